@@ -1,0 +1,335 @@
+package protocol
+
+import (
+	"math"
+)
+
+// RequestDecoder turns bodies of frames into requests. Its zero value is ready.
+type RequestDecoder struct {
+	parser parser
+	top    object
+
+	hello        Hello
+	acquire      Acquire
+	release      Release
+	cancel       Cancel
+	info         Info
+	list         List
+	forceRelease ForceRelease
+	ping         Ping
+	unknown      Unknown
+}
+
+// Decode returns a pointer to one of the request structs, valid until the next
+// Decode; its strings stay valid. The error is a *ConnError, after which the
+// connection must be closed, or a *RequestError, which answers this request.
+func (d *RequestDecoder) Decode(body []byte) (Request, error) {
+	o := &d.top
+	if err := d.parser.open(body, o); err != nil {
+		return nil, err
+	}
+	op := o.op()
+	id := o.identity()
+	if d.parser.broken != nil {
+		return nil, d.parser.broken
+	}
+
+	var m Request
+	answered := true // does it need an id?
+	switch string(op) {
+	case "hello":
+		o.need(fieldV)
+		d.hello = Hello{ID: id, V: o.int(fieldV, 0, 0, math.MaxInt64), Client: o.text(fieldClient, MaxClient)}
+		m = &d.hello
+	case "acquire":
+		d.acquire = Acquire{
+			ID:           id,
+			Name:         o.name(),
+			Owner:        o.uint(fieldOwner),
+			NotReentrant: !o.bool(fieldReentrant, true),
+			WaitMS:       o.int(fieldWaitMS, Forever, 0, MaxDurationMS),
+			LeaseMS:      o.int(fieldLeaseMS, 0, MinLeaseMS, MaxDurationMS),
+			MaxHoldMS:    o.int(fieldMaxHoldMS, 0, 1, MaxDurationMS),
+			CrashDelayMS: o.int(fieldCrashDelayMS, 0, 0, MaxCrashDelayMS),
+		}
+		m = &d.acquire
+	case "release":
+		o.need(fieldHold)
+		d.release = Release{ID: id, Hold: o.uint(fieldHold)}
+		m, answered = &d.release, false
+	case "cancel":
+		o.need(fieldTarget)
+		d.cancel = Cancel{ID: id, Target: o.uint(fieldTarget)}
+		m, answered = &d.cancel, false
+	case "info":
+		d.info = Info{ID: id, Name: o.name()}
+		m = &d.info
+	case "list":
+		d.list = List{ID: id, After: o.uint(fieldAfter)}
+		m = &d.list
+	case "force_release":
+		d.forceRelease = ForceRelease{ID: id, Name: o.name()}
+		m = &d.forceRelease
+	case "ping":
+		d.ping = Ping{ID: id}
+		m = &d.ping
+	default:
+		d.unknown = Unknown{ID: id, Op: string(op)}
+		m, answered = &d.unknown, false
+	}
+	if answered && id == 0 {
+		d.parser.fail(badFrame("%s needs an id", op))
+	}
+	if d.parser.broken != nil {
+		return nil, d.parser.broken
+	}
+	if d.parser.refusal != "" {
+		return nil, &RequestError{ID: id, Code: BadRequest, Msg: d.parser.refusal}
+	}
+	return m, nil
+}
+
+// op returns the operation, without which a request means nothing.
+func (o *object) op() []byte {
+	h, ok := o.head(fieldOp, kindStr)
+	if !ok || h.n == 0 {
+		o.p.fail(badFrame("a request needs an op: a string that is not empty"))
+		return nil
+	}
+	return o.bytes(fieldOp)
+}
+
+// Received is what ReplyDecoder returns: *Answer, *Err, *LostEvent, *LeaseEvent
+// or *UnknownEvent.
+type Received interface{ received() }
+
+// Answer is an answer whose content is still packed: only who asked knows what
+// it answers. It is valid until the next Decode.
+type Answer struct {
+	ID  uint64
+	top *object
+}
+
+// UnknownEvent is an event that this version does not know; it is to be ignored.
+type UnknownEvent struct{ Ev string }
+
+func (*Answer) received()       {}
+func (*Err) received()          {}
+func (*LostEvent) received()    {}
+func (*LeaseEvent) received()   {}
+func (*UnknownEvent) received() {}
+
+// OK is an answer that can be unpacked: a pointer to one of the structs whose
+// names end in OK.
+type OK interface {
+	Reply
+	unpack(id uint64, o *object)
+}
+
+// Unpack stores the answer in m, which must be of the type that answers the
+// request. An error is a *ConnError: the sidecar breaks the protocol.
+func (a *Answer) Unpack(m OK) error {
+	p := a.top.p
+	m.unpack(a.ID, a.top)
+	return p.verdict()
+}
+
+// verdict is what a client makes of a reply: whatever is wrong, is the sidecar's
+// fault, and nothing that it says after that can be relied on.
+func (p *parser) verdict() error {
+	if p.broken != nil {
+		return p.broken
+	}
+	if p.refusal != "" {
+		return badFrame("%s", p.refusal)
+	}
+	return nil
+}
+
+// ReplyDecoder turns bodies of frames into what a sidecar says. Its zero value
+// is ready.
+type ReplyDecoder struct {
+	parser parser
+	top    object
+
+	answer Answer
+	err    Err
+	lost   LostEvent
+	lease  LeaseEvent
+	event  UnknownEvent
+}
+
+// Decode returns what the frame holds, valid until the next Decode; its strings
+// stay valid. The error is a *ConnError, after which the connection must be
+// closed.
+func (d *ReplyDecoder) Decode(body []byte) (Received, error) {
+	o := &d.top
+	if err := d.parser.open(body, o); err != nil {
+		return nil, err
+	}
+	m := d.read(o)
+	if err := d.parser.verdict(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (d *ReplyDecoder) read(o *object) Received {
+	if o.has(fieldEv) {
+		return d.readEvent(o)
+	}
+	id := o.identity()
+	if o.has(fieldErr) {
+		var e object
+		d.parser.object(int(o.at[fieldErr]), &e)
+		e.need(fieldCode)
+		d.err = Err{ID: id, Code: Code(e.text(fieldCode, 0)), Msg: e.text(fieldMsg, 0)}
+		return &d.err
+	}
+	if id == 0 {
+		d.parser.fail(badFrame("a reply needs an id, an err or an ev"))
+	}
+	d.answer = Answer{ID: id, top: o}
+	return &d.answer
+}
+
+func (d *ReplyDecoder) readEvent(o *object) Received {
+	switch ev := o.bytes(fieldEv); string(ev) {
+	case "lost":
+		o.need(fieldHold)
+		o.need(fieldReason)
+		d.lost = LostEvent{Hold: o.uint(fieldHold), Reason: Reason(o.text(fieldReason, 0))}
+		return &d.lost
+	case "lease":
+		o.need(fieldDeadlineNS)
+		d.lease = LeaseEvent{DeadlineNS: o.int(fieldDeadlineNS, 0, 0, math.MaxInt64)}
+		return &d.lease
+	default:
+		d.event = UnknownEvent{Ev: string(ev)}
+		return &d.event
+	}
+}
+
+func (m *HelloOK) unpack(id uint64, o *object) {
+	o.need(fieldV)
+	o.need(fieldSidecar)
+	o.need(fieldVersion)
+	o.need(fieldSession)
+	o.need(fieldLeaseMS)
+	o.need(fieldNowNS)
+	*m = HelloOK{
+		ID:      id,
+		V:       o.int(fieldV, 0, 0, math.MaxInt64),
+		Sidecar: o.text(fieldSidecar, 0),
+		Version: o.text(fieldVersion, 0),
+		Session: o.uint(fieldSession),
+		LeaseMS: o.int(fieldLeaseMS, 0, 0, math.MaxInt64),
+		NowNS:   o.int(fieldNowNS, 0, 0, math.MaxInt64),
+	}
+}
+
+func (m *AcquireOK) unpack(id uint64, o *object) {
+	o.need(fieldToken)
+	o.need(fieldHold)
+	o.need(fieldCount)
+	o.need(fieldDeadlineNS)
+	*m = AcquireOK{
+		ID:         id,
+		Token:      o.uint(fieldToken),
+		Hold:       o.uint(fieldHold),
+		Count:      o.count(),
+		DeadlineNS: o.int(fieldDeadlineNS, 0, 0, math.MaxInt64),
+	}
+}
+
+func (o *object) count() uint32 { return uint32(o.int(fieldCount, 0, 0, math.MaxUint32)) }
+
+func (m *ReleaseOK) unpack(id uint64, o *object) {
+	o.need(fieldCount)
+	*m = ReleaseOK{ID: id, Count: o.count()}
+}
+
+func (m *CancelOK) unpack(id uint64, o *object) {
+	o.need(fieldCanceled)
+	*m = CancelOK{ID: id, Canceled: o.bool(fieldCanceled, false)}
+}
+
+func (m *InfoOK) unpack(id uint64, o *object) {
+	*m = InfoOK{ID: id}
+	if _, ok := o.head(fieldLock, kindMap); ok {
+		m.Lock = new(LockRow)
+		m.Lock.unpack(o.p, int(o.at[fieldLock]))
+	}
+}
+
+func (m *ListOK) unpack(id uint64, o *object) {
+	o.need(fieldLocks)
+	*m = ListOK{ID: id, Next: o.uint(fieldNext)}
+	o.each(fieldLocks, func(at int) int {
+		m.Locks = append(m.Locks, LockRow{})
+		return m.Locks[len(m.Locks)-1].unpack(o.p, at)
+	})
+}
+
+func (m *ForceReleaseOK) unpack(id uint64, o *object) {
+	o.need(fieldHold)
+	*m = ForceReleaseOK{ID: id, Hold: o.uint(fieldHold)}
+}
+
+func (m *PingOK) unpack(id uint64, o *object) {
+	o.need(fieldNowNS)
+	o.need(fieldRedis)
+	*m = PingOK{ID: id, NowNS: o.int(fieldNowNS, 0, 0, math.MaxInt64), Redis: o.text(fieldRedis, 0)}
+}
+
+// unpack reads the row at the offset and returns the offset behind it.
+func (r *LockRow) unpack(p *parser, at int) int {
+	var o object
+	end := p.object(at, &o)
+	if p.broken != nil {
+		return end
+	}
+	o.need(fieldName)
+	o.need(fieldState)
+	*r = LockRow{
+		Name:        o.text(fieldName, 0),
+		State:       o.text(fieldState, 0),
+		Hold:        o.uint(fieldHold),
+		Token:       o.uint(fieldToken),
+		Count:       o.count(),
+		Owner:       o.uint(fieldOwner),
+		Session:     o.uint(fieldSession),
+		PID:         o.int(fieldPID, 0, 0, math.MaxInt64),
+		UID:         o.int(fieldUID, 0, 0, math.MaxInt64),
+		Cmd:         o.text(fieldCmd, 0),
+		HeldMS:      o.int(fieldHeldMS, 0, 0, math.MaxInt64),
+		DeadlineNS:  o.int(fieldDeadlineNS, 0, 0, math.MaxInt64),
+		LeaseMS:     o.int(fieldLeaseMS, 0, 0, math.MaxInt64),
+		Orphan:      o.bool(fieldOrphan, false),
+		RemoteField: o.text(fieldRemoteField, 0),
+		RemoteTTLMS: o.int(fieldRemoteTTLMS, 0, -1, math.MaxInt64),
+		Waiting:     int(o.int(fieldWaiting, 0, 0, math.MaxInt32)),
+	}
+	o.each(fieldWaiters, func(at int) int {
+		r.Waiters = append(r.Waiters, WaiterRow{})
+		return r.Waiters[len(r.Waiters)-1].unpack(p, at)
+	})
+	return end
+}
+
+func (r *WaiterRow) unpack(p *parser, at int) int {
+	var o object
+	end := p.object(at, &o)
+	if p.broken != nil {
+		return end
+	}
+	*r = WaiterRow{
+		Session:  o.uint(fieldSession),
+		PID:      o.int(fieldPID, 0, 0, math.MaxInt64),
+		UID:      o.int(fieldUID, 0, 0, math.MaxInt64),
+		Cmd:      o.text(fieldCmd, 0),
+		Owner:    o.uint(fieldOwner),
+		WaitedMS: o.int(fieldWaitedMS, 0, 0, math.MaxInt64),
+	}
+	return end
+}

@@ -1,0 +1,195 @@
+package protocol
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"testing"
+	"testing/iotest"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+func FuzzRequest(f *testing.F) {
+	for _, v := range vectors(f) {
+		if b := fuzzSeed(v); v.To != "client" && v.Kind != "reply" {
+			f.Add(b)
+		}
+	}
+	for _, m := range everyRequest {
+		f.Add(m.Append(nil)[prefix:])
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var d RequestDecoder
+		m, err := d.Decode(body)
+		if err != nil {
+			checkError(t, err)
+			return
+		}
+		sameNumbers(t, body, m.RequestID())
+		again, err := new(RequestDecoder).Decode(m.Append(nil)[prefix:])
+		if err != nil || !reflect.DeepEqual(m, again) {
+			t.Fatalf("%+v was written and read as %+v, %v", m, again, err)
+		}
+	})
+}
+
+func FuzzReply(f *testing.F) {
+	ops := []string{"hello", "acquire", "release", "cancel", "info", "list", "force_release", "ping"}
+	for _, v := range vectors(f) {
+		for i, op := range ops {
+			if b := fuzzSeed(v); v.Kind != "request" && (v.Answers == op || v.Answers == "" && i == 0) {
+				f.Add(b, byte(i))
+			}
+		}
+	}
+	for _, m := range everyReply {
+		for i, op := range ops {
+			if answers(m) == op {
+				f.Add(m.Append(nil)[prefix:], byte(i))
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, body []byte, answers byte) {
+		op := ops[int(answers)%len(ops)]
+		got, err := decodeReply(body, op)
+		if err != nil {
+			checkError(t, err)
+			return
+		}
+		m, ok := got.(Reply)
+		if !ok || tooLong(got) {
+			return
+		}
+		again, err := decodeReply(m.Append(nil)[prefix:], op)
+		if err != nil || !reflect.DeepEqual(got, again) {
+			t.Fatalf("%+v was written and read as %+v, %v", got, again, err)
+		}
+	})
+}
+
+// FuzzReader checks that the frames of a stream do not depend on the pieces in
+// which it arrives, and that every frame that is written comes back.
+func FuzzReader(f *testing.F) {
+	for _, v := range vectors(f) {
+		f.Add(fuzzSeed(v), uint16(0))
+	}
+	f.Fuzz(func(t *testing.T, stream []byte, n uint16) {
+		whole := NewReader(bytes.NewReader(stream))
+		pieces := NewReader(iotest.OneByteReader(bytes.NewReader(stream)))
+		for {
+			a, errA := whole.Next()
+			b, errB := pieces.Next()
+			if !bytes.Equal(a, b) || (errA == nil) != (errB == nil) {
+				t.Fatalf("whole: %x, %v; byte by byte: %x, %v", a, errA, b, errB)
+			}
+			if errA != nil {
+				if errA.Error() != errB.Error() {
+					t.Fatalf("whole: %v; byte by byte: %v", errA, errB)
+				}
+				break
+			}
+			if len(a) == 0 || len(a) > MaxFrame {
+				t.Fatalf("a frame of %d bytes", len(a))
+			}
+		}
+
+		// The same bytes as lengths of names.
+		frames := Info{ID: 1, Name: string(bytes.Repeat([]byte{'n'}, 1+int(n)%60_000))}.Append(nil)
+		frames = Ping{ID: uint64(n)}.Append(frames)
+		r := NewReader(iotest.HalfReader(bytes.NewReader(frames)))
+		var read []byte
+		for range 2 {
+			body, err := r.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			read = append(append(read, 0, byte(len(body)>>16), byte(len(body)>>8), byte(len(body))), body...)
+		}
+		if !bytes.Equal(read, frames) {
+			t.Fatal("the frames came back changed")
+		}
+	})
+}
+
+func fuzzSeed(v vector) []byte {
+	var t testing.T
+	b := v.frame(&t)
+	return b[min(prefix, len(b)):]
+}
+
+func checkError(t *testing.T, err error) {
+	var conn *ConnError
+	var request *RequestError
+	switch {
+	case errors.As(err, &conn) && conn.Code == BadFrame && conn.Msg != "":
+	case errors.As(err, &request) && request.Code == BadRequest && request.Msg != "":
+	default:
+		t.Fatalf("neither ends the connection nor answers a request: %#v", err)
+	}
+	// What is told to the other side can be told.
+	if conn != nil {
+		conn.Reply().Append(nil)
+	} else {
+		request.Reply().Append(nil)
+	}
+}
+
+// sameNumbers compares with another reader of msgpack.
+func sameNumbers(t *testing.T, body []byte, id uint64) {
+	dec := msgpack.NewDecoder(bytes.NewReader(body))
+	n, err := dec.DecodeMapLen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range n {
+		key, err := dec.DecodeString()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if key == "id" {
+			got, err := dec.DecodeUint64()
+			if err != nil || got != id {
+				t.Fatalf("the id is %d, %v; read as %d", got, err, id)
+			}
+			continue
+		}
+		if err := dec.Skip(); err != nil {
+			t.Fatalf("the value of %q: %v", key, err)
+		}
+	}
+}
+
+// tooLong tells whether writing the message would cut a text of it, or not fit
+// into a frame: its reader takes what its writer does not send.
+func tooLong(m any) bool {
+	long := func(r *LockRow) bool {
+		cmd := len(r.Cmd)
+		for _, w := range r.Waiters {
+			cmd = max(cmd, len(w.Cmd))
+		}
+		return cmd > MaxCmd || len(r.RemoteField) > MaxField || len(r.Waiters) > MaxWaiters
+	}
+	switch m := m.(type) {
+	case *Err:
+		return len(m.Code) > MaxClient || len(m.Msg) > MaxMessage
+	case *LostEvent:
+		return len(m.Reason) > MaxClient
+	case *HelloOK:
+		return len(m.Sidecar) > MaxClient || len(m.Version) > MaxClient
+	case *PingOK:
+		return len(m.Redis) > MaxMessage
+	case *InfoOK:
+		return m.Lock != nil && (long(m.Lock) || m.Lock.Size() > ListRoom)
+	case *ListOK:
+		size := 0
+		for i := range m.Locks {
+			if long(&m.Locks[i]) {
+				return true
+			}
+			size += m.Locks[i].Size()
+		}
+		return size > ListRoom
+	}
+	return false
+}

@@ -1,0 +1,130 @@
+// Package protocol is the language between a sidecar and its clients: frames,
+// messages and error codes, as SPEC.md in this directory defines them.
+//
+// Each message is a struct with a method Append that appends it to a buffer as
+// one whole frame. [Reader] cuts a stream into frames, [RequestDecoder] and
+// [ReplyDecoder] turn the body of one into a message. Both are strict: what
+// SPEC.md forbids is an error, and hostile input costs no more memory than the
+// frame it came in.
+package protocol
+
+import (
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	Version  = 1     // of the protocol, as in hello
+	MaxFrame = 65536 // bytes of a frame's body
+	MaxDepth = 8     // arrays and maps inside one another in an ignored field
+
+	MaxName    = 512  // bytes of a lock's name
+	MaxMessage = 1024 // bytes of an error's msg
+	MaxClient  = 128  // bytes of hello's client
+	MaxCmd     = 64   // bytes of a row's cmd
+	MaxField   = 256  // bytes of a row's remote_field
+	MaxWaiters = 16   // waiters of a row
+
+	HelloTimeout = 5 * time.Second // from connect to hello
+
+	MinLeaseMS      = 50
+	MaxDurationMS   = 2_592_000_000 // 30 days: the longest wait, lease and max_hold
+	MaxCrashDelayMS = 3_600_000     // 1 hour
+
+	Forever = -1 // Acquire.WaitMS: no limit
+)
+
+// Code says in one word why a request failed or a connection ends. A client may
+// receive codes that are not listed here.
+type Code string
+
+const (
+	BadRequest  Code = "bad_request"
+	Timeout     Code = "timeout"
+	Deadlock    Code = "deadlock"
+	Unavailable Code = "unavailable"
+	Denied      Code = "denied"
+	Limit       Code = "limit"
+	Canceled    Code = "canceled"
+	NotHeld     Code = "not_held"
+	Unsupported Code = "unsupported"
+
+	// Of connection errors only.
+	BadFrame Code = "bad_frame"
+	NoHello  Code = "no_hello"
+)
+
+// Reason says why a hold was lost.
+type Reason string
+
+const (
+	Expired Reason = "expired"
+	Deleted Reason = "deleted"
+	Stolen  Reason = "stolen"
+	ByForce Reason = "forced"
+	MaxHold Reason = "max_hold"
+)
+
+// State of a lock as a LockRow shows it.
+const (
+	StateHeld   = "held"   // by a session of this sidecar
+	StateRemote = "remote" // by somebody else, and local waiters wait
+	StateBusy   = "busy"   // an operation on Redis is under way
+	StateFree   = "free"   // nobody local holds it or waits
+)
+
+// ConnError ends a connection: the other side broke a rule of SPEC.md §2, or
+// cannot be understood. A sidecar sends it as Err without an ID and closes.
+type ConnError struct {
+	Code Code
+	Msg  string
+}
+
+func (e *ConnError) Error() string { return "protocol: " + e.Msg }
+
+// Reply is the frame that tells the client why its connection is closed.
+func (e *ConnError) Reply() Err { return Err{Code: e.Code, Msg: e.Msg} }
+
+// RequestError answers one request that cannot be carried out; the connection
+// goes on. ID is 0 for a request that wants no answer: then none is sent.
+type RequestError struct {
+	ID   uint64
+	Code Code
+	Msg  string
+}
+
+func (e *RequestError) Error() string { return "protocol: " + e.Msg }
+
+// Reply is the answer to the request.
+func (e *RequestError) Reply() Err { return Err(*e) }
+
+// Now reads CLOCK_BOOTTIME, the clock of every deadline: all processes of a host
+// share it, nobody sets it, and it counts while the host is suspended.
+func Now() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		panic("protocol: CLOCK_BOOTTIME cannot be read: " + err.Error())
+	}
+	return ts.Nano()
+}
+
+// CheckName tells what is wrong with the name of a lock; nil: nothing.
+func CheckName(name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf("the lock's name is empty; give 1 to %d bytes", MaxName)
+	case len(name) > MaxName:
+		return fmt.Errorf("the lock's name has %d bytes; at most %d are allowed", len(name), MaxName)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("the lock's name %.64q is not UTF-8", name)
+	}
+	for i, r := range name {
+		if r < 0x20 || r >= 0x7f && r <= 0x9f {
+			return fmt.Errorf("the lock's name has the control character U+%04X at byte %d; none are allowed", r, i)
+		}
+	}
+	return nil
+}

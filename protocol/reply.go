@@ -1,0 +1,275 @@
+package protocol
+
+// Reply is what a sidecar sends: an answer, an error or an event.
+type Reply interface {
+	// Append appends the reply to dst as one whole frame.
+	Append(dst []byte) []byte
+	reply()
+}
+
+// HelloOK answers Hello.
+type HelloOK struct {
+	ID      uint64
+	V       int64  // protocol version of this connection
+	Sidecar string // uuid of this run of the sidecar
+	Version string // of the sidecar's software
+	Session uint64
+	LeaseMS int64 // the watchdog's
+	NowNS   int64
+}
+
+// AcquireOK grants a lock.
+type AcquireOK struct {
+	ID         uint64
+	Token      uint64
+	Hold       uint64
+	Count      uint32
+	DeadlineNS int64
+}
+
+// ReleaseOK answers Release with the entries left.
+type ReleaseOK struct {
+	ID    uint64
+	Count uint32
+}
+
+// CancelOK answers Cancel; Canceled: the acquire was still waiting.
+type CancelOK struct {
+	ID       uint64
+	Canceled bool
+}
+
+// InfoOK answers Info; no Lock: this sidecar knows nothing of the name.
+type InfoOK struct {
+	ID   uint64
+	Lock *LockRow
+}
+
+// ListOK answers List with a page; Next 0: the last one. The sizes of its rows
+// may sum up to ListRoom.
+type ListOK struct {
+	ID    uint64
+	Locks []LockRow
+	Next  uint64
+}
+
+// ForceReleaseOK answers ForceRelease with the hold that was ended.
+type ForceReleaseOK struct {
+	ID   uint64
+	Hold uint64
+}
+
+// PingOK answers Ping; Redis is "ok" or says in a sentence what is wrong.
+type PingOK struct {
+	ID    uint64
+	NowNS int64
+	Redis string
+}
+
+// Err is a failed request's answer, or, without an ID, the last words of a
+// sidecar that closes the connection.
+type Err struct {
+	ID   uint64
+	Code Code
+	Msg  string // one sentence for people; cut at MaxMessage bytes
+}
+
+// LostEvent says that a hold ended without a release.
+type LostEvent struct {
+	Hold   uint64
+	Reason Reason
+}
+
+// LeaseEvent prolongs every watchdog hold of the session that was granted
+// before it.
+type LeaseEvent struct{ DeadlineNS int64 }
+
+// LockRow is what operators see of one lock. Fields that do not apply to its
+// State are zero.
+type LockRow struct {
+	Name  string
+	State string
+
+	// Held.
+	Hold, Token uint64
+	Count       uint32
+	Owner       uint64
+	Session     uint64
+	PID, UID    int64
+	Cmd         string // cut at MaxCmd bytes
+	HeldMS      int64
+	DeadlineNS  int64
+	LeaseMS     int64 // 0: the watchdog's
+	Orphan      bool
+
+	// Remote.
+	RemoteField string // cut at MaxField bytes
+	RemoteTTLMS int64  // -1: the key does not expire
+
+	Waiting int         // local waiters
+	Waiters []WaiterRow // the first MaxWaiters of them
+}
+
+// WaiterRow is one waiter of a LockRow.
+type WaiterRow struct {
+	Session  uint64
+	PID, UID int64
+	Cmd      string
+	Owner    uint64
+	WaitedMS int64
+}
+
+func (HelloOK) reply()        {}
+func (AcquireOK) reply()      {}
+func (ReleaseOK) reply()      {}
+func (CancelOK) reply()       {}
+func (InfoOK) reply()         {}
+func (ListOK) reply()         {}
+func (ForceReleaseOK) reply() {}
+func (PingOK) reply()         {}
+func (Err) reply()            {}
+func (LostEvent) reply()      {}
+func (LeaseEvent) reply()     {}
+
+func (m HelloOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.int("v", m.V)
+	w.text("sidecar", m.Sidecar, MaxClient)
+	w.text("version", m.Version, MaxClient)
+	w.uint("session", m.Session)
+	w.int("lease_ms", m.LeaseMS)
+	w.int("now_ns", m.NowNS)
+	return w.finish()
+}
+
+func (m AcquireOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.uint("token", m.Token)
+	w.uint("hold", m.Hold)
+	w.uint("count", uint64(m.Count))
+	w.int("deadline_ns", m.DeadlineNS)
+	return w.finish()
+}
+
+func (m ReleaseOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.uint("count", uint64(m.Count))
+	return w.finish()
+}
+
+func (m CancelOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.bool("canceled", m.Canceled)
+	return w.finish()
+}
+
+func (m InfoOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	if m.Lock != nil {
+		w.key("lock")
+		w.row(m.Lock)
+	}
+	return w.finish()
+}
+
+func (m ListOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.array("locks", len(m.Locks))
+	for i := range m.Locks {
+		w.row(&m.Locks[i])
+	}
+	if m.Next != 0 {
+		w.uint("next", m.Next)
+	}
+	return w.finish()
+}
+
+func (m ForceReleaseOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.uint("hold", m.Hold)
+	return w.finish()
+}
+
+func (m PingOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.int("now_ns", m.NowNS)
+	w.text("redis", m.Redis, MaxMessage)
+	return w.finish()
+}
+
+func (m Err) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.key("err")
+	outer := w.beginMap()
+	w.text("code", string(m.Code), MaxClient)
+	w.text("msg", m.Msg, MaxMessage)
+	w.endMap(outer)
+	return w.finish()
+}
+
+func (m LostEvent) Append(dst []byte) []byte {
+	w := begin(dst, "", 0)
+	w.str("ev", "lost")
+	w.uint("hold", m.Hold)
+	w.text("reason", string(m.Reason), MaxClient)
+	return w.finish()
+}
+
+func (m LeaseEvent) Append(dst []byte) []byte {
+	w := begin(dst, "", 0)
+	w.str("ev", "lease")
+	w.int("deadline_ns", m.DeadlineNS)
+	return w.finish()
+}
+
+// ListRoom is how much LockRow.Size of all rows of a ListOK may add up to.
+const ListRoom = MaxFrame - 64
+
+// Size is the number of bytes that the row takes in a frame.
+func (r *LockRow) Size() int {
+	w := newWriter(nil)
+	defer w.put()
+	w.row(r)
+	return len(w.buf)
+}
+
+func (w *writer) row(r *LockRow) {
+	outer := w.beginMap()
+	w.str("name", r.Name)
+	w.str("state", r.State)
+	w.uintIf("hold", r.Hold)
+	w.uintIf("token", r.Token)
+	w.uintIf("count", uint64(r.Count))
+	w.uintIf("owner", r.Owner)
+	w.uintIf("session", r.Session)
+	w.intIf("pid", r.PID)
+	w.intIf("uid", r.UID)
+	w.textIf("cmd", r.Cmd, MaxCmd)
+	w.intIf("held_ms", r.HeldMS)
+	w.intIf("deadline_ns", r.DeadlineNS)
+	w.intIf("lease_ms", r.LeaseMS)
+	if r.Orphan {
+		w.bool("orphan", true)
+	}
+	w.textIf("remote_field", r.RemoteField, MaxField)
+	w.intIf("remote_ttl_ms", r.RemoteTTLMS)
+	w.intIf("waiting", int64(r.Waiting))
+	if n := min(len(r.Waiters), MaxWaiters); n > 0 {
+		w.array("waiters", n)
+		for i := range r.Waiters[:n] {
+			w.waiter(&r.Waiters[i])
+		}
+	}
+	w.endMap(outer)
+}
+
+func (w *writer) waiter(r *WaiterRow) {
+	outer := w.beginMap()
+	w.uintIf("session", r.Session)
+	w.intIf("pid", r.PID)
+	w.intIf("uid", r.UID)
+	w.textIf("cmd", r.Cmd, MaxCmd)
+	w.uintIf("owner", r.Owner)
+	w.intIf("waited_ms", r.WaitedMS)
+	w.endMap(outer)
+}

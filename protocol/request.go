@@ -1,0 +1,163 @@
+package protocol
+
+// Request is what a client sends. RequestDecoder returns pointers to the structs
+// below.
+type Request interface {
+	// Append appends the request to dst as one whole frame.
+	Append(dst []byte) []byte
+	// RequestID is the id to answer; 0: the request wants no answer.
+	RequestID() uint64
+	request()
+}
+
+// Hello is the first frame of a connection.
+type Hello struct {
+	ID     uint64
+	V      int64  // protocol version that the client speaks
+	Client string // name and version of the client, for operators
+}
+
+// Acquire asks for a lock.
+type Acquire struct {
+	ID           uint64
+	Name         string
+	Owner        uint64 // who may re-enter; 0: nobody
+	NotReentrant bool   // this owner waits for what it holds itself
+	WaitMS       int64  // 0: try once; Forever
+	LeaseMS      int64  // fixed lease; 0: the watchdog's
+	MaxHoldMS    int64  // 0: no limit
+	CrashDelayMS int64
+}
+
+// Release takes back one entry of a hold.
+type Release struct {
+	ID   uint64 // 0: unanswered
+	Hold uint64
+}
+
+// Cancel ends the wait of the acquire whose id is Target.
+type Cancel struct {
+	ID     uint64 // 0: unanswered
+	Target uint64
+}
+
+// Info asks for one lock's row.
+type Info struct {
+	ID   uint64
+	Name string
+}
+
+// List asks for a page of rows.
+type List struct {
+	ID    uint64
+	After uint64 // 0: the first page; then Next of the page before
+}
+
+// ForceRelease ends the hold that this sidecar has on a lock.
+type ForceRelease struct {
+	ID   uint64
+	Name string
+}
+
+// Ping asks whether the sidecar lives and reaches Redis.
+type Ping struct{ ID uint64 }
+
+// Unknown is a request with an op that this version does not know. It is
+// answered with Unsupported if it has an ID.
+type Unknown struct {
+	ID uint64
+	Op string
+}
+
+func (m Hello) RequestID() uint64        { return m.ID }
+func (m Acquire) RequestID() uint64      { return m.ID }
+func (m Release) RequestID() uint64      { return m.ID }
+func (m Cancel) RequestID() uint64       { return m.ID }
+func (m Info) RequestID() uint64         { return m.ID }
+func (m List) RequestID() uint64         { return m.ID }
+func (m ForceRelease) RequestID() uint64 { return m.ID }
+func (m Ping) RequestID() uint64         { return m.ID }
+func (m Unknown) RequestID() uint64      { return m.ID }
+
+func (Hello) request()        {}
+func (Acquire) request()      {}
+func (Release) request()      {}
+func (Cancel) request()       {}
+func (Info) request()         {}
+func (List) request()         {}
+func (ForceRelease) request() {}
+func (Ping) request()         {}
+func (Unknown) request()      {}
+
+func (m Hello) Append(dst []byte) []byte {
+	w := begin(dst, "hello", m.ID)
+	w.int("v", m.V)
+	if m.Client != "" {
+		w.text("client", m.Client, MaxClient)
+	}
+	return w.finish()
+}
+
+func (m Acquire) Append(dst []byte) []byte {
+	w := begin(dst, "acquire", m.ID)
+	w.str("name", m.Name)
+	if m.Owner != 0 {
+		w.uint("owner", m.Owner)
+	}
+	if m.NotReentrant {
+		w.bool("reentrant", false)
+	}
+	if m.WaitMS != Forever {
+		w.int("wait_ms", m.WaitMS)
+	}
+	if m.LeaseMS != 0 {
+		w.int("lease_ms", m.LeaseMS)
+	}
+	if m.MaxHoldMS != 0 {
+		w.int("max_hold_ms", m.MaxHoldMS)
+	}
+	if m.CrashDelayMS != 0 {
+		w.int("crash_delay_ms", m.CrashDelayMS)
+	}
+	return w.finish()
+}
+
+func (m Release) Append(dst []byte) []byte {
+	w := begin(dst, "release", m.ID)
+	w.uint("hold", m.Hold)
+	return w.finish()
+}
+
+func (m Cancel) Append(dst []byte) []byte {
+	w := begin(dst, "cancel", m.ID)
+	w.uint("target", m.Target)
+	return w.finish()
+}
+
+func (m Info) Append(dst []byte) []byte {
+	w := begin(dst, "info", m.ID)
+	w.str("name", m.Name)
+	return w.finish()
+}
+
+func (m List) Append(dst []byte) []byte {
+	w := begin(dst, "list", m.ID)
+	if m.After != 0 {
+		w.uint("after", m.After)
+	}
+	return w.finish()
+}
+
+func (m ForceRelease) Append(dst []byte) []byte {
+	w := begin(dst, "force_release", m.ID)
+	w.str("name", m.Name)
+	return w.finish()
+}
+
+func (m Ping) Append(dst []byte) []byte {
+	return begin(dst, "ping", m.ID).finish()
+}
+
+func (m Unknown) Append(dst []byte) []byte {
+	return begin(dst, m.Op, m.ID).finish()
+}

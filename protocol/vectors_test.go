@@ -1,0 +1,368 @@
+package protocol
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"reflect"
+	"testing"
+	"testing/iotest"
+)
+
+// vector is one entry of testdata/vectors.json; SPEC.md §10 describes it.
+type vector struct {
+	Name      string
+	Kind      string // request, reply, bad
+	Hex       string
+	Pad       int
+	Message   json.RawMessage
+	Canonical bool
+	Answers   string
+	To        string
+	Error     struct {
+		Code       Code
+		ID         uint64
+		Unanswered bool
+	}
+}
+
+func (v vector) frame(t *testing.T) []byte {
+	b, err := hex.DecodeString(v.Hex)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(b, make([]byte, v.Pad)...)
+}
+
+func vectors(t testing.TB) []vector {
+	text, err := os.ReadFile("testdata/vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []vector
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&all); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestVectors(t *testing.T) {
+	for _, v := range vectors(t) {
+		t.Run(v.Name, func(t *testing.T) {
+			whole := v.frame(t)
+			check := map[string]func(*testing.T, vector, io.Reader) []byte{
+				"request": checkRequest, "reply": checkReply, "bad": checkBad,
+			}[v.Kind]
+			canonical := check(t, v, bytes.NewReader(whole))
+			check(t, v, iotest.OneByteReader(bytes.NewReader(whole)))
+			if v.Canonical && !bytes.Equal(canonical, whole) {
+				t.Errorf("written as\n%x, the vector is\n%x", canonical, whole)
+			}
+			if v.Kind != "bad" {
+				checkTrailing(t, v, whole)
+				checkCut(t, whole)
+			}
+		})
+	}
+}
+
+func checkRequest(t *testing.T, v vector, src io.Reader) []byte {
+	t.Helper()
+	body, err := NewReader(src).Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d RequestDecoder
+	got, err := d.Decode(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := requestOf(t, v.Message)
+	if !reflect.DeepEqual(got, want) {
+		t.Fatalf("read as %+v, want %+v", got, want)
+	}
+	return got.Append(nil)
+}
+
+func checkReply(t *testing.T, v vector, src io.Reader) []byte {
+	t.Helper()
+	body, err := NewReader(src).Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeReply(body, v.Answers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := replyOf(t, v.Message, v.Answers)
+	if !reflect.DeepEqual(got, want) {
+		t.Fatalf("read as %+v, want %+v", got, want)
+	}
+	if m, ok := got.(Reply); ok {
+		return m.Append(nil)
+	}
+	return nil // an unknown event
+}
+
+func checkBad(t *testing.T, v vector, src io.Reader) []byte {
+	t.Helper()
+	body, err := NewReader(src).Next()
+	if err == nil && v.To == "client" {
+		_, err = decodeReply(body, v.Answers)
+	} else if err == nil {
+		var d RequestDecoder
+		_, err = d.Decode(body)
+	}
+	var conn *ConnError
+	var request *RequestError
+	switch {
+	case errors.As(err, &conn):
+		if v.Error.ID != 0 || v.Error.Unanswered || conn.Code != v.Error.Code {
+			t.Fatalf("ended the connection with %s (%s), want %+v", conn.Code, conn.Msg, v.Error)
+		}
+	case errors.As(err, &request):
+		if request.ID != v.Error.ID || request.Code != v.Error.Code || v.Error.ID == 0 && !v.Error.Unanswered {
+			t.Fatalf("refused request %d with %s (%s), want %+v", request.ID, request.Code, request.Msg, v.Error)
+		}
+	default:
+		t.Fatalf("got %v, want %+v", err, v.Error)
+	}
+	return nil
+}
+
+// checkTrailing: a byte behind the map, inside the frame, makes the frame bad;
+// a byte behind the frame belongs to the next one.
+func checkTrailing(t *testing.T, v vector, whole []byte) {
+	t.Helper()
+	longer := append(bytes.Clone(whole[prefix:]), 0xc0)
+	var err error
+	if v.Kind == "request" {
+		_, err = new(RequestDecoder).Decode(longer)
+	} else {
+		_, err = decodeReply(longer, v.Answers)
+	}
+	var conn *ConnError
+	if !errors.As(err, &conn) || conn.Code != BadFrame {
+		t.Errorf("with a byte behind the map: %v", err)
+	}
+	r := NewReader(bytes.NewReader(append(bytes.Clone(whole), 0, 0)))
+	if body, err := r.Next(); err != nil || !bytes.Equal(body, whole[prefix:]) {
+		t.Errorf("with bytes behind the frame: %x, %v", body, err)
+	}
+	if _, err := r.Next(); err != io.ErrUnexpectedEOF {
+		t.Errorf("the bytes behind the frame: %v", err)
+	}
+}
+
+// checkCut: no beginning of a body is a body, and none panics.
+func checkCut(t *testing.T, whole []byte) {
+	t.Helper()
+	var rq RequestDecoder
+	var rp ReplyDecoder
+	body := whole[prefix:]
+	for n := range min(len(body), 700) {
+		if _, err := rq.Decode(body[:n]); err == nil {
+			t.Fatalf("the first %d bytes are taken for a request", n)
+		}
+		if _, err := rp.Decode(body[:n]); err == nil {
+			t.Fatalf("the first %d bytes are taken for a reply", n)
+		}
+	}
+}
+
+func answerTo(op string) OK {
+	switch op {
+	case "hello":
+		return new(HelloOK)
+	case "acquire":
+		return new(AcquireOK)
+	case "release":
+		return new(ReleaseOK)
+	case "cancel":
+		return new(CancelOK)
+	case "info":
+		return new(InfoOK)
+	case "list":
+		return new(ListOK)
+	case "force_release":
+		return new(ForceReleaseOK)
+	case "ping":
+		return new(PingOK)
+	}
+	return nil
+}
+
+func decodeReply(body []byte, answers string) (any, error) {
+	var d ReplyDecoder
+	got, err := d.Decode(body)
+	if err != nil {
+		return nil, err
+	}
+	if a, ok := got.(*Answer); ok {
+		m := answerTo(answers)
+		if m == nil {
+			return a, nil
+		}
+		return m, a.Unpack(m)
+	}
+	return got, nil
+}
+
+// fieldsOf is every field of every message, as JSON has them.
+type fieldsOf struct {
+	Op, Ev string
+	ID     uint64
+	Err    *struct {
+		Code Code
+		Msg  string
+	}
+	V            int64
+	Client, Name string
+	Owner        uint64
+	Reentrant    *bool
+	WaitMS       *int64 `json:"wait_ms"`
+	LeaseMS      int64  `json:"lease_ms"`
+	MaxHoldMS    int64  `json:"max_hold_ms"`
+	CrashDelayMS int64  `json:"crash_delay_ms"`
+	Hold, Target uint64
+	After        uint64
+
+	Sidecar, Version, Redis string
+	Session                 uint64
+	NowNS                   int64 `json:"now_ns"`
+	Token                   uint64
+	Count                   uint32
+	DeadlineNS              int64 `json:"deadline_ns"`
+	Canceled                bool
+	Lock                    *rowFields
+	Locks                   []rowFields
+	Next                    uint64
+	Reason                  Reason
+}
+
+type rowFields struct {
+	Name, State string
+	Hold, Token uint64
+	Count       uint32
+	Owner       uint64
+	Session     uint64
+	PID, UID    int64
+	Cmd         string
+	HeldMS      int64 `json:"held_ms"`
+	DeadlineNS  int64 `json:"deadline_ns"`
+	LeaseMS     int64 `json:"lease_ms"`
+	Orphan      bool
+	RemoteField string `json:"remote_field"`
+	RemoteTTLMS int64  `json:"remote_ttl_ms"`
+	Waiting     int
+	Waiters     []waiterFields
+}
+
+type waiterFields struct {
+	Session  uint64
+	PID, UID int64
+	Cmd      string
+	Owner    uint64
+	WaitedMS int64 `json:"waited_ms"`
+}
+
+func (r rowFields) row() LockRow {
+	row := LockRow{
+		Name: r.Name, State: r.State, Hold: r.Hold, Token: r.Token, Count: r.Count, Owner: r.Owner,
+		Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, HeldMS: r.HeldMS, DeadlineNS: r.DeadlineNS,
+		LeaseMS: r.LeaseMS, Orphan: r.Orphan, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, Waiting: r.Waiting,
+	}
+	for _, w := range r.Waiters {
+		row.Waiters = append(row.Waiters, WaiterRow(w))
+	}
+	return row
+}
+
+func parse(t *testing.T, text json.RawMessage) fieldsOf {
+	t.Helper()
+	var m fieldsOf
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&m); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func requestOf(t *testing.T, text json.RawMessage) Request {
+	t.Helper()
+	m := parse(t, text)
+	switch m.Op {
+	case "hello":
+		return &Hello{m.ID, m.V, m.Client}
+	case "acquire":
+		a := &Acquire{ID: m.ID, Name: m.Name, Owner: m.Owner, WaitMS: Forever, LeaseMS: m.LeaseMS, MaxHoldMS: m.MaxHoldMS, CrashDelayMS: m.CrashDelayMS}
+		a.NotReentrant = m.Reentrant != nil && !*m.Reentrant
+		if m.WaitMS != nil {
+			a.WaitMS = *m.WaitMS
+		}
+		return a
+	case "release":
+		return &Release{m.ID, m.Hold}
+	case "cancel":
+		return &Cancel{m.ID, m.Target}
+	case "info":
+		return &Info{m.ID, m.Name}
+	case "list":
+		return &List{m.ID, m.After}
+	case "force_release":
+		return &ForceRelease{m.ID, m.Name}
+	case "ping":
+		return &Ping{m.ID}
+	}
+	return &Unknown{m.ID, m.Op}
+}
+
+func replyOf(t *testing.T, text json.RawMessage, answers string) any {
+	t.Helper()
+	m := parse(t, text)
+	switch {
+	case m.Ev == "lost":
+		return &LostEvent{m.Hold, m.Reason}
+	case m.Ev == "lease":
+		return &LeaseEvent{m.DeadlineNS}
+	case m.Ev != "":
+		return &UnknownEvent{m.Ev}
+	case m.Err != nil:
+		return &Err{m.ID, m.Err.Code, m.Err.Msg}
+	}
+	switch answers {
+	case "hello":
+		return &HelloOK{m.ID, m.V, m.Sidecar, m.Version, m.Session, m.LeaseMS, m.NowNS}
+	case "acquire":
+		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS}
+	case "release":
+		return &ReleaseOK{m.ID, m.Count}
+	case "cancel":
+		return &CancelOK{m.ID, m.Canceled}
+	case "info":
+		ok := &InfoOK{ID: m.ID}
+		if m.Lock != nil {
+			row := m.Lock.row()
+			ok.Lock = &row
+		}
+		return ok
+	case "list":
+		ok := &ListOK{ID: m.ID, Next: m.Next}
+		for _, r := range m.Locks {
+			ok.Locks = append(ok.Locks, r.row())
+		}
+		return ok
+	case "force_release":
+		return &ForceReleaseOK{m.ID, m.Hold}
+	case "ping":
+		return &PingOK{m.ID, m.NowNS, m.Redis}
+	}
+	t.Fatalf("the vector does not say what it answers")
+	return nil
+}
