@@ -1,0 +1,87 @@
+package locksidecar
+
+import (
+	"context"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// What operators ask: none of it is needed to lock and unlock.
+
+// LockInfo is what a sidecar knows of one lock.
+type LockInfo = protocol.LockRow
+
+// WaiterInfo is one waiter of a LockInfo.
+type WaiterInfo = protocol.WaiterRow
+
+// Info returns what the sidecar knows of the lock; false: nothing.
+func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) {
+	if err := protocol.CheckName(name); err != nil {
+		return LockInfo{}, false, &failure{text: err.Error()}
+	}
+	var ok protocol.InfoOK
+	err := c.ask(ctx, task{"ask about", name}, &ok, func(id uint64) protocol.Request {
+		return protocol.Info{ID: id, Name: name}
+	})
+	if err != nil || ok.Lock == nil {
+		return LockInfo{}, false, err
+	}
+	return *ok.Lock, true, nil
+}
+
+// List returns every lock that a process of this host holds or waits for.
+func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
+	var locks []LockInfo
+	place := make(map[string]int)
+	for after := uint64(0); ; {
+		var page protocol.ListOK
+		err := c.ask(ctx, task{"list the locks", ""}, &page, func(id uint64) protocol.Request {
+			return protocol.List{ID: id, After: after}
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range page.Locks {
+			// A lock that moved while it was listed comes twice; the later row
+			// is the newer one.
+			if i, twice := place[row.Name]; twice {
+				locks[i] = row
+				continue
+			}
+			place[row.Name] = len(locks)
+			locks = append(locks, row)
+		}
+		if page.Next == 0 {
+			return locks, nil
+		}
+		after = page.Next
+	}
+}
+
+// ForceRelease ends the hold that a process of this host has on the lock, and
+// returns its number. The holder is told that it lost the lock, but nothing stops
+// it. Root, the sidecar's user and the holder's user may do this.
+func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) {
+	if err := protocol.CheckName(name); err != nil {
+		return 0, &failure{text: err.Error()}
+	}
+	var ok protocol.ForceReleaseOK
+	err := c.ask(ctx, task{"force the release of", name}, &ok, func(id uint64) protocol.Request {
+		return protocol.ForceRelease{ID: id, Name: name}
+	})
+	return ok.Hold, err
+}
+
+// Ping asks the sidecar to answer. The answer is "ok", or a sentence that says
+// what is wrong between it and Redis.
+func (c *Client) Ping(ctx context.Context) (string, error) {
+	var ok protocol.PingOK
+	err := c.ask(ctx, task{"ping the sidecar", ""}, &ok, func(id uint64) protocol.Request {
+		return protocol.Ping{ID: id}
+	})
+	return ok.Redis, err
+}
+
+func (c *Client) ask(ctx context.Context, t task, answer protocol.OK, request func(id uint64) protocol.Request) error {
+	return c.with(ctx, t, func(s *session) error { return s.ask(ctx, t, answer, request) })
+}

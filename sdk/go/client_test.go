@@ -1,0 +1,500 @@
+package locksidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+func TestDialSaysHello(t *testing.T) {
+	s := listen(t)
+	for _, name := range []string{"go/" + version, "shop/7"} {
+		var options []DialOption
+		if name == "shop/7" {
+			options = append(options, WithClientName(name))
+		}
+		dialed := async(func() (*Client, error) { return Dial(context.Background(), s.path, options...) })
+		p := s.accept()
+		hello := expect[protocol.Hello](p)
+		if hello.ID == 0 || hello.V != 1 || hello.Client != name {
+			t.Errorf("said %+v", hello)
+		}
+		p.say(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "s", Version: "1", NowNS: protocol.Now()})
+		c, err := dialed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+}
+
+func TestDialRefusesBadOptions(t *testing.T) {
+	for want, o := range map[string]DialOption{
+		"WithPatience(-1s)": WithPatience(-time.Second),
+		"129 bytes":         WithClientName(strings.Repeat("n", 129)),
+	} {
+		if _, err := Dial(context.Background(), "", o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", want, err)
+		}
+	}
+}
+
+func TestDialSaysWhatIsWrong(t *testing.T) {
+	dir := shortDir(t)
+	dead := filepath.Join(dir, "dead")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	missing := filepath.Join(dir, "missing")
+	for _, tt := range []struct {
+		path  string
+		kind  error
+		words []string
+	}{
+		{missing, ErrUnavailable, []string{missing, "no socket", "locksidecar serve", "LOCKSIDECAR_SOCKET"}},
+		{dead, ErrUnavailable, []string{dead, "nobody listens", "locksidecar serve"}},
+		{filepath.Join(dir, strings.Repeat("x", 120)), nil, []string{"107"}},
+	} {
+		_, err := Dial(context.Background(), tt.path, WithPatience(0))
+		if tt.kind != nil {
+			mustBe(t, err, tt.kind)
+		}
+		says(t, err, tt.words...)
+	}
+	mustBe(t, second(Dial(context.Background(), missing, WithPatience(0))), os.ErrNotExist)
+
+	// Who may connect to everything cannot be refused: the errors of the system
+	// are made up.
+	denied := &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", syscall.EACCES)}
+	if err := os.Chmod(dead, 0o660); err != nil {
+		t.Fatal(err)
+	}
+	f := unreachable(dead, denied)
+	mustBe(t, f, ErrDenied, os.ErrPermission)
+	says(t, f, dead, "permission", "mode 0660", "join that group", fmt.Sprint("user ", os.Geteuid()))
+	if err := os.Chmod(dead, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	says(t, unreachable(dead, denied), "mode 0600", "run as its user")
+	says(t, unreachable(missing, denied), "ask for access to its directory")
+	busy := unreachable(dead, os.NewSyscallError("connect", syscall.EAGAIN))
+	mustBe(t, busy, ErrUnavailable)
+	says(t, busy, "overloaded")
+	mustBe(t, unreachable(dead, errors.New("odd")), ErrUnavailable)
+}
+
+func says(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("no error; want one that says %q", words)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%q does not say %q", err, w)
+		}
+	}
+}
+
+func TestDialToWhatIsNoSidecarForUs(t *testing.T) {
+	s := listen(t)
+	now := protocol.Now()
+	for _, tt := range []struct {
+		reply []byte
+		kind  error
+		words []string
+	}{
+		{protocol.Err{ID: 1, Code: protocol.Unsupported, Msg: "I speak 2 and 3"}.Append(nil), nil, []string{"version 1", "I speak 2 and 3", "install"}},
+		{protocol.HelloOK{ID: 1, V: 2, Version: "9.1", NowNS: now}.Append(nil), nil, []string{"version 1", "9.1", "version 2"}},
+		{protocol.Err{ID: 1, Code: protocol.Limit, Msg: "4096 sessions"}.Append(nil), ErrLimit, []string{"4096 sessions", s.path}},
+		{protocol.Err{Code: protocol.NoHello, Msg: "late"}.Append(nil), nil, []string{"late"}},
+		{protocol.LeaseEvent{DeadlineNS: 1}.Append(nil), nil, []string{"not a sidecar"}},
+		{[]byte("HTTP/1.1 400 Bad Request\r\n"), nil, []string{"not a sidecar"}},
+		{protocol.PingOK{ID: 1, NowNS: 1}.Append(nil), nil, []string{"not a sidecar"}},
+		{[]byte("\x00\x00\x00\x01\xc0"), nil, []string{"not a sidecar"}},
+		{protocol.HelloOK{ID: 1, V: 1, NowNS: now + int64(time.Hour)}.Append(nil), nil, []string{"clock", "time namespace"}},
+		{protocol.HelloOK{ID: 1, V: 1, NowNS: 1}.Append(nil), nil, []string{"clock", "time namespace"}},
+	} {
+		dialed := async(func() (*Client, error) { return Dial(context.Background(), s.path) })
+		p := s.accept()
+		expect[protocol.Hello](p)
+		if _, err := p.nc.Write(tt.reply); err != nil {
+			t.Error(err)
+		}
+		_, err := dialed()
+		says(t, err, tt.words...)
+		if tt.kind != nil {
+			mustBe(t, err, tt.kind)
+		} else if errors.Is(err, ErrUnavailable) {
+			t.Errorf("%v is taken for something that passes", err)
+		}
+	}
+}
+
+// A sidecar that is about to start, or to restart, is waited for.
+func TestDialWaitsForASidecarThatStarts(t *testing.T) {
+	s := &script{t: t, path: filepath.Join(shortDir(t), "s")}
+	attempts := make(chan struct{}, 1000)
+	c := &Client{path: s.path, name: "test", clock: protocol.Now, patience: time.Minute}
+	c.connect = func(ctx context.Context, path string) (net.Conn, error) {
+		defer func() { attempts <- struct{}{} }()
+		return connectUnix(ctx, path)
+	}
+	got := async(func() (*session, error) { return c.session(context.Background()) })
+	<-attempts
+	<-attempts
+	s.open()
+	s.accept().nc.Close() // it stops again, and another one starts
+	p := s.accept()
+	hello := expect[protocol.Hello](p)
+	p.say(protocol.Err{ID: hello.ID, Code: protocol.Unavailable, Msg: "stopping"})
+	p.nc.Close()
+	s.accept().greet()
+	if _, err := got(); err != nil {
+		t.Error(err)
+	}
+	c.Close()
+}
+
+func TestDialGivesUpWithItsContext(t *testing.T) {
+	over, cancel := context.WithDeadline(context.Background(), time.Unix(1, 0))
+	defer cancel()
+	s := listen(t)
+	mustBe(t, second(Dial(over, s.path)), context.DeadlineExceeded)
+
+	// It ends while the sidecar accepts and says nothing.
+	ctx, cancel := context.WithCancel(context.Background())
+	dialed := async(func() (*Client, error) { return Dial(ctx, s.path) })
+	p := s.accept()
+	expect[protocol.Hello](p)
+	cancel()
+	mustBe(t, second(dialed()), context.Canceled)
+	if _, err := p.frames.Next(); err == nil {
+		t.Error("the connection goes on")
+	}
+}
+
+func TestALostConnectionFailsWhatWaitsAndKeepsWhatIsHeld(t *testing.T) {
+	s := listen(t)
+	c, p := s.dial()
+	held := p.lock(c, "held", 1, far())
+	short := p.lock(c, "short", 2, protocol.Now()+int64(time.Millisecond))
+	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "wanted") })
+	expect[protocol.Acquire](p)
+	forced := async(func() (uint64, error) { return c.ForceRelease(context.Background(), "held") })
+	expect[protocol.ForceRelease](p)
+	p.nc.Close()
+
+	_, err := locked()
+	mustBe(t, err, ErrUnavailable)
+	says(t, err, `"wanted"`, "ended the connection", "not held")
+	_, err = forced()
+	mustBe(t, err, ErrUnavailable)
+	says(t, err, "may have happened")
+	if err := held.Err(); err != nil {
+		t.Errorf("what is held ended with the connection: %v", err)
+	}
+	<-short.Done()
+	mustBe(t, short.Err(), ErrLost)
+
+	// The next call connects again.
+	peers := make(chan *peer, 1)
+	go func() {
+		p := s.accept()
+		p.greet()
+		peers <- p
+	}()
+	locked = async(func() (*Lock, error) { return c.Lock(context.Background(), "wanted") })
+	p = <-peers
+	p.grant(7, far())
+	l, err := locked()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	err = held.Unlock()
+	mustBe(t, err, ErrUnavailable)
+	says(t, err, `"held"`, "lease ends")
+	mustBe(t, held.Unlock(), ErrNotHeld)
+	if err := l.Unlock(); err != nil {
+		t.Error(err)
+	}
+	if got := expect[protocol.Release](p); got.Hold != 7 {
+		t.Errorf("sent %+v to the new session", got)
+	}
+	p.expectNothing(c)
+}
+
+func TestTheLastWordsOfTheSidecarAreTheError(t *testing.T) {
+	c, p := listen(t).dial()
+	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "a") })
+	expect[protocol.Acquire](p)
+	p.say(protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping"})
+	p.nc.Close()
+	_, err := locked()
+	mustBe(t, err, ErrUnavailable)
+	says(t, err, "the sidecar is stopping", "not held")
+}
+
+func TestWhatCannotBeUnderstoodEndsTheConnection(t *testing.T) {
+	for name, frame := range map[string][]byte{
+		"a bad frame":           []byte("\x00\x00\x00\x01\xc0"),
+		"a bad length":          []byte("\xff\xff\xff\xff"),
+		"an answer of its own":  protocol.PingOK{ID: 2, NowNS: 1}.Append(nil),
+		"an answer to an older": protocol.AcquireOK{ID: 2}.Append(nil)[:20],
+	} {
+		c, p := listen(t).dial()
+		locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "a") })
+		if a := expect[protocol.Acquire](p); a.ID != 2 {
+			t.Fatalf("the id is %d", a.ID)
+		}
+		if _, err := p.nc.Write(frame); err != nil {
+			t.Error(err)
+		}
+		if strings.HasSuffix(name, "older") {
+			p.nc.Close()
+		}
+		if _, err := locked(); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+
+	c, p := listen(t).dial()
+	pinged := async(func() (string, error) { return c.Ping(context.Background()) })
+	ping := expect[protocol.Ping](p)
+	p.say(protocol.ReleaseOK{ID: ping.ID, Count: 1})
+	_, err := pinged()
+	mustBe(t, err, ErrUnavailable)
+	says(t, err, "cannot be understood", "now_ns")
+}
+
+func TestWhatIsNotKnownIsIgnored(t *testing.T) {
+	c, p := listen(t).dial()
+	l := p.lock(c, "a", 1, far())
+	p.say(protocol.PingOK{ID: 999, NowNS: 1, Redis: "ok"})
+	p.say(protocol.Err{ID: 998, Code: protocol.Timeout})
+	p.say(protocol.LostEvent{Hold: 999, Reason: protocol.Expired})
+	if _, err := p.nc.Write([]byte("\x00\x00\x00\x0c\x81\xa2ev\xa7weather")); err != nil {
+		t.Error(err)
+	}
+	p.expectNothing(c)
+	if err := l.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCloseEndsEverything(t *testing.T) {
+	c, p := listen(t).dial()
+	l := p.lock(c, "held", 1, far())
+	done := l.Done()
+	ctx, stop := l.Context(context.Background())
+	defer stop()
+	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "wanted") })
+	expect[protocol.Acquire](p)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mustBe(t, second(locked()), ErrClosed)
+	<-done
+	<-ctx.Done()
+	mustBe(t, context.Cause(ctx), ErrClosed)
+	mustBe(t, l.Err(), ErrClosed)
+	mustBe(t, l.Unlock(), ErrClosed)
+	mustBe(t, l.Unlock(), ErrNotHeld)
+	mustBe(t, second(c.Lock(context.Background(), "a")), ErrClosed)
+	mustBe(t, second(c.Ping(context.Background())), ErrClosed)
+	if _, err := p.frames.Next(); err == nil {
+		t.Error("the connection goes on")
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCloseEndsADial(t *testing.T) {
+	s := listen(t)
+	c, p := s.dial(WithPatience(time.Hour))
+	attempts := make(chan struct{}, 1000)
+	c.connect = func(context.Context, string) (net.Conn, error) {
+		attempts <- struct{}{}
+		return nil, os.ErrNotExist
+	}
+	p.nc.Close()
+	<-c.current.Load().reader
+	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "a") })
+	<-attempts
+	<-attempts
+	c.Close()
+	mustBe(t, second(locked()), ErrClosed)
+}
+
+// A sidecar that is stopped reads nothing. However much piles up, no call waits
+// longer than its context says.
+func TestAStoppedSidecarHoldsNobodyUp(t *testing.T) {
+	c, p := listen(t).dial()
+	l := p.lock(c, "a", 1, far())
+	ctx, cancel := context.WithCancel(context.Background())
+	name := strings.Repeat("n", protocol.MaxName)
+	var wg sync.WaitGroup
+	for range 2000 {
+		wg.Go(func() {
+			if _, err := c.Lock(ctx, name); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+	s := c.current.Load()
+	for asked := 0; asked < 2000; runtime.Gosched() {
+		s.mu.Lock()
+		asked = len(s.calls)
+		s.mu.Unlock()
+	}
+	if err := l.Unlock(); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	wg.Wait()
+	s.out.mu.Lock()
+	piled := len(s.out.buf)
+	s.out.mu.Unlock()
+	if piled == 0 {
+		t.Error("the socket took everything; the test needs one that does not")
+	}
+
+	// It goes on, and everything comes, in order and whole.
+	acquires, cancels := 0, 0
+	_ = p.nc.SetReadDeadline(time.Now().Add(30 * time.Second))
+	for acquires < 2000 || cancels < 2000 {
+		body, err := p.frames.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := p.decoder.Decode(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch m.(type) {
+		case *protocol.Acquire:
+			acquires++
+		case *protocol.Cancel:
+			cancels++
+		}
+	}
+	p.expectNothing(c)
+}
+
+// The sidecar is killed again and again under load: calls fail as promised, and
+// the client comes back each time.
+func TestTheClientComesBack(t *testing.T) {
+	toy, c := toySidecar(t)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				l, err := c.Lock(context.Background(), fmt.Sprint("lock", g%2))
+				if err == nil {
+					err = l.Unlock()
+				}
+				if err != nil && !errors.Is(err, ErrUnavailable) {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for range 20 {
+		// Between two cuts the client works.
+		for second(c.Ping(context.Background())) != nil {
+		}
+		toy.cut()
+	}
+	close(stop)
+	wg.Wait()
+}
+
+func TestWhatOperatorsAsk(t *testing.T) {
+	c, p := listen(t).dial()
+	ctx := context.Background()
+
+	type info struct {
+		row   LockInfo
+		known bool
+	}
+	for _, row := range []*protocol.LockRow{nil, {Name: "a", State: protocol.StateHeld, Hold: 7, PID: 12}} {
+		asked := async(func() (info, error) {
+			row, known, err := c.Info(ctx, "a")
+			return info{row, known}, err
+		})
+		req := expect[protocol.Info](p)
+		p.say(protocol.InfoOK{ID: req.ID, Lock: row})
+		got, err := asked()
+		if err != nil || req.Name != "a" || got.known != (row != nil) || got.known && (got.row.Hold != 7 || got.row.PID != 12) {
+			t.Errorf("info: %+v, %v", got, err)
+		}
+	}
+
+	listed := async(func() ([]LockInfo, error) { return c.List(ctx) })
+	pages := []protocol.ListOK{
+		{Locks: []protocol.LockRow{{Name: "a", State: "held", Hold: 1}, {Name: "b", State: "free"}}, Next: 2},
+		{Locks: []protocol.LockRow{{Name: "a", State: "held", Hold: 3}}, Next: 4},
+		{Locks: []protocol.LockRow{{Name: "c", State: "busy"}}},
+	}
+	after := uint64(0)
+	for _, page := range pages {
+		req := expect[protocol.List](p)
+		if req.After != after {
+			t.Errorf("asked for what comes after %d, want %d", req.After, after)
+		}
+		page.ID, after = req.ID, page.Next
+		p.say(page)
+	}
+	rows, err := listed()
+	if err != nil || len(rows) != 3 || rows[0].Hold != 3 || rows[1].Name != "b" || rows[2].Name != "c" {
+		t.Errorf("list: %+v, %v", rows, err)
+	}
+
+	forced := async(func() (uint64, error) { return c.ForceRelease(ctx, "a") })
+	req := expect[protocol.ForceRelease](p)
+	p.say(protocol.ForceReleaseOK{ID: req.ID, Hold: 7})
+	if hold, err := forced(); hold != 7 || err != nil {
+		t.Errorf("force_release: %d, %v", hold, err)
+	}
+	for code, kind := range map[protocol.Code]error{protocol.NotHeld: ErrNotHeld, protocol.Denied: ErrDenied} {
+		forced = async(func() (uint64, error) { return c.ForceRelease(ctx, "a") })
+		p.say(protocol.Err{ID: expect[protocol.ForceRelease](p).ID, Code: code, Msg: "no"})
+		mustBe(t, second(forced()), kind)
+	}
+
+	pinged := async(func() (string, error) { return c.Ping(ctx) })
+	p.say(protocol.PingOK{ID: expect[protocol.Ping](p).ID, NowNS: 1, Redis: "it is away"})
+	if redis, err := pinged(); redis != "it is away" || err != nil {
+		t.Errorf("ping: %q, %v", redis, err)
+	}
+
+	if _, _, err := c.Info(ctx, ""); err == nil {
+		t.Error("info of an empty name")
+	}
+	if _, err := c.ForceRelease(ctx, "\n"); err == nil {
+		t.Error("force_release of a bad name")
+	}
+}

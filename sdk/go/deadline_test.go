@@ -1,0 +1,388 @@
+package locksidecar
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// bubble runs a test in virtual time, with a client whose clock that is, and the
+// sidecar's end of its connection, on which requests are recorded.
+func bubble(t *testing.T, test func(t *testing.T, c *Client, p *recorder)) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		p := &recorder{peer: newPeer(t, theirs)}
+		clock := func() int64 { return time.Now().UnixNano() + p.asleep.Load() }
+		p.clock = clock
+		c := &Client{path: "pipe", name: "test", clock: clock}
+		first := true
+		c.connect = func(context.Context, string) (net.Conn, error) {
+			if !first {
+				return nil, errors.New("only one connection")
+			}
+			first = false
+			return ours, nil
+		}
+		go p.record()
+		if _, err := c.session(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		test(t, c, p)
+		c.Close()
+		theirs.Close()
+		synctest.Wait()
+	})
+}
+
+type recorder struct {
+	*peer
+	asleep   atomic.Int64 // ns that timers have not seen
+	mu       sync.Mutex
+	deadline int64         // of the next grant; 0: none is made
+	late     time.Duration // if not 0: refusals come so long after the wait's end
+	holds    uint64
+	got      []protocol.Request
+}
+
+func (p *recorder) record() {
+	for {
+		body, err := p.frames.Next()
+		if err != nil {
+			return
+		}
+		m, err := p.decoder.Decode(body)
+		if err != nil {
+			p.t.Error(err)
+			return
+		}
+		p.mu.Lock()
+		switch m := m.(type) {
+		case *protocol.Hello:
+			p.say(protocol.HelloOK{ID: m.ID, V: 1, Sidecar: "fake", NowNS: p.clock()})
+		case *protocol.Acquire:
+			p.got = append(p.got, *m)
+			if p.late != 0 {
+				refusal := protocol.Err{ID: m.ID, Code: protocol.Timeout, Msg: "pid 7 holds it"}
+				time.AfterFunc(time.Duration(m.WaitMS)*time.Millisecond+p.late, func() { p.say(refusal) })
+			}
+			if p.deadline != 0 {
+				p.holds++
+				p.say(protocol.AcquireOK{ID: m.ID, Token: p.holds, Hold: p.holds, Count: 1, DeadlineNS: p.deadline})
+			}
+		case *protocol.Release:
+			p.got = append(p.got, *m)
+		case *protocol.Cancel:
+			p.got = append(p.got, *m)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// grants locks that are good for so long.
+func (p *recorder) lock(c *Client, name string, lease time.Duration, options ...Option) *Lock {
+	p.t.Helper()
+	p.mu.Lock()
+	p.deadline = p.clock() + int64(lease)
+	p.mu.Unlock()
+	l, err := c.Lock(context.Background(), name, options...)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.sent() // the acquire
+	return l
+}
+
+// sent returns what was sent since the last call.
+func (p *recorder) sent() []protocol.Request {
+	synctest.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	got := p.got
+	p.got = nil
+	return got
+}
+
+// left is how long the lock is held yet; it waits for the end.
+func left(l *Lock) time.Duration {
+	start := time.Now()
+	<-l.Done()
+	return time.Since(start)
+}
+
+func TestALockEndsAtItsDeadlineWhateverTheSidecarDoes(t *testing.T) {
+	for name, gone := range map[string]bool{"the sidecar says nothing": false, "the sidecar is gone": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, c *Client, p *recorder) {
+				l := p.lock(c, "a", 10*time.Second)
+				silent := p.lock(c, "b", 10*time.Second)
+				late := p.lock(c, "c", 10*time.Second)
+				ctx, stop := l.Context(context.Background())
+				defer stop()
+				if gone {
+					p.nc.Close()
+					synctest.Wait()
+				}
+				done := l.Done()
+				time.Sleep(10*time.Second - time.Nanosecond)
+				select {
+				case <-done:
+					t.Error("it ended too early")
+				default:
+				}
+				if l.Err() != nil || silent.Err() != nil || ctx.Err() != nil {
+					t.Error("it was lost too early")
+				}
+				if until := time.Until(l.Deadline()); until != time.Nanosecond {
+					t.Errorf("a nanosecond before its end it is good for %v", until)
+				}
+				time.Sleep(time.Nanosecond)
+				synctest.Wait()
+				<-done
+				<-ctx.Done()
+				for _, err := range []error{l.Err(), silent.Err(), context.Cause(ctx), l.Unlock(), late.Unlock()} {
+					var lost *LostError
+					if !errors.As(err, &lost) || lost.Reason != ReasonExpired {
+						t.Errorf("it ended with %v", err)
+					}
+				}
+				mustBe(t, late.Unlock(), ErrNotHeld)
+				// The sidecar may have renewed all three unheard.
+				sent := p.sent()
+				if gone && len(sent) != 0 {
+					t.Errorf("sent %v over a connection that has ended", sent)
+				}
+				if !gone && len(sent) != 3 {
+					t.Errorf("sent %v, want three releases", sent)
+				}
+				for _, m := range sent {
+					if r, ok := m.(protocol.Release); !ok || r.ID != 0 {
+						t.Errorf("sent %+v, want a release without an id", m)
+					}
+				}
+				// The event comes when everything is over.
+				if !gone {
+					p.say(protocol.LostEvent{Hold: 1, Reason: protocol.Expired})
+				}
+				synctest.Wait()
+				if until := time.Until(l.Deadline()); until != 0 {
+					t.Errorf("after its end it is good for %v", until)
+				}
+			})
+		})
+	}
+}
+
+func TestRenewalsMoveTheDeadline(t *testing.T) {
+	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+		renewed := p.lock(c, "a", 10*time.Second)
+		unwatched := p.lock(c, "b", 10*time.Second)
+		fixed := p.lock(c, "c", 10*time.Second, WithLease(10*time.Second))
+		longer := p.lock(c, "d", 40*time.Second)
+		renewed.Done()
+		fixed.Done()
+		time.Sleep(5 * time.Second)
+		p.say(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(20*time.Second)})
+		synctest.Wait()
+		later := p.lock(c, "e", 10*time.Second) // the event did not speak of it
+
+		for l, want := range map[*Lock]time.Duration{renewed: 20 * time.Second, unwatched: 20 * time.Second, fixed: 5 * time.Second, longer: 35 * time.Second, later: 10 * time.Second} {
+			if got := time.Until(l.Deadline()); got != want {
+				t.Errorf("%s is good for %v, want %v", l.Name(), got, want)
+			}
+		}
+		if d := left(fixed); d != 5*time.Second {
+			t.Errorf("the fixed lease ended after %v", d)
+		}
+		if d := left(later); d != 5*time.Second {
+			t.Errorf("the later lock ended after %v", d)
+		}
+		// Told a smaller deadline, nobody believes less than what was told, and
+		// nobody more.
+		young := p.lock(c, "f", 4*time.Second)
+		p.say(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(8*time.Second)})
+		synctest.Wait()
+		if d := left(young); d != 4*time.Second {
+			t.Errorf("the young lock ended after %v", d)
+		}
+		if d := left(renewed); d != 6*time.Second {
+			t.Errorf("the renewed lock ended after another %v", d)
+		}
+		mustBe(t, unwatched.Err(), ErrLost)
+		if err := longer.Unlock(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestALongWatchedLockIsRenewedManyTimes(t *testing.T) {
+	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+		l := p.lock(c, "a", 30*time.Second)
+		done := l.Done()
+		for range 100 {
+			time.Sleep(10 * time.Second)
+			p.say(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(30*time.Second)})
+			synctest.Wait()
+		}
+		select {
+		case <-done:
+			t.Fatalf("it ended: %v", l.Err())
+		default:
+		}
+		if d := left(l); d != 30*time.Second {
+			t.Errorf("without renewals it ended after %v", d)
+		}
+	})
+}
+
+// The host sleeps, and no timer runs. When it wakes, the clock has gone on.
+func TestASuspendedHostFindsItsLocksLost(t *testing.T) {
+	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+		l := p.lock(c, "a", time.Minute)
+		done := l.Done()
+		time.Sleep(time.Second + time.Millisecond)
+		p.asleep.Store(int64(time.Hour))
+		woke := time.Now()
+		<-done
+		if d := time.Since(woke); d > longestSleep {
+			t.Errorf("the loss was noticed %v after waking", d)
+		}
+		mustBe(t, l.Err(), ErrLost)
+	})
+}
+
+func TestWatchesEndInTheOrderOfTheirDeadlines(t *testing.T) {
+	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+		s := c.current.Load()
+		var locks []*Lock
+		for i := range 50 {
+			l := p.lock(c, "a", time.Duration(1+i*37%50)*time.Minute, WithLease(time.Hour))
+			l.Done()
+			locks = append(locks, l)
+		}
+		for i, l := range locks {
+			if i%3 == 0 {
+				if err := l.Unlock(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		for minute := range 51 {
+			for i, l := range locks {
+				want := i%3 == 0 || minute >= 1+i*37%50
+				select {
+				case <-l.Done():
+					if !want {
+						t.Errorf("lock %d ended before minute %d", i, minute)
+					}
+				default:
+					if want {
+						t.Errorf("lock %d goes on at minute %d", i, minute)
+					}
+				}
+			}
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
+		if len(s.watches.queue) != 0 || len(s.holds) != 0 {
+			t.Errorf("%d watches and %d holds are left", len(s.watches.queue), len(s.holds))
+		}
+	})
+}
+
+func TestADeafSidecarDoesNotHoldUpAContext(t *testing.T) {
+	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+		for _, tt := range []struct {
+			do   func(ctx context.Context) error
+			want time.Duration
+			sent int
+			kind error
+		}{
+			{func(ctx context.Context) error { return second(c.Lock(ctx, "a")) }, time.Second + answerGrace, 2, ErrTimeout},
+			{func(ctx context.Context) error { return second(c.TryLock(ctx, "a")) }, time.Second, 2, ErrTimeout},
+			{func(ctx context.Context) error { return second(c.Ping(ctx)) }, time.Second, 0, ErrUnavailable},
+			{func(ctx context.Context) error { return second(c.List(ctx)) }, time.Second, 0, ErrUnavailable},
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			start := time.Now()
+			err := tt.do(ctx)
+			mustBe(t, err, tt.kind, context.DeadlineExceeded)
+			if d := time.Since(start); d != tt.want {
+				t.Errorf("returned after %v: %v", d, err)
+			}
+			if sent := p.sent(); len(sent) != tt.sent {
+				t.Errorf("sent %+v", sent)
+			}
+			cancel()
+		}
+	})
+}
+
+func TestTheSidecarSaysWhyTheWaitWasTooShort(t *testing.T) {
+	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+		for _, wait := range []time.Duration{time.Nanosecond, 2*time.Second + time.Microsecond} {
+			ctx, cancel := context.WithTimeout(t.Context(), wait)
+			p.late = 15 * time.Millisecond
+			_, err := c.Lock(ctx, "a")
+			mustBe(t, err, ErrTimeout, context.DeadlineExceeded)
+			says(t, err, "pid 7")
+			var timeout interface{ Timeout() bool }
+			if !errors.As(err, &timeout) || !timeout.Timeout() {
+				t.Errorf("%v is no timeout", err)
+			}
+			sent := p.sent()
+			if a, ok := sent[0].(protocol.Acquire); len(sent) != 1 || !ok || a.WaitMS != max(1, wait.Milliseconds()) {
+				t.Errorf("sent %+v", sent)
+			}
+			cancel()
+		}
+	})
+}
+
+func TestDialSaysWhatWasWrongWhenItsContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &Client{path: "/nowhere", clock: protocol.Now, patience: time.Hour}
+		c.connect = func(context.Context, string) (net.Conn, error) { return nil, os.ErrNotExist }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		start := time.Now()
+		_, err := c.session(ctx)
+		mustBe(t, err, ErrUnavailable, context.DeadlineExceeded)
+		says(t, err, "/nowhere", "no socket")
+		if d := time.Since(start); d != time.Minute {
+			t.Errorf("gave up after %v", d)
+		}
+		c.Close()
+
+		c = &Client{path: "/nowhere", clock: protocol.Now, patience: 2 * time.Second, connect: c.connect}
+		start = time.Now()
+		mustBe(t, second(c.session(t.Context())), ErrUnavailable, os.ErrNotExist)
+		if d := time.Since(start); d != 2*time.Second {
+			t.Errorf("the patience of 2 s ended after %v", d)
+		}
+		c.Close()
+	})
+}
+
+func TestASidecarThatDoesNotAnswerHello(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		defer theirs.Close()
+		go func() { _, _ = theirs.Read(make([]byte, 1000)) }()
+		c := &Client{path: "pipe", name: "test", clock: protocol.Now, connect: func(context.Context, string) (net.Conn, error) { return ours, nil }}
+		start := time.Now()
+		_, err := c.session(t.Context())
+		mustBe(t, err, ErrUnavailable)
+		if d := time.Since(start); d != protocol.HelloTimeout {
+			t.Errorf("returned after %v: %v", d, err)
+		}
+		c.Close()
+	})
+}

@@ -1,0 +1,311 @@
+package locksidecar
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// Lock is a lock that was acquired once: a handle for exactly one Unlock. Its
+// methods may be called by many goroutines at once.
+type Lock struct {
+	hold *hold
+
+	// Guarded by the session's mu.
+	state handleState
+	watch *watch // nil: nobody wants to be told of the end
+	next  *Lock  // of the hold's handles that are watched
+}
+
+type handleState uint8
+
+const (
+	entered  handleState = iota // held, unless the hold has ended
+	unlocked                    // by Unlock, while it was held
+	over                        // by Unlock, after the hold had ended
+)
+
+// hold is one lock held by one owner. It has a handle for each of its entries;
+// the first is part of it. It has neither a timer nor a goroutine: a program may
+// hold very many.
+type hold struct {
+	// Immutable.
+	session *session
+	name    string
+	num     uint64
+	token   uint64
+	owned   bool // somebody may re-enter it
+
+	// Guarded by session.mu.
+	entries  uint32
+	fixed    bool   // its lease is not renewed: lease events do not speak of it
+	deadline int64  // told with the last grant
+	leases   uint64 // lease events before that
+	end      error  // *LostError, or an ErrClosed; nil: it is held
+	watched  *Lock  // the first of its handles that are watched
+	place    int32  // in session.watches, counted from 1; 0: it is not there
+
+	first Lock
+}
+
+// enterHold books a granted acquire. The caller holds mu.
+func (s *session) enterHold(req *protocol.Acquire, ok *protocol.AcquireOK) *Lock {
+	h := s.holds[ok.Hold]
+	if h != nil {
+		h.deadline = max(h.until(), ok.DeadlineNS)
+		h.leases = s.leases
+		h.entries++
+		return &Lock{hold: h}
+	}
+	h = &hold{
+		session: s, name: req.Name, num: ok.Hold, token: ok.Token,
+		// A re-entry of a hold that was given up here, by this clock, does not
+		// tell what lease the hold has: then it is good for as long as was told.
+		fixed:    req.LeaseMS != 0 || ok.Count > 1,
+		owned:    req.Owner != 0,
+		entries:  1,
+		deadline: ok.DeadlineNS,
+		leases:   s.leases,
+	}
+	h.first.hold = h
+	s.holds[h.num] = h
+	return &h.first
+}
+
+// until returns the deadline. The caller holds mu.
+func (h *hold) until() int64 {
+	if !h.fixed && h.session.leases > h.leases {
+		return max(h.deadline, h.session.lease)
+	}
+	return h.deadline
+}
+
+// endHold marks a hold as held no more, whatever its handles do, and adds those
+// who are to be told. The caller holds mu.
+func (s *session) endHold(h *hold, why error, told []ending) []ending {
+	h.end = why
+	h.deadline, h.fixed = h.until(), true // it stays what it was
+	delete(s.holds, h.num)
+	s.watches.remove(h)
+	for l := h.watched; l != nil; l = l.next {
+		told = append(told, ending{*l.watch, why})
+		l.watch = nil
+	}
+	h.watched = nil
+	return told
+}
+
+// expire ends the hold if its deadline has passed, and returns who is to be told,
+// and how many entries to give back: the sidecar may have renewed it without
+// having been heard. The caller holds mu.
+func (h *hold) expire(now int64) (told []ending, back uint32) {
+	if h.end != nil || now < h.until() {
+		return nil, 0
+	}
+	s := h.session
+	told = s.endHold(h, &LostError{Name: h.name, Reason: ReasonExpired}, nil)
+	if s.err == nil {
+		back = h.entries
+	}
+	return told, back
+}
+
+func (s *session) giveBack(num uint64, entries uint32) {
+	for range entries {
+		s.out.send(protocol.Release{Hold: num})
+	}
+}
+
+// rest forgets a hold when the sidecar has said that it is released. Until then
+// an answer that re-enters it, sent before the release arrived, may be under way.
+func (s *session) rest(h *hold) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h.entries == 0 && s.holds[h.num] == h {
+		delete(s.holds, h.num)
+	}
+}
+
+// Unlock gives the lock back. It does not wait for the sidecar, and no context
+// can keep it from working.
+//
+// The error is ErrLost if the lock was lost before: then others may have held it
+// meanwhile. It is ErrNotHeld for every Unlock but the first, ErrClosed if the
+// Client was closed before, and ErrUnavailable if the connection on which the
+// lock was acquired is gone: then the lock is free when its lease ends.
+func (l *Lock) Unlock() error {
+	h := l.hold
+	s := h.session
+	err := l.lockMu()
+	if err != nil {
+		if l.state == entered {
+			l.state = over
+		} else {
+			err = l.wasUnlocked()
+		}
+		s.mu.Unlock()
+		return err
+	}
+	l.state = unlocked
+	h.entries--
+	var told []ending
+	if l.watch != nil {
+		h.watched = without(h.watched, l)
+		if h.watched == nil {
+			s.watches.remove(h)
+		}
+		told = []ending{{*l.watch, l.wasUnlocked()}}
+		l.watch = nil
+	}
+	gone := s.err
+	release := protocol.Release{Hold: h.num}
+	switch {
+	case h.entries > 0:
+	case h.owned && gone == nil:
+		// The answer to a re-entry may be under way. The answer to this release
+		// comes behind it, and tells that there is none.
+		s.lastID++
+		release.ID = s.lastID
+		s.calls[release.ID] = &call{last: h}
+	default:
+		delete(s.holds, h.num)
+	}
+	s.mu.Unlock()
+
+	tell(told)
+	switch {
+	case gone != nil:
+		return h.unreleased(gone.text, gone.cause)
+	case !s.out.send(release):
+		return h.unreleased("the sidecar ended the connection", nil)
+	}
+	return nil
+}
+
+// lockMu locks mu, and returns what Err returns. It looks at the clock first.
+func (l *Lock) lockMu() error {
+	h := l.hold
+	s := h.session
+	now := s.clock()
+	s.mu.Lock()
+	if told, back := h.expire(now); told != nil || back > 0 {
+		s.mu.Unlock()
+		tell(told)
+		s.giveBack(h.num, back)
+		s.mu.Lock()
+	}
+	if l.state == unlocked {
+		return l.wasUnlocked()
+	}
+	return h.end
+}
+
+func (l *Lock) wasUnlocked() error {
+	return &failure{text: fmt.Sprintf("the lock %q was unlocked; each Lock is for one Unlock", l.hold.name), kind: ErrNotHeld}
+}
+
+func (h *hold) unreleased(why string, cause error) error {
+	return &failure{
+		text: fmt.Sprintf("cannot release %q: %s; the lock is free when its lease ends", h.name, why),
+		kind: ErrUnavailable, cause: cause,
+	}
+}
+
+// Name returns the name of the lock.
+func (l *Lock) Name() string { return l.hold.name }
+
+// Token returns the fencing token: a number that is larger for every later hold
+// of this lock. Re-entries share one.
+func (l *Lock) Token() uint64 { return l.hold.token }
+
+// Deadline returns until when the lock is known to be held. The sidecar's
+// renewals move it; past it the lock is lost.
+func (l *Lock) Deadline() time.Time {
+	h := l.hold
+	h.session.mu.Lock()
+	until := h.until()
+	h.session.mu.Unlock()
+	return time.Now().Add(time.Duration(until - h.session.clock()))
+}
+
+// Err returns nil while the lock is held; after that an ErrLost, of type
+// *LostError, an ErrNotHeld if it was unlocked, or an ErrClosed if the Client was
+// closed. It looks at the clock: a lock whose deadline has passed is lost,
+// whether or not the sidecar says so.
+func (l *Lock) Err() error {
+	err := l.lockMu()
+	l.hold.session.mu.Unlock()
+	return err
+}
+
+// Done returns a channel that is closed when the lock is held no more: because
+// it was lost, or unlocked. Err says which. It is closed at the deadline even if
+// the sidecar is stopped or gone.
+func (l *Lock) Done() <-chan struct{} {
+	err := l.lockMu()
+	defer l.hold.session.mu.Unlock()
+	if err != nil {
+		return closedChannel
+	}
+	w := l.watched()
+	if w.done == nil {
+		w.done = make(chan struct{})
+	}
+	return w.done
+}
+
+var closedChannel = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// Context returns a context that is cancelled when ctx is, or when the lock is
+// held no more; context.Cause then returns what Err does. Call the function when
+// the context is not needed any more.
+func (l *Lock) Context(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	mu := &l.hold.session.mu
+	if err := l.lockMu(); err != nil {
+		mu.Unlock()
+		cancel(err)
+		return ctx, func() {}
+	}
+	mine := &cancel
+	w := l.watched()
+	w.cancels = append(w.cancels, mine)
+	mu.Unlock()
+	return ctx, func() {
+		mu.Lock()
+		if w := l.watch; w != nil {
+			w.cancels = slices.DeleteFunc(w.cancels, func(c *context.CancelCauseFunc) bool { return c == mine })
+		}
+		mu.Unlock()
+		cancel(nil)
+	}
+}
+
+// watched returns the handle's watch. The caller holds mu, and the handle's hold
+// has not ended.
+func (l *Lock) watched() *watch {
+	if l.watch == nil {
+		l.watch = new(watch)
+		l.next, l.hold.watched = l.hold.watched, l
+		l.hold.session.watches.add(l.hold)
+	}
+	return l.watch
+}
+
+// without takes a handle out of a list of handles.
+func without(list, l *Lock) *Lock {
+	for at := &list; *at != nil; at = &(*at).next {
+		if *at == l {
+			*at, l.next = l.next, nil
+			break
+		}
+	}
+	return list
+}

@@ -1,0 +1,110 @@
+package locksidecar
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// Option changes how one lock is acquired or held.
+type Option struct{ apply func(*protocol.Acquire) error }
+
+// WithLease gives the lock a fixed lease instead of the sidecar's renewal: it is
+// lost after d, from 50 ms to 30 days, however alive the program is. A part of a
+// millisecond counts as a whole one.
+func WithLease(d time.Duration) Option {
+	return Option{func(a *protocol.Acquire) (err error) {
+		a.LeaseMS, err = inMS("WithLease", d, protocol.MinLeaseMS, protocol.MaxDurationMS)
+		return err
+	}}
+}
+
+// WithMaxHold has the lock taken away, with ReasonMaxHold, when it has been held
+// for d, up to 30 days: no worker that hangs keeps it forever.
+func WithMaxHold(d time.Duration) Option {
+	return Option{func(a *protocol.Acquire) (err error) {
+		a.MaxHoldMS, err = inMS("WithMaxHold", d, 1, protocol.MaxDurationMS)
+		return err
+	}}
+}
+
+// WithCrashDelay keeps the lock for d, up to an hour, after the program ended
+// while it held it. Without it, such a lock is free in milliseconds.
+func WithCrashDelay(d time.Duration) Option {
+	return Option{func(a *protocol.Acquire) (err error) {
+		a.CrashDelayMS, err = inMS("WithCrashDelay", d, 0, protocol.MaxCrashDelayMS)
+		return err
+	}}
+}
+
+// NonReentrant has an owner made by WithOwner not re-enter this lock, but wait
+// like anybody else. If the owner holds it itself, that is an ErrDeadlock.
+func NonReentrant() Option {
+	return Option{func(a *protocol.Acquire) error {
+		a.NotReentrant = true
+		return nil
+	}}
+}
+
+func inMS(option string, d time.Duration, low, high int64) (int64, error) {
+	ms := int64(d / time.Millisecond)
+	if d%time.Millisecond > 0 {
+		ms++
+	}
+	if d < 0 || ms < low || ms > high {
+		return 0, fmt.Errorf("%s(%v): it must be from %v to %v", option, d, time.Duration(low)*time.Millisecond, time.Duration(high)*time.Millisecond)
+	}
+	return ms, nil
+}
+
+type ownerKey struct{}
+
+var lastOwner atomic.Uint64
+
+// WithOwner returns a context that stands for a new owner. A lock that was
+// acquired with it, or with a context derived from it, is acquired again at once
+// with such a context, as often as wanted, and is free after as many Unlocks.
+// Without it every Lock is an owner of its own, and waits even for what the same
+// goroutine holds.
+//
+// Whoever has the context shares the locks: do not hand it to goroutines that
+// must exclude each other.
+func WithOwner(ctx context.Context) context.Context {
+	return context.WithValue(ctx, ownerKey{}, lastOwner.Add(1))
+}
+
+func ownerOf(ctx context.Context) uint64 {
+	owner, _ := ctx.Value(ownerKey{}).(uint64)
+	return owner
+}
+
+// DialOption changes how a Client reaches its sidecar.
+type DialOption struct{ apply func(*Client) error }
+
+// WithPatience sets for how long Dial, and every later call that finds the
+// connection gone, goes on trying to reach a sidecar that is not there, as while
+// it is being restarted. Default 2 s; 0: try once.
+func WithPatience(d time.Duration) DialOption {
+	return DialOption{func(c *Client) error {
+		if d < 0 {
+			return fmt.Errorf("WithPatience(%v): it must not be negative", d)
+		}
+		c.patience = d
+		return nil
+	}}
+}
+
+// WithClientName sets the name, up to 128 bytes, by which the sidecar's operator
+// sees this client. Default: go/ and this package's version.
+func WithClientName(name string) DialOption {
+	return DialOption{func(c *Client) error {
+		if len(name) > protocol.MaxClient {
+			return fmt.Errorf("WithClientName: the name has %d bytes; at most %d are allowed", len(name), protocol.MaxClient)
+		}
+		c.name = name
+		return nil
+	}}
+}

@@ -1,0 +1,137 @@
+package locksidecar
+
+import (
+	"net"
+	"sync"
+	"syscall"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// outbox holds frames until the socket takes them. Sending never blocks, so that
+// a sidecar that is stopped keeps no caller from its context: what the socket
+// does not take at once is written by a goroutine.
+type outbox struct {
+	nc  net.Conn
+	raw syscall.RawConn // nil: there is none
+
+	mu      sync.Mutex // guards what follows; no other lock is taken under it
+	buf     []byte     // frames to be written
+	spare   []byte     // a buffer to be used next
+	writing bool       // somebody writes, and sees to buf after that
+	broken  bool       // nothing is taken any more
+	drains  sync.WaitGroup
+
+	// Of the one who writes.
+	part  []byte
+	wrote int
+	errno error
+	try   func(fd uintptr) bool
+}
+
+func newOutbox(nc net.Conn) *outbox {
+	o := &outbox{nc: nc}
+	if c, ok := nc.(syscall.Conn); ok {
+		if raw, err := c.SyscallConn(); err == nil {
+			o.raw = raw
+		}
+	}
+	o.try = o.writeSome
+	return o
+}
+
+// send queues a frame and writes what is queued, unless somebody else is writing.
+// false: the connection is broken; the reader finds out why.
+func (o *outbox) send(m protocol.Request) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.broken {
+		return false
+	}
+	o.buf = m.Append(o.buf)
+	if o.writing {
+		return true
+	}
+	o.writing = true
+	if o.raw == nil {
+		o.handOver()
+		return true
+	}
+
+	o.part, o.buf = o.buf, o.spare[:0]
+	o.wrote, o.errno = 0, nil
+	o.mu.Unlock()
+	err := o.raw.Write(o.try)
+	o.mu.Lock()
+	if err == nil {
+		err = o.errno
+	}
+	rest := o.part[o.wrote:]
+	switch {
+	case err != nil:
+		o.fail()
+	case len(rest) > 0:
+		o.buf = append(rest, o.buf...)
+		o.spare = nil
+		o.handOver()
+	case len(o.buf) > 0:
+		// Others queued meanwhile. This caller has an answer to wait for.
+		o.spare = o.part
+		o.handOver()
+	default:
+		o.spare = o.part
+		o.writing = false
+	}
+	return !o.broken
+}
+
+// writeSome writes part as far as the socket takes it.
+func (o *outbox) writeSome(fd uintptr) bool {
+	for o.wrote < len(o.part) {
+		n, err := syscall.Write(int(fd), o.part[o.wrote:])
+		o.wrote += max(n, 0)
+		switch err {
+		case nil, syscall.EINTR:
+			continue
+		case syscall.EAGAIN:
+		default:
+			o.errno = err
+		}
+		break
+	}
+	return true // do not wait until there is room
+}
+
+// fail drops everything. The caller holds mu.
+func (o *outbox) fail() {
+	o.broken, o.writing = true, false
+	o.buf, o.spare, o.part = nil, nil, nil
+}
+
+// handOver has a goroutine write what is queued. The caller holds mu.
+func (o *outbox) handOver() { o.drains.Go(o.drain) }
+
+func (o *outbox) drain() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for len(o.buf) > 0 && !o.broken {
+		b := o.buf
+		o.buf = o.spare[:0]
+		o.mu.Unlock()
+		_, err := o.nc.Write(b)
+		o.mu.Lock()
+		o.spare = b
+		if err != nil {
+			o.fail()
+		}
+	}
+	o.writing = false
+}
+
+// close returns when nobody writes any more. The connection must be closed.
+func (o *outbox) close() {
+	o.mu.Lock()
+	o.broken = true
+	o.mu.Unlock()
+	o.drains.Wait()
+}
