@@ -1,0 +1,81 @@
+package locktable
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// maxSteps bounds the search for a circle. A search that is given up finds none:
+// the waiter waits, as it would without the search.
+const maxSteps = 4096
+
+func (p Peer) String() string {
+	if p.PID == 0 {
+		return "a process that is not visible from here"
+	}
+	if p.Cmd == "" {
+		return fmt.Sprintf("pid %d", p.PID)
+	}
+	return fmt.Sprintf("pid %d (%s)", p.PID, p.Cmd)
+}
+
+// circle looks for a chain of local owners that leads from the holder of l, by
+// what each waits for, back to the newcomer. It returns the chain in words, or "".
+// A circle can only be closed by somebody who starts to wait, so looking then
+// is enough as long as each owner waits for one lock at a time.
+func (t *Table) circle(s *session, owner uint64, l *lock) string {
+	type step struct {
+		lock *lock // somebody waits for it
+		from int   // index of the step that led here; −1: the newcomer's own
+	}
+	path := []step{{l, -1}}
+	seen := map[*lock]bool{l: true}
+	for i, steps := 0, 0; i < len(path); i++ {
+		at := path[i].lock
+		h := &at.hold
+		if at.ownedBy(s, owner) {
+			var locks []*lock
+			for j := i; j >= 0; j = path[j].from {
+				locks = append(locks, path[j].lock)
+			}
+			return inWords(locks)
+		}
+		if h.num == 0 || h.owner == 0 || h.orphan {
+			continue
+		}
+		own := h.session.owners[h.owner]
+		if own == nil {
+			continue
+		}
+		for w := own.head; w != nil; w = w.links[byOwner].next {
+			if steps++; steps > maxSteps {
+				return ""
+			}
+			if !seen[w.lock] {
+				seen[w.lock] = true
+				path = append(path, step{w.lock, i})
+			}
+		}
+	}
+	return ""
+}
+
+// inWords tells a circle: locks[0] is held by the newcomer, each further lock's
+// holder waits for the one before it, and the newcomer asks for the last.
+func inWords(locks []*lock) string {
+	var b strings.Builder
+	last := len(locks) - 1
+	fmt.Fprintf(&b, "waiting would never end: you ask for %q", locks[last].name)
+	for i := last; i > 0; i-- {
+		h := &locks[i].hold
+		fmt.Fprintf(&b, ", held by owner %d of %s, who waits for %q", h.owner, h.session.peer, locks[i-1].name)
+	}
+	b.WriteString(", which you hold; release it first, or take the two in one order everywhere")
+	if b.Len() <= protocol.MaxMessage {
+		return b.String()
+	}
+	return fmt.Sprintf("waiting would never end: you ask for %.200q, whose holder waits for somebody else in a circle of %d owners that ends with %.200q, which you hold",
+		locks[last].name, len(locks), locks[0].name)
+}

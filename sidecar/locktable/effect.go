@@ -1,0 +1,37 @@
+package locktable
+
+import "github.com/locksidecar/locksidecar/protocol"
+
+// EffectKind says what the caller of the table has to do.
+type EffectKind uint8
+
+const (
+	Granted     EffectKind = iota + 1 // answer Session's request ID: Token, Hold, Count, Deadline
+	Released                          // answer: Count (no effect if the request had no ID)
+	Refusal                           // answer: Code, Msg
+	Canceled                          // answer to a cancel: Was
+	Forced                            // answer to a force_release: Hold
+	Lost                              // event to Session: Hold, Reason
+	Lease                             // event to Session: Deadline
+	Redis                             // carry out Op and bring back its one Result
+	Subscribe                         // listen on the channel of Name
+	Unsubscribe                       // stop listening
+)
+
+// Effect is one thing the table wants done. Effects are values in the order in
+// which they must happen.
+type Effect struct {
+	Kind     EffectKind
+	Was      bool
+	Count    uint32
+	Session  SessionID
+	ID       uint64
+	Hold     uint64
+	Token    uint64
+	Deadline int64 // CLOCK_BOOTTIME, ns
+	Code     protocol.Code
+	Reason   protocol.Reason
+	Msg      string
+	Name     string
+	Op       Op
+}

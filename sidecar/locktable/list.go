@@ -1,0 +1,90 @@
+package locktable
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// Info describes one lock; false: nobody local holds it, waits for it or is
+// giving it back.
+func (t *Table) Info(now int64, name string) (protocol.LockRow, bool) {
+	l := t.byName[name]
+	if l == nil {
+		return protocol.LockRow{}, false
+	}
+	return l.row(now), true
+}
+
+// List describes locks until yield says that there is no room for the one it was
+// given. after is 0, or what the call before returned; it returns 0 at the end.
+//
+// It walks from the back, and a lock that goes is replaced by the last one: so a
+// lock that stays is never missed, though it may be met twice.
+func (t *Table) List(now int64, after uint64, yield func(protocol.LockRow) bool) (next uint64) {
+	i := len(t.locks)
+	if after != 0 {
+		i = int(min(after, uint64(i)))
+	}
+	for ; i > 0; i-- {
+		if !yield(t.locks[i-1].row(now)) {
+			return uint64(i)
+		}
+	}
+	return 0
+}
+
+func (l *lock) row(now int64) protocol.LockRow {
+	r := protocol.LockRow{Name: l.name, State: protocol.StateFree}
+	h, q := &l.hold, l.queue
+	switch {
+	case h.num != 0:
+		p := &h.session.peer
+		r.State = protocol.StateHeld
+		r.Hold, r.Token, r.Count, r.Owner = h.num, h.token, h.count, h.owner
+		r.Session, r.PID, r.UID, r.Cmd = uint64(h.session.id), p.PID, p.UID, p.Cmd
+		r.HeldMS, r.DeadlineNS = millis(now-h.granted), l.until()
+		r.LeaseMS, r.Orphan = int64(h.leaseMS), h.orphan
+	case q != nil && q.remote:
+		r.State = protocol.StateRemote
+		r.RemoteField, r.RemoteTTLMS = q.field, q.ttlMS
+		if q.ttlMS >= 0 {
+			r.RemoteTTLMS = max(0, q.ttlMS-millis(now-q.seenAt))
+		}
+	case l.op.kind != NoOp:
+		r.State = protocol.StateBusy
+	}
+	if q != nil {
+		r.Waiting = q.len
+		for w := q.head; w != nil && len(r.Waiters) < protocol.MaxWaiters; w = w.links[byLock].next {
+			p := &w.session.peer
+			r.Waiters = append(r.Waiters, protocol.WaiterRow{
+				Session: uint64(w.session.id), PID: p.PID, UID: p.UID, Cmd: p.Cmd,
+				Owner: w.owner, WaitedMS: millis(now - w.since),
+			})
+		}
+	}
+	return r
+}
+
+func millis(ns int64) int64 { return max(0, ns/int64(time.Millisecond)) }
+
+// Holds counts what a session holds.
+func (t *Table) Holds(id SessionID) int {
+	if s := t.sessions[id]; s != nil {
+		return s.nholds
+	}
+	return 0
+}
+
+// Owing counts locks that are nobody's here and that Redis has not been told of,
+// as far as it can be told.
+func (t *Table) Owing() int {
+	n := 0
+	for _, l := range t.locks {
+		if l.hold.num == 0 && (l.op.kind != NoOp || t.up && l.known.state != none) {
+			n++
+		}
+	}
+	return n
+}

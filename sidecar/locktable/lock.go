@@ -1,0 +1,286 @@
+package locktable
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/wheel"
+)
+
+// lock is one name: the hold that a local owner has, the local queue, what is
+// known of Redis, and the operation in flight.
+type lock struct {
+	name  string
+	timer wheel.Timer[timed] // the next time at which anything here is due
+	place int
+
+	hold  hold
+	known known
+	op    flight
+	top   uint64 // largest number that any hold of this lock, or operation on it, had
+
+	renewAt int64  // watchdog: when the next renewal is due
+	retryAt int64  // after an error: no operation before
+	queue   *queue // nil while nobody waits and nothing is subscribed
+}
+
+// hold is one acquisition. num 0: nobody local holds the lock.
+type hold struct {
+	num, token   uint64
+	owner        uint64
+	session      *session
+	prev, next   *lock // the session's other holds
+	granted      int64
+	deadline     int64  // as the client was told with the grant
+	tells        uint32 // session.tells then
+	maxHoldAt    int64  // 0: never
+	releaseAt    int64  // orphan: when its crash delay ends
+	bucket       int64  // see session.marks
+	count        uint32
+	leaseMS      uint32 // 0: watchdog
+	crashDelayMS uint32
+	orphan       bool // its session is gone
+	refused      bool // Redis refuses to renew it
+	marked       bool
+}
+
+// known is what Redis is known to have under the name.
+type known struct {
+	state     state
+	fresh     bool   // no hold has had num yet: it was taken for the queue
+	tokens    uint16 // how many are drawn and not given out,
+	token     uint64 // the next of them
+	num       uint64
+	until     int64  // the key is ours until then at least, by Redis's own clock rate
+	count     uint32 // 0: not certain, so that it differs from every hold's
+	leaseMS   uint32
+	contended int64 // since when others are known to listen; 0: they are not
+	listeners int32 // subscribers of the lock's channel, this sidecar among them; −1: unknown
+}
+
+type state uint8
+
+const (
+	none  state = iota // no field of ours
+	maybe              // an operation with unknown end may have put one there
+	ours               // ours until known.until
+)
+
+// flight is the operation in flight; NoOp: none.
+type flight struct {
+	kind    OpKind
+	fresh   bool // made for the queue, not for a hold
+	wake    bool // something happened that makes an answer "somebody else's" old news
+	reserve uint16
+	num     uint64
+	at      int64
+	count   uint32
+	leaseMS uint32
+}
+
+func ms[T uint32 | int64](v T) int64 { return int64(v) * int64(time.Millisecond) }
+
+// validity is how long a lease may be believed in, counted from the moment at
+// which the operation was sent: the lease less what two clocks may differ by.
+func validity(leaseMS uint32) int64 {
+	return ms(leaseMS) - ms(leaseMS)/100 - int64(2*time.Millisecond)
+}
+
+func (t *Table) leaseOf(leaseMS uint32) uint32 {
+	if leaseMS == 0 {
+		return t.leaseMS
+	}
+	return leaseMS
+}
+
+// lockFor returns the lock of a name, made if need be.
+func (t *Table) lockFor(name string) *lock {
+	l := t.byName[name]
+	if l == nil {
+		l = &lock{name: name, place: len(t.locks)}
+		l.timer.Value = l
+		t.byName[name] = l
+		t.locks = append(t.locks, l)
+	}
+	return l
+}
+
+func (t *Table) forget(l *lock) {
+	t.wheel.Remove(&l.timer)
+	delete(t.byName, l.name)
+	last := len(t.locks) - 1
+	moved := t.locks[last]
+	t.locks[l.place] = moved
+	moved.place = l.place
+	t.locks[last] = nil
+	t.locks = t.locks[:last]
+}
+
+// until is the deadline of the current hold: the largest that its client was
+// told. The key may be ours for longer, but nobody may act on what the client
+// does not know: it has stopped believing.
+func (l *lock) until() int64 {
+	h := &l.hold
+	switch {
+	case h.leaseMS != 0:
+		return h.deadline
+	case h.orphan:
+		return l.known.until
+	case h.session.tells != h.tells:
+		return max(h.deadline, h.session.told)
+	}
+	return h.deadline
+}
+
+func (l *lock) due(t *Table, now int64) { t.settle(now, l) }
+
+// settle brings a lock to rest after any change: what has ended ends, who can be
+// granted is granted, what Redis must be told is asked, and the timer is set to
+// the next time at which any of that may change.
+func (t *Table) settle(now int64, l *lock) {
+	t.now = now
+	t.expire(now, l)
+	if l.hold.refused && now >= t.abandonAt(l) {
+		t.abandon(l)
+	}
+	t.serve(now, l)
+	t.ask(now, l)
+	t.listen(now, l)
+	if l.idle() {
+		t.forget(l)
+		return
+	}
+	if at, ok := t.wakeAt(l); ok {
+		t.arm(&l.timer, at)
+	} else {
+		t.wheel.Remove(&l.timer)
+	}
+}
+
+func (l *lock) idle() bool {
+	return l.hold.num == 0 && l.op.kind == NoOp && l.known.state == none && l.queue == nil
+}
+
+// expire ends a hold whose time is over.
+func (t *Table) expire(now int64, l *lock) {
+	h := &l.hold
+	switch {
+	case h.num == 0:
+	case now >= l.until():
+		t.lose(l, protocol.Expired)
+	case h.maxHoldAt != 0 && now >= h.maxHoldAt:
+		t.lose(l, protocol.MaxHold)
+	case h.releaseAt != 0 && now >= h.releaseAt:
+		t.endHold(l)
+	}
+}
+
+// endHold makes the lock free for the next local waiter, or to be dropped.
+func (t *Table) endHold(l *lock) {
+	t.unlinkHold(l)
+	delete(t.byHold, l.hold.num)
+	l.hold = hold{}
+}
+
+// watched tells whether the watchdog renews the current hold.
+func (l *lock) watched() bool { return l.hold.num != 0 && l.hold.leaseMS == 0 }
+
+// ask sends the operation, if there is one, that brings Redis nearer to what it
+// should have. At most one is in flight.
+func (t *Table) ask(now int64, l *lock) {
+	if l.op.kind != NoOp || !t.up || now < l.retryAt {
+		return
+	}
+	l.retryAt = 0
+	k, h := &l.known, &l.hold
+	waiters := 0
+	if l.queue != nil {
+		waiters = l.queue.len
+	}
+	switch {
+	case h.num != 0:
+		lease := t.leaseMS
+		if h.leaseMS != 0 {
+			// What is left of a fixed lease, and its drift, so that the key
+			// does not outlive the hold by more than it would have.
+			left := h.deadline - now + ms(h.leaseMS) - validity(h.leaseMS)
+			lease = uint32((left + int64(time.Millisecond) - 1) / int64(time.Millisecond))
+		}
+		reserve := uint16(0)
+		if waiters > 0 && int(k.tokens) < max(1, t.cfg.HandoffBudget/4) {
+			reserve = uint16(t.cfg.HandoffBudget)
+		}
+		switch {
+		case k.state == maybe: // Redis lost its data: assert what we hold
+			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve})
+		case k.num != h.num, waiters > 0 && k.tokens == 0:
+			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve, Held: true})
+		case k.count != h.count, l.watched() && now >= l.renewAt:
+			t.send(now, l, Op{Kind: Keep, Num: h.num, Count: h.count, LeaseMS: lease})
+		}
+	case waiters > 0 && !(l.queue.stand && k.state != none):
+		if k.state == ours || now >= l.queue.tryAt {
+			reserve := uint16(1)
+			if waiters > 1 {
+				reserve = uint16(t.cfg.HandoffBudget)
+			}
+			t.lastNum++
+			t.send(now, l, Op{Kind: Take, Num: t.lastNum, Count: 1, LeaseMS: t.leaseOf(l.queue.head.leaseMS), Reserve: reserve})
+		}
+	case k.state != none:
+		t.send(now, l, Op{Kind: Drop, Num: l.top, Count: 1})
+	}
+}
+
+func (t *Table) send(now int64, l *lock, op Op) {
+	op.Name = l.name
+	l.op = flight{
+		kind: op.Kind, fresh: l.hold.num == 0, num: op.Num, at: now,
+		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve,
+	}
+	l.top = max(l.top, op.Num)
+	if op.Kind != Drop {
+		// It may shorten the key's life as soon as it is sent.
+		l.known.until = min(l.known.until, now+validity(op.LeaseMS))
+		t.mark(l)
+	}
+	t.emit(Effect{Kind: Redis, Op: op})
+}
+
+// wakeAt is the next time at which settle would do something.
+func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
+	sooner := func(v int64) {
+		if !ok || v < at {
+			at, ok = v, true
+		}
+	}
+	canAsk := l.op.kind == NoOp && t.up
+	if h := &l.hold; h.num != 0 {
+		sooner(l.until())
+		if h.maxHoldAt != 0 {
+			sooner(h.maxHoldAt)
+		}
+		if h.releaseAt != 0 {
+			sooner(h.releaseAt)
+		}
+		if h.refused {
+			sooner(t.abandonAt(l))
+		}
+		if canAsk && l.watched() {
+			sooner(max(l.renewAt, l.retryAt))
+		}
+	}
+	if q := l.queue; q != nil {
+		if q.head == nil || l.hold.num != 0 {
+			if q.sub != unsubscribed {
+				sooner(q.lingerUntil)
+			}
+		} else if canAsk {
+			sooner(max(q.tryAt, l.retryAt))
+		}
+	}
+	if canAsk && l.retryAt != 0 {
+		sooner(l.retryAt)
+	}
+	return at, ok
+}

@@ -1,0 +1,429 @@
+package locktable
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/wheel"
+)
+
+// queue is what a lock needs while it is contended: its local waiters in the
+// order of their arrival, and its dealings with other hosts.
+type queue struct {
+	list
+
+	remote bool   // Redis's last word: somebody else has it
+	field  string // whose field that was
+	ttlMS  int64  // its time to live then; −1: none
+	seenAt int64
+	tryAt  int64 // no Take before, unless the key is ours
+
+	run        int  // grants in a row without a release in Redis, while others listen
+	stand      bool // the run is over: drop the lock before anybody local gets it
+	standUntil int64
+
+	sub         subscription
+	lingerUntil int64
+
+	trouble string // what Redis answered last, if it was an error
+}
+
+type subscription uint8
+
+const (
+	unsubscribed subscription = iota
+	asked
+	subscribed
+)
+
+// waiter is an acquire that has not been answered.
+type waiter struct {
+	timer   wheel.Timer[timed]
+	lock    *lock
+	session *session
+	id      uint64
+	owner   uint64
+	since   int64
+	links   [lists]struct{ prev, next *waiter }
+
+	leaseMS, maxHoldMS, crashDelayMS uint32
+
+	try          bool // wait_ms 0
+	notReentrant bool
+}
+
+// A waiter stands in three lists: its lock's, its session's and its owner's.
+const (
+	byLock = iota
+	bySession
+	byOwner
+	lists
+)
+
+// list is a doubly linked list through one of the waiter's links.
+type list struct {
+	head, tail *waiter
+	len        int
+}
+
+func (q *list) push(w *waiter, by int) {
+	w.links[by].prev = q.tail
+	if q.tail != nil {
+		q.tail.links[by].next = w
+	} else {
+		q.head = w
+	}
+	q.tail = w
+	q.len++
+}
+
+func (q *list) remove(w *waiter, by int) {
+	at := &w.links[by]
+	if at.prev != nil {
+		at.prev.links[by].next = at.next
+	} else {
+		q.head = at.next
+	}
+	if at.next != nil {
+		at.next.links[by].prev = at.prev
+	} else {
+		q.tail = at.prev
+	}
+	at.prev, at.next = nil, nil
+	q.len--
+}
+
+// Acquire asks for a lock. It is answered by one Granted or Refusal, now or later,
+// unless the session ends first.
+func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
+	s := t.sessions[id]
+	if s == nil || s.detached {
+		return
+	}
+	l := t.byName[req.Name]
+	if l != nil {
+		t.expire(now, l)
+		if h := &l.hold; !req.NotReentrant && l.ownedBy(s, req.Owner) && h.count < 1<<31 {
+			t.reenter(l, req.ID)
+			t.settle(now, l)
+			return
+		}
+	}
+	if t.limited(s, l, req.ID) {
+		if l != nil {
+			t.settle(now, l)
+		}
+		return
+	}
+	l = t.lockFor(req.Name)
+	if l.queue == nil {
+		l.queue = new(queue)
+	}
+	q := l.queue
+	switch {
+	case req.WaitMS == 0 && (l.hold.num != 0 || q.head != nil):
+		t.refuse(s, req.ID, protocol.Timeout, "%s", l.whyNot())
+		t.settle(now, l)
+		return
+	case req.WaitMS != 0 && req.Owner != 0 && l.hold.num != 0:
+		if circle := t.circle(s, req.Owner, l); circle != "" {
+			t.refuse(s, req.ID, protocol.Deadlock, "%s", circle)
+			t.settle(now, l)
+			return
+		}
+	}
+	w := &waiter{
+		lock: l, session: s, id: req.ID, owner: req.Owner, since: now,
+		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS),
+		try: req.WaitMS == 0, notReentrant: req.NotReentrant,
+	}
+	w.timer.Value = w
+	if q.head == nil {
+		q.tryAt = max(now, q.standUntil)
+	}
+	q.push(w, byLock)
+	s.waits[w.id] = w
+	s.queue.push(w, bySession)
+	if w.owner != 0 {
+		if s.owners[w.owner] == nil {
+			s.owners[w.owner] = new(list)
+		}
+		s.owners[w.owner].push(w, byOwner)
+	}
+	t.waiting++
+	if req.WaitMS > 0 {
+		t.arm(&w.timer, now+ms(req.WaitMS))
+	}
+	t.settle(now, l)
+}
+
+// limited refuses an acquire that would go over a limit.
+func (t *Table) limited(s *session, l *lock, id uint64) bool {
+	switch {
+	case s.nholds+len(s.waits) >= t.cfg.MaxHolds:
+		t.refuse(s, id, protocol.Limit, "this client has %d locks held or waited for; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
+	case len(s.waits) >= t.cfg.MaxWaiters:
+		t.refuse(s, id, protocol.Limit, "this client has %d acquires waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
+	case l == nil && len(t.locks) >= t.cfg.MaxLocks, t.waiting >= t.cfg.MaxLocks:
+		t.refuse(s, id, protocol.Limit, "this sidecar has %d locks held or waited for; release some, or raise max-locks of the sidecar", t.cfg.MaxLocks)
+	default:
+		return false
+	}
+	return true
+}
+
+// whyNot says for a try why the lock was not to be had.
+func (l *lock) whyNot() string {
+	if l.hold.num != 0 {
+		return "held by " + l.hold.session.peer.String() + " on this host"
+	}
+	if l.queue != nil && l.queue.remote {
+		return "held by " + l.queue.field + ", not on this host"
+	}
+	return "others on this host wait for it"
+}
+
+// due ends a wait whose time is over.
+func (w *waiter) due(t *Table, now int64) {
+	l := w.lock
+	t.unqueue(w)
+	code, msg := protocol.Timeout, "waited "+time.Duration(now-w.since).Round(time.Millisecond).String()+"; "+l.whyNot()
+	if l.hold.num == 0 {
+		if trouble := t.trouble(l); trouble != "" {
+			code, msg = protocol.Unavailable, trouble
+		}
+	}
+	t.refuse(w.session, w.id, code, "%s", msg)
+	t.settle(now, l)
+}
+
+// trouble says what keeps this sidecar from asking Redis for the lock; "": nothing.
+func (t *Table) trouble(l *lock) string {
+	switch {
+	case !t.up:
+		return t.why
+	case l.queue.trouble == "" && l.retryAt != 0: // it came before the queue
+		return "Redis could not carry out the last request for this lock; it is asked again in a moment"
+	}
+	return l.queue.trouble
+}
+
+func (t *Table) unqueue(w *waiter) {
+	t.wheel.Remove(&w.timer)
+	w.lock.queue.remove(w, byLock)
+	s := w.session
+	delete(s.waits, w.id)
+	s.queue.remove(w, bySession)
+	if w.owner != 0 {
+		own := s.owners[w.owner]
+		if own.remove(w, byOwner); own.len == 0 {
+			delete(s.owners, w.owner)
+		}
+	}
+	t.waiting--
+}
+
+// Cancel ends a waiting acquire of the session.
+func (t *Table) Cancel(now int64, id SessionID, req protocol.Cancel) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	w := s.waits[req.Target]
+	if w != nil {
+		t.unqueue(w)
+		t.refuse(s, w.id, protocol.Canceled, "canceled by the client")
+	}
+	if req.ID != 0 {
+		t.emit(Effect{Kind: Canceled, Session: id, ID: req.ID, Was: w != nil})
+	}
+	if w != nil {
+		t.settle(now, w.lock)
+	}
+}
+
+// serve grants a free lock to the head of its queue if Redis is known to let us,
+// and answers heads that will not wait.
+func (t *Table) serve(now int64, l *lock) {
+	q := l.queue
+	for q != nil && q.head != nil && l.hold.num == 0 {
+		w := q.head
+		if l.known.state == ours && l.op.kind != Drop {
+			if !q.stand && t.spent(now, l) {
+				q.stand = true
+			}
+			if !q.stand && t.grantable(now, l, w) {
+				t.grant(now, l, w)
+				return
+			}
+		}
+		if !w.try {
+			return
+		}
+		switch {
+		case q.stand || now < q.standUntil:
+			t.unqueue(w)
+			t.refuse(w.session, w.id, protocol.Timeout, "it is another host's turn")
+		case l.op.kind == NoOp && (!t.up || now < l.retryAt):
+			t.unqueue(w)
+			t.refuse(w.session, w.id, protocol.Unavailable, "%s", t.trouble(l))
+		default:
+			return
+		}
+	}
+}
+
+// othersListen tells whether somebody on another host may be waiting: whether
+// the lock's channel has more subscribers than this sidecar.
+func (l *lock) othersListen() bool {
+	self := int32(0)
+	if l.queue != nil && l.queue.sub == subscribed {
+		self = 1
+	}
+	return l.known.listeners < 0 || l.known.listeners > self
+}
+
+// spent tells whether this host has had the lock for long enough in a row.
+func (t *Table) spent(now int64, l *lock) bool {
+	q := l.queue
+	since := l.known.contended
+	return since != 0 && (q.run >= t.cfg.HandoffBudget || now-since >= int64(t.cfg.HandoffTime))
+}
+
+// grantable tells whether what is known of Redis covers the waiter: a token to
+// give it, and validity that is long enough to be worth having. A lease that was
+// taken for it may have spent up to two thirds on the way; one that it inherits
+// has to be as long as its own.
+func (t *Table) grantable(now int64, l *lock, w *waiter) bool {
+	k := &l.known
+	if k.tokens == 0 {
+		return false
+	}
+	lease, left := t.leaseOf(w.leaseMS), k.until-now
+	if w.leaseMS == 0 || k.fresh && k.leaseMS == lease {
+		return left >= ms(lease)/3
+	}
+	return left >= validity(lease)
+}
+
+// grant makes the waiter the holder. If another hold had the lock before, this
+// is a handoff: Redis learns of it behind the answer.
+func (t *Table) grant(now int64, l *lock, w *waiter) {
+	k, q, s := &l.known, l.queue, w.session
+	t.unqueue(w)
+	num := k.num
+	if !k.fresh || k.num != l.top {
+		t.lastNum++
+		num = t.lastNum
+		l.top = num
+	}
+	k.fresh = false
+	l.hold = hold{
+		num: num, token: k.token, owner: w.owner, session: s, granted: now, count: 1,
+		leaseMS: w.leaseMS, crashDelayMS: w.crashDelayMS,
+	}
+	k.token++
+	k.tokens--
+	h := &l.hold
+	if w.maxHoldMS != 0 {
+		h.maxHoldAt = now + ms(w.maxHoldMS)
+	}
+	until := min(k.until, now+validity(t.leaseOf(w.leaseMS)))
+	h.deadline, h.tells = until, s.tells
+	if h.leaseMS == 0 {
+		// The operation that tells Redis may shorten the key's life to this.
+		k.until = until
+		if len(s.marks) == 0 {
+			s.told = until / t.bucket() * t.bucket() // nobody needs to hear of less
+		}
+		if until < s.told {
+			s.behind = min(s.behind, until)
+		}
+	}
+	if k.contended == 0 {
+		q.run = 0
+	}
+	q.run++
+	t.byHold[num] = l
+	t.linkHold(l)
+	t.mark(l)
+	t.emit(Effect{Kind: Granted, Session: s.id, ID: w.id, Token: h.token, Hold: num, Count: 1, Deadline: until})
+
+	// Other acquires of the same owner have become re-entries.
+	if own := s.owners[w.owner]; w.owner != 0 && own != nil {
+		for o := own.head; o != nil; {
+			next := o.links[byOwner].next
+			if o.lock == l && !o.notReentrant {
+				t.unqueue(o)
+				t.reenter(l, o.id)
+			}
+			o = next
+		}
+	}
+}
+
+// ownedBy tells whether this owner of this session has the lock.
+func (l *lock) ownedBy(s *session, owner uint64) bool {
+	h := &l.hold
+	return h.num != 0 && owner != 0 && h.owner == owner && h.session == s && !h.orphan
+}
+
+func (t *Table) reenter(l *lock, id uint64) {
+	h := &l.hold
+	h.count++
+	if l.watched() {
+		h.deadline = max(l.until(), l.known.until)
+	}
+	t.emit(Effect{Kind: Granted, Session: h.session.id, ID: id, Token: h.token, Hold: h.num, Count: h.count, Deadline: l.until()})
+}
+
+// Release ends one entry of a hold. Redis's answer cannot change this one.
+func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	l := t.byHold[req.Hold]
+	if l != nil {
+		t.expire(now, l)
+	}
+	if l == nil || l.hold.num != req.Hold || l.hold.orphan || l.hold.session != s {
+		if req.ID != 0 {
+			t.refuse(s, req.ID, protocol.NotHeld, "this client does not hold %d: it released it before, lost it, or never had it; nothing was changed", req.Hold)
+		}
+	} else {
+		l.hold.count--
+		if req.ID != 0 {
+			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: l.hold.count})
+		}
+		if l.hold.count == 0 {
+			t.endHold(l)
+		}
+	}
+	if l != nil {
+		t.settle(now, l)
+	}
+}
+
+// ForceRelease ends the hold on a name, whoever owns it. The caller has checked
+// that the session may.
+func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	l := t.byName[req.Name]
+	if l != nil {
+		t.expire(now, l)
+	}
+	if l == nil || l.hold.num == 0 {
+		t.refuse(s, req.ID, protocol.NotHeld, "nobody holds %q through this sidecar; force it on the host of its holder", req.Name)
+	} else {
+		num := l.hold.num
+		t.lose(l, protocol.ByForce)
+		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num})
+	}
+	if l != nil {
+		t.settle(now, l)
+	}
+}

@@ -1,0 +1,269 @@
+package locktable
+
+import (
+	"math"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// session is one client: its holds, its waiters, and what it was told about its
+// watchdog deadlines.
+type session struct {
+	id       SessionID
+	peer     Peer
+	detached bool // lives, but is no longer served: its holds are not renewed
+
+	holds  *lock // first of the locks it holds, linked by hold.next
+	nholds int
+
+	queue  list               // its waiters in the order of their arrival
+	waits  map[uint64]*waiter // the same by request id
+	owners map[uint64]*list   // the same by owner, without those of owner 0
+
+	// Deadlines of its watchdog holds, counted in buckets of a sixteenth of the
+	// lease, so that their minimum costs nothing however many there are.
+	marks  map[int64]int32
+	low    int64 // no bucket below it is in marks
+	listed bool  // in Table.renewed
+
+	told   int64  // deadline of the last Lease effect, or about that of the first watchdog hold
+	behind int64  // earliest deadline before told with which a hold was granted since then
+	tells  uint32 // Lease effects so far
+}
+
+// Open begins a session.
+func (t *Table) Open(_ int64, id SessionID, p Peer) {
+	t.sessions[id] = &session{
+		id:     id,
+		peer:   p,
+		waits:  make(map[uint64]*waiter),
+		owners: make(map[uint64]*list),
+		marks:  make(map[int64]int32),
+		low:    math.MaxInt64,
+		behind: math.MaxInt64,
+	}
+}
+
+// Close ends a session because its client died: its waiters vanish without an
+// answer, its holds are released, each after its crash delay.
+func (t *Table) Close(now int64, id SessionID) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	delete(t.sessions, id)
+	locks := t.dropWaiters(s)
+	for s.holds != nil {
+		l := s.holds
+		h := &l.hold
+		t.unlinkHold(l)
+		h.orphan = true
+		if h.crashDelayMS > 0 {
+			h.releaseAt = now + ms(h.crashDelayMS)
+		} else {
+			t.endHold(l)
+		}
+		locks = append(locks, l)
+	}
+	t.settleAll(now, locks)
+}
+
+// Detach ends the service to a client that lives but misbehaves: its waiters
+// vanish, its holds stay, unrenewed, until their deadlines. Close releases them
+// earlier.
+func (t *Table) Detach(now int64, id SessionID) {
+	s := t.sessions[id]
+	if s == nil || s.detached {
+		return
+	}
+	s.detached = true
+	locks := t.dropWaiters(s)
+	for l := s.holds; l != nil; l = l.hold.next {
+		if h := &l.hold; h.leaseMS == 0 {
+			// Without the watchdog, what is left of its lease is a fixed lease.
+			t.unmark(l)
+			h.deadline = l.until()
+			h.leaseMS = t.leaseMS
+		}
+		locks = append(locks, l)
+	}
+	t.settleAll(now, locks)
+}
+
+// dropWaiters takes all of a session's waiters away and returns their locks. These
+// are settled when the session is out of all of them: the next holder of one must
+// not be the same session again.
+func (t *Table) dropWaiters(s *session) []*lock {
+	locks := make([]*lock, 0, s.queue.len)
+	for s.queue.head != nil {
+		w := s.queue.head
+		t.unqueue(w)
+		locks = append(locks, w.lock)
+	}
+	return locks
+}
+
+func (t *Table) settleAll(now int64, locks []*lock) {
+	for _, l := range locks {
+		if t.byName[l.name] == l { // it may be listed twice, and be gone by now
+			t.settle(now, l)
+		}
+	}
+}
+
+// Waiting tells whether the session has an unanswered acquire with this id.
+func (t *Table) Waiting(id SessionID, request uint64) bool {
+	s := t.sessions[id]
+	return s != nil && s.waits[request] != nil
+}
+
+func (t *Table) linkHold(l *lock) {
+	h := &l.hold
+	s := h.session
+	h.prev, h.next = nil, s.holds
+	if s.holds != nil {
+		s.holds.hold.prev = l
+	}
+	s.holds = l
+	s.nholds++
+}
+
+// unlinkHold takes the hold out of its session's list; the session stays known
+// as the one that took it.
+func (t *Table) unlinkHold(l *lock) {
+	h := &l.hold
+	if h.orphan {
+		return
+	}
+	if h.prev != nil {
+		h.prev.hold.next = h.next
+	} else {
+		h.session.holds = h.next
+	}
+	if h.next != nil {
+		h.next.hold.prev = h.prev
+	}
+	h.prev, h.next = nil, nil
+	h.session.nholds--
+	t.unmark(l)
+}
+
+// mark counts the deadline of a watchdog hold in its session. It is called
+// whenever known.until changes.
+func (t *Table) mark(l *lock) {
+	h := &l.hold
+	if h.num == 0 || h.leaseMS != 0 || h.orphan {
+		return
+	}
+	b := l.known.until / t.bucket()
+	if h.marked && h.bucket == b {
+		return
+	}
+	t.unmark(l)
+	h.marked, h.bucket = true, b
+	s := h.session
+	s.marks[b]++
+	s.low = min(s.low, b)
+}
+
+// bucket is the width of a bucket of session.marks.
+func (t *Table) bucket() int64 { return int64(t.cfg.Lease) / 16 }
+
+func (t *Table) unmark(l *lock) {
+	h := &l.hold
+	if !h.marked {
+		return
+	}
+	h.marked = false
+	s := h.session
+	if s.marks[h.bucket]--; s.marks[h.bucket] == 0 {
+		delete(s.marks, h.bucket)
+		t.news(s) // this one may have kept the others' deadline down
+	}
+	if len(s.marks) == 0 {
+		s.low = math.MaxInt64
+	}
+}
+
+// news has tellLeases look at the session.
+func (t *Table) news(s *session) {
+	if !s.listed {
+		s.listed = true
+		t.renewed = append(t.renewed, s)
+	}
+}
+
+// tellLeases sends each session with renewed holds the deadline that all of its
+// watchdog holds have reached, if that is news.
+func (t *Table) tellLeases() {
+	for i := 0; i < len(t.renewed); i++ { // it may grow
+		s := t.renewed[i]
+		t.renewed[i] = nil
+		s.listed = false
+		if !s.hasNews(t) {
+			continue
+		}
+		if t.now >= min(s.told, s.behind) {
+			// Of some holds the client has seen the deadline pass: they are lost,
+			// and must not come back to life by this event.
+			for l := s.holds; l != nil; {
+				next := l.hold.next
+				t.settle(t.now, l)
+				l = next
+			}
+			if !s.hasNews(t) {
+				continue
+			}
+		}
+		s.told, s.behind = s.reached(t), math.MaxInt64
+		s.tells++
+		t.emit(Effect{Kind: Lease, Session: s.id, Deadline: s.told})
+	}
+	t.renewed = t.renewed[:0]
+}
+
+// reached is the deadline that all watchdog holds of the session have reached.
+func (s *session) reached(t *Table) int64 {
+	for s.marks[s.low] == 0 {
+		s.low++
+	}
+	return s.low * t.bucket()
+}
+
+func (s *session) hasNews(t *Table) bool {
+	if len(s.marks) == 0 || s.detached {
+		return false
+	}
+	d := s.reached(t)
+	return d > s.told || d == s.told && s.behind != math.MaxInt64
+}
+
+// abandonAt is when a hold that Redis refuses to renew is given up for lost: some
+// time before its deadline, since that is also the deadline of everything else that
+// the session holds under the watchdog.
+func (t *Table) abandonAt(l *lock) int64 {
+	if !l.watched() || l.hold.orphan {
+		return math.MaxInt64
+	}
+	return l.until() - int64(t.cfg.Lease)/4
+}
+
+// abandon tells the owner of such a hold that it is lost. Nobody else gets the lock
+// before its deadline.
+func (t *Table) abandon(l *lock) {
+	h := &l.hold
+	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: protocol.Expired})
+	h.deadline = l.until()
+	h.leaseMS = t.leaseMS
+	t.unlinkHold(l)
+	h.orphan = true
+}
+
+// lose ends a hold that its owner did not release, and tells the owner so.
+func (t *Table) lose(l *lock, why protocol.Reason) {
+	h := &l.hold
+	if !h.orphan {
+		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: why})
+	}
+	t.endHold(l)
+}

@@ -1,0 +1,1089 @@
+package locktable_test
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// The checker knows what every client was told and what Redis really has, and
+// compares the two after whatever changes one of them.
+//
+// The heart of it is cover: as long as a hold is believed in, the key in Redis
+// belongs to its host and lives at least until the deadline that the client was
+// told. Exclusion between hosts, conservative deadlines and "never released early"
+// all follow from that, and it fails at the moment of the mistake, not when
+// somebody happens to take the lock in the gap.
+//
+// The excuse: what destroys a key from outside (an operator, FLUSHALL, a restart
+// without data, a foreign client's force) cannot be known to its holder at once.
+// The host's belief in that lock is excused until the moment at which the key would
+// have expired, but no longer than until the host was told that the key is gone.
+// Deadlines confirmed after the destruction are not excused, and between the
+// owners of one host nothing is ever excused.
+
+type holdState uint8
+
+const (
+	none       holdState = iota
+	live                 // its client believes in it
+	unattended           // its client believes in it, and hears nothing more of it
+	orphan               // its client is dead; it is kept for its crash delay
+)
+
+// hold is what the checker knows of the newest hold of a lock on a host.
+type hold struct {
+	state      holdState
+	fixed      bool
+	count      uint32
+	num, token uint64
+	owner      uint64
+	session    locktable.SessionID
+
+	// Host clock.
+	granted    int64
+	told       int64 // the newest deadline that the client was told
+	confirmed  int64 // the newest that the table can know of
+	maxEnd     int64 // grant + max_hold; 0: none
+	crash      int64 // crash delay
+	keepUntil  int64 // orphan: when its crash delay ends
+	detachedAt int64
+}
+
+// end is until when the hold must not be given to anybody else.
+func (c *hold) end() int64 {
+	end := c.told
+	if c.state == orphan {
+		if !c.fixed && c.detachedAt == 0 {
+			end = max(end, c.confirmed)
+		}
+		end = min(end, c.keepUntil)
+	}
+	if c.maxEnd > 0 && c.state != live {
+		end = min(end, c.maxEnd)
+	}
+	return end
+}
+
+// hostName is one lock as one host has it.
+type hostName struct {
+	hold     hold
+	inflight int32 // index of the operation in flight; -1: none
+	last     locktable.Outcome
+	lastKind locktable.OpKind
+	trouble  int64 // world time: when Redis last refused an operation on it
+	excuse   int64 // world time
+	endedAt  int64 // world time: when the hold ended
+	ranges   [8]tokenRange
+	rangeAt  int
+
+	contendedAt int64 // host clock: since when the table knows that others wait; 0: does not
+	handoffs    int   // since then
+	listeners   int32 // as the table was told last
+	yielding    bool  // it gave the lock back for others, and stands back
+	stoodAt     int64 // host clock: the same, when somebody waited here; 0: nobody did
+	standUntil  int64 // host clock
+
+	want   bool  // the table wants to be subscribed
+	server bool  // Redis has the subscription
+	acked  bool  // the table knows
+	deafAt int64 // world time: when the table was told that it has lost the subscription
+}
+
+func (hn *hostName) protected(now int64) bool {
+	return hn.hold.state != none && now < hn.hold.end()
+}
+
+// tokenRange is what one Take drew, as its table was told.
+type tokenRange struct {
+	next, last uint64
+	drawnAt    int64
+}
+
+type checker struct {
+	forcing      uint64           // hold that the force_release being played is about
+	knows        [maxHosts]uint16 // names whose loss a host has been told of
+	lastWake     int64
+	lastWakeHost int
+	digest       uint64 // of all effects, to compare two runs
+}
+
+type violation struct {
+	seed uint64
+	step int
+	now  int64
+	name int
+	what string
+}
+
+func (v violation) Error() string {
+	return fmt.Sprintf("seed %d, step %d, %s, %s: %s", v.seed, v.step, clockString(v.now), nameString(v.name), v.what)
+}
+
+func (w *world) violation(name int, format string, args ...any) {
+	panic(violation{w.seed, w.steps, w.now, name, fmt.Sprintf(format, args...)})
+}
+
+// ---- what tables do
+
+// apply carries out one effect of a table, after judging it.
+func (w *world) apply(h *host, e *locktable.Effect) {
+	d := &w.check.digest
+	for _, x := range [...]uint64{uint64(e.Kind), uint64(e.Session), e.ID, e.Hold, e.Token, uint64(e.Deadline), e.Op.Num} {
+		*d = (*d ^ x) * 0x100000001b3
+	}
+	if w.trace.on {
+		w.trace.effect(w, h, e)
+	}
+	switch e.Kind {
+	case locktable.Granted:
+		w.granted(h, e)
+	case locktable.Released:
+		w.released(h, e)
+	case locktable.Refusal:
+		w.refused(h, e)
+	case locktable.Canceled:
+		q := w.answers(h, e, reqCancel)
+		if e.Was != q.canceled {
+			w.violation(int(q.name), "cancel of %d is answered with %v; its acquire was answered with canceled: %v", q.target, e.Was, q.canceled)
+		}
+		if s := w.sessionOf(h, e); !e.Was && s.find(q.target, reqAcquire) >= 0 {
+			w.violation(int(q.name), "cancel of %d is answered with false, but it still waits", q.target)
+		}
+	case locktable.Forced:
+		q := w.answers(h, e, reqForce)
+		hn := &h.names[q.name]
+		if q.want != "" || e.Hold != q.target {
+			w.violation(int(q.name), "force_release ended hold %d; it was to find %d (%q)", e.Hold, q.target, q.want)
+		}
+		if hn.hold.state == live && hn.hold.num == e.Hold {
+			w.violation(int(q.name), "hold %d was forced, and its holder was not told", e.Hold)
+		}
+		if hn.hold.num == e.Hold {
+			w.endHold(h, int(q.name))
+		}
+	case locktable.Lost:
+		w.lost(h, e)
+	case locktable.Lease:
+		w.leased(h, e)
+	case locktable.Redis:
+		w.asked(h, e.Op)
+	case locktable.Subscribe:
+		n := nameIndex(e.Name)
+		if h.names[n].want {
+			w.violation(n, "host %d subscribes twice", h.index)
+		}
+		w.subscribe(h, n)
+	case locktable.Unsubscribe:
+		n := nameIndex(e.Name)
+		if !h.names[n].want {
+			w.violation(n, "host %d unsubscribes from what it is not subscribed to", h.index)
+		}
+		w.unsubscribe(h, n)
+	default:
+		w.violation(-1, "effect of kind %d", e.Kind)
+	}
+}
+
+func (s *session) find(id uint64, kind requestKind) int {
+	for i := range s.pend {
+		if s.pend[i].id == id && s.pend[i].kind == kind {
+			return i
+		}
+	}
+	return -1
+}
+
+func (w *world) sessionOf(h *host, e *locktable.Effect) *session {
+	slot := int(e.Session & 0xff)
+	if slot >= len(h.sessions) || h.sessions[slot].id != e.Session || !h.sessions[slot].open {
+		w.violation(-1, "host %d speaks to session %d, which is closed", h.index, e.Session)
+	}
+	return &h.sessions[slot]
+}
+
+// answers takes the request that e answers from those that wait for an answer.
+func (w *world) answers(h *host, e *locktable.Effect, kinds ...requestKind) pending {
+	s := w.sessionOf(h, e)
+	if s.detached {
+		w.violation(-1, "host %d answers session %d, which is detached", h.index, e.Session)
+	}
+	for _, kind := range kinds {
+		if i := s.find(e.ID, kind); i >= 0 {
+			q := s.pend[i]
+			s.pend = append(s.pend[:i], s.pend[i+1:]...)
+			if kind == reqAcquire {
+				w.pendings--
+				h.tries -= btoi(q.acquire.WaitMS == 0)
+			}
+			return q
+		}
+	}
+	w.violation(-1, "host %d answers request %d of session %d, which is not waiting for that", h.index, e.ID, e.Session)
+	panic("unreachable")
+}
+
+func (w *world) granted(h *host, e *locktable.Effect) {
+	s := w.sessionOf(h, e)
+	q := w.answers(h, e, reqAcquire)
+	n := int(q.name)
+	hn := &h.names[n]
+	c := &hn.hold
+	now := h.clock(w.now)
+	if e.Hold == c.num && c.state == live {
+		if c.session != s.id || c.owner == 0 || q.acquire.Owner != c.owner || q.acquire.NotReentrant {
+			w.violation(n, "two owners: session %d got hold %d of session %d", s.id, e.Hold, c.session)
+		}
+		if e.Token != c.token || e.Count != c.count+1 {
+			w.violation(n, "re-entry into hold %d: token %d and count %d, want %d and %d", e.Hold, e.Token, e.Count, c.token, c.count+1)
+		}
+		if now >= c.told {
+			w.violation(n, "re-entry into hold %d, whose deadline has passed", c.num)
+		}
+		c.count++
+		c.told = max(c.told, e.Deadline)
+		w.cover(h, n)
+		return
+	}
+	for i := range h.sessions {
+		for j := range h.sessions[i].pend {
+			if p := &h.sessions[i].pend[j]; p.kind == reqAcquire && p.name == q.name && p.order < q.order {
+				w.violation(n, "session %d was granted request %d out of turn: session %d's request %d came before", s.id, q.id, h.sessions[i].id, p.id)
+			}
+		}
+	}
+	if c.state == live || hn.protected(now) {
+		w.violation(n, "two owners: hold %d of session %d begins while host %d has hold %d of session %d until %d, and it is %d",
+			e.Hold, s.id, h.index, c.num, c.session, c.end(), now)
+	}
+	for _, g := range w.hosts {
+		other := &g.names[n]
+		if g == h || !other.protected(g.clock(w.now)) || other.excuse >= g.worldTime(other.hold.end()) || hn.excuse > w.now {
+			continue
+		}
+		w.violation(n, "two owners: hold %d on host %d begins while host %d has hold %d until %s",
+			e.Hold, h.index, g.index, other.hold.num, clockString(g.worldTime(other.hold.end())))
+	}
+	if e.Hold <= c.num || e.Count != 1 || h.used[e.Hold] {
+		w.violation(n, "a first entry with hold %d and count %d, after hold %d", e.Hold, e.Count, c.num)
+	}
+	h.used[e.Hold] = true
+	if e.Deadline <= now {
+		w.violation(n, "hold %d is granted with a deadline that has passed", e.Hold)
+	}
+	if lease := q.acquire.LeaseMS; lease > 0 && e.Deadline-now > lease*ms {
+		w.violation(n, "hold %d of a fixed lease of %d ms is granted for longer than that", e.Hold, lease)
+	}
+	w.checkToken(h, n, e.Token)
+	w.checkHandoff(h, n, now)
+	*c = hold{
+		state: live, num: e.Hold, token: e.Token, count: 1, owner: q.acquire.Owner, session: s.id,
+		fixed: q.acquire.LeaseMS > 0, granted: now, told: e.Deadline, confirmed: e.Deadline, crash: q.acquire.CrashDelayMS * ms,
+	}
+	if m := q.acquire.MaxHoldMS; m > 0 {
+		c.maxEnd = now + m*ms
+	}
+	w.lives++
+	w.cover(h, n)
+	holds := 0
+	for i := range h.names {
+		holds += btoi(h.names[i].hold.state == live && h.names[i].hold.session == s.id)
+	}
+	if limit := w.plan.table.MaxHolds; limit > 0 && holds > limit {
+		w.violation(n, "session %d has %d holds; the limit is %d", s.id, holds, limit)
+	}
+	if w.phase != stormy {
+		w.plan0(h, s, w.pause())
+	}
+}
+
+// checkToken: a token comes from a Take of this host, is used once, and is larger
+// than all before, unless it was drawn before Redis lost something.
+func (w *world) checkToken(h *host, n int, token uint64) {
+	hn := &h.names[n]
+	name := &w.redis.names[n]
+	for i := range hn.ranges {
+		r := &hn.ranges[i]
+		if token < r.next || token > r.last {
+			continue
+		}
+		r.next = token + 1
+		if token <= name.granted && r.drawnAt >= name.lostAt {
+			w.violation(n, "token %d after %d", token, name.granted)
+		}
+		name.granted = max(name.granted, token)
+		return
+	}
+	w.violation(n, "token %d was used before or never drawn by host %d", token, h.index)
+}
+
+// checkHandoff: while the table knows that others wait, a lock passes between
+// local owners no more often and no longer than it may.
+func (w *world) checkHandoff(h *host, n int, now int64) {
+	hn := &h.names[n]
+	if hn.contendedAt == 0 || !h.up { // while Redis is away nobody else could get it
+		return
+	}
+	budget, limit := 64, 50*ms
+	if b := w.plan.table.HandoffBudget; b > 0 {
+		budget = b
+	}
+	if t := w.plan.table.HandoffTime; t > 0 {
+		limit = int64(t)
+	}
+	if hn.handoffs++; hn.handoffs > budget || now-hn.contendedAt > limit {
+		w.violation(n, "host %d handed the lock over %d times in %s while others wait", h.index, hn.handoffs, time.Duration(now-hn.contendedAt))
+	}
+}
+
+func (w *world) endHold(h *host, n int) {
+	c := &h.names[n].hold
+	if c.state == live {
+		w.lives--
+		s := &h.sessions[c.session&0xff]
+		s.retire(c.num)
+		s.endedAt = w.now
+	}
+	c.state = none
+	h.names[n].endedAt = w.now
+}
+
+func (w *world) released(h *host, e *locktable.Effect) {
+	q := w.answers(h, e, reqRelease)
+	n := int(q.name)
+	if q.want != "" {
+		w.violation(n, "the release of hold %d succeeded, though the session does not have it", q.target)
+	}
+	if e.Count != q.count {
+		w.violation(n, "the release of hold %d leaves %d entries, want %d", q.target, e.Count, q.count)
+	}
+	if !q.either {
+		return
+	}
+	c := &h.names[n].hold
+	if c.state != live || c.num != q.target {
+		w.violation(n, "hold %d is answered as released after it was lost", q.target)
+	}
+	if c.count--; c.count == 0 {
+		w.endHold(h, n)
+	}
+}
+
+func (w *world) refused(h *host, e *locktable.Effect) {
+	s := w.sessionOf(h, e)
+	q := w.answers(h, e, reqAcquire, reqRelease, reqForce)
+	n := int(q.name)
+	if e.Msg == "" || len(e.Msg) > protocol.MaxMessage {
+		w.violation(n, "a refusal with a message of %d bytes", len(e.Msg))
+	}
+	if q.kind != reqAcquire {
+		if e.Code != protocol.NotHeld {
+			w.violation(n, "request %d is refused with %s", q.id, e.Code)
+		}
+		c := &h.names[max(n, 0)].hold
+		switch {
+		case q.want == protocol.NotHeld:
+		case !q.either:
+			w.violation(n, "hold %d is said not to be held", q.target)
+		case c.state == live && c.num == q.target:
+			w.violation(n, "hold %d is said not to be held, and its holder was not told that it is lost", q.target)
+		}
+		return
+	}
+	hn := &h.names[n]
+	now := h.clock(w.now)
+	due := q.arrived + q.acquire.WaitMS*ms
+	switch e.Code {
+	case protocol.Timeout:
+		switch {
+		case q.acquire.WaitMS == protocol.Forever || q.acquire.WaitMS > 0 && now < due:
+			w.violation(n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(due-now))
+		case q.acquire.WaitMS == 0 && !q.ahead && hn.last != locktable.Other && !w.occupied(h, n, q.order) && !hn.yielding && hn.listeners == 0:
+			w.violation(n, "the try %d of session %d timed out, and nobody was in its way", q.id, s.id)
+		}
+	case protocol.Unavailable:
+		if q.acquire.WaitMS == protocol.Forever || q.acquire.WaitMS > 0 && now < due {
+			w.violation(n, "request %d of session %d was unavailable too early", q.id, s.id)
+		}
+		if h.up && hn.last < locktable.Unsent && w.now-h.trouble > sec {
+			w.violation(n, "request %d of session %d was unavailable, though Redis answers", q.id, s.id)
+		}
+	case protocol.Denied:
+		if hn.last != locktable.Refused {
+			w.violation(n, "request %d of session %d was denied, though Redis denied nothing", q.id, s.id)
+		}
+	case protocol.Deadlock:
+		if !q.mayDeadlock {
+			w.violation(n, "request %d of session %d was told of a deadlock where there is none", q.id, s.id)
+		}
+	case protocol.Limit:
+		w.checkLimit(h, s, n)
+	case protocol.Canceled:
+		found := false
+		for i := range s.pend {
+			if p := &s.pend[i]; p.kind == reqCancel && p.target == q.id {
+				p.canceled, found = true, true
+			}
+		}
+		if !found {
+			w.violation(n, "request %d of session %d was canceled by nobody", q.id, s.id)
+		}
+	default:
+		w.violation(n, "request %d of session %d was refused with %s", q.id, s.id, e.Code)
+	}
+}
+
+// occupied tells whether somebody on the host has the lock, or stands before a
+// request in its queue.
+func (w *world) occupied(h *host, n int, order uint64) bool {
+	if h.names[n].hold.state != none {
+		return true
+	}
+	for i := range h.sessions {
+		for j := range h.sessions[i].pend {
+			if p := &h.sessions[i].pend[j]; p.kind == reqAcquire && int(p.name) == n && p.order < order {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (w *world) checkLimit(h *host, s *session, n int) {
+	t := &w.plan.table
+	if t.MaxHolds == 0 {
+		w.violation(n, "a limit was met where none is near")
+	}
+	holds, waiters, all := 0, 0, 0
+	for i := range h.names {
+		holds += btoi(h.names[i].hold.state == live && h.names[i].hold.session == s.id)
+	}
+	for i := range s.pend {
+		waiters += btoi(s.pend[i].kind == reqAcquire)
+	}
+	for i := range h.sessions {
+		for j := range h.sessions[i].pend {
+			all += btoi(h.sessions[i].pend[j].kind == reqAcquire)
+		}
+	}
+	locks := 0
+	h.table.List(h.clock(w.now), 0, func(protocol.LockRow) bool { locks++; return true })
+	if holds+waiters < t.MaxHolds && waiters < t.MaxWaiters && locks < t.MaxLocks && all < t.MaxLocks {
+		w.violation(n, "a limit was met by session %d with %d holds and %d waiters, among %d locks", s.id, holds, waiters, locks)
+	}
+}
+
+func (w *world) lost(h *host, e *locktable.Effect) {
+	s := w.sessionOf(h, e)
+	n := -1
+	for i := range h.names {
+		if c := &h.names[i].hold; c.num == e.Hold && c.session == s.id && (c.state == live || c.state == unattended) {
+			n = i
+		}
+	}
+	if n < 0 {
+		w.violation(-1, "session %d is told that it lost hold %d, which it does not have", s.id, e.Hold)
+	}
+	hn := &h.names[n]
+	c := &hn.hold
+	now := h.clock(w.now)
+	right := false
+	switch e.Reason {
+	case protocol.Expired:
+		right = now >= c.told
+		if !right && !c.fixed && hn.trouble > 0 && w.now-hn.trouble < int64(w.plan.table.Lease) && c.told-now < int64(w.plan.table.Lease)/4 {
+			// Redis refuses to renew: the client is told early, and nobody else gets
+			// the lock before the deadline.
+			w.endHold(h, n)
+			c.state, c.fixed, c.keepUntil = orphan, true, c.told
+			return
+		}
+		lease := int64(w.plan.table.Lease)
+		slow := !h.up || h.conn.dead || hn.inflight >= 0 && w.now-w.ops[hn.inflight].begun > lease/10
+		if right && c.state == live && !c.fixed && !slow && w.now-max(h.trouble, hn.trouble) > lease+lease/4+eps {
+			w.violation(n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
+		}
+		// A session's watchdog holds are as good as the worst of them, up to its end.
+		if right && c.state == live && !c.fixed && w.confirmed(h, s)-lease/16 > now && w.now-s.endedAt > eps {
+			w.violation(n, "watchdog hold %d of session %d expired, though all that the session holds is confirmed until %s",
+				c.num, s.id, clockString(h.worldTime(w.confirmed(h, s))))
+		}
+	case protocol.MaxHold:
+		right = c.maxEnd > 0 && now >= c.maxEnd
+	case protocol.Deleted:
+		right = hn.last == locktable.Missing
+		if w.redis.names[n].lostAt <= h.dataLostAt && c.granted < h.clock(h.dataLostAt) {
+			w.violation(n, "hold %d of session %d was deleted with Redis's data, and not asserted again", c.num, s.id)
+		}
+	case protocol.Stolen:
+		right = hn.last == locktable.Other
+	case protocol.ByForce:
+		right = w.check.forcing == c.num
+	}
+	if !right {
+		w.violation(n, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.told)
+	}
+	w.endHold(h, n)
+}
+
+// confirmed is until when all watchdog holds of a session are, as its table knows.
+func (w *world) confirmed(h *host, s *session) int64 {
+	until := int64(1<<63 - 1)
+	for n := range w.plan.names {
+		if c := &h.names[n].hold; c.state == live && c.session == s.id && !c.fixed {
+			until = min(until, c.confirmed)
+		}
+	}
+	return until
+}
+
+func (w *world) leased(h *host, e *locktable.Effect) {
+	s := w.sessionOf(h, e)
+	if s.detached {
+		w.violation(-1, "a lease event to session %d, which is detached", s.id)
+	}
+	for n := range w.plan.names {
+		if c := &h.names[n].hold; c.state == live && c.session == s.id && !c.fixed && e.Deadline > c.told {
+			if now := h.clock(w.now); now > c.told {
+				w.violation(n, "a lease event comes %s after the deadline of hold %d: its client has given it up", time.Duration(now-c.told), c.num)
+			}
+			c.told = e.Deadline
+			w.cover(h, n)
+		}
+	}
+}
+
+// asked judges an operation before the store gets it.
+func (w *world) asked(h *host, op locktable.Op) {
+	n := nameIndex(op.Name)
+	hn := &h.names[n]
+	c := &hn.hold
+	now := h.clock(w.now)
+	if !h.up {
+		w.violation(n, "host %d asks Redis, which is down", h.index)
+	}
+	if hn.inflight >= 0 {
+		w.violation(n, "host %d has two operations in flight", h.index)
+	}
+	if op.Count == 0 || op.Kind != locktable.Drop && op.LeaseMS == 0 {
+		w.violation(n, "an operation without a count or a lease: %s", opString(op))
+	}
+	if hn.protected(now) {
+		switch {
+		case op.Kind == locktable.Drop:
+			w.violation(n, "hold %d is given up early: %s", c.num, opString(op))
+		case op.Num > c.num:
+			w.violation(n, "hold %d is replaced while it lasts: %s", c.num, opString(op))
+		case c.state == unattended && op.Kind == locktable.Keep && op.Count == c.count && now-c.detachedAt > int64(w.plan.table.Lease):
+			w.violation(n, "hold %d of a detached session is renewed: %s", c.num, opString(op))
+		}
+	}
+	switch {
+	case op.Kind == locktable.Drop:
+		hn.yielding = hn.listeners != 0
+		if hn.stoodAt == 0 || !w.someoneWaits(h, n, hn.stoodAt) {
+			hn.stoodAt = 0
+			if hn.contendedAt != 0 && w.someoneWaits(h, n, now) {
+				hn.stoodAt = now
+			}
+		}
+		hn.contendedAt, hn.handoffs = 0, 0
+	case op.Kind == locktable.Take && !op.Held:
+		if now < hn.standUntil && hn.stoodAt != 0 && w.someoneWaits(h, n, hn.stoodAt) {
+			w.violation(n, "host %d gave the lock back for others, and does not stand back", h.index)
+		}
+		hn.yielding, hn.stoodAt = false, 0
+	}
+	w.do(h, op)
+}
+
+// ---- what Redis does
+
+// changed follows every change of a key.
+func (w *world) changed(n int) {
+	for _, h := range w.hosts {
+		w.cover(h, n)
+	}
+}
+
+// cover: whoever believes in a hold, its host's key lives as long.
+func (w *world) cover(h *host, n int) {
+	hn := &h.names[n]
+	if !hn.protected(h.clock(w.now)) {
+		return
+	}
+	end := h.worldTime(hn.hold.end())
+	k := &w.redis.names[n].key
+	if int(k.owner) == h.index && k.expireAt >= end || hn.excuse >= end {
+		return
+	}
+	w.violation(n, "hold %d on host %d is believed in until %s; the key is %s", hn.hold.num, h.index, clockString(end), keyString(*k))
+}
+
+// checkResult notes what a table is about to be told.
+func (w *world) checkResult(h *host, o *operation) {
+	n := int(o.name)
+	hn := &h.names[n]
+	r := &o.res
+	hn.last, hn.lastKind = r.Outcome, r.Kind
+	if r.Outcome == locktable.Refused {
+		hn.trouble = w.now
+	} else if r.Outcome >= locktable.Unsent || w.now-o.begun > int64(w.plan.table.Lease)/10 {
+		h.trouble = w.now
+	}
+	switch r.Outcome {
+	case locktable.Done:
+		if r.Kind == locktable.Drop {
+			if hn.stoodAt != 0 {
+				hn.standUntil = h.clock(w.now) + 10*ms
+			}
+			break
+		}
+		if c := &hn.hold; c.num == o.op.Num && hn.protected(h.clock(w.now)) {
+			lease := int64(o.op.LeaseMS) * ms
+			c.confirmed = r.Sent + lease - lease/100 - 2*ms
+		}
+		if r.Kind != locktable.Take {
+			break
+		}
+		if o.op.Reserve > 0 {
+			hn.ranges[hn.rangeAt] = tokenRange{r.Token - uint64(o.op.Reserve) + 1, r.Token, o.at}
+			hn.rangeAt = (hn.rangeAt + 1) % len(hn.ranges)
+		}
+		hn.listeners = r.Listeners
+		switch others := r.Listeners < 0 || r.Listeners > 1; {
+		case !others:
+			hn.contendedAt, hn.handoffs = 0, 0
+		case hn.contendedAt == 0:
+			hn.contendedAt = h.clock(w.now)
+		}
+	case locktable.Missing, locktable.Other:
+		w.check.knows[h.index] |= 1 << n
+		hn.ranges = [len(hn.ranges)]tokenRange{}
+		if hn.hold.state == orphan { // there is nobody to be told
+			w.endHold(h, n)
+		}
+		hn.contendedAt, hn.handoffs = 0, 0
+	case locktable.Refused:
+		if r.Kind == locktable.Drop {
+			w.redis.names[n].ghost = true
+		}
+	}
+}
+
+// told ends the excuses of losses that the host has heard of.
+func (w *world) told(h *host) {
+	for n := range w.plan.names {
+		if w.check.knows[h.index]&(1<<n) == 0 {
+			continue
+		}
+		h.names[n].excuse = 0
+	}
+	w.check.knows[h.index] = 0
+}
+
+// checkDraw: whatever Redis has forgotten, it never gives a token twice, nor one
+// that is smaller than any before.
+func (w *world) checkDraw(n int, first, last uint64) {
+	name := &w.redis.names[n]
+	if first <= name.drawn {
+		w.violation(n, "Redis gives token %d after %d", first, name.drawn)
+	}
+	name.drawn = last
+}
+
+// checkWakeUp is called when a Take gets a free key: had nobody noticed for long
+// that it was free, though somebody waited who could have?
+func (w *world) checkWakeUp(_ *host, n int) {
+	name := &w.redis.names[n]
+	longest := w.poll() + 6*w.plan.slow + 2*sec
+	if w.lossless && !name.silent {
+		longest = 16*w.plan.latency + 20*ms + 2*eps
+	}
+	for _, g := range w.hosts {
+		gn := &g.names[n]
+		bound, since := longest, max(name.freedAt, g.trouble, gn.trouble, gn.endedAt)
+		if gn.want && !gn.acked && gn.deafAt > 0 {
+			bound = min(bound, 500*ms+6*w.plan.slow+sec)
+			since = max(since, gn.deafAt)
+		}
+		if g.gone || !g.up || g.conn.dead || gn.hold.state != none || w.now-since <= bound {
+			continue
+		}
+		for i := range g.sessions {
+			for j := range g.sessions[i].pend {
+				p := &g.sessions[i].pend[j]
+				if p.kind == reqAcquire && int(p.name) == n && p.acquire.WaitMS != 0 && g.clock(w.now-bound) > p.arrived {
+					w.violation(n, "lost wake-up: free since %s, session %d of host %d waits since %s, and nobody asked",
+						clockString(name.freedAt), g.sessions[i].id, g.index, clockString(g.worldTime(p.arrived)))
+				}
+			}
+		}
+	}
+}
+
+// ---- requests
+
+// checkArrival notes what must become of an acquire, before the table sees it.
+func (w *world) checkArrival(h *host, s *session, q *pending) {
+	n := int(q.name)
+	q.ahead = w.occupied(h, n, q.order)
+	c := &h.names[n].hold
+	if c.state == live && c.session == s.id && c.owner != 0 && c.owner == q.acquire.Owner && !q.acquire.NotReentrant {
+		return
+	}
+	if q.acquire.Owner != 0 {
+		q.mayDeadlock = w.circle(h, s, q.acquire.Owner, n, false, new(uint16))
+		q.mustDeadlock = q.acquire.WaitMS != 0 && w.circle(h, s, q.acquire.Owner, n, true, new(uint16))
+	}
+}
+
+// circle follows lock -> holder -> what the holder waits for, and tells whether
+// that comes back to the newcomer. With certain it counts only holds that have not
+// run out and waits that last.
+func (w *world) circle(h *host, s *session, owner uint64, n int, certain bool, seen *uint16) bool {
+	if *seen&(1<<n) != 0 {
+		return false
+	}
+	*seen |= 1 << n
+	hn := &h.names[n]
+	c := &hn.hold
+	if c.state != live || c.owner == 0 || certain && !(hn.protected(h.clock(w.now)) && (c.maxEnd == 0 || h.clock(w.now) < c.maxEnd)) {
+		return false
+	}
+	if c.session == s.id && c.owner == owner {
+		return true
+	}
+	holder := &h.sessions[c.session&0xff]
+	for i := range holder.pend {
+		p := &holder.pend[i]
+		if p.kind != reqAcquire || p.acquire.Owner != c.owner || certain && p.acquire.WaitMS == 0 {
+			continue
+		}
+		if w.circle(h, s, owner, int(p.name), certain, seen) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkDeadlock is called when the table has taken an acquire.
+func (w *world) checkDeadlock(h *host, s *session, id uint64) {
+	i := s.find(id, reqAcquire)
+	if i < 0 {
+		return
+	}
+	q := &s.pend[i]
+	if q.mustDeadlock {
+		w.violation(int(q.name), "request %d of session %d closes a circle, and waits", id, s.id)
+	}
+	c := &h.names[q.name].hold
+	if c.state == live && c.session == s.id && c.owner != 0 && c.owner == q.acquire.Owner && !q.acquire.NotReentrant {
+		w.violation(int(q.name), "request %d of session %d is a re-entry, and waits", id, s.id)
+	}
+	waiters := 0
+	for i := range s.pend {
+		waiters += btoi(s.pend[i].kind == reqAcquire)
+	}
+	if limit := w.plan.table.MaxWaiters; limit > 0 && waiters > limit {
+		w.violation(int(q.name), "session %d has %d waiters; the limit is %d", s.id, waiters, limit)
+	}
+}
+
+// checkTries: a request that will not wait is there only while Redis is being asked.
+func (w *world) checkTries(h *host) {
+	for i := range h.sessions {
+		s := &h.sessions[i]
+		for j := range s.pend {
+			if q := &s.pend[j]; q.kind == reqAcquire && q.acquire.WaitMS == 0 && h.names[q.name].inflight < 0 {
+				w.violation(int(q.name), "request %d of session %d will not wait, and waits", q.id, s.id)
+			}
+		}
+	}
+}
+
+// checkBack: when Redis is back, it is asked at once for whatever somebody waits for.
+func (w *world) checkBack(h *host) {
+	now := h.clock(w.now)
+	for n := range w.plan.names {
+		hn := &h.names[n]
+		if hn.hold.state == none && hn.inflight < 0 && now >= hn.standUntil && w.someoneWaits(h, n, now) {
+			w.violation(n, "Redis is back, and host %d does not ask", h.index)
+		}
+	}
+}
+
+// someoneWaits tells whether an acquire on the host waits for the lock since then.
+func (w *world) someoneWaits(h *host, n int, since int64) bool {
+	for i := range h.sessions {
+		for j := range h.sessions[i].pend {
+			if q := &h.sessions[i].pend[j]; q.kind == reqAcquire && int(q.name) == n && q.acquire.WaitMS != 0 && q.arrived <= since {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (w *world) checkRow(h *host, n int, row protocol.LockRow, ok bool) {
+	hn := &h.names[n]
+	c := &hn.hold
+	now := h.clock(w.now)
+	waiting := 0
+	for i := range h.sessions {
+		for j := range h.sessions[i].pend {
+			waiting += btoi(h.sessions[i].pend[j].kind == reqAcquire && int(h.sessions[i].pend[j].name) == n)
+		}
+	}
+	held := ok && row.State == protocol.StateHeld
+	switch {
+	case row.Waiting != waiting:
+		w.violation(n, "host %d shows %d waiters; there are %d", h.index, row.Waiting, waiting)
+	case hn.protected(now) && !held:
+		w.violation(n, "host %d does not show hold %d", h.index, c.num)
+	case held && c.state == none:
+		w.violation(n, "host %d shows hold %d, which has ended", h.index, row.Hold)
+	case held && (row.Hold != c.num || row.Token != c.token || row.Count != c.count || row.Owner != c.owner ||
+		row.Session != uint64(c.session) || row.Orphan != (c.state == orphan)):
+		w.violation(n, "host %d shows %+v; it is %+v", h.index, row, *c)
+	}
+}
+
+// ---- time
+
+// audit finds what should have happened and did not.
+func (w *world) audit() {
+	for _, h := range w.hosts {
+		if h.gone || h.undrained {
+			continue
+		}
+		now := h.clock(w.now)
+		for n := range w.plan.names {
+			hn := &h.names[n]
+			c := &hn.hold
+			switch c.state {
+			case live:
+				if now > c.told+eps {
+					w.violation(n, "session %d was not told that hold %d is lost; its deadline was %s ago", c.session, c.num, time.Duration(now-c.told))
+				}
+				if c.maxEnd > 0 && now > c.maxEnd+eps {
+					w.violation(n, "hold %d has outlived its max_hold by %s", c.num, time.Duration(now-c.maxEnd))
+				}
+			case unattended:
+				if now > max(c.told, c.detachedAt+int64(w.plan.table.Lease))+eps {
+					w.violation(n, "hold %d of a detached session does not end", c.num)
+				}
+			}
+			w.checkMirror(h, n, now)
+		}
+		for i := range h.sessions {
+			s := &h.sessions[i]
+			for j := range s.pend {
+				if q := &s.pend[j]; q.kind == reqAcquire && q.acquire.WaitMS > 0 && now > q.arrived+q.acquire.WaitMS*ms+eps {
+					w.violation(int(q.name), "request %d of session %d has waited %s longer than it would", q.id, s.id, time.Duration(now-q.arrived-q.acquire.WaitMS*ms))
+				}
+				if q := &s.pend[j]; q.kind != reqAcquire {
+					w.violation(int(q.name), "request %d of session %d is not answered", q.id, s.id)
+				}
+			}
+		}
+	}
+}
+
+// checkMirror: a table at rest has told Redis how things are.
+func (w *world) checkMirror(h *host, n int, now int64) {
+	k := &w.redis.names[n].key
+	hn := &h.names[n]
+	if int(k.owner) != h.index || w.now >= k.expireAt || w.redis.names[n].ghost || hn.inflight >= 0 ||
+		!h.up || h.conn.dead || w.now-max(h.trouble, hn.trouble) < sec {
+		return
+	}
+	c := &hn.hold
+	if c.state == live && hn.protected(now) {
+		if k.num != c.num || k.count != c.count {
+			w.violation(n, "host %d has hold %d with count %d, tells nobody, and Redis has %s", h.index, c.num, c.count, keyString(*k))
+		}
+		return
+	}
+	if c.state == none {
+		if row, ok := h.table.Info(now, lockNames[n]); !ok {
+			w.violation(n, "host %d has forgotten that Redis has %s", h.index, keyString(*k))
+		} else if row.State == protocol.StateFree && row.Waiting == 0 {
+			w.violation(n, "host %d does nothing about %s", h.index, keyString(*k))
+		}
+	}
+}
+
+// stuck reports that the tail of a run does not come to its end.
+func (w *world) stuck() {
+	var b strings.Builder
+	name := -1
+	for _, h := range w.hosts {
+		for i := range h.sessions {
+			for _, q := range h.sessions[i].pend {
+				fmt.Fprintf(&b, "; session %d of host %d waits for %s", h.sessions[i].id, h.index, nameString(int(q.name)))
+				name = int(q.name)
+			}
+		}
+		for n := range h.names {
+			if c := &h.names[n].hold; c.state == live {
+				fmt.Fprintf(&b, "; session %d of host %d holds %s", c.session, h.index, nameString(n))
+			}
+		}
+	}
+	w.violation(name, "nothing is wrong any more, and still%s", b.String()[1:])
+}
+
+// checkEmpty: with all sessions gone, nothing is left of anything.
+func (w *world) checkEmpty() {
+	for _, h := range w.hosts {
+		if h.gone {
+			continue
+		}
+		w.settle(h)
+		now := h.clock(w.now)
+		h.table.List(now, 0, func(row protocol.LockRow) bool {
+			w.violation(nameIndex(row.Name), "everybody has left host %d, and it still has %+v", h.index, row)
+			return false
+		})
+		for n := range w.plan.names {
+			if h.names[n].want {
+				w.violation(n, "everybody has left host %d, and it is still subscribed", h.index)
+			}
+		}
+		if at, ok := h.table.Next(); ok {
+			w.violation(-1, "everybody has left host %d, and its table wants to be woken in %s", h.index, time.Duration(at-now))
+		}
+	}
+	for n := range w.plan.names {
+		w.expire(n)
+		if k := &w.redis.names[n].key; k.owner >= 0 && int(k.owner) < len(w.hosts) && !w.hosts[k.owner].gone {
+			w.violation(n, "everybody has left, and Redis still has %s", keyString(*k))
+		}
+	}
+}
+
+// ---- words
+
+type tracer struct {
+	on    bool
+	lines []traceLine
+}
+
+type traceLine struct {
+	name int
+	text string
+}
+
+func (t *tracer) add(w *world, name int, h *host, format string, args ...any) {
+	who := "     "
+	if h != nil {
+		who = fmt.Sprintf("host%d", h.index)
+	}
+	t.lines = append(t.lines, traceLine{name, fmt.Sprintf("%7d %s %s %-6s  %s", w.steps, clockString(w.now), who, nameString(name), fmt.Sprintf(format, args...))})
+}
+
+func (t *tracer) effect(w *world, h *host, e *locktable.Effect) {
+	name := -1
+	if e.Name != "" {
+		name = nameIndex(e.Name)
+	}
+	if slot := int(e.Session & 0xff); slot < len(h.sessions) && name < 0 {
+		for i := range h.sessions[slot].pend {
+			if h.sessions[slot].pend[i].id == e.ID {
+				name = int(h.sessions[slot].pend[i].name)
+			}
+		}
+	}
+	switch e.Kind {
+	case locktable.Granted:
+		t.add(w, name, h, "  → s%d granted id=%d hold=%d token=%d count=%d until %s", e.Session, e.ID, e.Hold, e.Token, e.Count, clockString(h.worldTime(e.Deadline)))
+	case locktable.Released:
+		t.add(w, name, h, "  → s%d released id=%d count=%d", e.Session, e.ID, e.Count)
+	case locktable.Refusal:
+		t.add(w, name, h, "  → s%d refused id=%d %s: %s", e.Session, e.ID, e.Code, e.Msg)
+	case locktable.Canceled:
+		t.add(w, name, h, "  → s%d canceled id=%d %v", e.Session, e.ID, e.Was)
+	case locktable.Forced:
+		t.add(w, name, h, "  → s%d forced id=%d hold=%d", e.Session, e.ID, e.Hold)
+	case locktable.Lost:
+		t.add(w, name, h, "  → s%d lost hold=%d %s", e.Session, e.Hold, e.Reason)
+	case locktable.Lease:
+		t.add(w, -1, h, "  → s%d lease until %s", e.Session, clockString(h.worldTime(e.Deadline)))
+	case locktable.Redis:
+		t.add(w, nameIndex(e.Op.Name), h, "  → %s", opString(e.Op))
+	case locktable.Subscribe:
+		t.add(w, name, h, "  → subscribe")
+	case locktable.Unsubscribe:
+		t.add(w, name, h, "  → unsubscribe")
+	}
+}
+
+func clockString(t int64) string {
+	if t >= noExpiry {
+		return "for ever"
+	}
+	return fmt.Sprintf("%.6fs", float64(t)/float64(sec))
+}
+
+func nameString(n int) string {
+	if n < 0 {
+		return "-"
+	}
+	return lockNames[n]
+}
+
+var fields = func() (s [maxHosts + 2]string) {
+	for i := range s {
+		s[i] = fmt.Sprintf("uuid-%d:1", i)
+	}
+	return s
+}()
+
+func ownerField(owner int16) string {
+	if owner >= foreignID {
+		return fields[maxHosts+int(owner-foreignID)]
+	}
+	return fields[owner]
+}
+
+func opString(op locktable.Op) string {
+	switch op.Kind {
+	case locktable.Take:
+		held := ""
+		if op.Held {
+			held = " held"
+		}
+		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.Num, op.Count, op.LeaseMS, op.Reserve)
+	case locktable.Keep:
+		return fmt.Sprintf("keep num=%d count=%d lease=%dms", op.Num, op.Count, op.LeaseMS)
+	case locktable.Drop:
+		return fmt.Sprintf("drop num=%d", op.Num)
+	}
+	return fmt.Sprintf("op %d", op.Kind)
+}
+
+func resultString(r locktable.Result) string {
+	what := [...]string{"done", "other", "missing", "unsent", "unknown", "refused", "busy"}[r.Outcome]
+	switch {
+	case r.Outcome == locktable.Done && r.Kind == locktable.Take:
+		return fmt.Sprintf("%s, token %d, %d listeners", what, r.Token, r.Listeners)
+	case r.Outcome == locktable.Other:
+		return fmt.Sprintf("%s, %s, ttl %d ms", what, r.Field, r.TTLMS)
+	}
+	return what
+}
+
+func keyString(k key) string {
+	if k.owner < 0 {
+		return "free"
+	}
+	who := fmt.Sprintf("host %d's", k.owner)
+	if k.owner >= foreignID {
+		who = fmt.Sprintf("foreign %d's", k.owner-foreignID)
+	}
+	return fmt.Sprintf("%s, num %d, count %d, until %s", who, k.num, k.count, clockString(k.expireAt))
+}

@@ -1,0 +1,135 @@
+package locktable_test
+
+import (
+	"flag"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+var (
+	simSeed  = flag.Uint64("sim.seed", 0, "play this one seed (with -sim.steps: start a hunt there)")
+	simSteps = flag.Int("sim.steps", 0, "hunt: play seeds until this many steps are done")
+	simTrace = flag.Bool("sim.trace", false, "with -sim.seed: print everything that happens")
+)
+
+// play runs one seed to its end and returns what went wrong, or nil.
+func play(seed uint64, spoil func(*locktable.Table) lockTable, trace bool) (w *world, err error) {
+	w = newWorldSafely(seed, spoil, trace)
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case violation:
+			err = r
+		default:
+			err = violation{seed, w.steps, w.now, -1, fmt.Sprintf("panic: %v\n%s", r, debug.Stack())}
+		}
+	}()
+	w.run()
+	return w, nil
+}
+
+func newWorldSafely(seed uint64, spoil func(*locktable.Table) lockTable, trace bool) *world {
+	w := newWorld(seed, spoil)
+	w.trace.on = trace
+	return w
+}
+
+// report plays a failing seed again, with a trace, and tells the story.
+func report(t *testing.T, seed uint64) {
+	t.Helper()
+	w, err := play(seed, nil, true)
+	if err == nil {
+		t.Fatalf("seed %d failed once and does not fail again: the table is not deterministic", seed)
+	}
+	v := err.(violation)
+	var lines []string
+	for _, l := range w.trace.lines {
+		if *simTrace || v.name < 0 || l.name < 0 || l.name == v.name {
+			lines = append(lines, l.text)
+		}
+	}
+	if !*simTrace {
+		lines = lines[max(0, len(lines)-60):]
+	}
+	t.Fatalf("%v\n\nreplay: go test ./sidecar/locktable -run 'TestSimulation$' -sim.seed=%d -sim.trace\nplan: %+v\n\n%s",
+		v, seed, w.plan, strings.Join(lines, "\n"))
+}
+
+func TestSimulation(t *testing.T) {
+	steps := 1_500_000
+	if testing.Short() {
+		steps = 300_000
+	}
+	first := uint64(1)
+	if *simSteps > 0 {
+		steps = *simSteps
+		first = max(first, *simSeed)
+	} else if *simSeed > 0 {
+		w, err := play(*simSeed, nil, false)
+		if err != nil {
+			report(t, *simSeed)
+		}
+		if *simTrace {
+			w, _ = play(*simSeed, nil, true)
+			for _, l := range w.trace.lines {
+				fmt.Println(l.text)
+			}
+		}
+		t.Logf("seed %d: %d steps, %s of virtual time", *simSeed, w.steps, time.Duration(w.now))
+		return
+	}
+
+	var (
+		next    atomic.Uint64
+		played  atomic.Int64
+		virtual atomic.Int64
+		mu      sync.Mutex // guards failed
+		failed  uint64
+		wg      sync.WaitGroup
+	)
+	next.Store(first - 1)
+	began := time.Now()
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for played.Load() < int64(steps) {
+				seed := next.Add(1)
+				w, err := play(seed, nil, false)
+				played.Add(int64(w.steps))
+				virtual.Add(w.now)
+				if err != nil {
+					played.Store(1 << 60)
+					mu.Lock()
+					if failed == 0 || seed < failed {
+						failed = seed
+					}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if failed != 0 {
+		report(t, failed)
+	}
+	t.Logf("%d seeds, %d steps, %s of virtual time, %.2f million steps/s", next.Load()-first+1, played.Load(),
+		time.Duration(virtual.Load()).Round(time.Second), float64(played.Load())/1e6/time.Since(began).Seconds())
+}
+
+// A seed that fails must fail again, or nobody can find out why.
+func TestTheSameSeedGivesTheSameEffects(t *testing.T) {
+	for seed := uint64(1); seed <= 50; seed++ {
+		a, _ := play(seed, nil, false)
+		b, _ := play(seed, nil, true)
+		if a.check.digest != b.check.digest || a.steps != b.steps || a.now != b.now {
+			t.Fatalf("seed %d: two runs differ", seed)
+		}
+	}
+}

@@ -1,0 +1,1178 @@
+package locktable_test
+
+import (
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// The world of the simulation: hosts with one table each, their clients, one
+// Redis, and everything that goes wrong between them. One seed decides all of it.
+//
+// Time is in ns since the start of the world, as Redis's clock counts it. Every
+// host has a clock of its own, with another zero and another rate; whatever goes
+// into a table or comes out of it is on that clock.
+
+const (
+	µs  = int64(time.Microsecond)
+	ms  = int64(time.Millisecond)
+	sec = int64(time.Second)
+
+	maxNames = 8
+	maxHosts = 6
+
+	// A table is woken at most this late, and its wheel has ticks: what must
+	// happen "at" a time on a host happens within eps after it.
+	maxLateness = 20 * ms
+	eps         = maxLateness + 25*ms
+)
+
+// lockTable is what the world needs of a table, so that a saboteur can stand in
+// front of one (sim_sabotage_test.go).
+type lockTable interface {
+	Open(now int64, s locktable.SessionID, p locktable.Peer)
+	Close(now int64, s locktable.SessionID)
+	Detach(now int64, s locktable.SessionID)
+	Acquire(now int64, s locktable.SessionID, req protocol.Acquire)
+	Release(now int64, s locktable.SessionID, req protocol.Release)
+	Cancel(now int64, s locktable.SessionID, req protocol.Cancel)
+	ForceRelease(now int64, s locktable.SessionID, req protocol.ForceRelease)
+	Up(now int64, dataLost bool)
+	Down(now int64, why string)
+	Result(now int64, r locktable.Result)
+	Subscribed(now int64, name string)
+	Unsubscribed(now int64, name string)
+	Message(now int64, name string)
+	Advance(now int64)
+	Next() (at int64, ok bool)
+	Effects() []locktable.Effect
+	Info(now int64, name string) (protocol.LockRow, bool)
+	List(now int64, after uint64, yield func(protocol.LockRow) bool) (next uint64)
+}
+
+// random is everything the world leaves to chance.
+type random struct{ rand.PCG }
+
+// upto returns a number in [0, n).
+func (r *random) upto(n int64) int64 {
+	hi, _ := bits.Mul64(r.Uint64(), uint64(n))
+	return int64(hi)
+}
+
+func (r *random) between(lo, hi int64) int64 { return lo + r.upto(hi-lo+1) }
+
+// oneIn is true once in n times; never for 0.
+func (r *random) oneIn(n int64) bool { return n > 0 && r.upto(n) == 0 }
+
+// wide returns a number in [lo, hi], every order of magnitude about as likely.
+func (r *random) wide(lo, hi int64) int64 {
+	lo = max(lo, 1)
+	n := bits.Len64(uint64(hi / lo))
+	x := lo << r.upto(int64(n))
+	return min(x+r.upto(x), hi)
+}
+
+// plan is what one seed makes possible. Not everything at once: a bug that needs
+// two things to meet is found sooner where the other twenty are silent.
+type plan struct {
+	steps           int // of trouble; the quiet tail comes on top
+	hosts, names    int
+	sessions        int // per host
+	table           locktable.Config
+	latency, slow   int64 // longest way between host and Redis; and of the rare slow ones
+	think           int64 // longest pause of a client between two actions
+	foreigners      int
+	halfDuplex      bool
+	clockDrift      bool
+	lateness        bool
+	batches         bool
+	unknownListener bool
+
+	// What clients do.
+	owners, notReentrant, fixedLease, maxHold, crashDelay  bool
+	finiteWaits, cancels, forces, deaths, detaches, pauses bool
+
+	// What goes wrong: once in so many opportunities, 0 for never.
+	slowOps, busy, refused, unsent    int64 // operations
+	breaks, deafness, restarts        int64 // rounds of the fault clock
+	flushes, deletions, sidecarDeaths int64
+	foreignForce, foreignDeaths       int64 // actions of a foreigner
+	lostMessages                      int64 // messages
+	lateOps, killsOld                 bool  // the fate of what a broken connection carried
+	faultEvery                        int64
+}
+
+func (r *random) some(denominator int64) bool { return !r.oneIn(denominator) }
+
+func drawPlan(seed uint64, r *random) plan {
+	p := plan{
+		steps:    2500,
+		hosts:    int(r.between(1, 3)),
+		names:    int(r.between(1, 5)),
+		sessions: int(r.between(1, 6)),
+	}
+	if r.oneIn(3) {
+		p.names = 1
+	}
+	leases := []time.Duration{500 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second}
+	p.table = locktable.Config{
+		Lease:              leases[r.upto(int64(len(leases)))],
+		SubscriptionLinger: time.Duration(r.wide(50*ms, 10*sec)),
+		Seed:               seed,
+	}
+	if r.oneIn(2) {
+		p.table.HandoffBudget = int(r.between(1, 8))
+		p.table.HandoffTime = time.Duration(r.wide(5*ms, 500*ms))
+	}
+	if r.oneIn(6) {
+		p.table.MaxLocks = int(r.between(1, 4))
+		p.table.MaxHolds = int(r.between(1, 3))
+		p.table.MaxWaiters = int(r.between(1, 3))
+	}
+	p.latency = r.wide(100*µs, 50*ms)
+	p.think = r.wide(ms, 2*sec)
+	p.halfDuplex = r.oneIn(3)
+	p.clockDrift = r.oneIn(2)
+	p.lateness = r.oneIn(2)
+	p.batches = r.oneIn(3)
+	p.owners = r.some(3)
+	p.notReentrant = r.oneIn(3)
+	p.fixedLease = r.oneIn(2)
+	p.maxHold = r.oneIn(3)
+	p.crashDelay = r.oneIn(2)
+	p.finiteWaits = r.some(3)
+	p.cancels = r.oneIn(2)
+	p.forces = r.oneIn(3)
+	p.deaths = r.oneIn(2)
+	p.detaches = r.oneIn(4)
+	p.pauses = r.oneIn(3)
+	if r.oneIn(3) {
+		p.foreigners = int(r.between(1, 2))
+		if r.oneIn(4) {
+			p.foreignForce = 40
+		}
+		if r.oneIn(3) {
+			p.foreignDeaths = 6
+		}
+	}
+	if r.oneIn(4) {
+		return p // a world in which nothing fails
+	}
+	rarely := func(oneIn, lo, hi int64) int64 {
+		if !r.oneIn(oneIn) {
+			return 0
+		}
+		return r.wide(lo, hi)
+	}
+	p.slow = p.latency
+	if p.slowOps = rarely(3, 20, 500); p.slowOps > 0 {
+		p.slow = r.wide(p.latency, 5*sec)
+	}
+	p.busy = rarely(4, 10, 500)
+	p.refused = rarely(6, 50, 1000)
+	p.unsent = rarely(4, 20, 500)
+	p.breaks = rarely(2, 1, 8)
+	p.deafness = rarely(2, 1, 8)
+	p.restarts = rarely(4, 4, 20)
+	p.flushes = rarely(5, 4, 20)
+	p.deletions = rarely(5, 2, 10)
+	p.sidecarDeaths = rarely(5, 5, 20)
+	p.lostMessages = rarely(4, 2, 30)
+	p.lateOps = r.oneIn(2)
+	p.killsOld = r.oneIn(2)
+	p.unknownListener = r.oneIn(5)
+	p.faultEvery = r.wide(20*ms, 5*sec)
+	return p
+}
+
+// lossless tells whether every wake-up arrives, so that nothing ever has to be
+// found by polling.
+func (p *plan) lossless() bool {
+	return p.slowOps|p.busy|p.refused|p.unsent|p.breaks|p.deafness|p.restarts|p.flushes|p.deletions|
+		p.sidecarDeaths|p.lostMessages == 0
+}
+
+type eventKind uint8
+
+const (
+	evExec       eventKind = iota // an operation reaches Redis
+	evAnswer                      // its answer reaches the host
+	evNotSent                     // the store gives an operation back
+	evDetect                      // the store notices that its connection is dead
+	evSettle                      // the store gives back what the dead connection carried
+	evConnect                     // the store tries to connect
+	evUp                          // and has done so
+	evSub                         // SUBSCRIBE reaches Redis
+	evSubAck                      // its answer reaches the host
+	evUnsub                       // UNSUBSCRIBE reaches Redis
+	evMessage                     // a published message reaches the host
+	evDeaf                        // the store notices that its subscription is dead
+	evListen                      // and has made a new one
+	evClient                      // a client does something
+	evReopen                      // a client connects again
+	evForeign                     // a Redisson client does something
+	evFault                       // something goes wrong
+	evServerUp                    // Redis is back from a restart
+	evRefusedEnd                  // the ACL of a name is mended
+	evQuiet                       // nothing; the tail looks at itself
+)
+
+type event struct {
+	at   int64
+	seq  uint32
+	gen  uint32 // of the connection or session that it belongs to
+	arg  int32
+	host int16
+	name int8
+	kind eventKind
+}
+
+func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.seq < f.seq }
+
+type agenda struct{ events []event }
+
+func (a *agenda) push(e event) {
+	s := append(a.events, e)
+	i := len(s) - 1
+	for i > 0 {
+		up := (i - 1) / 4
+		if !e.before(&s[up]) {
+			break
+		}
+		s[i] = s[up]
+		i = up
+	}
+	s[i] = e
+	a.events = s
+}
+
+func (a *agenda) pop() event {
+	s := a.events
+	top := s[0]
+	n := len(s) - 1
+	e := s[n]
+	s = s[:n]
+	a.events = s
+	if n == 0 {
+		return top
+	}
+	i := 0
+	for {
+		first := 4*i + 1
+		if first >= n {
+			break
+		}
+		least := first
+		for c := first + 1; c < min(first+4, n); c++ {
+			if s[c].before(&s[least]) {
+				least = c
+			}
+		}
+		if !s[least].before(&e) {
+			break
+		}
+		s[i] = s[least]
+		i = least
+	}
+	s[i] = e
+	return top
+}
+
+// host is one sidecar: its table, its two connections, its clients, and what the
+// checker knows about it.
+type host struct {
+	index      int
+	uuid       string
+	gone       bool // kill -9: nobody runs the table any more
+	table      lockTable
+	offset     int64
+	rate       int64 // the clock runs (1024 + rate)/1024 as fast as Redis's
+	up         bool  // as the table was told
+	wakeAt     int64
+	nextAt     int64
+	asleep     bool
+	spins      int
+	undrained  bool
+	conn       connection
+	sub        subscription
+	sessions   []session
+	names      [maxNames]hostName
+	used       map[uint64]bool // hold numbers
+	tries      int             // unanswered acquires with wait 0
+	dataLostAt int64           // when it was told last that Redis may have lost data
+	trouble    int64           // when something last went wrong between it and Redis
+}
+
+func (h *host) clock(t int64) int64 { return h.offset + t + (t>>10)*h.rate }
+
+// world time of a time of the host's clock: the first at which it has come.
+func (h *host) worldTime(c int64) int64 {
+	if c-h.offset > 1<<52 {
+		return 1 << 62
+	}
+	t := (c - h.offset) * 1024 / (1024 + h.rate)
+	for h.clock(t) >= c {
+		t--
+	}
+	for h.clock(t) < c {
+		t++
+	}
+	return t
+}
+
+type requestKind uint8
+
+const (
+	reqAcquire requestKind = iota
+	reqRelease
+	reqCancel
+	reqForce
+)
+
+// pending is a request that has not been answered.
+type pending struct {
+	id      uint64
+	kind    requestKind
+	name    int8
+	acquire protocol.Acquire
+	order   uint64 // of arrival, in the whole world
+	arrived int64  // host clock
+	target  uint64 // release: hold. cancel: request
+
+	canceled     bool // cancel: its target has been answered with canceled
+	mayDeadlock  bool
+	mustDeadlock bool
+	ahead        bool          // acquire: somebody held the lock or stood before this one when it came
+	want         protocol.Code // release, force: the error that is due; "" for success
+	either       bool          // release, force: the hold is just running out, both answers are right
+	count        uint32        // release: entries that are left
+}
+
+// session is one client's connection.
+type session struct {
+	id       locktable.SessionID
+	gen      uint32
+	open     bool
+	detached bool
+	pend     []pending
+	lastID   uint64
+	stale    [4]uint64 // holds that are over
+	staleAt  int
+	planned  bool  // an evClient is under way
+	endedAt  int64 // when it last lost or released a hold
+}
+
+func (s *session) retire(hold uint64) {
+	s.stale[s.staleAt&3] = hold
+	s.staleAt++
+}
+
+type phase uint8
+
+const (
+	stormy   phase = iota // faults, new requests
+	settling              // no faults, no new requests; everybody releases
+	closing               // all sessions are closed
+	over
+)
+
+type world struct {
+	seed   uint64
+	plan   plan
+	random random
+	now    int64
+	steps  int
+	seq    uint32
+	order  uint64
+	agenda agenda
+	redis  redis
+	hosts  []*host
+	people []foreigner
+
+	lossless bool // nothing fails in this world, from its first day on
+
+	ops   []operation
+	free  []int32
+	spoil func(*locktable.Table) lockTable
+
+	phase    phase
+	deadline int64 // of the phase
+	pendings int   // unanswered acquires, all hosts
+	lives    int   // holds that a living session believes in
+
+	check checker
+	trace tracer
+}
+
+var lockNames = [maxNames]string{"lock-0", "lock-1", "lock-2", "lock-3", "lock-4", "lock-5", "lock-6", "lock-7"}
+
+func nameIndex(name string) int {
+	n := int(name[len(name)-1] - '0')
+	if n < 0 || n >= maxNames || lockNames[n] != name {
+		panic(fmt.Sprintf("a lock that nobody asked for: %q", name))
+	}
+	return n
+}
+
+const planStream = 0x6c6f636b
+
+func newWorld(seed uint64, spoil func(*locktable.Table) lockTable) *world {
+	w := &world{seed: seed, spoil: spoil}
+	w.random.Seed(seed, planStream)
+	w.plan = drawPlan(seed, &w.random)
+	w.lossless = w.plan.lossless()
+	w.redis.init(w.plan.names)
+	for range w.plan.hosts {
+		w.addHost()
+	}
+	for i := range w.plan.foreigners {
+		w.people = append(w.people, foreigner{id: int16(foreignID + i), name: -1})
+		w.after(w.random.upto(100*ms), event{kind: evForeign, arg: int32(i)})
+	}
+	if w.plan.faultEvery > 0 {
+		w.after(w.random.upto(2*w.plan.faultEvery), event{kind: evFault})
+	}
+	return w
+}
+
+func (w *world) after(d int64, e event) {
+	e.at = w.now + d
+	w.seq++
+	e.seq = w.seq
+	w.agenda.push(e)
+}
+
+func (w *world) addHost() *host {
+	h := &host{index: len(w.hosts), offset: w.random.between(0, 1<<50)}
+	h.uuid = fmt.Sprintf("uuid-%d", h.index)
+	if w.plan.clockDrift {
+		h.rate = w.random.between(-4, 4)
+	}
+	cfg := w.plan.table
+	cfg.Seed += uint64(h.index)
+	t := locktable.New(cfg, h.clock(w.now))
+	h.table = t
+	if w.spoil != nil {
+		h.table = w.spoil(t)
+	}
+	h.used = make(map[uint64]bool)
+	for n := range h.names {
+		h.names[n].inflight = -1
+	}
+	h.asleep = true
+	h.conn.gen = 1
+	h.sub.gen = 1
+	w.hosts = append(w.hosts, h)
+	w.after(w.random.upto(10*ms), event{kind: evConnect, host: int16(h.index), gen: h.conn.gen})
+	w.after(w.random.upto(10*ms), event{kind: evListen, host: int16(h.index), gen: h.sub.gen})
+	h.sessions = make([]session, w.plan.sessions)
+	for i := range h.sessions {
+		w.after(w.random.upto(10*ms), event{kind: evReopen, host: int16(h.index), arg: int32(i)})
+	}
+	return h
+}
+
+// run plays the world to its end. It panics with a violation.
+func (w *world) run() {
+	for w.phase != over {
+		w.step()
+	}
+}
+
+func (w *world) step() {
+	at := int64(1<<63 - 1)
+	if len(w.agenda.events) > 0 {
+		at = w.agenda.events[0].at
+	}
+	var waking *host
+	for _, h := range w.hosts {
+		if !h.asleep && h.wakeAt < at {
+			at, waking = h.wakeAt, h
+		}
+	}
+	if at < w.now {
+		at = w.now
+	}
+	if at > w.now {
+		w.now = at
+	}
+	w.steps++
+	if waking != nil {
+		w.wake(waking)
+	} else if len(w.agenda.events) > 0 {
+		w.play(w.agenda.pop())
+	}
+	if w.steps&31 == 0 {
+		w.audit()
+	}
+	w.turn(at)
+}
+
+// turn moves the world from its stormy days to its end.
+func (w *world) turn(at int64) {
+	switch w.phase {
+	case stormy:
+		if w.steps >= w.plan.steps {
+			w.calm()
+		}
+	case settling:
+		if w.pendings == 0 && w.lives == 0 {
+			w.closeAll()
+		} else if w.now > w.deadline || at == 1<<63-1 {
+			w.stuck()
+		}
+	case closing:
+		if w.now >= w.deadline {
+			w.checkEmpty()
+			w.phase = over
+		}
+	}
+}
+
+func (w *world) wake(h *host) {
+	now := h.clock(w.now)
+	if w.trace.on {
+		w.trace.add(w, -1, h, "advance")
+	}
+	if h.wakeAt == w.check.lastWake && w.check.lastWakeHost == h.index {
+		if h.spins++; h.spins > 1000 {
+			w.violation(-1, "the table of host %d wants to be advanced again and again at the same time", h.index)
+		}
+	} else {
+		h.spins = 0
+	}
+	w.check.lastWake, w.check.lastWakeHost = h.wakeAt, h.index
+	h.table.Advance(now)
+	h.nextAt = -1
+	w.input(h)
+}
+
+// input follows every input to a table that is not a client's: its effects are
+// carried out now, or, as a loop that reads many inputs at once does, after the next.
+func (w *world) input(h *host) {
+	if w.plan.batches && !h.undrained && w.random.oneIn(4) {
+		h.undrained = true
+		h.asleep = false
+		h.wakeAt = w.now
+		h.nextAt = -1
+		return
+	}
+	w.drain(h)
+}
+
+// settle carries out effects that input has left lying.
+func (w *world) settle(h *host) {
+	if h.undrained {
+		w.drain(h)
+	}
+}
+
+func (w *world) drain(h *host) {
+	h.undrained = false
+	effects := h.table.Effects()
+	for i := range effects {
+		w.apply(h, &effects[i])
+	}
+	if w.check.knows[h.index] != 0 {
+		w.told(h)
+	}
+	if h.tries > 0 {
+		w.checkTries(h)
+	}
+	next, ok := h.table.Next()
+	if !ok {
+		h.asleep = true
+		return
+	}
+	if !h.asleep && next == h.nextAt {
+		return
+	}
+	h.asleep = false
+	h.nextAt = next
+	h.wakeAt = max(h.worldTime(next), w.now)
+	if w.plan.lateness && w.phase == stormy && w.random.oneIn(4) {
+		h.wakeAt += w.random.upto(maxLateness)
+	}
+}
+
+func (w *world) play(e event) {
+	var h *host
+	if e.kind != evForeign && e.kind != evFault && e.kind != evServerUp && e.kind != evRefusedEnd && e.kind != evQuiet {
+		h = w.hosts[e.host]
+	}
+	switch e.kind {
+	case evExec:
+		w.arrive(e.arg)
+	case evAnswer:
+		w.answered(h, e)
+	case evNotSent:
+		w.notSent(h, e)
+	case evDetect:
+		w.detect(h, e.gen)
+	case evSettle:
+		w.settleLost(h)
+	case evConnect:
+		w.connect(h, e.gen)
+	case evUp:
+		w.connected(h, e)
+	case evSub:
+		w.subscribeArrives(h, e)
+	case evSubAck:
+		w.subscribed(h, e)
+	case evUnsub:
+		w.unsubscribeArrives(h, e)
+	case evMessage:
+		w.message(h, e)
+	case evDeaf:
+		w.deaf(h, e.gen)
+	case evListen:
+		w.listen(h, e.gen)
+	case evClient:
+		s := &h.sessions[e.arg]
+		if h.gone || s.gen != e.gen {
+			return
+		}
+		s.planned = false
+		w.settle(h)
+		w.act(h, s)
+	case evReopen:
+		if !h.gone && w.phase == stormy && !h.sessions[e.arg].open {
+			w.settle(h)
+			w.open(h, int(e.arg))
+		}
+	case evForeign:
+		w.foreignActs(&w.people[e.arg])
+	case evFault:
+		w.fault()
+	case evServerUp:
+		w.serverUp()
+	case evRefusedEnd:
+		w.redis.names[e.name].refused = false
+	}
+}
+
+// ---- clients
+
+func (w *world) open(h *host, slot int) {
+	s := &h.sessions[slot]
+	s.gen++
+	s.id = locktable.SessionID(uint64(s.gen)<<8 | uint64(slot))
+	s.open, s.detached = true, false
+	s.pend = s.pend[:0]
+	s.lastID = 0
+	s.planned = false
+	if w.trace.on {
+		w.trace.add(w, -1, h, "open s%d", s.id)
+	}
+	h.table.Open(h.clock(w.now), s.id, locktable.Peer{PID: int64(slot) + 1, UID: 1000, Cmd: "sim"})
+	w.drain(h)
+	w.plan0(h, s, w.pause())
+}
+
+// plan0 lets s act after d, unless it is about to act anyway.
+func (w *world) plan0(h *host, s *session, d int64) {
+	if s.planned {
+		return
+	}
+	s.planned = true
+	w.after(d, event{kind: evClient, host: int16(h.index), arg: int32(s.id & 0xff), gen: s.gen})
+}
+
+func (w *world) pause() int64 {
+	if w.phase != stormy {
+		return w.random.between(ms, 10*ms)
+	}
+	return w.random.wide(w.plan.think>>6, w.plan.think)
+}
+
+// held finds a hold that s believes in, starting anywhere; -1: none.
+func (w *world) held(h *host, s *session) int {
+	n := w.plan.names
+	at := int(w.random.upto(int64(n)))
+	for range n {
+		if c := &h.names[at].hold; c.state == live && c.session == s.id {
+			return at
+		}
+		if at++; at == n {
+			at = 0
+		}
+	}
+	return -1
+}
+
+func (w *world) waiting(s *session) int {
+	for i := range s.pend {
+		if s.pend[i].kind == reqAcquire {
+			return i
+		}
+	}
+	return -1
+}
+
+func (w *world) act(h *host, s *session) {
+	if !s.open {
+		return
+	}
+	p := &w.plan
+	if s.detached {
+		w.close(h, s)
+		w.after(w.pause(), event{kind: evReopen, host: int16(h.index), arg: int32(s.id & 0xff)})
+		return
+	}
+	if w.phase != stormy {
+		if n := w.held(h, s); n >= 0 {
+			w.release(h, s, n)
+			if w.held(h, s) >= 0 {
+				w.plan0(h, s, w.pause())
+			}
+		}
+		return
+	}
+	pause := w.pause()
+	switch x := w.random.upto(1000); {
+	case x < 420:
+		if n := w.held(h, s); n >= 0 {
+			w.release(h, s, n)
+			break
+		}
+		fallthrough
+	case x < 850:
+		w.acquire(h, s)
+	case x < 870:
+		w.releaseStale(h, s)
+	case x < 930 && p.cancels:
+		w.cancel(h, s)
+	case x < 945 && p.forces:
+		w.forceRelease(h, s)
+	case x < 960:
+		w.look(h)
+	case x < 975 && p.deaths:
+		w.close(h, s)
+		w.after(pause, event{kind: evReopen, host: int16(h.index), arg: int32(s.id & 0xff)})
+		return
+	case x < 980 && p.detaches:
+		w.detach(h, s)
+		pause = w.random.wide(ms, int64(2*p.table.Lease))
+	case x < 990 && p.pauses:
+		pause = w.random.wide(ms, int64(3*p.table.Lease))
+	}
+	w.plan0(h, s, pause)
+}
+
+func (w *world) acquire(h *host, s *session) {
+	p := &w.plan
+	r := &w.random
+	if len(s.pend) > 3 {
+		return
+	}
+	s.lastID++
+	n := int(r.upto(int64(p.names)))
+	req := protocol.Acquire{ID: s.lastID, Name: lockNames[n], WaitMS: protocol.Forever}
+	if p.finiteWaits {
+		switch r.upto(4) {
+		case 0:
+			req.WaitMS = 0
+		case 1:
+			req.WaitMS = r.wide(1, 2*p.think/ms+50)
+		}
+	}
+	if p.owners && !r.oneIn(4) {
+		req.Owner = uint64(r.between(1, 2))
+		req.NotReentrant = p.notReentrant && r.oneIn(3)
+	}
+	if p.fixedLease && r.oneIn(3) {
+		req.LeaseMS = r.wide(protocol.MinLeaseMS, int64(2*p.table.Lease)/ms)
+	}
+	if p.maxHold && r.oneIn(4) {
+		req.MaxHoldMS = r.wide(1, int64(p.table.Lease)/ms)
+	}
+	if p.crashDelay && r.oneIn(2) {
+		req.CrashDelayMS = r.wide(1, int64(p.table.Lease)/ms*3/2)
+	}
+	now := h.clock(w.now)
+	w.order++
+	q := pending{id: req.ID, kind: reqAcquire, name: int8(n), acquire: req, order: w.order, arrived: now}
+	w.checkArrival(h, s, &q)
+	s.pend = append(s.pend, q)
+	w.pendings++
+	if req.WaitMS == 0 {
+		h.tries++
+	}
+	if w.trace.on {
+		w.trace.add(w, n, h, "s%d acquire id=%d owner=%d wait=%d lease=%d max_hold=%d crash_delay=%d reentrant=%v",
+			s.id, req.ID, req.Owner, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS, !req.NotReentrant)
+	}
+	h.table.Acquire(now, s.id, req)
+	w.drain(h)
+	w.checkDeadlock(h, s, req.ID)
+}
+
+func (w *world) release(h *host, s *session, n int) {
+	c := &h.names[n].hold
+	req := protocol.Release{Hold: c.num}
+	now := h.clock(w.now)
+	q := pending{kind: reqRelease, name: int8(n), target: c.num, count: c.count - 1}
+	q.either = now >= c.told || c.maxEnd > 0 && now >= c.maxEnd
+	if w.random.oneIn(2) || q.either {
+		s.lastID++
+		req.ID = s.lastID
+		q.id = req.ID
+		s.pend = append(s.pend, q)
+	}
+	if w.trace.on {
+		w.trace.add(w, n, h, "s%d release id=%d hold=%d", s.id, req.ID, req.Hold)
+	}
+	if !q.either {
+		// The client believes no longer from here on, whatever is answered.
+		if c.count--; c.count == 0 {
+			w.endHold(h, n)
+		}
+	}
+	h.table.Release(now, s.id, req)
+	w.drain(h)
+}
+
+// releaseStale releases what is over, or somebody else's: nothing may change.
+func (w *world) releaseStale(h *host, s *session) {
+	num := s.stale[w.random.upto(4)]
+	if w.random.oneIn(3) {
+		if c := &h.names[w.random.upto(int64(w.plan.names))].hold; c.state != none && c.session != s.id {
+			num = c.num
+		}
+	}
+	if num == 0 {
+		return
+	}
+	s.lastID++
+	s.pend = append(s.pend, pending{id: s.lastID, kind: reqRelease, name: -1, target: num, want: protocol.NotHeld})
+	if w.trace.on {
+		w.trace.add(w, -1, h, "s%d release id=%d hold=%d (not its own)", s.id, s.lastID, num)
+	}
+	h.table.Release(h.clock(w.now), s.id, protocol.Release{ID: s.lastID, Hold: num})
+	w.drain(h)
+}
+
+func (w *world) cancel(h *host, s *session) {
+	target := s.lastID
+	name := int8(-1)
+	if i := w.waiting(s); i >= 0 && !w.random.oneIn(4) {
+		target, name = s.pend[i].id, s.pend[i].name
+	}
+	if target == 0 {
+		return
+	}
+	s.lastID++
+	s.pend = append(s.pend, pending{id: s.lastID, kind: reqCancel, name: name, target: target})
+	if w.trace.on {
+		w.trace.add(w, int(name), h, "s%d cancel id=%d target=%d", s.id, s.lastID, target)
+	}
+	h.table.Cancel(h.clock(w.now), s.id, protocol.Cancel{ID: s.lastID, Target: target})
+	w.drain(h)
+}
+
+func (w *world) forceRelease(h *host, s *session) {
+	n := int(w.random.upto(int64(w.plan.names)))
+	c := &h.names[n].hold
+	now := h.clock(w.now)
+	s.lastID++
+	q := pending{id: s.lastID, kind: reqForce, name: int8(n), target: c.num}
+	if c.state == none {
+		q.want = protocol.NotHeld
+	} else {
+		q.either = !h.names[n].protected(now) || c.maxEnd > 0 && now >= c.maxEnd
+		w.check.forcing = c.num
+	}
+	s.pend = append(s.pend, q)
+	if w.trace.on {
+		w.trace.add(w, n, h, "s%d force_release id=%d", s.id, s.lastID)
+	}
+	h.table.ForceRelease(now, s.id, protocol.ForceRelease{ID: s.lastID, Name: lockNames[n]})
+	w.drain(h)
+	w.check.forcing = 0
+}
+
+// look asks for rows, which must change nothing and say the truth.
+func (w *world) look(h *host) {
+	now := h.clock(w.now)
+	n := int(w.random.upto(int64(w.plan.names)))
+	row, ok := h.table.Info(now, lockNames[n])
+	w.checkRow(h, n, row, ok)
+	h.table.List(now, 0, func(protocol.LockRow) bool { return true })
+	w.drain(h)
+}
+
+func (w *world) close(h *host, s *session) {
+	if w.trace.on {
+		w.trace.add(w, -1, h, "close s%d", s.id)
+	}
+	now := h.clock(w.now)
+	w.forgetRequests(h, s)
+	s.open = false
+	for n := range w.plan.names {
+		c := &h.names[n].hold
+		if c.state != live && c.state != unattended || c.session != s.id {
+			continue
+		}
+		w.lives -= btoi(c.state == live)
+		c.state = orphan
+		c.keepUntil = now + c.crash
+		if c.crash == 0 {
+			w.endHold(h, n)
+		}
+	}
+	h.table.Close(now, s.id)
+	w.drain(h)
+}
+
+func (w *world) detach(h *host, s *session) {
+	if w.trace.on {
+		w.trace.add(w, -1, h, "detach s%d", s.id)
+	}
+	now := h.clock(w.now)
+	w.forgetRequests(h, s)
+	s.detached = true
+	for n := range w.plan.names {
+		if c := &h.names[n].hold; c.state == live && c.session == s.id {
+			w.lives--
+			c.state = unattended
+			c.detachedAt = now
+		}
+	}
+	h.table.Detach(now, s.id)
+	w.drain(h)
+}
+
+func (w *world) forgetRequests(h *host, s *session) {
+	for i := range s.pend {
+		if s.pend[i].kind == reqAcquire {
+			w.pendings--
+			if s.pend[i].acquire.WaitMS == 0 {
+				h.tries--
+			}
+		}
+	}
+	s.pend = s.pend[:0]
+}
+
+// ---- the foreign client
+
+const foreignID = 100
+
+// foreigner is a Redisson client: it takes, renews, releases and forces locks on
+// its own account, and tells nobody.
+type foreigner struct {
+	id   int16
+	name int8 // it holds, or waits for; -1: none
+	num  uint64
+}
+
+func (w *world) foreignActs(f *foreigner) {
+	again := event{kind: evForeign, arg: int32(f.id - foreignID)}
+	if w.phase != stormy {
+		return
+	}
+	if w.redis.down {
+		w.after(100*ms, again)
+		return
+	}
+	if f.name < 0 {
+		f.name = int8(w.random.upto(int64(w.plan.names)))
+		f.num++
+	}
+	k := &w.redis.names[f.name].key
+	w.expire(int(f.name))
+	switch {
+	case w.random.oneIn(w.plan.foreignForce) && k.owner >= 0:
+		w.destroy(int(f.name), "forced by a foreign client")
+		w.publish(int(f.name))
+		f.name = -1
+	case k.owner == f.id:
+		switch w.random.upto(3) {
+		case 0:
+			k.expireAt = w.now + 30*sec
+		default:
+			if w.random.oneIn(w.plan.foreignDeaths) {
+				f.name = -1
+				break
+			}
+			w.setFree(int(f.name))
+			w.publish(int(f.name))
+			if w.trace.on {
+				w.trace.add(w, int(f.name), nil, "foreign %d releases", f.id)
+			}
+			w.redis.names[f.name].foreignWaits[f.id-foreignID] = false
+			f.name = -1
+		}
+	case k.owner < 0:
+		k.owner, k.num, k.count = f.id, f.num, 1
+		k.expireAt = w.now + w.random.wide(10*ms, 5*sec)
+		w.redis.names[f.name].foreignWaits[f.id-foreignID] = false
+		if w.trace.on {
+			w.trace.add(w, int(f.name), nil, "foreign %d takes until %s", f.id, clockString(k.expireAt))
+		}
+		w.changed(int(f.name))
+	default:
+		w.redis.names[f.name].foreignWaits[f.id-foreignID] = true
+		if w.random.oneIn(8) {
+			w.redis.names[f.name].foreignWaits[f.id-foreignID] = false
+			f.name = -1
+		}
+	}
+	w.after(w.random.wide(w.plan.think>>5, 2*w.plan.think), again)
+}
+
+// ---- faults
+
+func (w *world) fault() {
+	if w.phase != stormy {
+		return
+	}
+	p := &w.plan
+	r := &w.random
+	w.after(r.wide(p.faultEvery>>4, 2*p.faultEvery), event{kind: evFault})
+	h := w.hosts[r.upto(int64(len(w.hosts)))]
+	if r.oneIn(p.breaks) && !h.gone {
+		w.breakConnection(h, false)
+	}
+	if r.oneIn(p.deafness) && !h.gone {
+		w.breakSubscription(h)
+	}
+	if r.oneIn(p.restarts) && !w.redis.down {
+		w.restart()
+	}
+	if r.oneIn(p.flushes) && !w.redis.down {
+		for n := range p.names {
+			w.destroy(n, "FLUSHALL")
+			w.redis.names[n].counter = counter{}
+		}
+	}
+	if r.oneIn(p.deletions) && !w.redis.down {
+		n := int(r.upto(int64(p.names)))
+		w.destroy(n, "deleted by an operator")
+		if r.oneIn(4) {
+			w.redis.names[n].counter = counter{}
+		}
+	}
+	if p.refused > 0 && r.oneIn(20) {
+		n := r.upto(int64(p.names))
+		w.redis.names[n].refused = true
+		w.after(r.wide(ms, 5*sec), event{kind: evRefusedEnd, name: int8(n)})
+	}
+	if r.oneIn(p.sidecarDeaths) && !h.gone && len(w.hosts) < maxHosts {
+		w.killSidecar(h)
+	}
+}
+
+// killSidecar is kill -9 and a fresh start with a new uuid. The clients know that
+// they are alone; what they hold is valid until the deadlines they were told.
+func (w *world) killSidecar(h *host) {
+	if w.trace.on {
+		w.trace.add(w, -1, h, "sidecar dies")
+	}
+	w.settle(h)
+	w.breakConnection(h, false)
+	h.gone, h.asleep, h.up = true, true, false
+	h.conn.gen++
+	h.sub.gen++
+	for i := range h.sessions {
+		s := &h.sessions[i]
+		if s.open {
+			w.forgetRequests(h, s)
+			s.open = false
+		}
+	}
+	for n := range h.names {
+		hn := &h.names[n]
+		if hn.hold.state == live {
+			w.lives--
+			hn.hold.state = unattended
+		} else if hn.hold.state == orphan {
+			hn.hold.state = none
+		}
+		hn.server, hn.want, hn.acked = false, false, false
+		hn.inflight = -1
+	}
+	for _, i := range h.conn.inflight {
+		w.ops[i].settled = true
+	}
+	for _, i := range h.conn.queue {
+		w.ops[i].settled, w.ops[i].dead = true, true
+		w.recycle(i)
+	}
+	h.conn.inflight, h.conn.queue = h.conn.inflight[:0], h.conn.queue[:0]
+	w.addHost()
+}
+
+// calm ends all trouble: from here on every request must come to its end.
+func (w *world) calm() {
+	if w.trace.on {
+		w.trace.add(w, -1, nil, "no more faults from here on")
+	}
+	w.phase = settling
+	w.plan.latency = min(w.plan.latency, 5*ms)
+	w.plan.slow = w.plan.latency
+	w.plan.slowOps, w.plan.busy, w.plan.refused, w.plan.unsent, w.plan.lostMessages = 0, 0, 0, 0, 0
+	for n := range w.plan.names {
+		w.redis.names[n].refused = false
+		w.redis.names[n].foreignWaits = [2]bool{}
+		if k := &w.redis.names[n].key; k.owner >= foreignID {
+			w.setFree(n)
+			w.publish(n)
+		}
+	}
+	waiters := int64(0)
+	for _, h := range w.hosts {
+		if h.gone {
+			continue
+		}
+		w.settle(h)
+		for i := range h.sessions {
+			s := &h.sessions[i]
+			if s.open && s.detached {
+				w.close(h, s)
+			}
+			waiters += int64(len(s.pend))
+			if w.held(h, s) >= 0 {
+				w.plan0(h, s, w.pause())
+			}
+		}
+	}
+	// Dead holders' keys run out, then everybody has a turn, at worst found by polling.
+	longest := 2*int64(w.plan.table.Lease)*2 + 10*sec
+	w.deadline = w.now + longest + (waiters+int64(w.plan.names))*(w.poll()+sec)
+	w.after(w.deadline-w.now+1, event{kind: evQuiet})
+}
+
+func (w *world) poll() int64 { return 5 * sec }
+
+func (w *world) closeAll() {
+	w.phase = closing
+	linger := int64(10 * sec)
+	if w.plan.table.SubscriptionLinger > 0 {
+		linger = int64(w.plan.table.SubscriptionLinger)
+	}
+	for _, h := range w.hosts {
+		if h.gone {
+			continue
+		}
+		w.settle(h)
+		for i := range h.sessions {
+			if s := &h.sessions[i]; s.open {
+				w.close(h, s)
+			}
+		}
+	}
+	w.deadline = w.now + 4*int64(w.plan.table.Lease) + linger + 2*w.poll()
+	w.after(w.deadline-w.now, event{kind: evQuiet})
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

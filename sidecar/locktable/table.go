@@ -1,0 +1,192 @@
+// Package locktable is the state of one sidecar: who holds which lock, who
+// waits, and what Redis is believed to know. It is a pure state machine: inputs
+// come in with the time at which they happened, effects come out as values. It
+// has no clock, no goroutine and no I/O, so that the same inputs give the same
+// effects and a simulation can drive it through any interleaving.
+//
+// Each lock compares what should stand in Redis (the desired state) with what is
+// known to stand there, and has at most one operation in flight. When that
+// returns, known is updated, the comparison is made again, and the next
+// operation is whatever closes the difference. However many times a lock passes
+// between local owners during one round trip, one operation tells Redis.
+//
+// Times are int64 nanoseconds of CLOCK_BOOTTIME.
+package locktable
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/wheel"
+)
+
+// Config sets the table's times and limits. The zero value of a field stands for
+// its default; negative values are not allowed.
+type Config struct {
+	Lease time.Duration // watchdog lease; renewed every third of it. Default 30 s
+
+	MaxLocks   int // names known at one time, and waiters in all. Default 1,048,576
+	MaxHolds   int // holds of one session. Default 262,144
+	MaxWaiters int // waiting acquires of one session. Default 16,384
+
+	// While somebody on another host waits, a lock passes between local owners at
+	// most HandoffBudget times in a row and for HandoffTime; then it is released
+	// in Redis, and this sidecar stands back for StandBack. Defaults 64, 50 ms, 10 ms.
+	HandoffBudget int
+	HandoffTime   time.Duration
+	StandBack     time.Duration
+
+	// A lock that somebody on another host has is asked for again at the latest
+	// after Poll (PollDeaf without a subscription), whatever was heard or not.
+	// Defaults 5 s and 500 ms.
+	Poll     time.Duration
+	PollDeaf time.Duration
+
+	SubscriptionLinger time.Duration // how long a subscription outlives its last use. Default 10 s
+	RetryAfter         time.Duration // pause after an error that Redis may get over. Default 100 ms
+
+	Seed uint64 // of the renewal jitter
+}
+
+func def[T int | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+func (c *Config) setDefaults() {
+	def(&c.Lease, 30*time.Second)
+	def(&c.MaxLocks, 1<<20)
+	def(&c.MaxHolds, 1<<18)
+	def(&c.MaxWaiters, 1<<14)
+	def(&c.HandoffBudget, 64)
+	def(&c.HandoffTime, 50*time.Millisecond)
+	def(&c.StandBack, 10*time.Millisecond)
+	def(&c.Poll, 5*time.Second)
+	def(&c.PollDeaf, 500*time.Millisecond)
+	def(&c.SubscriptionLinger, 10*time.Second)
+	def(&c.RetryAfter, 100*time.Millisecond)
+}
+
+// SessionID names a session; the caller never reuses one.
+type SessionID uint64
+
+// Peer is what operators see of the process behind a session.
+type Peer struct {
+	PID, UID int64
+	Cmd      string
+	Client   string
+}
+
+// Table is the lock table of one sidecar. One goroutine owns it.
+type Table struct {
+	cfg     Config
+	leaseMS uint32
+	rng     *rand.Rand
+	wheel   *wheel.Wheel[timed]
+	out     []Effect
+
+	sessions map[SessionID]*session
+	byName   map[string]*lock
+	byHold   map[uint64]*lock
+	locks    []*lock // every lock, in no order; lock.place is its index
+	waiting  int     // waiters in all
+
+	lastNum uint64 // last hold number given out
+	up      bool   // Redis can be asked
+	why     string // while it cannot: one sentence
+	renewed []*session
+	now     int64 // of the last change
+}
+
+// timed is what a timer of the wheel belongs to: a lock or a waiter.
+type timed interface{ due(t *Table, now int64) }
+
+const (
+	wheelTick  = 10 * time.Millisecond
+	wheelSlots = 1024
+)
+
+// New makes an empty table that believes Redis to be down until Up is called.
+func New(cfg Config, now int64) *Table {
+	cfg.setDefaults()
+	t := &Table{
+		cfg:      cfg,
+		leaseMS:  uint32(cfg.Lease / time.Millisecond),
+		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x10c4)),
+		wheel:    wheel.New[timed](wheelTick, wheelSlots, now),
+		sessions: make(map[SessionID]*session),
+		byName:   make(map[string]*lock),
+		byHold:   make(map[uint64]*lock),
+		why:      "Redis has not been reached yet",
+	}
+	t.wheel.MaxPending = 2 * cfg.MaxLocks // one per lock, one per waiter
+	return t
+}
+
+// Effects returns what the inputs since the last call want done, in order. It is
+// valid until the next input.
+func (t *Table) Effects() []Effect {
+	t.tellLeases()
+	out := t.out
+	t.out = t.out[:0]
+	return out
+}
+
+func (t *Table) emit(e Effect) { t.out = append(t.out, e) }
+
+func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string, args ...any) {
+	msg := format
+	if len(args) > 0 {
+		msg = fmt.Sprintf(format, args...)
+	}
+	t.emit(Effect{Kind: Refusal, Session: s.id, ID: id, Code: code, Msg: msg})
+}
+
+// Advance fires every timer that is due.
+func (t *Table) Advance(now int64) {
+	t.wheel.Advance(now, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
+}
+
+// Next tells when Advance must be called; false: not before another input.
+func (t *Table) Next() (int64, bool) { return t.wheel.Next() }
+
+func (t *Table) arm(tm *wheel.Timer[timed], at int64) {
+	if tm.Pending() && tm.Deadline() == at {
+		return
+	}
+	if err := t.wheel.Add(tm, at); err != nil {
+		panic("locktable: more timers than locks and waiters: " + err.Error())
+	}
+}
+
+// Up says that Redis can be asked. With dataLost it may have forgotten what it
+// knew: holds whose deadline has not passed are asserted again, and tokens drawn
+// before are not handed out any more.
+func (t *Table) Up(now int64, dataLost bool) {
+	t.up, t.why = true, ""
+	for i := len(t.locks) - 1; i >= 0; i-- {
+		l := t.locks[i]
+		l.retryAt = 0
+		if dataLost {
+			l.known.tokens = 0
+			if l.known.state == ours {
+				l.known.state = maybe
+			}
+		}
+		if q := l.queue; q != nil {
+			q.tryAt = min(q.tryAt, max(now, q.standUntil))
+		}
+		t.settle(now, l)
+	}
+}
+
+// Down says that Redis cannot be asked until Up; why is for people.
+func (t *Table) Down(now int64, why string) {
+	t.up, t.why = false, why
+	for i := len(t.locks) - 1; i >= 0; i-- {
+		t.settle(now, t.locks[i])
+	}
+}

@@ -1,0 +1,625 @@
+package locktable_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// rig is one table whose Redis the test plays: it answers each operation when
+// the test says so, and notes every other effect as a line.
+type rig struct {
+	*testing.T
+	tb     *locktable.Table
+	now    int64
+	ops    []locktable.Op // in flight
+	log    []string
+	tokens uint64
+	others int32 // listeners on every channel
+	ids    uint64
+}
+
+const lease = 30 * time.Second
+
+func newRig(t *testing.T) *rig {
+	r := &rig{T: t, now: int64(time.Hour)}
+	r.tb = locktable.New(locktable.Config{}, r.now)
+	r.tb.Up(r.now, false)
+	for s := range locktable.SessionID(4) {
+		r.tb.Open(r.now, s+1, locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)})
+	}
+	return r
+}
+
+// collect takes the effects since the last input.
+func (r *rig) collect() {
+	for _, e := range r.tb.Effects() {
+		switch e.Kind {
+		case locktable.Redis:
+			r.ops = append(r.ops, e.Op)
+		case locktable.Granted:
+			r.log = append(r.log, fmt.Sprintf("s%d granted hold=%d token=%d count=%d", e.Session, e.Hold, e.Token, e.Count))
+		case locktable.Refusal:
+			r.log = append(r.log, fmt.Sprintf("s%d refused %s", e.Session, e.Code))
+		case locktable.Released:
+			r.log = append(r.log, fmt.Sprintf("s%d released count=%d", e.Session, e.Count))
+		case locktable.Lost:
+			r.log = append(r.log, fmt.Sprintf("s%d lost hold=%d %s", e.Session, e.Hold, e.Reason))
+		case locktable.Lease:
+			r.log = append(r.log, fmt.Sprintf("s%d lease +%v", e.Session, time.Duration(e.Deadline-r.now).Round(time.Second)))
+		case locktable.Canceled:
+			r.log = append(r.log, fmt.Sprintf("s%d canceled=%v", e.Session, e.Was))
+		case locktable.Forced:
+			r.log = append(r.log, fmt.Sprintf("s%d forced hold=%d", e.Session, e.Hold))
+		case locktable.Subscribe:
+			r.log = append(r.log, "subscribe "+e.Name)
+		case locktable.Unsubscribe:
+			r.log = append(r.log, "unsubscribe "+e.Name)
+		}
+	}
+}
+
+// want compares what happened since the last want.
+func (r *rig) want(lines ...string) {
+	r.Helper()
+	r.collect()
+	if got, want := strings.Join(r.log, "\n"), strings.Join(lines, "\n"); got != want {
+		r.Fatalf("got:\n%s\n\nwant:\n%s", got, want)
+	}
+	r.log = nil
+}
+
+// redis checks the only operation in flight and answers it.
+func (r *rig) redis(kind locktable.OpKind, outcome locktable.Outcome) locktable.Op {
+	r.Helper()
+	r.collect()
+	if len(r.ops) != 1 || r.ops[0].Kind != kind {
+		r.Fatalf("operations in flight: %+v, want one of kind %d", r.ops, kind)
+	}
+	op := r.ops[0]
+	r.ops = nil
+	res := locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now, Listeners: r.others, Msg: "Redis is unwell"}
+	switch {
+	case outcome == locktable.Done && op.Kind == locktable.Take:
+		r.tokens += uint64(op.Reserve)
+		res.Token = r.tokens
+	case outcome == locktable.Other:
+		res.Field, res.TTLMS = "somebody:1", 20_000
+	}
+	r.tb.Result(r.now, res)
+	return op
+}
+
+func (r *rig) quiet() {
+	r.Helper()
+	r.collect()
+	if len(r.ops) != 0 {
+		r.Fatalf("operations in flight: %+v, want none", r.ops)
+	}
+}
+
+func (r *rig) pass(d time.Duration) {
+	end := r.now + int64(d)
+	for {
+		at, ok := r.tb.Next()
+		if !ok || at > end {
+			break
+		}
+		r.now = max(r.now, at)
+		r.tb.Advance(r.now)
+		r.collect()
+	}
+	r.now = end
+	r.tb.Advance(r.now)
+}
+
+type opt func(*protocol.Acquire)
+
+func owner(n uint64) opt          { return func(a *protocol.Acquire) { a.Owner = n } }
+func wait(d time.Duration) opt    { return func(a *protocol.Acquire) { a.WaitMS = d.Milliseconds() } }
+func fixed(d time.Duration) opt   { return func(a *protocol.Acquire) { a.LeaseMS = d.Milliseconds() } }
+func maxHold(d time.Duration) opt { return func(a *protocol.Acquire) { a.MaxHoldMS = d.Milliseconds() } }
+func crash(d time.Duration) opt {
+	return func(a *protocol.Acquire) { a.CrashDelayMS = d.Milliseconds() }
+}
+func notReentrant(a *protocol.Acquire) { a.NotReentrant = true }
+
+func (r *rig) acquire(s locktable.SessionID, name string, opts ...opt) uint64 {
+	r.ids++
+	a := protocol.Acquire{ID: r.ids, Name: name, WaitMS: protocol.Forever}
+	for _, o := range opts {
+		o(&a)
+	}
+	r.tb.Acquire(r.now, s, a)
+	r.collect()
+	return a.ID
+}
+
+func (r *rig) release(s locktable.SessionID, hold uint64) {
+	r.ids++
+	r.tb.Release(r.now, s, protocol.Release{ID: r.ids, Hold: hold})
+	r.collect()
+}
+
+func TestAFreeLockIsTakenAndDropped(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	if op := r.redis(locktable.Take, locktable.Done); op.Num != 1 || op.Count != 1 || op.LeaseMS != 30_000 || op.Reserve != 1 || op.Held {
+		t.Fatalf("take: %+v", op)
+	}
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.release(1, 1)
+	r.want("s1 released count=0")
+	r.redis(locktable.Drop, locktable.Done)
+	r.quiet()
+	if _, ok := r.tb.Info(r.now, "a"); ok {
+		t.Fatal("the table still knows the lock")
+	}
+	if at, ok := r.tb.Next(); ok {
+		t.Fatalf("an empty table wants to wake in %v", time.Duration(at-r.now))
+	}
+}
+
+func TestReentryIsAnsweredAtOnceAndMirrored(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", owner(7))
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(1, "a", owner(7))
+	r.want("s1 granted hold=1 token=1 count=1", "s1 granted hold=1 token=1 count=2")
+	r.acquire(1, "a", owner(7))
+	r.want("s1 granted hold=1 token=1 count=3")
+	if op := r.redis(locktable.Keep, locktable.Done); op.Count != 2 {
+		t.Fatalf("first mirror: %+v", op)
+	}
+	if op := r.redis(locktable.Keep, locktable.Done); op.Count != 3 {
+		t.Fatalf("second mirror: %+v", op)
+	}
+	r.quiet()
+	r.acquire(2, "a", owner(7), wait(0))
+	r.want("s2 refused timeout") // another session's owner 7 is another owner
+	r.release(1, 1)
+	r.release(1, 1)
+	r.want("s1 released count=2", "s1 released count=1")
+	if op := r.redis(locktable.Keep, locktable.Done); op.Count != 2 {
+		t.Fatalf("mirror: %+v", op)
+	}
+	r.redis(locktable.Keep, locktable.Done)
+	r.release(1, 1)
+	r.want("s1 released count=0")
+	r.redis(locktable.Drop, locktable.Done)
+}
+
+func TestAnAnonymousOwnerWaitsForItself(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(1, "a", wait(time.Second))
+	r.redis(locktable.Take, locktable.Done) // draws tokens for the handoff to come
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.pass(2 * time.Second)
+	r.want("s1 refused timeout")
+}
+
+func TestHandoffIsAnsweredBeforeRedisIsTold(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(2, "a")
+	r.acquire(3, "a")
+	if op := r.redis(locktable.Take, locktable.Done); !op.Held || op.Num != 1 || op.Reserve != 64 {
+		t.Fatalf("drawing tokens for a queue: %+v", op)
+	}
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.release(1, 1)
+	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
+	r.release(2, 2) // while the first handoff's mirror is in flight
+	r.want("s2 released count=0", "s3 granted hold=3 token=3 count=1")
+	if op := r.redis(locktable.Take, locktable.Done); op.Num != 2 || !op.Held || op.Reserve != 0 {
+		t.Fatalf("first mirror: %+v", op)
+	}
+	if op := r.redis(locktable.Take, locktable.Done); op.Num != 3 {
+		t.Fatalf("second mirror: %+v", op)
+	}
+	r.quiet()
+	r.release(3, 3)
+	r.want("s3 released count=0")
+	if op := r.redis(locktable.Drop, locktable.Done); op.Num != 3 {
+		t.Fatalf("drop: %+v", op)
+	}
+}
+
+func TestOnlyTheHeadOfTheQueueAsksRedis(t *testing.T) {
+	r := newRig(t)
+	for s := range locktable.SessionID(4) {
+		r.acquire(s+1, "a")
+	}
+	r.redis(locktable.Take, locktable.Other)
+	r.want("subscribe a")
+	r.quiet()
+	r.tb.Subscribed(r.now, "a") // something may have been published before
+	r.redis(locktable.Take, locktable.Other)
+	r.tb.Message(r.now, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=3 token=1 count=1")
+}
+
+func TestAMessageDuringATakeIsNotForgotten(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Other)
+	r.tb.Subscribed(r.now, "a")
+	r.tb.Message(r.now, "a") // the take that is in flight may have run before
+	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.Done)
+	r.want("subscribe a", "s1 granted hold=3 token=1 count=1")
+}
+
+func TestARemoteLockIsAskedForAgainWhenItsTTLEnds(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Other)
+	r.tb.Subscribed(r.now, "a")
+	r.redis(locktable.Take, locktable.Other) // 20 s to live
+	r.pass(4900 * time.Millisecond)
+	r.quiet()
+	r.pass(200 * time.Millisecond) // but never silent for more than Poll
+	r.redis(locktable.Take, locktable.Other)
+	r.want("subscribe a")
+	r.pass(5100 * time.Millisecond)
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=4 token=1 count=1")
+	r.pass(9 * time.Second)
+	r.want()
+	r.pass(2 * time.Second)
+	r.redis(locktable.Keep, locktable.Done)
+	r.want("unsubscribe a", "s1 lease +29s")
+}
+
+func TestATryAsksOnceAndDoesNotWait(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", wait(0))
+	r.redis(locktable.Take, locktable.Other)
+	r.want("s1 refused timeout")
+	r.quiet()
+	r.acquire(1, "a", wait(0))
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=2 token=1 count=1")
+	r.acquire(2, "a", wait(0))
+	r.want("s2 refused timeout")
+}
+
+func TestTheWatchdogRenewsAtAThirdOfTheLease(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(lease/3 - time.Millisecond)
+	r.quiet()
+	r.pass(501*time.Millisecond + 10*time.Millisecond) // jitter and a tick
+	r.redis(locktable.Keep, locktable.Done)
+	r.collect()
+	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +29s")
+}
+
+func TestAFixedLeaseIsNotRenewedAndEnds(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", fixed(2*time.Second))
+	if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 2000 {
+		t.Fatalf("take: %+v", op)
+	}
+	r.pass(1970 * time.Millisecond)
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.pass(20 * time.Millisecond) // the deadline is 22 ms before the lease's end
+	r.want("s1 lost hold=1 expired")
+	r.redis(locktable.Drop, locktable.Done) // wakes who waits elsewhere
+	r.release(1, 1)
+	r.want("s1 refused not_held")
+}
+
+func TestALockThatCannotBeRenewedIsLostAtItsDeadline(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(10600 * time.Millisecond)
+	r.redis(locktable.Keep, locktable.Unknown)
+	r.tb.Down(r.now, "gone")
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.redisIsAskedAgain()
+	r.acquire(2, "b", wait(0))
+	r.acquire(2, "b", wait(time.Second))
+	r.pass(2 * time.Second)
+	r.want("s2 refused unavailable", "s2 refused unavailable")
+	r.pass(17100*time.Millisecond - time.Millisecond)
+	r.want("s1 lost hold=1 expired")
+	r.tb.Up(r.now, false)
+	r.redis(locktable.Drop, locktable.Done)
+}
+
+func (r *rig) redisIsAskedAgain() {
+	r.Helper()
+	if len(r.ops) == 1 && r.ops[0].Kind == locktable.Keep {
+		r.redis(locktable.Keep, locktable.Unsent)
+	}
+	r.quiet()
+}
+
+func TestADeletedKeyAndAStolenOneAreLost(t *testing.T) {
+	for outcome, reason := range map[locktable.Outcome]string{locktable.Missing: "deleted", locktable.Other: "stolen"} {
+		r := newRig(t)
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.pass(10600 * time.Millisecond)
+		r.redis(locktable.Keep, outcome)
+		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 "+reason)
+		r.quiet() // nothing of ours is there to be dropped
+	}
+}
+
+func TestAfterDataLossHoldsAreAssertedAgain(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(1, "b")
+	r.redis(locktable.Take, locktable.Done)
+	r.tb.Down(r.now, "gone")
+	r.tb.Up(r.now, true)
+	r.collect()
+	if len(r.ops) != 2 {
+		t.Fatalf("asserting: %+v", r.ops)
+	}
+	for i, outcome := range []locktable.Outcome{locktable.Done, locktable.Other} {
+		op := r.ops[i]
+		if op.Kind != locktable.Take || op.Held || op.Reserve != 0 {
+			t.Fatalf("asserting: %+v", op)
+		}
+		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now})
+		r.collect()
+	}
+	r.log = r.log[2:]
+	if len(r.log) == 0 || !strings.Contains(r.log[len(r.log)-1], "stolen") {
+		t.Fatalf("got %q", r.log)
+	}
+}
+
+func TestTheHandoffBudgetEndsWhenSomebodyRemoteWaits(t *testing.T) {
+	r := newRig(t)
+	r.others = 1
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	hold := uint64(1)
+	r.want("s1 granted hold=1 token=1 count=1")
+	handoffs := 0
+	for s := locktable.SessionID(2); ; s = s%4 + 1 {
+		r.acquire(s, "a")
+		for len(r.ops) > 0 && r.ops[0].Kind == locktable.Take {
+			r.redis(locktable.Take, locktable.Done)
+			r.collect()
+		}
+		r.log = nil
+		r.tb.Release(r.now, (s+2)%4+1, protocol.Release{Hold: hold})
+		r.collect()
+		if len(r.log) == 0 {
+			break
+		}
+		if _, err := fmt.Sscanf(strings.Fields(r.log[0])[2], "hold=%d", &hold); err != nil {
+			t.Fatal(r.log)
+		}
+		handoffs++
+		if handoffs > 1000 {
+			t.Fatal("the budget never ends")
+		}
+		for len(r.ops) > 0 && r.ops[0].Kind == locktable.Take {
+			r.redis(locktable.Take, locktable.Done)
+			r.collect()
+		}
+	}
+	if handoffs != 63 {
+		t.Errorf("%d handoffs after the first grant, want 63", handoffs)
+	}
+	r.redis(locktable.Drop, locktable.Done)
+	r.quiet() // stands back
+	r.pass(5 * time.Millisecond)
+	r.quiet()
+	r.pass(20 * time.Millisecond)
+	r.redis(locktable.Take, locktable.Other)
+}
+
+func TestMaxHoldEndsAHold(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", maxHold(time.Second))
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(1010 * time.Millisecond)
+	r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 max_hold", "s2 granted hold=2 token=2 count=1")
+}
+
+func TestADeadSessionFreesItsLocksAtOnceOrAfterItsCrashDelay(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(1, "b", crash(time.Second))
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(1, "c") // a waiter that vanishes
+	r.acquire(2, "a")
+	r.collect()
+	r.ops = nil
+	r.tb.Close(r.now, 1)
+	r.want("s1 granted hold=1 token=1 count=1", "s1 granted hold=2 token=2 count=1")
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Outcome: locktable.Done, Sent: r.now, Token: 70})
+	r.want("s2 granted hold=4 token=7 count=1")
+	row, ok := r.tb.Info(r.now, "b")
+	if !ok || !row.Orphan || row.State != protocol.StateHeld {
+		t.Fatalf("b after the death of its holder: %+v", row)
+	}
+	r.ops = nil
+	r.pass(1010 * time.Millisecond)
+	r.collect()
+	if row, _ := r.tb.Info(r.now, "b"); row.State == protocol.StateHeld {
+		t.Fatalf("b after its crash delay: %+v", row)
+	}
+}
+
+func TestADetachedSessionKeepsItsHoldsUnrenewed(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.tb.Detach(r.now, 1)
+	r.pass(29600 * time.Millisecond)
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.quiet()
+	r.pass(200 * time.Millisecond)
+	r.want("s1 lost hold=1 expired")
+	if r.tb.Holds(1) != 0 {
+		t.Fatal("it still holds")
+	}
+}
+
+func TestACircleOfOwnersIsToldToTheNewcomer(t *testing.T) {
+	r := newRig(t)
+	for s, name := range []string{"a", "b", "c"} {
+		r.acquire(locktable.SessionID(s+1), name, owner(5))
+		r.redis(locktable.Take, locktable.Done)
+	}
+	r.acquire(1, "b", owner(5))
+	r.acquire(2, "c", owner(5))
+	r.log = nil
+	r.ops = nil
+	r.ids++
+	r.tb.Acquire(r.now, 3, protocol.Acquire{ID: r.ids, Name: "a", Owner: 5, WaitMS: protocol.Forever})
+	effects := r.tb.Effects()
+	if len(effects) != 1 || effects[0].Code != protocol.Deadlock || effects[0].Session != 3 {
+		t.Fatalf("got %+v", effects)
+	}
+	want := `waiting would never end: you ask for "a", held by owner 5 of pid 100 (worker-1), who waits for "b", held by owner 5 of pid 101 (worker-2), who waits for "c", which you hold; release it first, or take the two in one order everywhere`
+	if effects[0].Msg != want {
+		t.Errorf("got  %s\nwant %s", effects[0].Msg, want)
+	}
+	r.acquire(3, "a", owner(5), wait(0))
+	r.want("s3 refused timeout") // a try waits for nobody
+	r.acquire(1, "a", owner(5), notReentrant)
+	r.want("s1 refused deadlock")
+}
+
+func TestACancelEndsAWaitOrComesTooLate(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	id := r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.tb.Cancel(r.now, 2, protocol.Cancel{ID: 900, Target: id})
+	r.want("s1 granted hold=1 token=1 count=1", "s2 refused canceled", "s2 canceled=true")
+	r.tb.Cancel(r.now, 2, protocol.Cancel{ID: 901, Target: id})
+	r.want("s2 canceled=false")
+}
+
+func TestAnOperatorEndsAHold(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.tb.ForceRelease(r.now, 4, protocol.ForceRelease{ID: 1, Name: "a"})
+	r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 forced", "s4 forced hold=1")
+	r.redis(locktable.Drop, locktable.Done)
+	r.tb.ForceRelease(r.now, 4, protocol.ForceRelease{ID: 2, Name: "a"})
+	r.want("s4 refused not_held")
+}
+
+func TestAnAmbiguousTakeIsAskedAgainOrDropped(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	id := r.acquire(1, "b")
+	r.collect()
+	r.ops = nil
+	for _, name := range []string{"a", "b"} {
+		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: name, Outcome: locktable.Unknown, Msg: "connection lost"})
+		r.collect()
+	}
+	r.ops = nil // asked again at once; these get no answer either
+	for _, name := range []string{"a", "b"} {
+		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: name, Outcome: locktable.Unsent, Msg: "no connection"})
+	}
+	r.tb.Down(r.now, "gone")
+	r.tb.Cancel(r.now, 1, protocol.Cancel{Target: id})
+	r.want("s1 refused canceled")
+	r.tb.Up(r.now, false)
+	r.collect()
+	kinds := map[string]locktable.OpKind{}
+	for _, op := range r.ops {
+		kinds[op.Name] = op.Kind
+	}
+	if kinds["a"] != locktable.Take || kinds["b"] != locktable.Drop {
+		t.Fatalf("after the outage: %+v", r.ops)
+	}
+}
+
+func TestARefusalOfRedisIsToldToAllWhoWait(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Refused)
+	r.want("s1 refused denied", "s2 refused denied")
+	r.quiet()
+}
+
+func TestLimitsAreToldApart(t *testing.T) {
+	r := newRig(t)
+	r.tb = locktable.New(locktable.Config{MaxLocks: 3, MaxHolds: 2, MaxWaiters: 1}, r.now)
+	r.tb.Up(r.now, false)
+	r.tb.Open(r.now, 1, locktable.Peer{})
+	r.tb.Open(r.now, 2, locktable.Peer{})
+	r.acquire(1, "a")
+	r.acquire(1, "b")
+	r.want("s1 refused limit") // one waiter
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(1, "b")
+	r.redis(locktable.Take, locktable.Done)
+	r.collect()
+	r.log = nil
+	r.acquire(1, "c")
+	r.want("s1 refused limit") // two holds
+	r.acquire(2, "c")
+	r.redis(locktable.Take, locktable.Done)
+	r.collect()
+	r.log = nil
+	r.acquire(2, "d")
+	r.want("s2 refused limit") // three locks
+}
+
+func TestListingMeetsEveryLockThatStays(t *testing.T) {
+	r := newRig(t)
+	for i := range 100 {
+		r.acquire(1, fmt.Sprintf("lock-%03d", i))
+		r.redis(locktable.Take, locktable.Done)
+	}
+	seen := map[string]bool{}
+	gone := uint64(0)
+	for after := uint64(0); ; {
+		room := 7
+		after = r.tb.List(r.now, after, func(row protocol.LockRow) bool {
+			if room--; room < 0 {
+				return false
+			}
+			seen[row.Name] = true
+			return true
+		})
+		if after == 0 {
+			break
+		}
+		// One goes and one comes between any two pages.
+		gone += 3
+		r.release(1, gone)
+		r.redis(locktable.Drop, locktable.Done)
+		r.acquire(1, fmt.Sprintf("new-%d", gone))
+		r.redis(locktable.Take, locktable.Done)
+	}
+	for i := range 100 {
+		if name := fmt.Sprintf("lock-%03d", i); !seen[name] {
+			if _, still := r.tb.Info(r.now, name); still {
+				t.Errorf("%s was there all the time and is not listed", name)
+			}
+		}
+	}
+}
