@@ -1,0 +1,107 @@
+package store
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// BenchmarkPairs takes and drops locks, so many of them at a time, each through
+// its own take and drop one after the other, as the table would.
+func BenchmarkPairs(b *testing.B) {
+	for _, width := range []int{1, 64, 1024} {
+		b.Run(fmt.Sprint("inflight=", width), func(b *testing.B) {
+			s := startRedis(b)
+			left := b.N
+			done := make(chan struct{})
+			var store *Store
+			names := make(map[string]uint64, width)
+			ready := make(chan struct{})
+			finished := 0
+			onResults := func(results []locktable.Result) {
+				var next []locktable.Op
+				for i := range results {
+					res := &results[i]
+					if res.Outcome != locktable.Done {
+						b.Errorf("%+v", *res)
+					}
+					if res.Kind == locktable.Take {
+						next = append(next, dropOp(res.Name, names[res.Name]))
+						continue
+					}
+					if finished++; finished == b.N {
+						close(done)
+					}
+					if left > 0 {
+						left--
+						names[res.Name]++
+						next = append(next, takeOp(res.Name, names[res.Name]))
+					}
+				}
+				store.Do(next)
+			}
+			r := open(b, s.url(), func(c *Config) {
+				c.OnResults = onResults
+				c.OnUp = func(bool) { close(ready) }
+			})
+			store = r.Store
+			<-ready
+			var first []locktable.Op
+			for i := 0; i < width && left > 0; i++ {
+				left--
+				name := fmt.Sprint("lock:", i)
+				names[name] = 1
+				first = append(first, takeOp(name, 1))
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			store.Do(first)
+			<-done
+			b.StopTimer()
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "pairs/s")
+			reportRedisCPU(b, s)
+		})
+	}
+}
+
+// BenchmarkKeep renews 10,000 locks again and again; one op is one lock.
+func BenchmarkKeep(b *testing.B) {
+	s := startRedis(b)
+	r := connected(b, s.url())
+	ops := make([]locktable.Op, 10_000)
+	for i := range ops {
+		ops[i] = takeOp(fmt.Sprint("lock:", i), 1)
+	}
+	r.ask(ops...)
+	for i := range ops {
+		ops[i] = keepOp(ops[i].Name, 1)
+	}
+	s.admin().ConfigResetStat(ctx)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for n := 0; n < b.N; {
+		batch := ops[:min(len(ops), b.N-n)]
+		r.Do(batch)
+		for got := 0; got < len(batch); {
+			got += len(<-r.results)
+		}
+		n += len(batch)
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "locks/s")
+	reportRedisCPU(b, s)
+}
+
+// reportRedisCPU tells what one op of the benchmark cost inside Redis.
+func reportRedisCPU(b *testing.B, s *server) {
+	usec := 0.0
+	for key, value := range infoFields(s.admin().Info(ctx, "commandstats").Val()) {
+		if key == "cmdstat_evalsha" {
+			var calls, total float64
+			fmt.Sscanf(value, "calls=%f,usec=%f", &calls, &total)
+			usec += total
+		}
+	}
+	b.ReportMetric(usec*1000/float64(b.N), "redis-ns/op")
+}

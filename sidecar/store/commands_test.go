@@ -1,0 +1,886 @@
+package store
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+func TestOpenRefusesWhatIsNoRedisURL(t *testing.T) {
+	for _, tt := range []struct{ url, says string }{
+		{"", "no Redis URL"},
+		{"localhost:6379", "begins with"},
+		{"http://localhost", "begins with"},
+		{"redis://:se/cret@localhost", "percent-encoded"},
+		{"redis://localhost/zero", "database"},
+		{"redis://localhost/-1", "database -1"},
+		{"redis://localhost?colour=blue", "colour"},
+		{"unix://", "socket path"},
+	} {
+		_, err := Open(Config{URL: tt.url, UUID: ourUUID})
+		if err == nil || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), "want redis://") {
+			t.Errorf("%q: got %v, want a sentence with %q and the forms of a URL", tt.url, err, tt.says)
+		}
+		if err != nil && strings.Contains(err.Error(), "cret") {
+			t.Errorf("%q: the error tells the password: %v", tt.url, err)
+		}
+	}
+	if _, err := Open(Config{URL: "redis://localhost"}); err == nil {
+		t.Error("Open without a UUID")
+	}
+}
+
+// speak is a server that answers every command with what reply gives for it, in
+// RESP. An empty answer closes the connection.
+func speak(t *testing.T, l net.Listener, reply func(args []string) string) {
+	t.Helper()
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				in := bufio.NewReader(conn)
+				for {
+					args, err := readCommand(in)
+					if err != nil {
+						return
+					}
+					answer := reply(args)
+					if answer == "" {
+						return
+					}
+					io.WriteString(conn, answer)
+				}
+			}()
+		}
+	}()
+}
+
+func readCommand(in *bufio.Reader) ([]string, error) {
+	line := func() (string, error) {
+		s, err := in.ReadString('\n')
+		return strings.TrimSpace(s), err
+	}
+	head, err := line()
+	if err != nil {
+		return nil, err
+	}
+	n, err := strconv.Atoi(strings.TrimPrefix(head, "*"))
+	if err != nil {
+		return nil, err
+	}
+	args := make([]string, n)
+	for i := range args {
+		size, err := line()
+		if err != nil {
+			return nil, err
+		}
+		n, err := strconv.Atoi(strings.TrimPrefix(size, "$"))
+		if err != nil {
+			return nil, err
+		}
+		arg := make([]byte, n+2)
+		if _, err := io.ReadFull(in, arg); err != nil {
+			return nil, err
+		}
+		args[i] = string(arg[:n])
+	}
+	return args, nil
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	return must(net.Listen("tcp", "127.0.0.1:0"))
+}
+
+func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
+
+// What an operator reads when Redis cannot be used: where, what, and what to do.
+// Operations are answered at once meanwhile, with the same sentence.
+func TestDownSaysWhatIsWrong(t *testing.T) {
+	const secret = "hunter2"
+	redisServer := startRedis(t)
+	protected := startRedis(t, "--requirepass", secret)
+	replica := startRedis(t, "--replicaof", "127.0.0.1", redisServer.port)
+	crowded := startRedis(t, "--maxclients", "1")
+	unloaded := startRedis(t)                // the others may have left the scripts where they are known
+	must(crowded.admin().Ping(ctx).Result()) // the one
+	setUser := func(name string, rules ...string) string {
+		args := append([]string{"on", ">" + secret, "~*", "&*", "+@all"}, rules...)
+		must(redisServer.admin().ACLSetUser(ctx, name, args...).Result())
+		return fmt.Sprintf("redis://%s:%s@%s", name, secret, redisServer.tcp())
+	}
+	fake := func(reply func(args []string) string) string {
+		l := listen(t)
+		speak(t, l, reply)
+		return "redis://" + l.Addr().String()
+	}
+	info := func(text string) func([]string) string {
+		return func(args []string) string {
+			switch strings.ToLower(args[0]) {
+			case "info":
+				return bulk(text)
+			case "hello":
+				return "-ERR unknown command\r\n"
+			case "time":
+				return "*2\r\n" + bulk("1700000000") + bulk("0")
+			}
+			return "+OK\r\n"
+		}
+	}
+	httpsServer := httptest.NewUnstartedServer(nil)
+	httpsServer.StartTLS()
+	t.Cleanup(httpsServer.Close)
+
+	for _, tt := range []struct {
+		name, url string
+		says      []string
+	}{
+		{"nobody listens", "redis://127.0.0.1:" + freePort(t), []string{"refuses connections"}},
+		{"no such host", "redis://no-such-host.invalid:6379", []string{"no-such-host.invalid:6379", "cannot be found"}},
+		{"no such socket", "unix:///no/such/redis.sock", []string{"/no/such/redis.sock", "no Redis socket"}},
+		{"wrong password", "redis://:" + secret + "x@" + protected.tcp(), []string{protected.tcp(), "does not accept the password", "the default user"}},
+		{"wrong user", "redis://bob:" + secret + "@" + redisServer.tcp(), []string{"does not accept the password", `user "bob"`}},
+		{"no password", "redis://" + protected.tcp(), []string{protected.tcp(), "wants a password"}},
+		{"no such database", "redis://" + redisServer.tcp() + "/99", []string{"no database 99"}},
+		{"TLS to a plain port", "rediss://" + redisServer.tcp(), []string{"TLS", "write redis://"}},
+		{"a certificate nobody trusts", "rediss://" + httpsServer.Listener.Addr().String(), []string{"TLS with Redis at", "certificate"}},
+		{"plain to a port that hangs up", fake(func([]string) string { return "" }), []string{"closed the connection", "rediss://"}},
+		{"no answer", func() string { l := listen(t); t.Cleanup(func() { l.Close() }); return "redis://" + l.Addr().String() }(), []string{"did not answer within 200ms"}},
+		{"too old", fake(info("redis_version:6.0.16\r\nrole:master\r\n")), []string{"is 6.0.16; locksidecar needs 6.2 or newer"}},
+		{"much too old", fake(info("redis_version:2.8.19\r\nrole:master\r\n")), []string{"is 2.8.19; locksidecar needs 6.2 or newer"}},
+		{"loading", fake(info("redis_version:7.0.15\r\nrole:master\r\nloading:1\r\n")), []string{"is loading its data"}},
+		{"loading, and says nothing else", fake(func([]string) string { return "-LOADING Redis is loading the dataset in memory\r\n" }), []string{"is loading its data"}},
+		{"replica", replica.url(), []string{"read-only replica of 127.0.0.1:" + redisServer.port, "point redis to the master"}},
+		{"full", "redis://" + crowded.tcp(), []string{"maxclients"}},
+		{"no EVALSHA", setUser("noevalsha", "-evalsha"), []string{"does not permit this user to run scripts", "+evalsha"}},
+		{"no scripts at all", setUser("noscript", "-@scripting"), []string{"does not permit this user to run scripts", "+evalsha"}},
+		{"no TIME", setUser("notime", "-time"), []string{"does not permit", "+time"}},
+		{"no way to load a script", unloaded.userURL("noload", "~*", "&*", "+@all", "-script", "-eval"), []string{"does not permit this user to load scripts", "+script|load or +eval"}},
+		{"not Redis", fake(func([]string) string { return "HTTP/1.1 400 Bad Request\r\n" }), []string{"Redis at 127.0.0.1"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := open(t, tt.url, func(c *Config) { c.Timeout = 200 * time.Millisecond })
+			why := r.down()
+			for _, says := range tt.says {
+				if !strings.Contains(why, says) {
+					t.Errorf("got %q, want %q in it", why, says)
+				}
+			}
+			if !strings.Contains(why, "Redis") || strings.Contains(why, secret) {
+				t.Errorf("got %q, want a sentence about Redis without the password", why)
+			}
+			if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Unsent || res.Msg == "" {
+				t.Errorf("got %+v, want Unsent and the reason", res)
+			}
+			if strings.Contains(r.logged(), secret) {
+				t.Errorf("the log tells the password: %s", r.logged())
+			}
+		})
+	}
+}
+
+func TestRelativesOfRedisAreNotTooOld(t *testing.T) {
+	for version, want := range map[string]bool{
+		"6.2.0": false, "6.2.14": false, "7.0.15": false, "8.4.0": false, "10.0.0": false, "": false, "unstable": false,
+		"6.0.16": true, "6.1.240": true, "5.0.7": true, "2.8": true, "5": true,
+	} {
+		if got := tooOld(version); got != want {
+			t.Errorf("tooOld(%q) = %v", version, got)
+		}
+	}
+}
+
+// connections of the store, as Redis sees them: all but the test's own.
+func connections(t *testing.T, c *redis.Client) (ids []string) {
+	t.Helper()
+	for line := range strings.Lines(must(c.ClientList(ctx).Result())) {
+		if strings.Contains(line, " name=admin ") || strings.Contains(line, " flags=M") || strings.Contains(line, " flags=S") {
+			continue
+		}
+		if !strings.Contains(line, " name=locksidecar ") {
+			t.Errorf("a connection without our name: %s", line)
+		}
+		id, _, _ := strings.Cut(strings.TrimPrefix(line, "id="), " ")
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+func TestTwoConnectionsAndNoMore(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url())
+	var ops []locktable.Op
+	for i := range 3000 {
+		ops = append(ops, takeOp(fmt.Sprint("lock:", i), 1))
+	}
+	r.ask(ops...)
+	if n := connections(t, a); len(n) != 1 {
+		t.Errorf("%d connections before the first subscription, want 1", len(n))
+	}
+	r.Subscribe("lock:1")
+	recv(t, r.subscribed, "subscription")
+	a.ScriptFlush(ctx)
+	r.ask(ops...)
+	if n := connections(t, a); len(n) != 2 {
+		t.Errorf("%d connections, want 2", len(n))
+	}
+	a.ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes")
+	a.ClientKillByFilter(ctx, "TYPE", "pubsub")
+	r.one(takeOp("lock:1", 1)) // notices
+	r.up()
+	recv(t, r.unsubscribed, "end of the subscription")
+	recv(t, r.subscribed, "subscription")
+	r.ask(ops...)
+	if n := connections(t, a); len(n) != 2 {
+		t.Errorf("%d connections after both were killed, want 2", len(n))
+	}
+}
+
+// The connection dies again and again in the midst of the traffic. Every
+// operation has one result, and what the result says is what happened: no script
+// ran twice.
+func TestKilledConnectionsUnderLoad(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url())
+	const rounds, width, start = 30, 400, int64(1) << 52
+	random := rand.New(rand.NewPCG(1, 2))
+	counts := map[locktable.Outcome]int{}
+	for round := range rounds {
+		pipe := a.Pipeline()
+		ops := make([]locktable.Op, width)
+		for i := range ops {
+			ops[i] = takeOp(fmt.Sprintf("lock:%d:%d", round, i), 1)
+			pipe.Set(ctx, counterOf(ops[i].Name), start, 0)
+		}
+		must(pipe.Exec(ctx))
+		r.one(takeOp("probe", 1)) // it serves: the next one is made soon
+		if random.IntN(3) == 0 {
+			a.ScriptFlush(ctx)
+		}
+		// The kill meets the first batch, or one of those after it.
+		later := random.IntN(10)
+		killed := make(chan error)
+		go func() {
+			for range later {
+				a.Ping(ctx)
+			}
+			killed <- a.ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes").Err()
+		}()
+		for at := 0; at < width; at += 40 {
+			r.Do(ops[at : at+40])
+		}
+		if err := <-killed; err != nil {
+			t.Fatal(err)
+		}
+		results := map[string]locktable.Result{}
+		for len(results) < width {
+			for _, res := range recv(t, r.results, "result") {
+				if _, twice := results[res.Name]; twice {
+					t.Fatalf("a second result for %s: %+v", res.Name, res)
+				}
+				results[res.Name] = res
+			}
+		}
+		for name, res := range results {
+			counts[res.Outcome]++
+			drawn := must(a.Get(ctx, counterOf(name)).Int64()) - start
+			switch {
+			case res.Outcome == locktable.Done && drawn == 1 && res.Token == uint64(start+1):
+			case res.Outcome == locktable.Unsent && drawn == 0:
+			case res.Outcome == locktable.Busy && drawn == 0 && strings.Contains(res.Msg, "NOSCRIPT"): // cut off before it could be taught
+			case res.Outcome == locktable.Unknown && (drawn == 0 || drawn == 1):
+			default:
+				t.Errorf("%+v, but the script ran %d times", res, drawn)
+			}
+		}
+		// Perhaps the kill came after the last answer; then the next operation finds out.
+		r.one(takeOp("probe", 1))
+		select {
+		case why := <-r.downs:
+			if !strings.Contains(why.Error(), s.socket()) {
+				t.Errorf("the reason does not tell where: %v", why)
+			}
+			if r.up() {
+				t.Error("the same Redis is said to have lost data")
+			}
+		default:
+			t.Error("nobody said that the connection was lost")
+		}
+	}
+	t.Logf("outcomes: %v", counts)
+	if len(r.results) != 0 || len(r.downs) != 0 || len(r.ups) != 0 {
+		t.Errorf("left over: %d results, %d downs, %d ups", len(r.results), len(r.downs), len(r.ups))
+	}
+}
+
+func TestRestartOfRedisIsLossOfData(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url())
+	r.Subscribe("lock")
+	recv(t, r.subscribed, "subscription")
+	first := r.one(takeOp("lock", 1)).Token
+
+	s.stop()
+	recv(t, r.unsubscribed, "end of the subscription")
+	if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.Unknown && res.Outcome != locktable.Unsent {
+		t.Errorf("got %+v", res)
+	}
+	r.down()
+	for range 10 {
+		if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.Unsent {
+			t.Errorf("got %+v", res)
+		}
+	}
+	s.start()
+	if !r.up() {
+		t.Error("a restarted Redis is said to have kept its data")
+	}
+	recv(t, r.subscribed, "subscription")
+	if len(r.downs) != 0 {
+		t.Errorf("OnDown again: %v", <-r.downs)
+	}
+	if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.Missing {
+		t.Errorf("got %+v", res)
+	}
+	if res := r.one(takeOp("lock", 1)); res.Token <= first {
+		t.Errorf("token %d after %d", res.Token, first)
+	}
+}
+
+// The address leads to a replica after a failover: that is Busy, and a reason to
+// look again; when it is a master again, its history is another one.
+func TestDemotedMasterIsLeft(t *testing.T) {
+	s, other := startRedis(t), startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url())
+	r.Subscribe("lock")
+	recv(t, r.subscribed, "subscription")
+	must(a.ReplicaOf(ctx, "127.0.0.1", other.port).Result())
+	res := r.one(takeOp("lock", 1))
+	if res.Outcome != locktable.Busy || !strings.Contains(res.Msg, "read-only replica") {
+		t.Errorf("got %+v, want Busy", res)
+	}
+	if why := r.down(); !strings.Contains(why, "read-only replica") {
+		t.Errorf("down: %s", why)
+	}
+	must(a.ReplicaOf(ctx, "no", "one").Result())
+	if !r.up() {
+		t.Error("another history is said to be the same data")
+	}
+	recv(t, r.unsubscribed, "end of the subscription: it may have led elsewhere")
+	recv(t, r.subscribed, "subscription")
+	if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+		t.Errorf("got %+v", res)
+	}
+}
+
+// Redis stands still with our commands in its buffers. We give up in time, and
+// when it goes on, nothing of the old connection runs any more once we are back.
+func TestStalledRedis(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url(), func(c *Config) { c.Timeout = 300 * time.Millisecond })
+	before := connections(t, a)
+	s.signal(syscall.SIGSTOP)
+	start := time.Now()
+	res := r.one(takeOp("lock", 1))
+	if res.Outcome != locktable.Unknown || !strings.Contains(res.Msg, "did not answer within 300ms") {
+		t.Errorf("got %+v, want Unknown", res)
+	}
+	if took := time.Since(start); took < 300*time.Millisecond {
+		t.Errorf("gave up after %v", took)
+	}
+	if why := r.down(); !strings.Contains(why, "did not answer within 300ms") {
+		t.Errorf("down: %s", why)
+	}
+	s.signal(syscall.SIGCONT)
+	if r.up() {
+		t.Error("the same Redis is said to have lost data")
+	}
+	if after := connections(t, a); len(after) != 1 || after[0] == before[0] {
+		t.Errorf("connections %v, before %v: the old one still lives", after, before)
+	}
+}
+
+// Nothing to do, and the server is gone without a word: it is noticed all the
+// same.
+func TestDeadIdleConnectionIsNoticed(t *testing.T) {
+	t.Parallel()
+	s := startRedis(t)
+	r := connected(t, s.url(), func(c *Config) { c.Timeout = 200 * time.Millisecond })
+	s.signal(syscall.SIGSTOP)
+	r.down()
+	s.signal(syscall.SIGCONT)
+	r.up()
+}
+
+func TestBusyAndRefused(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url())
+	r.one(takeOp("held", 1))
+
+	t.Run("out of memory is Busy, and renewals still work", func(t *testing.T) {
+		a.ConfigSet(ctx, "maxmemory", "1")
+		defer a.ConfigSet(ctx, "maxmemory", "0")
+		got := r.ask(takeOp("free", 1), keepOp("held", 1), dropOp("nothing", 1))
+		if got[0].Outcome != locktable.Busy || !strings.Contains(got[0].Msg, "out of memory") {
+			t.Errorf("take: %+v", got[0])
+		}
+		if got[1].Outcome != locktable.Done || got[2].Outcome != locktable.Done {
+			t.Errorf("keep: %+v, drop: %+v", got[1], got[2])
+		}
+	})
+	t.Run("too few replicas is Busy", func(t *testing.T) {
+		a.ConfigSet(ctx, "min-replicas-to-write", "1")
+		defer a.ConfigSet(ctx, "min-replicas-to-write", "0")
+		for _, res := range r.ask(takeOp("free", 1), keepOp("held", 1), dropOp("held", 1)) {
+			if res.Outcome != locktable.Busy || !strings.Contains(res.Msg, "too few replicas") {
+				t.Errorf("got %+v", res)
+			}
+		}
+	})
+	t.Run("a lock that was refused was not changed", func(t *testing.T) {
+		if a.Exists(ctx, "free").Val() != 0 || a.HExists(ctx, "held", field(ourUUID, 1)).Val() != true {
+			t.Error("it was")
+		}
+	})
+	if len(r.downs) != 0 {
+		t.Errorf("down: %v", <-r.downs)
+	}
+}
+
+func TestOutcomes(t *testing.T) {
+	for text, want := range map[string]locktable.Outcome{
+		"LOADING Redis is loading the dataset in memory":                    locktable.Busy,
+		"READONLY You can't write against a read only replica.":             locktable.Busy,
+		"OOM command not allowed when used memory > 'maxmemory'.":           locktable.Busy,
+		"BUSY Redis is busy running a script.":                              locktable.Busy,
+		"MISCONF Redis is configured to save RDB snapshots":                 locktable.Busy,
+		"CLUSTERDOWN The cluster is down":                                   locktable.Busy,
+		"MASTERDOWN Link with MASTER is down":                               locktable.Busy,
+		"NOREPLICAS Not enough good replicas to write.":                     locktable.Busy,
+		"TRYAGAIN Multiple keys request during rehashing of slot":           locktable.Busy,
+		"NOSCRIPT No matching script. Please use EVAL.":                     locktable.Busy,
+		"NOAUTH Authentication required.":                                   locktable.Busy,
+		"NOPERM this user has no permissions to access one of the keys":     locktable.Refused,
+		"WRONGTYPE Operation against a key holding the wrong kind of value": locktable.Refused,
+		"ERR value is not an integer or out of range":                       locktable.Refused,
+		"MOVED 866 127.0.0.1:7001":                                          locktable.Refused,
+		"CROSSSLOT Keys in request don't hash to the same slot":             locktable.Refused,
+		"SOMETHING new that we have never heard of":                         locktable.Refused,
+	} {
+		if got := outcomeOf(code(errors.New(text))); got != want {
+			t.Errorf("%q: outcome %d, want %d", text, got, want)
+		}
+	}
+}
+
+// userURL makes a user who may do what rules say and nothing else.
+func (s *server) userURL(name string, rules ...string) string {
+	s.t.Helper()
+	args := append([]string{"reset", "on", ">secret"}, rules...)
+	must(s.admin().ACLSetUser(ctx, name, args...).Result())
+	return fmt.Sprintf("unix://%s:secret@%s", name, s.socket())
+}
+
+// What the documentation tells an operator to permit, and no more.
+var leastRules = []string{"~*", "&*", "+evalsha", "+script|load", "+time",
+	"+hlen", "+hkeys", "+hget", "+hgetall", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+incrby", "+set", "+pubsub", "+publish", "+subscribe", "+unsubscribe", "+ping"}
+
+func TestLeastPermissions(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.userURL("least", leastRules...))
+	var ops []locktable.Op
+	for i := range 10 {
+		ops = append(ops, takeOp(fmt.Sprint(i), 1), keepOp(fmt.Sprint(i), 1), dropOp(fmt.Sprint(i), 1))
+	}
+	for _, op := range ops {
+		if res := r.one(op); res.Outcome != locktable.Done {
+			t.Errorf("%+v: %+v", op, res)
+		}
+	}
+	r.Subscribe("a")
+	recv(t, r.subscribed, "subscription")
+	// Without INFO nobody can tell whether it is the same data.
+	s.admin().ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes")
+	r.one(takeOp("a", 1))
+	if !r.up() {
+		t.Error("data that cannot be known to be the same is said to be")
+	}
+	if log := r.logged(); !strings.Contains(log, "INFO is not permitted") {
+		t.Errorf("the log is silent about it: %s", log)
+	}
+}
+
+func TestPermissions(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	t.Run("a key that is denied is Refused, and its batch mates are not", func(t *testing.T) {
+		r := connected(t, s.userURL("keys", "~ok:*", "~redisson_lock_token:{ok:*", "&*", "+@all"))
+		var ops []locktable.Op
+		for i := range 300 {
+			name := fmt.Sprint("ok:", i)
+			if i%100 == 50 {
+				name = fmt.Sprint("no:", i)
+			}
+			a.HSet(ctx, name, field(ourUUID, 1), "1")
+			ops = append(ops, keepOp(name, 1))
+		}
+		ops = append(ops, takeOp("ok:x", 1), takeOp("no:x", 1), dropOp("no:y", 1))
+		for i, res := range r.ask(ops...) {
+			if strings.HasPrefix(ops[i].Name, "ok:") {
+				if res.Outcome != locktable.Done {
+					t.Errorf("%+v", res)
+				}
+			} else if res.Outcome != locktable.Refused || !strings.Contains(res.Msg, "ACL") {
+				t.Errorf("%+v", res)
+			}
+		}
+	})
+	t.Run("without PUBSUB the number of listeners is not known", func(t *testing.T) {
+		r := connected(t, s.userURL("nonumsub", "~*", "&*", "+@all", "-pubsub"))
+		if res := r.one(takeOp("a", 1)); res.Outcome != locktable.Done || res.Listeners != -1 {
+			t.Errorf("%+v", res)
+		}
+	})
+	t.Run("without PUBLISH a lock is still released, and the log tells once", func(t *testing.T) {
+		r := connected(t, s.userURL("nopublish", "~*", "+@all"))
+		for i := range 3 {
+			name := fmt.Sprint("quiet:", i)
+			r.one(takeOp(name, 1))
+			if res := r.one(dropOp(name, 1)); res.Outcome != locktable.Done || a.Exists(ctx, name).Val() != 0 {
+				t.Errorf("%+v", res)
+			}
+		}
+		if n := strings.Count(r.logged(), "may not publish"); n != 1 {
+			t.Errorf("said %d times: %s", n, r.logged())
+		}
+	})
+	t.Run("without PEXPIRE no lock stays for ever", func(t *testing.T) {
+		r := connected(t, s.userURL("nopexpire", "~*", "&*", "+@all", "-pexpire"))
+		if res := r.one(takeOp("forever", 1)); res.Outcome != locktable.Refused || a.Exists(ctx, "forever").Val() != 0 {
+			t.Errorf("%+v, key exists: %d", res, a.Exists(ctx, "forever").Val())
+		}
+	})
+	t.Run("without SCRIPT, EVAL teaches", func(t *testing.T) {
+		r := connected(t, s.userURL("noload", "~*", "&*", "+@all", "-script"))
+		for range 2 {
+			a.ScriptFlush(ctx)
+			for _, res := range r.ask(takeOp("b", 1), takeOp("c", 1), keepOp("d", 1), dropOp("e", 1), dropOp("f", 1)) {
+				if res.Outcome != locktable.Done && res.Kind != locktable.Keep {
+					t.Errorf("%+v", res)
+				}
+			}
+		}
+	})
+	t.Run("a right that is taken away is Refused", func(t *testing.T) {
+		r := connected(t, s.userURL("fallen", "~*", "&*", "+@all"))
+		must(a.ACLSetUser(ctx, "fallen", "-evalsha").Result())
+		if res := r.one(takeOp("b", 1)); res.Outcome != locktable.Refused {
+			t.Errorf("%+v", res)
+		}
+	})
+}
+
+func TestTLSUserPasswordAndDatabase(t *testing.T) {
+	s := startRedis(t)
+	s.userURL("alice", "~*", "&*", "+@all")
+	cert := httptest.NewUnstartedServer(nil)
+	cert.StartTLS()
+	defer cert.Close()
+	l := tls.NewListener(listen(t), &tls.Config{Certificates: cert.TLS.Certificates})
+	relay(t, l, s.socket())
+	defer l.Close()
+	r := connected(t, "rediss://alice:secret@"+l.Addr().String()+"/3?skip_verify=true")
+	r.Subscribe("lock")
+	recv(t, r.subscribed, "subscription")
+	if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Done || res.Listeners != 1 {
+		t.Errorf("%+v", res)
+	}
+	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.socket(), DB: 3, ClientName: "admin"})
+	defer c.Close()
+	if c.Exists(ctx, "lock").Val() != 1 {
+		t.Error("the lock is not in database 3")
+	}
+	for line := range strings.Lines(must(c.ClientList(ctx).Result())) {
+		if strings.Contains(line, "name=locksidecar") && !strings.Contains(line, "user=alice") {
+			t.Errorf("not alice: %s", line)
+		}
+	}
+}
+
+// A late command of a connection that was given up cannot do harm, because the
+// connection is ended by its id. Where that is not permitted, the log says so.
+func TestEarlierConnectionIsEnded(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	for _, tt := range []struct {
+		rule string
+		left int
+	}{{"+client", 1}, {"-client|kill", 2}} {
+		l := listen(t)
+		cut := relay(t, l, s.socket())
+		s.userURL("u", "~*", "&*", "+@all", tt.rule)
+		r := connected(t, "redis://u:secret@"+l.Addr().String())
+		// Our side of the connection ends, Redis's stays: a network that was cut.
+		cut <- struct{}{}
+		r.one(takeOp("lock", 1))
+		r.down()
+		r.up()
+		if n := connections(t, a); len(n) != tt.left {
+			t.Errorf("%s: %d connections, want %d", tt.rule, len(n), tt.left)
+		}
+		if told := strings.Contains(r.logged(), "may not end the connection before"); told != (tt.left == 2) {
+			t.Errorf("%s: log %s", tt.rule, r.logged())
+		}
+		r.Close(ctx)
+		l.Close()
+		a.ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes")
+	}
+}
+
+// relay passes connections on to a socket. A value on cut ends the client's side
+// of all of them and leaves the server's open until the test ends.
+func relay(t *testing.T, l net.Listener, socket string) (cut chan struct{}) {
+	cut = make(chan struct{})
+	conns := make(chan net.Conn)
+	go func() {
+		var open []net.Conn
+		for {
+			select {
+			case c, ok := <-conns:
+				if !ok {
+					return
+				}
+				open = append(open, c)
+			case <-cut:
+				for _, c := range open {
+					c.Close()
+				}
+				open = nil
+			}
+		}
+	}()
+	go func() {
+		defer close(conns)
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			back, err := net.Dial("unix", socket)
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { back.Close(); client.Close() })
+			conns <- client
+			go io.Copy(back, client)
+			go func() { io.Copy(client, back); client.Close() }()
+		}
+	}()
+	return cut
+}
+
+func TestCloseSendsWhatIsQueued(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url())
+	var takes, drops []locktable.Op
+	for i := range 5000 {
+		takes = append(takes, takeOp(fmt.Sprint(i), 1))
+		drops = append(drops, dropOp(fmt.Sprint(i), 1))
+	}
+	r.ask(takes...)
+	r.Do(drops)
+	if err := r.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for n < len(drops) {
+		select {
+		case results := <-r.results:
+			for _, res := range results {
+				if res.Outcome != locktable.Done {
+					t.Errorf("%+v", res)
+				}
+			}
+			n += len(results)
+		default:
+			t.Fatalf("%d results for %d operations", n, len(drops))
+		}
+	}
+	if left := len(must(a.Keys(ctx, "[0-9]*").Result())); left != 0 {
+		t.Errorf("%d locks are left", left)
+	}
+	if len(connections(t, a)) != 0 {
+		t.Error("a connection is left")
+	}
+	r.Do(drops) // into the void, without harm
+	if len(r.results) != 0 {
+		t.Error("a callback after Close")
+	}
+}
+
+func TestCloseDoesNotWaitForAStalledRedis(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url(), func(c *Config) { c.Timeout = time.Hour })
+	r.Subscribe("lock")
+	recv(t, r.subscribed, "subscription")
+	s.signal(syscall.SIGSTOP)
+	var ops []locktable.Op
+	for i := range 2000 {
+		ops = append(ops, takeOp(fmt.Sprint(i), 1))
+	}
+	r.Do(ops)
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	if err := r.Close(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Close: %v", err)
+	}
+	n := 0
+	for len(r.results) > 0 {
+		for _, res := range <-r.results {
+			n++
+			if res.Outcome != locktable.Unknown && res.Outcome != locktable.Unsent {
+				t.Errorf("%+v", res)
+			}
+		}
+	}
+	if n != len(ops) {
+		t.Errorf("%d results for %d operations", n, len(ops))
+	}
+}
+
+func TestCloseWhileRedisIsAway(t *testing.T) {
+	r := open(t, "redis://127.0.0.1:"+freePort(t))
+	r.Subscribe("lock")
+	r.down()
+	r.Do([]locktable.Op{dropOp("a", 1)})
+	if err := r.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	if res := recv(t, r.results, "result")[0]; res.Outcome != locktable.Unsent {
+		t.Errorf("%+v", res)
+	}
+}
+
+// Renewals go before a crowd of takes that came earlier.
+func TestRenewalsAreNotStarved(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url())
+	r.one(takeOp("held", 1))
+	var ops []locktable.Op
+	for i := range 20 * batchOthers {
+		ops = append(ops, takeOp(fmt.Sprint(i), 1))
+	}
+	r.Do(append(ops, keepOp("held", 1)))
+	for _, res := range recv(t, r.results, "first batch") {
+		if res.Name == "held" {
+			return
+		}
+	}
+	t.Error("the renewal waits behind the takes")
+}
+
+// After a failover the new master's clock may be behind the old one's. The floor
+// of tokens never falls.
+func TestFloorNeverFalls(t *testing.T) {
+	c := newCommands(Config{UUID: ourUUID, Log: slog.New(slog.DiscardHandler)}, &dialer{}, func() {})
+	last := int64(0)
+	for i, clock := range []int64{5_000_000, 4_000_000, 3_000_000, 9_000_000_000_000_000} {
+		c.up(&session{link: &link{wire: &wire{}}, about: about{floor: clock, server: identity{runID: fmt.Sprint(i)}}})
+		if c.last.floor < last || c.last.floor < clock || c.encoder.floor != c.last.floor {
+			t.Errorf("floor %d after %d at time %d", c.last.floor, last, clock)
+		}
+		last = c.last.floor
+	}
+}
+
+func TestLane(t *testing.T) {
+	var l lane
+	random := rand.New(rand.NewPCG(3, 4))
+	var in, out uint64
+	for range 2000 {
+		for range random.IntN(300) {
+			l.push(locktable.Op{Num: in})
+			in++
+		}
+		for _, op := range l.pop(nil, random.IntN(300)) {
+			if op.Num != out {
+				t.Fatalf("got %d, want %d", op.Num, out)
+			}
+			out++
+		}
+	}
+	for _, op := range l.pop(nil, 1<<30) {
+		if op.Num != out {
+			t.Fatalf("got %d, want %d", op.Num, out)
+		}
+		out++
+	}
+	if in != out {
+		t.Errorf("%d in, %d out", in, out)
+	}
+}
+
+// A server that answers with what no script of ours makes is not believed.
+func TestStrangeRepliesAreUnknown(t *testing.T) {
+	for _, reply := range []string{"*0\r\n", ":5\r\n", "+OK\r\n", "$-1\r\n", "*3\r\n:1\r\n$1\r\nx\r\n:0\r\n", "*1\r\n:9\r\n", "*1\r\n*1\r\n:1\r\n"} {
+		l := listen(t)
+		speak(t, l, func(args []string) string {
+			switch strings.ToLower(args[0]) {
+			case "info":
+				return bulk("redis_version:7.0.15\r\nrole:master\r\nrun_id:abc\r\nmaster_replid:def\r\n")
+			case "hello":
+				return "*4\r\n" + bulk("id") + ":3\r\n" + bulk("role") + bulk("master")
+			case "time":
+				return "*2\r\n" + bulk("1700000000") + bulk("0")
+			case "script":
+				return bulk("sha")
+			case "eval", "evalsha":
+				if args[2] == "0" {
+					return "*0\r\n"
+				}
+				return reply
+			}
+			return "+OK\r\n"
+		})
+		r := connected(t, "redis://"+l.Addr().String())
+		ops := []locktable.Op{takeOp("t", 1), keepOp("k", 1), keepOp("k2", 1)}
+		if reply == ":5\r\n" {
+			ops = ops[:1] // an integer answers a drop, but not a take
+		}
+		for _, res := range r.ask(ops...) {
+			if res.Outcome != locktable.Unknown || !strings.Contains(res.Msg, "cannot be understood") {
+				t.Errorf("%q: got %+v", reply, res)
+			}
+		}
+		if why := r.down(); !strings.Contains(why, "cannot be understood") {
+			t.Errorf("%q: %s", reply, why)
+		}
+	}
+}

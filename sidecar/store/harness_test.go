@@ -1,0 +1,295 @@
+package store
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	ourUUID   = "11111111-2222-3333-4444-555555555555"
+	otherUUID = "99999999-8888-7777-6666-555555555555"
+
+	// Long enough for any machine; nothing waits for it unless it is broken.
+	patience = 30 * time.Second
+)
+
+// server is a private redis-server.
+type server struct {
+	t    testing.TB
+	dir  string
+	port string
+	args []string
+	cmd  *exec.Cmd
+}
+
+// startRedis starts one on a socket and a loopback port. More arguments go to
+// redis-server.
+func startRedis(t testing.TB, args ...string) *server {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Skip("redis-server is not installed: this test needs a real one")
+	}
+	// Not t.TempDir: the path of a socket may have 107 bytes.
+	dir, err := os.MkdirTemp("", "store")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s := &server{t: t, dir: dir, port: freePort(t), args: args}
+	s.start()
+	t.Cleanup(s.stop)
+	return s
+}
+
+func freePort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+func (s *server) start() {
+	s.t.Helper()
+	args := append([]string{
+		"--port", s.port, "--bind", "127.0.0.1", "--dir", s.dir, "--unixsocket", s.socket(), "--unixsocketperm", "700",
+		"--save", "", "--appendonly", "no", "--daemonize", "no",
+	}, s.args...)
+	s.cmd = exec.Command("redis-server", args...)
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	var said strings.Builder
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		said.WriteString(lines.Text() + "\n")
+		if strings.Contains(lines.Text(), "ready to accept connections at") {
+			go func() { // until the process ends, so that it never blocks on its log
+				for lines.Scan() {
+				}
+			}()
+			return
+		}
+	}
+	s.t.Fatalf("redis-server did not start:\n%s", said.String())
+}
+
+// stop kills it, as a crash would.
+func (s *server) stop() {
+	if s.cmd.Process != nil {
+		s.cmd.Process.Signal(syscall.SIGCONT)
+		s.cmd.Process.Kill()
+		s.cmd.Wait()
+	}
+}
+
+func (s *server) socket() string { return filepath.Join(s.dir, "redis.sock") }
+func (s *server) url() string    { return "unix://" + s.socket() }
+func (s *server) tcp() string    { return "127.0.0.1:" + s.port }
+
+func (s *server) signal(sig syscall.Signal) {
+	s.t.Helper()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// admin is a client of the test's own, on a connection named "admin".
+func admin(t testing.TB, network, addr string) *redis.Client {
+	c := redis.NewClient(&redis.Options{Network: network, Addr: addr, Protocol: 2, PoolSize: 1, PipelinePoolSize: -1,
+		ClientName: "admin", MaxRetries: -1, DisableIdentity: true})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func (s *server) admin() *redis.Client { return admin(s.t, "unix", s.socket()) }
+
+// backend is a Redis to run the same test against.
+type backend struct {
+	url   string
+	admin *redis.Client
+}
+
+// backends runs f against a real Redis and against the one that runs in process.
+func backends(t *testing.T, f func(t *testing.T, b backend)) {
+	t.Run("redis", func(t *testing.T) {
+		s := startRedis(t)
+		f(t, backend{s.url(), s.admin()})
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		m := miniredis.RunT(t)
+		m.ClockTTL(true)
+		f(t, backend{"redis://" + m.Addr(), admin(t, "tcp", m.Addr())})
+	})
+}
+
+// recorder is what the table would be: it takes all callbacks.
+type recorder struct {
+	t testing.TB
+	*Store
+	results      chan []locktable.Result
+	ups          chan bool
+	downs        chan error
+	subscribed   chan string
+	unsubscribed chan string
+	messages     chan string
+
+	mu  sync.Mutex // guards log
+	log strings.Builder
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.log.Write(p)
+}
+
+func (r *recorder) logged() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.log.String()
+}
+
+// open makes a Store whose callbacks are recorded. It does not wait for Redis.
+func open(t testing.TB, url string, change ...func(*Config)) *recorder {
+	t.Helper()
+	r := &recorder{
+		t:       t,
+		results: make(chan []locktable.Result, 1<<16),
+		ups:     make(chan bool, 100), downs: make(chan error, 100),
+		subscribed: make(chan string, 10000), unsubscribed: make(chan string, 10000), messages: make(chan string, 10000),
+	}
+	each := func(to chan string) func([]string) {
+		return func(names []string) {
+			for _, n := range names {
+				to <- n
+			}
+		}
+	}
+	cfg := Config{
+		URL: url, UUID: ourUUID,
+		Log:            slog.New(slog.NewTextHandler(r, nil)),
+		OnResults:      func(rs []locktable.Result) { r.results <- rs },
+		OnUp:           func(lost bool) { r.ups <- lost },
+		OnDown:         func(err error) { r.downs <- err },
+		OnSubscribed:   each(r.subscribed),
+		OnUnsubscribed: each(r.unsubscribed),
+		OnMessage:      each(r.messages),
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	s, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Store = s
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := r.Close(ctx); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return r
+}
+
+// connected is open, and waits until Redis can be asked.
+func connected(t testing.TB, url string, change ...func(*Config)) *recorder {
+	t.Helper()
+	r := open(t, url, change...)
+	if lost := r.up(); lost {
+		t.Error("the first OnUp says that data was lost")
+	}
+	return r
+}
+
+// recv waits for one value.
+func recv[T any](t testing.TB, from chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(patience):
+		t.Fatalf("no %s within %v", what, patience)
+		panic("not reached")
+	}
+}
+
+func (r *recorder) up() bool { r.t.Helper(); return recv(r.t, r.ups, "OnUp") }
+
+func (r *recorder) down() string { r.t.Helper(); return recv(r.t, r.downs, "OnDown").Error() }
+
+// ask carries out ops and returns their results in the order of ops.
+func (r *recorder) ask(ops ...locktable.Op) []locktable.Result {
+	r.t.Helper()
+	r.Do(ops)
+	var got []locktable.Result
+	for len(got) < len(ops) {
+		got = append(got, recv(r.t, r.results, "result")...)
+	}
+	if len(got) > len(ops) {
+		r.t.Fatalf("%d operations got %d results: %+v", len(ops), len(got), got)
+	}
+	sorted := make([]locktable.Result, len(ops))
+	for i, op := range ops {
+		j := slices.IndexFunc(got, func(res locktable.Result) bool { return res.Name == op.Name && res.Kind == op.Kind })
+		if j < 0 {
+			r.t.Fatalf("no result for %+v in %+v", op, got)
+		}
+		sorted[i] = got[j]
+	}
+	return sorted
+}
+
+func (r *recorder) one(op locktable.Op) locktable.Result { r.t.Helper(); return r.ask(op)[0] }
+
+func takeOp(name string, num uint64) locktable.Op {
+	return locktable.Op{Kind: locktable.Take, Name: name, Num: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
+}
+
+func keepOp(name string, num uint64) locktable.Op {
+	return locktable.Op{Kind: locktable.Keep, Name: name, Num: num, Count: 1, LeaseMS: 30_000}
+}
+
+func dropOp(name string, num uint64) locktable.Op {
+	return locktable.Op{Kind: locktable.Drop, Name: name, Num: num}
+}
+
+func field(uuid string, num uint64) string { return fmt.Sprintf("%s:%d", uuid, num) }
+
+// must returns v.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}

@@ -1,0 +1,344 @@
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// dialer knows the way to one Redis. Immutable.
+type dialer struct {
+	options redis.Options // what the URL said
+	address string        // for people; never the password
+	timeout time.Duration // of silence while an answer is owed
+}
+
+// parse reads the URL. What it says about a bad one never repeats the part that
+// may be a password.
+func parse(rawURL string, timeout time.Duration) (*dialer, error) {
+	const forms = "redis://[user:password@]host[:port][/database], rediss://… for TLS, or unix:///path/to/socket[?db=database]"
+	if rawURL == "" {
+		return nil, errors.New("no Redis URL: want " + forms)
+	}
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return nil, errors.New("the Redis URL cannot be read: want " + forms +
+			"; characters like / : @ # in a password must be percent-encoded")
+	}
+	switch u.Scheme {
+	case "redis", "rediss", "unix":
+	default:
+		return nil, fmt.Errorf("the Redis URL begins with %q: want %s", u.Scheme, forms)
+	}
+	o, err := redis.ParseURL(rawURL)
+	if err != nil {
+		return nil, fmt.Errorf("the Redis URL is wrong (%s): want %s", strings.TrimPrefix(err.Error(), "redis: "), forms)
+	}
+	if o.DB < 0 {
+		return nil, fmt.Errorf("the Redis URL names database %d, below 0: want %s", o.DB, forms)
+	}
+	d := &dialer{address: o.Addr, timeout: timeout}
+	if o.ClientName == "" {
+		o.ClientName = "locksidecar"
+	}
+	if o.DialTimeout <= 0 {
+		o.DialTimeout = 5 * time.Second
+	}
+	d.options = *o
+	return d, nil
+}
+
+// A wire is the socket under a link. It knows whether anything was written, and
+// it can be cut at any time by anybody.
+type wire struct {
+	net.Conn
+	written  atomic.Int64
+	patience time.Duration // of a session; 0: the deadlines are somebody else's business
+}
+
+// Read grants the peer time as long as it goes on talking: a long batch is not
+// given up because Redis is slow, only because it is silent.
+func (w *wire) Read(p []byte) (int, error) {
+	n, err := w.Conn.Read(p)
+	if n > 0 && w.patience > 0 {
+		w.Conn.SetReadDeadline(time.Now().Add(w.patience))
+	}
+	return n, err
+}
+
+func (w *wire) Write(p []byte) (int, error) {
+	n, err := w.Conn.Write(p)
+	w.written.Add(int64(n))
+	return n, err
+}
+
+// A link is one connection and never another: go-redis is given one socket, and
+// refused when it wants to dial again behind our back.
+type link struct {
+	wire   *wire
+	client *redis.Client
+}
+
+var errSpent = errors.New("a link has one connection")
+
+// dial opens a socket and wraps it. Nothing has been said on it yet.
+func (d *dialer) dial(ctx context.Context) (*link, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.options.DialTimeout)
+	defer cancel()
+	nd := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	conn, err := nd.DialContext(ctx, d.options.Network, d.options.Addr)
+	if err != nil {
+		return nil, d.dialError(err)
+	}
+	if d.options.TLSConfig != nil {
+		secure := tls.Client(conn, d.options.TLSConfig.Clone())
+		ctx, cancel := context.WithTimeout(ctx, d.timeout)
+		defer cancel()
+		if err := secure.HandshakeContext(ctx); err != nil {
+			conn.Close()
+			return nil, d.tlsError(err)
+		}
+		conn = secure
+	}
+	l := &link{wire: &wire{Conn: conn}}
+
+	o := d.options
+	var used atomic.Bool
+	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
+		if used.Swap(true) {
+			return nil, errSpent
+		}
+		return l.wire, nil
+	}
+	// A name in CLIENT LIST is a courtesy. A user who may not set one still gets
+	// his locks, so it is not left to the handshake, which would fail.
+	name := o.ClientName
+	o.ClientName = ""
+	o.OnConnect = func(ctx context.Context, cn *redis.Conn) error {
+		cn.ClientSetName(ctx, name)
+		return nil
+	}
+	o.Protocol = 2 // nothing here needs more, and RESP3 looks for push frames before each reply
+	o.TLSConfig = nil
+	o.MaxRetries = -1
+	o.DialerRetries = 1
+	o.PoolSize = 1
+	o.MinIdleConns = 0
+	o.MaxIdleConns = 0
+	o.MaxActiveConns = 1
+	o.PipelinePoolSize = -1
+	o.ConnMaxIdleTime = -1
+	o.ConnMaxLifetime = 0
+	o.ReadTimeout = -2 // deadlines are set on the wire
+	o.WriteTimeout = -2
+	o.DisableIdentity = true
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	l.client = redis.NewClient(&o)
+	return l, nil
+}
+
+// close ends the connection. What is under way on it fails.
+func (l *link) close() {
+	l.wire.Close()
+	l.client.Close()
+}
+
+// identity tells one life of one data set from another.
+type identity struct {
+	runID  string // of the server process
+	replID string // of the replication history
+}
+
+// A session is a link that has been probed and may run scripts.
+type session struct {
+	*link
+	about
+	conn   *redis.Conn
+	loads  bool  // SCRIPT LOAD is permitted
+	killed error // why the earlier connection could not be ended; nil if it was, or there was none
+}
+
+// about is what a session learned of the server at its start.
+type about struct {
+	clientID int64 // this connection's; 0: the server does not say
+	server   identity
+	version  string
+	floor    int64 // the server's time, µs: tokens drawn in this session are above it
+}
+
+// exec sends cmds at once and reads all replies. Each cmd keeps its own error;
+// the error returned is that of the connection, after which it must be closed.
+// sent tells whether anything was written.
+func (s *session) exec(cmds ...redis.Cmder) (sent bool, err error) {
+	before := s.wire.written.Load()
+	s.wire.SetDeadline(time.Now().Add(s.wire.patience))
+	pipe := s.conn.Pipeline()
+	pipe.BatchProcess(context.Background(), cmds...)
+	_, first := pipe.Exec(context.Background())
+	sent = s.wire.written.Load() != before
+	if first == nil {
+		return sent, nil
+	}
+	// first is the first error of all. A connection that breaks leaves its error in
+	// every cmd that is still unanswered, so in the last; a greeting that Redis
+	// refuses leaves it in none.
+	if last := cmds[len(cmds)-1].Err(); last != nil && !isReply(last) {
+		return sent, last
+	}
+	for _, cmd := range cmds {
+		if cmd.Err() != nil {
+			return sent, nil
+		}
+	}
+	return sent, first
+}
+
+// isReply tells an error that Redis answered from one of the connection.
+func isReply(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
+}
+
+func (s *session) close() {
+	s.wire.Close() // first: a pool looks at the health of what is given back
+	s.conn.Close()
+	s.link.close()
+}
+
+// connect makes a session: dials, greets, and finds out whether this Redis will
+// do. last is what is known of the session before it, or nil: what may still run
+// of that one is ended.
+func (d *dialer) connect(ctx context.Context, last *about) (*session, error) {
+	l, err := d.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { l.wire.Close() })
+	defer stop()
+	l.wire.patience = d.timeout
+	s := &session{link: l, conn: l.client.Conn()}
+	if err := d.probe(s, last); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// probe fills in what s is to know, in two exchanges.
+func (d *dialer) probe(s *session, last *about) error {
+	ctx := context.Background()
+	hello := redis.NewSliceCmd(ctx, "hello", 2) // version, role and id, even where INFO is not permitted
+	server := redis.NewStringCmd(ctx, "info", "server")
+	replication := redis.NewStringCmd(ctx, "info", "replication")
+	clock := redis.NewTimeCmd(ctx, "time")
+	if _, err := s.exec(hello, server, replication, clock); err != nil {
+		return d.handshakeError(err)
+	}
+	info := infoFields(server.Val() + "\n" + replication.Val())
+	greeting := helloFields(hello.Val())
+
+	s.version = info["redis_version"]
+	if s.version == "" {
+		s.version, _ = greeting["version"].(string)
+	}
+	if s.version == "" && hello.Err() != nil {
+		// Neither tells. If it is not a matter of versions, the reason is here.
+		return d.handshakeError(hello.Err())
+	}
+	if tooOld(s.version) {
+		return outagef("Redis at %s is %s; locksidecar needs 6.2 or newer", d.address, s.version)
+	}
+	role := info["role"]
+	if role == "" {
+		role, _ = greeting["role"].(string)
+	}
+	if role == "slave" || role == "replica" {
+		of := "another Redis"
+		if info["master_host"] != "" {
+			of = net.JoinHostPort(info["master_host"], info["master_port"])
+		}
+		return outagef("Redis at %s is a read-only replica of %s; point redis to the master", d.address, of)
+	}
+	if info["loading"] == "1" {
+		return d.loading()
+	}
+	if err := clock.Err(); err != nil {
+		return d.handshakeError(err)
+	}
+	s.clientID, _ = greeting["id"].(int64)
+	s.server = identity{runID: info["run_id"], replID: info["master_replid"]}
+	s.floor = clock.Val().UnixMicro()
+
+	cmds := make([]redis.Cmder, 0, 5)
+	for _, sc := range scripts {
+		cmds = append(cmds, sc.load())
+	}
+	// A keep of no lock asks whether this user may run scripts at all.
+	eval := redis.NewCmd(ctx, "eval", keep.text, 0, "", 0)
+	evalsha := redis.NewCmd(ctx, "evalsha", keep.sha, 0, "", 0)
+	cmds = append(cmds, eval, evalsha)
+	var kill *redis.IntCmd
+	if last != nil && last.clientID != 0 && s.server.runID != "" && last.server.runID == s.server.runID {
+		kill = redis.NewIntCmd(ctx, "client", "kill", "id", strconv.FormatInt(last.clientID, 10))
+		cmds = append(cmds, kill)
+	}
+	if _, err := s.exec(cmds...); err != nil {
+		return d.handshakeError(err)
+	}
+	if err := evalsha.Err(); err != nil {
+		return d.scriptError(err)
+	}
+	s.loads = cmds[0].Err() == nil
+	if kill != nil {
+		s.killed = kill.Err()
+	}
+	return nil
+}
+
+// infoFields reads the "key:value" lines of INFO.
+func infoFields(text string) map[string]string {
+	fields := make(map[string]string)
+	for line := range strings.Lines(text) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			fields[key] = value
+		}
+	}
+	return fields
+}
+
+// helloFields reads the flat list of keys and values that HELLO answers.
+func helloFields(list []any) map[string]any {
+	fields := make(map[string]any)
+	for i := 0; i+1 < len(list); i += 2 {
+		if key, ok := list[i].(string); ok {
+			fields[key] = list[i+1]
+		}
+	}
+	return fields
+}
+
+// tooOld tells whether a version is below 6.2. One that cannot be read is not:
+// relatives of Redis number themselves as they like.
+func tooOld(version string) bool {
+	majorText, rest, _ := strings.Cut(version, ".")
+	minorText, _, _ := strings.Cut(rest, ".")
+	major, err := strconv.Atoi(majorText)
+	if err != nil {
+		return false
+	}
+	minor, err := strconv.Atoi(minorText)
+	if err != nil {
+		return major < 6
+	}
+	return major < 6 || major == 6 && minor < 2
+}

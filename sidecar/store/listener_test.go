@@ -1,0 +1,273 @@
+package store
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// listeners waits until the channel of name has n subscribers.
+func listeners(t *testing.T, c *redis.Client, name string, n int64) {
+	t.Helper()
+	ch := channelOf(name)
+	var got int64
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		if got = must(c.PubSubNumSub(ctx, ch).Result())[ch]; got == n {
+			return
+		}
+	}
+	t.Fatalf("%q has %d subscribers, want %d", ch, got, n)
+}
+
+// names collects n names from a channel, each of which must come once.
+func names(t *testing.T, from chan string, n int, what string) map[string]bool {
+	t.Helper()
+	got := map[string]bool{}
+	for range n {
+		name := recv(t, from, what)
+		if got[name] {
+			t.Errorf("%s of %q twice", what, name)
+		}
+		got[name] = true
+	}
+	return got
+}
+
+func TestReleasesAreHeard(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		for _, name := range []string{"invoice:42", "order:{7}:x", "odd{", "with space", "ключ"} {
+			r.Subscribe(name)
+			if got := recv(t, r.subscribed, "subscription"); got != name {
+				t.Fatalf("got %q, want %q", got, name)
+			}
+			// A Redisson program releases.
+			b.admin.Publish(ctx, channelOf(name), "0")
+			if got := recv(t, r.messages, "message"); got != name {
+				t.Errorf("got %q, want %q", got, name)
+			}
+			// We do.
+			if res := r.one(takeOp(name, 1)); res.Listeners != 1 {
+				t.Errorf("%d listeners, want 1", res.Listeners)
+			}
+			r.one(dropOp(name, 1))
+			if got := recv(t, r.messages, "message"); got != name {
+				t.Errorf("got %q, want %q", got, name)
+			}
+			r.Unsubscribe(name)
+			listeners(t, b.admin, name, 0)
+		}
+	})
+}
+
+// "a" and "{a}" have one channel. Each is heard while it is wanted.
+func TestTwoNamesWithOneChannel(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url())
+	r.Subscribe("a")
+	recv(t, r.subscribed, "subscription")
+	r.Subscribe("{a}")
+	for recv(t, r.subscribed, "subscription") != "{a}" {
+	}
+	a.Publish(ctx, channelOf("a"), "0")
+	if got := names(t, r.messages, 2, "message"); !got["a"] || !got["{a}"] {
+		t.Errorf("heard %v", got)
+	}
+	r.Unsubscribe("a")
+	r.Subscribe("b") // the order of what the listener does is the order of our calls
+	for recv(t, r.subscribed, "subscription") != "b" {
+	}
+	a.Publish(ctx, channelOf("a"), "0")
+	if got := recv(t, r.messages, "message"); got != "{a}" {
+		t.Errorf("heard %q", got)
+	}
+	r.Unsubscribe("{a}")
+	listeners(t, a, "a", 0)
+}
+
+func TestThousandSubscriptions(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url())
+	const n = 1050
+	for i := range n {
+		r.Subscribe(fmt.Sprint(i))
+	}
+	names(t, r.subscribed, n, "subscription")
+	for i := range n {
+		a.Publish(ctx, channelOf(fmt.Sprint(i)), "0")
+	}
+	names(t, r.messages, n, "message")
+
+	// The connection dies: all are told that they may have missed something, and
+	// all are back.
+	a.ClientKillByFilter(ctx, "TYPE", "pubsub")
+	names(t, r.unsubscribed, n, "end of subscription")
+	names(t, r.subscribed, n, "subscription")
+	for i := range n {
+		r.Unsubscribe(fmt.Sprint(i))
+	}
+	listeners(t, a, fmt.Sprint(n-1), 0)
+	if len(r.unsubscribed) != 0 {
+		t.Error("Unsubscribe was answered with OnUnsubscribed")
+	}
+}
+
+// A subscription that stands is confirmed again: whoever asks is answered.
+func TestSubscribeIsAlwaysConfirmed(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url())
+	for range 200 {
+		r.Subscribe("lock")
+		recv(t, r.subscribed, "subscription")
+		r.Unsubscribe("lock")
+	}
+	for range 200 {
+		r.Subscribe("lock")
+		recv(t, r.subscribed, "subscription")
+	}
+}
+
+// However fast minds are changed, and though the connection dies meanwhile: in
+// the end exactly what is wanted is heard.
+func TestChangingMinds(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url())
+	random := rand.New(rand.NewPCG(5, 6))
+	for round := range 20 {
+		wanted := map[string]bool{}
+		for i := range 2000 {
+			name := fmt.Sprintf("%d:%d", round, random.IntN(30))
+			if wanted[name] = random.IntN(2) == 0; wanted[name] {
+				r.Subscribe(name)
+			} else {
+				r.Unsubscribe(name)
+			}
+			if i%100 == 0 {
+				a.Ping(ctx) // lets some of it out
+			}
+			if i == 1000 && round%3 == 0 {
+				a.ClientKillByFilter(ctx, "TYPE", "pubsub")
+			}
+		}
+		for name, want := range wanted {
+			if want {
+				listeners(t, a, name, 1)
+				r.Unsubscribe(name)
+			}
+		}
+		for name := range wanted {
+			listeners(t, a, name, 0)
+		}
+	}
+}
+
+// The server stands still and does not even close the connection.
+func TestSilentSubscriptionIsGivenUp(t *testing.T) {
+	t.Parallel()
+	s := startRedis(t)
+	r := connected(t, s.url(), func(c *Config) { c.Timeout = 200 * time.Millisecond })
+	r.Subscribe("a")
+	recv(t, r.subscribed, "subscription")
+	s.signal(syscall.SIGSTOP)
+	if got := recv(t, r.unsubscribed, "end of subscription"); got != "a" {
+		t.Errorf("got %q", got)
+	}
+	r.Subscribe("b")
+	s.signal(syscall.SIGCONT)
+	if got := names(t, r.subscribed, 2, "subscription"); !got["a"] || !got["b"] {
+		t.Errorf("got %v", got)
+	}
+	if log := r.logged(); strings.Count(log, "releases are not heard") < 1 || strings.Count(log, "releases are heard again") != 1 {
+		t.Errorf("log: %s", log)
+	}
+}
+
+// Without subscriptions there is nothing to watch; a dead connection is found out
+// by the next subscription.
+func TestSubscriptionOnADeadIdleConnection(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url(), func(c *Config) { c.Timeout = 200 * time.Millisecond })
+	r.Subscribe("a")
+	recv(t, r.subscribed, "subscription")
+	r.Unsubscribe("a")
+	listeners(t, a, "a", 0)
+	s.signal(syscall.SIGSTOP)
+	r.Subscribe("b")
+	r.down() // the command connection has noticed, so the other had time for it, too
+	s.signal(syscall.SIGCONT)
+	if got := recv(t, r.subscribed, "subscription"); got != "b" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Some channels are not permitted: the others do not suffer, and the log tells
+// once.
+func TestDeniedChannelsDoNotPoisonOthers(t *testing.T) {
+	s := startRedis(t)
+	url := s.userURL("some", "~*", "&redisson_lock__channel:{ok*", "+@all")
+	r := connected(t, url)
+	ok, denied := 0, 0
+	for i := range 350 {
+		if i%90 == 7 {
+			r.Subscribe(fmt.Sprint("no", i))
+			denied++
+		} else {
+			r.Subscribe(fmt.Sprint("ok", i))
+			ok++
+		}
+	}
+	for name := range names(t, r.subscribed, ok, "subscription") {
+		if !strings.HasPrefix(name, "ok") {
+			t.Errorf("%q is subscribed", name)
+		}
+	}
+	for name := range names(t, r.unsubscribed, denied, "denial") {
+		if !strings.HasPrefix(name, "no") {
+			t.Errorf("%q is denied", name)
+		}
+	}
+	if n := strings.Count(r.logged(), "may not hear"); n != 1 {
+		t.Errorf("the log tells %d times: %s", n, r.logged())
+	}
+	// Permitted now, and asked again.
+	s.admin().ACLSetUser(ctx, "some", "allchannels")
+	r.Subscribe("no7")
+	for recv(t, r.subscribed, "subscription") != "no7" {
+	}
+}
+
+func TestNobodyMaySubscribe(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.userURL("deaf", "~*", "&*", "+@all", "-subscribe", "-ping"))
+	for i := range 10 {
+		r.Subscribe(fmt.Sprint(i))
+	}
+	names(t, r.unsubscribed, 10, "denial")
+	if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+		t.Errorf("%+v", res)
+	}
+}
+
+func TestListenerWaitsForRedis(t *testing.T) {
+	s := startRedis(t)
+	s.stop()
+	r := open(t, s.url())
+	r.Subscribe("lock")
+	r.down()
+	s.start()
+	if r.up() {
+		t.Error("the first OnUp says that data was lost")
+	}
+	recv(t, r.subscribed, "subscription")
+}

@@ -1,0 +1,26 @@
+package store
+
+import "strings"
+
+// Names as Redisson makes them, so that its programs and sidecars exclude and
+// wake each other. Braces put a lock, its counter and its channel into one
+// Cluster slot; a name that brings its own brace keeps it.
+
+const (
+	channelPrefix = "redisson_lock__channel:"
+	counterPrefix = "redisson_lock_token:"
+)
+
+// channelOf returns the channel on which the release of a lock is published.
+// Two names can share one: "a" and "{a}".
+func channelOf(name string) string { return prefixed(channelPrefix, name) }
+
+// counterOf returns the key of a lock's fencing tokens.
+func counterOf(name string) string { return prefixed(counterPrefix, name) }
+
+func prefixed(prefix, name string) string {
+	if strings.IndexByte(name, '{') >= 0 {
+		return prefix + name
+	}
+	return prefix + "{" + name + "}"
+}

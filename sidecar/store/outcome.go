@@ -1,0 +1,191 @@
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Errors become two things here: an Outcome, for the table, and a sentence that
+// names the address and says what to do, for people. Never the password.
+
+// outage is an error whose text is a whole sentence for an operator, not a part of
+// somebody else's.
+type outage string
+
+func (o outage) Error() string { return string(o) }
+
+func outagef(format string, args ...any) error { return outage(fmt.Sprintf(format, args...)) }
+
+// code is the first word of an error that Redis answered: "WRONGTYPE".
+func code(err error) string {
+	first, _, _ := strings.Cut(err.Error(), " ")
+	return first
+}
+
+// outcomeOf sorts what Redis answered: what may pass from what asking again will
+// not mend. Either way nothing was done.
+func outcomeOf(code string) locktable.Outcome {
+	switch code {
+	case "LOADING", "READONLY", "OOM", "BUSY", "MISCONF", "NOREPLICAS",
+		"CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOSCRIPT", "NOAUTH":
+		return locktable.Busy
+	}
+	return locktable.Refused
+}
+
+// endsSession tells whether a connection that answers with code must be made anew:
+// the address may lead to another server by now, or the user is no longer known.
+func endsSession(code string) bool { return code == "READONLY" || code == "NOAUTH" }
+
+// answered is the sentence for an operation on name that Redis answered with text.
+func (d *dialer) answered(name, text string) string {
+	text = clip(text)
+	c, _, _ := strings.Cut(text, " ")
+	switch c {
+	case "WRONGTYPE":
+		return fmt.Sprintf("the key %q in Redis at %s (or its token counter %q) holds something that is not a lock; choose another name or delete the key (%s)",
+			name, d.address, counterOf(name), text)
+	case "NOPERM":
+		return fmt.Sprintf("Redis at %s does not permit this user the lock %q; let its ACL have the keys %q and %q (%s)",
+			d.address, name, name, counterOf(name), text)
+	case "READONLY":
+		return fmt.Sprintf("Redis at %s has become a read-only replica; point redis to the master (%s)", d.address, text)
+	case "LOADING":
+		return fmt.Sprintf("Redis at %s is loading its data; wait until it has (%s)", d.address, text)
+	case "OOM":
+		return fmt.Sprintf("Redis at %s is out of memory; raise maxmemory or free some (%s)", d.address, text)
+	case "MISCONF":
+		return fmt.Sprintf("Redis at %s refuses writes because it cannot save to disk; see its log (%s)", d.address, text)
+	case "NOREPLICAS":
+		return fmt.Sprintf("Redis at %s has too few replicas to accept writes (%s)", d.address, text)
+	case "NOSCRIPT":
+		return fmt.Sprintf("Redis at %s does not know our scripts (%s)", d.address, text)
+	case "BUSY":
+		return fmt.Sprintf("Redis at %s is busy with a slow script (%s)", d.address, text)
+	case "MOVED", "ASK", "CROSSSLOT":
+		return fmt.Sprintf("Redis at %s is a node of a Cluster, which is not supported (%s)", d.address, text)
+	}
+	return fmt.Sprintf("Redis at %s refuses the lock %q: %s", d.address, name, text)
+}
+
+// broken is the sentence for a connection that failed with err while in use.
+func (d *dialer) broken(err error) string {
+	var strange *strangeReply
+	var timeout net.Error
+	switch {
+	case errors.As(err, &strange):
+		return fmt.Sprintf("Redis at %s cannot be understood: %v", d.address, err)
+	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Sprintf("Redis at %s did not answer within %v", d.address, d.timeout)
+	case errors.Is(err, net.ErrClosed):
+		return fmt.Sprintf("the connection to Redis at %s was given up", d.address)
+	case isEOF(err):
+		return fmt.Sprintf("Redis at %s closed the connection", d.address)
+	}
+	return fmt.Sprintf("the connection to Redis at %s broke: %s", d.address, d.scrub(err))
+}
+
+func isEOF(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+func (d *dialer) dialError(err error) error {
+	var dns *net.DNSError
+	var timeout net.Error
+	switch {
+	case errors.As(err, &dns):
+		return outagef("the host of Redis at %s cannot be found (%s); check the name in the Redis URL", d.address, dns.Err)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return outagef("Redis at %s refuses connections; check that it runs and listens there", d.address)
+	case d.options.Network == "unix" && errors.Is(err, os.ErrNotExist):
+		return outagef("there is no Redis socket at %s; check that Redis runs with \"unixsocket %s\"", d.address, d.address)
+	case errors.Is(err, os.ErrPermission):
+		return outagef("this user may not open the Redis socket at %s; see unixsocketperm in redis.conf", d.address)
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return outagef("Redis at %s did not accept a connection within %v; check the address and any firewall", d.address, d.options.DialTimeout)
+	}
+	return outagef("Redis at %s cannot be reached: %s", d.address, d.scrub(err))
+}
+
+func (d *dialer) tlsError(err error) error {
+	var record tls.RecordHeaderError
+	if errors.As(err, &record) || isEOF(err) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		// A Redis without TLS takes the greeting for half a line and waits.
+		return outagef("Redis at %s does not answer in TLS on this port; name its TLS port, or write redis:// instead of rediss://", d.address)
+	}
+	return outagef("TLS with Redis at %s failed: %s", d.address, d.scrub(err))
+}
+
+// handshakeError is for a connection that was made but on which Redis cannot be
+// used yet.
+func (d *dialer) handshakeError(err error) error {
+	if !isReply(err) && !isEOF(err) {
+		return outage(d.broken(err))
+	}
+	text := err.Error()
+	user := "the default user"
+	if d.options.Username != "" {
+		user = fmt.Sprintf("user %q", d.options.Username)
+	}
+	switch {
+	case isEOF(err):
+		return outagef("Redis at %s closed the connection before it said anything; it may want TLS (write rediss://) or have no connection to spare (maxclients)", d.address)
+	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "invalid password"):
+		return outagef("Redis at %s does not accept the password of %s; check the Redis URL", d.address, user)
+	case strings.Contains(text, "NOAUTH"):
+		return outagef("Redis at %s wants a password; put it into the Redis URL, as in redis://user:password@host", d.address)
+	case strings.Contains(text, "LOADING"):
+		return d.loading()
+	case strings.Contains(text, "DB index"), strings.Contains(text, "invalid DB"):
+		return outagef("Redis at %s has no database %d; check the Redis URL", d.address, d.options.DB)
+	case strings.Contains(text, "max number of clients"):
+		return outagef("Redis at %s has no connection to spare; raise its maxclients", d.address)
+	case strings.Contains(text, "NOPERM"):
+		return outagef("Redis at %s does not permit %s what locksidecar needs; let its ACL have +time +evalsha +eval +script|load and the commands of the scripts (%s)",
+			d.address, user, clip(d.scrub(err)))
+	}
+	return outagef("Redis at %s does not accept us: %s", d.address, clip(d.scrub(err)))
+}
+
+func (d *dialer) loading() error {
+	return outagef("Redis at %s is loading its data; waiting until it has", d.address)
+}
+
+// scriptError is for a Redis that does not run our scripts.
+func (d *dialer) scriptError(err error) error {
+	switch code(err) {
+	case "NOPERM":
+		return outagef("Redis at %s does not permit this user to run scripts; let its ACL have +evalsha, and +script|load or +eval (%s)", d.address, clip(err.Error()))
+	case "NOSCRIPT":
+		return outagef("Redis at %s does not permit this user to load scripts; let its ACL have +script|load or +eval", d.address)
+	}
+	return d.handshakeError(err)
+}
+
+// scrub is the text of err without the password, should a server repeat it.
+func (d *dialer) scrub(err error) string {
+	text := err.Error()
+	if d.options.Password != "" {
+		text = strings.ReplaceAll(text, d.options.Password, "…")
+	}
+	return text
+}
+
+// clip keeps what a server says to a length fit for a log line.
+func clip(text string) string {
+	const most = 300
+	if len(text) > most {
+		text = text[:most] + "…"
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}

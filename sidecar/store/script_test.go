@@ -1,0 +1,388 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+var ctx = context.Background()
+
+// Each case tells what stands in Redis, what is asked, and what stands there
+// afterwards.
+func TestScripts(t *testing.T) {
+	const (
+		done, other, missing, refused = locktable.Done, locktable.Other, locktable.Missing, locktable.Refused
+		name                          = "invoice:42"
+	)
+	ours := func(num uint64) map[string]string { return map[string]string{field(ourUUID, num): "1"} }
+	redisson := map[string]string{otherUUID + ":77": "2"}
+	readers := map[string]string{"mode": "read", otherUUID + ":5": "1"}
+	crowd := map[string]string{"a": "1", "b": "2", "c": "3"}
+	take := func(num uint64) locktable.Op { return takeOp(name, num) }
+	again := take(7)
+	again.Count = 3
+	held := take(7)
+	held.Held = true
+	noToken := take(7)
+	noToken.Reserve = 0
+	keep := func(num uint64) locktable.Op { return keepOp(name, num) }
+	twice := keep(7)
+	twice.Count = 2
+	drop := func(num uint64) locktable.Op { return dropOp(name, num) }
+	big := uint64(1)<<53 - 1
+
+	tests := []struct {
+		says  string
+		hash  map[string]string // before; nil: no key
+		value string            // before: a string instead of a hash
+		op    locktable.Op
+		want  locktable.Outcome
+		field string            // of Other
+		after map[string]string // nil: as before
+		gone  bool
+		heard bool // the release is published
+	}{
+		{says: "take of a free lock writes our field", op: take(7), want: done, after: ours(7)},
+		{says: "take of our own hold again changes nothing", hash: ours(7), op: take(7), want: done},
+		{says: "take sets the entries, it does not add them", hash: ours(7), op: again, want: done, after: map[string]string{field(ourUUID, 7): "3"}},
+		{says: "take replaces an earlier hold of ours", hash: ours(6), op: take(7), want: done, after: ours(7)},
+		{says: "take compares hold numbers as numbers: 10 is later than 9", hash: ours(9), op: take(10), want: done, after: ours(10)},
+		{says: "take compares the largest hold numbers exactly", hash: ours(big), op: take(big - 1), want: other, field: field(ourUUID, big)},
+		{says: "take never replaces a later hold of ours", hash: ours(8), op: take(7), want: other, field: field(ourUUID, 8)},
+		{says: "take leaves somebody else's lock alone", hash: redisson, op: take(7), want: other, field: otherUUID + ":77"},
+		{says: "take does not mistake a longer field for a hold number", hash: map[string]string{field(ourUUID, 5) + ":write": "1"}, op: take(7), want: other, field: field(ourUUID, 5) + ":write"},
+		{says: "take does not mistake a longer uuid for ours", hash: map[string]string{"x" + field(ourUUID, 5): "1"}, op: take(7), want: other, field: "x" + field(ourUUID, 5)},
+		{says: "take recognises a read-write lock", hash: readers, op: take(7), want: other, field: "a read-write lock in mode read"},
+		{says: "take leaves any other hash alone", hash: crowd, op: take(7), want: other, field: "a hash with 3 fields"},
+		{says: "take leaves a string alone", value: "x", op: take(7), want: refused},
+		{says: "take of a held lock moves it to the later hold", hash: ours(6), op: held, want: done, after: ours(7)},
+		{says: "take of a held lock does not take a free one", op: held, want: missing},
+		{says: "take of a held lock leaves somebody else's alone", hash: redisson, op: held, want: other, field: otherUUID + ":77"},
+		{says: "take without tokens draws none", op: noToken, want: done, after: ours(7)},
+
+		{says: "keep renews", hash: ours(7), op: keep(7), want: done},
+		{says: "keep sets the entries", hash: ours(7), op: twice, want: done, after: map[string]string{field(ourUUID, 7): "2"}},
+		{says: "keep moves the lock to the later hold", hash: ours(6), op: keep(7), want: done, after: ours(7)},
+		{says: "keep never replaces a later hold", hash: ours(8), op: keep(7), want: other, field: field(ourUUID, 8)},
+		{says: "keep of a lost lock finds nothing and makes nothing", op: keep(7), want: missing},
+		{says: "keep of a stolen lock leaves the thief alone", hash: redisson, op: keep(7), want: other, field: otherUUID + ":77"},
+		{says: "keep recognises a read-write lock", hash: readers, op: keep(7), want: other, field: "a read-write lock in mode read"},
+		{says: "keep leaves any other hash alone", hash: crowd, op: keep(7), want: other, field: "a hash with 3 fields"},
+		{says: "keep leaves a string alone", value: "x", op: keep(7), want: refused},
+
+		{says: "drop deletes and publishes", hash: ours(7), op: drop(7), want: done, gone: true, heard: true},
+		{says: "drop deletes an earlier hold", hash: ours(6), op: drop(7), want: done, gone: true, heard: true},
+		{says: "drop leaves a later hold and is done", hash: ours(8), op: drop(7), want: done},
+		{says: "drop of a free lock is done and tells nobody", op: drop(7), want: done},
+		{says: "drop leaves somebody else's lock and is done", hash: redisson, op: drop(7), want: done},
+		{says: "drop leaves a read-write lock", hash: readers, op: drop(7), want: done},
+		{says: "drop takes our field out of a hash that others built around it", hash: map[string]string{field(ourUUID, 7): "1", "mode": "read", "a": "1"},
+			op: drop(7), want: done, after: map[string]string{"mode": "read", "a": "1"}},
+		{says: "drop leaves a string alone", value: "x", op: drop(7), want: refused},
+	}
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		listen := b.admin.Subscribe(ctx, "redisson_lock__channel:{"+name+"}")
+		t.Cleanup(func() { listen.Close() })
+		if _, err := listen.Receive(ctx); err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range tests {
+			t.Run(tt.says, func(t *testing.T) {
+				r.t = t
+				b.admin.FlushAll(ctx)
+				before := tt.hash
+				if tt.hash != nil {
+					b.admin.HSet(ctx, name, tt.hash)
+					b.admin.PExpire(ctx, name, time.Minute)
+				}
+				if tt.value != "" {
+					b.admin.Set(ctx, name, tt.value, 0)
+				}
+
+				res := r.one(tt.op)
+
+				if res.Outcome != tt.want || res.Field != tt.field {
+					t.Fatalf("got %+v, want outcome %d field %q", res, tt.want, tt.field)
+				}
+				if res.Sent == 0 {
+					t.Error("no send time")
+				}
+				switch {
+				case tt.value != "":
+					if got := must(b.admin.Get(ctx, name).Result()); got != tt.value {
+						t.Errorf("the string is %q now", got)
+					}
+					if !strings.Contains(res.Msg, name) || !strings.Contains(res.Msg, "not a lock") {
+						t.Errorf("the message does not help: %q", res.Msg)
+					}
+					return
+				case tt.gone:
+					before = nil
+				case tt.after != nil:
+					before = tt.after
+				}
+				if got := must(b.admin.HGetAll(ctx, name).Result()); !maps.Equal(got, before) {
+					t.Errorf("Redis has %v, want %v", got, before)
+				}
+				ttl := must(b.admin.PTTL(ctx, name).Result())
+				switch {
+				case res.Outcome == other:
+					if res.TTLMS < 30_001 || res.TTLMS > 60_000 || ttl < 30*time.Second {
+						t.Errorf("TTL %d in the result and %v in Redis, want the minute of the other", res.TTLMS, ttl)
+					}
+				case res.Outcome == done && tt.op.Kind != locktable.Drop:
+					if ttl <= 0 || ttl > 30*time.Second {
+						t.Errorf("TTL in Redis %v, want the lease", ttl)
+					}
+				}
+				if tt.op.Kind == locktable.Take && res.Outcome == done {
+					if res.Listeners != 1 {
+						t.Errorf("%d listeners, want 1", res.Listeners)
+					}
+					if (res.Token != 0) != (tt.op.Reserve != 0) {
+						t.Errorf("token %d for %d reserved", res.Token, tt.op.Reserve)
+					}
+				}
+				// A release that was published arrives before this marker.
+				b.admin.Publish(ctx, "redisson_lock__channel:{"+name+"}", "marker")
+				msg := must(listen.ReceiveMessage(ctx))
+				if heard := msg.Payload == "0"; heard != tt.heard {
+					t.Errorf("heard %q, want a release: %v", msg.Payload, tt.heard)
+				}
+				if tt.heard {
+					must(listen.ReceiveMessage(ctx))
+				}
+			})
+		}
+	})
+}
+
+func TestKeepOfALockWithoutAnExpiryGivesItOne(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		b.admin.HSet(ctx, "a", field(ourUUID, 1), "1")
+		b.admin.HSet(ctx, "b", field(otherUUID, 1), "1")
+		res := r.ask(keepOp("a", 1), takeOp("b", 2))
+		if res[0].Outcome != locktable.Done || must(b.admin.PTTL(ctx, "a").Result()) <= 0 {
+			t.Errorf("got %+v, ttl %v", res[0], b.admin.PTTL(ctx, "a").Val())
+		}
+		if res[1].Outcome != locktable.Other || res[1].TTLMS != -1 {
+			t.Errorf("a lock of somebody else that never expires: got %+v, want TTL -1", res[1])
+		}
+	})
+}
+
+// A batch of renewals: every lock has its own fate.
+func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		var ops []locktable.Op
+		var want []locktable.Outcome
+		for i := range 1000 {
+			name := fmt.Sprint("lock:", i)
+			outcome := locktable.Done
+			switch i % 10 {
+			case 3:
+				outcome = locktable.Missing
+			case 5:
+				outcome = locktable.Other
+				b.admin.HSet(ctx, name, field(otherUUID, 1), "1")
+			case 7:
+				outcome = locktable.Refused
+				b.admin.Set(ctx, name, "x", 0)
+			default:
+				b.admin.HSet(ctx, name, field(ourUUID, uint64(i)), "1")
+			}
+			op := keepOp(name, uint64(i))
+			if i%3 == 0 {
+				op.LeaseMS = 60_000
+			}
+			ops, want = append(ops, op), append(want, outcome)
+		}
+		for i, res := range r.ask(ops...) {
+			if res.Outcome != want[i] {
+				t.Errorf("%s: got %+v, want outcome %d", ops[i].Name, res, want[i])
+			}
+			if want[i] != locktable.Done {
+				continue
+			}
+			lease := time.Duration(ops[i].LeaseMS) * time.Millisecond
+			if ttl := b.admin.PTTL(ctx, ops[i].Name).Val(); ttl <= 0 || ttl > lease || lease == time.Minute && ttl <= 30*time.Second {
+				t.Errorf("%s: TTL %v, lease %v", ops[i].Name, ttl, lease)
+			}
+		}
+	})
+}
+
+// Redisson's layout, as its programs read and write it.
+func TestNamesAreRedissons(t *testing.T) {
+	for _, tt := range []struct{ name, channel, counter string }{
+		{"lock", "redisson_lock__channel:{lock}", "redisson_lock_token:{lock}"},
+		{"{lock}", "redisson_lock__channel:{lock}", "redisson_lock_token:{lock}"},
+		{"order:{42}:x", "redisson_lock__channel:order:{42}:x", "redisson_lock_token:order:{42}:x"},
+		{"odd{", "redisson_lock__channel:odd{", "redisson_lock_token:odd{"},
+		{"odd}", "redisson_lock__channel:{odd}}", "redisson_lock_token:{odd}}"},
+	} {
+		if got := channelOf(tt.name); got != tt.channel {
+			t.Errorf("channel of %q: %q, want %q", tt.name, got, tt.channel)
+		}
+		if got := counterOf(tt.name); got != tt.counter {
+			t.Errorf("counter of %q: %q, want %q", tt.name, got, tt.counter)
+		}
+	}
+}
+
+func TestTokens(t *testing.T) {
+	const name, counter = "lock", "redisson_lock_token:{lock}"
+	const week = 7 * 24 * time.Hour
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		last := uint64(0)
+		num := uint64(0)
+		draw := func(t *testing.T, n uint16) uint64 {
+			t.Helper()
+			r.t = t
+			num++
+			op := takeOp(name, num)
+			op.Reserve = n
+			res := r.one(op)
+			if res.Outcome != locktable.Done {
+				t.Fatalf("got %+v", res)
+			}
+			if first := res.Token - uint64(n) + 1; first <= last {
+				t.Fatalf("token %d after %d", first, last)
+			}
+			last = res.Token
+			// Tokens are drawn more slowly than one per µs; a test could outrun that.
+			for uint64(must(b.admin.Time(ctx).Result()).UnixMicro()) <= last && n == 64 {
+			}
+			if got := must(b.admin.Get(ctx, counter).Uint64()); got != res.Token {
+				t.Errorf("the counter is %d, the last token %d", got, res.Token)
+			}
+			return res.Token
+		}
+		now := func() uint64 { return uint64(must(b.admin.Time(ctx).Result()).UnixMicro()) }
+		expiry := func() time.Duration { return must(b.admin.PTTL(ctx, counter).Result()) }
+
+		t.Run("a new counter begins at the server's time and lives for a week", func(t *testing.T) {
+			before := now()
+			if got := draw(t, 1); got < before || got > now()+1 {
+				t.Errorf("token %d, time %d", got, before)
+			}
+			if left := expiry(); left > week || left < week-time.Hour {
+				t.Errorf("it expires in %v", left)
+			}
+		})
+		t.Run("tokens of one counter are consecutive", func(t *testing.T) {
+			a := draw(t, 1)
+			if z := draw(t, 64); z != a+64 {
+				t.Errorf("%d after %d with 64 reserved", z, a)
+			}
+		})
+		t.Run("tokens go on after FLUSHALL", func(t *testing.T) {
+			draw(t, 64)
+			b.admin.FlushAll(ctx)
+			draw(t, 1)
+		})
+		t.Run("tokens go on after the counter was deleted", func(t *testing.T) {
+			b.admin.Del(ctx, counter)
+			draw(t, 64)
+		})
+		t.Run("a counter from a stale replica is lifted, and keeps its expiry", func(t *testing.T) {
+			b.admin.Set(ctx, counter, 17, 3*time.Hour)
+			draw(t, 1)
+			if left := expiry(); left > 3*time.Hour || left < 2*time.Hour {
+				t.Errorf("it expires in %v, want the 3 h it had", left)
+			}
+		})
+		t.Run("a counter without expiry, as of Redisson's fenced lock, is lifted and stays without", func(t *testing.T) {
+			b.admin.Set(ctx, counter, 17, 0)
+			draw(t, 1)
+			draw(t, 1)
+			if left := expiry(); left != -1 {
+				t.Errorf("it expires in %v", left)
+			}
+		})
+		t.Run("a negative counter is lifted", func(t *testing.T) {
+			b.admin.Set(ctx, counter, -5, 0)
+			draw(t, 1)
+		})
+		t.Run("use refreshes the expiry, but not at every grant", func(t *testing.T) {
+			b.admin.PExpire(ctx, counter, 6*24*time.Hour+13*time.Hour)
+			draw(t, 1)
+			if left := expiry(); left > 6*24*time.Hour+13*time.Hour {
+				t.Errorf("refreshed too early: %v", left)
+			}
+			b.admin.PExpire(ctx, counter, 6*24*time.Hour)
+			draw(t, 1)
+			if left := expiry(); left < week-time.Hour {
+				t.Errorf("not refreshed: %v", left)
+			}
+		})
+		t.Run("a counter that is ahead of the time is believed", func(t *testing.T) {
+			ahead := now() + 3_600_000_000
+			b.admin.Set(ctx, counter, ahead, 0)
+			if got := draw(t, 2); got != ahead+2 {
+				t.Errorf("got %d, want %d", got, ahead+2)
+			}
+		})
+		t.Run("a counter that no longer fits is an error and takes nothing", func(t *testing.T) {
+			b.admin.Del(ctx, name)
+			b.admin.Set(ctx, counter, int64(1)<<53, 0)
+			r.t = t
+			res := r.one(takeOp(name, 1000))
+			if res.Outcome != locktable.Refused || !strings.Contains(res.Msg, counter) {
+				t.Errorf("got %+v", res)
+			}
+			if b.admin.Exists(ctx, name).Val() != 0 {
+				t.Error("the lock was taken")
+			}
+		})
+		t.Run("a counter that is no number is an error and takes nothing", func(t *testing.T) {
+			b.admin.Set(ctx, counter, "seventeen", 0)
+			if res := r.one(takeOp(name, 1000)); res.Outcome != locktable.Refused {
+				t.Errorf("got %+v", res)
+			}
+			if b.admin.Exists(ctx, name).Val() != 0 {
+				t.Error("the lock was taken")
+			}
+		})
+	})
+}
+
+// The counter of Redisson's fenced lock and ours are one: both sides' tokens grow.
+func TestTokensAreSharedWithRedissonsFencedLock(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		first := r.one(takeOp("lock", 1)).Token
+		theirs := uint64(must(b.admin.Incr(ctx, "redisson_lock_token:{lock}").Result()))
+		last := r.one(takeOp("lock", 2)).Token
+		if !(first < theirs && theirs < last) {
+			t.Errorf("tokens %d, %d, %d do not grow", first, theirs, last)
+		}
+	})
+}
+
+func TestScriptIsTaughtAgainAfterScriptFlush(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		for range 3 {
+			must(b.admin.ScriptFlush(ctx).Result())
+			// All three scripts unknown, several calls of one, in one batch.
+			b.admin.HSet(ctx, "k1", field(ourUUID, 1), "1")
+			b.admin.HSet(ctx, "d1", field(ourUUID, 1), "1")
+			for _, res := range r.ask(takeOp("a", 1), takeOp("b", 1), keepOp("k1", 1), dropOp("d1", 1), dropOp("d2", 1)) {
+				if res.Outcome != locktable.Done {
+					t.Errorf("got %+v", res)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,65 @@
+-- keep: renew many locks, each on its own account.
+--
+-- KEYS     the locks: HASH {owner field: entries}
+-- ARGV[1]  prefix of this sidecar's owner fields: "<uuid>:"
+-- ARGV[2]  lease, ms
+-- ARGV[3…] for each key: hold number (decimal, below 2^53), entries
+--
+-- Returns for each key
+--         1               still ours: the field has this number and these entries, the key this lease
+--         0               there is no such key
+--         {PTTL, owner field or a description}   it is somebody else's; nothing was changed
+--         "CODE text"     the error of Redis for this key alone; its lease is as it was
+--
+-- With no keys it does nothing, which asks whether scripts may be run at all.
+
+local prefix, lease = ARGV[1], ARGV[2]
+
+-- The hold number in an owner field of ours, or nil.
+local function ours(field)
+  if string.sub(field, 1, #prefix) == prefix then
+    local digits = string.match(field, '^%d+$', #prefix + 1)
+    return digits and tonumber(digits)
+  end
+end
+
+-- Like redis.call, but the error keeps its code in every version of Redis.
+local function call(...)
+  local reply = redis.pcall(...)
+  if type(reply) == 'table' and reply.err then error(reply) end
+  return reply
+end
+
+local function keep(lock, num, entries)
+  local field = prefix .. num
+  local have = call('HGET', lock, field)
+  local fields = call('HLEN', lock)
+  if fields == 0 then return 0 end
+  if fields > 1 then
+    local what = 'a hash with ' .. fields .. ' fields'
+    local mode = call('HGET', lock, 'mode')
+    if mode then what = 'a read-write lock in mode ' .. string.sub(mode, 1, 16) end
+    return {call('PTTL', lock), what}
+  end
+  -- As a rule nothing but the expiry changes, and that Redis grants even when it
+  -- is out of memory.
+  if have ~= entries then
+    local old = call('HKEYS', lock)[1]
+    local n = ours(old)
+    if not n or n > tonumber(num) then
+      return {call('PTTL', lock), string.sub(old, 1, 256)}
+    end
+    call('HSET', lock, field, entries)
+    if old ~= field then call('HDEL', lock, old) end
+  end
+  call('PEXPIRE', lock, lease)
+  return 1
+end
+
+local statuses = {}
+for i, lock in ipairs(KEYS) do
+  local ok, status = pcall(keep, lock, ARGV[2 * i + 1], ARGV[2 * i + 2])
+  if not ok and type(status) == 'table' then status = status.err end
+  statuses[i] = status
+end
+return statuses

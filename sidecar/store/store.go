@@ -1,0 +1,113 @@
+// Package store carries the lock table's operations out in Redis.
+//
+// It keeps two connections and no more: one on which batches of scripts run, one
+// after the other, and one that listens for releases. Each lives on its own: it
+// is made in the background, watched, thrown away at the first doubt, and made
+// anew. Nothing here decides anything about locks.
+package store
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Config says which Redis, for whom, and where the answers go.
+type Config struct {
+	// URL of Redis: redis://, rediss:// or unix://, with user, password and
+	// database. Required.
+	URL string
+
+	// UUID of this run of the sidecar, the first half of its owner fields. Required.
+	UUID string
+
+	// Log gets one line per event that an operator acts on. nil: none.
+	Log *slog.Logger
+
+	// Timeout is how long Redis may be silent while it owes an answer. Then the
+	// connection is given up. 0 or less: 2 s.
+	Timeout time.Duration
+
+	// The callbacks come from the store's goroutines, those of one line one after
+	// the other. They must not block, and may call Do, Subscribe and Unsubscribe.
+	// nil: not called. What they are given is theirs.
+
+	// OnResults brings the results of one batch. When a connection is lost, OnDown
+	// comes first, so that nobody asks again into the void.
+	// OnUp: Redis can be asked. dataLost: it is not certainly the same data as
+	// before (another run, another replication history, or it does not say).
+	// OnDown, once per outage: err is the sentence that an operator reads.
+	OnResults func([]locktable.Result)
+	OnUp      func(dataLost bool)
+	OnDown    func(err error)
+
+	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
+	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If a
+	// connection was lost they come back by themselves.
+	// OnMessage: something was published on these locks' channels.
+	OnSubscribed   func(names []string)
+	OnUnsubscribed func(names []string)
+	OnMessage      func(names []string)
+}
+
+// Store is the way to one Redis. Its methods never block, Close apart.
+type Store struct {
+	commands *commands
+	listener *listener
+	close    sync.Once
+}
+
+// Open checks cfg and begins to connect. It never needs Redis to be there: an
+// error means that cfg is wrong.
+func Open(cfg Config) (*Store, error) {
+	if cfg.UUID == "" {
+		return nil, errors.New("store: no UUID")
+	}
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = 2 * time.Second
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	d, err := parse(cfg.URL, cfg.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Log = cfg.Log.With("redis", d.address)
+	s := &Store{listener: newListener(cfg, d)}
+	s.commands = newCommands(cfg, d, s.listener.reset)
+	go s.listener.run()
+	go s.commands.run()
+	return s, nil
+}
+
+// Do sends ops as soon as the connection is free and answers each with exactly
+// one Result. While Redis is down the answer is Unsent, at once. Renewals go
+// first; all others keep their order. A name must not have more than one
+// operation under way, so nothing can overtake its own kind.
+// After Close nothing is sent and nothing answered.
+func (s *Store) Do(ops []locktable.Op) { s.commands.do(ops) }
+
+// Subscribe listens on the channel of a lock until Unsubscribe. OnSubscribed
+// follows every call once Redis has confirmed it, unless Unsubscribe comes first.
+func (s *Store) Subscribe(name string) { s.listener.subscribe(name) }
+
+// Unsubscribe ends Subscribe. A callback that is under way may still arrive.
+func (s *Store) Unsubscribe(name string) { s.listener.unsubscribe(name) }
+
+// Close sends what is queued, for as long as ctx allows, and ends both
+// connections. What could not be sent by then is answered Unsent or Unknown.
+// When Close returns, no goroutine and no callback is left. The error is ctx's,
+// if it ended first.
+func (s *Store) Close(ctx context.Context) error {
+	var err error
+	s.close.Do(func() {
+		err = s.commands.close(ctx)
+		s.listener.close()
+	})
+	return err
+}
