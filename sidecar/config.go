@@ -1,0 +1,101 @@
+package sidecar
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// Config says how a sidecar serves. The zero value of a field stands for its
+// default; negative numbers are refused.
+type Config struct {
+	// Socket is the path of the Unix domain socket. Default: DefaultSocket().
+	Socket string
+	// SocketMode is the socket's file mode. Default 0660.
+	SocketMode os.FileMode
+	// SocketGroup is the name or number of the socket's group. Default: the
+	// group of this process.
+	SocketGroup string
+	// Listener is a socket that somebody else made and keeps, systemd for one.
+	// Socket, SocketMode and SocketGroup are then not used.
+	Listener *net.UnixListener
+
+	// Redis is a redis://, rediss:// or unix:// URL. Default redis://127.0.0.1:6379/0.
+	Redis string
+	// Lease is how long Redis keeps a lock whose acquire named no lease; it is
+	// renewed every third of it. 300 ms to 1 h, default 30 s.
+	Lease time.Duration
+
+	MaxSessions int // clients at one time. Default 4,096
+	MaxLocks    int // names held or waited for, and waiters, in all. Default 1,048,576
+	MaxHolds    int // locks held by one client. Default 262,144
+	MaxWaiters  int // acquires of one client that wait. Default 16,384
+
+	// Version is told to clients and logged. Default "dev".
+	Version string
+	// Log gets one line for each event that an operator acts on. Default slog.Default().
+	Log *slog.Logger
+}
+
+// Defaults of Config that the command line shows.
+const (
+	DefaultRedis       = "redis://127.0.0.1:6379/0"
+	DefaultLease       = 30 * time.Second
+	DefaultSocketMode  = os.FileMode(0o660)
+	DefaultMaxSessions = 4096
+	DefaultMaxLocks    = 1 << 20
+	DefaultMaxHolds    = 1 << 18
+	DefaultMaxWaiters  = 1 << 14
+
+	minLease = 300 * time.Millisecond
+	maxLease = time.Hour
+)
+
+// DefaultSocket is $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock.
+// The SDKs follow the same rule.
+func DefaultSocket() string { return protocol.DefaultSocket() }
+
+func or[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+func (c *Config) setDefaults() error {
+	or(&c.Socket, DefaultSocket())
+	or(&c.SocketMode, DefaultSocketMode)
+	or(&c.Redis, DefaultRedis)
+	or(&c.Lease, DefaultLease)
+	or(&c.MaxSessions, DefaultMaxSessions)
+	or(&c.MaxLocks, DefaultMaxLocks)
+	or(&c.MaxHolds, DefaultMaxHolds)
+	or(&c.MaxWaiters, DefaultMaxWaiters)
+	or(&c.Version, "dev")
+	or(&c.Log, slog.Default())
+
+	var errs []error
+	if c.Lease < minLease || c.Lease > maxLease {
+		errs = append(errs, fmt.Errorf("lease %v: choose %v to %v", c.Lease, minLease, maxLease))
+	}
+	if c.Lease%time.Millisecond != 0 {
+		errs = append(errs, fmt.Errorf("lease %v: choose whole milliseconds", c.Lease))
+	}
+	for _, m := range []struct {
+		what string
+		n    int
+	}{{"max-sessions", c.MaxSessions}, {"max-locks", c.MaxLocks}, {"max-holds", c.MaxHolds}, {"max-waiters", c.MaxWaiters}} {
+		if m.n < 0 {
+			errs = append(errs, fmt.Errorf("%s %d: choose 1 or more, or 0 for the default", m.what, m.n))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Check tells which values Listen would refuse.
+func (c Config) Check() error { return c.setDefaults() }

@@ -1,0 +1,365 @@
+package sidecar
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+const (
+	// A client whose unread answers exceed maxUnread bytes, or whose requests in
+	// the inbox exceed maxQueued, is not read from until there are fewer. What
+	// can still be added then is bounded by its waiters and holds: one answer or
+	// one `lost` each.
+	maxUnread = 256 << 10
+	maxQueued = 256
+
+	// connections that have not said hello may exceed the sessions by this much.
+	spareConns = 256
+
+	// how long the last frame to a client that is being closed may take.
+	lastFrame = time.Second
+)
+
+// conn is one connection. Its reader goroutine decodes and hands over; answers
+// are written by the loop itself as long as the socket takes them, and by a
+// goroutine that lives no longer than the backlog otherwise.
+type conn struct {
+	nc  *net.UnixConn
+	raw syscall.RawConn
+
+	// Set by the reader before it hands over the hello, then owned by the loop.
+	peer  locktable.Peer
+	pidfd int // −1: not watched
+
+	// Owned by the loop.
+	id       locktable.SessionID // 0: no session
+	detached bool                // served no longer, kept for its holds
+	dirty    bool                // in loop.dirty
+
+	mu      sync.Mutex // guards what follows; nothing is called with it held
+	changed sync.Cond  // on mu: queued or out became less, or closed
+	queued  int        // requests that the loop has not taken
+	out     []byte     // frames not yet given to the socket
+	spare   []byte     // the other of two buffers, while a goroutine writes
+	lease   int        // where in out the newest `lease` stands; −1: it is not there
+	writing bool       // a goroutine writes
+	last    bool       // no frame after those in out: close when they are written
+	closed  bool       // nothing is written or read any more
+}
+
+// serveConn reads one connection until it ends.
+func (s *Server) serveConn(nc *net.UnixConn) {
+	c := &conn{nc: nc, pidfd: -1, lease: -1}
+	c.changed.L = &c.mu
+	defer s.nconns.Add(-1)
+	if n := s.nconns.Add(1); n > int64(s.cfg.MaxSessions)+spareConns {
+		c.sayLast(&protocol.Err{Code: protocol.Limit, Msg: "too many connections; close some, or raise max-sessions of the sidecar"})
+		c.linger()
+		c.end()
+		return
+	}
+	var err error
+	if c.raw, err = nc.SyscallConn(); err != nil {
+		nc.Close()
+		return
+	}
+	if code, text := s.read(c); code != "" {
+		s.inbox.put(input{what: clientBroke, conn: c, code: code, text: text})
+		c.linger()
+	} else {
+		s.inbox.put(input{what: clientGone, conn: c})
+	}
+	c.end()
+}
+
+// read hands over requests until the connection ends, or until the client breaks
+// the protocol: then code and text say how.
+func (s *Server) read(c *conn) (code protocol.Code, text string) {
+	_ = c.nc.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
+	frames := protocol.NewReader(c.nc)
+	var decoder protocol.RequestDecoder
+	var batch []input
+	greeted := false
+	for {
+		body, err := frames.Next()
+		if err != nil {
+			var broken *protocol.ConnError
+			switch {
+			case errors.As(err, &broken):
+				return broken.Code, broken.Msg
+			case !greeted && errors.Is(err, os.ErrDeadlineExceeded):
+				return protocol.NoHello, "no hello within 5 s; say hello first"
+			}
+			return "", ""
+		}
+		req, err := decoder.Decode(body)
+		if err != nil {
+			var bad *protocol.RequestError
+			var broken *protocol.ConnError
+			switch {
+			case errors.As(err, &bad) && greeted:
+				// Counted as a request, so that an endless stream of bad ones
+				// waits for its answers to be read like any other.
+				batch = append(batch, input{what: clientRequest, conn: c, request: &refused{bad}})
+			case errors.As(err, &bad):
+				return bad.Code, bad.Msg
+			case errors.As(err, &broken):
+				return broken.Code, broken.Msg
+			default:
+				return protocol.BadFrame, err.Error()
+			}
+		} else {
+			hello, isHello := req.(*protocol.Hello)
+			switch {
+			case isHello == greeted && greeted:
+				return protocol.NoHello, "a second hello; a connection says it once"
+			case !isHello && !greeted:
+				return protocol.NoHello, "the first frame was not hello; say hello first"
+			case isHello:
+				greeted = true
+				_ = c.nc.SetReadDeadline(time.Time{})
+				if c.peer, c.pidfd, err = peerOf(c.nc); err != nil {
+					return protocol.Denied, "the sidecar cannot tell who you are: " + err.Error()
+				}
+				h := *hello
+				batch = append(batch, input{what: clientHello, conn: c, request: &h})
+			default:
+				batch = append(batch, handOver(c, req))
+			}
+		}
+		if _, list := req.(*protocol.List); list || len(batch) >= maxQueued || frames.Buffered() == 0 {
+			if !s.submit(c, batch) {
+				return "", ""
+			}
+			clear(batch)
+			batch = batch[:0]
+			if list {
+				// A page is a thousand times the size of its request.
+				c.throttle(0, maxUnread)
+			}
+		}
+	}
+}
+
+// handOver copies a request, which the decoder is about to reuse.
+func handOver(c *conn, req protocol.Request) input {
+	in := input{what: clientRequest, conn: c}
+	switch r := req.(type) {
+	case *protocol.Acquire:
+		in.what, in.acquire = clientAcquire, *r
+	case *protocol.Release:
+		in.what, in.release = clientRelease, *r
+	case *protocol.Cancel:
+		v := *r
+		in.request = &v
+	case *protocol.Info:
+		v := *r
+		in.request = &v
+	case *protocol.List:
+		v := *r
+		in.request = &v
+	case *protocol.ForceRelease:
+		v := *r
+		in.request = &v
+	case *protocol.Ping:
+		v := *r
+		in.request = &v
+	case *protocol.Unknown:
+		v := *r
+		in.request = &v
+	}
+	return in
+}
+
+// refused is a request in which the decoder found an error.
+type refused struct{ *protocol.RequestError }
+
+func (r *refused) RequestID() uint64 { return r.ID }
+
+// submit hands requests to the loop once the client's earlier ones leave room.
+func (s *Server) submit(c *conn, batch []input) bool {
+	if !c.throttle(maxQueued, maxUnread) {
+		return false
+	}
+	c.mu.Lock()
+	c.queued += len(batch)
+	c.mu.Unlock()
+	s.inbox.put(batch...)
+	return true
+}
+
+// throttle waits until no more than queued requests and unread bytes are left of
+// this connection; false: it is being ended.
+func (c *conn) throttle(queued, unread int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for (c.queued > queued || len(c.out) > unread) && !c.last {
+		c.changed.Wait()
+	}
+	return !c.last
+}
+
+// taken counts one request that the loop has dealt with.
+func (c *conn) taken() {
+	c.mu.Lock()
+	c.queued--
+	c.changed.Signal()
+	c.mu.Unlock()
+}
+
+// say queues a frame. It is written by flush.
+func (c *conn) say(m protocol.Reply) {
+	c.mu.Lock()
+	if !c.last {
+		c.out = m.Append(c.out)
+	}
+	c.mu.Unlock()
+}
+
+// sayLease queues a `lease` event. One that was queued before and has not been
+// given to the socket gets the new deadline where it stands: the new one covers
+// every hold that the old one covered.
+func (c *conn) sayLease(m *protocol.LeaseEvent) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.last:
+	case c.lease < 0:
+		c.lease = len(c.out)
+		c.out = m.Append(c.out)
+	default:
+		tail := c.out[c.lease:]
+		frame := m.Append(nil)
+		old := 4 + int(tail[0])<<24 + int(tail[1])<<16 + int(tail[2])<<8 + int(tail[3])
+		if len(frame) != old { // the deadline outgrew its encoding
+			c.lease = len(c.out)
+			c.out = append(c.out, frame...)
+			return
+		}
+		copy(tail, frame)
+	}
+}
+
+// flush gives the socket what it takes without blocking, and leaves the rest to
+// a goroutine.
+func (c *conn) flush() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.writing || c.closed || len(c.out) == 0 {
+		return
+	}
+	n := 0
+	err := c.raw.Write(func(fd uintptr) bool {
+		var err error
+		for n < len(c.out) {
+			var m int
+			if m, err = unix.Write(int(fd), c.out[n:]); m > 0 {
+				n += m
+			}
+			if err != nil && err != unix.EINTR {
+				break
+			}
+		}
+		return true
+	})
+	if err != nil {
+		n = len(c.out) // the reader learns that the connection ended
+	}
+	if c.lease < n {
+		c.lease = -1
+	} else {
+		c.lease -= n
+	}
+	c.out = c.out[:copy(c.out, c.out[n:])]
+	c.changed.Signal()
+	if len(c.out) > 0 {
+		c.writing = true
+		go c.drain()
+	}
+}
+
+// drain writes until nothing is left.
+func (c *conn) drain() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.out) > 0 && (c.last || !c.closed) {
+		b := c.out
+		c.out, c.spare, c.lease = c.spare[:0], nil, -1
+		c.mu.Unlock()
+		_, err := c.nc.Write(b)
+		c.mu.Lock()
+		c.spare = b[:0]
+		c.changed.Signal()
+		if err != nil {
+			c.out = c.out[:0]
+		}
+	}
+	c.spare = nil
+	c.writing = false
+	c.changed.Broadcast()
+	if c.last {
+		// The end of our answers reaches the client even if it still sends: a
+		// close with unread input would be a reset.
+		_ = c.nc.CloseWrite()
+	}
+}
+
+// sayLast queues the last frame of a connection that the sidecar ends. It may
+// take lastFrame to be written.
+func (c *conn) sayLast(m protocol.Reply) {
+	c.say(m)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last || c.closed {
+		return
+	}
+	c.last = true
+	c.changed.Broadcast()
+	_ = c.nc.SetWriteDeadline(time.Now().Add(lastFrame))
+	if !c.writing {
+		c.writing = true
+		go c.drain()
+	}
+}
+
+// hangUp ends the reader; the last frame is written first.
+func (c *conn) hangUp(m protocol.Reply) {
+	c.sayLast(m)
+	_ = c.nc.SetReadDeadline(time.Now())
+}
+
+// linger throws away what a client still sends after its last frame, for a
+// bounded time.
+func (c *conn) linger() {
+	_ = c.nc.SetReadDeadline(time.Now().Add(lastFrame))
+	var b [4096]byte
+	for {
+		if _, err := c.nc.Read(b[:]); err != nil {
+			return
+		}
+	}
+}
+
+// end closes the connection. The last frame, if there is one, has its time; other
+// answers are for nobody any more.
+func (c *conn) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.last {
+		c.nc.Close()
+	}
+	c.closed = true
+	for c.writing {
+		c.changed.Wait()
+	}
+	c.nc.Close()
+}

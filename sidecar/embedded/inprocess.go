@@ -1,0 +1,24 @@
+package embedded
+
+import (
+	"crypto/rand"
+	"fmt"
+
+	"github.com/alicebob/miniredis/v2"
+)
+
+func startInProcess() (*Redis, error) {
+	m := miniredis.NewMiniRedis()
+	m.ClockTTL(true)
+	// It listens on a loopback port, which every user of the host can reach.
+	password := rand.Text()
+	m.RequireAuth(password)
+	if err := m.StartAddr("127.0.0.1:0"); err != nil {
+		return nil, fmt.Errorf("the in-process Redis cannot listen on 127.0.0.1: %w", err)
+	}
+	return &Redis{
+		url:  "redis://:" + password + "@" + m.Addr() + "/0",
+		kind: "in-process",
+		stop: m.Close,
+	}, nil
+}

@@ -1,0 +1,123 @@
+package sidecar
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// listen makes the socket. A lock file beside it, locked as long as this process
+// lives, makes sure that one sidecar serves it; whoever has that lock may remove
+// a socket that a dead one left.
+func listen(cfg *Config) (*net.UnixListener, *os.File, error) {
+	if cfg.Listener != nil {
+		// It belongs to whoever made it, and outlives us.
+		cfg.Listener.SetUnlinkOnClose(false)
+		return cfg.Listener, nil, nil
+	}
+	path := cfg.Socket
+	if len(path) > 107 {
+		return nil, nil, fmt.Errorf("socket %s: a socket's path has at most 107 bytes, this one has %d; choose a shorter one", path, len(path))
+	}
+	gid := -1
+	if cfg.SocketGroup != "" {
+		var err error
+		if gid, err = groupID(cfg.SocketGroup); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, nil, fmt.Errorf("directory of socket %s: %w; create it for this user, or choose another socket", path, err)
+	}
+	lock, err := lockFile(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	ln, err := bind(path, cfg.SocketMode, gid)
+	if err != nil {
+		lock.Close()
+		return nil, nil, err
+	}
+	return ln, lock, nil
+}
+
+func lockFile(socket string) (*os.File, error) {
+	path := socket + ".lock"
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("lock file of socket %s: %w; run as the user who owns its directory, or choose another socket", socket, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		defer f.Close()
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("locking %s: %w", path, err)
+		}
+		who := "another sidecar"
+		b := make([]byte, 32)
+		if n, _ := f.ReadAt(b, 0); n > 0 {
+			who += " (pid " + strings.TrimSpace(string(b[:n])) + ")"
+		}
+		return nil, fmt.Errorf("%s serves %s already; stop it, or choose another socket", who, socket)
+	}
+	// The pid is for people; the lock does not depend on it.
+	if err := f.Truncate(0); err == nil {
+		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("writing %s: %w", path, err)
+		}
+	}
+	return f, nil
+}
+
+func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
+	switch st, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	case st.Mode().Type() != fs.ModeSocket:
+		return nil, fmt.Errorf("socket %s: there is a file that is not a socket; remove it, or choose another socket", path)
+	default:
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("removing the socket %s that a dead sidecar left: %w", path, err)
+		}
+	}
+	// Nobody else may connect before mode and group are set.
+	old := unix.Umask(0o177)
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	unix.Umask(old)
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	if gid >= 0 {
+		if err := os.Chown(path, -1, gid); err != nil {
+			ln.Close()
+			return nil, fmt.Errorf("group of socket %s: %w; this user must be root or in that group", path, err)
+		}
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		ln.Close()
+		return nil, fmt.Errorf("mode of socket %s: %w", path, err)
+	}
+	return ln, nil
+}
+
+func groupID(name string) (int, error) {
+	id := name
+	if g, err := user.LookupGroup(name); err == nil {
+		id = g.Gid
+	}
+	n, err := strconv.Atoi(id)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("socket group %q: there is no such group on this host", name)
+	}
+	return n, nil
+}

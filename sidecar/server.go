@@ -1,0 +1,204 @@
+// Package sidecar is the daemon: it listens on a Unix domain socket, and one
+// goroutine, the loop, owns the lock table. What clients say, what Redis answers
+// and which processes ended reaches the loop through one inbox; what the table
+// wants done leaves it as frames to clients and operations on Redis.
+package sidecar
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/store"
+)
+
+// stopWithin bounds an orderly stop: answers on their way to clients, and
+// releases on their way to Redis.
+const stopWithin = 2 * time.Second
+
+// Server is one sidecar.
+type Server struct {
+	// Immutable after Listen.
+	cfg      Config
+	log      *slog.Logger
+	uuid     string // of this run
+	listener *net.UnixListener
+	lockFile *os.File // nil with socket activation
+
+	inbox   inbox
+	redis   atomic.Pointer[string] // "ok" or what is wrong
+	readers sync.WaitGroup         // accept loop and one reader for each connection
+	nconns  atomic.Int64           // connections, with or without a session
+
+	loop
+}
+
+// Listen makes the socket. Clients can connect from then on and are served once
+// Serve runs. Its errors say what to do.
+func Listen(cfg Config) (*Server, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, log: cfg.Log, uuid: uuid.NewString()}
+	s.inbox.init()
+	connecting := "Redis has not been reached yet"
+	s.redis.Store(&connecting)
+
+	// Bad options are found before the socket appears.
+	st, err := store.Open(store.Config{
+		URL:            cfg.Redis,
+		UUID:           s.uuid,
+		Log:            cfg.Log,
+		OnResults:      func(r []locktable.Result) { s.inbox.put(input{what: redisResults, results: r}) },
+		OnUp:           s.redisUp,
+		OnDown:         s.redisDown,
+		OnSubscribed:   func(n []string) { s.inbox.put(input{what: redisSubscribed, names: n}) },
+		OnUnsubscribed: func(n []string) { s.inbox.put(input{what: redisUnsubscribed, names: n}) },
+		OnMessage:      func(n []string) { s.inbox.put(input{what: redisMessage, names: n}) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.store = st
+	defer func() {
+		if err != nil {
+			_ = st.Close(context.Background())
+		}
+	}()
+	if s.listener, s.lockFile, err = listen(&s.cfg); err != nil {
+		return nil, err
+	}
+	if s.pids, err = watchPids(func(id locktable.SessionID) { s.inbox.put(input{what: processEnded, session: id}) }); err != nil {
+		s.closeSocket()
+		return nil, err
+	}
+	var seed [8]byte
+	_, _ = rand.Read(seed[:]) // never fails
+	s.table = locktable.New(locktable.Config{
+		Lease:      cfg.Lease,
+		MaxLocks:   cfg.MaxLocks,
+		MaxHolds:   cfg.MaxHolds,
+		MaxWaiters: cfg.MaxWaiters,
+		Seed:       binary.LittleEndian.Uint64(seed[:]),
+	}, protocol.Now())
+	s.sessions = make(map[locktable.SessionID]*conn)
+	return s, nil
+}
+
+// Addr is the path of the socket.
+func (s *Server) Addr() string { return s.listener.Addr().String() }
+
+// Redis is "ok", or says in one sentence what is wrong.
+func (s *Server) Redis() string { return *s.redis.Load() }
+
+func (s *Server) redisUp(dataLost bool) {
+	ok := "ok"
+	s.redis.Store(&ok)
+	s.inbox.put(input{what: redisUp, flag: dataLost})
+}
+
+func (s *Server) redisDown(err error) {
+	why := err.Error()
+	s.redis.Store(&why)
+	s.inbox.put(input{what: redisDown, text: why})
+}
+
+// Serve serves until ctx ends, and then stops in order: it takes no more
+// requests, lets answers and releases that are under way finish for up to two
+// seconds, and leaves every hold as it is. Serve is called once.
+func (s *Server) Serve(ctx context.Context) error {
+	accepting := make(chan error, 1)
+	s.readers.Add(1)
+	go func() {
+		defer s.readers.Done()
+		accepting <- s.accept()
+	}()
+	var failed error
+	stop := make(chan struct{})
+	go func() {
+		defer close(stop)
+		select {
+		case <-ctx.Done():
+		case failed = <-accepting:
+		}
+	}()
+	s.run(stop)
+	s.closeSocket()
+	s.hangUp()
+	s.finish()
+
+	bound, cancel := context.WithTimeout(context.Background(), stopWithin)
+	defer cancel()
+	if err := s.store.Close(bound); err != nil {
+		s.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
+	}
+	s.readers.Wait()
+	s.pids.close()
+	s.step() // what readers still had to say
+	if s.lockFile != nil {
+		s.lockFile.Close()
+	}
+	return failed
+}
+
+func (s *Server) closeSocket() {
+	_ = s.listener.Close() // removes the socket, if we made it
+}
+
+// accept takes connections until the listener is closed.
+func (s *Server) accept() error {
+	for {
+		nc, err := s.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			if !passing(err) {
+				return fmt.Errorf("accepting clients on %s: %w", s.Addr(), err)
+			}
+			s.log.Error("cannot accept a client; raise the limit of open files", "error", err)
+			time.Sleep(100 * time.Millisecond) // the descriptors are somebody else's to give back
+			continue
+		}
+		s.readers.Add(1)
+		go func() {
+			defer s.readers.Done()
+			s.serveConn(nc)
+		}()
+	}
+}
+
+// passing tells whether accepting may work again later.
+func passing(err error) bool {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED, unix.EINTR} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// Ping makes one trip through the loop.
+func (s *Server) Ping(ctx context.Context) error {
+	done := make(chan struct{})
+	s.inbox.put(input{what: ping, done: done})
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the loop did not answer: %w", ctx.Err())
+	}
+}

@@ -1,0 +1,477 @@
+package sidecar_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/embedded"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// start runs a sidecar on an in-process Redis until the test ends, and returns
+// the path of its socket.
+func start(t *testing.T, change func(*sidecar.Config)) string {
+	t.Helper()
+	redis, err := embedded.Start(t.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(redis.Close)
+	cfg := sidecar.Config{
+		Socket: filepath.Join(t.TempDir(), "s"),
+		Redis:  redis.URL(),
+		Log:    slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	srv, err := sidecar.Listen(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	return cfg.Socket
+}
+
+// wire is a client that knows only the protocol.
+type wire struct {
+	*testing.T
+	nc     net.Conn
+	frames *protocol.Reader
+	dec    protocol.ReplyDecoder
+	id     uint64
+}
+
+func connect(t *testing.T, socket string) *wire {
+	t.Helper()
+	nc, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { nc.Close() })
+	_ = nc.SetDeadline(time.Now().Add(20 * time.Second))
+	return &wire{T: t, nc: nc, frames: protocol.NewReader(nc)}
+}
+
+func greeted(t *testing.T, socket string) *wire {
+	t.Helper()
+	c := connect(t, socket)
+	var m protocol.HelloOK
+	c.send(protocol.Hello{ID: 1, V: protocol.Version, Client: "test"})
+	c.answer(1, &m)
+	if m.V != protocol.Version || m.Session == 0 || m.LeaseMS == 0 || m.Sidecar == "" {
+		t.Fatalf("hello: %+v", m)
+	}
+	c.id = 1
+	return c
+}
+
+func (c *wire) send(m protocol.Request) {
+	c.Helper()
+	if _, err := c.nc.Write(m.Append(nil)); err != nil {
+		c.Fatal(err)
+	}
+}
+
+func (c *wire) next() protocol.Received {
+	c.Helper()
+	body, err := c.frames.Next()
+	if err != nil {
+		c.Fatal(err)
+	}
+	m, err := c.dec.Decode(body)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return m
+}
+
+// answer expects the next frame to be the good answer to id.
+func (c *wire) answer(id uint64, m protocol.OK) {
+	c.Helper()
+	switch a := c.next().(type) {
+	case *protocol.Answer:
+		if a.ID != id {
+			c.Fatalf("answer to %d, want %d", a.ID, id)
+		}
+		if err := a.Unpack(m); err != nil {
+			c.Fatal(err)
+		}
+	default:
+		c.Fatalf("got %+v, want the answer to %d", a, id)
+	}
+}
+
+// refused expects the next frame to be an error; id 0: of the connection.
+func (c *wire) refused(id uint64, code protocol.Code, part string) {
+	c.Helper()
+	e, ok := c.next().(*protocol.Err)
+	if !ok || e.ID != id || e.Code != code || !strings.Contains(e.Msg, part) {
+		c.Fatalf("got %+v, want error %s %q for %d", e, code, part, id)
+	}
+}
+
+func (c *wire) ended() {
+	c.Helper()
+	if _, err := c.frames.Next(); !errors.Is(err, io.EOF) {
+		c.Fatalf("got %v, want the end of the connection", err)
+	}
+}
+
+func (c *wire) acquire(name string, waitMS int64) uint64 {
+	c.Helper()
+	c.id++
+	c.send(protocol.Acquire{ID: c.id, Name: name, WaitMS: waitMS})
+	return c.id
+}
+
+func (c *wire) hold(name string) protocol.AcquireOK {
+	c.Helper()
+	var m protocol.AcquireOK
+	c.answer(c.acquire(name, protocol.Forever), &m)
+	return m
+}
+
+func TestALockPassesBetweenSessions(t *testing.T) {
+	socket := start(t, nil)
+	a, b := greeted(t, socket), greeted(t, socket)
+	first := a.hold("invoice:42")
+	wait := b.acquire("invoice:42", protocol.Forever)
+	a.refused(a.acquire("invoice:42", 0), protocol.Timeout, "held by pid")
+
+	a.send(protocol.Release{ID: 90, Hold: first.Hold})
+	var released protocol.ReleaseOK
+	a.answer(90, &released)
+	var second protocol.AcquireOK
+	b.answer(wait, &second)
+	if second.Token <= first.Token || second.Hold <= first.Hold {
+		t.Errorf("first %+v, second %+v", first, second)
+	}
+	a.send(protocol.Release{ID: 91, Hold: first.Hold})
+	a.refused(91, protocol.NotHeld, "released it before")
+	a.send(protocol.Release{ID: 92, Hold: second.Hold})
+	a.refused(92, protocol.NotHeld, "nothing was changed")
+
+	var info protocol.InfoOK
+	b.send(protocol.Info{ID: 93, Name: "invoice:42"})
+	b.answer(93, &info)
+	if info.Lock == nil || info.Lock.Hold != second.Hold || info.Lock.PID != int64(os.Getpid()) {
+		t.Errorf("info: %+v", info.Lock)
+	}
+}
+
+func TestTheEndOfAConnectionFreesItsLocks(t *testing.T) {
+	socket := start(t, nil)
+	a, b := greeted(t, socket), greeted(t, socket)
+	a.hold("x")
+	wait := b.acquire("x", protocol.Forever)
+	a.nc.Close()
+	b.answer(wait, new(protocol.AcquireOK))
+}
+
+func TestABrokenFrameEndsItsConnectionAndNoOther(t *testing.T) {
+	socket := start(t, nil)
+	other := greeted(t, socket)
+	for what, bytes := range map[string][]byte{
+		"4 GiB":    {0xff, 0xff, 0xff, 0xff, 0x80},
+		"empty":    {0, 0, 0, 0},
+		"no map":   {0, 0, 0, 1, 0x01},
+		"trailing": {0, 0, 0, 2, 0x80, 0x80},
+		"no op":    {0, 0, 0, 1, 0x80},
+	} {
+		c := greeted(t, socket)
+		if _, err := c.nc.Write(bytes); err != nil {
+			t.Fatal(err)
+		}
+		e, ok := c.next().(*protocol.Err)
+		if !ok || e.ID != 0 || e.Code != protocol.BadFrame {
+			t.Errorf("%s: got %+v", what, e)
+		}
+		c.ended()
+	}
+	other.hold("still served")
+}
+
+func TestAMisbehavingClientKeepsItsLocksUntilTheirDeadlines(t *testing.T) {
+	socket := start(t, func(c *sidecar.Config) { c.Lease = 600 * time.Millisecond })
+	bad, other := greeted(t, socket), greeted(t, socket)
+	held := bad.hold("x")
+	wait := other.acquire("x", protocol.Forever)
+	if _, err := bad.nc.Write([]byte{0, 0, 0, 1, 0x80}); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if e, ok := bad.next().(*protocol.Err); ok { // after what events there were
+			if e.Code != protocol.BadFrame {
+				t.Fatalf("got %+v", e)
+			}
+			break
+		}
+	}
+	bad.ended()
+	bad.nc.Close()
+	other.answer(wait, new(protocol.AcquireOK))
+	if now := protocol.Now(); now < held.DeadlineNS {
+		t.Errorf("granted %v before the deadline of a client that lives", time.Duration(held.DeadlineNS-now))
+	}
+}
+
+func TestTheFirstFrameIsHelloOnce(t *testing.T) {
+	socket := start(t, nil)
+	c := connect(t, socket)
+	c.send(protocol.Ping{ID: 1})
+	c.refused(0, protocol.NoHello, "hello first")
+	c.ended()
+	c = greeted(t, socket)
+	c.send(protocol.Hello{ID: 2, V: 1})
+	c.refused(0, protocol.NoHello, "second hello")
+	c.ended()
+	c = connect(t, socket)
+	c.send(protocol.Hello{ID: 2, V: 7})
+	c.refused(2, protocol.Unsupported, "version 1")
+	c.ended()
+}
+
+func TestSessionsAreLimited(t *testing.T) {
+	socket := start(t, func(c *sidecar.Config) { c.MaxSessions = 1 })
+	greeted(t, socket)
+	c := connect(t, socket)
+	c.send(protocol.Hello{ID: 5, V: 1})
+	c.refused(5, protocol.Limit, "max-sessions")
+	c.ended()
+}
+
+func TestAnIDInUseIsABrokenFrame(t *testing.T) {
+	socket := start(t, nil)
+	a, b := greeted(t, socket), greeted(t, socket)
+	a.hold("x")
+	id := b.acquire("x", protocol.Forever)
+	b.send(protocol.Acquire{ID: id, Name: "y", WaitMS: protocol.Forever})
+	b.refused(0, protocol.BadFrame, "in use")
+	b.ended()
+}
+
+func TestBadRequestsAreAnsweredAndTheConnectionStays(t *testing.T) {
+	socket := start(t, nil)
+	c := greeted(t, socket)
+	c.send(protocol.Acquire{ID: 5, Name: "a\x00b", WaitMS: protocol.Forever})
+	c.refused(5, protocol.BadRequest, "")
+	c.send(protocol.Unknown{ID: 6, Op: "dance"})
+	c.refused(6, protocol.Unsupported, "")
+	c.send(protocol.Unknown{Op: "dance"}) // unanswered
+	c.id = 6
+	c.hold("fine")
+}
+
+func TestAReaderThatNeverReadsIsNotReadFrom(t *testing.T) {
+	socket := start(t, nil)
+	slow, other := greeted(t, socket), greeted(t, socket)
+	for i := range 200 {
+		slow.hold(fmt.Sprintf("lock-%d", i))
+	}
+	// Each list answers with some 30 KiB. The client writes until the sidecar no
+	// longer reads, and reads nothing.
+	_ = slow.nc.SetWriteDeadline(time.Now().Add(2 * time.Second))
+	sent := 0
+	for {
+		b := protocol.List{ID: uint64(1000 + sent)}.Append(nil)
+		if _, err := slow.nc.Write(b); err != nil {
+			break
+		}
+		if sent++; sent > 1_000_000 {
+			t.Fatal("the sidecar reads on and on")
+		}
+	}
+	other.hold("still served")
+	other.refused(other.acquire("lock-7", 0), protocol.Timeout, "")
+}
+
+func TestAnOrderlyStopFreesNothingThatIsHeld(t *testing.T) {
+	redis, err := embedded.Start(t.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer redis.Close()
+	socket := filepath.Join(t.TempDir(), "s")
+	serve := func() (stop func()) {
+		srv, err := sidecar.Listen(sidecar.Config{Socket: socket, Redis: redis.URL(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error)
+		go func() { done <- srv.Serve(ctx) }()
+		return func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	stop := serve()
+	c := greeted(t, socket)
+	c.hold("kept")
+	freed := c.hold("freed")
+	c.send(protocol.Release{Hold: freed.Hold})
+	waiter := greeted(t, socket)
+	waiter.acquire("kept", protocol.Forever)
+	waiter.send(protocol.Ping{ID: 900}) // answered after the acquire has been queued
+	waiter.answer(900, new(protocol.PingOK))
+	c.send(protocol.Ping{ID: 900})
+	c.answer(900, new(protocol.PingOK))
+	stop()
+	c.refused(0, protocol.Unavailable, "stopping")
+	c.ended()
+	waiter.refused(0, protocol.Unavailable, "stopping")
+	waiter.ended()
+	if _, err := os.Stat(socket); !os.IsNotExist(err) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+
+	defer serve()()
+	c = greeted(t, socket)
+	c.refused(c.acquire("kept", 0), protocol.Timeout, "not on this host")
+	c.hold("freed")
+}
+
+func TestTwoSidecarsDoNotShareASocketAndADeadOnesIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close() // as a sidecar that was killed leaves it
+	start(t, func(c *sidecar.Config) { c.Socket = socket })
+	greeted(t, socket)
+
+	_, err = sidecar.Listen(sidecar.Config{Socket: socket})
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) serves", os.Getpid())) {
+		t.Errorf("second sidecar: %v", err)
+	}
+	greeted(t, socket) // the first one's socket was left alone
+
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = sidecar.Listen(sidecar.Config{Socket: file})
+	if err == nil || !strings.Contains(err.Error(), "not a socket") {
+		t.Errorf("a file in the socket's place: %v", err)
+	}
+}
+
+func TestBadOptionsAreRefused(t *testing.T) {
+	for want, cfg := range map[string]sidecar.Config{
+		"lease":         {Lease: time.Millisecond},
+		"max-holds -1":  {MaxHolds: -1},
+		"at most 107":   {Socket: "/" + strings.Repeat("x", 200)},
+		"no such group": {Socket: filepath.Join(t.TempDir(), "s"), SocketGroup: "nobody-has-this-group"},
+		"redis":         {Redis: "http://example"},
+	} {
+		_, err := sidecar.Listen(cfg)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want something about %q", err, want)
+		}
+	}
+}
+
+// FuzzServer writes arbitrary bytes to a sidecar, which must go on serving.
+func FuzzServer(f *testing.F) {
+	f.Add(protocol.Acquire{ID: 2, Name: "x", WaitMS: 5}.Append(nil))
+	f.Add([]byte{0, 0, 0, 1, 0x80})
+	redis, err := embedded.Start(f.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer redis.Close()
+	socket := filepath.Join(f.TempDir(), "s")
+	srv, err := sidecar.Listen(sidecar.Config{Socket: socket, Redis: redis.URL(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		f.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- srv.Serve(ctx) }()
+	defer func() { cancel(); <-done }()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := greeted(t, socket)
+		_, _ = c.nc.Write(b)
+		c.nc.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if err := srv.Ping(ctx); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// BenchmarkPair is one acquire and one release over the socket, the sidecar and
+// an in-process Redis; an echo of frames of the same size bounds it.
+func BenchmarkPair(b *testing.B) {
+	redis, err := embedded.Start(b.Context(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer redis.Close()
+	socket := filepath.Join(b.TempDir(), "s")
+	srv, err := sidecar.Listen(sidecar.Config{Socket: socket, Redis: redis.URL(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- srv.Serve(ctx) }()
+	defer func() { cancel(); <-done }()
+	nc, err := net.Dial("unix", socket)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer nc.Close()
+	frames := protocol.NewReader(nc)
+	read := func() {
+		if _, err := frames.Next(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if _, err := nc.Write(protocol.Hello{ID: 1, V: 1}.Append(nil)); err != nil {
+		b.Fatal(err)
+	}
+	read()
+	var buf []byte
+	b.ReportAllocs()
+	for i := range b.N {
+		buf = protocol.Acquire{ID: uint64(i + 2), Name: "invoice:42", WaitMS: protocol.Forever}.Append(buf[:0])
+		if _, err := nc.Write(buf); err != nil {
+			b.Fatal(err)
+		}
+		read()
+		buf = protocol.Release{Hold: uint64(i + 1)}.Append(buf[:0])
+		if _, err := nc.Write(buf); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
