@@ -1,0 +1,30 @@
+"""What a forked child must do with what it inherited: everything of the parent's is the parent's."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+from weakref import WeakSet
+
+
+class Inheritable(Protocol):
+    def after_fork_in_child(self) -> None:
+        """Forgets what belongs to the parent, without touching what the parent shares.
+
+        It runs in the child's only thread. Locks may be held by threads that do not exist here.
+        """
+
+
+_all: WeakSet[Inheritable] = WeakSet()
+
+
+def watch(thing: Inheritable) -> None:
+    _all.add(thing)
+
+
+def _after_fork_in_child() -> None:
+    for thing in list(_all):
+        thing.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

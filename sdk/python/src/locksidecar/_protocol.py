@@ -1,0 +1,385 @@
+"""The wire: frames, requests to bytes, bytes to replies. No I/O, no state.
+
+The words are those of protocol/SPEC.md. Every rule that a sidecar must keep is checked here; whatever
+breaks one raises ProtocolError, and costs no more memory than the frame that broke it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import msgpack
+
+from ._errors import BadRequest, ProtocolError
+from ._strict import Fields
+
+VERSION: Final = 1
+MAX_FRAME: Final = 65_536
+MAX_NAME: Final = 512
+MAX_DURATION_MS: Final = 2_592_000_000
+MIN_LEASE_MS: Final = 50
+MAX_CRASH_DELAY_MS: Final = 3_600_000
+
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+# --- Requests -------------------------------------------------------------------------------------
+
+Field: TypeAlias = "int | str | bool"
+
+
+def frame(message: Mapping[str, Field]) -> bytes:
+    body: bytes = msgpack.packb(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+def hello(id: int, client: str) -> bytes:
+    return frame({"op": "hello", "id": id, "v": VERSION, "client": client})
+
+
+def acquire(
+    id: int,
+    name: str,
+    owner: int,
+    *,
+    reentrant: bool = True,
+    wait_ms: int | None = None,
+    lease_ms: int | None = None,
+    max_hold_ms: int | None = None,
+    crash_delay_ms: int = 0,
+) -> bytes:
+    message: dict[str, Field] = {"op": "acquire", "id": id, "name": name}
+    if owner:
+        message["owner"] = owner
+    if not reentrant:
+        message["reentrant"] = False
+    if wait_ms is not None:
+        message["wait_ms"] = wait_ms
+    if lease_ms is not None:
+        message["lease_ms"] = lease_ms
+    if max_hold_ms is not None:
+        message["max_hold_ms"] = max_hold_ms
+    if crash_delay_ms:
+        message["crash_delay_ms"] = crash_delay_ms
+    return frame(message)
+
+
+def release(hold: int) -> bytes:
+    """Without an id: never answered, so it costs no round trip."""
+    return frame({"op": "release", "hold": hold})
+
+
+def cancel(target: int) -> bytes:
+    """Without an id: what matters is how the acquire is answered."""
+    return frame({"op": "cancel", "target": target})
+
+
+def info(id: int, name: str) -> bytes:
+    return frame({"op": "info", "id": id, "name": name})
+
+
+def list_(id: int, after: int) -> bytes:
+    return frame({"op": "list", "id": id, "after": after} if after else {"op": "list", "id": id})
+
+
+def force_release(id: int, name: str) -> bytes:
+    return frame({"op": "force_release", "id": id, "name": name})
+
+
+def ping(id: int) -> bytes:
+    return frame({"op": "ping", "id": id})
+
+
+def check_name(name: str) -> str:
+    """Returns name if the sidecar would take it as the name of a lock."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a lock must be a str, not {type(name).__name__}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as e:
+        raise BadRequest(f"the name of a lock must be valid Unicode: {name!r} {e.reason}") from None
+    if size == 0:
+        raise BadRequest("the name of a lock must not be empty")
+    if size > MAX_NAME:
+        raise BadRequest(f"the name of a lock may have at most {MAX_NAME} bytes of UTF-8, not {size}")
+    if _CONTROL.search(name):
+        raise BadRequest(f"the name of a lock must not contain control characters: {name!r}")
+    return name
+
+
+# --- Replies --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterInfo:
+    """One local waiter of a lock."""
+
+    session: int = 0
+    pid: int = 0
+    uid: int = 0
+    cmd: str = ""
+    owner: int = 0
+    waited_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """What the sidecar knows about one lock.
+
+    state is "held" (by a process of this host: then the fields from hold to lease_ms are about its
+    holder), "remote" (held elsewhere: remote_field and remote_ttl_ms), "busy" (an operation on Redis
+    is under way) or "free". lease_ms is 0 for a hold that the sidecar renews.
+    """
+
+    name: str
+    state: str
+    hold: int = 0
+    token: int = 0
+    count: int = 0
+    owner: int = 0
+    session: int = 0
+    pid: int = 0
+    uid: int = 0
+    cmd: str = ""
+    held_ms: int = 0
+    deadline_ns: int = 0
+    lease_ms: int = 0
+    orphan: bool = False
+    remote_field: str = ""
+    remote_ttl_ms: int = 0
+    waiting: int = 0
+    waiters: tuple[WaiterInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A request was done. Only who asked knows what is in it."""
+
+    id: int
+    fields: Fields
+
+
+@dataclass(slots=True)
+class Refusal:
+    """A request was not done and had no effect. With id 0: the sidecar is about to end the connection."""
+
+    id: int
+    code: str
+    msg: str
+
+
+@dataclass(slots=True)
+class LostEvent:
+    hold: int
+    reason: str
+
+
+@dataclass(slots=True)
+class LeaseEvent:
+    deadline_ns: int
+
+
+@dataclass(slots=True)
+class UnknownEvent:
+    """To be ignored."""
+
+    ev: str
+
+
+Reply: TypeAlias = "Answer | Refusal | LostEvent | LeaseEvent | UnknownEvent"
+
+
+def split(buffer: bytearray) -> bytes | None:
+    """Takes the body of the first frame off buffer; None if it is not whole yet.
+
+    A bad length is refused as soon as its four bytes are there: nothing of such a frame is waited for.
+    """
+    if len(buffer) < 4:
+        return None
+    length = int.from_bytes(buffer[:4], "big")
+    if not 0 < length <= MAX_FRAME:
+        raise ProtocolError(f"it sent a frame of {length} bytes; 1 to {MAX_FRAME} are allowed")
+    end = 4 + length
+    if len(buffer) < end:
+        return None
+    body = bytes(buffer[4:end])
+    del buffer[:end]
+    return body
+
+
+def decode(body: bytes) -> Reply:
+    """Decodes the body of one frame."""
+    fields = Fields(body, _KNOWN)
+    if "ev" in fields:
+        match ev := fields.text("ev"):
+            case "lost":
+                return LostEvent(fields.integer("hold"), fields.text("reason"))
+            case "lease":
+                return LeaseEvent(fields.integer("deadline_ns"))
+            case _:
+                return UnknownEvent(ev)
+    if "err" in fields:
+        id = fields.integer("id", least=1) if "id" in fields else 0
+        error = fields.map("err")
+        return Refusal(id, error.text("code"), error.text("msg", ""))
+    return Answer(fields.integer("id", least=1), fields)
+
+
+# --- What answers hold ----------------------------------------------------------------------------
+#
+# Those to release and cancel are missing: this client sends them without an id.
+
+
+@dataclass(frozen=True, slots=True)
+class HelloOK:
+    v: int
+    sidecar: str
+    version: str
+    session: int
+    lease_ms: int
+    now_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireOK:
+    token: int
+    hold: int
+    count: int
+    deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class InfoOK:
+    lock: LockInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListOK:
+    locks: tuple[LockInfo, ...]
+    next: int  # 0: this was the last page
+
+
+@dataclass(frozen=True, slots=True)
+class ForceReleaseOK:
+    hold: int
+
+
+@dataclass(frozen=True, slots=True)
+class PingOK:
+    now_ns: int
+    redis: str
+
+
+def hello_ok(f: Fields) -> HelloOK:
+    return HelloOK(
+        v=f.integer("v"),
+        sidecar=f.text("sidecar"),
+        version=f.text("version"),
+        session=f.integer("session"),
+        lease_ms=f.integer("lease_ms"),
+        now_ns=f.integer("now_ns"),
+    )
+
+
+def acquire_ok(f: Fields) -> AcquireOK:
+    return AcquireOK(
+        token=f.integer("token"),
+        hold=f.integer("hold"),
+        count=f.integer("count", most=_MAX_COUNT),
+        deadline_ns=f.integer("deadline_ns"),
+    )
+
+
+def info_ok(f: Fields) -> InfoOK:
+    return InfoOK(_lock(f.map("lock")) if "lock" in f else None)
+
+
+def list_ok(f: Fields) -> ListOK:
+    return ListOK(tuple([_lock(row) for row in f.maps("locks")]), f.integer("next", 0))
+
+
+def force_release_ok(f: Fields) -> ForceReleaseOK:
+    return ForceReleaseOK(f.integer("hold"))
+
+
+def ping_ok(f: Fields) -> PingOK:
+    return PingOK(f.integer("now_ns"), f.text("redis"))
+
+
+def _lock(f: Fields) -> LockInfo:
+    return LockInfo(
+        name=f.text("name"),
+        state=f.text("state"),
+        hold=f.integer("hold", 0),
+        token=f.integer("token", 0),
+        count=f.integer("count", 0, most=_MAX_COUNT),
+        owner=f.integer("owner", 0),
+        session=f.integer("session", 0),
+        pid=f.integer("pid", 0),
+        uid=f.integer("uid", 0),
+        cmd=f.text("cmd", ""),
+        held_ms=f.integer("held_ms", 0),
+        deadline_ns=f.integer("deadline_ns", 0),
+        lease_ms=f.integer("lease_ms", 0),
+        orphan=f.flag("orphan", False),
+        remote_field=f.text("remote_field", ""),
+        remote_ttl_ms=f.integer("remote_ttl_ms", 0, least=-1),
+        waiting=f.integer("waiting", 0),
+        waiters=tuple([_waiter(w) for w in f.maps("waiters")]) if "waiters" in f else (),
+    )
+
+
+def _waiter(f: Fields) -> WaiterInfo:
+    return WaiterInfo(
+        session=f.integer("session", 0),
+        pid=f.integer("pid", 0),
+        uid=f.integer("uid", 0),
+        cmd=f.text("cmd", ""),
+        owner=f.integer("owner", 0),
+        waited_ms=f.integer("waited_ms", 0),
+    )
+
+
+_MAX_COUNT: Final = (1 << 32) - 1
+
+# Every field of every reply, at any depth.
+_KNOWN: Final = frozenset(
+    {
+        "id",
+        "ev",
+        "err",
+        "code",
+        "msg",
+        "v",
+        "sidecar",
+        "version",
+        "session",
+        "lease_ms",
+        "now_ns",
+        "token",
+        "hold",
+        "count",
+        "deadline_ns",
+        "canceled",
+        "reason",
+        "lock",
+        "locks",
+        "next",
+        "redis",
+        "name",
+        "state",
+        "owner",
+        "pid",
+        "uid",
+        "cmd",
+        "held_ms",
+        "orphan",
+        "remote_field",
+        "remote_ttl_ms",
+        "waiting",
+        "waiters",
+        "waited_ms",
+    }
+)

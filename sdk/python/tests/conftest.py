@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake import FakeSidecar
+
+import locksidecar
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[FakeSidecar]:
+    fake = FakeSidecar(str(tmp_path / "sidecar.sock"))
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def client(sidecar: FakeSidecar) -> Iterator[locksidecar.Client]:
+    with locksidecar.connect(sidecar.path) as client:
+        yield client

@@ -1,0 +1,417 @@
+"""A sidecar in memory, on a real socket: SPEC.md without Redis, and with strings to pull.
+
+One thread serves all connections. A test waits for what it has seen with wait_for(), never by the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+PATIENCE = 20.0  # of a test that waits for what must come; only a failing test uses it up
+
+Message = dict[str, Any]
+
+
+def boottime() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def frame(message: Message) -> bytes:
+    body: bytes = msgpack.packb(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+@dataclass(eq=False)
+class Session:
+    number: int
+    sock: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    greeted: bool = False
+
+
+@dataclass(eq=False)
+class Waiter:
+    session: Session
+    request: Message
+    until: float | None
+
+
+@dataclass(eq=False)
+class Lock:
+    name: str
+    session: Session | None = None  # of the holder
+    owner: int = 0
+    hold: int = 0
+    token: int = 0
+    count: int = 0
+    leased: bool = False
+    waiters: deque[Waiter] = field(default_factory=deque)
+
+
+class FakeSidecar:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lease_ns = 30_000_000_000
+        self.clock: Callable[[], int] = boottime
+        self.version = 1  # of the protocol
+        self.silent = False  # takes requests and answers nothing
+        self.reading = True
+        self.page = 100
+        self.refuse: dict[str, tuple[str, str]] = {}  # op: the error that answers it
+        self.seen: list[tuple[int, Message]] = []  # all requests, with their sessions
+        self.sessions: dict[int, Session] = {}
+        self._locks: dict[str, Lock] = {}
+        self._numbers = itertools.count(1)
+        self._tokens = itertools.count(1_700_000_000_000_000)
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._bell, self._bell_end = socket.socketpair()
+        self._selector.register(self._bell_end, selectors.EVENT_READ)
+        self._listener: socket.socket | None = None
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="fake sidecar", daemon=True)
+        self.listen()
+        self._thread.start()
+
+    # --- Strings to pull ---
+
+    def listen(self) -> None:
+        with self._lock:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(self.path)
+            self._listener.listen(64)
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._ring()
+
+    def deafen(self) -> None:
+        """No new connections."""
+        with self._lock:
+            if self._listener is not None:
+                self._selector.unregister(self._listener)
+                self._listener.close()
+                self._listener = None
+                os.unlink(self.path)
+
+    def drop(self) -> None:
+        """Ends all connections as a sidecar that dies does: no lock is given away."""
+        with self._lock:
+            for session in list(self.sessions.values()):
+                self._hang_up(session)
+            self._locks.clear()
+
+    def stop(self) -> None:
+        with self._lock:
+            if not self._running:
+                return
+            self.deafen()
+            self.drop()
+            self._running = False
+            self._ring()
+        self._thread.join()
+        self._selector.close()
+        self._bell.close()
+        self._bell_end.close()
+
+    def lose(self, name: str, reason: str) -> None:
+        with self._lock:
+            lock = self._locks[name]
+            assert lock.session is not None, f"nobody holds {name}"
+            self._send(lock.session, {"ev": "lost", "hold": lock.hold, "reason": reason})
+            self._free(lock)
+
+    def prolong(self, deadline_ns: int) -> None:
+        """A lease event, to everybody."""
+        self.tell({"ev": "lease", "deadline_ns": deadline_ns})
+
+    def tell(self, message: Message) -> None:
+        self.send(frame(message))
+
+    def send(self, data: bytes) -> None:
+        with self._lock:
+            for session in list(self.sessions.values()):
+                session.sock.sendall(data)
+
+    def answer_all(self) -> None:
+        """Stops being silent and goes on with what it was asked meanwhile."""
+        with self._lock:
+            self.silent = False
+            unanswered, self._unanswered = self._unanswered, []
+            for session, message in unanswered:
+                self._handle(session, message)
+            self._ring()
+
+    _unanswered: list[tuple[Session, Message]]
+
+    def read_again(self) -> None:
+        with self._lock:
+            self.reading = True
+            self._ring()
+
+    # --- What a test looks at ---
+
+    def requests(self, op: str) -> list[Message]:
+        with self._lock:
+            return [m for _, m in self.seen if m["op"] == op]
+
+    def holder(self, name: str) -> int:
+        """The session that holds the lock; 0 if none."""
+        with self._lock:
+            lock = self._locks.get(name)
+            return lock.session.number if lock is not None and lock.session is not None else 0
+
+    def waiting(self, name: str) -> int:
+        with self._lock:
+            lock = self._locks.get(name)
+            return len(lock.waiters) if lock is not None else 0
+
+    def wait_for(self, what: Callable[[], object]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(what, PATIENCE), "what was waited for did not come"
+
+    # --- The thread ---
+
+    def _ring(self) -> None:
+        self._bell.send(b"x")
+
+    def _run(self) -> None:
+        self._unanswered = []
+        while True:
+            events = self._selector.select(self._patience())
+            with self._changed:
+                if not self._running:
+                    return
+                for key, _ in events:
+                    if key.fileobj is self._bell_end:
+                        self._bell_end.recv(4096)
+                    elif key.fileobj is self._listener:
+                        self._accept()
+                    elif isinstance(key.data, Session) and key.data.number in self.sessions and self.reading:
+                        self._read(key.data)
+                self._time_out()
+                self._listen_to(self.reading)
+                self._changed.notify_all()
+
+    def _listen_to(self, reading: bool) -> None:
+        for session in self.sessions.values():
+            registered = session.sock in self._selector.get_map()
+            if reading and not registered:
+                self._selector.register(session.sock, selectors.EVENT_READ, session)
+            elif not reading and registered:
+                self._selector.unregister(session.sock)
+
+    def _patience(self) -> float | None:
+        with self._lock:
+            times = [w.until for lock in self._locks.values() for w in lock.waiters if w.until is not None]
+        return max(min(times) - time.monotonic(), 0) if times else None
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        sock, _ = self._listener.accept()
+        session = Session(next(self._numbers), sock)
+        self.sessions[session.number] = session
+        self._selector.register(sock, selectors.EVENT_READ, session)
+
+    def _read(self, session: Session) -> None:
+        try:
+            data = session.sock.recv(65536)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._hang_up(session)
+            self._died(session)
+            return
+        session.received += data
+        while len(session.received) >= 4:
+            end = 4 + int.from_bytes(session.received[:4], "big")
+            if len(session.received) < end:
+                break
+            message = msgpack.unpackb(bytes(session.received[4:end]))
+            del session.received[:end]
+            self.seen.append((session.number, message))
+            if self.silent:
+                self._unanswered.append((session, message))
+            else:
+                self._handle(session, message)
+
+    def _hang_up(self, session: Session) -> None:
+        if session.sock in self._selector.get_map():
+            self._selector.unregister(session.sock)
+        session.sock.close()
+        self.sessions.pop(session.number, None)
+
+    def _died(self, session: Session) -> None:
+        for lock in self._locks.values():
+            lock.waiters = deque(w for w in lock.waiters if w.session is not session)
+        for lock in list(self._locks.values()):
+            if lock.session is session:
+                self._free(lock)
+
+    # --- The protocol ---
+
+    def _send(self, session: Session, message: Message) -> None:
+        with contextlib.suppress(OSError):  # its end is about to be read
+            session.sock.sendall(frame(message))
+
+    def _error(self, session: Session, message: Message, code: str, msg: str) -> None:
+        if "id" in message:
+            self._send(session, {"id": message["id"], "err": {"code": code, "msg": msg}})
+
+    def _handle(self, session: Session, message: Message) -> None:
+        op = message["op"]
+        if not session.greeted and op != "hello":
+            self._send(session, {"err": {"code": "no_hello", "msg": "say hello first"}})
+            self._hang_up(session)
+        elif op in self.refuse:
+            self._error(session, message, *self.refuse[op])
+        else:
+            getattr(self, f"_on_{op}")(session, message)
+
+    def _on_hello(self, session: Session, m: Message) -> None:
+        session.greeted = True
+        answer = {"v": self.version, "sidecar": "fake", "version": "0", "session": session.number}
+        self._send(session, {"id": m["id"], **answer, "lease_ms": self.lease_ns // 1_000_000, "now_ns": self.clock()})
+
+    def _on_ping(self, session: Session, m: Message) -> None:
+        self._send(session, {"id": m["id"], "now_ns": self.clock(), "redis": "ok"})
+
+    def _on_acquire(self, session: Session, m: Message) -> None:
+        lock = self._locks.setdefault(m["name"], Lock(m["name"]))
+        owner = m.get("owner", 0)
+        if lock.session is session and lock.owner == owner and owner and m.get("reentrant", True):
+            lock.count += 1
+            self._grant(lock, m)
+        elif lock.session is None:
+            self._take(lock, session, m)
+        elif m.get("wait_ms") == 0:
+            self._error(session, m, "timeout", "somebody else holds it")
+        elif owner and (circle := self._circle(session, owner, lock)):
+            self._error(session, m, "deadlock", circle)
+        else:
+            wait = m.get("wait_ms")
+            lock.waiters.append(Waiter(session, m, None if wait is None else time.monotonic() + wait / 1000))
+
+    def _circle(self, session: Session, owner: int, lock: Lock) -> str:
+        """Follows who waits for whom from lock's holder; back at owner, the circle is closed."""
+        steps = []
+        seen: set[tuple[Session | None, int]] = set()
+        at: Lock | None = lock
+        while at is not None:
+            holder = (at.session, at.owner)
+            steps.append(f"{at.name} is held by owner {at.owner}")
+            if holder == (session, owner):
+                return ", ".join(steps)
+            if holder in seen:
+                return ""
+            seen.add(holder)
+            at = next(
+                (
+                    x
+                    for x in self._locks.values()
+                    if any((w.session, w.request.get("owner", 0)) == holder for w in x.waiters)
+                ),
+                None,
+            )
+        return ""
+
+    def _take(self, lock: Lock, session: Session, m: Message) -> None:
+        lock.session, lock.owner, lock.count = session, m.get("owner", 0), 1
+        lock.hold, lock.token = next(self._numbers), next(self._tokens)
+        lock.leased = "lease_ms" in m
+        self._grant(lock, m)
+
+    def _grant(self, lock: Lock, m: Message) -> None:
+        assert lock.session is not None
+        lease = m["lease_ms"] * 1_000_000 if lock.leased and "lease_ms" in m else self.lease_ns
+        self._send(
+            lock.session,
+            {
+                "id": m["id"],
+                "token": lock.token,
+                "hold": lock.hold,
+                "count": lock.count,
+                "deadline_ns": self.clock() + lease,
+            },
+        )
+
+    def _free(self, lock: Lock) -> None:
+        lock.session, lock.owner, lock.count = None, 0, 0
+        if lock.waiters:
+            waiter = lock.waiters.popleft()
+            self._take(lock, waiter.session, waiter.request)
+
+    def _time_out(self) -> None:
+        now = time.monotonic()
+        for lock in self._locks.values():
+            for waiter in [w for w in lock.waiters if w.until is not None and w.until <= now]:
+                lock.waiters.remove(waiter)
+                self._error(waiter.session, waiter.request, "timeout", "somebody else holds it")
+
+    def _held(self, hold: int, session: Session | None = None) -> Lock | None:
+        locks = self._locks.values()
+        return next((x for x in locks if x.hold == hold and x.session and session in (None, x.session)), None)
+
+    def _on_release(self, session: Session, m: Message) -> None:
+        lock = self._held(m["hold"], session)
+        if lock is None:
+            self._error(session, m, "not_held", "no such hold")
+            return
+        lock.count -= 1
+        if "id" in m:
+            self._send(session, {"id": m["id"], "count": lock.count})
+        if lock.count == 0:
+            self._free(lock)
+
+    def _on_cancel(self, session: Session, m: Message) -> None:
+        for lock in self._locks.values():
+            for waiter in lock.waiters:
+                if waiter.session is session and waiter.request["id"] == m["target"]:
+                    lock.waiters.remove(waiter)
+                    self._error(session, waiter.request, "canceled", "canceled")
+                    return
+
+    def _on_info(self, session: Session, m: Message) -> None:
+        lock = self._locks.get(m["name"])
+        self._send(session, {"id": m["id"]} if lock is None else {"id": m["id"], "lock": self._row(lock)})
+
+    def _on_list(self, session: Session, m: Message) -> None:
+        locks = list(self._locks.values())[m.get("after", 0) :]
+        answer: Message = {"id": m["id"], "locks": [self._row(x) for x in locks[: self.page]]}
+        if len(locks) > self.page:
+            answer["next"] = m.get("after", 0) + self.page
+        self._send(session, answer)
+
+    def _row(self, lock: Lock) -> Message:
+        if lock.session is None:
+            return {"name": lock.name, "state": "free"}
+        return {
+            "name": lock.name,
+            "state": "held",
+            "hold": lock.hold,
+            "token": lock.token,
+            "count": lock.count,
+            "session": lock.session.number,
+            "waiting": len(lock.waiters),
+            "waiters": [{"session": w.session.number, "cmd": "python"} for w in list(lock.waiters)[:16]],
+        }
+
+    def _on_force_release(self, session: Session, m: Message) -> None:
+        lock = self._locks.get(m["name"])
+        if lock is None or lock.session is None:
+            self._error(session, m, "not_held", "nobody holds it through this sidecar")
+            return
+        hold = lock.hold
+        self.lose(m["name"], "forced")
+        self._send(session, {"id": m["id"], "hold": hold})

@@ -1,0 +1,515 @@
+"""The client for asyncio against a fake sidecar on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from fake import PATIENCE, FakeSidecar, boottime
+
+import locksidecar
+from locksidecar import (
+    ClientClosed,
+    Deadlock,
+    LockLost,
+    LockTimeout,
+    NotHeld,
+    ProtocolError,
+    Unavailable,
+    Unsupported,
+    aio,
+)
+
+S = 1_000_000_000
+
+
+@pytest_asyncio.fixture
+async def client(sidecar: FakeSidecar) -> AsyncIterator[aio.Client]:
+    async with await locksidecar.aconnect(sidecar.path) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def other(sidecar: FakeSidecar) -> AsyncIterator[aio.Client]:
+    async with aio.Client(sidecar.path) as client:
+        yield client
+
+
+async def until(sidecar: FakeSidecar, what: Callable[[], object]) -> None:
+    await asyncio.to_thread(sidecar.wait_for, what)
+
+
+async def free(sidecar: FakeSidecar, name: str) -> None:
+    await until(sidecar, lambda: not sidecar.holder(name))
+
+
+async def for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_async_with_holds_and_releases(sidecar: FakeSidecar, client: aio.Client) -> None:
+    async with client.lock("n", timeout=2) as held:
+        assert sidecar.holder("n")
+        assert held.token >= 1_700_000_000_000_000
+        assert held.lost is None
+        assert 0 < held.remaining <= 30
+        assert 0 < held.deadline * S - boottime() <= 30 * S
+        held.check()
+    await free(sidecar, "n")
+    assert held.released
+    with pytest.raises(NotHeld):
+        held.check()
+
+
+async def test_acquire_and_release(sidecar: FakeSidecar, client: aio.Client, other: aio.Client) -> None:
+    lock = client.lock("n", timeout=0.01)
+    assert await lock.acquire() is True
+    assert lock.locked()
+    assert lock.token == lock.held.token
+    assert await other.lock("n").acquire(blocking=False) is False
+    assert await other.lock("n").acquire(timeout=0.01) is False
+    lock.release()
+    with pytest.raises(NotHeld, match="never acquired"):
+        lock.release()
+    with pytest.raises(ValueError, match="non-blocking"):
+        await lock.acquire(blocking=False, timeout=1)
+    assert await lock.acquire(timeout=-1)
+    assert "wait_ms" not in sidecar.requests("acquire")[-1]
+
+
+async def test_timeout_raises_and_nothing_runs_unlocked(client: aio.Client, other: aio.Client) -> None:
+    async with other.lock("n"):
+        with pytest.raises(LockTimeout):
+            async with client.lock("n", timeout=0.01):
+                pytest.fail("the body ran without the lock")
+
+
+async def test_tasks_exclude_each_other(sidecar: FakeSidecar, client: aio.Client) -> None:
+    inside = 0
+    most = 0
+
+    async def work() -> None:
+        nonlocal inside, most
+        for _ in range(10):
+            async with client.lock("n"):
+                inside += 1
+                most = max(most, inside)
+                await asyncio.sleep(0)
+                inside -= 1
+
+    await asyncio.gather(*[work() for _ in range(20)])
+    assert most == 1
+    assert len(sidecar.requests("hello")) == 1
+
+
+async def test_tasks_connect_once(sidecar: FakeSidecar, other: aio.Client) -> None:
+    await asyncio.gather(*[other.ping() for _ in range(20)])
+    assert len(sidecar.requests("hello")) == 1
+
+
+async def test_rlock_belongs_to_its_task(sidecar: FakeSidecar, client: aio.Client) -> None:
+    lock = client.rlock("n", timeout=0)
+
+    async def child() -> bool:
+        with pytest.raises(NotHeld):
+            lock.release()
+        return await lock.acquire()
+
+    async with lock as outer, lock as inner:
+        assert outer.token == inner.token
+        assert await asyncio.create_task(child()) is False
+
+
+async def test_a_task_that_waits_for_itself_is_told(client: aio.Client) -> None:
+    async with client.lock("n"):
+        with pytest.raises(Deadlock):
+            await client.lock("n").acquire()
+
+
+async def test_another_task_may_release_a_lock(sidecar: FakeSidecar, client: aio.Client) -> None:
+    """As it is when a framework enters and leaves a dependency in different tasks."""
+    lock = client.lock("n")
+    await asyncio.create_task(lock.__aenter__())
+    await asyncio.create_task(lock.__aexit__(None, None, None))
+    await free(sidecar, "n")
+
+
+async def test_info_list_ping_force_release(sidecar: FakeSidecar, client: aio.Client, other: aio.Client) -> None:
+    assert await client.info("n") is None
+    assert await client.ping() == "ok"
+    sidecar.page = 2
+    for i in range(5):
+        await other.lock(f"n{i}").acquire()
+    assert [row.name for row in await client.list()] == [f"n{i}" for i in range(5)]
+    await client.force_release("n0")
+    with pytest.raises(NotHeld):
+        await client.force_release("n0")
+
+
+# --- Loss ---
+
+
+async def test_loss_cancels_the_body(sidecar: FakeSidecar, client: aio.Client) -> None:
+    with pytest.raises(LockLost, match="stolen") as e:
+        async with client.lock("n"):
+            sidecar.lose("n", "stolen")
+            await for_ever()
+    assert e.value.reason == "stolen"
+    assert isinstance(e.value.__cause__, asyncio.CancelledError)
+    task = asyncio.current_task()
+    assert task is not None
+    if sys.version_info >= (3, 11):
+        assert task.cancelling() == 0
+    await asyncio.sleep(0)  # nothing is left to be cancelled
+    assert await client.ping() == "ok"
+
+
+async def test_loss_before_the_body_begins(sidecar: FakeSidecar, client: aio.Client) -> None:
+    """The grant and the loss are read together."""
+    await client.ping()
+    sidecar.silent = True
+
+    async def wait() -> None:
+        async with client.lock("n"):
+            await for_ever()
+
+    task = asyncio.create_task(wait())
+    await until(sidecar, lambda: sidecar.requests("acquire"))
+    with sidecar._lock:
+        sidecar.answer_all()
+        sidecar.lose("n", "deleted")
+    with pytest.raises(LockLost, match="deleted"):
+        await asyncio.wait_for(task, PATIENCE)
+
+
+async def test_deadline_cancels_the_body(sidecar: FakeSidecar, client: aio.Client) -> None:
+    sidecar.lease_ns = S // 20
+    with pytest.raises(LockLost, match="expired"):
+        async with client.lock("n") as held:
+            assert held.remaining <= 0.05
+            await for_ever()
+
+
+async def test_deadline_is_that_of_its_own_clock(sidecar: FakeSidecar, other: aio.Client) -> None:
+    """The loop's timer may be early; what it fires for is decided by the clock of the deadline."""
+    now = boottime()
+    other._clock = sidecar.clock = lambda: now
+    sidecar.lease_ns = S // 100
+    with pytest.raises(LockLost, match="expired"):
+        async with other.lock("n") as held:
+            fired = asyncio.Event()
+            body = held._body
+            assert body is not None
+            connection = held._connection
+            lost = connection.lost
+
+            def look(entry: locksidecar._core.Entry) -> str:
+                fired.set()
+                return lost(entry)
+
+            connection.lost = look  # type: ignore[method-assign]
+            await fired.wait()
+            held.check()
+            now += S // 100
+            await for_ever()
+
+
+async def test_lease_event_keeps_the_body_going(sidecar: FakeSidecar, client: aio.Client) -> None:
+    async with client.lock("n") as held:
+        sidecar.prolong(boottime() + 500 * S)
+        await client.ping()
+        assert held.remaining > 400
+
+
+async def test_loss_found_by_check_does_not_cancel_what_comes_after(sidecar: FakeSidecar, client: aio.Client) -> None:
+    with pytest.raises(LockLost, match="the lock 'n' was lost"):
+        async with client.lock("n") as held:
+            sidecar.lose("n", "forced")
+            while held.lost is None:
+                pass
+            held.check()
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_loss_at_the_end_of_a_body_that_does_not_wait(sidecar: FakeSidecar, client: aio.Client) -> None:
+    with pytest.raises(LockLost):
+        async with client.lock("n"):
+            sidecar.lose("n", "forced")
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_loss_does_not_mask_the_exception_of_the_body(sidecar: FakeSidecar, client: aio.Client) -> None:
+    with pytest.raises(KeyError):
+        async with client.lock("n"):
+            sidecar.lose("n", "forced")
+            try:
+                await for_ever()
+            except asyncio.CancelledError:
+                raise KeyError("the body's own") from None
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_body_that_swallows_the_cancellation_is_told_at_its_end(sidecar: FakeSidecar, client: aio.Client) -> None:
+    with pytest.raises(LockLost):
+        async with client.lock("n"):
+            sidecar.lose("n", "forced")
+            with contextlib.suppress(asyncio.CancelledError):
+                await for_ever()
+    await asyncio.sleep(0)
+
+
+async def test_cancellation_from_outside_stays_one(sidecar: FakeSidecar, client: aio.Client) -> None:
+    entered = asyncio.Event()
+
+    async def work() -> None:
+        async with client.lock("n"):
+            entered.set()
+            await for_ever()
+
+    task = asyncio.create_task(work())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await free(sidecar, "n")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="cancellations are counted since 3.11")
+async def test_cancellation_from_outside_wins_over_the_loss(sidecar: FakeSidecar, client: aio.Client) -> None:
+    task: asyncio.Task[None]
+
+    async def work() -> None:
+        async with client.lock("n"):
+            sidecar.lose("n", "forced")
+            try:
+                await for_ever()
+            finally:
+                task.cancel()
+                await asyncio.sleep(0)
+
+    task = asyncio.create_task(work())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+async def test_nested_locks_tell_which_was_lost(sidecar: FakeSidecar, client: aio.Client) -> None:
+    with pytest.raises(LockLost) as e:
+        async with client.lock("outer"), client.lock("inner"):
+            sidecar.lose("outer", "forced")
+            await for_ever()
+    assert e.value.name == "outer"
+    await free(sidecar, "inner")
+
+
+async def test_timeout_around_a_body_still_works(sidecar: FakeSidecar, client: aio.Client) -> None:
+    async def work() -> None:
+        async with client.lock("n"):
+            await for_ever()
+
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(work(), 0.05)
+    await free(sidecar, "n")
+
+
+# --- Giving up ---
+
+
+async def test_cancelled_acquire_is_cancelled_on_the_wire(
+    sidecar: FakeSidecar, client: aio.Client, other: aio.Client
+) -> None:
+    holder = other.lock("n")
+    await holder.acquire()
+    task = asyncio.create_task(client.lock("n").acquire())
+    await until(sidecar, lambda: sidecar.waiting("n"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(sidecar, lambda: not sidecar.waiting("n"))
+    holder.release()
+    await free(sidecar, "n")
+
+
+async def test_grant_that_wins_against_the_cancellation_is_released(sidecar: FakeSidecar, client: aio.Client) -> None:
+    sidecar.silent = True
+    task = asyncio.create_task(client.lock("n").acquire())
+    await until(sidecar, lambda: sidecar.requests("acquire"))
+    task.cancel()
+    await until(sidecar, lambda: sidecar.requests("cancel"))
+    sidecar.answer_all()
+    await until(sidecar, lambda: sidecar.requests("release"))
+    await free(sidecar, "n")
+    assert task.cancelled()
+
+
+async def test_grant_read_in_the_same_step_as_the_cancellation_is_released(
+    sidecar: FakeSidecar, client: aio.Client
+) -> None:
+    task = asyncio.create_task(client.lock("n").acquire())
+    connection = client._connection
+    assert connection is not None
+    tell = connection._tell
+
+    def tell_and_cancel() -> None:
+        granted = bool(connection.session.done)
+        tell()
+        if granted:
+            task.cancel()
+
+    connection._tell = tell_and_cancel  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    connection._tell = tell  # type: ignore[method-assign]
+    await until(sidecar, lambda: sidecar.requests("release"))
+    await free(sidecar, "n")
+
+
+async def test_a_sidecar_that_does_not_answer(
+    sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("locksidecar.aio.ANSWER_GRACE", 0.02)
+    sidecar.silent = True
+    with pytest.raises(Unavailable, match="does not answer"):
+        await client.lock("n", timeout=0.01).acquire()
+    sidecar.answer_all()
+    await free(sidecar, "n")
+    monkeypatch.undo()
+    assert await client.lock("n", timeout=5).acquire()
+
+
+# --- Connections ---
+
+
+async def test_socket_missing(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="Is locksidecar running"):
+        await aio.Client(tmp_path / "none").lock("n", timeout=0).acquire()
+
+
+async def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -> None:
+    sidecar.deafen()
+    task = asyncio.create_task(locksidecar.aconnect(sidecar.path))
+    await asyncio.sleep(0)
+    sidecar.listen()
+    async with await task as client:
+        assert await client.ping() == "ok"
+
+
+async def test_other_protocol_version(sidecar: FakeSidecar) -> None:
+    sidecar.version = 2
+    with pytest.raises(Unsupported, match="protocol version 2"):
+        await locksidecar.aconnect(sidecar.path)
+
+
+async def test_holds_outlive_the_connection_and_the_next_acquire_reconnects(
+    sidecar: FakeSidecar, other: aio.Client
+) -> None:
+    now = boottime()
+    other._clock = sidecar.clock = lambda: now
+    with pytest.raises(LockLost, match="expired"):
+        async with other.lock("a") as held:
+            sidecar.drop()
+            async with other.lock("b"):
+                held.check()
+            now += 30 * S
+            held.check()
+    assert len(sidecar.requests("hello")) == 2
+
+
+async def test_call_in_flight_fails_with_the_connection(
+    sidecar: FakeSidecar, client: aio.Client, other: aio.Client
+) -> None:
+    await other.lock("n").acquire()
+    task = asyncio.create_task(client.lock("n").acquire())
+    await until(sidecar, lambda: sidecar.waiting("n"))
+    sidecar.drop()
+    with pytest.raises(Unavailable, match="stopped or restarted") as e:
+        await task
+    assert e.value.may_have_happened
+
+
+async def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, client: aio.Client) -> None:
+    lock = client.lock("n")
+    await lock.acquire()
+    sidecar.silent = True
+    task = asyncio.create_task(client.ping())
+    await until(sidecar, lambda: sidecar.requests("ping"))
+    sidecar.send(b"\x00\x00\x00\x00")
+    with pytest.raises(ProtocolError):
+        await task
+    sidecar.silent = False
+    assert not await client.lock("n", timeout=0).acquire()
+    lock.held.check()
+    lock.release()
+    await free(sidecar, "n")
+    assert len(sidecar.sessions) == 1
+
+
+async def test_a_socket_that_is_full_is_written_later(sidecar: FakeSidecar, client: aio.Client) -> None:
+    locks = [client.lock(f"n{i}") for i in range(50)]
+    for lock in locks:
+        await lock.acquire()
+    connection = client._connection
+    assert connection is not None
+    connection.link._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    sidecar.reading = False
+    for lock in locks:
+        lock.release()
+    assert connection._writing
+    sidecar.read_again()
+    await until(sidecar, lambda: not any(sidecar.holder(f"n{i}") for i in range(50)))
+    assert await client.ping() == "ok"
+    assert not connection._writing
+
+
+async def test_close(sidecar: FakeSidecar, other: aio.Client) -> None:
+    client = await aio.connect(sidecar.path)
+    with pytest.raises(LockLost, match="closed"):
+        async with client.lock("n"):
+            await client.aclose()
+            await for_ever()
+    await free(sidecar, "n")
+    with pytest.raises(ClientClosed):
+        await client.ping()
+    await client.aclose()
+
+
+def test_a_client_belongs_to_its_loop(sidecar: FakeSidecar) -> None:
+    client = aio.Client(sidecar.path)
+
+    async def hold() -> aio.Held:
+        lock = client.lock("n")
+        await lock.acquire()
+        return lock.held
+
+    held = asyncio.run(hold())
+    held.check()
+
+    async def again() -> None:
+        # The loop that it was connected in is closed: it starts anew, and what it held is lost.
+        assert await client.lock("n", timeout=5).acquire()
+        with pytest.raises(LockLost, match="closed"):
+            held.check()
+        await asyncio.to_thread(elsewhere)
+        await client.aclose()
+
+    def elsewhere() -> None:
+        with pytest.raises(RuntimeError, match="another event loop"):
+            asyncio.run(client.ping())
+
+    asyncio.run(again())
+
+
+def test_pickle(sidecar: FakeSidecar) -> None:
+    client = aio.Client(sidecar.path)
+    lock = pickle.loads(pickle.dumps(client.lock("n", timeout=3)))
+    assert (lock.name, lock._client.path, lock._options.timeout) == ("n", sidecar.path, 3)

@@ -1,0 +1,481 @@
+"""The core alone: bytes in, bytes out, and a time that the test says."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tracemalloc
+from typing import Any
+
+import msgpack
+import pytest
+from fake import frame
+
+from locksidecar import (
+    BadRequest,
+    Deadlock,
+    LockLost,
+    LocksidecarError,
+    LockTimeout,
+    NotHeld,
+    ProtocolError,
+    Unavailable,
+)
+from locksidecar import _protocol as protocol
+from locksidecar._core import MAX_UNSENT, Call, Entry, Hold, Options, Session
+
+S = 1_000_000_000
+
+
+class Talk:
+    """A session and the sidecar's side of it."""
+
+    def __init__(self) -> None:
+        self.session = Session("/path")
+
+    def sent(self) -> list[dict[str, Any]]:
+        """What the client has said since the last look."""
+        messages = []
+        buffer = bytearray(self.session.unsent)
+        self.session.unsent.clear()
+        while (body := protocol.split(buffer)) is not None:
+            messages.append(msgpack.unpackb(body))
+        assert not buffer
+        return messages
+
+    def say(self, **message: Any) -> None:
+        self.session.receive(frame(message))
+
+    def acquire(self, name: str = "n", options: Options | None = None) -> Call[protocol.AcquireOK]:
+        return self.session.acquire(name, 1, options or Options(), None)
+
+    def grant(self, call: Call[protocol.AcquireOK], hold: int = 7, deadline: int = 30 * S, count: int = 1) -> Entry:
+        self.say(id=call.id, token=100 + hold, hold=hold, count=count, deadline_ns=deadline)
+        assert call.hold is not None
+        return Entry(self.session, call.hold)
+
+    def held(self, hold: int = 7, deadline: int = 30 * S, options: Options | None = None) -> Entry:
+        entry = self.grant(self.acquire(f"n{hold}", options), hold, deadline)
+        self.sent()
+        return entry
+
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
+def test_acquire_says_only_what_is_not_the_default(talk: Talk) -> None:
+    talk.session.acquire("n", 3, Options(), None)
+    talk.session.acquire("n", 3, Options(1.5, 0.05, 60, 2.5, reentrant=True), 1.2501)
+    assert talk.sent() == [
+        {"op": "acquire", "id": 1, "name": "n", "owner": 3, "reentrant": False},
+        {
+            "op": "acquire",
+            "id": 2,
+            "name": "n",
+            "owner": 3,
+            "wait_ms": 1251,
+            "lease_ms": 50,
+            "max_hold_ms": 60000,
+            "crash_delay_ms": 2500,
+        },
+    ]
+
+
+def test_a_wait_that_is_over_is_a_try(talk: Talk) -> None:
+    talk.session.acquire("n", 1, Options(), -0.5)
+    assert talk.sent()[0]["wait_ms"] == 0
+
+
+def test_answers_come_in_any_order(talk: Talk) -> None:
+    first, second = talk.session.ping(), talk.session.info("n")
+    talk.say(id=second.id)
+    assert (first.done, second.done) == (False, True)
+    talk.say(id=first.id, now_ns=1, redis="ok")
+    assert first.result().redis == "ok"
+    assert talk.session.done == [second, first]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("timeout", LockTimeout),
+        ("deadlock", Deadlock),
+        ("unavailable", Unavailable),
+        ("not_held", NotHeld),
+        ("bad_request", BadRequest),
+    ],
+)
+def test_error_code_becomes_an_exception(talk: Talk, code: str, error: type[LocksidecarError]) -> None:
+    call = talk.acquire()
+    talk.say(id=call.id, err={"code": code, "msg": "do this"})
+    with pytest.raises(error, match="acquire 'n': do this") as e:
+        call.result()
+    assert e.value.code == code
+
+
+def test_unknown_code_fails_that_request_only(talk: Talk) -> None:
+    call = talk.acquire()
+    talk.say(id=call.id, err={"code": "sunspots", "msg": "wait for the night"})
+    with pytest.raises(LocksidecarError, match="night") as e:
+        call.result()
+    assert e.value.code == "sunspots"
+    assert talk.session.failure is None
+
+
+def test_exceptions_are_also_what_the_standard_library_knows() -> None:
+    assert issubclass(LockTimeout, TimeoutError)
+    assert issubclass(NotHeld, RuntimeError)
+    assert issubclass(Unavailable, ConnectionError)
+    assert issubclass(BadRequest, ValueError)
+
+
+# --- Deadlines ---
+
+
+def test_hold_is_lost_at_its_deadline_and_not_before(talk: Talk) -> None:
+    entry = talk.held(deadline=30 * S)
+    entry.check(30 * S - 1)
+    assert entry.remaining(30 * S - 1) == 1
+    with pytest.raises(LockLost, match="n7") as e:
+        entry.check(30 * S)
+    assert (e.value.name, e.value.reason) == ("n7", "expired")
+    assert entry.remaining(30 * S) == 0
+
+
+def test_lost_is_final(talk: Talk) -> None:
+    entry = talk.held(deadline=30 * S)
+    assert entry.lost(30 * S) == "expired"
+    talk.say(ev="lease", deadline_ns=60 * S)
+    assert entry.lost(31 * S) == "expired"
+    talk.say(ev="lost", hold=7, reason="stolen")
+    assert entry.lost(31 * S) == "expired"
+    assert len(talk.session.lost) == 1
+
+
+def test_lease_event_moves_earlier_watchdog_holds(talk: Talk) -> None:
+    watched, fixed = talk.held(1), talk.held(2, options=Options(lease=30))
+    talk.say(ev="lease", deadline_ns=50 * S)
+    later = talk.held(3, deadline=45 * S)
+    deadlines = [talk.session.deadline(e.hold) for e in (watched, fixed, later)]
+    assert deadlines == [50 * S, 30 * S, 45 * S]
+
+
+def test_a_deadline_never_goes_back(talk: Talk) -> None:
+    first = talk.held(1, deadline=30 * S)
+    talk.say(ev="lease", deadline_ns=50 * S)
+    second = talk.held(2, deadline=35 * S)
+    talk.say(ev="lease", deadline_ns=40 * S)
+    assert talk.session.deadline(first.hold) == 50 * S
+    assert talk.session.deadline(second.hold) == 40 * S
+    talk.say(ev="lease", deadline_ns=45 * S)
+    assert talk.session.deadline(first.hold) == 50 * S
+    assert talk.session.deadline(second.hold) == 45 * S
+
+
+def test_deadlines_are_the_largest_ever_told(talk: Talk) -> None:
+    """Against a model that tells every hold of every event."""
+    rng = random.Random(1)
+    told: dict[Entry, int] = {}
+    for n in range(1, 400):
+        deadline = rng.randrange(S, 100 * S)
+        if rng.random() < 0.3:
+            told[talk.held(n, deadline)] = deadline
+        else:
+            talk.say(ev="lease", deadline_ns=deadline)
+            told = {e: max(d, deadline) for e, d in told.items()}
+        assert {e: talk.session.deadline(e.hold) for e in told} == told
+
+
+# --- Release ---
+
+
+def test_release_says_so_once_and_waits_for_nothing(talk: Talk) -> None:
+    entry = talk.held()
+    entry.release(0)
+    assert talk.sent() == [{"op": "release", "hold": 7}]
+    with pytest.raises(NotHeld, match="released before"):
+        entry.release(0)
+    with pytest.raises(NotHeld, match="was released"):
+        entry.check(0)
+    assert talk.sent() == []
+    assert entry.lost(100 * S) == ""
+    assert talk.session.live == 0
+
+
+def test_release_of_what_is_known_lost_says_nothing(talk: Talk) -> None:
+    entry = talk.held()
+    talk.say(ev="lost", hold=7, reason="stolen")
+    with pytest.raises(LockLost, match="somebody else") as e:
+        entry.release(0)
+    assert e.value.reason == "stolen"
+    assert talk.sent() == []
+    with pytest.raises(NotHeld):
+        entry.release(0)
+
+
+def test_release_after_the_deadline_tells_the_sidecar_too(talk: Talk) -> None:
+    """It may have renewed the lock without this client having heard of it, and would keep it."""
+    entry = talk.held()
+    with pytest.raises(LockLost):
+        entry.release(31 * S)
+    assert talk.sent() == [{"op": "release", "hold": 7}]
+
+
+def test_lost_event_for_what_was_released_is_ignored(talk: Talk) -> None:
+    talk.held().release(0)
+    talk.say(ev="lost", hold=7, reason="expired")
+    assert talk.session.lost == []
+    assert talk.session.failure is None
+
+
+def test_each_entry_is_released_once(talk: Talk) -> None:
+    outer = talk.held()
+    inner = talk.grant(talk.acquire(), deadline=40 * S, count=2)
+    talk.sent()
+    assert inner.hold is outer.hold
+    assert talk.session.deadline(outer.hold) == 40 * S
+    inner.release(0)
+    outer.check(0)
+    outer.release(0)
+    assert talk.sent() == [{"op": "release", "hold": 7}] * 2
+    assert talk.session.live == 0
+
+
+def test_entry_into_a_hold_believed_lost_is_a_belief_of_its_own(talk: Talk) -> None:
+    outer = talk.held(deadline=30 * S)
+    assert outer.lost(30 * S) == "expired"
+    inner = talk.grant(talk.acquire(), deadline=60 * S, count=2)
+    talk.sent()
+    inner.check(31 * S)
+    assert outer.lost(31 * S) == "expired"
+    inner.release(31 * S)
+    with pytest.raises(LockLost):
+        outer.release(31 * S)
+    assert talk.sent() == [{"op": "release", "hold": 7}] * 2
+    assert talk.session.live == 0
+
+
+# --- Giving up ---
+
+
+def test_abandoned_acquire_is_cancelled(talk: Talk) -> None:
+    call = talk.acquire()
+    talk.sent()
+    talk.session.abandon(call)
+    assert talk.sent() == [{"op": "cancel", "target": call.id}]
+    talk.say(id=call.id, err={"code": "canceled", "msg": ""})
+    assert talk.sent() == []
+
+
+def test_grant_that_wins_against_the_cancel_is_released(talk: Talk) -> None:
+    call = talk.acquire()
+    talk.session.abandon(call)
+    talk.sent()
+    talk.say(id=call.id, token=1, hold=9, count=1, deadline_ns=30 * S)
+    assert talk.sent() == [{"op": "release", "hold": 9}]
+    assert talk.session.live == 0
+
+
+def test_acquire_abandoned_after_its_grant_is_released(talk: Talk) -> None:
+    call = talk.acquire()
+    talk.grant(call)
+    talk.sent()
+    talk.session.abandon(call)
+    talk.session.abandon(call)
+    assert talk.sent() == [{"op": "release", "hold": 7}]
+    assert talk.session.live == 0
+
+
+# --- The end of a connection ---
+
+
+def test_end_fails_what_waits_and_says_whether_it_may_have_happened(talk: Talk) -> None:
+    sent, forced = talk.acquire(), talk.session.force_release("n")
+    talk.sent()
+    unsent = talk.acquire()
+    del talk.session.unsent[:3]
+    talk.session.end()
+    for call, happened, words in (
+        (sent, True, "If this acquire was granted, that ended with the connection"),
+        (forced, True, "may have been carried out"),
+        (unsent, False, "was not carried out"),
+    ):
+        with pytest.raises(Unavailable, match=words) as e:
+            call.result()
+        assert e.value.may_have_happened is happened
+    with pytest.raises(Unavailable, match="closed the connection"):
+        talk.session.ping()
+
+
+def test_holds_outlive_the_connection_to_their_deadlines(talk: Talk) -> None:
+    entry = talk.held()
+    talk.session.end()
+    entry.check(30 * S - 1)
+    with pytest.raises(LockLost):
+        entry.check(30 * S)
+
+
+def test_release_on_a_dead_connection_is_silent(talk: Talk) -> None:
+    entry = talk.held()
+    talk.session.end()
+    entry.release(0)
+    assert talk.sent() == []
+
+
+def test_last_words_are_told(talk: Talk) -> None:
+    call = talk.acquire()
+    talk.say(err={"code": "unavailable", "msg": "the sidecar is stopping"})
+    with pytest.raises(Unavailable, match="the sidecar is stopping"):
+        call.result()
+
+
+def test_a_client_that_was_wrong_is_told(talk: Talk) -> None:
+    call = talk.acquire()
+    talk.say(err={"code": "bad_frame", "msg": "an id that is in use"})
+    with pytest.raises(ProtocolError, match="in use"):
+        call.result()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"id": 99, "count": 1},
+        {"id": 1, "token": 1, "hold": 1, "count": 1},
+        {"id": 1, "token": "1", "hold": 1, "count": 1, "deadline_ns": 1},
+        {"ev": "lost", "hold": 1},
+    ],
+)
+def test_breach_of_protocol_fails_every_call(talk: Talk, message: dict[str, Any]) -> None:
+    call = talk.acquire()
+    talk.sent()
+    talk.session.receive(frame(message))
+    with pytest.raises(ProtocolError, match="/path broke the protocol"):
+        call.result()
+    with pytest.raises(ProtocolError):
+        talk.session.ping()
+
+
+def test_requests_do_not_pile_up_without_bound(talk: Talk) -> None:
+    def pile() -> None:
+        while len(talk.session.unsent) < 2 * MAX_UNSENT:
+            talk.session.acquire("n" * 512, 1, Options(), None)
+
+    with pytest.raises(Unavailable, match="does not read"):
+        pile()
+
+
+# --- What is refused before it is sent ---
+
+
+@pytest.mark.parametrize("name", ["", "n" * 513, "ö" * 257, "a\nb", "\x7f", "\x80", "\ud800"], ids=ascii)
+def test_bad_name(name: str) -> None:
+    with pytest.raises(BadRequest, match="name of a lock"):
+        protocol.check_name(name)
+
+
+@pytest.mark.parametrize("name", ["n" * 512, "ö" * 256, " ", "{a}:b", "\u00a0"])
+def test_good_name(name: str) -> None:
+    assert protocol.check_name(name) == name
+
+
+def test_name_must_be_text() -> None:
+    with pytest.raises(TypeError, match="str, not bytes"):
+        protocol.check_name(b"n")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"timeout": 2_592_001},
+        {"lease": 0.049},
+        {"lease": 0},
+        {"max_hold": 0},
+        {"crash_delay": -1},
+        {"crash_delay": 3601},
+    ],
+)
+def test_bad_duration(bad: dict[str, float]) -> None:
+    with pytest.raises(BadRequest, match=next(iter(bad))):
+        Options(**bad)  # type: ignore[arg-type]
+
+
+# --- Hostile input ---
+
+
+def decode_or_refuse(body: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        protocol.decode(body)
+
+
+def test_random_bytes_cause_nothing_but_protocol_errors() -> None:
+    rng = random.Random(2)
+    for _ in range(20_000):
+        decode_or_refuse(rng.randbytes(rng.randrange(1, 40)))
+
+
+def test_mutated_replies_cause_nothing_but_protocol_errors() -> None:
+    rng = random.Random(3)
+    row = {"name": "n", "state": "held", "waiters": [{"session": 1}], "x": [1, {"y": None}]}
+    good: list[dict[str, Any]] = [
+        {"id": 1, "token": 1, "hold": 2, "count": 1, "deadline_ns": 1 << 40},
+        {"id": 1, "err": {"code": "timeout", "msg": "m"}},
+        {"ev": "lost", "hold": 2, "reason": "expired"},
+        {"id": 1, "locks": [row, row], "next": 3},
+    ]
+    for _ in range(20_000):
+        body = bytearray(frame(rng.choice(good))[4:])
+        for _ in range(rng.randrange(1, 4)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        session = Session("/path")
+        session.page(0) if rng.random() < 0.5 else session.acquire("n", 1, Options(), None)
+        session.receive(len(body).to_bytes(4, "big") + body)
+        assert session.failure is None or isinstance(session.failure, ProtocolError | Unavailable)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x81\xa1x" + b"\x91" * 65_000,
+        b"\x81\xa5locks" + b"\x91" * 65_000,
+        b"\x81\xa5locks" + b"\xdd\x00\x00\xff\xff" * 13_000,
+        b"\x81\xa5locks\xdd\x04\x00\x00\x00",
+        b"\x81\xa3err\xdf\xff\xff\xff\xff" + b"\xa1a\xc0" * 20_000,
+        b"\xdf\xff\xff\xff\xff" + b"\xa1a\xc0" * 20_000,
+        b"\x81\xa2id\xc6\x20\x00\x00\x00",
+        b"\x81\xa2id\xc9\x20\x00\x00\x00\x01",
+        b"\x81\xa5redis\xdb\x20\x00\x00\x00",
+        b"\x91" * 65_000,
+    ],
+    ids=["deep", "deep known", "wide and deep", "64 M rows", "wide err", "wide map", "bin", "ext", "str", "no map"],
+)
+def test_hostile_frame_costs_at_most_its_size(body: bytes) -> None:
+    decode_or_refuse(b"\x80")  # what the first call allocates for good
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            protocol.decode(body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_unknown_fields_may_nest_eight_deep() -> None:
+    def nested(depth: int) -> bytes:
+        return b"\x82\xa1x" + b"\x91" * depth + b"\xc0\xa2id\x01"
+
+    assert isinstance(protocol.decode(nested(8)), protocol.Answer)
+    with pytest.raises(ProtocolError, match="deeper than 8"):
+        protocol.decode(nested(9))
+
+
+def test_a_later_version_may_give_known_names_to_its_own_events() -> None:
+    assert protocol.decode(frame({"ev": "weather", "version": 2, "locks": "many", "err": None})[4:])
+
+
+def test_hold_is_compared_by_identity() -> None:
+    assert Hold(1, "n", 1, 1, False, 0) != Hold(1, "n", 1, 1, False, 0)

@@ -1,0 +1,212 @@
+"""Forks and spawns: a child holds nothing, and does nothing to its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from multiprocessing.context import ForkContext, SpawnContext
+
+import pytest
+from fake import PATIENCE, FakeSidecar
+
+import locksidecar
+from locksidecar import Client, ClientClosed, Lock, NotHeld, aio
+
+# A fork while the fake sidecar's thread runs is what these tests are about, and what Python 3.12 warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+
+
+def in_child(what: Callable[[], object]) -> None:
+    """Runs what in a forked child; fails if it raises."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            what()
+            code = 0
+        except BaseException as e:
+            os.write(write, f"{type(e).__name__}: {e}".encode())
+        finally:
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, said
+
+
+def expect_not_held(what: Callable[[], object]) -> None:
+    with pytest.raises(NotHeld, match="parent process"):
+        what()
+
+
+def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    held = lock.held
+    before = len(sidecar.seen)
+
+    def child() -> None:
+        expect_not_held(held.check)
+        expect_not_held(held.release)
+        expect_not_held(lambda: held.lost)
+        assert held.remaining == 0
+        assert not lock.locked()
+        expect_not_held(lock.release)
+
+    in_child(child)
+    assert len(sidecar.seen) == before
+    held.check()
+    lock.release()
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+    assert len(sidecar.sessions) == 1
+
+
+def test_child_that_leaves_the_with_block_of_its_parent(sidecar: FakeSidecar, client: Client) -> None:
+    def child() -> None:
+        block.__exit__(None, None, None)
+
+    block = client.lock("n")
+    with block:
+        in_child(lambda: expect_not_held(child))
+        assert sidecar.holder("n")
+
+
+def test_child_has_a_connection_of_its_own(sidecar: FakeSidecar, client: Client) -> None:
+    with client.lock("n") as held:
+
+        def child() -> None:
+            assert not client.lock("n", timeout=0).acquire()
+            with client.lock("m") as mine:
+                mine.check()
+
+        in_child(child)
+        held.check()
+    assert len(sidecar.requests("hello")) == 2
+    assert client.ping() == "ok"
+
+
+def test_end_of_the_parent_is_seen_though_a_child_lives(sidecar: FakeSidecar) -> None:
+    """The child has closed its copy of the socket."""
+    go, stop = os.pipe()
+
+    def parent() -> None:
+        client = locksidecar.connect(sidecar.path)
+        client.lock("n").acquire()
+        if os.fork() == 0:
+            os.close(stop)
+            os.read(go, 1)
+            os._exit(0)
+        os.kill(os.getpid(), 9)
+
+    pid = os.fork()
+    if pid == 0:
+        parent()
+    os.waitpid(pid, 0)
+    sidecar.wait_for(lambda: sidecar.requests("acquire") and not sidecar.holder("n"))
+    os.close(stop)
+    os.close(go)
+
+
+def test_fork_while_other_threads_wait(sidecar: FakeSidecar, client: Client) -> None:
+    holder = client.lock("n")
+    holder.acquire()
+
+    def wait() -> None:
+        with contextlib.suppress(ClientClosed):
+            client.lock("n").acquire()
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    sidecar.wait_for(lambda: sidecar.waiting("n") == 3)
+
+    def child() -> None:
+        assert client.ping() == "ok"
+        assert client.lock("m", timeout=0).acquire()
+
+    for _ in range(5):
+        in_child(child)
+    client.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+
+
+def test_prefork_with_a_client_made_before(sidecar: FakeSidecar) -> None:
+    """As gunicorn --preload does: the module is imported once, then workers are forked."""
+    client = Client(sidecar.path)
+    lock = client.lock("n")
+    counter, write = os.pipe()
+
+    def worker() -> None:
+        for _ in range(20):
+            with lock:
+                os.write(write, b"x")
+                assert os.read(counter, 1) == b"x"
+
+    pids = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                worker()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        pids.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
+    assert len(sidecar.requests("hello")) == 4
+    assert len(sidecar.requests("acquire")) == 80
+    os.close(write)
+    os.close(counter)
+
+
+def increment(lock: Lock, counter: object) -> None:
+    for _ in range(10):
+        with lock as held:
+            held.check()
+            counter.value += 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_multiprocessing(sidecar: FakeSidecar, client: Client, method: str) -> None:
+    context: ForkContext | SpawnContext = multiprocessing.get_context(method)  # type: ignore[assignment]
+    counter = context.Value("i", 0, lock=False)
+    with client.lock("n"):
+        workers = [context.Process(target=increment, args=(client.lock("n"), counter)) for _ in range(3)]
+        for worker in workers:
+            worker.start()
+        sidecar.wait_for(lambda: sidecar.waiting("n") == 3)
+        assert counter.value == 0
+    for worker in workers:
+        worker.join(PATIENCE)
+        assert worker.exitcode == 0
+    assert counter.value == 30
+
+
+async def test_fork_under_asyncio(sidecar: FakeSidecar) -> None:
+    """The child leaves the parent's selector alone and runs a loop of its own."""
+    async with await aio.connect(sidecar.path) as client:
+        async with client.lock("n") as held:
+
+            def child() -> None:
+                expect_not_held(held.check)
+                expect_not_held(held.release)
+
+                async def main() -> None:
+                    assert not await client.lock("n", timeout=0).acquire()
+                    async with client.lock("m"):
+                        pass
+
+                # Python keeps the mark of the loop that runs in the parent.
+                asyncio.events._set_running_loop(None)
+                asyncio.run(main())
+
+            in_child(child)
+            held.check()
+            assert await client.ping() == "ok"
+        assert len(sidecar.requests("hello")) == 2

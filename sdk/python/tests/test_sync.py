@@ -1,0 +1,639 @@
+"""The client for threads against a fake sidecar on a real socket: one thread at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from fake import PATIENCE, FakeSidecar, boottime
+
+import locksidecar
+from locksidecar import (
+    BadRequest,
+    Client,
+    ClientClosed,
+    Deadlock,
+    Denied,
+    LimitExceeded,
+    LockLost,
+    LockTimeout,
+    NotHeld,
+    ProtocolError,
+    Unavailable,
+    Unsupported,
+    _link,
+)
+
+S = 1_000_000_000
+
+
+@pytest.fixture
+def other(sidecar: FakeSidecar) -> Client:
+    return Client(sidecar.path)
+
+
+def free(sidecar: FakeSidecar, name: str) -> None:
+    sidecar.wait_for(lambda: not sidecar.holder(name))
+
+
+# --- Acquire and release ---
+
+
+def test_with_holds_and_releases(sidecar: FakeSidecar, client: Client) -> None:
+    with client.lock("n", timeout=2) as held:
+        assert sidecar.holder("n")
+        assert held.name == "n"
+        assert held.token >= 1_700_000_000_000_000
+        assert held.lost is None
+        assert 0 < held.remaining <= 30
+        assert 0 < held.deadline * S - boottime() <= 30 * S
+        held.check()
+    free(sidecar, "n")
+    assert held.released
+    assert held.remaining == 0
+
+
+def test_tokens_grow(client: Client) -> None:
+    tokens = []
+    for _ in range(3):
+        with client.lock("n") as held:
+            tokens.append(held.token)
+    assert tokens == sorted(set(tokens))
+
+
+def test_acquire_and_release_like_threading_lock(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    assert not lock.locked()
+    assert lock.acquire() is True
+    assert lock.locked()
+    assert lock.token == lock.held.token
+    lock.release()
+    free(sidecar, "n")
+    assert not lock.locked()
+    with pytest.raises(NotHeld, match="never acquired"):
+        lock.release()
+    with pytest.raises(NotHeld):
+        _ = lock.held
+
+
+def test_options_are_sent(sidecar: FakeSidecar, client: Client) -> None:
+    with client.lock("n", timeout=3, lease=4.5, max_hold=5, crash_delay=6):
+        pass
+    (request,) = sidecar.requests("acquire")
+    assert 0 < request["wait_ms"] <= 3000
+    assert (request["lease_ms"], request["max_hold_ms"], request["crash_delay_ms"]) == (4500, 5000, 6000)
+    assert request["owner"] > 0
+    assert request["reentrant"] is False
+
+
+def test_timeout_ends_the_wait_and_nothing_runs_unlocked(sidecar: FakeSidecar, client: Client, other: Client) -> None:
+    with other.lock("n"):
+        with pytest.raises(LockTimeout, match="somebody else"), client.lock("n", timeout=0.01):
+            pytest.fail("the body ran without the lock")
+        with pytest.raises(TimeoutError), client.lock("n", timeout=0):
+            pytest.fail("the body ran without the lock")
+        lock = client.lock("n", timeout=0.01)
+        assert lock.acquire() is False
+        assert lock.acquire(blocking=False) is False
+        assert lock.acquire(timeout=0.02) is False
+    assert sidecar.waiting("n") == 0
+
+
+def test_acquire_takes_timeouts_like_threading(client: Client) -> None:
+    lock = client.lock("n", timeout=0.01)
+    with pytest.raises(ValueError, match="non-blocking"):
+        lock.acquire(blocking=False, timeout=1)
+    with pytest.raises(ValueError, match="timeout must be"):
+        lock.acquire(timeout=-2)
+    assert lock.acquire(timeout=-1)
+    lock.release()
+
+
+def test_minus_one_waits_for_ever(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n", timeout=0.01)
+    lock.acquire(timeout=-1)
+    assert "wait_ms" not in sidecar.requests("acquire")[0]
+    lock.release()
+
+
+def test_bad_names_and_durations_are_refused_before_anything_is_sent(client: Client) -> None:
+    with pytest.raises(BadRequest):
+        client.lock("")
+    with pytest.raises(ValueError, match="control"):
+        client.rlock("a\0")
+    with pytest.raises(ValueError, match="lease must be"):
+        client.lock("n", lease=-1)
+
+
+def test_a_thread_that_waits_for_itself_is_told(client: Client) -> None:
+    lock = client.lock("n")
+    with lock, pytest.raises(Deadlock, match="n is held by owner"):
+        lock.acquire()
+
+
+def test_rlock_is_entered_again(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.rlock("n")
+    with lock as outer, lock as inner, client.rlock("n") as innermost:
+        assert outer.token == inner.token == innermost.token
+        inner.check()
+    free(sidecar, "n")
+    sidecar.wait_for(lambda: len(sidecar.requests("release")) == 3)
+
+
+def test_body_may_release_early(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    with lock as held:
+        held.release()
+        free(sidecar, "n")
+        with pytest.raises(NotHeld, match="released before"):
+            held.release()
+    with lock:
+        lock.release()
+    sidecar.wait_for(lambda: len(sidecar.requests("release")) == 2)
+
+
+def test_a_late_release_does_not_free_a_newer_hold(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    old = lock.held
+    sidecar.lose("n", "deleted")
+    lock.acquire()
+    with pytest.raises(LockLost):
+        old.release()
+    assert sidecar.holder("n")
+    lock.release()
+    free(sidecar, "n")
+
+
+# --- Loss ---
+
+
+def test_check_reads_what_came(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    held = lock.held
+    sidecar.lose("n", "stolen")
+    with pytest.raises(LockLost, match="stolen") as e:
+        held.check()
+    assert (e.value.name, e.value.reason, held.lost) == ("n", "stolen", "stolen")
+    assert not lock.locked()
+    with pytest.raises(LockLost):
+        lock.release()
+    assert sidecar.requests("release") == []
+
+
+def test_loss_within_the_body_is_raised_at_its_end(sidecar: FakeSidecar, client: Client) -> None:
+    with pytest.raises(LockLost, match="forced"), client.lock("n"):
+        sidecar.lose("n", "forced")
+
+
+def test_loss_does_not_mask_the_exception_of_the_body(sidecar: FakeSidecar, client: Client) -> None:
+    with pytest.raises(KeyError) as e, client.lock("n"):
+        sidecar.lose("n", "forced")
+        raise KeyError("the body's own")
+    if sys.version_info >= (3, 11):
+        assert e.value.__notes__ == ["Also: the lock 'n' was lost: an operator ended it (forced)"]
+
+
+def test_deadline_is_kept_without_the_sidecar(sidecar: FakeSidecar, client: Client) -> None:
+    now = boottime()
+    client._clock = sidecar.clock = lambda: now
+    client._connection = None  # a new one, with this clock
+    with pytest.raises(LockLost, match="expired"), client.lock("n") as held:
+        now += 30 * S - 1
+        held.check()
+        assert held.remaining == pytest.approx(1e-9)
+        now += 1
+        with pytest.raises(LockLost):
+            held.check()
+
+
+def test_lease_event_moves_the_deadline(sidecar: FakeSidecar, client: Client) -> None:
+    now = boottime()
+    client._clock = sidecar.clock = lambda: now
+    client._connection = None
+    with client.lock("n") as held:
+        sidecar.prolong(now + 60 * S)
+        now += 50 * S
+        held.check()
+        assert held.remaining == pytest.approx(10)
+
+
+# --- Others ---
+
+
+def test_info_list_ping_force_release(sidecar: FakeSidecar, client: Client, other: Client) -> None:
+    assert client.info("n") is None
+    assert client.ping() == "ok"
+    sidecar.page = 2
+    locks = [other.lock(f"n{i}") for i in range(5)]
+    for lock in locks:
+        lock.acquire()
+    assert [row.name for row in client.list()] == [f"n{i}" for i in range(5)]
+    row = client.info("n0")
+    assert row is not None
+    assert (row.state, row.token, row.waiting) == ("held", locks[0].token, 0)
+    client.force_release("n0")
+    with pytest.raises(LockLost, match="forced"):
+        locks[0].held.check()
+    with pytest.raises(NotHeld, match="nobody holds it"):
+        client.force_release("n0")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("limit", LimitExceeded), ("denied", Denied), ("unavailable", Unavailable), ("unsupported", Unsupported)],
+)
+def test_refusals(sidecar: FakeSidecar, client: Client, code: str, error: type[Exception]) -> None:
+    sidecar.refuse["acquire"] = (code, "what to do about it")
+    with pytest.raises(error, match="acquire 'n': what to do about it"):
+        client.lock("n").acquire()
+
+
+# --- Connections ---
+
+
+def test_socket_missing(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"no socket .*/none.*Is locksidecar running.*LOCKSIDECAR_SOCKET"):
+        Client(tmp_path / "none").lock("n", timeout=0).acquire()
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "stale"))
+    with pytest.raises(ConnectionError, match="nobody listens"):
+        Client(tmp_path / "stale").lock("n", timeout=0).acquire()
+
+
+def test_socket_not_permitted(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    path.touch(mode=0o660)
+    path.chmod(0o660)
+    error = _link.explain(str(path), PermissionError(errno.EACCES, "Permission denied"))
+    assert isinstance(error, PermissionError)
+    assert "run it as a member of the group" in str(error)
+    assert "0660" in str(error)
+    error = _link.explain(str(tmp_path / "x" / "sock"), PermissionError(errno.EACCES, "Permission denied"))
+    assert f"may not search the directory {tmp_path}/x" in str(error)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become nobody")
+def test_socket_not_permitted_for_real(sidecar: FakeSidecar) -> None:
+    os.chmod(sidecar.path, 0o600)
+    for parent in Path(sidecar.path).parents:
+        if parent != Path("/tmp") and str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresuid(65534, 65534, 65534)
+            Client(sidecar.path).ping()
+        except Denied as e:
+            os._exit(7 if "member of the group" in str(e) else 8)
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_path_too_long() -> None:
+    with pytest.raises(BadRequest, match="107 bytes"):
+        Client("/" + "x" * 107)
+
+
+def test_path_from_the_environment(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSIDECAR_SOCKET", sidecar.path)
+    with locksidecar.connect() as client:
+        assert client.ping() == "ok"
+    monkeypatch.delenv("LOCKSIDECAR_SOCKET")
+    assert Client().path == "/run/locksidecar/locksidecar.sock"
+
+
+def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -> None:
+    sidecar.deafen()
+    begun = threading.Event()
+    clients: list[Client] = []
+
+    def connect() -> None:
+        begun.set()
+        clients.append(locksidecar.connect(sidecar.path))
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    begun.wait(PATIENCE)
+    sidecar.listen()
+    thread.join()
+    assert clients[0].ping() == "ok"
+
+
+def test_other_protocol_version(sidecar: FakeSidecar) -> None:
+    sidecar.version = 2
+    with pytest.raises(Unsupported, match="speaks protocol version 2, this client 1"):
+        locksidecar.connect(sidecar.path)
+    sidecar.refuse["hello"] = ("unsupported", "this sidecar speaks 2 to 3")
+    with pytest.raises(Unsupported, match="speaks 2 to 3"):
+        locksidecar.connect(sidecar.path)
+    sidecar.wait_for(lambda: not sidecar.sessions)
+
+
+def test_too_many_sessions(sidecar: FakeSidecar) -> None:
+    sidecar.refuse["hello"] = ("limit", "4096 sessions are open; raise --max-sessions")
+    with pytest.raises(LimitExceeded, match="--max-sessions"):
+        locksidecar.connect(sidecar.path)
+
+
+def test_holds_outlive_the_connection_and_the_next_acquire_reconnects(sidecar: FakeSidecar, client: Client) -> None:
+    now = boottime()
+    client._clock = lambda: now
+    client._connection = None
+    with pytest.raises(LockLost, match="expired"), client.lock("a") as held:
+        sidecar.drop()
+        held.check()
+        with client.lock("b") as other:
+            now += 31 * S
+            with pytest.raises(LockLost):
+                held.check()
+        assert other.token
+    assert len(sidecar.requests("hello")) == 3
+
+
+def test_release_after_the_connection_ended_is_no_error(sidecar: FakeSidecar, client: Client) -> None:
+    with client.lock("a"):
+        sidecar.drop()
+
+
+def test_call_in_flight_fails_with_the_connection(sidecar: FakeSidecar, client: Client, other: Client) -> None:
+    other.lock("n").acquire()
+    errors: list[Unavailable] = []
+
+    def wait() -> None:
+        try:
+            client.lock("n").acquire()
+        except Unavailable as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    sidecar.wait_for(lambda: sidecar.waiting("n"))
+    sidecar.drop()
+    thread.join(PATIENCE)
+    assert errors[0].may_have_happened
+    assert "stopped or restarted" in str(errors[0])
+
+
+def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, client: Client) -> None:
+    """The connection is given up, but stays open as long as somebody believes in what it holds."""
+    lock = client.lock("n")
+    lock.acquire()
+    sidecar.send(b"\x00\x00\x00\x00")
+    assert not client.lock("n", timeout=0).acquire()
+    assert len(sidecar.sessions) == 2
+    lock.held.check()
+    lock.release()
+    sidecar.wait_for(lambda: len(sidecar.sessions) == 1)
+    free(sidecar, "n")
+
+
+def test_breach_of_protocol_is_told(sidecar: FakeSidecar, client: Client) -> None:
+    sidecar.silent = True
+    errors: list[Exception] = []
+
+    def ping() -> None:
+        try:
+            client.ping()
+        except ProtocolError as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=ping)
+    thread.start()
+    sidecar.wait_for(lambda: sidecar.requests("ping"))
+    sidecar.send(b"\xff\xff\xff\xff")
+    thread.join(PATIENCE)
+    assert "4294967295 bytes" in str(errors[0])
+    sidecar.wait_for(lambda: not sidecar.sessions)
+
+
+def test_a_sidecar_that_does_not_answer(sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("locksidecar._sync.ANSWER_GRACE", 0.02)
+    sidecar.silent = True
+    with pytest.raises(Unavailable, match="does not answer; is it stopped"):
+        client.lock("n", timeout=0.01).acquire()
+    with pytest.raises(Unavailable, match="This ping is given up"):
+        client.ping()
+    monkeypatch.undo()
+    sidecar.answer_all()
+    assert client.ping() == "ok"
+    free(sidecar, "n")  # what it was granted too late was given back
+    assert client.lock("n", timeout=5).acquire()
+
+
+def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSidecar, client: Client) -> None:
+    locks = [client.lock(f"n{i}") for i in range(50)]
+    for lock in locks:
+        lock.acquire()
+    sidecar.reading = False
+    connection = client._connection
+    assert connection is not None
+    clogged = threading.Event()
+    flush = connection.link.flush
+
+    def flush_and_tell() -> bool:
+        done = flush()
+        if not done:
+            clogged.set()
+        return done
+
+    connection.link.flush = flush_and_tell  # type: ignore[method-assign]
+    connection.link._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+    def release() -> None:
+        for lock in locks:
+            lock.release()
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    assert clogged.wait(PATIENCE)
+    sidecar.read_again()
+    thread.join(PATIENCE)
+    sidecar.wait_for(lambda: not any(sidecar.holder(f"n{i}") for i in range(50)))
+
+
+def test_close_ends_everything(sidecar: FakeSidecar) -> None:
+    client = locksidecar.connect(sidecar.path)
+    lock = client.lock("n")
+    lock.acquire()
+    client.close()
+    client.close()
+    free(sidecar, "n")
+    with pytest.raises(LockLost, match="closed") as e:
+        lock.release()
+    assert e.value.reason == "closed"
+    with pytest.raises(ClientClosed):
+        client.ping()
+    sidecar.wait_for(lambda: not sidecar.sessions)
+
+
+def test_close_fails_those_who_wait(sidecar: FakeSidecar, other: Client) -> None:
+    client = locksidecar.connect(sidecar.path)
+    other.lock("n").acquire()
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            client.lock("n").acquire()
+        except ClientClosed as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    sidecar.wait_for(lambda: sidecar.waiting("n") == 3)
+    client.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(errors) == 3
+    sidecar.wait_for(lambda: len(sidecar.sessions) == 1)
+
+
+def test_a_forgotten_client_is_closed(sidecar: FakeSidecar) -> None:
+    client = locksidecar.connect(sidecar.path)
+    client.lock("n").acquire()
+    before = len(os.listdir("/proc/self/fd"))
+    del client
+    free(sidecar, "n")
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+# --- Pickling ---
+
+
+def test_a_client_is_pickled_as_its_path(sidecar: FakeSidecar, client: Client) -> None:
+    copy = pickle.loads(pickle.dumps(client))
+    assert copy.path == client.path
+    assert copy is pickle.loads(pickle.dumps(client))
+    assert copy.ping() == "ok"
+    copy.close()
+    locksidecar._sync._clients.clear()
+
+
+def test_a_lock_is_pickled_without_what_is_held(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.rlock("n", timeout=0, lease=7)
+    with lock as held:
+        copy = pickle.loads(pickle.dumps(lock))
+        assert isinstance(copy, locksidecar.RLock)
+        assert copy.acquire() is False
+        assert sidecar.requests("acquire")[-1]["lease_ms"] == 7000
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(held)
+    copy._client.close()
+    locksidecar._sync._clients.clear()
+
+
+def test_exceptions_can_be_pickled() -> None:
+    for e in (
+        LockLost("m", name="n", reason="stolen"),
+        Unavailable("m", code="unavailable", may_have_happened=True),
+        LockTimeout("m", code="timeout"),
+    ):
+        copy = pickle.loads(pickle.dumps(e))
+        assert (type(copy), str(copy), copy.__dict__) == (type(e), "m", e.__dict__)
+
+
+# --- Interrupts ---
+
+
+def in_poll(client: Client) -> None:
+    """Waits until a thread waits, or is just about to wait, for the sidecar."""
+    connection = client._connection
+    assert connection is not None
+    while not connection._polling:
+        os.sched_yield()
+
+
+def test_ctrl_c_ends_the_wait_and_nothing_leaks(sidecar: FakeSidecar, client: Client, other: Client) -> None:
+    holder = other.lock("n")
+    holder.acquire()
+
+    def interrupt() -> None:
+        sidecar.wait_for(lambda: sidecar.waiting("n"))
+        in_poll(client)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), client.lock("n"):
+        pytest.fail("the body ran without the lock")
+    thread.join()
+    sidecar.wait_for(lambda: not sidecar.waiting("n"))
+    assert client.ping() == "ok"
+    holder.release()
+    free(sidecar, "n")
+
+
+def test_grant_that_wins_against_ctrl_c_is_released(sidecar: FakeSidecar, client: Client) -> None:
+    sidecar.silent = True
+
+    def interrupt() -> None:
+        sidecar.wait_for(lambda: sidecar.requests("acquire"))
+        in_poll(client)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        sidecar.wait_for(lambda: sidecar.requests("cancel"))
+        sidecar.answer_all()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("n").acquire()
+    thread.join()
+    assert client.ping() == "ok"  # reads the grant
+    sidecar.wait_for(lambda: sidecar.requests("release"))
+    free(sidecar, "n")
+
+
+def test_interrupts_at_any_time_leave_a_client_that_works(sidecar: FakeSidecar) -> None:
+    """An exception that comes out of nowhere may leave a lock held, as with threading.Lock, but nothing wedged."""
+    script = f"""
+import locksidecar, signal
+class Tick(Exception): pass
+def tick(*_):
+    if armed:
+        raise Tick
+armed = False
+signal.signal(signal.SIGALRM, tick)
+client = locksidecar.connect({sidecar.path!r})
+signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+done = ticks = 0
+while ticks < 200:
+    try:
+        armed = True
+        while True:
+            with client.lock(f"n{{ticks}}-{{done}}"):
+                done += 1
+    except Tick:
+        armed = False
+        ticks += 1
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+with client.lock("n"):
+    assert client.ping() == "ok"
+client.close()
+print(done)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 0
+    sidecar.wait_for(lambda: not sidecar.sessions)

@@ -1,0 +1,180 @@
+"""Many threads on one connection: who leads, who follows, and who is told what."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from fake import PATIENCE, FakeSidecar
+
+from locksidecar import Client, Deadlock, LockLost, LockTimeout, NotHeld
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+def test_threads_exclude_each_other_on_one_connection(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    counter = 0
+    tokens: list[int] = []
+
+    def add(seed: int) -> None:
+        nonlocal counter
+        rng = random.Random(seed)
+        for _ in range(40):
+            with client.lock("n") as held:
+                tokens.append(held.token)
+                seen = counter
+                if rng.random() < 0.3:
+                    held.check()
+                counter = seen + 1
+
+    for done in [pool.submit(add, seed) for seed in range(16)]:
+        done.result(PATIENCE)
+    assert counter == 16 * 40
+    assert tokens == sorted(set(tokens))
+    assert len(sidecar.requests("hello")) == 1
+
+
+def test_answers_of_all_kinds_find_their_threads(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for i in range(60):
+            name = f"{seed}-{i}"
+            match rng.randrange(5):
+                case 0:
+                    assert client.ping() == "ok"
+                case 1:
+                    assert client.info(name) is None
+                case 2:
+                    with contextlib.suppress(LockTimeout), client.lock("shared", timeout=0.001) as held:
+                        held.check()
+                case 3:
+                    with client.rlock(name) as outer, client.rlock(name) as inner:
+                        assert outer.token == inner.token
+                        row = client.info(name)
+                        assert row is not None
+                        assert (row.name, row.count) == (name, 2)
+                case 4:
+                    with client.lock(name) as held:
+                        held.check()
+
+    for done in [pool.submit(work, seed) for seed in range(16)]:
+        done.result(PATIENCE)
+
+
+def test_lead_passes_on_while_the_first_waits_for_long(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    """The first to wait leads; those after it have their answers read by it, and it by whoever leads then."""
+    locks = [client.lock(f"n{i}") for i in range(4)]
+    for lock in locks:
+        lock.acquire()
+    waits = []
+    for i in range(4):
+        waits.append(pool.submit(client.lock(f"n{i}").acquire))
+        sidecar.wait_for(partial(sidecar.waiting, f"n{i}"))
+    assert client.ping() == "ok"
+    for i in (0, 2, 1, 3):
+        locks[i].release()
+        assert waits[i].result(PATIENCE) is True
+        assert client.ping() == "ok"
+
+
+def test_check_sees_what_was_sent_before_it_though_another_thread_reads(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    for i in range(50):
+        blocker = client.lock(f"b{i}")
+        blocker.acquire()
+        waiter = client.lock(f"b{i}")
+        waiting = pool.submit(waiter.acquire)
+        sidecar.wait_for(partial(sidecar.waiting, f"b{i}"))
+        lock = client.lock(f"n{i}")
+        lock.acquire()
+        sidecar.lose(f"n{i}", "stolen")
+        with pytest.raises(LockLost):
+            lock.held.check()
+        blocker.release()
+        assert waiting.result(PATIENCE)
+        waiter.release()
+
+
+def test_threads_that_wait_in_a_circle_are_told(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+    a, b = client.lock("a"), client.lock("b")
+    a.acquire()
+
+    def other() -> None:
+        with b, a:
+            pass
+
+    circle = pool.submit(other)
+    sidecar.wait_for(lambda: sidecar.waiting("a"))
+    with pytest.raises(Deadlock, match=r"b is held by owner .*a is held by owner"):
+        b.acquire()
+    a.release()
+    circle.result(PATIENCE)
+
+
+def in_thread(what: Callable[[], object]) -> None:
+    error: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            what()
+        except BaseException as e:
+            error.append(e)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(PATIENCE)
+    if error:
+        raise error[0]
+
+
+def test_a_lock_may_be_released_by_another_thread(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    in_thread(lock.release)
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+    lock.__enter__()
+    in_thread(lambda: lock.__exit__(None, None, None))
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+
+
+def test_an_rlock_may_not(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.rlock("n")
+    with lock:
+        with pytest.raises(NotHeld):
+            in_thread(lock.release)
+        with pytest.raises(NotHeld):
+            in_thread(lambda: lock.held)
+        assert sidecar.holder("n")
+
+
+def test_whose_lock_was_lost_does_not_release_that_of_another_thread(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    sidecar.lose("n", "deleted")
+    in_thread(lock.acquire)
+    with pytest.raises(LockLost):
+        lock.release()
+    assert sidecar.holder("n")
+
+
+def test_threads_have_owners_of_their_own(sidecar: FakeSidecar, client: Client) -> None:
+    for _ in range(3):
+        in_thread(lambda: client.lock("n", timeout=0).acquire())
+    owners = [m["owner"] for m in sidecar.requests("acquire")]
+    assert len(set(owners)) == 3

@@ -1,0 +1,176 @@
+"""The frames that every implementation agrees on: protocol/testdata/vectors.json, as SPEC.md §10 has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from locksidecar import ProtocolError
+from locksidecar import _protocol as protocol
+from locksidecar._strict import Fields
+
+Vector = dict[str, Any]
+
+FILE = Path(__file__).resolve().parents[3] / "protocol" / "testdata" / "vectors.json"
+if not FILE.exists():
+    pytest.skip("the vectors are in the repository, not in the package", allow_module_level=True)
+
+VECTORS: list[Vector] = json.loads(FILE.read_text())
+
+PARSERS: dict[str, Callable[[Fields], Any]] = {
+    "hello": protocol.hello_ok,
+    "acquire": protocol.acquire_ok,
+    "info": protocol.info_ok,
+    "list": protocol.list_ok,
+    "force_release": protocol.force_release_ok,
+    "ping": protocol.ping_ok,
+}
+
+
+def named(vector: Vector) -> str:
+    return str(vector["name"])
+
+
+def whole(vector: Vector) -> bytes:
+    return bytes.fromhex(vector["hex"]) + bytes(vector.get("pad", 0))
+
+
+# This client leaves out the id of release and cancel, so their answers never come.
+OURS = [v for v in VECTORS if v.get("answers") not in ("release", "cancel")]
+REPLIES = [v for v in OURS if v["kind"] == "reply"]
+BAD = [v for v in OURS if v["kind"] == "bad" and v["to"] == "client"]
+# A bad length is the same in both directions.
+BAD_LENGTHS = [v for v in VECTORS if v["kind"] == "bad" and int(v["hex"][:8], 16) not in range(1, 65537)]
+REQUESTS = [v for v in VECTORS if v["kind"] == "request" and v.get("canonical")]
+
+
+def read(data: bytes, answers: str | None) -> Any:
+    """Reads one frame and what the answer in it holds."""
+    buffer = bytearray(data)
+    body = protocol.split(buffer)
+    assert body is not None
+    reply = protocol.decode(body)
+    if isinstance(reply, protocol.Answer) and answers is not None:
+        return reply.id, PARSERS[answers](reply.fields)
+    return reply
+
+
+def lock(row: Vector) -> protocol.LockInfo:
+    waiters = tuple(protocol.WaiterInfo(**w) for w in row.get("waiters", ()))
+    return protocol.LockInfo(**{**row, "waiters": waiters})
+
+
+def expected(vector: Vector) -> Any:
+    message: dict[str, Any] = dict(vector["message"])
+    match vector.get("answers"):
+        case "info":
+            return message["id"], protocol.InfoOK(lock(message["lock"]) if "lock" in message else None)
+        case "list":
+            return message["id"], protocol.ListOK(tuple(map(lock, message["locks"])), message.get("next", 0))
+    match message:
+        case {"ev": "lost", "hold": hold, "reason": reason}:
+            return protocol.LostEvent(hold, reason)
+        case {"ev": "lease", "deadline_ns": deadline}:
+            return protocol.LeaseEvent(deadline)
+        case {"ev": ev}:
+            return protocol.UnknownEvent(ev)
+        case {"err": error}:
+            return protocol.Refusal(message.get("id", 0), error["code"], error["msg"])
+    return message.pop("id"), message
+
+
+def seen(got: Any) -> Any:
+    match got:
+        case (id, (protocol.InfoOK() | protocol.ListOK()) as answer):
+            return id, answer
+        case (id, answer):
+            return id, asdict(answer)
+    return got
+
+
+def test_there_are_vectors() -> None:
+    assert len(REPLIES) > 30
+    assert len(BAD) > 30
+    assert len(REQUESTS) > 30
+    assert BAD_LENGTHS
+
+
+@pytest.mark.parametrize("vector", REPLIES, ids=named)
+def test_reply_is_read(vector: Vector) -> None:
+    assert seen(read(whole(vector), vector.get("answers"))) == expected(vector)
+
+
+@pytest.mark.parametrize("vector", REPLIES, ids=named)
+def test_reply_is_read_byte_by_byte(vector: Vector) -> None:
+    data = whole(vector)
+    buffer = bytearray()
+    for byte in data[:-1]:
+        buffer.append(byte)
+        assert protocol.split(buffer) is None
+    buffer.append(data[-1])
+    assert protocol.split(buffer) == data[4:]
+    assert not buffer
+
+
+@pytest.mark.parametrize("vector", REPLIES, ids=named)
+def test_what_follows_a_frame_is_the_next_one(vector: Vector) -> None:
+    buffer = bytearray(whole(vector) * 2 + b"\x00")
+    assert protocol.split(buffer) == protocol.split(buffer) == whole(vector)[4:]
+    assert protocol.split(buffer) is None
+    assert buffer == b"\x00"
+
+
+@pytest.mark.parametrize("vector", REPLIES, ids=named)
+def test_bytes_behind_the_map_are_refused(vector: Vector) -> None:
+    with pytest.raises(ProtocolError):
+        protocol.decode(whole(vector)[4:] + b"\xc0")
+
+
+@pytest.mark.parametrize("vector", REPLIES, ids=named)
+def test_no_beginning_of_a_body_is_a_body(vector: Vector) -> None:
+    body = whole(vector)[4:]
+    for n in range(min(len(body), 700)):
+        with pytest.raises(ProtocolError):
+            protocol.decode(body[:n])
+
+
+@pytest.mark.parametrize("vector", BAD, ids=named)
+def test_bad_frame_is_refused(vector: Vector) -> None:
+    with pytest.raises(ProtocolError):
+        read(whole(vector), vector.get("answers"))
+
+
+@pytest.mark.parametrize("vector", BAD_LENGTHS, ids=named)
+def test_bad_length_is_refused_at_once(vector: Vector) -> None:
+    with pytest.raises(ProtocolError, match="allowed"):
+        protocol.split(bytearray(whole(vector)[:4]))
+
+
+@pytest.mark.parametrize("vector", REQUESTS, ids=named)
+def test_request_is_written_canonically(vector: Vector) -> None:
+    assert protocol.frame(vector["message"]) == whole(vector)
+    message: Any = vector["message"]
+    match message:
+        case {"op": "hello", "id": id, "v": 1, "client": client}:
+            assert protocol.hello(id, client) == whole(vector)
+        case {"op": "acquire", "id": id, "name": name}:
+            rest = {k: v for k, v in message.items() if k not in ("op", "id", "name", "owner")}
+            owner = message.get("owner", 0)
+            assert protocol.acquire(id, protocol.check_name(name), owner, **rest) == whole(vector)
+        case {"op": "release", "hold": hold} if "id" not in message:
+            assert protocol.release(hold) == whole(vector)
+        case {"op": "cancel", "target": target} if "id" not in message:
+            assert protocol.cancel(target) == whole(vector)
+        case {"op": "info", "id": id, "name": name}:
+            assert protocol.info(id, name) == whole(vector)
+        case {"op": "list", "id": id}:
+            assert protocol.list_(id, message.get("after", 0)) == whole(vector)
+        case {"op": "force_release", "id": id, "name": name}:
+            assert protocol.force_release(id, name) == whole(vector)
+        case {"op": "ping", "id": id}:
+            assert protocol.ping(id) == whole(vector)
