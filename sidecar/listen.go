@@ -14,39 +14,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listen makes the socket. A lock file beside it, locked as long as this process
-// lives, makes sure that one sidecar serves it; whoever has that lock may remove
-// a socket that a dead one left.
-func listen(cfg *Config) (*net.UnixListener, *os.File, error) {
+// claim makes sure that this process alone serves the socket: it locks a file
+// beside it for as long as it lives. Whoever has that lock may remove a socket
+// that a dead sidecar left. With socket activation there is nothing to claim.
+func claim(cfg *Config) (*os.File, error) {
 	if cfg.Listener != nil {
-		// It belongs to whoever made it, and outlives us.
-		cfg.Listener.SetUnlinkOnClose(false)
-		return cfg.Listener, nil, nil
+		return nil, nil
 	}
 	path := cfg.Socket
 	if len(path) > 107 {
-		return nil, nil, fmt.Errorf("socket %s: a socket's path has at most 107 bytes, this one has %d; choose a shorter one", path, len(path))
+		return nil, fmt.Errorf("socket %s: a socket's path has at most 107 bytes, this one has %d; choose a shorter one", path, len(path))
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("directory of socket %s: %w; create it for this user, or choose another socket", path, err)
+	}
+	return lockFile(path)
+}
+
+// listen makes the socket that was claimed.
+func listen(cfg *Config) (*net.UnixListener, error) {
+	if cfg.Listener != nil {
+		// It belongs to whoever made it, and outlives us.
+		cfg.Listener.SetUnlinkOnClose(false)
+		return cfg.Listener, nil
 	}
 	gid := -1
 	if cfg.SocketGroup != "" {
 		var err error
 		if gid, err = groupID(cfg.SocketGroup); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, nil, fmt.Errorf("directory of socket %s: %w; create it for this user, or choose another socket", path, err)
-	}
-	lock, err := lockFile(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	ln, err := bind(path, cfg.SocketMode, gid)
-	if err != nil {
-		lock.Close()
-		return nil, nil, err
-	}
-	return ln, lock, nil
+	return bind(cfg.Socket, cfg.SocketMode, gid)
 }
 
 func lockFile(socket string) (*os.File, error) {

@@ -48,7 +48,7 @@ type Server struct {
 
 // Listen makes the socket. Clients can connect from then on and are served once
 // Serve runs. Its errors say what to do.
-func Listen(cfg Config) (*Server, error) {
+func Listen(cfg Config) (_ *Server, err error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
@@ -57,8 +57,17 @@ func Listen(cfg Config) (*Server, error) {
 	connecting := "Redis has not been reached yet"
 	s.redis.Store(&connecting)
 
-	// Bad options are found before the socket appears.
-	st, err := store.Open(store.Config{
+	// The socket appears last: a sidecar that cannot start leaves no trace, and
+	// does not disturb the one that serves already.
+	if s.lockFile, err = claim(&s.cfg); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.unclaim()
+		}
+	}()
+	s.store, err = store.Open(store.Config{
 		URL:            cfg.Redis,
 		UUID:           s.uuid,
 		Log:            cfg.Log,
@@ -72,13 +81,12 @@ func Listen(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.store = st
 	defer func() {
 		if err != nil {
-			_ = st.Close(context.Background())
+			_ = s.store.Close(context.Background())
 		}
 	}()
-	if s.listener, s.lockFile, err = listen(&s.cfg); err != nil {
+	if s.listener, err = listen(&s.cfg); err != nil {
 		return nil, err
 	}
 	if s.pids, err = watchPids(func(id locktable.SessionID) { s.inbox.put(input{what: processEnded, session: id}) }); err != nil {
@@ -148,10 +156,14 @@ func (s *Server) Serve(ctx context.Context) error {
 	s.readers.Wait()
 	s.pids.close()
 	s.step() // what readers still had to say
+	s.unclaim()
+	return failed
+}
+
+func (s *Server) unclaim() {
 	if s.lockFile != nil {
 		s.lockFile.Close()
 	}
-	return failed
 }
 
 func (s *Server) closeSocket() {

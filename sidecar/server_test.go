@@ -368,7 +368,7 @@ func TestTwoSidecarsDoNotShareASocketAndADeadOnesIsReplaced(t *testing.T) {
 	start(t, func(c *sidecar.Config) { c.Socket = socket })
 	greeted(t, socket)
 
-	_, err = sidecar.Listen(sidecar.Config{Socket: socket})
+	_, err = sidecar.Listen(sidecar.Config{Socket: socket, Log: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) serves", os.Getpid())) {
 		t.Errorf("second sidecar: %v", err)
 	}
@@ -378,7 +378,7 @@ func TestTwoSidecarsDoNotShareASocketAndADeadOnesIsReplaced(t *testing.T) {
 	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err = sidecar.Listen(sidecar.Config{Socket: file})
+	_, err = sidecar.Listen(sidecar.Config{Socket: file, Log: slog.New(slog.DiscardHandler)})
 	if err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file in the socket's place: %v", err)
 	}
@@ -392,6 +392,10 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		"no such group": {Socket: filepath.Join(t.TempDir(), "s"), SocketGroup: "nobody-has-this-group"},
 		"redis":         {Redis: "http://example"},
 	} {
+		cfg.Log = slog.New(slog.DiscardHandler)
+		if cfg.Socket == "" {
+			cfg.Socket = filepath.Join(t.TempDir(), "s")
+		}
 		_, err := sidecar.Listen(cfg)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want something about %q", err, want)

@@ -90,7 +90,7 @@ func (t *Table) Result(now int64, r Result) {
 func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 	k := &l.known
 	if k.state == none && l.queue != nil {
-		l.queue.run = 0
+		l.queue.run, l.queue.stand = 0, false
 	}
 	k.state, k.fresh = ours, op.fresh
 	k.num, k.count, k.leaseMS = op.num, op.count, op.leaseMS
@@ -100,6 +100,9 @@ func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 		k.listeners = r.Listeners
 		if !l.othersListen() {
 			k.contended = 0
+			if l.queue != nil {
+				l.queue.stand = false
+			}
 		} else if k.contended == 0 {
 			k.contended = now
 		}

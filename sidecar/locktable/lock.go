@@ -25,6 +25,9 @@ type lock struct {
 }
 
 // hold is one acquisition. num 0: nobody local holds the lock.
+//
+// There may be a hundred thousand of these: the fields stand in an order that
+// leaves no gaps.
 type hold struct {
 	num, token   uint64
 	owner        uint64
@@ -32,16 +35,15 @@ type hold struct {
 	prev, next   *lock // the session's other holds
 	granted      int64
 	deadline     int64  // as the client was told with the grant
-	tells        uint32 // session.tells then
-	maxHoldAt    int64  // 0: never
-	releaseAt    int64  // orphan: when its crash delay ends
+	endAt        int64  // max_hold, or an orphan's crash delay, whichever ends first; 0: never
 	bucket       int64  // see session.marks
+	tells        uint32 // session.tells at the grant
 	count        uint32
 	leaseMS      uint32 // 0: watchdog
 	crashDelayMS uint32
 	orphan       bool // its session is gone
-	refused      bool // Redis refuses to renew it
-	marked       bool
+	refused      bool // Redis refused to renew it
+	marked       bool // bucket counts in session.marks
 }
 
 // known is what Redis is known to have under the name.
@@ -49,13 +51,13 @@ type known struct {
 	state     state
 	fresh     bool   // no hold has had num yet: it was taken for the queue
 	tokens    uint16 // how many are drawn and not given out,
-	token     uint64 // the next of them
+	listeners int32  // subscribers of the lock's channel, this sidecar among them; −1: unknown
+	token     uint64 // the next of tokens
 	num       uint64
 	until     int64  // the key is ours until then at least, by Redis's own clock rate
 	count     uint32 // 0: not certain, so that it differs from every hold's
 	leaseMS   uint32
 	contended int64 // since when others are known to listen; 0: they are not
-	listeners int32 // subscribers of the lock's channel, this sidecar among them; −1: unknown
 }
 
 type state uint8
@@ -168,10 +170,8 @@ func (t *Table) expire(now int64, l *lock) {
 	case h.num == 0:
 	case now >= l.until():
 		t.lose(l, protocol.Expired)
-	case h.maxHoldAt != 0 && now >= h.maxHoldAt:
-		t.lose(l, protocol.MaxHold)
-	case h.releaseAt != 0 && now >= h.releaseAt:
-		t.endHold(l)
+	case h.endAt != 0 && now >= h.endAt:
+		t.lose(l, protocol.MaxHold) // an orphan has nobody to be told
 	}
 }
 
@@ -257,11 +257,8 @@ func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
 	canAsk := l.op.kind == NoOp && t.up
 	if h := &l.hold; h.num != 0 {
 		sooner(l.until())
-		if h.maxHoldAt != 0 {
-			sooner(h.maxHoldAt)
-		}
-		if h.releaseAt != 0 {
-			sooner(h.releaseAt)
+		if h.endAt != 0 {
+			sooner(h.endAt)
 		}
 		if h.refused {
 			sooner(t.abandonAt(l))

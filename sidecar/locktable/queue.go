@@ -200,6 +200,8 @@ func (w *waiter) due(t *Table, now int64) {
 // trouble says what keeps this sidecar from asking Redis for the lock; "": nothing.
 func (t *Table) trouble(l *lock) string {
 	switch {
+	case !t.up && t.why == "":
+		return "Redis has not been reached yet"
 	case !t.up:
 		return t.why
 	case l.queue.trouble == "" && l.retryAt != 0: // it came before the queue
@@ -264,7 +266,7 @@ func (t *Table) serve(now int64, l *lock) {
 		case q.stand || now < q.standUntil:
 			t.unqueue(w)
 			t.refuse(w.session, w.id, protocol.Timeout, "it is another host's turn")
-		case l.op.kind == NoOp && (!t.up || now < l.retryAt):
+		case l.op.kind == NoOp && (t.why != "" || now < l.retryAt):
 			t.unqueue(w)
 			t.refuse(w.session, w.id, protocol.Unavailable, "%s", t.trouble(l))
 		default:
@@ -326,7 +328,7 @@ func (t *Table) grant(now int64, l *lock, w *waiter) {
 	k.tokens--
 	h := &l.hold
 	if w.maxHoldMS != 0 {
-		h.maxHoldAt = now + ms(w.maxHoldMS)
+		h.endAt = now + ms(w.maxHoldMS)
 	}
 	until := min(k.until, now+validity(t.leaseOf(w.leaseMS)))
 	h.deadline, h.tells = until, s.tells

@@ -59,7 +59,9 @@ func (t *Table) Close(now int64, id SessionID) {
 		t.unlinkHold(l)
 		h.orphan = true
 		if h.crashDelayMS > 0 {
-			h.releaseAt = now + ms(h.crashDelayMS)
+			if end := now + ms(h.crashDelayMS); h.endAt == 0 || end < h.endAt {
+				h.endAt = end
+			}
 		} else {
 			t.endHold(l)
 		}

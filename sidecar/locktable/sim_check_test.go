@@ -44,13 +44,15 @@ type hold struct {
 	session    locktable.SessionID
 
 	// Host clock.
-	granted    int64
-	told       int64 // the newest deadline that the client was told
-	confirmed  int64 // the newest that the table can know of
-	maxEnd     int64 // grant + max_hold; 0: none
-	crash      int64 // crash delay
-	keepUntil  int64 // orphan: when its crash delay ends
-	detachedAt int64
+	granted     int64
+	told        int64 // the newest deadline that the client was told
+	confirmed   int64 // the newest that the table can know of
+	confirmedAt int64 // since when
+	earlier     int64 // what it was before
+	maxEnd      int64 // grant + max_hold; 0: none
+	crash       int64 // crash delay
+	keepUntil   int64 // orphan: when its crash delay ends
+	detachedAt  int64
 }
 
 // end is until when the hold must not be given to anybody else.
@@ -85,7 +87,7 @@ type hostName struct {
 	listeners   int32 // as the table was told last
 	yielding    bool  // it gave the lock back for others, and stands back
 	stoodAt     int64 // host clock: the same, when somebody waited here; 0: nobody did
-	standUntil  int64 // host clock
+	droppedAt   int64 // host clock: when it learnt that the lock is given back
 
 	want   bool  // the table wants to be subscribed
 	server bool  // Redis has the subscription
@@ -96,6 +98,8 @@ type hostName struct {
 func (hn *hostName) protected(now int64) bool {
 	return hn.hold.state != none && now < hn.hold.end()
 }
+
+const standBack = 10 * ms
 
 // tokenRange is what one Take drew, as its table was told.
 type tokenRange struct {
@@ -109,7 +113,24 @@ type checker struct {
 	lastWake     int64
 	lastWakeHost int
 	digest       uint64 // of all effects, to compare two runs
+
+	met     [situations]int
+	refused map[protocol.Code]int
+	lost    map[protocol.Reason]int
 }
+
+// Situations that a simulation worth its name gets into.
+const (
+	firstEntry = iota
+	reEntry
+	handoff        // a grant that Redis learns of afterwards
+	excusedOverlap // two owners, because somebody destroyed the key of the first
+	executedLate   // an operation, after its table was told that its end is unknown
+	leftUnknown    // an operation that Redis carried out, and whose answer was lost
+	keptForOrphan  // a hold whose client is dead
+	afterDataLoss  // an assertion of a hold
+	situations
+)
 
 type violation struct {
 	seed uint64
@@ -244,6 +265,7 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 			w.violation(n, "re-entry into hold %d, whose deadline has passed", c.num)
 		}
 		c.count++
+		w.check.met[reEntry]++
 		c.told = max(c.told, e.Deadline)
 		w.cover(h, n)
 		return
@@ -261,7 +283,11 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 	}
 	for _, g := range w.hosts {
 		other := &g.names[n]
-		if g == h || !other.protected(g.clock(w.now)) || other.excuse >= g.worldTime(other.hold.end()) || hn.excuse > w.now {
+		if g == h || !other.protected(g.clock(w.now)) {
+			continue
+		}
+		if other.excuse >= g.worldTime(other.hold.end()) || hn.excuse > w.now {
+			w.check.met[excusedOverlap]++
 			continue
 		}
 		w.violation(n, "two owners: hold %d on host %d begins while host %d has hold %d until %s",
@@ -281,12 +307,14 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 	w.checkHandoff(h, n, now)
 	*c = hold{
 		state: live, num: e.Hold, token: e.Token, count: 1, owner: q.acquire.Owner, session: s.id,
-		fixed: q.acquire.LeaseMS > 0, granted: now, told: e.Deadline, confirmed: e.Deadline, crash: q.acquire.CrashDelayMS * ms,
+		fixed: q.acquire.LeaseMS > 0, granted: now, told: e.Deadline, confirmed: e.Deadline, earlier: e.Deadline, confirmedAt: now, crash: q.acquire.CrashDelayMS * ms,
 	}
 	if m := q.acquire.MaxHoldMS; m > 0 {
 		c.maxEnd = now + m*ms
 	}
 	w.lives++
+	w.check.met[firstEntry]++
+	w.check.met[handoff] += btoi(w.redis.names[n].key.num != e.Hold)
 	w.cover(h, n)
 	holds := 0
 	for i := range h.names {
@@ -296,7 +324,7 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 		w.violation(n, "session %d has %d holds; the limit is %d", s.id, holds, limit)
 	}
 	if w.phase != stormy {
-		w.plan0(h, s, w.pause())
+		w.schedule(h, s, w.pause())
 	}
 }
 
@@ -396,6 +424,7 @@ func (w *world) refused(h *host, e *locktable.Effect) {
 	hn := &h.names[n]
 	now := h.clock(w.now)
 	due := q.arrived + q.acquire.WaitMS*ms
+	w.check.refused[e.Code]++
 	switch e.Code {
 	case protocol.Timeout:
 		switch {
@@ -491,6 +520,7 @@ func (w *world) lost(h *host, e *locktable.Effect) {
 	c := &hn.hold
 	now := h.clock(w.now)
 	right := false
+	w.check.lost[e.Reason]++
 	switch e.Reason {
 	case protocol.Expired:
 		right = now >= c.told
@@ -507,9 +537,9 @@ func (w *world) lost(h *host, e *locktable.Effect) {
 			w.violation(n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 		}
 		// A session's watchdog holds are as good as the worst of them, up to its end.
-		if right && c.state == live && !c.fixed && w.confirmed(h, s)-lease/16 > now && w.now-s.endedAt > eps {
+		if right && c.state == live && !c.fixed && w.confirmed(h, s, c.told)-lease/16 > now && w.now-s.endedAt > eps {
 			w.violation(n, "watchdog hold %d of session %d expired, though all that the session holds is confirmed until %s",
-				c.num, s.id, clockString(h.worldTime(w.confirmed(h, s))))
+				c.num, s.id, clockString(h.worldTime(w.confirmed(h, s, c.told))))
 		}
 	case protocol.MaxHold:
 		right = c.maxEnd > 0 && now >= c.maxEnd
@@ -529,12 +559,17 @@ func (w *world) lost(h *host, e *locktable.Effect) {
 	w.endHold(h, n)
 }
 
-// confirmed is until when all watchdog holds of a session are, as its table knows.
-func (w *world) confirmed(h *host, s *session) int64 {
+// confirmed is until when all watchdog holds of a session are, as its table knew
+// before that time.
+func (w *world) confirmed(h *host, s *session, before int64) int64 {
 	until := int64(1<<63 - 1)
 	for n := range w.plan.names {
 		if c := &h.names[n].hold; c.state == live && c.session == s.id && !c.fixed {
-			until = min(until, c.confirmed)
+			if c.confirmedAt < before {
+				until = min(until, c.confirmed)
+			} else {
+				until = min(until, c.earlier)
+			}
 		}
 	}
 	return until
@@ -568,6 +603,8 @@ func (w *world) asked(h *host, op locktable.Op) {
 	if hn.inflight >= 0 {
 		w.violation(n, "host %d has two operations in flight", h.index)
 	}
+	w.check.met[keptForOrphan] += btoi(c.state == orphan && op.Kind == locktable.Keep)
+	w.check.met[afterDataLoss] += btoi(c.state == live && op.Kind == locktable.Take && !op.Held && op.Num == c.num)
 	if op.Count == 0 || op.Kind != locktable.Drop && op.LeaseMS == 0 {
 		w.violation(n, "an operation without a count or a lease: %s", opString(op))
 	}
@@ -592,7 +629,7 @@ func (w *world) asked(h *host, op locktable.Op) {
 		}
 		hn.contendedAt, hn.handoffs = 0, 0
 	case op.Kind == locktable.Take && !op.Held:
-		if now < hn.standUntil && hn.stoodAt != 0 && w.someoneWaits(h, n, hn.stoodAt) {
+		if now < hn.droppedAt+standBack && hn.stoodAt != 0 && w.someoneWaits(h, n, hn.stoodAt) {
 			w.violation(n, "host %d gave the lock back for others, and does not stand back", h.index)
 		}
 		hn.yielding, hn.stoodAt = false, 0
@@ -637,13 +674,12 @@ func (w *world) checkResult(h *host, o *operation) {
 	switch r.Outcome {
 	case locktable.Done:
 		if r.Kind == locktable.Drop {
-			if hn.stoodAt != 0 {
-				hn.standUntil = h.clock(w.now) + 10*ms
-			}
+			hn.droppedAt = h.clock(w.now)
 			break
 		}
 		if c := &hn.hold; c.num == o.op.Num && hn.protected(h.clock(w.now)) {
 			lease := int64(o.op.LeaseMS) * ms
+			c.earlier, c.confirmedAt = c.confirmed, h.clock(w.now)
 			c.confirmed = r.Sent + lease - lease/100 - 2*ms
 		}
 		if r.Kind != locktable.Take {
@@ -699,15 +735,15 @@ func (w *world) checkDraw(n int, first, last uint64) {
 // that it was free, though somebody waited who could have?
 func (w *world) checkWakeUp(_ *host, n int) {
 	name := &w.redis.names[n]
-	longest := w.poll() + 6*w.plan.slow + 2*sec
+	longest := w.poll() + 6*w.slowest + 2*sec
 	if w.lossless && !name.silent {
-		longest = 16*w.plan.latency + 20*ms + 2*eps
+		longest = 16*w.slowest + 20*ms + 2*eps
 	}
 	for _, g := range w.hosts {
 		gn := &g.names[n]
 		bound, since := longest, max(name.freedAt, g.trouble, gn.trouble, gn.endedAt)
 		if gn.want && !gn.acked && gn.deafAt > 0 {
-			bound = min(bound, 500*ms+6*w.plan.slow+sec)
+			bound = min(bound, 500*ms+6*w.slowest+sec)
 			since = max(since, gn.deafAt)
 		}
 		if g.gone || !g.up || g.conn.dead || gn.hold.state != none || w.now-since <= bound {
@@ -793,8 +829,12 @@ func (w *world) checkDeadlock(h *host, s *session, id uint64) {
 	}
 }
 
-// checkTries: a request that will not wait is there only while Redis is being asked.
+// checkTries: a request that will not wait is there only while Redis is being asked,
+// or before it is known whether it can be.
 func (w *world) checkTries(h *host) {
+	if !h.heard {
+		return
+	}
 	for i := range h.sessions {
 		s := &h.sessions[i]
 		for j := range s.pend {
@@ -810,7 +850,7 @@ func (w *world) checkBack(h *host) {
 	now := h.clock(w.now)
 	for n := range w.plan.names {
 		hn := &h.names[n]
-		if hn.hold.state == none && hn.inflight < 0 && now >= hn.standUntil && w.someoneWaits(h, n, now) {
+		if hn.hold.state == none && hn.inflight < 0 && now >= hn.droppedAt+standBack && w.someoneWaits(h, n, now) {
 			w.violation(n, "Redis is back, and host %d does not ask", h.index)
 		}
 	}

@@ -34,6 +34,7 @@ type redisName struct {
 	silent  bool   // and nobody was told
 	ghost   bool   // the key was written by an operation that its table had given up, or came back from the dead
 	refused bool   // the ACL denies it
+	muted   bool   // the ACL denies its channel
 
 	foreignWaits [2]bool // foreign clients that listen on the channel
 }
@@ -45,7 +46,7 @@ type redis struct {
 	snapshot [maxNames]redisName
 }
 
-func (r *redis) init(names int) {
+func (r *redis) init() {
 	r.run = 1
 	for n := range r.names {
 		r.names[n].key.owner = -1
@@ -79,6 +80,15 @@ func (w *world) draw(name int, n, floor uint64) uint64 {
 		c.expireAt = w.now + counterExpiry
 	}
 	return c.value
+}
+
+// incr is what Redisson's fenced lock does to the counter.
+func (w *world) incr(name int) {
+	c := &w.redis.names[name].counter
+	if !c.exists {
+		*c = counter{exists: true, permanent: true}
+	}
+	c.value++
 }
 
 // expire frees a key whose time has come.
@@ -282,6 +292,7 @@ func (w *world) arrive(i int32) {
 	}
 	h := w.hosts[o.host]
 	o.executed, o.at = true, w.now
+	w.check.met[executedLate] += btoi(o.settled)
 	w.execute(h, o)
 	c := &h.conn
 	if o.settled || o.gen != c.gen || c.dead {
@@ -475,7 +486,7 @@ func (w *world) down(h *host) {
 	if w.trace.on {
 		w.trace.add(w, -1, h, "down")
 	}
-	h.up = false
+	h.up, h.heard = false, true
 	h.table.Down(h.clock(w.now), "Redis cannot be reached")
 	w.drain(h)
 }
@@ -491,6 +502,7 @@ func (w *world) settleLost(h *host) {
 		c.inflight = append(c.inflight[:0], c.inflight[1:]...)
 		o := &w.ops[i]
 		sent := o.res.Sent
+		w.check.met[leftUnknown] += btoi(o.executed)
 		o.res = locktable.Result{Kind: o.op.Kind, Name: o.op.Name, Outcome: locktable.Unknown, Sent: sent, Msg: "connection lost"}
 		w.deliver(h, i)
 	}
@@ -509,6 +521,9 @@ func (w *world) connect(h *host, gen uint32) {
 		return
 	}
 	if w.redis.down {
+		if !h.heard {
+			w.down(h)
+		}
 		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: gen})
 		return
 	}
@@ -539,7 +554,7 @@ func (w *world) connected(h *host, e event) {
 	c.run = c.nextRun
 	c.ok, c.dead = true, false
 	c.lastExec, c.lastAnswer = w.now, w.now
-	h.up = true
+	h.up, h.heard = true, true
 	h.trouble = w.now
 	if w.trace.on {
 		w.trace.add(w, -1, h, "up, dataLost=%v", dataLost)
@@ -590,7 +605,7 @@ func (w *world) subscribeArrives(h *host, e event) {
 	if e.gen != h.sub.gen {
 		return
 	}
-	h.names[e.name].server = true
+	h.names[e.name].server = !w.redis.names[e.name].muted
 	h.sub.lastDown = max(h.sub.lastDown, w.now+w.lag())
 	w.after(h.sub.lastDown-w.now, event{kind: evSubAck, host: e.host, name: e.name, gen: e.gen})
 }
@@ -604,6 +619,15 @@ func (w *world) unsubscribeArrives(h *host, e event) {
 func (w *world) subscribed(h *host, e event) {
 	hn := &h.names[e.name]
 	if e.gen != h.sub.gen || !hn.want || h.gone {
+		return
+	}
+	if w.redis.names[e.name].muted {
+		hn.deafAt = w.now
+		if w.trace.on {
+			w.trace.add(w, int(e.name), h, "may not subscribe")
+		}
+		h.table.Unsubscribed(h.clock(w.now), lockNames[e.name])
+		w.input(h)
 		return
 	}
 	hn.acked = true

@@ -1,5 +1,13 @@
 package locktable_test
 
+// The simulation plays whole worlds against the table, each from one seed:
+// sim_world_test.go has the hosts, their clients and what goes wrong,
+// sim_redis_test.go the model of Redis and of the connections to it,
+// sim_check_test.go the checker, sim_sabotage_test.go the proof that it has teeth.
+//
+//	go test ./sidecar/locktable -run 'TestSimulation$' -sim.seed=1000000 -sim.steps=200000000   a hunt
+//	go test ./sidecar/locktable -run 'TestSimulation$' -sim.seed=4711 -sim.trace                one seed, told in full
+
 import (
 	"flag"
 	"fmt"
@@ -11,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -22,7 +31,8 @@ var (
 
 // play runs one seed to its end and returns what went wrong, or nil.
 func play(seed uint64, spoil func(*locktable.Table) lockTable, trace bool) (w *world, err error) {
-	w = newWorldSafely(seed, spoil, trace)
+	w = newWorld(seed, spoil)
+	w.trace.on = trace
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
@@ -34,12 +44,6 @@ func play(seed uint64, spoil func(*locktable.Table) lockTable, trace bool) (w *w
 	}()
 	w.run()
 	return w, nil
-}
-
-func newWorldSafely(seed uint64, spoil func(*locktable.Table) lockTable, trace bool) *world {
-	w := newWorld(seed, spoil)
-	w.trace.on = trace
-	return w
 }
 
 // report plays a failing seed again, with a trace, and tells the story.
@@ -64,7 +68,7 @@ func report(t *testing.T, seed uint64) {
 }
 
 func TestSimulation(t *testing.T) {
-	steps := 1_500_000
+	steps := 5_000_000
 	if testing.Short() {
 		steps = 300_000
 	}
@@ -132,4 +136,42 @@ func TestTheSameSeedGivesTheSameEffects(t *testing.T) {
 			t.Fatalf("seed %d: two runs differ", seed)
 		}
 	}
+}
+
+// A world in which little happens proves little.
+func TestSimulationGetsIntoEverySituation(t *testing.T) {
+	var met [situations]int
+	refused, lost := make(map[protocol.Code]int), make(map[protocol.Reason]int)
+	for seed := uint64(1); seed <= 200; seed++ {
+		w, _ := play(seed, nil, false)
+		for i, n := range w.check.met {
+			met[i] += n
+		}
+		for code, n := range w.check.refused {
+			refused[code] += n
+		}
+		for reason, n := range w.check.lost {
+			lost[reason] += n
+		}
+	}
+	for i, n := range met {
+		if n < 10 {
+			t.Errorf("situation %d: met %d times", i, n)
+		}
+	}
+	for _, code := range []protocol.Code{
+		protocol.Timeout, protocol.Deadlock, protocol.Unavailable, protocol.Denied, protocol.Limit, protocol.Canceled,
+	} {
+		if refused[code] < 10 {
+			t.Errorf("%d acquires were refused with %s", refused[code], code)
+		}
+	}
+	for _, reason := range []protocol.Reason{
+		protocol.Expired, protocol.Deleted, protocol.Stolen, protocol.ByForce, protocol.MaxHold,
+	} {
+		if lost[reason] < 10 {
+			t.Errorf("%d holds were lost, reason %s", lost[reason], reason)
+		}
+	}
+	t.Log(met, refused, lost)
 }

@@ -102,6 +102,7 @@ type plan struct {
 	flushes, deletions, sidecarDeaths int64
 	foreignForce, foreignDeaths       int64 // actions of a foreigner
 	lostMessages                      int64 // messages
+	muted                             int64 // channels: the ACL forbids to listen
 	lateOps, killsOld                 bool  // the fate of what a broken connection carried
 	faultEvery                        int64
 }
@@ -110,7 +111,7 @@ func (r *random) some(denominator int64) bool { return !r.oneIn(denominator) }
 
 func drawPlan(seed uint64, r *random) plan {
 	p := plan{
-		steps:    2500,
+		steps:    int(r.wide(800, 12000)),
 		hosts:    int(r.between(1, 3)),
 		names:    int(r.between(1, 5)),
 		sessions: int(r.between(1, 6)),
@@ -128,7 +129,7 @@ func drawPlan(seed uint64, r *random) plan {
 		p.table.HandoffBudget = int(r.between(1, 8))
 		p.table.HandoffTime = time.Duration(r.wide(5*ms, 500*ms))
 	}
-	if r.oneIn(6) {
+	if r.oneIn(12) {
 		p.table.MaxLocks = int(r.between(1, 4))
 		p.table.MaxHolds = int(r.between(1, 3))
 		p.table.MaxWaiters = int(r.between(1, 3))
@@ -185,6 +186,7 @@ func drawPlan(seed uint64, r *random) plan {
 	p.lateOps = r.oneIn(2)
 	p.killsOld = r.oneIn(2)
 	p.unknownListener = r.oneIn(5)
+	p.muted = rarely(8, 1, 4)
 	p.faultEvery = r.wide(20*ms, 5*sec)
 	return p
 }
@@ -193,7 +195,7 @@ func drawPlan(seed uint64, r *random) plan {
 // found by polling.
 func (p *plan) lossless() bool {
 	return p.slowOps|p.busy|p.refused|p.unsent|p.breaks|p.deafness|p.restarts|p.flushes|p.deletions|
-		p.sidecarDeaths|p.lostMessages == 0
+		p.sidecarDeaths|p.lostMessages|p.muted == 0
 }
 
 type eventKind uint8
@@ -292,6 +294,7 @@ type host struct {
 	offset     int64
 	rate       int64 // the clock runs (1024 + rate)/1024 as fast as Redis's
 	up         bool  // as the table was told
+	heard      bool  // it was told either way
 	wakeAt     int64
 	nextAt     int64
 	asleep     bool
@@ -393,7 +396,8 @@ type world struct {
 	hosts  []*host
 	people []foreigner
 
-	lossless bool // nothing fails in this world, from its first day on
+	lossless bool  // nothing fails in this world, from its first day on
+	slowest  int64 // longest way between host and Redis
 
 	ops   []operation
 	free  []int32
@@ -425,7 +429,12 @@ func newWorld(seed uint64, spoil func(*locktable.Table) lockTable) *world {
 	w.random.Seed(seed, planStream)
 	w.plan = drawPlan(seed, &w.random)
 	w.lossless = w.plan.lossless()
-	w.redis.init(w.plan.names)
+	w.slowest = max(w.plan.latency, w.plan.slow)
+	w.check.refused, w.check.lost = make(map[protocol.Code]int), make(map[protocol.Reason]int)
+	w.redis.init()
+	for n := range w.plan.names {
+		w.redis.names[n].muted = w.random.oneIn(w.plan.muted)
+	}
 	for range w.plan.hosts {
 		w.addHost()
 	}
@@ -670,11 +679,11 @@ func (w *world) open(h *host, slot int) {
 	}
 	h.table.Open(h.clock(w.now), s.id, locktable.Peer{PID: int64(slot) + 1, UID: 1000, Cmd: "sim"})
 	w.drain(h)
-	w.plan0(h, s, w.pause())
+	w.schedule(h, s, w.pause())
 }
 
-// plan0 lets s act after d, unless it is about to act anyway.
-func (w *world) plan0(h *host, s *session, d int64) {
+// schedule lets s act after d, unless it is about to act anyway.
+func (w *world) schedule(h *host, s *session, d int64) {
 	if s.planned {
 		return
 	}
@@ -727,7 +736,7 @@ func (w *world) act(h *host, s *session) {
 		if n := w.held(h, s); n >= 0 {
 			w.release(h, s, n)
 			if w.held(h, s) >= 0 {
-				w.plan0(h, s, w.pause())
+				w.schedule(h, s, w.pause())
 			}
 		}
 		return
@@ -760,7 +769,7 @@ func (w *world) act(h *host, s *session) {
 	case x < 990 && p.pauses:
 		pause = w.random.wide(ms, int64(3*p.table.Lease))
 	}
-	w.plan0(h, s, pause)
+	w.schedule(h, s, pause)
 }
 
 func (w *world) acquire(h *host, s *session) {
@@ -1010,6 +1019,12 @@ func (w *world) foreignActs(f *foreigner) {
 	case k.owner < 0:
 		k.owner, k.num, k.count = f.id, f.num, 1
 		k.expireAt = w.now + w.random.wide(10*ms, 5*sec)
+		if w.random.oneIn(10) {
+			k.expireAt = noExpiry
+		}
+		if w.random.oneIn(3) {
+			w.incr(int(f.name))
+		}
 		w.redis.names[f.name].foreignWaits[f.id-foreignID] = false
 		if w.trace.on {
 			w.trace.add(w, int(f.name), nil, "foreign %d takes until %s", f.id, clockString(k.expireAt))
@@ -1137,7 +1152,7 @@ func (w *world) calm() {
 			}
 			waiters += int64(len(s.pend))
 			if w.held(h, s) >= 0 {
-				w.plan0(h, s, w.pause())
+				w.schedule(h, s, w.pause())
 			}
 		}
 	}

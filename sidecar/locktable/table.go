@@ -96,7 +96,7 @@ type Table struct {
 
 	lastNum uint64 // last hold number given out
 	up      bool   // Redis can be asked
-	why     string // while it cannot: one sentence
+	why     string // while it cannot: one sentence; "": nobody has tried yet
 	renewed []*session
 	now     int64 // of the last change
 }
@@ -109,7 +109,8 @@ const (
 	wheelSlots = 1024
 )
 
-// New makes an empty table that believes Redis to be down until Up is called.
+// New makes an empty table. Until the first Up or Down it asks nothing of Redis,
+// and those who will not wait wait for that.
 func New(cfg Config, now int64) *Table {
 	cfg.setDefaults()
 	t := &Table{
@@ -120,7 +121,6 @@ func New(cfg Config, now int64) *Table {
 		sessions: make(map[SessionID]*session),
 		byName:   make(map[string]*lock),
 		byHold:   make(map[uint64]*lock),
-		why:      "Redis has not been reached yet",
 	}
 	t.wheel.MaxPending = 2 * cfg.MaxLocks // one per lock, one per waiter
 	return t

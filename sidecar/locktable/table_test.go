@@ -119,10 +119,12 @@ func (r *rig) pass(d time.Duration) {
 
 type opt func(*protocol.Acquire)
 
-func owner(n uint64) opt          { return func(a *protocol.Acquire) { a.Owner = n } }
-func wait(d time.Duration) opt    { return func(a *protocol.Acquire) { a.WaitMS = d.Milliseconds() } }
-func fixed(d time.Duration) opt   { return func(a *protocol.Acquire) { a.LeaseMS = d.Milliseconds() } }
-func maxHold(d time.Duration) opt { return func(a *protocol.Acquire) { a.MaxHoldMS = d.Milliseconds() } }
+func owner(n uint64) opt        { return func(a *protocol.Acquire) { a.Owner = n } }
+func wait(d time.Duration) opt  { return func(a *protocol.Acquire) { a.WaitMS = d.Milliseconds() } }
+func fixed(d time.Duration) opt { return func(a *protocol.Acquire) { a.LeaseMS = d.Milliseconds() } }
+func maxHold(d time.Duration) opt {
+	return func(a *protocol.Acquire) { a.MaxHoldMS = d.Milliseconds() }
+}
 func crash(d time.Duration) opt {
 	return func(a *protocol.Acquire) { a.CrashDelayMS = d.Milliseconds() }
 }
