@@ -1,0 +1,71 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// The commands that ask a running sidecar.
+
+func TestLsSortsAndFilters(t *testing.T) {
+	f := startFake(t)
+	out := expectCode(t, start(t, f, "ls"), 0, "")
+	if a, b := strings.Index(out, "\na "), strings.Index(out, "\nb "); a < 0 || b < a {
+		t.Errorf("ls printed\n%s", out)
+	}
+	if out := expectCode(t, start(t, f, "ls", "a"), 0, ""); strings.Contains(out, "\nb ") {
+		t.Errorf("ls a printed\n%s", out)
+	}
+	if out := expectCode(t, start(t, f, "ls", "nothing"), 0, ""); out != "no locks that start with \"nothing\"\n" {
+		t.Errorf("ls nothing printed %q", out)
+	}
+	if out := expectCode(t, start(t, f, "ls", "--json", "nothing"), 0, ""); out != "[]\n" {
+		t.Errorf("ls --json nothing printed %q", out)
+	}
+}
+
+func TestPingAndForceRelease(t *testing.T) {
+	f := startFake(t)
+	if out := expectCode(t, start(t, f, "ping"), 0, ""); !strings.Contains(out, "its Redis serves") {
+		t.Errorf("ping printed %q", out)
+	}
+	if out := expectCode(t, start(t, f, "force-release", nameHeld), 0, ""); out != "ended hold 7 of \"held by somebody\"\n" {
+		t.Errorf("force-release printed %q", out)
+	}
+	expectCode(t, start(t, f, "force-release", "free"), 1, `locksidecar: nobody of this host holds the lock "free"`)
+}
+
+func TestVersionNamesTheProtocol(t *testing.T) {
+	out := expectCode(t, start(t, &fake{}, "version", "--json"), 0, "")
+	var v struct {
+		Version  string
+		Protocol int
+	}
+	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Version == "" || v.Protocol != 1 {
+		t.Errorf("printed %q, %v", out, err)
+	}
+}
+
+func TestEverySubcommandHelpsWithAnExample(t *testing.T) {
+	help := expectCode(t, start(t, &fake{}, "--help"), 0, "")
+	for _, name := range []string{"serve", "run", "ls", "force-release", "ping", "demo", "version"} {
+		if !strings.Contains(help, "\n  "+name+" ") {
+			t.Errorf("the help does not name %s", name)
+		}
+		text := expectCode(t, start(t, &fake{}, name, "--help"), 0, "")
+		if !strings.Contains(text, "Example") || !strings.Contains(text, "locksidecar "+name) {
+			t.Errorf("%s --help has no example:\n%s", name, text)
+		}
+	}
+}
+
+func TestUsageErrorsAreOneSentence(t *testing.T) {
+	for _, args := range [][]string{{}, {"serv"}, {"ls", "--nope"}, {"run"}, {"run", "job"}, {"run", "job", "--"}} {
+		p := start(t, &fake{}, args...)
+		expectCode(t, p, exitUsage, "locksidecar: ")
+		if strings.Count(p.stderr.String(), "\n") != 1 {
+			t.Errorf("%q printed\n%s", args, p.stderr.String())
+		}
+	}
+}

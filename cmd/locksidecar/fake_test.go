@@ -1,0 +1,173 @@
+package main
+
+import (
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// fake is a sidecar without Redis, whose answers the test decides.
+type fake struct {
+	path string
+
+	// Fixed when it starts.
+	lease     time.Duration // of every grant; it is never renewed
+	onRelease func()        // called before a release is answered; nil: nothing
+
+	acquired chan protocol.Acquire // every acquire, when it was answered or left waiting
+	released chan struct{}         // every release, before it is answered
+	closed   chan struct{}         // every end of a connection
+
+	mu   sync.Mutex // guards conn
+	conn net.Conn   // the last one
+}
+
+// Names that the fake does not grant.
+const (
+	nameHeld     = "held by somebody"
+	nameWait     = "waits forever"
+	nameDenied   = "denied"
+	nameNoRedis  = "no redis"
+	fakeToken    = 4242
+	fakeHold     = 7
+	fakeWatchdog = 30_000
+)
+
+func startFake(t *testing.T, change ...func(*fake)) *fake {
+	t.Helper()
+	f := &fake{
+		path:     filepath.Join(t.TempDir(), "s.sock"),
+		lease:    time.Hour,
+		acquired: make(chan protocol.Acquire, 16),
+		released: make(chan struct{}, 16),
+		closed:   make(chan struct{}, 16),
+	}
+	for _, c := range change {
+		c(f)
+	}
+	l, err := net.Listen("unix", f.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f.mu.Lock()
+			f.conn = c
+			f.mu.Unlock()
+			serving.Go(func() { f.serve(c) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		f.mu.Lock()
+		if f.conn != nil {
+			f.conn.Close()
+		}
+		f.mu.Unlock()
+		serving.Wait()
+	})
+	return f
+}
+
+func (f *fake) serve(c net.Conn) {
+	defer func() {
+		c.Close()
+		f.closed <- struct{}{}
+	}()
+	frames := protocol.NewReader(c)
+	var decoder protocol.RequestDecoder
+	for {
+		body, err := frames.Next()
+		if err != nil {
+			return
+		}
+		request, err := decoder.Decode(body)
+		if err != nil {
+			return
+		}
+		if reply := f.answer(request); reply != nil && !f.send(c, reply) {
+			return
+		}
+		if a, ok := request.(*protocol.Acquire); ok {
+			f.acquired <- *a
+		}
+	}
+}
+
+func (f *fake) answer(request protocol.Request) protocol.Reply {
+	switch r := request.(type) {
+	case *protocol.Hello:
+		return protocol.HelloOK{ID: r.ID, V: protocol.Version, Sidecar: "fake", Version: "0", Session: 1, LeaseMS: fakeWatchdog, NowNS: protocol.Now()}
+	case *protocol.Acquire:
+		switch r.Name {
+		case nameWait:
+			return nil
+		case nameHeld:
+			return protocol.Err{ID: r.ID, Code: protocol.Timeout, Msg: "somebody else holds it"}
+		case nameDenied:
+			return protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: "Redis does not permit this key"}
+		case nameNoRedis:
+			return protocol.Err{ID: r.ID, Code: protocol.Unavailable, Msg: "Redis cannot be reached"}
+		}
+		return protocol.AcquireOK{ID: r.ID, Token: fakeToken, Hold: fakeHold, Count: 1, DeadlineNS: protocol.Now() + int64(f.lease)}
+	case *protocol.Release:
+		if f.onRelease != nil {
+			f.onRelease()
+		}
+		f.released <- struct{}{}
+		if r.ID == 0 {
+			return nil
+		}
+		return protocol.ReleaseOK{ID: r.ID}
+	case *protocol.Cancel:
+		if r.ID == 0 {
+			return nil
+		}
+		return protocol.CancelOK{ID: r.ID, Canceled: true}
+	case *protocol.ForceRelease:
+		if r.Name == nameHeld {
+			return protocol.ForceReleaseOK{ID: r.ID, Hold: fakeHold}
+		}
+		return protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: "nobody holds it"}
+	case *protocol.List:
+		return protocol.ListOK{ID: r.ID, Locks: []protocol.LockRow{
+			{Name: "b", State: protocol.StateHeld, Hold: fakeHold, Token: fakeToken, Count: 1, PID: 1, Cmd: "init", DeadlineNS: protocol.Now() + int64(f.lease)},
+			{Name: "a", State: protocol.StateBusy},
+		}}
+	case *protocol.Ping:
+		return protocol.PingOK{ID: r.ID, NowNS: protocol.Now(), Redis: "ok"}
+	default:
+		return protocol.Err{ID: request.RequestID(), Code: protocol.Unsupported, Msg: "not faked"}
+	}
+}
+
+func (f *fake) send(c net.Conn, m protocol.Reply) bool {
+	_, err := c.Write(m.Append(nil))
+	return err == nil
+}
+
+// event sends the last client an event.
+func (f *fake) event(t *testing.T, m protocol.Reply) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.send(f.conn, m) {
+		t.Fatalf("cannot send %+v", m)
+	}
+}
+
+// drop ends the last client's connection.
+func (f *fake) drop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.conn.Close()
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+type forceReleaseCmd struct {
+	client
+	Name string `arg:"" help:"The lock."`
+}
+
+func (forceReleaseCmd) Help() string {
+	return `Ends the hold that a process of this host has on the lock. The process is told that it lost the lock,
+but nothing stops it: make sure that it no longer works. The next waiter gets the lock at once.
+Allowed for root, the sidecar's user and the holder's user.
+
+Example:
+
+    locksidecar force-release invoice:42
+
+` + exitTable
+}
+
+func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	if err != nil {
+		return err
+	}
+	defer sidecar.Close()
+	hold, err := sidecar.ForceRelease(ctx, c.Name)
+	if errors.Is(err, locksidecar.ErrNotHeld) {
+		return fmt.Errorf("nobody of this host holds the lock %q; locksidecar ls shows who holds what", c.Name)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "ended hold %d of %q\n", hold, c.Name)
+	return err
+}

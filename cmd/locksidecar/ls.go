@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+type lsCmd struct {
+	client
+	Prefix string `arg:"" optional:"" help:"Only locks whose name starts so."`
+	JSON   bool   `help:"Print a JSON array, sorted by name."`
+}
+
+func (lsCmd) Help() string {
+	return `Lists the locks that processes of this host hold or wait for, and below each lock its waiters in
+the order in which they will get it.
+
+FOR is how long the holder has held or the waiter has waited. LEFT is how long the lock would stay held
+without a renewal; "fixed" means that it is not renewed. STATE is held, orphan (its process is gone, and
+the lock is kept a little longer), remote (held elsewhere), busy (being asked of Redis) or free.
+
+Examples:
+
+    locksidecar ls
+    locksidecar ls invoice:
+    locksidecar ls --json | jq '.[] | select(.waiting > 10) | .name'
+
+Fields of --json; those in brackets are absent where they do not apply:
+
+    name, state, waiting, waiters[]
+    [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, orphan]
+    [remote_field, remote_ttl_ms]
+    of a waiter: session, pid, uid, user, cmd, owner, waited_ms
+
+` + exitTable
+}
+
+func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	if err != nil {
+		return err
+	}
+	defer sidecar.Close()
+	rows, err := sidecar.List(ctx)
+	if err != nil {
+		return err
+	}
+	now := protocol.Now()
+	users := make(userNames)
+	locks := make([]lockView, 0, len(rows))
+	for _, row := range rows {
+		if strings.HasPrefix(row.Name, c.Prefix) {
+			locks = append(locks, viewLock(row, now, users))
+		}
+	}
+	slices.SortFunc(locks, func(a, b lockView) int { return strings.Compare(a.Name, b.Name) })
+	if c.JSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return e.Encode(locks)
+	}
+	if len(locks) == 0 {
+		if c.Prefix != "" {
+			_, err = fmt.Fprintf(out, "no locks that start with %q\n", c.Prefix)
+		} else {
+			_, err = fmt.Fprintln(out, "no locks")
+		}
+		return err
+	}
+	_, err = io.WriteString(out, lockTable(locks, width(out)))
+	return err
+}
+
+// lockView is a lock as --json prints it. Its field names are documented in the
+// help and do not change.
+type lockView struct {
+	Name        string       `json:"name"`
+	State       string       `json:"state"`
+	Hold        uint64       `json:"hold,omitempty"`
+	Token       uint64       `json:"token,omitempty"`
+	Count       uint32       `json:"count,omitempty"`
+	Owner       uint64       `json:"owner,omitempty"`
+	Session     uint64       `json:"session,omitempty"`
+	PID         int64        `json:"pid,omitempty"`
+	UID         *int64       `json:"uid,omitempty"`
+	User        string       `json:"user,omitempty"`
+	Cmd         string       `json:"cmd,omitempty"`
+	HeldMS      *int64       `json:"held_ms,omitempty"`
+	LeftMS      *int64       `json:"left_ms,omitempty"`
+	LeaseMS     int64        `json:"lease_ms,omitempty"`
+	Orphan      bool         `json:"orphan,omitempty"`
+	RemoteField string       `json:"remote_field,omitempty"`
+	RemoteTTLMS *int64       `json:"remote_ttl_ms,omitempty"`
+	Waiting     int          `json:"waiting"`
+	Waiters     []waiterView `json:"waiters"`
+}
+
+type waiterView struct {
+	Session  uint64 `json:"session"`
+	PID      int64  `json:"pid"`
+	UID      int64  `json:"uid"`
+	User     string `json:"user"`
+	Cmd      string `json:"cmd"`
+	Owner    uint64 `json:"owner,omitempty"`
+	WaitedMS int64  `json:"waited_ms"`
+}
+
+func viewLock(row protocol.LockRow, now int64, users userNames) lockView {
+	v := lockView{Name: row.Name, State: row.State, Waiting: row.Waiting, Waiters: []waiterView{}}
+	switch row.State {
+	case protocol.StateHeld:
+		left := max(0, (row.DeadlineNS-now)/1e6)
+		v.Hold, v.Token, v.Count, v.Owner, v.Session = row.Hold, row.Token, row.Count, row.Owner, row.Session
+		v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.name(row.UID), row.Cmd
+		v.HeldMS, v.LeftMS, v.LeaseMS, v.Orphan = &row.HeldMS, &left, row.LeaseMS, row.Orphan
+	case protocol.StateRemote:
+		v.RemoteField, v.RemoteTTLMS = row.RemoteField, &row.RemoteTTLMS
+	}
+	for _, w := range row.Waiters {
+		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.name(w.UID), w.Cmd, w.Owner, w.WaitedMS})
+	}
+	return v
+}
+
+// userNames remembers look-ups: the users of one host's locks are few.
+type userNames map[int64]string
+
+func (u userNames) name(uid int64) string {
+	name, ok := u[uid]
+	if !ok {
+		name = strconv.FormatInt(uid, 10)
+		if found, err := user.LookupId(name); err == nil {
+			name = found.Username
+		}
+		u[uid] = name
+	}
+	return name
+}
+
+// width of the terminal that out is; 0: it is none, do not cut.
+func width(out io.Writer) int {
+	f, ok := out.(*os.File)
+	if !ok {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
+}

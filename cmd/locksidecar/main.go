@@ -1,0 +1,95 @@
+// Command locksidecar is the daemon that holds this host's distributed locks,
+// and the tools to use and inspect it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/locksidecar/locksidecar/sidecar"
+)
+
+type cli struct {
+	Serve        serveCmd        `cmd:"" help:"Serve locks to the processes of this host."`
+	Run          runCmd          `cmd:"" help:"Run a command while holding a lock."`
+	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`
+	ForceRelease forceReleaseCmd `cmd:"" help:"End a lock that a process of this host holds."`
+	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`
+	Demo         demoCmd         `cmd:"" help:"Watch a flash sale without and with locks."`
+	Version      versionCmd      `cmd:"" help:"Print the version."`
+}
+
+// client is what every command shares that talks to a running sidecar.
+type client struct {
+	Socket string `help:"The sidecar's socket (default: $$LOCKSIDECAR_SOCKET, then /run/locksidecar/locksidecar.sock)." placeholder:"PATH"`
+}
+
+// askTimeout bounds the commands that ask a running sidecar something: it
+// answers at once or is not well.
+const askTimeout = 10 * time.Second
+
+func main() {
+	if os.Args[0] == launcher {
+		becomeCommand(os.Args)
+	}
+	os.Exit(dispatch(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// dispatch runs one command line and returns the exit code.
+func dispatch(args []string, stdout, stderr io.Writer) int {
+	parser := newParser(&cli{}, stdout, stderr)
+	parsed, err := parser.Parse(args)
+	if err != nil {
+		say(stderr, "%v (see locksidecar --help)", err)
+		return exitUsage
+	}
+	err = parsed.Run()
+	var status exitStatus
+	if errors.As(err, &status) {
+		return int(status)
+	}
+	if err != nil {
+		say(stderr, "%v", err)
+	}
+	return exitCode(err)
+}
+
+// say prints a sentence for people. The SDK names the program in its errors too;
+// once is enough.
+func say(w io.Writer, format string, args ...any) {
+	const name = "locksidecar: "
+	fmt.Fprintln(w, name+strings.ReplaceAll(fmt.Sprintf(format, args...), name, ""))
+}
+
+func complain(format string, args ...any) { say(os.Stderr, format, args...) }
+
+// newParser knows the defaults that help texts show.
+func newParser(c *cli, stdout, stderr io.Writer, extra ...kong.Option) *kong.Kong {
+	options := []kong.Option{
+		kong.Name("locksidecar"),
+		kong.Description("Distributed locks for the processes of one host, kept in Redis by one daemon."),
+		kong.Writers(stdout, stderr),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		kong.ValueFormatter(showEnv),
+		kong.Vars{
+			"socket":       sidecar.DefaultSocket(),
+			"socket_mode":  fileMode(sidecar.DefaultSocketMode).String(),
+			"redis":        sidecar.DefaultRedis,
+			"lease":        sidecar.DefaultLease.String(),
+			"max_sessions": fmt.Sprint(sidecar.DefaultMaxSessions),
+			"max_locks":    fmt.Sprint(sidecar.DefaultMaxLocks),
+			"max_holds":    fmt.Sprint(sidecar.DefaultMaxHolds),
+			"max_waiters":  fmt.Sprint(sidecar.DefaultMaxWaiters),
+		},
+		kong.BindTo(context.Background(), (*context.Context)(nil)),
+		kong.BindTo(stdout, (*io.Writer)(nil)),
+	}
+	return kong.Must(c, append(options, extra...)...)
+}

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/sidecar"
+)
+
+// credentialName is the systemd credential with the URL
+// (LoadCredential=redis-url:/etc/locksidecar/redis-url).
+const credentialName = "redis-url"
+
+// redisTarget is which Redis to use: a URL, or a private one.
+type redisTarget struct {
+	url      string // secret: may contain a password
+	shown    string // the same for people
+	embedded bool
+}
+
+// chooseRedis finds the one Redis that the settings name. There are several ways
+// to name it; the one with the highest origin counts, and two of the same origin
+// are refused rather than ordered by a rule that nobody remembers.
+func chooseRedis(s *settings, r *settingsResolver) (redisTarget, error) {
+	var named []string
+	best := fromDefault
+	consider := func(key string, o origin) {
+		switch {
+		case o > best:
+			best, named = o, []string{key}
+		case o == best && o != fromDefault:
+			named = append(named, key)
+		}
+	}
+	if s.Redis != "" {
+		consider("redis", r.origins["redis"])
+	}
+	if s.RedisFile != "" {
+		consider("redis_file", r.origins["redis_file"])
+	}
+	if s.Embedded {
+		consider("embedded", r.origins["embedded"])
+	}
+	credential := ""
+	if dir := os.Getenv("CREDENTIALS_DIRECTORY"); dir != "" {
+		path := filepath.Join(dir, credentialName)
+		if _, err := os.Stat(path); err == nil {
+			credential = path
+			// The unit's author wrote it, as the file's author wrote the file.
+			consider("credential", fromFile)
+		}
+	}
+	if len(named) == 0 {
+		return parseRedis(sidecar.DefaultRedis, "the default")
+	}
+	if len(named) > 1 {
+		return redisTarget{}, fmt.Errorf("more than one Redis is named: by %s and by %s; keep one",
+			whereRedis(named[0], r), whereRedis(named[1], r))
+	}
+	where := whereRedis(named[0], r)
+	switch named[0] {
+	case "embedded":
+		return redisTarget{embedded: true}, nil
+	case "redis_file":
+		return readRedis(s.RedisFile, where)
+	case "credential":
+		return readRedis(credential, where)
+	}
+	t, err := parseRedis(s.Redis, where)
+	if err == nil && best == fromFlag && hasPassword(t.url) {
+		return redisTarget{}, errors.New("--redis must not contain a password, because every user of this host can read command lines; " +
+			"put the URL into a file and name it with --redis-file, or into $LOCKSIDECAR_REDIS")
+	}
+	return t, err
+}
+
+func whereRedis(key string, r *settingsResolver) string {
+	if key == "credential" {
+		return "the credential " + credentialName
+	}
+	return r.where(key)
+}
+
+func readRedis(path, where string) (redisTarget, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		var pathErr *fs.PathError
+		errors.As(err, &pathErr)
+		return redisTarget{}, fmt.Errorf("the Redis URL of %s cannot be read from %s: %w", where, path, pathErr.Err)
+	}
+	return parseRedis(strings.TrimSpace(string(text)), where+" ("+path+")")
+}
+
+// parseRedis refuses what is not a Redis URL, without ever quoting it: where a
+// password with a slash in it ends is a guess.
+func parseRedis(raw, where string) (redisTarget, error) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Opaque != "" || u.Fragment != "" || strings.ContainsAny(raw, " \t\r\n") {
+		return redisTarget{}, badRedis(where)
+	}
+	shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}
+	if name := u.User.Username(); name != "" {
+		shown.User = url.User(name)
+	}
+	switch u.Scheme {
+	case "redis", "rediss":
+		if db := strings.Trim(u.Path, "/"); db != "" {
+			if _, err := strconv.ParseUint(db, 10, 31); err != nil {
+				return redisTarget{}, badRedis(where)
+			}
+		}
+		if u.Hostname() == "" {
+			return redisTarget{}, badRedis(where)
+		}
+	case "unix":
+		if u.Host != "" || !strings.HasPrefix(u.Path, "/") {
+			return redisTarget{}, badRedis(where)
+		}
+	default:
+		return redisTarget{}, badRedis(where)
+	}
+	return redisTarget{url: raw, shown: shown.String()}, nil
+}
+
+func badRedis(where string) error {
+	return fmt.Errorf("the Redis URL of %s is not one; write redis://user:password@host:6379/0, rediss://… for TLS or "+
+		"unix:///path/to/redis.sock, and percent-encode what is not a letter or a digit in the password", where)
+}
+
+func hasPassword(raw string) bool {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return true
+	}
+	_, ok := u.User.Password()
+	return ok || u.Query().Has("password")
+}

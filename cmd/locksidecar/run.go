@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+type runCmd struct {
+	client
+	Wait       *time.Duration `help:"How long to wait for the lock; 0: try once (default: forever)." placeholder:"DURATION"`
+	Lease      time.Duration  `help:"Hold the lock for at most this long, unrenewed (default: renewed as long as the command runs)." placeholder:"DURATION"`
+	MaxHold    time.Duration  `help:"End the command when it has held the lock this long." placeholder:"DURATION"`
+	CrashDelay time.Duration  `help:"If this program is killed, keep the lock this much longer." placeholder:"DURATION"`
+	KillAfter  time.Duration  `help:"From SIGTERM to SIGKILL when the command is ended (default: ${default})." default:"5s" placeholder:"DURATION"`
+
+	Name    string   `arg:"" help:"The lock."`
+	Command []string `arg:"" passthrough:"partial" name:"command" help:"The command and its arguments, best behind --."`
+}
+
+func (runCmd) Help() string {
+	return `Waits for the lock, runs the command in a process group of its own, and releases the lock when
+the command has ended. The command finds $LOCKSIDECAR_NAME and the fencing token $LOCKSIDECAR_TOKEN.
+
+SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT are passed on to the group.
+The group never goes on without the lock. If the lock is lost, it gets SIGTERM and --kill-after later
+SIGKILL. If the end of the lock can be foreseen (--lease, --max-hold, Redis unreachable), SIGTERM comes
+that much before it. If this program is killed, the group is killed with it. What the command leaves running in
+its group when it ends is ended too, before the lock is released; setsid(1) starts what shall go on.
+
+Examples:
+
+    locksidecar run nightly-report -- ./report.sh --date today
+    locksidecar run --wait 0 deploy -- make deploy || echo "somebody else deploys"
+    locksidecar run stock:42 --wait 30s --max-hold 5m -- sh -c 'sell --fence "$LOCKSIDECAR_TOKEN"'
+
+Exit codes:
+
+    the command's own, or 128 + n if signal n ended it
+    64        wrong usage
+    69        the sidecar cannot be reached, or Redis could not before --wait passed
+    75        not acquired: --wait passed
+    77        not permitted
+    79        the lock was lost, and the command ended
+    126, 127  the command cannot be run, is not found
+    128 + n   signal n came while waiting`
+}
+
+func (c *runCmd) Validate() error {
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+	}{{"lease", c.Lease}, {"max-hold", c.MaxHold}, {"crash-delay", c.CrashDelay}, {"kill-after", c.KillAfter}} {
+		if d.value < 0 {
+			return fmt.Errorf("--%s must not be negative", d.flag)
+		}
+	}
+	if c.Wait != nil && *c.Wait < 0 {
+		return errors.New("--wait must not be negative; leave it out to wait forever")
+	}
+	return nil
+}
+
+func (c *runCmd) Run(ctx context.Context) error {
+	argv := c.Command
+	if argv[0] == "--" {
+		argv = argv[1:]
+	}
+	if len(argv) == 0 {
+		return coded{exitUsage, errors.New("no command; write: locksidecar run NAME -- COMMAND")}
+	}
+	path, err := exec.LookPath(argv[0])
+	if err != nil && !errors.Is(err, exec.ErrDot) {
+		return cannotRun(argv[0], err)
+	}
+
+	signals := make(chan os.Signal, 64)
+	notify(signals, endingSignals...)
+	sidecar, lock, err := c.acquire(ctx, signals)
+	if err != nil {
+		return err
+	}
+	defer sidecar.Close()
+	granted := time.Now()
+
+	notify(signals, passedSignals...) // before the command can miss one
+	tty := openTerminal()
+	env := append(os.Environ(),
+		"LOCKSIDECAR_NAME="+c.Name,
+		"LOCKSIDECAR_TOKEN="+strconv.FormatUint(lock.Token(), 10))
+	g, err := startGroup(path, argv, env, tty)
+	if err != nil {
+		_ = lock.Unlock() // nothing ran: its outcome changes nothing
+		return cannotRun(argv[0], err)
+	}
+
+	s := supervisor{lock: lock, group: g, tty: tty, signals: signals, killAfter: c.KillAfter}
+	if c.MaxHold > 0 {
+		s.maxEnd = granted.Add(c.MaxHold)
+	}
+	s.run()
+	tty.takeBack(g.id)
+
+	err = lock.Unlock()
+	if s.lost == nil && errors.Is(err, locksidecar.ErrLost) {
+		s.lost = err
+		complain("while the command ended: %v", err)
+	}
+	if s.lost != nil {
+		return exitStatus(exitLost)
+	}
+	if err != nil {
+		complain("the command has ended, but its lock is kept until its lease ends: %v", err)
+	}
+	if !s.status.Signaled() {
+		return exitStatus(s.status.ExitStatus())
+	}
+	sig := s.status.Signal()
+	if sig == unix.SIGINT && tty != nil {
+		// Ctrl-C: a shell stops its loop or script only if it sees that the
+		// signal ended us; to the user this is 130 too.
+		signal.Reset(unix.SIGINT)
+		raise(unix.SIGINT)
+	}
+	return exitStatus(exitSignal + int(sig))
+}
+
+// acquire returns the lock, or the error of which the exit code tells why not. A
+// signal ends the wait.
+func (c *runCmd) acquire(ctx context.Context, signals <-chan os.Signal) (*locksidecar.Client, *locksidecar.Lock, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type outcome struct {
+		client *locksidecar.Client
+		lock   *locksidecar.Lock
+		err    error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		var o outcome
+		if o.client, o.err = locksidecar.Dial(ctx, c.Socket); o.err == nil {
+			if o.lock, o.err = c.lock(ctx, o.client); o.err != nil {
+				o.client.Close()
+			}
+		}
+		done <- o
+	}()
+	select {
+	case o := <-done:
+		if o.err != nil {
+			return nil, nil, c.notAcquired(o.err)
+		}
+		return o.client, o.lock, nil
+	case sig := <-signals:
+		cancel()
+		if o := <-done; o.err == nil {
+			_ = o.lock.Unlock() // closing the session releases it in any case
+			o.client.Close()
+		}
+		return nil, nil, exitStatus(exitSignal + int(sig.(syscall.Signal)))
+	}
+}
+
+func (c *runCmd) lock(ctx context.Context, client *locksidecar.Client) (*locksidecar.Lock, error) {
+	var opts []locksidecar.Option
+	if c.Lease > 0 {
+		opts = append(opts, locksidecar.WithLease(c.Lease))
+	}
+	if c.MaxHold > 0 {
+		opts = append(opts, locksidecar.WithMaxHold(c.MaxHold))
+	}
+	if c.CrashDelay > 0 {
+		opts = append(opts, locksidecar.WithCrashDelay(c.CrashDelay))
+	}
+	switch {
+	case c.Wait == nil:
+		return client.Lock(ctx, c.Name, opts...)
+	case *c.Wait == 0:
+		return client.TryLock(ctx, c.Name, opts...)
+	default:
+		ctx, cancel := context.WithTimeout(ctx, *c.Wait)
+		defer cancel()
+		return client.Lock(ctx, c.Name, opts...)
+	}
+}
+
+func (c *runCmd) notAcquired(err error) error {
+	switch {
+	case errors.Is(err, locksidecar.ErrHeld):
+		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by somebody else; locksidecar ls %[1]q shows by whom", c.Name)}
+	case errors.Is(err, locksidecar.ErrTimeout):
+		return coded{exitNotAcquired, fmt.Errorf("the lock %q was not free within %v; locksidecar ls %[1]q shows who holds it", c.Name, *c.Wait)}
+	default:
+		return err
+	}
+}
+
+// cannotRun has the exit codes that shells use.
+func cannotRun(command string, err error) error {
+	code := exitCannotRun
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		code = exitNotFound
+	}
+	// The cause is enough: the command is named already.
+	var execErr *exec.Error
+	if errors.As(err, &execErr) {
+		err = execErr.Err
+	}
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		err = pathErr.Err
+	}
+	return coded{code, fmt.Errorf("cannot run %s: %w", command, err)}
+}
+
+// notify leaves a signal that our parent made us ignore (nohup) ignored.
+func notify(c chan<- os.Signal, signals ...os.Signal) {
+	for _, s := range signals {
+		if !signal.Ignored(s) {
+			signal.Notify(c, s)
+		}
+	}
+}
+
+var (
+	// endingSignals end a wait for the lock, and are passed on to the command
+	// once it runs.
+	endingSignals = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
+
+	// passedSignals have their usual effect on this program while it waits.
+	passedSignals = []os.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGTSTP, unix.SIGCONT}
+)

@@ -1,0 +1,413 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// asLocksidecar makes the test binary be locksidecar.
+const asLocksidecar = "LOCKSIDECAR_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asLocksidecar) != "" || os.Args[0] == launcher {
+		os.Unsetenv(asLocksidecar)
+		main()
+	}
+	if who := os.Getenv(asPuppet); who != "" {
+		os.Exit(puppet(who))
+	}
+	os.Exit(m.Run())
+}
+
+// program is a running locksidecar.
+type program struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	out    *bufio.Reader
+	stderr bytes.Buffer
+}
+
+func command(f *fake, args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asLocksidecar+"=1", "LOCKSIDECAR_SOCKET="+f.path,
+		"GORACE=atexit_sleep_ms=0")
+	// Not the tester's terminal: job control must not stop the test.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+func start(t *testing.T, f *fake, args ...string) *program {
+	t.Helper()
+	p := &program{t: t, cmd: command(f, args...)}
+	p.cmd.Stderr = &p.stderr
+	stdin, err := p.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.stdin = stdin
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // it has ended, unless the test failed
+	})
+	return p
+}
+
+// line is the next line of the output.
+func (p *program) line() string {
+	p.t.Helper()
+	s, err := p.out.ReadString('\n')
+	if err != nil {
+		code := exitOf(p.t, p.cmd.Wait())
+		p.t.Fatalf("output ended: %v; exit code %d, stderr: %s", err, code, p.stderr.String())
+	}
+	return strings.TrimSpace(s)
+}
+
+// pid is the next line as a process that the test can wait for.
+func (p *program) pid() (pidfd int) {
+	p.t.Helper()
+	line := p.line()
+	pid, err := strconv.Atoi(line)
+	if err != nil {
+		p.t.Fatalf("%q is not a pid", line)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+func (p *program) signal(sig syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(sig); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// wait reads the output to its end and returns the exit code; −n: signal n.
+func (p *program) wait() (code int, rest string) {
+	p.t.Helper()
+	text, err := io.ReadAll(p.out)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return exitOf(p.t, p.cmd.Wait()), string(text)
+}
+
+func exitOf(t *testing.T, err error) int {
+	t.Helper()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	if exit == nil {
+		return 0
+	}
+	if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
+		return -int(status.Signal())
+	}
+	return exit.ExitCode()
+}
+
+// ended tells whether a process has, after up to ms.
+func ended(t *testing.T, pidfd, ms int) bool {
+	t.Helper()
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, ms)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n > 0
+	}
+}
+
+const patience = 30_000 // ms that something certain may take on a busy machine
+
+func expectCode(t *testing.T, p *program, want int, message string) (output string) {
+	t.Helper()
+	code, rest := p.wait()
+	if code != want || !strings.Contains(p.stderr.String(), message) {
+		t.Errorf("exit code %d, stderr %q; want %d and %q", code, p.stderr.String(), want, message)
+	}
+	return rest
+}
+
+func TestRunKeepsTheExitCodeAndReleasesTheLock(t *testing.T) {
+	notExecutable := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(notExecutable, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name    string
+		command []string
+		code    int
+		stderr  string
+	}{
+		{"success", []string{"true"}, 0, ""},
+		{"failure", []string{"sh", "-c", "exit 7"}, 7, ""},
+		{"a signal", []string{"sh", "-c", "kill -KILL $$"}, 128 + 9, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := startFake(t)
+			p := start(t, f, append([]string{"run", "job", "--"}, tt.command...)...)
+			expectCode(t, p, tt.code, tt.stderr)
+			<-f.released
+		})
+	}
+	for _, tt := range []struct {
+		name, command string
+		code          int
+		stderr        string
+	}{
+		{"not found", "/nonexistent/command", 127, "cannot run /nonexistent/command: no such file"},
+		{"not in PATH", "no-such-command-anywhere", 127, "executable file not found"},
+		{"not executable", notExecutable, 126, "permission denied"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := startFake(t)
+			expectCode(t, start(t, f, "run", "job", "--", tt.command), tt.code, tt.stderr)
+			select {
+			case <-f.acquired:
+				t.Error("took a lock for a command that cannot run")
+			default:
+			}
+		})
+	}
+}
+
+func TestRunTellsTheCommandNameAndToken(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "job", "sh", "-c", `echo "$LOCKSIDECAR_NAME $LOCKSIDECAR_TOKEN $*"`, "sh", "--wait", "x")
+	if got := expectCode(t, p, 0, ""); got != "job 4242 --wait x\n" {
+		t.Errorf("the command printed %q", got)
+	}
+}
+
+func TestRunPassesItsOptionsOn(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "--lease", "90s", "job", "--max-hold=2m", "--crash-delay", "3s", "--", "true")
+	expectCode(t, p, 0, "")
+	a := <-f.acquired
+	if a.Name != "job" || a.LeaseMS != 90_000 || a.MaxHoldMS != 120_000 || a.CrashDelayMS != 3_000 || a.WaitMS != protocol.Forever {
+		t.Errorf("acquired with %+v", a)
+	}
+	p = start(t, f, "run", "--wait", "0", "job", "--", "true")
+	expectCode(t, p, 0, "")
+	if a := <-f.acquired; a.WaitMS != 0 {
+		t.Errorf("--wait 0 acquired with %+v", a)
+	}
+}
+
+func TestRunSaysWhyItDoesNotHaveTheLock(t *testing.T) {
+	for _, tt := range []struct {
+		args   []string
+		code   int
+		stderr string
+	}{
+		{[]string{"--wait", "0", nameHeld}, 75, "is held by somebody else"},
+		{[]string{"--wait", "1m", nameHeld}, 75, "was not free within 1m0s"},
+		{[]string{nameDenied}, 77, "does not permit"},
+		{[]string{nameNoRedis}, 69, "cannot be reached"},
+		{[]string{"--wait=-1s", "job"}, 64, "must not be negative"},
+		{[]string{"--lease=-1s", "job"}, 64, "--lease must not be negative"},
+		{[]string{"--wiat", "1s", "job"}, 64, "--wiat"},
+	} {
+		f := startFake(t)
+		p := start(t, f, append(append([]string{"run"}, tt.args...), "--", "echo", "must not run")...)
+		if got := expectCode(t, p, tt.code, tt.stderr); got != "" {
+			t.Errorf("%q ran without the lock", tt.args)
+		}
+	}
+}
+
+func TestWithoutASidecarRunSaysWhere(t *testing.T) {
+	f := &fake{path: filepath.Join(t.TempDir(), "nobody.sock")}
+	expectCode(t, start(t, f, "run", "job", "--", "true"), 69, f.path)
+}
+
+func TestASignalEndsTheWait(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		f := startFake(t)
+		p := start(t, f, "run", nameWait, "--", "echo", "must not run")
+		<-f.acquired
+		p.signal(sig)
+		if got := expectCode(t, p, 128+int(sig), ""); got != "" {
+			t.Error("ran without the lock")
+		}
+		<-f.closed
+	}
+}
+
+func TestSignalsReachTheWholeGroup(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "job", "--", "env", asPuppet+"=parent", os.Args[0])
+	both := func(word string) {
+		t.Helper()
+		got := []string{p.line(), p.line()}
+		slices.Sort(got)
+		if !slices.Equal(got, []string{"child " + word, "parent " + word}) {
+			t.Errorf("got %q, want %q of both", got, word)
+		}
+	}
+	both("up")
+	p.signal(syscall.SIGUSR1)
+	both("USR1")
+	p.signal(syscall.SIGHUP)
+	both("HUP")
+	p.signal(syscall.SIGTERM)
+	both("TERM")
+	expectCode(t, p, 3, "")
+	<-f.released
+}
+
+// stubborn starts a process that ignores SIGTERM, prints its pid and waits.
+const stubborn = `sh -c 'trap "" TERM; echo $$; exec sleep 1000' & trap '' TERM; wait`
+
+func TestALostLockEndsTheWholeGroup(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "--kill-after", "20ms", "job", "--", "sh", "-c", stubborn)
+	pidfd := p.pid()
+	f.event(t, protocol.LostEvent{Hold: fakeHold, Reason: protocol.Stolen})
+	expectCode(t, p, 79, "somebody else's name is in its key")
+	if !ended(t, pidfd, patience) {
+		t.Error("a process of the group goes on without the lock")
+	}
+}
+
+func TestALostLockLetsTheCommandEndByItself(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "--kill-after", "1h", "job", "--", "env", asPuppet+"=it", os.Args[0])
+	p.line()
+	f.event(t, protocol.LostEvent{Hold: fakeHold, Reason: protocol.ByForce})
+	if rest := expectCode(t, p, 79, "an operator ended it"); !strings.HasSuffix(rest, "it TERM\n") {
+		t.Errorf("printed %q", rest)
+	}
+}
+
+func TestALockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
+	for name, args := range map[string][]string{
+		"watchdog": {"run", "job", "--", "sh", "-c", stubborn},
+		"lease":    {"run", "--lease", "300ms", "job", "--", "sh", "-c", stubborn},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := startFake(t, func(f *fake) { f.lease = time.Second })
+			p := start(t, f, args...)
+			pidfd := p.pid()
+			f.drop() // the sidecar is gone, too
+			expectCode(t, p, 79, "is not renewed; ending the command")
+			if !ended(t, pidfd, patience) {
+				t.Error("a process of the group goes on without the lock")
+			}
+		})
+	}
+}
+
+func TestMaxHoldEndsTheCommandInTime(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "--max-hold", "200ms", "job", "--", "sh", "-c", stubborn)
+	expectCode(t, p, 79, "ending the command")
+}
+
+func TestKillMinusNineOfRunKillsTheWholeGroup(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "job", "--", "sh", "-c", stubborn)
+	pidfd := p.pid()
+	p.signal(syscall.SIGKILL)
+	if !ended(t, pidfd, patience) {
+		t.Error("what the command has started outlives run, and with it the lock")
+	}
+	<-f.closed
+	_ = p.cmd.Wait() // killed
+}
+
+func TestWhatTheCommandLeavesBehindEndsBeforeTheRelease(t *testing.T) {
+	left := make(chan int, 1)
+	alive := make(chan bool, 1)
+	f := startFake(t, func(f *fake) {
+		f.onRelease = func() { alive <- !ended(t, <-left, 0) }
+	})
+	p := start(t, f, "run", "--kill-after", "20ms", "job", "--", "sh", "-c",
+		`sh -c 'trap "" TERM; echo $$; exec sleep 1000' & read go; exit 5`)
+	left <- p.pid()
+	p.stdin.Close()
+	expectCode(t, p, 5, "")
+	if <-alive {
+		t.Error("the lock was released while a process of the group was running")
+	}
+}
+
+func TestAProcessInASessionOfItsOwnGoesOn(t *testing.T) {
+	if _, err := exec.LookPath("setsid"); err != nil {
+		t.Skip("no setsid on this host")
+	}
+	f := startFake(t)
+	p := start(t, f, "run", "job", "--", "sh", "-c",
+		`setsid sh -c 'echo $$; exec sleep 1000 >/dev/null 2>&1' & read go; exit 0`)
+	daemon := p.pid()
+	p.stdin.Close()
+	expectCode(t, p, 0, "")
+	if ended(t, daemon, 0) {
+		t.Error("it was ended with the command's group")
+	}
+	if err := unix.PidfdSendSignal(daemon, unix.SIGKILL, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAStoppedCommandIsContinuedWhenRunIs(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "job", "--", "sh", "-c", `echo $$; kill -STOP $$; echo on; exit 4`)
+	pid, err := strconv.Atoi(p.line())
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitStopped(t, pid)
+	// Run may not have seen the stop yet; nobody else would continue the command.
+	p.signal(syscall.SIGCONT)
+	if got := p.line(); got != "on" {
+		t.Errorf("printed %q", got)
+	}
+	expectCode(t, p, 4, "")
+}
+
+// awaitStopped returns when the process is in state T.
+func awaitStopped(t *testing.T, pid int) {
+	t.Helper()
+	for t.Context().Err() == nil {
+		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, after, _ := strings.Cut(string(stat), ") "); strings.HasPrefix(after, "T") {
+			return
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+	"github.com/coreos/go-systemd/v22/activation"
+
+	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/embedded"
+)
+
+type serveCmd struct {
+	Config   string `help:"Read settings from this TOML file; its keys are the flags below, with underscores. [$$LOCKSIDECAR_CONFIG]" placeholder:"FILE"`
+	settings `embed:""`
+
+	resolver *settingsResolver
+}
+
+func (serveCmd) Help() string {
+	return `Serves until SIGTERM or SIGINT. Redis need not be there at the start.
+A stop frees no lock: every lock stays valid until its deadline.
+
+Each setting is taken from its flag, its variable, the settings file or its default: the first that has it.
+The Redis URL may also come as the systemd credential "redis-url".
+
+Examples:
+
+    locksidecar serve --embedded --socket /tmp/locks.sock
+    locksidecar serve --config /etc/locksidecar/locksidecar.toml
+    LOCKSIDECAR_REDIS=redis://app:secret@redis.example:6379/0 locksidecar serve
+
+` + exitTable
+}
+
+// BeforeResolve reads the settings file in time for its values to be used.
+func (c *serveCmd) BeforeResolve(ctx *kong.Context) error {
+	path := os.Getenv("LOCKSIDECAR_CONFIG")
+	for _, flag := range ctx.Flags() {
+		if flag.Name == "config" {
+			if v, _ := ctx.FlagValue(flag).(string); v != "" {
+				path = v
+			}
+		}
+	}
+	r, err := newSettingsResolver(path)
+	if err != nil {
+		return err
+	}
+	ctx.AddResolver(r)
+	c.resolver = r
+	return nil
+}
+
+func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context) error {
+	c.resolver.noteFlags(parsed)
+	target, err := chooseRedis(&c.settings, c.resolver)
+	if err != nil {
+		return coded{exitUsage, err}
+	}
+	if os.Getenv("GOGC") == "" {
+		// Held locks stay: a hundred thousand of them are some 40 MB that no
+		// collection frees. Go's default would let as much garbage pile up again.
+		debug.SetGCPercent(40)
+	}
+	log := c.logger(os.Stderr)
+	cfg := sidecar.Config{
+		Socket:      c.Socket,
+		SocketMode:  os.FileMode(c.SocketMode),
+		SocketGroup: c.SocketGroup,
+		Redis:       target.url,
+		Lease:       c.Lease,
+		MaxSessions: c.MaxSessions,
+		MaxLocks:    c.MaxLocks,
+		MaxHolds:    c.MaxHolds,
+		MaxWaiters:  c.MaxWaiters,
+		Version:     version(),
+		Log:         log,
+	}
+	if err := cfg.Check(); err != nil {
+		return coded{exitUsage, err}
+	}
+	if cfg.Listener, err = inherited(); err != nil {
+		return coded{exitUsage, err}
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	// From the first signal on, a second one ends the program the hard way.
+	context.AfterFunc(ctx, stop)
+
+	if target.embedded {
+		redis, err := embedded.Start(ctx, log)
+		if err != nil {
+			return err
+		}
+		defer redis.Close()
+		cfg.Redis, target.shown = redis.URL(), redis.Kind()
+	}
+	server, err := sidecar.Listen(cfg)
+	if err != nil {
+		return err
+	}
+	log.Info("serving", "socket", server.Addr(), "redis", target.shown, "lease", c.Lease, "version", version(), "pid", os.Getpid())
+
+	notified := make(chan struct{})
+	go func() {
+		defer close(notified)
+		newNotifier(log).run(ctx, server)
+	}()
+	err = server.Serve(ctx)
+	stop()
+	<-notified
+	if err != nil {
+		return err
+	}
+	log.Info("stopped; locks that were held stay valid until their deadlines")
+	return nil
+}
+
+func (c *serveCmd) logger(w io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.LogLevel)) // an enum: it cannot fail
+	opts := &slog.HandlerOptions{Level: level}
+	if c.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// inherited is the socket that systemd made for us, or nil.
+func inherited() (*net.UnixListener, error) {
+	files := activation.Files(true)
+	if len(files) == 0 {
+		return nil, nil
+	}
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	if len(files) > 1 {
+		return nil, fmt.Errorf("systemd passes %d sockets; the socket unit must have one ListenStream=", len(files))
+	}
+	l, err := net.FileListener(files[0])
+	if err != nil {
+		return nil, fmt.Errorf("what systemd passes is not a listening socket; check the socket unit: %w", err)
+	}
+	unix, ok := l.(*net.UnixListener)
+	if !ok {
+		l.Close()
+		return nil, errors.New("the socket that systemd passes is not a Unix socket; ListenStream= must be a path")
+	}
+	return unix, nil
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// daemonUnderTest is a `locksidecar serve` with the test as its service manager.
+type daemonUnderTest struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stderr bytes.Buffer // to be read after exit
+	notify *net.UnixConn
+}
+
+func startServe(t *testing.T, cmd *exec.Cmd) *daemonUnderTest {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "notify")
+	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { notify.Close() })
+	if err := notify.SetReadDeadline(time.Now().Add(patience * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	d := &daemonUnderTest{t: t, cmd: cmd, notify: notify}
+	cmd.Stderr = &d.stderr
+	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+path)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it has ended, unless the test failed
+	})
+	return d
+}
+
+// heard is the next thing that the service manager is told.
+func (d *daemonUnderTest) heard() string {
+	d.t.Helper()
+	buf := make([]byte, 4096)
+	n, err := d.notify.Read(buf)
+	if err != nil {
+		_ = d.cmd.Process.Kill()
+		_ = d.cmd.Wait() // killed
+		d.t.Fatalf("%v; the daemon printed\n%s", err, d.stderr.String())
+	}
+	return string(buf[:n])
+}
+
+// stopped ends the daemon with sig and returns its log.
+func (d *daemonUnderTest) stopped(sig os.Signal) string {
+	d.t.Helper()
+	if err := d.cmd.Process.Signal(sig); err != nil {
+		d.t.Fatal(err)
+	}
+	for d.heard() != "STOPPING=1" {
+	}
+	if code := exitOf(d.t, d.cmd.Wait()); code != 0 {
+		d.t.Errorf("exit code %d, want 0", code)
+	}
+	return d.stderr.String()
+}
+
+func TestServeIsReadyWithoutRedisAndKeepsThePasswordToItself(t *testing.T) {
+	cleanEnv(t)
+	f := &fake{path: filepath.Join(t.TempDir(), "s.sock")}
+	cmd := command(f, "serve", "--log-level", "debug", "--lease", "12s")
+	// Nobody listens there.
+	cmd.Env = append(cmd.Env, "LOCKSIDECAR_REDIS=unix://app:hunter2@"+filepath.Join(t.TempDir(), "redis.sock"))
+	d := startServe(t, cmd)
+	if got := d.heard(); got != "READY=1" {
+		t.Errorf("told %q first, want READY=1", got)
+	}
+	status := d.heard()
+	if !strings.HasPrefix(status, "STATUS=Serving. Redis: ") || strings.HasSuffix(status, "ok") {
+		t.Errorf("told %q, want what is wrong with Redis", status)
+	}
+	if info, err := os.Stat(f.path); err != nil || info.Mode().Perm() != 0o660 {
+		t.Errorf("the socket: %v, %v; want mode 0660", info, err)
+	}
+	log := d.stopped(unix.SIGTERM)
+	for _, want := range []string{"socket=" + f.path, "redis=unix://app@/", "lease=12s", "version="} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the log does not have %q:\n%s", want, log)
+		}
+	}
+	if strings.Contains(log, "hunter2") || strings.Contains(status, "hunter2") {
+		t.Errorf("the password is shown:\n%s\n%s", status, log)
+	}
+	if _, err := os.Stat(f.path); err == nil {
+		t.Error("it left its socket behind")
+	}
+}
+
+func TestServeTakesTheSocketThatSystemdMade(t *testing.T) {
+	cleanEnv(t)
+	path := filepath.Join(t.TempDir(), "activated.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	file, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	f := &fake{path: path}
+	cmd := command(f)
+	// systemd knows the pid before it starts the program; here the shell does.
+	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c",
+		`LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" serve --embedded --log-format json`, os.Args[0]}
+	cmd.ExtraFiles = []*os.File{file}
+	d := startServe(t, cmd)
+	if got := d.heard(); got != "READY=1" {
+		t.Errorf("told %q first, want READY=1", got)
+	}
+	p := start(t, f, "ping")
+	expectPing(t, p)
+	if log := d.stopped(unix.SIGINT); !strings.Contains(log, `"socket":"`+path+`"`) {
+		t.Errorf("the log does not name the socket:\n%s", log)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("it removed a socket that is not its own: %v", err)
+	}
+}
+
+// expectPing accepts a Redis that is still starting: only the sidecar counts.
+func expectPing(t *testing.T, p *program) {
+	t.Helper()
+	code, out := p.wait()
+	if code != 0 && code != exitUnavailable || !strings.Contains(out+p.stderr.String(), "the sidecar answer") {
+		t.Errorf("ping: exit code %d, %q, %q", code, out, p.stderr.String())
+	}
+}
+
+func TestServeRefusesSocketsThatItCannotUse(t *testing.T) {
+	cleanEnv(t)
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	file, err := tcp.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for fds, want := range map[string]string{"1": "not a Unix socket", "2": "2 sockets"} {
+		cmd := command(&fake{}, "serve")
+		cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=` + fds + ` exec "$0" serve`, os.Args[0]}
+		cmd.ExtraFiles = []*os.File{file, file}
+		out, err := cmd.CombinedOutput()
+		if code := exitOf(t, err); code != exitUsage || !strings.Contains(string(out), want) {
+			t.Errorf("%s sockets: exit code %d, %q; want %q", fds, code, out, want)
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/BurntSushi/toml"
+	"github.com/alecthomas/kong"
+)
+
+// settings are the daemon's. Each has one name in three spellings: the flag
+// --max-locks, the variable $LOCKSIDECAR_MAX_LOCKS and the file's key max_locks.
+// A flag beats a variable, a variable beats the file, the file beats the default.
+type settings struct {
+	Socket      string        `toml:"socket" default:"${socket}" placeholder:"PATH" help:"Where clients connect (default: ${default})."`
+	SocketMode  fileMode      `toml:"socket_mode" default:"${socket_mode}" placeholder:"OCTAL" help:"File mode of the socket; who can write to it can lock (default: ${default})."`
+	SocketGroup string        `toml:"socket_group" placeholder:"GROUP" help:"Group of the socket (default: that of the daemon)."`
+	Redis       string        `toml:"redis" placeholder:"URL" help:"redis://, rediss:// or unix:// URL (default: ${redis}). As a flag it must not contain a password."`
+	RedisFile   string        `toml:"redis_file" placeholder:"PATH" help:"A file with the URL, so that its password stands nowhere else."`
+	Embedded    bool          `toml:"embedded" help:"Use a private Redis that ends with the daemon: for trials and tests."`
+	Lease       time.Duration `toml:"lease" default:"${lease}" placeholder:"DURATION" help:"How long Redis keeps a lock that is not renewed (default: ${default})."`
+	MaxSessions int           `toml:"max_sessions" default:"${max_sessions}" placeholder:"N" help:"Clients at one time (default: ${default})."`
+	MaxLocks    int           `toml:"max_locks" default:"${max_locks}" placeholder:"N" help:"Names held or waited for, in all (default: ${default})."`
+	MaxHolds    int           `toml:"max_holds" default:"${max_holds}" placeholder:"N" help:"Locks held by one client (default: ${default})."`
+	MaxWaiters  int           `toml:"max_waiters" default:"${max_waiters}" placeholder:"N" help:"Requests of one client that wait (default: ${default})."`
+	LogLevel    string        `toml:"log_level" default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"debug, info, warn or error (default: ${default})."`
+	LogFormat   string        `toml:"log_format" default:"text" enum:"text,json" placeholder:"FORMAT" help:"text or json (default: ${default})."`
+}
+
+// origin is where a setting came from. A larger one beats a smaller one.
+type origin int
+
+const (
+	fromDefault origin = iota
+	fromFile
+	fromEnv
+	fromFlag
+)
+
+// settingsResolver gives kong the settings that are not on the command line,
+// and remembers where each came from.
+type settingsResolver struct {
+	path    string // of the file; "": none
+	file    map[string]string
+	origins map[string]origin // by key
+}
+
+func newSettingsResolver(path string) (*settingsResolver, error) {
+	r := &settingsResolver{path: path, origins: make(map[string]origin)}
+	if path == "" {
+		return r, nil
+	}
+	var s settings
+	meta, err := toml.DecodeFile(path, &s)
+	if err != nil {
+		var pathErr *fs.PathError
+		if errors.As(err, &pathErr) {
+			return nil, fmt.Errorf("the settings file cannot be read: %w", err)
+		}
+		return nil, fmt.Errorf("the settings file %s is not valid: %w", path, err)
+	}
+	if unknown := meta.Undecoded(); len(unknown) > 0 {
+		return nil, fmt.Errorf("the settings file %s has the unknown key %q; the keys are %s",
+			path, unknown[0], strings.Join(settingKeys(), ", "))
+	}
+	r.file = make(map[string]string)
+	v := reflect.ValueOf(s)
+	for i, key := range settingKeys() {
+		if meta.IsDefined(key) {
+			r.file[key] = fmt.Sprint(v.Field(i).Interface())
+		}
+	}
+	return r, nil
+}
+
+func settingKeys() []string {
+	t := reflect.TypeFor[settings]()
+	keys := make([]string, t.NumField())
+	for i := range keys {
+		keys[i] = t.Field(i).Tag.Get("toml")
+	}
+	return keys
+}
+
+func settingKey(flag string) string { return strings.ReplaceAll(flag, "-", "_") }
+
+func settingEnv(key string) string { return "LOCKSIDECAR_" + strings.ToUpper(key) }
+
+func (r *settingsResolver) Validate(*kong.Application) error { return nil }
+
+// Resolve is asked for the flags that are not on the command line. An empty
+// variable counts as absent, because that is how unit files and containers
+// unset one.
+func (r *settingsResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+	if !isSetting(flag.Value) {
+		return nil, nil
+	}
+	key := settingKey(flag.Name)
+	if v := os.Getenv(settingEnv(key)); v != "" {
+		r.origins[key] = fromEnv
+		if err := tryValue(flag, v); err != nil {
+			return nil, fmt.Errorf("$%s: %w", settingEnv(key), err)
+		}
+		return v, nil
+	}
+	if v, ok := r.file[key]; ok {
+		r.origins[key] = fromFile
+		return v, nil
+	}
+	return nil, nil
+}
+
+// tryValue parses into nowhere, so that the error can name the variable.
+func tryValue(flag *kong.Flag, text string) error {
+	nowhere := reflect.New(flag.Target.Type()).Elem()
+	scan := kong.ScanFromTokens(kong.Token{Type: kong.FlagValueToken, Value: text})
+	return flag.Mapper.Decode(&kong.DecodeContext{Value: flag.Value, Scan: scan}, nowhere)
+}
+
+// noteFlags completes origins with what the command line has.
+func (r *settingsResolver) noteFlags(ctx *kong.Context) {
+	for _, p := range ctx.Path {
+		if p.Flag != nil && !p.Resolved && isSetting(p.Flag.Value) {
+			r.origins[settingKey(p.Flag.Name)] = fromFlag
+		}
+	}
+}
+
+// where names a setting for an error message as the user wrote it.
+func (r *settingsResolver) where(key string) string {
+	switch r.origins[key] {
+	case fromFlag:
+		return "--" + strings.ReplaceAll(key, "_", "-")
+	case fromEnv:
+		return "$" + settingEnv(key)
+	case fromFile:
+		return key + " in " + r.path
+	default:
+		return key
+	}
+}
+
+func isSetting(v *kong.Value) bool { return v.Tag != nil && v.Tag.Has("toml") }
+
+// showEnv adds the variable to the help of a setting.
+func showEnv(v *kong.Value) string {
+	if !isSetting(v) {
+		return v.Help
+	}
+	return v.Help + " [$" + settingEnv(settingKey(v.Name)) + "]"
+}
+
+// fileMode is a mode written as an octal number that starts with 0. The zero is
+// required because 660 without it is a decimal number in TOML.
+type fileMode fs.FileMode
+
+func (m *fileMode) UnmarshalText(text []byte) error {
+	n, err := strconv.ParseUint(string(text), 8, 32)
+	if err != nil || n > 0o777 || n == 0 || text[0] != '0' {
+		return fmt.Errorf("mode %q: write an octal number such as \"0660\"", text)
+	}
+	*m = fileMode(n)
+	return nil
+}
+
+func (m fileMode) String() string { return fmt.Sprintf("%04o", uint32(m)) }

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// What a narrow terminal leaves at least of a lock's name and of a command.
+const (
+	minName    = 16
+	minCommand = 24
+)
+
+var lockHeader = []string{"LOCK", "STATE", "PID", "USER", "FOR", "LEFT", "TOKEN", "COMMAND"}
+
+// lockTable renders locks for a terminal of the given width; 0: as wide as need
+// be. The command is the last column because it is what can best be cut.
+func lockTable(locks []lockView, width int) string {
+	rows := [][]string{lockHeader}
+	for _, l := range locks {
+		rows = append(rows, lockRow(l))
+		for i, w := range l.Waiters {
+			rows = append(rows, []string{
+				"  waiter " + strconv.Itoa(i+1), "", pid(w.PID), w.User, ms(w.WaitedMS), "", "", w.Cmd,
+			})
+		}
+		if more := l.Waiting - len(l.Waiters); more > 0 {
+			rows = append(rows, []string{fmt.Sprintf("  … %d more", more), "", "", "", "", "", "", ""})
+		}
+	}
+	return alignRows(rows, width)
+}
+
+func lockRow(l lockView) []string {
+	row := []string{l.Name, l.State, "", "", "", "", "", ""}
+	switch {
+	case l.HeldMS != nil:
+		if l.Orphan {
+			row[1] = "orphan"
+		} else if l.Count > 1 {
+			row[1] = fmt.Sprintf("%s ×%d", l.State, l.Count)
+		}
+		row[2], row[3], row[4] = pid(l.PID), l.User, ms(*l.HeldMS)
+		row[5] = ms(*l.LeftMS)
+		if l.LeaseMS > 0 {
+			row[5] += " fixed"
+		}
+		row[6], row[7] = strconv.FormatUint(l.Token, 10), l.Cmd
+	case l.RemoteTTLMS != nil:
+		row[5] = "no expiry"
+		if *l.RemoteTTLMS >= 0 {
+			row[5] = ms(*l.RemoteTTLMS)
+		}
+		row[7] = "elsewhere: " + l.RemoteField
+	}
+	return row
+}
+
+func alignRows(rows [][]string, width int) string {
+	last := len(rows[0]) - 1
+	widths := make([]int, last+1)
+	for _, row := range rows {
+		for i, cell := range row {
+			row[i] = printable(cell)
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+	}
+	if width > 0 {
+		// The name gives way first, so that the command keeps a little.
+		fixed := 0
+		for _, w := range widths[1:last] {
+			fixed += w + 2
+		}
+		widths[0] = min(widths[0], max(minName, width-fixed-2-minCommand))
+	}
+	var out strings.Builder
+	for _, row := range rows {
+		var line strings.Builder
+		for i, cell := range row[:last] {
+			cell = cut(cell, widths[i])
+			line.WriteString(cell)
+			line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
+		}
+		line.WriteString(row[last])
+		text := line.String()
+		if width > 0 {
+			text = cut(text, width)
+		}
+		out.WriteString(strings.TrimRight(text, " "))
+		out.WriteByte('\n')
+	}
+	return out.String()
+}
+
+func cut(s string, width int) string {
+	if utf8.RuneCountInString(s) <= width {
+		return s
+	}
+	return string([]rune(s)[:width-1]) + "…"
+}
+
+// printable keeps a process from writing to an operator's terminal by the name
+// it gave itself.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+func pid(n int64) string {
+	if n == 0 {
+		return "?"
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// ms prints a duration in its two largest units.
+func ms(n int64) string {
+	d := time.Duration(n) * time.Millisecond
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%dms", n)
+	case d < time.Minute:
+		return fmt.Sprintf("%d.%ds", n/1000, n/100%10)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d/time.Second%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d/time.Minute%60)
+	default:
+		return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d/time.Hour%24)
+	}
+}
