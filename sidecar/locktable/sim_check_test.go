@@ -300,8 +300,15 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 	if e.Deadline <= now {
 		w.violation(n, "hold %d is granted with a deadline that has passed", e.Hold)
 	}
-	if lease := q.acquire.LeaseMS; lease > 0 && e.Deadline-now > lease*ms {
-		w.violation(n, "hold %d of a fixed lease of %d ms is granted for longer than that", e.Hold, lease)
+	lease := q.acquire.LeaseMS * ms
+	if lease > 0 && e.Deadline-now > lease {
+		w.violation(n, "hold %d of a fixed lease of %s is granted for longer than that", e.Hold, time.Duration(lease))
+	}
+	if lease == 0 {
+		lease = int64(w.plan.table.Lease)
+	}
+	if e.Deadline-now < lease/3 {
+		w.violation(n, "hold %d with a lease of %s is granted for only %s", e.Hold, time.Duration(lease), time.Duration(e.Deadline-now))
 	}
 	w.checkToken(h, n, e.Token)
 	w.checkHandoff(h, n, now)

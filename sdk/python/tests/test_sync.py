@@ -558,19 +558,32 @@ def in_poll(client: Client) -> None:
         os.sched_yield()
 
 
+def ctrl_c(client: Client, felt: threading.Event) -> None:
+    """Interrupts the main thread while it waits, until it says that it felt it.
+
+    A signal that comes between the interpreter's last look and the system call interrupts neither.
+    """
+    in_poll(client)
+    while True:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if felt.wait(5):
+            return
+
+
 def test_ctrl_c_ends_the_wait_and_nothing_leaks(sidecar: FakeSidecar, client: Client, other: Client) -> None:
     holder = other.lock("n")
     holder.acquire()
 
     def interrupt() -> None:
         sidecar.wait_for(lambda: sidecar.waiting("n"))
-        in_poll(client)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        ctrl_c(client, felt)
 
+    felt = threading.Event()
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt), client.lock("n"):
         pytest.fail("the body ran without the lock")
+    felt.set()
     thread.join()
     sidecar.wait_for(lambda: not sidecar.waiting("n"))
     assert client.ping() == "ok"
@@ -583,15 +596,16 @@ def test_grant_that_wins_against_ctrl_c_is_released(sidecar: FakeSidecar, client
 
     def interrupt() -> None:
         sidecar.wait_for(lambda: sidecar.requests("acquire"))
-        in_poll(client)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        ctrl_c(client, felt)
         sidecar.wait_for(lambda: sidecar.requests("cancel"))
         sidecar.answer_all()
 
+    felt = threading.Event()
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         client.lock("n").acquire()
+    felt.set()
     thread.join()
     assert client.ping() == "ok"  # reads the grant
     sidecar.wait_for(lambda: sidecar.requests("release"))

@@ -1,0 +1,134 @@
+# Everything works from a clean clone on Debian with Go, Python 3 and git; what
+# else a target needs it installs: Debian packages by apt, Python packages into
+# .venv, Go tools by `go run` at the version given here.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
+PYTHON      ?= python3
+
+# Everything that counts as Go source. .venv may hold foreign .go files.
+GO_DIRS := $(wildcard cmd protocol sdk sidecar tests wheel)
+# Packages with benchmarks and fuzz targets.
+GO_CORE := ./wheel ./protocol ./sidecar/... ./sdk/go/...
+
+# Budgets that a person may raise: make fuzz FUZZTIME=10m
+FUZZTIME  ?= 30s
+BENCHTIME ?= 1s
+SIM_STEPS ?= 20000000
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# ---- build -------------------------------------------------------------------
+
+.PHONY: build
+build: ## build bin/locksidecar
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.release=$(VERSION)' -o bin/locksidecar ./cmd/locksidecar
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin .venv .mypy_cache .pytest_cache .ruff_cache
+
+# ---- what tests and tools need -----------------------------------------------
+
+# apt-get as root, or through sudo; a sentence if there is neither.
+define apt
+	if ! command -v apt-get >/dev/null; then \
+		echo "error: $(1) is needed: install it with your package manager and try again" >&2; exit 1; fi; \
+	as=; if [ "$$(id -u)" != 0 ]; then \
+		command -v sudo >/dev/null || { echo "error: $(1) is needed: run as root: apt-get install $(1)" >&2; exit 1; }; \
+		as=sudo; fi; \
+	$$as apt-get -qq update && DEBIAN_FRONTEND=noninteractive $$as apt-get -qq install -y --no-install-recommends $(1) >/dev/null
+endef
+
+.PHONY: redis
+redis:
+	@command -v redis-server >/dev/null || { $(call apt,redis-server); }
+
+# The race detector links against the C library.
+.PHONY: cc
+cc:
+	@command -v cc >/dev/null || command -v gcc >/dev/null || { $(call apt,gcc libc6-dev); }
+
+.PHONY: venv
+venv: .venv/.ready ## make .venv with the pinned Python packages and sdk/python in place
+
+.venv/.ready: tests/requirements.txt sdk/python/pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { $(call apt,python3 python3-venv); }
+	@if [ ! -x .venv/bin/pip ]; then \
+		rm -rf .venv; \
+		$(PYTHON) -m venv .venv >/dev/null 2>&1 || { rm -rf .venv; $(call apt,python3-venv); $(PYTHON) -m venv .venv; }; \
+	fi
+	.venv/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt
+	.venv/bin/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e sdk/python
+	@touch $@
+
+# ---- checks ------------------------------------------------------------------
+
+.PHONY: fmt-check
+fmt-check:
+	@out=$$(gofmt -l $(GO_DIRS)); if [ -n "$$out" ]; then echo "error: not gofmt'ed:"; echo "$$out"; exit 1; fi
+
+.PHONY: test
+test: test-go test-python ## run every test; installs what they need
+
+.PHONY: test-go
+test-go: fmt-check redis cc venv
+	go vet ./...
+	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 go test -race -timeout 10m ./...
+
+.PHONY: test-python
+test-python: venv
+	.venv/bin/pytest -q -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true sdk/python
+
+.PHONY: lint
+lint: fmt-check venv ## gofmt, go vet, staticcheck, ruff, mypy --strict
+	go vet ./...
+	go run $(STATICCHECK) ./...
+	.venv/bin/ruff check sdk/python
+	.venv/bin/ruff format --check sdk/python
+	.venv/bin/ruff check --config sdk/python/pyproject.toml cmd tests
+	.venv/bin/ruff format --check --config sdk/python/pyproject.toml cmd tests
+	cd sdk/python && ../../.venv/bin/mypy --strict
+	.venv/bin/mypy --strict cmd/locksidecar/demo_till.py tests/worker.py
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (30s)
+	@for pkg in $$(go list $(GO_CORE)); do \
+		for f in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+			echo "== $$pkg $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg; \
+		done; done
+
+.PHONY: sim
+sim: ## a long hunt of the lock table's simulation: SIM_STEPS steps
+	go test ./sidecar/locktable -run '^TestSimulation$$' -count 1 -timeout 2h -v -sim.steps=$(SIM_STEPS)
+
+# ---- numbers -----------------------------------------------------------------
+
+.PHONY: bench-smoke
+bench-smoke: ## run every Go benchmark once, to see that it works
+	go test -run '^$$' -bench . -benchtime 1x $(GO_CORE)
+
+.PHONY: bench
+bench: redis ## Go benchmarks, then the load measurements of tests/
+	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(GO_CORE)
+	go test ./tests -run '^TestMeasurePairs$$' -count 1 -v -measure
+
+.PHONY: measure
+measure: redis ## the numbers the documentation quotes, as one table
+	go test ./tests -run '^TestMeasure' -count 1 -timeout 20m -v -measure
+
+# ---- the flash sale ----------------------------------------------------------
+
+.PHONY: demo
+demo: build ## the flash sale: eight processes, one stock, with and without the lock
+	@$(MAKE) venv || echo "no Python packages to be had: the demo runs with Go workers only" >&2
+	@bin/locksidecar demo

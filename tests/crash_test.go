@@ -1,0 +1,279 @@
+package tests
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+// longLease is a lease that no test outlives: what is free before it ended was
+// released.
+const longLease = "--lease=10m"
+
+// A process that is killed while it holds a lock frees it at once, for waiters
+// on its own host and on others.
+func TestKillOfAHolderFreesItsLock(t *testing.T) {
+	r := startRedis(t)
+	here, there := startDaemon(t, r.unixURL(), longLease), startDaemon(t, r.unixURL(), longLease)
+	for _, holder := range []struct {
+		lang  string
+		start func(testing.TB, *daemon) *worker
+	}{{"Go", startGoWorker}, {"Python", startPythonWorker}} {
+		for _, waiter := range []struct {
+			where string
+			d     *daemon
+		}{{"same host", here}, {"other host", there}} {
+			t.Run(holder.lang+" holder, waiter on the "+waiter.where, func(t *testing.T) {
+				name := t.Name()
+				victim := holder.start(t, here)
+				token := victim.lock(name).Token
+				next := startGoWorker(t, waiter.d)
+				granted := next.ask(command{Do: "lock", As: name, Name: name, WaitMS: -1})
+				eventually(t, "the waiter waits", func() bool { return waiting(t, waiter.d, name) == 1 })
+
+				killed := protocol.Now()
+				victim.kill9()
+				a := next.await(granted)
+				if a.Err != "" || a.Token <= token {
+					t.Fatalf("the waiter got %+v; the killed holder had token %d", a, token)
+				}
+				t.Logf("granted %.1f ms after the kill", float64(a.AtNS-killed)/1e6)
+			})
+		}
+	}
+}
+
+// A child that was forked while the connection was open, and keeps it open,
+// does not keep its dead parent's locks.
+func TestForkedChildDoesNotKeepItsParentsLocks(t *testing.T) {
+	d := startDaemon(t, startRedis(t).unixURL(), longLease)
+	t.Run("inherited by a Go child", func(t *testing.T) {
+		exe, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		parent := exec.Command(exe)
+		parent.Env = append(os.Environ(), roleVar+"=shared-socket", "LOCKSIDECAR_SOCKET="+d.socket)
+		parent.Stderr = os.Stderr
+		stdout, err := parent.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := parent.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { parent.Process.Kill(); parent.Wait() })
+		line, err := bufio.NewReader(stdout).ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		child, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkForkedChild(t, d, "forked", child, func() { parent.Process.Kill() })
+	})
+	// Here the SDK closes the child's copy itself.
+	t.Run("forked by Python", func(t *testing.T) {
+		parent := startPythonWorker(t, d)
+		parent.lock("forked too")
+		child := parent.must(command{Do: "fork"}).PID
+		checkForkedChild(t, d, "forked too", child, parent.kill9)
+	})
+}
+
+// checkForkedChild kills the parent that holds the lock and expects the lock to
+// be free while the child lives.
+func checkForkedChild(t *testing.T, d *daemon, name string, child int, killParent func()) {
+	t.Helper()
+	t.Cleanup(func() { syscall.Kill(child, syscall.SIGKILL) })
+	c := dial(t, d)
+	if _, err := c.TryLock(t.Context(), name); err == nil {
+		t.Fatal("the parent does not hold the lock")
+	}
+	killParent()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	l, err := c.Lock(ctx, name)
+	if err != nil {
+		t.Fatalf("the parent's death did not free the lock: %v", err)
+	}
+	defer l.Unlock()
+	if !alive(child) {
+		t.Fatal("the child is dead too: this showed nothing")
+	}
+}
+
+// runSharedSocket is a process that holds the lock "forked" and has a child
+// that keeps the connection open. It prints the child's pid and waits.
+func runSharedSocket() int {
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: os.Getenv("LOCKSIDECAR_SOCKET")})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	frames := protocol.Hello{ID: 1, V: protocol.Version}.Append(nil)
+	frames = protocol.Acquire{ID: 2, Name: "forked", WaitMS: protocol.Forever}.Append(frames)
+	if _, err := conn.Write(frames); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// Two answers: the hello, and the lock.
+	in := protocol.NewReader(conn)
+	for range 2 {
+		if _, err := in.Next(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	file, err := conn.File()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	child := exec.Command("sleep", "600")
+	child.ExtraFiles = []*os.File{file}
+	if err := child.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Println(child.Process.Pid)
+	child.Wait()
+	return 0
+}
+
+// A daemon that is killed, or stands still, frees nothing: its holders keep
+// their locks until their deadlines, are told then without its help, and nobody
+// else has them before. One that goes on disturbs nobody.
+func TestDaemonThatIsGoneFreesNothingBeforeTheDeadline(t *testing.T) {
+	for _, c := range []struct {
+		what string
+		end  syscall.Signal
+	}{{"killed", syscall.SIGKILL}, {"stopped", syscall.SIGSTOP}} {
+		t.Run(c.what, func(t *testing.T) {
+			r := startRedis(t)
+			here, there := startDaemon(t, r.unixURL(), "--lease=5s"), startDaemon(t, r.unixURL())
+			holders := []*worker{startGoWorker(t, here)}
+			if havePython() {
+				holders = append(holders, startPythonWorker(t, here))
+			}
+			next := startGoWorker(t, there)
+			type hold struct {
+				w       *worker
+				name    string
+				token   uint64
+				granted <-chan answer
+			}
+			var holds []hold
+			for i, w := range holders {
+				h := hold{w: w, name: fmt.Sprintf("orphan %d", i)}
+				h.token = w.lock(h.name).Token
+				h.granted = next.ask(command{Do: "lock", As: h.name, Name: h.name, WaitMS: -1})
+				holds = append(holds, h)
+			}
+			here.cmd.Process.Signal(c.end)
+			for _, h := range holds {
+				if a := h.w.try(command{Do: "check", As: h.name}); a.Err != "" {
+					t.Errorf("%s: before its deadline the holder is told %+v", h.name, a)
+				}
+				lost := h.w.try(command{Do: "lost", As: h.name})
+				if lost.Err != "lost" || lost.Reason != string(protocol.Expired) {
+					t.Errorf("%s: at its deadline the holder is told %+v, not that the lock expired", h.name, lost)
+				}
+				a := next.await(h.granted)
+				if a.Err != "" || a.Token <= h.token {
+					t.Fatalf("%s: the next holder got %+v after token %d", h.name, a, h.token)
+				}
+				if a.AtNS < lost.DeadlineNS {
+					t.Errorf("%s: somebody else had the lock %v before the holder's deadline", h.name, time.Duration(lost.DeadlineNS-a.AtNS))
+				}
+			}
+			if c.end != syscall.SIGSTOP {
+				return
+			}
+			before := r.HGetAll(t.Context(), holds[0].name).Val()
+			here.cmd.Process.Signal(syscall.SIGCONT)
+			here.awaitRedis("ok")
+			for _, h := range holds {
+				if a := next.try(command{Do: "check", As: h.name}); a.Err != "" {
+					t.Errorf("%s: when the daemon went on, the new holder was told %+v", h.name, a)
+				}
+			}
+			if now := r.HGetAll(t.Context(), holds[0].name).Val(); !maps.Equal(now, before) {
+				t.Errorf("when the daemon went on, it made %v of %v", now, before)
+			}
+		})
+	}
+}
+
+// A process that was stopped past the end of its lease finds its lock lost,
+// and somebody else has it with a larger token.
+func TestHolderStoppedPastItsDeadlineFindsItsLockLost(t *testing.T) {
+	d := startDaemon(t, startRedis(t).unixURL())
+	for _, holder := range []struct {
+		lang  string
+		start func(testing.TB, *daemon) *worker
+	}{{"Go", startGoWorker}, {"Python", startPythonWorker}} {
+		t.Run(holder.lang, func(t *testing.T) {
+			name := "stopped " + holder.lang
+			w := holder.start(t, d)
+			token := w.must(command{Do: "lock", As: name, Name: name, WaitMS: -1, Lease: 2000}).Token
+			w.signal(syscall.SIGSTOP)
+			l, err := dial(t, d).Lock(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Unlock()
+			if l.Token() <= token {
+				t.Errorf("token %d after %d", l.Token(), token)
+			}
+			w.signal(syscall.SIGCONT)
+			if a := w.try(command{Do: "check", As: name}); a.Err != "lost" || a.Reason != string(protocol.Expired) {
+				t.Errorf("the stopped holder is told %+v, not that its lock expired", a)
+			}
+			if a := w.try(command{Do: "unlock", As: name}); a.Err == "" {
+				t.Error("the stopped holder released a lock that it had lost")
+			}
+			if err := l.Err(); err != nil {
+				t.Errorf("the new holder's lock suffered: %v", err)
+			}
+		})
+	}
+}
+
+// A process that stands still keeps what the sidecar renews for it: only its
+// death, or its deadline, frees a lock. (What it may believe when it goes on is
+// another matter: it was told of no renewal meanwhile.)
+func TestStoppedProcessKeepsItsRenewedLock(t *testing.T) {
+	r := startRedis(t)
+	d := startDaemon(t, r.unixURL(), "--lease=2s")
+	w := startGoWorker(t, d)
+	w.lock("slow")
+	w.signal(syscall.SIGSTOP)
+	renewals := 0
+	last := time.Duration(0)
+	eventually(t, "more renewals than one lease needs", func() bool {
+		ttl := r.PTTL(t.Context(), "slow").Val()
+		if ttl > last {
+			renewals++
+		}
+		last = ttl
+		return renewals > 6
+	})
+	if _, err := dial(t, d).TryLock(t.Context(), "slow"); !errors.Is(err, locksidecar.ErrHeld) {
+		t.Errorf("another client was told %v, not that the lock is held", err)
+	}
+}

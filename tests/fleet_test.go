@@ -1,0 +1,86 @@
+package tests
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A thousand locks held by fifty processes cost Redis two connections and the
+// daemon no goroutine each, and all of them are renewed.
+func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
+	const processes, locksEach = 50, 20
+	r := startRedis(t)
+	d := startDaemon(t, r.unixURL(), "--lease=6s")
+	ctx := t.Context()
+
+	var fleet []*worker
+	for i := range processes {
+		fleet = append(fleet, startAnyWorker(t, d, i))
+	}
+	var answers []<-chan answer
+	for i, w := range fleet {
+		answers = append(answers, w.ask(command{Do: "lock_many", Name: fmt.Sprintf("fleet:%d:", i), Count: locksEach, WaitMS: -1}))
+	}
+	for i, w := range fleet {
+		if a := w.await(answers[i]); a.Err != "" {
+			t.Fatalf("process %d: %s: %s", i, a.Err, a.Msg)
+		}
+	}
+	// A lock that is held elsewhere makes the daemon listen, too.
+	r.HSet(ctx, "elsewhere", "8743c9c0-0795-4907-87fd-6c719a6b4586:1", 1)
+	fleet[0].ask(command{Do: "lock", As: "elsewhere", Name: "elsewhere", WaitMS: -1})
+	eventually(t, "the daemon listens", func() bool {
+		return r.PubSubNumSub(ctx, "redisson_lock__channel:{elsewhere}").Val()["redisson_lock__channel:{elsewhere}"] == 1
+	})
+	if clients := r.lockClients(); len(clients) != 2 {
+		t.Errorf("%d Redis connections for locking, not 2: %+v", len(clients), clients)
+	}
+
+	// Every lock's time to live rises more often than one lease has renewals.
+	type sight struct {
+		ttl  time.Duration
+		rose int
+	}
+	seen := map[string]sight{}
+	eventually(t, "every lock is renewed four times", func() bool {
+		pipe := r.Pipeline()
+		ttls := map[string]*redis.DurationCmd{}
+		for p := range processes {
+			for l := range locksEach {
+				name := fmt.Sprintf("fleet:%d:%d", p, l)
+				ttls[name] = pipe.PTTL(ctx, name)
+			}
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			t.Fatal(err)
+		}
+		done := true
+		for name, cmd := range ttls {
+			now, s := cmd.Val(), seen[name]
+			if now <= 0 {
+				t.Fatalf("%s is not in Redis any more (PTTL %v)", name, now)
+			}
+			if now > s.ttl {
+				s.rose++
+			}
+			s.ttl = now
+			seen[name] = s
+			done = done && s.rose > 4 // the first sight counts as a rise
+		}
+		return done
+	})
+	for i, w := range fleet {
+		if a := w.try(command{Do: "check", As: fmt.Sprintf("fleet:%d:0", i)}); a.Err != "" {
+			t.Errorf("process %d: %+v", i, a)
+		}
+	}
+	// A few for each session, none for a lock.
+	if n, limit := d.goroutines(), 3*processes+40; n > limit {
+		t.Errorf("the daemon has %d goroutines for %d sessions and %d locks; %d would do", n, processes, processes*locksEach, limit)
+	} else {
+		t.Logf("%d goroutines for %d sessions and %d locks", n, processes, processes*locksEach)
+	}
+}

@@ -1,0 +1,207 @@
+package tests
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/locksidecar/locksidecar"
+
+// A ban keeps the packages that match from reaching others, however many
+// packages lie between.
+type ban struct {
+	from   string   // import path below the module; "x/..." is x and all below it
+	to     []string // import paths, "x/..." too; a leading "./" is the module's root
+	except []string // what "to" does not mean
+	why    string
+}
+
+var bans = []ban{
+	{
+		from: "wheel", to: []string{"./..."}, except: []string{"./wheel"},
+		why: "the wheel knows nothing of locks: it can be read, tested and replaced alone",
+	},
+	{
+		from: "wheel", to: []string{"net", "context", "golang.org/...", "github.com/..."},
+		except: []string{"./..."},
+		why:    "the wheel is a data structure driven by its owner's clock",
+	},
+	{
+		from: "protocol", to: []string{"./..."}, except: []string{"./protocol"},
+		why: "the protocol is what all sides agree on: it can depend on none of them",
+	},
+	{
+		from: "protocol", to: []string{"net", "net/..."},
+		why: "the protocol knows bytes and readers, not where they come from",
+	},
+	{
+		from: "sidecar/locktable", to: []string{"./..."},
+		except: []string{"./sidecar/locktable", "./protocol", "./wheel"},
+		why:    "the table is pure: what it wants done leaves it as values",
+	},
+	{
+		from: "sidecar/locktable", to: []string{"net", "net/...", "os/exec", "log/slog", "github.com/redis/..."},
+		why: "the table does no I/O: a simulation runs it millions of steps a second",
+	},
+	{
+		from: "sidecar/store", to: []string{"./..."},
+		except: []string{"./sidecar/store", "./sidecar/locktable", "./protocol", "./wheel"},
+		why:    "the store carries out operations; sessions and sockets are not its business",
+	},
+	{
+		from: "sidecar", to: []string{"./..."},
+		except: []string{"./sidecar/...", "./protocol", "./wheel"},
+		why:    "the daemon knows its clients by the protocol alone",
+	},
+	{
+		from: "sidecar", to: []string{"github.com/alicebob/...", "github.com/alecthomas/...", "./sidecar/embedded"},
+		why: "an in-process Redis and a command line are the binary's business, not the daemon's",
+	},
+	{
+		from: "sdk/go", to: []string{"./..."}, except: []string{"./sdk/go/...", "./protocol"},
+		why: "the SDK is thin: it talks to the socket and nothing else",
+	},
+	{
+		from: "sdk/go", to: []string{"github.com/redis/...", "github.com/alicebob/...", "github.com/alecthomas/..."},
+		why: "a program that locks through the sidecar must not carry a Redis client",
+	},
+	{
+		from: "cmd/...", to: []string{"./tests/..."},
+		why: "what ships does not depend on how it is tested",
+	},
+	{
+		from: "sidecar/...", to: []string{"testing", "go.uber.org/goleak"},
+		why: "test machinery stays out of what ships",
+	},
+	{
+		from: "sdk/go/...", to: []string{"testing", "go.uber.org/goleak"},
+		why: "test machinery stays out of what ships",
+	},
+}
+
+// Packages reach only what the layout lets them reach.
+func TestImportRules(t *testing.T) {
+	reach := dependencies(t)
+	for _, b := range bans {
+		matched := false
+		for pkg, deps := range reach {
+			if !matches(absolute(b.from), pkg) {
+				continue
+			}
+			matched = true
+			for _, dep := range deps {
+				if dep != pkg && matchesAny(b.to, dep) && !matchesAny(b.except, dep) {
+					t.Errorf("%s reaches %s: %s", pkg, dep, b.why)
+				}
+			}
+		}
+		if !matched {
+			t.Errorf("no package matches %q: the rule guards nothing (%s)", b.from, b.why)
+		}
+	}
+}
+
+// The lock table and the wheel are told the time and start nothing: the same
+// inputs give the same effects.
+func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
+	clocks := map[string]bool{
+		"time.Now": true, "time.Since": true, "time.Until": true, "time.Sleep": true,
+		"time.After": true, "time.AfterFunc": true, "time.Tick": true,
+		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true,
+	}
+	for _, dir := range []string{"wheel", "sidecar/locktable"} {
+		files, err := filepath.Glob(filepath.Join("..", dir, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no Go files in %s (%v)", dir, err)
+		}
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			fset := token.NewFileSet()
+			file, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, imp := range file.Imports {
+				if path, _ := strconv.Unquote(imp.Path.Value); path == "sync" || path == "math/rand" || path == "crypto/rand" {
+					t.Errorf("%s imports %s: one goroutine owns this state, and its randomness comes from a seed", name, path)
+				}
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.GoStmt:
+					t.Errorf("%s: starts a goroutine", fset.Position(n.Pos()))
+				case *ast.SelectorExpr:
+					if x, ok := n.X.(*ast.Ident); ok && clocks[x.Name+"."+n.Sel.Name] {
+						t.Errorf("%s: %s.%s reads a clock that it should be told", fset.Position(n.Pos()), x.Name, n.Sel.Name)
+					}
+				}
+				return true
+			})
+		}
+	}
+}
+
+// dependencies returns what every package of the module reaches.
+func dependencies(t *testing.T) map[string][]string {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Deps", "./...")
+	cmd.Dir = ".."
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.Bytes())
+	}
+	reach := map[string][]string{}
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			ImportPath string
+			Deps       []string
+		}
+		switch err := dec.Decode(&p); {
+		case errors.Is(err, io.EOF):
+			return reach
+		case err != nil:
+			t.Fatal(err)
+		}
+		if p.ImportPath == module || strings.HasPrefix(p.ImportPath, module+"/") {
+			reach[p.ImportPath] = p.Deps
+		}
+	}
+}
+
+func absolute(pattern string) string { return module + "/" + pattern }
+
+func matches(pattern, pkg string) bool {
+	if tree, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return pkg == tree || strings.HasPrefix(pkg, tree+"/")
+	}
+	return pkg == pattern
+}
+
+func matchesAny(patterns []string, pkg string) bool {
+	for _, p := range patterns {
+		if rest, ok := strings.CutPrefix(p, "./"); ok {
+			p = absolute(rest)
+			if rest == "..." {
+				p = module + "/..."
+			}
+		}
+		if matches(p, pkg) {
+			return true
+		}
+	}
+	return false
+}

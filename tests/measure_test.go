@@ -1,0 +1,272 @@
+package tests
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// The numbers that the documentation quotes:
+//
+//	go test ./tests -run '^TestMeasure' -count 1 -v -measure
+//
+// They are printed and not judged: a test that depends on the machine's speed
+// fails for reasons that are not the project's.
+var measure = flag.Bool("measure", false, "run the measurements, about two minutes")
+
+func measured(t *testing.T) {
+	t.Helper()
+	if !*measure {
+		t.Skip("only with -measure")
+	}
+	if raceEnabled {
+		t.Skip("the race detector would be measured")
+	}
+}
+
+func row(what, format string, args ...any) {
+	fmt.Printf("  %-48s %s\n", what, fmt.Sprintf(format, args...))
+}
+
+// From kill -9 of a holder to the grant of the next local waiter.
+func TestMeasureCrashRelease(t *testing.T) {
+	measured(t)
+	const kills = 200
+	d := startDaemon(t, startRedis(t).unixURL())
+	c := dial(t, d)
+	var took []int64
+	for i := range kills {
+		name := fmt.Sprintf("crash %d", i)
+		victim := startGoWorker(t, d)
+		victim.lock(name)
+		granted := make(chan int64, 1)
+		go func() {
+			l, err := c.Lock(context.Background(), name)
+			if err != nil {
+				t.Error(err)
+				granted <- 0
+				return
+			}
+			granted <- protocol.Now()
+			l.Unlock()
+		}()
+		eventually(t, "the waiter waits", func() bool { return waiting(t, d, name) == 1 })
+		killed := protocol.Now()
+		victim.signal(syscall.SIGKILL)
+		took = append(took, <-granted-killed)
+		victim.kill9()
+	}
+	slices.Sort(took)
+	row(fmt.Sprintf("kill -9 to next grant, %d kills", kills), "p50 %s  p99 %s  max %s",
+		ms(took[kills/2-1]), ms(took[kills*99/100-1]), ms(took[kills-1]))
+}
+
+func ms(ns int64) string { return fmt.Sprintf("%.2f ms", float64(ns)/1e6) }
+
+// What 100,000 locks cost that one client holds.
+func TestMeasureHundredThousandLocks(t *testing.T) {
+	measured(t)
+	const locks, parallel = 100_000, 64
+	const window = 30 * time.Second // three renewals of each lock
+	r := startRedis(t)
+	t.Setenv("GODEBUG", "gctrace=1") // tells how much of the memory is alive
+	d := startDaemon(t, r.unixURL())
+	c := dial(t, d)
+	warm, err := c.Lock(t.Context(), "warm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := warm.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	before := rss(t, d.pid())
+	start := time.Now()
+	var wg sync.WaitGroup
+	for p := range parallel {
+		wg.Go(func() {
+			for i := p; i < locks; i += parallel {
+				if _, err := c.Lock(t.Context(), fmt.Sprintf("held:%06d", i)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	row("100,000 locks: taken by one client", "in %.1f s", time.Since(start).Seconds())
+	row("100,000 locks: sidecar memory right after", "%d bytes of RSS a lock", (rss(t, d.pid())-before)/locks)
+
+	cpu, redisCPU, calls := cpuOf(t, d.pid()), cpuOf(t, r.pid()), r.calls(t.Context())
+	time.Sleep(window)
+	cpu, redisCPU = cpuOf(t, d.pid())-cpu, cpuOf(t, r.pid())-redisCPU
+	now := r.calls(t.Context())
+	per := func(name string) float64 { return float64(now[name]-calls[name]) / window.Seconds() }
+	row("100,000 locks: sidecar memory when held for 30 s", "%d bytes of RSS a lock", (rss(t, d.pid())-before)/locks)
+	row("100,000 locks: of it alive", "%d bytes of heap a lock", int64(liveHeap(t, d))<<20/locks)
+	row("100,000 locks: renewals", "%.0f a second, in %.1f scripts a second", per("pexpire"), per("evalsha")+per("eval"))
+	row("100,000 locks: CPU while held", "sidecar %.1f %%, Redis %.1f %% of a core",
+		100*cpu.Seconds()/window.Seconds(), 100*redisCPU.Seconds()/window.Seconds())
+	if n := r.DBSize(t.Context()).Val(); n < 2*locks {
+		t.Errorf("Redis has %d keys; %d locks and as many token counters were expected", n, locks)
+	}
+}
+
+// liveHeap returns the MiB that the daemon's last garbage collection left.
+func liveHeap(t *testing.T, d *daemon) int {
+	t.Helper()
+	// gc 9 @1.2s 0%: … ms clock, … ms cpu, 34->36->30 MB, …
+	live := -1
+	for _, m := range regexp.MustCompile(`(?m)^gc \d+ .* \d+->\d+->(\d+) MB`).FindAllStringSubmatch(d.log.String(), -1) {
+		live, _ = strconv.Atoi(m[1])
+	}
+	if live < 0 {
+		t.Fatal("the daemon said nothing of its garbage collections")
+	}
+	return live
+}
+
+// cpuOf returns the CPU time that a process has used.
+func cpuOf(t testing.TB, pid int) time.Duration {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := bytes.Cut(stat, []byte(") "))
+	fields := strings.Fields(string(rest)) // from the 3rd on
+	utime, err1 := strconv.ParseInt(fields[11], 10, 64)
+	stime, err2 := strconv.ParseInt(fields[12], 10, 64)
+	if err1 != nil || err2 != nil {
+		t.Fatalf("/proc/%d/stat: %s", pid, stat)
+	}
+	return time.Duration(utime+stime) * (time.Second / 100) // USER_HZ
+}
+
+// A daemon without locks: what wakes it.
+func TestMeasureIdle(t *testing.T) {
+	measured(t)
+	const window = 10 * time.Second
+	d := startDaemon(t, startRedis(t).unixURL())
+	time.Sleep(2 * time.Second) // the start's own work
+	switches, cpu := voluntarySwitches(t, d.pid()), cpuOf(t, d.pid())
+	time.Sleep(window)
+	row("idle daemon: voluntary context switches", "%.1f a second, all threads; CPU time %v in %v",
+		float64(voluntarySwitches(t, d.pid())-switches)/window.Seconds(), cpuOf(t, d.pid())-cpu, window)
+
+	strace, err := exec.LookPath("strace")
+	if err != nil {
+		return
+	}
+	var out bytes.Buffer
+	cmd := exec.Command(strace, "-c", "-f", "-p", strconv.Itoa(d.pid()))
+	cmd.Stderr = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(window)
+	cmd.Process.Signal(os.Interrupt)
+	cmd.Wait()
+	if !strings.Contains(out.String(), "% time") {
+		return // ptrace is not permitted here
+	}
+	fmt.Printf("  idle daemon: system calls in %v\n", window)
+	for line := range strings.Lines(out.String()) {
+		if f := strings.Fields(line); len(f) >= 5 && f[0] != "%" && !strings.HasPrefix(f[0], "-") && f[0] != "strace:" {
+			fmt.Printf("    %8s %s\n", f[3], f[len(f)-1])
+		}
+	}
+}
+
+func voluntarySwitches(t testing.TB, pid int) int {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("no tasks of process %d (%v)", pid, err)
+	}
+	n := 0
+	for _, task := range tasks {
+		text, err := os.ReadFile(task)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for line := range strings.Lines(string(text)) {
+			if v, ok := strings.CutPrefix(line, "voluntary_ctxt_switches:"); ok {
+				k, _ := strconv.Atoi(strings.TrimSpace(v))
+				n += k
+			}
+		}
+	}
+	return n
+}
+
+// Pairs of acquire and release, each worker on a lock of its own, and what
+// Redis pays for one.
+func TestMeasurePairs(t *testing.T) {
+	measured(t)
+	const window = 5 * time.Second
+	for _, c := range []struct {
+		what               string
+		processes, workers int
+		shared             bool
+	}{
+		{"1 process × 1 worker, a lock of its own", 1, 1, false},
+		{"8 processes × 8 workers, distinct locks", 8, 8, false},
+		{"64 processes × 1 worker, distinct locks", 64, 1, false},
+		{"8 processes × 8 workers, one lock", 8, 8, true},
+	} {
+		r := startRedis(t)
+		d := startDaemon(t, r.unixURL())
+		var fleet []*worker
+		for range c.processes {
+			w := startGoWorker(t, d)
+			w.lock("warm")
+			w.unlock("warm")
+			fleet = append(fleet, w)
+		}
+		cpu, redisCPU, calls := cpuOf(t, d.pid()), cpuOf(t, r.pid()), r.calls(t.Context())
+		var answers []<-chan answer
+		for i, w := range fleet {
+			name := fmt.Sprintf("pair:%d", i)
+			if c.shared {
+				name = "shared"
+			}
+			answers = append(answers, w.ask(command{
+				Do: "pairs", Name: name, Count: c.workers, WaitMS: window.Milliseconds(), Shared: c.shared,
+			}))
+		}
+		var waits []int64
+		for i, w := range fleet {
+			a := w.await(answers[i])
+			if a.Err != "" {
+				t.Fatalf("%s: %s", a.Err, a.Msg)
+			}
+			waits = append(waits, a.Waits...)
+		}
+		pairs := len(waits)
+		slices.Sort(waits)
+		cpu, redisCPU = cpuOf(t, d.pid())-cpu, cpuOf(t, r.pid())-redisCPU
+		now := r.calls(t.Context())
+		row(c.what, "%6.0f pairs/s; acquire p50 %s p99 %s; CPU a pair: sidecar %.1f µs, Redis %.1f µs; %.2f scripts a pair",
+			float64(pairs)/window.Seconds(), ms(waits[pairs/2]), ms(waits[pairs*99/100]),
+			float64(cpu.Microseconds())/float64(pairs), float64(redisCPU.Microseconds())/float64(pairs),
+			float64(now["evalsha"]-calls["evalsha"])/float64(pairs))
+		for _, w := range fleet {
+			w.kill9()
+		}
+		d.kill9()
+	}
+}

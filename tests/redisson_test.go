@@ -1,0 +1,139 @@
+package tests
+
+import (
+	"context"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+// A lock stands in Redis as Redisson writes an RLock, so that Redisson's
+// clients respect it and are woken by its release.
+func TestLockHasRedissonsLayout(t *testing.T) {
+	r := startRedis(t)
+	d := startDaemon(t, r.unixURL(), "--lease=30s")
+	c := dial(t, d)
+	for _, k := range []struct{ name, channel string }{
+		{"invoice:42", "redisson_lock__channel:{invoice:42}"},
+		{"{invoice}:42", "redisson_lock__channel:{invoice}:42"},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			ctx := t.Context()
+			sub := r.Subscribe(ctx, k.channel)
+			defer sub.Close()
+			if _, err := sub.Receive(ctx); err != nil {
+				t.Fatal(err)
+			}
+			ctx = locksidecar.WithOwner(ctx)
+			first, err := c.Lock(ctx, k.name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			field := checkLayout(t, r, k.name, "1")
+			if ttl := r.PTTL(ctx, k.name).Val(); ttl <= 20*time.Second || ttl > 30*time.Second {
+				t.Errorf("PTTL is %v with a lease of 30 s", ttl)
+			}
+
+			second, err := c.Lock(ctx, k.name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the re-entry is in Redis", func() bool { return r.HGet(ctx, k.name, field).Val() == "2" })
+			if err := second.Unlock(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "one entry is left in Redis", func() bool { return r.HGet(ctx, k.name, field).Val() == "1" })
+			if err := first.Unlock(); err != nil {
+				t.Fatal(err)
+			}
+			msg := receive(t, sub)
+			if msg.Payload != "0" {
+				t.Errorf("the release published %q; Redisson understands \"0\"", msg.Payload)
+			}
+			if n := r.Exists(ctx, k.name).Val(); n != 0 {
+				t.Error("the key is still there after the release")
+			}
+		})
+	}
+}
+
+// checkLayout expects the key to be a hash with one field that an RLock could
+// have, and returns the field.
+func checkLayout(t *testing.T, r *redisServer, name, count string) string {
+	t.Helper()
+	all, err := r.HGetAll(t.Context(), name).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != 1 {
+		t.Fatalf("the hash is %v, not one field", all)
+	}
+	field := regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}:[0-9]+$`)
+	for k, v := range all {
+		if !field.MatchString(k) || v != count {
+			t.Fatalf("the hash is %v, not uuid:number with %s", all, count)
+		}
+		return k
+	}
+	panic("unreachable")
+}
+
+func receive(t *testing.T, sub *redis.PubSub) *redis.Message {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	msg, err := sub.ReceiveMessage(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return msg
+}
+
+// A lock that a Redisson client holds is respected; its release wakes a waiter
+// here.
+func TestLockOfARedissonClientIsRespected(t *testing.T) {
+	r := startRedis(t)
+	d := startDaemon(t, r.unixURL())
+	ctx := t.Context()
+	const name, field = "theirs", "8743c9c0-0795-4907-87fd-6c719a6b4586:61"
+	r.HSet(ctx, name, field, 1)
+	r.PExpire(ctx, name, 10*time.Minute)
+
+	w := startGoWorker(t, d)
+	if a := w.try(command{Do: "lock", As: name, Name: name, WaitMS: 0}); a.Err != "held" {
+		t.Errorf("a try is told %+v, not that the lock is held", a)
+	}
+	granted := w.ask(command{Do: "lock", As: name, Name: name, WaitMS: -1})
+	eventually(t, "the waiter listens on the lock's channel", func() bool {
+		return r.PubSubNumSub(ctx, "redisson_lock__channel:{theirs}").Val()["redisson_lock__channel:{theirs}"] == 1
+	})
+	if n := r.HGet(ctx, name, field).Val(); n != "1" {
+		t.Errorf("the other's field is %q now", n)
+	}
+	// Redisson's unlock.
+	pipe := r.TxPipeline()
+	pipe.Del(ctx, name)
+	pipe.Publish(ctx, "redisson_lock__channel:{theirs}", "0")
+	if _, err := pipe.Exec(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if a := w.await(granted); a.Err != "" {
+		t.Errorf("the waiter is told %+v", a)
+	}
+}
+
+// A key that is no lock is left alone, and whoever asks for it is told.
+func TestKeyThatIsNoLock(t *testing.T) {
+	r := startRedis(t)
+	d := startDaemon(t, r.unixURL())
+	r.Set(t.Context(), "a string", "value", 0)
+	_, err := dial(t, d).TryLock(t.Context(), "a string")
+	mention(t, err, locksidecar.ErrDenied, "a string")
+	if v := r.Get(t.Context(), "a string").Val(); v != "value" {
+		t.Errorf("the key is %q now", v)
+	}
+}
