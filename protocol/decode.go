@@ -239,6 +239,7 @@ func (m *AcquireOK) unpack(id uint64, o *object) {
 		Hold:       o.uint(fieldHold),
 		Count:      o.count(),
 		DeadlineNS: o.int(fieldDeadlineNS, 0, 0, math.MaxInt64),
+		EndNS:      o.int(fieldEndNS, 0, 0, math.MaxInt64),
 	}
 }
 

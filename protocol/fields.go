@@ -35,6 +35,7 @@ const (
 	fieldToken
 	fieldCount
 	fieldDeadlineNS
+	fieldEndNS
 	fieldCanceled
 	fieldLock
 	fieldLocks
@@ -65,7 +66,7 @@ var fieldNames = [fields]string{
 	fieldHold: "hold", fieldTarget: "target", fieldAfter: "after",
 	fieldCode: "code", fieldMsg: "msg", fieldSidecar: "sidecar", fieldVersion: "version",
 	fieldSession: "session", fieldNowNS: "now_ns", fieldToken: "token", fieldCount: "count",
-	fieldDeadlineNS: "deadline_ns", fieldCanceled: "canceled", fieldLock: "lock",
+	fieldDeadlineNS: "deadline_ns", fieldEndNS: "end_ns", fieldCanceled: "canceled", fieldLock: "lock",
 	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
 	fieldHeldMS: "held_ms", fieldOrphan: "orphan", fieldRemoteField: "remote_field",
@@ -129,6 +130,8 @@ func fieldOf(key []byte) field {
 		return fieldCount
 	case "deadline_ns":
 		return fieldDeadlineNS
+	case "end_ns":
+		return fieldEndNS
 	case "canceled":
 		return fieldCanceled
 	case "lock":

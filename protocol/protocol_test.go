@@ -43,6 +43,7 @@ var fullRow = LockRow{
 var everyReply = []Reply{
 	&HelloOK{ID: 1, V: 1, Sidecar: "uuid", Version: "0.1", Session: 2, LeaseMS: 3, NowNS: 4},
 	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5},
+	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5, EndNS: 6},
 	&ReleaseOK{ID: 1, Count: 2},
 	&CancelOK{ID: 1, Canceled: true},
 	&InfoOK{ID: 1},

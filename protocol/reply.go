@@ -25,6 +25,7 @@ type AcquireOK struct {
 	Hold       uint64
 	Count      uint32
 	DeadlineNS int64
+	EndNS      int64 // when max_hold_ms will have passed; 0: it has none
 }
 
 // ReleaseOK answers Release with the entries left.
@@ -148,6 +149,7 @@ func (m AcquireOK) Append(dst []byte) []byte {
 	w.uint("hold", m.Hold)
 	w.uint("count", uint64(m.Count))
 	w.int("deadline_ns", m.DeadlineNS)
+	w.intIf("end_ns", m.EndNS)
 	return w.finish()
 }
 

@@ -238,6 +238,7 @@ type fieldsOf struct {
 	Token                   uint64
 	Count                   uint32
 	DeadlineNS              int64 `json:"deadline_ns"`
+	EndNS                   int64 `json:"end_ns"`
 	Canceled                bool
 	Lock                    *rowFields
 	Locks                   []rowFields
@@ -340,7 +341,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	case "hello":
 		return &HelloOK{m.ID, m.V, m.Sidecar, m.Version, m.Session, m.LeaseMS, m.NowNS}
 	case "acquire":
-		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS}
+		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS, m.EndNS}
 	case "release":
 		return &ReleaseOK{m.ID, m.Count}
 	case "cancel":

@@ -327,7 +327,7 @@ func (s *Server) carryOut() {
 		}
 		switch e.Kind {
 		case locktable.Granted:
-			s.granted = protocol.AcquireOK{ID: e.ID, Token: e.Token, Hold: e.Hold, Count: e.Count, DeadlineNS: e.Deadline}
+			s.granted = protocol.AcquireOK{ID: e.ID, Token: e.Token, Hold: e.Hold, Count: e.Count, DeadlineNS: e.Deadline, EndNS: e.End}
 			s.say(c, &s.granted)
 		case locktable.Released:
 			s.released = protocol.ReleaseOK{ID: e.ID, Count: e.Count}

@@ -498,3 +498,20 @@ func TestWhatOperatorsAsk(t *testing.T) {
 		t.Error("force_release of a bad name")
 	}
 }
+
+func TestALockIsLostBeforeItsConnectionIsEndedFromHere(t *testing.T) {
+	c, p := listen(t).dial()
+	l := p.lock(c, "a", 1, far())
+	ctx, stop := l.Context(context.Background())
+	defer stop()
+	if _, err := p.nc.Write([]byte("\x00\x00\x00\x01\xc0")); err != nil {
+		t.Fatal(err)
+	}
+	// The end of the connection has the sidecar give the lock to somebody else.
+	if _, err := p.frames.Next(); err == nil {
+		t.Fatal("the connection goes on")
+	}
+	mustBe(t, l.Err(), ErrLost)
+	mustBe(t, context.Cause(ctx), ErrLost)
+	mustBe(t, l.Unlock(), ErrLost)
+}

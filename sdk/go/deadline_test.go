@@ -47,6 +47,7 @@ type recorder struct {
 	asleep   atomic.Int64 // ns that timers have not seen
 	mu       sync.Mutex
 	deadline int64         // of the next grant; 0: none is made
+	end      int64         // of its max_hold; 0: it has none
 	late     time.Duration // if not 0: refusals come so long after the wait's end
 	holds    uint64
 	got      []protocol.Request
@@ -75,7 +76,7 @@ func (p *recorder) record() {
 			}
 			if p.deadline != 0 {
 				p.holds++
-				p.say(protocol.AcquireOK{ID: m.ID, Token: p.holds, Hold: p.holds, Count: 1, DeadlineNS: p.deadline})
+				p.say(protocol.AcquireOK{ID: m.ID, Token: p.holds, Hold: p.holds, Count: 1, DeadlineNS: p.deadline, EndNS: p.end})
 			}
 		case *protocol.Release:
 			p.got = append(p.got, *m)
@@ -178,6 +179,29 @@ func TestALockEndsAtItsDeadlineWhateverTheSidecarDoes(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestALockEndsWithItsMaxHoldWhateverTheRenewalsSay(t *testing.T) {
+	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+		p.mu.Lock()
+		p.end = p.clock() + int64(15*time.Second)
+		p.mu.Unlock()
+		l := p.lock(c, "a", 10*time.Second, WithMaxHold(15*time.Second))
+		l.Done()
+		time.Sleep(5 * time.Second)
+		p.say(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(20*time.Second)})
+		synctest.Wait()
+		if got := time.Until(l.Deadline()); got != 10*time.Second {
+			t.Errorf("it is good for %v, want 10s", got)
+		}
+		if d := left(l); d != 10*time.Second {
+			t.Errorf("it ended after %v, want 10s", d)
+		}
+		var lost *LostError
+		if !errors.As(l.Err(), &lost) || lost.Reason != ReasonMaxHold {
+			t.Errorf("Err: %v", l.Err())
+		}
+	})
 }
 
 func TestRenewalsMoveTheDeadline(t *testing.T) {

@@ -41,6 +41,10 @@ const (
 	ReasonMaxHold Reason = protocol.MaxHold // WithMaxHold
 )
 
+// misunderstood: this side ended a connection on which nothing could be relied,
+// and with it what was held.
+const misunderstood Reason = "the sidecar could not be understood, and the connection was ended"
+
 // LostError is an ErrLost that says which lock was lost, and why.
 type LostError struct {
 	Name   string

@@ -43,6 +43,7 @@ type hold struct {
 	entries  uint32
 	fixed    bool   // its lease is not renewed: lease events do not speak of it
 	deadline int64  // told with the last grant
+	final    int64  // when its max_hold will have passed; 0: it has none
 	leases   uint64 // lease events before that
 	end      error  // *LostError, or an ErrClosed; nil: it is held
 	watched  *Lock  // the first of its handles that are watched
@@ -68,6 +69,7 @@ func (s *session) enterHold(req *protocol.Acquire, ok *protocol.AcquireOK) *Lock
 		owned:    req.Owner != 0,
 		entries:  1,
 		deadline: ok.DeadlineNS,
+		final:    ok.EndNS,
 		leases:   s.leases,
 	}
 	h.first.hold = h
@@ -77,10 +79,14 @@ func (s *session) enterHold(req *protocol.Acquire, ok *protocol.AcquireOK) *Lock
 
 // until returns the deadline. The caller holds mu.
 func (h *hold) until() int64 {
+	until := h.deadline
 	if !h.fixed && h.session.leases > h.leases {
-		return max(h.deadline, h.session.lease)
+		until = max(until, h.session.lease)
 	}
-	return h.deadline
+	if h.final != 0 {
+		until = min(until, h.final)
+	}
+	return until
 }
 
 // endHold marks a hold as held no more, whatever its handles do, and adds those
@@ -106,7 +112,11 @@ func (h *hold) expire(now int64) (told []ending, back uint32) {
 		return nil, 0
 	}
 	s := h.session
-	told = s.endHold(h, &LostError{Name: h.name, Reason: ReasonExpired}, nil)
+	why := ReasonExpired
+	if h.final != 0 && now >= h.final {
+		why = ReasonMaxHold
+	}
+	told = s.endHold(h, &LostError{Name: h.name, Reason: why}, nil)
 	if s.err == nil {
 		back = h.entries
 	}

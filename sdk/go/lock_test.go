@@ -173,6 +173,41 @@ func TestACancelledWaitGivesBackWhatIsGrantedYet(t *testing.T) {
 	}
 }
 
+// The first wait is given up while its grant is under way, and the sidecar makes a
+// re-entry of the second.
+func TestAReentryOfWhatWasGivenBackIsRenewed(t *testing.T) {
+	c, p := listen(t).dial()
+	owner := WithOwner(context.Background())
+	ctx, cancel := context.WithCancel(owner)
+	gone := async(func() (*Lock, error) { return c.Lock(ctx, "a") })
+	first := expect[protocol.Acquire](p)
+	cancel()
+	mustBe(t, second(gone()), context.Canceled)
+	expect[protocol.Cancel](p)
+	locked := async(func() (*Lock, error) { return c.Lock(owner, "a") })
+	again := expect[protocol.Acquire](p)
+	soon := protocol.Now() + int64(time.Minute)
+	p.say(protocol.AcquireOK{ID: first.ID, Token: 9, Hold: 5, Count: 1, DeadlineNS: soon})
+	p.say(protocol.AcquireOK{ID: again.ID, Token: 9, Hold: 5, Count: 2, DeadlineNS: soon})
+	p.say(protocol.LeaseEvent{DeadlineNS: far()})
+	l, err := locked()
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := expect[protocol.Release](p)
+	p.say(protocol.ReleaseOK{ID: release.ID, Count: 1})
+	p.expectNothing(c)
+	if time.Until(l.Deadline()) < 30*time.Minute {
+		t.Errorf("believed until %v only", l.Deadline())
+	}
+	if err := l.Unlock(); err != nil {
+		t.Error(err)
+	}
+	if got := expect[protocol.Release](p); got.Hold != 5 {
+		t.Errorf("sent %+v, want the release of 5", got)
+	}
+}
+
 func TestUnlockOnce(t *testing.T) {
 	c, p := listen(t).dial()
 	l := p.lock(c, "a", 1, far())

@@ -97,14 +97,17 @@ func (s *session) lives() bool { return !s.dead.Load() }
 
 // close ends the session for good, and with it every hold.
 func (s *session) close() {
-	s.end(&failure{text: "the client was closed", kind: ErrClosed}, true)
+	closed := &failure{text: "the client was closed", kind: ErrClosed}
+	s.end(closed, func(*hold) error { return closed })
 	<-s.reader
 	s.out.close()
 }
 
-// end ends the session, the first time. What was asked and not answered fails;
-// what is held ends at its deadline, or at once if giveUp says so.
-func (s *session) end(why *failure, giveUp bool) {
+// end ends the session, the first time. What was asked and not answered fails.
+// What is held ends at its deadline if the sidecar ended the connection. If this
+// side does, what it held is somebody else's a moment later: then giveUp says of
+// each hold why it ends, and is not nil.
+func (s *session) end(why *failure, giveUp func(*hold) error) {
 	s.mu.Lock()
 	if s.err != nil {
 		s.mu.Unlock()
@@ -115,14 +118,14 @@ func (s *session) end(why *failure, giveUp bool) {
 	calls := s.calls
 	s.calls = nil
 	var told []ending
-	if giveUp {
+	if giveUp != nil {
 		for _, h := range s.holds {
-			told = s.endHold(h, why, told)
+			told = s.endHold(h, giveUp(h), told)
 		}
 	}
 	s.mu.Unlock()
-	s.nc.Close()
 	tell(told)
+	s.nc.Close()
 	for _, c := range calls {
 		c.err = s.unanswered(c)
 		if c.done != nil {
@@ -265,7 +268,7 @@ func (s *session) read() {
 		body, err := s.frames.Next()
 		var broken *protocol.ConnError
 		if err != nil && !errors.As(err, &broken) {
-			s.end(&failure{text: lostConnection(err), kind: ErrUnavailable, cause: err}, false)
+			s.end(&failure{text: lostConnection(err), kind: ErrUnavailable, cause: err}, nil)
 			return
 		}
 		var m protocol.Received
@@ -276,17 +279,19 @@ func (s *session) read() {
 			err = s.book(m)
 		}
 		if err != nil {
-			f, ok := err.(*failure)
-			if !ok {
-				f = &failure{text: "the sidecar cannot be understood: " + err.Error(), kind: ErrUnavailable, cause: err}
+			if last, ok := err.(*failure); ok {
+				s.end(last, nil)
+				return
 			}
-			s.end(f, false)
+			s.end(&failure{text: "the sidecar cannot be understood: " + err.Error(), kind: ErrUnavailable, cause: err},
+				func(h *hold) error { return &LostError{Name: h.name, Reason: misunderstood} })
 			return
 		}
 	}
 }
 
-// book takes in what the sidecar said. An error ends the session.
+// book takes in what the sidecar said. An error ends the session; a *failure is
+// the sidecar's own last word.
 func (s *session) book(m protocol.Received) error {
 	switch m := m.(type) {
 	case *protocol.Answer:
@@ -353,14 +358,16 @@ func (s *session) granted(m *protocol.Answer) error {
 	s.mu.Lock()
 	c := s.calls[m.ID]
 	delete(s.calls, m.ID)
-	if c != nil && !c.given {
+	if c != nil {
 		c.lock = s.enterHold(&c.acquire, &ok)
 	}
 	s.mu.Unlock()
 	switch {
 	case c == nil: // the session was closed
 	case c.given:
-		s.out.send(protocol.Release{Hold: ok.Hold})
+		// It was entered all the same: a re-entry by the same owner may be under
+		// way, and only the first entry tells what lease the hold has.
+		_ = c.lock.Unlock()
 	default:
 		c.done <- struct{}{}
 	}

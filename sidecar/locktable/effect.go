@@ -6,7 +6,7 @@ import "github.com/locksidecar/locksidecar/protocol"
 type EffectKind uint8
 
 const (
-	Granted     EffectKind = iota + 1 // answer Session's request ID: Token, Hold, Count, Deadline
+	Granted     EffectKind = iota + 1 // answer Session's request ID: Token, Hold, Count, Deadline, End
 	Released                          // answer: Count (no effect if the request had no ID)
 	Refusal                           // answer: Code, Msg
 	Canceled                          // answer to a cancel: Was
@@ -29,6 +29,7 @@ type Effect struct {
 	Hold     uint64
 	Token    uint64
 	Deadline int64 // CLOCK_BOOTTIME, ns
+	End      int64 // the same, when max_hold will have passed; 0: never
 	Code     protocol.Code
 	Reason   protocol.Reason
 	Msg      string

@@ -349,7 +349,7 @@ func (t *Table) grant(now int64, l *lock, w *waiter) {
 	t.byHold[num] = l
 	t.linkHold(l)
 	t.mark(l)
-	t.emit(Effect{Kind: Granted, Session: s.id, ID: w.id, Token: h.token, Hold: num, Count: 1, Deadline: until})
+	t.emit(Effect{Kind: Granted, Session: s.id, ID: w.id, Token: h.token, Hold: num, Count: 1, Deadline: until, End: h.endAt})
 
 	// Other acquires of the same owner have become re-entries.
 	if own := s.owners[w.owner]; w.owner != 0 && own != nil {
@@ -376,7 +376,7 @@ func (t *Table) reenter(l *lock, id uint64) {
 	if l.watched() {
 		h.deadline = max(l.until(), l.known.until)
 	}
-	t.emit(Effect{Kind: Granted, Session: h.session.id, ID: id, Token: h.token, Hold: h.num, Count: h.count, Deadline: l.until()})
+	t.emit(Effect{Kind: Granted, Session: h.session.id, ID: id, Token: h.token, Hold: h.num, Count: h.count, Deadline: l.until(), End: h.endAt})
 }
 
 // Release ends one entry of a hold. Redis's answer cannot change this one.

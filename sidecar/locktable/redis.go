@@ -20,7 +20,8 @@ const (
 	Keep
 
 	// Drop deletes the key if its field is of this sidecar with a number not above
-	// num, and publishes the unlock message.
+	// num, and publishes the unlock message; that too if there is no key any more,
+	// for nobody was told of an expiry.
 	Drop
 )
 

@@ -64,7 +64,7 @@ func (c *hold) end() int64 {
 		}
 		end = min(end, c.keepUntil)
 	}
-	if c.maxEnd > 0 && c.state != live {
+	if c.maxEnd > 0 { // the client was told it with the grant
 		end = min(end, c.maxEnd)
 	}
 	return end
@@ -318,6 +318,9 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 	}
 	if m := q.acquire.MaxHoldMS; m > 0 {
 		c.maxEnd = now + m*ms
+	}
+	if e.End != c.maxEnd {
+		w.violation(n, "hold %d is told to end at %d, its max_hold ends at %d", e.Hold, e.End, c.maxEnd)
 	}
 	w.lives++
 	w.check.met[firstEntry]++

@@ -322,6 +322,8 @@ func (w *world) execute(h *host, o *operation) {
 		res.Outcome = locktable.Done
 		if ours {
 			w.setFree(n)
+		}
+		if k.owner < 0 {
 			w.publish(n)
 		}
 	case k.owner < 0 && (o.op.Kind == locktable.Keep || o.op.Held):

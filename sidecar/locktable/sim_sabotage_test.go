@@ -287,6 +287,15 @@ var sabotages = []struct {
 		"max_hold ends a hold",
 		`has outlived its max_hold`,
 		func(t *spoiled) {
+			t.effect = func(e *locktable.Effect) int {
+				return btoi(e.Kind != locktable.Lost || e.Reason != protocol.MaxHold)
+			}
+		},
+	},
+	{
+		"the end of max_hold is told with the grant",
+		`is told to end at`,
+		func(t *spoiled) {
 			t.acquire = func(req *protocol.Acquire) { req.MaxHoldMS = 0 }
 		},
 	},

@@ -79,7 +79,7 @@ func TestScripts(t *testing.T) {
 		{says: "drop deletes and publishes", hash: ours(7), op: drop(7), want: done, gone: true, heard: true},
 		{says: "drop deletes an earlier hold", hash: ours(6), op: drop(7), want: done, gone: true, heard: true},
 		{says: "drop leaves a later hold and is done", hash: ours(8), op: drop(7), want: done},
-		{says: "drop of a free lock is done and tells nobody", op: drop(7), want: done},
+		{says: "drop of a lock that has expired wakes who waits for it", op: drop(7), want: done, gone: true, heard: true},
 		{says: "drop leaves somebody else's lock and is done", hash: redisson, op: drop(7), want: done},
 		{says: "drop leaves a read-write lock", hash: readers, op: drop(7), want: done},
 		{says: "drop takes our field out of a hash that others built around it", hash: map[string]string{field(ourUUID, 7): "1", "mode": "read", "a": "1"},

@@ -162,6 +162,18 @@ def test_lease_event_moves_earlier_watchdog_holds(talk: Talk) -> None:
     assert deadlines == [50 * S, 30 * S, 45 * S]
 
 
+def test_lease_events_do_not_outlast_max_hold(talk: Talk) -> None:
+    call = talk.acquire()
+    talk.say(id=call.id, token=1, hold=7, count=1, deadline_ns=30 * S, end_ns=40 * S)
+    assert call.hold is not None
+    entry = Entry(talk.session, call.hold)
+    talk.say(ev="lease", deadline_ns=50 * S)
+    entry.check(40 * S - 1)
+    with pytest.raises(LockLost) as e:
+        entry.check(40 * S)
+    assert e.value.reason == "max_hold"
+
+
 def test_a_deadline_never_goes_back(talk: Talk) -> None:
     first = talk.held(1, deadline=30 * S)
     talk.say(ev="lease", deadline_ns=50 * S)

@@ -88,6 +88,8 @@ def seen(got: Any) -> Any:
     match got:
         case (id, (protocol.InfoOK() | protocol.ListOK()) as answer):
             return id, answer
+        case (id, protocol.AcquireOK(end_ns=0) as answer):
+            return id, {key: value for key, value in asdict(answer).items() if key != "end_ns"}
         case (id, answer):
             return id, asdict(answer)
     return got

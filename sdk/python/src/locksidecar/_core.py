@@ -80,6 +80,7 @@ class Hold:
     told: int  # the largest deadline that this hold itself was told
     leased: bool  # has a fixed lease: lease events do not concern it
     told_after: int  # lease events that came before the grant
+    final: int = 0  # when its max_hold will have passed; 0: it has none
     entries: int = 0  # not released yet
     lost: str = ""  # the reason
     # The sidecar said that it ended. If only the deadline passed here, the sidecar may still keep it,
@@ -209,29 +210,37 @@ class Session:
     # --- Holds ---
 
     def deadline(self, hold: Hold) -> int:
-        """Until when hold may be believed in: the largest deadline that it was ever told."""
-        if hold.leased or hold.told_after == self._leases:
-            return hold.told
-        return max(hold.told, self._lease)
+        """Until when hold may be believed in: the largest deadline that it was told, or the end of its max_hold."""
+        told = hold.told
+        if not hold.leased and hold.told_after != self._leases:
+            told = max(told, self._lease)
+        return min(told, hold.final) if hold.final else told
 
     def reason(self, hold: Hold, now: int) -> str:
         """Why hold is lost; "" if it is not."""
         if not hold.lost and hold.entries and now >= self.deadline(hold):
-            self._lose(hold, "expired")
+            self._lose(hold, "max_hold" if hold.final and now >= hold.final else "expired")
         return hold.lost
 
-    def leave(self, hold: Hold, now: int) -> str:
-        """One entry less. Returns why the hold is lost, "" if it was still good."""
-        reason = self.reason(hold, now)
-        self._leave(hold)
+    def leave(self, entry: Entry, now: int) -> str:
+        """One entry less, and entry is released. Returns why its hold is lost, "" if it was still good."""
+        reason = self.reason(entry.hold, now)
+        self._leave(entry.hold, entry)
         return reason
 
-    def _leave(self, hold: Hold) -> None:
+    def _leave(self, hold: Hold, entry: Entry | None = None) -> None:
+        frame = b"" if hold.ended or self.failure is not None else protocol.release(hold.number)
+        size = len(frame)
+        booked = self._holds.get(hold.number) is hold
+        # No calls from here on, so that no handler of a signal raises halfway: who is interrupted
+        # can see in the entry whether it has to be done again.
+        if entry is not None:
+            entry.released = True
         hold.entries -= 1
-        if not hold.ended and self.failure is None:
-            self._send(protocol.release(hold.number))
+        self._queued += size
+        self.unsent += frame
         if hold.entries == 0:
-            if self._holds.get(hold.number) is hold:
+            if booked:
                 del self._holds[hold.number]
             if not hold.lost:
                 self.live -= 1
@@ -316,8 +325,10 @@ class Session:
         hold = self._holds.get(grant.hold)
         # A hold believed lost stays lost. If the sidecar knows better, its new entry gets a belief of its own.
         if hold is None or hold.lost:
-            leased = call.leased if hold is None else hold.leased
-            hold = Hold(grant.hold, call.name, grant.token, grant.deadline_ns, leased, self._leases)
+            # A re-entry of a hold that was left here meanwhile does not tell what lease the hold has:
+            # then it is good for as long as was told.
+            leased = call.leased or grant.count > 1 if hold is None else hold.leased
+            hold = Hold(grant.hold, call.name, grant.token, grant.deadline_ns, leased, self._leases, grant.end_ns)
             self._holds[hold.number] = hold
             self.live += 1
         else:
@@ -400,8 +411,7 @@ class Entry:
 
     def release(self, now: int) -> None:
         self._held("was released before")
-        self.released = True
-        if reason := self.session.leave(self.hold, now):
+        if reason := self.session.leave(self, now):
             raise self.loss(reason)
 
     def lost(self, now: int) -> str:

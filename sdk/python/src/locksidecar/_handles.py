@@ -47,28 +47,39 @@ class Handles(Generic[H]):
 
     def to_release(self, owner: int) -> H | None:
         handle = self.top(owner)
-        if handle is None:
-            handle = self._only([h for h in self if not h.released])
-        if handle is not None and not handle._scoped:
-            self._remove(handle)
+        if handle is None and self._any_owner:
+            handle = _only([h for h in self if not h.released])
         return handle
 
     def to_exit(self, owner: int) -> H | None:
-        """The handle of the `with` block that ends."""
+        """The handle of the `with` block that ends.
+
+        A generator's block may be ended by somebody else than who began it, who may be gone.
+        """
         handle = next((h for h in reversed(self._stacks.get(owner, ())) if h._scoped), None)
         if handle is None:
-            handle = self._only([h for h in self if h._scoped])
-        if handle is not None:
-            self._remove(handle)
+            handle = _only([h for h in self if h._scoped])
         return handle
 
-    def _only(self, handles: list[H]) -> H | None:
-        return handles[0] if self._any_owner and len(handles) == 1 else None
+    def instead_of(self, exited: H) -> H | None:
+        """What its owner acquired within the block after releasing what it began with, as a Condition does."""
+        if not exited.released:
+            return None
+        for stack in self._stacks.values():
+            if exited in stack:
+                after = stack[stack.index(exited) + 1 :]
+                return next((h for h in reversed(after) if not h.released and not h._scoped), None)
+        return None
 
-    def _remove(self, handle: H) -> None:
+    def remove(self, handle: H) -> None:
+        """Does nothing if it was removed before."""
         for owner, stack in self._stacks.items():
             if handle in stack:
                 stack.remove(handle)
                 if not stack:
                     del self._stacks[owner]
                 return
+
+
+def _only(handles: list[H]) -> H | None:
+    return handles[0] if len(handles) == 1 else None

@@ -248,6 +248,7 @@ class AcquireOK:
     hold: int
     count: int
     deadline_ns: int
+    end_ns: int = 0  # when max_hold will have passed; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +290,7 @@ def acquire_ok(f: Fields) -> AcquireOK:
         hold=f.integer("hold"),
         count=f.integer("count", most=_MAX_COUNT),
         deadline_ns=f.integer("deadline_ns"),
+        end_ns=f.integer("end_ns", 0),
     )
 
 
@@ -362,6 +364,7 @@ _KNOWN: Final = frozenset(
         "hold",
         "count",
         "deadline_ns",
+        "end_ns",
         "canceled",
         "reason",
         "lock",

@@ -187,8 +187,8 @@ class _Connection:
 
     def _wake_leader(self) -> None:
         if self._polling:
-            self._polling = False
             self._bell.ring()
+            self._polling = False  # not before: an interrupt in between would leave the leader asleep
 
     def _settle(self) -> None:
         # Not under the leader's poll: the number of a closed file may be another file's a moment later.
@@ -223,13 +223,26 @@ class _Connection:
             return self.session.deadline(entry.hold)
 
     def release(self, entry: Entry) -> None:
-        with self.mutex:
-            self._pump()
+        # A lock that a handler of a signal kept from being released would be renewed for ever.
+        interrupt: BaseException | None = None
+        stuck = False
+        for _ in _TRIES:
             try:
-                entry.release(self._clock())
-            finally:
-                self._flush()
-            stuck = bool(self.session.unsent)
+                with self.mutex:
+                    self._pump()
+                    try:
+                        if interrupt is None or not entry.released:
+                            entry.release(self._clock())
+                    finally:
+                        self._flush()
+                    stuck = bool(self.session.unsent)
+                break
+            except LocksidecarError:
+                raise
+            except BaseException as e:
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
         if stuck:
             self._see_through()
 
@@ -277,7 +290,8 @@ class _Bell:
     def silence(self) -> None:
         if self._rung:
             self._rung = False
-            os.eventfd_read(self._fd)
+            with contextlib.suppress(BlockingIOError):  # who rang was interrupted
+                os.eventfd_read(self._fd)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -349,7 +363,7 @@ class Lock:
     holds itself gets Deadlock. Threads may share the object; any of them may release it.
     """
 
-    __slots__ = ("__weakref__", "_client", "_guard", "_handles", "_options", "name")
+    __slots__ = ("__weakref__", "_client", "_handles", "_options", "name")
 
     name: str
 
@@ -357,8 +371,7 @@ class Lock:
         self.name = protocol.check_name(name)
         self._client = client
         self._options = options
-        self._guard = threading.Lock()  # of _handles; nothing is waited for under it
-        self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)
+        self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)  # guarded by the client's _guard
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """Returns whether the lock was acquired in time; raises if it cannot be.
@@ -380,22 +393,26 @@ class Lock:
 
     def release(self) -> None:
         """Raises LockLost if the lock was lost before, NotHeld if it is not held. Waits for nothing."""
-        with self._guard:
+        with self._client._guard:
             held = self._handles.to_release(_thread.owner)
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
-        held.release()
+        try:
+            held.release()
+        finally:
+            if not held._scoped:
+                self._forget(held)
 
     def locked(self) -> bool:
         """Whether a thread of this process holds the lock through this object. For others: Client.info()."""
-        with self._guard:
+        with self._client._guard:
             handles = list(self._handles)
         return any(h.remaining > 0 for h in handles)
 
     @property
     def held(self) -> Held:
         """What the calling thread holds through this object; raises NotHeld."""
-        with self._guard:
+        with self._client._guard:
             held = self._handles.top(_thread.owner)
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held by this thread")
@@ -412,24 +429,58 @@ class Lock:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._guard:
-            held = self._handles.to_exit(_thread.owner)
-        if held is None:
+        # What a handler of a signal raises here is raised once the lock is released.
+        held: Held | None = None
+        interrupt: BaseException | None = None
+        for _ in _TRIES:
+            try:
+                if held is None:
+                    with self._client._guard:
+                        held = self._handles.to_exit(_thread.owner)
+                self._leave(held, exc)
+                break
+            except LocksidecarError:
+                raise
+            except BaseException as e:
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
+
+    def _leave(self, scoped: Held | None, exc: BaseException | None) -> None:
+        """The end of the `with` block that began with scoped. If it was interrupted it is called again."""
+        if scoped is None:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this with block")
-        if held.released:
-            return
+        with self._client._guard:
+            instead = self._handles.instead_of(scoped)
         try:
-            held.release()
+            for held in (scoped, instead):
+                if held is not None and not held.released:
+                    held.release()
         except (LockLost, NotHeld) as e:
             if exc is None:
                 raise
             note(exc, e)
+        finally:
+            if scoped.released:
+                self._forget(scoped)
+                if instead is not None:
+                    self._forget(instead)
+
+    def _forget(self, held: Held) -> None:
+        with self._client._guard:
+            self._handles.remove(held)
 
     def _acquire(self, options: Options, scoped: bool) -> Held:
         owner = _thread.owner
         held = self._client._acquire(self.name, owner, options, scoped)
-        with self._guard:
-            self._handles.push(owner, held)
+        try:
+            with self._client._guard:
+                self._handles.push(owner, held)
+        except BaseException:  # of a handler of a signal: nobody would know of it
+            with contextlib.suppress(LocksidecarError):
+                held.release()
+            self._forget(held)
+            raise
         return held
 
     def __repr__(self) -> str:
@@ -462,6 +513,8 @@ class Client:
         self._closed = False
         # Held while connecting, which is the only change of _connection; before any connection's mutex.
         self._connecting = threading.Lock()
+        # Of the handles of all its locks; nothing is waited for under it.
+        self._guard = threading.Lock()
         self._connection: _Connection | None = None
         _fork.watch(self)
 
@@ -548,6 +601,7 @@ class Client:
 
     def after_fork_in_child(self) -> None:
         self._connecting = threading.Lock()
+        self._guard = threading.Lock()
         self._connection = None
 
     def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
@@ -571,16 +625,17 @@ class Client:
         connection = self._connection
         if connection is not None and connection.usable():
             return connection
+        # From here on, so that those who wait for each other's attempts do not add up theirs.
+        until = time.monotonic() + (CONNECT_WAIT if wait is None else min(wait, CONNECT_WAIT))
         with self._connecting:
             connection = self._connection
             if connection is None or not connection.usable():
                 if self._closed:
                     raise ClientClosed("the client was closed; make a new one with locksidecar.connect()")
-                self._connection = connection = self._connect(CONNECT_WAIT if wait is None else min(wait, CONNECT_WAIT))
+                self._connection = connection = self._connect(until)
             return connection
 
-    def _connect(self, patience: float) -> _Connection:
-        until = time.monotonic() + patience
+    def _connect(self, until: float) -> _Connection:
         for pause in pauses():
             try:
                 return self._greet(_Connection(dial(self.path), self.path, self._clock))

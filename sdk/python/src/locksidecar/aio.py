@@ -35,9 +35,16 @@ _owners: Final[WeakKeyDictionary[asyncio.Task[Any], int]] = WeakKeyDictionary()
 
 
 def _owner() -> int:
-    """A number for the current task. A context variable would be inherited by the tasks that it starts."""
-    task = asyncio.current_task()
-    assert task is not None, "a lock is acquired by a task"
+    """A number for the current task. A context variable would be inherited by the tasks that it starts.
+
+    0 in what is no task, as a callback of the loop: it may release a lock.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        task = None
+    if task is None:
+        return 0
     owner = _owners.get(task)
     if owner is None:
         owner = _owners[task] = next(_OWNERS)
@@ -317,16 +324,16 @@ class Held:
         """Until when the lock may be believed in, in seconds of CLOCK_BOOTTIME."""
         return self._connection.deadline(self._entry) / 1e9
 
-    def _leave(self, exc: BaseException | None) -> None:
-        """The end of the `async with`."""
+    def _leave(self, exc: BaseException | None, instead: Held | None) -> None:
+        """The end of the `async with`. instead: what was acquired in it after this was released."""
         ours = self._body is not None and self._body.close(exc)
-        if self._entry.released:
+        if self._entry.released and instead is None:
             # Released within the body: what happened to the lock after that concerns nobody.
             if ours:
                 raise self._entry.loss(self._entry.hold.lost) from exc
             return
         try:
-            self.release()
+            (instead or self).release()
         except (LockLost, NotHeld) as e:
             if ours or exc is None:
                 raise e from exc
@@ -382,6 +389,8 @@ class Lock:
         held = self._handles.to_release(_owner())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
+        if not held._scoped:
+            self._handles.remove(held)
         held.release()
 
     def locked(self) -> bool:
@@ -410,7 +419,11 @@ class Lock:
         held = self._handles.to_exit(_owner())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this async with block")
-        held._leave(exc)
+        instead = self._handles.instead_of(held)
+        self._handles.remove(held)
+        if instead is not None:
+            self._handles.remove(instead)
+        held._leave(exc, instead)
 
     async def _acquire(self, options: Options, scoped: bool) -> Held:
         owner = _owner()
@@ -555,10 +568,12 @@ class Client:
             self._move(loop)
         if self._connection is not None and self._connection.usable():
             return self._connection
+        # From here on, so that those who wait for each other's attempts do not add up theirs.
+        until = time.monotonic() + (CONNECT_WAIT if wait is None else min(wait, CONNECT_WAIT))
         async with self._connecting:
             if self._connection is None or not self._connection.usable():
                 self._refuse_if_closed()
-                connection = await self._connect(CONNECT_WAIT if wait is None else min(wait, CONNECT_WAIT))
+                connection = await self._connect(until)
                 if self._closed:
                     connection.close()
                     self._refuse_if_closed()
@@ -578,8 +593,7 @@ class Client:
         self._connecting = asyncio.Lock()
         self._loop = loop
 
-    async def _connect(self, patience: float) -> _Connection:
-        until = time.monotonic() + patience
+    async def _connect(self, until: float) -> _Connection:
         for pause in pauses():
             try:
                 return await self._greet(_Connection(dial(self.path), self.path, self._clock))
