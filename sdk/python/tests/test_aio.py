@@ -141,6 +141,43 @@ async def test_another_task_may_release_a_lock(sidecar: FakeSidecar, client: aio
     await free(sidecar, "n")
 
 
+async def test_a_callback_of_the_loop_may_release_a_lock(sidecar: FakeSidecar, client: aio.Client) -> None:
+    lock = client.lock("n")
+    await lock.acquire()
+    asyncio.get_running_loop().call_soon(lock.release)
+    await free(sidecar, "n")
+
+
+@pytest.mark.parametrize("kind", [aio.Client.lock, aio.Client.rlock])
+async def test_the_body_of_a_generator_may_be_ended_by_another_task(
+    sidecar: FakeSidecar, client: aio.Client, kind: Callable[[aio.Client, str], aio.Lock]
+) -> None:
+    lock = kind(client, "n")
+
+    async def body() -> AsyncIterator[None]:
+        async with lock:
+            yield
+
+    generator = body()
+    await asyncio.create_task(anext_of(generator))
+    assert sidecar.holder("n")
+    await generator.aclose()  # type: ignore[attr-defined]
+    await free(sidecar, "n")
+
+
+async def anext_of(generator: AsyncIterator[None]) -> None:
+    await generator.__anext__()
+
+
+async def test_what_the_body_acquired_again_ends_with_it(sidecar: FakeSidecar, client: aio.Client) -> None:
+    lock = client.lock("n")
+    async with lock:
+        lock.release()
+        await lock.acquire()
+    assert not lock.locked()
+    await free(sidecar, "n")
+
+
 async def test_info_list_ping_force_release(sidecar: FakeSidecar, client: aio.Client, other: aio.Client) -> None:
     assert await client.info("n") is None
     assert await client.ping() == "ok"

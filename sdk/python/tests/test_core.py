@@ -272,6 +272,23 @@ def test_entry_into_a_hold_believed_lost_is_a_belief_of_its_own(talk: Talk) -> N
 # --- Giving up ---
 
 
+@pytest.mark.parametrize("left", ["abandoned", "released"])
+def test_reentry_of_a_hold_that_was_left_meanwhile_is_not_taken_for_renewed(talk: Talk, left: str) -> None:
+    first = talk.acquire(options=Options(lease=1, reentrant=True))
+    if left == "abandoned":
+        talk.session.abandon(first)
+        second = talk.acquire(options=Options(reentrant=True))
+        talk.say(id=first.id, token=107, hold=7, count=1, deadline_ns=S)
+    else:
+        outer = talk.grant(first, deadline=S)
+        second = talk.acquire(options=Options(reentrant=True))
+        outer.release(0)
+    inner = talk.grant(second, deadline=S, count=2)
+    talk.say(ev="lease", deadline_ns=30 * S)  # of the session's other holds: this one has a fixed lease
+    assert inner.lost(S - 1) == ""
+    assert inner.lost(S) == "expired"
+
+
 def test_abandoned_acquire_is_cancelled(talk: Talk) -> None:
     call = talk.acquire()
     talk.sent()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable
 from multiprocessing.context import ForkContext, SpawnContext
@@ -134,6 +135,29 @@ def test_fork_while_other_threads_wait(sidecar: FakeSidecar, client: Client) -> 
     client.close()
     for thread in threads:
         thread.join(PATIENCE)
+
+
+def test_fork_while_another_thread_is_about_to_release(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    inside, forked = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with client._guard:
+            inside.set()
+            forked.wait(PATIENCE)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    inside.wait(PATIENCE)
+
+    def child() -> None:
+        signal.alarm(int(PATIENCE))  # ends the child if it waits for a thread that it does not have
+        assert lock.acquire(timeout=0)
+        lock.release()
+
+    in_child(child)
+    forked.set()
+    thread.join()
 
 
 def test_prefork_with_a_client_made_before(sidecar: FakeSidecar) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import pickle
 import signal
@@ -10,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 
 import pytest
 from fake import PATIENCE, FakeSidecar, boottime
@@ -23,6 +26,7 @@ from locksidecar import (
     Deadlock,
     Denied,
     LimitExceeded,
+    Lock,
     LockLost,
     LockTimeout,
     NotHeld,
@@ -30,6 +34,7 @@ from locksidecar import (
     Unavailable,
     Unsupported,
     _link,
+    _sync,
 )
 
 S = 1_000_000_000
@@ -158,6 +163,24 @@ def test_body_may_release_early(sidecar: FakeSidecar, client: Client) -> None:
     with lock:
         lock.release()
     sidecar.wait_for(lambda: len(sidecar.requests("release")) == 2)
+
+
+def test_a_condition_may_wait_on_it(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
+
+    def notify() -> None:
+        with condition:
+            condition.notify()
+
+    thread = threading.Thread(target=notify)
+    with condition:
+        thread.start()
+        assert condition.wait(PATIENCE)
+        assert lock.locked()
+    thread.join()
+    assert not lock.locked()
+    free(sidecar, "n")
 
 
 def test_a_late_release_does_not_free_a_newer_hold(sidecar: FakeSidecar, client: Client) -> None:
@@ -334,12 +357,55 @@ def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -
     assert clients[0].ping() == "ok"
 
 
+def test_threads_that_wait_for_each_others_attempts_to_connect_do_not_add_up_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    looks: dict[int, int] = {}  # at the clock, by thread
+    looked = threading.Condition()
+
+    def monotonic() -> float:
+        with looked:
+            looks[threading.get_ident()] = looks.get(threading.get_ident(), 0) + 1
+            looked.notify_all()
+            return now
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        with looked:  # the second thread has begun, and waits or is about to
+            assert looked.wait_for(lambda: len(looks) == 2 and min(looks.values()) >= 2, PATIENCE)
+            now += seconds
+
+    monkeypatch.setattr(_sync, "time", SimpleNamespace(monotonic=monotonic, sleep=sleep))
+    client = Client(tmp_path / "none")
+
+    def acquire() -> None:
+        with pytest.raises(Unavailable):
+            client.lock("n").acquire(timeout=1)
+
+    threads = [threading.Thread(target=acquire) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert 0.5 < now <= 1
+
+
 def test_other_protocol_version(sidecar: FakeSidecar) -> None:
     sidecar.version = 2
     with pytest.raises(Unsupported, match="speaks protocol version 2, this client 1"):
         locksidecar.connect(sidecar.path)
     sidecar.refuse["hello"] = ("unsupported", "this sidecar speaks 2 to 3")
     with pytest.raises(Unsupported, match="speaks 2 to 3"):
+        locksidecar.connect(sidecar.path)
+    sidecar.wait_for(lambda: not sidecar.sessions)
+
+
+@pytest.mark.parametrize("ahead", [-60 * S, 60 * S])
+def test_sidecar_of_another_time_namespace_is_refused(sidecar: FakeSidecar, ahead: int) -> None:
+    """Its deadlines would mean something else here."""
+    sidecar.clock = lambda: boottime() + ahead
+    with pytest.raises(Unsupported, match="time namespace"):
         locksidecar.connect(sidecar.path)
     sidecar.wait_for(lambda: not sidecar.sessions)
 
@@ -352,7 +418,7 @@ def test_too_many_sessions(sidecar: FakeSidecar) -> None:
 
 def test_holds_outlive_the_connection_and_the_next_acquire_reconnects(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
-    client._clock = lambda: now
+    client._clock = sidecar.clock = lambda: now
     client._connection = None
     with pytest.raises(LockLost, match="expired"), client.lock("a") as held:
         sidecar.drop()
@@ -612,8 +678,55 @@ def test_grant_that_wins_against_ctrl_c_is_released(sidecar: FakeSidecar, client
     free(sidecar, "n")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a generator's end
+def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(sidecar: FakeSidecar, client: Client) -> None:
+    """Except before __exit__ begins: a function written in Python cannot keep a handler from being run there.
+
+    The interpreter runs handlers of signals where a function of its own begins and one of C has returned.
+    """
+
+    class Interrupt(Exception):
+        pass
+
+    last = 0
+
+    def interrupt_at(place: int) -> Callable[[FrameType, str, object], None]:
+        def profile(frame: FrameType, event: str, _: object) -> None:
+            nonlocal last
+            ours = os.path.dirname(frame.f_code.co_filename) == os.path.dirname(_link.__file__)
+            if not ours or event not in ("call", "c_return"):
+                return
+            if event == "call" and frame.f_code is Lock.__exit__.__code__:
+                return
+            last += 1
+            if last == place:
+                sys.setprofile(None)
+                raise Interrupt
+
+        return profile
+
+    lock = client.lock("n")
+    for place in itertools.count(1):
+        last = 0
+        interrupted = False
+        sys.setprofile(interrupt_at(place))
+        try:
+            with lock:
+                pass
+        except Interrupt:
+            interrupted = True
+        finally:
+            sys.setprofile(None)
+        assert client.ping() == "ok"  # reads a grant that came too late
+        free(sidecar, "n")
+        assert not list(lock._handles), place
+        if not interrupted:
+            break
+    assert place > 50
+
+
 def test_interrupts_at_any_time_leave_a_client_that_works(sidecar: FakeSidecar) -> None:
-    """An exception that comes out of nowhere may leave a lock held, as with threading.Lock, but nothing wedged."""
+    """An exception that comes out of nowhere may, at the place named above, leave a lock held, but nothing wedged."""
     script = f"""
 import locksidecar, signal
 class Tick(Exception): pass

@@ -51,25 +51,21 @@ class Handles(Generic[H]):
             handle = _only([h for h in self if not h.released])
         return handle
 
-    def to_exit(self, owner: int) -> H | None:
-        """The handle of the `with` block that ends.
+    def to_exit(self, owner: int) -> list[H]:
+        """What ends with the `with` block that ends: its handle first; nothing if there is no such block.
 
-        A generator's block may be ended by somebody else than who began it, who may be gone.
+        If the body released that handle and acquired the lock again, as a threading.Condition does, what it
+        acquired ends too. A generator's block may be ended by somebody else than who began it.
         """
-        handle = next((h for h in reversed(self._stacks.get(owner, ())) if h._scoped), None)
+        stack = self._stacks.get(owner, [])
+        handle = next((h for h in reversed(stack) if h._scoped), None)
         if handle is None:
-            handle = _only([h for h in self if h._scoped])
-        return handle
-
-    def instead_of(self, exited: H) -> H | None:
-        """What its owner acquired within the block after releasing what it began with, as a Condition does."""
-        if not exited.released:
-            return None
-        for stack in self._stacks.values():
-            if exited in stack:
-                after = stack[stack.index(exited) + 1 :]
-                return next((h for h in reversed(after) if not h.released and not h._scoped), None)
-        return None
+            only = _only([h for h in self if h._scoped])
+            return [] if only is None else [only]
+        if handle.released:
+            within = stack[stack.index(handle) + 1 :]
+            return [handle, *[h for h in within if not h.released][-1:]]
+        return [handle]
 
     def remove(self, handle: H) -> None:
         """Does nothing if it was removed before."""

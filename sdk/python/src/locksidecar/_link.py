@@ -96,11 +96,19 @@ def _permission(path: str) -> str:
     return f"run it as a member of the group {group} (the socket's mode is {status.st_mode & 0o777:04o})"
 
 
-def greeted(path: str, answer: protocol.HelloOK) -> None:
+def greeted(path: str, answer: protocol.HelloOK, asked: int, now: int) -> None:
+    """asked, now: the clock of deadlines before the hello and after its answer."""
     if answer.v != protocol.VERSION:
         raise Unsupported(
             f"the sidecar at {path} (version {answer.version}) speaks protocol version {answer.v}, "
             f"this client {protocol.VERSION}: update the older of the two"
+        )
+    # The sidecar read its clock between the two. One of ours that is behind would let us believe for too long.
+    if not asked - 1_000_000_000 <= answer.now_ns <= now:
+        ahead = (answer.now_ns - now) / 1e9
+        raise Unsupported(
+            f"the clock of the sidecar at {path} (CLOCK_BOOTTIME) differs from ours by {ahead:g} s: "
+            "run both in one time namespace"
         )
 
 

@@ -430,14 +430,14 @@ class Lock:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # What a handler of a signal raises here is raised once the lock is released.
-        held: Held | None = None
+        ended: list[Held] | None = None
         interrupt: BaseException | None = None
         for _ in _TRIES:
             try:
-                if held is None:
+                if ended is None:
                     with self._client._guard:
-                        held = self._handles.to_exit(_thread.owner)
-                self._leave(held, exc)
+                        ended = self._handles.to_exit(_thread.owner)
+                self._leave(ended, exc)
                 break
             except LocksidecarError:
                 raise
@@ -446,25 +446,24 @@ class Lock:
         if interrupt is not None:
             raise interrupt
 
-    def _leave(self, scoped: Held | None, exc: BaseException | None) -> None:
-        """The end of the `with` block that began with scoped. If it was interrupted it is called again."""
-        if scoped is None:
+    def _leave(self, ended: list[Held], exc: BaseException | None) -> None:
+        """If it was interrupted it is called again."""
+        if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this with block")
-        with self._client._guard:
-            instead = self._handles.instead_of(scoped)
+        error: LockLost | NotHeld | None = None
         try:
-            for held in (scoped, instead):
-                if held is not None and not held.released:
+            for held in ended:
+                if not held.released:
                     held.release()
         except (LockLost, NotHeld) as e:
-            if exc is None:
-                raise
-            note(exc, e)
-        finally:
-            if scoped.released:
-                self._forget(scoped)
-                if instead is not None:
-                    self._forget(instead)
+            error = e
+        for held in ended:
+            self._forget(held)
+        if error is None:
+            return
+        if exc is None:
+            raise error
+        note(exc, error)
 
     def _forget(self, held: Held) -> None:
         with self._client._guard:
@@ -652,7 +651,9 @@ class Client:
 
     def _greet(self, connection: _Connection) -> _Connection:
         try:
-            greeted(self.path, connection.call(Session.hello, ANSWER_GRACE).result())
+            asked = self._clock()
+            answer = connection.call(Session.hello, ANSWER_GRACE).result()
+            greeted(self.path, answer, asked, self._clock())
         except BaseException:
             connection.close()
             raise

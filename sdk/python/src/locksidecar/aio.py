@@ -324,16 +324,16 @@ class Held:
         """Until when the lock may be believed in, in seconds of CLOCK_BOOTTIME."""
         return self._connection.deadline(self._entry) / 1e9
 
-    def _leave(self, exc: BaseException | None, instead: Held | None) -> None:
-        """The end of the `async with`. instead: what was acquired in it after this was released."""
+    def _leave(self, exc: BaseException | None) -> None:
+        """The end of the `async with`."""
         ours = self._body is not None and self._body.close(exc)
-        if self._entry.released and instead is None:
+        if self._entry.released:
             # Released within the body: what happened to the lock after that concerns nobody.
             if ours:
                 raise self._entry.loss(self._entry.hold.lost) from exc
             return
         try:
-            (instead or self).release()
+            self.release()
         except (LockLost, NotHeld) as e:
             if ours or exc is None:
                 raise e from exc
@@ -416,14 +416,16 @@ class Lock:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        held = self._handles.to_exit(_owner())
-        if held is None:
+        ended = self._handles.to_exit(_owner())
+        if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this async with block")
-        instead = self._handles.instead_of(held)
-        self._handles.remove(held)
-        if instead is not None:
-            self._handles.remove(instead)
-        held._leave(exc, instead)
+        for held in ended:
+            self._handles.remove(held)
+        try:
+            ended[0]._leave(exc)
+        finally:
+            for held in ended[1:]:
+                held._leave(exc)
 
     async def _acquire(self, options: Options, scoped: bool) -> Held:
         owner = _owner()
@@ -610,7 +612,9 @@ class Client:
 
     async def _greet(self, connection: _Connection) -> _Connection:
         try:
-            greeted(self.path, (await connection.call(Session.hello, ANSWER_GRACE)).result())
+            asked = self._clock()
+            answer = (await connection.call(Session.hello, ANSWER_GRACE)).result()
+            greeted(self.path, answer, asked, self._clock())
         except BaseException:
             connection.close()
             raise
