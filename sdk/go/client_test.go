@@ -515,3 +515,23 @@ func TestALockIsLostBeforeItsConnectionIsEndedFromHere(t *testing.T) {
 	mustBe(t, context.Cause(ctx), ErrLost)
 	mustBe(t, l.Unlock(), ErrLost)
 }
+
+func TestASidecarThatDoesNotReadFillsNoMemory(t *testing.T) {
+	c, p := listen(t).dial()
+	defer c.Close()
+	defer p.nc.Close()
+	name := strings.Repeat("n", protocol.MaxName)
+	for tries := 0; ; tries++ {
+		ctx, stop := context.WithCancel(context.Background())
+		time.AfterFunc(time.Microsecond, stop)
+		_, err := c.Lock(ctx, name)
+		if errors.Is(err, ErrUnavailable) {
+			says(t, err, "has not read", "not sent")
+			return
+		}
+		mustBe(t, err, context.Canceled)
+		if tries > 100_000 {
+			t.Fatal("it takes request after request")
+		}
+	}
+}

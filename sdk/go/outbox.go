@@ -40,6 +40,16 @@ func newOutbox(nc net.Conn) *outbox {
 	return o
 }
 
+// maxUnwritten bounds what a sidecar that does not read makes us keep. Releases and
+// cancels go beyond it: there is at most one for each lock that is held or waited for.
+const maxUnwritten = 1 << 20
+
+func (o *outbox) full() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.buf) > maxUnwritten
+}
+
 // send queues a frame and writes what is queued, unless somebody else is writing.
 // false: the connection is broken; the reader finds out why.
 func (o *outbox) send(m protocol.Request) bool {

@@ -149,6 +149,9 @@ func (s *session) unanswered(c *call) error {
 
 // ask sends a request and waits for its answer.
 func (s *session) ask(ctx context.Context, t task, answer protocol.OK, request func(id uint64) protocol.Request) error {
+	if s.out.full() {
+		return notRead(t)
+	}
 	c := &call{task: t, answer: answer, done: make(chan struct{}, 1)}
 	id, ok := s.enter(c)
 	if !ok {
@@ -171,6 +174,14 @@ func (s *session) ask(ctx context.Context, t task, answer protocol.OK, request f
 	return c.err
 }
 
+// notRead is the error of a request that was not even queued.
+func notRead(t task) *failure {
+	return &failure{
+		text: fmt.Sprintf("%s: the sidecar is stopped or hangs: it has not read %d bytes of earlier requests; this one was not sent", t, maxUnwritten),
+		kind: ErrUnavailable,
+	}
+}
+
 // lock asks for a lock. Whatever becomes of it: with an error nothing is held,
 // and what is granted yet goes back.
 func (s *session) lock(ctx context.Context, t task, req protocol.Acquire, try bool) (*Lock, error) {
@@ -185,6 +196,9 @@ func (s *session) lock(ctx context.Context, t task, req protocol.Acquire, try bo
 		if ms := max(1, time.Until(deadline).Milliseconds()); ms <= protocol.MaxDurationMS {
 			req.WaitMS = ms
 		}
+	}
+	if s.out.full() {
+		return nil, notRead(t)
 	}
 	c := &call{task: t, acquire: req, done: make(chan struct{}, 1)}
 	id, ok := s.enter(c)
