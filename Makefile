@@ -104,7 +104,7 @@ lint: fmt-check venv ## gofmt, go vet, staticcheck, ruff, mypy --strict
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@for pkg in $$(go list $(GO_CORE)); do \
 		for f in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
-			echo "== $$pkg $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg; \
+			echo "== $$pkg $$f"; go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x $$pkg; \
 		done; done
 
 .PHONY: sim

@@ -52,7 +52,7 @@ Exit codes:
     69        the sidecar cannot be reached, or Redis could not before --wait passed
     75        not acquired: --wait passed
     77        not permitted
-    79        the lock was lost, and the command ended
+    79        the lock was lost, or about to be, and the command was told to end
     126, 127  the command cannot be run, is not found
     128 + n   signal n came while waiting`
 }
