@@ -86,8 +86,8 @@ test-go: fmt-check redis cc venv
 	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 go test -race -timeout 10m ./...
 
 .PHONY: test-python
-test-python: venv
-	.venv/bin/pytest -q -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true sdk/python
+test-python: redis venv build
+	LOCKSIDECAR_BINARY=$(CURDIR)/bin/locksidecar .venv/bin/pytest -q -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true sdk/python
 
 .PHONY: lint
 lint: fmt-check venv ## gofmt, go vet, staticcheck, ruff, mypy --strict
