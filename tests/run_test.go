@@ -304,6 +304,10 @@ func TestServeEmbedded(t *testing.T) {
 	if err := l.Unlock(); err != nil {
 		t.Error(err)
 	}
+	d.terminate()
+	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("the daemon ended with %d", code)
+	}
 }
 
 // A daemon that is asked to stop does so, and its holders keep their locks to
