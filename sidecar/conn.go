@@ -56,20 +56,24 @@ type conn struct {
 	closed  bool       // nothing is written or read any more
 }
 
-// serveConn reads one connection until it ends.
-func (s *Server) serveConn(nc *net.UnixConn) {
+func newConn(nc *net.UnixConn) *conn {
 	c := &conn{nc: nc, pidfd: -1, lease: -1}
 	c.changed.L = &c.mu
-	defer s.nconns.Add(-1)
-	if n := s.nconns.Add(1); n > int64(s.cfg.MaxSessions)+spareConns {
+	return c
+}
+
+// serveConn reads one connection, one of among, until it ends.
+func (s *Server) serveConn(c *conn, among int) {
+	defer s.leave(c)
+	if among > s.cfg.MaxSessions+spareConns {
 		c.sayLast(&protocol.Err{Code: protocol.Limit, Msg: "too many connections; close some, or raise max-sessions of the sidecar"})
 		c.linger()
 		c.end()
 		return
 	}
 	var err error
-	if c.raw, err = nc.SyscallConn(); err != nil {
-		nc.Close()
+	if c.raw, err = c.nc.SyscallConn(); err != nil {
+		c.nc.Close()
 		return
 	}
 	if code, text := s.read(c); code != "" {
@@ -79,6 +83,23 @@ func (s *Server) serveConn(nc *net.UnixConn) {
 		s.inbox.put(input{what: clientGone, conn: c})
 	}
 	c.end()
+}
+
+// enter counts a connection, and returns how many there are; 0: the sidecar stops.
+func (s *Server) enter(c *conn) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ending {
+		return 0
+	}
+	s.conns[c] = struct{}{}
+	return len(s.conns)
+}
+
+func (s *Server) leave(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
 }
 
 // read hands over requests until the connection ends, or until the client breaks

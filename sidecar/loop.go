@@ -380,11 +380,14 @@ var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is sto
 func (s *Server) hangUp() {
 	s.stopping = true
 	now := protocol.Now()
-	for id, c := range s.sessions {
+	for id := range s.sessions {
 		s.table.Detach(now, id)
-		if !c.detached {
-			c.hangUp(&stopping)
-		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ending = true
+	for c := range s.conns { // those that have not said hello too
+		c.hangUp(&stopping)
 	}
 }
 

@@ -41,7 +41,10 @@ type Server struct {
 	inbox   inbox
 	redis   atomic.Pointer[string] // "ok" or what is wrong
 	readers sync.WaitGroup         // accept loop and one reader for each connection
-	nconns  atomic.Int64           // connections, with or without a session
+
+	mu     sync.Mutex         // guards what follows
+	conns  map[*conn]struct{} // every connection, with or without a session
+	ending bool               // no more of them
 
 	loop
 }
@@ -52,7 +55,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, uuid: uuid.NewString()}
+	s := &Server{cfg: cfg, log: cfg.Log, uuid: uuid.NewString(), conns: make(map[*conn]struct{})}
 	s.inbox.init()
 	connecting := "Redis has not been reached yet"
 	s.redis.Store(&connecting)
@@ -185,11 +188,13 @@ func (s *Server) accept() error {
 			time.Sleep(100 * time.Millisecond) // the descriptors are somebody else's to give back
 			continue
 		}
-		s.readers.Add(1)
-		go func() {
-			defer s.readers.Done()
-			s.serveConn(nc)
-		}()
+		c := newConn(nc)
+		n := s.enter(c)
+		if n == 0 {
+			nc.Close()
+			continue
+		}
+		s.readers.Go(func() { s.serveConn(c, n) })
 	}
 }
 

@@ -335,13 +335,19 @@ func TestAnOrderlyStopFreesNothingThatIsHeld(t *testing.T) {
 	c.hold("kept")
 	freed := c.hold("freed")
 	c.send(protocol.Release{Hold: freed.Hold})
-	waiter := greeted(t, socket)
+	silent := connect(t, socket)
+	waiter := greeted(t, socket) // accepted after it
 	waiter.acquire("kept", protocol.Forever)
 	waiter.send(protocol.Ping{ID: 900}) // answered after the acquire has been queued
 	waiter.answer(900, new(protocol.PingOK))
 	c.send(protocol.Ping{ID: 900})
 	c.answer(900, new(protocol.PingOK))
+	began := time.Now()
 	stop()
+	if d := time.Since(began); d >= protocol.HelloTimeout {
+		t.Errorf("the stop took %v: it waited for a client that says nothing", d)
+	}
+	silent.refused(0, protocol.Unavailable, "stopping")
 	c.refused(0, protocol.Unavailable, "stopping")
 	c.ended()
 	waiter.refused(0, protocol.Unavailable, "stopping")
