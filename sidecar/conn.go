@@ -65,6 +65,10 @@ func newConn(nc *net.UnixConn) *conn {
 // serveConn reads one connection, one of among, until it ends.
 func (s *Server) serveConn(c *conn, among int) {
 	defer s.leave(c)
+	if among > s.cfg.MaxSessions+2*spareConns {
+		c.nc.Close() // those who are being told why take descriptors, too
+		return
+	}
 	if among > s.cfg.MaxSessions+spareConns {
 		c.sayLast(&protocol.Err{Code: protocol.Limit, Msg: "too many connections; close some, or raise max-sessions of the sidecar"})
 		c.linger()
@@ -208,14 +212,13 @@ func (r *refused) RequestID() uint64 { return r.ID }
 
 // submit hands requests to the loop once the client's earlier ones leave room.
 func (s *Server) submit(c *conn, batch []input) bool {
-	if !c.throttle(maxQueued, maxUnread) {
-		return false
-	}
+	ok := c.throttle(maxQueued, maxUnread)
+	// Even if the connection is being ended: releases that were read still count.
 	c.mu.Lock()
 	c.queued += len(batch)
 	c.mu.Unlock()
 	s.inbox.put(batch...)
-	return true
+	return ok
 }
 
 // throttle waits until no more than queued requests and unread bytes are left of
@@ -246,9 +249,8 @@ func (c *conn) say(m protocol.Reply) {
 	c.mu.Unlock()
 }
 
-// sayLease queues a `lease` event. One that was queued before and has not been
-// given to the socket gets the new deadline where it stands: the new one covers
-// every hold that the old one covered.
+// sayLease queues a `lease` event. It takes the place of one that was queued before
+// and has not been given to the socket: whoever reads slowly gets the newest only.
 func (c *conn) sayLease(m *protocol.LeaseEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -261,12 +263,10 @@ func (c *conn) sayLease(m *protocol.LeaseEvent) {
 		tail := c.out[c.lease:]
 		frame := m.Append(nil)
 		old := 4 + int(tail[0])<<24 + int(tail[1])<<16 + int(tail[2])<<8 + int(tail[3])
-		if len(frame) != old { // the deadline outgrew its encoding
-			c.lease = len(c.out)
-			c.out = append(c.out, frame...)
-			return
-		}
-		copy(tail, frame)
+		// It moves to the end: where the old one stood it would not speak of the
+		// holds that were granted since.
+		c.out = append(append(c.out[:c.lease], tail[old:]...), frame...)
+		c.lease = len(c.out) - len(frame)
 	}
 }
 

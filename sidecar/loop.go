@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,6 +34,9 @@ type loop struct {
 	lease    protocol.LeaseEvent
 }
 
+// maxSleep bounds how late the loop notices what fell due during a suspend.
+const maxSleep = time.Second
+
 // run serves until stop is closed: it sleeps until somebody says something or a
 // timer is due, does the time's work first, and then what was said.
 func (s *Server) run(stop <-chan struct{}) {
@@ -47,7 +51,8 @@ func (s *Server) run(stop <-chan struct{}) {
 		}
 		now := s.step()
 		if at, ok := s.table.Next(); ok {
-			timer.Reset(time.Duration(at - now))
+			// Timers stand still while the host is suspended, deadlines do not.
+			timer.Reset(min(time.Duration(at-now), maxSleep))
 		} else {
 			timer.Stop()
 		}
@@ -117,7 +122,7 @@ func (s *Server) fromClient(now int64, in *input) {
 		s.greet(now, c, in.request.(*protocol.Hello))
 		return
 	}
-	if c.id == 0 || c.detached || s.stopping {
+	if c.id == 0 || c.detached || s.stopping && in.what != clientRelease {
 		return // it was told why, or is being told
 	}
 	switch in.what {
@@ -391,15 +396,33 @@ func (s *Server) hangUp() {
 	}
 }
 
-// finish goes on until Redis has been told of every release, for a bounded time.
-func (s *Server) finish() {
-	bound := time.NewTimer(stopWithin)
-	defer bound.Stop()
-	for s.step(); s.table.Owing() > 0; s.step() {
+// finish goes on until the readers have handed over what they read and Redis has
+// been told of every release, until bound ends.
+func (s *Server) finish(bound context.Context) {
+	quiet := make(chan struct{})
+	go func() {
+		s.readers.Wait()
+		close(quiet)
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for reading := (<-chan struct{})(quiet); ; {
+		now := s.step()
+		if reading == nil && s.table.Owing() == 0 {
+			return
+		}
+		if at, ok := s.table.Next(); ok {
+			timer.Reset(time.Duration(at - now)) // something is to be asked again
+		}
 		select {
+		case <-reading:
+			reading = nil
 		case <-s.inbox.ready:
-		case <-bound.C:
-			s.log.Warn("some releases did not reach Redis in time; those locks end with their leases", "locks", s.table.Owing())
+		case <-timer.C:
+		case <-bound.Done():
+			if n := s.table.Owing(); n > 0 {
+				s.log.Warn("some releases did not reach Redis in time; those locks end with their leases", "locks", n)
+			}
 			return
 		}
 	}

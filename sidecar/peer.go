@@ -51,10 +51,14 @@ func peerOf(c *net.UnixConn) (p locktable.Peer, pidfd int, err error) {
 
 // commandOf is the start of a process's command line, printable and valid UTF-8.
 func commandOf(pid int64) string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	f, err := os.Open(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
 		return ""
 	}
+	defer f.Close()
+	b := make([]byte, 4*protocol.MaxCmd) // the whole of it may be megabytes
+	n, _ := f.Read(b)
+	b = b[:n]
 	s := strings.Map(func(r rune) rune {
 		if r < 0x20 || r >= 0x7f && r < 0xa0 {
 			return ' '

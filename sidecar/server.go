@@ -149,10 +149,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	s.run(stop)
 	s.closeSocket()
 	s.hangUp()
-	s.finish()
-
 	bound, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
+	s.finish(bound)
 	if err := s.store.Close(bound); err != nil {
 		s.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
 	}

@@ -41,6 +41,10 @@ func (t *Table) Result(now int64, r Result) {
 		}
 
 	case Missing:
+		if l.hold.num != 0 && op.lost {
+			k.state, k.tokens = maybe, 0 // nobody deleted it: assert it
+			break
+		}
 		*k = known{listeners: k.listeners}
 		if l.hold.num != 0 {
 			t.lose(l, protocol.Deleted)

@@ -73,6 +73,7 @@ type flight struct {
 	kind    OpKind
 	fresh   bool // made for the queue, not for a hold
 	wake    bool // something happened that makes an answer "somebody else's" old news
+	lost    bool // Redis may have lost its data since it was made
 	reserve uint16
 	num     uint64
 	at      int64
@@ -215,7 +216,10 @@ func (t *Table) ask(now int64, l *lock) {
 			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve})
 		case k.num != h.num, waiters > 0 && k.tokens == 0:
 			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve, Held: true})
-		case k.count != h.count, l.watched() && now >= l.renewAt:
+		case k.count != h.count, l.watched() && now >= l.renewAt,
+			// It was taken for a waiter with a longer lease, who is gone: its renewal
+			// is not due in time, and the key would outlive a dead sidecar for longer.
+			k.leaseMS > t.leaseOf(h.leaseMS):
 			t.send(now, l, Op{Kind: Keep, Num: h.num, Count: h.count, LeaseMS: lease})
 		}
 	case waiters > 0 && !(l.queue.stand && k.state != none):

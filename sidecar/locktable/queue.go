@@ -353,9 +353,14 @@ func (t *Table) grant(now int64, l *lock, w *waiter) {
 
 	// Other acquires of the same owner have become re-entries.
 	if own := s.owners[w.owner]; w.owner != 0 && own != nil {
-		for o := own.head; o != nil; {
-			next := o.links[byOwner].next
-			if o.lock == l && !o.notReentrant {
+		// They stand in two lists; the shorter one is walked.
+		o, by := own.head, byOwner
+		if q.len < own.len {
+			o, by = q.head, byLock
+		}
+		for o != nil {
+			next := o.links[by].next
+			if o.lock == l && o.session == s && o.owner == w.owner && !o.notReentrant {
 				t.unqueue(o)
 				t.reenter(l, o.id)
 			}

@@ -172,6 +172,7 @@ func (t *Table) Up(now int64, dataLost bool) {
 		l.retryAt = 0
 		if dataLost {
 			l.known.tokens = 0
+			l.op.lost = true // if there is one, it may meet the new data
 			if l.known.state == ours {
 				l.known.state = maybe
 			}

@@ -625,3 +625,34 @@ func TestListingMeetsEveryLockThatStays(t *testing.T) {
 		}
 	}
 }
+
+func TestAWatchdogHoldThatInheritsALongLeaseIsRenewedInTime(t *testing.T) {
+	r := newRig(t)
+	gone := r.acquire(1, "a", fixed(10*time.Minute))
+	r.acquire(2, "a")
+	r.tb.Cancel(r.now, 1, protocol.Cancel{Target: gone})
+	if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 600_000 {
+		t.Fatalf("take: %+v", op)
+	}
+	r.want("s1 refused canceled", "s2 granted hold=1 token=1 count=1")
+	if op := r.redis(locktable.Keep, locktable.Done); op.LeaseMS != 30_000 {
+		t.Fatalf("bringing the lease down: %+v", op)
+	}
+	r.pass(lease/3 + 600*time.Millisecond)
+	r.redis(locktable.Keep, locktable.Done)
+}
+
+func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(10600 * time.Millisecond)
+	r.tb.Down(r.now, "gone")
+	r.tb.Up(r.now, true) // the renewal that is in flight runs on what came up
+	r.redis(locktable.Keep, locktable.Missing)
+	r.want("s1 granted hold=1 token=1 count=1")
+	if op := r.redis(locktable.Take, locktable.Done); op.Held || op.Num != 1 {
+		t.Fatalf("asserting: %+v", op)
+	}
+	r.quiet()
+}
