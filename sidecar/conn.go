@@ -100,6 +100,12 @@ func (s *Server) enter(c *conn) int {
 	return len(s.conns)
 }
 
+func (s *Server) isEnding() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ending
+}
+
 func (s *Server) leave(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +127,7 @@ func (s *Server) read(c *conn) (code protocol.Code, text string) {
 			switch {
 			case errors.As(err, &broken):
 				return broken.Code, broken.Msg
-			case !greeted && errors.Is(err, os.ErrDeadlineExceeded):
+			case !greeted && errors.Is(err, os.ErrDeadlineExceeded) && !s.isEnding():
 				return protocol.NoHello, "no hello within 5 s; say hello first"
 			}
 			return "", ""

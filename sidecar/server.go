@@ -174,6 +174,7 @@ func (s *Server) closeSocket() {
 
 // accept takes connections until the listener is closed.
 func (s *Server) accept() error {
+	failing := false // it was said that it fails
 	for {
 		nc, err := s.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -183,10 +184,14 @@ func (s *Server) accept() error {
 			if !passing(err) {
 				return fmt.Errorf("accepting clients on %s: %w", s.Addr(), err)
 			}
-			s.log.Error("cannot accept a client; raise the limit of open files", "error", err)
+			if !failing {
+				failing = true
+				s.log.Error("cannot accept clients; raise the limit of open files", "error", err)
+			}
 			time.Sleep(100 * time.Millisecond) // the descriptors are somebody else's to give back
 			continue
 		}
+		failing = false
 		c := newConn(nc)
 		n := s.enter(c)
 		if n == 0 {

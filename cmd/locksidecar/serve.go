@@ -72,7 +72,9 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context) error {
 		// collection frees. Go's default would let as much garbage pile up again.
 		debug.SetGCPercent(40)
 	}
-	log := c.logger(os.Stderr)
+	stderr := newLines(os.Stderr, c.logger(os.Stderr))
+	defer stderr.close()
+	log := c.logger(stderr)
 	cfg := sidecar.Config{
 		Socket:      c.Socket,
 		SocketMode:  os.FileMode(c.SocketMode),

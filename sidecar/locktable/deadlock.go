@@ -9,7 +9,7 @@ import (
 
 // maxSteps bounds the search for a circle. A search that is given up finds none:
 // the waiter waits, as it would without the search.
-const maxSteps = 1024
+const maxSteps = 256
 
 func (p Peer) String() string {
 	if p.PID == 0 {
