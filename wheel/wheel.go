@@ -26,7 +26,7 @@
 // Later timers wait in levels of 64 coarse buckets. A bucket of the first
 // level covers 1/16 of a revolution, a bucket of each further level 16 times
 // as much, and there are as many levels as the clock's whole range needs: nine
-// for a tick of 10 ms and 1,024 slots, about 5 KiB. A timer waits in the lowest
+// for a tick of 10 ms and 1,024 slots, about 14 KiB. A timer waits in the lowest
 // level that reaches its tick. It is touched again only when the current tick
 // enters its bucket, and then moves to a lower level or to its slot: a timer
 // one hour ahead moves at most three times in its life, one 30 days ahead at

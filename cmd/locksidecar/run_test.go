@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 	if who := os.Getenv(asPuppet); who != "" {
 		os.Exit(puppet(who))
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // program is a running locksidecar.
