@@ -23,6 +23,26 @@ func BenchmarkAcquireDecode(b *testing.B) {
 	}
 }
 
+func BenchmarkClaimAppend(b *testing.B) {
+	m := claimOf(true)
+	buf := make([]byte, 0, prefix+MaxFrame)
+	b.ReportAllocs()
+	for b.Loop() {
+		buf = m.Append(buf[:0])
+	}
+}
+
+func BenchmarkClaimDecode(b *testing.B) {
+	var d RequestDecoder
+	body := claimOf(true).Append(nil)[prefix:]
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := d.Decode(body); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func BenchmarkAcquireOKAppend(b *testing.B) {
 	m := AcquireOK{ID: 12345, Token: 1763694000000001, Hold: 77, Count: 1, DeadlineNS: 86429698000000}
 	buf := make([]byte, 0, 512)

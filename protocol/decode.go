@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"math"
+	"slices"
 )
 
 // RequestDecoder turns bodies of frames into requests. Its zero value is ready.
@@ -17,13 +18,21 @@ type RequestDecoder struct {
 	list         List
 	forceRelease ForceRelease
 	ping         Ping
+	bye          Bye
+	claim        Claim
 	unknown      Unknown
+
+	numbers []uint64 // of the holds in claim, in order
 }
 
 // Decode returns a pointer to one of the request structs, valid until the next
 // Decode; its strings stay valid. The error is a *ConnError, after which the
 // connection must be closed, or a *RequestError, which answers this request.
 func (d *RequestDecoder) Decode(body []byte) (Request, error) {
+	if !d.claim.More {
+		// Claims come in a row, and use the same memory; then there are no more.
+		d.claim.Holds, d.numbers = nil, nil
+	}
 	o := &d.top
 	if err := d.parser.open(body, o); err != nil {
 		return nil, err
@@ -39,7 +48,16 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	switch string(op) {
 	case "hello":
 		o.need(fieldV)
-		d.hello = Hello{ID: id, V: o.int(fieldV, 0, 0, math.MaxInt64), Client: o.text(fieldClient, MaxClient)}
+		d.hello = Hello{
+			ID:        id,
+			V:         o.int(fieldV, 0, 0, math.MaxInt64),
+			Client:    o.text(fieldClient, MaxClient),
+			Resumable: o.bool(fieldResumable, false),
+			Resume:    o.text(fieldResume, MaxTicket),
+		}
+		if o.has(fieldResume) && !d.hello.Resumable {
+			d.parser.refuse("resume needs resumable to be true: a session is resumed by a client that will do so again")
+		}
 		m = &d.hello
 	case "acquire":
 		d.acquire = Acquire{
@@ -73,6 +91,13 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	case "ping":
 		d.ping = Ping{ID: id}
 		m = &d.ping
+	case "bye":
+		d.bye = Bye{ID: id}
+		m = &d.bye
+	case "claim":
+		d.claim = Claim{ID: id, Holds: o.claimed(d.claim.Holds[:0]), More: o.bool(fieldMore, false)}
+		d.distinct()
+		m = &d.claim
 	default:
 		d.unknown = Unknown{ID: id, Op: string(op)}
 		m, answered = &d.unknown, false
@@ -87,6 +112,53 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		return nil, &RequestError{ID: id, Code: BadRequest, Msg: d.parser.refusal}
 	}
 	return m, nil
+}
+
+// claimed appends the holds that a claim names to holds.
+func (o *object) claimed(holds []ClaimedHold) []ClaimedHold {
+	o.need(fieldHolds)
+	h, ok := o.head(fieldHolds, kindArray)
+	switch {
+	case !ok:
+		return holds
+	case h.n%2 != 0:
+		o.p.refuse("holds has %d elements; it must be pairs, of a hold and its entries", h.n)
+		return holds
+	case h.n/2 > MaxClaims:
+		o.p.refuse("holds names %d holds; at most %d are allowed, the others go into another claim", h.n/2, MaxClaims)
+		return holds
+	}
+	holds = slices.Grow(holds, h.n/2)
+	at := int(o.at[fieldHolds]) + h.size
+	for range h.n / 2 {
+		hold, behind := o.p.int(at, "a hold in holds", 1, math.MaxInt64)
+		if behind == 0 {
+			break
+		}
+		entries, end := o.p.int(behind, "an entry count in holds", 1, math.MaxUint32)
+		if end == 0 {
+			break
+		}
+		holds = append(holds, ClaimedHold{uint64(hold), uint32(entries)})
+		at = end
+	}
+	return holds
+}
+
+// distinct refuses a claim that names a hold twice. Sorting keeps it cheap
+// whatever a hostile client claims.
+func (d *RequestDecoder) distinct() {
+	d.numbers = slices.Grow(d.numbers[:0], len(d.claim.Holds))
+	for _, h := range d.claim.Holds {
+		d.numbers = append(d.numbers, h.Hold)
+	}
+	slices.Sort(d.numbers)
+	for i := 1; i < len(d.numbers); i++ {
+		if d.numbers[i] == d.numbers[i-1] {
+			d.parser.refuse("holds names hold %d twice", d.numbers[i])
+			return
+		}
+	}
 }
 
 // op returns the operation, without which a request means nothing.
@@ -225,6 +297,8 @@ func (m *HelloOK) unpack(id uint64, o *object) {
 		Session: o.uint(fieldSession),
 		LeaseMS: o.int(fieldLeaseMS, 0, 0, math.MaxInt64),
 		NowNS:   o.int(fieldNowNS, 0, 0, math.MaxInt64),
+		Ticket:  o.text(fieldTicket, MaxTicket),
+		Resumed: o.bool(fieldResumed, false),
 	}
 }
 
@@ -283,6 +357,9 @@ func (m *PingOK) unpack(id uint64, o *object) {
 	*m = PingOK{ID: id, NowNS: o.int(fieldNowNS, 0, 0, math.MaxInt64), Redis: o.text(fieldRedis, 0)}
 }
 
+func (m *ByeOK) unpack(id uint64, _ *object)   { *m = ByeOK{ID: id} }
+func (m *ClaimOK) unpack(id uint64, _ *object) { *m = ClaimOK{ID: id} }
+
 // unpack reads the row at the offset and returns the offset behind it.
 func (r *LockRow) unpack(p *parser, at int) int {
 	var o object
@@ -306,6 +383,7 @@ func (r *LockRow) unpack(p *parser, at int) int {
 		HeldMS:      o.int(fieldHeldMS, 0, 0, math.MaxInt64),
 		DeadlineNS:  o.int(fieldDeadlineNS, 0, 0, math.MaxInt64),
 		LeaseMS:     o.int(fieldLeaseMS, 0, 0, math.MaxInt64),
+		Absent:      o.bool(fieldAbsent, false),
 		Orphan:      o.bool(fieldOrphan, false),
 		RemoteField: o.text(fieldRemoteField, 0),
 		RemoteTTLMS: o.int(fieldRemoteTTLMS, 0, -1, math.MaxInt64),

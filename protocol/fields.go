@@ -15,6 +15,8 @@ const (
 
 	fieldV
 	fieldClient
+	fieldResumable
+	fieldResume
 	fieldName
 	fieldOwner
 	fieldReentrant
@@ -25,6 +27,8 @@ const (
 	fieldHold
 	fieldTarget
 	fieldAfter
+	fieldHolds
+	fieldMore
 
 	fieldCode
 	fieldMsg
@@ -32,6 +36,8 @@ const (
 	fieldVersion
 	fieldSession
 	fieldNowNS
+	fieldTicket
+	fieldResumed
 	fieldToken
 	fieldCount
 	fieldDeadlineNS
@@ -48,6 +54,7 @@ const (
 	fieldUID
 	fieldCmd
 	fieldHeldMS
+	fieldAbsent
 	fieldOrphan
 	fieldRemoteField
 	fieldRemoteTTLMS
@@ -60,16 +67,18 @@ const (
 
 var fieldNames = [fields]string{
 	fieldID: "id", fieldOp: "op", fieldEv: "ev", fieldErr: "err",
-	fieldV: "v", fieldClient: "client", fieldName: "name", fieldOwner: "owner",
+	fieldV: "v", fieldClient: "client", fieldResumable: "resumable", fieldResume: "resume",
+	fieldName: "name", fieldOwner: "owner",
 	fieldReentrant: "reentrant", fieldWaitMS: "wait_ms", fieldLeaseMS: "lease_ms",
 	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms",
-	fieldHold: "hold", fieldTarget: "target", fieldAfter: "after",
+	fieldHold: "hold", fieldTarget: "target", fieldAfter: "after", fieldHolds: "holds", fieldMore: "more",
 	fieldCode: "code", fieldMsg: "msg", fieldSidecar: "sidecar", fieldVersion: "version",
-	fieldSession: "session", fieldNowNS: "now_ns", fieldToken: "token", fieldCount: "count",
+	fieldSession: "session", fieldNowNS: "now_ns", fieldTicket: "ticket", fieldResumed: "resumed",
+	fieldToken: "token", fieldCount: "count",
 	fieldDeadlineNS: "deadline_ns", fieldEndNS: "end_ns", fieldCanceled: "canceled", fieldLock: "lock",
 	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
-	fieldHeldMS: "held_ms", fieldOrphan: "orphan", fieldRemoteField: "remote_field",
+	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
 	fieldWaitedMS: "waited_ms",
 }
@@ -92,6 +101,10 @@ func fieldOf(key []byte) field {
 		return fieldV
 	case "client":
 		return fieldClient
+	case "resumable":
+		return fieldResumable
+	case "resume":
+		return fieldResume
 	case "name":
 		return fieldName
 	case "owner":
@@ -112,6 +125,10 @@ func fieldOf(key []byte) field {
 		return fieldTarget
 	case "after":
 		return fieldAfter
+	case "holds":
+		return fieldHolds
+	case "more":
+		return fieldMore
 	case "code":
 		return fieldCode
 	case "msg":
@@ -124,6 +141,10 @@ func fieldOf(key []byte) field {
 		return fieldSession
 	case "now_ns":
 		return fieldNowNS
+	case "ticket":
+		return fieldTicket
+	case "resumed":
+		return fieldResumed
 	case "token":
 		return fieldToken
 	case "count":
@@ -154,6 +175,8 @@ func fieldOf(key []byte) field {
 		return fieldCmd
 	case "held_ms":
 		return fieldHeldMS
+	case "absent":
+		return fieldAbsent
 	case "orphan":
 		return fieldOrphan
 	case "remote_field":

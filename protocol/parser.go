@@ -329,19 +329,34 @@ var kindNames = [...]string{kindBool: "true or false", kindInt: "an integer", ki
 
 // int returns the field's value, which must be from low to high.
 func (o *object) int(f field, absent, low, high int64) int64 {
-	if _, ok := o.head(f, kindInt); !ok {
+	if !o.has(f) {
 		return absent
 	}
-	v, big := integer(o.p.body[o.at[f]:])
-	switch {
-	case big:
-		o.p.refuse("%s is %d; it must be from %d to %d", f, uint64(v), low, high)
-		return absent
-	case v < low, v > high:
-		o.p.refuse("%s is %d; it must be from %d to %d", f, v, low, high)
+	v, end := o.p.int(int(o.at[f]), f.String(), low, high)
+	if end == 0 {
 		return absent
 	}
 	return v
+}
+
+// int returns the value at the offset, which must be an integer from low to high,
+// and the offset behind it; 0: it is refused, under the name what.
+func (p *parser) int(at int, what string, low, high int64) (v int64, end int) {
+	h := readHead(p.body[at:])
+	if h.kind != kindInt {
+		p.refuse("%s must be %s", what, kindNames[kindInt])
+		return 0, 0
+	}
+	v, big := integer(p.body[at:])
+	switch {
+	case big:
+		p.refuse("%s is %d; it must be from %d to %d", what, uint64(v), low, high)
+		return 0, 0
+	case v < low, v > high:
+		p.refuse("%s is %d; it must be from %d to %d", what, v, low, high)
+		return 0, 0
+	}
+	return v, at + h.size
 }
 
 // uint returns the field's value, which must be from 0 to 2^63−1; absent: 0.

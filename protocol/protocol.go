@@ -27,6 +27,8 @@ const (
 	MaxCmd     = 64   // bytes of a row's cmd
 	MaxField   = 256  // bytes of a row's remote_field
 	MaxWaiters = 16   // waiters of a row
+	MaxTicket  = 128  // bytes of a session's ticket
+	MaxClaims  = 4096 // holds in one claim
 
 	HelloTimeout = 5 * time.Second // from connect to hello
 
@@ -61,11 +63,12 @@ const (
 type Reason string
 
 const (
-	Expired Reason = "expired"
-	Deleted Reason = "deleted"
-	Stolen  Reason = "stolen"
-	ByForce Reason = "forced"
-	MaxHold Reason = "max_hold"
+	Expired   Reason = "expired"
+	Deleted   Reason = "deleted"
+	Stolen    Reason = "stolen"
+	ByForce   Reason = "forced"
+	MaxHold   Reason = "max_hold"
+	Forgotten Reason = "forgotten"
 )
 
 // State of a lock as a LockRow shows it.

@@ -19,6 +19,7 @@ import (
 // Every message with every field at a value that is not its default.
 var everyRequest = []Request{
 	&Hello{ID: 1, V: 2, Client: "go/1.0.0"},
+	&Hello{ID: 1, V: 2, Client: "go/1.0.0", Resumable: true, Resume: "ticket"},
 	&Acquire{ID: 2, Name: "invoice:42", Owner: 3, NotReentrant: true, WaitMS: 0, LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2},
 	&Acquire{ID: 2, Name: "invoice:42", WaitMS: Forever},
 	&Release{ID: 4, Hold: 5},
@@ -29,19 +30,24 @@ var everyRequest = []Request{
 	&List{ID: 9, After: 10},
 	&ForceRelease{ID: 11, Name: "n"},
 	&Ping{ID: 12},
+	&Bye{ID: 14},
+	&Claim{ID: 15},
+	&Claim{ID: 15, Holds: []ClaimedHold{{2, 1}, {1, math.MaxUint32}}, More: true},
+	&Claim{ID: 15, Holds: []ClaimedHold{{math.MaxInt64, 1}}},
 	&Unknown{ID: 13, Op: "teleport"},
 }
 
 // fullRow has more fields than any state fills, and more than a fixmap holds.
 var fullRow = LockRow{
 	Name: strings.Repeat("n", MaxName), State: StateHeld, Hold: 1, Token: 1 << 50, Count: 3, Owner: 4, Session: 5, PID: 6, UID: 7,
-	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Orphan: true,
+	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, Orphan: true,
 	RemoteField: strings.Repeat("f", MaxField), RemoteTTLMS: -1, Waiting: 11,
 	Waiters: []WaiterRow{{Session: 12, PID: 13, UID: 14, Cmd: "w", Owner: 15, WaitedMS: 16}, {}},
 }
 
 var everyReply = []Reply{
 	&HelloOK{ID: 1, V: 1, Sidecar: "uuid", Version: "0.1", Session: 2, LeaseMS: 3, NowNS: 4},
+	&HelloOK{ID: 1, V: 1, Sidecar: "uuid", Version: "0.1", Session: 2, LeaseMS: 3, NowNS: 4, Ticket: "ticket", Resumed: true},
 	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5},
 	&AcquireOK{ID: 1, Token: 2, Hold: 3, Count: 4, DeadlineNS: 5, EndNS: 6},
 	&ReleaseOK{ID: 1, Count: 2},
@@ -51,6 +57,8 @@ var everyReply = []Reply{
 	&ListOK{ID: 1, Locks: []LockRow{fullRow, {Name: "a", State: StateFree}}, Next: 2},
 	&ForceReleaseOK{ID: 1, Hold: 2},
 	&PingOK{ID: 1, NowNS: 2, Redis: "ok"},
+	&ByeOK{ID: 1},
+	&ClaimOK{ID: 1},
 	&Err{ID: 1, Code: Timeout, Msg: "m"},
 	&Err{Code: NoHello, Msg: "m"},
 	&LostEvent{Hold: 1, Reason: Stolen},
@@ -59,7 +67,7 @@ var everyReply = []Reply{
 
 // answers names the request that a reply answers.
 func answers(m any) string {
-	for _, op := range []string{"hello", "acquire", "release", "cancel", "info", "list", "force_release", "ping"} {
+	for _, op := range ops {
 		if reflect.TypeOf(m) == reflect.TypeOf(answerTo(op)) {
 			return op
 		}
@@ -114,7 +122,7 @@ func TestAnotherMsgpackReadsWhatIsWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if row := m["lock"].(map[string]any); len(row) != 18 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
+	if row := m["lock"].(map[string]any); len(row) != 19 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
 		t.Errorf("the row has %d fields: %v", len(row), row)
 	}
 }
@@ -168,13 +176,58 @@ func TestRowsOfListRoomFitIntoAFrame(t *testing.T) {
 	}
 }
 
-func TestMoreThanAFrameCannotBeWritten(t *testing.T) {
-	defer func() {
-		if recover() == nil {
-			t.Error("a frame of more than 64 KiB was written")
-		}
-	}()
-	Info{ID: 1, Name: strings.Repeat("n", MaxFrame)}.Append(nil)
+func TestWhatTheOtherSideWouldRefuseCannotBeWritten(t *testing.T) {
+	ticket := strings.Repeat("t", MaxTicket+1)
+	for name, m := range map[string]interface{ Append([]byte) []byte }{
+		"a frame of more than 64 KiB":       Info{ID: 1, Name: strings.Repeat("n", MaxFrame)},
+		"a ticket that is too long":         HelloOK{ID: 1, Ticket: ticket},
+		"a resume that is too long":         Hello{ID: 1, Resumable: true, Resume: ticket},
+		"a claim that names too many holds": Claim{ID: 1, Holds: make([]ClaimedHold, MaxClaims+1)},
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s was written", name)
+				}
+			}()
+			m.Append(nil)
+		}()
+	}
+}
+
+// claimOf names MaxClaims holds, in no order.
+func claimOf(more bool) Claim {
+	c := Claim{ID: math.MaxInt64, More: more}
+	for i := range uint64(MaxClaims) {
+		c.Holds = append(c.Holds, ClaimedHold{math.MaxInt64 - i*2654435761%MaxClaims, math.MaxUint32})
+	}
+	return c
+}
+
+func TestTheLargestClaimFitsIntoAFrame(t *testing.T) {
+	want := claimOf(true)
+	body, err := NewReader(bytes.NewReader(want.Append(nil))).Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := new(RequestDecoder).Decode(body)
+	if err != nil || !reflect.DeepEqual(got, &want) {
+		t.Errorf("it was read as %.100v…, %v", got, err)
+	}
+}
+
+func TestClaimsInARowShareMemoryThatIsNotKept(t *testing.T) {
+	var d RequestDecoder
+	more, last := claimOf(true).Append(nil)[prefix:], claimOf(false).Append(nil)[prefix:]
+	if n := testing.AllocsPerRun(10, func() { d.Decode(more) }); n != 0 {
+		t.Errorf("reading a claim behind another allocates %v times", n)
+	}
+	if _, err := d.Decode(last); err != nil || len(d.claim.Holds) != MaxClaims {
+		t.Fatalf("%d holds, %v", len(d.claim.Holds), err)
+	}
+	if _, err := d.Decode(Ping{ID: 1}.Append(nil)[prefix:]); err != nil || d.claim.Holds != nil || d.numbers != nil {
+		t.Errorf("behind the last one, room for %d holds is kept, %v", cap(d.claim.Holds), err)
+	}
 }
 
 // Where the header of a hostile value claims far more than the frame has, or a
@@ -182,6 +235,7 @@ func TestMoreThanAFrameCannotBeWritten(t *testing.T) {
 // few times the frame.
 func TestHostileFramesCostAtMostTheirSize(t *testing.T) {
 	start := []byte("\x83\xa2op\xa4ping\xa2id\x01\xa1x")
+	claim := []byte("\x83\xa2op\xa5claim\xa2id\x01\xa5holds")
 	fill := func(s string) []byte {
 		return append(bytes.Clone(start), bytes.Repeat([]byte(s), (MaxFrame-len(start))/len(s))...)
 	}
@@ -208,8 +262,12 @@ func TestHostileFramesCostAtMostTheirSize(t *testing.T) {
 		"12,000 different keys": manyKeys(12_000, func(i int) string {
 			return "\xa3" + string([]byte{'a' + byte(i>>10), 'a' + byte(i>>5&31), 'A' + byte(i&31)}) + "\xc0"
 		}),
-		"a reply of 64 M rows":    []byte("\x82\xa2id\x01\xa5locks\xdd\x04\x00\x00\x00"),
-		"a reply of empty arrays": append([]byte("\x82\xa2id\x01\xa5locks\xdc\xf0\x00"), bytes.Repeat([]byte{0x90}, 0xf000)...),
+		"a claim of 64 M integers":    append(bytes.Clone(claim), 0xdd, 4, 0, 0, 0),
+		"a claim of 60,000 integers":  append(append(bytes.Clone(claim), 0xdc, 0xea, 0x60), bytes.Repeat([]byte{1}, 60_000)...),
+		"a claim of 8,192 arrays":     append(append(bytes.Clone(claim), 0xdc, 0x20, 0), bytes.Repeat([]byte{0x90}, 8_192)...),
+		"a claim of one hold, 4,096×": append(append(bytes.Clone(claim), 0xdc, 0x20, 0), bytes.Repeat([]byte{1}, 8_192)...),
+		"a reply of 64 M rows":        []byte("\x82\xa2id\x01\xa5locks\xdd\x04\x00\x00\x00"),
+		"a reply of empty arrays":     append([]byte("\x82\xa2id\x01\xa5locks\xdc\xf0\x00"), bytes.Repeat([]byte{0x90}, 0xf000)...),
 	}
 	for name, body := range frames {
 		t.Run(name, func(t *testing.T) {
@@ -365,6 +423,12 @@ func TestRefusalsNameTheFieldAndTheRange(t *testing.T) {
 		"\x82\xa2op\xa7acquire\xa2id\x01":                                             "name is missing",
 		"\x83\xa2op\xa7release\xa2id\x01\xa4hold\xcf\x80\x00\x00\x00\x00\x00\x00\x00": "hold is 9223372036854775808; it must be from 0 to 9223372036854775807",
 		"\x84\xa2op\xa7acquire\xa2id\x01\xa4name\xa1n\xa9reentrant\xa5false":          "reentrant must be true or false",
+		"\x83\xa2op\xa5claim\xa2id\x01\xa5holds\x93\x01\x01\x02":                      "holds has 3 elements; it must be pairs, of a hold and its entries",
+		"\x83\xa2op\xa5claim\xa2id\x01\xa5holds\x92\x00\x01":                          "a hold in holds is 0; it must be from 1 to 9223372036854775807",
+		"\x83\xa2op\xa5claim\xa2id\x01\xa5holds\x92\x07\x00":                          "an entry count in holds is 0; it must be from 1 to 4294967295",
+		"\x83\xa2op\xa5claim\xa2id\x01\xa5holds\x92\x07\xc0":                          "an entry count in holds must be an integer",
+		"\x83\xa2op\xa5claim\xa2id\x01\xa5holds\x94\x07\x01\x07\x01":                  "holds names hold 7 twice",
+		"\x84\xa2op\xa5hello\xa2id\x01\xa1v\x01\xa6resume\xa1t":                       "resume needs resumable to be true: a session is resumed by a client that will do so again",
 	} {
 		_, err := new(RequestDecoder).Decode([]byte(body))
 		var refused *RequestError

@@ -11,11 +11,13 @@ type Reply interface {
 type HelloOK struct {
 	ID      uint64
 	V       int64  // protocol version of this connection
-	Sidecar string // uuid of this run of the sidecar
+	Sidecar string // uuid of the sidecar; another one after a restart that found no state
 	Version string // of the sidecar's software
 	Session uint64
 	LeaseMS int64 // the watchdog's
 	NowNS   int64
+	Ticket  string // with which this session can be resumed; empty: it cannot
+	Resumed bool   // this is the session of Hello.Resume, and its holds are to be claimed
 }
 
 // AcquireOK grants a lock.
@@ -67,6 +69,13 @@ type PingOK struct {
 	Redis string
 }
 
+// ByeOK answers Bye: the last frame of the connection.
+type ByeOK struct{ ID uint64 }
+
+// ClaimOK answers Claim, behind a LostEvent for each claimed hold that the session
+// does not have.
+type ClaimOK struct{ ID uint64 }
+
 // Err is a failed request's answer, or, without an ID, the last words of a
 // sidecar that closes the connection.
 type Err struct {
@@ -101,7 +110,8 @@ type LockRow struct {
 	HeldMS      int64
 	DeadlineNS  int64
 	LeaseMS     int64 // 0: the watchdog's
-	Orphan      bool
+	Absent      bool  // the sidecar was restarted, and the client has not come back yet
+	Orphan      bool  // the session is gone, and the lock is kept for a while
 
 	// Remote.
 	RemoteField string // cut at MaxField bytes
@@ -128,6 +138,8 @@ func (InfoOK) reply()         {}
 func (ListOK) reply()         {}
 func (ForceReleaseOK) reply() {}
 func (PingOK) reply()         {}
+func (ByeOK) reply()          {}
+func (ClaimOK) reply()        {}
 func (Err) reply()            {}
 func (LostEvent) reply()      {}
 func (LeaseEvent) reply()     {}
@@ -140,6 +152,8 @@ func (m HelloOK) Append(dst []byte) []byte {
 	w.uint("session", m.Session)
 	w.int("lease_ms", m.LeaseMS)
 	w.int("now_ns", m.NowNS)
+	w.ticketIf("ticket", m.Ticket)
+	w.boolIf("resumed", m.Resumed)
 	return w.finish()
 }
 
@@ -199,6 +213,14 @@ func (m PingOK) Append(dst []byte) []byte {
 	return w.finish()
 }
 
+func (m ByeOK) Append(dst []byte) []byte {
+	return begin(dst, "", m.ID).finish()
+}
+
+func (m ClaimOK) Append(dst []byte) []byte {
+	return begin(dst, "", m.ID).finish()
+}
+
 func (m Err) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
 	w.key("err")
@@ -250,9 +272,8 @@ func (w *writer) row(r *LockRow) {
 	w.intIf("held_ms", r.HeldMS)
 	w.intIf("deadline_ns", r.DeadlineNS)
 	w.intIf("lease_ms", r.LeaseMS)
-	if r.Orphan {
-		w.bool("orphan", true)
-	}
+	w.boolIf("absent", r.Absent)
+	w.boolIf("orphan", r.Orphan)
 	w.textIf("remote_field", r.RemoteField, MaxField)
 	w.intIf("remote_ttl_ms", r.RemoteTTLMS)
 	w.intIf("waiting", int64(r.Waiting))

@@ -1,5 +1,7 @@
 package protocol
 
+import "fmt"
+
 // Request is what a client sends. RequestDecoder returns pointers to the structs
 // below.
 type Request interface {
@@ -10,11 +12,13 @@ type Request interface {
 	request()
 }
 
-// Hello is the first frame of a connection.
+// Hello is the first frame of a connection. It begins a session or resumes one.
 type Hello struct {
-	ID     uint64
-	V      int64  // protocol version that the client speaks
-	Client string // name and version of the client, for operators
+	ID        uint64
+	V         int64  // protocol version that the client speaks
+	Client    string // name and version of the client, for operators
+	Resumable bool   // the client will resume the session if the connection ends
+	Resume    string // ticket of the session to be resumed; only if Resumable
 }
 
 // Acquire asks for a lock.
@@ -62,6 +66,23 @@ type ForceRelease struct {
 // Ping asks whether the sidecar lives and reaches Redis.
 type Ping struct{ ID uint64 }
 
+// Bye ends the session.
+type Bye struct{ ID uint64 }
+
+// Claim names holds that the client of a resumed session still has, at most
+// MaxClaims of them.
+type Claim struct {
+	ID    uint64
+	Holds []ClaimedHold // of a Claim that was read: valid until the next Decode
+	More  bool          // another Claim follows
+}
+
+// ClaimedHold is a hold, and how often its owner is in.
+type ClaimedHold struct {
+	Hold    uint64
+	Entries uint32
+}
+
 // Unknown is a request with an op that this version does not know. It is
 // answered with Unsupported if it has an ID.
 type Unknown struct {
@@ -77,6 +98,8 @@ func (m Info) RequestID() uint64         { return m.ID }
 func (m List) RequestID() uint64         { return m.ID }
 func (m ForceRelease) RequestID() uint64 { return m.ID }
 func (m Ping) RequestID() uint64         { return m.ID }
+func (m Bye) RequestID() uint64          { return m.ID }
+func (m Claim) RequestID() uint64        { return m.ID }
 func (m Unknown) RequestID() uint64      { return m.ID }
 
 func (Hello) request()        {}
@@ -87,6 +110,8 @@ func (Info) request()         {}
 func (List) request()         {}
 func (ForceRelease) request() {}
 func (Ping) request()         {}
+func (Bye) request()          {}
+func (Claim) request()        {}
 func (Unknown) request()      {}
 
 func (m Hello) Append(dst []byte) []byte {
@@ -95,6 +120,8 @@ func (m Hello) Append(dst []byte) []byte {
 	if m.Client != "" {
 		w.text("client", m.Client, MaxClient)
 	}
+	w.boolIf("resumable", m.Resumable)
+	w.ticketIf("resume", m.Resume)
 	return w.finish()
 }
 
@@ -156,6 +183,24 @@ func (m ForceRelease) Append(dst []byte) []byte {
 
 func (m Ping) Append(dst []byte) []byte {
 	return begin(dst, "ping", m.ID).finish()
+}
+
+func (m Bye) Append(dst []byte) []byte {
+	return begin(dst, "bye", m.ID).finish()
+}
+
+func (m Claim) Append(dst []byte) []byte {
+	if len(m.Holds) > MaxClaims {
+		panic(fmt.Sprintf("protocol: a claim of %d holds; at most %d are allowed, the others go into another claim", len(m.Holds), MaxClaims))
+	}
+	w := begin(dst, "claim", m.ID)
+	w.array("holds", 2*len(m.Holds))
+	for _, h := range m.Holds {
+		_ = w.enc.EncodeUint(h.Hold)
+		_ = w.enc.EncodeUint(uint64(h.Entries))
+	}
+	w.boolIf("more", m.More)
+	return w.finish()
 }
 
 func (m Unknown) Append(dst []byte) []byte {

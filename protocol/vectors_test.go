@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"reflect"
+	"slices"
 	"testing"
 	"testing/iotest"
 )
@@ -68,6 +69,30 @@ func TestVectors(t *testing.T) {
 				checkCut(t, whole)
 			}
 		})
+	}
+}
+
+// Every request, every answer and every field of both stands in a vector that
+// whoever writes it has to write likewise.
+func TestTheVectorsCoverTheProtocol(t *testing.T) {
+	var text []byte
+	requests, replies := map[string]bool{}, map[string]bool{}
+	for _, v := range vectors(t) {
+		if v.Canonical {
+			text = append(text, v.Message...)
+			replies[v.Answers] = true
+			requests[parse(t, v.Message).Op] = true
+		}
+	}
+	for _, op := range ops {
+		if !requests[op] || !replies[op] {
+			t.Errorf("%s: a request %v, an answer %v", op, requests[op], replies[op])
+		}
+	}
+	for f := field(1); f < fields; f++ {
+		if !bytes.Contains(text, []byte(`"`+f.String()+`":`)) {
+			t.Errorf("no vector has %s", f)
+		}
 	}
 }
 
@@ -175,6 +200,9 @@ func checkCut(t *testing.T, whole []byte) {
 	}
 }
 
+// ops are the requests that this version knows.
+var ops = []string{"hello", "acquire", "release", "cancel", "info", "list", "force_release", "ping", "bye", "claim"}
+
 func answerTo(op string) OK {
 	switch op {
 	case "hello":
@@ -193,6 +221,10 @@ func answerTo(op string) OK {
 		return new(ForceReleaseOK)
 	case "ping":
 		return new(PingOK)
+	case "bye":
+		return new(ByeOK)
+	case "claim":
+		return new(ClaimOK)
 	}
 	return nil
 }
@@ -223,6 +255,8 @@ type fieldsOf struct {
 	}
 	V            int64
 	Client, Name string
+	Resumable    bool
+	Resume       string
 	Owner        uint64
 	Reentrant    *bool
 	WaitMS       *int64 `json:"wait_ms"`
@@ -231,10 +265,14 @@ type fieldsOf struct {
 	CrashDelayMS int64  `json:"crash_delay_ms"`
 	Hold, Target uint64
 	After        uint64
+	Holds        []uint64 // hold, entries, hold, entries, …
+	More         bool
 
 	Sidecar, Version, Redis string
 	Session                 uint64
 	NowNS                   int64 `json:"now_ns"`
+	Ticket                  string
+	Resumed                 bool
 	Token                   uint64
 	Count                   uint32
 	DeadlineNS              int64 `json:"deadline_ns"`
@@ -257,6 +295,7 @@ type rowFields struct {
 	HeldMS      int64 `json:"held_ms"`
 	DeadlineNS  int64 `json:"deadline_ns"`
 	LeaseMS     int64 `json:"lease_ms"`
+	Absent      bool
 	Orphan      bool
 	RemoteField string `json:"remote_field"`
 	RemoteTTLMS int64  `json:"remote_ttl_ms"`
@@ -276,7 +315,7 @@ func (r rowFields) row() LockRow {
 	row := LockRow{
 		Name: r.Name, State: r.State, Hold: r.Hold, Token: r.Token, Count: r.Count, Owner: r.Owner,
 		Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, HeldMS: r.HeldMS, DeadlineNS: r.DeadlineNS,
-		LeaseMS: r.LeaseMS, Orphan: r.Orphan, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, Waiting: r.Waiting,
+		LeaseMS: r.LeaseMS, Absent: r.Absent, Orphan: r.Orphan, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, Waiting: r.Waiting,
 	}
 	for _, w := range r.Waiters {
 		row.Waiters = append(row.Waiters, WaiterRow(w))
@@ -300,7 +339,7 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 	m := parse(t, text)
 	switch m.Op {
 	case "hello":
-		return &Hello{m.ID, m.V, m.Client}
+		return &Hello{m.ID, m.V, m.Client, m.Resumable, m.Resume}
 	case "acquire":
 		a := &Acquire{ID: m.ID, Name: m.Name, Owner: m.Owner, WaitMS: Forever, LeaseMS: m.LeaseMS, MaxHoldMS: m.MaxHoldMS, CrashDelayMS: m.CrashDelayMS}
 		a.NotReentrant = m.Reentrant != nil && !*m.Reentrant
@@ -320,6 +359,14 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return &ForceRelease{m.ID, m.Name}
 	case "ping":
 		return &Ping{m.ID}
+	case "bye":
+		return &Bye{m.ID}
+	case "claim":
+		c := &Claim{ID: m.ID, More: m.More}
+		for pair := range slices.Chunk(m.Holds, 2) {
+			c.Holds = append(c.Holds, ClaimedHold{pair[0], uint32(pair[1])})
+		}
+		return c
 	}
 	return &Unknown{m.ID, m.Op}
 }
@@ -339,7 +386,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	}
 	switch answers {
 	case "hello":
-		return &HelloOK{m.ID, m.V, m.Sidecar, m.Version, m.Session, m.LeaseMS, m.NowNS}
+		return &HelloOK{m.ID, m.V, m.Sidecar, m.Version, m.Session, m.LeaseMS, m.NowNS, m.Ticket, m.Resumed}
 	case "acquire":
 		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS, m.EndNS}
 	case "release":
@@ -363,6 +410,10 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		return &ForceReleaseOK{m.ID, m.Hold}
 	case "ping":
 		return &PingOK{m.ID, m.NowNS, m.Redis}
+	case "bye":
+		return &ByeOK{m.ID}
+	case "claim":
+		return &ClaimOK{m.ID}
 	}
 	t.Fatalf("the vector does not say what it answers")
 	return nil

@@ -121,6 +121,16 @@ func (w *writer) textIf(k, v string, limit int) {
 	}
 }
 
+// ticketIf writes a ticket whole: a part of it would be another one.
+func (w *writer) ticketIf(k, v string) {
+	if len(v) > MaxTicket {
+		panic(fmt.Sprintf("protocol: a ticket of %d bytes; at most %d are allowed", len(v), MaxTicket))
+	}
+	if v != "" {
+		w.str(k, v)
+	}
+}
+
 func (w *writer) uint(k string, v uint64) {
 	w.key(k)
 	_ = w.enc.EncodeUint(v)
@@ -146,6 +156,12 @@ func (w *writer) intIf(k string, v int64) {
 func (w *writer) bool(k string, v bool) {
 	w.key(k)
 	_ = w.enc.EncodeBool(v)
+}
+
+func (w *writer) boolIf(k string, v bool) {
+	if v {
+		w.bool(k, true)
+	}
 }
 
 func (w *writer) array(k string, n int) {

@@ -31,6 +31,15 @@ type Config struct {
 	// renewed every third of it. 300 ms to 1 h, default 30 s.
 	Lease time.Duration
 
+	// State is the file in which a successor finds what this sidecar's clients hold.
+	// It is made with mode 0600 and must survive a restart, not a reboot. Default: the
+	// path of the socket with ".state" behind it; StateNone: nothing is kept, and
+	// every lock ends with this process.
+	State string
+	// ResumeWithin is how long a successor renews what a living process holds that
+	// does not come back. Default 1 h.
+	ResumeWithin time.Duration
+
 	MaxSessions int // clients at one time. Default 4,096
 	MaxLocks    int // names held or waited for, and waiters, in all. Default 1,048,576
 	MaxHolds    int // locks held by one client. Default 262,144
@@ -44,6 +53,9 @@ type Config struct {
 
 // Defaults of Config that the command line shows.
 const (
+	// StateNone is the Config.State of a sidecar without one.
+	StateNone = "none"
+
 	DefaultRedis       = "redis://127.0.0.1:6379/0"
 	DefaultLease       = 30 * time.Second
 	DefaultSocketMode  = os.FileMode(0o660)
@@ -72,6 +84,17 @@ func (c *Config) setDefaults() error {
 	or(&c.SocketMode, DefaultSocketMode)
 	or(&c.Redis, DefaultRedis)
 	or(&c.Lease, DefaultLease)
+	or(&c.ResumeWithin, DefaultResumeWithin)
+	if c.State == "" {
+		path := c.Socket
+		if c.Listener != nil {
+			path = c.Listener.Addr().String()
+		}
+		if path == "" || path[0] == '@' {
+			return errors.New("the socket has no path in the file system, beside which the state could be kept; name a state file, or none")
+		}
+		c.State = path + ".state"
+	}
 	or(&c.MaxSessions, DefaultMaxSessions)
 	or(&c.MaxLocks, DefaultMaxLocks)
 	or(&c.MaxHolds, DefaultMaxHolds)
@@ -85,6 +108,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.Lease%time.Millisecond != 0 {
 		errs = append(errs, fmt.Errorf("lease %v: choose whole milliseconds", c.Lease))
+	}
+	if c.ResumeWithin < 0 || c.ResumeWithin > maxResumeWithin {
+		errs = append(errs, fmt.Errorf("resume-within %v: choose up to %v, or 0 for the default", c.ResumeWithin, maxResumeWithin))
 	}
 	for _, m := range []struct {
 		what string

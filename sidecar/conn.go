@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -36,14 +37,14 @@ type conn struct {
 	nc  *net.UnixConn
 	raw syscall.RawConn
 
-	// Set by the reader before it hands over the hello, then owned by the loop.
-	peer  locktable.Peer
-	pidfd int // −1: not watched
+	// Set before the reader hands over anything, then owned by the loop.
+	peer    locktable.Peer
+	pidfd   int    // −1: not watched, or the client's by now
+	started uint64 // when the process started, ticks since boot; 0: not known
 
 	// Owned by the loop.
-	id       locktable.SessionID // 0: no session
-	detached bool                // served no longer, kept for its holds
-	dirty    bool                // in loop.dirty
+	client *client // nil: no session
+	dirty  bool    // in loop.dirty
 
 	mu      sync.Mutex // guards what follows; nothing is called with it held
 	changed sync.Cond  // on mu: queued or out became less, or closed
@@ -56,30 +57,27 @@ type conn struct {
 	closed  bool       // nothing is written or read any more
 }
 
-func newConn(nc *net.UnixConn) *conn {
-	c := &conn{nc: nc, pidfd: -1, lease: -1}
+func newConn(nc *net.UnixConn) (*conn, error) {
+	raw, err := nc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{nc: nc, raw: raw, pidfd: -1, lease: -1}
 	c.changed.L = &c.mu
-	return c
+	return c, nil
 }
 
-// serveConn reads one connection, one of among, until it ends.
-func (s *Server) serveConn(c *conn, among int) {
+// refuseConn tells a client why it is not served, and gives it time to hear it.
+func (s *Server) refuseConn(c *conn, why *protocol.Err) {
 	defer s.leave(c)
-	if among > s.cfg.MaxSessions+2*spareConns {
-		c.nc.Close() // those who are being told why take descriptors, too
-		return
-	}
-	if among > s.cfg.MaxSessions+spareConns {
-		c.sayLast(&protocol.Err{Code: protocol.Limit, Msg: "too many connections; close some, or raise max-sessions of the sidecar"})
-		c.linger()
-		c.end()
-		return
-	}
-	var err error
-	if c.raw, err = c.nc.SyscallConn(); err != nil {
-		c.nc.Close()
-		return
-	}
+	c.sayLast(why)
+	c.linger()
+	c.end()
+}
+
+// serveConn reads one connection until it ends.
+func (s *Server) serveConn(c *conn) {
+	defer s.leave(c)
 	if code, text := s.read(c); code != "" {
 		s.inbox.put(input{what: clientBroke, conn: c, code: code, text: text})
 		c.linger()
@@ -158,8 +156,8 @@ func (s *Server) read(c *conn) (code protocol.Code, text string) {
 			case isHello:
 				greeted = true
 				_ = c.nc.SetReadDeadline(time.Time{})
-				if c.peer, c.pidfd, err = peerOf(c.nc); err != nil {
-					return protocol.Denied, "the sidecar cannot tell who you are: " + err.Error()
+				if c.peer.PID > 0 {
+					c.peer.Cmd, c.started = commandOf(c.peer.PID), startOf(c.peer.PID)
 				}
 				h := *hello
 				batch = append(batch, input{what: clientHello, conn: c, request: &h})
@@ -199,6 +197,13 @@ func handOver(c *conn, req protocol.Request) input {
 		v := *r
 		in.request = &v
 	case *protocol.ForceRelease:
+		v := *r
+		in.request = &v
+	case *protocol.Claim:
+		v := *r
+		v.Holds = slices.Clone(r.Holds)
+		in.request = &v
+	case *protocol.Bye:
 		v := *r
 		in.request = &v
 	case *protocol.Ping:

@@ -26,8 +26,8 @@ func TestASlowReaderGetsTheNewestLeaseBehindTheGrantsItCovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newConn(nc)
-	if c.raw, err = nc.SyscallConn(); err != nil {
+	c, err := newConn(nc)
+	if err != nil {
 		t.Fatal(err)
 	}
 	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 1 << 40})

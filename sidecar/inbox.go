@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
 // input is one thing that the loop is told. Which fields count depends on what.
@@ -17,6 +18,7 @@ type input struct {
 	release protocol.Release
 	request interface{ RequestID() uint64 } // any other request, owned by the input; *refused
 	results []locktable.Result
+	redis   store.Identity
 	names   []string
 	text    string
 	code    protocol.Code
@@ -37,7 +39,7 @@ const (
 	processEnded  // session
 
 	redisResults
-	redisUp   // flag: data may be lost
+	redisUp   // flag: data may be lost; redis
 	redisDown // text
 	redisSubscribed
 	redisUnsubscribed

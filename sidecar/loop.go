@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -17,14 +18,22 @@ type loop struct {
 	table    *locktable.Table
 	store    *store.Store
 	pids     *pidWatch
-	sessions map[locktable.SessionID]*conn
-	last     locktable.SessionID // newest session
+	state    *state.File // nil: nothing is kept for a successor
+	sessions map[locktable.SessionID]*client
+	last     locktable.SessionID   // newest session
+	newRedis *store.Identity       // the run of Redis that was reached in this step
+	closed   []locktable.SessionID // sessions that ended in this step
 	stopping bool
 	batch    []input // emptied, for the next take
 
+	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
+	complaints  complaints
+
 	// Collected in one step and carried out at its end.
-	dirty []*conn
-	ops   []locktable.Op
+	dirty   []*conn
+	leaving []leaving
+	parting []parting
+	ops     []locktable.Op
 
 	// Scratch for frames, so that an answer costs no allocation.
 	granted  protocol.AcquireOK
@@ -50,7 +59,13 @@ func (s *Server) run(stop <-chan struct{}) {
 		case <-timer.C:
 		}
 		now := s.step()
-		if at, ok := s.table.Next(); ok {
+		at, ok := s.table.Next()
+		for _, due := range []int64{s.absentUntil, s.complaints.end} {
+			if due != 0 && (!ok || due < at) {
+				at, ok = due, true
+			}
+		}
+		if ok {
 			// Timers stand still while the host is suspended, deadlines do not.
 			timer.Reset(min(time.Duration(at-now), maxSleep))
 		} else {
@@ -65,17 +80,53 @@ func (s *Server) run(stop <-chan struct{}) {
 func (s *Server) step() (now int64) {
 	now = protocol.Now()
 	s.table.Advance(now)
+	s.endAbsence(now)
+	if s.complaints.end != 0 && now >= s.complaints.end {
+		s.sumUp()
+	}
 	batch := s.inbox.take(s.batch)
 	for i := range batch {
 		s.apply(now, &batch[i])
 	}
 	s.carryOut()
+	if len(s.leaving) > 0 {
+		s.seeOff(now)
+	}
 	clear(batch)
 	if cap(batch) > 1<<13 {
 		batch = nil // a burst's memory is not kept
 	}
 	s.batch = batch
 	return now
+}
+
+// leaving is a client that said bye.
+type leaving struct {
+	client *client
+	id     uint64
+}
+
+// seeOff ends the sessions of those who said bye in this step. They have the answers
+// to what they asked before, and bye is answered when a successor would not know them.
+func (s *Server) seeOff(now int64) {
+	for _, l := range s.leaving {
+		if c := l.client.conn; c != nil && s.sessions[l.client.id] == l.client {
+			s.close(now, l.client, "it said bye")
+			s.part(c, &protocol.ByeOK{ID: l.id})
+		}
+	}
+	clear(s.leaving)
+	s.leaving = s.leaving[:0]
+	s.carryOut()
+}
+
+// part has a connection end with a last frame, when everything that led to it is in
+// the state.
+func (s *Server) part(c *conn, m protocol.Reply) { s.parting = append(s.parting, parting{c, m}) }
+
+type parting struct {
+	conn *conn
+	last protocol.Reply
 }
 
 func (s *Server) apply(now int64, in *input) {
@@ -95,6 +146,7 @@ func (s *Server) apply(now int64, in *input) {
 			s.table.Result(now, in.results[i])
 		}
 	case redisUp:
+		s.newRedis = &in.redis
 		s.table.Up(now, in.flag)
 	case redisDown:
 		s.table.Down(now, in.text)
@@ -122,25 +174,30 @@ func (s *Server) fromClient(now int64, in *input) {
 		s.greet(now, c, in.request.(*protocol.Hello))
 		return
 	}
-	if c.id == 0 || c.detached || s.stopping && in.what != clientRelease {
+	cl := c.client
+	if cl == nil || cl.detached || cl.leaving || s.stopping && !ending(in) {
 		return // it was told why, or is being told
+	}
+	if cl.claiming && !taking(in) {
+		s.broke(now, c, protocol.BadFrame, "claims are due; a session that was resumed is claimed before anything else")
+		return
 	}
 	switch in.what {
 	case clientAcquire:
-		if s.table.Waiting(c.id, in.acquire.ID) {
+		if s.table.Waiting(cl.id, in.acquire.ID) {
 			s.broke(now, c, protocol.BadFrame, "id is in use by an acquire that is not answered yet; choose another")
 			return
 		}
-		s.table.Acquire(now, c.id, in.acquire)
+		s.table.Acquire(now, cl.id, in.acquire)
 		return
 	case clientRelease:
-		s.table.Release(now, c.id, in.release)
+		s.table.Release(now, cl.id, in.release)
 		return
 	}
 	id := in.request.RequestID()
 	switch r := in.request.(type) {
 	case *protocol.Cancel:
-		s.table.Cancel(now, c.id, *r)
+		s.table.Cancel(now, cl.id, *r)
 	case *protocol.Info:
 		m := protocol.InfoOK{ID: id}
 		if row, ok := s.table.Info(now, r.Name); ok {
@@ -150,11 +207,17 @@ func (s *Server) fromClient(now int64, in *input) {
 	case *protocol.List:
 		s.say(c, s.list(now, r))
 	case *protocol.ForceRelease:
-		if row, ok := s.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !mayForce(c.peer.UID, row.UID) {
+		if row, ok := s.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !mayForce(cl.peer.UID, row.UID) {
 			s.refuse(c, id, protocol.Denied, "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root")
 			return
 		}
-		s.table.ForceRelease(now, c.id, *r)
+		s.table.ForceRelease(now, cl.id, *r)
+	case *protocol.Claim:
+		s.claim(now, cl, r)
+	case *protocol.Bye:
+		// When what it asked before has been answered: see step.
+		cl.leaving = true
+		s.leaving = append(s.leaving, leaving{cl, id})
 	case *protocol.Ping:
 		s.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: s.Redis()})
 	case *refused:
@@ -168,99 +231,21 @@ func (s *Server) fromClient(now int64, in *input) {
 	}
 }
 
-func (s *Server) greet(now int64, c *conn, m *protocol.Hello) {
-	var err protocol.Err
-	switch {
-	case s.stopping:
-		err = stopping
-	case m.V != protocol.Version:
-		err = protocol.Err{Code: protocol.Unsupported, Msg: "this sidecar (" + s.cfg.Version + ") speaks version 1 of the protocol only; install a client and a sidecar of the same release"}
-	case len(s.sessions) >= s.cfg.MaxSessions:
-		err = protocol.Err{Code: protocol.Limit, Msg: "too many clients; close some, or raise max-sessions of the sidecar"}
-	}
-	if err.Code != "" {
-		err.ID = m.ID
-		c.unwatch()
-		c.hangUp(&err)
-		return
-	}
-	s.last++
-	c.id = s.last
-	c.peer.Client = m.Client
-	s.sessions[c.id] = c
-	s.table.Open(now, c.id, c.peer)
-	if c.pidfd >= 0 {
-		if err := s.pids.add(c.id, c.pidfd); err != nil {
-			s.log.Warn("cannot watch a client's process; its death shows when its connection ends", "session", c.id, "pid", c.peer.PID, "error", err)
-		}
-	}
-	s.say(c, &protocol.HelloOK{
-		ID: m.ID, V: protocol.Version, Sidecar: s.uuid, Version: s.cfg.Version,
-		Session: uint64(c.id), LeaseMS: s.cfg.Lease.Milliseconds(), NowNS: now,
-	})
+// ending tells whether a request gives something back: a sidecar that stops still
+// listens to those that it has read.
+func ending(in *input) bool {
+	_, bye := in.request.(*protocol.Bye)
+	return bye || in.what == clientRelease
 }
 
-// gone ends the session of a connection that ended.
-func (s *Server) gone(now int64, c *conn) {
-	switch {
-	case s.sessions[c.id] != c || s.stopping:
-		c.unwatch()
-		return
-	case c.detached:
-		return
+// taking tells whether a request is one of those with which a resumed session is
+// taken up, or ended.
+func taking(in *input) bool {
+	switch in.request.(type) {
+	case *protocol.Claim, *protocol.Bye, *refused:
+		return true
 	}
-	s.close(now, c, "its connection ended")
-}
-
-// broke ends the service to a client that broke the protocol. What it holds it
-// keeps until the deadlines, or until its process ends.
-func (s *Server) broke(now int64, c *conn, code protocol.Code, text string) {
-	c.hangUp(&protocol.Err{Code: code, Msg: text})
-	if s.sessions[c.id] != c {
-		c.unwatch()
-		s.log.Warn("client refused", "pid", c.peer.PID, "cmd", c.peer.Cmd, "code", code, "reason", text)
-		return
-	}
-	s.log.Warn("client broke the protocol", "session", c.id, "pid", c.peer.PID, "cmd", c.peer.Cmd,
-		"code", code, "reason", text, "holds", s.table.Holds(c.id))
-	c.detached = true
-	s.table.Detach(now, c.id)
-	s.forgetDetached(now, c)
-}
-
-// forgetDetached ends the session of a detached client once it holds nothing.
-func (s *Server) forgetDetached(now int64, c *conn) {
-	if c.detached && s.sessions[c.id] == c && s.table.Holds(c.id) == 0 {
-		s.table.Close(now, c.id)
-		delete(s.sessions, c.id)
-		c.unwatch()
-	}
-}
-
-// ended ends the session of a process that ended, even if a child of it still has
-// the connection.
-func (s *Server) ended(now int64, id locktable.SessionID) {
-	if c := s.sessions[id]; c != nil {
-		s.close(now, c, "its process ended")
-		c.nc.Close()
-	}
-}
-
-func (s *Server) close(now int64, c *conn, why string) {
-	if n := s.table.Holds(c.id); n > 0 {
-		s.log.Info("client ended with locks held; released", "session", c.id, "pid", c.peer.PID, "cmd", c.peer.Cmd, "holds", n, "reason", why)
-	}
-	s.table.Close(now, c.id)
-	delete(s.sessions, c.id)
-	c.unwatch()
-}
-
-// unwatch gives the pidfd back, which also takes it out of the epoll set.
-func (c *conn) unwatch() {
-	if c.pidfd >= 0 {
-		unix.Close(c.pidfd)
-		c.pidfd = -1
-	}
+	return false
 }
 
 func mayForce(caller, holder int64) bool {
@@ -298,6 +283,13 @@ func (s *Server) refuse(c *conn, id uint64, code protocol.Code, msg string) {
 // longest, then the frames, one write for each client.
 func (s *Server) carryOut() {
 	effects := s.table.Effects()
+	if s.newRedis != nil && s.state != nil {
+		// Behind what the table makes of it: a successor that knows the new run of
+		// Redis must know which holds were in doubt.
+		s.state.KeepRedis(state.Redis(*s.newRedis))
+	}
+	s.newRedis = nil
+	s.forgetClosed()
 	for i := range effects {
 		e := &effects[i]
 		switch e.Kind {
@@ -314,20 +306,24 @@ func (s *Server) carryOut() {
 		clear(s.ops)
 		s.ops = s.ops[:0]
 	}
-	var broken []*conn
+	var broken []*client
 	for i := range effects {
 		e := &effects[i]
-		c := s.sessions[e.Session]
-		if e.Kind == locktable.Lost {
-			s.logLost(e, c)
+		cl := s.sessions[e.Session]
+		if e.Kind == locktable.Lost && e.Reason != protocol.Forgotten {
+			s.logLost(e, cl)
 		}
-		if c == nil {
+		if cl == nil {
 			continue
 		}
-		if c.detached {
+		if cl.detached {
 			if e.Kind == locktable.Lost {
-				broken = append(broken, c)
+				broken = append(broken, cl)
 			}
+			continue
+		}
+		c := cl.conn
+		if e.Kind == locktable.Lost && cl.misses(e) || c == nil {
 			continue
 		}
 		switch e.Kind {
@@ -341,6 +337,11 @@ func (s *Server) carryOut() {
 			s.refuse(c, e.ID, e.Code, e.Msg)
 		case locktable.Canceled:
 			s.say(c, &protocol.CancelOK{ID: e.ID, Canceled: e.Was})
+		case locktable.Claimed:
+			s.say(c, &protocol.ClaimOK{ID: e.ID})
+			if e.Was {
+				s.takenUp(cl)
+			}
 		case locktable.Forced:
 			s.say(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
 		case locktable.Lost:
@@ -361,12 +362,31 @@ func (s *Server) carryOut() {
 		s.dirty[i] = nil
 	}
 	s.dirty = s.dirty[:0]
+	for _, p := range s.parting {
+		p.conn.hangUp(p.last)
+	}
+	clear(s.parting)
+	s.parting = s.parting[:0]
 	for _, c := range broken {
 		s.forgetDetached(protocol.Now(), c)
 	}
 }
 
-func (s *Server) logLost(e *locktable.Effect, c *conn) {
+// forgetClosed strikes sessions from the state when it knows what became of their
+// holds.
+func (s *Server) forgetClosed() {
+	for _, id := range s.closed {
+		s.state.CloseSession(id)
+	}
+	s.closed = s.closed[:0]
+	if s.state != nil {
+		if why := s.state.Full(); why != "" {
+			s.log.Error("the state file cannot grow; locks granted from now on may end with this process", "file", s.cfg.State, "reason", why)
+		}
+	}
+}
+
+func (s *Server) logLost(e *locktable.Effect, c *client) {
 	pid, cmd := int64(0), ""
 	if c != nil {
 		pid, cmd = c.peer.PID, c.peer.Cmd
@@ -378,16 +398,13 @@ func (s *Server) logLost(e *locktable.Effect, c *conn) {
 	s.log.Warn("lock lost", "lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", pid, "cmd", cmd, "reason", e.Reason)
 }
 
-var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held until their deadlines; connect again when it is back"}
+var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}
 
-// hangUp says goodbye to every client. Waiters are gone with that; holds stay as
-// they are.
+// hangUp says goodbye to every client. Waiters are gone with that, and ask again
+// when there is a successor; holds stay as they are.
 func (s *Server) hangUp() {
 	s.stopping = true
-	now := protocol.Now()
-	for id := range s.sessions {
-		s.table.Detach(now, id)
-	}
+	s.table.Adjourn(protocol.Now())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ending = true

@@ -22,6 +22,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -34,7 +35,8 @@ type Server struct {
 	// Immutable after Listen.
 	cfg      Config
 	log      *slog.Logger
-	uuid     string // of this run
+	uuid     string   // of the sidecar, of which this process may be a later one
+	key      [32]byte // of tickets
 	listener *net.UnixListener
 	lockFile *os.File // nil with socket activation
 
@@ -46,6 +48,8 @@ type Server struct {
 	conns  map[*conn]struct{} // every connection, with or without a session
 	ending bool               // no more of them
 
+	left state.Left // what the predecessor left, until Serve has taken it over
+
 	loop
 }
 
@@ -55,8 +59,12 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, uuid: uuid.NewString(), conns: make(map[*conn]struct{})}
+	if err := checkMaxFiles(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, log: cfg.Log, conns: make(map[*conn]struct{})}
 	s.inbox.init()
+	s.sessions = make(map[locktable.SessionID]*client)
 	connecting := "Redis has not been reached yet"
 	s.redis.Store(&connecting)
 
@@ -70,9 +78,18 @@ func Listen(cfg Config) (_ *Server, err error) {
 			s.unclaim()
 		}
 	}()
+	if err = s.openState(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil && s.state != nil {
+			s.state.Close()
+		}
+	}()
 	s.store, err = store.Open(store.Config{
 		URL:            cfg.Redis,
 		UUID:           s.uuid,
+		Last:           store.Identity(s.left.Redis),
 		Log:            cfg.Log,
 		OnResults:      func(r []locktable.Result) { s.inbox.put(input{what: redisResults, results: r}) },
 		OnUp:           s.redisUp,
@@ -98,15 +115,34 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // never fails
-	s.table = locktable.New(locktable.Config{
+	table := locktable.Config{
 		Lease:      cfg.Lease,
 		MaxLocks:   cfg.MaxLocks,
 		MaxHolds:   cfg.MaxHolds,
 		MaxWaiters: cfg.MaxWaiters,
 		Seed:       binary.LittleEndian.Uint64(seed[:]),
-	}, protocol.Now())
-	s.sessions = make(map[locktable.SessionID]*conn)
+	}
+	if s.state != nil {
+		table.Keeper = s.state
+	}
+	s.table = locktable.New(table, protocol.Now())
 	return s, nil
+}
+
+// openState takes the state file into possession and reads what the predecessor left.
+func (s *Server) openState() (err error) {
+	if s.cfg.State == StateNone {
+		s.uuid = uuid.NewString()
+		_, _ = rand.Read(s.key[:])
+		s.left.Fresh = true
+		return nil
+	}
+	if s.state, err = state.Open(s.cfg.State); err != nil {
+		return err
+	}
+	s.left = s.state.Left()
+	s.uuid, s.key = s.left.UUID, s.left.Key
+	return nil
 }
 
 // Addr is the path of the socket.
@@ -115,10 +151,10 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 // Redis is "ok", or says in one sentence what is wrong.
 func (s *Server) Redis() string { return *s.redis.Load() }
 
-func (s *Server) redisUp(dataLost bool) {
+func (s *Server) redisUp(dataLost bool, id store.Identity) {
 	ok := "ok"
 	s.redis.Store(&ok)
-	s.inbox.put(input{what: redisUp, flag: dataLost})
+	s.inbox.put(input{what: redisUp, flag: dataLost, redis: id})
 }
 
 func (s *Server) redisDown(err error) {
@@ -127,10 +163,13 @@ func (s *Server) redisDown(err error) {
 	s.inbox.put(input{what: redisDown, text: why})
 }
 
-// Serve serves until ctx ends, and then stops in order: it takes no more
-// requests, lets answers and releases that are under way finish for up to two
-// seconds, and leaves every hold as it is. Serve is called once.
+// Serve takes over what the predecessor left and serves until ctx ends. Then it
+// stops in order: it takes no more requests, lets answers and releases that are under
+// way finish for up to two seconds, and leaves every hold to its successor. Serve is
+// called once.
 func (s *Server) Serve(ctx context.Context) error {
+	s.takeOver(protocol.Now(), &s.left)
+	s.left = state.Left{}
 	accepting := make(chan error, 1)
 	s.readers.Add(1)
 	go func() {
@@ -158,6 +197,15 @@ func (s *Server) Serve(ctx context.Context) error {
 	s.readers.Wait()
 	s.pids.close()
 	s.step() // what readers still had to say
+	s.sumUp()
+	for _, cl := range s.sessions {
+		cl.unwatch()
+	}
+	if s.state != nil {
+		if err := s.state.Close(); err != nil {
+			s.log.Error("closing the state file", "file", s.cfg.State, "error", err)
+		}
+	}
 	s.unclaim()
 	return failed
 }
@@ -174,7 +222,8 @@ func (s *Server) closeSocket() {
 
 // accept takes connections until the listener is closed.
 func (s *Server) accept() error {
-	failing := false // it was said that it fails
+	trouble := make(episodes)
+	refusing := make(chan struct{}, maxRefusing)
 	for {
 		nc, err := s.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -184,32 +233,64 @@ func (s *Server) accept() error {
 			if !passing(err) {
 				return fmt.Errorf("accepting clients on %s: %w", s.Addr(), err)
 			}
-			if !failing {
-				failing = true
+			if trouble.begins(err.Error()) {
 				s.log.Error("cannot accept clients; raise the limit of open files", "error", err)
 			}
 			time.Sleep(100 * time.Millisecond) // the descriptors are somebody else's to give back
 			continue
 		}
-		failing = false
-		c := newConn(nc)
-		n := s.enter(c)
-		if n == 0 {
+		c, err := newConn(nc)
+		if err != nil {
 			nc.Close()
 			continue
 		}
-		s.readers.Go(func() { s.serveConn(c, n) })
+		among := s.enter(c)
+		if among == 0 {
+			nc.Close()
+			continue
+		}
+		why := s.admit(c, among)
+		if why == nil {
+			s.readers.Go(func() { s.serveConn(c) })
+			continue
+		}
+		if trouble.begins(why.Msg) {
+			s.log.Error("clients are refused", "reason", why.Msg)
+		}
+		select {
+		case refusing <- struct{}{}:
+			s.readers.Go(func() {
+				s.refuseConn(c, why)
+				<-refusing
+			})
+		default: // whose hello is still under way may miss it
+			c.say(why)
+			c.flush()
+			c.end()
+			s.leave(c)
+		}
 	}
+}
+
+// admit identifies a client, and says why it is not served, if it is not.
+func (s *Server) admit(c *conn, among int) *protocol.Err {
+	if among > s.cfg.MaxSessions+spareConns {
+		return &protocol.Err{Code: protocol.Limit, Msg: "too many connections; close some, or raise max-sessions of the sidecar"}
+	}
+	highest, err := c.identify()
+	switch {
+	case scarce(err), err == nil && uint64(highest) >= forClients():
+		closePidfd(&c.pidfd)
+		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("the sidecar may open no more files (%d at most, two for each client); raise its limit (LimitNOFILE= of its unit, ulimit -n), or close some clients", maxFiles())}
+	case err != nil:
+		return &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot tell who you are: " + err.Error()}
+	}
+	return nil
 }
 
 // passing tells whether accepting may work again later.
 func passing(err error) bool {
-	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED, unix.EINTR} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return scarce(err) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR)
 }
 
 // Ping makes one trip through the loop.

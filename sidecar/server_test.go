@@ -26,33 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // the path of its socket.
 func start(t *testing.T, change func(*sidecar.Config)) string {
 	t.Helper()
-	redis, err := embedded.Start(t.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(redis.Close)
-	cfg := sidecar.Config{
-		Socket: filepath.Join(t.TempDir(), "s"),
-		Redis:  redis.URL(),
-		Log:    slog.New(slog.NewTextHandler(t.Output(), nil)),
-	}
-	if change != nil {
-		change(&cfg)
-	}
-	srv, err := sidecar.Listen(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Serve: %v", err)
-		}
-	})
-	return cfg.Socket
+	return newHouse(t, change).cfg.Socket
 }
 
 // wire is a client that knows only the protocol.
@@ -309,28 +283,8 @@ func TestAReaderThatNeverReadsIsNotReadFrom(t *testing.T) {
 }
 
 func TestAnOrderlyStopFreesNothingThatIsHeld(t *testing.T) {
-	redis, err := embedded.Start(t.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer redis.Close()
-	socket := filepath.Join(t.TempDir(), "s")
-	serve := func() (stop func()) {
-		srv, err := sidecar.Listen(sidecar.Config{Socket: socket, Redis: redis.URL(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error)
-		go func() { done <- srv.Serve(ctx) }()
-		return func() {
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	stop := serve()
+	h := newHouse(t, nil)
+	socket := h.cfg.Socket
 	c := greeted(t, socket)
 	c.hold("kept")
 	freed := c.hold("freed")
@@ -343,7 +297,7 @@ func TestAnOrderlyStopFreesNothingThatIsHeld(t *testing.T) {
 	c.send(protocol.Ping{ID: 900})
 	c.answer(900, new(protocol.PingOK))
 	began := time.Now()
-	stop()
+	h.stop()
 	if d := time.Since(began); d >= protocol.HelloTimeout {
 		t.Errorf("the stop took %v: it waited for a client that says nothing", d)
 	}
@@ -356,9 +310,9 @@ func TestAnOrderlyStopFreesNothingThatIsHeld(t *testing.T) {
 		t.Errorf("the socket is still there: %v", err)
 	}
 
-	defer serve()()
+	h.start()
 	c = greeted(t, socket)
-	c.refused(c.acquire("kept", 0), protocol.Timeout, "not on this host")
+	c.refused(c.acquire("kept", 0), protocol.Timeout, "held by pid")
 	c.hold("freed")
 }
 

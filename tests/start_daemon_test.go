@@ -3,6 +3,7 @@ package tests
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -21,6 +22,7 @@ type daemon struct {
 	t        testing.TB
 	redisURL string
 	socket   string
+	maxFiles int // it may have open; 0: as many as the test
 	cmd      *exec.Cmd
 	log      output
 	exited   chan struct{} // closed when the process has ended
@@ -46,7 +48,11 @@ func launchDaemon(t testing.TB, redisURL string, args ...string) *daemon {
 // start runs `serve` and returns at once.
 func (d *daemon) start(args ...string) {
 	d.t.Helper()
-	d.cmd = exec.Command(program, append([]string{"serve", "--socket", d.socket}, args...)...)
+	args = append([]string{program, "serve", "--socket", d.socket}, args...)
+	if d.maxFiles > 0 {
+		args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$@"`, d.maxFiles), "sh"}, args...)
+	}
+	d.cmd = exec.Command(args[0], args[1:]...)
 	d.cmd.Env = append(plainEnv(), "LOCKSIDECAR_REDIS="+d.redisURL, "GOTRACEBACK=all")
 	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -111,14 +111,12 @@ func (f *flashSale) open(ctx context.Context) error {
 	if f.dir, err = os.MkdirTemp("", "locksidecar-demo-"); err != nil {
 		return err
 	}
-	sidecar, socket, err := startSidecar(ctx, exe, f.dir, f.redis.URL())
-	if err != nil {
+	if err := f.startSidecar(ctx); err != nil {
 		return err
 	}
-	f.sidecar = sidecar
 
 	python, noPython := findPython(ctx)
-	setup := tillSetup{Redis: f.redis.URL(), Socket: socket, Lock: stockKey, Stock: stockValueKey, Work: f.Pay}
+	setup := tillSetup{Redis: f.redis.URL(), Socket: f.socket(), Lock: stockKey, Stock: stockValueKey, Work: f.Pay}
 	// Large enough that a till never waits for the demo to read.
 	f.reports = make(chan tillReport, 4096)
 	langs := map[string]int{}
@@ -183,7 +181,7 @@ func (f *flashSale) close() {
 	}
 }
 
-// run is the three parts of the demo. Its error says what was not as promised.
+// run is the four parts of the demo. Its error says what was not as promised.
 func (f *flashSale) run(ctx context.Context) error {
 	s := f.screen
 	var wrong []error
@@ -197,7 +195,7 @@ func (f *flashSale) run(ctx context.Context) error {
 	}
 
 	s.heading(1, "Without a lock")
-	free, err := f.sell(ctx, orderSell, false)
+	free, err := f.sell(ctx, orderSell, nobody)
 	if err != nil {
 		return err
 	}
@@ -210,7 +208,7 @@ func (f *flashSale) run(ctx context.Context) error {
 	}
 
 	s.heading(2, fmt.Sprintf("With the lock %q around the three steps", stockKey))
-	locked, err := f.sell(ctx, orderSellLocked, false)
+	locked, err := f.sell(ctx, orderSellLocked, nobody)
 	if err != nil {
 		return err
 	}
@@ -219,7 +217,7 @@ func (f *flashSale) run(ctx context.Context) error {
 	judge(tokensRise(locked.sales), "every sale has a larger fencing token than the sale before")
 
 	s.heading(3, "With the lock, and kill -9 of the till that holds it")
-	crash, err := f.sell(ctx, orderSellLocked, true)
+	crash, err := f.sell(ctx, orderSellLocked, aTill)
 	if err != nil {
 		return err
 	}
@@ -232,6 +230,19 @@ func (f *flashSale) run(ctx context.Context) error {
 	judge(soldExactly(f.Stock, crash.sales), "%s customers paid for %s units all the same",
 		thousands(len(crash.sales)), thousands(f.Stock))
 	judge(tokensRise(crash.sales), "every sale has a larger fencing token than the sale before")
+
+	s.heading(4, "With the lock, and kill -9 of the sidecar itself, which is then started again")
+	before := f.sidecar.Process.Pid
+	restart, err := f.sell(ctx, orderSellLocked, theSidecar)
+	if err != nil {
+		return err
+	}
+	s.say("     the sidecar (pid %d) was killed; its successor is pid %d", before, f.sidecar.Process.Pid)
+	next, err = restart.nextSale()
+	judge(err, "next sale %s after the kill; no till saw an error", millis(next.SoldNS-restart.killed))
+	judge(soldExactly(f.Stock, restart.sales), "%s customers paid for %s units all the same",
+		thousands(len(restart.sales)), thousands(f.Stock))
+	judge(tokensRise(restart.sales), "every sale has a larger fencing token than the sale before")
 
 	s.say("\n  %s", s.paint(bold, "What it cost (part 2)"))
 	fewest, most := locked.perTill[0], locked.perTill[len(locked.perTill)-1]
@@ -257,7 +268,7 @@ func (f *flashSale) run(ctx context.Context) error {
 	return errors.Join(wrong...)
 }
 
-// A part is what came out of one of the three.
+// A part is what came out of one of the four.
 type part struct {
 	sales       []tillReport
 	took        time.Duration // from the first order to the last report
@@ -267,8 +278,17 @@ type part struct {
 
 	victim *till
 	token  uint64 // that the victim held
-	killed int64  // CLOCK_BOOTTIME just before the kill
+	killed int64  // CLOCK_BOOTTIME just before the kill of the till or the sidecar
 }
+
+// A casualty is who is killed with -9 half way through a part.
+type casualty uint8
+
+const (
+	nobody casualty = iota
+	aTill           // while it holds the lock
+	theSidecar
+)
 
 // nextSale returns the first sale after the kill.
 func (p *part) nextSale() (tillReport, error) {
@@ -287,9 +307,8 @@ func (p *part) nextSale() (tillReport, error) {
 	return next, nil
 }
 
-// sell has all tills sell the whole stock; with a kill, one of them dies half
-// way through while it holds the lock.
-func (f *flashSale) sell(ctx context.Context, order string, kill bool) (*part, error) {
+// sell has all tills sell the whole stock.
+func (f *flashSale) sell(ctx context.Context, order string, kill casualty) (*part, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.limit())
 	defer cancel()
 	if err := f.stats.Set(ctx, stockValueKey, f.Stock, 0).Err(); err != nil {
@@ -297,23 +316,34 @@ func (f *flashSale) sell(ctx context.Context, order string, kill bool) (*part, e
 	}
 	p := &part{commands: -1}
 	before, counted := f.lockCommands(ctx)
+	selling := 0
 	for _, t := range f.tills {
-		t.sales = 0
-		t.order(order)
+		if t.sales = 0; t.lives() {
+			t.order(order)
+			selling++
+		}
 	}
 	start := time.Now()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for selling := len(f.tills); selling > 0; {
+	for selling > 0 {
 		select {
 		case r := <-f.reports:
 			switch r.Kind {
 			case "sale":
 				p.sales = append(p.sales, r)
 				r.till.sales++
-				if kill && p.victim == nil && len(p.sales) >= f.Stock/2 {
+				switch {
+				case len(p.sales) < f.Stock/2:
+				case kill == aTill && p.victim == nil:
 					p.victim = f.tills[len(f.tills)-1]
 					p.victim.order(orderHold)
+				case kill == theSidecar && p.killed == 0:
+					p.killed = protocol.Now()
+					f.sidecar.end()
+					if err := f.startSidecar(ctx); err != nil {
+						return nil, err
+					}
 				}
 			case "holding":
 				p.token = r.Token
@@ -342,14 +372,14 @@ func (f *flashSale) sell(ctx context.Context, order string, kill bool) (*part, e
 	}
 	p.took = time.Since(start)
 	f.screen.erase()
-	if kill && p.killed == 0 {
-		return nil, errors.New("the till that was to be killed never got the lock")
+	if kill != nobody && p.killed == 0 {
+		return nil, errors.New("nobody could be killed: the till that was to be never got the lock")
 	}
 	if after, ok := f.lockCommands(ctx); ok && counted {
 		p.commands = after - before
 	}
 	for _, t := range f.tills {
-		if t != p.victim {
+		if t.lives() {
 			p.perTill = append(p.perTill, t.sales)
 		}
 	}
@@ -395,9 +425,7 @@ func (f *flashSale) lockConnections(ctx context.Context) int {
 	}
 	own := 1
 	for _, t := range f.tills {
-		select {
-		case <-t.exited:
-		default:
+		if t.lives() {
 			own++
 		}
 	}

@@ -55,6 +55,16 @@ func spawn(cmd *exec.Cmd) (*process, error) {
 	return p, <-started
 }
 
+// lives tells whether the process has not ended.
+func (p *process) lives() bool {
+	select {
+	case <-p.exited:
+		return false
+	default:
+		return true
+	}
+}
+
 // end kills the process and waits for it.
 func (p *process) end() {
 	_ = p.Process.Kill() // it may have ended by itself
@@ -71,28 +81,32 @@ func (p *process) terminate() {
 	}
 }
 
-// startSidecar runs the daemon that the tills lock through and returns when it
-// has reached Redis.
-func startSidecar(ctx context.Context, exe, dir, redisURL string) (*process, string, error) {
-	socket := filepath.Join(dir, "locksidecar.sock")
-	cmd := exec.Command(exe, "serve", "--socket", socket)
-	// Not on the command line, which every user of the host can read.
-	cmd.Env = append(plainEnv(), "LOCKSIDECAR_REDIS="+redisURL)
-	p, err := spawn(cmd)
+func (f *flashSale) socket() string { return filepath.Join(f.dir, "locksidecar.sock") }
+
+// startSidecar runs the daemon that the tills lock through, the first or the next
+// one, and returns when it has reached Redis.
+func (f *flashSale) startSidecar(ctx context.Context) error {
+	exe, err := os.Executable()
 	if err != nil {
-		return nil, "", err
+		return err
+	}
+	cmd := exec.Command(exe, "serve", "--socket", f.socket())
+	// Not on the command line, which every user of the host can read.
+	cmd.Env = append(plainEnv(), "LOCKSIDECAR_REDIS="+f.redis.URL())
+	if f.sidecar, err = spawn(cmd); err != nil {
+		f.sidecar = nil
+		return err
 	}
 	for {
-		err := pingSidecar(ctx, socket)
+		err := pingSidecar(ctx, f.socket())
 		if err == nil {
-			return p, socket, nil
+			return nil
 		}
 		select {
-		case <-p.exited:
-			return nil, "", fmt.Errorf("the sidecar ended:\n%s", p.stderr.String())
+		case <-f.sidecar.exited:
+			return fmt.Errorf("the sidecar ended:\n%s", f.sidecar.stderr.String())
 		case <-ctx.Done():
-			p.end()
-			return nil, "", fmt.Errorf("the sidecar is not ready: %w\n%s", err, p.stderr.String())
+			return fmt.Errorf("the sidecar is not ready: %w\n%s", err, f.sidecar.stderr.String())
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

@@ -51,12 +51,12 @@ func exitCode(err error) int {
 		return c.code
 	case errors.Is(err, locksidecar.ErrLost):
 		return exitLost
-	case errors.Is(err, locksidecar.ErrHeld), errors.Is(err, locksidecar.ErrTimeout), errors.Is(err, locksidecar.ErrDeadlock):
-		return exitNotAcquired
 	case errors.Is(err, locksidecar.ErrDenied):
 		return exitDenied
 	case errors.Is(err, locksidecar.ErrUnavailable), errors.Is(err, locksidecar.ErrClosed), errors.Is(err, locksidecar.ErrLimit):
-		return exitUnavailable
+		return exitUnavailable // perhaps a timeout as well: this is why
+	case errors.Is(err, locksidecar.ErrHeld), errors.Is(err, locksidecar.ErrTimeout), errors.Is(err, locksidecar.ErrDeadlock):
+		return exitNotAcquired
 	default:
 		return exitFailure
 	}

@@ -28,8 +28,9 @@ func (lsCmd) Help() string {
 the order in which they will get it.
 
 FOR is how long the holder has held or the waiter has waited. LEFT is how long the lock would stay held
-without a renewal; "fixed" means that it is not renewed. STATE is held, orphan (its process is gone, and
-the lock is kept a little longer), remote (held elsewhere), busy (being asked of Redis) or free.
+without a renewal; "fixed" means that it is not renewed. STATE is held, absent (held; its process lives
+and has not come back since the daemon was restarted), orphan (its process is gone, and the lock is kept
+a little longer), remote (held elsewhere), busy (being asked of Redis) or free.
 
 Examples:
 
@@ -40,7 +41,7 @@ Examples:
 Fields of --json; those in brackets are absent where they do not apply:
 
     name, state, waiting, waiters[]
-    [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, orphan]
+    [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent, orphan]
     [remote_field, remote_ttl_ms]
     of a waiter: session, pid, uid, user, cmd, owner, waited_ms
 
@@ -102,6 +103,7 @@ type lockView struct {
 	HeldMS      *int64       `json:"held_ms,omitempty"`
 	LeftMS      *int64       `json:"left_ms,omitempty"`
 	LeaseMS     int64        `json:"lease_ms,omitempty"`
+	Absent      bool         `json:"absent,omitempty"`
 	Orphan      bool         `json:"orphan,omitempty"`
 	RemoteField string       `json:"remote_field,omitempty"`
 	RemoteTTLMS *int64       `json:"remote_ttl_ms,omitempty"`
@@ -126,7 +128,7 @@ func viewLock(row protocol.LockRow, now int64, users userNames) lockView {
 		left := max(0, (row.DeadlineNS-now)/1e6)
 		v.Hold, v.Token, v.Count, v.Owner, v.Session = row.Hold, row.Token, row.Count, row.Owner, row.Session
 		v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.name(row.UID), row.Cmd
-		v.HeldMS, v.LeftMS, v.LeaseMS, v.Orphan = &row.HeldMS, &left, row.LeaseMS, row.Orphan
+		v.HeldMS, v.LeftMS, v.LeaseMS, v.Absent, v.Orphan = &row.HeldMS, &left, row.LeaseMS, row.Absent, row.Orphan
 	case protocol.StateRemote:
 		v.RemoteField, v.RemoteTTLMS = row.RemoteField, &row.RemoteTTLMS
 	}

@@ -197,6 +197,8 @@ func (c *runCmd) lock(ctx context.Context, client *locksidecar.Client) (*locksid
 
 func (c *runCmd) notAcquired(err error) error {
 	switch {
+	case errors.Is(err, locksidecar.ErrUnavailable): // perhaps a timeout as well: this is why
+		return err
 	case errors.Is(err, locksidecar.ErrHeld):
 		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by somebody else; locksidecar ls %[1]q shows by whom", c.Name)}
 	case errors.Is(err, locksidecar.ErrTimeout):

@@ -28,7 +28,7 @@ type serveCmd struct {
 
 func (serveCmd) Help() string {
 	return `Serves until SIGTERM or SIGINT. Redis need not be there at the start.
-A stop frees no lock: every lock stays valid until its deadline.
+A stop, or a kill, frees no lock: the next daemon finds in the state file who holds what, and goes on.
 
 Each setting is taken from its flag, its variable, the settings file or its default: the first that has it.
 The Redis URL may also come as the systemd credential "redis-url".
@@ -76,22 +76,24 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context) error {
 	defer stderr.close()
 	log := c.logger(stderr)
 	cfg := sidecar.Config{
-		Socket:      c.Socket,
-		SocketMode:  os.FileMode(c.SocketMode),
-		SocketGroup: c.SocketGroup,
-		Redis:       target.url,
-		Lease:       c.Lease,
-		MaxSessions: c.MaxSessions,
-		MaxLocks:    c.MaxLocks,
-		MaxHolds:    c.MaxHolds,
-		MaxWaiters:  c.MaxWaiters,
-		Version:     version(),
-		Log:         log,
-	}
-	if err := cfg.Check(); err != nil {
-		return coded{exitUsage, err}
+		Socket:       c.Socket,
+		SocketMode:   os.FileMode(c.SocketMode),
+		SocketGroup:  c.SocketGroup,
+		Redis:        target.url,
+		Lease:        c.Lease,
+		State:        c.State,
+		ResumeWithin: c.ResumeWithin,
+		MaxSessions:  c.MaxSessions,
+		MaxLocks:     c.MaxLocks,
+		MaxHolds:     c.MaxHolds,
+		MaxWaiters:   c.MaxWaiters,
+		Version:      version(),
+		Log:          log,
 	}
 	if cfg.Listener, err = inherited(); err != nil {
+		return coded{exitUsage, err}
+	}
+	if err := cfg.Check(); err != nil {
 		return coded{exitUsage, err}
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
@@ -124,7 +126,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context) error {
 	if err != nil {
 		return err
 	}
-	log.Info("stopped; locks that were held stay valid until their deadlines")
+	log.Info("stopped; locks that are held stay so")
 	return nil
 }
 

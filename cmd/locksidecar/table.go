@@ -41,8 +41,11 @@ func lockRow(l lockView) []string {
 	case l.HeldMS != nil:
 		if l.Orphan {
 			row[1] = "orphan"
-		} else if l.Count > 1 {
-			row[1] = fmt.Sprintf("%s ×%d", l.State, l.Count)
+		} else if l.Absent {
+			row[1] = "absent"
+		}
+		if l.Count > 1 {
+			row[1] += fmt.Sprintf(" ×%d", l.Count)
 		}
 		row[2], row[3], row[4] = pid(l.PID), l.User, ms(*l.HeldMS)
 		row[5] = ms(*l.LeftMS)

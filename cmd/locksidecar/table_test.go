@@ -35,6 +35,10 @@ func someLocks() []lockView {
 			Session: 8, PID: 978, UID: 1001, Cmd: "gone", HeldMS: 200_000_000, DeadlineNS: at(-5), Orphan: true,
 		},
 		{
+			Name: "restarted", State: protocol.StateHeld, Hold: 20, Token: 11, Count: 1,
+			Session: 8, PID: 979, UID: 1001, Cmd: "busy", HeldMS: 4_000, DeadlineNS: at(20_000), Absent: true,
+		},
+		{
 			Name: "elsewhere", State: protocol.StateRemote, RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52", RemoteTTLMS: 12_000,
 			Waiting: 1, Waiters: []protocol.WaiterRow{{Session: 6, PID: 4712, UID: 1000, Cmd: "python3", WaitedMS: 61_000}},
 		},

@@ -20,9 +20,9 @@ func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) 
 		return LockInfo{}, false, &failure{text: err.Error()}
 	}
 	var ok protocol.InfoOK
-	err := c.ask(ctx, task{"ask about", name}, &ok, func(id uint64) protocol.Request {
+	err := c.ask(ctx, &call{task: task{"ask about", name}, answer: &ok, request: func(id uint64) protocol.Request {
 		return protocol.Info{ID: id, Name: name}
-	})
+	}})
 	if err != nil || ok.Lock == nil {
 		return LockInfo{}, false, err
 	}
@@ -32,15 +32,23 @@ func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) 
 // List returns every lock that a process of this host holds or waits for.
 func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
 	var locks []LockInfo
+	var over *wire
 	place := make(map[string]int)
 	for after := uint64(0); ; {
 		var page protocol.ListOK
-		err := c.ask(ctx, task{"list the locks", ""}, &page, func(id uint64) protocol.Request {
+		ask := &call{task: task{"list the locks", ""}, answer: &page, request: func(id uint64) protocol.Request {
 			return protocol.List{ID: id, After: after}
-		})
-		if err != nil {
+		}}
+		if err := c.ask(ctx, ask); err != nil {
 			return nil, err
 		}
+		if ask.over != over && after != 0 {
+			// The page is another sidecar's, whose locks stand in another order.
+			locks, after = nil, 0
+			clear(place)
+			continue
+		}
+		over = ask.over
 		for _, row := range page.Locks {
 			// A lock that moved while it was listed comes twice; the later row
 			// is the newer one.
@@ -60,15 +68,16 @@ func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
 
 // ForceRelease ends the hold that a process of this host has on the lock, and
 // returns its number. The holder is told that it lost the lock, but nothing stops
-// it. Root, the sidecar's user and the holder's user may do this.
+// it. Root, the sidecar's user and the holder's user may do this. If the sidecar
+// stops before it answers, the error is ErrUnavailable, and it may have happened.
 func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) {
 	if err := protocol.CheckName(name); err != nil {
 		return 0, &failure{text: err.Error()}
 	}
 	var ok protocol.ForceReleaseOK
-	err := c.ask(ctx, task{"force the release of", name}, &ok, func(id uint64) protocol.Request {
+	err := c.ask(ctx, &call{task: task{"force the release of", name}, answer: &ok, once: true, request: func(id uint64) protocol.Request {
 		return protocol.ForceRelease{ID: id, Name: name}
-	})
+	}})
 	return ok.Hold, err
 }
 
@@ -76,12 +85,12 @@ func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) 
 // what is wrong between it and Redis.
 func (c *Client) Ping(ctx context.Context) (string, error) {
 	var ok protocol.PingOK
-	err := c.ask(ctx, task{"ping the sidecar", ""}, &ok, func(id uint64) protocol.Request {
+	err := c.ask(ctx, &call{task: task{"ping the sidecar", ""}, answer: &ok, request: func(id uint64) protocol.Request {
 		return protocol.Ping{ID: id}
-	})
+	}})
 	return ok.Redis, err
 }
 
-func (c *Client) ask(ctx context.Context, t task, answer protocol.OK, request func(id uint64) protocol.Request) error {
-	return c.with(ctx, t, func(s *session) error { return s.ask(ctx, t, answer, request) })
+func (c *Client) ask(ctx context.Context, ask *call) error {
+	return c.with(ctx, ask.task, func(s *session) error { return s.ask(ctx, ask) })
 }

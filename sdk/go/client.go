@@ -2,7 +2,6 @@ package locksidecar
 
 import (
 	"context"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,23 +15,21 @@ const version = "0.1.0"
 // Client is a program's connection to the sidecar of its host. It is meant to be
 // one for a whole program, and may be used by many goroutines at once.
 //
-// When the connection is lost, calls that wait for an answer fail with
-// ErrUnavailable, locks that are held stay so until their deadlines, and the
-// next call connects again.
+// The connection may be lost: the sidecar is restarted, replaced by a newer one, or
+// killed. The Client then connects again by itself, and goes on with what it had:
+// locks that are held stay so, with their tokens, and calls that wait go on waiting
+// in their order. Only if no sidecar listens for too long (see [WithPatience]) do
+// calls fail, with ErrUnavailable; locks are held until their deadlines even then.
 type Client struct {
 	// Immutable.
-	path     string
-	name     string
-	patience time.Duration
-	connect  func(ctx context.Context, path string) (net.Conn, error)
-	clock    func() int64 // CLOCK_BOOTTIME
+	dialer       dialer
+	dialPatience time.Duration
+	patience     time.Duration
 
-	current atomic.Pointer[session] // the newest; nil: none yet
+	current atomic.Pointer[session]
 
-	mu      sync.Mutex // guards what follows, and changes of current; held for moments only
-	closed  bool
-	dialing *dialing           // nil: nobody connects
-	stop    context.CancelFunc // ends dialing
+	mu     sync.Mutex // guards closed, and changes of current; held for moments only
+	closed bool
 }
 
 // Dial connects to the sidecar that listens at the path; "" is
@@ -43,102 +40,70 @@ func Dial(ctx context.Context, path string, options ...DialOption) (*Client, err
 	if path == "" {
 		path = protocol.DefaultSocket()
 	}
-	c := &Client{path: path, name: "go/" + version, patience: defaultPatience, connect: connectUnix, clock: protocol.Now}
+	c := &Client{
+		dialer:       dialer{path: path, name: "go/" + version, connect: connectUnix, clock: protocol.Now},
+		dialPatience: dialPatience,
+		patience:     defaultPatience,
+	}
 	for _, o := range options {
 		if err := o.apply(c); err != nil {
 			return nil, &failure{text: err.Error(), cause: err}
 		}
 	}
-	if ctx.Err() != nil {
-		return nil, ended(ctx, c.connecting())
-	}
-	if _, err := c.session(ctx); err != nil {
-		c.Close()
+	if err := c.dial(ctx); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// Close ends the connection. The sidecar then releases every lock that the Client
-// holds, as if the program had ended (see WithCrashDelay), and their handles say
-// ErrClosed. Close returns nil.
+// dial begins the first session.
+func (c *Client) dial(ctx context.Context) error {
+	w, err := c.dialer.first(ctx, c.dialPatience)
+	if err != nil {
+		return err
+	}
+	c.begin(w)
+	return nil
+}
+
+// begin makes a session the current one.
+func (c *Client) begin(w *wire) *session {
+	s := newSession(&c.dialer, c.patience)
+	s.start(w)
+	c.current.Store(s)
+	return s
+}
+
+// Close has the sidecar release every lock that the Client holds, as if the program
+// had ended (see WithCrashDelay), and their handles say ErrClosed. It waits for the
+// sidecar to confirm that, but at most a second. If it does not, the Client goes on
+// trying to tell it, or its successor, until the locks' leases have ended in any
+// case. Close returns nil.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
-	d := c.dialing
-	if d != nil {
-		c.stop()
-	}
 	c.mu.Unlock()
-	if d != nil {
-		<-d.done
-	}
 	if s := c.current.Load(); s != nil {
 		s.close()
 	}
 	return nil
 }
 
-func (c *Client) connecting() task { return task{"connect to the sidecar at", c.path} }
-
-func errClosed() error {
-	return &failure{text: "the client was closed", kind: ErrClosed}
-}
-
-// session returns the connection, and makes one if there is none.
-func (c *Client) session(ctx context.Context) (*session, error) {
-	if s := c.current.Load(); s != nil && s.lives() {
+// session returns the session, and begins one if the last has ended: the sidecar
+// and this client did not understand each other.
+func (c *Client) session() (*session, error) {
+	if s := c.current.Load(); s.lives() {
 		return s, nil
 	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.closed {
-		c.mu.Unlock()
-		return nil, errClosed()
+		return nil, &failure{text: "the client was closed", kind: ErrClosed}
 	}
-	if s := c.current.Load(); s != nil && s.lives() {
-		c.mu.Unlock()
+	if s := c.current.Load(); s.lives() {
 		return s, nil
 	}
-	d := c.dialing
-	if d == nil {
-		// Callers come and go, and share what one of them began: it ends with
-		// none of them.
-		var dialCtx context.Context
-		dialCtx, c.stop = context.WithCancel(context.Background())
-		d = &dialing{done: make(chan struct{})}
-		c.dialing = d
-		go c.redial(dialCtx, d)
-	}
-	c.mu.Unlock()
-
-	select {
-	case <-d.done:
-		return d.session, d.err
-	case <-ctx.Done():
-		f := ended(ctx, c.connecting())
-		if lately := d.lately.Load(); lately != nil {
-			return nil, &failure{text: lately.text, kind: lately.kind, cause: f}
-		}
-		return nil, f
-	}
-}
-
-func (c *Client) redial(ctx context.Context, d *dialing) {
-	defer close(d.done)
-	s, err := c.dial(ctx, d)
-	c.mu.Lock()
-	c.stop()
-	c.dialing = nil
-	if err == nil {
-		c.current.Store(s)
-	}
-	closed := c.closed
-	c.mu.Unlock()
-	if err == nil && closed {
-		s.close()
-		s, err = nil, errClosed()
-	}
-	d.session, d.err = s, err
+	return c.begin(nil), nil
 }
 
 // Lock acquires the lock, and waits for it as long as ctx allows. On this host,
@@ -183,7 +148,7 @@ func (c *Client) with(ctx context.Context, t task, do func(*session) error) erro
 		if ctx.Err() != nil {
 			return ended(ctx, t)
 		}
-		s, err := c.session(ctx)
+		s, err := c.session()
 		if err != nil {
 			return err
 		}
@@ -191,5 +156,5 @@ func (c *Client) with(ctx context.Context, t task, do func(*session) error) erro
 			return err
 		}
 	}
-	return &failure{text: t.String() + ": the sidecar ends connections as soon as they are made; see its log", kind: ErrUnavailable}
+	return &failure{text: t.String() + ": the sidecar ends sessions as soon as they are begun; see its log", kind: ErrUnavailable}
 }

@@ -35,7 +35,7 @@ func TestDialSaysHello(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Close()
+		s.bury(c)
 	}
 }
 
@@ -149,12 +149,12 @@ func TestDialToWhatIsNoSidecarForUs(t *testing.T) {
 func TestDialWaitsForASidecarThatStarts(t *testing.T) {
 	s := &script{t: t, path: filepath.Join(shortDir(t), "s")}
 	attempts := make(chan struct{}, 1000)
-	c := &Client{path: s.path, name: "test", clock: protocol.Now, patience: time.Minute}
-	c.connect = func(ctx context.Context, path string) (net.Conn, error) {
+	c := &Client{dialer: dialer{path: s.path, name: "test", clock: protocol.Now}, dialPatience: time.Minute}
+	c.dialer.connect = func(ctx context.Context, path string) (net.Conn, error) {
 		defer func() { attempts <- struct{}{} }()
 		return connectUnix(ctx, path)
 	}
-	got := async(func() (*session, error) { return c.session(context.Background()) })
+	got := async(func() (*Client, error) { return c, c.dial(context.Background()) })
 	<-attempts
 	<-attempts
 	s.open()
@@ -167,7 +167,7 @@ func TestDialWaitsForASidecarThatStarts(t *testing.T) {
 	if _, err := got(); err != nil {
 		t.Error(err)
 	}
-	c.Close()
+	s.bury(c)
 }
 
 func TestDialGivesUpWithItsContext(t *testing.T) {
@@ -188,7 +188,8 @@ func TestDialGivesUpWithItsContext(t *testing.T) {
 	}
 }
 
-func TestALostConnectionFailsWhatWaitsAndKeepsWhatIsHeld(t *testing.T) {
+// A sidecar that blames us keeps what we hold until its deadline, and nothing else.
+func TestASidecarThatBlamesTheClientEndsTheSession(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
 	held := p.lock(c, "held", 1, far())
@@ -197,11 +198,12 @@ func TestALostConnectionFailsWhatWaitsAndKeepsWhatIsHeld(t *testing.T) {
 	expect[protocol.Acquire](p)
 	forced := async(func() (uint64, error) { return c.ForceRelease(context.Background(), "held") })
 	expect[protocol.ForceRelease](p)
+	p.say(protocol.Err{Code: protocol.BadFrame, Msg: "the frame is odd"})
 	p.nc.Close()
 
 	_, err := locked()
 	mustBe(t, err, ErrUnavailable)
-	says(t, err, `"wanted"`, "ended the connection", "not held")
+	says(t, err, `"wanted"`, "the frame is odd", "not held")
 	_, err = forced()
 	mustBe(t, err, ErrUnavailable)
 	says(t, err, "may have happened")
@@ -211,7 +213,7 @@ func TestALostConnectionFailsWhatWaitsAndKeepsWhatIsHeld(t *testing.T) {
 	<-short.Done()
 	mustBe(t, short.Err(), ErrLost)
 
-	// The next call connects again.
+	// The next call begins a new session.
 	peers := make(chan *peer, 1)
 	go func() {
 		p := s.accept()
@@ -239,23 +241,11 @@ func TestALostConnectionFailsWhatWaitsAndKeepsWhatIsHeld(t *testing.T) {
 	p.expectNothing(c)
 }
 
-func TestTheLastWordsOfTheSidecarAreTheError(t *testing.T) {
-	c, p := listen(t).dial()
-	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "a") })
-	expect[protocol.Acquire](p)
-	p.say(protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping"})
-	p.nc.Close()
-	_, err := locked()
-	mustBe(t, err, ErrUnavailable)
-	says(t, err, "the sidecar is stopping", "not held")
-}
-
 func TestWhatCannotBeUnderstoodEndsTheConnection(t *testing.T) {
 	for name, frame := range map[string][]byte{
-		"a bad frame":           []byte("\x00\x00\x00\x01\xc0"),
-		"a bad length":          []byte("\xff\xff\xff\xff"),
-		"an answer of its own":  protocol.PingOK{ID: 2, NowNS: 1}.Append(nil),
-		"an answer to an older": protocol.AcquireOK{ID: 2}.Append(nil)[:20],
+		"a bad frame":          []byte("\x00\x00\x00\x01\xc0"),
+		"a bad length":         []byte("\xff\xff\xff\xff"),
+		"an answer of its own": protocol.PingOK{ID: 2, NowNS: 1}.Append(nil),
 	} {
 		c, p := listen(t).dial()
 		locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "a") })
@@ -264,9 +254,6 @@ func TestWhatCannotBeUnderstoodEndsTheConnection(t *testing.T) {
 		}
 		if _, err := p.nc.Write(frame); err != nil {
 			t.Error(err)
-		}
-		if strings.HasSuffix(name, "older") {
-			p.nc.Close()
 		}
 		if _, err := locked(); !errors.Is(err, ErrUnavailable) {
 			t.Errorf("%s: %v", name, err)
@@ -305,8 +292,15 @@ func TestCloseEndsEverything(t *testing.T) {
 	defer stop()
 	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "wanted") })
 	expect[protocol.Acquire](p)
-	if err := c.Close(); err != nil {
+	closed := async(func() (any, error) { return nil, c.Close() })
+	bye := expect[protocol.Bye](p)
+	mustBe(t, l.Err(), ErrClosed)
+	p.say(protocol.ByeOK(bye))
+	if _, err := closed(); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := p.frames.Next(); err == nil {
+		t.Error("the connection goes on")
 	}
 	mustBe(t, second(locked()), ErrClosed)
 	<-done
@@ -317,29 +311,9 @@ func TestCloseEndsEverything(t *testing.T) {
 	mustBe(t, l.Unlock(), ErrNotHeld)
 	mustBe(t, second(c.Lock(context.Background(), "a")), ErrClosed)
 	mustBe(t, second(c.Ping(context.Background())), ErrClosed)
-	if _, err := p.frames.Next(); err == nil {
-		t.Error("the connection goes on")
-	}
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-}
-
-func TestCloseEndsADial(t *testing.T) {
-	s := listen(t)
-	c, p := s.dial(WithPatience(time.Hour))
-	attempts := make(chan struct{}, 1000)
-	c.connect = func(context.Context, string) (net.Conn, error) {
-		attempts <- struct{}{}
-		return nil, os.ErrNotExist
-	}
-	p.nc.Close()
-	<-c.current.Load().reader
-	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "a") })
-	<-attempts
-	<-attempts
-	c.Close()
-	mustBe(t, second(locked()), ErrClosed)
 }
 
 // A sidecar that is stopped reads nothing. However much piles up, no call waits
@@ -368,9 +342,9 @@ func TestAStoppedSidecarHoldsNobodyUp(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
-	s.out.mu.Lock()
-	piled := len(s.out.buf)
-	s.out.mu.Unlock()
+	s.wire.out.mu.Lock()
+	piled := len(s.wire.out.buf)
+	s.wire.out.mu.Unlock()
 	if piled == 0 {
 		t.Error("the socket took everything; the test needs one that does not")
 	}
@@ -395,41 +369,6 @@ func TestAStoppedSidecarHoldsNobodyUp(t *testing.T) {
 		}
 	}
 	p.expectNothing(c)
-}
-
-// The sidecar is killed again and again under load: calls fail as promised, and
-// the client comes back each time.
-func TestTheClientComesBack(t *testing.T) {
-	toy, c := toySidecar(t)
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	for g := range 4 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				l, err := c.Lock(context.Background(), fmt.Sprint("lock", g%2))
-				if err == nil {
-					err = l.Unlock()
-				}
-				if err != nil && !errors.Is(err, ErrUnavailable) {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	for range 20 {
-		// Between two cuts the client works.
-		for second(c.Ping(context.Background())) != nil {
-		}
-		toy.cut()
-	}
-	close(stop)
-	wg.Wait()
 }
 
 func TestWhatOperatorsAsk(t *testing.T) {
@@ -517,9 +456,7 @@ func TestALockIsLostBeforeItsConnectionIsEndedFromHere(t *testing.T) {
 }
 
 func TestASidecarThatDoesNotReadFillsNoMemory(t *testing.T) {
-	c, p := listen(t).dial()
-	defer c.Close()
-	defer p.nc.Close()
+	c, _ := listen(t).dial()
 	name := strings.Repeat("n", protocol.MaxName)
 	for tries := 0; ; tries++ {
 		ctx, stop := context.WithCancel(context.Background())

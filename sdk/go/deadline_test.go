@@ -22,9 +22,9 @@ func bubble(t *testing.T, test func(t *testing.T, c *Client, p *recorder)) {
 		p := &recorder{peer: newPeer(t, theirs)}
 		clock := func() int64 { return time.Now().UnixNano() + p.asleep.Load() }
 		p.clock = clock
-		c := &Client{path: "pipe", name: "test", clock: clock}
 		first := true
-		c.connect = func(context.Context, string) (net.Conn, error) {
+		c := &Client{dialer: dialer{path: "pipe", name: "test", clock: clock}, patience: defaultPatience}
+		c.dialer.connect = func(context.Context, string) (net.Conn, error) {
 			if !first {
 				return nil, errors.New("only one connection")
 			}
@@ -32,11 +32,12 @@ func bubble(t *testing.T, test func(t *testing.T, c *Client, p *recorder)) {
 			return ours, nil
 		}
 		go p.record()
-		if _, err := c.session(t.Context()); err != nil {
+		if err := c.dial(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		test(t, c, p)
 		c.Close()
+		<-c.current.Load().gone
 		theirs.Close()
 		synctest.Wait()
 	})
@@ -78,6 +79,8 @@ func (p *recorder) record() {
 				p.holds++
 				p.say(protocol.AcquireOK{ID: m.ID, Token: p.holds, Hold: p.holds, Count: 1, DeadlineNS: p.deadline, EndNS: p.end})
 			}
+		case *protocol.Bye:
+			_, _ = p.nc.Write(protocol.ByeOK{ID: m.ID}.Append(nil)) // it may be gone
 		case *protocol.Release:
 			p.got = append(p.got, *m)
 		case *protocol.Cancel:
@@ -228,15 +231,15 @@ func TestRenewalsMoveTheDeadline(t *testing.T) {
 		if d := left(later); d != 5*time.Second {
 			t.Errorf("the later lock ended after %v", d)
 		}
-		// Told a smaller deadline, nobody believes less than what was told, and
-		// nobody more.
+		// Told a smaller deadline, nobody believes less than what was told before,
+		// and who was granted since believes this.
 		young := p.lock(c, "f", 4*time.Second)
 		p.say(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(8*time.Second)})
 		synctest.Wait()
-		if d := left(young); d != 4*time.Second {
+		if d := left(young); d != 8*time.Second {
 			t.Errorf("the young lock ended after %v", d)
 		}
-		if d := left(renewed); d != 6*time.Second {
+		if d := left(renewed); d != 2*time.Second {
 			t.Errorf("the renewed lock ended after another %v", d)
 		}
 		mustBe(t, unwatched.Err(), ErrLost)
@@ -372,26 +375,23 @@ func TestTheSidecarSaysWhyTheWaitWasTooShort(t *testing.T) {
 
 func TestDialSaysWhatWasWrongWhenItsContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &Client{path: "/nowhere", clock: protocol.Now, patience: time.Hour}
-		c.connect = func(context.Context, string) (net.Conn, error) { return nil, os.ErrNotExist }
+		d := dialer{path: "/nowhere", clock: protocol.Now}
+		d.connect = func(context.Context, string) (net.Conn, error) { return nil, os.ErrNotExist }
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		start := time.Now()
-		_, err := c.session(ctx)
+		_, err := d.first(ctx, time.Hour)
 		mustBe(t, err, ErrUnavailable, context.DeadlineExceeded)
 		says(t, err, "/nowhere", "no socket")
 		if d := time.Since(start); d != time.Minute {
 			t.Errorf("gave up after %v", d)
 		}
-		c.Close()
 
-		c = &Client{path: "/nowhere", clock: protocol.Now, patience: 2 * time.Second, connect: c.connect}
 		start = time.Now()
-		mustBe(t, second(c.session(t.Context())), ErrUnavailable, os.ErrNotExist)
+		mustBe(t, second(d.first(t.Context(), 2*time.Second)), ErrUnavailable, os.ErrNotExist)
 		if d := time.Since(start); d != 2*time.Second {
 			t.Errorf("the patience of 2 s ended after %v", d)
 		}
-		c.Close()
 	})
 }
 
@@ -400,13 +400,49 @@ func TestASidecarThatDoesNotAnswerHello(t *testing.T) {
 		ours, theirs := net.Pipe()
 		defer theirs.Close()
 		go func() { _, _ = theirs.Read(make([]byte, 1000)) }()
-		c := &Client{path: "pipe", name: "test", clock: protocol.Now, connect: func(context.Context, string) (net.Conn, error) { return ours, nil }}
+		d := dialer{path: "pipe", name: "test", clock: protocol.Now, connect: func(context.Context, string) (net.Conn, error) { return ours, nil }}
 		start := time.Now()
-		_, err := c.session(t.Context())
+		_, err := d.first(t.Context(), 0)
 		mustBe(t, err, ErrUnavailable)
 		if d := time.Since(start); d != protocol.HelloTimeout {
 			t.Errorf("returned after %v: %v", d, err)
 		}
-		c.Close()
 	})
+}
+
+// A lease event speaks of every hold that was granted before it, also if it tells no
+// more, or less, than the one before; and it takes nothing from anybody.
+func TestALeaseEventThatTellsLessSpeaksOfNewerHolds(t *testing.T) {
+	s := &session{holds: map[uint64]*hold{}, calls: map[uint64]*call{}}
+	granted := func(num uint64, deadline int64) *hold {
+		return s.enterHold(&protocol.Acquire{Name: "x"}, &protocol.AcquireOK{Hold: num, Count: 1, DeadlineNS: deadline}).hold
+	}
+	told := func(deadline int64) {
+		if err := s.book(nil, &protocol.LeaseEvent{DeadlineNS: deadline}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wants := func(h *hold, until int64) {
+		t.Helper()
+		if got := h.until(); got != until {
+			t.Errorf("hold %d is valid until %d, want %d", h.num, got, until)
+		}
+	}
+	old := granted(1, 50)
+	told(100)
+	handed := granted(2, 60)
+	told(100)
+	wants(handed, 100)
+	late := granted(3, 70)
+	told(90)
+	wants(old, 100)
+	wants(handed, 100)
+	wants(late, 90)
+	told(95)
+	wants(old, 100)
+	wants(late, 95)
+	told(110)
+	for _, h := range []*hold{old, handed, late} {
+		wants(h, 110)
+	}
 }

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/user"
 	"strconv"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -18,46 +17,65 @@ import (
 )
 
 const (
-	defaultPatience = 2 * time.Second
-	firstPause      = 5 * time.Millisecond // between two attempts to connect; doubles
-	longestPause    = 100 * time.Millisecond
+	defaultPatience = 10 * time.Second // with a connection that was lost
+	dialPatience    = 2 * time.Second  // with the first one
+
+	// The pauses between two attempts to connect double from the first to the
+	// longest, and are rare when a minute has passed: then it takes somebody to
+	// start the sidecar.
+	firstPause   = 5 * time.Millisecond
+	longestPause = 500 * time.Millisecond
+	lookPause    = 100 * time.Millisecond // the longest while nobody listens
+	rarePause    = time.Second
 )
 
-// dialing is an attempt to reach the sidecar, which all callers share who find
-// no connection.
-type dialing struct {
-	done    chan struct{} // closed when session and err are set
-	session *session
-	err     error
-	lately  atomic.Pointer[failure] // why it has not succeeded so far
+func longer(pause time.Duration) time.Duration {
+	return min(max(2*pause, firstPause), longestPause)
 }
 
-// dial connects and says hello, again and again while the sidecar may be about
-// to start, until the client's patience ends.
-func (c *Client) dial(ctx context.Context, d *dialing) (*session, error) {
-	patience := time.NewTimer(c.patience)
-	defer patience.Stop()
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		s, err := c.dialOnce(ctx)
-		if err == nil {
-			return s, nil
-		}
+// jittered keeps the clients of a host from all coming in the same moment.
+func jittered(pause time.Duration) time.Duration {
+	return pause*3/4 + rand.N(pause/2+1)
+}
+
+// dialer is how a sidecar is reached.
+type dialer struct {
+	path    string
+	name    string // of the client, as operators see it
+	connect func(ctx context.Context, path string) (net.Conn, error)
+	clock   func() int64 // CLOCK_BOOTTIME
+}
+
+// first connects for the first time. It tries again and again while the sidecar
+// may be about to start, until the patience ends.
+func (d *dialer) first(ctx context.Context, patience time.Duration) (*wire, error) {
+	enough := time.NewTimer(patience)
+	defer enough.Stop()
+	var lately *failure
+	for pause := firstPause; ; pause = longer(pause) {
 		if ctx.Err() != nil {
-			return nil, errClosed()
+			return nil, gaveUp(ctx, d.connecting(), lately)
 		}
-		if !mayPass(err) {
-			return nil, err
+		w, failed := d.dial(ctx, "")
+		switch {
+		case failed == nil:
+			return w, nil
+		case ctx.Err() != nil:
+			return nil, gaveUp(ctx, d.connecting(), lately)
+		case !mayPass(failed):
+			return nil, failed
 		}
-		d.lately.Store(err)
+		lately = failed
 		select {
-		case <-time.After(pause):
-		case <-patience.C:
-			return nil, err
+		case <-time.After(jittered(pause)):
+		case <-enough.C:
+			return nil, failed
 		case <-ctx.Done():
-			return nil, errClosed()
 		}
 	}
 }
+
+func (d *dialer) connecting() task { return task{"connect to the sidecar at", d.path} }
 
 // mayPass tells whether a sidecar that starts, or restarts, would mend this.
 func mayPass(err error) bool {
@@ -68,85 +86,87 @@ func mayPass(err error) bool {
 // errNoHello: the sidecar ended the connection before it answered hello.
 var errNoHello = errors.New("no answer to hello")
 
-func (c *Client) dialOnce(ctx context.Context) (*session, *failure) {
-	nc, err := c.connect(ctx, c.path)
+// dial connects and says hello, to resume the session of the ticket if there is
+// one.
+func (d *dialer) dial(ctx context.Context, ticket string) (*wire, *failure) {
+	nc, err := d.connect(ctx, d.path)
 	if err != nil {
-		return nil, unreachable(c.path, err)
+		return nil, unreachable(d.path, err)
 	}
 	// Whatever blocks below ends with the context.
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
-	s, failed := c.greet(nc)
+	w, failed := d.greet(nc, ticket)
 	if !stop() && failed == nil {
-		failed = &failure{text: "the client was closed", kind: ErrClosed}
+		failed = ended(ctx, d.connecting())
 	}
 	if failed != nil {
 		nc.Close()
 		return nil, failed
 	}
-	s.start()
-	return s, nil
+	return w, nil
 }
 
-// greet says hello and makes a session of the connection.
-func (c *Client) greet(nc net.Conn) (*session, *failure) {
+// greet says hello, and makes a wire of the connection.
+func (d *dialer) greet(nc net.Conn, ticket string) (*wire, *failure) {
 	_ = nc.SetDeadline(time.Now().Add(protocol.HelloTimeout))
-	asked := c.clock()
-	_, err := nc.Write(protocol.Hello{ID: 1, V: protocol.Version, Client: c.name}.Append(nil))
-	s := newSession(c.clock, nc)
+	asked := d.clock()
+	hello := protocol.Hello{ID: 1, V: protocol.Version, Client: d.name, Resumable: true, Resume: ticket}
+	_, err := nc.Write(hello.Append(nil))
+	w := newWire(nc)
 	var body []byte
 	if err == nil {
-		body, err = s.frames.Next()
+		body, err = w.frames.Next()
 	}
 	var broken *protocol.ConnError
 	switch {
 	case errors.As(err, &broken):
-		return nil, &failure{text: "what listens at " + c.path + " is not a sidecar: " + broken.Msg}
+		return nil, &failure{text: "what listens at " + d.path + " is not a sidecar: " + broken.Msg}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &failure{
-			text: fmt.Sprintf("the sidecar at %s did not answer within %v; is it stopped, or overloaded?", c.path, protocol.HelloTimeout),
+			text: fmt.Sprintf("the sidecar at %s did not answer within %v; is it stopped, or overloaded?", d.path, protocol.HelloTimeout),
 			kind: ErrUnavailable, cause: err,
 		}
 	case err != nil:
 		return nil, &failure{
-			text: fmt.Sprintf("the sidecar at %s ended the connection before it answered (%v); is it stopping?", c.path, err),
+			text: fmt.Sprintf("the sidecar at %s ended the connection before it answered (%v); is it stopping?", d.path, err),
 			kind: ErrUnavailable, cause: errNoHello,
 		}
 	}
-	answer, err := s.decoder.Decode(body)
+	answer, err := w.decoder.Decode(body)
 	if err == nil {
 		switch m := answer.(type) {
 		case *protocol.Answer:
-			err = m.Unpack(&s.hello)
+			err = m.Unpack(&w.hello)
 		case *protocol.Err:
-			return nil, c.unwelcome(m)
+			return nil, d.unwelcome(m)
 		default:
 			err = errors.New("an event came before the answer to hello")
 		}
 	}
 	switch {
 	case err != nil:
-		return nil, &failure{text: "what listens at " + c.path + " is not a sidecar: " + err.Error(), cause: err}
-	case s.hello.V != protocol.Version:
-		return nil, c.unwelcome(&protocol.Err{
+		return nil, &failure{text: "what listens at " + d.path + " is not a sidecar: " + err.Error(), cause: err}
+	case w.hello.V != protocol.Version:
+		return nil, d.unwelcome(&protocol.Err{
 			Code: protocol.Unsupported,
-			Msg:  fmt.Sprintf("it (%s) speaks version %d", s.hello.Version, s.hello.V),
+			Msg:  fmt.Sprintf("it (%s) speaks version %d", w.hello.Version, w.hello.V),
 		})
 	}
 	// The sidecar read its clock between our question and now. A clock of ours
 	// that is behind would let us believe in locks for too long.
-	if now := c.clock(); s.hello.NowNS > now || s.hello.NowNS < asked-int64(time.Second) {
-		return nil, &failure{text: fmt.Sprintf("the clock of the sidecar at %s (CLOCK_BOOTTIME) differs from ours by %v; run both in one time namespace", c.path, time.Duration(s.hello.NowNS-now))}
+	if now := d.clock(); w.hello.NowNS > now || w.hello.NowNS < asked-int64(time.Second) {
+		return nil, &failure{text: fmt.Sprintf("the clock of the sidecar at %s (CLOCK_BOOTTIME) differs from ours by %v; run both in one time namespace", d.path, time.Duration(w.hello.NowNS-now))}
 	}
 	_ = nc.SetDeadline(time.Time{})
-	return s, nil
+	return w, nil
 }
 
 // unwelcome makes an error of a refused hello.
-func (c *Client) unwelcome(m *protocol.Err) *failure {
-	f := refused(c.connecting(), m)
+func (d *dialer) unwelcome(m *protocol.Err) *failure {
+	f := refused(d.connecting(), m)
 	switch m.Code {
 	case protocol.Unsupported:
-		f.text = fmt.Sprintf("the sidecar at %s does not speak version %d of the protocol, which this client needs; install a matching release of one of them (%s)", c.path, protocol.Version, m.Msg)
+		f.text = fmt.Sprintf("the sidecar at %s does not speak version %d of the protocol, which this client needs; install a matching release of one of them (%s)", d.path, protocol.Version, m.Msg)
 	case protocol.Unavailable:
 		f.cause = errNoHello
 	}
@@ -199,12 +219,4 @@ func admits(path string) string {
 func connectUnix(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, "unix", path)
-}
-
-// lostConnection says how a connection ended, in words.
-func lostConnection(err error) string {
-	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return "the sidecar ended the connection"
-	}
-	return "the connection to the sidecar failed: " + err.Error()
 }

@@ -16,15 +16,29 @@
 // renews what the program holds, and releases it when the program ends, however
 // it ends.
 //
+// # When the sidecar is restarted
+//
+// A sidecar may be stopped, killed, or replaced by a newer one, while locks are held
+// and waited for. The program does not notice: the [Client] connects to the successor
+// by itself, held locks stay held with their tokens, waiting calls are queued again in
+// their order, and what was unlocked meanwhile is given back. Whoever asks meanwhile
+// waits for the successor, up to ten seconds (see [WithPatience]).
+//
+// There are two exceptions. A successor without the memory of its predecessor cannot
+// renew the locks of before: they are lost at their deadlines. And
+// [Client.ForceRelease] is not asked twice: its error then says that it may have
+// happened.
+//
 // # What a lock promises
 //
 // A lock is held from the return of [Client.Lock] until [Lock.Unlock], unless it
 // is lost before: its lease ended, Redis could not be reached in time to renew
-// it, its key was deleted, or an operator took it away. A hold is believed in
-// only until its deadline, which this package checks by itself, so that a sidecar
-// that is stopped or gone leads nobody to believe in a lock that somebody else may
-// have. [Lock.Err] tells, [Lock.Done] is closed, and a context made by
-// [Lock.Context] is cancelled when that happens.
+// it, its key was deleted, an operator took it away, or a sidecar that was
+// restarted does not know it any more. A hold is believed in only until its
+// deadline, which this package checks by itself, so that a sidecar that is stopped
+// or gone leads nobody to believe in a lock that somebody else may have.
+// [Lock.Err] tells, [Lock.Done] is closed, and a context made by [Lock.Context] is
+// cancelled when that happens.
 //
 // Nothing can stop a program that is suspended in the middle of its work from
 // going on with it after its lock was lost. Whoever stores what was done under

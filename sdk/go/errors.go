@@ -34,11 +34,12 @@ func (timeout) Is(target error) bool { return target == context.DeadlineExceeded
 type Reason = protocol.Reason
 
 const (
-	ReasonExpired Reason = protocol.Expired // its deadline passed
-	ReasonDeleted Reason = protocol.Deleted // its key vanished from Redis
-	ReasonStolen  Reason = protocol.Stolen  // somebody else's name is in the key
-	ReasonForced  Reason = protocol.ByForce // an operator ended it
-	ReasonMaxHold Reason = protocol.MaxHold // WithMaxHold
+	ReasonExpired   Reason = protocol.Expired   // its deadline passed
+	ReasonDeleted   Reason = protocol.Deleted   // its key vanished from Redis
+	ReasonStolen    Reason = protocol.Stolen    // somebody else's name is in the key
+	ReasonForced    Reason = protocol.ByForce   // an operator ended it
+	ReasonMaxHold   Reason = protocol.MaxHold   // WithMaxHold
+	ReasonForgotten Reason = protocol.Forgotten // a sidecar that was restarted does not know it
 )
 
 // misunderstood: this side ended a connection on which nothing could be relied,
@@ -53,11 +54,12 @@ type LostError struct {
 
 func (e *LostError) Error() string {
 	why, ok := map[Reason]string{
-		ReasonExpired: "its deadline passed without a renewal",
-		ReasonDeleted: "its key was deleted from Redis",
-		ReasonStolen:  "somebody else's name is in its key in Redis",
-		ReasonForced:  "an operator ended it",
-		ReasonMaxHold: "it was held for as long as WithMaxHold allows",
+		ReasonExpired:   "its deadline passed without a renewal",
+		ReasonDeleted:   "its key was deleted from Redis",
+		ReasonStolen:    "somebody else's name is in its key in Redis",
+		ReasonForced:    "an operator ended it",
+		ReasonMaxHold:   "it was held for as long as WithMaxHold allows",
+		ReasonForgotten: "the sidecar was restarted, and what it remembers does not have it",
 	}[e.Reason]
 	if !ok {
 		why = string(e.Reason)
@@ -125,4 +127,14 @@ func ended(ctx context.Context, what fmt.Stringer) *failure {
 		f.kind = ErrTimeout
 	}
 	return f
+}
+
+// gaveUp makes an error of a context that ended while something was tried; trouble
+// says why the sidecar was out of reach, if it was.
+func gaveUp(ctx context.Context, what fmt.Stringer, trouble *failure) *failure {
+	f := ended(ctx, what)
+	if trouble == nil {
+		return f
+	}
+	return &failure{text: what.String() + ": " + trouble.text, kind: ErrUnavailable, cause: f}
 }

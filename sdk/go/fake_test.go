@@ -3,6 +3,7 @@ package locksidecar
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -42,6 +43,7 @@ type script struct {
 	t       testing.TB
 	path    string
 	accepts chan net.Conn
+	peers   []*peer
 }
 
 // listen starts a script at a path of its own.
@@ -90,7 +92,9 @@ func (s *script) accept() *peer {
 	s.t.Helper()
 	select {
 	case nc := <-s.accepts:
-		return newPeer(s.t, nc)
+		p := newPeer(s.t, nc)
+		s.peers = append(s.peers, p)
+		return p
 	case <-time.After(10 * time.Second):
 		s.t.Fatal("nobody connected")
 		return nil
@@ -110,8 +114,43 @@ func (s *script) dial(options ...DialOption) (*Client, *peer) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { c.Close() })
+	s.t.Cleanup(func() { s.bury(c) })
 	return c, <-peers
+}
+
+// bury closes a Client, and has the sidecar let it go.
+func (s *script) bury(c *Client) {
+	for _, p := range s.peers {
+		go p.farewell()
+	}
+	s.peers = nil
+	c.Close()
+	session := c.current.Load()
+	for {
+		select {
+		case <-session.gone:
+			return
+		case nc := <-s.accepts: // of a sidecar that has forgotten everything
+			p := newPeer(s.t, nc)
+			p.say(protocol.HelloOK{ID: expect[protocol.Hello](p).ID, V: 1, NowNS: p.clock()})
+		case <-time.After(10 * time.Second):
+			s.t.Error("the session does not end")
+			return
+		}
+	}
+}
+
+// again takes the connection with which a Client comes back, and resumes its
+// session.
+func (s *script) again() *peer {
+	s.t.Helper()
+	p := s.accept()
+	hello := expect[protocol.Hello](p)
+	if !hello.Resumable || hello.Resume != ticket {
+		s.t.Errorf("said %+v, want a hello that resumes %q", hello, ticket)
+	}
+	p.say(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "fake", Version: "0", Session: 1, LeaseMS: 30000, NowNS: p.clock(), Ticket: ticket, Resumed: true})
+	return p
 }
 
 // peer is the sidecar's end of a connection.
@@ -129,10 +168,48 @@ func newPeer(t testing.TB, nc net.Conn) *peer {
 	return p
 }
 
+// ticket of every session of a script.
+const ticket = "open, sesame"
+
+// greet begins a session.
 func (p *peer) greet() {
 	p.t.Helper()
 	hello := expect[protocol.Hello](p)
-	p.say(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "fake", Version: "0", Session: 1, LeaseMS: 30000, NowNS: p.clock()})
+	if !hello.Resumable {
+		p.t.Errorf("said %+v, want a hello of somebody who will come back", hello)
+	}
+	p.say(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "fake", Version: "0", Session: 1, LeaseMS: 30000, NowNS: p.clock(), Ticket: ticket})
+}
+
+// claimed reads a claim, which must be the only one, and returns what it names.
+func (p *peer) claimed() (id uint64, holds map[uint64]uint32) {
+	p.t.Helper()
+	claim := expect[protocol.Claim](p)
+	if claim.More {
+		p.t.Error("another claim follows")
+	}
+	holds = make(map[uint64]uint32)
+	for _, h := range claim.Holds {
+		holds[h.Hold] = h.Entries
+	}
+	return claim.ID, holds
+}
+
+// farewell lets a client go, whatever else it says.
+func (p *peer) farewell() {
+	_ = p.nc.SetReadDeadline(time.Now().Add(10 * time.Second))
+	for {
+		body, err := p.frames.Next()
+		if err != nil {
+			return
+		}
+		switch m, _ := p.decoder.Decode(body); m := m.(type) {
+		case *protocol.Claim:
+			_, _ = p.nc.Write(protocol.ClaimOK{ID: m.ID}.Append(nil))
+		case *protocol.Bye:
+			_, _ = p.nc.Write(protocol.ByeOK{ID: m.ID}.Append(nil))
+		}
+	}
 }
 
 func (p *peer) say(m protocol.Reply) {
@@ -231,22 +308,38 @@ func mustBe(t testing.TB, err error, kinds ...error) {
 	}
 }
 
-// toy is a sidecar without Redis: locks in memory, first come first served.
+// toy is a sidecar without Redis: locks in memory, first come first served. What it
+// remembers of sessions outlives their connections, as if it had been restarted,
+// if it is the toy that ends them.
 type toy struct {
-	path string
-	l    net.Listener
-	wg   sync.WaitGroup
+	path  string
+	l     net.Listener
+	clock func() int64
+	fuse  func() (read, write int) // bytes after which the next connection is cut; nil, or -1: none
+	wg    sync.WaitGroup
 
-	mu    sync.Mutex
-	locks map[string]*toyLock
-	holds map[uint64]*toyLock
-	conns map[*toyConn]bool
-	last  uint64
+	mu       sync.Mutex
+	locks    map[string]*toyLock
+	holds    map[uint64]*toyLock
+	conns    map[*toyConn]bool
+	sessions map[string]*toySession // by ticket
+	last     uint64
+	hellos   int
+	claims   []int  // how many holds each claim named
+	deaf     bool   // only hello is heard
+	deadly   bool   // an acquire kills it
+	fault    string // what a client did that it must not do
+}
+
+type toySession struct {
+	ticket  string
+	conn    *toyConn // nil: it has not come back
+	claimed map[uint64]uint32
 }
 
 type toyLock struct {
 	name    string
-	holder  *toyConn // nil: free
+	holder  *toySession // nil: free
 	hold    uint64
 	count   uint32
 	owner   uint64
@@ -259,8 +352,12 @@ type toyWaiter struct {
 }
 
 type toyConn struct {
-	nc net.Conn
-	mu sync.Mutex // of writing
+	nc      net.Conn
+	session *toySession
+	due     bool       // claims are
+	cut     bool       // by the toy
+	said    bool       // bye
+	mu      sync.Mutex // of writing
 }
 
 func (c *toyConn) say(m protocol.Reply) {
@@ -269,37 +366,63 @@ func (c *toyConn) say(m protocol.Reply) {
 	_, _ = c.nc.Write(m.Append(nil))
 }
 
+func newToy() *toy {
+	return &toy{
+		clock: protocol.Now, locks: map[string]*toyLock{}, holds: map[uint64]*toyLock{},
+		conns: map[*toyConn]bool{}, sessions: map[string]*toySession{},
+	}
+}
+
 func startToy(path string) *toy {
-	l, err := net.Listen("unix", path)
+	t := newToy()
+	t.path = path
+	t.listen()
+	return t
+}
+
+func (t *toy) listen() {
+	l, err := net.Listen("unix", t.path)
 	if err != nil {
 		panic(err)
 	}
-	t := &toy{path: path, l: l, locks: map[string]*toyLock{}, holds: map[uint64]*toyLock{}, conns: map[*toyConn]bool{}}
+	t.l = l
 	t.wg.Go(func() {
 		for {
 			nc, err := l.Accept()
 			if err != nil {
 				return
 			}
-			t.wg.Go(func() { t.serve(&toyConn{nc: nc}) })
+			t.wg.Go(func() { t.serve(nc) })
 		}
 	})
-	return t
 }
 
+// stop ends the toy as a kill does.
 func (t *toy) stop() {
 	t.l.Close()
 	t.cut()
 	t.wg.Wait()
 }
 
-// cut ends every connection.
+// cut ends every connection, as a restart does.
 func (t *toy) cut() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for c := range t.conns {
-		c.nc.Close()
+		t.sever(c)
 	}
+}
+
+// sever ends a connection. The caller holds mu.
+func (t *toy) sever(c *toyConn) {
+	c.cut = true
+	for _, l := range t.locks {
+		l.forget(func(w toyWaiter) bool { return w.conn == c })
+	}
+	if c.session != nil && c.session.conn == c {
+		c.session.conn = nil
+	}
+	c.nc.Close()
 }
 
 // held returns how many holds and waiters there are.
@@ -312,10 +435,57 @@ func (t *toy) held() (holds, waiters int) {
 	return len(t.holds), waiters
 }
 
-func (t *toy) serve(c *toyConn) {
+// fused is a connection that breaks after so many bytes. Writing, the toy's mu is
+// held.
+type fused struct {
+	net.Conn
+	read, write int // bytes left; -1: any number
+	blow        func()
+	locked      func(func())
+}
+
+func (f *fused) Read(b []byte) (int, error) {
+	if f.read < 0 {
+		return f.Conn.Read(b)
+	}
+	if f.read == 0 {
+		f.locked(f.blow)
+		return 0, io.EOF
+	}
+	n, err := f.Conn.Read(b[:min(len(b), f.read)])
+	f.read -= n
+	return n, err
+}
+
+func (f *fused) Write(b []byte) (int, error) {
+	if f.write < 0 || f.write >= len(b) {
+		if f.write >= 0 {
+			f.write -= len(b)
+		}
+		return f.Conn.Write(b)
+	}
+	n, _ := f.Conn.Write(b[:f.write])
+	f.write = 0
+	f.blow()
+	return n, io.ErrClosedPipe
+}
+
+func (t *toy) locked(do func()) {
 	t.mu.Lock()
-	t.conns[c] = true
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	do()
+}
+
+func (t *toy) serve(nc net.Conn) {
+	c := &toyConn{nc: nc}
+	t.locked(func() {
+		if t.fuse != nil {
+			f := &fused{Conn: nc, blow: func() { t.sever(c) }, locked: t.locked}
+			f.read, f.write = t.fuse()
+			c.nc = f
+		}
+		t.conns[c] = true
+	})
 	defer t.hangUp(c)
 	frames := protocol.NewReader(c.nc)
 	var d protocol.RequestDecoder
@@ -325,23 +495,45 @@ func (t *toy) serve(c *toyConn) {
 			return
 		}
 		m, err := d.Decode(body)
+		if err == nil {
+			err = t.handle(c, m)
+		}
 		if err != nil {
+			t.mu.Lock()
+			t.fault = err.Error()
+			t.mu.Unlock()
 			return
 		}
-		t.handle(c, m)
+		if c.said {
+			return
+		}
 	}
 }
 
 func (t *toy) hangUp(c *toyConn) {
-	c.nc.Close()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.conns, c)
+	s := c.session
+	if s == nil || s.conn != c {
+		c.nc.Close()
+		return
+	}
+	died := c.cut || c.due
+	t.sever(c)
+	if !died {
+		t.end(s)
+	}
+}
+
+// end ends a session for good.
+func (t *toy) end(s *toySession) {
+	delete(t.sessions, s.ticket)
 	for _, l := range t.locks {
-		l.forget(func(w toyWaiter) bool { return w.conn == c })
+		l.forget(func(w toyWaiter) bool { return w.conn.session == s })
 	}
 	for _, l := range t.locks {
-		if l.holder == c {
+		if l.holder == s {
 			t.free(l)
 		}
 	}
@@ -360,39 +552,95 @@ func (l *toyLock) forget(which func(toyWaiter) bool) (found bool) {
 	return found
 }
 
-func (t *toy) handle(c *toyConn, m protocol.Request) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	switch m := m.(type) {
-	case *protocol.Hello:
-		c.say(protocol.HelloOK{ID: m.ID, V: 1, Sidecar: "toy", Version: "0", Session: 1, LeaseMS: 30000, NowNS: protocol.Now()})
-	case *protocol.Ping:
-		c.say(protocol.PingOK{ID: m.ID, NowNS: protocol.Now(), Redis: "ok"})
-	case *protocol.Acquire:
-		l := t.locks[m.Name]
-		if l == nil {
-			l = &toyLock{name: m.Name}
-			t.locks[m.Name] = l
-		}
+func (t *toy) hello(c *toyConn, m *protocol.Hello) {
+	t.hellos++
+	s := t.sessions[m.Resume]
+	resumed := s != nil && s.conn == nil
+	if resumed {
+		c.due = true
+	} else {
+		t.last++
+		s = &toySession{ticket: fmt.Sprint("ticket ", t.last)}
+		t.sessions[s.ticket] = s
+	}
+	s.conn, s.claimed = c, map[uint64]uint32{}
+	c.session = s
+	c.say(protocol.HelloOK{ID: m.ID, V: 1, Sidecar: "toy", Version: "0", Session: 1, LeaseMS: 30000, NowNS: t.clock(), Ticket: s.ticket, Resumed: resumed})
+	if c.cut && !resumed {
+		delete(t.sessions, s.ticket) // nobody knows of it
+	}
+}
+
+func (t *toy) claim(c *toyConn, m *protocol.Claim) error {
+	s := c.session
+	t.claims = append(t.claims, len(m.Holds))
+	for _, h := range m.Holds {
+		l := t.holds[h.Hold]
 		switch {
-		case l.holder == nil:
-			t.grant(l, c, *m)
-		case l.holder == c && m.Owner != 0 && l.owner == m.Owner && !m.NotReentrant:
-			l.count++
-			t.answer(l, m.ID)
-		case m.WaitMS == 0:
-			c.say(protocol.Err{ID: m.ID, Code: protocol.Timeout, Msg: "somebody else holds it"})
+		case l == nil || l.holder != s:
+			c.say(protocol.LostEvent{Hold: h.Hold, Reason: protocol.Forgotten})
+		case h.Entries > l.count:
+			return fmt.Errorf("%d entries of hold %d were claimed, which has %d", h.Entries, h.Hold, l.count)
 		default:
-			w := toyWaiter{c, *m}
-			l.waiters = append(l.waiters, w)
-			if m.WaitMS > 0 {
-				time.AfterFunc(time.Duration(m.WaitMS)*time.Millisecond, func() { t.refuse(l, w, protocol.Timeout) })
+			s.claimed[h.Hold] = h.Entries
+		}
+	}
+	if !m.More {
+		for hold, l := range t.holds {
+			if l.holder != s {
+				continue
+			}
+			if l.count = s.claimed[hold]; l.count == 0 {
+				t.free(l)
 			}
 		}
+		c.due = false
+	}
+	c.say(protocol.ClaimOK{ID: m.ID})
+	return nil
+}
+
+func (t *toy) handle(c *toyConn, m protocol.Request) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.cut {
+		return nil // it died before this
+	}
+	switch m.(type) {
+	case *protocol.Claim, *protocol.Bye, *protocol.Hello:
+	default:
+		if c.due {
+			return fmt.Errorf("%+v came while claims were due", m)
+		}
+	}
+	if _, hello := m.(*protocol.Hello); t.deaf && !hello {
+		return nil
+	}
+	switch m := m.(type) {
+	case *protocol.Hello:
+		t.hello(c, m)
+	case *protocol.Claim:
+		if !c.due {
+			return errors.New("a claim came that was not due")
+		}
+		return t.claim(c, m)
+	case *protocol.Bye:
+		t.end(c.session)
+		c.session = nil
+		c.said = true
+		c.say(protocol.ByeOK{ID: m.ID})
+	case *protocol.Ping:
+		c.say(protocol.PingOK{ID: m.ID, NowNS: t.clock(), Redis: "ok"})
+	case *protocol.Acquire:
+		if t.deadly {
+			t.sever(c)
+			return nil
+		}
+		t.acquire(c, m)
 	case *protocol.Release:
 		code := protocol.NotHeld
 		l := t.holds[m.Hold]
-		if l != nil && l.holder == c {
+		if l != nil && l.holder == c.session {
 			code = ""
 			if l.count--; l.count == 0 {
 				t.free(l)
@@ -412,6 +660,30 @@ func (t *toy) handle(c *toyConn, m protocol.Request) {
 			}
 		}
 	}
+	return nil
+}
+
+func (t *toy) acquire(c *toyConn, m *protocol.Acquire) {
+	l := t.locks[m.Name]
+	if l == nil {
+		l = &toyLock{name: m.Name}
+		t.locks[m.Name] = l
+	}
+	switch {
+	case l.holder == nil:
+		t.grant(l, c, *m)
+	case l.holder == c.session && m.Owner != 0 && l.owner == m.Owner && !m.NotReentrant:
+		l.count++
+		t.answer(l, c, m.ID)
+	case m.WaitMS == 0:
+		c.say(protocol.Err{ID: m.ID, Code: protocol.Timeout, Msg: "somebody else holds it"})
+	default:
+		w := toyWaiter{c, *m}
+		l.waiters = append(l.waiters, w)
+		if m.WaitMS > 0 {
+			time.AfterFunc(time.Duration(m.WaitMS)*time.Millisecond, func() { t.refuse(l, w, protocol.Timeout) })
+		}
+	}
 }
 
 func (t *toy) refuse(l *toyLock, w toyWaiter, code protocol.Code) {
@@ -424,13 +696,13 @@ func (t *toy) refuse(l *toyLock, w toyWaiter, code protocol.Code) {
 
 func (t *toy) grant(l *toyLock, c *toyConn, req protocol.Acquire) {
 	t.last++
-	l.holder, l.hold, l.count, l.owner = c, t.last, 1, req.Owner
+	l.holder, l.hold, l.count, l.owner = c.session, t.last, 1, req.Owner
 	t.holds[l.hold] = l
-	t.answer(l, req.ID)
+	t.answer(l, c, req.ID)
 }
 
-func (t *toy) answer(l *toyLock, id uint64) {
-	l.holder.say(protocol.AcquireOK{ID: id, Token: 1_000_000 + l.hold, Hold: l.hold, Count: l.count, DeadlineNS: protocol.Now() + int64(30*time.Second)})
+func (t *toy) answer(l *toyLock, c *toyConn, id uint64) {
+	c.say(protocol.AcquireOK{ID: id, Token: 1_000_000 + l.hold, Hold: l.hold, Count: l.count, DeadlineNS: t.clock() + int64(30*time.Second)})
 }
 
 func (t *toy) free(l *toyLock) {
@@ -447,7 +719,12 @@ func (t *toy) free(l *toyLock) {
 
 func toySidecar(t testing.TB) (*toy, *Client) {
 	s := startToy(filepath.Join(shortDir(t), "s"))
-	t.Cleanup(s.stop)
+	t.Cleanup(func() {
+		s.stop()
+		if s.fault != "" {
+			t.Error(s.fault)
+		}
+	})
 	c, err := Dial(context.Background(), s.path)
 	if err != nil {
 		t.Fatal(err)

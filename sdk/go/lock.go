@@ -42,6 +42,7 @@ type hold struct {
 	// Guarded by session.mu.
 	entries  uint32
 	fixed    bool   // its lease is not renewed: lease events do not speak of it
+	stray    bool   // the sidecar knows nothing of it any more
 	deadline int64  // told with the last grant
 	final    int64  // when its max_hold will have passed; 0: it has none
 	leases   uint64 // lease events before that
@@ -79,14 +80,18 @@ func (s *session) enterHold(req *protocol.Acquire, ok *protocol.AcquireOK) *Lock
 
 // until returns the deadline. The caller holds mu.
 func (h *hold) until() int64 {
-	until := h.deadline
-	if !h.fixed && h.session.leases > h.leases {
-		until = max(until, h.session.lease)
-	}
 	if h.final != 0 {
-		until = min(until, h.final)
+		return min(h.told(), h.final)
 	}
-	return until
+	return h.told()
+}
+
+// told returns the largest deadline that was told. The caller holds mu.
+func (h *hold) told() int64 {
+	if !h.fixed && h.session.leases > h.leases {
+		return max(h.deadline, h.session.lease)
+	}
+	return h.deadline
 }
 
 // endHold marks a hold as held no more, whatever its handles do, and adds those
@@ -94,7 +99,7 @@ func (h *hold) until() int64 {
 func (s *session) endHold(h *hold, why error, told []ending) []ending {
 	h.end = why
 	h.deadline, h.fixed = h.until(), true // it stays what it was
-	delete(s.holds, h.num)
+	s.forget(h)
 	s.watches.remove(h)
 	for l := h.watched; l != nil; l = l.next {
 		told = append(told, ending{*l.watch, why})
@@ -104,12 +109,21 @@ func (s *session) endHold(h *hold, why error, told []ending) []ending {
 	return told
 }
 
-// expire ends the hold if its deadline has passed, and returns who is to be told,
-// and how many entries to give back: the sidecar may have renewed it without
-// having been heard. The caller holds mu.
-func (h *hold) expire(now int64) (told []ending, back uint32) {
+// forget unregisters a hold. The caller holds mu.
+func (s *session) forget(h *hold) {
+	if h.stray {
+		delete(s.strays, h)
+	} else {
+		delete(s.holds, h.num)
+	}
+}
+
+// expire ends the hold if its deadline has passed, and returns who is to be told.
+// What it gives back is to be flushed: the sidecar may have renewed the hold
+// without having been heard. The caller holds mu.
+func (h *hold) expire(now int64) (told []ending, over bool) {
 	if h.end != nil || now < h.until() {
-		return nil, 0
+		return nil, false
 	}
 	s := h.session
 	why := ReasonExpired
@@ -117,16 +131,12 @@ func (h *hold) expire(now int64) (told []ending, back uint32) {
 		why = ReasonMaxHold
 	}
 	told = s.endHold(h, &LostError{Name: h.name, Reason: why}, nil)
-	if s.err == nil {
-		back = h.entries
+	if !h.stray {
+		for range h.entries {
+			s.wire.queue(protocol.Release{Hold: h.num})
+		}
 	}
-	return told, back
-}
-
-func (s *session) giveBack(num uint64, entries uint32) {
-	for range entries {
-		s.out.send(protocol.Release{Hold: num})
-	}
+	return told, true
 }
 
 // rest forgets a hold when the sidecar has said that it is released. Until then
@@ -140,12 +150,15 @@ func (s *session) rest(h *hold) {
 }
 
 // Unlock gives the lock back. It does not wait for the sidecar, and no context
-// can keep it from working.
+// can keep it from working. While the sidecar is being restarted, it is given back
+// as soon as there is one again; if that one knows nothing of it, it is free when its
+// lease ends.
 //
 // The error is ErrLost if the lock was lost before: then others may have held it
 // meanwhile. It is ErrNotHeld for every Unlock but the first, ErrClosed if the
-// Client was closed before, and ErrUnavailable if the connection on which the
-// lock was acquired is gone: then the lock is free when its lease ends.
+// Client was closed before, and ErrUnavailable if the sidecar ended the session
+// because it did not understand this client: then the lock is free when its lease
+// ends.
 func (l *Lock) Unlock() error {
 	h := l.hold
 	s := h.session
@@ -170,27 +183,32 @@ func (l *Lock) Unlock() error {
 		told = []ending{{*l.watch, l.wasUnlocked()}}
 		l.watch = nil
 	}
-	gone := s.err
+	w, gone := s.wire, s.err
+	if h.stray {
+		w, gone = nil, nil
+	}
 	release := protocol.Release{Hold: h.num}
 	switch {
 	case h.entries > 0:
-	case h.owned && gone == nil:
+	case h.owned && w != nil:
 		// The answer to a re-entry may be under way. The answer to this release
 		// comes behind it, and tells that there is none.
 		s.lastID++
 		release.ID = s.lastID
 		s.calls[release.ID] = &call{last: h}
 	default:
-		delete(s.holds, h.num)
+		s.forget(h)
 	}
+	w.queue(release)
 	s.mu.Unlock()
 
 	tell(told)
-	switch {
-	case gone != nil:
-		return h.unreleased(gone.text, gone.cause)
-	case !s.out.send(release):
-		return h.unreleased("the sidecar ended the connection", nil)
+	w.flush()
+	if gone != nil {
+		return &failure{
+			text: fmt.Sprintf("cannot release %q: %s; the lock is free when its lease ends", h.name, gone.text),
+			kind: ErrUnavailable, cause: gone.cause,
+		}
 	}
 	return nil
 }
@@ -201,10 +219,11 @@ func (l *Lock) lockMu() error {
 	s := h.session
 	now := s.clock()
 	s.mu.Lock()
-	if told, back := h.expire(now); told != nil || back > 0 {
+	if told, over := h.expire(now); over {
+		w := s.wire
 		s.mu.Unlock()
 		tell(told)
-		s.giveBack(h.num, back)
+		w.flush()
 		s.mu.Lock()
 	}
 	if l.state == unlocked {
@@ -215,13 +234,6 @@ func (l *Lock) lockMu() error {
 
 func (l *Lock) wasUnlocked() error {
 	return &failure{text: fmt.Sprintf("the lock %q was unlocked; each Lock is for one Unlock", l.hold.name), kind: ErrNotHeld}
-}
-
-func (h *hold) unreleased(why string, cause error) error {
-	return &failure{
-		text: fmt.Sprintf("cannot release %q: %s; the lock is free when its lease ends", h.name, why),
-		kind: ErrUnavailable, cause: cause,
-	}
 }
 
 // Name returns the name of the lock.

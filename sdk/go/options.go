@@ -84,15 +84,15 @@ func ownerOf(ctx context.Context) uint64 {
 // DialOption changes how a Client reaches its sidecar.
 type DialOption struct{ apply func(*Client) error }
 
-// WithPatience sets for how long Dial, and every later call that finds the
-// connection gone, goes on trying to reach a sidecar that is not there, as while
-// it is being restarted. Default 2 s; 0: try once.
+// WithPatience sets for how long a call waits for a sidecar that is not there, as
+// while it is being restarted. Default: 2 s for Dial; 10 s for every call after
+// that, from when it was made or the connection was lost. 0: one attempt.
 func WithPatience(d time.Duration) DialOption {
 	return DialOption{func(c *Client) error {
 		if d < 0 {
 			return fmt.Errorf("WithPatience(%v): it must not be negative", d)
 		}
-		c.patience = d
+		c.dialPatience, c.patience = d, d
 		return nil
 	}}
 }
@@ -104,7 +104,7 @@ func WithClientName(name string) DialOption {
 		if len(name) > protocol.MaxClient {
 			return fmt.Errorf("WithClientName: the name has %d bytes; at most %d are allowed", len(name), protocol.MaxClient)
 		}
-		c.name = name
+		c.dialer.name = name
 		return nil
 	}}
 }

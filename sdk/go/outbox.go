@@ -8,9 +8,9 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// outbox holds frames until the socket takes them. Sending never blocks, so that
-// a sidecar that is stopped keeps no caller from its context: what the socket
-// does not take at once is written by a goroutine.
+// outbox holds frames until the socket takes them. Neither queue nor flush ever
+// blocks, so that a sidecar that is stopped keeps no caller from its context: what
+// the socket does not take at once is written by a goroutine.
 type outbox struct {
 	nc  net.Conn
 	raw syscall.RawConn // nil: there is none
@@ -18,6 +18,9 @@ type outbox struct {
 	mu      sync.Mutex // guards what follows; no other lock is taken under it
 	buf     []byte     // frames to be written
 	spare   []byte     // a buffer to be used next
+	bound   int        // offer takes nothing while more bytes than that are unwritten
+	dammed  bool       // what is queued goes behind
+	behind  []byte     // frames that are not to be written yet
 	writing bool       // somebody writes, and sees to buf after that
 	broken  bool       // nothing is taken any more
 	drains  sync.WaitGroup
@@ -29,8 +32,12 @@ type outbox struct {
 	try   func(fd uintptr) bool
 }
 
+// maxUnwritten bounds what a sidecar that does not read makes us keep. Releases and
+// cancels go beyond it: there is at most one for each lock that is held or waited for.
+const maxUnwritten = 1 << 20
+
 func newOutbox(nc net.Conn) *outbox {
-	o := &outbox{nc: nc}
+	o := &outbox{nc: nc, bound: maxUnwritten}
 	if c, ok := nc.(syscall.Conn); ok {
 		if raw, err := c.SyscallConn(); err == nil {
 			o.raw = raw
@@ -40,32 +47,72 @@ func newOutbox(nc net.Conn) *outbox {
 	return o
 }
 
-// maxUnwritten bounds what a sidecar that does not read makes us keep. Releases and
-// cancels go beyond it: there is at most one for each lock that is held or waited for.
-const maxUnwritten = 1 << 20
-
-func (o *outbox) full() bool {
+// queue adds a frame to those that flush writes.
+func (o *outbox) queue(m protocol.Request) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.buf) > maxUnwritten
+	o.add(m)
 }
 
-// send queues a frame and writes what is queued, unless somebody else is writing.
-// false: the connection is broken; the reader finds out why.
-func (o *outbox) send(m protocol.Request) bool {
+// offer queues a frame, unless too much is queued already.
+func (o *outbox) offer(m protocol.Request) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.broken {
+	if len(o.buf)+len(o.behind) > o.bound {
 		return false
 	}
-	o.buf = m.Append(o.buf)
-	if o.writing {
-		return true
+	o.add(m)
+	return true
+}
+
+func (o *outbox) add(m protocol.Request) {
+	switch {
+	case o.broken: // the reader finds out why
+	case o.dammed:
+		o.behind = m.Append(o.behind)
+	default:
+		o.buf = m.Append(o.buf)
+	}
+}
+
+// dam has what is queued from now on wait for open.
+func (o *outbox) dam() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.dammed = true
+}
+
+// open lets go what waited behind the dam.
+func (o *outbox) open() {
+	o.mu.Lock()
+	o.dammed = false
+	if !o.broken {
+		o.buf = append(o.buf, o.behind...)
+	}
+	o.behind = nil
+	o.mu.Unlock()
+	o.flush()
+}
+
+// settle says that what is queued now counts for nothing in the bound: it was
+// taken from its askers before.
+func (o *outbox) settle() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.bound = maxUnwritten + len(o.buf) + len(o.behind)
+}
+
+// flush writes what is queued, unless somebody else is writing.
+func (o *outbox) flush() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.writing || o.broken || len(o.buf) == 0 {
+		return
 	}
 	o.writing = true
 	if o.raw == nil {
 		o.handOver()
-		return true
+		return
 	}
 
 	o.part, o.buf = o.buf, o.spare[:0]
@@ -92,7 +139,6 @@ func (o *outbox) send(m protocol.Request) bool {
 		o.spare = o.part
 		o.writing = false
 	}
-	return !o.broken
 }
 
 // writeSome writes part as far as the socket takes it.
@@ -115,7 +161,7 @@ func (o *outbox) writeSome(fd uintptr) bool {
 // fail drops everything. The caller holds mu.
 func (o *outbox) fail() {
 	o.broken, o.writing = true, false
-	o.buf, o.spare, o.part = nil, nil, nil
+	o.buf, o.behind, o.spare, o.part = nil, nil, nil, nil
 }
 
 // handOver has a goroutine write what is queued. The caller holds mu.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,36 +20,51 @@ const answerGrace = 25 * time.Millisecond
 // reaches a caller of the package.
 var errNotSent = errors.New("not sent")
 
-// session is one connection to the sidecar, from hello to its end, and the holds
-// that were granted over it. It is told of what happens in the order in which it
-// happened: one goroutine reads, and books each frame before it reads the next.
+// session is what the sidecar knows a client by: the holds that it was granted,
+// and its requests that wait for an answer. It outlives its connection, and the
+// sidecar's process. Without a connection it is adrift: holds are good for as long
+// as was told, what is asked waits, and what is released is left out of the claims
+// with which the session goes on over the next connection.
+//
+// It is told of what happens in the order in which it happened: one goroutine,
+// run, connects and reads, and books each frame before it reads the next.
 type session struct {
-	// Immutable after the greeting.
-	clock func() int64
-	nc    net.Conn
-	out   *outbox
-	hello protocol.HelloOK
-
-	// Owned by whoever greets, then by the reader.
-	frames  *protocol.Reader
-	decoder protocol.ReplyDecoder
+	// Immutable.
+	dialer   *dialer
+	patience time.Duration
+	clock    func() int64
+	stop     context.CancelFunc // has run return
+	gone     chan struct{}      // closed when it has
 
 	dead   atomic.Bool   // set with err
-	reader chan struct{} // closed when the reader is gone
+	wanted chan struct{} // tells run that somebody waits for a connection; room for one
 
-	// mu guards what follows, and every hold and handle of the session. No other
-	// lock is taken, nothing is sent and no code of users runs under it.
+	// Owned by whoever starts the session, then by run.
+	ticket string // of the newest hello; resumes the session
+
+	// mu guards what follows, and every hold and handle of the session. The
+	// outbox's is taken under it, so that what is queued is in the order in which
+	// it was decided. No other lock is taken, nothing is written and no code of
+	// users runs under it.
 	mu     sync.Mutex
+	wire   *wire    // nil: the session is adrift
 	err    *failure // why the session ended; nil: it has not
 	lastID uint64
-	calls  map[uint64]*call
-	holds  map[uint64]*hold // by number: those neither released nor lost
+	calls  map[uint64]*call   // by id
+	holds  map[uint64]*hold   // by number: those neither released nor lost
+	strays map[*hold]struct{} // and those of which the sidecar knows nothing any more
+
+	stake     bool          // the sidecar may have something of ours
+	lasts     time.Duration // the watchdog's lease
+	trouble   *failure      // adrift: why
+	impatient int64         // adrift: when the patience of the first call ends; 0: nobody waits
+	limit     *time.Timer   // closed: ends the attempts to tell the sidecar
 
 	// A lease event speaks of every hold that was granted before it. So that it
 	// costs the same for one hold and for a hundred thousand, it is counted here,
 	// and each hold remembers the count at its grant.
 	leases uint64
-	lease  int64 // deadline that the last of them told
+	lease  int64 // deadline that the last of them told; 0: it is in the holds
 
 	watches watches
 }
@@ -58,14 +72,24 @@ type session struct {
 // call is a request that waits for its answer.
 type call struct {
 	task
+	id   uint64        // of the frame that was queued last; guarded by session.mu
 	done chan struct{} // gets a value when the answer is stored; nil: nobody waits
 	err  error         // the answer is this
 
-	answer  protocol.OK      // or is stored here
+	answer  protocol.OK // or is stored here
+	request func(id uint64) protocol.Request
+	once    bool // it is not asked twice
+
 	acquire protocol.Acquire // or, if there is a name, is a lock
+	until   time.Time        // the sidecar is told how long to wait; zero: it is not
 	lock    *Lock
-	given   bool  // up: nobody waits, and a lock that is granted goes back
-	last    *hold // it is the release of the last entry of this hold
+	given   bool // up: nobody waits, and a lock that is granted goes back
+
+	last *hold // it is the release of the last entry of this hold
+	bye  bool  // it ends the session
+
+	over  *wire // on which it was asked
+	since int64 // made, or asked in vain, while the session was adrift; 0: neither
 }
 
 // task is what somebody wants, in words for errors.
@@ -78,100 +102,166 @@ func (t task) String() string {
 	return fmt.Sprintf("cannot %s %q", t.verb, t.name)
 }
 
-func newSession(clock func() int64, nc net.Conn) *session {
+func newSession(d *dialer, patience time.Duration) *session {
 	return &session{
-		clock:  clock,
-		nc:     nc,
-		out:    newOutbox(nc),
-		frames: protocol.NewReader(nc),
-		reader: make(chan struct{}),
-		lastID: 1, // of hello
-		calls:  make(map[uint64]*call),
-		holds:  make(map[uint64]*hold),
+		dialer:   d,
+		patience: patience,
+		clock:    d.clock,
+		gone:     make(chan struct{}),
+		wanted:   make(chan struct{}, 1),
+		lastID:   1, // of hello
+		calls:    make(map[uint64]*call),
+		holds:    make(map[uint64]*hold),
+		strays:   make(map[*hold]struct{}),
 	}
 }
 
-func (s *session) start() { go s.read() }
+// start begins the session, over a wire if there is one.
+func (s *session) start(w *wire) {
+	var ctx context.Context
+	ctx, s.stop = context.WithCancel(context.Background())
+	if w != nil {
+		s.board(w)
+	}
+	go s.run(ctx, w)
+}
 
 func (s *session) lives() bool { return !s.dead.Load() }
 
-// close ends the session for good, and with it every hold.
-func (s *session) close() {
-	closed := &failure{text: "the client was closed", kind: ErrClosed}
-	s.end(closed, func(*hold) error { return closed })
-	<-s.reader
-	s.out.close()
-}
-
 // end ends the session, the first time. What was asked and not answered fails.
-// What is held ends at its deadline if the sidecar ended the connection. If this
-// side does, what it held is somebody else's a moment later: then giveUp says of
-// each hold why it ends, and is not nil.
-func (s *session) end(why *failure, giveUp func(*hold) error) {
+// giveUp says why a hold ends with the session; nil, or where it returns nil: it
+// goes on until its deadline. After that, and before anything else happens, last is
+// called with mu held.
+func (s *session) end(why *failure, giveUp func(*hold) error, last func()) bool {
 	s.mu.Lock()
 	if s.err != nil {
 		s.mu.Unlock()
-		return
+		return false
 	}
 	s.err = why
 	s.dead.Store(true)
 	calls := s.calls
-	s.calls = nil
+	s.calls = make(map[uint64]*call)
 	var told []ending
 	if giveUp != nil {
-		for _, h := range s.holds {
-			told = s.endHold(h, giveUp(h), told)
+		for h := range s.all() {
+			if err := giveUp(h); err != nil {
+				told = s.endHold(h, err, told)
+			}
 		}
+	}
+	if last != nil {
+		last()
 	}
 	s.mu.Unlock()
 	tell(told)
-	s.nc.Close()
 	for _, c := range calls {
-		c.err = s.unanswered(c)
-		if c.done != nil {
-			c.done <- struct{}{}
+		c.fail(c.unanswered(why))
+	}
+	return true
+}
+
+// all yields the holds that have not ended. The caller holds mu.
+func (s *session) all() func(yield func(*hold) bool) {
+	return func(yield func(*hold) bool) {
+		for _, h := range s.holds {
+			if !yield(h) {
+				return
+			}
 		}
+		for h := range s.strays {
+			if !yield(h) {
+				return
+			}
+		}
+	}
+}
+
+// fail answers a call that is not registered any more.
+func (c *call) fail(err error) {
+	c.err = err
+	if c.done != nil {
+		c.done <- struct{}{}
 	}
 }
 
 // unanswered says what became of a call whose answer will not come.
-func (s *session) unanswered(c *call) error {
-	text := c.String() + ": " + s.err.text
+func (c *call) unanswered(why *failure) *failure {
+	text := c.String() + ": " + why.text
 	switch {
-	case s.err.kind == ErrClosed:
+	case why.kind == ErrClosed:
 	case c.acquire.Name != "":
-		text += "; it is not held, and what may just have been granted ends with the connection"
+		text += "; it is not held, and what may just have been granted is given up"
 	default:
 		text += "; it may have happened"
 	}
-	return &failure{text: text, kind: s.err.kind, cause: s.err.cause}
+	return &failure{text: text, kind: why.kind, cause: why.cause}
 }
 
-// ask sends a request and waits for its answer.
-func (s *session) ask(ctx context.Context, t task, answer protocol.OK, request func(id uint64) protocol.Request) error {
-	if s.out.full() {
-		return notRead(t)
+// unasked says what became of a call that waited in vain for somebody to listen.
+func (c *call) unasked(why *failure) *failure {
+	text := c.String() + ": " + why.text
+	if c.acquire.Name != "" {
+		text += "; it is not held, and nothing needs to be cleaned up"
+	} else {
+		text += "; it was not done"
 	}
-	c := &call{task: t, answer: answer, done: make(chan struct{}, 1)}
-	id, ok := s.enter(c)
-	if !ok {
-		return errNotSent
+	return &failure{text: text, kind: ErrUnavailable, cause: why}
+}
+
+// frame is what is sent for a call. The caller holds mu.
+func (c *call) frame() protocol.Request {
+	if c.acquire.Name == "" {
+		return c.request(c.id)
 	}
-	s.out.send(request(id))
-	select {
-	case <-c.done:
-		return c.err
-	case <-ctx.Done():
-	}
-	if s.leave(id) {
-		f := ended(ctx, t)
-		if f.kind == ErrTimeout {
-			f.text, f.kind = t.String()+": the sidecar did not answer in time", ErrUnavailable
+	c.acquire.ID = c.id
+	if !c.until.IsZero() {
+		// At least 1: 0 would not wait at all. What is longer than can be said
+		// is ended by the context alone.
+		c.acquire.WaitMS = max(1, time.Until(c.until).Milliseconds())
+		if c.acquire.WaitMS > protocol.MaxDurationMS {
+			c.acquire.WaitMS = protocol.Forever
 		}
-		return f
 	}
-	<-c.done // the reader has it in hand
-	return c.err
+	return &c.acquire
+}
+
+// send asks; adrift, it is asked as soon as there is a connection.
+func (s *session) send(c *call) error {
+	s.mu.Lock()
+	w := s.wire
+	s.lastID++
+	c.id, c.over = s.lastID, w
+	switch {
+	case s.err != nil:
+		s.mu.Unlock()
+		return errNotSent
+	case w == nil:
+		c.since = s.clock()
+		if s.impatient == 0 {
+			s.impatient = c.since + int64(s.patience)
+		}
+	case !w.out.offer(c.frame()):
+		s.mu.Unlock()
+		return notRead(c.task)
+	case c.acquire.Name != "":
+		s.stake = true
+	}
+	s.calls[c.id] = c
+	s.mu.Unlock()
+	if w == nil {
+		s.want()
+	}
+	w.flush()
+	return nil
+}
+
+// want tells run to look again at who waits.
+func (s *session) want() {
+	select {
+	case s.wanted <- struct{}{}:
+	default:
+	}
 }
 
 // notRead is the error of a request that was not even queued.
@@ -182,37 +272,50 @@ func notRead(t task) *failure {
 	}
 }
 
+// ask sends a request and waits for its answer.
+func (s *session) ask(ctx context.Context, c *call) error {
+	c.done = make(chan struct{}, 1)
+	if err := s.send(c); err != nil {
+		return err
+	}
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+	}
+	if f := s.giveUp(ctx, c); f != nil {
+		if f.kind == ErrTimeout {
+			f.text, f.kind = c.String()+": the sidecar did not answer in time", ErrUnavailable
+		}
+		if c.once && c.over != nil {
+			f.text += "; it may have happened"
+		}
+		return f
+	}
+	<-c.done // run has it in hand
+	return c.err
+}
+
 // lock asks for a lock. Whatever becomes of it: with an error nothing is held,
 // and what is granted yet goes back.
 func (s *session) lock(ctx context.Context, t task, req protocol.Acquire, try bool) (*Lock, error) {
+	c := &call{task: t, acquire: req, done: make(chan struct{}, 1)}
+	c.acquire.WaitMS = protocol.Forever
 	deadline, limited := ctx.Deadline()
-	req.WaitMS = protocol.Forever
 	switch {
 	case try:
-		req.WaitMS = 0
+		c.acquire.WaitMS = 0
 	case limited:
-		// At least 1: 0 would not wait at all. What is longer than can be said
-		// is ended by the context alone.
-		if ms := max(1, time.Until(deadline).Milliseconds()); ms <= protocol.MaxDurationMS {
-			req.WaitMS = ms
+		c.until = deadline
+	}
+	if err := s.send(c); err != nil {
+		return nil, err
+	}
+	if !c.await(ctx) {
+		if f := s.giveUp(ctx, c); f != nil {
+			return nil, f
 		}
-	}
-	if s.out.full() {
-		return nil, notRead(t)
-	}
-	c := &call{task: t, acquire: req, done: make(chan struct{}, 1)}
-	id, ok := s.enter(c)
-	if !ok {
-		return nil, errNotSent
-	}
-	c.acquire.ID = id
-	s.out.send(&c.acquire)
-	if !s.await(ctx, c, limited && !try) {
-		if s.giveUp(id) {
-			s.out.send(protocol.Cancel{Target: id})
-			return nil, ended(ctx, t)
-		}
-		<-c.done // the reader has it in hand
+		<-c.done // run has it in hand
 	}
 	if f, ok := c.err.(*failure); ok && try && f.kind == ErrTimeout {
 		f.kind = ErrHeld
@@ -220,15 +323,15 @@ func (s *session) lock(ctx context.Context, t task, req protocol.Acquire, try bo
 	return c.lock, c.err
 }
 
-// await returns when the call is answered, or, false, when the context ends;
-// with told, the sidecar knows when that is, and gets a moment to say more.
-func (s *session) await(ctx context.Context, c *call, told bool) bool {
+// await returns when the call is answered, or, false, when the context ends. If
+// the sidecar knows when that is, it gets a moment to say more.
+func (c *call) await(ctx context.Context) bool {
 	select {
 	case <-c.done:
 		return true
 	case <-ctx.Done():
 	}
-	if !told || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	if c.until.IsZero() || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return false
 	}
 	grace := time.NewTimer(answerGrace)
@@ -241,88 +344,48 @@ func (s *session) await(ctx context.Context, c *call, told bool) bool {
 	}
 }
 
-// enter registers a call; false: the session has ended.
-func (s *session) enter(c *call) (uint64, bool) {
+// giveUp stops waiting because the context has ended, and returns the error that
+// says so; nil: the call has been answered. A call for a lock stays if it was sent,
+// so that what may be granted in spite of the cancel goes back.
+func (s *session) giveUp(ctx context.Context, c *call) *failure {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err != nil {
-		return 0, false
+	if s.calls[c.id] != c {
+		s.mu.Unlock()
+		return nil
 	}
-	s.lastID++
-	s.calls[s.lastID] = c
-	return s.lastID, true
-}
-
-// leave unregisters a call that nobody waits for any more; false: it has been
-// answered.
-func (s *session) leave(id uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, waiting := s.calls[id]
-	delete(s.calls, id)
-	return waiting
-}
-
-// giveUp stops waiting for a lock; false: it has been answered. The call stays,
-// so that the reader gives back what may be granted in spite of the cancel.
-func (s *session) giveUp(id uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c, waiting := s.calls[id]
-	if waiting {
+	w, trouble := s.wire, s.trouble
+	if c.acquire.Name != "" && w != nil {
 		c.given = true
+		w.queue(protocol.Cancel{Target: c.id})
+	} else {
+		delete(s.calls, c.id)
 	}
-	return waiting
+	s.mu.Unlock()
+	w.flush()
+	return gaveUp(ctx, c.task, trouble)
 }
 
-// read books what the sidecar says, until the connection ends.
-func (s *session) read() {
-	defer close(s.reader)
-	for {
-		body, err := s.frames.Next()
-		var broken *protocol.ConnError
-		if err != nil && !errors.As(err, &broken) {
-			s.end(&failure{text: lostConnection(err), kind: ErrUnavailable, cause: err}, nil)
-			return
-		}
-		var m protocol.Received
-		if err == nil {
-			m, err = s.decoder.Decode(body)
-		}
-		if err == nil {
-			err = s.book(m)
-		}
-		if err != nil {
-			if last, ok := err.(*failure); ok {
-				s.end(last, nil)
-				return
-			}
-			s.end(&failure{text: "the sidecar cannot be understood: " + err.Error(), kind: ErrUnavailable, cause: err},
-				func(h *hold) error { return &LostError{Name: h.name, Reason: misunderstood} })
-			return
-		}
-	}
-}
-
-// book takes in what the sidecar said. An error ends the session; a *failure is
-// the sidecar's own last word.
-func (s *session) book(m protocol.Received) error {
+// book takes in what the sidecar said. An error ends the connection.
+func (s *session) book(w *wire, m protocol.Received) error {
 	switch m := m.(type) {
 	case *protocol.Answer:
-		return s.answered(m)
+		return s.answered(w, m)
 	case *protocol.Err:
 		if m.ID == 0 {
-			return &failure{text: "the sidecar ended the connection: " + m.Msg, kind: ErrUnavailable}
+			return lastWord(m)
 		}
-		s.failed(m)
+		return s.failed(w, m)
 	case *protocol.LeaseEvent:
 		s.mu.Lock()
-		// An event that tells less than the one before says nothing about holds
-		// that only it covers; believing too little of them is safe.
-		if m.DeadlineNS > s.lease {
-			s.lease = m.DeadlineNS
-			s.leases++
+		if m.DeadlineNS < s.lease {
+			// It speaks of holds that were granted with less. What the others were
+			// told stays true.
+			for _, h := range s.holds {
+				h.deadline, h.leases = h.told(), s.leases
+			}
 		}
+		s.lease = m.DeadlineNS
+		s.leases++
 		s.mu.Unlock()
 	case *protocol.LostEvent:
 		var told []ending
@@ -336,8 +399,15 @@ func (s *session) book(m protocol.Received) error {
 	return nil
 }
 
-// answered books an answer. One that cannot be understood ends the session.
-func (s *session) answered(m *protocol.Answer) error {
+// answered books an answer.
+func (s *session) answered(w *wire, m *protocol.Answer) error {
+	if w.claim != 0 && m.ID <= w.claim {
+		if m.ID == w.claim {
+			s.takenUp(w)
+		}
+		return nil
+	}
+	w.served = true
 	s.mu.Lock()
 	c := s.calls[m.ID]
 	s.mu.Unlock()
@@ -353,6 +423,10 @@ func (s *session) answered(m *protocol.Answer) error {
 	}
 	if s.take(m.ID) == nil {
 		return nil // nobody waits for it just now
+	}
+	if c.bye {
+		c.done <- struct{}{}
+		return errBye
 	}
 	err := m.Unpack(c.answer)
 	if err != nil {
@@ -389,16 +463,23 @@ func (s *session) granted(m *protocol.Answer) error {
 }
 
 // failed books an error answer.
-func (s *session) failed(m *protocol.Err) {
+func (s *session) failed(w *wire, m *protocol.Err) error {
+	if w.claim != 0 && m.ID <= w.claim {
+		return errors.New("it refused a claim: " + m.Msg)
+	}
+	w.served = true
 	c := s.take(m.ID)
 	switch {
 	case c == nil, c.given:
 	case c.last != nil:
 		s.rest(c.last)
-	default:
-		c.err = refused(c.task, m)
+	case c.bye: // an older sidecar: to close the connection is all it needs
 		c.done <- struct{}{}
+		return errBye
+	default:
+		c.fail(refused(c.task, m))
 	}
+	return nil
 }
 
 // take unregisters the call that an answer is for; nil: nobody waits for it.

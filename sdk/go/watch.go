@@ -83,12 +83,7 @@ func (w *watches) arm(s *session) {
 
 // wake ends the watched holds whose deadlines have passed.
 func (s *session) wake() {
-	type gift struct {
-		num     uint64
-		entries uint32
-	}
 	var told []ending
-	var back []gift
 	now := s.clock()
 	s.mu.Lock()
 	q := &s.watches.queue
@@ -99,16 +94,14 @@ func (s *session) wake() {
 			heap.Fix(q, 0)
 			continue
 		}
-		ended, entries := h.expire(now)
+		ended, _ := h.expire(now)
 		told = append(told, ended...)
-		back = append(back, gift{h.num, entries})
 	}
 	s.watches.arm(s)
+	w := s.wire
 	s.mu.Unlock()
 	tell(told)
-	for _, b := range back {
-		s.giveBack(b.num, b.entries)
-	}
+	w.flush()
 }
 
 // watchQueue is a heap of holds, the earliest first.

@@ -98,8 +98,12 @@ func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 	}
 	k.state, k.fresh = ours, op.fresh
 	k.num, k.count, k.leaseMS = op.num, op.count, op.leaseMS
-	k.until = r.Sent + validity(op.leaseMS)
-	l.renewAt = r.Sent + ms(op.leaseMS)/3 + t.jitter()
+	lease := op.leaseMS
+	if l.watched() {
+		lease = min(lease, t.leaseMS) // what is above it covers what was told before
+	}
+	k.until = r.Sent + validity(lease)
+	l.renewAt = r.Sent + ms(lease)/3 + t.jitter()
 	if op.kind == Take {
 		k.listeners = r.Listeners
 		if !l.othersListen() {

@@ -11,7 +11,8 @@ const (
 	Refusal                           // answer: Code, Msg
 	Canceled                          // answer to a cancel: Was
 	Forced                            // answer to a force_release: Hold
-	Lost                              // event to Session: Hold, Reason
+	Claimed                           // answer to a claim; Was: it was the last
+	Lost                              // event to Session: Hold, Reason; Was: it had been claimed
 	Lease                             // event to Session: Deadline
 	Redis                             // carry out Op and bring back its one Result
 	Subscribe                         // listen on the channel of Name

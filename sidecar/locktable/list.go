@@ -44,7 +44,7 @@ func (l *lock) row(now int64) protocol.LockRow {
 		r.Hold, r.Token, r.Count, r.Owner = h.num, h.token, h.count, h.owner
 		r.Session, r.PID, r.UID, r.Cmd = uint64(h.session.id), p.PID, p.UID, p.Cmd
 		r.HeldMS, r.DeadlineNS = millis(now-h.granted), l.until()
-		r.LeaseMS, r.Orphan = int64(h.leaseMS), h.orphan
+		r.LeaseMS, r.Orphan, r.Absent = int64(h.leaseMS), h.orphan, h.session.absent
 	case q != nil && q.remote:
 		r.State = protocol.StateRemote
 		r.RemoteField, r.RemoteTTLMS = q.field, q.ttlMS

@@ -13,6 +13,8 @@ type lock struct {
 	name  string
 	timer wheel.Timer[timed] // the next time at which anything here is due
 	place int
+	slot  uint32 // of the Keeper; 0: none
+	noted bool   // in notes.locks
 
 	hold  hold
 	known known
@@ -44,6 +46,7 @@ type hold struct {
 	orphan       bool // its session is gone
 	refused      bool // Redis refused to renew it
 	marked       bool // bucket counts in session.marks
+	claimed      bool // by its client, which has come back and is still claiming
 }
 
 // known is what Redis is known to have under the name.
@@ -89,6 +92,16 @@ func validity(leaseMS uint32) int64 {
 	return ms(leaseMS) - ms(leaseMS)/100 - int64(2*time.Millisecond)
 }
 
+// leaseFor is the shortest lease that may be believed in for so long.
+func leaseFor(d int64) uint32 {
+	const ms = int64(time.Millisecond)
+	leaseMS := uint32((max(d, 0) + 2*ms) / ms * 100 / 99)
+	for validity(leaseMS) < d {
+		leaseMS++
+	}
+	return leaseMS
+}
+
 func (t *Table) leaseOf(leaseMS uint32) uint32 {
 	if leaseMS == 0 {
 		return t.leaseMS
@@ -109,6 +122,7 @@ func (t *Table) lockFor(name string) *lock {
 }
 
 func (t *Table) forget(l *lock) {
+	t.note(l)
 	t.wheel.Remove(&l.timer)
 	delete(t.byName, l.name)
 	last := len(t.locks) - 1
@@ -153,6 +167,7 @@ func (t *Table) settle(now int64, l *lock) {
 		t.forget(l)
 		return
 	}
+	t.note(l)
 	if at, ok := t.wakeAt(l); ok {
 		t.arm(&l.timer, at)
 	} else {
@@ -207,19 +222,24 @@ func (t *Table) ask(now int64, l *lock) {
 			left := h.deadline - now + ms(h.leaseMS) - validity(h.leaseMS)
 			lease = uint32((left + int64(time.Millisecond) - 1) / int64(time.Millisecond))
 		}
+		if h.leaseMS != 0 || !h.orphan {
+			// What was told when a longer lease was configured stays true.
+			lease = max(lease, leaseFor(l.until()-now))
+		}
 		reserve := uint16(0)
 		if waiters > 0 && int(k.tokens) < max(1, t.cfg.HandoffBudget/4) {
 			reserve = uint16(t.cfg.HandoffBudget)
 		}
+		restored := k.num == 0 // confirmed like a renewal: there may be very many
 		switch {
 		case k.state == maybe: // Redis lost its data: assert what we hold
 			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve})
-		case k.num != h.num, waiters > 0 && k.tokens == 0:
+		case k.num != h.num && !(restored && waiters == 0), waiters > 0 && k.tokens == 0:
 			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve, Held: true})
-		case k.count != h.count, l.watched() && now >= l.renewAt,
+		case k.count != h.count, l.watched() && now >= l.renewAt, restored,
 			// It was taken for a waiter with a longer lease, who is gone: its renewal
 			// is not due in time, and the key would outlive a dead sidecar for longer.
-			k.leaseMS > t.leaseOf(h.leaseMS):
+			k.leaseMS > t.leaseOf(h.leaseMS) && lease <= t.leaseOf(h.leaseMS):
 			t.send(now, l, Op{Kind: Keep, Num: h.num, Count: h.count, LeaseMS: lease})
 		}
 	case waiters > 0 && !(l.queue.stand && k.state != none):

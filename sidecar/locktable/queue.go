@@ -335,8 +335,10 @@ func (t *Table) grant(now int64, l *lock, w *waiter) {
 	if h.leaseMS == 0 {
 		// The operation that tells Redis may shorten the key's life to this.
 		k.until = until
-		if len(s.marks) == 0 {
+		if len(s.marks) == 0 || s.unheard && until < s.told {
 			s.told = until / t.bucket() * t.bucket() // nobody needs to hear of less
+			s.unheard = true
+			t.noteSession(s)
 		}
 		if until < s.told {
 			s.behind = min(s.behind, until)

@@ -12,6 +12,9 @@ type session struct {
 	id       SessionID
 	peer     Peer
 	detached bool // lives, but is no longer served: its holds are not renewed
+	absent   bool // was restored, and its client has not claimed its holds yet
+	noted    bool // in notes.sessions
+	unheard  bool // see told
 
 	holds  *lock // first of the locks it holds, linked by hold.next
 	nholds int
@@ -26,14 +29,16 @@ type session struct {
 	low    int64 // no bucket below it is in marks
 	listed bool  // in Table.renewed
 
-	told   int64  // deadline of the last Lease effect, or about that of the first watchdog hold
+	told   int64  // deadline of the last Lease effect; unheard: about that of the worst watchdog hold, none was told since the first
 	behind int64  // earliest deadline before told with which a hold was granted since then
 	tells  uint32 // Lease effects so far
 }
 
 // Open begins a session.
-func (t *Table) Open(_ int64, id SessionID, p Peer) {
-	t.sessions[id] = &session{
+func (t *Table) Open(_ int64, id SessionID, p Peer) { t.open(id, p) }
+
+func (t *Table) open(id SessionID, p Peer) *session {
+	s := &session{
 		id:     id,
 		peer:   p,
 		waits:  make(map[uint64]*waiter),
@@ -42,6 +47,8 @@ func (t *Table) Open(_ int64, id SessionID, p Peer) {
 		low:    math.MaxInt64,
 		behind: math.MaxInt64,
 	}
+	t.sessions[id] = s
+	return s
 }
 
 // Close ends a session because its client died: its waiters vanish without an
@@ -57,6 +64,7 @@ func (t *Table) Close(now int64, id SessionID) {
 		l := s.holds
 		h := &l.hold
 		t.unlinkHold(l)
+		l.known.until = max(l.known.until, l.until()) // it may be from before a restart
 		h.orphan = true
 		if h.crashDelayMS > 0 {
 			if end := now + ms(h.crashDelayMS); h.endAt == 0 || end < h.endAt {
@@ -79,6 +87,7 @@ func (t *Table) Detach(now int64, id SessionID) {
 		return
 	}
 	s.detached = true
+	t.noteSession(s)
 	locks := t.dropWaiters(s)
 	for l := s.holds; l != nil; l = l.hold.next {
 		if h := &l.hold; h.leaseMS == 0 {
@@ -217,9 +226,12 @@ func (t *Table) tellLeases() {
 				continue
 			}
 		}
-		s.told, s.behind = s.reached(t), math.MaxInt64
+		s.told, s.behind, s.unheard = s.reached(t), math.MaxInt64, false
 		s.tells++
-		t.emit(Effect{Kind: Lease, Session: s.id, Deadline: s.told})
+		t.noteSession(s)
+		if !s.absent { // takeUp tells those who are, when they know what they have lost
+			t.emit(Effect{Kind: Lease, Session: s.id, Deadline: s.told})
+		}
 	}
 	t.renewed = t.renewed[:0]
 }
@@ -242,19 +254,20 @@ func (s *session) hasNews(t *Table) bool {
 
 // abandonAt is when a hold that Redis refuses to renew is given up for lost: some
 // time before its deadline, since that is also the deadline of everything else that
-// the session holds under the watchdog.
+// the session holds under the watchdog. (What was told of it before a restart with a
+// longer lease may be later: it is not what keeps the others down.)
 func (t *Table) abandonAt(l *lock) int64 {
 	if !l.watched() || l.hold.orphan {
 		return math.MaxInt64
 	}
-	return l.until() - int64(t.cfg.Lease)/4
+	return min(l.until(), l.known.until) - int64(t.cfg.Lease)/4
 }
 
 // abandon tells the owner of such a hold that it is lost. Nobody else gets the lock
 // before its deadline.
 func (t *Table) abandon(l *lock) {
 	h := &l.hold
-	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: protocol.Expired})
+	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: protocol.Expired, Was: h.claimed})
 	h.deadline = l.until()
 	h.leaseMS = t.leaseMS
 	t.unlinkHold(l)
@@ -265,7 +278,7 @@ func (t *Table) abandon(l *lock) {
 func (t *Table) lose(l *lock, why protocol.Reason) {
 	h := &l.hold
 	if !h.orphan {
-		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: why})
+		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: why, Was: h.claimed})
 	}
 	t.endHold(l)
 }

@@ -23,7 +23,12 @@ import (
 // The host's belief in that lock is excused until the moment at which the key would
 // have expired, but no longer than until the host was told that the key is gone.
 // Deadlines confirmed after the destruction are not excused, and between the
-// owners of one host nothing is ever excused.
+// owners of one host nothing is ever excused, with one exception: a client that has
+// lost its sidecar cannot be told that its lock was destroyed, or forced by an
+// operator. Its belief is excused from the moment at which its table would have told
+// it. That a table may not lose a hold for any other reason is checked all the same.
+//
+// A jump of Redis's clock destroys a key in the same way, if it has it expire early.
 
 type holdState uint8
 
@@ -31,6 +36,8 @@ const (
 	none       holdState = iota
 	live                 // its client believes in it
 	unattended           // its client believes in it, and hears nothing more of it
+	away                 // its client believes in it, and has lost its sidecar for now
+	stale                // its host has it, and no client believes in it
 	orphan               // its client is dead; it is kept for its crash delay
 )
 
@@ -53,7 +60,15 @@ type hold struct {
 	crash       int64 // crash delay
 	keepUntil   int64 // orphan: when its crash delay ends
 	detachedAt  int64
+
+	restored bool // its table may have told more of it than its client heard
 }
+
+// believed tells whether a client believes in the hold, and will hear of its end.
+func (c *hold) believed() bool { return c.state == live || c.state == away }
+
+// over tells whether its client has stopped believing in the hold by its own clock.
+func (c *hold) over(now int64) bool { return now >= c.told || c.maxEnd > 0 && now >= c.maxEnd }
 
 // end is until when the hold must not be given to anybody else.
 func (c *hold) end() int64 {
@@ -74,13 +89,15 @@ func (c *hold) end() int64 {
 type hostName struct {
 	hold     hold
 	inflight int32 // index of the operation in flight; -1: none
-	last     locktable.Outcome
-	lastKind locktable.OpKind
-	trouble  int64 // world time: when Redis last refused an operation on it
-	excuse   int64 // world time
-	endedAt  int64 // world time: when the hold ended
-	ranges   [8]tokenRange
-	rangeAt  int
+
+	unconfirmed bool // Redis has not said yes to anything since the table was made
+	last        locktable.Outcome
+	lastKind    locktable.OpKind
+	trouble     int64 // world time: when Redis last refused an operation on it
+	excuse      int64 // world time
+	endedAt     int64 // world time: when the hold ended
+	ranges      [8]tokenRange
+	rangeAt     int
 
 	contendedAt int64 // host clock: since when the table knows that others wait; 0: does not
 	handoffs    int   // since then
@@ -96,7 +113,7 @@ type hostName struct {
 }
 
 func (hn *hostName) protected(now int64) bool {
-	return hn.hold.state != none && now < hn.hold.end()
+	return hn.hold.state != none && hn.hold.state != stale && now < hn.hold.end()
 }
 
 const standBack = 10 * ms
@@ -129,6 +146,43 @@ const (
 	leftUnknown    // an operation that Redis carried out, and whose answer was lost
 	keptForOrphan  // a hold whose client is dead
 	afterDataLoss  // an assertion of a hold
+	counterExpired // a token counter
+	expiredEarly   // a key, because Redis's clock jumped
+	tokensExcused  // a counter was lost while the clock was behind
+
+	killedBeforeKeeping   // a sidecar, with inputs that its memory does not have
+	killedWhileKeeping    // between two calls of the Keeper
+	killedWhileCarryout   // with effects of which only a part was carried out
+	killedWhileRestoring  // before its first effects
+	killedWhileClaiming   // of a client
+	killedInDoubt         // while it asserted its holds on a Redis that lost its data
+	stoppedInOrder        // and finished
+	startedAnew           // without a state
+	startedWithinLease    // while a client believed
+	startedLate           // when all that it remembered was over
+	otherLeaseConfigured  // than that of a hold that was restored
+	restoredHold          // that its client believes in
+	restoredDrop          // a lock that was being given back
+	restoredOrphan        // kept for its crash delay
+	restoredDetached      // a session that was not served any more
+	grantUnread           // of which the client never heard
+	releaseUnread         // which the sidecar never read
+	diedMeanwhile         // a client, while no sidecar ran
+	notResumed            // because the client cannot
+	claimedInPages        // by one client
+	adriftWhileClaiming   // a client whose connection ended
+	diedWhileClaiming     // a client
+	claimedHold           // and got it
+	claimedFewer          // entries than the sidecar remembered
+	unclaimedHold         // given up
+	claimedLost           // a hold that is gone
+	lostWhileClaiming     // a hold that had been claimed
+	overMeanwhile         // a hold that was claimed, and whose deadline passed for its client meanwhile
+	resent                // an acquire
+	forsakenClient        // which did not come back in time
+	renewedForAbsent      // a hold
+	newSessionForReturned // because there was nothing to come back to
+	suspendedHost         // for longer than a lease
 	situations
 )
 
@@ -187,7 +241,10 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 			w.endHold(h, int(q.name))
 		}
 	case locktable.Lost:
-		w.lost(h, e)
+		s := w.sessionOf(h, e)
+		w.lost(h, s, e, s.link == attached || s.link == claiming && (e.Was || e.Reason == protocol.Forgotten))
+	case locktable.Claimed:
+		w.claimed(h, e)
 	case locktable.Lease:
 		w.leased(h, e)
 	case locktable.Redis:
@@ -229,8 +286,8 @@ func (w *world) sessionOf(h *host, e *locktable.Effect) *session {
 // answers takes the request that e answers from those that wait for an answer.
 func (w *world) answers(h *host, e *locktable.Effect, kinds ...requestKind) pending {
 	s := w.sessionOf(h, e)
-	if s.detached {
-		w.violation(-1, "host %d answers session %d, which is detached", h.index, e.Session)
+	if s.detached || s.link != attached {
+		w.violation(-1, "host %d answers session %d, which is not there", h.index, e.Session)
 	}
 	for _, kind := range kinds {
 		if i := s.find(e.ID, kind); i >= 0 {
@@ -277,7 +334,7 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 			}
 		}
 	}
-	if c.state == live || hn.protected(now) {
+	if c.believed() && !c.over(now) || c.state == live || hn.protected(now) {
 		w.violation(n, "two owners: hold %d of session %d begins while host %d has hold %d of session %d until %d, and it is %d",
 			e.Hold, s.id, h.index, c.num, c.session, c.end(), now)
 	}
@@ -305,7 +362,7 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 		w.violation(n, "hold %d of a fixed lease of %s is granted for longer than that", e.Hold, time.Duration(lease))
 	}
 	if lease == 0 {
-		lease = int64(w.plan.table.Lease)
+		lease = h.lease
 	}
 	if e.Deadline-now < lease/3 {
 		w.violation(n, "hold %d with a lease of %s is granted for only %s", e.Hold, time.Duration(lease), time.Duration(e.Deadline-now))
@@ -349,7 +406,10 @@ func (w *world) checkToken(h *host, n int, token uint64) {
 			continue
 		}
 		r.next = token + 1
-		if token <= name.granted && r.drawnAt >= name.lostAt {
+		if r.drawnAt < name.fellAt {
+			return
+		}
+		if token <= name.granted && r.drawnAt > name.lostAt {
 			w.violation(n, "token %d after %d", token, name.granted)
 		}
 		name.granted = max(name.granted, token)
@@ -379,7 +439,7 @@ func (w *world) checkHandoff(h *host, n int, now int64) {
 
 func (w *world) endHold(h *host, n int) {
 	c := &h.names[n].hold
-	if c.state == live {
+	if c.believed() {
 		w.lives--
 		s := &h.sessions[c.session&0xff]
 		s.retire(c.num)
@@ -498,7 +558,7 @@ func (w *world) checkLimit(h *host, s *session, n int) {
 	}
 	holds, waiters, all := 0, 0, 0
 	for i := range h.names {
-		holds += btoi(h.names[i].hold.state == live && h.names[i].hold.session == s.id)
+		holds += btoi(h.names[i].hold.state != none && h.names[i].hold.session == s.id)
 	}
 	for i := range s.pend {
 		waiters += btoi(s.pend[i].kind == reqAcquire)
@@ -515,11 +575,15 @@ func (w *world) checkLimit(h *host, s *session, n int) {
 	}
 }
 
-func (w *world) lost(h *host, e *locktable.Effect) {
-	s := w.sessionOf(h, e)
+// lost judges the end of a hold that nobody released. heard: its client is told.
+func (w *world) lost(h *host, s *session, e *locktable.Effect, heard bool) {
+	if e.Reason == protocol.Forgotten {
+		w.forgotten(h, s, e)
+		return
+	}
 	n := -1
 	for i := range h.names {
-		if c := &h.names[i].hold; c.num == e.Hold && c.session == s.id && (c.state == live || c.state == unattended) {
+		if c := &h.names[i].hold; c.num == e.Hold && c.session == s.id && c.state != none && c.state != orphan {
 			n = i
 		}
 	}
@@ -529,25 +593,28 @@ func (w *world) lost(h *host, e *locktable.Effect) {
 	hn := &h.names[n]
 	c := &hn.hold
 	now := h.clock(w.now)
-	right := false
 	w.check.lost[e.Reason]++
+	if c.state == stale { // it may know of it longer than its client did
+		c.state = none
+		hn.endedAt = w.now
+		w.givenUp(h, n)
+		return
+	}
+	early := false
+	right := false
 	switch e.Reason {
 	case protocol.Expired:
 		right = now >= c.told
-		if !right && !c.fixed && hn.trouble > 0 && w.now-hn.trouble < int64(w.plan.table.Lease) && c.told-now < int64(w.plan.table.Lease)/4 {
-			// Redis refuses to renew: the client is told early, and nobody else gets
-			// the lock before the deadline.
-			w.endHold(h, n)
-			c.state, c.fixed, c.keepUntil = orphan, true, c.told
-			return
-		}
-		lease := int64(w.plan.table.Lease)
-		slow := !h.up || h.conn.dead || hn.inflight >= 0 && w.now-w.ops[hn.inflight].begun > lease/10
-		if right && c.state == live && !c.fixed && !slow && w.now-max(h.trouble, hn.trouble) > lease+lease/4+eps {
+		// Redis refuses to renew: the client is told early, and nobody else gets
+		// the lock before the deadline.
+		early = !right && !c.fixed && hn.trouble > 0 && w.now-hn.trouble < h.longest &&
+			(c.told-now < h.lease/4 || c.restored && h.longest > h.lease)
+		slow := !h.up || h.conn.dead || hn.inflight >= 0 && w.now-w.ops[hn.inflight].begun > h.lease/10
+		if right && c.believed() && !c.fixed && !slow && w.now-max(h.trouble, hn.trouble) > h.lease+h.lease/4+eps {
 			w.violation(n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 		}
 		// A session's watchdog holds are as good as the worst of them, up to its end.
-		if right && c.state == live && !c.fixed && w.confirmed(h, s, c.told)-lease/16 > now && w.now-s.endedAt > eps {
+		if right && c.state == live && !c.fixed && w.confirmed(h, s, c.told)-h.lease/16 > now && w.now-s.endedAt > eps {
 			w.violation(n, "watchdog hold %d of session %d expired, though all that the session holds is confirmed until %s",
 				c.num, s.id, clockString(h.worldTime(w.confirmed(h, s, c.told))))
 		}
@@ -563,10 +630,28 @@ func (w *world) lost(h *host, e *locktable.Effect) {
 	case protocol.ByForce:
 		right = w.check.forcing == c.num
 	}
-	if !right {
+	if !right && !early {
 		w.violation(n, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.told)
 	}
+	if c.believed() && !s.detached {
+		w.hears(h, s, n, e, heard)
+	}
 	w.endHold(h, n)
+	switch {
+	case early:
+		c.state, c.fixed, c.keepUntil = orphan, true, c.told
+	case h.life > 0:
+		w.givenUp(h, n)
+	}
+}
+
+// givenUp looks whether a hold that is lost by its client's clock was given up early by
+// a table that knows of more than its client, and keeps it until then.
+func (w *world) givenUp(h *host, n int) {
+	c := &h.names[n].hold
+	if row, _ := h.table.Info(h.clock(w.now), lockNames[n]); row.Hold == c.num && row.Orphan {
+		c.state, c.fixed, c.told, c.keepUntil = orphan, true, row.DeadlineNS, row.DeadlineNS
+	}
 }
 
 // confirmed is until when all watchdog holds of a session are, as its table knew
@@ -590,9 +675,23 @@ func (w *world) leased(h *host, e *locktable.Effect) {
 	if s.detached {
 		w.violation(-1, "a lease event to session %d, which is detached", s.id)
 	}
+	switch s.link {
+	case absent:
+		return // nobody reads it
+	case claiming:
+		for i := range s.beliefs {
+			if b := &s.beliefs[i]; b.gone && !b.hold.fixed && e.Deadline > b.hold.told {
+				w.violation(int(b.name), "a lease event has session %d believe for longer in hold %d, which it has lost", s.id, b.hold.num)
+			}
+		}
+	}
 	for n := range w.plan.names {
-		if c := &h.names[n].hold; c.state == live && c.session == s.id && !c.fixed && e.Deadline > c.told {
-			if now := h.clock(w.now); now > c.told {
+		if c := &h.names[n].hold; c.believed() && c.session == s.id && !c.fixed && e.Deadline > c.told {
+			now := h.clock(w.now)
+			if c.state == away && c.over(now) {
+				continue // it will be released
+			}
+			if now > c.told {
 				w.violation(n, "a lease event comes %s after the deadline of hold %d: its client has given it up", time.Duration(now-c.told), c.num)
 			}
 			c.told = e.Deadline
@@ -614,7 +713,18 @@ func (w *world) asked(h *host, op locktable.Op) {
 		w.violation(n, "host %d has two operations in flight", h.index)
 	}
 	w.check.met[keptForOrphan] += btoi(c.state == orphan && op.Kind == locktable.Keep)
+	w.check.met[renewedForAbsent] += btoi(c.state == away && op.Kind == locktable.Keep)
 	w.check.met[afterDataLoss] += btoi(c.state == live && op.Kind == locktable.Take && !op.Held && op.Num == c.num)
+	if h.keeper.whole {
+		if r := h.keeper.find(n); r == nil || r.Top < op.Num || h.keeper.last < op.Num {
+			w.violation(n, "Redis is asked for %s, and host %d keeps %+v", opString(op), h.index, r)
+		}
+	}
+	if c.state == orphan && op.Kind != locktable.Drop {
+		// Nobody believes in it, and the lease may be shorter than it was.
+		until := now + int64(op.LeaseMS)*ms*99/100 - 2*ms
+		c.told, c.confirmed = min(c.told, until), min(c.confirmed, until)
+	}
 	if op.Count == 0 || op.Kind != locktable.Drop && op.LeaseMS == 0 {
 		w.violation(n, "an operation without a count or a lease: %s", opString(op))
 	}
@@ -624,7 +734,7 @@ func (w *world) asked(h *host, op locktable.Op) {
 			w.violation(n, "hold %d is given up early: %s", c.num, opString(op))
 		case op.Num > c.num:
 			w.violation(n, "hold %d is replaced while it lasts: %s", c.num, opString(op))
-		case c.state == unattended && op.Kind == locktable.Keep && op.Count == c.count && now-c.detachedAt > int64(w.plan.table.Lease):
+		case c.state == unattended && op.Kind == locktable.Keep && op.Count == c.count && now-c.detachedAt > h.longest && !hn.unconfirmed:
 			w.violation(n, "hold %d of a detached session is renewed: %s", c.num, opString(op))
 		}
 	}
@@ -678,7 +788,7 @@ func (w *world) checkResult(h *host, o *operation) {
 	hn.last, hn.lastKind = r.Outcome, r.Kind
 	if r.Outcome == locktable.Refused {
 		hn.trouble = w.now
-	} else if r.Outcome >= locktable.Unsent || w.now-o.begun > int64(w.plan.table.Lease)/10 {
+	} else if r.Outcome >= locktable.Unsent || w.now-o.begun > h.lease/10 {
 		h.trouble = w.now
 	}
 	switch r.Outcome {
@@ -689,6 +799,9 @@ func (w *world) checkResult(h *host, o *operation) {
 		}
 		if c := &hn.hold; c.num == o.op.Num && hn.protected(h.clock(w.now)) {
 			lease := int64(o.op.LeaseMS) * ms
+			if !c.fixed {
+				lease = min(lease, h.lease) // what is above it covers what was told before
+			}
 			c.earlier, c.confirmedAt = c.confirmed, h.clock(w.now)
 			c.confirmed = r.Sent + lease - lease/100 - 2*ms
 		}
@@ -736,9 +849,13 @@ func (w *world) told(h *host) {
 func (w *world) checkDraw(n int, first, last uint64) {
 	name := &w.redis.names[n]
 	if first <= name.drawn {
-		w.violation(n, "Redis gives token %d after %d", first, name.drawn)
+		if !name.astray || !w.redis.fell {
+			w.violation(n, "Redis gives token %d after %d", first, name.drawn)
+		}
+		w.check.met[tokensExcused]++
+		name.granted, name.fellAt = 0, w.now
 	}
-	name.drawn = last
+	name.drawn, name.astray = last, false
 }
 
 // checkWakeUp is called when a Take gets a free key: had nobody noticed for long
@@ -756,7 +873,7 @@ func (w *world) checkWakeUp(_ *host, n int) {
 			bound = min(bound, 500*ms+6*w.slowest+sec)
 			since = max(since, gn.deafAt)
 		}
-		if g.gone || !g.up || g.conn.dead || gn.hold.state != none || w.now-since <= bound {
+		if g.gone || g.stopping || g.frozen || !g.up || g.conn.dead || gn.hold.state != none || w.now-since <= bound {
 			continue
 		}
 		for i := range g.sessions {
@@ -896,7 +1013,8 @@ func (w *world) checkRow(h *host, n int, row protocol.LockRow, ok bool) {
 		w.violation(n, "host %d does not show hold %d", h.index, c.num)
 	case held && c.state == none:
 		w.violation(n, "host %d shows hold %d, which has ended", h.index, row.Hold)
-	case held && (row.Hold != c.num || row.Token != c.token || row.Count != c.count || row.Owner != c.owner ||
+	case held && (row.Hold != c.num || row.Token != c.token || row.Count < c.count || row.Owner != c.owner ||
+		row.Count > c.count && c.state == live ||
 		row.Session != uint64(c.session) || row.Orphan != (c.state == orphan)):
 		w.violation(n, "host %d shows %+v; it is %+v", h.index, row, *c)
 	}
@@ -907,13 +1025,21 @@ func (w *world) checkRow(h *host, n int, row protocol.LockRow, ok bool) {
 // audit finds what should have happened and did not.
 func (w *world) audit() {
 	for _, h := range w.hosts {
-		if h.gone || h.undrained {
+		if !h.gone && !h.undrained && !h.frozen {
+			w.givesUp(h)
+		}
+	}
+	for _, h := range w.hosts {
+		if h.gone || h.undrained || h.frozen {
 			continue
 		}
 		now := h.clock(w.now)
 		for n := range w.plan.names {
 			hn := &h.names[n]
 			c := &hn.hold
+			if c.state == live || c.state == away && !c.over(now) {
+				h.keeper.has(n, c)
+			}
 			switch c.state {
 			case live:
 				if now > c.told+eps {
@@ -923,7 +1049,7 @@ func (w *world) audit() {
 					w.violation(n, "hold %d has outlived its max_hold by %s", c.num, time.Duration(now-c.maxEnd))
 				}
 			case unattended:
-				if now > max(c.told, c.detachedAt+int64(w.plan.table.Lease))+eps {
+				if now > max(c.told, c.detachedAt+h.longest)+eps {
 					w.violation(n, "hold %d of a detached session does not end", c.num)
 				}
 			}
@@ -943,6 +1069,22 @@ func (w *world) audit() {
 	}
 }
 
+// givesUp has clients release what they stopped believing in by their own clock, while
+// their table, which had told their sessions more before a restart, still has it.
+func (w *world) givesUp(h *host) {
+	for n := range w.plan.names {
+		c := &h.names[n].hold
+		if now := h.clock(w.now); c.state == live && c.restored && !h.stopping && now > c.told+eps {
+			row, _ := h.table.Info(now, lockNames[n])
+			if row.Hold == c.num && row.DeadlineNS > now && !row.Orphan {
+				for range c.count {
+					w.release(h, &h.sessions[c.session&0xff], n)
+				}
+			}
+		}
+	}
+}
+
 // checkMirror: a table at rest has told Redis how things are.
 func (w *world) checkMirror(h *host, n int, now int64) {
 	k := &w.redis.names[n].key
@@ -952,8 +1094,8 @@ func (w *world) checkMirror(h *host, n int, now int64) {
 		return
 	}
 	c := &hn.hold
-	if c.state == live && hn.protected(now) {
-		if k.num != c.num || k.count != c.count {
+	if c.believed() && hn.protected(now) {
+		if k.num != c.num || k.count < c.count || k.count > c.count && c.state == live {
 			w.violation(n, "host %d has hold %d with count %d, tells nobody, and Redis has %s", h.index, c.num, c.count, keyString(*k))
 		}
 		return
@@ -973,13 +1115,16 @@ func (w *world) stuck() {
 	name := -1
 	for _, h := range w.hosts {
 		for i := range h.sessions {
+			if s := &h.sessions[i]; s.link != attached {
+				fmt.Fprintf(&b, "; session %d of host %d is not back", s.id, h.index)
+			}
 			for _, q := range h.sessions[i].pend {
 				fmt.Fprintf(&b, "; session %d of host %d waits for %s", h.sessions[i].id, h.index, nameString(int(q.name)))
 				name = int(q.name)
 			}
 		}
 		for n := range h.names {
-			if c := &h.names[n].hold; c.state == live {
+			if c := &h.names[n].hold; c.believed() {
 				fmt.Fprintf(&b, "; session %d of host %d holds %s", c.session, h.index, nameString(n))
 			}
 		}
@@ -990,10 +1135,11 @@ func (w *world) stuck() {
 // checkEmpty: with all sessions gone, nothing is left of anything.
 func (w *world) checkEmpty() {
 	for _, h := range w.hosts {
-		if h.gone {
+		if h.left {
 			continue
 		}
 		w.settle(h)
+		h.keeper.checkEmpty()
 		now := h.clock(w.now)
 		h.table.List(now, 0, func(row protocol.LockRow) bool {
 			w.violation(nameIndex(row.Name), "everybody has left host %d, and it still has %+v", h.index, row)
@@ -1010,7 +1156,7 @@ func (w *world) checkEmpty() {
 	}
 	for n := range w.plan.names {
 		w.expire(n)
-		if k := &w.redis.names[n].key; k.owner >= 0 && int(k.owner) < len(w.hosts) && !w.hosts[k.owner].gone {
+		if k := &w.redis.names[n].key; k.owner >= 0 && int(k.owner) < len(w.hosts) && !w.hosts[k.owner].left {
 			w.violation(n, "everybody has left, and Redis still has %s", keyString(*k))
 		}
 	}
@@ -1061,6 +1207,8 @@ func (t *tracer) effect(w *world, h *host, e *locktable.Effect) {
 		t.add(w, name, h, "  → s%d forced id=%d hold=%d", e.Session, e.ID, e.Hold)
 	case locktable.Lost:
 		t.add(w, name, h, "  → s%d lost hold=%d %s", e.Session, e.Hold, e.Reason)
+	case locktable.Claimed:
+		t.add(w, -1, h, "  → s%d claimed id=%d last=%v", e.Session, e.ID, e.Was)
 	case locktable.Lease:
 		t.add(w, -1, h, "  → s%d lease until %s", e.Session, clockString(h.worldTime(e.Deadline)))
 	case locktable.Redis:

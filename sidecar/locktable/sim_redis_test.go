@@ -1,6 +1,8 @@
 package locktable_test
 
 import (
+	"time"
+
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -15,6 +17,7 @@ type key struct {
 	count    uint32
 	num      uint64
 	expireAt int64
+	natural  int64 // when it would expire, had Redis's clock not jumped; 0: it did not
 }
 
 type counter struct {
@@ -29,10 +32,12 @@ type redisName struct {
 	counter counter
 	drawn   uint64 // largest token ever drawn, whatever Redis remembers of it
 	granted uint64 // largest token ever granted
+	fellAt  int64  // when tokens began again below, because the clock had been set back
 	lostAt  int64  // when the key or the counter was last destroyed from outside
 	freedAt int64  // when the key was last freed
 	silent  bool   // and nobody was told
 	ghost   bool   // the key was written by an operation that its table had given up, or came back from the dead
+	astray  bool   // the counter was lost since the last draw
 	refused bool   // the ACL denies it
 	muted   bool   // the ACL denies its channel
 
@@ -41,7 +46,10 @@ type redisName struct {
 
 type redis struct {
 	down     bool
-	run      int // run id
+	run      int   // run id
+	skew     int64 // of its clock
+	fell     bool  // its clock went backwards once
+	jumped   int64 // by how much in all
 	names    [maxNames]redisName
 	snapshot [maxNames]redisName
 }
@@ -56,30 +64,71 @@ func (r *redis) init() {
 }
 
 // time is TIME, in µs.
-func (w *world) time() uint64 { return uint64(1_700_000_000_000_000 + w.now/µs) }
+func (w *world) time() uint64 { return uint64(1_700_000_000_000_000 + (w.now+w.redis.skew)/µs) }
 
-const (
-	counterExpiry  = 7 * 24 * 3600 * sec
-	counterRefresh = counterExpiry - 12*3600*sec
-)
+// jump sets Redis's clock, which is the wall clock of its machine: keys and
+// counters live shorter or longer than they were to.
+//
+// A key that expires early for it is as good as destroyed by an operator. Tokens go
+// on rising as long as the counters are there; a counter that is lost while the
+// clock is behind begins again below them, and nobody promises more.
+func (w *world) jump(d int64) {
+	if w.trace.on {
+		w.trace.add(w, -1, nil, "Redis's clock jumps by %s", time.Duration(d))
+	}
+	r := &w.redis
+	r.skew += d
+	if d < 0 {
+		r.fell = true
+		r.jumped -= d
+	}
+	for n := range w.plan.names {
+		w.expire(n)
+		name := &r.names[n]
+		if k := &name.key; k.owner >= 0 && k.expireAt < noExpiry {
+			if d > 0 && k.owner < foreignID {
+				k.natural = max(k.natural, k.expireAt)
+				hn := &w.hosts[k.owner].names[n]
+				hn.excuse = max(hn.excuse, k.expireAt)
+				name.lostAt = w.now
+			}
+			k.expireAt = max(k.expireAt-d, w.now)
+		}
+		name.counter.expireAt -= d
+		if k := &r.snapshot[n].key; k.owner >= 0 && k.expireAt < noExpiry {
+			k.expireAt -= d
+		}
+		r.snapshot[n].counter.expireAt -= d
+	}
+}
+
+const counterExpiry = 7 * 24 * 3600 * sec
 
 // draw takes n tokens from the counter of a lock and returns the last.
 func (w *world) draw(name int, n, floor uint64) uint64 {
 	c := &w.redis.names[name].counter
 	if c.exists && !c.permanent && w.now >= c.expireAt {
-		*c = counter{}
+		w.loseCounter(name, counter{})
+		w.check.met[counterExpired]++
 	}
 	if !c.exists {
-		*c = counter{exists: true, value: w.time() + n, expireAt: w.now + counterExpiry}
+		*c = counter{exists: true, value: max(w.time(), floor) + n, expireAt: w.now + w.counterExpiry}
 		return c.value
 	}
 	if c.value += n; c.value < floor+n {
 		c.value = max(w.time(), floor) + n
 	}
-	if !c.permanent && c.expireAt-w.now < counterRefresh {
-		c.expireAt = w.now + counterExpiry
+	if !c.permanent && c.expireAt-w.now < w.counterExpiry/14*13 {
+		c.expireAt = w.now + w.counterExpiry
 	}
 	return c.value
+}
+
+// loseCounter has the counter of a lock be gone, or be what it was before.
+func (w *world) loseCounter(name int, c counter) {
+	n := &w.redis.names[name]
+	n.astray = n.astray || n.counter != c
+	n.counter = c
 }
 
 // incr is what Redisson's fenced lock does to the counter.
@@ -96,6 +145,10 @@ func (w *world) expire(name int) {
 	n := &w.redis.names[name]
 	if n.key.owner >= 0 && w.now >= n.key.expireAt {
 		n.freedAt, n.silent = n.key.expireAt, true
+		if n.key.natural > n.key.expireAt {
+			n.lostAt = n.key.expireAt
+			w.check.met[expiredEarly]++
+		}
 		n.key = key{owner: -1}
 		n.ghost = false
 	}
@@ -153,7 +206,7 @@ func (w *world) restart() {
 		switch mode {
 		case 1:
 			w.destroy(n, "lost")
-			name.counter = counter{}
+			w.loseCounter(n, counter{})
 		case 2:
 			old := &r.snapshot[n]
 			if name.key != old.key {
@@ -163,7 +216,7 @@ func (w *world) restart() {
 				w.changed(n)
 			}
 			name.lostAt = w.now
-			name.counter = old.counter
+			w.loseCounter(n, old.counter)
 		}
 	}
 	r.snapshot = r.names
@@ -250,7 +303,7 @@ func (w *world) do(h *host, op locktable.Op) {
 		w.after(w.random.upto(ms), event{kind: evNotSent, host: o.host, arg: i})
 		return
 	}
-	if w.plan.halfDuplex && len(c.inflight) > 0 {
+	if w.plan.halfDuplex && len(c.inflight)+len(c.queue) > 0 {
 		c.queue = append(c.queue, i)
 		return
 	}
@@ -262,6 +315,9 @@ func (w *world) write(h *host, i int32) {
 	o := &w.ops[i]
 	c.inflight = append(c.inflight, i)
 	o.gen, o.floor = c.gen, c.floor
+	if w.floorless {
+		o.floor = 0
+	}
 	o.res.Sent = h.clock(w.now)
 	at := max(c.lastExec, w.now+w.lag())
 	c.lastExec = at
@@ -341,7 +397,8 @@ func (w *world) execute(h *host, o *operation) {
 		}
 		res.Outcome = locktable.Done
 		*k = key{owner: o.host, num: o.op.Num, count: o.op.Count, expireAt: w.now + int64(o.op.LeaseMS)*ms}
-		name.ghost = o.settled
+		// A successor will know of it, if its memory does.
+		name.ghost = o.settled && (!h.gone || h.keeper.find(n) == nil)
 		if o.op.Kind == locktable.Take {
 			if o.op.Reserve > 0 {
 				res.Token = w.draw(n, uint64(o.op.Reserve), o.floor)
@@ -404,6 +461,9 @@ func (w *world) deliver(h *host, i int32) {
 		w.trace.add(w, int(o.name), h, "result of %s: %s", opString(o.op), resultString(res))
 	}
 	h.names[o.name].inflight = -1
+	if res.Outcome == locktable.Done {
+		h.names[o.name].unconfirmed = false
+	}
 	w.recycle(i)
 	h.table.Result(h.clock(w.now), res)
 	w.input(h)
@@ -412,8 +472,7 @@ func (w *world) deliver(h *host, i int32) {
 func (w *world) notSent(h *host, e event) {
 	o := &w.ops[e.arg]
 	o.queued = false
-	if h.gone {
-		o.settled = true
+	if o.settled { // nobody waits for it any more
 		w.recycle(e.arg)
 		return
 	}
@@ -479,7 +538,7 @@ func (w *world) detect(h *host, gen uint32) {
 		w.settleLost(h)
 	default:
 		w.down(h)
-		w.after(w.random.upto(back), event{kind: evSettle, host: int16(h.index)})
+		w.after(w.random.upto(back), event{kind: evSettle, host: int16(h.index), gen: c.gen})
 	}
 	w.after(back+2*ms, event{kind: evConnect, host: int16(h.index), gen: c.gen})
 }
@@ -536,6 +595,7 @@ func (w *world) connect(h *host, gen uint32) {
 			}
 		}
 	}
+	w.settleLost(h) // if it has not been done yet
 	c.gen++
 	c.floor = w.time()
 	c.nextRun = w.redis.run
@@ -553,7 +613,7 @@ func (w *world) connected(h *host, e event) {
 	}
 	w.settle(h)
 	dataLost := c.run != 0 && c.run != c.nextRun
-	c.run = c.nextRun
+	c.run = c.nextRun // kept when the table's holds are known to be in doubt
 	c.ok, c.dead = true, false
 	c.lastExec, c.lastAnswer = w.now, w.now
 	h.up, h.heard = true, true
@@ -570,6 +630,10 @@ func (w *world) connected(h *host, e event) {
 	h.table.Up(h.clock(w.now), dataLost)
 	w.drain(h)
 	w.checkBack(h)
+	if dataLost && w.phase == stormy && w.plan.crashes > 0 && w.random.oneIn(4) {
+		w.check.met[killedInDoubt]++
+		w.crash(h)
+	}
 }
 
 // ---- the subscription

@@ -3,6 +3,7 @@ package locktable_test
 // The simulation plays whole worlds against the table, each from one seed:
 // sim_world_test.go has the hosts, their clients and what goes wrong,
 // sim_redis_test.go the model of Redis and of the connections to it,
+// sim_restart_test.go the sidecars that die and are started again,
 // sim_check_test.go the checker, sim_sabotage_test.go the proof that it has teeth.
 //
 //	go test ./sidecar/locktable -run 'TestSimulation$' -sim.seed=1000000 -sim.steps=200000000   a hunt
@@ -20,7 +21,6 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 var (
@@ -30,20 +30,25 @@ var (
 )
 
 // play runs one seed to its end and returns what went wrong, or nil.
-func play(seed uint64, spoil func(*locktable.Table) lockTable, trace bool) (w *world, err error) {
+func play(seed uint64, spoil spoiler, trace bool) (w *world, err error) {
 	w = newWorld(seed, spoil)
 	w.trace.on = trace
+	return w, w.toItsEnd()
+}
+
+// toItsEnd runs a world, and returns what went wrong, or nil.
+func (w *world) toItsEnd() (err error) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
 		case violation:
 			err = r
 		default:
-			err = violation{seed, w.steps, w.now, -1, fmt.Sprintf("panic: %v\n%s", r, debug.Stack())}
+			err = violation{w.seed, w.steps, w.now, -1, fmt.Sprintf("panic: %v\n%s", r, debug.Stack())}
 		}
 	}()
 	w.run()
-	return w, nil
+	return nil
 }
 
 // report plays a failing seed again, with a trace, and tells the story.
@@ -142,7 +147,7 @@ func TestTheSameSeedGivesTheSameEffects(t *testing.T) {
 func TestSimulationGetsIntoEverySituation(t *testing.T) {
 	var met [situations]int
 	refused, lost := make(map[protocol.Code]int), make(map[protocol.Reason]int)
-	for seed := uint64(1); seed <= 200; seed++ {
+	for seed := uint64(1); seed <= 800; seed++ {
 		w, _ := play(seed, nil, false)
 		for i, n := range w.check.met {
 			met[i] += n
@@ -167,7 +172,7 @@ func TestSimulationGetsIntoEverySituation(t *testing.T) {
 		}
 	}
 	for _, reason := range []protocol.Reason{
-		protocol.Expired, protocol.Deleted, protocol.Stolen, protocol.ByForce, protocol.MaxHold,
+		protocol.Expired, protocol.Deleted, protocol.Stolen, protocol.ByForce, protocol.MaxHold, protocol.Forgotten,
 	} {
 		if lost[reason] < 10 {
 			t.Errorf("%d holds were lost, reason %s", lost[reason], reason)

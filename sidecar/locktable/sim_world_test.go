@@ -50,6 +50,12 @@ type lockTable interface {
 	Advance(now int64)
 	Next() (at int64, ok bool)
 	Effects() []locktable.Effect
+	Restore(now int64, m *locktable.Memory)
+	Record(s locktable.SessionID) locktable.SessionRecord
+	Resume(s locktable.SessionID, p locktable.Peer)
+	Claim(now int64, s locktable.SessionID, req *protocol.Claim) bool
+	Adjourn(now int64)
+	Holds(s locktable.SessionID) int
 	Info(now int64, name string) (protocol.LockRow, bool)
 	List(now int64, after uint64, yield func(protocol.LockRow) bool) (next uint64)
 }
@@ -105,6 +111,17 @@ type plan struct {
 	muted                             int64 // channels: the ACL forbids to listen
 	lateOps, killsOld                 bool  // the fate of what a broken connection carried
 	faultEvery                        int64
+
+	// Restarts of sidecars.
+	crashes, stops  int64         // rounds of the fault clock
+	holdOn          bool          // clients hold many locks, and for long
+	longPauses      bool          // some last longer than leases
+	patience        int64         // longest that a client takes to come back
+	otherLease      time.Duration // configured for some of the successors; 0: none
+	room            int           // locks that a Keeper has room for; 0: enough
+	notResumable    bool          // some clients
+	suspends, jumps int64         // rounds: of a host, of Redis's clock
+	shortCounters   bool          // token counters expire soon after their last use
 }
 
 func (r *random) some(denominator int64) bool { return !r.oneIn(denominator) }
@@ -188,6 +205,26 @@ func drawPlan(seed uint64, r *random) plan {
 	p.unknownListener = r.oneIn(5)
 	p.muted = rarely(8, 1, 4)
 	p.faultEvery = r.wide(20*ms, 5*sec)
+	if r.oneIn(2) {
+		p.crashes = r.wide(2, 60)
+		p.stops = rarely(2, 2, 10)
+		if p.holdOn = r.oneIn(2); p.holdOn {
+			p.names = int(r.between(3, maxNames))
+		}
+		p.longPauses = r.oneIn(3)
+		p.patience = r.wide(5*ms, 2*int64(p.table.Lease))
+		p.notResumable = r.oneIn(4)
+		if r.oneIn(5) {
+			p.otherLease = leases[r.upto(int64(len(leases)))]
+			p.killsOld = true // a late command of the process before would bring its lease back
+		}
+		if r.oneIn(12) {
+			p.room = int(r.between(1, 3))
+		}
+	}
+	p.suspends = rarely(6, 2, 12)
+	p.jumps = rarely(6, 2, 12)
+	p.shortCounters = r.oneIn(5)
 	return p
 }
 
@@ -195,7 +232,7 @@ func drawPlan(seed uint64, r *random) plan {
 // found by polling.
 func (p *plan) lossless() bool {
 	return p.slowOps|p.busy|p.refused|p.unsent|p.breaks|p.deafness|p.restarts|p.flushes|p.deletions|
-		p.sidecarDeaths|p.lostMessages|p.muted == 0
+		p.sidecarDeaths|p.lostMessages|p.muted|p.crashes|p.suspends|p.jumps == 0
 }
 
 type eventKind uint8
@@ -220,6 +257,12 @@ const (
 	evFault                       // something goes wrong
 	evServerUp                    // Redis is back from a restart
 	evRefusedEnd                  // the ACL of a name is mended
+	evStart                       // a sidecar is started again
+	evExit                        // a sidecar that was told to stop has finished
+	evReturn                      // a client finds its sidecar gone, and tries to come back
+	evClaim                       // a client that is back claims what it holds
+	evForsake                     // a client has been waited for in vain
+	evThaw                        // a suspended host wakes up
 	evQuiet                       // nothing; the tail looks at itself
 )
 
@@ -289,7 +332,18 @@ func (a *agenda) pop() event {
 type host struct {
 	index      int
 	uuid       string
-	gone       bool // kill -9: nobody runs the table any more
+	gone       bool // nobody runs the table
+	left       bool // and never will: its state is lost
+	stopping   bool // it was told to, and reads no more
+	dying      bool // its last inputs; whether anybody sees an effect of them is open
+	life       int  // processes before this one
+	keeper     *keeper
+	lease      int64                 // configured
+	longest    int64                 // lease that was ever configured
+	closed     []locktable.SessionID // of which the Keeper does not know yet
+	frozen     bool                  // suspended
+	thawAt     int64
+	deferred   []event // until then
 	table      lockTable
 	offset     int64
 	rate       int64 // the clock runs (1024 + rate)/1024 as fast as Redis's
@@ -355,18 +409,19 @@ type pending struct {
 	count        uint32        // release: entries that are left
 }
 
-// session is one client's connection.
+// session is one client.
 type session struct {
 	id       locktable.SessionID
 	gen      uint32
 	open     bool
 	detached bool
-	pend     []pending
-	lastID   uint64
-	stale    [4]uint64 // holds that are over
-	staleAt  int
-	planned  bool  // an evClient is under way
-	endedAt  int64 // when it last lost or released a hold
+	clientSide
+	pend    []pending
+	lastID  uint64
+	stale   [4]uint64 // holds that are over
+	staleAt int
+	planned bool  // an evClient is under way
+	endedAt int64 // when it last lost or released a hold
 }
 
 func (s *session) retire(hold uint64) {
@@ -396,12 +451,16 @@ type world struct {
 	hosts  []*host
 	people []foreigner
 
+	counterExpiry int64 // of token counters
+
 	lossless bool  // nothing fails in this world, from its first day on
 	slowest  int64 // longest way between host and Redis
 
 	ops   []operation
 	free  []int32
-	spoil func(*locktable.Table) lockTable
+	spoil spoiler
+
+	floorless bool // sabotage: tokens do not care when their connection was made
 
 	phase    phase
 	deadline int64 // of the phase
@@ -424,12 +483,19 @@ func nameIndex(name string) int {
 
 const planStream = 0x6c6f636b
 
-func newWorld(seed uint64, spoil func(*locktable.Table) lockTable) *world {
+// spoiler makes a table that breaks a rule.
+type spoiler func(cfg locktable.Config, now int64) lockTable
+
+func newWorld(seed uint64, spoil spoiler) *world {
 	w := &world{seed: seed, spoil: spoil}
 	w.random.Seed(seed, planStream)
 	w.plan = drawPlan(seed, &w.random)
 	w.lossless = w.plan.lossless()
 	w.slowest = max(w.plan.latency, w.plan.slow)
+	w.counterExpiry = counterExpiry
+	if w.plan.shortCounters {
+		w.counterExpiry = 10 * sec
+	}
 	w.check.refused, w.check.lost = make(map[protocol.Code]int), make(map[protocol.Reason]int)
 	w.redis.init()
 	for n := range w.plan.names {
@@ -461,28 +527,39 @@ func (w *world) addHost() *host {
 	if w.plan.clockDrift {
 		h.rate = w.random.between(-4, 4)
 	}
-	cfg := w.plan.table
-	cfg.Seed += uint64(h.index)
-	t := locktable.New(cfg, h.clock(w.now))
-	h.table = t
-	if w.spoil != nil {
-		h.table = w.spoil(t)
-	}
+	h.lease = int64(w.plan.table.Lease)
+	h.longest = h.lease
 	h.used = make(map[uint64]bool)
-	for n := range h.names {
-		h.names[n].inflight = -1
-	}
-	h.asleep = true
-	h.conn.gen = 1
-	h.sub.gen = 1
+	h.keeper = newKeeper(w, h)
 	w.hosts = append(w.hosts, h)
-	w.after(w.random.upto(10*ms), event{kind: evConnect, host: int16(h.index), gen: h.conn.gen})
-	w.after(w.random.upto(10*ms), event{kind: evListen, host: int16(h.index), gen: h.sub.gen})
+	w.boot(h)
 	h.sessions = make([]session, w.plan.sessions)
 	for i := range h.sessions {
 		w.after(w.random.upto(10*ms), event{kind: evReopen, host: int16(h.index), arg: int32(i)})
 	}
 	return h
+}
+
+// boot starts a sidecar.
+func (w *world) boot(h *host) {
+	cfg := w.plan.table
+	cfg.Lease = time.Duration(h.lease)
+	cfg.Seed += uint64(h.index) + uint64(h.life)<<8
+	cfg.Keeper = h.keeper
+	if w.spoil != nil {
+		h.table = w.spoil(cfg, h.clock(w.now))
+	} else {
+		h.table = locktable.New(cfg, h.clock(w.now))
+	}
+	for n := range h.names {
+		h.names[n].inflight, h.names[n].unconfirmed = -1, true
+	}
+	h.asleep = true
+	h.up, h.heard = false, false
+	h.conn.gen++
+	h.sub.gen++
+	w.after(w.random.upto(10*ms), event{kind: evConnect, host: int16(h.index), gen: h.conn.gen})
+	w.after(w.random.upto(10*ms), event{kind: evListen, host: int16(h.index), gen: h.sub.gen})
 }
 
 // run plays the world to its end. It panics with a violation.
@@ -529,7 +606,7 @@ func (w *world) turn(at int64) {
 			w.calm()
 		}
 	case settling:
-		if w.pendings == 0 && w.lives == 0 {
+		if w.pendings == 0 && w.lives == 0 && w.allBack() {
 			w.closeAll()
 		} else if w.now > w.deadline || at == 1<<63-1 {
 			w.stuck()
@@ -581,8 +658,13 @@ func (w *world) settle(h *host) {
 }
 
 func (w *world) drain(h *host) {
-	h.undrained = false
+	h.undrained = h.dying
+	if h.dying {
+		return
+	}
 	effects := h.table.Effects()
+	h.keeper.strike(h)
+	h.keeper.run = h.conn.run
 	for i := range effects {
 		w.apply(h, &effects[i])
 	}
@@ -602,7 +684,7 @@ func (w *world) drain(h *host) {
 	}
 	h.asleep = false
 	h.nextAt = next
-	h.wakeAt = max(h.worldTime(next), w.now)
+	h.wakeAt = max(h.worldTime(next), w.now, h.thawAt)
 	if w.plan.lateness && w.phase == stormy && w.random.oneIn(4) {
 		h.wakeAt += w.random.upto(maxLateness)
 	}
@@ -610,8 +692,12 @@ func (w *world) drain(h *host) {
 
 func (w *world) play(e event) {
 	var h *host
-	if e.kind != evForeign && e.kind != evFault && e.kind != evServerUp && e.kind != evRefusedEnd && e.kind != evQuiet {
+	if e.kind != evExec && e.kind != evForeign && e.kind != evFault && e.kind != evServerUp && e.kind != evRefusedEnd && e.kind != evQuiet {
 		h = w.hosts[e.host]
+		if h.frozen && e.kind != evThaw && e.kind != evSub && e.kind != evUnsub {
+			h.deferred = append(h.deferred, e)
+			return
+		}
 	}
 	switch e.kind {
 	case evExec:
@@ -623,7 +709,9 @@ func (w *world) play(e event) {
 	case evDetect:
 		w.detect(h, e.gen)
 	case evSettle:
-		w.settleLost(h)
+		if e.gen == h.conn.gen {
+			w.settleLost(h)
+		}
 	case evConnect:
 		w.connect(h, e.gen)
 	case evUp:
@@ -642,14 +730,21 @@ func (w *world) play(e event) {
 		w.listen(h, e.gen)
 	case evClient:
 		s := &h.sessions[e.arg]
-		if h.gone || s.gen != e.gen {
+		if s.gen != e.gen {
 			return
 		}
 		s.planned = false
+		if h.gone || s.link != attached {
+			return
+		}
 		w.settle(h)
 		w.act(h, s)
 	case evReopen:
-		if !h.gone && w.phase == stormy && !h.sessions[e.arg].open {
+		switch s := &h.sessions[e.arg]; {
+		case h.left || w.phase != stormy || s.open || s.link != attached:
+		case h.gone || h.stopping: // it tries until there is a sidecar again
+			w.after(w.random.between(ms, 200*ms), e)
+		default:
 			w.settle(h)
 			w.open(h, int(e.arg))
 		}
@@ -659,6 +754,20 @@ func (w *world) play(e event) {
 		w.fault()
 	case evServerUp:
 		w.serverUp()
+	case evStart:
+		w.start(h)
+	case evExit:
+		if h.stopping && uint32(h.life) == e.gen {
+			w.exit(h)
+		}
+	case evReturn:
+		w.comesBack(h, &h.sessions[e.arg], e)
+	case evClaim:
+		w.claims(h, &h.sessions[e.arg], e)
+	case evForsake:
+		w.forsaken(h, &h.sessions[e.arg], e)
+	case evThaw:
+		w.thaw(h)
 	case evRefusedEnd:
 		w.redis.names[e.name].refused = false
 	}
@@ -671,15 +780,21 @@ func (w *world) open(h *host, slot int) {
 	s.gen++
 	s.id = locktable.SessionID(uint64(s.gen)<<8 | uint64(slot))
 	s.open, s.detached = true, false
+	s.clientSide = clientSide{resumable: !w.plan.notResumable || w.random.oneIn(2)}
 	s.pend = s.pend[:0]
 	s.lastID = 0
 	s.planned = false
 	if w.trace.on {
 		w.trace.add(w, -1, h, "open s%d", s.id)
 	}
-	h.table.Open(h.clock(w.now), s.id, locktable.Peer{PID: int64(slot) + 1, UID: 1000, Cmd: "sim"})
+	h.table.Open(h.clock(w.now), s.id, peer(slot))
+	h.keeper.open(h.table.Record(s.id), peer(slot))
 	w.drain(h)
 	w.schedule(h, s, w.pause())
+}
+
+func peer(slot int) locktable.Peer {
+	return locktable.Peer{PID: int64(slot) + 1, UID: 1000, Cmd: "sim"}
 }
 
 // schedule lets s act after d, unless it is about to act anyway.
@@ -723,7 +838,7 @@ func (w *world) waiting(s *session) int {
 }
 
 func (w *world) act(h *host, s *session) {
-	if !s.open {
+	if !s.open || h.stopping {
 		return
 	}
 	p := &w.plan
@@ -745,7 +860,9 @@ func (w *world) act(h *host, s *session) {
 	switch x := w.random.upto(1000); {
 	case x < 420:
 		if n := w.held(h, s); n >= 0 {
-			w.release(h, s, n)
+			if !p.holdOn || w.random.oneIn(6) {
+				w.release(h, s, n)
+			}
 			break
 		}
 		fallthrough
@@ -765,7 +882,7 @@ func (w *world) act(h *host, s *session) {
 		return
 	case x < 980 && p.detaches:
 		w.detach(h, s)
-		pause = w.random.wide(ms, int64(2*p.table.Lease))
+		pause = w.random.wide(ms, 2*h.lease)
 	case x < 990 && p.pauses:
 		pause = w.random.wide(ms, int64(3*p.table.Lease))
 	}
@@ -778,9 +895,8 @@ func (w *world) acquire(h *host, s *session) {
 	if len(s.pend) > 3 {
 		return
 	}
-	s.lastID++
 	n := int(r.upto(int64(p.names)))
-	req := protocol.Acquire{ID: s.lastID, Name: lockNames[n], WaitMS: protocol.Forever}
+	req := protocol.Acquire{Name: lockNames[n], WaitMS: protocol.Forever}
 	if p.finiteWaits {
 		switch r.upto(4) {
 		case 0:
@@ -802,10 +918,18 @@ func (w *world) acquire(h *host, s *session) {
 	if p.crashDelay && r.oneIn(2) {
 		req.CrashDelayMS = r.wide(1, int64(p.table.Lease)/ms*3/2)
 	}
+	w.send(h, s, n, req)
+}
+
+// send sends an acquire.
+func (w *world) send(h *host, s *session, n int, req protocol.Acquire) {
+	s.lastID++
+	req.ID = s.lastID
 	now := h.clock(w.now)
 	w.order++
 	q := pending{id: req.ID, kind: reqAcquire, name: int8(n), acquire: req, order: w.order, arrived: now}
 	w.checkArrival(h, s, &q)
+	q.mayDeadlock = q.mayDeadlock || h.dying // there are grants that nobody has seen yet
 	s.pend = append(s.pend, q)
 	w.pendings++
 	if req.WaitMS == 0 {
@@ -817,7 +941,9 @@ func (w *world) acquire(h *host, s *session) {
 	}
 	h.table.Acquire(now, s.id, req)
 	w.drain(h)
-	w.checkDeadlock(h, s, req.ID)
+	if !h.dying {
+		w.checkDeadlock(h, s, req.ID)
+	}
 }
 
 func (w *world) release(h *host, s *session, n int) {
@@ -851,6 +977,11 @@ func (w *world) releaseStale(h *host, s *session) {
 	if w.random.oneIn(3) {
 		if c := &h.names[w.random.upto(int64(w.plan.names))].hold; c.state != none && c.session != s.id {
 			num = c.num
+		}
+	}
+	for n := range w.plan.names { // its end may have died with the sidecar
+		if c := &h.names[n].hold; c.num == num && c.session == s.id && c.state != none && c.state != orphan {
+			return
 		}
 	}
 	if num == 0 {
@@ -895,13 +1026,18 @@ func (w *world) forceRelease(h *host, s *session) {
 		q.either = !h.names[n].protected(now) || c.maxEnd > 0 && now >= c.maxEnd
 		w.check.forcing = c.num
 	}
+	if c.state == away || c.state == stale { // its host knows it longer than its client
+		q.either = true
+	}
 	s.pend = append(s.pend, q)
 	if w.trace.on {
 		w.trace.add(w, n, h, "s%d force_release id=%d", s.id, s.lastID)
 	}
 	h.table.ForceRelease(now, s.id, protocol.ForceRelease{ID: s.lastID, Name: lockNames[n]})
 	w.drain(h)
-	w.check.forcing = 0
+	if !h.dying {
+		w.check.forcing = 0
+	}
 }
 
 // look asks for rows, which must change nothing and say the truth.
@@ -920,20 +1056,22 @@ func (w *world) close(h *host, s *session) {
 	}
 	now := h.clock(w.now)
 	w.forgetRequests(h, s)
+	w.forgetClient(s)
 	s.open = false
 	for n := range w.plan.names {
 		c := &h.names[n].hold
-		if c.state != live && c.state != unattended || c.session != s.id {
+		if c.session != s.id || c.state == none || c.state == orphan {
 			continue
 		}
-		w.lives -= btoi(c.state == live)
-		c.state = orphan
-		c.keepUntil = now + c.crash
-		if c.crash == 0 {
-			w.endHold(h, n)
+		crash := c.crash
+		w.endHold(h, n)
+		if crash > 0 {
+			c.state = orphan
+			c.keepUntil = now + crash
 		}
 	}
 	h.table.Close(now, s.id)
+	h.closed = append(h.closed, s.id)
 	w.drain(h)
 }
 
@@ -941,18 +1079,28 @@ func (w *world) detach(h *host, s *session) {
 	if w.trace.on {
 		w.trace.add(w, -1, h, "detach s%d", s.id)
 	}
-	now := h.clock(w.now)
+	w.detached(h, s)
+	h.table.Detach(h.clock(w.now), s.id)
+	w.drain(h)
+}
+
+// detached has a session be one that is not served any more.
+func (w *world) detached(h *host, s *session) {
 	w.forgetRequests(h, s)
+	w.forgetClient(s)
 	s.detached = true
+	now := h.clock(w.now)
 	for n := range w.plan.names {
-		if c := &h.names[n].hold; c.state == live && c.session == s.id {
+		c := &h.names[n].hold
+		if c.session != s.id || !c.believed() && c.state != stale {
+			continue
+		}
+		c.detachedAt = now
+		if c.believed() {
 			w.lives--
 			c.state = unattended
-			c.detachedAt = now
 		}
 	}
-	h.table.Detach(now, s.id)
-	w.drain(h)
 }
 
 func (w *world) forgetRequests(h *host, s *session) {
@@ -1062,14 +1210,14 @@ func (w *world) fault() {
 	if r.oneIn(p.flushes) && !w.redis.down {
 		for n := range p.names {
 			w.destroy(n, "FLUSHALL")
-			w.redis.names[n].counter = counter{}
+			w.loseCounter(n, counter{})
 		}
 	}
 	if r.oneIn(p.deletions) && !w.redis.down {
 		n := int(r.upto(int64(p.names)))
 		w.destroy(n, "deleted by an operator")
 		if r.oneIn(4) {
-			w.redis.names[n].counter = counter{}
+			w.loseCounter(n, counter{})
 		}
 	}
 	if p.refused > 0 && r.oneIn(20) {
@@ -1077,49 +1225,29 @@ func (w *world) fault() {
 		w.redis.names[n].refused = true
 		w.after(r.wide(ms, 5*sec), event{kind: evRefusedEnd, name: int8(n)})
 	}
-	if r.oneIn(p.sidecarDeaths) && !h.gone && len(w.hosts) < maxHosts {
-		w.killSidecar(h)
+	if r.oneIn(p.crashes) && !h.gone && !h.frozen {
+		w.crash(h)
 	}
-}
-
-// killSidecar is kill -9 and a fresh start with a new uuid. The clients know that
-// they are alone; what they hold is valid until the deadlines they were told.
-func (w *world) killSidecar(h *host) {
-	if w.trace.on {
-		w.trace.add(w, -1, h, "sidecar dies")
+	if r.oneIn(p.sidecarDeaths) && !h.gone && !h.frozen && len(w.hosts) < maxHosts {
+		h.keeper.whole = false
+		w.crash(h)
 	}
-	w.settle(h)
-	w.breakConnection(h, false)
-	h.gone, h.asleep, h.up = true, true, false
-	h.conn.gen++
-	h.sub.gen++
-	for i := range h.sessions {
-		s := &h.sessions[i]
-		if s.open {
-			w.forgetRequests(h, s)
-			s.open = false
+	if r.oneIn(p.stops) && !h.gone && !h.frozen && !h.stopping {
+		w.stop(h)
+	}
+	if r.oneIn(p.suspends) && !h.frozen && !h.left {
+		w.freeze(h, r.wide(maxLateness, 4*h.longest))
+	}
+	if r.oneIn(p.jumps) && !w.redis.down {
+		d := r.wide(ms, 2*h.longest)
+		if r.oneIn(2) {
+			d = -d
 		}
+		w.jump(d)
 	}
-	for n := range h.names {
-		hn := &h.names[n]
-		if hn.hold.state == live {
-			w.lives--
-			hn.hold.state = unattended
-		} else if hn.hold.state == orphan {
-			hn.hold.state = none
-		}
-		hn.server, hn.want, hn.acked = false, false, false
-		hn.inflight = -1
+	if p.restarts > 0 && !w.redis.down && r.oneIn(3) {
+		w.redis.snapshot = w.redis.names // the replica has caught up
 	}
-	for _, i := range h.conn.inflight {
-		w.ops[i].settled = true
-	}
-	for _, i := range h.conn.queue {
-		w.ops[i].settled, w.ops[i].dead = true, true
-		w.recycle(i)
-	}
-	h.conn.inflight, h.conn.queue = h.conn.inflight[:0], h.conn.queue[:0]
-	w.addHost()
 }
 
 // calm ends all trouble: from here on every request must come to its end.
@@ -1141,13 +1269,20 @@ func (w *world) calm() {
 	}
 	waiters := int64(0)
 	for _, h := range w.hosts {
+		if h.frozen {
+			h.thawAt = w.now
+			w.thaw(h)
+		}
+		for i := range h.sessions {
+			waiters += int64(len(h.sessions[i].resend))
+		}
 		if h.gone {
 			continue
 		}
 		w.settle(h)
 		for i := range h.sessions {
 			s := &h.sessions[i]
-			if s.open && s.detached {
+			if s.open && (s.detached || s.forsaken) {
 				w.close(h, s)
 			}
 			waiters += int64(len(s.pend))
@@ -1157,9 +1292,13 @@ func (w *world) calm() {
 		}
 	}
 	// Dead holders' keys run out, then everybody has a turn, at worst found by polling.
-	longest := 2*int64(w.plan.table.Lease)*2 + 10*sec
+	longest := w.longestLease()*6 + w.redis.jumped + 20*sec
 	w.deadline = w.now + longest + (waiters+int64(w.plan.names))*(w.poll()+sec)
 	w.after(w.deadline-w.now+1, event{kind: evQuiet})
+}
+
+func (w *world) longestLease() int64 {
+	return max(int64(w.plan.table.Lease), int64(w.plan.otherLease))
 }
 
 func (w *world) poll() int64 { return 5 * sec }
@@ -1181,7 +1320,7 @@ func (w *world) closeAll() {
 			}
 		}
 	}
-	w.deadline = w.now + 4*int64(w.plan.table.Lease) + linger + 2*w.poll()
+	w.deadline = w.now + 4*w.longestLease() + linger + 2*w.poll() + w.redis.jumped
 	w.after(w.deadline-w.now, event{kind: evQuiet})
 }
 

@@ -48,6 +48,8 @@ type Config struct {
 	RetryAfter         time.Duration // pause after an error that Redis may get over. Default 100 ms
 
 	Seed uint64 // of the renewal jitter
+
+	Keeper Keeper // nil: nothing is kept for a successor
 }
 
 func def[T int | time.Duration](v *T, d T) {
@@ -95,6 +97,7 @@ type Table struct {
 	waiting  int     // waiters in all
 
 	lastNum uint64 // last hold number given out
+	notes   notes  // what the Keeper has not been told yet
 	up      bool   // Redis can be asked
 	why     string // while it cannot: one sentence; "": nobody has tried yet
 	renewed []*session
@@ -127,9 +130,10 @@ func New(cfg Config, now int64) *Table {
 }
 
 // Effects returns what the inputs since the last call want done, in order. It is
-// valid until the next input.
+// valid until the next input. The Keeper knows of everything that led to it.
 func (t *Table) Effects() []Effect {
 	t.tellLeases()
+	t.keep()
 	out := t.out
 	t.out = t.out[:0]
 	return out

@@ -53,6 +53,8 @@ func (r *rig) collect() {
 			r.log = append(r.log, fmt.Sprintf("s%d lease +%v", e.Session, time.Duration(e.Deadline-r.now).Round(time.Second)))
 		case locktable.Canceled:
 			r.log = append(r.log, fmt.Sprintf("s%d canceled=%v", e.Session, e.Was))
+		case locktable.Claimed:
+			r.log = append(r.log, fmt.Sprintf("s%d claimed last=%v", e.Session, e.Was))
 		case locktable.Forced:
 			r.log = append(r.log, fmt.Sprintf("s%d forced hold=%d", e.Session, e.Hold))
 		case locktable.Subscribe:

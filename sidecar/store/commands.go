@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -19,7 +20,10 @@ const (
 	batchKeeps  = 8 * keepMax
 	batchOthers = 512
 
-	// An idle connection is asked whether it still lives.
+	// A connection that was idle for a moment is watched, so that its end is noticed
+	// at once: others may come back to a Redis that forgot our locks before we do.
+	// What ends without a word is found by a ping.
+	idleCalm = 100 * time.Millisecond
 	idlePing = 5 * time.Second
 
 	backoffMin = 50 * time.Millisecond
@@ -50,8 +54,7 @@ type commands struct {
 
 	// Owned by run.
 	session *session // nil while down
-	last    *about   // of the last session that was up
-	floorAt int64    // when last.floor was read
+	last    Identity // of the last session that was up, perhaps in another process
 	upAt    time.Time
 	served  bool          // the session answered something
 	delay   time.Duration // before the next attempt to connect
@@ -83,6 +86,7 @@ func newCommands(cfg Config, d *dialer, moved func()) *commands {
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.encoder.prefix = cfg.UUID + ":"
+	c.last = cfg.Last
 	return c
 }
 
@@ -166,6 +170,10 @@ func (c *commands) run() {
 	}
 	connect()
 	for {
+		var stirred <-chan bool
+		if c.session != nil {
+			stirred = c.session.watched
+		}
 		select {
 		case <-c.wake:
 		case d := <-c.dialed:
@@ -173,16 +181,25 @@ func (c *commands) run() {
 				c.failed(d.err)
 			} else {
 				c.up(d.session)
+				idle.Reset(idleCalm)
 			}
+		case ended := <-stirred:
+			if c.check(ended); c.session == nil {
+				connect()
+			}
+			idle.Reset(idleCalm)
 		case <-idle.C:
-			if c.session != nil {
-				ping := redis.NewStatusCmd(context.Background(), "ping")
-				if _, err := c.session.exec(ping); err != nil {
-					c.lost(c.dial.broken(err))
+			switch {
+			case c.session == nil: // the next one sets the timer
+			case c.session.watched == nil:
+				c.session.watch()
+				idle.Reset(idlePing)
+			default:
+				if c.check(false); c.session == nil {
 					connect()
 				}
+				idle.Reset(idleCalm)
 			}
-			idle.Reset(idlePing)
 		}
 		for {
 			if !c.next() {
@@ -202,14 +219,14 @@ func (c *commands) run() {
 			if c.session == nil {
 				connect()
 			}
-			idle.Reset(idlePing)
+			idle.Reset(idleCalm)
 		}
 	}
 }
 
 // connect tries until it has a session, and gives it to run. delay is the time
 // before the first attempt.
-func (c *commands) connect(delay time.Duration, last *about) {
+func (c *commands) connect(delay time.Duration, last Identity) {
 	for {
 		if !pause(c.ctx, delay) {
 			return
@@ -253,21 +270,16 @@ func pause(ctx context.Context, delay time.Duration) bool {
 
 // up takes a new session into use.
 func (c *commands) up(s *session) {
-	now := protocol.Now()
-	lost := false
-	if last := c.last; last != nil {
-		lost = s.server.runID == "" || s.server != last.server
-		// Should a new master's clock be behind the old one's, tokens still grow.
-		s.floor = max(s.floor, last.floor+(now-c.floorAt)/1000)
-		if s.killed != nil && code(s.killed) == "NOPERM" && !c.killTold {
-			c.killTold = true
-			c.cfg.Log.Info("this user may not end the connection before: what was under way on it may still run late, which is harmless; +client|kill permits it")
-		}
-	} else if s.server.runID == "" {
+	lost := c.last.known() && !s.id.sameData(&c.last)
+	if s.killed != nil && code(s.killed) == "NOPERM" && !c.killTold {
+		c.killTold = true
+		c.cfg.Log.Info("this user may not end the connection before: what was under way on it may still run late, which is harmless; +client|kill permits it")
+	}
+	if s.id.RunID == "" && c.upAt.IsZero() {
 		c.cfg.Log.Info("Redis does not tell its run id (INFO is not permitted or not known): after each reconnect every lock is asserted again")
 	}
-	c.session, c.last, c.floorAt, c.upAt = s, &s.about, now, time.Now()
-	c.encoder.floor = s.floor
+	c.session, c.last, c.upAt = s, s.id, time.Now()
+	c.encoder.floor = s.id.Floor
 	c.down, c.why, c.served = false, "", false
 	c.setLive(s)
 	c.cfg.Log.Info("redis is up", "version", s.version, "data_lost", lost)
@@ -275,7 +287,7 @@ func (c *commands) up(s *session) {
 		c.moved()
 	}
 	if c.cfg.OnUp != nil {
-		c.cfg.OnUp(lost)
+		c.cfg.OnUp(lost, s.id)
 	}
 }
 
@@ -291,6 +303,18 @@ func (c *commands) failed(err error) {
 		if c.cfg.OnDown != nil {
 			c.cfg.OnDown(err)
 		}
+	}
+}
+
+// check gives an idle session up if it has ended, of which a ping tells unless it
+// is known.
+func (c *commands) check(ended bool) {
+	err := io.EOF
+	if !ended {
+		_, err = c.session.exec(redis.NewStatusCmd(context.Background(), "ping"))
+	}
+	if err != nil {
+		c.lost(c.dial.broken(err))
 	}
 }
 
@@ -450,6 +474,7 @@ func (c *commands) read(cl *call, results []locktable.Result, ends *string) erro
 		return nil // was split
 	}
 	refuse := func(r *locktable.Result, text string) {
+		text = reason(text)
 		word, _, _ := strings.Cut(text, " ")
 		r.Outcome = outcomeOf(word)
 		r.Msg = c.dial.answered(r.Name, text)

@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -323,7 +323,7 @@ func TestKilledConnectionsUnderLoad(t *testing.T) {
 			if !strings.Contains(why.Error(), s.socket()) {
 				t.Errorf("the reason does not tell where: %v", why)
 			}
-			if r.up() {
+			if r.up().lost {
 				t.Error("the same Redis is said to have lost data")
 			}
 		default:
@@ -355,7 +355,7 @@ func TestRestartOfRedisIsLossOfData(t *testing.T) {
 		}
 	}
 	s.start()
-	if !r.up() {
+	if !r.up().lost {
 		t.Error("a restarted Redis is said to have kept its data")
 	}
 	recv(t, r.subscribed, "subscription")
@@ -387,7 +387,7 @@ func TestDemotedMasterIsLeft(t *testing.T) {
 		t.Errorf("down: %s", why)
 	}
 	must(a.ReplicaOf(ctx, "no", "one").Result())
-	if !r.up() {
+	if !r.up().lost {
 		t.Error("another history is said to be the same data")
 	}
 	recv(t, r.unsubscribed, "end of the subscription: it may have led elsewhere")
@@ -417,7 +417,7 @@ func TestStalledRedis(t *testing.T) {
 		t.Errorf("down: %s", why)
 	}
 	s.signal(syscall.SIGCONT)
-	if r.up() {
+	if r.up().lost {
 		t.Error("the same Redis is said to have lost data")
 	}
 	if after := connections(t, a); len(after) != 1 || after[0] == before[0] {
@@ -437,6 +437,55 @@ func TestDeadIdleConnectionIsNoticed(t *testing.T) {
 	r.up()
 }
 
+// The end of an idle connection is noticed when it comes, not when the connection
+// is used next.
+func TestEndOfAnIdleConnectionIsNoticedAtOnce(t *testing.T) {
+	s := startRedis(t)
+	l := listen(t)
+	defer l.Close()
+	first := make(chan *net.TCPConn, 1)
+	var ended atomic.Bool
+	late := make(chan string, 1) // what was said on it after its end
+	go func() {
+		for n := 0; ; n++ {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			server := must(net.Dial("unix", s.socket()))
+			go io.Copy(client, server)
+			if n > 0 {
+				go func() { io.Copy(server, client); server.Close() }()
+				continue
+			}
+			first <- client.(*net.TCPConn)
+			go func() {
+				defer server.Close()
+				buf, said := make([]byte, 4096), ""
+				for {
+					n, err := client.Read(buf)
+					if err != nil {
+						late <- said
+						return
+					}
+					if ended.Load() {
+						said += string(buf[:n])
+					}
+					server.Write(buf[:n])
+				}
+			}()
+		}
+	}()
+	r := connected(t, "redis://"+l.Addr().String())
+	ended.Store(true)
+	recv(t, first, "connection").CloseWrite()
+	r.down()
+	r.up()
+	if said := recv(t, late, "end of the first connection"); said != "" {
+		t.Errorf("said after the end: %q", said)
+	}
+}
+
 func TestBusyAndRefused(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
@@ -453,18 +502,35 @@ func TestBusyAndRefused(t *testing.T) {
 		if got[1].Outcome != locktable.Done || got[2].Outcome != locktable.Done {
 			t.Errorf("keep: %+v, drop: %+v", got[1], got[2])
 		}
+		// Nor do other changes of a lock that is held: entered again, passed on.
+		twice := keepOp("held", 1)
+		twice.Count = 2
+		if res := r.one(twice); res.Outcome != locktable.Done || a.HGet(ctx, "held", field(ourUUID, 1)).Val() != "2" {
+			t.Errorf("entered again: %+v", res)
+		}
+		next := takeOp("held", 2)
+		next.Held, next.Reserve = true, 64
+		if res := r.one(next); res.Outcome != locktable.Done || res.Token == 0 || !a.HExists(ctx, "held", field(ourUUID, 2)).Val() {
+			t.Errorf("passed on: %+v", res)
+		}
+		if res := r.one(keepOp("held", 3)); res.Outcome != locktable.Done || !a.HExists(ctx, "held", field(ourUUID, 3)).Val() {
+			t.Errorf("passed on and renewed: %+v", res)
+		}
+		if n := a.HLen(ctx, "held").Val(); n != 1 {
+			t.Errorf("the lock has %d fields", n)
+		}
 	})
 	t.Run("too few replicas is Busy", func(t *testing.T) {
 		a.ConfigSet(ctx, "min-replicas-to-write", "1")
 		defer a.ConfigSet(ctx, "min-replicas-to-write", "0")
-		for _, res := range r.ask(takeOp("free", 1), keepOp("held", 1), dropOp("held", 1)) {
+		for _, res := range r.ask(takeOp("free", 1), keepOp("held", 3), dropOp("held", 3)) {
 			if res.Outcome != locktable.Busy || !strings.Contains(res.Msg, "too few replicas") {
 				t.Errorf("got %+v", res)
 			}
 		}
 	})
 	t.Run("a lock that was refused was not changed", func(t *testing.T) {
-		if a.Exists(ctx, "free").Val() != 0 || a.HExists(ctx, "held", field(ourUUID, 1)).Val() != true {
+		if a.Exists(ctx, "free").Val() != 0 || !a.HExists(ctx, "held", field(ourUUID, 3)).Val() {
 			t.Error("it was")
 		}
 	})
@@ -492,6 +558,11 @@ func TestOutcomes(t *testing.T) {
 		"MOVED 866 127.0.0.1:7001":                                          locktable.Refused,
 		"CROSSSLOT Keys in request don't hash to the same slot":             locktable.Refused,
 		"SOMETHING new that we have never heard of":                         locktable.Refused,
+
+		// As 6.2 tells what happened inside of a script.
+		"@user_script: 64: -OOM command not allowed when used memory > 'maxmemory'.\r\n": locktable.Busy,
+		"@user_script: 64: -READONLY You can't write against a read only replica.":       locktable.Busy,
+		"@user_script: 64: The user executing the script can't run this command":         locktable.Refused,
 	} {
 		if got := outcomeOf(code(errors.New(text))); got != want {
 			t.Errorf("%q: outcome %d, want %d", text, got, want)
@@ -502,7 +573,7 @@ func TestOutcomes(t *testing.T) {
 // userURL makes a user who may do what rules say and nothing else.
 func (s *server) userURL(name string, rules ...string) string {
 	s.t.Helper()
-	args := append([]string{"reset", "on", ">secret"}, rules...)
+	args := append([]string{"reset", "resetchannels", "on", ">secret"}, rules...)
 	must(s.admin().ACLSetUser(ctx, name, args...).Result())
 	return fmt.Sprintf("unix://%s:secret@%s", name, s.socket())
 }
@@ -528,7 +599,7 @@ func TestLeastPermissions(t *testing.T) {
 	// Without INFO nobody can tell whether it is the same data.
 	s.admin().ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes")
 	r.one(takeOp("a", 1))
-	if !r.up() {
+	if !r.up().lost {
 		t.Error("data that cannot be known to be the same is said to be")
 	}
 	if log := r.logged(); !strings.Contains(log, "INFO is not permitted") {
@@ -639,12 +710,12 @@ func TestEarlierConnectionIsEnded(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
 	for _, tt := range []struct {
-		rule string
-		left int
-	}{{"+client", 1}, {"-client|kill", 2}} {
+		rules []string
+		left  int
+	}{{[]string{"~*", "&*", "+@all"}, 1}, {[]string{"~*", "&*", "+@all", "-client", "+client|setname"}, 2}} {
 		l := listen(t)
 		cut := relay(t, l, s.socket())
-		s.userURL("u", "~*", "&*", "+@all", tt.rule)
+		s.userURL("u", tt.rules...)
 		r := connected(t, "redis://u:secret@"+l.Addr().String())
 		// Our side of the connection ends, Redis's stays: a network that was cut.
 		cut <- struct{}{}
@@ -652,14 +723,79 @@ func TestEarlierConnectionIsEnded(t *testing.T) {
 		r.down()
 		r.up()
 		if n := connections(t, a); len(n) != tt.left {
-			t.Errorf("%s: %d connections, want %d", tt.rule, len(n), tt.left)
+			t.Errorf("%v: %d connections, want %d", tt.rules, len(n), tt.left)
 		}
 		if told := strings.Contains(r.logged(), "may not end the connection before"); told != (tt.left == 2) {
-			t.Errorf("%s: log %s", tt.rule, r.logged())
+			t.Errorf("%v: log %s", tt.rules, r.logged())
 		}
 		r.Close(ctx)
 		l.Close()
 		a.ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes")
+	}
+}
+
+// Where a process died the next one goes on: what was left under way is ended
+// first, and Redis is known to have kept its data.
+func TestSuccessorGoesOn(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	l := listen(t)
+	defer l.Close()
+	relay(t, l, s.socket())
+	before := connected(t, "redis://"+l.Addr().String())
+	first := before.one(takeOp("lock", 7)).Token
+	before.Close(ctx) // of which Redis does not learn
+	if n := len(connections(t, a)); n != 1 {
+		t.Fatalf("%d connections", n)
+	}
+
+	after := open(t, s.url(), func(c *Config) { c.Last = before.id })
+	if up := after.up(); up.lost || up.id.ClientID == before.id.ClientID || up.id.Floor <= before.id.Floor {
+		t.Errorf("after %+v: %+v", before.id, up)
+	}
+	ids := connections(t, a)
+	if len(ids) != 1 || ids[0] == fmt.Sprint(before.id.ClientID) {
+		t.Errorf("connections %v; that of the predecessor was %d", ids, before.id.ClientID)
+	}
+	if res := after.one(keepOp("lock", 7)); res.Outcome != locktable.Done {
+		t.Errorf("its lock: %+v", res)
+	}
+	next := takeOp("lock", 8)
+	next.Held = true
+	if res := after.one(next); res.Outcome != locktable.Done || res.Token <= first {
+		t.Errorf("its lock, passed on: %+v after token %d", res, first)
+	}
+}
+
+// A Redis that was started again, or is another one, may have forgotten what the
+// process before had in it.
+func TestSuccessorFindsAnotherRedis(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	last := connected(t, s.url()).id
+	for _, tt := range []struct {
+		what   string
+		change func(*Identity)
+	}{
+		{"another run", func(id *Identity) { id.RunID = strings.Repeat("0", 40) }},
+		{"another replication history", func(id *Identity) { id.ReplID = strings.Repeat("0", 40) }},
+		{"another database", func(id *Identity) { id.ReplID += "1" }},
+		{"a Redis that did not say", func(id *Identity) { id.RunID, id.ReplID = "", "" }},
+	} {
+		id := last
+		// Of another run this is a stranger's number.
+		stranger := must(a.ClientID(ctx).Result())
+		if tt.what == "another run" || tt.what == "a Redis that did not say" {
+			id.ClientID = stranger
+		}
+		tt.change(&id)
+		r := open(t, s.url(), func(c *Config) { c.Last = id })
+		if !r.up().lost {
+			t.Errorf("%s: said to be the same data", tt.what)
+		}
+		if now, err := a.ClientID(ctx).Result(); err != nil || now != stranger {
+			t.Errorf("%s: a stranger's connection was ended (%v)", tt.what, err)
+		}
 	}
 }
 
@@ -807,16 +943,46 @@ func TestRenewalsAreNotStarved(t *testing.T) {
 }
 
 // After a failover the new master's clock may be behind the old one's. The floor
-// of tokens never falls.
+// of tokens never falls, and goes on with the time, over connections and over
+// processes.
 func TestFloorNeverFalls(t *testing.T) {
-	c := newCommands(Config{UUID: ourUUID, Log: slog.New(slog.DiscardHandler)}, &dialer{}, func() {})
-	last := int64(0)
-	for i, clock := range []int64{5_000_000, 4_000_000, 3_000_000, 9_000_000_000_000_000} {
-		c.up(&session{link: &link{wire: &wire{}}, about: about{floor: clock, server: identity{runID: fmt.Sprint(i)}}})
-		if c.last.floor < last || c.last.floor < clock || c.encoder.floor != c.last.floor {
-			t.Errorf("floor %d after %d at time %d", c.last.floor, last, clock)
+	last := Identity{}
+	for i, clock := range []int64{5_000_000_000_000, 4_000_000_000_000, 3_000_000_000_000, 2_000_000_000_000_000} {
+		var floors atomic.Int64
+		l := listen(t)
+		speak(t, l, func(args []string) string {
+			switch strings.ToLower(args[0]) {
+			case "hello":
+				return "*2\r\n" + bulk("id") + ":3\r\n"
+			case "info":
+				return bulk(fmt.Sprintf("redis_version:7.0.15\r\nrole:master\r\nrun_id:%d\r\nmaster_replid:r\r\n", i))
+			case "time":
+				return "*2\r\n" + bulk(fmt.Sprint(clock/1_000_000)) + bulk(fmt.Sprint(clock%1_000_000))
+			case "script":
+				return bulk("sha")
+			case "eval", "evalsha":
+				if args[2] == "2" {
+					floors.Store(must(strconv.ParseInt(args[10], 10, 64)))
+					return "*3\r\n:1\r\n:" + args[10] + "\r\n:0\r\n"
+				}
+				return "*0\r\n"
+			}
+			return "+OK\r\n"
+		})
+		r := open(t, "redis://"+l.Addr().String(), func(c *Config) { c.Last = last })
+		up := r.up()
+		if want := i > 0; up.lost != want {
+			t.Errorf("process %d: data lost is %v", i, up.lost)
 		}
-		last = c.last.floor
+		since := (up.id.FloorAt - last.FloorAt) / 1000
+		if up.id.Floor < clock || i > 0 && up.id.Floor < last.Floor+since {
+			t.Errorf("floor %d at time %d, %d µs after %d", up.id.Floor, clock, since, last.Floor)
+		}
+		r.one(takeOp("lock", 1))
+		if got := floors.Load(); got != up.id.Floor {
+			t.Errorf("tokens are drawn above %d, the floor is %d", got, up.id.Floor)
+		}
+		last = up.id
 	}
 }
 

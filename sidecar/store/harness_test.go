@@ -155,8 +155,9 @@ func backends(t *testing.T, f func(t *testing.T, b backend)) {
 type recorder struct {
 	t testing.TB
 	*Store
+	id           Identity // of the first connection, from connected
 	results      chan []locktable.Result
-	ups          chan bool
+	ups          chan upped
 	downs        chan error
 	subscribed   chan string
 	unsubscribed chan string
@@ -178,13 +179,19 @@ func (r *recorder) logged() string {
 	return r.log.String()
 }
 
+// upped is what OnUp was given.
+type upped struct {
+	lost bool
+	id   Identity
+}
+
 // open makes a Store whose callbacks are recorded. It does not wait for Redis.
 func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 	t.Helper()
 	r := &recorder{
 		t:       t,
 		results: make(chan []locktable.Result, 1<<16),
-		ups:     make(chan bool, 100), downs: make(chan error, 100),
+		ups:     make(chan upped, 100), downs: make(chan error, 100),
 		subscribed: make(chan string, 10000), unsubscribed: make(chan string, 10000), messages: make(chan string, 10000),
 	}
 	each := func(to chan string) func([]string) {
@@ -198,7 +205,7 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 		URL: url, UUID: ourUUID,
 		Log:            slog.New(slog.NewTextHandler(r, nil)),
 		OnResults:      func(rs []locktable.Result) { r.results <- rs },
-		OnUp:           func(lost bool) { r.ups <- lost },
+		OnUp:           func(lost bool, id Identity) { r.ups <- upped{lost, id} },
 		OnDown:         func(err error) { r.downs <- err },
 		OnSubscribed:   each(r.subscribed),
 		OnUnsubscribed: each(r.unsubscribed),
@@ -226,9 +233,11 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 func connected(t testing.TB, url string, change ...func(*Config)) *recorder {
 	t.Helper()
 	r := open(t, url, change...)
-	if lost := r.up(); lost {
+	up := r.up()
+	if up.lost {
 		t.Error("the first OnUp says that data was lost")
 	}
+	r.id = up.id
 	return r
 }
 
@@ -244,7 +253,7 @@ func recv[T any](t testing.TB, from chan T, what string) T {
 	}
 }
 
-func (r *recorder) up() bool { r.t.Helper(); return recv(r.t, r.ups, "OnUp") }
+func (r *recorder) up() upped { r.t.Helper(); return recv(r.t, r.ups, "OnUp") }
 
 func (r *recorder) down() string { r.t.Helper(); return recv(r.t, r.downs, "OnDown").Error() }
 

@@ -10,10 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/locksidecar/locksidecar/protocol"
 )
 
 // dialer knows the way to one Redis. Immutable.
@@ -64,6 +67,7 @@ type wire struct {
 	net.Conn
 	written  atomic.Int64
 	patience time.Duration // of a session; 0: the deadlines are somebody else's business
+	raw      syscall.RawConn
 }
 
 // Read grants the peer time as long as it goes on talking: a long batch is not
@@ -74,6 +78,18 @@ func (w *wire) Read(p []byte) (int, error) {
 		w.Conn.SetReadDeadline(time.Now().Add(w.patience))
 	}
 	return n, err
+}
+
+// stirs waits until there is something to be read and leaves it there; ended tells
+// that it is the end. It fails when the read deadline passes.
+func (w *wire) stirs() (ended bool, err error) {
+	err = w.raw.Read(func(fd uintptr) bool {
+		var b [1]byte
+		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		ended = n == 0 && err == nil || err != nil && err != syscall.EINTR
+		return err != syscall.EAGAIN
+	})
+	return ended, err
 }
 
 func (w *wire) Write(p []byte) (int, error) {
@@ -100,6 +116,11 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 	if err != nil {
 		return nil, d.dialError(err)
 	}
+	raw, err := conn.(syscall.Conn).SyscallConn()
+	if err != nil {
+		conn.Close()
+		return nil, d.dialError(err)
+	}
 	if d.options.TLSConfig != nil {
 		secure := tls.Client(conn, d.options.TLSConfig.Clone())
 		ctx, cancel := context.WithTimeout(ctx, d.timeout)
@@ -110,7 +131,7 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 		}
 		conn = secure
 	}
-	l := &link{wire: &wire{Conn: conn}}
+	l := &link{wire: &wire{Conn: conn, raw: raw}}
 
 	o := d.options
 	var used atomic.Bool
@@ -153,27 +174,16 @@ func (l *link) close() {
 	l.client.Close()
 }
 
-// identity tells one life of one data set from another.
-type identity struct {
-	runID  string // of the server process
-	replID string // of the replication history
-}
-
 // A session is a link that has been probed and may run scripts.
 type session struct {
 	*link
-	about
-	conn   *redis.Conn
-	loads  bool  // SCRIPT LOAD is permitted
-	killed error // why the earlier connection could not be ended; nil if it was, or there was none
-}
+	conn    *redis.Conn
+	id      Identity
+	version string // of the server
+	loads   bool   // SCRIPT LOAD is permitted
+	killed  error  // why the earlier connection could not be ended; nil if it was, or there was none
 
-// about is what a session learned of the server at its start.
-type about struct {
-	clientID int64 // this connection's; 0: the server does not say
-	server   identity
-	version  string
-	floor    int64 // the server's time, µs: tokens drawn in this session are above it
+	watched <-chan bool // closed when the watch has ended; nil: there is none
 }
 
 // exec sends cmds at once and reads all replies. Each cmd keeps its own error;
@@ -181,6 +191,7 @@ type about struct {
 // sent tells whether anything was written.
 func (s *session) exec(cmds ...redis.Cmder) (sent bool, err error) {
 	before := s.wire.written.Load()
+	s.unwatch()
 	s.wire.SetDeadline(time.Now().Add(s.wire.patience))
 	pipe := s.conn.Pipeline()
 	pipe.BatchProcess(context.Background(), cmds...)
@@ -203,6 +214,29 @@ func (s *session) exec(cmds ...redis.Cmder) (sent bool, err error) {
 	return sent, first
 }
 
+// watch begins to watch a session that owes no answer, until the next exec. Should
+// anything arrive, watched gets a value: whether it is the end.
+func (s *session) watch() {
+	s.wire.SetReadDeadline(time.Time{})
+	watched := make(chan bool, 1)
+	s.watched = watched
+	go func() {
+		defer close(watched)
+		if ended, err := s.wire.stirs(); err == nil {
+			watched <- ended
+		}
+	}()
+}
+
+func (s *session) unwatch() {
+	if s.watched != nil {
+		s.wire.SetReadDeadline(time.Unix(1, 0)) // long ago
+		for range s.watched {
+		}
+		s.watched = nil
+	}
+}
+
 // isReply tells an error that Redis answered from one of the connection.
 func isReply(err error) bool {
 	var reply redis.Error
@@ -211,14 +245,15 @@ func isReply(err error) bool {
 
 func (s *session) close() {
 	s.wire.Close() // first: a pool looks at the health of what is given back
+	s.unwatch()
 	s.conn.Close()
 	s.link.close()
 }
 
 // connect makes a session: dials, greets, and finds out whether this Redis will
-// do. last is what is known of the session before it, or nil: what may still run
-// of that one is ended.
-func (d *dialer) connect(ctx context.Context, last *about) (*session, error) {
+// do. last is the session before it, if there was one, perhaps in another process:
+// what may still run of that one is ended, and tokens go on from its floor.
+func (d *dialer) connect(ctx context.Context, last Identity) (*session, error) {
 	l, err := d.dial(ctx)
 	if err != nil {
 		return nil, err
@@ -235,7 +270,7 @@ func (d *dialer) connect(ctx context.Context, last *about) (*session, error) {
 }
 
 // probe fills in what s is to know, in two exchanges.
-func (d *dialer) probe(s *session, last *about) error {
+func (d *dialer) probe(s *session, last Identity) error {
 	ctx := context.Background()
 	hello := redis.NewSliceCmd(ctx, "hello", 2) // version, role and id, even where INFO is not permitted
 	server := redis.NewStringCmd(ctx, "info", "server")
@@ -244,6 +279,7 @@ func (d *dialer) probe(s *session, last *about) error {
 	if _, err := s.exec(hello, server, replication, clock); err != nil {
 		return d.handshakeError(err)
 	}
+	answered := protocol.Now()
 	info := infoFields(server.Val() + "\n" + replication.Val())
 	greeting := helloFields(hello.Val())
 
@@ -275,9 +311,12 @@ func (d *dialer) probe(s *session, last *about) error {
 	if err := clock.Err(); err != nil {
 		return d.handshakeError(err)
 	}
-	s.clientID, _ = greeting["id"].(int64)
-	s.server = identity{runID: info["run_id"], replID: info["master_replid"]}
-	s.floor = clock.Val().UnixMicro()
+	s.id = Identity{RunID: info["run_id"], ReplID: info["master_replid"] + "/" + strconv.Itoa(d.options.DB), Floor: clock.Val().UnixMicro(), FloorAt: answered}
+	s.id.ClientID, _ = greeting["id"].(int64)
+	if last.known() {
+		// Should a new master's clock be behind the old one's, tokens still grow.
+		s.id.Floor = max(s.id.Floor, last.Floor+(answered-last.FloorAt)/1000)
+	}
 
 	cmds := make([]redis.Cmder, 0, 5)
 	for _, sc := range scripts {
@@ -288,8 +327,8 @@ func (d *dialer) probe(s *session, last *about) error {
 	evalsha := redis.NewCmd(ctx, "evalsha", keep.sha, 0, "", 0)
 	cmds = append(cmds, eval, evalsha)
 	var kill *redis.IntCmd
-	if last != nil && last.clientID != 0 && s.server.runID != "" && last.server.runID == s.server.runID {
-		kill = redis.NewIntCmd(ctx, "client", "kill", "id", strconv.FormatInt(last.clientID, 10))
+	if last.ClientID != 0 && s.id.sameServer(&last) {
+		kill = redis.NewIntCmd(ctx, "client", "kill", "id", strconv.FormatInt(last.ClientID, 10))
 		cmds = append(cmds, kill)
 	}
 	if _, err := s.exec(cmds...); err != nil {

@@ -266,7 +266,7 @@ func TestListenerWaitsForRedis(t *testing.T) {
 	r.Subscribe("lock")
 	r.down()
 	s.start()
-	if r.up() {
+	if r.up().lost {
 		t.Error("the first OnUp says that data was lost")
 	}
 	recv(t, r.subscribed, "subscription")

@@ -25,9 +25,19 @@ func (o outage) Error() string { return string(o) }
 
 func outagef(format string, args ...any) error { return outage(fmt.Sprintf(format, args...)) }
 
+// reason is an error that Redis answered, with its code first. An error that is
+// raised inside of a script is told by Redis 6.2 as "@user_script: 64: -OOM command
+// not allowed…".
+func reason(text string) string {
+	if where, rest, ok := strings.Cut(text, ": -"); ok && strings.HasPrefix(where, "@user_script: ") {
+		return strings.TrimSpace(rest)
+	}
+	return text
+}
+
 // code is the first word of an error that Redis answered: "WRONGTYPE".
 func code(err error) string {
-	first, _, _ := strings.Cut(err.Error(), " ")
+	first, _, _ := strings.Cut(reason(err.Error()), " ")
 	return first
 }
 

@@ -22,8 +22,12 @@ type Config struct {
 	// database. Required.
 	URL string
 
-	// UUID of this run of the sidecar, the first half of its owner fields. Required.
+	// UUID of the sidecar, the first half of its owner fields. Required.
 	UUID string
+
+	// Last is what OnUp told the process before this one that had the same UUID:
+	// the first connection is then a reconnect like any other. Zero: there was none.
+	Last Identity
 
 	// Log gets one line per event that an operator acts on. nil: none.
 	Log *slog.Logger
@@ -39,10 +43,11 @@ type Config struct {
 	// OnResults brings the results of one batch. When a connection is lost, OnDown
 	// comes first, so that nobody asks again into the void.
 	// OnUp: Redis can be asked. dataLost: it is not certainly the same data as
-	// before (another run, another replication history, or it does not say).
+	// before (another run, another replication history, or it does not say). id is
+	// what a successor of this process needs as its Last.
 	// OnDown, once per outage: err is the sentence that an operator reads.
 	OnResults func([]locktable.Result)
-	OnUp      func(dataLost bool)
+	OnUp      func(dataLost bool, id Identity)
 	OnDown    func(err error)
 
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
@@ -52,6 +57,32 @@ type Config struct {
 	OnSubscribed   func(names []string)
 	OnUnsubscribed func(names []string)
 	OnMessage      func(names []string)
+}
+
+// Identity says what was connected to what: which data Redis had, by which
+// connection it was asked, and what time it was there. It stays good for as long
+// as this host runs.
+type Identity struct {
+	RunID    string // of the server process; empty: it does not say
+	ReplID   string // of the replication history, "/", and the number of the database
+	ClientID int64  // of the command connection, to be ended before anything is asked again; 0: the server does not say
+	Floor    int64  // µs: the server's time, or what it must be at the least; later tokens are above it
+	FloorAt  int64  // CLOCK_BOOTTIME in ns when Floor was read
+}
+
+// known tells whether there was a connection at all.
+func (id *Identity) known() bool { return id.FloorAt != 0 }
+
+// sameData tells whether Redis has certainly forgotten nothing from one
+// connection to the other.
+func (id *Identity) sameData(other *Identity) bool {
+	return id.sameServer(other) && id.ReplID == other.ReplID
+}
+
+// sameServer tells whether both connections led to one process, whose client ids
+// mean the same in both.
+func (id *Identity) sameServer(other *Identity) bool {
+	return id.RunID != "" && id.RunID == other.RunID
 }
 
 // Store is the way to one Redis. Its methods never block, Close apart.

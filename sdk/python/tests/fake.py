@@ -1,6 +1,7 @@
-"""A sidecar in memory, on a real socket: SPEC.md without Redis, and with strings to pull.
+"""A sidecar in memory: SPEC.md without Redis, and with strings to pull.
 
-One thread serves all connections. A test waits for what it has seen with wait_for(), never by the clock.
+Sidecar is the protocol alone; a test may move its frames itself. FakeSidecar has it on a real socket: one
+thread serves all connections, and a test waits for what it has seen with wait_for(), never by the clock.
 """
 
 from __future__ import annotations
@@ -34,11 +35,21 @@ def frame(message: Message) -> bytes:
 
 
 @dataclass(eq=False)
+class Connection:
+    send: Callable[[bytes], None]
+    close: Callable[[], None]
+    session: Session
+    greeted: bool = False
+
+
+@dataclass(eq=False)
 class Session:
     number: int
-    sock: socket.socket
-    received: bytearray = field(default_factory=bytearray)
-    greeted: bool = False
+    connection: Connection | None = None  # None: its client has not come back yet
+    # The newest, and until its claims are done the one before: its client may have only that one.
+    tickets: tuple[str, ...] = ()
+    claimed: dict[int, int] | None = None  # so far; None: no claims are due
+    lost: dict[int, str] = field(default_factory=dict)  # untold
 
 
 @dataclass(eq=False)
@@ -60,229 +71,199 @@ class Lock:
     waiters: deque[Waiter] = field(default_factory=deque)
 
 
-class FakeSidecar:
-    def __init__(self, path: str) -> None:
-        self.path = path
+class Sidecar:
+    """Not thread-safe."""
+
+    def __init__(self) -> None:
         self.lease_ns = 30_000_000_000
         self.clock: Callable[[], int] = boottime
         self.version = 1  # of the protocol
-        self.silent = False  # takes requests and answers nothing
-        self.reading = True
+        self.resumable = True  # gives out tickets
+        self.renewed = True  # the watchdog has renewed, as who resumes is told
         self.page = 100
         self.refuse: dict[str, tuple[str, str]] = {}  # op: the error that answers it
         self.seen: list[tuple[int, Message]] = []  # all requests, with their sessions
         self.sessions: dict[int, Session] = {}
+        self.grants: list[tuple[str, int, int]] = []  # name, hold, count after it
         self._locks: dict[str, Lock] = {}
-        self._numbers = itertools.count(1)
+        self._forget_numbers()
         self._tokens = itertools.count(1_700_000_000_000_000)
-        self._selector = selectors.DefaultSelector()
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._bell, self._bell_end = socket.socketpair()
-        self._selector.register(self._bell_end, selectors.EVENT_READ)
-        self._listener: socket.socket | None = None
-        self._running = True
-        self._thread = threading.Thread(target=self._run, name="fake sidecar", daemon=True)
-        self.listen()
-        self._thread.start()
+
+    def _forget_numbers(self) -> None:
+        self._numbers = itertools.count(1)
+        self._holds = itertools.count(1)
 
     # --- Strings to pull ---
 
-    def listen(self) -> None:
-        with self._lock:
-            self._listener = socket.socket(socket.AF_UNIX)
-            self._listener.bind(self.path)
-            self._listener.listen(64)
-            self._selector.register(self._listener, selectors.EVENT_READ)
-            self._ring()
+    def connect(self, send: Callable[[bytes], None], close: Callable[[], None]) -> Connection:
+        session = Session(next(self._numbers))
+        session.connection = Connection(send, close, session)
+        self.sessions[session.number] = session
+        return session.connection
 
-    def deafen(self) -> None:
-        """No new connections."""
-        with self._lock:
-            if self._listener is not None:
-                self._selector.unregister(self._listener)
-                self._listener.close()
-                self._listener = None
-                os.unlink(self.path)
+    def die(self) -> None:
+        """Is killed. Its successor knows what it knew, and is there at once."""
+        for session in list(self.sessions.values()):
+            if session.connection is not None:
+                session.connection.close()
+                session.connection = None
+            session.claimed = None
+            if not session.tickets:
+                del self.sessions[session.number]
+        for lock in self._locks.values():
+            lock.waiters.clear()
 
-    def drop(self) -> None:
-        """Ends all connections as a sidecar that dies does: no lock is given away."""
-        with self._lock:
-            for session in list(self.sessions.values()):
-                self._hang_up(session)
-            self._locks.clear()
-
-    def stop(self) -> None:
-        with self._lock:
-            if not self._running:
-                return
-            self.deafen()
-            self.drop()
-            self._running = False
-            self._ring()
-        self._thread.join()
-        self._selector.close()
-        self._bell.close()
-        self._bell_end.close()
+    def forget(self) -> None:
+        """Is killed, and its successor finds no state."""
+        self.die()
+        self.sessions.clear()
+        self._locks.clear()
+        self._forget_numbers()
 
     def lose(self, name: str, reason: str) -> None:
-        with self._lock:
-            lock = self._locks[name]
-            assert lock.session is not None, f"nobody holds {name}"
-            self._send(lock.session, {"ev": "lost", "hold": lock.hold, "reason": reason})
-            self._free(lock)
+        lock = self._locks[name]
+        assert lock.session is not None, f"nobody holds {name}"
+        if lock.session.connection is None:
+            lock.session.lost[lock.hold] = reason
+        self._send(lock.session, {"ev": "lost", "hold": lock.hold, "reason": reason})
+        self._free(lock)
+
+    def tell(self, message: Message) -> None:
+        self.send(frame(message))
 
     def prolong(self, deadline_ns: int) -> None:
         """A lease event, to everybody."""
         self.tell({"ev": "lease", "deadline_ns": deadline_ns})
 
-    def tell(self, message: Message) -> None:
-        self.send(frame(message))
-
     def send(self, data: bytes) -> None:
-        with self._lock:
-            for session in list(self.sessions.values()):
-                session.sock.sendall(data)
-
-    def answer_all(self) -> None:
-        """Stops being silent and goes on with what it was asked meanwhile."""
-        with self._lock:
-            self.silent = False
-            unanswered, self._unanswered = self._unanswered, []
-            for session, message in unanswered:
-                self._handle(session, message)
-            self._ring()
-
-    _unanswered: list[tuple[Session, Message]]
-
-    def read_again(self) -> None:
-        with self._lock:
-            self.reading = True
-            self._ring()
+        for session in list(self.sessions.values()):
+            if session.connection is not None:
+                session.connection.send(data)
 
     # --- What a test looks at ---
 
     def requests(self, op: str) -> list[Message]:
-        with self._lock:
-            return [m for _, m in self.seen if m["op"] == op]
+        return [m for _, m in self.seen if m["op"] == op]
 
     def holder(self, name: str) -> int:
         """The session that holds the lock; 0 if none."""
-        with self._lock:
-            lock = self._locks.get(name)
-            return lock.session.number if lock is not None and lock.session is not None else 0
+        lock = self._locks.get(name)
+        return lock.session.number if lock is not None and lock.session is not None else 0
 
     def waiting(self, name: str) -> int:
-        with self._lock:
-            lock = self._locks.get(name)
-            return len(lock.waiters) if lock is not None else 0
+        lock = self._locks.get(name)
+        return len(lock.waiters) if lock is not None else 0
 
-    def wait_for(self, what: Callable[[], object]) -> None:
-        with self._changed:
-            assert self._changed.wait_for(what, PATIENCE), "what was waited for did not come"
+    def held_by(self, number: int) -> dict[int, int]:
+        """The holds of a session and their counts."""
+        return {x.hold: x.count for x in self._locks.values() if x.session and x.session.number == number}
 
-    # --- The thread ---
+    # --- Connections ---
 
-    def _ring(self) -> None:
-        self._bell.send(b"x")
+    def handle(self, connection: Connection, message: Message) -> None:
+        self.seen.append((connection.session.number, message))
+        self._obey(connection, message)
 
-    def _run(self) -> None:
-        self._unanswered = []
-        while True:
-            events = self._selector.select(self._patience())
-            with self._changed:
-                if not self._running:
-                    return
-                for key, _ in events:
-                    if key.fileobj is self._bell_end:
-                        self._bell_end.recv(4096)
-                    elif key.fileobj is self._listener:
-                        self._accept()
-                    elif isinstance(key.data, Session) and key.data.number in self.sessions and self.reading:
-                        self._read(key.data)
-                self._time_out()
-                self._listen_to(self.reading)
-                self._changed.notify_all()
+    def _obey(self, connection: Connection, message: Message) -> None:
+        session, op = connection.session, message["op"]
+        if not connection.greeted and op != "hello":
+            self._breach(session, "no_hello", "say hello first")
+        elif session.claimed is not None and op not in ("claim", "bye"):
+            self._breach(session, "bad_frame", "claims are due")
+        elif op in self.refuse:
+            self._error(session, message, *self.refuse[op])
+        else:
+            getattr(self, f"_on_{op}")(session, message)
 
-    def _listen_to(self, reading: bool) -> None:
-        for session in self.sessions.values():
-            registered = session.sock in self._selector.get_map()
-            if reading and not registered:
-                self._selector.register(session.sock, selectors.EVENT_READ, session)
-            elif not reading and registered:
-                self._selector.unregister(session.sock)
+    def ended(self, connection: Connection) -> None:
+        """By the client."""
+        connection.close()
+        session = connection.session
+        session.connection = None
+        if session.claimed is not None:
+            session.claimed = None  # and it is waited for as before
+        else:
+            self._end(session)
 
-    def _patience(self) -> float | None:
-        with self._lock:
-            times = [w.until for lock in self._locks.values() for w in lock.waiters if w.until is not None]
-        return max(min(times) - time.monotonic(), 0) if times else None
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        sock, _ = self._listener.accept()
-        session = Session(next(self._numbers), sock)
-        self.sessions[session.number] = session
-        self._selector.register(sock, selectors.EVENT_READ, session)
-
-    def _read(self, session: Session) -> None:
-        try:
-            data = session.sock.recv(65536)
-        except ConnectionError:
-            data = b""
-        if not data:
-            self._hang_up(session)
-            self._died(session)
-            return
-        session.received += data
-        while len(session.received) >= 4:
-            end = 4 + int.from_bytes(session.received[:4], "big")
-            if len(session.received) < end:
-                break
-            message = msgpack.unpackb(bytes(session.received[4:end]))
-            del session.received[:end]
-            self.seen.append((session.number, message))
-            if self.silent:
-                self._unanswered.append((session, message))
-            else:
-                self._handle(session, message)
-
-    def _hang_up(self, session: Session) -> None:
-        if session.sock in self._selector.get_map():
-            self._selector.unregister(session.sock)
-        session.sock.close()
+    def _end(self, session: Session) -> None:
         self.sessions.pop(session.number, None)
-
-    def _died(self, session: Session) -> None:
         for lock in self._locks.values():
             lock.waiters = deque(w for w in lock.waiters if w.session is not session)
         for lock in list(self._locks.values()):
             if lock.session is session:
                 self._free(lock)
 
-    # --- The protocol ---
+    def _breach(self, session: Session, code: str, msg: str) -> None:
+        self._send(session, {"err": {"code": code, "msg": msg}})
+        if session.connection is not None:
+            session.connection.close()
+            session.connection = None
+            session.tickets = ()
 
     def _send(self, session: Session, message: Message) -> None:
-        with contextlib.suppress(OSError):  # its end is about to be read
-            session.sock.sendall(frame(message))
+        if session.connection is not None:
+            session.connection.send(frame(message))
 
     def _error(self, session: Session, message: Message, code: str, msg: str) -> None:
         if "id" in message:
             self._send(session, {"id": message["id"], "err": {"code": code, "msg": msg}})
 
-    def _handle(self, session: Session, message: Message) -> None:
-        op = message["op"]
-        if not session.greeted and op != "hello":
-            self._send(session, {"err": {"code": "no_hello", "msg": "say hello first"}})
-            self._hang_up(session)
-        elif op in self.refuse:
-            self._error(session, message, *self.refuse[op])
-        else:
-            getattr(self, f"_on_{op}")(session, message)
-
     def _on_hello(self, session: Session, m: Message) -> None:
-        session.greeted = True
-        answer = {"v": self.version, "sidecar": "fake", "version": "0", "session": session.number}
-        self._send(session, {"id": m["id"], **answer, "lease_ms": self.lease_ns // 1_000_000, "now_ns": self.clock()})
+        assert session.connection is not None
+        session.connection.greeted = True
+        resumed = self._resumed(session, m.get("resume", ""))
+        if resumed is not None:
+            del self.sessions[session.number]
+            resumed.connection = session.connection
+            session.connection.session = resumed
+            session = resumed
+            session.claimed = {}
+        answer: Message = {"id": m["id"], "v": self.version, "sidecar": "fake", "version": "0"}
+        answer |= {"session": session.number, "lease_ms": self.lease_ns // 1_000_000, "now_ns": self.clock()}
+        if m.get("resumable") and self.resumable:
+            answer["ticket"] = f"ticket {next(self._tokens)}"
+            session.tickets = (*session.tickets, answer["ticket"])
+        if resumed is not None:
+            answer["resumed"] = True
+        self._send(session, answer)
+
+    def _resumed(self, session: Session, ticket: str) -> Session | None:
+        return next((x for x in self.sessions.values() if x.connection is None and ticket in x.tickets), None)
+
+    def _on_claim(self, session: Session, m: Message) -> None:
+        if session.claimed is None:
+            self._breach(session, "bad_frame", "no claims are due")
+            return
+        held = self.held_by(session.number)
+        holds = m["holds"]
+        assert len(holds) <= 2 * 4096
+        for hold, entries in zip(holds[::2], holds[1::2], strict=True):
+            assert hold not in session.claimed
+            session.claimed[hold] = entries
+            if hold not in held:
+                self._send(session, {"ev": "lost", "hold": hold, "reason": session.lost.get(hold, "forgotten")})
+            elif entries > held[hold]:
+                self._breach(session, "bad_frame", "that is more than was granted")
+                return
+        if not m.get("more"):
+            claimed, session.claimed = session.claimed, None
+            session.tickets = session.tickets[-1:]
+            for lock in list(self._locks.values()):
+                if lock.session is session:
+                    lock.count = claimed.get(lock.hold, 0)
+                    if not lock.count:
+                        self._free(lock)
+            if self.renewed and self.held_by(session.number):
+                self._send(session, {"ev": "lease", "deadline_ns": self.clock() + self.lease_ns})
+        self._send(session, {"id": m["id"]})
+
+    def _on_bye(self, session: Session, m: Message) -> None:
+        self._send(session, {"id": m["id"]})
+        if session.connection is not None:
+            session.connection.close()
+        self._end(session)
+
+    # --- Locks ---
 
     def _on_ping(self, session: Session, m: Message) -> None:
         self._send(session, {"id": m["id"], "now_ns": self.clock(), "redis": "ok"})
@@ -328,12 +309,13 @@ class FakeSidecar:
 
     def _take(self, lock: Lock, session: Session, m: Message) -> None:
         lock.session, lock.owner, lock.count = session, m.get("owner", 0), 1
-        lock.hold, lock.token = next(self._numbers), next(self._tokens)
+        lock.hold, lock.token = next(self._holds), next(self._tokens)
         lock.leased = "lease_ms" in m
         self._grant(lock, m)
 
     def _grant(self, lock: Lock, m: Message) -> None:
         assert lock.session is not None
+        self.grants.append((lock.name, lock.hold, lock.count))
         lease = m["lease_ms"] * 1_000_000 if lock.leased and "lease_ms" in m else self.lease_ns
         self._send(
             lock.session,
@@ -415,3 +397,188 @@ class FakeSidecar:
         hold = lock.hold
         self.lose(m["name"], "forced")
         self._send(session, {"id": m["id"], "hold": hold})
+
+
+@dataclass(eq=False)
+class _Socket:
+    sock: socket.socket
+    connection: Connection
+    received: bytearray = field(default_factory=bytearray)
+
+
+class FakeSidecar(Sidecar):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.silent = False  # takes requests and answers nothing
+        self.reading = True
+        self._unanswered: list[tuple[Connection, Message]] = []
+        self._sockets: dict[socket.socket, _Socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._bell, self._bell_end = socket.socketpair()
+        self._selector.register(self._bell_end, selectors.EVENT_READ)
+        self._listener: socket.socket | None = None
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="fake sidecar", daemon=True)
+        self.listen()
+        self._thread.start()
+
+    # --- Strings to pull ---
+
+    def listen(self) -> None:
+        with self._lock:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(self.path)
+            self._listener.listen(64)
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._ring()
+
+    def deafen(self) -> None:
+        """No new connections."""
+        with self._lock:
+            if self._listener is not None:
+                self._selector.unregister(self._listener)
+                self._listener.close()
+                self._listener = None
+                os.unlink(self.path)
+
+    def die(self) -> None:
+        with self._lock:
+            self._unanswered.clear()
+            super().die()
+
+    def forget(self) -> None:
+        with self._lock:
+            super().forget()
+
+    def stop(self) -> None:
+        with self._lock:
+            if not self._running:
+                return
+            self.deafen()
+            self.die()
+            self._running = False
+            self._ring()
+        self._thread.join()
+        self._selector.close()
+        self._bell.close()
+        self._bell_end.close()
+
+    def lose(self, name: str, reason: str) -> None:
+        with self._lock:
+            super().lose(name, reason)
+
+    def send(self, data: bytes) -> None:
+        with self._lock:
+            super().send(data)
+
+    def answer_all(self) -> None:
+        """Stops being silent and goes on with what it was asked meanwhile."""
+        with self._lock:
+            self.silent = False
+            unanswered, self._unanswered = self._unanswered, []
+            for connection, message in unanswered:
+                self._obey(connection, message)
+            self._ring()
+
+    def read_again(self) -> None:
+        with self._lock:
+            self.reading = True
+            self._ring()
+
+    # --- What a test looks at ---
+
+    def requests(self, op: str) -> list[Message]:
+        with self._lock:
+            return super().requests(op)
+
+    def holder(self, name: str) -> int:
+        with self._lock:
+            return super().holder(name)
+
+    def waiting(self, name: str) -> int:
+        with self._lock:
+            return super().waiting(name)
+
+    def connections(self) -> int:
+        with self._lock:
+            return len(self._sockets)
+
+    def wait_for(self, what: Callable[[], object]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(what, PATIENCE), "what was waited for did not come"
+
+    # --- The thread ---
+
+    def _ring(self) -> None:
+        self._bell.send(b"x")
+
+    def _run(self) -> None:
+        while True:
+            events = self._selector.select(self._patience())
+            with self._changed:
+                if not self._running:
+                    return
+                for key, _ in events:
+                    if key.fileobj is self._bell_end:
+                        self._bell_end.recv(4096)
+                    elif key.fileobj is self._listener:
+                        self._accept()
+                    elif isinstance(key.data, _Socket) and key.data.sock in self._sockets and self.reading:
+                        self._read(key.data)
+                self._time_out()
+                self._listen_to(self.reading)
+                self._changed.notify_all()
+
+    def _listen_to(self, reading: bool) -> None:
+        for entry in self._sockets.values():
+            registered = entry.sock in self._selector.get_map()
+            if reading and not registered:
+                self._selector.register(entry.sock, selectors.EVENT_READ, entry)
+            elif not reading and registered:
+                self._selector.unregister(entry.sock)
+
+    def _patience(self) -> float | None:
+        with self._lock:
+            times = [w.until for lock in self._locks.values() for w in lock.waiters if w.until is not None]
+        return max(min(times) - time.monotonic(), 0) if times else None
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        sock, _ = self._listener.accept()
+
+        def send(data: bytes) -> None:
+            with contextlib.suppress(OSError):  # its end is about to be read
+                sock.sendall(data)
+
+        def close() -> None:
+            if self._sockets.pop(sock, None) is not None:
+                if sock in self._selector.get_map():
+                    self._selector.unregister(sock)
+                sock.close()
+
+        entry = self._sockets[sock] = _Socket(sock, self.connect(send, close))
+        self._selector.register(sock, selectors.EVENT_READ, entry)
+
+    def _read(self, entry: _Socket) -> None:
+        try:
+            data = entry.sock.recv(65536)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self.ended(entry.connection)
+            return
+        entry.received += data
+        while len(entry.received) >= 4 and entry.sock in self._sockets:
+            end = 4 + int.from_bytes(entry.received[:4], "big")
+            if len(entry.received) < end:
+                break
+            message = msgpack.unpackb(bytes(entry.received[4:end]))
+            del entry.received[:end]
+            if self.silent:
+                self.seen.append((entry.connection.session.number, message))
+                self._unanswered.append((entry.connection, message))
+            else:
+                self.handle(entry.connection, message)

@@ -8,6 +8,7 @@ import pickle
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from locksidecar import (
     Unsupported,
     aio,
 )
+from locksidecar._link import Patience
 
 S = 1_000_000_000
 
@@ -244,7 +246,7 @@ async def test_deadline_is_that_of_its_own_clock(sidecar: FakeSidecar, other: ai
             fired = asyncio.Event()
             body = held._body
             assert body is not None
-            connection = held._connection
+            connection = held._line
             lost = connection.lost
 
             def look(entry: locksidecar._core.Entry) -> str:
@@ -393,7 +395,7 @@ async def test_grant_read_in_the_same_step_as_the_cancellation_is_released(
     sidecar: FakeSidecar, client: aio.Client
 ) -> None:
     task = asyncio.create_task(client.lock("n").acquire())
-    connection = client._connection
+    connection = client._line
     assert connection is not None
     tell = connection._tell
 
@@ -414,7 +416,7 @@ async def test_grant_read_in_the_same_step_as_the_cancellation_is_released(
 async def test_a_sidecar_that_does_not_answer(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("locksidecar.aio.ANSWER_GRACE", 0.02)
+    monkeypatch.setattr(Patience, "__init__", partialmethod(Patience.__init__, grace=0.02))
     sidecar.silent = True
     with pytest.raises(Unavailable, match="does not answer"):
         await client.lock("n", timeout=0.01).acquire()
@@ -447,39 +449,12 @@ async def test_other_protocol_version(sidecar: FakeSidecar) -> None:
         await locksidecar.aconnect(sidecar.path)
 
 
-async def test_holds_outlive_the_connection_and_the_next_acquire_reconnects(
-    sidecar: FakeSidecar, other: aio.Client
-) -> None:
-    now = boottime()
-    other._clock = sidecar.clock = lambda: now
-    with pytest.raises(LockLost, match="expired"):
-        async with other.lock("a") as held:
-            sidecar.drop()
-            async with other.lock("b"):
-                held.check()
-            now += 30 * S
-            held.check()
-    assert len(sidecar.requests("hello")) == 2
-
-
-async def test_call_in_flight_fails_with_the_connection(
-    sidecar: FakeSidecar, client: aio.Client, other: aio.Client
-) -> None:
-    await other.lock("n").acquire()
-    task = asyncio.create_task(client.lock("n").acquire())
-    await until(sidecar, lambda: sidecar.waiting("n"))
-    sidecar.drop()
-    with pytest.raises(Unavailable, match="stopped or restarted") as e:
-        await task
-    assert e.value.may_have_happened
-
-
 async def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.lock("n")
     await lock.acquire()
     sidecar.silent = True
-    task = asyncio.create_task(client.ping())
-    await until(sidecar, lambda: sidecar.requests("ping"))
+    task = asyncio.create_task(client.info("n"))
+    await until(sidecar, lambda: sidecar.requests("info"))
     sidecar.send(b"\x00\x00\x00\x00")
     with pytest.raises(ProtocolError):
         await task
@@ -488,16 +463,17 @@ async def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, clien
     lock.held.check()
     lock.release()
     await free(sidecar, "n")
-    assert len(sidecar.sessions) == 1
+    assert sidecar.connections() == 1
 
 
 async def test_a_socket_that_is_full_is_written_later(sidecar: FakeSidecar, client: aio.Client) -> None:
     locks = [client.lock(f"n{i}") for i in range(50)]
     for lock in locks:
         await lock.acquire()
-    connection = client._connection
+    connection = client._line
     assert connection is not None
-    connection.link._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    assert connection.link.sock is not None
+    connection.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     sidecar.reading = False
     for lock in locks:
         lock.release()

@@ -7,9 +7,9 @@ import random
 import tracemalloc
 from typing import Any
 
-import msgpack
 import pytest
 from fake import frame
+from talk import S, Talk
 
 from locksidecar import (
     BadRequest,
@@ -22,42 +22,7 @@ from locksidecar import (
     Unavailable,
 )
 from locksidecar import _protocol as protocol
-from locksidecar._core import MAX_UNSENT, Call, Entry, Hold, Options, Session
-
-S = 1_000_000_000
-
-
-class Talk:
-    """A session and the sidecar's side of it."""
-
-    def __init__(self) -> None:
-        self.session = Session("/path")
-
-    def sent(self) -> list[dict[str, Any]]:
-        """What the client has said since the last look."""
-        messages = []
-        buffer = bytearray(self.session.unsent)
-        self.session.unsent.clear()
-        while (body := protocol.split(buffer)) is not None:
-            messages.append(msgpack.unpackb(body))
-        assert not buffer
-        return messages
-
-    def say(self, **message: Any) -> None:
-        self.session.receive(frame(message))
-
-    def acquire(self, name: str = "n", options: Options | None = None) -> Call[protocol.AcquireOK]:
-        return self.session.acquire(name, 1, options or Options(), None)
-
-    def grant(self, call: Call[protocol.AcquireOK], hold: int = 7, deadline: int = 30 * S, count: int = 1) -> Entry:
-        self.say(id=call.id, token=100 + hold, hold=hold, count=count, deadline_ns=deadline)
-        assert call.hold is not None
-        return Entry(self.session, call.hold)
-
-    def held(self, hold: int = 7, deadline: int = 30 * S, options: Options | None = None) -> Entry:
-        entry = self.grant(self.acquire(f"n{hold}", options), hold, deadline)
-        self.sent()
-        return entry
+from locksidecar._core import MAX_UNSENT, Entry, Hold, Options
 
 
 @pytest.fixture
@@ -66,8 +31,8 @@ def talk() -> Talk:
 
 
 def test_acquire_says_only_what_is_not_the_default(talk: Talk) -> None:
-    talk.session.acquire("n", 3, Options(), None)
-    talk.session.acquire("n", 3, Options(1.5, 0.05, 60, 2.5, reentrant=True), 1.2501)
+    talk.session.acquire("n", 3, Options(), 0)
+    talk.session.acquire("n", 3, Options(1.2501, 0.05, 60, 2.5, reentrant=True), 0)
     assert talk.sent() == [
         {"op": "acquire", "id": 1, "name": "n", "owner": 3, "reentrant": False},
         {
@@ -81,11 +46,6 @@ def test_acquire_says_only_what_is_not_the_default(talk: Talk) -> None:
             "crash_delay_ms": 2500,
         },
     ]
-
-
-def test_a_wait_that_is_over_is_a_try(talk: Talk) -> None:
-    talk.session.acquire("n", 1, Options(), -0.5)
-    assert talk.sent()[0]["wait_ms"] == 0
 
 
 def test_answers_come_in_any_order(talk: Talk) -> None:
@@ -276,7 +236,7 @@ def test_entry_into_a_hold_believed_lost_is_a_belief_of_its_own(talk: Talk) -> N
 def test_reentry_of_a_hold_that_was_left_meanwhile_is_not_taken_for_renewed(talk: Talk, left: str) -> None:
     first = talk.acquire(options=Options(lease=1, reentrant=True))
     if left == "abandoned":
-        talk.session.abandon(first)
+        talk.session.abandon(first, 0)
         second = talk.acquire(options=Options(reentrant=True))
         talk.say(id=first.id, token=107, hold=7, count=1, deadline_ns=S)
     else:
@@ -292,7 +252,7 @@ def test_reentry_of_a_hold_that_was_left_meanwhile_is_not_taken_for_renewed(talk
 def test_abandoned_acquire_is_cancelled(talk: Talk) -> None:
     call = talk.acquire()
     talk.sent()
-    talk.session.abandon(call)
+    talk.session.abandon(call, 0)
     assert talk.sent() == [{"op": "cancel", "target": call.id}]
     talk.say(id=call.id, err={"code": "canceled", "msg": ""})
     assert talk.sent() == []
@@ -300,7 +260,7 @@ def test_abandoned_acquire_is_cancelled(talk: Talk) -> None:
 
 def test_grant_that_wins_against_the_cancel_is_released(talk: Talk) -> None:
     call = talk.acquire()
-    talk.session.abandon(call)
+    talk.session.abandon(call, 0)
     talk.sent()
     talk.say(id=call.id, token=1, hold=9, count=1, deadline_ns=30 * S)
     assert talk.sent() == [{"op": "release", "hold": 9}]
@@ -311,53 +271,46 @@ def test_acquire_abandoned_after_its_grant_is_released(talk: Talk) -> None:
     call = talk.acquire()
     talk.grant(call)
     talk.sent()
-    talk.session.abandon(call)
-    talk.session.abandon(call)
+    talk.session.abandon(call, 0)
+    talk.session.abandon(call, 0)
     assert talk.sent() == [{"op": "release", "hold": 7}]
     assert talk.session.live == 0
 
 
-# --- The end of a connection ---
+# --- The end of a session ---
 
 
-def test_end_fails_what_waits_and_says_whether_it_may_have_happened(talk: Talk) -> None:
+def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(talk: Talk) -> None:
     sent, forced = talk.acquire(), talk.session.force_release("n")
     talk.sent()
     unsent = talk.acquire()
     del talk.session.unsent[:3]
-    talk.session.end()
+    talk.session.fail("It is over.")
     for call, happened, words in (
-        (sent, True, "If this acquire was granted, that ended with the connection"),
+        (sent, True, "If this acquire was granted, that ended with the session"),
         (forced, True, "may have been carried out"),
         (unsent, False, "was not carried out"),
     ):
         with pytest.raises(Unavailable, match=words) as e:
             call.result()
         assert e.value.may_have_happened is happened
-    with pytest.raises(Unavailable, match="closed the connection"):
+    with pytest.raises(Unavailable, match="It is over"):
         talk.session.ping()
 
 
-def test_holds_outlive_the_connection_to_their_deadlines(talk: Talk) -> None:
+def test_holds_outlive_the_session_to_their_deadlines(talk: Talk) -> None:
     entry = talk.held()
-    talk.session.end()
+    talk.session.fail("It is over.")
     entry.check(30 * S - 1)
     with pytest.raises(LockLost):
         entry.check(30 * S)
 
 
-def test_release_on_a_dead_connection_is_silent(talk: Talk) -> None:
+def test_release_in_a_session_that_is_over_is_silent(talk: Talk) -> None:
     entry = talk.held()
-    talk.session.end()
+    talk.session.fail("It is over.")
     entry.release(0)
     assert talk.sent() == []
-
-
-def test_last_words_are_told(talk: Talk) -> None:
-    call = talk.acquire()
-    talk.say(err={"code": "unavailable", "msg": "the sidecar is stopping"})
-    with pytest.raises(Unavailable, match="the sidecar is stopping"):
-        call.result()
 
 
 def test_a_client_that_was_wrong_is_told(talk: Talk) -> None:
@@ -379,7 +332,7 @@ def test_a_client_that_was_wrong_is_told(talk: Talk) -> None:
 def test_breach_of_protocol_fails_every_call(talk: Talk, message: dict[str, Any]) -> None:
     call = talk.acquire()
     talk.sent()
-    talk.session.receive(frame(message))
+    talk.session.receive(frame(message), 0)
     with pytest.raises(ProtocolError, match="/path broke the protocol"):
         call.result()
     with pytest.raises(ProtocolError):
@@ -389,7 +342,7 @@ def test_breach_of_protocol_fails_every_call(talk: Talk, message: dict[str, Any]
 def test_requests_do_not_pile_up_without_bound(talk: Talk) -> None:
     def pile() -> None:
         while len(talk.session.unsent) < 2 * MAX_UNSENT:
-            talk.session.acquire("n" * 512, 1, Options(), None)
+            talk.session.acquire("n" * 512, 1, Options(), 0)
 
     with pytest.raises(Unavailable, match="does not read"):
         pile()
@@ -456,12 +409,12 @@ def test_mutated_replies_cause_nothing_but_protocol_errors() -> None:
         {"id": 1, "locks": [row, row], "next": 3},
     ]
     for _ in range(20_000):
-        body = bytearray(frame(rng.choice(good))[4:])
+        body = bytearray(frame({**rng.choice(good)})[4:])
         for _ in range(rng.randrange(1, 4)):
             body[rng.randrange(len(body))] = rng.randrange(256)
-        session = Session("/path")
-        session.page(0) if rng.random() < 0.5 else session.acquire("n", 1, Options(), None)
-        session.receive(len(body).to_bytes(4, "big") + body)
+        session = Talk().session
+        session.page(0) if rng.random() < 0.5 else session.acquire("n", 1, Options(), 0)
+        session.receive(len(body).to_bytes(4, "big") + body, 0)
         assert session.failure is None or isinstance(session.failure, ProtocolError | Unavailable)
 
 
@@ -507,4 +460,4 @@ def test_a_later_version_may_give_known_names_to_its_own_events() -> None:
 
 
 def test_hold_is_compared_by_identity() -> None:
-    assert Hold(1, "n", 1, 1, False, 0) != Hold(1, "n", 1, 1, False, 0)
+    assert Hold(1, "n", 1, 1, False, 0, 1) != Hold(1, "n", 1, 1, False, 0, 1)

@@ -59,7 +59,14 @@ class Counter:
         self.path.write_text(f"{count + 1} {token}")
 
     def value(self) -> int:
-        return int(self.path.read_text().split()[0])
+        # Nothing stands in it while it is written.
+        while not (words := self.path.read_text().split()):
+            pass
+        return int(words[0])
+
+    def wait_for(self, count: int) -> None:
+        while self.value() < count:
+            pass
 
 
 def work(lock: locksidecar.Lock, counter: Counter, times: int) -> None:
@@ -174,40 +181,154 @@ def test_deadlock_between_two_processes_is_told_to_the_one_who_closes_it(daemon:
     assert exit_code(pid) == 0
 
 
-def test_a_daemon_that_is_killed_and_comes_back(tmp_path: Path) -> None:
-    """A lock outlives it to its deadline, and the client finds the new one by itself."""
-    redis = subprocess.Popen(
-        [
-            "redis-server",
-            "--port",
-            "0",
-            "--unixsocket",
-            str(tmp_path / "r"),
-            "--save",
-            "",
-            "--logfile",
-            str(tmp_path / "log"),
-        ]
-    )
-    try:
-        daemon = Daemon(tmp_path / "s", f"unix://{tmp_path / 'r'}")
-        client = locksidecar.connect(daemon.socket)
-        lock = client.lock("n")
-        lock.acquire()
-        held = lock.held
-        assert held is not None
-        daemon.kill()
-        daemon.start()
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    command = ["redis-server", "--port", "0", "--unixsocket", str(tmp_path / "r"), "--save", ""]
+    server = subprocess.Popen([*command, "--logfile", str(tmp_path / "log")])
+    yield f"unix://{tmp_path / 'r'}"
+    server.terminate()
+    server.wait()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path, redis: str) -> Iterator[Daemon]:
+    """A daemon whose Redis and whose state outlive it."""
+    daemon = Daemon(tmp_path / "s", redis)
+    yield daemon
+    daemon.process.terminate()
+    assert daemon.process.wait(30) == 0
+
+
+def stop(daemon: Daemon) -> None:
+    daemon.process.terminate()
+    assert daemon.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("end", [Daemon.kill, stop])
+def test_locks_and_waits_outlive_the_daemon(mortal: Daemon, end: Callable[[Daemon], None]) -> None:
+    client, other = locksidecar.connect(mortal.socket), locksidecar.connect(mortal.socket)
+    order: list[int] = []
+
+    def wait(i: int) -> None:
+        with other.lock("n", timeout=60) as held:
+            order.append(i)
+            held.check()
+
+    def waiting() -> int:
+        row = client.info("n")
+        return row.waiting if row else 0
+
+    with client.lock("n") as held:
+        token = held.token
+        threads = [threading.Thread(target=wait, args=(i,)) for i in range(3)]
+        for n, thread in enumerate(threads, 1):
+            thread.start()
+            while waiting() < n:
+                pass
+        for _ in range(3):
+            end(mortal)
+            mortal.start()
+            held.check()
+            assert held.token == token
+            while waiting() < 3:
+                pass
+            row = client.info("n")
+            assert row is not None
+            assert (row.token, row.absent) == (token, False)
         held.check()
-        other = locksidecar.connect(daemon.socket)
-        assert not other.lock("n").acquire(blocking=False)  # nobody gets it before its deadline
-        with other.lock("n") as later:
-            assert held.lost == "expired"
-            assert later.token > held.token
-        with client.lock("m"):
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2]
+
+
+def test_daemon_renews_for_a_process_that_is_silent_over_its_restart(mortal: Daemon) -> None:
+    client = locksidecar.connect(mortal.socket)
+    with client.lock("n") as held:
+        deadline = held.deadline
+        mortal.kill()
+        mortal.start()
+        other = locksidecar.connect(mortal.socket)
+        # Longer than the lease: without renewals somebody else would have it.
+        assert not other.lock("n").acquire(timeout=2 * LEASE)
+        row = other.info("n")
+        assert row is not None
+        assert row.absent
+        held.check()
+        assert held.deadline > deadline + LEASE
+    with other.lock("n", timeout=LEASE / 2):
+        pass
+
+
+def test_release_while_no_daemon_runs_is_completed(mortal: Daemon) -> None:
+    client = locksidecar.connect(mortal.socket)
+    lock = client.lock("n")
+    lock.acquire()
+    mortal.kill()
+    lock.release()
+    mortal.start()
+    with locksidecar.connect(mortal.socket).lock("n", timeout=LEASE / 2):
+        pass
+
+
+def test_daemon_that_does_not_come_back(mortal: Daemon) -> None:
+    client = locksidecar.connect(mortal.socket)
+    with pytest.raises(locksidecar.LockLost, match="expired"), client.lock("n") as held:
+        mortal.kill()
+        held.check()
+        while held.lost is None:
             pass
-        daemon.process.terminate()
-        assert daemon.process.wait(30) == 0
-    finally:
-        redis.terminate()
-        redis.wait()
+        assert held.remaining == 0
+    mortal.start()
+    client.connect()
+
+
+def test_daemon_that_lost_its_state_is_a_new_one(mortal: Daemon) -> None:
+    """Then a lock is good as long as was told, and nobody gets it before."""
+    client = locksidecar.connect(mortal.socket)
+    lock = client.lock("n")
+    lock.acquire()
+    held = lock.held
+    mortal.kill()
+    os.unlink(f"{mortal.socket}.state")
+    mortal.start()
+    held.check()
+    with locksidecar.connect(mortal.socket).lock("n", timeout=60) as later:
+        assert held.lost == "expired"
+        assert later.token > held.token
+
+
+def test_tasks_go_on_over_restarts_of_the_daemon(mortal: Daemon, tmp_path: Path) -> None:
+    counter = Counter(tmp_path / "counter")
+    socket = mortal.socket
+
+    async def main() -> None:
+        working = asyncio.create_task(work_in_tasks(socket, counter, 5, 40))
+        async with await aio.connect(socket) as client, client.lock("held") as held:
+            token = held.token
+            for _ in range(3):
+                await asyncio.to_thread(counter.wait_for, counter.value() + 10)
+                await asyncio.to_thread(mortal.kill)
+                mortal.start()
+            await working
+            held.check()
+            assert held.token == token
+
+    asyncio.run(main())
+    assert counter.value() == 200
+
+
+def test_threads_and_processes_exclude_each_other_over_restarts(mortal: Daemon, tmp_path: Path) -> None:
+    counter = Counter(tmp_path / "counter")
+    client = locksidecar.connect(mortal.socket)
+    pids = [forked(lambda: work(client.lock("n"), counter, 60)) for _ in range(2)]
+    threads = [threading.Thread(target=work, args=(client.lock("n"), counter, 60)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        counter.wait_for(counter.value() + 20)
+        mortal.kill()
+        mortal.start()
+    for thread in threads:
+        thread.join()
+    assert [exit_code(pid) for pid in pids] == [0, 0]
+    assert counter.value() == 300

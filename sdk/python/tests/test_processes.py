@@ -64,7 +64,7 @@ def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Clie
     held.check()
     lock.release()
     sidecar.wait_for(lambda: not sidecar.holder("n"))
-    assert len(sidecar.sessions) == 1
+    assert sidecar.connections() == 1
 
 
 def test_child_that_leaves_the_with_block_of_its_parent(sidecar: FakeSidecar, client: Client) -> None:

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 
 import pytest
 from fake import PATIENCE, FakeSidecar, boottime
@@ -34,8 +35,8 @@ from locksidecar import (
     Unavailable,
     Unsupported,
     _link,
-    _sync,
 )
+from locksidecar._link import Patience
 
 S = 1_000_000_000
 
@@ -229,7 +230,7 @@ def test_loss_does_not_mask_the_exception_of_the_body(sidecar: FakeSidecar, clie
 def test_deadline_is_kept_without_the_sidecar(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
-    client._connection = None  # a new one, with this clock
+    client._line = None  # a new one, with this clock
     with pytest.raises(LockLost, match="expired"), client.lock("n") as held:
         now += 30 * S - 1
         held.check()
@@ -242,7 +243,7 @@ def test_deadline_is_kept_without_the_sidecar(sidecar: FakeSidecar, client: Clie
 def test_lease_event_moves_the_deadline(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
-    client._connection = None
+    client._line = None
     with client.lock("n") as held:
         sidecar.prolong(now + 60 * S)
         now += 50 * S
@@ -357,40 +358,6 @@ def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -
     assert clients[0].ping() == "ok"
 
 
-def test_threads_that_wait_for_each_others_attempts_to_connect_do_not_add_up_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    looks: dict[int, int] = {}  # at the clock, by thread
-    looked = threading.Condition()
-
-    def monotonic() -> float:
-        with looked:
-            looks[threading.get_ident()] = looks.get(threading.get_ident(), 0) + 1
-            looked.notify_all()
-            return now
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        with looked:  # the second thread has begun, and waits or is about to
-            assert looked.wait_for(lambda: len(looks) == 2 and min(looks.values()) >= 2, PATIENCE)
-            now += seconds
-
-    monkeypatch.setattr(_sync, "time", SimpleNamespace(monotonic=monotonic, sleep=sleep))
-    client = Client(tmp_path / "none")
-
-    def acquire() -> None:
-        with pytest.raises(Unavailable):
-            client.lock("n").acquire(timeout=1)
-
-    threads = [threading.Thread(target=acquire) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert 0.5 < now <= 1
-
-
 def test_other_protocol_version(sidecar: FakeSidecar) -> None:
     sidecar.version = 2
     with pytest.raises(Unsupported, match="speaks protocol version 2, this client 1"):
@@ -398,7 +365,7 @@ def test_other_protocol_version(sidecar: FakeSidecar) -> None:
     sidecar.refuse["hello"] = ("unsupported", "this sidecar speaks 2 to 3")
     with pytest.raises(Unsupported, match="speaks 2 to 3"):
         locksidecar.connect(sidecar.path)
-    sidecar.wait_for(lambda: not sidecar.sessions)
+    sidecar.wait_for(lambda: not sidecar.connections())
 
 
 @pytest.mark.parametrize("ahead", [-60 * S, 60 * S])
@@ -407,7 +374,7 @@ def test_sidecar_of_another_time_namespace_is_refused(sidecar: FakeSidecar, ahea
     sidecar.clock = lambda: boottime() + ahead
     with pytest.raises(Unsupported, match="time namespace"):
         locksidecar.connect(sidecar.path)
-    sidecar.wait_for(lambda: not sidecar.sessions)
+    sidecar.wait_for(lambda: not sidecar.connections())
 
 
 def test_too_many_sessions(sidecar: FakeSidecar) -> None:
@@ -416,55 +383,16 @@ def test_too_many_sessions(sidecar: FakeSidecar) -> None:
         locksidecar.connect(sidecar.path)
 
 
-def test_holds_outlive_the_connection_and_the_next_acquire_reconnects(sidecar: FakeSidecar, client: Client) -> None:
-    now = boottime()
-    client._clock = sidecar.clock = lambda: now
-    client._connection = None
-    with pytest.raises(LockLost, match="expired"), client.lock("a") as held:
-        sidecar.drop()
-        held.check()
-        with client.lock("b") as other:
-            now += 31 * S
-            with pytest.raises(LockLost):
-                held.check()
-        assert other.token
-    assert len(sidecar.requests("hello")) == 3
-
-
-def test_release_after_the_connection_ended_is_no_error(sidecar: FakeSidecar, client: Client) -> None:
-    with client.lock("a"):
-        sidecar.drop()
-
-
-def test_call_in_flight_fails_with_the_connection(sidecar: FakeSidecar, client: Client, other: Client) -> None:
-    other.lock("n").acquire()
-    errors: list[Unavailable] = []
-
-    def wait() -> None:
-        try:
-            client.lock("n").acquire()
-        except Unavailable as e:
-            errors.append(e)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    sidecar.wait_for(lambda: sidecar.waiting("n"))
-    sidecar.drop()
-    thread.join(PATIENCE)
-    assert errors[0].may_have_happened
-    assert "stopped or restarted" in str(errors[0])
-
-
 def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, client: Client) -> None:
     """The connection is given up, but stays open as long as somebody believes in what it holds."""
     lock = client.lock("n")
     lock.acquire()
     sidecar.send(b"\x00\x00\x00\x00")
     assert not client.lock("n", timeout=0).acquire()
-    assert len(sidecar.sessions) == 2
+    assert sidecar.connections() == 2
     lock.held.check()
     lock.release()
-    sidecar.wait_for(lambda: len(sidecar.sessions) == 1)
+    sidecar.wait_for(lambda: sidecar.connections() == 1)
     free(sidecar, "n")
 
 
@@ -474,21 +402,21 @@ def test_breach_of_protocol_is_told(sidecar: FakeSidecar, client: Client) -> Non
 
     def ping() -> None:
         try:
-            client.ping()
+            client.info("n")
         except ProtocolError as e:
             errors.append(e)
 
     thread = threading.Thread(target=ping)
     thread.start()
-    sidecar.wait_for(lambda: sidecar.requests("ping"))
+    sidecar.wait_for(lambda: sidecar.requests("info"))
     sidecar.send(b"\xff\xff\xff\xff")
     thread.join(PATIENCE)
     assert "4294967295 bytes" in str(errors[0])
-    sidecar.wait_for(lambda: not sidecar.sessions)
+    sidecar.wait_for(lambda: not sidecar.connections())
 
 
 def test_a_sidecar_that_does_not_answer(sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("locksidecar._sync.ANSWER_GRACE", 0.02)
+    monkeypatch.setattr(Patience, "__init__", partialmethod(Patience.__init__, grace=0.02))
     sidecar.silent = True
     with pytest.raises(Unavailable, match="does not answer; is it stopped"):
         client.lock("n", timeout=0.01).acquire()
@@ -506,7 +434,7 @@ def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSi
     for lock in locks:
         lock.acquire()
     sidecar.reading = False
-    connection = client._connection
+    connection = client._line
     assert connection is not None
     clogged = threading.Event()
     flush = connection.link.flush
@@ -518,7 +446,8 @@ def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSi
         return done
 
     connection.link.flush = flush_and_tell  # type: ignore[method-assign]
-    connection.link._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    assert connection.link.sock is not None
+    connection.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
     def release() -> None:
         for lock in locks:
@@ -544,7 +473,7 @@ def test_close_ends_everything(sidecar: FakeSidecar) -> None:
     assert e.value.reason == "closed"
     with pytest.raises(ClientClosed):
         client.ping()
-    sidecar.wait_for(lambda: not sidecar.sessions)
+    sidecar.wait_for(lambda: not sidecar.connections())
 
 
 def test_close_fails_those_who_wait(sidecar: FakeSidecar, other: Client) -> None:
@@ -566,7 +495,7 @@ def test_close_fails_those_who_wait(sidecar: FakeSidecar, other: Client) -> None
     for thread in threads:
         thread.join(PATIENCE)
     assert len(errors) == 3
-    sidecar.wait_for(lambda: len(sidecar.sessions) == 1)
+    sidecar.wait_for(lambda: sidecar.connections() == 1)
 
 
 def test_a_forgotten_client_is_closed(sidecar: FakeSidecar) -> None:
@@ -618,7 +547,7 @@ def test_exceptions_can_be_pickled() -> None:
 
 def in_poll(client: Client) -> None:
     """Waits until a thread waits, or is just about to wait, for the sidecar."""
-    connection = client._connection
+    connection = client._line
     assert connection is not None
     while not connection._polling:
         os.sched_yield()
@@ -763,4 +692,4 @@ print(done)
     )
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 0
-    sidecar.wait_for(lambda: not sidecar.sessions)
+    sidecar.wait_for(lambda: not sidecar.connections())

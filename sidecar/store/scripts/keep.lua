@@ -9,7 +9,7 @@
 --         1               still ours: the field has this number and these entries, the key this lease
 --         0               there is no such key
 --         {PTTL, owner field or a description}   it is somebody else's; nothing was changed
---         "CODE text"     the error of Redis for this key alone; its lease is as it was
+--         "CODE text"     the error of Redis for this key alone; at most its lease was changed
 --
 -- With no keys it does nothing, which asks whether scripts may be run at all.
 
@@ -41,18 +41,21 @@ local function keep(lock, num, entries)
     if mode then what = 'a read-write lock in mode ' .. string.sub(mode, 1, 16) end
     return {call('PTTL', lock), what}
   end
-  -- As a rule nothing but the expiry changes, and that Redis grants even when it
-  -- is out of memory.
-  if have ~= entries then
-    local old = call('HKEYS', lock)[1]
+  local old = field
+  if not have then
+    old = call('HKEYS', lock)[1]
     local n = ours(old)
     if not n or n > tonumber(num) then
       return {call('PTTL', lock), string.sub(old, 1, 256)}
     end
+  end
+  -- Before the field. Redis grants it when it is out of memory, too, and lets a
+  -- script that has begun to write go on.
+  call('PEXPIRE', lock, lease)
+  if have ~= entries then
     call('HSET', lock, field, entries)
     if old ~= field then call('HDEL', lock, old) end
   end
-  call('PEXPIRE', lock, lease)
   return 1
 end
 

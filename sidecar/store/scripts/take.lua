@@ -14,7 +14,8 @@
 -- Returns {1, last token drawn or 0, listeners or -1}  it is ours
 --         {0}                                          there is no such key (ARGV[8])
 --         {2, PTTL, owner field or a description}      it is somebody else's; nothing was changed
--- or the error of Redis with its own code; the lock is then as it was.
+-- or the error of Redis with its own code; the lock is then as it was, but for the
+-- lease of one that is ours already.
 --
 -- What may fail (wrong type, memory, a read-only replica, permissions) is called
 -- by pcall and before the lock is written. A plain call would lose the code of
@@ -53,6 +54,13 @@ else
   return {2, redis.call('PTTL', lock), what}
 end
 
+-- Before the rest. Redis grants it when it is out of memory, too, and lets a script
+-- that has begun to write go on: what is ours can be kept and passed on.
+if old then
+  local expires = redis.pcall('PEXPIRE', lock, lease)
+  if type(expires) == 'table' then return expires end
+end
+
 -- Tokens. A counter that is new or lags behind the floor may have lost what it
 -- once was: deleted, flushed, or read from a replica that is behind. It goes on
 -- from the time in µs. That is above every token ever drawn, because a counter
@@ -86,12 +94,15 @@ end
 local field = prefix .. num
 local written = redis.pcall('HSET', lock, field, ARGV[3])
 if type(written) == 'table' then return written end
-if old and old ~= field then redis.call('HDEL', lock, old) end
-local expires = redis.pcall('PEXPIRE', lock, lease)
-if type(expires) == 'table' then
-  -- PEXPIRE alone is not permitted. A new lock must not stay for ever.
-  if not old then redis.call('DEL', lock) end
-  return expires
+if not old then
+  local expires = redis.pcall('PEXPIRE', lock, lease)
+  if type(expires) == 'table' then
+    -- PEXPIRE alone is not permitted. The lock must not stay for ever.
+    redis.call('DEL', lock)
+    return expires
+  end
+elseif old ~= field then
+  redis.call('HDEL', lock, old)
 end
 
 local heard = redis.pcall('PUBSUB', 'NUMSUB', ARGV[7])

@@ -1,22 +1,24 @@
 """What a client knows, without I/O and without a clock: bytes in, bytes out, time as an argument.
 
-One Session stands for one connection. Sync and asyncio clients differ only in how they move its bytes
-and wake its callers. Times are nanoseconds of CLOCK_BOOTTIME, the clock of every deadline.
+One Session stands for one session, which outlives its connection. Sync and asyncio clients differ only in
+how they connect, move its bytes and wake its callers. Times are nanoseconds of CLOCK_BOOTTIME, the clock of
+every deadline.
 
 A Session is not thread-safe: whoever moves its bytes guards it.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Final, Generic, TypeVar
 
 from . import _protocol as protocol
 from ._errors import (
     BadRequest,
+    ClientClosed,
     Deadlock,
     Denied,
     LimitExceeded,
@@ -33,6 +35,9 @@ from ._version import __version__
 
 # A sidecar that does not read must not let requests pile up here without bound.
 MAX_UNSENT: Final = 1 << 20
+
+# Where the bytes of a call end that has not been queued on this connection.
+_UNSENT: Final = 1 << 63
 
 T = TypeVar("T")
 
@@ -80,23 +85,25 @@ class Hold:
     told: int  # the largest deadline that this hold itself was told
     leased: bool  # has a fixed lease: lease events do not concern it
     told_after: int  # lease events that came before the grant
+    # The sidecar knows it if this is the session's era. If only the deadline passed here, the sidecar may
+    # still keep it, and must be told of the release.
+    era: int
     final: int = 0  # when its max_hold will have passed; 0: it has none
     entries: int = 0  # not released yet
     lost: str = ""  # the reason
-    # The sidecar said that it ended. If only the deadline passed here, the sidecar may still keep it,
-    # and must be told of the release.
-    ended: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Call(Generic[T]):
-    """A request on its way, until its answer."""
+    """A request, from when it was asked to its answer, over as many connections as that takes."""
 
-    id: int
     op: str
     name: str
     parse: Callable[[Fields], T]
-    end: int  # of its bytes, counted over all that the session ever queued
+    encode: Callable[[int, int], bytes]  # of an id, and of the time at which it is sent
+    id: int = 0  # on this connection
+    end: int = _UNSENT  # of its bytes, counted over all that the session ever queued
+    sent: bool = False  # on an earlier connection
     done: bool = False
     abandoned: bool = False  # nobody waits for the answer
     answer: T | None = None
@@ -105,6 +112,11 @@ class Call(Generic[T]):
     leased: bool = False
     hold: Hold | None = None  # what it was granted
 
+    @property
+    def asked(self) -> bool:
+        """Whether the sidecar may have read it."""
+        return self.sent or self.end != _UNSENT
+
     def result(self) -> T:
         if self.error is not None:
             raise self.error
@@ -112,11 +124,37 @@ class Call(Generic[T]):
         return self.answer
 
 
+class Stage(IntEnum):
+    """How far a session has come on the connection that it has now.
+
+    ::
+
+                  begin()           hello answered         last claim answered
+        ADRIFT ───────────► GREETING ────────────► CLAIMING ───────────► SERVING
+           ▲                   │      not resumed: nothing to claim         ▲ │
+           │                   └────────────────────────────────────────────┘ │
+           └───────────── end(), from each of them ◄──────────────────────────┘
+
+    OVER comes after fail(), or when the sidecar has answered bye, and is final.
+    """
+
+    OVER = 0
+    ADRIFT = 1
+    GREETING = 2
+    CLAIMING = 3
+    SERVING = 4
+
+
 @dataclass(slots=True, eq=False)
 class Session:
-    """One connection's requests, answers and holds."""
+    """Requests, answers and holds of one session, over one connection after another.
+
+    While there is no connection calls wait and holds are good to their deadlines. When there is one again
+    the session is resumed: what is still held is claimed, then what waits is asked again, in its order.
+    """
 
     path: str
+    stage: Stage = Stage.ADRIFT
     # What happened since the edge last looked; it takes the contents and wakes whom they concern.
     done: list[Call[Any]] = field(default_factory=list)
     lost: list[Hold] = field(default_factory=list)
@@ -127,53 +165,226 @@ class Session:
     # The process was forked: everything here is the parent's.
     inherited: bool = False
     live: int = 0  # holds neither released nor lost
+    # Until when the sidecar, or Redis, may keep for this session what it has given up without being heard.
+    # 0: there is no such thing.
+    debt: int = 0
 
     _received: bytearray = field(default_factory=bytearray)
     _queued: int = 0
     _last_id: int = 0
     _pending: dict[int, Call[Any]] = field(default_factory=dict)
-    _holds: dict[int, Hold] = field(default_factory=dict)
+    _holds: dict[int, Hold] = field(default_factory=dict)  # by their numbers in this era
     _leases: int = 0  # lease events seen
     _lease: int = 0  # deadline of the newest
+    _released: int = 0  # end of the last release among all bytes ever queued
+    _heard: int = 0  # how many of them the sidecar has read for certain
+
+    # Of greetings:
+    _ticket: str = ""
+    _lease_ns: int = 0  # of the watchdog
+    _began: int = 0
+    # What to do with the answers to hello, claim and bye, by id; with the time.
+    _steps: dict[int, Callable[[Fields, int], None]] = field(default_factory=dict)
+    # Counts greetings, for those holds that they left with the sidecar.
+    _era: int = 1
+    _behind_claims: bytearray = field(default_factory=bytearray)  # releases of what is being claimed
+    _scattered: bool = False  # the last connection has left something to be sorted
+    _bye: Call[bool] | None = None
+
+    # --- Connections ---
+
+    def begin(self, now: int) -> None:
+        """There is a new connection: says hello on it."""
+        self._sort(now)
+        id = self._last_id + 1
+        hello = protocol.hello(id, f"python/{__version__}", resumable=True, resume=self._ticket)
+        self._began = now
+        self._last_id = id
+        self._steps = {id: self._greeted}
+        self._received = bytearray()
+        self._enter(Stage.GREETING, hello)
+
+    def _enter(self, stage: Stage, says: bytes | bytearray) -> None:
+        queued = self._queued + len(says)
+        # No calls from here on: whoever is interrupted finds that nothing of it was done, or all.
+        self.stage = stage
+        self._queued = queued
+        self.unsent += says
+
+    def end(self, now: int) -> None:
+        """The connection ended without our doing."""
+        if self.stage > Stage.ADRIFT:
+            if self._released > self._heard:  # perhaps unread by a sidecar that is no more
+                self._owe(now + 2 * self._lease_ns)
+            self._scattered = True
+            self.stage = Stage.ADRIFT
+            self._sort(now)
+
+    def _sort(self, now: int) -> None:
+        """Keeps of what was under way what can be asked again. Whoever was interrupted in it calls it again."""
+        if not self._scattered:
+            return
+        first_unsent = self._queued - len(self.unsent)
+        for call in list(self._pending.values()):
+            call.sent = call.sent or call.end <= first_unsent
+            call.end = _UNSENT
+            if call.abandoned:
+                self._drop(call, now)
+            elif call.sent and call.op == "force_release":
+                call.error = Unavailable(
+                    f"the connection to the sidecar at {self.path} ended; has it been restarted? "
+                    f"This {call.op} may have been carried out",
+                    may_have_happened=True,
+                )
+                self._finish(call)
+        if self._bye is not None and not self._ticket:
+            self.part()
+        self._behind_claims = bytearray()
+        self._steps = {}
+        # New ones: in a forked child the old may be, for ever, in the hands of a send() of a thread
+        # that exists in the parent only.
+        self._received = bytearray()
+        self.unsent = bytearray()
+        self._scattered = False
+
+    def _drop(self, call: Call[Any], now: int) -> None:
+        """Nobody waits for call, and it will not be asked again."""
+        if call.sent and call.op == "acquire":
+            self._owe(now + 2 * self._lease_ns)
+        self._finish(call)
+
+    def _owe(self, until: int) -> None:
+        self.debt = max(self.debt, until)
+
+    def _greeted(self, fields: Fields, now: int) -> None:
+        answer = protocol.hello_ok(fields)
+        if answer.v != protocol.VERSION:
+            raise Unsupported(
+                f"the sidecar at {self.path} (version {answer.version}) speaks protocol version {answer.v}, "
+                f"this client {protocol.VERSION}: update the older of the two."
+            )
+        # The sidecar read its clock between the two. One of ours that is behind would let us believe for too long.
+        if not self._began - 1_000_000_000 <= answer.now_ns <= now:
+            ahead = (answer.now_ns - now) / 1e9
+            raise Unsupported(
+                f"the clock of the sidecar at {self.path} (CLOCK_BOOTTIME) differs from ours by {ahead:g} s: "
+                "run both in one time namespace."
+            )
+        if answer.resumed and not self._ticket:
+            raise ProtocolError("it resumed a session without having been asked to")
+        self._lease_ns = answer.lease_ms * 1_000_000
+        if answer.resumed:
+            self._ticket = answer.ticket
+            self._claim() if self._bye is None else self._say_bye()
+        elif self._bye is not None:
+            self.part()
+        else:
+            self._start_anew()
+            self._ticket = answer.ticket  # not before: with it goes what was granted under it
+            self._serve(now)
+
+    def _claim(self) -> None:
+        """Claims what is held at this moment. What was found lost is the sidecar's to release."""
+        era = self._era + 1
+        claimed = {number: hold for number, hold in self._holds.items() if not hold.lost}
+        pairs: list[int] = []
+        for hold in claimed.values():
+            pairs += (hold.number, hold.entries)
+            hold.era = era
+        frames = bytearray()
+        size = 2 * protocol.MAX_CLAIMS
+        for start in range(0, len(pairs) or 1, size):
+            self._last_id += 1
+            last = start + size >= len(pairs)
+            frames += protocol.claim(self._last_id, pairs[start : start + size], more=not last)
+            self._steps[self._last_id] = self._claimed if last else self._noted
+        self._holds = claimed
+        self._era = era
+        self._enter(Stage.CLAIMING, frames)
+
+    def _noted(self, _: Fields, now: int) -> None:
+        """One page of the claims was read; what counts is the last."""
+
+    def _claimed(self, _: Fields, now: int) -> None:
+        if self._bye is None:
+            self._serve(now)
+
+    def _start_anew(self) -> None:
+        """The sidecar knows nothing of what was held: it is good as long as was told."""
+        for hold in self._holds.values():
+            hold.told = self.deadline(hold)
+            hold.leased = True
+        # At once, for the new session may use the old numbers.
+        self._holds = {}
+        self._era += 1
+
+    def _serve(self, now: int) -> None:
+        """Asks what waits; the session is as if nothing had happened."""
+        pending: dict[int, Call[Any]] = {}
+        out = bytearray(self._behind_claims)
+        releases = len(out)
+        for call in self._pending.values():
+            if call.done:  # given up by who was interrupted here, when it had its new id
+                continue
+            self._last_id += 1
+            out += call.encode(self._last_id, now)
+            call.id = self._last_id
+            call.end = self._queued + len(out)
+            pending[call.id] = call
+        self._heard = self._queued
+        self._released = self._queued + releases
+        self._pending = pending
+        self._behind_claims = bytearray()
+        self.debt = 0
+        self._enter(Stage.SERVING, out)
 
     # --- Requests ---
 
-    def hello(self) -> Call[protocol.HelloOK]:
-        return self._ask("hello", "", protocol.hello_ok, lambda id: protocol.hello(id, f"python/{__version__}"))
-
-    def acquire(self, name: str, owner: int, options: Options, wait: float | None) -> Call[protocol.AcquireOK]:
-        """wait is what is left of options.timeout."""
+    def acquire(self, name: str, owner: int, options: Options, now: int) -> Call[protocol.AcquireOK]:
+        """now matters only to who does not wait for ever."""
+        until = None if options.timeout is None else now + round(options.timeout * 1e9)
         call = self._ask(
             "acquire",
             name,
             protocol.acquire_ok,
-            lambda id: protocol.acquire(
+            lambda id, at: protocol.acquire(
                 id,
                 name,
                 owner,
                 reentrant=options.reentrant,
-                wait_ms=None if wait is None else math.ceil(max(wait, 0) * 1000),
+                wait_ms=None if until is None else -(min(at - until, 0) // 1_000_000),
                 lease_ms=_ms(options.lease),
                 max_hold_ms=_ms(options.max_hold),
                 crash_delay_ms=round(options.crash_delay * 1000),
             ),
+            now,
         )
         call.leased = options.lease is not None
         return call
 
     def info(self, name: str) -> Call[protocol.InfoOK]:
-        return self._ask("info", name, protocol.info_ok, lambda id: protocol.info(id, name))
+        return self._ask("info", name, protocol.info_ok, lambda id, _: protocol.info(id, name))
 
     def page(self, after: int) -> Call[protocol.ListOK]:
-        return self._ask("list", "", protocol.list_ok, lambda id: protocol.list_(id, after))
+        return self._ask("list", "", protocol.list_ok, lambda id, _: protocol.list_(id, after))
 
     def force_release(self, name: str) -> Call[protocol.ForceReleaseOK]:
-        return self._ask("force_release", name, protocol.force_release_ok, lambda id: protocol.force_release(id, name))
+        return self._ask(
+            "force_release", name, protocol.force_release_ok, lambda id, _: protocol.force_release(id, name)
+        )
 
     def ping(self) -> Call[protocol.PingOK]:
-        return self._ask("ping", "", protocol.ping_ok, protocol.ping)
+        return self._ask("ping", "", protocol.ping_ok, lambda id, _: protocol.ping(id))
 
-    def _ask(self, op: str, name: str, parse: Callable[[Fields], T], encode: Callable[[int], bytes]) -> Call[T]:
+    def _ask(
+        self,
+        op: str,
+        name: str,
+        parse: Callable[[Fields], T],
+        encode: Callable[[int, int], bytes],
+        now: int = 0,
+    ) -> Call[T]:
+        """now matters only to who encodes a time."""
         if self.failure is not None:
             raise _failed(type(self.failure), str(self.failure), False)
         if len(self.unsent) > MAX_UNSENT:
@@ -182,28 +393,34 @@ class Session:
                 "Nothing was sent"
             )
         self._last_id += 1
-        frame = encode(self._last_id)
-        call = Call(self._last_id, op, name, parse, self._queued + len(frame))
-        # In this order, so that an interrupt in between leaves no request whose answer nobody knows.
-        self._pending[call.id] = call
-        self._send(frame)
+        call = Call(op, name, parse, encode, self._last_id)
+        if self.stage is Stage.SERVING:
+            frame = encode(call.id, now)
+            call.end = self._queued + len(frame)
+            # In this order, so that an interrupt in between leaves no request whose answer nobody knows.
+            self._pending[call.id] = call
+            self._send(frame)
+        else:
+            self._pending[call.id] = call
         return call
 
-    def abandon(self, call: Call[Any]) -> None:
+    def abandon(self, call: Call[Any], now: int) -> None:
         """Nobody waits for call any more. Whatever it is granted, now or later, is released."""
         if call.done:
-            self._undo(call)
+            self._undo(call, now)
             return
         call.abandoned = True
-        if call.op == "acquire" and self.failure is None:
+        if self.stage is not Stage.SERVING:
+            self._drop(call, now)
+        elif call.op == "acquire":
             self._send(protocol.cancel(call.id))
 
-    def _undo(self, call: Call[Any]) -> None:
+    def _undo(self, call: Call[Any], now: int) -> None:
         hold, call.hold = call.hold, None
         if hold is not None:
-            self._leave(hold)
+            self._leave(hold, now)
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frame: bytes | bytearray) -> None:
         self._queued += len(frame)
         self.unsent += frame
 
@@ -225,20 +442,30 @@ class Session:
     def leave(self, entry: Entry, now: int) -> str:
         """One entry less, and entry is released. Returns why its hold is lost, "" if it was still good."""
         reason = self.reason(entry.hold, now)
-        self._leave(entry.hold, entry)
+        self._leave(entry.hold, now, entry)
         return reason
 
-    def _leave(self, hold: Hold, entry: Entry | None = None) -> None:
-        frame = b"" if hold.ended or self.failure is not None else protocol.release(hold.number)
+    def _leave(self, hold: Hold, now: int, entry: Entry | None = None) -> None:
+        known = hold.era == self._era
+        serving = self.stage is Stage.SERVING
+        frame = protocol.release(hold.number) if known and self.stage >= Stage.CLAIMING else b""
         size = len(frame)
+        if known and not serving and self.stage is not Stage.OVER:
+            # It may have been renewed up to the end of the connection, without our having heard of it.
+            self._owe(max(self.deadline(hold), now + self._lease_ns) + self._lease_ns)
         booked = self._holds.get(hold.number) is hold
         # No calls from here on, so that no handler of a signal raises halfway: who is interrupted
         # can see in the entry whether it has to be done again.
         if entry is not None:
             entry.released = True
         hold.entries -= 1
-        self._queued += size
-        self.unsent += frame
+        if serving:
+            self._queued += size
+            self.unsent += frame
+            if known:
+                self._released = self._queued
+        else:
+            self._behind_claims += frame
         if hold.entries == 0:
             if booked:
                 del self._holds[hold.number]
@@ -250,32 +477,42 @@ class Session:
         self.live -= 1
         self.lost.append(hold)
 
-    def lose_all(self, reason: str) -> None:
-        """The connection is about to be closed on purpose, and the sidecar will give the locks away."""
-        for hold in self._holds.values():
-            hold.ended = True
-            if not hold.lost:
-                self._lose(hold, reason)
-        self._holds.clear()
-
     def live_until(self) -> int:
         """The latest deadline of all holds that are neither released nor lost; 0 if there is none."""
         return max((self.deadline(h) for h in self._holds.values() if not h.lost), default=0)
 
     # --- What the sidecar says ---
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, data: bytes, now: int) -> None:
         """Takes in what was read. Whatever breaks the protocol ends the session."""
         self._received += data
         try:
-            while self.failure is None and (body := protocol.split(self._received)) is not None:
-                self._take(protocol.decode(body))
+            while self.stage > Stage.ADRIFT and (body := protocol.split(self._received)) is not None:
+                self._take(protocol.decode(body), now)
         except ProtocolError as e:
             self.fail(f"the sidecar at {self.path} broke the protocol: {e}.", ProtocolError)
+        except Unsupported as e:
+            self.fail(str(e), Unsupported)
 
-    def _take(self, reply: protocol.Reply) -> None:
+    def awaits_greeting(self) -> bool:
+        """Of a greeting: whether the next bytes are the answer to hello, from its first on."""
+        return not self._received
+
+    def unheed(self) -> bool:
+        """For who was interrupted while the answer to hello was received: whether it has to be received again.
+        If not, all of it was heeded."""
+        self._received = bytearray()
+        return self.stage is Stage.GREETING
+
+    def _take(self, reply: protocol.Reply, now: int) -> None:
         match reply:
             case protocol.Answer(id=id, fields=fields):
+                if (step := self._steps.get(id)) is not None:
+                    step(fields, now)
+                    self._steps.pop(id, None)
+                    return
+                if self._bye is not None:
+                    return  # all but bye has been given up
                 # Nothing is marked before all that can be wrong has been checked: what stays
                 # pending is told when the session fails.
                 call = self._asked(id)
@@ -284,11 +521,23 @@ class Session:
                     self._granted(call, call.answer)
                 self._finish(call)
                 if call.abandoned:
-                    self._undo(call)
+                    self._undo(call, now)
+            case protocol.Refusal(id=0, code="unavailable"):
+                self.end(now)  # it is stopping
+            case protocol.Refusal(id=0, code="limit" | "no_hello") if self._ticket and self.stage < Stage.SERVING:
+                self.end(now)  # it had no room for us just now, or we were too slow; the session waits for us
             case protocol.Refusal(id=0, code=code, msg=msg):
-                error = Unavailable if code == "unavailable" else ProtocolError
-                self.fail(f"the sidecar at {self.path} ended the connection: {msg} ({code}).", error)
-            case protocol.Refusal(id=id):
+                self.fail(f"the sidecar at {self.path} ended the connection: {msg} ({code}).", ProtocolError)
+            case protocol.Refusal(id=id, code=code, msg=msg):
+                if id in self._steps:
+                    if self._ticket and code == "unavailable":
+                        self.end(now)  # it is stopping
+                        return
+                    error = _CODES.get(code, LocksidecarError)
+                    self.fail(f"the sidecar at {self.path} refused the session: {msg or code}.", error)
+                    return
+                if self._bye is not None:
+                    return
                 call = self._asked(id)
                 call.error = _refused(call, reply)
                 self._finish(call)
@@ -296,7 +545,7 @@ class Session:
                 # Unknown: released here while the event was under way.
                 hold = self._holds.pop(number, None)
                 if hold is not None:
-                    hold.ended = True
+                    hold.era = 0
                     if not hold.lost:
                         self._lose(hold, reason)
             case protocol.LeaseEvent(deadline_ns=deadline):
@@ -312,12 +561,14 @@ class Session:
 
     def _asked(self, id: int) -> Call[Any]:
         call = self._pending.get(id)
-        if call is None:
+        if call is None or call.end == _UNSENT:
             raise ProtocolError(f"it answered request {id}, which is not waiting for an answer")
+        if call.end > self._heard:
+            self._heard = call.end
         return call
 
     def _finish(self, call: Call[Any]) -> None:
-        del self._pending[call.id]
+        self._pending.pop(call.id, None)
         call.done = True
         self.done.append(call)
 
@@ -328,7 +579,9 @@ class Session:
             # A re-entry of a hold that was left here meanwhile does not tell what lease the hold has:
             # then it is good for as long as was told.
             leased = call.leased or grant.count > 1 if hold is None else hold.leased
-            hold = Hold(grant.hold, call.name, grant.token, grant.deadline_ns, leased, self._leases, grant.end_ns)
+            hold = Hold(
+                grant.hold, call.name, grant.token, grant.deadline_ns, leased, self._leases, self._era, grant.end_ns
+            )
             self._holds[hold.number] = hold
             self.live += 1
         else:
@@ -337,15 +590,55 @@ class Session:
         hold.entries += 1
         call.hold = hold
 
-    def end(self) -> None:
-        """The sidecar closed the connection."""
-        self.fail(f"the sidecar at {self.path} closed the connection; has it been stopped or restarted?", Unavailable)
+    # --- The end ---
+
+    def close(self, now: int) -> Call[bool]:
+        """No more is asked, and what is held is lost: the sidecar will give it away. Bye is said as soon as
+        that can be done; the call is done when it was heard, or need not be said."""
+        if self._bye is not None:
+            return self._bye
+        if self.live or self._pending or self._released > self._heard:
+            self._owe(max(self.live_until(), now + self._lease_ns) + self._lease_ns)
+        for hold in self._holds.values():
+            hold.era = 0
+            if not hold.lost:
+                self._lose(hold, "closed")
+        self._holds.clear()
+        if self.failure is None:
+            self.failure = ClientClosed("The client was closed.")
+        self.fail_pending()
+        bye = self._bye = Call("bye", "", lambda _: True, lambda id, _: protocol.bye(id))
+        if not self._ticket:
+            self.part()
+        elif self.stage >= Stage.CLAIMING:
+            self._say_bye()
+        elif self.stage is Stage.OVER:
+            self.part()
+        return bye
+
+    def _say_bye(self) -> None:
+        assert self._bye is not None
+        self._last_id += 1
+        self._steps[self._last_id] = self._parted
+        self._enter(Stage.SERVING, self._bye.encode(self._last_id, 0))
+
+    def _parted(self, _: Fields, now: int) -> None:
+        self.part()
+
+    def part(self) -> None:
+        """The sidecar knows, or need not be told, that the session has ended."""
+        self.debt = 0
+        self.stage = Stage.OVER
+        if self._bye is not None and not self._bye.done:
+            self._bye.answer = True
+            self._finish(self._bye)
 
     def fail(self, why: str, error: type[LocksidecarError] = Unavailable) -> None:
         """No more can be sent or received. Every waiting call ends; holds stay good to their deadlines."""
         if self.failure is None:
             self.failure = error(why)
-            self.fail_pending()
+        self.stage = Stage.OVER
+        self.fail_pending()
 
     def fail_pending(self) -> None:
         """Of a failed session. Whoever was interrupted in it calls it again."""
@@ -354,17 +647,20 @@ class Session:
         error, why = type(self.failure), str(self.failure)
         first_unsent = self._queued - len(self.unsent)
         for call in list(self._pending.values()):
-            if call.end > first_unsent:
+            if call.done:
+                continue
+            if call.end > first_unsent and not call.sent:
                 call.error = _failed(error, f"{why} This {call.op} was not carried out", False)
             elif call.op == "acquire":
-                call.error = _failed(error, f"{why} If this acquire was granted, that ended with the connection", True)
+                call.error = _failed(error, f"{why} If this acquire was granted, that ended with the session", True)
             else:
                 call.error = _failed(error, f"{why} This {call.op} may have been carried out", True)
             self._finish(call)
-        # New ones: in a forked child the old may be, for ever, in the hands of a send() of a thread
-        # that exists in the parent only.
-        self.unsent = bytearray()
-        self._received = bytearray()
+        self._pending.clear()
+        if self.stage is Stage.OVER:
+            self.part()
+            self._scattered = True
+            self._sort(0)
 
 
 def _failed(error: type[LocksidecarError], message: str, may_have_happened: bool) -> LocksidecarError:
@@ -442,5 +738,6 @@ _REASONS: Final = {
     "stolen": "somebody else's name is in its key in Redis (stolen)",
     "forced": "an operator ended it (forced)",
     "max_hold": "its max_hold passed (max_hold)",
+    "forgotten": "the sidecar was restarted and knows nothing of it (forgotten)",
     "closed": "this client was closed (closed)",
 }

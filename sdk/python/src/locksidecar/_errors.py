@@ -49,6 +49,7 @@ class LockLost(LocksidecarError):
     - "stolen": somebody else's owner field is in the key;
     - "forced": an operator ended it;
     - "max_hold": max_hold passed;
+    - "forgotten": the sidecar was restarted and knows nothing of it;
     - "closed": this client was closed while the lock was held.
     """
 
@@ -69,8 +70,8 @@ class Deadlock(LocksidecarError, RuntimeError):
 class Unavailable(LocksidecarError, ConnectionError):
     """The sidecar cannot be reached, or cannot reach its Redis.
 
-    may_have_happened tells whether the request may have been carried out. If it was an acquire, the end
-    of the session has released what it granted.
+    may_have_happened tells whether the request may have been carried out. If it was an acquire, nothing is
+    held: what it granted is released, as soon as there is a sidecar again.
     """
 
     def __init__(self, message: str, *, code: str = "", may_have_happened: bool = False) -> None:

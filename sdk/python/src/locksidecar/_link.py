@@ -1,28 +1,44 @@
-"""A socket and the session on it. Nothing here waits: sync and asyncio clients wait each in their way."""
+"""The session's way to the sidecar: one socket after another. Sync and asyncio clients wait each in their way."""
 
 from __future__ import annotations
 
 import errno
 import grp
+import math
 import os
+import random
+import select
 import socket
+import time
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
-from . import _protocol as protocol
-from ._core import Session
-from ._errors import BadRequest, Denied, LocksidecarError, Unavailable, Unsupported
+from ._core import Call, Session, Stage
+from ._errors import BadRequest, Denied, LocksidecarError, Unavailable
 
 T = TypeVar("T")
 
 DEFAULT_SOCKET: Final = "/run/locksidecar/locksidecar.sock"
 
-# How long a connect puts up with a sidecar that is just starting, seconds.
+# How long a call puts up with a sidecar that is just starting, seconds: on a host where this client has not
+# met one yet, …
 CONNECT_WAIT: Final = 2.0
+# … and after a connection, which makes it more likely that it comes back.
+RESUME_WAIT: Final = 10.0
 # How much later than due an answer may come before the sidecar is taken for stopped, seconds.
 ANSWER_GRACE: Final = 5.0
+# How long an event loop is kept waiting by who must know at once whether a lock is still held, seconds.
+GREETING_WAIT: Final = 1.0
+# How long close() waits for the sidecar to have heard, seconds.
+BYE_WAIT: Final = 1.0
 
 _CHUNK: Final = 65_536
+
+# What recv() and send() raise when the other end is gone. No other OSError tells that: there may be no memory,
+# or a signal's handler raised a TimeoutError. To take the connection for ended then, and close it, would give
+# away locks that are believed to be held.
+_ENDED: Final = (ConnectionResetError, BrokenPipeError)
 
 
 def socket_path(path: str | os.PathLike[str] = "") -> str:
@@ -61,11 +77,33 @@ def starting(error: OSError) -> bool:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to wait between attempts to connect."""
+    """Seconds to wait between attempts to connect, so that the clients of a host do not come all at once."""
+    yield 0.0
     pause = 0.005
     while True:
-        yield pause
+        yield pause * random.uniform(0.5, 1.0)
         pause = min(pause * 1.5, 0.1)
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long one call puts up with what, in seconds from its beginning."""
+
+    wait: float = 0.0  # for its answer, once asked
+    grace: float = ANSWER_GRACE  # for an answer that is late
+    unmet: float = CONNECT_WAIT  # with nobody who listens, as long as nobody ever has
+    gone: float = RESUME_WAIT  # with nobody who listens any more
+    began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def to_acquire(cls, timeout: float | None) -> Patience:
+        if timeout is None:
+            return cls(math.inf)
+        # A restart shall not be noticed, so even who does not wait for the lock puts up with a short one.
+        return cls(timeout, unmet=min(timeout, CONNECT_WAIT), gone=min(max(timeout, CONNECT_WAIT), RESUME_WAIT))
+
+
+AT_ONCE: Final = Patience(unmet=0.0, gone=0.0, began=0.0)
 
 
 def explain(path: str, error: OSError) -> LocksidecarError:
@@ -84,6 +122,10 @@ def explain(path: str, error: OSError) -> LocksidecarError:
     return Unavailable(f"cannot connect to the sidecar at {path}: {error.strerror or error}")
 
 
+def _sentence(text: str) -> str:
+    return text if text.endswith(("?", ".")) else f"{text}."
+
+
 def _permission(path: str) -> str:
     try:
         status = os.stat(path)
@@ -96,22 +138,6 @@ def _permission(path: str) -> str:
     return f"run it as a member of the group {group} (the socket's mode is {status.st_mode & 0o777:04o})"
 
 
-def greeted(path: str, answer: protocol.HelloOK, asked: int, now: int) -> None:
-    """asked, now: the clock of deadlines before the hello and after its answer."""
-    if answer.v != protocol.VERSION:
-        raise Unsupported(
-            f"the sidecar at {path} (version {answer.version}) speaks protocol version {answer.v}, "
-            f"this client {protocol.VERSION}: update the older of the two"
-        )
-    # The sidecar read its clock between the two. One of ours that is behind would let us believe for too long.
-    if not asked - 1_000_000_000 <= answer.now_ns <= now:
-        ahead = (answer.now_ns - now) / 1e9
-        raise Unsupported(
-            f"the clock of the sidecar at {path} (CLOCK_BOOTTIME) differs from ours by {ahead:g} s: "
-            "run both in one time namespace"
-        )
-
-
 def _keep(results: list[T], function: Callable[..., T], *args: object) -> None:
     """Appends the result of function to results, and does so even if a signal's handler raises meanwhile.
 
@@ -122,94 +148,209 @@ def _keep(results: list[T], function: Callable[..., T], *args: object) -> None:
 
 
 class Link:
-    """Moves a session's bytes over a non-blocking socket.
+    """Moves a session's bytes over a non-blocking socket, and over another one when that has ended.
 
-    The sidecar gives a session's locks away when its connection ends. So this end never closes it while
-    somebody may still believe in a hold: after a failure it stays open, unused, until the last such hold
-    was released or its deadline passed.
+    The sidecar gives a session's locks away when this end closes the connection. So that never happens while
+    somebody may still believe in a hold: after a failure it stays open, unused, until the last such hold was
+    released or its deadline passed.
     """
 
-    def __init__(self, sock: Socket, path: str, clock: Callable[[], int]) -> None:
-        self.session = Session(path)
+    def __init__(self, session: Session, clock: Callable[[], int]) -> None:
+        self.session = session
         self.closed = False
-        self._sock = sock
+        self.sock: Socket | None = None
+        # Sockets that ended, to be closed by close_ended() when nobody waits on them any more: the number
+        # of a closed file may be another file's a moment later.
+        self._ended: list[Socket] = []
+        # Read from the socket, but not taken in: whoever was interrupted while doing that left it to be done again.
+        self.unheeded: list[bytes] = []
         self._clock = clock
-        self._ended = False  # by the sidecar
+        self._met = False  # has been served
+        self._serving = False
+        self._since = time.monotonic()  # of the last change between being served and not
+        self._connected = 0.0  # when this connection was made
+        self._haste = 0.0  # how long hasten() may still wait on it
+        self._pauses = pauses()  # since it was served
+        self._error = OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # of the last attempt
         self._live_until = -1  # of a failed session, once known
 
-    def fileno(self) -> int:
-        return self._sock.fileno()
+    # --- Connections ---
+
+    def connect(self) -> bool:
+        """Connects, if there is no connection, at once or not at all; tells whether there is one now."""
+        session = self.session
+        if session.stage is Stage.ADRIFT:
+            self._follow()
+            if self.sock is None:
+                try:
+                    self.sock = dial(session.path)
+                except OSError as e:
+                    if e.errno is None:  # a handler of a signal raised it
+                        raise
+                    self._error = e
+                    if not self._met and not starting(e):
+                        error = explain(session.path, e)
+                        session.fail(_sentence(str(error)), type(error))
+                    return False
+            self._connected = time.monotonic()
+            self._haste = GREETING_WAIT
+            session.begin(self._clock())
+            self.flush()
+        return self.sock is not None
+
+    def pause(self) -> float:
+        """How long to wait between this attempt to connect and the next."""
+        return next(self._pauses)
+
+    def give_up_at(self, patience: Patience) -> float:
+        """When who has that patience gives up, as things are now, by time.monotonic(); inf: never."""
+        if self._serving:
+            return max(patience.began + patience.wait, self._since) + patience.grace
+        until = max(patience.began, self._since) + (patience.gone if self._met else patience.unmet)
+        if self.sock is not None:
+            until = max(until, self._connected + patience.grace)
+        return until
+
+    def given_up(self, call: Call[Any]) -> LocksidecarError:
+        """Why, as things are now, who waited for call gave up."""
+        if self.sock is None:
+            error = explain(self.session.path, self._error)
+        else:
+            error = Unavailable(
+                f"the sidecar at {self.session.path} does not answer; is it stopped or overloaded?",
+                may_have_happened=call.op == "force_release" and call.asked,
+            )
+        what = f"{_sentence(str(error))} This {call.op} is given up"
+        if isinstance(error, Unavailable):
+            return Unavailable(what, may_have_happened=error.may_have_happened or call.sent)
+        return type(error)(what)
 
     def pump(self) -> None:
         """Reads what is there."""
         session = self.session
-        read: list[bytes] = []
-        while session.failure is None:
-            read.clear()
+        read = self.unheeded
+        while self.sock is not None and session.stage > Stage.ADRIFT:
             try:
-                _keep(read, self._sock.recv, _CHUNK)
+                if not read:
+                    _keep(read, self.sock.recv, _CHUNK)
                 size = len(read[0])
-                self._take(read)
+                if size:
+                    self._take(read)
             except BlockingIOError:
-                return
-            except OSError:
+                break
+            except _ENDED:
                 size = 0
             except BaseException:
-                if read:
+                if read and read[0] and session.stage is not Stage.GREETING:
                     self._take(read)
                 raise
+            read.clear()
             if size == 0:
-                self._ended = True
-                session.end()
+                self._lose()
             elif size < _CHUNK:
-                return
+                break
+        if session.stage is Stage.ADRIFT or self._serving is not (session.stage is Stage.SERVING):
+            self._follow()
 
     def _take(self, read: list[bytes]) -> None:
+        session = self.session
+        greeting = session.stage is Stage.GREETING and session.awaits_greeting()
         try:
-            self.session.receive(read.pop())
+            session.receive(read[0], self._clock())
         except BaseException:
-            # Interrupted at an unknown point: which frames were heeded is not known.
-            self.session.fail("Reading from the sidecar was interrupted.")
+            # Interrupted at an unknown point: which frames were heeded is not known, except that in a
+            # greeting there is but one.
+            if not greeting:
+                session.fail("Reading from the sidecar was interrupted.")
+                read.clear()
+            elif not session.unheed():
+                read.clear()
             raise
+        read.clear()
 
     def flush(self) -> bool:
         """Sends what can be sent without waiting; tells whether that was all."""
         session = self.session
         sent: list[int] = []
-        while session.unsent:
+        while session.unsent and self.sock is not None:
             sent.clear()
             try:
                 # Without a signal: a program that dies of SIGPIPE shall not die because the sidecar did.
-                _keep(sent, self._sock.send, session.unsent, socket.MSG_NOSIGNAL)
+                _keep(sent, self.sock.send, session.unsent, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return False
-            except OSError:
+            except _ENDED:
                 self.pump()  # the sidecar may have said why
-                self._ended = True
-                session.end()
+                self._lose()
             finally:
                 if sent:  # no call here: before it returned a handler might raise
                     del session.unsent[: sent[0]]
         return True
 
+    def hasten(self) -> None:
+        """Goes on with a greeting, and waits for it, though not for long over all of its calls."""
+        began = time.monotonic()
+        until = began + self._haste
+        poll = select.poll()
+        while (sock := self.sock) is not None and self.session.stage in (Stage.GREETING, Stage.CLAIMING):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            poll.register(sock, select.POLLIN | (select.POLLOUT if self.session.unsent else 0))
+            poll.poll(left * 1000)
+            self.pump()
+            self.flush()
+        self._haste -= time.monotonic() - began
+
+    def _lose(self) -> None:
+        """The connection has ended."""
+        self.session.end(self._clock())
+        self._follow()
+
+    def _follow(self) -> None:
+        """Keeps up with the session's stage. Whoever was interrupted in it calls it again."""
+        stage = self.session.stage
+        if stage is Stage.ADRIFT and self.sock is not None:
+            self.unheeded.clear()
+            self._ended.append(self.sock)
+            self.sock = None
+        serving = stage is Stage.SERVING
+        if self._serving is not serving:
+            if serving:
+                self._met = True
+                self._pauses = pauses()
+            self._since = time.monotonic()
+            self._serving = serving
+
+    def close_ended(self) -> None:
+        while self._ended:
+            self._ended[-1].close()
+            self._ended.pop()
+
+    # --- The end ---
+
     def settle(self) -> bool:
         """Closes the socket of a failed session if nobody can believe in its holds; tells whether it is closed."""
         session = self.session
-        if self.closed or session.failure is None:
-            return self.closed
-        if session.live and not self._ended:
+        if self.closed or session.stage is not Stage.OVER:
+            return self.closed  # as long as bye has to be said it is not
+        if session.live and self.sock is not None:
             if self._live_until < 0:
                 self._live_until = session.live_until()
             if self._clock() < self._live_until:
                 return False
         self.closed = True
-        self._sock.close()
+        self.close_ended()
+        if self.sock is not None:
+            self.sock.close()
         return True
 
     def disown(self) -> None:
-        """In a forked child: gives up this process's copy of the socket, and only that."""
+        """In a forked child: gives up this process's copies of the sockets, and only that."""
         self.session.inherited = True
         self.session.fail("This process was forked; the connection is its parent's.")
-        if not self.closed:
-            self.closed = True
-            os.close(self._sock.detach())
+        self.closed = True
+        sock, self.sock = self.sock, None
+        for inherited in (sock, *self._ended):
+            if inherited is not None and inherited.fileno() >= 0:
+                os.close(inherited.detach())

@@ -22,12 +22,14 @@ MAX_NAME: Final = 512
 MAX_DURATION_MS: Final = 2_592_000_000
 MIN_LEASE_MS: Final = 50
 MAX_CRASH_DELAY_MS: Final = 3_600_000
+MAX_TICKET: Final = 128
+MAX_CLAIMS: Final = 4_096
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 # --- Requests -------------------------------------------------------------------------------------
 
-Field: TypeAlias = "int | str | bool"
+Field: TypeAlias = "int | str | bool | list[int]"
 
 
 def frame(message: Mapping[str, Field]) -> bytes:
@@ -35,8 +37,25 @@ def frame(message: Mapping[str, Field]) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def hello(id: int, client: str) -> bytes:
-    return frame({"op": "hello", "id": id, "v": VERSION, "client": client})
+def hello(id: int, client: str, *, resumable: bool = False, resume: str = "") -> bytes:
+    message: dict[str, Field] = {"op": "hello", "id": id, "v": VERSION, "client": client}
+    if resumable:
+        message["resumable"] = True
+    if resume:
+        message["resume"] = resume
+    return frame(message)
+
+
+def claim(id: int, holds: list[int], *, more: bool = False) -> bytes:
+    """holds: hold, entries, hold, entries, …"""
+    message: dict[str, Field] = {"op": "claim", "id": id, "holds": holds}
+    if more:
+        message["more"] = True
+    return frame(message)
+
+
+def bye(id: int) -> bytes:
+    return frame({"op": "bye", "id": id})
 
 
 def acquire(
@@ -130,7 +149,8 @@ class LockInfo:
 
     state is "held" (by a process of this host: then the fields from hold to lease_ms are about its
     holder), "remote" (held elsewhere: remote_field and remote_ttl_ms), "busy" (an operation on Redis
-    is under way) or "free". lease_ms is 0 for a hold that the sidecar renews.
+    is under way) or "free". lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was
+    restarted, and the holder has not come back to it yet. orphan: the holder's session is over.
     """
 
     name: str
@@ -146,6 +166,7 @@ class LockInfo:
     held_ms: int = 0
     deadline_ns: int = 0
     lease_ms: int = 0
+    absent: bool = False
     orphan: bool = False
     remote_field: str = ""
     remote_ttl_ms: int = 0
@@ -229,7 +250,8 @@ def decode(body: bytes) -> Reply:
 
 # --- What answers hold ----------------------------------------------------------------------------
 #
-# Those to release and cancel are missing: this client sends them without an id.
+# Those to release and cancel are missing: this client sends them without an id. Nothing is in those to
+# claim and bye.
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +262,8 @@ class HelloOK:
     session: int
     lease_ms: int
     now_ns: int
+    ticket: str = ""  # "": the session cannot be resumed
+    resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +305,8 @@ def hello_ok(f: Fields) -> HelloOK:
         session=f.integer("session"),
         lease_ms=f.integer("lease_ms"),
         now_ns=f.integer("now_ns"),
+        ticket=f.text("ticket", "", most=MAX_TICKET),
+        resumed=f.flag("resumed", False),
     )
 
 
@@ -325,6 +351,7 @@ def _lock(f: Fields) -> LockInfo:
         held_ms=f.integer("held_ms", 0),
         deadline_ns=f.integer("deadline_ns", 0),
         lease_ms=f.integer("lease_ms", 0),
+        absent=f.flag("absent", False),
         orphan=f.flag("orphan", False),
         remote_field=f.text("remote_field", ""),
         remote_ttl_ms=f.integer("remote_ttl_ms", 0, least=-1),
@@ -360,6 +387,8 @@ _KNOWN: Final = frozenset(
         "session",
         "lease_ms",
         "now_ns",
+        "ticket",
+        "resumed",
         "token",
         "hold",
         "count",
@@ -378,6 +407,7 @@ _KNOWN: Final = frozenset(
         "uid",
         "cmd",
         "held_ms",
+        "absent",
         "orphan",
         "remote_field",
         "remote_ttl_ms",

@@ -52,10 +52,13 @@ class Fields:
             raise ProtocolError(f"it sent a frame whose {name} is {value}; {least} to {most} is allowed")
         return value
 
-    def text(self, name: str, default: str | None = None) -> str:
+    def text(self, name: str, default: str | None = None, *, most: int | None = None) -> str:
+        """most: bytes of UTF-8."""
         value = self._values.get(name, default)
         if type(value) is not str:
             raise self._wrong(name, "a string")
+        if most is not None and len(value.encode()) > most:
+            raise ProtocolError(f"it sent a frame whose {name} has more than {most} bytes")
         return value
 
     def flag(self, name: str, default: bool | None = None) -> bool:

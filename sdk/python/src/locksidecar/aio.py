@@ -1,29 +1,32 @@
 """The client for asyncio.
 
-Tasks of one event loop share a connection. A client belongs to the loop that it connected in; after a
+Tasks of one event loop share a session. A client belongs to the loop that it connected in; after a
 fork, or in a new loop after the old one was closed, it connects anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import math
 import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from . import _fork
+from . import _fork, _held
 from . import _protocol as protocol
-from ._core import Call, Entry, Hold, Options, Session, boottime
-from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unavailable, note
+from ._core import Call, Entry, Hold, Options, Session, Stage, boottime
+from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, note
 from ._handles import Handles
-from ._link import ANSWER_GRACE, CONNECT_WAIT, Link, Socket, dial, explain, greeted, pauses, socket_path, starting
+from ._line import Line
+from ._link import BYE_WAIT, Link, Patience, Socket, socket_path
 from ._protocol import LockInfo
 
 __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
@@ -51,106 +54,169 @@ def _owner() -> int:
     return owner
 
 
-class _Connection:
-    """One connection. The loop calls when there is something to read, so events are read as they come."""
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """Who waits for a call."""
 
-    def __init__(self, sock: Socket, path: str, clock: Callable[[], int]) -> None:
+    call: Call[Any]
+    future: asyncio.Future[None]
+    patience: Patience
+    timer: asyncio.TimerHandle | None = None
+
+
+class _Line:
+    """One session, shared by the tasks of a loop.
+
+    The loop calls when there is something to read, so events are read as they come, and when it is time to
+    connect again.
+    """
+
+    def __init__(self, link: Link, clock: Callable[[], int]) -> None:
         self.loop = asyncio.get_running_loop()
-        self.link = Link(sock, path, clock)
-        self.session = self.link.session
+        self.link = link
+        self.session = link.session
         self.clock = clock
-        self._waiting: dict[int, asyncio.Future[None]] = {}  # by the id of the call
+        self._waiting: dict[Call[Any], _Wait] = {}
         self._bodies: dict[Hold, list[_Body]] = {}  # to be cancelled if the hold is lost
+        self._socket: Socket | None = None  # that the loop watches
         self._writing = False  # the loop tells when there is room to write
-        self._attached = True
-        self._fd = self.link.fileno()
-        self.loop.add_reader(self._fd, self._pump)
+        self._attempt: asyncio.TimerHandle | None = None  # the next one to connect
+        self._stake_until = 0  # of what was held when the connection ended
+        self._left = False  # to a thread that sees it off
         _fork.watch(self)
 
     # --- Calls ---
 
-    async def call(self, ask: Callable[[Session], Call[T]], patience: float | None) -> Call[T]:
+    async def call(self, ask: Callable[[Session], Call[T]], patience: Patience) -> Call[T]:
         """Asks and waits until it is done, whatever comes of it.
 
-        After patience seconds the sidecar is taken for stopped. However this ends without the call
-        being done, the call has been abandoned.
+        When patience ends the sidecar is given up. However this ends without the call being done, the
+        call has been abandoned.
         """
         call = ask(self.session)
-        future = self._waiting[call.id] = self.loop.create_future()
-        timer = None if patience is None else self.loop.call_later(patience, self._give_up, future, call)
-        self._flush()
         try:
-            await future
+            await self._wait(call, patience)
         except BaseException:
             self.abandon(call)
             raise
-        finally:
-            self._waiting.pop(call.id, None)
-            if timer is not None:
-                timer.cancel()
         return call
 
-    def _give_up(self, future: asyncio.Future[None], call: Call[Any]) -> None:
-        if not future.done():
-            future.set_exception(
-                Unavailable(
-                    f"the sidecar at {self.session.path} does not answer; is it stopped or overloaded? "
-                    f"This {call.op} is given up",
-                    may_have_happened=call.op == "force_release",
-                )
-            )
+    async def _wait(self, call: Call[Any], patience: Patience) -> None:
+        self._flush()
+        if self.link.sock is None:
+            self._connect()
+        if call.done:
+            return
+        wait = self._waiting[call] = _Wait(call, self.loop.create_future(), patience)
+        try:
+            if self._attempt is None and self.link.sock is None:
+                self._connect()  # now something is at stake
+            self._arm(wait)
+            await wait.future
+        finally:
+            self._waiting.pop(call, None)
+            if wait.timer is not None:
+                wait.timer.cancel()
+
+    def _arm(self, wait: _Wait) -> None:
+        if wait.timer is not None:
+            wait.timer.cancel()
+            wait.timer = None
+        if wait.future.done():
+            return
+        left = self.link.give_up_at(wait.patience) - time.monotonic()
+        if left <= 0:
+            wait.future.set_exception(self.link.given_up(wait.call))
+        elif left != math.inf:
+            wait.timer = self.loop.call_later(left, self._arm, wait)
 
     def abandon(self, call: Call[Any]) -> None:
-        self.session.abandon(call)
-        self._flush()
+        self.session.abandon(call, self.clock())
+        self._owe()
 
     # --- The socket ---
 
+    def _connect(self) -> None:
+        """Connects if somebody listens; if not, tries again later as long as anything is at stake."""
+        if self._attempt is not None:
+            self._attempt.cancel()
+            self._attempt = None
+        if not self.link.connect():
+            stake = self._waiting or self.clock() < max(self._stake_until, self.session.debt)
+            if stake and self.session.stage is Stage.ADRIFT and not self.loop.is_closed():
+                self._attempt = self.loop.call_later(self.link.pause(), self._connect)
+        self._flush()
+
     def _pump(self) -> None:
+        if self._left:
+            return
         try:
             self.link.pump()
         finally:
             self._tell()
-        if self.session.unsent:  # the release of a grant that came too late
+        if self.session.unsent:  # the release of a grant that came too late, or what a greeting goes on with
             self._flush()
 
     def _flush(self) -> None:
+        if self._left:
+            return
         try:
             done = self.link.flush()
+            if self.link.sock is not self._socket:
+                self._attend()
             if not done and not self._writing:
                 self._writing = True
-                self.loop.add_writer(self._fd, self._flush)
+                self.loop.add_writer(self._fd(), self._flush)
             elif done and self._writing:
                 self._writing = False
-                self.loop.remove_writer(self._fd)
+                self.loop.remove_writer(self._fd())
         finally:
             self._tell()
 
+    def _fd(self) -> int:
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def _attend(self) -> None:
+        """Has the loop watch the socket that there is now."""
+        sock = self.link.sock if self.session.stage is not Stage.OVER else None
+        if sock is self._socket:
+            return
+        before, self._socket = self._socket, sock
+        self._writing = False
+        if self.loop.is_closed():
+            return
+        if before is not None:
+            self.loop.remove_reader(before.fileno())
+            self.loop.remove_writer(before.fileno())
+        if sock is not None:
+            self.loop.add_reader(sock.fileno(), self._pump)
+        elif self.session.stage is Stage.ADRIFT and self._attempt is None:
+            self._stake_until = self.session.live_until()
+            self._attempt = self.loop.call_later(self.link.pause(), self._connect)
+        self.link.close_ended()
+        for wait in list(self._waiting.values()):
+            self._arm(wait)
+
     def _tell(self) -> None:
         """Wakes those whose calls are done, and interrupts those whose locks are lost."""
+        if self._left:
+            return
         session = self.session
         if session.done:
             done, session.done = session.done, []
             for call in done:
-                future = self._waiting.pop(call.id, None)
-                if future is not None and not future.done():
-                    future.set_result(None)
+                wait = self._waiting.pop(call, None)
+                if wait is not None and not wait.future.done():
+                    wait.future.set_result(None)
         if session.lost:
             lost, session.lost = session.lost, []
             for hold in lost:
                 for body in self._bodies.get(hold, ()):
                     body.interrupt()
-        if session.failure is not None:
-            self._settle()
-
-    def _settle(self) -> None:
-        if self._attached and not self.loop.is_closed():
-            self._attached = False
-            self.loop.remove_reader(self._fd)
-            if self._writing:
-                self._writing = False
-                self.loop.remove_writer(self._fd)
-        self.link.settle()
+        if self.link.sock is not self._socket or session.failure is not None:
+            self._attend()
+            self.link.settle()
 
     # --- Holds ---
 
@@ -159,33 +225,48 @@ class _Connection:
         return self.session.failure is None
 
     def check(self, entry: Entry) -> None:
+        self._look(entry.check, entry)
+
+    def lost(self, entry: Entry) -> str:
+        return self._look(entry.lost, entry)
+
+    def remaining(self, entry: Entry) -> int:
+        return self._look(entry.remaining, entry)
+
+    def deadline(self, entry: Entry) -> int:
+        return self._look(lambda _: self.session.deadline(entry.hold), entry)
+
+    def _look(self, at: Callable[[int], T], entry: Entry) -> T:
         self._pump()
+        self._doubt(entry)
         try:
-            entry.check(self.clock())
+            return at(self.clock())
         finally:
             self._tell()
 
-    def lost(self, entry: Entry) -> str:
-        self._pump()
-        reason = entry.lost(self.clock())
-        self._tell()
-        return reason
-
-    def remaining(self, entry: Entry) -> int:
-        self._pump()
-        left = entry.remaining(self.clock())
-        self._tell()
-        return left
-
-    def deadline(self, entry: Entry) -> int:
-        self._pump()
-        return self.session.deadline(entry.hold)
-
     def release(self, entry: Entry) -> None:
         self._pump()
+        self._doubt(entry)
         try:
             entry.release(self.clock())
         finally:
+            self._owe()
+
+    def _owe(self) -> None:
+        """Has the sidecar told of what was given up, if it cannot be now then later."""
+        self._flush()
+        if self.session.debt and self.session.stage is Stage.ADRIFT and self._attempt is None and not self._left:
+            self._connect()
+
+    def _doubt(self, entry: Entry) -> None:
+        """If the loop was blocked while the sidecar was restarted, the deadline that passed meanwhile may
+        have been moved on: only then the loop is kept waiting, and only if somebody listens."""
+        session, hold = self.session, entry.hold
+        if session.stage is Stage.SERVING or session.failure is not None or hold.lost or entry.released:
+            return
+        if self.clock() >= session.deadline(hold):
+            self._connect()
+            self.link.hasten()
             self._flush()
 
     def watch(self, body: _Body, hold: Hold) -> None:
@@ -200,17 +281,39 @@ class _Connection:
 
     # --- The end ---
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Says bye, and waits for the answer a moment."""
+        bye = self.session.close(self.clock())
+        try:
+            if not bye.done:
+                with contextlib.suppress(LocksidecarError):
+                    await self._wait(bye, Patience(grace=BYE_WAIT, unmet=0.0, gone=0.0))
+        finally:
+            self.see_off()
+
+    def see_off(self) -> None:
+        """Leaves the session to a thread, for the loop may be closed before bye was heard."""
+        self.session.close(self.clock())
         if self.loop.is_closed():  # nobody waits in it, and it can be told nothing
             self._waiting.clear()
             self._bodies.clear()
-        self.session.lose_all("closed")
-        self.session.fail("The client was closed.", ClientClosed)
+        self.link.flush()
         self._tell()
+        self._left = True
+        if self._attempt is not None:
+            self._attempt.cancel()
+        sock, self._socket = self._socket, None
+        if sock is not None and not self.loop.is_closed():
+            self.loop.remove_reader(sock.fileno())
+            self.loop.remove_writer(sock.fileno())
+        if not self.link.closed:
+            Line(self.link, self.clock).see_off()
 
     def after_fork_in_child(self) -> None:
         # The loop is the parent's: its selector is shared, so nothing may be removed from it here.
-        self._attached = self._writing = False
+        self._socket = None
+        self._writing = False
+        self._attempt = None
         self._waiting.clear()
         self._bodies.clear()
         self.link.disown()
@@ -219,13 +322,13 @@ class _Connection:
 class _Body:
     """The body of an `async with`, which is cancelled when its lock is lost."""
 
-    __slots__ = ("_before", "_cancelled", "_connection", "_entry", "_interrupt", "_task", "_timer")
+    __slots__ = ("_before", "_cancelled", "_entry", "_interrupt", "_line", "_task", "_timer")
 
-    def __init__(self, connection: _Connection, entry: Entry) -> None:
+    def __init__(self, line: _Line, entry: Entry) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._connection = connection
+        self._line = line
         self._entry = entry
         self._cancelled = False
         self._interrupt: asyncio.Handle | None = None
@@ -233,27 +336,27 @@ class _Body:
         self._before = 0
         if sys.version_info >= (3, 11):
             self._before = task.cancelling()
-        connection.watch(self, entry.hold)
+        line.watch(self, entry.hold)
         self._timer = self._arm()
         if entry.hold.lost:  # between the grant and now
             self.interrupt()
 
     def _arm(self) -> asyncio.TimerHandle:
-        connection = self._connection
-        left = connection.session.deadline(self._entry.hold) - connection.clock()
-        return connection.loop.call_later(max(left, 0) / 1e9, self._due)
+        line = self._line
+        left = line.session.deadline(self._entry.hold) - line.clock()
+        return line.loop.call_later(max(left, 0) / 1e9, self._due)
 
     def _due(self) -> None:
         # The deadline may have moved on. The loop's clock stands still while the host is suspended and a
         # timer may fire a little early, so only the clock of the deadline decides.
-        if not self._entry.released and not self._connection.lost(self._entry):
+        if not self._entry.released and not self._line.lost(self._entry):
             self._timer = self._arm()
 
     def interrupt(self) -> None:
         # Not at once: the loss may have been found by the task itself, in check(), and a task that cancels
         # itself would be hit at its next await, which may be behind the body.
         if self._interrupt is None and not self._entry.released:
-            self._interrupt = self._connection.loop.call_soon(self._cancel)
+            self._interrupt = self._line.loop.call_soon(self._cancel)
 
     def _cancel(self) -> None:
         self._cancelled = True
@@ -264,7 +367,7 @@ class _Body:
         self._timer.cancel()
         if self._interrupt is not None:
             self._interrupt.cancel()
-        self._connection.unwatch(self, self._entry.hold)
+        self._line.unwatch(self, self._entry.hold)
         if not self._cancelled:
             return False
         if sys.version_info >= (3, 11):
@@ -276,53 +379,17 @@ class _Body:
 _LOST: Final = "locksidecar: the lock was lost"
 
 
-class Held:
-    """One acquired lock, from its acquire to its release. Nothing here waits."""
+class Held(_held.Held):
+    """One acquired lock, from its acquire to its release. Nothing here waits.
 
-    __slots__ = ("_body", "_connection", "_entry", "_scoped", "name", "token")
+    When the sidecar is restarted meanwhile, the lock stays what it was, with its token.
+    """
 
-    name: str
-    """Of the lock."""
-    token: int
-    """The fencing token: larger for every later holder. Hand it to what the lock guards."""
+    __slots__ = ("_body",)
 
-    def __init__(self, connection: _Connection, entry: Entry, scoped: bool) -> None:
-        self._connection = connection
-        self._entry = entry
-        self._scoped = scoped
-        self._body = _Body(connection, entry) if scoped else None
-        self.name = entry.hold.name
-        self.token = entry.hold.token
-
-    def check(self) -> None:
-        """Raises LockLost if the lock was lost, NotHeld if it was released."""
-        self._connection.check(self._entry)
-
-    def release(self) -> None:
-        """Raises LockLost if the lock was lost before, NotHeld if it was released before."""
-        self._connection.release(self._entry)
-
-    @property
-    def lost(self) -> str | None:
-        """Why the lock was lost (see LockLost), None if it was not."""
-        return self._connection.lost(self._entry) or None
-
-    @property
-    def released(self) -> bool:
-        return self._entry.released
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until the deadline, as far as known now; 0 if the lock is not held any more.
-
-        Without a fixed lease the sidecar keeps moving the deadline on.
-        """
-        return self._connection.remaining(self._entry) / 1e9
-
-    @property
-    def deadline(self) -> float:
-        """Until when the lock may be believed in, in seconds of CLOCK_BOOTTIME."""
-        return self._connection.deadline(self._entry) / 1e9
+    def __init__(self, line: _Line, entry: Entry, scoped: bool) -> None:
+        super().__init__(line, entry, scoped)
+        self._body = _Body(line, entry) if scoped else None
 
     def _leave(self, exc: BaseException | None) -> None:
         """The end of the `async with`."""
@@ -338,13 +405,6 @@ class Held:
             if ours or exc is None:
                 raise e from exc
             note(exc, e)
-
-    def __repr__(self) -> str:
-        state = "released" if self._entry.released else self._entry.hold.lost or "held"
-        return f"<locksidecar.aio.Held {self.name!r} token={self.token} {state}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a held lock cannot be pickled: another process does not hold it")
 
 
 class Lock:
@@ -450,10 +510,11 @@ class RLock(Lock):
 
 
 class Client:
-    """One process's connection to the sidecar of its host, for the tasks of one event loop.
+    """One process's session with the sidecar of its host, for the tasks of one event loop.
 
-    It connects when it is first used, and again after the connection was lost. A forked child's copy
-    connects anew and holds nothing. Pickled, it is the path of the socket.
+    It connects when it is first used, and again when the connection was lost: when the sidecar is killed,
+    restarted or upgraded, locks stay held and waits go on. A forked child's copy connects anew and holds
+    nothing. Pickled, it is the path of the socket.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
@@ -461,9 +522,8 @@ class Client:
         self.path = socket_path(path)
         self._clock: Callable[[], int] = boottime
         self._closed = False
-        self._connection: _Connection | None = None
+        self._line: _Line | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connecting = asyncio.Lock()
         _fork.watch(self)
 
     def lock(
@@ -522,15 +582,15 @@ class Client:
         return (await self._call(Session.ping)).redis
 
     async def aclose(self) -> None:
-        """Ends the connection. What is still held is lost, and what is waited for fails."""
+        """Ends the session. What is still held is lost, and what is waited for fails."""
         self._closed = True
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
 
     async def connect(self) -> None:
         """Connects if it has not yet; so a sidecar that is not there is noticed now."""
-        await self._connected(None)
+        await self.ping()
 
     async def __aenter__(self) -> Client:
         return self
@@ -547,78 +607,39 @@ class Client:
         return _of_this_process, (self.path,)
 
     def after_fork_in_child(self) -> None:
-        self._connection = None
+        self._line = None
         self._loop = None
 
     async def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
-        began = time.monotonic()
-        connection = await self._connected(options.timeout)
-        wait = None if options.timeout is None else options.timeout - (time.monotonic() - began)
-        patience = None if wait is None else max(wait, 0) + ANSWER_GRACE
-        call = await connection.call(lambda s: s.acquire(name, owner, options, wait), patience)
+        line = self._usable()
+        call = await line.call(
+            lambda s: s.acquire(name, owner, options, 0 if options.timeout is None else self._clock()),
+            Patience.to_acquire(options.timeout),
+        )
         call.result()
         assert call.hold is not None
-        return Held(connection, Entry(connection.session, call.hold), scoped)
+        return Held(line, Entry(line.session, call.hold), scoped)
 
     async def _call(self, ask: Callable[[Session], Call[T]]) -> T:
-        connection = await self._connected(None)
-        return (await connection.call(ask, ANSWER_GRACE)).result()
+        return (await self._usable().call(ask, Patience())).result()
 
-    async def _connected(self, wait: float | None) -> _Connection:
+    def _usable(self) -> _Line:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._move(loop)
-        if self._connection is not None and self._connection.usable():
-            return self._connection
-        # From here on, so that those who wait for each other's attempts do not add up theirs.
-        until = time.monotonic() + (CONNECT_WAIT if wait is None else min(wait, CONNECT_WAIT))
-        async with self._connecting:
-            if self._connection is None or not self._connection.usable():
-                self._refuse_if_closed()
-                connection = await self._connect(until)
-                if self._closed:
-                    connection.close()
-                    self._refuse_if_closed()
-                self._connection = connection
-            return self._connection
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise ClientClosed("the client was closed; make a new one with locksidecar.aconnect()")
+        if self._line is None or not self._line.usable():
+            if self._closed:
+                raise ClientClosed("the client was closed; make a new one with locksidecar.aconnect()")
+            self._line = _Line(Link(Session(self.path), self._clock), self._clock)
+        return self._line
 
     def _move(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None and not self._loop.is_closed():
             raise RuntimeError("this client belongs to another event loop: make one client for each loop")
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
-        self._connecting = asyncio.Lock()
+        line, self._line = self._line, None
+        if line is not None:
+            line.see_off()
         self._loop = loop
-
-    async def _connect(self, until: float) -> _Connection:
-        for pause in pauses():
-            try:
-                return await self._greet(_Connection(dial(self.path), self.path, self._clock))
-            except Unavailable:  # it went away before it answered
-                if time.monotonic() + pause > until:
-                    raise
-            except LocksidecarError:
-                raise
-            except OSError as e:
-                if time.monotonic() + pause > until or not starting(e):
-                    raise explain(self.path, e) from e
-            await asyncio.sleep(pause)
-        raise AssertionError("pauses() never ends")
-
-    async def _greet(self, connection: _Connection) -> _Connection:
-        try:
-            asked = self._clock()
-            answer = (await connection.call(Session.hello, ANSWER_GRACE)).result()
-            greeted(self.path, answer, asked, self._clock())
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
 
 _clients: Final[dict[str, Client]] = {}

@@ -1,0 +1,80 @@
+"""What an acquire hands out."""
+
+from __future__ import annotations
+
+from typing import NoReturn, Protocol
+
+from ._core import Entry
+
+
+class Line(Protocol):
+    """The session as those who wait for its answers share it; it knows the time."""
+
+    def check(self, entry: Entry) -> None: ...
+
+    def lost(self, entry: Entry) -> str: ...
+
+    def remaining(self, entry: Entry) -> int: ...
+
+    def deadline(self, entry: Entry) -> int: ...
+
+    def release(self, entry: Entry) -> None: ...
+
+
+class Held:
+    """One acquired lock, from its acquire to its release. Threads may share it.
+
+    When the sidecar is restarted meanwhile, the lock stays what it was, with its token. Whoever asks for its
+    state then has the connection made anew; that takes a moment, and nothing if nobody listens.
+    """
+
+    __slots__ = ("_entry", "_line", "_scoped", "name", "token")
+
+    name: str
+    """Of the lock."""
+    token: int
+    """The fencing token: larger for every later holder. Hand it to what the lock guards."""
+
+    def __init__(self, line: Line, entry: Entry, scoped: bool) -> None:
+        self._line = line
+        self._entry = entry
+        self._scoped = scoped
+        self.name = entry.hold.name
+        self.token = entry.hold.token
+
+    def check(self) -> None:
+        """Raises LockLost if the lock was lost, NotHeld if it was released."""
+        self._line.check(self._entry)
+
+    def release(self) -> None:
+        """Raises LockLost if the lock was lost before, NotHeld if it was released before."""
+        self._line.release(self._entry)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the lock was lost (see LockLost), None if it was not."""
+        return self._line.lost(self._entry) or None
+
+    @property
+    def released(self) -> bool:
+        return self._entry.released
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline, as far as known now; 0 if the lock is not held any more.
+
+        Without a fixed lease the sidecar keeps moving the deadline on.
+        """
+        return self._line.remaining(self._entry) / 1e9
+
+    @property
+    def deadline(self) -> float:
+        """Until when the lock may be believed in, in seconds of CLOCK_BOOTTIME."""
+        return self._line.deadline(self._entry) / 1e9
+
+    def __repr__(self) -> str:
+        state = "released" if self._entry.released else self._entry.hold.lost or "held"
+        return f"<{type(self).__name__} {self.name!r} token={self.token} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a held lock cannot be pickled: another process does not hold it")

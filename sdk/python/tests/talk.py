@@ -1,0 +1,66 @@
+"""A session of the core and the sidecar's side of it: bytes in, bytes out, and a time that the test says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+from fake import frame
+
+from locksidecar import _protocol as protocol
+from locksidecar._core import Call, Entry, Options, Session
+
+S = 1_000_000_000
+
+
+class Talk:
+    """A session and the sidecar's side of it."""
+
+    def __init__(self, ticket: str = "ticket", resumed: bool = False) -> None:
+        self.now = 0
+        self.claim = 0  # the id of the last one that a test has looked at
+        self.session = Session("/path")
+        self.hello = self.greet(ticket, resumed)
+        self.session._last_id = 0
+
+    def greet(self, ticket: str = "ticket", resumed: bool = False) -> dict[str, Any]:
+        """A new connection, up to the answer to hello, which is returned."""
+        self.session.begin(self.now)
+        (hello,) = self.sent()
+        answer = {
+            "v": 1,
+            "sidecar": "s",
+            "version": "0",
+            "session": 1,
+            "lease_ms": 30_000,
+            "now_ns": self.now,
+            "ticket": ticket,
+        }
+        self.say(id=hello["id"], **answer, **({"resumed": True} if resumed else {}))
+        return hello
+
+    def sent(self) -> list[dict[str, Any]]:
+        """What the client has said since the last look."""
+        messages = []
+        buffer = bytearray(self.session.unsent)
+        self.session.unsent.clear()
+        while (body := protocol.split(buffer)) is not None:
+            messages.append(msgpack.unpackb(body))
+        assert not buffer
+        return messages
+
+    def say(self, **message: Any) -> None:
+        self.session.receive(frame(message), self.now)
+
+    def acquire(self, name: str = "n", options: Options | None = None) -> Call[protocol.AcquireOK]:
+        return self.session.acquire(name, 1, options or Options(), self.now)
+
+    def grant(self, call: Call[protocol.AcquireOK], hold: int = 7, deadline: int = 30 * S, count: int = 1) -> Entry:
+        self.say(id=call.id, token=100 + hold, hold=hold, count=count, deadline_ns=deadline)
+        assert call.hold is not None
+        return Entry(self.session, call.hold)
+
+    def held(self, hold: int = 7, deadline: int = 30 * S, options: Options | None = None) -> Entry:
+        entry = self.grant(self.acquire(f"n{hold}", options), hold, deadline)
+        self.sent()
+        return entry

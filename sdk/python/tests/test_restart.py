@@ -1,0 +1,809 @@
+"""The client for threads when the sidecar is killed, restarted or gone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
+from types import FrameType
+from typing import TypeVar
+
+import pytest
+from fake import PATIENCE, FakeSidecar, boottime
+
+import locksidecar
+from locksidecar import Client, ClientClosed, Lock, LockLost, LockTimeout, NotHeld, Unavailable, _core, _link
+from locksidecar._core import Call
+from locksidecar._line import Line
+from locksidecar._link import Link, Patience, Socket
+
+S = 1_000_000_000
+
+T = TypeVar("T")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = boottime()
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock(sidecar: FakeSidecar, client: Client) -> Clock:
+    """A clock that stands still, of both ends."""
+    clock = Clock()
+    client.close()
+    client.__init__(client.path)  # type: ignore[misc]
+    client._clock = sidecar.clock = clock
+    return clock
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls put up with nobody who listens for no time at all."""
+    monkeypatch.setattr(Patience, "__init__", partialmethod(Patience.__init__, gone=0.0))
+    monkeypatch.setattr(Patience, "to_acquire", lambda timeout: Patience(float("inf") if timeout is None else timeout))
+
+
+def rescuers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "locksidecar"]
+
+
+def join_rescuers() -> None:
+    for thread in rescuers():
+        thread.join(PATIENCE)
+    assert not rescuers()
+
+
+def free(sidecar: FakeSidecar, name: str) -> None:
+    sidecar.wait_for(lambda: not sidecar.holder(name))
+
+
+# --- It comes back ---
+
+
+def test_lock_is_held_as_if_nothing_had_happened(sidecar: FakeSidecar, client: Client) -> None:
+    with client.lock("n") as held:
+        token, session = held.token, sidecar.holder("n")
+        sidecar.die()
+        held.check()
+        assert held.lost is None
+        assert held.token == token
+        assert sidecar.holder("n") == session
+        assert not locksidecar.connect(sidecar.path).lock("n").acquire(blocking=False)
+    free(sidecar, "n")
+    assert len(sidecar.requests("claim")) == 1
+    assert not rescuers()
+
+
+def test_any_look_at_a_lock_makes_the_connection_anew(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    held = lock.held
+    looks: list[Callable[[], object]] = [
+        held.check,
+        lambda: held.lost,
+        lambda: held.remaining,
+        lambda: held.deadline,
+        lock.locked,
+        client.ping,
+        held.release,
+    ]
+    for n, look in enumerate(looks, 1):
+        sidecar.die()
+        look()
+        assert len(sidecar.requests("claim")) == n
+    free(sidecar, "n")
+
+
+def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+    other = locksidecar.connect(sidecar.path)
+    holder = other.lock("n")
+    holder.acquire()
+    order: list[int] = []
+
+    def wait(i: int) -> None:
+        with client.lock("n"):
+            order.append(i)
+
+    waits = []
+    for i in range(5):
+        waits.append(pool.submit(wait, i))
+        sidecar.wait_for(lambda: sidecar.waiting("n") == len(waits))
+    for _ in range(3):
+        sidecar.die()
+        sidecar.wait_for(lambda: sidecar.waiting("n") == 5)
+    holder.release()
+    for done in waits:
+        done.result(PATIENCE)
+    assert order == list(range(5))
+
+
+def test_what_is_left_of_a_timeout_is_waited(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+    other = locksidecar.connect(sidecar.path)
+    other.lock("n").acquire()
+    wait = pool.submit(client.lock("n", timeout=60).acquire)
+    sidecar.wait_for(lambda: sidecar.waiting("n"))
+    sidecar.die()
+    sidecar.wait_for(lambda: sidecar.waiting("n"))
+    first, second = [m["wait_ms"] for m in sidecar.requests("acquire") if "wait_ms" in m]
+    assert 0 < second <= first == 60_000
+    other.close()
+    assert wait.result(PATIENCE)
+
+
+def test_calls_in_flight_are_completed(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+    sidecar.silent = True
+    acquire = pool.submit(client.lock("n").acquire)
+    info, page, ping = pool.submit(client.info, "m"), pool.submit(client.list), pool.submit(client.ping)
+    ops = ("acquire", "info", "list")
+    sidecar.wait_for(lambda: all(sidecar.requests(op) for op in ops) and len(sidecar.requests("ping")) == 2)
+    sidecar.silent = False
+    sidecar.die()
+    assert acquire.result(PATIENCE) is True
+    assert info.result(PATIENCE) is None
+    assert ping.result(PATIENCE) == "ok"
+    assert {row.name for row in page.result(PATIENCE)} <= {"n"}
+
+
+def test_only_a_forced_release_cannot_be_asked_again(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    sidecar.silent = True
+    call = pool.submit(client.force_release, "n")
+    sidecar.wait_for(lambda: sidecar.requests("force_release"))
+    sidecar.silent = False
+    sidecar.die()
+    with pytest.raises(Unavailable, match="may have been carried out") as e:
+        call.result(PATIENCE)
+    assert e.value.may_have_happened
+    assert client.ping() == "ok"
+
+
+def test_acquire_puts_up_with_a_sidecar_that_is_restarting(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    """Even one that does not wait for the lock."""
+    sidecar.deafen()
+    sidecar.die()
+    acquires = [pool.submit(client.lock(f"n{i}", timeout=t).acquire) for i, t in enumerate((None, 0, 0.001, 5))]
+    line = client._line
+    assert line is not None
+    while len(line._waiting) < 4:
+        os.sched_yield()
+    sidecar.listen()
+    assert [a.result(PATIENCE) for a in acquires] == [True] * 4
+
+
+def test_leader_that_waits_goes_on_over_the_connection_that_another_thread_made(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = client.lock("mine")
+    lock.acquire()
+    other = locksidecar.connect(sidecar.path)
+    other.lock("n").acquire()
+    wait = pool.submit(client.lock("n").acquire)
+    sidecar.wait_for(lambda: sidecar.waiting("n"))
+    # After its first attempt, the leader would wait for long.
+    monkeypatch.setattr(Link, "pause", lambda _: 3600.0)
+    with sidecar._lock:
+        sidecar.deafen()
+        sidecar.die()
+    line = client._line
+    assert line is not None
+    while line._next_attempt < time.monotonic() + 1800:
+        os.sched_yield()
+    sidecar.listen()
+    lock.held.check()
+    sidecar.wait_for(lambda: sidecar.waiting("n"))
+    other.close()
+    assert wait.result(PATIENCE)
+
+
+def test_lock_that_was_lost_meanwhile_is_told(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    with sidecar._lock:
+        sidecar.die()
+        sidecar.lose("n", "forced")
+    with pytest.raises(LockLost, match="forced"):
+        lock.held.check()
+
+
+# --- The clock ---
+
+
+def test_long_silence_over_a_restart_is_no_loss(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
+    """The sidecar renews for a process that lives; nothing needs to be done here."""
+    with client.lock("n") as held:
+        for look in (held.check, lambda: held.lost, lambda: held.remaining):
+            sidecar.die()
+            clock.now += 100 * S
+            look()
+            assert held.remaining == 30
+        sidecar.die()
+        clock.now += 100 * S
+    free(sidecar, "n")
+
+
+def test_deadline_counts_if_nobody_listens(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
+    with pytest.raises(LockLost, match="expired"), client.lock("n") as held:
+        sidecar.deafen()
+        sidecar.die()
+        clock.now += 30 * S - 1
+        held.check()
+        clock.now += 1
+        assert held.lost == "expired"
+        sidecar.listen()
+        held.check()  # it was said to be lost, and stays so
+    free(sidecar, "n")
+
+
+def test_fixed_lease_ends_when_it_was_told(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
+    with pytest.raises(LockLost, match="expired"), client.lock("n", lease=10) as held:
+        sidecar.die()
+        clock.now += 10 * S - 1
+        held.check()
+        clock.now += 1
+        held.check()
+
+
+def test_check_does_not_wait_for_ever_for_who_listens_and_does_not_answer(
+    sidecar: FakeSidecar, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    monkeypatch.setattr("locksidecar._line.AT_ONCE", Patience(grace=0.02, unmet=0.0, gone=0.0, began=0.0))
+    sidecar.silent = True
+    sidecar.die()
+    lock.held.check()
+    clock.now += 30 * S
+    with pytest.raises(LockLost, match="expired"):
+        lock.held.check()
+    sidecar.answer_all()
+    assert client.ping() == "ok"
+    free(sidecar, "n")
+
+
+# --- Its successor knows nothing ---
+
+
+def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
+    a, b = client.lock("a"), client.lock("b")
+    a.acquire()
+    b.acquire()
+    sidecar.forget()
+    a.held.check()
+    with client.lock("c") as later:  # whose hold has the number that a's had
+        a.release()
+        clock.now += 30 * S - 1
+        b.held.check()
+        assert sidecar.holder("c")
+        later.check()
+        clock.now += 1
+        sidecar.prolong(clock.now + 30 * S)
+        later.check()
+        with pytest.raises(LockLost, match="expired"):
+            b.release()
+    free(sidecar, "c")
+    assert len(sidecar.requests("release")) == 1
+
+
+# --- It does not come back ---
+
+
+def test_patience_is_counted_from_the_beginning_of_each_call_or_from_the_end_of_the_connection() -> None:
+    link = Link(_core.Session("/none"), boottime)
+    link._since = 50.0
+
+    def ends(patience: Patience) -> float:
+        return link.give_up_at(patience)
+
+    assert ends(Patience(began=100.0)) == 102
+    assert ends(Patience(unmet=0.5, began=100.0)) == 100.5
+    link._met = True
+    assert ends(Patience(began=100.0)) == 110
+    link._since = 105.0
+    assert ends(Patience(began=100.0)) == 115
+    assert ends(Patience(float("inf"), began=100.0)) == 115
+    link._serving = True
+    assert ends(Patience(float("inf"), began=100.0)) == float("inf")
+    assert ends(Patience(30, began=100.0)) == 135
+    assert ends(Patience(1, began=100.0)) == 110
+
+
+@pytest.mark.parametrize(("timeout", "unmet", "gone"), [(None, 2, 10), (0, 0, 2), (1, 1, 2), (5, 2, 5), (60, 2, 10)])
+def test_patience_of_an_acquire(timeout: float | None, unmet: float, gone: float) -> None:
+    patience = Patience.to_acquire(timeout)
+    assert (patience.unmet, patience.gone) == (unmet, gone)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_calls_fail_if_nobody_comes_back(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+    other = locksidecar.connect(sidecar.path)
+    other.lock("n").acquire()
+    waits = [pool.submit(client.lock("n").acquire) for _ in range(3)]
+    sidecar.wait_for(lambda: sidecar.waiting("n") == 3)
+    with sidecar._lock:
+        sidecar.deafen()
+        sidecar.die()
+    for wait in waits:
+        with pytest.raises(Unavailable, match="no socket") as e:
+            wait.result(PATIENCE)
+        assert e.value.may_have_happened
+    with pytest.raises(Unavailable, match="This ping is given up") as e:
+        client.ping()
+    assert not e.value.may_have_happened
+    sidecar.listen()
+    join_rescuers()  # who waited need not come back to be rid of it
+    assert client.ping() == "ok"
+    assert not sidecar.waiting("n")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_grant_that_nobody_waits_for_any_more_is_given_back(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    client.ping()
+    sidecar.silent = True
+    wait = pool.submit(client.lock("n").acquire)
+    sidecar.wait_for(lambda: sidecar.requests("acquire"))
+    line = client._line
+    assert line is not None
+    with line.mutex, sidecar._lock:  # the answer is not read
+        (session,) = sidecar.sessions.values()
+        sidecar._on_acquire(session, sidecar.requests("acquire")[-1])
+        line.session.end(boottime())
+        sidecar.silent = False
+        sidecar.deafen()
+        sidecar.die()
+    with pytest.raises(Unavailable):
+        wait.result(PATIENCE)
+    assert sidecar.holder("n")
+    sidecar.listen()
+    free(sidecar, "n")
+    join_rescuers()
+
+
+# --- Releases in between ---
+
+
+def test_release_that_nobody_hears_is_delivered_later(sidecar: FakeSidecar, client: Client) -> None:
+    locks = [client.lock(f"n{i}") for i in range(3)]
+    for lock in locks:
+        lock.acquire()
+    sidecar.deafen()
+    sidecar.die()
+    for lock in locks[:2]:
+        lock.release()
+    assert len(rescuers()) == 1
+    with pytest.raises(NotHeld):
+        locks[0].release()
+    sidecar.listen()
+    free(sidecar, "n0")
+    free(sidecar, "n1")
+    join_rescuers()
+    assert sidecar.holder("n2")
+    assert client.lock("n0").acquire(blocking=False)
+
+
+def test_lost_lock_that_is_released_while_nobody_listens_is_delivered_too(
+    sidecar: FakeSidecar, client: Client, clock: Clock
+) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    sidecar.deafen()
+    sidecar.die()
+    clock.now += 30 * S
+    with pytest.raises(LockLost, match="expired"):
+        lock.release()
+    sidecar.listen()
+    free(sidecar, "n")
+    join_rescuers()
+
+
+def test_release_that_was_sent_but_not_read_is_completed(sidecar: FakeSidecar, client: Client) -> None:
+    lock, other = client.lock("n"), client.lock("other")
+    lock.acquire()
+    other.acquire()
+    with sidecar._lock:
+        lock.release()
+        sidecar.die()
+    assert sidecar.holder("n")
+    other.held.check()
+    free(sidecar, "n")
+    assert sidecar.holder("other")
+
+
+def test_unheard_release_is_delivered_though_only_looked_at_while_nobody_listens(
+    sidecar: FakeSidecar, client: Client
+) -> None:
+    lock, other = client.lock("n"), client.lock("other")
+    lock.acquire()
+    other.acquire()
+    with sidecar._lock:
+        lock.release()
+        sidecar.deafen()
+        sidecar.die()
+    other.held.check()
+    sidecar.listen()
+    free(sidecar, "n")
+    join_rescuers()
+
+
+def test_no_thread_is_needed_as_long_as_all_is_well(sidecar: FakeSidecar, client: Client) -> None:
+    before = threading.active_count()
+    started: list[str] = []
+    threading.setprofile(lambda *_: started.append(threading.current_thread().name))
+    try:
+        for _ in range(20):
+            with client.lock("n") as held:
+                held.check()
+        client.close()
+    finally:
+        threading.setprofile(None)
+    assert threading.active_count() == before
+    assert not started
+
+
+# --- Close ---
+
+
+def test_close_says_bye(sidecar: FakeSidecar) -> None:
+    client = locksidecar.connect(sidecar.path)
+    client.lock("n").acquire()
+    client.close()
+    assert not sidecar.holder("n")  # heard, not only sent
+    assert len(sidecar.requests("bye")) == 1
+    assert not rescuers()
+
+
+def test_close_resumes_a_session_to_say_bye(sidecar: FakeSidecar) -> None:
+    client = locksidecar.connect(sidecar.path)
+    client.lock("n").acquire()
+    sidecar.die()
+    client.close()
+    assert not sidecar.holder("n")
+    assert sidecar.requests("claim") == []
+    assert not rescuers()
+
+
+def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -> None:
+    client = locksidecar.connect(sidecar.path)
+    lock = client.lock("n")
+    lock.acquire()
+    sidecar.deafen()
+    sidecar.die()
+    client.close()
+    with pytest.raises(LockLost, match="closed"):
+        lock.release()
+    assert sidecar.holder("n")
+    sidecar.listen()
+    free(sidecar, "n")
+    join_rescuers()
+    sidecar.wait_for(lambda: not sidecar.connections())
+
+
+def test_close_is_heard_though_a_thread_is_just_about_to_say_something_else(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = locksidecar.connect(sidecar.path)
+    lock, other = client.lock("n"), client.lock("other")
+    lock.acquire()
+    other.acquire()
+    sidecar.deafen()
+    sidecar.die()
+    call = Line.call
+
+    def closed_before(line: Line, ask: Callable[[_core.Session], Call[T]], patience: Patience) -> Call[T]:
+        monkeypatch.undo()
+        client.close()
+        return call(line, ask, patience)
+
+    monkeypatch.setattr(Line, "call", closed_before)
+    lock.release()
+    sidecar.listen()
+    free(sidecar, "other")
+    join_rescuers()
+    sidecar.wait_for(lambda: not sidecar.connections())
+
+
+def test_close_that_is_not_answered_does_not_wait_for_long(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("locksidecar._line.BYE_WAIT", 0.01)
+    client = locksidecar.connect(sidecar.path)
+    client.lock("n").acquire()
+    sidecar.silent = True
+    client.close()
+    sidecar.silent = False
+    sidecar.die()  # with the bye unread
+    free(sidecar, "n")
+    join_rescuers()
+
+
+def test_close_leaves_who_waits_and_a_session_with_nothing_needs_no_thread(
+    sidecar: FakeSidecar, pool: ThreadPoolExecutor
+) -> None:
+    other = locksidecar.connect(sidecar.path)
+    other.lock("n").acquire()
+    client = locksidecar.connect(sidecar.path)
+    wait = pool.submit(client.lock("n").acquire)
+    sidecar.wait_for(lambda: sidecar.waiting("n"))
+    client.close()
+    with pytest.raises(ClientClosed):
+        wait.result(PATIENCE)
+    assert not sidecar.waiting("n")
+    idle = locksidecar.connect(sidecar.path)
+    sidecar.deafen()
+    sidecar.die()
+    idle.close()
+    assert not rescuers()
+
+
+def test_sidecar_that_cannot_resume_is_left_as_it_always_was(sidecar: FakeSidecar) -> None:
+    sidecar.resumable = False
+    client = locksidecar.connect(sidecar.path)
+    client.lock("n").acquire()
+    client.close()
+    free(sidecar, "n")
+    assert sidecar.requests("bye") == []
+    assert not rescuers()
+
+
+# --- Forks ---
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("rescued", [False, True])
+def test_child_of_a_process_that_is_adrift_has_nothing_of_it(
+    sidecar: FakeSidecar, client: Client, rescued: bool
+) -> None:
+    lock, other = client.lock("n"), client.lock("other")
+    lock.acquire()
+    other.acquire()
+    held = lock.held
+    sidecar.deafen()
+    sidecar.die()
+    held.check()
+    if rescued:
+        other.release()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            signal.alarm(int(PATIENCE))
+            with pytest.raises(NotHeld, match="parent process"):
+                held.check()
+            with pytest.raises(Unavailable), client.lock("m", timeout=0):
+                pass
+            assert not rescuers()
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    sidecar.listen()
+    held.check()
+    assert len(sidecar.requests("claim")) == 1
+    lock.release()
+    free(sidecar, "n")
+    join_rescuers()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_child_begins_a_session_of_its_own(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    sidecar.die()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            signal.alarm(int(PATIENCE))
+            assert not client.lock("n", timeout=0).acquire()
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert "resume" not in sidecar.requests("hello")[-1]
+    lock.held.check()
+
+
+# --- All at once ---
+
+
+@pytest.mark.parametrize("kind", ["die", "deafen"])
+def test_threads_exclude_each_other_over_many_cuts(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, kind: str
+) -> None:
+    counter = cuts = 0
+    tokens: list[int] = []
+    finished = threading.Event()
+
+    def add(seed: int) -> None:
+        nonlocal counter
+        rng = random.Random(seed)
+        for i in itertools.count():
+            if i >= 40 and cuts > 3:
+                break
+            match rng.randrange(6):
+                case 0:
+                    assert client.ping() == "ok"
+                case 1:
+                    with contextlib.suppress(LockTimeout), client.lock("n", timeout=0.001) as held:
+                        tokens.append(held.token)
+                case 2:
+                    with client.rlock(f"{seed}-{i}") as outer, client.rlock(f"{seed}-{i}") as inner:
+                        assert outer.token == inner.token
+                case _:
+                    with client.lock("n") as held:
+                        tokens.append(held.token)
+                        seen = counter
+                        held.check()
+                        counter = seen + 1
+
+    def cut() -> None:
+        nonlocal cuts
+        rng = random.Random(0)
+        while True:
+            wanted = len(sidecar.seen) + rng.randrange(60)
+            with sidecar._changed:
+                while len(sidecar.seen) < wanted and not finished.is_set():
+                    assert sidecar._changed.wait(PATIENCE)
+            if finished.is_set():
+                return
+            with sidecar._lock:
+                if kind == "deafen":
+                    sidecar.deafen()
+                sidecar.die()
+            if kind == "deafen":
+                sidecar.listen()
+            cuts += 1
+
+    cutter = pool.submit(cut)
+    workers = [pool.submit(add, seed) for seed in range(7)]
+    try:
+        for done in workers:
+            done.result(PATIENCE)
+    finally:
+        finished.set()
+        with sidecar._changed:
+            sidecar._changed.notify_all()
+    cutter.result(PATIENCE)
+    assert tokens == sorted(set(tokens))
+    assert counter <= len(tokens)
+    assert client.ping() == "ok"
+    free(sidecar, "n")
+    assert not any(sidecar.holder(name) for name in list(sidecar._locks))
+    join_rescuers()
+
+
+# --- Interrupts ---
+
+
+@pytest.mark.parametrize("interrupt", [TimeoutError("of a signal's handler"), OSError(errno.ENOMEM, "no memory")])
+@pytest.mark.parametrize("function", ["recv", "send"])
+def test_error_that_does_not_tell_that_the_connection_has_ended_gives_no_lock_away(
+    sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch, function: str, interrupt: OSError
+) -> None:
+    keep = _link._keep
+
+    def interrupted(results: list[T], f: Callable[..., T], *args: object) -> None:
+        keep(results, f, *args)
+        if f.__name__ == function:
+            monkeypatch.undo()
+            raise interrupt
+
+    with client.lock("n") as held:
+        monkeypatch.setattr(_link, "_keep", interrupted)
+        with pytest.raises(OSError, match=str(interrupt.args[-1])):
+            client.ping()
+        assert client.ping() == "ok"
+        held.check()
+        assert len(sidecar.requests("hello")) == 1
+    free(sidecar, "n")
+
+
+def test_interrupt_that_is_an_os_error_is_no_reason_why_nobody_listens(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: str) -> Socket:
+        monkeypatch.undo()
+        raise TimeoutError("of a signal's handler")
+
+    monkeypatch.setattr(_link, "dial", interrupted)
+    with Client(sidecar.path) as client:
+        with pytest.raises(TimeoutError, match="signal"):
+            client.ping()
+        assert client.ping() == "ok"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a generator's end
+@pytest.mark.parametrize("listening", [True, False])
+def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_behind(
+    sidecar: FakeSidecar, client: Client, listening: bool
+) -> None:
+    class Interrupt(Exception):
+        pass
+
+    last = 0
+
+    def interrupt_at(place: int) -> Callable[[FrameType, str, object], None]:
+        def profile(frame: FrameType, event: str, _: object) -> None:
+            nonlocal last
+            ours = os.path.dirname(frame.f_code.co_filename) == os.path.dirname(_link.__file__)
+            if not ours or event not in ("call", "c_return"):
+                return
+            if event == "call" and frame.f_code is Lock.__exit__.__code__:
+                return
+            last += 1
+            if last == place:
+                sys.setprofile(None)
+                raise Interrupt
+
+        return profile
+
+    lock = client.lock("n")
+    for place in itertools.count(1):
+        last = 0
+        lock.acquire()
+        lock.held._scoped = True  # as by __enter__
+        with sidecar._lock:
+            if not listening:
+                sidecar.deafen()
+            sidecar.die()
+        sys.setprofile(interrupt_at(place))
+        try:
+            with contextlib.suppress(Interrupt):
+                lock.__exit__(None, None, None)
+        finally:
+            sys.setprofile(None)
+        if not listening:
+            sidecar.listen()
+        free(sidecar, "n")
+        assert not list(lock._handles), place
+        if last < place:
+            break
+    assert place > 50
+    join_rescuers()
+
+
+def test_interrupted_greeting_is_begun_again(
+    sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until anything is claimed it can be, and the session is none the worse."""
+    lock = client.lock("n")
+    lock.acquire()
+    line = client._line
+    assert line is not None
+    claim = _core.Session._claim
+    interrupts = iter([True, False])
+
+    def interrupted(session: _core.Session) -> None:
+        if next(interrupts):
+            raise KeyboardInterrupt
+        claim(session)
+
+    monkeypatch.setattr(_core.Session, "_claim", interrupted)
+    sidecar.die()
+    with pytest.raises(KeyboardInterrupt):
+        lock.held.check()
+    lock.held.check()
+    assert line.session.failure is None
+    lock.release()
+    free(sidecar, "n")

@@ -1,0 +1,337 @@
+"""The client for asyncio when the sidecar is killed, restarted or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from functools import partial, partialmethod
+from types import SimpleNamespace
+
+import pytest
+import pytest_asyncio
+from fake import PATIENCE, FakeSidecar, boottime
+
+import locksidecar
+from locksidecar import ClientClosed, LockLost, LockTimeout, Unavailable, aio
+from locksidecar._link import Link, Patience
+
+S = 1_000_000_000
+
+
+@pytest_asyncio.fixture
+async def client(sidecar: FakeSidecar) -> AsyncIterator[aio.Client]:
+    async with await locksidecar.aconnect(sidecar.path) as client:
+        yield client
+
+
+async def until(sidecar: FakeSidecar, what: Callable[[], object]) -> None:
+    await asyncio.to_thread(sidecar.wait_for, what)
+
+
+async def free(sidecar: FakeSidecar, name: str) -> None:
+    await until(sidecar, lambda: not sidecar.holder(name))
+
+
+def line_of(client: aio.Client) -> aio._Line:
+    assert client._line is not None
+    return client._line
+
+
+def claimed(sidecar: FakeSidecar, times: int) -> bool:
+    return len(sidecar.requests("claim")) == times
+
+
+def kill(sidecar: FakeSidecar) -> None:
+    """It does not come back for now."""
+    with sidecar._lock:
+        sidecar.deafen()
+        sidecar.die()
+
+
+async def join_rescuers() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "locksidecar":
+            await asyncio.to_thread(thread.join, PATIENCE)
+            assert not thread.is_alive()
+
+
+async def test_body_goes_on_as_if_nothing_had_happened(sidecar: FakeSidecar, client: aio.Client) -> None:
+    async with client.lock("n") as held:
+        token, session = held.token, sidecar.holder("n")
+        for claims in range(1, 4):
+            sidecar.die()
+            await until(sidecar, partial(claimed, sidecar, claims))
+        held.check()
+        assert (held.token, sidecar.holder("n")) == (token, session)
+    await free(sidecar, "n")
+
+
+async def test_the_reader_comes_back_without_being_asked(sidecar: FakeSidecar, client: aio.Client) -> None:
+    await client.lock("n").acquire()
+    kill(sidecar)
+    sidecar.listen()
+    await until(sidecar, lambda: sidecar.requests("claim"))
+
+
+async def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: aio.Client) -> None:
+    other = await locksidecar.aconnect(sidecar.path)
+    await other.lock("n").acquire()
+    order: list[int] = []
+
+    async def wait(i: int) -> None:
+        async with client.lock("n", timeout=60):
+            order.append(i)
+
+    tasks = []
+    for i in range(5):
+        tasks.append(asyncio.create_task(wait(i)))
+        await until(sidecar, lambda: sidecar.waiting("n") == len(tasks))
+    for _ in range(3):
+        sidecar.die()
+        await until(sidecar, lambda: sidecar.waiting("n") == 5)
+    await other.aclose()
+    await asyncio.gather(*tasks)
+    assert order == list(range(5))
+
+
+async def test_calls_in_flight(sidecar: FakeSidecar, client: aio.Client) -> None:
+    sidecar.silent = True
+    acquire = asyncio.create_task(client.lock("n").acquire())
+    info = asyncio.create_task(client.info("m"))
+    force = asyncio.create_task(client.force_release("m"))
+    ops = ("acquire", "info", "force_release")
+    await until(sidecar, lambda: all(sidecar.requests(op) for op in ops))
+    sidecar.silent = False
+    sidecar.die()
+    assert await acquire is True
+    assert await info is None
+    with pytest.raises(Unavailable, match="may have been carried out") as e:
+        await force
+    assert e.value.may_have_happened
+
+
+async def test_deadline_cancels_the_body_if_nobody_comes_back(sidecar: FakeSidecar, client: aio.Client) -> None:
+    sidecar.lease_ns = S // 10
+    with pytest.raises(LockLost, match="expired"):
+        async with client.lock("n"):
+            kill(sidecar)
+            await asyncio.get_running_loop().create_future()
+    sidecar.listen()
+    await free(sidecar, "n")
+
+
+async def test_blocked_loop_over_a_restart_is_no_loss(sidecar: FakeSidecar) -> None:
+    """The deadlines passed unseen, and the sidecar had moved them on."""
+    now = boottime()
+    async with aio.Client(sidecar.path) as client:
+        client._clock = sidecar.clock = lambda: now
+        async with client.lock("n") as held:
+            assert held._body is not None
+            for look in (held._body._due, held.check):
+                sidecar.die()
+                now += 100 * S
+                look()
+                assert held.remaining == 30
+            sidecar.die()
+            now += 100 * S
+        await free(sidecar, "n")
+
+
+async def test_loop_is_not_blocked_for_long_by_who_does_not_answer(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("locksidecar._link.GREETING_WAIT", 0.01)
+    now = boottime()
+    async with aio.Client(sidecar.path) as client:
+        client._clock = sidecar.clock = lambda: now
+        lock, other = client.lock("n"), client.lock("other")
+        await lock.acquire()
+        await other.acquire()
+        sidecar.silent = True
+        sidecar.die()
+        now += 30 * S
+        with pytest.raises(LockLost, match="expired"):
+            lock.held.check()
+        with monkeypatch.context() as m, pytest.raises(LockLost, match="expired"):
+            m.setattr("locksidecar._link.select", SimpleNamespace(poll=object))  # no more waiting for another one
+            other.held.check()
+        sidecar.answer_all()
+        await free(sidecar, "n")
+
+
+async def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSidecar) -> None:
+    now = boottime()
+    async with aio.Client(sidecar.path) as client:
+        client._clock = sidecar.clock = lambda: now
+        lock = client.lock("a")
+        await lock.acquire()
+        sidecar.forget()
+        async with client.lock("b") as later:
+            now += 30 * S - 1
+            lock.held.check()
+            now += 1
+            sidecar.prolong(now + 30 * S)
+            await client.ping()
+            later.check()
+            with pytest.raises(LockLost, match="expired"):
+                lock.release()
+            assert sidecar.holder("b")
+        await free(sidecar, "b")
+
+
+async def test_call_fails_when_its_patience_ends(
+    sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await locksidecar.aconnect(sidecar.path)
+    await other.lock("n").acquire()
+    monkeypatch.setattr(Patience, "__init__", partialmethod(Patience.__init__, gone=0.02))
+    monkeypatch.setattr(Patience, "to_acquire", lambda _: Patience(float("inf")))
+    task = asyncio.create_task(client.lock("n").acquire())
+    await until(sidecar, lambda: sidecar.waiting("n"))
+    kill(sidecar)
+    with pytest.raises(Unavailable, match="no socket") as e:
+        await task
+    assert e.value.may_have_happened
+    monkeypatch.undo()
+    sidecar.listen()
+    assert await client.ping() == "ok"
+    assert not sidecar.waiting("n")
+    await other.aclose()
+
+
+async def test_release_that_nobody_hears_is_delivered_later(sidecar: FakeSidecar, client: aio.Client) -> None:
+    lock, other = client.lock("n"), client.lock("other")
+    await lock.acquire()
+    await other.acquire()
+    kill(sidecar)
+    lock.release()
+    sidecar.listen()
+    await free(sidecar, "n")
+    assert sidecar.holder("other")
+
+
+async def test_client_with_nothing_at_stake_does_not_go_on_trying(
+    sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = asyncio.Event()
+    connect = Link.connect
+
+    def attempt(link: Link) -> bool:
+        attempts.set()
+        return connect(link)
+
+    monkeypatch.setattr(Link, "connect", attempt)
+    kill(sidecar)
+    await attempts.wait()
+    assert line_of(client)._attempt is None
+    sidecar.listen()
+    assert await client.ping() == "ok"
+
+
+async def test_close_says_bye(sidecar: FakeSidecar) -> None:
+    client = await aio.connect(sidecar.path)
+    await client.lock("n").acquire()
+    await client.aclose()
+    assert not sidecar.holder("n")
+    assert len(sidecar.requests("bye")) == 1
+    sidecar.die()
+    client = await aio.connect(sidecar.path)
+    await client.lock("n").acquire()
+    sidecar.die()
+    await client.aclose()
+    assert not sidecar.holder("n")
+    await join_rescuers()
+
+
+async def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -> None:
+    client = await aio.connect(sidecar.path)
+    with pytest.raises(LockLost, match="closed"):
+        async with client.lock("n") as held:
+            kill(sidecar)
+            await client.aclose()
+            assert held.lost == "closed"
+    with pytest.raises(ClientClosed):
+        await client.ping()
+    sidecar.listen()
+    await free(sidecar, "n")
+    await join_rescuers()
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_loop_that_was_closed_while_nobody_listened(sidecar: FakeSidecar, noticed: bool) -> None:
+    client = aio.Client(sidecar.path)
+
+    async def hold() -> aio.Held:
+        lock = client.lock("m")
+        await lock.acquire()
+        await client.lock("n").acquire()
+        if noticed:
+            kill(sidecar)
+        return lock.held
+
+    held = asyncio.run(hold())
+    if not noticed:
+        kill(sidecar)
+    held.release()
+
+    async def again() -> None:
+        sidecar.listen()
+        async with client.lock("n", timeout=PATIENCE):
+            pass
+        await client.aclose()
+        await join_rescuers()
+
+    asyncio.run(again())
+
+
+async def test_tasks_exclude_each_other_over_many_cuts(sidecar: FakeSidecar, client: aio.Client) -> None:
+    inside = 0
+    tokens: list[int] = []
+
+    async def work(seed: int) -> None:
+        nonlocal inside
+        rng = random.Random(seed)
+        for i in itertools.count():
+            if i >= 20 and len(sidecar.requests("claim")) > 3:
+                break
+            if rng.random() < 0.2:
+                assert await client.ping() == "ok"
+            timeout = 0.001 if rng.random() < 0.2 else None
+            with contextlib.suppress(LockTimeout):
+                async with client.lock("n", timeout=timeout) as held:
+                    tokens.append(held.token)
+                    inside += 1
+                    assert inside == 1
+                    await asyncio.sleep(0)
+                    held.check()
+                    inside -= 1
+
+    def seen(wanted: int) -> bool:
+        return len(sidecar.seen) >= wanted
+
+    async def cut() -> None:
+        rng = random.Random(0)
+        while True:
+            wanted = len(sidecar.seen) + rng.randrange(60)
+            await until(sidecar, partial(seen, wanted))
+            if rng.random() < 0.3:
+                kill(sidecar)
+                sidecar.listen()
+            else:
+                sidecar.die()
+
+    cutter = asyncio.create_task(cut())
+    await asyncio.wait_for(asyncio.gather(*[work(seed) for seed in range(10)]), PATIENCE)
+    cutter.cancel()
+    with sidecar._changed:  # a thread may still wait for more to be seen
+        sidecar.seen += [(0, {"op": ""})] * 100
+        sidecar._changed.notify_all()
+    with contextlib.suppress(asyncio.CancelledError):
+        await cutter
+    assert tokens == sorted(set(tokens))
+    assert await client.ping() == "ok"
+    await free(sidecar, "n")

@@ -1,0 +1,316 @@
+package locktable
+
+import (
+	"math"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// A Keeper remembers for a successor what the table must not forget when its
+// process dies: which locks Redis may have as ours, and who holds them. The table
+// tells it of every change before it hands out the effects of that change, and
+// never asks it anything.
+type Keeper interface {
+	// KeepLock stores what there is to know of a lock, in place of what was stored
+	// in slot; 0: nothing was. It returns the slot; 0: there is no room. Then the
+	// memory is not whole, and no successor may go on with it under this name of
+	// the sidecar: Redis would take its first Take of that lock for a later hold of
+	// the same owner, and give away what a living client holds.
+	KeepLock(slot uint32, r *LockRecord) uint32
+
+	// ForgetLock frees a slot: Redis has nothing of ours under that name.
+	ForgetLock(slot uint32)
+
+	// KeepSession stores what an open session was told of its deadlines.
+	KeepSession(r SessionRecord)
+
+	// KeepLast stores the largest number that a hold or an operation ever had.
+	KeepLast(num uint64)
+}
+
+// LockRecord is a lock of which Redis may have a field of ours.
+type LockRecord struct {
+	Name string
+	Top  uint64     // largest number that any hold of it, or operation on it, had
+	Hold HoldRecord // Num 0: nobody holds it, and what Redis has is to be dropped
+}
+
+// HoldRecord is a hold as its client was told of it.
+type HoldRecord struct {
+	Num, Token, Owner uint64
+	Session           SessionID
+	Granted           int64
+	Deadline          int64 // told with the grant; see SessionRecord.Told
+	End               int64 // max_hold or crash delay; 0: never
+	Tells             uint32
+	Count             uint32
+	LeaseMS           uint32 // 0: watchdog
+	CrashDelayMS      uint32
+	Orphan            bool // its session is gone
+	InDoubt           bool // Redis may have lost its data, and the key with it: it is asserted, not confirmed
+}
+
+// SessionRecord is what a session was told: Told is good for each of its watchdog
+// holds whose Tells is not the session's.
+type SessionRecord struct {
+	ID       SessionID
+	Told     int64
+	Tells    uint32
+	Detached bool
+}
+
+// Memory is what a Keeper kept.
+type Memory struct {
+	Last     uint64
+	Sessions []RememberedSession
+	Locks    []RememberedLock
+}
+
+// RememberedSession is a session that a table had open.
+type RememberedSession struct {
+	SessionRecord
+	Peer Peer
+}
+
+// RememberedLock is a lock in the slot where it was kept.
+type RememberedLock struct {
+	Slot uint32
+	LockRecord
+}
+
+// notes is what changed since the Keeper was told last.
+type notes struct {
+	locks    []*lock
+	sessions []*session
+	last     uint64
+	record   LockRecord
+}
+
+func (t *Table) note(l *lock) {
+	if t.cfg.Keeper != nil && !l.noted {
+		l.noted = true
+		t.notes.locks = append(t.notes.locks, l)
+	}
+}
+
+func (t *Table) noteSession(s *session) {
+	if t.cfg.Keeper != nil && !s.noted {
+		s.noted = true
+		t.notes.sessions = append(t.notes.sessions, s)
+	}
+}
+
+// keep tells the Keeper what changed. The process may die between any two calls, so
+// each must leave a memory that is true of what clients were told: numbers come
+// before records that have them; that a session is detached before its watchdog
+// holds become fixed leases, or a successor would tell their client of renewals; and
+// what a session was told, which may be less than before, after the holds for which
+// more was true.
+func (t *Table) keep() {
+	k, n := t.cfg.Keeper, &t.notes
+	if k == nil {
+		return
+	}
+	if n.last != t.lastNum {
+		n.last = t.lastNum
+		k.KeepLast(n.last)
+	}
+	for _, s := range n.sessions {
+		if s.detached {
+			k.KeepSession(s.record())
+		}
+	}
+	for i, l := range n.locks {
+		l.noted = false
+		switch {
+		case l.concernsRedis():
+			l.record(&n.record)
+			l.slot = k.KeepLock(l.slot, &n.record)
+		case l.slot != 0:
+			k.ForgetLock(l.slot)
+			l.slot = 0
+		}
+		n.locks[i] = nil
+	}
+	n.locks = n.locks[:0]
+	for i, s := range n.sessions {
+		if s.noted = false; !s.detached {
+			k.KeepSession(s.record())
+		}
+		n.sessions[i] = nil
+	}
+	n.sessions = n.sessions[:0]
+}
+
+// concernsRedis tells whether Redis has, or may yet have, a field of ours.
+func (l *lock) concernsRedis() bool {
+	return l.hold.num != 0 || l.known.state != none || l.op.kind != NoOp
+}
+
+func (l *lock) record(r *LockRecord) {
+	*r = LockRecord{Name: l.name, Top: l.top}
+	h := &l.hold
+	if h.num == 0 {
+		return
+	}
+	r.Hold = HoldRecord{
+		Num: h.num, Token: h.token, Owner: h.owner, Session: h.session.id,
+		Granted: h.granted, Deadline: h.deadline, End: h.endAt, Tells: h.tells,
+		Count: h.count, LeaseMS: h.leaseMS, CrashDelayMS: h.crashDelayMS, Orphan: h.orphan,
+		InDoubt: l.known.state == maybe,
+	}
+	if h.orphan {
+		r.Hold.Deadline = l.until()
+	}
+}
+
+// Restore makes the table what the Keeper's table was when its process died, apart
+// from waiters: those ask again. It comes before any other input. Sessions are open
+// and absent: the caller closes those whose clients are dead, detaches those who
+// will not come back, and has the others claim what they hold.
+//
+// What Redis has is not taken for granted: holds are confirmed, and what was being
+// given back is given back, when Redis can be asked.
+func (t *Table) Restore(now int64, m *Memory) {
+	t.lastNum, t.notes.last = m.Last, m.Last
+	t.wheel.MaxPending = 2 * max(t.cfg.MaxLocks, len(m.Locks))
+	for _, r := range m.Sessions {
+		s := t.open(r.ID, r.Peer)
+		s.told, s.tells, s.detached, s.absent = r.Told, r.Tells, r.Detached, true
+	}
+	gone := make(map[SessionID]*session)
+	for i := range m.Locks {
+		r := &m.Locks[i]
+		t.lastNum = max(t.lastNum, r.Top, r.Hold.Num)
+		l := t.lockFor(r.Name)
+		l.slot, l.top = r.Slot, max(r.Top, r.Hold.Num)
+		l.known = known{state: maybe, listeners: -1}
+		if r.Hold.Num == 0 {
+			continue
+		}
+		h := &r.Hold
+		s, orphan := t.sessions[h.Session], h.Orphan
+		if s == nil {
+			if s = gone[h.Session]; s == nil {
+				s = &session{id: h.Session}
+				gone[h.Session] = s
+			}
+			orphan = true
+		}
+		l.hold = hold{
+			num: h.Num, token: h.Token, owner: h.Owner, session: s, granted: h.Granted,
+			deadline: h.Deadline, endAt: h.End, tells: h.Tells,
+			count: max(1, h.Count), leaseMS: h.LeaseMS, crashDelayMS: h.CrashDelayMS, orphan: orphan,
+		}
+		if orphan && !h.Orphan {
+			// Nobody can come back for it. It is not renewed, and not given away.
+			l.hold.leaseMS = t.leaseOf(h.LeaseMS)
+		}
+		t.byHold[h.Num] = l
+		if !h.InDoubt {
+			l.known.state = ours
+		}
+		if l.known.until = h.Deadline; !orphan {
+			l.known.until = l.until()
+			l.hold.deadline, l.hold.tells = l.known.until, s.tells
+			if s.detached && l.watched() { // that was not kept of it any more
+				l.hold.leaseMS = t.leaseMS
+			}
+			if l.watched() {
+				l.known.until = min(l.known.until, now+validity(t.leaseMS))
+			}
+			t.linkHold(l)
+			t.mark(l)
+		}
+	}
+	for i := range m.Sessions {
+		if s := t.sessions[m.Sessions[i].ID]; len(s.marks) > 0 {
+			// From here on, each hold says for itself what was told of it: leases may
+			// be shorter now, and news of less than before still be news.
+			s.told = s.reached(t)
+			t.noteSession(s)
+		}
+	}
+	for i := len(t.locks) - 1; i >= 0; i-- {
+		t.settle(now, t.locks[i])
+	}
+}
+
+// Resume says that the client of an absent session is here, and about to claim.
+func (t *Table) Resume(id SessionID, p Peer) {
+	s := t.sessions[id]
+	s.peer = p
+	for l := s.holds; l != nil; l = l.hold.next {
+		l.hold.claimed = false
+	}
+}
+
+// Record is what the Keeper is told of a session.
+func (t *Table) Record(id SessionID) SessionRecord { return t.sessions[id].record() }
+
+func (s *session) record() SessionRecord {
+	return SessionRecord{ID: s.id, Told: s.told, Tells: s.tells, Detached: s.detached}
+}
+
+// Claim notes that the client of an absent session has these holds, with that many
+// entries; it has lost those that the session does not have. The last claim ends the
+// absence: what was not claimed is released, for a release, or a grant, did not get
+// through. false: it claims more entries than it was ever granted.
+func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) bool {
+	s := t.sessions[id]
+	if s == nil {
+		return true
+	}
+	for _, c := range req.Holds {
+		l := t.byHold[c.Hold]
+		if l == nil || l.hold.session != s || l.hold.orphan {
+			t.emit(Effect{Kind: Lost, Session: id, Hold: c.Hold, Reason: protocol.Forgotten})
+			continue
+		}
+		if l.hold.count < c.Entries {
+			return false
+		}
+		l.hold.count = c.Entries
+		l.hold.claimed = true
+		t.settle(now, l) // it may be over just now
+	}
+	if !req.More {
+		t.takeUp(now, s)
+	}
+	t.emit(Effect{Kind: Claimed, Session: id, ID: req.ID, Was: !req.More})
+	return true
+}
+
+func (t *Table) takeUp(now int64, s *session) {
+	s.absent = false
+	var unclaimed []*lock
+	until := int64(math.MaxInt64)
+	for l := s.holds; l != nil; {
+		next := l.hold.next
+		switch {
+		case !l.hold.claimed:
+			t.endHold(l)
+			unclaimed = append(unclaimed, l)
+		case l.watched():
+			until = min(until, l.until())
+		}
+		l = next
+	}
+	t.settleAll(now, unclaimed)
+	if until != math.MaxInt64 {
+		// What it was told while it was absent, or just before and did not hear.
+		t.emit(Effect{Kind: Lease, Session: s.id, Deadline: until})
+	}
+}
+
+// Adjourn takes all waiters away, without an answer, because the sidecar stops:
+// whoever comes back will ask its successor.
+func (t *Table) Adjourn(now int64) {
+	for i := len(t.locks) - 1; i >= 0; i-- {
+		l := t.locks[i]
+		for l.queue != nil && l.queue.head != nil {
+			t.unqueue(l.queue.head)
+		}
+		t.settle(now, l)
+	}
+}

@@ -1,0 +1,167 @@
+package state
+
+const (
+	pageSize  = 4096
+	pageWords = pageSize / 8
+	cellSize  = 128
+	cellWords = cellSize / 8
+
+	firstCell = pageSize / cellSize // the header stands where the cells before it would
+
+	minSize = 64 << 10 // of the file
+	maxStep = 1 << 20  // by which it grows
+	maxSize = 1 << 30
+
+	// format is the number of this layout. A change of any word's meaning is a new one.
+	format = 1
+	magic  = 'l' | 'o'<<8 | 'c'<<16 | 'k'<<24 | 's'<<32 | 'i'<<40 | 'd'<<48 | 'e'<<56
+)
+
+// Words of the header.
+const (
+	hMagic  = 0 // stored last: the words up to hSum are whole
+	hFormat = 1
+	hBoot   = 2 // 2 words
+	hDev    = 4
+	hInode  = 5
+	hTimeNS = 6
+	hUUID   = 7 // 2 words
+	hKey    = 9 // 4 words
+	hSum    = 13
+
+	hPIDNS       = 14
+	hPID         = 15 // of the process that has the file, for people
+	hLast        = 16
+	hLastSession = 17
+	hRedis       = 18 // which of the two counts: 0 (none), 1 or 2
+	hGaps        = 19 // not 0: something found no room
+
+	hRedis1 = 32
+	hRedis2 = 64
+)
+
+// Words of what is known of Redis.
+const (
+	maxID = 64 // bytes of an id
+
+	rClientID = 0
+	rFloor    = 1
+	rFloorAt  = 2
+	rLens     = 3 // of the two ids, a byte each
+	rRunID    = 4
+	rReplID   = rRunID + maxID/8
+	rWords    = rReplID + maxID/8
+)
+
+// cell is one record, or a part of its text.
+type cell [cellWords]uint64
+
+// The first word of a cell: kind (8 bits), number of the part (8), bytes of the
+// whole text (16), cell of the next part (32; 0: none). 0: the cell is free, and if
+// it is in the free list the next free one stands in its second word.
+const (
+	kindLock = 1 + iota
+	kindSession
+	kindPart
+)
+
+func head(kind, part, text int, next uint32) uint64 {
+	return uint64(kind) | uint64(part)<<8 | uint64(text)<<16 | uint64(next)<<32
+}
+
+func kindOf(head uint64) int    { return int(uint8(head)) }
+func partOf(head uint64) int    { return int(uint8(head >> 8)) }
+func textLen(head uint64) int   { return int(uint16(head >> 16)) }
+func nextOf(head uint64) uint32 { return uint32(head >> 32) }
+
+func withNext(head uint64, next uint32) uint64 { return head&0xffffffff | uint64(next)<<32 }
+
+// Words of a lock. The text is its name.
+const (
+	lTop = 1 + iota
+	lNum // 0: nobody holds it, and the words of the hold mean nothing
+	lToken
+	lOwner
+	lSession
+	lGranted
+	lDeadline
+	lEnd
+	lLease // Tells, LeaseMS << 32
+	lCount // Count, CrashDelayMS << 32
+	lFlags // orphan, inDoubt, sum of the text << 32
+	lText
+)
+
+const ( // in lFlags
+	orphan  = 1 << 0
+	inDoubt = 1 << 1
+)
+
+// Words of a session. The text is Cmd and Client.
+const (
+	sID = 1 + iota
+	sTold
+	sTells // Tells, flags << 32
+	sPID
+	sUID
+	sStart
+	sCmd // bytes of Cmd, sum of the text << 32
+	sText
+)
+
+const ( // in sTells
+	detached  = 1 << 32
+	resumable = 1 << 33
+)
+
+const (
+	partText  = 1 // word of a part where its text begins
+	partBytes = (cellWords - partText) * 8
+	maxParts  = 4 // of one text: as many as a lock's name of protocol.MaxName bytes needs
+)
+
+// parts is how many parts a text needs besides the cell where it begins at word
+// from.
+func parts(text, from int) int {
+	return (max(0, text-(cellWords-from)*8) + partBytes - 1) / partBytes
+}
+
+func pack(low, high uint32) uint64 { return uint64(low) | uint64(high)<<32 }
+
+// load is the word that the first eight bytes of a text make, or all it has.
+func load(s string) uint64 {
+	if len(s) >= 8 {
+		return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+			uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+	}
+	var w uint64
+	for i := range len(s) {
+		w |= uint64(s[i]) << (8 * i)
+	}
+	return w
+}
+
+// mix adds a word to a sum that tells damage from what was written.
+func mix(sum, w uint64) uint64 {
+	sum = (sum ^ w) * 0x9e3779b97f4a7c15
+	return sum ^ sum>>32
+}
+
+// fold makes half a word of a sum.
+func fold(sum uint64) uint32 { return uint32(sum>>32 ^ sum) }
+
+func sumOf(words []uint64) uint64 {
+	var sum uint64
+	for _, w := range words {
+		sum = mix(sum, w)
+	}
+	return sum
+}
+
+// image is the file in memory.
+type image []uint64
+
+func (im image) cell(i uint32) *cell { return (*cell)(im[int(i)*cellWords:]) }
+
+// cells is the number of the cell behind the last one.
+func (im image) cells() uint32 { return uint32(len(im) / cellWords) }

@@ -1,0 +1,251 @@
+// Package state keeps in a file what a successor needs when this process dies:
+// who the sidecar is, which sessions it had, and each lock of which Redis may have
+// a field of ours, with its hold. The file is mapped into memory. A change is a few
+// stores; what has been stored is in the kernel's page cache, and the death of the
+// process, however sudden, takes nothing of it away. The death of the host does:
+// the file is good for one boot only, and says for which.
+//
+// # Layout
+//
+// A page of header, then cells of 128 bytes, in words of 64 bits in the host's
+// byte order (the file never leaves its host). The first word of a cell says what
+// it is: free (0), a lock, a session, or a part: more of the text that did not fit
+// into the cell of its lock or session. The number of a lock's cell is its slot.
+//
+// # What a sudden end leaves behind
+//
+// A process killed between two instructions has made the stores before and none of
+// those behind. Every change is therefore a row of stores after each of which the
+// file is true:
+//
+//   - A new lock or session: its parts and its fields are written into free cells;
+//     then one store, of the first word, makes it appear, whole. Parts that no lock
+//     or session points to are free cells.
+//   - A lock or session that goes: one store, of the first word, and it is gone.
+//     That word is 0 until the cell is whole again, so that nothing of what it held
+//     comes back.
+//   - A lock whose hold changes: the number of the old hold becomes 0, the number
+//     of the new one is stored last, its fields are written in between. In between
+//     nobody holds the lock, and what Redis has of it is to be dropped; the old
+//     hold has ended, and of the new one nobody has been told. Top goes up in
+//     between too: before anything with a higher number is sent.
+//   - A hold that stays: its fields change one by one, in this order: Deadline, End,
+//     Tells and LeaseMS in one, Count and CrashDelayMS in one, Orphan and InDoubt
+//     in one. So a watchdog hold never becomes a fixed lease with an old deadline,
+//     and an orphan never stays without its end.
+//   - What a session was told: Told before Tells and Detached. Redis has confirmed
+//     the former for all holds by then.
+//   - What is known of Redis: written into the one of two places that does not
+//     count, then one store makes it count.
+//   - A session that is opened again under its number, or a lock that gets another
+//     name in its slot: the new one appears, then the old one goes. Of two sessions
+//     with one number, or two locks with one name, the newer one counts.
+//   - Taking over moves what is left to the front, cell by cell: the copy appears,
+//     then the original goes.
+//
+// Put the file on a tmpfs (/run) if there is one. On a disk the kernel writes the
+// changed pages back every now and then, and a store may wait for it.
+package state
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// File is the state file of one sidecar: a locktable.Keeper, and the memory of what
+// else a successor must know. One goroutine owns it.
+type File struct {
+	path string
+	host host
+	fd   int
+	mem  []byte // the mapping: longer than the file, so that it stays where it is
+	img  image  // the same
+
+	next, end uint32 // cells from next to end have never been used; the file has no more
+	free      uint32 // first of the used and free ones, linked by their second word; 0: none
+	sessions  map[locktable.SessionID]uint32
+
+	full   string // for Full
+	fullAt int64  // when the file could not grow; 0: it could
+
+	left Left
+}
+
+// Left is what the predecessor left.
+type Left struct {
+	UUID string
+	Key  [32]byte // of the tickets
+
+	// Fresh: nothing was taken over; UUID and Key are new. Why is one sentence, or
+	// "" if there was no file.
+	Fresh bool
+	Why   string
+
+	LastSession uint64
+	Redis       Redis // zero: Redis was never reached
+	Sessions    []Session
+	Memory      locktable.Memory // Memory.Sessions are the same sessions, in the same order
+}
+
+// Redis is the server that the sidecar spoke to last.
+type Redis struct {
+	RunID, ReplID  string // cut at 64 bytes
+	ClientID       int64
+	Floor, FloorAt int64
+}
+
+// Session is an open session and the process behind it.
+type Session struct {
+	locktable.SessionRecord
+	Peer      locktable.Peer // PID 0: it cannot be watched
+	Start     uint64         // start time of the process, in ticks since boot
+	Resumable bool
+}
+
+// Open makes the state file, or takes it over, and keeps others from it until Close
+// or the end of the process. A state file that cannot be used, because it is from
+// another boot or damaged, begins anew: Left says so. Any other file is left alone,
+// and is an error.
+func Open(path string) (*File, error) { return open(path, thisHost()) }
+
+func open(path string, h host) (*File, error) {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o600)
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return nil, fmt.Errorf("state file %s is a symbolic link: whoever made it would choose where the sidecar's key is kept; remove it, or choose another path", path)
+	case err != nil:
+		return nil, fmt.Errorf("state file %s: %w; run as the user who owns its directory, or choose another path", path, err)
+	}
+	f := &File{path: path, host: h, fd: fd, sessions: make(map[locktable.SessionID]uint32)}
+	if err := f.begin(); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *File) begin() error {
+	var st unix.Stat_t
+	if err := unix.Fstat(f.fd, &st); err != nil {
+		return fmt.Errorf("state file %s: %w", f.path, err)
+	}
+	if err := f.check(&st); err != nil {
+		return err
+	}
+	if err := f.lock(); err != nil {
+		return err
+	}
+	// Whoever had the lock may have changed the size in the meantime.
+	if err := unix.Fstat(f.fd, &st); err != nil {
+		return fmt.Errorf("state file %s: %w", f.path, err)
+	}
+	mem, err := unix.Mmap(f.fd, 0, maxSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("mapping the state file %s: %w; choose a path on another file system, best of all a tmpfs", f.path, err)
+	}
+	f.mem = mem
+	f.img = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/8)
+
+	if st.Size > 0 && !f.begunByUs() {
+		return fmt.Errorf("%s is not a state file, and nothing of it was changed; remove it, or choose another path for the state", f.path)
+	}
+	own := f.host.identity
+	own.dev, own.inode = uint64(st.Dev), st.Ino
+	if st.Size == 0 {
+		return f.fresh(own, "")
+	}
+	// The file ends with a page, unless it is damaged; what is behind that would
+	// stand in cells that count as never used.
+	size := min(st.Size, maxSize) &^ (pageSize - 1)
+	if why := f.img[:size/8].unusable(own); why != "" {
+		return f.fresh(own, why)
+	}
+	if err := f.shorten(st.Size, size); err != nil {
+		return err
+	}
+	return f.takeOver(own, size)
+}
+
+// check refuses a file that somebody else may have written or read: its key decides
+// who may resume whose session.
+func (f *File) check(st *unix.Stat_t) error {
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return fmt.Errorf("state file %s is not a regular file; remove it, or choose another path", f.path)
+	case int(st.Uid) != unix.Geteuid():
+		return fmt.Errorf("state file %s belongs to uid %d, and the sidecar runs as uid %d; run it as that user, remove the file, or choose another path", f.path, st.Uid, unix.Geteuid())
+	case st.Mode&0o077 != 0:
+		return fmt.Errorf("state file %s has mode %04o: others may have read or changed the key in it; remove it, so that a new one is made with 0600", f.path, st.Mode&0o777)
+	}
+	return nil
+}
+
+// begunByUs tells a state file, or what a sudden end left of one, from what somebody
+// else keeps at that path.
+func (f *File) begunByUs() bool {
+	var first [8]byte
+	n, err := unix.Pread(f.fd, first[:], 0)
+	if err != nil {
+		return false
+	}
+	var ours [8]byte
+	binary.NativeEndian.PutUint64(ours[:], magic)
+	return bytes.Equal(first[:n], ours[:n]) || first == [8]byte{}
+}
+
+// lock keeps other processes from the file. The lock ends with this process.
+func (f *File) lock() error {
+	err := unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("locking the state file %s: %w; choose a path on another file system", f.path, err)
+	}
+	who := "another sidecar"
+	words := make(image, pageWords)
+	if n, _ := unix.Pread(f.fd, unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), pageSize), 0); n == pageSize &&
+		words[hPIDNS] == f.host.pidNS && words[hPID] != 0 {
+		who += fmt.Sprintf(" (pid %d)", words[hPID])
+	}
+	return fmt.Errorf("%s has the state file %s; stop it, or choose another path", who, f.path)
+}
+
+// Left is what the predecessor left. The sessions and locks are handed over: only
+// the first call returns them.
+func (f *File) Left() Left {
+	left := f.left
+	f.left.Sessions, f.left.Memory.Sessions, f.left.Memory.Locks = nil, nil, nil
+	return left
+}
+
+// Full says, once, that something found no room in the file: what it would have
+// kept ends with this process. It says so again if there was room in between.
+func (f *File) Full() (why string) {
+	why, f.full = f.full, ""
+	return why
+}
+
+// Close leaves everything as it is for the successor.
+func (f *File) Close() error {
+	var err error
+	if f.mem != nil {
+		err = unix.Munmap(f.mem)
+		f.mem, f.img = nil, nil
+	}
+	if f.fd >= 0 {
+		err = errors.Join(err, unix.Close(f.fd))
+		f.fd = -1
+	}
+	if err != nil {
+		return fmt.Errorf("closing the state file %s: %w", f.path, err)
+	}
+	return nil
+}
