@@ -152,6 +152,7 @@ func runSharedSocket() int {
 	}
 	fmt.Println(child.Process.Pid)
 	child.Wait()
+	time.Sleep(10 * time.Minute) // its child's end is not its own
 	return 0
 }
 

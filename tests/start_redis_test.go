@@ -114,6 +114,44 @@ func (r *redisServer) stop() {
 	})
 }
 
+// kill9 ends the server as a crash would.
+func (r *redisServer) kill9() {
+	r.t.Helper()
+	r.signal(syscall.SIGKILL)
+	eventually(r.t, "redis-server is dead", func() bool {
+		return r.cmd.Process.Signal(syscall.Signal(0)) != nil
+	})
+}
+
+// do runs a command that must not fail.
+func (r *redisServer) do(args ...any) {
+	r.t.Helper()
+	if err := r.Do(r.t.Context(), args...).Err(); err != nil {
+		r.t.Fatalf("%v: %v", args, err)
+	}
+}
+
+// fields returns what is stored of a lock: owner fields and their entries.
+func (r *redisServer) fields(lock string) map[string]string {
+	r.t.Helper()
+	fields, err := r.HGetAll(r.t.Context(), lock).Result()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return fields
+}
+
+// listeners returns how many daemons listen for the release of a lock.
+func (r *redisServer) listeners(lock string) int64 {
+	r.t.Helper()
+	channel := "redisson_lock__channel:{" + lock + "}"
+	n, err := r.PubSubNumSub(r.t.Context(), channel).Result()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return n[channel]
+}
+
 // A clientRow is a line of CLIENT LIST.
 type clientRow struct{ id, name, cmd string }
 

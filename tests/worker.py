@@ -29,11 +29,12 @@ CODES: dict[type[Exception], str] = {
 
 
 def acquire(name: str, c: Fields) -> locksidecar.Held:
-    wait_ms, lease_ms = c["wait_ms"], c.get("lease_ms")
+    wait_ms, lease_ms, max_hold_ms = c["wait_ms"], c.get("lease_ms"), c.get("max_hold_ms")
     lock = client.lock(
         name,
         timeout=None if wait_ms < 0 else wait_ms / 1000,
         lease=None if lease_ms is None else lease_ms / 1000,
+        max_hold=None if max_hold_ms is None else max_hold_ms / 1000,
     )
     if not lock.acquire():
         raise locksidecar.LockTimeout("held")

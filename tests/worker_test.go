@@ -36,6 +36,7 @@ type command struct {
 	Name   string `json:"name,omitempty"` // the lock's; a prefix for lock_many
 	WaitMS int64  `json:"wait_ms"`        // -1: forever
 	Lease  int64  `json:"lease_ms,omitempty"`
+	Hold   int64  `json:"max_hold_ms,omitempty"`
 	Count  int    `json:"count,omitempty"`  // of locks, or of rounds
 	Redis  string `json:"redis,omitempty"`  // a Unix socket: where the counter is
 	Key    string `json:"key,omitempty"`    // of the counter
@@ -273,6 +274,8 @@ func runRole(role string) int {
 		return 0
 	case "shared-socket":
 		return runSharedSocket()
+	case deafToLists, deafToPings:
+		return runDeaf(role)
 	}
 	fmt.Fprintf(os.Stderr, "no role %q\n", role)
 	return 2
@@ -398,6 +401,9 @@ func (w *goWorker) lock(ctx context.Context, c command, name string) (*locksidec
 	var opts []locksidecar.Option
 	if c.Lease > 0 {
 		opts = append(opts, locksidecar.WithLease(time.Duration(c.Lease)*time.Millisecond))
+	}
+	if c.Hold > 0 {
+		opts = append(opts, locksidecar.WithMaxHold(time.Duration(c.Hold)*time.Millisecond))
 	}
 	switch {
 	case c.WaitMS == 0:

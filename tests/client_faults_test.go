@@ -1,0 +1,602 @@
+package tests
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+// Faults of clients, and the tests that show what becomes of them.
+//
+//	stopped past its lease                          TestHolderStoppedPastItsDeadlineFindsItsLockLost
+//	stopped past its max_hold,
+//	past either over a restart of the daemon        TestHolderStoppedPastItsEndFindsItsLockLost
+//	stopped, and renewed for                        TestStoppedProcessKeepsItsRenewedLock
+//	forked; the parent dies                         TestForkedChildDoesNotKeepItsParentsLocks
+//	forked; the child dies                          TestDeathOfAForkedChildFreesNothing
+//	forked; the daemon is restarted                 TestForkedChildHoldsNothingAfterARestart
+//	never reads, as asker and as holder, while the
+//	daemon serves, stops and is back                TestReaderThatNeverReads
+//	connects and disconnects 10,000 times           TestTenThousandConnections
+//	sends garbage, thousands of times               TestGarbageDoesNotFillTheLog
+//	never finishes its hello                        TestSlowHelloKeepsNoPlace
+//	has no file descriptors left                    TestClientWithoutDescriptors, TestNoDescriptorForAConnection
+//	leaves the daemon no file descriptors           TestDaemonAtItsLimitOfDescriptors, TestDaemonWithoutDescriptors,
+//	                                                TestDaemonRestartedWithTooFewDescriptors
+//
+// The other tests of the table are in crash_test.go and client_descriptors_test.go.
+
+// forEachLanguage runs a test with clients of each SDK that there is.
+func forEachLanguage(t *testing.T, test func(*testing.T, func(testing.TB, *daemon) *worker)) {
+	t.Run("Go", func(t *testing.T) { test(t, startGoWorker) })
+	t.Run("Python", func(t *testing.T) { test(t, startPythonWorker) })
+}
+
+// Who is stopped until its hold has ended, by its own lease or by max_hold, finds
+// that out whether the daemon was restarted meanwhile or not. Somebody else has the
+// lock then, with a larger token, and what the old holder says of it changes nothing.
+func TestHolderStoppedPastItsEndFindsItsLockLost(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restart %v", restarted), func(t *testing.T) {
+			r := startRedis(t)
+			here, there := startDaemon(t, r.unixURL(), longLease), startDaemon(t, r.unixURL(), longLease)
+			type stopped struct {
+				*worker
+				name   string
+				token  uint64
+				reason protocol.Reason
+			}
+			var holders []stopped
+			hold := func(lang string, start func(testing.TB, *daemon) *worker) {
+				lease := command{Do: "lock", WaitMS: -1, Lease: 2000}
+				maxHold := command{Do: "lock", WaitMS: -1, Hold: 2000}
+				for reason, c := range map[protocol.Reason]command{protocol.Expired: lease, protocol.MaxHold: maxHold} {
+					w := start(t, here)
+					c.Name = fmt.Sprintf("%s %s", lang, reason)
+					c.As = c.Name
+					holders = append(holders, stopped{w, c.Name, w.must(c).Token, reason})
+				}
+			}
+			hold("Go", startGoWorker)
+			if havePython() {
+				hold("Python", startPythonWorker)
+			}
+			for _, h := range holders {
+				h.signal(syscall.SIGSTOP)
+			}
+			if restarted {
+				here.kill9()
+				here.start(longLease)
+				here.awaitAnswer()
+			}
+			elsewhere := dial(t, there)
+			for _, h := range holders {
+				l := lockSoon(t, elsewhere, h.name)
+				if l.Token() <= h.token {
+					t.Errorf("%s: token %d after %d", h.name, l.Token(), h.token)
+				}
+				before := r.fields(h.name)
+				h.signal(syscall.SIGCONT)
+				if a := h.try(command{Do: "check", As: h.name}); a.Err != "lost" || a.Reason != string(h.reason) {
+					t.Errorf("%s: the stopped holder is told %+v", h.name, a)
+				}
+				if a := h.try(command{Do: "unlock", As: h.name}); a.Err == "" {
+					t.Errorf("%s: the stopped holder released a lock that it had lost", h.name)
+				}
+				h.lock("after " + h.name) // what it said of the lost lock has been heard
+				if now := r.fields(h.name); !maps.Equal(now, before) {
+					t.Errorf("%s: the stopped holder made %v of %v", h.name, now, before)
+				}
+				if err := l.Err(); err != nil {
+					t.Errorf("%s: the new holder's lock suffered: %v", h.name, err)
+				}
+			}
+		})
+	}
+}
+
+// The death of a child that has the connection too is nothing to the sidecar.
+func TestDeathOfAForkedChildFreesNothing(t *testing.T) {
+	d := startDaemon(t, startRedis(t).unixURL(), longLease)
+	parent, child := startSharedSocket(t, d)
+	syscall.Kill(child, syscall.SIGKILL)
+	eventually(t, "the child is dead", func() bool { return !alive(child) })
+	c := dial(t, d)
+	if _, err := c.TryLock(t.Context(), "forked"); !errors.Is(err, locksidecar.ErrHeld) {
+		t.Errorf("when the child had died, another client was told %v, not that the lock is held", err)
+	}
+	parent.Process.Kill()
+	lockSoon(t, c, "forked")
+}
+
+// startSharedSocket starts a process that holds the lock "forked", and has a child
+// that keeps the connection open.
+func startSharedSocket(t *testing.T, d *daemon) (parent *exec.Cmd, child int) {
+	t.Helper()
+	parent, says := startRole(t, d, "shared-socket")
+	child, err := strconv.Atoi(says())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Kill(child, syscall.SIGKILL) })
+	return parent, child
+}
+
+// startRole starts this binary as something else. The function returns what it
+// prints next.
+func startRole(t *testing.T, d *daemon, role string) (*exec.Cmd, func() string) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), roleVar+"="+role, "LOCKSIDECAR_SOCKET="+d.socket)
+	return cmd, startSaying(t, cmd)
+}
+
+func startSaying(t *testing.T, cmd *exec.Cmd) func() string {
+	t.Helper()
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	lines := bufio.NewReader(stdout)
+	return func() string {
+		t.Helper()
+		stdout.(*os.File).SetReadDeadline(time.Now().Add(patience))
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("%v says no more: %v", cmd.Args, err)
+		}
+		return strings.TrimSpace(line)
+	}
+}
+
+// A forked child holds nothing of its parent's, and does not come back in its place
+// when the daemon has been restarted. Whatever the child does, the parent's lock
+// stays the parent's.
+func TestForkedChildHoldsNothingAfterARestart(t *testing.T) {
+	r := startRedis(t)
+	d := startDaemon(t, r.unixURL(), longLease)
+	cmd := exec.Command(python(t), "-u", "client_fork.py")
+	cmd.Env = append(os.Environ(), "LOCKSIDECAR_SOCKET="+d.socket)
+	says := startSaying(t, cmd)
+	type report struct {
+		Child   int
+		PID     int
+		Err     string
+		Own     uint64
+		Entered bool
+	}
+	hear := func() (got report) {
+		t.Helper()
+		if line := says(); json.Unmarshal([]byte(line), &got) != nil {
+			t.Fatalf("not understood: %s", line)
+		}
+		return got
+	}
+	ask := func(pid int) report {
+		t.Helper()
+		syscall.Kill(pid, syscall.SIGUSR1)
+		return hear()
+	}
+	parent, child := cmd.Process.Pid, hear().Child
+	t.Cleanup(func() { syscall.Kill(child, syscall.SIGKILL) })
+	before := r.fields("family")
+	token := info(t, d, "family").Token
+
+	unchanged := func(when string) {
+		t.Helper()
+		if now := r.fields("family"); !maps.Equal(now, before) {
+			t.Errorf("%s, Redis has %v of the parent's lock; it had %v", when, now, before)
+		}
+		if row := info(t, d, "family"); row.PID != int64(parent) || row.Token != token {
+			t.Errorf("%s, the lock is %+v", when, row)
+		}
+	}
+	childHasNothing := func(when string) {
+		t.Helper()
+		if a := ask(child); a.PID != child || a.Err != "NotHeld" || a.Own == 0 || a.Entered {
+			t.Errorf("%s, the child says %+v", when, a)
+		}
+		unchanged(when)
+	}
+	childHasNothing("before the restart")
+	d.kill9()
+	d.start(longLease)
+	d.awaitAnswer()
+	d.awaitRedis("ok")
+	childHasNothing("after the restart")
+	if a := ask(parent); a.PID != parent || a.Err != "" || a.Own == 0 {
+		t.Errorf("after the restart the parent says %+v", a)
+	}
+	childHasNothing("when the parent is back")
+	syscall.Kill(child, syscall.SIGKILL)
+	eventually(t, "the child is dead", func() bool { return !alive(child) })
+	if a := ask(parent); a.Err != "" {
+		t.Errorf("when the child has died, the parent says %+v", a)
+	}
+	unchanged("when the child has died")
+	cmd.Process.Kill()
+	lockSoon(t, dial(t, d), "family")
+}
+
+// lockSoon waits for a lock that must become free.
+func lockSoon(t *testing.T, c *locksidecar.Client, name string) *locksidecar.Lock {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	l, err := c.Lock(ctx, name)
+	if err != nil {
+		t.Fatalf("%s did not become free: %v", name, err)
+	}
+	return l
+}
+
+// ---- a reader that never reads --------------------------------------------------
+
+// A client that reads nothing costs the daemon a bounded amount of memory, and
+// nobody else anything. It lives, so its locks stay held and renewed, even over a
+// stop and a start of the daemon, which it does not delay. When it dies they are free.
+func TestReaderThatNeverReads(t *testing.T) {
+	r := startRedis(t)
+	d := startDaemon(t, r.unixURL(), "--lease=3s")
+	good := startGoWorker(t, d)
+	before := rss(t, d.pid())
+	deaf := make([]*exec.Cmd, 3)
+	for i := range deaf {
+		var says func() string
+		role := []string{deafToLists, deafToPings}[i%2]
+		deaf[i], says = startRole(t, d, role)
+		t.Logf("the sidecar read no more from who is %s after %s requests", role, says())
+	}
+	name := func(i int) string { return fmt.Sprintf("deaf %d:0", deaf[i].Process.Pid) }
+	fixed := func(i int) string { return fmt.Sprintf("deaf %d:fixed", deaf[i].Process.Pid) }
+	awaitRenewals(t, r, name(0), 4)
+	grown := rss(t, d.pid()) - before
+	t.Logf("the daemon grew by %d KiB for %d clients with %d locks each", grown>>10, len(deaf), deafLocks)
+	if grown > 96<<20 {
+		t.Errorf("the daemon grew by %d MiB", grown>>20)
+	}
+	good.lock("good")
+	good.unlock("good")
+	if a := good.try(command{Do: "lock", As: "x", Name: name(0)}); a.Err != "held" {
+		t.Errorf("of a deaf client's lock another is told %+v", a)
+	}
+
+	killed := func(i int) {
+		deaf[i].Process.Kill()
+		// Its lease is ten minutes: it is free because its holder is dead.
+		good.lock(fixed(i))
+		good.lock(name(i))
+		good.unlock(fixed(i))
+		good.unlock(name(i))
+	}
+	killed(0)
+
+	asked := time.Now()
+	d.terminate()
+	t.Logf("the stop took %v", time.Since(asked))
+	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("with clients that do not read, the daemon ended with %d", code)
+	}
+	if n := r.Exists(t.Context(), name(1), fixed(1), name(2), fixed(2)).Val(); n != 4 {
+		t.Errorf("the stop left %d of 4 locks", n)
+	}
+	d.start("--lease=3s")
+	d.awaitAnswer()
+	d.awaitRedis("ok")
+	awaitRenewals(t, r, name(1), 4)
+	if a := good.try(command{Do: "lock", As: "x", Name: fixed(1)}); a.Err != "held" {
+		t.Errorf("after the restart another is told %+v of a deaf client's lock", a)
+	}
+	killed(1)
+	d.kill9()
+	deaf[2].Process.Kill() // while there is no daemon
+	d.start("--lease=3s")
+	d.awaitAnswer()
+	killed(2)
+}
+
+// awaitRenewals waits until a lock was renewed so often. A lease is three renewals.
+func awaitRenewals(t *testing.T, r *redisServer, lock string, times int) {
+	t.Helper()
+	last, renewals := time.Duration(0), 0
+	eventually(t, fmt.Sprintf("%d renewals of %s", times, lock), func() bool {
+		ttl := r.PTTL(t.Context(), lock).Val()
+		if ttl < 0 {
+			t.Fatalf("%s is not locked any more after %d renewals", lock, renewals)
+		}
+		if ttl > last && last > 0 {
+			renewals++
+		}
+		last = ttl
+		return renewals >= times
+	})
+}
+
+// deafLocks is how many renewed locks a deaf process holds.
+const deafLocks = 300
+
+// The roles of a deaf process: a page of a list is a thousand times as long as its
+// request, the answer to a ping is not much longer.
+const (
+	deafToLists = "deaf to lists"
+	deafToPings = "deaf to pings"
+)
+
+// runDeaf is a process that takes deafLocks locks, and one more with a long lease of
+// its own. Then it asks for lists or pings, until nobody reads what it asks, reads
+// nothing itself, says how often it asked, and waits.
+func runDeaf(role string) int {
+	err := func() error {
+		nc, err := net.Dial("unix", os.Getenv("LOCKSIDECAR_SOCKET"))
+		if err != nil {
+			return err
+		}
+		frames := protocol.Hello{ID: 1, V: protocol.Version, Resumable: true}.Append(nil)
+		for i := range deafLocks {
+			frames = protocol.Acquire{ID: uint64(i + 2), Name: fmt.Sprintf("deaf %d:%d", os.Getpid(), i), WaitMS: protocol.Forever}.Append(frames)
+		}
+		const last = deafLocks + 2
+		frames = protocol.Acquire{ID: last, Name: fmt.Sprintf("deaf %d:fixed", os.Getpid()), WaitMS: protocol.Forever, LeaseMS: 600_000}.Append(frames)
+		if _, err := nc.Write(frames); err != nil {
+			return err
+		}
+		in, decoder := protocol.NewReader(nc), protocol.ReplyDecoder{}
+		for id := uint64(0); id != last; {
+			body, err := in.Next()
+			if err != nil {
+				return err
+			}
+			m, err := decoder.Decode(body)
+			if err != nil {
+				return err
+			}
+			switch m := m.(type) {
+			case *protocol.Answer:
+				id = m.ID
+			case *protocol.Err:
+				return errors.New(m.Msg)
+			}
+		}
+		sent := 0
+		for {
+			// Half a second without room for one more byte: nobody reads.
+			nc.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+			id := uint64(last + 1 + sent)
+			ask := protocol.List{ID: id}.Append(nil)
+			if role == deafToPings {
+				ask = protocol.Ping{ID: id}.Append(nil)
+			}
+			if _, err := nc.Write(ask); err != nil {
+				break
+			}
+			sent++
+		}
+		fmt.Println(sent)
+		time.Sleep(10 * time.Minute) // it is killed before
+		return nil
+	}()
+	fmt.Fprintln(os.Stderr, err)
+	return 1
+}
+
+// ---- many connections -----------------------------------------------------------
+
+// Ten thousand connections that came and went, in whatever state, leave nothing:
+// neither descriptors nor goroutines, memory, state, locks or sessions.
+func TestTenThousandConnections(t *testing.T) {
+	r := startRedis(t)
+	d := startDaemon(t, r.unixURL(), longLease)
+	stay := startGoWorker(t, d)
+	stay.lock("stays")
+	storm := func(n int) {
+		const atOnce = 8
+		var wg sync.WaitGroup
+		for g := range atOnce {
+			wg.Go(func() {
+				for i := range n / atOnce {
+					if err := comeAndGo(d.socket, i%4, fmt.Sprintf("storm:%d:%d", g, i)); err != nil {
+						t.Errorf("connection %d: %v", i, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+	settled := func() int {
+		// A lock that is free again is free because its session was ended; here
+		// of each session the last thing that anybody does.
+		eventually(t, "all locks but one are free", func() bool { return len(r.Keys(t.Context(), "storm:*").Val()) == 0 })
+		return descriptors(t, d.pid())
+	}
+	storm(1_000) // buffers, tables and the file find their sizes
+	fds, memory, file := settled(), rss(t, d.pid()), stateSize(t, d)
+	storm(9_000)
+	settled()
+	eventually(t, fmt.Sprintf("the daemon is back to %d descriptors", fds), func() bool { return descriptors(t, d.pid()) <= fds })
+	grown := rss(t, d.pid()) - memory
+	t.Logf("after 1,000 connections %d descriptors and %d KiB; 9,000 later %d and %d KiB more; the state file has %d KiB",
+		fds, memory>>10, descriptors(t, d.pid()), grown>>10, stateSize(t, d)>>10)
+	if grown > 48<<20 {
+		t.Errorf("the daemon grew by %d MiB", grown>>20)
+	}
+	if now := stateSize(t, d); now != file {
+		t.Errorf("the state file grew from %d to %d bytes", file, now)
+	}
+	if n := d.goroutines(); n > 40 {
+		t.Errorf("%d goroutines are left", n)
+	}
+	// That was the end of the daemon, of a hard kind. Its successor finds one
+	// session and one lock.
+	d.start(longLease)
+	d.awaitAnswer()
+	eventually(t, "the daemon takes over", func() bool { return d.log.contains("took over") })
+	if !d.log.contains("locks=1 clients=1 ended=0") {
+		t.Errorf("the successor found other things:\n%s", tail(d.log.String(), 5))
+	}
+	stay.must(command{Do: "check", As: "stays"})
+}
+
+// comeAndGo makes one connection that ends in one of four states.
+func comeAndGo(socket string, state int, lock string) error {
+	nc, err := net.Dial("unix", socket)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	hello := protocol.Hello{ID: 1, V: protocol.Version, Resumable: true}.Append(nil)
+	switch state {
+	case 0: // says nothing
+		return nil
+	case 1:
+		hello = hello[:len(hello)/2]
+	case 3:
+		hello = protocol.Acquire{ID: 2, Name: lock, WaitMS: protocol.Forever}.Append(hello)
+	}
+	if _, err := nc.Write(hello); err != nil {
+		return err
+	}
+	if state != 3 {
+		return nil
+	}
+	frames := protocol.NewReader(nc)
+	for range 2 { // the answers to hello and to acquire
+		if _, err := frames.Next(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// descriptors counts the open files of a process.
+func descriptors(t testing.TB, pid int) int {
+	t.Helper()
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+func stateSize(t testing.TB, d *daemon) int64 {
+	t.Helper()
+	s, err := os.Stat(d.socket + ".state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Size()
+}
+
+// ---- garbage and half a hello -----------------------------------------------------
+
+// Who breaks the protocol thousands of times fills nobody's disk: of each kind of
+// error the log has the first few in a while, and the number of the others.
+func TestGarbageDoesNotFillTheLog(t *testing.T) {
+	d := startDaemon(t, startRedis(t).unixURL())
+	const each = 1_000
+	for range each {
+		rude := connectWire(t, d)
+		rude.send(message{"op": "ping", "id": 1})
+		rude.lastWordsThenEOF(protocol.NoHello)
+		rude.conn.Close()
+		broken := dialWire(t, d)
+		broken.write([]byte{0, 0, 0, 1, 0xc1})
+		broken.lastWordsThenEOF(protocol.BadFrame)
+		broken.conn.Close()
+	}
+	d.terminate() // says what is left to say
+	log := d.log.String()
+	for _, code := range []protocol.Code{protocol.NoHello, protocol.BadFrame} {
+		written, summed := 0, 0
+		for line := range strings.Lines(log) {
+			if !strings.Contains(line, "code="+string(code)) {
+				continue
+			}
+			if m := regexp.MustCompile(`connections=(\d+)`).FindStringSubmatch(line); m != nil {
+				n, _ := strconv.Atoi(m[1])
+				summed += n
+			} else {
+				written++
+			}
+		}
+		t.Logf("%s: %d lines for %d connections, and %d in sums", code, written, each, summed)
+		if written == 0 || written > each/10 || written+summed != each {
+			t.Errorf("%s: %d lines for %d connections, and %d in sums", code, written, each, summed)
+		}
+	}
+}
+
+// Half a hello, a byte a second, or nothing at all: after five seconds the place is
+// somebody else's.
+func TestSlowHelloKeepsNoPlace(t *testing.T) {
+	d := startDaemon(t, startRedis(t).unixURL(), "--max-sessions=1")
+	const places = 1 + 256
+	hello := protocol.Hello{ID: 1, V: protocol.Version, Client: strings.Repeat("slow", 32)}.Append(nil)
+	slow := make([]*wire, places)
+	var trickling sync.WaitGroup
+	stop := make(chan struct{})
+	defer trickling.Wait()
+	defer close(stop)
+	for i := range slow {
+		slow[i] = connectWire(t, d)
+		if i%2 == 0 {
+			continue
+		}
+		slow[i].write(hello[:1])
+		if i < 32 {
+			trickling.Go(func() {
+				for _, b := range hello[1:] {
+					select {
+					case <-time.After(time.Second):
+					case <-stop:
+						return
+					}
+					if _, err := slow[i].conn.Write([]byte{b}); err != nil {
+						return
+					}
+				}
+			})
+		}
+	}
+	says(t, connectWire(t, d).lastWordsThenEOF(protocol.Limit), "connections", "max-sessions")
+	eventually(t, "there is a place for others", func() bool {
+		c, err := locksidecar.Dial(t.Context(), d.socket)
+		if err != nil {
+			mention(t, err, locksidecar.ErrLimit, "max-sessions")
+			return false
+		}
+		defer c.Close()
+		if _, err := c.TryLock(t.Context(), "x"); err != nil {
+			t.Error(err)
+		}
+		return true
+	})
+	for _, w := range slow {
+		says(t, w.lastWordsThenEOF(protocol.NoHello), "hello")
+	}
+}
