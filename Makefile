@@ -20,6 +20,10 @@ GO_CORE := ./wheel ./protocol ./sidecar/... ./sdk/go/...
 FUZZTIME  ?= 30s
 BENCHTIME ?= 1s
 SIM_STEPS ?= 20000000
+# make chaos CHAOS_TIME=1h CHAOS_SEED=7; CHAOS_KILLS=500 kills daemons and breaks nothing else.
+CHAOS_TIME  ?= 10m
+CHAOS_SEED  ?= 1
+CHAOS_KILLS ?= 0
 
 .DEFAULT_GOAL := help
 
@@ -99,6 +103,7 @@ lint: fmt-check venv ## gofmt, go vet, staticcheck, ruff, mypy --strict
 	.venv/bin/ruff format --check --config sdk/python/pyproject.toml cmd tests
 	cd sdk/python && ../../.venv/bin/mypy --strict
 	.venv/bin/mypy --strict cmd/locksidecar/demo_till.py tests/worker.py
+	.venv/bin/mypy --strict tests/chaos/worker.py
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (30s)
@@ -110,6 +115,11 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 .PHONY: sim
 sim: ## a long hunt of the lock table's simulation: SIM_STEPS steps
 	go test ./sidecar/locktable -run '^TestSimulation$$' -count 1 -timeout 2h -v -sim.steps=$(SIM_STEPS)
+
+.PHONY: chaos
+chaos: redis venv build ## break daemons, Redis and clients for CHAOS_TIME (10m), or kill daemons CHAOS_KILLS times
+	go build -o bin/chaos ./tests/chaos
+	bin/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -kills $(CHAOS_KILLS) -daemon bin/locksidecar -python .venv/bin/python
 
 # ---- numbers -----------------------------------------------------------------
 

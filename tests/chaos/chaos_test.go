@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if told := os.Getenv(ordersVar); told != "" {
+		if err := runWorker(told); err != nil {
+			fmt.Fprintln(os.Stderr, "error:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// small are the settings of a run that is one test among others.
+func small(t *testing.T) settings {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		if os.Getenv("LOCKSIDECAR_REQUIRE_REDIS") != "" {
+			t.Fatal("redis-server is not installed: apt-get install redis-server")
+		}
+		t.Skip("redis-server is not installed: apt-get install redis-server")
+	}
+	set := settings{
+		seed: 1, lease: 4 * time.Second, hosts: 2, goes: 1, pys: 1, actors: 4, think: 60, hot: 4, cool: 20,
+		python: findPython(),
+	}
+	if set.python == "" {
+		msg := "no Python that can import locksidecar: run `make venv`, or set LOCKSIDECAR_PYTHON"
+		if os.Getenv("LOCKSIDECAR_REQUIRE_PYTHON") != "" {
+			t.Fatal(msg)
+		}
+		t.Log(msg)
+	}
+	var err error
+	// Not t.TempDir: there are sockets in it, whose paths may have 107 bytes, and
+	// what a failed run has written is kept.
+	if set.dir, err = os.MkdirTemp("/tmp", "chaos"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the logs are kept in %s", set.dir)
+			return
+		}
+		os.RemoveAll(set.dir)
+	})
+	if set.program, err = buildDaemon(set.dir, raceEnabled); err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// run makes a run that must not show anything wrong.
+func run(t *testing.T, set settings) *outcome {
+	t.Helper()
+	o, err := conduct(t.Context(), set, os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	o.print(&text)
+	t.Log("\n" + text.String())
+	if o.failed() {
+		t.Error("see above")
+	}
+	if o.report.Grants == 0 || o.report.Writes == 0 {
+		t.Error("nobody did anything: this showed nothing")
+	}
+	return o
+}
+
+// A storm of faults over two hosts, and the calm behind it.
+func TestStorm(t *testing.T) {
+	set := small(t)
+	set.length = 12 * time.Second
+	set.seed = 17 // draws many kinds of faults for so short a time
+	o := run(t, set)
+	if len(o.faults) < 10 {
+		t.Errorf("only %d kinds of faults: this showed little", len(o.faults))
+	}
+}
+
+// Daemons are killed again and again. Nobody loses a lock, and who waits is
+// served by the next one.
+func TestKilledDaemonsLoseNothing(t *testing.T) {
+	set := small(t)
+	set.kills = 5
+	o := run(t, set)
+	if o.kills.kills != set.kills || o.kills.compared == 0 || o.report.Outlived == 0 {
+		t.Errorf("%d kills, %d tokens compared, %d holds outlived one: this showed little", o.kills.kills, o.kills.compared, o.report.Outlived)
+	}
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A server is a private redis-server on a Unix socket that keeps nothing on disk.
+type server struct {
+	*redis.Client
+	dir    string
+	log    string
+	exited chan struct{} // closed when the process has ended
+	cmd    *exec.Cmd
+}
+
+func startServer(ctx context.Context, dir, log string) (*server, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	s := &server{dir: dir, log: log}
+	s.Client = redis.NewClient(&redis.Options{
+		Network: "unix", Addr: s.socket(), ClientName: "conductor", DisableIdentity: true,
+		DialTimeout: time.Second, ReadTimeout: time.Second, MaxRetries: -1,
+	})
+	return s, s.start(ctx)
+}
+
+func (s *server) socket() string { return filepath.Join(s.dir, "redis.sock") }
+
+// start starts the server (again) and returns when it answers.
+func (s *server) start(ctx context.Context) error {
+	cmd := exec.Command("redis-server", "--dir", s.dir, "--unixsocket", s.socket(), "--port", "0",
+		"--save", "", "--daemonize", "no", "--repl-diskless-sync-delay", "0")
+	exited, err := launch(cmd, s.log)
+	if err != nil {
+		return err
+	}
+	s.cmd, s.exited = cmd, exited
+	return until(ctx, patience, "redis-server answers", func() bool { return s.Ping(ctx).Err() == nil })
+}
+
+func (s *server) signal(sig syscall.Signal) { _ = s.cmd.Process.Signal(sig) }
+
+func (s *server) kill() {
+	s.signal(syscall.SIGKILL)
+	<-s.exited
+}
+
+func (s *server) close() {
+	s.Close()
+	if s.cmd != nil {
+		s.kill()
+	}
+}
+
+// caughtUp tells whether the server is a replica that has what its master has.
+func (s *server) caughtUp(ctx context.Context) bool {
+	info, err := s.Info(ctx, "replication").Result()
+	return err == nil && strings.Contains(info, "role:slave") && strings.Contains(info, "master_link_status:up")
+}
+
+func (s *server) leads(ctx context.Context) bool {
+	info, err := s.Info(ctx, "replication").Result()
+	return err == nil && strings.Contains(info, "role:master")
+}
+
+// follow makes the server a replica of whom the link leads to.
+func (s *server) follow(ctx context.Context, l *link) error {
+	return s.Do(ctx, "REPLICAOF", "127.0.0.1", l.port()).Err()
+}
+
+// promote makes it a master.
+func (s *server) promote(ctx context.Context) error {
+	return s.Do(ctx, "REPLICAOF", "NO", "ONE").Err()
+}
+
+// launch starts a process whose output goes to a file, and which does not
+// outlive this one.
+func launch(cmd *exec.Cmd, log string) (exited chan struct{}, err error) {
+	out, err := os.OpenFile(log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	if cmd.Stdout == nil {
+		cmd.Stdout = out
+	}
+	cmd.Stderr = out
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	// An interrupt is for the conductor, which then ends what it started.
+	cmd.SysProcAttr.Setpgid = true
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	exited = make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(exited)
+	}()
+	return exited, nil
+}
+
+// patience is how long anything is waited for that must happen. It measures no
+// speed.
+const patience = 30 * time.Second
+
+// until waits until cond is true, and asks often.
+func until(ctx context.Context, limit time.Duration, what string, cond func() bool) error {
+	for end := time.Now().Add(limit); !cond(); {
+		if err := pause(ctx, 2*time.Millisecond); err != nil {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("not within %v: %s", limit, what)
+		}
+	}
+	return nil
+}
+
+var errInterrupted = errors.New("interrupted")
+
+// pause waits, but not longer than ctx.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return errInterrupted
+	}
+}
