@@ -1,0 +1,78 @@
+package tests
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// What the documents name as a proof must exist: a test that was renamed would leave
+// a promise without one.
+func TestDocumentsNameTestsThatExist(t *testing.T) {
+	var names []string
+	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	walk := func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && d.Name() != ".." {
+			return filepath.SkipDir
+		}
+		if strings.HasSuffix(path, "_test.go") {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			for _, m := range declared.FindAllSubmatch(text, -1) {
+				names = append(names, string(m[1]))
+			}
+		}
+		return nil
+	}
+	if err := filepath.WalkDir("..", walk); err != nil {
+		t.Fatal(err)
+	}
+	all := strings.Join(names, "\n")
+
+	target, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`\bTest[A-Z]\w+`)
+	made := regexp.MustCompile("make ([a-z-]+)")
+	for _, doc := range []string{"../README.md", "../docs/guarantees.md", "../docs/architecture.md", "../deploy/README.md"} {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range named.FindAllString(string(text), -1) {
+			if name != "TestName" && !regexp.MustCompile("(?m)^"+name+"$").MatchString(all) {
+				t.Errorf("%s names %s, which there is not", doc, name)
+			}
+		}
+		for _, m := range made.FindAllStringSubmatch(string(text), -1) {
+			if !strings.Contains(string(target), "\n"+m[1]+":") {
+				t.Errorf("%s names `make %s`, which there is not", doc, m[1])
+			}
+		}
+	}
+	// The README's table names parts of tests, as -run takes them.
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(readme), "-run …")
+	table, _, _ = strings.Cut(table, "\n## ")
+	patterns := regexp.MustCompile("`([A-Z]\\w+)`").FindAllStringSubmatch(table, -1)
+	if len(patterns) == 0 {
+		t.Error("the README's guarantees name no tests")
+	}
+	for _, p := range patterns {
+		if !regexp.MustCompile("(?m)^Test.*" + p[1]).MatchString(all) {
+			t.Errorf("the README names %s, and no test's name has that in it", p[1])
+		}
+	}
+}
