@@ -143,6 +143,10 @@ func TestNobodyNoticesThatTheDaemonIsRestartedUnderLoad(t *testing.T) {
 			fleet = append(fleet, startAnyWorker(t, d, i))
 		}
 	}
+	for _, w := range fleet { // whoever connects for the first time waits for 2 s only
+		w.lock("connected")
+		w.unlock("connected")
+	}
 	for _, w := range fleet {
 		answers = append(answers, w.ask(hammer(r, rounds)))
 	}
@@ -150,6 +154,11 @@ func TestNobodyNoticesThatTheDaemonIsRestartedUnderLoad(t *testing.T) {
 	for i := range restarts {
 		// Spread over the run, at moments that nobody chose.
 		eventually(t, "the counter rises", func() bool {
+			for _, w := range fleet {
+				if w.ended() {
+					t.Fatalf("worker %d ended:\n%s", w.pid(), w.stderr.String())
+				}
+			}
 			n, err := r.Get(t.Context(), "counter").Int()
 			return (err == nil || errors.Is(err, redis.Nil)) && n >= total*i/(restarts+1)
 		})

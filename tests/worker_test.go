@@ -185,6 +185,15 @@ func startWorker(t testing.TB, cmd *exec.Cmd) *worker {
 
 func (w *worker) pid() int { return w.cmd.Process.Pid }
 
+func (w *worker) ended() bool {
+	select {
+	case <-w.exited:
+		return true
+	default:
+		return false
+	}
+}
+
 // signal sends a signal to the worker.
 func (w *worker) signal(s syscall.Signal) {
 	w.t.Helper()
