@@ -273,9 +273,11 @@ func TestDaemonRestartedWithTooFewDescriptors(t *testing.T) {
 	d := startDaemon(t, r.unixURL(), longLease)
 	const n = 60
 	locks := make([]*locksidecar.Lock, n)
+	clients := make([]*locksidecar.Client, n)
 	name := func(i int) string { return fmt.Sprintf("lock %d", i) }
 	for i := range locks {
-		l, err := dial(t, d).Lock(t.Context(), name(i))
+		clients[i] = dial(t, d)
+		l, err := clients[i].Lock(t.Context(), name(i))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -323,6 +325,9 @@ func TestDaemonRestartedWithTooFewDescriptors(t *testing.T) {
 		}
 	}
 	eventually(t, "all locks are free", func() bool { return len(r.Keys(t.Context(), "lock *").Val()) == 0 })
+	for _, c := range clients {
+		c.Close() // while there is somebody to say bye to
+	}
 	d.kill9()
 
 	d.maxFiles = 100
