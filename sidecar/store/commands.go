@@ -2,13 +2,10 @@ package store
 
 import (
 	"context"
-	"io"
 	"math/rand/v2"
-	"strings"
+	"net"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -20,53 +17,47 @@ const (
 	batchKeeps  = 8 * keepMax
 	batchOthers = 512
 
-	// A connection that was idle for a moment is watched, so that its end is noticed
-	// at once: others may come back to a Redis that forgot our locks before we do.
-	// What ends without a word is found by a ping.
-	idleCalm = 100 * time.Millisecond
+	// The end of a connection is noticed when it comes: others may come back to a
+	// Redis that forgot our locks before we do. What ends without a word is found by
+	// a ping.
 	idlePing = 5 * time.Second
 
 	backoffMin = 50 * time.Millisecond
 	backoffMax = time.Second
 )
 
-// commands owns the command connection. Operations come in from anywhere; one
-// goroutine, run, takes all that wait, sends them as one batch, and hands out the
-// results: half duplex, so that the end of a connection leaves one batch in doubt
-// and no more. A second goroutine exists only while a connection is being made.
+// commands owns the command connection. Operations come in from anywhere; who brings
+// one writes it, too, if the connection is free for it, see pipe. A goroutine, run,
+// sees to the life of the connection, and answers what cannot be sent; one more reads
+// while there is a connection, and one dials while there is none.
 type commands struct {
 	cfg   Config
 	dial  *dialer
 	moved func() // the data may be elsewhere now: the listener should look too
 
-	wake   chan struct{} // something was queued, or closing was set
+	wake   chan struct{} // run is to look at what waits, at closing and at the pipe's watch
 	dialed chan dialed   // from the dialing goroutine
 	ctx    context.Context
 	cancel context.CancelFunc // cuts everything short
 	done   chan struct{}      // run has ended
 
-	mu      sync.Mutex // guards what follows
-	keeps   lane
-	others  lane
+	mu      sync.Mutex // guards what follows, and what pipe says; never held during I/O or a callback
+	keeps   lane[locktable.Op]
+	others  lane[locktable.Op]
+	pipe    *pipe // nil while down
 	closing bool
 	closed  bool
-	live    *session // to cut, from close
+	batch   []locktable.Op // emptied, for pump
+
+	publishTold bool // owned by the pipe's reader: that PUBLISH is not permitted was logged
 
 	// Owned by run.
-	session *session // nil while down
-	last    Identity // of the last session that was up, perhaps in another process
-	upAt    time.Time
-	served  bool          // the session answered something
-	delay   time.Duration // before the next attempt to connect
-	down    bool          // OnDown was called for this outage
-	why     string        // Redis cannot be asked
-	encoder encoder
-	batch   []locktable.Op
-	calls   []call
-	cmds    []redis.Cmder
-
-	killTold    bool // that CLIENT KILL is not permitted was logged
-	publishTold bool // that PUBLISH is not permitted was logged
+	last     Identity // of the last session that was up, perhaps in another process
+	upAt     time.Time
+	delay    time.Duration // before the next attempt to connect
+	down     bool          // OnDown was called for this outage
+	why      string        // Redis cannot be asked
+	killTold bool          // that CLIENT KILL is not permitted was logged
 }
 
 type dialed struct {
@@ -85,35 +76,8 @@ func newCommands(cfg Config, d *dialer, moved func()) *commands {
 		why:    "Redis at " + d.address + " is not connected yet",
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.encoder.prefix = cfg.UUID + ":"
 	c.last = cfg.Last
 	return c
-}
-
-// A lane is a queue of operations.
-type lane struct {
-	ops  []locktable.Op
-	head int
-}
-
-func (l *lane) push(op locktable.Op) { l.ops = append(l.ops, op) }
-
-// pop appends up to n operations to dst.
-func (l *lane) pop(dst []locktable.Op, n int) []locktable.Op {
-	n = min(n, len(l.ops)-l.head)
-	dst = append(dst, l.ops[l.head:l.head+n]...)
-	l.head += n
-	switch {
-	case l.head == len(l.ops):
-		// A burst must not keep its memory for ever.
-		if cap(l.ops) > 4*batchKeeps {
-			l.ops = nil
-		}
-		l.ops, l.head = l.ops[:0], 0
-	case l.head > len(l.ops)/2:
-		l.ops, l.head = l.ops[:copy(l.ops, l.ops[l.head:])], 0
-	}
-	return dst
 }
 
 func (c *commands) do(ops []locktable.Op) {
@@ -121,8 +85,8 @@ func (c *commands) do(ops []locktable.Op) {
 		return
 	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.closed {
-		c.mu.Unlock()
 		return
 	}
 	for i := range ops {
@@ -132,8 +96,48 @@ func (c *commands) do(ops []locktable.Op) {
 			c.others.push(ops[i])
 		}
 	}
-	c.mu.Unlock()
-	c.nudge()
+	if c.pipe == nil {
+		c.nudge() // run has the answer
+		return
+	}
+	c.pump(c.pipe)
+}
+
+// pump says on the pipe what waits, as far as it may be said now: renewals first,
+// because a late one costs somebody the lock. The caller holds mu, which is not held
+// meanwhile.
+func (c *commands) pump(p *pipe) {
+	for c.waiting() && p.open() {
+		c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
+		c.batch = c.others.pop(c.batch, batchOthers)
+		p.say(protocol.Now(), c.batch)
+		clear(c.batch)
+	}
+	if !p.watched && !p.idle() {
+		p.watched = true
+		c.nudge()
+	}
+	p.flush()
+}
+
+// waiting tells whether anything waits to be said. The caller holds mu.
+func (c *commands) waiting() bool { return c.keeps.len()+c.others.len() > 0 }
+
+// goOn says what waited for answers, which have come. The error ends the pipe.
+func (c *commands) goOn(p *pipe) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pump(p)
+	if !p.idle() {
+		return nil
+	}
+	if p.ends != "" {
+		return outage(p.ends)
+	}
+	if c.closing {
+		c.nudge()
+	}
+	return nil
 }
 
 func (c *commands) nudge() {
@@ -143,24 +147,11 @@ func (c *commands) nudge() {
 	}
 }
 
-// next takes the next batch from the lanes: renewals first, because a late one
-// costs somebody the lock. It reports false when there is nothing to do and
-// nothing will come.
-func (c *commands) next() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
-	c.batch = c.others.pop(c.batch, batchOthers)
-	if len(c.batch) == 0 && c.closing {
-		c.closed = true
-	}
-	return !c.closed
-}
-
 func (c *commands) run() {
 	defer close(c.done)
-	idle := time.NewTimer(idlePing)
-	defer idle.Stop()
+	look := time.NewTimer(0)
+	look.Stop()
+	defer look.Stop()
 	var dialing sync.WaitGroup
 	defer dialing.Wait()
 	defer c.cancel()
@@ -170,58 +161,66 @@ func (c *commands) run() {
 	}
 	connect()
 	for {
-		var stirred <-chan bool
-		if c.session != nil {
-			stirred = c.session.watched
+		var ended <-chan error
+		if c.pipe != nil {
+			ended = c.pipe.ended
 		}
 		select {
 		case <-c.wake:
+		case <-look.C:
 		case d := <-c.dialed:
 			if d.err != nil {
 				c.failed(d.err)
 			} else {
 				c.up(d.session)
-				idle.Reset(idleCalm)
 			}
-		case ended := <-stirred:
-			if c.check(ended); c.session == nil {
-				connect()
-			}
-			idle.Reset(idleCalm)
-		case <-idle.C:
-			switch {
-			case c.session == nil: // the next one sets the timer
-			case c.session.watched == nil:
-				c.session.watch()
-				idle.Reset(idlePing)
-			default:
-				if c.check(false); c.session == nil {
-					connect()
-				}
-				idle.Reset(idleCalm)
+		case err := <-ended:
+			c.lost(err)
+			connect()
+		}
+		if c.pipe == nil {
+			if waits := c.waits(); len(waits) > 0 {
+				c.deliver(c.unsent(waits))
 			}
 		}
-		for {
-			if !c.next() {
-				if c.session != nil {
-					c.session.close()
-				}
-				return
-			}
-			if len(c.batch) == 0 {
-				break
-			}
-			if c.session == nil {
-				c.deliver(c.unsent())
-				continue
-			}
-			c.exchange()
-			if c.session == nil {
-				connect()
-			}
-			idle.Reset(idleCalm)
+		next, over := c.watch()
+		if over {
+			return
 		}
+		look.Reset(next)
 	}
+}
+
+// waits takes all that waits.
+func (c *commands) waits() []locktable.Op {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ops := c.keeps.pop(nil, c.keeps.len())
+	return c.others.pop(ops, c.others.len())
+}
+
+// watch looks after the pipe, and returns when to look again. over: everything that
+// was asked before close is answered, and nothing more will be.
+func (c *commands) watch() (next time.Duration, over bool) {
+	c.mu.Lock()
+	p := c.pipe
+	if c.closing && !c.waiting() && (p == nil || p.idle()) {
+		c.closed = true
+		c.mu.Unlock()
+		if p != nil {
+			p.close("")
+			<-p.ended
+		}
+		return 0, true
+	}
+	defer c.mu.Unlock()
+	if p == nil {
+		return time.Hour, false // there is nothing to look at
+	}
+	now := protocol.Now()
+	at := p.overdue(now)
+	p.flush()
+	return time.Duration(at - now), false
 }
 
 // connect tries until it has a session, and gives it to run. delay is the time
@@ -271,17 +270,15 @@ func pause(ctx context.Context, delay time.Duration) bool {
 // up takes a new session into use.
 func (c *commands) up(s *session) {
 	lost := c.last.known() && !s.id.sameData(&c.last)
-	if s.killed != nil && code(s.killed) == "NOPERM" && !c.killTold {
+	if s.killed != nil && code(s.killed.Error()) == "NOPERM" && !c.killTold {
 		c.killTold = true
 		c.cfg.Log.Info("this user may not end the connection before: what was under way on it may still run late, which is harmless; +client|kill permits it")
 	}
 	if s.id.RunID == "" && c.upAt.IsZero() {
 		c.cfg.Log.Info("Redis does not tell its run id (INFO is not permitted or not known): after each reconnect every lock is asserted again")
 	}
-	c.session, c.last, c.upAt = s, s.id, time.Now()
-	c.encoder.floor = s.id.Floor
-	c.down, c.why, c.served = false, "", false
-	c.setLive(s)
+	c.last, c.upAt = s.id, time.Now()
+	c.down, c.why = false, ""
 	c.cfg.Log.Info("redis is up", "version", s.version, "data_lost", lost)
 	if lost {
 		c.moved()
@@ -289,6 +286,15 @@ func (c *commands) up(s *session) {
 	if c.cfg.OnUp != nil {
 		c.cfg.OnUp(lost, s.id)
 	}
+	p := newPipe(c, s)
+	go p.read()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pipe = p
+	if c.ctx.Err() != nil {
+		p.cut(net.ErrClosed) // close looked before
+	}
+	c.pump(p)
 }
 
 // failed notes that Redis cannot be used, once per outage for the table, and in
@@ -306,43 +312,34 @@ func (c *commands) failed(err error) {
 	}
 }
 
-// check gives an idle session up if it has ended, of which a ping tells unless it
-// is known.
-func (c *commands) check(ended bool) {
-	err := io.EOF
-	if !ended {
-		_, err = c.session.exec(redis.NewStatusCmd(context.Background(), "ping"))
+// lost ends the pipe, whose reader has ended with err. The caller must connect.
+func (c *commands) lost(err error) {
+	c.mu.Lock()
+	p := c.pipe
+	c.pipe = nil
+	if p.broken != nil {
+		err = p.broken
 	}
-	if err != nil {
-		c.lost(c.dial.broken(err))
+	served := p.served
+	c.mu.Unlock()
+	why := c.dial.broken(err)
+	if told, ok := err.(outage); ok {
+		why = string(told)
 	}
-}
-
-// lost ends the session. The caller must connect.
-func (c *commands) lost(why string) {
-	c.setLive(nil)
-	c.session.close()
-	c.session = nil
 	// A connection that served for a while is made again at once; one that breaks
 	// as soon as it is used must not make us spin.
 	switch {
 	case time.Since(c.upAt) >= backoffMax:
 		c.delay = 0
-	case c.served:
+	case served:
 		c.delay = backoffMin
 	default:
 		c.delay = nextDelay(c.delay)
 	}
+	results := p.close(why)
 	c.failed(outage(why))
-}
-
-// setLive tells close which session to cut. It may have looked before s was made.
-func (c *commands) setLive(s *session) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.live = s
-	if s != nil && c.ctx.Err() != nil {
-		s.wire.Close()
+	if len(results) > 0 {
+		c.deliver(results)
 	}
 }
 
@@ -352,177 +349,13 @@ func (c *commands) deliver(results []locktable.Result) {
 	}
 }
 
-// unsent answers the batch without sending it.
-func (c *commands) unsent() []locktable.Result {
-	results := make([]locktable.Result, len(c.batch))
-	for i, op := range c.batch {
+// unsent answers ops without sending them.
+func (c *commands) unsent(ops []locktable.Op) []locktable.Result {
+	results := make([]locktable.Result, len(ops))
+	for i, op := range ops {
 		results[i] = locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Unsent, Msg: c.why}
 	}
 	return results
-}
-
-// exchange sends the batch and delivers one result for each of its operations.
-// It leaves no session if the connection did not survive.
-func (c *commands) exchange() {
-	c.calls = c.encoder.calls(c.calls[:0], c.batch)
-	stamp := protocol.Now()
-	sent, err := c.send(nil, c.calls)
-	if err == nil {
-		err = c.teach()
-	}
-	if err == nil {
-		err = c.split()
-	}
-	results := make([]locktable.Result, 0, len(c.batch))
-	ends := ""
-	for i := range c.calls {
-		at := len(results)
-		for _, op := range c.calls[i].ops {
-			results = append(results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: stamp})
-		}
-		if e := c.read(&c.calls[i], results[at:], &ends); e != nil {
-			err = e
-			outcome := locktable.Unknown
-			if !sent {
-				outcome = locktable.Unsent
-			}
-			why := c.dial.broken(e)
-			for j := at; j < len(results); j++ {
-				r := &results[j]
-				*r = locktable.Result{Kind: r.Kind, Name: r.Name, Sent: stamp, Outcome: outcome, Msg: why}
-			}
-		}
-	}
-	clear(c.calls) // their replies need not live on
-	c.served = c.served || err == nil
-	switch {
-	case err != nil:
-		c.lost(c.dial.broken(err))
-	case ends != "":
-		c.lost(ends)
-	}
-	c.deliver(results)
-}
-
-// send runs first and then the commands of calls in one exchange.
-func (c *commands) send(first []redis.Cmder, calls []call) (sent bool, err error) {
-	c.cmds = append(c.cmds[:0], first...)
-	for i := range calls {
-		c.cmds = append(c.cmds, calls[i].cmd)
-	}
-	sent, err = c.session.exec(c.cmds...)
-	clear(c.cmds)
-	return sent, err
-}
-
-// teach runs again, once, the calls whose script Redis did not know: those
-// certainly did not run.
-func (c *commands) teach() error {
-	var ignorant []int
-	for i := range c.calls {
-		if err := c.calls[i].cmd.Err(); err != nil && code(err) == "NOSCRIPT" {
-			ignorant = append(ignorant, i)
-		}
-	}
-	if len(ignorant) == 0 {
-		return nil
-	}
-	var loads []redis.Cmder
-	again := make([]call, 0, len(ignorant))
-	taught := make(map[*script]bool)
-	for _, i := range ignorant {
-		cl := &c.calls[i]
-		unknown := !taught[cl.script]
-		taught[cl.script] = true
-		if unknown && c.session.loads {
-			loads = append(loads, cl.script.load())
-		}
-		cl.cmd = c.encoder.command(cl.script, cl.ops, unknown && !c.session.loads)
-		again = append(again, *cl)
-	}
-	_, err := c.send(loads, again)
-	return err
-}
-
-// split runs again, lock by lock, the calls that Redis refused as a whole: one
-// lock that an ACL denies must not cost the others their renewal.
-func (c *commands) split() error {
-	whole := len(c.calls)
-	for i := range whole {
-		cl := &c.calls[i]
-		if len(cl.ops) < 2 || cl.cmd.Err() == nil || outcomeOf(code(cl.cmd.Err())) != locktable.Refused {
-			continue
-		}
-		for j := range cl.ops {
-			one := cl.ops[j : j+1]
-			c.calls = append(c.calls, call{script: cl.script, ops: one, cmd: c.encoder.command(cl.script, one, false)})
-		}
-		c.calls[i].ops = nil
-	}
-	if len(c.calls) == whole {
-		return nil
-	}
-	_, err := c.send(nil, c.calls[whole:])
-	return err
-}
-
-// read takes the reply of a call apart, one result for each of its operations.
-// The error is that of a connection that cannot be used further. ends becomes the
-// reason to end a connection that works but leads to the wrong place.
-func (c *commands) read(cl *call, results []locktable.Result, ends *string) error {
-	if len(results) == 0 {
-		return nil // was split
-	}
-	refuse := func(r *locktable.Result, text string) {
-		text = reason(text)
-		word, _, _ := strings.Cut(text, " ")
-		r.Outcome = outcomeOf(word)
-		r.Msg = c.dial.answered(r.Name, text)
-		if endsSession(word) {
-			*ends = r.Msg
-		}
-	}
-	if err := cl.cmd.Err(); err != nil {
-		if err == redis.Nil {
-			return &strangeReply{cl.script, nil}
-		}
-		if !isReply(err) {
-			return err
-		}
-		for i := range results {
-			refuse(&results[i], err.Error())
-		}
-		return nil
-	}
-	switch reply := cl.cmd.Val(); cl.script {
-	case take:
-		return decodeTake(reply, &results[0])
-	case keep:
-		statuses, _ := reply.([]any)
-		if len(statuses) != len(results) {
-			return &strangeReply{keep, reply}
-		}
-		for i, status := range statuses {
-			refusal, err := decodeKeep(status, &results[i])
-			if err != nil {
-				return err
-			}
-			if refusal != "" {
-				refuse(&results[i], refusal)
-			}
-		}
-	case drop:
-		n, ok := reply.(int64)
-		if !ok {
-			return &strangeReply{drop, reply}
-		}
-		if n == 2 && !c.publishTold {
-			c.publishTold = true
-			c.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels redisson_lock__channel:*",
-				"lock", results[0].Name)
-		}
-	}
-	return nil
 }
 
 // close lets run send what is queued. When ctx ends first, run is cut short.
@@ -538,8 +371,8 @@ func (c *commands) close(ctx context.Context) error {
 	}
 	c.cancel()
 	c.mu.Lock()
-	if c.live != nil {
-		c.live.wire.Close()
+	if c.pipe != nil {
+		c.pipe.cut(net.ErrClosed)
 	}
 	c.mu.Unlock()
 	<-c.done

@@ -61,13 +61,12 @@ func parse(rawURL string, timeout time.Duration) (*dialer, error) {
 	return d, nil
 }
 
-// A wire is the socket under a link. It knows whether anything was written, and
-// it can be cut at any time by anybody.
+// A wire is the socket under a link. It can be cut at any time by anybody.
 type wire struct {
 	net.Conn
-	written  atomic.Int64
-	patience time.Duration // of a session; 0: the deadlines are somebody else's business
 	raw      syscall.RawConn
+	secure   bool          // TLS is between Conn and raw
+	patience time.Duration // of a session that is greeted; 0: the deadlines are somebody else's business
 }
 
 // Read grants the peer time as long as it goes on talking: a long batch is not
@@ -80,22 +79,10 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stirs waits until there is something to be read and leaves it there; ended tells
-// that it is the end. It fails when the read deadline passes.
-func (w *wire) stirs() (ended bool, err error) {
-	err = w.raw.Read(func(fd uintptr) bool {
-		var b [1]byte
-		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		ended = n == 0 && err == nil || err != nil && err != syscall.EINTR
-		return err != syscall.EAGAIN
-	})
-	return ended, err
-}
-
-func (w *wire) Write(p []byte) (int, error) {
-	n, err := w.Conn.Write(p)
-	w.written.Add(int64(n))
-	return n, err
+// release ends the deadlines of the greeting.
+func (w *wire) release() {
+	w.patience = 0
+	w.SetDeadline(time.Time{})
 }
 
 // A link is one connection and never another: go-redis is given one socket, and
@@ -121,7 +108,8 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 		conn.Close()
 		return nil, d.dialError(err)
 	}
-	if d.options.TLSConfig != nil {
+	plain := d.options.TLSConfig == nil
+	if !plain {
 		secure := tls.Client(conn, d.options.TLSConfig.Clone())
 		ctx, cancel := context.WithTimeout(ctx, d.timeout)
 		defer cancel()
@@ -131,7 +119,7 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 		}
 		conn = secure
 	}
-	l := &link{wire: &wire{Conn: conn, raw: raw}}
+	l := &link{wire: &wire{Conn: conn, raw: raw, secure: !plain}}
 
 	o := d.options
 	var used atomic.Bool
@@ -174,67 +162,45 @@ func (l *link) close() {
 	l.client.Close()
 }
 
-// A session is a link that has been probed and may run scripts.
+// A session is a link that has been probed and may run scripts. It is greeted by
+// go-redis, which knows how (users, passwords, TLS, databases); the scripts are then
+// run by a pipe.
 type session struct {
 	*link
-	conn    *redis.Conn
-	id      Identity
-	version string // of the server
-	loads   bool   // SCRIPT LOAD is permitted
-	killed  error  // why the earlier connection could not be ended; nil if it was, or there was none
-
-	watched <-chan bool // closed when the watch has ended; nil: there is none
+	conn     *redis.Conn
+	id       Identity
+	version  string // of the server
+	loads    bool   // SCRIPT LOAD is permitted
+	killed   error  // why the earlier connection could not be ended; nil if it was, or there was none
+	answered int64  // ns: the quickest exchange
 }
 
 // exec sends cmds at once and reads all replies. Each cmd keeps its own error;
 // the error returned is that of the connection, after which it must be closed.
-// sent tells whether anything was written.
-func (s *session) exec(cmds ...redis.Cmder) (sent bool, err error) {
-	before := s.wire.written.Load()
-	s.unwatch()
+func (s *session) exec(cmds ...redis.Cmder) error {
+	asked := protocol.Now()
 	s.wire.SetDeadline(time.Now().Add(s.wire.patience))
 	pipe := s.conn.Pipeline()
 	pipe.BatchProcess(context.Background(), cmds...)
 	_, first := pipe.Exec(context.Background())
-	sent = s.wire.written.Load() != before
+	if took := protocol.Now() - asked; s.answered == 0 || took < s.answered {
+		s.answered = took
+	}
 	if first == nil {
-		return sent, nil
+		return nil
 	}
 	// first is the first error of all. A connection that breaks leaves its error in
 	// every cmd that is still unanswered, so in the last; a greeting that Redis
 	// refuses leaves it in none.
 	if last := cmds[len(cmds)-1].Err(); last != nil && !isReply(last) {
-		return sent, last
+		return last
 	}
 	for _, cmd := range cmds {
 		if cmd.Err() != nil {
-			return sent, nil
+			return nil
 		}
 	}
-	return sent, first
-}
-
-// watch begins to watch a session that owes no answer, until the next exec. Should
-// anything arrive, watched gets a value: whether it is the end.
-func (s *session) watch() {
-	s.wire.SetReadDeadline(time.Time{})
-	watched := make(chan bool, 1)
-	s.watched = watched
-	go func() {
-		defer close(watched)
-		if ended, err := s.wire.stirs(); err == nil {
-			watched <- ended
-		}
-	}()
-}
-
-func (s *session) unwatch() {
-	if s.watched != nil {
-		s.wire.SetReadDeadline(time.Unix(1, 0)) // long ago
-		for range s.watched {
-		}
-		s.watched = nil
-	}
+	return first
 }
 
 // isReply tells an error that Redis answered from one of the connection.
@@ -245,7 +211,6 @@ func isReply(err error) bool {
 
 func (s *session) close() {
 	s.wire.Close() // first: a pool looks at the health of what is given back
-	s.unwatch()
 	s.conn.Close()
 	s.link.close()
 }
@@ -276,7 +241,7 @@ func (d *dialer) probe(s *session, last Identity) error {
 	server := redis.NewStringCmd(ctx, "info", "server")
 	replication := redis.NewStringCmd(ctx, "info", "replication")
 	clock := redis.NewTimeCmd(ctx, "time")
-	if _, err := s.exec(hello, server, replication, clock); err != nil {
+	if err := s.exec(hello, server, replication, clock); err != nil {
 		return d.handshakeError(err)
 	}
 	answered := protocol.Now()
@@ -320,7 +285,7 @@ func (d *dialer) probe(s *session, last Identity) error {
 
 	cmds := make([]redis.Cmder, 0, 5)
 	for _, sc := range scripts {
-		cmds = append(cmds, sc.load())
+		cmds = append(cmds, redis.NewStringCmd(ctx, "script", "load", sc.text))
 	}
 	// A keep of no lock asks whether this user may run scripts at all.
 	eval := redis.NewCmd(ctx, "eval", keep.text, 0, "", 0)
@@ -331,7 +296,7 @@ func (d *dialer) probe(s *session, last Identity) error {
 		kill = redis.NewIntCmd(ctx, "client", "kill", "id", strconv.FormatInt(last.ClientID, 10))
 		cmds = append(cmds, kill)
 	}
-	if _, err := s.exec(cmds...); err != nil {
+	if err := s.exec(cmds...); err != nil {
 		return d.handshakeError(err)
 	}
 	if err := evalsha.Err(); err != nil {

@@ -455,7 +455,7 @@ func (l *listener) confirmed(f *redis.Subscription) error {
 // channel that the user may not hear is looked for by halves; it stays
 // unsubscribed and the others do not suffer.
 func (l *listener) refused(err error) error {
-	if code(err) != "NOPERM" {
+	if code(err.Error()) != "NOPERM" {
 		return l.dial.handshakeError(err)
 	}
 	l.mu.Lock()

@@ -24,3 +24,19 @@ func prefixed(prefix, name string) string {
 	}
 	return prefix + "{" + name + "}"
 }
+
+// appendPrefixed appends prefixed(prefix, name) as an argument of a command.
+func appendPrefixed(dst []byte, prefix, name string) []byte {
+	if strings.IndexByte(name, '{') >= 0 {
+		dst = appendHead(dst, '$', len(prefix)+len(name))
+		dst = append(dst, prefix...)
+		dst = append(dst, name...)
+	} else {
+		dst = appendHead(dst, '$', len(prefix)+len(name)+2)
+		dst = append(dst, prefix...)
+		dst = append(dst, '{')
+		dst = append(dst, name...)
+		dst = append(dst, '}')
+	}
+	return append(dst, '\r', '\n')
+}

@@ -36,8 +36,8 @@ func reason(text string) string {
 }
 
 // code is the first word of an error that Redis answered: "WRONGTYPE".
-func code(err error) string {
-	first, _, _ := strings.Cut(reason(err.Error()), " ")
+func code(text string) string {
+	first, _, _ := strings.Cut(reason(text), " ")
 	return first
 }
 
@@ -92,7 +92,7 @@ func (d *dialer) broken(err error) string {
 	var strange *strangeReply
 	var timeout net.Error
 	switch {
-	case errors.As(err, &strange):
+	case errors.As(err, &strange), errors.Is(err, errStrange):
 		return fmt.Sprintf("Redis at %s cannot be understood: %v", d.address, err)
 	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Sprintf("Redis at %s did not answer within %v", d.address, d.timeout)
@@ -173,7 +173,7 @@ func (d *dialer) loading() error {
 
 // scriptError is for a Redis that does not run our scripts.
 func (d *dialer) scriptError(err error) error {
-	switch code(err) {
+	switch code(err.Error()) {
 	case "NOPERM":
 		return outagef("Redis at %s does not permit this user to run scripts; let its ACL have +evalsha, and +script|load or +eval (%s)", d.address, clip(err.Error()))
 	case "NOSCRIPT":

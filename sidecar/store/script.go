@@ -1,22 +1,20 @@
 package store
 
 import (
-	"context"
 	"crypto/sha1"
 	_ "embed"
 	"encoding/hex"
 	"fmt"
 	"strings"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 // A script is one verb: its text and the digest by which Redis knows it.
 type script struct {
-	text string
-	sha  string
+	text    string
+	sha     string
+	evalsha []byte // the first two arguments of its EVALSHA, encoded
 }
 
 var (
@@ -36,159 +34,172 @@ var (
 
 func newScript(text string) *script {
 	sum := sha1.Sum([]byte(text))
-	return &script{text: text, sha: hex.EncodeToString(sum[:])}
-}
-
-// load is the command that teaches Redis the script.
-func (s *script) load() *redis.StringCmd {
-	return redis.NewStringCmd(context.Background(), "script", "load", s.text)
+	sha := hex.EncodeToString(sum[:])
+	return &script{text: text, sha: sha, evalsha: appendString(appendString(nil, "evalsha"), sha)}
 }
 
 // keepMax is how many locks one keep renews. Redis runs a script to its end
 // before anybody else is served: at 1 to 2 µs a lock, this is well below 1 ms.
 const keepMax = 128
 
-// A call is one run of a script, for one operation or for many that renew.
+// A call is one command under way: a run of a script, for one operation or for
+// many that renew, or what keeps the connection in shape.
 type call struct {
-	script *script
-	ops    []locktable.Op
-	cmd    *redis.Cmd
+	form   form
+	script *script // nil: a ping
+	ops    int     // how many operations it carries out
+	sent   int64   // CLOCK_BOOTTIME in ns, read before it was written
+	from   int64   // where in the stream of the connection it begins, bytes
+	again  bool    // Redis was taught the script after it did not know it for these operations
 }
 
-// encoder turns operations into calls. Its boxed values are made once.
+type form uint8
+
+const (
+	byDigest form = iota // EVALSHA: run a script that Redis knows
+	byText               // EVAL: run and teach it
+	loading              // SCRIPT LOAD: teach it
+	alive                // PING
+)
+
+// encoder turns operations into commands.
 type encoder struct {
-	prefix any // "<uuid>:"
-	floor  any // of this connection's tokens
+	prefix string // "<uuid>:"
+	floor  int64  // of this connection's tokens
 }
 
-// calls appends the calls that carry out ops, in their order. Neighbours that
-// renew with the same lease share one.
-func (e *encoder) calls(dst []call, ops []locktable.Op) []call {
-	for len(ops) > 0 {
+// together returns how many of ops, at least one, are carried out by one run of a
+// script, and of which: neighbours that renew with the same lease share one.
+func together(ops []locktable.Op) (*script, int) {
+	switch ops[0].Kind {
+	case locktable.Take:
+		return take, 1
+	case locktable.Drop:
+		return drop, 1
+	case locktable.Keep:
 		n := 1
-		var c call
-		switch ops[0].Kind {
-		case locktable.Take:
-			c.script = take
-		case locktable.Drop:
-			c.script = drop
-		case locktable.Keep:
-			c.script = keep
-			for n < len(ops) && n < keepMax && ops[n].Kind == locktable.Keep && ops[n].LeaseMS == ops[0].LeaseMS {
-				n++
-			}
-		default:
-			panic(fmt.Sprintf("store: operation of unknown kind %d", ops[0].Kind))
+		for n < len(ops) && n < keepMax && ops[n].Kind == locktable.Keep && ops[n].LeaseMS == ops[0].LeaseMS {
+			n++
 		}
-		c.ops, ops = ops[:n:n], ops[n:]
-		c.cmd = e.command(c.script, c.ops, false)
-		dst = append(dst, c)
+		return keep, n
+	}
+	panic(fmt.Sprintf("store: operation of unknown kind %d", ops[0].Kind))
+}
+
+// run appends the command that runs a script for ops: EVALSHA, or EVAL, which also
+// teaches Redis the script.
+func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte {
+	op := &ops[0]
+	begin := func(args int) {
+		dst = appendArray(dst, 2+args)
+		if f == byText {
+			dst = appendString(dst, "eval")
+			dst = appendString(dst, s.text)
+		} else {
+			dst = append(dst, s.evalsha...)
+		}
+	}
+	switch s {
+	case take:
+		begin(11)
+		dst = appendNumber(dst, 2)
+		dst = appendString(dst, op.Name)
+		dst = appendPrefixed(dst, counterPrefix, op.Name)
+		dst = appendString(dst, e.prefix)
+		dst = appendNumber(dst, int64(op.Num))
+		dst = appendNumber(dst, int64(op.Count))
+		dst = appendNumber(dst, int64(op.LeaseMS))
+		dst = appendNumber(dst, int64(op.Reserve))
+		dst = appendNumber(dst, e.floor)
+		dst = appendPrefixed(dst, channelPrefix, op.Name)
+		held := int64(0)
+		if op.Held {
+			held = 1
+		}
+		dst = appendNumber(dst, held)
+	case keep:
+		begin(3 + 3*len(ops))
+		dst = appendNumber(dst, int64(len(ops)))
+		for i := range ops {
+			dst = appendString(dst, ops[i].Name)
+		}
+		dst = appendString(dst, e.prefix)
+		dst = appendNumber(dst, int64(op.LeaseMS))
+		for i := range ops {
+			dst = appendNumber(dst, int64(ops[i].Num))
+			dst = appendNumber(dst, int64(ops[i].Count))
+		}
+	case drop:
+		begin(5)
+		dst = appendNumber(dst, 1)
+		dst = appendString(dst, op.Name)
+		dst = appendString(dst, e.prefix)
+		dst = appendNumber(dst, int64(op.Num))
+		dst = appendPrefixed(dst, channelPrefix, op.Name)
 	}
 	return dst
 }
 
-// command makes the EVALSHA that runs a script for ops, or the EVAL, which also
-// teaches Redis the script.
-func (e *encoder) command(s *script, ops []locktable.Op, eval bool) *redis.Cmd {
-	args := make([]any, 2, 13+3*len(ops))
-	args[0], args[1] = "evalsha", s.sha
-	if eval {
-		args[0], args[1] = "eval", s.text
-	}
-	op := &ops[0]
-	switch s {
-	case take:
-		held := "0"
-		if op.Held {
-			held = "1"
-		}
-		args = append(args, 2, op.Name, counterOf(op.Name),
-			e.prefix, op.Num, op.Count, op.LeaseMS, uint64(op.Reserve), e.floor, channelOf(op.Name), held)
-	case keep:
-		args = append(args, len(ops))
-		for i := range ops {
-			args = append(args, ops[i].Name)
-		}
-		args = append(args, e.prefix, op.LeaseMS)
-		for i := range ops {
-			args = append(args, ops[i].Num, ops[i].Count)
-		}
-	case drop:
-		args = append(args, 1, op.Name, e.prefix, op.Num, channelOf(op.Name))
-	}
-	return redis.NewCmd(context.Background(), args...)
+func appendLoad(dst []byte, s *script) []byte {
+	dst = appendArray(dst, 3)
+	dst = appendString(dst, "script")
+	dst = appendString(dst, "load")
+	return appendString(dst, s.text)
 }
+
+func appendPing(dst []byte) []byte { return appendString(appendArray(dst, 1), "ping") }
 
 // A reply that the script cannot have made. Whether it ran is anybody's guess.
 type strangeReply struct {
 	script *script
-	reply  any
+	reply  reply
 }
 
 func (e *strangeReply) Error() string {
-	return fmt.Sprintf("it gave a reply of type %T that no script of ours makes", e.reply)
+	return fmt.Sprintf("it gave %v, which no script of ours makes", e.reply)
 }
 
 // decodeTake reads {1, token, listeners}, {0} or {2, pttl, field} into r.
-func decodeTake(reply any, r *locktable.Result) error {
-	parts, _ := reply.([]any)
-	if len(parts) == 1 && parts[0] == int64(0) {
+func decodeTake(answer reply, r *locktable.Result) error {
+	parts := answer.list
+	switch {
+	case len(parts) == 1 && parts[0].is(0):
 		r.Outcome = locktable.Missing
 		return nil
-	}
-	if len(parts) != 3 {
-		return &strangeReply{take, reply}
-	}
-	status, _ := parts[0].(int64)
-	number, ok := parts[1].(int64)
-	switch status {
-	case 1:
-		listeners, ok2 := parts[2].(int64)
-		if !ok || !ok2 {
-			return &strangeReply{take, reply}
-		}
+	case len(parts) == 3 && parts[0].is(1) && parts[1].kind == ':' && parts[2].kind == ':':
 		r.Outcome = locktable.Done
-		r.Token = uint64(number)
-		r.Listeners = int32(listeners)
-	case 2:
-		field, ok2 := parts[2].(string)
-		if !ok || !ok2 {
-			return &strangeReply{take, reply}
-		}
-		decodeOther(number, field, r)
-	default:
-		return &strangeReply{take, reply}
+		r.Token = uint64(parts[1].num)
+		r.Listeners = int32(parts[2].num)
+		return nil
+	case len(parts) == 3 && parts[0].is(2) && parts[1].kind == ':' && parts[2].kind == '$':
+		decodeOther(parts[1].num, parts[2].text, r)
+		return nil
 	}
-	return nil
+	return &strangeReply{take, answer}
 }
 
 // decodeKeep reads one status of keep into r: 1, 0, {pttl, field}, or the text of
 // an error, which it returns.
-func decodeKeep(status any, r *locktable.Result) (refusal string, err error) {
-	switch s := status.(type) {
-	case int64:
-		switch s {
-		case 1:
-			r.Outcome = locktable.Done
-			return "", nil
-		case 0:
-			r.Outcome = locktable.Missing
-			return "", nil
-		}
-	case []any:
-		if len(s) == 2 {
-			ttl, ok := s[0].(int64)
-			field, ok2 := s[1].(string)
-			if ok && ok2 {
-				decodeOther(ttl, field, r)
-				return "", nil
-			}
-		}
-	case string:
-		return s, nil
+func decodeKeep(status reply, r *locktable.Result) (refusal string, err error) {
+	parts := status.list
+	switch {
+	case status.is(1):
+		r.Outcome = locktable.Done
+		return "", nil
+	case status.is(0):
+		r.Outcome = locktable.Missing
+		return "", nil
+	case len(parts) == 2 && parts[0].kind == ':' && parts[1].kind == '$':
+		decodeOther(parts[0].num, parts[1].text, r)
+		return "", nil
+	case status.kind == '$':
+		return status.text, nil
 	}
 	return "", &strangeReply{keep, status}
 }
+
+// is tells whether a reply is this integer.
+func (r reply) is(n int64) bool { return r.kind == ':' && r.num == n }
 
 func decodeOther(ttl int64, field string, r *locktable.Result) {
 	r.Outcome = locktable.Other

@@ -1,7 +1,7 @@
 // Package store carries the lock table's operations out in Redis.
 //
-// It keeps two connections and no more: one on which batches of scripts run, one
-// after the other, and one that listens for releases. Each lives on its own: it
+// It keeps two connections and no more: one on which scripts run, and one that
+// listens for releases. Each lives on its own: it
 // is made in the background, watched, thrown away at the first doubt, and made
 // anew. Nothing here decides anything about locks.
 package store
@@ -40,7 +40,7 @@ type Config struct {
 	// the other. They must not block, and may call Do, Subscribe and Unsubscribe.
 	// nil: not called. What they are given is theirs.
 
-	// OnResults brings the results of one batch. When a connection is lost, OnDown
+	// OnResults brings what Redis answered. When a connection is lost, OnDown
 	// comes first, so that nobody asks again into the void.
 	// OnUp: Redis can be asked. dataLost: it is not certainly the same data as
 	// before (another run, another replication history, or it does not say). id is
@@ -116,8 +116,8 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Do sends ops as soon as the connection is free and answers each with exactly
-// one Result. While Redis is down the answer is Unsent, at once. Renewals go
+// Do sends ops, or does so as soon as the connection is free for them, and answers
+// each with exactly one Result. While Redis is down the answer is Unsent, at once. Renewals go
 // first; all others keep their order. A name must not have more than one
 // operation under way, so nothing can overtake its own kind.
 // After Close nothing is sent and nothing answered.

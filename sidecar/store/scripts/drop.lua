@@ -12,35 +12,26 @@
 
 local lock, prefix, num = KEYS[1], ARGV[1], ARGV[2]
 
--- The hold number in an owner field of ours, or nil.
-local function ours(field)
-  if string.sub(field, 1, #prefix) == prefix then
-    local digits = string.match(field, '^%d+$', #prefix + 1)
-    return digits and tonumber(digits)
+-- A key that has this field and no other is gone with it.
+local gone = redis.pcall('HDEL', lock, prefix .. num)
+if type(gone) == 'table' then return gone end
+if gone == 1 then
+  -- Somebody built another structure around our field: leave theirs alone.
+  if redis.call('HLEN', lock) > 0 then return 0 end
+else
+  local fields = redis.call('HLEN', lock)
+  if fields > 1 then return 0 end
+  -- No field at all: it may have expired a moment ago, which nobody was told of.
+  if fields == 1 then
+    local field = redis.call('HKEYS', lock)[1]
+    local n = string.sub(field, 1, #prefix) == prefix and string.match(field, '^%d+$', #prefix + 1)
+    if not n or tonumber(n) > tonumber(num) then return 0 end
+    local deleted = redis.pcall('DEL', lock)
+    if type(deleted) == 'table' then return deleted end
   end
 end
 
-local fields = redis.pcall('HLEN', lock)
-if type(fields) == 'table' then return fields end
-
 -- The only payload that Redisson takes for "unlocked".
-local function wake()
-  local heard = redis.pcall('PUBLISH', ARGV[3], '0')
-  if type(heard) == 'table' then return 2 end
-  return 1
-end
-
--- It may have expired a moment ago, which nobody was told of.
-if fields == 0 then return wake() end
-if fields > 1 then
-  -- Somebody built another structure around our field: leave theirs alone.
-  redis.call('HDEL', lock, prefix .. num)
-  return 0
-end
-
-local n = ours(redis.call('HKEYS', lock)[1])
-if not n or n > tonumber(num) then return 0 end
-
-local gone = redis.pcall('DEL', lock)
-if type(gone) == 'table' then return gone end
-return wake()
+local heard = redis.pcall('PUBLISH', ARGV[3], '0')
+if type(heard) == 'table' then return 2 end
+return 1

@@ -26,14 +26,6 @@ local prefix, num, lease = ARGV[1], ARGV[2], ARGV[4]
 local week = 7 * 24 * 3600 * 1000
 local refresh = 6.5 * 24 * 3600 * 1000 -- half a day of use between two refreshes of the expiry
 
--- The hold number in an owner field of ours, or nil.
-local function ours(field)
-  if string.sub(field, 1, #prefix) == prefix then
-    local digits = string.match(field, '^%d+$', #prefix + 1)
-    return digits and tonumber(digits)
-  end
-end
-
 -- A plain lock has one field. More are another structure under our name.
 local fields = redis.pcall('HLEN', lock)
 if type(fields) == 'table' then return fields end
@@ -43,8 +35,8 @@ if fields == 0 then
   if ARGV[8] == '1' then return {0} end
 elseif fields == 1 then
   old = redis.call('HKEYS', lock)[1]
-  local n = ours(old)
-  if not n or n > tonumber(num) then
+  local n = string.sub(old, 1, #prefix) == prefix and string.match(old, '^%d+$', #prefix + 1)
+  if not n or tonumber(n) > tonumber(num) then
     return {2, redis.call('PTTL', lock), string.sub(old, 1, 256)}
   end
 else

@@ -1,0 +1,43 @@
+package store
+
+// A lane is a queue.
+type lane[T any] struct {
+	items []T
+	first int
+}
+
+func (l *lane[T]) len() int { return len(l.items) - l.first }
+
+func (l *lane[T]) push(v T) { l.items = append(l.items, v) }
+
+// front is the oldest; there must be one.
+func (l *lane[T]) front() *T { return &l.items[l.first] }
+
+// head returns the n oldest, which stay. It is good until the next push or drop.
+func (l *lane[T]) head(n int) []T { return l.items[l.first : l.first+n] }
+
+// drop forgets the n oldest.
+func (l *lane[T]) drop(n int) {
+	clear(l.head(n))
+	l.first += n
+	switch {
+	case l.len() == 0:
+		// A burst must not keep its memory for ever.
+		if cap(l.items) > 4*batchKeeps {
+			l.items = nil
+		}
+		l.items, l.first = l.items[:0], 0
+	case l.first > len(l.items)/2:
+		kept := copy(l.items, l.items[l.first:])
+		clear(l.items[kept:])
+		l.items, l.first = l.items[:kept], 0
+	}
+}
+
+// pop moves up to n of the oldest to the end of dst.
+func (l *lane[T]) pop(dst []T, n int) []T {
+	n = min(n, l.len())
+	dst = append(dst, l.head(n)...)
+	l.drop(n)
+	return dst
+}

@@ -1,0 +1,428 @@
+package store
+
+import (
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+const (
+	// A Redis that answers more slowly than this, at its fastest, is far away:
+	// what is to be said does not wait for the answers that are due. Nearby the
+	// answer comes about as soon as a thread wakes, and waiting for it makes
+	// batches, which cost all less: loopback measured 20 % more pairs a second.
+	nearby = int64(300 * time.Microsecond)
+
+	// maxFlight bounds the operations without an answer, and with them what is in
+	// doubt when a connection ends.
+	maxFlight = 4 * batchKeeps
+)
+
+// A pipe is a session in use. Commands are written as they come, answers are read
+// as they come, by a goroutine of its own: full duplex, but see nearby.
+//
+// Who queues something writes it too, unless somebody else is writing already;
+// what the socket does not take at once is left to a goroutine.
+type pipe struct {
+	// Immutable.
+	*session
+	commands *commands
+	encoder  encoder
+	direct   syscall.RawConn // to write without blocking; nil: TLS is in between
+	ended    chan error      // gets why the connection ended, once nothing of it is under way
+	replies  *replies        // of the reader
+	silent   string          // of the reader: a lock whose release could not be published
+	patience int64           // ns
+
+	// Guarded by commands.mu.
+	calls   lane[call]         // without an answer, oldest first
+	flight  lane[locktable.Op] // those that the calls carry out
+	queued  int64              // bytes, ever
+	written int64              // of them, given to the socket or being given
+	out     []byte             // those that nobody is writing yet
+	spare   []byte             // a buffer to be used next
+	writing bool               // somebody writes, and sees to out after that
+	broken  error              // why nothing is written any more
+	ends    string             // why nothing more is to be said here, although it can be
+	fastest int64              // ns: the quickest answer so far
+	asked   int64              // when the oldest call was sent that had none before it; 0: is known, or does not count
+	heard   int64              // when Redis spoke last or, if later, when it was first owed an answer
+	watched bool               // run will look soon whether an answer is overdue
+	served  bool               // something was answered
+	taught  map[*script]bool   // that it is being taught a script is among the calls
+	drains  sync.WaitGroup
+
+	// Of the one who writes.
+	part  []byte
+	wrote int
+	errno error
+	try   func(fd uintptr) bool
+}
+
+func newPipe(c *commands, s *session) *pipe {
+	p := &pipe{
+		session:  s,
+		commands: c,
+		encoder:  encoder{prefix: c.cfg.UUID + ":", floor: s.id.Floor},
+		ended:    make(chan error, 1),
+		replies:  newReplies(s.wire),
+		patience: int64(c.dial.timeout),
+		fastest:  s.answered,
+		heard:    protocol.Now(),
+		taught:   make(map[*script]bool),
+	}
+	s.wire.release()
+	if !s.wire.secure {
+		p.direct = s.wire.raw
+	}
+	p.try = p.writeSome
+	return p
+}
+
+// open tells whether something may be said now. The caller holds mu.
+func (p *pipe) open() bool {
+	if p.ends != "" || p.broken != nil {
+		return false
+	}
+	n := p.flight.len()
+	return n == 0 || p.fastest > nearby && n < maxFlight
+}
+
+// idle tells whether nothing is owed. The caller holds mu.
+func (p *pipe) idle() bool { return p.calls.len() == 0 }
+
+// say queues ops, which are one batch. The caller holds mu.
+func (p *pipe) say(now int64, ops []locktable.Op) {
+	for len(ops) > 0 {
+		s, n := together(ops)
+		p.run(now, call{script: s}, ops[:n])
+		ops = ops[n:]
+	}
+}
+
+// run queues a run of a script for ops. The caller holds mu.
+func (p *pipe) run(now int64, cl call, ops []locktable.Op) {
+	cl.ops = len(ops)
+	p.register(now, cl)
+	for i := range ops {
+		p.flight.push(ops[i])
+	}
+	p.queue(p.encoder.run(p.out, cl.form, cl.script, ops))
+}
+
+// queue takes what was appended to out. The caller holds mu.
+func (p *pipe) queue(out []byte) {
+	p.queued += int64(len(out) - len(p.out))
+	p.out = out
+}
+
+// register notes that a command is about to be queued. The caller holds mu.
+func (p *pipe) register(now int64, cl call) {
+	if p.idle() {
+		p.heard = now
+		p.asked = now
+	}
+	cl.sent, cl.from = now, p.queued
+	p.calls.push(cl)
+}
+
+// ping asks for a sign of life. The caller holds mu.
+func (p *pipe) ping(now int64) {
+	p.register(now, call{form: alive})
+	p.queue(appendPing(p.out))
+}
+
+// flush writes what is queued, unless somebody else is writing. The caller holds
+// mu, which is not held meanwhile.
+func (p *pipe) flush() {
+	mu := &p.commands.mu
+	for !p.writing && p.broken == nil && len(p.out) > 0 {
+		p.writing = true
+		if p.direct == nil {
+			p.drains.Go(p.drain)
+			return
+		}
+		p.part, p.out = p.out, p.spare[:0]
+		p.wrote, p.errno = 0, nil
+		p.written += int64(len(p.part))
+		mu.Unlock()
+		err := p.direct.Write(p.try)
+		mu.Lock()
+		if err == nil {
+			err = p.errno
+		}
+		rest := p.part[p.wrote:]
+		p.written -= int64(len(rest))
+		p.spare = p.part
+		switch {
+		case err != nil:
+			p.cut(err)
+		case len(rest) > 0:
+			p.spare = nil
+			p.out = append(rest, p.out...)
+			p.drains.Go(p.drain)
+			return
+		}
+		p.writing = false
+	}
+}
+
+// writeSome writes part as far as the socket takes it.
+func (p *pipe) writeSome(fd uintptr) bool {
+	for p.wrote < len(p.part) {
+		n, err := syscall.Write(int(fd), p.part[p.wrote:])
+		p.wrote += max(n, 0)
+		switch err {
+		case nil, syscall.EINTR:
+			continue
+		case syscall.EAGAIN:
+		default:
+			p.errno = err
+		}
+		break
+	}
+	return true // do not wait until there is room
+}
+
+// drain writes until nothing is left. A peer that takes nothing any more answers
+// nothing either: that is for the watch to see.
+func (p *pipe) drain() {
+	mu := &p.commands.mu
+	mu.Lock()
+	defer mu.Unlock()
+	for len(p.out) > 0 && p.broken == nil {
+		b := p.out
+		p.out = p.spare[:0]
+		p.written += int64(len(b))
+		mu.Unlock()
+		n, err := p.wire.Write(b)
+		mu.Lock()
+		p.written -= int64(len(b) - n)
+		p.spare = b
+		if err != nil {
+			p.cut(err)
+		}
+	}
+	p.writing = false
+}
+
+// cut ends the connection; the reader finds out, and tells. The caller holds mu.
+func (p *pipe) cut(why error) {
+	if p.broken == nil {
+		p.broken = why
+		p.wire.Close()
+	}
+}
+
+// overdue ends a connection that is silent while it owes an answer, and asks one for
+// a sign of life that is silent otherwise. It returns when to look again, at the
+// latest; run is told when something is asked while nobody watches. The caller holds
+// mu, and flushes.
+func (p *pipe) overdue(now int64) (next int64) {
+	if p.idle() && now >= p.heard+int64(idlePing) {
+		p.ping(now)
+	}
+	switch quiet := now - p.heard; {
+	case p.idle():
+		p.watched = quiet < p.patience // then something may be asked at any time
+		next = int64(idlePing)
+		if p.watched {
+			next = min(next, p.patience)
+		}
+	case quiet >= p.patience:
+		p.cut(os.ErrDeadlineExceeded)
+		next = int64(time.Hour)
+	default:
+		p.watched = true
+		next = p.patience
+	}
+	return p.heard + next
+}
+
+// read hands out what Redis answers until the connection ends. It is the pipe's
+// goroutine.
+func (p *pipe) read() {
+	var results []locktable.Result
+	var err error
+	for err == nil {
+		var answer reply
+		if answer, err = p.replies.next(); err != nil {
+			break
+		}
+		now := protocol.Now()
+		for {
+			if results, err = p.answered(now, answer, results); err != nil || !p.replies.more() {
+				break
+			}
+			if answer, err = p.replies.next(); err != nil {
+				break
+			}
+		}
+		// Redis gets what waited for these answers before anybody else does.
+		if e := p.commands.goOn(p); err == nil {
+			err = e
+		}
+		if len(results) > 0 {
+			p.commands.deliver(results)
+			results = make([]locktable.Result, 0, min(2*len(results), 64))
+		}
+		if p.silent != "" && !p.commands.publishTold {
+			p.commands.publishTold = true
+			p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels redisson_lock__channel:*",
+				"lock", p.silent)
+		}
+	}
+	p.ended <- err
+}
+
+// answered takes one reply in, and appends the results of what it answers. The
+// error is that of a connection that cannot be used further.
+func (p *pipe) answered(now int64, answer reply, results []locktable.Result) ([]locktable.Result, error) {
+	mu := &p.commands.mu
+	mu.Lock()
+	defer mu.Unlock()
+	if p.idle() {
+		return results, &strangeReply{reply: answer}
+	}
+	cl := *p.calls.front()
+	p.heard, p.served = now, true
+	if p.asked != 0 {
+		p.fastest = min(p.fastest, now-p.asked)
+		p.asked = 0
+	}
+	if cl.form == loading || cl.form == byText {
+		delete(p.taught, cl.script)
+	}
+	if cl.ops > 0 && answer.kind == '-' {
+		switch word := code(answer.text); {
+		case word == "NOSCRIPT" && !cl.again && p.ends == "":
+			p.teach(now, cl)
+			return results, nil
+		case cl.ops > 1 && outcomeOf(word) == locktable.Refused && p.ends == "":
+			p.split(now, cl)
+			return results, nil
+		}
+	}
+	at := len(results)
+	for _, op := range p.flight.head(cl.ops) {
+		results = append(results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent})
+	}
+	if err := p.decode(&cl, answer, results[at:]); err != nil {
+		return results[:at], err // and they are still under way
+	}
+	p.calls.drop(1)
+	p.flight.drop(cl.ops)
+	return results, nil
+}
+
+// teach runs the oldest call again, once, behind the text of its script: it certainly
+// did not run. The caller holds mu.
+func (p *pipe) teach(now int64, cl call) {
+	ops := p.again(cl)
+	form := byDigest
+	if !p.taught[cl.script] {
+		p.taught[cl.script] = true
+		if p.loads {
+			p.register(now, call{form: loading, script: cl.script})
+			p.queue(appendLoad(p.out, cl.script))
+		} else {
+			form = byText
+		}
+	}
+	p.run(now, call{form: form, script: cl.script, again: true}, ops)
+}
+
+// split runs the oldest call again, lock by lock, after Redis refused it as a whole:
+// one lock that an ACL denies must not cost the others their renewal. The caller
+// holds mu.
+func (p *pipe) split(now int64, cl call) {
+	ops := p.again(cl)
+	for i := range ops {
+		p.run(now, call{script: cl.script, again: cl.again}, ops[i:i+1])
+	}
+}
+
+// again takes the oldest call and its operations from those under way. The caller
+// holds mu.
+func (p *pipe) again(cl call) []locktable.Op {
+	p.calls.drop(1)
+	return p.flight.pop(nil, cl.ops)
+}
+
+// decode takes the reply of a call apart, one result for each of its operations. The
+// caller holds mu.
+func (p *pipe) decode(cl *call, answer reply, results []locktable.Result) error {
+	c := p.commands
+	refuse := func(r *locktable.Result, text string) {
+		text = reason(text)
+		word, _, _ := strings.Cut(text, " ")
+		r.Outcome = outcomeOf(word)
+		r.Msg = c.dial.answered(r.Name, text)
+		if endsSession(word) && p.ends == "" {
+			p.ends = r.Msg
+		}
+	}
+	switch {
+	case len(results) == 0: // whatever it says is a sign of life
+	case answer.kind == '-':
+		for i := range results {
+			refuse(&results[i], answer.text)
+		}
+	case cl.script == take:
+		return decodeTake(answer, &results[0])
+	case cl.script == keep:
+		if len(answer.list) != len(results) {
+			return &strangeReply{keep, answer}
+		}
+		for i, status := range answer.list {
+			refusal, err := decodeKeep(status, &results[i])
+			if err != nil {
+				return err
+			}
+			if refusal != "" {
+				refuse(&results[i], refusal)
+			}
+		}
+	case cl.script == drop:
+		if answer.kind != ':' {
+			return &strangeReply{drop, answer}
+		}
+		if answer.num == 2 {
+			p.silent = results[0].Name
+		}
+	}
+	return nil
+}
+
+// close ends the connection, and returns the results of what was under way: where
+// nothing of a command was written, it certainly was not carried out. The reader has
+// ended, or will by itself.
+func (p *pipe) close(why string) []locktable.Result {
+	mu := &p.commands.mu
+	mu.Lock()
+	p.cut(net.ErrClosed)
+	mu.Unlock()
+	p.drains.Wait()
+	p.session.close()
+	mu.Lock()
+	defer mu.Unlock()
+	results := make([]locktable.Result, 0, p.flight.len())
+	for _, cl := range p.calls.head(p.calls.len()) {
+		outcome := locktable.Unknown
+		if cl.from >= p.written {
+			outcome = locktable.Unsent
+		}
+		for _, op := range p.flight.head(cl.ops) {
+			results = append(results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Outcome: outcome, Msg: why})
+		}
+		p.flight.drop(cl.ops)
+	}
+	p.calls = lane[call]{}
+	return results
+}

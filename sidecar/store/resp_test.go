@@ -1,0 +1,130 @@
+package store
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+var replyCases = []struct {
+	bytes string
+	want  reply
+}{
+	{"+OK\r\n", reply{kind: '$', text: "OK"}},
+	{"+\r\n", reply{kind: '$'}},
+	{"-ERR no\r\n", reply{kind: '-', text: "ERR no"}},
+	{":0\r\n", reply{kind: ':'}},
+	{":-12\r\n", reply{kind: ':', num: -12}},
+	{":1700000000000000\r\n", reply{kind: ':', num: 1700000000000000}},
+	{"$-1\r\n", reply{}},
+	{"*-1\r\n", reply{}},
+	{"$0\r\n\r\n", reply{kind: '$'}},
+	{"$4\r\na\r\nb\r\n", reply{kind: '$', text: "a\r\nb"}},
+	{"*0\r\n", reply{kind: '*'}},
+	{"*3\r\n:1\r\n:7\r\n:-1\r\n", reply{kind: '*', list: []reply{{kind: ':', num: 1}, {kind: ':', num: 7}, {kind: ':', num: -1}}}},
+	{"*2\r\n*2\r\n:5\r\n$1\r\nx\r\n+OOM\r\n", reply{kind: '*', list: []reply{{kind: '*', list: []reply{{kind: ':', num: 5}, {kind: '$', text: "x"}}}, {kind: '$', text: "OOM"}}}},
+}
+
+// Each reply is read whole, byte by byte, and with another behind it.
+func TestReplies(t *testing.T) {
+	for _, tt := range replyCases {
+		for how, in := range map[string]io.Reader{
+			"whole":        strings.NewReader(tt.bytes),
+			"byte by byte": iotest.OneByteReader(strings.NewReader(tt.bytes)),
+			"and another":  strings.NewReader(tt.bytes + ":9\r\n"),
+		} {
+			r := newReplies(in)
+			got, err := r.next()
+			if err != nil || !sameReply(got, tt.want) {
+				t.Errorf("%q, %s: got %+v, %v", tt.bytes, how, got, err)
+			}
+			next, err := r.next()
+			if how == "and another" {
+				if err != nil || !next.is(9) {
+					t.Errorf("%q: behind it %+v, %v", tt.bytes, next, err)
+				}
+			} else if err != io.EOF {
+				t.Errorf("%q, %s: behind it %v, want EOF", tt.bytes, how, err)
+			}
+		}
+		for i := 1; i < len(tt.bytes); i++ {
+			if got, err := newReplies(strings.NewReader(tt.bytes[:i])).next(); err == nil || errors.Is(err, errStrange) {
+				t.Errorf("%q, cut after %d: got %+v, %v", tt.bytes, i, got, err)
+			}
+		}
+	}
+}
+
+func sameReply(a, b reply) bool {
+	return a.kind == b.kind && a.num == b.num && a.text == b.text && slices.EqualFunc(a.list, b.list, sameReply)
+}
+
+func TestWhatIsNoReplyIsRefused(t *testing.T) {
+	for _, text := range []string{
+		"\r\n", "x\r\n", "HTTP/1.1 400 Bad Request\r\n", ":\r\n", ":1x\r\n", ":-\r\n", ":99999999999999999999\r\n", ":1\n", "+OK\n",
+		"$-2\r\n", "$x\r\n", "$1\r\nab\r\n", "$65537\r\n", "*-2\r\n", "*x\r\n", fmt.Sprintf("*%d\r\n", maxReplyList+1),
+		"*1\r\n*1\r\n*1\r\n:1\r\n", "+" + strings.Repeat("x", maxReplyText) + "\r\n", "%1\r\n", "_\r\n", ">1\r\n:1\r\n",
+	} {
+		if got, err := newReplies(strings.NewReader(text)).next(); !errors.Is(err, errStrange) {
+			t.Errorf("%.40q: got %+v, %v", text, got, err)
+		}
+	}
+}
+
+// Whatever a server says: no panic, no more memory than the bounds allow, and what
+// was understood is understood again in the same way.
+func FuzzReplies(f *testing.F) {
+	for _, tt := range replyCases {
+		f.Add([]byte(tt.bytes))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		whole, pieces := newReplies(bytes.NewReader(data)), newReplies(iotest.OneByteReader(bytes.NewReader(data)))
+		for {
+			a, errA := whole.next()
+			b, errB := pieces.next()
+			if (errA == nil) != (errB == nil) || errA == nil && !sameReply(a, b) {
+				t.Fatalf("whole: %+v, %v; byte by byte: %+v, %v", a, errA, b, errB)
+			}
+			if errA != nil {
+				return
+			}
+		}
+	})
+}
+
+// A command is what Redis reads: an array of strings.
+func TestCommandsAreEncoded(t *testing.T) {
+	e := encoder{prefix: ourUUID + ":", floor: 1700000000000001}
+	took := locktable.Op{Kind: locktable.Take, Name: "größe 1", Num: 12, Count: 3, LeaseMS: 30000, Reserve: 64, Held: true}
+	for _, tt := range []struct {
+		bytes []byte
+		want  []string
+	}{
+		{e.run(nil, byDigest, take, []locktable.Op{took}), []string{"evalsha", take.sha, "2", "größe 1", "redisson_lock_token:{größe 1}",
+			ourUUID + ":", "12", "3", "30000", "64", "1700000000000001", "redisson_lock__channel:{größe 1}", "1"}},
+		{e.run(nil, byText, drop, []locktable.Op{dropOp("a{b}c", 1<<53-1)}), []string{"eval", drop.text, "1", "a{b}c",
+			ourUUID + ":", "9007199254740991", "redisson_lock__channel:a{b}c"}},
+		{e.run(nil, byDigest, keep, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", keep.sha, "2", "a", "b",
+			ourUUID + ":", "30000", "1", "1", "20", "1"}},
+		{appendLoad(nil, drop), []string{"script", "load", drop.text}},
+		{appendPing(nil), []string{"ping"}},
+	} {
+		in := bufio.NewReader(bytes.NewReader(tt.bytes))
+		got, err := readCommand(in)
+		if err != nil || !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("got %q, %v\nwant %q", got, err, tt.want)
+		}
+		if n := in.Buffered(); n != 0 {
+			t.Errorf("%q: %d bytes too many", tt.want[0], n)
+		}
+	}
+}
