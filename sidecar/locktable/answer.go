@@ -10,6 +10,11 @@ import (
 // Result takes Redis's answer to the lock's operation in flight.
 func (t *Table) Result(now int64, r Result) {
 	l := t.byName[r.Name]
+	if l != nil && l.ahead && r.Kind == Drop {
+		l.ahead = false // how things are, the answer to the Take behind it says
+		t.settle(now, l)
+		return
+	}
 	if l == nil || l.op.kind != r.Kind || r.Kind == NoOp {
 		panic("locktable: a result that no operation asked for: " + r.Name)
 	}

@@ -19,6 +19,8 @@ type lock struct {
 	hold  hold
 	known known
 	op    flight
+	ahead bool   // a Drop is under way that op, a Take, was sent behind
+	chase uint16 // so many Takes in a row were sent behind a Drop
 	top   uint64 // largest number that any hold of this lock, or operation on it, had
 
 	renewAt int64  // watchdog: when the next renewal is due
@@ -176,7 +178,7 @@ func (t *Table) settle(now int64, l *lock) {
 }
 
 func (l *lock) idle() bool {
-	return l.hold.num == 0 && l.op.kind == NoOp && l.known.state == none && l.queue == nil
+	return l.hold.num == 0 && !l.asking() && l.known.state == none && l.queue == nil
 }
 
 // expire ends a hold whose time is over.
@@ -201,10 +203,14 @@ func (t *Table) endHold(l *lock) {
 // watched tells whether the watchdog renews the current hold.
 func (l *lock) watched() bool { return l.hold.num != 0 && l.hold.leaseMS == 0 }
 
+// asking tells whether an operation is in flight.
+func (l *lock) asking() bool { return l.op.kind != NoOp || l.ahead }
+
 // ask sends the operation, if there is one, that brings Redis nearer to what it
-// should have. At most one is in flight.
+// should have. At most one is in flight, or a Take behind a Drop.
 func (t *Table) ask(now int64, l *lock) {
-	if l.op.kind != NoOp || !t.up || now < l.retryAt {
+	chasing := t.mayChase(l)
+	if l.asking() && !chasing || !t.up || now < l.retryAt {
 		return
 	}
 	l.retryAt = 0
@@ -248,12 +254,31 @@ func (t *Table) ask(now int64, l *lock) {
 			if waiters > 1 {
 				reserve = uint16(t.cfg.HandoffBudget)
 			}
+			if chasing {
+				l.ahead = true
+				l.chase++
+				*k = known{state: maybe, listeners: k.listeners}
+			} else {
+				l.chase = 0
+			}
 			t.lastNum++
 			t.send(now, l, Op{Kind: Take, Num: t.lastNum, Count: 1, LeaseMS: t.leaseOf(l.queue.head.leaseMS), Reserve: reserve})
 		}
 	case k.state != none:
 		t.send(now, l, Op{Kind: Drop, Num: l.top, Count: 1})
 	}
+}
+
+// mayChase tells whether a Take may be sent behind a Drop that has no answer yet, so
+// that an acquire right after a release costs one round trip and not two. They may
+// even be carried out in the other order: a Drop touches no later number.
+//
+// It leaves no moment in which the lock is free. So not while others listen, and now
+// and then not at all: somebody may want the lock who cannot listen.
+func (t *Table) mayChase(l *lock) bool {
+	q := l.queue
+	return l.op.kind == Drop && !l.ahead && l.known.state == ours && q != nil && q.head != nil && !q.stand &&
+		!l.othersListen() && int(l.chase) < t.cfg.HandoffBudget
 }
 
 func (t *Table) send(now int64, l *lock, op Op) {
@@ -278,7 +303,7 @@ func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
 			at, ok = v, true
 		}
 	}
-	canAsk := l.op.kind == NoOp && t.up
+	canAsk := !l.asking() && t.up
 	if h := &l.hold; h.num != 0 {
 		sooner(l.until())
 		if h.endAt != 0 {

@@ -144,7 +144,7 @@ func (t *Table) keep() {
 
 // concernsRedis tells whether Redis has, or may yet have, a field of ours.
 func (l *lock) concernsRedis() bool {
-	return l.hold.num != 0 || l.known.state != none || l.op.kind != NoOp
+	return l.hold.num != 0 || l.known.state != none || l.asking()
 }
 
 func (l *lock) record(r *LockRecord) {

@@ -89,6 +89,8 @@ func (c *hold) end() int64 {
 type hostName struct {
 	hold     hold
 	inflight int32 // index of the operation in flight; -1: none
+	ahead    int32 // of a Drop that it was sent behind; -1: none, or it is answered
+	chase    int   // Takes in a row that were sent behind a Drop
 
 	unconfirmed bool // Redis has not said yes to anything since the table was made
 	last        locktable.Outcome
@@ -147,6 +149,8 @@ const (
 	keptForOrphan  // a hold whose client is dead
 	afterDataLoss  // an assertion of a hold
 	counterExpired // a token counter
+	chased         // a release, by the next take
+	chasedLate     // and its answer came behind the take's
 	expiredEarly   // a key, because Redis's clock jumped
 	tokensExcused  // a counter was lost while the clock was behind
 
@@ -709,8 +713,10 @@ func (w *world) asked(h *host, op locktable.Op) {
 	if !h.up {
 		w.violation(n, "host %d asks Redis, which is down", h.index)
 	}
-	if hn.inflight >= 0 {
-		w.violation(n, "host %d has two operations in flight", h.index)
+	if hn.inflight >= 0 || hn.ahead >= 0 {
+		w.chases(h, n, op)
+	} else if op.Kind == locktable.Take {
+		hn.chase = 0
 	}
 	w.check.met[keptForOrphan] += btoi(c.state == orphan && op.Kind == locktable.Keep)
 	w.check.met[renewedForAbsent] += btoi(c.state == away && op.Kind == locktable.Keep)
@@ -755,6 +761,27 @@ func (w *world) asked(h *host, op locktable.Op) {
 		hn.yielding, hn.stoodAt = false, 0
 	}
 	w.do(h, op)
+}
+
+// chases judges an operation that is sent while another one is in flight: only a Take
+// may be, behind one Drop, if nobody else is known to wait, and not for ever.
+func (w *world) chases(h *host, n int, op locktable.Op) {
+	hn := &h.names[n]
+	if hn.ahead >= 0 || w.ops[hn.inflight].op.Kind != locktable.Drop || op.Kind != locktable.Take || op.Held {
+		w.violation(n, "host %d has two operations in flight", h.index)
+	}
+	if op.Num <= w.ops[hn.inflight].op.Num {
+		w.violation(n, "the release before it would undo %s", opString(op))
+	}
+	budget := 64
+	if b := w.plan.table.HandoffBudget; b > 0 {
+		budget = b
+	}
+	if hn.chase++; hn.chase > budget || hn.listeners < 0 || hn.listeners > 1 {
+		w.violation(n, "host %d takes what it gives back, for the %dth time in a row; %d listen", h.index, hn.chase, hn.listeners)
+	}
+	hn.ahead, hn.inflight = hn.inflight, -1
+	w.check.met[chased]++
 }
 
 // ---- what Redis does
@@ -965,7 +992,7 @@ func (w *world) checkTries(h *host) {
 	for i := range h.sessions {
 		s := &h.sessions[i]
 		for j := range s.pend {
-			if q := &s.pend[j]; q.kind == reqAcquire && q.acquire.WaitMS == 0 && h.names[q.name].inflight < 0 {
+			if q := &s.pend[j]; q.kind == reqAcquire && q.acquire.WaitMS == 0 && h.names[q.name].inflight < 0 && h.names[q.name].ahead < 0 {
 				w.violation(int(q.name), "request %d of session %d will not wait, and waits", q.id, s.id)
 			}
 		}
@@ -977,7 +1004,7 @@ func (w *world) checkBack(h *host) {
 	now := h.clock(w.now)
 	for n := range w.plan.names {
 		hn := &h.names[n]
-		if hn.hold.state == none && hn.inflight < 0 && now >= hn.droppedAt+standBack && w.someoneWaits(h, n, now) {
+		if hn.hold.state == none && hn.inflight < 0 && hn.ahead < 0 && now >= hn.droppedAt+standBack && w.someoneWaits(h, n, now) {
 			w.violation(n, "Redis is back, and host %d does not ask", h.index)
 		}
 	}
@@ -1089,7 +1116,7 @@ func (w *world) givesUp(h *host) {
 func (w *world) checkMirror(h *host, n int, now int64) {
 	k := &w.redis.names[n].key
 	hn := &h.names[n]
-	if int(k.owner) != h.index || w.now >= k.expireAt || w.redis.names[n].ghost || hn.inflight >= 0 ||
+	if int(k.owner) != h.index || w.now >= k.expireAt || w.redis.names[n].ghost || hn.inflight >= 0 || hn.ahead >= 0 ||
 		!h.up || h.conn.dead || w.now-max(h.trouble, hn.trouble) < sec {
 		return
 	}

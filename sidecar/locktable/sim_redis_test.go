@@ -111,15 +111,21 @@ func (w *world) draw(name int, n, floor uint64) uint64 {
 		w.loseCounter(name, counter{})
 		w.check.met[counterExpired]++
 	}
+	return c.draw(w.now, n, max(w.time(), floor), floor, w.counterExpiry)
+}
+
+// draw is what take does to a counter that has not expired. A new one begins at
+// fresh, and so does one that is behind the floor.
+func (c *counter) draw(now int64, n, fresh, floor uint64, expiry int64) uint64 {
 	if !c.exists {
-		*c = counter{exists: true, value: max(w.time(), floor) + n, expireAt: w.now + w.counterExpiry}
+		*c = counter{exists: true, value: fresh + n, expireAt: now + expiry}
 		return c.value
 	}
 	if c.value += n; c.value < floor+n {
-		c.value = max(w.time(), floor) + n
+		c.value = fresh + n
 	}
-	if !c.permanent && c.expireAt-w.now < w.counterExpiry/14*13 {
-		c.expireAt = w.now + w.counterExpiry
+	if !c.permanent && c.expireAt-now < expiry/14*13 {
+		c.expireAt = now + expiry
 	}
 	return c.value
 }
@@ -245,6 +251,8 @@ type operation struct {
 	begun    int64 // world time at which it was handed over
 	queued   bool  // an event refers to it
 	executed bool
+	again    bool // its answer is that Redis does not know the script
+	taught   bool // that happens once
 	settled  bool // the table has its Result
 	dead     bool // will not reach Redis
 }
@@ -347,9 +355,13 @@ func (w *world) arrive(i int32) {
 		return
 	}
 	h := w.hosts[o.host]
-	o.executed, o.at = true, w.now
-	w.check.met[executedLate] += btoi(o.settled)
-	w.execute(h, o)
+	if !o.taught && w.random.oneIn(w.plan.untaught) {
+		o.taught, o.again = true, true
+	} else {
+		o.executed, o.at = true, w.now
+		w.check.met[executedLate] += btoi(o.settled)
+		w.execute(h, o)
+	}
 	c := &h.conn
 	if o.settled || o.gen != c.gen || c.dead {
 		w.recycle(i)
@@ -360,51 +372,72 @@ func (w *world) arrive(i int32) {
 	w.after(c.lastAnswer-w.now, event{kind: evAnswer, host: o.host, arg: i, gen: c.gen})
 }
 
-// execute is what the script does.
+// run is what a script does to a key that has not expired, for a host, and what
+// it answers.
+func (k *key) run(now int64, host int16, op *locktable.Op) locktable.Outcome {
+	ours := k.owner == host && k.num <= op.Num
+	switch {
+	case op.Kind == locktable.Drop:
+		if ours {
+			*k = key{owner: -1}
+		}
+		return locktable.Done
+	case k.owner < 0 && (op.Kind == locktable.Keep || op.Held):
+		return locktable.Missing
+	case k.owner >= 0 && !ours:
+		return locktable.Other
+	}
+	*k = key{owner: host, num: op.Num, count: op.Count, expireAt: now + int64(op.LeaseMS)*ms}
+	return locktable.Done
+}
+
+// ttl is its PTTL.
+func (k *key) ttl(now int64) int64 {
+	if k.expireAt == noExpiry {
+		return -1
+	}
+	return (k.expireAt - now) / ms
+}
+
+// execute has Redis carry out an operation.
 func (w *world) execute(h *host, o *operation) {
 	n := int(o.name)
 	w.expire(n)
 	name := &w.redis.names[n]
 	k := &name.key
 	res := &o.res
-	ours := k.owner == o.host && k.num <= o.op.Num
 	before := *k
 	switch {
 	case name.refused:
 		res.Outcome, res.Msg = locktable.Refused, "NOPERM"
 	case w.random.oneIn(w.plan.busy):
 		res.Outcome, res.Msg = locktable.Busy, "BUSY"
-	case o.op.Kind == locktable.Drop:
-		res.Outcome = locktable.Done
-		if ours {
-			w.setFree(n)
-		}
-		if k.owner < 0 {
-			w.publish(n)
-		}
-	case k.owner < 0 && (o.op.Kind == locktable.Keep || o.op.Held):
-		res.Outcome = locktable.Missing
-	case k.owner >= 0 && !ours:
-		res.Outcome = locktable.Other
-		res.Field = ownerField(k.owner)
-		res.TTLMS = -1
-		if k.expireAt != noExpiry {
-			res.TTLMS = (k.expireAt - w.now) / ms
-		}
 	default:
-		if before.owner < 0 {
-			w.checkWakeUp(h, n)
-		}
-		res.Outcome = locktable.Done
-		*k = key{owner: o.host, num: o.op.Num, count: o.op.Count, expireAt: w.now + int64(o.op.LeaseMS)*ms}
-		// A successor will know of it, if its memory does.
-		name.ghost = o.settled && (!h.gone || h.keeper.find(n) == nil)
-		if o.op.Kind == locktable.Take {
-			if o.op.Reserve > 0 {
-				res.Token = w.draw(n, uint64(o.op.Reserve), o.floor)
-				w.checkDraw(n, res.Token-uint64(o.op.Reserve)+1, res.Token)
+		res.Outcome = k.run(w.now, o.host, &o.op)
+		switch {
+		case o.op.Kind == locktable.Drop:
+			if *k != before {
+				w.setFree(n)
 			}
-			res.Listeners = w.listeners(n)
+			if k.owner < 0 {
+				w.publish(n)
+			}
+		case res.Outcome == locktable.Other:
+			res.Field = ownerField(k.owner)
+			res.TTLMS = k.ttl(w.now)
+		case res.Outcome == locktable.Done:
+			if before.owner < 0 {
+				w.checkWakeUp(h, n)
+			}
+			// A successor will know of it, if its memory does.
+			name.ghost = o.settled && (!h.gone || h.keeper.find(n) == nil)
+			if o.op.Kind == locktable.Take {
+				if o.op.Reserve > 0 {
+					res.Token = w.draw(n, uint64(o.op.Reserve), o.floor)
+					w.checkDraw(n, res.Token-uint64(o.op.Reserve)+1, res.Token)
+				}
+				res.Listeners = w.listeners(n)
+			}
 		}
 	}
 	if w.trace.on {
@@ -442,6 +475,11 @@ func (w *world) answered(h *host, e event) {
 		return
 	}
 	c.inflight = append(c.inflight[:0], c.inflight[1:]...)
+	if o.again {
+		o.again = false
+		w.write(h, e.arg)
+		return
+	}
 	w.deliver(h, e.arg)
 	if len(c.inflight) == 0 && len(c.queue) > 0 && c.ok {
 		for _, i := range c.queue {
@@ -460,7 +498,12 @@ func (w *world) deliver(h *host, i int32) {
 	if w.trace.on {
 		w.trace.add(w, int(o.name), h, "result of %s: %s", opString(o.op), resultString(res))
 	}
-	h.names[o.name].inflight = -1
+	if hn := &h.names[o.name]; hn.ahead == i {
+		hn.ahead = -1
+		w.check.met[chasedLate] += btoi(hn.inflight < 0)
+	} else {
+		hn.inflight = -1
+	}
 	if res.Outcome == locktable.Done {
 		h.names[o.name].unconfirmed = false
 	}

@@ -848,7 +848,7 @@ func (w *world) end(h *host) {
 	w.check.knows[h.index] = 0
 	for n := range h.names {
 		hn := &h.names[n]
-		*hn = hostName{hold: hn.hold, inflight: -1, excuse: hn.excuse, endedAt: hn.endedAt, trouble: hn.trouble}
+		*hn = hostName{hold: hn.hold, inflight: -1, ahead: -1, excuse: hn.excuse, endedAt: hn.endedAt, trouble: hn.trouble}
 	}
 	if h.keeper.whole {
 		for n := range w.plan.names {

@@ -282,6 +282,38 @@ var sabotages = []struct {
 		},
 	},
 	{
+		"a lock is not taken back from under those who are known to wait",
+		`takes what it gives back`,
+		func(t *spoiled) {
+			t.result = func(_ int64, r *locktable.Result) { r.Listeners = min(r.Listeners, 0) }
+		},
+	},
+	{
+		"what follows a release has a number of its own",
+		`the release before it would undo`,
+		func(t *spoiled) {
+			t.effect = func(e *locktable.Effect) int {
+				if e.Kind == locktable.Redis {
+					switch e.Op.Kind {
+					case locktable.Drop:
+						t.turned[e.Op.Name], t.token[e.Op.Name] = true, e.Op.Num
+					case locktable.Take:
+						if t.turned[e.Op.Name] {
+							e.Op.Num = t.token[e.Op.Name]
+						}
+					}
+				}
+				return 1
+			}
+			t.turned, t.token = make(map[string]bool), make(map[string]uint64)
+			t.result = func(_ int64, r *locktable.Result) {
+				if r.Kind == locktable.Drop {
+					delete(t.turned, r.Name)
+				}
+			}
+		},
+	},
+	{
 		"a hold is not given up while it lasts",
 		`is given up early`,
 		func(t *spoiled) {

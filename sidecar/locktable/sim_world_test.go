@@ -104,6 +104,7 @@ type plan struct {
 
 	// What goes wrong: once in so many opportunities, 0 for never.
 	slowOps, busy, refused, unsent    int64 // operations
+	untaught                          int64 // operations that run behind others, because Redis did not know the script
 	breaks, deafness, restarts        int64 // rounds of the fault clock
 	flushes, deletions, sidecarDeaths int64
 	foreignForce, foreignDeaths       int64 // actions of a foreigner
@@ -225,13 +226,14 @@ func drawPlan(seed uint64, r *random) plan {
 	p.suspends = rarely(6, 2, 12)
 	p.jumps = rarely(6, 2, 12)
 	p.shortCounters = r.oneIn(5)
+	p.untaught = rarely(4, 4, 200)
 	return p
 }
 
 // lossless tells whether every wake-up arrives, so that nothing ever has to be
 // found by polling.
 func (p *plan) lossless() bool {
-	return p.slowOps|p.busy|p.refused|p.unsent|p.breaks|p.deafness|p.restarts|p.flushes|p.deletions|
+	return p.slowOps|p.busy|p.refused|p.unsent|p.untaught|p.breaks|p.deafness|p.restarts|p.flushes|p.deletions|
 		p.sidecarDeaths|p.lostMessages|p.muted|p.crashes|p.suspends|p.jumps == 0
 }
 
@@ -552,7 +554,7 @@ func (w *world) boot(h *host) {
 		h.table = locktable.New(cfg, h.clock(w.now))
 	}
 	for n := range h.names {
-		h.names[n].inflight, h.names[n].unconfirmed = -1, true
+		h.names[n].inflight, h.names[n].ahead, h.names[n].unconfirmed = -1, -1, true
 	}
 	h.asleep = true
 	h.up, h.heard = false, false
@@ -1258,7 +1260,7 @@ func (w *world) calm() {
 	w.phase = settling
 	w.plan.latency = min(w.plan.latency, 5*ms)
 	w.plan.slow = w.plan.latency
-	w.plan.slowOps, w.plan.busy, w.plan.refused, w.plan.unsent, w.plan.lostMessages = 0, 0, 0, 0, 0
+	w.plan.slowOps, w.plan.busy, w.plan.refused, w.plan.unsent, w.plan.untaught, w.plan.lostMessages = 0, 0, 0, 0, 0, 0
 	for n := range w.plan.names {
 		w.redis.names[n].refused = false
 		w.redis.names[n].foreignWaits = [2]bool{}

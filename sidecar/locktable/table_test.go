@@ -168,6 +168,117 @@ func TestAFreeLockIsTakenAndDropped(t *testing.T) {
 	}
 }
 
+// In one round trip, not two.
+func TestAnAcquireDoesNotWaitForTheReleaseBeforeIt(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.acquire(2, "a")
+	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
+	drop, take := r.two()
+	if drop.Num != 1 || take.Num != 2 || take.Reserve != 1 {
+		t.Fatalf("%+v, %+v", drop, take)
+	}
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
+	r.want()
+	r.tokens++
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2})
+	r.want("s2 granted hold=2 token=2 count=1")
+	r.quiet()
+	r.release(2, 2)
+	r.redis(locktable.Drop, locktable.Done)
+	if _, ok := r.tb.Info(r.now, "a"); ok {
+		t.Error("the table still knows the lock")
+	}
+}
+
+// two takes a Drop and the Take behind it.
+func (r *rig) two() (drop, take locktable.Op) {
+	r.Helper()
+	r.collect()
+	if len(r.ops) != 2 || r.ops[0].Kind != locktable.Drop || r.ops[1].Kind != locktable.Take {
+		r.Fatalf("operations in flight: %+v, want a drop and a take behind it", r.ops)
+	}
+	drop, take = r.ops[0], r.ops[1]
+	r.ops = nil
+	return drop, take
+}
+
+// The answers may come in any order, and the release may have failed: the take says
+// how things are. Nothing else is asked before both are answered.
+func TestATakeBehindAReleaseStandsForItself(t *testing.T) {
+	for _, first := range []locktable.Outcome{locktable.Done, locktable.Unsent, locktable.Unknown, locktable.Busy, locktable.Refused} {
+		for _, late := range []bool{false, true} {
+			r := newRig(t)
+			r.acquire(1, "a")
+			r.redis(locktable.Take, locktable.Done)
+			r.release(1, 1)
+			r.acquire(2, "a")
+			r.two()
+			r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
+			dropped := func() {
+				r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Outcome: first, Sent: r.now, Msg: "unwell"})
+			}
+			if !late {
+				dropped()
+			}
+			r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2})
+			r.want("s2 granted hold=2 token=2 count=1")
+			r.release(2, 2)
+			r.want("s2 released count=0")
+			if late {
+				r.quiet()
+				dropped()
+			}
+			if op := r.redis(locktable.Drop, locktable.Done); op.Num != 2 {
+				t.Errorf("%+v", op)
+			}
+			r.want()
+			r.quiet()
+			if _, ok := r.tb.Info(r.now, "a"); ok {
+				t.Error("the table still knows the lock")
+			}
+		}
+	}
+}
+
+// Who waits elsewhere gets a moment in which the lock is free; and who cannot listen
+// gets one now and then.
+func TestALockIsNotTakenBackFromUnderOthers(t *testing.T) {
+	r := newRig(t)
+	r.others = 1
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.acquire(2, "a")
+	r.redis(locktable.Drop, locktable.Done)
+	r.redis(locktable.Take, locktable.Other)
+
+	r = newRig(t)
+	hold := uint64(1)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	for n := 0; ; n++ {
+		r.release(1, hold)
+		r.acquire(1, "a")
+		r.collect()
+		if len(r.ops) == 1 {
+			r.redis(locktable.Drop, locktable.Done)
+			r.redis(locktable.Take, locktable.Done)
+			if n != 64 {
+				t.Errorf("taken back %d times in a row, want 64", n)
+			}
+			break
+		}
+		_, take := r.two()
+		hold = take.Num
+		r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
+		r.tokens++
+		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: r.tokens})
+	}
+}
+
 func TestReentryIsAnsweredAtOnceAndMirrored(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", owner(7))
