@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/locksidecar/locksidecar/internal/brief"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -30,9 +31,10 @@ const (
 	lastFrame = time.Second
 )
 
-// conn is one connection. Its reader goroutine decodes and hands over; answers
-// are written by the loop itself as long as the socket takes them, and by a
-// goroutine that lives no longer than the backlog otherwise.
+// conn is one connection. Its reader goroutine decodes and hands over, and mostly
+// does the loop's step, too; answers are written in the step itself as long as the
+// socket takes them, and by a goroutine that lives no longer than the backlog
+// otherwise.
 type conn struct {
 	nc  *net.UnixConn
 	raw syscall.RawConn
@@ -50,11 +52,14 @@ type conn struct {
 	changed sync.Cond  // on mu: queued or out became less, or closed
 	queued  int        // requests that the loop has not taken
 	out     []byte     // frames not yet given to the socket
+	given   int        // of out, in flush
 	spare   []byte     // the other of two buffers, while a goroutine writes
 	lease   int        // where in out the newest `lease` stands; −1: it is not there
 	writing bool       // a goroutine writes
 	last    bool       // no frame after those in out: close when they are written
 	closed  bool       // nothing is written or read any more
+
+	give func(fd uintptr) bool // giveSome
 }
 
 func newConn(nc *net.UnixConn) (*conn, error) {
@@ -64,6 +69,7 @@ func newConn(nc *net.UnixConn) (*conn, error) {
 	}
 	c := &conn{nc: nc, raw: raw, pidfd: -1, lease: -1}
 	c.changed.L = &c.mu
+	c.give = c.giveSome
 	return c, nil
 }
 
@@ -79,10 +85,10 @@ func (s *Server) refuseConn(c *conn, why *protocol.Err) {
 func (s *Server) serveConn(c *conn) {
 	defer s.leave(c)
 	if code, text := s.read(c); code != "" {
-		s.inbox.put(input{what: clientBroke, conn: c, code: code, text: text})
+		s.tell(input{what: clientBroke, conn: c, code: code, text: text})
 		c.linger()
 	} else {
-		s.inbox.put(input{what: clientGone, conn: c})
+		s.tell(input{what: clientGone, conn: c})
 	}
 	c.end()
 }
@@ -114,7 +120,7 @@ func (s *Server) leave(c *conn) {
 // the protocol: then code and text say how.
 func (s *Server) read(c *conn) (code protocol.Code, text string) {
 	_ = c.nc.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
-	frames := protocol.NewReader(c.nc)
+	frames := protocol.NewReader(brief.NewReader(c.raw))
 	var decoder protocol.RequestDecoder
 	var batch []input
 	greeted := false
@@ -228,7 +234,7 @@ func (s *Server) submit(c *conn, batch []input) bool {
 	c.mu.Lock()
 	c.queued += len(batch)
 	c.mu.Unlock()
-	s.inbox.put(batch...)
+	s.tell(batch...)
 	return ok
 }
 
@@ -289,20 +295,9 @@ func (c *conn) flush() {
 	if c.writing || c.closed || len(c.out) == 0 {
 		return
 	}
-	n := 0
-	err := c.raw.Write(func(fd uintptr) bool {
-		var err error
-		for n < len(c.out) {
-			var m int
-			if m, err = unix.Write(int(fd), c.out[n:]); m > 0 {
-				n += m
-			}
-			if err != nil && err != unix.EINTR {
-				break
-			}
-		}
-		return true
-	})
+	c.given = 0
+	err := c.raw.Write(c.give)
+	n := c.given
 	if err != nil {
 		n = len(c.out) // the reader learns that the connection ended
 	}
@@ -317,6 +312,18 @@ func (c *conn) flush() {
 		c.writing = true
 		go c.drain()
 	}
+}
+
+// giveSome writes what the socket takes. It never waits.
+func (c *conn) giveSome(fd uintptr) bool {
+	for c.given < len(c.out) {
+		n, err := brief.Write(fd, c.out[c.given:])
+		c.given += n
+		if err != nil && err != unix.EINTR {
+			break
+		}
+	}
+	return true
 }
 
 // drain writes until nothing is left.

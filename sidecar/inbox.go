@@ -50,7 +50,7 @@ const (
 // sender; each sender has a bound of its own (conn.throttle, the operations in
 // flight).
 type inbox struct {
-	ready chan struct{} // holds one token while there is something to take
+	ready chan struct{} // holds one token when run is to take what is there
 
 	mu   sync.Mutex // guards list
 	list []input
@@ -58,16 +58,20 @@ type inbox struct {
 
 func (b *inbox) init() { b.ready = make(chan struct{}, 1) }
 
-func (b *inbox) put(in ...input) {
+// put adds inputs, and tells whether they are the first since the last take.
+func (b *inbox) put(in ...input) (first bool) {
 	b.mu.Lock()
-	first := len(b.list) == 0
+	defer b.mu.Unlock()
+	first = len(b.list) == 0
 	b.list = append(b.list, in...)
-	b.mu.Unlock()
-	if first {
-		select {
-		case b.ready <- struct{}{}:
-		default:
-		}
+	return first
+}
+
+// wake has run take what is there.
+func (b *inbox) wake() {
+	select {
+	case b.ready <- struct{}{}:
+	default:
 	}
 }
 

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,9 +13,12 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
-// loop is the state of a running sidecar. The goroutine that runs Server.run owns
-// all of it.
+// loop is the state of a running sidecar. Whoever has the turn owns all of it. That
+// is whoever brought an input while nobody else had the turn, for one step; or else
+// run, for what was left meanwhile and what is due. Before run and after it, Listen
+// and Serve have it.
 type loop struct {
+	turn     sync.Mutex // the first in the order of locks: it is taken with none held
 	table    *locktable.Table
 	store    *store.Store
 	pids     *pidWatch
@@ -25,6 +29,9 @@ type loop struct {
 	closed   []locktable.SessionID // sessions that ended in this step
 	stopping bool
 	batch    []input // emptied, for the next take
+
+	timer   *time.Timer // wakes run
+	planned int64       // when it does, or did; never later than something is due
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	complaints  complaints
@@ -46,32 +53,58 @@ type loop struct {
 // maxSleep bounds how late the loop notices what fell due during a suspend.
 const maxSleep = time.Second
 
-// run serves until stop is closed: it sleeps until somebody says something or a
-// timer is due, does the time's work first, and then what was said.
+// tell says something to the loop. If nobody has the turn, the caller does the step
+// itself: to hand an input to another goroutine, and its answer to a third one, takes
+// longer than the step. One step and no more: whoever brings what Redis answered must
+// not be kept by clients who say something all the time.
+func (s *Server) tell(in ...input) {
+	first := s.inbox.put(in...)
+	switch {
+	case s.turn.TryLock():
+		s.plan(s.step())
+		s.turn.Unlock()
+	case first:
+		// Whoever has the turn may have taken the inbox already. Who is not the first
+		// is seen to together with the first.
+		s.inbox.wake()
+	}
+}
+
+// run serves until stop is closed: it sleeps until something is left in the inbox or
+// a timer is due. It gives the turn away for that time.
 func (s *Server) run(stop <-chan struct{}) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	s.timer = time.NewTimer(0)
+	defer s.timer.Stop()
+	s.turn.Unlock()
+	defer s.turn.Lock()
 	for {
 		select {
 		case <-stop:
 			return
 		case <-s.inbox.ready:
-		case <-timer.C:
+		case <-s.timer.C:
 		}
-		now := s.step()
-		at, ok := s.table.Next()
-		for _, due := range []int64{s.absentUntil, s.complaints.end} {
-			if due != 0 && (!ok || due < at) {
-				at, ok = due, true
-			}
-		}
-		if ok {
-			// Timers stand still while the host is suspended, deadlines do not.
-			timer.Reset(min(time.Duration(at-now), maxSleep))
-		} else {
-			timer.Stop()
+		s.turn.Lock()
+		s.plan(s.step())
+		s.turn.Unlock()
+	}
+}
+
+// plan sets the timer to the next time at which something is due. Most steps move
+// that to later: then the timer stays, and what it wakes looks again.
+func (s *Server) plan(now int64) {
+	at, ok := s.table.Next()
+	for _, due := range []int64{s.absentUntil, s.complaints.end} {
+		if due != 0 && (!ok || due < at) {
+			at, ok = due, true
 		}
 	}
+	if !ok || now < s.planned && s.planned <= at {
+		return
+	}
+	// Timers stand still while the host is suspended, deadlines do not.
+	s.planned = min(at, now+int64(maxSleep))
+	s.timer.Reset(time.Duration(s.planned - now))
 }
 
 // step takes in what was said and carries out what the table wants done. One

@@ -1,7 +1,8 @@
-// Package sidecar is the daemon: it listens on a Unix domain socket, and one
-// goroutine, the loop, owns the lock table. What clients say, what Redis answers
-// and which processes ended reaches the loop through one inbox; what the table
-// wants done leaves it as frames to clients and operations on Redis.
+// Package sidecar is the daemon: it listens on a Unix domain socket, and its loop
+// owns the lock table. What clients say, what Redis answers and which processes
+// ended reaches the loop through one inbox; what the table wants done leaves it as
+// frames to clients and operations on Redis. The loop takes one step at a time, on
+// the goroutine that has something for it.
 package sidecar
 
 import (
@@ -64,6 +65,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	s := &Server{cfg: cfg, log: cfg.Log, conns: make(map[*conn]struct{})}
 	s.inbox.init()
+	s.turn.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*client)
 	connecting := "Redis has not been reached yet"
 	s.redis.Store(&connecting)
@@ -91,12 +93,12 @@ func Listen(cfg Config) (_ *Server, err error) {
 		UUID:           s.uuid,
 		Last:           store.Identity(s.left.Redis),
 		Log:            cfg.Log,
-		OnResults:      func(r []locktable.Result) { s.inbox.put(input{what: redisResults, results: r}) },
+		OnResults:      func(r []locktable.Result) { s.tell(input{what: redisResults, results: r}) },
 		OnUp:           s.redisUp,
 		OnDown:         s.redisDown,
-		OnSubscribed:   func(n []string) { s.inbox.put(input{what: redisSubscribed, names: n}) },
-		OnUnsubscribed: func(n []string) { s.inbox.put(input{what: redisUnsubscribed, names: n}) },
-		OnMessage:      func(n []string) { s.inbox.put(input{what: redisMessage, names: n}) },
+		OnSubscribed:   func(n []string) { s.tell(input{what: redisSubscribed, names: n}) },
+		OnUnsubscribed: func(n []string) { s.tell(input{what: redisUnsubscribed, names: n}) },
+		OnMessage:      func(n []string) { s.tell(input{what: redisMessage, names: n}) },
 	})
 	if err != nil {
 		return nil, err
@@ -109,7 +111,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.listener, err = listen(&s.cfg); err != nil {
 		return nil, err
 	}
-	if s.pids, err = watchPids(func(id locktable.SessionID) { s.inbox.put(input{what: processEnded, session: id}) }); err != nil {
+	if s.pids, err = watchPids(func(id locktable.SessionID) { s.tell(input{what: processEnded, session: id}) }); err != nil {
 		s.closeSocket()
 		return nil, err
 	}
@@ -154,13 +156,13 @@ func (s *Server) Redis() string { return *s.redis.Load() }
 func (s *Server) redisUp(dataLost bool, id store.Identity) {
 	ok := "ok"
 	s.redis.Store(&ok)
-	s.inbox.put(input{what: redisUp, flag: dataLost, redis: id})
+	s.tell(input{what: redisUp, flag: dataLost, redis: id})
 }
 
 func (s *Server) redisDown(err error) {
 	why := err.Error()
 	s.redis.Store(&why)
-	s.inbox.put(input{what: redisDown, text: why})
+	s.tell(input{what: redisDown, text: why})
 }
 
 // Serve takes over what the predecessor left and serves until ctx ends. Then it
@@ -296,7 +298,7 @@ func passing(err error) bool {
 // Ping makes one trip through the loop.
 func (s *Server) Ping(ctx context.Context) error {
 	done := make(chan struct{})
-	s.inbox.put(input{what: ping, done: done})
+	s.tell(input{what: ping, done: done})
 	select {
 	case <-done:
 		return nil

@@ -37,6 +37,10 @@ var bans = []ban{
 		why:    "the wheel is a data structure driven by its owner's clock",
 	},
 	{
+		from: "internal/brief", to: []string{"./..."}, except: []string{"./internal/brief"},
+		why: "two system calls know nothing of what is read and written",
+	},
+	{
 		from: "protocol", to: []string{"./..."}, except: []string{"./protocol"},
 		why: "the protocol is what all sides agree on: it can depend on none of them",
 	},
@@ -55,12 +59,12 @@ var bans = []ban{
 	},
 	{
 		from: "sidecar/store", to: []string{"./..."},
-		except: []string{"./sidecar/store", "./sidecar/locktable", "./protocol", "./wheel"},
+		except: []string{"./sidecar/store", "./sidecar/locktable", "./protocol", "./wheel", "./internal/brief"},
 		why:    "the store carries out operations; sessions and sockets are not its business",
 	},
 	{
 		from: "sidecar", to: []string{"./..."},
-		except: []string{"./sidecar/...", "./protocol", "./wheel"},
+		except: []string{"./sidecar/...", "./protocol", "./wheel", "./internal/brief"},
 		why:    "the daemon knows its clients by the protocol alone",
 	},
 	{
@@ -68,7 +72,7 @@ var bans = []ban{
 		why: "an in-process Redis and a command line are the binary's business, not the daemon's",
 	},
 	{
-		from: "sdk/go", to: []string{"./..."}, except: []string{"./sdk/go/...", "./protocol"},
+		from: "sdk/go", to: []string{"./..."}, except: []string{"./sdk/go/...", "./protocol", "./internal/brief"},
 		why: "the SDK is thin: it talks to the socket and nothing else",
 	},
 	{

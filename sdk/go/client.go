@@ -13,7 +13,8 @@ import (
 const version = "0.1.0"
 
 // Client is a program's connection to the sidecar of its host. It is meant to be
-// one for a whole program, and may be used by many goroutines at once.
+// one for a whole program, and may be used by many goroutines at once. It has
+// one goroutine and two file descriptors, however many locks there are.
 //
 // The connection may be lost: the sidecar is restarted, replaced by a newer one, or
 // killed. The Client then connects again by itself, and goes on with what it had:
@@ -128,8 +129,9 @@ func (c *Client) acquire(ctx context.Context, name string, try bool, options []O
 	}
 	t := task{"lock", name}
 	req := protocol.Acquire{Name: name, Owner: ownerOf(ctx)}
-	for _, o := range options {
-		if err := o.apply(&req); err != nil {
+	if len(options) > 0 {
+		var err error
+		if req, err = adjusted(req, options); err != nil {
 			return nil, &failure{text: t.String() + ": " + err.Error(), cause: err}
 		}
 	}

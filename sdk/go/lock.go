@@ -187,19 +187,19 @@ func (l *Lock) Unlock() error {
 	if h.stray {
 		w, gone = nil, nil
 	}
-	release := protocol.Release{Hold: h.num}
+	s.release = protocol.Release{Hold: h.num}
 	switch {
 	case h.entries > 0:
 	case h.owned && w != nil:
 		// The answer to a re-entry may be under way. The answer to this release
 		// comes behind it, and tells that there is none.
 		s.lastID++
-		release.ID = s.lastID
-		s.calls[release.ID] = &call{last: h}
+		s.release.ID = s.lastID
+		s.calls[s.lastID] = &call{last: h}
 	default:
 		s.forget(h)
 	}
-	w.queue(release)
+	w.queue(&s.release)
 	s.mu.Unlock()
 
 	tell(told)

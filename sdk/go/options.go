@@ -12,6 +12,17 @@ import (
 // Option changes how one lock is acquired or held.
 type Option struct{ apply func(*protocol.Acquire) error }
 
+// adjusted applies options to a request. What they point to is on the heap: a request
+// without options is spared that.
+func adjusted(req protocol.Acquire, options []Option) (protocol.Acquire, error) {
+	for _, o := range options {
+		if err := o.apply(&req); err != nil {
+			return req, err
+		}
+	}
+	return req, nil
+}
+
 // WithLease gives the lock a fixed lease instead of the sidecar's renewal: it is
 // lost after d, from 50 ms to 30 days, however alive the program is. A part of a
 // millisecond counts as a whole one.

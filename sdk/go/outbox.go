@@ -5,6 +5,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/locksidecar/locksidecar/internal/brief"
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
@@ -36,13 +37,8 @@ type outbox struct {
 // cancels go beyond it: there is at most one for each lock that is held or waited for.
 const maxUnwritten = 1 << 20
 
-func newOutbox(nc net.Conn) *outbox {
-	o := &outbox{nc: nc, bound: maxUnwritten}
-	if c, ok := nc.(syscall.Conn); ok {
-		if raw, err := c.SyscallConn(); err == nil {
-			o.raw = raw
-		}
-	}
+func newOutbox(nc net.Conn, raw syscall.RawConn) *outbox {
+	o := &outbox{nc: nc, raw: raw, bound: maxUnwritten}
 	o.try = o.writeSome
 	return o
 }
@@ -102,6 +98,11 @@ func (o *outbox) settle() {
 	o.bound = maxUnwritten + len(o.buf) + len(o.behind)
 }
 
+// favours is how often in a row one caller writes, because others queued while it
+// did. To have a goroutine do it costs more, but this caller has an answer to wait
+// for.
+const favours = 4
+
 // flush writes what is queued, unless somebody else is writing.
 func (o *outbox) flush() {
 	o.mu.Lock()
@@ -115,37 +116,41 @@ func (o *outbox) flush() {
 		return
 	}
 
-	o.part, o.buf = o.buf, o.spare[:0]
-	o.wrote, o.errno = 0, nil
-	o.mu.Unlock()
-	err := o.raw.Write(o.try)
-	o.mu.Lock()
-	if err == nil {
-		err = o.errno
-	}
-	rest := o.part[o.wrote:]
-	switch {
-	case err != nil:
-		o.fail()
-	case len(rest) > 0:
-		o.buf = append(rest, o.buf...)
-		o.spare = nil
-		o.handOver()
-	case len(o.buf) > 0:
-		// Others queued meanwhile. This caller has an answer to wait for.
+	for round := 1; ; round++ {
+		o.part, o.buf = o.buf, o.spare[:0]
+		o.wrote, o.errno = 0, nil
+		o.mu.Unlock()
+		err := o.raw.Write(o.try)
+		o.mu.Lock()
+		if err == nil {
+			err = o.errno
+		}
+		rest := o.part[o.wrote:]
 		o.spare = o.part
-		o.handOver()
-	default:
-		o.spare = o.part
-		o.writing = false
+		switch {
+		case err != nil:
+			o.fail()
+			return
+		case len(rest) > 0:
+			o.buf = append(rest, o.buf...)
+			o.spare = nil
+			o.handOver()
+			return
+		case len(o.buf) == 0:
+			o.writing = false
+			return
+		case round == favours:
+			o.handOver()
+			return
+		}
 	}
 }
 
 // writeSome writes part as far as the socket takes it.
 func (o *outbox) writeSome(fd uintptr) bool {
 	for o.wrote < len(o.part) {
-		n, err := syscall.Write(int(fd), o.part[o.wrote:])
-		o.wrote += max(n, 0)
+		n, err := brief.Write(fd, o.part[o.wrote:])
+		o.wrote += n
 		switch err {
 		case nil, syscall.EINTR:
 			continue

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -51,18 +52,53 @@ func (s *session) retire() {
 	close(s.gone)
 }
 
-// read books what the sidecar says until the connection ends, and returns why it
-// does.
+// read sees to it that what the sidecar says is booked until the connection ends,
+// and returns why it does. It is the resident's part: see inbox.
 func (s *session) read(w *wire) error {
+	shared := w.in.share()
 	for {
-		m, err := w.next()
-		if err == nil {
-			err = s.book(w, m)
+		if shared && w.frames.Buffered() == 0 {
+			w.in.leave()
+			if err := w.in.keep(); err != nil {
+				return err
+			}
 		}
-		if err != nil {
+		if err := s.readNext(w); err != nil {
 			return err
 		}
 	}
+}
+
+// readFor reads until the call is answered or the context ends, if it is nobody else's
+// turn. What has been read is booked to the last whole frame before the turn is left.
+func (s *session) readFor(ctx context.Context, c *call, w *wire) {
+	if w == nil || !w.in.take() {
+		return
+	}
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, w.in.push)()
+	}
+	for w.frames.Buffered() > 0 || len(c.done) == 0 && ctx.Err() == nil {
+		if err := s.readNext(w); err != nil {
+			w.in.abandon(err)
+			return
+		}
+	}
+	w.in.leave()
+}
+
+// readNext books what the sidecar says next, or returns because the reader was
+// pushed.
+func (s *session) readNext(w *wire) error {
+	m, err := w.next()
+	switch err {
+	case nil:
+		return s.book(w, m)
+	case os.ErrDeadlineExceeded:
+		w.in.calm()
+		return nil
+	}
+	return err
 }
 
 // parted sees to what the end of a connection means, before this side closes it;

@@ -26,8 +26,10 @@ var errNotSent = errors.New("not sent")
 // as was told, what is asked waits, and what is released is left out of the claims
 // with which the session goes on over the next connection.
 //
-// It is told of what happens in the order in which it happened: one goroutine,
-// run, connects and reads, and books each frame before it reads the next.
+// It is told of what happens in the order in which it happened: one goroutine at a
+// time reads, and books each frame before it reads the next. That is whoever waits
+// for an answer and found nobody reading, or run, which connects, and sees to what
+// comes while nobody waits: see inbox.
 type session struct {
 	// Immutable.
 	dialer   *dialer
@@ -38,6 +40,7 @@ type session struct {
 
 	dead   atomic.Bool   // set with err
 	wanted chan struct{} // tells run that somebody waits for a connection; room for one
+	spares sync.Pool     // calls for locks
 
 	// Owned by whoever starts the session, then by run.
 	ticket string // of the newest hello; resumes the session
@@ -53,6 +56,8 @@ type session struct {
 	calls  map[uint64]*call   // by id
 	holds  map[uint64]*hold   // by number: those neither released nor lost
 	strays map[*hold]struct{} // and those of which the sidecar knows nothing any more
+
+	release protocol.Release // while it is queued
 
 	stake     bool          // the sidecar may have something of ours
 	lasts     time.Duration // the watchdog's lease
@@ -90,6 +95,23 @@ type call struct {
 
 	over  *wire // on which it was asked
 	since int64 // made, or asked in vain, while the session was adrift; 0: neither
+}
+
+// spare returns a call for a lock.
+func (s *session) spare(t task, req protocol.Acquire) *call {
+	c, ok := s.spares.Get().(*call)
+	if !ok {
+		c = &call{done: make(chan struct{}, 1)}
+	}
+	c.task, c.acquire = t, req
+	return c
+}
+
+// recycle takes back a call for a lock that was answered. It is not registered any
+// more, and nobody but who asked knows of it.
+func (s *session) recycle(c *call) {
+	*c = call{done: c.done}
+	s.spares.Put(c)
 }
 
 // task is what somebody wants, in words for errors.
@@ -140,6 +162,7 @@ func (s *session) end(why *failure, giveUp func(*hold) error, last func()) bool 
 	}
 	s.err = why
 	s.dead.Store(true)
+	w := s.wire
 	calls := s.calls
 	s.calls = make(map[uint64]*call)
 	var told []ending
@@ -157,6 +180,9 @@ func (s *session) end(why *failure, giveUp func(*hold) error, last func()) bool 
 	tell(told)
 	for _, c := range calls {
 		c.fail(c.unanswered(why))
+	}
+	if w != nil {
+		w.in.push() // it may be one of those who waited that reads
 	}
 	return true
 }
@@ -227,7 +253,7 @@ func (c *call) frame() protocol.Request {
 }
 
 // send asks; adrift, it is asked as soon as there is a connection.
-func (s *session) send(c *call) error {
+func (s *session) send(c *call) (*wire, error) {
 	s.mu.Lock()
 	w := s.wire
 	s.lastID++
@@ -235,7 +261,7 @@ func (s *session) send(c *call) error {
 	switch {
 	case s.err != nil:
 		s.mu.Unlock()
-		return errNotSent
+		return nil, errNotSent
 	case w == nil:
 		c.since = s.clock()
 		if s.impatient == 0 {
@@ -243,7 +269,7 @@ func (s *session) send(c *call) error {
 		}
 	case !w.out.offer(c.frame()):
 		s.mu.Unlock()
-		return notRead(c.task)
+		return nil, notRead(c.task)
 	case c.acquire.Name != "":
 		s.stake = true
 	}
@@ -253,7 +279,7 @@ func (s *session) send(c *call) error {
 		s.want()
 	}
 	w.flush()
-	return nil
+	return w, nil
 }
 
 // want tells run to look again at who waits.
@@ -275,9 +301,11 @@ func notRead(t task) *failure {
 // ask sends a request and waits for its answer.
 func (s *session) ask(ctx context.Context, c *call) error {
 	c.done = make(chan struct{}, 1)
-	if err := s.send(c); err != nil {
+	w, err := s.send(c)
+	if err != nil {
 		return err
 	}
+	s.readFor(ctx, c, w)
 	select {
 	case <-c.done:
 		return c.err
@@ -292,14 +320,14 @@ func (s *session) ask(ctx context.Context, c *call) error {
 		}
 		return f
 	}
-	<-c.done // run has it in hand
+	<-c.done // whoever reads has it in hand
 	return c.err
 }
 
 // lock asks for a lock. Whatever becomes of it: with an error nothing is held,
 // and what is granted yet goes back.
 func (s *session) lock(ctx context.Context, t task, req protocol.Acquire, try bool) (*Lock, error) {
-	c := &call{task: t, acquire: req, done: make(chan struct{}, 1)}
+	c := s.spare(t, req)
 	c.acquire.WaitMS = protocol.Forever
 	deadline, limited := ctx.Deadline()
 	switch {
@@ -308,19 +336,23 @@ func (s *session) lock(ctx context.Context, t task, req protocol.Acquire, try bo
 	case limited:
 		c.until = deadline
 	}
-	if err := s.send(c); err != nil {
+	w, err := s.send(c)
+	if err != nil {
 		return nil, err
 	}
+	s.readFor(ctx, c, w)
 	if !c.await(ctx) {
 		if f := s.giveUp(ctx, c); f != nil {
 			return nil, f
 		}
-		<-c.done // run has it in hand
+		<-c.done // whoever reads has it in hand
 	}
-	if f, ok := c.err.(*failure); ok && try && f.kind == ErrTimeout {
+	l, err := c.lock, c.err
+	s.recycle(c)
+	if f, ok := err.(*failure); ok && try && f.kind == ErrTimeout {
 		f.kind = ErrHeld
 	}
-	return c.lock, c.err
+	return l, err
 }
 
 // await returns when the call is answered, or, false, when the context ends. If
@@ -410,21 +442,19 @@ func (s *session) answered(w *wire, m *protocol.Answer) error {
 	w.served = true
 	s.mu.Lock()
 	c := s.calls[m.ID]
+	if c != nil && c.acquire.Name != "" {
+		s.mu.Unlock()
+		return s.granted(w, m)
+	}
+	delete(s.calls, m.ID)
 	s.mu.Unlock()
 	switch {
 	case c == nil: // nobody waits for it any more
 		return nil
 	case c.last != nil:
-		s.take(m.ID)
 		s.rest(c.last)
 		return nil
-	case c.acquire.Name != "":
-		return s.granted(m)
-	}
-	if s.take(m.ID) == nil {
-		return nil // nobody waits for it just now
-	}
-	if c.bye {
+	case c.bye:
 		c.done <- struct{}{}
 		return errBye
 	}
@@ -438,16 +468,15 @@ func (s *session) answered(w *wire, m *protocol.Answer) error {
 
 // granted books a lock. An answer that cannot be understood leaves its call to be
 // failed by the end of the session.
-func (s *session) granted(m *protocol.Answer) error {
-	var ok protocol.AcquireOK
-	if err := m.Unpack(&ok); err != nil {
+func (s *session) granted(w *wire, m *protocol.Answer) error {
+	if err := m.Unpack(&w.grant); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	c := s.calls[m.ID]
 	delete(s.calls, m.ID)
 	if c != nil {
-		c.lock = s.enterHold(&c.acquire, &ok)
+		c.lock = s.enterHold(&c.acquire, &w.grant)
 	}
 	s.mu.Unlock()
 	switch {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"syscall"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -13,20 +14,27 @@ import (
 type wire struct {
 	// Immutable after the greeting.
 	nc    net.Conn
+	in    *inbox
 	out   *outbox
 	hello protocol.HelloOK
 
-	// Owned by whoever greets, then by session.run.
+	// Owned by whoever greets, then by whose turn it is to read.
 	frames  *protocol.Reader
 	decoder protocol.ReplyDecoder
-	claim   uint64 // id of the last claim; 0: none is unanswered
-	claimed int    // holds
-	opened  int64  // when the session was taken up; 0: not yet
-	served  bool   // a request was answered
+	grant   protocol.AcquireOK // the newest
+	claim   uint64             // id of the last claim; 0: none is unanswered
+	claimed int                // holds
+	opened  int64              // when the session was taken up; 0: not yet
+	served  bool               // a request was answered
 }
 
 func newWire(nc net.Conn) *wire {
-	return &wire{nc: nc, out: newOutbox(nc), frames: protocol.NewReader(nc)}
+	var raw syscall.RawConn
+	if c, ok := nc.(syscall.Conn); ok {
+		raw, _ = c.SyscallConn()
+	}
+	in := newInbox(nc, raw)
+	return &wire{nc: nc, in: in, out: newOutbox(nc, raw), frames: protocol.NewReader(in)}
 }
 
 // queue adds a frame to those that flush writes. A session without a connection has
@@ -44,14 +52,17 @@ func (w *wire) flush() {
 	}
 }
 
-// next returns what the sidecar says next. The error is a *cut if the connection
-// has ended.
+// next returns what the sidecar says next. The error is os.ErrDeadlineExceeded if
+// the reader is to look up, and a *cut if the connection has ended.
 func (w *wire) next() (protocol.Received, error) {
 	body, err := w.frames.Next()
 	if err != nil {
 		var broken *protocol.ConnError
-		if errors.As(err, &broken) {
+		switch {
+		case errors.As(err, &broken):
 			return nil, err
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, os.ErrDeadlineExceeded
 		}
 		return nil, &cut{failure{text: lostConnection(err), kind: ErrUnavailable, cause: err}}
 	}
@@ -59,11 +70,15 @@ func (w *wire) next() (protocol.Received, error) {
 }
 
 // hangUp has next return.
-func (w *wire) hangUp() { w.nc.Close() }
+func (w *wire) hangUp() {
+	w.nc.Close()
+	w.in.hangUp()
+}
 
 // close ends the connection.
 func (w *wire) close() {
 	w.nc.Close()
+	w.in.close()
 	w.out.close()
 }
 

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/brief"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -71,15 +72,17 @@ func newPipe(c *commands, s *session) *pipe {
 		commands: c,
 		encoder:  encoder{prefix: c.cfg.UUID + ":", floor: s.id.Floor},
 		ended:    make(chan error, 1),
-		replies:  newReplies(s.wire),
 		patience: int64(c.dial.timeout),
 		fastest:  s.answered,
 		heard:    protocol.Now(),
 		taught:   make(map[*script]bool),
 	}
 	s.wire.release()
-	if !s.wire.secure {
+	if s.wire.secure {
+		p.replies = newReplies(s.wire)
+	} else {
 		p.direct = s.wire.raw
+		p.replies = newReplies(brief.NewReader(s.wire.raw))
 	}
 	p.try = p.writeSome
 	return p
@@ -176,8 +179,8 @@ func (p *pipe) flush() {
 // writeSome writes part as far as the socket takes it.
 func (p *pipe) writeSome(fd uintptr) bool {
 	for p.wrote < len(p.part) {
-		n, err := syscall.Write(int(fd), p.part[p.wrote:])
-		p.wrote += max(n, 0)
+		n, err := brief.Write(fd, p.part[p.wrote:])
+		p.wrote += n
 		switch err {
 		case nil, syscall.EINTR:
 			continue

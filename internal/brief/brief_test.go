@@ -1,0 +1,123 @@
+package brief_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/brief"
+)
+
+// pair returns the two ends of a connection.
+func pair(t testing.TB) (here, there *net.UnixConn) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	here, err = l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { here.Close() })
+	return here, c.(*net.UnixConn)
+}
+
+func raw(t testing.TB, c *net.UnixConn) syscall.RawConn {
+	t.Helper()
+	r, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// What was written is read, in pieces of any size, and then the end.
+func TestAReaderReadsWhatWasWrittenUpToTheEnd(t *testing.T) {
+	for _, size := range []int{1, 100, 4096, 100_000} {
+		here, there := pair(t)
+		want := bytes.Repeat([]byte("0123456789"), 20_000)
+		go func() {
+			there.Write(want)
+			there.Close()
+		}()
+		r := brief.NewReader(raw(t, here))
+		var got []byte
+		room := make([]byte, size)
+		for {
+			n, err := r.Read(room)
+			got = append(got, room[:n]...)
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("by %d bytes: %d bytes came, not the %d that were written, or others", size, len(got), len(want))
+		}
+	}
+}
+
+// A Reader waits no longer than the connection's deadline, and can go on after it.
+func TestAReaderHeedsTheDeadline(t *testing.T) {
+	here, there := pair(t)
+	r := brief.NewReader(raw(t, here))
+	var room [8]byte
+	here.SetReadDeadline(time.Unix(1, 0))
+	if _, err := r.Read(room[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%v; want that the deadline is exceeded", err)
+	}
+	here.SetReadDeadline(time.Time{})
+	there.Write([]byte("x"))
+	if n, err := r.Read(room[:]); n != 1 || err != nil {
+		t.Errorf("%d, %v; want the byte that came after it", n, err)
+	}
+}
+
+func TestAReaderOfAClosedConnectionSaysSo(t *testing.T) {
+	here, _ := pair(t)
+	r := brief.NewReader(raw(t, here))
+	here.Close()
+	if _, err := r.Read(make([]byte, 8)); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("%v; want that the connection is closed", err)
+	}
+}
+
+// Write takes what there is room for, and says EAGAIN when there is none.
+func TestWriteDoesNotBlock(t *testing.T) {
+	here, there := pair(t)
+	written := 0
+	err := raw(t, here).Write(func(fd uintptr) bool {
+		for {
+			n, err := brief.Write(fd, make([]byte, 4096))
+			if err != nil {
+				if err != syscall.EAGAIN {
+					t.Errorf("%v; want EAGAIN when the socket is full", err)
+				}
+				return true
+			}
+			written += n
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	here.Close()
+	if b, err := io.ReadAll(there); len(b) != written || err != nil {
+		t.Errorf("%d bytes arrived, of %d (%v)", len(b), written, err)
+	}
+}

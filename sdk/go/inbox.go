@@ -1,0 +1,161 @@
+package locksidecar
+
+import (
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/brief"
+)
+
+// inbox is the end of a connection that is read: by one goroutine at a time, whose
+// turn it is.
+//
+// Who waits for an answer takes the turn if nobody has it, and reads for everybody
+// until the answer has come: an answer that one goroutine reads and another one
+// waits for costs a switch between them, and mostly the waking of another thread.
+// Whoever leaves the turn arms a bell. The resident, which is the goroutine that
+// the connection belongs to, hears it, and sees to what comes while nobody waits,
+// or while those who wait found the turn taken.
+//
+// Without a bell, which takes a file descriptor, the resident has the turn for as long
+// as the connection lives.
+type inbox struct {
+	nc  net.Conn
+	raw syscall.RawConn // nil: there is none
+
+	mu     sync.Mutex // guards what follows; no other lock is taken under it
+	bell   *bell      // nil: there is none yet, or at all
+	taken  bool
+	armed  bool
+	pushed bool  // the deadline for reading has passed
+	end    error // that somebody found who is not the resident
+
+	reader io.Reader // of the one whose turn it is
+}
+
+// newInbox returns an inbox; it is the turn of whoever calls.
+func newInbox(nc net.Conn, raw syscall.RawConn) *inbox {
+	in := &inbox{nc: nc, raw: raw, taken: true, reader: nc}
+	if raw != nil {
+		in.reader = brief.NewReader(raw)
+	}
+	return in
+}
+
+// Read is for whose turn it is.
+func (in *inbox) Read(b []byte) (int, error) { return in.reader.Read(b) }
+
+// share tells whether others than the resident may have the turn from now on. They
+// may not if there is nothing to make a bell of, or no file descriptor for one.
+func (in *inbox) share() bool {
+	if in.raw == nil {
+		return false
+	}
+	b, err := newBell(in.raw)
+	if err != nil {
+		return false
+	}
+	in.mu.Lock()
+	in.bell = b
+	in.mu.Unlock()
+	return true
+}
+
+// take tells whether it is the caller's turn now.
+func (in *inbox) take() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.taken {
+		return false
+	}
+	in.grab()
+	return true
+}
+
+// grab takes the turn, which nobody has. The caller holds mu.
+func (in *inbox) grab() {
+	in.taken = true
+	if in.armed {
+		in.bell.disarm()
+		in.armed = false
+	}
+}
+
+// leave gives up the turn. Everything that was read must have been booked: the bell
+// rings for what is in the socket.
+func (in *inbox) leave() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.taken = false
+	if in.armed = in.bell.arm(); !in.armed {
+		in.bell.ring() // the resident finds out why
+	}
+}
+
+// abandon tells the resident what the reading ended with. Nobody has the turn after
+// that.
+func (in *inbox) abandon(why error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.end = why
+	in.bell.ring()
+}
+
+// keep returns when it is the resident's turn, because there may be something to be
+// read, or with what the reading ended.
+func (in *inbox) keep() error {
+	for {
+		in.bell.wait()
+		in.mu.Lock()
+		end, free := in.end, !in.taken
+		if free {
+			in.grab()
+		}
+		in.mu.Unlock()
+		if end != nil || free {
+			return end
+		}
+	}
+}
+
+// push has whoever reads look up from it: Read fails with os.ErrDeadlineExceeded
+// until it is calmed.
+func (in *inbox) push() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.bell != nil && in.taken {
+		in.pushed = true
+		_ = in.nc.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// calm is for whose turn it is, before it looks why it was pushed.
+func (in *inbox) calm() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.pushed {
+		in.pushed = false
+		_ = in.nc.SetReadDeadline(time.Time{})
+	}
+}
+
+// hangUp has everybody return who reads or keeps the inbox of a connection that was
+// closed.
+func (in *inbox) hangUp() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.bell != nil {
+		in.bell.ring()
+	}
+}
+
+func (in *inbox) close() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.bell != nil {
+		in.bell.close()
+	}
+}
