@@ -12,7 +12,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
 PYTHON      ?= python3
 
 # Everything that counts as Go source. .venv may hold foreign .go files.
-GO_DIRS := $(wildcard cmd protocol sdk sidecar tests wheel)
+GO_DIRS := $(wildcard cmd internal protocol sdk sidecar tests wheel)
 # Packages with benchmarks and fuzz targets.
 GO_CORE := ./wheel ./protocol ./sidecar/... ./sdk/go/...
 
@@ -24,6 +24,8 @@ SIM_STEPS ?= 20000000
 CHAOS_TIME  ?= 10m
 CHAOS_SEED  ?= 1
 CHAOS_KILLS ?= 0
+# See bin/bench -help.
+BENCH_FLAGS ?=
 
 .DEFAULT_GOAL := help
 
@@ -39,7 +41,7 @@ build: ## build bin/locksidecar
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf bin .venv .mypy_cache .pytest_cache .ruff_cache tests/bench/redisson/target
 
 # ---- what tests and tools need -----------------------------------------------
 
@@ -75,6 +77,19 @@ venv: .venv/.ready ## make .venv with the pinned Python packages and sdk/python 
 	.venv/bin/pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e sdk/python
 	@touch $@
 
+# The Python locks that the benchmark compares with.
+.venv/.bench: .venv/.ready tests/bench/python/requirements.txt
+	.venv/bin/pip install -q --disable-pip-version-check -r tests/bench/python/requirements.txt
+	@touch $@
+
+BENCH_JAR := tests/bench/redisson/target/redisson-worker.jar
+
+# Maven keeps what it has fetched, and need not ask for it again.
+$(BENCH_JAR): tests/bench/redisson/pom.xml $(shell find tests/bench/redisson/src -type f 2>/dev/null)
+	@{ command -v mvn && command -v javac; } >/dev/null || { $(call apt,default-jdk-headless maven); }
+	mvn -q -o -f tests/bench/redisson/pom.xml package >/dev/null 2>&1 || mvn -q -f tests/bench/redisson/pom.xml package
+	@touch $@
+
 # ---- checks ------------------------------------------------------------------
 
 .PHONY: fmt-check
@@ -88,15 +103,17 @@ test: test-go test-python ## run every test; installs what they need
 test-go: fmt-check redis cc venv
 	go vet ./...
 	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 go test -race -timeout 10m ./...
+	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
 
 .PHONY: test-python
 test-python: redis venv build
 	LOCKSIDECAR_BINARY=$(CURDIR)/bin/locksidecar .venv/bin/pytest -q -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true sdk/python
 
 .PHONY: lint
-lint: fmt-check venv ## gofmt, go vet, staticcheck, ruff, mypy --strict
+lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --strict
 	go vet ./...
 	go run $(STATICCHECK) ./...
+	cd tests/bench && go vet ./... && go run $(STATICCHECK) ./...
 	.venv/bin/ruff check sdk/python
 	.venv/bin/ruff format --check sdk/python
 	.venv/bin/ruff check --config sdk/python/pyproject.toml cmd tests
@@ -104,6 +121,7 @@ lint: fmt-check venv ## gofmt, go vet, staticcheck, ruff, mypy --strict
 	cd sdk/python && ../../.venv/bin/mypy --strict
 	.venv/bin/mypy --strict cmd/locksidecar/demo_till.py tests/worker.py
 	.venv/bin/mypy --strict tests/chaos/worker.py
+	.venv/bin/mypy --strict tests/bench/python/worker.py
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (30s)
@@ -123,18 +141,36 @@ chaos: redis venv build ## break daemons, Redis and clients for CHAOS_TIME (10m)
 
 # ---- numbers -----------------------------------------------------------------
 
-.PHONY: bench-smoke
-bench-smoke: ## run every Go benchmark once, to see that it works
-	go test -run '^$$' -bench . -benchtime 1x $(GO_CORE)
+BENCH := bin/bench -daemon bin/locksidecar -worker-go bin/bench-worker -etcd bin/bench-etcd \
+	-worker-java $(BENCH_JAR) -python .venv/bin/python -worker-python tests/bench/python/worker.py
+
+.PHONY: bench-build
+bench-build: build redis .venv/.bench $(BENCH_JAR)
+	cd tests/bench && export CGO_ENABLED=0 && go build -trimpath -o ../../bin/bench . && \
+		go build -trimpath -o ../../bin/bench-worker ./worker && go build -trimpath -o ../../bin/bench-etcd ./etcd
 
 .PHONY: bench
-bench: redis ## Go benchmarks, then the load measurements of tests/
+bench: bench-build ## against every peer: a table, and bin/bench.json; BENCH_FLAGS='-only 8x8 -rounds 1'
+	$(BENCH) -out bin/bench.json $(BENCH_FLAGS)
+
+.PHONY: bench-smoke
+bench-smoke: bench-build ## does every benchmark run? a minute, and no speed is judged
+	go test -run '^$$' -bench . -benchtime 1x $(GO_CORE)
+	$(BENCH) -smoke
+
+.PHONY: bench-go
+bench-go: redis ## Go benchmarks, then the load measurements of tests/
 	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(GO_CORE)
 	go test ./tests -run '^TestMeasurePairs$$' -count 1 -v -measure
 
 .PHONY: measure
 measure: redis ## the numbers the documentation quotes, as one table
 	go test ./tests -run '^TestMeasure' -count 1 -timeout 20m -v -measure
+
+.PHONY: scale
+scale: redis ## what 1,000 hosts do to one Redis: costs measured, the rest simulated
+	go test ./sidecar/store -run '^$$' -bench '^BenchmarkRedis' -benchtime 2000x
+	go test ./sidecar/locktable -run '^TestScale' -count 1 -timeout 1h -v -scale
 
 # ---- the flash sale ----------------------------------------------------------
 
