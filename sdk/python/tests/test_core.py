@@ -339,6 +339,13 @@ def test_breach_of_protocol_fails_every_call(talk: Talk, message: dict[str, Any]
         talk.session.ping()
 
 
+def test_a_grant_answers_nothing_but_an_acquire(talk: Talk) -> None:
+    ping = talk.session.ping()
+    talk.say(id=ping.id, token=1, hold=2, count=1, deadline_ns=3)
+    assert isinstance(talk.session.failure, ProtocolError)
+    assert not talk.session.live
+
+
 def test_requests_do_not_pile_up_without_bound(talk: Talk) -> None:
     def pile() -> None:
         while len(talk.session.unsent) < 2 * MAX_UNSENT:

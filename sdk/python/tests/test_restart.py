@@ -703,7 +703,7 @@ def test_error_that_does_not_tell_that_the_connection_has_ended_gives_no_lock_aw
 ) -> None:
     keep = _link._keep
 
-    def interrupted(results: list[T], f: Callable[..., T], *args: object) -> None:
+    def interrupted(results: list[T], f: Callable[..., T], *args: tuple[object]) -> None:
         keep(results, f, *args)
         if f.__name__ == function:
             monkeypatch.undo()

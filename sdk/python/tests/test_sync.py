@@ -649,6 +649,8 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(sidecar
         assert client.ping() == "ok"  # reads a grant that came too late
         free(sidecar, "n")
         assert not list(lock._handles), place
+        assert client._line is not None
+        assert not client._line.session._pending, place  # would be asked again after a restart, for nobody
         if not interrupted:
             break
     assert place > 50

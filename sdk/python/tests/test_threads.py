@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import FrameType
 
 import pytest
 from fake import PATIENCE, FakeSidecar
 
-from locksidecar import Client, Deadlock, LockLost, LockTimeout, NotHeld
+from locksidecar import Client, Deadlock, LockLost, LockTimeout, NotHeld, _line
 
 
 @pytest.fixture
@@ -90,6 +93,53 @@ def test_lead_passes_on_while_the_first_waits_for_long(
         locks[i].release()
         assert waits[i].result(PATIENCE) is True
         assert client.ping() == "ok"
+
+
+def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client) -> None:
+    """Nobody would wait for the sidecar otherwise. Who is to leave tries again when it is interrupted."""
+
+    class Interrupt(Exception):
+        pass
+
+    last = 0
+
+    def interrupt_at(place: int) -> Callable[[FrameType, str, object], None]:
+        def profile(frame: FrameType, event: str, _: object) -> None:
+            nonlocal last
+            if frame.f_code.co_filename != _line.__file__ or event not in ("call", "c_return"):
+                return
+            last += 1
+            if last == place:
+                sys.setprofile(None)
+                raise Interrupt
+
+        return profile
+
+    client.ping()
+    line = client._line
+    assert line is not None
+    for place in itertools.count(1):
+        last = 0
+        leaves, done, waits = (line.session.ping() for _ in range(3))
+        leaves.done = done.done = True
+        permits = {call: threading.Lock() for call in (leaves, done, waits)}
+        for permit in permits.values():
+            permit.acquire()
+        line._waiting = dict(permits)
+        line._leader, line._polling = leaves, True
+        sys.setprofile(interrupt_at(place))
+        try:
+            line._resign(leaves)
+        except Interrupt:
+            line._resign(leaves)
+        finally:
+            sys.setprofile(None)
+        assert line._leader is waits, place
+        assert not permits[waits].locked(), place
+        assert leaves not in line._waiting, place
+        if last < place:
+            break
+    assert place > 3
 
 
 def test_check_sees_what_was_sent_before_it_though_another_thread_reads(

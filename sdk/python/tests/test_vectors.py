@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -160,6 +161,81 @@ def test_bad_frame_is_refused(vector: Vector) -> None:
 def test_bad_length_is_refused_at_once(vector: Vector) -> None:
     with pytest.raises(ProtocolError, match="allowed"):
         protocol.split(bytearray(whole(vector)[:4]))
+
+
+# --- The short way to read a grant ---
+
+
+def strictly(body: bytes) -> tuple[int, protocol.AcquireOK] | None:
+    """What the strict reader makes of body as the answer to an acquire; None if it refuses it."""
+    try:
+        reply = protocol.decode(body)
+        return (reply.id, protocol.acquire_ok(reply.fields)) if isinstance(reply, protocol.Answer) else None
+    except ProtocolError:
+        return None
+
+
+def read_shortly(body: bytes) -> bool:
+    """Whether body is read in the short way. Then it is what the strict reader makes of it."""
+    grant = protocol.grant(body)
+    assert grant is None or grant == strictly(body), body.hex()
+    return grant is not None
+
+
+def uints(value: int) -> list[bytes]:
+    """Every unsigned format that value has, the shortest first."""
+    formats = [bytes([value])] if value < 0x80 else []
+    return formats + [bytes([0xCC + i]) + value.to_bytes(1 << i, "big") for i in range(4) if value < 1 << (8 << i)]
+
+
+@pytest.mark.parametrize("vector", [*REPLIES, *BAD], ids=named)
+def test_what_is_read_shortly_is_read_alike(vector: Vector) -> None:
+    read_shortly(whole(vector)[4:])
+
+
+def test_usual_grants_are_read_shortly() -> None:
+    usual = [v for v in REPLIES if v.get("answers") == "acquire" and v.get("canonical")]
+    assert any(read_shortly(whole(v)[4:]) for v in usual)
+    assert all(read_shortly(whole(v)[4:]) for v in usual if "end_ns" not in v["message"])
+
+
+@pytest.mark.parametrize("field", ["id", "token", "hold", "count", "deadline_ns"])
+def test_limits_are_the_same_in_the_short_way(field: str) -> None:
+    """Each field with the edges of every format and of its range, in every format that can hold them."""
+    powers = [1 << bits for bits in (0, 7, 8, 16, 32, 63)]
+    for value in sorted({0, (1 << 64) - 1, *powers, *(p - 1 for p in powers)}):
+        for written in uints(value):
+            fields = dict.fromkeys(("id", "token", "hold", "count", "deadline_ns"), b"\x01") | {field: written}
+            body = b"\x85" + b"".join(bytes([0xA0 + len(k)]) + k.encode() + v for k, v in fields.items())
+            shortly = read_shortly(body)
+            assert shortly == (strictly(body) is not None) or written != uints(value)[0]
+
+
+def test_mutated_grants_are_read_alike() -> None:
+    rng = random.Random(7)
+    keys = [b"\xa2id", b"\xa5token", b"\xa4hold", b"\xa5count", b"\xabdeadline_ns"]
+    read = 0
+    for _ in range(30_000):
+        fields = [k + rng.choice(uints(rng.getrandbits(rng.choice((1, 7, 8, 16, 31, 32, 62, 64))))) for k in keys]
+        match rng.randrange(8):
+            case 0:
+                rng.shuffle(fields)
+            case 1:
+                fields[rng.randrange(5)] = fields[rng.randrange(5)]  # a key twice
+            case 2:
+                fields.insert(rng.randrange(6), rng.choice((b"\xa6end_ns\x05", b"\xa1x\xc0", b"\xa2ev\xa4lost")))
+        body = bytearray(bytes([0x80 + rng.choice((len(fields), 5))]) + b"".join(fields))
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        if rng.random() < 0.1:
+            body += rng.randbytes(1)
+        read += read_shortly(bytes(body))
+    assert read > 1000
+
+
+@pytest.mark.parametrize("hold", [0, 127, 128, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, (1 << 63) - 1])
+def test_release_is_written_canonically(hold: int) -> None:
+    assert protocol.release(hold) == protocol.frame({"op": "release", "hold": hold})
 
 
 @pytest.mark.parametrize("vector", REQUESTS, ids=named)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from . import _protocol as protocol
@@ -42,8 +43,7 @@ _UNSENT: Final = 1 << 63
 T = TypeVar("T")
 
 
-def boottime() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+boottime: Final[Callable[[], int]] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,10 +396,12 @@ class Session:
         call = Call(op, name, parse, encode, self._last_id)
         if self.stage is Stage.SERVING:
             frame = encode(call.id, now)
-            call.end = self._queued + len(frame)
-            # In this order, so that an interrupt in between leaves no request whose answer nobody knows.
+            queued = self._queued + len(frame)
+            # No calls from here on: whoever is interrupted has asked nothing, or knows whose answer it is.
+            call.end = queued
             self._pending[call.id] = call
-            self._send(frame)
+            self._queued = queued
+            self.unsent += frame
         else:
             self._pending[call.id] = call
         return call
@@ -488,7 +490,7 @@ class Session:
         self._received += data
         try:
             while self.stage > Stage.ADRIFT and (body := protocol.split(self._received)) is not None:
-                self._take(protocol.decode(body), now)
+                self._take(body, now)
         except ProtocolError as e:
             self.fail(f"the sidecar at {self.path} broke the protocol: {e}.", ProtocolError)
         except Unsupported as e:
@@ -504,8 +506,16 @@ class Session:
         self._received = bytearray()
         return self.stage is Stage.GREETING
 
-    def _take(self, reply: protocol.Reply, now: int) -> None:
-        match reply:
+    def _take(self, body: bytes, now: int) -> None:
+        # What only looks like a grant goes the long way, where it is found out.
+        if (grant := protocol.grant(body)) is not None:
+            id, answer = grant
+            call = self._pending.get(id)
+            if call is not None and call.op == "acquire" and call.end != _UNSENT:
+                self._heard = max(self._heard, call.end)
+                self._answered(call, answer, now)
+                return
+        match reply := protocol.decode(body):
             case protocol.Answer(id=id, fields=fields):
                 if (step := self._steps.get(id)) is not None:
                     step(fields, now)
@@ -516,12 +526,7 @@ class Session:
                 # Nothing is marked before all that can be wrong has been checked: what stays
                 # pending is told when the session fails.
                 call = self._asked(id)
-                call.answer = call.parse(fields)
-                if isinstance(call.answer, protocol.AcquireOK):
-                    self._granted(call, call.answer)
-                self._finish(call)
-                if call.abandoned:
-                    self._undo(call, now)
+                self._answered(call, call.parse(fields), now)
             case protocol.Refusal(id=0, code="unavailable"):
                 self.end(now)  # it is stopping
             case protocol.Refusal(id=0, code="limit" | "no_hello") if self._ticket and self.stage < Stage.SERVING:
@@ -566,6 +571,14 @@ class Session:
         if call.end > self._heard:
             self._heard = call.end
         return call
+
+    def _answered(self, call: Call[Any], answer: object, now: int) -> None:
+        call.answer = answer
+        if isinstance(answer, protocol.AcquireOK):
+            self._granted(call, answer)
+        self._finish(call)
+        if call.abandoned:
+            self._undo(call, now)
 
     def _finish(self, call: Call[Any]) -> None:
         self._pending.pop(call.id, None)

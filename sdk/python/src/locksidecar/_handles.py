@@ -43,7 +43,10 @@ class Handles(Generic[H]):
 
     def top(self, owner: int) -> H | None:
         """The newest handle of owner that is not released."""
-        return next((h for h in reversed(self._stacks.get(owner, ())) if not h.released), None)
+        for handle in reversed(self._stacks.get(owner, ())):
+            if not handle.released:
+                return handle
+        return None
 
     def to_release(self, owner: int) -> H | None:
         handle = self.top(owner)

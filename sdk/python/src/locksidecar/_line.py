@@ -34,9 +34,9 @@ class Line:
     """One session, shared by threads.
 
     mutex guards everything else, but is never held while waiting. A thread that holds it may connect and
-    read from the socket; only the leader waits for it, and is woken by the bell when its answer was read by
-    another thread, when there is something left to write, when the connection is another one, or when the
-    session failed.
+    read from the socket; only the leader waits for it: the first to wait, then whom it names when it leaves.
+    It is woken by the bell when its answer was read by another thread, when there is something left to write,
+    when the connection is another one, or when the session failed.
     """
 
     def __init__(self, link: Link, clock: Callable[[], int]) -> None:
@@ -46,7 +46,7 @@ class Line:
         self._clock = clock
         self._leader: Call[Any] | None = None
         self._polling = False  # the leader is about to wait, or waits
-        # Who waits for an answer. A permit is released to wake its thread.
+        # Who waits for an answer, the leader too. A permit is released to wake its thread.
         self._waiting: dict[Call[Any], threading.Lock] = {}
         self._adrift = False  # those who wait have been told
         self._next_attempt = 0.0  # by time.monotonic()
@@ -109,31 +109,28 @@ class Line:
                 if left <= 0:
                     raise link.given_up(call)
                 if leading:
-                    self._lead(min(left, nap))
+                    self._lead(call, min(left, nap))
                 else:
                     permit.acquire(timeout=-1 if left == math.inf else min(left, threading.TIMEOUT_MAX))
+                if call not in self._waiting:  # it is done, and no part is left for this thread
+                    return
         finally:
             # A handler of a signal may raise here too. Others would wait for ever for a leader that has
             # left without a word, so it is done again until it is done. Python runs handlers at calls, so
             # there is none before the inner try.
-            interrupt: BaseException | None = None
-            for _ in TRIES:
-                try:
-                    with self.mutex:
-                        self._waiting.pop(call, None)
-                        if self._leader is call:
-                            self._leader = None
-                            self._polling = False
-                        self._tell()
-                        if self._leader is None and self._waiting:
-                            self._permit(next(iter(self._waiting.values())))  # to lead
-                    break
-                except BaseException as e:
-                    interrupt = e
-            if interrupt is not None:
-                raise interrupt
+            if call in self._waiting:
+                interrupt: BaseException | None = None
+                for _ in TRIES:
+                    try:
+                        with self.mutex:
+                            self._resign(call)
+                        break
+                    except BaseException as e:
+                        interrupt = e
+                if interrupt is not None:
+                    raise interrupt
 
-    def _lead(self, seconds: float) -> None:
+    def _lead(self, call: Call[Any], seconds: float) -> None:
         sock = self.link.sock
         if sock is not self._polled:
             self._poll = select.poll()
@@ -148,13 +145,15 @@ class Line:
             self._bell.silence()
             self._pump()
             self.link.close_ended()
-
-    @staticmethod
-    def _permit(permit: threading.Lock) -> None:
-        with contextlib.suppress(RuntimeError):  # it has one already
-            permit.release()
+            if call.done:
+                self._resign(call)
 
     # --- With the mutex held ---
+
+    def _hear(self) -> None:
+        """Takes note of what the sidecar said, and goes on with what somebody was interrupted in."""
+        if self.session.done or self.session.unsent or self.link.news():
+            self._pump()
 
     def _pump(self) -> None:
         try:
@@ -192,7 +191,8 @@ class Line:
     def _tell(self) -> None:
         """Wakes those whose calls are done. If it is interrupted, the next one goes on with it."""
         session = self.session
-        session.lost.clear()  # whoever cares asks
+        if session.lost:
+            session.lost.clear()  # whoever cares asks
         if session.failure is not None:
             session.fail_pending()
             self._settle()
@@ -203,8 +203,26 @@ class Line:
             if call is self._leader:
                 self._wake_leader()
             elif (permit := self._waiting.get(call)) is not None:
-                self._permit(permit)
+                _give(permit)
+                self._waiting.pop(call, None)  # so that its thread, once awake, does not need the mutex
             session.done.pop()
+
+    def _resign(self, call: Call[Any]) -> None:
+        """Who waits for call leaves, and passes on the lead. If it is interrupted it is called again."""
+        if self._leader is call:
+            heir = self._heir(call)
+            if heir is not None:
+                _give(self._waiting[heir])  # before it leads, for who leads is woken by nobody but the bell
+            self._leader = heir
+            self._polling = False
+        self._tell()
+        self._waiting.pop(call, None)
+
+    def _heir(self, leader: Call[Any]) -> Call[Any] | None:
+        for call in self._waiting:
+            if call is not leader and not call.done:
+                return call
+        return None
 
     def _turn(self) -> None:
         """There is a connection, or there is none any more: how long each of those who wait will do so is
@@ -215,7 +233,7 @@ class Line:
                 self.link.close_ended()
             self._wake_leader()
             for permit in list(self._waiting.values()):
-                self._permit(permit)
+                _give(permit)
         self._adrift = adrift
 
     def _wake_leader(self) -> None:
@@ -237,7 +255,7 @@ class Line:
 
     def usable(self) -> bool:
         with self.mutex:
-            self._pump()
+            self._hear()
             return self.session.failure is None
 
     def check(self, entry: Entry) -> None:
@@ -256,7 +274,7 @@ class Line:
         """What is known now. A connection that has ended is made good for first, if somebody listens: the
         deadlines that it told may have been moved on."""
         with self.mutex:
-            self._pump()
+            self._hear()
             if self._in_touch():
                 return at(self._clock())
         self._seek()
@@ -285,7 +303,7 @@ class Line:
         for _ in TRIES:
             try:
                 with self.mutex:
-                    self._pump()
+                    self._hear()
                     seek = not (self.session.stage is Stage.SERVING or sought or entry.released or self._in_touch())
                     if not seek:
                         error = self._leave(entry, interrupt is not None)
@@ -387,6 +405,12 @@ class Line:
         self._rescuer = None
         self.link.disown()
         self._bell.close()
+
+
+def _give(permit: threading.Lock) -> None:
+    """Lets its thread go on. Only who holds the line's mutex gives one, so there is at most one to take."""
+    if permit.locked():
+        permit.release()
 
 
 class _Bell:

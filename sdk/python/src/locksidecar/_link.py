@@ -34,6 +34,8 @@ GREETING_WAIT: Final = 1.0
 BYE_WAIT: Final = 1.0
 
 _CHUNK: Final = 65_536
+# Without a signal: a program that dies of SIGPIPE shall not die because the sidecar did.
+_FLAGS: Final = (socket.MSG_NOSIGNAL,)
 
 # What recv() and send() raise when the other end is gone. No other OSError tells that: there may be no memory,
 # or a signal's handler raised a TimeoutError. To take the connection for ended then, and close it, would give
@@ -138,13 +140,14 @@ def _permission(path: str) -> str:
     return f"run it as a member of the group {group} (the socket's mode is {status.st_mode & 0o777:04o})"
 
 
-def _keep(results: list[T], function: Callable[..., T], *args: object) -> None:
+def _keep(results: list[T], function: Callable[..., T], *args: tuple[object]) -> None:
     """Appends the result of function to results, and does so even if a signal's handler raises meanwhile.
 
     Python runs handlers when a call is over, before the result is assigned to anything. A count or bytes
-    that got lost there would break the stream. Nothing comes between map() and extend().
+    that got lost there would break the stream. Nothing comes between map() and extend(). Because of map()
+    each argument is a tuple of one.
     """
-    results.extend(map(function, *[(a,) for a in args]))
+    results.extend(map(function, *args))
 
 
 class Link:
@@ -159,6 +162,7 @@ class Link:
         self.session = session
         self.closed = False
         self.sock: Socket | None = None
+        self._news = select.poll()  # of the socket, if there is one
         # Sockets that ended, to be closed by close_ended() when nobody waits on them any more: the number
         # of a closed file may be another file's a moment later.
         self._ended: list[Socket] = []
@@ -183,7 +187,7 @@ class Link:
             self._follow()
             if self.sock is None:
                 try:
-                    self.sock = dial(session.path)
+                    sock = dial(session.path)
                 except OSError as e:
                     if e.errno is None:  # a handler of a signal raised it
                         raise
@@ -192,6 +196,9 @@ class Link:
                         error = explain(session.path, e)
                         session.fail(_sentence(str(error)), type(error))
                     return False
+                news = select.poll()
+                news.register(sock, select.POLLIN)
+                self._news, self.sock = news, sock
             self._connected = time.monotonic()
             self._haste = GREETING_WAIT
             session.begin(self._clock())
@@ -225,6 +232,10 @@ class Link:
             return Unavailable(what, may_have_happened=error.may_have_happened or call.sent)
         return type(error)(what)
 
+    def news(self) -> bool:
+        """Whether there may be something for pump(). To ask costs less than a recv() that finds nothing."""
+        return self.session.stage is not Stage.SERVING or bool(self.unheeded or self._news.poll(0))
+
     def pump(self) -> None:
         """Reads what is there."""
         session = self.session
@@ -232,7 +243,7 @@ class Link:
         while self.sock is not None and session.stage > Stage.ADRIFT:
             try:
                 if not read:
-                    _keep(read, self.sock.recv, _CHUNK)
+                    _keep(read, self.sock.recv, (_CHUNK,))
                 size = len(read[0])
                 if size:
                     self._take(read)
@@ -275,8 +286,7 @@ class Link:
         while session.unsent and self.sock is not None:
             sent.clear()
             try:
-                # Without a signal: a program that dies of SIGPIPE shall not die because the sidecar did.
-                _keep(sent, self.sock.send, session.unsent, socket.MSG_NOSIGNAL)
+                _keep(sent, self.sock.send, (session.unsent,), _FLAGS)
             except BlockingIOError:
                 return False
             except _ENDED:

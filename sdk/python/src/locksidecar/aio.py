@@ -157,6 +157,10 @@ class _Line:
         if self.session.unsent:  # the release of a grant that came too late, or what a greeting goes on with
             self._flush()
 
+    def _hear(self) -> None:
+        if self.link.news():
+            self._pump()
+
     def _flush(self) -> None:
         if self._left:
             return
@@ -221,7 +225,7 @@ class _Line:
     # --- Holds ---
 
     def usable(self) -> bool:
-        self._pump()
+        self._hear()
         return self.session.failure is None
 
     def check(self, entry: Entry) -> None:
@@ -237,7 +241,7 @@ class _Line:
         return self._look(lambda _: self.session.deadline(entry.hold), entry)
 
     def _look(self, at: Callable[[int], T], entry: Entry) -> T:
-        self._pump()
+        self._hear()
         self._doubt(entry)
         try:
             return at(self.clock())
@@ -245,7 +249,7 @@ class _Line:
             self._tell()
 
     def release(self, entry: Entry) -> None:
-        self._pump()
+        self._hear()
         self._doubt(entry)
         try:
             entry.release(self.clock())
