@@ -27,6 +27,7 @@ type client struct {
 	resumable bool
 	detached  bool // served no longer, kept for its holds
 	leaving   bool // it said bye
+	ended     bool // its process has; what it said last is being read
 	claiming  bool // it is back, and has not named all its holds yet
 
 	// While it is absent or claiming:
@@ -282,6 +283,8 @@ func (s *Server) gone(now int64, c *conn) {
 	switch {
 	case cl == nil:
 		closePidfd(&c.pidfd)
+	case cl.ended:
+		s.close(now, cl, "its process ended")
 	case s.stopping, cl.detached:
 	case cl.claiming:
 		s.adrift(cl)
@@ -302,7 +305,11 @@ func (s *Server) broke(now int64, c *conn, code protocol.Code, text string) {
 	}
 	s.complain(now, code, "client broke the protocol", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd,
 		"reason", text, "holds", s.table.Holds(cl.id))
-	if cl.claiming {
+	switch {
+	case cl.ended:
+		s.close(now, cl, "its process ended")
+		return
+	case cl.claiming:
 		s.adrift(cl)
 		return
 	}
@@ -319,9 +326,16 @@ func (s *Server) forgetDetached(now int64, cl *client) {
 }
 
 // ended ends the session of a process that ended, even if a child of it still has
-// the connection.
+// the connection. What the process said last is read first: who gave a lock back, and
+// then ended, did not crash with it.
 func (s *Server) ended(now int64, id locktable.SessionID) {
-	if cl := s.sessions[id]; cl != nil {
+	cl := s.sessions[id]
+	switch {
+	case cl == nil:
+	case cl.conn != nil && !cl.claiming && !cl.detached:
+		cl.ended = true
+		cl.conn.shut()
+	default:
 		s.close(now, cl, "its process ended")
 		if cl.conn != nil {
 			cl.conn.nc.Close()

@@ -376,6 +376,12 @@ func (c *conn) hangUp(m protocol.Reply) {
 	_ = c.nc.SetReadDeadline(time.Now())
 }
 
+// shut has the reader find the end of the connection behind what was sent until now,
+// whoever else has the other end, and keeps nobody who waits to write.
+func (c *conn) shut() {
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+}
+
 // linger throws away what a client still sends after its last frame, for a
 // bounded time.
 func (c *conn) linger() {

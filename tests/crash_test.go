@@ -56,6 +56,48 @@ func TestKillOfAHolderFreesItsLock(t *testing.T) {
 	}
 }
 
+// Who gives a lock back and ends did not crash with it, though its end may be seen
+// before what it said last is read: the crash delay is for others.
+func TestAnUnlockJustBeforeTheEndIsHeard(t *testing.T) {
+	d := startDaemon(t, startRedis(t).unixURL(), longLease)
+	c := dial(t, d)
+	for i := range 100 {
+		name := fmt.Sprint("quit ", i)
+		cmd := exec.Command(os.Args[0], name)
+		cmd.Env = append(os.Environ(), roleVar+"="+quitter, "LOCKSIDECAR_SOCKET="+d.socket)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		l, err := c.Lock(ctx, name)
+		cancel()
+		if err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+		l.Unlock()
+	}
+	if d.log.contains("locks held") {
+		t.Errorf("a client is said to have ended with locks held:\n%s", d.log.String())
+	}
+}
+
+const quitter = "quitter"
+
+func runQuitter() int {
+	c, err := locksidecar.Dial(context.Background(), "")
+	if err == nil {
+		var l *locksidecar.Lock
+		if l, err = c.Lock(context.Background(), os.Args[1], locksidecar.WithCrashDelay(time.Hour)); err == nil {
+			err = l.Unlock()
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0 // without a word
+}
+
 // A child that was forked while the connection was open, and keeps it open,
 // does not keep its dead parent's locks.
 func TestForkedChildDoesNotKeepItsParentsLocks(t *testing.T) {

@@ -58,10 +58,7 @@ func runTests(m *testing.M) int {
 
 	code := m.Run()
 	if code == 0 {
-		// A client that is closed when its sidecar is gone waits, between two attempts,
-		// to say bye to the next one, until its locks have ended.
-		bye := goleak.IgnoreTopFunction("github.com/locksidecar/locksidecar/sdk/go.(*session).lull")
-		if err := goleak.Find(bye); err != nil {
+		if err := goleak.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

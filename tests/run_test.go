@@ -297,13 +297,15 @@ func TestServeEmbedded(t *testing.T) {
 	d.awaitAnswer()
 	d.awaitRedis("ok")
 	says(t, d.log.String(), "redis-server")
-	l, err := dial(t, d).TryLock(t.Context(), "x")
+	c := dial(t, d)
+	l, err := c.TryLock(t.Context(), "x")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := l.Unlock(); err != nil {
 		t.Error(err)
 	}
+	c.Close() // while there is somebody to say bye to
 	d.terminate()
 	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("the daemon ended with %d", code)
@@ -335,4 +337,9 @@ func TestStopOfTheDaemonFreesNothing(t *testing.T) {
 	}
 	_, err = locksidecar.Dial(t.Context(), d.socket)
 	mention(t, err, locksidecar.ErrUnavailable, d.socket)
+
+	// Until its lock has ended, the client would look for somebody to say bye to.
+	d.start()
+	eventually(t, "the client is back", func() bool { return d.log.contains("client is back") })
+	c.Close()
 }

@@ -283,6 +283,8 @@ func runRole(role string) int {
 		return 0
 	case "shared-socket":
 		return runSharedSocket()
+	case quitter:
+		return runQuitter()
 	case deafToLists, deafToPings:
 		return runDeaf(role)
 	}

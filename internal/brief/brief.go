@@ -19,9 +19,10 @@ import (
 const most = 32 << 10
 
 // Read is read(2) on a descriptor that does not block. It does not repeat what a
-// signal interrupted. It returns no more than one call reads.
+// signal interrupted. It reads no more than 32 KiB, however much room there is.
 func Read(fd uintptr, b []byte) (int, error) {
-	if len(b) == 0 || len(b) > most {
+	b = b[:min(len(b), most)]
+	if len(b) == 0 || raceEnabled {
 		return announced(fd, b)
 	}
 	n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
@@ -34,7 +35,7 @@ func Read(fd uintptr, b []byte) (int, error) {
 // Write is write(2) on a descriptor that does not block. It does not repeat what a
 // signal interrupted.
 func Write(fd uintptr, b []byte) (int, error) {
-	if len(b) == 0 || len(b) > most {
+	if len(b) == 0 || len(b) > most || raceEnabled {
 		n, err := syscall.Write(int(fd), b)
 		return max(n, 0), err // −1 with an error
 	}

@@ -121,3 +121,45 @@ func TestWriteDoesNotBlock(t *testing.T) {
 		t.Errorf("%d bytes arrived, of %d (%v)", len(b), written, err)
 	}
 }
+
+// Who has much room gets a part: only short calls may go unannounced.
+func TestReadTakesNoMoreThanIsShort(t *testing.T) {
+	here, there := pair(t)
+	for _, c := range []*net.UnixConn{here, there} {
+		c.SetReadBuffer(200_000)
+		c.SetWriteBuffer(200_000)
+	}
+	if _, err := there.Write(make([]byte, 60_000)); err != nil {
+		t.Fatal(err)
+	}
+	err := raw(t, here).Control(func(fd uintptr) {
+		room := make([]byte, 100_000)
+		if n, err := brief.Read(fd, room); n != 32<<10 || err != nil {
+			t.Errorf("%d, %v; want 32 KiB of the 60,000 bytes", n, err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What was done before a write happened before what is done after it was read: the race
+// detector would complain of n if it did not see that.
+func TestTheRaceDetectorSeesWhoHearsWhom(t *testing.T) {
+	here, there := pair(t)
+	r, w := brief.NewReader(raw(t, here)), raw(t, there)
+	n := 0
+	go func() {
+		n++
+		_ = w.Write(func(fd uintptr) bool {
+			_, err := brief.Write(fd, []byte("x"))
+			return err != syscall.EAGAIN
+		})
+	}()
+	if _, err := r.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if n++; n != 2 {
+		t.Errorf("n is %d", n)
+	}
+}

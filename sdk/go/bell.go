@@ -25,7 +25,7 @@ type bell struct {
 
 // once: what has rung is quiet until it is armed again, even at the end of the
 // connection.
-const once = 1 << 30 // EPOLLONESHOT
+const once = syscall.EPOLLONESHOT
 
 // newBell returns a bell for a connection; it is not armed.
 func newBell(conn syscall.RawConn) (*bell, error) {

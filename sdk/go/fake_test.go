@@ -435,6 +435,19 @@ func (t *toy) held() (holds, waiters int) {
 	return len(t.holds), waiters
 }
 
+// rob takes a lock from its holder, and says so; false: nobody has it.
+func (t *toy) rob(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := t.locks[name]
+	if l == nil || l.holder == nil || l.holder.conn == nil {
+		return false
+	}
+	l.holder.conn.say(protocol.LostEvent{Hold: l.hold, Reason: protocol.Stolen})
+	t.free(l)
+	return true
+}
+
 // fused is a connection that breaks after so many bytes. Writing, the toy's mu is
 // held.
 type fused struct {

@@ -29,7 +29,6 @@ type inbox struct {
 	mu     sync.Mutex // guards what follows; no other lock is taken under it
 	bell   *bell      // nil: there is none yet, or at all
 	taken  bool
-	armed  bool
 	pushed bool  // the deadline for reading has passed
 	end    error // that somebody found who is not the resident
 
@@ -78,10 +77,7 @@ func (in *inbox) take() bool {
 // grab takes the turn, which nobody has. The caller holds mu.
 func (in *inbox) grab() {
 	in.taken = true
-	if in.armed {
-		in.bell.disarm()
-		in.armed = false
-	}
+	in.bell.disarm()
 }
 
 // leave gives up the turn. Everything that was read must have been booked: the bell
@@ -90,7 +86,7 @@ func (in *inbox) leave() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.taken = false
-	if in.armed = in.bell.arm(); !in.armed {
+	if !in.bell.arm() {
 		in.bell.ring() // the resident finds out why
 	}
 }

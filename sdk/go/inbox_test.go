@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -109,6 +111,19 @@ func TestCloseWhileACallerReads(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the session goes on")
 	}
+}
+
+// The sidecar has nothing of this client and says nothing: nobody reads, and what is
+// closed from here makes no sound by itself.
+func TestCloseWhileNobodyReads(t *testing.T) {
+	c, p := listen(t).dial()
+	turn(t, c, false)
+	closed := async(func() (any, error) { return nil, c.Close() })
+	expect[protocol.Bye](p)
+	if _, err := closed(); err != nil {
+		t.Error(err)
+	}
+	<-c.current.Load().gone
 }
 
 func TestAConnectionIsCutWhileACallerReads(t *testing.T) {
@@ -235,6 +250,146 @@ func TestTheTurnGoesRound(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// Callers come, read and go, some of them before they are answered; then nobody calls
+// any more. What is lost meanwhile and after that is heard.
+func TestWhatIsLostIsHeardWhoeverReads(t *testing.T) {
+	toy, c := toySidecar(t)
+	const n = 8
+	for round := range 50 {
+		var lost [n]<-chan struct{}
+		for i := range lost {
+			l, err := c.Lock(context.Background(), fmt.Sprint("lock ", i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lost[i] = l.Done()
+		}
+		quiet := make(chan struct{})
+		var callers sync.WaitGroup
+		for g := range 4 {
+			callers.Go(func() {
+				for i := 0; ; i++ {
+					select {
+					case <-quiet:
+						return
+					default:
+					}
+					ctx, cancel := context.WithCancel(context.Background())
+					if i%2 == 0 {
+						go cancel()
+					}
+					if l, err := c.Lock(ctx, fmt.Sprint("of callers ", g/2)); err == nil {
+						_ = l.Unlock()
+					}
+					cancel()
+				}
+			})
+		}
+		for i := range lost {
+			if i == n/2 {
+				close(quiet)
+			}
+			if !toy.rob(fmt.Sprint("lock ", i)) {
+				t.Fatalf("lock %d is not held", i)
+			}
+		}
+		for i := range lost {
+			select {
+			case <-lost[i]:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("round %d: nobody heard that lock %d was lost", round, i)
+			}
+		}
+		callers.Wait()
+	}
+}
+
+// Clients are closed, by two at once, and their connections cut, while others call:
+// everybody is told, and neither descriptors nor, as TestMain sees, goroutines are left.
+func TestClientsAreClosedAtAnyMoment(t *testing.T) {
+	toy := startToy(filepath.Join(shortDir(t), "s"))
+	descriptors := func() int {
+		open, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(open)
+	}
+	before := descriptors()
+	for round := range 40 {
+		var users sync.WaitGroup
+		var clients []*Client
+		for range 3 {
+			c, err := Dial(context.Background(), toy.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			clients = append(clients, c)
+			for g := range 4 {
+				users.Go(func() {
+					for i := 0; ; i++ {
+						if i == round && g < 2 {
+							users.Go(func() { c.Close() })
+						}
+						l, err := c.Lock(context.Background(), fmt.Sprint("lock ", g/2))
+						if err == nil {
+							err = l.Unlock()
+						}
+						if err != nil {
+							mustBe(t, err, ErrClosed)
+							return
+						}
+					}
+				})
+			}
+		}
+		if round%4 == 3 {
+			toy.cut()
+		}
+		users.Wait()
+		for _, c := range clients {
+			<-c.current.Load().gone
+		}
+	}
+	toy.stop()
+	if toy.fault != "" {
+		t.Error(toy.fault)
+	}
+	if n := descriptors(); n > before {
+		t.Errorf("%d descriptors are open, %d were", n, before)
+	}
+}
+
+// Two libraries of one program may have a client each: the race detector sees that the
+// lock guards n.
+func TestTheRaceDetectorSeesWhatALockGuards(t *testing.T) {
+	toy, one := toySidecar(t)
+	two, err := Dial(context.Background(), toy.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer two.Close()
+	n := 0
+	var wg sync.WaitGroup
+	for _, c := range []*Client{one, two} {
+		wg.Go(func() {
+			for range 100 {
+				l, err := c.Lock(context.Background(), "n")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				n++
+				_ = l.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if n != 200 {
+		t.Errorf("n is %d", n)
+	}
 }
 
 // pair returns two ends of a connection, and how the first one is waited for.
