@@ -38,6 +38,9 @@ func (t *Table) Result(now int64, r Result) {
 
 	case Other:
 		*k = known{listeners: k.listeners}
+		if op.kind == Take {
+			k.listeners = r.Listeners
+		}
 		if l.hold.num != 0 {
 			t.lose(l, protocol.Stolen)
 		}
@@ -98,17 +101,20 @@ func (t *Table) Result(now int64, r Result) {
 // confirmed notes that the key is ours as the operation wanted it.
 func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 	k := &l.known
-	if k.state == none && l.queue != nil {
-		l.queue.run, l.queue.stand = 0, false
+	if q := l.queue; k.state != ours && q != nil {
+		q.passed, q.turnAt = 0, now
+		if k.state == none {
+			q.run, q.stand = 0, false
+		}
 	}
 	k.state, k.fresh = ours, op.fresh
-	k.num, k.count, k.leaseMS = op.num, op.count, op.leaseMS
+	k.num, k.at, k.count, k.leaseMS = op.num, now, op.count, op.leaseMS
 	lease := op.leaseMS
 	if l.watched() {
 		lease = min(lease, t.leaseMS) // what is above it covers what was told before
 	}
 	k.until = r.Sent + validity(lease)
-	l.renewAt = r.Sent + ms(lease)/3 + t.jitter()
+	l.renewAt = t.rendezvous(r.Sent + ms(lease)/3 + t.jitter())
 	if op.kind == Take {
 		k.listeners = r.Listeners
 		if !l.othersListen() {
@@ -136,16 +142,23 @@ func (t *Table) jitter() int64 {
 	return t.rng.Int64N(min(int64(500*time.Millisecond), int64(t.cfg.Lease)/20) + 1)
 }
 
+// rendezvous moves a renewal to where it meets others: the locks that are due in the
+// same hundred milliseconds of a lease of 30 s leave together, and cost Redis a script
+// together. It is never early, and other hosts have other clocks.
+func (t *Table) rendezvous(at int64) int64 {
+	cell := max(int64(t.cfg.Lease)/300, int64(wheelTick))
+	return (at + cell - 1) / cell * cell
+}
+
 // dropped notes that the key has no field of ours.
 func (t *Table) dropped(now int64, l *lock) {
 	l.known = known{listeners: l.known.listeners}
 	if q := l.queue; q != nil {
-		q.tryAt = now
 		if q.stand {
 			q.stand = false
 			q.standUntil = now + int64(t.cfg.StandBack)
-			q.tryAt = q.standUntil
 		}
+		t.givenBack(now, l)
 	}
 }
 
@@ -155,16 +168,13 @@ func (t *Table) heldElsewhere(now int64, l *lock, op flight, r Result) {
 	q := l.queue
 	q.remote, q.field, q.ttlMS, q.seenAt = true, printable(r.Field), r.TTLMS, now
 	q.stand = false
-	pause := int64(t.cfg.PollDeaf)
-	if q.sub == subscribed {
-		pause = int64(t.cfg.Poll)
-	}
+	pause := int64(t.pause(q))
 	if r.TTLMS >= 0 {
 		pause = min(pause, ms(r.TTLMS+1))
 	}
-	q.tryAt = now + pause
+	q.tryAt, q.drawn = now+pause, false
 	if op.wake {
-		q.tryAt = now
+		t.draw(now, l, true)
 	}
 	for q.head != nil && q.head.try && q.head.since <= op.at {
 		w := q.head
@@ -203,18 +213,23 @@ func (t *Table) listen(now int64, l *lock) {
 	if q == nil {
 		return
 	}
-	if q.head != nil && l.hold.num == 0 && q.remote {
-		q.lingerUntil = now + int64(t.cfg.SubscriptionLinger)
+	if q.head == nil && now >= q.tryAt {
+		q.drawn = false // nobody wanted the turn
+	}
+	if q.head != nil && l.hold.num == 0 && (q.remote || q.drawn) {
+		q.lingerUntil, q.vain = now+int64(t.linger(l)), 0
 		if q.sub == unsubscribed {
 			q.sub = asked
 			t.emit(Effect{Kind: Subscribe, Name: l.name})
 		}
 	} else if q.sub != unsubscribed && now >= q.lingerUntil {
-		q.sub = unsubscribed
+		q.sub, q.echoes = unsubscribed, 0
 		t.emit(Effect{Kind: Unsubscribe, Name: l.name})
 	}
-	if q.head == nil && q.sub == unsubscribed && l.known.contended == 0 {
+	if q.head == nil && q.sub == unsubscribed && l.known.contended == 0 && !q.drawn {
 		l.queue = nil
+		*q = queue{}
+		t.queues.put(q)
 	}
 }
 
@@ -223,8 +238,13 @@ func (t *Table) listen(now int64, l *lock) {
 // again.
 func (t *Table) Subscribed(now int64, name string) {
 	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.sub != unsubscribed {
-		l.queue.sub = subscribed
-		t.wake(now, l)
+		q := l.queue
+		q.sub = subscribed
+		l.op.wake = true
+		if q.head != nil && l.hold.num == 0 && (q.remote || !q.drawn) {
+			q.tryAt = min(q.tryAt, max(now, q.standUntil))
+		}
+		t.settle(now, l)
 	}
 }
 
@@ -233,25 +253,8 @@ func (t *Table) Subscribed(now int64, name string) {
 func (t *Table) Unsubscribed(now int64, name string) {
 	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.sub == subscribed {
 		q := l.queue
-		q.sub = asked
+		q.sub, q.echoes = asked, 0
 		q.tryAt = min(q.tryAt, max(q.standUntil, now+int64(t.cfg.PollDeaf)))
 		t.settle(now, l)
 	}
-}
-
-// Message says that something was published on the lock's channel.
-func (t *Table) Message(now int64, name string) {
-	if l := t.byName[name]; l != nil && l.queue != nil {
-		t.wake(now, l)
-	}
-}
-
-func (t *Table) wake(now int64, l *lock) {
-	l.op.wake = true // even if a local owner believes to have it: the answer may say otherwise
-	q := l.queue
-	if q.head == nil || l.hold.num != 0 {
-		return
-	}
-	q.tryAt = min(q.tryAt, max(now, q.standUntil))
-	t.settle(now, l)
 }

@@ -18,12 +18,18 @@ type queue struct {
 	seenAt int64
 	tryAt  int64 // no Take before, unless the key is ours
 
+	drawn  bool  // tryAt is a time that was drawn
+	passed int32 // releases by others that were heard since those who wait here had a turn
+	turnAt int64 // when the lock changed hands last, as far as it was heard
+	echoes uint8 // messages to come that this host has published itself
+
 	run        int  // grants in a row without a release in Redis, while others listen
 	stand      bool // the run is over: drop the lock before anybody local gets it
 	standUntil int64
 
 	sub         subscription
 	lingerUntil int64
+	vain        uint8 // messages heard since somebody here waited for another host
 
 	trouble string // what Redis answered last, if it was an error
 }
@@ -93,6 +99,30 @@ func (q *list) remove(w *waiter, by int) {
 	q.len--
 }
 
+// pool keeps what most operations need for a moment, for the next one: otherwise that
+// would be most of what there is to collect.
+type pool[T any] struct{ free []*T }
+
+const maxFree = 256
+
+// get returns a T: a new one, or one as it was put back.
+func (p *pool[T]) get() *T {
+	last := len(p.free) - 1
+	if last < 0 {
+		return new(T)
+	}
+	v := p.free[last]
+	p.free[last] = nil
+	p.free = p.free[:last]
+	return v
+}
+
+func (p *pool[T]) put(v *T) {
+	if len(p.free) < maxFree {
+		p.free = append(p.free, v)
+	}
+}
+
 // Acquire asks for a lock. It is answered by one Granted or Refusal, now or later,
 // unless the session ends first.
 func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
@@ -117,7 +147,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	}
 	l = t.lockFor(req.Name)
 	if l.queue == nil {
-		l.queue = new(queue)
+		l.queue = t.queues.get()
 	}
 	q := l.queue
 	switch {
@@ -132,14 +162,15 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 			return
 		}
 	}
-	w := &waiter{
+	w := t.waiters.get()
+	*w = waiter{
 		lock: l, session: s, id: req.ID, owner: req.Owner, since: now,
 		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS),
 		try: req.WaitMS == 0, notReentrant: req.NotReentrant,
 	}
 	w.timer.Value = w
-	if q.head == nil {
-		q.tryAt = max(now, q.standUntil)
+	if q.head == nil && (w.try || !q.drawn) {
+		q.tryAt, q.drawn, q.passed = max(now, q.standUntil), false, 0
 	}
 	q.push(w, byLock)
 	s.waits[w.id] = w
@@ -210,6 +241,7 @@ func (t *Table) trouble(l *lock) string {
 	return l.queue.trouble
 }
 
+// unqueue takes a waiter out of everything. Its fields are good until the next Acquire.
 func (t *Table) unqueue(w *waiter) {
 	t.wheel.Remove(&w.timer)
 	w.lock.queue.remove(w, byLock)
@@ -223,6 +255,7 @@ func (t *Table) unqueue(w *waiter) {
 		}
 	}
 	t.waiting--
+	t.waiters.put(w)
 }
 
 // Cancel ends a waiting acquire of the session.
@@ -273,16 +306,6 @@ func (t *Table) serve(now int64, l *lock) {
 			return
 		}
 	}
-}
-
-// othersListen tells whether somebody on another host may be waiting: whether
-// the lock's channel has more subscribers than this sidecar.
-func (l *lock) othersListen() bool {
-	self := int32(0)
-	if l.queue != nil && l.queue.sub == subscribed {
-		self = 1
-	}
-	return l.known.listeners < 0 || l.known.listeners > self
 }
 
 // spent tells whether this host has had the lock for long enough in a row.

@@ -74,7 +74,7 @@ type Result struct {
 	Outcome   Outcome
 	Sent      int64  // CLOCK_BOOTTIME in ns, read before the operation was written to the socket
 	Token     uint64 // Take, Done, Reserve > 0: the last token drawn; the first is Token − Reserve + 1
-	Listeners int32  // Take, Done: subscribers of the lock's channel, this sidecar's included; −1: unknown
+	Listeners int32  // Take, Done or Other: subscribers of the lock's channel, this sidecar's included; −1: unknown
 	TTLMS     int64  // Other: PTTL of the key; −1: it has none
 	Field     string // Other: the owner field that was found, or a description of what is there
 	Msg       string // Unsent, Unknown, Refused, Busy: one sentence for people, says what to do

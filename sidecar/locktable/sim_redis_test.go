@@ -425,6 +425,9 @@ func (w *world) execute(h *host, o *operation) {
 		case res.Outcome == locktable.Other:
 			res.Field = ownerField(k.owner)
 			res.TTLMS = k.ttl(w.now)
+			if o.op.Kind == locktable.Take {
+				res.Listeners = w.listeners(n)
+			}
 		case res.Outcome == locktable.Done:
 			if before.owner < 0 {
 				w.checkWakeUp(h, n)

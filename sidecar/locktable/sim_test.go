@@ -147,7 +147,7 @@ func TestTheSameSeedGivesTheSameEffects(t *testing.T) {
 func TestSimulationGetsIntoEverySituation(t *testing.T) {
 	var met [situations]int
 	refused, lost := make(map[protocol.Code]int), make(map[protocol.Reason]int)
-	for seed := uint64(1); seed <= 800; seed++ {
+	for seed := uint64(1); seed <= 1200; seed++ {
 		w, _ := play(seed, nil, false)
 		for i, n := range w.check.met {
 			met[i] += n

@@ -44,10 +44,13 @@ type Config struct {
 	Poll     time.Duration
 	PollDeaf time.Duration
 
-	SubscriptionLinger time.Duration // how long a subscription outlives its last use. Default 10 s
+	// How long a subscription outlives its last use: less where many listen, and no
+	// longer than until it was told of a few releases that nobody here waited for.
+	// Default 10 s.
+	SubscriptionLinger time.Duration
 	RetryAfter         time.Duration // pause after an error that Redis may get over. Default 100 ms
 
-	Seed uint64 // of the renewal jitter
+	Seed uint64 // of what is left to chance: when locks are renewed, and whose turn it is
 
 	Keeper Keeper // nil: nothing is kept for a successor
 }
@@ -95,6 +98,8 @@ type Table struct {
 	byHold   map[uint64]*lock
 	locks    []*lock // every lock, in no order; lock.place is its index
 	waiting  int     // waiters in all
+	waiters  pool[waiter]
+	queues   pool[queue]
 
 	lastNum uint64 // last hold number given out
 	notes   notes  // what the Keeper has not been told yet

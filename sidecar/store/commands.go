@@ -161,7 +161,7 @@ func (c *commands) run() {
 	}
 	connect()
 	for {
-		var ended <-chan error
+		var ended <-chan struct{}
 		if c.pipe != nil {
 			ended = c.pipe.ended
 		}
@@ -174,8 +174,8 @@ func (c *commands) run() {
 			} else {
 				c.up(d.session)
 			}
-		case err := <-ended:
-			c.lost(err)
+		case <-ended:
+			c.lost()
 			connect()
 		}
 		if c.pipe == nil {
@@ -312,15 +312,12 @@ func (c *commands) failed(err error) {
 	}
 }
 
-// lost ends the pipe, whose reader has ended with err. The caller must connect.
-func (c *commands) lost(err error) {
+// lost ends the pipe, whose reader has ended. The caller must connect.
+func (c *commands) lost() {
 	c.mu.Lock()
 	p := c.pipe
 	c.pipe = nil
-	if p.broken != nil {
-		err = p.broken
-	}
-	served := p.served
+	err, served := p.broken, p.served
 	c.mu.Unlock()
 	why := c.dial.broken(err)
 	if told, ok := err.(outage); ok {

@@ -855,6 +855,7 @@ func TestCloseSendsWhatIsQueued(t *testing.T) {
 		drops = append(drops, dropOp(fmt.Sprint(i), 1))
 	}
 	r.ask(takes...)
+	must(a.ScriptFlush(ctx).Result()) // Redis must be taught meanwhile
 	r.Do(drops)
 	if err := r.Close(ctx); err != nil {
 		t.Fatal(err)

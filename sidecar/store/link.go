@@ -64,9 +64,10 @@ func parse(rawURL string, timeout time.Duration) (*dialer, error) {
 // A wire is the socket under a link. It can be cut at any time by anybody.
 type wire struct {
 	net.Conn
-	raw      syscall.RawConn
-	secure   bool          // TLS is between Conn and raw
-	patience time.Duration // of a session that is greeted; 0: the deadlines are somebody else's business
+	socket   net.Conn
+	raw      syscall.RawConn // of the socket
+	secure   bool            // TLS is between Conn and socket
+	patience time.Duration   // of a session that is greeted; 0: the deadlines are somebody else's business
 }
 
 // Read grants the peer time as long as it goes on talking: a long batch is not
@@ -78,6 +79,10 @@ func (w *wire) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// Close ends the socket. TLS would say goodbye first, which blocks when the peer takes
+// nothing any more.
+func (w *wire) Close() error { return w.socket.Close() }
 
 // release ends the deadlines of the greeting.
 func (w *wire) release() {
@@ -99,27 +104,28 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.options.DialTimeout)
 	defer cancel()
 	nd := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
-	conn, err := nd.DialContext(ctx, d.options.Network, d.options.Addr)
+	socket, err := nd.DialContext(ctx, d.options.Network, d.options.Addr)
 	if err != nil {
 		return nil, d.dialError(err)
 	}
-	raw, err := conn.(syscall.Conn).SyscallConn()
+	raw, err := socket.(syscall.Conn).SyscallConn()
 	if err != nil {
-		conn.Close()
+		socket.Close()
 		return nil, d.dialError(err)
 	}
+	conn := socket
 	plain := d.options.TLSConfig == nil
 	if !plain {
-		secure := tls.Client(conn, d.options.TLSConfig.Clone())
+		secure := tls.Client(socket, d.options.TLSConfig.Clone())
 		ctx, cancel := context.WithTimeout(ctx, d.timeout)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {
-			conn.Close()
+			socket.Close()
 			return nil, d.tlsError(err)
 		}
 		conn = secure
 	}
-	l := &link{wire: &wire{Conn: conn, raw: raw, secure: !plain}}
+	l := &link{wire: &wire{Conn: conn, socket: socket, raw: raw, secure: !plain}}
 
 	o := d.options
 	var used atomic.Bool
@@ -167,25 +173,20 @@ func (l *link) close() {
 // run by a pipe.
 type session struct {
 	*link
-	conn     *redis.Conn
-	id       Identity
-	version  string // of the server
-	loads    bool   // SCRIPT LOAD is permitted
-	killed   error  // why the earlier connection could not be ended; nil if it was, or there was none
-	answered int64  // ns: the quickest exchange
+	conn    *redis.Conn
+	id      Identity
+	version string // of the server
+	loads   bool   // SCRIPT LOAD is permitted
+	killed  error  // why the earlier connection could not be ended; nil if it was, or there was none
 }
 
 // exec sends cmds at once and reads all replies. Each cmd keeps its own error;
 // the error returned is that of the connection, after which it must be closed.
 func (s *session) exec(cmds ...redis.Cmder) error {
-	asked := protocol.Now()
 	s.wire.SetDeadline(time.Now().Add(s.wire.patience))
 	pipe := s.conn.Pipeline()
 	pipe.BatchProcess(context.Background(), cmds...)
 	_, first := pipe.Exec(context.Background())
-	if took := protocol.Now() - asked; s.answered == 0 || took < s.answered {
-		s.answered = took
-	}
 	if first == nil {
 		return nil
 	}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -14,19 +15,17 @@ import (
 )
 
 const (
-	// A Redis that answers more slowly than this, at its fastest, is far away:
-	// what is to be said does not wait for the answers that are due. Nearby the
-	// answer comes about as soon as a thread wakes, and waiting for it makes
-	// batches, which cost all less: loopback measured 20 % more pairs a second.
-	nearby = int64(300 * time.Microsecond)
-
 	// maxFlight bounds the operations without an answer, and with them what is in
 	// doubt when a connection ends.
 	maxFlight = 4 * batchKeeps
+
+	// A buffer that has grown beyond this is not kept for the next write.
+	maxSpare = 256 << 10
 )
 
 // A pipe is a session in use. Commands are written as they come, answers are read
-// as they come, by a goroutine of its own: full duplex, but see nearby.
+// as they come, by a goroutine of its own: full duplex. To wait for the answers to the
+// last batch, nearby, so that batches grow, did not pay.
 //
 // Who queues something writes it too, unless somebody else is writing already;
 // what the socket does not take at once is left to a goroutine.
@@ -36,9 +35,7 @@ type pipe struct {
 	commands *commands
 	encoder  encoder
 	direct   syscall.RawConn // to write without blocking; nil: TLS is in between
-	ended    chan error      // gets why the connection ended, once nothing of it is under way
-	replies  *replies        // of the reader
-	silent   string          // of the reader: a lock whose release could not be published
+	ended    chan struct{}   // closed when the reader has ended; broken says why
 	patience int64           // ns
 
 	// Guarded by commands.mu.
@@ -51,13 +48,18 @@ type pipe struct {
 	writing bool               // somebody writes, and sees to out after that
 	broken  error              // why nothing is written any more
 	ends    string             // why nothing more is to be said here, although it can be
-	fastest int64              // ns: the quickest answer so far
-	asked   int64              // when the oldest call was sent that had none before it; 0: is known, or does not count
 	heard   int64              // when Redis spoke last or, if later, when it was first owed an answer
 	watched bool               // run will look soon whether an answer is overdue
+	doubted bool               // run found that one is, and looks once more
 	served  bool               // something was answered
 	taught  map[*script]bool   // that it is being taught a script is among the calls
 	drains  sync.WaitGroup
+
+	// Of the reader.
+	replies *replies
+	now     int64              // when it last read something
+	results []locktable.Result // of what was answered, not delivered yet
+	silent  string             // a lock whose release could not be published
 
 	// Of the one who writes.
 	part  []byte
@@ -71,18 +73,17 @@ func newPipe(c *commands, s *session) *pipe {
 		session:  s,
 		commands: c,
 		encoder:  encoder{prefix: c.cfg.UUID + ":", floor: s.id.Floor},
-		ended:    make(chan error, 1),
+		ended:    make(chan struct{}),
 		patience: int64(c.dial.timeout),
-		fastest:  s.answered,
 		heard:    protocol.Now(),
 		taught:   make(map[*script]bool),
 	}
 	s.wire.release()
 	if s.wire.secure {
-		p.replies = newReplies(s.wire)
+		p.replies = newReplies(hearing{p, s.wire})
 	} else {
 		p.direct = s.wire.raw
-		p.replies = newReplies(brief.NewReader(s.wire.raw))
+		p.replies = newReplies(hearing{p, brief.NewReader(s.wire.raw)})
 	}
 	p.try = p.writeSome
 	return p
@@ -90,11 +91,7 @@ func newPipe(c *commands, s *session) *pipe {
 
 // open tells whether something may be said now. The caller holds mu.
 func (p *pipe) open() bool {
-	if p.ends != "" || p.broken != nil {
-		return false
-	}
-	n := p.flight.len()
-	return n == 0 || p.fastest > nearby && n < maxFlight
+	return p.ends == "" && p.broken == nil && p.flight.len() < maxFlight
 }
 
 // idle tells whether nothing is owed. The caller holds mu.
@@ -128,8 +125,7 @@ func (p *pipe) queue(out []byte) {
 // register notes that a command is about to be queued. The caller holds mu.
 func (p *pipe) register(now int64, cl call) {
 	if p.idle() {
-		p.heard = now
-		p.asked = now
+		p.heard, p.doubted = now, false
 	}
 	cl.sent, cl.from = now, p.queued
 	p.calls.push(cl)
@@ -162,11 +158,11 @@ func (p *pipe) flush() {
 		}
 		rest := p.part[p.wrote:]
 		p.written -= int64(len(rest))
-		p.spare = p.part
+		p.spare, p.part = kept(p.part), nil
 		switch {
 		case err != nil:
 			p.cut(err)
-		case len(rest) > 0:
+		case len(rest) > 0 && p.broken == nil:
 			p.spare = nil
 			p.out = append(rest, p.out...)
 			p.drains.Go(p.drain)
@@ -207,12 +203,20 @@ func (p *pipe) drain() {
 		n, err := p.wire.Write(b)
 		mu.Lock()
 		p.written -= int64(len(b) - n)
-		p.spare = b
+		p.spare = kept(b)
 		if err != nil {
 			p.cut(err)
 		}
 	}
 	p.writing = false
+}
+
+// kept is a buffer to be used again, unless a burst has made it large.
+func kept(b []byte) []byte {
+	if cap(b) > maxSpare {
+		return nil
+	}
+	return b
 }
 
 // cut ends the connection; the reader finds out, and tells. The caller holds mu.
@@ -238,90 +242,117 @@ func (p *pipe) overdue(now int64) (next int64) {
 		if p.watched {
 			next = min(next, p.patience)
 		}
-	case quiet >= p.patience:
-		p.cut(os.ErrDeadlineExceeded)
-		next = int64(time.Hour)
-	default:
+	case quiet < p.patience:
 		p.watched = true
 		next = p.patience
+	case !p.doubted || p.unread():
+		// Perhaps it is us who slept, with the host, or who are kept by a long step
+		// of the loop. What came meanwhile is heard first.
+		p.doubted = true
+		return now + p.patience/8
+	default:
+		p.cut(os.ErrDeadlineExceeded)
+		next = int64(time.Hour)
 	}
 	return p.heard + next
 }
 
-// read hands out what Redis answers until the connection ends. It is the pipe's
+// unread tells whether Redis has said something that the reader has not taken yet.
+func (p *pipe) unread() bool {
+	n := 0
+	var one [1]byte
+	_ = p.wire.raw.Control(func(fd uintptr) {
+		n, _, _ = syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	})
+	return n > 0
+}
+
+// read takes in what Redis answers until the connection ends. It is the pipe's
 // goroutine.
 func (p *pipe) read() {
-	var results []locktable.Result
+	defer close(p.ended)
 	var err error
 	for err == nil {
 		var answer reply
-		if answer, err = p.replies.next(); err != nil {
-			break
-		}
-		now := protocol.Now()
-		for {
-			if results, err = p.answered(now, answer, results); err != nil || !p.replies.more() {
-				break
-			}
-			if answer, err = p.replies.next(); err != nil {
-				break
-			}
-		}
-		// Redis gets what waited for these answers before anybody else does.
-		if e := p.commands.goOn(p); err == nil {
-			err = e
-		}
-		if len(results) > 0 {
-			p.commands.deliver(results)
-			results = make([]locktable.Result, 0, min(2*len(results), 64))
-		}
-		if p.silent != "" && !p.commands.publishTold {
-			p.commands.publishTold = true
-			p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels redisson_lock__channel:*",
-				"lock", p.silent)
+		if answer, err = p.replies.next(); err == nil {
+			err = p.answered(answer)
 		}
 	}
-	p.ended <- err
+	mu := &p.commands.mu
+	mu.Lock()
+	p.cut(err)
+	mu.Unlock()
+	_ = p.handOut()
 }
 
-// answered takes one reply in, and appends the results of what it answers. The
-// error is that of a connection that cannot be used further.
-func (p *pipe) answered(now int64, answer reply, results []locktable.Result) ([]locktable.Result, error) {
+// hearing is the stream of what Redis says. Before more is waited for, what was
+// answered is handed out: the rest of a reply that has begun may take its time.
+type hearing struct {
+	*pipe
+	from io.Reader
+}
+
+func (h hearing) Read(b []byte) (int, error) {
+	if err := h.handOut(); err != nil {
+		return 0, err
+	}
+	n, err := h.from.Read(b)
+	h.now = protocol.Now()
+	return n, err
+}
+
+// handOut says what waited for answers that have come, and delivers those. The error
+// ends the pipe.
+func (p *pipe) handOut() error {
+	// Redis gets what waited for these answers before anybody else does.
+	err := p.commands.goOn(p)
+	if n := len(p.results); n > 0 {
+		p.commands.deliver(p.results)
+		p.results = make([]locktable.Result, 0, min(2*n, 64))
+	}
+	if p.silent != "" && !p.commands.publishTold {
+		p.commands.publishTold = true
+		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels redisson_lock__channel:*",
+			"lock", p.silent)
+	}
+	return err
+}
+
+// answered takes one reply in, and notes the results of what it answers. The error is
+// that of a connection that cannot be used further.
+func (p *pipe) answered(answer reply) error {
 	mu := &p.commands.mu
 	mu.Lock()
 	defer mu.Unlock()
 	if p.idle() {
-		return results, &strangeReply{reply: answer}
+		return &strangeReply{reply: answer}
 	}
 	cl := *p.calls.front()
-	p.heard, p.served = now, true
-	if p.asked != 0 {
-		p.fastest = min(p.fastest, now-p.asked)
-		p.asked = 0
-	}
+	p.heard, p.doubted, p.served = p.now, false, true
 	if cl.form == loading || cl.form == byText {
 		delete(p.taught, cl.script)
 	}
 	if cl.ops > 0 && answer.kind == '-' {
 		switch word := code(answer.text); {
 		case word == "NOSCRIPT" && !cl.again && p.ends == "":
-			p.teach(now, cl)
-			return results, nil
+			p.teach(p.now, cl)
+			return nil
 		case cl.ops > 1 && outcomeOf(word) == locktable.Refused && p.ends == "":
-			p.split(now, cl)
-			return results, nil
+			p.split(p.now, cl)
+			return nil
 		}
 	}
-	at := len(results)
+	at := len(p.results)
 	for _, op := range p.flight.head(cl.ops) {
-		results = append(results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent})
+		p.results = append(p.results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent})
 	}
-	if err := p.decode(&cl, answer, results[at:]); err != nil {
-		return results[:at], err // and they are still under way
+	if err := p.decode(&cl, answer, p.results[at:]); err != nil {
+		p.results = p.results[:at] // they are still under way
+		return err
 	}
 	p.calls.drop(1)
 	p.flight.drop(cl.ops)
-	return results, nil
+	return nil
 }
 
 // teach runs the oldest call again, once, behind the text of its script: it certainly

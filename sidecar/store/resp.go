@@ -63,9 +63,6 @@ type replies struct {
 
 func newReplies(r io.Reader) *replies { return &replies{in: bufio.NewReaderSize(r, maxReplyText)} }
 
-// more tells whether something has been read that next would begin with.
-func (r *replies) more() bool { return r.in.Buffered() > 0 }
-
 func (r *replies) next() (reply, error) { return r.value(0) }
 
 func (r *replies) value(depth int) (reply, error) {

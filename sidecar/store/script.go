@@ -159,7 +159,7 @@ func (e *strangeReply) Error() string {
 	return fmt.Sprintf("it gave %v, which no script of ours makes", e.reply)
 }
 
-// decodeTake reads {1, token, listeners}, {0} or {2, pttl, field} into r.
+// decodeTake reads {1, token, listeners}, {0} or {2, pttl, field, listeners} into r.
 func decodeTake(answer reply, r *locktable.Result) error {
 	parts := answer.list
 	switch {
@@ -171,8 +171,9 @@ func decodeTake(answer reply, r *locktable.Result) error {
 		r.Token = uint64(parts[1].num)
 		r.Listeners = int32(parts[2].num)
 		return nil
-	case len(parts) == 3 && parts[0].is(2) && parts[1].kind == ':' && parts[2].kind == '$':
+	case len(parts) == 4 && parts[0].is(2) && parts[1].kind == ':' && parts[2].kind == '$' && parts[3].kind == ':':
 		decodeOther(parts[1].num, parts[2].text, r)
+		r.Listeners = int32(parts[3].num)
 		return nil
 	}
 	return &strangeReply{take, answer}

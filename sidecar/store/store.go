@@ -1,9 +1,9 @@
 // Package store carries the lock table's operations out in Redis.
 //
 // It keeps two connections and no more: one on which scripts run, and one that
-// listens for releases. Each lives on its own: it
-// is made in the background, watched, thrown away at the first doubt, and made
-// anew. Nothing here decides anything about locks.
+// listens for releases. Each lives on its own: it is made in the background, watched,
+// thrown away if it is not trusted any more, and made anew. Nothing here decides
+// anything about locks.
 package store
 
 import (
@@ -33,7 +33,8 @@ type Config struct {
 	Log *slog.Logger
 
 	// Timeout is how long Redis may be silent while it owes an answer. Then the
-	// connection is given up. 0 or less: 2 s.
+	// connection is given up, at the second look: perhaps it is us who slept.
+	// 0 or less: 2 s.
 	Timeout time.Duration
 
 	// The callbacks come from the store's goroutines, those of one line one after
@@ -117,9 +118,10 @@ func Open(cfg Config) (*Store, error) {
 }
 
 // Do sends ops, or does so as soon as the connection is free for them, and answers
-// each with exactly one Result. While Redis is down the answer is Unsent, at once. Renewals go
-// first; all others keep their order. A name must not have more than one
-// operation under way, so nothing can overtake its own kind.
+// each with exactly one Result. While Redis is down the answer is Unsent, at once.
+// Renewals go first; all others keep their order, but what Redis must be taught the
+// script of may fall behind. So a name must not have more under way than one operation,
+// or a Take behind a Drop, whose order does not matter.
 // After Close nothing is sent and nothing answered.
 func (s *Store) Do(ops []locktable.Op) { s.commands.do(ops) }
 

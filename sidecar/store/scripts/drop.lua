@@ -5,20 +5,18 @@
 -- ARGV[2]  hold number, decimal, below 2^53: this hold or an earlier one of ours
 -- ARGV[3]  channel of the lock
 --
--- Returns 1   deleted, or gone before; published
+-- Returns 1   our field is gone, or was before; published
 --         2   the same; this user may not publish on the channel
 --         0   the key has somebody else's field, or a later one of ours
 -- or the error of Redis with its own code; the lock is then as it was.
 
 local lock, prefix, num = KEYS[1], ARGV[1], ARGV[2]
 
--- A key that has this field and no other is gone with it.
+-- A key that has this field and no other is gone with it. Should somebody have built
+-- another structure around our field, theirs is left, and who wakes finds it.
 local gone = redis.pcall('HDEL', lock, prefix .. num)
 if type(gone) == 'table' then return gone end
-if gone == 1 then
-  -- Somebody built another structure around our field: leave theirs alone.
-  if redis.call('HLEN', lock) > 0 then return 0 end
-else
+if gone == 0 then
   local fields = redis.call('HLEN', lock)
   if fields > 1 then return 0 end
   -- No field at all: it may have expired a moment ago, which nobody was told of.

@@ -13,7 +13,8 @@
 --
 -- Returns {1, last token drawn or 0, listeners or -1}  it is ours
 --         {0}                                          there is no such key (ARGV[8])
---         {2, PTTL, owner field or a description}      it is somebody else's; nothing was changed
+--         {2, PTTL, owner field or a description, listeners or -1}
+--                                              it is somebody else's; nothing was changed
 -- or the error of Redis with its own code; the lock is then as it was, but for the
 -- lease of one that is ours already.
 --
@@ -26,6 +27,9 @@ local prefix, num, lease = ARGV[1], ARGV[2], ARGV[4]
 local week = 7 * 24 * 3600 * 1000
 local refresh = 6.5 * 24 * 3600 * 1000 -- half a day of use between two refreshes of the expiry
 
+local heard = redis.pcall('PUBSUB', 'NUMSUB', ARGV[7])
+local listeners = heard.err and -1 or heard[2]
+
 -- A plain lock has one field. More are another structure under our name.
 local fields = redis.pcall('HLEN', lock)
 if type(fields) == 'table' then return fields end
@@ -37,13 +41,13 @@ elseif fields == 1 then
   old = redis.call('HKEYS', lock)[1]
   local n = string.sub(old, 1, #prefix) == prefix and string.match(old, '^%d+$', #prefix + 1)
   if not n or tonumber(n) > tonumber(num) then
-    return {2, redis.call('PTTL', lock), string.sub(old, 1, 256)}
+    return {2, redis.call('PTTL', lock), string.sub(old, 1, 256), listeners}
   end
 else
   local what = 'a hash with ' .. fields .. ' fields'
   local mode = redis.call('HGET', lock, 'mode')
   if mode then what = 'a read-write lock in mode ' .. string.sub(mode, 1, 16) end
-  return {2, redis.call('PTTL', lock), what}
+  return {2, redis.call('PTTL', lock), what, listeners}
 end
 
 -- Before the rest. Redis grants it when it is out of memory, too, and lets a script
@@ -97,5 +101,4 @@ elseif old ~= field then
   redis.call('HDEL', lock, old)
 end
 
-local heard = redis.pcall('PUBSUB', 'NUMSUB', ARGV[7])
-return {1, token, heard.err and -1 or heard[2]}
+return {1, token, listeners}

@@ -1,0 +1,295 @@
+package store
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// What each thing that a sidecar asks costs Redis: CPU time of the whole process,
+// system calls included, over TCP. The simulation of scale (locktable,
+// scale_test.go) counts with these figures, and docs/scaling.md quotes them.
+//
+// A script comes either alone, each on the connection of another host, or in a
+// pipeline of 64 on one connection.
+
+// host speaks to Redis as a sidecar does, in bytes made beforehand, so that the
+// client needs little of the machine.
+type host struct {
+	t    testing.TB
+	conn net.Conn
+	in   *bufio.Reader
+	enc  encoder
+}
+
+func dialHost(t testing.TB, s *server, uuid string) *host {
+	conn, err := net.Dial("tcp", s.tcp())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	h := &host{t: t, conn: conn, in: bufio.NewReaderSize(conn, 1<<16)}
+	h.enc.prefix, h.enc.floor = uuid+":", 1
+	return h
+}
+
+// bytes is what the store writes for ops, and how many replies that has.
+func (h *host) bytes(ops ...locktable.Op) (text []byte, replies int) {
+	for len(ops) > 0 {
+		script, n := together(ops)
+		text = h.enc.run(text, byDigest, script, ops[:n])
+		ops = ops[n:]
+		replies++
+	}
+	return text, replies
+}
+
+func (h *host) write(text []byte) {
+	if _, err := h.conn.Write(text); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// reply reads one reply and returns its bytes.
+func (h *host) reply() (n int) {
+	line, err := h.in.ReadSlice('\n')
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	n = len(line)
+	size, _ := strconv.Atoi(strings.TrimSpace(string(line[1:])))
+	switch line[0] {
+	case '-':
+		h.t.Fatalf("Redis says %s", line)
+	case '$':
+		if size >= 0 {
+			if _, err := h.in.Discard(size + 2); err != nil {
+				h.t.Fatal(err)
+			}
+			n += size + 2
+		}
+	case '*':
+		for range size {
+			n += h.reply()
+		}
+	}
+	return n
+}
+
+func (h *host) ask(ops ...locktable.Op) {
+	text, replies := h.bytes(ops...)
+	h.write(text)
+	for range replies {
+		h.reply()
+	}
+}
+
+// cpu is the CPU time that Redis has used, in µs.
+func (s *server) cpu(c *redis.Client) float64 {
+	fields := infoFields(c.Info(ctx, "cpu").Val())
+	user, _ := strconv.ParseFloat(fields["used_cpu_user"], 64)
+	system, _ := strconv.ParseFloat(fields["used_cpu_sys"], 64)
+	return (user + system) * 1e6
+}
+
+func BenchmarkRedisCost(b *testing.B) {
+	const (
+		hosts    = 64
+		pipeline = 64
+	)
+	lock := func(h, i int) string { return fmt.Sprintf("lock:%02d:%04d", h, i) }
+	many := func(n int, op func(i int) locktable.Op) (ops []locktable.Op) {
+		for i := range n {
+			ops = append(ops, op(i))
+		}
+		return ops
+	}
+	type shape struct {
+		name  string
+		units int // of work in ops, for the figure per unit
+		ops   func(h int) []locktable.Op
+		after func(h int) []locktable.Op // follows in the same measurement
+		setup func(h int) []locktable.Op
+	}
+	others := func(int) []locktable.Op { return []locktable.Op{takeOp("contended", 1)} }
+	keeps := func(n int) shape {
+		return shape{
+			name: fmt.Sprintf("keep-%d-keys", n), units: n,
+			setup: func(h int) []locktable.Op {
+				return many(n, func(i int) locktable.Op { return takeOp(lock(h, i), 1) })
+			},
+			ops: func(h int) []locktable.Op {
+				return many(n, func(i int) locktable.Op { return keepOp(lock(h, i), 1) })
+			},
+		}
+	}
+	takes := func(n int, reserve uint16) shape {
+		s := shape{
+			name: "take-and-drop", units: n,
+			ops: func(h int) []locktable.Op {
+				return many(n, func(i int) locktable.Op {
+					op := takeOp(lock(h, i), 1)
+					op.Reserve = reserve
+					return op
+				})
+			},
+			after: func(h int) []locktable.Op {
+				return many(n, func(i int) locktable.Op { return dropOp(lock(h, i), 1) })
+			},
+		}
+		if n > 1 {
+			s.name += "-pipelined"
+		}
+		return s
+	}
+	assert := takes(pipeline, 0)
+	assert.name = "assert-and-drop-pipelined" // takes that draw no token, as after a loss of data
+	for _, sh := range []shape{
+		{name: "failing-take", units: 1, ops: others, setup: others},
+		{name: "failing-take-pipelined", units: pipeline, setup: others, ops: func(int) []locktable.Op {
+			return many(pipeline, func(int) locktable.Op { return takeOp("contended", 1) })
+		}},
+		{name: "drop-of-nothing", units: 1, ops: func(h int) []locktable.Op { return []locktable.Op{dropOp(lock(h, 0), 1)} }},
+		takes(1, 1), takes(pipeline, 1), assert,
+		keeps(1), keeps(2), keeps(4), keeps(16), keeps(64), keeps(128),
+		func() shape { s := keeps(1024); s.name += "-pipelined"; return s }(),
+	} {
+		b.Run(sh.name, func(b *testing.B) {
+			s := startRedis(b)
+			admin := s.admin()
+			for _, script := range scripts {
+				admin.ScriptLoad(ctx, script.text)
+			}
+			crowd := make([]*host, hosts)
+			first, then := make([][]byte, hosts), make([][]byte, hosts)
+			var replies, more int
+			for i := range crowd {
+				h := dialHost(b, s, fmt.Sprintf("%08d-2222-3333-4444-555555555555", i))
+				crowd[i] = h
+				if sh.setup != nil {
+					h.ask(sh.setup(i)...)
+				}
+				first[i], replies = h.bytes(sh.ops(i)...)
+				if sh.after != nil {
+					then[i], more = h.bytes(sh.after(i)...)
+				}
+			}
+			answered := 0
+			round := func(n int, texts [][]byte, replies int) {
+				for i, h := range crowd[:n] {
+					h.write(texts[i])
+				}
+				for _, h := range crowd[:n] {
+					for range replies {
+						answered += h.reply()
+					}
+				}
+			}
+			b.ResetTimer()
+			before := s.cpu(admin)
+			for left := b.N; left > 0; {
+				n := min(left, hosts)
+				left -= n
+				round(n, first, replies)
+				if sh.after != nil {
+					round(n, then, more)
+				}
+			}
+			used := s.cpu(admin) - before
+			b.StopTimer()
+			units := float64(b.N) * float64(sh.units)
+			b.ReportMetric(used/units, "redis-µs/unit")
+			b.ReportMetric(float64(len(first[0])+len(then[0]))/float64(sh.units), "B-out/unit")
+			b.ReportMetric(float64(answered)/units, "B-in/unit")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// BenchmarkRedisFanOut measures what one release costs Redis with so many hosts
+// that listen.
+func BenchmarkRedisFanOut(b *testing.B) {
+	for _, listeners := range []int{0, 10, 100, 1000} {
+		b.Run(fmt.Sprint("listeners=", listeners), func(b *testing.B) {
+			s := startRedis(b)
+			admin := s.admin()
+			for _, script := range scripts {
+				admin.ScriptLoad(ctx, script.text)
+			}
+			crowd := make([]*host, listeners)
+			for i := range crowd {
+				crowd[i] = dialHost(b, s, ourUUID)
+				crowd[i].write(fmt.Appendf(nil, "*2\r\n$9\r\nSUBSCRIBE\r\n$%d\r\n%s\r\n", len(channelOf("contended")), channelOf("contended")))
+				crowd[i].reply()
+			}
+			holder := dialHost(b, s, ourUUID)
+			drop, _ := holder.bytes(dropOp("contended", 1))
+			b.ResetTimer()
+			before := s.cpu(admin)
+			for range b.N {
+				holder.write(drop)
+				holder.reply()
+				for _, h := range crowd {
+					h.reply()
+				}
+			}
+			used := s.cpu(admin) - before
+			b.StopTimer()
+			b.ReportMetric(used/float64(b.N), "redis-µs/release")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// BenchmarkRedisConnect measures what a sidecar that connects costs Redis.
+func BenchmarkRedisConnect(b *testing.B) {
+	s := startRedis(b)
+	admin := s.admin()
+	d := must(parse("redis://"+s.tcp(), patience))
+	b.ResetTimer()
+	before := s.cpu(admin)
+	for range b.N {
+		session, err := d.connect(ctx, Identity{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		session.close()
+	}
+	used := s.cpu(admin) - before
+	b.ReportMetric(used/float64(b.N), "redis-µs/session")
+}
+
+// BenchmarkRedisMemory measures what a lock takes in the memory of Redis: while it
+// is held, and for a week after its last use. It measures once, whatever b.N.
+func BenchmarkRedisMemory(b *testing.B) {
+	const locks = 100_000
+	s := startRedis(b)
+	r := connected(b, s.url())
+	memory := func() float64 {
+		n, _ := strconv.ParseFloat(infoFields(s.admin().Info(ctx, "memory").Val())["used_memory"], 64)
+		return n
+	}
+	ops := make([]locktable.Op, locks)
+	all := func(op func(name string, num uint64) locktable.Op) {
+		for i := range ops {
+			ops[i] = op(fmt.Sprintf("invoice:%06d", i), uint64(i+1))
+		}
+		r.Do(ops)
+		for got := 0; got < len(ops); {
+			got += len(<-r.results)
+		}
+	}
+	before := memory()
+	all(takeOp)
+	b.ReportMetric((memory()-before)/locks, "redis-B/held-lock")
+	all(dropOp)
+	b.ReportMetric((memory()-before)/locks, "redis-B/used-lock")
+	b.ReportMetric(0, "ns/op")
+}
