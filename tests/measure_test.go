@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 // The numbers that the documentation quotes:
@@ -155,6 +156,47 @@ func cpuOf(t testing.TB, pid int) time.Duration {
 		t.Fatalf("/proc/%d/stat: %s", pid, stat)
 	}
 	return time.Duration(utime+stime) * (time.Second / 100) // USER_HZ
+}
+
+// Many hosts that want one lock all the time, each for a process of its own.
+func TestMeasureManyHosts(t *testing.T) {
+	measured(t)
+	const hosts, window = 40, 10 * time.Second
+	r := startRedis(t)
+	var clients []*locksidecar.Client
+	for range hosts {
+		clients = append(clients, dial(t, startDaemon(t, r.unixURL())))
+	}
+	calls := r.calls(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), window)
+	defer cancel()
+	grants := make([]int, hosts)
+	var wg sync.WaitGroup
+	for i, c := range clients {
+		wg.Go(func() {
+			for {
+				l, err := c.Lock(ctx, "wanted by all")
+				if err != nil {
+					if ctx.Err() == nil {
+						t.Error(err)
+					}
+					return
+				}
+				time.Sleep(10 * time.Millisecond) // the work
+				l.Unlock()
+				grants[i]++
+			}
+		})
+	}
+	wg.Wait()
+	all := 0
+	for _, n := range grants {
+		all += n
+	}
+	slices.Sort(grants)
+	now := r.calls(t.Context())
+	row(fmt.Sprintf("%d hosts, one lock, 10 ms of work, %v", hosts, window), "%d grants, %d to %d a host, %.1f scripts a grant",
+		all, grants[0], grants[hosts-1], float64(now["evalsha"]-calls["evalsha"])/float64(all))
 }
 
 // A daemon without locks: what wakes it.
