@@ -618,11 +618,9 @@ func (w *world) lost(h *host, s *session, e *locktable.Effect, heard bool) {
 		if right && c.believed() && !c.fixed && !slow && w.now-max(h.trouble, hn.trouble) > h.lease+h.lease/4+eps {
 			w.violation(n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
 		}
-		// A session's watchdog holds are as good as the worst of them, up to its end; but
-		// one that was granted for less than an event had told before hears nothing until
-		// all have reached what was told.
+		// A session's watchdog holds are as good as the worst of them, up to its end.
 		if confirmed := w.confirmed(h, s, c.told); right && c.state == live && !c.fixed &&
-			confirmed-h.lease/16 > now && s.leased <= confirmed && w.now-s.endedAt > eps {
+			confirmed-h.lease/16 > now && w.now-s.endedAt > eps {
 			w.violation(n, "watchdog hold %d of session %d expired, though all that the session holds is confirmed until %s",
 				c.num, s.id, clockString(h.worldTime(confirmed)))
 		}
@@ -683,7 +681,6 @@ func (w *world) leased(h *host, e *locktable.Effect) {
 	if s.detached {
 		w.violation(-1, "a lease event to session %d, which is detached", s.id)
 	}
-	s.leased = e.Deadline
 	switch s.link {
 	case absent:
 		return // nobody reads it

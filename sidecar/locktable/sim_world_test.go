@@ -424,7 +424,6 @@ type session struct {
 	staleAt int
 	planned bool  // an evClient is under way
 	endedAt int64 // when it last lost or released a hold
-	leased  int64 // host clock: deadline of the last lease event
 }
 
 func (s *session) retire(hold uint64) {
