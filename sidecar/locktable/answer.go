@@ -12,6 +12,7 @@ func (t *Table) Result(now int64, r Result) {
 	l := t.byName[r.Name]
 	if l != nil && l.ahead && r.Kind == Drop {
 		l.ahead = false // how things are, the answer to the Take behind it says
+		l.counted(r)
 		t.settle(now, l)
 		return
 	}
@@ -24,6 +25,7 @@ func (t *Table) Result(now int64, r Result) {
 
 	op := l.op
 	l.op = flight{}
+	l.counted(r)
 	k, q := &l.known, l.queue
 	if q != nil {
 		q.trouble = ""
@@ -38,9 +40,6 @@ func (t *Table) Result(now int64, r Result) {
 
 	case Other:
 		*k = known{listeners: k.listeners}
-		if op.kind == Take {
-			k.listeners = r.Listeners
-		}
 		if l.hold.num != 0 {
 			t.lose(l, protocol.Stolen)
 		}
@@ -98,6 +97,13 @@ func (t *Table) Result(now int64, r Result) {
 	t.settle(now, l)
 }
 
+// counted notes how many listen, if Redis said so.
+func (l *lock) counted(r Result) {
+	if (r.Outcome == Done || r.Outcome == Other) && r.Kind != Keep && r.Listeners != Uncounted {
+		l.known.listeners = r.Listeners
+	}
+}
+
 // confirmed notes that the key is ours as the operation wanted it.
 func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 	k := &l.known
@@ -116,7 +122,6 @@ func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 	k.until = r.Sent + validity(lease)
 	l.renewAt = t.rendezvous(r.Sent + ms(lease)/3 + t.jitter())
 	if op.kind == Take {
-		k.listeners = r.Listeners
 		if !l.othersListen() {
 			k.contended = 0
 			if l.queue != nil {

@@ -261,8 +261,8 @@ func (t *Table) ask(now int64, l *lock) {
 	case waiters > 0 && !(l.queue.stand && k.state != none):
 		if k.state == ours || now >= l.queue.tryAt {
 			reserve := uint16(1)
-			if waiters > 1 {
-				reserve = uint16(t.cfg.HandoffBudget)
+			if waiters > 1 || k.listeners < 0 { // who listens is counted with that
+				reserve = uint16(max(2, t.cfg.HandoffBudget))
 			}
 			if chasing {
 				l.ahead = true
@@ -273,7 +273,7 @@ func (t *Table) ask(now int64, l *lock) {
 			}
 			t.lastNum++
 			l.queue.drawn = false
-			t.send(now, l, Op{Kind: Take, Num: t.lastNum, Count: 1, LeaseMS: t.leaseOf(l.queue.head.leaseMS), Reserve: reserve})
+			t.send(now, l, Op{Kind: Take, Num: t.lastNum, Count: 1, LeaseMS: t.leaseOf(l.queue.head.leaseMS), Reserve: reserve, Behind: chasing})
 		}
 	case k.state != none:
 		t.send(now, l, Op{Kind: Drop, Num: l.top, Count: 1})

@@ -35,6 +35,7 @@ type Op struct {
 	LeaseMS uint32 // time to live of the key, ms
 	Reserve uint16 // Take: tokens to draw; 0 draws none
 	Held    bool   // Take: see there
+	Behind  bool   // Take: a Drop of the same lock was asked before, and has no answer yet
 }
 
 // Outcome is what became of an Op.
@@ -67,6 +68,11 @@ const (
 	Busy
 )
 
+// Uncounted: Redis was not asked how many listen. It is asked where it costs nothing or
+// matters: by a Drop, which publishes, and by a Take that is refused, that moves a lock,
+// or that draws more tokens than the one that its waiter gets.
+const Uncounted = int32(-2)
+
 // Result is the one answer that every Op gets.
 type Result struct {
 	Kind      OpKind
@@ -74,7 +80,7 @@ type Result struct {
 	Outcome   Outcome
 	Sent      int64  // CLOCK_BOOTTIME in ns, read before the operation was written to the socket
 	Token     uint64 // Take, Done, Reserve > 0: the last token drawn; the first is Token − Reserve + 1
-	Listeners int32  // Take, Done or Other: subscribers of the lock's channel, this sidecar's included; −1: unknown
+	Listeners int32  // subscribers of the lock's channel, this sidecar's included; −1: unknown; or Uncounted
 	TTLMS     int64  // Other: PTTL of the key; −1: it has none
 	Field     string // Other: the owner field that was found, or a description of what is there
 	Msg       string // Unsent, Unknown, Refused, Busy: one sentence for people, says what to do

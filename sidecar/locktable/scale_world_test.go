@@ -513,10 +513,13 @@ func (w *crowd) run(host int16, op *locktable.Op, at int64) locktable.Result {
 		l.key = key{owner: -1}
 	}
 	before := l.key.owner
-	res := locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: l.key.run(at, host, op)}
+	res := locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: l.key.run(at, host, op), Listeners: locktable.Uncounted}
 	switch {
 	case op.Kind == locktable.Drop:
 		w.drops++
+		if l.key.owner < 0 {
+			res.Listeners = w.listeners(l)
+		}
 		if before >= 0 && l.key.owner < 0 {
 			w.herds = append(w.herds, w.herd)
 			w.herd = 0
@@ -531,7 +534,9 @@ func (w *crowd) run(host int16, op *locktable.Op, at int64) locktable.Result {
 			h := w.hosts[host]
 			h.passed, h.last = max(h.passed, w.taken-h.last-1), w.taken
 		}
-		res.Listeners = w.listeners(l)
+		if op.Reserve != 1 || before >= 0 {
+			res.Listeners = w.listeners(l)
+		}
 		if op.Reserve > 0 {
 			res.Token = l.counter.draw(at, uint64(op.Reserve), 1, 0, counterExpiry)
 		}

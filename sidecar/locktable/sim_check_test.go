@@ -104,6 +104,7 @@ type hostName struct {
 	contendedAt int64 // host clock: since when the table knows that others wait; 0: does not
 	handoffs    int   // since then
 	listeners   int32 // as the table was told last
+	stale       bool  // it may have forgotten that: it had no use for the lock meanwhile
 	yielding    bool  // it gave the lock back for others, and stands back
 	stoodAt     int64 // host clock: the same, when somebody waited here; 0: nobody did
 	droppedAt   int64 // host clock: when it learnt that the lock is given back
@@ -117,6 +118,11 @@ type hostName struct {
 
 func (hn *hostName) protected(now int64) bool {
 	return hn.hold.state != none && hn.hold.state != stale && now < hn.hold.end()
+}
+
+// othersListen tells whether the table knows that others listen, or that it cannot know.
+func (hn *hostName) othersListen() bool {
+	return !hn.stale && (hn.listeners < 0 || hn.listeners > 1)
 }
 
 const standBack = 10 * ms
@@ -543,9 +549,11 @@ func (w *world) refused(h *host, e *locktable.Effect) {
 // occupied tells whether somebody on the host has the lock, or stands before a
 // request in its queue.
 func (w *world) occupied(h *host, n int, order uint64) bool {
-	if h.names[n].hold.state != none {
-		return true
-	}
+	return h.names[n].hold.state != none || h.waitsBefore(n, order)
+}
+
+// waitsBefore tells whether a request for the lock from before that one is unanswered.
+func (h *host) waitsBefore(n int, order uint64) bool {
 	for i := range h.sessions {
 		for j := range h.sessions[i].pend {
 			if p := &h.sessions[i].pend[j]; p.kind == reqAcquire && int(p.name) == n && p.order < order {
@@ -554,6 +562,14 @@ func (w *world) occupied(h *host, n int, order uint64) bool {
 		}
 	}
 	return false
+}
+
+// atRest tells whether a table has nothing to do with the lock any more, and need not
+// remember it, unless its Redis was away.
+func (w *world) atRest(h *host, n int, order uint64) bool {
+	hn := &h.names[n]
+	held := hn.hold.state != none && h.clock(w.now) < hn.hold.end()
+	return !held && hn.inflight < 0 && hn.ahead < 0 && !hn.want && !h.waitsBefore(n, order)
 }
 
 func (w *world) checkLimit(h *host, s *session, n int) {
@@ -748,7 +764,7 @@ func (w *world) asked(h *host, op locktable.Op) {
 	}
 	switch {
 	case op.Kind == locktable.Drop:
-		hn.yielding = hn.listeners != 0
+		hn.yielding = hn.listeners != 0 || hn.contendedAt != 0
 		if hn.stoodAt == 0 || !w.someoneWaits(h, n, hn.stoodAt) {
 			hn.stoodAt = 0
 			if hn.contendedAt != 0 && w.someoneWaits(h, n, now) {
@@ -779,7 +795,7 @@ func (w *world) chases(h *host, n int, op locktable.Op) {
 	if b := w.plan.table.HandoffBudget; b > 0 {
 		budget = b
 	}
-	if hn.chase++; hn.chase > budget || hn.listeners < 0 || hn.listeners > 1 {
+	if hn.chase++; hn.chase > budget || hn.othersListen() {
 		w.violation(n, "host %d takes what it gives back, for the %dth time in a row; %d listen", h.index, hn.chase, hn.listeners)
 	}
 	hn.ahead, hn.inflight = hn.inflight, -1
@@ -820,6 +836,9 @@ func (w *world) checkResult(h *host, o *operation) {
 	} else if r.Outcome >= locktable.Unsent || w.now-o.begun > h.lease/10 {
 		h.trouble = w.now
 	}
+	if (r.Outcome == locktable.Done || r.Outcome == locktable.Other) && r.Listeners != locktable.Uncounted {
+		hn.listeners, hn.stale = r.Listeners, false
+	}
 	switch r.Outcome {
 	case locktable.Done:
 		if r.Kind == locktable.Drop {
@@ -843,8 +862,7 @@ func (w *world) checkResult(h *host, o *operation) {
 			hn.ranges[hn.rangeAt] = tokenRange{r.Token - uint64(o.op.Reserve) + 1, r.Token, o.at}
 			hn.rangeAt = (hn.rangeAt + 1) % len(hn.ranges)
 		}
-		hn.listeners = r.Listeners
-		switch others := r.Listeners < 0 || r.Listeners > 1; {
+		switch others := hn.othersListen(); {
 		case !others:
 			hn.contendedAt, hn.handoffs = 0, 0
 		case hn.contendedAt == 0:
@@ -932,6 +950,9 @@ func (w *world) checkWakeUp(_ *host, n int) {
 func (w *world) checkArrival(h *host, s *session, q *pending) {
 	n := int(q.name)
 	q.ahead = w.occupied(h, n, q.order)
+	if w.atRest(h, n, q.order) {
+		h.names[n].stale = true
+	}
 	c := &h.names[n].hold
 	if c.state == live && c.session == s.id && c.owner != 0 && c.owner == q.acquire.Owner && !q.acquire.NotReentrant {
 		return
@@ -1308,9 +1329,12 @@ func opString(op locktable.Op) string {
 
 func resultString(r locktable.Result) string {
 	what := [...]string{"done", "other", "missing", "unsent", "unknown", "refused", "busy"}[r.Outcome]
+	if r.Outcome <= locktable.Other && r.Listeners != locktable.Uncounted {
+		what += fmt.Sprintf(", %d listeners", r.Listeners)
+	}
 	switch {
 	case r.Outcome == locktable.Done && r.Kind == locktable.Take:
-		return fmt.Sprintf("%s, token %d, %d listeners", what, r.Token, r.Listeners)
+		return fmt.Sprintf("%s, token %d", what, r.Token)
 	case r.Outcome == locktable.Other:
 		return fmt.Sprintf("%s, %s, ttl %d ms", what, r.Field, r.TTLMS)
 	}

@@ -406,6 +406,7 @@ func (w *world) execute(h *host, o *operation) {
 	name := &w.redis.names[n]
 	k := &name.key
 	res := &o.res
+	res.Listeners = locktable.Uncounted
 	before := *k
 	switch {
 	case name.refused:
@@ -421,6 +422,7 @@ func (w *world) execute(h *host, o *operation) {
 			}
 			if k.owner < 0 {
 				w.publish(n)
+				res.Listeners = w.heard(n)
 			}
 		case res.Outcome == locktable.Other:
 			res.Field = ownerField(k.owner)
@@ -439,7 +441,9 @@ func (w *world) execute(h *host, o *operation) {
 					res.Token = w.draw(n, uint64(o.op.Reserve), o.floor)
 					w.checkDraw(n, res.Token-uint64(o.op.Reserve)+1, res.Token)
 				}
-				res.Listeners = w.listeners(n)
+				if o.op.Reserve != 1 || before.owner >= 0 {
+					res.Listeners = w.listeners(n)
+				}
 			}
 		}
 	}
@@ -455,10 +459,26 @@ func (w *world) execute(h *host, o *operation) {
 	}
 }
 
+// heard is how many listen, as a release finds out that was just published.
+func (w *world) heard(n int) int32 {
+	switch {
+	case w.redis.names[n].muted:
+		return -1
+	case w.ears(n) == 0:
+		return 0
+	}
+	return w.listeners(n)
+}
+
 func (w *world) listeners(n int) int32 {
 	if w.plan.unknownListener && w.random.oneIn(3) {
 		return -1
 	}
+	return w.ears(n)
+}
+
+// ears is how many listen.
+func (w *world) ears(n int) int32 {
 	count := 0
 	for _, h := range w.hosts {
 		count += btoi(h.names[n].server)

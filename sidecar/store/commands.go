@@ -14,7 +14,7 @@ import (
 const (
 	// A batch is as large as Redis answers in a few milliseconds, so that what
 	// comes in meanwhile does not wait long.
-	batchKeeps  = 8 * keepMax
+	batchKeeps  = 8 * runMax
 	batchOthers = 512
 
 	// The end of a connection is noticed when it comes: others may come back to a

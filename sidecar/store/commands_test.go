@@ -584,7 +584,7 @@ func (s *server) userURL(name string, rules ...string) string {
 
 // What the documentation tells an operator to permit, and no more.
 var leastRules = []string{"~*", "&*", "+evalsha", "+script|load", "+time",
-	"+hlen", "+hkeys", "+hget", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+incrby", "+set", "+pubsub", "+publish", "+subscribe", "+unsubscribe", "+ping"}
+	"+exists", "+hlen", "+hkeys", "+hget", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+incrby", "+set", "+pubsub", "+publish", "+subscribe", "+unsubscribe", "+ping"}
 
 func TestLeastPermissions(t *testing.T) {
 	s := startRedis(t)
@@ -638,8 +638,18 @@ func TestPermissions(t *testing.T) {
 	})
 	t.Run("without PUBSUB the number of listeners is not known", func(t *testing.T) {
 		r := connected(t, s.userURL("nonumsub", "~*", "&*", "+@all", "-pubsub"))
-		if res := r.one(takeOp("a", 1)); res.Outcome != locktable.Done || res.Listeners != -1 {
+		op := takeOp("a", 1)
+		op.Reserve = 2
+		if res := r.one(op); res.Outcome != locktable.Done || res.Listeners != -1 {
 			t.Errorf("%+v", res)
+		}
+		if res := r.one(dropOp("a", 1)); res.Outcome != locktable.Done || res.Listeners != 0 {
+			t.Errorf("nobody has heard it: %+v", res)
+		}
+		r.Subscribe("a")
+		recv(t, r.subscribed, "subscription")
+		if res := r.one(dropOp("a", 1)); res.Outcome != locktable.Done || res.Listeners != -1 {
+			t.Errorf("somebody has heard it: %+v", res)
 		}
 	})
 	t.Run("without PUBLISH a lock is still released, and the log tells once", func(t *testing.T) {
@@ -693,7 +703,9 @@ func TestTLSUserPasswordAndDatabase(t *testing.T) {
 	r := connected(t, "rediss://alice:secret@"+l.Addr().String()+"/3?skip_verify=true")
 	r.Subscribe("lock")
 	recv(t, r.subscribed, "subscription")
-	if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Done || res.Listeners != 1 {
+	op := takeOp("lock", 1)
+	op.Reserve = 2
+	if res := r.one(op); res.Outcome != locktable.Done || res.Listeners != 1 {
 		t.Errorf("%+v", res)
 	}
 	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.socket(), DB: 3, ClientName: "admin"})
@@ -966,9 +978,9 @@ func TestFloorNeverFalls(t *testing.T) {
 			case "script":
 				return bulk("sha")
 			case "eval", "evalsha":
-				if args[2] == "2" {
-					floors.Store(must(strconv.ParseInt(args[10], 10, 64)))
-					return "*3\r\n:1\r\n:" + args[10] + "\r\n:0\r\n"
+				if args[2] == "2" { // keys of one take
+					floors.Store(must(strconv.ParseInt(args[7], 10, 64)))
+					return "*1\r\n:" + args[7] + "\r\n"
 				}
 				return "*0\r\n"
 			}
@@ -1020,7 +1032,27 @@ func TestLane(t *testing.T) {
 
 // A server that answers with what no script of ours makes is not believed.
 func TestStrangeRepliesAreUnknown(t *testing.T) {
-	for _, reply := range []string{"*0\r\n", ":5\r\n", "+OK\r\n", "$-1\r\n", "*3\r\n:1\r\n$1\r\nx\r\n:0\r\n", "*1\r\n:9\r\n", "*1\r\n*1\r\n:1\r\n"} {
+	take, keep, drop := takeOp("t", 1), keepOp("k", 1), dropOp("d", 1)
+	for _, tt := range []struct {
+		reply string
+		ops   []locktable.Op
+	}{
+		{"*0\r\n", []locktable.Op{take}},
+		{":5\r\n", []locktable.Op{take}},
+		{"+OK\r\n", []locktable.Op{take}},
+		{"$-1\r\n", []locktable.Op{keep}},
+		{"*1\r\n:1\r\n", []locktable.Op{keep, keepOp("k2", 1)}},
+		{"*2\r\n:1\r\n:1\r\n", []locktable.Op{take}},
+		{"*1\r\n:-2\r\n", []locktable.Op{take}},
+		{"*1\r\n*2\r\n:1\r\n$1\r\nx\r\n", []locktable.Op{take}},
+		{"*1\r\n*3\r\n:1\r\n:1\r\n:1\r\n", []locktable.Op{take}},
+		{"*1\r\n:9\r\n", []locktable.Op{keep}},
+		{"*1\r\n*1\r\n:1\r\n", []locktable.Op{keep}},
+		{"*1\r\n*2\r\n$1\r\nx\r\n:1\r\n", []locktable.Op{keep}},
+		{"*1\r\n:-4\r\n", []locktable.Op{drop}},
+		{"*1\r\n*1\r\n:1\r\n", []locktable.Op{drop}},
+		{"*2\r\n:1\r\n$-1\r\n", []locktable.Op{take, drop}},
+	} {
 		l := listen(t)
 		speak(t, l, func(args []string) string {
 			switch strings.ToLower(args[0]) {
@@ -1036,22 +1068,18 @@ func TestStrangeRepliesAreUnknown(t *testing.T) {
 				if args[2] == "0" {
 					return "*0\r\n"
 				}
-				return reply
+				return tt.reply
 			}
 			return "+OK\r\n"
 		})
 		r := connected(t, "redis://"+l.Addr().String())
-		ops := []locktable.Op{takeOp("t", 1), keepOp("k", 1), keepOp("k2", 1)}
-		if reply == ":5\r\n" {
-			ops = ops[:1] // an integer answers a drop, but not a take
-		}
-		for _, res := range r.ask(ops...) {
+		for _, res := range r.ask(tt.ops...) {
 			if res.Outcome != locktable.Unknown || !strings.Contains(res.Msg, "cannot be understood") {
-				t.Errorf("%q: got %+v", reply, res)
+				t.Errorf("%q: got %+v", tt.reply, res)
 			}
 		}
 		if why := r.down(); !strings.Contains(why, "cannot be understood") {
-			t.Errorf("%q: %s", reply, why)
+			t.Errorf("%q: %s", tt.reply, why)
 		}
 	}
 }

@@ -44,6 +44,7 @@ func dialHost(t testing.TB, s *server, uuid string) *host {
 func (h *host) bytes(ops ...locktable.Op) (text []byte, replies int) {
 	for len(ops) > 0 {
 		script, n := together(ops)
+		arrange(ops[:n])
 		text = h.enc.run(text, byDigest, script, ops[:n])
 		ops = ops[n:]
 		replies++

@@ -2,6 +2,7 @@ package store
 
 import (
 	"io"
+	"math"
 	"net"
 	"os"
 	"strings"
@@ -19,13 +20,19 @@ const (
 	// doubt when a connection ends.
 	maxFlight = 4 * batchKeeps
 
+	// Of a Redis that has answered within nearTrip, no more than nearCalls are asked for
+	// an answer: it is at one, and goes on with the next. What comes in meanwhile makes a
+	// larger run, which costs less than two: Redis wakes once and begins one script. From
+	// farther away it would make waits longer.
+	nearTrip  = int64(200 * time.Microsecond)
+	nearCalls = 2
+
 	// A buffer that has grown beyond this is not kept for the next write.
 	maxSpare = 256 << 10
 )
 
 // A pipe is a session in use. Commands are written as they come, answers are read
-// as they come, by a goroutine of its own: full duplex. To wait for the answers to the
-// last batch, nearby, so that batches grow, did not pay.
+// as they come, by a goroutine of its own: full duplex.
 //
 // Who queues something writes it too, unless somebody else is writing already;
 // what the socket does not take at once is left to a goroutine.
@@ -48,6 +55,7 @@ type pipe struct {
 	writing bool               // somebody writes, and sees to out after that
 	broken  error              // why nothing is written any more
 	ends    string             // why nothing more is to be said here, although it can be
+	trip    int64              // the shortest time that an answer took
 	heard   int64              // when Redis spoke last or, if later, when it was first owed an answer
 	watched bool               // run will look soon whether an answer is overdue
 	doubted bool               // run found that one is, and looks once more
@@ -75,6 +83,7 @@ func newPipe(c *commands, s *session) *pipe {
 		encoder:  encoder{prefix: c.cfg.UUID + ":", floor: s.id.Floor},
 		ended:    make(chan struct{}),
 		patience: int64(c.dial.timeout),
+		trip:     math.MaxInt64,
 		heard:    protocol.Now(),
 		taught:   make(map[*script]bool),
 	}
@@ -91,16 +100,18 @@ func newPipe(c *commands, s *session) *pipe {
 
 // open tells whether something may be said now. The caller holds mu.
 func (p *pipe) open() bool {
-	return p.ends == "" && p.broken == nil && p.flight.len() < maxFlight
+	near := p.trip <= nearTrip
+	return p.ends == "" && p.broken == nil && p.flight.len() < maxFlight && !(near && p.calls.len() >= nearCalls)
 }
 
 // idle tells whether nothing is owed. The caller holds mu.
 func (p *pipe) idle() bool { return p.calls.len() == 0 }
 
-// say queues ops, which are one batch. The caller holds mu.
+// say queues ops, which are one batch, and arranges them. The caller holds mu.
 func (p *pipe) say(now int64, ops []locktable.Op) {
 	for len(ops) > 0 {
 		s, n := together(ops)
+		arrange(ops[:n])
 		p.run(now, call{script: s}, ops[:n])
 		ops = ops[n:]
 	}
@@ -329,6 +340,7 @@ func (p *pipe) answered(answer reply) error {
 	}
 	cl := *p.calls.front()
 	p.heard, p.doubted, p.served = p.now, false, true
+	p.trip = min(p.trip, p.now-cl.sent)
 	if cl.form == loading || cl.form == byText {
 		delete(p.taught, cl.script)
 	}
@@ -408,27 +420,20 @@ func (p *pipe) decode(cl *call, answer reply, results []locktable.Result) error 
 		for i := range results {
 			refuse(&results[i], answer.text)
 		}
-	case cl.script == take:
-		return decodeTake(answer, &results[0])
-	case cl.script == keep:
-		if len(answer.list) != len(results) {
-			return &strangeReply{keep, answer}
-		}
+	case len(answer.list) != len(results):
+		return &strangeReply{cl.script, answer}
+	default:
 		for i, status := range answer.list {
-			refusal, err := decodeKeep(status, &results[i])
+			refusal, silent, err := decode(status, &results[i])
 			if err != nil {
 				return err
 			}
 			if refusal != "" {
 				refuse(&results[i], refusal)
 			}
-		}
-	case cl.script == drop:
-		if answer.kind != ':' {
-			return &strangeReply{drop, answer}
-		}
-		if answer.num == 2 {
-			p.silent = results[0].Name
+			if silent {
+				p.silent = results[i].Name
+			}
 		}
 	}
 	return nil

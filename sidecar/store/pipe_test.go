@@ -86,7 +86,7 @@ func TestNothingWaitsForAnswers(t *testing.T) {
 			t.Fatalf("command %d: %q", i, args)
 		}
 	}
-	io.WriteString(conn, strings.Repeat("*3\r\n:1\r\n:1700000000000001\r\n:0\r\n", asked))
+	io.WriteString(conn, strings.Repeat("*1\r\n:1700000000000001\r\n", asked))
 	for got := 0; got < asked; {
 		for _, res := range recv(t, r.results, "result") {
 			if res.Outcome != locktable.Done || res.Name != fmt.Sprint(got) {
@@ -97,13 +97,39 @@ func TestNothingWaitsForAnswers(t *testing.T) {
 	}
 }
 
+// A Redis that is near is not asked for more than it can be at: what is asked meanwhile
+// is one run.
+func TestNearbyOneRunFollowsAnother(t *testing.T) {
+	url, greeted := greet(t)
+	r := connected(t, url, func(c *Config) { c.Timeout = patience })
+	conn := recv(t, greeted, "connection")
+	defer conn.Close()
+	p := pipeOf(r)
+	r.Store.commands.mu.Lock()
+	p.trip = nearTrip
+	r.Store.commands.mu.Unlock()
+	for i := range nearCalls + 10 {
+		r.Do([]locktable.Op{takeOp(fmt.Sprint(i), 1)})
+	}
+	in := bufio.NewReader(conn)
+	for i := range nearCalls {
+		if args := must(readCommand(in)); args[2] != "2" || args[3] != fmt.Sprint(i) {
+			t.Fatalf("command %d: %q", i, args)
+		}
+	}
+	io.WriteString(conn, "*1\r\n:1700000000000001\r\n")
+	if args := must(readCommand(in)); args[2] != "20" || args[3] != fmt.Sprint(nearCalls) {
+		t.Fatalf("behind the first answer: %q, want the ten that waited for it", args)
+	}
+}
+
 // A connection that ends with much under way leaves each operation with one result:
 // Unsent where certainly nothing of it was sent.
 func TestWhatIsUnderWayWhenAConnectionEnds(t *testing.T) {
 	url, greeted := greet(t)
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection") // of which nobody reads any more: what is asked piles up
-	big := strings.Repeat("x", 400)
+	big := strings.Repeat("x", 2000)
 	var ops []locktable.Op
 	for i := range maxFlight {
 		ops = append(ops, takeOp(fmt.Sprintf("%s%d", big, i), 1))
@@ -135,8 +161,9 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	r.Do([]locktable.Op{takeOp("a", 1), takeOp("b", 1)})
-	const answer = "*3\r\n:1\r\n:1700000000000001\r\n:0\r\n"
+	r.Do([]locktable.Op{takeOp("a", 1)})
+	r.Do([]locktable.Op{takeOp("b", 1)})
+	const answer = "*1\r\n:1700000000000001\r\n"
 	for _, part := range []struct{ text, of string }{{answer + answer[:10], "a"}, {answer[10:], "b"}} {
 		io.WriteString(conn, part.text)
 		results := recv(t, r.results, "result of "+part.of)
@@ -162,7 +189,8 @@ func TestARedisThatSpokeIsNotSilent(t *testing.T) {
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
 	p := pipeOf(r)
-	r.Do([]locktable.Op{takeOp("a", 1), takeOp("b", 1)})
+	r.Do([]locktable.Op{takeOp("a", 1)})
+	r.Do([]locktable.Op{takeOp("b", 1)})
 	io.WriteString(conn, "*1\r\n:0\r\n")
 	recv(t, results, "result") // and nobody reads on
 	io.WriteString(conn, "*1\r\n:0\r\n")

@@ -49,7 +49,7 @@ type reply struct {
 // Bounds of what our scripts answer, with room to spare.
 const (
 	maxReplyText = 64 << 10
-	maxReplyList = 4 * keepMax
+	maxReplyList = 4 * runMax
 )
 
 // errStrange: this is not the RESP of a Redis that answers us.

@@ -49,7 +49,7 @@ func TestReplies(t *testing.T) {
 			}
 			next, err := r.next()
 			if how == "and another" {
-				if err != nil || !next.is(9) {
+				if err != nil || !sameReply(next, reply{kind: ':', num: 9}) {
 					t.Errorf("%q: behind it %+v, %v", tt.bytes, next, err)
 				}
 			} else if err != io.EOF {
@@ -104,18 +104,25 @@ func FuzzReplies(f *testing.F) {
 // A command is what Redis reads: an array of strings.
 func TestCommandsAreEncoded(t *testing.T) {
 	e := encoder{prefix: ourUUID + ":", floor: 1700000000000001}
-	took := locktable.Op{Kind: locktable.Take, Name: "größe 1", Num: 12, Count: 3, LeaseMS: 30000, Reserve: 64, Held: true}
+	moved := locktable.Op{Kind: locktable.Take, Name: "größe 1", Num: 12, Count: 3, LeaseMS: 30000, Reserve: 64, Held: true}
+	again := takeOp("a{b}c", 1<<53-1)
+	again.Behind = true
+	mixed := []locktable.Op{moved, dropOp("a{b}c", 1<<53-2), takeOp("b", 4), again}
+	arrange(mixed)
 	for _, tt := range []struct {
 		bytes []byte
 		want  []string
 	}{
-		{e.run(nil, byDigest, take, []locktable.Op{took}), []string{"evalsha", take.sha, "2", "größe 1", "redisson_lock_token:{größe 1}",
-			ourUUID + ":", "12", "3", "30000", "64", "1700000000000001", "redisson_lock__channel:{größe 1}", "1"}},
-		{e.run(nil, byText, drop, []locktable.Op{dropOp("a{b}c", 1<<53-1)}), []string{"eval", drop.text, "1", "a{b}c",
-			ourUUID + ":", "9007199254740991", "redisson_lock__channel:a{b}c"}},
+		{e.run(nil, byDigest, trade, mixed),
+			[]string{"evalsha", trade.sha, "7", "b", "größe 1", "a{b}c", "a{b}c",
+				"redisson_lock_token:{b}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
+				ourUUID + ":", "30000", "1700000000000001", "1", "1", "1",
+				"4", "12", "3", "64", "1", "9007199254740990", "redisson_lock__channel:a{b}c", "9007199254740991"}},
+		{e.run(nil, byText, trade, []locktable.Op{dropOp("a", 7)}), []string{"eval", trade.text, "1", "a",
+			ourUUID + ":", "0", "1700000000000001", "0", "0", "1", "7", "redisson_lock__channel:{a}"}},
 		{e.run(nil, byDigest, keep, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", keep.sha, "2", "a", "b",
-			ourUUID + ":", "30000", "1", "1", "20", "1"}},
-		{appendLoad(nil, drop), []string{"script", "load", drop.text}},
+			ourUUID + ":", "30000", "1", "1", "20"}},
+		{appendLoad(nil, trade), []string{"script", "load", trade.text}},
 		{appendPing(nil), []string{"ping"}},
 	} {
 		in := bufio.NewReader(bytes.NewReader(tt.bytes))
@@ -125,6 +132,34 @@ func TestCommandsAreEncoded(t *testing.T) {
 		}
 		if n := in.Buffered(); n != 0 {
 			t.Errorf("%q: %d bytes too many", tt.want[0], n)
+		}
+	}
+}
+
+// What may run together does, up to a bound.
+func TestOneScriptCarriesOutManyOperations(t *testing.T) {
+	longer := takeOp("a", 1)
+	longer.LeaseMS++
+	ops := func(n int, op locktable.Op) []locktable.Op { return slices.Repeat([]locktable.Op{op}, n) }
+	drop, take, keep, twice := dropOp("a", 1), takeOp("a", 1), keepOp("a", 1), keepOp("a", 1)
+	twice.Count = 2
+	for _, tt := range []struct {
+		says   string
+		ops    []locktable.Op
+		script *script
+		want   int
+	}{
+		{"one", []locktable.Op{take}, trade, 1},
+		{"takes and drops", []locktable.Op{drop, take, drop, take}, trade, 4},
+		{"another lease", []locktable.Op{take, drop, longer, take}, trade, 2},
+		{"drops have none", []locktable.Op{drop, longer, drop, longer}, trade, 4},
+		{"renewals", []locktable.Op{keep, keep, take}, scriptOf(locktable.Keep), 2},
+		{"no more than so many", ops(runMax+1, drop), trade, runMax},
+		{"renewals with more entries", []locktable.Op{keep, twice}, scriptOf(locktable.Keep), 1},
+		{"renewals of another lease", append(ops(3, keep), keepOp("a", 1), func() locktable.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(locktable.Keep), 4},
+	} {
+		if s, n := together(tt.ops); s != tt.script || n != tt.want {
+			t.Errorf("%s: %d of them, want %d; the right script: %v", tt.says, n, tt.want, s == tt.script)
 		}
 	}
 }

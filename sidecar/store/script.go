@@ -5,12 +5,13 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// A script is one verb: its text and the digest by which Redis knows it.
+// A script carries out many operations: its text and the digest by which Redis knows it.
 type script struct {
 	text    string
 	sha     string
@@ -18,18 +19,15 @@ type script struct {
 }
 
 var (
-	//go:embed scripts/take.lua
-	takeText string
+	//go:embed scripts/trade.lua
+	tradeText string
 	//go:embed scripts/keep.lua
 	keepText string
-	//go:embed scripts/drop.lua
-	dropText string
 
-	take = newScript(takeText)
-	keep = newScript(keepText)
-	drop = newScript(dropText)
+	trade = newScript(tradeText) // takes and drops
+	keep  = newScript(keepText)
 
-	scripts = []*script{take, keep, drop}
+	scripts = []*script{trade, keep}
 )
 
 func newScript(text string) *script {
@@ -38,12 +36,12 @@ func newScript(text string) *script {
 	return &script{text: text, sha: sha, evalsha: appendString(appendString(nil, "evalsha"), sha)}
 }
 
-// keepMax is how many locks one keep renews. Redis runs a script to its end
-// before anybody else is served: at 1 to 2 µs a lock, this is well below 1 ms.
-const keepMax = 128
+// runMax is how many operations one run of a script carries out. Redis runs a script
+// to its end before anybody else is served: at 1 to 3 µs each, this is well below 1 ms.
+const runMax = 128
 
-// A call is one command under way: a run of a script, for one operation or for
-// many that renew, or what keeps the connection in shape.
+// A call is one command under way: a run of a script, or what keeps the connection in
+// shape.
 type call struct {
 	form   form
 	script *script // nil: a ping
@@ -68,74 +66,126 @@ type encoder struct {
 	floor  int64  // of this connection's tokens
 }
 
-// together returns how many of ops, at least one, are carried out by one run of a
-// script, and of which: neighbours that renew with the same lease share one.
-func together(ops []locktable.Op) (*script, int) {
-	switch ops[0].Kind {
-	case locktable.Take:
-		return take, 1
-	case locktable.Drop:
-		return drop, 1
+// scriptOf is the script for operations of a kind.
+func scriptOf(k locktable.OpKind) *script {
+	switch k {
+	case locktable.Take, locktable.Drop:
+		return trade
 	case locktable.Keep:
-		n := 1
-		for n < len(ops) && n < keepMax && ops[n].Kind == locktable.Keep && ops[n].LeaseMS == ops[0].LeaseMS {
-			n++
-		}
-		return keep, n
+		return keep
 	}
-	panic(fmt.Sprintf("store: operation of unknown kind %d", ops[0].Kind))
+	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
 }
 
-// run appends the command that runs a script for ops: EVALSHA, or EVAL, which also
-// teaches Redis the script.
-func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte {
-	op := &ops[0]
-	begin := func(args int) {
-		dst = appendArray(dst, 2+args)
-		if f == byText {
-			dst = appendString(dst, "eval")
-			dst = appendString(dst, s.text)
-		} else {
-			dst = append(dst, s.evalsha...)
+// together returns how many of ops, at least one, are carried out by one run of a
+// script, and of which: neighbours for which it is the same one, with one lease; and if
+// they are renewed, as many entries.
+func together(ops []locktable.Op) (*script, int) {
+	s := scriptOf(ops[0].Kind)
+	var first *locktable.Op // with a lease
+	n := 0
+	for ; n < min(len(ops), runMax) && scriptOf(ops[n].Kind) == s; n++ {
+		op := &ops[n]
+		switch {
+		case op.Kind == locktable.Drop:
+		case first == nil:
+			first = op
+		case op.LeaseMS != first.LeaseMS, s == keep && op.Count != first.Count:
+			return s, n
 		}
 	}
-	switch s {
-	case take:
-		begin(11)
-		dst = appendNumber(dst, 2)
-		dst = appendString(dst, op.Name)
-		dst = appendPrefixed(dst, counterPrefix, op.Name)
-		dst = appendString(dst, e.prefix)
-		dst = appendNumber(dst, int64(op.Num))
-		dst = appendNumber(dst, int64(op.Count))
-		dst = appendNumber(dst, int64(op.LeaseMS))
-		dst = appendNumber(dst, int64(op.Reserve))
+	return s, n
+}
+
+// arrange puts ops, which one run carries out, into the order in which its script does.
+func arrange(ops []locktable.Op) {
+	slices.SortStableFunc(ops, func(a, b locktable.Op) int { return int(turnOf(&a)) - int(turnOf(&b)) })
+}
+
+// turn is when its script comes to an operation.
+type turn int
+
+const (
+	taken turn = iota // or renewed
+	set
+	dropped
+	retaken
+	turns
+)
+
+func turnOf(op *locktable.Op) turn {
+	switch {
+	case op.Kind == locktable.Keep:
+		return taken
+	case op.Kind == locktable.Drop:
+		return dropped
+	case op.Held || op.Count != 1 || op.Reserve != 1:
+		return set
+	case op.Behind:
+		return retaken
+	}
+	return taken
+}
+
+// run appends the command that runs a script for ops, which are arranged: EVALSHA, or
+// EVAL, which also teaches Redis the script.
+func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte {
+	var counts [turns]int
+	var leased locktable.Op
+	for i := range ops {
+		counts[turnOf(&ops[i])]++
+		if ops[i].Kind != locktable.Drop {
+			leased = ops[i]
+		}
+	}
+	keys, args := len(ops), 3+len(ops)
+	if s == trade {
+		keys += len(ops) - counts[dropped]
+		args += 3 + counts[dropped] + 3*counts[set]
+	}
+	dst = appendArray(dst, 3+keys+args)
+	if f == byText {
+		dst = appendString(dst, "eval")
+		dst = appendString(dst, s.text)
+	} else {
+		dst = append(dst, s.evalsha...)
+	}
+	dst = appendNumber(dst, int64(keys))
+	for i := range ops {
+		dst = appendString(dst, ops[i].Name)
+	}
+	if s == trade {
+		for i := range ops {
+			if ops[i].Kind == locktable.Take {
+				dst = appendPrefixed(dst, counterPrefix, ops[i].Name)
+			}
+		}
+	}
+	dst = appendString(dst, e.prefix)
+	dst = appendNumber(dst, int64(leased.LeaseMS))
+	if s == keep {
+		dst = appendNumber(dst, int64(leased.Count))
+	} else {
 		dst = appendNumber(dst, e.floor)
-		dst = appendPrefixed(dst, channelPrefix, op.Name)
-		held := int64(0)
-		if op.Held {
-			held = 1
+		for _, n := range counts[:retaken] {
+			dst = appendNumber(dst, int64(n))
 		}
-		dst = appendNumber(dst, held)
-	case keep:
-		begin(3 + 3*len(ops))
-		dst = appendNumber(dst, int64(len(ops)))
-		for i := range ops {
-			dst = appendString(dst, ops[i].Name)
-		}
-		dst = appendString(dst, e.prefix)
-		dst = appendNumber(dst, int64(op.LeaseMS))
-		for i := range ops {
-			dst = appendNumber(dst, int64(ops[i].Num))
-			dst = appendNumber(dst, int64(ops[i].Count))
-		}
-	case drop:
-		begin(5)
-		dst = appendNumber(dst, 1)
-		dst = appendString(dst, op.Name)
-		dst = appendString(dst, e.prefix)
+	}
+	for i := range ops {
+		op := &ops[i]
 		dst = appendNumber(dst, int64(op.Num))
-		dst = appendPrefixed(dst, channelPrefix, op.Name)
+		switch turnOf(op) {
+		case set:
+			dst = appendNumber(dst, int64(op.Count))
+			dst = appendNumber(dst, int64(op.Reserve))
+			held := int64(0)
+			if op.Held {
+				held = 1
+			}
+			dst = appendNumber(dst, held)
+		case dropped:
+			dst = appendPrefixed(dst, channelPrefix, op.Name)
+		}
 	}
 	return dst
 }
@@ -159,48 +209,61 @@ func (e *strangeReply) Error() string {
 	return fmt.Sprintf("it gave %v, which no script of ours makes", e.reply)
 }
 
-// decodeTake reads {1, token, listeners}, {0} or {2, pttl, field, listeners} into r.
-func decodeTake(answer reply, r *locktable.Result) error {
-	parts := answer.list
-	switch {
-	case len(parts) == 1 && parts[0].is(0):
-		r.Outcome = locktable.Missing
-		return nil
-	case len(parts) == 3 && parts[0].is(1) && parts[1].kind == ':' && parts[2].kind == ':':
-		r.Outcome = locktable.Done
-		r.Token = uint64(parts[1].num)
-		r.Listeners = int32(parts[2].num)
-		return nil
-	case len(parts) == 4 && parts[0].is(2) && parts[1].kind == ':' && parts[2].kind == '$' && parts[3].kind == ':':
-		decodeOther(parts[1].num, parts[2].text, r)
-		r.Listeners = int32(parts[3].num)
-		return nil
-	}
-	return &strangeReply{take, answer}
-}
-
-// decodeKeep reads one status of keep into r: 1, 0, {pttl, field}, or the text of
-// an error, which it returns.
-func decodeKeep(status reply, r *locktable.Result) (refusal string, err error) {
+// decode reads what a script answers to one operation into r. A refusal is the text
+// of an error of Redis for this operation alone. silent: what was given back could not
+// be published.
+func decode(status reply, r *locktable.Result) (refusal string, silent bool, err error) {
 	parts := status.list
+	number := status.kind == ':'
+	r.Listeners = locktable.Uncounted
 	switch {
-	case status.is(1):
-		r.Outcome = locktable.Done
-		return "", nil
-	case status.is(0):
-		r.Outcome = locktable.Missing
-		return "", nil
-	case len(parts) == 2 && parts[0].kind == ':' && parts[1].kind == '$':
-		decodeOther(parts[0].num, parts[1].text, r)
-		return "", nil
 	case status.kind == '$':
-		return status.text, nil
+		return status.text, false, nil
+
+	case r.Kind == locktable.Keep && number && status.num == 1:
+		r.Outcome = locktable.Done
+	case r.Kind == locktable.Keep && number && status.num == 0:
+		r.Outcome = locktable.Missing
+	case r.Kind == locktable.Keep && shaped(parts, ":$"):
+		decodeOther(parts[0].num, parts[1].text, r)
+
+	case r.Kind == locktable.Take && number && status.num >= 0:
+		r.Outcome, r.Token = locktable.Done, uint64(status.num)
+	case r.Kind == locktable.Take && number && status.num == -1:
+		r.Outcome = locktable.Missing
+	case r.Kind == locktable.Take && shaped(parts, "::"):
+		r.Outcome, r.Token = locktable.Done, uint64(parts[0].num)
+		r.Listeners = int32(parts[1].num)
+	case r.Kind == locktable.Take && shaped(parts, ":$:"):
+		decodeOther(parts[0].num, parts[1].text, r)
+		r.Listeners = int32(parts[2].num)
+
+	case r.Kind == locktable.Drop && number && status.num >= -1:
+		r.Outcome, r.Listeners = locktable.Done, int32(status.num)
+	case r.Kind == locktable.Drop && number && status.num == -2:
+		r.Outcome, r.Listeners = locktable.Done, -1
+		return "", true, nil
+	case r.Kind == locktable.Drop && number && status.num == -3:
+		r.Outcome = locktable.Done
+
+	default:
+		return "", false, &strangeReply{scriptOf(r.Kind), status}
 	}
-	return "", &strangeReply{keep, status}
+	return "", false, nil
 }
 
-// is tells whether a reply is this integer.
-func (r reply) is(n int64) bool { return r.kind == ':' && r.num == n }
+// shaped tells whether a list has items of these kinds, and no others.
+func shaped(list []reply, kinds string) bool {
+	if len(list) != len(kinds) {
+		return false
+	}
+	for i := range list {
+		if list[i].kind != kinds[i] {
+			return false
+		}
+	}
+	return true
+}
 
 func decodeOther(ttl int64, field string, r *locktable.Result) {
 	r.Outcome = locktable.Other

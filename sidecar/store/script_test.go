@@ -38,33 +38,34 @@ func TestScripts(t *testing.T) {
 	big := uint64(1)<<53 - 1
 
 	tests := []struct {
-		says  string
-		hash  map[string]string // before; nil: no key
-		value string            // before: a string instead of a hash
-		op    locktable.Op
-		want  locktable.Outcome
-		field string            // of Other
-		after map[string]string // nil: as before
-		gone  bool
-		heard bool // the release is published
+		says    string
+		hash    map[string]string // before; nil: no key
+		value   string            // before: a string instead of a hash
+		op      locktable.Op
+		want    locktable.Outcome
+		field   string            // of Other
+		after   map[string]string // nil: as before
+		gone    bool
+		heard   bool // the release is published, and with that who listens is counted
+		counted bool // who listens is counted
 	}{
 		{says: "take of a free lock writes our field", op: take(7), want: done, after: ours(7)},
-		{says: "take of our own hold again changes nothing", hash: ours(7), op: take(7), want: done},
-		{says: "take sets the entries, it does not add them", hash: ours(7), op: again, want: done, after: map[string]string{field(ourUUID, 7): "3"}},
-		{says: "take replaces an earlier hold of ours", hash: ours(6), op: take(7), want: done, after: ours(7)},
-		{says: "take compares hold numbers as numbers: 10 is later than 9", hash: ours(9), op: take(10), want: done, after: ours(10)},
-		{says: "take compares the largest hold numbers exactly", hash: ours(big), op: take(big - 1), want: other, field: field(ourUUID, big)},
-		{says: "take never replaces a later hold of ours", hash: ours(8), op: take(7), want: other, field: field(ourUUID, 8)},
-		{says: "take leaves somebody else's lock alone", hash: redisson, op: take(7), want: other, field: otherUUID + ":77"},
-		{says: "take does not mistake a longer field for a hold number", hash: map[string]string{field(ourUUID, 5) + ":write": "1"}, op: take(7), want: other, field: field(ourUUID, 5) + ":write"},
-		{says: "take does not mistake a longer uuid for ours", hash: map[string]string{"x" + field(ourUUID, 5): "1"}, op: take(7), want: other, field: "x" + field(ourUUID, 5)},
-		{says: "take recognises a read-write lock", hash: readers, op: take(7), want: other, field: "a read-write lock in mode read"},
-		{says: "take leaves any other hash alone", hash: crowd, op: take(7), want: other, field: "a hash with 3 fields"},
+		{counted: true, says: "take of our own hold again changes nothing", hash: ours(7), op: take(7), want: done},
+		{counted: true, says: "take sets the entries, it does not add them", hash: ours(7), op: again, want: done, after: map[string]string{field(ourUUID, 7): "3"}},
+		{counted: true, says: "take replaces an earlier hold of ours", hash: ours(6), op: take(7), want: done, after: ours(7)},
+		{counted: true, says: "take compares hold numbers as numbers: 10 is later than 9", hash: ours(9), op: take(10), want: done, after: ours(10)},
+		{counted: true, says: "take compares the largest hold numbers exactly", hash: ours(big), op: take(big - 1), want: other, field: field(ourUUID, big)},
+		{counted: true, says: "take never replaces a later hold of ours", hash: ours(8), op: take(7), want: other, field: field(ourUUID, 8)},
+		{counted: true, says: "take leaves somebody else's lock alone", hash: redisson, op: take(7), want: other, field: otherUUID + ":77"},
+		{counted: true, says: "take does not mistake a longer field for a hold number", hash: map[string]string{field(ourUUID, 5) + ":write": "1"}, op: take(7), want: other, field: field(ourUUID, 5) + ":write"},
+		{counted: true, says: "take does not mistake a longer uuid for ours", hash: map[string]string{"x" + field(ourUUID, 5): "1"}, op: take(7), want: other, field: "x" + field(ourUUID, 5)},
+		{counted: true, says: "take recognises a read-write lock", hash: readers, op: take(7), want: other, field: "a read-write lock in mode read"},
+		{counted: true, says: "take leaves any other hash alone", hash: crowd, op: take(7), want: other, field: "a hash with 3 fields"},
 		{says: "take leaves a string alone", value: "x", op: take(7), want: refused},
-		{says: "take of a held lock moves it to the later hold", hash: ours(6), op: held, want: done, after: ours(7)},
+		{counted: true, says: "take of a held lock moves it to the later hold", hash: ours(6), op: held, want: done, after: ours(7)},
 		{says: "take of a held lock does not take a free one", op: held, want: missing},
-		{says: "take of a held lock leaves somebody else's alone", hash: redisson, op: held, want: other, field: otherUUID + ":77"},
-		{says: "take without tokens draws none", op: noToken, want: done, after: ours(7)},
+		{counted: true, says: "take of a held lock leaves somebody else's alone", hash: redisson, op: held, want: other, field: otherUUID + ":77"},
+		{counted: true, says: "take without tokens draws none", op: noToken, want: done, after: ours(7)},
 
 		{says: "keep renews", hash: ours(7), op: keep(7), want: done},
 		{says: "keep sets the entries", hash: ours(7), op: twice, want: done, after: map[string]string{field(ourUUID, 7): "2"}},
@@ -142,8 +143,8 @@ func TestScripts(t *testing.T) {
 						t.Errorf("TTL in Redis %v, want the lease", ttl)
 					}
 				}
-				if told := res.Outcome == done || res.Outcome == other; tt.op.Kind == locktable.Take && told && res.Listeners != 1 {
-					t.Errorf("%d listeners, want 1", res.Listeners)
+				if counted := tt.counted || tt.heard; res.Outcome <= other && res.Listeners != map[bool]int32{true: 1, false: locktable.Uncounted}[counted] {
+					t.Errorf("%d listeners; one does, counted: %v", res.Listeners, counted)
 				}
 				if tt.op.Kind == locktable.Take && res.Outcome == done {
 					if (res.Token != 0) != (tt.op.Reserve != 0) {
@@ -217,6 +218,93 @@ func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
 			if ttl := b.admin.PTTL(ctx, ops[i].Name).Val(); ttl <= 0 || ttl > lease || lease == time.Minute && ttl <= 30*time.Second {
 				t.Errorf("%s: TTL %v, lease %v", ops[i].Name, ttl, lease)
 			}
+		}
+	})
+}
+
+// A run of takes and drops: every one has its own fate, and they are in order.
+func TestTradeJudgesEachAlone(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		b.admin.HSet(ctx, "theirs", field(otherUUID, 1), "1")
+		b.admin.Set(ctx, "string", "x", 0)
+		b.admin.Set(ctx, counterOf("countless"), "seventeen", 0)
+		b.admin.HSet(ctx, "back", field(ourUUID, 3), "1")
+		b.admin.HSet(ctx, "later", field(ourUUID, 9), "1")
+		b.admin.HSet(ctx, "passed", field(ourUUID, 3), "1")
+		move := func(name string) locktable.Op {
+			op := takeOp(name, 5)
+			op.Held, op.Reserve = true, 64
+			return op
+		}
+		behind := func(op locktable.Op) locktable.Op {
+			op.Behind = true
+			return op
+		}
+		want := []struct {
+			op      locktable.Op
+			outcome locktable.Outcome
+			left    string // the field in Redis afterwards
+		}{
+			{takeOp("free", 1), locktable.Done, field(ourUUID, 1)},
+			{takeOp("theirs", 1), locktable.Other, field(otherUUID, 1)},
+			{takeOp("string", 1), locktable.Refused, ""},
+			{dropOp("back", 3), locktable.Done, ""},
+			{behind(takeOp("back", 4)), locktable.Done, field(ourUUID, 4)},
+			{takeOp("countless", 1), locktable.Refused, ""},
+			{dropOp("later", 8), locktable.Done, field(ourUUID, 9)},
+			{move("passed"), locktable.Done, field(ourUUID, 5)},
+			{move("gone"), locktable.Missing, ""},
+			{dropOp("never", 1), locktable.Done, ""},
+			{takeOp("last", 1), locktable.Done, field(ourUUID, 1)},
+		}
+		var ops []locktable.Op
+		for _, w := range want {
+			ops = append(ops, w.op)
+		}
+		if _, n := together(ops); n != len(ops) {
+			t.Fatalf("%d of %d run together", n, len(ops))
+		}
+		results := r.ask(ops...)
+		for i, w := range want {
+			res := results[i]
+			if res.Outcome != w.outcome {
+				t.Errorf("%s, kind %d: got %+v, want outcome %d", w.op.Name, w.op.Kind, res, w.outcome)
+			}
+			if taken := w.op.Kind == locktable.Take && w.outcome == locktable.Done; taken == (res.Token == 0) {
+				t.Errorf("%s, kind %d: token %d", w.op.Name, w.op.Kind, res.Token)
+			} else if taken {
+				if got := must(b.admin.Get(ctx, counterOf(w.op.Name)).Uint64()); got != res.Token {
+					t.Errorf("%s: token %d, the counter is %d", w.op.Name, res.Token, got)
+				}
+			}
+			if w.op.Name == "string" || w.op.Name == "back" && w.op.Kind == locktable.Drop {
+				continue
+			}
+			left := must(b.admin.HGetAll(ctx, w.op.Name).Result())
+			if _, ok := left[w.left]; ok == (w.left == "") || len(left) > 1 {
+				t.Errorf("%s: Redis has %v, want the field %q", w.op.Name, left, w.left)
+			}
+			if ttl := must(b.admin.PTTL(ctx, w.op.Name).Result()); w.op.Kind == locktable.Take && w.outcome == locktable.Done && (ttl <= 0 || ttl > 30*time.Second) {
+				t.Errorf("%s lives for %v", w.op.Name, ttl)
+			}
+		}
+	})
+}
+
+// Who listens to a pattern is no waiter.
+func TestListenersAreThoseOfTheChannel(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		curious := b.admin.PSubscribe(ctx, "redisson_lock__channel:*")
+		t.Cleanup(func() { curious.Close() })
+		must(curious.Receive(ctx))
+		r.one(takeOp("lock", 1))
+		if res := r.one(dropOp("lock", 1)); res.Listeners != 0 {
+			t.Errorf("%d wait, want nobody", res.Listeners)
+		}
+		if msg := must(curious.ReceiveMessage(ctx)); msg.Payload != "0" {
+			t.Errorf("heard %q", msg.Payload)
 		}
 	})
 }
@@ -316,12 +404,14 @@ func TestTokens(t *testing.T) {
 		})
 		t.Run("use refreshes the expiry, but not at every grant", func(t *testing.T) {
 			b.admin.PExpire(ctx, counter, 6*24*time.Hour+13*time.Hour)
-			draw(t, 1)
+			draw(t, 64)
 			if left := expiry(); left > 6*24*time.Hour+13*time.Hour {
 				t.Errorf("refreshed too early: %v", left)
 			}
 			b.admin.PExpire(ctx, counter, 6*24*time.Hour)
-			draw(t, 1)
+			for range 32 {
+				draw(t, 1)
+			}
 			if left := expiry(); left < week-time.Hour {
 				t.Errorf("not refreshed: %v", left)
 			}
@@ -375,7 +465,7 @@ func TestScriptIsTaughtAgainAfterScriptFlush(t *testing.T) {
 		r := connected(t, b.url)
 		for range 3 {
 			must(b.admin.ScriptFlush(ctx).Result())
-			// All three scripts unknown, several calls of one, in one batch.
+			// Both scripts unknown, several operations of one, in one batch.
 			b.admin.HSet(ctx, "k1", field(ourUUID, 1), "1")
 			b.admin.HSet(ctx, "d1", field(ourUUID, 1), "1")
 			for _, res := range r.ask(takeOp("a", 1), takeOp("b", 1), keepOp("k1", 1), dropOp("d1", 1), dropOp("d2", 1)) {

@@ -3,7 +3,8 @@
 -- KEYS     the locks: HASH {owner field: entries}
 -- ARGV[1]  prefix of this sidecar's owner fields: "<uuid>:"
 -- ARGV[2]  lease, ms
--- ARGV[3…] for each key: hold number (decimal, below 2^53), entries
+-- ARGV[3]  entries of the holds
+-- ARGV[4…] for each key: hold number, decimal, below 2^53
 --
 -- Returns for each key
 --         1               still ours: the field has this number and these entries, the key this lease
@@ -13,7 +14,7 @@
 --
 -- With no keys it does nothing, which asks whether scripts may be run at all.
 
-local prefix, lease = ARGV[1], ARGV[2]
+local prefix, lease, entries = ARGV[1], ARGV[2], ARGV[3]
 local statuses = {}
 
 -- Like redis.call, but the error keeps its code in every version of Redis.
@@ -24,7 +25,7 @@ local function call(...)
 end
 
 -- What is not simply as it should be.
-local function settle(lock, num, entries)
+local function settle(lock, num)
   local field = prefix .. num
   local have = call('HGET', lock, field)
   local fields = call('HLEN', lock)
@@ -55,12 +56,12 @@ end
 
 local ask = redis.pcall
 for i, lock in ipairs(KEYS) do
-  local num, entries = ARGV[2 * i + 1], ARGV[2 * i + 2]
+  local num = ARGV[i + 3]
   -- Nearly every lock is as we left it: that is what this script costs.
   if ask('HGET', lock, prefix .. num) == entries and ask('HLEN', lock) == 1 and ask('PEXPIRE', lock, lease) == 1 then
     statuses[i] = 1
   else
-    local ok, status = pcall(settle, lock, num, entries)
+    local ok, status = pcall(settle, lock, num)
     if not ok and type(status) == 'table' then status = status.err end
     statuses[i] = status
   end
