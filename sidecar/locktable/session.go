@@ -30,7 +30,7 @@ type session struct {
 	listed bool  // in Table.renewed
 
 	told   int64  // deadline of the last Lease effect; unheard: about that of the worst watchdog hold, none was told since the first
-	behind int64  // earliest deadline before told with which a hold was granted since then
+	behind int64  // earliest deadline before told of a hold that was granted since then
 	tells  uint32 // Lease effects so far
 }
 
@@ -205,7 +205,7 @@ func (t *Table) news(s *session) {
 }
 
 // tellLeases sends each session with renewed holds the deadline that all of its
-// watchdog holds have reached, if that is news.
+// watchdog holds have reached, if that is news to some of them.
 func (t *Table) tellLeases() {
 	for i := 0; i < len(t.renewed); i++ { // it may grow
 		s := t.renewed[i]
@@ -226,14 +226,32 @@ func (t *Table) tellLeases() {
 				continue
 			}
 		}
-		s.told, s.behind, s.unheard = s.reached(t), math.MaxInt64, false
+		d := s.reached(t)
+		if d < s.told {
+			t.tellLess(s, d)
+			continue
+		}
+		s.told, s.behind, s.unheard = d, math.MaxInt64, false
 		s.tells++
 		t.noteSession(s)
 		if !s.absent { // takeUp tells those who are, when they know what they have lost
-			t.emit(Effect{Kind: Lease, Session: s.id, Deadline: s.told})
+			t.emit(Effect{Kind: Lease, Session: s.id, Deadline: d})
 		}
 	}
 	t.renewed = t.renewed[:0]
+}
+
+// tellLess sends a session a deadline that is less than it was told before, for holds
+// that were granted since then with still less. What was told stays true of the others.
+func (t *Table) tellLess(s *session, d int64) {
+	s.behind = d
+	for l := s.holds; l != nil && l.hold.tells == s.tells; l = l.hold.next { // newest first
+		if h := &l.hold; h.leaseMS == 0 && h.deadline < d {
+			h.deadline = d
+			t.note(l)
+		}
+	}
+	t.emit(Effect{Kind: Lease, Session: s.id, Deadline: d})
 }
 
 // reached is the deadline that all watchdog holds of the session have reached.
@@ -249,7 +267,7 @@ func (s *session) hasNews(t *Table) bool {
 		return false
 	}
 	d := s.reached(t)
-	return d > s.told || d == s.told && s.behind != math.MaxInt64
+	return d > s.told || s.behind < d && (d == s.told || !s.absent)
 }
 
 // abandonAt is when a hold that Redis refuses to renew is given up for lost: some

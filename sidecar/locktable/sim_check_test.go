@@ -160,6 +160,7 @@ const (
 	chasedLate     // and its answer came behind the take's
 	expiredEarly   // a key, because Redis's clock jumped
 	tokensExcused  // a counter was lost while the clock was behind
+	toldLess       // a deadline, for holds that were granted with still less
 
 	killedBeforeKeeping   // a sidecar, with inputs that its memory does not have
 	killedWhileKeeping    // between two calls of the Keeper
@@ -707,19 +708,28 @@ func (w *world) leased(h *host, e *locktable.Effect) {
 			}
 		}
 	}
+	more, less := false, false
 	for n := range w.plan.names {
-		if c := &h.names[n].hold; c.believed() && c.session == s.id && !c.fixed && e.Deadline > c.told {
-			now := h.clock(w.now)
-			if c.state == away && c.over(now) {
-				continue // it will be released
-			}
-			if now > c.told {
-				w.violation(n, "a lease event comes %s after the deadline of hold %d: its client has given it up", time.Duration(now-c.told), c.num)
-			}
-			c.told = e.Deadline
-			w.cover(h, n)
+		c := &h.names[n].hold
+		if !c.believed() || c.session != s.id || c.fixed {
+			continue
 		}
+		more = more || e.Deadline < c.told
+		if e.Deadline <= c.told {
+			continue
+		}
+		less = true
+		now := h.clock(w.now)
+		if c.state == away && c.over(now) {
+			continue // it will be released
+		}
+		if now > c.told {
+			w.violation(n, "a lease event comes %s after the deadline of hold %d: its client has given it up", time.Duration(now-c.told), c.num)
+		}
+		c.told = e.Deadline
+		w.cover(h, n)
 	}
+	w.check.met[toldLess] += btoi(more && less)
 }
 
 // asked judges an operation before the store gets it.

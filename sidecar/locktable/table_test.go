@@ -2,6 +2,7 @@ package locktable_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -881,6 +882,49 @@ func TestAWatchdogHoldThatInheritsALongLeaseIsRenewedInTime(t *testing.T) {
 	}
 	r.pass(lease/3 + 600*time.Millisecond)
 	r.redis(locktable.Keep, locktable.Done)
+}
+
+// A session was told a deadline, and gets locks that are good for less. One of them is
+// renewed, another is not for a while: the first may be believed in for as long as the
+// second, not only for as long as it was granted.
+func TestOneWhoWasToldMoreHearsOfLess(t *testing.T) {
+	r := newRig(t)
+	answer := func(name string) {
+		t.Helper()
+		r.collect()
+		i := slices.IndexFunc(r.ops, func(op locktable.Op) bool { return op.Name == name })
+		if i < 0 {
+			t.Fatalf("nothing is asked of %q: %+v", name, r.ops)
+		}
+		op := r.ops[i]
+		r.ops = slices.Delete(r.ops, i, i+1)
+		r.tokens += uint64(op.Reserve)
+		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
+		r.collect()
+	}
+	r.acquire(1, "renewed")
+	answer("renewed")
+	r.acquire(2, "y", fixed(25*time.Second))
+	answer("y")
+	r.acquire(2, "z", fixed(28*time.Second))
+	answer("z")
+	r.pass(10600 * time.Millisecond)
+	answer("renewed")
+	r.acquire(1, "y")
+	answer("y")
+	r.acquire(1, "z")
+	answer("z")
+	r.want("s1 granted hold=1 token=1 count=1", "s2 granted hold=2 token=2 count=1", "s2 granted hold=3 token=3 count=1", "s1 lease +29s")
+	r.release(2, 2)
+	r.release(2, 3)
+	r.want("s2 released count=0", "s1 granted hold=4 token=4 count=1", "s2 released count=0", "s1 granted hold=5 token=68 count=1")
+	r.pass(20 * time.Millisecond)
+	answer("y")
+	r.want("s1 lease +16s")
+	r.pass(15 * time.Second) // y was granted until then
+	r.want()
+	answer("z")
+	r.want("s1 lease +14s")
 }
 
 func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
