@@ -283,20 +283,24 @@ func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) bool {
 
 func (t *Table) takeUp(now int64, s *session) {
 	s.absent = false
-	var unclaimed []*lock
+	var free []*lock
 	until := int64(math.MaxInt64)
 	for l := s.holds; l != nil; {
 		next := l.hold.next
-		switch {
-		case !l.hold.claimed:
+		if l.hold.claimed {
+			t.expire(now, l) // it may be over since
+		} else {
 			t.endHold(l)
-			unclaimed = append(unclaimed, l)
+		}
+		switch {
+		case l.hold.num == 0:
+			free = append(free, l)
 		case l.watched():
 			until = min(until, l.until())
 		}
 		l = next
 	}
-	t.settleAll(now, unclaimed)
+	t.settleAll(now, free)
 	if until != math.MaxInt64 {
 		// What it was told while it was absent, or just before and did not hear.
 		t.emit(Effect{Kind: Lease, Session: s.id, Deadline: until})

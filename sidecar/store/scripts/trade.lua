@@ -41,126 +41,93 @@
 -- than what was dropped before.
 --
 -- Nearly every lock that is taken is free, and nearly every one that is dropped is as it
--- was left: that is what this script costs.
+-- was left. That is the loop at the end, and what this script costs; all else is made
+-- when it is needed, for a function costs something before it is called.
 
 local prefix, lease, floor = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local lookEvery = 32 -- tokens between two looks at the expiry of their counter
+local takes, sets, drops = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local ask = redis.pcall
+local lookEvery = 32 -- tokens between two looks at the expiry of their counter
 
-local function listeners(channel)
-  local heard = ask('PUBSUB', 'NUMSUB', channel)
-  return heard.err and -1 or heard[2]
-end
+local rare
+local function rarely(what, ...)
+  if rare then return rare[what](...) end
+  rare = {}
 
-local function channelOf(counter)
-  return 'redisson_lock__channel:' .. string.sub(counter, #'redisson_lock_token:' + 1)
-end
-
--- earlier tells whether a field is ours, of this hold or of one before.
-local function earlier(field, num)
-  local n = string.sub(field, 1, #prefix) == prefix and string.match(field, '^%d+$', #prefix + 1)
-  return n and tonumber(n) <= tonumber(num)
-end
-
--- A counter that was drawn from is new, or behind the floor, or to be looked at; or
--- that failed. Returns the last token, or an error.
---
--- One that is new or lags behind the floor may have lost what it once was: deleted,
--- flushed, or read from a replica that is behind. It goes on from the time in µs. That
--- is above every token ever drawn, because a counter starts at the time and is drawn
--- from more slowly than once per µs: a round trip takes longer than the tokens it
--- reserves.
-local function settled(counter, last, n)
-  local week = 7 * 24 * 3600 * 1000
-  local refresh = 6.5 * 24 * 3600 * 1000 -- half a day of use between two refreshes
-  if type(last) == 'table' then return nil, last.err end
-  if last >= 2 ^ 53 then return nil, 'ERR token counter ' .. counter .. ' is above 2^53: delete it' end
-  if last - n < floor then
-    local time = redis.call('TIME')
-    local fresh = last == n
-    last = math.max(time[1] * 1000000 + time[2], floor) + n
-    local text = string.format('%.0f', last)
-    if fresh then
-      redis.call('SET', counter, text, 'PX', week)
-    else
-      redis.call('SET', counter, text, 'KEEPTTL')
-    end
-  else
-    -- A counter without an expiry was made by somebody who wants it to stay.
-    local left = redis.call('PTTL', counter)
-    if left >= 0 and left < refresh then redis.call('PEXPIRE', counter, week) end
+  -- earlier tells whether a field is ours, of this hold or of one before.
+  local function earlier(field, num)
+    local n = string.sub(field, 1, #prefix) == prefix and string.match(field, '^%d+$', #prefix + 1)
+    return n and tonumber(n) <= tonumber(num)
   end
-  return last
-end
 
--- A lock that is not free. Returns its field if that is ours and may be replaced, and
--- who listens; or else what is to be answered.
-local function held(lock, counter, num, fields)
-  if type(fields) == 'table' then return nil, nil, fields.err end
-  local heard = listeners(channelOf(counter))
-  -- A plain lock has one field. More are another structure under our name.
-  if fields > 1 then
-    local what = 'a hash with ' .. fields .. ' fields'
-    local mode = redis.call('HGET', lock, 'mode')
-    if mode then what = 'a read-write lock in mode ' .. string.sub(mode, 1, 16) end
-    return nil, nil, {redis.call('PTTL', lock), what, heard}
+  -- How many listen on a channel; -1: that is not permitted to be known.
+  local function listeners(channel)
+    local heard = ask('PUBSUB', 'NUMSUB', channel)
+    return heard.err and -1 or heard[2]
   end
-  local old = redis.call('HKEYS', lock)[1]
-  if not earlier(old, num) then return nil, nil, {redis.call('PTTL', lock), string.sub(old, 1, 256), heard} end
-  -- Before the rest. Redis grants it when it is out of memory, too, and lets a script
-  -- that has begun to write go on: what is ours can be kept and passed on.
-  local expires = ask('PEXPIRE', lock, lease)
-  if expires ~= 1 then return nil, nil, expires.err end
-  return old, heard
-end
 
-local function take(lock, counter, num, entries, draw, move, free)
-  local old, heard, answer
-  if not free then
+  -- The same of a lock, by its counter.
+  function rare.waiting(counter)
+    return listeners('redisson_lock__channel:' .. string.sub(counter, #'redisson_lock_token:' + 1))
+  end
+
+  -- A lock that is taken and not known to be free. Returns what is to be answered, or
+  -- nothing if it may be taken; then its field, if that is ours, and who listens.
+  function rare.held(lock, counter, num, move)
     local fields = ask('HLEN', lock)
-    if fields ~= 0 then
-      old, heard, answer = held(lock, counter, num, fields)
-      if answer then return answer end
-    elseif move then
-      return -1
+    if type(fields) == 'table' then return fields.err end
+    if fields == 0 then return move and -1 end
+    local heard = rare.waiting(counter)
+    -- A plain lock has one field. More are another structure under our name.
+    if fields > 1 then
+      local what = 'a hash with ' .. fields .. ' fields'
+      local mode = redis.call('HGET', lock, 'mode')
+      if mode then what = 'a read-write lock in mode ' .. string.sub(mode, 1, 16) end
+      return {redis.call('PTTL', lock), what, heard}
     end
+    local old = redis.call('HKEYS', lock)[1]
+    if not earlier(old, num) then return {redis.call('PTTL', lock), string.sub(old, 1, 256), heard} end
+    -- Before the rest. Redis grants it when it is out of memory, too, and lets a script
+    -- that has begun to write go on: what is ours can be kept and passed on.
+    local expires = ask('PEXPIRE', lock, lease)
+    if expires ~= 1 then return expires.err end
+    return nil, old, heard
   end
 
-  local last = 0
-  if draw ~= '0' then
-    last = ask('INCRBY', counter, draw) -- a number would be printed for Redis, digit by digit
-    local n = draw + 0
-    if type(last) == 'table' or last - n < floor or last >= 2 ^ 53 or last % lookEvery < n then
-      last, answer = settled(counter, last, n)
-      if answer then return answer end
+  -- A counter that was drawn from is new, or behind the floor, or to be looked at; or
+  -- that failed. Returns what is to be answered, or nothing and the last token.
+  --
+  -- One that is new or lags behind the floor may have lost what it once was: deleted,
+  -- flushed, or read from a replica that is behind. It goes on from the time in µs. That
+  -- is above every token ever drawn, because a counter starts at the time and is drawn
+  -- from more slowly than once per µs: a round trip takes longer than the tokens it
+  -- reserves.
+  function rare.drawn(counter, last, n)
+    local week = 7 * 24 * 3600 * 1000
+    local refresh = 6.5 * 24 * 3600 * 1000 -- half a day of use between two refreshes
+    if type(last) == 'table' then return last.err end
+    if last >= 2 ^ 53 then return 'ERR token counter ' .. counter .. ' is above 2^53: delete it' end
+    if last - n < floor then
+      local time = redis.call('TIME')
+      local fresh = last == n
+      last = math.max(time[1] * 1000000 + time[2], floor) + n
+      local text = string.format('%.0f', last)
+      if fresh then
+        redis.call('SET', counter, text, 'PX', week)
+      else
+        redis.call('SET', counter, text, 'KEEPTTL')
+      end
+    else
+      -- A counter without an expiry was made by somebody who wants it to stay.
+      local left = redis.call('PTTL', counter)
+      if left >= 0 and left < refresh then redis.call('PEXPIRE', counter, week) end
     end
+    return nil, last
   end
 
-  local field = prefix .. num
-  local written = ask('HSET', lock, field, entries)
-  if old then
-    if written ~= 0 and written ~= 1 then return written.err end
-    if old ~= field then redis.call('HDEL', lock, old) end
-    return {last, heard}
-  end
-  if written ~= 1 then return written.err end
-  local expires = ask('PEXPIRE', lock, lease)
-  if expires ~= 1 then
-    -- PEXPIRE alone is not permitted. The lock must not stay for ever.
-    redis.call('DEL', lock)
-    return expires.err
-  end
-  -- A lock that was taken for one client is not passed on before more tokens are
-  -- drawn; until then nobody needs to know who waits elsewhere.
-  if draw == '1' then return last end
-  return {last, listeners(channelOf(counter))}
-end
-
-local function drop(lock, num, channel)
-  -- A key that has this field and no other is gone with it. Should somebody have built
-  -- another structure around our field, theirs is left, and who wakes finds it.
-  local gone = ask('HDEL', lock, prefix .. num)
-  if gone ~= 1 then
+  -- Our field was not there. Returns what is to be answered, or nothing if the lock is
+  -- given back all the same.
+  function rare.astray(lock, num, gone)
     if gone ~= 0 then return gone.err end
     local fields = redis.call('HLEN', lock)
     if fields > 1 then return -3 end
@@ -171,38 +138,80 @@ local function drop(lock, num, channel)
       if deleted ~= 1 then return deleted.err end
     end
   end
-  -- The only payload that Redisson takes for "unlocked".
-  local heard = ask('PUBLISH', channel, '0')
-  if heard == 0 then return 0 end
-  if type(heard) == 'table' then return -2 end
-  -- Who listens to a pattern has heard it, too, and does not wait for the lock.
-  return listeners(channel)
-end
 
-local takes, sets, drops = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local all = (#KEYS + drops) / 2
-local statuses = {}
-local a, counter = 7, all
-
-local function takeEach(first, last)
-  -- Nearly always they are free, which Redis says of many keys at once.
-  local free = first <= last and ask('EXISTS', unpack(KEYS, first, last)) == 0
-  for i = first, last do
-    counter = counter + 1
-    statuses[i] = take(KEYS[i], KEYS[counter], ARGV[a], '1', '1', false, free)
-    a = a + 1
+  -- Somebody heard of a release, or nobody may. Who listens to a pattern hears it, too,
+  -- and does not wait for the lock.
+  function rare.heard(channel, heard)
+    if type(heard) == 'table' then return -2 end
+    return listeners(channel)
   end
+
+  return rare[what](...)
 end
 
-takeEach(1, takes)
-for i = takes + 1, takes + sets do
-  counter = counter + 1
-  statuses[i] = take(KEYS[i], KEYS[counter], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3] == '1', false)
-  a = a + 4
+local statuses = {}
+local all = (#KEYS + drops) / 2
+local lastDrop = takes + sets + drops
+local free = false
+local counters, a = all, 7
+for i = 1, all do
+  local lock, num = KEYS[i], ARGV[a]
+  local status, old, heard, last
+  a = a + 1
+  if i > takes + sets and i <= lastDrop then
+    -- A key that has this field and no other is gone with it. Should somebody have built
+    -- another structure around our field, theirs is left, and who wakes finds it.
+    local channel, gone = ARGV[a], ask('HDEL', lock, prefix .. num)
+    a = a + 1
+    if gone ~= 1 then status = rarely('astray', lock, num, gone) end
+    if not status then
+      status = ask('PUBLISH', channel, '0') -- the only payload that Redisson takes for "unlocked"
+      if status ~= 0 then status = rarely('heard', channel, status) end
+    end
+  else
+    local entries, draw, move = '1', '1', false
+    counters = counters + 1
+    if i > takes and i <= takes + sets then
+      entries, draw, move = ARGV[a], ARGV[a + 1], ARGV[a + 2] == '1'
+      a = a + 3
+      free = false
+    elseif i == 1 then
+      free = ask('EXISTS', unpack(KEYS, 1, takes)) == 0 -- of many keys at once
+    elseif i == lastDrop + 1 then
+      free = ask('EXISTS', unpack(KEYS, i, all)) == 0
+    end
+    if not free then
+      status, old, heard = rarely('held', lock, KEYS[counters], num, move)
+    end
+    if not status and draw ~= '0' then
+      last = ask('INCRBY', KEYS[counters], draw)
+      local n = draw + 0 -- INCRBY got the text: a number would be printed for Redis, digit by digit
+      if type(last) == 'table' or last - n < floor or last >= 2 ^ 53 or last % lookEvery < n then
+        status, last = rarely('drawn', KEYS[counters], last, n)
+      end
+    end
+    if not status then
+      local field = prefix .. num
+      local written = ask('HSET', lock, field, entries)
+      local expires = old or written == 1 and ask('PEXPIRE', lock, lease)
+      if type(written) == 'table' then
+        status = written.err
+      elseif old then
+        if old ~= field then redis.call('HDEL', lock, old) end
+        status = {last or 0, heard}
+      elseif expires ~= 1 then
+        -- PEXPIRE alone is not permitted. The lock must not stay for ever.
+        redis.call('DEL', lock)
+        status = expires.err
+      elseif draw == '1' then
+        -- A lock that was taken for one client is not passed on before more tokens are
+        -- drawn; until then nobody needs to know who waits elsewhere.
+        status = last
+      else
+        status = {last or 0, rarely('waiting', KEYS[counters])}
+      end
+    end
+  end
+  statuses[i] = status
 end
-for i = takes + sets + 1, takes + sets + drops do
-  statuses[i] = drop(KEYS[i], ARGV[a], ARGV[a + 1])
-  a = a + 2
-end
-takeEach(takes + sets + drops + 1, all)
 return statuses
