@@ -261,8 +261,11 @@ func (t *Table) ask(now int64, l *lock) {
 	case waiters > 0 && !(l.queue.stand && k.state != none):
 		if k.state == ours || now >= l.queue.tryAt {
 			reserve := uint16(1)
-			if waiters > 1 || k.listeners < 0 { // who listens is counted with that
+			switch {
+			case waiters > 1:
 				reserve = uint16(max(2, t.cfg.HandoffBudget))
+			case k.listeners < 0:
+				reserve = 2 // so that they are counted
 			}
 			if chasing {
 				l.ahead = true

@@ -35,7 +35,7 @@ type Op struct {
 	LeaseMS uint32 // time to live of the key, ms
 	Reserve uint16 // Take: tokens to draw; 0 draws none
 	Held    bool   // Take: see there
-	Behind  bool   // Take: a Drop of the same lock was asked before, and has no answer yet
+	Behind  bool   // Take: a Drop of the same lock was asked before, behind a Take, and has no answer yet
 }
 
 // Outcome is what became of an Op.

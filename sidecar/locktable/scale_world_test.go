@@ -538,7 +538,7 @@ func (w *crowd) run(host int16, op *locktable.Op, at int64) locktable.Result {
 			res.Listeners = w.listeners(l)
 		}
 		if op.Reserve > 0 {
-			res.Token = l.counter.draw(at, uint64(op.Reserve), 1, 0, counterExpiry)
+			res.Token = l.counter.draw(at, uint64(op.Reserve), 1, 0, counterExpiry, !op.Behind)
 		}
 	}
 	return res

@@ -104,19 +104,20 @@ func (w *world) jump(d int64) {
 
 const counterExpiry = 7 * 24 * 3600 * sec
 
-// draw takes n tokens from the counter of a lock and returns the last.
-func (w *world) draw(name int, n, floor uint64) uint64 {
+// draw takes n tokens from the counter of a lock and returns the last. A look refreshes
+// the counter's expiry.
+func (w *world) draw(name int, n, floor uint64, look bool) uint64 {
 	c := &w.redis.names[name].counter
 	if c.exists && !c.permanent && w.now >= c.expireAt {
 		w.loseCounter(name, counter{})
 		w.check.met[counterExpired]++
 	}
-	return c.draw(w.now, n, max(w.time(), floor), floor, w.counterExpiry)
+	return c.draw(w.now, n, max(w.time(), floor), floor, w.counterExpiry, look)
 }
 
 // draw is what take does to a counter that has not expired. A new one begins at
 // fresh, and so does one that is behind the floor.
-func (c *counter) draw(now int64, n, fresh, floor uint64, expiry int64) uint64 {
+func (c *counter) draw(now int64, n, fresh, floor uint64, expiry int64, look bool) uint64 {
 	if !c.exists {
 		*c = counter{exists: true, value: fresh + n, expireAt: now + expiry}
 		return c.value
@@ -124,7 +125,7 @@ func (c *counter) draw(now int64, n, fresh, floor uint64, expiry int64) uint64 {
 	if c.value += n; c.value < floor+n {
 		c.value = fresh + n
 	}
-	if !c.permanent && c.expireAt-now < expiry/14*13 {
+	if look && !c.permanent && c.expireAt-now < expiry/14*13 {
 		c.expireAt = now + expiry
 	}
 	return c.value
@@ -438,7 +439,7 @@ func (w *world) execute(h *host, o *operation) {
 			name.ghost = o.settled && (!h.gone || h.keeper.find(n) == nil)
 			if o.op.Kind == locktable.Take {
 				if o.op.Reserve > 0 {
-					res.Token = w.draw(n, uint64(o.op.Reserve), o.floor)
+					res.Token = w.draw(n, uint64(o.op.Reserve), o.floor, !o.op.Behind)
 					w.checkDraw(n, res.Token-uint64(o.op.Reserve)+1, res.Token)
 				}
 				if o.op.Reserve != 1 || before.owner >= 0 {

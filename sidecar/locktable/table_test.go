@@ -178,7 +178,7 @@ func TestAnAcquireDoesNotWaitForTheReleaseBeforeIt(t *testing.T) {
 	r.acquire(2, "a")
 	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
 	drop, take := r.two()
-	if drop.Num != 1 || take.Num != 2 || take.Reserve != 1 {
+	if drop.Num != 1 || take.Num != 2 || take.Reserve != 1 || !take.Behind {
 		t.Fatalf("%+v, %+v", drop, take)
 	}
 	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})

@@ -979,7 +979,7 @@ func TestFloorNeverFalls(t *testing.T) {
 				return bulk("sha")
 			case "eval", "evalsha":
 				if args[2] == "2" { // keys of one take
-					floors.Store(must(strconv.ParseInt(args[7], 10, 64)))
+					floors.Store(must(strconv.ParseInt(args[10], 10, 64)))
 					return "*1\r\n:" + args[7] + "\r\n"
 				}
 				return "*0\r\n"
@@ -1044,6 +1044,9 @@ func TestStrangeRepliesAreUnknown(t *testing.T) {
 		{"*1\r\n:1\r\n", []locktable.Op{keep, keepOp("k2", 1)}},
 		{"*2\r\n:1\r\n:1\r\n", []locktable.Op{take}},
 		{"*1\r\n:-2\r\n", []locktable.Op{take}},
+		{"*1\r\n$0\r\n\r\n", []locktable.Op{take}},
+		{"*1\r\n$0\r\n\r\n", []locktable.Op{drop}},
+		{"*1\r\n*2\r\n:-7\r\n:1\r\n", []locktable.Op{take}},
 		{"*1\r\n*2\r\n:1\r\n$1\r\nx\r\n", []locktable.Op{take}},
 		{"*1\r\n*3\r\n:1\r\n:1\r\n:1\r\n", []locktable.Op{take}},
 		{"*1\r\n:9\r\n", []locktable.Op{keep}},

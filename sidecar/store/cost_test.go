@@ -42,6 +42,7 @@ func dialHost(t testing.TB, s *server, uuid string) *host {
 
 // bytes is what the store writes for ops, and how many replies that has.
 func (h *host) bytes(ops ...locktable.Op) (text []byte, replies int) {
+	gather(ops)
 	for len(ops) > 0 {
 		script, n := together(ops)
 		arrange(ops[:n])

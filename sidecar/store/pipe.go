@@ -107,8 +107,9 @@ func (p *pipe) open() bool {
 // idle tells whether nothing is owed. The caller holds mu.
 func (p *pipe) idle() bool { return p.calls.len() == 0 }
 
-// say queues ops, which are one batch, and arranges them. The caller holds mu.
+// say queues ops, which are one batch, in an order of its own. The caller holds mu.
 func (p *pipe) say(now int64, ops []locktable.Op) {
+	gather(ops)
 	for len(ops) > 0 {
 		s, n := together(ops)
 		arrange(ops[:n])
@@ -340,7 +341,9 @@ func (p *pipe) answered(answer reply) error {
 	}
 	cl := *p.calls.front()
 	p.heard, p.doubted, p.served = p.now, false, true
-	p.trip = min(p.trip, p.now-cl.sent)
+	if cl.ops > 0 { // something on the way may answer a ping
+		p.trip = min(p.trip, p.now-cl.sent)
+	}
 	if cl.form == loading || cl.form == byText {
 		delete(p.taught, cl.script)
 	}
@@ -384,14 +387,13 @@ func (p *pipe) teach(now int64, cl call) {
 	p.run(now, call{form: form, script: cl.script, again: true}, ops)
 }
 
-// split runs the oldest call again, lock by lock, after Redis refused it as a whole:
-// one lock that an ACL denies must not cost the others their renewal. The caller
-// holds mu.
+// split runs the oldest call again, by halves, after Redis refused it as a whole: one
+// lock that an ACL denies must not cost the others their renewal. The caller holds mu.
 func (p *pipe) split(now int64, cl call) {
 	ops := p.again(cl)
-	for i := range ops {
-		p.run(now, call{script: cl.script, again: cl.again}, ops[i:i+1])
-	}
+	half := len(ops) / 2
+	p.run(now, call{script: cl.script, again: cl.again}, ops[:half])
+	p.run(now, call{script: cl.script, again: cl.again}, ops[half:])
 }
 
 // again takes the oldest call and its operations from those under way. The caller
@@ -409,6 +411,9 @@ func (p *pipe) decode(cl *call, answer reply, results []locktable.Result) error 
 		text = reason(text)
 		word, _, _ := strings.Cut(text, " ")
 		r.Outcome = outcomeOf(word)
+		if r.Outcome == locktable.Refused && len(results) > 1 && answer.kind == '-' {
+			r.Outcome = locktable.Busy // it may be one of the others that was refused
+		}
 		r.Msg = c.dial.answered(r.Name, text)
 		if endsSession(word) && p.ends == "" {
 			p.ends = r.Msg

@@ -77,6 +77,7 @@ func TestNothingWaitsForAnswers(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
+	pipeOf(r)
 	for i := range asked {
 		r.Do([]locktable.Op{takeOp(fmt.Sprint(i), 1)})
 	}
@@ -161,6 +162,7 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
+	pipeOf(r)
 	r.Do([]locktable.Op{takeOp("a", 1)})
 	r.Do([]locktable.Op{takeOp("b", 1)})
 	const answer = "*1\r\n:1700000000000001\r\n"

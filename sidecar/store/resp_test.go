@@ -116,10 +116,10 @@ func TestCommandsAreEncoded(t *testing.T) {
 		{e.run(nil, byDigest, trade, mixed),
 			[]string{"evalsha", trade.sha, "7", "b", "größe 1", "a{b}c", "a{b}c",
 				"redisson_lock_token:{b}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
-				ourUUID + ":", "30000", "1700000000000001", "1", "1", "1",
+				ourUUID + ":", "1", "1", "1", "30000", "1700000000000001",
 				"4", "12", "3", "64", "1", "9007199254740990", "redisson_lock__channel:a{b}c", "9007199254740991"}},
 		{e.run(nil, byText, trade, []locktable.Op{dropOp("a", 7)}), []string{"eval", trade.text, "1", "a",
-			ourUUID + ":", "0", "1700000000000001", "0", "0", "1", "7", "redisson_lock__channel:{a}"}},
+			ourUUID + ":", "0", "0", "1", "0", "1700000000000001", "7", "redisson_lock__channel:{a}"}},
 		{e.run(nil, byDigest, keep, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", keep.sha, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "1", "20"}},
 		{appendLoad(nil, trade), []string{"script", "load", trade.text}},
@@ -133,6 +133,34 @@ func TestCommandsAreEncoded(t *testing.T) {
 		if n := in.Buffered(); n != 0 {
 			t.Errorf("%q: %d bytes too many", tt.want[0], n)
 		}
+	}
+}
+
+// What is asked at one time in whatever order takes few runs.
+func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
+	var ops []locktable.Op
+	for i := range 20 {
+		short, twice := takeOp(fmt.Sprint("short:", i), 1), keepOp(fmt.Sprint("twice:", i), 1)
+		short.LeaseMS, twice.Count = 5000, 2
+		ops = append(ops, short, twice, dropOp(fmt.Sprint("drop:", i), 1), keepOp(fmt.Sprint("keep:", i), 1), takeOp(fmt.Sprint("take:", i), 1))
+	}
+	gather(ops)
+	var runs []string
+	for len(ops) > 0 {
+		_, n := together(ops)
+		arrange(ops[:n])
+		var kinds []string
+		for _, op := range ops[:n] {
+			kind, _, _ := strings.Cut(op.Name, ":")
+			if len(kinds) == 0 || kinds[len(kinds)-1] != kind {
+				kinds = append(kinds, kind)
+			}
+		}
+		runs = append(runs, fmt.Sprint(n, kinds))
+		ops = ops[n:]
+	}
+	if got, want := strings.Join(runs, " "), "20 [keep] 20 [twice] 40 [short drop] 20 [take]"; got != want {
+		t.Errorf("runs %s; want %s", got, want)
 	}
 }
 

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"crypto/sha1"
 	_ "embed"
 	"encoding/hex"
@@ -77,9 +78,27 @@ func scriptOf(k locktable.OpKind) *script {
 	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
 }
 
+// gather puts ops that are asked at one time into an order in which few runs carry them
+// out: renewals first, because a late one costs somebody the lock; then what has no
+// lease, or the same.
+func gather(ops []locktable.Op) {
+	slices.SortStableFunc(ops, func(a, b locktable.Op) int {
+		renewed, too := a.Kind == locktable.Keep, b.Kind == locktable.Keep
+		switch {
+		case renewed && too:
+			return cmp.Or(cmp.Compare(a.LeaseMS, b.LeaseMS), cmp.Compare(a.Count, b.Count))
+		case renewed:
+			return -1
+		case too:
+			return 1
+		}
+		return cmp.Compare(a.LeaseMS, b.LeaseMS)
+	})
+}
+
 // together returns how many of ops, at least one, are carried out by one run of a
 // script, and of which: neighbours for which it is the same one, with one lease; and if
-// they are renewed, as many entries.
+// they are renewed, as many entries. Drops go with any lease.
 func together(ops []locktable.Op) (*script, int) {
 	s := scriptOf(ops[0].Kind)
 	var first *locktable.Op // with a lease
@@ -99,7 +118,7 @@ func together(ops []locktable.Op) (*script, int) {
 
 // arrange puts ops, which one run carries out, into the order in which its script does.
 func arrange(ops []locktable.Op) {
-	slices.SortStableFunc(ops, func(a, b locktable.Op) int { return int(turnOf(&a)) - int(turnOf(&b)) })
+	slices.SortStableFunc(ops, func(a, b locktable.Op) int { return cmp.Compare(turnOf(&a), turnOf(&b)) })
 }
 
 // turn is when its script comes to an operation.
@@ -108,6 +127,7 @@ type turn int
 const (
 	taken turn = iota // or renewed
 	set
+	moved // is set, too; but Redis may grant a script that has moved a lock what it grants no other
 	dropped
 	retaken
 	turns
@@ -119,7 +139,9 @@ func turnOf(op *locktable.Op) turn {
 		return taken
 	case op.Kind == locktable.Drop:
 		return dropped
-	case op.Held || op.Count != 1 || op.Reserve != 1:
+	case op.Held:
+		return moved
+	case op.Count != 1 || op.Reserve != 1:
 		return set
 	case op.Behind:
 		return retaken
@@ -138,10 +160,11 @@ func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte 
 			leased = ops[i]
 		}
 	}
+	sets := counts[set] + counts[moved]
 	keys, args := len(ops), 3+len(ops)
 	if s == trade {
 		keys += len(ops) - counts[dropped]
-		args += 3 + counts[dropped] + 3*counts[set]
+		args += 3 + counts[dropped] + 3*sets
 	}
 	dst = appendArray(dst, 3+keys+args)
 	if f == byText {
@@ -162,20 +185,21 @@ func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte 
 		}
 	}
 	dst = appendString(dst, e.prefix)
-	dst = appendNumber(dst, int64(leased.LeaseMS))
-	if s == keep {
-		dst = appendNumber(dst, int64(leased.Count))
-	} else {
+	if s == trade {
+		dst = appendNumber(dst, int64(counts[taken]))
+		dst = appendNumber(dst, int64(sets))
+		dst = appendNumber(dst, int64(counts[dropped]))
+		dst = appendNumber(dst, int64(leased.LeaseMS))
 		dst = appendNumber(dst, e.floor)
-		for _, n := range counts[:retaken] {
-			dst = appendNumber(dst, int64(n))
-		}
+	} else {
+		dst = appendNumber(dst, int64(leased.LeaseMS))
+		dst = appendNumber(dst, int64(leased.Count))
 	}
 	for i := range ops {
 		op := &ops[i]
 		dst = appendNumber(dst, int64(op.Num))
 		switch turnOf(op) {
-		case set:
+		case set, moved:
 			dst = appendNumber(dst, int64(op.Count))
 			dst = appendNumber(dst, int64(op.Reserve))
 			held := int64(0)
@@ -217,7 +241,7 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 	number := status.kind == ':'
 	r.Listeners = locktable.Uncounted
 	switch {
-	case status.kind == '$':
+	case status.kind == '$' && status.text != "":
 		return status.text, false, nil
 
 	case r.Kind == locktable.Keep && number && status.num == 1:
@@ -231,7 +255,7 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 		r.Outcome, r.Token = locktable.Done, uint64(status.num)
 	case r.Kind == locktable.Take && number && status.num == -1:
 		r.Outcome = locktable.Missing
-	case r.Kind == locktable.Take && shaped(parts, "::"):
+	case r.Kind == locktable.Take && shaped(parts, "::") && parts[0].num >= 0:
 		r.Outcome, r.Token = locktable.Done, uint64(parts[0].num)
 		r.Listeners = int32(parts[1].num)
 	case r.Kind == locktable.Take && shaped(parts, ":$:"):

@@ -7,14 +7,14 @@
 --          those that are taken, with one entry and one token;
 --          those that are set otherwise;
 --          those that are dropped;
---          those that are taken again, which may be among the dropped;
+--          those that are taken again right behind a drop, with one entry and one token;
 --          then, for each that is not dropped, its token counter, STRING
 -- ARGV[1]  prefix of this sidecar's owner fields: "<uuid>:"
--- ARGV[2]  lease of what is taken, ms
--- ARGV[3]  floor: tokens of this connection are above it; µs
--- ARGV[4]  how many are taken
--- ARGV[5]  how many are set
--- ARGV[6]  how many are dropped
+-- ARGV[2]  how many are taken
+-- ARGV[3]  how many are set
+-- ARGV[4]  how many are dropped
+-- ARGV[5]  lease of what is not dropped, ms
+-- ARGV[6]  floor: tokens of this connection are above it; µs
 -- ARGV[7…] for each lock, in the order of KEYS: hold number, decimal, below 2^53; and
 --          if it is set: entries of the hold; how many tokens to draw, 0 draws none; "1":
 --          only move a lock that is ours already to this hold, never take a free one
@@ -32,52 +32,33 @@
 --          -3              the key has somebody else's field, or a later one of ours
 -- either   "CODE text"     the error of Redis for this one alone; the lock is as it was,
 --                          but for the lease of one that is ours already
--- or one error for all, some of which may have been carried out.
 --
--- What may fail (wrong type, memory, a read-only replica, permissions) is called
--- by pcall and before the lock is written. A plain call would end all of it, and
--- lose the code of the error in Redis 6.2. And what may fail for want of memory comes
--- first: a script that has written is granted more. What is taken again needs no more
--- than what was dropped before.
+-- What may fail (wrong type, memory, a read-only replica, permissions) comes before the
+-- lock is written. And what may fail for want of memory comes before what is dropped: a
+-- script that has written is granted more. What is taken again needs no more than what
+-- was dropped before.
 --
 -- Nearly every lock that is taken is free, and nearly every one that is dropped is as it
--- was left. That is the loop at the end, and what this script costs; all else is made
--- when it is needed, for a function costs something before it is called.
+-- was left: that is what this script costs.
 
-local prefix, lease, floor = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local takes, sets, drops = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local ask = redis.pcall
-local lookEvery = 32 -- tokens between two looks at the expiry of their counter
+local prefix, lease, floor = ARGV[1], ARGV[5], ARGV[6] + 0
+local ask = redis.pcall -- an error that is raised would lose its code in Redis 6.2
 
-local rare
-local function rarely(what, ...)
-  if rare then return rare[what](...) end
-  rare = {}
-
-  -- earlier tells whether a field is ours, of this hold or of one before.
-  local function earlier(field, num)
-    local n = string.sub(field, 1, #prefix) == prefix and string.match(field, '^%d+$', #prefix + 1)
-    return n and tonumber(n) <= tonumber(num)
-  end
-
-  -- How many listen on a channel; -1: that is not permitted to be known.
-  local function listeners(channel)
-    local heard = ask('PUBSUB', 'NUMSUB', channel)
-    return heard.err and -1 or heard[2]
-  end
-
-  -- The same of a lock, by its counter.
-  function rare.waiting(counter)
-    return listeners('redisson_lock__channel:' .. string.sub(counter, #'redisson_lock_token:' + 1))
-  end
-
-  -- A lock that is taken and not known to be free. Returns what is to be answered, or
-  -- nothing if it may be taken; then its field, if that is ours, and who listens.
-  function rare.held(lock, counter, num, move)
-    local fields = ask('HLEN', lock)
+local function take(lock, counter, num, entries, draw, move, free, again)
+  local fields, old, heard = 0, nil, nil
+  if not free then
+    fields = ask('HLEN', lock)
     if type(fields) == 'table' then return fields.err end
-    if fields == 0 then return move and -1 end
-    local heard = rare.waiting(counter)
+    if fields == 0 and move then return -1 end
+  end
+  if fields ~= 0 or draw ~= '1' then
+    -- A lock that was taken for one client is not passed on before more tokens are
+    -- drawn; until then nobody needs to know who waits elsewhere.
+    local channel = 'redisson_lock__channel:' .. string.sub(counter, #'redisson_lock_token:' + 1)
+    heard = ask('PUBSUB', 'NUMSUB', channel)
+    heard = heard.err and -1 or heard[2]
+  end
+  if fields ~= 0 then
     -- A plain lock has one field. More are another structure under our name.
     if fields > 1 then
       local what = 'a hash with ' .. fields .. ' fields'
@@ -85,28 +66,30 @@ local function rarely(what, ...)
       if mode then what = 'a read-write lock in mode ' .. string.sub(mode, 1, 16) end
       return {redis.call('PTTL', lock), what, heard}
     end
-    local old = redis.call('HKEYS', lock)[1]
-    if not earlier(old, num) then return {redis.call('PTTL', lock), string.sub(old, 1, 256), heard} end
+    old = redis.call('HKEYS', lock)[1] or ''
+    local n = string.sub(old, 1, #prefix) == prefix and string.match(old, '^%d+$', #prefix + 1)
+    if not n or tonumber(n) > tonumber(num) then
+      return {redis.call('PTTL', lock), string.sub(old, 1, 256), heard}
+    end
     -- Before the rest. Redis grants it when it is out of memory, too, and lets a script
     -- that has begun to write go on: what is ours can be kept and passed on.
     local expires = ask('PEXPIRE', lock, lease)
-    if expires ~= 1 then return expires.err end
-    return nil, old, heard
+    if type(expires) == 'table' then return expires.err end
   end
 
-  -- A counter that was drawn from is new, or behind the floor, or to be looked at; or
-  -- that failed. Returns what is to be answered, or nothing and the last token.
-  --
-  -- One that is new or lags behind the floor may have lost what it once was: deleted,
-  -- flushed, or read from a replica that is behind. It goes on from the time in µs. That
-  -- is above every token ever drawn, because a counter starts at the time and is drawn
-  -- from more slowly than once per µs: a round trip takes longer than the tokens it
-  -- reserves.
-  function rare.drawn(counter, last, n)
-    local week = 7 * 24 * 3600 * 1000
-    local refresh = 6.5 * 24 * 3600 * 1000 -- half a day of use between two refreshes
+  -- Tokens. A counter that is new or lags behind the floor may have lost what it once
+  -- was: deleted, flushed, or read from a replica that is behind. It goes on from the
+  -- time in µs. That is above every token ever drawn, because a counter starts at the
+  -- time and is drawn from more slowly than once per µs: a round trip takes longer than
+  -- the tokens it reserves.
+  local last = 0
+  if draw ~= '0' then
+    last = ask('INCRBY', counter, draw)
+    local n = draw + 0 -- INCRBY got the text: a number would be printed for Redis, digit by digit
     if type(last) == 'table' then return last.err end
     if last >= 2 ^ 53 then return 'ERR token counter ' .. counter .. ' is above 2^53: delete it' end
+    local week = 7 * 24 * 3600 * 1000
+    local refresh = 6.5 * 24 * 3600 * 1000 -- half a day of use between two refreshes of the expiry
     if last - n < floor then
       local time = redis.call('TIME')
       local fresh = last == n
@@ -117,101 +100,80 @@ local function rarely(what, ...)
       else
         redis.call('SET', counter, text, 'KEEPTTL')
       end
-    else
-      -- A counter without an expiry was made by somebody who wants it to stay.
+    elseif not again then
+      -- A counter without an expiry was made by somebody who wants it to stay. A take
+      -- right behind a drop follows another one, which has looked.
       local left = redis.call('PTTL', counter)
       if left >= 0 and left < refresh then redis.call('PEXPIRE', counter, week) end
     end
-    return nil, last
   end
 
-  -- Our field was not there. Returns what is to be answered, or nothing if the lock is
-  -- given back all the same.
-  function rare.astray(lock, num, gone)
-    if gone ~= 0 then return gone.err end
+  local field = prefix .. num
+  local written = ask('HSET', lock, field, entries)
+  if type(written) == 'table' then return written.err end
+  if old then
+    if old ~= field then redis.call('HDEL', lock, old) end
+  else
+    local expires = ask('PEXPIRE', lock, lease)
+    if type(expires) == 'table' then
+      -- PEXPIRE alone is not permitted. The lock must not stay for ever.
+      redis.call('DEL', lock)
+      return expires.err
+    end
+  end
+  return heard and {last, heard} or last
+end
+
+local function drop(lock, num, channel)
+  -- A key that has this field and no other is gone with it. Should somebody have built
+  -- another structure around our field, theirs is left, and who wakes finds it.
+  local gone = ask('HDEL', lock, prefix .. num)
+  if gone == 0 then
     local fields = redis.call('HLEN', lock)
     if fields > 1 then return -3 end
     -- No field at all: it may have expired a moment ago, which nobody was told of.
     if fields == 1 then
-      if not earlier(redis.call('HKEYS', lock)[1], num) then return -3 end
-      local deleted = ask('DEL', lock)
-      if deleted ~= 1 then return deleted.err end
+      local field = redis.call('HKEYS', lock)[1] or ''
+      local n = string.sub(field, 1, #prefix) == prefix and string.match(field, '^%d+$', #prefix + 1)
+      if not n or tonumber(n) > tonumber(num) then return -3 end
+      gone = ask('DEL', lock)
     end
   end
-
-  -- Somebody heard of a release, or nobody may. Who listens to a pattern hears it, too,
-  -- and does not wait for the lock.
-  function rare.heard(channel, heard)
-    if type(heard) == 'table' then return -2 end
-    return listeners(channel)
-  end
-
-  return rare[what](...)
+  if type(gone) == 'table' then return gone.err end
+  -- The only payload that Redisson takes for "unlocked".
+  local heard = ask('PUBLISH', channel, '0')
+  if heard == 0 then return 0 end
+  if type(heard) == 'table' then return -2 end
+  -- Who listens to a pattern has heard it, too, and does not wait for the lock.
+  heard = ask('PUBSUB', 'NUMSUB', channel)
+  return heard.err and -1 or heard[2]
 end
 
-local statuses = {}
-local all = (#KEYS + drops) / 2
+local takes, sets, drops = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0
 local lastDrop = takes + sets + drops
-local free = false
-local counters, a = all, 7
+local all = (#KEYS + drops) / 2
+local statuses = {}
+local counters, a, free = all, 7, false
 for i = 1, all do
-  local lock, num = KEYS[i], ARGV[a]
-  local status, old, heard, last
-  a = a + 1
+  local ok, status
   if i > takes + sets and i <= lastDrop then
-    -- A key that has this field and no other is gone with it. Should somebody have built
-    -- another structure around our field, theirs is left, and who wakes finds it.
-    local channel, gone = ARGV[a], ask('HDEL', lock, prefix .. num)
-    a = a + 1
-    if gone ~= 1 then status = rarely('astray', lock, num, gone) end
-    if not status then
-      status = ask('PUBLISH', channel, '0') -- the only payload that Redisson takes for "unlocked"
-      if status ~= 0 then status = rarely('heard', channel, status) end
-    end
+    ok, status = pcall(drop, KEYS[i], ARGV[a], ARGV[a + 1])
+    a = a + 2
   else
-    local entries, draw, move = '1', '1', false
     counters = counters + 1
     if i > takes and i <= takes + sets then
-      entries, draw, move = ARGV[a], ARGV[a + 1], ARGV[a + 2] == '1'
-      a = a + 3
-      free = false
-    elseif i == 1 then
-      free = ask('EXISTS', unpack(KEYS, 1, takes)) == 0 -- of many keys at once
-    elseif i == lastDrop + 1 then
-      free = ask('EXISTS', unpack(KEYS, i, all)) == 0
-    end
-    if not free then
-      status, old, heard = rarely('held', lock, KEYS[counters], num, move)
-    end
-    if not status and draw ~= '0' then
-      last = ask('INCRBY', KEYS[counters], draw)
-      local n = draw + 0 -- INCRBY got the text: a number would be printed for Redis, digit by digit
-      if type(last) == 'table' or last - n < floor or last >= 2 ^ 53 or last % lookEvery < n then
-        status, last = rarely('drawn', KEYS[counters], last, n)
+      ok, status = pcall(take, KEYS[i], KEYS[counters], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3] == '1', false, false)
+      a = a + 4
+    else
+      if i == 1 or i == lastDrop + 1 then
+        local last = i > takes and all or takes
+        free = last > i and ask('EXISTS', unpack(KEYS, i, last)) == 0 -- which Redis says of many at once
       end
-    end
-    if not status then
-      local field = prefix .. num
-      local written = ask('HSET', lock, field, entries)
-      local expires = old or written == 1 and ask('PEXPIRE', lock, lease)
-      if type(written) == 'table' then
-        status = written.err
-      elseif old then
-        if old ~= field then redis.call('HDEL', lock, old) end
-        status = {last or 0, heard}
-      elseif expires ~= 1 then
-        -- PEXPIRE alone is not permitted. The lock must not stay for ever.
-        redis.call('DEL', lock)
-        status = expires.err
-      elseif draw == '1' then
-        -- A lock that was taken for one client is not passed on before more tokens are
-        -- drawn; until then nobody needs to know who waits elsewhere.
-        status = last
-      else
-        status = {last or 0, rarely('waiting', KEYS[counters])}
-      end
+      ok, status = pcall(take, KEYS[i], KEYS[counters], ARGV[a], '1', '1', false, free, i > takes)
+      a = a + 1
     end
   end
+  if not ok and type(status) == 'table' then status = status.err end
   statuses[i] = status
 end
 return statuses
