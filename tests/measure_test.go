@@ -264,12 +264,13 @@ func TestMeasurePairs(t *testing.T) {
 	for _, c := range []struct {
 		what               string
 		processes, workers int
-		shared             bool
+		shared, many       bool
 	}{
-		{"1 process × 1 worker, a lock of its own", 1, 1, false},
-		{"8 processes × 8 workers, distinct locks", 8, 8, false},
-		{"64 processes × 1 worker, distinct locks", 64, 1, false},
-		{"8 processes × 8 workers, one lock", 8, 8, true},
+		{"1 process × 1 worker, a lock of its own", 1, 1, false, false},
+		{"8 processes × 8 workers, distinct locks", 8, 8, false, false},
+		{"the same, a hundred locks in turn", 8, 8, false, true},
+		{"64 processes × 1 worker, distinct locks", 64, 1, false, false},
+		{"8 processes × 8 workers, one lock", 8, 8, true, false},
 	} {
 		r := startRedis(t)
 		d := startDaemon(t, r.unixURL())
@@ -288,7 +289,7 @@ func TestMeasurePairs(t *testing.T) {
 				name = "shared"
 			}
 			answers = append(answers, w.ask(command{
-				Do: "pairs", Name: name, Count: c.workers, WaitMS: window.Milliseconds(), Shared: c.shared,
+				Do: "pairs", Name: name, Count: c.workers, WaitMS: window.Milliseconds(), Shared: c.shared, Many: c.many,
 			}))
 		}
 		var waits []int64

@@ -41,6 +41,7 @@ type command struct {
 	Redis  string `json:"redis,omitempty"`  // a Unix socket: where the counter is
 	Key    string `json:"key,omitempty"`    // of the counter
 	Shared bool   `json:"shared,omitempty"` // pairs: all on one lock
+	Many   bool   `json:"many,omitempty"`   // pairs: each on a hundred locks in turn
 }
 
 // answer is one line from a worker.
@@ -389,8 +390,12 @@ func (w *goWorker) pairs(ctx context.Context, c command) answer {
 			name += fmt.Sprintf(":%d", i)
 		}
 		wg.Go(func() {
-			for asked := time.Now(); asked.Before(end); asked = time.Now() {
-				l, err := w.client.Lock(ctx, name)
+			names := []string{name}
+			for n := 1; c.Many && n < 100; n++ {
+				names = append(names, fmt.Sprintf("%s:%d", name, n))
+			}
+			for asked, n := time.Now(), 0; asked.Before(end); asked, n = time.Now(), n+1 {
+				l, err := w.client.Lock(ctx, names[n%len(names)])
 				if err == nil {
 					each[i] = append(each[i], int64(time.Since(asked)))
 					err = l.Unlock()

@@ -403,10 +403,10 @@ func (w *crowd) count(s *shipment) {
 			keeps++
 		}
 	}
-	n := (keeps + storeKeys - 1) / storeKeys
-	w.keeps += n
+	runs := func(n int) int { return (n + storeKeys - 1) / storeKeys }
+	w.keeps += runs(keeps)
 	w.renewed += keeps
-	w.scripts[at] += n + len(s.ops) - keeps
+	w.scripts[at] += runs(keeps) + runs(len(s.ops)-keeps)
 }
 
 func (w *crowd) enter(host int16) {

@@ -112,20 +112,19 @@ func (p *pipe) say(now int64, ops []locktable.Op) {
 	gather(ops)
 	for len(ops) > 0 {
 		s, n := together(ops)
-		arrange(ops[:n])
 		p.run(now, call{script: s}, ops[:n])
 		ops = ops[n:]
 	}
 }
 
-// run queues a run of a script for ops. The caller holds mu.
+// run queues a run of a script for ops, and arranges them. The caller holds mu.
 func (p *pipe) run(now int64, cl call, ops []locktable.Op) {
 	cl.ops = len(ops)
 	p.register(now, cl)
+	p.queue(p.encoder.run(p.out, cl.form, cl.script, ops))
 	for i := range ops {
 		p.flight.push(ops[i])
 	}
-	p.queue(p.encoder.run(p.out, cl.form, cl.script, ops))
 }
 
 // queue takes what was appended to out. The caller holds mu.

@@ -107,17 +107,19 @@ func TestCommandsAreEncoded(t *testing.T) {
 	moved := locktable.Op{Kind: locktable.Take, Name: "größe 1", Num: 12, Count: 3, LeaseMS: 30000, Reserve: 64, Held: true}
 	again := takeOp("a{b}c", 1<<53-1)
 	again.Behind = true
-	mixed := []locktable.Op{moved, dropOp("a{b}c", 1<<53-2), takeOp("b", 4), again}
-	arrange(mixed)
+	lone := takeOp("lone", 5)
+	lone.Behind = true // a drop that was said before
+	mixed := []locktable.Op{moved, lone, dropOp("a{b}c", 1<<53-2), takeOp("b", 4), again, dropOp("c", 6)}
 	for _, tt := range []struct {
 		bytes []byte
 		want  []string
 	}{
 		{e.run(nil, byDigest, trade, mixed),
-			[]string{"evalsha", trade.sha, "7", "b", "größe 1", "a{b}c", "a{b}c",
-				"redisson_lock_token:{b}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
-				ourUUID + ":", "1", "1", "1", "30000", "1700000000000001",
-				"4", "12", "3", "64", "1", "9007199254740990", "redisson_lock__channel:a{b}c", "9007199254740991"}},
+			[]string{"evalsha", trade.sha, "9", "b", "lone", "größe 1", "c", "a{b}c",
+				"redisson_lock_token:{b}", "redisson_lock_token:{lone}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
+				ourUUID + ":", "2", "1", "1", "30000", "1700000000000001",
+				"4", "5", "12", "3", "64", "1", "6", "redisson_lock__channel:{c}",
+				"9007199254740990", "redisson_lock__channel:a{b}c", "9007199254740991"}},
 		{e.run(nil, byText, trade, []locktable.Op{dropOp("a", 7)}), []string{"eval", trade.text, "1", "a",
 			ourUUID + ":", "0", "0", "1", "0", "1700000000000001", "7", "redisson_lock__channel:{a}"}},
 		{e.run(nil, byDigest, keep, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", keep.sha, "2", "a", "b",
@@ -145,10 +147,11 @@ func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
 		ops = append(ops, short, twice, dropOp(fmt.Sprint("drop:", i), 1), keepOp(fmt.Sprint("keep:", i), 1), takeOp(fmt.Sprint("take:", i), 1))
 	}
 	gather(ops)
+	var e encoder
 	var runs []string
 	for len(ops) > 0 {
 		_, n := together(ops)
-		arrange(ops[:n])
+		e.arrange(ops[:n])
 		var kinds []string
 		for _, op := range ops[:n] {
 			kind, _, _ := strings.Cut(op.Name, ":")

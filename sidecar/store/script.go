@@ -65,6 +65,8 @@ const (
 type encoder struct {
 	prefix string // "<uuid>:"
 	floor  int64  // of this connection's tokens
+
+	turns [turns][]locktable.Op // of the operations that are being arranged
 }
 
 // scriptOf is the script for operations of a kind.
@@ -116,11 +118,6 @@ func together(ops []locktable.Op) (*script, int) {
 	return s, n
 }
 
-// arrange puts ops, which one run carries out, into the order in which its script does.
-func arrange(ops []locktable.Op) {
-	slices.SortStableFunc(ops, func(a, b locktable.Op) int { return cmp.Compare(turnOf(&a), turnOf(&b)) })
-}
-
 // turn is when its script comes to an operation.
 type turn int
 
@@ -129,7 +126,7 @@ const (
 	set
 	moved // is set, too; but Redis may grant a script that has moved a lock what it grants no other
 	dropped
-	retaken
+	retaken // by two operations, a drop and a take behind it
 	turns
 )
 
@@ -143,28 +140,62 @@ func turnOf(op *locktable.Op) turn {
 		return moved
 	case op.Count != 1 || op.Reserve != 1:
 		return set
-	case op.Behind:
-		return retaken
 	}
 	return taken
 }
 
-// run appends the command that runs a script for ops, which are arranged: EVALSHA, or
+// retakes tells whether the first two of ops are a lock that is dropped and taken again.
+func retakes(ops []locktable.Op) bool {
+	return len(ops) > 1 && ops[0].Kind == locktable.Drop && ops[1].Behind && turnOf(&ops[1]) == taken && ops[0].Name == ops[1].Name
+}
+
+// arrange puts ops, which one run carries out, into the order in which its script does.
+func (e *encoder) arrange(ops []locktable.Op) {
+	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return op.Behind }) {
+		// Each of those follows its drop, if that is among ops.
+		slices.SortStableFunc(ops, func(a, b locktable.Op) int {
+			return cmp.Or(strings.Compare(a.Name, b.Name), -cmp.Compare(turnOf(&a), turnOf(&b)))
+		})
+	}
+	for i := range e.turns {
+		e.turns[i] = e.turns[i][:0]
+	}
+	for i := 0; i < len(ops); {
+		t, n := turnOf(&ops[i]), 1
+		if retakes(ops[i:]) {
+			t, n = retaken, 2
+		}
+		e.turns[t] = append(e.turns[t], ops[i:i+n]...)
+		i += n
+	}
+	ops = ops[:0]
+	for i := range e.turns {
+		ops = append(ops, e.turns[i]...)
+		clear(e.turns[i])
+	}
+}
+
+// run appends the command that runs a script for ops, and arranges them: EVALSHA, or
 // EVAL, which also teaches Redis the script.
 func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte {
-	var counts [turns]int
+	e.arrange(ops)
+	counts := [turns]int{}
+	for i := range e.turns {
+		counts[i] = len(e.turns[i])
+	}
+	pairs := counts[retaken] / 2
+	again := len(ops) - counts[retaken] // there they begin
+	sets := counts[set] + counts[moved]
 	var leased locktable.Op
 	for i := range ops {
-		counts[turnOf(&ops[i])]++
 		if ops[i].Kind != locktable.Drop {
 			leased = ops[i]
 		}
 	}
-	sets := counts[set] + counts[moved]
-	keys, args := len(ops), 3+len(ops)
+	keys, args := len(ops)-pairs, 3+len(ops)
 	if s == trade {
-		keys += len(ops) - counts[dropped]
-		args += 3 + counts[dropped] + 3*sets
+		keys += keys - counts[dropped]
+		args += 3 + 3*sets + counts[dropped] + pairs
 	}
 	dst = appendArray(dst, 3+keys+args)
 	if f == byText {
@@ -175,7 +206,9 @@ func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte 
 	}
 	dst = appendNumber(dst, int64(keys))
 	for i := range ops {
-		dst = appendString(dst, ops[i].Name)
+		if i < again || ops[i].Kind == locktable.Drop {
+			dst = appendString(dst, ops[i].Name)
+		}
 	}
 	if s == trade {
 		for i := range ops {

@@ -7,8 +7,8 @@
 --          those that are taken, with one entry and one token;
 --          those that are set otherwise;
 --          those that are dropped;
---          those that are taken again right behind a drop, with one entry and one token;
---          then, for each that is not dropped, its token counter, STRING
+--          those that are dropped and taken again, with one entry and one token;
+--          then, for each that is not only dropped, its token counter, STRING
 -- ARGV[1]  prefix of this sidecar's owner fields: "<uuid>:"
 -- ARGV[2]  how many are taken
 -- ARGV[3]  how many are set
@@ -19,8 +19,10 @@
 --          if it is set: entries of the hold; how many tokens to draw, 0 draws none; "1":
 --          only move a lock that is ours already to this hold, never take a free one
 --          if it is dropped, and its hold may be an earlier one, too: channel
+--          if it is dropped and taken again: channel; hold number then
 --
--- Returns for each
+-- Returns for each, and for a lock that is dropped and taken again first of the one and
+-- then of the other,
 -- a take   n >= 0          it is ours; n: the last token drawn, or 0
 --          {n, listeners}  the same, and who listens was counted; -1: that is not permitted
 --          -1              there is no such key (of one to be moved)
@@ -35,8 +37,8 @@
 --
 -- What may fail (wrong type, memory, a read-only replica, permissions) comes before the
 -- lock is written. And what may fail for want of memory comes before what is dropped: a
--- script that has written is granted more. What is taken again needs no more than what
--- was dropped before.
+-- script that has written is granted more. What is taken again needs no more than it
+-- had.
 --
 -- Nearly every lock that is taken is free, and nearly every one that is dropped is as it
 -- was left: that is what this script costs.
@@ -44,7 +46,7 @@
 local prefix, lease, floor = ARGV[1], ARGV[5], ARGV[6] + 0
 local ask = redis.pcall -- an error that is raised would lose its code in Redis 6.2
 
-local function take(lock, counter, num, entries, draw, move, free, again)
+local function take(lock, counter, num, entries, draw, move, free)
   local fields, old, heard = 0, nil, nil
   if not free then
     fields = ask('HLEN', lock)
@@ -100,9 +102,8 @@ local function take(lock, counter, num, entries, draw, move, free, again)
       else
         redis.call('SET', counter, text, 'KEEPTTL')
       end
-    elseif not again then
-      -- A counter without an expiry was made by somebody who wants it to stay. A take
-      -- right behind a drop follows another one, which has looked.
+    else
+      -- A counter without an expiry was made by somebody who wants it to stay.
       local left = redis.call('PTTL', counter)
       if left >= 0 and left < refresh then redis.call('PEXPIRE', counter, week) end
     end
@@ -124,6 +125,16 @@ local function take(lock, counter, num, entries, draw, move, free, again)
   return heard and {last, heard} or last
 end
 
+local unlocked = '0' -- the only payload that Redisson takes for that
+
+-- What became of a release that somebody has heard, or nobody may.
+local function told(channel, heard)
+  if type(heard) == 'table' then return -2 end
+  -- Who listens to a pattern has heard it, too, and does not wait for the lock.
+  heard = ask('PUBSUB', 'NUMSUB', channel)
+  return heard.err and -1 or heard[2]
+end
+
 local function drop(lock, num, channel)
   -- A key that has this field and no other is gone with it. Should somebody have built
   -- another structure around our field, theirs is left, and who wakes finds it.
@@ -140,40 +151,70 @@ local function drop(lock, num, channel)
     end
   end
   if type(gone) == 'table' then return gone.err end
-  -- The only payload that Redisson takes for "unlocked".
-  local heard = ask('PUBLISH', channel, '0')
-  if heard == 0 then return 0 end
-  if type(heard) == 'table' then return -2 end
-  -- Who listens to a pattern has heard it, too, and does not wait for the lock.
-  heard = ask('PUBSUB', 'NUMSUB', channel)
-  return heard.err and -1 or heard[2]
+  local heard = ask('PUBLISH', channel, unlocked)
+  return heard == 0 and 0 or told(channel, heard)
 end
 
 local takes, sets, drops = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0
-local lastDrop = takes + sets + drops
-local all = (#KEYS + drops) / 2
+local locks = (#KEYS + drops) / 2
 local statuses = {}
-local counters, a, free = all, 7, false
-for i = 1, all do
-  local ok, status
-  if i > takes + sets and i <= lastDrop then
-    ok, status = pcall(drop, KEYS[i], ARGV[a], ARGV[a + 1])
+local counters, n, a = locks, 0, 7
+local function note(ok, status)
+  if not ok and type(status) == 'table' then status = status.err end
+  n = n + 1
+  statuses[n] = status
+end
+
+-- Nearly always all are free, which Redis says of many at once.
+local free = takes > 1 and ask('EXISTS', unpack(KEYS, 1, takes)) == 0
+local again = takes + sets + drops + 1
+for i = 1, again - 1 do
+  local lock, num = KEYS[i], ARGV[a]
+  if i > takes + sets then
+    note(pcall(drop, lock, num, ARGV[a + 1]))
     a = a + 2
   else
     counters = counters + 1
-    if i > takes and i <= takes + sets then
-      ok, status = pcall(take, KEYS[i], KEYS[counters], ARGV[a], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3] == '1', false, false)
-      a = a + 4
-    else
-      if i == 1 or i == lastDrop + 1 then
-        local last = i > takes and all or takes
-        free = last > i and ask('EXISTS', unpack(KEYS, i, last)) == 0 -- which Redis says of many at once
-      end
-      ok, status = pcall(take, KEYS[i], KEYS[counters], ARGV[a], '1', '1', false, free, i > takes)
+    if i <= takes then
+      note(pcall(take, lock, KEYS[counters], num, '1', '1', false, free))
       a = a + 1
+    else
+      note(pcall(take, lock, KEYS[counters], num, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3] == '1', false))
+      a = a + 4
     end
   end
-  if not ok and type(status) == 'table' then status = status.err end
-  statuses[i] = status
+end
+if again > locks then return statuses end
+
+-- A lock that is dropped and taken again only changes its field: to delete the key and
+-- make it anew costs Redis more than all else, and nobody could have had it meanwhile.
+-- Returns the token; or nothing, if that was not all, and then drop and take see to it.
+--
+-- The expiry of the counter is not looked at: this follows a take that did.
+local function retake(lock, counter, old, num)
+  local last = ask('INCRBY', counter, '1')
+  if type(last) == 'table' or last - 1 < floor or last >= 2 ^ 53 then return end
+  if ask('HSET', lock, prefix .. num, '1') ~= 1 then return end
+  if ask('HDEL', lock, prefix .. old) ~= 1 then
+    ask('HDEL', lock, prefix .. num)
+    return
+  end
+  if ask('PEXPIRE', lock, lease) == 1 then return last end
+end
+
+for i = again, locks do
+  counters = counters + 1
+  local lock, num, channel, later = KEYS[i], ARGV[a], ARGV[a + 1], ARGV[a + 2]
+  a = a + 3
+  local last = retake(lock, KEYS[counters], num, later)
+  if last then
+    local heard = ask('PUBLISH', channel, unlocked)
+    if heard ~= 0 then heard = told(channel, heard) end
+    statuses[n + 1], statuses[n + 2] = heard, last
+    n = n + 2
+  else
+    note(pcall(drop, lock, num, channel))
+    note(pcall(take, lock, KEYS[counters], later, '1', '1', false, false))
+  end
 end
 return statuses
