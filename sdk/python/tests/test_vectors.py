@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -266,3 +269,16 @@ def test_request_is_written_canonically(vector: Vector) -> None:
             assert protocol.force_release(id, name) == whole(vector)
         case {"op": "ping", "id": id}:
             assert protocol.ping(id) == whole(vector)
+
+
+@pytest.mark.skipif("MSGPACK_PUREPYTHON" in os.environ, reason="this is it")
+def test_msgpack_without_its_extension_reads_the_same() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "MSGPACK_PUREPYTHON": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

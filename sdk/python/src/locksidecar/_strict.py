@@ -106,7 +106,9 @@ def _map(body: bytes, known: frozenset[str]) -> dict[str, object]:
     unpacker = _unpacker(body)
     values: dict[str, object] = {}
     ignored: set[str] = set()
-    for _ in range(unpacker.read_map_header()):
+    entries, begin = _header(body, 0x80, _MAP)
+    unpacker.read_bytes(begin)
+    for _ in range(entries):
         start = unpacker.tell()
         key = unpacker.unpack()
         if type(key) is not str or body[start] == _STR32:
@@ -129,7 +131,9 @@ def _map(body: bytes, known: frozenset[str]) -> dict[str, object]:
 def _array(body: bytes) -> list[bytes]:
     unpacker = _unpacker(body)
     values: list[bytes] = []
-    for _ in range(unpacker.read_array_header()):
+    items, begin = _header(body, 0x90, _ARRAY)
+    unpacker.read_bytes(begin)
+    for _ in range(items):
         at = unpacker.tell()
         values.append(unpacker.read_bytes(_end(body, at, _KNOWN_DEPTH) - at))
     return values
@@ -152,6 +156,21 @@ _EXTENSION: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}  # and its type
 # … or as many values.
 _ARRAY: Final = {0xDC: 2, 0xDD: 4}
 _MAP: Final = {0xDE: 2, 0xDF: 4}
+
+
+def _header(body: bytes, short: int, long: dict[int, int]) -> tuple[int, int]:
+    """How many entries a container of this format has, and where they begin.
+
+    msgpack's own readers of it obey the limits on what it may build where it has no C extension.
+    """
+    if not body:
+        raise msgpack.OutOfData
+    first = body[0]
+    if first & 0xF0 == short:
+        return first & 0x0F, 1
+    if (width := long.get(first)) is None:
+        raise ValueError(f"{first:#x} does not begin what should be there")
+    return _length(body, 1, width), 1 + width
 
 
 def _end(body: bytes, at: int, depth: int) -> int:

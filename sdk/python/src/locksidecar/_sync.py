@@ -83,7 +83,8 @@ class Lock:
         try:
             held.release()
         finally:
-            if not held._scoped:
+            # What a handler of a signal kept from being released can be released again.
+            if held.released and not held._scoped:
                 self._forget(held)
 
     def locked(self) -> bool:
