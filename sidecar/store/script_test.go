@@ -283,6 +283,9 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 				if got := must(b.admin.Get(ctx, counterOf(w.op.Name)).Uint64()); got != res.Token {
 					t.Errorf("%s: token %d, the counter is %d", w.op.Name, res.Token, got)
 				}
+				if left := must(b.admin.PTTL(ctx, counterOf(w.op.Name)).Result()); w.op.Name != "back" && left <= 0 {
+					t.Errorf("%s: the counter lives for %v", w.op.Name, left)
+				}
 			}
 			if w.op.Name == "string" || w.op.Kind == locktable.Drop && w.op.Name != "later" && w.op.Name != "never" {
 				continue

@@ -193,7 +193,9 @@ if again > locks then return statuses end
 -- The expiry of the counter is not looked at: this follows a take that did.
 local function retake(lock, counter, old, num)
   local last = ask('INCRBY', counter, '1')
-  if type(last) == 'table' or last - 1 < floor or last >= 2 ^ 53 then return end
+  if type(last) == 'table' then return end
+  if last == 1 then ask('DEL', counter) end -- it was not there; take makes it, with an expiry
+  if last - 1 < floor or last >= 2 ^ 53 then return end
   if ask('HSET', lock, prefix .. num, '1') ~= 1 then return end
   if ask('HDEL', lock, prefix .. old) ~= 1 then
     ask('HDEL', lock, prefix .. num)
