@@ -417,11 +417,6 @@ class Session:
         elif call.op == "acquire":
             self._send(protocol.cancel(call.id))
 
-    def forsaken(self) -> bool:
-        """Whether an acquire was given up that is not answered yet: it may have been granted before the
-        sidecar read that, and then somebody has to read the grant, to release it."""
-        return any(call.abandoned and call.op == "acquire" for call in list(self._pending.values()))
-
     def _undo(self, call: Call[Any], now: int) -> None:
         hold, call.hold = call.hold, None
         if hold is not None:

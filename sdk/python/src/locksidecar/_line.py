@@ -247,10 +247,9 @@ class Line:
             self._bell.close()
 
     def _owing(self) -> bool:
-        """Whether something was given up that the sidecar may not hear of, or was granted all the same,
-        unless somebody sees to it."""
+        """Whether something was given up that the sidecar may not hear of unless somebody sees to it."""
         session = self.session
-        return bool(session.debt or session.unsent or session.forsaken()) and session.stage is not Stage.OVER
+        return bool(session.debt or session.unsent) and session.stage is not Stage.OVER
 
     # --- Holds ---
 
@@ -391,7 +390,7 @@ class Line:
             with self.mutex:
                 # Under the mutex, so that whoever owes anything later finds no rescuer. What was owed since
                 # the attempt began, or is by who closed the client meanwhile, is worth another one.
-                done = not self._owing() or (given_up and self._clock() >= session.debt and not session.forsaken())
+                done = not self._owing() or (given_up and self._clock() >= session.debt)
                 if done:
                     self._rescuer = None
                     if session.failure is not None:
