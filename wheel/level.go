@@ -11,6 +11,7 @@ type place uint32
 const (
 	nowhere place = 0 // not pending
 	due     place = 1 // about to be fired
+	backlog place = 2 // fired, and deferred
 
 	firstSlot place = 64
 )

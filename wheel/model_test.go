@@ -100,8 +100,9 @@ type run struct {
 	wheel  *Wheel[int]
 	timers []*Timer[int]
 	model  []*Timer[int]
-	added  []int64  // by Value: the deadline the model knows
-	ticks  []uint64 // by Value: the tick in whose turn it fires
+	queue  []*Timer[int] // those of model that were deferred, in order
+	added  []int64       // by Value: the deadline the model knows
+	ticks  []uint64      // by Value: the tick in whose turn it fires
 	err    error
 }
 
@@ -135,13 +136,19 @@ func (r *run) failf(format string, args ...any) {
 }
 
 func (r *run) step() {
-	switch r.below(10) {
+	switch r.below(11) {
+	case 10:
+		r.fireDeferred()
 	case 0:
 		r.wheel.MaxPending = r.below(3) * r.below(len(r.timers)+1)
 	case 1, 2:
 		r.remove()
 	case 3, 4:
-		r.advance(r.time(r.now))
+		most := math.MaxInt
+		if r.below(3) == 0 {
+			most = r.below(5)
+		}
+		r.advance(r.time(r.now), most)
 	case 5, 6:
 		r.sleep()
 	default:
@@ -184,7 +191,47 @@ func (r *run) drop(t *Timer[int]) bool {
 	if i >= 0 {
 		r.model = slices.Delete(r.model, i, i+1)
 	}
+	if i := slices.Index(r.queue, t); i >= 0 {
+		r.queue = slices.Delete(r.queue, i, i+1)
+	}
 	return i >= 0
+}
+
+// defers puts any timer into the backlog, or the one that is firing.
+func (r *run) defers(firing *Timer[int]) {
+	t := r.anyTimer()
+	if firing != nil && r.below(4) > 0 {
+		t = firing
+	}
+	r.drop(t)
+	r.wheel.Defer(t)
+	r.insert(t)
+	r.queue = append(r.queue, t)
+}
+
+func (r *run) fireDeferred() {
+	most, fired := r.below(6), 0
+	got := r.wheel.FireDeferred(most, func(t *Timer[int]) {
+		fired++
+		if len(r.queue) == 0 || r.queue[0] != t || t.Pending() {
+			r.failf("the backlog fired timer %d, pending %v", t.Value, t.Pending())
+			return
+		}
+		r.drop(t)
+		r.check()
+		switch r.below(4) {
+		case 0:
+			r.add(t)
+		case 1:
+			r.remove()
+		case 2:
+			r.defers(t)
+		}
+		r.check()
+	})
+	if got != fired || fired > most || fired < most && len(r.queue) > 0 {
+		r.failf("the backlog fired %d of at most %d, returned %d, and has %d", fired, most, got, len(r.queue))
+	}
 }
 
 func (r *run) remove() *Timer[int] {
@@ -195,17 +242,18 @@ func (r *run) remove() *Timer[int] {
 	return t
 }
 
-// advance lets both advance, and in the callbacks at times adds and removes.
-func (r *run) advance(now int64) int {
+// advance lets both advance, and in the callbacks at times adds, removes and defers.
+func (r *run) advance(now int64, most int) int {
 	r.now = now
 	var expected []*Timer[int] // what must still fire
 	for _, t := range r.model {
-		if r.added[t.Value] <= now {
+		if r.added[t.Value] <= now && !slices.Contains(r.queue, t) || t.place == due {
 			expected = append(expected, t)
 		}
 	}
+	leftover := r.wheel.places[due] != nil // of an AdvanceSome: fires before all else
 	last, fired := uint64(0), 0
-	got := r.wheel.Advance(now, func(t *Timer[int]) {
+	got := r.wheel.AdvanceSome(now, most, func(t *Timer[int]) {
 		fired++
 		i := slices.Index(expected, t)
 		if i < 0 {
@@ -217,7 +265,7 @@ func (r *run) advance(now int64) int {
 		if t.Pending() || t.Deadline() != r.added[t.Value] {
 			r.failf("timer %d fired while pending %v, for %d instead of %d", t.Value, t.Pending(), t.Deadline(), r.added[t.Value])
 		}
-		if tick := r.ticks[t.Value]; tick < last {
+		if tick := r.ticks[t.Value]; tick < last && !leftover {
 			r.failf("Advance(%d) fired tick %d after %d", now, tick, last)
 		} else {
 			last = tick
@@ -228,6 +276,8 @@ func (r *run) advance(now int64) int {
 			r.add(t)
 		case 1:
 			r.remove()
+		case 2:
+			r.defers(t)
 		default:
 			return
 		}
@@ -239,8 +289,15 @@ func (r *run) advance(now int64) int {
 	if got != fired {
 		r.failf("Advance(%d) = %d, but fired %d", now, got, fired)
 	}
+	if fired > most {
+		r.failf("AdvanceSome(%d, %d) fired %d", now, most, fired)
+	}
 	for _, t := range expected {
-		r.failf("Advance(%d) did not fire timer %d of %d", now, t.Value, r.added[t.Value])
+		if fired < most {
+			r.failf("Advance(%d) did not fire timer %d of %d", now, t.Value, r.added[t.Value])
+		} else if t.place != due {
+			r.failf("AdvanceSome(%d, %d) leaves timer %d of %d in place %d", now, most, t.Value, r.added[t.Value], t.place)
+		}
 	}
 	return fired
 }
@@ -253,8 +310,8 @@ func (r *run) sleep() {
 	}
 	before := r.distances()
 	removed := r.wheel.pending // callbacks may add and remove
-	fired := r.advance(next)
-	if fired == 0 && (removed != r.wheel.pending || r.distances() >= before) {
+	fired := r.advance(next, math.MaxInt)
+	if fired == 0 && len(r.queue) == 0 && (removed != r.wheel.pending || r.distances() >= before) {
 		r.failf("Advance(Next() = %d) neither fired a timer nor moved one closer", next)
 	}
 }
@@ -293,9 +350,9 @@ func (r *run) check() {
 	if ok != (len(r.model) > 0) {
 		r.failf("Next() = %v with %d pending", ok, len(r.model))
 	}
-	if ok {
+	if ok && len(r.queue) == 0 && w.places[due] == nil {
 		first := r.added[r.model[0].Value]
-		if uint64(next)-uint64(first) >= w.tick && next > first && w.places[due] == nil {
+		if uint64(next)-uint64(first) >= w.tick && next > first {
 			r.failf("Next() = %d, a tick or more after the first deadline %d", next, first)
 		}
 		if next < first && !slices.ContainsFunc(r.model, func(t *Timer[int]) bool { return r.movesAt(t, next) }) {

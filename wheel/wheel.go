@@ -177,9 +177,43 @@ func (w *Wheel[T]) Remove(t *Timer[T]) bool {
 // A time earlier than that of a previous call is taken as it is: what is due
 // by now fires, nothing else does.
 func (w *Wheel[T]) Advance(now int64, fire func(*Timer[T])) int {
+	return w.AdvanceSome(now, math.MaxInt, fire)
+}
+
+// AdvanceSome is Advance for an owner that must not be away for long: it fires
+// at most so many timers. The rest stay due, and are first with the next call.
+func (w *Wheel[T]) AdvanceSome(now int64, most int, fire func(*Timer[T])) int {
 	w.collect(now)
+	return w.fire(due, most, fire)
+}
+
+// Defer puts a timer that is not pending into the backlog: a queue of timers
+// that have been due, and that the owner of the wheel has put off because others
+// are more urgent. A timer in the backlog is pending: Add moves it out of there,
+// Remove ends it. Defer never fails: it is for a timer that was just fired.
+func (w *Wheel[T]) Defer(t *Timer[T]) {
+	if t.Pending() {
+		w.unlink(t)
+	} else {
+		w.pending++
+	}
+	w.link(t, backlog)
+}
+
+// FireDeferred fires at most so many timers of the backlog, those that were
+// deferred first, and returns how many it fired. What fire may do is what it may
+// do in Advance; but a timer that it defers again fires in the same call, as long
+// as most allows it.
+func (w *Wheel[T]) FireDeferred(most int, fire func(*Timer[T])) int {
+	return w.fire(backlog, most, fire)
+}
+
+// Deferred reports whether there is anything in the backlog.
+func (w *Wheel[T]) Deferred() bool { return w.places[backlog] != nil }
+
+func (w *Wheel[T]) fire(from place, most int, fire func(*Timer[T])) int {
 	fired := 0
-	for t := w.places[due]; t != nil; t = w.places[due] {
+	for t := w.places[from]; t != nil && fired < most; t = w.places[from] {
 		w.unlink(t)
 		w.pending--
 		fired++
@@ -202,7 +236,10 @@ func (w *Wheel[T]) Next() (int64, bool) {
 		return 0, false
 	}
 	if t := w.places[due]; t != nil {
-		return t.deadline, true // from within fire, or after it panicked
+		return t.deadline, true // from within fire, or after AdvanceSome
+	}
+	if t := w.places[backlog]; t != nil {
+		return t.deadline, true
 	}
 	tick := w.nextTaken()
 	if tick == w.current {

@@ -152,6 +152,41 @@ func TestFireMayAddItsOwnTimerAgain(t *testing.T) {
 
 // What fire adds as due waits for the next Advance also when its tick is one
 // that this Advance has yet to fire timers of.
+func TestAdvanceSomeLeavesTheRestDue(t *testing.T) {
+	w := New[string](10*time.Millisecond, 64, 0)
+	var timers [5]Timer[string]
+	for i := range timers {
+		timers[i].Value = string(rune('a' + i))
+		_ = w.Add(&timers[i], int64(i+1)*ms)
+	}
+	fired := ""
+	fire := func(t *Timer[string]) {
+		fired += t.Value
+		if t.Value == "b" {
+			w.Defer(t)
+		}
+	}
+	if n := w.AdvanceSome(50*ms, 3, fire); n != 3 || fired != "abc" {
+		t.Fatalf("fired %d: %s", n, fired)
+	}
+	if at, ok := w.Next(); !ok || at > 50*ms || w.Len() != 3 {
+		t.Fatalf("Next() = %d, %v, with %d pending", at, ok, w.Len())
+	}
+	w.Remove(&timers[3])
+	if n := w.AdvanceSome(50*ms, 3, fire); n != 1 || fired != "abce" {
+		t.Fatalf("fired %d: %s", n, fired)
+	}
+	if at, ok := w.Next(); !ok || at > 50*ms || !w.Deferred() {
+		t.Fatalf("Next() = %d, %v with a deferred timer", at, ok)
+	}
+	if n := w.FireDeferred(1, func(t *Timer[string]) { fired += t.Value }); n != 1 || fired != "abceb" || w.Deferred() || w.Len() != 0 {
+		t.Fatalf("fired %d: %s", n, fired)
+	}
+	if _, ok := w.Next(); ok {
+		t.Error("an empty wheel wants to be advanced")
+	}
+}
+
 func TestWhatFireAddsWaitsForTheNextAdvance(t *testing.T) {
 	w := New[string](10*time.Millisecond, 64, 0)
 	first, last, added := Timer[string]{Value: "first"}, Timer[string]{Value: "last"}, Timer[string]{Value: "added"}
