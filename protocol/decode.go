@@ -14,6 +14,7 @@ type RequestDecoder struct {
 	acquire      Acquire
 	release      Release
 	cancel       Cancel
+	confirm      Confirm
 	info         Info
 	list         List
 	forceRelease ForceRelease
@@ -75,6 +76,9 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		o.need(fieldHold)
 		d.release = Release{ID: id, Hold: o.uint(fieldHold)}
 		m, answered = &d.release, false
+	case "confirm":
+		d.confirm = Confirm{ID: id, Name: o.name()}
+		m = &d.confirm
 	case "cancel":
 		o.need(fieldTarget)
 		d.cancel = Cancel{ID: id, Target: o.uint(fieldTarget)}
@@ -357,8 +361,9 @@ func (m *PingOK) unpack(id uint64, o *object) {
 	*m = PingOK{ID: id, NowNS: o.int(fieldNowNS, 0, 0, math.MaxInt64), Redis: o.text(fieldRedis, 0)}
 }
 
-func (m *ByeOK) unpack(id uint64, _ *object)   { *m = ByeOK{ID: id} }
-func (m *ClaimOK) unpack(id uint64, _ *object) { *m = ClaimOK{ID: id} }
+func (m *ByeOK) unpack(id uint64, _ *object)     { *m = ByeOK{ID: id} }
+func (m *ConfirmOK) unpack(id uint64, _ *object) { *m = ConfirmOK{ID: id} }
+func (m *ClaimOK) unpack(id uint64, _ *object)   { *m = ClaimOK{ID: id} }
 
 // unpack reads the row at the offset and returns the offset behind it.
 func (r *LockRow) unpack(p *parser, at int) int {

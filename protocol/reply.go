@@ -36,6 +36,9 @@ type ReleaseOK struct {
 	Count uint32
 }
 
+// ConfirmOK answers Confirm: Redis has executed the releases.
+type ConfirmOK struct{ ID uint64 }
+
 // CancelOK answers Cancel; Canceled: the acquire was still waiting.
 type CancelOK struct {
 	ID       uint64
@@ -140,6 +143,7 @@ func (ForceReleaseOK) reply() {}
 func (PingOK) reply()         {}
 func (ByeOK) reply()          {}
 func (ClaimOK) reply()        {}
+func (ConfirmOK) reply()      {}
 func (Err) reply()            {}
 func (LostEvent) reply()      {}
 func (LeaseEvent) reply()     {}
@@ -214,6 +218,10 @@ func (m PingOK) Append(dst []byte) []byte {
 }
 
 func (m ByeOK) Append(dst []byte) []byte {
+	return begin(dst, "", m.ID).finish()
+}
+
+func (m ConfirmOK) Append(dst []byte) []byte {
 	return begin(dst, "", m.ID).finish()
 }
 

@@ -39,6 +39,13 @@ type Release struct {
 	Hold uint64
 }
 
+// Confirm asks to be answered when Redis has executed every release of a lock that the
+// sidecar has answered.
+type Confirm struct {
+	ID   uint64
+	Name string
+}
+
 // Cancel ends the wait of the acquire whose id is Target.
 type Cancel struct {
 	ID     uint64 // 0: unanswered
@@ -93,6 +100,7 @@ type Unknown struct {
 func (m Hello) RequestID() uint64        { return m.ID }
 func (m Acquire) RequestID() uint64      { return m.ID }
 func (m Release) RequestID() uint64      { return m.ID }
+func (m Confirm) RequestID() uint64      { return m.ID }
 func (m Cancel) RequestID() uint64       { return m.ID }
 func (m Info) RequestID() uint64         { return m.ID }
 func (m List) RequestID() uint64         { return m.ID }
@@ -105,6 +113,7 @@ func (m Unknown) RequestID() uint64      { return m.ID }
 func (Hello) request()        {}
 func (Acquire) request()      {}
 func (Release) request()      {}
+func (Confirm) request()      {}
 func (Cancel) request()       {}
 func (Info) request()         {}
 func (List) request()         {}
@@ -152,6 +161,12 @@ func (m Acquire) Append(dst []byte) []byte {
 func (m Release) Append(dst []byte) []byte {
 	w := begin(dst, "release", m.ID)
 	w.uint("hold", m.Hold)
+	return w.finish()
+}
+
+func (m Confirm) Append(dst []byte) []byte {
+	w := begin(dst, "confirm", m.ID)
+	w.str("name", m.Name)
 	return w.finish()
 }
 

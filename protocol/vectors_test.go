@@ -201,7 +201,7 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the requests that this version knows.
-var ops = []string{"hello", "acquire", "release", "cancel", "info", "list", "force_release", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
@@ -211,6 +211,8 @@ func answerTo(op string) OK {
 		return new(AcquireOK)
 	case "release":
 		return new(ReleaseOK)
+	case "confirm":
+		return new(ConfirmOK)
 	case "cancel":
 		return new(CancelOK)
 	case "info":
@@ -349,6 +351,8 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return a
 	case "release":
 		return &Release{m.ID, m.Hold}
+	case "confirm":
+		return &Confirm{m.ID, m.Name}
 	case "cancel":
 		return &Cancel{m.ID, m.Target}
 	case "info":
@@ -391,6 +395,8 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		return &AcquireOK{m.ID, m.Token, m.Hold, m.Count, m.DeadlineNS, m.EndNS}
 	case "release":
 		return &ReleaseOK{m.ID, m.Count}
+	case "confirm":
+		return &ConfirmOK{m.ID}
 	case "cancel":
 		return &CancelOK{m.ID, m.Canceled}
 	case "info":

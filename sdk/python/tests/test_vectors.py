@@ -40,6 +40,7 @@ PARSERS: dict[str, Callable[[Fields], Any]] = {
     "force_release": protocol.force_release_ok,
     "ping": protocol.ping_ok,
     "claim": lambda _: _Heard(),
+    "confirm": lambda _: _Heard(),
     "bye": lambda _: _Heard(),
 }
 
@@ -261,6 +262,8 @@ def test_request_is_written_canonically(vector: Vector) -> None:
             assert protocol.release(hold) == whole(vector)
         case {"op": "cancel", "target": target} if "id" not in message:
             assert protocol.cancel(target) == whole(vector)
+        case {"op": "confirm", "id": id, "name": name}:
+            assert protocol.confirm(id, name) == whole(vector)
         case {"op": "info", "id": id, "name": name}:
             assert protocol.info(id, name) == whole(vector)
         case {"op": "list", "id": id}:

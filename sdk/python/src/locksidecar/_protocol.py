@@ -95,6 +95,10 @@ def release(hold: int) -> bytes:
 _RELEASE: Final = b"\x82\xa2op\xa7release\xa4hold"
 
 
+def confirm(id: int, name: str) -> bytes:
+    return frame({"op": "confirm", "id": id, "name": name})
+
+
 def cancel(target: int) -> bytes:
     """Without an id: what matters is how the acquire is answered."""
     return frame({"op": "cancel", "target": target})
