@@ -357,9 +357,6 @@ func (s *Server) end(now int64, cl *client) {
 	if cl.conn != nil {
 		cl.conn.client = nil // what it still says is for nobody
 	}
-	if s.state != nil {
-		s.closed = append(s.closed, cl.id)
-	}
 }
 
 // Defaults and bounds of how long an absent client is waited for.

@@ -193,6 +193,9 @@ func handOver(c *conn, req protocol.Request) input {
 		in.what, in.acquire = clientAcquire, *r
 	case *protocol.Release:
 		in.what, in.release = clientRelease, *r
+	case *protocol.Confirm:
+		v := *r
+		in.request = &v
 	case *protocol.Cancel:
 		v := *r
 		in.request = &v

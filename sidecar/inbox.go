@@ -38,9 +38,9 @@ const (
 	clientBroke   // code, text: it broke the rules of the protocol
 	processEnded  // session
 
-	redisResults
-	redisUp   // flag: data may be lost; redis
-	redisDown // text
+	redisResults // results; flag: redis has a new floor of tokens
+	redisUp      // flag: data may be lost; redis
+	redisDown    // text
 	redisSubscribed
 	redisUnsubscribed
 	redisMessage

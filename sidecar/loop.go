@@ -24,9 +24,8 @@ type loop struct {
 	pids     *pidWatch
 	state    *state.File // nil: nothing is kept for a successor
 	sessions map[locktable.SessionID]*client
-	last     locktable.SessionID   // newest session
-	newRedis *store.Identity       // the run of Redis that was reached in this step
-	closed   []locktable.SessionID // sessions that ended in this step
+	last     locktable.SessionID // newest session
+	newRedis *store.Identity     // what a successor must know of Redis, if it changed in this step
 	stopping bool
 	batch    []input // emptied, for the next take
 
@@ -113,6 +112,7 @@ func (s *Server) plan(now int64) {
 func (s *Server) step() (now int64) {
 	now = protocol.Now()
 	s.table.Advance(now)
+	s.table.Work(now)
 	s.endAbsence(now)
 	if s.complaints.end != 0 && now >= s.complaints.end {
 		s.sumUp()
@@ -175,6 +175,9 @@ func (s *Server) apply(now int64, in *input) {
 		s.ended(now, in.session)
 
 	case redisResults:
+		if in.flag {
+			s.newRedis = &in.redis
+		}
 		for i := range in.results {
 			s.table.Result(now, in.results[i])
 		}
@@ -221,6 +224,10 @@ func (s *Server) fromClient(now int64, in *input) {
 			s.broke(now, c, protocol.BadFrame, "id is in use by an acquire that is not answered yet; choose another")
 			return
 		}
+		if prefix := store.Reserved(in.acquire.Name); prefix != "" {
+			s.refuse(c, in.acquire.ID, protocol.Denied, "names that begin with "+prefix+" are reserved for the token counters and queues of other locks; choose another name")
+			return
+		}
 		s.table.Acquire(now, cl.id, in.acquire)
 		return
 	case clientRelease:
@@ -229,6 +236,8 @@ func (s *Server) fromClient(now int64, in *input) {
 	}
 	id := in.request.RequestID()
 	switch r := in.request.(type) {
+	case *protocol.Confirm:
+		s.table.Confirm(now, cl.id, *r)
 	case *protocol.Cancel:
 		s.table.Cancel(now, cl.id, *r)
 	case *protocol.Info:
@@ -322,7 +331,7 @@ func (s *Server) carryOut() {
 		s.state.KeepRedis(state.Redis(*s.newRedis))
 	}
 	s.newRedis = nil
-	s.forgetClosed()
+	s.checkState()
 	for i := range effects {
 		e := &effects[i]
 		switch e.Kind {
@@ -332,6 +341,10 @@ func (s *Server) carryOut() {
 			s.store.Subscribe(e.Name)
 		case locktable.Unsubscribe:
 			s.store.Unsubscribe(e.Name)
+		case locktable.Closed:
+			if s.state != nil {
+				s.state.CloseSession(e.Session)
+			}
 		}
 	}
 	if len(s.ops) > 0 {
@@ -370,6 +383,8 @@ func (s *Server) carryOut() {
 			s.refuse(c, e.ID, e.Code, e.Msg)
 		case locktable.Canceled:
 			s.say(c, &protocol.CancelOK{ID: e.ID, Canceled: e.Was})
+		case locktable.Confirmed:
+			s.say(c, &protocol.ConfirmOK{ID: e.ID})
 		case locktable.Claimed:
 			s.say(c, &protocol.ClaimOK{ID: e.ID})
 			if e.Was {
@@ -405,13 +420,8 @@ func (s *Server) carryOut() {
 	}
 }
 
-// forgetClosed strikes sessions from the state when it knows what became of their
-// holds.
-func (s *Server) forgetClosed() {
-	for _, id := range s.closed {
-		s.state.CloseSession(id)
-	}
-	s.closed = s.closed[:0]
+// checkState logs if the state file is not whole.
+func (s *Server) checkState() {
 	if s.state != nil {
 		if why := s.state.Full(); why != "" {
 			s.log.Error("the state file cannot grow; locks granted from now on may end with this process", "file", s.cfg.State, "reason", why)
@@ -428,7 +438,11 @@ func (s *Server) logLost(e *locktable.Effect, c *client) {
 		s.log.Info("lock ended", "lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", pid, "cmd", cmd, "reason", e.Reason)
 		return
 	}
-	s.log.Warn("lock lost", "lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", pid, "cmd", cmd, "reason", e.Reason)
+	args := []any{"lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", pid, "cmd", cmd, "reason", e.Reason}
+	if e.Msg != "" {
+		args = append(args, "found", e.Msg)
+	}
+	s.log.Warn("lock lost", args...)
 }
 
 var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}

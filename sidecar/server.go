@@ -93,7 +93,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		UUID:           s.uuid,
 		Last:           store.Identity(s.left.Redis),
 		Log:            cfg.Log,
-		OnResults:      func(r []locktable.Result) { s.tell(input{what: redisResults, results: r}) },
+		OnResults:      s.redisResults,
 		OnUp:           s.redisUp,
 		OnDown:         s.redisDown,
 		OnSubscribed:   func(n []string) { s.tell(input{what: redisSubscribed, names: n}) },
@@ -152,6 +152,14 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 
 // Redis is "ok", or says in one sentence what is wrong.
 func (s *Server) Redis() string { return *s.redis.Load() }
+
+func (s *Server) redisResults(results []locktable.Result, raised *store.Identity) {
+	in := input{what: redisResults, results: results}
+	if raised != nil {
+		in.redis, in.flag = *raised, true
+	}
+	s.tell(in)
+}
 
 func (s *Server) redisUp(dataLost bool, id store.Identity) {
 	ok := "ok"

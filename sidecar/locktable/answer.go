@@ -10,6 +10,9 @@ import (
 // Result takes Redis's answer to the lock's operation in flight.
 func (t *Table) Result(now int64, r Result) {
 	l := t.byName[r.Name]
+	if l != nil && r.Kind == Drop {
+		l.echoed(r)
+	}
 	if l != nil && l.ahead && r.Kind == Drop {
 		l.ahead = false // how things are, the answer to the Take behind it says
 		l.counted(r)
@@ -32,16 +35,23 @@ func (t *Table) Result(now int64, r Result) {
 	}
 	switch r.Outcome {
 	case Done:
-		if op.kind == Drop {
+		switch op.kind {
+		case Drop:
 			t.dropped(now, l)
-			break
+		case Check:
+			k.at = now
+			l.renewAt = t.nextCheck(now)
+		default:
+			t.confirmed(now, l, op, r)
 		}
-		t.confirmed(now, l, op, r)
+		if op.look && l.hold.num != 0 {
+			l.lookSoon(now)
+		}
 
 	case Other:
 		*k = known{listeners: k.listeners}
 		if l.hold.num != 0 {
-			t.lose(l, protocol.Stolen)
+			t.lose(l, protocol.Stolen, r.Field)
 		}
 		if q = l.queue; q != nil {
 			t.heldElsewhere(now, l, op, r)
@@ -54,8 +64,18 @@ func (t *Table) Result(now int64, r Result) {
 		}
 		*k = known{listeners: k.listeners}
 		if l.hold.num != 0 {
-			t.lose(l, protocol.Deleted)
+			t.lose(l, protocol.Deleted, "")
 		}
+
+	case Differs:
+		k.count = 0 // so that it is set again
+
+	case NotALock:
+		*k = known{listeners: k.listeners}
+		if l.hold.num != 0 {
+			t.lose(l, protocol.Stolen, r.Field)
+		}
+		t.denyWaiters(l, r.Msg)
 
 	case Unsent:
 		l.retryAt = now + int64(t.cfg.RetryAfter)
@@ -67,6 +87,8 @@ func (t *Table) Result(now int64, r Result) {
 		switch {
 		case op.kind == Drop:
 			*k = known{state: maybe, listeners: k.listeners}
+		case op.kind == Check:
+			l.renewAt = now
 		case k.state == none:
 			k.state = maybe
 		default:
@@ -75,7 +97,11 @@ func (t *Table) Result(now int64, r Result) {
 		t.troubled(l, r.Msg)
 
 	case Busy:
-		l.retryAt = now + int64(t.cfg.RetryAfter)
+		if op.reserve > 0 && l.hold.num != 0 {
+			t.drawFailed(now, l)
+		} else {
+			l.retryAt = now + int64(t.cfg.RetryAfter)
+		}
 		t.troubled(l, r.Msg)
 
 	case Refused:
@@ -83,18 +109,50 @@ func (t *Table) Result(now int64, r Result) {
 		case op.kind == Drop:
 			// The key is not ours to touch any more; it ends with its lease.
 			*k = known{listeners: k.listeners}
+			t.refuseConfirms(l, r.Msg)
+		case op.reserve > 0 && l.hold.num != 0:
+			t.drawFailed(now, l)
 		case l.hold.num != 0:
 			l.retryAt = now + int64(t.cfg.RetryAfter)
 			l.hold.refused = true
 		default:
-			for q != nil && q.head != nil {
-				w := q.head
-				t.unqueue(w)
-				t.refuse(w.session, w.id, protocol.Denied, "%s", r.Msg)
-			}
+			t.denyWaiters(l, r.Msg)
 		}
 	}
 	t.settle(now, l)
+}
+
+// drawFailed is called when a hold could not get tokens for those who wait behind it. It
+// may be for want of them alone, so it is asked for no more until a while later: until
+// then nothing keeps the hold from being renewed.
+func (t *Table) drawFailed(now int64, l *lock) {
+	if l.queue != nil {
+		l.queue.drawAt = now + int64(drawPause)
+	}
+}
+
+const drawPause = time.Second
+
+// denyWaiters refuses all local waiters.
+func (t *Table) denyWaiters(l *lock, msg string) {
+	for q := l.queue; q != nil && q.head != nil; {
+		w := q.head
+		t.unqueue(w)
+		t.refuse(w.session, w.id, protocol.Denied, "%s", msg)
+	}
+}
+
+// echoed corrects how many messages of its own this host expects, after a Drop that
+// published none: the next message is another program's.
+func (l *lock) echoed(r Result) {
+	q := l.queue
+	switch {
+	case q == nil || q.echoes == 0:
+	case r.Outcome == Unknown:
+		q.echoes = 0 // if it was published, the key is looked at once without need
+	case r.Outcome != Done || r.Listeners == Uncounted:
+		q.echoes--
+	}
 }
 
 // counted notes how many listen, if Redis said so.
@@ -121,15 +179,11 @@ func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 	}
 	k.until = r.Sent + validity(lease)
 	l.renewAt = t.rendezvous(r.Sent + ms(lease)/3 + t.jitter())
+	if l.checked() {
+		l.renewAt = t.nextCheck(now)
+	}
 	if op.kind == Take {
-		if !l.othersListen() {
-			k.contended = 0
-			if l.queue != nil {
-				l.queue.stand = false
-			}
-		} else if k.contended == 0 {
-			k.contended = now
-		}
+		t.noteRivals(now, l)
 		if op.reserve > 0 {
 			k.token, k.tokens = r.Token-uint64(op.reserve)+1, op.reserve
 		}
@@ -139,6 +193,26 @@ func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 	}
 	l.hold.refused = false
 	t.mark(l)
+}
+
+// noteRivals notes whether another host is known to want the lock. If that is news, a
+// run of local handoffs counts from now on.
+func (t *Table) noteRivals(now int64, l *lock) {
+	k, q := &l.known, l.queue
+	rivals := l.othersListen() || q != nil && now < q.rivalUntil
+	if rivals == (k.contended != 0) {
+		return
+	}
+	k.contended = 0
+	if rivals {
+		k.contended = now
+	}
+	if q != nil {
+		q.stand = false
+		if rivals {
+			q.run = 0
+		}
+	}
 }
 
 // jitter keeps locks that were taken together from being renewed together for
@@ -162,6 +236,9 @@ func (t *Table) dropped(now int64, l *lock) {
 		if q.stand {
 			q.stand = false
 			q.standUntil = now + int64(t.cfg.StandBack)
+			if q.quiet {
+				q.standUntil = now + int64(t.cfg.QuietPause)
+			}
 		}
 		t.givenBack(now, l)
 	}
@@ -177,7 +254,14 @@ func (t *Table) heldElsewhere(now int64, l *lock, op flight, r Result) {
 	if r.TTLMS >= 0 {
 		pause = min(pause, ms(r.TTLMS+1))
 	}
+	if q.sub != subscribed {
+		// Its period must not be that of the pauses which the holder's host makes.
+		pause = pause/2 + t.rng.Int64N(pause)
+	}
 	q.tryAt, q.drawn = now+pause, false
+	if l.others() == 0 {
+		q.rivalUntil = now + int64(t.cfg.RivalMemory)
+	}
 	if op.wake {
 		t.draw(now, l, true)
 	}
@@ -211,8 +295,8 @@ func (t *Table) troubled(l *lock, msg string) {
 	}
 }
 
-// listen subscribes to the lock's channel while local waiters wait for somebody
-// on another host, and lets go of it some time after.
+// listen subscribes to the lock's channel while local waiters wait for another host, or
+// have waited for long for a local holder, and unsubscribes some time after.
 func (t *Table) listen(now int64, l *lock) {
 	q := l.queue
 	if q == nil {
@@ -221,7 +305,15 @@ func (t *Table) listen(now int64, l *lock) {
 	if q.head == nil && now >= q.tryAt {
 		q.drawn = false // nobody wanted the turn
 	}
-	if q.head != nil && l.hold.num == 0 && (q.remote || q.drawn) {
+	wanted := false
+	switch {
+	case q.head == nil:
+	case l.hold.num == 0:
+		wanted = q.remote || q.drawn
+	default:
+		wanted = now-q.head.since >= int64(t.cfg.WatchAfter)
+	}
+	if wanted {
 		q.lingerUntil, q.vain = now+int64(t.linger(l)), 0
 		if q.sub == unsubscribed {
 			q.sub = asked
@@ -231,7 +323,12 @@ func (t *Table) listen(now int64, l *lock) {
 		q.sub, q.echoes = unsubscribed, 0
 		t.emit(Effect{Kind: Unsubscribe, Name: l.name})
 	}
-	if q.head == nil && q.sub == unsubscribed && l.known.contended == 0 && !q.drawn {
+	polling := q.head != nil && l.hold.num == 0 && q.remote && q.sub != subscribed
+	if polling != q.polling {
+		q.polling = polling
+		t.polling += btoi(polling) - btoi(!polling)
+	}
+	if q.head == nil && q.sub == unsubscribed && l.known.contended == 0 && !q.drawn && len(q.confirms) == 0 {
 		l.queue = nil
 		*q = queue{}
 		t.queues.put(q)
@@ -246,6 +343,9 @@ func (t *Table) Subscribed(now int64, name string) {
 		q := l.queue
 		q.sub = subscribed
 		l.op.wake = true
+		if l.hold.num != 0 {
+			l.lookSoon(now)
+		}
 		if q.head != nil && l.hold.num == 0 && (q.remote || !q.drawn) {
 			q.tryAt = min(q.tryAt, max(now, q.standUntil))
 		}
@@ -259,7 +359,7 @@ func (t *Table) Unsubscribed(now int64, name string) {
 	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.sub == subscribed {
 		q := l.queue
 		q.sub, q.echoes = asked, 0
-		q.tryAt = min(q.tryAt, max(q.standUntil, now+int64(t.cfg.PollDeaf)))
+		q.tryAt = min(q.tryAt, max(q.standUntil, now+int64(t.pause(q))))
 		t.settle(now, l)
 	}
 }

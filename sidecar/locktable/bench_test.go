@@ -83,6 +83,7 @@ func BenchmarkRenewal(b *testing.B) {
 		at, _ := tb.Next()
 		now = max(now, at)
 		tb.Advance(now)
+		tb.Work(now)
 		for _, e := range append([]locktable.Effect(nil), tb.Effects()...) {
 			if e.Kind == locktable.Redis {
 				tb.Result(now, locktable.Result{Kind: e.Op.Kind, Name: e.Op.Name, Outcome: locktable.Done, Sent: now})

@@ -42,7 +42,7 @@ func (t *Table) circle(s *session, owner uint64, l *lock) string {
 			}
 			return inWords(locks)
 		}
-		if h.num == 0 || h.owner == 0 || h.orphan {
+		if h.num == 0 || h.owner == 0 || h.orphan || h.session.over() {
 			continue
 		}
 		own := h.session.owners[h.owner]

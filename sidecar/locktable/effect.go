@@ -12,9 +12,11 @@ const (
 	Canceled                          // answer to a cancel: Was
 	Forced                            // answer to a force_release: Hold
 	Claimed                           // answer to a claim; Was: it was the last
-	Lost                              // event to Session: Hold, Reason; Was: it had been claimed
+	Confirmed                         // answer to a confirm
+	Lost                              // event to Session: Hold, Reason; Was: it had been claimed; Msg: what Redis has instead, if it is Stolen
 	Lease                             // event to Session: Deadline
 	Redis                             // carry out Op and bring back its one Result
+	Closed                            // Session, which was closed, has nothing left: a successor need not know it
 	Subscribe                         // listen on the channel of Name
 	Unsubscribe                       // stop listening
 )

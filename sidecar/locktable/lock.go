@@ -24,7 +24,7 @@ type lock struct {
 	chase uint16 // so many Takes in a row were sent behind a Drop
 	top   uint64 // largest number that any hold of this lock, or operation on it, had
 
-	renewAt int64  // watchdog: when the next renewal is due
+	renewAt int64  // when the key is to be renewed (watchdog), or checked (fixed lease)
 	retryAt int64  // after an error: no operation before
 	queue   *queue // nil while nobody waits and nothing is subscribed
 }
@@ -80,6 +80,7 @@ type flight struct {
 	kind    OpKind
 	fresh   bool // made for the queue, not for a hold
 	wake    bool // something happened that makes an answer "somebody else's" old news
+	look    bool // another program may have changed the key since it was sent
 	lost    bool // Redis may have lost its data since it was made
 	reserve uint16
 	num     uint64
@@ -162,6 +163,12 @@ func (l *lock) until() int64 {
 
 func (l *lock) due(t *Table, now int64) { t.settle(now, l) }
 
+// urgent reports whether the lock's hold is to be renewed.
+func (l *lock) urgent(now int64) bool {
+	h := &l.hold
+	return l.watched() && !h.session.ended && now >= l.renewAt && now < l.until() && (h.endAt == 0 || now < h.endAt)
+}
+
 // settle brings a lock to rest after any change: what has ended ends, who can be
 // granted is granted, what Redis must be told is asked, and the timer is set to
 // the next time at which any of that may change.
@@ -173,6 +180,7 @@ func (t *Table) settle(now int64, l *lock) {
 	}
 	t.serve(now, l)
 	t.ask(now, l)
+	t.answerConfirms(l)
 	t.listen(now, l)
 	if l.idle() {
 		t.forget(l)
@@ -190,15 +198,26 @@ func (l *lock) idle() bool {
 	return l.hold.num == 0 && !l.asking() && l.known.state == none && l.queue == nil
 }
 
-// expire ends a hold whose time is over.
+// expire ends a hold whose time is over, or whose session is.
 func (t *Table) expire(now int64, l *lock) {
 	h := &l.hold
+	if h.num != 0 && !h.orphan {
+		switch {
+		case h.session.ended:
+			t.orphan(l)
+		case h.session.detached && h.leaseMS == 0:
+			// Without the watchdog, what is left of its lease is a fixed lease.
+			t.unmark(l)
+			h.deadline = l.until()
+			h.leaseMS = t.leaseMS
+		}
+	}
 	switch {
 	case h.num == 0:
 	case now >= l.until():
-		t.lose(l, protocol.Expired)
+		t.lose(l, protocol.Expired, "")
 	case h.endAt != 0 && now >= h.endAt:
-		t.lose(l, protocol.MaxHold) // an orphan has nobody to be told
+		t.lose(l, protocol.MaxHold, "") // an orphan has no client to notify
 	}
 }
 
@@ -212,13 +231,40 @@ func (t *Table) endHold(l *lock) {
 // watched tells whether the watchdog renews the current hold.
 func (l *lock) watched() bool { return l.hold.num != 0 && l.hold.leaseMS == 0 }
 
+// checked tells whether the key of the current hold is checked now and then although its
+// lease is not renewed: if another program deletes the key or takes it over, the client
+// is to be notified, and the next waiter is to have the lock.
+func (l *lock) checked() bool {
+	h, q := &l.hold, l.queue
+	return h.num != 0 && h.leaseMS != 0 && (!h.orphan && !h.session.detached || q != nil && q.head != nil)
+}
+
+// nextCheck is when the key of a hold with a fixed lease is checked again.
+func (t *Table) nextCheck(now int64) int64 {
+	return t.rendezvous(now + int64(t.cfg.Lease)/3 + t.jitter())
+}
+
+// lookSoon has the key of the current hold renewed or checked now, because another
+// program may have changed it. However many messages say so, it is not sooner than
+// lookPause after the last time.
+func (l *lock) lookSoon(now int64) {
+	l.renewAt = min(l.renewAt, max(now, l.known.at+lookPause))
+	l.op.look = true // what is in flight may have been executed before
+}
+
+const lookPause = int64(10 * time.Millisecond)
+
+// echoWithin is how long a host waits for the message of a release of its own. Later it
+// is taken for another program's, and the key is looked at without need.
+const echoWithin = int64(time.Second)
+
 // asking tells whether an operation is in flight.
 func (l *lock) asking() bool { return l.op.kind != NoOp || l.ahead }
 
 // ask sends the operation, if there is one, that brings Redis nearer to what it
 // should have. At most one is in flight, or a Take behind a Drop.
 func (t *Table) ask(now int64, l *lock) {
-	chasing := t.mayChase(l)
+	chasing := t.mayChase(now, l)
 	if l.asking() && !chasing || !t.up || now < l.retryAt {
 		return
 	}
@@ -241,8 +287,11 @@ func (t *Table) ask(now int64, l *lock) {
 			// What was told when a longer lease was configured stays true.
 			lease = max(lease, leaseFor(l.until()-now))
 		}
+		// A draw fails where the key of the counter is not one, or memory is short. It
+		// must not take the renewal with it: see drawFailed.
+		mayDraw := waiters > 0 && now >= l.queue.drawAt
 		reserve := uint16(0)
-		if waiters > 0 && int(k.tokens) < max(1, t.cfg.HandoffBudget/4) {
+		if mayDraw && int(k.tokens) < max(1, t.cfg.HandoffBudget/4) {
 			reserve = uint16(t.cfg.HandoffBudget)
 		}
 		restored := k.num == 0 // confirmed like a renewal: there may be very many
@@ -250,13 +299,15 @@ func (t *Table) ask(now int64, l *lock) {
 		switch {
 		case k.state == maybe: // Redis lost its data: assert what we hold
 			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve})
-		case passed && now >= k.at+mirrorAfter, restored && waiters > 0, waiters > 0 && k.tokens == 0:
+		case passed && now >= k.at+mirrorAfter, mayDraw && (restored || k.tokens == 0):
 			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve, Held: true})
 		case k.count != h.count && !passed, l.watched() && now >= l.renewAt, restored,
 			// It was taken for a waiter with a longer lease, who is gone: its renewal
 			// is not due in time, and the key would outlive a dead sidecar for longer.
 			k.leaseMS > t.leaseOf(h.leaseMS) && lease <= t.leaseOf(h.leaseMS):
 			t.send(now, l, Op{Kind: Keep, Num: h.num, Count: h.count, LeaseMS: lease})
+		case l.checked() && now >= l.renewAt && !passed:
+			t.send(now, l, Op{Kind: Check, Num: h.num, Count: h.count})
 		}
 	case waiters > 0 && !(l.queue.stand && k.state != none):
 		if k.state == ours || now >= l.queue.tryAt {
@@ -289,10 +340,10 @@ func (t *Table) ask(now int64, l *lock) {
 //
 // It leaves no moment in which the lock is free. So not while others listen, and now
 // and then not at all: somebody may want the lock who cannot listen.
-func (t *Table) mayChase(l *lock) bool {
+func (t *Table) mayChase(now int64, l *lock) bool {
 	q := l.queue
 	return l.op.kind == Drop && !l.ahead && l.known.state == ours && q != nil && q.head != nil && !q.stand &&
-		!l.othersListen() && int(l.chase) < t.cfg.HandoffBudget
+		!l.othersListen() && now >= q.rivalUntil && int(l.chase) < t.cfg.HandoffBudget
 }
 
 func (t *Table) send(now int64, l *lock, op Op) {
@@ -305,8 +356,9 @@ func (t *Table) send(now int64, l *lock, op Op) {
 	if op.Kind == Drop {
 		if q := l.queue; q != nil && q.sub == subscribed && q.echoes < math.MaxUint8 {
 			q.echoes++
+			q.echoBy = now + echoWithin
 		}
-	} else {
+	} else if op.Kind != Check {
 		// It may shorten the key's life as soon as it is sent.
 		l.known.until = min(l.known.until, now+validity(op.LeaseMS))
 		t.mark(l)
@@ -333,17 +385,23 @@ func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
 		if canAsk && l.known.num != h.num {
 			sooner(max(l.known.at+mirrorAfter, l.retryAt))
 		}
-		if canAsk && l.watched() {
+		if canAsk && (l.watched() || l.checked() && l.known.num == h.num) {
 			sooner(max(l.renewAt, l.retryAt))
 		}
 	}
 	if q := l.queue; q != nil {
 		if q.head == nil || l.hold.num != 0 {
-			if q.sub != unsubscribed {
+			switch {
+			case q.sub != unsubscribed:
 				sooner(q.lingerUntil)
+			case q.head != nil:
+				sooner(q.head.since + int64(t.cfg.WatchAfter))
 			}
 			if q.drawn {
 				sooner(q.tryAt)
+			}
+			if q.head != nil && canAsk && l.known.tokens == 0 {
+				sooner(max(q.drawAt, l.retryAt))
 			}
 		} else if canAsk {
 			sooner(max(q.tryAt, l.retryAt))

@@ -21,17 +21,26 @@ type queue struct {
 	drawn  bool  // tryAt is a time that was drawn
 	passed int32 // releases by others that were heard since those who wait here had a turn
 	turnAt int64 // when the lock changed hands last, as far as it was heard
-	echoes uint8 // messages to come that this host has published itself
+	echoes uint8 // messages to come that this host has published itself,
+	echoBy int64 // and until when: one that is lost must not have another taken for it
 
-	run        int  // grants in a row without a release in Redis, while others listen
-	stand      bool // the run is over: drop the lock before anybody local gets it
+	drawAt int64 // no tokens are drawn for the queue before, after an attempt failed
+
+	run        int   // grants in a row without a release in Redis,
+	runSince   int64 // and when the first of them was
+	stand      bool  // the run is over: drop the lock before anybody local gets it
+	quiet      bool  // of stand and standUntil: no other host is known to want the lock
 	standUntil int64
+	rivalUntil int64 // another host had the lock without subscribing; see Config.RivalMemory
 
 	sub         subscription
 	lingerUntil int64
 	vain        uint8 // messages heard since somebody here waited for another host
 
 	trouble string // what Redis answered last, if it was an error
+	polling bool   // counts in Table.polling
+
+	confirms []confirm
 }
 
 type subscription uint8
@@ -150,6 +159,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 		l.queue = t.queues.get()
 	}
 	q := l.queue
+	t.skipEnded(q)
 	switch {
 	case req.WaitMS == 0 && (l.hold.num != 0 || q.head != nil):
 		t.refuse(s, req.ID, protocol.Timeout, "%s", l.whyNot())
@@ -169,6 +179,9 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 		try: req.WaitMS == 0, notReentrant: req.NotReentrant,
 	}
 	w.timer.Value = w
+	if q.head == nil && w.try && q.quiet {
+		q.stand, q.standUntil = false, now
+	}
 	if q.head == nil && (w.try || !q.drawn) {
 		q.tryAt, q.drawn, q.passed = max(now, q.standUntil), false, 0
 	}
@@ -213,6 +226,8 @@ func (l *lock) whyNot() string {
 	}
 	return "others on this host wait for it"
 }
+
+func (w *waiter) urgent(int64) bool { return false }
 
 // due ends a wait whose time is over.
 func (w *waiter) due(t *Table, now int64) {
@@ -283,9 +298,18 @@ func (t *Table) serve(now int64, l *lock) {
 	q := l.queue
 	for q != nil && q.head != nil && l.hold.num == 0 {
 		w := q.head
+		if w.session.over() {
+			t.unqueue(w)
+			continue
+		}
 		if l.known.state == ours && l.op.kind != Drop {
-			if !q.stand && t.spent(now, l) {
-				q.stand = true
+			if !t.up {
+				q.stand = false
+			}
+			// A request that does not wait is not kept from a lock that no other host is
+			// known to want.
+			if quiet := l.known.contended == 0; !q.stand && t.spent(now, l) && !(quiet && w.try) {
+				q.stand, q.quiet = true, quiet
 			}
 			if !q.stand && t.grantable(now, l, w) {
 				t.grant(now, l, w)
@@ -308,11 +332,25 @@ func (t *Table) serve(now int64, l *lock) {
 	}
 }
 
-// spent tells whether this host has had the lock for long enough in a row.
+// skipEnded takes waiters away that stand first and whose session is over.
+func (t *Table) skipEnded(q *queue) {
+	for q.head != nil && q.head.session.over() {
+		t.unqueue(q.head)
+	}
+}
+
+// spent tells whether this host has had the lock for long enough in a row. If no other
+// host is known to want it, one handoff is always allowed: the waiter of a holder that
+// was killed after hours gets the lock at once.
 func (t *Table) spent(now int64, l *lock) bool {
 	q := l.queue
-	since := l.known.contended
-	return since != 0 && (q.run >= t.cfg.HandoffBudget || now-since >= int64(t.cfg.HandoffTime))
+	if !t.up {
+		return false // no other host could get it
+	}
+	if since := l.known.contended; since != 0 && (q.run >= t.cfg.HandoffBudget || now-since >= int64(t.cfg.HandoffTime)) {
+		return true
+	}
+	return q.run >= 2 && now-q.runSince >= int64(t.cfg.QuietTime)
 }
 
 // grantable tells whether what is known of Redis covers the waiter: a token to
@@ -355,7 +393,11 @@ func (t *Table) grant(now int64, l *lock, w *waiter) {
 	}
 	until := min(k.until, now+validity(t.leaseOf(w.leaseMS)))
 	h.deadline, h.tells = until, s.tells
-	if h.leaseMS == 0 {
+	if h.leaseMS != 0 {
+		l.renewAt = t.nextCheck(now)
+	} else {
+		// It may have been set for a hold with a fixed lease.
+		l.renewAt = min(l.renewAt, until-int64(t.cfg.Lease)/4)
 		// The operation that tells Redis may shorten the key's life to this.
 		k.until = until
 		if len(s.marks) == 0 || s.unheard && until < s.told {
@@ -367,8 +409,9 @@ func (t *Table) grant(now int64, l *lock, w *waiter) {
 			s.behind = min(s.behind, until)
 		}
 	}
-	if k.contended == 0 {
-		q.run = 0
+	q.drawn = false
+	if q.run == 0 {
+		q.runSince = now
 	}
 	q.run++
 	t.byHold[num] = l
@@ -452,7 +495,7 @@ func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease)
 		t.refuse(s, req.ID, protocol.NotHeld, "nobody holds %q through this sidecar; force it on the host of its holder", req.Name)
 	} else {
 		num := l.hold.num
-		t.lose(l, protocol.ByForce)
+		t.lose(l, protocol.ByForce, "")
 		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num})
 	}
 	if l != nil {

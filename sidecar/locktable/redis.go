@@ -3,7 +3,7 @@ package locktable
 // What the table asks of Redis and what Redis answers, as values. The store
 // carries operations out; the table never waits for one.
 
-// OpKind is one of the three things a sidecar does to a lock in Redis.
+// OpKind is one of the things a sidecar does to a lock in Redis.
 type OpKind uint8
 
 const (
@@ -18,6 +18,9 @@ const (
 	// Keep renews: the key must have a field of this sidecar with a number not
 	// above num; it becomes num with count, and its time to live lease.
 	Keep
+
+	// Check finds out whether the key has the field num with count. It changes nothing.
+	Check
 
 	// Drop deletes the key if its field is of this sidecar with a number not above
 	// num, and publishes the unlock message; that too if there is no key any more,
@@ -46,11 +49,20 @@ const (
 	// whoever else has it.
 	Done Outcome = iota
 
-	// Other: the key has somebody else's field (Field, TTL); nothing was changed.
+	// Other: the key is not ours (Field, TTL); nothing was changed.
 	Other
 
-	// Missing: there is no such key; nothing was changed. Keep and Take with Held.
+	// Missing: there is no such key; nothing was changed. Keep, Check, and Take with
+	// Held.
 	Missing
+
+	// Differs: the key has a field of this sidecar, with another count or a lower number;
+	// nothing was changed. Check.
+	Differs
+
+	// NotALock: the key is of another type (Field says which); nothing was changed.
+	// Take and Drop. After a Keep or a Check it is Other.
+	NotALock
 
 	// Unsent: certainly not carried out, now or later.
 	Unsent
@@ -82,6 +94,6 @@ type Result struct {
 	Token     uint64 // Take, Done, Reserve > 0: the last token drawn; the first is Token − Reserve + 1
 	Listeners int32  // subscribers of the lock's channel, this sidecar's included; −1: unknown; or Uncounted
 	TTLMS     int64  // Other: PTTL of the key; −1: it has none
-	Field     string // Other: the owner field that was found, or a description of what is there
-	Msg       string // Unsent, Unknown, Refused, Busy: one sentence for people, says what to do
+	Field     string // Other, NotALock: the owner field that was found, or a description of what is there
+	Msg       string // NotALock, Unsent, Unknown, Refused, Busy: one sentence for people, says what to do
 }

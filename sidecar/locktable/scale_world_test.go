@@ -239,6 +239,7 @@ func (w *crowd) play(e event) {
 		}
 		if next, ok := h.table.Next(); ok && next <= h.clock(w.now) {
 			h.table.Advance(h.clock(w.now))
+			h.table.Work(h.clock(w.now))
 		}
 		w.drain(e.host)
 		return

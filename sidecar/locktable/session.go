@@ -12,12 +12,18 @@ type session struct {
 	id       SessionID
 	peer     Peer
 	detached bool // lives, but is no longer served: its holds are not renewed
+	ended    bool // its client is dead
+	sweeping bool // in Table.sweeping
 	absent   bool // was restored, and its client has not claimed its holds yet
 	noted    bool // in notes.sessions
 	unheard  bool // see told
 
 	holds  *lock // first of the locks it holds, linked by hold.next
 	nholds int
+
+	confirms int // that it waits for
+
+	endedAt int64
 
 	queue  list               // its waiters in the order of their arrival
 	waits  map[uint64]*waiter // the same by request id
@@ -51,36 +57,21 @@ func (t *Table) open(id SessionID, p Peer) *session {
 	return s
 }
 
-// Close ends a session because its client died: its waiters vanish without an
-// answer, its holds are released, each after its crash delay.
+// Close ends a session because its client died: its waiters vanish without an answer,
+// its holds are released, each after its crash delay. What is left of a large session is
+// done in Work. Closed follows when nothing is.
 func (t *Table) Close(now int64, id SessionID) {
 	s := t.sessions[id]
 	if s == nil {
 		return
 	}
 	delete(t.sessions, id)
-	locks := t.dropWaiters(s)
-	for s.holds != nil {
-		l := s.holds
-		h := &l.hold
-		t.unlinkHold(l)
-		l.known.until = max(l.known.until, l.until()) // it may be from before a restart
-		h.orphan = true
-		if h.crashDelayMS > 0 {
-			if end := now + ms(h.crashDelayMS); h.endAt == 0 || end < h.endAt {
-				h.endAt = end
-			}
-		} else {
-			t.endHold(l)
-		}
-		locks = append(locks, l)
-	}
-	t.settleAll(now, locks)
+	s.ended, s.endedAt = true, now
+	t.over(now, s)
 }
 
-// Detach ends the service to a client that lives but misbehaves: its waiters
-// vanish, its holds stay, unrenewed, until their deadlines. Close releases them
-// earlier.
+// Detach ends the service to a client that lives but misbehaves: its waiters vanish, its
+// holds stay, unrenewed, until their deadlines. Close releases them earlier.
 func (t *Table) Detach(now int64, id SessionID) {
 	s := t.sessions[id]
 	if s == nil || s.detached {
@@ -88,30 +79,71 @@ func (t *Table) Detach(now int64, id SessionID) {
 	}
 	s.detached = true
 	t.noteSession(s)
-	locks := t.dropWaiters(s)
-	for l := s.holds; l != nil; l = l.hold.next {
-		if h := &l.hold; h.leaseMS == 0 {
-			// Without the watchdog, what is left of its lease is a fixed lease.
-			t.unmark(l)
-			h.deadline = l.until()
-			h.leaseMS = t.leaseMS
-		}
-		locks = append(locks, l)
-	}
-	t.settleAll(now, locks)
+	t.over(now, s)
 }
 
-// dropWaiters takes all of a session's waiters away and returns their locks. These
-// are settled when the session is out of all of them: the next holder of one must
-// not be the same session again.
-func (t *Table) dropWaiters(s *session) []*lock {
-	locks := make([]*lock, 0, s.queue.len)
+// over reports whether the session is not served any more.
+func (s *session) over() bool { return s.ended || s.detached }
+
+// over does what the end of a session asks of its waiters and holds, or leaves it for
+// Work.
+func (t *Table) over(now int64, s *session) {
+	t.now = now
+	if !s.sweeping && t.sweep(now, s, t.cfg.MaxWork) == 0 {
+		s.sweeping = true
+		t.sweeping = append(t.sweeping, s)
+	}
+}
+
+// sweep takes a session's waiters away, and settles the locks that it holds, so that
+// expire sees that it is over: at most so many. It returns how many of those are left
+// over; 0: there may be more to do.
+//
+// Of a detached session each hold ends by its timer. It is only settled now if that is
+// quick.
+func (t *Table) sweep(now int64, s *session, most int) (left int) {
 	for s.queue.head != nil {
+		if most == 0 {
+			return 0
+		}
+		most--
 		w := s.queue.head
 		t.unqueue(w)
-		locks = append(locks, w.lock)
+		t.settle(now, w.lock)
 	}
-	return locks
+	if !s.ended {
+		for l := s.holds; l != nil && most > 1; most-- {
+			next := l.hold.next
+			t.settle(now, l)
+			l = next
+		}
+		return max(most, 1)
+	}
+	for s.holds != nil {
+		if most == 0 {
+			return 0
+		}
+		most--
+		t.settle(now, s.holds)
+	}
+	if most == 0 {
+		return 0
+	}
+	t.emit(Effect{Kind: Closed, Session: s.id})
+	return most
+}
+
+// orphan ends a hold whose session has ended, or keeps it for its crash delay.
+func (t *Table) orphan(l *lock) {
+	h := &l.hold
+	t.unlinkHold(l)
+	l.known.until = max(l.known.until, l.until()) // it may be from before a restart
+	h.orphan = true
+	if h.crashDelayMS == 0 {
+		t.endHold(l)
+	} else if end := h.session.endedAt + ms(h.crashDelayMS); h.endAt == 0 || end < h.endAt {
+		h.endAt = end
+	}
 }
 
 func (t *Table) settleAll(now int64, locks []*lock) {
@@ -263,7 +295,7 @@ func (s *session) reached(t *Table) int64 {
 }
 
 func (s *session) hasNews(t *Table) bool {
-	if len(s.marks) == 0 || s.detached {
+	if len(s.marks) == 0 || s.detached || s.ended {
 		return false
 	}
 	d := s.reached(t)
@@ -292,11 +324,12 @@ func (t *Table) abandon(l *lock) {
 	h.orphan = true
 }
 
-// lose ends a hold that its owner did not release, and tells the owner so.
-func (t *Table) lose(l *lock, why protocol.Reason) {
+// lose ends a hold that its owner did not release, and notifies the owner. found is
+// what is under its name in Redis, if that is the reason.
+func (t *Table) lose(l *lock, why protocol.Reason, found string) {
 	h := &l.hold
 	if !h.orphan {
-		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: why, Was: h.claimed})
+		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: why, Was: h.claimed, Msg: found})
 	}
 	t.endHold(l)
 }

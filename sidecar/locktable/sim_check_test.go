@@ -96,6 +96,7 @@ type hostName struct {
 	last        locktable.Outcome
 	lastKind    locktable.OpKind
 	trouble     int64 // world time: when Redis last refused an operation on it
+	deniedAt    int64 // world time: the same, or it was not a lock
 	excuse      int64 // world time
 	endedAt     int64 // world time: when the hold ended
 	ranges      [8]tokenRange
@@ -106,9 +107,24 @@ type hostName struct {
 	listeners   int32 // as the table was told last
 	stale       bool  // it may have forgotten that: it had no use for the lock meanwhile
 	yielding    bool  // it gave the lock back for others, and stands back
+	rivalUntil  int64 // host clock: until then it may count another host that has had the lock among those that wait
+	mayYield    bool  // as of the last Take
 	stoodAt     int64 // host clock: the same, when somebody waited here; 0: nobody did
 	droppedAt   int64 // host clock: when it learnt that the lock is given back
 	answeredAt  int64 // host clock: when Redis answered last
+
+	runs     int   // grants since Redis was last asked for the lock
+	runSince int64 // host clock: when the first of them was
+
+	lastSeen   uint64 // the token granted last on this host
+	lastSeenAt int64  // world time at which it was drawn
+	droppedBy  int64  // world time: until when a message may be that of its own release
+
+	pausing    bool  // it gave the lock back for a moment, in which clients that poll may take it
+	pauseSince int64 // host clock
+
+	lookedFor uint64 // a hold whose key another program deleted, and of which a message came:
+	lookedBy  int64  // its host looks at the key before this world time
 
 	want   bool  // the table wants to be subscribed
 	server bool  // Redis has the subscription
@@ -125,7 +141,12 @@ func (hn *hostName) othersListen() bool {
 	return !hn.stale && (hn.listeners < 0 || hn.listeners > 1)
 }
 
-const standBack = 10 * ms
+const (
+	standBack   = 10 * ms
+	quietTime   = 200 * ms
+	quietPause  = 5 * ms
+	rivalMemory = 5 * sec
+)
 
 // tokenRange is what one Take drew, as its table was told.
 type tokenRange struct {
@@ -161,6 +182,15 @@ const (
 	expiredEarly   // a key, because Redis's clock jumped
 	tokensExcused  // a counter was lost while the clock was behind
 	toldLess       // a deadline, for holds that were granted with still less
+	confirmedFree  // a release, while Redis was being asked
+	confirmedTaken // a release, after which the lock passed to another owner here
+	closedInSteps  // a session that had more than is done at one time
+	lookedInto     // a deletion, because a message came
+	foundAlien     // a key of another type under a hold
+	drawRefused    // for a hold, that was renewed all the same
+	pausedQuietly  // that was made for clients that poll
+	birthAbove     // Redis's clock: a counter began at what its host knew
+	floorRaised    // of a connection, because its host met a token that is ahead of Redis's clock
 
 	killedBeforeKeeping   // a sidecar, with inputs that its memory does not have
 	killedWhileKeeping    // between two calls of the Keeper
@@ -253,10 +283,25 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 			w.endHold(h, int(q.name))
 		}
 	case locktable.Lost:
+		if slot := e.Session & 0xff; h.keeper.session(e.Session) != nil && (h.sessions[slot].id != e.Session || !h.sessions[slot].open) {
+			// Its client is dead, of which its sidecar did not live to keep all.
+			for n := range w.plan.names {
+				if c := &h.names[n].hold; c.num == e.Hold && c.state == stale {
+					w.endHold(h, n)
+				}
+			}
+			break
+		}
 		s := w.sessionOf(h, e)
 		w.lost(h, s, e, s.link == attached || s.link == claiming && (e.Was || e.Reason == protocol.Forgotten))
 	case locktable.Claimed:
 		w.claimed(h, e)
+	case locktable.Confirmed:
+		w.confirmation(h, e)
+	case locktable.Closed:
+		h.keeper.strike(e.Session)
+		w.check.met[closedInSteps] += btoi(w.plan.table.MaxWork > 0 && h.closing > 1)
+		h.closing--
 	case locktable.Lease:
 		w.leased(h, e)
 	case locktable.Redis:
@@ -381,6 +426,8 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 	}
 	w.checkToken(h, n, e.Token)
 	w.checkHandoff(h, n, now)
+	w.checkQuiet(h, n, now)
+	hn.stoodAt = 0
 	*c = hold{
 		state: live, num: e.Hold, token: e.Token, count: 1, owner: q.acquire.Owner, session: s.id,
 		fixed: q.acquire.LeaseMS > 0, granted: now, told: e.Deadline, confirmed: e.Deadline, earlier: e.Deadline, confirmedAt: now, crash: q.acquire.CrashDelayMS * ms,
@@ -421,6 +468,12 @@ func (w *world) checkToken(h *host, n int, token uint64) {
 		if r.drawnAt < name.fellAt {
 			return
 		}
+		// Another host that knew of no larger one may have made the counter anew: see
+		// checkDraw.
+		if token <= hn.lastSeen && name.fellAt <= hn.lastSeenAt {
+			w.violation(n, "host %d grants token %d after %d", h.index, token, hn.lastSeen)
+		}
+		hn.lastSeen, hn.lastSeenAt = token, r.drawnAt
 		if token <= name.granted && r.drawnAt > name.lostAt {
 			w.violation(n, "token %d after %d", token, name.granted)
 		}
@@ -446,6 +499,103 @@ func (w *world) checkHandoff(h *host, n int, now int64) {
 	}
 	if hn.handoffs++; hn.handoffs > budget || now-hn.contendedAt > limit {
 		w.violation(n, "host %d handed the lock over %d times in %s while others wait", h.index, hn.handoffs, time.Duration(now-hn.contendedAt))
+	}
+}
+
+// checkQuiet: a lock does not pass between local owners for long without a moment in
+// which another program could take it, whether or not one is known to want it.
+func (w *world) checkQuiet(h *host, n int, now int64) {
+	hn := &h.names[n]
+	if hn.runs == 0 {
+		hn.runSince = now
+	}
+	if hn.runs++; hn.runs > 2 && h.up && now-hn.runSince >= quietTime {
+		w.violation(n, "host %d has handed the lock over %d times in %s, and never left it free", h.index, hn.runs, time.Duration(now-hn.runSince))
+	}
+}
+
+// checkPause: a lock that is given back although local clients wait stays free for a
+// moment.
+func (w *world) checkPause(h *host, n int, op locktable.Op, now int64) {
+	hn := &h.names[n]
+	if op.Kind == locktable.Drop {
+		hn.pausing = hn.runs > 1 && hn.contendedAt == 0 && w.someoneWaits(h, n, now)
+		hn.pauseSince = now
+		return
+	}
+	if hn.pausing && w.someoneWaits(h, n, hn.pauseSince) && now < hn.droppedAt+quietPause && !w.triesFirst(h, n) {
+		w.violation(n, "host %d gave the lock back for a moment, and takes it %s later", h.index, time.Duration(now-hn.droppedAt))
+	}
+	w.check.met[pausedQuietly] += btoi(hn.pausing)
+	hn.pausing = false
+}
+
+// triesFirst tells whether the oldest request for the lock here will not wait.
+func (w *world) triesFirst(h *host, n int) bool {
+	var first *pending
+	for i := range h.sessions {
+		for j := range h.sessions[i].pend {
+			if q := &h.sessions[i].pend[j]; q.kind == reqAcquire && int(q.name) == n && (first == nil || q.order < first.order) {
+				first = q
+			}
+		}
+	}
+	return first != nil && first.acquire.WaitMS == 0
+}
+
+// endRuns: a lock that nobody here waits for will be given back when it is released.
+func (w *world) endRuns(h *host) {
+	for n := range w.plan.names {
+		if hn := &h.names[n]; hn.runs > 0 && !w.someoneWaits(h, n, h.clock(w.now)) {
+			hn.runs = 0
+		}
+	}
+}
+
+// confirmation judges the answer to a confirm: Redis has no hold of this host that ended.
+func (w *world) confirmation(h *host, e *locktable.Effect) {
+	q := w.answers(h, e, reqConfirm)
+	n := int(q.name)
+	w.expire(n)
+	k := &w.redis.names[n].key
+	if int(k.owner) != h.index || w.redis.names[n].ghost {
+		w.check.met[confirmedFree]++
+		return
+	}
+	if c := &h.names[n].hold; c.state == none {
+		w.violation(n, "host %d confirms that its releases are executed; Redis has %s", h.index, keyString(*k))
+	}
+	w.check.met[confirmedTaken]++
+}
+
+// noteMessage is called when a message reaches a host. If another program has deleted
+// the key of a hold there, its holder is to be notified soon.
+func (w *world) noteMessage(h *host, n int) {
+	hn := &h.names[n]
+	w.expire(n)
+	c := &hn.hold
+	if c.state != live || !hn.want || int(w.redis.names[n].key.owner) == h.index || hn.lookedFor == c.num || w.now <= hn.droppedBy {
+		return
+	}
+	hn.lookedFor, hn.lookedBy = c.num, w.now+10*ms+4*w.slowest+2*eps
+}
+
+// checkLooked finds a hold that is gone in Redis, of which its host could know.
+func (w *world) checkLooked(h *host, n int) {
+	hn := &h.names[n]
+	if hn.lookedFor == 0 {
+		return
+	}
+	switch c := &hn.hold; {
+	case c.num != hn.lookedFor || c.state != live:
+		w.check.met[lookedInto]++
+		hn.lookedFor = 0
+	case w.now <= hn.lookedBy:
+	case !h.up || h.conn.dead || h.conn.late || w.now-max(h.trouble, hn.trouble) < sec || w.plan.slowOps > 0 || int(w.redis.names[n].key.owner) == h.index:
+		hn.lookedFor = 0 // it could not, or has asserted the hold
+	default:
+		w.violation(n, "hold %d of session %d on host %d is gone in Redis; a message came %s ago, and nothing was looked into",
+			c.num, c.session, h.index, time.Duration(w.now-hn.lookedBy))
 	}
 }
 
@@ -484,10 +634,16 @@ func (w *world) released(h *host, e *locktable.Effect) {
 
 func (w *world) refused(h *host, e *locktable.Effect) {
 	s := w.sessionOf(h, e)
-	q := w.answers(h, e, reqAcquire, reqRelease, reqForce)
+	q := w.answers(h, e, reqAcquire, reqRelease, reqForce, reqConfirm)
 	n := int(q.name)
 	if e.Msg == "" || len(e.Msg) > protocol.MaxMessage {
 		w.violation(n, "a refusal with a message of %d bytes", len(e.Msg))
+	}
+	if q.kind == reqConfirm {
+		if e.Code == protocol.Denied && w.now-h.names[n].deniedAt > eps || e.Code != protocol.Denied && e.Code != protocol.Limit {
+			w.violation(n, "confirm %d of session %d is refused with %s", q.id, s.id, e.Code)
+		}
+		return
 	}
 	if q.kind != reqAcquire {
 		if e.Code != protocol.NotHeld {
@@ -512,7 +668,7 @@ func (w *world) refused(h *host, e *locktable.Effect) {
 		switch {
 		case q.acquire.WaitMS == protocol.Forever || q.acquire.WaitMS > 0 && now < due:
 			w.violation(n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(due-now))
-		case q.acquire.WaitMS == 0 && !q.ahead && hn.last != locktable.Other && !w.occupied(h, n, q.order) && !hn.yielding && hn.listeners == 0:
+		case q.acquire.WaitMS == 0 && !q.ahead && hn.last != locktable.Other && !w.occupied(h, n, q.order) && !hn.yielding && hn.listeners == 0 && !hn.mayYield:
 			w.violation(n, "the try %d of session %d timed out, and nobody was in its way", q.id, s.id)
 		}
 	case protocol.Unavailable:
@@ -523,7 +679,7 @@ func (w *world) refused(h *host, e *locktable.Effect) {
 			w.violation(n, "request %d of session %d was unavailable, though Redis answers", q.id, s.id)
 		}
 	case protocol.Denied:
-		if hn.last != locktable.Refused {
+		if w.now-hn.deniedAt > eps {
 			w.violation(n, "request %d of session %d was denied, though Redis denied nothing", q.id, s.id)
 		}
 	case protocol.Deadlock:
@@ -575,6 +731,9 @@ func (w *world) atRest(h *host, n int, order uint64) bool {
 
 func (w *world) checkLimit(h *host, s *session, n int) {
 	t := &w.plan.table
+	if w.plan.table.MaxWork > 0 {
+		return // what sessions that are over leave behind still counts
+	}
 	if t.MaxHolds == 0 {
 		w.violation(n, "a limit was met where none is near")
 	}
@@ -649,7 +808,11 @@ func (w *world) lost(h *host, s *session, e *locktable.Effect, heard bool) {
 			w.violation(n, "hold %d of session %d was deleted with Redis's data, and not asserted again", c.num, s.id)
 		}
 	case protocol.Stolen:
-		right = hn.last == locktable.Other
+		right = hn.last == locktable.Other || hn.last == locktable.NotALock
+		w.check.met[foundAlien] += btoi(w.redis.names[n].overwritten)
+		if e.Msg == "" {
+			w.violation(n, "hold %d is stolen, and what was found is not said", c.num)
+		}
 	case protocol.ByForce:
 		right = w.check.forcing == c.num
 	}
@@ -759,7 +922,7 @@ func (w *world) asked(h *host, op locktable.Op) {
 		until := now + int64(op.LeaseMS)*ms*99/100 - 2*ms
 		c.told, c.confirmed = min(c.told, until), min(c.confirmed, until)
 	}
-	if op.Count == 0 || op.Kind != locktable.Drop && op.LeaseMS == 0 {
+	if op.Count == 0 || op.Kind != locktable.Drop && (op.LeaseMS == 0) != (op.Kind == locktable.Check) {
 		w.violation(n, "an operation without a count or a lease: %s", opString(op))
 	}
 	if hn.protected(now) {
@@ -772,8 +935,13 @@ func (w *world) asked(h *host, op locktable.Op) {
 			w.violation(n, "hold %d of a detached session is renewed: %s", c.num, opString(op))
 		}
 	}
+	if op.Kind == locktable.Drop || op.Kind == locktable.Take && !op.Held {
+		w.checkPause(h, n, op, now)
+		hn.runs = 0
+	}
 	switch {
 	case op.Kind == locktable.Drop:
+		hn.droppedBy = w.now + sec + eps
 		hn.yielding = hn.listeners != 0 || hn.contendedAt != 0
 		if hn.stoodAt == 0 || !w.someoneWaits(h, n, hn.stoodAt) {
 			hn.stoodAt = 0
@@ -841,13 +1009,21 @@ func (w *world) checkResult(h *host, o *operation) {
 	hn := &h.names[n]
 	r := &o.res
 	hn.last, hn.lastKind, hn.answeredAt = r.Outcome, r.Kind, h.clock(w.now)
+	if r.Outcome == locktable.Refused || r.Outcome == locktable.NotALock {
+		hn.deniedAt = w.now
+	}
 	if r.Outcome == locktable.Refused {
-		hn.trouble = w.now
+		if r.Msg != "WRONGTYPE" { // a counter that cannot be drawn from is no reason not to renew
+			hn.trouble = w.now
+		}
 	} else if r.Outcome >= locktable.Unsent || w.now-o.begun > h.lease/10 {
 		h.trouble = w.now
 	}
 	if (r.Outcome == locktable.Done || r.Outcome == locktable.Other) && r.Listeners != locktable.Uncounted {
 		hn.listeners, hn.stale = r.Listeners, false
+	}
+	if r.Outcome == locktable.Other && (hn.listeners == 0 || hn.listeners == 1 && hn.acked) {
+		hn.rivalUntil = h.clock(w.now) + rivalMemory
 	}
 	switch r.Outcome {
 	case locktable.Done:
@@ -857,7 +1033,7 @@ func (w *world) checkResult(h *host, o *operation) {
 			}
 			break
 		}
-		if c := &hn.hold; c.num == o.op.Num && hn.protected(h.clock(w.now)) {
+		if c := &hn.hold; c.num == o.op.Num && r.Kind != locktable.Check && hn.protected(h.clock(w.now)) {
 			lease := int64(o.op.LeaseMS) * ms
 			if !c.fixed {
 				lease = min(lease, h.lease) // what is above it covers what was told before
@@ -872,13 +1048,20 @@ func (w *world) checkResult(h *host, o *operation) {
 			hn.ranges[hn.rangeAt] = tokenRange{r.Token - uint64(o.op.Reserve) + 1, r.Token, o.at}
 			hn.rangeAt = (hn.rangeAt + 1) % len(hn.ranges)
 		}
+		hn.mayYield = hn.othersListen() || h.clock(w.now) < hn.rivalUntil
+		if hn.mayYield || hn.listeners > 0 {
+			hn.runs = 0 // a run may count anew
+		}
 		switch others := hn.othersListen(); {
 		case !others:
 			hn.contendedAt, hn.handoffs = 0, 0
 		case hn.contendedAt == 0:
 			hn.contendedAt = h.clock(w.now)
 		}
-	case locktable.Missing, locktable.Other:
+	case locktable.Missing, locktable.Other, locktable.NotALock:
+		if r.Kind == locktable.Drop {
+			break // the Take after it says what became of the key
+		}
 		w.check.knows[h.index] |= 1 << n
 		hn.ranges = [len(hn.ranges)]tokenRange{}
 		if hn.hold.state == orphan { // there is nobody to be told
@@ -886,6 +1069,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		}
 		hn.contendedAt, hn.handoffs = 0, 0
 	case locktable.Refused:
+		w.check.met[drawRefused] += btoi(r.Msg == "WRONGTYPE" && hn.hold.state == live)
 		if r.Kind == locktable.Drop {
 			w.redis.names[n].ghost = true
 		}
@@ -905,16 +1089,22 @@ func (w *world) told(h *host) {
 
 // checkDraw: whatever Redis has forgotten, it never gives a token twice, nor one
 // that is smaller than any before.
-func (w *world) checkDraw(n int, first, last uint64) {
+func (w *world) checkDraw(n int, first, last, floor uint64) {
 	name := &w.redis.names[n]
 	if first <= name.drawn {
-		if !name.astray || !w.redis.fell {
-			w.violation(n, "Redis gives token %d after %d", first, name.drawn)
+		// The host of this draw has seen none of those that are larger, and Redis, whose
+		// clock was set back, has forgotten them.
+		if !name.astray || !w.redis.fell || floor >= name.drawn {
+			w.violation(n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
 		}
 		w.check.met[tokensExcused]++
-		name.granted, name.fellAt = 0, w.now
+		w.sharers(n, func(n int) {
+			w.redis.names[n].granted, w.redis.names[n].fellAt = 0, w.now
+		})
 	}
-	name.drawn, name.astray = last, false
+	w.sharers(n, func(n int) {
+		w.redis.names[n].drawn, w.redis.names[n].astray = last, false
+	})
 }
 
 // longestDraw is how long a host may let others go first: where holds are long, those
@@ -1075,6 +1265,12 @@ func (w *world) checkRow(h *host, n int, row protocol.LockRow, ok bool) {
 		}
 	}
 	held := ok && row.State == protocol.StateHeld
+	if w.plan.table.MaxWork > 0 { // the waiters of sessions that are over go in steps
+		waiting = max(waiting, row.Waiting)
+		if s := &h.sessions[row.Session&0xff]; held && (uint64(s.id) != row.Session || !s.open) {
+			return // what is left of a session that has ended
+		}
+	}
 	switch {
 	case row.Waiting != waiting:
 		w.violation(n, "host %d shows %d waiters; there are %d", h.index, row.Waiting, waiting)
@@ -1099,8 +1295,8 @@ func (w *world) audit() {
 		}
 	}
 	for _, h := range w.hosts {
-		if h.gone || h.undrained || h.frozen {
-			continue
+		if h.gone || h.undrained || h.frozen || !h.asleep && h.wakeAt <= w.now {
+			continue // it is about to do more
 		}
 		now := h.clock(w.now)
 		for n := range w.plan.names {
@@ -1123,6 +1319,7 @@ func (w *world) audit() {
 				}
 			}
 			w.checkMirror(h, n, now)
+			w.checkLooked(h, n)
 		}
 		for i := range h.sessions {
 			s := &h.sessions[i]
@@ -1130,7 +1327,7 @@ func (w *world) audit() {
 				if q := &s.pend[j]; q.kind == reqAcquire && q.acquire.WaitMS > 0 && now > q.arrived+q.acquire.WaitMS*ms+eps {
 					w.violation(int(q.name), "request %d of session %d has waited %s longer than it would", q.id, s.id, time.Duration(now-q.arrived-q.acquire.WaitMS*ms))
 				}
-				if q := &s.pend[j]; q.kind != reqAcquire {
+				if q := &s.pend[j]; q.kind != reqAcquire && q.kind != reqConfirm {
 					w.violation(int(q.name), "request %d of session %d is not answered", q.id, s.id)
 				}
 			}
@@ -1331,6 +1528,8 @@ func opString(op locktable.Op) string {
 		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.Num, op.Count, op.LeaseMS, op.Reserve)
 	case locktable.Keep:
 		return fmt.Sprintf("keep num=%d count=%d lease=%dms", op.Num, op.Count, op.LeaseMS)
+	case locktable.Check:
+		return fmt.Sprintf("check num=%d", op.Num)
 	case locktable.Drop:
 		return fmt.Sprintf("drop num=%d", op.Num)
 	}
@@ -1338,7 +1537,7 @@ func opString(op locktable.Op) string {
 }
 
 func resultString(r locktable.Result) string {
-	what := [...]string{"done", "other", "missing", "unsent", "unknown", "refused", "busy"}[r.Outcome]
+	what := [...]string{"done", "other", "missing", "differs", "not a lock", "unsent", "unknown", "refused", "busy"}[r.Outcome]
 	if r.Outcome <= locktable.Other && r.Listeners != locktable.Uncounted {
 		what += fmt.Sprintf(", %d listeners", r.Listeners)
 	}

@@ -41,6 +41,9 @@ type redisName struct {
 	refused bool   // the ACL denies it
 	muted   bool   // the ACL denies its channel
 
+	overwritten bool // the key is of another type, and nobody's
+	broken      bool // so is the counter's
+
 	foreignWaits [2]bool // foreign clients that listen on the channel
 }
 
@@ -106,13 +109,66 @@ const counterExpiry = 7 * 24 * 3600 * sec
 
 // draw takes n tokens from the counter of a lock and returns the last. A look refreshes
 // the counter's expiry.
-func (w *world) draw(name int, n, floor uint64, look bool) uint64 {
+func (w *world) draw(name int, n, floor, birth uint64, look bool) uint64 {
+	name = w.counterOf(name)
 	c := &w.redis.names[name].counter
 	if c.exists && !c.permanent && w.now >= c.expireAt {
 		w.loseCounter(name, counter{})
 		w.check.met[counterExpired]++
 	}
-	return c.draw(w.now, n, max(w.time(), floor), floor, w.counterExpiry, look)
+	return c.draw(w.now, n, max(w.time(), birth), floor, w.counterExpiry, look)
+}
+
+// counterOf is the name under which the counter and the channel of a lock are kept: "a"
+// and "{a}" share theirs.
+func (w *world) counterOf(name int) int {
+	if w.plan.sharedCounters && name == 1 {
+		return 0
+	}
+	return name
+}
+
+// sharers calls f with every name that shares a channel with one.
+func (w *world) sharers(name int, f func(n int)) {
+	for n := range w.plan.names {
+		if w.counterOf(n) == w.counterOf(name) {
+			f(n)
+		}
+	}
+}
+
+// tokenFloor is what a host knows of tokens: the largest one that Redis gave it, and when
+// that was. It grows with the host's clock, a hundredth more slowly.
+type tokenFloor struct {
+	token uint64
+	at    int64 // host clock; 0: none is known
+}
+
+func (f tokenFloor) now(clock int64) uint64 {
+	if f.at == 0 {
+		return 0
+	}
+	elapsed := uint64((clock - f.at) / µs)
+	return f.token + elapsed - elapsed/100 - min(elapsed, 1)
+}
+
+func (f *tokenFloor) raise(clock int64, token uint64) {
+	if token > f.now(clock) {
+		*f = tokenFloor{token, clock}
+	}
+}
+
+// mend ends what was wrong with a name.
+func (w *world) mend(n int) {
+	name := &w.redis.names[n]
+	name.refused, name.broken = false, false
+	if name.overwritten {
+		name.overwritten = false
+		name.freedAt, name.silent = w.now, true
+		if w.trace.on {
+			w.trace.add(w, n, nil, "the string is deleted")
+		}
+	}
 }
 
 // draw is what take does to a counter that has not expired. A new one begins at
@@ -133,14 +189,19 @@ func (c *counter) draw(now int64, n, fresh, floor uint64, expiry int64, look boo
 
 // loseCounter has the counter of a lock be gone, or be what it was before.
 func (w *world) loseCounter(name int, c counter) {
-	n := &w.redis.names[name]
-	n.astray = n.astray || n.counter != c
-	n.counter = c
+	if w.counterOf(name) != name {
+		return // it is lost with the other's
+	}
+	lost := w.redis.names[name].counter != c
+	w.redis.names[name].counter = c
+	w.sharers(name, func(n int) {
+		w.redis.names[n].astray = w.redis.names[n].astray || lost
+	})
 }
 
 // incr is what Redisson's fenced lock does to the counter.
 func (w *world) incr(name int) {
-	c := &w.redis.names[name].counter
+	c := &w.redis.names[w.counterOf(name)].counter
 	if !c.exists {
 		*c = counter{exists: true, permanent: true}
 	}
@@ -248,9 +309,11 @@ type operation struct {
 	name     int8
 	gen      uint32
 	floor    uint64
-	at       int64 // it reaches Redis no earlier; or, executed, when it did
-	begun    int64 // world time at which it was handed over
-	queued   bool  // an event refers to it
+	birth    uint64 // a new counter begins above it
+	batch    uint32 // of the connection: one script with others of the same
+	at       int64  // it reaches Redis no earlier; or, executed, when it did
+	begun    int64  // world time at which it was handed over
+	queued   bool   // an event refers to it
 	executed bool
 	again    bool // its answer is that Redis does not know the script
 	taught   bool // that happens once
@@ -267,7 +330,11 @@ type connection struct {
 	lastExec   int64
 	lastAnswer int64
 	floor      uint64
-	run        int // run id seen last
+	clock      tokenFloor // Redis's, when it was made
+	batch      uint32     // steps of the loop
+	written    uint32     // the last batch of which something was written
+	answered   uint32     // the last batch of which something was answered
+	run        int        // run id seen last
 	nextRun    int
 	inflight   []int32
 	queue      []int32 // half duplex: waits for the batch before it
@@ -323,12 +390,17 @@ func (w *world) write(h *host, i int32) {
 	c := &h.conn
 	o := &w.ops[i]
 	c.inflight = append(c.inflight, i)
-	o.gen, o.floor = c.gen, c.floor
+	o.gen, o.floor, o.batch = c.gen, c.floor, c.batch
+	o.birth = h.floor.now(h.clock(w.now))
 	if w.floorless {
-		o.floor = 0
+		o.floor, o.birth = 0, 0
 	}
 	o.res.Sent = h.clock(w.now)
-	at := max(c.lastExec, w.now+w.lag())
+	at := c.lastExec
+	if !w.plan.scripts || c.written != c.batch {
+		at = max(at, w.now+w.lag())
+	}
+	c.written = c.batch
 	c.lastExec = at
 	if c.dead {
 		if !c.late {
@@ -368,7 +440,10 @@ func (w *world) arrive(i int32) {
 		w.recycle(i)
 		return
 	}
-	c.lastAnswer = max(c.lastAnswer, w.now+w.lag())
+	if !w.plan.scripts || c.answered != o.batch {
+		c.lastAnswer = max(c.lastAnswer, w.now+w.lag())
+	}
+	c.answered = o.batch
 	o.queued = true
 	w.after(c.lastAnswer-w.now, event{kind: evAnswer, host: o.host, arg: i, gen: c.gen})
 }
@@ -383,10 +458,14 @@ func (k *key) run(now int64, host int16, op *locktable.Op) locktable.Outcome {
 			*k = key{owner: -1}
 		}
 		return locktable.Done
-	case k.owner < 0 && (op.Kind == locktable.Keep || op.Held):
+	case k.owner < 0 && (op.Kind == locktable.Keep || op.Kind == locktable.Check || op.Held):
 		return locktable.Missing
 	case k.owner >= 0 && !ours:
 		return locktable.Other
+	case op.Kind == locktable.Check && (k.num != op.Num || k.count != op.Count):
+		return locktable.Differs
+	case op.Kind == locktable.Check:
+		return locktable.Done
 	}
 	*k = key{owner: host, num: op.Num, count: op.Count, expireAt: now + int64(op.LeaseMS)*ms}
 	return locktable.Done
@@ -412,6 +491,12 @@ func (w *world) execute(h *host, o *operation) {
 	switch {
 	case name.refused:
 		res.Outcome, res.Msg = locktable.Refused, "NOPERM"
+	case name.overwritten && (o.op.Kind == locktable.Keep || o.op.Kind == locktable.Check):
+		res.Outcome, res.Field, res.TTLMS = locktable.Other, "a string", -1
+	case name.overwritten:
+		res.Outcome, res.Field, res.Msg = locktable.NotALock, "a string", "it is a string"
+	case w.redis.names[w.counterOf(n)].broken && o.op.Reserve > 0 && (k.owner < 0 && !o.op.Held || k.owner == o.host && k.num <= o.op.Num):
+		res.Outcome, res.Msg = locktable.Refused, "WRONGTYPE"
 	case w.random.oneIn(w.plan.busy):
 		res.Outcome, res.Msg = locktable.Busy, "BUSY"
 	default:
@@ -431,7 +516,7 @@ func (w *world) execute(h *host, o *operation) {
 			if o.op.Kind == locktable.Take {
 				res.Listeners = w.listeners(n)
 			}
-		case res.Outcome == locktable.Done:
+		case res.Outcome == locktable.Done && o.op.Kind != locktable.Check:
 			if before.owner < 0 {
 				w.checkWakeUp(h, n)
 			}
@@ -439,8 +524,13 @@ func (w *world) execute(h *host, o *operation) {
 			name.ghost = o.settled && (!h.gone || h.keeper.find(n) == nil)
 			if o.op.Kind == locktable.Take {
 				if o.op.Reserve > 0 {
-					res.Token = w.draw(n, uint64(o.op.Reserve), o.floor, !o.op.Behind)
-					w.checkDraw(n, res.Token-uint64(o.op.Reserve)+1, res.Token)
+					knows := o.floor
+					if c := &w.redis.names[w.counterOf(n)].counter; !c.exists || !c.permanent && w.now >= c.expireAt {
+						knows = o.birth
+						w.check.met[birthAbove] += btoi(knows > w.time())
+					}
+					res.Token = w.draw(n, uint64(o.op.Reserve), o.floor, o.birth, !o.op.Behind)
+					w.checkDraw(n, res.Token-uint64(o.op.Reserve)+1, res.Token, knows)
 				}
 				if o.op.Reserve != 1 || before.owner >= 0 {
 					res.Listeners = w.listeners(n)
@@ -482,11 +572,15 @@ func (w *world) listeners(n int) int32 {
 func (w *world) ears(n int) int32 {
 	count := 0
 	for _, h := range w.hosts {
-		count += btoi(h.names[n].server)
+		server := false
+		w.sharers(n, func(n int) { server = server || h.names[n].server })
+		count += btoi(server)
 	}
-	for _, waits := range w.redis.names[n].foreignWaits {
-		count += btoi(waits)
-	}
+	w.sharers(n, func(n int) {
+		for _, waits := range w.redis.names[n].foreignWaits {
+			count += btoi(waits)
+		}
+	})
 	return int32(count)
 }
 
@@ -504,7 +598,17 @@ func (w *world) answered(h *host, e event) {
 		w.write(h, e.arg)
 		return
 	}
+	batch := o.batch
 	w.deliver(h, e.arg)
+	for w.plan.scripts && len(c.inflight) > 0 {
+		i := c.inflight[0]
+		if o := &w.ops[i]; o.batch != batch || !o.queued || !o.executed {
+			break
+		}
+		c.inflight = append(c.inflight[:0], c.inflight[1:]...)
+		w.deliver(h, i)
+	}
+	w.input(h)
 	if len(c.inflight) == 0 && len(c.queue) > 0 && c.ok {
 		for _, i := range c.queue {
 			w.write(h, i)
@@ -532,8 +636,12 @@ func (w *world) deliver(h *host, i int32) {
 		h.names[o.name].unconfirmed = false
 	}
 	w.recycle(i)
+	h.floor.raise(h.clock(w.now), res.Token)
+	if c := &h.conn; res.Token > c.clock.token+uint64((h.clock(w.now)-c.clock.at)/µs)+1_000_000 && res.Token > c.floor {
+		w.check.met[floorRaised]++
+		c.floor = res.Token
+	}
 	h.table.Result(h.clock(w.now), res)
-	w.input(h)
 }
 
 func (w *world) notSent(h *host, e event) {
@@ -546,6 +654,7 @@ func (w *world) notSent(h *host, e event) {
 	o.res.Outcome, o.res.Msg = locktable.Unsent, "not sent"
 	o.res.Sent = h.clock(w.now)
 	w.deliver(h, e.arg)
+	w.input(h)
 }
 
 // ---- the command connection
@@ -633,6 +742,7 @@ func (w *world) settleLost(h *host) {
 		w.check.met[leftUnknown] += btoi(o.executed)
 		o.res = locktable.Result{Kind: o.op.Kind, Name: o.op.Name, Outcome: locktable.Unknown, Sent: sent, Msg: "connection lost"}
 		w.deliver(h, i)
+		w.input(h)
 	}
 	for len(c.queue) > 0 {
 		i := c.queue[0]
@@ -640,6 +750,7 @@ func (w *world) settleLost(h *host) {
 		o := &w.ops[i]
 		o.res.Outcome, o.res.Msg = locktable.Unsent, "connection lost"
 		w.deliver(h, i)
+		w.input(h)
 	}
 }
 
@@ -664,7 +775,9 @@ func (w *world) connect(h *host, gen uint32) {
 	}
 	w.settleLost(h) // if it has not been done yet
 	c.gen++
-	c.floor = w.time()
+	h.floor.raise(h.clock(w.now), w.time())
+	c.clock = tokenFloor{w.time(), h.clock(w.now)}
+	c.floor = max(w.time(), h.floor.now(h.clock(w.now)))
 	c.nextRun = w.redis.run
 	w.after(w.lag(), event{kind: evUp, host: int16(h.index), gen: c.gen})
 }
@@ -738,7 +851,7 @@ func (w *world) subscribeArrives(h *host, e event) {
 	if e.gen != h.sub.gen {
 		return
 	}
-	h.names[e.name].server = !w.redis.names[e.name].muted
+	h.names[e.name].server = !w.redis.names[e.name].muted && !h.deaf
 	h.sub.lastDown = max(h.sub.lastDown, w.now+w.lag())
 	w.after(h.sub.lastDown-w.now, event{kind: evSubAck, host: e.host, name: e.name, gen: e.gen})
 }
@@ -754,7 +867,7 @@ func (w *world) subscribed(h *host, e event) {
 	if e.gen != h.sub.gen || !hn.want || h.gone {
 		return
 	}
-	if w.redis.names[e.name].muted {
+	if w.redis.names[e.name].muted || h.deaf {
 		hn.deafAt = w.now
 		if w.trace.on {
 			w.trace.add(w, int(e.name), h, "may not subscribe")
@@ -771,13 +884,16 @@ func (w *world) subscribed(h *host, e event) {
 	w.input(h)
 }
 
-func (w *world) publish(n int) {
+func (w *world) publish(name int) {
 	for _, h := range w.hosts {
-		if !h.names[n].server || w.random.oneIn(w.plan.lostMessages) {
-			continue
-		}
-		h.sub.lastDown = max(h.sub.lastDown, w.now+w.lag())
-		w.after(h.sub.lastDown-w.now, event{kind: evMessage, host: int16(h.index), name: int8(n), gen: h.sub.gen})
+		lost := w.random.oneIn(w.plan.lostMessages)
+		w.sharers(name, func(n int) {
+			if !h.names[n].server || lost {
+				return
+			}
+			h.sub.lastDown = max(h.sub.lastDown, w.now+w.lag())
+			w.after(h.sub.lastDown-w.now, event{kind: evMessage, host: int16(h.index), name: int8(n), gen: h.sub.gen})
+		})
 	}
 }
 
@@ -791,6 +907,7 @@ func (w *world) message(h *host, e event) {
 	if w.trace.on {
 		w.trace.add(w, int(e.name), h, "message")
 	}
+	w.noteMessage(h, int(e.name))
 	h.table.Message(h.clock(w.now), lockNames[e.name])
 	w.input(h)
 }

@@ -25,6 +25,7 @@ type keeper struct {
 	room     int
 	last     uint64
 	run      int // of Redis, with which there was a connection last
+	floor    tokenFloor
 	sessions []locktable.RememberedSession
 	whole    bool // it has everything it was given
 	budget   int  // calls until the process dies; -1: it does not
@@ -177,17 +178,14 @@ func (k *keeper) open(r locktable.SessionRecord, p locktable.Peer) {
 	*s = locktable.RememberedSession{SessionRecord: r, Peer: p}
 }
 
-// strike takes sessions out that have ended, once their holds are known to have.
-func (k *keeper) strike(h *host) {
-	for _, id := range h.closed {
-		for i := range k.sessions {
-			if k.sessions[i].ID == id {
-				k.sessions = append(k.sessions[:i], k.sessions[i+1:]...)
-				break
-			}
+// strike takes a session out that has ended, once its holds are known to have.
+func (k *keeper) strike(id locktable.SessionID) {
+	for i := range k.sessions {
+		if k.sessions[i].ID == id {
+			k.sessions = append(k.sessions[:i], k.sessions[i+1:]...)
+			return
 		}
 	}
-	h.closed = h.closed[:0]
 }
 
 // find returns what is kept of a lock, or nil.
@@ -720,7 +718,7 @@ func (w *world) crash(h *host) {
 // its frames to others.
 func (w *world) carryOutSome(h *host) {
 	effects := h.table.Effects()
-	h.keeper.run = h.conn.run
+	h.keeper.run, h.keeper.floor = h.conn.run, h.floor
 	ops := int64(0)
 	for i := range effects {
 		ops += int64(btoi(effects[i].Kind == locktable.Redis))
@@ -741,7 +739,7 @@ func (w *world) carryOutSome(h *host) {
 			} else {
 				lost++
 			}
-		case locktable.Subscribe, locktable.Unsubscribe:
+		case locktable.Subscribe, locktable.Unsubscribe, locktable.Closed:
 		default:
 			slot := e.Session & 0xff
 			if cut[slot] = cut[slot] || all || w.random.oneIn(3); cut[slot] {
@@ -842,13 +840,15 @@ func (w *world) end(h *host) {
 		}
 	}
 	h.conn = connection{gen: h.conn.gen + 1, run: h.keeper.run}
+	h.floor = h.keeper.floor
+	h.closing = 0
 	h.sub = subscription{gen: h.sub.gen + 1}
 	h.gone, h.asleep, h.up, h.stopping, h.undrained = true, true, false, false, false
 	h.tries = 0
 	w.check.knows[h.index] = 0
 	for n := range h.names {
 		hn := &h.names[n]
-		*hn = hostName{hold: hn.hold, inflight: -1, ahead: -1, excuse: hn.excuse, endedAt: hn.endedAt, trouble: hn.trouble}
+		*hn = hostName{hold: hn.hold, inflight: -1, ahead: -1, excuse: hn.excuse, endedAt: hn.endedAt, trouble: hn.trouble, lastSeen: hn.lastSeen, lastSeenAt: hn.lastSeenAt}
 	}
 	if h.keeper.whole {
 		for n := range w.plan.names {
@@ -924,7 +924,7 @@ func (w *world) remember(h *host, n int) {
 	}
 	c.state = stale
 	c.told, c.confirmed = h.keeper.told(&r), h.keeper.told(&r)
-	if was == orphan {
+	if was == orphan && h.keeper.session(r.Session) == nil {
 		w.violation(n, "host %d keeps hold %d as its session's, which is closed", h.index, c.num)
 	}
 	if int(r.Session&0xff) >= len(h.sessions) {
@@ -1016,14 +1016,12 @@ func (w *world) start(h *host) {
 
 // takeOver is what the loop does with the sessions that it finds.
 func (w *world) takeOver(h *host, m *locktable.Memory) {
-	now := h.clock(w.now)
 	for _, r := range m.Sessions {
 		s := &h.sessions[r.ID&0xff]
 		reopen := event{kind: evReopen, host: int16(h.index), arg: int32(r.ID & 0xff)}
 		switch {
 		case !s.open || s.id != r.ID: // it was closed, and died with that unkept
-			h.table.Close(now, r.ID)
-			h.closed = append(h.closed, r.ID)
+			w.closeTable(h, r.ID)
 		case s.died:
 			w.close(h, s)
 			w.after(w.pause(), reopen)
@@ -1032,8 +1030,7 @@ func (w *world) takeOver(h *host, m *locktable.Memory) {
 			w.after(w.pause(), reopen)
 		case h.table.Holds(r.ID) == 0:
 			s.open, s.ended = false, true
-			h.table.Close(now, r.ID)
-			h.closed = append(h.closed, r.ID)
+			w.closeTable(h, r.ID)
 		case s.detached:
 			w.check.met[restoredDetached]++
 			w.schedule(h, s, w.pause())
@@ -1123,6 +1120,7 @@ func (w *world) thaw(h *host) {
 		return
 	}
 	h.table.Advance(h.clock(w.now)) // time's work comes first
+	h.table.Work(h.clock(w.now))
 	h.nextAt = -1
 	w.drain(h)
 }

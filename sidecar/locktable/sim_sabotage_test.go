@@ -19,7 +19,7 @@ type spoiled struct {
 	result  func(now int64, r *locktable.Result)
 	acquire func(req *protocol.Acquire)
 	list    func(now int64)
-	deaf    bool // no Message and no Subscribed
+	deaf    bool // no Message
 	blind   bool // no Down
 	slow    int64
 	detach  func(now int64, s locktable.SessionID)
@@ -97,9 +97,7 @@ func (t *spoiled) Message(now int64, name string) {
 }
 
 func (t *spoiled) Subscribed(now int64, name string) {
-	if !t.deaf {
-		t.Table.Subscribed(now, name)
-	}
+	t.Table.Subscribed(now, name)
 }
 
 func (t *spoiled) Down(now int64, why string) {
@@ -349,7 +347,7 @@ var sabotages = []struct {
 	},
 	{
 		"a loss is told with its reason",
-		`for the wrong reason`,
+		`for the wrong reason|what was found is not said`,
 		func(t *spoiled) {
 			t.effect = func(e *locktable.Effect) int {
 				if e.Kind == locktable.Lost {

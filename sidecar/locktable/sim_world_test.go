@@ -47,7 +47,9 @@ type lockTable interface {
 	Subscribed(now int64, name string)
 	Unsubscribed(now int64, name string)
 	Message(now int64, name string)
+	Confirm(now int64, s locktable.SessionID, req protocol.Confirm)
 	Advance(now int64)
+	Work(now int64)
 	Next() (at int64, ok bool)
 	Effects() []locktable.Effect
 	Restore(now int64, m *locktable.Memory)
@@ -101,6 +103,8 @@ type plan struct {
 	// What clients do.
 	owners, notReentrant, fixedLease, maxHold, crashDelay  bool
 	finiteWaits, cancels, forces, deaths, detaches, pauses bool
+	confirms                                               bool
+	pollers                                                bool // foreign clients do not subscribe
 
 	// What goes wrong: once in so many opportunities, 0 for never.
 	slowOps, busy, refused, unsent    int64 // operations
@@ -110,6 +114,12 @@ type plan struct {
 	foreignForce, foreignDeaths       int64 // actions of a foreigner
 	lostMessages                      int64 // messages
 	muted                             int64 // channels: the ACL forbids to listen
+	overwrites                        int64 // rounds: a key becomes one of another type
+	brokenCounters                    int64 // rounds: no tokens can be drawn
+	stalls                            int64 // rounds: a host's loop is busy for long
+	deafHost                          bool  // one host may never subscribe
+	scripts                           bool  // what is asked at one time is one script
+	sharedCounters                    bool  // the first two names have one counter and one channel
 	lateOps, killsOld                 bool  // the fate of what a broken connection carried
 	faultEvery                        int64
 
@@ -143,6 +153,9 @@ func drawPlan(seed uint64, r *random) plan {
 		SubscriptionLinger: time.Duration(r.wide(50*ms, 10*sec)),
 		Seed:               seed,
 	}
+	if r.oneIn(3) {
+		p.table.MaxWork = int(r.between(1, 3))
+	}
 	if r.oneIn(2) {
 		p.table.HandoffBudget = int(r.between(1, 8))
 		p.table.HandoffTime = time.Duration(r.wide(5*ms, 500*ms))
@@ -169,8 +182,12 @@ func drawPlan(seed uint64, r *random) plan {
 	p.deaths = r.oneIn(2)
 	p.detaches = r.oneIn(4)
 	p.pauses = r.oneIn(3)
+	p.confirms = r.oneIn(2)
+	p.scripts = r.oneIn(2)
+	p.sharedCounters = p.names > 1 && r.oneIn(4)
 	if r.oneIn(3) {
 		p.foreigners = int(r.between(1, 2))
+		p.pollers = r.oneIn(2)
 		if r.oneIn(4) {
 			p.foreignForce = 40
 		}
@@ -205,6 +222,10 @@ func drawPlan(seed uint64, r *random) plan {
 	p.killsOld = r.oneIn(2)
 	p.unknownListener = r.oneIn(5)
 	p.muted = rarely(8, 1, 4)
+	p.deafHost = r.oneIn(10)
+	p.overwrites = rarely(6, 2, 20)
+	p.brokenCounters = rarely(6, 2, 20)
+	p.stalls = rarely(5, 1, 6)
 	p.faultEvery = r.wide(20*ms, 5*sec)
 	if r.oneIn(2) {
 		p.crashes = r.wide(2, 60)
@@ -234,38 +255,39 @@ func drawPlan(seed uint64, r *random) plan {
 // found by polling.
 func (p *plan) lossless() bool {
 	return p.slowOps|p.busy|p.refused|p.unsent|p.untaught|p.breaks|p.deafness|p.restarts|p.flushes|p.deletions|
-		p.sidecarDeaths|p.lostMessages|p.muted|p.crashes|p.suspends|p.jumps == 0
+		p.sidecarDeaths|p.lostMessages|p.muted|p.overwrites|p.brokenCounters|p.stalls|p.crashes|p.suspends|p.jumps == 0 &&
+		!p.deafHost
 }
 
 type eventKind uint8
 
 const (
-	evExec       eventKind = iota // an operation reaches Redis
-	evAnswer                      // its answer reaches the host
-	evNotSent                     // the store gives an operation back
-	evDetect                      // the store notices that its connection is dead
-	evSettle                      // the store gives back what the dead connection carried
-	evConnect                     // the store tries to connect
-	evUp                          // and has done so
-	evSub                         // SUBSCRIBE reaches Redis
-	evSubAck                      // its answer reaches the host
-	evUnsub                       // UNSUBSCRIBE reaches Redis
-	evMessage                     // a published message reaches the host
-	evDeaf                        // the store notices that its subscription is dead
-	evListen                      // and has made a new one
-	evClient                      // a client does something
-	evReopen                      // a client connects again
-	evForeign                     // a Redisson client does something
-	evFault                       // something goes wrong
-	evServerUp                    // Redis is back from a restart
-	evRefusedEnd                  // the ACL of a name is mended
-	evStart                       // a sidecar is started again
-	evExit                        // a sidecar that was told to stop has finished
-	evReturn                      // a client finds its sidecar gone, and tries to come back
-	evClaim                       // a client that is back claims what it holds
-	evForsake                     // a client has been waited for in vain
-	evThaw                        // a suspended host wakes up
-	evQuiet                       // nothing; the tail looks at itself
+	evExec     eventKind = iota // an operation reaches Redis
+	evAnswer                    // its answer reaches the host
+	evNotSent                   // the store gives an operation back
+	evDetect                    // the store notices that its connection is dead
+	evSettle                    // the store gives back what the dead connection carried
+	evConnect                   // the store tries to connect
+	evUp                        // and has done so
+	evSub                       // SUBSCRIBE reaches Redis
+	evSubAck                    // its answer reaches the host
+	evUnsub                     // UNSUBSCRIBE reaches Redis
+	evMessage                   // a published message reaches the host
+	evDeaf                      // the store notices that its subscription is dead
+	evListen                    // and has made a new one
+	evClient                    // a client does something
+	evReopen                    // a client connects again
+	evForeign                   // a Redisson client does something
+	evFault                     // something goes wrong
+	evServerUp                  // Redis is back from a restart
+	evMended                    // what was wrong with a name in Redis is mended
+	evStart                     // a sidecar is started again
+	evExit                      // a sidecar that was told to stop has finished
+	evReturn                    // a client finds its sidecar gone, and tries to come back
+	evClaim                     // a client that is back claims what it holds
+	evForsake                   // a client has been waited for in vain
+	evThaw                      // a suspended host wakes up
+	evQuiet                     // nothing; the tail looks at itself
 )
 
 type event struct {
@@ -340,10 +362,11 @@ type host struct {
 	dying      bool // its last inputs; whether anybody sees an effect of them is open
 	life       int  // processes before this one
 	keeper     *keeper
-	lease      int64                 // configured
-	longest    int64                 // lease that was ever configured
-	closed     []locktable.SessionID // of which the Keeper does not know yet
-	frozen     bool                  // suspended
+	lease      int64 // configured
+	longest    int64 // lease that was ever configured
+	closing    int   // sessions that were closed, and have something left in the table
+	deaf       bool  // it may not subscribe
+	frozen     bool  // suspended
 	thawAt     int64
 	deferred   []event // until then
 	table      lockTable
@@ -364,6 +387,7 @@ type host struct {
 	tries      int             // unanswered acquires with wait 0
 	dataLostAt int64           // when it was told last that Redis may have lost data
 	trouble    int64           // when something last went wrong between it and Redis
+	floor      tokenFloor      // of tokens, as its store knows it
 }
 
 func (h *host) clock(t int64) int64 { return h.offset + t + (t>>10)*h.rate }
@@ -390,6 +414,7 @@ const (
 	reqRelease
 	reqCancel
 	reqForce
+	reqConfirm
 )
 
 // pending is a request that has not been answered.
@@ -529,6 +554,7 @@ func (w *world) addHost() *host {
 	if w.plan.clockDrift {
 		h.rate = w.random.between(-4, 4)
 	}
+	h.deaf = w.plan.deafHost && h.index == 0
 	h.lease = int64(w.plan.table.Lease)
 	h.longest = h.lease
 	h.used = make(map[uint64]bool)
@@ -608,7 +634,7 @@ func (w *world) turn(at int64) {
 			w.calm()
 		}
 	case settling:
-		if w.pendings == 0 && w.lives == 0 && w.allBack() {
+		if w.pendings == 0 && w.lives == 0 && w.allBack() && !w.anyConfirms() {
 			w.closeAll()
 		} else if w.now > w.deadline || at == 1<<63-1 {
 			w.stuck()
@@ -635,6 +661,7 @@ func (w *world) wake(h *host) {
 	}
 	w.check.lastWake, w.check.lastWakeHost = h.wakeAt, h.index
 	h.table.Advance(now)
+	h.table.Work(now)
 	h.nextAt = -1
 	w.input(h)
 }
@@ -665,14 +692,15 @@ func (w *world) drain(h *host) {
 		return
 	}
 	effects := h.table.Effects()
-	h.keeper.strike(h)
-	h.keeper.run = h.conn.run
+	h.keeper.run, h.keeper.floor = h.conn.run, h.floor
+	h.conn.batch++
 	for i := range effects {
 		w.apply(h, &effects[i])
 	}
 	if w.check.knows[h.index] != 0 {
 		w.told(h)
 	}
+	w.endRuns(h)
 	if h.tries > 0 {
 		w.checkTries(h)
 	}
@@ -687,14 +715,14 @@ func (w *world) drain(h *host) {
 	h.asleep = false
 	h.nextAt = next
 	h.wakeAt = max(h.worldTime(next), w.now, h.thawAt)
-	if w.plan.lateness && w.phase == stormy && w.random.oneIn(4) {
+	if w.plan.lateness && w.phase == stormy && h.wakeAt > w.now && w.random.oneIn(4) {
 		h.wakeAt += w.random.upto(maxLateness)
 	}
 }
 
 func (w *world) play(e event) {
 	var h *host
-	if e.kind != evExec && e.kind != evForeign && e.kind != evFault && e.kind != evServerUp && e.kind != evRefusedEnd && e.kind != evQuiet {
+	if e.kind != evExec && e.kind != evForeign && e.kind != evFault && e.kind != evServerUp && e.kind != evMended && e.kind != evQuiet {
 		h = w.hosts[e.host]
 		if h.frozen && e.kind != evThaw && e.kind != evSub && e.kind != evUnsub {
 			h.deferred = append(h.deferred, e)
@@ -770,8 +798,8 @@ func (w *world) play(e event) {
 		w.forsaken(h, &h.sessions[e.arg], e)
 	case evThaw:
 		w.thaw(h)
-	case evRefusedEnd:
-		w.redis.names[e.name].refused = false
+	case evMended:
+		w.mend(int(e.name))
 	}
 }
 
@@ -864,6 +892,9 @@ func (w *world) act(h *host, s *session) {
 		if n := w.held(h, s); n >= 0 {
 			if !p.holdOn || w.random.oneIn(6) {
 				w.release(h, s, n)
+				if p.confirms && w.random.oneIn(4) {
+					w.confirm(h, s, n)
+				}
 			}
 			break
 		}
@@ -973,6 +1004,34 @@ func (w *world) release(h *host, s *session, n int) {
 	w.drain(h)
 }
 
+// confirm asks when Redis has executed the releases of a lock.
+func (w *world) confirm(h *host, s *session, n int) {
+	if h.dying || !s.open || len(s.pend) > 5 {
+		return
+	}
+	s.lastID++
+	s.pend = append(s.pend, pending{id: s.lastID, kind: reqConfirm, name: int8(n)})
+	if w.trace.on {
+		w.trace.add(w, n, h, "s%d confirm id=%d", s.id, s.lastID)
+	}
+	h.table.Confirm(h.clock(w.now), s.id, protocol.Confirm{ID: s.lastID, Name: lockNames[n]})
+	w.drain(h)
+}
+
+// anyConfirms tells whether a confirm is not answered.
+func (w *world) anyConfirms() bool {
+	for _, h := range w.hosts {
+		for i := range h.sessions {
+			for j := range h.sessions[i].pend {
+				if h.sessions[i].pend[j].kind == reqConfirm {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
 // releaseStale releases what is over, or somebody else's: nothing may change.
 func (w *world) releaseStale(h *host, s *session) {
 	num := s.stale[w.random.upto(4)]
@@ -1056,13 +1115,19 @@ func (w *world) close(h *host, s *session) {
 	if w.trace.on {
 		w.trace.add(w, -1, h, "close s%d", s.id)
 	}
-	now := h.clock(w.now)
 	w.forgetRequests(h, s)
 	w.forgetClient(s)
 	s.open = false
+	w.closeTable(h, s.id)
+	w.drain(h)
+}
+
+// closeTable closes a session in the table of its host, whose client is dead.
+func (w *world) closeTable(h *host, id locktable.SessionID) {
+	now := h.clock(w.now)
 	for n := range w.plan.names {
 		c := &h.names[n].hold
-		if c.session != s.id || c.state == none || c.state == orphan {
+		if c.session != id || c.state == none || c.state == orphan {
 			continue
 		}
 		crash := c.crash
@@ -1072,9 +1137,8 @@ func (w *world) close(h *host, s *session) {
 			c.keepUntil = now + crash
 		}
 	}
-	h.table.Close(now, s.id)
-	h.closed = append(h.closed, s.id)
-	w.drain(h)
+	h.closing++
+	h.table.Close(now, id)
 }
 
 func (w *world) detach(h *host, s *session) {
@@ -1145,6 +1209,8 @@ func (w *world) foreignActs(f *foreigner) {
 	k := &w.redis.names[f.name].key
 	w.expire(int(f.name))
 	switch {
+	case w.redis.names[f.name].overwritten:
+		f.name = -1
 	case w.random.oneIn(w.plan.foreignForce) && k.owner >= 0:
 		w.destroy(int(f.name), "forced by a foreign client")
 		w.publish(int(f.name))
@@ -1180,6 +1246,12 @@ func (w *world) foreignActs(f *foreigner) {
 			w.trace.add(w, int(f.name), nil, "foreign %d takes until %s", f.id, clockString(k.expireAt))
 		}
 		w.changed(int(f.name))
+	case w.plan.pollers:
+		if w.random.oneIn(200) {
+			f.name = -1
+		}
+		w.after(w.random.between(200*µs, 3*ms), again)
+		return
 	default:
 		w.redis.names[f.name].foreignWaits[f.id-foreignID] = true
 		if w.random.oneIn(8) {
@@ -1225,7 +1297,18 @@ func (w *world) fault() {
 	if p.refused > 0 && r.oneIn(20) {
 		n := r.upto(int64(p.names))
 		w.redis.names[n].refused = true
-		w.after(r.wide(ms, 5*sec), event{kind: evRefusedEnd, name: int8(n)})
+		w.after(r.wide(ms, 5*sec), event{kind: evMended, name: int8(n)})
+	}
+	if r.oneIn(p.overwrites) && !w.redis.down {
+		n := r.upto(int64(p.names))
+		w.destroy(int(n), "overwritten with a string")
+		w.redis.names[n].overwritten = true
+		w.after(r.wide(ms, 5*sec), event{kind: evMended, name: int8(n)})
+	}
+	if r.oneIn(p.brokenCounters) {
+		n := r.upto(int64(p.names))
+		w.redis.names[n].broken = true
+		w.after(r.wide(ms, 2*h.longest), event{kind: evMended, name: int8(n)})
 	}
 	if r.oneIn(p.crashes) && !h.gone && !h.frozen {
 		w.crash(h)
@@ -1236,6 +1319,9 @@ func (w *world) fault() {
 	}
 	if r.oneIn(p.stops) && !h.gone && !h.frozen && !h.stopping {
 		w.stop(h)
+	}
+	if r.oneIn(p.stalls) && !h.frozen && !h.left {
+		w.freeze(h, r.wide(ms, h.lease/3))
 	}
 	if r.oneIn(p.suspends) && !h.frozen && !h.left {
 		w.freeze(h, r.wide(maxLateness, 4*h.longest))
@@ -1262,7 +1348,7 @@ func (w *world) calm() {
 	w.plan.slow = w.plan.latency
 	w.plan.slowOps, w.plan.busy, w.plan.refused, w.plan.unsent, w.plan.untaught, w.plan.lostMessages = 0, 0, 0, 0, 0, 0
 	for n := range w.plan.names {
-		w.redis.names[n].refused = false
+		w.mend(n)
 		w.redis.names[n].foreignWaits = [2]bool{}
 		if k := &w.redis.names[n].key; k.owner >= foreignID {
 			w.setFree(n)

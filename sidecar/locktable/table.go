@@ -31,18 +31,34 @@ type Config struct {
 	MaxHolds   int // holds of one session. Default 262,144
 	MaxWaiters int // waiting acquires of one session. Default 16,384
 
-	// While somebody on another host waits, a lock passes between local owners at
-	// most HandoffBudget times in a row and for HandoffTime; then it is released
-	// in Redis, and this sidecar stands back for StandBack. Defaults 64, 50 ms, 10 ms.
+	// While another host is known to want a lock, it passes between local owners at
+	// most HandoffBudget times in a row and for HandoffTime; then it is released in
+	// Redis, and this sidecar backs off for StandBack. Defaults 64, 50 ms, 10 ms.
 	HandoffBudget int
 	HandoffTime   time.Duration
 	StandBack     time.Duration
 
-	// A lock that somebody on another host has is asked for again at the latest
-	// after Poll (PollDeaf without a subscription), whatever was heard or not.
-	// Defaults 5 s and 500 ms.
-	Poll     time.Duration
-	PollDeaf time.Duration
+	// A client that polls, and does not subscribe, is not known to wait. So a lock that
+	// passes between local owners without a pause is released after QuietTime, and
+	// stays free for QuietPause. If another host took it in that time, or had it for
+	// another reason, this sidecar behaves for RivalMemory as if it were known to wait.
+	// Defaults 200 ms, 5 ms, 5 s.
+	QuietTime   time.Duration
+	QuietPause  time.Duration
+	RivalMemory time.Duration
+
+	// A lock that another host has is asked for again at the latest after Poll, whatever
+	// messages came. Without a subscription it is after PollDeaf, or longer if there are
+	// so many such locks that PollDeafLeast between two of them takes longer. Defaults
+	// 5 s, 25 ms and 2 ms.
+	Poll          time.Duration
+	PollDeaf      time.Duration
+	PollDeafLeast time.Duration
+
+	// A waiter that has waited for this long for a local holder has its sidecar subscribe
+	// to the lock's channel, so that a deletion of the key by another program is noticed
+	// at once. Default 100 ms.
+	WatchAfter time.Duration
 
 	// How long a subscription outlives its last use: less where many listen, and no
 	// longer than until it was told of a few releases that nobody here waited for.
@@ -50,9 +66,21 @@ type Config struct {
 	SubscriptionLinger time.Duration
 	RetryAfter         time.Duration // pause after an error that Redis may get over. Default 100 ms
 
+	// One client can have hundreds of thousands of locks end at one moment. They are
+	// worked off in steps of at most MaxWork locks and waiters, between which the caller
+	// sees to everything else. Renewals are not held up by them. Default 64.
+	MaxWork int
+
 	Seed uint64 // of what is left to chance: when locks are renewed, and whose turn it is
 
 	Keeper Keeper // nil: nothing is kept for a successor
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func def[T int | time.Duration](v *T, d T) {
@@ -69,10 +97,16 @@ func (c *Config) setDefaults() {
 	def(&c.HandoffBudget, 64)
 	def(&c.HandoffTime, 50*time.Millisecond)
 	def(&c.StandBack, 10*time.Millisecond)
+	def(&c.QuietTime, 200*time.Millisecond)
+	def(&c.QuietPause, 5*time.Millisecond)
+	def(&c.RivalMemory, 5*time.Second)
 	def(&c.Poll, 5*time.Second)
-	def(&c.PollDeaf, 500*time.Millisecond)
+	def(&c.PollDeaf, 25*time.Millisecond)
+	def(&c.PollDeafLeast, 2*time.Millisecond)
+	def(&c.WatchAfter, 100*time.Millisecond)
 	def(&c.SubscriptionLinger, 10*time.Second)
 	def(&c.RetryAfter, 100*time.Millisecond)
+	def(&c.MaxWork, 64)
 }
 
 // SessionID names a session; the caller never reuses one.
@@ -98,6 +132,9 @@ type Table struct {
 	byHold   map[uint64]*lock
 	locks    []*lock // every lock, in no order; lock.place is its index
 	waiting  int     // waiters in all
+	polling  int     // locks that are polled for want of a subscription
+
+	sweeping []*session // that are over, and have waiters or holds left; see Work
 	waiters  pool[waiter]
 	queues   pool[queue]
 
@@ -110,7 +147,11 @@ type Table struct {
 }
 
 // timed is what a timer of the wheel belongs to: a lock or a waiter.
-type timed interface{ due(t *Table, now int64) }
+type timed interface {
+	due(t *Table, now int64)
+	// urgent reports whether it must not wait behind thousands of others that are due.
+	urgent(now int64) bool
+}
 
 const (
 	wheelTick  = 10 * time.Millisecond
@@ -146,7 +187,12 @@ func (t *Table) Effects() []Effect {
 
 func (t *Table) emit(e Effect) { t.out = append(t.out, e) }
 
+// refuse answers a request with an error. What is left of a session that is over has no
+// client that could read it.
 func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string, args ...any) {
+	if s.over() {
+		return
+	}
 	msg := format
 	if len(args) > 0 {
 		msg = fmt.Sprintf(format, args...)
@@ -154,13 +200,46 @@ func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string,
 	t.emit(Effect{Kind: Refusal, Session: s.id, ID: id, Code: code, Msg: msg})
 }
 
-// Advance fires every timer that is due.
+// Advance fires timers that are due. If there are very many, renewals come first, and
+// the rest are left for Work and for the next Advance.
 func (t *Table) Advance(now int64) {
-	t.wheel.Advance(now, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
+	n := 0
+	t.wheel.AdvanceSome(now, 8*t.cfg.MaxWork, func(tm *wheel.Timer[timed]) {
+		if n++; n > t.cfg.MaxWork && !tm.Value.urgent(now) {
+			t.wheel.Defer(tm)
+			return
+		}
+		tm.Value.due(t, now)
+	})
 }
 
-// Next tells when Advance must be called; false: not before another input.
-func (t *Table) Next() (int64, bool) { return t.wheel.Next() }
+// Work does a part of what can wait: timers that Advance left, and what sessions that
+// ended leave behind. Next says whether there is more. It is called after Advance, as
+// often as the caller has time.
+func (t *Table) Work(now int64) {
+	left := t.cfg.MaxWork
+	left -= t.wheel.FireDeferred(left/2, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
+	for len(t.sweeping) > 0 && left > 0 {
+		s := t.sweeping[0]
+		if left = t.sweep(now, s, left); left > 0 {
+			s.sweeping = false
+			t.sweeping[0] = nil
+			t.sweeping = t.sweeping[1:]
+		}
+	}
+	if len(t.sweeping) == 0 {
+		t.sweeping = nil
+	}
+	t.wheel.FireDeferred(left, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
+}
+
+// Next tells when Advance and Work must be called; false: not before another input.
+func (t *Table) Next() (int64, bool) {
+	if len(t.sweeping) > 0 {
+		return t.now, true
+	}
+	return t.wheel.Next()
+}
 
 func (t *Table) arm(tm *wheel.Timer[timed], at int64) {
 	if tm.Pending() && tm.Deadline() == at {

@@ -3,6 +3,7 @@ package locktable_test
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,8 @@ func (r *rig) collect() {
 			r.log = append(r.log, fmt.Sprintf("s%d canceled=%v", e.Session, e.Was))
 		case locktable.Claimed:
 			r.log = append(r.log, fmt.Sprintf("s%d claimed last=%v", e.Session, e.Was))
+		case locktable.Confirmed:
+			r.log = append(r.log, fmt.Sprintf("s%d confirmed %d", e.Session, e.ID))
 		case locktable.Forced:
 			r.log = append(r.log, fmt.Sprintf("s%d forced hold=%d", e.Session, e.Hold))
 		case locktable.Subscribe:
@@ -114,10 +117,12 @@ func (r *rig) pass(d time.Duration) {
 		}
 		r.now = max(r.now, at)
 		r.tb.Advance(r.now)
+		r.tb.Work(r.now)
 		r.collect()
 	}
 	r.now = end
 	r.tb.Advance(r.now)
+	r.tb.Work(r.now)
 }
 
 type opt func(*protocol.Acquire)
@@ -143,6 +148,8 @@ func (r *rig) acquire(s locktable.SessionID, name string, opts ...opt) uint64 {
 	r.collect()
 	return a.ID
 }
+
+func itoa(n uint64) string { return strconv.FormatUint(n, 10) }
 
 func (r *rig) release(s locktable.SessionID, hold uint64) {
 	r.ids++
@@ -318,7 +325,7 @@ func TestAnAnonymousOwnerWaitsForItself(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done) // draws tokens for the handoff to come
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.pass(2 * time.Second)
-	r.want("s1 refused timeout")
+	r.want("subscribe a", "s1 refused timeout")
 }
 
 func TestHandoffIsAnsweredBeforeRedisIsTold(t *testing.T) {
@@ -677,8 +684,9 @@ func TestMaxHoldEndsAHold(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done)
 	r.acquire(2, "a")
 	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=1 token=1 count=1")
 	r.pass(1010 * time.Millisecond)
-	r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 max_hold", "s2 granted hold=2 token=2 count=1")
+	r.want("subscribe a", "s1 lost hold=1 max_hold", "s2 granted hold=2 token=2 count=1")
 }
 
 func TestADeadSessionFreesItsLocksAtOnceOrAfterItsCrashDelay(t *testing.T) {
@@ -910,6 +918,8 @@ func TestOneWhoWasToldMoreHearsOfLess(t *testing.T) {
 	answer("z")
 	r.pass(10600 * time.Millisecond)
 	answer("renewed")
+	answer("y") // a check
+	answer("z")
 	r.acquire(1, "y")
 	answer("y")
 	r.acquire(1, "z")

@@ -84,12 +84,12 @@ func (t *Table) linger(l *lock) time.Duration {
 	return t.cfg.SubscriptionLinger / time.Duration(max(1, l.others()/2))
 }
 
-// pause is how long a lock that somebody else has is not asked for if nothing is heard.
+// pause is how long a lock that another host has is not asked for if no message comes.
 func (t *Table) pause(q *queue) time.Duration {
 	if q.sub == subscribed {
 		return t.cfg.Poll
 	}
-	return t.cfg.PollDeaf
+	return min(max(t.cfg.PollDeaf, time.Duration(t.polling)*t.cfg.PollDeafLeast), t.cfg.Poll)
 }
 
 // givenBack is called when Redis has the lock back from this host.
@@ -110,11 +110,16 @@ func (t *Table) Message(now int64, name string) {
 		return
 	}
 	q := l.queue
-	own := q.echoes > 0
+	own := q.echoes > 0 && now < q.echoBy
 	if own {
 		q.echoes--
+	} else {
+		q.echoes = 0
 	}
 	l.op.wake = true // even if a local owner believes to have it: the answer may say otherwise
+	if l.hold.num != 0 && !own {
+		l.lookSoon(now)
+	}
 	switch {
 	case q.head == nil:
 		if q.vain++; q.vain >= vain {

@@ -19,7 +19,7 @@ func BenchmarkPairs(b *testing.B) {
 			names := make(map[string]uint64, width)
 			ready := make(chan struct{})
 			finished := 0
-			onResults := func(results []locktable.Result) {
+			onResults := func(results []locktable.Result, _ *Identity) {
 				var next []locktable.Op
 				for i := range results {
 					res := &results[i]

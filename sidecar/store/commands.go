@@ -180,7 +180,7 @@ func (c *commands) run() {
 		}
 		if c.pipe == nil {
 			if waits := c.waits(); len(waits) > 0 {
-				c.deliver(c.unsent(waits))
+				c.deliver(c.unsent(waits), nil)
 			}
 		}
 		next, over := c.watch()
@@ -318,6 +318,7 @@ func (c *commands) lost() {
 	p := c.pipe
 	c.pipe = nil
 	err, served := p.broken, p.served
+	c.last = p.id // its floor may have risen
 	c.mu.Unlock()
 	why := c.dial.broken(err)
 	if told, ok := err.(outage); ok {
@@ -336,13 +337,13 @@ func (c *commands) lost() {
 	results := p.close(why)
 	c.failed(outage(why))
 	if len(results) > 0 {
-		c.deliver(results)
+		c.deliver(results, nil)
 	}
 }
 
-func (c *commands) deliver(results []locktable.Result) {
+func (c *commands) deliver(results []locktable.Result, raised *Identity) {
 	if c.cfg.OnResults != nil {
-		c.cfg.OnResults(results)
+		c.cfg.OnResults(results, raised)
 	}
 }
 

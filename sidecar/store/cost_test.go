@@ -45,7 +45,7 @@ func (h *host) bytes(ops ...locktable.Op) (text []byte, replies int) {
 	gather(ops)
 	for len(ops) > 0 {
 		script, n := together(ops)
-		text = h.enc.run(text, byDigest, script, ops[:n])
+		text = h.enc.run(text, byDigest, script, 0, ops[:n])
 		ops = ops[n:]
 		replies++
 	}

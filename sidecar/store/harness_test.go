@@ -204,7 +204,7 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 	cfg := Config{
 		URL: url, UUID: ourUUID,
 		Log:            slog.New(slog.NewTextHandler(r, nil)),
-		OnResults:      func(rs []locktable.Result) { r.results <- rs },
+		OnResults:      func(rs []locktable.Result, _ *Identity) { r.results <- rs },
 		OnUp:           func(lost bool, id Identity) { r.ups <- upped{lost, id} },
 		OnDown:         func(err error) { r.downs <- err },
 		OnSubscribed:   each(r.subscribed),
@@ -287,6 +287,10 @@ func takeOp(name string, num uint64) locktable.Op {
 
 func keepOp(name string, num uint64) locktable.Op {
 	return locktable.Op{Kind: locktable.Keep, Name: name, Num: num, Count: 1, LeaseMS: 30_000}
+}
+
+func checkOp(name string, num uint64) locktable.Op {
+	return locktable.Op{Kind: locktable.Check, Name: name, Num: num, Count: 1}
 }
 
 func dropOp(name string, num uint64) locktable.Op {

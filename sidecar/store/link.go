@@ -175,6 +175,8 @@ type session struct {
 	*link
 	conn    *redis.Conn
 	id      Identity
+	clock   int64  // the server's time at clockAt, µs
+	clockAt int64  // CLOCK_BOOTTIME in ns
 	version string // of the server
 	loads   bool   // SCRIPT LOAD is permitted
 	killed  error  // why the earlier connection could not be ended; nil if it was, or there was none
@@ -279,9 +281,10 @@ func (d *dialer) probe(s *session, last Identity) error {
 	}
 	s.id = Identity{RunID: info["run_id"], ReplID: info["master_replid"] + "/" + strconv.Itoa(d.options.DB), Floor: clock.Val().UnixMicro(), FloorAt: answered}
 	s.id.ClientID, _ = greeting["id"].(int64)
+	s.clock, s.clockAt = s.id.Floor, answered
 	if last.known() {
-		// Should a new master's clock be behind the old one's, tokens still grow.
-		s.id.Floor = max(s.id.Floor, last.Floor+(answered-last.FloorAt)/1000)
+		// If a new master's clock is behind the old one's, tokens still grow.
+		s.id.Floor = max(s.id.Floor, last.floor(answered))
 	}
 
 	cmds := make([]redis.Cmder, 0, 5)

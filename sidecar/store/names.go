@@ -11,6 +11,18 @@ const (
 	counterPrefix = "redisson_lock_token:"
 )
 
+// Reserved returns the prefix for which a name is not allowed, or "". A lock of such a
+// name would be kept under the key of another lock's token counter or queue, and break
+// it.
+func Reserved(name string) string {
+	for _, prefix := range []string{"redisson_lock_", "redisson_unlock_latch:", "locksidecar_"} {
+		if strings.HasPrefix(name, prefix) {
+			return prefix
+		}
+	}
+	return ""
+}
+
 // channelOf returns the channel on which the release of a lock is published.
 // Two names can share one: "a" and "{a}".
 func channelOf(name string) string { return prefixed(channelPrefix, name) }

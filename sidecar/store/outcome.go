@@ -56,14 +56,19 @@ func outcomeOf(code string) locktable.Outcome {
 // the address may lead to another server by now, or the user is no longer known.
 func endsSession(code string) bool { return code == "READONLY" || code == "NOAUTH" }
 
+// notALock is the sentence for a lock whose key has another type.
+func (d *dialer) notALock(name, what string) string {
+	return fmt.Sprintf("in Redis at %s, %q is %s; find out which program wrote it, and choose another name for the lock or delete the key", d.address, name, what)
+}
+
 // answered is the sentence for an operation on name that Redis answered with text.
 func (d *dialer) answered(name, text string) string {
 	text = clip(text)
 	c, _, _ := strings.Cut(text, " ")
 	switch c {
 	case "WRONGTYPE":
-		return fmt.Sprintf("the key %q in Redis at %s (or its token counter %q) holds something that is not a lock; choose another name or delete the key (%s)",
-			name, d.address, counterOf(name), text)
+		return fmt.Sprintf("the token counter %q of the lock %q in Redis at %s holds something that is not a counter; find out which program wrote it, and choose another name or delete the key (%s)",
+			counterOf(name), name, d.address, text)
 	case "NOPERM":
 		return fmt.Sprintf("Redis at %s does not permit this user the lock %q; let its ACL have the keys %q and %q (%s)",
 			d.address, name, name, counterOf(name), text)
@@ -197,5 +202,5 @@ func clip(text string) string {
 	if len(text) > most {
 		text = text[:most] + "…"
 	}
-	return strings.ToValidUTF8(text, "\uFFFD")
+	return readable(text)
 }

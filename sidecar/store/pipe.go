@@ -60,6 +60,7 @@ type pipe struct {
 	watched bool               // run will look soon whether an answer is overdue
 	doubted bool               // run found that one is, and looks once more
 	served  bool               // something was answered
+	raised  bool               // a token has raised session.id's floor since the last OnResults
 	taught  map[*script]bool   // that it is being taught a script is among the calls
 	drains  sync.WaitGroup
 
@@ -80,7 +81,7 @@ func newPipe(c *commands, s *session) *pipe {
 	p := &pipe{
 		session:  s,
 		commands: c,
-		encoder:  encoder{prefix: c.cfg.UUID + ":", floor: s.id.Floor},
+		encoder:  encoder{prefix: c.cfg.UUID + ":", floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds()},
 		ended:    make(chan struct{}),
 		patience: int64(c.dial.timeout),
 		trip:     math.MaxInt64,
@@ -121,7 +122,7 @@ func (p *pipe) say(now int64, ops []locktable.Op) {
 func (p *pipe) run(now int64, cl call, ops []locktable.Op) {
 	cl.ops = len(ops)
 	p.register(now, cl)
-	p.queue(p.encoder.run(p.out, cl.form, cl.script, ops))
+	p.queue(p.encoder.run(p.out, cl.form, cl.script, p.id.floor(now), ops))
 	for i := range ops {
 		p.flight.push(ops[i])
 	}
@@ -318,7 +319,7 @@ func (p *pipe) handOut() error {
 	// Redis gets what waited for these answers before anybody else does.
 	err := p.commands.goOn(p)
 	if n := len(p.results); n > 0 {
-		p.commands.deliver(p.results)
+		p.commands.deliver(p.results, p.takeRaised())
 		p.results = make([]locktable.Result, 0, min(2*n, 64))
 	}
 	if p.silent != "" && !p.commands.publishTold {
@@ -327,6 +328,39 @@ func (p *pipe) handOut() error {
 			"lock", p.silent)
 	}
 	return err
+}
+
+// farAhead is how far Redis's clock may once have been ahead of what it is now.
+const farAhead = 366 * 24 * time.Hour
+
+// raiseFloor notes a token that Redis gave out. One that is ahead of Redis's clock shows
+// that the clock was set back since the counter was made: other counters may be behind
+// tokens of before, and are lifted, as after a reconnect. A counter that is absurdly far
+// ahead, because another program set it, must not lift those of all other locks. The
+// caller holds mu.
+func (p *pipe) raiseFloor(now int64, last uint64) {
+	token, clock := int64(last), p.clock+(now-p.clockAt)/1000
+	if token <= p.id.floor(now) || token >= clock+int64(farAhead/time.Microsecond) {
+		return
+	}
+	p.id.Floor, p.id.FloorAt = token, now
+	p.raised = true
+	if token > clock+int64(time.Second/time.Microsecond) {
+		p.encoder.floor = max(p.encoder.floor, token)
+	}
+}
+
+// takeRaised returns the identity if its floor was raised since the last call.
+func (p *pipe) takeRaised() *Identity {
+	mu := &p.commands.mu
+	mu.Lock()
+	defer mu.Unlock()
+	if !p.raised {
+		return nil
+	}
+	p.raised = false
+	id := p.id
+	return &id
 }
 
 // answered takes one reply in, and notes the results of what it answers. The error is
@@ -363,6 +397,11 @@ func (p *pipe) answered(answer reply) error {
 	if err := p.decode(&cl, answer, p.results[at:]); err != nil {
 		p.results = p.results[:at] // they are still under way
 		return err
+	}
+	for i := range p.results[at:] {
+		if token := p.results[at+i].Token; token != 0 {
+			p.raiseFloor(p.now, token)
+		}
 	}
 	p.calls.drop(1)
 	p.flight.drop(cl.ops)
@@ -434,6 +473,9 @@ func (p *pipe) decode(cl *call, answer reply, results []locktable.Result) error 
 			}
 			if refusal != "" {
 				refuse(&results[i], refusal)
+			}
+			if results[i].Outcome == locktable.NotALock {
+				results[i].Msg = c.dial.notALock(results[i].Name, results[i].Field)
 			}
 			if silent {
 				p.silent = results[i].Name

@@ -183,7 +183,7 @@ func TestARedisThatSpokeIsNotSilent(t *testing.T) {
 	defer close(read)
 	r := connected(t, url, func(c *Config) {
 		c.Timeout = patience
-		c.OnResults = func(rs []locktable.Result) {
+		c.OnResults = func(rs []locktable.Result, _ *Identity) {
 			results <- rs[0].Name
 			<-read
 		}

@@ -114,15 +114,15 @@ func TestCommandsAreEncoded(t *testing.T) {
 		bytes []byte
 		want  []string
 	}{
-		{e.run(nil, byDigest, trade, mixed),
+		{e.run(nil, byDigest, trade, 7, mixed),
 			[]string{"evalsha", trade.sha, "9", "b", "lone", "größe 1", "c", "a{b}c",
 				"redisson_lock_token:{b}", "redisson_lock_token:{lone}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
-				ourUUID + ":", "2", "1", "1", "30000", "1700000000000001",
+				ourUUID + ":", "2", "1", "1", "30000", "1700000000000001", "7", "0",
 				"4", "5", "12", "3", "64", "1", "6", "redisson_lock__channel:{c}",
 				"9007199254740990", "redisson_lock__channel:a{b}c", "9007199254740991"}},
-		{e.run(nil, byText, trade, []locktable.Op{dropOp("a", 7)}), []string{"eval", trade.text, "1", "a",
-			ourUUID + ":", "0", "0", "1", "0", "1700000000000001", "7", "redisson_lock__channel:{a}"}},
-		{e.run(nil, byDigest, keep, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", keep.sha, "2", "a", "b",
+		{e.run(nil, byText, trade, 7, []locktable.Op{dropOp("a", 7)}), []string{"eval", trade.text, "1", "a",
+			ourUUID + ":", "0", "0", "1", "0", "1700000000000001", "7", "0", "7", "redisson_lock__channel:{a}"}},
+		{e.run(nil, byDigest, keep, 7, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", keep.sha, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "1", "20"}},
 		{appendLoad(nil, trade), []string{"script", "load", trade.text}},
 		{appendPing(nil), []string{"ping"}},

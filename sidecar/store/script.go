@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -64,7 +65,8 @@ const (
 // encoder turns operations into commands.
 type encoder struct {
 	prefix string // "<uuid>:"
-	floor  int64  // of this connection's tokens
+	floor  int64  // of this connection's tokens, µs
+	expiry int64  // of token counters after their last use, ms; 0: none
 
 	turns [turns][]locktable.Op // of the operations that are being arranged
 }
@@ -74,27 +76,30 @@ func scriptOf(k locktable.OpKind) *script {
 	switch k {
 	case locktable.Take, locktable.Drop:
 		return trade
-	case locktable.Keep:
+	case locktable.Keep, locktable.Check:
 		return keep
 	}
 	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
 }
 
 // gather puts ops that are asked at one time into an order in which few runs carry them
-// out: renewals first, because a late one costs somebody the lock; then what has no
-// lease, or the same.
+// out: renewals first, because a late one costs a client its lock; then checks; then
+// takes and drops, those with the same lease together.
 func gather(ops []locktable.Op) {
-	slices.SortStableFunc(ops, func(a, b locktable.Op) int {
-		renewed, too := a.Kind == locktable.Keep, b.Kind == locktable.Keep
-		switch {
-		case renewed && too:
-			return cmp.Or(cmp.Compare(a.LeaseMS, b.LeaseMS), cmp.Compare(a.Count, b.Count))
-		case renewed:
-			return -1
-		case too:
+	class := func(op *locktable.Op) int {
+		switch op.Kind {
+		case locktable.Keep:
+			return 0
+		case locktable.Check:
 			return 1
 		}
-		return cmp.Compare(a.LeaseMS, b.LeaseMS)
+		return 2
+	}
+	slices.SortStableFunc(ops, func(a, b locktable.Op) int {
+		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(a.LeaseMS, b.LeaseMS)); c != 0 || a.Kind != locktable.Keep {
+			return c
+		}
+		return cmp.Compare(a.Count, b.Count)
 	})
 }
 
@@ -111,7 +116,7 @@ func together(ops []locktable.Op) (*script, int) {
 		case op.Kind == locktable.Drop:
 		case first == nil:
 			first = op
-		case op.LeaseMS != first.LeaseMS, s == keep && op.Count != first.Count:
+		case op.LeaseMS != first.LeaseMS, op.Kind == locktable.Keep && op.Count != first.Count:
 			return s, n
 		}
 	}
@@ -132,7 +137,7 @@ const (
 
 func turnOf(op *locktable.Op) turn {
 	switch {
-	case op.Kind == locktable.Keep:
+	case op.Kind == locktable.Keep, op.Kind == locktable.Check:
 		return taken
 	case op.Kind == locktable.Drop:
 		return dropped
@@ -176,8 +181,9 @@ func (e *encoder) arrange(ops []locktable.Op) {
 }
 
 // run appends the command that runs a script for ops, and arranges them: EVALSHA, or
-// EVAL, which also teaches Redis the script.
-func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte {
+// EVAL, which also teaches Redis the script. The first token of a new counter is above
+// birth, µs.
+func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktable.Op) []byte {
 	e.arrange(ops)
 	counts := [turns]int{}
 	for i := range e.turns {
@@ -195,7 +201,7 @@ func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte 
 	keys, args := len(ops)-pairs, 3+len(ops)
 	if s == trade {
 		keys += keys - counts[dropped]
-		args += 3 + 3*sets + counts[dropped] + pairs
+		args += 5 + 3*sets + counts[dropped] + pairs
 	}
 	dst = appendArray(dst, 3+keys+args)
 	if f == byText {
@@ -224,6 +230,8 @@ func (e *encoder) run(dst []byte, f form, s *script, ops []locktable.Op) []byte 
 		dst = appendNumber(dst, int64(counts[dropped]))
 		dst = appendNumber(dst, int64(leased.LeaseMS))
 		dst = appendNumber(dst, e.floor)
+		dst = appendNumber(dst, birth)
+		dst = appendNumber(dst, e.expiry)
 	} else {
 		dst = appendNumber(dst, int64(leased.LeaseMS))
 		dst = appendNumber(dst, int64(leased.Count))
@@ -277,11 +285,13 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 	case status.kind == '$' && status.text != "":
 		return status.text, false, nil
 
-	case r.Kind == locktable.Keep && number && status.num == 1:
+	case scriptOf(r.Kind) == keep && number && status.num == 1:
 		r.Outcome = locktable.Done
-	case r.Kind == locktable.Keep && number && status.num == 0:
+	case r.Kind == locktable.Check && number && status.num == 2:
+		r.Outcome = locktable.Differs
+	case scriptOf(r.Kind) == keep && number && status.num == 0:
 		r.Outcome = locktable.Missing
-	case r.Kind == locktable.Keep && shaped(parts, ":$"):
+	case scriptOf(r.Kind) == keep && shaped(parts, ":$"):
 		decodeOther(parts[0].num, parts[1].text, r)
 
 	case r.Kind == locktable.Take && number && status.num >= 0:
@@ -294,6 +304,9 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 	case r.Kind == locktable.Take && shaped(parts, ":$:"):
 		decodeOther(parts[0].num, parts[1].text, r)
 		r.Listeners = int32(parts[2].num)
+
+	case scriptOf(r.Kind) == trade && shaped(parts, "$"):
+		r.Outcome, r.Field = locktable.NotALock, readable(parts[0].text)
 
 	case r.Kind == locktable.Drop && number && status.num >= -1:
 		r.Outcome, r.Listeners = locktable.Done, int32(status.num)
@@ -325,5 +338,16 @@ func shaped(list []reply, kinds string) bool {
 func decodeOther(ttl int64, field string, r *locktable.Result) {
 	r.Outcome = locktable.Other
 	r.TTLMS = max(ttl, -1)
-	r.Field = strings.ToValidUTF8(field, "\uFFFD")
+	r.Field = readable(field)
+}
+
+// readable makes text that another program has written to Redis fit for messages, logs
+// and terminals: valid UTF-8 without control characters.
+func readable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+			return '\uFFFD'
+		}
+		return r
+	}, strings.ToValidUTF8(text, "\uFFFD"))
 }

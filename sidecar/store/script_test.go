@@ -17,8 +17,10 @@ var ctx = context.Background()
 // afterwards.
 func TestScripts(t *testing.T) {
 	const (
-		done, other, missing, refused = locktable.Done, locktable.Other, locktable.Missing, locktable.Refused
-		name                          = "invoice:42"
+		done, other, missing, notALock = locktable.Done, locktable.Other, locktable.Missing, locktable.NotALock
+
+		name    = "invoice:42"
+		aString = "a key of type string, which is not a lock"
 	)
 	ours := func(num uint64) map[string]string { return map[string]string{field(ourUUID, num): "1"} }
 	redisson := map[string]string{otherUUID + ":77": "2"}
@@ -34,6 +36,7 @@ func TestScripts(t *testing.T) {
 	keep := func(num uint64) locktable.Op { return keepOp(name, num) }
 	twice := keep(7)
 	twice.Count = 2
+	check := func(num uint64) locktable.Op { return checkOp(name, num) }
 	drop := func(num uint64) locktable.Op { return dropOp(name, num) }
 	big := uint64(1)<<53 - 1
 
@@ -61,7 +64,8 @@ func TestScripts(t *testing.T) {
 		{counted: true, says: "take does not mistake a longer uuid for ours", hash: map[string]string{"x" + field(ourUUID, 5): "1"}, op: take(7), want: other, field: "x" + field(ourUUID, 5)},
 		{counted: true, says: "take recognises a read-write lock", hash: readers, op: take(7), want: other, field: "a read-write lock in mode read"},
 		{counted: true, says: "take leaves any other hash alone", hash: crowd, op: take(7), want: other, field: "a hash with 3 fields"},
-		{says: "take leaves a string alone", value: "x", op: take(7), want: refused},
+		{says: "take leaves a string alone", value: "x", op: take(7), want: notALock, field: aString},
+		{says: "take of a held lock leaves a string alone", value: "x", op: held, want: notALock, field: aString},
 		{counted: true, says: "take of a held lock moves it to the later hold", hash: ours(6), op: held, want: done, after: ours(7)},
 		{says: "take of a held lock does not take a free one", op: held, want: missing},
 		{counted: true, says: "take of a held lock leaves somebody else's alone", hash: redisson, op: held, want: other, field: otherUUID + ":77"},
@@ -75,7 +79,18 @@ func TestScripts(t *testing.T) {
 		{says: "keep of a stolen lock leaves the thief alone", hash: redisson, op: keep(7), want: other, field: otherUUID + ":77"},
 		{says: "keep recognises a read-write lock", hash: readers, op: keep(7), want: other, field: "a read-write lock in mode read"},
 		{says: "keep leaves any other hash alone", hash: crowd, op: keep(7), want: other, field: "a hash with 3 fields"},
-		{says: "keep leaves a string alone", value: "x", op: keep(7), want: refused},
+		{says: "keep leaves a string alone", value: "x", op: keep(7), want: other, field: aString},
+		{says: "keep takes its own field among others for another structure", hash: map[string]string{field(ourUUID, 7): "1", "mode": "read"}, op: keep(7), want: other, field: "a read-write lock in mode read"},
+
+		{says: "check of our own hold changes nothing", hash: ours(7), op: check(7), want: done},
+		{says: "check finds an earlier hold of ours, and changes nothing", hash: ours(6), op: check(7), want: locktable.Differs},
+		{says: "check finds other entries, and changes nothing", hash: map[string]string{field(ourUUID, 7): "3"}, op: check(7), want: locktable.Differs},
+		{says: "check finds a later hold of ours", hash: ours(8), op: check(7), want: other, field: field(ourUUID, 8)},
+		{says: "check finds a lock that is gone", op: check(7), want: missing},
+		{says: "check finds a thief", hash: redisson, op: check(7), want: other, field: otherUUID + ":77"},
+		{says: "check finds a read-write lock", hash: readers, op: check(7), want: other, field: "a read-write lock in mode read"},
+		{says: "check takes its own field among others for another structure", hash: map[string]string{field(ourUUID, 7): "1", "a": "1"}, op: check(7), want: other, field: "a hash with 2 fields"},
+		{says: "check finds a string", value: "x", op: check(7), want: other, field: aString},
 
 		{says: "drop deletes and publishes", hash: ours(7), op: drop(7), want: done, gone: true, heard: true},
 		{says: "drop deletes an earlier hold", hash: ours(6), op: drop(7), want: done, gone: true, heard: true},
@@ -85,7 +100,7 @@ func TestScripts(t *testing.T) {
 		{says: "drop leaves a read-write lock", hash: readers, op: drop(7), want: done},
 		{says: "drop takes our field out of a hash that others built around it", hash: map[string]string{field(ourUUID, 7): "1", "mode": "read", "a": "1"},
 			op: drop(7), want: done, after: map[string]string{"mode": "read", "a": "1"}, heard: true},
-		{says: "drop leaves a string alone", value: "x", op: drop(7), want: refused},
+		{says: "drop leaves a string alone", value: "x", op: drop(7), want: notALock, field: aString},
 	}
 	backends(t, func(t *testing.T, b backend) {
 		r := connected(t, b.url)
@@ -120,8 +135,11 @@ func TestScripts(t *testing.T) {
 					if got := must(b.admin.Get(ctx, name).Result()); got != tt.value {
 						t.Errorf("the string is %q now", got)
 					}
-					if !strings.Contains(res.Msg, name) || !strings.Contains(res.Msg, "not a lock") {
+					if res.Outcome != other && (!strings.Contains(res.Msg, name) || !strings.Contains(res.Msg, "not a lock")) {
 						t.Errorf("the message does not help: %q", res.Msg)
+					}
+					if ttl := must(b.admin.PTTL(ctx, name).Result()); ttl != -1 {
+						t.Errorf("the string expires in %v now", ttl)
 					}
 					return
 				case tt.gone:
@@ -137,6 +155,10 @@ func TestScripts(t *testing.T) {
 				case res.Outcome == other:
 					if res.TTLMS < 30_001 || res.TTLMS > 60_000 || ttl < 30*time.Second {
 						t.Errorf("TTL %d in the result and %v in Redis, want the minute of the other", res.TTLMS, ttl)
+					}
+				case (res.Outcome == done || res.Outcome == locktable.Differs) && tt.op.Kind == locktable.Check:
+					if ttl <= 30*time.Second {
+						t.Errorf("TTL in Redis %v, want the minute it had", ttl)
 					}
 				case res.Outcome == done && tt.op.Kind != locktable.Drop:
 					if ttl <= 0 || ttl > 30*time.Second {
@@ -196,7 +218,7 @@ func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
 				outcome = locktable.Other
 				b.admin.HSet(ctx, name, field(otherUUID, 1), "1")
 			case 7:
-				outcome = locktable.Refused
+				outcome = locktable.Other
 				b.admin.Set(ctx, name, "x", 0)
 			default:
 				b.admin.HSet(ctx, name, field(ourUUID, uint64(i)), "1")
@@ -250,7 +272,7 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 		}{
 			{takeOp("free", 1), locktable.Done, field(ourUUID, 1)},
 			{takeOp("theirs", 1), locktable.Other, field(otherUUID, 1)},
-			{takeOp("string", 1), locktable.Refused, ""},
+			{takeOp("string", 1), locktable.NotALock, ""},
 			{dropOp("back", 3), locktable.Done, ""},
 			{behind(takeOp("back", 4)), locktable.Done, field(ourUUID, 4)},
 			{takeOp("countless", 1), locktable.Refused, ""},
@@ -283,8 +305,8 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 				if got := must(b.admin.Get(ctx, counterOf(w.op.Name)).Uint64()); got != res.Token {
 					t.Errorf("%s: token %d, the counter is %d", w.op.Name, res.Token, got)
 				}
-				if left := must(b.admin.PTTL(ctx, counterOf(w.op.Name)).Result()); w.op.Name != "back" && left <= 0 {
-					t.Errorf("%s: the counter lives for %v", w.op.Name, left)
+				if left := must(b.admin.PTTL(ctx, counterOf(w.op.Name)).Result()); left != -1 {
+					t.Errorf("%s: the counter expires in %v", w.op.Name, left)
 				}
 			}
 			if w.op.Name == "string" || w.op.Kind == locktable.Drop && w.op.Name != "later" && w.op.Name != "never" {
@@ -340,7 +362,7 @@ func TestTokens(t *testing.T) {
 	const name, counter = "lock", "redisson_lock_token:{lock}"
 	const week = 7 * 24 * time.Hour
 	backends(t, func(t *testing.T, b backend) {
-		r := connected(t, b.url)
+		r := connected(t, b.url, func(c *Config) { c.TokenExpiry = week })
 		last := uint64(0)
 		num := uint64(0)
 		draw := func(t *testing.T, n uint16) uint64 {
@@ -457,6 +479,173 @@ func TestTokens(t *testing.T) {
 				t.Error("the lock was taken")
 			}
 		})
+	})
+}
+
+// Redisson's fenced lock does not refresh the expiry of a counter, and begins at 1 after
+// it. So a counter has none, whatever made it, unless an operator wants one.
+func TestCountersDoNotExpire(t *testing.T) {
+	const name, counter = "lock", "redisson_lock_token:{lock}"
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		num := uint64(0)
+		for _, tt := range []struct {
+			says  string
+			value any // of the counter before; nil: there is none
+		}{
+			{"a new counter", nil},
+			{"a counter with an expiry, as earlier versions made it", uint64(1) << 51},
+			{"the same, behind the floor", 17},
+		} {
+			t.Run(tt.says, func(t *testing.T) {
+				r.t = t
+				b.admin.Del(ctx, counter)
+				if tt.value != nil {
+					b.admin.Set(ctx, counter, tt.value, time.Hour)
+				}
+				num++
+				first := r.one(takeOp(name, num)).Token
+				if left := must(b.admin.PTTL(ctx, counter).Result()); left != -1 {
+					t.Errorf("after a take it expires in %v", left)
+				}
+				theirs := uint64(must(b.admin.Incr(ctx, counter).Result()))
+				num++
+				again := takeOp(name, num)
+				again.Behind = true
+				last := r.ask(dropOp(name, num-1), again)[1].Token
+				if !(first < theirs && theirs < last) {
+					t.Errorf("tokens %d, %d, %d do not grow", first, theirs, last)
+				}
+				if left := must(b.admin.PTTL(ctx, counter).Result()); left != -1 {
+					t.Errorf("it expires in %v", left)
+				}
+			})
+		}
+	})
+}
+
+// A Redis whose clock was ahead, was corrected, and then lost its data gives tokens that
+// are larger than all that this sidecar has seen, over a reconnect and a restart too.
+func TestTokensGrowAfterTheClockWasSetBackAndTheCounterLost(t *testing.T) {
+	const name, counter = "lock", "redisson_lock_token:{lock}"
+	backends(t, func(t *testing.T, b backend) {
+		ids := make(chan Identity, 100)
+		var r *recorder
+		r = connected(t, b.url, func(c *Config) {
+			c.OnResults = func(rs []locktable.Result, raised *Identity) {
+				if raised != nil {
+					ids <- *raised
+				}
+				r.results <- rs
+			}
+		})
+		// The clock was an hour ahead when another host made the counter.
+		ahead := uint64(must(b.admin.Time(ctx).Result()).UnixMicro()) + 3_600_000_000
+		b.admin.Set(ctx, counter, ahead, 0)
+		last := r.one(takeOp(name, 1)).Token
+		if last != ahead+1 {
+			t.Fatalf("token %d, want %d", last, ahead+1)
+		}
+		id := recv(t, ids, "raised floor")
+		if id.Floor != int64(last) {
+			t.Errorf("the floor is %d, want %d", id.Floor, last)
+		}
+		b.admin.FlushAll(ctx)
+		next := r.one(takeOp(name, 2)).Token
+		if next <= last {
+			t.Errorf("token %d after %d on the same connection", next, last)
+		}
+
+		b.admin.FlushAll(ctx)
+		successor := open(t, b.url, func(c *Config) { c.Last = id })
+		successor.up()
+		if got := successor.one(takeOp(name, 3)).Token; got <= next {
+			t.Errorf("token %d after %d in a process that was started after it", got, next)
+		}
+
+		// A stale replica: the counter is there, and behind.
+		b.admin.Set(ctx, counter, ahead-3_600_000_000, 0)
+		successor = open(t, b.url, func(c *Config) { c.Last = id })
+		successor.up()
+		if got := successor.one(takeOp(name, 4)).Token; got <= next {
+			t.Errorf("token %d after %d with a counter that is behind", got, next)
+		}
+	})
+}
+
+// A counter that another program has set to an absurd value concerns its own lock alone.
+func TestAbsurdCounterDoesNotLiftOthers(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		b.admin.Set(ctx, counterOf("absurd"), uint64(1)<<52, 0)
+		if got := r.one(takeOp("absurd", 1)).Token; got != 1<<52+1 {
+			t.Errorf("token %d, want 2^52 + 1", got)
+		}
+		now := uint64(must(b.admin.Time(ctx).Result()).UnixMicro())
+		if got := r.one(takeOp("other", 2)).Token; got > now+60_000_000 {
+			t.Errorf("token %d, the time is %d", got, now)
+		}
+	})
+}
+
+// A lock that was dropped and taken again in one run only changes its field. That must
+// not happen to a key that has become another structure, or whose counter was lost.
+func TestRetakeLeavesOtherStructuresAlone(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		for _, tt := range []struct {
+			says    string
+			hash    map[string]string
+			want    locktable.Outcome // of the take
+			after   map[string]string
+			noToken bool
+		}{
+			{"as it was left", map[string]string{field(ourUUID, 1): "1"}, locktable.Done, map[string]string{field(ourUUID, 2): "1"}, false},
+			{"another field beside ours", map[string]string{field(ourUUID, 1): "1", "mode": "read"}, locktable.Other, map[string]string{"mode": "read"}, true},
+			{"a program's lock", map[string]string{otherUUID + ":77": "1"}, locktable.Other, map[string]string{otherUUID + ":77": "1"}, true},
+			{"gone", nil, locktable.Done, map[string]string{field(ourUUID, 2): "1"}, false},
+		} {
+			t.Run(tt.says, func(t *testing.T) {
+				b.admin.FlushAll(ctx)
+				r := connected(t, b.url)
+				if tt.hash != nil {
+					b.admin.HSet(ctx, "lock", tt.hash)
+				}
+				listen := b.admin.Subscribe(ctx, channelOf("lock"))
+				defer listen.Close()
+				must(listen.Receive(ctx))
+				again := takeOp("lock", 2)
+				again.Behind = true
+				res := r.ask(dropOp("lock", 1), again)
+				if res[0].Outcome != locktable.Done || res[1].Outcome != tt.want || (res[1].Token == 0) != tt.noToken {
+					t.Errorf("got %+v", res)
+				}
+				if got := must(b.admin.HGetAll(ctx, "lock").Result()); !maps.Equal(got, tt.after) {
+					t.Errorf("Redis has %v, want %v", got, tt.after)
+				}
+				if tt.want == locktable.Done {
+					if ttl := must(b.admin.PTTL(ctx, "lock").Result()); ttl <= 0 || ttl > 30*time.Second {
+						t.Errorf("the key lives for %v", ttl)
+					}
+				}
+				heard := tt.says != "a program's lock"
+				b.admin.Publish(ctx, channelOf("lock"), "marker")
+				if msg := must(listen.ReceiveMessage(ctx)); (msg.Payload == "0") != heard {
+					t.Errorf("received %q, want the release: %v", msg.Payload, heard)
+				}
+			})
+		}
+	})
+}
+
+// What another program has written under a lock's name reaches terminals and logs.
+func TestFieldsOfOthersAreMadeReadable(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		b.admin.HSet(ctx, "lock", "\x1b[2Jevil\r\n\u0085\u2028\xff:1", "1")
+		res := r.one(takeOp("lock", 1))
+		if want := "\uFFFD[2Jevil\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD:1"; res.Outcome != locktable.Other || res.Field != want {
+			t.Errorf("got %+q, want %+q", res.Field, want)
+		}
 	})
 }
 

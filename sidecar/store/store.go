@@ -29,6 +29,12 @@ type Config struct {
 	// the first connection is then a reconnect like any other. Zero: there was none.
 	Last Identity
 
+	// TokenExpiry is how long a token counter outlives its last use by a sidecar, in
+	// whole ms. 0: counters do not expire. A Redisson program does not refresh the
+	// expiry when it draws tokens, and begins at 1 after it: only where no Redisson
+	// program draws fencing tokens may counters expire.
+	TokenExpiry time.Duration
+
 	// Log gets one line per event that an operator acts on. nil: none.
 	Log *slog.Logger
 
@@ -41,13 +47,14 @@ type Config struct {
 	// the other. They must not block, and may call Do, Subscribe and Unsubscribe.
 	// nil: not called. What they are given is theirs.
 
-	// OnResults brings what Redis answered. When a connection is lost, OnDown
-	// comes first, so that nobody asks again into the void.
+	// OnResults brings what Redis answered, and, if that raised the floor of tokens, the
+	// identity with its new floor; otherwise nil. When a connection is lost, OnDown comes
+	// first, so that nothing is sent again to a Redis that is gone.
 	// OnUp: Redis can be asked. dataLost: it is not certainly the same data as
 	// before (another run, another replication history, or it does not say). id is
 	// what a successor of this process needs as its Last.
 	// OnDown, once per outage: err is the sentence that an operator reads.
-	OnResults func([]locktable.Result)
+	OnResults func(results []locktable.Result, raised *Identity)
 	OnUp      func(dataLost bool, id Identity)
 	OnDown    func(err error)
 
@@ -67,8 +74,19 @@ type Identity struct {
 	RunID    string // of the server process; empty: it does not say
 	ReplID   string // of the replication history, "/", and the number of the database
 	ClientID int64  // of the command connection, to be ended before anything is asked again; 0: the server does not say
-	Floor    int64  // µs: the server's time, or what it must be at the least; later tokens are above it
-	FloorAt  int64  // CLOCK_BOOTTIME in ns when Floor was read
+	Floor    int64  // µs: the server's time at FloorAt, or the largest token known then if that is larger
+	FloorAt  int64  // CLOCK_BOOTTIME in ns
+}
+
+// floor is what tokens of new counters must be above at a time: the largest token known,
+// plus the time since then on our own clock, whatever Redis's clock did meanwhile.
+//
+// A hundredth of the time is left out. Clocks may differ by that (see locktable), and
+// with a clock of ours that is fast the floor would rise above Redis's clock: the tokens
+// of this host would be larger than what another host draws after a counter is lost.
+func (id *Identity) floor(now int64) int64 {
+	elapsed := (now - id.FloorAt) / 1000
+	return id.Floor + elapsed - elapsed/100
 }
 
 // known tells whether there was a connection at all.

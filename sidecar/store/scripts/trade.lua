@@ -15,7 +15,9 @@
 -- ARGV[4]  how many are dropped
 -- ARGV[5]  lease of what is not dropped, ms
 -- ARGV[6]  floor: tokens of this connection are above it; µs
--- ARGV[7…] for each lock, in the order of KEYS: hold number, decimal, below 2^53; and
+-- ARGV[7]  birth: the first token of a new counter is above it, and above Redis's clock; µs
+-- ARGV[8]  expiry of a counter after its last use, ms; 0: counters do not expire
+-- ARGV[9…] for each lock, in the order of KEYS: hold number, decimal, below 2^53; and
 --          if it is set: entries of the hold; how many tokens to draw, 0 draws none; "1":
 --          only move a lock that is ours already to this hold, never take a free one
 --          if it is dropped, and its hold may be an earlier one, too: channel
@@ -27,12 +29,13 @@
 --          {n, listeners}  the same, and who listens was counted; -1: that is not permitted
 --          -1              there is no such key (of one to be moved)
 --          {PTTL, owner field or a description, listeners}
---                          it is somebody else's; nothing was changed
+--                          it is not ours; nothing was changed
 -- a drop   n >= 0          our field is gone, or was before; published; n listen
 --          -1              the same; to count who listens is not permitted
 --          -2              the same; to publish is not permitted
 --          -3              the key has somebody else's field, or a later one of ours
--- either   "CODE text"     the error of Redis for this one alone; the lock is as it was,
+-- either   {description}   the key is of another type; nothing was changed
+--          "CODE text"     the error of Redis for this one alone; the lock is as it was,
 --                          but for the lease of one that is ours already
 --
 -- What may fail (wrong type, memory, a read-only replica, permissions) comes before the
@@ -43,14 +46,20 @@
 -- Nearly every lock that is taken is free, and nearly every one that is dropped is as it
 -- was left: that is what this script costs.
 
-local prefix, lease, floor = ARGV[1], ARGV[5], ARGV[6] + 0
+local prefix, lease, floor, birth, expiry = ARGV[1], ARGV[5], ARGV[6] + 0, ARGV[7] + 0, ARGV[8]
 local ask = redis.pcall -- an error that is raised would lose its code in Redis 6.2
+
+-- The status of a lock for which a command for hashes failed with err.
+local function failed(lock, err)
+  if string.sub(err, 1, 9) ~= 'WRONGTYPE' then return err end
+  return {'a key of type ' .. (ask('TYPE', lock).ok or 'unknown') .. ', which is not a lock'}
+end
 
 local function take(lock, counter, num, entries, draw, move, free)
   local fields, old, heard = 0, nil, nil
   if not free then
     fields = ask('HLEN', lock)
-    if type(fields) == 'table' then return fields.err end
+    if type(fields) == 'table' then return failed(lock, fields.err) end
     if fields == 0 and move then return -1 end
   end
   if fields ~= 0 or draw ~= '1' then
@@ -80,32 +89,40 @@ local function take(lock, counter, num, entries, draw, move, free)
   end
 
   -- Tokens. A counter that is new or lags behind the floor may have lost what it once
-  -- was: deleted, flushed, or read from a replica that is behind. It goes on from the
-  -- time in µs. That is above every token ever drawn, because a counter starts at the
-  -- time and is drawn from more slowly than once per µs: a round trip takes longer than
-  -- the tokens it reserves.
+  -- was: deleted, flushed, or read from a replica that is behind. It goes on from
+  -- Redis's clock in µs, or from birth if that is later. That is above every token that
+  -- this sidecar knows of, because a counter starts at the time and is drawn from more
+  -- slowly than once per µs: a round trip takes longer than the tokens it reserves.
   local last = 0
   if draw ~= '0' then
     last = ask('INCRBY', counter, draw)
     local n = draw + 0 -- INCRBY got the text: a number would be printed for Redis, digit by digit
     if type(last) == 'table' then return last.err end
     if last >= 2 ^ 53 then return 'ERR token counter ' .. counter .. ' is above 2^53: delete it' end
-    local week = 7 * 24 * 3600 * 1000
-    local refresh = 6.5 * 24 * 3600 * 1000 -- half a day of use between two refreshes of the expiry
     if last - n < floor then
       local time = redis.call('TIME')
-      local fresh = last == n
-      last = math.max(time[1] * 1000000 + time[2], floor) + n
+      local new = last == n
+      last = math.max(time[1] * 1000000 + time[2], birth) + n
       local text = string.format('%.0f', last)
-      if fresh then
-        redis.call('SET', counter, text, 'PX', week)
+      if expiry == '0' then
+        redis.call('SET', counter, text)
+      elseif new then
+        redis.call('SET', counter, text, 'PX', expiry)
       else
+        -- A counter without an expiry was made by a program that wants it to stay.
         redis.call('SET', counter, text, 'KEEPTTL')
       end
     else
-      -- A counter without an expiry was made by somebody who wants it to stay.
       local left = redis.call('PTTL', counter)
-      if left >= 0 and left < refresh then redis.call('PEXPIRE', counter, week) end
+      if left >= 0 then
+        if expiry == '0' then
+          -- An earlier daemon made it. A Redisson program does not refresh an expiry, and
+          -- would begin again at 1 after it.
+          ask('PERSIST', counter)
+        elseif left < expiry / 14 * 13 then
+          redis.call('PEXPIRE', counter, expiry)
+        end
+      end
     end
   end
 
@@ -150,7 +167,7 @@ local function drop(lock, num, channel)
       gone = ask('DEL', lock)
     end
   end
-  if type(gone) == 'table' then return gone.err end
+  if type(gone) == 'table' then return failed(lock, gone.err) end
   local heard = ask('PUBLISH', channel, unlocked)
   return heard == 0 and 0 or told(channel, heard)
 end
@@ -158,7 +175,7 @@ end
 local takes, sets, drops = ARGV[2] + 0, ARGV[3] + 0, ARGV[4] + 0
 local locks = (#KEYS + drops) / 2
 local statuses = {}
-local counters, n, a = locks, 0, 7
+local counters, n, a = locks, 0, 9
 local function note(ok, status)
   if not ok and type(status) == 'table' then status = status.err end
   n = n + 1
@@ -192,9 +209,10 @@ if again > locks then return statuses end
 --
 -- The expiry of the counter is not looked at: this follows a take that did.
 local function retake(lock, counter, old, num)
+  if ask('HLEN', lock) ~= 1 then return end
   local last = ask('INCRBY', counter, '1')
   if type(last) == 'table' then return end
-  if last == 1 then ask('DEL', counter) end -- it was not there; take makes it, with an expiry
+  if last == 1 then ask('DEL', counter) end -- it was not there; take makes it, as it is to be
   if last - 1 < floor or last >= 2 ^ 53 then return end
   if ask('HSET', lock, prefix .. num, '1') ~= 1 then return end
   if ask('HDEL', lock, prefix .. old) ~= 1 then

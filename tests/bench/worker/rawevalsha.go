@@ -53,7 +53,7 @@ func (e *rawEvalsha) prepare() error {
 	s, err := store.Open(store.Config{
 		URL: e.Redis, UUID: uuid.NewString(),
 		Log:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		OnResults: e.results,
+		OnResults: func(rs []locktable.Result, _ *store.Identity) { e.results(rs) },
 		OnUp: func(bool, store.Identity) {
 			select {
 			case e.up <- struct{}{}:
