@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,7 +23,12 @@ const (
 	// can still be added then is bounded by its waiters and holds: one answer or
 	// one `lost` each.
 	maxUnread = 256 << 10
-	maxQueued = 256
+	maxQueued = 64
+
+	// If the unread answers of all clients exceed maxUnreadAll bytes, each of them may
+	// have only lessUnread.
+	maxUnreadAll = 64 << 20
+	lessUnread   = 16 << 10
 
 	// connections that have not said hello may exceed the sessions by this much.
 	spareConns = 256
@@ -38,6 +44,9 @@ const (
 type conn struct {
 	nc  *net.UnixConn
 	raw syscall.RawConn
+
+	process *process      // in the inbox; set before the reader starts
+	unread  *atomic.Int64 // of all connections: bytes of answers that no socket has taken
 
 	// Set before the reader hands over anything, then owned by the loop.
 	peer    locktable.Peer
@@ -62,12 +71,12 @@ type conn struct {
 	give func(fd uintptr) bool // giveSome
 }
 
-func newConn(nc *net.UnixConn) (*conn, error) {
+func newConn(nc *net.UnixConn, unread *atomic.Int64) (*conn, error) {
 	raw, err := nc.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{nc: nc, raw: raw, pidfd: -1, lease: -1}
+	c := &conn{nc: nc, raw: raw, unread: unread, pidfd: -1, lease: -1}
 	c.changed.L = &c.mu
 	c.give = c.giveSome
 	return c, nil
@@ -85,12 +94,18 @@ func (s *Server) refuseConn(c *conn, why *protocol.Err) {
 func (s *Server) serveConn(c *conn) {
 	defer s.leave(c)
 	if code, text := s.read(c); code != "" {
-		s.tell(input{what: clientBroke, conn: c, code: code, text: text})
+		s.hand(c, request{kind: clientBroke, conn: c, code: code, text: text})
 		c.linger()
 	} else {
-		s.tell(input{what: clientGone, conn: c})
+		s.hand(c, request{kind: clientGone, conn: c})
 	}
 	c.end()
+}
+
+// hand gives the loop requests of a connection.
+func (s *Server) hand(c *conn, requests ...request) {
+	s.inbox.add(c.process, requests)
+	s.takeTurn()
 }
 
 // enter counts a connection, and returns how many there are; 0: the sidecar stops.
@@ -111,6 +126,9 @@ func (s *Server) isEnding() bool {
 }
 
 func (s *Server) leave(c *conn) {
+	if c.process != nil {
+		s.inbox.leave(c.process)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
@@ -122,7 +140,7 @@ func (s *Server) read(c *conn) (code protocol.Code, text string) {
 	_ = c.nc.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
 	frames := protocol.NewReader(brief.NewReader(c.raw))
 	var decoder protocol.RequestDecoder
-	var batch []input
+	var batch []request
 	greeted := false
 	for {
 		body, err := frames.Next()
@@ -144,7 +162,7 @@ func (s *Server) read(c *conn) (code protocol.Code, text string) {
 			case errors.As(err, &bad) && greeted:
 				// Counted as a request, so that an endless stream of bad ones
 				// waits for its answers to be read like any other.
-				batch = append(batch, input{what: clientRequest, conn: c, request: &refused{bad}})
+				batch = append(batch, request{kind: clientOther, conn: c, other: &refused{bad}})
 			case errors.As(err, &bad):
 				return bad.Code, bad.Msg
 			case errors.As(err, &broken):
@@ -166,7 +184,7 @@ func (s *Server) read(c *conn) (code protocol.Code, text string) {
 					c.peer.Cmd, c.started = commandOf(c.peer.PID), startOf(c.peer.PID)
 				}
 				h := *hello
-				batch = append(batch, input{what: clientHello, conn: c, request: &h})
+				batch = append(batch, request{kind: clientHello, conn: c, other: &h})
 			default:
 				batch = append(batch, handOver(c, req))
 			}
@@ -186,41 +204,41 @@ func (s *Server) read(c *conn) (code protocol.Code, text string) {
 }
 
 // handOver copies a request, which the decoder is about to reuse.
-func handOver(c *conn, req protocol.Request) input {
-	in := input{what: clientRequest, conn: c}
+func handOver(c *conn, req protocol.Request) request {
+	in := request{kind: clientOther, conn: c}
 	switch r := req.(type) {
 	case *protocol.Acquire:
-		in.what, in.acquire = clientAcquire, *r
+		in.kind, in.acquire = clientAcquire, *r
 	case *protocol.Release:
-		in.what, in.release = clientRelease, *r
+		in.kind, in.release = clientRelease, *r
 	case *protocol.Confirm:
 		v := *r
-		in.request = &v
+		in.other = &v
 	case *protocol.Cancel:
 		v := *r
-		in.request = &v
+		in.other = &v
 	case *protocol.Info:
 		v := *r
-		in.request = &v
+		in.other = &v
 	case *protocol.List:
 		v := *r
-		in.request = &v
+		in.other = &v
 	case *protocol.ForceRelease:
 		v := *r
-		in.request = &v
+		in.other = &v
 	case *protocol.Claim:
 		v := *r
 		v.Holds = slices.Clone(r.Holds)
-		in.request = &v
+		in.other = &v
 	case *protocol.Bye:
 		v := *r
-		in.request = &v
+		in.other = &v
 	case *protocol.Ping:
 		v := *r
-		in.request = &v
+		in.other = &v
 	case *protocol.Unknown:
 		v := *r
-		in.request = &v
+		in.other = &v
 	}
 	return in
 }
@@ -231,13 +249,13 @@ type refused struct{ *protocol.RequestError }
 func (r *refused) RequestID() uint64 { return r.ID }
 
 // submit hands requests to the loop once the client's earlier ones leave room.
-func (s *Server) submit(c *conn, batch []input) bool {
+func (s *Server) submit(c *conn, batch []request) bool {
 	ok := c.throttle(maxQueued, maxUnread)
 	// Even if the connection is being ended: releases that were read still count.
 	c.mu.Lock()
 	c.queued += len(batch)
 	c.mu.Unlock()
-	s.tell(batch...)
+	s.hand(c, batch...)
 	return ok
 }
 
@@ -246,10 +264,16 @@ func (s *Server) submit(c *conn, batch []input) bool {
 func (c *conn) throttle(queued, unread int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for (c.queued > queued || len(c.out) > unread) && !c.last {
+	for (c.queued > queued || c.unreadOver(unread)) && !c.last {
 		c.changed.Wait()
 	}
 	return !c.last
+}
+
+// unreadOver reports whether the client has left more answers unread than it may. The
+// caller holds mu.
+func (c *conn) unreadOver(most int) bool {
+	return len(c.out) > most || len(c.out) > lessUnread && c.unread.Load() > maxUnreadAll
 }
 
 // taken counts one request that the loop has dealt with.
@@ -264,7 +288,9 @@ func (c *conn) taken() {
 func (c *conn) say(m protocol.Reply) {
 	c.mu.Lock()
 	if !c.last {
+		before := len(c.out)
 		c.out = m.Append(c.out)
+		c.unread.Add(int64(len(c.out) - before))
 	}
 	c.mu.Unlock()
 }
@@ -279,7 +305,10 @@ func (c *conn) sayLease(m *protocol.LeaseEvent) {
 	case c.lease < 0:
 		c.lease = len(c.out)
 		c.out = m.Append(c.out)
+		c.unread.Add(int64(len(c.out) - c.lease))
 	default:
+		before := len(c.out)
+		defer func() { c.unread.Add(int64(len(c.out) - before)) }()
 		tail := c.out[c.lease:]
 		frame := m.Append(nil)
 		old := 4 + int(tail[0])<<24 + int(tail[1])<<16 + int(tail[2])<<8 + int(tail[3])
@@ -310,6 +339,7 @@ func (c *conn) flush() {
 		c.lease -= n
 	}
 	c.out = c.out[:copy(c.out, c.out[n:])]
+	c.unread.Add(-int64(n))
 	c.changed.Signal()
 	if len(c.out) > 0 {
 		c.writing = true
@@ -339,12 +369,18 @@ func (c *conn) drain() {
 		c.mu.Unlock()
 		_, err := c.nc.Write(b)
 		c.mu.Lock()
+		c.unread.Add(-int64(len(b)))
 		c.spare = b[:0]
 		c.changed.Signal()
 		if err != nil {
-			c.out = c.out[:0]
+			// What was lost would be missed: the client must not go on as if it had
+			// read everything.
+			c.drop()
+			c.shut()
+			break
 		}
 	}
+	c.drop()
 	c.spare = nil
 	c.writing = false
 	c.changed.Broadcast()
@@ -353,6 +389,12 @@ func (c *conn) drain() {
 		// close with unread input would be a reset.
 		_ = c.nc.CloseWrite()
 	}
+}
+
+// drop forgets frames that are not written any more. The caller holds mu.
+func (c *conn) drop() {
+	c.unread.Add(-int64(len(c.out)))
+	c.out, c.lease = c.out[:0], -1
 }
 
 // sayLast queues the last frame of a connection that the sidecar ends. It may
@@ -409,5 +451,6 @@ func (c *conn) end() {
 	for c.writing {
 		c.changed.Wait()
 	}
+	c.drop()
 	c.nc.Close()
 }

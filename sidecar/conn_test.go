@@ -4,6 +4,7 @@ import (
 	"net"
 	"path/filepath"
 	"reflect"
+	"sync/atomic"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -26,7 +27,7 @@ func TestASlowReaderGetsTheNewestLeaseBehindTheGrantsItCovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := newConn(nc)
+	c, err := newConn(nc, new(atomic.Int64))
 	if err != nil {
 		t.Fatal(err)
 	}

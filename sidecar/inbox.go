@@ -8,63 +8,101 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
-// input is one thing that the loop is told. Which fields count depends on what.
-type input struct {
-	what    what
+// event is an input of the loop that no client's request is. Which fields count depends
+// on kind.
+type event struct {
+	kind    eventKind
 	flag    bool
-	conn    *conn
 	session locktable.SessionID
-	acquire protocol.Acquire
-	release protocol.Release
-	request interface{ RequestID() uint64 } // any other request, owned by the input; *refused
 	results []locktable.Result
 	redis   store.Identity
 	names   []string
 	text    string
-	code    protocol.Code
 	done    chan struct{}
 }
 
-type what uint8
+type eventKind uint8
 
 const (
-	ping what = iota
-
-	clientHello   // request: a *protocol.Hello
-	clientAcquire // acquire
-	clientRelease // release
-	clientRequest // request
-	clientGone    // the connection ended
-	clientBroke   // code, text: it broke the rules of the protocol
-	processEnded  // session
+	loopPing     eventKind = iota // done
+	processEnded                  // session
 
 	redisResults // results; flag: redis has a new floor of tokens
 	redisUp      // flag: data may be lost; redis
 	redisDown    // text
 	redisSubscribed
 	redisUnsubscribed
-	redisMessage
 )
 
-// inbox carries inputs to the loop, in order for each sender. It never blocks a
-// sender; each sender has a bound of its own (conn.throttle, the operations in
-// flight).
+// request is an input of the loop that a client's connection brings. Which fields count
+// depends on kind.
+type request struct {
+	kind    requestKind
+	conn    *conn
+	acquire protocol.Acquire
+	release protocol.Release
+	other   interface{ RequestID() uint64 } // owned by the request; *refused
+	code    protocol.Code
+	text    string
+}
+
+type requestKind uint8
+
+const (
+	clientHello   requestKind = iota // other: a *protocol.Hello
+	clientAcquire                    // acquire
+	clientRelease                    // release
+	clientOther                      // other
+	clientGone                       // the connection ended
+	clientBroke                      // code, text: it broke the rules of the protocol
+)
+
+// inbox carries inputs to the loop. It never blocks a sender; each sender has a bound of
+// its own (conn.throttle, the operations in flight).
+//
+// Events come first, in order: what Redis answered and which process ended must not wait
+// for clients. Requests are taken in turn from each user, and of each user from each
+// process, in order for each connection: see fairQueue.
 type inbox struct {
 	ready chan struct{} // holds one token when run is to take what is there
 
-	mu   sync.Mutex // guards list
-	list []input
+	mu       sync.Mutex // guards what follows
+	events   []event
+	messages map[string]int // by name: how many were published since the last step
+	requests fairQueue
+	held     bool // no requests are taken until there is an event: Redis is behind
 }
 
-func (b *inbox) init() { b.ready = make(chan struct{}, 1) }
+// Of this many messages for one lock in one step the table is told; more say nothing new.
+const maxMessages = 8
 
-// put adds inputs, and tells whether they are the first since the last take.
-func (b *inbox) put(in ...input) (first bool) {
+func (b *inbox) init() {
+	b.ready = make(chan struct{}, 1)
+	b.messages = make(map[string]int)
+	b.requests.init()
+}
+
+// put adds an event.
+func (b *inbox) put(e event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	first = len(b.list) == 0
-	b.list = append(b.list, in...)
-	return first
+	b.events = append(b.events, e)
+}
+
+// publish adds a message for each of the names.
+func (b *inbox) publish(names []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, name := range names {
+		b.messages[name] = min(b.messages[name]+1, maxMessages)
+	}
+}
+
+// add adds requests of one process.
+func (b *inbox) add(from *process, requests []request) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.requests.push(from, requests)
 }
 
 // wake has run take what is there.
@@ -75,11 +113,57 @@ func (b *inbox) wake() {
 	}
 }
 
-// take swaps the list for an empty one.
-func (b *inbox) take(empty []input) []input {
+// pending reports whether there is anything that the loop would take now.
+func (b *inbox) pending() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	got := b.list
-	b.list = empty[:0]
-	return got
+	return len(b.events) > 0 || len(b.messages) > 0 || b.requests.len > 0 && !b.held
+}
+
+// takeEvents swaps events and messages for empty ones.
+func (b *inbox) takeEvents(events []event, messages map[string]int) ([]event, map[string]int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.events, events = events[:0], b.events
+	b.messages, messages = messages, b.messages
+	return events, messages
+}
+
+// hold has requests wait, or ends that.
+func (b *inbox) hold(on bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.held = on
+}
+
+// takeRequest takes the next request, after it charged the one before: cost is what that
+// took of the loop, ns.
+func (b *inbox) takeRequest(before *process, cost int64, r *request) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if before != nil {
+		before.charge(cost)
+	}
+	return b.requests.pop(r)
+}
+
+// charge has a process pay for its last request of a step.
+func (b *inbox) charge(p *process, cost int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p.charge(cost)
+}
+
+// join and leave count a connection of a process.
+
+func (b *inbox) join(c *conn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	c.process = b.requests.join(c)
+}
+
+func (b *inbox) leave(p *process) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.requests.leave(p)
 }

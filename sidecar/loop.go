@@ -13,10 +13,9 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
-// loop is the state of a running sidecar. Whoever has the turn owns all of it. That
-// is whoever brought an input while nobody else had the turn, for one step; or else
-// run, for what was left meanwhile and what is due. Before run and after it, Listen
-// and Serve have it.
+// loop is the state of a running sidecar. The goroutine that has locked turn owns all of
+// it: one that brought an input while turn was free, for one step; or else run, for what
+// was left meanwhile and what is due. Before run and after it, Listen and Serve have it.
 type loop struct {
 	turn     sync.Mutex // the first in the order of locks: it is taken with none held
 	table    *locktable.Table
@@ -27,7 +26,10 @@ type loop struct {
 	last     locktable.SessionID // newest session
 	newRedis *store.Identity     // what a successor must know of Redis, if it changed in this step
 	stopping bool
-	batch    []input // emptied, for the next take
+
+	events   []event        // emptied, for the next takeEvents
+	messages map[string]int // the same
+	request  request        // the one that is being done
 
 	timer   *time.Timer // wakes run
 	planned int64       // when it does, or did; never later than something is due
@@ -49,22 +51,38 @@ type loop struct {
 	lease    protocol.LeaseEvent
 }
 
-// maxSleep bounds how late the loop notices what fell due during a suspend.
-const maxSleep = time.Second
+const (
+	// maxSleep bounds how late the loop notices what fell due during a suspend.
+	maxSleep = time.Second
 
-// tell says something to the loop. If nobody has the turn, the caller does the step
-// itself: to hand an input to another goroutine, and its answer to a third one, takes
-// longer than the step. One step and no more: whoever brings what Redis answered must
-// not be kept by clients who say something all the time.
-func (s *Server) tell(in ...input) {
-	first := s.inbox.put(in...)
-	switch {
-	case s.turn.TryLock():
-		s.plan(s.step())
-		s.turn.Unlock()
-	case first:
-		// Whoever has the turn may have taken the inbox already. Who is not the first
-		// is seen to together with the first.
+	// A step does requests of clients for this long. What Redis answers, and what is
+	// due, waits for the end of a step.
+	requestTime = 200 * time.Microsecond
+
+	// While so many operations wait to be sent to Redis, no requests are done: they would
+	// make more, and a client that asks for little would wait for those of one that asks
+	// for much.
+	maxUnsent = 256
+)
+
+// submitEvent gives the loop an event.
+func (s *Server) submitEvent(e event) {
+	s.inbox.put(e)
+	s.takeTurn()
+}
+
+// takeTurn is called by a goroutine that has put an input into the inbox. If no other
+// goroutine runs the loop, the caller does the step itself: to hand an input to another
+// goroutine, and its answer to a third one, takes longer than the step. It does one step
+// and no more: the goroutine that reads what Redis answers must not be kept by clients
+// that send requests all the time.
+func (s *Server) takeTurn() {
+	if !s.turn.TryLock() {
+		return // the goroutine that has it looks into the inbox again when it has unlocked
+	}
+	s.plan(s.step())
+	s.turn.Unlock()
+	if s.inbox.pending() {
 		s.inbox.wake()
 	}
 }
@@ -86,6 +104,9 @@ func (s *Server) run(stop <-chan struct{}) {
 		s.turn.Lock()
 		s.plan(s.step())
 		s.turn.Unlock()
+		if s.inbox.pending() {
+			s.inbox.wake()
+		}
 	}
 }
 
@@ -117,20 +138,55 @@ func (s *Server) step() (now int64) {
 	if s.complaints.end != 0 && now >= s.complaints.end {
 		s.sumUp()
 	}
-	batch := s.inbox.take(s.batch)
-	for i := range batch {
-		s.apply(now, &batch[i])
+	s.takeEvents(now)
+	if s.store.Unsent() <= maxUnsent {
+		s.inbox.hold(false)
+		s.table.Work(now)
+		s.takeRequests(now)
+	} else {
+		s.inbox.hold(true) // until Redis has answered something
 	}
 	s.carryOut()
 	if len(s.leaving) > 0 {
 		s.seeOff(now)
 	}
-	clear(batch)
-	if cap(batch) > 1<<13 {
-		batch = nil // a burst's memory is not kept
-	}
-	s.batch = batch
 	return now
+}
+
+func (s *Server) takeEvents(now int64) {
+	events, messages := s.inbox.takeEvents(s.events, s.messages)
+	for i := range events {
+		s.onEvent(now, &events[i])
+	}
+	for name, n := range messages {
+		for range n {
+			s.table.Message(now, name)
+		}
+	}
+	clear(events)
+	clear(messages)
+	if cap(events) > 1<<10 {
+		events = nil // a burst's memory is not kept
+	}
+	s.events, s.messages = events, messages
+}
+
+// takeRequests does requests of clients, in the order of the inbox, for requestTime.
+func (s *Server) takeRequests(now int64) {
+	var from *process
+	begin := time.Now()
+	last := time.Duration(0)
+	cost := int64(0)
+	for last < requestTime && s.inbox.takeRequest(from, cost, &s.request) {
+		from = s.request.conn.process
+		s.onRequest(now, &s.request)
+		spent := time.Since(begin)
+		cost, last = int64(spent-last), spent
+	}
+	s.request = request{}
+	if last >= requestTime {
+		s.inbox.charge(from, cost)
+	}
 }
 
 // leaving is a client that said bye.
@@ -162,54 +218,52 @@ type parting struct {
 	last protocol.Reply
 }
 
-func (s *Server) apply(now int64, in *input) {
-	switch in.what {
-	case clientHello, clientAcquire, clientRelease, clientRequest:
-		in.conn.taken()
-		s.fromClient(now, in)
-	case clientGone:
-		s.gone(now, in.conn)
-	case clientBroke:
-		s.broke(now, in.conn, in.code, in.text)
+func (s *Server) onEvent(now int64, e *event) {
+	switch e.kind {
 	case processEnded:
-		s.ended(now, in.session)
+		s.ended(now, e.session)
 
 	case redisResults:
-		if in.flag {
-			s.newRedis = &in.redis
+		if e.flag {
+			s.newRedis = &e.redis
 		}
-		for i := range in.results {
-			s.table.Result(now, in.results[i])
+		for i := range e.results {
+			s.table.Result(now, e.results[i])
 		}
 	case redisUp:
-		s.newRedis = &in.redis
-		s.table.Up(now, in.flag)
+		s.newRedis = &e.redis
+		s.table.Up(now, e.flag)
 	case redisDown:
-		s.table.Down(now, in.text)
+		s.table.Down(now, e.text)
 	case redisSubscribed:
-		for _, name := range in.names {
+		for _, name := range e.names {
 			s.table.Subscribed(now, name)
 		}
 	case redisUnsubscribed:
-		for _, name := range in.names {
+		for _, name := range e.names {
 			s.table.Unsubscribed(now, name)
 		}
-	case redisMessage:
-		for _, name := range in.names {
-			s.table.Message(now, name)
-		}
-	case ping:
-		close(in.done)
+	case loopPing:
+		close(e.done)
 	}
 }
 
-// fromClient does what one request asks.
-func (s *Server) fromClient(now int64, in *input) {
+// onRequest does what one request asks.
+func (s *Server) onRequest(now int64, in *request) {
 	c := in.conn
-	if in.what == clientHello {
-		s.greet(now, c, in.request.(*protocol.Hello))
+	switch in.kind {
+	case clientGone:
+		s.gone(now, c)
+		return
+	case clientBroke:
+		s.broke(now, c, in.code, in.text)
+		return
+	case clientHello:
+		c.taken()
+		s.greet(now, c, in.other.(*protocol.Hello))
 		return
 	}
+	c.taken()
 	cl := c.client
 	if cl == nil || cl.detached || cl.leaving || s.stopping && !ending(in) {
 		return // it was told why, or is being told
@@ -218,7 +272,7 @@ func (s *Server) fromClient(now int64, in *input) {
 		s.broke(now, c, protocol.BadFrame, "claims are due; a session that was resumed is claimed before anything else")
 		return
 	}
-	switch in.what {
+	switch in.kind {
 	case clientAcquire:
 		if s.table.Waiting(cl.id, in.acquire.ID) {
 			s.broke(now, c, protocol.BadFrame, "id is in use by an acquire that is not answered yet; choose another")
@@ -234,8 +288,8 @@ func (s *Server) fromClient(now int64, in *input) {
 		s.table.Release(now, cl.id, in.release)
 		return
 	}
-	id := in.request.RequestID()
-	switch r := in.request.(type) {
+	id := in.other.RequestID()
+	switch r := in.other.(type) {
 	case *protocol.Confirm:
 		s.table.Confirm(now, cl.id, *r)
 	case *protocol.Cancel:
@@ -275,15 +329,15 @@ func (s *Server) fromClient(now int64, in *input) {
 
 // ending tells whether a request gives something back: a sidecar that stops still
 // listens to those that it has read.
-func ending(in *input) bool {
-	_, bye := in.request.(*protocol.Bye)
-	return bye || in.what == clientRelease
+func ending(in *request) bool {
+	_, bye := in.other.(*protocol.Bye)
+	return bye || in.kind == clientRelease
 }
 
 // taking tells whether a request is one of those with which a resumed session is
 // taken up, or ended.
-func taking(in *input) bool {
-	switch in.request.(type) {
+func taking(in *request) bool {
+	switch in.other.(type) {
 	case *protocol.Claim, *protocol.Bye, *refused:
 		return true
 	}
@@ -472,6 +526,9 @@ func (s *Server) finish(bound context.Context) {
 	defer timer.Stop()
 	for reading := (<-chan struct{})(quiet); ; {
 		now := s.step()
+		if s.inbox.pending() && bound.Err() == nil {
+			continue
+		}
 		if reading == nil && s.table.Owing() == 0 {
 			return
 		}

@@ -42,6 +42,7 @@ type Server struct {
 	lockFile *os.File // nil with socket activation
 
 	inbox   inbox
+	unread  atomic.Int64           // bytes of answers that no client's socket has taken
 	redis   atomic.Pointer[string] // "ok" or what is wrong
 	readers sync.WaitGroup         // accept loop and one reader for each connection
 
@@ -67,6 +68,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	s.inbox.init()
 	s.turn.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*client)
+	s.messages = make(map[string]int)
 	connecting := "Redis has not been reached yet"
 	s.redis.Store(&connecting)
 
@@ -96,9 +98,9 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnResults:      s.redisResults,
 		OnUp:           s.redisUp,
 		OnDown:         s.redisDown,
-		OnSubscribed:   func(n []string) { s.tell(input{what: redisSubscribed, names: n}) },
-		OnUnsubscribed: func(n []string) { s.tell(input{what: redisUnsubscribed, names: n}) },
-		OnMessage:      func(n []string) { s.tell(input{what: redisMessage, names: n}) },
+		OnSubscribed:   func(n []string) { s.submitEvent(event{kind: redisSubscribed, names: n}) },
+		OnUnsubscribed: func(n []string) { s.submitEvent(event{kind: redisUnsubscribed, names: n}) },
+		OnMessage:      func(n []string) { s.inbox.publish(n); s.takeTurn() },
 	})
 	if err != nil {
 		return nil, err
@@ -111,7 +113,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.listener, err = listen(&s.cfg); err != nil {
 		return nil, err
 	}
-	if s.pids, err = watchPids(func(id locktable.SessionID) { s.tell(input{what: processEnded, session: id}) }); err != nil {
+	if s.pids, err = watchPids(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
 		s.closeSocket()
 		return nil, err
 	}
@@ -154,23 +156,23 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 func (s *Server) Redis() string { return *s.redis.Load() }
 
 func (s *Server) redisResults(results []locktable.Result, raised *store.Identity) {
-	in := input{what: redisResults, results: results}
+	e := event{kind: redisResults, results: results}
 	if raised != nil {
-		in.redis, in.flag = *raised, true
+		e.redis, e.flag = *raised, true
 	}
-	s.tell(in)
+	s.submitEvent(e)
 }
 
 func (s *Server) redisUp(dataLost bool, id store.Identity) {
 	ok := "ok"
 	s.redis.Store(&ok)
-	s.tell(input{what: redisUp, flag: dataLost, redis: id})
+	s.submitEvent(event{kind: redisUp, flag: dataLost, redis: id})
 }
 
 func (s *Server) redisDown(err error) {
 	why := err.Error()
 	s.redis.Store(&why)
-	s.tell(input{what: redisDown, text: why})
+	s.submitEvent(event{kind: redisDown, text: why})
 }
 
 // Serve takes over what the predecessor left and serves until ctx ends. Then it
@@ -249,7 +251,7 @@ func (s *Server) accept() error {
 			time.Sleep(100 * time.Millisecond) // the descriptors are somebody else's to give back
 			continue
 		}
-		c, err := newConn(nc)
+		c, err := newConn(nc, &s.unread)
 		if err != nil {
 			nc.Close()
 			continue
@@ -261,6 +263,7 @@ func (s *Server) accept() error {
 		}
 		why := s.admit(c, among)
 		if why == nil {
+			s.inbox.join(c)
 			s.readers.Go(func() { s.serveConn(c) })
 			continue
 		}
@@ -306,7 +309,7 @@ func passing(err error) bool {
 // Ping makes one trip through the loop.
 func (s *Server) Ping(ctx context.Context) error {
 	done := make(chan struct{})
-	s.tell(input{what: ping, done: done})
+	s.submitEvent(event{kind: loopPing, done: done})
 	select {
 	case <-done:
 		return nil

@@ -31,6 +31,10 @@ func TestMain(m *testing.M) {
 	os.Exit(runTests(m))
 }
 
+// otherProgram names a daemon to be measured in place of this tree's, for instance an
+// earlier version.
+const otherProgram = "LOCKSIDECAR_MEASURED_PROGRAM"
+
 func runTests(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "lsc-bin")
 	if err != nil {
@@ -51,7 +55,9 @@ func runTests(m *testing.M) int {
 		args = append(args, "-race")
 	}
 	build := exec.Command("go", append(args, "../cmd/locksidecar")...)
-	if out, err := build.CombinedOutput(); err != nil {
+	if other := os.Getenv(otherProgram); other != "" && *measure {
+		program = other
+	} else if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building the binary: %v\n%s", err, out)
 		return 1
 	}

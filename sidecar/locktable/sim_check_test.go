@@ -562,7 +562,8 @@ func (w *world) confirmation(h *host, e *locktable.Effect) {
 		w.check.met[confirmedFree]++
 		return
 	}
-	if c := &h.names[n].hold; c.state == none {
+	r := h.keeper.find(n) // a grant of the same step may have been lost with the process
+	if c := &h.names[n].hold; c.state == none && (!h.dying || r == nil || r.Hold.Num == 0) {
 		w.violation(n, "host %d confirms that its releases are executed; Redis has %s", h.index, keyString(*k))
 	}
 	w.check.met[confirmedTaken]++
@@ -675,7 +676,7 @@ func (w *world) refused(h *host, e *locktable.Effect) {
 		if q.acquire.WaitMS == protocol.Forever || q.acquire.WaitMS > 0 && now < due {
 			w.violation(n, "request %d of session %d was unavailable too early", q.id, s.id)
 		}
-		if h.up && hn.last < locktable.Unsent && w.now-h.trouble > sec {
+		if h.up && !h.conn.dead && hn.last < locktable.Unsent && w.now-h.trouble > sec {
 			w.violation(n, "request %d of session %d was unavailable, though Redis answers", q.id, s.id)
 		}
 	case protocol.Denied:
@@ -789,7 +790,7 @@ func (w *world) lost(h *host, s *session, e *locktable.Effect, heard bool) {
 		// Redis refuses to renew: the client is told early, and nobody else gets
 		// the lock before the deadline.
 		early = !right && !c.fixed && hn.trouble > 0 && w.now-hn.trouble < h.longest &&
-			(c.told-now < h.lease/4 || c.restored && h.longest > h.lease)
+			(c.told-now <= h.lease/4 || c.restored && h.longest > h.lease)
 		slow := !h.up || h.conn.dead || hn.inflight >= 0 && w.now-w.ops[hn.inflight].begun > h.lease/10
 		if right && c.believed() && !c.fixed && !slow && w.now-max(h.trouble, hn.trouble) > h.lease+h.lease/4+eps {
 			w.violation(n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)

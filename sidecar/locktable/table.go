@@ -154,8 +154,8 @@ type timed interface {
 }
 
 const (
-	wheelTick  = 10 * time.Millisecond
-	wheelSlots = 1024
+	wheelTick  = 2 * time.Millisecond
+	wheelSlots = 4096
 )
 
 // New makes an empty table. Until the first Up or Down it asks nothing of Redis,

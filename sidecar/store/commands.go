@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -48,6 +49,8 @@ type commands struct {
 	closing bool
 	closed  bool
 	batch   []locktable.Op // emptied, for pump
+
+	unsentOps atomic.Int64 // what keeps and others have
 
 	publishTold bool // owned by the pipe's reader: that PUBLISH is not permitted was logged
 
@@ -96,6 +99,7 @@ func (c *commands) do(ops []locktable.Op) {
 			c.others.push(ops[i])
 		}
 	}
+	c.unsentOps.Store(int64(c.keeps.len() + c.others.len()))
 	if c.pipe == nil {
 		c.nudge() // run has the answer
 		return
@@ -113,6 +117,7 @@ func (c *commands) pump(p *pipe) {
 		p.say(protocol.Now(), c.batch)
 		clear(c.batch)
 	}
+	c.unsentOps.Store(int64(c.keeps.len() + c.others.len()))
 	if !p.watched && !p.idle() {
 		p.watched = true
 		c.nudge()
@@ -196,6 +201,7 @@ func (c *commands) waits() []locktable.Op {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ops := c.keeps.pop(nil, c.keeps.len())
+	c.unsentOps.Store(0)
 	return c.others.pop(ops, c.others.len())
 }
 

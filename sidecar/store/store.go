@@ -144,6 +144,10 @@ func Open(cfg Config) (*Store, error) {
 // After Close nothing is sent and nothing answered.
 func (s *Store) Do(ops []locktable.Op) { s.commands.do(ops) }
 
+// Unsent is how many operations wait to be sent, because Redis has not answered those
+// before them.
+func (s *Store) Unsent() int { return int(s.commands.unsentOps.Load()) }
+
 // Subscribe listens on the channel of a lock until Unsubscribe. OnSubscribed
 // follows every call once Redis has confirmed it, unless Unsubscribe comes first.
 func (s *Store) Subscribe(name string) { s.listener.subscribe(name) }
