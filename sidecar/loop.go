@@ -114,7 +114,7 @@ func (s *Server) run(stop <-chan struct{}) {
 // that to later: then the timer stays, and what it wakes looks again.
 func (s *Server) plan(now int64) {
 	at, ok := s.table.Next()
-	for _, due := range []int64{s.absentUntil, s.complaints.end} {
+	for _, due := range []int64{s.absentUntil, s.complaints.end, s.stateDue()} {
 		if due != 0 && (!ok || due < at) {
 			at, ok = due, true
 		}
@@ -133,8 +133,8 @@ func (s *Server) plan(now int64) {
 func (s *Server) step() (now int64) {
 	now = protocol.Now()
 	s.table.Advance(now)
-	s.table.Work(now)
 	s.endAbsence(now)
+	s.retryState(now)
 	if s.complaints.end != 0 && now >= s.complaints.end {
 		s.sumUp()
 	}
@@ -385,7 +385,8 @@ func (s *Server) carryOut() {
 		s.state.KeepRedis(state.Redis(*s.newRedis))
 	}
 	s.newRedis = nil
-	s.checkState()
+	s.forgetClosed(effects)
+	s.commitState()
 	for i := range effects {
 		e := &effects[i]
 		switch e.Kind {
@@ -395,10 +396,6 @@ func (s *Server) carryOut() {
 			s.store.Subscribe(e.Name)
 		case locktable.Unsubscribe:
 			s.store.Unsubscribe(e.Name)
-		case locktable.Closed:
-			if s.state != nil {
-				s.state.CloseSession(e.Session)
-			}
 		}
 	}
 	if len(s.ops) > 0 {
@@ -474,11 +471,11 @@ func (s *Server) carryOut() {
 	}
 }
 
-// checkState logs if the state file is not whole.
-func (s *Server) checkState() {
-	if s.state != nil {
-		if why := s.state.Full(); why != "" {
-			s.log.Error("the state file cannot grow; locks granted from now on may end with this process", "file", s.cfg.State, "reason", why)
+// forgetClosed strikes sessions from the state of which the table has nothing left.
+func (s *Server) forgetClosed(effects []locktable.Effect) {
+	for i := range effects {
+		if e := &effects[i]; e.Kind == locktable.Closed && s.state != nil {
+			s.state.CloseSession(e.Session)
 		}
 	}
 }

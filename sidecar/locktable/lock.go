@@ -11,11 +11,12 @@ import (
 // lock is one name: the hold that a local owner has, the local queue, what is
 // known of Redis, and the operation in flight.
 type lock struct {
-	name  string
-	timer wheel.Timer[timed] // the next time at which anything here is due
-	place int
-	slot  uint32 // of the Keeper; 0: none
-	noted bool   // in notes.locks
+	name   string
+	timer  wheel.Timer[timed] // the next time at which anything here is due
+	place  int
+	slot   uint32 // of the Keeper; 0: none
+	noted  bool   // in notes.locks
+	unkept uint32 // its index in notes.unkept plus 1; 0: it is not there
 
 	hold  hold
 	known known

@@ -13,9 +13,9 @@ import (
 type Keeper interface {
 	// KeepLock stores what there is to know of a lock, in place of what was stored
 	// in slot; 0: nothing was. It returns the slot; 0: there is no room. Then the
-	// memory is not whole, and no successor may go on with it under this name of
-	// the sidecar: Redis would take its first Take of that lock for a later hold of
-	// the same owner, and give away what a living client holds.
+	// memory is incomplete until Table.Unkept is 0 again, and until then no successor
+	// may restore it under the same uuid: Redis would take its first Take of that lock
+	// for a later hold of the same owner, and grant what a living client holds.
 	KeepLock(slot uint32, r *LockRecord) uint32
 
 	// ForgetLock frees a slot: Redis has nothing of ours under that name.
@@ -84,6 +84,9 @@ type notes struct {
 	sessions []*session
 	last     uint64
 	record   LockRecord
+
+	unkept []*lock // those for which the Keeper had no room; lock.unkept is the index
+	again  bool    // KeepAgain was called
 }
 
 func (t *Table) note(l *lock) {
@@ -130,9 +133,18 @@ func (t *Table) keep() {
 			k.ForgetLock(l.slot)
 			l.slot = 0
 		}
+		n.track(l)
 		n.locks[i] = nil
 	}
 	n.locks = n.locks[:0]
+	for n.again && len(n.unkept) > 0 {
+		l := n.unkept[len(n.unkept)-1]
+		l.record(&n.record)
+		l.slot = k.KeepLock(0, &n.record)
+		n.track(l)
+		n.again = l.slot != 0 // all of them have to be stored, so there is no use in trying others
+	}
+	n.again = false
 	for i, s := range n.sessions {
 		if s.noted = false; !s.detached {
 			k.KeepSession(s.record())
@@ -141,6 +153,31 @@ func (t *Table) keep() {
 	}
 	n.sessions = n.sessions[:0]
 }
+
+// track has unkept list the lock if, and only if, the Keeper should have it and does
+// not.
+func (n *notes) track(l *lock) {
+	missing := l.slot == 0 && l.concernsRedis()
+	switch {
+	case missing == (l.unkept != 0):
+	case missing:
+		n.unkept = append(n.unkept, l)
+		l.unkept = uint32(len(n.unkept))
+	default:
+		last := len(n.unkept) - 1
+		moved := n.unkept[last]
+		n.unkept[l.unkept-1], moved.unkept = moved, l.unkept
+		n.unkept[last] = nil
+		n.unkept, l.unkept = n.unkept[:last], 0
+	}
+}
+
+// Unkept is the number of locks for which the Keeper had no room, and which it should
+// have. It is up to date after Effects.
+func (t *Table) Unkept() int { return len(t.notes.unkept) }
+
+// KeepAgain has the next Effects offer the Keeper the locks for which it had no room.
+func (t *Table) KeepAgain() { t.notes.again = true }
 
 // concernsRedis tells whether Redis has, or may yet have, a field of ours.
 func (l *lock) concernsRedis() bool {

@@ -2,6 +2,7 @@ package locktable_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -431,19 +432,72 @@ func TestMoreIsRestoredThanMayBeAskedFor(t *testing.T) {
 	l.want("s1 lost hold=4 expired", "s1 lost hold=3 expired", "s1 lost hold=2 expired", "s1 lost hold=1 expired")
 }
 
-func TestALockForWhichThereIsNoRoomIsKeptWhenThereIs(t *testing.T) {
+// unkept expects so many locks to lack room, and these ones to be kept.
+func (l *lives) unkept(n int, kept ...string) {
+	l.Helper()
+	var got []string
+	for _, r := range l.book.memory().Locks {
+		got = append(got, r.Name)
+	}
+	if slices.Sort(got); l.tb.Unkept() != n || !slices.Equal(got, kept) {
+		l.Fatalf("%d locks are unkept, want %d; kept are %q, want %q", l.tb.Unkept(), n, got, kept)
+	}
+}
+
+func TestLockWithoutRoomIsKeptWhenThereIsRoom(t *testing.T) {
 	l := newLives(t)
 	l.book.room = 1
-	l.takes(1, "a")
-	l.takes(1, "b")
-	if m := l.book.memory(); len(m.Locks) != 1 {
-		t.Fatalf("kept: %+v", m.Locks)
+	for _, name := range []string{"a", "b", "c", "d"} {
+		l.takes(1, name)
 	}
-	l.book.room = 2
-	l.pass(11 * time.Second)
-	if m := l.book.memory(); len(m.Locks) != 2 || m.Locks[1].Name != "b" {
-		t.Fatalf("kept: %+v", m.Locks)
+	l.unkept(3, "a")
+	l.tb.KeepAgain()
+	l.book.calls = nil
+	l.collect()
+	if len(l.book.calls) != 1 {
+		t.Errorf("with no room for any lock the Keeper was called %q", l.book.calls)
 	}
+	l.book.room = 3
+	l.unkept(3, "a")
+	l.tb.KeepAgain()
+	l.collect()
+	l.unkept(1, "a", "c", "d")
+	l.book.calls = nil
+	l.collect()
+	if len(l.book.calls) != 0 {
+		t.Errorf("one KeepAgain is good for one round, and then the Keeper was called %q", l.book.calls)
+	}
+	l.book.room = 4
+	l.pass(11 * time.Second) // what changes is offered again in any case
+	l.unkept(0, "a", "b", "c", "d")
+}
+
+func TestLockWithoutRoomCountsUntilItEnds(t *testing.T) {
+	l := newLives(t)
+	l.book.room = 1
+	l.takes(1, "a") // hold 1
+	l.takes(2, "b") // hold 2
+	l.takes(3, "c")
+	l.unkept(2, "a")
+	l.release(2, 2)
+	l.collect()
+	l.unkept(2, "a") // Redis still has it
+	l.redis(locktable.Drop, locktable.Done)
+	l.collect()
+	l.unkept(1, "a")
+	l.tb.Close(l.now, 3)
+	l.redis(locktable.Drop, locktable.Done)
+	l.collect()
+	l.unkept(0, "a")
+
+	// The room of a lock that ends is room for another one.
+	l.takes(2, "b") // hold 4
+	l.unkept(1, "a")
+	l.release(1, 1)
+	l.redis(locktable.Drop, locktable.Done)
+	l.tb.KeepAgain()
+	l.collect()
+	l.unkept(0, "b")
 }
 
 // A client that is back may still believe in a hold of which its sidecar knows that

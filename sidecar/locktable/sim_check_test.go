@@ -225,6 +225,7 @@ const (
 	renewedForAbsent      // a hold
 	newSessionForReturned // because there was nothing to come back to
 	suspendedHost         // for longer than a lease
+	wholeAgain            // a memory that had no room for a lock
 	situations
 )
 

@@ -28,6 +28,7 @@ type keeper struct {
 	floor    tokenFloor
 	sessions []locktable.RememberedSession
 	whole    bool // it has everything it was given
+	full     bool // it is not whole because a lock found no room
 	budget   int  // calls until the process dies; -1: it does not
 }
 
@@ -123,7 +124,7 @@ func (k *keeper) KeepLock(slot uint32, r *locktable.LockRecord) uint32 {
 			}
 		}
 		if slot == 0 {
-			k.whole = false
+			k.whole, k.full = false, true
 			return 0
 		}
 	}
@@ -140,6 +141,31 @@ func (k *keeper) ForgetLock(slot uint32) {
 		k.w.violation(-1, "host %d frees slot %d, which it does not have", k.h.index, slot)
 	}
 	k.taken[slot-1], k.slots[slot-1] = false, locktable.LockRecord{}
+}
+
+// growRoom now and then has the file system of a full keeper grow.
+func (k *keeper) growRoom(t lockTable) {
+	if k.full && k.w.random.oneIn(30) {
+		k.room = len(k.slots)
+		t.KeepAgain()
+	}
+}
+
+// checkRoom makes a keeper whole again that the table says has everything.
+func (k *keeper) checkRoom(t lockTable) {
+	if !k.full {
+		return
+	}
+	missing := 0
+	for n := range k.w.plan.names {
+		missing += btoi(k.find(n) == nil)
+	}
+	if unkept := t.Unkept(); unkept > missing {
+		k.w.violation(-1, "host %d has %d locks for which there is no room; its keeper misses %d at most", k.h.index, unkept, missing)
+	} else if unkept == 0 {
+		k.w.check.met[wholeAgain]++
+		k.whole, k.full = true, false
+	}
 }
 
 func (k *keeper) session(id locktable.SessionID) *locktable.RememberedSession {

@@ -25,6 +25,7 @@ type spoiled struct {
 	detach  func(now int64, s locktable.SessionID)
 	close   func(now int64, s locktable.SessionID)
 
+	unkept     func() int
 	keepLock   func(slot uint32, r *locktable.LockRecord) bool // false: it does not reach the Keeper
 	forgetLock func(slot uint32) (times int)
 	restore    func(now int64, m *locktable.Memory)
@@ -160,6 +161,13 @@ func (t *spoiled) Adjourn(now int64) {
 		return
 	}
 	t.Table.Adjourn(now)
+}
+
+func (t *spoiled) Unkept() int {
+	if t.unkept != nil {
+		return t.unkept()
+	}
+	return t.Table.Unkept()
 }
 
 // holds breaks what is restored of every hold.
@@ -396,7 +404,7 @@ var sabotages = []struct {
 	},
 	{
 		"max_hold ends a hold",
-		`has outlived its max_hold`,
+		`has outlived its max_hold|two owners`,
 		func(t *spoiled) {
 			t.effect = func(e *locktable.Effect) int {
 				return btoi(e.Kind != locktable.Lost || e.Reason != protocol.MaxHold)
@@ -522,6 +530,13 @@ var sabotages = []struct {
 				t.kept++
 				return slot == 0 || t.kept%8 != 0
 			}
+		},
+	},
+	{
+		"a lock without room counts until it is kept or has ended",
+		`does not keep hold|keeps <nil>`,
+		func(t *spoiled) {
+			t.unkept = func() int { return 0 }
 		},
 	},
 	{

@@ -52,6 +52,8 @@ type lockTable interface {
 	Work(now int64)
 	Next() (at int64, ok bool)
 	Effects() []locktable.Effect
+	KeepAgain()
+	Unkept() int
 	Restore(now int64, m *locktable.Memory)
 	Record(s locktable.SessionID) locktable.SessionRecord
 	Resume(s locktable.SessionID, p locktable.Peer)
@@ -691,7 +693,9 @@ func (w *world) drain(h *host) {
 	if h.dying {
 		return
 	}
+	h.keeper.growRoom(h.table)
 	effects := h.table.Effects()
+	h.keeper.checkRoom(h.table)
 	h.keeper.run, h.keeper.floor = h.conn.run, h.floor
 	h.conn.batch++
 	for i := range effects {
@@ -1314,7 +1318,7 @@ func (w *world) fault() {
 		w.crash(h)
 	}
 	if r.oneIn(p.sidecarDeaths) && !h.gone && !h.frozen && len(w.hosts) < maxHosts {
-		h.keeper.whole = false
+		h.keeper.whole, h.keeper.full = false, false
 		w.crash(h)
 	}
 	if r.oneIn(p.stops) && !h.gone && !h.frozen && !h.stopping {

@@ -164,7 +164,7 @@ func FuzzOpen(f *testing.F) {
 			for range 50 {
 				d := g.deed(w)
 				if !d.doIn(file, at) {
-					t.Fatal(file.Full())
+					t.Fatal(file.gap.reason)
 				}
 				d.apply(&w)
 			}

@@ -36,7 +36,8 @@ func (f *File) change(p *uint64, v uint64) {
 	}
 }
 
-// KeepLock implements locktable.Keeper.
+// KeepLock implements locktable.Keeper. A lock for which there is no room is counted by
+// the caller: see Commit.
 func (f *File) KeepLock(slot uint32, r *locktable.LockRecord) uint32 {
 	if slot == 0 {
 		return f.addLock(r)
@@ -84,20 +85,35 @@ func (f *File) KeepLastSession(id uint64) { f.change(&f.img[hLastSession], id) }
 
 // OpenSession stores a session before its client is told of it. If it is open
 // already, this is what there is to know of it now. A session for which there is no
-// room ends with this process, and its holds run to their deadlines.
+// room is stored by Retry when there is.
 func (f *File) OpenSession(s Session) {
 	cmd, client := cut(s.Peer.Cmd, protocol.MaxCmd), cut(s.Peer.Client, protocol.MaxClient)
 	if f.reopen(s, cmd, client) {
 		return
 	}
-	slot, word, sum := f.newRecord(kindSession, sText, cmd+client)
 	old := f.sessions[s.ID]
-	if slot == 0 {
+	if f.addSession(s, cmd, client) {
 		if old != 0 {
-			delete(f.sessions, s.ID)
 			f.remove(old)
 		}
 		return
+	}
+	if old != 0 {
+		// What is stored is not true any more. Its cells may be room enough.
+		delete(f.sessions, s.ID)
+		f.remove(old)
+		if f.addSession(s, cmd, client) {
+			return
+		}
+	}
+	f.unstored[s.ID] = s
+}
+
+// addSession stores a session in a record of its own; false: there is no room.
+func (f *File) addSession(s Session, cmd, client string) bool {
+	slot, word, sum := f.newRecord(kindSession, sText, cmd+client)
+	if slot == 0 {
+		return false
 	}
 	c := f.img.cell(slot)
 	f.set(&c[sID], uint64(s.ID))
@@ -109,9 +125,8 @@ func (f *File) OpenSession(s Session) {
 	f.set(&c[sCmd], pack(uint32(len(cmd)), sum))
 	f.publish(&c[0], word)
 	f.sessions[s.ID] = slot
-	if old != 0 {
-		f.remove(old)
-	}
+	delete(f.unstored, s.ID)
+	return true
 }
 
 // reopen stores a session that comes back over what is known of it; false: something
@@ -135,6 +150,10 @@ func (f *File) reopen(s Session, cmd, client string) bool {
 func (f *File) KeepSession(r locktable.SessionRecord) {
 	slot := f.sessions[r.ID]
 	if slot == 0 {
+		if s, ok := f.unstored[r.ID]; ok {
+			s.SessionRecord = r
+			f.unstored[r.ID] = s
+		}
 		return
 	}
 	c := f.img.cell(slot)
@@ -145,6 +164,7 @@ func (f *File) KeepSession(r locktable.SessionRecord) {
 // CloseSession forgets a session. Its holds must have been forgotten, or be orphans,
 // before: a hold of a session that is not open is nobody's, and runs to its deadline.
 func (f *File) CloseSession(id locktable.SessionID) {
+	delete(f.unstored, id)
 	if slot := f.sessions[id]; slot != 0 {
 		delete(f.sessions, id)
 		f.remove(slot)
@@ -170,7 +190,8 @@ func (f *File) KeepRedis(r Redis) {
 
 func (f *File) addLock(r *locktable.LockRecord) uint32 {
 	if r.Name == "" || len(r.Name) > protocol.MaxName {
-		f.change(&f.img[hGaps], 1)
+		f.gap.reason = fmt.Sprintf("a name of %d bytes cannot be stored; this is a mistake in the sidecar, report it", len(r.Name))
+		f.markIncomplete()
 		return 0
 	}
 	slot, word, sum := f.newRecord(kindLock, lText, r.Name)
@@ -246,7 +267,7 @@ func (f *File) newRecord(kind, from int, text string) (slot uint32, word uint64,
 			for i--; i >= 0; i-- {
 				f.give(at[i])
 			}
-			f.change(&f.img[hGaps], 1)
+			f.markIncomplete()
 			return 0, 0, 0
 		}
 	}
@@ -339,30 +360,4 @@ func (f *File) give(i uint32) {
 	c := f.img.cell(i)
 	f.set(&c[1], uint64(f.free))
 	f.free = i
-}
-
-// retryAfter is the pause between attempts to grow on a full disk.
-const retryAfter = 1e9
-
-func (f *File) grow() bool {
-	now := f.host.now()
-	if f.fullAt != 0 && now < f.fullAt+retryAfter {
-		return false
-	}
-	size := int64(f.end) * cellSize
-	why := "it has its greatest size"
-	if step := min(size, maxStep, maxSize-size); step > 0 {
-		err := f.extend(size, step)
-		if err == nil {
-			f.end += uint32(step / cellSize)
-			f.fullAt = 0
-			return true
-		}
-		why = err.Error()
-	}
-	if f.fullAt == 0 {
-		f.full = fmt.Sprintf("state file %s, %d bytes, has no room for more and cannot grow: %s; if the sidecar is restarted now, all locks run to their deadlines; make room on its file system, or choose another path", f.path, size, why)
-	}
-	f.fullAt = now
-	return false
 }

@@ -95,7 +95,7 @@ func childWorks(path, counter, seed string) {
 		fmt.Println("ready")
 		for _, d := range deeds {
 			if !d.doIn(f, at) {
-				childFails(f.Full())
+				childFails(f.gap.reason)
 			}
 			atomic.AddUint64(done, 1)
 		}

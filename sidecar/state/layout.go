@@ -34,7 +34,7 @@ const (
 	hLast        = 16
 	hLastSession = 17
 	hRedis       = 18 // which of the two counts: 0 (none), 1 or 2
-	hGaps        = 19 // not 0: something found no room
+	hIncomplete  = 19 // not 0: something found no room and is not stored
 
 	hRedis1 = 32
 	hRedis2 = 64

@@ -58,7 +58,7 @@ func TestSuccessorIsLeftWhatWasKept(t *testing.T) {
 		for range g.IntN(2000) {
 			d := g.deed(w)
 			if !d.doIn(f, at) {
-				t.Fatalf("no room: %s", f.Full())
+				t.Fatalf("no room: %s", f.gap.reason)
 			}
 			d.apply(&w)
 		}
@@ -120,13 +120,104 @@ func TestEveryStoreLeavesTheTruth(t *testing.T) {
 		}
 		stages, at = next, 0
 		if !d.doIn(f, kept) {
-			t.Fatal(f.Full())
+			t.Fatal(f.gap.reason)
 		}
 		if at != len(stages)-1 && !stages[at].equal(stages[len(stages)-1]) {
 			t.Fatalf("the call ended at stage %d of %d", at, len(stages))
 		}
 	}
 	t.Logf("%d stores", stores)
+}
+
+// The same while the file system is full now and then: unless the file is marked as
+// incomplete, a successor would find all of the truth, and the mark is cleared when
+// nothing is missing any more.
+func TestEveryStoreLeavesTheTruthWhileRoomComesAndGoes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	l := newLimited(minSize)
+	var f *File
+	var own identity
+	var stages []world
+	l.stored = func(img image) {
+		if stages == nil || img[hIncomplete] != 0 {
+			return
+		}
+		img = img[:int(f.end)*cellWords]
+		if why := img.unusable(own); why != "" {
+			t.Fatal(why)
+		}
+		got, err := worldOf(img.read(own).left)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(stages, got.equal) {
+			t.Fatalf("a store left something else than %d stages:\n%s", len(stages), got.diff(stages[len(stages)-1]))
+		}
+	}
+	f = mustOpen(t, path, l.host)
+	own = ownIdentity(t, path, l.host)
+	uuid := f.left.UUID
+	w, kept := emptyWorld(), slots{}
+	gaps, healed := 0, 0
+	l.room = 0
+	for life := range uint64(30) {
+		g := newSource(life, w)
+		f.end = f.next + g.Uint32N(30) // a file system that is full after that
+		for range 200 {
+			was := f.gap.open
+			d := g.deed(w)
+			next := d.stages(w)
+			w = next[len(next)-1]
+			for i := range next {
+				next[i] = next[i].remembered()
+			}
+			stages = next
+			d.doIn(f, kept)
+			stages = []world{w.remembered()}
+			switch g.IntN(20) {
+			case 0:
+				f.end = f.next + g.Uint32N(40) // room for some cells
+			case 1:
+				f.end = f.next // none
+			}
+			if g.IntN(10) == 0 {
+				l.time += retryAfter
+				f.Retry(l.time)
+				for name, r := range w.locks { // as the table would
+					if kept[name] == 0 {
+						if kept[name] = f.KeepLock(0, &r); kept[name] == 0 {
+							delete(kept, name)
+							break
+						}
+					}
+				}
+			}
+			f.Commit(len(w.locks) - len(kept))
+			switch open := f.gap.open; {
+			case open != (len(kept) < len(w.locks) || len(f.sessions) < len(w.sessions)):
+				t.Fatalf("%d of %d locks and %d of %d sessions are stored; incomplete: %v", len(kept), len(w.locks), len(f.sessions), len(w.sessions), open)
+			case open && !was:
+				gaps++
+			case was && !open:
+				healed++
+			}
+		}
+		stages = nil
+		fresh := f.gap.open
+		if f.Close(); fresh {
+			w = emptyWorld()
+		}
+		l.room = 1 << 20
+		f = mustOpen(t, path, l.host)
+		if f.left.Fresh != fresh || !fresh && f.left.UUID != uuid {
+			t.Fatalf("life %d: incomplete %v, fresh %v: %s", life, fresh, f.left.Fresh, f.left.Why)
+		}
+		uuid, l.room = f.left.UUID, 0
+		w, kept = mustBe(t, f, w.remembered())
+	}
+	if t.Logf("%d times something had no room, %d times everything had room again", gaps, healed); gaps < 20 || healed < 20 {
+		t.Error("too few to prove anything")
+	}
 }
 
 // The same for taking over: a process that dies of it leaves what it was left.

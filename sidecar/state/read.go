@@ -34,8 +34,8 @@ func (im image) unusable(own identity) string {
 		return "the state file is from another time namespace, whose clock is another one"
 	case im[hDev] != own.dev || im[hInode] != own.inode:
 		return "the state file is a copy, and what it was copied from may have gone on"
-	case im[hGaps] != 0:
-		return "the state file had no room for everything, and what is not in it could be given away while somebody holds it"
+	case im[hIncomplete] != 0:
+		return "the state file is incomplete: its file system had no room for every lock and client, and a lock that is missing in it could be granted while a client holds it"
 	}
 	return ""
 }

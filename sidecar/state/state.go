@@ -43,6 +43,14 @@
 //   - Taking over moves what is left to the front, cell by cell: the copy appears,
 //     then the original goes.
 //
+// # When the file system is full
+//
+// A record that finds no room makes the file incomplete: a successor that restored the
+// rest under the same uuid could grant a lock that a living client holds. So the first
+// thing that is stored then is the mark that says so, and a successor that finds it
+// starts with a new uuid. The mark is cleared as soon as nothing is missing any more:
+// each missing lock and session was stored after all, or has ended.
+//
 // Put the file on a tmpfs (/run) if there is one. On a disk the kernel writes the
 // changed pages back every now and then, and a store may wait for it.
 package state
@@ -72,8 +80,8 @@ type File struct {
 	free      uint32 // first of the used and free ones, linked by their second word; 0: none
 	sessions  map[locktable.SessionID]uint32
 
-	full   string // for Full
-	fullAt int64  // when the file could not grow; 0: it could
+	gap      gap
+	unstored map[locktable.SessionID]Session // open sessions that found no room
 
 	left Left
 }
@@ -123,7 +131,8 @@ func open(path string, h host) (*File, error) {
 	case err != nil:
 		return nil, fmt.Errorf("state file %s: %w; run as the user who owns its directory, or choose another path", path, err)
 	}
-	f := &File{path: path, host: h, fd: fd, sessions: make(map[locktable.SessionID]uint32)}
+	f := &File{path: path, host: h, fd: fd,
+		sessions: make(map[locktable.SessionID]uint32), unstored: make(map[locktable.SessionID]Session)}
 	if err := f.begin(); err != nil {
 		f.Close()
 		return nil, err
@@ -226,11 +235,10 @@ func (f *File) Left() Left {
 	return left
 }
 
-// Full says, once, that something found no room in the file: what it would have
-// kept ends with this process. It says so again if there was room in between.
-func (f *File) Full() (why string) {
-	why, f.full = f.full, ""
-	return why
+// Commit ends a round of changes. The caller makes it before the effects of the changes
+// leave the process. unstored is the number of locks for which KeepLock found no room.
+func (f *File) Commit(unstored int) {
+	f.closeGap(unstored)
 }
 
 // Close leaves everything as it is for the successor.

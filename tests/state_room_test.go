@@ -1,0 +1,132 @@
+package tests
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+// smallFileSystem mounts a file system of so many bytes, and returns it with a file that
+// takes all the room that the rest leaves when it is filled.
+func smallFileSystem(t *testing.T, size int) (dir string, filler *os.File) {
+	t.Helper()
+	dir = shortDir(t)
+	if err := unix.Mount("none", dir, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
+		t.Skipf("no tmpfs can be mounted here: %v", err)
+	}
+	t.Cleanup(func() {
+		filler.Close()
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	filler, err := os.Create(filepath.Join(dir, "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, filler
+}
+
+// fillUp takes all the room that is left on the file system of a file.
+func fillUp(t *testing.T, f *os.File) {
+	t.Helper()
+	for b := make([]byte, 4096); ; {
+		if _, err := f.Write(b); err != nil {
+			if pe, ok := err.(*os.PathError); !ok || pe.Err != syscall.ENOSPC {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+}
+
+// The file system of the state file is full for a while, so that some locks are not in
+// the state file. Once there is room, a daemon that is killed loses none of them.
+func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
+	for _, c := range []struct {
+		what  string
+		after func(t *testing.T, filler *os.File, locks []*locksidecar.Lock) (left []*locksidecar.Lock)
+	}{
+		{"there is room again", func(t *testing.T, filler *os.File, locks []*locksidecar.Lock) []*locksidecar.Lock {
+			if err := filler.Truncate(0); err != nil {
+				t.Fatal(err)
+			}
+			return locks
+		}},
+		{"what is not stored is released", func(t *testing.T, _ *os.File, locks []*locksidecar.Lock) []*locksidecar.Lock {
+			const stored = 100 // of the first ones, at least
+			for _, l := range locks[stored:] {
+				if err := l.Unlock(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return locks[:stored]
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			r := startRedis(t)
+			dir, filler := smallFileSystem(t, 512<<10)
+			args := []string{longLease, "--state=" + filepath.Join(dir, "state")}
+			d := startDaemon(t, r.unixURL(), args...)
+			client := dial(t, d)
+			defer client.Close() // while there is a daemon
+			fillUp(t, filler)
+
+			var locks []*locksidecar.Lock
+			fields := make(map[string]map[string]string)
+			for i := range 1000 { // the file begins with room for 480
+				l, err := client.Lock(t.Context(), fmt.Sprintf("lock-%d", i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				locks = append(locks, l)
+				fields[l.Name()] = r.HGetAll(t.Context(), l.Name()).Val()
+			}
+			eventually(t, "the log says that there is no room", func() bool { return d.log.contains("has no room for every lock") })
+			locks = c.after(t, filler, locks)
+			eventually(t, "the log says that everything is stored", func() bool { return d.log.contains("has every lock and client again") })
+
+			d.kill9()
+			d.start(args...)
+			d.awaitAnswer()
+			d.awaitRedis("ok")
+			if _, err := client.Lock(t.Context(), "one more"); err != nil { // the session is resumed
+				t.Fatal(err)
+			}
+			if before, now := uuidOf(t, fields["lock-0"]), uuidOf(t, r.HGetAll(t.Context(), "one more").Val()); before != now {
+				t.Errorf("the daemon's uuid was %s, after the restart it is %s", before, now)
+			}
+			for _, l := range locks {
+				if err := l.Err(); err != nil {
+					t.Fatalf("%s: %v", l.Name(), err)
+				}
+				if now := r.HGetAll(t.Context(), l.Name()).Val(); !maps.Equal(now, fields[l.Name()]) {
+					t.Fatalf("%s: Redis has %v, before the restart it had %v", l.Name(), now, fields[l.Name()])
+				}
+				if row, ok, err := client.Info(t.Context(), l.Name()); err != nil || !ok || row.Token != l.Token() {
+					t.Fatalf("%s: the daemon has %+v, %v; its token is %d", l.Name(), row, err, l.Token())
+				}
+			}
+		})
+	}
+}
+
+// uuidOf is the daemon's part of the field of a lock.
+func uuidOf(t *testing.T, fields map[string]string) string {
+	t.Helper()
+	for field := range fields {
+		if uuid, _, ok := strings.Cut(field, ":"); ok {
+			return uuid
+		}
+	}
+	t.Fatalf("no field of a daemon in %v", fields)
+	return ""
+}
