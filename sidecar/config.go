@@ -34,7 +34,8 @@ type Config struct {
 	// State is the file in which a successor finds what this sidecar's clients hold.
 	// It is made with mode 0600 and must survive a restart, not a reboot. Default: the
 	// path of the socket with ".state" behind it; StateNone: nothing is kept, and
-	// every lock ends with this process.
+	// every lock ends with this process. A sequence file, with ".seq" behind the same
+	// path, is made beside it.
 	State string
 	// ResumeWithin is how long a successor renews what a living process holds that
 	// does not come back. Default 1 h.

@@ -16,7 +16,7 @@ func (s *Server) commitState() {
 	switch gap, news := s.state.Gap(); {
 	case !news:
 	case gap != (state.Gap{}):
-		s.log.Error("the state file has no room for every lock and client; until it has, a restart of the sidecar ends all locks of this host at their deadlines; make room, and it recovers by itself",
+		s.log.Error("the state file does not have every lock and client; until it does, a restart of the sidecar ends all locks of this host at their deadlines",
 			"file", s.cfg.State, "locks", gap.Locks, "clients", gap.Sessions, "reason", gap.Reason)
 	default:
 		s.log.Info("the state file has every lock and client again; a restart loses none", "file", s.cfg.State)

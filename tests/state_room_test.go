@@ -90,7 +90,7 @@ func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
 				locks = append(locks, l)
 				fields[l.Name()] = r.HGetAll(t.Context(), l.Name()).Val()
 			}
-			eventually(t, "the log says that there is no room", func() bool { return d.log.contains("has no room for every lock") })
+			eventually(t, "the log says that there is no room", func() bool { return d.log.contains("does not have every lock") })
 			locks = c.after(t, filler, locks)
 			eventually(t, "the log says that everything is stored", func() bool { return d.log.contains("has every lock and client again") })
 

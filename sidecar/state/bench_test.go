@@ -59,6 +59,31 @@ func BenchmarkKeepSame(b *testing.B) {
 	})
 }
 
+// What a round costs besides its changes, which are one or many.
+func BenchmarkCommit(b *testing.B) {
+	for _, changes := range []int{1, 16} {
+		b.Run(fmt.Sprintf("after %d changes", changes), func(b *testing.B) {
+			f := openBench(b, filepath.Join(b.TempDir(), "state"))
+			r := benchLock("invoice:42", 1)
+			slot := f.KeepLock(0, &r)
+			b.ReportAllocs()
+			for b.Loop() {
+				for range changes {
+					r.Hold.Deadline++
+					f.KeepLock(slot, &r)
+				}
+				f.Commit(0)
+			}
+		})
+	}
+	b.Run("after none", func(b *testing.B) {
+		f := openBench(b, filepath.Join(b.TempDir(), "state"))
+		for b.Loop() {
+			f.Commit(0)
+		}
+	})
+}
+
 func BenchmarkKeepSession(b *testing.B) {
 	f := openBench(b, filepath.Join(b.TempDir(), "state"))
 	for i := range 1000 {

@@ -88,67 +88,76 @@ func FuzzRead(f *testing.F) {
 		}
 		own := fuzzHost().identity
 		mustMakeSense(t, image(words(b)).read(own).left, len(b))
-		_ = image(words(b)).unusable(own)
+		_ = image(words(b)).unusable(own, make(image, pageWords))
 	})
 }
 
-// FuzzOpen puts damage into a file: whatever is in it, it is taken over or begun
-// anew, what is left makes sense, and it is a good file from then on.
+// FuzzOpen puts damage into a state file and its sequence file: whatever is in them, the
+// state is taken over or begun anew, what is left makes sense, and they are good files
+// from then on.
 func FuzzOpen(f *testing.F) {
 	good := goodFile(f)
 	used := len(good)
 	h := fuzzHost()
-	f.Add(good, true)
-	f.Add(good[:used/2], true)
-	f.Add(good[:pageSize], false)
-	f.Add([]byte{}, false)
+	sequence := make([]byte, pageSize)
+	copy(sequence, "lockseq1")
+	copy(sequence[8*qUUID:], good[8*hUUID:8*hKey])
+	copy(sequence[8*qNumber:], good[8*hSequence:8*hSequence+8])
+	f.Add(good, sequence, true)
+	f.Add(good[:used/2], sequence, true)
+	f.Add(good[:used/2], sequence[:pageSize-1], true)
+	f.Add(good[:pageSize], sequence[:8], false)
+	f.Add([]byte{}, sequence, false)
+	f.Add([]byte{}, []byte{}, false)
 	for range 20 { // the header, and a few cells of the kinds there are
 		b := bytes.Clone(good[:pageSize])
 		for range 6 {
 			i := firstCell + rand.IntN(used/cellSize-firstCell)
 			b = append(b, good[i*cellSize:(i+1)*cellSize]...)
 		}
-		f.Add(b, true)
+		f.Add(b, sequence, true)
 	}
 
 	path := filepath.Join(f.TempDir(), "damaged")
-	f.Fuzz(func(t *testing.T, b []byte, mine bool) {
-		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
+	f.Fuzz(func(t *testing.T, b, seq []byte, mine bool) {
+		for name, b := range map[string][]byte{path: b, path + ".seq": seq} {
+			if err := os.Remove(name); err != nil && !os.IsNotExist(err) {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(name, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if mine && len(b) >= pageSize {
 			// Get past the header.
 			b = bytes.Clone(b)
-			own := h.identity
-			own.dev, own.inode = inodeOf(t, path)
+			own := ownIdentity(t, path, h)
 			put := func(at int, v uint64) { binary.LittleEndian.PutUint64(b[8*at:], v) }
 			put(hMagic, magic)
 			put(hFormat, format)
 			copy(b[8*hBoot:], own.boot[:])
 			put(hDev, own.dev)
 			put(hInode, own.inode)
+			put(hHandle, own.handle)
+			put(hBorn, own.born)
 			put(hTimeNS, own.timeNS)
 			put(hSum, sumOf(words(b[8*hFormat:8*hSum])))
 			if err := os.WriteFile(path, b, 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
-		var ours [8]byte
-		binary.NativeEndian.PutUint64(ours[:], magic)
-		if n := min(8, len(b)); !bytes.Equal(b[:n], ours[:n]) && !bytes.Equal(b[:n], make([]byte, n)) {
+		if !ours(b, magic) || !ours(seq, sequenceMagic) {
 			if f, err := open(path, h); err == nil {
 				f.Close()
-				t.Fatal("it was taken for a state file")
+				t.Fatal("a file of something else was taken for one of a state")
 			}
 			return
 		}
+		begun := len(seq) == pageSize && seq[0] != 0
 		file := mustOpen(t, path, h)
 		left := file.Left()
-		if left.Fresh && (left.Why == "") != (len(b) == 0) {
-			t.Fatalf("%d bytes: %q", len(b), left.Why)
+		if left.Fresh && (left.Why == "") != (len(b) == 0 && !begun) || !left.Fresh && !begun {
+			t.Fatalf("%d and %d bytes: fresh %v, %q", len(b), len(seq), left.Fresh, left.Why)
 		}
 		w := mustMakeSense(t, left, len(b))
 		at := slots{}
@@ -167,9 +176,17 @@ func FuzzOpen(f *testing.F) {
 					t.Fatal(file.gap.reason)
 				}
 				d.apply(&w)
+				file.Commit(0)
 			}
 		}
 		file.Close()
 		mustBe(t, mustOpen(t, path, h), w.remembered())
 	})
+}
+
+// ours tells whether a file may be one that begins with this word.
+func ours(b []byte, magic uint64) bool {
+	word := binary.NativeEndian.AppendUint64(nil, magic)
+	n := min(8, len(b))
+	return bytes.Equal(b[:n], word[:n]) || bytes.Equal(b[:n], make([]byte, n))
 }

@@ -16,7 +16,7 @@ var _ locktable.Keeper = (*File)(nil)
 func (f *File) set(p *uint64, v uint64) {
 	*p = v
 	if f.host.stored != nil {
-		f.host.stored(f.img)
+		f.host.stored(f.img, f.seq.img)
 	}
 }
 
@@ -24,8 +24,9 @@ func (f *File) set(p *uint64, v uint64) {
 // it does.
 func (f *File) publish(p *uint64, v uint64) {
 	atomic.StoreUint64(p, v)
+	f.changed = true
 	if f.host.stored != nil {
-		f.host.stored(f.img)
+		f.host.stored(f.img, f.seq.img)
 	}
 }
 

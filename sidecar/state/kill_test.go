@@ -97,13 +97,15 @@ func childWorks(path, counter, seed string) {
 			if !d.doIn(f, at) {
 				childFails(f.gap.reason)
 			}
+			f.Commit(0)
 			atomic.AddUint64(done, 1)
 		}
 	}
 }
 
 // Processes that are killed while they work leave what they had done, and of the one
-// deed that they died in a stage of it.
+// deed that they died in a stage of it. A copy that was made while they worked is
+// refused, unless it has that too.
 func TestKilledAtAnyMoment(t *testing.T) {
 	lives := 120
 	if testing.Short() {
@@ -115,7 +117,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	uuid := f.Left().UUID
 	f.Close()
 	w := emptyWorld()
-	total, torn := uint64(0), 0
+	total, torn, stale := uint64(0), 0, 0
 	for life := range lives {
 		writeFile(t, counter, make([]byte, 8))
 		c := child(t, "work", path, counter, strconv.Itoa(life))
@@ -127,9 +129,13 @@ func TestKilledAtAnyMoment(t *testing.T) {
 			t.Fatal(err)
 		}
 		lines := bufio.NewScanner(out)
-		for range 1 + rand.IntN(4) {
+		var backup []byte
+		for i := range 1 + rand.IntN(4) {
 			if !lines.Scan() {
 				t.Fatalf("the child ended: %v", c.Wait())
+			}
+			if i == 0 {
+				backup = readFile(t, path)
 			}
 		}
 		if err := c.Process.Kill(); err != nil {
@@ -146,11 +152,29 @@ func TestKilledAtAnyMoment(t *testing.T) {
 			g.deed(w).apply(&w)
 		}
 		stages := g.deed(w).stages(w)
-		f, err := Open(path)
-		if err != nil {
+		isStage := func(got world) int {
+			return slices.IndexFunc(stages, func(s world) bool { return got.equal(s.remembered()) })
+		}
+
+		state, sequence := readFile(t, path), readFile(t, path+".seq")
+		writeFile(t, path, backup)
+		if f, err = Open(path); err != nil {
 			t.Fatal(err)
 		}
 		left := f.Left()
+		f.Close()
+		if left.Fresh {
+			stale++
+		} else if got, err := worldOf(left); err != nil || isStage(got) < 0 {
+			t.Fatalf("life %d: a stale copy is accepted: %v\n%s", life, err, got.diff(w.remembered()))
+		}
+		writeFile(t, path, state)
+		writeFile(t, path+".seq", sequence)
+
+		if f, err = Open(path); err != nil {
+			t.Fatal(err)
+		}
+		left = f.Left()
 		f.Close()
 		got, err := worldOf(left)
 		if err != nil {
@@ -159,7 +183,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		if left.Fresh || left.UUID != uuid {
 			t.Fatalf("life %d: fresh: %s", life, left.Why)
 		}
-		i := slices.IndexFunc(stages, func(s world) bool { return got.equal(s.remembered()) })
+		i := isStage(got)
 		if i < 0 {
 			t.Fatalf("life %d, after %d deeds, left and expected:\n%s", life, done, got.diff(w.remembered()))
 		}
@@ -168,7 +192,10 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		}
 		w = got
 	}
-	t.Logf("%d processes killed, %d deeds, %d of the last ones begun and seen", lives, total, torn)
+	t.Logf("%d processes killed, %d deeds, %d of the last ones begun and seen, %d stale copies refused", lives, total, torn, stale)
+	if stale < lives/2 {
+		t.Error("too few stale copies to prove anything")
+	}
 }
 
 func TestOneProcessHasTheFile(t *testing.T) {

@@ -13,7 +13,7 @@ const (
 	maxSize = 1 << 30
 
 	// format is the number of this layout. A change of any word's meaning is a new one.
-	format = 1
+	format = 2
 	magic  = 'l' | 'o'<<8 | 'c'<<16 | 'k'<<24 | 's'<<32 | 'i'<<40 | 'd'<<48 | 'e'<<56
 )
 
@@ -24,17 +24,20 @@ const (
 	hBoot   = 2 // 2 words
 	hDev    = 4
 	hInode  = 5
-	hTimeNS = 6
-	hUUID   = 7 // 2 words
-	hKey    = 9 // 4 words
-	hSum    = 13
+	hHandle = 6
+	hBorn   = 7
+	hTimeNS = 8
+	hUUID   = 9  // 2 words
+	hKey    = 11 // 4 words
+	hSum    = 15
 
-	hPIDNS       = 14
-	hPID         = 15 // of the process that has the file, for people
-	hLast        = 16
-	hLastSession = 17
-	hRedis       = 18 // which of the two counts: 0 (none), 1 or 2
-	hIncomplete  = 19 // not 0: something found no room and is not stored
+	hPIDNS       = 16
+	hPID         = 17 // of the process that has the file, for people
+	hLast        = 18
+	hLastSession = 19
+	hRedis       = 20 // which of the two counts: 0 (none), 1 or 2
+	hIncomplete  = 21 // not 0: something found no room and is not stored
+	hSequence    = 22 // the number of the last round of changes
 
 	hRedis1 = 32
 	hRedis2 = 64

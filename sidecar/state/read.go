@@ -13,8 +13,8 @@ import (
 )
 
 // unusable tells in one sentence why nothing of the file can be taken over; "": it
-// can.
-func (im image) unusable(own identity) string {
+// can. q is the sequence file.
+func (im image) unusable(own identity, q image) string {
 	switch {
 	case len(im) < pageWords || im[hMagic] == 0:
 		return "the state file is not complete"
@@ -32,13 +32,16 @@ func (im image) unusable(own identity) string {
 		return "the state file is from another boot of this host"
 	case im[hTimeNS] != own.timeNS:
 		return "the state file is from another time namespace, whose clock is another one"
-	case im[hDev] != own.dev || im[hInode] != own.inode:
+	case im[hDev] != own.dev || im[hInode] != own.inode || differ(im[hHandle], own.handle) || differ(im[hBorn], own.born):
 		return "the state file is a copy, and what it was copied from may have gone on"
 	case im[hIncomplete] != 0:
 		return "the state file is incomplete: its file system had no room for every lock and client, and a lock that is missing in it could be granted while a client holds it"
 	}
-	return ""
+	return im.stale(q)
 }
+
+// differ tells whether two values differ that are 0 where they are not known.
+func differ(a, b uint64) bool { return a != b && a != 0 && b != 0 }
 
 // writeHeader begins a file. The cells must be zero.
 func (f *File) writeHeader(own identity, id uuid.UUID, key [32]byte) {
@@ -50,10 +53,11 @@ func (f *File) writeHeader(own identity, id uuid.UUID, key [32]byte) {
 	}
 	set(hFormat, format)
 	set(hBoot, words(own.boot[:])...)
-	set(hDev, own.dev, own.inode, own.timeNS)
+	set(hDev, own.dev, own.inode, own.handle, own.born, own.timeNS)
 	set(hUUID, words(id[:])...)
 	set(hKey, words(key[:])...)
 	set(hPIDNS, own.pidNS, uint64(f.host.pid))
+	set(hSequence, f.seq.n)
 	f.set(&h[hSum], sumOf(h[hFormat:hSum]))
 	f.publish(&h[hMagic], magic)
 }

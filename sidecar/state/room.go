@@ -8,8 +8,8 @@ import (
 // retryAfter is the pause between attempts to store what found no room, and to grow.
 const retryAfter = 1e9
 
-// A Gap is what the file does not have because its file system is full. The zero Gap:
-// the file has everything.
+// A Gap is what the file does not have, in most cases because its file system is full.
+// The zero Gap: the file has everything.
 type Gap struct {
 	Locks, Sessions int
 	Reason          string // what happened and what to do
@@ -21,6 +21,7 @@ type gap struct {
 	locks   int    // missing ones, at the last Commit
 	retryAt int64  // when Retry is due, while open
 	growAt  int64  // no attempt to grow before
+	spoiled bool   // and will stay so
 	reason  string // of the last failure to grow, or to store
 	news    bool   // Gap has not reported it yet: the gap if open, its end if not
 	logged  bool   // Gap has reported that it opened
@@ -40,15 +41,17 @@ func (f *File) markIncomplete() {
 // the number of locks that are not.
 func (f *File) closeGap(locks int) {
 	g := &f.gap
-	if g.locks = locks; !g.open || locks > 0 || len(f.unstored) > 0 {
+	if g.locks = locks; !g.open || g.spoiled || locks > 0 || len(f.unstored) > 0 {
 		return
 	}
 	f.change(&f.img[hIncomplete], 0)
 	*g = gap{growAt: g.growAt, reason: g.reason, news: g.logged}
 }
 
-// RetryAt is the time at which Retry is due; false: nothing is missing.
-func (f *File) RetryAt() (at int64, ok bool) { return f.gap.retryAt, f.gap.open }
+// RetryAt is the time at which Retry is due; false: it has nothing to do.
+func (f *File) RetryAt() (at int64, ok bool) {
+	return f.gap.retryAt, f.gap.open && !f.gap.spoiled
+}
 
 // Retry stores the sessions that found no room, if there is room now. The caller has
 // the table do the same with its locks, in the same round.
@@ -83,11 +86,11 @@ func (f *File) grow() bool {
 	size := int64(f.end) * cellSize
 	err := errors.New("it has its greatest size; set a smaller max-locks, or have clients hold fewer locks")
 	if step := min(size, maxStep, maxSize-size); step > 0 {
-		if err = f.extend(size, step); err == nil {
+		if err = f.host.extend(f.fd, size, step); err == nil {
 			f.end += uint32(step / cellSize)
 			return true
 		}
-		err = fmt.Errorf("%w; make room on its file system", err)
+		err = fmt.Errorf("%w; make room on its file system, and the sidecar stores what is missing", err)
 	}
 	f.gap.growAt = now + retryAfter
 	f.gap.reason = fmt.Sprintf("the state file %s of %d bytes cannot grow: %v", f.path, size, err)

@@ -43,6 +43,28 @@
 //   - Taking over moves what is left to the front, cell by cell: the copy appears,
 //     then the original goes.
 //
+// # Copies
+//
+// A copy of the file was true once. A sidecar that restored it under the same uuid would
+// use hold numbers again, and grant a lock that a client holds. So the changes are made
+// in rounds, each with a number, and Commit stores the number twice after the last
+// change of a round and before its first effect leaves the process: in the header, then
+// in the sequence file, path + ".seq". A successor accepts a state file with the number
+// of the sequence file, or with the next one, because the process may have died between
+// the two stores.
+//
+//   - A copy from before the last committed round has a smaller number, and is refused.
+//   - What a copy has, or lacks, of a round that was not committed does not matter: no
+//     client and no Redis has seen an effect of it.
+//   - A copy of the sequence file alone is refused too, unless it is one round old; then
+//     the state file beside it is the true one.
+//   - Without the sequence file the state file is refused: it may be any copy.
+//   - Both files together are refused if the copies are in other inodes. Inode numbers
+//     are used again, so the header also has the birth time of the inode and a sum of
+//     its file handle, which contains a generation number.
+//
+// What is not noticed is that copies of both are written over both, on the same boot.
+//
 // # When the file system is full
 //
 // A record that finds no room makes the file incomplete: a successor that restored the
@@ -80,6 +102,9 @@ type File struct {
 	free      uint32 // first of the used and free ones, linked by their second word; 0: none
 	sessions  map[locktable.SessionID]uint32
 
+	seq     sequence
+	changed bool // since the last Commit
+
 	gap      gap
 	unstored map[locktable.SessionID]Session // open sessions that found no room
 
@@ -92,7 +117,7 @@ type Left struct {
 	Key  [32]byte // of the tickets
 
 	// Fresh: nothing was taken over; UUID and Key are new. Why is one sentence, or
-	// "" if there was no file.
+	// "" if there was neither file.
 	Fresh bool
 	Why   string
 
@@ -117,37 +142,27 @@ type Session struct {
 	Resumable bool
 }
 
-// Open makes the state file, or takes it over, and keeps others from it until Close
-// or the end of the process. A state file that cannot be used, because it is from
+// Open makes the state file, and the sequence file beside it, or takes them over, and
+// keeps others from them until Close or the end of the process. A state file that cannot be used, because it is from
 // another boot or damaged, begins anew: Left says so. Any other file is left alone,
 // and is an error.
 func Open(path string) (*File, error) { return open(path, thisHost()) }
 
 func open(path string, h host) (*File, error) {
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o600)
-	switch {
-	case errors.Is(err, unix.ELOOP):
-		return nil, fmt.Errorf("state file %s is a symbolic link: whoever made it would choose where the sidecar's key is kept; remove it, or choose another path", path)
-	case err != nil:
-		return nil, fmt.Errorf("state file %s: %w; run as the user who owns its directory, or choose another path", path, err)
+	fd, st, err := openPrivate("state file", path)
+	if err != nil {
+		return nil, err
 	}
 	f := &File{path: path, host: h, fd: fd,
 		sessions: make(map[locktable.SessionID]uint32), unstored: make(map[locktable.SessionID]Session)}
-	if err := f.begin(); err != nil {
+	if err := f.begin(st); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
-func (f *File) begin() error {
-	var st unix.Stat_t
-	if err := unix.Fstat(f.fd, &st); err != nil {
-		return fmt.Errorf("state file %s: %w", f.path, err)
-	}
-	if err := f.check(&st); err != nil {
-		return err
-	}
+func (f *File) begin(st unix.Stat_t) error {
 	if err := f.lock(); err != nil {
 		return err
 	}
@@ -162,18 +177,25 @@ func (f *File) begin() error {
 	f.mem = mem
 	f.img = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/8)
 
-	if st.Size > 0 && !f.begunByUs() {
+	if st.Size > 0 && !begins(f.fd, magic) {
 		return fmt.Errorf("%s is not a state file, and nothing of it was changed; remove it, or choose another path for the state", f.path)
 	}
+	if f.seq, err = openSequence(f.path+".seq", &f.host); err != nil {
+		return err
+	}
 	own := f.host.identity
-	own.dev, own.inode = uint64(st.Dev), st.Ino
+	own.ofFile(f.fd, &st)
 	if st.Size == 0 {
-		return f.fresh(own, "")
+		why := ""
+		if f.seq.img[qMagic] == sequenceMagic {
+			why = "the state file was removed or emptied; the sequence file beside it is still there"
+		}
+		return f.fresh(own, why)
 	}
 	// The file ends with a page, unless it is damaged; what is behind that would
 	// stand in cells that count as never used.
 	size := min(st.Size, maxSize) &^ (pageSize - 1)
-	if why := f.img[:size/8].unusable(own); why != "" {
+	if why := f.img[:size/8].unusable(own, f.seq.img); why != "" {
 		return f.fresh(own, why)
 	}
 	if err := f.shorten(st.Size, size); err != nil {
@@ -182,25 +204,39 @@ func (f *File) begin() error {
 	return f.takeOver(own, size)
 }
 
-// check refuses a file that somebody else may have written or read: its key decides
-// who may resume whose session.
-func (f *File) check(st *unix.Stat_t) error {
+// openPrivate opens a file that only this user may read and write, or makes it. It
+// refuses one that others may have written or read: the key in a state file decides who
+// may resume whose session.
+func openPrivate(what, path string) (fd int, st unix.Stat_t, err error) {
+	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o600)
 	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return fmt.Errorf("state file %s is not a regular file; remove it, or choose another path", f.path)
-	case int(st.Uid) != unix.Geteuid():
-		return fmt.Errorf("state file %s belongs to uid %d, and the sidecar runs as uid %d; run it as that user, remove the file, or choose another path", f.path, st.Uid, unix.Geteuid())
-	case st.Mode&0o077 != 0:
-		return fmt.Errorf("state file %s has mode %04o: others may have read or changed the key in it; remove it, so that a new one is made with 0600", f.path, st.Mode&0o777)
+	case errors.Is(err, unix.ELOOP):
+		return -1, st, fmt.Errorf("%s %s is a symbolic link: whoever made it would choose where the sidecar's key is kept; remove it, or choose another path", what, path)
+	case err != nil:
+		return -1, st, fmt.Errorf("%s %s: %w; run as the user who owns its directory, or choose another path", what, path, err)
 	}
-	return nil
+	switch err = unix.Fstat(fd, &st); {
+	case err != nil:
+		err = fmt.Errorf("%s %s: %w", what, path, err)
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		err = fmt.Errorf("%s %s is not a regular file; remove it, or choose another path", what, path)
+	case int(st.Uid) != unix.Geteuid():
+		err = fmt.Errorf("%s %s belongs to uid %d, and the sidecar runs as uid %d; run it as that user, remove the file, or choose another path", what, path, st.Uid, unix.Geteuid())
+	case st.Mode&0o077 != 0:
+		err = fmt.Errorf("%s %s has mode %04o: others may have read or changed what is in it; remove it, so that a new one is made with 0600", what, path, st.Mode&0o777)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, st, err
+	}
+	return fd, st, nil
 }
 
-// begunByUs tells a state file, or what a sudden end left of one, from what somebody
-// else keeps at that path.
-func (f *File) begunByUs() bool {
+// begins tells a file of ours, or what a sudden end left of one, from what somebody else
+// keeps at that path.
+func begins(fd int, magic uint64) bool {
 	var first [8]byte
-	n, err := unix.Pread(f.fd, first[:], 0)
+	n, err := unix.Pread(fd, first[:], 0)
 	if err != nil {
 		return false
 	}
@@ -235,12 +271,6 @@ func (f *File) Left() Left {
 	return left
 }
 
-// Commit ends a round of changes. The caller makes it before the effects of the changes
-// leave the process. unstored is the number of locks for which KeepLock found no room.
-func (f *File) Commit(unstored int) {
-	f.closeGap(unstored)
-}
-
 // Close leaves everything as it is for the successor.
 func (f *File) Close() error {
 	var err error
@@ -248,6 +278,7 @@ func (f *File) Close() error {
 		err = unix.Munmap(f.mem)
 		f.mem, f.img = nil, nil
 	}
+	err = errors.Join(err, f.seq.close())
 	if f.fd >= 0 {
 		err = errors.Join(err, unix.Close(f.fd))
 		f.fd = -1

@@ -14,12 +14,13 @@ func (f *File) fresh(own identity, why string) error {
 	if err := unix.Ftruncate(f.fd, 0); err != nil {
 		return fmt.Errorf("emptying the state file %s: %w", f.path, err)
 	}
-	if err := f.extend(0, minSize); err != nil {
+	if err := f.host.extend(f.fd, 0, minSize); err != nil {
 		return fmt.Errorf("state file %s: %w; make room on its file system, or choose another path", f.path, err)
 	}
 	id := uuid.New()
 	var key [32]byte
 	rand.Read(key[:])
+	f.beginSequence(id)
 	f.writeHeader(own, id, key)
 	f.next, f.end = firstCell, minSize/cellSize
 	f.left = Left{UUID: id.String(), Key: key, Fresh: true, Why: why}
@@ -42,6 +43,7 @@ func (f *File) takeOver(own identity, size int64) error {
 		// could be given away.
 		return f.fresh(own, fmt.Sprintf("%d records of the state file are damaged", c.damaged))
 	}
+	f.resumeSequence()
 	f.clear(img, &c, own)
 	limit := firstCell + uint32(c.count)
 	f.compact(&c, limit)
@@ -56,6 +58,7 @@ func (f *File) takeOver(own identity, size int64) error {
 	}
 	f.left = c.left
 	f.publish(&f.img[hPID], uint64(f.host.pid))
+	f.Commit(0)
 	return nil
 }
 
