@@ -107,7 +107,7 @@ func (s *Server) takeOver(now int64, left *state.Left) {
 		return
 	}
 	s.table.Restore(now, &left.Memory)
-	dead, unseen := 0, 0
+	dead, unseen, unknown := 0, 0, 0
 	// Who comes back needs two descriptors more, until the one of here is given back.
 	below := forClients() / 2
 	for i := range left.Sessions {
@@ -115,12 +115,12 @@ func (s *Server) takeOver(now int64, left *state.Left) {
 		s.last = max(s.last, r.ID)
 		cl := &client{id: r.ID, peer: r.Peer, pidfd: -1, resumable: r.Resumable, detached: r.Detached}
 		s.sessions[r.ID] = cl
-		alive := true
+		process := unwatched // in another pid namespace
 		if r.Peer.PID > 0 {
-			cl.pidfd, alive = reopen(r.Peer.PID, r.Start, below)
+			cl.pidfd, process = reopen(r.Peer.PID, r.Process, below)
 		}
 		switch {
-		case !alive:
+		case process == ended:
 			dead++
 			s.close(now, cl, "its process ended while no sidecar ran")
 			continue
@@ -130,11 +130,14 @@ func (s *Server) takeOver(now int64, left *state.Left) {
 		}
 		s.watch(cl)
 		if cl.until = now + int64(s.cfg.ResumeWithin); cl.pidfd < 0 {
-			// It is in another pid namespace, or there are too few descriptors:
-			// nobody sees when it ends.
+			// It is in another pid namespace, there are too few descriptors, or it
+			// is not known which process has its pid: its end is not seen.
 			cl.until = now + int64(s.cfg.Lease)
 		}
-		if cl.pidfd < 0 && r.Peer.PID > 0 {
+		switch {
+		case process == unproven:
+			unknown++
+		case cl.pidfd < 0 && r.Peer.PID > 0:
 			unseen++
 		}
 		if !cl.resumable && !cl.detached {
@@ -146,6 +149,10 @@ func (s *Server) takeOver(now int64, left *state.Left) {
 	if unseen > 0 {
 		s.log.Error("too few files may be open to watch every client's process; those that do not come back within one lease lose their locks; raise the limit (LimitNOFILE= of the unit, ulimit -n)",
 			"clients", unseen, "limit", maxFiles())
+	}
+	if unknown > 0 {
+		s.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within one lease lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
+			"clients", unknown)
 	}
 	s.log.Info("took over from the sidecar before", "locks", len(left.Memory.Locks), "clients", len(s.sessions), "ended", dead)
 }
@@ -241,7 +248,7 @@ func (s *Server) greet(now int64, c *conn, m *protocol.Hello) {
 	s.watch(cl)
 	if s.state != nil {
 		s.state.OpenSession(state.Session{
-			SessionRecord: s.table.Record(cl.id), Peer: cl.peer, Start: c.started, Resumable: cl.resumable,
+			SessionRecord: s.table.Record(cl.id), Peer: cl.peer, Process: c.process, Resumable: cl.resumable,
 		})
 	}
 	answer := protocol.HelloOK{

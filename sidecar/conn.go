@@ -15,6 +15,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/brief"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
 const (
@@ -50,8 +51,8 @@ type conn struct {
 
 	// Set before the reader hands over anything, then owned by the loop.
 	peer    locktable.Peer
-	pidfd   int    // −1: not watched, or the client's by now
-	started uint64 // when the process started, ticks since boot; 0: not known
+	process state.Process
+	pidfd   int // −1: not watched, or the client's by now
 
 	// Owned by the loop.
 	client *client // nil: no session
@@ -181,7 +182,7 @@ func (s *Server) read(c *conn) (code protocol.Code, text string) {
 				greeted = true
 				_ = c.nc.SetReadDeadline(time.Time{})
 				if c.peer.PID > 0 {
-					c.peer.Cmd, c.started = commandOf(c.peer.PID), startOf(c.peer.PID)
+					c.peer.Cmd, c.process = commandOf(c.peer.PID), processOf(c.pidfd, c.peer.PID)
 				}
 				h := *hello
 				batch = append(batch, request{kind: clientHello, conn: c, other: &h})

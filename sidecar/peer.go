@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
 // identify finds out who is at the other end: the process that called connect,
@@ -49,30 +50,86 @@ func (c *conn) identify() (highest int, err error) {
 	return max(highest, c.pidfd), err
 }
 
-// reopen returns a pidfd of the process that had this pid when it was seen before,
-// −1 if it cannot be watched with a descriptor below the given number; and whether it
-// is alive, as far as can be seen. started is 0 if the start was not to be seen then.
-func reopen(pid int64, started, below uint64) (pidfd int, alive bool) {
+// found is what there is of a process that was seen before.
+type found uint8
+
+const (
+	ended     found = iota // the process is gone, even if another one has its pid
+	watched                // it lives, and there is a pidfd that shows its end
+	unwatched              // it may live, and there are too few descriptors to watch it
+	unproven               // a process has its pid, and nothing shows which one
+)
+
+// reopen looks for the process that had this pid when it was seen before. The pidfd, −1
+// unless it is watched, is below the given number.
+func reopen(pid int64, was state.Process, below uint64) (pidfd int, f found) {
 	fd, err := unix.PidfdOpen(int(pid), 0)
 	switch {
 	case errors.Is(err, unix.ESRCH):
-		return -1, false
+		return -1, ended
+	case scarce(err):
+		return -1, unwatched
 	case err != nil:
-		return -1, true
+		return -1, unproven
 	}
-	// The pid is its own as long as the pidfd shows it alive, and was so when the
-	// start was read.
-	now := startOf(pid)
-	over := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	if n, err := unix.Poll(over, 0); n == 1 && err == nil || started != 0 && now != 0 && now != started {
+	switch f = compare(was, processOf(fd, pid)); {
+	case hasEnded(fd): // if the client lived, no other process could have its pid
+		f = ended
+	case f == watched && uint64(fd) >= below:
+		f = unwatched
+	}
+	if f != watched {
 		unix.Close(fd)
-		return -1, false
+		return -1, f
 	}
-	if uint64(fd) >= below {
-		unix.Close(fd)
-		return -1, true
+	return fd, f
+}
+
+// compare tells whether a pid is still that of the same process.
+func compare(was, now state.Process) found {
+	switch {
+	case was.Pidfd != 0 && now.Pidfd != 0:
+		if was.Pidfd != now.Pidfd {
+			return ended
+		}
+		return watched
+	case was.Start != 0 && now.Start != 0:
+		if was.Start != now.Start {
+			return ended
+		}
+		return watched
 	}
-	return fd, true
+	return unproven
+}
+
+// processOf tells the process that has this pid, and this pidfd if there is one, from
+// later ones.
+func processOf(pidfd int, pid int64) state.Process {
+	if pidfd < 0 {
+		return state.Process{Start: startOf(pid)}
+	}
+	p := state.Process{Pidfd: inodeOf(pidfd), Start: startOf(pid)}
+	if hasEnded(pidfd) {
+		p.Start = 0 // it may be that of another process, which has the pid by now
+	}
+	return p
+}
+
+// inodeOf is the inode number of a pidfd; 0: before Linux 6.9 all pidfds have the same.
+func inodeOf(pidfd int) uint64 {
+	var fs unix.Statfs_t
+	var st unix.Stat_t
+	if unix.Fstatfs(pidfd, &fs) != nil || fs.Type != unix.PID_FS_MAGIC || unix.Fstat(pidfd, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// hasEnded tells whether the process of a pidfd has.
+func hasEnded(pidfd int) bool {
+	over := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	n, err := unix.Poll(over, 0)
+	return n == 1 && err == nil
 }
 
 // startOf is when a process started, in clock ticks since boot; 0: not known.

@@ -14,6 +14,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
+	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
 // house is a host whose sidecar can be restarted.
@@ -394,6 +395,64 @@ func TestWhoDoesNotComeBackIsRenewedForAWhile(t *testing.T) {
 		t.Errorf("granted %v after the restart; the holder was to be waited for for %v", time.Duration(now-began), h.cfg.ResumeWithin)
 	} else if now < held.DeadlineNS {
 		t.Error("granted before the deadline")
+	}
+}
+
+// changeState changes what the state file of a stopped sidecar has of its only session.
+func (h *house) changeState(change func(*state.Session)) {
+	h.Helper()
+	f, err := state.Open(h.cfg.Socket + ".state")
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer f.Close()
+	left := f.Left()
+	if left.Fresh || len(left.Sessions) != 1 {
+		h.Fatalf("%d sessions, fresh %v: %s", len(left.Sessions), left.Fresh, left.Why)
+	}
+	s := left.Sessions[0]
+	change(&s)
+	f.OpenSession(s)
+	f.Commit(0)
+}
+
+// The pid of a client that died while no sidecar ran was given to a process that lives
+// for long.
+func TestPidOfADeadClientKeepsNoLock(t *testing.T) {
+	h := newHouse(t, nil)
+	a, _ := h.hello(true, "")
+	a.hold("x")
+	h.stop()
+	h.changeState(func(s *state.Session) {
+		if s.Process == (state.Process{}) {
+			t.Fatal("it is not known which process the client is")
+		}
+		s.Process.Pidfd, s.Process.Start = s.Process.Pidfd+1, s.Process.Start+1
+	})
+	h.start()
+	before := protocol.Now()
+	greeted(t, h.cfg.Socket).hold("x") // or the test's deadline ends it: the lease is 30 s, like it
+	t.Logf("free after %v", time.Duration(protocol.Now()-before))
+}
+
+// Nothing shows whether the process that has the pid is the client, so its locks are
+// not renewed for an hour.
+func TestPidThatProvesNothingKeepsALockForOneLease(t *testing.T) {
+	var log strings.Builder
+	h := newHouse(t, func(c *sidecar.Config) { c.Lease = 2 * time.Second })
+	a, _ := h.hello(true, "")
+	held := a.hold("x")
+	h.stop()
+	h.changeState(func(s *state.Session) { s.Process = state.Process{} })
+	h.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h.start()
+	greeted(t, h.cfg.Socket).hold("x") // or the test's deadline ends it
+	if now := protocol.Now(); now < held.DeadlineNS {
+		t.Errorf("granted %v before the deadline", time.Duration(held.DeadlineNS-now))
+	}
+	h.stop()
+	if n := strings.Count(log.String(), "still those clients"); n != 1 || !strings.Contains(log.String(), "clients=1") {
+		t.Errorf("reported %d times:\n%s", n, log.String())
 	}
 }
 

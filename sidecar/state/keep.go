@@ -122,7 +122,8 @@ func (f *File) addSession(s Session, cmd, client string) bool {
 	f.set(&c[sTells], tells(s.SessionRecord, s.Resumable))
 	f.set(&c[sPID], uint64(s.Peer.PID))
 	f.set(&c[sUID], uint64(s.Peer.UID))
-	f.set(&c[sStart], s.Start)
+	f.set(&c[sPidfd], s.Process.Pidfd)
+	f.set(&c[sStart], s.Process.Start)
 	f.set(&c[sCmd], pack(uint32(len(cmd)), sum))
 	f.publish(&c[0], word)
 	f.sessions[s.ID] = slot
@@ -138,7 +139,7 @@ func (f *File) reopen(s Session, cmd, client string) bool {
 		return false
 	}
 	c := f.img.cell(slot)
-	if c[sPID] != uint64(s.Peer.PID) || c[sStart] != s.Start || c[sUID] != uint64(s.Peer.UID) ||
+	if c[sPID] != uint64(s.Peer.PID) || c[sPidfd] != s.Process.Pidfd || c[sStart] != s.Process.Start || c[sUID] != uint64(s.Peer.UID) ||
 		int(uint32(c[sCmd])) != len(cmd) || !f.texted(c, sText, cmd+client) {
 		return false
 	}

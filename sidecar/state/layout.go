@@ -13,7 +13,7 @@ const (
 	maxSize = 1 << 30
 
 	// format is the number of this layout. A change of any word's meaning is a new one.
-	format = 2
+	format = 3
 	magic  = 'l' | 'o'<<8 | 'c'<<16 | 'k'<<24 | 's'<<32 | 'i'<<40 | 'd'<<48 | 'e'<<56
 )
 
@@ -107,6 +107,7 @@ const (
 	sTells // Tells, flags << 32
 	sPID
 	sUID
+	sPidfd
 	sStart
 	sCmd // bytes of Cmd, sum of the text << 32
 	sText

@@ -102,7 +102,7 @@ func (im image) read(own identity) contents {
 				break
 			}
 			if im[hPIDNS] != own.pidNS {
-				s.Peer.PID, s.Start = 0, 0
+				s.Peer.PID, s.Process = 0, Process{}
 			}
 			at, twice := open[s.ID]
 			switch {
@@ -280,7 +280,8 @@ func (im image) session(slot uint32) (s Session, ok bool) {
 		PID: int64(c[sPID]), UID: int64(c[sUID]),
 		Cmd: string(text[:cmd]), Client: string(text[cmd:]),
 	}
-	s.Start, s.Resumable = c[sStart], c[sTells]&resumable != 0
+	s.Process = Process{Pidfd: c[sPidfd], Start: c[sStart]}
+	s.Resumable = c[sTells]&resumable != 0
 	return s, true
 }
 

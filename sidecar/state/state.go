@@ -138,8 +138,14 @@ type Redis struct {
 type Session struct {
 	locktable.SessionRecord
 	Peer      locktable.Peer // PID 0: it cannot be watched
-	Start     uint64         // start time of the process, in ticks since boot
+	Process   Process
 	Resumable bool
+}
+
+// Process tells a process from a later one that has its pid. 0: not known.
+type Process struct {
+	Pidfd uint64 // inode number of its pidfd: no two processes of one boot have the same
+	Start uint64 // when it started, in ticks since boot
 }
 
 // Open makes the state file, and the sequence file beside it, or takes them over, and

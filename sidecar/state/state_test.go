@@ -31,7 +31,7 @@ func aWorld(t *testing.T, path string, h host) (world, Left) {
 		{do: openSession, session: Session{
 			SessionRecord: locktable.SessionRecord{ID: 3, Told: 40e9, Tells: 2},
 			Peer:          locktable.Peer{PID: 4242, UID: 1000, Cmd: "worker --fast", Client: "go/1.0.0"},
-			Start:         77, Resumable: true,
+			Process:       Process{Pidfd: 78, Start: 77}, Resumable: true,
 		}},
 		{name: "invoice:42", lock: locktable.LockRecord{Name: "invoice:42", Top: 9, Hold: locktable.HoldRecord{
 			Num: 8, Token: 5, Owner: 6, Session: 3, Granted: 1e9, Deadline: 31e9, Count: 2, LeaseMS: 30000,
@@ -108,8 +108,8 @@ func TestWhatIsTakenOverAndWhatIsNot(t *testing.T) {
 			}
 			writeFile(t, path, b)
 		}},
-		{what: "a later format", why: "format 3", damage: patch(8*hFormat, 3)},
-		{what: "an earlier format", why: "format 1", damage: patch(8*hFormat, 1)},
+		{what: "a later format", why: "format 4", damage: patch(8*hFormat, 4)},
+		{what: "an earlier format", why: "format 2", damage: patch(8*hFormat, 2)},
 		{what: "damaged identity", why: "damaged", damage: patch(8*hTimeNS, 9)},
 		{what: "damaged key", why: "damaged", damage: patch(8*hKey, 9)},
 		{what: "no magic", why: "not complete", damage: patch(0, 0, 0, 0, 0, 0, 0, 0, 0)},
@@ -136,7 +136,7 @@ func TestWhatIsTakenOverAndWhatIsNot(t *testing.T) {
 				}
 				if there.pidNS != here.pidNS {
 					s := w.sessions[3]
-					s.Peer.PID, s.Start = 0, 0
+					s.Peer.PID, s.Process = 0, Process{}
 					w.sessions[3] = s
 				}
 				if got, err := worldOf(left); err != nil || !got.equal(w) {
@@ -172,7 +172,7 @@ func TestPIDsDoNotComeBackFromAnotherNamespace(t *testing.T) {
 	aWorld(t, path, here)
 	mustOpen(t, path, there).Close()
 	left := mustOpen(t, path, here).Left()
-	if s := left.Sessions[0]; s.Peer.PID != 0 || s.Start != 0 || s.Peer.Cmd != "worker --fast" {
+	if s := left.Sessions[0]; s.Peer.PID != 0 || s.Process != (Process{}) || s.Peer.Cmd != "worker --fast" {
 		t.Errorf("%+v", s)
 	}
 }

@@ -85,6 +85,7 @@ func (f *File) clear(img image, c *contents, own identity) {
 		for _, slot := range c.sessions {
 			s := img.cell(slot)
 			f.change(&s[sPID], 0)
+			f.change(&s[sPidfd], 0)
 			f.change(&s[sStart], 0)
 		}
 		f.publish(&img[hPIDNS], own.pidNS)
