@@ -46,8 +46,8 @@ type conn struct {
 	nc  *net.UnixConn
 	raw syscall.RawConn
 
-	process *process      // in the inbox; set before the reader starts
-	unread  *atomic.Int64 // of all connections: bytes of answers that no socket has taken
+	sender *process      // its process in the inbox; set before the reader starts
+	unread *atomic.Int64 // of all connections: bytes of answers that no socket has taken
 
 	// Set before the reader hands over anything, then owned by the loop.
 	peer    locktable.Peer
@@ -105,7 +105,7 @@ func (s *Server) serveConn(c *conn) {
 
 // hand gives the loop requests of a connection.
 func (s *Server) hand(c *conn, requests ...request) {
-	s.inbox.add(c.process, requests)
+	s.inbox.add(c.sender, requests)
 	s.takeTurn()
 }
 
@@ -127,8 +127,8 @@ func (s *Server) isEnding() bool {
 }
 
 func (s *Server) leave(c *conn) {
-	if c.process != nil {
-		s.inbox.leave(c.process)
+	if c.sender != nil {
+		s.inbox.leave(c.sender)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +182,7 @@ func (s *Server) read(c *conn) (code protocol.Code, text string) {
 				greeted = true
 				_ = c.nc.SetReadDeadline(time.Time{})
 				if c.peer.PID > 0 {
-					c.peer.Cmd, c.process = commandOf(c.peer.PID), processOf(c.pidfd, c.peer.PID)
+					c.peer.Cmd, c.process = s.commands.of(c.peer.PID), processOf(c.pidfd, c.peer.PID)
 				}
 				h := *hello
 				batch = append(batch, request{kind: clientHello, conn: c, other: &h})

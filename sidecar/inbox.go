@@ -159,7 +159,7 @@ func (b *inbox) charge(p *process, cost int64) {
 func (b *inbox) join(c *conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c.process = b.requests.join(c)
+	c.sender = b.requests.join(c)
 }
 
 func (b *inbox) leave(p *process) {

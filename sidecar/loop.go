@@ -178,7 +178,7 @@ func (s *Server) takeRequests(now int64) {
 	last := time.Duration(0)
 	cost := int64(0)
 	for last < requestTime && s.inbox.takeRequest(from, cost, &s.request) {
-		from = s.request.conn.process
+		from = s.request.conn.sender
 		s.onRequest(now, &s.request)
 		spent := time.Since(begin)
 		cost, last = int64(spent-last), spent

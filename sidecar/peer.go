@@ -7,11 +7,9 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
@@ -146,30 +144,4 @@ func startOf(pid int64) uint64 {
 	}
 	n, _ := strconv.ParseUint(fields[starttime], 10, 64)
 	return n
-}
-
-// commandOf is the start of a process's command line, printable and valid UTF-8.
-func commandOf(pid int64) string {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	b := make([]byte, 4*protocol.MaxCmd) // the whole of it may be megabytes
-	n, _ := f.Read(b)
-	b = b[:n]
-	s := strings.Map(func(r rune) rune {
-		if r < 0x20 || r >= 0x7f && r < 0xa0 {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(string(b), "?"))
-	s = strings.TrimSpace(s)
-	if len(s) > protocol.MaxCmd {
-		s = s[:protocol.MaxCmd]
-		for !utf8.ValidString(s) {
-			s = s[:len(s)-1]
-		}
-	}
-	return s
 }

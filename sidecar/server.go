@@ -41,10 +41,11 @@ type Server struct {
 	listener *net.UnixListener
 	lockFile *os.File // nil with socket activation
 
-	inbox   inbox
-	unread  atomic.Int64           // bytes of answers that no client's socket has taken
-	redis   atomic.Pointer[string] // "ok" or what is wrong
-	readers sync.WaitGroup         // accept loop and one reader for each connection
+	inbox    inbox
+	unread   atomic.Int64 // bytes of answers that no client's socket has taken
+	commands commandReader
+	redis    atomic.Pointer[string] // "ok" or what is wrong
+	readers  sync.WaitGroup         // accept loop and one reader for each connection
 
 	mu     sync.Mutex         // guards what follows
 	conns  map[*conn]struct{} // every connection, with or without a session
@@ -66,6 +67,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	s := &Server{cfg: cfg, log: cfg.Log, conns: make(map[*conn]struct{})}
 	s.inbox.init()
+	s.commands.init()
 	s.turn.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*client)
 	s.messages = make(map[string]int)
