@@ -9,15 +9,13 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// claim makes sure that this process alone serves the socket: it locks a file
-// beside it for as long as it lives. Whoever has that lock may remove a socket
-// that a dead sidecar left. With socket activation there is nothing to claim.
-func claim(cfg *Config) (*os.File, error) {
+// claim makes sure that this process alone serves the socket. With socket activation
+// there is nothing to claim.
+func claim(cfg *Config) (*socketLock, error) {
 	if cfg.Listener != nil {
 		return nil, nil
 	}
@@ -28,7 +26,7 @@ func claim(cfg *Config) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("directory of socket %s: %w; create it for this user, or choose another socket", path, err)
 	}
-	return lockFile(path)
+	return lockSocket(path)
 }
 
 // listen makes the socket that was claimed.
@@ -48,35 +46,6 @@ func listen(cfg *Config) (*net.UnixListener, error) {
 	return bind(cfg.Socket, cfg.SocketMode, gid)
 }
 
-func lockFile(socket string) (*os.File, error) {
-	path := socket + ".lock"
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("lock file of socket %s: %w; run as the user who owns its directory, or choose another socket", socket, err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		defer f.Close()
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("locking %s: %w", path, err)
-		}
-		who := "another sidecar"
-		b := make([]byte, 32)
-		if n, _ := f.ReadAt(b, 0); n > 0 {
-			who += " (pid " + strings.TrimSpace(string(b[:n])) + ")"
-		}
-		return nil, fmt.Errorf("%s serves %s already; stop it, or choose another socket", who, socket)
-	}
-	// The pid is for people; the lock does not depend on it.
-	if err := f.Truncate(0); err == nil {
-		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-		if err != nil {
-			f.Close()
-			return nil, fmt.Errorf("writing %s: %w", path, err)
-		}
-	}
-	return f, nil
-}
-
 func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 	switch st, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -85,7 +54,11 @@ func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 	case st.Mode().Type() != fs.ModeSocket:
 		return nil, fmt.Errorf("socket %s: there is a file that is not a socket; remove it, or choose another socket", path)
 	default:
-		if err := os.Remove(path); err != nil {
+		// The lock file may have been removed while a sidecar runs.
+		if pid, yes := listens(path); yes && !endsSoon(pid) {
+			return nil, fmt.Errorf("socket %s: another process (pid %d, 0: not known) listens on it; stop that process, or choose another socket", path, pid)
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("removing the socket %s that a dead sidecar left: %w", path, err)
 		}
 	}

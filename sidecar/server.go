@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,7 +38,7 @@ type Server struct {
 	uuid     string   // of the sidecar, of which this process may be a later one
 	key      [32]byte // of tickets
 	listener *net.UnixListener
-	lockFile *os.File // nil with socket activation
+	claimed  *socketLock // nil with socket activation
 
 	inbox    inbox
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
@@ -76,7 +75,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
 	// does not disturb the one that serves already.
-	if s.lockFile, err = claim(&s.cfg); err != nil {
+	if s.claimed, err = claim(&s.cfg); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -225,8 +224,8 @@ func (s *Server) Serve(ctx context.Context) error {
 }
 
 func (s *Server) unclaim() {
-	if s.lockFile != nil {
-		s.lockFile.Close()
+	if s.claimed != nil {
+		s.claimed.close()
 	}
 }
 

@@ -74,8 +74,10 @@ func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			r := startRedis(t)
 			dir, filler := smallFileSystem(t, 512<<10)
-			args := []string{longLease, "--state=" + filepath.Join(dir, "state")}
-			d := startDaemon(t, r.unixURL(), args...)
+			d := &daemon{t: t, redisURL: r.unixURL(), socket: filepath.Join(dir, "s.sock")}
+			d.start(longLease)
+			d.awaitAnswer()
+			d.awaitRedis("ok")
 			client := dial(t, d)
 			defer client.Close() // while there is a daemon
 			fillUp(t, filler)
@@ -95,7 +97,7 @@ func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
 			eventually(t, "the log says that everything is stored", func() bool { return d.log.contains("has every lock and client again") })
 
 			d.kill9()
-			d.start(args...)
+			d.start(longLease)
 			d.awaitAnswer()
 			d.awaitRedis("ok")
 			if _, err := client.Lock(t.Context(), "one more"); err != nil { // the session is resumed

@@ -1,0 +1,250 @@
+package sidecar
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// socketLock is held by the process that serves a socket: an exclusive flock(2) on a
+// file beside the socket. The process that holds it may remove a socket that a dead
+// sidecar left.
+//
+// Any process that can open a file can lock it, also if it can only read the file. So
+// the file is readable for its owner only; and the daemon neither follows a link to it
+// nor changes a file that is not its own.
+//
+// Earlier daemons made the file with mode 0644. A process of another user may have such
+// a file open, and lock it as soon as this process ends, so that no sidecar could start
+// any more. So a file that others can open is replaced by one that they cannot, while
+// its lock is held. That is safe with two sidecars on one socket:
+//
+//   - Only the holder of the lock replaces the file, and it keeps the lock on the file
+//     from before, too. A sidecar that opened that one cannot lock it.
+//   - A sidecar that locks a file looks whether the file is still at its path, and
+//     begins again if it is not. So the lock on a file that was replaced is worth
+//     nothing once its holder has ended.
+//
+// If the other process has the lock already, only a person can tell it from a sidecar
+// with certainty: it may be in a pid namespace that is not visible from here.
+type socketLock struct{ fds []int }
+
+func (l *socketLock) close() {
+	for _, fd := range l.fds {
+		unix.Close(fd)
+	}
+	l.fds = nil
+}
+
+// lockSocket locks a socket for this process.
+func lockSocket(socket string) (*socketLock, error) {
+	path := socket + ".lock"
+	for range 100 {
+		fd, st, err := openLockFile(path)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			err = notLocked(err, socket, fd, st)
+			unix.Close(fd)
+			return nil, err
+		}
+		var now unix.Stat_t
+		if err := unix.Lstat(path, &now); err != nil || now.Dev != st.Dev || now.Ino != st.Ino {
+			unix.Close(fd) // it was replaced or removed before it was locked
+			continue
+		}
+		l := &socketLock{fds: []int{fd}}
+		if st.Mode&0o077 != 0 {
+			l.replace(path)
+		}
+		l.writePID()
+		return l, nil
+	}
+	return nil, fmt.Errorf("lock file %s is replaced again and again; find out by which process, or choose a socket in a directory that only the sidecar's user can write to", path)
+}
+
+// openLockFile opens or makes the file, and refuses one that the daemon must not write
+// to.
+func openLockFile(path string) (fd int, st unix.Stat_t, err error) {
+	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0o600)
+	if err != nil {
+		return -1, st, fmt.Errorf("lock file %s %w", path, whyNotOpened(path, err))
+	}
+	if err = unix.Fstat(fd, &st); err == nil {
+		err = checkLockFile(fd, &st)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, st, fmt.Errorf("lock file %s %w", path, err)
+	}
+	return fd, st, nil
+}
+
+var errNotRegular = errors.New("is not a regular file; remove it, or choose another socket")
+
+func errForeign(uid uint32) error {
+	return fmt.Errorf("belongs to uid %d, and the sidecar runs as uid %d; remove it, run the sidecar as that user, or choose another socket", uid, unix.Geteuid())
+}
+
+// whyNotOpened completes a sentence about the file.
+func whyNotOpened(path string, err error) error {
+	var st unix.Stat_t
+	switch found := unix.Lstat(path, &st) == nil; {
+	case errors.Is(err, unix.ELOOP):
+		return errors.New("is a symbolic link, which the sidecar does not follow; remove it, or choose another socket")
+	case found && st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return errNotRegular
+	case found && int(st.Uid) != unix.Geteuid():
+		return errForeign(st.Uid)
+	}
+	return fmt.Errorf("cannot be opened: %w; run as the user who owns its directory, or choose another socket", err)
+}
+
+// checkLockFile completes a sentence about the file if it is not a lock file of ours.
+func checkLockFile(fd int, st *unix.Stat_t) error {
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return errNotRegular
+	case int(st.Uid) != unix.Geteuid():
+		return errForeign(st.Uid)
+	case st.Nlink > 1:
+		return errors.New("has another name, too (a hard link), and may be a file of another program; remove it, or choose another socket")
+	}
+	if text, ok := pidIn(fd, st.Size); !ok {
+		return fmt.Errorf("has contents that no sidecar wrote (%q…); remove it, or choose another socket", text)
+	}
+	return nil
+}
+
+// pidIn is what a lock file has: the pid of the process that locked it last, for people,
+// or nothing.
+func pidIn(fd int, size int64) (text string, ok bool) {
+	var b [16]byte
+	n, err := unix.Pread(fd, b[:], 0)
+	if err != nil {
+		return "", false
+	}
+	text = strings.TrimSuffix(string(b[:n]), "\n")
+	return text, int(size) == n && strings.Trim(text, "0123456789") == ""
+}
+
+// writePID writes the pid of this process into the file for people. The lock does not
+// depend on it, so a full file system is no reason not to start.
+func (l *socketLock) writePID() {
+	fd, text := l.fds[len(l.fds)-1], strconv.Itoa(os.Getpid())+"\n"
+	if n, err := unix.Pwrite(fd, []byte(text), 0); err == nil {
+		_ = unix.Ftruncate(fd, int64(n))
+	}
+}
+
+// replace puts a new locked file in the place of one that others can open. If it cannot,
+// the old one stays, and others cannot open it any more.
+func (l *socketLock) replace(path string) {
+	_ = unix.Fchmod(l.fds[0], 0o600)
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".") // mode 0600
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // the same lock
+	if err == nil {
+		if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			err = unix.Rename(f.Name(), path)
+		}
+		if err != nil {
+			unix.Close(fd)
+		}
+	}
+	if err != nil {
+		_ = unix.Unlink(f.Name())
+		return
+	}
+	l.fds = append(l.fds, fd)
+}
+
+// notLocked explains why the lock could not be taken.
+func notLocked(err error, socket string, fd int, st unix.Stat_t) error {
+	path := socket + ".lock"
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("locking %s: %w; choose a socket on another file system", path, err)
+	}
+	pid, ok := flockHolder(&st)
+	if !ok {
+		text, _ := pidIn(fd, st.Size)
+		return fmt.Errorf("a process that is not visible here has locked %s: if it is a sidecar (its pid was %s), it serves %s already: stop it, or choose another socket; if no sidecar runs, remove the file", path, text, socket)
+	}
+	if uid, ok := userOf(pid); ok && uid != 0 && int(uid) != unix.Geteuid() {
+		return fmt.Errorf("process %d of uid %d %s has locked %s, and is not a sidecar of uid %d; end that process, or remove the file, and start the sidecar again", pid, uid, processName(pid), path, unix.Geteuid())
+	}
+	return fmt.Errorf("another sidecar (pid %d) serves %s already; stop it, or choose another socket", pid, socket)
+}
+
+// flockHolder is the process that has locked a file with flock(2), as far as it is
+// visible from this process's pid namespace.
+func flockHolder(st *unix.Stat_t) (pid int64, ok bool) {
+	b, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return 0, false
+	}
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev)), st.Ino)
+	for line := range strings.Lines(string(b)) {
+		// "1: FLOCK  ADVISORY  WRITE 4711 08:01:131090 0 EOF"; one that waits has "->"
+		// in front of FLOCK.
+		f := strings.Fields(line)
+		if len(f) < 6 || f[1] != "FLOCK" || f[5] != file {
+			continue
+		}
+		pid, err := strconv.ParseInt(f[4], 10, 64)
+		return pid, err == nil && pid > 0
+	}
+	return 0, false
+}
+
+// userOf is the effective uid of a process.
+func userOf(pid int64) (uid uint32, ok bool) {
+	var st unix.Stat_t
+	err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st)
+	return st.Uid, err == nil
+}
+
+// listens tells whether a process listens on a Unix socket, and which one; pid 0: not
+// known.
+func listens(path string) (pid int64, yes bool) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, false
+	}
+	defer unix.Close(fd)
+	switch err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); {
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EPROTOTYPE): // its queue is full; it is of another type
+		return 0, true
+	case err != nil:
+		return 0, false
+	}
+	if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+		pid = int64(cred.Pid)
+	}
+	return pid, true
+}
+
+// endsSoon waits a moment for a process to end: one that is killed gives back its locks
+// and closes its sockets one after the other.
+func endsSoon(pid int64) bool {
+	if pid <= 0 {
+		return false
+	}
+	fd, err := unix.PidfdOpen(int(pid), 0)
+	if err != nil {
+		return errors.Is(err, unix.ESRCH)
+	}
+	defer unix.Close(fd)
+	const patience = 1000 // ms
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, patience)
+	return n == 1 && err == nil
+}
