@@ -39,7 +39,8 @@ func (r *commandReader) init() {
 	r.reading = make(chan struct{}, maxCommandReads)
 }
 
-// Phases of one read. Whoever leaves inProgress decides which of the other two it is.
+// Phases of one read. The session and the reading goroutine both try to end inProgress;
+// the first one decides what it becomes.
 const (
 	inProgress = iota
 	done

@@ -63,7 +63,7 @@ func TestProcessThatBlocksItsCommandLineKeepsFewReadersAndNoSession(t *testing.T
 				read(2, "line of 2", 0) // the others are not disturbed
 			}
 		}
-		// Every reader is stuck: nobody waits for one any more.
+		// Every reader is stuck: no session waits for one any more.
 		for range 1000 {
 			read(-9, "[-9]", 0)
 			read(3, "[3]", 0)
@@ -83,8 +83,8 @@ func TestProcessThatBlocksItsCommandLineKeepsFewReadersAndNoSession(t *testing.T
 	})
 }
 
-// Many processes connect at one time, and all reads take their time: nobody is refused a
-// reader, and no more than a few read.
+// Many processes connect at one time, and all reads take their time: every session gets
+// its line, and no more than a few reads are in progress.
 func TestManyCommandLinesAreReadByFewReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBlocking()

@@ -83,7 +83,7 @@ func reopen(pid int64, was state.Process, below uint64) (pidfd int, f found) {
 	return fd, f
 }
 
-// compare tells whether a pid is still that of the same process.
+// compare reports whether a pid is still that of the same process.
 func compare(was, now state.Process) found {
 	switch {
 	case was.Pidfd != 0 && now.Pidfd != 0:
@@ -100,8 +100,8 @@ func compare(was, now state.Process) found {
 	return unproven
 }
 
-// processOf tells the process that has this pid, and this pidfd if there is one, from
-// later ones.
+// processOf returns what distinguishes the process that has this pid, and this pidfd if
+// there is one, from later ones.
 func processOf(pidfd int, pid int64) state.Process {
 	if pidfd < 0 {
 		return state.Process{Start: startOf(pid)}
@@ -123,7 +123,7 @@ func inodeOf(pidfd int) uint64 {
 	return st.Ino
 }
 
-// hasEnded tells whether the process of a pidfd has.
+// hasEnded reports whether the process of a pidfd has ended.
 func hasEnded(pidfd int) bool {
 	over := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(over, 0)

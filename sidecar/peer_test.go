@@ -107,8 +107,8 @@ func TestProcessIsFoundAgainUntilItEnds(t *testing.T) {
 
 const hiddenEnv = "LOCKSIDECAR_TEST_HIDDEN"
 
-// Where /proc hides the processes of other users, the pidfd still tells which process
-// has a pid; and if it does not, the pid is not believed.
+// Where /proc hides the processes of other users, the pidfd still shows which process
+// has a pid. Where it does not, the pid proves nothing.
 func TestHiddenProcessIsFoundByItsPidfd(t *testing.T) {
 	if os.Getenv(hiddenEnv) != "" {
 		lookAtHiddenProcess()

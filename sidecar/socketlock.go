@@ -30,8 +30,9 @@ import (
 //     begins again if it is not. So the lock on a file that was replaced is worth
 //     nothing once its holder has ended.
 //
-// If the other process has the lock already, only a person can tell it from a sidecar
-// with certainty: it may be in a pid namespace that is not visible from here.
+// If the other process has the lock already, the daemon names it and stops: the process
+// may be in a pid namespace that is not visible from here, so that only a person can
+// decide whether it is a sidecar.
 type socketLock struct{ fds []int }
 
 func (l *socketLock) close() {
@@ -213,7 +214,7 @@ func userOf(pid int64) (uid uint32, ok bool) {
 	return st.Uid, err == nil
 }
 
-// listens tells whether a process listens on a Unix socket, and which one; pid 0: not
+// listens reports whether a process listens on a Unix socket, and which one; pid 0: not
 // known.
 func listens(path string) (pid int64, yes bool) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)

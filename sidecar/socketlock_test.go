@@ -210,8 +210,8 @@ func TestLockFilesThatAreNotOursAreLeftAlone(t *testing.T) {
 
 const lockerEnv = "LOCKSIDECAR_TEST_LOCKER"
 
-// A process of another user has locked the file of an earlier daemon: the sidecar says
-// which one, and what to do, and that helps.
+// A process of another user has locked the file of an earlier daemon. The error names the
+// process, and what to do, and that helps.
 func TestProcessOfAnotherUserThatLockedTheFileIsNamed(t *testing.T) {
 	if path := os.Getenv(lockerEnv); path != "" {
 		lockForAnotherUser(path)
@@ -256,7 +256,7 @@ func TestProcessOfAnotherUserThatLockedTheFileIsNamed(t *testing.T) {
 	defer locker.Wait()
 	defer in.Close()
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "locked\n" {
-		t.Fatalf("the other process says %q, %v", line, err)
+		t.Fatalf("the other process printed %q, %v", line, err)
 	}
 	mustRefuse(t, socket, fmt.Sprintf("process %d of uid 65534 [locker]", locker.Process.Pid), path, "remove the file")
 	if err := os.Remove(path); err != nil {

@@ -36,11 +36,11 @@ func TestStaleCopyOfTheStateFileGrantsNoLockTwice(t *testing.T) {
 
 			granted := other.try(command{Do: "lock", As: "x", Name: "x", WaitMS: -1})
 			if granted.Err != "" {
-				t.Fatalf("the next client is told %+v", granted)
+				t.Fatalf("the next client got %+v", granted)
 			}
 			holder.signal(syscall.SIGCONT)
 			if lost := holder.try(command{Do: "lost", As: "x"}); lost.Err != "lost" || granted.AtNS < lost.DeadlineNS {
-				t.Errorf("the lock was granted to a second client %d ms before the deadline of the first one, which is told %+v", (lost.DeadlineNS-granted.AtNS)/1e6, lost)
+				t.Errorf("the lock was granted to a second client %d ms before the deadline of the first one, which reports %+v", (lost.DeadlineNS-granted.AtNS)/1e6, lost)
 			}
 			if !d.log.contains("cop") {
 				t.Error("the log does not say that the state file is a copy")

@@ -92,9 +92,9 @@ func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
 				locks = append(locks, l)
 				fields[l.Name()] = r.HGetAll(t.Context(), l.Name()).Val()
 			}
-			eventually(t, "the log says that there is no room", func() bool { return d.log.contains("does not have every lock") })
+			eventually(t, "the log reports that something is missing", func() bool { return d.log.contains("does not have every lock") })
 			locks = c.after(t, filler, locks)
-			eventually(t, "the log says that everything is stored", func() bool { return d.log.contains("has every lock and client again") })
+			eventually(t, "the log reports that everything is stored", func() bool { return d.log.contains("has every lock and client again") })
 
 			d.kill9()
 			d.start(longLease)

@@ -151,7 +151,7 @@ func (k *keeper) growRoom(t lockTable) {
 	}
 }
 
-// checkRoom makes a keeper whole again that the table says has everything.
+// checkRoom marks a keeper as whole again when the table misses nothing in it.
 func (k *keeper) checkRoom(t lockTable) {
 	if !k.full {
 		return

@@ -93,8 +93,8 @@ func FuzzRead(f *testing.F) {
 }
 
 // FuzzOpen puts damage into a state file and its sequence file: whatever is in them, the
-// state is taken over or begun anew, what is left makes sense, and they are good files
-// from then on.
+// state is restored or starts again with a new uuid, what is left makes sense, and they
+// are good files from then on.
 func FuzzOpen(f *testing.F) {
 	good := goodFile(f)
 	used := len(good)
@@ -184,7 +184,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// ours tells whether a file may be one that begins with this word.
+// ours reports whether a file may be one that begins with this word.
 func ours(b []byte, magic uint64) bool {
 	word := binary.NativeEndian.AppendUint64(nil, magic)
 	n := min(8, len(b))

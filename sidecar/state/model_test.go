@@ -176,7 +176,7 @@ func TestEveryStoreLeavesTheTruthWhileRoomComesAndGoes(t *testing.T) {
 		g := newSource(life, w)
 		f.end = f.next + g.Uint32N(30) // a file system that is full after that
 		for range 200 {
-			was := f.gap.open
+			was := f.gap.phase != complete
 			d := g.deed(w)
 			next := d.stages(w)
 			w = next[len(next)-1]
@@ -205,7 +205,7 @@ func TestEveryStoreLeavesTheTruthWhileRoomComesAndGoes(t *testing.T) {
 				}
 			}
 			f.Commit(len(w.locks) - len(kept))
-			switch open := f.gap.open; {
+			switch open := f.gap.phase != complete; {
 			case open != (len(kept) < len(w.locks) || len(f.sessions) < len(w.sessions)):
 				t.Fatalf("%d of %d locks and %d of %d sessions are stored; incomplete: %v", len(kept), len(w.locks), len(f.sessions), len(w.sessions), open)
 			case open && !was:
@@ -215,7 +215,7 @@ func TestEveryStoreLeavesTheTruthWhileRoomComesAndGoes(t *testing.T) {
 			}
 		}
 		stages = nil
-		fresh := f.gap.open
+		fresh := f.gap.phase != complete
 		if f.Close(); fresh {
 			w = emptyWorld()
 		}

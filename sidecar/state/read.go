@@ -40,7 +40,7 @@ func (im image) unusable(own identity, q image) string {
 	return im.stale(q)
 }
 
-// differ tells whether two values differ that are 0 where they are not known.
+// differ reports whether two values differ that are 0 where they are not known.
 func differ(a, b uint64) bool { return a != b && a != 0 && b != 0 }
 
 // writeHeader begins a file. The cells must be zero.

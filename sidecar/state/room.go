@@ -15,42 +15,50 @@ type Gap struct {
 	Reason          string // what happened and what to do
 }
 
-// gap is the state of a file that is, or was, incomplete.
+// gap is whether the file has everything that it should have.
 type gap struct {
-	open    bool   // hIncomplete is set
-	locks   int    // missing ones, at the last Commit
-	retryAt int64  // when Retry is due, while open
-	growAt  int64  // no attempt to grow before
-	spoiled bool   // and will stay so
-	reason  string // of the last failure to grow, or to store
-	news    bool   // Gap has not reported it yet: the gap if open, its end if not
-	logged  bool   // Gap has reported that it opened
+	phase    phase
+	reported phase  // by Gap
+	locks    int    // that are missing, at the last Commit
+	retryAt  int64  // while incomplete: when Retry is due
+	growAt   int64  // no attempt to grow before
+	reason   string // of the last failure to grow, or to store
 }
 
-// markIncomplete says in the file that something is missing in it.
+// phase is that of a gap.
+//
+//	complete ◄──► incomplete
+//	    └──► spoiled ◄──┘
+type phase uint8
+
+const (
+	complete   phase = iota // the file has everything
+	incomplete              // a record found no room; ends when each missing one is stored or has ended
+	spoiled                 // something else wrote to the file; never ends
+)
+
+// markIncomplete stores the mark that something is missing in the file.
 func (f *File) markIncomplete() {
-	if f.gap.open {
-		return
+	if f.gap.phase == complete {
+		f.change(&f.img[hIncomplete], 1)
+		f.gap.phase = incomplete
+		f.gap.retryAt = f.host.now() + retryAfter
 	}
-	f.change(&f.img[hIncomplete], 1)
-	f.gap.open, f.gap.news = true, true
-	f.gap.retryAt = f.host.now() + retryAfter
 }
 
 // closeGap clears the mark when everything that there is to know is stored. locks is
 // the number of locks that are not.
 func (f *File) closeGap(locks int) {
-	g := &f.gap
-	if g.locks = locks; !g.open || g.spoiled || locks > 0 || len(f.unstored) > 0 {
-		return
+	f.gap.locks = locks
+	if f.gap.phase == incomplete && locks == 0 && len(f.unstored) == 0 {
+		f.change(&f.img[hIncomplete], 0)
+		f.gap.phase = complete
 	}
-	f.change(&f.img[hIncomplete], 0)
-	*g = gap{growAt: g.growAt, reason: g.reason, news: g.logged}
 }
 
 // RetryAt is the time at which Retry is due; false: it has nothing to do.
 func (f *File) RetryAt() (at int64, ok bool) {
-	return f.gap.retryAt, f.gap.open && !f.gap.spoiled
+	return f.gap.retryAt, f.gap.phase == incomplete
 }
 
 // Retry stores the sessions that found no room, if there is room now. The caller has
@@ -67,11 +75,10 @@ func (f *File) Retry(now int64) {
 // Gap reports, once each, that the file does not have everything, and that it has
 // everything again.
 func (f *File) Gap() (g Gap, news bool) {
-	if !f.gap.news {
+	if f.gap.phase == f.gap.reported {
 		return Gap{}, false
 	}
-	f.gap.news = false
-	if f.gap.logged = f.gap.open; !f.gap.open {
+	if f.gap.reported = f.gap.phase; f.gap.phase == complete {
 		return Gap{}, true
 	}
 	return Gap{Locks: f.gap.locks, Sessions: len(f.unstored), Reason: f.gap.reason}, true

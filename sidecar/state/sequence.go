@@ -10,8 +10,8 @@ import (
 )
 
 // sequence is the small file beside a state file that has the number of the last round
-// of changes. It is what tells a stale copy of the state file from the state file; the
-// package says how.
+// of changes. It distinguishes the state file from a stale copy of it; the package
+// comment says how.
 type sequence struct {
 	path string
 	mem  []byte
@@ -70,13 +70,13 @@ func (q *sequence) close() error {
 	return err
 }
 
-// stale tells in one sentence why a state file cannot be the one that the sequence file
+// stale returns, in one sentence, why a state file cannot be the one that the sequence file
 // counts for, or is a copy from before its last round; "": it is up to date.
 func (im image) stale(q image) string {
 	number := im[hSequence]
 	switch {
 	case q[qMagic] != sequenceMagic:
-		return "the sequence file beside the state file is missing or damaged, without which a stale copy of the state file cannot be told from the state file"
+		return "the sequence file beside the state file is missing or damaged, without which the state file cannot be distinguished from a stale copy of it"
 	case q[qUUID] != im[hUUID] || q[qUUID+1] != im[hUUID+1]:
 		return "the sequence file beside the state file is that of another state: one of the two was replaced"
 	case number == 0 || number == noNumber || number != q[qNumber] && number != q[qNumber]+1:
@@ -110,7 +110,7 @@ func (f *File) resumeSequence() {
 // no room.
 func (f *File) Commit(unstored int) {
 	f.closeGap(unstored)
-	if !f.changed || f.gap.spoiled {
+	if !f.changed || f.gap.phase == spoiled {
 		return
 	}
 	if f.img[hSequence] != f.seq.n {
@@ -127,7 +127,7 @@ func (f *File) Commit(unstored int) {
 // in it now is not known. No successor accepts it, nor any copy of it.
 func (f *File) overwritten() {
 	f.publish(&f.seq.img[qNumber], noNumber)
-	f.gap.spoiled = true
+	f.publish(&f.img[hIncomplete], 1)
+	f.gap.phase = spoiled
 	f.gap.reason = fmt.Sprintf("something else wrote to the state file %s, which only the sidecar may; find out what it was, keep it from the file, and restart the sidecar when few locks are held", f.path)
-	f.markIncomplete()
 }

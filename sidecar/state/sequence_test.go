@@ -236,17 +236,20 @@ func TestDeathBetweenTheTwoNumbersLosesNothing(t *testing.T) {
 }
 
 // Something writes an old copy over the state file while a sidecar uses it. The sidecar
-// says so, and no successor trusts what is in the file from then on.
+// reports it, and no successor restores what is in the file from then on.
 func TestStateThatIsOverwrittenInUseIsNotTrusted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
-	f := mustOpen(t, path, thisHost())
+	l := newLimited(minSize)
+	f := mustOpen(t, path, l.host)
 	r := benchLock("x", 1)
 	slot := f.KeepLock(0, &r)
-	f.Commit(0)
+	fill(f)
+	f.Commit(1)
+	mustReport(t, f, 1, 0)
 	old := slices.Clone(f.mem[:minSize])
 	r.Hold.Deadline++
 	f.KeepLock(slot, &r)
-	f.Commit(0)
+	f.Commit(1)
 	if n, err := unix.Pwrite(f.fd, old, 0); n != len(old) || err != nil {
 		t.Fatal(err)
 	}

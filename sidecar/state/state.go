@@ -69,8 +69,8 @@
 //
 // A record that finds no room makes the file incomplete: a successor that restored the
 // rest under the same uuid could grant a lock that a living client holds. So the first
-// thing that is stored then is the mark that says so, and a successor that finds it
-// starts with a new uuid. The mark is cleared as soon as nothing is missing any more:
+// thing that is stored then is a mark, and a successor that finds it starts with a new
+// uuid. The mark is cleared as soon as nothing is missing any more:
 // each missing lock and session was stored after all, or has ended.
 //
 // Put the file on a tmpfs (/run) if there is one. On a disk the kernel writes the
@@ -142,7 +142,7 @@ type Session struct {
 	Resumable bool
 }
 
-// Process tells a process from a later one that has its pid. 0: not known.
+// Process distinguishes a process from later ones that have its pid. 0: not known.
 type Process struct {
 	Pidfd uint64 // inode number of its pidfd: no two processes of one boot have the same
 	Start uint64 // when it started, in ticks since boot
@@ -238,8 +238,8 @@ func openPrivate(what, path string) (fd int, st unix.Stat_t, err error) {
 	return fd, st, nil
 }
 
-// begins tells a file of ours, or what a sudden end left of one, from what somebody else
-// keeps at that path.
+// begins reports whether a file is one of ours, or what a sudden end left of one, and not
+// a file of another program.
 func begins(fd int, magic uint64) bool {
 	var first [8]byte
 	n, err := unix.Pread(fd, first[:], 0)
