@@ -56,7 +56,11 @@ func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 	default:
 		// The lock file may have been removed while a sidecar runs.
 		if pid, yes := listens(path); yes && !endsSoon(pid) {
-			return nil, fmt.Errorf("socket %s: another process (pid %d, 0: not known) listens on it; stop that process, or choose another socket", path, pid)
+			who := "another process"
+			if pid > 0 {
+				who += fmt.Sprintf(" (pid %d)", pid)
+			}
+			return nil, fmt.Errorf("socket %s: %s listens on it; stop that process, or choose another socket", path, who)
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("removing the socket %s that a dead sidecar left: %w", path, err)

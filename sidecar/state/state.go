@@ -70,8 +70,8 @@
 // A record that finds no room makes the file incomplete: a successor that restored the
 // rest under the same uuid could grant a lock that a living client holds. So the first
 // thing that is stored then is a mark, and a successor that finds it starts with a new
-// uuid. The mark is cleared as soon as nothing is missing any more:
-// each missing lock and session was stored after all, or has ended.
+// uuid. The mark is cleared as soon as nothing is missing any more: each missing lock
+// and session was stored after all, or has ended.
 //
 // Put the file on a tmpfs (/run) if there is one. On a disk the kernel writes the
 // changed pages back every now and then, and a store may wait for it.
@@ -149,9 +149,9 @@ type Process struct {
 }
 
 // Open makes the state file, and the sequence file beside it, or takes them over, and
-// keeps others from them until Close or the end of the process. A state file that cannot be used, because it is from
-// another boot or damaged, begins anew: Left says so. Any other file is left alone,
-// and is an error.
+// keeps other processes from them until Close or the end of the process. A state file
+// that cannot be used, because it is from another boot, a copy or damaged, is made again
+// with a new uuid: Left has the reason. Any other file is left alone, and is an error.
 func Open(path string) (*File, error) { return open(path, thisHost()) }
 
 func open(path string, h host) (*File, error) {
