@@ -41,7 +41,7 @@ build: ## build bin/locksidecar
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin .venv .mypy_cache .pytest_cache .ruff_cache tests/bench/redisson/target
+	rm -rf bin .venv .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target
 
 # ---- what tests and tools need -----------------------------------------------
 
@@ -82,13 +82,25 @@ venv: .venv/.ready ## make .venv with the pinned Python packages and sdk/python 
 	.venv/bin/pip install -q --disable-pip-version-check -r tests/bench/python/requirements.txt
 	@touch $@
 
+# What locks with Redisson in the tests, and in the benchmark.
+TEST_JAR  := tests/redisson/target/redisson-worker.jar
 BENCH_JAR := tests/bench/redisson/target/redisson-worker.jar
 
+.PHONY: redisson
+redisson: $(TEST_JAR)
+
 # Maven keeps what it has fetched, and need not ask for it again.
-$(BENCH_JAR): tests/bench/redisson/pom.xml $(shell find tests/bench/redisson/src -type f 2>/dev/null)
+define jar
 	@{ command -v mvn && command -v javac; } >/dev/null || { $(call apt,default-jdk-headless maven); }
-	mvn -q -o -f tests/bench/redisson/pom.xml package >/dev/null 2>&1 || mvn -q -f tests/bench/redisson/pom.xml package
+	mvn -q -o -f $(1)/pom.xml package >/dev/null 2>&1 || mvn -q -f $(1)/pom.xml package
 	@touch $@
+endef
+
+$(TEST_JAR): $(shell find tests/redisson -type f -not -path '*/target/*' 2>/dev/null)
+	$(call jar,tests/redisson)
+
+$(BENCH_JAR): tests/redisson/parent.pom.xml tests/bench/redisson/pom.xml $(shell find tests/bench/redisson/src -type f 2>/dev/null)
+	$(call jar,tests/bench/redisson)
 
 # ---- checks ------------------------------------------------------------------
 
@@ -100,9 +112,9 @@ fmt-check:
 test: test-go test-python ## run every test; installs what they need
 
 .PHONY: test-go
-test-go: fmt-check redis cc venv
+test-go: fmt-check redis cc venv redisson
 	go vet ./...
-	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 go test -race -timeout 10m ./...
+	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 go test -race -timeout 10m ./...
 	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
 
 .PHONY: test-python

@@ -1,0 +1,34 @@
+package worker;
+
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
+import org.redisson.Redisson;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
+
+/** A RedissonClient and the threads that use it: one program on one host, with connections and a uuid of its own. */
+final class Host {
+    private final RedissonClient client;
+    private final Map<String, Caller> callers = new ConcurrentHashMap<>();
+
+    Host(String redis, long watchdogMillis) {
+        Config config = new Config();
+        if (watchdogMillis > 0) {
+            config.setLockWatchdogTimeout(watchdogMillis);
+        }
+        // The defaults are for programs that do more than lock: 24 connections at the start, 32 threads for them.
+        config.setThreads(4).setNettyThreads(4);
+        config.useSingleServer().setAddress(redis).setConnectionMinimumIdleSize(2).setConnectionPoolSize(16);
+        client = Redisson.create(config);
+    }
+
+    Caller caller(String thread) {
+        return callers.computeIfAbsent(thread, name -> new Caller(client, name));
+    }
+
+    void shutdown() {
+        callers.values().forEach(Caller::shutdown);
+        client.shutdown(0, 2, TimeUnit.SECONDS);
+    }
+}
