@@ -63,6 +63,7 @@ func runTests(m *testing.M) int {
 	}
 
 	code := m.Run()
+	endRedissonProcess()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, err)

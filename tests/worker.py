@@ -16,6 +16,7 @@ Fields = dict[str, Any]
 
 client = locksidecar.connect()
 handles: dict[str, locksidecar.Held] = {}
+stop_poll = threading.Event()  # ends the one poll
 
 CODES: dict[type[Exception], str] = {
     locksidecar.LockTimeout: "timeout",
@@ -85,6 +86,31 @@ def hammer(c: Fields) -> Fields:
     return {"rounds": rounds}
 
 
+def poll(c: Fields) -> Fields:
+    stop_poll.clear()
+    lock = client.lock(c["name"])
+    wait_ms, count = c["wait_ms"], c.get("count", 0)
+    tries = grants = longest = 0
+    asked = time.monotonic_ns()
+    end = asked + c["for_ms"] * 1_000_000
+    while (left := end - time.monotonic_ns()) > 0 and not stop_poll.is_set() and (not count or grants < count):
+        tries += 1
+        if not lock.acquire(timeout=left / 1e9 if wait_ms < 0 else min(left / 1e9, wait_ms / 1000)):
+            time.sleep(0.001)
+            continue
+        longest = max(longest, time.monotonic_ns() - asked)
+        grants += 1
+        lock.release()
+        time.sleep(c.get("pause_ms", 0) / 1000)
+        asked = time.monotonic_ns()
+    return {"tries": tries, "grants": grants, "longest_ns": max(longest, time.monotonic_ns() - asked)}
+
+
+def stop(c: Fields) -> Fields:
+    stop_poll.set()
+    return {}
+
+
 def fork(c: Fields) -> Fields:
     pid = os.fork()
     if pid == 0:
@@ -97,7 +123,7 @@ def fork(c: Fields) -> Fields:
     return {"pid": pid}
 
 
-COMMANDS = {f.__name__: f for f in (lock, unlock, check, lost, lock_many, hammer, fork)}
+COMMANDS = {f.__name__: f for f in (lock, unlock, check, lost, lock_many, hammer, poll, stop, fork)}
 
 
 def now() -> int:

@@ -23,25 +23,36 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-// A worker is a client process: this test binary started again, or worker.py.
-// Both read one JSON command a line and write one JSON answer a line, in any
-// order; a command that waits keeps no other from being carried out.
+// A worker is a client process: this test binary started again, or worker.py. Both read
+// one JSON command a line and write one JSON answer a line, in any order; a command that
+// waits keeps no other from being carried out. A thread of a Redisson program is a
+// worker too (redisson_worker_test.go), but carries out one command at a time.
 
 // command is one line to a worker.
 type command struct {
 	N  int    `json:"n"`
-	Do string `json:"do"` // lock, unlock, check, lost, lock_many, hammer, hammer_forever; Go: pairs; Python: fork
+	Do string `json:"do"` // lock, unlock, check, lost, lock_many, hammer, poll, stop; Go: pairs, hammer_forever; Python: fork; Redisson: below
 
 	As     string `json:"as,omitempty"`   // the handle's name in the worker
 	Name   string `json:"name,omitempty"` // the lock's; a prefix for lock_many
 	WaitMS int64  `json:"wait_ms"`        // -1: forever
 	Lease  int64  `json:"lease_ms,omitempty"`
 	Hold   int64  `json:"max_hold_ms,omitempty"`
-	Count  int    `json:"count,omitempty"`  // of locks, or of rounds
-	Redis  string `json:"redis,omitempty"`  // a Unix socket: where the counter is
-	Key    string `json:"key,omitempty"`    // of the counter
-	Shared bool   `json:"shared,omitempty"` // pairs: all on one lock
-	Many   bool   `json:"many,omitempty"`   // pairs: each on a hundred locks in turn
+	Count  int    `json:"count,omitempty"`    // of locks, or of rounds
+	Redis  string `json:"redis,omitempty"`    // a Unix socket: where the counter is
+	Key    string `json:"key,omitempty"`      // of the counter
+	Shared bool   `json:"shared,omitempty"`   // pairs: all on one lock
+	Many   bool   `json:"many,omitempty"`     // pairs: each on a hundred locks in turn
+	ForMS  int64  `json:"for_ms,omitempty"`   // poll: how long; it ends before, after Count grants if that is not 0
+	Pause  int64  `json:"pause_ms,omitempty"` // poll: after each grant
+
+	// Redisson: lock, unlock, hammer, poll, stop (ends the poll), look, get_token,
+	// force_unlock, set_bucket, delete, set_permits, connect, disconnect.
+	Client   string   `json:"client,omitempty"`      // the RedissonClient's name; ask fills it in
+	Thread   string   `json:"thread,omitempty"`      // the same
+	Object   string   `json:"object,omitempty"`      // "": lock; nonreentrant, fenced, spin, fair, multi, read, write, semaphore
+	Names    []string `json:"names,omitempty"`       // multi: of the locks in it
+	Watchdog int64    `json:"watchdog_ms,omitempty"` // connect: lockWatchdogTimeout; 0: Redisson's default
 }
 
 // answer is one line from a worker.
@@ -56,6 +67,13 @@ type answer struct {
 	AtNS       int64   `json:"at_ns,omitempty"`       // CLOCK_BOOTTIME when it was done
 	DeadlineNS int64   `json:"deadline_ns,omitempty"` // lost: that the handle had, on CLOCK_BOOTTIME
 	PID        int     `json:"pid,omitempty"`         // fork: of the child
+	Tries      int     `json:"tries,omitempty"`       // poll: how often it tried,
+	Grants     int     `json:"grants,omitempty"`      // and had the lock,
+	LongestNS  int64   `json:"longest_ns,omitempty"`  // and the longest time that it tried for one grant
+	Yes        bool    `json:"yes,omitempty"`         // look: it is locked; force_unlock, delete, set_permits: it was done
+	Mine       bool    `json:"mine,omitempty"`        // look: the thread holds it,
+	Entries    int     `json:"entries,omitempty"`     // so many times
+	TTLMS      int64   `json:"ttl_ms,omitempty"`      // look: until it expires; -1: it does not; -2: there is no key
 }
 
 // A round is one pass of hammer: what was read from the counter while the lock
@@ -68,7 +86,14 @@ type round struct {
 // ---- the test's side ----------------------------------------------------------
 
 type worker struct {
-	t      testing.TB
+	*workerProcess
+	t testing.TB
+
+	client, thread string // of Redisson, that every command is for
+}
+
+// A workerProcess is a process that reads commands and writes answers.
+type workerProcess struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stderr output
@@ -140,18 +165,33 @@ func python(t testing.TB) string {
 
 func startWorker(t testing.TB, cmd *exec.Cmd) *worker {
 	t.Helper()
-	w := &worker{t: t, cmd: cmd, exited: make(chan struct{}), waiting: map[int]chan answer{}}
-	cmd.Stderr = &w.stderr
-	var err error
-	if w.stdin, err = cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
+	p, err := startWorkerProcess(cmd)
 	if err != nil {
 		t.Fatal(err)
 	}
+	w := &worker{workerProcess: p, t: t}
+	t.Cleanup(func() {
+		w.kill9()
+		if t.Failed() && w.stderr.String() != "" {
+			t.Logf("worker %d:\n%s", w.pid(), tail(w.stderr.String(), 40))
+		}
+	})
+	return w
+}
+
+func startWorkerProcess(cmd *exec.Cmd) (*workerProcess, error) {
+	w := &workerProcess{cmd: cmd, exited: make(chan struct{}), waiting: map[int]chan answer{}}
+	cmd.Stderr = &w.stderr
+	var err error
+	if w.stdin, err = cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	go func() {
 		lines := bufio.NewReader(stdout)
@@ -175,18 +215,12 @@ func startWorker(t testing.TB, cmd *exec.Cmd) *worker {
 		cmd.Wait()
 		close(w.exited)
 	}()
-	t.Cleanup(func() {
-		w.kill9()
-		if t.Failed() && w.stderr.String() != "" {
-			t.Logf("worker %d:\n%s", w.pid(), tail(w.stderr.String(), 40))
-		}
-	})
-	return w
+	return w, nil
 }
 
-func (w *worker) pid() int { return w.cmd.Process.Pid }
+func (w *workerProcess) pid() int { return w.cmd.Process.Pid }
 
-func (w *worker) ended() bool {
+func (w *workerProcess) ended() bool {
 	select {
 	case <-w.exited:
 		return true
@@ -203,7 +237,7 @@ func (w *worker) signal(s syscall.Signal) {
 	}
 }
 
-func (w *worker) kill9() {
+func (w *workerProcess) kill9() {
 	w.cmd.Process.Kill()
 	w.stdin.Close()
 	<-w.exited
@@ -213,6 +247,7 @@ func (w *worker) kill9() {
 func (w *worker) ask(c command) <-chan answer {
 	w.t.Helper()
 	ch := make(chan answer, 1)
+	c.Client, c.Thread = w.client, w.thread
 	w.mu.Lock()
 	w.lastN++
 	c.N = w.lastN
@@ -266,7 +301,7 @@ func (w *worker) lock(name string) answer {
 
 func (w *worker) unlock(name string) {
 	w.t.Helper()
-	w.must(command{Do: "unlock", As: name})
+	w.must(command{Do: "unlock", As: name, Name: name})
 }
 
 // ---- the process's side ---------------------------------------------------------
@@ -297,9 +332,10 @@ func runRole(role string) int {
 type goWorker struct {
 	client *locksidecar.Client
 
-	mu    sync.Mutex // guards locks and out
-	locks map[string]*locksidecar.Lock
-	out   *json.Encoder
+	mu       sync.Mutex // guards what follows
+	locks    map[string]*locksidecar.Lock
+	stopPoll context.CancelFunc // of the last poll
+	out      *json.Encoder
 }
 
 func runWorker() error {
@@ -372,10 +408,49 @@ func (w *goWorker) do(c command) answer {
 				return failed(err)
 			}
 		}
+	case "poll":
+		return w.poll(ctx, c)
+	case "stop":
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.stopPoll()
+		return answer{}
 	case "pairs":
 		return w.pairs(ctx, c)
 	}
 	return answer{Err: "unknown", Msg: c.Do}
+}
+
+// poll acquires and releases, tries again a millisecond after a try in vain, and counts
+// how often it is granted.
+func (w *goWorker) poll(ctx context.Context, c command) answer {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(c.ForMS)*time.Millisecond)
+	defer cancel()
+	w.mu.Lock()
+	w.stopPoll = cancel
+	w.mu.Unlock()
+	var a answer
+	asked := time.Now()
+	for ctx.Err() == nil && (c.Count == 0 || a.Grants < c.Count) {
+		a.Tries++
+		l, err := w.lock(ctx, c, c.Name)
+		switch {
+		case err == nil:
+			a.LongestNS = max(a.LongestNS, int64(time.Since(asked)))
+			a.Grants++
+			if err := l.Unlock(); err != nil {
+				return failed(err)
+			}
+			time.Sleep(time.Duration(c.Pause) * time.Millisecond)
+			asked = time.Now()
+		case ctx.Err() == nil && !errors.Is(err, locksidecar.ErrHeld) && !errors.Is(err, locksidecar.ErrTimeout):
+			return failed(err)
+		default:
+			time.Sleep(time.Millisecond)
+		}
+	}
+	a.LongestNS = max(a.LongestNS, int64(time.Since(asked)))
+	return a
 }
 
 // pairs acquires and releases for WaitMS with Count goroutines.
