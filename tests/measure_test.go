@@ -27,7 +27,7 @@ import (
 //
 // They are printed and not judged: a test that depends on the machine's speed
 // fails for reasons that are not the project's.
-var measure = flag.Bool("measure", false, "run the measurements, about two minutes")
+var measure = flag.Bool("measure", false, "run the measurements, about five minutes")
 
 func measured(t *testing.T) {
 	t.Helper()

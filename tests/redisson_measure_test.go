@@ -1,0 +1,68 @@
+package tests
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// A lock that eight processes pass between them through one sidecar, without a pause, and
+// a client elsewhere that wants it too: how often it asks and is granted, for how long it
+// tries in vain at most, and how often the eight have the lock meanwhile.
+//
+//	go test ./tests -run '^TestMeasurePollers$' -count 1 -v -measure
+func TestMeasurePollers(t *testing.T) {
+	measured(t)
+	const name, window = "wanted", 10 * time.Second
+
+	redisson := func(t *testing.T, r *redisServer) *worker { return startRedisson(t, r) }
+	sidecar := func(t *testing.T, r *redisServer) *worker {
+		return startGoWorker(t, startDaemon(t, r.unixURL()))
+	}
+	deaf := func(t *testing.T, r *redisServer) *worker { return startGoWorker(t, startDeafDaemon(t, r)) }
+	for _, c := range []struct {
+		what   string
+		start  func(*testing.T, *redisServer) *worker
+		object string
+		waitMS int64
+	}{
+		{"nobody", nil, "", 0},
+		{"RLock.tryLock(), each ms", redisson, "lock", 0},
+		{"RLock.tryLock(5 s)", redisson, "lock", 5000},
+		{"RLock.lock()", redisson, "lock", -1},
+		{"NonReentrantLock.lock()", redisson, "nonreentrant", -1},
+		{"RFencedLock.tryLockAndGetToken(0), each ms", redisson, "fenced", 0},
+		{"RFencedLock.lockAndGetToken()", redisson, "fenced", -1},
+		{"RSpinLock.lock()", redisson, "spin", -1},
+		{"RFairLock.tryLock(), each ms", redisson, "fair", 0},
+		{"RFairLock.lock()", redisson, "fair", -1},
+		{"RMultiLock.tryLock(5 s), this one and a free one", redisson, "multi", 5000}, // lock() cannot be interrupted
+		{"another sidecar, wait_ms 0, each ms", sidecar, "", 0},
+		{"another sidecar, wait_ms 5000", sidecar, "", 5000},
+		{"another sidecar, no limit", sidecar, "", -1},
+		{"a sidecar without SUBSCRIBE, wait_ms 0, each ms", deaf, "", 0},
+		{"a sidecar without SUBSCRIBE, wait_ms 5000", deaf, "", 5000},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			r := startRedis(t)
+			var w *worker
+			if c.start != nil {
+				w = c.start(t, r)
+			}
+			end := contend(t, startDaemon(t, r.unixURL()), name)
+			start := time.Now()
+			said := ""
+			if w == nil {
+				time.Sleep(window)
+			} else {
+				a := w.must(command{
+					Do: "poll", Name: name, Names: []string{name, "free"}, Object: c.object, WaitMS: c.waitMS,
+					ForMS: window.Milliseconds(), Pause: 1,
+				})
+				said = fmt.Sprintf("%6d tries %6d grants, longest wait %v", a.Tries, a.Grants, time.Duration(a.LongestNS).Round(time.Millisecond))
+			}
+			took := time.Since(start)
+			row(c.what, "%-48s; the eight: %6.0f/s", said, float64(end())/took.Seconds())
+		})
+	}
+}
