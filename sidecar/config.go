@@ -31,6 +31,13 @@ type Config struct {
 	// renewed every third of it. 300 ms to 1 h, default 30 s.
 	Lease time.Duration
 
+	// TokenExpiry is how long the counter of a lock's fencing tokens stays in Redis after
+	// its last use by a sidecar: 0, the default, is for as long as Redis keeps its data.
+	// A Redisson program (RFencedLock) does not refresh the expiry when it draws tokens,
+	// and begins again at 1 after it: set one only if no such program uses these locks.
+	// 1 h to 10 years.
+	TokenExpiry time.Duration
+
 	// State is the file in which a successor finds what this sidecar's clients hold.
 	// It is made with mode 0600 and must survive a restart, not a reboot. Default: the
 	// path of the socket with ".state" behind it; StateNone: nothing is kept, and
@@ -67,6 +74,11 @@ const (
 
 	minLease = 300 * time.Millisecond
 	maxLease = time.Hour
+
+	// A counter that is made again begins at Redis's clock: a shorter expiry would rely on
+	// that clock more often.
+	minTokenExpiry = time.Hour
+	maxTokenExpiry = 10 * 365 * 24 * time.Hour
 )
 
 // DefaultSocket is $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock.
@@ -109,6 +121,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.Lease%time.Millisecond != 0 {
 		errs = append(errs, fmt.Errorf("lease %v: choose whole milliseconds", c.Lease))
+	}
+	if c.TokenExpiry != 0 && (c.TokenExpiry < minTokenExpiry || c.TokenExpiry > maxTokenExpiry) {
+		errs = append(errs, fmt.Errorf("token-expiry %v: choose %v to %v, or 0 for none", c.TokenExpiry, minTokenExpiry, maxTokenExpiry))
 	}
 	if c.ResumeWithin < 0 || c.ResumeWithin > maxResumeWithin {
 		errs = append(errs, fmt.Errorf("resume-within %v: choose up to %v, or 0 for the default", c.ResumeWithin, maxResumeWithin))

@@ -95,6 +95,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		URL:            cfg.Redis,
 		UUID:           s.uuid,
 		Last:           store.Identity(s.left.Redis),
+		TokenExpiry:    cfg.TokenExpiry,
 		Log:            cfg.Log,
 		OnResults:      s.redisResults,
 		OnUp:           s.redisUp,

@@ -63,6 +63,24 @@ func (c *serveCmd) BeforeResolve(ctx *kong.Context) error {
 	return nil
 }
 
+// config returns the settings as the sidecar takes them, without its Redis.
+func (s *settings) config() sidecar.Config {
+	return sidecar.Config{
+		Socket:       s.Socket,
+		SocketMode:   os.FileMode(s.SocketMode),
+		SocketGroup:  s.SocketGroup,
+		Lease:        s.Lease,
+		TokenExpiry:  s.TokenExpiry,
+		State:        s.State,
+		ResumeWithin: s.ResumeWithin,
+		MaxSessions:  s.MaxSessions,
+		MaxLocks:     s.MaxLocks,
+		MaxHolds:     s.MaxHolds,
+		MaxWaiters:   s.MaxWaiters,
+		Version:      version(),
+	}
+}
+
 func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context) error {
 	c.resolver.noteFlags(parsed)
 	target, err := chooseRedis(&c.settings, c.resolver)
@@ -73,21 +91,8 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context) error {
 	stderr := newLines(os.Stderr, c.logger(os.Stderr))
 	defer stderr.close()
 	log := c.logger(stderr)
-	cfg := sidecar.Config{
-		Socket:       c.Socket,
-		SocketMode:   os.FileMode(c.SocketMode),
-		SocketGroup:  c.SocketGroup,
-		Redis:        target.url,
-		Lease:        c.Lease,
-		State:        c.State,
-		ResumeWithin: c.ResumeWithin,
-		MaxSessions:  c.MaxSessions,
-		MaxLocks:     c.MaxLocks,
-		MaxHolds:     c.MaxHolds,
-		MaxWaiters:   c.MaxWaiters,
-		Version:      version(),
-		Log:          log,
-	}
+	cfg := c.config()
+	cfg.Redis, cfg.Log = target.url, log
 	if cfg.Listener, err = inherited(); err != nil {
 		return coded{exitUsage, err}
 	}

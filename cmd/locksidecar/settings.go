@@ -25,6 +25,7 @@ type settings struct {
 	RedisFile    string        `toml:"redis_file" placeholder:"PATH" help:"A file with the URL, so that its password stands nowhere else."`
 	Embedded     bool          `toml:"embedded" help:"Use a private Redis that ends with the daemon: for trials and tests."`
 	Lease        time.Duration `toml:"lease" default:"${lease}" placeholder:"DURATION" help:"How long Redis keeps a lock that is not renewed (default: ${default})."`
+	TokenExpiry  time.Duration `toml:"token_expiry" placeholder:"DURATION" help:"Delete a lock's token counter this long after its last use (default: never). Not if a Redisson program draws fencing tokens."`
 	State        string        `toml:"state" placeholder:"PATH" help:"File in which the next daemon finds who holds what (default: the socket's path and .state; none: a restart loses all locks)."`
 	ResumeWithin time.Duration `toml:"resume_within" default:"${resume_within}" placeholder:"DURATION" help:"After a restart, how long to renew for a living process that does not come back (default: ${default})."`
 	MaxSessions  int           `toml:"max_sessions" default:"${max_sessions}" placeholder:"N" help:"Clients at one time (default: ${default})."`

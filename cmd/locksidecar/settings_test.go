@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -150,6 +151,36 @@ func TestTheExampleFileShowsEveryKeyWithItsDefault(t *testing.T) {
 	}
 	if untouched, err := parseServe(t, "--config", "../../deploy/locksidecar.toml"); err != nil || len(untouched.resolver.file) != 0 {
 		t.Errorf("the example as it is delivered sets %v, %v; want nothing", untouched.resolver.file, err)
+	}
+}
+
+// Every setting reaches the sidecar that has a field for it.
+func TestEverySettingReachesTheSidecar(t *testing.T) {
+	elsewhere := map[string]string{
+		"Redis": "chosen among several settings", "RedisFile": "becomes Redis", "Embedded": "becomes Redis",
+		"LogLevel": "becomes Log", "LogFormat": "becomes Log",
+	}
+	var set settings
+	fields := reflect.ValueOf(&set).Elem()
+	for i := range fields.NumField() {
+		switch f := fields.Field(i); {
+		case f.CanInt():
+			f.SetInt(7)
+		case f.CanUint():
+			f.SetUint(7)
+		case f.Kind() == reflect.String:
+			f.SetString("seven")
+		}
+	}
+	config := reflect.ValueOf(set.config())
+	for i := range fields.NumField() {
+		name := fields.Type().Field(i).Name
+		if elsewhere[name] != "" {
+			continue
+		}
+		if got := config.FieldByName(name); !got.IsValid() || got.IsZero() {
+			t.Errorf("the setting %s does not reach the sidecar", name)
+		}
 	}
 }
 
