@@ -63,12 +63,12 @@ func TestRunOfHandoffsLeavesTheKeyFreeNowAndThen(t *testing.T) {
 	r.acquire(1, "a")
 	r.acquire(2, "a")
 	r.redis(locktable.Take, locktable.Done)
-	if d := r.handoffs(1); d < 200*time.Millisecond || d > 210*time.Millisecond {
+	if d := r.handoffs(1); d < 100*time.Millisecond || d > 110*time.Millisecond {
 		t.Fatalf("the lock is given back after %v", d)
 	}
 	r.redis(locktable.Drop, locktable.Done)
 	r.log = nil
-	r.pass(4 * time.Millisecond)
+	r.pass(3 * time.Millisecond)
 	r.quiet() // a client that polls each millisecond takes it
 
 	r.pass(30 * time.Millisecond)

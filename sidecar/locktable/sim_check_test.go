@@ -143,9 +143,9 @@ func (hn *hostName) othersListen() bool {
 
 const (
 	standBack   = 10 * ms
-	quietTime   = 200 * ms
-	quietPause  = 5 * ms
-	rivalMemory = 5 * sec
+	quietTime   = 100 * ms
+	quietPause  = 4 * ms
+	rivalMemory = 60 * sec
 )
 
 // tokenRange is what one Take drew, as its table was told.

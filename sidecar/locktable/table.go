@@ -42,7 +42,7 @@ type Config struct {
 	// passes between local owners without a pause is released after QuietTime, and
 	// stays free for QuietPause. If another host took it in that time, or had it for
 	// another reason, this sidecar behaves for RivalMemory as if it were known to wait.
-	// Defaults 200 ms, 5 ms, 5 s.
+	// Defaults 100 ms, 4 ms, 1 min.
 	QuietTime   time.Duration
 	QuietPause  time.Duration
 	RivalMemory time.Duration
@@ -97,9 +97,9 @@ func (c *Config) setDefaults() {
 	def(&c.HandoffBudget, 64)
 	def(&c.HandoffTime, 50*time.Millisecond)
 	def(&c.StandBack, 10*time.Millisecond)
-	def(&c.QuietTime, 200*time.Millisecond)
-	def(&c.QuietPause, 5*time.Millisecond)
-	def(&c.RivalMemory, 5*time.Second)
+	def(&c.QuietTime, 100*time.Millisecond)
+	def(&c.QuietPause, 4*time.Millisecond)
+	def(&c.RivalMemory, time.Minute)
 	def(&c.Poll, 5*time.Second)
 	def(&c.PollDeaf, 25*time.Millisecond)
 	def(&c.PollDeafLeast, 2*time.Millisecond)
