@@ -26,12 +26,13 @@ func (p Peer) String() string {
 // A circle can only be closed by somebody who starts to wait, so looking then
 // is enough as long as each owner waits for one lock at a time.
 func (t *Table) circle(s *session, owner uint64, l *lock) string {
-	type step struct {
-		lock *lock // somebody waits for it
-		from int   // index of the step that led here; −1: the newcomer's own
-	}
-	path := []step{{l, -1}}
-	seen := map[*lock]bool{l: true}
+	t.searches++
+	l.queue.searched = t.searches
+	path := append(t.path[:0], step{l, -1})
+	defer func() {
+		clear(path)
+		t.path = path
+	}()
 	for i, steps := 0, 0; i < len(path); i++ {
 		at := path[i].lock
 		h := &at.hold
@@ -53,13 +54,19 @@ func (t *Table) circle(s *session, owner uint64, l *lock) string {
 			if steps++; steps > maxSteps {
 				return ""
 			}
-			if !seen[w.lock] {
-				seen[w.lock] = true
+			if q := w.lock.queue; q.searched != t.searches {
+				q.searched = t.searches
 				path = append(path, step{w.lock, i})
 			}
 		}
 	}
 	return ""
+}
+
+// step is one step of a search for a circle.
+type step struct {
+	lock *lock // somebody waits for it
+	from int   // index of the step that led here; −1: the newcomer's own
 }
 
 // inWords tells a circle: locks[0] is held by the newcomer, each further lock's

@@ -35,7 +35,9 @@ type queue struct {
 
 	sub         subscription
 	lingerUntil int64
-	vain        uint8 // messages heard since somebody here waited for another host
+	vain        uint8 // messages that came since a waiter here waited for another host
+
+	searched uint64 // the last search for a circle that met this lock
 
 	trouble string // what Redis answered last, if it was an error
 	polling bool   // counts in Table.polling

@@ -138,6 +138,9 @@ type Table struct {
 	waiters  pool[waiter]
 	queues   pool[queue]
 
+	searches uint64 // for circles, so far
+	path     []step // emptied, for the next search
+
 	lastNum uint64 // last hold number given out
 	notes   notes  // what the Keeper has not been told yet
 	up      bool   // Redis can be asked
