@@ -46,7 +46,7 @@ type conn struct {
 	nc  *net.UnixConn
 	raw syscall.RawConn
 
-	sender *process      // its process in the inbox; set before the reader starts
+	sender *peerProcess  // its process in the inbox; set before the reader starts
 	unread *atomic.Int64 // of all connections: bytes of answers that no socket has taken
 
 	// Set before the reader hands over anything, then owned by the loop.

@@ -1,5 +1,7 @@
 package sidecar
 
+import "sync"
+
 // A fairQueue gives each user of the host the same time of the loop, and each process of
 // a user the same part of that, however much any of them asks for.
 //
@@ -11,9 +13,9 @@ package sidecar
 // Nothing is asked of a sender about its importance, and it can make itself no more
 // important: more connections are still one process, more processes are still one user.
 type fairQueue struct {
-	users     flows[*account]
-	processes map[processKey]*process
-	byUID     map[int64]*account
+	users     flows[*peerUser]
+	processes map[processKey]*peerProcess
+	byUID     map[int64]*peerUser
 	len       int // requests
 }
 
@@ -24,23 +26,30 @@ type processKey struct {
 	conn     *conn
 }
 
-// account is one user of the host.
-type account struct {
-	flow      flow[*account]
+// peerUser is one user of the host.
+type peerUser struct {
+	flow      flow[*peerUser]
 	uid       int64
-	processes flows[*process]
+	processes flows[*peerProcess]
 	members   int // processes
 }
 
-// process is one client process, with what its connections have asked for.
-type process struct {
-	flow  flow[*process]
-	user  *account
+// peerProcess is one client process, with what its connections have asked for.
+type peerProcess struct {
+	flow  flow[*peerProcess]
+	user  *peerUser
 	key   processKey
 	conns int
 	queue []request
-	first int // of queue
+	first int       // of queue
+	room  sync.Cond // on inbox.mu: queue has become shorter than maxWaiting
 }
+
+func (p *peerProcess) len() int { return len(p.queue) - p.first }
+
+// While so many requests of a process are in the queue, its connections are not read
+// from: what reads them would be as much in the way of others as what they ask for.
+const maxWaiting = 256
 
 // What a flow may use of the loop before the next one has its turn, ns. A request takes
 // one or two microseconds.
@@ -50,12 +59,12 @@ const (
 )
 
 func (q *fairQueue) init() {
-	q.processes = make(map[processKey]*process)
-	q.byUID = make(map[int64]*account)
+	q.processes = make(map[processKey]*peerProcess)
+	q.byUID = make(map[int64]*peerUser)
 }
 
 // join returns the process of a connection.
-func (q *fairQueue) join(c *conn) *process {
+func (q *fairQueue) join(c *conn) *peerProcess {
 	key := processKey{uid: c.peer.UID, pid: c.peer.PID}
 	if key.pid == 0 {
 		key.conn = c
@@ -64,12 +73,12 @@ func (q *fairQueue) join(c *conn) *process {
 	if p == nil {
 		u := q.byUID[key.uid]
 		if u == nil {
-			u = &account{uid: key.uid}
+			u = &peerUser{uid: key.uid}
 			u.flow.owner = u
 			q.byUID[key.uid] = u
 		}
 		u.members++
-		p = &process{user: u, key: key}
+		p = &peerProcess{user: u, key: key}
 		p.flow.owner = p
 		q.processes[key] = p
 	}
@@ -78,7 +87,7 @@ func (q *fairQueue) join(c *conn) *process {
 }
 
 // leave ends what join began. What the process has asked for stays in the queue.
-func (q *fairQueue) leave(p *process) {
+func (q *fairQueue) leave(p *peerProcess) {
 	if p.conns--; p.conns > 0 {
 		return
 	}
@@ -88,7 +97,13 @@ func (q *fairQueue) leave(p *process) {
 	}
 }
 
-func (q *fairQueue) push(p *process, requests []request) {
+func (q *fairQueue) push(p *peerProcess, requests []request) {
+	if p.first > len(p.queue)/2 {
+		// A process that always asks for more never lets its queue become empty.
+		n := copy(p.queue, p.queue[p.first:])
+		clear(p.queue[n:])
+		p.queue, p.first = p.queue[:n], 0
+	}
 	p.queue = append(p.queue, requests...)
 	q.len += len(requests)
 	p.user.processes.activate(&p.flow, processQuantum)
@@ -114,7 +129,7 @@ func (q *fairQueue) pop(r *request) bool {
 			continue
 		}
 		*r = p.queue[p.first]
-		p.queue[p.first] = request{}
+		p.queue[p.first] = request{} // what it refers to is garbage when it is done
 		p.first++
 		if p.first == len(p.queue) {
 			if p.queue, p.first = p.queue[:0], 0; cap(p.queue) > 4*maxQueued {
@@ -122,12 +137,15 @@ func (q *fairQueue) pop(r *request) bool {
 			}
 		}
 		q.len--
+		if p.len() < maxWaiting {
+			p.room.Signal()
+		}
 		return true
 	}
 }
 
 // charge takes what a request cost from the process and its user.
-func (p *process) charge(ns int64) {
+func (p *peerProcess) charge(ns int64) {
 	p.flow.deficit -= ns
 	p.user.flow.deficit -= ns
 }

@@ -70,6 +70,7 @@ type inbox struct {
 	events   []event
 	messages map[string]int // by name: how many were published since the last step
 	requests fairQueue
+	ending   bool // no reader waits for room
 	held     bool // no requests are taken until there is an event: Redis is behind
 }
 
@@ -98,11 +99,24 @@ func (b *inbox) publish(names []string) {
 	}
 }
 
-// add adds requests of one process.
-func (b *inbox) add(from *process, requests []request) {
+// add adds requests of one process, once those that it has there leave room.
+func (b *inbox) add(from *peerProcess, requests []request) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for from.len() >= maxWaiting && !b.ending {
+		from.room.Wait()
+	}
 	b.requests.push(from, requests)
+}
+
+// end has no reader wait for room any more.
+func (b *inbox) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ending = true
+	for _, p := range b.requests.processes {
+		p.room.Broadcast()
+	}
 }
 
 // wake has run take what is there.
@@ -138,7 +152,7 @@ func (b *inbox) hold(on bool) {
 
 // takeRequest takes the next request, after it charged the one before: cost is what that
 // took of the loop, ns.
-func (b *inbox) takeRequest(before *process, cost int64, r *request) bool {
+func (b *inbox) takeRequest(before *peerProcess, cost int64, r *request) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if before != nil {
@@ -148,7 +162,7 @@ func (b *inbox) takeRequest(before *process, cost int64, r *request) bool {
 }
 
 // charge has a process pay for its last request of a step.
-func (b *inbox) charge(p *process, cost int64) {
+func (b *inbox) charge(p *peerProcess, cost int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p.charge(cost)
@@ -160,9 +174,10 @@ func (b *inbox) join(c *conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c.sender = b.requests.join(c)
+	c.sender.room.L = &b.mu
 }
 
-func (b *inbox) leave(p *process) {
+func (b *inbox) leave(p *peerProcess) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.requests.leave(p)

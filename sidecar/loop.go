@@ -49,6 +49,7 @@ type loop struct {
 	failed   protocol.Err
 	lost     protocol.LostEvent
 	lease    protocol.LeaseEvent
+	page     protocol.ListOK
 }
 
 const (
@@ -57,12 +58,15 @@ const (
 
 	// A step does requests of clients for this long. What Redis answers, and what is
 	// due, waits for the end of a step.
-	requestTime = 200 * time.Microsecond
+	requestTime = 50 * time.Microsecond
+
+	// A page of a list is filled with so many bytes of rows.
+	pageSize = 16 << 10
 
 	// While so many operations wait to be sent to Redis, no requests are done: they would
 	// make more, and a client that asks for little would wait for those of one that asks
 	// for much.
-	maxUnsent = 256
+	maxUnsent = 64
 )
 
 // submitEvent gives the loop an event.
@@ -173,7 +177,7 @@ func (s *Server) takeEvents(now int64) {
 
 // takeRequests does requests of clients, in the order of the inbox, for requestTime.
 func (s *Server) takeRequests(now int64) {
-	var from *process
+	var from *peerProcess
 	begin := time.Now()
 	last := time.Duration(0)
 	cost := int64(0)
@@ -348,12 +352,15 @@ func mayForce(caller, holder int64) bool {
 	return caller == 0 || caller == holder || caller == int64(unix.Geteuid())
 }
 
-// list fills one page.
+// list fills one page. It is small: a client that asks for thousands of locks pays for
+// each page with a turn.
 func (s *Server) list(now int64, r *protocol.List) *protocol.ListOK {
-	m := &protocol.ListOK{ID: r.ID}
-	room := protocol.ListRoom
+	m := &s.page
+	m.ID, m.Locks = r.ID, m.Locks[:0]
+	size := 0
 	m.Next = s.table.List(now, r.After, func(row protocol.LockRow) bool {
-		if room -= row.Size(); room < 0 {
+		size += row.Size()
+		if size > pageSize && len(m.Locks) > 0 {
 			return false
 		}
 		m.Locks = append(m.Locks, row)

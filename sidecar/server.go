@@ -205,12 +205,15 @@ func (s *Server) Serve(ctx context.Context) error {
 	bound, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
 	s.finish(bound)
+	s.inbox.end()
 	if err := s.store.Close(bound); err != nil {
 		s.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
 	}
 	s.readers.Wait()
 	s.pids.close()
-	s.step() // what readers still had to say
+	for s.step(); s.inbox.pending(); { // what the readers have left
+		s.step()
+	}
 	s.sumUp()
 	for _, cl := range s.sessions {
 		cl.unwatch()
