@@ -317,6 +317,8 @@ func runRole(role string) int {
 			return 1
 		}
 		return 0
+	case attackRole:
+		return runAttack()
 	case "shared-socket":
 		return runSharedSocket()
 	case quitter:
