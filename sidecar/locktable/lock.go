@@ -13,10 +13,11 @@ import (
 type lock struct {
 	name   string
 	timer  wheel.Timer[timed] // the next time at which anything here is due
-	place  int
-	slot   uint32 // of the Keeper; 0: none
-	noted  bool   // in notes.locks
-	unkept uint32 // its index in notes.unkept plus 1; 0: it is not there
+	user   *user              // as whose it counts; nil: as nobody's
+	place  uint32             // its index in Table.locks
+	slot   uint32             // of the Keeper; 0: none
+	unkept uint32             // its index in notes.unkept plus 1; 0: it is not there
+	noted  bool               // in notes.locks
 
 	hold  hold
 	known known
@@ -126,16 +127,19 @@ func (t *Table) leaseOf(leaseMS uint32) uint32 {
 func (t *Table) lockFor(name string) *lock {
 	l := t.byName[name]
 	if l == nil {
-		l = &lock{name: name, place: len(t.locks)}
+		l = &lock{name: name, place: uint32(len(t.locks))}
 		l.timer.Value = l
 		t.byName[name] = l
 		t.locks = append(t.locks, l)
+		t.cells += Cells(name)
 	}
 	return l
 }
 
 func (t *Table) forget(l *lock) {
 	t.note(l)
+	t.charge(l, nil)
+	t.cells -= Cells(l.name)
 	t.wheel.Remove(&l.timer)
 	delete(t.byName, l.name)
 	last := len(t.locks) - 1

@@ -234,6 +234,7 @@ func (t *Table) Restore(now int64, m *Memory) {
 			}
 			orphan = true
 		}
+		t.charge(l, s.user)
 		l.hold = hold{
 			num: h.Num, token: h.Token, owner: h.Owner, session: s, granted: h.Granted,
 			deadline: h.Deadline, endAt: h.End, tells: h.Tells,

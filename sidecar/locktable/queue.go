@@ -150,13 +150,16 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 			return
 		}
 	}
-	if t.limited(s, l, req.ID) {
+	if t.limited(s, l, &req) {
 		if l != nil {
 			t.settle(now, l)
 		}
 		return
 	}
-	l = t.lockFor(req.Name)
+	if l == nil {
+		l = t.lockFor(req.Name)
+		t.charge(l, s.user)
+	}
 	if l.queue == nil {
 		l.queue = t.queues.get()
 	}
@@ -197,25 +200,11 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 		s.owners[w.owner].push(w, byOwner)
 	}
 	t.waiting++
+	s.user.waiters++
 	if req.WaitMS > 0 {
 		t.arm(&w.timer, now+ms(req.WaitMS))
 	}
 	t.settle(now, l)
-}
-
-// limited refuses an acquire that would go over a limit.
-func (t *Table) limited(s *session, l *lock, id uint64) bool {
-	switch {
-	case s.nholds+len(s.waits) >= t.cfg.MaxHolds:
-		t.refuse(s, id, protocol.Limit, "this client has %d locks held or waited for; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
-	case len(s.waits) >= t.cfg.MaxWaiters:
-		t.refuse(s, id, protocol.Limit, "this client has %d acquires waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
-	case l == nil && len(t.locks) >= t.cfg.MaxLocks, t.waiting >= t.cfg.MaxLocks:
-		t.refuse(s, id, protocol.Limit, "this sidecar has %d locks held or waited for; release some, or raise max-locks of the sidecar", t.cfg.MaxLocks)
-	default:
-		return false
-	}
-	return true
 }
 
 // whyNot says for a try why the lock was not to be had.
@@ -272,6 +261,7 @@ func (t *Table) unqueue(w *waiter) {
 		}
 	}
 	t.waiting--
+	s.user.waiters--
 	t.waiters.put(w)
 }
 
@@ -389,6 +379,7 @@ func (t *Table) grant(now int64, l *lock, w *waiter) {
 	}
 	k.token++
 	k.tokens--
+	t.charge(l, s.user)
 	h := &l.hold
 	if w.maxHoldMS != 0 {
 		h.endAt = now + ms(w.maxHoldMS)

@@ -11,6 +11,7 @@ import (
 type session struct {
 	id       SessionID
 	peer     Peer
+	user     *user
 	detached bool // lives, but is no longer served: its holds are not renewed
 	ended    bool // its client is dead
 	sweeping bool // in Table.sweeping
@@ -53,6 +54,8 @@ func (t *Table) open(id SessionID, p Peer) *session {
 		low:    math.MaxInt64,
 		behind: math.MaxInt64,
 	}
+	s.user = t.userOf(p.UID)
+	s.user.sessions++
 	t.sessions[id] = s
 	return s
 }
@@ -66,6 +69,7 @@ func (t *Table) Close(now int64, id SessionID) {
 		return
 	}
 	delete(t.sessions, id)
+	s.user.sessions--
 	s.ended, s.endedAt = true, now
 	t.over(now, s)
 }
@@ -129,6 +133,7 @@ func (t *Table) sweep(now int64, s *session, most int) (left int) {
 	if most == 0 {
 		return 0
 	}
+	t.leave(s.user)
 	t.emit(Effect{Kind: Closed, Session: s.id})
 	return most
 }

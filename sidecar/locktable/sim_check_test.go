@@ -753,7 +753,8 @@ func (w *world) checkLimit(h *host, s *session, n int) {
 	}
 	locks := 0
 	h.table.List(h.clock(w.now), 0, func(protocol.LockRow) bool { locks++; return true })
-	if holds+waiters < t.MaxHolds && waiters < t.MaxWaiters && locks < t.MaxLocks && all < t.MaxLocks {
+	share := locktable.Share(t.MaxLocks)
+	if holds+waiters < t.MaxHolds && waiters < t.MaxWaiters && locks < share && all < share {
 		w.violation(n, "a limit was met by session %d with %d holds and %d waiters, among %d locks", s.id, holds, waiters, locks)
 	}
 }
@@ -1300,6 +1301,9 @@ func (w *world) audit() {
 		if h.gone || h.undrained || h.frozen || !h.asleep && h.wakeAt <= w.now {
 			continue // it is about to do more
 		}
+		if wrong := h.table.AuditUsers(); wrong != "" {
+			w.violation(-1, "host %d: %s", h.index, wrong)
+		}
 		now := h.clock(w.now)
 		for n := range w.plan.names {
 			hn := &h.names[n]
@@ -1421,6 +1425,9 @@ func (w *world) checkEmpty() {
 			if h.names[n].want {
 				w.violation(n, "everybody has left host %d, and it is still subscribed", h.index)
 			}
+		}
+		if n := h.table.Users(); n != 0 {
+			w.violation(-1, "everybody has left host %d, and its table counts for %d users", h.index, n)
 		}
 		if at, ok := h.table.Next(); ok {
 			w.violation(-1, "everybody has left host %d, and its table wants to be woken in %s", h.index, time.Duration(at-now))

@@ -62,6 +62,8 @@ type lockTable interface {
 	Holds(s locktable.SessionID) int
 	Info(now int64, name string) (protocol.LockRow, bool)
 	List(now int64, after uint64, yield func(protocol.LockRow) bool) (next uint64)
+	AuditUsers() string
+	Users() int
 }
 
 // random is everything the world leaves to chance.
@@ -151,6 +153,7 @@ func drawPlan(seed uint64, r *random) plan {
 	}
 	leases := []time.Duration{500 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second}
 	p.table = locktable.Config{
+		UID:                1002,
 		Lease:              leases[r.upto(int64(len(leases)))],
 		SubscriptionLinger: time.Duration(r.wide(50*ms, 10*sec)),
 		Seed:               seed,
@@ -828,7 +831,7 @@ func (w *world) open(h *host, slot int) {
 }
 
 func peer(slot int) locktable.Peer {
-	return locktable.Peer{PID: int64(slot) + 1, UID: 1000, Cmd: "sim"}
+	return locktable.Peer{PID: int64(slot) + 1, UID: 1000 + int64(slot)%3, Cmd: "sim"}
 }
 
 // schedule lets s act after d, unless it is about to act anyway.

@@ -27,9 +27,11 @@ import (
 type Config struct {
 	Lease time.Duration // watchdog lease; renewed every third of it. Default 30 s
 
-	MaxLocks   int // names known at one time, and waiters in all. Default 1,048,576
+	MaxLocks   int // names known at one time, in cells (see Cells), and waiters in all. Default 1,048,576
 	MaxHolds   int // holds of one session. Default 262,144
 	MaxWaiters int // waiting acquires of one session. Default 16,384
+
+	UID int64 // of the sidecar's process: this user and root are not bounded by a user's share
 
 	// While another host is known to want a lock, it passes between local owners at
 	// most HandoffBudget times in a row and for HandoffTime; then it is released in
@@ -128,9 +130,11 @@ type Table struct {
 	out     []Effect
 
 	sessions map[SessionID]*session
+	users    map[int64]*user // by uid
 	byName   map[string]*lock
 	byHold   map[uint64]*lock
 	locks    []*lock // every lock, in no order; lock.place is its index
+	cells    int     // that the locks take of MaxLocks: see Cells
 	waiting  int     // waiters in all
 	polling  int     // locks that are polled for want of a subscription
 
@@ -171,6 +175,7 @@ func New(cfg Config, now int64) *Table {
 		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x10c4)),
 		wheel:    wheel.New[timed](wheelTick, wheelSlots, now),
 		sessions: make(map[SessionID]*session),
+		users:    make(map[int64]*user),
 		byName:   make(map[string]*lock),
 		byHold:   make(map[uint64]*lock),
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -377,5 +378,14 @@ func TestASlotThatIsNoLockIsAMistake(t *testing.T) {
 			}()
 			f.ForgetLock(slot)
 		}()
+	}
+}
+
+// The lock table counts what a lock takes of the state file.
+func TestLocksCountAsTheCellsThatTheyHave(t *testing.T) {
+	for n := 1; n <= protocol.MaxName; n++ {
+		if got, want := locktable.Cells(strings.Repeat("x", n)), 1+parts(n, lText); got != want {
+			t.Fatalf("a name of %d bytes counts as %d cells, and has %d", n, got, want)
+		}
 	}
 }

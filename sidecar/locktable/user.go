@@ -1,0 +1,103 @@
+package locktable
+
+import (
+	"fmt"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// Users. MaxLocks bounds the table, and so the state file, for all clients together. No
+// user of the host can use all of that up: one user has three quarters at most, and the
+// last sixteenth is for those who may end the holds of others, root and the user whose
+// process the sidecar is. They are not bounded by a share.
+
+// user is what the clients of one user have in the table.
+type user struct {
+	uid      int64
+	sessions int
+	waiters  int
+	cells    int // of the locks that count as this user's: see charge
+}
+
+// Cells is how much of MaxLocks a lock of this name takes: how many cells of the state
+// file it has, which are of 128 bytes. Names of up to 32 bytes need one, and each further
+// 120 bytes or a part of them another one.
+func Cells(name string) int { return 1 + (max(0, len(name)-32)+119)/120 }
+
+func (t *Table) userOf(uid int64) *user {
+	u := t.users[uid]
+	if u == nil {
+		u = &user{uid: uid}
+		t.users[uid] = u
+	}
+	return u
+}
+
+// leave forgets a user of whom nothing is left.
+func (t *Table) leave(u *user) {
+	if u.sessions == 0 && u.waiters == 0 && u.cells == 0 && t.users[u.uid] == u {
+		delete(t.users, u.uid)
+	}
+}
+
+// privileged tells whether a user is not bounded by a share.
+func (t *Table) privileged(u *user) bool { return u.uid == 0 || u.uid == t.cfg.UID }
+
+// Sessions is how many sessions a user has.
+func (t *Table) Sessions(uid int64) int {
+	if u := t.users[uid]; u != nil {
+		return u.sessions
+	}
+	return 0
+}
+
+// charge has a lock count as this user's: as that of the one who holds it, or had it
+// last, or else asked for it first. nil: as no user's.
+func (t *Table) charge(l *lock, u *user) {
+	was := l.user
+	if was == u {
+		return
+	}
+	cells := Cells(l.name)
+	if l.user = u; u != nil {
+		u.cells += cells
+	}
+	if was != nil {
+		was.cells -= cells
+		t.leave(was)
+	}
+}
+
+// Share is how many of a limit one user may have who is not privileged.
+func Share(limit int) int { return max(1, limit-limit/4) }
+
+// Unreserved is how many of a limit all users together may have who are not privileged.
+func Unreserved(limit int) int { return limit - limit/16 }
+
+// limited refuses an acquire that would go over a limit. l is its lock; nil: there is
+// none yet.
+func (t *Table) limited(s *session, l *lock, req *protocol.Acquire) bool {
+	u, most, share := s.user, t.cfg.MaxLocks, t.cfg.MaxLocks
+	if !t.privileged(u) {
+		most, share = Unreserved(most), Share(share)
+	}
+	cells := 0
+	if l == nil {
+		cells = Cells(req.Name)
+	}
+	why := ""
+	switch {
+	case s.nholds+len(s.waits) >= t.cfg.MaxHolds:
+		why = fmt.Sprintf("this client has %d locks held or waited for; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
+	case len(s.waits) >= t.cfg.MaxWaiters:
+		why = fmt.Sprintf("this client has %d acquires waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
+	case cells > 0 && t.cells+cells > most, t.waiting >= most:
+		why = fmt.Sprintf("this sidecar has %d locks held or waited for; release some, or raise max-locks of the sidecar", len(t.locks))
+	case cells > 0 && u.cells+cells > share, u.waiters >= share:
+		why = fmt.Sprintf("user %d has %d locks of this sidecar, and %d acquires waiting; one user may have %d of max-locks; release some, or raise max-locks of the sidecar", u.uid, u.cells, u.waiters, share)
+	default:
+		return false
+	}
+	t.refuse(s, req.ID, protocol.Limit, "%s", why)
+	return true
+}

@@ -1,0 +1,117 @@
+package locktable_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// newUsersRig has sessions of these users, numbered from 1.
+func newUsersRig(t *testing.T, cfg locktable.Config, uids ...int64) *rig {
+	r := newRig(t)
+	r.tb = locktable.New(cfg, r.now)
+	r.tb.Up(r.now, false)
+	for i, uid := range uids {
+		r.tb.Open(r.now, locktable.SessionID(i+1), locktable.Peer{UID: uid})
+	}
+	t.Cleanup(func() {
+		if wrong := r.tb.AuditUsers(); wrong != "" {
+			t.Error(wrong)
+		}
+	})
+	return r
+}
+
+// takes has a session take locks until one is refused, and returns how many it got.
+func (r *rig) takes(s locktable.SessionID, name string) (n int) {
+	r.Helper()
+	for ; ; n++ {
+		r.acquire(s, fmt.Sprintf("%s%d", name, n))
+		if r.collect(); len(r.ops) == 0 {
+			r.want(fmt.Sprintf("s%d refused limit", s))
+			return n
+		}
+		r.redis(locktable.Take, locktable.Done)
+		r.collect()
+		r.log = nil
+	}
+}
+
+// redisDoesAll answers what is in flight until nothing is.
+func (r *rig) redisDoesAll() {
+	for r.collect(); len(r.ops) > 0; r.collect() {
+		op := r.ops[0]
+		r.ops = r.ops[1:]
+		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+	}
+	r.log = nil
+}
+
+func TestNoUserGetsAllOfMaxLocks(t *testing.T) {
+	r := newUsersRig(t, locktable.Config{MaxLocks: 32, UID: 7}, 1000, 1000, 2000, 0, 7)
+	if n := r.takes(1, "a"); n != 24 {
+		t.Errorf("one user got %d locks of 32, want three quarters", n)
+	}
+	if n := r.takes(2, "b"); n != 0 {
+		t.Errorf("another client of this user got %d locks more", n)
+	}
+	if n := r.takes(3, "c"); n != 6 {
+		t.Errorf("another user got %d locks, want all but the last sixteenth", n)
+	}
+	if n := r.takes(5, "d"); n != 2 {
+		t.Errorf("the user of the sidecar got %d locks, want the rest", n)
+	}
+	r.tb.Close(r.now, 3)
+	r.redisDoesAll()
+	if n := r.takes(4, "e"); n == 0 {
+		t.Error("root got no lock")
+	}
+}
+
+func TestALongNameCountsAsSeveral(t *testing.T) {
+	for _, c := range []struct{ bytes, cells int }{{1, 1}, {32, 1}, {33, 2}, {152, 2}, {153, 3}, {protocol.MaxName, 5}} {
+		if got := locktable.Cells(strings.Repeat("x", c.bytes)); got != c.cells {
+			t.Errorf("a name of %d bytes counts as %d, want %d", c.bytes, got, c.cells)
+		}
+	}
+	r := newUsersRig(t, locktable.Config{MaxLocks: 32}, 1000)
+	if n := r.takes(1, strings.Repeat("long", 25)); n != 12 {
+		t.Errorf("one user got %d locks that count as two, of 32; want 12", n)
+	}
+}
+
+// A lock counts as its holder's, also if another user asked for it first.
+func TestALockCountsAsItsHolders(t *testing.T) {
+	r := newUsersRig(t, locktable.Config{MaxLocks: 16}, 1000, 2000)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0", "s2 granted hold=2 token=2 count=1")
+	if n := r.takes(1, "b"); n != 12 {
+		t.Errorf("the user that gave a lock to another one got %d more, want its share of 12", n)
+	}
+}
+
+func TestUsersAreForgotten(t *testing.T) {
+	r := newUsersRig(t, locktable.Config{}, 1000, 1000, 2000)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(2, "a")
+	r.acquire(3, "a")
+	for s := range locktable.SessionID(3) {
+		r.tb.Close(r.now, s+1)
+	}
+	r.collect()
+	if r.tb.Users() != 1 {
+		t.Errorf("%d users are known while a lock of one is given back", r.tb.Users())
+	}
+	r.redisDoesAll()
+	if r.tb.Users() != 0 {
+		t.Errorf("%d users are known when nothing is left of them", r.tb.Users())
+	}
+}
