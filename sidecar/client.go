@@ -215,8 +215,10 @@ func (s *Server) greet(now int64, c *conn, m *protocol.Hello) {
 		cl = s.absentee(m.Resume, c.peer.UID)
 	}
 	resumed := cl != nil
-	if !resumed && err.Code == "" && len(s.sessions) >= s.cfg.MaxSessions {
-		err = protocol.Err{Code: protocol.Limit, Msg: "too many clients; close some, or raise max-sessions of the sidecar"}
+	if !resumed && err.Code == "" {
+		if why := crowded("clients", c.peer.UID, len(s.sessions), s.table.Sessions(c.peer.UID), s.cfg.MaxSessions); why != nil {
+			err = *why
+		}
 	}
 	if err.Code != "" {
 		err.ID = m.ID

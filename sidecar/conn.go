@@ -83,7 +83,7 @@ func newConn(nc *net.UnixConn, unread *atomic.Int64) (*conn, error) {
 	return c, nil
 }
 
-// refuseConn tells a client why it is not served, and gives it time to hear it.
+// refuseConn tells a client why it is not served, and gives it time to read it.
 func (s *Server) refuseConn(c *conn, why *protocol.Err) {
 	defer s.leave(c)
 	c.sayLast(why)
@@ -109,15 +109,15 @@ func (s *Server) hand(c *conn, requests ...request) {
 	s.takeTurn()
 }
 
-// enter counts a connection, and returns how many there are; 0: the sidecar stops.
-func (s *Server) enter(c *conn) int {
+// enter notes a connection; false: the sidecar stops.
+func (s *Server) enter(c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ending {
-		return 0
+		return false
 	}
 	s.conns[c] = struct{}{}
-	return len(s.conns)
+	return true
 }
 
 func (s *Server) isEnding() bool {

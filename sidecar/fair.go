@@ -16,6 +16,7 @@ type fairQueue struct {
 	users     flows[*peerUser]
 	processes map[processKey]*peerProcess
 	byUID     map[int64]*peerUser
+	conns     int
 	len       int // requests
 }
 
@@ -32,6 +33,7 @@ type peerUser struct {
 	uid       int64
 	processes flows[*peerProcess]
 	members   int // processes
+	conns     int
 }
 
 // peerProcess is one client process, with what its connections have asked for.
@@ -83,11 +85,15 @@ func (q *fairQueue) join(c *conn) *peerProcess {
 		q.processes[key] = p
 	}
 	p.conns++
+	p.user.conns++
+	q.conns++
 	return p
 }
 
 // leave ends what join began. What the process has asked for stays in the queue.
 func (q *fairQueue) leave(p *peerProcess) {
+	q.conns--
+	p.user.conns--
 	if p.conns--; p.conns > 0 {
 		return
 	}

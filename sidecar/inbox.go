@@ -177,6 +177,16 @@ func (b *inbox) join(c *conn) {
 	c.sender.room.L = &b.mu
 }
 
+// conns is how many connections all users have, and this one.
+func (b *inbox) conns(uid int64) (all, own int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if u := b.requests.byUID[uid]; u != nil {
+		own = u.conns
+	}
+	return b.requests.conns, own
+}
+
 func (b *inbox) leave(p *peerProcess) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

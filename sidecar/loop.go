@@ -5,8 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -349,7 +347,7 @@ func taking(in *request) bool {
 }
 
 func mayForce(caller, holder int64) bool {
-	return caller == 0 || caller == holder || caller == int64(unix.Geteuid())
+	return caller == holder || privileged(caller)
 }
 
 // list fills one page. It is small: a client that asks for thousands of locks pays for

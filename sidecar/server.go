@@ -126,6 +126,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		MaxLocks:   cfg.MaxLocks,
 		MaxHolds:   cfg.MaxHolds,
 		MaxWaiters: cfg.MaxWaiters,
+		UID:        int64(unix.Geteuid()),
 		Seed:       binary.LittleEndian.Uint64(seed[:]),
 	}
 	if s.state != nil {
@@ -261,12 +262,11 @@ func (s *Server) accept() error {
 			nc.Close()
 			continue
 		}
-		among := s.enter(c)
-		if among == 0 {
+		if !s.enter(c) {
 			nc.Close()
 			continue
 		}
-		why := s.admit(c, among)
+		why := s.admit(c)
 		if why == nil {
 			s.inbox.join(c)
 			s.readers.Go(func() { s.serveConn(c) })
@@ -291,19 +291,21 @@ func (s *Server) accept() error {
 }
 
 // admit identifies a client, and says why it is not served, if it is not.
-func (s *Server) admit(c *conn, among int) *protocol.Err {
-	if among > s.cfg.MaxSessions+spareConns {
-		return &protocol.Err{Code: protocol.Limit, Msg: "too many connections; close some, or raise max-sessions of the sidecar"}
-	}
+func (s *Server) admit(c *conn) (why *protocol.Err) {
+	defer func() {
+		if why != nil {
+			closePidfd(&c.pidfd)
+		}
+	}()
 	highest, err := c.identify()
 	switch {
 	case scarce(err), err == nil && uint64(highest) >= forClients():
-		closePidfd(&c.pidfd)
 		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("the sidecar may open no more files (%d at most, two for each client); raise its limit (LimitNOFILE= of its unit, ulimit -n), or close some clients", maxFiles())}
 	case err != nil:
 		return &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot tell who you are: " + err.Error()}
 	}
-	return nil
+	all, own := s.inbox.conns(c.peer.UID)
+	return crowded("connections", c.peer.UID, all, own, s.cfg.MaxSessions+spareConns)
 }
 
 // passing tells whether accepting may work again later.

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -62,6 +63,8 @@ type attacker struct {
 	conn   net.Conn
 	frames *protocol.Reader
 	id     uint64
+
+	refused bool // its hello was
 }
 
 func newAttacker() (*attacker, error) {
@@ -73,7 +76,13 @@ func newAttacker() (*attacker, error) {
 	if err := a.send(&protocol.Hello{ID: a.next(), V: protocol.Version, Client: "attack"}); err != nil {
 		return nil, err
 	}
-	_, err = a.frames.Next()
+	body, err := a.frames.Next()
+	if err != nil {
+		return nil, err
+	}
+	var d protocol.ReplyDecoder
+	r, err := d.Decode(body)
+	_, a.refused = r.(*protocol.Err)
 	return a, err
 }
 
@@ -118,7 +127,7 @@ func runAttack() int {
 	size, _ := strconv.Atoi(os.Getenv(attackSize))
 	run := map[string]func(int) error{
 		"burn": burn, "ping": attackPing, "pairs": attackPairs, "fresh": attackFresh, "deadlock": attackDeadlock, "list": attackList,
-		"cancel": attackCancel, "deaf": attackDeaf, "connect": attackConnect, "max_hold": attackMaxHold, "hold": attackHold,
+		"cancel": attackCancel, "deaf": attackDeaf, "connect": attackConnect, "max_hold": attackMaxHold, "hold": attackHold, "crowd": attackCrowd,
 	}[os.Getenv(attackKind)]
 	if err := run(size); err != nil {
 		fmt.Fprintln(os.Stderr, "attack:", err)
@@ -127,11 +136,11 @@ func runAttack() int {
 	select {}
 }
 
-// ready answers the command to begin: the attack is under way.
-func ready() {
+// ready answers the command to begin: the attack is under way. It reports numbers.
+func ready(numbers ...int64) {
 	var c command
 	if err := json.NewDecoder(os.Stdin).Decode(&c); err == nil {
-		_ = json.NewEncoder(os.Stdout).Encode(answer{N: c.N})
+		_ = json.NewEncoder(os.Stdout).Encode(answer{N: c.N, Waits: numbers})
 	}
 }
 
@@ -372,10 +381,45 @@ func attackHold(n int) error {
 	return nil
 }
 
+// attackCrowd takes every session, and every lock, that it gets. It reports how many.
+func attackCrowd(int) error {
+	var all []*attacker
+	for {
+		a, err := newAttacker()
+		if err != nil {
+			return err
+		}
+		if a.refused {
+			break
+		}
+		all = append(all, a)
+	}
+	locks := int64(0)
+	for {
+		if err := all[0].send(&protocol.Acquire{ID: all[0].next(), Name: fmt.Sprint("crowd:", locks), WaitMS: protocol.Forever}); err != nil {
+			return err
+		}
+		body, err := all[0].frames.Next()
+		if err != nil {
+			return err
+		}
+		var d protocol.ReplyDecoder
+		if r, err := d.Decode(body); err != nil {
+			return err
+		} else if _, refused := r.(*protocol.Err); refused {
+			break
+		} else if _, granted := r.(*protocol.Answer); granted {
+			locks++
+		}
+	}
+	ready(int64(len(all)), locks)
+	return nil
+}
+
 // ---- the test's side ----------------------------------------------------------
 
-// startAttack starts a hostile process, as another user where that is possible, and
-// returns when it is under way.
+// startAttack starts a hostile process, as another user where that is possible. Its
+// answer to a first command says that the attack is under way.
 func startAttack(t testing.TB, d *daemon, kind string, size int) *worker {
 	t.Helper()
 	exe, err := os.Executable()
@@ -402,9 +446,7 @@ func startAttack(t testing.TB, d *daemon, kind string, size int) *worker {
 	}
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	cmd.Env = append(os.Environ(), roleVar+"="+attackRole, attackKind+"="+kind, attackSize+"="+strconv.Itoa(size), "LOCKSIDECAR_SOCKET="+d.socket)
-	w := startWorker(t, cmd)
-	w.must(command{Do: kind})
-	return w
+	return startWorker(t, cmd)
 }
 
 // attackedDaemon is a daemon whose socket every user may use.
@@ -478,6 +520,7 @@ func TestHostileProcessCostsNobodyALock(t *testing.T) {
 				t.Fatal(err)
 			}
 			attack := startAttack(t, d, a.kind, size(a.size))
+			attack.must(command{Do: a.kind})
 			pairs := len(pairsFor(t, c, time.Second))
 			attack.kill9()
 			pairs += len(pairsFor(t, c, 300*time.Millisecond))
@@ -497,6 +540,30 @@ func TestHostileProcessCostsNobodyALock(t *testing.T) {
 	}
 }
 
+// A user takes all sessions and locks that it gets. Others get some all the same, and root
+// sees what is there, and ends it.
+func TestOneUserLeavesRoomForOthers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to have a process of another user")
+	}
+	r := startRedis(t)
+	d := attackedDaemon(t, r, "--max-sessions=32", "--max-locks=64")
+	got := startAttack(t, d, "crowd", 0).must(command{Do: "crowd"}).Waits
+	if want := []int64{24, 48}; !slices.Equal(got, want) {
+		t.Errorf("one user got %v sessions and locks, want %v: three quarters", got, want)
+	}
+	c := dial(t, d)
+	if _, err := c.TryLock(t.Context(), "mine"); err != nil {
+		t.Error(err)
+	}
+	if got := d.run("ls"); got.code != 0 || !strings.Contains(got.stdout, "crowd:7") {
+		t.Errorf("ls: exit code %d, %s %s", got.code, got.stdout, got.stderr)
+	}
+	if got := d.run("force-release", "crowd:7"); got.code != 0 {
+		t.Errorf("force-release: exit code %d, %s", got.code, got.stderr)
+	}
+}
+
 // What a hostile process costs its neighbours: time of a pair, lateness of a renewal,
 // memory of the daemon.
 func TestMeasureAttacks(t *testing.T) {
@@ -513,6 +580,7 @@ func TestMeasureAttacks(t *testing.T) {
 			}
 			quiet := pairsFor(t, c, 3*time.Second)
 			attack := startAttack(t, d, a.kind, a.size)
+			attack.must(command{Do: a.kind})
 			stop := shortestTTL(t, r, "held")
 			if a.kind == "hold" {
 				attack.signal(syscall.SIGKILL)
