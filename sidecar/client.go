@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"log/slog"
 	"strconv"
 	"strings"
 	"time"
@@ -309,11 +310,11 @@ func (s *Server) broke(now int64, c *conn, code protocol.Code, text string) {
 	cl := c.client
 	if cl == nil {
 		closePidfd(&c.pidfd)
-		s.complain(now, code, "client refused", "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", text)
+		s.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(code)}, "code", code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", text)
 		return
 	}
-	s.complain(now, code, "client broke the protocol", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd,
-		"reason", text, "holds", s.table.Holds(cl.id))
+	s.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client broke the protocol", string(code)},
+		"code", code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", text, "holds", s.table.Holds(cl.id))
 	switch {
 	case cl.ended:
 		s.close(now, cl, "its process ended")
@@ -354,7 +355,7 @@ func (s *Server) ended(now int64, id locktable.SessionID) {
 
 func (s *Server) close(now int64, cl *client, why string) {
 	if n := s.table.Holds(cl.id); n > 0 {
-		s.log.Info("client ended with locks held; released", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "reason", why)
+		s.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client ended with locks held; released", why}, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "reason", why)
 	}
 	s.end(now, cl)
 }

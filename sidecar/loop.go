@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -33,7 +34,7 @@ type loop struct {
 	planned int64       // when it does, or did; never later than something is due
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
-	complaints  complaints
+	logLimit    logLimit
 
 	// Collected in one step and carried out at its end.
 	dirty   []*conn
@@ -116,7 +117,7 @@ func (s *Server) run(stop <-chan struct{}) {
 // that to later: then the timer stays, and what it wakes looks again.
 func (s *Server) plan(now int64) {
 	at, ok := s.table.Next()
-	for _, due := range []int64{s.absentUntil, s.complaints.end, s.stateDue()} {
+	for _, due := range []int64{s.absentUntil, s.logLimit.end, s.stateDue()} {
 		if due != 0 && (!ok || due < at) {
 			at, ok = due, true
 		}
@@ -137,7 +138,7 @@ func (s *Server) step() (now int64) {
 	s.table.Advance(now)
 	s.endAbsence(now)
 	s.retryState(now)
-	if s.complaints.end != 0 && now >= s.complaints.end {
+	if s.logLimit.end != 0 && now >= s.logLimit.end {
 		s.sumUp()
 	}
 	s.takeEvents(now)
@@ -448,6 +449,7 @@ func (s *Server) carryOut() {
 			}
 		case locktable.Forced:
 			s.say(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
+			s.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", ""}, "lock", e.Name, "hold", e.Hold, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd)
 		case locktable.Lost:
 			s.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}
 			s.say(c, &s.lost)
@@ -486,19 +488,19 @@ func (s *Server) forgetClosed(effects []locktable.Effect) {
 }
 
 func (s *Server) logLost(e *locktable.Effect, c *client) {
-	pid, cmd := int64(0), ""
+	var peer locktable.Peer // of a session that is over, it is not known any more
 	if c != nil {
-		pid, cmd = c.peer.PID, c.peer.Cmd
+		peer = c.peer
 	}
+	kind := lineKind{slog.LevelWarn, peer.UID, "lock lost", string(e.Reason)}
 	if e.Reason == protocol.MaxHold || e.Reason == protocol.ByForce {
-		s.log.Info("lock ended", "lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", pid, "cmd", cmd, "reason", e.Reason)
-		return
+		kind.level, kind.line = slog.LevelInfo, "lock ended"
 	}
-	args := []any{"lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", pid, "cmd", cmd, "reason", e.Reason}
+	args := []any{"lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
 	if e.Msg != "" {
 		args = append(args, "found", e.Msg)
 	}
-	s.log.Warn("lock lost", args...)
+	s.logAbout(kind, args...)
 }
 
 var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}

@@ -562,6 +562,7 @@ func TestOneUserLeavesRoomForOthers(t *testing.T) {
 	if got := d.run("force-release", "crowd:7"); got.code != 0 {
 		t.Errorf("force-release: exit code %d, %s", got.code, got.stderr)
 	}
+	says(t, d.log.String(), "client forced the release of a lock", "lock=crowd:7", "force-release crowd:7", "uid=0")
 }
 
 // What a hostile process costs its neighbours: time of a pair, lateness of a renewal,

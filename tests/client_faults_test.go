@@ -534,20 +534,51 @@ func TestGarbageDoesNotFillTheLog(t *testing.T) {
 	for _, code := range []protocol.Code{protocol.NoHello, protocol.BadFrame} {
 		written, summed := 0, 0
 		for line := range strings.Lines(log) {
-			if !strings.Contains(line, "code="+string(code)) {
-				continue
+			if strings.Contains(line, "code="+string(code)) {
+				written++
 			}
-			if m := regexp.MustCompile(`connections=(\d+)`).FindStringSubmatch(line); m != nil {
+			if m := regexp.MustCompile(`about=` + string(code) + ` .*lines=(\d+)`).FindStringSubmatch(line); m != nil {
 				n, _ := strconv.Atoi(m[1])
 				summed += n
-			} else {
-				written++
 			}
 		}
 		t.Logf("%s: %d lines for %d connections, and %d in sums", code, written, each, summed)
 		if written == 0 || written > each/10 || written+summed != each {
 			t.Errorf("%s: %d lines for %d connections, and %d in sums", code, written, each, summed)
 		}
+	}
+}
+
+// The same of locks that end: a client can have thousands of them in a second.
+func TestLocksThatEndDoNotFillTheLog(t *testing.T) {
+	d := startDaemon(t, startRedis(t).unixURL())
+	const locks = 1_000
+	w := dialWire(t, d)
+	for i := range locks {
+		w.send(message{"op": "acquire", "id": i + 10, "name": fmt.Sprint("short:", i), "max_hold_ms": 1})
+	}
+	for ended := 0; ended < locks; {
+		m, err := w.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m["ev"] == "lost" {
+			ended++
+		}
+	}
+	d.terminate()
+	written, left := 0, 0
+	for line := range strings.Lines(d.log.String()) {
+		if strings.Contains(line, "lock ended") && strings.Contains(line, "reason=max_hold") {
+			written++
+		}
+		if m := regexp.MustCompile(`about=max_hold .*lines=(\d+)`).FindStringSubmatch(line); m != nil {
+			n, _ := strconv.Atoi(m[1])
+			left += n
+		}
+	}
+	if written == 0 || written > locks/10 || written+left != locks {
+		t.Errorf("%d lines for %d locks, and %d in sums", written, locks, left)
 	}
 }
 

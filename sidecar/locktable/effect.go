@@ -10,7 +10,7 @@ const (
 	Released                          // answer: Count (no effect if the request had no ID)
 	Refusal                           // answer: Code, Msg
 	Canceled                          // answer to a cancel: Was
-	Forced                            // answer to a force_release: Hold
+	Forced                            // answer to a force_release: Hold, Name
 	Claimed                           // answer to a claim; Was: it was the last
 	Confirmed                         // answer to a confirm
 	Lost                              // event to Session: Hold, Reason; Was: it had been claimed; Msg: what Redis has instead, if it is Stolen

@@ -489,7 +489,7 @@ func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease)
 	} else {
 		num := l.hold.num
 		t.lose(l, protocol.ByForce, "")
-		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num})
+		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num, Name: req.Name})
 	}
 	if l != nil {
 		t.settle(now, l)
