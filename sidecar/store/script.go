@@ -96,7 +96,7 @@ func gather(ops []locktable.Op) {
 		return 2
 	}
 	slices.SortStableFunc(ops, func(a, b locktable.Op) int {
-		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(a.LeaseMS, b.LeaseMS)); c != 0 || a.Kind != locktable.Keep {
+		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(a.LeaseMS, b.LeaseMS)); c != 0 || scriptOf(a.Kind) != keep {
 			return c
 		}
 		return cmp.Compare(a.Count, b.Count)
@@ -105,7 +105,7 @@ func gather(ops []locktable.Op) {
 
 // together returns how many of ops, at least one, are carried out by one run of a
 // script, and of which: neighbours for which it is the same one, with one lease; and if
-// they are renewed, as many entries. Drops go with any lease.
+// they are renewed or checked, as many entries. Drops go with any lease.
 func together(ops []locktable.Op) (*script, int) {
 	s := scriptOf(ops[0].Kind)
 	var first *locktable.Op // with a lease
@@ -116,7 +116,7 @@ func together(ops []locktable.Op) (*script, int) {
 		case op.Kind == locktable.Drop:
 		case first == nil:
 			first = op
-		case op.LeaseMS != first.LeaseMS, op.Kind == locktable.Keep && op.Count != first.Count:
+		case op.LeaseMS != first.LeaseMS, s == keep && op.Count != first.Count:
 			return s, n
 		}
 	}

@@ -244,6 +244,24 @@ func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
 	})
 }
 
+// A run of one script compares every lock with the same entries.
+func TestChecksOfDifferentEntriesRunApart(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		b.admin.HSet(ctx, "once", field(ourUUID, 1), "1")
+		b.admin.HSet(ctx, "twice", field(ourUUID, 2), "2")
+		once, twice := checkOp("once", 1), checkOp("twice", 2)
+		twice.Count = 2
+		for _, ops := range [][]locktable.Op{{once, twice}, {twice, once}} {
+			for _, res := range r.ask(ops...) {
+				if res.Outcome != locktable.Done {
+					t.Errorf("got %+v; nothing differs", res)
+				}
+			}
+		}
+	})
+}
+
 // A run of takes and drops: every one has its own fate, and they are in order.
 func TestTradeJudgesEachAlone(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
