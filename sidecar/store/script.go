@@ -157,7 +157,8 @@ func retakes(ops []locktable.Op) bool {
 // arrange puts ops, which one run carries out, into the order in which its script does.
 func (e *encoder) arrange(ops []locktable.Op) {
 	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return op.Behind }) {
-		// Each of those follows its drop, if that is among ops.
+		// Each of those follows its drop, if that is among ops, and makes one turn with it,
+		// unless it is set: then it goes first, and the drop finds a later hold.
 		slices.SortStableFunc(ops, func(a, b locktable.Op) int {
 			return cmp.Or(strings.Compare(a.Name, b.Name), -cmp.Compare(turnOf(&a), turnOf(&b)))
 		})

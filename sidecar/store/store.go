@@ -137,10 +137,10 @@ func Open(cfg Config) (*Store, error) {
 
 // Do sends ops, or does so as soon as the connection is free for them, and answers
 // each with exactly one Result. While Redis is down the answer is Unsent, at once.
-// Renewals go first; of what is asked at one time, takes go before drops, but for those
-// that are behind one; and what Redis must be taught the script of may fall behind. So a
-// name must not have more under way than one operation, or a Take behind a Drop, whose
-// order does not matter.
+// Renewals go first; of what is asked at one time, takes go before drops, but for most of
+// those that are behind one; and what Redis must be taught the script of may fall behind.
+// So a name must not have more under way than one operation, or a Take behind a Drop,
+// whose order does not matter.
 // After Close nothing is sent and nothing answered.
 func (s *Store) Do(ops []locktable.Op) { s.commands.do(ops) }
 
