@@ -667,8 +667,12 @@ func TestPermissions(t *testing.T) {
 	})
 	t.Run("without PEXPIRE no lock stays for ever", func(t *testing.T) {
 		r := connected(t, s.userURL("nopexpire", "~*", "&*", "+@all", "-pexpire"))
-		if res := r.one(takeOp("forever", 1)); res.Outcome != locktable.Refused || a.Exists(ctx, "forever").Val() != 0 {
+		res := r.one(takeOp("forever", 1))
+		if res.Outcome != locktable.Refused || a.Exists(ctx, "forever").Val() != 0 {
 			t.Errorf("%+v, key exists: %d", res, a.Exists(ctx, "forever").Val())
+		}
+		if !strings.Contains(res.Msg, `does not permit this user a command that the lock "forever" needs`) {
+			t.Errorf("the message does not help: %s", res.Msg)
 		}
 	})
 	t.Run("without SCRIPT, EVAL teaches", func(t *testing.T) {

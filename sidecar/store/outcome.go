@@ -89,7 +89,18 @@ func (d *dialer) answered(name, text string) string {
 	case "MOVED", "ASK", "CROSSSLOT":
 		return fmt.Sprintf("Redis at %s is a node of a Cluster, which is not supported (%s)", d.address, text)
 	}
+	if deniedInScript(text) {
+		return fmt.Sprintf("Redis at %s does not permit this user a command that the lock %q needs; let its ACL have the commands of the scripts (%s)",
+			d.address, name, text)
+	}
 	return fmt.Sprintf("Redis at %s refuses the lock %q: %s", d.address, name, text)
+}
+
+// deniedInScript reports whether an error says that the ACL denies a command inside of a
+// script. Redis gives it the code ERR, and since 7.2 another text.
+func deniedInScript(text string) bool {
+	return strings.Contains(text, "The user executing the script can't run this command") ||
+		strings.Contains(text, "ACL failure in script")
 }
 
 // broken is the sentence for a connection that failed with err while in use.
