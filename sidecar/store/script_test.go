@@ -655,6 +655,47 @@ func TestRetakeLeavesOtherStructuresAlone(t *testing.T) {
 	})
 }
 
+// A counter that is behind the floor is lifted, however little it is behind: an attempt
+// to change the field alone must not bring it to the floor.
+func TestRetakeLiftsACounterThatIsOneBehindTheFloor(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		b.admin.HSet(ctx, "lock", field(ourUUID, 1), "1")
+		b.admin.Set(ctx, counterOf("lock"), r.id.Floor-1, 0)
+		before := uint64(must(b.admin.Time(ctx).Result()).UnixMicro())
+		again := takeOp("lock", 2)
+		again.Behind = true
+		if res := r.ask(dropOp("lock", 1), again)[1]; res.Outcome != locktable.Done || res.Token <= before {
+			t.Errorf("got %+v, the time was %d", res, before)
+		}
+	})
+}
+
+// What retake cannot do is a drop and a take, each with its own result.
+func TestRetakeWithoutPermissionToPexpireDropsTheLock(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.userURL("nopexpire", "~*", "&*", "+@all", "-pexpire"))
+	a.HSet(ctx, "lock", field(ourUUID, 1), "1")
+	a.Set(ctx, counterOf("lock"), int64(1)<<52, 0)
+	listen := a.Subscribe(ctx, channelOf("lock"))
+	defer listen.Close()
+	must(listen.Receive(ctx))
+	again := takeOp("lock", 2)
+	again.Behind = true
+	res := r.ask(dropOp("lock", 1), again)
+	if res[0].Outcome != locktable.Done || res[0].Listeners != 1 || res[1].Outcome != locktable.Refused {
+		t.Errorf("got %+v", res)
+	}
+	if left := must(a.HGetAll(ctx, "lock").Result()); len(left) > 0 {
+		t.Errorf("the lock is still there: %v", left)
+	}
+	a.Publish(ctx, channelOf("lock"), "marker")
+	if msg := must(listen.ReceiveMessage(ctx)); msg.Payload != "0" {
+		t.Errorf("received %q, want the release", msg.Payload)
+	}
+}
+
 // What another program has written under a lock's name reaches terminals and logs.
 func TestFieldsOfOthersAreMadeReadable(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {

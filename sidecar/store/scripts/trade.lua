@@ -36,7 +36,8 @@
 --          -3              the key has somebody else's field, or a later one of ours
 -- either   {description}   the key is of another type; nothing was changed
 --          "CODE text"     the error of Redis for this one alone; the lock is as it was,
---                          but for the lease of one that is ours already
+--                          but for the lease of one that is ours already; and for its
+--                          entries, if it is taken again with the number that it has
 --
 -- What may fail (wrong type, memory, a read-only replica, permissions) comes before the
 -- lock is written. And what may fail for want of memory comes before what is dropped: a
@@ -205,21 +206,26 @@ if again > locks then return statuses end
 
 -- A lock that is dropped and taken again only changes its field: to delete the key and
 -- make it anew costs Redis more than all else, and nobody could have had it meanwhile.
--- Returns the token; or nothing, if that was not all, and then drop and take see to it.
+-- Returns the token; or nothing, if that was not all, and then drop and take see to it,
+-- as if this had not been tried.
 --
 -- The expiry of the counter is not looked at: this follows a take that did.
 local function retake(lock, counter, old, num)
   if ask('HLEN', lock) ~= 1 then return end
   local last = ask('INCRBY', counter, '1')
   if type(last) == 'table' then return end
-  if last == 1 then ask('DEL', counter) end -- it was not there; take makes it, as it is to be
-  if last - 1 < floor or last >= 2 ^ 53 then return end
-  if ask('HSET', lock, prefix .. num, '1') ~= 1 then return end
-  if ask('HDEL', lock, prefix .. old) ~= 1 then
-    ask('HDEL', lock, prefix .. num)
-    return
+  if last - 1 >= floor and last < 2 ^ 53 and ask('HSET', lock, prefix .. num, '1') == 1 then
+    if ask('HDEL', lock, prefix .. old) ~= 1 then
+      ask('HDEL', lock, prefix .. num)
+    else
+      if ask('PEXPIRE', lock, lease) == 1 then return last end
+      -- PEXPIRE alone is not permitted. The lock is dropped, and take returns the error.
+      ask('DEL', lock)
+    end
   end
-  if ask('PEXPIRE', lock, lease) == 1 then return last end
+  -- The draw is undone: take judges the counter as it was. One that was not there, or
+  -- was 0, which is the same, is made by take as it is to be.
+  if last == 1 then ask('DEL', counter) else ask('INCRBY', counter, '-1') end
 end
 
 for i = again, locks do
