@@ -63,6 +63,15 @@ var bans = []ban{
 		why:    "the store carries out operations; sessions and sockets are not its business",
 	},
 	{
+		from: "sidecar/store/model", to: []string{"./..."},
+		except: []string{"./sidecar/store/model", "./sidecar/locktable", "./protocol", "./wheel"},
+		why:    "the model of the scripts must not know how the store carries operations out",
+	},
+	{
+		from: "cmd/...", to: []string{"./sidecar/store/model"},
+		why: "the model of the scripts is for tests",
+	},
+	{
 		from: "sidecar", to: []string{"./..."},
 		except: []string{"./sidecar/...", "./protocol", "./wheel", "./internal/brief"},
 		why:    "the daemon knows its clients by the protocol alone",
@@ -115,15 +124,15 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// The lock table and the wheel are told the time and start nothing: the same
-// inputs give the same effects.
+// The lock table, the wheel and the model of the scripts are told the time and start
+// nothing: the same inputs give the same effects.
 func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 	clocks := map[string]bool{
 		"time.Now": true, "time.Since": true, "time.Until": true, "time.Sleep": true,
 		"time.After": true, "time.AfterFunc": true, "time.Tick": true,
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true,
 	}
-	for _, dir := range []string{"wheel", "sidecar/locktable"} {
+	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/store/model"} {
 		files, err := filepath.Glob(filepath.Join("..", dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)
