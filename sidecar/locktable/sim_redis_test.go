@@ -172,7 +172,7 @@ func (w *world) mend(n int) {
 }
 
 // draw is what take does to a counter that has not expired. A new one begins at
-// fresh, and so does one that is behind the floor.
+// fresh, and so does one that is behind the floor, which keeps its expiry.
 func (c *counter) draw(now int64, n, fresh, floor uint64, expiry int64, look bool) uint64 {
 	if !c.exists {
 		*c = counter{exists: true, value: fresh + n, expireAt: now + expiry}
@@ -180,6 +180,7 @@ func (c *counter) draw(now int64, n, fresh, floor uint64, expiry int64, look boo
 	}
 	if c.value += n; c.value < floor+n {
 		c.value = fresh + n
+		return c.value
 	}
 	if look && !c.permanent && c.expireAt-now < expiry/14*13 {
 		c.expireAt = now + expiry
