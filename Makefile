@@ -20,6 +20,7 @@ GO_CORE := ./wheel ./protocol ./sidecar/... ./sdk/go/...
 FUZZTIME  ?= 30s
 BENCHTIME ?= 1s
 SIM_STEPS ?= 20000000
+DIFF_LAPS ?= 20000
 # make chaos CHAOS_TIME=1h CHAOS_SEED=7; CHAOS_KILLS=500 kills daemons and breaks nothing else.
 CHAOS_TIME  ?= 10m
 CHAOS_SEED  ?= 1
@@ -145,6 +146,10 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 .PHONY: sim
 sim: ## a long hunt of the lock table's simulation: SIM_STEPS steps
 	go test ./sidecar/locktable -run '^TestSimulation$$' -count 1 -timeout 2h -v -sim.steps=$(SIM_STEPS)
+
+.PHONY: diff
+diff: redis ## a long hunt of the scripts' differential test: DIFF_LAPS laps
+	go test ./sidecar/store -run '^TestScriptsBehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.laps=$(DIFF_LAPS)
 
 .PHONY: chaos
 chaos: redis venv build ## break daemons, Redis and clients for CHAOS_TIME (10m), or kill daemons CHAOS_KILLS times

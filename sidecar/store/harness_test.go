@@ -134,20 +134,21 @@ func (s *server) admin() *redis.Client { return admin(s.t, "unix", s.socket()) }
 
 // backend is a Redis to run the same test against.
 type backend struct {
-	url   string
-	admin *redis.Client
+	url    string
+	admin  *redis.Client
+	server *server // nil: it runs in process
 }
 
 // backends runs f against a real Redis and against the one that runs in process.
 func backends(t *testing.T, f func(t *testing.T, b backend)) {
 	t.Run("redis", func(t *testing.T) {
 		s := startRedis(t)
-		f(t, backend{s.url(), s.admin()})
+		f(t, backend{s.url(), s.admin(), s})
 	})
 	t.Run("miniredis", func(t *testing.T) {
 		m := miniredis.RunT(t)
 		m.ClockTTL(true)
-		f(t, backend{"redis://" + m.Addr(), admin(t, "tcp", m.Addr())})
+		f(t, backend{"redis://" + m.Addr(), admin(t, "tcp", m.Addr()), nil})
 	})
 }
 

@@ -57,8 +57,8 @@ func greet(t *testing.T) (url string, greeted chan net.Conn) {
 }
 
 // pipeOf returns the pipe of a store that is up. OnUp comes a moment before there is one.
-func pipeOf(r *recorder) *pipe {
-	c := r.Store.commands
+func pipeOf(s *Store) *pipe {
+	c := s.commands
 	for {
 		c.mu.Lock()
 		p := c.pipe
@@ -77,7 +77,7 @@ func TestNothingWaitsForAnswers(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	pipeOf(r)
+	pipeOf(r.Store)
 	for i := range asked {
 		r.Do([]locktable.Op{takeOp(fmt.Sprint(i), 1)})
 	}
@@ -105,7 +105,7 @@ func TestNearbyOneRunFollowsAnother(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	p := pipeOf(r)
+	p := pipeOf(r.Store)
 	r.Store.commands.mu.Lock()
 	p.trip = nearTrip
 	r.Store.commands.mu.Unlock()
@@ -162,7 +162,7 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	pipeOf(r)
+	pipeOf(r.Store)
 	r.Do([]locktable.Op{takeOp("a", 1)})
 	r.Do([]locktable.Op{takeOp("b", 1)})
 	const answer = "*1\r\n:1700000000000001\r\n"
@@ -190,7 +190,7 @@ func TestARedisThatSpokeIsNotSilent(t *testing.T) {
 	})
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	p := pipeOf(r)
+	p := pipeOf(r.Store)
 	r.Do([]locktable.Op{takeOp("a", 1)})
 	r.Do([]locktable.Op{takeOp("b", 1)})
 	io.WriteString(conn, "*1\r\n:0\r\n")
@@ -223,7 +223,7 @@ func TestASilentRedisIsDoubtedOnceAndLeft(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
-	p := pipeOf(r)
+	p := pipeOf(r.Store)
 	r.Do([]locktable.Op{takeOp("a", 1)})
 	mu := &r.Store.commands.mu
 	mu.Lock()

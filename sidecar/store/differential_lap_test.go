@@ -1,0 +1,382 @@
+package store
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/store/model"
+)
+
+// What a seed of the differential test makes.
+
+// lap is one connection of one user, and what happens to it. It is data, so that parts
+// of it can be left out.
+type lap struct {
+	seed   uint64
+	user   string
+	expiry time.Duration // of token counters
+	rounds []round
+}
+
+// round is what changes in Redis, and the batch that is asked for then.
+type round struct {
+	changes []change
+	subs    []subscription
+	forget  bool // SCRIPT FLUSH
+	full    bool // maxmemory is exhausted
+	ops     []locktable.Op
+}
+
+// change is what stands under a key from now on.
+type change struct {
+	key     string
+	kind    string // of content; "": the key is deleted
+	hash    map[string]string
+	text    string
+	number  *tokenValue
+	ttl     time.Duration // 0: none
+	expired bool          // it was there, and its time to live has just ended
+}
+
+// tokenValue is a value of a token counter: relative to the floor of the connection, or
+// absolute.
+type tokenValue struct {
+	floor bool
+	n     int64
+}
+
+// subscription begins or ends.
+type subscription struct {
+	who     int
+	channel string // "": the pattern that matches all
+	on      bool
+}
+
+// Names that one user or another may not use, and such as share a counter and a channel
+// with another one.
+const forbidden = "forbidden"
+
+var diffNames = []string{
+	"a", "{a}", "b", "order:{42}:x", "odd{", "odd}", "{odd}}", "größe 1", "*?[^x]\\", forbidden,
+	strings.Repeat("long", 128),
+}
+
+func manyNames(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprint("many:", i)
+	}
+	return names
+}
+
+// Users, and what they may not do.
+var diffUsers = map[string]func(s *model.Sidecar){
+	"all":       func(*model.Sidecar) {},
+	"nokey":     func(s *model.Sidecar) { s.DeniedKeys = map[string]bool{forbidden: true} },
+	"nocounter": func(s *model.Sidecar) { s.DeniedKeys = map[string]bool{model.Counter(forbidden): true} },
+	"nochannel": func(s *model.Sidecar) { s.DeniedChannels = map[string]bool{model.Channel(forbidden): true} },
+	"nopublish": func(s *model.Sidecar) { s.NoPublish = true },
+	"nopubsub":  func(s *model.Sidecar) { s.NoPubSub = true },
+	"notype":    func(s *model.Sidecar) { s.NoType = true },
+	"nopersist": func(s *model.Sidecar) { s.NoPersist = true },
+	"nopexpire": func(s *model.Sidecar) { s.NoPExpire = true },
+	"noload":    func(*model.Sidecar) {},
+}
+
+// rules are those of the ACL.
+func userRules(user string) []string {
+	literal := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, "^", `\^`, " ", "?")
+	except := func(key string) (rules []string) {
+		for _, name := range diffNames {
+			for _, k := range []string{name, model.Counter(name)} {
+				if k != key {
+					rules = append(rules, "~"+literal.Replace(k))
+				}
+			}
+		}
+		return append(rules, "~many:*", "~redisson_lock_token:{many:*", "&*", "+@all")
+	}
+	switch user {
+	case "nokey":
+		return except(forbidden)
+	case "nocounter":
+		return except(model.Counter(forbidden))
+	case "nochannel":
+		rules := []string{"~*", "+@all", "&redisson_lock__channel:{many:*"}
+		for _, name := range diffNames {
+			if name != forbidden {
+				rules = append(rules, "&"+literal.Replace(model.Channel(name)))
+			}
+		}
+		return rules
+	case "noload":
+		return []string{"~*", "&*", "+@all", "-script"}
+	case "all":
+		return []string{"~*", "&*", "+@all"}
+	}
+	return []string{"~*", "&*", "+@all", "-" + strings.TrimPrefix(user, "no")}
+}
+
+// dice is everything that a seed decides.
+type dice struct{ *rand.Rand }
+
+func (r dice) oneIn(n int) bool { return r.IntN(n) == 0 }
+
+func pick[T any](r dice, from ...T) T { return from[r.IntN(len(from))] }
+
+const week = 7 * 24 * time.Hour
+
+func drawLap(seed uint64, inProcess bool) lap {
+	r := dice{rand.New(rand.NewPCG(seed, 0x64696666))}
+	l := lap{seed: seed, user: "all", expiry: pick(r, 0, week)}
+	if !r.oneIn(3) {
+		users := slices.Sorted(maps.Keys(diffUsers))
+		l.user = users[r.IntN(len(users))]
+	}
+	if inProcess {
+		l.user = "all" // it knows no users
+	}
+	// Hold numbers: few, so that they meet; decimals of different lengths; or the largest.
+	base := pick[uint64](r, 1, 8, 998, 1<<53-8)
+	for range 1 + r.IntN(12) {
+		l.rounds = append(l.rounds, drawRound(r, base, inProcess))
+	}
+	return l
+}
+
+func drawRound(r dice, base uint64, inProcess bool) round {
+	var rd round
+	names := slices.Clone(diffNames)
+	r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	names = names[:1+r.IntN(pick(r, 2, 4, len(names)))]
+	if r.oneIn(40) {
+		names = append(names, manyNames(2*runMax+r.IntN(runMax))...)
+	}
+	for _, name := range names {
+		if !r.oneIn(3) {
+			rd.changes = append(rd.changes, drawKey(r, name, base, inProcess))
+		}
+		if r.oneIn(2) {
+			rd.changes = append(rd.changes, drawCounter(r, model.Counter(name)))
+		}
+	}
+	for _, name := range names[:min(len(names), 11)] {
+		if r.oneIn(4) {
+			rd.subs = append(rd.subs, subscription{r.IntN(2), model.Channel(name), r.oneIn(2)})
+		}
+	}
+	if r.oneIn(12) {
+		rd.subs = append(rd.subs, subscription{2, "", r.oneIn(2)})
+	}
+	rd.forget = r.oneIn(12)
+	rd.full = !inProcess && r.oneIn(8)
+
+	leases := []uint32{uint32(pick(r, 3_600_000, 7_200_000, 4_000_000_000))}
+	if r.oneIn(4) {
+		leases = append(leases, 5_400_000)
+	}
+	num := func() uint64 { return base + r.Uint64N(6) }
+	for _, name := range names {
+		op := locktable.Op{Name: name, Num: num(), Count: 1, LeaseMS: pick(r, leases...)}
+		if r.oneIn(4) {
+			op.Count = pick[uint32](r, 2, 3, 1<<31)
+		}
+		switch x := r.IntN(100); {
+		case x < 40:
+			op.Kind, op.Reserve = locktable.Take, 1
+			if r.oneIn(3) {
+				op.Reserve = pick[uint16](r, 0, 2, 64)
+			}
+			op.Held = r.oneIn(4)
+			op.Behind = r.oneIn(16) // its Drop was asked for in an earlier batch
+		case x < 60:
+			op.Kind = locktable.Keep
+		case x < 68:
+			op.Kind, op.LeaseMS = locktable.Check, 0
+		case x < 84:
+			op.Kind, op.Count, op.LeaseMS = locktable.Drop, 1, 0
+		default:
+			drop := locktable.Op{Kind: locktable.Drop, Name: name, Num: op.Num, Count: 1}
+			op.Kind, op.Num, op.Count, op.Reserve, op.Behind = locktable.Take, op.Num+1+r.Uint64N(2), 1, 1, true
+			if r.oneIn(4) {
+				op.Reserve = pick[uint16](r, 2, 64)
+			}
+			rd.ops = append(rd.ops, drop)
+		}
+		rd.ops = append(rd.ops, op)
+	}
+	// Operations on different locks come in any order.
+	for range r.IntN(2) * len(rd.ops) {
+		i, j := r.IntN(len(rd.ops)), r.IntN(len(rd.ops))
+		if rd.ops[i].Kind != locktable.Drop && rd.ops[j].Kind != locktable.Drop && !rd.ops[i].Behind && !rd.ops[j].Behind {
+			rd.ops[i], rd.ops[j] = rd.ops[j], rd.ops[i]
+		}
+	}
+	return rd
+}
+
+// drawKey is what stands under the name of a lock.
+func drawKey(r dice, name string, base uint64, inProcess bool) change {
+	c := change{key: name, kind: "hash", ttl: pick(r, 0, 90*time.Minute, 300*time.Hour), expired: r.oneIn(10)}
+	ours := func() string { return field(ourUUID, base+r.Uint64N(7)) }
+	count := func() string { return pick(r, "1", "1", "1", "2", "3", "2147483648", "x", "") }
+	switch x := r.IntN(20); {
+	case x < 3:
+		return change{key: name}
+	case x < 11:
+		c.hash = map[string]string{ours(): count()}
+	case x < 13:
+		c.hash = map[string]string{field(otherUUID, base+r.Uint64N(7)): count()}
+	case x == 13: // nearly ours
+		c.hash = map[string]string{pick(r, ours()+":write", "x"+ours(), ourUUID+":", ourUUID+":x", ourUUID,
+			ourUUID+":0"+strconv.FormatUint(base, 10), ""): "1"}
+		if !inProcess && r.oneIn(4) { // whose Lua reads no such number
+			c.hash = map[string]string{ourUUID + ":18446744073709551617": "1"}
+		}
+	case x < 17: // several fields
+		c.hash = map[string]string{ours(): count()}
+		more := pick(r, field(otherUUID, 7), "mode", "mode", "z", ours())
+		c.hash[more] = pick(r, "read", "write", "1", strings.Repeat("m", 40))
+		if r.oneIn(3) {
+			c.hash = map[string]string{more: "read", "y": "2", "z": "3"}
+		}
+	case x == 17:
+		c.hash = map[string]string{pick(r, strings.Repeat("f", 300), "\x1b[2J\xff\r\n:1", strings.Repeat("ü", 200)): "1"}
+	default:
+		c.kind, c.text = pick(r, "string", "list", "set", "zset", "stream"), "x"
+	}
+	return c
+}
+
+// drawCounter is what stands under the name of a token counter.
+func drawCounter(r dice, key string) change {
+	c := change{key: key, kind: "string", ttl: pick(r, 0, 0, 3*time.Hour, 6*24*time.Hour, week-2*time.Hour, 20*week), expired: r.oneIn(12)}
+	switch r.IntN(12) {
+	case 0, 1, 2:
+		return change{key: key}
+	case 3, 4:
+		c.number = &tokenValue{n: pick[int64](r, 1, 17, -5, 0, 1_000_000)}
+	case 5, 6:
+		c.number = &tokenValue{floor: true, n: pick[int64](r, -1, 1) * int64(pick(r, time.Minute, time.Hour, 24*time.Hour)/time.Microsecond)}
+	case 7, 8: // absurdly far ahead
+		c.number = &tokenValue{floor: true, n: 2 * int64(farAhead/time.Microsecond)}
+	case 9:
+		c.number = &tokenValue{n: pick[int64](r, 1<<52, 1<<53-1, 1<<53+1000, 1<<62)}
+	case 10:
+		c.text = pick(r, "seventeen", "1.5", "", " 1", "9223372036854775808")
+	default:
+		c.kind, c.text = pick(r, "hash", "list", "set", "zset", "stream"), "x"
+	}
+	return c
+}
+
+// What is left of a lap that fails, in words.
+
+// report plays a failing lap with less and less, as long as it still fails, and tells
+// what is left of it.
+func (d *differential) report(l lap, err error) string {
+	fails := func(l lap) bool { return d.play(l, nil) != nil }
+	again := fails(l)
+	if again {
+		l = smaller(l, fails)
+	}
+	var story strings.Builder
+	if e := d.play(l, &story); e != nil {
+		err = e
+	}
+	kind := "redis"
+	if d.server == nil {
+		kind = "miniredis"
+	}
+	return fmt.Sprintf("seed %d, user %q, counters expire after %v (fails again: %v): %v\n\nreplay: go test ./sidecar/store -run 'TestScriptsBehaveAsTheirModel/%s' -diff.seed=%d\n\nwhat is left of it:\n%s",
+		l.seed, l.user, l.expiry, again, err, kind, l.seed, story.String())
+}
+
+// smaller leaves out of a lap whatever it fails without.
+func smaller(l lap, fails func(lap) bool) lap {
+	l.rounds = fewer(l.rounds, func(rounds []round) bool {
+		less := l
+		less.rounds = rounds
+		return fails(less)
+	})
+	for i := range l.rounds {
+		with := func(rd round) bool {
+			less := l
+			less.rounds = slices.Clone(l.rounds)
+			less.rounds[i] = rd
+			return fails(less)
+		}
+		rd := l.rounds[i]
+		rd.ops = fewer(rd.ops, func(ops []locktable.Op) bool { less := rd; less.ops = ops; return with(less) })
+		rd.changes = fewer(rd.changes, func(changes []change) bool { less := rd; less.changes = changes; return with(less) })
+		rd.subs = fewer(rd.subs, func(subs []subscription) bool { less := rd; less.subs = subs; return with(less) })
+		for _, flag := range []*bool{&rd.forget, &rd.full} {
+			was := *flag
+			*flag = false
+			*flag = was && !with(rd)
+		}
+		l.rounds = slices.Clone(l.rounds)
+		l.rounds[i] = rd
+	}
+	return l
+}
+
+// fewer leaves out of a list whatever it fails without: first large parts, then single
+// elements.
+func fewer[T any](list []T, fails func([]T) bool) []T {
+	for size := len(list); size > 0; size /= 2 {
+		for from := 0; from < len(list); {
+			less := slices.Delete(slices.Clone(list), from, min(from+size, len(list)))
+			if fails(less) {
+				list = less
+			} else {
+				from += size
+			}
+		}
+	}
+	return list
+}
+
+func showOp(op *locktable.Op) string {
+	kind := [...]string{"NoOp", "Take", "Keep", "Check", "Drop"}[op.Kind]
+	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.Num, op.Count, op.LeaseMS)
+	if op.Kind == locktable.Take {
+		text += fmt.Sprintf(" reserve %d held %v behind %v", op.Reserve, op.Held, op.Behind)
+	}
+	return text
+}
+
+func showResult(res *locktable.Result) string {
+	outcome := [...]string{"Done", "Other", "Missing", "Differs", "NotALock", "Unsent", "Unknown", "Refused", "Busy"}[res.Outcome]
+	return fmt.Sprintf("%s token %d listeners %d TTL %d field %q msg %q", outcome, res.Token, res.Listeners, res.TTLMS, res.Field, res.Msg)
+}
+
+// showKey is what there is under a key.
+func showKey(keys map[string]model.Value, key string) string {
+	v, ok := keys[key]
+	if !ok {
+		return fmt.Sprintf("%.60q: no key", key)
+	}
+	return show(key, v)
+}
+
+func show(key string, v model.Value) string {
+	text := fmt.Sprintf("%.60q: %s", key, v.Type)
+	switch {
+	case v.Number != nil && v.Number.Lo == v.Number.Hi:
+		text += fmt.Sprintf(" %d", v.Number.Lo)
+	case v.Number != nil:
+		text += fmt.Sprintf(" %d to %d", v.Number.Lo, v.Number.Hi)
+	case v.Type == "hash":
+		text += fmt.Sprintf(" %q", v.Hash)
+	default:
+		text += fmt.Sprintf(" %q", v.Content)
+	}
+	return fmt.Sprintf("%s, TTL %d", text, v.TTL)
+}
