@@ -27,6 +27,27 @@ func BenchmarkLockUnlock(b *testing.B) {
 	}
 }
 
+func BenchmarkLockUnlockConfirmed(b *testing.B) {
+	toy := startToy(filepath.Join(shortDir(b), "s"))
+	defer toy.stop()
+	c, err := Dial(context.Background(), toy.path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	ctx := context.Background()
+	b.ReportAllocs()
+	for b.Loop() {
+		l, err := c.Lock(ctx, "a")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := l.Unlock(Confirmed(ctx)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // Ten goroutines share one connection; each has a lock of its own.
 func BenchmarkLockUnlockParallel(b *testing.B) {
 	toy := startToy(filepath.Join(shortDir(b), "s"))

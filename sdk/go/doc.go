@@ -48,6 +48,17 @@
 // Each successful Lock gives a handle of its own. After its Unlock it does
 // nothing any more: a late or second Unlock cannot free a hold that came later.
 //
+// # Before another host is signalled
+//
+// Unlock returns before Redis has executed the release. If a program unlocks and then
+// signals another host, that host may still find the lock held. With [Confirmed], Unlock
+// returns after Redis has executed the release:
+//
+//	err := l.Unlock(locksidecar.Confirmed(ctx)) // ctx bounds the wait for Redis
+//
+// The lock is released at once in any case. If only the confirmation is missing, the
+// error is ErrUnconfirmed, and its text says when the lock is free at the latest.
+//
 // # Errors
 //
 // For [errors.Is]:
@@ -62,6 +73,8 @@
 //	ErrClosed        the Client was closed
 //	ErrLost          the lock is not held any more; *LostError says why
 //	ErrNotHeld       this handle was unlocked before; ForceRelease: nobody holds it
+//	ErrUnconfirmed   Confirmed: the lock is released, Redis's confirmation is missing
+//	ErrUnsupported   the sidecar is older than this package, or speaks another version
 //
 // Every error of [Client.Lock] and [Client.TryLock] means that the lock is not
 // held and that nothing needs to be cleaned up. Arguments that cannot be (an empty

@@ -20,6 +20,8 @@ var (
 	ErrClosed      = errors.New("locksidecar: the client is closed")
 	ErrLost        = errors.New("locksidecar: the lock is lost")
 	ErrNotHeld     = errors.New("locksidecar: the lock is not held")
+	ErrUnconfirmed = errors.New("locksidecar: the release of the lock is not confirmed")
+	ErrUnsupported = errors.New("locksidecar: the sidecar does not support the request")
 )
 
 // timeout is of the kind context.DeadlineExceeded, as callers expect of a
@@ -106,6 +108,8 @@ func kindOf(code protocol.Code) error {
 		return context.Canceled
 	case protocol.NotHeld:
 		return ErrNotHeld
+	case protocol.Unsupported:
+		return ErrUnsupported
 	}
 	return nil
 }

@@ -60,6 +60,33 @@ func ExampleClient_TryLock() {
 	// Output: somebody else makes the report: true
 }
 
+func ExampleConfirmed() {
+	ctx := context.Background()
+	c, err := locksidecar.Dial(ctx, "")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer c.Close()
+
+	deploy, err := c.Lock(ctx, "deploy")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	wait, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	switch err := deploy.Unlock(locksidecar.Confirmed(wait)); {
+	case err == nil:
+		fmt.Println("the next host finds it free")
+	case errors.Is(err, locksidecar.ErrUnconfirmed):
+		fmt.Println("it is released, but the next host may have to wait:", err)
+	default:
+		fmt.Println(err) // it was lost while it was held
+	}
+	// Output: the next host finds it free
+}
+
 func ExampleWithOwner() {
 	ctx := context.Background()
 	c, err := locksidecar.Dial(ctx, "")

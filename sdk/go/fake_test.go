@@ -172,13 +172,16 @@ func newPeer(t testing.TB, nc net.Conn) *peer {
 const ticket = "open, sesame"
 
 // greet begins a session.
-func (p *peer) greet() {
+func (p *peer) greet() { p.greetAs("fake") }
+
+// greetAs begins a session of the sidecar with that uuid.
+func (p *peer) greetAs(sidecar string) {
 	p.t.Helper()
 	hello := expect[protocol.Hello](p)
 	if !hello.Resumable {
 		p.t.Errorf("said %+v, want a hello of somebody who will come back", hello)
 	}
-	p.say(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "fake", Version: "0", Session: 1, LeaseMS: 30000, NowNS: p.clock(), Ticket: ticket})
+	p.say(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: sidecar, Version: "0", Session: 1, LeaseMS: 30000, NowNS: p.clock(), Ticket: ticket})
 }
 
 // claimed reads a claim, which must be the only one, and returns what it names.
@@ -326,6 +329,7 @@ type toy struct {
 	last     uint64
 	hellos   int
 	claims   []int  // how many holds each claim named
+	away     bool   // Redis is: no confirm is answered
 	deaf     bool   // only hello is heard
 	deadly   bool   // an acquire kills it
 	fault    string // what a client did that it must not do
@@ -568,7 +572,7 @@ func (l *toyLock) forget(which func(toyWaiter) bool) (found bool) {
 func (t *toy) hello(c *toyConn, m *protocol.Hello) {
 	t.hellos++
 	s := t.sessions[m.Resume]
-	resumed := s != nil && s.conn == nil
+	resumed := s != nil && s.conn == nil && t.holdsAny(s)
 	if resumed {
 		c.due = true
 	} else {
@@ -582,6 +586,17 @@ func (t *toy) hello(c *toyConn, m *protocol.Hello) {
 	if c.cut && !resumed {
 		delete(t.sessions, s.ticket) // nobody knows of it
 	}
+}
+
+// holdsAny tells whether there is anything to come back for.
+func (t *toy) holdsAny(s *toySession) bool {
+	for _, l := range t.holds {
+		if l.holder == s {
+			return true
+		}
+	}
+	delete(t.sessions, s.ticket)
+	return false
 }
 
 func (t *toy) claim(c *toyConn, m *protocol.Claim) error {
@@ -665,6 +680,16 @@ func (t *toy) handle(c *toyConn, m protocol.Request) error {
 			c.say(protocol.Err{ID: m.ID, Code: code, Msg: "you do not hold it"})
 		default:
 			c.say(protocol.ReleaseOK{ID: m.ID, Count: l.count})
+		}
+	case *protocol.Info:
+		ok := protocol.InfoOK{ID: m.ID}
+		if l := t.locks[m.Name]; l != nil {
+			ok.Lock = &protocol.LockRow{Name: l.name, State: protocol.StateHeld, Hold: l.hold, Count: l.count}
+		}
+		c.say(ok)
+	case *protocol.Confirm:
+		if !t.away {
+			c.say(protocol.ConfirmOK{ID: m.ID})
 		}
 	case *protocol.Cancel:
 		for _, l := range t.locks {

@@ -37,7 +37,8 @@ type hold struct {
 	name    string
 	num     uint64
 	token   uint64
-	owned   bool // somebody may re-enter it
+	owned   bool   // its owner may re-enter it
+	leaseMS uint32 // its fixed lease; 0: it is the sidecar's, or not known
 
 	// Guarded by session.mu.
 	entries  uint32
@@ -72,6 +73,9 @@ func (s *session) enterHold(req *protocol.Acquire, ok *protocol.AcquireOK) *Lock
 		deadline: ok.DeadlineNS,
 		final:    ok.EndNS,
 		leases:   s.leases,
+	}
+	if ok.Count == 1 {
+		h.leaseMS = uint32(req.LeaseMS) // the longest, 30 days, fits
 	}
 	h.first.hold = h
 	s.holds[h.num] = h
@@ -149,17 +153,21 @@ func (s *session) rest(h *hold) {
 	}
 }
 
-// Unlock gives the lock back. It does not wait for the sidecar, and no context
-// can keep it from working. While the sidecar is being restarted, it is given back
-// as soon as there is one again; if that one knows nothing of it, it is free when its
-// lease ends.
+// Unlock gives the lock back. Without options it does not wait for the sidecar, and no
+// context can keep it from working. While the sidecar is being restarted, it is given
+// back as soon as there is one again; if that one knows nothing of it, it is free when
+// its lease ends.
+//
+// Redis executes the release a moment after Unlock has returned. A program on another
+// host that is signalled in that moment may still find the lock held. With [Confirmed],
+// Unlock waits until Redis has executed the release.
 //
 // The error is ErrLost if the lock was lost before: then others may have held it
 // meanwhile. It is ErrNotHeld for every Unlock but the first, ErrClosed if the
 // Client was closed before, and ErrUnavailable if the sidecar ended the session
 // because it did not understand this client: then the lock is free when its lease
-// ends.
-func (l *Lock) Unlock() error {
+// ends. With Confirmed it may also be ErrUnconfirmed; the lock is released then, too.
+func (l *Lock) Unlock(options ...UnlockOption) error {
 	h := l.hold
 	s := h.session
 	err := l.lockMu()
@@ -200,6 +208,10 @@ func (l *Lock) Unlock() error {
 		s.forget(h)
 	}
 	w.queue(&s.release)
+	var c *confirmation
+	if len(options) > 0 && gone == nil {
+		c = s.requestConfirmation(h, w, options)
+	}
 	s.mu.Unlock()
 
 	tell(told)
@@ -209,6 +221,9 @@ func (l *Lock) Unlock() error {
 			text: fmt.Sprintf("cannot release %q: %s; the lock is free when its lease ends", h.name, gone.text),
 			kind: ErrUnavailable, cause: gone.cause,
 		}
+	}
+	if c != nil {
+		return c.await()
 	}
 	return nil
 }

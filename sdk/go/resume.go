@@ -255,6 +255,7 @@ func (s *session) board(w *wire) bool {
 	s.ticket = w.hello.Ticket
 	s.mu.Lock()
 	s.lasts = time.Duration(w.hello.LeaseMS) * time.Millisecond
+	s.sidecar = w.hello.Sidecar
 	if s.err != nil {
 		if !w.hello.Resumed {
 			s.mu.Unlock()
@@ -267,6 +268,7 @@ func (s *session) board(w *wire) bool {
 		return true
 	}
 	var told []ending
+	var failed []*call
 	if w.hello.Resumed {
 		told = s.claim(w)
 	} else {
@@ -276,6 +278,13 @@ func (s *session) board(w *wire) bool {
 	for _, id := range slices.Sorted(maps.Keys(s.calls)) { // in the order of their first sending
 		c := s.calls[id]
 		delete(s.calls, id)
+		if c.unlocks != nil {
+			if !w.hello.Resumed {
+				failed = append(failed, c)
+				continue
+			}
+			c.free = s.leaseEnd(c.unlocks) // the successor may have renewed it
+		}
 		s.lastID++
 		c.id, c.over = s.lastID, w
 		s.calls[c.id] = c
@@ -286,6 +295,9 @@ func (s *session) board(w *wire) bool {
 	s.wire, s.trouble, s.impatient = w, nil, 0
 	s.mu.Unlock()
 	tell(told)
+	for _, c := range failed {
+		c.fail(errNewSession)
+	}
 	w.flush()
 	return true
 }

@@ -233,7 +233,14 @@ func converse(t *testing.T, toy *toy) {
 			t.Errorf("the waiter: %v, %v", next, err)
 			return
 		}
-		unlock(again)
+		if err := again.Unlock(Confirmed(context.Background())); err != nil {
+			t.Errorf("confirmed unlock: %v", err)
+		}
+		toy.locked(func() {
+			if toy.holds[again.hold.num] != nil {
+				t.Error("a release was confirmed, and the sidecar has the hold")
+			}
+		})
 		unlock(lock(owner, "a", true))
 		third := lock(owner, "a", true)
 		fourth := lock(owner, "a", false)
@@ -349,7 +356,11 @@ func TestTheClientComesBack(t *testing.T) {
 				}
 				turns.Add(1)
 				inside[n].Add(-1)
-				if err := l.Unlock(); err != nil {
+				var options []UnlockOption
+				if rng.IntN(2) == 0 {
+					options = append(options, Confirmed(context.Background()))
+				}
+				if err := l.Unlock(options...); err != nil {
 					t.Error(err)
 				}
 				cancel()

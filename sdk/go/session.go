@@ -49,13 +49,14 @@ type session struct {
 	// outbox's is taken under it, so that what is queued is in the order in which
 	// it was decided. No other lock is taken, nothing is written and no code of
 	// users runs under it.
-	mu     sync.Mutex
-	wire   *wire    // nil: the session is adrift
-	err    *failure // why the session ended; nil: it has not
-	lastID uint64
-	calls  map[uint64]*call   // by id
-	holds  map[uint64]*hold   // by number: those neither released nor lost
-	strays map[*hold]struct{} // and those of which the sidecar knows nothing any more
+	mu      sync.Mutex
+	wire    *wire    // nil: the session is adrift
+	err     *failure // why the session ended; nil: it has not
+	sidecar string   // uuid of the sidecar that answered the newest hello
+	lastID  uint64
+	calls   map[uint64]*call   // by id
+	holds   map[uint64]*hold   // by number: those neither released nor lost
+	strays  map[*hold]struct{} // and those of which the sidecar knows nothing any more
 
 	release protocol.Release // while it is queued
 
@@ -91,7 +92,11 @@ type call struct {
 	given   bool // up: nobody waits, and a lock that is granted goes back
 
 	last *hold // it is the release of the last entry of this hold
-	bye  bool  // it ends the session
+
+	unlocks *hold // it requests the confirmation of a release of this hold
+	free    int64 // when the lease of that hold ends in Redis, at the latest
+
+	bye bool // it ends the session
 
 	over  *wire // on which it was asked
 	since int64 // made, or asked in vain, while the session was adrift; 0: neither
@@ -215,7 +220,7 @@ func (c *call) fail(err error) {
 func (c *call) unanswered(why *failure) *failure {
 	text := c.String() + ": " + why.text
 	switch {
-	case why.kind == ErrClosed:
+	case why.kind == ErrClosed, c.unlocks != nil:
 	case c.acquire.Name != "":
 		text += "; it is not held, and what may just have been granted is given up"
 	default:
@@ -227,9 +232,11 @@ func (c *call) unanswered(why *failure) *failure {
 // unasked says what became of a call that waited in vain for somebody to listen.
 func (c *call) unasked(why *failure) *failure {
 	text := c.String() + ": " + why.text
-	if c.acquire.Name != "" {
+	switch {
+	case c.unlocks != nil:
+	case c.acquire.Name != "":
 		text += "; it is not held, and nothing needs to be cleaned up"
-	} else {
+	default:
 		text += "; it was not done"
 	}
 	return &failure{text: text, kind: ErrUnavailable, cause: why}
@@ -255,31 +262,42 @@ func (c *call) frame() protocol.Request {
 // send asks; adrift, it is asked as soon as there is a connection.
 func (s *session) send(c *call) (*wire, error) {
 	s.mu.Lock()
-	w := s.wire
-	s.lastID++
-	c.id, c.over = s.lastID, w
-	switch {
-	case s.err != nil:
+	if s.err != nil {
 		s.mu.Unlock()
 		return nil, errNotSent
-	case w == nil:
-		c.since = s.clock()
-		if s.impatient == 0 {
-			s.impatient = c.since + int64(s.patience)
-		}
-	case !w.out.offer(c.frame()):
-		s.mu.Unlock()
-		return nil, notRead(c.task)
-	case c.acquire.Name != "":
-		s.stake = true
 	}
-	s.calls[c.id] = c
+	w := s.wire
+	if f := s.post(c, w); f != nil {
+		s.mu.Unlock()
+		return nil, f
+	}
 	s.mu.Unlock()
 	if w == nil {
 		s.want()
 	}
 	w.flush()
 	return w, nil
+}
+
+// post queues a call's request on the session's wire. Without a wire the request is left
+// to board. The caller holds mu, and then flushes the wire, or calls want if there is
+// none. The session has not ended.
+func (s *session) post(c *call, w *wire) *failure {
+	s.lastID++
+	c.id, c.over = s.lastID, w
+	switch {
+	case w == nil:
+		c.since = s.clock()
+		if s.impatient == 0 {
+			s.impatient = c.since + int64(s.patience)
+		}
+	case !w.out.offer(c.frame()):
+		return notRead(c.task)
+	case c.acquire.Name != "":
+		s.stake = true
+	}
+	s.calls[c.id] = c
+	return nil
 }
 
 // want tells run to look again at who waits.
@@ -305,13 +323,7 @@ func (s *session) ask(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	s.readFor(ctx, c, w)
-	select {
-	case <-c.done:
-		return c.err
-	case <-ctx.Done():
-	}
-	if f := s.giveUp(ctx, c); f != nil {
+	if f := s.await(ctx, c, w); f != nil {
 		if f.kind == ErrTimeout {
 			f.text, f.kind = c.String()+": the sidecar did not answer in time", ErrUnavailable
 		}
@@ -320,8 +332,23 @@ func (s *session) ask(ctx context.Context, c *call) error {
 		}
 		return f
 	}
-	<-c.done // whoever reads has it in hand
 	return c.err
+}
+
+// await returns nil when a call that is no lock is answered. If the context ends first, it
+// returns the failure of the call.
+func (s *session) await(ctx context.Context, c *call, w *wire) *failure {
+	s.readFor(ctx, c, w)
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+	}
+	if f := s.giveUp(ctx, c); f != nil {
+		return f
+	}
+	<-c.done // another goroutine has read the answer, and is about to store it
+	return nil
 }
 
 // lock asks for a lock. Whatever becomes of it: with an error nothing is held,

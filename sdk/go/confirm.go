@@ -1,0 +1,229 @@
+package locksidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// UnlockOption changes how one lock is unlocked.
+type UnlockOption struct {
+	confirm context.Context // bounds the wait for the confirmation; nil: there is none
+}
+
+// Confirmed has Unlock wait until the sidecar has confirmed that Redis has executed the
+// release. After that no other host finds the lock taken by this hold, and the program
+// may signal one of them that it is free:
+//
+//	if err := l.Unlock(locksidecar.Confirmed(ctx)); err != nil {
+//		return err
+//	}
+//	return notify(ctx, otherHost)
+//
+// If another owner of this host waits for the lock, the lock passes to that owner. The
+// sidecar then confirms the release at once, and other hosts find the lock taken by that
+// owner. The same is true while this owner has entries left (see [WithOwner]).
+//
+// The lock is released at once, as without this option, even if no confirmation follows.
+// ctx, which must not be nil, bounds the wait for the confirmation only. The Client sends
+// the release and the request for its confirmation together. If the sidecar is restarted
+// before it has answered, the Client sends the request to the successor, and Unlock goes
+// on waiting. While the sidecar cannot reach Redis, Unlock waits as long as ctx allows.
+//
+// The error is nil if the release was confirmed. If the lock was not held any more, the
+// error is the one that Unlock returns without this option. It is ErrUnconfirmed if the
+// lock was released here and only the confirmation is missing. Then its text says when
+// the lease ends: from then on other hosts find the lock free in any case. errors.Is also
+// finds the reason in it:
+//
+//	ctx.Err()       ctx ended first; ErrTimeout if its deadline passed
+//	ErrDenied       Redis refused the release
+//	ErrUnsupported  this sidecar is older and does not confirm releases: upgrade it
+//	ErrUnavailable  no sidecar answered for too long (see WithPatience)
+//	ErrLimit        too many requests of this Client wait for an answer
+//	ErrClosed       the Client was closed meanwhile
+//
+// or none of these if the sidecar was restarted and its successor does not know of the
+// release.
+func Confirmed(ctx context.Context) UnlockOption {
+	if ctx == nil {
+		panic("locksidecar: Confirmed needs a context; use context.Background() to wait as long as it takes")
+	}
+	return UnlockOption{confirm: ctx}
+}
+
+// errNewSession is the end of a request for a confirmation if the sidecar's successor has
+// begun a new session instead of resuming the one of that request. No caller of the
+// package gets it.
+var errNewSession = errors.New("the session was not resumed")
+
+// confirmation is an Unlock that waits for Redis. Its hold is released already.
+type confirmation struct {
+	call
+	session *session
+	ctx     context.Context
+	sidecar string   // uuid of the sidecar that executes the release
+	wire    *wire    // on which the request was sent first; nil: there was no connection
+	unsent  *failure // why the request was not sent; nil: it was, or will be
+}
+
+// requestConfirmation queues the request for the confirmation of a release that was queued
+// before. It returns nil if no option requests one. The caller holds mu, and flushes w.
+// The session has not ended.
+func (s *session) requestConfirmation(h *hold, w *wire, options []UnlockOption) *confirmation {
+	var ctx context.Context
+	for _, o := range options {
+		if o.confirm != nil {
+			ctx = o.confirm
+		}
+	}
+	if ctx == nil {
+		return nil
+	}
+	c := &confirmation{session: s, ctx: ctx, sidecar: s.sidecar, wire: w}
+	c.call = *newConfirm(h, s.leaseEnd(h))
+	switch {
+	case h.stray:
+		c.unsent = c.unknownRelease()
+	case ctx.Err() != nil:
+		c.unsent = ended(ctx, c.task)
+	default:
+		c.unsent = s.post(&c.call, w)
+	}
+	return c
+}
+
+// newConfirm returns the call that is answered when Redis has executed the release of h.
+// free is when the lease of h ends.
+func newConfirm(h *hold, free int64) *call {
+	return &call{
+		task: task{"confirm the release of", h.name}, unlocks: h, free: free,
+		done: make(chan struct{}, 1), answer: new(protocol.ConfirmOK),
+		request: func(id uint64) protocol.Request { return protocol.Confirm{ID: id, Name: h.name} },
+	}
+}
+
+// await returns nil when the release is confirmed, and an error when it will not be.
+func (c *confirmation) await() error {
+	s := c.session
+	f := c.unsent
+	if f == nil {
+		if c.wire == nil {
+			s.want()
+		}
+		f = s.await(c.ctx, &c.call, c.wire)
+	}
+	if f == nil && c.err == errNewSession {
+		f = c.awaitInNewSession()
+	} else if f == nil && c.err != nil {
+		f = c.err.(*failure)
+	}
+	if f == nil {
+		return nil
+	}
+	if f.kind == ErrUnsupported {
+		f.text = fmt.Sprintf("%s: this sidecar is older than this client and does not confirm releases; upgrade it", c.task)
+	}
+	s.mu.Lock()
+	left := time.Duration(c.free - s.clock())
+	s.mu.Unlock()
+	free := "its lease has ended in Redis meanwhile"
+	if left > 0 {
+		// Rounded up to seconds, so that it is not too short.
+		free = fmt.Sprintf("other hosts find it free within %v at the latest, when its lease ends", (left + time.Second - 1).Truncate(time.Second))
+	}
+	return &failure{
+		text: fmt.Sprintf("%s; the lock is released here, and %s", f.text, free),
+		kind: ErrUnconfirmed, cause: f,
+	}
+}
+
+// awaitInNewSession requests the confirmation in a new session. A successor ends the
+// sessions that hold nothing, so also that of a client that has released its last lock.
+// A successor with the same uuid still knows which releases its predecessor had not
+// executed, and can confirm them. If it still has the hold, the predecessor did not read
+// the release, and an answer to confirm would prove nothing.
+func (c *confirmation) awaitInNewSession() *failure {
+	s := c.session
+	for {
+		s.mu.Lock()
+		sidecar := s.sidecar
+		c.free = s.leaseEnd(c.unlocks)
+		s.mu.Unlock()
+		if sidecar != c.sidecar {
+			return c.unknownRelease()
+		}
+		var info protocol.InfoOK
+		look := newConfirm(c.unlocks, c.free)
+		look.answer, look.request = &info, func(id uint64) protocol.Request {
+			return protocol.Info{ID: id, Name: c.unlocks.name}
+		}
+		if f := c.put(look); f != nil {
+			return f
+		}
+		if look.err == errNewSession {
+			continue
+		}
+		if look.over.hello.Sidecar != c.sidecar {
+			return c.unknownRelease()
+		}
+		if info.Lock != nil && info.Lock.Hold == c.unlocks.num {
+			return &failure{text: c.String() + ": the sidecar was restarted before it had read the release, and its successor did not resume this client's session"}
+		}
+		confirm := newConfirm(c.unlocks, c.free)
+		if f := c.put(confirm); f != nil {
+			return f
+		}
+		if confirm.err == errNewSession {
+			continue
+		}
+		if confirm.over.hello.Sidecar != c.sidecar {
+			return c.unknownRelease()
+		}
+		return nil
+	}
+}
+
+// put sends a request and waits for its answer. It returns why there is none, or the error
+// that it is. It returns nil if there is an answer, or if the call has ended with
+// errNewSession.
+func (c *confirmation) put(request *call) *failure {
+	s := c.session
+	w, err := s.send(request)
+	switch err := err.(type) {
+	case nil:
+	case *failure:
+		return err
+	default: // errNotSent
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return request.unanswered(s.err)
+	}
+	if f := s.await(c.ctx, request, w); f != nil {
+		return f
+	}
+	f, _ := request.err.(*failure)
+	return f
+}
+
+// unknownRelease is the failure of a confirmation after the sidecar that had the hold was
+// replaced by one with another uuid.
+func (c *call) unknownRelease() *failure {
+	return &failure{text: c.String() + ": the sidecar was restarted without its state, and does not know of the release"}
+}
+
+// leaseEnd returns when the lease of a released hold ends in Redis, at the latest, if
+// Redis does not execute the release. The caller holds mu.
+func (s *session) leaseEnd(h *hold) int64 {
+	if h.leaseMS != 0 {
+		// The deadline is a hundredth of the lease and 2 ms before the end of the lease.
+		// Redis's delay comes on top.
+		margin := time.Duration(h.leaseMS)*time.Millisecond/50 + 10*time.Millisecond
+		return h.told() + int64(margin)
+	}
+	// The sidecar may just have renewed it, and the lease event may not have been received.
+	return max(h.told(), s.clock()+int64(s.lasts))
+}
