@@ -51,7 +51,7 @@ type Config struct {
 	MaxSessions int // clients at one time. Default 4,096
 	MaxLocks    int // names held or waited for, and waiters, in all. Default 1,048,576
 	MaxHolds    int // locks held by one client. Default 262,144
-	MaxWaiters  int // acquires of one client that wait. Default 16,384
+	MaxWaiters  int // acquires and confirms of one client that wait. Default 16,384
 
 	// Version is told to clients and logged. Default "dev".
 	Version string

@@ -739,12 +739,13 @@ func (w *world) checkLimit(h *host, s *session, n int) {
 	if t.MaxHolds == 0 {
 		w.violation(n, "a limit was met where none is near")
 	}
-	holds, waiters, all := 0, 0, 0
+	holds, waiters, confirms, all := 0, 0, 0, 0
 	for i := range h.names {
 		holds += btoi(h.names[i].hold.state != none && h.names[i].hold.session == s.id)
 	}
 	for i := range s.pend {
 		waiters += btoi(s.pend[i].kind == reqAcquire)
+		confirms += btoi(s.pend[i].kind == reqConfirm)
 	}
 	for i := range h.sessions {
 		for j := range h.sessions[i].pend {
@@ -754,8 +755,8 @@ func (w *world) checkLimit(h *host, s *session, n int) {
 	locks := 0
 	h.table.List(h.clock(w.now), 0, func(protocol.LockRow) bool { locks++; return true })
 	share := locktable.Share(t.MaxLocks)
-	if holds+waiters < t.MaxHolds && waiters < t.MaxWaiters && locks < share && all < share {
-		w.violation(n, "a limit was met by session %d with %d holds and %d waiters, among %d locks", s.id, holds, waiters, locks)
+	if holds+waiters < t.MaxHolds && waiters+confirms < t.MaxWaiters && locks < share && all < share {
+		w.violation(n, "a limit was met by session %d with %d holds, %d waiters and %d confirms, among %d locks", s.id, holds, waiters, confirms, locks)
 	}
 }
 
@@ -1211,10 +1212,10 @@ func (w *world) checkDeadlock(h *host, s *session, id uint64) {
 	}
 	waiters := 0
 	for i := range s.pend {
-		waiters += btoi(s.pend[i].kind == reqAcquire)
+		waiters += btoi(s.pend[i].kind == reqAcquire || s.pend[i].kind == reqConfirm)
 	}
 	if limit := w.plan.table.MaxWaiters; limit > 0 && waiters > limit {
-		w.violation(int(q.name), "session %d has %d waiters; the limit is %d", s.id, waiters, limit)
+		w.violation(int(q.name), "session %d has %d acquires and confirms waiting; the limit is %d", s.id, waiters, limit)
 	}
 }
 

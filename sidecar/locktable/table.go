@@ -29,7 +29,7 @@ type Config struct {
 
 	MaxLocks   int // names known at one time, in cells (see Cells), and waiters in all. Default 1,048,576
 	MaxHolds   int // holds of one session. Default 262,144
-	MaxWaiters int // waiting acquires of one session. Default 16,384
+	MaxWaiters int // acquires and confirms of one session that wait. Default 16,384
 
 	UID int64 // of the sidecar's process: this user and root are not bounded by a user's share
 

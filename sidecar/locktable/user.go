@@ -89,8 +89,8 @@ func (t *Table) limited(s *session, l *lock, req *protocol.Acquire) bool {
 	switch {
 	case s.nholds+len(s.waits) >= t.cfg.MaxHolds:
 		why = fmt.Sprintf("this client has %d locks held or waited for; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
-	case len(s.waits) >= t.cfg.MaxWaiters:
-		why = fmt.Sprintf("this client has %d acquires waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
+	case len(s.waits)+s.confirms >= t.cfg.MaxWaiters:
+		why = fmt.Sprintf("this client has %d requests waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
 	case cells > 0 && t.cells+cells > most, t.waiting >= most:
 		why = fmt.Sprintf("this sidecar has %d locks held or waited for; release some, or raise max-locks of the sidecar", len(t.locks))
 	case cells > 0 && u.cells+cells > share, u.waiters >= share:
