@@ -81,11 +81,14 @@ class Sidecar:
         self.resumable = True  # gives out tickets
         self.renewed = True  # the watchdog has renewed, as who resumes is told
         self.page = 100
+        self.uuid = "fake"  # another one when it has forgotten everything
+        self.away = False  # Redis is: no confirm is answered
         self.refuse: dict[str, tuple[str, str]] = {}  # op: the error that answers it
         self.seen: list[tuple[int, Message]] = []  # all requests, with their sessions
         self.sessions: dict[int, Session] = {}
         self.grants: list[tuple[str, int, int]] = []  # name, hold, count after it
         self._locks: dict[str, Lock] = {}
+        self._unconfirmed: list[tuple[Session, Message]] = []
         self._forget_numbers()
         self._tokens = itertools.count(1_700_000_000_000_000)
 
@@ -102,23 +105,32 @@ class Sidecar:
         return session.connection
 
     def die(self) -> None:
-        """Is killed. Its successor knows what it knew, and is there at once."""
+        """Is killed. Its successor knows what it knew, is there at once, and ends the sessions that hold nothing."""
         for session in list(self.sessions.values()):
             if session.connection is not None:
                 session.connection.close()
                 session.connection = None
             session.claimed = None
-            if not session.tickets:
+            if not session.tickets or not self.held_by(session.number):
                 del self.sessions[session.number]
+        self._unconfirmed.clear()
         for lock in self._locks.values():
             lock.waiters.clear()
 
     def forget(self) -> None:
         """Is killed, and its successor finds no state."""
         self.die()
+        self.uuid += "'"
         self.sessions.clear()
         self._locks.clear()
         self._forget_numbers()
+
+    def come_back(self) -> None:
+        """Redis is there again, and has executed everything."""
+        self.away = False
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for session, m in unconfirmed:
+            self._on_confirm(session, m)
 
     def lose(self, name: str, reason: str) -> None:
         lock = self._locks[name]
@@ -218,7 +230,7 @@ class Sidecar:
             session.connection.session = resumed
             session = resumed
             session.claimed = {}
-        answer: Message = {"id": m["id"], "v": self.version, "sidecar": "fake", "version": "0"}
+        answer: Message = {"id": m["id"], "v": self.version, "sidecar": self.uuid, "version": "0"}
         answer |= {"session": session.number, "lease_ms": self.lease_ns // 1_000_000, "now_ns": self.clock()}
         if m.get("resumable") and self.resumable:
             answer["ticket"] = f"ticket {next(self._tokens)}"
@@ -356,6 +368,12 @@ class Sidecar:
         if lock.count == 0:
             self._free(lock)
 
+    def _on_confirm(self, session: Session, m: Message) -> None:
+        if self.away:
+            self._unconfirmed.append((session, m))
+        else:
+            self._send(session, {"id": m["id"]})
+
     def _on_cancel(self, session: Session, m: Message) -> None:
         for lock in self._locks.values():
             for waiter in lock.waiters:
@@ -482,6 +500,10 @@ class FakeSidecar(Sidecar):
             for connection, message in unanswered:
                 self._obey(connection, message)
             self._ring()
+
+    def come_back(self) -> None:
+        with self._lock:
+            super().come_back()
 
     def read_again(self) -> None:
         with self._lock:

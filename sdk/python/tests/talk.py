@@ -23,13 +23,13 @@ class Talk:
         self.hello = self.greet(ticket, resumed)
         self.session._last_id = 0
 
-    def greet(self, ticket: str = "ticket", resumed: bool = False) -> dict[str, Any]:
+    def greet(self, ticket: str = "ticket", resumed: bool = False, sidecar: str = "s") -> dict[str, Any]:
         """A new connection, up to the answer to hello, which is returned."""
         self.session.begin(self.now)
         (hello,) = self.sent()
         answer = {
             "v": 1,
-            "sidecar": "s",
+            "sidecar": sidecar,
             "version": "0",
             "session": 1,
             "lease_ms": 30_000,

@@ -21,7 +21,18 @@ import pytest
 from fake import PATIENCE, FakeSidecar, boottime
 
 import locksidecar
-from locksidecar import Client, ClientClosed, Lock, LockLost, LockTimeout, NotHeld, Unavailable, _core, _link
+from locksidecar import (
+    Client,
+    ClientClosed,
+    Lock,
+    LockLost,
+    LockTimeout,
+    NotHeld,
+    Unavailable,
+    Unconfirmed,
+    _core,
+    _link,
+)
 from locksidecar._core import Call
 from locksidecar._line import Line
 from locksidecar._link import Link, Patience, Socket
@@ -734,9 +745,10 @@ def test_interrupt_that_is_an_os_error_is_no_reason_why_nobody_listens(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a generator's end
+@pytest.mark.parametrize("confirm", [False, True])
 @pytest.mark.parametrize("listening", [True, False])
 def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_behind(
-    sidecar: FakeSidecar, client: Client, listening: bool
+    sidecar: FakeSidecar, client: Client, listening: bool, confirm: bool
 ) -> None:
     class Interrupt(Exception):
         pass
@@ -758,7 +770,7 @@ def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_b
 
         return profile
 
-    lock = client.lock("n")
+    lock = client.lock("n", confirm=confirm, confirm_timeout=0 if confirm and not listening else None)
     for place in itertools.count(1):
         last = 0
         lock.acquire()
@@ -769,7 +781,7 @@ def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_b
             sidecar.die()
         sys.setprofile(interrupt_at(place))
         try:
-            with contextlib.suppress(Interrupt):
+            with contextlib.suppress(Interrupt, Unconfirmed):
                 lock.__exit__(None, None, None)
         finally:
             sys.setprofile(None)

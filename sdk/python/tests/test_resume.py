@@ -13,7 +13,7 @@ from talk import S, Talk
 
 from locksidecar import ClientClosed, LimitExceeded, LockLost, ProtocolError, Unavailable, Unsupported
 from locksidecar import _protocol as protocol
-from locksidecar._core import MAX_UNSENT, Call, Entry, Options, Session, Stage
+from locksidecar._core import MAX_UNSENT, Call, Confirm, Entry, Options, Session, Stage
 
 
 @pytest.fixture
@@ -575,6 +575,8 @@ class Story:
         self.entries: list[Entry] = []
         self.tokens: dict[int, int] = {}
         self.asked: list[Call[Any]] = []
+        self.confirms: list[Confirm] = []
+        self.entered: set[str] = set()  # names that may be entered again
 
     def act(self) -> None:
         session, rng = self.wire.session, self.rng
@@ -585,8 +587,13 @@ class Story:
                 owner = rng.randrange(1, 3) if options.reentrant else 1000 + rng.randrange(10**6)
                 name = f"n{rng.randrange(4)}-{owner if options.reentrant else 0}"
                 self.waiting.append(session.acquire(name, owner, options, self.wire.now))
-            case 3 | 4 | 5 if self.entries:
+                if options.reentrant:
+                    self.entered.add(name)
+            case 3 | 4 if self.entries:
                 self.entries.pop(rng.randrange(len(self.entries))).release(self.wire.now)
+            case 5 if self.entries:
+                entry = self.entries.pop(rng.randrange(len(self.entries)))
+                self.confirms.append(entry.release_confirmed(self.wire.now))
             case 6 if self.waiting:
                 session.abandon(self.waiting.pop(rng.randrange(len(self.waiting))), self.wire.now)
             case 7:
@@ -601,6 +608,14 @@ class Story:
             self.entries.append(Entry(self.wire.session, call.hold))
         for entry in self.entries:
             entry.check(self.wire.now)
+        for confirm in [c for c in self.confirms if c.done]:
+            self.confirms.remove(confirm)
+            confirm.result()
+            assert confirm.released is not None
+            number = confirm.released.number
+            # A re-entry, or what was given up of one, may have been granted meanwhile.
+            if confirm.name not in self.entered | {entry.hold.name for entry in self.entries}:
+                assert self.wire.sidecar._held(number) is None
 
     def tell(self) -> None:
         for _ in range(40):
@@ -625,6 +640,7 @@ class Story:
         assert self.wire.sidecar.held_by(self.wire.number) == held
         assert self.wire.session.live == len(held)
         assert all(call.done and call.error is None for call in self.asked)
+        assert not self.confirms
         assert sum(self.wire.sidecar.waiting(f"n{i}-{j}") for i in range(4) for j in range(3)) == len(self.waiting)
 
 

@@ -608,7 +608,10 @@ def test_grant_that_wins_against_ctrl_c_is_released(sidecar: FakeSidecar, client
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a generator's end
-def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(sidecar: FakeSidecar, client: Client) -> None:
+@pytest.mark.parametrize("confirm", [False, True])
+def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
+    sidecar: FakeSidecar, client: Client, confirm: bool
+) -> None:
     """Except before __exit__ begins: a function written in Python cannot keep a handler from being run there.
 
     The interpreter runs handlers of signals where a function of its own begins and one of C has returned.
@@ -634,7 +637,7 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(sidecar
 
         return profile
 
-    lock = client.lock("n")
+    lock = client.lock("n", confirm=confirm)
     for place in itertools.count(1):
         last = 0
         interrupted = False

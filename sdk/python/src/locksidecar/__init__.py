@@ -24,6 +24,7 @@ from ._errors import (
     NotHeld,
     ProtocolError,
     Unavailable,
+    Unconfirmed,
     Unsupported,
 )
 from ._protocol import LockInfo, WaiterInfo
@@ -48,6 +49,7 @@ __all__ = [
     "ProtocolError",
     "RLock",
     "Unavailable",
+    "Unconfirmed",
     "Unsupported",
     "WaiterInfo",
     "__version__",

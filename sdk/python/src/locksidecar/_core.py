@@ -9,6 +9,7 @@ A Session is not thread-safe: whoever moves its bytes guards it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +30,9 @@ from ._errors import (
     NotHeld,
     ProtocolError,
     Unavailable,
+    Unconfirmed,
     Unsupported,
+    sentence,
 )
 from ._strict import Fields
 from ._version import __version__
@@ -55,6 +58,8 @@ class Options:
     max_hold: float | None = None
     crash_delay: float = 0.0
     reentrant: bool = False
+    confirm: bool = False  # at the end of a block
+    confirm_timeout: float | None = None  # None: no limit
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -64,6 +69,14 @@ class Options:
         if self.max_hold is not None:
             _check("max_hold", self.max_hold, 1, protocol.MAX_DURATION_MS)
         _check("crash_delay", self.crash_delay, 0, protocol.MAX_CRASH_DELAY_MS)
+        if self.confirm_timeout is not None:
+            _check("confirm_timeout", self.confirm_timeout, 0, protocol.MAX_DURATION_MS)
+            if not self.confirm:
+                raise BadRequest("confirm_timeout is for a lock with confirm=True; add it, or leave out the timeout")
+
+    def confirms(self, exc: BaseException | None) -> bool:
+        """Whether a block that ends with exc waits for the confirmation. Cancellation and Ctrl-C end it at once."""
+        return self.confirm and (exc is None or isinstance(exc, (Exception, SystemExit)))
 
 
 def _check(what: str, seconds: float, least_ms: int, most_ms: int) -> None:
@@ -89,6 +102,7 @@ class Hold:
     # still keep it, and must be told of the release.
     era: int
     final: int = 0  # when its max_hold will have passed; 0: it has none
+    lease: int = 0  # its fixed lease; 0: it has none, or it is not known
     entries: int = 0  # not released yet
     lost: str = ""  # the reason
 
@@ -110,6 +124,7 @@ class Call(Generic[T]):
     error: LocksidecarError | None = None
     # Of an acquire:
     leased: bool = False
+    lease: int = 0  # nanoseconds
     hold: Hold | None = None  # what it was granted
 
     @property
@@ -122,6 +137,50 @@ class Call(Generic[T]):
             raise self.error
         assert self.answer is not None, "asked before it was done"
         return self.answer
+
+
+class Awaited(IntEnum):
+    """Which answer a Confirm waits for.
+
+    ::
+
+        CONFIRM ──(a new session of the same sidecar)──► INFO
+           ▲                                              │
+           └───────(the sidecar does not have the hold)───┘
+    """
+
+    CONFIRM = 0  # to confirm. It was sent after the release, or the sidecar is known to have read the release
+    INFO = 1  # to info. It says whether the sidecar still has the hold: then it has not read the release
+
+
+@dataclass(slots=True, eq=False)
+class Confirm(Call[bool]):
+    """The request that is answered when Redis has executed a release, which was sent before it.
+
+    A successor ends the sessions that hold nothing. If it has the same uuid, it still knows which releases its
+    predecessor had not executed, and can confirm them in a new session. If it still has the hold, the predecessor
+    did not read the release, and an answer to confirm would prove nothing.
+    """
+
+    released: Hold | None = None
+    sidecar: str = ""  # the uuid of the sidecar that executes the release
+    awaited: Awaited = Awaited.CONFIRM
+    free_at: int = 0  # when the lease ends in Redis, at the latest
+
+    def unconfirmed(self, why: LocksidecarError, now: int) -> Unconfirmed:
+        """The error of a release that was not confirmed."""
+        left = max(self.free_at - now, 0) / 1e9
+        if left:
+            free = f"other hosts find it free within {math.ceil(left)} s at the latest, when its lease ends"
+        else:
+            free = "its lease has ended in Redis meanwhile"
+        return Unconfirmed(
+            f"the release of the lock {self.name!r} is not confirmed: {sentence(str(why))} "
+            f"The lock is released here, and {free}",
+            code=why.code,
+            name=self.name,
+            free_within=left,
+        )
 
 
 class Stage(IntEnum):
@@ -181,6 +240,7 @@ class Session:
 
     # Of greetings:
     _ticket: str = ""
+    _sidecar: str = ""  # uuid of the sidecar that answered the newest hello
     _lease_ns: int = 0  # of the watchdog
     _began: int = 0
     # What to do with the answers to hello, claim and bye, by id; with the time.
@@ -273,6 +333,7 @@ class Session:
         if answer.resumed and not self._ticket:
             raise ProtocolError("it resumed a session without having been asked to")
         self._lease_ns = answer.lease_ms * 1_000_000
+        self._sidecar = answer.sidecar
         if answer.resumed:
             self._ticket = answer.ticket
             self._claim() if self._bye is None else self._say_bye()
@@ -317,6 +378,13 @@ class Session:
         # At once, for the new session may use the old numbers.
         self._holds = {}
         self._era += 1
+        for call in self._pending.values():
+            if isinstance(call, Confirm) and not call.done:
+                call.awaited = Awaited.INFO
+                if call.sidecar != self._sidecar:
+                    call.error = _unknown_release()
+                    self.done.append(call)
+                    call.done = True  # _serve() leaves it out
 
     def _serve(self, now: int) -> None:
         """Asks what waits; the session is as if nothing had happened."""
@@ -326,8 +394,14 @@ class Session:
         for call in self._pending.values():
             if call.done:  # given up by who was interrupted here, when it had its new id
                 continue
+            if isinstance(call, Confirm):
+                assert call.released is not None
+                call.free_at = self._lease_end(call.released, now)  # the successor may have renewed it
             self._last_id += 1
-            out += call.encode(self._last_id, now)
+            if isinstance(call, Confirm) and call.awaited is Awaited.INFO:
+                out += protocol.info(self._last_id, call.name)
+            else:
+                out += call.encode(self._last_id, now)
             call.id = self._last_id
             call.end = self._queued + len(out)
             pending[call.id] = call
@@ -338,11 +412,35 @@ class Session:
         self.debt = 0
         self._enter(Stage.SERVING, out)
 
+    def _on_info(self, call: Confirm, lock: protocol.LockInfo | None, now: int) -> None:
+        """The successor has described the lock of call: sends the confirm, unless it still has the hold."""
+        assert call.released is not None
+        if lock is not None and lock.hold == call.released.number:
+            call.error = LocksidecarError(
+                "the sidecar was restarted before it had read the release, and its successor did not resume the session"
+            )
+        if call.error is not None or call.abandoned:
+            self._finish(call)
+            return
+        id = self._last_id + 1
+        frame = call.encode(id, now)
+        queued = self._queued + len(frame)
+        # No calls from here on: an interrupt finds that all of it was done, or nothing.
+        del self._pending[call.id]
+        self._last_id = id
+        call.awaited = Awaited.CONFIRM
+        call.id = id
+        call.end = queued
+        self._pending[id] = call
+        self._queued = queued
+        self.unsent += frame
+
     # --- Requests ---
 
     def acquire(self, name: str, owner: int, options: Options, now: int) -> Call[protocol.AcquireOK]:
         """now matters only to who does not wait for ever."""
         until = None if options.timeout is None else now + round(options.timeout * 1e9)
+        lease = 0 if options.lease is None else round(options.lease * 1e9)
         call = self._ask(
             "acquire",
             name,
@@ -359,8 +457,40 @@ class Session:
             ),
             now,
         )
-        call.leased = options.lease is not None
+        # No calls from here on: after an interrupt the caller has no call to abandon.
+        call.leased = lease > 0
+        call.lease = lease
         return call
+
+    def confirm(self, hold: Hold, now: int) -> Confirm:
+        """Requests the confirmation of a release that was queued just now. A call that cannot be sent is done, with
+        the error."""
+        call = Confirm(
+            "confirm",
+            hold.name,
+            lambda _: True,
+            lambda id, _: protocol.confirm(id, hold.name),
+            released=hold,
+            sidecar=self._sidecar,
+            free_at=self._lease_end(hold, now),
+        )
+        if hold.era != self._era and self.failure is None:
+            call.error, call.done = _unknown_release(), True
+            return call
+        try:
+            self._put(call, now)
+        except LocksidecarError as e:
+            call.error, call.done = e, True
+        return call
+
+    def _lease_end(self, hold: Hold, now: int) -> int:
+        """When the lease of hold, which was released, ends in Redis at the latest if Redis does not execute that."""
+        told = self._told(hold)
+        if hold.lease:
+            # The deadline is a hundredth of the lease and 2 ms before the end of the lease; Redis's delay comes on top.
+            return told + hold.lease // 50 + 10_000_000
+        # The sidecar may just have renewed it, and the lease event may not have been received.
+        return max(told, now + self._lease_ns)
 
     def info(self, name: str) -> Call[protocol.InfoOK]:
         return self._ask("info", name, protocol.info_ok, lambda id, _: protocol.info(id, name))
@@ -385,6 +515,11 @@ class Session:
         now: int = 0,
     ) -> Call[T]:
         """now matters only to who encodes a time."""
+        call = Call(op, name, parse, encode)
+        self._put(call, now)
+        return call
+
+    def _put(self, call: Call[Any], now: int) -> None:
         if self.failure is not None:
             raise _failed(type(self.failure), str(self.failure), False)
         if len(self.unsent) > MAX_UNSENT:
@@ -393,9 +528,9 @@ class Session:
                 "Nothing was sent"
             )
         self._last_id += 1
-        call = Call(op, name, parse, encode, self._last_id)
+        call.id = self._last_id
         if self.stage is Stage.SERVING:
-            frame = encode(call.id, now)
+            frame = call.encode(call.id, now)
             queued = self._queued + len(frame)
             # No calls from here on: whoever is interrupted has asked nothing, or knows whose answer it is.
             call.end = queued
@@ -404,7 +539,6 @@ class Session:
             self.unsent += frame
         else:
             self._pending[call.id] = call
-        return call
 
     def abandon(self, call: Call[Any], now: int) -> None:
         """Nobody waits for call any more. Whatever it is granted, now or later, is released."""
@@ -430,10 +564,14 @@ class Session:
 
     def deadline(self, hold: Hold) -> int:
         """Until when hold may be believed in: the largest deadline that it was told, or the end of its max_hold."""
+        told = self._told(hold)
+        return min(told, hold.final) if hold.final else told
+
+    def _told(self, hold: Hold) -> int:
         told = hold.told
         if not hold.leased and hold.told_after != self._leases:
             told = max(told, self._lease)
-        return min(told, hold.final) if hold.final else told
+        return told
 
     def reason(self, hold: Hold, now: int) -> str:
         """Why hold is lost; "" if it is not."""
@@ -526,7 +664,10 @@ class Session:
                 # Nothing is marked before all that can be wrong has been checked: what stays
                 # pending is told when the session fails.
                 call = self._asked(id)
-                self._answered(call, call.parse(fields), now)
+                if isinstance(call, Confirm) and call.awaited is Awaited.INFO:
+                    self._on_info(call, protocol.info_ok(fields).lock, now)
+                else:
+                    self._answered(call, call.parse(fields), now)
             case protocol.Refusal(id=0, code="unavailable"):
                 self.end(now)  # it is stopping
             case protocol.Refusal(id=0, code="limit" | "no_hello") if self._ticket and self.stage < Stage.SERVING:
@@ -593,7 +734,15 @@ class Session:
             # then it is good for as long as was told.
             leased = call.leased or grant.count > 1 if hold is None else hold.leased
             hold = Hold(
-                grant.hold, call.name, grant.token, grant.deadline_ns, leased, self._leases, self._era, grant.end_ns
+                grant.hold,
+                call.name,
+                grant.token,
+                grant.deadline_ns,
+                leased,
+                self._leases,
+                self._era,
+                grant.end_ns,
+                0 if grant.count > 1 else call.lease,
             )
             self._holds[hold.number] = hold
             self.live += 1
@@ -662,7 +811,9 @@ class Session:
         for call in list(self._pending.values()):
             if call.done:
                 continue
-            if call.end > first_unsent and not call.sent:
+            if isinstance(call, Confirm):
+                call.error = _failed(error, why, False)
+            elif call.end > first_unsent and not call.sent:
                 call.error = _failed(error, f"{why} This {call.op} was not carried out", False)
             elif call.op == "acquire":
                 call.error = _failed(error, f"{why} If this acquire was granted, that ended with the session", True)
@@ -694,8 +845,17 @@ _CODES: Final[dict[str, type[LocksidecarError]]] = {
 }
 
 
+def _unknown_release() -> LocksidecarError:
+    return LocksidecarError("the sidecar was restarted without its state, and does not know of the release")
+
+
 def _refused(call: Call[Any], refusal: protocol.Refusal) -> LocksidecarError:
     error = _CODES.get(refusal.code, LocksidecarError)
+    if isinstance(call, Confirm):
+        if error is Unsupported:
+            why = "this sidecar is older than this client and does not confirm releases: upgrade it"
+            return Unsupported(why, code=refusal.code)
+        return error(refusal.msg or refusal.code, code=refusal.code)
     what = f"{call.op} {call.name!r}" if call.name else call.op
     return error(f"{what}: {refusal.msg or refusal.code}", code=refusal.code)
 
@@ -722,6 +882,12 @@ class Entry:
         self._held("was released before")
         if reason := self.session.leave(self, now):
             raise self.loss(reason)
+
+    def release_confirmed(self, now: int) -> Confirm:
+        """Releases, and queues the request for the confirmation after the release. If this is interrupted,
+        released says whether the release is done."""
+        self.release(now)
+        return self.session.confirm(self.hold, now)
 
     def lost(self, now: int) -> str:
         if self.session.inherited:

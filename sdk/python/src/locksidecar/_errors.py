@@ -5,6 +5,7 @@
     LocksidecarError
     ├── LockTimeout      (TimeoutError)     the wait ended: somebody else holds the lock
     ├── LockLost                            the lock was held and then lost: .name, .reason
+    ├── Unconfirmed                         released, but not known to be released in Redis: .name, .free_within
     ├── NotHeld          (RuntimeError)     released twice, or never acquired, or not by this process
     ├── Deadlock         (RuntimeError)     waiting would never end: threads or processes wait in a circle
     ├── Unavailable      (ConnectionError)  no sidecar, or no Redis behind it: .may_have_happened
@@ -59,6 +60,24 @@ class LockLost(LocksidecarError):
         self.reason = reason
 
 
+class Unconfirmed(LocksidecarError):
+    """The lock is released here, but there is no confirmation that Redis has executed the release.
+
+    Another host may still find the lock taken, until its lease has ended in Redis. Nothing needs to be cleaned
+    up, and nothing that was done under the lock is in doubt.
+
+    name is the lock's. free_within is the time until the lease ends, in seconds; 0.0 if it has ended already.
+    __cause__ is the reason: TimeoutError (it took too long), Denied (Redis refused the release), Unsupported (the
+    sidecar is older than this client: upgrade it), Unavailable (no sidecar answered for too long),
+    LimitExceeded, ClientClosed, or another LocksidecarError.
+    """
+
+    def __init__(self, message: str, *, code: str = "", name: str = "", free_within: float = 0.0) -> None:
+        super().__init__(message, code=code)
+        self.name = name
+        self.free_within = free_within
+
+
 class NotHeld(LocksidecarError, RuntimeError):
     """What should be released or checked is not held: it was released before, or never was acquired here."""
 
@@ -101,6 +120,14 @@ class ClientClosed(LocksidecarError, RuntimeError):
 
 class ProtocolError(LocksidecarError):
     """The sidecar sent what the protocol forbids. The connection is given up; locks are good to their deadlines."""
+
+
+class TookTooLong(LocksidecarError, TimeoutError):
+    """The cause of an Unconfirmed whose timeout passed."""
+
+
+def sentence(text: str) -> str:
+    return text if text.endswith(("?", ".")) else f"{text}."
 
 
 def note(exc: BaseException, also: LocksidecarError) -> None:

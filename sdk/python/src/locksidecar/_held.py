@@ -18,15 +18,9 @@ class Line(Protocol):
 
     def deadline(self, entry: Entry) -> int: ...
 
-    def release(self, entry: Entry) -> None: ...
-
 
 class Held:
-    """One acquired lock, from its acquire to its release. Threads may share it.
-
-    When the sidecar is restarted meanwhile, the lock stays what it was, with its token. Whoever asks for its
-    state then has the connection made anew; that takes a moment, and nothing if nobody listens.
-    """
+    """One acquired lock, from its acquire to its release. Each client adds its own release()."""
 
     __slots__ = ("_entry", "_line", "_scoped", "name", "token")
 
@@ -45,10 +39,6 @@ class Held:
     def check(self) -> None:
         """Raises LockLost if the lock was lost, NotHeld if it was released."""
         self._line.check(self._entry)
-
-    def release(self) -> None:
-        """Raises LockLost if the lock was lost before, NotHeld if it was released before."""
-        self._line.release(self._entry)
 
     @property
     def lost(self) -> str | None:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from . import _fork
-from ._core import Call, Entry, Session, Stage
+from ._core import Call, Confirm, Entry, Session, Stage
 from ._errors import LocksidecarError
 from ._link import ANSWER_GRACE, AT_ONCE, BYE_WAIT, Link, Patience, Socket
 
@@ -295,10 +295,12 @@ class Line:
         elif owing:
             self._rescue()
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: Entry, confirm: Patience | None = None) -> None:
+        """confirm: the patience of the wait for the confirmation; None: none is requested."""
         # A lock that a handler of a signal kept from being released would be renewed for ever.
         interrupt: BaseException | None = None
         error: LocksidecarError | None = None
+        confirms: list[Confirm] = []  # one or none, requested after the release
         sought = False
         for _ in TRIES:
             try:
@@ -306,31 +308,55 @@ class Line:
                     self._hear()
                     seek = not (self.session.stage is Stage.SERVING or sought or entry.released or self._in_touch())
                     if not seek:
-                        error = self._leave(entry, interrupt is not None)
+                        error = self._leave(entry, interrupt is not None, None if confirm is None else confirms)
                 if seek:
                     sought = True
                     self._seek()
                     with self.mutex:
-                        error = self._leave(entry, interrupt is not None)
+                        error = self._leave(entry, interrupt is not None, None if confirm is None else confirms)
                 if (self.session.debt or self.session.unsent) and self._owing():
                     self._rescue()
                 break
             except BaseException as e:
                 interrupt = e
         if interrupt is not None:
+            # This thread does not wait for the confirmation. The session ignores the answer.
+            for call in confirms:
+                self.abandon(call)
             raise interrupt
         if error is not None:
             raise error
+        if confirm is not None:
+            for call in confirms:
+                self._confirm(call, confirm)
 
-    def _leave(self, entry: Entry, again: bool) -> LocksidecarError | None:
+    def _leave(self, entry: Entry, again: bool, confirms: list[Confirm] | None) -> LocksidecarError | None:
+        """confirms: gets the request for the confirmation; None: none is requested."""
         try:
-            if not (again and entry.released):
+            if again and entry.released:
+                pass
+            elif confirms is None:
                 entry.release(self._clock())
+            else:
+                confirms.append(entry.release_confirmed(self._clock()))
         except LocksidecarError as e:
             return e
         finally:
             self._flush()
         return None
+
+    def _confirm(self, call: Confirm, patience: Patience) -> None:
+        """Waits for the confirmation; raises Unconfirmed."""
+        try:
+            if not call.done:
+                try:
+                    self._await(call, patience)
+                except BaseException:
+                    self.abandon(call)
+                    raise
+            call.result()
+        except LocksidecarError as e:
+            raise call.unconfirmed(e, self._clock()) from e
 
     # --- The end ---
 

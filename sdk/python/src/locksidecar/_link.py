@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from ._core import Call, Session, Stage
-from ._errors import BadRequest, Denied, LocksidecarError, Unavailable
+from ._core import Call, Confirm, Session, Stage
+from ._errors import BadRequest, Denied, LocksidecarError, TookTooLong, Unavailable, sentence
 
 T = TypeVar("T")
 
@@ -95,6 +95,7 @@ class Patience:
     grace: float = ANSWER_GRACE  # for an answer that is late
     unmet: float = CONNECT_WAIT  # with nobody who listens, as long as nobody ever has
     gone: float = RESUME_WAIT  # with nobody who listens any more
+    most: float = math.inf  # with all of these together
     began: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -103,6 +104,11 @@ class Patience:
             return cls(math.inf)
         # A restart shall not be noticed, so even who does not wait for the lock puts up with a short one.
         return cls(timeout, unmet=min(timeout, CONNECT_WAIT), gone=min(max(timeout, CONNECT_WAIT), RESUME_WAIT))
+
+    @classmethod
+    def to_confirm(cls, timeout: float | None) -> Patience:
+        """A timeout below 0 is no error, but one that has passed: the lock has to be released in any case."""
+        return cls(math.inf, most=math.inf if timeout is None else max(0.0, timeout))
 
 
 AT_ONCE: Final = Patience(unmet=0.0, gone=0.0, began=0.0)
@@ -122,10 +128,6 @@ def explain(path: str, error: OSError) -> LocksidecarError:
         case errno.EACCES | errno.EPERM:
             return Denied(f"this process may not connect to {path}: {_permission(path)}")
     return Unavailable(f"cannot connect to the sidecar at {path}: {error.strerror or error}")
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith(("?", ".")) else f"{text}."
 
 
 def _permission(path: str) -> str:
@@ -194,7 +196,7 @@ class Link:
                     self._error = e
                     if not self._met and not starting(e):
                         error = explain(session.path, e)
-                        session.fail(_sentence(str(error)), type(error))
+                        session.fail(sentence(str(error)), type(error))
                     return False
                 news = select.poll()
                 news.register(sock, select.POLLIN)
@@ -211,15 +213,18 @@ class Link:
 
     def give_up_at(self, patience: Patience) -> float:
         """When who has that patience gives up, as things are now, by time.monotonic(); inf: never."""
+        most = patience.began + patience.most
         if self._serving:
-            return max(patience.began + patience.wait, self._since) + patience.grace
+            return min(most, max(patience.began + patience.wait, self._since) + patience.grace)
         until = max(patience.began, self._since) + (patience.gone if self._met else patience.unmet)
         if self.sock is not None:
             until = max(until, self._connected + patience.grace)
-        return until
+        return min(most, until)
 
     def given_up(self, call: Call[Any]) -> LocksidecarError:
         """Why, as things are now, who waited for call gave up."""
+        if isinstance(call, Confirm) and self._serving:
+            return TookTooLong("no confirmation came in time; is Redis slow or away, or the sidecar stopped?")
         if self.sock is None:
             error = explain(self.session.path, self._error)
         else:
@@ -227,7 +232,9 @@ class Link:
                 f"the sidecar at {self.session.path} does not answer; is it stopped or overloaded?",
                 may_have_happened=call.op == "force_release" and call.asked,
             )
-        what = f"{_sentence(str(error))} This {call.op} is given up"
+        if isinstance(call, Confirm):
+            return error
+        what = f"{sentence(str(error))} This {call.op} is given up"
         if isinstance(error, Unavailable):
             return Unavailable(what, may_have_happened=error.may_have_happened or call.sent)
         return type(error)(what)

@@ -12,12 +12,11 @@ from functools import partial
 from types import TracebackType
 from typing import Final, TypeVar
 
-from . import _fork
+from . import _fork, _held
 from . import _protocol as protocol
 from ._core import Call, Entry, Options, Session, boottime
-from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, note
+from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, note
 from ._handles import Handles
-from ._held import Held
 from ._line import TRIES, Line
 from ._link import Link, Patience, socket_path
 from ._protocol import LockInfo
@@ -37,6 +36,35 @@ class _Thread(threading.local):
 
 
 _thread: Final = _Thread()
+
+
+class Held(_held.Held):
+    """One acquired lock, from its acquire to its release. Threads may share it.
+
+    When the sidecar is restarted meanwhile, the lock stays held, with its token. The next call that reads its
+    state then connects again first, which takes a moment; if no sidecar listens, it does not wait for one.
+    """
+
+    __slots__ = ()
+
+    _line: Line
+
+    def release(self, *, confirm: bool = False, timeout: float | None = None) -> None:
+        """Releases the lock. Raises LockLost if it was lost before, NotHeld if it was released before.
+
+        Without confirm this returns before Redis has executed the release: another host that is signalled then
+        may still find the lock taken. With confirm=True this returns after Redis has executed the release. The
+        lock is released at once in any case.
+
+        timeout: how long to wait for the confirmation, in seconds; None: no limit; 0 or less: not at all. If the
+        sidecar is restarted meanwhile, the client requests the confirmation from its successor. Without a
+        confirmation this raises Unconfirmed; the lock is released then, too. Without confirm the timeout has no
+        meaning.
+
+        If another owner on this host waits for the lock, the lock passes to that owner, and the release is
+        confirmed at once.
+        """
+        self._line.release(self._entry, Patience.to_confirm(timeout) if confirm else None)
 
 
 class Lock:
@@ -74,14 +102,18 @@ class Lock:
             return False
         return True
 
-    def release(self) -> None:
-        """Raises LockLost if the lock was lost before, NotHeld if it is not held."""
+    def release(self, *, confirm: bool = False, timeout: float | None = None) -> None:
+        """Raises LockLost if the lock was lost before, NotHeld if it is not held.
+
+        confirm, timeout: as in Held.release(), whatever the lock was made with; Unconfirmed is raised if there
+        is no confirmation.
+        """
         with self._client._guard:
             held = self._handles.to_release(_thread.owner)
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
         try:
-            held.release()
+            held.release(confirm=confirm, timeout=timeout)
         finally:
             # What a handler of a signal kept from being released can be released again.
             if held.released and not held._scoped:
@@ -134,12 +166,13 @@ class Lock:
         """If it was interrupted it is called again."""
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this with block")
-        error: LockLost | NotHeld | None = None
+        options = self._options
+        error: LockLost | NotHeld | Unconfirmed | None = None
         try:
             for held in ended:
                 if not held.released:
-                    held.release()
-        except (LockLost, NotHeld) as e:
+                    held.release(confirm=options.confirms(exc), timeout=options.confirm_timeout)
+        except (LockLost, NotHeld, Unconfirmed) as e:
             error = e
         for held in ended:
             self._forget(held)
@@ -210,6 +243,8 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        confirm: bool = False,
+        confirm_timeout: float | None = None,
     ) -> Lock:
         """A lock like threading.Lock; nothing is acquired yet. Durations are in seconds.
 
@@ -217,8 +252,13 @@ class Client:
         lease: hold it so long at most, without renewal. None: the sidecar renews until the release.
         max_hold: hold it so long at most, even though renewed.
         crash_delay: when this process dies, keep it so much longer.
+        confirm: a with block ends after Redis has executed the release, as with held.release(confirm=True), or
+        raises Unconfirmed. If the body raises an exception, that is raised instead, with a note about it (as of
+        Python 3.11). A block that is left by KeyboardInterrupt or GeneratorExit releases without waiting.
+        confirm_timeout: how long to wait for the confirmation; None: no limit.
         """
-        return Lock(self, name, Options(timeout, lease, max_hold, crash_delay))
+        options = Options(timeout, lease, max_hold, crash_delay, confirm=confirm, confirm_timeout=confirm_timeout)
+        return Lock(self, name, options)
 
     def rlock(
         self,
@@ -228,9 +268,15 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        confirm: bool = False,
+        confirm_timeout: float | None = None,
     ) -> RLock:
-        """A lock like threading.RLock: its thread may acquire it again. Otherwise as lock()."""
-        return RLock(self, name, Options(timeout, lease, max_hold, crash_delay, reentrant=True))
+        """A lock like threading.RLock: its thread may acquire it again. Otherwise as lock().
+
+        While entries are left, the end of an inner block is confirmed at once: the lock stays held.
+        """
+        options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout)
+        return RLock(self, name, options)
 
     def info(self, name: str) -> LockInfo | None:
         """What the sidecar knows about the lock; None if nobody on this host holds it or waits for it."""

@@ -13,17 +13,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from . import _fork, _held
 from . import _protocol as protocol
-from ._core import Call, Entry, Hold, Options, Session, Stage, boottime
-from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, note
+from ._core import Call, Confirm, Entry, Hold, Options, Session, Stage, boottime
+from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, note
 from ._handles import Handles
 from ._line import Line
 from ._link import BYE_WAIT, Link, Patience, Socket, socket_path
@@ -256,6 +256,27 @@ class _Line:
         finally:
             self._owe()
 
+    def release_confirmed(self, entry: Entry) -> Confirm:
+        self._hear()
+        self._doubt(entry)
+        try:
+            return entry.release_confirmed(self.clock())
+        finally:
+            self._owe()
+
+    async def confirmation(self, call: Confirm, patience: Patience) -> None:
+        """Waits for the confirmation; raises Unconfirmed. A call that is not done when this ends is abandoned."""
+        try:
+            if not call.done:
+                try:
+                    await self._wait(call, patience)
+                except BaseException:
+                    self.abandon(call)
+                    raise
+            call.result()
+        except LocksidecarError as e:
+            raise call.unconfirmed(e, self.clock()) from e
+
     def _owe(self) -> None:
         """Has the sidecar told of what was given up, if it cannot be now then later."""
         self._flush()
@@ -384,31 +405,66 @@ _LOST: Final = "locksidecar: the lock was lost"
 
 
 class Held(_held.Held):
-    """One acquired lock, from its acquire to its release. Nothing here waits.
+    """One acquired lock, from its acquire to its release. Nothing here waits but `await release(confirm=True)`.
 
     When the sidecar is restarted meanwhile, the lock stays what it was, with its token.
     """
 
     __slots__ = ("_body",)
 
+    _line: _Line
+
     def __init__(self, line: _Line, entry: Entry, scoped: bool) -> None:
         super().__init__(line, entry, scoped)
         self._body = _Body(line, entry) if scoped else None
 
-    def _leave(self, exc: BaseException | None) -> None:
-        """The end of the `async with`."""
+    @overload
+    def release(self, *, confirm: Literal[False] = False, timeout: float | None = None) -> None: ...
+
+    @overload
+    def release(self, *, confirm: Literal[True], timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
+
+    @overload
+    def release(self, *, confirm: bool, timeout: float | None = None) -> Coroutine[Any, Any, None] | None: ...
+
+    def release(self, *, confirm: bool = False, timeout: float | None = None) -> Coroutine[Any, Any, None] | None:
+        """Releases the lock. Raises LockLost if it was lost before, NotHeld if it was released before.
+
+        Without confirm there is nothing to await, and this returns before Redis has executed the release: another
+        host that is signalled then may still find the lock taken. `await held.release(confirm=True)` returns
+        after Redis has executed the release. The call itself releases the lock: cancelling the `await` ends the
+        wait and nothing else.
+
+        timeout: how long to wait for the confirmation, in seconds; None: no limit; 0 or less: not at all. If the
+        sidecar is restarted meanwhile, the client requests the confirmation from its successor. Without a
+        confirmation the `await` raises Unconfirmed; the lock is released then, too. Without confirm the timeout
+        has no meaning.
+
+        If another owner on this host waits for the lock, the lock passes to that owner, and the release is
+        confirmed at once.
+        """
+        if not confirm:
+            self._line.release(self._entry)
+            return None
+        return self._line.confirmation(self._line.release_confirmed(self._entry), Patience.to_confirm(timeout))
+
+    def _leave(
+        self, exc: BaseException | None, confirm: bool, timeout: float | None
+    ) -> Coroutine[Any, Any, None] | None:
+        """Ends the `async with`. Its caller awaits the confirmation that it returns."""
         ours = self._body is not None and self._body.close(exc)
         if self._entry.released:
             # Released within the body: what happened to the lock after that concerns nobody.
             if ours:
                 raise self._entry.loss(self._entry.hold.lost) from exc
-            return
+            return None
         try:
-            self.release()
+            return self.release(confirm=confirm, timeout=timeout)
         except (LockLost, NotHeld) as e:
             if ours or exc is None:
                 raise e from exc
             note(exc, e)
+            return None
 
 
 class Lock:
@@ -448,14 +504,26 @@ class Lock:
             return False
         return True
 
-    def release(self) -> None:
-        """Raises LockLost if the lock was lost before, NotHeld if it is not held."""
+    @overload
+    def release(self, *, confirm: Literal[False] = False, timeout: float | None = None) -> None: ...
+
+    @overload
+    def release(self, *, confirm: Literal[True], timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
+
+    @overload
+    def release(self, *, confirm: bool, timeout: float | None = None) -> Coroutine[Any, Any, None] | None: ...
+
+    def release(self, *, confirm: bool = False, timeout: float | None = None) -> Coroutine[Any, Any, None] | None:
+        """Raises LockLost if the lock was lost before, NotHeld if it is not held.
+
+        confirm, timeout: as in Held.release(), whatever the lock was made with: `await lock.release(confirm=True)`.
+        """
         held = self._handles.to_release(_owner())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
         if not held._scoped:
             self._handles.remove(held)
-        held.release()
+        return held.release(confirm=confirm, timeout=timeout)
 
     def locked(self) -> bool:
         """Whether a task of this process holds the lock through this object. For others: Client.info()."""
@@ -485,11 +553,24 @@ class Lock:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this async with block")
         for held in ended:
             self._handles.remove(held)
+        options = self._options
+        confirm, timeout = options.confirms(exc), options.confirm_timeout
         try:
-            ended[0]._leave(exc)
-        finally:
+            confirmation = ended[0]._leave(exc, confirm, timeout)
+        except BaseException:
             for held in ended[1:]:
-                held._leave(exc)
+                held._leave(exc, False, None)
+            raise
+        for held in ended[1:]:  # of two the first was released within the body
+            confirmation = held._leave(exc, confirm, timeout)
+        if confirmation is None:
+            return
+        try:
+            await confirmation
+        except Unconfirmed as e:
+            if exc is None:
+                raise
+            note(exc, e)
 
     async def _acquire(self, options: Options, scoped: bool) -> Held:
         owner = _owner()
@@ -538,6 +619,8 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        confirm: bool = False,
+        confirm_timeout: float | None = None,
     ) -> Lock:
         """A lock like asyncio.Lock; nothing is acquired yet. Durations are in seconds.
 
@@ -545,8 +628,14 @@ class Client:
         lease: hold it so long at most, without renewal. None: the sidecar renews until the release.
         max_hold: hold it so long at most, even though renewed.
         crash_delay: when this process dies, keep it so much longer.
+        confirm: an `async with` block ends after Redis has executed the release, as with `await
+        held.release(confirm=True)`, or raises Unconfirmed. If the body raises an exception, that is raised
+        instead, with a note about it (as of Python 3.11). A block that is cancelled, or left by KeyboardInterrupt
+        or GeneratorExit, releases without waiting.
+        confirm_timeout: how long to wait for the confirmation; None: no limit.
         """
-        return Lock(self, name, Options(timeout, lease, max_hold, crash_delay))
+        options = Options(timeout, lease, max_hold, crash_delay, confirm=confirm, confirm_timeout=confirm_timeout)
+        return Lock(self, name, options)
 
     def rlock(
         self,
@@ -556,9 +645,15 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        confirm: bool = False,
+        confirm_timeout: float | None = None,
     ) -> RLock:
-        """A re-entrant lock: its task may acquire it again. Otherwise as lock()."""
-        return RLock(self, name, Options(timeout, lease, max_hold, crash_delay, reentrant=True))
+        """A re-entrant lock: its task may acquire it again. Otherwise as lock().
+
+        While entries are left, the end of an inner block is confirmed at once: the lock stays held.
+        """
+        options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout)
+        return RLock(self, name, options)
 
     async def info(self, name: str) -> LockInfo | None:
         """What the sidecar knows about the lock; None if nobody on this host holds it or waits for it."""

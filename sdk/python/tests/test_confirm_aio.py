@@ -1,0 +1,382 @@
+"""Releases that are confirmed: the client for asyncio against a fake sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from functools import partialmethod
+
+import pytest
+import pytest_asyncio
+from fake import PATIENCE, FakeSidecar
+
+import locksidecar
+from locksidecar import ClientClosed, Denied, LockLost, NotHeld, Unavailable, Unconfirmed, Unsupported, aio
+from locksidecar._core import Confirm
+from locksidecar._link import Patience, Socket
+
+
+@pytest_asyncio.fixture
+async def client(sidecar: FakeSidecar) -> AsyncIterator[aio.Client]:
+    async with await locksidecar.aconnect(sidecar.path) as client:
+        yield client
+
+
+async def until(sidecar: FakeSidecar, what: Callable[[], object]) -> None:
+    await asyncio.to_thread(sidecar.wait_for, what)
+
+
+async def free(sidecar: FakeSidecar, name: str) -> None:
+    await until(sidecar, lambda: not sidecar.holder(name))
+
+
+async def acquired(client: aio.Client, name: str = "n") -> aio.Held:
+    lock = client.lock(name)
+    await lock.acquire()
+    return lock.held
+
+
+async def asked(sidecar: FakeSidecar, times: int = 1) -> None:
+    await until(sidecar, lambda: len(sidecar.requests("confirm")) == times)
+
+
+# --- Release ---
+
+
+async def test_release_is_done_by_the_call_and_confirmed_when_awaited(sidecar: FakeSidecar, client: aio.Client) -> None:
+    sidecar.away = True
+    held = await acquired(client)
+    confirmation = held.release(confirm=True)
+    assert held.released
+    await free(sidecar, "n")
+    await asked(sidecar)
+    waiting = asyncio.ensure_future(confirmation)
+    assert await client.ping() == "ok"
+    assert not waiting.done()
+    sidecar.come_back()
+    await asyncio.wait_for(waiting, PATIENCE)
+    assert len(sidecar.requests("release")) == 1
+
+
+async def test_lock_object_releases_with_confirmation(sidecar: FakeSidecar, client: aio.Client) -> None:
+    for lock in (client.lock("n"), client.rlock("n")):
+        await lock.acquire()
+        await lock.release(confirm=True, timeout=PATIENCE)
+        assert not sidecar.holder("n")
+        with pytest.raises(NotHeld):
+            await lock.release(confirm=True)
+    assert len(sidecar.requests("confirm")) == 2
+
+
+async def test_release_and_confirm_leave_in_one_write(
+    sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+
+    def send(sock: Socket, data: bytearray, flags: int) -> int:
+        sent.append(bytes(data))
+        return super(Socket, sock).send(data, flags)
+
+    held = await acquired(client)
+    monkeypatch.setattr(Socket, "send", send, raising=False)
+    await held.release(confirm=True)
+    assert len(sent) == 1
+    assert sidecar.requests("confirm")[0]["name"] == "n"
+
+
+async def test_release_without_confirm_has_nothing_to_await(sidecar: FakeSidecar, client: aio.Client) -> None:
+    lock = client.lock("n", confirm=True)
+    await lock.acquire()
+    result: object = lock.release()
+    assert result is None
+    result = (await acquired(client)).release(confirm=False, timeout=1)
+    assert result is None
+    assert await client.ping() == "ok"
+    assert sidecar.requests("confirm") == []
+
+
+async def test_lost_lock_is_lost_and_not_confirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
+    held = await acquired(client)
+    sidecar.lose("n", "stolen")
+    with pytest.raises(LockLost, match="stolen"):
+        await held.release(confirm=True)
+    with pytest.raises(NotHeld):
+        await held.release(confirm=True)
+    assert sidecar.requests("confirm") == []
+
+
+async def test_entries_that_are_left_are_confirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
+    lock = client.rlock("n", confirm=True)
+    async with lock:
+        async with lock:
+            pass
+        assert len(sidecar.requests("confirm")) == 1
+        assert sidecar.holder("n")
+    assert len(sidecar.requests("confirm")) == 2
+    assert not sidecar.holder("n")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [("denied", Denied, "Redis refused"), ("unsupported", Unsupported, "does not confirm releases: upgrade it")],
+)
+async def test_confirmation_that_is_refused(
+    sidecar: FakeSidecar, client: aio.Client, code: str, kind: type[Exception], says: str
+) -> None:
+    sidecar.refuse["confirm"] = (code, "Redis refused")
+    held = await acquired(client)
+    with pytest.raises(Unconfirmed, match=says) as e:
+        await held.release(confirm=True)
+    assert type(e.value.__cause__) is kind
+    assert (e.value.code, e.value.name) == (code, "n")
+    assert 29 < e.value.free_within <= 30
+    assert not sidecar.holder("n")
+
+
+@pytest.mark.parametrize("timeout", [0.01, 0, -1])
+async def test_confirmation_that_does_not_come_in_time(
+    sidecar: FakeSidecar, client: aio.Client, timeout: float
+) -> None:
+    sidecar.away = True
+    held = await acquired(client)
+    with pytest.raises(Unconfirmed, match="in time") as e:
+        await held.release(confirm=True, timeout=timeout)
+    assert isinstance(e.value.__cause__, TimeoutError)
+    await asked(sidecar)
+    await free(sidecar, "n")
+    sidecar.come_back()  # the client ignores the answer
+    assert await client.ping() == "ok"
+
+
+async def test_confirmation_that_is_never_awaited_is_a_release_with_a_warning(
+    sidecar: FakeSidecar, client: aio.Client
+) -> None:
+    held = await acquired(client)
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        held.release(confirm=True)  # type: ignore[unused-coroutine]
+    await free(sidecar, "n")
+    assert await client.ping() == "ok"
+
+
+# --- Cancellation ---
+
+
+@pytest.mark.parametrize("block", [True, False])
+async def test_cancellation_ends_the_wait_and_nothing_else(
+    sidecar: FakeSidecar, client: aio.Client, block: bool
+) -> None:
+    """The lock was released, once, and stays so."""
+    sidecar.away = True
+    lock = client.lock("n", confirm=block)
+
+    async def work() -> None:
+        if block:
+            async with lock:
+                pass
+        else:
+            await lock.acquire()
+            await lock.release(confirm=True)
+
+    task = asyncio.ensure_future(work())
+    await asked(sidecar)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await client.ping() == "ok"
+    assert not sidecar.holder("n")
+    assert len(sidecar.requests("release")) == 1
+    assert not list(lock._handles)
+
+    # The client does not request it from the successor either.
+    held = await acquired(client, "kept")
+    sidecar.die()
+    held.check()
+    assert await client.ping() == "ok"
+    sidecar.come_back()
+    assert len(sidecar.requests("confirm")) == 1
+    async with client.lock("n", confirm=True):
+        pass
+
+
+async def test_wait_for_ends_the_wait(sidecar: FakeSidecar, client: aio.Client) -> None:
+    sidecar.away = True
+    held = await acquired(client)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(held.release(confirm=True), 0.01)
+    await free(sidecar, "n")
+    assert await client.ping() == "ok"
+    assert len(sidecar.requests("release")) == 1
+
+
+# --- Blocks ---
+
+
+async def test_block_ends_when_the_release_is_confirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
+    async def body() -> None:
+        async with client.lock("n", confirm=True):
+            assert sidecar.requests("confirm") == []
+
+    sidecar.away = True
+    block = asyncio.ensure_future(body())
+    await asked(sidecar)
+    await free(sidecar, "n")
+    assert not block.done()
+    sidecar.come_back()
+    await asyncio.wait_for(block, PATIENCE)
+
+
+async def test_block_that_is_not_confirmed_raises(sidecar: FakeSidecar, client: aio.Client) -> None:
+    sidecar.away = True
+    lock = client.lock("n", confirm=True, confirm_timeout=0.01)
+    with pytest.raises(Unconfirmed):
+        async with lock:
+            pass
+    await free(sidecar, "n")
+    assert not list(lock._handles)
+
+
+async def test_exception_of_the_body_is_raised_with_a_note(sidecar: FakeSidecar, client: aio.Client) -> None:
+    sidecar.away = True
+    exc = ValueError("of the body")
+    with pytest.raises(ValueError, match="of the body") as e:
+        async with client.lock("n", confirm=True, confirm_timeout=0.01):
+            raise exc
+    assert e.value is exc
+    if sys.version_info >= (3, 11):
+        assert "the release of the lock 'n' is not confirmed" in exc.__notes__[0]
+    assert len(sidecar.requests("confirm")) == 1
+    await free(sidecar, "n")
+
+
+async def test_block_that_is_cancelled_does_not_wait(sidecar: FakeSidecar, client: aio.Client) -> None:
+    inside = asyncio.Event()
+
+    async def body() -> None:
+        async with client.lock("n", confirm=True):
+            inside.set()
+            await asyncio.get_running_loop().create_future()
+
+    sidecar.away = True
+    task = asyncio.ensure_future(body())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await free(sidecar, "n")
+    assert await client.ping() == "ok"
+    assert sidecar.requests("confirm") == []
+
+
+async def test_block_whose_lock_is_lost_is_not_confirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
+    with pytest.raises(LockLost, match="stolen"):
+        async with client.lock("n", confirm=True):
+            sidecar.lose("n", "stolen")
+            await asyncio.get_running_loop().create_future()
+    assert sidecar.requests("confirm") == []
+
+
+async def test_block_that_released_and_acquired_again_confirms_what_it_ends(
+    sidecar: FakeSidecar, client: aio.Client
+) -> None:
+    lock = client.lock("n", confirm=True)
+    async with lock as held:
+        held.release()
+        await lock.acquire()
+    assert len(sidecar.requests("confirm")) == 1
+    assert not sidecar.holder("n")
+
+
+# --- Restarts and ends ---
+
+
+@pytest.mark.parametrize("more", [True, False])
+async def test_successor_confirms(sidecar: FakeSidecar, client: aio.Client, more: bool) -> None:
+    """Whether or not the session holds anything that it is resumed for."""
+    if more:
+        await acquired(client, "other")
+    held = await acquired(client)
+    sidecar.away = True
+    releasing = asyncio.ensure_future(held.release(confirm=True))
+    await asked(sidecar)
+    sidecar.die()
+    await asked(sidecar, 2)
+    assert len(sidecar.requests("claim")) == (1 if more else 0)
+    assert len(sidecar.requests("info")) == (0 if more else 1)
+    assert not releasing.done()
+    sidecar.come_back()
+    await asyncio.wait_for(releasing, PATIENCE)
+    assert len(sidecar.requests("release")) == 1
+
+
+async def test_release_while_no_sidecar_listens_is_confirmed_later(sidecar: FakeSidecar, client: aio.Client) -> None:
+    held = await acquired(client)
+    with sidecar._lock:
+        sidecar.deafen()
+        sidecar.die()
+    releasing = asyncio.ensure_future(held.release(confirm=True))
+    line = client._line
+    assert line is not None
+    await asyncio.sleep(0)
+    assert any(isinstance(call, Confirm) for call in line._waiting)
+    assert sidecar.holder("n")
+    sidecar.listen()
+    await asyncio.wait_for(releasing, PATIENCE)
+    assert not sidecar.holder("n")
+
+
+async def test_release_without_a_sidecar_is_not_confirmed(
+    sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = await acquired(client)
+    with sidecar._lock:
+        sidecar.deafen()
+        sidecar.die()
+    with monkeypatch.context() as patch:
+        patch.setattr(Patience, "__init__", partialmethod(Patience.__init__, gone=0.01))
+        with pytest.raises(Unconfirmed, match="no sidecar") as e:
+            await held.release(confirm=True)
+    assert type(e.value.__cause__) is Unavailable
+    sidecar.listen()
+    await free(sidecar, "n")  # it is delivered all the same
+
+
+async def test_sidecar_without_its_state_confirms_nothing(sidecar: FakeSidecar, client: aio.Client) -> None:
+    held, stray = await acquired(client), await acquired(client, "stray")
+    sidecar.away = True
+    releasing = asyncio.ensure_future(held.release(confirm=True))
+    await asked(sidecar)
+    sidecar.forget()
+    with pytest.raises(Unconfirmed, match="does not know"):
+        await asyncio.wait_for(releasing, PATIENCE)
+    with pytest.raises(Unconfirmed, match="does not know"):
+        await stray.release(confirm=True)
+    assert len(sidecar.requests("confirm")) == 1
+
+
+async def test_close_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: aio.Client) -> None:
+    sidecar.away = True
+    held = await acquired(client)
+    releasing = asyncio.ensure_future(held.release(confirm=True))
+    await asked(sidecar)
+    await client.aclose()
+    with pytest.raises(Unconfirmed, match="closed") as e:
+        await releasing
+    assert type(e.value.__cause__) is ClientClosed
+
+
+async def test_tasks_confirm_over_many_restarts(sidecar: FakeSidecar, client: aio.Client) -> None:
+    turns = 0
+
+    async def work(name: str) -> None:
+        nonlocal turns
+        for _ in range(40):
+            async with client.lock(name, confirm=True, confirm_timeout=PATIENCE) as held:
+                held.check()
+            turns += 1
+            if turns % 10 == 0:
+                sidecar.die()
+
+    await asyncio.wait_for(asyncio.gather(*(work(f"n{i % 3}") for i in range(6))), PATIENCE)
+    for i in range(3):
+        assert not sidecar.holder(f"n{i}")
