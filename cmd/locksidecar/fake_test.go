@@ -17,14 +17,19 @@ type fake struct {
 	// Fixed when it starts.
 	lease     time.Duration // of every grant; it is never renewed
 	onRelease func()        // called before a release is answered; nil: nothing
+	onConfirm protocol.Code // refuses a confirm; "": it is confirmed; silence: it is not answered
 
 	acquired chan protocol.Acquire // every acquire, when it was answered or left waiting
 	released chan struct{}         // every release, before it is answered
+	asked    chan protocol.Confirm // every confirm, before it is answered
 	closed   chan struct{}         // every end of a connection
 
 	mu   sync.Mutex // guards conn
 	conn net.Conn   // the last one
 }
+
+// silence is no code of the protocol: the fake does not answer.
+const silence protocol.Code = "silence"
 
 // Names that the fake does not grant.
 const (
@@ -44,6 +49,7 @@ func startFake(t *testing.T, change ...func(*fake)) *fake {
 		lease:    time.Hour,
 		acquired: make(chan protocol.Acquire, 16),
 		released: make(chan struct{}, 16),
+		asked:    make(chan protocol.Confirm, 16),
 		closed:   make(chan struct{}, 16),
 	}
 	for _, c := range change {
@@ -128,6 +134,15 @@ func (f *fake) answer(request protocol.Request) protocol.Reply {
 			return nil
 		}
 		return protocol.ReleaseOK{ID: r.ID}
+	case *protocol.Confirm:
+		f.asked <- *r
+		switch f.onConfirm {
+		case "":
+			return protocol.ConfirmOK{ID: r.ID}
+		case silence:
+			return nil
+		}
+		return protocol.Err{ID: r.ID, Code: f.onConfirm, Msg: "Redis refused the release"}
 	case *protocol.Cancel:
 		if r.ID == 0 {
 			return nil

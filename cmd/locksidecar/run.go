@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -39,11 +40,16 @@ SIGKILL. If the end of the lock can be foreseen (--lease, --max-hold, Redis unre
 that much before it. If this program is killed, the group is killed with it. What the command leaves running in
 its group when it ends is ended too, before the lock is released; setsid(1) starts what shall go on.
 
+When the command has ended this program waits until Redis has executed the release, for at most 2 s, so that
+another host finds the lock free once this program has ended. SIGINT, SIGTERM, SIGHUP and SIGQUIT end the wait.
+If the release could not be confirmed, a warning says why. The exit code is the command's in any case.
+
 Examples:
 
     locksidecar run nightly-report -- ./report.sh --date today
     locksidecar run --wait 0 deploy -- make deploy || echo "somebody else deploys"
     locksidecar run stock:42 --wait 30s --max-hold 5m -- sh -c 'sell --fence "$LOCKSIDECAR_TOKEN"'
+    locksidecar run roll -- ./upgrade.sh && ssh next locksidecar run --wait 0 roll -- ./upgrade.sh
 
 Exit codes:
 
@@ -112,7 +118,11 @@ func (c *runCmd) Run(ctx context.Context) error {
 	s.run()
 	tty.takeBack(g.id)
 
-	err = lock.Unlock()
+	if s.lost == nil {
+		err = unlockConfirmed(ctx, lock, signals)
+	} else {
+		err = lock.Unlock() // exit code 79 promises nothing about the lock
+	}
 	if s.lost == nil && errors.Is(err, locksidecar.ErrLost) {
 		s.lost = err
 		complain("while the command ended: %v", err)
@@ -120,7 +130,10 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if s.lost != nil {
 		return exitStatus(exitLost)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, locksidecar.ErrUnconfirmed):
+		complain("warning: %v", err)
+	case err != nil:
 		complain("the command has ended, but its lock is kept until its lease ends: %v", err)
 	}
 	if !s.status.Signaled() {
@@ -134,6 +147,31 @@ func (c *runCmd) Run(ctx context.Context) error {
 		raise(unix.SIGINT)
 	}
 	return exitStatus(exitSignal + int(sig))
+}
+
+// confirmWait is how long run waits for Redis to execute the release of its lock.
+const confirmWait = 2 * time.Second
+
+// unlockConfirmed releases the lock and waits for the confirmation, until a signal ends
+// this program's wait or confirmWait has passed.
+func unlockConfirmed(ctx context.Context, lock *locksidecar.Lock, signals <-chan os.Signal) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ctx, stop := context.WithTimeoutCause(ctx, confirmWait, fmt.Errorf("no confirmation within %v (is Redis slow or away?)", confirmWait))
+	defer stop()
+	go func() {
+		for {
+			select {
+			case sig := <-signals:
+				if slices.Contains(endingSignals, sig) {
+					cancel(fmt.Errorf("the wait was ended by signal %d (%v)", sig, sig))
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return lock.Unlock(locksidecar.Confirmed(ctx))
 }
 
 // acquire returns the lock, or the error of which the exit code tells why not. A

@@ -181,6 +181,9 @@ func TestRunKeepsTheExitCodeAndReleasesTheLock(t *testing.T) {
 			p := start(t, f, append([]string{"run", "job", "--"}, tt.command...)...)
 			expectCode(t, p, tt.code, tt.stderr)
 			<-f.released
+			if a := <-f.asked; a.Name != "job" || p.stderr.String() != "" {
+				t.Errorf("asked for %+v, and printed %q", a, p.stderr.String())
+			}
 		})
 	}
 	for _, tt := range []struct {
@@ -202,6 +205,36 @@ func TestRunKeepsTheExitCodeAndReleasesTheLock(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestRunWarnsIfTheReleaseIsNotConfirmed(t *testing.T) {
+	for _, tt := range []struct {
+		onConfirm protocol.Code
+		stderr    string
+	}{
+		{protocol.Denied, "Redis refused the release"},
+		{protocol.Unsupported, "upgrade it"},
+		{silence, "no confirmation within 2s"},
+	} {
+		f := startFake(t, func(f *fake) { f.onConfirm = tt.onConfirm })
+		p := start(t, f, "run", "job", "--", "sh", "-c", "exit 7")
+		expectCode(t, p, 7, tt.stderr)
+		if text := p.stderr.String(); !strings.HasPrefix(text, `locksidecar: warning: cannot confirm the release of "job": `) ||
+			!strings.Contains(text, "the lock is released here") || strings.Count(text, "\n") != 1 {
+			t.Errorf("printed %q", text)
+		}
+		<-f.released
+		<-f.asked
+	}
+}
+
+func TestASignalEndsTheWaitForTheConfirmation(t *testing.T) {
+	f := startFake(t, func(f *fake) { f.onConfirm = silence })
+	p := start(t, f, "run", "job", "--", "true")
+	<-f.asked
+	p.signal(syscall.SIGUSR1) // is for the command, which has ended
+	p.signal(syscall.SIGTERM)
+	expectCode(t, p, 0, "the wait was ended by signal 15 (terminated)")
 }
 
 func TestRunTellsTheCommandNameAndToken(t *testing.T) {
