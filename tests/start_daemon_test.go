@@ -119,6 +119,26 @@ func (d *daemon) kill9() {
 	<-d.exited
 }
 
+// suspend sends SIGSTOP to the daemon, and returns when each of its threads has stopped.
+func (d *daemon) suspend() {
+	d.t.Helper()
+	d.cmd.Process.Signal(syscall.SIGSTOP)
+	eventually(d.t, "the daemon's threads have stopped", func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", d.pid()))
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		for _, path := range threads {
+			stat, err := os.ReadFile(path)
+			_, state, _ := bytes.Cut(stat, []byte(") "))
+			if err != nil || !bytes.HasPrefix(state, []byte("T")) {
+				return false
+			}
+		}
+		return len(threads) > 0
+	})
+}
+
 // terminate asks the daemon to stop and waits until it has.
 func (d *daemon) terminate() {
 	d.t.Helper()

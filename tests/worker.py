@@ -21,6 +21,7 @@ stop_poll = threading.Event()  # ends the one poll
 CODES: dict[type[Exception], str] = {
     locksidecar.LockTimeout: "timeout",
     locksidecar.LockLost: "lost",
+    locksidecar.Unconfirmed: "unconfirmed",
     locksidecar.NotHeld: "not_held",
     locksidecar.Deadlock: "deadlock",
     locksidecar.Unavailable: "unavailable",
@@ -49,7 +50,7 @@ def lock(c: Fields) -> Fields:
 
 
 def unlock(c: Fields) -> Fields:
-    handles[c["as"]].release()
+    handles[c["as"]].release(confirm=c.get("confirm", False))
     return {}
 
 

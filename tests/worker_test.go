@@ -53,6 +53,8 @@ type command struct {
 	Object   string   `json:"object,omitempty"`      // "": lock; nonreentrant, fenced, spin, fair, multi, read, write, semaphore
 	Names    []string `json:"names,omitempty"`       // multi: of the locks in it
 	Watchdog int64    `json:"watchdog_ms,omitempty"` // connect: lockWatchdogTimeout; 0: Redisson's default
+
+	Confirm bool `json:"confirm,omitempty"` // unlock: wait until Redis has executed the release
 }
 
 // answer is one line from a worker.
@@ -375,8 +377,11 @@ func (w *goWorker) do(c command) answer {
 		w.mu.Unlock()
 		return answer{Token: l.Token(), AtNS: protocol.Now()}
 	case "unlock":
-		err := w.handle(c.As).Unlock()
-		return failed(err)
+		var options []locksidecar.UnlockOption
+		if c.Confirm {
+			options = append(options, locksidecar.Confirmed(ctx))
+		}
+		return failed(w.handle(c.As).Unlock(options...))
 	case "check":
 		return failed(w.handle(c.As).Err())
 	case "lost":
@@ -554,7 +559,7 @@ func failed(err error) answer {
 		is   error
 		name string
 	}{
-		{locksidecar.ErrHeld, "held"}, {locksidecar.ErrLost, "lost"}, {locksidecar.ErrNotHeld, "not_held"},
+		{locksidecar.ErrUnconfirmed, "unconfirmed"}, {locksidecar.ErrHeld, "held"}, {locksidecar.ErrLost, "lost"}, {locksidecar.ErrNotHeld, "not_held"},
 		{locksidecar.ErrDeadlock, "deadlock"}, {locksidecar.ErrUnavailable, "unavailable"},
 		{locksidecar.ErrClosed, "closed"}, {locksidecar.ErrDenied, "denied"}, {locksidecar.ErrTimeout, "timeout"},
 	} {
