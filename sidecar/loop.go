@@ -438,6 +438,9 @@ func (s *Server) carryOut() {
 			s.say(c, &s.released)
 		case locktable.Refusal:
 			s.refuse(c, e.ID, e.Code, e.Msg)
+			if e.Code == protocol.Limit {
+				s.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client met a limit", string(e.Code)}, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
+			}
 		case locktable.Canceled:
 			s.say(c, &protocol.CancelOK{ID: e.ID, Canceled: e.Was})
 		case locktable.Confirmed:

@@ -126,6 +126,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		MaxLocks:   cfg.MaxLocks,
 		MaxHolds:   cfg.MaxHolds,
 		MaxWaiters: cfg.MaxWaiters,
+		NewNames:   cfg.MaxNewNames,
 		UID:        int64(unix.Geteuid()),
 		Seed:       binary.LittleEndian.Uint64(seed[:]),
 	}

@@ -87,6 +87,7 @@ func newParser(c *cli, stdout, stderr io.Writer, extra ...kong.Option) *kong.Kon
 			"max_sessions":  fmt.Sprint(sidecar.DefaultMaxSessions),
 			"max_locks":     fmt.Sprint(sidecar.DefaultMaxLocks),
 			"max_holds":     fmt.Sprint(sidecar.DefaultMaxHolds),
+			"max_new_names": fmt.Sprint(sidecar.DefaultMaxNewNames),
 			"max_waiters":   fmt.Sprint(sidecar.DefaultMaxWaiters),
 		},
 		kong.BindTo(context.Background(), (*context.Context)(nil)),

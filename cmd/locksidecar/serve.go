@@ -77,6 +77,7 @@ func (s *settings) config() sidecar.Config {
 		MaxLocks:     s.MaxLocks,
 		MaxHolds:     s.MaxHolds,
 		MaxWaiters:   s.MaxWaiters,
+		MaxNewNames:  s.MaxNewNames,
 		Version:      version(),
 	}
 }

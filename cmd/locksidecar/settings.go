@@ -32,6 +32,7 @@ type settings struct {
 	MaxLocks     int           `toml:"max_locks" default:"${max_locks}" placeholder:"N" help:"Names held or waited for, in all (default: ${default})."`
 	MaxHolds     int           `toml:"max_holds" default:"${max_holds}" placeholder:"N" help:"Locks held by one client (default: ${default})."`
 	MaxWaiters   int           `toml:"max_waiters" default:"${max_waiters}" placeholder:"N" help:"Requests of one client that wait (default: ${default})."`
+	MaxNewNames  int           `toml:"max_new_names" default:"${max_new_names}" placeholder:"N" help:"Names that one user may lock in a second for the first time: each leaves a key in Redis (default: ${default})."`
 	LogLevel     string        `toml:"log_level" default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"debug, info, warn or error (default: ${default})."`
 	LogFormat    string        `toml:"log_format" default:"text" enum:"text,json" placeholder:"FORMAT" help:"text or json (default: ${default})."`
 }

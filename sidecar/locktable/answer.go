@@ -183,6 +183,9 @@ func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 		l.renewAt = t.nextCheck(now)
 	}
 	if op.kind == Take {
+		if r.Made && l.user != nil {
+			t.named(now, l.user)
+		}
 		t.noteRivals(now, l)
 		if op.reserve > 0 {
 			k.token, k.tokens = r.Token-uint64(op.reserve)+1, op.reserve

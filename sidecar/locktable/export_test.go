@@ -49,5 +49,12 @@ func (t *Table) AuditUsers() string {
 	return ""
 }
 
-// Users is how many users the table knows.
-func (t *Table) Users() int { return len(t.users) }
+// Users is how many users the table would know at this time if each were looked at.
+func (t *Table) Users(now int64) (n int) {
+	for _, u := range t.users {
+		if !u.idle(now) {
+			n++
+		}
+	}
+	return n
+}

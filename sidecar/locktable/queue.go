@@ -150,7 +150,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 			return
 		}
 	}
-	if t.limited(s, l, &req) {
+	if t.limited(now, s, l, &req) {
 		if l != nil {
 			t.settle(now, l)
 		}

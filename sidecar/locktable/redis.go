@@ -92,6 +92,7 @@ type Result struct {
 	Outcome   Outcome
 	Sent      int64  // CLOCK_BOOTTIME in ns, read before the operation was written to the socket
 	Token     uint64 // Take, Done, Reserve > 0: the last token drawn; the first is Token − Reserve + 1
+	Made      bool   // Take, Done, Reserve > 0: there was no token counter, and now there is one
 	Listeners int32  // subscribers of the lock's channel, this sidecar's included; −1: unknown; or Uncounted
 	TTLMS     int64  // Other: PTTL of the key; −1: it has none
 	Field     string // Other, NotALock: the owner field that was found, or a description of what is there

@@ -1427,7 +1427,7 @@ func (w *world) checkEmpty() {
 				w.violation(n, "everybody has left host %d, and it is still subscribed", h.index)
 			}
 		}
-		if n := h.table.Users(); n != 0 {
+		if n := h.table.Users(h.clock(w.now) + int64(time.Hour)); n != 0 {
 			w.violation(-1, "everybody has left host %d, and its table counts for %d users", h.index, n)
 		}
 		if at, ok := h.table.Next(); ok {

@@ -528,6 +528,7 @@ func (w *world) execute(h *host, o *operation) {
 					knows := o.floor
 					if c := &w.redis.names[w.counterOf(n)].counter; !c.exists || !c.permanent && w.now >= c.expireAt {
 						knows = o.birth
+						res.Made = true
 						w.check.met[birthAbove] += btoi(knows > w.time())
 					}
 					res.Token = w.draw(n, uint64(o.op.Reserve), o.floor, o.birth, !o.op.Behind)

@@ -63,7 +63,7 @@ type lockTable interface {
 	Info(now int64, name string) (protocol.LockRow, bool)
 	List(now int64, after uint64, yield func(protocol.LockRow) bool) (next uint64)
 	AuditUsers() string
-	Users() int
+	Users(now int64) int
 }
 
 // random is everything the world leaves to chance.

@@ -31,6 +31,8 @@ type Config struct {
 	MaxHolds   int // holds of one session. Default 262,144
 	MaxWaiters int // acquires and confirms of one session that wait. Default 16,384
 
+	NewNames int // that one user may lock in a second, on average over ten minutes. Default 1,000
+
 	UID int64 // of the sidecar's process: this user and root are not bounded by a user's share
 
 	// While another host is known to want a lock, it passes between local owners at
@@ -96,6 +98,7 @@ func (c *Config) setDefaults() {
 	def(&c.MaxLocks, 1<<20)
 	def(&c.MaxHolds, 1<<18)
 	def(&c.MaxWaiters, 1<<14)
+	def(&c.NewNames, 1000)
 	def(&c.HandoffBudget, 64)
 	def(&c.HandoffTime, 50*time.Millisecond)
 	def(&c.StandBack, 10*time.Millisecond)

@@ -2,6 +2,7 @@ package locktable
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -11,12 +12,21 @@ import (
 // last sixteenth is for those who may end the holds of others, root and the user whose
 // process the sidecar is. They are not bounded by a share.
 
+// A name that is locked for the first time leaves a token counter in Redis, which stays
+// there. So no user may give more than NewNames names a second, on average over
+// namesWithin. Who has given more is refused names that are not in the table.
+const namesWithin = 10 * time.Minute
+
 // user is what the clients of one user have in the table.
 type user struct {
 	uid      int64
 	sessions int
 	waiters  int
 	cells    int // of the locks that count as this user's: see charge
+
+	// When the names that it gave would have been given at the rate of NewNames: the
+	// generic cell rate algorithm.
+	namesUntil int64
 }
 
 // Cells is how much of MaxLocks a lock of this name takes: how many cells of the state
@@ -33,9 +43,15 @@ func (t *Table) userOf(uid int64) *user {
 	return u
 }
 
-// leave forgets a user of whom nothing is left.
+// idle tells whether there is nothing to be known of the user.
+func (u *user) idle(now int64) bool {
+	return u.sessions == 0 && u.waiters == 0 && u.cells == 0 && u.namesUntil <= now
+}
+
+// leave forgets a user of whom nothing is left. One that has just given many new names is
+// remembered; there cannot be more of these than users.
 func (t *Table) leave(u *user) {
-	if u.sessions == 0 && u.waiters == 0 && u.cells == 0 && t.users[u.uid] == u {
+	if u.idle(t.now) && t.users[u.uid] == u {
 		delete(t.users, u.uid)
 	}
 }
@@ -68,6 +84,11 @@ func (t *Table) charge(l *lock, u *user) {
 	}
 }
 
+// named counts a name that was not known in Redis.
+func (t *Table) named(now int64, u *user) {
+	u.namesUntil = max(u.namesUntil, now) + int64(time.Second)/int64(t.cfg.NewNames)
+}
+
 // Share is how many of a limit one user may have who is not privileged.
 func Share(limit int) int { return max(1, limit-limit/4) }
 
@@ -76,14 +97,15 @@ func Unreserved(limit int) int { return limit - limit/16 }
 
 // limited refuses an acquire that would go over a limit. l is its lock; nil: there is
 // none yet.
-func (t *Table) limited(s *session, l *lock, req *protocol.Acquire) bool {
+func (t *Table) limited(now int64, s *session, l *lock, req *protocol.Acquire) bool {
 	u, most, share := s.user, t.cfg.MaxLocks, t.cfg.MaxLocks
 	if !t.privileged(u) {
 		most, share = Unreserved(most), Share(share)
 	}
-	cells := 0
+	cells, names := 0, false
 	if l == nil {
 		cells = Cells(req.Name)
+		names = u.namesUntil-now > int64(namesWithin) && !t.privileged(u)
 	}
 	why := ""
 	switch {
@@ -95,6 +117,8 @@ func (t *Table) limited(s *session, l *lock, req *protocol.Acquire) bool {
 		why = fmt.Sprintf("this sidecar has %d locks held or waited for; release some, or raise max-locks of the sidecar", len(t.locks))
 	case cells > 0 && u.cells+cells > share, u.waiters >= share:
 		why = fmt.Sprintf("user %d has %d locks of this sidecar, and %d acquires waiting; one user may have %d of max-locks; release some, or raise max-locks of the sidecar", u.uid, u.cells, u.waiters, share)
+	case names:
+		why = fmt.Sprintf("user %d has locked more than %d new names a second for %v, and each leaves a key in Redis; lock names that were used before, or raise max-new-names of the sidecar", u.uid, t.cfg.NewNames, namesWithin)
 	default:
 		return false
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -107,11 +108,68 @@ func TestUsersAreForgotten(t *testing.T) {
 		r.tb.Close(r.now, s+1)
 	}
 	r.collect()
-	if r.tb.Users() != 1 {
-		t.Errorf("%d users are known while a lock of one is given back", r.tb.Users())
+	if r.tb.Users(r.now) != 1 {
+		t.Errorf("%d users are known while a lock of one is given back", r.tb.Users(r.now))
 	}
 	r.redisDoesAll()
-	if r.tb.Users() != 0 {
-		t.Errorf("%d users are known when nothing is left of them", r.tb.Users())
+	if r.tb.Users(r.now) != 0 {
+		t.Errorf("%d users are known when nothing is left of them", r.tb.Users(r.now))
+	}
+}
+
+// names has a session lock and release names that Redis does not know, until it is
+// refused one, and returns how many there were.
+func (r *rig) names(s locktable.SessionID, most int) (n int) {
+	r.Helper()
+	for ; n < most; n++ {
+		r.ids++
+		r.tb.Acquire(r.now, s, protocol.Acquire{ID: r.ids, Name: fmt.Sprint("name ", r.ids), WaitMS: protocol.Forever})
+		if r.collect(); len(r.ops) == 0 {
+			r.want(fmt.Sprintf("s%d refused limit", s))
+			return n
+		}
+		op := r.ops[0]
+		r.ops = nil
+		if n%2 == 0 { // by then, the client may not want it any more
+			r.tb.Cancel(r.now, s, protocol.Cancel{Target: r.ids})
+		}
+		r.tokens++
+		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Made: true})
+		if n%2 == 1 {
+			r.tb.Release(r.now, s, protocol.Release{Hold: op.Num})
+		}
+		r.redisDoesAll()
+	}
+	return n
+}
+
+func TestNewNamesOfAUserAreBounded(t *testing.T) {
+	const often = 10
+	r := newUsersRig(t, locktable.Config{NewNames: often}, 1000, 1000, 2000, 0)
+	const most = often*600 + 1
+	if n := r.names(1, most+1); n != most {
+		t.Errorf("one user locked %d new names, want %d: those of ten minutes", n, most)
+	}
+	if n := r.names(2, 1); n != 0 {
+		t.Error("another client of this user got one more")
+	}
+	if r.names(3, 1) != 1 || r.names(4, most+1) != most+1 {
+		t.Error("another user, or root, got none")
+	}
+	r.acquire(3, "known")
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(1, "known")
+	r.redisDoesAll()
+	r.acquire(1, "no longer known")
+	r.want("s1 refused limit")
+	r.tb.Close(r.now, 1)
+	r.tb.Close(r.now, 2)
+	r.tb.Open(r.now, 1, locktable.Peer{UID: 1000}) // a new process changes nothing
+	if n := r.names(1, 1); n != 0 {
+		t.Error("a new client of this user got one more")
+	}
+	r.now += int64(5 * time.Second)
+	if n := r.names(1, most); n != 5*often {
+		t.Errorf("five seconds later one user locked %d new names, want %d", n, 5*often)
 	}
 }

@@ -506,6 +506,8 @@ func compareResult(op *locktable.Op, want *model.Result, got *locktable.Result) 
 		return wrong("a token, or none")
 	case got.Token != 0 && !want.Token.Has(int64(got.Token)):
 		return wrong("token %d", got.Token)
+	case got.Made != want.Made:
+		return wrong("it made its counter: %v", got.Made)
 	case got.Field != readable(want.Field):
 		return wrong("field %q", got.Field)
 	}

@@ -295,12 +295,12 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 	case scriptOf(r.Kind) == keep && shaped(parts, ":$"):
 		decodeOther(parts[0].num, parts[1].text, r)
 
-	case r.Kind == locktable.Take && number && status.num >= 0:
-		r.Outcome, r.Token = locktable.Done, uint64(status.num)
+	case r.Kind == locktable.Take && number && status.num != -1:
+		decodeTaken(status.num, r)
 	case r.Kind == locktable.Take && number && status.num == -1:
 		r.Outcome = locktable.Missing
-	case r.Kind == locktable.Take && shaped(parts, "::") && parts[0].num >= 0:
-		r.Outcome, r.Token = locktable.Done, uint64(parts[0].num)
+	case r.Kind == locktable.Take && shaped(parts, "::") && parts[0].num != -1:
+		decodeTaken(parts[0].num, r)
 		r.Listeners = int32(parts[1].num)
 	case r.Kind == locktable.Take && shaped(parts, ":$:"):
 		decodeOther(parts[0].num, parts[1].text, r)
@@ -334,6 +334,11 @@ func shaped(list []reply, kinds string) bool {
 		}
 	}
 	return true
+}
+
+func decodeTaken(last int64, r *locktable.Result) {
+	r.Outcome, r.Made = locktable.Done, last < 0
+	r.Token = uint64(max(last, -last))
 }
 
 func decodeOther(ttl int64, field string, r *locktable.Result) {

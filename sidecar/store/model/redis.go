@@ -45,6 +45,7 @@ type Result struct {
 	Outcome   locktable.Outcome
 	Code      string // of the error, if Outcome is Refused or Busy
 	Token     Span   // of a Take that is done; 0 if it drew none
+	Made      bool   // of a Take that is done: there was no token counter before
 	Listeners int32
 	TTL       []int64 // of the key, if Outcome is Other
 	Field     string  // as it stands in Redis, or a description
@@ -141,7 +142,7 @@ func (r *Redis) Run(s *Sidecar, op *locktable.Op, full bool) Result {
 		return refusal("OOM")
 	}
 	if verdict.Draws {
-		last, code := r.draw(s, op, counter)
+		last, made, code := r.draw(s, op, counter)
 		if code != "" {
 			if kept {
 				// Of a lock that is ours the lease may have changed, and nothing else.
@@ -149,7 +150,7 @@ func (r *Redis) Run(s *Sidecar, op *locktable.Op, full bool) Result {
 			}
 			return refusal(code)
 		}
-		res.Token = last
+		res.Token, res.Made = last, made
 	}
 	switch verdict.Change {
 	case Write:
@@ -223,21 +224,21 @@ func describe(s *Sidecar, v Value) string {
 }
 
 // draw draws the tokens of an operation, or returns the code of the error.
-func (r *Redis) draw(s *Sidecar, op *locktable.Op, counter string) (last Span, code string) {
+func (r *Redis) draw(s *Sidecar, op *locktable.Op, counter string) (last Span, made bool, code string) {
 	v, exists := r.Keys[counter]
 	switch {
 	case exists && v.Type != "string":
-		return last, "WRONGTYPE"
+		return last, false, "WRONGTYPE"
 	case exists && v.Number == nil:
-		return last, "ERR"
+		return last, false, "ERR"
 	case !exists:
 		v = Value{Type: "string", Number: &Span{}, TTL: []int64{NoExpiry}}
 	}
-	made := !exists || *v.Number == Exactly(0)
+	made = !exists || *v.Number == Exactly(0)
 	last, lifting, ok := Draw(*v.Number, int64(op.Reserve), s.Floor, s.Fresh)
 	if !ok {
 		r.Keys[counter] = Value{Type: "string", Number: &last, TTL: v.TTL}
-		return last, "ERR"
+		return last, false, "ERR"
 	}
 	var ttl []int64
 	for _, left := range v.TTL {
@@ -259,5 +260,5 @@ func (r *Redis) draw(s *Sidecar, op *locktable.Op, counter string) (last Span, c
 		}
 	}
 	r.Keys[counter] = Value{Type: "string", Number: &last, TTL: ttl}
-	return last, ""
+	return last, made && lifting == Lifted, ""
 }

@@ -26,6 +26,7 @@
 -- Returns for each, and for a lock that is dropped and taken again first of the one and
 -- then of the other,
 -- a take   n >= 0          it is ours; n: the last token drawn, or 0
+--          n < -1          it is ours; -n: the last token drawn; its counter was not there
 --          {n, listeners}  the same, and who listens was counted; -1: that is not permitted
 --          -1              there is no such key (of one to be moved)
 --          {PTTL, owner field or a description, listeners}
@@ -94,7 +95,7 @@ local function take(lock, counter, num, entries, draw, move, free)
   -- Redis's clock in µs, or from birth if that is later. That is above every token that
   -- this sidecar knows of, because a counter starts at the time and is drawn from more
   -- slowly than once per µs: a round trip takes longer than the tokens it reserves.
-  local last = 0
+  local last, made = 0, false
   if draw ~= '0' then
     last = ask('INCRBY', counter, draw)
     local n = draw + 0 -- INCRBY got the text: a number would be printed for Redis, digit by digit
@@ -102,12 +103,12 @@ local function take(lock, counter, num, entries, draw, move, free)
     if last >= 2 ^ 53 then return 'ERR token counter ' .. counter .. ' is above 2^53: delete it' end
     if last - n < floor then
       local time = redis.call('TIME')
-      local new = last == n
+      made = last == n
       last = math.max(time[1] * 1000000 + time[2], birth) + n
       local text = string.format('%.0f', last)
       if expiry == '0' then
         redis.call('SET', counter, text)
-      elseif new then
+      elseif made then
         redis.call('SET', counter, text, 'PX', expiry)
       else
         -- A counter without an expiry was made by a program that wants it to stay.
@@ -140,6 +141,7 @@ local function take(lock, counter, num, entries, draw, move, free)
       return expires.err
     end
   end
+  if made then last = -last end
   return heard and {last, heard} or last
 end
 
