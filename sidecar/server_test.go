@@ -237,6 +237,20 @@ func TestSessionsAreLimited(t *testing.T) {
 	c.ended()
 }
 
+// A lock must not be kept under the key of another lock's token counter or queue: the
+// attacker's hold would end the tokens, and then the renewals, of the other lock.
+func TestReservedNamesAreRefused(t *testing.T) {
+	c := greeted(t, start(t, nil))
+	c.hold("victim")
+	for _, name := range []string{
+		"redisson_lock_token:{victim}", "redisson_lock_queue:{victim}", "redisson_lock_timeout:{victim}",
+		"redisson_lock__channel:{victim}", "redisson_unlock_latch:{victim}:1", "locksidecar_queue:{victim}",
+	} {
+		c.refused(c.acquire(name, 0), protocol.Denied, "reserved")
+	}
+	c.hold("redisson_lock") // is only like one
+}
+
 func TestAnIDInUseIsABrokenFrame(t *testing.T) {
 	socket := start(t, nil)
 	a, b := greeted(t, socket), greeted(t, socket)
