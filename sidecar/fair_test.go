@@ -99,7 +99,7 @@ func TestFairQueueCountsConnectionsOfOneProcessAsOne(t *testing.T) {
 			t.Fatal("another connection of the process counts as another process")
 		}
 	}
-	if f.join(1, 0, 1) == f.join(1, 0, 1) {
+	if first := f.join(1, 0, 1); first == f.join(1, 0, 1) {
 		t.Error("two connections without a pid count as one process")
 	}
 	if f.join(1, 10, 1).user != f.join(1, 11, 1).user {

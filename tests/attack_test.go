@@ -164,9 +164,10 @@ func overConnections(n int, f func(i int, a *attacker)) error {
 // burn is no attack: it uses processors, like an attack, and leaves the daemon alone.
 func burn(n int) error {
 	runtime.GOMAXPROCS(n)
+	var turns atomic.Int64
 	for range n {
 		go func() {
-			for {
+			for turns.Add(1) > 0 {
 			}
 		}()
 	}
