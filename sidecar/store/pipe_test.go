@@ -175,6 +175,29 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 	}
 }
 
+// The lease of a lock begins in Redis at any time after the operation was written. A send
+// time from after that would have the holder believe in the lock for too long.
+func TestSendTimeIsFromBeforeTheOperationIsWritten(t *testing.T) {
+	url, greeted := greet(t)
+	r := connected(t, url, func(c *Config) { c.Timeout = patience })
+	conn := recv(t, greeted, "connection")
+	defer conn.Close()
+	pipeOf(r.Store)
+	in := bufio.NewReader(conn)
+	for i := range 3 {
+		before := protocol.Now()
+		r.Do([]locktable.Op{takeOp("a", uint64(1+i))})
+		must(readCommand(in))
+		written := protocol.Now()
+		for protocol.Now() == written {
+		}
+		io.WriteString(conn, "*1\r\n:1700000000000001\r\n")
+		if sent := recv(t, r.results, "result")[0].Sent; sent < before || sent > written {
+			t.Errorf("sent %d ns after Do, and Redis had the operation %d ns after it", sent-before, written-before)
+		}
+	}
+}
+
 // Who was late to read, because the host slept or a step of the loop took long, must
 // not take Redis for silent: its answer is there.
 func TestARedisThatSpokeIsNotSilent(t *testing.T) {

@@ -606,6 +606,40 @@ func TestAbsurdCounterDoesNotLiftOthers(t *testing.T) {
 	})
 }
 
+// A token that is ahead of Redis's clock shows that the clock was set back. The counters of
+// other locks may have been lost and made again since.
+func TestTokenAheadOfTheClockLiftsOtherCounters(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url)
+		clock := must(b.admin.Time(ctx).Result())
+		ahead := uint64(clock.Add(2 * time.Hour).UnixMicro())
+		b.admin.Set(ctx, counterOf("ahead"), ahead, 0)
+		b.admin.Set(ctx, counterOf("other"), clock.Add(time.Hour).UnixMicro(), 0)
+		if got := r.one(takeOp("ahead", 1)).Token; got != ahead+1 {
+			t.Errorf("token %d, want %d", got, ahead+1)
+		}
+		if got := r.one(takeOp("other", 2)).Token; got <= ahead {
+			t.Errorf("token %d; the sidecar has seen %d", got, ahead)
+		}
+	})
+}
+
+// The tokens of a host whose clock is fast must not rise above Redis's clock: those of
+// other hosts, after a counter is lost, would be smaller.
+func TestFloorRisesMoreSlowlyThanTheClock(t *testing.T) {
+	id := Identity{Floor: 1_000_000, FloorAt: 5_000_000_000}
+	day := int64(24 * time.Hour)
+	for _, tt := range []struct{ now, want int64 }{
+		{id.FloorAt, id.Floor},
+		{id.FloorAt + 1000, id.Floor + 1},
+		{id.FloorAt + day, id.Floor + day/1000/100*99},
+	} {
+		if got := id.floor(tt.now); got != tt.want {
+			t.Errorf("%v later: floor %d, want %d", time.Duration(tt.now-id.FloorAt), got, tt.want)
+		}
+	}
+}
+
 // A lock that was dropped and taken again in one run only changes its field. That must
 // not happen to a key that has become another structure, or whose counter was lost.
 func TestRetakeLeavesOtherStructuresAlone(t *testing.T) {
