@@ -892,24 +892,27 @@ func TestAWatchdogHoldThatInheritsALongLeaseIsRenewedInTime(t *testing.T) {
 	r.redis(locktable.Keep, locktable.Done)
 }
 
+// answerFor answers the operation on one lock with Done.
+func (r *rig) answerFor(name string) {
+	r.Helper()
+	r.collect()
+	i := slices.IndexFunc(r.ops, func(op locktable.Op) bool { return op.Name == name })
+	if i < 0 {
+		r.Fatalf("nothing is asked of %q: %+v", name, r.ops)
+	}
+	op := r.ops[i]
+	r.ops = slices.Delete(r.ops, i, i+1)
+	r.tokens += uint64(op.Reserve)
+	r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
+	r.collect()
+}
+
 // A session was told a deadline, and gets locks that are good for less. One of them is
 // renewed, another is not for a while: the first may be believed in for as long as the
 // second, not only for as long as it was granted.
 func TestOneWhoWasToldMoreHearsOfLess(t *testing.T) {
 	r := newRig(t)
-	answer := func(name string) {
-		t.Helper()
-		r.collect()
-		i := slices.IndexFunc(r.ops, func(op locktable.Op) bool { return op.Name == name })
-		if i < 0 {
-			t.Fatalf("nothing is asked of %q: %+v", name, r.ops)
-		}
-		op := r.ops[i]
-		r.ops = slices.Delete(r.ops, i, i+1)
-		r.tokens += uint64(op.Reserve)
-		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
-		r.collect()
-	}
+	answer := r.answerFor
 	r.acquire(1, "renewed")
 	answer("renewed")
 	r.acquire(2, "y", fixed(25*time.Second))

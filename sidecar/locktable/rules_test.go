@@ -1,0 +1,272 @@
+package locktable_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Rules that the simulation does not notice if they are broken, or not soon.
+
+// answerAll answers each operation in flight with Done.
+func (r *rig) answerAll() {
+	r.collect()
+	for len(r.ops) > 0 {
+		op := r.ops[0]
+		r.ops = r.ops[1:]
+		r.tokens += uint64(op.Reserve)
+		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: r.others})
+		r.collect()
+	}
+}
+
+// The timer of a hold may wait behind others that are due. Its client has stopped
+// believing at the deadline all the same.
+func TestHoldEndsAtItsDeadlineBeforeItsTimerFires(t *testing.T) {
+	t.Run("then a result comes", func(t *testing.T) {
+		r := newRig(t)
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.pass(10600 * time.Millisecond)
+		r.now += int64(20 * time.Second)
+		r.redis(locktable.Keep, locktable.Missing)
+		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 expired")
+	})
+	t.Run("then its client releases it", func(t *testing.T) {
+		r := newRig(t)
+		r.acquire(1, "a", fixed(time.Second))
+		r.redis(locktable.Take, locktable.Done)
+		r.now += int64(time.Second)
+		r.release(1, 1)
+		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 expired", "s1 refused not_held")
+	})
+}
+
+// Redis may have the entries of the operation whose result is unknown, which are not
+// those of the hold any more.
+func TestEntriesAreSetAgainAfterAnUnknownResult(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", owner(7))
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(1, "a", owner(7))
+	r.release(1, 1)
+	if op := r.redis(locktable.Keep, locktable.Unknown); op.Count != 2 {
+		t.Fatalf("%+v", op)
+	}
+	if op := r.redis(locktable.Keep, locktable.Done); op.Count != 1 {
+		t.Fatalf("%+v", op)
+	}
+	r.quiet()
+}
+
+// A host that had the lock without subscribing polls: it needs a moment in which the key
+// is free.
+func TestTakeDoesNotFollowADropWhileAPollingHostIsKnown(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Other)
+	r.pass(40 * time.Millisecond)
+	r.redis(locktable.Take, locktable.Done)
+	r.want("subscribe a", "s1 granted hold=2 token=1 count=1")
+	r.release(1, 2)
+	r.acquire(2, "a")
+	r.redis(locktable.Drop, locktable.Done)
+}
+
+func TestRenewalsGoBeforeOtherTimers(t *testing.T) {
+	r := newRig(t)
+	r.acquire(2, "held for long", fixed(time.Hour))
+	r.acquire(1, "renewed")
+	r.answerAll()
+	for range 300 {
+		r.acquire(1, "held for long", wait(9*time.Second))
+	}
+	r.answerAll()
+	r.now += int64(11 * time.Second)
+	r.tb.Advance(r.now)
+	r.collect()
+	if !slices.ContainsFunc(r.ops, func(op locktable.Op) bool { return op.Kind == locktable.Keep && op.Name == "renewed" }) {
+		t.Errorf("the renewal waits behind other timers: %+v", r.ops)
+	}
+}
+
+func TestEndOfALargeSessionIsSpreadOverSteps(t *testing.T) {
+	const holds, most = 200, 64
+	r := newRig(t)
+	for i := range holds {
+		r.acquire(1, fmt.Sprint("lock ", i))
+		r.answerAll()
+	}
+	r.tb.Close(r.now, 1)
+	dropped := 0
+	for {
+		r.collect()
+		if len(r.ops) == 0 || len(r.ops) > most {
+			t.Fatalf("%d locks are dropped in one step, after %d", len(r.ops), dropped)
+		}
+		if dropped += len(r.ops); dropped == holds {
+			return
+		}
+		r.ops = nil
+		if at, ok := r.tb.Next(); !ok || at > r.now {
+			t.Fatalf("after %d of %d locks the next step is at %d (%v), now is %d", dropped, holds, at, ok, r.now)
+		}
+		r.tb.Work(r.now)
+	}
+}
+
+// The result of a Take that was sent for another try is older than this one.
+func TestTryAfterACanceledTryGetsATakeOfItsOwn(t *testing.T) {
+	r := newRig(t)
+	first := r.acquire(1, "a", wait(0))
+	r.now += int64(time.Millisecond)
+	r.tb.Cancel(r.now, 1, protocol.Cancel{Target: first})
+	r.acquire(2, "a", wait(0))
+	r.redis(locktable.Take, locktable.Other)
+	r.want("s1 refused canceled", "subscribe a")
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s2 granted hold=2 token=1 count=1")
+}
+
+// No message comes when a lease ends.
+func TestWaiterTriesAgainWhenTheLeaseOfAnotherHostEnds(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Other)
+	r.tb.Subscribed(r.now, "a")
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Other, Field: "somebody:1", TTLMS: 300, Listeners: 1})
+	r.pass(290 * time.Millisecond)
+	r.quiet()
+	r.pass(20 * time.Millisecond)
+	r.redis(locktable.Take, locktable.Done)
+	r.want("subscribe a", "s1 granted hold=3 token=1 count=1")
+}
+
+// Redis may have executed the check before the key was deleted.
+func TestMessageDuringACheckHasTheKeyCheckedAgain(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", fixed(10*time.Minute))
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(150 * time.Millisecond)
+	r.tb.Subscribed(r.now, "a")
+	r.message("a")
+	r.redis(locktable.Check, locktable.Done)
+	r.pass(20 * time.Millisecond)
+	r.redis(locktable.Check, locktable.Missing)
+	r.want("s1 granted hold=1 token=1 count=1", "subscribe a", "s1 lost hold=1 deleted")
+}
+
+func TestMessageThatWasLostIsNotExpectedForLong(t *testing.T) {
+	r := newRig(t)
+	r.others = 1
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Other)
+	r.tb.Subscribed(r.now, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 2)
+	r.redis(locktable.Drop, locktable.Done) // its message is lost
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(1100 * time.Millisecond)
+	r.message("a") // of another program
+	r.redis(locktable.Keep, locktable.Done)
+}
+
+// The search for a deadlock is given up after a number of steps: a client with many
+// owners must not occupy the loop.
+func TestSearchForADeadlockIsBounded(t *testing.T) {
+	for _, tt := range []struct {
+		owners int
+		found  bool
+	}{{200, true}, {300, false}} {
+		r := newRig(t)
+		name := func(i int) string { return fmt.Sprint("lock ", i%tt.owners) }
+		for i := range tt.owners {
+			r.acquire(1, name(i), owner(uint64(i+1)))
+			r.answerAll()
+		}
+		for i := range tt.owners - 1 {
+			r.acquire(1, name(i+1), owner(uint64(i+1)))
+		}
+		r.answerAll()
+		r.log = nil
+		r.acquire(1, name(tt.owners), owner(uint64(tt.owners)))
+		if found := slices.Contains(r.log, "s1 refused deadlock"); found != tt.found {
+			t.Errorf("%d owners wait for each other: deadlock found %v, want %v", tt.owners, found, tt.found)
+		}
+	}
+}
+
+// A session was told a deadline, and gets three locks that are good for less. Each time one
+// of them is renewed, the session is told of more for those that were renewed before, too.
+func TestLesserDeadlineIsRestored(t *testing.T) {
+	l := newLives(t)
+	l.takes(1, "renewed")
+	leases := map[string]time.Duration{"a": 23 * time.Second, "b": 25500 * time.Millisecond, "c": 28 * time.Second}
+	names := []string{"a", "b", "c"}
+	for _, name := range names {
+		l.takes(2, name, fixed(leases[name]))
+	}
+	l.pass(10600 * time.Millisecond)
+	l.answerAll()
+	for _, name := range names {
+		l.acquire(1, name)
+		l.answerFor(name)
+	}
+	for i := range names {
+		l.release(2, uint64(2+i))
+	}
+	l.pass(20 * time.Millisecond)
+	l.log = nil
+	l.answerFor("a")
+	l.answerFor("b")
+	l.want("s1 lease +14s", "s1 lease +16s")
+	before := l.row("a").DeadlineNS
+	l.killed(0)
+	if got := l.row("a").DeadlineNS; got != before {
+		t.Errorf("restored with a deadline that is %v before the one that its client was told", time.Duration(before-got))
+	}
+}
+
+// Its client was told of a long lease, and Redis refuses to confirm the hold. Until it is
+// lost, the other holds of the session are good for no longer than it is.
+func TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease(t *testing.T) {
+	l := newLives(t)
+	l.takes(1, "a")
+	l.cfg.Lease = time.Second
+	l.killed(time.Second)
+	l.tb.Up(l.now, false)
+	l.redis(locktable.Keep, locktable.Refused)
+	l.tb.Resume(1, locktable.Peer{})
+	l.claims(1, false, 1, 1)
+	l.pass(600 * time.Millisecond)
+	l.ops = nil
+	l.want("s1 lease +29s", "s1 claimed last=true")
+	l.pass(200 * time.Millisecond)
+	l.want("s1 lost hold=1 expired")
+}
+
+func TestNoUserWaitsForAllOfMaxLocks(t *testing.T) {
+	r := newUsersRig(t, locktable.Config{MaxLocks: 32, UID: 99}, 1000, 1000, 1001)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	waits := func(s locktable.SessionID) (n int) {
+		for r.log = nil; len(r.log) == 0; n++ {
+			r.acquire(s, "a")
+		}
+		return n - 1
+	}
+	r.collect()
+	if n := waits(2); n != 24 || r.log[0] != "s2 refused limit" {
+		t.Errorf("one user has %d acquires waiting of 32, want three quarters: %s", n, r.log[0])
+	}
+	if n := waits(3); n != 6 || r.log[0] != "s3 refused limit" {
+		t.Errorf("another user has %d acquires waiting, want all but the last sixteenth: %s", n, r.log[0])
+	}
+}
