@@ -108,7 +108,7 @@ func TestEveryStoreLeavesTheTruth(t *testing.T) {
 		if why := img.unusable(own, seq); why != "" {
 			t.Fatal(why)
 		}
-		got, err := worldOf(img.read(own).left)
+		got, err := worldIn(img, own)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +158,7 @@ func TestEveryStoreLeavesTheTruthWhileRoomComesAndGoes(t *testing.T) {
 		if why := img.unusable(own, seq); why != "" {
 			t.Fatal(why)
 		}
-		got, err := worldOf(img.read(own).left)
+		got, err := worldIn(img, own)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +263,7 @@ func TestTakingOverLosesNothing(t *testing.T) {
 			if why := img.unusable(own, seq); why != "" {
 				t.Fatal(why)
 			}
-			got, err := worldOf(img.read(own).left)
+			got, err := worldIn(img, own)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -46,7 +46,7 @@ func TestCopyIsRefusedOnceALaterRoundIsCommitted(t *testing.T) {
 	}
 	take := func(img image) {
 		img = slices.Clone(img[:int(f.end)*cellWords])
-		has, err := worldOf(img.read(own).left)
+		has, err := worldIn(img, own)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,6 +211,27 @@ func TestInodeNumberThatIsUsedAgainIsAnotherFile(t *testing.T) {
 		img[hSum] = sumOf(img[hFormat:hSum])
 		if why := img.unusable(own, make(image, pageWords)); strings.Contains(why, "is a copy") {
 			t.Errorf("no %s: %q", what, why)
+		}
+	}
+}
+
+// Where the file system has neither a handle nor a birth time, the inode is all there is.
+func TestCopyInAnotherInodeIsRefused(t *testing.T) {
+	for what, word := range map[string]int{"inode": hInode, "device": hDev} {
+		path := filepath.Join(t.TempDir(), "state")
+		h := thisHost()
+		f := mustOpen(t, path, h)
+		img := image(words(f.mem[:pageSize]))
+		f.Close()
+		own := ownIdentity(t, path, h)
+		own.handle, own.born = 0, 0
+		if why := img.unusable(own, make(image, pageWords)); strings.Contains(why, "is a copy") {
+			t.Errorf("the same %s: %q", what, why)
+		}
+		img[word]++
+		img[hSum] = sumOf(img[hFormat:hSum])
+		if why := img.unusable(own, make(image, pageWords)); !strings.Contains(why, "is a copy") {
+			t.Errorf("another %s: %q", what, why)
 		}
 	}
 }

@@ -185,6 +185,7 @@ func TestOneBadRecordSpoilsTheFile(t *testing.T) {
 		b    []byte
 	}{
 		{"a name that is not UTF-8", 8 * lText, []byte{0xff}},
+		{"a name without its sum", 8 * lText, []byte("x")},
 		{"a name of no bytes", 2, []byte{0, 0}},
 		{"a name longer than allowed", 2, []byte{1, 2}},
 		{"a part that is not there", 4, []byte{0xff, 0xff, 0xff, 0xff}},

@@ -73,6 +73,15 @@ func (w world) remembered() world {
 	return w
 }
 
+// worldIn is the world that a successor finds in an image.
+func worldIn(img image, own identity) (world, error) {
+	c := img.read(own)
+	if c.damaged > 0 {
+		return world{}, fmt.Errorf("%d records are damaged", c.damaged)
+	}
+	return worldOf(c.left)
+}
+
 func worldOf(left Left) (world, error) {
 	w := emptyWorld()
 	w.last, w.lastSession, w.redis = left.Memory.Last, left.LastSession, left.Redis
