@@ -273,6 +273,16 @@ func TestBadRequestsAreAnsweredAndTheConnectionStays(t *testing.T) {
 	c.hold("fine")
 }
 
+// Under such a name Redis has the token counter, or the queue, of another lock.
+func TestNamesOfWhatBelongsToOtherLocksAreRefused(t *testing.T) {
+	c := greeted(t, start(t, nil))
+	c.hold("victim")
+	for _, name := range []string{"redisson_lock_token:{victim}", "redisson_lock_queue:{victim}", "redisson_unlock_latch:{victim}", "locksidecar_"} {
+		c.refused(c.acquire(name, 0), protocol.Denied, "reserved")
+	}
+	c.hold("my redisson_lock_token:{victim}")
+}
+
 func TestAReaderThatNeverReadsIsNotReadFrom(t *testing.T) {
 	socket := start(t, nil)
 	slow, other := greeted(t, socket), greeted(t, socket)
