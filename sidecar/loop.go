@@ -228,13 +228,15 @@ func (s *Server) onEvent(now int64, e *event) {
 
 	case redisResults:
 		if e.flag {
-			s.newRedis = &e.redis
+			redis := e.redis
+			s.newRedis = &redis
 		}
 		for i := range e.results {
 			s.table.Result(now, e.results[i])
 		}
 	case redisUp:
-		s.newRedis = &e.redis
+		redis := e.redis // e is emptied before carryOut
+		s.newRedis = &redis
 		s.table.Up(now, e.flag)
 	case redisDown:
 		s.table.Down(now, e.text)

@@ -456,6 +456,29 @@ func TestPidThatProvesNothingKeepsALockForOneLease(t *testing.T) {
 	}
 }
 
+func TestStateHasTheRedisAndTheSessionsThatAreOpen(t *testing.T) {
+	h := newHouse(t, nil)
+	ended, _ := h.hello(true, "")
+	open, first := h.hello(true, "")
+	ended.hold("x")
+	ended.nc.Close()
+	open.hold("x") // so its end is known
+	open.ask(protocol.Ping{ID: 9}, new(protocol.PingOK))
+	h.stop()
+	f, err := state.Open(h.cfg.Socket + ".state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	left := f.Left()
+	if len(left.Sessions) != 1 || uint64(left.Sessions[0].ID) != first.Session {
+		t.Errorf("sessions: %+v, want that of %+v", left.Sessions, first)
+	}
+	if left.Redis.FloorAt == 0 {
+		t.Errorf("the successor does not know which Redis has the locks: %+v", left.Redis)
+	}
+}
+
 func TestWithoutStateEveryLockEndsWithItsLease(t *testing.T) {
 	h := newHouse(t, func(c *sidecar.Config) { c.State = sidecar.StateNone; c.Lease = time.Second })
 	a, first := h.hello(true, "")
