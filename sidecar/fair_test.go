@@ -214,3 +214,23 @@ func TestFairQueueForgetsWhoLeft(t *testing.T) {
 		}
 	}
 }
+
+// A sender that is idle again as soon as it was served does not go before the others each
+// time.
+func TestFairQueueGivesASenderThatIsOftenIdleItsPart(t *testing.T) {
+	f := newFairRig(t)
+	const others = 9
+	for uid := range int64(others) {
+		f.ask(f.join(1+uid, 10+uid, 1_000), 0, 1000)
+	}
+	idle := f.join(100, 100, 1_000)
+	for i := range 1000 {
+		if i%2 == 0 && idle.len() == 0 {
+			f.ask(idle, 0, 1)
+		}
+		f.next()
+	}
+	if n, part := f.used[idle]/f.cost[idle], int64(1000/(others+1)); n > part {
+		t.Errorf("%d of 1000 requests were its own, its part is %d", n, part)
+	}
+}
