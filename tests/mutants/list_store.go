@@ -1,0 +1,193 @@
+package main
+
+// What the store promises: which operations run together, what their results mean, and
+// when they were sent.
+
+var storeMutants = []mutant{
+	{
+		rule: "the send time of an operation is from before it was written",
+		file: "sidecar/store/pipe.go",
+		old:  `locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent})` + "\n\t}\n\tif err := p.decode",
+		new:  `locktable.Result{Kind: op.Kind, Name: op.Name, Sent: p.now})` + "\n\t}\n\tif err := p.decode",
+		by:   test("sidecar/store", "TestSendTimeIsFromBeforeTheOperationIsWritten"),
+	},
+	{
+		rule: "an operation of which nothing was written was not carried out",
+		file: "sidecar/store/pipe.go",
+		old:  `if cl.from >= p.written {`,
+		new:  `if false {`,
+		by:   test("sidecar/store", "TestWhatIsUnderWayWhenAConnectionEnds"),
+	},
+	{
+		rule: "an operation of which something was written may have been carried out",
+		file: "sidecar/store/pipe.go",
+		old:  `if cl.from >= p.written {`,
+		new:  `if true {`,
+		by:   test("sidecar/store", "TestKilledConnectionsUnderLoad"),
+	},
+	{
+		rule: "a run of a script that Redis refuses as a whole is split",
+		file: "sidecar/store/pipe.go",
+		old:  `case cl.ops > 1 && outcomeOf(word) == locktable.Refused && p.ends == "":`,
+		new:  `case false:`,
+		by:   test("sidecar/store", "TestPermissions"),
+	},
+	{
+		rule: "a token that is ahead of the clock raises the floor of the connection",
+		file: "sidecar/store/pipe.go",
+		old:  `p.encoder.floor = max(p.encoder.floor, token)`,
+		new:  `_ = token`,
+		by:   test("sidecar/store", "TestTokenAheadOfTheClockLiftsOtherCounters"),
+	},
+	{
+		rule: "the largest token is kept for the successor",
+		file: "sidecar/store/pipe.go",
+		old:  `p.id.Floor, p.id.FloorAt = token, now`,
+		new:  `_ = now`,
+		by:   test("sidecar/store", "TestTokensGrowAfterTheClockWasSetBackAndTheCounterLost"),
+	},
+	{
+		rule: "an absurd counter raises no other lock's tokens",
+		file: "sidecar/store/pipe.go",
+		old:  ` || token >= clock+int64(farAhead/time.Microsecond) {`,
+		new:  ` {`,
+		by:   test("sidecar/store", "TestAbsurdCounterDoesNotLiftOthers"),
+	},
+	{
+		rule: "one look at a silent Redis is not enough to give it up",
+		file: "sidecar/store/pipe.go",
+		old:  `	case !p.doubted || p.unread():`,
+		new:  `	case p.unread():`,
+		by:   test("sidecar/store", "TestASilentRedisIsDoubtedOnceAndLeft"),
+	},
+	{
+		rule: "a Redis whose answer was not read yet is not silent",
+		file: "sidecar/store/pipe.go",
+		old:  `	case !p.doubted || p.unread():`,
+		new:  `	case !p.doubted:`,
+		by:   test("sidecar/store", "TestARedisThatSpokeIsNotSilent"),
+	},
+	{
+		rule: "renewals run before everything else of a batch",
+		file: "sidecar/store/script.go",
+		old: `		case locktable.Keep:
+			return 0
+		case locktable.Check:`,
+		new: `		case locktable.Keep:
+			return 3
+		case locktable.Check:`,
+		by: differential,
+	},
+	{
+		rule: "checks with different entries run apart",
+		file: "sidecar/store/script.go",
+		old:  `s == keep && op.Count != first.Count:`,
+		new:  `op.Kind == locktable.Keep && op.Count != first.Count:`,
+		by:   differential,
+	},
+	{
+		rule: "operations with different leases run apart",
+		file: "sidecar/store/script.go",
+		old:  `case op.LeaseMS != first.LeaseMS, s == keep`,
+		new:  `case s == keep`,
+		by:   differential,
+	},
+	{
+		rule: "a take that needs more than one token is not one of the simple ones",
+		file: "sidecar/store/script.go",
+		old:  `case op.Count != 1 || op.Reserve != 1:`,
+		new:  `case op.Count != 1:`,
+		by:   differential,
+	},
+	{
+		rule: "a lock whose name has a brace keeps its slot",
+		file: "sidecar/store/names.go",
+		old:  `	if strings.IndexByte(name, '{') >= 0 {` + "\n\t\tdst =",
+		new:  `	if false {` + "\n\t\tdst =",
+		by:   differential,
+	},
+	{
+		rule: "a Redis that is out of memory may recover",
+		file: "sidecar/store/outcome.go",
+		old:  `case "LOADING", "READONLY", "OOM", "BUSY"`,
+		new:  `case "LOADING", "READONLY", "BUSY"`,
+		by:   differential,
+	},
+	{
+		rule: "what another program has written is made readable",
+		file: "sidecar/store/script.go",
+		old:  "	r.TTLMS = max(ttl, -1)\n	r.Field = readable(field)",
+		new:  "	r.TTLMS = max(ttl, -1)\n	r.Field = field",
+		by:   differential,
+	},
+	{
+		rule: "renewals do not wait in one queue with takes",
+		file: "sidecar/store/commands.go",
+		old:  `if ops[i].Kind == locktable.Keep {`,
+		new:  `if ops[i].Kind == locktable.NoOp {`,
+		by:   test("sidecar/store", "TestRenewalsAreNotStarved"),
+	},
+	{
+		rule: "tokens continue above what the process before knew",
+		file: "sidecar/store/link.go",
+		old:  `s.id.Floor = max(s.id.Floor, last.floor(answered))`,
+		new:  `_ = answered`,
+		by:   test("sidecar/store", "TestFloorNeverFalls"),
+	},
+	{
+		rule: "the connection of the process before is ended",
+		file: "sidecar/store/link.go",
+		old:  `if last.ClientID != 0 && s.id.sameServer(&last) {`,
+		new:  `if false {`,
+		by:   test("sidecar/store", "TestEarlierConnectionIsEnded"),
+	},
+	{
+		rule: "another replication history is another Redis",
+		file: "sidecar/store/store.go",
+		old:  `return id.sameServer(other) && id.ReplID == other.ReplID`,
+		new:  `return id.sameServer(other)`,
+		by:   test("sidecar/store", "TestDemotedMasterIsLeft"),
+	},
+	{
+		rule: "a host with a fast clock does not lift its tokens above Redis's clock",
+		file: "sidecar/store/store.go",
+		old:  `return id.Floor + elapsed - elapsed/100`,
+		new:  `return id.Floor + elapsed`,
+		by:   test("sidecar/store", "TestFloorRisesMoreSlowlyThanTheClock"),
+	},
+	{
+		rule: "the subscriptions follow the data to another Redis",
+		file: "sidecar/store/commands.go",
+		old:  "	if lost {\n		c.moved()\n	}\n",
+		new:  "",
+		by:   test("sidecar/store", "TestDemotedMasterIsLeft"),
+	},
+	{
+		rule: "the end of a connection ends its subscriptions",
+		file: "sidecar/store/listener.go",
+		old:  "	if len(names) > 0 && l.cfg.OnUnsubscribed != nil {\n		l.cfg.OnUnsubscribed(names)\n	}",
+		new:  "	_ = names",
+		by:   test("sidecar/store", "TestTwoConnectionsAndNoMore"),
+	},
+	{
+		rule: "a subscription that was asked for again is confirmed again",
+		file: "sidecar/store/listener.go",
+		old:  `			again = append(again, names...)`,
+		new:  `			_ = again`,
+		by:   test("sidecar/store", "TestTwoNamesWithOneChannel"),
+	},
+	{
+		rule: "a confirmation counts for the request that it answers",
+		file: "sidecar/store/listener.go",
+		old:  `	if a := l.asked[f.Channel]; a != nil && a.by == r {`,
+		new:  `	if a := l.asked[f.Channel]; a != nil {`,
+		by:   test("sidecar/store", "TestChangingMinds"),
+	},
+	{
+		rule: "one denied channel does not deny the others",
+		file: "sidecar/store/listener.go",
+		old:  `	if len(channels) > 1 {`,
+		new:  `	if false {`,
+		by:   test("sidecar/store", "TestDeniedChannelsDoNotPoisonOthers"),
+	},
+}
