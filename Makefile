@@ -21,6 +21,8 @@ FUZZTIME  ?= 30s
 BENCHTIME ?= 1s
 SIM_STEPS ?= 20000000
 DIFF_LAPS ?= 20000
+# A regular expression over rules and files: make mutants MUTANTS='token|sidecar/store'
+MUTANTS   ?=
 # make chaos CHAOS_TIME=1h CHAOS_SEED=7; CHAOS_KILLS=500 kills daemons and breaks nothing else.
 CHAOS_TIME  ?= 10m
 CHAOS_SEED  ?= 1
@@ -150,6 +152,10 @@ sim: ## a long hunt of the lock table's simulation: SIM_STEPS steps
 .PHONY: diff
 diff: redis ## a long hunt of the scripts' differential test: DIFF_LAPS laps
 	go test ./sidecar/store -run '^TestScriptsBehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.laps=$(DIFF_LAPS)
+
+.PHONY: mutants
+mutants: redis ## break the rules of the code one at a time, and list the broken rules that no test notices
+	go run ./tests/mutants -run '$(MUTANTS)'
 
 .PHONY: chaos
 chaos: redis venv build ## break daemons, Redis and clients for CHAOS_TIME (10m), or kill daemons CHAOS_KILLS times
