@@ -1,9 +1,12 @@
 package sidecar_test
 
 import (
+	"bytes"
 	"io"
+	"log/slog"
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 
@@ -283,4 +286,31 @@ func TestConfirmBeforeTheLastClaimIsABrokenFrame(t *testing.T) {
 	a.confirm("x")
 	a.refused(0, protocol.BadFrame, "claims are due")
 	a.ended()
+}
+
+// A stop that has begun waits for the answer to a release, and notices when it comes.
+func TestStopNoticesTheAnswerToARelease(t *testing.T) {
+	var log bytes.Buffer
+	here, _, g := twoHouses(t, func(c *sidecar.Config) {
+		c.Log = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	a := greeted(t, here.cfg.Socket)
+	h := a.hold("x")
+	g.set(true)
+	a.release(h.Hold)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		here.stop()
+	}()
+	for {
+		if _, err := a.frames.Next(); err != nil {
+			break // the stop has begun
+		}
+	}
+	g.set(false)
+	<-stopped
+	if strings.Contains(log.String(), "did not reach Redis") {
+		t.Errorf("a release that Redis has executed is said not to have reached it:\n%s", log.String())
+	}
 }

@@ -127,9 +127,6 @@ func (s *Server) isEnding() bool {
 }
 
 func (s *Server) leave(c *conn) {
-	if c.sender != nil {
-		s.inbox.leave(c.sender)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
@@ -288,7 +285,7 @@ func (c *conn) taken() {
 // say queues a frame. It is written by flush.
 func (c *conn) say(m protocol.Reply) {
 	c.mu.Lock()
-	if !c.last {
+	if !c.last && !c.closed {
 		before := len(c.out)
 		c.out = m.Append(c.out)
 		c.unread.Add(int64(len(c.out) - before))
@@ -302,7 +299,7 @@ func (c *conn) sayLease(m *protocol.LeaseEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.last:
+	case c.last, c.closed:
 	case c.lease < 0:
 		c.lease = len(c.out)
 		c.out = m.Append(c.out)

@@ -10,9 +10,9 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// A `lease` event speaks of the holds that were granted before it, so the newest
-// one stands behind all grants that it covers, and the older ones are not sent.
-func TestASlowReaderGetsTheNewestLeaseBehindTheGrantsItCovers(t *testing.T) {
+// connPair returns a connection and the client's end of it.
+func connPair(t *testing.T) (*conn, net.Conn) {
+	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
@@ -22,7 +22,7 @@ func TestASlowReaderGetsTheNewestLeaseBehindTheGrantsItCovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer client.Close()
+	t.Cleanup(func() { client.Close() })
 	nc, err := l.AcceptUnix()
 	if err != nil {
 		t.Fatal(err)
@@ -31,6 +31,27 @@ func TestASlowReaderGetsTheNewestLeaseBehindTheGrantsItCovers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return c, client
+}
+
+// What is said on a connection that has ended is not unread: no client will read it.
+func TestAnswersOfAnEndedConnectionAreNotUnread(t *testing.T) {
+	c, _ := connPair(t)
+	c.say(&protocol.PingOK{ID: 1})
+	c.end()
+	c.say(&protocol.PingOK{ID: 2})
+	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 1 << 40})
+	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 2 << 40})
+	c.flush()
+	if n := c.unread.Load(); n != 0 {
+		t.Errorf("%d bytes count as unread", n)
+	}
+}
+
+// A `lease` event speaks of the holds that were granted before it, so the newest
+// one stands behind all grants that it covers, and the older ones are not sent.
+func TestASlowReaderGetsTheNewestLeaseBehindTheGrantsItCovers(t *testing.T) {
+	c, client := connPair(t)
 	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 1 << 40})
 	c.say(&protocol.AcquireOK{ID: 7, Hold: 9, Token: 3, Count: 1, DeadlineNS: 1 << 40})
 	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 2 << 40})

@@ -90,16 +90,29 @@ func (q *fairQueue) join(c *conn) *peerProcess {
 	return p
 }
 
-// leave ends what join began. What the process has asked for stays in the queue.
+// leave ends what join began, when the last request of the connection was done.
 func (q *fairQueue) leave(p *peerProcess) {
 	q.conns--
 	p.user.conns--
-	if p.conns--; p.conns > 0 {
+	p.conns--
+	q.forget(p)
+}
+
+// forget removes a process that has no connection, and its user if that has no other
+// one. Each is remembered until its turns are over: one that comes back at once is not
+// new.
+func (q *fairQueue) forget(p *peerProcess) {
+	if p.conns > 0 || p.flow.phase != flowIdle || q.processes[p.key] != p {
 		return
 	}
 	delete(q.processes, p.key)
-	if p.user.members--; p.user.members == 0 {
-		delete(q.byUID, p.user.uid)
+	p.user.members--
+	q.forgetUser(p.user)
+}
+
+func (q *fairQueue) forgetUser(u *peerUser) {
+	if u.members == 0 && u.flow.phase == flowIdle {
+		delete(q.byUID, u.uid)
 	}
 }
 
@@ -127,11 +140,13 @@ func (q *fairQueue) pop(r *request) bool {
 		pf := u.processes.pick(processQuantum)
 		if pf == nil {
 			q.users.drained(uf)
+			q.forgetUser(u)
 			continue
 		}
 		p := pf.owner
 		if p.first == len(p.queue) {
 			u.processes.drained(pf)
+			q.forget(p)
 			continue
 		}
 		*r = p.queue[p.first]

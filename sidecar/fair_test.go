@@ -194,25 +194,48 @@ func TestFairQueueMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// A process that ends is forgotten when its last connection has, with its user.
+// A process that ends is forgotten with its user, when its last connection has ended and
+// nothing that it asked for is left.
 func TestFairQueueForgetsWhoLeft(t *testing.T) {
 	f := newFairRig(t)
 	p := f.join(1, 10, 1_000)
 	f.join(1, 10, 1_000)
 	f.ask(p, 0, 3)
 	f.q.leave(p)
-	if len(f.q.processes) != 1 {
-		t.Error("a process is forgotten that has a connection")
-	}
 	f.q.leave(p)
-	if len(f.q.processes) != 0 || len(f.q.byUID) != 0 {
-		t.Errorf("%d processes and %d users are remembered", len(f.q.processes), len(f.q.byUID))
-	}
 	for i := range uint64(3) {
 		if _, n := f.next(); n != i {
 			t.Errorf("request %d of a process that left was not done", i)
 		}
 	}
+	if f.join(1, 10, 1_000) != p {
+		t.Error("a process that comes back at once is taken for another one")
+	}
+	f.next()
+	if len(f.q.processes) != 1 {
+		t.Error("a process is forgotten that has a connection")
+	}
+	f.q.leave(p)
+	if len(f.q.processes) != 0 || len(f.q.byUID) != 0 || f.q.conns != 0 {
+		t.Errorf("%d processes, %d users and %d connections are remembered", len(f.q.processes), len(f.q.byUID), f.q.conns)
+	}
+}
+
+// A process that connects, asks and goes, again and again, is one process: what it asked
+// for before counts.
+func TestFairQueueKnowsAProcessThatReconnects(t *testing.T) {
+	f := newFairRig(t)
+	honest := f.join(2, 20, 1_000)
+	for range 20_000 {
+		p := f.join(1, 10, 1_000)
+		f.ask(p, 0, 2)
+		if honest.len() == 0 {
+			f.ask(honest, 0, 16)
+		}
+		f.next()
+		f.q.leave(p)
+	}
+	f.share("the user with one connection", f.used[honest], 0.5)
 }
 
 // A sender that is idle again as soon as it was served does not go before the others each

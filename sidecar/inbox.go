@@ -57,6 +57,9 @@ const (
 	clientBroke                      // code, text: it broke the rules of the protocol
 )
 
+// last tells whether a connection asks for nothing after it.
+func (k requestKind) last() bool { return k == clientGone || k == clientBroke }
+
 // inbox carries inputs to the loop. It never blocks a sender; each sender has a bound of
 // its own (conn.throttle, the operations in flight).
 //
@@ -168,7 +171,7 @@ func (b *inbox) charge(p *peerProcess, cost int64) {
 	p.charge(cost)
 }
 
-// join and leave count a connection of a process.
+// join and leave count a connection of a process: until its last request was done.
 
 func (b *inbox) join(c *conn) {
 	b.mu.Lock()

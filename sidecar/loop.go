@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -16,15 +17,16 @@ import (
 // it: one that brought an input while turn was free, for one step; or else run, for what
 // was left meanwhile and what is due. Before run and after it, Listen and Serve have it.
 type loop struct {
-	turn     sync.Mutex // the first in the order of locks: it is taken with none held
-	table    *locktable.Table
-	store    *store.Store
-	pids     *pidWatch
-	state    *state.File // nil: nothing is kept for a successor
-	sessions map[locktable.SessionID]*client
-	last     locktable.SessionID // newest session
-	newRedis *store.Identity     // what a successor must know of Redis, if it changed in this step
-	stopping bool
+	turn      sync.Mutex  // the first in the order of locks: it is taken with none held
+	finishing atomic.Bool // finish has turn, and sleeps with it
+	table     *locktable.Table
+	store     *store.Store
+	pids      *pidWatch
+	state     *state.File // nil: nothing is kept for a successor
+	sessions  map[locktable.SessionID]*client
+	last      locktable.SessionID // newest session
+	newRedis  *store.Identity     // what a successor must know of Redis, if it changed in this step
+	stopping  bool
 
 	events   []event        // emptied, for the next takeEvents
 	messages map[string]int // the same
@@ -81,6 +83,9 @@ func (s *Server) submitEvent(e event) {
 // that send requests all the time.
 func (s *Server) takeTurn() {
 	if !s.turn.TryLock() {
+		if s.finishing.Load() {
+			s.inbox.wake() // finish keeps the turn while it sleeps
+		}
 		return // the goroutine that has it looks into the inbox again when it has unlocked
 	}
 	s.plan(s.step())
@@ -116,7 +121,7 @@ func (s *Server) run(stop <-chan struct{}) {
 // plan sets the timer to the next time at which something is due. Most steps move
 // that to later: then the timer stays, and what it wakes looks again.
 func (s *Server) plan(now int64) {
-	at, ok := s.table.Next()
+	at, ok := s.next(now)
 	for _, due := range []int64{s.absentUntil, s.logLimit.end, s.stateDue()} {
 		if due != 0 && (!ok || due < at) {
 			at, ok = due, true
@@ -128,6 +133,16 @@ func (s *Server) plan(now int64) {
 	// Timers stand still while the host is suspended, deadlines do not.
 	s.planned = min(at, now+int64(maxSleep))
 	s.timer.Reset(time.Duration(s.planned - now))
+}
+
+// next is when the table has something to do. What it has left over from earlier steps
+// waits, like requests, while many operations wait to be sent: an answer of Redis is an
+// event, and begins a step.
+func (s *Server) next(now int64) (int64, bool) {
+	if s.table.Busy() && s.store.Unsent() <= maxUnsent {
+		return now, true
+	}
+	return s.table.Next()
 }
 
 // step takes in what was said and carries out what the table wants done. One
@@ -183,6 +198,9 @@ func (s *Server) takeRequests(now int64) {
 	for last < requestTime && s.inbox.takeRequest(from, cost, &s.request) {
 		from = s.request.conn.sender
 		s.onRequest(now, &s.request)
+		if s.request.kind.last() {
+			s.inbox.leave(from)
+		}
 		spent := time.Since(begin)
 		cost, last = int64(spent-last), spent
 	}
@@ -533,6 +551,7 @@ func (s *Server) finish(bound context.Context) {
 	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	s.finishing.Store(true)
 	for reading := (<-chan struct{})(quiet); ; {
 		now := s.step()
 		if s.inbox.pending() && bound.Err() == nil {
@@ -541,7 +560,7 @@ func (s *Server) finish(bound context.Context) {
 		if reading == nil && s.table.Owing() == 0 {
 			return
 		}
-		if at, ok := s.table.Next(); ok {
+		if at, ok := s.next(now); ok {
 			timer.Reset(time.Duration(at - now)) // something is to be asked again
 		}
 		select {

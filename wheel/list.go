@@ -17,6 +17,9 @@ func (w *Wheel[T]) link(t *Timer[T], p place) {
 
 // unlink takes t out of the list it is in.
 func (w *Wheel[T]) unlink(t *Timer[T]) {
+	if t.place == backlog {
+		w.deferred--
+	}
 	first := w.places[t.place]
 	if t == first {
 		w.places[t.place] = t.next

@@ -347,7 +347,7 @@ func (r *run) check() {
 		r.failf("Len() = %d, want %d", w.Len(), len(r.model))
 	}
 	next, ok := w.Next()
-	if ok != (len(r.model) > 0) {
+	if ok != (len(r.model) > len(r.queue)) {
 		r.failf("Next() = %v with %d pending", ok, len(r.model))
 	}
 	if ok && len(r.queue) == 0 && w.places[due] == nil {

@@ -103,9 +103,10 @@ type Wheel[T any] struct {
 	// current tick has nothing to look at.
 	earliest int64
 
-	places  []*Timer[T] // the first timer of each place
-	taken   []uint64    // a bit for each place: there is a first timer
-	pending int
+	places   []*Timer[T] // the first timer of each place
+	taken    []uint64    // a bit for each place: there is a first timer
+	pending  int
+	deferred int // of them, in the backlog
 }
 
 // New makes a wheel that stands at now. A revolution is tick × slots long;
@@ -198,6 +199,7 @@ func (w *Wheel[T]) Defer(t *Timer[T]) {
 		w.pending++
 	}
 	w.link(t, backlog)
+	w.deferred++
 }
 
 // FireDeferred fires at most so many timers of the backlog, those that were
@@ -223,8 +225,8 @@ func (w *Wheel[T]) fire(from place, most int, fire func(*Timer[T])) int {
 }
 
 // Next is the time at which Advance should be called next, or false if nothing
-// is pending and there is nothing to wait for until a timer is added. It may
-// have passed already.
+// is pending, apart from the backlog, and there is nothing to wait for until a
+// timer is added. It may have passed already.
 //
 // The time is less than one tick after the first deadline. It may be before
 // it: if that deadline is more than a revolution away, Next is the end of the
@@ -238,8 +240,8 @@ func (w *Wheel[T]) Next() (int64, bool) {
 	if t := w.places[due]; t != nil {
 		return t.deadline, true // from within fire, or after AdvanceSome
 	}
-	if t := w.places[backlog]; t != nil {
-		return t.deadline, true
+	if w.pending == w.deferred {
+		return 0, false
 	}
 	tick := w.nextTaken()
 	if tick == w.current {

@@ -176,8 +176,8 @@ func TestAdvanceSomeLeavesTheRestDue(t *testing.T) {
 	if n := w.AdvanceSome(50*ms, 3, fire); n != 1 || fired != "abce" {
 		t.Fatalf("fired %d: %s", n, fired)
 	}
-	if at, ok := w.Next(); !ok || at > 50*ms || !w.Deferred() {
-		t.Fatalf("Next() = %d, %v with a deferred timer", at, ok)
+	if _, ok := w.Next(); ok || !w.Deferred() {
+		t.Fatal("the wheel wants to be advanced for a deferred timer")
 	}
 	if n := w.FireDeferred(1, func(t *Timer[string]) { fired += t.Value }); n != 1 || fired != "abceb" || w.Deferred() || w.Len() != 0 {
 		t.Fatalf("fired %d: %s", n, fired)

@@ -109,7 +109,9 @@ func (t *Table) Result(now int64, r Result) {
 		case op.kind == Drop:
 			// The key is not ours to touch any more; it ends with its lease.
 			*k = known{listeners: k.listeners}
-			t.refuseConfirms(l, r.Msg)
+			if l.queue != nil && len(l.queue.confirms) > 0 {
+				l.queue.refusal = r.Msg
+			}
 		case op.reserve > 0 && l.hold.num != 0:
 			t.drawFailed(now, l)
 		case l.hold.num != 0:
@@ -133,12 +135,10 @@ func (t *Table) drawFailed(now int64, l *lock) {
 
 const drawPause = time.Second
 
-// denyWaiters refuses all local waiters.
+// denyWaiters has serve refuse all local waiters.
 func (t *Table) denyWaiters(l *lock, msg string) {
-	for q := l.queue; q != nil && q.head != nil; {
-		w := q.head
-		t.unqueue(w)
-		t.refuse(w.session, w.id, protocol.Denied, "%s", msg)
+	if l.queue != nil && l.queue.head != nil {
+		l.queue.denial = msg
 	}
 }
 
@@ -247,15 +247,19 @@ func (t *Table) dropped(now int64, l *lock) {
 	}
 }
 
+// maxTTL bounds what is believed of the time that another program's key has left, ms: a
+// year. Redis has any number that fits into 63 bits.
+const maxTTL = int64(365 * 24 * time.Hour / time.Millisecond)
+
 // heldElsewhere notes who has the lock, and until when there is no use in asking
 // for it again.
 func (t *Table) heldElsewhere(now int64, l *lock, op flight, r Result) {
 	q := l.queue
-	q.remote, q.field, q.ttlMS, q.seenAt = true, printable(r.Field), r.TTLMS, now
+	q.remote, q.field, q.ttlMS, q.seenAt = true, printable(r.Field), min(r.TTLMS, maxTTL), now
 	q.stand = false
 	pause := int64(t.pause(q))
-	if r.TTLMS >= 0 {
-		pause = min(pause, ms(r.TTLMS+1))
+	if q.ttlMS >= 0 {
+		pause = min(pause, ms(q.ttlMS+1))
 	}
 	if q.sub != subscribed {
 		// Its period must not be that of the pauses which the holder's host makes.

@@ -80,8 +80,9 @@ func BenchmarkRenewal(b *testing.B) {
 	b.ReportAllocs()
 	b.ResetTimer()
 	for done := 0; done < b.N; {
-		at, _ := tb.Next()
-		now = max(now, at)
+		if at, ok := tb.Next(); ok {
+			now = max(now, at)
+		}
 		tb.Advance(now)
 		tb.Work(now)
 		for _, e := range append([]locktable.Effect(nil), tb.Effects()...) {

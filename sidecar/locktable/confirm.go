@@ -7,9 +7,12 @@ import "github.com/locksidecar/locksidecar/protocol"
 // has no field of a hold that has ended, so that the other host does not find the lock
 // taken by it.
 
-// confirm is a confirmation that was asked for.
+// confirm is a confirmation that was asked for. It stays when its session has ended, and
+// counts as a waiter of its user, so that no user can have more of them than it may have
+// of those.
 type confirm struct {
-	session *session
+	session SessionID
+	user    *user
 	id      uint64
 }
 
@@ -26,43 +29,63 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 		t.emit(Effect{Kind: Confirmed, Session: id, ID: req.ID})
 		return
 	}
-	if len(s.waits)+s.confirms >= t.cfg.MaxWaiters {
-		t.refuse(s, req.ID, protocol.Limit, "this client has %d requests waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
+	if why := t.noRoomToWait(s); why != "" {
+		t.refuse(s, req.ID, protocol.Limit, "%s", why)
 		return
 	}
 	if l.queue == nil {
 		l.queue = t.queues.get()
 	}
-	l.queue.confirms = append(l.queue.confirms, confirm{s, req.ID})
+	l.queue.confirms = append(l.queue.confirms, confirm{s.id, s.user, req.ID})
 	s.confirms++
+	t.waiting++
+	s.user.waiters++
 	t.settle(now, l)
 }
 
-// answerConfirms answers those who asked for a confirmation if Redis has no ended hold.
+// answerConfirms answers those who asked for a confirmation: that Redis has no ended
+// hold, or that it refuses the release. Those that one step may not answer, Work does.
 func (t *Table) answerConfirms(l *lock) {
-	if q := l.queue; q == nil || len(q.confirms) == 0 || l.hold.num == 0 && (l.known.state != none || l.asking()) {
-		return
-	}
-	t.endConfirms(l, func(c confirm) { t.emit(Effect{Kind: Confirmed, Session: c.session.id, ID: c.id}) })
-}
-
-// refuseConfirms is called when Redis does not let this sidecar release the lock.
-func (t *Table) refuseConfirms(l *lock, msg string) {
-	t.endConfirms(l, func(c confirm) {
-		t.refuse(c.session, c.id, protocol.Denied, "the lock is released here, and its lease ends in Redis, but Redis refused the release: %s", msg)
-	})
-}
-
-func (t *Table) endConfirms(l *lock, answer func(confirm)) {
 	q := l.queue
-	if q == nil {
+	if q == nil || q.refusal == "" && l.hold.num == 0 && (l.known.state != none || l.asking()) {
 		return
 	}
-	for _, c := range q.confirms {
-		c.session.confirms--
-		if !c.session.over() {
-			answer(c)
+	n := min(len(q.confirms), t.cfg.MaxWork)
+	for _, c := range q.confirms[:n] {
+		switch s := t.endConfirm(c); {
+		case s == nil:
+		case q.refusal != "":
+			t.refuse(s, c.id, protocol.Denied, "the lock is released here, and its lease ends in Redis, but Redis refused the release: %s", q.refusal)
+		case !s.over():
+			t.emit(Effect{Kind: Confirmed, Session: s.id, ID: c.id})
 		}
 	}
-	q.confirms = nil
+	if q.confirms = q.confirms[n:]; len(q.confirms) > 0 {
+		t.later(l)
+		return
+	}
+	q.confirms, q.refusal = nil, ""
+}
+
+// endConfirm counts a confirmation no more, and returns its session if there still is one.
+func (t *Table) endConfirm(c confirm) *session {
+	t.waiting--
+	c.user.waiters--
+	s := t.sessions[c.session]
+	if s == nil {
+		t.leave(c.user)
+		return nil
+	}
+	s.confirms--
+	return s
+}
+
+// dropConfirms forgets what was asked for, without an answer.
+func (t *Table) dropConfirms(l *lock) {
+	if q := l.queue; q != nil {
+		for _, c := range q.confirms {
+			t.endConfirm(c)
+		}
+		q.confirms, q.refusal = nil, ""
+	}
 }

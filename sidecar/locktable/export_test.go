@@ -23,6 +23,9 @@ func (t *Table) AuditUsers() string {
 			for w := l.queue.head; w != nil; w = w.links[byLock].next {
 				add(w.session.user, user{waiters: 1})
 			}
+			for _, c := range l.queue.confirms {
+				add(c.user, user{waiters: 1})
+			}
 		}
 		if s := l.hold.session; s != nil && s.user != l.user {
 			return fmt.Sprintf("%s is held by user %d and counts as another user's", l.name, s.user.uid)

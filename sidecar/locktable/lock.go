@@ -2,6 +2,7 @@ package locktable
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -11,20 +12,22 @@ import (
 // lock is one name: the hold that a local owner has, the local queue, what is
 // known of Redis, and the operation in flight.
 type lock struct {
-	name   string
-	timer  wheel.Timer[timed] // the next time at which anything here is due
-	user   *user              // as whose it counts; nil: as nobody's
-	place  uint32             // its index in Table.locks
-	slot   uint32             // of the Keeper; 0: none
-	unkept uint32             // its index in notes.unkept plus 1; 0: it is not there
-	noted  bool               // in notes.locks
+	name      string
+	timer     wheel.Timer[timed] // the next time at which anything here is due
+	user      *user              // as whose it counts; nil: as nobody's
+	place     uint32             // its index in Table.locks
+	slot      uint32             // of the Keeper; 0: none
+	unkept    uint32             // its index in notes.unkept plus 1; 0: it is not there
+	noted     bool               // in notes.locks
+	unsettled bool               // in Table.unsettled
 
-	hold  hold
-	known known
-	op    flight
-	ahead bool   // a Drop is under way that op, a Take, was sent behind
-	chase uint16 // so many Takes in a row were sent behind a Drop
-	top   uint64 // largest number that any hold of this lock, or operation on it, had
+	hold       hold
+	known      known
+	op         flight
+	ahead      bool   // a Drop is under way that op, a Take, was sent behind
+	chase      uint16 // so many Takes in a row were sent behind a Drop,
+	chaseSince uint32 // and when the first of them was; see shortMillis
+	top        uint64 // largest number that any hold of this lock, or operation on it, had
 
 	renewAt int64  // when the key is to be renewed (watchdog), or checked (fixed lease)
 	retryAt int64  // after an error: no operation before
@@ -137,6 +140,10 @@ func (t *Table) lockFor(name string) *lock {
 }
 
 func (t *Table) forget(l *lock) {
+	if l.unsettled {
+		l.unsettled = false
+		t.unsettled = slices.DeleteFunc(t.unsettled, func(other *lock) bool { return other == l })
+	}
 	t.note(l)
 	t.charge(l, nil)
 	t.cells -= Cells(l.name)
@@ -168,10 +175,11 @@ func (l *lock) until() int64 {
 
 func (l *lock) due(t *Table, now int64) { t.settle(now, l) }
 
-// urgent reports whether the lock's hold is to be renewed.
+// urgent reports whether the watchdog renews the lock's hold. It need not be due now: the
+// lock has one timer, and in the backlog it would not fire when the renewal is due.
 func (l *lock) urgent(now int64) bool {
 	h := &l.hold
-	return l.watched() && !h.session.ended && now >= l.renewAt && now < l.until() && (h.endAt == 0 || now < h.endAt)
+	return l.watched() && !h.session.ended && now < l.until() && (h.endAt == 0 || now < h.endAt)
 }
 
 // settle brings a lock to rest after any change: what has ended ends, who can be
@@ -276,7 +284,7 @@ func (t *Table) ask(now int64, l *lock) {
 	l.retryAt = 0
 	k, h := &l.known, &l.hold
 	waiters := 0
-	if l.queue != nil {
+	if l.queue != nil && l.queue.denial == "" {
 		waiters = l.queue.len
 	}
 	switch {
@@ -325,6 +333,9 @@ func (t *Table) ask(now int64, l *lock) {
 			}
 			if chasing {
 				l.ahead = true
+				if l.chase == 0 {
+					l.chaseSince = shortMillis(now)
+				}
 				l.chase++
 				*k = known{state: maybe, listeners: k.listeners}
 			} else {
@@ -343,13 +354,17 @@ func (t *Table) ask(now int64, l *lock) {
 // that an acquire right after a release costs one round trip and not two. They may
 // even be carried out in the other order: a Drop touches no later number.
 //
-// It leaves no moment in which the lock is free. So not while others listen, and now
-// and then not at all: somebody may want the lock who cannot listen.
+// It leaves no moment in which the lock is free. So it is not done while other hosts
+// listen, and for QuietTime at most: a client that polls may want the lock.
 func (t *Table) mayChase(now int64, l *lock) bool {
 	q := l.queue
-	return l.op.kind == Drop && !l.ahead && l.known.state == ours && q != nil && q.head != nil && !q.stand &&
-		!l.othersListen() && now >= q.rivalUntil && int(l.chase) < t.cfg.HandoffBudget
+	return l.op.kind == Drop && !l.ahead && l.known.state == ours && q != nil && q.head != nil && q.denial == "" && !q.stand &&
+		!l.othersListen() && now >= q.rivalUntil &&
+		(l.chase == 0 || int(l.chase) < t.cfg.HandoffBudget && shortMillis(now)-l.chaseSince < shortMillis(int64(t.cfg.QuietTime)))
 }
+
+// shortMillis is a time or a duration in ms, for differences of less than a month.
+func shortMillis(ns int64) uint32 { return uint32(ns / int64(time.Millisecond)) }
 
 func (t *Table) send(now int64, l *lock, op Op) {
 	op.Name = l.name

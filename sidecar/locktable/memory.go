@@ -353,7 +353,7 @@ func (t *Table) Adjourn(now int64) {
 		for l.queue != nil && l.queue.head != nil {
 			t.unqueue(l.queue.head)
 		}
-		t.endConfirms(l, func(confirm) {})
+		t.dropConfirms(l)
 		t.settle(now, l)
 	}
 }

@@ -42,7 +42,10 @@ type queue struct {
 	trouble string // what Redis answered last, if it was an error
 	polling bool   // counts in Table.polling
 
+	denial string // why Redis denies the lock: all who wait are refused; "": it does not
+
 	confirms []confirm
+	refusal  string // why Redis refuses the release that confirms wait for; "": it does not
 }
 
 type subscription uint8
@@ -288,10 +291,19 @@ func (t *Table) Cancel(now int64, id SessionID, req protocol.Cancel) {
 // and answers heads that will not wait.
 func (t *Table) serve(now int64, l *lock) {
 	q := l.queue
-	for q != nil && q.head != nil && l.hold.num == 0 {
+	for left := t.cfg.MaxWork; q != nil && q.head != nil && (l.hold.num == 0 || q.denial != ""); left-- {
+		if left == 0 {
+			t.later(l)
+			return
+		}
 		w := q.head
 		if w.session.over() {
 			t.unqueue(w)
+			continue
+		}
+		if q.denial != "" {
+			t.unqueue(w)
+			t.refuse(w.session, w.id, protocol.Denied, "%s", q.denial)
 			continue
 		}
 		if l.known.state == ours && l.op.kind != Drop {
@@ -322,12 +334,24 @@ func (t *Table) serve(now int64, l *lock) {
 			return
 		}
 	}
+	if q != nil && q.head == nil {
+		q.denial = ""
+	}
 }
 
-// skipEnded takes waiters away that stand first and whose session is over.
+// skipEnded takes waiters away that stand first and whose session is over: as many as do
+// not take long. If there are more, a request that does not wait finds them before it.
 func (t *Table) skipEnded(q *queue) {
-	for q.head != nil && q.head.session.over() {
+	for left := 64 * t.cfg.MaxWork; q.head != nil && q.head.session.over() && left > 0; left-- {
 		t.unqueue(q.head)
+	}
+}
+
+// later has Work settle the lock again: it has more requests than one step may answer.
+func (t *Table) later(l *lock) {
+	if !l.unsettled {
+		l.unsettled = true
+		t.unsettled = append(t.unsettled, l)
 	}
 }
 

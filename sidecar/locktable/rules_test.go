@@ -3,6 +3,7 @@ package locktable_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -112,8 +113,8 @@ func TestEndOfALargeSessionIsSpreadOverSteps(t *testing.T) {
 			return
 		}
 		r.ops = nil
-		if at, ok := r.tb.Next(); !ok || at > r.now {
-			t.Fatalf("after %d of %d locks the next step is at %d (%v), now is %d", dropped, holds, at, ok, r.now)
+		if !r.tb.Busy() {
+			t.Fatalf("after %d of %d locks there is nothing to do", dropped, holds)
 		}
 		r.tb.Work(r.now)
 	}
@@ -269,4 +270,191 @@ func TestNoUserWaitsForAllOfMaxLocks(t *testing.T) {
 	if n := waits(3); n != 6 || r.log[0] != "s3 refused limit" {
 		t.Errorf("another user has %d acquires waiting, want all but the last sixteenth: %s", n, r.log[0])
 	}
+}
+
+// Another program may give its key any time to live: it does not overflow.
+func TestTimeToLiveOfAnotherProgramsKeyIsBounded(t *testing.T) {
+	for _, ttl := range []int64{10_000_000_000_000, 1<<63 - 1} {
+		r := newRig(t)
+		r.acquire(1, "a")
+		r.collect()
+		r.ops = nil
+		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Outcome: locktable.Other, Field: "another:1", TTLMS: ttl, Sent: r.now})
+		r.pass(6 * time.Second)
+		r.redis(locktable.Take, locktable.Done) // it is asked for again
+		r.want("subscribe a", "s1 granted hold=2 token=1 count=1")
+	}
+}
+
+// A lock has one timer. If that fires among thousands for something that can wait, the
+// renewal that is due later is not put off with it.
+func TestTimerThatCanWaitDoesNotPutOffTheRenewal(t *testing.T) {
+	const others = 20_200
+	r := newRig(t)
+	r.tb = locktable.New(locktable.Config{Lease: 3 * time.Second}, r.now)
+	r.tb.Up(r.now, false)
+	r.tb.Open(r.now, 1, locktable.Peer{})
+	r.tb.Open(r.now, 2, locktable.Peer{})
+	renewed := false
+	answer := func() {
+		for r.collect(); len(r.ops) > 0; r.collect() {
+			op := r.ops[0]
+			r.ops = r.ops[1:]
+			renewed = renewed || op.Kind == locktable.Keep && op.Name == "victim"
+			r.tokens += uint64(op.Reserve)
+			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens})
+		}
+	}
+	for i := range others {
+		r.acquire(2, fmt.Sprint("ends ", i), maxHold(time.Second))
+		answer()
+	}
+	r.now += int64(898 * time.Millisecond)
+	r.acquire(1, "victim")
+	answer()
+	r.now += int64(3 * time.Millisecond)
+	r.acquire(1, "victim", owner(7)) // after 100 ms it wants to subscribe, just when the others end
+	answer()
+	granted := r.now
+	for !renewed {
+		if r.now-granted > int64(1200*time.Millisecond) {
+			t.Fatal("the lock is not renewed in time")
+		}
+		r.now += int64(10 * time.Millisecond)
+		r.tb.Advance(r.now)
+		answer()
+	}
+}
+
+// drained calls Work until nothing is left over, and checks that no call does much.
+func (r *rig) drained(most int) (effects int) {
+	r.Helper()
+	for {
+		n := len(r.tb.Effects())
+		if n > most {
+			r.Fatalf("%d effects in one step", n)
+		}
+		if effects += n; !r.tb.Busy() {
+			return effects
+		}
+		r.tb.Work(r.now)
+	}
+}
+
+// However many clients ask for a confirmation, no step is long.
+func TestConfirmsAreAnsweredInParts(t *testing.T) {
+	const clients, each, most = 10, 100, 64
+	for _, outcome := range []locktable.Outcome{locktable.Done, locktable.Refused} {
+		r := newRig(t)
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.release(1, 1)
+		for c := range locktable.SessionID(clients) {
+			r.tb.Open(r.now, 10+c, locktable.Peer{})
+			for i := range uint64(each) {
+				r.tb.Confirm(r.now, 10+c, protocol.Confirm{ID: i + 1, Name: "a"})
+			}
+		}
+		r.redis(locktable.Drop, outcome)
+		if n := r.drained(most); n < (clients*each)-most {
+			t.Errorf("%d answers, of %d", n, clients*each)
+		}
+		if wrong := r.tb.AuditUsers(); wrong != "" {
+			t.Error(wrong)
+		}
+	}
+}
+
+// A confirmation counts for its user until it is answered, also when its session has
+// ended: no user can have more of them by coming again.
+func TestConfirmsOfEndedSessionsCount(t *testing.T) {
+	r := newUsersRig(t, locktable.Config{MaxLocks: 16, MaxWaiters: 5}, 1000)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.collect()
+	r.ops, r.log = nil, nil
+	accepted := 0
+	for c := range locktable.SessionID(10) {
+		r.tb.Open(r.now, 10+c, locktable.Peer{UID: 1000})
+		for i := range uint64(5) {
+			r.tb.Confirm(r.now, 10+c, protocol.Confirm{ID: i + 1, Name: "a"})
+			if r.collect(); len(r.log) == 0 {
+				accepted++
+			}
+			r.log = nil
+		}
+		r.tb.Close(r.now, 10+c)
+	}
+	if accepted != 12 {
+		t.Errorf("%d confirmations of one user wait, want its share of 12", accepted)
+	}
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
+	r.collect()
+}
+
+// The same of waiters: those that Redis denies, and those whose clients are dead.
+func TestWaitersAreRefusedInParts(t *testing.T) {
+	const waiters, most = 1000, 64
+	r := newRig(t)
+	for range waiters {
+		r.acquire(1, "a")
+	}
+	r.redis(locktable.Take, locktable.Refused)
+	if n := r.drained(most); n > waiters || n < waiters-most {
+		t.Errorf("%d answers in later steps, of %d", n, waiters)
+	}
+	r.acquire(2, "a") // is asked for again
+	r.redis(locktable.Take, locktable.Done)
+
+	for range waiters {
+		r.acquire(3, "a")
+	}
+	r.redis(locktable.Take, locktable.Done)
+	id := r.acquire(4, "a")
+	r.tb.Close(r.now, 3)
+	r.collect()
+	r.log = nil
+	r.release(2, 2)
+	for r.tb.Busy() {
+		r.tb.Work(r.now)
+	}
+	r.collect()
+	if got := strings.Join(r.log, "; "); !strings.Contains(got, "s4 granted") {
+		t.Errorf("the live waiter %d behind dead ones has: %s", id, got)
+	}
+}
+
+// A run of holds by requests that do not wait leaves the key free now and then, too.
+func TestLocalPollersLeaveTheKeyFreeNowAndThen(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", wait(0))
+	r.redis(locktable.Take, locktable.Done)
+	hold, s := uint64(1), locktable.SessionID(2)
+	for n := range 5 {
+		r.now += int64(300 * time.Millisecond)
+		r.tb.Advance(r.now)
+		r.release(3-s, hold)
+		r.acquire(s, "a", wait(0))
+		if len(r.ops) == 1 && n > 0 {
+			return // the Take comes when Redis has executed the Drop
+		}
+		ops := r.ops
+		r.ops = nil
+		for _, op := range ops {
+			r.tokens++
+			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
+			if r.collect(); op.Kind == locktable.Take {
+				hold = op.Num
+			}
+		}
+		for _, op := range r.ops {
+			r.tokens++
+			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
+			hold = op.Num
+		}
+		r.ops = nil
+		s = 3 - s
+	}
+	t.Error("the key was never free in 1.5 s")
 }

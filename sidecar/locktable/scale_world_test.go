@@ -237,7 +237,7 @@ func (w *crowd) play(e event) {
 		if h.timerAt == e.at {
 			h.timerAt = neverServed
 		}
-		if next, ok := h.table.Next(); ok && next <= h.clock(w.now) {
+		if next, ok := h.table.Next(); h.table.Busy() || ok && next <= h.clock(w.now) {
 			h.table.Advance(h.clock(w.now))
 			h.table.Work(h.clock(w.now))
 		}
@@ -356,7 +356,11 @@ func (w *crowd) drain(host int16) {
 		}
 	}
 	w.send(host)
-	if next, ok := h.table.Next(); ok {
+	next, ok := h.table.Next()
+	if h.table.Busy() {
+		next, ok = h.clock(w.now), true
+	}
+	if ok {
 		if next = max(next-h.offset, w.now); next < h.timerAt {
 			h.timerAt = next
 			w.after(next-w.now, event{kind: crowdTimer, host: host})

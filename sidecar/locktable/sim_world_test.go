@@ -51,6 +51,7 @@ type lockTable interface {
 	Advance(now int64)
 	Work(now int64)
 	Next() (at int64, ok bool)
+	Busy() bool
 	Effects() []locktable.Effect
 	KeepAgain()
 	Unkept() int
@@ -712,6 +713,9 @@ func (w *world) drain(h *host) {
 		w.checkTries(h)
 	}
 	next, ok := h.table.Next()
+	if h.table.Busy() {
+		next, ok = h.clock(w.now)-ms, true // now, however a clock rounds
+	}
 	if !ok {
 		h.asleep = true
 		return

@@ -141,9 +141,10 @@ type Table struct {
 	waiting  int     // waiters in all
 	polling  int     // locks that are polled for want of a subscription
 
-	sweeping []*session // that are over, and have waiters or holds left; see Work
-	waiters  pool[waiter]
-	queues   pool[queue]
+	sweeping  []*session // that are over, and have waiters or holds left; see Work
+	unsettled []*lock    // that have more requests to answer than one step may; see Work
+	waiters   pool[waiter]
+	queues    pool[queue]
 
 	searches uint64 // for circles, so far
 	path     []step // emptied, for the next search
@@ -225,8 +226,8 @@ func (t *Table) Advance(now int64) {
 }
 
 // Work does a part of what can wait: timers that Advance left, and what sessions that
-// ended leave behind. Next says whether there is more. It is called after Advance, as
-// often as the caller has time.
+// ended leave behind, and requests for one lock that are answered together. Busy says
+// whether there is more. It is called after Advance, as often as the caller has time.
 func (t *Table) Work(now int64) {
 	left := t.cfg.MaxWork
 	left -= t.wheel.FireDeferred(left/2, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
@@ -241,16 +242,25 @@ func (t *Table) Work(now int64) {
 	if len(t.sweeping) == 0 {
 		t.sweeping = nil
 	}
+	for n := len(t.unsettled); n > 0 && left > 0; n-- {
+		l := t.unsettled[0]
+		t.unsettled[0] = nil
+		t.unsettled = t.unsettled[1:]
+		l.unsettled = false
+		t.settle(now, l)
+		left -= t.cfg.MaxWork
+	}
+	if len(t.unsettled) == 0 {
+		t.unsettled = nil
+	}
 	t.wheel.FireDeferred(left, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
 }
 
-// Next tells when Advance and Work must be called; false: not before another input.
-func (t *Table) Next() (int64, bool) {
-	if len(t.sweeping) > 0 {
-		return t.now, true
-	}
-	return t.wheel.Next()
-}
+// Next tells when Advance must be called; false: not before another input.
+func (t *Table) Next() (int64, bool) { return t.wheel.Next() }
+
+// Busy tells whether there is something for Work to do now.
+func (t *Table) Busy() bool { return len(t.sweeping) > 0 || len(t.unsettled) > 0 || t.wheel.Deferred() }
 
 func (t *Table) arm(tm *wheel.Timer[timed], at int64) {
 	if tm.Pending() && tm.Deadline() == at {

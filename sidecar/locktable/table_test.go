@@ -112,6 +112,9 @@ func (r *rig) pass(d time.Duration) {
 	end := r.now + int64(d)
 	for {
 		at, ok := r.tb.Next()
+		if r.tb.Busy() {
+			at, ok = r.now, true
+		}
 		if !ok || at > end {
 			break
 		}

@@ -90,38 +90,57 @@ func (t *Table) named(now int64, u *user) {
 }
 
 // Share is how many of a limit one user may have who is not privileged.
-func Share(limit int) int { return max(1, limit-limit/4) }
+func Share(limit int) int { return max(1, limit-max(1, limit/4)) }
 
 // Unreserved is how many of a limit all users together may have who are not privileged.
-func Unreserved(limit int) int { return limit - limit/16 }
+func Unreserved(limit int) int { return max(1, limit-max(1, limit/16)) }
+
+// limits are how much of MaxLocks all users together may have, and this one.
+func (t *Table) limits(u *user) (most, share int) {
+	if t.privileged(u) {
+		return t.cfg.MaxLocks, t.cfg.MaxLocks
+	}
+	return Unreserved(t.cfg.MaxLocks), Share(t.cfg.MaxLocks)
+}
 
 // limited refuses an acquire that would go over a limit. l is its lock; nil: there is
 // none yet.
 func (t *Table) limited(now int64, s *session, l *lock, req *protocol.Acquire) bool {
-	u, most, share := s.user, t.cfg.MaxLocks, t.cfg.MaxLocks
-	if !t.privileged(u) {
-		most, share = Unreserved(most), Share(share)
-	}
-	cells, names := 0, false
-	if l == nil {
-		cells = Cells(req.Name)
-		names = u.namesUntil-now > int64(namesWithin) && !t.privileged(u)
-	}
 	why := ""
-	switch {
-	case s.nholds+len(s.waits) >= t.cfg.MaxHolds:
+	if s.nholds+len(s.waits) >= t.cfg.MaxHolds {
 		why = fmt.Sprintf("this client has %d locks held or waited for; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
-	case len(s.waits)+s.confirms >= t.cfg.MaxWaiters:
-		why = fmt.Sprintf("this client has %d requests waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
-	case cells > 0 && t.cells+cells > most, t.waiting >= most:
-		why = fmt.Sprintf("this sidecar has %d locks held or waited for; release some, or raise max-locks of the sidecar", len(t.locks))
-	case cells > 0 && u.cells+cells > share, u.waiters >= share:
-		why = fmt.Sprintf("user %d has %d locks of this sidecar, and %d acquires waiting; one user may have %d of max-locks; release some, or raise max-locks of the sidecar", u.uid, u.cells, u.waiters, share)
-	case names:
-		why = fmt.Sprintf("user %d has locked more than %d new names a second for %v, and each leaves a key in Redis; lock names that were used before, or raise max-new-names of the sidecar", u.uid, t.cfg.NewNames, namesWithin)
-	default:
-		return false
+	} else if why = t.noRoomToWait(s); why == "" && l == nil {
+		why = t.noRoomForName(now, s.user, req.Name)
 	}
-	t.refuse(s, req.ID, protocol.Limit, "%s", why)
-	return true
+	if why != "" {
+		t.refuse(s, req.ID, protocol.Limit, "%s", why)
+	}
+	return why != ""
+}
+
+// noRoomToWait says why a session may not have one more request that waits; "": it may.
+func (t *Table) noRoomToWait(s *session) string {
+	switch most, share := t.limits(s.user); {
+	case len(s.waits)+s.confirms >= t.cfg.MaxWaiters:
+		return fmt.Sprintf("this client has %d requests waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
+	case t.waiting >= most:
+		return fmt.Sprintf("this sidecar has %d requests waiting; wait for some, or raise max-locks of the sidecar", t.waiting)
+	case s.user.waiters >= share:
+		return fmt.Sprintf("user %d has %d requests waiting, and one user may have %d; wait for some, or raise max-locks of the sidecar", s.user.uid, s.user.waiters, share)
+	}
+	return ""
+}
+
+// noRoomForName says why the table does not take up one more name; "": it does.
+func (t *Table) noRoomForName(now int64, u *user, name string) string {
+	cells := Cells(name)
+	switch most, share := t.limits(u); {
+	case t.cells+cells > most:
+		return fmt.Sprintf("this sidecar has %d locks held or waited for; release some, or raise max-locks of the sidecar", len(t.locks))
+	case u.cells+cells > share:
+		return fmt.Sprintf("user %d has %d locks held or waited for, as which long names count more than once, and one user may have %d; release some, or raise max-locks of the sidecar", u.uid, u.cells, share)
+	case u.namesUntil-now > int64(namesWithin) && !t.privileged(u):
+		return fmt.Sprintf("user %d has locked more than %d new names a second for %v, and each leaves a key in Redis; lock names that were used before, or raise max-new-names of the sidecar", u.uid, t.cfg.NewNames, namesWithin)
+	}
+	return ""
 }

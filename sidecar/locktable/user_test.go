@@ -72,6 +72,15 @@ func TestNoUserGetsAllOfMaxLocks(t *testing.T) {
 	}
 }
 
+func TestSmallLimitsLeaveRoomToo(t *testing.T) {
+	for limit := 1; limit < 100; limit++ {
+		share, unreserved := locktable.Share(limit), locktable.Unreserved(limit)
+		if share < 1 || share > unreserved || limit > 1 && unreserved >= limit || limit > 4 && share == unreserved && limit >= 16 {
+			t.Errorf("of %d one user may have %d, and all together %d", limit, share, unreserved)
+		}
+	}
+}
+
 func TestALongNameCountsAsSeveral(t *testing.T) {
 	for _, c := range []struct{ bytes, cells int }{{1, 1}, {32, 1}, {33, 2}, {152, 2}, {153, 3}, {protocol.MaxName, 5}} {
 		if got := locktable.Cells(strings.Repeat("x", c.bytes)); got != c.cells {
