@@ -216,9 +216,9 @@ var protocolMutants = []mutant{
 		by:   test("wheel", "TestWheelBehavesAsASortedList"),
 	},
 	{
-		rule: "the backlog wakes the owner",
+		rule: "the backlog does not wake the owner",
 		file: "wheel/wheel.go",
-		old:  "	if t := w.places[backlog]; t != nil {\n		return t.deadline, true\n	}\n",
+		old:  "	if w.pending == w.deferred {\n		return 0, false\n	}\n",
 		new:  "",
 		by:   test("wheel", "TestAdvanceSomeLeavesTheRestDue"),
 	},
