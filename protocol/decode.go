@@ -358,7 +358,10 @@ func (m *ForceReleaseOK) unpack(id uint64, o *object) {
 func (m *PingOK) unpack(id uint64, o *object) {
 	o.need(fieldNowNS)
 	o.need(fieldRedis)
-	*m = PingOK{ID: id, NowNS: o.int(fieldNowNS, 0, 0, math.MaxInt64), Redis: o.text(fieldRedis, 0)}
+	*m = PingOK{
+		ID: id, NowNS: o.int(fieldNowNS, 0, 0, math.MaxInt64), Redis: o.text(fieldRedis, 0),
+		RedisAddress: o.text(fieldRedisAddress, 0), RedisRunID: o.text(fieldRedisRunID, 0),
+	}
 }
 
 func (m *ByeOK) unpack(id uint64, _ *object)     { *m = ByeOK{ID: id} }

@@ -47,6 +47,8 @@ const (
 	fieldLocks
 	fieldNext
 	fieldRedis
+	fieldRedisAddress
+	fieldRedisRunID
 	fieldReason
 
 	fieldState
@@ -77,6 +79,7 @@ var fieldNames = [fields]string{
 	fieldToken: "token", fieldCount: "count",
 	fieldDeadlineNS: "deadline_ns", fieldEndNS: "end_ns", fieldCanceled: "canceled", fieldLock: "lock",
 	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason",
+	fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
 	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
@@ -163,6 +166,10 @@ func fieldOf(key []byte) field {
 		return fieldNext
 	case "redis":
 		return fieldRedis
+	case "redis_address":
+		return fieldRedisAddress
+	case "redis_run_id":
+		return fieldRedisRunID
 	case "reason":
 		return fieldReason
 	case "state":

@@ -65,11 +65,16 @@ type ForceReleaseOK struct {
 	Hold uint64
 }
 
-// PingOK answers Ping; Redis is "ok" or says in a sentence what is wrong.
+// PingOK answers Ping. Redis is "ok" or says in a sentence what is wrong. RedisAddress is
+// where the sidecar connects to Redis, with the number of the database; RedisRunID is that
+// of the server process there, "" while there is no connection or if it is not known.
 type PingOK struct {
 	ID    uint64
 	NowNS int64
 	Redis string
+
+	RedisAddress string
+	RedisRunID   string
 }
 
 // ByeOK answers Bye: the last frame of the connection.
@@ -214,6 +219,8 @@ func (m PingOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
 	w.int("now_ns", m.NowNS)
 	w.text("redis", m.Redis, MaxMessage)
+	w.textIf("redis_address", m.RedisAddress, MaxField)
+	w.textIf("redis_run_id", m.RedisRunID, MaxField)
 	return w.finish()
 }
 

@@ -271,6 +271,8 @@ type fieldsOf struct {
 	More         bool
 
 	Sidecar, Version, Redis string
+	RedisAddress            string `json:"redis_address"`
+	RedisRunID              string `json:"redis_run_id"`
 	Session                 uint64
 	NowNS                   int64 `json:"now_ns"`
 	Ticket                  string
@@ -415,7 +417,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	case "force_release":
 		return &ForceReleaseOK{m.ID, m.Hold}
 	case "ping":
-		return &PingOK{m.ID, m.NowNS, m.Redis}
+		return &PingOK{m.ID, m.NowNS, m.Redis, m.RedisAddress, m.RedisRunID}
 	case "bye":
 		return &ByeOK{m.ID}
 	case "claim":

@@ -338,7 +338,8 @@ func (s *Server) onRequest(now int64, in *request) {
 		cl.leaving = true
 		s.leaving = append(s.leaving, leaving{cl, id})
 	case *protocol.Ping:
-		s.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: s.Redis()})
+		redis := s.redis.Load()
+		s.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, RedisAddress: s.store.Address(), RedisRunID: redis.runID})
 	case *refused:
 		if id != 0 {
 			s.refuse(c, id, r.Code, r.Msg)

@@ -43,8 +43,8 @@ type Server struct {
 	inbox    inbox
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands commandReader
-	redis    atomic.Pointer[string] // "ok" or what is wrong
-	readers  sync.WaitGroup         // accept loop and one reader for each connection
+	redis    atomic.Pointer[redisHealth]
+	readers  sync.WaitGroup // accept loop and one reader for each connection
 
 	mu     sync.Mutex         // guards what follows
 	conns  map[*conn]struct{} // every connection, with or without a session
@@ -70,8 +70,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	s.turn.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*client)
 	s.messages = make(map[string]int)
-	connecting := "Redis has not been reached yet"
-	s.redis.Store(&connecting)
+	s.redis.Store(&redisHealth{status: "Redis has not been reached yet"})
 
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
 	// does not disturb the one that serves already.
@@ -156,8 +155,23 @@ func (s *Server) openState() (err error) {
 // Addr is the path of the socket.
 func (s *Server) Addr() string { return s.listener.Addr().String() }
 
+// redisHealth is what is known of the connection to Redis.
+type redisHealth struct {
+	status string // "ok", or one sentence that says what is wrong
+	runID  string // of the server; "": there is no connection, or the server does not tell
+}
+
 // Redis is "ok", or says in one sentence what is wrong.
-func (s *Server) Redis() string { return *s.redis.Load() }
+func (s *Server) Redis() string { return s.redis.Load().status }
+
+// RedisServer names the Redis that this sidecar uses: its address with the number of the
+// database, and the run id of the server if it is known.
+func (s *Server) RedisServer() string {
+	if id := s.redis.Load().runID; id != "" {
+		return s.store.Address() + ", run id " + id
+	}
+	return s.store.Address()
+}
 
 func (s *Server) redisResults(results []locktable.Result, raised *store.Identity) {
 	e := event{kind: redisResults, results: results}
@@ -168,14 +182,13 @@ func (s *Server) redisResults(results []locktable.Result, raised *store.Identity
 }
 
 func (s *Server) redisUp(dataLost bool, id store.Identity) {
-	ok := "ok"
-	s.redis.Store(&ok)
+	s.redis.Store(&redisHealth{"ok", id.RunID})
 	s.submitEvent(event{kind: redisUp, flag: dataLost, redis: id})
 }
 
 func (s *Server) redisDown(err error) {
 	why := err.Error()
-	s.redis.Store(&why)
+	s.redis.Store(&redisHealth{status: why})
 	s.submitEvent(event{kind: redisDown, text: why})
 }
 

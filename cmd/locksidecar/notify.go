@@ -16,6 +16,7 @@ const statusInterval = 5 * time.Second
 type served interface {
 	Ping(context.Context) error
 	Redis() string
+	RedisServer() string
 }
 
 // notifier tells the service manager how the daemon is. Without one it does
@@ -56,7 +57,7 @@ func (n *notifier) run(ctx context.Context, s served) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
-		n.tellStatus(s.Redis())
+		n.tellStatus(s)
 		select {
 		case <-ctx.Done():
 			return
@@ -76,8 +77,11 @@ func (n *notifier) alive(ctx context.Context, s served, limit time.Duration) boo
 	return s.Ping(ctx) == nil
 }
 
-func (n *notifier) tellStatus(redis string) {
-	status := "STATUS=Serving. Redis: " + redis
+func (n *notifier) tellStatus(s served) {
+	status := "STATUS=Serving. Redis: " + s.Redis()
+	if s.Redis() == "ok" {
+		status += " (" + s.RedisServer() + ")"
+	}
 	if status != n.status && n.tell(status) {
 		n.status = status
 	}

@@ -41,6 +41,8 @@ func (f *fakeServed) Redis() string {
 	return f.redis
 }
 
+func (f *fakeServed) RedisServer() string { return "redis.example:6379/0, run id 5f3c" }
+
 func TestTheServiceManagerHearsReadyStatusWatchdogAndStopping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex // guards told
@@ -75,7 +77,7 @@ func TestTheServiceManagerHearsReadyStatusWatchdogAndStopping(t *testing.T) {
 		expect("WATCHDOG=1")
 		s.set(false, "ok")
 		time.Sleep(10 * time.Second)
-		expect("WATCHDOG=1", "STATUS=Serving. Redis: ok")
+		expect("WATCHDOG=1", "STATUS=Serving. Redis: ok (redis.example:6379/0, run id 5f3c)")
 		// A loop that does not answer is left to the service manager's timeout.
 		s.set(true, "ok")
 		time.Sleep(65 * time.Second)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ type pingCmd struct {
 
 func (pingCmd) Help() string {
 	return `Asks the sidecar to answer and to say how its Redis is. Fit for a health check.
+The last line names the Redis: hosts share locks only if address and run id are the same on all of them.
 
 Example:
 
@@ -32,13 +34,16 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	defer sidecar.Close()
 	start := time.Now()
-	redis, err := sidecar.Ping(ctx)
+	health, err := sidecar.Health(ctx)
 	if err != nil {
 		return err
 	}
-	if redis != "ok" {
-		return coded{exitUnavailable, fmt.Errorf("the sidecar answers, but its Redis does not serve: %s", redis)}
+	if health.Redis != "ok" {
+		return coded{exitUnavailable, fmt.Errorf("the sidecar answers, but its Redis does not serve: %s", health.Redis)}
 	}
 	_, err = fmt.Fprintf(out, "the sidecar answered in %v; its Redis serves\n", time.Since(start).Round(time.Microsecond))
+	if err == nil && health.RedisAddress != "" {
+		_, err = fmt.Fprintf(out, "Redis at %s, run id %s\n", health.RedisAddress, cmp.Or(health.RedisRunID, "unknown (the Redis user lacks +info)"))
+	}
 	return err
 }

@@ -6,16 +6,11 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/locksidecar/locksidecar/sidecar"
 )
-
-// credentialName is the systemd credential with the URL
-// (LoadCredential=redis-url:/etc/locksidecar/redis-url).
-const credentialName = "redis-url"
 
 // redisTarget is which Redis to use: a URL, or a private one.
 type redisTarget struct {
@@ -47,14 +42,19 @@ func chooseRedis(s *settings, r *settingsResolver) (redisTarget, error) {
 	if s.Embedded {
 		consider("embedded", r.origins["embedded"])
 	}
-	credential := ""
-	if dir := os.Getenv("CREDENTIALS_DIRECTORY"); dir != "" {
-		path := filepath.Join(dir, credentialName)
-		if _, err := os.Stat(path); err == nil {
-			credential = path
-			// The unit's author wrote it, as the file's author wrote the file.
-			consider("credential", fromFile)
-		}
+	secret, err := credential(credentialName)
+	if err == nil {
+		err = checkCredentials([]string{credentialName}, s.RedisFile)
+	}
+	if err == nil {
+		err = checkVariables(os.Environ())
+	}
+	if err != nil {
+		return redisTarget{}, err
+	}
+	if secret != "" {
+		// The unit's author wrote it, as the file's author wrote the file.
+		consider("credential", fromFile)
 	}
 	if len(named) == 0 {
 		return parseRedis(sidecar.DefaultRedis, "the default")
@@ -70,7 +70,7 @@ func chooseRedis(s *settings, r *settingsResolver) (redisTarget, error) {
 	case "redis_file":
 		return readRedis(s.RedisFile, where)
 	case "credential":
-		return readRedis(credential, where)
+		return readRedis(secret, where)
 	}
 	t, err := parseRedis(s.Redis, where)
 	if err == nil && best == fromFlag && hasPassword(t.url) {

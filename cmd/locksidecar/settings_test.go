@@ -202,8 +202,8 @@ func TestOneRedisIsChosenByTheHighestOrigin(t *testing.T) {
 		{name: "a flag's file over a variable", args: []string{"--redis-file", secret}, env: map[string]string{"LOCKSIDECAR_REDIS": env}, want: "rediss://secret.example:3/2"},
 		{name: "embedded over a variable", args: []string{"--embedded"}, env: map[string]string{"LOCKSIDECAR_REDIS": env}, embedded: true},
 		{name: "a flag over the file's embedded", file: "embedded = true", args: []string{"--redis", "unix:///r.sock"}, want: "unix:///r.sock"},
-		{name: "a credential over the default", env: map[string]string{"CREDENTIALS_DIRECTORY": credential(t, "redis://:x@cred.example")}, want: "redis://cred.example"},
-		{name: "a variable over a credential", env: map[string]string{"CREDENTIALS_DIRECTORY": credential(t, "redis://cred.example"), "LOCKSIDECAR_REDIS": env}, want: "redis://app@env.example:2/1"},
+		{name: "a credential over the default", env: map[string]string{"CREDENTIALS_DIRECTORY": credentialDir(t, "redis://:x@cred.example")}, want: "redis://cred.example"},
+		{name: "a variable over a credential", env: map[string]string{"CREDENTIALS_DIRECTORY": credentialDir(t, "redis://cred.example"), "LOCKSIDECAR_REDIS": env}, want: "redis://app@env.example:2/1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cleanEnv(t)
@@ -225,7 +225,7 @@ func TestOneRedisIsChosenByTheHighestOrigin(t *testing.T) {
 	}
 }
 
-func credential(t *testing.T, text string) (dir string) {
+func credentialDir(t *testing.T, text string) (dir string) {
 	t.Helper()
 	return filepath.Dir(writeFile(t, credentialName, text))
 }

@@ -84,11 +84,25 @@ func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) 
 // Ping asks the sidecar to answer. The answer is "ok", or a sentence that says
 // what is wrong between it and Redis.
 func (c *Client) Ping(ctx context.Context) (string, error) {
+	h, err := c.Health(ctx)
+	return h.Redis, err
+}
+
+// Health is how a sidecar and its Redis are.
+type Health struct {
+	Redis        string // "ok", or a sentence that says what is wrong
+	RedisAddress string // where the sidecar connects to Redis, and the number of the database
+	RedisRunID   string // of the Redis server; "": it is not connected, or not known
+}
+
+// Health is Ping, and names the Redis that the sidecar uses. Hosts share locks only if
+// they use the same one.
+func (c *Client) Health(ctx context.Context) (Health, error) {
 	var ok protocol.PingOK
 	err := c.ask(ctx, &call{task: task{"ping the sidecar", ""}, answer: &ok, request: func(id uint64) protocol.Request {
 		return protocol.Ping{ID: id}
 	}})
-	return ok.Redis, err
+	return Health{ok.Redis, ok.RedisAddress, ok.RedisRunID}, err
 }
 
 func (c *Client) ask(ctx context.Context, ask *call) error {

@@ -283,9 +283,9 @@ func (c *commands) up(s *session) {
 	if s.id.RunID == "" && c.upAt.IsZero() {
 		c.cfg.Log.Info("Redis does not tell its run id (INFO is not permitted or not known): after each reconnect every lock is asserted again")
 	}
+	c.cfg.Log.Info("redis is up", "version", s.version, "database", c.dial.options.DB, "run_id", s.id.RunID, "data_lost", c.dataLost(s))
 	c.last, c.upAt = s.id, time.Now()
 	c.down, c.why = false, ""
-	c.cfg.Log.Info("redis is up", "version", s.version, "data_lost", lost)
 	if lost {
 		c.moved()
 	}
@@ -301,6 +301,17 @@ func (c *commands) up(s *session) {
 		p.cut(net.ErrClosed) // close looked before
 	}
 	c.pump(p)
+}
+
+// dataLost is, for the log, whether Redis lost its data since the session before s.
+func (c *commands) dataLost(s *session) string {
+	switch {
+	case !c.last.known(), s.id.sameData(&c.last):
+		return "no"
+	case s.id.RunID == "" || c.last.RunID == "":
+		return "unknown" // INFO is not permitted
+	}
+	return "possibly"
 }
 
 // failed notes that Redis cannot be used, once per outage for the table, and in

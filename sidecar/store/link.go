@@ -61,6 +61,9 @@ func parse(rawURL string, timeout time.Duration) (*dialer, error) {
 	return d, nil
 }
 
+// place is the address and the number of the database.
+func (d *dialer) place() string { return d.address + "/" + strconv.Itoa(d.options.DB) }
+
 // A wire is the socket under a link. It can be cut at any time by anybody.
 type wire struct {
 	net.Conn

@@ -135,6 +135,10 @@ func Open(cfg Config) (*Store, error) {
 	return s, nil
 }
 
+// Address is where Redis is: host and port, or the path of a socket, and the number of
+// the database behind a slash.
+func (s *Store) Address() string { return s.commands.dial.place() }
+
 // Do sends ops, or does so as soon as the connection is free for them, and answers
 // each with exactly one Result. While Redis is down the answer is Unsent, at once.
 // Renewals go first; of what is asked at one time, takes go before drops, but for most of

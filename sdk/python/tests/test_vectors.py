@@ -101,8 +101,8 @@ def seen(got: Any) -> Any:
     match got:
         case (id, (protocol.InfoOK() | protocol.ListOK()) as answer):
             return id, answer
-        case (id, (protocol.AcquireOK() | protocol.HelloOK()) as answer):
-            may_be_absent = {"end_ns": 0, "ticket": "", "resumed": False}
+        case (id, (protocol.AcquireOK() | protocol.HelloOK() | protocol.PingOK()) as answer):
+            may_be_absent = {"end_ns": 0, "ticket": "", "resumed": False, "redis_address": "", "redis_run_id": ""}
             return id, {k: v for k, v in asdict(answer).items() if may_be_absent.get(k) != v}
         case (id, answer):
             return id, asdict(answer)

@@ -304,6 +304,8 @@ class ForceReleaseOK:
 class PingOK:
     now_ns: int
     redis: str
+    redis_address: str
+    redis_run_id: str
 
 
 def hello_ok(f: Fields) -> HelloOK:
@@ -354,7 +356,7 @@ def force_release_ok(f: Fields) -> ForceReleaseOK:
 
 
 def ping_ok(f: Fields) -> PingOK:
-    return PingOK(f.integer("now_ns"), f.text("redis"))
+    return PingOK(f.integer("now_ns"), f.text("redis"), f.text("redis_address", ""), f.text("redis_run_id", ""))
 
 
 def _lock(f: Fields) -> LockInfo:
@@ -432,6 +434,8 @@ _KNOWN: Final = frozenset(
         "locks",
         "next",
         "redis",
+        "redis_address",
+        "redis_run_id",
         "name",
         "state",
         "owner",

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Systemd credentials: files in $CREDENTIALS_DIRECTORY, which only root and the daemon can
+// read. A sidecar that misses the one with the Redis URL would serve from another Redis,
+// and exclude no other host. So a credential counts as not set only if there is no such
+// file; and one that looks like ours, but that no setting reads, is refused.
+
+// credentialName is the credential with the URL
+// (LoadCredential=redis-url:/etc/locksidecar/redis-url).
+const credentialName = "redis-url"
+
+// credential is the path of a systemd credential; "": it is not set.
+func credential(name string) (string, error) {
+	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	if dir == "" {
+		return "", nil
+	}
+	path := filepath.Join(dir, name)
+	switch _, err := os.Stat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("the credential %s cannot be read: %w; check LoadCredential= of the unit, and that $CREDENTIALS_DIRECTORY is that of this service", name, err)
+	}
+	return path, nil
+}
+
+// checkCredentials refuses a credential that looks like ours and has another name. used
+// are files that settings name.
+func checkCredentials(known []string, used ...string) error {
+	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	if dir == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("the credentials cannot be listed: %w; check that $CREDENTIALS_DIRECTORY is that of this service", err)
+	}
+	for _, e := range entries {
+		name := strings.ToLower(e.Name())
+		ours := slices.ContainsFunc([]string{"redis", "locksidecar", "url"}, func(part string) bool { return strings.Contains(name, part) })
+		if ours && !slices.Contains(known, e.Name()) && !slices.Contains(used, filepath.Join(dir, e.Name())) {
+			return fmt.Errorf("no setting reads the credential %q; the name must be %s: rename it in LoadCredential= of the unit", e.Name(), strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
+// checkVariables refuses an environment variable that looks as if it named a Redis, and is
+// no setting. What Kubernetes sets for a service named locksidecar-redis is not meant.
+func checkVariables(environ []string) error {
+	for _, v := range environ {
+		name, _, _ := strings.Cut(v, "=")
+		rest, ours := strings.CutPrefix(name, "LOCKSIDECAR_REDIS")
+		if !ours || slices.ContainsFunc(settingKeys(), func(key string) bool { return settingEnv(key) == name }) ||
+			strings.HasPrefix(rest, "_SERVICE_") || rest == "_PORT" || strings.HasPrefix(rest, "_PORT_") {
+			continue
+		}
+		return fmt.Errorf("no setting reads the variable $%s; the Redis URL is $LOCKSIDECAR_REDIS (see locksidecar serve --help)", name)
+	}
+	return nil
+}
