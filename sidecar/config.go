@@ -145,6 +145,3 @@ func (c *Config) setDefaults() error {
 	}
 	return errors.Join(errs...)
 }
-
-// Check tells which values Listen would refuse.
-func (c Config) Check() error { return c.setDefaults() }

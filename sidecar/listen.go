@@ -20,11 +20,11 @@ func claim(cfg *Config) (*socketLock, error) {
 		return nil, nil
 	}
 	path := cfg.Socket
-	if len(path) > 107 {
-		return nil, fmt.Errorf("socket %s: a socket's path has at most 107 bytes, this one has %d; choose a shorter one", path, len(path))
+	if err := checkSocketPath(path); err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("directory of socket %s: %w; create it for this user, or choose another socket", path, err)
+		return nil, errSocketDir(path, err)
 	}
 	return lockSocket(path)
 }
@@ -47,20 +47,17 @@ func listen(cfg *Config) (*net.UnixListener, error) {
 }
 
 func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
-	switch st, err := os.Lstat(path); {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return nil, fmt.Errorf("socket %s: %w", path, err)
-	case st.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("socket %s: there is a file that is not a socket; remove it, or choose another socket", path)
-	default:
+	if err := checkPlace(path); err != nil {
+		return nil, err
+	}
+	if _, err := os.Lstat(path); err == nil {
 		// The lock file may have been removed while a sidecar runs.
 		if pid, yes := listens(path); yes && !endsSoon(pid) {
 			who := "another process"
 			if pid > 0 {
 				who += fmt.Sprintf(" (pid %d)", pid)
 			}
-			return nil, fmt.Errorf("socket %s: %s listens on it; stop that process, or choose another socket", path, who)
+			return nil, inUse("socket %s: %s listens on it; stop that process, or choose another socket", path, who)
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("removing the socket %s that a dead sidecar left: %w", path, err)
@@ -76,7 +73,7 @@ func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 	if gid >= 0 {
 		if err := os.Chown(path, -1, gid); err != nil {
 			ln.Close()
-			return nil, fmt.Errorf("group of socket %s: %w; this user must be root or in that group", path, err)
+			return nil, errSocketGroup(path, err)
 		}
 	}
 	if err := os.Chmod(path, mode); err != nil {

@@ -56,13 +56,14 @@ type Server struct {
 }
 
 // Listen makes the socket. Clients can connect from then on and are served once
-// Serve runs. Its errors say what to do.
+// Serve runs. Its errors say what to do; those that stay until a person changes a setting
+// are SettingErrors.
 func Listen(cfg Config) (_ *Server, err error) {
 	if err := cfg.setDefaults(); err != nil {
-		return nil, err
+		return nil, setting(err)
 	}
 	if err := checkMaxFiles(); err != nil {
-		return nil, err
+		return nil, setting(err)
 	}
 	s := &Server{cfg: cfg, log: cfg.Log, conns: make(map[*conn]struct{})}
 	s.inbox.init()
@@ -75,7 +76,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
 	// does not disturb the one that serves already.
 	if s.claimed, err = claim(&s.cfg); err != nil {
-		return nil, err
+		return nil, setting(err)
 	}
 	defer func() {
 		if err != nil {
@@ -83,7 +84,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		}
 	}()
 	if err = s.openState(); err != nil {
-		return nil, err
+		return nil, setting(err)
 	}
 	defer func() {
 		if err != nil && s.state != nil {
@@ -104,7 +105,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnMessage:      func(n []string) { s.inbox.publish(n); s.takeTurn() },
 	})
 	if err != nil {
-		return nil, err
+		return nil, setting(err)
 	}
 	defer func() {
 		if err != nil {
@@ -112,7 +113,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		}
 	}()
 	if s.listener, err = listen(&s.cfg); err != nil {
-		return nil, err
+		return nil, setting(err)
 	}
 	if s.pids, err = watchPids(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
 		s.closeSocket()

@@ -67,7 +67,7 @@ func lockSocket(socket string) (*socketLock, error) {
 		l.writePID()
 		return l, nil
 	}
-	return nil, fmt.Errorf("lock file %s is replaced again and again; find out by which process, or choose a socket in a directory that only the sidecar's user can write to", path)
+	return nil, inUse("lock file %s is replaced again and again; find out by which process, or choose a socket in a directory that only the sidecar's user can write to", path)
 }
 
 // openLockFile opens or makes the file, and refuses one that the daemon must not write
@@ -178,12 +178,12 @@ func notLocked(err error, socket string, fd int, st unix.Stat_t) error {
 	pid, ok := flockHolder(&st)
 	if !ok {
 		text, _ := pidIn(fd, st.Size)
-		return fmt.Errorf("a process that is not visible here has locked %s: if it is a sidecar (its pid was %s), it serves %s already: stop it, or choose another socket; if no sidecar runs, remove the file", path, text, socket)
+		return inUse("a process that is not visible here has locked %s: if it is a sidecar (its pid was %s), it serves %s already: stop it, or choose another socket; if no sidecar runs, remove the file", path, text, socket)
 	}
 	if uid, ok := userOf(pid); ok && uid != 0 && int(uid) != unix.Geteuid() {
-		return fmt.Errorf("process %d of uid %d %s has locked %s, and is not a sidecar of uid %d; end that process, or remove the file, and start the sidecar again", pid, uid, processName(pid), path, unix.Geteuid())
+		return inUse("process %d of uid %d %s has locked %s, and is not a sidecar of uid %d; end that process, or remove the file, and start the sidecar again", pid, uid, processName(pid), path, unix.Geteuid())
 	}
-	return fmt.Errorf("another sidecar (pid %d) serves %s already; stop it, or choose another socket", pid, socket)
+	return inUse("another sidecar (pid %d) serves %s already; stop it, or choose another socket", pid, socket)
 }
 
 // flockHolder is the process that has locked a file with flock(2), as far as it is

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/coreos/go-systemd/v22/activation"
@@ -22,6 +24,7 @@ import (
 
 type serveCmd struct {
 	Config   string `help:"Read settings from this TOML file; its keys are the flags below, with underscores. [$$LOCKSIDECAR_CONFIG]" placeholder:"FILE"`
+	Check    bool   `help:"Check the settings and end, with exit code 64 if the daemon would refuse them. A daemon that runs is not disturbed."`
 	settings `embed:""`
 
 	resolver *settingsResolver
@@ -35,10 +38,15 @@ Each setting is taken from its flag, its variable, the settings file or its defa
 The Redis URL may also come as the systemd credential "redis-url".
 GOMAXPROCS and GOGC are Go's own; without them, serve runs on two processors and collects garbage at 40 %.
 
+--check looks at settings, Redis URL, group, directories and files, as the user that runs it and with the
+environment that it has. It does not connect to Redis. systemctl reload locksidecar runs it as the daemon would,
+and restarts the daemon if nothing is wrong.
+
 Examples:
 
     locksidecar serve --embedded --socket /tmp/locks.sock
     locksidecar serve --config /etc/locksidecar/locksidecar.toml
+    locksidecar serve --check --config /etc/locksidecar/locksidecar.toml
     LOCKSIDECAR_REDIS=redis://app:secret@redis.example:6379/0 locksidecar serve
 
 ` + exitTable
@@ -69,10 +77,10 @@ func (s *settings) config() sidecar.Config {
 		Socket:       s.Socket,
 		SocketMode:   os.FileMode(s.SocketMode),
 		SocketGroup:  s.SocketGroup,
-		Lease:        s.Lease,
-		TokenExpiry:  s.TokenExpiry,
+		Lease:        time.Duration(s.Lease),
+		TokenExpiry:  time.Duration(s.TokenExpiry),
 		State:        s.State,
-		ResumeWithin: s.ResumeWithin,
+		ResumeWithin: time.Duration(s.ResumeWithin),
 		MaxSessions:  s.MaxSessions,
 		MaxLocks:     s.MaxLocks,
 		MaxHolds:     s.MaxHolds,
@@ -82,24 +90,40 @@ func (s *settings) config() sidecar.Config {
 	}
 }
 
-func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context) error {
+// read returns the configuration of the sidecar and its Redis.
+func (c *serveCmd) read(parsed *kong.Context) (cfg sidecar.Config, target redisTarget, err error) {
 	c.resolver.noteFlags(parsed)
-	target, err := chooseRedis(&c.settings, c.resolver)
+	if err = c.checkZeros(c.resolver); err != nil {
+		return cfg, target, err
+	}
+	if target, err = chooseRedis(&c.settings, c.resolver); err != nil {
+		return cfg, target, err
+	}
+	cfg = c.config()
+	cfg.Redis = target.url
+	if cfg.Listener, err = inherited(); err != nil {
+		return cfg, target, err
+	}
+	return cfg, target, nil
+}
+
+func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer) error {
+	cfg, target, err := c.read(parsed)
 	if err != nil {
 		return coded{exitUsage, err}
+	}
+	if c.Check {
+		if err := cfg.Check(); err != nil {
+			return coded{exitUsage, err}
+		}
+		_, err := fmt.Fprintf(out, "the settings can work: socket %s, Redis %s\n", c.Socket, cmp.Or(target.shown, "embedded"))
+		return err
 	}
 	defer runtime.KeepAlive(tuneRuntime())
 	stderr := newLines(os.Stderr, c.logger(os.Stderr))
 	defer stderr.close()
 	log := c.logger(stderr)
-	cfg := c.config()
-	cfg.Redis, cfg.Log = target.url, log
-	if cfg.Listener, err = inherited(); err != nil {
-		return coded{exitUsage, err}
-	}
-	if err := cfg.Check(); err != nil {
-		return coded{exitUsage, err}
-	}
+	cfg.Log = log
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	// From the first signal on, a second one ends the program the hard way.
@@ -114,6 +138,10 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context) error {
 		cfg.Redis, target.shown = redis.URL(), redis.Kind()
 	}
 	server, err := sidecar.Listen(cfg)
+	var refused *sidecar.SettingError
+	if errors.As(err, &refused) {
+		return coded{exitUsage, err}
+	}
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -142,6 +143,99 @@ func expectPing(t *testing.T, p *program) {
 	if code != 0 && code != exitUnavailable || !strings.Contains(out+p.stderr.String(), "the sidecar answer") {
 		t.Errorf("ping: exit code %d, %q, %q", code, out, p.stderr.String())
 	}
+}
+
+// Each of these would fail in the same way at every start: exit code 64 keeps systemd from
+// starting the daemon again and again.
+func TestServeAndCheckRefuseSettingsThatCannotWork(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args func(dir string) []string
+		want string
+	}{
+		{"a group that there is not", func(string) []string { return []string{"--socket-group", "no-such-group"} }, "no such group"},
+		{"an option that the URL may not have", func(string) []string { return []string{"--redis", "redis://127.0.0.1:1/?foo=bar"} }, "the Redis URL is wrong"},
+		{"a directory that cannot be made", func(dir string) []string { return []string{"--socket", dir + "/file/below/s.sock"} }, "directory of socket"},
+		{"a path that is too long", func(string) []string { return []string{"--socket", "/tmp/" + strings.Repeat("x", 110)} }, "at most 107 bytes"},
+		{"a file where the socket is to be", func(dir string) []string { return []string{"--socket", dir + "/file"} }, "not a socket"},
+		{"a directory of the state that is not there", func(dir string) []string { return []string{"--state", dir + "/none/state"} }, "state file"},
+		{"a directory as the state", func(dir string) []string { return []string{"--state", dir} }, "state file"},
+		{"a file of another program as the state", func(dir string) []string { return []string{"--state", dir + "/file"} }, "not a state file"},
+		{"a state that others can read", func(dir string) []string { return []string{"--state", dir + "/public"} }, "has mode 0644"},
+		{"no lease", func(string) []string { return []string{"--lease", "0s"} }, "--lease must not be 0"},
+		{"no time to resume", func(string) []string { return []string{"--resume-within", "0s"} }, "--resume-within must not be 0"},
+		{"no sessions", func(string) []string { return []string{"--max-sessions", "0"} }, "--max-sessions must not be 0"},
+		{"a negative limit", func(string) []string { return []string{"--max-locks=-1"} }, "max-locks -1"},
+		{"a settings file that is not there", func(string) []string { return []string{"--config", "/nonexistent.toml"} }, "cannot be read"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cleanEnv(t)
+			dir := t.TempDir()
+			writeIn(t, dir, "file", "of another program")
+			if err := os.WriteFile(filepath.Join(dir, "public"), nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			for _, mode := range []string{"serve", "serve --check"} {
+				f := &fake{path: filepath.Join(dir, "s.sock")}
+				p := start(t, f, append(strings.Fields(mode), tt.args(dir)...)...)
+				expectCode(t, p, exitUsage, tt.want)
+			}
+		})
+	}
+}
+
+func TestCheckDoesNotDisturbTheDaemonThatServes(t *testing.T) {
+	cleanEnv(t)
+	dir := t.TempDir()
+	f := &fake{path: filepath.Join(dir, "s.sock")}
+	p := start(t, f, "serve", "--check")
+	if out := expectCode(t, p, 0, ""); !strings.Contains(out, "the settings can work") {
+		t.Errorf("it printed %q", out)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("it left %v, %v", left, err)
+	}
+	d := startServe(t, command(f, "serve", "--embedded"))
+	if got := d.heard(); got != "READY=1" {
+		t.Fatalf("told %q first, want READY=1", got)
+	}
+	before := listing(t, dir)
+	expectCode(t, start(t, f, "serve", "--check"), 0, "")
+	if after := listing(t, dir); after != before {
+		t.Errorf("the files were\n%s, and are\n%s", before, after)
+	}
+	expectPing(t, start(t, f, "ping"))
+	d.stopped(unix.SIGTERM)
+}
+
+// listing is what a directory has, with the inodes.
+func listing(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, e := range entries {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, e.Name()), &st); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(&out, e.Name(), st.Ino, st.Size, st.Mode)
+	}
+	return out.String()
+}
+
+// What passes when another process ends must not end the restarts.
+func TestASocketThatAnotherDaemonServesIsNoMatterOfSettings(t *testing.T) {
+	cleanEnv(t)
+	f := &fake{path: filepath.Join(t.TempDir(), "s.sock")}
+	d := startServe(t, command(f, "serve", "--embedded"))
+	if got := d.heard(); got != "READY=1" {
+		t.Fatalf("told %q first, want READY=1", got)
+	}
+	expectCode(t, start(t, f, "serve"), exitFailure, "another sidecar")
+	d.stopped(unix.SIGTERM)
 }
 
 func TestServeRefusesSocketsThatItCannotUse(t *testing.T) {

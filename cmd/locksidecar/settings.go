@@ -18,23 +18,23 @@ import (
 // --max-locks, the variable $LOCKSIDECAR_MAX_LOCKS and the file's key max_locks.
 // A flag beats a variable, a variable beats the file, the file beats the default.
 type settings struct {
-	Socket       string        `toml:"socket" default:"${socket}" placeholder:"PATH" help:"Where clients connect (default: ${default})."`
-	SocketMode   fileMode      `toml:"socket_mode" default:"${socket_mode}" placeholder:"OCTAL" help:"File mode of the socket; who can write to it can lock (default: ${default})."`
-	SocketGroup  string        `toml:"socket_group" placeholder:"GROUP" help:"Group of the socket (default: that of the daemon)."`
-	Redis        string        `toml:"redis" placeholder:"URL" help:"redis://, rediss:// or unix:// URL (default: ${redis}). As a flag it must not contain a password."`
-	RedisFile    string        `toml:"redis_file" placeholder:"PATH" help:"A file with the URL, so that its password stands nowhere else."`
-	Embedded     bool          `toml:"embedded" help:"Use a private Redis that ends with the daemon: for trials and tests."`
-	Lease        time.Duration `toml:"lease" default:"${lease}" placeholder:"DURATION" help:"How long Redis keeps a lock that is not renewed (default: ${default})."`
-	TokenExpiry  time.Duration `toml:"token_expiry" placeholder:"DURATION" help:"Delete a lock's token counter this long after its last use (default: never). Not if a Redisson program draws fencing tokens."`
-	State        string        `toml:"state" placeholder:"PATH" help:"File in which the next daemon finds who holds what (default: the socket's path and .state; none: a restart loses all locks)."`
-	ResumeWithin time.Duration `toml:"resume_within" default:"${resume_within}" placeholder:"DURATION" help:"After a restart, how long to renew for a living process that does not come back (default: ${default})."`
-	MaxSessions  int           `toml:"max_sessions" default:"${max_sessions}" placeholder:"N" help:"Clients at one time (default: ${default})."`
-	MaxLocks     int           `toml:"max_locks" default:"${max_locks}" placeholder:"N" help:"Names held or waited for, in all (default: ${default})."`
-	MaxHolds     int           `toml:"max_holds" default:"${max_holds}" placeholder:"N" help:"Locks held by one client (default: ${default})."`
-	MaxWaiters   int           `toml:"max_waiters" default:"${max_waiters}" placeholder:"N" help:"Requests of one client that wait (default: ${default})."`
-	MaxNewNames  int           `toml:"max_new_names" default:"${max_new_names}" placeholder:"N" help:"Names that one user may lock in a second for the first time: each leaves a key in Redis (default: ${default})."`
-	LogLevel     string        `toml:"log_level" default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"debug, info, warn or error (default: ${default})."`
-	LogFormat    string        `toml:"log_format" default:"text" enum:"text,json" placeholder:"FORMAT" help:"text or json (default: ${default})."`
+	Socket       string   `toml:"socket" default:"${socket}" placeholder:"PATH" help:"Where clients connect (default: ${default})."`
+	SocketMode   fileMode `toml:"socket_mode" default:"${socket_mode}" placeholder:"OCTAL" help:"File mode of the socket; who can write to it can lock (default: ${default})."`
+	SocketGroup  string   `toml:"socket_group" placeholder:"GROUP" help:"Group of the socket (default: that of the daemon)."`
+	Redis        string   `toml:"redis" placeholder:"URL" help:"redis://, rediss:// or unix:// URL (default: ${redis}). As a flag it must not contain a password."`
+	RedisFile    string   `toml:"redis_file" placeholder:"PATH" help:"A file with the URL, so that its password stands nowhere else."`
+	Embedded     bool     `toml:"embedded" help:"Use a private Redis that ends with the daemon: for trials and tests."`
+	Lease        duration `toml:"lease" default:"${lease}" placeholder:"DURATION" help:"How long Redis keeps a lock that is not renewed (default: ${default})."`
+	TokenExpiry  duration `toml:"token_expiry" placeholder:"DURATION" help:"Delete a lock's token counter this long after its last use (default: never). Not if a Redisson program draws fencing tokens."`
+	State        string   `toml:"state" placeholder:"PATH" help:"File in which the next daemon finds who holds what (default: the socket's path and .state; none: a restart loses all locks)."`
+	ResumeWithin duration `toml:"resume_within" default:"${resume_within}" placeholder:"DURATION" help:"After a restart, how long to renew for a living process that does not come back (default: ${default})."`
+	MaxSessions  int      `toml:"max_sessions" default:"${max_sessions}" placeholder:"N" help:"Clients at one time (default: ${default})."`
+	MaxLocks     int      `toml:"max_locks" default:"${max_locks}" placeholder:"N" help:"Names held or waited for, in all (default: ${default})."`
+	MaxHolds     int      `toml:"max_holds" default:"${max_holds}" placeholder:"N" help:"Locks held by one client (default: ${default})."`
+	MaxWaiters   int      `toml:"max_waiters" default:"${max_waiters}" placeholder:"N" help:"Requests of one client that wait (default: ${default})."`
+	MaxNewNames  int      `toml:"max_new_names" default:"${max_new_names}" placeholder:"N" help:"Names that one user may lock in a second for the first time: each leaves a key in Redis (default: ${default})."`
+	LogLevel     string   `toml:"log_level" default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"debug, info, warn or error (default: ${default})."`
+	LogFormat    string   `toml:"log_format" default:"text" enum:"text,json" placeholder:"FORMAT" help:"text or json (default: ${default})."`
 }
 
 // origin is where a setting came from. A larger one beats a smaller one.
@@ -174,3 +174,40 @@ func (m *fileMode) UnmarshalText(text []byte) error {
 }
 
 func (m fileMode) String() string { return fmt.Sprintf("%04o", uint32(m)) }
+
+// duration is a time.Duration that is written with its unit. A number alone would be one
+// of nanoseconds in TOML.
+type duration time.Duration
+
+func (d *duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("duration %q: write a number with its unit, such as \"30s\", \"1h30m\" or \"500ms\"", text)
+	}
+	*d = duration(v)
+	return nil
+}
+
+func (d duration) String() string { return time.Duration(d).String() }
+
+// checkZeros refuses a 0 where sidecar.Config would take it for the default.
+func (s *settings) checkZeros(r *settingsResolver) error {
+	for _, v := range []struct {
+		key    string
+		isZero bool
+		want   string
+	}{
+		{"lease", s.Lease == 0, "choose 300ms to 1h"},
+		{"resume_within", s.ResumeWithin == 0, "choose 1s or more; the lease is the least that makes sense"},
+		{"max_sessions", s.MaxSessions == 0, "choose 1 or more"},
+		{"max_locks", s.MaxLocks == 0, "choose 1 or more"},
+		{"max_holds", s.MaxHolds == 0, "choose 1 or more"},
+		{"max_waiters", s.MaxWaiters == 0, "choose 1 or more"},
+		{"max_new_names", s.MaxNewNames == 0, "choose 1 or more"},
+	} {
+		if v.isZero {
+			return fmt.Errorf("%s must not be 0; %s, or leave it out for the default", r.where(v.key), v.want)
+		}
+	}
+	return nil
+}

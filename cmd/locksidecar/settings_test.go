@@ -62,7 +62,7 @@ log_format = "json"
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Lease != 33*time.Second {
+	if time.Duration(c.Lease) != 33*time.Second {
 		t.Errorf("lease %v, want the flag's 33s", c.Lease)
 	}
 	if c.MaxLocks != 22 {
@@ -106,6 +106,9 @@ func TestSettingsThatAreRefusedWithASentence(t *testing.T) {
 		{name: "a mode without a leading zero", args: []string{"--socket-mode", "660"}, want: `write an octal number such as "0660"`},
 		{name: "a mode above 0777", args: []string{"--socket-mode", "01777"}, want: `write an octal number such as "0660"`},
 		{name: "a duration in a variable", env: "LOCKSIDECAR_LEASE=fast", want: "$LOCKSIDECAR_LEASE"},
+		{name: "a duration without a unit in TOML", file: "lease = 30", want: `duration "30": write a number with its unit, such as "30s"`},
+		{name: "a duration without a unit in a text", file: "resume_within = '30'", want: "write a number with its unit"},
+		{name: "a duration without a unit in a flag", args: []string{"--lease", "30"}, want: "write a number with its unit"},
 		{name: "a log level", args: []string{"--log-level", "loud"}, want: `must be one of "debug","info","warn","error"`},
 		{name: "a log format in the file", file: "log_format = 'xml'", want: `must be one of "text","json"`},
 		{name: "a file that is not there", args: []string{"--config", "/nonexistent.toml"}, want: "/nonexistent.toml"},

@@ -214,7 +214,12 @@ func (f *File) begin(st unix.Stat_t) error {
 // refuses one that others may have written or read: the key in a state file decides who
 // may resume whose session.
 func openPrivate(what, path string) (fd int, st unix.Stat_t, err error) {
-	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o600)
+	return openOwn(what, path, unix.O_RDWR|unix.O_CREAT)
+}
+
+// openOwn is openPrivate with other flags.
+func openOwn(what, path string, flags int) (fd int, st unix.Stat_t, err error) {
+	fd, err = unix.Open(path, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o600)
 	switch {
 	case errors.Is(err, unix.ELOOP):
 		return -1, st, fmt.Errorf("%s %s is a symbolic link: whoever made it would choose where the sidecar's key is kept; remove it, or choose another path", what, path)
@@ -251,6 +256,11 @@ func begins(fd int, magic uint64) bool {
 	return bytes.Equal(first[:n], ours[:n]) || first == [8]byte{}
 }
 
+// InUseError is the error of a state file that another process has.
+type InUseError struct{ text string }
+
+func (e *InUseError) Error() string { return e.text }
+
 // lock keeps other processes from the file. The lock ends with this process.
 func (f *File) lock() error {
 	err := unix.Flock(f.fd, unix.LOCK_EX|unix.LOCK_NB)
@@ -266,7 +276,7 @@ func (f *File) lock() error {
 		words[hPIDNS] == f.host.pidNS && words[hPID] != 0 {
 		who += fmt.Sprintf(" (pid %d)", words[hPID])
 	}
-	return fmt.Errorf("%s has the state file %s; stop it, or choose another path", who, f.path)
+	return &InUseError{fmt.Sprintf("%s has the state file %s; stop it, or choose another path", who, f.path)}
 }
 
 // Left is what the predecessor left. The sessions and locks are handed over: only

@@ -111,6 +111,12 @@ type Store struct {
 	close    sync.Once
 }
 
+// Check returns why Open would refuse these settings of a Redis, or nil.
+func Check(cfg Config) error {
+	_, err := parse(cfg.URL, cfg.Timeout)
+	return err
+}
+
 // Open checks cfg and begins to connect. It never needs Redis to be there: an
 // error means that cfg is wrong.
 func Open(cfg Config) (*Store, error) {
