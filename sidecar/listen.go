@@ -32,8 +32,6 @@ func claim(cfg *Config) (*socketLock, error) {
 // listen makes the socket that was claimed.
 func listen(cfg *Config) (*net.UnixListener, error) {
 	if cfg.Listener != nil {
-		// It belongs to whoever made it, and outlives us.
-		cfg.Listener.SetUnlinkOnClose(false)
 		return cfg.Listener, nil
 	}
 	gid := -1

@@ -37,14 +37,15 @@ type Server struct {
 	log      *slog.Logger
 	uuid     string   // of the sidecar, of which this process may be a later one
 	key      [32]byte // of tickets
-	listener *net.UnixListener
-	claimed  *socketLock // nil with socket activation
+	endpoint *endpoint
 
 	inbox    inbox
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands commandReader
 	redis    atomic.Pointer[redisHealth]
-	readers  sync.WaitGroup // accept loop and one reader for each connection
+	// misplaced is why a successor would not find the state; "": it would.
+	misplaced atomic.Pointer[string]
+	readers   sync.WaitGroup // accept loop and one reader for each connection
 
 	mu     sync.Mutex         // guards what follows
 	conns  map[*conn]struct{} // every connection, with or without a session
@@ -71,16 +72,18 @@ func Listen(cfg Config) (_ *Server, err error) {
 	s.turn.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*client)
 	s.messages = make(map[string]int)
+	s.misplaced.Store(new(string))
 	s.redis.Store(&redisHealth{status: "Redis has not been reached yet"})
 
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
 	// does not disturb the one that serves already.
-	if s.claimed, err = claim(&s.cfg); err != nil {
+	claimed, err := claim(&s.cfg)
+	if err != nil {
 		return nil, setting(err)
 	}
 	defer func() {
-		if err != nil {
-			s.unclaim()
+		if err != nil && claimed != nil {
+			claimed.close()
 		}
 	}()
 	if err = s.openState(); err != nil {
@@ -112,11 +115,13 @@ func Listen(cfg Config) (_ *Server, err error) {
 			_ = s.store.Close(context.Background())
 		}
 	}()
-	if s.listener, err = listen(&s.cfg); err != nil {
+	listener, err := listen(&s.cfg)
+	if err != nil {
 		return nil, setting(err)
 	}
+	s.endpoint = newEndpoint(&s.cfg, listener, claimed)
 	if s.pids, err = watchPids(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
-		s.closeSocket()
+		s.endpoint.close()
 		return nil, err
 	}
 	var seed [8]byte
@@ -154,7 +159,42 @@ func (s *Server) openState() (err error) {
 }
 
 // Addr is the path of the socket.
-func (s *Server) Addr() string { return s.listener.Addr().String() }
+func (s *Server) Addr() string {
+	s.endpoint.mu.Lock()
+	defer s.endpoint.mu.Unlock()
+	return s.endpoint.listener.Addr().String()
+}
+
+// Trouble returns what an operator must know besides Redis: why clients cannot connect, or
+// why a restart would end their locks; "": nothing. restart: a restart by systemd mends it.
+func (s *Server) Trouble() (why string, restart bool) {
+	if why, restart = s.endpoint.unreachable(); why != "" {
+		return why, restart
+	}
+	return *s.misplaced.Load(), false
+}
+
+// lookAround finds out now and then whether clients and a successor can find this sidecar.
+func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		if l := s.endpoint.look(); l != nil {
+			accept(l)
+		}
+		if s.state != nil {
+			why := s.state.Misplaced()
+			if was := s.misplaced.Swap(&why); why != "" && *was == "" {
+				s.log.Error("a successor will not find the state", "reason", why)
+			}
+		}
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+	}
+}
 
 // redisHealth is what is known of the connection to Redis.
 type redisHealth struct {
@@ -200,23 +240,30 @@ func (s *Server) redisDown(err error) {
 func (s *Server) Serve(ctx context.Context) error {
 	s.takeOver(protocol.Now(), &s.left)
 	s.left = state.Left{}
-	accepting := make(chan error, 1)
-	s.readers.Add(1)
-	go func() {
-		defer s.readers.Done()
-		accepting <- s.accept()
-	}()
+	cannotAccept := make(chan error, 1)
+	accept := func(l *net.UnixListener) {
+		s.readers.Go(func() {
+			if err := s.accept(l); err != nil {
+				select {
+				case cannotAccept <- err:
+				default:
+				}
+			}
+		})
+	}
+	accept(s.endpoint.listener)
 	var failed error
 	stop := make(chan struct{})
 	go func() {
 		defer close(stop)
 		select {
 		case <-ctx.Done():
-		case failed = <-accepting:
+		case failed = <-cannotAccept:
 		}
 	}()
+	s.readers.Go(func() { s.lookAround(stop, accept) })
 	s.run(stop)
-	s.closeSocket()
+	s.endpoint.close()
 	s.hangUp()
 	bound, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
@@ -239,32 +286,22 @@ func (s *Server) Serve(ctx context.Context) error {
 			s.log.Error("closing the state file", "file", s.cfg.State, "error", err)
 		}
 	}
-	s.unclaim()
+	s.endpoint.release()
 	return failed
 }
 
-func (s *Server) unclaim() {
-	if s.claimed != nil {
-		s.claimed.close()
-	}
-}
-
-func (s *Server) closeSocket() {
-	_ = s.listener.Close() // removes the socket, if we made it
-}
-
 // accept takes connections until the listener is closed.
-func (s *Server) accept() error {
+func (s *Server) accept(l *net.UnixListener) error {
 	trouble := make(episodes)
 	refusing := make(chan struct{}, maxRefusing)
 	for {
-		nc, err := s.listener.AcceptUnix()
+		nc, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
 		if err != nil {
 			if !passing(err) {
-				return fmt.Errorf("accepting clients on %s: %w", s.Addr(), err)
+				return fmt.Errorf("accepting clients on %s: %w", l.Addr(), err)
 			}
 			if trouble.begins(err.Error()) {
 				s.log.Error("cannot accept clients; raise the limit of open files", "error", err)

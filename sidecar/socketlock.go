@@ -42,6 +42,24 @@ func (l *socketLock) close() {
 	l.fds = nil
 }
 
+// renew locks the socket with a new file if the one that is locked was removed.
+func (l *socketLock) renew(socket string) error {
+	var have, now unix.Stat_t
+	if err := unix.Fstat(l.fds[len(l.fds)-1], &have); err != nil {
+		return err
+	}
+	if err := unix.Lstat(socket+".lock", &now); err == nil && now.Dev == have.Dev && now.Ino == have.Ino {
+		return nil
+	}
+	again, err := lockSocket(socket)
+	if err != nil {
+		return err
+	}
+	l.close()
+	l.fds = again.fds
+	return nil
+}
+
 // lockSocket locks a socket for this process.
 func lockSocket(socket string) (*socketLock, error) {
 	path := socket + ".lock"

@@ -17,6 +17,7 @@ type served interface {
 	Ping(context.Context) error
 	Redis() string
 	RedisServer() string
+	Trouble() (why string, restart bool)
 }
 
 // notifier tells the service manager how the daemon is. Without one it does
@@ -70,10 +71,14 @@ func (n *notifier) run(ctx context.Context, s served) {
 }
 
 // alive goes through the loop, because that is what must not hang. A daemon that
-// fails is not reported: silence makes the service manager restart it.
+// fails is not reported: silence makes the service manager restart it. So does one that
+// clients cannot reach, if a restart gives it the right socket.
 func (n *notifier) alive(ctx context.Context, s served, limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	if _, restart := s.Trouble(); restart {
+		return false
+	}
 	return s.Ping(ctx) == nil
 }
 
@@ -81,6 +86,9 @@ func (n *notifier) tellStatus(s served) {
 	status := "STATUS=Serving. Redis: " + s.Redis()
 	if s.Redis() == "ok" {
 		status += " (" + s.RedisServer() + ")"
+	}
+	if why, _ := s.Trouble(); why != "" {
+		status = "STATUS=In trouble: " + why + ". Redis: " + s.Redis()
 	}
 	if status != n.status && n.tell(status) {
 		n.status = status

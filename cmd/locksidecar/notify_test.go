@@ -16,6 +16,9 @@ type fakeServed struct {
 	mu    sync.Mutex // guards the rest
 	hangs bool
 	redis string
+
+	trouble string
+	restart bool
 }
 
 func (f *fakeServed) set(hangs bool, redis string) {
@@ -42,6 +45,18 @@ func (f *fakeServed) Redis() string {
 }
 
 func (f *fakeServed) RedisServer() string { return "redis.example:6379/0, run id 5f3c" }
+
+func (f *fakeServed) Trouble() (string, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.trouble, f.restart
+}
+
+func (f *fakeServed) inTrouble(why string, restart bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.trouble, f.restart = why, restart
+}
 
 func TestTheServiceManagerHearsReadyStatusWatchdogAndStopping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -85,6 +100,17 @@ func TestTheServiceManagerHearsReadyStatusWatchdogAndStopping(t *testing.T) {
 		s.set(false, "ok")
 		time.Sleep(10 * time.Second)
 		expect("WATCHDOG=1")
+		// What a restart does not mend is only said.
+		s.inTrouble("the state is gone", false)
+		time.Sleep(10 * time.Second)
+		expect("WATCHDOG=1", "STATUS=In trouble: the state is gone. Redis: ok")
+		// A daemon that no client can reach is restarted if that gives it the right socket.
+		s.inTrouble("clients cannot connect", true)
+		time.Sleep(30 * time.Second)
+		expect("STATUS=In trouble: clients cannot connect. Redis: ok")
+		s.inTrouble("", false)
+		time.Sleep(10 * time.Second)
+		expect("WATCHDOG=1", "STATUS=Serving. Redis: ok (redis.example:6379/0, run id 5f3c)")
 		stop()
 		<-done
 		expect("STOPPING=1")

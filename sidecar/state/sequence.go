@@ -13,10 +13,11 @@ import (
 // of changes. It distinguishes the state file from a stale copy of it; the package
 // comment says how.
 type sequence struct {
-	path string
-	mem  []byte
-	img  image  // the same
-	n    uint64 // the number of the last round that was committed
+	path       string
+	mem        []byte
+	img        image  // the same
+	dev, inode uint64 // of the file
+	n          uint64 // the number of the last round that was committed
 }
 
 // Words of the sequence file.
@@ -39,6 +40,7 @@ func openSequence(path string, h *host) (q sequence, err error) {
 		return q, err
 	}
 	defer unix.Close(fd)
+	q.dev, q.inode = uint64(st.Dev), st.Ino
 	if st.Size > 0 && !begins(fd, sequenceMagic) {
 		return q, fmt.Errorf("%s is not the sequence file of a state file, and nothing of it was changed; remove it, or choose another path for the state", path)
 	}

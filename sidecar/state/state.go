@@ -105,6 +105,7 @@ type File struct {
 	seq     sequence
 	changed bool // since the last Commit
 
+	places   [2]place // of the two files
 	gap      gap
 	unstored map[locktable.SessionID]Session // open sessions that found no room
 
@@ -191,6 +192,7 @@ func (f *File) begin(st unix.Stat_t) error {
 	}
 	own := f.host.identity
 	own.ofFile(f.fd, &st)
+	f.places = [2]place{{f.path, own.dev, own.inode}, {f.seq.path, f.seq.dev, f.seq.inode}}
 	if st.Size == 0 {
 		why := ""
 		if f.seq.img[qMagic] == sequenceMagic {

@@ -1,0 +1,166 @@
+package sidecar
+
+import (
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// anEndpoint is the socket of a sidecar; inherited: one that the test made, as systemd does.
+func anEndpoint(t *testing.T, inherited bool) (*endpoint, *Config) {
+	t.Helper()
+	cfg := &Config{Socket: filepath.Join(t.TempDir(), "run", "s"), SocketMode: 0o640, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	if inherited {
+		if err := os.Mkdir(filepath.Dir(cfg.Socket), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		cfg.Listener = listenAt(t, cfg.Socket)
+		if err := os.Chmod(cfg.Socket, 0o620); err != nil {
+			t.Fatal(err)
+		}
+	}
+	claimed, err := claim(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := listen(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEndpoint(cfg, l, claimed)
+	t.Cleanup(func() { e.close(); e.release() })
+	return e, cfg
+}
+
+func listenAt(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// mustReach expects that a client that connects to the path is one of the listener's.
+func mustReach(t *testing.T, path string, l *net.UnixListener) {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := l.AcceptUnix(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSocketThatWasRemovedIsMadeAgain(t *testing.T) {
+	for name, inherited := range map[string]bool{"ours": false, "systemd's": true} {
+		t.Run(name, func(t *testing.T) {
+			e, cfg := anEndpoint(t, inherited)
+			if l := e.look(); l != nil {
+				t.Fatal("a socket that is in its place was made again")
+			}
+			before, err := os.Stat(cfg.Socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// A client that is in the queue of the old one is taken in.
+			waiting, err := net.Dial("unix", cfg.Socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer waiting.Close()
+			old := e.listener
+			remove(t, cfg.Socket)
+			l := e.look()
+			if l == nil {
+				t.Fatal("the socket was not made again")
+			}
+			mustReach(t, cfg.Socket, l)
+			if _, err := old.AcceptUnix(); err != nil {
+				t.Errorf("the client that waited: %v", err)
+			}
+			if after, err := os.Stat(cfg.Socket); err != nil || after.Mode() != before.Mode() {
+				t.Errorf("it has mode %v, and had %v (%v)", after.Mode(), before.Mode(), err)
+			}
+			if e.look() != nil {
+				t.Error("it was made twice")
+			}
+			if why, _ := e.unreachable(); why != "" {
+				t.Errorf("in trouble: %s", why)
+			}
+			e.close()
+			if _, err := os.Lstat(cfg.Socket); err == nil {
+				t.Error("it left the socket that it made behind")
+			}
+		})
+	}
+}
+
+func TestDirectoryOfTheSocketThatWasRemovedIsMadeAgain(t *testing.T) {
+	e, cfg := anEndpoint(t, false)
+	remove(t, filepath.Dir(cfg.Socket))
+	l := e.look()
+	if l == nil {
+		t.Fatal("the socket was not made again")
+	}
+	mustReach(t, cfg.Socket, l)
+	if _, err := lockSocket(cfg.Socket); err == nil || !strings.Contains(err.Error(), "another sidecar") {
+		t.Errorf("another sidecar may serve the socket: %v", err)
+	}
+}
+
+func TestSocketThatWasReplacedIsReportedAndLeftAlone(t *testing.T) {
+	for name, inherited := range map[string]bool{"ours": false, "systemd's": true} {
+		t.Run(name, func(t *testing.T) {
+			e, cfg := anEndpoint(t, inherited)
+			remove(t, cfg.Socket)
+			another := listenAt(t, cfg.Socket)
+			if e.look() != nil {
+				t.Fatal("it took the socket of another process")
+			}
+			why, restart := e.unreachable()
+			if !strings.Contains(why, "clients cannot connect") || restart != inherited {
+				t.Errorf("it reports %q, and restart %v", why, restart)
+			}
+			mustReach(t, cfg.Socket, another)
+			remove(t, cfg.Socket)
+			l := e.look()
+			if why, _ := e.unreachable(); l == nil || why != "" {
+				t.Fatalf("the socket was not made again, and it reports %q", why)
+			}
+			mustReach(t, cfg.Socket, l)
+		})
+	}
+}
+
+func TestStopRemovesNoSocketOfAnother(t *testing.T) {
+	e, cfg := anEndpoint(t, false)
+	remove(t, cfg.Socket)
+	another := listenAt(t, cfg.Socket)
+	e.close()
+	mustReach(t, cfg.Socket, another)
+}
+
+func TestStopLeavesTheSocketOfSystemd(t *testing.T) {
+	e, cfg := anEndpoint(t, true)
+	e.close()
+	if err := unix.Access(cfg.Socket, unix.F_OK); err != nil {
+		t.Errorf("the socket of systemd: %v", err)
+	}
+}

@@ -1,0 +1,26 @@
+package state
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// place is where a file is to be found by a successor.
+type place struct {
+	path       string
+	dev, inode uint64
+}
+
+// Misplaced returns a sentence if a successor would not find the two files, because they
+// were removed or replaced; "": they are where they were opened. Unlike the other methods
+// it may be called by any goroutine, before Close.
+func (f *File) Misplaced() string {
+	for _, p := range f.places {
+		var st unix.Stat_t
+		if err := unix.Lstat(p.path, &st); err != nil || uint64(st.Dev) != p.dev || st.Ino != p.inode {
+			return fmt.Sprintf("the file %s was removed or replaced, without which a restart of the sidecar ends all locks of this host at their deadlines; keep other programs from it, and restart the sidecar when few locks are held", p.path)
+		}
+	}
+	return ""
+}
