@@ -58,6 +58,12 @@ func (g *group) parent(path string, argv, env []string, tty *terminal, started c
 		started <- err
 		return
 	}
+	read, err := fuse.inherit()
+	if err != nil {
+		fuse.close()
+		started <- err
+		return
+	}
 	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if tty != nil && tty.forCommand() {
 		sys.Foreground, sys.Ctty = true, tty.fd()
@@ -65,12 +71,14 @@ func (g *group) parent(path string, argv, env []string, tty *terminal, started c
 	// Not the command itself, but this program, which becomes the command once
 	// the fuse is armed: before that, the command could start others that a kill
 	// of this process would not reach.
-	pid, err := syscall.ForkExec("/proc/self/exe", fuse.launch(path, argv), &syscall.ProcAttr{
+	pid, err := syscall.ForkExec("/proc/self/exe", launch(read, path, argv), &syscall.ProcAttr{
 		Env:   env,
 		Files: []uintptr{0, 1, 2},
 		Sys:   sys,
 	})
+	unix.Close(read)
 	if err != nil {
+		fuse.close()
 		started <- err
 		return
 	}
@@ -78,8 +86,8 @@ func (g *group) parent(path string, argv, env []string, tty *terminal, started c
 	started <- nil
 	g.waitCommand()
 	g.waitRest()
+	fuse.close()
 	g.events <- groupEvent{kind: groupGone}
-	runtime.KeepAlive(fuse)
 }
 
 // waitCommand reports stops and the end of the command.

@@ -36,8 +36,11 @@ type client struct {
 const askTimeout = 10 * time.Second
 
 func main() {
-	if os.Args[0] == launcher {
+	switch os.Args[0] {
+	case launcher:
 		becomeCommand(os.Args)
+	case guardName:
+		guardFuse()
 	}
 	os.Exit(dispatch(os.Args[1:], os.Stdout, os.Stderr))
 }

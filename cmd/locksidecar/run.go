@@ -37,8 +37,11 @@ the command has ended. The command finds $LOCKSIDECAR_NAME and the fencing token
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT are passed on to the group.
 The group never goes on without the lock. If the lock is lost, it gets SIGTERM and --kill-after later
 SIGKILL. If the end of the lock can be foreseen (--lease, --max-hold, Redis unreachable), SIGTERM comes
-that much before it. If this program is killed, the group is killed with it. What the command leaves running in
+that much before it. If this program is killed, the group is killed with it, by a second process, locksidecar-guard. What the command leaves running in
 its group when it ends is ended too, before the lock is released; setsid(1) starts what shall go on.
+
+A command that changes its user, such as sudo, cannot be signalled by this program unless root runs it, and goes on
+when the lock is lost or this program is killed. Have root hold the lock: sudo locksidecar run NAME -- COMMAND.
 
 When the command has ended this program waits until Redis has executed the release, for at most 2 s, so that
 another host finds the lock free once this program has ended. SIGINT, SIGTERM, SIGHUP and SIGQUIT end the wait.

@@ -25,7 +25,7 @@ import (
 const asLocksidecar = "LOCKSIDECAR_TEST_MAIN"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asLocksidecar) != "" || os.Args[0] == launcher {
+	if os.Getenv(asLocksidecar) != "" || os.Args[0] == launcher || os.Args[0] == guardName {
 		os.Unsetenv(asLocksidecar)
 		main()
 	}
@@ -380,6 +380,58 @@ func TestKillMinusNineOfRunKillsTheWholeGroup(t *testing.T) {
 	}
 	<-f.closed
 	_ = p.cmd.Wait() // killed
+}
+
+// Recipes with flock use descriptor 200, or 9, and sudo and daemons close all that they do
+// not know.
+func TestKillMinusNineOfRunKillsACommandThatUsesAnyDescriptor(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "job", "--", "bash", "-c",
+		`for fd in $(seq 3 300); do eval "exec $fd>/dev/null"; done; trap "" TERM; (trap "" TERM; echo $BASHPID; exec sleep 1000) & wait`)
+	pidfd := p.pid()
+	p.signal(syscall.SIGKILL)
+	if !ended(t, pidfd, patience) {
+		t.Error("what the command has started outlives run, and with it the lock")
+	}
+	<-f.closed
+	_ = p.cmd.Wait() // killed
+}
+
+func TestTheCommandHasTheDescriptorsOfTheUserAndNoOthers(t *testing.T) {
+	f := startFake(t)
+	file, err := os.Open(writeFile(t, "of-the-user", "text of the user"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	const list = `cat <&3; ls -m /proc/$$/fd`
+	plain := exec.Command("sh", "-c", list)
+	under := command(f, "run", "job", "--", "sh", "-c", list)
+	var out [2]string
+	for i, cmd := range []*exec.Cmd{plain, under} {
+		if _, err := file.Seek(0, io.SeekStart); err != nil {
+			t.Fatal(err)
+		}
+		cmd.ExtraFiles = []*os.File{file}
+		text, err := cmd.Output()
+		if code := exitOf(t, err); code != 0 {
+			t.Fatalf("exit code %d", code)
+		}
+		out[i] = string(text)
+	}
+	if out[0] != out[1] || !strings.HasPrefix(out[0], "text of the user") {
+		t.Errorf("under run, the command printed\n%s\nand without\n%s", out[1], out[0])
+	}
+}
+
+func TestRunLeavesNoGuardBehind(t *testing.T) {
+	f := startFake(t)
+	p := start(t, f, "run", "job", "--", "sh", "-c", `ps -o pid=,args= --ppid $PPID | sed -n 's/^ *\([0-9]*\) locksidecar-guard$/\1/p'`)
+	guard := p.line()
+	expectCode(t, p, 0, "")
+	if _, err := os.Stat("/proc/" + guard); err == nil {
+		t.Errorf("the guard %s is there", guard)
+	}
 }
 
 func TestWhatTheCommandLeavesBehindEndsBeforeTheRelease(t *testing.T) {
