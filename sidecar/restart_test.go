@@ -510,3 +510,28 @@ func TestTwoSidecarsDoNotShareAState(t *testing.T) {
 		t.Error("it listens")
 	}
 }
+
+// A sidecar that is given the state file of an earlier one, after another sidecar served
+// the socket without it, must not renew what clients had then.
+func TestStateThatWasNotUsedForAWhileIsNotTakenUp(t *testing.T) {
+	for name, other := range map[string]func(old string) string{
+		"no state":      func(string) string { return sidecar.StateNone },
+		"another state": func(old string) string { return old + "2" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, func(cfg *sidecar.Config) {
+				cfg.Lease = time.Second
+				cfg.State = filepath.Join(t.TempDir(), "state")
+			})
+			c, _ := h.hello(true, "")
+			c.hold("x")
+			old := h.cfg.State
+			h.cfg.State = other(old)
+			h.restart()
+			h.cfg.State = old
+			h.restart()
+			again, _ := h.hello(true, "")
+			again.hold("x") // once the lease of the first sidecar has ended
+		})
+	}
+}

@@ -120,6 +120,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		return nil, setting(err)
 	}
 	s.endpoint = newEndpoint(&s.cfg, listener, claimed)
+	s.noteServed()
 	if s.pids, err = watchPids(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
 		s.endpoint.close()
 		return nil, err
@@ -148,13 +149,13 @@ func (s *Server) openState() (err error) {
 		s.uuid = uuid.NewString()
 		_, _ = rand.Read(s.key[:])
 		s.left.Fresh = true
-		return nil
+	} else {
+		if s.state, err = state.OpenOf(lastServed(servedPath(&s.cfg)), s.cfg.State); err != nil {
+			return err
+		}
+		s.left = s.state.Left()
+		s.uuid, s.key = s.left.UUID, s.left.Key
 	}
-	if s.state, err = state.Open(s.cfg.State); err != nil {
-		return err
-	}
-	s.left = s.state.Left()
-	s.uuid, s.key = s.left.UUID, s.left.Key
 	return nil
 }
 

@@ -62,6 +62,9 @@ func (f *File) writeHeader(own identity, id uuid.UUID, key [32]byte) {
 	f.publish(&h[hMagic], magic)
 }
 
+// uuid is that of the sidecar.
+func (im image) uuid() string { return uuid.UUID(appendWords(nil, im[hUUID:hKey])).String() }
+
 // contents is what stands in an image, and where.
 type contents struct {
 	left     Left
@@ -75,8 +78,7 @@ type contents struct {
 func (im image) read(own identity) contents {
 	var c contents
 	left := &c.left
-	id := appendWords(nil, im[hUUID:hKey])
-	left.UUID = uuid.UUID(id).String()
+	left.UUID = im.uuid()
 	copy(left.Key[:], appendWords(nil, im[hKey:hSum]))
 	left.LastSession, left.Memory.Last = im[hLastSession], im[hLast]
 	var ok bool

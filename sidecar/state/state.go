@@ -155,6 +155,15 @@ type Process struct {
 // with a new uuid: Left has the reason. Any other file is left alone, and is an error.
 func Open(path string) (*File, error) { return open(path, thisHost()) }
 
+// OpenOf is Open for a socket that the sidecar with this uuid served last: a state of
+// another one is not used, because clients may have released since what it says they hold.
+// "": it is not known which sidecar that was.
+func OpenOf(uuid, path string) (*File, error) {
+	h := thisHost()
+	h.served = uuid
+	return open(path, h)
+}
+
 func open(path string, h host) (*File, error) {
 	fd, st, err := openPrivate("state file", path)
 	if err != nil {
@@ -205,6 +214,9 @@ func (f *File) begin(st unix.Stat_t) error {
 	size := min(st.Size, maxSize) &^ (pageSize - 1)
 	if why := f.img[:size/8].unusable(own, f.seq.img); why != "" {
 		return f.fresh(own, why)
+	}
+	if id := f.img.uuid(); f.host.served != "" && f.host.served != id {
+		return f.fresh(own, "a sidecar without this state has served the socket since, and clients may have released what the state says they hold")
 	}
 	if err := f.shorten(st.Size, size); err != nil {
 		return err

@@ -1,0 +1,69 @@
+package sidecar
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// The file with ".uuid" behind the path of a socket has the uuid of the sidecar that served
+// the socket last. A sidecar that runs with another state file, or with none, does not know
+// the state file of its predecessor; by this file the next one that is given that state
+// finds out that it is out of date.
+
+func servedPath(c *Config) string {
+	path := c.Socket
+	if c.Listener != nil {
+		path = c.Listener.Addr().String()
+	}
+	if path == "" || path[0] == '@' {
+		return ""
+	}
+	return path + ".uuid"
+}
+
+// lastServed is the uuid of the sidecar that served the socket last; "": not known.
+func lastServed(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	id, err := uuid.Parse(strings.TrimSpace(string(text)))
+	if err != nil {
+		return ""
+	}
+	return id.String()
+}
+
+// noteServed notes that this sidecar serves the socket. Nothing has been served yet.
+func (s *Server) noteServed() {
+	path := servedPath(&s.cfg)
+	if path == "" {
+		return
+	}
+	if err := writeServed(path, s.uuid); err != nil {
+		s.log.Warn("cannot note which sidecar serves the socket; do not go back to an earlier state file", "file", path, "error", err)
+		_ = os.Remove(path) // what it says is no longer true
+	}
+}
+
+// writeServed writes the file, in one step.
+func writeServed(path, id string) error {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(id + "\n")
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // it is in nobody's way
+	}
+	return err
+}
