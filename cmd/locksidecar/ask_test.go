@@ -47,6 +47,35 @@ func TestVersionNamesTheProtocol(t *testing.T) {
 	}
 }
 
+func TestVersionAndHelpAreFoundWhereOtherProgramsHaveThem(t *testing.T) {
+	version := expectCode(t, start(t, &fake{}, "version"), 0, "")
+	if out := expectCode(t, start(t, &fake{}, "--version"), 0, ""); out != version {
+		t.Errorf("--version printed %q, and version %q", out, version)
+	}
+	for _, args := range [][]string{{"--help"}, {"run", "--help"}} {
+		want := expectCode(t, start(t, &fake{}, args...), 0, "")
+		help := append([]string{"help"}, args[:len(args)-1]...)
+		if out := expectCode(t, start(t, &fake{}, help...), 0, ""); out != want {
+			t.Errorf("%q printed\n%s", help, out)
+		}
+	}
+}
+
+func TestPingWaitsForASidecarThatHasJustStarted(t *testing.T) {
+	asked := 0
+	f := startFake(t, func(f *fake) {
+		f.redis = func() string {
+			if asked++; asked < 3 {
+				return "Redis has not been reached yet"
+			}
+			return "ok"
+		}
+	})
+	expectCode(t, start(t, f, "ping"), 0, "")
+	f = startFake(t, func(f *fake) { f.redis = func() string { return "Redis refuses connections" } })
+	expectCode(t, start(t, f, "ping"), exitUnavailable, "Redis refuses connections")
+}
+
 func TestEverySubcommandHelpsWithAnExample(t *testing.T) {
 	help := expectCode(t, start(t, &fake{}, "--help"), 0, "")
 	for _, name := range []string{"serve", "run", "ls", "force-release", "ping", "demo", "version"} {

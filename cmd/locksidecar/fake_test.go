@@ -2,6 +2,7 @@ package main
 
 import (
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ type fake struct {
 
 	// Fixed when it starts.
 	lease     time.Duration // of every grant; it is never renewed
+	redis     func() string // how Redis is; nil: "ok"
 	onRelease func()        // called before a release is answered; nil: nothing
 	onConfirm protocol.Code // refuses a confirm; "": it is confirmed; silence: it is not answered
 
@@ -159,7 +161,16 @@ func (f *fake) answer(request protocol.Request) protocol.Reply {
 			{Name: "a", State: protocol.StateBusy},
 		}}
 	case *protocol.Ping:
-		return protocol.PingOK{ID: r.ID, NowNS: protocol.Now(), Redis: "ok"}
+		redis := "ok"
+		if f.redis != nil {
+			redis = f.redis()
+		}
+		return protocol.PingOK{ID: r.ID, NowNS: protocol.Now(), Redis: redis}
+	case *protocol.Info:
+		if r.Name == nameWait {
+			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, PID: int64(os.Getpid()), Cmd: "the test"}}
+		}
+		return protocol.InfoOK{ID: r.ID}
 	default:
 		return protocol.Err{ID: request.RequestID(), Code: protocol.Unsupported, Msg: "not faked"}
 	}

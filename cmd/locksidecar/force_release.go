@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -25,6 +26,8 @@ Example:
 
 ` + exitTable
 }
+
+func (c *forceReleaseCmd) Validate() error { return protocol.CheckName(c.Name) }
 
 func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)

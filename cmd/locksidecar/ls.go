@@ -27,7 +27,8 @@ func (lsCmd) Help() string {
 	return `Lists the locks that processes of this host hold or wait for, and below each lock its waiters in
 the order in which they will get it.
 
-FOR is how long the holder has held or the waiter has waited. LEFT is how long the lock would stay held
+FOR is how long the holder has held or the waiter has waited; a wait counts from the start of the daemon if that was
+later. LEFT is how long the lock would stay held
 without a renewal; "fixed" means that it is not renewed. STATE is held, absent (held; its process lives
 and has not come back since the daemon was restarted), orphan (its process is gone, and the lock is kept
 a little longer), remote (held elsewhere), busy (being asked of Redis) or free.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,8 @@ type cli struct {
 	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`
 	Demo         demoCmd         `cmd:"" help:"Watch a flash sale without and with locks."`
 	Version      versionCmd      `cmd:"" help:"Print the version."`
+
+	PrintVersion versionFlag `name:"version" help:"Print the version."`
 }
 
 // client is what every command shares that talks to a running sidecar.
@@ -48,6 +51,9 @@ func main() {
 // dispatch runs one command line and returns the exit code.
 func dispatch(args []string, stdout, stderr io.Writer) int {
 	parser := newParser(&cli{}, stdout, stderr)
+	if len(args) > 0 && args[0] == "help" {
+		args = append(slices.Clone(args[1:]), "--help")
+	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
 		say(stderr, "%v (see locksidecar --help)", err)
@@ -68,7 +74,11 @@ func dispatch(args []string, stdout, stderr io.Writer) int {
 // once is enough.
 func say(w io.Writer, format string, args ...any) {
 	const name = "locksidecar: "
-	fmt.Fprintln(w, name+strings.ReplaceAll(fmt.Sprintf(format, args...), name, ""))
+	text := name + strings.ReplaceAll(fmt.Sprintf(format, args...), name, "")
+	if f, ok := w.(*os.File); ok && isJournal(f) {
+		text = forJournal(text)
+	}
+	fmt.Fprintln(w, text)
 }
 
 func complain(format string, args ...any) { say(os.Stderr, format, args...) }

@@ -14,8 +14,15 @@ type pingCmd struct {
 	client
 }
 
+// A sidecar that has just started is given pingPatience to connect to Redis.
+const (
+	pingPatience = 2 * time.Second
+	pingPause    = 50 * time.Millisecond
+)
+
 func (pingCmd) Help() string {
-	return `Asks the sidecar to answer and to say how its Redis is. Fit for a health check.
+	return `Asks the sidecar to answer and to say how its Redis is. Fit for a health check: it ends at once if Redis serves;
+otherwise it asks again for 2 s, because a sidecar that has just started is not connected yet.
 The last line names the Redis: hosts share locks only if address and run id are the same on all of them.
 
 Example:
@@ -35,6 +42,10 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 	defer sidecar.Close()
 	start := time.Now()
 	health, err := sidecar.Health(ctx)
+	for err == nil && health.Redis != "ok" && time.Since(start) < pingPatience {
+		time.Sleep(pingPause)
+		health, err = sidecar.Health(ctx)
+	}
 	if err != nil {
 		return err
 	}

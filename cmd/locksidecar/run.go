@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -67,13 +68,25 @@ Exit codes:
 }
 
 func (c *runCmd) Validate() error {
+	const longest = protocol.MaxDurationMS * time.Millisecond
 	for _, d := range []struct {
-		flag  string
-		value time.Duration
-	}{{"lease", c.Lease}, {"max-hold", c.MaxHold}, {"crash-delay", c.CrashDelay}, {"kill-after", c.KillAfter}} {
-		if d.value < 0 {
+		flag            string
+		value, min, max time.Duration // 0 is the default, too
+	}{
+		{"lease", c.Lease, protocol.MinLeaseMS * time.Millisecond, longest},
+		{"max-hold", c.MaxHold, time.Millisecond, longest},
+		{"crash-delay", c.CrashDelay, 0, protocol.MaxCrashDelayMS * time.Millisecond},
+		{"kill-after", c.KillAfter, 0, longest},
+	} {
+		switch {
+		case d.value < 0:
 			return fmt.Errorf("--%s must not be negative", d.flag)
+		case d.value > d.max, d.value != 0 && d.value < d.min:
+			return fmt.Errorf("--%s %v: choose %v to %v", d.flag, d.value, d.min, d.max)
 		}
+	}
+	if err := protocol.CheckName(c.Name); err != nil {
+		return err
 	}
 	if c.Wait != nil && *c.Wait < 0 {
 		return errors.New("--wait must not be negative; leave it out to wait forever")
@@ -190,8 +203,21 @@ func (c *runCmd) acquire(ctx context.Context, signals <-chan os.Signal) (*locksi
 	done := make(chan outcome, 1)
 	go func() {
 		var o outcome
-		if o.client, o.err = locksidecar.Dial(ctx, c.Socket); o.err == nil {
-			if o.lock, o.err = c.lock(ctx, o.client); o.err != nil {
+		ctx, cancel := c.bounded(ctx)
+		defer cancel()
+		if o.client, o.err = c.dial(ctx); o.err == nil {
+			explained := make(chan struct{})
+			looking, stop := context.WithCancel(ctx)
+			go func() {
+				defer close(explained)
+				if c.Wait == nil || *c.Wait > 0 {
+					explainWait(looking, o.client, c.Name)
+				}
+			}()
+			o.lock, o.err = c.lock(ctx, o.client)
+			stop()
+			<-explained
+			if o.err != nil {
 				o.client.Close()
 			}
 		}
@@ -224,15 +250,33 @@ func (c *runCmd) lock(ctx context.Context, client *locksidecar.Client) (*locksid
 	if c.CrashDelay > 0 {
 		opts = append(opts, locksidecar.WithCrashDelay(c.CrashDelay))
 	}
-	switch {
-	case c.Wait == nil:
-		return client.Lock(ctx, c.Name, opts...)
-	case *c.Wait == 0:
+	if c.Wait != nil && *c.Wait == 0 {
 		return client.TryLock(ctx, c.Name, opts...)
-	default:
-		ctx, cancel := context.WithTimeout(ctx, *c.Wait)
-		defer cancel()
-		return client.Lock(ctx, c.Name, opts...)
+	}
+	return client.Lock(ctx, c.Name, opts...)
+}
+
+// bounded returns a context that ends when --wait has passed.
+func (c *runCmd) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.Wait == nil || *c.Wait == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, *c.Wait)
+}
+
+// dial connects. A sidecar that is there and does not answer, because it is stopped or its
+// host is overloaded, is waited for like the lock.
+func (c *runCmd) dial(ctx context.Context) (*locksidecar.Client, error) {
+	for told := false; ; told = true {
+		client, err := locksidecar.Dial(ctx, c.Socket)
+		switch {
+		case errors.Is(err, locksidecar.ErrTimeout): // --wait has passed
+			return nil, coded{exitUnavailable, err}
+		case !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil || c.Wait != nil && *c.Wait == 0:
+			return client, err
+		case !told:
+			complain("%v; waiting for it", err)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -273,6 +274,12 @@ func TestRunSaysWhyItDoesNotHaveTheLock(t *testing.T) {
 		{[]string{"--wait=-1s", "job"}, 64, "must not be negative"},
 		{[]string{"--lease=-1s", "job"}, 64, "--lease must not be negative"},
 		{[]string{"--wiat", "1s", "job"}, 64, "--wiat"},
+		{[]string{"--lease", "1ms", "job"}, 64, "--lease 1ms: choose 50ms to 720h0m0s"},
+		{[]string{"--lease", "1000h", "job"}, 64, "choose 50ms to 720h0m0s"},
+		{[]string{"--max-hold", "1000h", "job"}, 64, "--max-hold 1000h0m0s: choose"},
+		{[]string{"--crash-delay", "2h", "job"}, 64, "--crash-delay 2h0m0s: choose 0s to 1h0m0s"},
+		{[]string{strings.Repeat("x", 513)}, 64, "at most 512"},
+		{[]string{""}, 64, "is empty"},
 	} {
 		f := startFake(t)
 		p := start(t, f, append(append([]string{"run"}, tt.args...), "--", "echo", "must not run")...)
@@ -285,6 +292,56 @@ func TestRunSaysWhyItDoesNotHaveTheLock(t *testing.T) {
 func TestWithoutASidecarRunSaysWhere(t *testing.T) {
 	f := &fake{path: filepath.Join(t.TempDir(), "nobody.sock")}
 	expectCode(t, start(t, f, "run", "job", "--", "true"), 69, f.path)
+}
+
+func TestRunSaysWhyItWaits(t *testing.T) {
+	for _, tt := range []struct{ redis, want string }{
+		{"Redis at nowhere refuses connections", `waiting for the lock "waits forever": Redis at nowhere refuses connections`},
+		{"ok", "(the test) holds it and has started this command"}, // as a run inside of a run
+	} {
+		f := startFake(t, func(f *fake) { f.redis = func() string { return tt.redis } })
+		p := &program{t: t, cmd: command(f, "run", nameWait, "--", "echo", "must not run")}
+		stderr, err := p.cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		line, err := bufio.NewReader(stderr).ReadString('\n')
+		if err != nil || !strings.Contains(line, tt.want) {
+			t.Errorf("printed %q, %v; want %q", line, err, tt.want)
+		}
+		p.signal(syscall.SIGTERM)
+		_ = p.cmd.Wait() // ended by the signal
+	}
+}
+
+// A sidecar that is there and stands still is waited for, as the lock is.
+func TestRunWaitsForASidecarThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s.sock")
+	l, err := net.Listen("unix", path) // it accepts nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := &program{t: t, cmd: command(&fake{path: path}, "run", "job", "--", "true")}
+	stderr, err := p.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(stderr).ReadString('\n')
+	if err != nil || !strings.Contains(line, "; waiting for it") {
+		t.Errorf("printed %q, %v", line, err)
+	}
+	p.signal(syscall.SIGTERM)
+	if code := exitOf(t, p.cmd.Wait()); code != 128+int(syscall.SIGTERM) {
+		t.Errorf("exit code %d", code)
+	}
 }
 
 func TestASignalEndsTheWait(t *testing.T) {

@@ -120,14 +120,16 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 		return err
 	}
 	defer runtime.KeepAlive(tuneRuntime())
-	stderr := newLines(os.Stderr, c.logger(os.Stderr))
+	direct := c.logger(os.Stderr, isJournal(os.Stderr))
+	stderr := newLines(os.Stderr, direct)
 	defer stderr.close()
-	log := c.logger(stderr)
+	log := c.logger(stderr, isJournal(os.Stderr))
 	cfg.Log = log
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	// From the first signal on, a second one ends the program the hard way.
 	context.AfterFunc(ctx, stop)
+	defer logHangups(log)()
 
 	if target.embedded {
 		redis, err := embedded.Start(ctx, log)
@@ -162,6 +164,25 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	return nil
 }
 
+// logHangups has SIGHUP, by which other daemons read their settings again, not end this one.
+func logHangups(log *slog.Logger) (stop func()) {
+	const line = "SIGHUP has no effect; to use new settings, restart the daemon (systemctl reload locksidecar): no lock is lost"
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range hangups {
+			log.Warn(line)
+		}
+	}()
+	return func() {
+		signal.Stop(hangups)
+		close(hangups)
+		<-done
+	}
+}
+
 // tuneRuntime chooses what Go leaves to a program, unless the environment does. What
 // it returns must be kept.
 func tuneRuntime() (ballast []byte) {
@@ -185,14 +206,21 @@ func tuneRuntime() (ballast []byte) {
 	return ballast
 }
 
-func (c *serveCmd) logger(w io.Writer) *slog.Logger {
+// logger writes to w; prefixed: each line begins with its priority.
+func (c *serveCmd) logger(w io.Writer, prefixed bool) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.LogLevel)) // an enum: it cannot fail
 	opts := &slog.HandlerOptions{Level: level}
-	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, opts))
+	handler := func(w io.Writer) slog.Handler {
+		if c.LogFormat == "json" {
+			return slog.NewJSONHandler(w, opts)
+		}
+		return slog.NewTextHandler(w, opts)
 	}
-	return slog.New(slog.NewTextHandler(w, opts))
+	if prefixed {
+		return slog.New(newPriorities(w, handler))
+	}
+	return slog.New(handler(w))
 }
 
 // inherited is the socket that systemd made for us, or nil.

@@ -103,6 +103,22 @@ func TestServeIsReadyWithoutRedisAndKeepsThePasswordToItself(t *testing.T) {
 	}
 }
 
+func TestSIGHUPDoesNotEndTheDaemon(t *testing.T) {
+	cleanEnv(t)
+	f := &fake{path: filepath.Join(t.TempDir(), "s.sock")}
+	d := startServe(t, command(f, "serve", "--embedded"))
+	if got := d.heard(); got != "READY=1" {
+		t.Fatalf("told %q first, want READY=1", got)
+	}
+	if err := d.cmd.Process.Signal(unix.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	expectPing(t, start(t, f, "ping"))
+	if log := d.stopped(unix.SIGTERM); !strings.Contains(log, "SIGHUP has no effect") {
+		t.Errorf("the log does not say so:\n%s", log)
+	}
+}
+
 func TestServeTakesTheSocketThatSystemdMade(t *testing.T) {
 	cleanEnv(t)
 	path := filepath.Join(t.TempDir(), "activated.sock")

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"runtime/debug"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
@@ -22,6 +24,15 @@ func version() string {
 		return info.Main.Version
 	}
 	return "dev"
+}
+
+// versionFlag is --version, which other programs have, too.
+type versionFlag bool
+
+func (versionFlag) BeforeReset(app *kong.Kong) error {
+	err := new(versionCmd).Run(app.Stdout)
+	app.Exit(exitCode(err))
+	return err
 }
 
 type versionCmd struct {
