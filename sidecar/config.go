@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
 // Config says how a sidecar serves. The zero value of a field stands for its
@@ -27,6 +28,12 @@ type Config struct {
 
 	// Redis is a redis://, rediss:// or unix:// URL. Default redis://127.0.0.1:6379/0.
 	Redis string
+	// RedisCA is a PEM file with the certificates of the authorities that a rediss:// Redis
+	// is trusted by; "": those of the host. RedisCert and RedisKey are files of the
+	// certificate that Redis asks this sidecar for; "": none. RedisServerName is the name in
+	// the certificate of Redis; "": the host of the URL.
+	RedisCA, RedisCert, RedisKey, RedisServerName string
+
 	// Lease is how long Redis keeps a lock whose acquire named no lease; it is
 	// renewed every third of it. 300 ms to 1 h, default 30 s.
 	Lease time.Duration
@@ -86,6 +93,10 @@ const (
 	minTokenExpiry = time.Hour
 	maxTokenExpiry = 10 * 365 * 24 * time.Hour
 )
+
+func (c *Config) tls() store.TLS {
+	return store.TLS{CA: c.RedisCA, Cert: c.RedisCert, Key: c.RedisKey, ServerName: c.RedisServerName}
+}
 
 // DefaultSocket is $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock.
 // The SDKs follow the same rule.

@@ -96,6 +96,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}()
 	s.store, err = store.Open(store.Config{
 		URL:            cfg.Redis,
+		TLS:            cfg.tls(),
 		UUID:           s.uuid,
 		Last:           store.Identity(s.left.Redis),
 		TokenExpiry:    cfg.TokenExpiry,

@@ -48,7 +48,7 @@ func (c Config) Check() error {
 	if err := c.setDefaults(); err != nil {
 		return setting(err)
 	}
-	errs := []error{checkMaxFiles(), store.Check(store.Config{URL: c.Redis})}
+	errs := []error{checkMaxFiles(), store.Check(store.Config{URL: c.Redis, TLS: c.tls()})}
 	if c.Listener == nil {
 		errs = append(errs, checkSocket(&c))
 	}

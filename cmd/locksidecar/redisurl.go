@@ -44,7 +44,7 @@ func chooseRedis(s *settings, r *settingsResolver) (redisTarget, error) {
 	}
 	secret, err := credential(credentialName)
 	if err == nil {
-		err = checkCredentials([]string{credentialName}, s.RedisFile)
+		err = checkCredentials([]string{credentialName, "redis-ca", "redis-cert", "redis-key"}, s.RedisFile, s.RedisCA, s.RedisCert, s.RedisKey)
 	}
 	if err == nil {
 		err = checkVariables(os.Environ())

@@ -35,7 +35,8 @@ func (serveCmd) Help() string {
 A stop, or a kill, frees no lock: the next daemon finds in the state file who holds what, and goes on.
 
 Each setting is taken from its flag, its variable, the settings file or its default: the first that has it.
-The Redis URL may also come as the systemd credential "redis-url".
+The Redis URL may also come as the systemd credential "redis-url", and the files for TLS as "redis-ca", "redis-cert"
+and "redis-key".
 GOMAXPROCS and GOGC are Go's own; without them, serve runs on two processors and collects garbage at 40 %.
 
 --check looks at settings, Redis URL, group, directories and files, as the user that runs it and with the
@@ -74,19 +75,23 @@ func (c *serveCmd) BeforeResolve(ctx *kong.Context) error {
 // config returns the settings as the sidecar takes them, without its Redis.
 func (s *settings) config() sidecar.Config {
 	return sidecar.Config{
-		Socket:       s.Socket,
-		SocketMode:   os.FileMode(s.SocketMode),
-		SocketGroup:  s.SocketGroup,
-		Lease:        time.Duration(s.Lease),
-		TokenExpiry:  time.Duration(s.TokenExpiry),
-		State:        s.State,
-		ResumeWithin: time.Duration(s.ResumeWithin),
-		MaxSessions:  s.MaxSessions,
-		MaxLocks:     s.MaxLocks,
-		MaxHolds:     s.MaxHolds,
-		MaxWaiters:   s.MaxWaiters,
-		MaxNewNames:  s.MaxNewNames,
-		Version:      version(),
+		Socket:          s.Socket,
+		SocketMode:      os.FileMode(s.SocketMode),
+		SocketGroup:     s.SocketGroup,
+		RedisCA:         s.RedisCA,
+		RedisCert:       s.RedisCert,
+		RedisKey:        s.RedisKey,
+		RedisServerName: s.RedisServerName,
+		Lease:           time.Duration(s.Lease),
+		TokenExpiry:     time.Duration(s.TokenExpiry),
+		State:           s.State,
+		ResumeWithin:    time.Duration(s.ResumeWithin),
+		MaxSessions:     s.MaxSessions,
+		MaxLocks:        s.MaxLocks,
+		MaxHolds:        s.MaxHolds,
+		MaxWaiters:      s.MaxWaiters,
+		MaxNewNames:     s.MaxNewNames,
+		Version:         version(),
 	}
 }
 
@@ -101,6 +106,16 @@ func (c *serveCmd) read(parsed *kong.Context) (cfg sidecar.Config, target redisT
 	}
 	cfg = c.config()
 	cfg.Redis = target.url
+	for _, file := range []struct {
+		credential string
+		path       *string
+	}{{"redis-ca", &cfg.RedisCA}, {"redis-cert", &cfg.RedisCert}, {"redis-key", &cfg.RedisKey}} {
+		if *file.path == "" {
+			if *file.path, err = credential(file.credential); err != nil {
+				return cfg, target, err
+			}
+		}
+	}
 	if cfg.Listener, err = inherited(); err != nil {
 		return cfg, target, err
 	}

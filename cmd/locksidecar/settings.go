@@ -18,23 +18,27 @@ import (
 // --max-locks, the variable $LOCKSIDECAR_MAX_LOCKS and the file's key max_locks.
 // A flag beats a variable, a variable beats the file, the file beats the default.
 type settings struct {
-	Socket       string   `toml:"socket" default:"${socket}" placeholder:"PATH" help:"Where clients connect (default: ${default})."`
-	SocketMode   fileMode `toml:"socket_mode" default:"${socket_mode}" placeholder:"OCTAL" help:"File mode of the socket; who can write to it can lock (default: ${default})."`
-	SocketGroup  string   `toml:"socket_group" placeholder:"GROUP" help:"Group of the socket (default: that of the daemon)."`
-	Redis        string   `toml:"redis" placeholder:"URL" help:"redis://, rediss:// or unix:// URL (default: ${redis}). As a flag it must not contain a password."`
-	RedisFile    string   `toml:"redis_file" placeholder:"PATH" help:"A file with the URL, so that its password stands nowhere else."`
-	Embedded     bool     `toml:"embedded" help:"Use a private Redis that ends with the daemon: for trials and tests."`
-	Lease        duration `toml:"lease" default:"${lease}" placeholder:"DURATION" help:"How long Redis keeps a lock that is not renewed (default: ${default})."`
-	TokenExpiry  duration `toml:"token_expiry" placeholder:"DURATION" help:"Delete a lock's token counter this long after its last use (default: never). Not if a Redisson program draws fencing tokens."`
-	State        string   `toml:"state" placeholder:"PATH" help:"File in which the next daemon finds who holds what (default: the socket's path and .state; none: a restart loses all locks)."`
-	ResumeWithin duration `toml:"resume_within" default:"${resume_within}" placeholder:"DURATION" help:"After a restart, how long to renew for a living process that does not come back (default: ${default})."`
-	MaxSessions  int      `toml:"max_sessions" default:"${max_sessions}" placeholder:"N" help:"Clients at one time (default: ${default})."`
-	MaxLocks     int      `toml:"max_locks" default:"${max_locks}" placeholder:"N" help:"Names held or waited for, in all (default: ${default})."`
-	MaxHolds     int      `toml:"max_holds" default:"${max_holds}" placeholder:"N" help:"Locks held by one client (default: ${default})."`
-	MaxWaiters   int      `toml:"max_waiters" default:"${max_waiters}" placeholder:"N" help:"Requests of one client that wait (default: ${default})."`
-	MaxNewNames  int      `toml:"max_new_names" default:"${max_new_names}" placeholder:"N" help:"Names that one user may lock in a second for the first time: each leaves a key in Redis (default: ${default})."`
-	LogLevel     string   `toml:"log_level" default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"debug, info, warn or error (default: ${default})."`
-	LogFormat    string   `toml:"log_format" default:"text" enum:"text,json" placeholder:"FORMAT" help:"text or json (default: ${default})."`
+	Socket          string   `toml:"socket" default:"${socket}" placeholder:"PATH" help:"Where clients connect (default: ${default})."`
+	SocketMode      fileMode `toml:"socket_mode" default:"${socket_mode}" placeholder:"OCTAL" help:"File mode of the socket; who can write to it can lock (default: ${default})."`
+	SocketGroup     string   `toml:"socket_group" placeholder:"GROUP" help:"Group of the socket (default: that of the daemon)."`
+	Redis           string   `toml:"redis" placeholder:"URL" help:"redis://, rediss:// or unix:// URL (default: ${redis}). As a flag it must not contain a password."`
+	RedisFile       string   `toml:"redis_file" placeholder:"PATH" help:"A file with the URL, so that its password stands nowhere else."`
+	RedisCA         string   `toml:"redis_ca" placeholder:"FILE" help:"For rediss://: PEM file of the authorities that sign the certificate of Redis (default: those of the host)."`
+	RedisCert       string   `toml:"redis_cert" placeholder:"FILE" help:"For rediss://: PEM file of the certificate that Redis asks for."`
+	RedisKey        string   `toml:"redis_key" placeholder:"FILE" help:"The key of that certificate."`
+	RedisServerName string   `toml:"redis_server_name" placeholder:"NAME" help:"For rediss://: the name in the certificate of Redis (default: the host of the URL)."`
+	Embedded        bool     `toml:"embedded" help:"Use a private Redis that ends with the daemon: for trials and tests."`
+	Lease           duration `toml:"lease" default:"${lease}" placeholder:"DURATION" help:"How long Redis keeps a lock that is not renewed (default: ${default})."`
+	TokenExpiry     duration `toml:"token_expiry" placeholder:"DURATION" help:"Delete a lock's token counter this long after its last use (default: never). Not if a Redisson program draws fencing tokens."`
+	State           string   `toml:"state" placeholder:"PATH" help:"File in which the next daemon finds who holds what (default: the socket's path and .state; none: a restart loses all locks)."`
+	ResumeWithin    duration `toml:"resume_within" default:"${resume_within}" placeholder:"DURATION" help:"After a restart, how long to renew for a living process that does not come back (default: ${default})."`
+	MaxSessions     int      `toml:"max_sessions" default:"${max_sessions}" placeholder:"N" help:"Clients at one time (default: ${default})."`
+	MaxLocks        int      `toml:"max_locks" default:"${max_locks}" placeholder:"N" help:"Names held or waited for, in all (default: ${default})."`
+	MaxHolds        int      `toml:"max_holds" default:"${max_holds}" placeholder:"N" help:"Locks held by one client (default: ${default})."`
+	MaxWaiters      int      `toml:"max_waiters" default:"${max_waiters}" placeholder:"N" help:"Requests of one client that wait (default: ${default})."`
+	MaxNewNames     int      `toml:"max_new_names" default:"${max_new_names}" placeholder:"N" help:"Names that one user may lock in a second for the first time: each leaves a key in Redis (default: ${default})."`
+	LogLevel        string   `toml:"log_level" default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"debug, info, warn or error (default: ${default})."`
+	LogFormat       string   `toml:"log_format" default:"text" enum:"text,json" placeholder:"FORMAT" help:"text or json (default: ${default})."`
 }
 
 // origin is where a setting came from. A larger one beats a smaller one.

@@ -253,7 +253,7 @@ func BenchmarkRedisFanOut(b *testing.B) {
 func BenchmarkRedisConnect(b *testing.B) {
 	s := startRedis(b)
 	admin := s.admin()
-	d := must(parse("redis://"+s.tcp(), patience))
+	d := must(parse(Config{URL: "redis://" + s.tcp(), Timeout: patience}))
 	b.ResetTimer()
 	before := s.cpu(admin)
 	for range b.N {

@@ -24,11 +24,13 @@ type dialer struct {
 	options redis.Options // what the URL said
 	address string        // for people; never the password
 	timeout time.Duration // of silence while an answer is owed
+	tls     TLS
 }
 
 // parse reads the URL. What it says about a bad one never repeats the part that
 // may be a password.
-func parse(rawURL string, timeout time.Duration) (*dialer, error) {
+func parse(cfg Config) (*dialer, error) {
+	rawURL := cfg.URL
 	const forms = "redis://[user:password@]host[:port][/database], rediss://… for TLS, or unix:///path/to/socket[?db=database]"
 	if rawURL == "" {
 		return nil, errors.New("no Redis URL: want " + forms)
@@ -50,7 +52,10 @@ func parse(rawURL string, timeout time.Duration) (*dialer, error) {
 	if o.DB < 0 {
 		return nil, fmt.Errorf("the Redis URL names database %d, below 0: want %s", o.DB, forms)
 	}
-	d := &dialer{address: o.Addr, timeout: timeout}
+	if err := cfg.TLS.check(o.TLSConfig); err != nil {
+		return nil, err
+	}
+	d := &dialer{address: o.Addr, timeout: cfg.Timeout, tls: cfg.TLS}
 	if o.ClientName == "" {
 		o.ClientName = "locksidecar"
 	}
@@ -119,7 +124,12 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 	conn := socket
 	plain := d.options.TLSConfig == nil
 	if !plain {
-		secure := tls.Client(socket, d.options.TLSConfig.Clone())
+		config, err := d.tls.config(d.options.TLSConfig)
+		if err != nil {
+			socket.Close()
+			return nil, outage(err.Error())
+		}
+		secure := tls.Client(socket, config)
 		ctx, cancel := context.WithTimeout(ctx, d.timeout)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {

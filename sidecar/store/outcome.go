@@ -117,6 +117,9 @@ func (d *dialer) broken(err error) string {
 	case isEOF(err):
 		return fmt.Sprintf("Redis at %s closed the connection", d.address)
 	}
+	if why := d.alerted(err); why != "" {
+		return why
+	}
 	return fmt.Sprintf("the connection to Redis at %s broke: %s", d.address, d.scrub(err))
 }
 
@@ -149,6 +152,12 @@ func (d *dialer) tlsError(err error) error {
 		// A Redis without TLS takes the greeting for half a line and waits.
 		return outagef("Redis at %s does not answer in TLS on this port; name its TLS port, or write redis:// instead of rediss://", d.address)
 	}
+	if why := d.untrusted(err); why != "" {
+		return outage(why)
+	}
+	if why := d.alerted(err); why != "" {
+		return outage(why)
+	}
 	return outagef("TLS with Redis at %s failed: %s", d.address, d.scrub(err))
 }
 
@@ -164,6 +173,8 @@ func (d *dialer) handshakeError(err error) error {
 		user = fmt.Sprintf("user %q", d.options.Username)
 	}
 	switch {
+	case isEOF(err) && d.options.TLSConfig != nil:
+		return outagef("Redis at %s closed the TLS connection before it said anything; it may not accept the certificate of this sidecar (redis-cert and redis-key; see the log of Redis), or have no connection to spare (maxclients)", d.address)
 	case isEOF(err):
 		return outagef("Redis at %s closed the connection before it said anything; it may want TLS (write rediss://) or have no connection to spare (maxclients)", d.address)
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "invalid password"):

@@ -22,6 +22,9 @@ type Config struct {
 	// database. Required.
 	URL string
 
+	// TLS for rediss://. Zero: the authorities of the host, and no certificate.
+	TLS TLS
+
 	// UUID of the sidecar, the first half of its owner fields. Required.
 	UUID string
 
@@ -113,7 +116,7 @@ type Store struct {
 
 // Check returns why Open would refuse these settings of a Redis, or nil.
 func Check(cfg Config) error {
-	_, err := parse(cfg.URL, cfg.Timeout)
+	_, err := parse(cfg)
 	return err
 }
 
@@ -129,7 +132,7 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	d, err := parse(cfg.URL, cfg.Timeout)
+	d, err := parse(cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,87 @@
+package store
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+)
+
+// TLS says how a Redis with a rediss:// URL is trusted, and how it trusts this sidecar.
+// The files are PEM, and are read at each connection: one that was renewed counts from the
+// next connection on.
+type TLS struct {
+	CA         string // file with the certificates of the authorities; "": those of the host
+	Cert, Key  string // files of the certificate that Redis asks for; "": none
+	ServerName string // in the certificate of Redis; "": the host of the URL
+}
+
+// config completes base with the files.
+func (t *TLS) config(base *tls.Config) (*tls.Config, error) {
+	c := base.Clone()
+	if t.ServerName != "" {
+		c.ServerName = t.ServerName
+	}
+	if t.CA != "" {
+		text, err := os.ReadFile(t.CA)
+		if err != nil {
+			return nil, fmt.Errorf("the CA of Redis cannot be read: %w; check redis-ca", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("%s has no certificate in PEM; name the file of the CA of Redis as redis-ca", t.CA)
+		}
+	}
+	if t.Cert != "" {
+		cert, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		if err != nil {
+			return nil, fmt.Errorf("the certificate for Redis (%s) and its key (%s) cannot be used: %w; check redis-cert and redis-key", t.Cert, t.Key, err)
+		}
+		c.Certificates = []tls.Certificate{cert}
+	}
+	return c, nil
+}
+
+// check refuses settings that do not fit the URL.
+func (t *TLS) check(base *tls.Config) error {
+	switch {
+	case (t.Cert == "") != (t.Key == ""):
+		return errors.New("redis-cert and redis-key need each other; name both or neither")
+	case *t == TLS{}:
+		return nil
+	case base == nil:
+		return errors.New("redis-ca, redis-cert, redis-key and redis-server-name have no effect without TLS; write rediss:// in the Redis URL, or leave them out")
+	}
+	_, err := t.config(base)
+	return err
+}
+
+// untrusted is the sentence for a certificate of Redis that is not accepted; "": err is
+// about something else.
+func (d *dialer) untrusted(err error) string {
+	var authority x509.UnknownAuthorityError
+	var name x509.HostnameError
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.As(err, &authority):
+		return fmt.Sprintf("the certificate of Redis at %s is not signed by an authority that is trusted here; name the file of its CA with redis-ca (%s)", d.address, d.scrub(err))
+	case errors.As(err, &name):
+		return fmt.Sprintf("the certificate of Redis at %s is for another name; write that name in the Redis URL, or as redis-server-name (%s)", d.address, d.scrub(err))
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Sprintf("the certificate of Redis at %s has expired, or is not valid yet; renew it, or set the clock of this host (%s)", d.address, d.scrub(err))
+	case errors.As(err, &invalid):
+		return fmt.Sprintf("the certificate of Redis at %s is not valid: %s", d.address, d.scrub(err))
+	}
+	return ""
+}
+
+// alerted is the sentence for a TLS alert that Redis sent; "": err is something else.
+func (d *dialer) alerted(err error) string {
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Op != "remote error" {
+		return ""
+	}
+	return fmt.Sprintf("Redis at %s does not accept the TLS certificate of this sidecar; name one that it trusts with redis-cert and redis-key (%s)", d.address, d.scrub(err))
+}
