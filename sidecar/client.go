@@ -130,11 +130,7 @@ func (s *Server) takeOver(now int64, left *state.Left) {
 			continue
 		}
 		s.watch(cl)
-		if cl.until = now + int64(s.cfg.ResumeWithin); cl.pidfd < 0 {
-			// It is in another pid namespace, there are too few descriptors, or it
-			// is not known which process has its pid: its end is not seen.
-			cl.until = now + int64(s.cfg.Lease)
-		}
+		cl.until = now + int64(s.patience(cl))
 		switch {
 		case process == unproven:
 			unknown++
@@ -148,14 +144,24 @@ func (s *Server) takeOver(now int64, left *state.Left) {
 	}
 	s.planAbsence()
 	if unseen > 0 {
-		s.log.Error("too few files may be open to watch every client's process; those that do not come back within one lease lose their locks; raise the limit (LimitNOFILE= of the unit, ulimit -n)",
+		s.log.Error("too few files may be open to watch every client's process; those that do not come back within resume-unseen lose their locks; raise the limit (LimitNOFILE= of the unit, ulimit -n)",
 			"clients", unseen, "limit", maxFiles())
 	}
 	if unknown > 0 {
-		s.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within one lease lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
+		s.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within resume-unseen lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
 			"clients", unknown)
 	}
 	s.log.Info("took over from the sidecar before", "locks", len(left.Memory.Locks), "clients", len(s.sessions), "ended", dead)
+}
+
+// patience is how long a client that is away is waited for.
+func (s *Server) patience(cl *client) time.Duration {
+	if cl.pidfd < 0 {
+		// It is in another pid namespace, there are too few descriptors, or it
+		// is not known which process has its pid: its end is not seen.
+		return s.cfg.ResumeUnseen
+	}
+	return s.cfg.ResumeWithin
 }
 
 // away tells whether the client has not taken its session up again.

@@ -54,6 +54,10 @@ type Config struct {
 	// ResumeWithin is how long a successor renews what a living process holds that
 	// does not come back. Default 1 h.
 	ResumeWithin time.Duration
+	// ResumeUnseen is the same for a client whose process this sidecar cannot watch, because
+	// it is in another pid namespace for instance: a longer one keeps the locks of those that
+	// are busy for long, and also of those that died during the restart. Default: the lease.
+	ResumeUnseen time.Duration
 
 	MaxSessions int // clients at one time. Default 4,096
 	MaxLocks    int // names held or waited for, and waiters, in all. Default 1,048,576
@@ -115,6 +119,7 @@ func (c *Config) setDefaults() error {
 	or(&c.Redis, DefaultRedis)
 	or(&c.Lease, DefaultLease)
 	or(&c.ResumeWithin, DefaultResumeWithin)
+	or(&c.ResumeUnseen, c.Lease)
 	if c.State == "" {
 		path := c.Socket
 		if c.Listener != nil {
@@ -145,6 +150,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.ResumeWithin < 0 || c.ResumeWithin > maxResumeWithin {
 		errs = append(errs, fmt.Errorf("resume-within %v: choose up to %v, or 0 for the default", c.ResumeWithin, maxResumeWithin))
+	}
+	if c.ResumeUnseen < 0 || c.ResumeUnseen > maxResumeWithin {
+		errs = append(errs, fmt.Errorf("resume-unseen %v: choose up to %v, or 0 for the lease", c.ResumeUnseen, maxResumeWithin))
 	}
 	for _, m := range []struct {
 		what string

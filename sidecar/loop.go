@@ -326,7 +326,7 @@ func (s *Server) onRequest(now int64, in *request) {
 	case *protocol.List:
 		s.say(c, s.list(now, r))
 	case *protocol.ForceRelease:
-		if row, ok := s.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !mayForce(cl.peer.UID, row.UID) {
+		if row, ok := s.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !s.mayForce(cl.peer.UID, row.UID) {
 			s.refuse(c, id, protocol.Denied, "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root")
 			return
 		}
@@ -366,10 +366,6 @@ func taking(in *request) bool {
 		return true
 	}
 	return false
-}
-
-func mayForce(caller, holder int64) bool {
-	return caller == holder || privileged(caller)
 }
 
 // list fills one page. It is small: a client that asks for thousands of locks pays for

@@ -42,7 +42,10 @@ type Server struct {
 	inbox    inbox
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands commandReader
-	redis    atomic.Pointer[redisHealth]
+	// strangers is the uid that stands for all users whom this user namespace does not
+	// have; −1: it has all of the host.
+	strangers int64
+	redis     atomic.Pointer[redisHealth]
 	// misplaced is why a successor would not find the state; "": it would.
 	misplaced atomic.Pointer[string]
 	readers   sync.WaitGroup // accept loop and one reader for each connection
@@ -119,6 +122,14 @@ func Listen(cfg Config) (_ *Server, err error) {
 	listener, err := listen(&s.cfg)
 	if err != nil {
 		return nil, setting(err)
+	}
+	if s.state != nil {
+		if why := s.state.Unidentified(); why != "" {
+			s.log.Error("no successor can use the state", "file", cfg.State, "reason", why)
+		}
+	}
+	if s.strangers = manyUsers(); s.strangers >= 0 {
+		s.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", s.strangers)
 	}
 	s.endpoint = newEndpoint(&s.cfg, listener, claimed)
 	s.noteServed()

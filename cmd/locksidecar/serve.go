@@ -86,6 +86,7 @@ func (s *settings) config() sidecar.Config {
 		TokenExpiry:     time.Duration(s.TokenExpiry),
 		State:           s.State,
 		ResumeWithin:    time.Duration(s.ResumeWithin),
+		ResumeUnseen:    time.Duration(s.ResumeUnseen),
 		MaxSessions:     s.MaxSessions,
 		MaxLocks:        s.MaxLocks,
 		MaxHolds:        s.MaxHolds,

@@ -32,6 +32,7 @@ type settings struct {
 	TokenExpiry     duration `toml:"token_expiry" placeholder:"DURATION" help:"Delete a lock's token counter this long after its last use (default: never). Not if a Redisson program draws fencing tokens."`
 	State           string   `toml:"state" placeholder:"PATH" help:"File in which the next daemon finds who holds what (default: the socket's path and .state; none: a restart loses all locks)."`
 	ResumeWithin    duration `toml:"resume_within" default:"${resume_within}" placeholder:"DURATION" help:"After a restart, how long to renew for a living process that does not come back (default: ${default})."`
+	ResumeUnseen    duration `toml:"resume_unseen" placeholder:"DURATION" help:"The same for a process that the daemon cannot watch, in another pid namespace for instance (default: the lease)."`
 	MaxSessions     int      `toml:"max_sessions" default:"${max_sessions}" placeholder:"N" help:"Clients at one time (default: ${default})."`
 	MaxLocks        int      `toml:"max_locks" default:"${max_locks}" placeholder:"N" help:"Names held or waited for, in all (default: ${default})."`
 	MaxHolds        int      `toml:"max_holds" default:"${max_holds}" placeholder:"N" help:"Locks held by one client (default: ${default})."`

@@ -80,6 +80,17 @@ func TestAFileOfSomebodyElseIsLeftAlone(t *testing.T) {
 	}
 }
 
+func TestStateThatNoSuccessorCanUseSaysSoFromTheStart(t *testing.T) {
+	h := thisHost()
+	if why := mustOpen(t, filepath.Join(t.TempDir(), "state"), h).Unidentified(); why != "" {
+		t.Errorf("on this host: %s", why)
+	}
+	h.boot = [16]byte{}
+	if why := mustOpen(t, filepath.Join(t.TempDir(), "state"), h).Unidentified(); !strings.Contains(why, "ProcSubset=pid") {
+		t.Errorf("without a boot id: %q", why)
+	}
+}
+
 func TestWhatIsTakenOverAndWhatIsNot(t *testing.T) {
 	here := thisHost()
 	here.boot, here.timeNS, here.pidNS = [16]byte{1}, 2, 3

@@ -1,0 +1,57 @@
+package sidecar
+
+import (
+	"testing"
+	"time"
+)
+
+func TestUserWhoStandsForManyForcesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name, uidMap string
+		want         int64
+	}{
+		{"the host", "         0          0 4294967295\n", -1},
+		{"PrivateUsers=yes", "         0          0          1\n       998        998          1\n", 65534},
+		{"a container", "         0     100000      65536\n", 65534},
+		{"the host in parts", "0 0 1000\n1000 1000 4294966295\n", -1},
+	} {
+		if got := strangersOf(tt.uidMap, "65534\n"); got != tt.want {
+			t.Errorf("%s: %d stands for many users, want %d", tt.name, got, tt.want)
+		}
+	}
+	host, private := &Server{strangers: -1}, &Server{strangers: 65534}
+	for _, tt := range []struct {
+		what           string
+		s              *Server
+		caller, holder int64
+		want           bool
+	}{
+		{"the holder's user", host, 1000, 1000, true},
+		{"another user", host, 1001, 1000, false},
+		{"nobody, on a host that has it", host, 65534, 65534, true},
+		{"one of many", private, 65534, 65534, false},
+		{"root", private, 0, 65534, true},
+		{"a user of the namespace", private, 998, 998, true},
+	} {
+		if got := tt.s.mayForce(tt.caller, tt.holder); got != tt.want {
+			t.Errorf("%s: %v, want %v", tt.what, got, tt.want)
+		}
+	}
+}
+
+func TestClientThatIsNotSeenIsWaitedForAsLongAsTheOperatorChose(t *testing.T) {
+	for _, tt := range []struct {
+		unseen, want time.Duration
+	}{{0, 20 * time.Second}, {2 * time.Hour, 2 * time.Hour}} {
+		s := &Server{cfg: Config{Lease: 20 * time.Second, ResumeUnseen: tt.unseen}}
+		if err := s.cfg.setDefaults(); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.patience(&client{pidfd: -1}); got != tt.want {
+			t.Errorf("resume-unseen %v: %v, want %v", tt.unseen, got, tt.want)
+		}
+		if got := s.patience(&client{pidfd: 3}); got != DefaultResumeWithin {
+			t.Errorf("a client that is watched: %v", got)
+		}
+	}
+}
