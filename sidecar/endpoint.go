@@ -20,11 +20,11 @@ const lookEvery = 2 * time.Second
 // endpoint is the listening socket of a sidecar, and the file that leads clients to it.
 //
 // The file may be removed or replaced while the sidecar runs: by hand, by a program that
-// cleans up, or by systemd when the socket unit is restarted. Nobody can connect then, and
-// the socket does not show it. So look compares the inode of the file now and then; while
+// cleans up, or by systemd when the socket unit is restarted. No client can connect then,
+// and the socket does not show it. So look compares the inode of the file now and then; while
 // the socket exists, no other file has that inode. If there is no file, look makes the
 // socket again, also in the place of one that systemd made. If there is another file, that
-// belongs to somebody else: then the trouble is reported.
+// belongs to another process: then the trouble is reported.
 type endpoint struct {
 	log       *slog.Logger
 	path      string // "": an abstract socket, which has no file

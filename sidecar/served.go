@@ -63,7 +63,7 @@ func writeServed(path, id string) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // it is in nobody's way
+		_ = os.Remove(f.Name()) // if it stays, it has no effect
 	}
 	return err
 }

@@ -42,7 +42,7 @@ type Server struct {
 	inbox    inbox
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands commandReader
-	// strangers is the uid that stands for all users whom this user namespace does not
+	// strangers is the uid that stands for all users that this user namespace does not
 	// have; −1: it has all of the host.
 	strangers int64
 	redis     atomic.Pointer[redisHealth]

@@ -16,7 +16,7 @@ import (
 // root, and the user whose process the sidecar is.
 func privileged(uid int64) bool { return uid == 0 || uid == int64(unix.Geteuid()) }
 
-// manyUsers is the uid that the kernel gives all users whom this process's user namespace
+// manyUsers is the uid that the kernel gives all users that this process's user namespace
 // does not have; −1: it has all of the host, and a uid is one user.
 func manyUsers() int64 {
 	ids, err := os.ReadFile("/proc/self/uid_map")

@@ -20,9 +20,10 @@ from locksidecar._strict import Fields
 
 Vector = dict[str, Any]
 
+# In the repository, or in an sdist.
 FILE = Path(__file__).resolve().parents[3] / "protocol" / "testdata" / "vectors.json"
 if not FILE.exists():
-    pytest.skip("the vectors are in the repository, not in the package", allow_module_level=True)
+    FILE = Path(__file__).with_name("vectors.json")
 
 VECTORS: list[Vector] = json.loads(FILE.read_text())
 
