@@ -19,6 +19,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -1088,5 +1089,26 @@ func TestStrangeRepliesAreUnknown(t *testing.T) {
 		if why := r.down(); !strings.Contains(why, "cannot be understood") {
 			t.Errorf("%q: %s", tt.reply, why)
 		}
+	}
+}
+
+// Without INFO a start says nothing about the data: an operator must not look for a loss.
+func TestLogSaysWhetherDataWasLostOnlyIfRedisTells(t *testing.T) {
+	s := startRedis(t)
+	for _, tt := range []struct{ name, url, runID, want string }{
+		{"INFO is not permitted", s.userURL("few", "~*", "&*", "+@all", "-info"), "", "data_lost=unknown"},
+		{"another run", s.url(), strings.Repeat("0", 40), "data_lost=possibly"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := open(t, tt.url, func(c *Config) {
+				c.Last = Identity{RunID: tt.runID, ReplID: "x/0", Floor: 1, FloorAt: protocol.Now()}
+			})
+			if up := r.up(); !up.lost {
+				t.Error("locks are not asserted again")
+			}
+			if !strings.Contains(r.logged(), tt.want) {
+				t.Errorf("the log does not have %q:\n%s", tt.want, r.logged())
+			}
+		})
 	}
 }
