@@ -76,10 +76,17 @@ var sidecarMutants = []mutant{
 	},
 	{
 		rule: "a lock is not forced by another user",
-		file: "sidecar/loop.go",
-		old:  `return caller == holder || privileged(caller)`,
-		new:  `return holder >= 0 || privileged(caller)`,
+		file: "sidecar/share.go",
+		old:  `caller == holder && caller != s.strangers`,
+		new:  `caller != s.strangers`,
 		by:   test("sidecar", "TestLockIsForcedByItsUserOrAnAdministrator"),
+	},
+	{
+		rule: "a uid that stands for many users forces no lock",
+		file: "sidecar/share.go",
+		old:  `caller == holder && caller != s.strangers`,
+		new:  `caller == holder`,
+		by:   test("sidecar", "TestUserWhoStandsForManyForcesNothing"),
 	},
 	{
 		rule: "sessions are limited",

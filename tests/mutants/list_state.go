@@ -214,8 +214,8 @@ var stateMutants = []mutant{
 	{
 		rule: "the state file is not opened through a symbolic link",
 		file: "sidecar/state/state.go",
-		old:  `unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC`,
-		new:  `unix.O_CREAT|unix.O_CLOEXEC`,
+		old:  `flags|unix.O_NOFOLLOW|unix.O_CLOEXEC`,
+		new:  `flags|unix.O_CLOEXEC`,
 		by:   test("sidecar/state", "TestRefusedFiles"),
 	},
 	{
