@@ -113,7 +113,7 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		return nil, d.parser.broken
 	}
 	if d.parser.refusal != "" {
-		return nil, &RequestError{ID: id, Code: BadRequest, Msg: d.parser.refusal}
+		return nil, &RequestError{ID: id, Op: string(op), Code: BadRequest, Msg: d.parser.refusal}
 	}
 	return m, nil
 }
@@ -149,8 +149,8 @@ func (o *object) claimed(holds []ClaimedHold) []ClaimedHold {
 	return holds
 }
 
-// distinct refuses a claim that names a hold twice. Sorting keeps it cheap
-// whatever a hostile client claims.
+// distinct fails if a claim names a hold twice. Sorting keeps it cheap whatever a
+// hostile client claims.
 func (d *RequestDecoder) distinct() {
 	d.numbers = slices.Grow(d.numbers[:0], len(d.claim.Holds))
 	for _, h := range d.claim.Holds {
@@ -159,7 +159,7 @@ func (d *RequestDecoder) distinct() {
 	slices.Sort(d.numbers)
 	for i := 1; i < len(d.numbers); i++ {
 		if d.numbers[i] == d.numbers[i-1] {
-			d.parser.refuse("holds names hold %d twice", d.numbers[i])
+			d.parser.fail(badFrame("holds names hold %d twice", d.numbers[i]))
 			return
 		}
 	}

@@ -93,9 +93,11 @@ func (e *ConnError) Error() string { return "protocol: " + e.Msg }
 func (e *ConnError) Reply() Err { return Err{Code: e.Code, Msg: e.Msg} }
 
 // RequestError answers one request that cannot be carried out; the connection
-// goes on. ID is 0 for a request that wants no answer: then none is sent.
+// goes on, unless the request is a hello. ID is 0 for a request that wants no answer:
+// then none is sent.
 type RequestError struct {
 	ID   uint64
+	Op   string // of the request
 	Code Code
 	Msg  string
 }
@@ -103,7 +105,7 @@ type RequestError struct {
 func (e *RequestError) Error() string { return "protocol: " + e.Msg }
 
 // Reply is the answer to the request.
-func (e *RequestError) Reply() Err { return Err(*e) }
+func (e *RequestError) Reply() Err { return Err{ID: e.ID, Code: e.Code, Msg: e.Msg} }
 
 // Now reads CLOCK_BOOTTIME, the clock of every deadline: all processes of a host
 // share it, nobody sets it, and it counts while the host is suspended.

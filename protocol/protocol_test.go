@@ -429,7 +429,6 @@ func TestRefusalsNameTheFieldAndTheRange(t *testing.T) {
 		"\x83\xa2op\xa5claim\xa2id\x01\xa5holds\x92\x00\x01":                          "a hold in holds is 0; it must be from 1 to 9223372036854775807",
 		"\x83\xa2op\xa5claim\xa2id\x01\xa5holds\x92\x07\x00":                          "an entry count in holds is 0; it must be from 1 to 4294967295",
 		"\x83\xa2op\xa5claim\xa2id\x01\xa5holds\x92\x07\xc0":                          "an entry count in holds must be an integer",
-		"\x83\xa2op\xa5claim\xa2id\x01\xa5holds\x94\x07\x01\x07\x01":                  "holds names hold 7 twice",
 		"\x84\xa2op\xa5hello\xa2id\x01\xa1v\x01\xa6resume\xa1t":                       "resume needs resumable to be true: a session is resumed by a client that will do so again",
 	} {
 		_, err := new(RequestDecoder).Decode([]byte(body))

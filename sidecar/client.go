@@ -272,11 +272,8 @@ func (s *Server) greet(now int64, c *conn, m *protocol.Hello) {
 
 // claim takes in what a client that came back still has.
 func (s *Server) claim(now int64, cl *client, m *protocol.Claim) {
-	switch {
-	case !cl.claiming:
-		s.broke(now, cl.conn, protocol.BadFrame, "a claim that is not due; a session is claimed once, when it was resumed")
-	case !s.table.Claim(now, cl.id, m):
-		s.broke(now, cl.conn, protocol.BadFrame, "more entries are claimed than were granted")
+	if !s.table.Claim(now, cl.id, m) {
+		s.broke(now, cl.conn, badFrame("more entries are claimed than were granted"))
 	}
 }
 
@@ -309,18 +306,21 @@ func (s *Server) gone(now int64, c *conn) {
 	}
 }
 
-// broke ends the service to a client that broke the protocol. What it holds it
-// keeps until the deadlines, or until its process ends.
-func (s *Server) broke(now int64, c *conn, code protocol.Code, text string) {
-	s.part(c, &protocol.Err{Code: code, Msg: text})
+// badFrame is the last frame to a client that broke the protocol.
+func badFrame(msg string) *protocol.Err { return &protocol.Err{Code: protocol.BadFrame, Msg: msg} }
+
+// broke ends the service to a client that broke the protocol; fault is its last frame.
+// What it holds it keeps until the deadlines, or until its process ends.
+func (s *Server) broke(now int64, c *conn, fault *protocol.Err) {
+	s.part(c, fault)
 	cl := c.client
 	if cl == nil {
 		closePidfd(&c.pidfd)
-		s.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(code)}, "code", code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", text)
+		s.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(fault.Code)}, "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
 		return
 	}
-	s.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client broke the protocol", string(code)},
-		"code", code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", text, "holds", s.table.Holds(cl.id))
+	s.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client broke the protocol", string(fault.Code)},
+		"code", fault.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", fault.Msg, "holds", s.table.Holds(cl.id))
 	switch {
 	case cl.ended:
 		s.close(now, cl, "its process ended")

@@ -94,8 +94,8 @@ func (s *Server) refuseConn(c *conn, why *protocol.Err) {
 // serveConn reads one connection until it ends.
 func (s *Server) serveConn(c *conn) {
 	defer s.leave(c)
-	if code, text := s.read(c); code != "" {
-		s.hand(c, request{kind: clientBroke, conn: c, code: code, text: text})
+	if fault := s.read(c); fault != nil {
+		s.hand(c, request{kind: clientBroke, conn: c, fault: fault})
 		c.linger()
 	} else {
 		s.hand(c, request{kind: clientGone, conn: c})
@@ -133,12 +133,18 @@ func (s *Server) leave(c *conn) {
 }
 
 // read hands over requests until the connection ends, or until the client breaks
-// the protocol: then code and text say how.
-func (s *Server) read(c *conn) (code protocol.Code, text string) {
+// the protocol: then it returns the last frame that the client is sent. What came before
+// the fault is handed over, too.
+func (s *Server) read(c *conn) (fault *protocol.Err) {
 	_ = c.nc.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
 	frames := protocol.NewReader(brief.NewReader(c.raw))
 	var decoder protocol.RequestDecoder
 	var batch []request
+	defer func() {
+		if len(batch) > 0 {
+			s.submit(c, batch)
+		}
+	}()
 	greeted := false
 	for {
 		body, err := frames.Next()
@@ -146,59 +152,73 @@ func (s *Server) read(c *conn) (code protocol.Code, text string) {
 			var broken *protocol.ConnError
 			switch {
 			case errors.As(err, &broken):
-				return broken.Code, broken.Msg
+				return &protocol.Err{Code: broken.Code, Msg: broken.Msg}
 			case !greeted && errors.Is(err, os.ErrDeadlineExceeded) && !s.isEnding():
-				return protocol.NoHello, "no hello within 5 s; say hello first"
+				return &protocol.Err{Code: protocol.NoHello, Msg: "no hello within 5 s; say hello first"}
 			}
-			return "", ""
+			return nil
 		}
-		req, err := decoder.Decode(body)
-		if err != nil {
-			var bad *protocol.RequestError
-			var broken *protocol.ConnError
-			switch {
-			case errors.As(err, &bad) && greeted:
-				// Counted as a request, so that an endless stream of bad ones
-				// waits for its answers to be read like any other.
-				batch = append(batch, request{kind: clientOther, conn: c, other: &refused{bad}})
-			case errors.As(err, &bad):
-				return bad.Code, bad.Msg
-			case errors.As(err, &broken):
-				return broken.Code, broken.Msg
-			default:
-				return protocol.BadFrame, err.Error()
+		req, bad, fault := decode(&decoder, body)
+		if fault != nil {
+			return fault
+		}
+		hello, isHello := req.(*protocol.Hello)
+		if bad != nil {
+			isHello = bad.Op == "hello"
+		}
+		switch {
+		case isHello && greeted:
+			return &protocol.Err{Code: protocol.NoHello, Msg: "a second hello; a connection says it once"}
+		case !isHello && !greeted:
+			return &protocol.Err{Code: protocol.NoHello, Msg: "the first frame was not hello; say hello first"}
+		case isHello && bad != nil:
+			fault := bad.Reply()
+			return &fault
+		case isHello:
+			greeted = true
+			_ = c.nc.SetReadDeadline(time.Time{})
+			if c.peer.PID > 0 {
+				c.peer.Cmd, c.process = s.commands.of(c.peer.PID), processOf(c.pidfd, c.peer.PID)
 			}
-		} else {
-			hello, isHello := req.(*protocol.Hello)
-			switch {
-			case isHello == greeted && greeted:
-				return protocol.NoHello, "a second hello; a connection says it once"
-			case !isHello && !greeted:
-				return protocol.NoHello, "the first frame was not hello; say hello first"
-			case isHello:
-				greeted = true
-				_ = c.nc.SetReadDeadline(time.Time{})
-				if c.peer.PID > 0 {
-					c.peer.Cmd, c.process = s.commands.of(c.peer.PID), processOf(c.pidfd, c.peer.PID)
-				}
-				h := *hello
-				batch = append(batch, request{kind: clientHello, conn: c, other: &h})
-			default:
-				batch = append(batch, handOver(c, req))
-			}
+			h := *hello
+			batch = append(batch, request{kind: clientHello, conn: c, other: &h})
+		case bad != nil:
+			// Counted as a request, so that an endless stream of bad ones
+			// waits for its answers to be read like any other.
+			batch = append(batch, request{kind: clientOther, conn: c, other: &refused{bad}})
+		default:
+			batch = append(batch, handOver(c, req))
 		}
 		if _, list := req.(*protocol.List); list || len(batch) >= maxQueued || frames.Buffered() == 0 {
-			if !s.submit(c, batch) {
-				return "", ""
-			}
+			ok := s.submit(c, batch)
 			clear(batch)
 			batch = batch[:0]
+			if !ok {
+				return nil
+			}
 			if list {
 				// A page is a thousand times the size of its request.
 				c.throttle(0, maxUnread)
 			}
 		}
 	}
+}
+
+// decode returns a request, or what is wrong with it: a request error, or the last frame
+// of its connection.
+func decode(d *protocol.RequestDecoder, body []byte) (protocol.Request, *protocol.RequestError, *protocol.Err) {
+	req, err := d.Decode(body)
+	if err == nil {
+		return req, nil, nil
+	}
+	if bad, ok := errors.AsType[*protocol.RequestError](err); ok {
+		return nil, bad, nil
+	}
+	if broken, ok := errors.AsType[*protocol.ConnError](err); ok {
+		fault := broken.Reply()
+		return nil, nil, &fault
+	}
+	return nil, nil, badFrame(err.Error())
 }
 
 // handOver copies a request, which the decoder is about to reuse.

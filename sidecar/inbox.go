@@ -42,8 +42,7 @@ type request struct {
 	acquire protocol.Acquire
 	release protocol.Release
 	other   interface{ RequestID() uint64 } // owned by the request; *refused
-	code    protocol.Code
-	text    string
+	fault   *protocol.Err
 }
 
 type requestKind uint8
@@ -54,7 +53,7 @@ const (
 	clientRelease                    // release
 	clientOther                      // other
 	clientGone                       // the connection ended
-	clientBroke                      // code, text: it broke the rules of the protocol
+	clientBroke                      // fault: it broke the rules of the protocol
 )
 
 // last tells whether a connection asks for nothing after it.

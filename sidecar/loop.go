@@ -271,6 +271,17 @@ func (s *Server) onEvent(now int64, e *event) {
 	}
 }
 
+// id is the request's; 0: it has none.
+func (in *request) id() uint64 {
+	switch in.kind {
+	case clientAcquire:
+		return in.acquire.ID
+	case clientRelease:
+		return in.release.ID
+	}
+	return in.other.RequestID()
+}
+
 // onRequest does what one request asks.
 func (s *Server) onRequest(now int64, in *request) {
 	c := in.conn
@@ -279,7 +290,7 @@ func (s *Server) onRequest(now int64, in *request) {
 		s.gone(now, c)
 		return
 	case clientBroke:
-		s.broke(now, c, in.code, in.text)
+		s.broke(now, c, in.fault)
 		return
 	case clientHello:
 		c.taken()
@@ -291,16 +302,13 @@ func (s *Server) onRequest(now int64, in *request) {
 	if cl == nil || cl.detached || cl.leaving || s.stopping && !ending(in) {
 		return // it was told why, or is being told
 	}
-	if cl.claiming && !taking(in) {
-		s.broke(now, c, protocol.BadFrame, "claims are due; a session that was resumed is claimed before anything else")
+	id := in.id()
+	if msg := s.violation(cl, in, id); msg != "" {
+		s.broke(now, c, badFrame(msg))
 		return
 	}
 	switch in.kind {
 	case clientAcquire:
-		if s.table.Waiting(cl.id, in.acquire.ID) {
-			s.broke(now, c, protocol.BadFrame, "id is in use by an acquire that is not answered yet; choose another")
-			return
-		}
 		if prefix := store.Reserved(in.acquire.Name); prefix != "" {
 			s.refuse(c, in.acquire.ID, protocol.Denied, "names that begin with "+prefix+" are reserved for the token counters and queues of other locks; choose another name")
 			return
@@ -311,7 +319,6 @@ func (s *Server) onRequest(now int64, in *request) {
 		s.table.Release(now, cl.id, in.release)
 		return
 	}
-	id := in.other.RequestID()
 	switch r := in.other.(type) {
 	case *protocol.Confirm:
 		s.table.Confirm(now, cl.id, *r)
@@ -358,14 +365,27 @@ func ending(in *request) bool {
 	return bye || in.kind == clientRelease
 }
 
-// taking tells whether a request is one of those with which a resumed session is
-// taken up, or ended.
-func taking(in *request) bool {
-	switch in.other.(type) {
-	case *protocol.Claim, *protocol.Bye, *refused:
-		return true
+// violation says how a request breaks the protocol in the state in which its session is;
+// "": it does not. It comes before what is wrong with the request's own fields.
+func (s *Server) violation(cl *client, in *request, id uint64) string {
+	claim, bye := false, false
+	switch r := in.other.(type) {
+	case *protocol.Claim:
+		claim = true
+	case *refused:
+		claim = r.Op == "claim"
+	case *protocol.Bye:
+		bye = true
 	}
-	return false
+	switch {
+	case claim && !cl.claiming:
+		return "a claim that is not due; a session is claimed once, when it was resumed"
+	case cl.claiming && !claim && !bye:
+		return "claims are due; a session that was resumed is claimed before anything else"
+	case id != 0 && s.table.InUse(cl.id, id):
+		return "the id is in use by a request that is not answered yet; choose another"
+	}
+	return ""
 }
 
 // list fills one page. It is small: a client that asks for thousands of locks pays for

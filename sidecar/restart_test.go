@@ -295,20 +295,6 @@ func TestWhatWasAskedBeforeByeIsAnsweredBeforeIt(t *testing.T) {
 	a.ended()
 }
 
-func TestAClaimThatMakesNoSenseIsDueAgain(t *testing.T) {
-	h := newHouse(t, nil)
-	a, first := h.hello(true, "")
-	held := a.hold("x")
-	h.restart()
-	a = h.resumed(first.Ticket)
-	twice := protocol.ClaimedHold{Hold: held.Hold, Entries: 1}
-	a.send(protocol.Claim{ID: 8, Holds: []protocol.ClaimedHold{twice, twice}})
-	a.refused(8, protocol.BadRequest, "twice")
-	if lost := a.claim(twice); len(lost) > 0 {
-		t.Errorf("lost %v", lost)
-	}
-}
-
 func TestASocketWithoutAPathNeedsAStateFile(t *testing.T) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@locksidecar-test", Net: "unix"})
 	if err != nil {

@@ -265,16 +265,6 @@ func TestReservedNamesAreRefused(t *testing.T) {
 	c.hold("redisson_lock") // is only like one
 }
 
-func TestAnIDInUseIsABrokenFrame(t *testing.T) {
-	socket := start(t, nil)
-	a, b := greeted(t, socket), greeted(t, socket)
-	a.hold("x")
-	id := b.acquire("x", protocol.Forever)
-	b.send(protocol.Acquire{ID: id, Name: "y", WaitMS: protocol.Forever})
-	b.refused(0, protocol.BadFrame, "in use")
-	b.ended()
-}
-
 func TestBadRequestsAreAnsweredAndTheConnectionStays(t *testing.T) {
 	socket := start(t, nil)
 	c := greeted(t, socket)

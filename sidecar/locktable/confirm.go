@@ -37,7 +37,10 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 		l.queue = t.queues.get()
 	}
 	l.queue.confirms = append(l.queue.confirms, confirm{s.id, s.user, req.ID})
-	s.confirms++
+	if s.confirms == nil {
+		s.confirms = make(map[uint64]struct{})
+	}
+	s.confirms[req.ID] = struct{}{}
 	t.waiting++
 	s.user.waiters++
 	t.settle(now, l)
@@ -76,7 +79,7 @@ func (t *Table) endConfirm(c confirm) *session {
 		t.leave(c.user)
 		return nil
 	}
-	s.confirms--
+	delete(s.confirms, c.id)
 	return s
 }
 

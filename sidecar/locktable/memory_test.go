@@ -388,7 +388,7 @@ func TestASidecarThatStopsLetsNobodyWait(t *testing.T) {
 	l.acquire(2, "b")
 	l.tb.Adjourn(l.now)
 	l.want()
-	if l.tb.Waiting(2, l.ids) || l.row("a").Waiting != 0 {
+	if l.tb.InUse(2, l.ids) || l.row("a").Waiting != 0 {
 		t.Fatal("somebody waits")
 	}
 	if n := l.tb.Owing(); n != 1 {

@@ -22,7 +22,7 @@ type session struct {
 	holds  *lock // first of the locks it holds, linked by hold.next
 	nholds int
 
-	confirms int // that it waits for
+	confirms map[uint64]struct{} // ids of its confirms that are not answered; nil: it has sent none
 
 	endedAt int64
 
@@ -159,10 +159,15 @@ func (t *Table) settleAll(now int64, locks []*lock) {
 	}
 }
 
-// Waiting tells whether the session has an unanswered acquire with this id.
-func (t *Table) Waiting(id SessionID, request uint64) bool {
+// InUse tells whether the session has a request with this id that is not answered yet.
+// Only an acquire and a confirm are not answered at once.
+func (t *Table) InUse(id SessionID, request uint64) bool {
 	s := t.sessions[id]
-	return s != nil && s.waits[request] != nil
+	if s == nil || len(s.waits)+len(s.confirms) == 0 {
+		return false
+	}
+	_, confirms := s.confirms[request]
+	return confirms || s.waits[request] != nil
 }
 
 func (t *Table) linkHold(l *lock) {

@@ -121,7 +121,7 @@ func (t *Table) limited(now int64, s *session, l *lock, req *protocol.Acquire) b
 // noRoomToWait says why a session may not have one more request that waits; "": it may.
 func (t *Table) noRoomToWait(s *session) string {
 	switch most, share := t.limits(s.user); {
-	case len(s.waits)+s.confirms >= t.cfg.MaxWaiters:
+	case len(s.waits)+len(s.confirms) >= t.cfg.MaxWaiters:
 		return fmt.Sprintf("this client has %d requests waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
 	case t.waiting >= most:
 		return fmt.Sprintf("this sidecar has %d requests waiting; wait for some, or raise max-locks of the sidecar", t.waiting)
