@@ -9,6 +9,8 @@ import (
 
 // Result takes Redis's answer to the lock's operation in flight.
 func (t *Table) Result(now int64, r Result) {
+	t.owed--
+	t.owing = now
 	l := t.byName[r.Name]
 	if l != nil && r.Kind == Drop {
 		l.echoed(r)
@@ -255,7 +257,7 @@ const maxTTL = int64(365 * 24 * time.Hour / time.Millisecond)
 // for it again.
 func (t *Table) heldElsewhere(now int64, l *lock, op flight, r Result) {
 	q := l.queue
-	q.remote, q.field, q.ttlMS, q.seenAt = true, printable(r.Field), min(r.TTLMS, maxTTL), now
+	q.remote, q.field, q.ttlMS, q.seenAt, q.askedAt = true, printable(r.Field), min(r.TTLMS, maxTTL), now, op.at
 	q.stand = false
 	pause := int64(t.pause(q))
 	if q.ttlMS >= 0 {
@@ -275,7 +277,7 @@ func (t *Table) heldElsewhere(now int64, l *lock, op flight, r Result) {
 	for q.head != nil && q.head.try && q.head.since <= op.at {
 		w := q.head
 		t.unqueue(w)
-		t.refuse(w.session, w.id, protocol.Timeout, "%s", l.whyNot())
+		t.refuse(w.session, w.id, protocol.Timeout, "%s", q.heldElsewhere())
 	}
 	if q.head != nil && q.head.try {
 		q.tryAt = now // it came after the question was sent

@@ -383,6 +383,10 @@ func (t *Table) send(now int64, l *lock, op Op) {
 		l.known.until = min(l.known.until, now+validity(op.LeaseMS))
 		t.mark(l)
 	}
+	if t.owed == 0 {
+		t.owing = now
+	}
+	t.owed++
 	t.emit(Effect{Kind: Redis, Op: op})
 }
 

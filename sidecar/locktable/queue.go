@@ -12,11 +12,12 @@ import (
 type queue struct {
 	list
 
-	remote bool   // Redis's last word: somebody else has it
-	field  string // whose field that was
-	ttlMS  int64  // its time to live then; −1: none
-	seenAt int64
-	tryAt  int64 // no Take before, unless the key is ours
+	remote  bool   // Redis's last word: somebody else has it
+	field   string // whose field that was
+	ttlMS   int64  // its time to live then; −1: none
+	seenAt  int64
+	askedAt int64 // when the operation was sent to which that was the answer
+	tryAt   int64 // no Take before, unless the key is ours
 
 	drawn  bool  // tryAt is a time that was drawn
 	passed int32 // releases by others that were heard since those who wait here had a turn
@@ -68,7 +69,8 @@ type waiter struct {
 
 	leaseMS, maxHoldMS, crashDelayMS uint32
 
-	try          bool // wait_ms 0
+	try          bool // it waits for Redis's answer only: wait_ms is 0, or has passed (see due)
+	alone        bool // when it came, no other client here held the lock or waited for it
 	notReentrant bool
 }
 
@@ -170,7 +172,8 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	t.skipEnded(q)
 	switch {
 	case req.WaitMS == 0 && (l.hold.num != 0 || q.head != nil):
-		t.refuse(s, req.ID, protocol.Timeout, "%s", l.whyNot())
+		code, msg := t.whyNot(now, l, &waiter{since: now})
+		t.refuse(s, req.ID, code, "%s", msg)
 		t.settle(now, l)
 		return
 	case req.WaitMS != 0 && req.Owner != 0 && l.hold.num != 0:
@@ -184,14 +187,11 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	*w = waiter{
 		lock: l, session: s, id: req.ID, owner: req.Owner, since: now,
 		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS),
-		try: req.WaitMS == 0, notReentrant: req.NotReentrant,
+		try: req.WaitMS == 0, alone: l.hold.num == 0 && q.head == nil, notReentrant: req.NotReentrant,
 	}
 	w.timer.Value = w
-	if q.head == nil && w.try && q.quiet {
-		q.stand, q.standUntil = false, now
-	}
-	if q.head == nil && (w.try || !q.drawn) {
-		q.tryAt, q.drawn, q.passed = max(now, q.standUntil), false, 0
+	if q.head == nil {
+		q.askFor(now, w)
 	}
 	q.push(w, byLock)
 	s.waits[w.id] = w
@@ -204,34 +204,88 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	}
 	t.waiting++
 	s.user.waiters++
-	if req.WaitMS > 0 {
+	switch {
+	case w.try:
+		t.arm(&w.timer, now+int64(t.cfg.TryWithin))
+	case req.WaitMS > 0:
 		t.arm(&w.timer, now+ms(req.WaitMS))
 	}
 	t.settle(now, l)
 }
 
-// whyNot says for a try why the lock was not to be had.
-func (l *lock) whyNot() string {
-	if l.hold.num != 0 {
-		return "held by " + l.hold.session.peer.String() + " on this host"
+// askFor has Redis asked for the lock on behalf of a waiter that is now the first.
+func (q *queue) askFor(now int64, w *waiter) {
+	if w.try && q.quiet {
+		q.stand, q.standUntil = false, now
 	}
-	if l.queue != nil && l.queue.remote {
-		return "held by " + l.queue.field + ", not on this host"
+	if w.try || !q.drawn {
+		q.tryAt, q.drawn, q.passed = max(now, q.standUntil), false, 0
 	}
-	return "others on this host wait for it"
 }
+
+// whyNot says why a waiter, which may be taken out of the queue already, does not get the
+// lock.
+func (t *Table) whyNot(now int64, l *lock, w *waiter) (protocol.Code, string) {
+	q := l.queue
+	if l.hold.num != 0 {
+		return protocol.Timeout, "held by " + l.hold.session.peer.String() + " on this host"
+	}
+	if trouble := t.trouble(l); trouble != "" {
+		return protocol.Unavailable, trouble
+	}
+	// An answer to an earlier question may be out of date.
+	known := q.knownSince(w.since)
+	asked := int64(0)
+	if l.op.kind != NoOp {
+		asked = now - l.op.at
+	}
+	switch {
+	case !known && (t.IsSilent(now) || asked >= int64(t.cfg.TryWithin)):
+		silence := max(asked, int64(t.Silence(now)))
+		return protocol.Unavailable, "Redis has not answered for " + milliseconds(silence) + "; whether the lock is free is not known"
+	case q.stand, now < q.standUntil:
+		return protocol.Timeout, anothersTurn
+	case q.remote:
+		return protocol.Timeout, q.heldElsewhere()
+	case !w.alone && q.head != nil && q.head.since <= w.since:
+		return protocol.Timeout, "others on this host wait for it"
+	case !w.alone:
+		return protocol.Timeout, "others on this host had it until now"
+	case l.op.kind == NoOp:
+		return protocol.Timeout, anothersTurn
+	}
+	return protocol.Unavailable, "Redis has not answered within " + milliseconds(now-w.since) + " whether the lock is free"
+}
+
+const anothersTurn = "it is another host's turn"
+
+// knownSince tells whether Redis, asked at that time or later, answered that another host
+// has the lock.
+func (q *queue) knownSince(at int64) bool { return q.remote && q.askedAt >= at }
+
+func (q *queue) heldElsewhere() string { return "held by " + q.field + ", not on this host" }
+
+func milliseconds(ns int64) string { return time.Duration(ns).Round(time.Millisecond).String() }
 
 func (w *waiter) urgent(int64) bool { return false }
 
-// due ends a wait whose time is over.
+// due ends a wait whose time is over. If Redis has not answered for this acquire yet, it
+// goes on as one that will not wait: otherwise a wait shorter than a round trip would get
+// less than none.
 func (w *waiter) due(t *Table, now int64) {
-	l := w.lock
+	l, q := w.lock, w.lock.queue
+	latest := w.since + int64(t.cfg.TryWithin)
+	if !w.try && w.alone && now < latest && !q.knownSince(w.since) {
+		w.try = true
+		q.askFor(now, w)
+		t.arm(&w.timer, latest)
+		t.settle(now, l)
+		return
+	}
 	t.unqueue(w)
-	code, msg := protocol.Timeout, "waited "+time.Duration(now-w.since).Round(time.Millisecond).String()+"; "+l.whyNot()
-	if l.hold.num == 0 {
-		if trouble := t.trouble(l); trouble != "" {
-			code, msg = protocol.Unavailable, trouble
-		}
+	code, msg := t.whyNot(now, l, w)
+	if code == protocol.Timeout {
+		msg = "waited " + milliseconds(now-w.since) + "; " + msg
 	}
 	t.refuse(w.session, w.id, code, "%s", msg)
 	t.settle(now, l)
@@ -323,16 +377,13 @@ func (t *Table) serve(now int64, l *lock) {
 		if !w.try {
 			return
 		}
-		switch {
-		case q.stand || now < q.standUntil:
-			t.unqueue(w)
-			t.refuse(w.session, w.id, protocol.Timeout, "it is another host's turn")
-		case l.op.kind == NoOp && (t.why != "" || now < l.retryAt):
-			t.unqueue(w)
-			t.refuse(w.session, w.id, protocol.Unavailable, "%s", t.trouble(l))
-		default:
-			return
+		cannotAsk := l.op.kind == NoOp && (t.why != "" || now < l.retryAt)
+		if !cannotAsk && !q.stand && now >= q.standUntil && !t.IsSilent(now) {
+			return // until Redis answers
 		}
+		t.unqueue(w)
+		code, msg := t.whyNot(now, l, w)
+		t.refuse(w.session, w.id, code, "%s", msg)
 	}
 	if q != nil && q.head == nil {
 		q.denial = ""

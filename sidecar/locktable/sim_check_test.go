@@ -2,6 +2,7 @@ package locktable_test
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -112,6 +113,7 @@ type hostName struct {
 	stoodAt     int64 // host clock: the same, when somebody waited here; 0: nobody did
 	droppedAt   int64 // host clock: when it learnt that the lock is given back
 	answeredAt  int64 // host clock: when Redis answered last
+	otherAsked  int64 // host clock: when it was asked what it answered last with: another has it
 
 	runs     int   // grants since Redis was last asked for the lock
 	runSince int64 // host clock: when the first of them was
@@ -146,6 +148,7 @@ const (
 	quietTime   = 100 * ms
 	quietPause  = 4 * ms
 	rivalMemory = 60 * sec
+	tryWithin   = 500 * ms
 )
 
 // tokenRange is what one Take drew, as its table was told.
@@ -191,6 +194,8 @@ const (
 	pausedQuietly  // that was made for clients that poll
 	birthAbove     // Redis's clock: a counter began at what its host knew
 	floorRaised    // of a connection, because its host met a token that is ahead of Redis's clock
+	foundSilent    // Redis, by an acquire that would not wait, or not for longer
+	grantedForNone // a lock, after the acquire that it was taken for was answered
 
 	killedBeforeKeeping   // a sidecar, with inputs that its memory does not have
 	killedWhileKeeping    // between two calls of the Keeper
@@ -541,7 +546,23 @@ func (w *world) triesFirst(h *host, n int) bool {
 			}
 		}
 	}
-	return first != nil && first.acquire.WaitMS == 0
+	return first != nil && !first.waits(h.clock(w.now))
+}
+
+// waits tells whether an acquire waits for more than Redis's answer.
+func (q *pending) waits(now int64) bool {
+	return q.acquire.WaitMS == protocol.Forever || now < q.arrived+q.acquire.WaitMS*ms
+}
+
+// latest is when an acquire that does not wait forever must have been answered.
+func (q *pending) latest() int64 { return q.arrived + max(q.acquire.WaitMS*ms, tryWithin) }
+
+// silence is how long Redis has answered nothing to a host that waits for an answer.
+func (h *host) silence(now int64) int64 {
+	if h.owed == 0 {
+		return 0
+	}
+	return now - h.owedSince
 }
 
 // endRuns: a lock that nobody here waits for will be given back when it is released.
@@ -667,19 +688,30 @@ func (w *world) refused(h *host, e *locktable.Effect) {
 	w.check.refused[e.Code]++
 	switch e.Code {
 	case protocol.Timeout:
+		inTheWay := q.ahead || w.occupied(h, n, q.order) || hn.yielding || hn.listeners != 0 || hn.mayYield
+		silent := h.up && h.silence(now) >= tryWithin
 		switch {
-		case q.acquire.WaitMS == protocol.Forever || q.acquire.WaitMS > 0 && now < due:
+		case q.waits(now):
 			w.violation(n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(due-now))
-		case q.acquire.WaitMS == 0 && !q.ahead && hn.last != locktable.Other && !w.occupied(h, n, q.order) && !hn.yielding && hn.listeners == 0 && !hn.mayYield:
-			w.violation(n, "the try %d of session %d timed out, and nobody was in its way", q.id, s.id)
+		case !inTheWay && hn.last != locktable.Other:
+			w.violation(n, "request %d of session %d timed out, and nobody was in its way", q.id, s.id)
+		case !inTheWay && now < q.arrived+tryWithin && hn.otherAsked < q.arrived:
+			w.violation(n, "request %d of session %d timed out before Redis was asked for it", q.id, s.id)
+		case silent && hn.hold.state == none && hn.otherAsked < q.arrived:
+			w.violation(n, "request %d of session %d timed out, and Redis has been silent for %s", q.id, s.id, time.Duration(h.silence(now)))
 		}
 	case protocol.Unavailable:
-		if q.acquire.WaitMS == protocol.Forever || q.acquire.WaitMS > 0 && now < due {
+		if q.waits(now) {
 			w.violation(n, "request %d of session %d was unavailable too early", q.id, s.id)
 		}
-		if h.up && !h.conn.dead && hn.last < locktable.Unsent && w.now-h.trouble > sec {
+		silent := h.silence(now) >= tryWithin
+		if hn.inflight >= 0 {
+			silent = silent || now >= q.latest() || now-h.clock(w.ops[hn.inflight].begun) >= tryWithin
+		}
+		if h.up && !h.conn.dead && hn.last < locktable.Unsent && w.now-h.trouble > sec && !silent {
 			w.violation(n, "request %d of session %d was unavailable, though Redis answers", q.id, s.id)
 		}
+		w.check.met[foundSilent] += btoi(silent && h.up && !h.conn.dead)
 	case protocol.Denied:
 		if w.now-hn.deniedAt > eps {
 			w.violation(n, "request %d of session %d was denied, though Redis denied nothing", q.id, s.id)
@@ -1026,6 +1058,9 @@ func (w *world) checkResult(h *host, o *operation) {
 	if (r.Outcome == locktable.Done || r.Outcome == locktable.Other) && r.Listeners != locktable.Uncounted {
 		hn.listeners, hn.stale = r.Listeners, false
 	}
+	if r.Outcome == locktable.Other {
+		hn.otherAsked = h.clock(o.begun)
+	}
 	if r.Outcome == locktable.Other && (hn.listeners == 0 || hn.listeners == 1 && hn.acked) {
 		hn.rivalUntil = h.clock(w.now) + rivalMemory
 	}
@@ -1048,6 +1083,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		if r.Kind != locktable.Take {
 			break
 		}
+		w.check.met[grantedForNone] += btoi(!w.occupied(h, n, math.MaxUint64))
 		if o.op.Reserve > 0 {
 			hn.ranges[hn.rangeAt] = tokenRange{r.Token - uint64(o.op.Reserve) + 1, r.Token, o.at}
 			hn.rangeAt = (hn.rangeAt + 1) % len(hn.ranges)
@@ -1331,8 +1367,8 @@ func (w *world) audit() {
 		for i := range h.sessions {
 			s := &h.sessions[i]
 			for j := range s.pend {
-				if q := &s.pend[j]; q.kind == reqAcquire && q.acquire.WaitMS > 0 && now > q.arrived+q.acquire.WaitMS*ms+eps {
-					w.violation(int(q.name), "request %d of session %d has waited %s longer than it would", q.id, s.id, time.Duration(now-q.arrived-q.acquire.WaitMS*ms))
+				if q := &s.pend[j]; q.kind == reqAcquire && q.acquire.WaitMS >= 0 && now > q.latest()+eps {
+					w.violation(int(q.name), "request %d of session %d has waited %s longer than it would", q.id, s.id, time.Duration(now-q.latest()))
 				}
 				if q := &s.pend[j]; q.kind != reqAcquire && q.kind != reqConfirm {
 					w.violation(int(q.name), "request %d of session %d is not answered", q.id, s.id)

@@ -374,6 +374,10 @@ func (w *world) do(h *host, op locktable.Op) {
 	o.op, o.host, o.name, o.begun = op, int16(h.index), int8(n), w.now
 	o.res = locktable.Result{Kind: op.Kind, Name: op.Name}
 	h.names[n].inflight = i
+	if h.owed == 0 {
+		h.owedSince = h.clock(w.now)
+	}
+	h.owed++
 	c := &h.conn
 	if !c.ok || w.random.oneIn(w.plan.unsent) {
 		o.queued = true
@@ -623,6 +627,8 @@ func (w *world) answered(h *host, e event) {
 func (w *world) deliver(h *host, i int32) {
 	o := &w.ops[i]
 	o.settled = true
+	h.owed--
+	h.owedSince = h.clock(w.now)
 	res := o.res
 	w.checkResult(h, o)
 	if w.trace.on {

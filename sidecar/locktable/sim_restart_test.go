@@ -870,7 +870,7 @@ func (w *world) end(h *host) {
 	h.closing = 0
 	h.sub = subscription{gen: h.sub.gen + 1}
 	h.gone, h.asleep, h.up, h.stopping, h.undrained = true, true, false, false, false
-	h.tries = 0
+	h.tries, h.owed = 0, 0
 	w.check.knows[h.index] = 0
 	for n := range h.names {
 		hn := &h.names[n]

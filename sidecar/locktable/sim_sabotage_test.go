@@ -2,6 +2,7 @@ package locktable_test
 
 import (
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 // spoiled is a table with a saboteur between it and the world. The saboteur breaks
 // one rule; what is nil is left alone.
 type spoiled struct {
+	madeAt int64
 	*locktable.Table
 	cfg locktable.Config
 
@@ -50,6 +52,14 @@ type spoiled struct {
 type delayedAcquire struct {
 	s   locktable.SessionID
 	req protocol.Acquire
+}
+
+// configure makes the table that is spoiled.
+func (t *spoiled) configure(change func(*locktable.Config)) {
+	cfg := t.cfg
+	cfg.Keeper = &spoiledKeeper{t.cfg.Keeper, t}
+	change(&cfg)
+	t.Table = locktable.New(cfg, t.madeAt)
 }
 
 func (t *spoiled) Effects() []locktable.Effect {
@@ -433,6 +443,32 @@ var sabotages = []struct {
 		},
 	},
 	{
+		"wait 0 does not wait for a silent Redis",
+		`has waited .* longer than it would`,
+		func(t *spoiled) {
+			t.configure(func(c *locktable.Config) { c.TryWithin = time.Hour })
+		},
+	},
+	{
+		"Redis has time to answer an acquire that does not wait",
+		`was unavailable, though Redis answers`,
+		func(t *spoiled) {
+			t.configure(func(c *locktable.Config) { c.TryWithin = time.Nanosecond })
+		},
+	},
+	{
+		"the silence of Redis is not blamed on others",
+		`timed out, and (nobody was in its way|Redis has been silent)`,
+		func(t *spoiled) {
+			t.effect = func(e *locktable.Effect) int {
+				if e.Kind == locktable.Refusal && strings.HasPrefix(e.Msg, "Redis has not answered") {
+					e.Code = protocol.Timeout
+				}
+				return 1
+			}
+		},
+	},
+	{
 		"wait 0 does not wait",
 		`will not wait, and waits`,
 		func(t *spoiled) {
@@ -794,9 +830,8 @@ func TestSimulationCatchesBrokenRules(t *testing.T) {
 			var other error
 			for seed := uint64(1); seed <= seeds; seed++ {
 				_, err := play(seed, func(cfg locktable.Config, now int64) lockTable {
-					s := &hurried{spoiled{cfg: cfg}}
-					cfg.Keeper = &spoiledKeeper{cfg.Keeper, &s.spoiled}
-					s.Table = locktable.New(cfg, now)
+					s := &hurried{spoiled{cfg: cfg, madeAt: now}}
+					s.configure(func(*locktable.Config) {})
 					if sabotage.spoil == nil {
 						return s
 					}

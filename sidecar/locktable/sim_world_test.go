@@ -391,6 +391,8 @@ type host struct {
 	names      [maxNames]hostName
 	used       map[uint64]bool // hold numbers
 	tries      int             // unanswered acquires with wait 0
+	owed       int             // operations whose results the table has not been given
+	owedSince  int64           // host clock: when it was given one last, or asked for the first of them
 	dataLostAt int64           // when it was told last that Redis may have lost data
 	trouble    int64           // when something last went wrong between it and Redis
 	floor      tokenFloor      // of tokens, as its store knows it

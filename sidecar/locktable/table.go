@@ -70,6 +70,11 @@ type Config struct {
 	SubscriptionLinger time.Duration
 	RetryAfter         time.Duration // pause after an error that Redis may get over. Default 100 ms
 
+	// An acquire that will not wait, or not for longer, is answered no later than TryWithin
+	// after it came: with Unavailable if Redis has not answered by then. While Redis has
+	// answered nothing for TryWithin it is answered at once. Default 500 ms.
+	TryWithin time.Duration
+
 	// One client can have hundreds of thousands of locks end at one moment. They are
 	// worked off in steps of at most MaxWork locks and waiters, between which the caller
 	// sees to everything else. Renewals are not held up by them. Default 64.
@@ -111,6 +116,7 @@ func (c *Config) setDefaults() {
 	def(&c.WatchAfter, 100*time.Millisecond)
 	def(&c.SubscriptionLinger, 10*time.Second)
 	def(&c.RetryAfter, 100*time.Millisecond)
+	def(&c.TryWithin, 500*time.Millisecond)
 	def(&c.MaxWork, 64)
 }
 
@@ -152,6 +158,8 @@ type Table struct {
 	lastNum uint64 // last hold number given out
 	notes   notes  // what the Keeper has not been told yet
 	up      bool   // Redis can be asked
+	owed    int    // operations that have no Result yet
+	owing   int64  // since when Redis has owed a Result without giving any, while owed is not 0
 	why     string // while it cannot: one sentence; "": nobody has tried yet
 	renewed []*session
 	now     int64 // of the last change
@@ -195,6 +203,24 @@ func (t *Table) Effects() []Effect {
 	out := t.out
 	t.out = t.out[:0]
 	return out
+}
+
+// Silence is how long Redis has owed answers without giving any.
+func (t *Table) Silence(now int64) time.Duration {
+	if t.owed == 0 {
+		return 0
+	}
+	return time.Duration(now - t.owing)
+}
+
+// IsSilent tells whether Redis has been silent for so long that an acquire which will not
+// wait is not to wait for it.
+func (t *Table) IsSilent(now int64) bool { return t.Silence(now) >= t.cfg.TryWithin }
+
+// SilentAt is when IsSilent will be true, if Redis gives no answer until then; false: it
+// owes none.
+func (t *Table) SilentAt() (int64, bool) {
+	return t.owing + int64(t.cfg.TryWithin), t.owed > 0
 }
 
 func (t *Table) emit(e Effect) { t.out = append(t.out, e) }

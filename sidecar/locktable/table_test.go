@@ -20,6 +20,7 @@ type rig struct {
 	now    int64
 	ops    []locktable.Op // in flight
 	log    []string
+	msg    string // of the last refusal
 	tokens uint64
 	others int32 // listeners on every channel
 	ids    uint64
@@ -47,6 +48,7 @@ func (r *rig) collect() {
 			r.log = append(r.log, fmt.Sprintf("s%d granted hold=%d token=%d count=%d", e.Session, e.Hold, e.Token, e.Count))
 		case locktable.Refusal:
 			r.log = append(r.log, fmt.Sprintf("s%d refused %s", e.Session, e.Code))
+			r.msg = e.Msg
 		case locktable.Released:
 			r.log = append(r.log, fmt.Sprintf("s%d released count=%d", e.Session, e.Count))
 		case locktable.Lost:

@@ -1,0 +1,142 @@
+package locktable_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+const tryWithinDefault = 500 * time.Millisecond
+
+// refused expects the only effect since the last want to be a refusal, and looks at what it
+// says.
+func (r *rig) refused(s locktable.SessionID, code protocol.Code, part string) {
+	r.Helper()
+	r.want("s" + itoa(uint64(s)) + " refused " + string(code))
+	if !strings.Contains(r.msg, part) {
+		r.Fatalf("the refusal says %q, want %q", r.msg, part)
+	}
+}
+
+// An acquire that does not wait is answered within TryWithin, if Redis hangs. What Redis
+// grants after that is given back.
+func TestTryIsAnsweredAlthoughRedisIsSilent(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", wait(0))
+	r.pass(tryWithinDefault - time.Millisecond)
+	r.want()
+	r.pass(2 * time.Millisecond)
+	r.refused(1, protocol.Unavailable, "Redis has not answered for 50")
+
+	// While the silence lasts, others are answered at once.
+	r.acquire(2, "a", wait(0))
+	r.refused(2, protocol.Unavailable, "Redis has not answered for 501ms")
+	r.acquire(2, "a") // and behind a waiter, too
+	r.acquire(3, "a", wait(0))
+	r.refused(3, protocol.Unavailable, "Redis has not answered")
+	r.tb.Cancel(r.now, 2, protocol.Cancel{Target: r.ids - 1})
+	r.want("s2 refused canceled")
+
+	r.redis(locktable.Take, locktable.Done)
+	r.want()
+	r.redis(locktable.Drop, locktable.Done)
+	r.want()
+	r.quiet()
+	if _, ok := r.tb.Info(r.now, "a"); ok {
+		t.Error("the table still knows the lock")
+	}
+}
+
+// Another lock's operation shows the silence of Redis as well.
+func TestTryOfAnotherLockIsAnsweredAtOnceWhileRedisIsSilent(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.pass(time.Second)
+	r.want()
+	r.acquire(2, "b", wait(0))
+	r.refused(2, protocol.Unavailable, "Redis has not answered for 1s")
+	if s := r.tb.Silence(r.now); s != time.Second {
+		t.Errorf("a silence of %v", s)
+	}
+}
+
+// A grant that comes after the refusal serves an acquire that came meanwhile.
+func TestGrantAfterATryWasAnsweredServesTheNextOne(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", wait(0))
+	r.pass(tryWithinDefault)
+	r.refused(1, protocol.Unavailable, "")
+	r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s2 granted hold=1 token=1 count=1")
+}
+
+// A wait shorter than a round trip to Redis gets no less than wait_ms 0 does.
+func TestWaitShorterThanARoundTripGetsWhatNoWaitGets(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "free", wait(time.Millisecond))
+	r.pass(50 * time.Millisecond)
+	r.want()
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=1 token=1 count=1")
+
+	r.acquire(2, "remote", wait(time.Millisecond))
+	r.pass(50 * time.Millisecond)
+	r.want()
+	r.redis(locktable.Take, locktable.Other)
+	r.refused(2, protocol.Timeout, "held by somebody:1, not on this host")
+	r.quiet()
+
+	r.acquire(3, "silent", wait(time.Millisecond))
+	r.pass(tryWithinDefault - 2*time.Millisecond)
+	r.want()
+	r.pass(4 * time.Millisecond)
+	r.refused(3, protocol.Unavailable, "Redis has not answered for 50")
+}
+
+// A wait longer than TryWithin ends in time.
+func TestLongWaitEndsInTimeAlthoughRedisIsSilent(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", wait(time.Second))
+	r.acquire(2, "a", wait(time.Second))
+	r.pass(time.Second - time.Millisecond)
+	r.want()
+	r.pass(3 * time.Millisecond)
+	r.want("s1 refused unavailable", "s2 refused unavailable")
+}
+
+// Who waited for others is told of others, and not of Redis.
+func TestRefusalNamesWhatKeptTheLock(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.acquire(2, "a", wait(0))
+	r.refused(2, protocol.Timeout, "others on this host wait for it")
+	r.acquire(2, "a", wait(time.Millisecond))
+	r.pass(4 * time.Millisecond)
+	r.refused(2, protocol.Timeout, "others on this host wait for it")
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.acquire(2, "a", wait(time.Millisecond))
+	r.pass(4 * time.Millisecond)
+	r.refused(2, protocol.Timeout, "held by pid 100")
+
+	r.tb.Down(r.now, "Redis is away")
+	r.acquire(3, "b")
+	r.acquire(2, "b", wait(0))
+	r.refused(2, protocol.Unavailable, "Redis is away")
+}
+
+// Before Redis was reached for the first time, an acquire that does not wait waits for that,
+// but not for long.
+func TestTryIsAnsweredBeforeRedisIsReached(t *testing.T) {
+	r := newRig(t)
+	r.tb = locktable.New(locktable.Config{}, r.now)
+	r.tb.Open(r.now, 1, locktable.Peer{PID: 100})
+	r.acquire(1, "a", wait(0))
+	r.want()
+	r.pass(tryWithinDefault + 2*time.Millisecond)
+	r.refused(1, protocol.Unavailable, "has not been reached yet")
+}
