@@ -27,6 +27,7 @@ type loop struct {
 	last      locktable.SessionID // newest session
 	newRedis  *store.Identity     // what a successor must know of Redis, if it changed in this step
 	stopping  bool
+	held      bool // requests wait, because too many operations wait to be sent: see step
 
 	events   []event        // emptied, for the next takeEvents
 	messages map[string]int // the same
@@ -66,7 +67,8 @@ const (
 
 	// While so many operations wait to be sent to Redis, no requests are done: they would
 	// make more, and a client that asks for little would wait for those of one that asks
-	// for much.
+	// for much. While Redis is silent nothing is sent anyway: then requests are done, so that
+	// those that do not wait are answered.
 	maxUnsent = 64
 )
 
@@ -136,13 +138,17 @@ func (s *Server) plan(now int64) {
 }
 
 // next is when the table has something to do. What it has left over from earlier steps
-// waits, like requests, while many operations wait to be sent: an answer of Redis is an
-// event, and begins a step.
-func (s *Server) next(now int64) (int64, bool) {
-	if s.table.Busy() && s.store.Unsent() <= maxUnsent {
+// waits, like requests, while many operations wait to be sent: until an answer of Redis,
+// which is an event and begins a step, or until Redis is known to be silent.
+func (s *Server) next(now int64) (at int64, ok bool) {
+	if s.table.Busy() && !s.held {
 		return now, true
 	}
-	return s.table.Next()
+	at, ok = s.table.Next()
+	if silent, owed := s.table.SilentAt(); s.held && owed && (!ok || silent < at) {
+		at, ok = silent, true
+	}
+	return at, ok
 }
 
 // step takes in what was said and carries out what the table wants done. One
@@ -157,12 +163,12 @@ func (s *Server) step() (now int64) {
 		s.sumUp()
 	}
 	s.takeEvents(now)
-	if s.store.Unsent() <= maxUnsent {
-		s.inbox.hold(false)
+	// Until Redis has answered something, or is known to be silent.
+	s.held = s.store.Unsent() > maxUnsent && !s.table.IsSilent(now)
+	s.inbox.hold(s.held)
+	if !s.held {
 		s.table.Work(now)
 		s.takeRequests(now)
-	} else {
-		s.inbox.hold(true) // until Redis has answered something
 	}
 	s.carryOut()
 	if len(s.leaving) > 0 {

@@ -3,6 +3,7 @@ package tests
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 //	a key that somebody else overwrote         TestHolderIsToldOfATheft
 //	stalled for less than a lease              TestStallShorterThanALeaseLosesNothing
 //	stalled for longer than a lease            TestStallLongerThanALeaseEndsHolds
+//	hanging, and acquires that do not wait     TestTryIsAnsweredWhileRedisHangs
 //	not there at the start                     TestRedisIsDown, TestRedisComesLater
 //	gone for longer than a lease               TestLockExpiresWhileRedisIsAway
 //	gone for good                              TestRedisIsGoneForGood
@@ -357,6 +359,42 @@ func TestStallShorterThanALeaseLosesNothing(t *testing.T) {
 	for i, h := range holds {
 		h.passesTo(next, granted[i])
 	}
+}
+
+// An acquire that does not wait, or not for longer than a round trip, is answered while
+// Redis hangs and its connection still stands, however many operations wait to be sent. The
+// answer blames Redis, and others only if they hold the lock.
+func TestTryIsAnsweredWhileRedisHangs(t *testing.T) {
+	r := startRedis(t)
+	d := startDaemon(t, r.unixURL())
+	busy, w := dialWire(t, d), dialWire(t, d)
+	w.ask(message{"op": "acquire", "name": "held"})
+	for range 300 { // until the daemon has seen that this Redis is near: it sends less at a time
+		hold := w.ask(message{"op": "acquire", "name": "near"})["hold"]
+		w.ask(message{"op": "release", "hold": hold})
+	}
+	r.signal(syscall.SIGSTOP)
+	for i := range 1000 {
+		busy.send(message{"op": "acquire", "id": 10 + i, "name": fmt.Sprint("lock ", i)})
+	}
+	for _, wait := range []int{0, 1} {
+		msg := w.refused(protocol.Unavailable, message{"op": "acquire", "name": fmt.Sprint("free ", wait), "wait_ms": wait})
+		if !strings.Contains(msg, "Redis has not answered for") {
+			t.Errorf("wait_ms %d: %s", wait, msg)
+		}
+		msg = w.refused(protocol.Timeout, message{"op": "acquire", "name": "held", "wait_ms": wait})
+		if !strings.Contains(msg, "held by pid") {
+			t.Errorf("wait_ms %d: %s", wait, msg)
+		}
+	}
+	r.signal(syscall.SIGCONT)
+	for range 1000 {
+		if a, err := busy.next(); err != nil || a["err"] != nil {
+			t.Fatalf("an acquire that waits was answered with %v (%v)", a, err)
+		}
+	}
+	// What Redis granted after the refusal is given back.
+	eventually(t, "the lock is free in Redis", func() bool { return r.Exists(t.Context(), "free 0").Val() == 0 })
 }
 
 // Redis stands still for longer than a lease: it is there, and does not answer.
