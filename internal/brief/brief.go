@@ -54,12 +54,17 @@ const restless = 16
 // Reader reads a connection. It waits for what is not there yet like the connection's
 // own Read, within the connection's deadline. One goroutine at a time may use it.
 type Reader struct {
+	// Empty, if it is not nil, is called whenever Read finds nothing to be read and is about
+	// to wait. It must not use the connection's deadline or read from it.
+	Empty func()
+
 	conn  syscall.RawConn
 	try   func(fd uintptr) bool
 	room  []byte
 	got   int
 	err   error
 	inRow int // reads since the last one that waited or was announced
+	waits bool
 }
 
 // NewReader returns a Reader of a connection.
@@ -69,11 +74,17 @@ func NewReader(conn syscall.RawConn) *Reader {
 	return r
 }
 
-func (r *Reader) Read(b []byte) (int, error) {
+func (r *Reader) Read(b []byte) (int, error) { return r.read(b, true) }
+
+// ReadNow is Read that does not wait: if there is nothing to be read the error is
+// syscall.EAGAIN.
+func (r *Reader) ReadNow(b []byte) (int, error) { return r.read(b, false) }
+
+func (r *Reader) read(b []byte, waits bool) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	r.room, r.got, r.err = b, 0, nil
+	r.room, r.got, r.err, r.waits = b, 0, nil, waits
 	err := r.conn.Read(r.try)
 	r.room = nil
 	switch {
@@ -101,7 +112,10 @@ func (r *Reader) once(fd uintptr) bool {
 			continue
 		case syscall.EAGAIN:
 			r.inRow = 0
-			return false
+			if r.waits && r.Empty != nil {
+				r.Empty()
+			}
+			return !r.waits
 		}
 		return true
 	}
