@@ -298,8 +298,8 @@ func TestHolderStoppedPastItsDeadlineFindsItsLockLost(t *testing.T) {
 }
 
 // A process that stands still keeps what the sidecar renews for it: only its
-// death, or its deadline, frees a lock. (What it may believe when it goes on is
-// another matter: it was told of no renewal meanwhile.)
+// death, or its deadline, frees a lock. (What it believes when it goes on:
+// TestHoldersStoppedPastTheirDeadlinesKeepLocksThatWereRenewed.)
 func TestStoppedProcessKeepsItsRenewedLock(t *testing.T) {
 	r := startRedis(t)
 	d := startDaemon(t, r.unixURL(), "--lease=2s")

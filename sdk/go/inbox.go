@@ -1,9 +1,9 @@
 package locksidecar
 
 import (
-	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,26 +26,83 @@ type inbox struct {
 	nc  net.Conn
 	raw syscall.RawConn // nil: there is none
 
-	mu     sync.Mutex // guards what follows; no other lock is taken under it
-	bell   *bell      // nil: there is none yet, or at all
-	taken  bool
-	pushed bool  // the deadline for reading has passed
-	end    error // that somebody found who is not the resident
+	mu      sync.Mutex // guards what follows; no other lock is taken under it
+	bell    *bell      // nil: there is none yet, or at all
+	taken   bool
+	pushed  bool  // the deadline for reading has passed
+	end     error // that somebody found who is not the resident
+	closed  bool
+	emptied uint64        // times that the one whose turn it is found nothing more, while asked
+	change  chan struct{} // closed at the next such time, and when the turn is left; nil: nobody waits for it
 
-	reader io.Reader // of the one whose turn it is
+	asked atomic.Bool // somebody waits for emptied to grow
+
+	reader *brief.Reader // of the one whose turn it is; nil: it reads nc
+	now    bool          // of the same: Read does not wait
 }
 
 // newInbox returns an inbox; it is the turn of whoever calls.
 func newInbox(nc net.Conn, raw syscall.RawConn) *inbox {
-	in := &inbox{nc: nc, raw: raw, taken: true, reader: nc}
+	in := &inbox{nc: nc, raw: raw, taken: true}
 	if raw != nil {
 		in.reader = brief.NewReader(raw)
+		in.reader.Empty = in.isEmpty
 	}
 	return in
 }
 
 // Read is for whose turn it is.
-func (in *inbox) Read(b []byte) (int, error) { return in.reader.Read(b) }
+func (in *inbox) Read(b []byte) (int, error) {
+	switch {
+	case in.reader == nil:
+		return in.nc.Read(b)
+	case in.now:
+		return in.reader.ReadNow(b)
+	}
+	return in.reader.Read(b)
+}
+
+// isEmpty is called when whose turn it is has booked all that has arrived.
+func (in *inbox) isEmpty() {
+	if !in.asked.Load() {
+		return
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.emptied++
+	in.changed()
+}
+
+// changed tells those who wait in awaitEmpty. The caller holds mu.
+func (in *inbox) changed() {
+	if in.change != nil {
+		close(in.change)
+		in.change = nil
+		in.asked.Store(false)
+	}
+}
+
+// awaitEmpty returns true when all that had arrived before the call has been booked by
+// whose turn it is, or the connection has ended; false: it is nobody's turn.
+func (in *inbox) awaitEmpty() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for before := in.emptied; in.emptied == before && in.end == nil && !in.closed; {
+		if !in.taken {
+			return false
+		}
+		if in.change == nil {
+			in.change = make(chan struct{})
+		}
+		change := in.change
+		in.asked.Store(true)
+		in.pushLocked() // it may have found nothing before it was asked
+		in.mu.Unlock()
+		<-change
+		in.mu.Lock()
+	}
+	return true
+}
 
 // share tells whether others than the resident may have the turn from now on. They
 // may not if there is nothing to make a bell of, or no file descriptor for one.
@@ -86,6 +143,7 @@ func (in *inbox) leave() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.taken = false
+	in.changed()
 	if !in.bell.arm() {
 		in.bell.ring() // the resident finds out why
 	}
@@ -97,6 +155,7 @@ func (in *inbox) abandon(why error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.end = why
+	in.changed()
 	in.bell.ring()
 }
 
@@ -123,9 +182,14 @@ func (in *inbox) push() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.bell != nil && in.taken {
-		in.pushed = true
-		_ = in.nc.SetReadDeadline(time.Unix(1, 0))
+		in.pushLocked()
 	}
+}
+
+// pushLocked is push. The caller holds mu, and somebody has the turn.
+func (in *inbox) pushLocked() {
+	in.pushed = true
+	_ = in.nc.SetReadDeadline(time.Unix(1, 0))
 }
 
 // calm is for whose turn it is, before it looks why it was pushed.
@@ -151,6 +215,8 @@ func (in *inbox) hangUp() {
 func (in *inbox) close() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	in.closed = true
+	in.changed()
 	if in.bell != nil {
 		in.bell.close()
 	}

@@ -122,9 +122,11 @@ func (s *session) forget(h *hold) {
 	}
 }
 
-// expire ends the hold if its deadline has passed, and returns who is to be told.
-// What it gives back is to be flushed: the sidecar may have renewed the hold
-// without having been heard. The caller holds mu.
+// expire ends the hold if its deadline had passed at now, and returns who is to be told.
+// What had arrived at now has been read: the deadline may have been moved by an event that
+// waited in the socket, because this process was stopped. What it gives back is to be
+// flushed: the sidecar may have renewed the hold without having been heard. The caller
+// holds mu.
 func (h *hold) expire(now int64) (told []ending, over bool) {
 	if h.end != nil || now < h.until() {
 		return nil, false
@@ -168,9 +170,14 @@ func (s *session) rest(h *hold) {
 // because it did not understand this client: then the lock is free when its lease
 // ends. With Confirmed it may also be ErrUnconfirmed; the lock is released then, too.
 func (l *Lock) Unlock(options ...UnlockOption) error {
+	return l.unlock(lookFirst, options...)
+}
+
+// unlock is Unlock.
+func (l *Lock) unlock(how look, options ...UnlockOption) error {
 	h := l.hold
 	s := h.session
-	err := l.lockMu()
+	err := l.lockMu(how)
 	if err != nil {
 		if l.state == entered {
 			l.state = over
@@ -228,12 +235,27 @@ func (l *Lock) Unlock(options ...UnlockOption) error {
 	return nil
 }
 
+// look says whether a lock whose deadline has passed is lost only if nothing that has
+// arrived moves the deadline.
+type look bool
+
+const (
+	lookFirst look = true
+	asBooked  look = false // for whose turn it is to read: it cannot read now
+)
+
 // lockMu locks mu, and returns what Err returns. It looks at the clock first.
-func (l *Lock) lockMu() error {
+func (l *Lock) lockMu(how look) error {
 	h := l.hold
 	s := h.session
 	now := s.clock()
 	s.mu.Lock()
+	if how == lookFirst && h.end == nil && now >= h.until() {
+		w := s.wire
+		s.mu.Unlock()
+		s.catchUp(w)
+		s.mu.Lock()
+	}
 	if told, over := h.expire(now); over {
 		w := s.wire
 		s.mu.Unlock()
@@ -262,10 +284,17 @@ func (l *Lock) Token() uint64 { return l.hold.token }
 // renewals move it; past it the lock is lost.
 func (l *Lock) Deadline() time.Time {
 	h := l.hold
-	h.session.mu.Lock()
+	s := h.session
+	s.mu.Lock()
+	w, ended := s.wire, h.end != nil
+	s.mu.Unlock()
+	if !ended {
+		s.catchUp(w)
+	}
+	s.mu.Lock()
 	until := h.until()
-	h.session.mu.Unlock()
-	return time.Now().Add(time.Duration(until - h.session.clock()))
+	s.mu.Unlock()
+	return time.Now().Add(time.Duration(until - s.clock()))
 }
 
 // Err returns nil while the lock is held; after that an ErrLost, of type
@@ -273,7 +302,7 @@ func (l *Lock) Deadline() time.Time {
 // closed. It looks at the clock: a lock whose deadline has passed is lost,
 // whether or not the sidecar says so.
 func (l *Lock) Err() error {
-	err := l.lockMu()
+	err := l.lockMu(lookFirst)
 	l.hold.session.mu.Unlock()
 	return err
 }
@@ -282,7 +311,7 @@ func (l *Lock) Err() error {
 // it was lost, or unlocked. Err says which. It is closed at the deadline even if
 // the sidecar is stopped or gone.
 func (l *Lock) Done() <-chan struct{} {
-	err := l.lockMu()
+	err := l.lockMu(lookFirst)
 	defer l.hold.session.mu.Unlock()
 	if err != nil {
 		return closedChannel
@@ -306,7 +335,7 @@ var closedChannel = func() chan struct{} {
 func (l *Lock) Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	mu := &l.hold.session.mu
-	if err := l.lockMu(); err != nil {
+	if err := l.lockMu(lookFirst); err != nil {
 		mu.Unlock()
 		cancel(err)
 		return ctx, func() {}

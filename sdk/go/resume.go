@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -84,6 +85,33 @@ func (s *session) readFor(ctx context.Context, c *call, w *wire) {
 			return
 		}
 	}
+	w.in.leave()
+}
+
+// catchUp returns when all that has arrived over the wire has been booked. The caller
+// holds no mutex, and does not have the turn to read.
+func (s *session) catchUp(w *wire) {
+	if w == nil || w.in.raw == nil { // what is sent over a pipe has been read
+		return
+	}
+	for !w.in.take() {
+		if w.in.awaitEmpty() {
+			return
+		}
+	}
+	w.in.now = true
+	for {
+		err := s.readNext(w)
+		if err == syscall.EAGAIN {
+			break
+		}
+		if err != nil {
+			w.in.now = false
+			w.in.abandon(err)
+			return
+		}
+	}
+	w.in.now = false
 	w.in.leave()
 }
 

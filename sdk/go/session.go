@@ -511,7 +511,7 @@ func (s *session) granted(w *wire, m *protocol.Answer) error {
 	case c.given:
 		// It was entered all the same: a re-entry by the same owner may be under
 		// way, and only the first entry tells what lease the hold has.
-		_ = c.lock.Unlock()
+		_ = c.lock.unlock(asBooked)
 	default:
 		c.done <- struct{}{}
 	}

@@ -81,9 +81,11 @@ func (w *watches) arm(s *session) {
 	}
 }
 
-// wake ends the watched holds whose deadlines have passed.
+// wake ends the watched holds whose deadlines have passed, if what has arrived does not
+// move them.
 func (s *session) wake() {
 	var told []ending
+	caughtUp := false
 	now := s.clock()
 	s.mu.Lock()
 	q := &s.watches.queue
@@ -92,6 +94,14 @@ func (s *session) wake() {
 		if until := h.until(); until > now {
 			(*q)[0].at = until
 			heap.Fix(q, 0)
+			continue
+		}
+		if !caughtUp {
+			caughtUp = true
+			w := s.wire
+			s.mu.Unlock()
+			s.catchUp(w)
+			s.mu.Lock()
 			continue
 		}
 		ended, _ := h.expire(now)

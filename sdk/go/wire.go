@@ -53,7 +53,7 @@ func (w *wire) flush() {
 }
 
 // next returns what the sidecar says next. The error is os.ErrDeadlineExceeded if
-// the reader is to look up, and a *cut if the connection has ended.
+// the reader is to look up, syscall.EAGAIN if it does not wait and nothing has arrived, and a *cut if the connection has ended.
 func (w *wire) next() (protocol.Received, error) {
 	body, err := w.frames.Next()
 	if err != nil {
@@ -63,6 +63,8 @@ func (w *wire) next() (protocol.Received, error) {
 			return nil, err
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return nil, os.ErrDeadlineExceeded
+		case errors.Is(err, syscall.EAGAIN):
+			return nil, syscall.EAGAIN
 		}
 		return nil, &cut{failure{text: lostConnection(err), kind: ErrUnavailable, cause: err}}
 	}
