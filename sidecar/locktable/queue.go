@@ -370,6 +370,11 @@ func (t *Table) serve(now int64, l *lock) {
 				q.stand, q.quiet = true, quiet
 			}
 			if !q.stand && t.grantable(now, l, w) {
+				if t.isFull(w.session) { // since it began to wait
+					t.unqueue(w)
+					t.refuse(w.session, w.id, protocol.Limit, "%s", t.fullOfHolds())
+					continue
+				}
 				t.grant(now, l, w)
 				return
 			}

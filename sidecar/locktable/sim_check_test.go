@@ -787,7 +787,7 @@ func (w *world) checkLimit(h *host, s *session, n int) {
 	locks := 0
 	h.table.List(h.clock(w.now), 0, func(protocol.LockRow) bool { locks++; return true })
 	share := locktable.Share(t.MaxLocks)
-	if holds+waiters < t.MaxHolds && waiters+confirms < t.MaxWaiters && locks < share && all < share && !w.plan.confirms {
+	if holds < t.MaxHolds && waiters+confirms < t.MaxWaiters && locks < share && all < share && !w.plan.confirms {
 		w.violation(n, "a limit was met by session %d with %d holds, %d waiters and %d confirms, among %d locks", s.id, holds, waiters, confirms, locks)
 	}
 }

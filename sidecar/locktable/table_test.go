@@ -845,6 +845,35 @@ func TestLimitsAreToldApart(t *testing.T) {
 	r.want("s2 refused limit") // three locks
 }
 
+// MaxHolds bounds holds, not waits. A session that is full when its turn comes is refused, and
+// the next one is served.
+func TestMaxHoldsCountsHolds(t *testing.T) {
+	r := newRig(t)
+	r.tb = locktable.New(locktable.Config{MaxHolds: 2}, r.now)
+	r.tb.Up(r.now, false)
+	for s := range locktable.SessionID(3) {
+		r.tb.Open(r.now, s+1, locktable.Peer{})
+	}
+	take := func(s locktable.SessionID, name string) {
+		r.acquire(s, name)
+		r.redis(locktable.Take, locktable.Done)
+	}
+	take(2, "x")
+	r.acquire(1, "x")
+	r.acquire(3, "x")
+	r.collect()
+	r.ops = nil // tokens for those that wait
+	r.acquire(1, "x")
+	take(1, "a")
+	take(1, "b")
+	r.want("s2 granted hold=1 token=1 count=1", "s1 granted hold=2 token=2 count=1", "s1 granted hold=3 token=3 count=1")
+	r.acquire(1, "c")
+	r.refused(1, protocol.Limit, "holds 2 locks")
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "x", Sent: r.now, Token: 100})
+	r.release(2, 1)
+	r.want("s2 released count=0", "s1 refused limit", "s3 granted hold=4 token=37 count=1")
+}
+
 func TestListingMeetsEveryLockThatStays(t *testing.T) {
 	r := newRig(t)
 	for i := range 100 {

@@ -103,12 +103,20 @@ func (t *Table) limits(u *user) (most, share int) {
 	return Unreserved(t.cfg.MaxLocks), Share(t.cfg.MaxLocks)
 }
 
+// isFull tells whether the session may hold no more locks. Those that it waits for do not
+// count: they are bounded by MaxWaiters.
+func (t *Table) isFull(s *session) bool { return s.nholds >= t.cfg.MaxHolds }
+
+func (t *Table) fullOfHolds() string {
+	return fmt.Sprintf("this client holds %d locks; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
+}
+
 // limited refuses an acquire that would go over a limit. l is its lock; nil: there is
 // none yet.
 func (t *Table) limited(now int64, s *session, l *lock, req *protocol.Acquire) bool {
 	why := ""
-	if s.nholds+len(s.waits) >= t.cfg.MaxHolds {
-		why = fmt.Sprintf("this client has %d locks held or waited for; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
+	if t.isFull(s) {
+		why = t.fullOfHolds()
 	} else if why = t.noRoomToWait(s); why == "" && l == nil {
 		why = t.noRoomForName(now, s.user, req.Name)
 	}
