@@ -272,8 +272,8 @@ func (s *Server) greet(now int64, c *conn, m *protocol.Hello) {
 
 // claim takes in what a client that came back still has.
 func (s *Server) claim(now int64, cl *client, m *protocol.Claim) {
-	if !s.table.Claim(now, cl.id, m) {
-		s.broke(now, cl.conn, badFrame("more entries are claimed than were granted"))
+	if fault := s.table.Claim(now, cl.id, m); fault != "" {
+		s.broke(now, cl.conn, badFrame(fault))
 	}
 }
 

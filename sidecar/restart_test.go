@@ -241,6 +241,12 @@ func TestASessionIsTakenUpWithTheLastClaimOnly(t *testing.T) {
 	c.send(protocol.Claim{ID: 2, Holds: []protocol.ClaimedHold{{Hold: two.Hold, Entries: 2}}})
 	c.refused(0, protocol.BadFrame, "more entries")
 	c.ended()
+	c = h.resumed(first.Ticket)
+	c.send(protocol.Claim{ID: 2, Holds: []protocol.ClaimedHold{{Hold: one.Hold, Entries: 1}}, More: true})
+	c.answer(2, new(protocol.ClaimOK))
+	c.send(protocol.Claim{ID: 3, Holds: []protocol.ClaimedHold{{Hold: one.Hold, Entries: 1}}})
+	c.refused(0, protocol.BadFrame, "claimed twice")
+	c.ended()
 
 	c = h.resumed(first.Ticket)
 	if lost := c.claim(protocol.ClaimedHold{Hold: one.Hold, Entries: 1}, protocol.ClaimedHold{Hold: two.Hold, Entries: 1}); len(lost) > 0 {

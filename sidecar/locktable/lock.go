@@ -49,12 +49,12 @@ type hold struct {
 	bucket       int64  // see session.marks
 	tells        uint32 // session.tells at the grant
 	count        uint32
+	claimed      uint32 // entries that its client claimed, which has come back; 0: it has not claimed it
 	leaseMS      uint32 // 0: watchdog
 	crashDelayMS uint32
 	orphan       bool // its session is gone
 	refused      bool // Redis refused to renew it
 	marked       bool // bucket counts in session.marks
-	claimed      bool // by its client, which has come back and is still claiming
 }
 
 // known is what Redis is known to have under the name.

@@ -1,6 +1,7 @@
 package locktable
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -279,7 +280,7 @@ func (t *Table) Resume(id SessionID, p Peer) {
 	s := t.sessions[id]
 	s.peer = p
 	for l := s.holds; l != nil; l = l.hold.next {
-		l.hold.claimed = false
+		l.hold.claimed = 0
 	}
 }
 
@@ -292,12 +293,13 @@ func (s *session) record() SessionRecord {
 
 // Claim notes that the client of an absent session has these holds, with that many
 // entries; it has lost those that the session does not have. The last claim ends the
-// absence: what was not claimed is released, for a release, or a grant, did not get
-// through. false: it claims more entries than it was ever granted.
-func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) bool {
+// absence: holds and entries that were not claimed are released, for a release, or a grant,
+// did not get through. Until then nothing changes, for the client may come back again and
+// claim anew. fault says how the claim breaks the protocol; "": it does not.
+func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) (fault string) {
 	s := t.sessions[id]
 	if s == nil {
-		return true
+		return ""
 	}
 	for _, c := range req.Holds {
 		l := t.byHold[c.Hold]
@@ -305,40 +307,44 @@ func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) bool {
 			t.emit(Effect{Kind: Lost, Session: id, Hold: c.Hold, Reason: protocol.Forgotten})
 			continue
 		}
-		if l.hold.count < c.Entries {
-			return false
+		switch {
+		case l.hold.claimed != 0:
+			return fmt.Sprintf("hold %d is claimed twice", c.Hold)
+		case l.hold.count < c.Entries:
+			return fmt.Sprintf("more entries of hold %d are claimed than were granted", c.Hold)
 		}
-		l.hold.count = c.Entries
-		l.hold.claimed = true
+		l.hold.claimed = c.Entries
 		t.settle(now, l) // it may be over just now
 	}
 	if !req.More {
 		t.takeUp(now, s)
 	}
 	t.emit(Effect{Kind: Claimed, Session: id, ID: req.ID, Was: !req.More})
-	return true
+	return ""
 }
 
 func (t *Table) takeUp(now int64, s *session) {
 	s.absent = false
-	var free []*lock
+	var changed []*lock
 	until := int64(math.MaxInt64)
 	for l := s.holds; l != nil; {
 		next := l.hold.next
-		if l.hold.claimed {
+		before := l.hold.count
+		if l.hold.claimed != 0 {
+			l.hold.count = l.hold.claimed
 			t.expire(now, l) // it may be over since
 		} else {
 			t.endHold(l)
 		}
-		switch {
-		case l.hold.num == 0:
-			free = append(free, l)
-		case l.watched():
+		if l.hold.count != before { // 0 if it has ended
+			changed = append(changed, l)
+		}
+		if l.watched() {
 			until = min(until, l.until())
 		}
 		l = next
 	}
-	t.settleAll(now, free)
+	t.settleAll(now, changed)
 	if until != math.MaxInt64 {
 		// What it was told while it was absent, or just before and did not hear.
 		t.emit(Effect{Kind: Lease, Session: s.id, Deadline: until})

@@ -118,7 +118,7 @@ func (l *lives) claims(s locktable.SessionID, more bool, pairs ...uint64) bool {
 	for i := 0; i < len(pairs); i += 2 {
 		c.Holds = append(c.Holds, protocol.ClaimedHold{Hold: pairs[i], Entries: uint32(pairs[i+1])})
 	}
-	return l.tb.Claim(l.now, s, &c)
+	return l.tb.Claim(l.now, s, &c) == ""
 }
 
 func (l *lives) row(name string) protocol.LockRow {
@@ -432,6 +432,34 @@ func TestMoreIsRestoredThanMayBeAskedFor(t *testing.T) {
 	l.want("s1 lost hold=4 expired", "s1 lost hold=3 expired", "s1 lost hold=2 expired", "s1 lost hold=1 expired")
 }
 
+// Until the last claim nothing changes: a client that is cut off before may claim anew.
+func TestEntriesAreReleasedWithTheLastClaim(t *testing.T) {
+	l := newLives(t)
+	l.takes(1, "a", owner(7))
+	l.acquire(1, "a", owner(7))
+	l.want("s1 granted hold=1 token=1 count=2")
+	l.killed(time.Second)
+	l.tb.Resume(1, locktable.Peer{})
+	if !l.claims(1, true, 1, 1) || l.row("a").Count != 2 {
+		t.Errorf("before the last claim: %+v", l.row("a"))
+	}
+	if l.claims(1, true, 1, 1) {
+		t.Error("a hold was claimed twice")
+	}
+	l.tb.Resume(1, locktable.Peer{})
+	if !l.claims(1, true, 1, 2) {
+		t.Error("what was claimed in vain before counts")
+	}
+	l.tb.Resume(1, locktable.Peer{})
+	if !l.claims(1, false, 1, 1) || l.row("a").Count != 1 {
+		t.Errorf("after the last claim: %+v", l.row("a"))
+	}
+	l.collect()
+	if h := l.book.memory().Locks[0].Hold; h.Count != 1 {
+		t.Errorf("kept with %d entries", h.Count)
+	}
+}
+
 // unkept expects so many locks to lack room, and these ones to be kept.
 func (l *lives) unkept(n int, kept ...string) {
 	l.Helper()
@@ -669,7 +697,7 @@ func TestAClaimOfWhoIsDeadIsForNobody(t *testing.T) {
 	l.killed(time.Second)
 	l.tb.Resume(1, locktable.Peer{})
 	l.tb.Close(l.now, 1)
-	if !l.tb.Claim(l.now, 1, &protocol.Claim{ID: 9, Holds: []protocol.ClaimedHold{{Hold: 1, Entries: 1}}}) {
+	if l.tb.Claim(l.now, 1, &protocol.Claim{ID: 9, Holds: []protocol.ClaimedHold{{Hold: 1, Entries: 1}}}) != "" {
 		t.Error("a dead client is blamed")
 	}
 	l.want()

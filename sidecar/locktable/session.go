@@ -327,7 +327,7 @@ func (t *Table) abandonAt(l *lock) int64 {
 // before its deadline.
 func (t *Table) abandon(l *lock) {
 	h := &l.hold
-	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: protocol.Expired, Was: h.claimed})
+	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: protocol.Expired, Was: h.claimed != 0})
 	h.deadline = l.until()
 	h.leaseMS = t.leaseMS
 	t.unlinkHold(l)
@@ -339,7 +339,7 @@ func (t *Table) abandon(l *lock) {
 func (t *Table) lose(l *lock, why protocol.Reason, found string) {
 	h := &l.hold
 	if !h.orphan {
-		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: why, Was: h.claimed, Msg: found})
+		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: l.name, Hold: h.num, Reason: why, Was: h.claimed != 0, Msg: found})
 	}
 	t.endHold(l)
 }

@@ -537,8 +537,8 @@ func (w *world) claimPage(h *host, s *session) {
 	if w.trace.on {
 		w.trace.add(w, -1, h, "s%d claims id=%d %v more=%v", s.id, req.ID, req.Holds, req.More)
 	}
-	if !h.table.Claim(now, s.id, &req) {
-		w.violation(-1, "host %d says that session %d claims more entries than it has: %v", h.index, s.id, req.Holds)
+	if fault := h.table.Claim(now, s.id, &req); fault != "" {
+		w.violation(-1, "host %d says of session %d: %s; it claims %v", h.index, s.id, fault, req.Holds)
 	}
 	w.drain(h)
 	if h.dying {

@@ -158,7 +158,7 @@ func (t *spoiled) Resume(s locktable.SessionID, p locktable.Peer) {
 	}
 }
 
-func (t *spoiled) Claim(now int64, s locktable.SessionID, req *protocol.Claim) bool {
+func (t *spoiled) Claim(now int64, s locktable.SessionID, req *protocol.Claim) string {
 	if t.claim != nil {
 		t.claim(s, req)
 	}

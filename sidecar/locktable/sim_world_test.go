@@ -58,7 +58,7 @@ type lockTable interface {
 	Restore(now int64, m *locktable.Memory)
 	Record(s locktable.SessionID) locktable.SessionRecord
 	Resume(s locktable.SessionID, p locktable.Peer)
-	Claim(now int64, s locktable.SessionID, req *protocol.Claim) bool
+	Claim(now int64, s locktable.SessionID, req *protocol.Claim) (fault string)
 	Adjourn(now int64)
 	Holds(s locktable.SessionID) int
 	Info(now int64, name string) (protocol.LockRow, bool)
