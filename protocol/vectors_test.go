@@ -20,6 +20,7 @@ type vector struct {
 	Hex       string
 	Pad       int
 	Message   json.RawMessage
+	Exact     map[string]any // fields of Message, with numbers as strings
 	Canonical bool
 	Answers   string
 	To        string
@@ -94,6 +95,62 @@ func TestTheVectorsCoverTheProtocol(t *testing.T) {
 			t.Errorf("no vector has %s", f)
 		}
 	}
+}
+
+// A reader of JSON that has only floats reads numbers above 2^53 from exact.
+func TestLargeNumbersOfVectorsAreStringsToo(t *testing.T) {
+	found := 0
+	for _, v := range vectors(t) {
+		if len(v.Message) == 0 {
+			continue
+		}
+		var fields map[string]any
+		dec := json.NewDecoder(bytes.NewReader(v.Message))
+		dec.UseNumber()
+		if err := dec.Decode(&fields); err != nil {
+			t.Fatal(err)
+		}
+		want := make(map[string]any)
+		for k, value := range fields {
+			if text, large := inStrings(value); large {
+				want[k] = text
+			}
+		}
+		found += len(want)
+		if len(want)+len(v.Exact) > 0 && !reflect.DeepEqual(v.Exact, want) {
+			t.Errorf("%s: exact is %v, want %v", v.Name, v.Exact, want)
+		}
+	}
+	if found == 0 {
+		t.Error("no vector has a large number")
+	}
+}
+
+// inStrings returns a value with its numbers as strings, and whether one of them is above
+// 2^53.
+func inStrings(v any) (text any, large bool) {
+	switch v := v.(type) {
+	case json.Number:
+		n, err := v.Int64()
+		return v.String(), err != nil || n > 1<<53 || n < -1<<53
+	case []any:
+		all := make([]any, len(v))
+		for i, e := range v {
+			var l bool
+			all[i], l = inStrings(e)
+			large = large || l
+		}
+		return all, large
+	case map[string]any:
+		all := make(map[string]any)
+		for k, e := range v {
+			var l bool
+			all[k], l = inStrings(e)
+			large = large || l
+		}
+		return all, large
+	}
+	return v, false
 }
 
 func checkRequest(t *testing.T, v vector, src io.Reader) []byte {

@@ -1,0 +1,148 @@
+package locksidecar
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// vector is one entry of the protocol's test vectors; SPEC.md §10 describes it.
+type vector struct {
+	Name, Kind, Hex, To, Answers string
+	Pad                          int
+	Message                      struct {
+		ID    uint64
+		Next  uint64
+		NowNS int64 `json:"now_ns"`
+		Err   *struct{}
+	}
+}
+
+// replyVectors are those of the client's side.
+func replyVectors(t *testing.T) []vector {
+	text, err := os.ReadFile("../../protocol/testdata/vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all, ours []vector
+	if err := json.Unmarshal(text, &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range all {
+		if v.Kind == "reply" || v.Kind == "bad" && v.To == "client" {
+			ours = append(ours, v)
+		}
+	}
+	return ours
+}
+
+func (v *vector) frame(t *testing.T) []byte {
+	b, err := hex.DecodeString(v.Hex)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(b, make([]byte, v.Pad)...)
+}
+
+// asks has a Client send the request that a vector answers; nil: this SDK does not send it
+// with an id of its caller's.
+var asks = map[string]func(ctx context.Context, c *Client) error{
+	"acquire":       func(ctx context.Context, c *Client) error { return second(c.TryLock(ctx, "invoice:42")) },
+	"info":          func(ctx context.Context, c *Client) error { _, _, err := c.Info(ctx, "invoice:42"); return err },
+	"list":          func(ctx context.Context, c *Client) error { return second(c.List(ctx)) },
+	"force_release": func(ctx context.Context, c *Client) error { return second(c.ForceRelease(ctx, "invoice:42")) },
+	"ping":          func(ctx context.Context, c *Client) error { return second(c.Ping(ctx)) },
+}
+
+// TestClientReadsEveryVectorAsSpecified has a sidecar send each vector of the client's side.
+func TestClientReadsEveryVectorAsSpecified(t *testing.T) {
+	for _, v := range replyVectors(t) {
+		if v.Kind == "bad" && (v.Answers == "release" || v.Answers == "cancel") {
+			continue // this SDK reads nothing but the id of these answers
+		}
+		t.Run(v.Name, func(t *testing.T) {
+			if v.Answers == "hello" {
+				v.testHello(t)
+			} else {
+				v.test(t)
+			}
+		})
+	}
+}
+
+// testHello answers a hello with the vector.
+func (v *vector) testHello(t *testing.T) {
+	s := listen(t)
+	go func() {
+		p := s.accept()
+		_ = expect[protocol.Hello](p)
+		_, _ = p.nc.Write(v.frame(t))
+	}()
+	d := dialer{path: s.path, name: "test", connect: connectUnix, clock: func() int64 { return max(v.Message.NowNS, 1) }}
+	w, failed := d.dial(t.Context(), "")
+	if w != nil {
+		w.close()
+	}
+	if bad := v.Kind == "bad"; bad != (failed != nil) {
+		t.Errorf("hello failed with %v", failed)
+	}
+}
+
+// test answers the vector's request with it, or sends it unasked.
+func (v *vector) test(t *testing.T) {
+	c, p := listen(t).dial()
+	var answered func() (struct{}, error)
+	if ask := asks[v.Answers]; ask != nil {
+		setLastID(c, v.id(t)-1)
+		answered = async(func() (struct{}, error) { return struct{}{}, ask(context.Background(), c) })
+		if _, err := p.frames.Next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.nc.Write(v.frame(t)); err != nil {
+		t.Fatal(err)
+	}
+	if v.Message.Next != 0 {
+		p.say(protocol.ListOK{ID: expect[protocol.List](p).ID})
+	}
+	ends := v.Kind == "bad" || v.Message.Err != nil && v.Message.ID == 0
+	if answered != nil {
+		if _, err := answered(); ends != (err != nil) {
+			t.Errorf("the request returned %v", err)
+		}
+	}
+	if !ends {
+		setLastID(c, 1000) // that of the vector may be the largest
+		p.expectNothing(c)
+		return
+	}
+	// The client ends the connection, and what it sends meanwhile is no request.
+	_ = p.nc.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := p.frames.Next(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the vector came %v, not the end of the connection", err)
+	}
+}
+
+func setLastID(c *Client, id uint64) {
+	s := c.current.Load()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastID = id
+}
+
+// id is the id in the vector, whether or not it is good as a whole.
+func (v *vector) id(t *testing.T) uint64 {
+	var d protocol.ReplyDecoder
+	m, err := d.Decode(v.frame(t)[4:])
+	if a, ok := m.(*protocol.Answer); err == nil && ok {
+		return a.ID
+	}
+	return 2
+}
