@@ -32,10 +32,10 @@ type inbox struct {
 	pushed  bool  // the deadline for reading has passed
 	end     error // that somebody found who is not the resident
 	closed  bool
-	emptied uint64        // times that the one whose turn it is found nothing more, while asked
-	change  chan struct{} // closed at the next such time, and when the turn is left; nil: nobody waits for it
+	emptied uint64        // times that the reader has found nothing more, while asked is set
+	change  chan struct{} // closed at the next such time, and when the turn is left; nil: awaitEmpty does not run
 
-	asked atomic.Bool // somebody waits for emptied to grow
+	asked atomic.Bool // awaitEmpty waits for emptied to grow
 
 	reader *brief.Reader // of the one whose turn it is; nil: it reads nc
 	now    bool          // of the same: Read does not wait
@@ -62,7 +62,8 @@ func (in *inbox) Read(b []byte) (int, error) {
 	return in.reader.Read(b)
 }
 
-// isEmpty is called when whose turn it is has booked all that has arrived.
+// isEmpty is called by the goroutine that has the turn, when it has booked all that has
+// arrived.
 func (in *inbox) isEmpty() {
 	if !in.asked.Load() {
 		return
@@ -73,7 +74,7 @@ func (in *inbox) isEmpty() {
 	in.changed()
 }
 
-// changed tells those who wait in awaitEmpty. The caller holds mu.
+// changed wakes the goroutines in awaitEmpty. The caller holds mu.
 func (in *inbox) changed() {
 	if in.change != nil {
 		close(in.change)
@@ -82,8 +83,8 @@ func (in *inbox) changed() {
 	}
 }
 
-// awaitEmpty returns true when all that had arrived before the call has been booked by
-// whose turn it is, or the connection has ended; false: it is nobody's turn.
+// awaitEmpty returns true when the goroutine that has the turn has booked all that had
+// arrived before the call, or the connection has ended; false: no goroutine has the turn.
 func (in *inbox) awaitEmpty() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -186,7 +187,7 @@ func (in *inbox) push() {
 	}
 }
 
-// pushLocked is push. The caller holds mu, and somebody has the turn.
+// pushLocked is push. The caller holds mu, and a goroutine has the turn.
 func (in *inbox) pushLocked() {
 	in.pushed = true
 	_ = in.nc.SetReadDeadline(time.Unix(1, 0))

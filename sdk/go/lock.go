@@ -125,8 +125,8 @@ func (s *session) forget(h *hold) {
 // expire ends the hold if its deadline had passed at now, and returns who is to be told.
 // What had arrived at now has been read: the deadline may have been moved by an event that
 // waited in the socket, because this process was stopped. What it gives back is to be
-// flushed: the sidecar may have renewed the hold without having been heard. The caller
-// holds mu.
+// flushed: the sidecar may have renewed the hold without the news having arrived. The
+// caller holds mu.
 func (h *hold) expire(now int64) (told []ending, over bool) {
 	if h.end != nil || now < h.until() {
 		return nil, false
@@ -241,7 +241,7 @@ type look bool
 
 const (
 	lookFirst look = true
-	asBooked  look = false // for whose turn it is to read: it cannot read now
+	asBooked  look = false // for the goroutine that has the turn to read: it cannot read now
 )
 
 // lockMu locks mu, and returns what Err returns. It looks at the clock first.

@@ -141,8 +141,8 @@ func TestStoppedClientLosesWhatWasNotRenewed(t *testing.T) {
 	}
 }
 
-// A grant that nobody waits for any more is given back by the one who reads, who cannot read
-// meanwhile.
+// A grant whose caller has given up is released by the goroutine that reads it, which cannot
+// read more meanwhile.
 func TestLateGrantIsGivenBackThoughItsDeadlineHasPassed(t *testing.T) {
 	c, p := listen(t).dial()
 	ctx, cancel := context.WithCancel(context.Background())

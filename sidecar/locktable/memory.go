@@ -295,7 +295,7 @@ func (s *session) record() SessionRecord {
 // entries; it has lost those that the session does not have. The last claim ends the
 // absence: holds and entries that were not claimed are released, for a release, or a grant,
 // did not get through. Until then nothing changes, for the client may come back again and
-// claim anew. fault says how the claim breaks the protocol; "": it does not.
+// claim again. fault says how the claim breaks the protocol; "": it does not.
 func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) (fault string) {
 	s := t.sessions[id]
 	if s == nil {

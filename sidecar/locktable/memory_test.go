@@ -432,7 +432,7 @@ func TestMoreIsRestoredThanMayBeAskedFor(t *testing.T) {
 	l.want("s1 lost hold=4 expired", "s1 lost hold=3 expired", "s1 lost hold=2 expired", "s1 lost hold=1 expired")
 }
 
-// Until the last claim nothing changes: a client that is cut off before may claim anew.
+// Until the last claim nothing changes: a client that is cut off before may claim again.
 func TestEntriesAreReleasedWithTheLastClaim(t *testing.T) {
 	l := newLives(t)
 	l.takes(1, "a", owner(7))

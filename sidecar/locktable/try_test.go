@@ -108,7 +108,7 @@ func TestLongWaitEndsInTimeAlthoughRedisIsSilent(t *testing.T) {
 	r.want("s1 refused unavailable", "s2 refused unavailable")
 }
 
-// Who waited for others is told of others, and not of Redis.
+// A waiter that was kept by others is told so, and not of Redis.
 func TestRefusalNamesWhatKeptTheLock(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
