@@ -97,6 +97,21 @@ func TestWaitShorterThanARoundTripGetsWhatNoWaitGets(t *testing.T) {
 	r.refused(3, protocol.Unavailable, "Redis has not answered for 50")
 }
 
+// That another host had the lock some time ago does not say that it has it now.
+func TestSilenceCountsMoreThanAnOldAnswer(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Other)
+	r.pass(time.Millisecond)
+	r.tb.Subscribed(r.now, "a") // it asks again, and gets no answer
+	r.acquire(2, "a", wait(time.Second))
+	r.pass(time.Second + 4*time.Millisecond)
+	r.collect()
+	if got := strings.Join(r.log, "\n"); !strings.HasSuffix(got, "s2 refused unavailable") || !strings.Contains(r.msg, "Redis has not answered for 1") {
+		t.Errorf("%s (%s)", got, r.msg)
+	}
+}
+
 // A wait longer than TryWithin ends in time.
 func TestLongWaitEndsInTimeAlthoughRedisIsSilent(t *testing.T) {
 	r := newRig(t)
