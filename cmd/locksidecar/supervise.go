@@ -67,7 +67,7 @@ func (s *supervisor) run() {
 			// Renewals move the end while this timer runs.
 			if left := time.Until(s.end()); left > grace {
 				warn.Reset(left - grace)
-			} else if !s.ending && !s.exited {
+			} else if !s.ending && !s.exited && s.lost == nil {
 				s.lost = locksidecar.ErrLost
 				complain("the lock %q ends in %v and is not renewed; ending the command", s.lock.Name(), max(0, left.Round(time.Millisecond)))
 				s.terminate(left)
