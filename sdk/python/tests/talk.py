@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 from fake import frame
 
 from locksidecar import _protocol as protocol
-from locksidecar._core import Call, Entry, Options, Session
+from locksidecar._calls import Call, Confirm, Options, to_acquire, to_confirm
+from locksidecar._core import Entry, Session
 
 S = 1_000_000_000
+
+T = TypeVar("T")
 
 
 class Talk:
@@ -42,18 +45,29 @@ class Talk:
     def sent(self) -> list[dict[str, Any]]:
         """What the client has said since the last look."""
         messages = []
-        buffer = bytearray(self.session.unsent)
+        buffer = bytes(self.session.unsent)
         self.session.unsent.clear()
-        while (body := protocol.split(buffer)) is not None:
+        end = 0
+        while (found := protocol.split(buffer, end)) is not None:
+            body, end = found
             messages.append(msgpack.unpackb(body))
-        assert not buffer
+        assert end == len(buffer)
         return messages
 
     def say(self, **message: Any) -> None:
         self.session.receive(frame(message), self.now)
 
-    def acquire(self, name: str = "n", options: Options | None = None) -> Call[protocol.AcquireOK]:
-        return self.session.acquire(name, 1, options or Options(), self.now)
+    def acquire(self, name: str = "n", options: Options | None = None, owner: int = 1) -> Call[protocol.AcquireOK]:
+        return self.ask(to_acquire(name, owner, options or Options(), self.now))
+
+    def ask(self, call: Call[T]) -> Call[T]:
+        self.session.ask(call, self.now)
+        return call
+
+    def release_confirmed(self, entry: Entry, now: int) -> Confirm:
+        call = to_confirm(entry.hold)
+        entry.release_confirmed(call, now)
+        return call
 
     def grant(self, call: Call[protocol.AcquireOK], hold: int = 7, deadline: int = 30 * S, count: int = 1) -> Entry:
         self.say(id=call.id, token=100 + hold, hold=hold, count=count, deadline_ns=deadline)

@@ -31,7 +31,7 @@ from locksidecar import (
     Unconfirmed,
     Unsupported,
 )
-from locksidecar._core import Confirm, Options
+from locksidecar._calls import Confirm, Options
 from locksidecar._link import Patience, Socket
 
 
@@ -58,7 +58,7 @@ def talk() -> Talk:
 def released(talk: Talk, hold: int = 7, options: Options | None = None) -> tuple[Confirm, int]:
     """A release and the request for its confirmation, with its id."""
     entry = talk.held(hold, options=options)
-    confirm = entry.release_confirmed(talk.now)
+    confirm = talk.release_confirmed(entry, talk.now)
     release, message = talk.sent()
     assert release == {"op": "release", "hold": hold}
     assert message == {"op": "confirm", "id": message["id"], "name": f"n{hold}"}
@@ -95,7 +95,7 @@ def test_release_while_claims_are_due_is_confirmed_after_them(talk: Talk) -> Non
     talk.greet(resumed=True)
     (claim,) = talk.sent()
     assert claim["holds"] == [7, 1]
-    confirm = entry.release_confirmed(0)
+    confirm = talk.release_confirmed(entry, 0)
     assert talk.sent() == []
     talk.say(id=claim["id"])
     assert [m["op"] for m in talk.sent()] == ["release", "confirm"]
@@ -105,7 +105,7 @@ def test_release_while_claims_are_due_is_confirmed_after_them(talk: Talk) -> Non
 def test_release_without_a_connection_is_confirmed_when_it_was_not_claimed(talk: Talk) -> None:
     entry, _ = talk.held(), talk.held(8)
     talk.session.end(0)
-    confirm = entry.release_confirmed(0)
+    confirm = talk.release_confirmed(entry, 0)
     talk.greet(resumed=True)
     (claim,) = talk.sent()
     assert claim["holds"] == [8, 1]
@@ -194,7 +194,7 @@ def test_another_sidecar_is_not_asked(talk: Talk) -> None:
     assert talk.sent() == []
     with pytest.raises(LocksidecarError, match="does not know of the release"):
         confirm.result()
-    late = stray.release_confirmed(0)
+    late = talk.release_confirmed(stray, 0)
     assert talk.sent() == []
     with pytest.raises(LocksidecarError, match="does not know of the release"):
         late.result()
@@ -208,7 +208,7 @@ def test_answer_to_an_abandoned_confirm_is_ignored_and_it_is_not_sent_again(talk
     talk.say(id=id)
     assert confirm.done
 
-    again = other.release_confirmed(0)
+    again = talk.release_confirmed(other, 0)
     talk.sent()
     talk.session.abandon(again, 0)
     talk.session.end(0)
@@ -222,7 +222,7 @@ def test_answer_to_an_abandoned_confirm_is_ignored_and_it_is_not_sent_again(talk
 def test_entry_that_is_lost_is_not_confirmed(talk: Talk) -> None:
     entry = talk.held()
     with pytest.raises(LockLost):
-        entry.release_confirmed(30 * S)
+        talk.release_confirmed(entry, 30 * S)
     assert [m["op"] for m in talk.sent()] == ["release"]
 
 

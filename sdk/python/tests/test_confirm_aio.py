@@ -13,7 +13,7 @@ from fake import PATIENCE, FakeSidecar
 
 import locksidecar
 from locksidecar import ClientClosed, Denied, LockLost, NotHeld, Unavailable, Unconfirmed, Unsupported, aio
-from locksidecar._core import Confirm
+from locksidecar._calls import Confirm
 from locksidecar._link import Patience, Socket
 
 

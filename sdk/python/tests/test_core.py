@@ -22,7 +22,8 @@ from locksidecar import (
     Unavailable,
 )
 from locksidecar import _protocol as protocol
-from locksidecar._core import MAX_UNSENT, Entry, Hold, Options
+from locksidecar._calls import Hold, Options, to_acquire, to_force_release, to_info, to_list, to_ping
+from locksidecar._core import MAX_UNSENT, Entry
 
 
 @pytest.fixture
@@ -31,8 +32,8 @@ def talk() -> Talk:
 
 
 def test_acquire_says_only_what_is_not_the_default(talk: Talk) -> None:
-    talk.session.acquire("n", 3, Options(), 0)
-    talk.session.acquire("n", 3, Options(1.2501, 0.05, 60, 2.5, reentrant=True), 0)
+    talk.acquire(owner=3)
+    talk.acquire(owner=3, options=Options(1.2501, 0.05, 60, 2.5, reentrant=True))
     assert talk.sent() == [
         {"op": "acquire", "id": 1, "name": "n", "owner": 3, "reentrant": False},
         {
@@ -49,7 +50,7 @@ def test_acquire_says_only_what_is_not_the_default(talk: Talk) -> None:
 
 
 def test_answers_come_in_any_order(talk: Talk) -> None:
-    first, second = talk.session.ping(), talk.session.info("n")
+    first, second = talk.ask(to_ping()), talk.ask(to_info("n"))
     talk.say(id=second.id)
     assert (first.done, second.done) == (False, True)
     talk.say(id=first.id, now_ns=1, redis="ok")
@@ -281,7 +282,7 @@ def test_acquire_abandoned_after_its_grant_is_released(talk: Talk) -> None:
 
 
 def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(talk: Talk) -> None:
-    sent, forced = talk.acquire(), talk.session.force_release("n")
+    sent, forced = talk.acquire(), talk.ask(to_force_release("n"))
     talk.sent()
     unsent = talk.acquire()
     del talk.session.unsent[:3]
@@ -295,7 +296,7 @@ def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(talk: Tal
             call.result()
         assert e.value.may_have_happened is happened
     with pytest.raises(Unavailable, match="It is over"):
-        talk.session.ping()
+        talk.ask(to_ping())
 
 
 def test_holds_outlive_the_session_to_their_deadlines(talk: Talk) -> None:
@@ -336,11 +337,11 @@ def test_breach_of_protocol_fails_every_call(talk: Talk, message: dict[str, Any]
     with pytest.raises(ProtocolError, match="/path broke the protocol"):
         call.result()
     with pytest.raises(ProtocolError):
-        talk.session.ping()
+        talk.ask(to_ping())
 
 
 def test_a_grant_answers_nothing_but_an_acquire(talk: Talk) -> None:
-    ping = talk.session.ping()
+    ping = talk.ask(to_ping())
     talk.say(id=ping.id, token=1, hold=2, count=1, deadline_ns=3)
     assert isinstance(talk.session.failure, ProtocolError)
     assert not talk.session.live
@@ -349,7 +350,7 @@ def test_a_grant_answers_nothing_but_an_acquire(talk: Talk) -> None:
 def test_requests_do_not_pile_up_without_bound(talk: Talk) -> None:
     def pile() -> None:
         while len(talk.session.unsent) < 2 * MAX_UNSENT:
-            talk.session.acquire("n" * 512, 1, Options(), 0)
+            talk.acquire("n" * 512)
 
     with pytest.raises(Unavailable, match="does not read"):
         pile()
@@ -377,7 +378,7 @@ def test_name_must_be_text() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"timeout": -1},
+        {"timeout": -2},
         {"timeout": float("nan")},
         {"timeout": 2_592_001},
         {"lease": 0.049},
@@ -420,7 +421,7 @@ def test_mutated_replies_cause_nothing_but_protocol_errors() -> None:
         for _ in range(rng.randrange(1, 4)):
             body[rng.randrange(len(body))] = rng.randrange(256)
         session = Talk().session
-        session.page(0) if rng.random() < 0.5 else session.acquire("n", 1, Options(), 0)
+        session.ask(to_list(0) if rng.random() < 0.5 else to_acquire("n", 1, Options(), 0), 0)
         session.receive(len(body).to_bytes(4, "big") + body, 0)
         assert session.failure is None or isinstance(session.failure, ProtocolError | Unavailable)
 

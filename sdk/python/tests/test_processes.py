@@ -142,7 +142,7 @@ def test_fork_while_another_thread_is_about_to_release(sidecar: FakeSidecar, cli
     inside, forked = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with client._guard:
+        with client._here().guard:
             inside.set()
             forked.wait(PATIENCE)
 

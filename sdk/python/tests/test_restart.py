@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from fake import PATIENCE, FakeSidecar, boottime
@@ -31,9 +31,10 @@ from locksidecar import (
     Unavailable,
     Unconfirmed,
     _core,
+    _fork,
     _link,
 )
-from locksidecar._core import Call
+from locksidecar._calls import Call
 from locksidecar._line import Line
 from locksidecar._link import Link, Patience, Socket
 
@@ -73,14 +74,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Patience, "to_acquire", lambda timeout: Patience(float("inf") if timeout is None else timeout))
 
 
-def rescuers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "locksidecar"]
+def rescuers() -> list[Line]:
+    """The lines whose rescuer runs."""
+    return [thing for thing in list(_fork._all) if isinstance(thing, Line) and thing._rescuing]
 
 
 def join_rescuers() -> None:
-    for thread in rescuers():
-        thread.join(PATIENCE)
-    assert not rescuers()
+    end = time.monotonic() + PATIENCE
+    while rescuers():
+        assert time.monotonic() < end
+        os.sched_yield()
 
 
 def free(sidecar: FakeSidecar, name: str) -> None:
@@ -523,10 +526,10 @@ def test_close_is_heard_though_a_thread_is_just_about_to_say_something_else(
     sidecar.die()
     call = Line.call
 
-    def closed_before(line: Line, ask: Callable[[_core.Session], Call[T]], patience: Patience) -> Call[T]:
+    def closed_before(line: Line, asked: Call[Any], patience: Patience) -> None:
         monkeypatch.undo()
         client.close()
-        return call(line, ask, patience)
+        call(line, asked, patience)
 
     monkeypatch.setattr(Line, "call", closed_before)
     lock.release()

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import itertools
 import random
-import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial, partialmethod
 from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
+import test_restart
 from fake import PATIENCE, FakeSidecar, boottime
 
 import locksidecar
@@ -53,10 +53,7 @@ def kill(sidecar: FakeSidecar) -> None:
 
 
 async def join_rescuers() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "locksidecar":
-            await asyncio.to_thread(thread.join, PATIENCE)
-            assert not thread.is_alive()
+    await asyncio.to_thread(test_restart.join_rescuers)
 
 
 async def test_body_goes_on_as_if_nothing_had_happened(sidecar: FakeSidecar, client: aio.Client) -> None:

@@ -13,7 +13,18 @@ from talk import S, Talk
 
 from locksidecar import ClientClosed, LimitExceeded, LockLost, ProtocolError, Unavailable, Unsupported
 from locksidecar import _protocol as protocol
-from locksidecar._core import MAX_UNSENT, Call, Confirm, Entry, Options, Session, Stage
+from locksidecar._calls import (
+    Call,
+    Confirm,
+    Options,
+    to_acquire,
+    to_confirm,
+    to_force_release,
+    to_info,
+    to_list,
+    to_ping,
+)
+from locksidecar._core import MAX_UNSENT, Entry, Session, Stage
 
 
 @pytest.fixture
@@ -88,7 +99,7 @@ def test_who_is_not_let_in_just_now_comes_again(talk: Talk, refusal: dict[str, A
 def test_what_is_asked_while_nobody_listens_is_asked_later(talk: Talk) -> None:
     talk.session.end(0)
     talk.acquire("a")
-    talk.session.info("b")
+    talk.ask(to_info("b"))
     assert talk.sent() == []
     resume(talk)
     assert [(m["op"], m["name"]) for m in talk.sent()] == [("acquire", "a"), ("info", "b")]
@@ -119,10 +130,10 @@ def test_answer_to_a_request_of_the_connection_before_is_a_breach(talk: Talk) ->
 
 
 def test_questions_are_asked_again_but_no_lock_is_forced_twice(talk: Talk) -> None:
-    asked: list[Call[Any]] = [talk.session.info("n"), talk.session.page(5), talk.session.ping()]
-    forced = talk.session.force_release("n")
+    asked: list[Call[Any]] = [talk.ask(to_info("n")), talk.ask(to_list(5)), talk.ask(to_ping())]
+    forced = talk.ask(to_force_release("n"))
     talk.sent()
-    unsent = talk.session.force_release("n")
+    unsent = talk.ask(to_force_release("n"))
     talk.session.end(0)
     with pytest.raises(Unavailable, match="may have been carried out") as e:
         forced.result()
@@ -159,9 +170,8 @@ def test_acquire_whose_waiter_was_interrupted_while_it_was_sent_again_is_not(tal
     answer = {"v": 1, "sidecar": "s", "version": "0", "session": 2, "lease_ms": 30_000, "now_ns": 0, "ticket": "t"}
     with pytest.raises(KeyboardInterrupt):
         talk.say(id=hello["id"], **answer)
-    assert talk.session.unheed()
     talk.session.abandon(abandoned, 0)
-    talk.say(id=hello["id"], **answer)
+    talk.session.process(0)
     assert [(m["op"], m["name"]) for m in talk.sent()] == [("acquire", "b")]
 
 
@@ -404,7 +414,7 @@ def test_a_first_session_cannot_be_a_resumed_one() -> None:
 def test_debt_is_what_the_sidecar_may_not_have_heard(talk: Talk) -> None:
     entry = talk.held(1)
     entry.release(0)
-    ping = talk.session.ping()
+    ping = talk.ask(to_ping())
     talk.say(id=ping.id, now_ns=0, redis="ok")
     talk.session.end(0)
     assert not talk.session.debt  # the ping came behind the release
@@ -418,7 +428,7 @@ def test_debt_is_what_the_sidecar_may_not_have_heard(talk: Talk) -> None:
 
 def test_debt_of_a_release_ends_a_lease_after_its_deadline(talk: Talk) -> None:
     entry = talk.held(1, deadline=40 * S)
-    talk.session.ping()
+    talk.ask(to_ping())
     talk.session.end(0)
     entry.release(10 * S)
     assert talk.session.debt == 70 * S
@@ -461,7 +471,7 @@ def test_close_says_bye_and_loses_what_is_held(talk: Talk) -> None:
     assert bye.done
     assert talk.session.stage is Stage.OVER
     with pytest.raises(ClientClosed):
-        talk.session.ping()
+        talk.ask(to_ping())
 
 
 def test_bye_that_was_not_heard_is_said_again_instead_of_claims(talk: Talk) -> None:
@@ -541,8 +551,8 @@ class Wire:
                 self.connect()
             self._to_sidecar += self.session.unsent
             self.session.unsent.clear()
-            body = protocol.split(self._to_sidecar)
-            if body is None and not self._to_client:
+            found = protocol.split(bytes(self._to_sidecar), 0)
+            if found is None and not self._to_client:
                 return
             if self.carried in self.cuts:
                 self.carried += 1
@@ -552,7 +562,9 @@ class Wire:
                 continue
             self.carried += 1
             assert self._connection is not None
-            if body is not None:
+            if found is not None:
+                body, end = found
+                del self._to_sidecar[:end]
                 self.sidecar.handle(self._connection, msgpack.unpackb(body))
             else:
                 self.session.receive(self._to_client.popleft(), self.now)
@@ -586,18 +598,22 @@ class Story:
                 # Owners of their own, so that nobody waits for itself.
                 owner = rng.randrange(1, 3) if options.reentrant else 1000 + rng.randrange(10**6)
                 name = f"n{rng.randrange(4)}-{owner if options.reentrant else 0}"
-                self.waiting.append(session.acquire(name, owner, options, self.wire.now))
+                call = to_acquire(name, owner, options, self.wire.now)
+                session.ask(call, self.wire.now)
+                self.waiting.append(call)
                 if options.reentrant:
                     self.entered.add(name)
             case 3 | 4 if self.entries:
                 self.entries.pop(rng.randrange(len(self.entries))).release(self.wire.now)
             case 5 if self.entries:
                 entry = self.entries.pop(rng.randrange(len(self.entries)))
-                self.confirms.append(entry.release_confirmed(self.wire.now))
+                self.confirms.append(to_confirm(entry.hold))
+                entry.release_confirmed(self.confirms[-1], self.wire.now)
             case 6 if self.waiting:
                 session.abandon(self.waiting.pop(rng.randrange(len(self.waiting))), self.wire.now)
             case 7:
-                self.asked.append(session.ping())
+                self.asked.append(to_ping())
+                session.ask(self.asked[-1], self.wire.now)
 
     def look(self) -> None:
         for call in [c for c in self.waiting if c.done]:

@@ -16,6 +16,7 @@ import pytest
 from fake import PATIENCE, FakeSidecar
 
 from locksidecar import Client, Deadlock, LockLost, LockTimeout, NotHeld, _line
+from locksidecar._calls import to_ping
 
 
 @pytest.fixture
@@ -120,12 +121,11 @@ def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client
     assert line is not None
     for place in itertools.count(1):
         last = 0
-        leaves, done, waits = (line.session.ping() for _ in range(3))
-        leaves.done = done.done = True
-        permits = {call: threading.Lock() for call in (leaves, done, waits)}
-        for permit in permits.values():
-            permit.acquire()
-        line._waiting = dict(permits)
+        leaves, done, waits = (_line._Waiter(to_ping()) for _ in range(3))
+        leaves.call.done = done.call.done = True
+        line._waiting = {waiter.call: [waiter] for waiter in (leaves, done, waits)}
+        for waiter in (leaves, done, waits):
+            waiter.enlisted = True
         line._leader, line._polling = leaves, True
         sys.setprofile(interrupt_at(place))
         try:
@@ -135,8 +135,9 @@ def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client
         finally:
             sys.setprofile(None)
         assert line._leader is waits, place
-        assert not permits[waits].locked(), place
-        assert leaves not in line._waiting, place
+        assert not waits.permit.locked(), place
+        assert leaves.call not in line._waiting, place
+        assert not leaves.enlisted, place
         if last < place:
             break
     assert place > 3

@@ -4,20 +4,25 @@ One Session stands for one session, which outlives its connection. Sync and asyn
 how they connect, move its bytes and wake its callers. Times are nanoseconds of CLOCK_BOOTTIME, the clock of
 every deadline.
 
-A Session is not thread-safe: whoever moves its bytes guards it.
+A Session is not thread-safe: its edge, which moves the bytes, guards it.
+
+A signal handler may raise an exception in every method here, because CPython runs handlers after calls. So each
+change is prepared first, and committed then: the statements after the comment "Commit:" make no call and do not
+branch, so that CPython runs no handler between them. A method that is interrupted before its commit has done
+nothing, or nothing that the next run does not repeat. A received frame counts as read by the commit of what it says.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from . import _protocol as protocol
+from ._calls import UNSENT, Awaited, Call, Confirm, Hold, to_bye
 from ._errors import (
     BadRequest,
     ClientClosed,
@@ -30,9 +35,7 @@ from ._errors import (
     NotHeld,
     ProtocolError,
     Unavailable,
-    Unconfirmed,
     Unsupported,
-    sentence,
 )
 from ._strict import Fields
 from ._version import __version__
@@ -40,147 +43,7 @@ from ._version import __version__
 # A sidecar that does not read must not let requests pile up here without bound.
 MAX_UNSENT: Final = 1 << 20
 
-# Where the bytes of a call end that has not been queued on this connection.
-_UNSENT: Final = 1 << 63
-
-T = TypeVar("T")
-
-
 boottime: Final[Callable[[], int]] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to acquire one lock; durations in seconds, checked when made."""
-
-    timeout: float | None = None  # None: for ever
-    lease: float | None = None  # None: the sidecar renews
-    max_hold: float | None = None
-    crash_delay: float = 0.0
-    reentrant: bool = False
-    confirm: bool = False  # at the end of a block
-    confirm_timeout: float | None = None  # None: no limit
-
-    def __post_init__(self) -> None:
-        if self.timeout is not None:
-            _check("timeout", self.timeout, 0, protocol.MAX_DURATION_MS)
-        if self.lease is not None:
-            _check("lease", self.lease, protocol.MIN_LEASE_MS, protocol.MAX_DURATION_MS)
-        if self.max_hold is not None:
-            _check("max_hold", self.max_hold, 1, protocol.MAX_DURATION_MS)
-        _check("crash_delay", self.crash_delay, 0, protocol.MAX_CRASH_DELAY_MS)
-        if self.confirm_timeout is not None:
-            _check("confirm_timeout", self.confirm_timeout, 0, protocol.MAX_DURATION_MS)
-            if not self.confirm:
-                raise BadRequest("confirm_timeout is for a lock with confirm=True; add it, or leave out the timeout")
-
-    def confirms(self, exc: BaseException | None) -> bool:
-        """Whether a block that ends with exc waits for the confirmation. Cancellation and Ctrl-C end it at once."""
-        return self.confirm and (exc is None or isinstance(exc, (Exception, SystemExit)))
-
-
-def _check(what: str, seconds: float, least_ms: int, most_ms: int) -> None:
-    if not least_ms <= seconds * 1000 <= most_ms:
-        raise BadRequest(f"{what} must be from {least_ms / 1000:g} to {most_ms // 1000} seconds, not {seconds!r}")
-
-
-def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1000)
-
-
-@dataclass(slots=True, eq=False)
-class Hold:
-    """One lock held by one owner. Several entries (of an rlock) share it."""
-
-    number: int
-    name: str
-    token: int
-    told: int  # the largest deadline that this hold itself was told
-    leased: bool  # has a fixed lease: lease events do not concern it
-    told_after: int  # lease events that came before the grant
-    # The sidecar knows it if this is the session's era. If only the deadline passed here, the sidecar may
-    # still keep it, and must be told of the release.
-    era: int
-    final: int = 0  # when its max_hold will have passed; 0: it has none
-    lease: int = 0  # its fixed lease; 0: it has none, or it is not known
-    entries: int = 0  # not released yet
-    lost: str = ""  # the reason
-
-
-@dataclass(slots=True, eq=False)
-class Call(Generic[T]):
-    """A request, from when it was asked to its answer, over as many connections as that takes."""
-
-    op: str
-    name: str
-    parse: Callable[[Fields], T]
-    encode: Callable[[int, int], bytes]  # of an id, and of the time at which it is sent
-    id: int = 0  # on this connection
-    end: int = _UNSENT  # of its bytes, counted over all that the session ever queued
-    sent: bool = False  # on an earlier connection
-    done: bool = False
-    abandoned: bool = False  # nobody waits for the answer
-    answer: T | None = None
-    error: LocksidecarError | None = None
-    # Of an acquire:
-    leased: bool = False
-    lease: int = 0  # nanoseconds
-    hold: Hold | None = None  # what it was granted
-
-    @property
-    def asked(self) -> bool:
-        """Whether the sidecar may have read it."""
-        return self.sent or self.end != _UNSENT
-
-    def result(self) -> T:
-        if self.error is not None:
-            raise self.error
-        assert self.answer is not None, "asked before it was done"
-        return self.answer
-
-
-class Awaited(IntEnum):
-    """Which answer a Confirm waits for.
-
-    ::
-
-        CONFIRM ──(a new session of the same sidecar)──► INFO
-           ▲                                              │
-           └───────(the sidecar does not have the hold)───┘
-    """
-
-    CONFIRM = 0  # to confirm. It was sent after the release, or the sidecar is known to have read the release
-    INFO = 1  # to info. It says whether the sidecar still has the hold: then it has not read the release
-
-
-@dataclass(slots=True, eq=False)
-class Confirm(Call[bool]):
-    """The request that is answered when Redis has executed a release, which was sent before it.
-
-    A successor ends the sessions that hold nothing. If it has the same uuid, it still knows which releases its
-    predecessor had not executed, and can confirm them in a new session. If it still has the hold, the predecessor
-    did not read the release, and an answer to confirm would prove nothing.
-    """
-
-    released: Hold | None = None
-    sidecar: str = ""  # the uuid of the sidecar that executes the release
-    awaited: Awaited = Awaited.CONFIRM
-    free_at: int = 0  # when the lease ends in Redis, at the latest
-
-    def unconfirmed(self, why: LocksidecarError, now: int) -> Unconfirmed:
-        """The error of a release that was not confirmed."""
-        left = max(self.free_at - now, 0) / 1e9
-        if left:
-            free = f"other hosts find it free within {math.ceil(left)} s at the latest, when its lease ends"
-        else:
-            free = "its lease has ended in Redis meanwhile"
-        return Unconfirmed(
-            f"the release of the lock {self.name!r} is not confirmed: {sentence(str(why))} "
-            f"The lock is released here, and {free}",
-            code=why.code,
-            name=self.name,
-            free_within=left,
-        )
 
 
 class Stage(IntEnum):
@@ -210,6 +73,10 @@ class Session:
 
     While there is no connection calls wait and holds are good to their deadlines. When there is one again
     the session is resumed: what is still held is claimed, then what waits is asked again, in its order.
+
+    An owner whose acquire was abandoned sends no other acquire until the answer to the abandoned one was received
+    and, if it was granted, its release is queued. Otherwise the sidecar might find that this owner still holds the
+    lock, and answer deadlock, or enter the abandoned hold again.
     """
 
     path: str
@@ -217,21 +84,29 @@ class Session:
     # What happened since the edge last looked; it takes the contents and wakes whom they concern.
     done: list[Call[Any]] = field(default_factory=list)
     lost: list[Hold] = field(default_factory=list)
+    # What was received and is not processed yet, in the pieces in which it came.
+    arrived: list[bytes] = field(default_factory=list)
     # What has been sent is deleted from it.
     unsent: bytearray = field(default_factory=bytearray)
+    # Abandoned acquires whose answer has not been received, by owner; an anonymous one by its negative id.
+    unsettled: dict[int, Call[Any]] = field(default_factory=dict)
     # Why no more can be asked. Holds outlive it, to their deadlines.
     failure: LocksidecarError | None = None
     # The process was forked: everything here is the parent's.
     inherited: bool = False
     live: int = 0  # holds neither released nor lost
-    # Until when the sidecar, or Redis, may keep for this session what it has given up without being heard.
+    # Until when the sidecar, or Redis, may keep for this session what it has given up without having read that.
     # 0: there is no such thing.
     debt: int = 0
 
-    _received: bytearray = field(default_factory=bytearray)
+    _received: bytes = b""
+    _read: int = 0  # how many bytes of it are processed
+    _frame_end: int = 0  # of the frame that is being processed, or was the last
     _queued: int = 0
     _last_id: int = 0
     _pending: dict[int, Call[Any]] = field(default_factory=dict)
+    _forsaken: list[Call[Any]] = field(default_factory=list)  # abandoned acquires to be settled: they are answered
+    _held_back: dict[int, list[Call[Any]]] = field(default_factory=dict)  # until their owner is settled
     _holds: dict[int, Hold] = field(default_factory=dict)  # by their numbers in this era
     _leases: int = 0  # lease events seen
     _lease: int = 0  # deadline of the newest
@@ -260,34 +135,42 @@ class Session:
         hello = protocol.hello(id, f"python/{__version__}", resumable=True, resume=self._ticket)
         self._began = now
         self._last_id = id
-        self._steps = {id: self._greeted}
-        self._received = bytearray()
-        self._enter(Stage.GREETING, hello)
+        self._forget_received()
+        self._enter(Stage.GREETING, hello, {id: self._greeted})
 
-    def _enter(self, stage: Stage, says: bytes | bytearray) -> None:
+    def _enter(self, stage: Stage, says: bytes | bytearray, steps: dict[int, Callable[[Fields, int], None]]) -> None:
         queued = self._queued + len(says)
-        # No calls from here on: whoever is interrupted finds that nothing of it was done, or all.
+        # Commit:
         self.stage = stage
+        self._steps = steps
         self._queued = queued
         self.unsent += says
+        self._read = self._frame_end
+
+    def _forget_received(self) -> None:
+        self.arrived = []
+        self._received = b""
+        self._read = 0
+        self._frame_end = 0
 
     def end(self, now: int) -> None:
         """The connection ended without our doing."""
         if self.stage > Stage.ADRIFT:
             if self._released > self._heard:  # perhaps unread by a sidecar that is no more
                 self._owe(now + 2 * self._lease_ns)
+            # Commit:
             self._scattered = True
             self.stage = Stage.ADRIFT
             self._sort(now)
 
     def _sort(self, now: int) -> None:
-        """Keeps of what was under way what can be asked again. Whoever was interrupted in it calls it again."""
+        """Keeps of what was under way what can be asked again. If it is interrupted, begin() calls it again."""
         if not self._scattered:
             return
         first_unsent = self._queued - len(self.unsent)
         for call in list(self._pending.values()):
             call.sent = call.sent or call.end <= first_unsent
-            call.end = _UNSENT
+            call.end = UNSENT
             if call.abandoned:
                 self._drop(call, now)
             elif call.sent and call.op == "force_release":
@@ -297,18 +180,21 @@ class Session:
                     may_have_happened=True,
                 )
                 self._finish(call)
+        # What they were granted, the claims of the next connection give back; so no owner is held back for them.
+        self.unsettled = {}
+        self._held_back = {}
         if self._bye is not None and not self._ticket:
             self.part()
         self._behind_claims = bytearray()
         self._steps = {}
         # New ones: in a forked child the old may be, for ever, in the hands of a send() of a thread
         # that exists in the parent only.
-        self._received = bytearray()
+        self._forget_received()
         self.unsent = bytearray()
         self._scattered = False
 
     def _drop(self, call: Call[Any], now: int) -> None:
-        """Nobody waits for call, and it will not be asked again."""
+        """Its caller does not wait for call, and it will not be sent again."""
         if call.sent and call.op == "acquire":
             self._owe(now + 2 * self._lease_ns)
         self._finish(call)
@@ -353,15 +239,16 @@ class Session:
             pairs += (hold.number, hold.entries)
             hold.era = era
         frames = bytearray()
+        steps: dict[int, Callable[[Fields, int], None]] = {}
         size = 2 * protocol.MAX_CLAIMS
         for start in range(0, len(pairs) or 1, size):
             self._last_id += 1
             last = start + size >= len(pairs)
             frames += protocol.claim(self._last_id, pairs[start : start + size], more=not last)
-            self._steps[self._last_id] = self._claimed if last else self._noted
+            steps[self._last_id] = self._claimed if last else self._noted
         self._holds = claimed
         self._era = era
-        self._enter(Stage.CLAIMING, frames)
+        self._enter(Stage.CLAIMING, frames, steps)
 
     def _noted(self, _: Fields, now: int) -> None:
         """One page of the claims was read; what counts is the last."""
@@ -383,8 +270,9 @@ class Session:
                 call.awaited = Awaited.INFO
                 if call.sidecar != self._sidecar:
                     call.error = _unknown_release()
-                    self.done.append(call)
+                    # Commit:
                     call.done = True  # _serve() leaves it out
+                    self.done += [call]
 
     def _serve(self, now: int) -> None:
         """Asks what waits; the session is as if nothing had happened."""
@@ -392,7 +280,7 @@ class Session:
         out = bytearray(self._behind_claims)
         releases = len(out)
         for call in self._pending.values():
-            if call.done:  # given up by who was interrupted here, when it had its new id
+            if call.done:  # abandoned after this was interrupted, when the call had its new id
                 continue
             if isinstance(call, Confirm):
                 assert call.released is not None
@@ -410,22 +298,23 @@ class Session:
         self._pending = pending
         self._behind_claims = bytearray()
         self.debt = 0
-        self._enter(Stage.SERVING, out)
+        self._enter(Stage.SERVING, out, {})
 
     def _on_info(self, call: Confirm, lock: protocol.LockInfo | None, now: int) -> None:
         """The successor has described the lock of call: sends the confirm, unless it still has the hold."""
         assert call.released is not None
+        error: LocksidecarError | None = None
         if lock is not None and lock.hold == call.released.number:
-            call.error = LocksidecarError(
+            error = LocksidecarError(
                 "the sidecar was restarted before it had read the release, and its successor did not resume the session"
             )
-        if call.error is not None or call.abandoned:
-            self._finish(call)
+        if error is not None or call.abandoned:
+            self._on_answer(call, None, error)
             return
         id = self._last_id + 1
         frame = call.encode(id, now)
         queued = self._queued + len(frame)
-        # No calls from here on: an interrupt finds that all of it was done, or nothing.
+        # Commit:
         del self._pending[call.id]
         self._last_id = id
         call.awaited = Awaited.CONFIRM
@@ -434,54 +323,57 @@ class Session:
         self._pending[id] = call
         self._queued = queued
         self.unsent += frame
+        self._read = self._frame_end
 
     # --- Requests ---
 
-    def acquire(self, name: str, owner: int, options: Options, now: int) -> Call[protocol.AcquireOK]:
-        """now matters only to who does not wait for ever."""
-        until = None if options.timeout is None else now + round(options.timeout * 1e9)
-        lease = 0 if options.lease is None else round(options.lease * 1e9)
-        call = self._ask(
-            "acquire",
-            name,
-            protocol.acquire_ok,
-            lambda id, at: protocol.acquire(
-                id,
-                name,
-                owner,
-                reentrant=options.reentrant,
-                wait_ms=None if until is None else -(min(at - until, 0) // 1_000_000),
-                lease_ms=_ms(options.lease),
-                max_hold_ms=_ms(options.max_hold),
-                crash_delay_ms=round(options.crash_delay * 1000),
-            ),
-            now,
-        )
-        # No calls from here on: after an interrupt the caller has no call to abandon.
-        call.leased = lease > 0
-        call.lease = lease
-        return call
+    def ask(self, call: Call[Any], now: int) -> None:
+        """Queues call, or keeps it until it can be queued. If this raises, nothing of it is asked."""
+        self.settle(now)
+        if self.failure is not None:
+            raise _failed(type(self.failure), str(self.failure), False)
+        if len(self.unsent) > MAX_UNSENT:
+            raise Unavailable(
+                f"the sidecar at {self.path} does not read what it is sent; is it stopped or overloaded? "
+                "Nothing was sent"
+            )
+        id = self._last_id + 1
+        if self.stage is Stage.SERVING and not (call.owner and call.owner in self.unsettled):
+            self._queue(call, id, now)
+            return
+        if self.stage is Stage.SERVING:
+            self._held_back.setdefault(call.owner, []).append(call)
+        # Commit:
+        self._last_id = id
+        call.id = id
+        self._pending[id] = call
 
-    def confirm(self, hold: Hold, now: int) -> Confirm:
+    def _queue(self, call: Call[Any], id: int, now: int) -> None:
+        frame = call.encode(id, now)
+        queued = self._queued + len(frame)
+        last_id = max(self._last_id, id)
+        # Commit:
+        self._last_id = last_id
+        call.id = id
+        call.end = queued
+        self._pending[id] = call
+        self._queued = queued
+        self.unsent += frame
+
+    def ask_confirmed(self, call: Confirm, now: int) -> None:
         """Requests the confirmation of a release that was queued just now. A call that cannot be sent is done, with
         the error."""
-        call = Confirm(
-            "confirm",
-            hold.name,
-            lambda _: True,
-            lambda id, _: protocol.confirm(id, hold.name),
-            released=hold,
-            sidecar=self._sidecar,
-            free_at=self._lease_end(hold, now),
-        )
+        hold = call.released
+        assert hold is not None
+        call.sidecar = self._sidecar
+        call.free_at = self._lease_end(hold, now)
         if hold.era != self._era and self.failure is None:
             call.error, call.done = _unknown_release(), True
-            return call
+            return
         try:
-            self._put(call, now)
+            self.ask(call, now)
         except LocksidecarError as e:
             call.error, call.done = e, True
-        return call
 
     def _lease_end(self, hold: Hold, now: int) -> int:
         """When the lease of hold, which was released, ends in Redis at the latest if Redis does not execute that."""
@@ -492,73 +384,49 @@ class Session:
         # The sidecar may just have renewed it, and the lease event may not have been received.
         return max(told, now + self._lease_ns)
 
-    def info(self, name: str) -> Call[protocol.InfoOK]:
-        return self._ask("info", name, protocol.info_ok, lambda id, _: protocol.info(id, name))
+    def abandon(self, call: Call[Any], now: int) -> None:
+        """The caller of call has left. What the call is granted, now or later, is released.
 
-    def page(self, after: int) -> Call[protocol.ListOK]:
-        return self._ask("list", "", protocol.list_ok, lambda id, _: protocol.list_(id, after))
-
-    def force_release(self, name: str) -> Call[protocol.ForceReleaseOK]:
-        return self._ask(
-            "force_release", name, protocol.force_release_ok, lambda id, _: protocol.force_release(id, name)
-        )
-
-    def ping(self) -> Call[protocol.PingOK]:
-        return self._ask("ping", "", protocol.ping_ok, lambda id, _: protocol.ping(id))
-
-    def _ask(
-        self,
-        op: str,
-        name: str,
-        parse: Callable[[Fields], T],
-        encode: Callable[[int, int], bytes],
-        now: int = 0,
-    ) -> Call[T]:
-        """now matters only to who encodes a time."""
-        call = Call(op, name, parse, encode)
-        self._put(call, now)
-        return call
-
-    def _put(self, call: Call[Any], now: int) -> None:
-        if self.failure is not None:
-            raise _failed(type(self.failure), str(self.failure), False)
-        if len(self.unsent) > MAX_UNSENT:
-            raise Unavailable(
-                f"the sidecar at {self.path} does not read what it is sent; is it stopped or overloaded? "
-                "Nothing was sent"
-            )
-        self._last_id += 1
-        call.id = self._last_id
-        if self.stage is Stage.SERVING:
-            frame = call.encode(call.id, now)
+        If this is interrupted it is called again; calls after the first do nothing.
+        """
+        if call.done:
+            if call.hold is not None:
+                self._forsaken.append(call)
+                self.settle(now)
+        elif call.id not in self._pending:
+            call.abandoned = call.done = True  # it was never asked
+        elif self.stage is not Stage.SERVING or call.end == UNSENT:
+            call.abandoned = True
+            self._drop(call, now)
+        elif call.op != "acquire":
+            call.abandoned = True
+        elif not call.abandoned:
+            frame = protocol.cancel(call.id)
             queued = self._queued + len(frame)
-            # No calls from here on: whoever is interrupted has asked nothing, or knows whose answer it is.
-            call.end = queued
-            self._pending[call.id] = call
+            key = call.owner or -call.id
+            # Commit:
+            call.abandoned = True
+            self.unsettled[key] = call
             self._queued = queued
             self.unsent += frame
-        else:
-            self._pending[call.id] = call
 
-    def abandon(self, call: Call[Any], now: int) -> None:
-        """Nobody waits for call any more. Whatever it is granted, now or later, is released."""
-        if call.done:
-            self._undo(call, now)
-            return
-        call.abandoned = True
-        if self.stage is not Stage.SERVING:
-            self._drop(call, now)
-        elif call.op == "acquire":
-            self._send(protocol.cancel(call.id))
+    def settle(self, now: int) -> None:
+        """Gives back what abandoned acquires were granted, and sends what their owners asked meanwhile.
 
-    def _undo(self, call: Call[Any], now: int) -> None:
-        hold, call.hold = call.hold, None
-        if hold is not None:
-            self._leave(hold, now)
-
-    def _send(self, frame: bytes | bytearray) -> None:
-        self._queued += len(frame)
-        self.unsent += frame
+        If this is interrupted it is called again.
+        """
+        while self._forsaken:
+            call = self._forsaken[-1]
+            if call.hold is not None:
+                self._leave(call.hold, now, call=call)
+            key = call.owner or -call.id
+            if self.unsettled.get(key) is call:
+                for waiting in self._held_back.get(key, ()):
+                    if not waiting.done and waiting.end == UNSENT:
+                        self._queue(waiting, waiting.id, now)
+                self._held_back.pop(key, None)
+                self.unsettled.pop(key, None)
+            self._forsaken.pop()
 
     # --- Holds ---
 
@@ -573,49 +441,55 @@ class Session:
             told = max(told, self._lease)
         return told
 
-    def reason(self, hold: Hold, now: int) -> str:
-        """Why hold is lost; "" if it is not."""
-        if not hold.lost and hold.entries and now >= self.deadline(hold):
-            self._lose(hold, "max_hold" if hold.final and now >= hold.final else "expired")
+    def reason(self, hold: Hold, read_at: int) -> str:
+        """Why hold is lost; "" if it is not.
+
+        read_at is a time; all that had arrived by then has been processed. A deadline that has passed since then is
+        no loss yet: a later one may have arrived.
+        """
+        if not hold.lost and hold.entries and read_at >= self.deadline(hold):
+            self._lose(hold, "max_hold" if hold.final and read_at >= hold.final else "expired")
         return hold.lost
 
-    def leave(self, entry: Entry, now: int) -> str:
+    def leave(self, entry: Entry, read_at: int) -> str:
         """One entry less, and entry is released. Returns why its hold is lost, "" if it was still good."""
-        reason = self.reason(entry.hold, now)
-        self._leave(entry.hold, now, entry)
+        reason = self.reason(entry.hold, read_at)
+        self._leave(entry.hold, read_at, entry=entry)
         return reason
 
-    def _leave(self, hold: Hold, now: int, entry: Entry | None = None) -> None:
+    def _leave(self, hold: Hold, now: int, *, entry: Entry | None = None, call: Call[Any] | None = None) -> None:
+        """entry, or the call that was granted the entry and whose caller never received it, is released."""
         known = hold.era == self._era
         serving = self.stage is Stage.SERVING
         frame = protocol.release(hold.number) if known and self.stage >= Stage.CLAIMING else b""
-        size = len(frame)
         if known and not serving and self.stage is not Stage.OVER:
-            # It may have been renewed up to the end of the connection, without our having heard of it.
+            # It may have been renewed up to the end of the connection, without our having received that.
             self._owe(max(self.deadline(hold), now + self._lease_ns) + self._lease_ns)
-        booked = self._holds.get(hold.number) is hold
-        # No calls from here on, so that no handler of a signal raises halfway: who is interrupted
-        # can see in the entry whether it has to be done again.
-        if entry is not None:
-            entry.released = True
-        hold.entries -= 1
-        if serving:
-            self._queued += size
-            self.unsent += frame
-            if known:
-                self._released = self._queued
-        else:
-            self._behind_claims += frame
-        if hold.entries == 0:
-            if booked:
-                del self._holds[hold.number]
-            if not hold.lost:
-                self.live -= 1
+        released = entry or _Released()
+        granted = call or _Released()
+        entries = hold.entries - 1
+        out = self.unsent if serving else self._behind_claims
+        queued = self._queued + (len(frame) if serving else 0)
+        last_release = queued if serving and known else self._released
+        number = hold.number
+        ends = entries == 0 and self._holds.get(number) is hold
+        book = self._holds if ends else {number: hold}
+        live = self.live - (entries == 0 and not hold.lost)
+        # Commit:
+        released.released = True
+        granted.hold = None
+        hold.entries = entries
+        self._queued = queued
+        out += frame
+        self._released = last_release
+        del book[number]
+        self.live = live
 
     def _lose(self, hold: Hold, reason: str) -> None:
+        # Commit:
         hold.lost = reason
         self.live -= 1
-        self.lost.append(hold)
+        self.lost += [hold]
 
     def live_until(self) -> int:
         """The latest deadline of all holds that are neither released nor lost; 0 if there is none."""
@@ -624,56 +498,68 @@ class Session:
     # --- What the sidecar says ---
 
     def receive(self, data: bytes, now: int) -> None:
-        """Takes in what was read. Whatever breaks the protocol ends the session."""
-        self._received += data
+        self.arrived.append(data)
+        self.process(now)
+
+    def unfinished(self) -> bool:
+        """Whether process() has something to do, or the edge to take."""
+        return bool(self.done or self.arrived or self._forsaken) or self._read < len(self._received)
+
+    def process(self, now: int) -> None:
+        """Processes what has arrived. A breach of the protocol ends the session.
+
+        If this is interrupted, the next call continues where it was.
+        """
         try:
-            while self.stage > Stage.ADRIFT and (body := protocol.split(self._received)) is not None:
+            self.settle(now)
+            while self.stage > Stage.ADRIFT:
+                if self.arrived:
+                    received = self._received[self._read :] + b"".join(self.arrived)
+                    nothing: list[bytes] = []
+                    # Commit:
+                    self._received = received
+                    self._read = 0
+                    self.arrived = nothing
+                if (found := protocol.split(self._received, self._read)) is None:
+                    break
+                body, self._frame_end = found
                 self._take(body, now)
+                self._read = self._frame_end
+                if self._forsaken:
+                    self.settle(now)
         except ProtocolError as e:
             self.fail(f"the sidecar at {self.path} broke the protocol: {e}.", ProtocolError)
         except Unsupported as e:
             self.fail(str(e), Unsupported)
-
-    def awaits_greeting(self) -> bool:
-        """Of a greeting: whether the next bytes are the answer to hello, from its first on."""
-        return not self._received
-
-    def unheed(self) -> bool:
-        """For who was interrupted while the answer to hello was received: whether it has to be received again.
-        If not, all of it was heeded."""
-        self._received = bytearray()
-        return self.stage is Stage.GREETING
 
     def _take(self, body: bytes, now: int) -> None:
         # What only looks like a grant goes the long way, where it is found out.
         if (grant := protocol.grant(body)) is not None:
             id, answer = grant
             call = self._pending.get(id)
-            if call is not None and call.op == "acquire" and call.end != _UNSENT:
-                self._heard = max(self._heard, call.end)
-                self._answered(call, answer, now)
+            if call is not None and call.op == "acquire" and call.end != UNSENT:
+                self._on_grant(call, answer)
                 return
         match reply := protocol.decode(body):
             case protocol.Answer(id=id, fields=fields):
                 if (step := self._steps.get(id)) is not None:
                     step(fields, now)
-                    self._steps.pop(id, None)
                     return
                 if self._bye is not None:
                     return  # all but bye has been given up
-                # Nothing is marked before all that can be wrong has been checked: what stays
+                # Nothing is committed before all that can be wrong has been checked: what stays
                 # pending is told when the session fails.
                 call = self._asked(id)
                 if isinstance(call, Confirm) and call.awaited is Awaited.INFO:
                     self._on_info(call, protocol.info_ok(fields).lock, now)
+                    return
+                parsed = call.parse(fields)
+                if isinstance(parsed, protocol.AcquireOK):
+                    self._on_grant(call, parsed)
                 else:
-                    self._answered(call, call.parse(fields), now)
-            case protocol.Refusal(id=0, code="unavailable"):
-                self.end(now)  # it is stopping
-            case protocol.Refusal(id=0, code="limit" | "no_hello") if self._ticket and self.stage < Stage.SERVING:
-                self.end(now)  # it had no room for us just now, or we were too slow; the session waits for us
-            case protocol.Refusal(id=0, code=code, msg=msg):
-                self.fail(f"the sidecar at {self.path} ended the connection: {msg} ({code}).", ProtocolError)
+                    self._on_answer(call, parsed, None)
+            case protocol.Refusal(id=0):
+                self._on_connection_error(reply, now)
             case protocol.Refusal(id=id, code=code, msg=msg):
                 if id in self._steps:
                     if self._ticket and code == "unavailable":
@@ -685,78 +571,114 @@ class Session:
                 if self._bye is not None:
                     return
                 call = self._asked(id)
-                call.error = _refused(call, reply)
-                self._finish(call)
+                self._on_answer(call, None, _refused(call, reply))
             case protocol.LostEvent(hold=number, reason=reason):
-                # Unknown: released here while the event was under way.
-                hold = self._holds.pop(number, None)
-                if hold is not None:
-                    hold.era = 0
-                    if not hold.lost:
-                        self._lose(hold, reason)
+                self._on_lost(number, reason)
             case protocol.LeaseEvent(deadline_ns=deadline):
-                if deadline < self._lease:
-                    # The newest event no longer speaks for the older ones.
-                    for hold in self._holds.values():
-                        hold.told = self.deadline(hold)
-                        hold.told_after = self._leases
-                self._leases += 1
-                self._lease = deadline
+                self._on_lease(deadline)
             case protocol.UnknownEvent():
                 pass
 
+    def _on_connection_error(self, error: protocol.Refusal, now: int) -> None:
+        match error.code:
+            case "unavailable":
+                self.end(now)  # it is stopping
+            case "limit" | "no_hello" if self._ticket and self.stage < Stage.SERVING:
+                self.end(now)  # it had no room for us just now, or we were too slow; the session waits for us
+            case "limit" | "denied":
+                self.fail(f"the sidecar at {self.path} refused the session: {error.msg}.", _CODES[error.code])
+            case code:
+                self.fail(f"the sidecar at {self.path} ended the connection: {error.msg} ({code}).", ProtocolError)
+
     def _asked(self, id: int) -> Call[Any]:
         call = self._pending.get(id)
-        if call is None or call.end == _UNSENT:
+        if call is None or call.end == UNSENT:
             raise ProtocolError(f"it answered request {id}, which is not waiting for an answer")
-        if call.end > self._heard:
-            self._heard = call.end
         return call
 
-    def _answered(self, call: Call[Any], answer: object, now: int) -> None:
+    def _on_answer(self, call: Call[Any], answer: object, error: LocksidecarError | None) -> None:
+        """call is done, and grants nothing."""
+        heard = max(self._heard, call.end)
+        forsaken = [call] if call.abandoned else []
+        # Commit:
         call.answer = answer
-        if isinstance(answer, protocol.AcquireOK):
-            self._granted(call, answer)
-        self._finish(call)
-        if call.abandoned:
-            self._undo(call, now)
-
-    def _finish(self, call: Call[Any]) -> None:
-        self._pending.pop(call.id, None)
+        call.error = error
         call.done = True
-        self.done.append(call)
+        del self._pending[call.id]
+        self.done += [call]
+        self._forsaken += forsaken
+        self._heard = heard
+        self._read = self._frame_end
 
-    def _granted(self, call: Call[Any], grant: protocol.AcquireOK) -> None:
+    def _on_grant(self, call: Call[Any], grant: protocol.AcquireOK) -> None:
+        heard = max(self._heard, call.end)
+        forsaken = [call] if call.abandoned else []
         hold = self._holds.get(grant.hold)
+        told = grant.deadline_ns
+        live = self.live
         # A hold believed lost stays lost. If the sidecar knows better, its new entry gets a belief of its own.
         if hold is None or hold.lost:
             # A re-entry of a hold that was left here meanwhile does not tell what lease the hold has:
             # then it is good for as long as was told.
             leased = call.leased or grant.count > 1 if hold is None else hold.leased
-            hold = Hold(
-                grant.hold,
-                call.name,
-                grant.token,
-                grant.deadline_ns,
-                leased,
-                self._leases,
-                self._era,
-                grant.end_ns,
-                0 if grant.count > 1 else call.lease,
-            )
-            self._holds[hold.number] = hold
-            self.live += 1
+            lease = 0 if grant.count > 1 else call.lease
+            hold = Hold(grant.hold, call.name, grant.token, told, leased, self._leases, self._era, grant.end_ns, lease)
+            live += 1
         else:
-            hold.told = max(self.deadline(hold), grant.deadline_ns)
-            hold.told_after = self._leases
-        hold.entries += 1
+            told = max(self.deadline(hold), told)
+        entries = hold.entries + 1
+        # Commit:
+        self._holds[hold.number] = hold
+        self.live = live
+        hold.told = told
+        hold.told_after = self._leases
+        hold.entries = entries
         call.hold = hold
+        call.answer = grant
+        call.done = True
+        del self._pending[call.id]
+        self.done += [call]
+        self._forsaken += forsaken
+        self._heard = heard
+        self._read = self._frame_end
+
+    def _on_lost(self, number: int, reason: str) -> None:
+        hold = self._holds.get(number)
+        if hold is None:  # released here while the event was under way
+            return
+        lost = [] if hold.lost else [hold]
+        live = self.live - len(lost)
+        why = hold.lost or reason
+        # Commit:
+        hold.era = 0
+        hold.lost = why
+        self.live = live
+        self.lost += lost
+        del self._holds[number]
+        self._read = self._frame_end
+
+    def _on_lease(self, deadline: int) -> None:
+        if deadline < self._lease:
+            # The newest event no longer speaks for the older ones.
+            for hold in self._holds.values():
+                hold.told = self.deadline(hold)
+                hold.told_after = self._leases
+        # Commit:
+        self._leases += 1
+        self._lease = deadline
+        self._read = self._frame_end
+
+    def _finish(self, call: Call[Any]) -> None:
+        # Commit:
+        call.done = True
+        self.done += [call]
+        self._pending.pop(call.id, None)
 
     # --- The end ---
 
     def close(self, now: int) -> Call[bool]:
         """No more is asked, and what is held is lost: the sidecar will give it away. Bye is said as soon as
-        that can be done; the call is done when it was heard, or need not be said."""
+        that can be done; the call is done when it was answered, or need not be said."""
         if self._bye is not None:
             return self._bye
         if self.live or self._pending or self._released > self._heard:
@@ -765,14 +687,15 @@ class Session:
             hold.era = 0
             if not hold.lost:
                 self._lose(hold, "closed")
-        self._holds.clear()
+        self._holds = {}
         if self.failure is None:
             self.failure = ClientClosed("The client was closed.")
         self.fail_pending()
-        bye = self._bye = Call("bye", "", lambda _: True, lambda id, _: protocol.bye(id))
+        bye = self._bye = to_bye()
         if not self._ticket:
             self.part()
         elif self.stage >= Stage.CLAIMING:
+            self._frame_end = self._read
             self._say_bye()
         elif self.stage is Stage.OVER:
             self.part()
@@ -781,8 +704,8 @@ class Session:
     def _say_bye(self) -> None:
         assert self._bye is not None
         self._last_id += 1
-        self._steps[self._last_id] = self._parted
-        self._enter(Stage.SERVING, self._bye.encode(self._last_id, 0))
+        id = self._last_id
+        self._enter(Stage.SERVING, self._bye.encode(id, 0), {id: self._parted})
 
     def _parted(self, _: Fields, now: int) -> None:
         self.part()
@@ -803,7 +726,7 @@ class Session:
         self.fail_pending()
 
     def fail_pending(self) -> None:
-        """Of a failed session. Whoever was interrupted in it calls it again."""
+        """Of a failed session. If it is interrupted it is called again."""
         if self.failure is None:
             return
         error, why = type(self.failure), str(self.failure)
@@ -821,10 +744,20 @@ class Session:
                 call.error = _failed(error, f"{why} This {call.op} may have been carried out", True)
             self._finish(call)
         self._pending.clear()
+        self.unsettled = {}
+        self._held_back = {}
         if self.stage is Stage.OVER:
             self.part()
             self._scattered = True
             self._sort(0)
+
+
+@dataclass(slots=True)
+class _Released:
+    """Stands for the entry, or the call, that a release does not concern, so that its commit need not branch."""
+
+    released: bool = False
+    hold: Hold | None = None
 
 
 def _failed(error: type[LocksidecarError], message: str, may_have_happened: bool) -> LocksidecarError:
@@ -864,6 +797,8 @@ class Entry:
     """One entry into one hold: what its user has in hand, from acquire to release.
 
     A late release can never free a newer hold, because nothing here ever refers to another one.
+
+    read_at is as in Session.reason().
     """
 
     __slots__ = ("hold", "released", "session")
@@ -873,32 +808,40 @@ class Entry:
         self.hold = hold
         self.released = False
 
-    def check(self, now: int) -> None:
+    def check(self, read_at: int) -> None:
         self._held("is not held any more: it was released")
-        if reason := self.session.reason(self.hold, now):
+        if reason := self.session.reason(self.hold, read_at):
             raise self.loss(reason)
 
-    def release(self, now: int) -> None:
+    def release(self, read_at: int) -> None:
         self._held("was released before")
-        if reason := self.session.leave(self, now):
+        if reason := self.session.leave(self, read_at):
             raise self.loss(reason)
 
-    def release_confirmed(self, now: int) -> Confirm:
-        """Releases, and queues the request for the confirmation after the release. If this is interrupted,
+    def release_confirmed(self, call: Confirm, read_at: int) -> None:
+        """Releases, and queues call, the request for the confirmation, after the release. If this is interrupted,
         released says whether the release is done."""
-        self.release(now)
-        return self.session.confirm(self.hold, now)
+        self.release(read_at)
+        self.session.ask_confirmed(call, read_at)
 
-    def lost(self, now: int) -> str:
+    def lost(self, read_at: int) -> str:
         if self.session.inherited:
             self._held("")
-        return self.session.reason(self.hold, now)
+        return self.session.reason(self.hold, read_at)
 
-    def remaining(self, now: int) -> int:
-        """Nanoseconds until the deadline; 0 if the lock is not held any more."""
-        if self.released or self.session.inherited or self.session.reason(self.hold, now):
+    def remaining(self, read_at: int) -> int:
+        """Nanoseconds from read_at until the deadline; 0 if the lock is not held any more."""
+        if self.released or self.session.inherited or self.session.reason(self.hold, read_at):
             return 0
-        return self.session.deadline(self.hold) - now
+        return self.session.deadline(self.hold) - read_at
+
+    def deadline(self, read_at: int) -> int:
+        self.session.reason(self.hold, read_at)
+        return self.session.deadline(self.hold)
+
+    def settled(self) -> bool:
+        """Whether its deadline does not matter any more."""
+        return self.released or self.session.inherited or bool(self.hold.lost)
 
     def _held(self, otherwise: str) -> None:
         if self.session.inherited:

@@ -1,158 +1,195 @@
 """The line to the sidecar that the threads of a process share.
 
 No thread belongs to it. Of those that wait for an answer one, the leader, waits on the socket and hands the
-others theirs; when it has its own, it passes the role on. What nobody waits for (a lock was lost) is read by
-the next call, or by check(). The same goes for the end of the connection: the leader, or else whoever notices
-it, connects again.
+others theirs; when it has its own, it passes the role on. What no thread waits for (a lock was lost) is read by
+the next call, or by check(). The same goes for the end of the connection: the leader, or else the thread that
+notices it, connects again.
 
-Only what was released while nobody listened needs a thread of its own, for nobody may come to say so: the
-sidecar's successor would keep it for a process that lives.
+A background thread, the rescuer, runs only while something was given up that the sidecar may not have read, or may
+have granted all the same: a release while there was no connection, and an acquire whose caller has left. It ends
+when that is settled.
+
+A handler of a signal may raise in the main thread, in every function here. What it interrupted is completed before
+the exception is raised on: see _mend().
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import math
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from . import _fork
-from ._core import Call, Confirm, Entry, Session, Stage
-from ._errors import LocksidecarError
-from ._link import ANSWER_GRACE, AT_ONCE, BYE_WAIT, Link, Patience, Socket
+from ._calls import Call, Confirm, to_confirm, to_ping
+from ._core import Entry, Stage
+from ._errors import LimitExceeded, LocksidecarError
+from ._link import ANSWER_GRACE, AT_ONCE, BYE_WAIT, Link, Patience, wait
 
 T = TypeVar("T")
 
+# How often something is tried that handlers of signals interrupt.
 TRIES: Final = (1, 2, 3, 4, 5)
+
+
+# Between two attempts of the rescuer, seconds.
+_RESCUE_PAUSE: Final = 0.1
+
+
+class _Waiter:
+    """A thread that waits until a call is done."""
+
+    __slots__ = ("call", "enlisted", "permit")
+
+    def __init__(self, call: Call[Any]) -> None:
+        self.call = call
+        self.enlisted = False  # others hand it its answer; it has to resign when it leaves
+        self.permit = threading.Lock()  # released to wake the thread
+        self.permit.acquire()
 
 
 class Line:
     """One session, shared by threads.
 
     mutex guards everything else, but is never held while waiting. A thread that holds it may connect and
-    read from the socket; only the leader waits for it: the first to wait, then whom it names when it leaves.
+    read from the socket; only the leader waits for it: the first to wait, then the one that it names when it leaves.
     It is woken by the bell when its answer was read by another thread, when there is something left to write,
     when the connection is another one, or when the session failed.
+
+    Several threads may wait for one call: the thread that closes the client and the rescuer both wait for bye. So
+    the leader is a waiter, not a call.
     """
 
     def __init__(self, link: Link, clock: Callable[[], int]) -> None:
         self.mutex = threading.Lock()
         self.link = link
         self.session = link.session
+        self.pid = os.getpid()
         self._clock = clock
-        self._leader: Call[Any] | None = None
+        self._leader: _Waiter | None = None
         self._polling = False  # the leader is about to wait, or waits
-        # Who waits for an answer, the leader too. A permit is released to wake its thread.
-        self._waiting: dict[Call[Any], threading.Lock] = {}
-        self._adrift = False  # those who wait have been told
+        self._waiting: dict[Call[Any], list[_Waiter]] = {}  # the leader too
+        self._adrift = False  # those who wait have been woken for it
         self._next_attempt = 0.0  # by time.monotonic()
         self._bell = _Bell()
-        self._poll = select.poll()
-        self._polled: Socket | None = None  # what it is registered with, but for the bell
-        self._poll.register(self._bell, select.POLLIN)
-        self._rescuer: threading.Thread | None = None
+        self._rescuing = False  # the rescuer runs, or is about to
         _fork.watch(self)
 
     # --- Calls ---
 
-    def call(self, ask: Callable[[Session], Call[T]], patience: Patience) -> Call[T]:
-        """Asks and waits until it is done, whatever comes of it.
+    def call(self, call: Call[Any], patience: Patience) -> None:
+        """Sends call and waits until it is done, whatever comes of it.
 
-        When patience ends the sidecar is given up. However this ends without the call being done, the
-        call has been abandoned.
+        If this raises, call is abandoned, unless it is done.
         """
-        call: Call[T] | None = None
+        self._own()
         try:
             with self.mutex:
-                call = ask(self.session)
+                self.session.ask(call, self._clock())
                 self._flush()
             self._await(call, patience)
         except BaseException:
-            if call is not None:
-                self.abandon(call)
+            self.abandon(call)
             raise
-        return call
 
     def abandon(self, call: Call[Any]) -> None:
-        with self.mutex:
-            self.session.abandon(call, self._clock())
-            self._flush()
-            owing = self._owing() and self.session.failure is None  # else close() sees to it
-        if owing:
-            self._rescue()
+        """The caller has left. What call is granted, now or later, is given back.
+
+        This does not depend on the next use of the client: the rescuer reads the answer.
+        """
+        self._mend(call)
+
+    def _mend(self, call: Call[Any] | None = None) -> None:
+        """Completes what a handler of a signal interrupted, and abandons call.
+
+        It may be interrupted itself. Then it starts again, and raises the last of the exceptions at its end.
+        """
+        interrupt: BaseException | None = None
+        for _ in TRIES:
+            try:
+                with self.mutex:
+                    if call is not None:
+                        self.session.abandon(call, self._clock())
+                    self._hear()
+                    self._flush()
+                    owing = self._owing() and self.session.failure is None  # else close() sees to it
+                if owing:
+                    self._rescue()
+                break
+            except BaseException as e:
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
 
     def _await(self, call: Call[Any], patience: Patience) -> None:
-        permit = threading.Lock()
-        permit.acquire()
+        waiter = _Waiter(call)
         link = self.link
         try:
             while True:
                 nap = math.inf
                 with self.mutex:
-                    if link.sock is None and self._leader in (None, call):
+                    if link.sock is None and self._leader in (None, waiter):
                         nap = self._attempt()
+                    if self.session.unfinished():
+                        self._pump()
                     if call.done:
                         return
-                    self._waiting[call] = permit
+                    if not waiter.enlisted:
+                        waiter.enlisted = True
+                        self._waiting.setdefault(call, []).append(waiter)
                     if self._leader is None:
-                        self._leader = call
-                    leading = self._leader is call
+                        self._leader = waiter
+                    leading = self._leader is waiter
                     if leading:
                         self._polling = True
-                        if link.unheeded:
-                            nap = 0.0
                     left = link.give_up_at(patience) - time.monotonic()
                 if left <= 0:
                     raise link.given_up(call)
                 if leading:
-                    self._lead(call, min(left, nap))
+                    self._lead(waiter, min(left, nap))
                 else:
-                    permit.acquire(timeout=-1 if left == math.inf else min(left, threading.TIMEOUT_MAX))
-                if call not in self._waiting:  # it is done, and no part is left for this thread
+                    waiter.permit.acquire(timeout=-1 if left == math.inf else min(left, threading.TIMEOUT_MAX))
+                if not waiter.enlisted:  # the call is done, and no part is left for this thread
                     return
         finally:
-            # A handler of a signal may raise here too. Others would wait for ever for a leader that has
-            # left without a word, so it is done again until it is done. Python runs handlers at calls, so
-            # there is none before the inner try.
-            if call in self._waiting:
+            # A handler of a signal may raise here too. Others would wait for ever for a leader that has left
+            # without a successor, so this is repeated until it is done.
+            if waiter.enlisted:
                 interrupt: BaseException | None = None
                 for _ in TRIES:
                     try:
                         with self.mutex:
-                            self._resign(call)
+                            self._resign(waiter)
                         break
                     except BaseException as e:
                         interrupt = e
                 if interrupt is not None:
                     raise interrupt
 
-    def _lead(self, call: Call[Any], seconds: float) -> None:
+    def _lead(self, waiter: _Waiter, seconds: float) -> None:
         sock = self.link.sock
-        if sock is not self._polled:
-            self._poll = select.poll()
-            self._poll.register(self._bell, select.POLLIN)
-            self._polled = sock
-        if sock is not None:
-            # Whoever leaves something unsent, or connects, after this look rings the bell.
-            self._poll.register(sock, select.POLLIN | (select.POLLOUT if self.session.unsent else 0))
-        self._poll.poll(min(seconds, 3600.0) * 1000)
+        if sock is None:
+            wait([self._bell], [], min(seconds, 3600.0))
+        else:
+            # A thread that leaves something unsent, or connects, after this look rings the bell.
+            wait([self._bell, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
         with self.mutex:
             self._polling = False
             self._bell.silence()
             self._pump()
             self.link.close_ended()
-            if call.done:
-                self._resign(call)
+            if waiter.call.done:
+                self._resign(waiter)
 
     # --- With the mutex held ---
 
     def _hear(self) -> None:
-        """Takes note of what the sidecar said, and goes on with what somebody was interrupted in."""
-        if self.session.done or self.session.unsent or self.link.news():
+        """Processes what has arrived, and continues what was interrupted."""
+        if self.session.unsent or self.link.news():
             self._pump()
 
     def _pump(self) -> None:
@@ -199,41 +236,56 @@ class Line:
         if self._adrift is not (self.link.sock is None):
             self._turn()
         while session.done:
-            call = session.done[-1]
-            if call is self._leader:
-                self._wake_leader()
-            elif (permit := self._waiting.get(call)) is not None:
-                _give(permit)
-                self._waiting.pop(call, None)  # so that its thread, once awake, does not need the mutex
+            for waiter in tuple(self._waiting.get(session.done[-1], ())):
+                self._wake(waiter)
             session.done.pop()
 
-    def _resign(self, call: Call[Any]) -> None:
-        """Who waits for call leaves, and passes on the lead. If it is interrupted it is called again."""
-        if self._leader is call:
-            heir = self._heir(call)
+    def _wake(self, waiter: _Waiter) -> None:
+        """Its call is done."""
+        if waiter is self._leader:
+            self._wake_leader()
+            return
+        _give(waiter.permit)
+        self._delist(waiter)  # so that its thread, once awake, does not need the mutex
+
+    def _delist(self, waiter: _Waiter) -> None:
+        waiters = self._waiting.get(waiter.call, [])
+        if waiter in waiters:
+            waiters.remove(waiter)
+        if not waiters:
+            self._waiting.pop(waiter.call, None)
+        waiter.enlisted = False
+
+    def _resign(self, waiter: _Waiter) -> None:
+        """The thread of waiter leaves, and passes on the lead. If it is interrupted it is called again."""
+        if self._leader is waiter:
+            heir = self._heir(waiter)
             if heir is not None:
-                _give(self._waiting[heir])  # before it leads, for who leads is woken by nobody but the bell
+                _give(heir.permit)  # before it leads, for only the bell wakes the leader
+            # Commit:
             self._leader = heir
             self._polling = False
         self._tell()
-        self._waiting.pop(call, None)
+        self._delist(waiter)
 
-    def _heir(self, leader: Call[Any]) -> Call[Any] | None:
-        for call in self._waiting:
-            if call is not leader and not call.done:
-                return call
+    def _heir(self, leader: _Waiter) -> _Waiter | None:
+        for call, waiters in self._waiting.items():
+            for waiter in waiters:
+                if waiter is not leader and not call.done:
+                    return waiter
         return None
 
     def _turn(self) -> None:
         """There is a connection, or there is none any more: how long each of those who wait will do so is
-        another question now, and somebody has to connect."""
+        another question now, and one of them has to connect."""
         adrift = self.link.sock is None
         if adrift:
             if self._leader is None:
                 self.link.close_ended()
             self._wake_leader()
-            for permit in list(self._waiting.values()):
-                _give(permit)
+            for waiters in list(self._waiting.values()):
+                for waiter in waiters:
+                    _give(waiter.permit)
         self._adrift = adrift
 
     def _wake_leader(self) -> None:
@@ -247,39 +299,60 @@ class Line:
             self._bell.close()
 
     def _owing(self) -> bool:
-        """Whether something was given up that the sidecar may not hear of unless somebody sees to it."""
+        """Whether something was given up that the sidecar may not read unless a thread sees to it, or may have
+        granted all the same."""
         session = self.session
-        return bool(session.debt or session.unsent) and session.stage is not Stage.OVER
+        return bool(session.debt or session.unsent or session.unsettled) and session.stage is not Stage.OVER
 
     # --- Holds ---
 
     def usable(self) -> bool:
-        with self.mutex:
-            self._hear()
-            return self.session.failure is None
+        if self.pid != os.getpid():
+            self.after_fork_in_child()
+            return False
+        try:
+            with self.mutex:
+                self._hear()
+                return self.session.failure is None
+        except BaseException:
+            self._mend()
+            raise
 
     def check(self, entry: Entry) -> None:
-        self._look(entry.check)
+        self._look(entry.check, entry)
 
     def lost(self, entry: Entry) -> str:
-        return self._look(entry.lost)
+        return self._look(entry.lost, entry)
 
     def remaining(self, entry: Entry) -> int:
-        return self._look(entry.remaining)
+        return self._look(entry.remaining, entry)
 
     def deadline(self, entry: Entry) -> int:
-        return self._look(lambda _: self.session.deadline(entry.hold))
+        return self._look(entry.deadline, entry)
 
-    def _look(self, at: Callable[[int], T]) -> T:
-        """What is known now. A connection that has ended is made good for first, if somebody listens: the
+    def _look(self, at: Callable[[int], T], entry: Entry) -> T:
+        """What is known now. A connection that has ended is made good for first, if a sidecar listens: the
         deadlines that it told may have been moved on."""
-        with self.mutex:
-            self._hear()
-            if self._in_touch():
-                return at(self._clock())
-        self._seek()
-        with self.mutex:
-            return at(self._clock())
+        self._own()
+        sought = False
+        try:
+            while True:
+                with self.mutex:
+                    read_at = self._clock()
+                    self._hear()
+                    if sought or self._in_touch():
+                        known = at(read_at)
+                        # The process may have been stopped since it read. Then a later deadline may have arrived.
+                        if entry.settled() or self._clock() < self.session.deadline(entry.hold):
+                            return known
+                        continue
+                self._seek()
+                sought = True
+        except LocksidecarError:
+            raise
+        except BaseException:
+            self._mend()
+            raise
 
     def _in_touch(self) -> bool:
         return self.session.stage is Stage.SERVING or self.session.failure is not None
@@ -291,54 +364,58 @@ class Line:
             owing = self._owing()
         if connected:
             with contextlib.suppress(LocksidecarError):
-                self.call(Session.ping, AT_ONCE)
+                self.call(to_ping(), AT_ONCE)
         elif owing:
             self._rescue()
 
     def release(self, entry: Entry, confirm: Patience | None = None) -> None:
         """confirm: the patience of the wait for the confirmation; None: none is requested."""
+        call: Confirm | None = None
         # A lock that a handler of a signal kept from being released would be renewed for ever.
         interrupt: BaseException | None = None
         error: LocksidecarError | None = None
-        confirms: list[Confirm] = []  # one or none, requested after the release
         sought = False
         for _ in TRIES:
             try:
+                self._own()
+                if call is None and confirm is not None:
+                    call = to_confirm(entry.hold)
                 with self.mutex:
+                    read_at = self._clock()
                     self._hear()
-                    seek = not (self.session.stage is Stage.SERVING or sought or entry.released or self._in_touch())
+                    seek = not (sought or entry.released or self._in_touch())
                     if not seek:
-                        error = self._leave(entry, interrupt is not None, None if confirm is None else confirms)
+                        error = self._leave(entry, read_at, interrupt is not None, call)
                 if seek:
                     sought = True
                     self._seek()
                     with self.mutex:
-                        error = self._leave(entry, interrupt is not None, None if confirm is None else confirms)
+                        read_at = self._clock()
+                        self._hear()
+                        error = self._leave(entry, read_at, interrupt is not None, call)
                 if (self.session.debt or self.session.unsent) and self._owing():
                     self._rescue()
                 break
             except BaseException as e:
                 interrupt = e
         if interrupt is not None:
-            # This thread does not wait for the confirmation. The session ignores the answer.
-            for call in confirms:
-                self.abandon(call)
+            if call is not None:
+                self.abandon(call)  # this thread does not wait for the confirmation
             raise interrupt
         if error is not None:
             raise error
-        if confirm is not None:
-            for call in confirms:
-                self._confirm(call, confirm)
+        if call is not None and confirm is not None:
+            self._confirm(call, confirm)
 
-    def _leave(self, entry: Entry, again: bool, confirms: list[Confirm] | None) -> LocksidecarError | None:
-        """confirms: gets the request for the confirmation; None: none is requested."""
+    def _leave(self, entry: Entry, read_at: int, again: bool, call: Confirm | None) -> LocksidecarError | None:
+        """call: requests the confirmation; None: none is requested."""
         try:
             if again and entry.released:
                 pass
-            elif confirms is None:
-                entry.release(self._clock())
+            elif call is None:
+                entry.release(read_at)
             else:
-                confirms.append(entry.release_confirmed(self._clock()))
+                entry.release_confirmed(call, read_at)
         except LocksidecarError as e:
             return e
         finally:
@@ -362,12 +439,13 @@ class Line:
 
     def close(self) -> None:
         """Says bye, and waits for the answer a moment."""
-        with self.mutex:
-            bye = self.session.close(self._clock())
-            self._flush()
-            if not bye.done:
-                self._connect()
+        self._own()
         try:
+            with self.mutex:
+                bye = self.session.close(self._clock())
+                self._flush()
+                if not bye.done:
+                    self._connect()
             if not bye.done:
                 with contextlib.suppress(LocksidecarError):
                     self._await(bye, Patience(grace=BYE_WAIT, unmet=0.0, gone=0.0))
@@ -385,19 +463,27 @@ class Line:
             self._rescue()
 
     def _rescue(self) -> None:
-        """Sees to it that the sidecar, or its successor, hears of what was given up."""
+        """Starts the rescuer, if it does not run."""
         with self.mutex:
-            if self._rescuer is not None and self._rescuer.is_alive():
+            if self._rescuing:
                 return
-            thread = self._rescuer = threading.Thread(target=self._see_through, name="locksidecar", daemon=True)
+            self._rescuing = True
+            try:
+                # Not threading.Thread, whose start() cannot be interrupted without harm. Looked up here, because
+                # monkey patching may have replaced it.
+                _thread.start_new_thread(self._run_rescuer, ())
+            except RuntimeError:  # the interpreter is about to end, and everything with it
+                self._rescuing = False
+
+    def _run_rescuer(self) -> None:
         try:
-            thread.start()
-        except BaseException as e:
-            self._rescuer = None
-            if not isinstance(e, RuntimeError):  # the interpreter is about to end, and everything with it
-                raise
+            self._see_through()
+        except BaseException:
+            self._rescuing = False
+            raise
 
     def _see_through(self) -> None:
+        """What the rescuer does: sees to it that the sidecar, or its successor, reads what was given up."""
         session = self.session
         done = False
         while not done:
@@ -406,35 +492,51 @@ class Line:
             left = max((session.debt - self._clock()) / 1e9, ANSWER_GRACE)
             patience = Patience(left, unmet=left, gone=left)
             try:
-                if session.failure is None:
-                    # Its answer tells that all before it was read.
-                    self.call(Session.ping, patience)
-                else:
+                if session.failure is not None:
                     self._await(session.close(self._clock()), patience)
+                elif (abandoned := self._unsettled()) is not None:
+                    self._await(abandoned, patience)
+                else:
+                    self.call(to_ping(), patience)  # its answer tells that all before it was read
             except LocksidecarError:
                 given_up = True
             with self.mutex:
-                # Under the mutex, so that whoever owes anything later finds no rescuer. What was owed since
-                # the attempt began, or is by who closed the client meanwhile, is worth another one.
-                done = not self._owing() or (given_up and self._clock() >= session.debt)
+                # Under the mutex, so that a thread which owes anything later finds no rescuer. What was owed since
+                # the attempt began, or is by a thread that closed the client meanwhile, is worth another one.
+                over = given_up and self._clock() >= session.debt and not session.unsettled
+                done = not self._owing() or over
                 if done:
-                    self._rescuer = None
+                    self._rescuing = False
                     if session.failure is not None:
                         session.part()
                         self._tell()
+            if given_up and not done:
+                time.sleep(_RESCUE_PAUSE)
+
+    def _unsettled(self) -> Call[Any] | None:
+        with self.mutex:
+            return next(iter(self.session.unsettled.values()), None)
+
+    # --- Processes ---
+
+    def _own(self) -> None:
+        """A forked child has nothing of its parent's. Not every fork runs the hooks of os.register_at_fork()."""
+        if self.pid != os.getpid():
+            self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
+        self.pid = os.getpid()
         self.mutex = threading.Lock()
         self._leader = None
         self._polling = False
         self._waiting.clear()
-        self._rescuer = None
+        self._rescuing = False
         self.link.disown()
         self._bell.close()
 
 
 def _give(permit: threading.Lock) -> None:
-    """Lets its thread go on. Only who holds the line's mutex gives one, so there is at most one to take."""
+    """Lets its thread go on. Only a thread that holds the line's mutex gives one, so there is at most one to take."""
     if permit.locked():
         permit.release()
 
@@ -442,8 +544,15 @@ def _give(permit: threading.Lock) -> None:
 class _Bell:
     """Wakes the thread that polls."""
 
+    _fd = -1
+
     def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as e:
+            raise LimitExceeded(
+                f"cannot connect to the sidecar: {e.strerror}. Raise the limit of open files (ulimit -n)"
+            ) from e
         self._rung = False
 
     def fileno(self) -> int:
@@ -456,7 +565,7 @@ class _Bell:
     def silence(self) -> None:
         if self._rung:
             self._rung = False
-            with contextlib.suppress(BlockingIOError):  # who rang was interrupted
+            with contextlib.suppress(BlockingIOError):  # the thread that rang was interrupted
                 os.eventfd_read(self._fd)
 
     def close(self) -> None:

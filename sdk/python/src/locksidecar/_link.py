@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import errno
 import grp
 import math
@@ -10,12 +11,13 @@ import random
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from ._core import Call, Confirm, Session, Stage
-from ._errors import BadRequest, Denied, LocksidecarError, TookTooLong, Unavailable, sentence
+from ._calls import Call, Confirm, check_number
+from ._core import Session, Stage
+from ._errors import BadRequest, Denied, LimitExceeded, LocksidecarError, TookTooLong, Unavailable, sentence
 
 T = TypeVar("T")
 
@@ -28,12 +30,17 @@ CONNECT_WAIT: Final = 2.0
 RESUME_WAIT: Final = 10.0
 # How much later than due an answer may come before the sidecar is taken for stopped, seconds.
 ANSWER_GRACE: Final = 5.0
+# The same for an acquire, whose caller has said how long it may take.
+ACQUIRE_GRACE: Final = 1.0
 # How long an event loop is kept waiting by who must know at once whether a lock is still held, seconds.
 GREETING_WAIT: Final = 1.0
 # How long close() waits for the sidecar to have heard, seconds.
 BYE_WAIT: Final = 1.0
 
 _CHUNK: Final = 65_536
+# Only for polls that do not wait: so it does not matter that monkey patching may replace it later. None: eventlet
+# has removed it.
+_POLL: Final = getattr(select, "poll", None)
 # Without a signal: a program that dies of SIGPIPE shall not die because the sidecar did.
 _FLAGS: Final = (socket.MSG_NOSIGNAL,)
 
@@ -51,10 +58,12 @@ def socket_path(path: str | os.PathLike[str] = "") -> str:
     return path
 
 
-class Socket(socket.socket):
+class Socket(_socket.socket):
     """A socket that is closed when it is forgotten, without a ResourceWarning.
 
-    A client may live as long as its process and need not be closed.
+    A client may live as long as its process and need not be closed. The base class is the one in C: that of the
+    socket module makes a socket in several steps, between which a signal handler may raise, and monkey patching
+    replaces it.
     """
 
     def __del__(self) -> None:
@@ -63,9 +72,8 @@ class Socket(socket.socket):
 
 def dial(path: str) -> Socket:
     """Connects at once or not at all: OSError. On a Unix socket there is nothing to wait for."""
-    sock = Socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = Socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        sock.setblocking(False)
         sock.connect(path)
     except BaseException:
         sock.close()
@@ -78,13 +86,36 @@ def starting(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
 
 
-def pauses() -> Iterator[float]:
-    """Seconds to wait between attempts to connect, so that the clients of a host do not come all at once."""
-    yield 0.0
-    pause = 0.005
-    while True:
-        yield pause * random.uniform(0.5, 1.0)
-        pause = min(pause * 1.5, 0.1)
+class Pauses:
+    """How long to wait between attempts to connect, so that the clients of a host do not come all at once."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def next(self) -> float:
+        """Seconds."""
+        pause = self._next * random.uniform(0.5, 1.0)
+        self._next = min(max(self._next * 1.5, 0.005), 0.1)
+        return pause
+
+
+class Readable(Protocol):
+    def fileno(self) -> int: ...
+
+
+def wait(reads: Sequence[Readable], writes: Sequence[Readable], seconds: float) -> None:
+    """Waits until one of reads has something to read, or one of writes has room, or the seconds have passed.
+
+    The functions are looked up when they are used, because monkey patching may replace them at any time: gevent puts
+    its own poll() in place, eventlet removes poll() and leaves a select() of its own.
+    """
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        for thing in reads:
+            poll.register(thing, select.POLLIN | (select.POLLOUT if thing in writes else 0))
+        poll.poll(seconds * 1000)
+    else:
+        select.select(reads, writes, [], seconds)
 
 
 @dataclass(slots=True)
@@ -102,12 +133,20 @@ class Patience:
     def to_acquire(cls, timeout: float | None) -> Patience:
         if timeout is None:
             return cls(math.inf)
-        # A restart shall not be noticed, so even who does not wait for the lock puts up with a short one.
-        return cls(timeout, unmet=min(timeout, CONNECT_WAIT), gone=min(max(timeout, CONNECT_WAIT), RESUME_WAIT))
+        # A restart shall not be noticed, so an acquire that does not wait for the lock waits for a short restart.
+        # A sidecar that is stopped is not waited for any longer than one that is gone.
+        return cls(
+            timeout,
+            grace=max(CONNECT_WAIT - timeout, ACQUIRE_GRACE),
+            unmet=min(timeout, CONNECT_WAIT),
+            gone=min(max(timeout, CONNECT_WAIT), RESUME_WAIT),
+        )
 
     @classmethod
     def to_confirm(cls, timeout: float | None) -> Patience:
         """A timeout below 0 is no error, but one that has passed: the lock has to be released in any case."""
+        if timeout is not None:
+            check_number("timeout", timeout)
         return cls(math.inf, most=math.inf if timeout is None else max(0.0, timeout))
 
 
@@ -125,6 +164,14 @@ def explain(path: str, error: OSError) -> LocksidecarError:
             return Unavailable(f"no sidecar: nobody listens on {path}. Is locksidecar running on this host?")
         case errno.EAGAIN:
             return Unavailable(f"the sidecar at {path} does not accept connections; is it stopped or overloaded?")
+        case errno.ECONNRESET:
+            return Unavailable(
+                f"the process that listens on {path} closed the connection before it answered; is it locksidecar?"
+            )
+        case errno.EMFILE | errno.ENFILE:
+            return LimitExceeded(
+                f"cannot connect to the sidecar at {path}: {error.strerror}. Raise the limit of open files (ulimit -n)"
+            )
         case errno.EACCES | errno.EPERM:
             return Denied(f"this process may not connect to {path}: {_permission(path)}")
     return Unavailable(f"cannot connect to the sidecar at {path}: {error.strerror or error}")
@@ -156,7 +203,7 @@ class Link:
     """Moves a session's bytes over a non-blocking socket, and over another one when that has ended.
 
     The sidecar gives a session's locks away when this end closes the connection. So that never happens while
-    somebody may still believe in a hold: after a failure it stays open, unused, until the last such hold was
+    a hold may still be believed in: after a failure it stays open, unused, until the last such hold was
     released or its deadline passed.
     """
 
@@ -164,19 +211,17 @@ class Link:
         self.session = session
         self.closed = False
         self.sock: Socket | None = None
-        self._news = select.poll()  # of the socket, if there is one
-        # Sockets that ended, to be closed by close_ended() when nobody waits on them any more: the number
+        self._news: Any = None  # a poll() of the socket
+        # Sockets that ended, to be closed by close_ended() when no thread waits on them any more: the number
         # of a closed file may be another file's a moment later.
         self._ended: list[Socket] = []
-        # Read from the socket, but not taken in: whoever was interrupted while doing that left it to be done again.
-        self.unheeded: list[bytes] = []
         self._clock = clock
         self._met = False  # has been served
         self._serving = False
         self._since = time.monotonic()  # of the last change between being served and not
         self._connected = 0.0  # when this connection was made
         self._haste = 0.0  # how long hasten() may still wait on it
-        self._pauses = pauses()  # since it was served
+        self._pauses = Pauses()  # since it was served
         self._error = OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # of the last attempt
         self._live_until = -1  # of a failed session, once known
 
@@ -193,14 +238,18 @@ class Link:
                 except OSError as e:
                     if e.errno is None:  # a handler of a signal raised it
                         raise
-                    self._error = e
+                    self._error = e.with_traceback(None)
                     if not self._met and not starting(e):
                         error = explain(session.path, e)
                         session.fail(sentence(str(error)), type(error))
                     return False
-                news = select.poll()
-                news.register(sock, select.POLLIN)
-                self._news, self.sock = news, sock
+                news = None
+                if _POLL is not None:
+                    news = _POLL()
+                    news.register(sock, select.POLLIN)
+                # Commit:
+                self._news = news
+                self.sock = sock
             self._connected = time.monotonic()
             self._haste = GREETING_WAIT
             session.begin(self._clock())
@@ -209,10 +258,10 @@ class Link:
 
     def pause(self) -> float:
         """How long to wait between this attempt to connect and the next."""
-        return next(self._pauses)
+        return self._pauses.next()
 
     def give_up_at(self, patience: Patience) -> float:
-        """When who has that patience gives up, as things are now, by time.monotonic(); inf: never."""
+        """When a caller with that patience gives up, as things are now, by time.monotonic(); inf: never."""
         most = patience.began + patience.most
         if self._serving:
             return min(most, max(patience.began + patience.wait, self._since) + patience.grace)
@@ -222,7 +271,7 @@ class Link:
         return min(most, until)
 
     def given_up(self, call: Call[Any]) -> LocksidecarError:
-        """Why, as things are now, who waited for call gave up."""
+        """Why, as things are now, the caller of call gave up."""
         if isinstance(call, Confirm) and self._serving:
             return TookTooLong("no confirmation came in time; is Redis slow or away, or the sidecar stopped?")
         if self.sock is None:
@@ -241,50 +290,32 @@ class Link:
 
     def news(self) -> bool:
         """Whether there may be something for pump(). To ask costs less than a recv() that finds nothing."""
-        return self.session.stage is not Stage.SERVING or bool(self.unheeded or self._news.poll(0))
+        session = self.session
+        if session.stage is not Stage.SERVING or session.unfinished():
+            return True
+        return self._news is None or bool(self._news.poll(0))
 
     def pump(self) -> None:
-        """Reads what is there."""
+        """Reads all that has arrived, and processes it. If it is interrupted it is called again."""
         session = self.session
-        read = self.unheeded
+        if session.unfinished():
+            session.process(self._clock())
         while self.sock is not None and session.stage > Stage.ADRIFT:
             try:
-                if not read:
-                    _keep(read, self.sock.recv, (_CHUNK,))
-                size = len(read[0])
-                if size:
-                    self._take(read)
+                _keep(session.arrived, self.sock.recv, (_CHUNK,))
             except BlockingIOError:
                 break
             except _ENDED:
-                size = 0
-            except BaseException:
-                if read and read[0] and session.stage is not Stage.GREETING:
-                    self._take(read)
-                raise
-            read.clear()
+                self._lose()
+                break
+            size = sum(map(len, session.arrived))
+            session.process(self._clock())
             if size == 0:
                 self._lose()
             elif size < _CHUNK:
                 break
         if session.stage is Stage.ADRIFT or self._serving is not (session.stage is Stage.SERVING):
             self._follow()
-
-    def _take(self, read: list[bytes]) -> None:
-        session = self.session
-        greeting = session.stage is Stage.GREETING and session.awaits_greeting()
-        try:
-            session.receive(read[0], self._clock())
-        except BaseException:
-            # Interrupted at an unknown point: which frames were heeded is not known, except that in a
-            # greeting there is but one.
-            if not greeting:
-                session.fail("Reading from the sidecar was interrupted.")
-                read.clear()
-            elif not session.unheed():
-                read.clear()
-            raise
-        read.clear()
 
     def flush(self) -> bool:
         """Sends what can be sent without waiting; tells whether that was all."""
@@ -308,35 +339,36 @@ class Link:
         """Goes on with a greeting, and waits for it, though not for long over all of its calls."""
         began = time.monotonic()
         until = began + self._haste
-        poll = select.poll()
         while (sock := self.sock) is not None and self.session.stage in (Stage.GREETING, Stage.CLAIMING):
             left = until - time.monotonic()
             if left <= 0:
                 break
-            poll.register(sock, select.POLLIN | (select.POLLOUT if self.session.unsent else 0))
-            poll.poll(left * 1000)
+            wait([sock], [sock] if self.session.unsent else [], left)
             self.pump()
             self.flush()
         self._haste -= time.monotonic() - began
 
     def _lose(self) -> None:
         """The connection has ended."""
+        if self.session.stage is Stage.GREETING:
+            self._error = OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         self.session.end(self._clock())
         self._follow()
 
     def _follow(self) -> None:
-        """Keeps up with the session's stage. Whoever was interrupted in it calls it again."""
+        """Keeps up with the session's stage. If it is interrupted it is called again."""
         stage = self.session.stage
         if stage is Stage.ADRIFT and self.sock is not None:
-            self.unheeded.clear()
             self._ended.append(self.sock)
             self.sock = None
         serving = stage is Stage.SERVING
         if self._serving is not serving:
-            if serving:
-                self._met = True
-                self._pauses = pauses()
-            self._since = time.monotonic()
+            since = time.monotonic()
+            pauses = Pauses() if serving else self._pauses
+            # Commit:
+            self._met = self._met or serving
+            self._pauses = pauses
+            self._since = since
             self._serving = serving
 
     def close_ended(self) -> None:
@@ -347,7 +379,7 @@ class Link:
     # --- The end ---
 
     def settle(self) -> bool:
-        """Closes the socket of a failed session if nobody can believe in its holds; tells whether it is closed."""
+        """Closes the socket of a failed session if its holds cannot be believed in; tells whether it is closed."""
         session = self.session
         if self.closed or session.stage is not Stage.OVER:
             return self.closed  # as long as bye has to be said it is not

@@ -221,22 +221,21 @@ class UnknownEvent:
 Reply: TypeAlias = "Answer | Refusal | LostEvent | LeaseEvent | UnknownEvent"
 
 
-def split(buffer: bytearray) -> bytes | None:
-    """Takes the body of the first frame off buffer; None if it is not whole yet.
+def split(received: bytes, start: int) -> tuple[bytes, int] | None:
+    """The body of the frame that begins at start, and where the frame ends; None if it is not whole yet.
 
     A bad length is refused as soon as its four bytes are there: nothing of such a frame is waited for.
     """
-    if len(buffer) < 4:
+    begin = start + 4
+    if len(received) < begin:
         return None
-    length = int.from_bytes(buffer[:4], "big")
+    length = int.from_bytes(received[start:begin], "big")
     if not 0 < length <= MAX_FRAME:
         raise ProtocolError(f"it sent a frame of {length} bytes; 1 to {MAX_FRAME} are allowed")
-    end = 4 + length
-    if len(buffer) < end:
+    end = begin + length
+    if len(received) < end:
         return None
-    body = bytes(buffer[4:end])
-    del buffer[:end]
-    return body
+    return received[begin:end], end
 
 
 def decode(body: bytes) -> Reply:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from . import _fork, _held
+from . import _fork, _held, _owners
 from . import _protocol as protocol
-from ._core import Call, Entry, Options, Session, boottime
+from ._calls import Call, Options, to_acquire, to_force_release, to_info, to_list, to_ping
+from ._core import Entry, Session, boottime
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, note
 from ._handles import Handles
 from ._line import TRIES, Line
@@ -24,18 +23,6 @@ from ._protocol import LockInfo
 __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
 
 T = TypeVar("T")
-
-_OWNERS: Final = itertools.count(1)
-
-
-class _Thread(threading.local):
-    """A number for each thread. Unlike threading.get_ident() it is never used again by another one."""
-
-    def __init__(self) -> None:
-        self.owner = next(_OWNERS)
-
-
-_thread: Final = _Thread()
 
 
 class Held(_held.Held):
@@ -70,8 +57,14 @@ class Held(_held.Held):
 class Lock:
     """A lock by name, used like a threading.Lock. Made by Client.lock().
 
-    Who holds it: the thread that acquired it. It is not re-entrant: a thread that waits for what it
-    holds itself gets Deadlock. Threads may share the object; any of them may release it.
+    The thread that acquired it holds it. It is not re-entrant: a thread that waits for what it holds itself gets
+    Deadlock. Threads may share the object; any of them may release it.
+
+    In a thread pool that runs each call in a context of its own, as anyio's and so FastAPI's does, the holder is the
+    call: another call on the same thread waits like another thread.
+
+    An acquire blocks its thread. Under asyncio use locksidecar.aio: here all tasks of a loop are one owner, its
+    thread, and get Deadlock for what another task holds.
     """
 
     __slots__ = ("__weakref__", "_client", "_handles", "_options", "name")
@@ -82,12 +75,16 @@ class Lock:
         self.name = protocol.check_name(name)
         self._client = client
         self._options = options
-        self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)  # guarded by the client's _guard
+        self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)  # guarded by the client
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """Returns whether the lock was acquired in time; raises if it cannot be.
 
         timeout: seconds to wait; None: as long as the lock was made with; -1: for ever.
+
+        False means that another owner holds the lock. If neither is known, because the sidecar does not answer or
+        Redis cannot be reached, this raises Unavailable, at most 2 seconds after the start or 1 second after the
+        timeout.
         """
         options = self._options
         if not blocking:
@@ -95,7 +92,7 @@ class Lock:
                 raise ValueError("can't specify a timeout for a non-blocking call")
             options = replace(options, timeout=0)
         elif timeout is not None:
-            options = replace(options, timeout=None if timeout == -1 else timeout)
+            options = replace(options, timeout=timeout)
         try:
             self._acquire(options, scoped=False)
         except LockTimeout:
@@ -108,28 +105,48 @@ class Lock:
         confirm, timeout: as in Held.release(), whatever the lock was made with; Unconfirmed is raised if there
         is no confirmation.
         """
-        with self._client._guard:
-            held = self._handles.to_release(_thread.owner)
+        held: Held | None = None
+        # What a handler of a signal raises here is raised once the lock is released.
+        interrupt: BaseException | None = None
+        for _ in TRIES:
+            try:
+                if held is None:
+                    held = self._to_release()
+                if interrupt is None or not held.released:
+                    held.release(confirm=confirm, timeout=timeout)
+                self._forget_released(held)
+                break
+            except LocksidecarError:
+                if held is not None:
+                    self._forget_released(held)
+                raise
+            except BaseException as e:
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
+
+    def _to_release(self) -> Held:
+        with self._client._here().guard:
+            held = self._handles.to_release(_owners.of_thread())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
-        try:
-            held.release(confirm=confirm, timeout=timeout)
-        finally:
-            # What a handler of a signal kept from being released can be released again.
-            if held.released and not held._scoped:
-                self._forget(held)
+        return held
+
+    def _forget_released(self, held: Held) -> None:
+        if held.released and not held._scoped:
+            self._forget(held)
 
     def locked(self) -> bool:
         """Whether a thread of this process holds the lock through this object. For others: Client.info()."""
-        with self._client._guard:
+        with self._client._here().guard:
             handles = list(self._handles)
         return any(h.remaining > 0 for h in handles)
 
     @property
     def held(self) -> Held:
         """What the calling thread holds through this object; raises NotHeld."""
-        with self._client._guard:
-            held = self._handles.top(_thread.owner)
+        with self._client._here().guard:
+            held = self._handles.top(_owners.of_thread())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held by this thread")
         return held
@@ -151,8 +168,8 @@ class Lock:
         for _ in TRIES:
             try:
                 if ended is None:
-                    with self._client._guard:
-                        ended = self._handles.to_exit(_thread.owner)
+                    with self._client._here().guard:
+                        ended = self._handles.to_exit(_owners.of_thread())
                 self._leave(ended, exc)
                 break
             except LocksidecarError:
@@ -183,19 +200,30 @@ class Lock:
         note(exc, error)
 
     def _forget(self, held: Held) -> None:
-        with self._client._guard:
+        with self._client._here().guard:
             self._handles.remove(held)
 
     def _acquire(self, options: Options, scoped: bool) -> Held:
-        owner = _thread.owner
-        held = self._client._acquire(self.name, owner, options, scoped)
+        client = self._client
+        owner = _owners.of_thread()
+        call = to_acquire(self.name, owner if options.reentrant else _owners.of_context(), options, client._clock())
+        line = client._usable()
+        held: Held | None = None
         try:
-            with self._client._guard:
+            line.call(call, Patience.to_acquire(options.timeout))
+            call.result()
+            assert call.hold is not None
+            _owners.claim(call.hold)
+            held = Held(line, Entry(line.session, call.hold), scoped)
+            with client._here().guard:
                 self._handles.push(owner, held)
-        except BaseException:  # of a handler of a signal: nobody would know of it
-            with contextlib.suppress(LocksidecarError):
-                held.release()
-            self._forget(held)
+        except BaseException:  # perhaps of a handler of a signal: the caller does not receive the lock
+            if held is None:
+                line.abandon(call)
+            else:
+                with contextlib.suppress(LocksidecarError):
+                    held.release()
+                self._forget(held)
             raise
         return held
 
@@ -209,10 +237,25 @@ class Lock:
 class RLock(Lock):
     """A lock by name, used like a threading.RLock. Made by Client.rlock().
 
-    The thread that holds it may acquire it again; it must release it as often, and nobody else may.
+    The thread that holds it may acquire it again; it must release it as often, and no other thread may. A task of
+    an event loop gets Deadlock for what another task on its thread holds.
     """
 
     __slots__ = ()
+
+
+class _Process:
+    """What a client has in one process. It is made at the first use there, so that its locks are of the kind that
+    monkey patching has put in place by then."""
+
+    __slots__ = ("guard", "line", "renewing")
+
+    def __init__(self) -> None:
+        # Of the handles of all locks of the client; nothing is waited for under it.
+        self.guard = threading.Lock()
+        # Guards the change of line, which is made new when its session has failed; before any line's mutex.
+        self.renewing = threading.Lock()
+        self.line: Line | None = None
 
 
 class Client:
@@ -228,11 +271,8 @@ class Client:
         self.path = socket_path(path)
         self._clock: Callable[[], int] = boottime
         self._closed = False
-        # Guards the change of _line, which is made anew when its session has failed; before any line's mutex.
-        self._renewing = threading.Lock()
-        # Of the handles of all its locks; nothing is waited for under it.
-        self._guard = threading.Lock()
-        self._line: Line | None = None
+        # By process id: what a fork has copied is not used.
+        self._processes: dict[int, _Process] = {}
         _fork.watch(self)
 
     def lock(
@@ -248,7 +288,7 @@ class Client:
     ) -> Lock:
         """A lock like threading.Lock; nothing is acquired yet. Durations are in seconds.
 
-        timeout: how long to wait for it; None: for ever; 0: try once.
+        timeout: how long to wait for it; None or -1: for ever; 0: try once.
         lease: hold it so long at most, without renewal. None: the sidecar renews until the release.
         max_hold: hold it so long at most, even though renewed.
         crash_delay: when this process dies, keep it so much longer.
@@ -281,14 +321,14 @@ class Client:
     def info(self, name: str) -> LockInfo | None:
         """What the sidecar knows about the lock; None if nobody on this host holds it or waits for it."""
         protocol.check_name(name)
-        return self._call(lambda s: s.info(name)).lock
+        return self._call(to_info(name)).lock
 
     def list(self) -> tuple[LockInfo, ...]:
         """All locks that the sidecar knows."""
         locks: dict[str, LockInfo] = {}
         after = 0
         while True:
-            page = self._call(partial(Session.page, after=after))
+            page = self._call(to_list(after))
             locks.update((row.name, row) for row in page.locks)
             if not page.next:
                 return tuple(locks.values())
@@ -297,11 +337,11 @@ class Client:
     def force_release(self, name: str) -> None:
         """Ends the hold that this host has on the lock, whoever's it is. NotHeld if there is none."""
         protocol.check_name(name)
-        self._call(lambda s: s.force_release(name))
+        self._call(to_force_release(name))
 
     def ping(self) -> str:
         """Asks the sidecar how its Redis is: "ok", or a sentence that says what is wrong."""
-        return self._call(Session.ping).redis
+        return self._call(to_ping()).redis
 
     def close(self) -> None:
         """Ends the session. What is still held is lost, and what is waited for fails.
@@ -310,8 +350,9 @@ class Client:
         goes on for as long as it matters.
         """
         self._closed = True
-        with self._renewing:
-            line, self._line = self._line, None
+        here = self._here()
+        with here.renewing:
+            line, here.line = here.line, None
         if line is not None:
             line.close()
 
@@ -333,35 +374,40 @@ class Client:
     def __reduce__(self) -> tuple[Callable[[str], Client], tuple[str]]:
         return _of_this_process, (self.path,)
 
+    @property
+    def _line(self) -> Line | None:
+        return self._here().line
+
+    def _here(self) -> _Process:
+        # Not every fork runs the hooks of os.register_at_fork(): uwsgi forks in C.
+        pid = os.getpid()
+        here = self._processes.get(pid)
+        if here is None:
+            here = self._processes.setdefault(pid, _Process())
+            for other in [p for p in self._processes if p != pid]:
+                inherited = self._processes.pop(other, None)
+                if inherited is not None and inherited.line is not None:
+                    inherited.line.usable()  # closes this process's copy of the socket
+        return here
+
     def after_fork_in_child(self) -> None:
-        self._renewing = threading.Lock()
-        self._guard = threading.Lock()
-        self._line = None
+        self._processes = {}
 
-    def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
-        line = self._usable()
-        call = line.call(lambda s: s.acquire(name, owner, options, self._clock()), Patience.to_acquire(options.timeout))
-        try:
-            call.result()
-            assert call.hold is not None
-            return Held(line, Entry(line.session, call.hold), scoped)
-        except BaseException:
-            line.abandon(call)
-            raise
-
-    def _call(self, ask: Callable[[Session], Call[T]]) -> T:
-        return self._usable().call(ask, Patience()).result()
+    def _call(self, call: Call[T]) -> T:
+        self._usable().call(call, Patience())
+        return call.result()
 
     def _usable(self) -> Line:
-        line = self._line
+        here = self._here()
+        line = here.line
         if line is not None and line.usable():
             return line
-        with self._renewing:
-            line = self._line
+        with here.renewing:
+            line = here.line
             if line is None or not line.usable():
                 if self._closed:
                     raise ClientClosed("the client was closed; make a new one with locksidecar.connect()")
-                self._line = line = Line(Link(Session(self.path), self._clock), self._clock)
+                here.line = line = Line(Link(Session(self.path), self._clock), self._clock)
             return line
 
 

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine
+import warnings
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
-from weakref import WeakKeyDictionary
 
-from . import _fork, _held
+from . import _fork, _held, _owners
 from . import _protocol as protocol
-from ._core import Call, Confirm, Entry, Hold, Options, Session, Stage, boottime
+from ._calls import Call, Confirm, Hold, Options, to_acquire, to_confirm, to_force_release, to_info, to_list, to_ping
+from ._core import Entry, Session, Stage, boottime
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, note
 from ._handles import Handles
-from ._line import Line
+from ._line import TRIES, Line
 from ._link import BYE_WAIT, Link, Patience, Socket, socket_path
 from ._protocol import LockInfo
 
@@ -33,25 +32,15 @@ __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
 
 T = TypeVar("T")
 
-_OWNERS: Final = itertools.count(1)
-_owners: Final[WeakKeyDictionary[asyncio.Task[Any], int]] = WeakKeyDictionary()
 
-
-def _owner() -> int:
-    """A number for the current task. A context variable would be inherited by the tasks that it starts.
-
-    0 in what is no task, as a callback of the loop: it may release a lock.
-    """
+def _running_loop() -> asyncio.AbstractEventLoop:
     try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no loop runs
-        task = None
-    if task is None:
-        return 0
-    owner = _owners.get(task)
-    if owner is None:
-        owner = _owners[task] = next(_OWNERS)
-    return owner
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "locksidecar.aio runs in an asyncio event loop, and none runs here. Under trio use the client for "
+            "threads: await trio.to_thread.run_sync(lock.acquire)"
+        ) from None
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +61,8 @@ class _Line:
     """
 
     def __init__(self, link: Link, clock: Callable[[], int]) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.loop = _running_loop()
+        self.pid = os.getpid()
         self.link = link
         self.session = link.session
         self.clock = clock
@@ -87,19 +77,17 @@ class _Line:
 
     # --- Calls ---
 
-    async def call(self, ask: Callable[[Session], Call[T]], patience: Patience) -> Call[T]:
-        """Asks and waits until it is done, whatever comes of it.
+    async def call(self, call: Call[Any], patience: Patience) -> None:
+        """Sends call and waits until it is done, whatever comes of it.
 
-        When patience ends the sidecar is given up. However this ends without the call being done, the
-        call has been abandoned.
+        If this raises, call is abandoned, unless it is done.
         """
-        call = ask(self.session)
         try:
+            self.session.ask(call, self.clock())
             await self._wait(call, patience)
         except BaseException:
             self.abandon(call)
             raise
-        return call
 
     async def _wait(self, call: Call[Any], patience: Patience) -> None:
         self._flush()
@@ -131,8 +119,20 @@ class _Line:
             wait.timer = self.loop.call_later(left, self._arm, wait)
 
     def abandon(self, call: Call[Any]) -> None:
-        self.session.abandon(call, self.clock())
-        self._owe()
+        """The caller has left. What call is granted, now or later, is given back: the loop reads the answer.
+
+        A handler of a signal may interrupt this. Then it starts again, and raises the exception at its end.
+        """
+        interrupt: BaseException | None = None
+        for _ in TRIES:
+            try:
+                self.session.abandon(call, self.clock())
+                self._owe()
+                break
+            except BaseException as e:
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
 
     # --- The socket ---
 
@@ -152,12 +152,23 @@ class _Line:
             return
         try:
             self.link.pump()
+        except BaseException:
+            self._continue()
+            raise
         finally:
             self._tell()
         if self.session.unsent:  # the release of a grant that came too late, or what a greeting goes on with
             self._flush()
 
+    def _continue(self) -> None:
+        """A handler of a signal has raised. What was read then is not read again, so the loop has to be told."""
+        if not self.loop.is_closed():
+            self.loop.call_soon(self._pump)
+
     def _hear(self) -> None:
+        """Processes what has arrived, and continues what was interrupted."""
+        if self.pid != os.getpid():
+            self.after_fork_in_child()
         if self.link.news():
             self._pump()
 
@@ -174,6 +185,9 @@ class _Line:
             elif done and self._writing:
                 self._writing = False
                 self.loop.remove_writer(self._fd())
+        except BaseException:
+            self._continue()
+            raise
         finally:
             self._tell()
 
@@ -203,21 +217,20 @@ class _Line:
             self._arm(wait)
 
     def _tell(self) -> None:
-        """Wakes those whose calls are done, and interrupts those whose locks are lost."""
+        """Wakes those whose calls are done, and interrupts those whose locks are lost. If it is interrupted, the next
+        one goes on with it."""
         if self._left:
             return
         session = self.session
-        if session.done:
-            done, session.done = session.done, []
-            for call in done:
-                wait = self._waiting.pop(call, None)
-                if wait is not None and not wait.future.done():
-                    wait.future.set_result(None)
-        if session.lost:
-            lost, session.lost = session.lost, []
-            for hold in lost:
-                for body in self._bodies.get(hold, ()):
-                    body.interrupt()
+        while session.done:
+            wait = self._waiting.get(session.done[0])
+            if wait is not None and not wait.future.done():
+                wait.future.set_result(None)
+            session.done.pop(0)
+        while session.lost:
+            for body in self._bodies.get(session.lost[0], ()):
+                body.interrupt()
+            session.lost.pop(0)
         if self.link.sock is not self._socket or session.failure is not None:
             self._attend()
             self.link.settle()
@@ -238,31 +251,42 @@ class _Line:
         return self._look(entry.remaining, entry)
 
     def deadline(self, entry: Entry) -> int:
-        return self._look(lambda _: self.session.deadline(entry.hold), entry)
+        return self._look(entry.deadline, entry)
 
     def _look(self, at: Callable[[int], T], entry: Entry) -> T:
-        self._hear()
-        self._doubt(entry)
         try:
-            return at(self.clock())
+            while True:
+                known = at(self._read(entry))
+                # The process may have been stopped since it read. Then a later deadline may have arrived.
+                if entry.settled() or self.clock() < self.session.deadline(entry.hold):
+                    return known
         finally:
             self._tell()
 
-    def release(self, entry: Entry) -> None:
+    def _read(self, entry: Entry) -> int:
+        """Processes what has arrived, and returns a time before that."""
+        read_at = self.clock()
         self._hear()
-        self._doubt(entry)
+        if self._doubt(entry):
+            read_at = self.clock()
+            self._hear()
+        return read_at
+
+    def release(self, entry: Entry) -> None:
+        read_at = self._read(entry)
         try:
-            entry.release(self.clock())
+            entry.release(read_at)
         finally:
             self._owe()
 
     def release_confirmed(self, entry: Entry) -> Confirm:
-        self._hear()
-        self._doubt(entry)
+        call = to_confirm(entry.hold)
+        read_at = self._read(entry)
         try:
-            return entry.release_confirmed(self.clock())
+            entry.release_confirmed(call, read_at)
         finally:
             self._owe()
+        return call
 
     async def confirmation(self, call: Confirm, patience: Patience) -> None:
         """Waits for the confirmation; raises Unconfirmed. A call that is not done when this ends is abandoned."""
@@ -283,16 +307,18 @@ class _Line:
         if self.session.debt and self.session.stage is Stage.ADRIFT and self._attempt is None and not self._left:
             self._connect()
 
-    def _doubt(self, entry: Entry) -> None:
+    def _doubt(self, entry: Entry) -> bool:
         """If the loop was blocked while the sidecar was restarted, the deadline that passed meanwhile may
-        have been moved on: only then the loop is kept waiting, and only if somebody listens."""
+        have been moved on: only then the loop is kept waiting, and only if a sidecar listens. Tells whether it was."""
         session, hold = self.session, entry.hold
         if session.stage is Stage.SERVING or session.failure is not None or hold.lost or entry.released:
-            return
-        if self.clock() >= session.deadline(hold):
-            self._connect()
-            self.link.hasten()
-            self._flush()
+            return False
+        if self.clock() < session.deadline(hold):
+            return False
+        self._connect()
+        self.link.hasten()
+        self._flush()
+        return True
 
     def watch(self, body: _Body, hold: Hold) -> None:
         self._bodies.setdefault(hold, []).append(body)
@@ -335,6 +361,7 @@ class _Line:
             Line(self.link, self.clock).see_off()
 
     def after_fork_in_child(self) -> None:
+        self.pid = os.getpid()
         # The loop is the parent's: its selector is shared, so nothing may be removed from it here.
         self._socket = None
         self._writing = False
@@ -410,12 +437,13 @@ class Held(_held.Held):
     When the sidecar is restarted meanwhile, the lock stays what it was, with its token.
     """
 
-    __slots__ = ("_body",)
+    __slots__ = ("_body", "_client")
 
     _line: _Line
 
-    def __init__(self, line: _Line, entry: Entry, scoped: bool) -> None:
+    def __init__(self, client: Client, line: _Line, entry: Entry, scoped: bool) -> None:
         super().__init__(line, entry, scoped)
+        self._client = client  # a client that is forgotten ends its session
         self._body = _Body(line, entry) if scoped else None
 
     @overload
@@ -490,6 +518,10 @@ class Lock:
         """Returns whether the lock was acquired in time; raises if it cannot be.
 
         timeout: seconds to wait; None: as long as the lock was made with; -1: for ever.
+
+        False means that another owner holds the lock. If neither is known, because the sidecar does not answer or
+        Redis cannot be reached, this raises Unavailable, at most 2 seconds after the start or 1 second after the
+        timeout.
         """
         options = self._options
         if not blocking:
@@ -497,7 +529,7 @@ class Lock:
                 raise ValueError("can't specify a timeout for a non-blocking call")
             options = replace(options, timeout=0)
         elif timeout is not None:
-            options = replace(options, timeout=None if timeout == -1 else timeout)
+            options = replace(options, timeout=timeout)
         try:
             await self._acquire(options, scoped=False)
         except LockTimeout:
@@ -518,7 +550,7 @@ class Lock:
 
         confirm, timeout: as in Held.release(), whatever the lock was made with: `await lock.release(confirm=True)`.
         """
-        held = self._handles.to_release(_owner())
+        held = self._handles.to_release(_owners.of_task())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
         if not held._scoped:
@@ -532,7 +564,7 @@ class Lock:
     @property
     def held(self) -> Held:
         """What the current task holds through this object; raises NotHeld."""
-        held = self._handles.top(_owner())
+        held = self._handles.top(_owners.of_task())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held by this task")
         return held
@@ -548,7 +580,7 @@ class Lock:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        ended = self._handles.to_exit(_owner())
+        ended = self._handles.to_exit(_owners.of_task())
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this async with block")
         for held in ended:
@@ -573,7 +605,7 @@ class Lock:
             note(exc, e)
 
     async def _acquire(self, options: Options, scoped: bool) -> Held:
-        owner = _owner()
+        owner = _owners.of_task()
         held = await self._client._acquire(self.name, owner, options, scoped)
         self._handles.push(owner, held)
         return held
@@ -604,10 +636,10 @@ class Client:
 
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
         """path: of the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock."""
+        self._line: _Line | None = None
         self.path = socket_path(path)
         self._clock: Callable[[], int] = boottime
         self._closed = False
-        self._line: _Line | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         _fork.watch(self)
 
@@ -624,7 +656,7 @@ class Client:
     ) -> Lock:
         """A lock like asyncio.Lock; nothing is acquired yet. Durations are in seconds.
 
-        timeout: how long to wait for it; None: for ever; 0: try once.
+        timeout: how long to wait for it; None or -1: for ever; 0: try once.
         lease: hold it so long at most, without renewal. None: the sidecar renews until the release.
         max_hold: hold it so long at most, even though renewed.
         crash_delay: when this process dies, keep it so much longer.
@@ -658,14 +690,14 @@ class Client:
     async def info(self, name: str) -> LockInfo | None:
         """What the sidecar knows about the lock; None if nobody on this host holds it or waits for it."""
         protocol.check_name(name)
-        return (await self._call(lambda s: s.info(name))).lock
+        return (await self._call(to_info(name))).lock
 
     async def list(self) -> tuple[LockInfo, ...]:
         """All locks that the sidecar knows."""
         locks: dict[str, LockInfo] = {}
         after = 0
         while True:
-            page = await self._call(partial(Session.page, after=after))
+            page = await self._call(to_list(after))
             locks.update((row.name, row) for row in page.locks)
             if not page.next:
                 return tuple(locks.values())
@@ -674,11 +706,11 @@ class Client:
     async def force_release(self, name: str) -> None:
         """Ends the hold that this host has on the lock, whoever's it is. NotHeld if there is none."""
         protocol.check_name(name)
-        await self._call(lambda s: s.force_release(name))
+        await self._call(to_force_release(name))
 
     async def ping(self) -> str:
         """Asks the sidecar how its Redis is: "ok", or a sentence that says what is wrong."""
-        return (await self._call(Session.ping)).redis
+        return (await self._call(to_ping())).redis
 
     async def aclose(self) -> None:
         """Ends the session. What is still held is lost, and what is waited for fails."""
@@ -699,6 +731,25 @@ class Client:
     ) -> None:
         await self.aclose()
 
+    def __del__(self) -> None:
+        line = self._line
+        if line is None or line.pid != os.getpid() or line.link.sock is None or sys.is_finalizing():
+            return
+        warnings.warn(
+            f"unclosed {self!r}: call aclose(), or use async with", ResourceWarning, stacklevel=1, source=self
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        """Ends the session without waiting. Any thread may call this."""
+        line, self._line = self._line, None
+        if line is None:
+            return
+        if line.loop.is_closed():
+            line.see_off()
+        else:
+            line.loop.call_soon_threadsafe(line.see_off)
+
     def __repr__(self) -> str:
         return f"<locksidecar.aio.Client {self.path}>"
 
@@ -711,19 +762,25 @@ class Client:
 
     async def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
         line = self._usable()
-        call = await line.call(
-            lambda s: s.acquire(name, owner, options, 0 if options.timeout is None else self._clock()),
-            Patience.to_acquire(options.timeout),
-        )
-        call.result()
-        assert call.hold is not None
-        return Held(line, Entry(line.session, call.hold), scoped)
+        call = to_acquire(name, owner, options, self._clock())
+        await line.call(call, Patience.to_acquire(options.timeout))
+        try:
+            call.result()
+            assert call.hold is not None
+            return Held(self, line, Entry(line.session, call.hold), scoped)
+        except BaseException:
+            line.abandon(call)
+            raise
 
-    async def _call(self, ask: Callable[[Session], Call[T]]) -> T:
-        return (await self._usable().call(ask, Patience())).result()
+    async def _call(self, call: Call[T]) -> T:
+        await self._usable().call(call, Patience())
+        return call.result()
 
     def _usable(self) -> _Line:
-        loop = asyncio.get_running_loop()
+        loop = _running_loop()
+        if self._line is not None and self._line.pid != os.getpid():
+            self._line.after_fork_in_child()  # not every fork runs the hooks of os.register_at_fork()
+            self.after_fork_in_child()
         if self._loop is not loop:
             self._move(loop)
         if self._line is None or not self._line.usable():
@@ -749,8 +806,48 @@ def _of_this_process(path: str) -> Client:
     return _clients.setdefault(path, Client(path))
 
 
-async def connect(path: str | os.PathLike[str] = "") -> Client:
-    """A client that is connected. path as in Client."""
+class _Connecting(Coroutine[Any, Any, Client]):
+    """What connect() returns: a coroutine that is also an asynchronous context manager."""
+
+    __slots__ = ("_client", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Client]) -> None:
+        self._coroutine = coroutine
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, Any, Client]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *args: Any) -> Any:
+        return self._coroutine.throw(*args)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._coroutine
+        return self._client
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._client is not None
+        await self._client.aclose()
+
+
+def connect(path: str | os.PathLike[str] = "") -> _Connecting:
+    """A client that is connected: `await connect()`, or `async with connect() as client`. path as in Client."""
+    return _Connecting(_connected(path))
+
+
+async def _connected(path: str | os.PathLike[str]) -> Client:
     client = Client(path)
-    await client.connect()
+    try:
+        await client.connect()
+    except BaseException:
+        client._forget()
+        raise
     return client

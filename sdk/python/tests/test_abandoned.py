@@ -1,0 +1,231 @@
+"""Acquires whose caller has left: what becomes of their grants, and when their owner may ask again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from fake import PATIENCE, FakeSidecar
+from talk import S, Talk
+from test_restart import join_rescuers
+
+import locksidecar
+from locksidecar import Client, Deadlock, aio
+from locksidecar._calls import Options, to_info
+
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
+def said(talk: Talk) -> list[tuple[str, str]]:
+    return [(m["op"], str(m.get("name", m.get("hold", "")))) for m in talk.sent()]
+
+
+# --- The core ---
+
+
+def test_owner_asks_again_after_the_grant_that_crossed_its_cancel_was_given_back(talk: Talk) -> None:
+    first = talk.acquire("n")
+    talk.session.abandon(first, 0)
+    second = talk.acquire("n")
+    assert said(talk) == [("acquire", "n"), ("cancel", "")]
+    talk.say(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
+    assert said(talk) == [("release", "7"), ("acquire", "n")]
+    assert not talk.session.live
+    entry = talk.grant(second, hold=8)
+    entry.check(0)
+    assert not talk.session.unsettled
+
+
+def test_owner_asks_again_after_its_acquire_was_canceled(talk: Talk) -> None:
+    first = talk.acquire("n")
+    talk.session.abandon(first, 0)
+    talk.acquire("n")
+    talk.sent()
+    talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
+    assert said(talk) == [("acquire", "n")]
+
+
+def test_owner_that_may_still_hold_one_lock_does_not_wait_for_another(talk: Talk) -> None:
+    """The sidecar would count the abandoned grant when it looks for circles."""
+    first = talk.acquire("n")
+    talk.session.abandon(first, 0)
+    talk.acquire("m")
+    talk.acquire("m", owner=2)
+    talk.ask(to_info("m"))
+    assert said(talk) == [("acquire", "n"), ("cancel", ""), ("acquire", "m"), ("info", "m")]
+    talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
+    assert said(talk) == [("acquire", "m")]
+
+
+def test_anonymous_owners_do_not_wait_for_each_other(talk: Talk) -> None:
+    first = talk.acquire("n", owner=0)
+    talk.session.abandon(first, 0)
+    talk.acquire("n", owner=0)
+    assert said(talk) == [("acquire", "n"), ("cancel", ""), ("acquire", "n")]
+    talk.say(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
+    assert said(talk) == [("release", "7")]
+
+
+def test_wait_of_an_acquire_that_is_held_back_is_what_is_left_of_it(talk: Talk) -> None:
+    first = talk.acquire("n")
+    talk.session.abandon(first, 0)
+    talk.acquire("n", Options(timeout=2))
+    talk.sent()
+    talk.now = S // 2
+    talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
+    (again,) = talk.sent()
+    assert again["wait_ms"] == 1500
+
+
+def test_acquire_that_is_abandoned_while_it_is_held_back_is_never_sent(talk: Talk) -> None:
+    first = talk.acquire("n")
+    talk.session.abandon(first, 0)
+    second = talk.acquire("n")
+    talk.session.abandon(second, 0)
+    talk.sent()
+    talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
+    assert talk.sent() == []
+    assert second.done
+    assert not talk.session._held_back
+
+
+def test_acquire_that_is_held_back_is_sent_on_the_next_connection(talk: Talk) -> None:
+    """There the claims give back what the abandoned one was granted."""
+    first = talk.acquire("n")
+    talk.session.abandon(first, 0)
+    second = talk.acquire("n")
+    talk.sent()
+    talk.session.end(0)
+    talk.greet(resumed=True)
+    (claim,) = talk.sent()
+    assert claim["holds"] == []
+    talk.say(id=claim["id"])
+    assert said(talk) == [("acquire", "n")]
+    talk.grant(second)
+
+
+def test_failed_session_has_nothing_unsettled(talk: Talk) -> None:
+    talk.session.abandon(talk.acquire("n"), 0)
+    talk.acquire("n")
+    talk.session.fail("It failed.")
+    assert not talk.session.unsettled
+    assert not talk.session._held_back
+
+
+# --- Threads ---
+
+
+def interrupt_acquire(sidecar: FakeSidecar, client: Client, felt: threading.Event) -> None:
+    """Has a signal interrupt the main thread while it waits for an acquire, until it says that it felt it."""
+    sidecar.wait_for(lambda: sidecar.requests("acquire"))
+    while not (client._line is not None and client._line._polling):
+        os.sched_yield()
+    while not felt.wait(0):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if felt.wait(5):
+            return
+
+
+@pytest.mark.parametrize("kind", [Client.lock, Client.rlock])
+def test_acquire_that_an_interrupted_thread_repeats_is_granted_a_hold_of_its_own(
+    sidecar: FakeSidecar, client: Client, kind: Callable[..., locksidecar.Lock]
+) -> None:
+    sidecar.silent = True
+    felt, asked = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        interrupt_acquire(sidecar, client, felt)
+        sidecar.wait_for(lambda: sidecar.requests("cancel"))
+        line = client._line
+        assert line is not None
+        while not (len(line._waiting) > 1 or len(sidecar.requests("acquire")) > 1 or asked.is_set()):
+            os.sched_yield()
+        sidecar.answer_all()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        kind(client, "n").acquire()
+    felt.set()
+    try:
+        with kind(client, "n", lease=5) as held:
+            held.check()
+    finally:
+        asked.set()
+        thread.join()
+    assert [count for _, _, count in sidecar.grants] == [1, 1]
+    assert sidecar.requests("release")[0]["hold"] == sidecar.grants[0][1]
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+
+
+def test_rescuer_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> None:
+    """They did so as one waiter: then both of them waited on the socket, and poll() refused one of them."""
+    client = locksidecar.connect(sidecar.path)
+    line = client._line
+    assert line is not None
+    sidecar.silent = True
+    felt = threading.Event()
+    thread = threading.Thread(target=interrupt_acquire, args=(sidecar, client, felt))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("n").acquire()
+    felt.set()
+    thread.join()
+    while not line._waiting:  # the rescuer waits for the answer
+        os.sched_yield()
+
+    def answer() -> None:
+        sidecar.wait_for(lambda: sidecar.requests("bye"))
+        end = time.monotonic() + PATIENCE
+        while sum(map(len, line._waiting.values())) < 2 and time.monotonic() < end:
+            os.sched_yield()
+        sidecar.answer_all()
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    client.close()
+    answering.join()
+    join_rescuers()
+    sidecar.wait_for(lambda: not sidecar.connections())
+    assert not sidecar.holder("n")
+
+
+# --- Tasks ---
+
+
+@pytest.mark.parametrize("kind", [aio.Client.lock, aio.Client.rlock])
+async def test_acquire_that_a_cancelled_task_repeats_is_granted_a_hold_of_its_own(
+    sidecar: FakeSidecar, kind: Callable[..., aio.Lock]
+) -> None:
+    async with await locksidecar.aconnect(sidecar.path) as client:
+        sidecar.silent = True
+        again = asyncio.Event()
+
+        async def work() -> None:
+            with pytest.raises(asyncio.CancelledError):
+                await kind(client, "n").acquire()
+            again.set()
+            async with kind(client, "n", lease=5) as held:
+                held.check()
+
+        task = asyncio.create_task(work())
+        await asyncio.to_thread(sidecar.wait_for, partial(sidecar.requests, "acquire"))
+        task.cancel()
+        await again.wait()
+        await asyncio.to_thread(sidecar.wait_for, partial(sidecar.requests, "cancel"))
+        sidecar.answer_all()
+        try:
+            await asyncio.wait_for(task, PATIENCE)
+        except Deadlock as e:
+            pytest.fail(str(e))
+        assert [count for _, _, count in sidecar.grants] == [1, 1]
+        await asyncio.to_thread(sidecar.wait_for, lambda: not sidecar.holder("n"))
