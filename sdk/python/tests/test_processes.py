@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -21,10 +22,19 @@ from locksidecar import Client, ClientClosed, Lock, NotHeld, aio
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 
-def in_child(what: Callable[[], object]) -> None:
+def fork_in_c() -> int:
+    """Forks without Python's knowledge, as uwsgi does: no hook of os.register_at_fork() runs."""
+    pid: int = ctypes.PyDLL(None).fork()
+    return pid
+
+
+FORKS = pytest.mark.parametrize("fork", [os.fork, fork_in_c])
+
+
+def in_child(what: Callable[[], object], fork: Callable[[], int] = os.fork) -> None:
     """Runs what in a forked child; fails if it raises."""
     read, write = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         code = 1
         try:
@@ -45,7 +55,8 @@ def expect_not_held(what: Callable[[], object]) -> None:
         what()
 
 
-def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Client) -> None:
+@FORKS
+def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Client, fork: Callable[[], int]) -> None:
     lock = client.lock("n")
     lock.acquire()
     held = lock.held
@@ -59,7 +70,7 @@ def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Clie
         assert not lock.locked()
         expect_not_held(lock.release)
 
-    in_child(child)
+    in_child(child, fork)
     assert len(sidecar.seen) == before
     held.check()
     lock.release()
@@ -67,17 +78,21 @@ def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Clie
     assert sidecar.connections() == 1
 
 
-def test_child_that_leaves_the_with_block_of_its_parent(sidecar: FakeSidecar, client: Client) -> None:
+@FORKS
+def test_child_that_leaves_the_with_block_of_its_parent(
+    sidecar: FakeSidecar, client: Client, fork: Callable[[], int]
+) -> None:
     def child() -> None:
         block.__exit__(None, None, None)
 
     block = client.lock("n")
     with block:
-        in_child(lambda: expect_not_held(child))
+        in_child(lambda: expect_not_held(child), fork)
         assert sidecar.holder("n")
 
 
-def test_child_has_a_connection_of_its_own(sidecar: FakeSidecar, client: Client) -> None:
+@FORKS
+def test_child_has_a_connection_of_its_own(sidecar: FakeSidecar, client: Client, fork: Callable[[], int]) -> None:
     with client.lock("n") as held:
 
         def child() -> None:
@@ -85,9 +100,43 @@ def test_child_has_a_connection_of_its_own(sidecar: FakeSidecar, client: Client)
             with client.lock("m") as mine:
                 mine.check()
 
-        in_child(child)
+        in_child(child, fork)
         held.check()
     assert len(sidecar.requests("hello")) == 2
+    assert client.ping() == "ok"
+
+
+@FORKS
+def test_child_does_not_enter_the_rlock_of_its_parent(
+    sidecar: FakeSidecar, client: Client, fork: Callable[[], int]
+) -> None:
+    """Its thread has the number of the parent's, but not the session."""
+    lock = client.rlock("n", timeout=0)
+
+    def child() -> None:
+        assert not lock.acquire()
+
+    with lock:
+        in_child(child, fork)
+    assert [count for _, _, count in sidecar.grants] == [1]
+
+
+def test_child_of_a_fork_in_c_closes_its_copy_of_the_socket_at_its_first_use(
+    sidecar: FakeSidecar, client: Client
+) -> None:
+    client.ping()
+    line = client._line
+    assert line is not None
+    assert line.link.sock is not None
+    inherited = line.link.sock.fileno()
+
+    def child() -> None:
+        with contextlib.suppress(OSError):
+            client._here()
+            os.fstat(inherited)
+            os._exit(3)
+
+    in_child(child, fork_in_c)
     assert client.ping() == "ok"
 
 
@@ -212,7 +261,8 @@ def test_multiprocessing(sidecar: FakeSidecar, client: Client, method: str) -> N
     assert counter.value == 30
 
 
-async def test_fork_under_asyncio(sidecar: FakeSidecar) -> None:
+@FORKS
+async def test_fork_under_asyncio(sidecar: FakeSidecar, fork: Callable[[], int]) -> None:
     """The child leaves the parent's selector alone and runs a loop of its own."""
     async with await aio.connect(sidecar.path) as client:
         async with client.lock("n") as held:
@@ -230,7 +280,7 @@ async def test_fork_under_asyncio(sidecar: FakeSidecar) -> None:
                 asyncio.events._set_running_loop(None)
                 asyncio.run(main())
 
-            in_child(child)
+            in_child(child, fork)
             held.check()
             assert await client.ping() == "ok"
         assert len(sidecar.requests("hello")) == 2

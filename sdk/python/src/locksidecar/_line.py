@@ -86,7 +86,7 @@ class Line:
 
         If this raises, call is abandoned, unless it is done.
         """
-        self._own()
+        self.own()
         try:
             with self.mutex:
                 self.session.ask(call, self._clock())
@@ -307,9 +307,7 @@ class Line:
     # --- Holds ---
 
     def usable(self) -> bool:
-        if self.pid != os.getpid():
-            self.after_fork_in_child()
-            return False
+        self.own()
         try:
             with self.mutex:
                 self._hear()
@@ -333,7 +331,7 @@ class Line:
     def _look(self, at: Callable[[int], T], entry: Entry) -> T:
         """What is known now. A connection that has ended is made good for first, if a sidecar listens: the
         deadlines that it told may have been moved on."""
-        self._own()
+        self.own()
         sought = False
         try:
             while True:
@@ -377,7 +375,7 @@ class Line:
         sought = False
         for _ in TRIES:
             try:
-                self._own()
+                self.own()
                 if call is None and confirm is not None:
                     call = to_confirm(entry.hold)
                 with self.mutex:
@@ -439,7 +437,7 @@ class Line:
 
     def close(self) -> None:
         """Says bye, and waits for the answer a moment."""
-        self._own()
+        self.own()
         try:
             with self.mutex:
                 bye = self.session.close(self._clock())
@@ -519,7 +517,7 @@ class Line:
 
     # --- Processes ---
 
-    def _own(self) -> None:
+    def own(self) -> None:
         """A forked child has nothing of its parent's. Not every fork runs the hooks of os.register_at_fork()."""
         if self.pid != os.getpid():
             self.after_fork_in_child()

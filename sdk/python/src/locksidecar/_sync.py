@@ -387,7 +387,7 @@ class Client:
             for other in [p for p in self._processes if p != pid]:
                 inherited = self._processes.pop(other, None)
                 if inherited is not None and inherited.line is not None:
-                    inherited.line.usable()  # closes this process's copy of the socket
+                    inherited.line.own()  # closes this process's copy of the socket
         return here
 
     def after_fork_in_child(self) -> None:

@@ -167,8 +167,7 @@ class _Line:
 
     def _hear(self) -> None:
         """Processes what has arrived, and continues what was interrupted."""
-        if self.pid != os.getpid():
-            self.after_fork_in_child()
+        self.own()
         if self.link.news():
             self._pump()
 
@@ -359,6 +358,11 @@ class _Line:
             self.loop.remove_writer(sock.fileno())
         if not self.link.closed:
             Line(self.link, self.clock).see_off()
+
+    def own(self) -> None:
+        """A forked child has nothing of its parent's. Not every fork runs the hooks of os.register_at_fork()."""
+        if self.pid != os.getpid():
+            self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
         self.pid = os.getpid()
@@ -637,6 +641,7 @@ class Client:
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
         """path: of the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock."""
         self._line: _Line | None = None
+        self._pid = os.getpid()
         self.path = socket_path(path)
         self._clock: Callable[[], int] = boottime
         self._closed = False
@@ -757,6 +762,7 @@ class Client:
         return _of_this_process, (self.path,)
 
     def after_fork_in_child(self) -> None:
+        self._pid = os.getpid()
         self._line = None
         self._loop = None
 
@@ -778,8 +784,9 @@ class Client:
 
     def _usable(self) -> _Line:
         loop = _running_loop()
-        if self._line is not None and self._line.pid != os.getpid():
-            self._line.after_fork_in_child()  # not every fork runs the hooks of os.register_at_fork()
+        if self._pid != os.getpid():  # not every fork runs the hooks of os.register_at_fork()
+            if self._line is not None:
+                self._line.own()
             self.after_fork_in_child()
         if self._loop is not loop:
             self._move(loop)
