@@ -1,0 +1,111 @@
+"""Monkey patching, as gevent and eventlet do it, before the client is used and at any time after that."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Iterator
+
+import pytest
+from fake import FakeSidecar
+
+from locksidecar import Client, _link, _owners
+
+current = 0  # the greenlet that runs
+
+
+class GreenletLocal:
+    """What gevent and eventlet put in the place of threading.local: one namespace for each greenlet."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "spaces", {})
+
+    def __getattribute__(self, name: str) -> object:
+        spaces = object.__getattribute__(self, "spaces")
+        try:
+            return spaces.setdefault(current, {})[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__getattribute__(self, "spaces").setdefault(current, {})[name] = value
+
+
+@pytest.fixture
+def greenlets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    global current
+    monkeypatch.setattr(threading, "local", GreenletLocal)
+    yield
+    current = 0
+
+
+def switch_to(greenlet: int) -> None:
+    global current
+    current = greenlet
+
+
+def test_greenlets_are_owners_though_threading_was_patched_after_the_first_use(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _owners.of_thread()
+    monkeypatch.setattr(threading, "local", GreenletLocal)
+    try:
+        owners = set()
+        for greenlet in (1, 2, 1, 2):
+            switch_to(greenlet)
+            owners.add(_owners.of_thread())
+        assert len(owners) == 2
+        assert before not in owners
+    finally:
+        switch_to(0)
+    monkeypatch.undo()
+    assert _owners.of_thread() == before
+
+
+@pytest.mark.usefixtures("greenlets")
+def test_greenlet_does_not_enter_the_rlock_of_another(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.rlock("n", timeout=0)
+    switch_to(1)
+    assert lock.acquire()
+    switch_to(2)
+    assert not lock.acquire()
+    switch_to(1)
+    assert lock.acquire()
+    assert [count for _, _, count in sidecar.grants] == [1, 2]
+
+
+def test_client_made_before_the_patching_uses_the_locks_that_are_in_place_at_its_first_use(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(sidecar.path)
+    made: list[object] = []
+    lock_type = threading.Lock
+
+    def patched() -> object:
+        made.append(lock := lock_type())
+        return lock
+
+    monkeypatch.setattr(threading, "Lock", patched)
+    assert client.ping() == "ok"
+    assert client._here().guard in made
+    assert client._here().renewing in made
+    assert client._line is not None
+    assert client._line.mutex in made
+    client.close()
+
+
+def test_waits_without_poll(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """eventlet removes it."""
+    monkeypatch.delattr(select, "poll")
+    monkeypatch.setattr(_link, "_POLL", None)
+    with Client(sidecar.path) as client:
+        lock = client.lock("n")
+        lock.acquire()
+        waiting = threading.Thread(target=lambda: client.lock("n").acquire())
+        waiting.start()
+        sidecar.wait_for(lambda: sidecar.waiting("n"))
+        held = lock.held
+        sidecar.lose("n", "stolen")
+        assert held.lost == "stolen"
+        waiting.join()
+        assert sidecar.holder("n")
