@@ -678,27 +678,30 @@ class Session:
 
     def close(self, now: int) -> Call[bool]:
         """No more is asked, and what is held is lost: the sidecar will give it away. Bye is said as soon as
-        that can be done; the call is done when it was answered, or need not be said."""
-        if self._bye is not None:
-            return self._bye
-        if self.live or self._pending or self._released > self._heard:
-            self._owe(max(self.live_until(), now + self._lease_ns) + self._lease_ns)
-        for hold in self._holds.values():
-            hold.era = 0
-            if not hold.lost:
-                self._lose(hold, "closed")
-        self._holds = {}
-        if self.failure is None:
-            self.failure = ClientClosed("The client was closed.")
-        self.fail_pending()
-        bye = self._bye = to_bye()
-        if not self._ticket:
+        that can be done; the call is done when it was answered, or need not be said.
+
+        If this is interrupted it is called again.
+        """
+        if self._bye is None:
+            if self.live or self._pending or self._released > self._heard:
+                self._owe(max(self.live_until(), now + self._lease_ns) + self._lease_ns)
+            for hold in self._holds.values():
+                hold.era = 0
+                if not hold.lost:
+                    self._lose(hold, "closed")
+            self._holds = {}
+            if self.failure is None:
+                self.failure = ClientClosed("The client was closed.")
+            self.fail_pending()
+            self._bye = to_bye()
+        bye = self._bye
+        if bye.done:
+            return bye
+        if not self._ticket or self.stage is Stage.OVER:
             self.part()
-        elif self.stage >= Stage.CLAIMING:
+        elif self.stage >= Stage.CLAIMING and self._parted not in self._steps.values():
             self._frame_end = self._read
             self._say_bye()
-        elif self.stage is Stage.OVER:
-            self.part()
         return bye
 
     def _say_bye(self) -> None:
