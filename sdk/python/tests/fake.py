@@ -430,6 +430,7 @@ class FakeSidecar(Sidecar):
         self.path = path
         self.silent = False  # takes requests and answers nothing
         self.reading = True
+        self.turn_away: Message | None = None  # what a new connection is sent before it is closed; {}: nothing
         self._unanswered: list[tuple[Connection, Message]] = []
         self._sockets: dict[socket.socket, _Socket] = {}
         self._selector = selectors.DefaultSelector()
@@ -581,6 +582,11 @@ class FakeSidecar(Sidecar):
                     self._selector.unregister(sock)
                 sock.close()
 
+        if self.turn_away is not None:
+            if self.turn_away:
+                send(frame(self.turn_away))
+            sock.close()
+            return
         entry = self._sockets[sock] = _Socket(sock, self.connect(send, close))
         self._selector.register(sock, selectors.EVENT_READ, entry)
 

@@ -426,6 +426,20 @@ async def test_a_sidecar_that_does_not_answer(
     assert await client.lock("n", timeout=5).acquire()
 
 
+async def test_redis_that_cannot_be_reached_is_not_taken_for_another_holder(
+    sidecar: FakeSidecar, client: aio.Client
+) -> None:
+    sidecar.refuse["acquire"] = ("unavailable", "Redis does not answer")
+    lock = client.lock("n", timeout=1)
+    with pytest.raises(Unavailable, match="Redis does not answer"):
+        await lock.acquire(timeout=1)
+    with pytest.raises(Unavailable):
+        await lock.acquire(blocking=False)
+    with pytest.raises(Unavailable):
+        async with lock:
+            pytest.fail("the body ran without the lock")
+
+
 # --- Connections ---
 
 
@@ -520,6 +534,75 @@ def test_a_client_belongs_to_its_loop(sidecar: FakeSidecar) -> None:
             asyncio.run(client.ping())
 
     asyncio.run(again())
+
+
+async def test_forgotten_client_warns_and_ends_its_session(sidecar: FakeSidecar) -> None:
+    client = await aio.connect(sidecar.path)
+    lock = client.lock("n")
+    await lock.acquire()
+    held = lock.held
+    del client, lock
+    held.check()  # what is held keeps the client
+    with pytest.warns(ResourceWarning, match=r"unclosed <locksidecar\.aio\.Client .*aclose"):
+        del held
+    await free(sidecar, "n")
+    await until(sidecar, lambda: not sidecar.connections())
+
+
+def test_client_that_outlives_its_loop_warns_and_ends_its_session(sidecar: FakeSidecar) -> None:
+    client = aio.Client(sidecar.path)
+
+    async def hold(client: aio.Client) -> None:
+        assert await client.lock("n").acquire()
+
+    asyncio.run(hold(client))
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del client
+    sidecar.wait_for(lambda: not sidecar.connections())
+
+
+async def test_connect_is_awaited_or_entered(sidecar: FakeSidecar) -> None:
+    async with locksidecar.aconnect(sidecar.path) as client:
+        assert await client.ping() == "ok"
+    with pytest.raises(ClientClosed):
+        await client.ping()
+    async with await asyncio.create_task(aio.connect(sidecar.path)) as client:
+        assert await client.ping() == "ok"
+
+
+def test_without_an_event_loop_of_asyncio_it_says_so(sidecar: FakeSidecar) -> None:
+    """As under trio."""
+    with pytest.raises(RuntimeError, match=r"asyncio.*trio\.to_thread"):
+        aio.Client(sidecar.path).ping().send(None)
+
+
+@pytest.mark.parametrize("stopped_at", [1, 2])
+async def test_process_that_wakes_late_reads_what_has_arrived_first(
+    sidecar: FakeSidecar, other: aio.Client, stopped_at: int
+) -> None:
+    """It is stopped when it looks at the clock, until after the deadline that it knows."""
+    now = boottime()
+    looks = 0
+
+    def clock() -> int:
+        nonlocal looks, now
+        looks += 1
+        if looks == stopped_at:
+            sidecar.prolong(now + 120 * S)
+            now += 60 * S
+        return now
+
+    other._clock = sidecar.clock = lambda: now
+    lock = other.lock("n")
+    await lock.acquire()
+    held = lock.held
+    held._line.clock = clock
+    held.check()
+    assert looks > stopped_at
+    looks = 0
+    assert held.lost is None
+    looks = 0
+    lock.release()
 
 
 def test_pickle(sidecar: FakeSidecar) -> None:

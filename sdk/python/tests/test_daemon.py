@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -333,3 +335,56 @@ def test_threads_and_processes_exclude_each_other_over_restarts(mortal: Daemon, 
         thread.join()
     assert [exit_code(pid) for pid in pids] == [0, 0]
     assert counter.value() == 300
+
+
+SLEEPERS = {
+    "threads": """
+import locksidecar, sys
+client = locksidecar.connect(sys.argv[1])
+lock = client.lock("n")
+lock.acquire()
+held = lock.held
+print("held", flush=True)
+while sys.stdin.readline():
+    print(held.lost, flush=True)
+""",
+    "tasks": """
+import asyncio, locksidecar, sys
+async def main():
+    async with locksidecar.aconnect(sys.argv[1]) as client, client.lock("n") as held:
+        print("held", flush=True)
+        while await asyncio.to_thread(sys.stdin.readline):
+            print(held.lost, flush=True)
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("kind", SLEEPERS)
+def test_process_that_is_stopped_past_its_lease_keeps_the_lock_that_was_renewed(daemon: Daemon, kind: str) -> None:
+    """What the daemon told it meanwhile has arrived, and is read before the old deadline counts."""
+    with (
+        locksidecar.connect(daemon.socket) as client,
+        subprocess.Popen(
+            [sys.executable, "-c", SLEEPERS[kind], daemon.socket],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGSTOP)
+            row = client.info("n")
+            assert row is not None
+            while time.clock_gettime_ns(time.CLOCK_BOOTTIME) < row.deadline_ns:
+                os.sched_yield()
+            process.send_signal(signal.SIGCONT)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "None\n"
+        process.stdin.close()
+        assert process.wait(30) == 0

@@ -123,6 +123,25 @@ def test_acquire_takes_timeouts_like_threading(client: Client) -> None:
     lock.release()
 
 
+@pytest.mark.parametrize("parameter", ["timeout", "lease", "max_hold", "crash_delay"])
+def test_duration_of_another_type_is_named(client: Client, parameter: str) -> None:
+    with pytest.raises(TypeError, match=f"{parameter} must be a number of seconds, not '2'"):
+        client.lock("n", **{parameter: "2"})  # type: ignore[arg-type]
+
+
+def test_timeout_of_another_type_is_named(client: Client) -> None:
+    lock = client.lock("n")
+    with pytest.raises(TypeError, match="timeout must be a number"):
+        lock.acquire(timeout="2")  # type: ignore[arg-type]
+    with lock as held, pytest.raises(TypeError, match="timeout must be a number"):
+        held.release(confirm=True, timeout="2")  # type: ignore[arg-type]
+
+
+def test_minus_one_means_the_same_for_lock_and_acquire(sidecar: FakeSidecar, client: Client) -> None:
+    with client.lock("n", timeout=-1), client.rlock("m", timeout=-1):
+        assert ["wait_ms" in m for m in sidecar.requests("acquire")] == [False, False]
+
+
 def test_minus_one_waits_for_ever(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n", timeout=0.01)
     lock.acquire(timeout=-1)
@@ -240,6 +259,56 @@ def test_deadline_is_kept_without_the_sidecar(sidecar: FakeSidecar, client: Clie
             held.check()
 
 
+@pytest.mark.parametrize("stopped_at", [1, 2])
+def test_process_that_wakes_late_reads_what_has_arrived_first(
+    sidecar: FakeSidecar, client: Client, stopped_at: int
+) -> None:
+    """It is stopped when it looks at the clock, until after the deadline that it knows."""
+    now = boottime()
+    looks = 0
+
+    def clock() -> int:
+        nonlocal looks, now
+        looks += 1
+        if looks == stopped_at:
+            sidecar.prolong(now + 120 * S)
+            now += 60 * S
+        return now
+
+    sidecar.clock = lambda: now
+    client._clock = lambda: now
+    client._here().line = None
+    lock = client.lock("n")
+    lock.acquire()
+    held = lock.held
+    assert client._line is not None
+    client._line._clock = clock
+    held.check()
+    assert looks > stopped_at
+    looks = 0
+    assert held.lost is None
+    looks = 0
+    assert 0 < held.remaining <= 60
+    looks = 0
+    lock.release()
+    with pytest.raises(NotHeld):
+        held.check()
+
+
+def test_deadline_that_passed_while_nothing_arrived_is_a_loss(sidecar: FakeSidecar, client: Client) -> None:
+    now = boottime()
+    client._clock = sidecar.clock = lambda: now
+    client._here().line = None
+    lock = client.lock("n")
+    lock.acquire()
+    now += 30 * S
+    assert lock.held.deadline == pytest.approx(now / S)
+    assert lock.held.remaining == 0
+    assert lock.held.lost == "expired"
+    with pytest.raises(LockLost):
+        lock.release()
+
+
 def test_lease_event_moves_the_deadline(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
@@ -280,6 +349,23 @@ def test_refusals(sidecar: FakeSidecar, client: Client, code: str, error: type[E
     sidecar.refuse["acquire"] = (code, "what to do about it")
     with pytest.raises(error, match="acquire 'n': what to do about it"):
         client.lock("n").acquire()
+
+
+def test_redis_that_cannot_be_reached_is_not_taken_for_another_holder(sidecar: FakeSidecar, client: Client) -> None:
+    sidecar.refuse["acquire"] = ("unavailable", "Redis does not answer")
+    lock = client.lock("n", timeout=1)
+    with pytest.raises(Unavailable, match="Redis does not answer"):
+        lock.acquire(timeout=1)
+    with pytest.raises(Unavailable):
+        lock.acquire(blocking=False)
+    with pytest.raises(Unavailable), lock:
+        pytest.fail("the body ran without the lock")
+
+
+@pytest.mark.parametrize(("timeout", "most"), [(0, 2), (0.5, 2), (1, 2), (10, 11)])
+def test_acquire_ends_soon_after_its_timeout_though_the_sidecar_is_stopped(timeout: float, most: float) -> None:
+    patience = Patience.to_acquire(timeout)
+    assert patience.wait + patience.grace == most
 
 
 # --- Connections ---
@@ -326,6 +412,33 @@ def test_socket_not_permitted_for_real(sidecar: FakeSidecar) -> None:
         finally:
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_sidecar_without_descriptors_to_spare(sidecar: FakeSidecar) -> None:
+    """It says so before it reads hello."""
+    sidecar.turn_away = {"err": {"code": "limit", "msg": "no file descriptors to spare"}}
+    with pytest.raises(LimitExceeded, match="no file descriptors to spare"):
+        locksidecar.connect(sidecar.path)
+
+
+def test_process_without_descriptors_to_spare(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_link, "dial", refuse)
+        with pytest.raises(LimitExceeded, match="ulimit -n"):
+            locksidecar.connect(sidecar.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "eventfd", refuse)
+        with pytest.raises(LimitExceeded, match="ulimit -n"):
+            locksidecar.connect(sidecar.path)
+
+
+def test_server_that_closes_each_connection_is_not_reported_as_missing(sidecar: FakeSidecar) -> None:
+    sidecar.turn_away = {}
+    with pytest.raises(Unavailable, match=r"closed the connection before it answered; is it locksidecar\?"):
+        Client(sidecar.path).lock("n", timeout=0).acquire()
 
 
 def test_path_too_long() -> None:
@@ -420,6 +533,8 @@ def test_a_sidecar_that_does_not_answer(sidecar: FakeSidecar, client: Client, mo
     sidecar.silent = True
     with pytest.raises(Unavailable, match="does not answer; is it stopped"):
         client.lock("n", timeout=0.01).acquire()
+    with pytest.raises(Unavailable, match="does not answer"), client.lock("n", timeout=0):
+        pytest.fail("the body ran without the lock")
     with pytest.raises(Unavailable, match="This ping is given up"):
         client.ping()
     monkeypatch.undo()

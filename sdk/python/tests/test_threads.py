@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import random
@@ -9,13 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from types import FrameType
 
 import pytest
 from fake import PATIENCE, FakeSidecar
 
-from locksidecar import Client, Deadlock, LockLost, LockTimeout, NotHeld, _line
+from locksidecar import Client, Deadlock, Lock, LockLost, LockTimeout, NotHeld, _line
 from locksidecar._calls import to_ping
 
 
@@ -222,6 +224,52 @@ def test_whose_lock_was_lost_does_not_release_that_of_another_thread(sidecar: Fa
     with pytest.raises(LockLost):
         lock.release()
     assert sidecar.holder("n")
+
+
+def test_lock_that_one_call_of_a_pool_left_held_is_waited_for_by_the_next(sidecar: FakeSidecar, client: Client) -> None:
+    """FastAPI enters and leaves a dependency that yields in two calls, each in a context of its own, on any threads of
+    a pool."""
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        lock = client.lock("n")
+
+        def dependency() -> Iterator[None]:
+            with lock:
+                yield
+
+        one, other = dependency(), dependency()
+        assert first.submit(copy_context().run, next, one).exception(PATIENCE) is None
+        waiting = first.submit(copy_context().run, next, other)
+        sidecar.wait_for(lambda: sidecar.waiting("n") or waiting.done())
+        assert isinstance(second.submit(copy_context().run, next, one).exception(PATIENCE), StopIteration)
+        assert waiting.exception(PATIENCE) is None
+        assert isinstance(second.submit(copy_context().run, next, other).exception(PATIENCE), StopIteration)
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+
+
+def test_thread_has_one_owner_in_its_own_context(sidecar: FakeSidecar, client: Client) -> None:
+    """So the sidecar sees circles over locks and rlocks."""
+    with client.lock("a"), client.rlock("b"), client.lock("c"):
+        assert len({m["owner"] for m in sidecar.requests("acquire")}) == 1
+
+
+@pytest.mark.parametrize("kind", [Client.lock, Client.rlock])
+def test_task_does_not_enter_what_another_task_on_its_thread_holds(
+    sidecar: FakeSidecar, client: Client, kind: Callable[[Client, str], Lock]
+) -> None:
+    """The client for threads has the thread as the owner, and no task may wait for another one by blocking both."""
+
+    async def task() -> None:
+        with kind(client, "n"):
+            await asyncio.sleep(0)
+
+    async def main() -> list[BaseException | None]:
+        return await asyncio.gather(*[task() for _ in range(3)], return_exceptions=True)
+
+    done = asyncio.run(main())
+    assert [type(e) for e in done] == [type(None), Deadlock, Deadlock]
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+    with client.rlock("n"), client.rlock("n"):
+        pass
 
 
 def test_threads_have_owners_of_their_own(sidecar: FakeSidecar, client: Client) -> None:
