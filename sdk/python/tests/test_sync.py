@@ -18,6 +18,7 @@ from types import FrameType
 
 import pytest
 from fake import PATIENCE, FakeSidecar, boottime
+from test_restart import join_rescuers
 
 import locksidecar
 from locksidecar import (
@@ -769,6 +770,7 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
         kept.held.check()
         assert len(sidecar.requests("hello")) == 1, place
         assert not list(lock._handles), place
+        join_rescuers()
         assert client.ping() == "ok"
         assert client._line is not None
         assert not client._line.session._pending, place  # would be asked again after a restart, for nobody

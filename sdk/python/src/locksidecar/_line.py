@@ -490,10 +490,8 @@ class Line:
             left = max((session.debt - self._clock()) / 1e9, ANSWER_GRACE)
             patience = Patience(left, unmet=left, gone=left)
             try:
-                if session.failure is not None:
-                    self._await(session.close(self._clock()), patience)
-                elif (abandoned := self._unsettled()) is not None:
-                    self._await(abandoned, patience)
+                if (call := self._outstanding()) is not None:
+                    self._await(call, patience)
                 else:
                     self.call(to_ping(), patience)  # its answer tells that all before it was read
             except LocksidecarError:
@@ -511,9 +509,14 @@ class Line:
             if given_up and not done:
                 time.sleep(_RESCUE_PAUSE)
 
-    def _unsettled(self) -> Call[Any] | None:
+    def _outstanding(self) -> Call[Any] | None:
+        """The request whose answer ends the rescuer's work, if it was sent: bye, or an abandoned acquire."""
         with self.mutex:
-            return next(iter(self.session.unsettled.values()), None)
+            if self.session.failure is None:
+                return next(iter(self.session.unsettled.values()), None)
+            bye = self.session.close(self._clock())
+            self._flush()
+            return bye
 
     # --- Processes ---
 
