@@ -27,6 +27,7 @@ MUTANTS   ?=
 CHAOS_TIME  ?= 10m
 CHAOS_SEED  ?= 1
 CHAOS_KILLS ?= 0
+STORM_SECONDS ?= 8
 # See bin/bench -help.
 BENCH_FLAGS ?=
 
@@ -44,7 +45,7 @@ build: ## build bin/locksidecar
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin .venv .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target
+	rm -rf bin .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target
 
 # ---- what tests and tools need -----------------------------------------------
 
@@ -136,6 +137,7 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --st
 	cd sdk/python && ../../.venv/bin/mypy --strict
 	.venv/bin/mypy --strict cmd/locksidecar/demo_till.py tests/worker.py
 	.venv/bin/mypy --strict tests/chaos/worker.py
+	MYPYPATH=tests/storm .venv/bin/mypy --strict tests/storm/storm.py tests/storm/locker.py
 	.venv/bin/mypy --strict tests/bench/python/worker.py
 
 .PHONY: fuzz
@@ -161,6 +163,19 @@ mutants: redis ## break the rules of the code one at a time, and list the broken
 chaos: redis venv build ## break daemons, Redis and clients for CHAOS_TIME (10m), or kill daemons CHAOS_KILLS times
 	go build -o bin/chaos ./tests/chaos
 	bin/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -kills $(CHAOS_KILLS) -daemon bin/locksidecar -python .venv/bin/python
+
+# The Python servers of the storm.
+.venv-storm/.ready: tests/storm/requirements.txt sdk/python/pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { $(call apt,python3 python3-venv); }
+	@# uWSGI is compiled.
+	@$(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || { $(call apt,python3-dev); }
+	rm -rf .venv-storm && $(PYTHON) -m venv .venv-storm
+	.venv-storm/bin/pip install -q --disable-pip-version-check -r tests/storm/requirements.txt
+	@touch $@
+
+.PHONY: storm
+storm: redis cc build .venv-storm/.ready ## the Python client in every kind of server, with kills and timeouts: STORM_SECONDS (8) each
+	PYTHONPATH=$(CURDIR)/sdk/python/src .venv-storm/bin/python tests/storm/storm.py --daemon bin/locksidecar --seconds $(STORM_SECONDS)
 
 # ---- numbers -----------------------------------------------------------------
 

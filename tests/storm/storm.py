@@ -1,0 +1,272 @@
+"""Runs the Python client in every kind of server at once with faults, and counts what came of it.
+
+    .venv-storm/bin/python tests/storm/storm.py --daemon bin/locksidecar [--seconds 8] [KIND …]
+
+`make storm` does so, with Python 3.11 or newer.
+
+For each kind a server is started and kept busy. Meanwhile the daemon is killed with -9 and started again, and so are
+workers, where the server replaces them. It exits with 1 if two were in one section, if a token was granted twice, if
+an operation raised what no user should see, or if a lock was left held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import locksidecar
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+START_WAIT = 30.0
+
+GUNICORN = [str(BIN / "gunicorn"), "--log-level", "error", "--preload", "--graceful-timeout", "5", "app:wsgi"]
+UWSGI = [str(BIN / "uwsgi"), "--master", "--processes", "4", "--disable-logging", "--die-on-term", "--need-app"]
+CELERY = [str(BIN / "celery"), "-A", "tasks", "worker", "-P", "prefork", "-c", "4", "-l", "ERROR"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    command: list[str]
+    http: bool = True
+    replaces: bool = True  # workers that die
+
+
+def kinds(port: int, until: float) -> dict[str, Kind]:
+    bind = f"127.0.0.1:{port}"
+    pools = [sys.executable, str(HERE / "pools.py")]
+    return {
+        "gunicorn-sync": Kind([*GUNICORN, "-b", bind, "-w", "4"]),
+        "gunicorn-gthread": Kind([*GUNICORN, "-b", bind, "-w", "2", "-k", "gthread", "--threads", "4"]),
+        "gunicorn-gevent": Kind([*GUNICORN, "-b", bind, "-w", "2", "-k", "gevent"]),
+        "uvicorn": Kind(
+            [str(BIN / "uvicorn"), "app:asgi", "--port", str(port), "--workers", "2", "--log-level", "error"]
+        ),
+        "uwsgi": Kind([*UWSGI, "--http-socket", bind, "--wsgi-file", "app.py", "--callable", "wsgi"]),
+        "celery": Kind([*CELERY, "--without-gossip", "--without-mingle", "--without-heartbeat"], http=False),
+        "fork": Kind([*pools, "fork", str(until)], http=False, replaces=False),
+        "spawn": Kind([*pools, "spawn", str(until)], http=False, replaces=False),
+        "forkserver": Kind([*pools, "forkserver", str(until)], http=False, replaces=False),
+        "eventlet": Kind([*pools, "eventlet", str(until)], http=False, replaces=False),
+    }
+
+
+@dataclass
+class Figures:
+    counts: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    twice: int = 0  # tokens that were granted twice
+    killed_daemons: int = 0
+    killed_workers: int = 0
+    left: list[str] = field(default_factory=list)
+
+    def read(self, log: Path) -> None:
+        tokens: Counter[str] = Counter()
+        for line in log.read_text().splitlines():
+            what, _, rest = line.partition(" ")
+            self.counts[what] += 1
+            if what == "held":
+                tokens[rest] += 1
+            elif what == "error":
+                self.errors[re.sub(r"\d+", "N", rest)[:160]] += 1
+        self.twice = sum(1 for n in tokens.values() if n > 1)
+
+    def good(self) -> bool:
+        return bool(self.counts["op"]) and not (self.counts["inside"] or self.errors or self.twice or self.left)
+
+
+class Daemon:
+    """A Redis, and the daemon in front of it."""
+
+    def __init__(self, binary: str, directory: Path) -> None:
+        self.socket = str(directory / "socket")
+        port = free_port()
+        self.redis = subprocess.Popen(
+            ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(directory)],
+            stdout=subprocess.DEVNULL,
+        )
+        self.command = [binary, "serve", "--socket", self.socket, "--redis", f"redis://127.0.0.1:{port}/0"]
+        self.log = (directory / "daemon.log").open("wb")
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.command, stdout=self.log, stderr=self.log)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.start()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        self.redis.terminate()
+        self.redis.wait()
+        self.log.close()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def children(pid: int) -> list[int]:
+    """The processes below pid that have no children of their own, without pid."""
+    try:
+        direct = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return [leaf for child in direct for leaf in (children(child) or [child])]
+
+
+def serves(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def request(port: int, until: float) -> None:
+    """Keeps the server busy. A worker that is killed takes its requests with it."""
+    while time.time() < until:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/")
+            connection.getresponse().read()
+        connection.close()
+
+
+@contextlib.contextmanager
+def load(kind: Kind, port: int, until: float, environment: dict[str, str]) -> Iterator[None]:
+    threads: list[threading.Thread] = []
+    if kind.http:
+        end = time.time() + START_WAIT
+        while not serves(port) and time.time() < end:
+            time.sleep(0.02)
+        threads = [threading.Thread(target=request, args=(port, until)) for _ in range(12)]
+    elif "celery" in kind.command[0]:
+        code = f"import tasks\nfor _ in range(200): tasks.operate.delay({until})"
+        subprocess.run([sys.executable, "-c", code], cwd=HERE, env=environment, check=True)
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
+
+
+def storm(name: str, binary: str, seconds: float, show: bool) -> Figures:
+    figures = Figures()
+    rng = random.Random(name)
+    with tempfile.TemporaryDirectory(prefix="storm-") as directory:
+        daemon = Daemon(binary, Path(directory))
+        port, until = free_port(), time.time() + seconds
+        kind = kinds(port, until)[name]
+        environment = {
+            **os.environ,
+            "STORM_DIRECTORY": directory,
+            "STORM_KIND": name,
+            "LOCKSIDECAR_SOCKET": daemon.socket,
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONWARNINGS": "ignore",
+        }
+        with locksidecar.connect(daemon.socket) as client, (Path(directory) / "server.log").open("w+b") as output:
+            server = subprocess.Popen(
+                kind.command, cwd=HERE, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+            log = Path(directory) / "log"
+            with load(kind, port, until, environment):
+                while not (log.exists() or server.poll() is not None) and time.time() < until + START_WAIT:
+                    time.sleep(0.02)
+                while time.time() < until:
+                    time.sleep(0.2 + rng.random() * 0.6)
+                    workers = children(server.pid)
+                    if kind.replaces and workers and rng.random() < 0.4:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(rng.choice(workers), signal.SIGKILL)
+                            figures.killed_workers += 1
+                    else:
+                        daemon.kill()
+                        figures.killed_daemons += 1
+            figures.left = left_held(client, server, kind)
+            stop(server)
+            if log.exists():
+                figures.read(log)
+            output.seek(0)
+            said = output.read().decode(errors="replace")
+        daemon.stop()
+    if show or not figures.good():
+        print(said[-4000:])
+    return figures
+
+
+def left_held(client: locksidecar.Client, server: subprocess.Popen[bytes], kind: Kind) -> list[str]:
+    """The locks that are held when nothing is done any more. What still is under way has a moment to end."""
+    if not kind.http and kind.replaces:  # Celery: its tasks end by themselves
+        time.sleep(1)
+    if not kind.replaces:
+        server.wait(60)
+    end = time.time() + 10
+    while True:
+        held = [f"{row.name} by {row.pid} ({row.cmd})" for row in client.list() if row.state == "held"]
+        if not held or time.time() > end:
+            return held
+        time.sleep(0.05)
+
+
+def stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(15)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def main() -> int:
+    names = list(kinds(0, 0.0))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--daemon", required=True)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--show", action="store_true", help="what the servers print")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(names))
+    arguments = parser.parse_args()
+    binary = os.path.abspath(arguments.daemon)
+    columns = ("ops", "holds", "cut", "killed", "daemons", "inside", "twice", "errors", "left", "window")
+    print(" " * 17 + "".join(f"{column:>9}" for column in columns))
+    good = True
+    for name in arguments.kinds or names:
+        f = storm(name, binary, arguments.seconds, arguments.show)
+        n = f.counts
+        numbers = (n["op"], n["held"], n["cut"], f.killed_workers, f.killed_daemons, n["inside"], f.twice)
+        rest = (sum(f.errors.values()), len(f.left), n["window"])
+        print(f"{name:17}" + "".join(f"{number:9}" for number in (*numbers, *rest)), flush=True)
+        for text, count in f.errors.most_common(5):
+            print(f"    {count} × {text}")
+        for text in f.left[:5]:
+            print(f"    left held: {text}")
+        good = good and f.good()
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
