@@ -428,11 +428,11 @@ def test_process_without_descriptors_to_spare(sidecar: FakeSidecar, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(_link, "dial", refuse)
-        with pytest.raises(LimitExceeded, match="ulimit -n"):
+        with pytest.raises(Unavailable, match="ulimit -n"):
             locksidecar.connect(sidecar.path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "eventfd", refuse)
-        with pytest.raises(LimitExceeded, match="ulimit -n"):
+        with pytest.raises(Unavailable, match="ulimit -n"):
             locksidecar.connect(sidecar.path)
 
 

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 from . import _fork
 from ._calls import Call, Confirm, to_confirm, to_ping
 from ._core import Entry, Stage
-from ._errors import LimitExceeded, LocksidecarError
+from ._errors import LocksidecarError, Unavailable
 from ._link import ANSWER_GRACE, AT_ONCE, BYE_WAIT, Link, Patience, wait
 
 T = TypeVar("T")
@@ -551,7 +551,7 @@ class _Bell:
         try:
             self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError as e:
-            raise LimitExceeded(
+            raise Unavailable(
                 f"cannot connect to the sidecar: {e.strerror}. Raise the limit of open files (ulimit -n)"
             ) from e
         self._rung = False

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from ._calls import Call, Confirm, check_number
 from ._core import Session, Stage
-from ._errors import BadRequest, Denied, LimitExceeded, LocksidecarError, TookTooLong, Unavailable, sentence
+from ._errors import BadRequest, Denied, LocksidecarError, TookTooLong, Unavailable, sentence
 
 T = TypeVar("T")
 
@@ -169,7 +169,7 @@ def explain(path: str, error: OSError) -> LocksidecarError:
                 f"the process that listens on {path} closed the connection before it answered; is it locksidecar?"
             )
         case errno.EMFILE | errno.ENFILE:
-            return LimitExceeded(
+            return Unavailable(
                 f"cannot connect to the sidecar at {path}: {error.strerror}. Raise the limit of open files (ulimit -n)"
             )
         case errno.EACCES | errno.EPERM:
