@@ -380,7 +380,7 @@ def test_socket_missing(tmp_path: Path) -> None:
 def test_nobody_listens(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "stale"))
-    with pytest.raises(ConnectionError, match="nobody listens"):
+    with pytest.raises(ConnectionError, match="no process listens"):
         Client(tmp_path / "stale").lock("n", timeout=0).acquire()
 
 

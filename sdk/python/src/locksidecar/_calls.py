@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Options:
     """How to acquire one lock; durations in seconds, checked when made."""
 
-    timeout: float | None = None  # None: for ever; -1 becomes None
+    timeout: float | None = None  # None: without limit; -1 becomes None
     lease: float | None = None  # None: the sidecar renews
     max_hold: float | None = None
     crash_delay: float = 0.0

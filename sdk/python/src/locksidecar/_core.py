@@ -81,7 +81,7 @@ class Session:
 
     path: str
     stage: Stage = Stage.ADRIFT
-    # What happened since the edge last looked; it takes the contents and wakes whom they concern.
+    # What happened since the edge last looked; it takes the contents and wakes the callers that wait for them.
     done: list[Call[Any]] = field(default_factory=list)
     lost: list[Hold] = field(default_factory=list)
     # What was received and is not processed yet, in the pieces in which it came.
@@ -111,7 +111,7 @@ class Session:
     _leases: int = 0  # lease events seen
     _lease: int = 0  # deadline of the newest
     _released: int = 0  # end of the last release among all bytes ever queued
-    _heard: int = 0  # how many of them the sidecar has read for certain
+    _known_read: int = 0  # how many of them the sidecar has read for certain
 
     # Of greetings:
     _ticket: str = ""
@@ -156,7 +156,7 @@ class Session:
     def end(self, now: int) -> None:
         """The connection ended without our doing."""
         if self.stage > Stage.ADRIFT:
-            if self._released > self._heard:  # perhaps unread by a sidecar that is no more
+            if self._released > self._known_read:  # perhaps unread by a sidecar that is no more
                 self._owe(now + 2 * self._lease_ns)
             # Commit:
             self._scattered = True
@@ -187,7 +187,7 @@ class Session:
             self.part()
         self._behind_claims = bytearray()
         self._steps = {}
-        # New ones: in a forked child the old may be, for ever, in the hands of a send() of a thread
+        # New ones: in a forked child the old may be in use without end by a send() of a thread
         # that exists in the parent only.
         self._forget_received()
         self.unsent = bytearray()
@@ -226,7 +226,7 @@ class Session:
         elif self._bye is not None:
             self.part()
         else:
-            self._start_anew()
+            self._start_over()
             self._ticket = answer.ticket  # not before: with it goes what was granted under it
             self._serve(now)
 
@@ -257,7 +257,7 @@ class Session:
         if self._bye is None:
             self._serve(now)
 
-    def _start_anew(self) -> None:
+    def _start_over(self) -> None:
         """The sidecar knows nothing of what was held: it is good as long as was told."""
         for hold in self._holds.values():
             hold.told = self.deadline(hold)
@@ -293,7 +293,7 @@ class Session:
             call.id = self._last_id
             call.end = self._queued + len(out)
             pending[call.id] = call
-        self._heard = self._queued
+        self._known_read = self._queued
         self._released = self._queued + releases
         self._pending = pending
         self._behind_claims = bytearray()
@@ -598,7 +598,7 @@ class Session:
 
     def _on_answer(self, call: Call[Any], answer: object, error: LocksidecarError | None) -> None:
         """call is done, and grants nothing."""
-        heard = max(self._heard, call.end)
+        known_read = max(self._known_read, call.end)
         forsaken = [call] if call.abandoned else []
         # Commit:
         call.answer = answer
@@ -607,11 +607,11 @@ class Session:
         del self._pending[call.id]
         self.done += [call]
         self._forsaken += forsaken
-        self._heard = heard
+        self._known_read = known_read
         self._read = self._frame_end
 
     def _on_grant(self, call: Call[Any], grant: protocol.AcquireOK) -> None:
-        heard = max(self._heard, call.end)
+        known_read = max(self._known_read, call.end)
         forsaken = [call] if call.abandoned else []
         hold = self._holds.get(grant.hold)
         told = grant.deadline_ns
@@ -639,7 +639,7 @@ class Session:
         del self._pending[call.id]
         self.done += [call]
         self._forsaken += forsaken
-        self._heard = heard
+        self._known_read = known_read
         self._read = self._frame_end
 
     def _on_lost(self, number: int, reason: str) -> None:
@@ -683,7 +683,7 @@ class Session:
         If this is interrupted it is called again.
         """
         if self._bye is None:
-            if self.live or self._pending or self._released > self._heard:
+            if self.live or self._pending or self._released > self._known_read:
                 self._owe(max(self.live_until(), now + self._lease_ns) + self._lease_ns)
             for hold in self._holds.values():
                 hold.era = 0

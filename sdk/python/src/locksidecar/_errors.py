@@ -3,7 +3,7 @@
 ::
 
     LocksidecarError
-    ├── LockTimeout      (TimeoutError)     the wait ended: somebody else holds the lock
+    ├── LockTimeout      (TimeoutError)     the wait ended: another owner holds the lock
     ├── LockLost                            the lock was held and then lost: .name, .reason
     ├── Unconfirmed                         released, but not known to be released in Redis: .name, .free_within
     ├── NotHeld          (RuntimeError)     released twice, or never acquired, or not by this process
@@ -47,7 +47,7 @@ class LockLost(LocksidecarError):
 
     - "expired": the deadline passed; a fixed lease ended, or Redis could not be reached in time to renew;
     - "deleted": the key vanished from Redis;
-    - "stolen": somebody else's owner field is in the key;
+    - "stolen": the owner field in the key is another one;
     - "forced": an operator ended it;
     - "max_hold": max_hold passed;
     - "forgotten": the sidecar was restarted and knows nothing of it;
@@ -131,6 +131,6 @@ def sentence(text: str) -> str:
 
 
 def note(exc: BaseException, also: LocksidecarError) -> None:
-    """Tells whoever reads exc what else went wrong, without masking it."""
+    """Adds to exc what else went wrong, without masking it."""
     if sys.version_info >= (3, 11) and not isinstance(exc, LockLost):
         exc.add_note(f"Also: {also}")

@@ -58,7 +58,7 @@ class Handles(Generic[H]):
         """What ends with the `with` block that ends: its handle first; nothing if there is no such block.
 
         If the body released that handle and acquired the lock again, as a threading.Condition does, what it
-        acquired ends too. A generator's block may be ended by somebody else than who began it.
+        acquired ends too. A generator's block may be ended by another owner than the one that began it.
         """
         stack = self._stacks.get(owner, [])
         handle = next((h for h in reversed(stack) if h._scoped), None)

@@ -114,7 +114,7 @@ class Line:
                 with self.mutex:
                     if call is not None:
                         self.session.abandon(call, self._clock())
-                    self._hear()
+                    self._catch_up()
                     self._flush()
                     owing = self._owing() and self.session.failure is None  # else close() sees to it
                 if owing:
@@ -156,7 +156,7 @@ class Line:
                 if not waiter.enlisted:  # the call is done, and no part is left for this thread
                     return
         finally:
-            # A handler of a signal may raise here too. Others would wait for ever for a leader that has left
+            # A handler of a signal may raise here too. Others would wait without end for a leader that has left
             # without a successor, so this is repeated until it is done.
             if waiter.enlisted:
                 interrupt: BaseException | None = None
@@ -187,7 +187,7 @@ class Line:
 
     # --- With the mutex held ---
 
-    def _hear(self) -> None:
+    def _catch_up(self) -> None:
         """Processes what has arrived, and continues what was interrupted."""
         if self.session.unsent or self.link.news():
             self._pump()
@@ -229,7 +229,7 @@ class Line:
         """Wakes those whose calls are done. If it is interrupted, the next one goes on with it."""
         session = self.session
         if session.lost:
-            session.lost.clear()  # whoever cares asks
+            session.lost.clear()  # the callers that hold them look
         if session.failure is not None:
             session.fail_pending()
             self._settle()
@@ -310,7 +310,7 @@ class Line:
         self.own()
         try:
             with self.mutex:
-                self._hear()
+                self._catch_up()
                 return self.session.failure is None
         except BaseException:
             self._mend()
@@ -337,7 +337,7 @@ class Line:
             while True:
                 with self.mutex:
                     read_at = self._clock()
-                    self._hear()
+                    self._catch_up()
                     if sought or self._in_touch():
                         known = at(read_at)
                         # The process may have been stopped since it read. Then a later deadline may have arrived.
@@ -369,7 +369,7 @@ class Line:
     def release(self, entry: Entry, confirm: Patience | None = None) -> None:
         """confirm: the patience of the wait for the confirmation; None: none is requested."""
         call: Confirm | None = None
-        # A lock that a handler of a signal kept from being released would be renewed for ever.
+        # A lock that a handler of a signal kept from being released would be renewed without end.
         interrupt: BaseException | None = None
         error: LocksidecarError | None = None
         sought = False
@@ -380,7 +380,7 @@ class Line:
                     call = to_confirm(entry.hold)
                 with self.mutex:
                     read_at = self._clock()
-                    self._hear()
+                    self._catch_up()
                     seek = not (sought or entry.released or self._in_touch())
                     if not seek:
                         error = self._leave(entry, read_at, interrupt is not None, call)
@@ -389,7 +389,7 @@ class Line:
                     self._seek()
                     with self.mutex:
                         read_at = self._clock()
-                        self._hear()
+                        self._catch_up()
                         error = self._leave(entry, read_at, interrupt is not None, call)
                 if (self.session.debt or self.session.unsent) and self._owing():
                     self._rescue()
@@ -451,7 +451,7 @@ class Line:
             self.see_off()
 
     def see_off(self) -> None:
-        """Leaves a closed session, or has its bye said in the background, if that matters to anybody."""
+        """Leaves a closed session, or has its bye said in the background, if that still matters."""
         with self.mutex:
             owing = self._owing()
             if not owing:

@@ -34,7 +34,7 @@ ANSWER_GRACE: Final = 5.0
 ACQUIRE_GRACE: Final = 1.0
 # How long an event loop is kept waiting by who must know at once whether a lock is still held, seconds.
 GREETING_WAIT: Final = 1.0
-# How long close() waits for the sidecar to have heard, seconds.
+# How long close() waits for the answer to bye, seconds.
 BYE_WAIT: Final = 1.0
 
 _CHUNK: Final = 65_536
@@ -124,8 +124,8 @@ class Patience:
 
     wait: float = 0.0  # for its answer, once asked
     grace: float = ANSWER_GRACE  # for an answer that is late
-    unmet: float = CONNECT_WAIT  # with nobody who listens, as long as nobody ever has
-    gone: float = RESUME_WAIT  # with nobody who listens any more
+    unmet: float = CONNECT_WAIT  # while no sidecar listens, and none has before
+    gone: float = RESUME_WAIT  # while no sidecar listens any more
     most: float = math.inf  # with all of these together
     began: float = field(default_factory=time.monotonic)
 
@@ -161,7 +161,7 @@ def explain(path: str, error: OSError) -> LocksidecarError:
                 "If it listens elsewhere, set LOCKSIDECAR_SOCKET or pass its path to connect()"
             )
         case errno.ECONNREFUSED:
-            return Unavailable(f"no sidecar: nobody listens on {path}. Is locksidecar running on this host?")
+            return Unavailable(f"no sidecar: no process listens on {path}. Is locksidecar running on this host?")
         case errno.EAGAIN:
             return Unavailable(f"the sidecar at {path} does not accept connections; is it stopped or overloaded?")
         case errno.ECONNRESET:

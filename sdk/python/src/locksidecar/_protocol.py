@@ -87,7 +87,7 @@ def acquire(
 
 def release(hold: int) -> bytes:
     """Without an id: never answered, so it costs no round trip."""
-    # Written for every lock that is taken: the constant part of the map is not packed anew.
+    # Written for every lock that is taken: the constant part of the map is not packed again.
     body: bytes = _RELEASE + msgpack.packb(hold)
     return len(body).to_bytes(4, "big") + body
 

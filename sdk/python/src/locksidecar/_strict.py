@@ -1,7 +1,7 @@
 """A strict reader of msgpack maps.
 
 msgpack's C unpacker reads the scalars, but it is never asked to build a container: maps and arrays are
-walked, and what nobody asks for is stepped over. So a length that a hostile frame claims allocates
+walked, and what is not asked for is stepped over. So a length that a hostile frame claims allocates
 nothing, nothing recurses without bound, and no value changes its type on the way.
 """
 
@@ -13,10 +13,10 @@ import msgpack
 
 from ._errors import ProtocolError
 
-MAX_DEPTH: Final = 8  # arrays and maps inside one another, in a field that nobody knows
+MAX_DEPTH: Final = 8  # arrays and maps inside one another, in an unknown field
 MAX_INT: Final = (1 << 63) - 1
 
-# Known fields nest as deep as list's rows, waiters and a field there that nobody knows.
+# Known fields nest as deep as list's rows, waiters and an unknown field there.
 _KNOWN_DEPTH: Final = MAX_DEPTH + 4
 
 

@@ -80,7 +80,7 @@ class Lock:
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """Returns whether the lock was acquired in time; raises if it cannot be.
 
-        timeout: seconds to wait; None: as long as the lock was made with; -1: for ever.
+        timeout: seconds to wait; None: as long as the lock was made with; -1: without limit.
 
         False means that another owner holds the lock. If neither is known, because the sidecar does not answer or
         Redis cannot be reached, this raises Unavailable, at most 2 seconds after the start or 1 second after the
@@ -262,7 +262,7 @@ class Client:
     """One process's session with the sidecar of its host. Threads share it.
 
     It connects when it is first used, and again after the connection was lost: when the sidecar is killed,
-    restarted or upgraded, locks stay held and waits go on. A forked child's copy connects anew and holds
+    restarted or upgraded, locks stay held and waits go on. A forked child's copy connects again and holds
     nothing. Pickled, it is the path of the socket.
     """
 
@@ -288,7 +288,7 @@ class Client:
     ) -> Lock:
         """A lock like threading.Lock; nothing is acquired yet. Durations are in seconds.
 
-        timeout: how long to wait for it; None or -1: for ever; 0: try once.
+        timeout: how long to wait for it; None or -1: without limit; 0: try once.
         lease: hold it so long at most, without renewal. None: the sidecar renews until the release.
         max_hold: hold it so long at most, even though renewed.
         crash_delay: when this process dies, keep it so much longer.
@@ -319,7 +319,7 @@ class Client:
         return RLock(self, name, options)
 
     def info(self, name: str) -> LockInfo | None:
-        """What the sidecar knows about the lock; None if nobody on this host holds it or waits for it."""
+        """What the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
         protocol.check_name(name)
         return self._call(to_info(name)).lock
 
@@ -335,7 +335,7 @@ class Client:
             after = page.next
 
     def force_release(self, name: str) -> None:
-        """Ends the hold that this host has on the lock, whoever's it is. NotHeld if there is none."""
+        """Ends the hold that this host has on the lock, of any owner. NotHeld if there is none."""
         protocol.check_name(name)
         self._call(to_force_release(name))
 
@@ -346,7 +346,7 @@ class Client:
     def close(self) -> None:
         """Ends the session. What is still held is lost, and what is waited for fails.
 
-        Waits up to a second for the sidecar to have heard; if it did not, and anything is at stake, a thread
+        Waits up to a second for the answer; if none comes, and anything is at stake, a thread
         goes on for as long as it matters.
         """
         self._closed = True

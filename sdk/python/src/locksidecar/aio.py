@@ -1,7 +1,7 @@
 """The client for asyncio.
 
 Tasks of one event loop share a session. A client belongs to the loop that it connected in; after a
-fork, or in a new loop after the old one was closed, it connects anew.
+fork, or in a new loop after the old one was closed, it connects again.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Line:
     # --- The socket ---
 
     def _connect(self) -> None:
-        """Connects if somebody listens; if not, tries again later as long as anything is at stake."""
+        """Connects if a sidecar listens; if not, tries again later as long as anything is at stake."""
         if self._attempt is not None:
             self._attempt.cancel()
             self._attempt = None
@@ -165,7 +165,7 @@ class _Line:
         if not self.loop.is_closed():
             self.loop.call_soon(self._pump)
 
-    def _hear(self) -> None:
+    def _catch_up(self) -> None:
         """Processes what has arrived, and continues what was interrupted."""
         self.own()
         if self.link.news():
@@ -237,7 +237,7 @@ class _Line:
     # --- Holds ---
 
     def usable(self) -> bool:
-        self._hear()
+        self._catch_up()
         return self.session.failure is None
 
     def check(self, entry: Entry) -> None:
@@ -265,10 +265,10 @@ class _Line:
     def _read(self, entry: Entry) -> int:
         """Processes what has arrived, and returns a time before that."""
         read_at = self.clock()
-        self._hear()
+        self._catch_up()
         if self._doubt(entry):
             read_at = self.clock()
-            self._hear()
+            self._catch_up()
         return read_at
 
     def release(self, entry: Entry) -> None:
@@ -342,9 +342,9 @@ class _Line:
             self.see_off()
 
     def see_off(self) -> None:
-        """Leaves the session to a thread, for the loop may be closed before bye was heard."""
+        """Leaves the session to a thread, for the loop may be closed before bye was answered."""
         self.session.close(self.clock())
-        if self.loop.is_closed():  # nobody waits in it, and it can be told nothing
+        if self.loop.is_closed():  # no task waits in it, and it can be told nothing
             self._waiting.clear()
             self._bodies.clear()
         self.link.flush()
@@ -486,7 +486,7 @@ class Held(_held.Held):
         """Ends the `async with`. Its caller awaits the confirmation that it returns."""
         ours = self._body is not None and self._body.close(exc)
         if self._entry.released:
-            # Released within the body: what happened to the lock after that concerns nobody.
+            # Released within the body: what happened to the lock after that does not matter.
             if ours:
                 raise self._entry.loss(self._entry.hold.lost) from exc
             return None
@@ -521,7 +521,7 @@ class Lock:
     async def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """Returns whether the lock was acquired in time; raises if it cannot be.
 
-        timeout: seconds to wait; None: as long as the lock was made with; -1: for ever.
+        timeout: seconds to wait; None: as long as the lock was made with; -1: without limit.
 
         False means that another owner holds the lock. If neither is known, because the sidecar does not answer or
         Redis cannot be reached, this raises Unavailable, at most 2 seconds after the start or 1 second after the
@@ -624,7 +624,7 @@ class Lock:
 class RLock(Lock):
     """A lock by name, re-entrant. Made by Client.rlock().
 
-    The task that holds it may acquire it again; it must release it as often, and nobody else may.
+    The task that holds it may acquire it again; it must release it as often, and no other task may.
     """
 
     __slots__ = ()
@@ -634,7 +634,7 @@ class Client:
     """One process's session with the sidecar of its host, for the tasks of one event loop.
 
     It connects when it is first used, and again when the connection was lost: when the sidecar is killed,
-    restarted or upgraded, locks stay held and waits go on. A forked child's copy connects anew and holds
+    restarted or upgraded, locks stay held and waits go on. A forked child's copy connects again and holds
     nothing. Pickled, it is the path of the socket.
     """
 
@@ -661,7 +661,7 @@ class Client:
     ) -> Lock:
         """A lock like asyncio.Lock; nothing is acquired yet. Durations are in seconds.
 
-        timeout: how long to wait for it; None or -1: for ever; 0: try once.
+        timeout: how long to wait for it; None or -1: without limit; 0: try once.
         lease: hold it so long at most, without renewal. None: the sidecar renews until the release.
         max_hold: hold it so long at most, even though renewed.
         crash_delay: when this process dies, keep it so much longer.
@@ -693,7 +693,7 @@ class Client:
         return RLock(self, name, options)
 
     async def info(self, name: str) -> LockInfo | None:
-        """What the sidecar knows about the lock; None if nobody on this host holds it or waits for it."""
+        """What the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
         protocol.check_name(name)
         return (await self._call(to_info(name))).lock
 
@@ -709,7 +709,7 @@ class Client:
             after = page.next
 
     async def force_release(self, name: str) -> None:
-        """Ends the hold that this host has on the lock, whoever's it is. NotHeld if there is none."""
+        """Ends the hold that this host has on the lock, of any owner. NotHeld if there is none."""
         protocol.check_name(name)
         await self._call(to_force_release(name))
 
