@@ -199,6 +199,57 @@ def test_rescuer_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> Non
     assert not sidecar.holder("n")
 
 
+def test_interrupts_of_what_completes_an_interrupted_acquire_leave_no_lock_behind(
+    sidecar: FakeSidecar, client: Client
+) -> None:
+    """Another thread has the mutex, so the main thread is interrupted each time it waits for that."""
+
+    class Interrupt(Exception):
+        pass
+
+    sidecar.silent = True
+    line = client._line
+    assert line is not None
+    felt: list[int] = []
+    left = threading.Event()
+    armed = True
+
+    def handler(*_: object) -> None:
+        felt.append(1)
+        if armed:
+            raise Interrupt
+
+    def interrupt() -> None:
+        sidecar.wait_for(lambda: sidecar.requests("acquire"))
+        while not line._polling:
+            os.sched_yield()
+        with line.mutex:
+            for n in range(1, 30):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                while len(felt) < n and not left.is_set():
+                    os.sched_yield()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        try:
+            client.lock("n").acquire()
+        except Interrupt:
+            armed = False
+        left.set()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(felt) > 1
+    sidecar.wait_for(lambda: sidecar.requests("cancel"))
+    sidecar.answer_all()
+    sidecar.wait_for(lambda: sidecar.requests("release"))  # though the client is not used any more
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+    assert line._leader is None or line._leader.enlisted
+    assert client.ping() == "ok"
+
+
 # --- Tasks ---
 
 

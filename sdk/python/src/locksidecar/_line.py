@@ -9,8 +9,12 @@ A background thread, the rescuer, runs only while something was given up that th
 have granted all the same: a release while there was no connection, and an acquire whose caller has left. It ends
 when that is settled.
 
-A handler of a signal may raise in the main thread, in every function here. What it interrupted is completed before
-the exception is raised on: see _mend().
+A handler of a signal may raise in the main thread, in every function here, and in what completes the interrupted
+function as well. So the first thing that an except clause does is to start a background thread, which no handler
+interrupts, and which completes it. That start is one call of a function in C, so no handler runs before it is done;
+contextlib.suppress() around it would be a function in Python.
+The interrupted thread does the same then, in case background threads cannot run. Both may complete it: what is done
+twice has no effect.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from ._link import ANSWER_GRACE, AT_ONCE, BYE_WAIT, Link, Patience, wait
 
 T = TypeVar("T")
 
-# How often something is tried that handlers of signals interrupt.
+# How often something short is tried that handlers of signals interrupt.
 TRIES: Final = (1, 2, 3, 4, 5)
 
 
@@ -92,8 +96,15 @@ class Line:
                 self.session.ask(call, self._clock())
                 self._flush()
             self._await(call, patience)
-        except BaseException:
+        except LocksidecarError:
             self.abandon(call)
+            raise
+        except BaseException:
+            try:  # noqa: SIM105
+                _thread.start_new_thread(self._mend, (call,))
+            except RuntimeError:  # no thread can be started
+                pass
+            self._mend(call)
             raise
 
     def abandon(self, call: Call[Any]) -> None:
@@ -101,29 +112,25 @@ class Line:
 
         This does not depend on the next use of the client: the rescuer reads the answer.
         """
-        self._mend(call)
+        try:
+            self._mend(call)
+        except BaseException:
+            try:  # noqa: SIM105
+                _thread.start_new_thread(self._mend, (call,))
+            except RuntimeError:  # no thread can be started
+                pass
+            raise
 
     def _mend(self, call: Call[Any] | None = None) -> None:
-        """Completes what a handler of a signal interrupted, and abandons call.
-
-        It may be interrupted itself. Then it starts again, and raises the last of the exceptions at its end.
-        """
-        interrupt: BaseException | None = None
-        for _ in TRIES:
-            try:
-                with self.mutex:
-                    if call is not None:
-                        self.session.abandon(call, self._clock())
-                    self._catch_up()
-                    self._flush()
-                    owing = self._owing() and self.session.failure is None  # else close() sees to it
-                if owing:
-                    self._rescue()
-                break
-            except BaseException as e:
-                interrupt = e
-        if interrupt is not None:
-            raise interrupt
+        """Completes what a handler of a signal interrupted, and abandons call."""
+        with self.mutex:
+            if call is not None:
+                self.session.abandon(call, self._clock())
+            self._catch_up()
+            self._flush()
+            owing = self._owing() and self.session.failure is None  # else close() sees to it
+        if owing:
+            self._rescue()
 
     def _await(self, call: Call[Any], patience: Patience) -> None:
         waiter = _Waiter(call)
@@ -156,19 +163,21 @@ class Line:
                 if not waiter.enlisted:  # the call is done, and no part is left for this thread
                     return
         finally:
-            # A handler of a signal may raise here too. Others would wait without end for a leader that has left
-            # without a successor, so this is repeated until it is done.
+            # Others would wait without end for a leader that has left without a successor.
             if waiter.enlisted:
-                interrupt: BaseException | None = None
-                for _ in TRIES:
-                    try:
-                        with self.mutex:
-                            self._resign(waiter)
-                        break
-                    except BaseException as e:
-                        interrupt = e
-                if interrupt is not None:
-                    raise interrupt
+                try:
+                    self._leave_wait(waiter)
+                except BaseException:
+                    try:  # noqa: SIM105
+                        _thread.start_new_thread(self._leave_wait, (waiter,))
+                    except RuntimeError:  # no thread can be started
+                        pass
+                    raise
+
+    def _leave_wait(self, waiter: _Waiter) -> None:
+        with self.mutex:
+            if waiter.enlisted:
+                self._resign(waiter)
 
     def _lead(self, waiter: _Waiter, seconds: float) -> None:
         sock = self.link.sock
@@ -313,6 +322,10 @@ class Line:
                 self._catch_up()
                 return self.session.failure is None
         except BaseException:
+            try:  # noqa: SIM105
+                _thread.start_new_thread(self._mend, ())
+            except RuntimeError:  # no thread can be started
+                pass
             self._mend()
             raise
 
@@ -349,6 +362,10 @@ class Line:
         except LocksidecarError:
             raise
         except BaseException:
+            try:  # noqa: SIM105
+                _thread.start_new_thread(self._mend, ())
+            except RuntimeError:  # no thread can be started
+                pass
             self._mend()
             raise
 
@@ -369,48 +386,45 @@ class Line:
     def release(self, entry: Entry, confirm: Patience | None = None) -> None:
         """confirm: the patience of the wait for the confirmation; None: none is requested."""
         call: Confirm | None = None
-        # A lock that a handler of a signal kept from being released would be renewed without end.
-        interrupt: BaseException | None = None
-        error: LocksidecarError | None = None
-        sought = False
-        for _ in TRIES:
-            try:
-                self.own()
-                if call is None and confirm is not None:
-                    call = to_confirm(entry.hold)
-                with self.mutex:
-                    read_at = self._clock()
-                    self._catch_up()
-                    seek = not (sought or entry.released or self._in_touch())
-                    if not seek:
-                        error = self._leave(entry, read_at, interrupt is not None, call)
-                if seek:
-                    sought = True
-                    self._seek()
-                    with self.mutex:
-                        read_at = self._clock()
-                        self._catch_up()
-                        error = self._leave(entry, read_at, interrupt is not None, call)
-                if (self.session.debt or self.session.unsent) and self._owing():
-                    self._rescue()
-                break
-            except BaseException as e:
-                interrupt = e
-        if interrupt is not None:
-            if call is not None:
-                self.abandon(call)  # this thread does not wait for the confirmation
-            raise interrupt
+        try:
+            self.own()
+            if confirm is not None:
+                call = to_confirm(entry.hold)
+            error = self._release(entry, call)
+        except BaseException:
+            # A lock that is not released would be renewed without end.
+            try:  # noqa: SIM105
+                _thread.start_new_thread(self._complete, (entry, call))
+            except RuntimeError:  # no thread can be started
+                pass
+            self._complete(entry, call)
+            raise
         if error is not None:
             raise error
         if call is not None and confirm is not None:
             self._confirm(call, confirm)
 
-    def _leave(self, entry: Entry, read_at: int, again: bool, call: Confirm | None) -> LocksidecarError | None:
+    def _release(self, entry: Entry, call: Confirm | None) -> LocksidecarError | None:
         """call: requests the confirmation; None: none is requested."""
+        with self.mutex:
+            read_at = self._clock()
+            self._catch_up()
+            seek = not (entry.released or self._in_touch())
+            if not seek:
+                error = self._leave(entry, read_at, call)
+        if seek:
+            self._seek()
+            with self.mutex:
+                read_at = self._clock()
+                self._catch_up()
+                error = self._leave(entry, read_at, call)
+        if (self.session.debt or self.session.unsent) and self._owing():
+            self._rescue()
+        return error
+
+    def _leave(self, entry: Entry, read_at: int, call: Confirm | None) -> LocksidecarError | None:
         try:
-            if again and entry.released:
-                pass
-            elif call is None:
+            if call is None:
                 entry.release(read_at)
             else:
                 entry.release_confirmed(call, read_at)
@@ -419,6 +433,14 @@ class Line:
         finally:
             self._flush()
         return None
+
+    def _complete(self, entry: Entry, call: Confirm | None) -> None:
+        """Of a release that was interrupted: no thread waits for the confirmation."""
+        with self.mutex:
+            self._catch_up()
+            if not entry.released:
+                self._leave(entry, self._clock(), None)
+        self._mend(call)
 
     def _confirm(self, call: Confirm, patience: Patience) -> None:
         """Waits for the confirmation; raises Unconfirmed."""

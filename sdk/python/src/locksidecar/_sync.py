@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from . import _fork, _held, _owners
 from . import _protocol as protocol
@@ -16,7 +17,7 @@ from ._calls import Call, Options, to_acquire, to_force_release, to_info, to_lis
 from ._core import Entry, Session, boottime
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, note
 from ._handles import Handles
-from ._line import TRIES, Line
+from ._line import Line
 from ._link import Link, Patience, socket_path
 from ._protocol import LockInfo
 
@@ -106,24 +107,30 @@ class Lock:
         is no confirmation.
         """
         held: Held | None = None
-        # What a handler of a signal raises here is raised once the lock is released.
-        interrupt: BaseException | None = None
-        for _ in TRIES:
-            try:
-                if held is None:
-                    held = self._to_release()
-                if interrupt is None or not held.released:
-                    held.release(confirm=confirm, timeout=timeout)
-                self._forget_released(held)
-                break
-            except LocksidecarError:
-                if held is not None:
-                    self._forget_released(held)
-                raise
-            except BaseException as e:
-                interrupt = e
-        if interrupt is not None:
-            raise interrupt
+        try:
+            held = self._to_release()
+            held.release(confirm=confirm, timeout=timeout)
+        except LocksidecarError:
+            raise
+        except BaseException:  # of a handler of a signal: the lock is released before this is raised on
+            if held is not None:
+                try:  # noqa: SIM105
+                    _thread.start_new_thread(self._complete, ([held],))
+                except RuntimeError:  # no thread can be started
+                    pass
+            self._complete([held or self._to_release()])
+            raise
+        finally:
+            if held is not None and held.released and not held._scoped:
+                self._forget(held)
+
+    def _complete(self, ended: list[Held]) -> None:
+        """Releases what a handler of a signal may have kept from being released."""
+        for held in ended:
+            if not held.released:
+                with contextlib.suppress(LocksidecarError):
+                    held.release()
+            self._forget(held)
 
     def _to_release(self) -> Held:
         with self._client._here().guard:
@@ -131,10 +138,6 @@ class Lock:
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
         return held
-
-    def _forget_released(self, held: Held) -> None:
-        if held.released and not held._scoped:
-            self._forget(held)
 
     def locked(self) -> bool:
         """Whether a thread of this process holds the lock through this object. For others: Client.info()."""
@@ -162,25 +165,26 @@ class Lock:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # What a handler of a signal raises here is raised once the lock is released.
         ended: list[Held] | None = None
-        interrupt: BaseException | None = None
-        for _ in TRIES:
-            try:
-                if ended is None:
-                    with self._client._here().guard:
-                        ended = self._handles.to_exit(_owners.of_thread())
-                self._leave(ended, exc)
-                break
-            except LocksidecarError:
-                raise
-            except BaseException as e:
-                interrupt = e
-        if interrupt is not None:
-            raise interrupt
+        try:
+            ended = self._to_exit()
+            self._leave(ended, exc)
+        except LocksidecarError:
+            raise
+        except BaseException:  # of a handler of a signal: the lock is released before this is raised on
+            if ended is not None:
+                try:  # noqa: SIM105
+                    _thread.start_new_thread(self._complete, (ended,))
+                except RuntimeError:  # no thread can be started
+                    pass
+            self._complete(self._to_exit() if ended is None else ended)
+            raise
+
+    def _to_exit(self) -> list[Held]:
+        with self._client._here().guard:
+            return self._handles.to_exit(_owners.of_thread())
 
     def _leave(self, ended: list[Held], exc: BaseException | None) -> None:
-        """If it was interrupted it is called again."""
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this with block")
         options = self._options
@@ -217,15 +221,26 @@ class Lock:
             held = Held(line, Entry(line.session, call.hold), scoped)
             with client._here().guard:
                 self._handles.push(owner, held)
-        except BaseException:  # perhaps of a handler of a signal: the caller does not receive the lock
-            if held is None:
+        except LocksidecarError:
+            if call.hold is not None:
                 line.abandon(call)
-            else:
-                with contextlib.suppress(LocksidecarError):
-                    held.release()
-                self._forget(held)
+            raise
+        except BaseException:  # of a handler of a signal: the caller does not receive the lock
+            try:  # noqa: SIM105
+                _thread.start_new_thread(self._give_back, (line, call, held))
+            except RuntimeError:  # no thread can be started
+                pass
+            self._give_back(line, call, held)
             raise
         return held
+
+    def _give_back(self, line: Line, call: Call[Any], held: Held | None) -> None:
+        if held is None:
+            line.abandon(call)
+            return
+        with contextlib.suppress(LocksidecarError):
+            held.release()
+        self._forget(held)
 
     def __repr__(self) -> str:
         return f"<locksidecar.{type(self).__name__} {self.name!r}>"
