@@ -7,10 +7,9 @@ does so (gunicorn --preload, uwsgi).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import locker
@@ -30,20 +29,32 @@ _locker = Locker(locksidecar.Client())
 _locker.client.ping()  # there is a connection, and an owner, to be inherited
 
 
-@contextlib.contextmanager
-def by_gevent(seconds: float) -> Iterator[None]:
-    import gevent
+class GeventTimeout:
+    """Raises Cut in the greenlet that armed it."""
 
-    with gevent.Timeout(seconds, Cut()):
-        yield
+    armed = False
+
+    def arm(self, seconds: float) -> None:
+        import gevent
+
+        self._timeout = gevent.Timeout.start_new(seconds, Cut())
+
+    def disarm(self) -> None:
+        self._timeout.close()
+
+
+_alarm: Cutter | None = None
 
 
 def _cutter() -> Cutter | None:
+    global _alarm
     if os.environ["STORM_KIND"] == "gunicorn-gevent":
-        return by_gevent
+        return GeventTimeout()
     # uwsgi runs handlers of signals where it likes, and its workers' main thread is not Python's.
     if os.environ["STORM_KIND"] == "gunicorn-sync" and locker.in_main_thread():
-        return locker.by_alarm
+        if _alarm is None:
+            _alarm = locker.Alarm()
+        return _alarm
     return None
 
 

@@ -23,9 +23,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import locksidecar
 from locksidecar import aio
@@ -42,34 +42,34 @@ class Cut(BaseException):
     """What a signal handler raises. No handler of errors catches it, as with asyncio's and gevent's cancellation."""
 
 
-Cutter = Callable[[float], AbstractContextManager[None]]
+class Cutter(Protocol):
+    """Ends an operation after some time, in the thread that armed it."""
+
+    armed: bool  # cleared before disarm() is called, so that nothing is raised on the way to it
+
+    def arm(self, seconds: float) -> None: ...
+
+    def disarm(self) -> None: ...
 
 
-@contextlib.contextmanager
-def by_alarm(seconds: float) -> Iterator[None]:
-    """In the main thread: a handler raises Cut after the seconds, and again until the block has ended."""
-    signal.signal(signal.SIGALRM, _cut)
-    try:
-        # Again and again: what completes an interrupted call is interrupted too, and what a finalizer swallows is
-        # raised again.
+class Alarm:
+    """A handler that raises Cut in the main thread, again and again: what completes an interrupted call is interrupted
+    too, and what a finalizer swallows is raised again."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        signal.signal(signal.SIGALRM, self._raise)
+
+    def arm(self, seconds: float) -> None:
+        self.armed = True
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-5), AGAIN)
-        yield
-    finally:
-        _disarm()
 
+    def disarm(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
-def _cut(_: int, frame: FrameType | None) -> None:
-    raise Cut
-
-
-def _disarm() -> None:
-    while True:
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            return
-        except Cut:
-            continue
+    def _raise(self, _: int, frame: FrameType | None) -> None:
+        if self.armed:
+            raise Cut
 
 
 def write(line: str) -> None:
@@ -174,9 +174,13 @@ class Locker:
         kind = rng.choice((self.client.lock, self.client.rlock))
         lock = kind(name, timeout=WAIT, lease=rng.choice((None, 5.0)))
         try:
-            with cutter(rng.random() * CUT_AFTER):
+            try:
+                cutter.arm(rng.random() * CUT_AFTER)
                 while True:
                     self._block(lock, name, rng)
+            finally:
+                cutter.armed = False
+                cutter.disarm()
         except Cut:
             write("cut")
         if lock.locked():

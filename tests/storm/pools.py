@@ -20,8 +20,9 @@ def work(client: locksidecar.Client, until: float) -> None:
     for thread in threads:
         thread.start()
     rng = random.Random()
+    alarm = locker.Alarm()
     while time.time() < until:
-        both.operate(rng, locker.by_alarm)
+        both.operate(rng, alarm)
     for thread in threads:
         thread.join()
 

@@ -221,8 +221,8 @@ def left_held(client: locksidecar.Client, server: subprocess.Popen[bytes], kind:
     """The locks that are held when nothing is done any more. What still is under way has a moment to end."""
     if not kind.http and kind.replaces:  # Celery: its tasks end by themselves
         time.sleep(1)
-    if not kind.replaces:
-        server.wait(60)
+    if not kind.replaces and server.wait(60):
+        return [f"nothing, but the processes failed with {server.returncode}"]
     end = time.time() + 10
     while True:
         held = [f"{row.name} by {row.pid} ({row.cmd})" for row in client.list() if row.state == "held"]

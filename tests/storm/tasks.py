@@ -29,6 +29,7 @@ _locker.client.ping()
 @app.task
 def operate(until: float) -> None:
     rng = random.Random()
+    alarm = locker.Alarm()
     end = min(until, time.time() + 1)
     while time.time() < end:
-        _locker.operate(rng, locker.by_alarm)
+        _locker.operate(rng, alarm)
