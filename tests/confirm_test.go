@@ -246,7 +246,6 @@ func TestReleaseIsNotConfirmedByDaemonWithoutState(t *testing.T) {
 // A command runs under `locksidecar run` on one host, then one on another host: the second one finds the lock free if
 // the first one has ended without a warning.
 func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
-	t.Setenv("GORACE", "atexit_sleep_ms=0") // with the race detector a process would end a second late
 	r := startRedis(t)
 	way := startProxy(t, r)
 	here, there := startDaemon(t, way.url()), startDaemon(t, r.unixURL())
