@@ -27,6 +27,7 @@ from locksidecar import (
     Unsupported,
     aio,
 )
+from locksidecar._handles import Handles
 from locksidecar._link import Patience
 
 S = 1_000_000_000
@@ -609,3 +610,32 @@ def test_pickle(sidecar: FakeSidecar) -> None:
     client = aio.Client(sidecar.path)
     lock = pickle.loads(pickle.dumps(client.lock("n", timeout=3)))
     assert (lock.name, lock._client.path, lock._options.timeout) == ("n", sidecar.path, 3)
+
+
+class SoftTimeLimit(Exception):
+    """What the handler of a signal raises, and what the task survives."""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Handles, "push"), (Handles, "remove"), (aio.Held, "_leave")], ids=["push", "remove", "leave"]
+)
+async def test_interrupt_around_a_grant_leaves_no_lock_held(
+    sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    real, armed = getattr(owner, name), [True]
+
+    def interrupted(*args: object) -> object:
+        if armed.pop() if armed else False:
+            raise SoftTimeLimit
+        return real(*args)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    lock = client.lock("n")
+    with pytest.raises(SoftTimeLimit):
+        async with lock:
+            pass
+    await free(sidecar, "n")
+    assert not lock.locked()
+    async with lock:  # the session goes on
+        assert sidecar.holder("n")
+    await free(sidecar, "n")

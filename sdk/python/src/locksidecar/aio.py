@@ -587,15 +587,14 @@ class Lock:
         ended = self._handles.to_exit(_owners.of_task())
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this async with block")
-        for held in ended:
-            self._handles.remove(held)
         options = self._options
         confirm, timeout = options.confirms(exc), options.confirm_timeout
         try:
+            for held in ended:
+                self._handles.remove(held)
             confirmation = ended[0]._leave(exc, confirm, timeout)
-        except BaseException:
-            for held in ended[1:]:
-                held._leave(exc, False, None)
+        except BaseException:  # the last one too, if a signal handler raised before it was released
+            self._abandon(ended)
             raise
         for held in ended[1:]:  # of two the first was released within the body
             confirmation = held._leave(exc, confirm, timeout)
@@ -611,8 +610,20 @@ class Lock:
     async def _acquire(self, options: Options, scoped: bool) -> Held:
         owner = _owners.of_task()
         held = await self._client._acquire(self.name, owner, options, scoped)
-        self._handles.push(owner, held)
+        try:
+            self._handles.push(owner, held)
+        except BaseException:  # a signal handler raised: the caller does not know of it
+            self._abandon([held])
+            raise
         return held
+
+    def _abandon(self, ended: list[Held]) -> None:
+        """Release what no caller can release any more; once each, whatever was released before."""
+        for held in ended:
+            with contextlib.suppress(LockLost, NotHeld):
+                held.release()
+            with contextlib.suppress(ValueError, KeyError, NotHeld):
+                self._handles.remove(held)
 
     def __repr__(self) -> str:
         return f"<locksidecar.aio.{type(self).__name__} {self.name!r}>"
