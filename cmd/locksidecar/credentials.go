@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -59,14 +60,18 @@ func checkCredentials(known []string, used ...string) error {
 	return nil
 }
 
+// ofKubernetes matches the ends of variables that Kubernetes sets for services, such as
+// locksidecar-redis and locksidecar-redis-master.
+var ofKubernetes = regexp.MustCompile(`_SERVICE_(HOST|PORT)(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_|$)|$)`)
+
 // checkVariables refuses an environment variable that looks as if it named a Redis, and is
-// no setting. What Kubernetes sets for a service named locksidecar-redis is not meant.
+// no setting. An empty one counts as absent. What Kubernetes sets for a service is not meant.
 func checkVariables(environ []string) error {
 	for _, v := range environ {
-		name, _, _ := strings.Cut(v, "=")
+		name, value, _ := strings.Cut(v, "=")
 		rest, ours := strings.CutPrefix(name, "LOCKSIDECAR_REDIS")
-		if !ours || slices.ContainsFunc(settingKeys(), func(key string) bool { return settingEnv(key) == name }) ||
-			strings.HasPrefix(rest, "_SERVICE_") || rest == "_PORT" || strings.HasPrefix(rest, "_PORT_") {
+		if !ours || value == "" || slices.ContainsFunc(settingKeys(), func(key string) bool { return settingEnv(key) == name }) ||
+			ofKubernetes.MatchString(rest) {
 			continue
 		}
 		return fmt.Errorf("no setting reads the variable $%s; the Redis URL is $LOCKSIDECAR_REDIS (see locksidecar serve --help)", name)

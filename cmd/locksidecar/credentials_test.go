@@ -96,3 +96,20 @@ func writeIn(t *testing.T, dir, name, text string) {
 		t.Fatal(err)
 	}
 }
+
+func TestVariablesOfKubernetesAndEmptyOnesAreNotMeant(t *testing.T) {
+	for _, v := range []string{
+		"LOCKSIDECAR_REDIS_URL=", "LOCKSIDECAR_REDIS_SERVICE_HOST=10.0.0.1", "LOCKSIDECAR_REDIS_PORT=tcp://10.0.0.1:6379",
+		"LOCKSIDECAR_REDIS_MASTER_SERVICE_HOST=10.0.0.1", "LOCKSIDECAR_REDIS_MASTER_SERVICE_PORT_TCP_REDIS=6379",
+		"LOCKSIDECAR_REDIS_HEADLESS_PORT_6379_TCP_ADDR=10.0.0.1",
+	} {
+		if err := checkVariables([]string{v}); err != nil {
+			t.Errorf("%s: %v", v, err)
+		}
+	}
+	for _, v := range []string{"LOCKSIDECAR_REDIS_URL=redis://a", "LOCKSIDECAR_REDIS_HOST=a"} {
+		if err := checkVariables([]string{v}); err == nil {
+			t.Errorf("%s is not refused", v)
+		}
+	}
+}
