@@ -41,10 +41,14 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	defer sidecar.Close()
 	start := time.Now()
+	asked := start
 	health, err := sidecar.Health(ctx)
+	took := time.Since(asked)
 	for err == nil && health.Redis != "ok" && time.Since(start) < pingPatience {
 		time.Sleep(pingPause)
+		asked = time.Now()
 		health, err = sidecar.Health(ctx)
+		took = time.Since(asked)
 	}
 	if err != nil {
 		return err
@@ -52,7 +56,7 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 	if health.Redis != "ok" {
 		return coded{exitUnavailable, fmt.Errorf("the sidecar answers, but its Redis does not serve: %s", health.Redis)}
 	}
-	_, err = fmt.Fprintf(out, "the sidecar answered in %v; its Redis serves\n", time.Since(start).Round(time.Microsecond))
+	_, err = fmt.Fprintf(out, "the sidecar answered in %v; its Redis serves\n", took.Round(time.Microsecond))
 	if err == nil && health.RedisAddress != "" {
 		_, err = fmt.Fprintf(out, "Redis at %s, run id %s\n", health.RedisAddress, cmp.Or(health.RedisRunID, "unknown (the Redis user lacks +info)"))
 	}
