@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 )
 
 // TLS says how a Redis with a rediss:// URL is trusted, and how it trusts this sidecar.
@@ -54,6 +55,9 @@ func (t *TLS) check(base *tls.Config) error {
 	case base == nil:
 		return errors.New("redis-ca, redis-cert, redis-key and redis-server-name have no effect without TLS; write rediss:// in the Redis URL, or leave them out")
 	}
+	if base.InsecureSkipVerify && (t.CA != "" || t.ServerName != "") {
+		return errors.New("redis-ca and redis-server-name have no effect with skip_verify in the Redis URL, which trusts any certificate; leave skip_verify out")
+	}
 	_, err := t.config(base)
 	return err
 }
@@ -77,10 +81,12 @@ func (d *dialer) untrusted(err error) string {
 	return ""
 }
 
-// alerted is the sentence for a TLS alert that Redis sent; "": err is something else.
+// alerted is the sentence for a TLS alert that Redis sent because of the certificate of
+// this sidecar; "": err is something else. The package of Go shows the number of an alert
+// in its text only; the names of those about certificates contain that word.
 func (d *dialer) alerted(err error) string {
 	var op *net.OpError
-	if !errors.As(err, &op) || op.Op != "remote error" {
+	if !errors.As(err, &op) || op.Op != "remote error" || !strings.Contains(op.Err.Error(), "certificate") {
 		return ""
 	}
 	return fmt.Sprintf("Redis at %s does not accept the TLS certificate of this sidecar; name one that it trusts with redis-cert and redis-key (%s)", d.address, d.scrub(err))

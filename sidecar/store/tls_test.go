@@ -4,6 +4,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -128,6 +129,44 @@ func TestTLSSettingsThatCannotWorkAreRefused(t *testing.T) {
 	} {
 		if err := Check(Config{URL: tt.url, TLS: tt.tls}); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+}
+
+// An alert that is not about the certificate of this sidecar is not blamed on it.
+func TestAlertOfRedisThatIsNotAboutTheCertificate(t *testing.T) {
+	a := newAuthority(t, "ours")
+	a.sign("server", time.Now().Add(time.Hour))
+	cert, err := tls.LoadX509KeyPair(a.file("server.pem"), a.file("server.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.(*tls.Conn).Handshake()
+			c.Close()
+		}
+	}()
+	r := open(t, "rediss://"+l.Addr().String(), func(c *Config) { c.TLS = TLS{CA: a.file("ca.pem"), ServerName: "redis.test"} })
+	if why := r.down(); strings.Contains(why, "does not accept the TLS certificate") {
+		t.Error("untrue: ", why)
+	}
+}
+
+func TestTrustThatTheURLSwitchesOffIsRefused(t *testing.T) {
+	a := newAuthority(t, "ours")
+	for _, files := range []TLS{{CA: a.file("ca.pem")}, {ServerName: "redis.test"}} {
+		if err := Check(Config{URL: "rediss://127.0.0.1:1/0?skip_verify=true", TLS: files}); err == nil || !strings.Contains(err.Error(), "skip_verify") {
+			t.Errorf("%+v: %v", files, err)
 		}
 	}
 }
