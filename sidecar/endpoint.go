@@ -37,6 +37,7 @@ type endpoint struct {
 	file     unix.Stat_t       // of the file at path that leads to listener; Ino 0: it was not there
 	mode     os.FileMode       // for a socket that is made again
 	gid      int               // the same; -1: the group of this process
+	dirMode  os.FileMode       // of the directory, if that is made again
 	made     bool              // listener is not the inherited socket
 	closed   bool
 	trouble  string // why clients cannot connect; "": they can
@@ -44,7 +45,7 @@ type endpoint struct {
 
 func newEndpoint(cfg *Config, l *net.UnixListener, claimed *socketLock) *endpoint {
 	e := &endpoint{log: cfg.Log, path: l.Addr().String(), inherited: cfg.Listener != nil, listener: l, claimed: claimed,
-		mode: cfg.SocketMode, gid: -1, made: cfg.Listener == nil}
+		mode: cfg.SocketMode, gid: -1, dirMode: 0o755, made: cfg.Listener == nil}
 	if e.path == "" || e.path[0] == '@' {
 		e.path = ""
 		return e
@@ -56,6 +57,14 @@ func newEndpoint(cfg *Config, l *net.UnixListener, claimed *socketLock) *endpoin
 		return e
 	}
 	e.mode, e.gid = os.FileMode(e.file.Mode).Perm(), int(e.file.Gid)
+	if dir, err := os.Stat(filepath.Dir(e.path)); err == nil {
+		e.dirMode = dir.Mode().Perm()
+	}
+	if _, yes := listens(e.path); !yes && e.inherited {
+		// A dead sidecar that was given the same socket made this file, in place of one
+		// that had been removed. It leads nowhere.
+		e.file = unix.Stat_t{}
+	}
 	return e
 }
 
@@ -102,10 +111,12 @@ var errReplaced = errors.New("there is another file in its place; remove it, or,
 
 // makeAgain makes the socket and its file again. The caller holds mu.
 func (e *endpoint) makeAgain() (*net.UnixListener, error) {
-	if _, err := os.Lstat(e.path); err == nil {
-		return nil, errReplaced
+	if st, err := os.Lstat(e.path); err == nil {
+		if _, yes := listens(e.path); yes || st.Mode()&os.ModeSocket == 0 {
+			return nil, errReplaced
+		}
 	}
-	if err := os.MkdirAll(filepath.Dir(e.path), 0o755); err != nil {
+	if err := e.makeDirectory(); err != nil {
 		return nil, err
 	}
 	if e.claimed != nil {
@@ -125,12 +136,28 @@ func (e *endpoint) makeAgain() (*net.UnixListener, error) {
 	return l, nil
 }
 
+// makeDirectory makes the directory of the socket if it was removed, as it was.
+func (e *endpoint) makeDirectory() error {
+	dir := filepath.Dir(e.path)
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(dir, e.dirMode); err != nil {
+		return err
+	}
+	return os.Chmod(dir, e.dirMode) // whatever the umask is
+}
+
 // unreachable returns why clients cannot connect; "": they can. restart: a restart by
-// systemd would bring the socket to which the file leads.
+// systemd would bring the socket to which the file leads, because a process listens on it.
 func (e *endpoint) unreachable() (why string, restart bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.trouble, e.inherited && e.trouble != ""
+	if e.trouble == "" || !e.inherited {
+		return e.trouble, false
+	}
+	_, yes := listens(e.path)
+	return e.trouble, yes
 }
 
 // close ends the listening, and removes the file of a socket that this process made.

@@ -164,3 +164,93 @@ func TestStopLeavesTheSocketOfSystemd(t *testing.T) {
 		t.Errorf("the socket of systemd: %v", err)
 	}
 }
+
+// After a kill -9, systemd gives the next sidecar the socket that it made, although the
+// dead one had made another in its place: the file of that one leads nowhere.
+func TestSocketThatADeadSidecarMadeIsMadeAgain(t *testing.T) {
+	e, cfg := anEndpoint(t, true)
+	remove(t, cfg.Socket)
+	l := e.look()
+	if l == nil {
+		t.Fatal("not made again")
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close() // as kill -9 does
+	next := newEndpoint(cfg, cfg.Listener, nil)
+	if l := next.look(); l == nil {
+		t.Fatal("not made again by the next sidecar")
+	} else {
+		defer l.Close()
+	}
+	c, err := net.Dial("unix", cfg.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
+// A restart does not mend a file that is no socket, so none is asked for; and the next
+// sidecar reports it, too.
+func TestForeignFileInPlaceOfTheSocketIsReportedByEachSidecar(t *testing.T) {
+	e, cfg := anEndpoint(t, true)
+	remove(t, cfg.Socket)
+	if err := os.WriteFile(cfg.Socket, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	next := newEndpoint(cfg, cfg.Listener, nil)
+	for _, e := range []*endpoint{e, next} {
+		e.look()
+		if why, restart := e.unreachable(); why == "" || restart {
+			t.Errorf("the endpoint says %q, restart %v", why, restart)
+		}
+	}
+}
+
+func TestDirectoryThatIsMadeAgainHasItsMode(t *testing.T) {
+	e, cfg := anEndpoint(t, false)
+	dir := filepath.Dir(cfg.Socket)
+	before, err := os.Stat(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	old := unix.Umask(0o077)
+	l := e.look()
+	unix.Umask(old)
+	if l == nil {
+		t.Fatal("not made again")
+	}
+	defer l.Close()
+	if after, err := os.Stat(dir); err != nil || after.Mode() != before.Mode() {
+		t.Errorf("the directory had mode %v, and has %v, %v", before.Mode(), after.Mode(), err)
+	}
+}
+
+// What another user puts in the place of the file with the uuid is neither read nor waited
+// for.
+func TestUUIDFileOfAnotherUserIsNotRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.uuid")
+	if err := unix.Mkfifo(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if id := lastServed(path); id != "" {
+		t.Errorf("%s is read from a pipe", id)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeServed(path, "11111111-2222-4333-8444-555555555555"); err != nil || lastServed(path) == "" {
+		t.Fatalf("its own file is not read: %v", err)
+	}
+	if err := os.Symlink(path, path+".link"); err != nil || lastServed(path+".link") != "" {
+		t.Errorf("a link is followed: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		return
+	}
+	if err := os.Chown(path, 65534, 65534); err != nil || lastServed(path) != "" {
+		t.Errorf("the file of another user is read: %v", err)
+	}
+}

@@ -1,11 +1,14 @@
 package sidecar
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 )
 
 // The file with ".uuid" behind the path of a socket has the uuid of the sidecar that served
@@ -26,7 +29,7 @@ func servedPath(c *Config) string {
 
 // lastServed is the uuid of the sidecar that served the socket last; "": not known.
 func lastServed(path string) string {
-	text, err := os.ReadFile(path)
+	text, err := readOwn(path, 64)
 	if err != nil {
 		return ""
 	}
@@ -35,6 +38,25 @@ func lastServed(path string) string {
 		return ""
 	}
 	return id.String()
+}
+
+// readOwn reads the first bytes of a regular file of this user. What another user has put
+// in its place is an error: it is neither followed nor waited for.
+func readOwn(path string, most int) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != unix.Geteuid() {
+		return nil, fmt.Errorf("%s is not a file of this user", path)
+	}
+	return io.ReadAll(io.LimitReader(f, int64(most)))
 }
 
 // noteServed notes that this sidecar serves the socket. Nothing has been served yet.
