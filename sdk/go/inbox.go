@@ -30,7 +30,7 @@ type inbox struct {
 	bell    *bell      // nil: there is none yet, or at all
 	taken   bool
 	pushed  bool  // the deadline for reading has passed
-	end     error // that somebody found who is not the resident
+	end     error // that a goroutine other than the resident found
 	closed  bool
 	emptied uint64        // times that the reader has found nothing more, while asked is set
 	change  chan struct{} // closed at the next such time, and when the turn is left; nil: awaitEmpty does not run

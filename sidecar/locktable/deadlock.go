@@ -65,7 +65,7 @@ func (t *Table) circle(s *session, owner uint64, l *lock) string {
 
 // step is one step of a search for a circle.
 type step struct {
-	lock *lock // somebody waits for it
+	lock *lock // a request waits for it
 	from int   // index of the step that led here; −1: the newcomer's own
 }
 

@@ -14,7 +14,7 @@ import (
 type lock struct {
 	name      string
 	timer     wheel.Timer[timed] // the next time at which anything here is due
-	user      *user              // as whose it counts; nil: as nobody's
+	user      *user              // as whose it counts; nil: it counts for no user
 	place     uint32             // its index in Table.locks
 	slot      uint32             // of the Keeper; 0: none
 	unkept    uint32             // its index in notes.unkept plus 1; 0: it is not there

@@ -12,7 +12,7 @@ import (
 type queue struct {
 	list
 
-	remote  bool   // Redis's last word: somebody else has it
+	remote  bool   // Redis's last word: another host has it
 	field   string // whose field that was
 	ttlMS   int64  // its time to live then; −1: none
 	seenAt  int64

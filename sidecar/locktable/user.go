@@ -48,7 +48,7 @@ func (u *user) idle(now int64) bool {
 	return u.sessions == 0 && u.waiters == 0 && u.cells == 0 && u.namesUntil <= now
 }
 
-// leave forgets a user of whom nothing is left. One that has just given many new names is
+// leave forgets a user that has nothing left. One that has just given many new names is
 // remembered; there cannot be more of these than users.
 func (t *Table) leave(u *user) {
 	if u.idle(t.now) && t.users[u.uid] == u {
