@@ -7,8 +7,8 @@ import "sync"
 //
 // It is a deficit round robin of two levels, whose currency is the loop's time: a
 // request that takes long is paid for by the turns that its sender then misses. A sender
-// that has been idle goes before those that are not: whoever asks for little is answered
-// as if it were alone. (The idea is that of the flow queues of RFC 8290.)
+// that has been idle goes before those that are not: a sender that asks for little is
+// answered as if it were alone. (The idea is that of the flow queues of RFC 8290.)
 //
 // Nothing is asked of a sender about its importance, and it can make itself no more
 // important: more connections are still one process, more processes are still one user.

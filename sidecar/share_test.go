@@ -28,7 +28,7 @@ func TestUserWhoStandsForManyForcesNothing(t *testing.T) {
 	}{
 		{"the holder's user", host, 1000, 1000, true},
 		{"another user", host, 1001, 1000, false},
-		{"nobody, on a host that has it", host, 65534, 65534, true},
+		{"uid 65534, on a host that has it", host, 65534, 65534, true},
 		{"one of many", private, 65534, 65534, false},
 		{"root", private, 0, 65534, true},
 		{"a user of the namespace", private, 998, 998, true},

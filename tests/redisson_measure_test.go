@@ -26,7 +26,7 @@ func TestMeasurePollers(t *testing.T) {
 		object string
 		waitMS int64
 	}{
-		{"nobody", nil, "", 0},
+		{"no other client", nil, "", 0},
 		{"RLock.tryLock(), each ms", redisson, "lock", 0},
 		{"RLock.tryLock(5 s)", redisson, "lock", 5000},
 		{"RLock.lock()", redisson, "lock", -1},

@@ -93,7 +93,7 @@ func (w *worker) mustBeFree(c command) {
 
 // Threads of two Redisson programs and processes of two sidecars, in Go and Python, add to
 // one counter by reading it and writing what they read plus one. No addition is lost, and
-// tokens grow in the order in which the lock was held, whoever drew them.
+// tokens grow in the order in which the lock was held, on either side.
 func TestRedissonProgramsAndSidecarsExcludeEachOther(t *testing.T) {
 	r := startRedis(t)
 	const rounds = 25
@@ -394,12 +394,12 @@ func TestTokensGrowOverSidecarsAndRedisson(t *testing.T) {
 	}
 }
 
-// A counter that a sidecar has drawn from has no expiry, whoever made it: when it was
+// A counter that a sidecar has drawn from has no expiry, on whichever side it was made: when it was
 // gone, Redisson's next token would be 1.
 func TestTokenCounterOfASidecarDoesNotExpire(t *testing.T) {
 	r := startRedis(t)
 	w := startGoWorker(t, startDaemon(t, r.unixURL()))
-	const name = "fenced for ever"
+	const name = "fenced without end"
 	check := func(when string) {
 		t.Helper()
 		w.lock(name)
@@ -415,8 +415,8 @@ func TestTokenCounterOfASidecarDoesNotExpire(t *testing.T) {
 	check("made by an older daemon")
 }
 
-// token_expiry lets counters expire, each so long after it was drawn from, where nobody
-// but sidecars draws.
+// token_expiry lets counters expire, each so long after it was drawn from, where only
+// sidecars draw.
 func TestTokenCounterExpiresIfThatIsConfigured(t *testing.T) {
 	r := startRedis(t)
 	w := startGoWorker(t, startDaemon(t, r.unixURL(), "--token-expiry=168h"))
@@ -453,7 +453,7 @@ func TestGetTokenIsNotBelowTheHoldersToken(t *testing.T) {
 			t.Errorf("with %d waiters, getToken is %d and the holder has %d", waiters, seen, token)
 		}
 		t.Logf("with %d waiters, getToken is %d above the holder's token", waiters, seen-token)
-		r.do("FLUSHALL") // the next round begins anew
+		r.do("FLUSHALL") // the next round begins again
 		holder.kill9()
 	}
 }
@@ -551,7 +551,7 @@ func TestForceUnlockByRedissonIsNoticedWhileOthersWait(t *testing.T) {
 				next := startAnyWorker(t, d, i)
 				granted := waitFor(next, d, h.name)
 				if a := host.must(command{Do: "force_unlock", Name: h.name}); !a.Yes {
-					t.Errorf("forceUnlock says that nobody held %s", h.name)
+					t.Errorf("forceUnlock says that %s was not held", h.name)
 				}
 				lost := w.try(command{Do: "lost", As: h.name})
 				if lost.Reason != string(protocol.Deleted) && lost.Reason != string(protocol.Stolen) {
@@ -565,7 +565,7 @@ func TestForceUnlockByRedissonIsNoticedWhileOthersWait(t *testing.T) {
 	}
 }
 
-// forceUnlock of a lock that nobody else here wants: the holder is told at the next check,
+// forceUnlock of a lock that no other process here wants: the holder is told at the next check,
 // which comes as often as a renewal, whether or not the hold is renewed.
 func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 	t.Parallel() // it mostly waits
@@ -579,7 +579,7 @@ func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 				h := held{worker: w, name: fmt.Sprint("forced ", i)}
 				w.must(command{Do: "lock", As: h.name, Name: h.name, WaitMS: -1, Lease: lease})
 				if a := host.must(command{Do: "force_unlock", Name: h.name}); !a.Yes {
-					t.Errorf("forceUnlock says that nobody held %s", h.name)
+					t.Errorf("forceUnlock says that %s was not held", h.name)
 				}
 				holds = append(holds, h)
 			}
@@ -761,7 +761,7 @@ func TestReadWriteLockOfRedissonIgnoresALockHeldHere(t *testing.T) {
 			w.mustBeHeld(command{Name: name})
 			host.must(unlock)
 			if object == "write" {
-				// The owner field of the holder here is left, and taken for a reader: nobody
+				// The owner field of the holder here is left, and taken for a reader: no owner
 				// here has the lock before Redisson's lease ends.
 				if fields := r.fields(name); len(fields) != 2 || fields["mode"] != "read" {
 					t.Errorf("after the unlock, the key is %v", fields)

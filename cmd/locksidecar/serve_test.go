@@ -46,7 +46,7 @@ func startServe(t *testing.T, cmd *exec.Cmd) *daemonUnderTest {
 }
 
 // heard is the next thing that the service manager is told.
-func (d *daemonUnderTest) heard() string {
+func (d *daemonUnderTest) notified() string {
 	d.t.Helper()
 	buf := make([]byte, 4096)
 	n, err := d.notify.Read(buf)
@@ -64,7 +64,7 @@ func (d *daemonUnderTest) stopped(sig os.Signal) string {
 	if err := d.cmd.Process.Signal(sig); err != nil {
 		d.t.Fatal(err)
 	}
-	for d.heard() != "STOPPING=1" {
+	for d.notified() != "STOPPING=1" {
 	}
 	if code := exitOf(d.t, d.cmd.Wait()); code != 0 {
 		d.t.Errorf("exit code %d, want 0", code)
@@ -79,10 +79,10 @@ func TestServeIsReadyWithoutRedisAndKeepsThePasswordToItself(t *testing.T) {
 	// Nobody listens there.
 	cmd.Env = append(cmd.Env, "LOCKSIDECAR_REDIS=unix://app:hunter2@"+filepath.Join(t.TempDir(), "redis.sock"))
 	d := startServe(t, cmd)
-	if got := d.heard(); got != "READY=1" {
+	if got := d.notified(); got != "READY=1" {
 		t.Errorf("told %q first, want READY=1", got)
 	}
-	status := d.heard()
+	status := d.notified()
 	if !strings.HasPrefix(status, "STATUS=Serving. Redis: ") || strings.HasSuffix(status, "ok") {
 		t.Errorf("told %q, want what is wrong with Redis", status)
 	}
@@ -107,7 +107,7 @@ func TestSIGHUPDoesNotEndTheDaemon(t *testing.T) {
 	cleanEnv(t)
 	f := &fake{path: filepath.Join(t.TempDir(), "s.sock")}
 	d := startServe(t, command(f, "serve", "--embedded"))
-	if got := d.heard(); got != "READY=1" {
+	if got := d.notified(); got != "READY=1" {
 		t.Fatalf("told %q first, want READY=1", got)
 	}
 	if err := d.cmd.Process.Signal(unix.SIGHUP); err != nil {
@@ -139,7 +139,7 @@ func TestServeTakesTheSocketThatSystemdMade(t *testing.T) {
 		`LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" serve --embedded --log-format json`, os.Args[0]}
 	cmd.ExtraFiles = []*os.File{file}
 	d := startServe(t, cmd)
-	if got := d.heard(); got != "READY=1" {
+	if got := d.notified(); got != "READY=1" {
 		t.Errorf("told %q first, want READY=1", got)
 	}
 	p := start(t, f, "ping")
@@ -212,7 +212,7 @@ func TestCheckDoesNotDisturbTheDaemonThatServes(t *testing.T) {
 		t.Errorf("it left %v, %v", left, err)
 	}
 	d := startServe(t, command(f, "serve", "--embedded"))
-	if got := d.heard(); got != "READY=1" {
+	if got := d.notified(); got != "READY=1" {
 		t.Fatalf("told %q first, want READY=1", got)
 	}
 	before := listing(t, dir)
@@ -247,7 +247,7 @@ func TestASocketThatAnotherDaemonServesIsNoMatterOfSettings(t *testing.T) {
 	cleanEnv(t)
 	f := &fake{path: filepath.Join(t.TempDir(), "s.sock")}
 	d := startServe(t, command(f, "serve", "--embedded"))
-	if got := d.heard(); got != "READY=1" {
+	if got := d.notified(); got != "READY=1" {
 		t.Fatalf("told %q first, want READY=1", got)
 	}
 	expectCode(t, start(t, f, "serve"), exitFailure, "another sidecar")

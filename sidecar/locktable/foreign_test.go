@@ -72,7 +72,7 @@ func TestRunOfHandoffsLeavesTheKeyFreeNowAndThen(t *testing.T) {
 	r.quiet() // a client that polls each millisecond takes it
 
 	r.pass(30 * time.Millisecond)
-	take := r.answer(locktable.Take, locktable.Result{Outcome: locktable.Other, Field: "somebody:1", TTLMS: 3})
+	take := r.answer(locktable.Take, locktable.Result{Outcome: locktable.Other, Field: "another:1", TTLMS: 3})
 	r.want("subscribe a")
 
 	// From now on the table behaves as if it knew that the other one waits.
@@ -136,7 +136,7 @@ func TestLocksAreNotPolledTooOften(t *testing.T) {
 			r.collect()
 			for _, op := range r.ops {
 				n++
-				r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Other, Sent: r.now, Field: "somebody:1", TTLMS: 60_000})
+				r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Other, Sent: r.now, Field: "another:1", TTLMS: 60_000})
 			}
 			r.ops = nil
 		}

@@ -139,7 +139,7 @@ func TestWaiterTriesAgainWhenTheLeaseOfAnotherHostEnds(t *testing.T) {
 	r.acquire(1, "a")
 	r.redis(locktable.Take, locktable.Other)
 	r.tb.Subscribed(r.now, "a")
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Other, Field: "somebody:1", TTLMS: 300, Listeners: 1})
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Other, Field: "another:1", TTLMS: 300, Listeners: 1})
 	r.pass(290 * time.Millisecond)
 	r.quiet()
 	r.pass(20 * time.Millisecond)

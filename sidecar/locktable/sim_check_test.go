@@ -694,7 +694,7 @@ func (w *world) refused(h *host, e *locktable.Effect) {
 		case q.waits(now):
 			w.violation(n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(due-now))
 		case !inTheWay && hn.last != locktable.Other:
-			w.violation(n, "request %d of session %d timed out, and nobody was in its way", q.id, s.id)
+			w.violation(n, "request %d of session %d timed out, and no other request was in its way", q.id, s.id)
 		case !inTheWay && now < q.arrived+tryWithin && hn.otherAsked < q.arrived:
 			w.violation(n, "request %d of session %d timed out before Redis was asked for it", q.id, s.id)
 		case silent && hn.hold.state == none && hn.otherAsked < q.arrived:

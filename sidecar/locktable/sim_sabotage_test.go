@@ -458,7 +458,7 @@ var sabotages = []struct {
 	},
 	{
 		"the silence of Redis is not blamed on others",
-		`timed out, and (nobody was in its way|Redis has been silent)`,
+		`timed out, and (no other request was in its way|Redis has been silent)`,
 		func(t *spoiled) {
 			t.effect = func(e *locktable.Effect) int {
 				if e.Kind == locktable.Refusal && strings.HasPrefix(e.Msg, "Redis has not answered") {

@@ -96,7 +96,7 @@ func (r *rig) redis(kind locktable.OpKind, outcome locktable.Outcome) locktable.
 		r.tokens += uint64(op.Reserve)
 		res.Token = r.tokens
 	case outcome == locktable.Other:
-		res.Field, res.TTLMS = "somebody:1", 20_000
+		res.Field, res.TTLMS = "another:1", 20_000
 	}
 	r.tb.Result(r.now, res)
 	return op

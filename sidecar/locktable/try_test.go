@@ -87,7 +87,7 @@ func TestWaitShorterThanARoundTripGetsWhatNoWaitGets(t *testing.T) {
 	r.pass(50 * time.Millisecond)
 	r.want()
 	r.redis(locktable.Take, locktable.Other)
-	r.refused(2, protocol.Timeout, "held by somebody:1, not on this host")
+	r.refused(2, protocol.Timeout, "held by another:1, not on this host")
 	r.quiet()
 
 	r.acquire(3, "silent", wait(time.Millisecond))

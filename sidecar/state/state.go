@@ -236,7 +236,7 @@ func openOwn(what, path string, flags int) (fd int, st unix.Stat_t, err error) {
 	fd, err = unix.Open(path, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o600)
 	switch {
 	case errors.Is(err, unix.ELOOP):
-		return -1, st, fmt.Errorf("%s %s is a symbolic link: whoever made it would choose where the sidecar's key is kept; remove it, or choose another path", what, path)
+		return -1, st, fmt.Errorf("%s %s is a symbolic link: its maker would choose where the sidecar's key is kept; remove it, or choose another path", what, path)
 	case err != nil:
 		return -1, st, fmt.Errorf("%s %s: %w; run as the user who owns its directory, or choose another path", what, path, err)
 	}

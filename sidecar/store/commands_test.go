@@ -165,7 +165,7 @@ func TestDownSaysWhatIsWrong(t *testing.T) {
 		{"no password", "redis://" + protected.tcp(), []string{protected.tcp(), "wants a password"}},
 		{"no such database", "redis://" + redisServer.tcp() + "/99", []string{"no database 99"}},
 		{"TLS to a plain port", "rediss://" + redisServer.tcp(), []string{"TLS", "write redis://"}},
-		{"a certificate nobody trusts", "rediss://" + httpsServer.Listener.Addr().String(), []string{"certificate of Redis at", "redis-ca"}},
+		{"a certificate that is not trusted", "rediss://" + httpsServer.Listener.Addr().String(), []string{"certificate of Redis at", "redis-ca"}},
 		{"plain to a port that hangs up", fake(func([]string) string { return "" }), []string{"closed the connection", "rediss://"}},
 		{"no answer", func() string { l := listen(t); t.Cleanup(func() { l.Close() }); return "redis://" + l.Addr().String() }(), []string{"did not answer within 200ms"}},
 		{"too old", fake(info("redis_version:6.0.16\r\nrole:master\r\n")), []string{"is 6.0.16; locksidecar needs 6.2 or newer"}},
