@@ -162,7 +162,7 @@ type checker struct {
 	knows        [maxHosts]uint16 // names whose loss a host has been told of
 	lastWake     int64
 	lastWakeHost int
-	digest       uint64 // of all effects, to compare two runs
+	digest       digest // of all effects, to compare two runs
 
 	met     [situations]int
 	refused map[protocol.Code]int
@@ -250,14 +250,39 @@ func (w *world) violation(name int, format string, args ...any) {
 	panic(violation{w.seed, w.steps, w.now, name, fmt.Sprintf(format, args...)})
 }
 
+// digest is a hash of a sequence of effects, but for the sentences in them.
+type digest uint64
+
+func (d digest) with(e *locktable.Effect) digest {
+	op := &e.Op
+	for _, x := range [...]uint64{
+		uint64(e.Kind), bit(e.Was), uint64(e.Count), uint64(e.Session), e.ID, e.Hold, e.Token, uint64(e.Deadline), uint64(e.End),
+		uint64(op.Kind), op.Num, uint64(op.Count), uint64(op.LeaseMS), uint64(op.Reserve), bit(op.Held), bit(op.Behind),
+	} {
+		d = d.add(x)
+	}
+	for _, s := range [...]string{string(e.Code), string(e.Reason), e.Name, op.Name} {
+		for i := range len(s) {
+			d = d.add(uint64(s[i]))
+		}
+	}
+	return d
+}
+
+func (d digest) add(x uint64) digest { return (d ^ digest(x)) * 0x100000001b3 }
+
+func bit(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // ---- what tables do
 
 // apply carries out one effect of a table, after judging it.
 func (w *world) apply(h *host, e *locktable.Effect) {
-	d := &w.check.digest
-	for _, x := range [...]uint64{uint64(e.Kind), uint64(e.Session), e.ID, e.Hold, e.Token, uint64(e.Deadline), e.Op.Num} {
-		*d = (*d ^ x) * 0x100000001b3
-	}
+	w.check.digest = w.check.digest.with(e)
 	if w.trace.on {
 		w.trace.effect(w, h, e)
 	}

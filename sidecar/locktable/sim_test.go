@@ -8,10 +8,14 @@ package locktable_test
 //
 //	go test ./sidecar/locktable -run 'TestSimulation$' -sim.seed=1000000 -sim.steps=200000000   a hunt
 //	go test ./sidecar/locktable -run 'TestSimulation$' -sim.seed=4711 -sim.trace                one seed, told in full
+//	go test ./sidecar/locktable -run 'TestSimulation$' -sim.digest=2000 -v                      one number for all effects of the
+//	                                                                                            seeds up to 2000: a change of the
+//	                                                                                            structure alone does not change it
 
 import (
 	"flag"
 	"fmt"
+	"math"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -24,9 +28,10 @@ import (
 )
 
 var (
-	simSeed  = flag.Uint64("sim.seed", 0, "play this one seed (with -sim.steps: start a hunt there)")
-	simSteps = flag.Int("sim.steps", 0, "hunt: play seeds until this many steps are done")
-	simTrace = flag.Bool("sim.trace", false, "with -sim.seed: print everything that happens")
+	simSeed   = flag.Uint64("sim.seed", 0, "play this one seed (with -sim.steps: start a hunt there)")
+	simSteps  = flag.Int("sim.steps", 0, "hunt: play seeds until this many steps are done")
+	simDigest = flag.Uint64("sim.digest", 0, "play the seeds up to this one, and print a digest of all their effects")
+	simTrace  = flag.Bool("sim.trace", false, "with -sim.seed: print everything that happens")
 )
 
 // play runs one seed to its end and returns what went wrong, or nil.
@@ -96,8 +101,14 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 
+	last := uint64(math.MaxUint64)
+	if *simDigest > 0 {
+		steps, last = math.MaxInt, *simDigest
+	}
+
 	var (
 		next    atomic.Uint64
+		sum     atomic.Uint64 // of the digests: seeds end in any order
 		played  atomic.Int64
 		virtual atomic.Int64
 		mu      sync.Mutex // guards failed
@@ -110,9 +121,13 @@ func TestSimulation(t *testing.T) {
 		wg.Go(func() {
 			for played.Load() < int64(steps) {
 				seed := next.Add(1)
+				if seed > last {
+					return
+				}
 				w, err := play(seed, nil, false)
 				played.Add(int64(w.steps))
 				virtual.Add(w.now)
+				sum.Add(uint64(w.check.digest.add(seed).add(uint64(w.steps)).add(uint64(w.now))))
 				if err != nil {
 					played.Store(1 << 60)
 					mu.Lock()
@@ -127,6 +142,9 @@ func TestSimulation(t *testing.T) {
 	wg.Wait()
 	if failed != 0 {
 		report(t, failed)
+	}
+	if *simDigest > 0 {
+		t.Logf("digest of seeds %d to %d: %016x", first, last, sum.Load())
 	}
 	t.Logf("%d seeds, %d steps, %s of virtual time, %.2f million steps/s", next.Load()-first+1, played.Load(),
 		time.Duration(virtual.Load()).Round(time.Second), float64(played.Load())/1e6/time.Since(began).Seconds())
