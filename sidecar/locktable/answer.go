@@ -15,23 +15,23 @@ func (t *Table) Result(now int64, r Result) {
 	if l != nil && r.Kind == Drop {
 		l.echoed(r)
 	}
-	if l != nil && l.ahead && r.Kind == Drop {
-		l.ahead = false // how things are, the answer to the Take behind it says
+	if l == nil {
+		panic("locktable: a result for a lock that is not known: " + r.Name)
+	}
+	op, pipelined := l.claim.answered(r.Kind)
+	if pipelined {
+		// Nothing to learn here: the result of the Take pipelined after this Drop reports
+		// the key's state.
 		l.counted(r)
 		t.settle(now, l)
 		return
-	}
-	if l == nil || l.op.kind != r.Kind || r.Kind == NoOp {
-		panic("locktable: a result that no operation asked for: " + r.Name)
 	}
 	// A deadline that passed before this answer came has passed: the holder has
 	// stopped believing, whatever Redis did.
 	t.expire(now, l)
 
-	op := l.op
-	l.op = flight{}
 	l.counted(r)
-	k, q := &l.known, l.queue
+	k, q := &l.claim, l.queue
 	if q != nil {
 		q.trouble = ""
 	}
@@ -41,8 +41,8 @@ func (t *Table) Result(now int64, r Result) {
 		case Drop:
 			t.dropped(now, l)
 		case Check:
-			k.at = now
-			l.renewAt = t.nextCheck(now)
+			k.confirmedAt = now
+			l.claim.renewAt = t.nextCheck(now)
 		default:
 			t.confirmed(now, l, op, r)
 		}
@@ -51,7 +51,7 @@ func (t *Table) Result(now int64, r Result) {
 		}
 
 	case Other:
-		*k = known{listeners: k.listeners}
+		l.forgetClaim(claimAbsent)
 		if l.hold.num != 0 {
 			t.lose(l, protocol.Stolen, r.Field)
 		}
@@ -61,48 +61,43 @@ func (t *Table) Result(now int64, r Result) {
 
 	case Missing:
 		if l.hold.num != 0 && op.lost {
-			k.state, k.tokens = maybe, 0 // nobody deleted it: assert it
+			k.state = claimInDoubt // nobody deleted it: assert it
+			k.tokens.drop()
 			break
 		}
-		*k = known{listeners: k.listeners}
+		l.forgetClaim(claimAbsent)
 		if l.hold.num != 0 {
 			t.lose(l, protocol.Deleted, "")
 		}
 
 	case Differs:
-		k.count = 0 // so that it is set again
+		if k.state == claimConfirmed {
+			k.state = claimStale // so that it is set again
+		}
 
 	case NotALock:
-		*k = known{listeners: k.listeners}
+		l.forgetClaim(claimAbsent)
 		if l.hold.num != 0 {
 			t.lose(l, protocol.Stolen, r.Field)
 		}
 		t.denyWaiters(l, r.Msg)
 
 	case Unsent:
-		l.retryAt = now + int64(t.cfg.RetryAfter)
+		l.claim.retryAt = now + int64(t.cfg.RetryAfter)
 		t.troubled(l, r.Msg)
 
 	case Unknown:
-		// Ask again, with an operation that does no harm if the first one was,
-		// or will yet be, carried out.
-		switch {
-		case op.kind == Drop:
-			*k = known{state: maybe, listeners: k.listeners}
-		case op.kind == Check:
-			l.renewAt = now
-		case k.state == none:
-			k.state = maybe
-		default:
-			k.count = 0
+		if op.kind == Drop {
+			l.rivals.since = 0
 		}
+		k.unknown(now, &op)
 		t.troubled(l, r.Msg)
 
 	case Busy:
 		if op.reserve > 0 && l.hold.num != 0 {
 			t.drawFailed(now, l)
 		} else {
-			l.retryAt = now + int64(t.cfg.RetryAfter)
+			l.claim.retryAt = now + int64(t.cfg.RetryAfter)
 		}
 		t.troubled(l, r.Msg)
 
@@ -110,14 +105,14 @@ func (t *Table) Result(now int64, r Result) {
 		switch {
 		case op.kind == Drop:
 			// The key is not ours to touch any more; it ends with its lease.
-			*k = known{listeners: k.listeners}
+			l.forgetClaim(claimAbsent)
 			if l.queue != nil && len(l.queue.confirms) > 0 {
 				l.queue.refusal = r.Msg
 			}
 		case op.reserve > 0 && l.hold.num != 0:
 			t.drawFailed(now, l)
 		case l.hold.num != 0:
-			l.retryAt = now + int64(t.cfg.RetryAfter)
+			l.claim.retryAt = now + int64(t.cfg.RetryAfter)
 			l.hold.refused = true
 		default:
 			t.denyWaiters(l, r.Msg)
@@ -160,38 +155,33 @@ func (l *lock) echoed(r Result) {
 // counted notes how many listen, if Redis said so.
 func (l *lock) counted(r Result) {
 	if (r.Outcome == Done || r.Outcome == Other) && r.Kind != Keep && r.Listeners != Uncounted {
-		l.known.listeners = r.Listeners
+		l.rivals.listeners = r.Listeners
 	}
 }
 
 // confirmed notes that the key is ours as the operation wanted it.
-func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
-	k := &l.known
-	if q := l.queue; k.state != ours && q != nil {
+func (t *Table) confirmed(now int64, l *lock, op inFlight, r Result) {
+	k := &l.claim
+	if q := l.queue; !k.state.isOurs() && q != nil {
 		q.passed, q.turnAt = 0, now
-		if k.state == none {
+		if k.state == claimAbsent {
 			q.run, q.stand = 0, false
 		}
 	}
-	k.state, k.fresh = ours, op.fresh
-	k.num, k.at, k.count, k.leaseMS = op.num, now, op.count, op.leaseMS
 	lease := op.leaseMS
 	if l.watched() {
 		lease = min(lease, t.leaseMS) // what is above it covers what was told before
 	}
-	k.until = r.Sent + validity(lease)
-	l.renewAt = t.rendezvous(r.Sent + ms(lease)/3 + t.jitter())
+	k.confirmed(now, r.Sent+validity(lease), &op, r.Token)
+	l.claim.renewAt = t.rendezvous(r.Sent + ms(lease)/3 + t.jitter())
 	if l.checked() {
-		l.renewAt = t.nextCheck(now)
+		l.claim.renewAt = t.nextCheck(now)
 	}
 	if op.kind == Take {
 		if r.Made && l.user != nil {
 			t.named(now, l.user)
 		}
 		t.noteRivals(now, l)
-		if op.reserve > 0 {
-			k.token, k.tokens = r.Token-uint64(op.reserve)+1, op.reserve
-		}
 	}
 	if q := l.queue; q != nil {
 		q.remote = false
@@ -203,14 +193,14 @@ func (t *Table) confirmed(now int64, l *lock, op flight, r Result) {
 // noteRivals notes whether another host is known to want the lock. If that is news, a
 // run of local handoffs counts from now on.
 func (t *Table) noteRivals(now int64, l *lock) {
-	k, q := &l.known, l.queue
+	q := l.queue
 	rivals := l.othersListen() || q != nil && now < q.rivalUntil
-	if rivals == (k.contended != 0) {
+	if rivals == (l.rivals.since != 0) {
 		return
 	}
-	k.contended = 0
+	l.rivals.since = 0
 	if rivals {
-		k.contended = now
+		l.rivals.since = now
 	}
 	if q != nil {
 		q.stand = false
@@ -236,7 +226,7 @@ func (t *Table) rendezvous(at int64) int64 {
 
 // dropped notes that the key has no field of ours.
 func (t *Table) dropped(now int64, l *lock) {
-	l.known = known{listeners: l.known.listeners}
+	l.forgetClaim(claimAbsent)
 	if q := l.queue; q != nil {
 		if q.stand {
 			q.stand = false
@@ -255,9 +245,9 @@ const maxTTL = int64(365 * 24 * time.Hour / time.Millisecond)
 
 // heldElsewhere notes who has the lock, and until when there is no use in asking
 // for it again.
-func (t *Table) heldElsewhere(now int64, l *lock, op flight, r Result) {
+func (t *Table) heldElsewhere(now int64, l *lock, op inFlight, r Result) {
 	q := l.queue
-	q.remote, q.field, q.ttlMS, q.seenAt, q.askedAt = true, printable(r.Field), min(r.TTLMS, maxTTL), now, op.at
+	q.remote, q.field, q.ttlMS, q.seenAt, q.askedAt = true, printable(r.Field), min(r.TTLMS, maxTTL), now, op.sentAt
 	q.stand = false
 	pause := int64(t.pause(q))
 	if q.ttlMS >= 0 {
@@ -274,7 +264,7 @@ func (t *Table) heldElsewhere(now int64, l *lock, op flight, r Result) {
 	if op.wake {
 		t.draw(now, l, true)
 	}
-	for q.head != nil && q.head.try && q.head.since <= op.at {
+	for q.head != nil && q.head.try && q.head.since <= op.sentAt {
 		w := q.head
 		t.unqueue(w)
 		t.refuse(w.session, w.id, protocol.Timeout, "%s", q.heldElsewhere())
@@ -337,7 +327,7 @@ func (t *Table) listen(now int64, l *lock) {
 		q.polling = polling
 		t.polling += btoi(polling) - btoi(!polling)
 	}
-	if q.head == nil && q.sub == unsubscribed && l.known.contended == 0 && !q.drawn && len(q.confirms) == 0 {
+	if q.head == nil && q.sub == unsubscribed && l.rivals.since == 0 && !q.drawn && len(q.confirms) == 0 {
 		l.queue = nil
 		*q = queue{}
 		t.queues.put(q)
@@ -351,7 +341,7 @@ func (t *Table) Subscribed(now int64, name string) {
 	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.sub != unsubscribed {
 		q := l.queue
 		q.sub = subscribed
-		l.op.wake = true
+		l.claim.op.wake = true
 		if l.hold.num != 0 {
 			l.lookSoon(now)
 		}

@@ -50,7 +50,7 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 // hold, or that it refuses the release. Those that one step may not answer, Work does.
 func (t *Table) answerConfirms(l *lock) {
 	q := l.queue
-	if q == nil || q.refusal == "" && l.hold.num == 0 && (l.known.state != none || l.asking()) {
+	if q == nil || q.refusal == "" && l.hold.num == 0 && (l.claim.state != claimAbsent || l.claim.isBusy()) {
 		return
 	}
 	n := min(len(q.confirms), t.cfg.MaxWork)

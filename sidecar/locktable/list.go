@@ -51,7 +51,7 @@ func (l *lock) row(now int64) protocol.LockRow {
 		if q.ttlMS >= 0 {
 			r.RemoteTTLMS = max(0, q.ttlMS-millis(now-q.seenAt))
 		}
-	case l.asking():
+	case l.claim.isBusy():
 		r.State = protocol.StateBusy
 	}
 	if q != nil {
@@ -82,7 +82,7 @@ func (t *Table) Holds(id SessionID) int {
 func (t *Table) Owing() int {
 	n := 0
 	for _, l := range t.locks {
-		if l.hold.num == 0 && (l.asking() || t.up && l.known.state != none) {
+		if l.hold.num == 0 && (l.claim.isBusy() || t.up && l.claim.state != claimAbsent) {
 			n++
 		}
 	}

@@ -21,17 +21,10 @@ type lock struct {
 	noted     bool               // in notes.locks
 	unsettled bool               // in Table.unsettled
 
-	hold       hold
-	known      known
-	op         flight
-	ahead      bool   // a Drop is under way that op, a Take, was sent behind
-	chase      uint16 // so many Takes in a row were sent behind a Drop,
-	chaseSince uint32 // and when the first of them was; see shortMillis
-	top        uint64 // largest number that any hold of this lock, or operation on it, had
-
-	renewAt int64  // when the key is to be renewed (watchdog), or checked (fixed lease)
-	retryAt int64  // after an error: no operation before
-	queue   *queue // nil while nobody waits and nothing is subscribed
+	hold   hold
+	claim  remoteClaim
+	rivals rivals
+	queue  *queue // nil while nobody waits and nothing is subscribed
 }
 
 // hold is one acquisition. num 0: nobody local holds the lock.
@@ -57,41 +50,10 @@ type hold struct {
 	marked       bool // bucket counts in session.marks
 }
 
-// known is what Redis is known to have under the name.
-type known struct {
-	state     state
-	fresh     bool   // no hold has had num yet: it was taken for the queue
-	tokens    uint16 // how many are drawn and not given out,
-	listeners int32  // subscribers of the lock's channel, this sidecar among them; −1: unknown
-	token     uint64 // the next of tokens
-	num       uint64
-	at        int64  // when Redis confirmed this
-	until     int64  // the key is ours until then at least, by Redis's own clock rate
-	count     uint32 // 0: not certain, so that it differs from every hold's
-	leaseMS   uint32
-	contended int64 // since when others are known to listen; 0: they are not
-}
-
-type state uint8
-
-const (
-	none  state = iota // no field of ours
-	maybe              // an operation with unknown end may have put one there
-	ours               // ours until known.until
-)
-
-// flight is the operation in flight; NoOp: none.
-type flight struct {
-	kind    OpKind
-	fresh   bool // made for the queue, not for a hold
-	wake    bool // something happened that makes an answer "somebody else's" old news
-	look    bool // another program may have changed the key since it was sent
-	lost    bool // Redis may have lost its data since it was made
-	reserve uint16
-	num     uint64
-	at      int64
-	count   uint32
-	leaseMS uint32
+// rivals is what is known of other hosts that want the lock.
+type rivals struct {
+	since     int64 // since when others are known to want it; 0: they are not
+	listeners int32 // subscribers of the lock's channel, this sidecar among them; −1: unknown
 }
 
 // mirrorAfter is how long Redis may know an earlier hold of ours than the one that a
@@ -100,24 +62,6 @@ type flight struct {
 // handoffs, and they were a third fewer. What is to be known in time, that somebody on
 // another host waits, is so some milliseconds later.
 const mirrorAfter = int64(5 * time.Millisecond)
-
-func ms[T uint32 | int64](v T) int64 { return int64(v) * int64(time.Millisecond) }
-
-// validity is how long a lease may be believed in, counted from the moment at
-// which the operation was sent: the lease less what two clocks may differ by.
-func validity(leaseMS uint32) int64 {
-	return ms(leaseMS) - ms(leaseMS)/100 - int64(2*time.Millisecond)
-}
-
-// leaseFor is the shortest lease that may be believed in for so long.
-func leaseFor(d int64) uint32 {
-	const ms = int64(time.Millisecond)
-	leaseMS := uint32((max(d, 0) + 2*ms) / ms * 100 / 99)
-	for validity(leaseMS) < d {
-		leaseMS++
-	}
-	return leaseMS
-}
 
 func (t *Table) leaseOf(leaseMS uint32) uint32 {
 	if leaseMS == 0 {
@@ -166,7 +110,7 @@ func (l *lock) until() int64 {
 	case h.leaseMS != 0:
 		return h.deadline
 	case h.orphan:
-		return l.known.until
+		return l.claim.validUntil
 	case h.session.tells != h.tells:
 		return max(h.deadline, h.session.told)
 	}
@@ -208,7 +152,7 @@ func (t *Table) settle(now int64, l *lock) {
 }
 
 func (l *lock) idle() bool {
-	return l.hold.num == 0 && !l.asking() && l.known.state == none && l.queue == nil
+	return l.hold.num == 0 && !l.claim.isBusy() && l.claim.state == claimAbsent && l.queue == nil
 }
 
 // expire ends a hold whose time is over, or whose session is.
@@ -261,8 +205,8 @@ func (t *Table) nextCheck(now int64) int64 {
 // program may have changed it. However many messages say so, it is not sooner than
 // lookPause after the last time.
 func (l *lock) lookSoon(now int64) {
-	l.renewAt = min(l.renewAt, max(now, l.known.at+lookPause))
-	l.op.look = true // what is in flight may have been executed before
+	l.claim.renewAt = min(l.claim.renewAt, max(now, l.claim.confirmedAt+lookPause))
+	l.claim.op.look = true // what is in flight may have been executed before
 }
 
 const lookPause = int64(10 * time.Millisecond)
@@ -271,18 +215,15 @@ const lookPause = int64(10 * time.Millisecond)
 // is taken for another program's, and the key is looked at without need.
 const echoWithin = int64(time.Second)
 
-// asking tells whether an operation is in flight.
-func (l *lock) asking() bool { return l.op.kind != NoOp || l.ahead }
-
 // ask sends the operation, if there is one, that brings Redis nearer to what it
 // should have. At most one is in flight, or a Take behind a Drop.
 func (t *Table) ask(now int64, l *lock) {
 	chasing := t.mayChase(now, l)
-	if l.asking() && !chasing || !t.up || now < l.retryAt {
+	if l.claim.isBusy() && !chasing || !t.up || now < l.claim.retryAt {
 		return
 	}
-	l.retryAt = 0
-	k, h := &l.known, &l.hold
+	l.claim.retryAt = 0
+	k, h := &l.claim, &l.hold
 	waiters := 0
 	if l.queue != nil && l.queue.denial == "" {
 		waiters = l.queue.len
@@ -298,55 +239,54 @@ func (t *Table) ask(now int64, l *lock) {
 		}
 		if h.leaseMS != 0 || !h.orphan {
 			// What was told when a longer lease was configured stays true.
-			lease = max(lease, leaseFor(l.until()-now))
+			lease = max(lease, leaseCovering(l.until()-now))
 		}
 		// A draw fails where the key of the counter is not one, or memory is short. It
 		// must not take the renewal with it: see drawFailed.
 		mayDraw := waiters > 0 && now >= l.queue.drawAt
 		reserve := uint16(0)
-		if mayDraw && int(k.tokens) < max(1, t.cfg.HandoffBudget/4) {
+		if mayDraw && int(k.tokens.left) < max(1, t.cfg.HandoffBudget/4) {
 			reserve = uint16(t.cfg.HandoffBudget)
 		}
-		restored := k.num == 0 // confirmed like a renewal: there may be very many
-		passed := k.num != h.num && !restored
+		restored := k.state == claimRestored // confirmed like a renewal: there may be very many
+		passed := k.holdID != h.num && !restored
 		switch {
-		case k.state == maybe: // Redis lost its data: assert what we hold
+		case k.state.isUnsure(): // Redis lost its data: assert what we hold
 			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve})
-		case passed && now >= k.at+mirrorAfter, mayDraw && (restored || k.tokens == 0):
+		case passed && now >= k.confirmedAt+mirrorAfter, mayDraw && (restored || k.tokens.isEmpty()):
 			t.send(now, l, Op{Kind: Take, Num: h.num, Count: h.count, LeaseMS: lease, Reserve: reserve, Held: true})
-		case k.count != h.count && !passed, l.watched() && now >= l.renewAt, restored,
+		case (k.state == claimStale || k.count != h.count) && !passed, l.watched() && now >= l.claim.renewAt, restored,
 			// It was taken for a waiter with a longer lease, who is gone: its renewal
 			// is not due in time, and the key would outlive a dead sidecar for longer.
 			k.leaseMS > t.leaseOf(h.leaseMS) && lease <= t.leaseOf(h.leaseMS):
 			t.send(now, l, Op{Kind: Keep, Num: h.num, Count: h.count, LeaseMS: lease})
-		case l.checked() && now >= l.renewAt && !passed:
+		case l.checked() && now >= l.claim.renewAt && !passed:
 			t.send(now, l, Op{Kind: Check, Num: h.num, Count: h.count})
 		}
-	case waiters > 0 && !(l.queue.stand && k.state != none):
-		if k.state == ours || now >= l.queue.tryAt {
+	case waiters > 0 && !(l.queue.stand && k.state != claimAbsent):
+		if k.state.isOurs() || now >= l.queue.tryAt {
 			reserve := uint16(1)
 			switch {
 			case waiters > 1:
 				reserve = uint16(max(2, t.cfg.HandoffBudget))
-			case k.listeners < 0:
+			case l.rivals.listeners < 0:
 				reserve = 2 // so that they are counted
 			}
 			if chasing {
-				l.ahead = true
-				if l.chase == 0 {
-					l.chaseSince = shortMillis(now)
+				if l.claim.pipelined == 0 {
+					l.claim.pipelinedSince = shortMillis(now)
 				}
-				l.chase++
-				*k = known{state: maybe, listeners: k.listeners}
+				l.claim.pipelined++
+				l.forgetClaim(claimUncertain)
 			} else {
-				l.chase = 0
+				l.claim.pipelined = 0
 			}
 			t.lastNum++
 			l.queue.drawn = false
 			t.send(now, l, Op{Kind: Take, Num: t.lastNum, Count: 1, LeaseMS: t.leaseOf(l.queue.head.leaseMS), Reserve: reserve, Behind: chasing})
 		}
-	case k.state != none:
-		t.send(now, l, Op{Kind: Drop, Num: l.top, Count: 1})
+	case k.state != claimAbsent:
+		t.send(now, l, Op{Kind: Drop, Num: l.claim.maxHoldID, Count: 1})
 	}
 }
 
@@ -358,29 +298,20 @@ func (t *Table) ask(now int64, l *lock) {
 // listen, and for QuietTime at most: a client that polls may want the lock.
 func (t *Table) mayChase(now int64, l *lock) bool {
 	q := l.queue
-	return l.op.kind == Drop && !l.ahead && l.known.state == ours && q != nil && q.head != nil && q.denial == "" && !q.stand &&
+	return l.claim.op.kind == Drop && l.claim.phase == windowOne && l.claim.state.isOurs() && q != nil && q.head != nil && q.denial == "" && !q.stand &&
 		!l.othersListen() && now >= q.rivalUntil &&
-		(l.chase == 0 || int(l.chase) < t.cfg.HandoffBudget && shortMillis(now)-l.chaseSince < shortMillis(int64(t.cfg.QuietTime)))
+		(l.claim.pipelined == 0 || int(l.claim.pipelined) < t.cfg.HandoffBudget && shortMillis(now)-l.claim.pipelinedSince < shortMillis(int64(t.cfg.QuietTime)))
 }
-
-// shortMillis is a time or a duration in ms, for differences of less than a month.
-func shortMillis(ns int64) uint32 { return uint32(ns / int64(time.Millisecond)) }
 
 func (t *Table) send(now int64, l *lock, op Op) {
 	op.Name = l.name
-	l.op = flight{
-		kind: op.Kind, fresh: l.hold.num == 0, num: op.Num, at: now,
-		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve,
-	}
-	l.top = max(l.top, op.Num)
+	l.claim.sent(now, &op, l.hold.num == 0)
 	if op.Kind == Drop {
 		if q := l.queue; q != nil && q.sub == subscribed && q.echoes < math.MaxUint8 {
 			q.echoes++
 			q.echoBy = now + echoWithin
 		}
 	} else if op.Kind != Check {
-		// It may shorten the key's life as soon as it is sent.
-		l.known.until = min(l.known.until, now+validity(op.LeaseMS))
 		t.mark(l)
 	}
 	if t.owed == 0 {
@@ -390,6 +321,12 @@ func (t *Table) send(now int64, l *lock, op Op) {
 	t.emit(Effect{Kind: Redis, Op: op})
 }
 
+// forgetClaim notes that Redis has no field of this host, or that nothing is known of it.
+func (l *lock) forgetClaim(s claimState) {
+	l.claim.forget(s)
+	l.rivals.since = 0
+}
+
 // wakeAt is the next time at which settle would do something.
 func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
 	sooner := func(v int64) {
@@ -397,7 +334,7 @@ func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
 			at, ok = v, true
 		}
 	}
-	canAsk := !l.asking() && t.up
+	canAsk := !l.claim.isBusy() && t.up
 	if h := &l.hold; h.num != 0 {
 		sooner(l.until())
 		if h.endAt != 0 {
@@ -406,11 +343,11 @@ func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
 		if h.refused {
 			sooner(t.abandonAt(l))
 		}
-		if canAsk && l.known.num != h.num {
-			sooner(max(l.known.at+mirrorAfter, l.retryAt))
+		if canAsk && l.claim.holdID != h.num {
+			sooner(max(l.claim.confirmedAt+mirrorAfter, l.claim.retryAt))
 		}
-		if canAsk && (l.watched() || l.checked() && l.known.num == h.num) {
-			sooner(max(l.renewAt, l.retryAt))
+		if canAsk && (l.watched() || l.checked() && l.claim.holdID == h.num) {
+			sooner(max(l.claim.renewAt, l.claim.retryAt))
 		}
 	}
 	if q := l.queue; q != nil {
@@ -424,15 +361,15 @@ func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
 			if q.drawn {
 				sooner(q.tryAt)
 			}
-			if q.head != nil && canAsk && l.known.tokens == 0 {
-				sooner(max(q.drawAt, l.retryAt))
+			if q.head != nil && canAsk && l.claim.tokens.isEmpty() {
+				sooner(max(q.drawAt, l.claim.retryAt))
 			}
 		} else if canAsk {
-			sooner(max(q.tryAt, l.retryAt))
+			sooner(max(q.tryAt, l.claim.retryAt))
 		}
 	}
-	if canAsk && l.retryAt != 0 {
-		sooner(l.retryAt)
+	if canAsk && l.claim.retryAt != 0 {
+		sooner(l.claim.retryAt)
 	}
 	return at, ok
 }

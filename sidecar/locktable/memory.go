@@ -182,11 +182,11 @@ func (t *Table) KeepAgain() { t.notes.again = true }
 
 // concernsRedis tells whether Redis has, or may yet have, a field of ours.
 func (l *lock) concernsRedis() bool {
-	return l.hold.num != 0 || l.known.state != none || l.asking()
+	return l.hold.num != 0 || l.claim.state != claimAbsent || l.claim.isBusy()
 }
 
 func (l *lock) record(r *LockRecord) {
-	*r = LockRecord{Name: l.name, Top: l.top}
+	*r = LockRecord{Name: l.name, Top: l.claim.maxHoldID}
 	h := &l.hold
 	if h.num == 0 {
 		return
@@ -195,7 +195,7 @@ func (l *lock) record(r *LockRecord) {
 		Num: h.num, Token: h.token, Owner: h.owner, Session: h.session.id,
 		Granted: h.granted, Deadline: h.deadline, End: h.endAt, Tells: h.tells,
 		Count: h.count, LeaseMS: h.leaseMS, CrashDelayMS: h.crashDelayMS, Orphan: h.orphan,
-		InDoubt: l.known.state == maybe,
+		InDoubt: l.claim.state.isUnsure(),
 	}
 	if h.orphan {
 		r.Hold.Deadline = l.until()
@@ -221,8 +221,8 @@ func (t *Table) Restore(now int64, m *Memory) {
 		r := &m.Locks[i]
 		t.lastNum = max(t.lastNum, r.Top, r.Hold.Num)
 		l := t.lockFor(r.Name)
-		l.slot, l.top = r.Slot, max(r.Top, r.Hold.Num)
-		l.known = known{state: maybe, listeners: -1}
+		l.slot, l.claim.maxHoldID = r.Slot, max(r.Top, r.Hold.Num)
+		l.claim.state, l.rivals.listeners = claimUncertain, -1
 		if r.Hold.Num == 0 {
 			continue
 		}
@@ -246,17 +246,18 @@ func (t *Table) Restore(now int64, m *Memory) {
 			l.hold.leaseMS = t.leaseOf(h.LeaseMS)
 		}
 		t.byHold[h.Num] = l
-		if !h.InDoubt {
-			l.known.state = ours
+		l.claim.state = claimRestored
+		if h.InDoubt {
+			l.claim.state = claimInDoubt
 		}
-		if l.known.until = h.Deadline; !orphan {
-			l.known.until = l.until()
-			l.hold.deadline, l.hold.tells = l.known.until, s.tells
+		if l.claim.validUntil = h.Deadline; !orphan {
+			l.claim.validUntil = l.until()
+			l.hold.deadline, l.hold.tells = l.claim.validUntil, s.tells
 			if s.detached && l.watched() { // that was not kept of it any more
 				l.hold.leaseMS = t.leaseMS
 			}
 			if l.watched() {
-				l.known.until = min(l.known.until, now+validity(t.leaseMS))
+				l.claim.validUntil = min(l.claim.validUntil, now+validity(t.leaseMS))
 			}
 			t.linkHold(l)
 			t.mark(l)

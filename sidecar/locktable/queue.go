@@ -236,8 +236,8 @@ func (t *Table) whyNot(now int64, l *lock, w *waiter) (protocol.Code, string) {
 	// An answer to an earlier question may be out of date.
 	known := q.knownSince(w.since)
 	asked := int64(0)
-	if l.op.kind != NoOp {
-		asked = now - l.op.at
+	if l.claim.op.kind != NoOp {
+		asked = now - l.claim.op.sentAt
 	}
 	switch {
 	case !known && (t.IsSilent(now) || asked >= int64(t.cfg.TryWithin)):
@@ -251,7 +251,7 @@ func (t *Table) whyNot(now int64, l *lock, w *waiter) (protocol.Code, string) {
 		return protocol.Timeout, "others on this host wait for it"
 	case !w.alone:
 		return protocol.Timeout, "others on this host had it until now"
-	case l.op.kind == NoOp:
+	case l.claim.op.kind == NoOp:
 		return protocol.Timeout, anothersTurn
 	}
 	return protocol.Unavailable, "Redis has not answered within " + milliseconds(now-w.since) + " whether the lock is free"
@@ -298,7 +298,7 @@ func (t *Table) trouble(l *lock) string {
 		return "Redis has not been reached yet"
 	case !t.up:
 		return t.why
-	case l.queue.trouble == "" && l.retryAt != 0: // it came before the queue
+	case l.queue.trouble == "" && l.claim.retryAt != 0: // it came before the queue
 		return "Redis could not carry out the last request for this lock; it is asked again in a moment"
 	}
 	return l.queue.trouble
@@ -360,13 +360,13 @@ func (t *Table) serve(now int64, l *lock) {
 			t.refuse(w.session, w.id, protocol.Denied, "%s", q.denial)
 			continue
 		}
-		if l.known.state == ours && l.op.kind != Drop {
+		if l.claim.state.isOurs() && l.claim.op.kind != Drop {
 			if !t.up {
 				q.stand = false
 			}
 			// A request that does not wait is not kept from a lock that no other host is
 			// known to want.
-			if quiet := l.known.contended == 0; !q.stand && t.spent(now, l) && !(quiet && w.try) {
+			if quiet := l.rivals.since == 0; !q.stand && t.spent(now, l) && !(quiet && w.try) {
 				q.stand, q.quiet = true, quiet
 			}
 			if !q.stand && t.grantable(now, l, w) {
@@ -382,7 +382,7 @@ func (t *Table) serve(now int64, l *lock) {
 		if !w.try {
 			return
 		}
-		cannotAsk := l.op.kind == NoOp && (t.why != "" || now < l.retryAt)
+		cannotAsk := l.claim.op.kind == NoOp && (t.why != "" || now < l.claim.retryAt)
 		if !cannotAsk && !q.stand && now >= q.standUntil && !t.IsSilent(now) {
 			return // until Redis answers
 		}
@@ -419,7 +419,7 @@ func (t *Table) spent(now int64, l *lock) bool {
 	if !t.up {
 		return false // no other host could get it
 	}
-	if since := l.known.contended; since != 0 && (q.run >= t.cfg.HandoffBudget || now-since >= int64(t.cfg.HandoffTime)) {
+	if since := l.rivals.since; since != 0 && (q.run >= t.cfg.HandoffBudget || now-since >= int64(t.cfg.HandoffTime)) {
 		return true
 	}
 	return q.run >= 2 && now-q.runSince >= int64(t.cfg.QuietTime)
@@ -430,12 +430,12 @@ func (t *Table) spent(now int64, l *lock) bool {
 // taken for it may have spent up to two thirds on the way; one that it inherits
 // has to be as long as its own.
 func (t *Table) grantable(now int64, l *lock, w *waiter) bool {
-	k := &l.known
-	if k.tokens == 0 {
+	k := &l.claim
+	if k.tokens.isEmpty() {
 		return false
 	}
-	lease, left := t.leaseOf(w.leaseMS), k.until-now
-	if w.leaseMS == 0 || k.fresh && k.leaseMS == lease {
+	lease, left := t.leaseOf(w.leaseMS), k.validUntil-now
+	if w.leaseMS == 0 || k.unassigned && k.leaseMS == lease {
 		return left >= ms(lease)/3
 	}
 	return left >= validity(lease)
@@ -444,35 +444,33 @@ func (t *Table) grantable(now int64, l *lock, w *waiter) bool {
 // grant makes the waiter the holder. If another hold had the lock before, this
 // is a handoff: Redis learns of it behind the answer.
 func (t *Table) grant(now int64, l *lock, w *waiter) {
-	k, q, s := &l.known, l.queue, w.session
+	k, q, s := &l.claim, l.queue, w.session
 	t.unqueue(w)
-	num := k.num
-	if !k.fresh || k.num != l.top {
+	num := k.holdID
+	if !k.unassigned || num != k.maxHoldID {
 		t.lastNum++
 		num = t.lastNum
-		l.top = num
+		k.maxHoldID = num
 	}
-	k.fresh = false
+	k.unassigned = false
 	l.hold = hold{
-		num: num, token: k.token, owner: w.owner, session: s, granted: now, count: 1,
+		num: num, token: k.tokens.take(), owner: w.owner, session: s, granted: now, count: 1,
 		leaseMS: w.leaseMS, crashDelayMS: w.crashDelayMS,
 	}
-	k.token++
-	k.tokens--
 	t.charge(l, s.user)
 	h := &l.hold
 	if w.maxHoldMS != 0 {
 		h.endAt = now + ms(w.maxHoldMS)
 	}
-	until := min(k.until, now+validity(t.leaseOf(w.leaseMS)))
+	until := min(k.validUntil, now+validity(t.leaseOf(w.leaseMS)))
 	h.deadline, h.tells = until, s.tells
 	if h.leaseMS != 0 {
-		l.renewAt = t.nextCheck(now)
+		l.claim.renewAt = t.nextCheck(now)
 	} else {
 		// It may have been set for a hold with a fixed lease.
-		l.renewAt = min(l.renewAt, until-int64(t.cfg.Lease)/4)
+		l.claim.renewAt = min(l.claim.renewAt, until-int64(t.cfg.Lease)/4)
 		// The operation that tells Redis may shorten the key's life to this.
-		k.until = until
+		k.validUntil = until
 		if len(s.marks) == 0 || s.unheard && until < s.told {
 			s.told = until / t.bucket() * t.bucket() // nobody needs to hear of less
 			s.unheard = true
@@ -520,7 +518,7 @@ func (t *Table) reenter(l *lock, id uint64) {
 	h := &l.hold
 	h.count++
 	if l.watched() {
-		h.deadline = max(l.until(), l.known.until)
+		h.deadline = max(l.until(), l.claim.validUntil)
 	}
 	t.emit(Effect{Kind: Granted, Session: h.session.id, ID: id, Token: h.token, Hold: h.num, Count: h.count, Deadline: l.until(), End: h.endAt})
 }

@@ -142,7 +142,7 @@ func (t *Table) sweep(now int64, s *session, most int) (left int) {
 func (t *Table) orphan(l *lock) {
 	h := &l.hold
 	t.unlinkHold(l)
-	l.known.until = max(l.known.until, l.until()) // it may be from before a restart
+	l.claim.validUntil = max(l.claim.validUntil, l.until()) // it may be from before a restart
 	h.orphan = true
 	if h.crashDelayMS == 0 {
 		t.endHold(l)
@@ -208,7 +208,7 @@ func (t *Table) mark(l *lock) {
 	if h.num == 0 || h.leaseMS != 0 || h.orphan {
 		return
 	}
-	b := l.known.until / t.bucket()
+	b := l.claim.validUntil / t.bucket()
 	if h.marked && h.bucket == b {
 		return
 	}
@@ -320,7 +320,7 @@ func (t *Table) abandonAt(l *lock) int64 {
 	if !l.watched() || l.hold.orphan {
 		return math.MaxInt64
 	}
-	return min(l.until(), l.known.until) - int64(t.cfg.Lease)/4
+	return min(l.until(), l.claim.validUntil) - int64(t.cfg.Lease)/4
 }
 
 // abandon tells the owner of such a hold that it is lost. Nobody else gets the lock

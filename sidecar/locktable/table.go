@@ -304,13 +304,9 @@ func (t *Table) Up(now int64, dataLost bool) {
 	t.up, t.why = true, ""
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		l := t.locks[i]
-		l.retryAt = 0
+		l.claim.retryAt = 0
 		if dataLost {
-			l.known.tokens = 0
-			l.op.lost = true // if there is one, it may meet the new data
-			if l.known.state == ours {
-				l.known.state = maybe
-			}
+			l.claim.dataLost()
 		}
 		if q := l.queue; q != nil {
 			q.tryAt = min(q.tryAt, max(now, q.standUntil))

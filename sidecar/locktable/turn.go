@@ -42,7 +42,7 @@ const vain = 4
 // others is how many other hosts, or clients of other kinds, listen on the lock's
 // channel, as far as is known; −1: it is not.
 func (l *lock) others() int32 {
-	n := l.known.listeners
+	n := l.rivals.listeners
 	if n > 0 && l.queue != nil && l.queue.sub == subscribed {
 		n--
 	}
@@ -116,7 +116,7 @@ func (t *Table) Message(now int64, name string) {
 	} else {
 		q.echoes = 0
 	}
-	l.op.wake = true // even if a local owner believes to have it: the answer may say otherwise
+	l.claim.op.wake = true // even if a local owner believes to have it: the answer may say otherwise
 	if l.hold.num != 0 && !own {
 		l.lookSoon(now)
 	}
@@ -129,7 +129,7 @@ func (t *Table) Message(now int64, name string) {
 		if !own {
 			q.passed++
 		}
-		if !l.asking() {
+		if !l.claim.isBusy() {
 			t.draw(now, l, !own)
 		}
 		if !own {

@@ -1,0 +1,239 @@
+package locktable
+
+import "time"
+
+// remoteClaim is what Redis has for this host under one name, as far as this host knows,
+// and the operations on it that are in flight. It knows neither clients nor other hosts:
+// the lock says in a want what Redis should have, and step returns the operation that
+// brings Redis nearer to that.
+type remoteClaim struct {
+	content
+	window
+
+	maxHoldID uint64 // largest number that any hold of this lock, or operation on it, had
+	renewAt   int64  // when the key is to be renewed (watchdog), or checked (fixed lease)
+	retryAt   int64  // no operation before, because the last one failed; 0: it did not
+}
+
+// claimState is what this host knows of its field in Redis.
+//
+//	          Take sent              Take, Renew done
+//	absent ───────────▶ (unknown ──────────────────────────▶ confirmed ◀─┐
+//	  ▲                  result)                              │  │       │ done
+//	  │                     ▼             result unknown,     │  ▼       │
+//	  │◀───────────── uncertain           Check differs ───▶  │ stale ───┘
+//	  │   Drop done         ▲                                 ▼
+//	  │                     │ hold ended          Redis may have lost its data
+//	  │                  inDoubt ◀────────────────────────────┤
+//	  │                     │ Take done: confirmed            │
+//	  └─────────────────────┴─────────────────────────────────┘
+//	    Drop done; or another host, another program or no key was found
+//
+// restored is confirmed as a predecessor of this process knew it; its first operation
+// makes it confirmed.
+type claimState uint8
+
+const (
+	// claimAbsent: Redis has no field of this host. Ended by a Take.
+	claimAbsent claimState = iota
+
+	// claimUncertain: an operation with an unknown result may have left a field, and no
+	// local hold depends on it. Ended by the result of a Take or a Drop.
+	claimUncertain
+
+	// claimInDoubt: Redis may have lost its data, and with it the field of a local hold,
+	// or of this host's queue. Ended by the result of a Take, which asserts the hold, or of a
+	// Drop.
+	claimInDoubt
+
+	// claimRestored: the field of a hold that the predecessor's journal has. This process
+	// has no result for it yet. Ended by the first result.
+	claimRestored
+
+	// claimStale: the field is there, with a number of entries that is not known.
+	// Ended by the result of the next operation, which sets it.
+	claimStale
+
+	// claimConfirmed: the field is there, with holdID and count.
+	claimConfirmed
+)
+
+// isOurs reports whether Redis has a field of this host, until validUntil at least.
+func (s claimState) isOurs() bool { return s >= claimRestored }
+
+// isUnsure reports whether Redis may have a field of this host.
+func (s claimState) isUnsure() bool { return s == claimUncertain || s == claimInDoubt }
+
+// content is what Redis is known to have under the name.
+type content struct {
+	tokens      tokens
+	holdID      uint64
+	confirmedAt int64 // when the result came that this is from
+	validUntil  int64 // the key is this host's until then at least, by the rate of Redis's own clock
+	count       uint32
+	leaseMS     uint32
+	state       claimState
+	unassigned  bool // it was acquired for the queue, and no hold has had holdID yet
+}
+
+// tokens are fencing tokens that were drawn from the counter and not granted.
+type tokens struct {
+	next uint64
+	left uint16
+}
+
+func (k *tokens) isEmpty() bool { return k.left == 0 }
+
+func (k *tokens) take() uint64 {
+	k.next++
+	k.left--
+	return k.next - 1
+}
+
+// drop forgets them: their numbers are never granted.
+func (k *tokens) drop() { k.left = 0 }
+
+// window is the operations in flight on one key: none, one, or a Drop and the Take that
+// was pipelined after it.
+//
+//	idle ──send──▶ one ──Take pipelined after a Drop──▶ dropAndTake
+//	  ▲             │                                    │        │
+//	  │◀──result────┘◀──────────result of the Drop───────┘        │ result of the Take
+//	  │                                                           ▼
+//	  └◀────────────────────result of the Drop────────────── lateDrop
+type window struct {
+	op    inFlight // the operation sent last; NoOp: it has its result
+	phase windowPhase
+
+	pipelined      uint16 // so many Takes in a row were pipelined after a Drop,
+	pipelinedSince uint32 // and when the first of them was; see shortMillis
+}
+
+type windowPhase uint8
+
+const (
+	windowIdle windowPhase = iota
+	windowOne
+	windowDropAndTake // a Drop, and after it op, which is a Take
+	windowLateDrop    // the Take has its result, the Drop that was sent before it has none yet
+)
+
+// isBusy reports whether an operation is in flight.
+func (w *window) isBusy() bool { return w.phase != windowIdle }
+
+// dropPending reports whether a Drop is in flight before op, or has been overtaken by it.
+func (w *window) dropPending() bool {
+	return w.phase == windowDropAndTake || w.phase == windowLateDrop
+}
+
+// inFlight is an operation in flight.
+type inFlight struct {
+	holdID     uint64
+	sentAt     int64
+	count      uint32
+	leaseMS    uint32
+	reserve    uint16
+	kind       OpKind
+	unassigned bool // for the queue, not for a hold
+	wake       bool // a release was published, or Redis is reached again: a result "another host's" may be out of date
+	look       bool // another program may have changed the key since it was sent
+	lost       bool // Redis may have lost its data since it was sent
+}
+
+// sent notes an operation that is being sent.
+func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
+	c.op = inFlight{
+		kind: op.Kind, unassigned: unassigned, holdID: op.Num, sentAt: now,
+		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve,
+	}
+	c.phase = windowOne
+	if op.Behind {
+		c.phase = windowDropAndTake
+	}
+	c.maxHoldID = max(c.maxHoldID, op.Num)
+	if op.Kind == Take || op.Kind == Keep {
+		// It may shorten the key's life as soon as it is sent.
+		c.validUntil = min(c.validUntil, now+validity(op.LeaseMS))
+	}
+}
+
+// answered takes the result of an operation out of the window, and returns the operation.
+// pipelined: it was the Drop before a Take, whose result will say more.
+func (c *remoteClaim) answered(kind OpKind) (op inFlight, pipelined bool) {
+	switch {
+	case kind == Drop && c.phase == windowDropAndTake:
+		c.phase = windowOne
+		return op, true
+	case kind == Drop && c.phase == windowLateDrop:
+		c.phase = windowIdle
+		return op, true
+	case kind == NoOp || c.op.kind != kind:
+		panic("locktable: a result that no operation asked for")
+	case c.phase == windowDropAndTake:
+		c.phase = windowLateDrop
+	default:
+		c.phase = windowIdle
+	}
+	op, c.op = c.op, inFlight{}
+	return op, false
+}
+
+// forget notes that Redis has no field of this host, or that it may have one, which
+// nothing more is known of.
+func (c *remoteClaim) forget(s claimState) { c.content = content{state: s} }
+
+// confirmed notes that Redis has the field as a Take or a Renew wanted it. until is the end
+// of its validity.
+func (c *remoteClaim) confirmed(now, until int64, op *inFlight, lastToken uint64) {
+	c.state, c.unassigned = claimConfirmed, op.unassigned
+	c.holdID, c.count, c.leaseMS = op.holdID, op.count, op.leaseMS
+	c.confirmedAt, c.validUntil = now, until
+	if op.kind == Take && op.reserve > 0 {
+		c.tokens = tokens{next: lastToken - uint64(op.reserve) + 1, left: op.reserve}
+	}
+}
+
+// unknown notes that an operation may have been executed or may yet be. The next one does
+// no harm in either case.
+func (c *remoteClaim) unknown(now int64, op *inFlight) {
+	switch {
+	case op.kind == Drop:
+		c.forget(claimUncertain)
+	case op.kind == Check:
+		c.renewAt = now
+	case c.state == claimAbsent:
+		c.state = claimUncertain
+	case c.state == claimConfirmed:
+		c.state = claimStale
+	}
+}
+
+// dataLost notes that Redis may have lost its data, and tokens that were drawn before.
+func (c *remoteClaim) dataLost() {
+	c.tokens.drop()
+	c.op.lost = true // if there is one, it may meet the new data
+	if c.state.isOurs() {
+		c.state = claimInDoubt
+	}
+}
+
+// validity is how long a lease may be believed in, counted from the moment at
+// which the operation was sent: the lease less what two clocks may differ by.
+func validity(leaseMS uint32) int64 {
+	return ms(leaseMS) - ms(leaseMS)/100 - int64(2*time.Millisecond)
+}
+
+// leaseCovering is the shortest lease whose validity is so long.
+func leaseCovering(d int64) uint32 {
+	const ms = int64(time.Millisecond)
+	leaseMS := uint32((max(d, 0) + 2*ms) / ms * 100 / 99)
+	for validity(leaseMS) < d {
+		leaseMS++
+	}
+	return leaseMS
+}
+
+func ms[T uint32 | int64](v T) int64 { return int64(v) * int64(time.Millisecond) }
+
+// shortMillis is a time or a duration in ms, for differences of less than a month.
+func shortMillis(ns int64) uint32 { return uint32(ns / int64(time.Millisecond)) }
