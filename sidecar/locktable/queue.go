@@ -367,7 +367,7 @@ func (t *Table) serve(now int64, l *lock) {
 			// A request that does not wait is not kept from a lock that no other host is
 			// known to want.
 			if quiet := l.rivals.since == 0; !q.stand && t.spent(now, l) && !(quiet && w.try) {
-				q.stand, q.quiet = true, quiet
+				q.stand, q.quiet, q.drawn = true, quiet, false
 			}
 			if !q.stand && t.grantable(now, l, w) {
 				if t.isFull(w.session) { // since it began to wait

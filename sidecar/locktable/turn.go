@@ -129,7 +129,7 @@ func (t *Table) Message(now int64, name string) {
 		if !own {
 			q.passed++
 		}
-		if !l.claim.isBusy() {
+		if !l.claim.isBusy() && !q.stand { // a host that yields asks again after its pause
 			t.draw(now, l, !own)
 		}
 		if !own {
