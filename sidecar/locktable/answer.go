@@ -12,8 +12,8 @@ func (t *Table) Result(now int64, r Result) {
 	t.owed--
 	t.owing = now
 	l := t.byName[r.Name]
-	if l != nil && r.Kind == Drop {
-		l.echoed(r)
+	if l != nil && l.queue != nil && r.Kind == Drop {
+		l.queue.arbiter.onDropResult(&r)
 	}
 	if l == nil {
 		panic("locktable: a result for a lock that is not known: " + r.Name)
@@ -139,19 +139,6 @@ func (t *Table) denyWaiters(l *lock, msg string) {
 	}
 }
 
-// echoed corrects how many messages of its own this host expects, after a Drop that
-// published none: the next message is another program's.
-func (l *lock) echoed(r Result) {
-	q := l.queue
-	switch {
-	case q == nil || q.echoes == 0:
-	case r.Outcome == Unknown:
-		q.echoes = 0 // if it was published, the key is looked at once without need
-	case r.Outcome != Done || r.Listeners == Uncounted:
-		q.echoes--
-	}
-}
-
 // counted notes how many listen, if Redis said so.
 func (l *lock) counted(r Result) {
 	if (r.Outcome == Done || r.Outcome == Other) && r.Kind != Keep && r.Listeners != Uncounted {
@@ -162,11 +149,8 @@ func (l *lock) counted(r Result) {
 // confirmed notes that the key is ours as the operation wanted it.
 func (t *Table) confirmed(now int64, l *lock, op inFlight, r Result) {
 	k := &l.claim
-	if q := l.queue; !k.state.isOurs() && q != nil {
-		q.passed, q.turnAt = 0, now
-		if k.state == claimAbsent {
-			q.run, q.stand = 0, false
-		}
+	if q := l.queue; q != nil {
+		q.arbiter.onClaim(now, k.state)
 	}
 	lease := op.leaseMS
 	if l.watched() {
@@ -183,9 +167,6 @@ func (t *Table) confirmed(now int64, l *lock, op inFlight, r Result) {
 		}
 		t.noteRivals(now, l)
 	}
-	if q := l.queue; q != nil {
-		q.remote = false
-	}
 	l.hold.refused = false
 	t.mark(l)
 }
@@ -193,27 +174,28 @@ func (t *Table) confirmed(now int64, l *lock, op inFlight, r Result) {
 // noteRivals notes whether another host is known to want the lock. If that is news, a
 // run of local handoffs counts from now on.
 func (t *Table) noteRivals(now int64, l *lock) {
-	q := l.queue
-	rivals := l.othersListen() || q != nil && now < q.rivalUntil
-	if rivals == (l.rivals.since != 0) {
+	q, areKnown := l.queue, false
+	if q == nil {
+		areKnown = l.rivals.listeners != 0
+	} else {
+		areKnown = q.arbiter.isContended() || now < q.arbiter.rivalUntil
+	}
+	if areKnown == l.rivals.areKnown() {
 		return
 	}
 	l.rivals.since = 0
-	if rivals {
+	if areKnown {
 		l.rivals.since = now
 	}
 	if q != nil {
-		q.stand = false
-		if rivals {
-			q.run = 0
-		}
+		q.arbiter.onRivalsChanged()
 	}
 }
 
 // jitter keeps locks that were taken together from being renewed together for
 // ever: up to half a second, less where the lease is short.
 func (t *Table) jitter() int64 {
-	return t.rng.Int64N(min(int64(500*time.Millisecond), int64(t.cfg.Lease)/20) + 1)
+	return t.policy.rng.Int64N(min(int64(500*time.Millisecond), int64(t.cfg.Lease)/20) + 1)
 }
 
 // rendezvous moves a renewal to where it meets others: the locks that are due in the
@@ -228,49 +210,22 @@ func (t *Table) rendezvous(at int64) int64 {
 func (t *Table) dropped(now int64, l *lock) {
 	l.forgetClaim(claimAbsent)
 	if q := l.queue; q != nil {
-		if q.stand {
-			q.stand = false
-			q.standUntil = now + int64(t.cfg.StandBack)
-			if q.quiet {
-				q.standUntil = now + int64(t.cfg.QuietPause)
-			}
-		}
-		t.givenBack(now, l)
+		q.arbiter.onRelease(&t.policy, now, q.noWait())
 	}
 }
-
-// maxTTL bounds what is believed of the time that another program's key has left, ms: a
-// year. Redis has any number that fits into 63 bits.
-const maxTTL = int64(365 * 24 * time.Hour / time.Millisecond)
 
 // heldElsewhere notes who has the lock, and until when there is no use in asking
 // for it again.
 func (t *Table) heldElsewhere(now int64, l *lock, op inFlight, r Result) {
 	q := l.queue
-	q.remote, q.field, q.ttlMS, q.seenAt, q.askedAt = true, printable(r.Field), min(r.TTLMS, maxTTL), now, op.sentAt
-	q.stand = false
-	pause := int64(t.pause(q))
-	if q.ttlMS >= 0 {
-		pause = min(pause, ms(q.ttlMS+1))
-	}
-	if q.sub != subscribed {
-		// Its period must not be that of the pauses which the holder's host makes.
-		pause = pause/2 + t.rng.Int64N(pause)
-	}
-	q.tryAt, q.drawn = now+pause, false
-	if l.others() == 0 {
-		q.rivalUntil = now + int64(t.cfg.RivalMemory)
-	}
-	if op.wake {
-		t.draw(now, l, true)
-	}
+	q.arbiter.onHeldByOther(&t.policy, now, printable(r.Field), r.TTLMS, &op, q.noWait())
 	for q.head != nil && q.head.try && q.head.since <= op.sentAt {
 		w := q.head
 		t.unqueue(w)
-		t.refuse(w.session, w.id, protocol.Timeout, "%s", q.heldElsewhere())
+		t.refuse(w.session, w.id, protocol.Timeout, "%s", q.arbiter.remote.String())
 	}
-	if q.head != nil && q.head.try {
-		q.tryAt = now // it came after the question was sent
+	if q.noWait() {
+		q.arbiter.nextTry = now // it came after the question was sent
 	}
 }
 
@@ -294,71 +249,62 @@ func (t *Table) troubled(l *lock, msg string) {
 	}
 }
 
-// listen subscribes to the lock's channel while local waiters wait for another host, or
-// have waited for long for a local holder, and unsubscribes some time after.
-func (t *Table) listen(now int64, l *lock) {
+// updateSubscription has the arbiter subscribe or unsubscribe, and frees a queue that
+// nothing needs.
+func (t *Table) updateSubscription(now int64, l *lock) {
 	q := l.queue
 	if q == nil {
 		return
 	}
-	if q.head == nil && now >= q.tryAt {
-		q.drawn = false // nobody wanted the turn
+	if effect := q.arbiter.updateSubscription(&t.policy, now, q.head, l.hold.num != 0); effect != 0 {
+		t.emit(Effect{Kind: effect, Name: l.name})
 	}
-	wanted := false
-	switch {
-	case q.head == nil:
-	case l.hold.num == 0:
-		wanted = q.remote || q.drawn
-	default:
-		wanted = now-q.head.since >= int64(t.cfg.WatchAfter)
-	}
-	if wanted {
-		q.lingerUntil, q.vain = now+int64(t.linger(l)), 0
-		if q.sub == unsubscribed {
-			q.sub = asked
-			t.emit(Effect{Kind: Subscribe, Name: l.name})
-		}
-	} else if q.sub != unsubscribed && now >= q.lingerUntil {
-		q.sub, q.echoes = unsubscribed, 0
-		t.emit(Effect{Kind: Unsubscribe, Name: l.name})
-	}
-	polling := q.head != nil && l.hold.num == 0 && q.remote && q.sub != subscribed
-	if polling != q.polling {
-		q.polling = polling
-		t.polling += btoi(polling) - btoi(!polling)
-	}
-	if q.head == nil && q.sub == unsubscribed && l.rivals.since == 0 && !q.drawn && len(q.confirms) == 0 {
+	if q.head == nil && len(q.confirms) == 0 && q.arbiter.isIdle() {
 		l.queue = nil
 		*q = queue{}
 		t.queues.put(q)
 	}
 }
 
-// Subscribed says that Redis confirmed the subscription, for the first time or
-// again: whatever was published before may have been missed, so a waiter looks
-// again.
+// Message notes a message on the lock's channel.
+func (t *Table) Message(now int64, name string) {
+	l := t.byName[name]
+	if l == nil || l.queue == nil {
+		return
+	}
+	q := l.queue
+	own := q.arbiter.onMessage(now)
+	l.claim.op.wake = true // even if a local owner believes to have it: the answer may say otherwise
+	if l.hold.num != 0 && !own {
+		l.lookSoon(now)
+	}
+	switch {
+	case q.head == nil:
+		q.arbiter.onUnneededMessage(now)
+	case l.hold.num == 0:
+		q.arbiter.onPublishedRelease(&t.policy, now, own, q.noWait(), l.claim.isBusy())
+	}
+	t.settle(now, l)
+}
+
+// Subscribed notes that Redis confirmed the subscription, for the first time or again.
 func (t *Table) Subscribed(now int64, name string) {
-	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.sub != unsubscribed {
+	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.arbiter.sub != unsubscribed {
 		q := l.queue
-		q.sub = subscribed
 		l.claim.op.wake = true
 		if l.hold.num != 0 {
 			l.lookSoon(now)
 		}
-		if q.head != nil && l.hold.num == 0 && (q.remote || !q.drawn) {
-			q.tryAt = min(q.tryAt, max(now, q.standUntil))
-		}
+		q.arbiter.onSubscribed(now, q.head != nil && l.hold.num == 0)
 		t.settle(now, l)
 	}
 }
 
-// Unsubscribed says that the subscription is gone or was denied. The sidecar
-// polls until Subscribed follows.
+// Unsubscribed notes that the subscription is gone or was denied. The sidecar polls until
+// Subscribed follows.
 func (t *Table) Unsubscribed(now int64, name string) {
-	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.sub == subscribed {
-		q := l.queue
-		q.sub, q.echoes = asked, 0
-		q.tryAt = min(q.tryAt, max(q.standUntil, now+int64(t.pause(q))))
+	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.arbiter.sub == subscribed {
+		l.queue.arbiter.onUnsubscribed(&t.policy, now)
 		t.settle(now, l)
 	}
 }

@@ -33,10 +33,8 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 		t.refuse(s, req.ID, protocol.Limit, "%s", why)
 		return
 	}
-	if l.queue == nil {
-		l.queue = t.queues.get()
-	}
-	l.queue.confirms = append(l.queue.confirms, confirm{s.id, s.user, req.ID})
+	q := t.needQueue(l)
+	q.confirms = append(q.confirms, confirm{s.id, s.user, req.ID})
 	if s.confirms == nil {
 		s.confirms = make(map[uint64]struct{})
 	}

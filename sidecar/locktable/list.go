@@ -45,11 +45,12 @@ func (l *lock) row(now int64) protocol.LockRow {
 		r.Session, r.PID, r.UID, r.Cmd = uint64(h.session.id), p.PID, p.UID, p.Cmd
 		r.HeldMS, r.DeadlineNS = millis(now-h.granted), l.until()
 		r.LeaseMS, r.Orphan, r.Absent = int64(h.leaseMS), h.orphan, h.session.absent
-	case q != nil && q.remote:
+	case q != nil && q.arbiter.remote.isKnown:
+		remote := &q.arbiter.remote
 		r.State = protocol.StateRemote
-		r.RemoteField, r.RemoteTTLMS = q.field, q.ttlMS
-		if q.ttlMS >= 0 {
-			r.RemoteTTLMS = max(0, q.ttlMS-millis(now-q.seenAt))
+		r.RemoteField, r.RemoteTTLMS = remote.field, remote.ttlMS
+		if remote.ttlMS >= 0 {
+			r.RemoteTTLMS = max(0, remote.ttlMS-millis(now-remote.seenAt))
 		}
 	case l.claim.isBusy():
 		r.State = protocol.StateBusy

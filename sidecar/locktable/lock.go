@@ -1,7 +1,6 @@
 package locktable
 
 import (
-	"math"
 	"slices"
 	"time"
 
@@ -48,12 +47,6 @@ type hold struct {
 	orphan       bool // its session is gone
 	refused      bool // Redis refused to renew it
 	marked       bool // bucket counts in session.marks
-}
-
-// rivals is what is known of other hosts that want the lock.
-type rivals struct {
-	since     int64 // since when others are known to want it; 0: they are not
-	listeners int32 // subscribers of the lock's channel, this sidecar among them; −1: unknown
 }
 
 // mirrorAfter is how long Redis may know an earlier hold of ours than the one that a
@@ -138,7 +131,7 @@ func (t *Table) settle(now int64, l *lock) {
 	t.serve(now, l)
 	t.ask(now, l)
 	t.answerConfirms(l)
-	t.listen(now, l)
+	t.updateSubscription(now, l)
 	if l.idle() {
 		t.forget(l)
 		return
@@ -211,14 +204,10 @@ func (l *lock) lookSoon(now int64) {
 
 const lookPause = int64(10 * time.Millisecond)
 
-// echoWithin is how long a host waits for the message of a release of its own. Later it
-// is taken for another program's, and the key is looked at without need.
-const echoWithin = int64(time.Second)
-
 // ask sends the operation, if there is one, that brings Redis nearer to what it
 // should have. At most one is in flight, or a Take behind a Drop.
 func (t *Table) ask(now int64, l *lock) {
-	chasing := t.mayChase(now, l)
+	chasing := t.canPipelineTake(now, l)
 	if l.claim.isBusy() && !chasing || !t.up || now < l.claim.retryAt {
 		return
 	}
@@ -263,8 +252,8 @@ func (t *Table) ask(now int64, l *lock) {
 		case l.checked() && now >= l.claim.renewAt && !passed:
 			t.send(now, l, Op{Kind: Check, Num: h.num, Count: h.count})
 		}
-	case waiters > 0 && !(l.queue.stand && k.state != claimAbsent):
-		if k.state.isOurs() || now >= l.queue.tryAt {
+	case waiters > 0 && !(l.queue.arbiter.phase == yielding && k.state != claimAbsent):
+		if k.state.isOurs() || now >= l.queue.arbiter.nextTry {
 			reserve := uint16(1)
 			switch {
 			case waiters > 1:
@@ -282,7 +271,7 @@ func (t *Table) ask(now int64, l *lock) {
 				l.claim.pipelined = 0
 			}
 			t.lastNum++
-			l.queue.drawn = false
+			l.queue.arbiter.onTake()
 			t.send(now, l, Op{Kind: Take, Num: t.lastNum, Count: 1, LeaseMS: t.leaseOf(l.queue.head.leaseMS), Reserve: reserve, Behind: chasing})
 		}
 	case k.state != claimAbsent:
@@ -290,26 +279,19 @@ func (t *Table) ask(now int64, l *lock) {
 	}
 }
 
-// mayChase tells whether a Take may be sent behind a Drop that has no answer yet, so
-// that an acquire right after a release costs one round trip and not two. They may
-// even be carried out in the other order: a Drop touches no later number.
-//
-// It leaves no moment in which the lock is free. So it is not done while other hosts
-// listen, and for QuietTime at most: a client that polls may want the lock.
-func (t *Table) mayChase(now int64, l *lock) bool {
+// canPipelineTake decides whether a Take may be sent after a Drop that has no result yet.
+func (t *Table) canPipelineTake(now int64, l *lock) bool {
 	q := l.queue
-	return l.claim.op.kind == Drop && l.claim.phase == windowOne && l.claim.state.isOurs() && q != nil && q.head != nil && q.denial == "" && !q.stand &&
-		!l.othersListen() && now >= q.rivalUntil &&
-		(l.claim.pipelined == 0 || int(l.claim.pipelined) < t.cfg.HandoffBudget && shortMillis(now)-l.claim.pipelinedSince < shortMillis(int64(t.cfg.QuietTime)))
+	return l.claim.op.kind == Drop && l.claim.phase == windowOne && l.claim.state.isOurs() && q != nil && q.head != nil && q.denial == "" &&
+		q.arbiter.mayPipeline(&t.policy, now, &l.claim.window)
 }
 
 func (t *Table) send(now int64, l *lock, op Op) {
 	op.Name = l.name
 	l.claim.sent(now, &op, l.hold.num == 0)
 	if op.Kind == Drop {
-		if q := l.queue; q != nil && q.sub == subscribed && q.echoes < math.MaxUint8 {
-			q.echoes++
-			q.echoBy = now + echoWithin
+		if l.queue != nil {
+			l.queue.arbiter.onDropSent(now)
 		}
 	} else if op.Kind != Check {
 		t.mark(l)
@@ -351,21 +333,22 @@ func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
 		}
 	}
 	if q := l.queue; q != nil {
+		a := &q.arbiter
 		if q.head == nil || l.hold.num != 0 {
 			switch {
-			case q.sub != unsubscribed:
-				sooner(q.lingerUntil)
+			case a.sub != unsubscribed:
+				sooner(a.lingerUntil)
 			case q.head != nil:
 				sooner(q.head.since + int64(t.cfg.WatchAfter))
 			}
-			if q.drawn {
-				sooner(q.tryAt)
+			if a.phase == retryScheduled {
+				sooner(a.nextTry)
 			}
 			if q.head != nil && canAsk && l.claim.tokens.isEmpty() {
 				sooner(max(q.drawAt, l.claim.retryAt))
 			}
 		} else if canAsk {
-			sooner(max(q.tryAt, l.claim.retryAt))
+			sooner(max(a.nextTry, l.claim.retryAt))
 		}
 	}
 	if canAsk && l.claim.retryAt != 0 {

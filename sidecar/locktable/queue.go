@@ -8,40 +8,16 @@ import (
 )
 
 // queue is what a lock needs while it is contended: its local waiters in the
-// order of their arrival, and its dealings with other hosts.
+// order of their arrival, those who want a release confirmed, and its arbiter.
 type queue struct {
 	list
-
-	remote  bool   // Redis's last word: another host has it
-	field   string // whose field that was
-	ttlMS   int64  // its time to live then; −1: none
-	seenAt  int64
-	askedAt int64 // when the operation was sent to which that was the answer
-	tryAt   int64 // no Take before, unless the key is ours
-
-	drawn  bool  // tryAt is a time that was drawn
-	passed int32 // releases by others that were heard since those who wait here had a turn
-	turnAt int64 // when the lock changed hands last, as far as it was heard
-	echoes uint8 // messages to come that this host has published itself,
-	echoBy int64 // and until when: one that is lost must not have another taken for it
+	arbiter arbiter
 
 	drawAt int64 // no tokens are drawn for the queue before, after an attempt failed
-
-	run        int   // grants in a row without a release in Redis,
-	runSince   int64 // and when the first of them was
-	stand      bool  // the run is over: drop the lock before anybody local gets it
-	quiet      bool  // of stand and standUntil: no other host is known to want the lock
-	standUntil int64
-	rivalUntil int64 // another host had the lock without subscribing; see Config.RivalMemory
-
-	sub         subscription
-	lingerUntil int64
-	vain        uint8 // messages that came since a waiter here waited for another host
 
 	searched uint64 // the last search for a circle that met this lock
 
 	trouble string // what Redis answered last, if it was an error
-	polling bool   // counts in Table.polling
 
 	denial string // why Redis denies the lock: all who wait are refused; "": it does not
 
@@ -49,13 +25,17 @@ type queue struct {
 	refusal  string // why Redis refuses the release that confirms wait for; "": it does not
 }
 
-type subscription uint8
+// needQueue returns the queue of a lock, made if need be.
+func (t *Table) needQueue(l *lock) *queue {
+	if l.queue == nil {
+		l.queue = t.queues.get()
+		l.queue.arbiter.rivals = &l.rivals
+	}
+	return l.queue
+}
 
-const (
-	unsubscribed subscription = iota
-	asked
-	subscribed
-)
+// noWait reports whether the first waiter waits for a result of Redis only.
+func (q *queue) noWait() bool { return q.head != nil && q.head.try }
 
 // waiter is an acquire that has not been answered.
 type waiter struct {
@@ -165,10 +145,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 		l = t.lockFor(req.Name)
 		t.charge(l, s.user)
 	}
-	if l.queue == nil {
-		l.queue = t.queues.get()
-	}
-	q := l.queue
+	q := t.needQueue(l)
 	t.skipEnded(q)
 	switch {
 	case req.WaitMS == 0 && (l.hold.num != 0 || q.head != nil):
@@ -191,7 +168,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	}
 	w.timer.Value = w
 	if q.head == nil {
-		q.askFor(now, w)
+		q.arbiter.onFirstRequest(now, w.try)
 	}
 	q.push(w, byLock)
 	s.waits[w.id] = w
@@ -213,16 +190,6 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	t.settle(now, l)
 }
 
-// askFor has Redis asked for the lock on behalf of a waiter that is now the first.
-func (q *queue) askFor(now int64, w *waiter) {
-	if w.try && q.quiet {
-		q.stand, q.standUntil = false, now
-	}
-	if w.try || !q.drawn {
-		q.tryAt, q.drawn, q.passed = max(now, q.standUntil), false, 0
-	}
-}
-
 // whyNot says why a waiter, which may be taken out of the queue already, does not get the
 // lock.
 func (t *Table) whyNot(now int64, l *lock, w *waiter) (protocol.Code, string) {
@@ -234,7 +201,8 @@ func (t *Table) whyNot(now int64, l *lock, w *waiter) (protocol.Code, string) {
 		return protocol.Unavailable, trouble
 	}
 	// An answer to an earlier question may be out of date.
-	known := q.knownSince(w.since)
+	a := &q.arbiter
+	known := a.remote.isKnownSince(w.since)
 	asked := int64(0)
 	if l.claim.op.kind != NoOp {
 		asked = now - l.claim.op.sentAt
@@ -243,10 +211,10 @@ func (t *Table) whyNot(now int64, l *lock, w *waiter) (protocol.Code, string) {
 	case !known && (t.IsSilent(now) || asked >= int64(t.cfg.TryWithin)):
 		silence := max(asked, int64(t.Silence(now)))
 		return protocol.Unavailable, "Redis has not answered for " + milliseconds(silence) + "; whether the lock is free is not known"
-	case q.stand, now < q.standUntil:
+	case a.isYielding(now):
 		return protocol.Timeout, anothersTurn
-	case q.remote:
-		return protocol.Timeout, q.heldElsewhere()
+	case a.remote.isKnown:
+		return protocol.Timeout, a.remote.String()
 	case !w.alone && q.head != nil && q.head.since <= w.since:
 		return protocol.Timeout, "others on this host wait for it"
 	case !w.alone:
@@ -259,11 +227,11 @@ func (t *Table) whyNot(now int64, l *lock, w *waiter) (protocol.Code, string) {
 
 const anothersTurn = "it is another host's turn"
 
-// knownSince tells whether Redis, asked at that time or later, answered that another host
+// isKnownSince reports whether Redis, asked at that time or later, answered that another host
 // has the lock.
-func (q *queue) knownSince(at int64) bool { return q.remote && q.askedAt >= at }
+func (r *remoteHolder) isKnownSince(at int64) bool { return r.isKnown && r.askedAt >= at }
 
-func (q *queue) heldElsewhere() string { return "held by " + q.field + ", not on this host" }
+func (r *remoteHolder) String() string { return "held by " + r.field + ", not on this host" }
 
 func milliseconds(ns int64) string { return time.Duration(ns).Round(time.Millisecond).String() }
 
@@ -275,9 +243,9 @@ func (w *waiter) urgent(int64) bool { return false }
 func (w *waiter) due(t *Table, now int64) {
 	l, q := w.lock, w.lock.queue
 	latest := w.since + int64(t.cfg.TryWithin)
-	if !w.try && w.alone && now < latest && !q.knownSince(w.since) {
+	if !w.try && w.alone && now < latest && !q.arbiter.remote.isKnownSince(w.since) {
 		w.try = true
-		q.askFor(now, w)
+		q.arbiter.onFirstRequest(now, true)
 		t.arm(&w.timer, latest)
 		t.settle(now, l)
 		return
@@ -361,15 +329,7 @@ func (t *Table) serve(now int64, l *lock) {
 			continue
 		}
 		if l.claim.state.isOurs() && l.claim.op.kind != Drop {
-			if !t.up {
-				q.stand = false
-			}
-			// A request that does not wait is not kept from a lock that no other host is
-			// known to want.
-			if quiet := l.rivals.since == 0; !q.stand && t.spent(now, l) && !(quiet && w.try) {
-				q.stand, q.quiet, q.drawn = true, quiet, false
-			}
-			if !q.stand && t.grantable(now, l, w) {
+			if q.arbiter.mayGrant(&t.policy, now, w.try, t.up) && t.grantable(now, l, w) {
 				if t.isFull(w.session) { // since it began to wait
 					t.unqueue(w)
 					t.refuse(w.session, w.id, protocol.Limit, "%s", t.fullOfHolds())
@@ -383,7 +343,7 @@ func (t *Table) serve(now int64, l *lock) {
 			return
 		}
 		cannotAsk := l.claim.op.kind == NoOp && (t.why != "" || now < l.claim.retryAt)
-		if !cannotAsk && !q.stand && now >= q.standUntil && !t.IsSilent(now) {
+		if !cannotAsk && !q.arbiter.isYielding(now) && !t.IsSilent(now) {
 			return // until Redis answers
 		}
 		t.unqueue(w)
@@ -409,20 +369,6 @@ func (t *Table) later(l *lock) {
 		l.unsettled = true
 		t.unsettled = append(t.unsettled, l)
 	}
-}
-
-// spent tells whether this host has had the lock for long enough in a row. If no other
-// host is known to want it, one handoff is always allowed: the waiter of a holder that
-// was killed after hours gets the lock at once.
-func (t *Table) spent(now int64, l *lock) bool {
-	q := l.queue
-	if !t.up {
-		return false // no other host could get it
-	}
-	if since := l.rivals.since; since != 0 && (q.run >= t.cfg.HandoffBudget || now-since >= int64(t.cfg.HandoffTime)) {
-		return true
-	}
-	return q.run >= 2 && now-q.runSince >= int64(t.cfg.QuietTime)
 }
 
 // grantable tells whether what is known of Redis covers the waiter: a token to
@@ -480,11 +426,7 @@ func (t *Table) grant(now int64, l *lock, w *waiter) {
 			s.behind = min(s.behind, until)
 		}
 	}
-	q.drawn = false
-	if q.run == 0 {
-		q.runSince = now
-	}
-	q.run++
+	q.arbiter.onGrant(now)
 	t.byHold[num] = l
 	t.linkHold(l)
 	t.mark(l)

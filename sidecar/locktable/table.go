@@ -134,7 +134,7 @@ type Peer struct {
 type Table struct {
 	cfg     Config
 	leaseMS uint32
-	rng     *rand.Rand
+	policy  policy
 	wheel   *wheel.Wheel[timed]
 	out     []Effect
 
@@ -145,7 +145,6 @@ type Table struct {
 	locks    []*lock // every lock, in no order; lock.place is its index
 	cells    int     // that the locks take of MaxLocks: see Cells
 	waiting  int     // waiters in all
-	polling  int     // locks that are polled for want of a subscription
 
 	sweeping  []*session // that are over, and have waiters or holds left; see Work
 	unsettled []*lock    // that have more requests to answer than one step may; see Work
@@ -184,13 +183,13 @@ func New(cfg Config, now int64) *Table {
 	t := &Table{
 		cfg:      cfg,
 		leaseMS:  uint32(cfg.Lease / time.Millisecond),
-		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x10c4)),
 		wheel:    wheel.New[timed](wheelTick, wheelSlots, now),
 		sessions: make(map[SessionID]*session),
 		users:    make(map[int64]*user),
 		byName:   make(map[string]*lock),
 		byHold:   make(map[uint64]*lock),
 	}
+	t.policy = policy{cfg: &t.cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x10c4))}
 	t.wheel.MaxPending = 2 * cfg.MaxLocks // one per lock, one per waiter
 	return t
 }
@@ -309,7 +308,7 @@ func (t *Table) Up(now int64, dataLost bool) {
 			l.claim.dataLost()
 		}
 		if q := l.queue; q != nil {
-			q.tryAt = min(q.tryAt, max(now, q.standUntil))
+			q.arbiter.tryBy(now)
 		}
 		t.settle(now, l)
 	}
