@@ -425,7 +425,7 @@ func (a *arbiter) updateSubscription(p *policy, now int64, head *waiter, isHeld 
 	case !isHeld:
 		isNeeded = a.remote.isKnown || a.phase == retryScheduled
 	default:
-		isNeeded = now-head.since >= int64(p.cfg.WatchAfter)
+		isNeeded = now-head.request.since >= int64(p.cfg.WatchAfter)
 	}
 	if isNeeded {
 		a.lingerUntil, a.unneededMessages = now+int64(a.linger(p)), 0

@@ -21,7 +21,7 @@ type confirm struct {
 // is taken, but not by an ended hold.
 func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 	s := t.sessions[id]
-	if s == nil || s.detached {
+	if s == nil || s.phase.isOver() {
 		return
 	}
 	l := t.byName[req.Name]
@@ -41,14 +41,14 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 	s.confirms[req.ID] = struct{}{}
 	t.waiting++
 	s.user.waiters++
-	t.settle(now, l)
+	t.reconcile(now, l)
 }
 
 // answerConfirms answers those who asked for a confirmation: that Redis has no ended
 // hold, or that it refuses the release. Those that one step may not answer, Work does.
 func (t *Table) answerConfirms(l *lock) {
 	q := l.queue
-	if q == nil || q.refusal == "" && l.hold.num == 0 && (l.claim.state != claimAbsent || l.claim.isBusy()) {
+	if q == nil || q.refusal == "" && l.holds == nil && (l.claim.state != claimAbsent || l.claim.isBusy()) {
 		return
 	}
 	n := min(len(q.confirms), t.cfg.MaxWork)
@@ -57,7 +57,7 @@ func (t *Table) answerConfirms(l *lock) {
 		case s == nil:
 		case q.refusal != "":
 			t.refuse(s, c.id, protocol.Denied, "the lock is released here, and its lease ends in Redis, but Redis refused the release: %s", q.refusal)
-		case !s.over():
+		case !s.phase.isOver():
 			t.emit(Effect{Kind: Confirmed, Session: s.id, ID: c.id})
 		}
 	}

@@ -21,11 +21,11 @@ func (p Peer) String() string {
 	return fmt.Sprintf("pid %d (%s)", p.PID, p.Cmd)
 }
 
-// circle looks for a chain of local owners that leads from the holder of l, by
+// findWaitCycle looks for a chain of local owners that leads from the holder of l, by
 // what each waits for, back to the newcomer. It returns the chain in words, or "".
 // A circle can only be closed by somebody who starts to wait, so looking then
 // is enough as long as each owner waits for one lock at a time.
-func (t *Table) circle(s *session, owner uint64, l *lock) string {
+func (t *Table) findWaitCycle(s *session, owner uint64, l *lock) string {
 	t.searches++
 	l.queue.searched = t.searches
 	path := append(t.path[:0], step{l, -1})
@@ -35,28 +35,28 @@ func (t *Table) circle(s *session, owner uint64, l *lock) string {
 	}()
 	for i, steps := 0, 0; i < len(path); i++ {
 		at := path[i].lock
-		h := &at.hold
-		if at.ownedBy(s, owner) {
+		h := at.holds
+		if h.isOwnedBy(s, owner) {
 			var locks []*lock
 			for j := i; j >= 0; j = path[j].from {
 				locks = append(locks, path[j].lock)
 			}
-			return inWords(locks)
+			return describeCycle(locks)
 		}
-		if h.num == 0 || h.owner == 0 || h.orphan || h.session.over() {
+		if h == nil || h.owner == 0 || h.isOrphan() || h.session.phase.isOver() {
 			continue
 		}
 		own := h.session.owners[h.owner]
 		if own == nil {
 			continue
 		}
-		for w := own.head; w != nil; w = w.links[byOwner].next {
+		for r := own.head; r != nil; r = r.ofOwner.next {
 			if steps++; steps > maxSteps {
 				return ""
 			}
-			if q := w.lock.queue; q.searched != t.searches {
+			if q := r.at.lock.queue; q.searched != t.searches {
 				q.searched = t.searches
-				path = append(path, step{w.lock, i})
+				path = append(path, step{r.at.lock, i})
 			}
 		}
 	}
@@ -69,14 +69,14 @@ type step struct {
 	from int   // index of the step that led here; −1: the newcomer's own
 }
 
-// inWords tells a circle: locks[0] is held by the newcomer, each further lock's
+// describeCycle tells a circle: locks[0] is held by the newcomer, each further lock's
 // holder waits for the one before it, and the newcomer asks for the last.
-func inWords(locks []*lock) string {
+func describeCycle(locks []*lock) string {
 	var b strings.Builder
 	last := len(locks) - 1
 	fmt.Fprintf(&b, "waiting would never end: you ask for %q", locks[last].name)
 	for i := last; i > 0; i-- {
-		h := &locks[i].hold
+		h := locks[i].holds
 		fmt.Fprintf(&b, ", held by owner %d of %s, who waits for %q", h.owner, h.session.peer, locks[i-1].name)
 	}
 	b.WriteString(", which you hold; release it first, or take the two in one order everywhere")

@@ -20,15 +20,15 @@ func (t *Table) AuditUsers() string {
 			add(l.user, user{cells: cells})
 		}
 		if l.queue != nil {
-			for w := l.queue.head; w != nil; w = w.links[byLock].next {
-				add(w.session.user, user{waiters: 1})
+			for w := l.queue.waiters.head; w != nil; w = w.inQueue.next {
+				add(w.request.session.user, user{waiters: 1})
 			}
 			for _, c := range l.queue.confirms {
 				add(c.user, user{waiters: 1})
 			}
 		}
-		if s := l.hold.session; s != nil && s.user != l.user {
-			return fmt.Sprintf("%s is held by user %d and counts as another user's", l.name, s.user.uid)
+		if h := l.holds; h != nil && h.session.user != l.user {
+			return fmt.Sprintf("%s is held by user %d and counts as another user's", l.name, h.session.user.uid)
 		}
 	}
 	if all != t.cells {

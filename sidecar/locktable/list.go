@@ -13,7 +13,7 @@ func (t *Table) Info(now int64, name string) (protocol.LockRow, bool) {
 	if l == nil {
 		return protocol.LockRow{}, false
 	}
-	return l.row(now), true
+	return t.row(now, l), true
 }
 
 // List describes locks until yield says that there is no room for the one it was
@@ -27,24 +27,24 @@ func (t *Table) List(now int64, after uint64, yield func(protocol.LockRow) bool)
 		i = int(min(after, uint64(i)))
 	}
 	for ; i > 0; i-- {
-		if !yield(t.locks[i-1].row(now)) {
+		if !yield(t.row(now, t.locks[i-1])) {
 			return uint64(i)
 		}
 	}
 	return 0
 }
 
-func (l *lock) row(now int64) protocol.LockRow {
+func (t *Table) row(now int64, l *lock) protocol.LockRow {
 	r := protocol.LockRow{Name: l.name, State: protocol.StateFree}
-	h, q := &l.hold, l.queue
+	h, q := l.holds, l.queue
 	switch {
-	case h.num != 0:
+	case h != nil:
 		p := &h.session.peer
 		r.State = protocol.StateHeld
-		r.Hold, r.Token, r.Count, r.Owner = h.num, h.token, h.count, h.owner
+		r.Hold, r.Token, r.Count, r.Owner = h.id, h.token, h.entries, h.owner
 		r.Session, r.PID, r.UID, r.Cmd = uint64(h.session.id), p.PID, p.UID, p.Cmd
-		r.HeldMS, r.DeadlineNS = millis(now-h.granted), l.until()
-		r.LeaseMS, r.Orphan, r.Absent = int64(h.leaseMS), h.orphan, h.session.absent
+		r.HeldMS, r.DeadlineNS = millis(now-h.granted), t.deadline(h)
+		r.LeaseMS, r.Orphan, r.Absent = int64(t.remainingLease(h)), h.isOrphan(), h.session.phase.isAway() || h.session.phase == SessionGivenUp
 	case q != nil && q.arbiter.remote.isKnown:
 		remote := &q.arbiter.remote
 		r.State = protocol.StateRemote
@@ -56,12 +56,12 @@ func (l *lock) row(now int64) protocol.LockRow {
 		r.State = protocol.StateBusy
 	}
 	if q != nil {
-		r.Waiting = q.len
-		for w := q.head; w != nil && len(r.Waiters) < protocol.MaxWaiters; w = w.links[byLock].next {
-			p := &w.session.peer
+		r.Waiting = q.waiters.len
+		for w := q.waiters.head; w != nil && len(r.Waiters) < protocol.MaxWaiters; w = w.inQueue.next {
+			p := &w.request.session.peer
 			r.Waiters = append(r.Waiters, protocol.WaiterRow{
-				Session: uint64(w.session.id), PID: p.PID, UID: p.UID, Cmd: p.Cmd,
-				Owner: w.owner, WaitedMS: millis(now - w.since),
+				Session: uint64(w.request.session.id), PID: p.PID, UID: p.UID, Cmd: p.Cmd,
+				Owner: w.request.owner, WaitedMS: millis(now - w.request.since),
 			})
 		}
 	}
@@ -73,7 +73,7 @@ func millis(ns int64) int64 { return max(0, ns/int64(time.Millisecond)) }
 // Holds counts what a session holds.
 func (t *Table) Holds(id SessionID) int {
 	if s := t.sessions[id]; s != nil {
-		return s.nholds
+		return s.holds.len
 	}
 	return 0
 }
@@ -83,7 +83,7 @@ func (t *Table) Holds(id SessionID) int {
 func (t *Table) Owing() int {
 	n := 0
 	for _, l := range t.locks {
-		if l.hold.num == 0 && (l.claim.isBusy() || t.up && l.claim.state != claimAbsent) {
+		if l.holds == nil && (l.claim.isBusy() || t.redis.isUp() && l.claim.state != claimAbsent) {
 			n++
 		}
 	}

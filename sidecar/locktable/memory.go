@@ -79,8 +79,8 @@ type RememberedLock struct {
 	LockRecord
 }
 
-// notes is what changed since the Keeper was told last.
-type notes struct {
+// dirtySet is what changed since the Keeper was told last.
+type dirtySet struct {
 	locks    []*lock
 	sessions []*session
 	last     uint64
@@ -90,28 +90,28 @@ type notes struct {
 	again  bool    // KeepAgain was called
 }
 
-func (t *Table) note(l *lock) {
-	if t.cfg.Keeper != nil && !l.noted {
-		l.noted = true
-		t.notes.locks = append(t.notes.locks, l)
+func (t *Table) markDirty(l *lock) {
+	if t.cfg.Keeper != nil && !l.isDirty {
+		l.isDirty = true
+		t.dirty.locks = append(t.dirty.locks, l)
 	}
 }
 
-func (t *Table) noteSession(s *session) {
-	if t.cfg.Keeper != nil && !s.noted {
-		s.noted = true
-		t.notes.sessions = append(t.notes.sessions, s)
+func (t *Table) markSessionDirty(s *session) {
+	if t.cfg.Keeper != nil && !s.isDirty {
+		s.isDirty = true
+		t.dirty.sessions = append(t.dirty.sessions, s)
 	}
 }
 
-// keep tells the Keeper what changed. The process may die between any two calls, so
+// writeJournal tells the Keeper what changed. The process may die between any two calls, so
 // each must leave a memory that is true of what clients were told: numbers come
 // before records that have them; that a session is detached before its watchdog
 // holds become fixed leases, or a successor would tell their client of renewals; and
 // what a session was told, which may be less than before, after the holds for which
 // more was true.
-func (t *Table) keep() {
-	k, n := t.cfg.Keeper, &t.notes
+func (t *Table) writeJournal() {
+	k, n := t.cfg.Keeper, &t.dirty
 	if k == nil {
 		return
 	}
@@ -120,15 +120,15 @@ func (t *Table) keep() {
 		k.KeepLast(n.last)
 	}
 	for _, s := range n.sessions {
-		if s.detached {
+		if s.wasDetached() {
 			k.KeepSession(s.record())
 		}
 	}
 	for i, l := range n.locks {
-		l.noted = false
+		l.isDirty = false
 		switch {
-		case l.concernsRedis():
-			l.record(&n.record)
+		case l.hasRemoteState():
+			t.record(l, &n.record)
 			l.slot = k.KeepLock(l.slot, &n.record)
 		case l.slot != 0:
 			k.ForgetLock(l.slot)
@@ -140,14 +140,14 @@ func (t *Table) keep() {
 	n.locks = n.locks[:0]
 	for n.again && len(n.unkept) > 0 {
 		l := n.unkept[len(n.unkept)-1]
-		l.record(&n.record)
+		t.record(l, &n.record)
 		l.slot = k.KeepLock(0, &n.record)
 		n.track(l)
 		n.again = l.slot != 0 // all of them have to be stored, so there is no use in trying others
 	}
 	n.again = false
 	for i, s := range n.sessions {
-		if s.noted = false; !s.detached {
+		if s.isDirty = false; !s.wasDetached() {
 			k.KeepSession(s.record())
 		}
 		n.sessions[i] = nil
@@ -157,8 +157,8 @@ func (t *Table) keep() {
 
 // track has unkept list the lock if, and only if, the Keeper should have it and does
 // not.
-func (n *notes) track(l *lock) {
-	missing := l.slot == 0 && l.concernsRedis()
+func (n *dirtySet) track(l *lock) {
+	missing := l.slot == 0 && l.hasRemoteState()
 	switch {
 	case missing == (l.unkept != 0):
 	case missing:
@@ -175,30 +175,30 @@ func (n *notes) track(l *lock) {
 
 // Unkept is the number of locks for which the Keeper had no room, and which it should
 // have. It is up to date after Effects.
-func (t *Table) Unkept() int { return len(t.notes.unkept) }
+func (t *Table) Unkept() int { return len(t.dirty.unkept) }
 
 // KeepAgain has the next Effects offer the Keeper the locks for which it had no room.
-func (t *Table) KeepAgain() { t.notes.again = true }
+func (t *Table) KeepAgain() { t.dirty.again = true }
 
-// concernsRedis tells whether Redis has, or may yet have, a field of ours.
-func (l *lock) concernsRedis() bool {
-	return l.hold.num != 0 || l.claim.state != claimAbsent || l.claim.isBusy()
+// hasRemoteState tells whether Redis has, or may yet have, a field of ours.
+func (l *lock) hasRemoteState() bool {
+	return l.holds != nil || l.claim.state != claimAbsent || l.claim.isBusy()
 }
 
-func (l *lock) record(r *LockRecord) {
+func (t *Table) record(l *lock, r *LockRecord) {
 	*r = LockRecord{Name: l.name, Top: l.claim.maxHoldID}
-	h := &l.hold
-	if h.num == 0 {
+	h := l.holds
+	if h == nil {
 		return
 	}
 	r.Hold = HoldRecord{
-		Num: h.num, Token: h.token, Owner: h.owner, Session: h.session.id,
-		Granted: h.granted, Deadline: h.deadline, End: h.endAt, Tells: h.tells,
-		Count: h.count, LeaseMS: h.leaseMS, CrashDelayMS: h.crashDelayMS, Orphan: h.orphan,
+		Num: h.id, Token: h.token, Owner: h.owner, Session: h.session.id,
+		Granted: h.granted, Deadline: h.deadline, End: h.endAt, Tells: h.leaseSeq,
+		Count: h.entries, LeaseMS: t.remainingLease(h), CrashDelayMS: h.crashDelayMS, Orphan: h.isOrphan(),
 		InDoubt: l.claim.state.isUnsure(),
 	}
-	if h.orphan {
-		r.Hold.Deadline = l.until()
+	if h.isOrphan() {
+		r.Hold.Deadline = t.deadline(h)
 	}
 }
 
@@ -210,11 +210,14 @@ func (l *lock) record(r *LockRecord) {
 // What Redis has is not taken for granted: holds are confirmed, and what was being
 // given back is given back, when Redis can be asked.
 func (t *Table) Restore(now int64, m *Memory) {
-	t.lastNum, t.notes.last = m.Last, m.Last
+	t.lastNum, t.dirty.last = m.Last, m.Last
 	t.wheel.MaxPending = 2 * max(t.cfg.MaxLocks, len(m.Locks))
 	for _, r := range m.Sessions {
 		s := t.open(r.ID, r.Peer)
-		s.told, s.tells, s.detached, s.absent = r.Told, r.Tells, r.Detached, true
+		s.leaseSent, s.leaseSeq, s.phase = r.Told, r.Tells, SessionAbsent
+		if r.Detached {
+			s.phase = SessionGivenUp
+		}
 	}
 	gone := make(map[SessionID]*session)
 	for i := range m.Locks {
@@ -226,53 +229,58 @@ func (t *Table) Restore(now int64, m *Memory) {
 		if r.Hold.Num == 0 {
 			continue
 		}
-		h := &r.Hold
-		s, orphan := t.sessions[h.Session], h.Orphan
+		s, isOrphan := t.sessions[r.Hold.Session], r.Hold.Orphan
 		if s == nil {
-			if s = gone[h.Session]; s == nil {
-				s = &session{id: h.Session}
-				gone[h.Session] = s
+			if s = gone[r.Hold.Session]; s == nil {
+				s = &session{id: r.Hold.Session}
+				gone[r.Hold.Session] = s
 			}
-			orphan = true
+			isOrphan = true
 		}
 		t.charge(l, s.user)
-		l.hold = hold{
-			num: h.Num, token: h.Token, owner: h.Owner, session: s, granted: h.Granted,
-			deadline: h.Deadline, endAt: h.End, tells: h.Tells,
-			count: max(1, h.Count), leaseMS: h.LeaseMS, crashDelayMS: h.CrashDelayMS, orphan: orphan,
-		}
-		if orphan && !h.Orphan {
-			// Nobody can come back for it. It is not renewed, and not given away.
-			l.hold.leaseMS = t.leaseOf(h.LeaseMS)
-		}
-		t.byHold[h.Num] = l
 		l.claim.state = claimRestored
-		if h.InDoubt {
+		if r.Hold.InDoubt {
 			l.claim.state = claimInDoubt
 		}
-		if l.claim.validUntil = h.Deadline; !orphan {
-			l.claim.validUntil = l.until()
-			l.hold.deadline, l.hold.tells = l.claim.validUntil, s.tells
-			if s.detached && l.watched() { // that was not kept of it any more
-				l.hold.leaseMS = t.leaseMS
+		h := t.holds.get()
+		*h = hold{
+			id: r.Hold.Num, token: r.Hold.Token, owner: r.Hold.Owner, lock: l, session: s, granted: r.Hold.Granted,
+			deadline: r.Hold.Deadline, endAt: r.Hold.End, leaseSeq: r.Hold.Tells,
+			entries: max(1, r.Hold.Count), leaseMS: r.Hold.LeaseMS, crashDelayMS: r.Hold.CrashDelayMS, permits: 1, mode: exclusive,
+		}
+		if h.leaseMS != 0 {
+			h.lease = fixedLease
+		}
+		t.addHold(h)
+		switch {
+		case isOrphan && (!r.Hold.Orphan || h.lease == fixedLease):
+			h.phase = holdGivenUp // if there is no session, no client can come back for it
+		case isOrphan:
+			h.phase = holdCrashDelayed
+		}
+		if l.claim.validUntil = h.deadline; !isOrphan {
+			l.claim.validUntil = t.deadline(h)
+			h.deadline, h.leaseSeq = l.claim.validUntil, s.leaseSeq
+			if s.phase.isOver() { // that was not kept of it any more
+				h.phase = holdUnserved
 			}
-			if l.watched() {
+			if h.isRenewed() {
 				l.claim.validUntil = min(l.claim.validUntil, now+validity(t.leaseMS))
 			}
-			t.linkHold(l)
-			t.mark(l)
+			t.linkHold(h)
+			t.trackDeadline(h)
 		}
 	}
 	for i := range m.Sessions {
-		if s := t.sessions[m.Sessions[i].ID]; len(s.marks) > 0 {
-			// From here on, each hold says for itself what was told of it: leases may
-			// be shorter now, and news of less than before still be news.
-			s.told = s.reached(t)
-			t.noteSession(s)
+		if s := t.sessions[m.Sessions[i].ID]; len(s.deadlineBuckets) > 0 {
+			// From here on, each hold says for itself what was sent of it: leases may
+			// be shorter now, and an event with less than before still be needed.
+			s.leaseSent = t.reachedDeadline(s)
+			t.markSessionDirty(s)
 		}
 	}
 	for i := len(t.locks) - 1; i >= 0; i-- {
-		t.settle(now, t.locks[i])
+		t.reconcile(now, t.locks[i])
 	}
 }
 
@@ -280,8 +288,8 @@ func (t *Table) Restore(now int64, m *Memory) {
 func (t *Table) Resume(id SessionID, p Peer) {
 	s := t.sessions[id]
 	s.peer = p
-	for l := s.holds; l != nil; l = l.hold.next {
-		l.hold.claimed = 0
+	for h := s.holds.head; h != nil; h = h.inSession.next {
+		h.claimedEntries = 0
 	}
 }
 
@@ -289,7 +297,12 @@ func (t *Table) Resume(id SessionID, p Peer) {
 func (t *Table) Record(id SessionID) SessionRecord { return t.sessions[id].record() }
 
 func (s *session) record() SessionRecord {
-	return SessionRecord{ID: s.id, Told: s.told, Tells: s.tells, Detached: s.detached}
+	return SessionRecord{ID: s.id, Told: s.leaseSent, Tells: s.leaseSeq, Detached: s.wasDetached()}
+}
+
+// wasDetached reports whether the session's watchdog holds are not renewed any more.
+func (s *session) wasDetached() bool {
+	return s.phase == SessionGivenUp || s.phase == SessionUnserved
 }
 
 // Claim notes that the client of an absent session has these holds, with that many
@@ -303,51 +316,59 @@ func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) (fault strin
 		return ""
 	}
 	for _, c := range req.Holds {
-		l := t.byHold[c.Hold]
-		if l == nil || l.hold.session != s || l.hold.orphan {
+		h := t.byHold[c.Hold]
+		if h == nil || h.session != s || h.isOrphan() {
 			t.emit(Effect{Kind: Lost, Session: id, Hold: c.Hold, Reason: protocol.Forgotten})
 			continue
 		}
 		switch {
-		case l.hold.claimed != 0:
+		case h.claimedEntries != 0:
 			return fmt.Sprintf("hold %d is claimed twice", c.Hold)
-		case l.hold.count < c.Entries:
+		case h.entries < c.Entries:
 			return fmt.Sprintf("more entries of hold %d are claimed than were granted", c.Hold)
 		}
-		l.hold.claimed = c.Entries
-		t.settle(now, l) // it may be over just now
+		h.claimedEntries = c.Entries
+		t.reconcile(now, h.lock) // it may be over just now
 	}
 	if !req.More {
-		t.takeUp(now, s)
+		t.finishResume(now, s)
 	}
 	t.emit(Effect{Kind: Claimed, Session: id, ID: req.ID, Was: !req.More})
 	return ""
 }
 
-func (t *Table) takeUp(now int64, s *session) {
-	s.absent = false
+// finishResume ends the absence of a session whose client has claimed all that it has.
+func (t *Table) finishResume(now int64, s *session) {
+	s.phase = SessionServing
 	var changed []*lock
 	until := int64(math.MaxInt64)
-	for l := s.holds; l != nil; {
-		next := l.hold.next
-		before := l.hold.count
-		if l.hold.claimed != 0 {
-			l.hold.count = l.hold.claimed
-			t.expire(now, l) // it may be over since
-		} else {
-			t.endHold(l)
-		}
-		if l.hold.count != before { // 0 if it has ended
+	for h := s.holds.head; h != nil; {
+		next, l := h.inSession.next, h.lock
+		switch {
+		case h.claimedEntries == 0:
+			t.endHold(h)
 			changed = append(changed, l)
+		case h.entries != h.claimedEntries:
+			h.entries = h.claimedEntries
+			changed = append(changed, l)
+			t.expireHold(now, l) // it may be over since
+		default:
+			if t.expireHold(now, l); l.holds != h {
+				changed = append(changed, l)
+			}
 		}
-		if l.watched() {
-			until = min(until, l.until())
+		if h = l.holds; h != nil && h.isRenewed() {
+			until = min(until, t.deadline(h))
 		}
-		l = next
+		h = next
 	}
-	t.settleAll(now, changed)
+	for _, l := range changed {
+		if t.byName[l.name] == l { // it may be listed twice, and be gone by now
+			t.reconcile(now, l)
+		}
+	}
 	if until != math.MaxInt64 {
-		// What it was told while it was absent, or just before and did not hear.
+		// What it was sent while it was absent, or just before and did not receive.
 		t.emit(Effect{Kind: Lease, Session: s.id, Deadline: until})
 	}
 }
@@ -357,10 +378,10 @@ func (t *Table) takeUp(now int64, s *session) {
 func (t *Table) Adjourn(now int64) {
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		l := t.locks[i]
-		for l.queue != nil && l.queue.head != nil {
-			t.unqueue(l.queue.head)
+		for l.queue != nil && l.queue.waiters.head != nil {
+			t.endRequest(l.queue.waiters.head.request)
 		}
 		t.dropConfirms(l)
-		t.settle(now, l)
+		t.reconcile(now, l)
 	}
 }

@@ -120,16 +120,6 @@ func (c *Config) setDefaults() {
 	def(&c.MaxWork, 64)
 }
 
-// SessionID names a session; the caller never reuses one.
-type SessionID uint64
-
-// Peer is what operators see of the process behind a session.
-type Peer struct {
-	PID, UID int64
-	Cmd      string
-	Client   string
-}
-
 // Table is the lock table of one sidecar. One goroutine owns it.
 type Table struct {
 	cfg     Config
@@ -141,34 +131,30 @@ type Table struct {
 	sessions map[SessionID]*session
 	users    map[int64]*user // by uid
 	byName   map[string]*lock
-	byHold   map[uint64]*lock
-	locks    []*lock // every lock, in no order; lock.place is its index
+	byHold   map[uint64]*hold
+	locks    []*lock // every lock, in no order; lock.index is its index
 	cells    int     // that the locks take of MaxLocks: see Cells
 	waiting  int     // waiters in all
 
-	sweeping  []*session // that are over, and have waiters or holds left; see Work
-	unsettled []*lock    // that have more requests to answer than one step may; see Work
-	waiters   pool[waiter]
-	queues    pool[queue]
+	sweeping []*session // that are over, and have requests or holds left; see Work
+	deferred []*lock    // that have more requests to answer than one step may; see Work
+	requests pool[request]
+	queues   pool[queue]
+	holds    pool[hold]
 
-	searches uint64 // for circles, so far
+	searches uint64 // for wait cycles, so far
 	path     []step // emptied, for the next search
 
-	lastNum uint64 // last hold number given out
-	notes   notes  // what the Keeper has not been told yet
-	up      bool   // Redis can be asked
-	owed    int    // operations that have no Result yet
-	owing   int64  // since when Redis has owed a Result without giving any, while owed is not 0
-	why     string // while it cannot: one sentence; "": nobody has tried yet
-	renewed []*session
-	now     int64 // of the last change
+	lastNum    uint64   // last hold id used
+	dirty      dirtySet // what is not in the journal yet
+	redis      reachability
+	leaseQueue []*session // that may need a lease event
+	now        int64      // of the last change
 }
 
-// timed is what a timer of the wheel belongs to: a lock or a waiter.
+// timed is what a timer of the wheel belongs to: a lock or a request.
 type timed interface {
 	due(t *Table, now int64)
-	// urgent reports whether it must not wait behind thousands of others that are due.
-	urgent(now int64) bool
 }
 
 const (
@@ -187,7 +173,7 @@ func New(cfg Config, now int64) *Table {
 		sessions: make(map[SessionID]*session),
 		users:    make(map[int64]*user),
 		byName:   make(map[string]*lock),
-		byHold:   make(map[uint64]*lock),
+		byHold:   make(map[uint64]*hold),
 	}
 	t.policy = policy{cfg: &t.cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x10c4))}
 	t.wheel.MaxPending = 2 * cfg.MaxLocks // one per lock, one per waiter
@@ -197,29 +183,11 @@ func New(cfg Config, now int64) *Table {
 // Effects returns what the inputs since the last call want done, in order. It is
 // valid until the next input. The Keeper knows of everything that led to it.
 func (t *Table) Effects() []Effect {
-	t.tellLeases()
-	t.keep()
+	t.flushLeaseEvents()
+	t.writeJournal()
 	out := t.out
 	t.out = t.out[:0]
 	return out
-}
-
-// Silence is how long Redis has owed answers without giving any.
-func (t *Table) Silence(now int64) time.Duration {
-	if t.owed == 0 {
-		return 0
-	}
-	return time.Duration(now - t.owing)
-}
-
-// IsSilent tells whether Redis has been silent for so long that an acquire which will not
-// wait is not to wait for it.
-func (t *Table) IsSilent(now int64) bool { return t.Silence(now) >= t.cfg.TryWithin }
-
-// SilentAt is when IsSilent will be true, if Redis gives no answer until then; false: it
-// owes none.
-func (t *Table) SilentAt() (int64, bool) {
-	return t.owing + int64(t.cfg.TryWithin), t.owed > 0
 }
 
 func (t *Table) emit(e Effect) { t.out = append(t.out, e) }
@@ -227,7 +195,7 @@ func (t *Table) emit(e Effect) { t.out = append(t.out, e) }
 // refuse answers a request with an error. What is left of a session that is over has no
 // client that could read it.
 func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string, args ...any) {
-	if s.over() {
+	if s.phase.isOver() {
 		return
 	}
 	msg := format
@@ -242,12 +210,18 @@ func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string,
 func (t *Table) Advance(now int64) {
 	n := 0
 	t.wheel.AdvanceSome(now, 8*t.cfg.MaxWork, func(tm *wheel.Timer[timed]) {
-		if n++; n > t.cfg.MaxWork && !tm.Value.urgent(now) {
+		if n++; n > t.cfg.MaxWork && !t.mustNotWait(now, tm.Value) {
 			t.wheel.Defer(tm)
 			return
 		}
 		tm.Value.due(t, now)
 	})
+}
+
+// mustNotWait reports whether a timer must not wait after thousands of others that are due.
+func (t *Table) mustNotWait(now int64, v timed) bool {
+	l, ok := v.(*lock)
+	return ok && t.isUrgent(now, l)
 }
 
 // Work does a part of what can wait: timers that Advance left, and what sessions that
@@ -259,7 +233,7 @@ func (t *Table) Work(now int64) {
 	for len(t.sweeping) > 0 && left > 0 {
 		s := t.sweeping[0]
 		if left = t.sweep(now, s, left); left > 0 {
-			s.sweeping = false
+			s.isSweeping = false
 			t.sweeping[0] = nil
 			t.sweeping = t.sweeping[1:]
 		}
@@ -267,16 +241,16 @@ func (t *Table) Work(now int64) {
 	if len(t.sweeping) == 0 {
 		t.sweeping = nil
 	}
-	for n := len(t.unsettled); n > 0 && left > 0; n-- {
-		l := t.unsettled[0]
-		t.unsettled[0] = nil
-		t.unsettled = t.unsettled[1:]
-		l.unsettled = false
-		t.settle(now, l)
+	for n := len(t.deferred); n > 0 && left > 0; n-- {
+		l := t.deferred[0]
+		t.deferred[0] = nil
+		t.deferred = t.deferred[1:]
+		l.isDeferred = false
+		t.reconcile(now, l)
 		left -= t.cfg.MaxWork
 	}
-	if len(t.unsettled) == 0 {
-		t.unsettled = nil
+	if len(t.deferred) == 0 {
+		t.deferred = nil
 	}
 	t.wheel.FireDeferred(left, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
 }
@@ -285,7 +259,7 @@ func (t *Table) Work(now int64) {
 func (t *Table) Next() (int64, bool) { return t.wheel.Next() }
 
 // Busy tells whether there is something for Work to do now.
-func (t *Table) Busy() bool { return len(t.sweeping) > 0 || len(t.unsettled) > 0 || t.wheel.Deferred() }
+func (t *Table) Busy() bool { return len(t.sweeping) > 0 || len(t.deferred) > 0 || t.wheel.Deferred() }
 
 func (t *Table) arm(tm *wheel.Timer[timed], at int64) {
 	if tm.Pending() && tm.Deadline() == at {
@@ -293,31 +267,5 @@ func (t *Table) arm(tm *wheel.Timer[timed], at int64) {
 	}
 	if err := t.wheel.Add(tm, at); err != nil {
 		panic("locktable: more timers than locks and waiters: " + err.Error())
-	}
-}
-
-// Up says that Redis can be asked. With dataLost it may have forgotten what it
-// knew: holds whose deadline has not passed are asserted again, and tokens drawn
-// before are not handed out any more.
-func (t *Table) Up(now int64, dataLost bool) {
-	t.up, t.why = true, ""
-	for i := len(t.locks) - 1; i >= 0; i-- {
-		l := t.locks[i]
-		l.claim.retryAt = 0
-		if dataLost {
-			l.claim.dataLost()
-		}
-		if q := l.queue; q != nil {
-			q.arbiter.tryBy(now)
-		}
-		t.settle(now, l)
-	}
-}
-
-// Down says that Redis cannot be asked until Up; why is for people.
-func (t *Table) Down(now int64, why string) {
-	t.up, t.why = false, why
-	for i := len(t.locks) - 1; i >= 0; i-- {
-		t.settle(now, t.locks[i])
 	}
 }

@@ -84,8 +84,8 @@ func (t *Table) charge(l *lock, u *user) {
 	}
 }
 
-// named counts a name that was not known in Redis.
-func (t *Table) named(now int64, u *user) {
+// countNewName counts a name that was not known in Redis.
+func (t *Table) countNewName(now int64, u *user) {
 	u.namesUntil = max(u.namesUntil, now) + int64(time.Second)/int64(t.cfg.NewNames)
 }
 
@@ -105,15 +105,15 @@ func (t *Table) limits(u *user) (most, share int) {
 
 // isFull tells whether the session may hold no more locks. Those that it waits for do not
 // count: they are bounded by MaxWaiters.
-func (t *Table) isFull(s *session) bool { return s.nholds >= t.cfg.MaxHolds }
+func (t *Table) isFull(s *session) bool { return s.holds.len >= t.cfg.MaxHolds }
 
 func (t *Table) fullOfHolds() string {
 	return fmt.Sprintf("this client holds %d locks; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
 }
 
-// limited refuses an acquire that would go over a limit. l is its lock; nil: there is
+// refuseOverLimit refuses an acquire that would go over a limit. l is its lock; nil: there is
 // none yet.
-func (t *Table) limited(now int64, s *session, l *lock, req *protocol.Acquire) bool {
+func (t *Table) refuseOverLimit(now int64, s *session, l *lock, req *protocol.Acquire) bool {
 	why := ""
 	if t.isFull(s) {
 		why = t.fullOfHolds()
@@ -129,7 +129,7 @@ func (t *Table) limited(now int64, s *session, l *lock, req *protocol.Acquire) b
 // noRoomToWait says why a session may not have one more request that waits; "": it may.
 func (t *Table) noRoomToWait(s *session) string {
 	switch most, share := t.limits(s.user); {
-	case len(s.waits)+len(s.confirms) >= t.cfg.MaxWaiters:
+	case len(s.requests)+len(s.confirms) >= t.cfg.MaxWaiters:
 		return fmt.Sprintf("this client has %d requests waiting; wait for some, or raise max-waiters of the sidecar", t.cfg.MaxWaiters)
 	case t.waiting >= most:
 		return fmt.Sprintf("this sidecar has %d requests waiting; wait for some, or raise max-locks of the sidecar", t.waiting)

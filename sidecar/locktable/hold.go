@@ -1,0 +1,318 @@
+package locktable
+
+import (
+	"math"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// hold is one granted request, until it is released or lost.
+//
+// There may be a hundred thousand of these: the fields are in an order that leaves no
+// gaps, and holds that ended are used again.
+type hold struct {
+	id    uint64 // the number in its field in Redis; never used again
+	token uint64
+	owner uint64 // 0: anonymous
+	lock  *lock
+	next  *hold // another hold of the lock
+
+	session   *session
+	inSession links[hold] // the other holds of the session, newest first; not if isOrphan
+
+	granted  int64
+	deadline int64 // as its client knows it from the grant; see Table.deadline
+	endAt    int64 // its max_hold, or the end of its crash delay, whichever comes first; 0: never
+	bucket   int64 // of session.deadlineBuckets, if isTracked
+
+	entries        uint32
+	claimedEntries uint32 // that its client claimed when it resumed the session
+	permits        uint32
+	leaseSeq       uint32 // session.leaseSeq at the grant
+	leaseMS        uint32 // of a fixed lease
+	crashDelayMS   uint32
+	lease          leaseKind
+	mode           mode
+	phase          holdPhase
+	isTracked      bool // its deadline counts in session.deadlineBuckets
+}
+
+// mode says which other holds of a lock a hold excludes. See compatible.
+type mode uint8
+
+// exclusive: it excludes every other hold.
+const exclusive mode = iota
+
+// leaseKind says what ends a hold that is not released. It never changes.
+type leaseKind uint8
+
+const (
+	watchdogLease leaseKind = iota // it is renewed for as long as its client is served
+	fixedLease                     // it ends leaseMS after the grant
+)
+
+// holdPhase is where a hold is between its grant and its end. Its release, max_hold, a
+// force-release and its loss in Redis end it in every phase.
+//
+//	       session unserved
+//	 ┌───────────────────────────────▶ unserved ──────┐
+//	 │                                     ▲          │ session ended,
+//	live ◀──renewed──  unrenewable ────────┘          │ with a crash delay
+//	 │  └──renewal ──▶   │   │                        ▼
+//	 │     refused       │   └─────session ended─▶ crashDelayed
+//	 │                   │ a quarter of a lease       ▲
+//	 │                   ▼ is left                    │
+//	 │                givenUp                         │
+//	 └───────session ended, with a crash delay────────┘
+type holdPhase uint8
+
+const (
+	// holdLive: its client is served, or may resume its session.
+	holdLive holdPhase = iota
+
+	// holdUnrenewable: Redis refused to renew it. It is tried again until giveUpAt.
+	holdUnrenewable
+
+	// holdUnserved: its session is not served any more. It is not renewed, and ends at its
+	// deadline, unless its session ends before.
+	holdUnserved
+
+	// holdCrashDelayed: its client died. It is renewed, if its lease is the watchdog's, and
+	// ends at endAt.
+	holdCrashDelayed
+
+	// holdGivenUp: its client was notified of the loss, or cannot come back for it. Until its
+	// deadline no other client gets the lock.
+	holdGivenUp
+)
+
+// isOrphan reports whether no session has the hold any more.
+func (h *hold) isOrphan() bool { return h.phase >= holdCrashDelayed }
+
+// isRenewed reports whether the watchdog renews the hold.
+func (h *hold) isRenewed() bool {
+	return h.lease == watchdogLease && h.phase != holdUnserved && h.phase != holdGivenUp
+}
+
+// sharesLeaseEvents reports whether the lease events of its session are about it.
+func (h *hold) sharesLeaseEvents() bool { return h.isRenewed() && !h.isOrphan() }
+
+// compatible is the one place that says when a waiter gets a lock although there are
+// holds. Only exclusive holds exist.
+func compatible(l *lock, _ *waiter) bool { return l.holds == nil }
+
+// leaseOf is the lease that Redis is given for a request or a hold.
+func (t *Table) leaseOf(kind leaseKind, leaseMS uint32) uint32 {
+	if kind == watchdogLease {
+		return t.leaseMS
+	}
+	return leaseMS
+}
+
+// remainingLease is the fixed lease of a hold that is not renewed, ms; 0: it is renewed. A
+// hold that has lost the watchdog has what is left of the watchdog's lease.
+func (t *Table) remainingLease(h *hold) uint32 {
+	if h.isRenewed() {
+		return 0
+	}
+	return t.leaseOf(h.lease, h.leaseMS)
+}
+
+// deadline is until when the client of the hold may believe in it: the largest deadline
+// that it was sent. The key may be this host's for longer, but that does not count: the
+// client has stopped believing.
+func (t *Table) deadline(h *hold) int64 {
+	switch {
+	case !h.isRenewed():
+		return h.deadline
+	case h.isOrphan():
+		return h.lock.claim.validUntil
+	case h.session.leaseSeq != h.leaseSeq:
+		return max(h.deadline, h.session.leaseSent)
+	}
+	return h.deadline
+}
+
+// isChecked reports whether the key of the hold is checked now and then although its lease
+// is not renewed: if another program deletes the key or takes it over, the client is
+// notified, and the next waiter gets the lock.
+func (h *hold) isChecked() bool {
+	q := h.lock.queue
+	return !h.isRenewed() && (h.phase == holdLive || h.phase == holdUnrenewable || q != nil && q.waiters.head != nil)
+}
+
+// expireHold ends the hold of a lock if its time is over, or moves it to the phase that the
+// end of its session asks for.
+func (t *Table) expireHold(now int64, l *lock) {
+	h := l.holds
+	if h == nil {
+		return
+	}
+	if !h.isOrphan() {
+		switch s := h.session; {
+		case s.phase == SessionEnded:
+			if t.orphan(h); l.holds != h {
+				return
+			}
+		case s.phase.isOver() && h.phase != holdUnserved:
+			t.untrackDeadline(h)
+			h.deadline, h.phase = t.deadline(h), holdUnserved
+		}
+	}
+	switch {
+	case now >= t.deadline(h):
+		t.loseHold(h, protocol.Expired, "")
+	case h.endAt != 0 && now >= h.endAt:
+		t.loseHold(h, protocol.MaxHold, "") // an orphan has no client to notify
+	}
+}
+
+// orphan ends a hold whose session has ended, or keeps it for its crash delay.
+func (t *Table) orphan(h *hold) {
+	t.unlinkHold(h)
+	c := &h.lock.claim
+	c.validUntil = max(c.validUntil, t.deadline(h)) // it may be from before a restart
+	if h.isRenewed() {
+		h.phase = holdCrashDelayed
+	} else {
+		h.phase = holdGivenUp
+	}
+	if h.crashDelayMS == 0 {
+		t.endHold(h)
+	} else if end := h.session.endedAt + ms(h.crashDelayMS); h.endAt == 0 || end < h.endAt {
+		h.endAt = end
+	}
+}
+
+// giveUpAt is when a hold that Redis refuses to renew is given up: some time before its
+// deadline, since that is also the deadline of everything else that the session holds under
+// the watchdog. (What was sent of it before a restart with a longer lease may be later: it
+// is not what keeps the others' deadline down.)
+func (t *Table) giveUpAt(h *hold) int64 {
+	if h.phase != holdUnrenewable {
+		return math.MaxInt64
+	}
+	return min(t.deadline(h), h.lock.claim.validUntil) - int64(t.cfg.Lease)/4
+}
+
+// giveUpUnrenewable notifies the client of a hold that Redis refuses to renew.
+func (t *Table) giveUpUnrenewable(h *hold) {
+	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: protocol.Expired, Was: h.claimedEntries != 0})
+	h.deadline = t.deadline(h)
+	t.unlinkHold(h)
+	h.phase = holdGivenUp
+}
+
+// loseHold ends a hold that its owner did not release, and notifies the owner. found is
+// what is under its name in Redis, if that is the reason.
+func (t *Table) loseHold(h *hold, why protocol.Reason, found string) {
+	if !h.isOrphan() {
+		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, Was: h.claimedEntries != 0, Msg: found})
+	}
+	t.endHold(h)
+}
+
+// endHold makes the lock free for the next local waiter, or to be dropped.
+func (t *Table) endHold(h *hold) {
+	t.unlinkHold(h)
+	delete(t.byHold, h.id)
+	l := h.lock
+	for at := &l.holds; ; at = &(*at).next {
+		if *at == h {
+			*at = h.next
+			break
+		}
+	}
+	*h = hold{}
+	t.holds.put(h)
+}
+
+// addHold makes a hold known by its id.
+func (t *Table) addHold(h *hold) {
+	h.next, h.lock.holds = h.lock.holds, h
+	t.byHold[h.id] = h
+}
+
+func holdLinks(h *hold) *links[hold] { return &h.inSession }
+
+func (t *Table) linkHold(h *hold) { h.session.holds.pushFront(h, holdLinks) }
+
+// unlinkHold takes the hold out of its session's list; the session stays known as the one
+// that had it.
+func (t *Table) unlinkHold(h *hold) {
+	if h.isOrphan() {
+		return
+	}
+	h.session.holds.remove(h, holdLinks)
+	t.untrackDeadline(h)
+}
+
+// isOwnedBy reports whether this owner of this session has the hold.
+func (h *hold) isOwnedBy(s *session, owner uint64) bool {
+	return h != nil && owner != 0 && h.owner == owner && h.session == s && !h.isOrphan()
+}
+
+// reenter grants a further entry of a hold to its owner.
+func (t *Table) reenter(h *hold, id uint64) {
+	h.entries++
+	if h.isRenewed() {
+		h.deadline = max(t.deadline(h), h.lock.claim.validUntil)
+	}
+	t.emit(Effect{Kind: Granted, Session: h.session.id, ID: id, Token: h.token, Hold: h.id, Count: h.entries, Deadline: t.deadline(h), End: h.endAt})
+}
+
+// Release ends one entry of a hold. Redis's answer cannot change this one.
+func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	h := t.byHold[req.Hold]
+	if h == nil {
+		t.refuseRelease(s, &req)
+		return
+	}
+	l := h.lock
+	t.expireHold(now, l)
+	if h = t.byHold[req.Hold]; h == nil || h.isOrphan() || h.session != s {
+		t.refuseRelease(s, &req)
+	} else {
+		h.entries--
+		if req.ID != 0 {
+			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: h.entries})
+		}
+		if h.entries == 0 {
+			t.endHold(h)
+		}
+	}
+	t.reconcile(now, l)
+}
+
+func (t *Table) refuseRelease(s *session, req *protocol.Release) {
+	if req.ID != 0 {
+		t.refuse(s, req.ID, protocol.NotHeld, "this client does not hold %d: it released it before, lost it, or never had it; nothing was changed", req.Hold)
+	}
+}
+
+// ForceRelease ends the hold on a name, whoever owns it. The caller has checked
+// that the session may.
+func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	l := t.byName[req.Name]
+	if l != nil {
+		t.expireHold(now, l)
+	}
+	if l == nil || l.holds == nil {
+		t.refuse(s, req.ID, protocol.NotHeld, "nobody holds %q through this sidecar; force it on the host of its holder", req.Name)
+	} else {
+		num := l.holds.id
+		t.loseHold(l.holds, protocol.ByForce, "")
+		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num, Name: req.Name})
+	}
+	if l != nil {
+		t.reconcile(now, l)
+	}
+}

@@ -1,0 +1,142 @@
+package locktable
+
+import "math"
+
+// Lease events. A session is sent one deadline for all its watchdog holds: the one that
+// each of them has reached. Its holds are counted in buckets by their deadlines, so that
+// their minimum costs nothing however many there are.
+
+// leaseEvents is what a session was sent of its deadlines, and what it is to be sent.
+type leaseEvents struct {
+	// Deadlines of its watchdog holds, counted in buckets of a sixteenth of the lease.
+	deadlineBuckets map[int64]int32
+	minBucket       int64 // no bucket below it is in deadlineBuckets
+
+	leaseSent          int64  // deadline of the last lease event
+	leaseSentEstimated bool   // none was sent yet: leaseSent is the earliest deadline among its watchdog holds, rounded down to a bucket
+	leaseSeq           uint32 // lease events so far
+	minUncovered       int64  // earliest deadline, below leaseSent, of a hold that was granted since then
+
+	isQueued bool // in Table.leaseQueue
+}
+
+// bucketWidth is the width of a bucket of deadlineBuckets.
+func (t *Table) bucketWidth() int64 { return int64(t.cfg.Lease) / 16 }
+
+// trackDeadline counts the deadline of a watchdog hold in its session. It is called
+// whenever the validity of the lock's claim changes.
+func (t *Table) trackDeadline(h *hold) {
+	if h == nil || !h.sharesLeaseEvents() {
+		return
+	}
+	b := h.lock.claim.validUntil / t.bucketWidth()
+	if h.isTracked && h.bucket == b {
+		return
+	}
+	t.untrackDeadline(h)
+	h.isTracked, h.bucket = true, b
+	s := h.session
+	s.deadlineBuckets[b]++
+	s.minBucket = min(s.minBucket, b)
+}
+
+func (t *Table) untrackDeadline(h *hold) {
+	if !h.isTracked {
+		return
+	}
+	h.isTracked = false
+	s := h.session
+	if s.deadlineBuckets[h.bucket]--; s.deadlineBuckets[h.bucket] == 0 {
+		delete(s.deadlineBuckets, h.bucket)
+		t.queueLeaseEvent(s) // this one may have kept the others' deadline down
+	}
+	if len(s.deadlineBuckets) == 0 {
+		s.minBucket = math.MaxInt64
+	}
+}
+
+// onWatchdogGrant notes that the session is granted a watchdog hold until a deadline.
+func (t *Table) onWatchdogGrant(s *session, until int64) {
+	if len(s.deadlineBuckets) == 0 || s.leaseSentEstimated && until < s.leaseSent {
+		s.leaseSent = until / t.bucketWidth() * t.bucketWidth() // an event with less is not needed
+		s.leaseSentEstimated = true
+		t.markSessionDirty(s)
+	}
+	if until < s.leaseSent {
+		s.minUncovered = min(s.minUncovered, until)
+	}
+}
+
+// queueLeaseEvent marks the session for the next flush of lease events.
+func (t *Table) queueLeaseEvent(s *session) {
+	if !s.isQueued {
+		s.isQueued = true
+		t.leaseQueue = append(t.leaseQueue, s)
+	}
+}
+
+// flushLeaseEvents coalesces: it sends each session with renewed holds one event, with the
+// deadline that all of its watchdog holds have reached, if that is news to some of them.
+func (t *Table) flushLeaseEvents() {
+	for i := 0; i < len(t.leaseQueue); i++ { // it may grow
+		s := t.leaseQueue[i]
+		t.leaseQueue[i] = nil
+		s.isQueued = false
+		if !t.needsLeaseEvent(s) {
+			continue
+		}
+		if t.now >= min(s.leaseSent, s.minUncovered) {
+			// Of some holds the client has seen the deadline pass: they are lost,
+			// and must not come back to life by this event.
+			for h := s.holds.head; h != nil; {
+				next := h.inSession.next
+				t.reconcile(t.now, h.lock)
+				h = next
+			}
+			if !t.needsLeaseEvent(s) {
+				continue
+			}
+		}
+		d := t.reachedDeadline(s)
+		if d < s.leaseSent {
+			t.lowerLease(s, d)
+			continue
+		}
+		s.leaseSent, s.minUncovered, s.leaseSentEstimated = d, math.MaxInt64, false
+		s.leaseSeq++
+		t.markSessionDirty(s)
+		if !s.phase.isAway() { // finishResume sends it, when the client knows what it has lost
+			t.emit(Effect{Kind: Lease, Session: s.id, Deadline: d})
+		}
+	}
+	t.leaseQueue = t.leaseQueue[:0]
+}
+
+// lowerLease sends a session a deadline that is below the last one, for holds that were
+// granted since then with still less. The last one stays true of the others.
+func (t *Table) lowerLease(s *session, d int64) {
+	s.minUncovered = d
+	for h := s.holds.head; h != nil && h.leaseSeq == s.leaseSeq; h = h.inSession.next { // newest first
+		if h.isRenewed() && h.deadline < d {
+			h.deadline = d
+			t.markDirty(h.lock)
+		}
+	}
+	t.emit(Effect{Kind: Lease, Session: s.id, Deadline: d})
+}
+
+// reachedDeadline is the deadline that all watchdog holds of the session have reached.
+func (t *Table) reachedDeadline(s *session) int64 {
+	for s.deadlineBuckets[s.minBucket] == 0 {
+		s.minBucket++
+	}
+	return s.minBucket * t.bucketWidth()
+}
+
+func (t *Table) needsLeaseEvent(s *session) bool {
+	if len(s.deadlineBuckets) == 0 || s.phase.isOver() {
+		return false
+	}
+	d := t.reachedDeadline(s)
+	return d > s.leaseSent || s.minUncovered < d && (d == s.leaseSent || !s.phase.isAway())
+}

@@ -1,0 +1,92 @@
+package locktable
+
+import "time"
+
+// reachability is whether Redis can be asked, and whether it answers.
+type reachability struct {
+	phase  redisPhase
+	cause  string // of redisDown, for people
+	owed   int    // operations that have no Result yet
+	silent int64  // since when Redis has owed a Result without giving any, while owed is not 0
+}
+
+// redisPhase is whether Redis can be asked.
+//
+//	never reached ──Up──▶ up ◀──Up── down
+//	      │                │          ▲
+//	      └──────Down──────┴──────────┘
+type redisPhase uint8
+
+const (
+	redisNeverReached redisPhase = iota // neither Up nor Down was called
+	redisUp
+	redisDown
+)
+
+func (r *reachability) isUp() bool { return r.phase == redisUp }
+
+// why says why Redis cannot be asked.
+func (r *reachability) why() string {
+	if r.phase == redisNeverReached {
+		return "Redis has not been reached yet"
+	}
+	return r.cause
+}
+
+// onSent notes that an operation is being sent.
+func (r *reachability) onSent(now int64) {
+	if r.owed == 0 {
+		r.silent = now
+	}
+	r.owed++
+}
+
+// onResult notes that an operation has its result.
+func (r *reachability) onResult(now int64) {
+	r.owed--
+	r.silent = now
+}
+
+// Silence is how long Redis has owed answers without giving any.
+func (t *Table) Silence(now int64) time.Duration {
+	if t.redis.owed == 0 {
+		return 0
+	}
+	return time.Duration(now - t.redis.silent)
+}
+
+// IsSilent reports whether Redis has been silent for so long that an acquire that does not
+// wait is not to wait for it.
+func (t *Table) IsSilent(now int64) bool { return t.Silence(now) >= t.cfg.TryWithin }
+
+// SilentAt is when IsSilent will be true, if Redis gives no answer until then; false: it
+// owes none.
+func (t *Table) SilentAt() (int64, bool) {
+	return t.redis.silent + int64(t.cfg.TryWithin), t.redis.owed > 0
+}
+
+// Up says that Redis can be asked. With dataLost it may have forgotten what it
+// knew: holds whose deadline has not passed are asserted again, and tokens drawn
+// before are not handed out any more.
+func (t *Table) Up(now int64, dataLost bool) {
+	t.redis.phase, t.redis.cause = redisUp, ""
+	for i := len(t.locks) - 1; i >= 0; i-- {
+		l := t.locks[i]
+		l.claim.retryAt = 0
+		if dataLost {
+			l.claim.dataLost()
+		}
+		if l.queue != nil {
+			l.queue.arbiter.tryBy(now)
+		}
+		t.reconcile(now, l)
+	}
+}
+
+// Down says that Redis cannot be asked until Up; why is for people.
+func (t *Table) Down(now int64, why string) {
+	t.redis.phase, t.redis.cause = redisDown, why
+	for i := len(t.locks) - 1; i >= 0; i-- {
+		t.reconcile(now, t.locks[i])
+	}
+}

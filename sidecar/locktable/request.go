@@ -1,0 +1,419 @@
+package locktable
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/wheel"
+)
+
+// request is one acquire that has not been answered. It waits in the queue of each of its
+// locks; so far there is one.
+type request struct {
+	timer     wheel.Timer[timed]
+	session   *session
+	inSession links[request] // the other requests of the session, in the order of their arrival
+	ofOwner   links[request] // the other requests of its owner; not for owner 0
+	at        waiter
+
+	id    uint64
+	owner uint64
+	since int64
+
+	leaseMS, maxHoldMS, crashDelayMS uint32
+
+	lease        leaseKind
+	phase        requestPhase
+	isAlone      bool // when it came, no other client here held the lock or waited for it
+	notReentrant bool
+}
+
+// requestPhase says what a request waits for.
+//
+//	         wait_ms has passed, and Redis has returned nothing
+//	waiting ────────────────────────────────────────────────────▶ trying
+//
+// wait_ms 0 begins in trying. A grant, a refusal, a cancel and the end of its session end
+// both.
+type requestPhase uint8
+
+const (
+	requestWaiting requestPhase = iota // for the lock
+	requestTrying                      // for the next result of Redis only
+)
+
+// waiter is the place of a request in the queue of a lock.
+type waiter struct {
+	request *request
+	lock    *lock
+	inQueue links[waiter]
+}
+
+func (w *waiter) isTrying() bool { return w.request.phase == requestTrying }
+
+func inQueue(w *waiter) *links[waiter]     { return &w.inQueue }
+func inSession(r *request) *links[request] { return &r.inSession }
+func ofOwner(r *request) *links[request]   { return &r.ofOwner }
+
+// queue is what a lock needs while it is contended: its local waiters in the order of
+// their arrival, the confirmations that clients wait for, and its arbiter.
+type queue struct {
+	waiters list[waiter]
+	arbiter arbiter
+
+	drawAt    int64  // no tokens are reserved for the waiters before, after an attempt failed
+	searched  uint64 // the last search for a wait cycle that met this lock
+	lastError string // of Redis, if its last result was one
+	denial    string // why Redis denies the lock: all waiters are refused; "": it does not
+
+	confirms []confirm
+	refusal  string // why Redis refuses the release that confirms wait for; "": it does not
+}
+
+// needQueue returns the queue of a lock, made if need be.
+func (t *Table) needQueue(l *lock) *queue {
+	if l.queue == nil {
+		l.queue = t.queues.get()
+		l.queue.arbiter.rivals = &l.rivals
+	}
+	return l.queue
+}
+
+// firstTries reports whether the first waiter waits for the next result of Redis only.
+func (q *queue) firstTries() bool { return q.waiters.head != nil && q.waiters.head.isTrying() }
+
+// waiting is how many waiters the lock has, but for those that are being refused.
+func (l *lock) waiting() int {
+	if q := l.queue; q != nil && q.denial == "" {
+		return q.waiters.len
+	}
+	return 0
+}
+
+// Acquire asks for a lock. It is answered by one Granted or Refusal, now or later,
+// unless the session ends first.
+func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
+	s := t.sessions[id]
+	if s == nil || s.phase.isOver() {
+		return
+	}
+	l := t.byName[req.Name]
+	if l != nil {
+		t.expireHold(now, l)
+		if h := l.holds; !req.NotReentrant && h.isOwnedBy(s, req.Owner) && h.entries < 1<<31 {
+			t.reenter(h, req.ID)
+			t.reconcile(now, l)
+			return
+		}
+	}
+	if t.refuseOverLimit(now, s, l, &req) {
+		if l != nil {
+			t.reconcile(now, l)
+		}
+		return
+	}
+	if l == nil {
+		l = t.lockFor(req.Name)
+		t.charge(l, s.user)
+	}
+	q := t.needQueue(l)
+	t.skipEnded(q)
+	isFree := l.holds == nil && q.waiters.head == nil
+	switch {
+	case req.WaitMS == 0 && !isFree:
+		code, msg := t.explain(now, l, now, false)
+		t.refuse(s, req.ID, code, "%s", msg)
+		t.reconcile(now, l)
+		return
+	case req.WaitMS != 0 && req.Owner != 0 && l.holds != nil:
+		if cycle := t.findWaitCycle(s, req.Owner, l); cycle != "" {
+			t.refuse(s, req.ID, protocol.Deadlock, "%s", cycle)
+			t.reconcile(now, l)
+			return
+		}
+	}
+	r := t.requests.get()
+	*r = request{
+		session: s, id: req.ID, owner: req.Owner, since: now,
+		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS),
+		isAlone: isFree, notReentrant: req.NotReentrant,
+	}
+	if r.leaseMS != 0 {
+		r.lease = fixedLease
+	}
+	if req.WaitMS == 0 {
+		r.phase = requestTrying
+	}
+	r.timer.Value = r
+	r.at = waiter{request: r, lock: l}
+	if q.waiters.head == nil {
+		q.arbiter.onFirstRequest(now, r.at.isTrying())
+	}
+	q.waiters.push(&r.at, inQueue)
+	s.addRequest(r)
+	t.waiting++
+	switch {
+	case req.WaitMS == 0:
+		t.arm(&r.timer, now+int64(t.cfg.TryWithin))
+	case req.WaitMS > 0:
+		t.arm(&r.timer, now+ms(req.WaitMS))
+	}
+	t.reconcile(now, l)
+}
+
+// endRequest takes a request out of everything. Its fields are good until the next Acquire.
+func (t *Table) endRequest(r *request) {
+	t.wheel.Remove(&r.timer)
+	r.at.lock.queue.waiters.remove(&r.at, inQueue)
+	r.session.removeRequest(r)
+	t.waiting--
+	t.requests.put(r)
+}
+
+// Cancel ends a waiting acquire of the session.
+func (t *Table) Cancel(now int64, id SessionID, req protocol.Cancel) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	r := s.requests[req.Target]
+	if r != nil {
+		t.endRequest(r)
+		t.refuse(s, r.id, protocol.Canceled, "canceled by the client")
+	}
+	if req.ID != 0 {
+		t.emit(Effect{Kind: Canceled, Session: id, ID: req.ID, Was: r != nil})
+	}
+	if r != nil {
+		t.reconcile(now, r.at.lock)
+	}
+}
+
+// due ends a request whose time is over. If Redis has not returned a result for it yet, it
+// goes on as one that does not wait: otherwise a wait shorter than a round trip would get
+// less than none.
+func (r *request) due(t *Table, now int64) {
+	l, q := r.at.lock, r.at.lock.queue
+	latest := r.since + int64(t.cfg.TryWithin)
+	if r.phase == requestWaiting && r.isAlone && now < latest && !q.arbiter.remote.isKnownSince(r.since) {
+		r.phase = requestTrying
+		q.arbiter.onFirstRequest(now, true)
+		t.arm(&r.timer, latest)
+		t.reconcile(now, l)
+		return
+	}
+	t.endRequest(r)
+	code, msg := t.explain(now, l, r.since, r.isAlone)
+	if code == protocol.Timeout {
+		msg = "waited " + milliseconds(now-r.since) + "; " + msg
+	}
+	t.refuse(r.session, r.id, code, "%s", msg)
+	t.reconcile(now, l)
+}
+
+// explain says why a request that came at since, and is in no queue any more, does not get
+// the lock.
+func (t *Table) explain(now int64, l *lock, since int64, wasAlone bool) (protocol.Code, string) {
+	q := l.queue
+	if l.holds != nil {
+		return protocol.Timeout, "held by " + l.holds.session.peer.String() + " on this host"
+	}
+	if why := t.whyNoResult(l); why != "" {
+		return protocol.Unavailable, why
+	}
+	// The result of an earlier operation may be out of date.
+	a := &q.arbiter
+	isKnown := a.remote.isKnownSince(since)
+	asked := int64(0)
+	if l.claim.op.kind != NoOp {
+		asked = now - l.claim.op.sentAt
+	}
+	first := q.waiters.head
+	switch {
+	case !isKnown && (t.IsSilent(now) || asked >= int64(t.cfg.TryWithin)):
+		silence := max(asked, int64(t.Silence(now)))
+		return protocol.Unavailable, "Redis has not answered for " + milliseconds(silence) + "; whether the lock is free is not known"
+	case a.isYielding(now):
+		return protocol.Timeout, anothersTurn
+	case a.remote.isKnown:
+		return protocol.Timeout, a.remote.String()
+	case !wasAlone && first != nil && first.request.since <= since:
+		return protocol.Timeout, "others on this host wait for it"
+	case !wasAlone:
+		return protocol.Timeout, "others on this host had it until now"
+	case l.claim.op.kind == NoOp:
+		return protocol.Timeout, anothersTurn
+	}
+	return protocol.Unavailable, "Redis has not answered within " + milliseconds(now-since) + " whether the lock is free"
+}
+
+const anothersTurn = "it is another host's turn"
+
+// isKnownSince reports whether Redis, asked at that time or later, answered that another host
+// has the lock.
+func (r *remoteHolder) isKnownSince(at int64) bool { return r.isKnown && r.askedAt >= at }
+
+func (r *remoteHolder) String() string { return "held by " + r.field + ", not on this host" }
+
+func milliseconds(ns int64) string { return time.Duration(ns).Round(time.Millisecond).String() }
+
+// whyNoResult says what keeps Redis from being asked for the lock, or from granting it; "":
+// nothing.
+func (t *Table) whyNoResult(l *lock) string {
+	switch {
+	case !t.redis.isUp():
+		return t.redis.why()
+	case l.queue.lastError == "" && l.claim.retryAt != 0: // it came before the queue
+		return "Redis could not carry out the last request for this lock; it is asked again in a moment"
+	}
+	return l.queue.lastError
+}
+
+// grantNext grants a free lock to the first of its waiters if Redis is known to have it for
+// this host, and answers first waiters that do not wait.
+func (t *Table) grantNext(now int64, l *lock) {
+	q := l.queue
+	if q == nil {
+		return
+	}
+	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || compatible(l, q.waiters.head)); left-- {
+		if left == 0 {
+			t.later(l)
+			return
+		}
+		w := q.waiters.head
+		r := w.request
+		if r.session.phase.isOver() {
+			t.endRequest(r)
+			continue
+		}
+		if q.denial != "" {
+			t.endRequest(r)
+			t.refuse(r.session, r.id, protocol.Denied, "%s", q.denial)
+			continue
+		}
+		if l.claim.state.isOurs() && l.claim.op.kind != Drop &&
+			q.arbiter.mayGrant(&t.policy, now, w.isTrying(), t.redis.isUp()) && t.isCovered(now, l, r) {
+			if t.isFull(r.session) { // since it began to wait
+				t.endRequest(r)
+				t.refuse(r.session, r.id, protocol.Limit, "%s", t.fullOfHolds())
+				continue
+			}
+			t.grant(now, l, r)
+			return
+		}
+		if !w.isTrying() {
+			return
+		}
+		cannotAsk := l.claim.op.kind == NoOp && (t.redis.phase == redisDown || now < l.claim.retryAt)
+		if !cannotAsk && !q.arbiter.isYielding(now) && !t.IsSilent(now) {
+			return // until Redis returns a result
+		}
+		t.endRequest(r)
+		code, msg := t.explain(now, l, r.since, r.isAlone)
+		t.refuse(r.session, r.id, code, "%s", msg)
+	}
+	if q.waiters.head == nil {
+		q.denial = ""
+	}
+}
+
+// skipEnded takes away first waiters whose session is over: as many as do not take long. If
+// there are more, a request that does not wait finds them before it.
+func (t *Table) skipEnded(q *queue) {
+	for left := 64 * t.cfg.MaxWork; q.waiters.head != nil && q.waiters.head.request.session.phase.isOver() && left > 0; left-- {
+		t.endRequest(q.waiters.head.request)
+	}
+}
+
+// later has Work reconcile the lock again: it has more requests than one step may answer.
+func (t *Table) later(l *lock) {
+	if !l.isDeferred {
+		l.isDeferred = true
+		t.deferred = append(t.deferred, l)
+	}
+}
+
+// isCovered reports whether the claim covers a request: with a token for it, and with
+// validity that is long enough to be worth having. A lease that was acquired for it may have
+// spent up to two thirds on the way; one that it inherits has to be as long as its own.
+func (t *Table) isCovered(now int64, l *lock, r *request) bool {
+	c := &l.claim
+	if c.tokens.isEmpty() {
+		return false
+	}
+	lease, left := t.leaseOf(r.lease, r.leaseMS), c.validUntil-now
+	if r.lease == watchdogLease || c.unassigned && c.leaseMS == lease {
+		return left >= ms(lease)/3
+	}
+	return left >= validity(lease)
+}
+
+// grant makes a request a hold. If another hold had the lock before, this is a handoff:
+// Redis is told after the answer.
+func (t *Table) grant(now int64, l *lock, r *request) {
+	c, q, s := &l.claim, l.queue, r.session
+	t.endRequest(r)
+	id := c.holdID
+	if !c.unassigned || id != c.maxHoldID {
+		t.lastNum++
+		id = t.lastNum
+		c.maxHoldID = id
+	}
+	c.unassigned = false
+	h := t.holds.get()
+	*h = hold{
+		id: id, token: c.tokens.take(), owner: r.owner, lock: l, session: s, granted: now, entries: 1,
+		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, permits: 1, mode: exclusive,
+	}
+	t.charge(l, s.user)
+	if r.maxHoldMS != 0 {
+		h.endAt = now + ms(r.maxHoldMS)
+	}
+	until := min(c.validUntil, now+validity(t.leaseOf(r.lease, r.leaseMS)))
+	h.deadline, h.leaseSeq = until, s.leaseSeq
+	if h.lease == fixedLease {
+		c.renewAt = t.nextCheck(now)
+	} else {
+		// It may have been set for a hold with a fixed lease.
+		c.renewAt = min(c.renewAt, until-int64(t.cfg.Lease)/4)
+		// The operation that tells Redis may shorten the key's life to this.
+		c.validUntil = until
+		t.onWatchdogGrant(s, until)
+	}
+	q.arbiter.onGrant(now)
+	t.addHold(h)
+	t.linkHold(h)
+	t.trackDeadline(h)
+	t.emit(Effect{Kind: Granted, Session: s.id, ID: r.id, Token: h.token, Hold: id, Count: 1, Deadline: until, End: h.endAt})
+	t.reenterOthers(h)
+}
+
+// reenterOthers answers the other requests of the owner of a new hold: they have become
+// re-entries. They are in two lists; the shorter one is walked.
+func (t *Table) reenterOthers(h *hold) {
+	s, l := h.session, h.lock
+	own := s.owners[h.owner]
+	if h.owner == 0 || own == nil {
+		return
+	}
+	reenter := func(r *request) {
+		if r.at.lock == l && r.session == s && r.owner == h.owner && !r.notReentrant {
+			t.endRequest(r)
+			t.reenter(h, r.id)
+		}
+	}
+	if l.queue.waiters.len < own.len {
+		for w := l.queue.waiters.head; w != nil; {
+			next := w.inQueue.next
+			reenter(w.request)
+			w = next
+		}
+		return
+	}
+	for r := own.head; r != nil; {
+		next := r.ofOwner.next
+		reenter(r)
+		r = next
+	}
+}

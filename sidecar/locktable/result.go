@@ -1,0 +1,312 @@
+package locktable
+
+import (
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// Result takes Redis's answer to the lock's operation in flight.
+func (t *Table) Result(now int64, r Result) {
+	t.redis.onResult(now)
+	l := t.byName[r.Name]
+	if l != nil && l.queue != nil && r.Kind == Drop {
+		l.queue.arbiter.onDropResult(&r)
+	}
+	if l == nil {
+		panic("locktable: a result for a lock that is not known: " + r.Name)
+	}
+	op, pipelined := l.claim.answered(r.Kind)
+	if pipelined {
+		// Nothing to learn here: the result of the Take pipelined after this Drop reports
+		// the key's state.
+		l.noteListeners(&r)
+		t.reconcile(now, l)
+		return
+	}
+	// A deadline that passed before this answer came has passed: the holder has
+	// stopped believing, whatever Redis did.
+	t.expireHold(now, l)
+
+	l.noteListeners(&r)
+	k, q := &l.claim, l.queue
+	if q != nil {
+		q.lastError = ""
+	}
+	switch r.Outcome {
+	case Done:
+		switch op.kind {
+		case Drop:
+			t.onDropDone(now, l)
+		case Check:
+			k.confirmedAt = now
+			k.renewAt = t.nextCheck(now)
+		default:
+			t.onConfirmed(now, l, &op, &r)
+		}
+		if op.look && l.holds != nil {
+			l.checkSoon(now)
+		}
+
+	case Other:
+		l.forgetClaim(claimAbsent)
+		if l.holds != nil {
+			t.loseHold(l.holds, protocol.Stolen, r.Field)
+		}
+		if q = l.queue; q != nil {
+			t.onHeldByOther(now, l, &op, &r)
+		}
+
+	case Missing:
+		if l.holds != nil && op.lost {
+			k.state = claimInDoubt // nobody deleted it: assert it
+			k.tokens.drop()
+			break
+		}
+		l.forgetClaim(claimAbsent)
+		if l.holds != nil {
+			t.loseHold(l.holds, protocol.Deleted, "")
+		}
+
+	case Differs:
+		if k.state == claimConfirmed {
+			k.state = claimStale // so that it is set again
+		}
+
+	case NotALock:
+		l.forgetClaim(claimAbsent)
+		if l.holds != nil {
+			t.loseHold(l.holds, protocol.Stolen, r.Field)
+		}
+		t.denyWaiters(l, r.Msg)
+
+	case Unsent:
+		k.retryAt = now + int64(t.cfg.RetryAfter)
+		t.onRedisError(l, r.Msg)
+
+	case Unknown:
+		if op.kind == Drop {
+			l.rivals.since = 0
+		}
+		k.unknown(now, &op)
+		t.onRedisError(l, r.Msg)
+
+	case Busy:
+		if op.reserve > 0 && l.holds != nil {
+			l.queue.reserveFailed(now)
+		} else {
+			k.retryAt = now + int64(t.cfg.RetryAfter)
+		}
+		t.onRedisError(l, r.Msg)
+
+	case Refused:
+		switch {
+		case op.kind == Drop:
+			// The key is not ours to touch any more; it ends with its lease.
+			l.forgetClaim(claimAbsent)
+			if l.queue != nil && len(l.queue.confirms) > 0 {
+				l.queue.refusal = r.Msg
+			}
+		case op.reserve > 0 && l.holds != nil:
+			l.queue.reserveFailed(now)
+		case l.holds != nil:
+			k.retryAt = now + int64(t.cfg.RetryAfter)
+			if h := l.holds; h.phase == holdLive && h.lease == watchdogLease {
+				h.phase = holdUnrenewable
+			}
+		default:
+			t.denyWaiters(l, r.Msg)
+		}
+	}
+	t.reconcile(now, l)
+}
+
+// reserveFailed notes that no tokens could be reserved for the waiters of a held lock. The
+// operation may have failed for their sake alone, so it is not tried again until a while
+// later: until then nothing keeps the hold from being renewed.
+func (q *queue) reserveFailed(now int64) {
+	if q != nil {
+		q.drawAt = now + int64(reservePause)
+	}
+}
+
+const reservePause = time.Second
+
+// denyWaiters has grantNext refuse all local waiters.
+func (t *Table) denyWaiters(l *lock, msg string) {
+	if l.queue != nil && l.queue.waiters.head != nil {
+		l.queue.denial = msg
+	}
+}
+
+// noteListeners notes how many are subscribed, if Redis counted them.
+func (l *lock) noteListeners(r *Result) {
+	if (r.Outcome == Done || r.Outcome == Other) && r.Kind != Keep && r.Listeners != Uncounted {
+		l.rivals.listeners = r.Listeners
+	}
+}
+
+// onConfirmed notes that the key is this host's as a Take or a Keep wanted it.
+func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
+	c, h := &l.claim, l.holds
+	if q := l.queue; q != nil {
+		q.arbiter.onClaim(now, c.state)
+	}
+	lease := op.leaseMS
+	if h != nil && h.isRenewed() {
+		lease = min(lease, t.leaseMS) // what is above it covers what was sent before
+	}
+	c.confirmed(now, r.Sent+validity(lease), op, r.Token)
+	c.renewAt = t.alignRenewal(r.Sent + ms(lease)/3 + t.jitter())
+	if h != nil && h.isChecked() {
+		c.renewAt = t.nextCheck(now)
+	}
+	if op.kind == Take {
+		if r.Made && l.user != nil {
+			t.countNewName(now, l.user)
+		}
+		t.noteRivals(now, l)
+	}
+	if h != nil && h.phase == holdUnrenewable {
+		h.phase = holdLive
+	}
+	t.trackDeadline(h)
+}
+
+// noteRivals notes whether another host is known to want the lock.
+func (t *Table) noteRivals(now int64, l *lock) {
+	q, areKnown := l.queue, false
+	if q == nil {
+		areKnown = l.rivals.listeners != 0
+	} else {
+		areKnown = q.arbiter.isContended() || now < q.arbiter.rivalUntil
+	}
+	if areKnown == l.rivals.areKnown() {
+		return
+	}
+	l.rivals.since = 0
+	if areKnown {
+		l.rivals.since = now
+	}
+	if q != nil {
+		q.arbiter.onRivalsChanged()
+	}
+}
+
+// jitter keeps locks that were acquired together from being renewed together for good: up
+// to half a second, less where the lease is short.
+func (t *Table) jitter() int64 {
+	return t.policy.rng.Int64N(min(int64(500*time.Millisecond), int64(t.cfg.Lease)/20) + 1)
+}
+
+// alignRenewal moves a renewal to where it meets others: the locks that are due in the
+// same hundred milliseconds of a lease of 30 s are sent together, and cost Redis a script
+// together. It is never early, and other hosts have other clocks.
+func (t *Table) alignRenewal(at int64) int64 {
+	cell := max(int64(t.cfg.Lease)/300, int64(wheelTick))
+	return (at + cell - 1) / cell * cell
+}
+
+// onDropDone notes that the key has no field of this host.
+func (t *Table) onDropDone(now int64, l *lock) {
+	l.forgetClaim(claimAbsent)
+	if q := l.queue; q != nil {
+		q.arbiter.onRelease(&t.policy, now, q.firstTries())
+	}
+}
+
+// onHeldByOther notes who has the lock, and refuses the first waiters that do not wait.
+func (t *Table) onHeldByOther(now int64, l *lock, op *inFlight, r *Result) {
+	q := l.queue
+	a := &q.arbiter
+	a.onHeldByOther(&t.policy, now, printable(r.Field), r.TTLMS, op, q.firstTries())
+	for q.firstTries() && q.waiters.head.request.since <= op.sentAt {
+		req := q.waiters.head.request
+		t.endRequest(req)
+		t.refuse(req.session, req.id, protocol.Timeout, "%s", a.remote.String())
+	}
+	if q.firstTries() {
+		a.nextTry = now // it came after the operation was sent
+	}
+}
+
+// printable makes a foreign owner field fit to be shown.
+func printable(field string) string {
+	return strings.ToValidUTF8(field[:min(len(field), protocol.MaxField)], "?")
+}
+
+// onRedisError keeps what Redis returned for waiters whose time ends before it gets
+// better, and answers those that do not wait.
+func (t *Table) onRedisError(l *lock, msg string) {
+	q := l.queue
+	if q == nil {
+		return
+	}
+	q.lastError = msg
+	for l.holds == nil && q.firstTries() {
+		r := q.waiters.head.request
+		t.endRequest(r)
+		t.refuse(r.session, r.id, protocol.Unavailable, "%s", msg)
+	}
+}
+
+// updateSubscription has the arbiter subscribe or unsubscribe, and frees a queue that
+// nothing needs.
+func (t *Table) updateSubscription(now int64, l *lock) {
+	q := l.queue
+	if q == nil {
+		return
+	}
+	if effect := q.arbiter.updateSubscription(&t.policy, now, q.waiters.head, l.holds != nil); effect != 0 {
+		t.emit(Effect{Kind: effect, Name: l.name})
+	}
+	if q.waiters.head == nil && len(q.confirms) == 0 && q.arbiter.isIdle() {
+		l.queue = nil
+		*q = queue{}
+		t.queues.put(q)
+	}
+}
+
+// Message notes a message on the lock's channel.
+func (t *Table) Message(now int64, name string) {
+	l := t.byName[name]
+	if l == nil || l.queue == nil {
+		return
+	}
+	q := l.queue
+	own := q.arbiter.onMessage(now)
+	l.claim.op.wake = true // even if a local client believes to have it: the result may say otherwise
+	if l.holds != nil && !own {
+		l.checkSoon(now)
+	}
+	switch {
+	case q.waiters.head == nil:
+		q.arbiter.onUnneededMessage(now)
+	case l.holds == nil:
+		q.arbiter.onPublishedRelease(&t.policy, now, own, q.firstTries(), l.claim.isBusy())
+	}
+	t.reconcile(now, l)
+}
+
+// Subscribed notes that Redis confirmed the subscription, for the first time or again.
+func (t *Table) Subscribed(now int64, name string) {
+	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.arbiter.sub != unsubscribed {
+		q := l.queue
+		l.claim.op.wake = true
+		if l.holds != nil {
+			l.checkSoon(now)
+		}
+		q.arbiter.onSubscribed(now, q.waiters.head != nil && l.holds == nil)
+		t.reconcile(now, l)
+	}
+}
+
+// Unsubscribed notes that the subscription is gone or was denied. The sidecar polls until
+// Subscribed follows.
+func (t *Table) Unsubscribed(now int64, name string) {
+	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.arbiter.sub == subscribed {
+		l.queue.arbiter.onUnsubscribed(&t.policy, now)
+		t.reconcile(now, l)
+	}
+}
