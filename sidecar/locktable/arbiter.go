@@ -415,8 +415,8 @@ func (a *arbiter) onUnsubscribed(p *policy, now int64) {
 // updateSubscription decides whether the host is to be subscribed: while local waiters wait
 // for another host, or have waited for long for a local holder, and for some time after.
 // head is the first waiter, or nil. It returns the effect that is needed; 0: none.
-func (a *arbiter) updateSubscription(p *policy, now int64, head *waiter, isHeld bool) (effect EffectKind) {
-	if head == nil && now >= a.nextTry && a.phase == retryScheduled {
+func (a *arbiter) updateSubscription(p *policy, at *alarm, head *waiter, isHeld bool) (effect EffectKind) {
+	if head == nil && a.phase == retryScheduled && at.due(a.nextTry) {
 		a.phase = contending // no local client wanted the turn
 	}
 	isNeeded := false
@@ -425,14 +425,14 @@ func (a *arbiter) updateSubscription(p *policy, now int64, head *waiter, isHeld 
 	case !isHeld:
 		isNeeded = a.remote.isKnown || a.phase == retryScheduled
 	default:
-		isNeeded = now-head.request.since >= int64(p.cfg.WatchAfter)
+		isNeeded = at.due(head.request.since + int64(p.cfg.WatchAfter))
 	}
 	if isNeeded {
-		a.lingerUntil, a.unneededMessages = now+int64(a.linger(p)), 0
+		a.lingerUntil, a.unneededMessages = at.now+int64(a.linger(p)), 0
 		if a.sub == unsubscribed {
 			a.sub, effect = subscribing, Subscribe
 		}
-	} else if a.sub != unsubscribed && now >= a.lingerUntil {
+	} else if a.sub != unsubscribed && at.due(a.lingerUntil) {
 		a.sub, a.ownPublishesPending, effect = unsubscribed, 0, Unsubscribe
 	}
 	isPolling := head != nil && !isHeld && a.remote.isKnown && a.sub != subscribed

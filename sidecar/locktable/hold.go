@@ -1,10 +1,6 @@
 package locktable
 
-import (
-	"math"
-
-	"github.com/locksidecar/locksidecar/protocol"
-)
+import "github.com/locksidecar/locksidecar/protocol"
 
 // hold is one granted request, until it is released or lost.
 //
@@ -141,9 +137,23 @@ func (h *hold) isChecked() bool {
 	return !h.isRenewed() && (h.phase == holdLive || h.phase == holdUnrenewable || q != nil && q.waiters.head != nil)
 }
 
-// expireHold ends the hold of a lock if its time is over, or moves it to the phase that the
+// expireHold ends the hold of a lock if its time is over.
+func (t *Table) expireHold(now int64, l *lock) { t.expire(&alarm{now, never}, l) }
+
+// endDueHold ends the hold of a lock if its time is over, or gives it up. It returns whether
+// the hold has ended.
+func (t *Table) endDueHold(a *alarm, l *lock) bool {
+	h := l.holds
+	t.expire(a, l)
+	if l.holds != nil && h.phase == holdUnrenewable && a.due(t.giveUpAt(h)) {
+		t.giveUpUnrenewable(h)
+	}
+	return l.holds != h
+}
+
+// expire ends the hold of a lock if its time is over, or moves it to the phase that the
 // end of its session asks for.
-func (t *Table) expireHold(now int64, l *lock) {
+func (t *Table) expire(a *alarm, l *lock) {
 	h := l.holds
 	if h == nil {
 		return
@@ -160,9 +170,9 @@ func (t *Table) expireHold(now int64, l *lock) {
 		}
 	}
 	switch {
-	case now >= t.deadline(h):
+	case a.due(t.deadline(h)):
 		t.loseHold(h, protocol.Expired, "")
-	case h.endAt != 0 && now >= h.endAt:
+	case h.endAt != 0 && a.due(h.endAt):
 		t.loseHold(h, protocol.MaxHold, "") // an orphan has no client to notify
 	}
 }
@@ -189,9 +199,6 @@ func (t *Table) orphan(h *hold) {
 // the watchdog. (What was sent of it before a restart with a longer lease may be later: it
 // is not what keeps the others' deadline down.)
 func (t *Table) giveUpAt(h *hold) int64 {
-	if h.phase != holdUnrenewable {
-		return math.MaxInt64
-	}
 	return min(t.deadline(h), h.lock.claim.validUntil) - int64(t.cfg.Lease)/4
 }
 

@@ -92,24 +92,22 @@ func (a *alarm) due(at int64) bool {
 // have, and the timer is set to the next time at which any of that may change.
 func (t *Table) reconcile(now int64, l *lock) {
 	t.now = now
-	t.expireHold(now, l)
-	if h := l.holds; h != nil && now >= t.giveUpAt(h) {
-		t.giveUpUnrenewable(h)
-	}
-	t.grantNext(now, l)
 	a := alarm{now, never}
+	for t.endDueHold(&a, l) || t.grantNext(now, l) {
+		a.next = never // of what has changed
+	}
 	t.syncRemote(&a, l)
 	t.answerConfirms(l)
-	t.updateSubscription(now, l)
+	t.updateSubscription(&a, l)
 	if l.isIdle() {
 		t.forget(l)
 		return
 	}
 	t.markDirty(l)
-	if at, ok := t.wakeAt(l); ok {
-		t.arm(&l.timer, at)
-	} else {
+	if a.next == never {
 		t.wheel.Remove(&l.timer)
+	} else {
+		t.arm(&l.timer, a.next)
 	}
 }
 
@@ -216,51 +214,3 @@ func (l *lock) checkSoon(now int64) {
 }
 
 const checkPause = int64(10 * time.Millisecond)
-
-// wakeAt is the next time at which settle would do something.
-func (t *Table) wakeAt(l *lock) (at int64, ok bool) {
-	sooner := func(v int64) {
-		if !ok || v < at {
-			at, ok = v, true
-		}
-	}
-	canAsk := !l.claim.isBusy() && t.redis.isUp()
-	if h := l.holds; h != nil {
-		sooner(t.deadline(h))
-		if h.endAt != 0 {
-			sooner(h.endAt)
-		}
-		if h.phase == holdUnrenewable {
-			sooner(t.giveUpAt(h))
-		}
-		if canAsk && l.claim.holdID != h.id {
-			sooner(max(l.claim.confirmedAt+handoffSyncDelay, l.claim.retryAt))
-		}
-		if canAsk && (h.isRenewed() || h.isChecked() && l.claim.holdID == h.id) {
-			sooner(max(l.claim.renewAt, l.claim.retryAt))
-		}
-	}
-	if q := l.queue; q != nil {
-		a := &q.arbiter
-		if q.waiters.head == nil || l.holds != nil {
-			switch {
-			case a.sub != unsubscribed:
-				sooner(a.lingerUntil)
-			case q.waiters.head != nil:
-				sooner(q.waiters.head.request.since + int64(t.cfg.WatchAfter))
-			}
-			if a.phase == retryScheduled {
-				sooner(a.nextTry)
-			}
-			if q.waiters.head != nil && canAsk && l.claim.tokens.isEmpty() {
-				sooner(max(q.drawAt, l.claim.retryAt))
-			}
-		} else if canAsk {
-			sooner(max(a.nextTry, l.claim.retryAt))
-		}
-	}
-	if canAsk && l.claim.retryAt != 0 {
-		sooner(l.claim.retryAt)
-	}
-	return at, ok
-}

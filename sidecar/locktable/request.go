@@ -270,16 +270,17 @@ func (t *Table) whyNoResult(l *lock) string {
 }
 
 // grantNext grants a free lock to the first of its waiters if Redis is known to have it for
-// this host, and answers first waiters that do not wait.
-func (t *Table) grantNext(now int64, l *lock) {
+// this host, and answers first waiters that do not wait. It returns whether there is a new
+// hold.
+func (t *Table) grantNext(now int64, l *lock) bool {
 	q := l.queue
 	if q == nil {
-		return
+		return false
 	}
 	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || compatible(l, q.waiters.head)); left-- {
 		if left == 0 {
 			t.later(l)
-			return
+			return false
 		}
 		w := q.waiters.head
 		r := w.request
@@ -300,14 +301,14 @@ func (t *Table) grantNext(now int64, l *lock) {
 				continue
 			}
 			t.grant(now, l, r)
-			return
+			return true
 		}
 		if !w.isTrying() {
-			return
+			return false
 		}
 		cannotAsk := l.claim.op.kind == NoOp && (t.redis.phase == redisDown || now < l.claim.retryAt)
 		if !cannotAsk && !q.arbiter.isYielding(now) && !t.IsSilent(now) {
-			return // until Redis returns a result
+			return false // until Redis returns a result
 		}
 		t.endRequest(r)
 		code, msg := t.explain(now, l, r.since, r.isAlone)
@@ -316,6 +317,7 @@ func (t *Table) grantNext(now int64, l *lock) {
 	if q.waiters.head == nil {
 		q.denial = ""
 	}
+	return false
 }
 
 // skipEnded takes away first waiters whose session is over: as many as do not take long. If

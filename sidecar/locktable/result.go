@@ -253,12 +253,12 @@ func (t *Table) onRedisError(l *lock, msg string) {
 
 // updateSubscription has the arbiter subscribe or unsubscribe, and frees a queue that
 // nothing needs.
-func (t *Table) updateSubscription(now int64, l *lock) {
+func (t *Table) updateSubscription(a *alarm, l *lock) {
 	q := l.queue
 	if q == nil {
 		return
 	}
-	if effect := q.arbiter.updateSubscription(&t.policy, now, q.waiters.head, l.holds != nil); effect != 0 {
+	if effect := q.arbiter.updateSubscription(&t.policy, a, q.waiters.head, l.holds != nil); effect != 0 {
 		t.emit(Effect{Kind: effect, Name: l.name})
 	}
 	if q.waiters.head == nil && len(q.confirms) == 0 && q.arbiter.isIdle() {
