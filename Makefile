@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
-VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT      ?= $(shell git describe --tags --always --abbrev=12 --dirty 2>/dev/null)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
 PYTHON      ?= python3
 
@@ -41,7 +41,7 @@ help: ## show this list
 
 .PHONY: build
 build: ## build bin/locksidecar
-	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.release=$(VERSION)' -o bin/locksidecar ./cmd/locksidecar
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.commit=$(COMMIT)' -o bin/locksidecar ./cmd/locksidecar
 
 .PHONY: clean
 clean: ## remove what was built

@@ -18,6 +18,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/coreos/go-systemd/v22/activation"
 
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 )
@@ -92,7 +93,7 @@ func (s *settings) config() sidecar.Config {
 		MaxHolds:        s.MaxHolds,
 		MaxWaiters:      s.MaxWaiters,
 		MaxNewNames:     s.MaxNewNames,
-		Version:         version(),
+		Version:         locksidecar.Version,
 	}
 }
 
@@ -163,7 +164,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	if err != nil {
 		return err
 	}
-	log.Info("serving", "socket", server.Addr(), "redis", target.shown, "lease", c.Lease, "version", version(), "pid", os.Getpid())
+	log.Info("serving", "socket", server.Addr(), "redis", target.shown, "lease", c.Lease, "version", locksidecar.Version, "build", build(), "pid", os.Getpid())
 
 	notified := make(chan struct{})
 	go func() {

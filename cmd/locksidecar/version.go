@@ -10,20 +10,22 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-// release is set by the build: -ldflags "-X main.release=1.2.3".
-var release string
+// commit is set by the Makefile: -ldflags "-X main.commit=v0.1.0-3-g0123abc".
+var commit string
 
-// version is the release, or what the Go toolchain knows about this build.
-func version() string {
-	if release != "" {
-		return release
+// build says which commit the binary was built from, as far as the build or the Go
+// toolchain recorded it.
+func build() string {
+	if commit != "" {
+		return commit
 	}
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
 		return info.Main.Version
 	}
-	return "dev"
+	return "unknown"
 }
 
 // versionFlag is --version, which other programs have, too.
@@ -36,7 +38,7 @@ func (versionFlag) BeforeReset(app *kong.Kong) error {
 }
 
 type versionCmd struct {
-	JSON bool `help:"Print one JSON object: version, protocol, go, platform."`
+	JSON bool `help:"Print one JSON object: version, build, protocol, go, platform."`
 }
 
 func (versionCmd) Help() string {
@@ -50,11 +52,12 @@ func (c *versionCmd) Run(out io.Writer) error {
 	if c.JSON {
 		return json.NewEncoder(out).Encode(struct {
 			Version  string `json:"version"`
+			Build    string `json:"build"`
 			Protocol int    `json:"protocol"`
 			Go       string `json:"go"`
 			Platform string `json:"platform"`
-		}{version(), protocol.Version, runtime.Version(), platform})
+		}{locksidecar.Version, build(), protocol.Version, runtime.Version(), platform})
 	}
-	_, err := fmt.Fprintf(out, "locksidecar %s (protocol %d, %s, %s)\n", version(), protocol.Version, runtime.Version(), platform)
+	_, err := fmt.Fprintf(out, "locksidecar %s (build %s, protocol %d, %s, %s)\n", locksidecar.Version, build(), protocol.Version, runtime.Version(), platform)
 	return err
 }

@@ -9,9 +9,6 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// version of this package, as operators see it.
-const version = "0.1.0"
-
 // Client is a program's connection to the sidecar of its host. It is meant to be
 // one for a whole program, and may be used by many goroutines at once. It has
 // one goroutine and two file descriptors, however many locks there are.
@@ -42,7 +39,7 @@ func Dial(ctx context.Context, path string, options ...DialOption) (*Client, err
 		path = protocol.DefaultSocket()
 	}
 	c := &Client{
-		dialer:       dialer{path: path, name: "go/" + version, connect: connectUnix, clock: protocol.Now},
+		dialer:       dialer{path: path, name: "go/" + Version, connect: connectUnix, clock: protocol.Now},
 		dialPatience: dialPatience,
 		patience:     defaultPatience,
 	}

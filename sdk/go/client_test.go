@@ -19,7 +19,7 @@ import (
 
 func TestDialSaysHello(t *testing.T) {
 	s := listen(t)
-	for _, name := range []string{"go/" + version, "shop/7"} {
+	for _, name := range []string{"go/" + Version, "shop/7"} {
 		var options []DialOption
 		if name == "shop/7" {
 			options = append(options, WithClientName(name))
