@@ -9,6 +9,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 COMMIT      ?= $(shell git describe --tags --always --abbrev=12 --dirty 2>/dev/null)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
+# Runs WebAssembly: a system other than Linux that is at hand everywhere.
+WAZERO      := github.com/tetratelabs/wazero/cmd/wazero@v1.12.0
 PYTHON      ?= python3
 
 # Everything that counts as Go source. .venv may hold foreign .go files.
@@ -120,6 +122,7 @@ test-go: fmt-check redis cc venv redisson
 	go vet ./...
 	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 go test -race -timeout 10m ./...
 	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
+	GOOS=wasip1 GOARCH=wasm go test -exec 'env -u GOOS -u GOARCH go run $(WAZERO) run' ./sdk/go
 
 .PHONY: test-python
 test-python: redis venv build
@@ -128,6 +131,7 @@ test-python: redis venv build
 .PHONY: lint
 lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --strict
 	go vet ./...
+	for system in darwin windows freebsd; do GOOS=$$system go vet ./sdk/...; done
 	go run $(STATICCHECK) ./...
 	cd tests/bench && go vet ./... && go run $(STATICCHECK) ./...
 	.venv/bin/ruff check sdk/python

@@ -12,9 +12,6 @@ import (
 	"fmt"
 	"time"
 	"unicode/utf8"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -106,18 +103,6 @@ func (e *RequestError) Error() string { return "protocol: " + e.Msg }
 
 // Reply is the answer to the request.
 func (e *RequestError) Reply() Err { return Err{ID: e.ID, Code: e.Code, Msg: e.Msg} }
-
-// Now reads CLOCK_BOOTTIME, the clock of every deadline: all processes of a host
-// share it, nobody sets it, and it counts while the host is suspended.
-func Now() int64 {
-	var ts unix.Timespec
-	// It does not block. To announce it to the scheduler, as unix.ClockGettime does,
-	// would wake the monitor thread of a program that is mostly idle.
-	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_BOOTTIME, uintptr(unsafe.Pointer(&ts)), 0); errno != 0 {
-		panic("protocol: CLOCK_BOOTTIME cannot be read: " + errno.Error())
-	}
-	return ts.Nano()
-}
 
 // CheckName tells what is wrong with the name of a lock; nil: nothing.
 func CheckName(name string) error {

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package brief reads and writes sockets that do not block, without a word to Go's
 // scheduler.
 //

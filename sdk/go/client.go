@@ -2,6 +2,8 @@ package locksidecar
 
 import (
 	"context"
+	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +36,16 @@ type Client struct {
 // $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock. A sidecar that
 // is just starting is waited for (see WithPatience), as long as ctx allows; ctx
 // has no meaning for the Client after that.
+//
+// The sidecar runs on Linux. On another system Dial returns an error that is both
+// ErrUnsupported and [errors.ErrUnsupported].
 func Dial(ctx context.Context, path string, options ...DialOption) (*Client, error) {
+	if runtime.GOOS != "linux" {
+		return nil, &failure{
+			text: "the sidecar runs on Linux only, and this program runs on " + runtime.GOOS + "; run it on a Linux host or in a Linux container, beside a sidecar",
+			kind: ErrUnsupported, cause: errors.ErrUnsupported,
+		}
+	}
 	if path == "" {
 		path = protocol.DefaultSocket()
 	}

@@ -8,8 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/user"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -193,26 +191,6 @@ func unreachable(path string, err error) *failure {
 		f.text = fmt.Sprintf("cannot connect to the sidecar at %s: %v", path, err)
 	}
 	return f
-}
-
-// admits says whom the socket admits, if this process may see it.
-func admits(path string) string {
-	info, err := os.Stat(path)
-	if err != nil {
-		return "; ask for access to its directory"
-	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return ""
-	}
-	group := strconv.FormatUint(uint64(stat.Gid), 10)
-	if g, err := user.LookupGroupId(group); err == nil {
-		group = g.Name
-	}
-	if info.Mode().Perm()&0o020 == 0 {
-		return fmt.Sprintf(" (mode %04o); run as its user, or configure the sidecar's socket mode", info.Mode().Perm())
-	}
-	return fmt.Sprintf(" (mode %04o, group %s); join that group and log in again", info.Mode().Perm(), group)
 }
 
 // connectUnix is how a Client connects outside of tests.

@@ -74,7 +74,8 @@
 //	ErrLost          the lock is not held any more; *LostError says why
 //	ErrNotHeld       this handle was unlocked before; ForceRelease: nobody holds it
 //	ErrUnconfirmed   Confirmed: the lock is released, Redis's confirmation is missing
-//	ErrUnsupported   the sidecar is older than this package, or speaks another version
+//	ErrUnsupported   the sidecar is older than this package, or speaks another version;
+//	                 Dial: this system is not Linux
 //
 // Every error of [Client.Lock] and [Client.TryLock] means that the lock is not
 // held and that nothing needs to be cleaned up. Arguments that cannot be (an empty

@@ -21,7 +21,7 @@ var (
 	ErrLost        = errors.New("locksidecar: the lock is lost")
 	ErrNotHeld     = errors.New("locksidecar: the lock is not held")
 	ErrUnconfirmed = errors.New("locksidecar: the release of the lock is not confirmed")
-	ErrUnsupported = errors.New("locksidecar: the sidecar does not support the request")
+	ErrUnsupported = errors.New("locksidecar: the sidecar or this system does not support the request")
 )
 
 // timeout is of the kind context.DeadlineExceeded, as callers expect of a

@@ -1,0 +1,31 @@
+//go:build linux
+
+package locksidecar
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
+	"syscall"
+)
+
+// admits says which users the socket admits, if this process may see that.
+func admits(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "; ask for access to its directory"
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return ""
+	}
+	group := strconv.FormatUint(uint64(stat.Gid), 10)
+	if g, err := user.LookupGroupId(group); err == nil {
+		group = g.Name
+	}
+	if info.Mode().Perm()&0o020 == 0 {
+		return fmt.Sprintf(" (mode %04o); run as its user, or configure the sidecar's socket mode", info.Mode().Perm())
+	}
+	return fmt.Sprintf(" (mode %04o, group %s); join that group and log in again", info.Mode().Perm(), group)
+}
