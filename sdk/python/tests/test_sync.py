@@ -472,6 +472,11 @@ def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -
     assert clients[0].ping() == "ok"
 
 
+def test_hello_has_the_version_of_the_package(sidecar: FakeSidecar) -> None:
+    locksidecar.connect(sidecar.path)
+    assert [m["client"] for m in sidecar.requests("hello")] == [f"python/{locksidecar.__version__}"]
+
+
 def test_other_protocol_version(sidecar: FakeSidecar) -> None:
     sidecar.version = 2
     with pytest.raises(Unsupported, match="speaks protocol version 2, this client 1"):

@@ -14,6 +14,7 @@ nothing, or nothing that the next run does not repeat. A received frame counts a
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,7 +44,10 @@ from ._version import __version__
 # A sidecar that does not read must not let requests pile up here without bound.
 MAX_UNSENT: Final = 1 << 20
 
-boottime: Final[Callable[[], int]] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+if sys.platform == "linux":
+    boottime: Final[Callable[[], int]] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+else:
+    boottime: Final[Callable[[], int]] = time.monotonic_ns  # for no deadline: connecting raises Unsupported
 
 
 class Stage(IntEnum):

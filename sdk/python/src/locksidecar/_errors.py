@@ -12,7 +12,7 @@
     ├── Denied           (PermissionError)  the socket, Redis's ACL, or another user's lock
     ├── LimitExceeded                       too many sessions, holds or waiters
     ├── BadRequest       (ValueError)       a name or a duration that cannot be
-    ├── Unsupported                         this sidecar does not speak this version, or not this request
+    ├── Unsupported                         this sidecar lacks the request or this version, or this is not Linux
     ├── ClientClosed     (RuntimeError)     the client was closed before
     └── ProtocolError                       the sidecar sent what it must not
 
@@ -111,7 +111,7 @@ class BadRequest(LocksidecarError, ValueError):
 
 
 class Unsupported(LocksidecarError):
-    """The sidecar does not speak this client's protocol version, or does not know the request."""
+    """The sidecar does not know the request or this client's protocol version, or this system is not Linux."""
 
 
 class ClientClosed(LocksidecarError, RuntimeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Protocol
 from weakref import WeakSet
 
@@ -27,4 +28,5 @@ def _after_fork_in_child() -> None:
         thing.after_fork_in_child()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_after_fork_in_child)

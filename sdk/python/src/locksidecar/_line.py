@@ -23,6 +23,7 @@ import _thread
 import contextlib
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -570,12 +571,13 @@ class _Bell:
     _fd = -1
 
     def __init__(self) -> None:
-        try:
-            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        except OSError as e:
-            raise Unavailable(
-                f"cannot connect to the sidecar: {e.strerror}. Raise the limit of open files (ulimit -n)"
-            ) from e
+        if sys.platform == "linux":
+            try:
+                self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            except OSError as e:
+                raise Unavailable(
+                    f"cannot connect to the sidecar: {e.strerror}. Raise the limit of open files (ulimit -n)"
+                ) from e
         self._rung = False
 
     def fileno(self) -> int:
@@ -583,10 +585,11 @@ class _Bell:
 
     def ring(self) -> None:
         self._rung = True
-        os.eventfd_write(self._fd, 1)
+        if sys.platform == "linux":
+            os.eventfd_write(self._fd, 1)
 
     def silence(self) -> None:
-        if self._rung:
+        if self._rung and sys.platform == "linux":
             self._rung = False
             with contextlib.suppress(BlockingIOError):  # the thread that rang was interrupted
                 os.eventfd_read(self._fd)

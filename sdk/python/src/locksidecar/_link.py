@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import _socket
 import errno
-import grp
 import math
 import os
 import random
 import select
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from ._calls import Call, Confirm, check_number
 from ._core import Session, Stage
-from ._errors import BadRequest, Denied, LocksidecarError, TookTooLong, Unavailable, sentence
+from ._errors import BadRequest, Denied, LocksidecarError, TookTooLong, Unavailable, Unsupported, sentence
 
 T = TypeVar("T")
 
@@ -42,12 +42,21 @@ _CHUNK: Final = 65_536
 # has removed it.
 _POLL: Final = getattr(select, "poll", None)
 # Without a signal: a program that dies of SIGPIPE shall not die because the sidecar did.
-_FLAGS: Final = (socket.MSG_NOSIGNAL,)
+_FLAGS: Final = (getattr(socket, "MSG_NOSIGNAL", 0),)
 
 # What recv() and send() raise when the other end is gone. No other OSError tells that: there may be no memory,
 # or a signal's handler raised a TimeoutError. To take the connection for ended then, and close it, would give
 # away locks that are believed to be held.
 _ENDED: Final = (ConnectionResetError, BrokenPipeError)
+
+
+def require_linux() -> None:
+    """Raises Unsupported on another system: the package can be imported there, but no sidecar runs there."""
+    if sys.platform != "linux":
+        raise Unsupported(
+            f"the sidecar runs on Linux only, and this program runs on {sys.platform}; "
+            "run it on a Linux host or in a Linux container, beside a sidecar"
+        )
 
 
 def socket_path(path: str | os.PathLike[str] = "") -> str:
@@ -72,6 +81,8 @@ class Socket(_socket.socket):
 
 def dial(path: str) -> Socket:
     """Connects at once or not at all: OSError. On a Unix socket there is nothing to wait for."""
+    if sys.platform != "linux":
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     sock = Socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         sock.connect(path)
@@ -109,7 +120,7 @@ def wait(reads: Sequence[Readable], writes: Sequence[Readable], seconds: float) 
     The functions are looked up when they are used, because monkey patching may replace them at any time: gevent puts
     its own poll() in place, eventlet removes poll() and leaves a select() of its own.
     """
-    if hasattr(select, "poll"):
+    if sys.platform != "win32" and hasattr(select, "poll"):
         poll = select.poll()
         for thing in reads:
             poll.register(thing, select.POLLIN | (select.POLLOUT if thing in writes else 0))
@@ -178,6 +189,10 @@ def explain(path: str, error: OSError) -> LocksidecarError:
 
 
 def _permission(path: str) -> str:
+    if sys.platform == "win32":
+        return ""
+    import grp
+
     try:
         status = os.stat(path)
     except OSError:
@@ -208,6 +223,7 @@ class Link:
     """
 
     def __init__(self, session: Session, clock: Callable[[], int]) -> None:
+        require_linux()
         self.session = session
         self.closed = False
         self.sock: Socket | None = None
@@ -244,7 +260,7 @@ class Link:
                         session.fail(sentence(str(error)), type(error))
                     return False
                 news = None
-                if _POLL is not None:
+                if sys.platform != "win32" and _POLL is not None:
                     news = _POLL()
                     news.register(sock, select.POLLIN)
                 # Commit:
