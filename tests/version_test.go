@@ -38,3 +38,18 @@ func TestOneVersionNumber(t *testing.T) {
 		t.Errorf("the binary prints %s (%v); want version %q and a build", out, err, want)
 	}
 }
+
+// An sdist and a wheel have a licence of their own, which is that of the repository.
+func TestPythonPackageHasTheLicence(t *testing.T) {
+	ours, err := os.ReadFile("../LICENSE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := os.ReadFile("../sdk/python/LICENSE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(ours) != string(theirs) {
+		t.Error("sdk/python/LICENSE differs from LICENSE")
+	}
+}
