@@ -7,6 +7,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
+# The one version number of the daemon and of the SDKs, and the commit that is built.
+VERSION     := $(shell sed -n 's/^const Version = "\(.*\)"$$/\1/p' sdk/go/version.go)
 COMMIT      ?= $(shell git describe --tags --always --abbrev=12 --dirty 2>/dev/null)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.1
 # Runs WebAssembly: a system other than Linux that is at hand everywhere.
@@ -47,7 +49,15 @@ build: ## build bin/locksidecar
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target
+	rm -rf bin dist .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target
+
+.PHONY: release
+release: venv ## the artefacts of a release, in dist/: archives, sdist, wheel, checksums
+	.ci/release $(VERSION) $(COMMIT)
+
+.PHONY: release-check
+release-check: release ## build a release, and see that it installs and works
+	.ci/release-check $(VERSION) $(COMMIT)
 
 # ---- what tests and tools need -----------------------------------------------
 
