@@ -24,6 +24,7 @@ GO_CORE := ./wheel ./protocol ./sidecar/... ./sdk/go/...
 FUZZTIME  ?= 30s
 BENCHTIME ?= 1s
 SIM_STEPS ?= 20000000
+SIM_SEED  ?=
 DIFF_LAPS ?= 20000
 # A regular expression over rules and files: make mutants MUTANTS='token|sidecar/store'
 MUTANTS   ?=
@@ -163,8 +164,8 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 		done; done
 
 .PHONY: sim
-sim: ## a long hunt of the lock table's simulation: SIM_STEPS steps
-	go test ./sidecar/locktable -run '^TestSimulation$$' -count 1 -timeout 2h -v -sim.steps=$(SIM_STEPS)
+sim: ## a long hunt of the lock table's simulation: SIM_STEPS steps; SIM_SEED=4711 prints one seed
+	go test ./sidecar/locktable -run '^TestSimulation$$' -count 1 -timeout 2h -v $(if $(SIM_SEED),-sim.seed=$(SIM_SEED) -sim.trace,-sim.steps=$(SIM_STEPS))
 
 .PHONY: diff
 diff: redis ## a long hunt of the scripts' differential test: DIFF_LAPS laps
