@@ -43,7 +43,7 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 	}
 	named := regexp.MustCompile(`\bTest[A-Z]\w+`)
 	made := regexp.MustCompile("make ([a-z-]+)")
-	for _, doc := range []string{"../README.md", "../docs/guarantees.md", "../docs/architecture.md", "../docs/scaling.md", "../docs/performance.md", "../deploy/README.md"} {
+	for _, doc := range documents(t) {
 		text, err := os.ReadFile(doc)
 		if err != nil {
 			t.Fatal(err)
@@ -75,4 +75,38 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 			t.Errorf("the README names %s, and no test's name has that in it", p[1])
 		}
 	}
+}
+
+// A link to a file of the repository leads to one.
+func TestDocumentsLinkToFilesThatExist(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)#:\s]+)(?:#[^)\s]*)?\)`)
+	links := 0
+	for _, doc := range documents(t) {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			links++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(doc), m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", doc, m[1], err)
+			}
+		}
+	}
+	if links == 0 {
+		t.Error("no document has a link")
+	}
+}
+
+// documents returns the files of the documentation.
+func documents(t *testing.T) []string {
+	var all []string
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../deploy/*.md", "../protocol/*.md", "../sdk/python/*.md"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("no file matches %s (%v)", pattern, err)
+		}
+		all = append(all, found...)
+	}
+	return all
 }
