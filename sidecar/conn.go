@@ -55,8 +55,8 @@ type conn struct {
 	pidfd   int // −1: not watched, or the client's by now
 
 	// Owned by the loop.
-	client *client // nil: no session
-	dirty  bool    // in loop.dirty
+	session *session // nil: there is none
+	dirty   bool     // in loop.dirty
 
 	mu      sync.Mutex // guards what follows; nothing is called with it held
 	changed sync.Cond  // on mu: queued or out became less, or closed
@@ -106,7 +106,7 @@ func (s *Server) serveConn(c *conn) {
 // hand gives the loop requests of a connection.
 func (s *Server) hand(c *conn, requests ...request) {
 	s.inbox.add(c.sender, requests)
-	s.takeTurn()
+	s.runIfIdle()
 }
 
 // enter notes a connection; false: the sidecar stops.

@@ -8,21 +8,21 @@ import (
 )
 
 // A client takes two descriptors: its connection, and a pidfd. It may not take the
-// last ones. While clients are refused, Redis is still connected to anew, and looked
-// for by name; what is asked of /proc is answered; and who is refused is told why.
+// last ones. While clients are refused, the sidecar can still reconnect to Redis and look up
+// its name, read /proc, and tell a client why it is refused.
 //
-// Nobody counts. The kernel gives out the lowest number that is free: as long as no
+// They are not counted. The kernel gives out the lowest number that is free: as long as no
 // descriptor of a client has one of the reserve's numbers, they are there for others.
 const (
 	reserve = 64
 
-	// so many of those who are refused get time to hear why.
+	// so many refused clients get time to read why.
 	maxRefusing = 16
 )
 
-// forClients is the first number that a client's descriptor must not have. The limit
+// clientFDLimit is the first number that a client's descriptor must not have. The limit
 // may be changed at any time, from outside too.
-func forClients() uint64 {
+func clientFDLimit() uint64 {
 	n := maxFiles()
 	return n - min(n, reserve)
 }
@@ -41,8 +41,8 @@ func checkMaxFiles() error {
 	return nil
 }
 
-// scarce tells whether an error is for want of descriptors, or of memory for them.
-func scarce(err error) bool {
+// isResourceExhausted tells whether an error is for want of descriptors, or of memory for them.
+func isResourceExhausted(err error) bool {
 	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
 		if errors.Is(err, e) {
 			return true

@@ -10,15 +10,15 @@ import (
 
 // A client can break the protocol, or lose locks, as often as it likes, and must not fill
 // a disk with that. So the log has only the first few lines of a kind about one user in a
-// while, and then how many more there were.
+// window of time, and then how many more there were.
 const (
-	fewLines = 5
-	aWhile   = 10 * time.Second
+	maxLines = 5
+	window   = 10 * time.Second
 )
 
-// logLimit counts the lines about clients in the present while.
+// logLimit counts the lines about clients in the present window.
 type logLimit struct {
-	end   int64 // of the while; 0: there is none
+	end   int64 // of the window; 0: there is none
 	count map[lineKind]int
 }
 
@@ -31,31 +31,31 @@ type lineKind struct {
 }
 
 // logAbout logs a line about a client of this user, unless there were many of its kind.
-func (s *Server) logAbout(kind lineKind, args ...any) {
-	l := &s.logLimit
-	if l.end == 0 {
-		l.end, l.count = protocol.Now()+int64(aWhile), make(map[lineKind]int)
+func (l *loop) logAbout(kind lineKind, args ...any) {
+	limit := &l.logLimit
+	if limit.end == 0 {
+		limit.end, limit.count = protocol.Now()+int64(window), make(map[lineKind]int)
 	}
-	if l.count[kind]++; l.count[kind] <= fewLines {
-		s.log.Log(context.Background(), kind.level, kind.line, append(args, "uid", kind.uid)...)
+	if limit.count[kind]++; limit.count[kind] <= maxLines {
+		l.log.Log(context.Background(), kind.level, kind.line, append(args, "uid", kind.uid)...)
 	}
 }
 
-// sumUp ends the while and logs how many lines were left out.
-func (s *Server) sumUp() {
-	for kind, n := range s.logLimit.count {
-		if n > fewLines {
-			s.log.Log(context.Background(), kind.level, "more lines like the last ones are left out", "line", kind.line, "about", kind.about, "uid", kind.uid, "lines", n-fewLines)
+// flushSuppressed ends the window and logs how many lines were left out.
+func (l *loop) flushSuppressed() {
+	for kind, n := range l.logLimit.count {
+		if n > maxLines {
+			l.log.Log(context.Background(), kind.level, "more lines like the last ones are left out", "line", kind.line, "about", kind.about, "uid", kind.uid, "lines", n-maxLines)
 		}
 	}
-	s.logLimit = logLimit{}
+	l.logLimit = logLimit{}
 }
 
-// episodes are troubles, each of which is logged when it begins, and not again before
+// errorEpisodes are troubles, each of which is logged when it begins, and not again before
 // it has been over for a minute.
-type episodes map[string]time.Time // when they were met last
+type errorEpisodes map[string]time.Time // when they were met last
 
-func (e episodes) begins(trouble string) bool {
+func (e errorEpisodes) begins(trouble string) bool {
 	now := time.Now()
 	last, known := e[trouble]
 	e[trouble] = now

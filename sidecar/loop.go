@@ -13,17 +13,29 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
-// loop is the state of a running sidecar. The goroutine that has locked turn owns all of
-// it: one that brought an input while turn was free, for one step; or else run, for what
+// loop is the state of a running sidecar. The goroutine that has locked running owns
+// the rest of it: one that brought an input while it was free, for one step; or else run, for what
 // was left meanwhile and what is due. Before run and after it, Listen and Serve have it.
 type loop struct {
-	turn      sync.Mutex  // the first in the order of locks: it is taken with none held
-	finishing atomic.Bool // finish has turn, and sleeps with it
+	// Immutable after Listen.
+	cfg  Config
+	log  *slog.Logger
+	uuid string   // of the sidecar, of which this process may be a later one
+	key  [32]byte // of tickets
+	// strangers is the uid that stands for all users that this user namespace does not
+	// have; −1: it has all of the host.
+	strangers int64
+
+	inbox inbox
+	redis atomic.Pointer[redisHealth]
+
+	running   sync.Mutex  // the first in the order of locks: it is locked with none held
+	finishing atomic.Bool // finish has locked running, and sleeps with it
 	table     *locktable.Table
 	store     *store.Store
 	pids      *pidWatch
 	state     *state.File // nil: nothing is kept for a successor
-	sessions  map[locktable.SessionID]*client
+	sessions  map[locktable.SessionID]*session
 	last      locktable.SessionID // newest session
 	newRedis  *store.Identity     // what a successor must know of Redis, if it changed in this step
 	stopping  bool
@@ -41,8 +53,8 @@ type loop struct {
 
 	// Collected in one step and carried out at its end.
 	dirty   []*conn
-	leaving []leaving
-	parting []parting
+	byes    []bye
+	closing []closing
 	ops     []locktable.Op
 
 	// Scratch for frames, so that an answer costs no allocation.
@@ -73,79 +85,82 @@ const (
 )
 
 // submitEvent gives the loop an event.
-func (s *Server) submitEvent(e event) {
-	s.inbox.put(e)
-	s.takeTurn()
+func (l *loop) submitEvent(e event) {
+	l.inbox.put(e)
+	l.runIfIdle()
 }
 
-// takeTurn is called by a goroutine that has put an input into the inbox. If no other
+// runIfIdle is called by a goroutine that has put an input into the inbox. If no other
 // goroutine runs the loop, the caller does the step itself: to hand an input to another
 // goroutine, and its answer to a third one, takes longer than the step. It does one step
-// and no more: the goroutine that reads what Redis answers must not be kept by clients
-// that send requests all the time.
-func (s *Server) takeTurn() {
-	if !s.turn.TryLock() {
-		if s.finishing.Load() {
-			s.inbox.wake() // finish keeps the turn while it sleeps
+// and no more: the goroutine that reads Redis's answers must not be kept by clients that
+// send requests all the time.
+//
+// If another goroutine runs the loop, it may already have drained the inbox; it looks at
+// the inbox again after it has unlocked running.
+func (l *loop) runIfIdle() {
+	if !l.running.TryLock() {
+		if l.finishing.Load() {
+			l.inbox.wake() // finish keeps it locked while it sleeps
 		}
-		return // the goroutine that has it looks into the inbox again when it has unlocked
+		return
 	}
-	s.plan(s.step())
-	s.turn.Unlock()
-	if s.inbox.pending() {
-		s.inbox.wake()
+	l.armTimer(l.step())
+	l.running.Unlock()
+	if l.inbox.pending() {
+		l.inbox.wake()
 	}
 }
 
 // run serves until stop is closed: it sleeps until something is left in the inbox or
-// a timer is due. It gives the turn away for that time.
-func (s *Server) run(stop <-chan struct{}) {
-	s.timer = time.NewTimer(0)
-	defer s.timer.Stop()
-	s.turn.Unlock()
-	defer s.turn.Lock()
+// a timer is due. It is unlocked for that time.
+func (l *loop) run(stop <-chan struct{}) {
+	l.timer = time.NewTimer(0)
+	defer l.timer.Stop()
+	l.running.Unlock()
+	defer l.running.Lock()
 	for {
 		select {
 		case <-stop:
 			return
-		case <-s.inbox.ready:
-		case <-s.timer.C:
+		case <-l.inbox.ready:
+		case <-l.timer.C:
 		}
-		s.turn.Lock()
-		s.plan(s.step())
-		s.turn.Unlock()
-		if s.inbox.pending() {
-			s.inbox.wake()
+		l.running.Lock()
+		l.armTimer(l.step())
+		l.running.Unlock()
+		if l.inbox.pending() {
+			l.inbox.wake()
 		}
 	}
 }
 
-// plan sets the timer to the next time at which something is due. Most steps move
+// armTimer sets the timer to the next time at which something is due. Most steps move
 // that to later: then the timer stays, and what it wakes looks again.
-func (s *Server) plan(now int64) {
-	at, ok := s.next(now)
-	for _, due := range []int64{s.absentUntil, s.logLimit.end, s.stateDue()} {
+func (l *loop) armTimer(now int64) {
+	at, ok := l.next(now)
+	for _, due := range []int64{l.absentUntil, l.logLimit.end, l.stateDue()} {
 		if due != 0 && (!ok || due < at) {
 			at, ok = due, true
 		}
 	}
-	if !ok || now < s.planned && s.planned <= at {
+	if !ok || now < l.planned && l.planned <= at {
 		return
 	}
 	// Timers stand still while the host is suspended, deadlines do not.
-	s.planned = min(at, now+int64(maxSleep))
-	s.timer.Reset(time.Duration(s.planned - now))
+	l.planned = min(at, now+int64(maxSleep))
+	l.timer.Reset(time.Duration(l.planned - now))
 }
 
 // next is when the table has something to do. What it has left over from earlier steps
 // waits, like requests, while many operations wait to be sent: until an answer of Redis,
 // which is an event and begins a step, or until Redis is known to be silent.
-func (s *Server) next(now int64) (at int64, ok bool) {
-	if s.table.Busy() && !s.held {
+func (l *loop) next(now int64) (at int64, ok bool) {
+	if l.table.Busy() && !l.held {
 		return now, true
 	}
-	at, ok = s.table.Next()
-	if silent, owed := s.table.SilentAt(); s.held && owed && (!ok || silent < at) {
+	at, ok = l.table.Next()
+	if silent, owed := l.table.SilentAt(); l.held && owed && (!ok || silent < at) {
 		at, ok = silent, true
 	}
 	return at, ok
@@ -154,37 +169,37 @@ func (s *Server) next(now int64) (at int64, ok bool) {
 // step takes in what was said and carries out what the table wants done. One
 // reading of the clock serves all of it: a time that is a little old makes
 // deadlines earlier, never later.
-func (s *Server) step() (now int64) {
+func (l *loop) step() (now int64) {
 	now = protocol.Now()
-	s.table.Advance(now)
-	s.endAbsence(now)
-	s.retryState(now)
-	if s.logLimit.end != 0 && now >= s.logLimit.end {
-		s.sumUp()
+	l.table.Advance(now)
+	l.endAbsence(now)
+	l.retryState(now)
+	if l.logLimit.end != 0 && now >= l.logLimit.end {
+		l.flushSuppressed()
 	}
-	s.takeEvents(now)
+	l.takeEvents(now)
 	// Until Redis has answered something, or is known to be silent.
-	s.held = s.store.Unsent() > maxUnsent && !s.table.IsSilent(now)
-	s.inbox.hold(s.held)
-	if !s.held {
-		s.table.Work(now)
-		s.takeRequests(now)
+	l.held = l.store.Unsent() > maxUnsent && !l.table.IsSilent(now)
+	l.inbox.hold(l.held)
+	if !l.held {
+		l.table.Work(now)
+		l.takeRequests(now)
 	}
-	s.carryOut()
-	if len(s.leaving) > 0 {
-		s.seeOff(now)
+	l.applyEffects()
+	if len(l.byes) > 0 {
+		l.finishByes(now)
 	}
 	return now
 }
 
-func (s *Server) takeEvents(now int64) {
-	events, messages := s.inbox.takeEvents(s.events, s.messages)
+func (l *loop) takeEvents(now int64) {
+	events, messages := l.inbox.takeEvents(l.events, l.messages)
 	for i := range events {
-		s.onEvent(now, &events[i])
+		l.onEvent(now, &events[i])
 	}
 	for name, n := range messages {
 		for range n {
-			s.table.Message(now, name)
+			l.table.Message(now, name)
 		}
 	}
 	clear(events)
@@ -192,85 +207,88 @@ func (s *Server) takeEvents(now int64) {
 	if cap(events) > 1<<10 {
 		events = nil // a burst's memory is not kept
 	}
-	s.events, s.messages = events, messages
+	l.events, l.messages = events, messages
 }
 
 // takeRequests does requests of clients, in the order of the inbox, for requestTime.
-func (s *Server) takeRequests(now int64) {
+func (l *loop) takeRequests(now int64) {
 	var from *peerProcess
 	begin := time.Now()
 	last := time.Duration(0)
 	cost := int64(0)
-	for last < requestTime && s.inbox.takeRequest(from, cost, &s.request) {
-		from = s.request.conn.sender
-		s.onRequest(now, &s.request)
-		if s.request.kind.last() {
-			s.inbox.leave(from)
+	for last < requestTime && l.inbox.takeRequest(from, cost, &l.request) {
+		from = l.request.conn.sender
+		l.onRequest(now, &l.request)
+		if l.request.kind.last() {
+			l.inbox.leave(from)
 		}
 		spent := time.Since(begin)
 		cost, last = int64(spent-last), spent
 	}
-	s.request = request{}
+	l.request = request{}
 	if last >= requestTime {
-		s.inbox.charge(from, cost)
+		l.inbox.charge(from, cost)
 	}
 }
 
-// leaving is a client that said bye.
-type leaving struct {
-	client *client
-	id     uint64
+// bye is a bye that is not answered yet.
+type bye struct {
+	session *session
+	id      uint64
 }
 
-// seeOff ends the sessions of those who said bye in this step. They have the answers
-// to what they asked before, and bye is answered when a successor would not know them.
-func (s *Server) seeOff(now int64) {
-	for _, l := range s.leaving {
-		if c := l.client.conn; c != nil && s.sessions[l.client.id] == l.client {
-			s.close(now, l.client, "it said bye")
-			s.part(c, &protocol.ByeOK{ID: l.id})
+// finishByes ends the sessions of the clients that said bye in this step. They have the
+// answers to what they asked before, and bye is answered when a successor would not know
+// their sessions.
+func (l *loop) finishByes(now int64) {
+	for _, b := range l.byes {
+		if c := b.session.conn; c != nil && l.sessions[b.session.id] == b.session {
+			l.close(now, b.session, "it said bye")
+			l.closeAfterFlush(c, &protocol.ByeOK{ID: b.id})
 		}
 	}
-	clear(s.leaving)
-	s.leaving = s.leaving[:0]
-	s.carryOut()
+	clear(l.byes)
+	l.byes = l.byes[:0]
+	l.applyEffects()
 }
 
-// part has a connection end with a last frame, when everything that led to it is in
-// the state.
-func (s *Server) part(c *conn, m protocol.Reply) { s.parting = append(s.parting, parting{c, m}) }
+// closeAfterFlush has a connection end with a last frame, when everything that led to it
+// is in the state.
+func (l *loop) closeAfterFlush(c *conn, m protocol.Reply) {
+	l.closing = append(l.closing, closing{c, m})
+}
 
-type parting struct {
+type closing struct {
 	conn *conn
 	last protocol.Reply
 }
 
-func (s *Server) onEvent(now int64, e *event) {
+func (l *loop) onEvent(now int64, e *event) {
 	switch e.kind {
 	case processEnded:
-		s.ended(now, e.session)
+		l.onProcessExit(now, e.session)
 
 	case redisResults:
 		if e.flag {
 			redis := e.redis
-			s.newRedis = &redis
+			l.newRedis = &redis
 		}
 		for i := range e.results {
-			s.table.Result(now, e.results[i])
+			l.table.Result(now, e.results[i])
 		}
 	case redisUp:
-		redis := e.redis // e is emptied before carryOut
-		s.newRedis = &redis
-		s.table.Up(now, e.flag)
+		redis := e.redis // e is emptied before applyEffects
+		l.newRedis = &redis
+		l.table.Up(now, e.flag)
 	case redisDown:
-		s.table.Down(now, e.text)
+		l.table.Down(now, e.text)
 	case redisSubscribed:
 		for _, name := range e.names {
-			s.table.Subscribed(now, name)
+			l.table.Subscribed(now, name)
 		}
 	case redisUnsubscribed:
 		for _, name := range e.names {
-			s.table.Unsubscribed(now, name)
+			l.table.Unsubscribed(now, name)
 		}
 	case loopPing:
 		close(e.done)
@@ -289,106 +307,106 @@ func (in *request) id() uint64 {
 }
 
 // onRequest does what one request asks.
-func (s *Server) onRequest(now int64, in *request) {
+func (l *loop) onRequest(now int64, in *request) {
 	c := in.conn
 	switch in.kind {
 	case clientGone:
-		s.gone(now, c)
+		l.onDisconnect(now, c)
 		return
 	case clientBroke:
-		s.broke(now, c, in.fault)
+		l.onProtocolError(now, c, in.fault)
 		return
 	case clientHello:
 		c.taken()
-		s.greet(now, c, in.other.(*protocol.Hello))
+		l.onHello(now, c, in.other.(*protocol.Hello))
 		return
 	}
 	c.taken()
-	cl := c.client
-	if cl == nil || cl.detached || cl.leaving || s.stopping && !ending(in) {
-		return // it was told why, or is being told
+	cl := c.session
+	if cl == nil || cl.phase.IsOver() || cl.phase == locktable.SessionLeaving || l.stopping && !isRelease(in) {
+		return // its last frame says why, or will
 	}
 	id := in.id()
-	if msg := s.violation(cl, in, id); msg != "" {
-		s.broke(now, c, badFrame(msg))
+	if msg := l.violation(cl, in, id); msg != "" {
+		l.onProtocolError(now, c, badFrame(msg))
 		return
 	}
 	switch in.kind {
 	case clientAcquire:
 		if prefix := store.Reserved(in.acquire.Name); prefix != "" {
-			s.refuse(c, in.acquire.ID, protocol.Denied, "names that begin with "+prefix+" are reserved for the token counters and queues of other locks; choose another name")
+			l.refuse(c, in.acquire.ID, protocol.Denied, "names that begin with "+prefix+" are reserved for the token counters and queues of other locks; choose another name")
 			return
 		}
-		s.table.Acquire(now, cl.id, in.acquire)
+		l.table.Acquire(now, cl.id, in.acquire)
 		return
 	case clientRelease:
-		s.table.Release(now, cl.id, in.release)
+		l.table.Release(now, cl.id, in.release)
 		return
 	}
 	switch r := in.other.(type) {
 	case *protocol.Confirm:
-		s.table.Confirm(now, cl.id, *r)
+		l.table.Confirm(now, cl.id, *r)
 	case *protocol.Cancel:
-		s.table.Cancel(now, cl.id, *r)
+		l.table.Cancel(now, cl.id, *r)
 	case *protocol.Info:
 		m := protocol.InfoOK{ID: id}
-		if row, ok := s.table.Info(now, r.Name); ok {
+		if row, ok := l.table.Info(now, r.Name); ok {
 			m.Lock = &row
 		}
-		s.say(c, &m)
+		l.say(c, &m)
 	case *protocol.List:
-		s.say(c, s.list(now, r))
+		l.say(c, l.list(now, r))
 	case *protocol.ForceRelease:
-		if row, ok := s.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !s.mayForce(cl.peer.UID, row.UID) {
-			s.refuse(c, id, protocol.Denied, "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root")
+		if row, ok := l.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !l.mayForce(cl.peer.UID, row.UID) {
+			l.refuse(c, id, protocol.Denied, "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root")
 			return
 		}
-		s.table.ForceRelease(now, cl.id, *r)
+		l.table.ForceRelease(now, cl.id, *r)
 	case *protocol.Claim:
-		s.claim(now, cl, r)
+		l.onClaim(now, cl, r)
 	case *protocol.Bye:
 		// When what it asked before has been answered: see step.
-		cl.leaving = true
-		s.leaving = append(s.leaving, leaving{cl, id})
+		cl.phase = locktable.SessionLeaving
+		l.byes = append(l.byes, bye{cl, id})
 	case *protocol.Ping:
-		redis := s.redis.Load()
-		s.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, RedisAddress: s.store.Address(), RedisRunID: redis.runID})
+		redis := l.redis.Load()
+		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, RedisAddress: l.store.Address(), RedisRunID: redis.runID})
 	case *refused:
 		if id != 0 {
-			s.refuse(c, id, r.Code, r.Msg)
+			l.refuse(c, id, r.Code, r.Msg)
 		}
 	default:
 		if id != 0 {
-			s.refuse(c, id, protocol.Unsupported, "this sidecar does not know this op; it speaks version 1 of the protocol")
+			l.refuse(c, id, protocol.Unsupported, "this sidecar does not know this op; it speaks version 1 of the protocol")
 		}
 	}
 }
 
-// ending tells whether a request gives something back: a sidecar that stops still
-// listens to those that it has read.
-func ending(in *request) bool {
-	_, bye := in.other.(*protocol.Bye)
-	return bye || in.kind == clientRelease
+// isRelease reports whether a request gives something back: a sidecar that stops still
+// does those that it has read.
+func isRelease(in *request) bool {
+	_, isBye := in.other.(*protocol.Bye)
+	return isBye || in.kind == clientRelease
 }
 
 // violation says how a request breaks the protocol in the state in which its session is;
 // "": it does not. It comes before what is wrong with the request's own fields.
-func (s *Server) violation(cl *client, in *request, id uint64) string {
-	claim, bye := false, false
+func (l *loop) violation(cl *session, in *request, id uint64) string {
+	claim, isBye := false, false
 	switch r := in.other.(type) {
 	case *protocol.Claim:
 		claim = true
 	case *refused:
 		claim = r.Op == "claim"
 	case *protocol.Bye:
-		bye = true
+		isBye = true
 	}
 	switch {
-	case claim && !cl.claiming:
+	case claim && cl.phase != locktable.SessionClaiming:
 		return "a claim that is not due; a session is claimed once, when it was resumed"
-	case cl.claiming && !claim && !bye:
+	case cl.phase == locktable.SessionClaiming && !claim && !isBye:
 		return "claims are due; a session that was resumed is claimed before anything else"
-	case id != 0 && s.table.InUse(cl.id, id):
+	case id != 0 && l.table.InUse(cl.id, id):
 		return "the id is in use by a request that is not answered yet; choose another"
 	}
 	return ""
@@ -396,11 +414,11 @@ func (s *Server) violation(cl *client, in *request, id uint64) string {
 
 // list fills one page. It is small: a client that asks for thousands of locks pays for
 // each page with a turn.
-func (s *Server) list(now int64, r *protocol.List) *protocol.ListOK {
-	m := &s.page
+func (l *loop) list(now int64, r *protocol.List) *protocol.ListOK {
+	m := &l.page
 	m.ID, m.Locks = r.ID, m.Locks[:0]
 	size := 0
-	m.Next = s.table.List(now, r.After, func(row protocol.LockRow) bool {
+	m.Next = l.table.List(now, r.After, func(row protocol.LockRow) bool {
 		size += row.Size()
 		if size > pageSize && len(m.Locks) > 0 {
 			return false
@@ -411,129 +429,129 @@ func (s *Server) list(now int64, r *protocol.List) *protocol.ListOK {
 	return m
 }
 
-func (s *Server) say(c *conn, m protocol.Reply) {
+func (l *loop) say(c *conn, m protocol.Reply) {
 	c.say(m)
 	if !c.dirty {
 		c.dirty = true
-		s.dirty = append(s.dirty, c)
+		l.dirty = append(l.dirty, c)
 	}
 }
 
-func (s *Server) refuse(c *conn, id uint64, code protocol.Code, msg string) {
-	s.failed = protocol.Err{ID: id, Code: code, Msg: msg}
-	s.say(c, &s.failed)
+func (l *loop) refuse(c *conn, id uint64, code protocol.Code, msg string) {
+	l.failed = protocol.Err{ID: id, Code: code, Msg: msg}
+	l.say(c, &l.failed)
 }
 
-// carryOut does what the table wants done: operations first, for Redis takes
+// applyEffects does what the table wants done: operations first, because Redis takes
 // longest, then the frames, one write for each client.
-func (s *Server) carryOut() {
-	effects := s.table.Effects()
-	if s.newRedis != nil && s.state != nil {
+func (l *loop) applyEffects() {
+	effects := l.table.Effects()
+	if l.newRedis != nil && l.state != nil {
 		// Behind what the table makes of it: a successor that knows the new run of
 		// Redis must know which holds were in doubt.
-		s.state.KeepRedis(state.Redis(*s.newRedis))
+		l.state.KeepRedis(state.Redis(*l.newRedis))
 	}
-	s.newRedis = nil
-	s.forgetClosed(effects)
-	s.commitState()
+	l.newRedis = nil
+	l.forgetClosed(effects)
+	l.commitState()
 	for i := range effects {
 		e := &effects[i]
 		switch e.Kind {
 		case locktable.Redis:
-			s.ops = append(s.ops, e.Op)
+			l.ops = append(l.ops, e.Op)
 		case locktable.Subscribe:
-			s.store.Subscribe(e.Name)
+			l.store.Subscribe(e.Name)
 		case locktable.Unsubscribe:
-			s.store.Unsubscribe(e.Name)
+			l.store.Unsubscribe(e.Name)
 		}
 	}
-	if len(s.ops) > 0 {
-		s.store.Do(s.ops)
-		clear(s.ops)
-		s.ops = s.ops[:0]
+	if len(l.ops) > 0 {
+		l.store.Do(l.ops)
+		clear(l.ops)
+		l.ops = l.ops[:0]
 	}
-	var broken []*client
+	var lostHolds []*session // of sessions that are not served: they may have no hold left
 	for i := range effects {
 		e := &effects[i]
-		cl := s.sessions[e.Session]
+		cl := l.sessions[e.Session]
 		if e.Kind == locktable.Lost && e.Reason != protocol.Forgotten {
-			s.logLost(e, cl)
+			l.logLost(e, cl)
 		}
 		if cl == nil {
 			continue
 		}
-		if cl.detached {
+		if cl.phase.IsOver() {
 			if e.Kind == locktable.Lost {
-				broken = append(broken, cl)
+				lostHolds = append(lostHolds, cl)
 			}
 			continue
 		}
 		c := cl.conn
-		if e.Kind == locktable.Lost && cl.misses(e) || c == nil {
+		if e.Kind == locktable.Lost && cl.deferLost(e) || c == nil {
 			continue
 		}
 		switch e.Kind {
 		case locktable.Granted:
-			s.granted = protocol.AcquireOK{ID: e.ID, Token: e.Token, Hold: e.Hold, Count: e.Count, DeadlineNS: e.Deadline, EndNS: e.End}
-			s.say(c, &s.granted)
+			l.granted = protocol.AcquireOK{ID: e.ID, Token: e.Token, Hold: e.Hold, Count: e.Count, DeadlineNS: e.Deadline, EndNS: e.End}
+			l.say(c, &l.granted)
 		case locktable.Released:
-			s.released = protocol.ReleaseOK{ID: e.ID, Count: e.Count}
-			s.say(c, &s.released)
+			l.released = protocol.ReleaseOK{ID: e.ID, Count: e.Count}
+			l.say(c, &l.released)
 		case locktable.Refusal:
-			s.refuse(c, e.ID, e.Code, e.Msg)
+			l.refuse(c, e.ID, e.Code, e.Msg)
 			if e.Code == protocol.Limit {
-				s.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client met a limit", string(e.Code)}, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
+				l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client met a limit", string(e.Code)}, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
 			}
 		case locktable.Canceled:
-			s.say(c, &protocol.CancelOK{ID: e.ID, Canceled: e.Was})
+			l.say(c, &protocol.CancelOK{ID: e.ID, Canceled: e.Was})
 		case locktable.Confirmed:
-			s.say(c, &protocol.ConfirmOK{ID: e.ID})
+			l.say(c, &protocol.ConfirmOK{ID: e.ID})
 		case locktable.Claimed:
-			s.say(c, &protocol.ClaimOK{ID: e.ID})
+			l.say(c, &protocol.ClaimOK{ID: e.ID})
 			if e.Was {
-				s.takenUp(cl)
+				l.onResumed(cl)
 			}
 		case locktable.Forced:
-			s.say(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
-			s.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", ""}, "lock", e.Name, "hold", e.Hold, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd)
+			l.say(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
+			l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", ""}, "lock", e.Name, "hold", e.Hold, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd)
 		case locktable.Lost:
-			s.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}
-			s.say(c, &s.lost)
+			l.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}
+			l.say(c, &l.lost)
 		case locktable.Lease:
-			s.lease = protocol.LeaseEvent{DeadlineNS: e.Deadline}
-			c.sayLease(&s.lease)
+			l.lease = protocol.LeaseEvent{DeadlineNS: e.Deadline}
+			c.sayLease(&l.lease)
 			if !c.dirty {
 				c.dirty = true
-				s.dirty = append(s.dirty, c)
+				l.dirty = append(l.dirty, c)
 			}
 		}
 	}
-	for i, c := range s.dirty {
+	for i, c := range l.dirty {
 		c.dirty = false
 		c.flush()
-		s.dirty[i] = nil
+		l.dirty[i] = nil
 	}
-	s.dirty = s.dirty[:0]
-	for _, p := range s.parting {
+	l.dirty = l.dirty[:0]
+	for _, p := range l.closing {
 		p.conn.hangUp(p.last)
 	}
-	clear(s.parting)
-	s.parting = s.parting[:0]
-	for _, c := range broken {
-		s.forgetDetached(protocol.Now(), c)
+	clear(l.closing)
+	l.closing = l.closing[:0]
+	for _, cl := range lostHolds {
+		l.endIfEmpty(protocol.Now(), cl)
 	}
 }
 
 // forgetClosed strikes sessions from the state of which the table has nothing left.
-func (s *Server) forgetClosed(effects []locktable.Effect) {
+func (l *loop) forgetClosed(effects []locktable.Effect) {
 	for i := range effects {
-		if e := &effects[i]; e.Kind == locktable.Closed && s.state != nil {
-			s.state.CloseSession(e.Session)
+		if e := &effects[i]; e.Kind == locktable.Closed && l.state != nil {
+			l.state.CloseSession(e.Session)
 		}
 	}
 }
 
-func (s *Server) logLost(e *locktable.Effect, c *client) {
+func (l *loop) logLost(e *locktable.Effect, c *session) {
 	var peer locktable.Peer // of a session that is over, it is not known any more
 	if c != nil {
 		peer = c.peer
@@ -546,7 +564,7 @@ func (s *Server) logLost(e *locktable.Effect, c *client) {
 	if e.Msg != "" {
 		args = append(args, "found", e.Msg)
 	}
-	s.logAbout(kind, args...)
+	l.logAbout(kind, args...)
 }
 
 var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}

@@ -28,7 +28,7 @@ func (c *conn) identify() (highest int, err error) {
 		var e error
 		if c.pidfd, e = unix.GetsockoptInt(highest, unix.SOL_SOCKET, unix.SO_PEERPIDFD); e != nil {
 			c.pidfd = -1
-			if cred.Pid > 0 && !scarce(e) && !errors.Is(e, unix.ESRCH) {
+			if cred.Pid > 0 && !isResourceExhausted(e) && !errors.Is(e, unix.ESRCH) {
 				// Linux before 6.5. The pid may have been reused since connect; then
 				// the session ends with the connection only.
 				if c.pidfd, e = unix.PidfdOpen(int(cred.Pid), 0); e != nil {
@@ -38,7 +38,7 @@ func (c *conn) identify() (highest int, err error) {
 		}
 		// What cannot be watched at all is served all the same, but nobody goes
 		// unwatched for want of a descriptor.
-		if scarce(e) {
+		if isResourceExhausted(e) {
 			err = e
 		}
 	})
@@ -65,7 +65,7 @@ func reopen(pid int64, was state.Process, below uint64) (pidfd int, f found) {
 	switch {
 	case errors.Is(err, unix.ESRCH):
 		return -1, ended
-	case scarce(err):
+	case isResourceExhausted(err):
 		return -1, unwatched
 	case err != nil:
 		return -1, unproven

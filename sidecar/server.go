@@ -11,7 +11,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -33,19 +32,10 @@ const stopWithin = 2 * time.Second
 // Server is one sidecar.
 type Server struct {
 	// Immutable after Listen.
-	cfg      Config
-	log      *slog.Logger
-	uuid     string   // of the sidecar, of which this process may be a later one
-	key      [32]byte // of tickets
 	endpoint *endpoint
 
-	inbox    inbox
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands commandReader
-	// strangers is the uid that stands for all users that this user namespace does not
-	// have; −1: it has all of the host.
-	strangers int64
-	redis     atomic.Pointer[redisHealth]
 	// misplaced is why a successor would not find the state; "": it would.
 	misplaced atomic.Pointer[string]
 	readers   sync.WaitGroup // accept loop and one reader for each connection
@@ -69,11 +59,11 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if err := checkMaxFiles(); err != nil {
 		return nil, setting(err)
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, conns: make(map[*conn]struct{})}
+	s := &Server{loop: loop{cfg: cfg, log: cfg.Log}, conns: make(map[*conn]struct{})}
 	s.inbox.init()
 	s.commands.init()
-	s.turn.Lock() // until run
-	s.sessions = make(map[locktable.SessionID]*client)
+	s.running.Lock() // until run
+	s.sessions = make(map[locktable.SessionID]*session)
 	s.messages = make(map[string]int)
 	s.misplaced.Store(new(string))
 	s.redis.Store(&redisHealth{status: "Redis has not been reached yet"})
@@ -109,7 +99,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnDown:         s.redisDown,
 		OnSubscribed:   func(n []string) { s.submitEvent(event{kind: redisSubscribed, names: n}) },
 		OnUnsubscribed: func(n []string) { s.submitEvent(event{kind: redisUnsubscribed, names: n}) },
-		OnMessage:      func(n []string) { s.inbox.publish(n); s.takeTurn() },
+		OnMessage:      func(n []string) { s.inbox.publish(n); s.runIfIdle() },
 	})
 	if err != nil {
 		return nil, setting(err)
@@ -251,7 +241,7 @@ func (s *Server) redisDown(err error) {
 // way finish for up to two seconds, and leaves every hold to its successor. Serve is
 // called once.
 func (s *Server) Serve(ctx context.Context) error {
-	s.takeOver(protocol.Now(), &s.left)
+	s.restore(protocol.Now(), &s.left)
 	s.left = state.Left{}
 	cannotAccept := make(chan error, 1)
 	accept := func(l *net.UnixListener) {
@@ -290,7 +280,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	for s.step(); s.inbox.pending(); { // what the readers have left
 		s.step()
 	}
-	s.sumUp()
+	s.flushSuppressed()
 	for _, cl := range s.sessions {
 		cl.unwatch()
 	}
@@ -305,7 +295,7 @@ func (s *Server) Serve(ctx context.Context) error {
 
 // accept takes connections until the listener is closed.
 func (s *Server) accept(l *net.UnixListener) error {
-	trouble := make(episodes)
+	trouble := make(errorEpisodes)
 	refusing := make(chan struct{}, maxRefusing)
 	for {
 		nc, err := l.AcceptUnix()
@@ -319,7 +309,7 @@ func (s *Server) accept(l *net.UnixListener) error {
 			if trouble.begins(err.Error()) {
 				s.log.Error("cannot accept clients; raise the limit of open files", "error", err)
 			}
-			time.Sleep(100 * time.Millisecond) // the descriptors are somebody else's to give back
+			time.Sleep(100 * time.Millisecond) // descriptors become free when clients close theirs
 			continue
 		}
 		c, err := newConn(nc, &s.unread)
@@ -364,7 +354,7 @@ func (s *Server) admit(c *conn) (why *protocol.Err) {
 	}()
 	highest, err := c.identify()
 	switch {
-	case scarce(err), err == nil && uint64(highest) >= forClients():
+	case isResourceExhausted(err), err == nil && uint64(highest) >= clientFDLimit():
 		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("the sidecar may open no more files (%d at most, two for each client); raise its limit (LimitNOFILE= of its unit, ulimit -n), or close some clients", maxFiles())}
 	case err != nil:
 		return &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot tell who you are: " + err.Error()}
@@ -375,7 +365,7 @@ func (s *Server) admit(c *conn) (why *protocol.Err) {
 
 // passing tells whether accepting may work again later.
 func passing(err error) bool {
-	return scarce(err) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR)
+	return isResourceExhausted(err) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR)
 }
 
 // Ping makes one trip through the loop.

@@ -31,7 +31,7 @@ func inUse(format string, args ...any) error { return inUseError{fmt.Errorf(form
 func setting(err error) error {
 	var used inUseError
 	var state *state.InUseError
-	if err == nil || errors.As(err, &used) || errors.As(err, &state) || scarce(err) {
+	if err == nil || errors.As(err, &used) || errors.As(err, &state) || isResourceExhausted(err) {
 		return err
 	}
 	for _, e := range []error{unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.EINTR, unix.EAGAIN, unix.EBUSY, unix.ESTALE, unix.ETIMEDOUT} {

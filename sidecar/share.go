@@ -49,8 +49,8 @@ func strangersOf(uidMap, overflow string) int64 {
 
 // mayForce tells whether a user may end a hold of another one's process. A uid that stands
 // for many users proves nothing.
-func (s *Server) mayForce(caller, holder int64) bool {
-	return privileged(caller) || caller == holder && caller != s.strangers
+func (l *loop) mayForce(caller, holder int64) bool {
+	return privileged(caller) || caller == holder && caller != l.strangers
 }
 
 // crowded says why a user may not have one more of what there may be limit of, if it may

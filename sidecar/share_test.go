@@ -19,10 +19,10 @@ func TestUserWhoStandsForManyForcesNothing(t *testing.T) {
 			t.Errorf("%s: %d stands for many users, want %d", tt.name, got, tt.want)
 		}
 	}
-	host, private := &Server{strangers: -1}, &Server{strangers: 65534}
+	host, private := &loop{strangers: -1}, &loop{strangers: 65534}
 	for _, tt := range []struct {
 		what           string
-		s              *Server
+		s              *loop
 		caller, holder int64
 		want           bool
 	}{
@@ -43,14 +43,14 @@ func TestClientThatIsNotSeenIsWaitedForAsLongAsTheOperatorChose(t *testing.T) {
 	for _, tt := range []struct {
 		unseen, want time.Duration
 	}{{0, 20 * time.Second}, {2 * time.Hour, 2 * time.Hour}} {
-		s := &Server{cfg: Config{Lease: 20 * time.Second, ResumeUnseen: tt.unseen}}
+		s := &loop{cfg: Config{Lease: 20 * time.Second, ResumeUnseen: tt.unseen}}
 		if err := s.cfg.setDefaults(); err != nil {
 			t.Fatal(err)
 		}
-		if got := s.patience(&client{pidfd: -1}); got != tt.want {
+		if got := s.resumeTimeout(&session{pidfd: -1}); got != tt.want {
 			t.Errorf("resume-unseen %v: %v, want %v", tt.unseen, got, tt.want)
 		}
-		if got := s.patience(&client{pidfd: 3}); got != DefaultResumeWithin {
+		if got := s.resumeTimeout(&session{pidfd: 3}); got != DefaultResumeWithin {
 			t.Errorf("a client that is watched: %v", got)
 		}
 	}

@@ -21,7 +21,7 @@ type confirm struct {
 // is taken, but not by an ended hold.
 func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 	s := t.sessions[id]
-	if s == nil || s.phase.isOver() {
+	if s == nil || s.phase.IsOver() {
 		return
 	}
 	l := t.byName[req.Name]
@@ -57,7 +57,7 @@ func (t *Table) answerConfirms(l *lock) {
 		case s == nil:
 		case q.refusal != "":
 			t.refuse(s, c.id, protocol.Denied, "the lock is released here, and its lease ends in Redis, but Redis refused the release: %s", q.refusal)
-		case !s.phase.isOver():
+		case !s.phase.IsOver():
 			t.emit(Effect{Kind: Confirmed, Session: s.id, ID: c.id})
 		}
 	}

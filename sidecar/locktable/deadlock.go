@@ -43,7 +43,7 @@ func (t *Table) findWaitCycle(s *session, owner uint64, l *lock) string {
 			}
 			return describeCycle(locks)
 		}
-		if h == nil || h.owner == 0 || h.isOrphan() || h.session.phase.isOver() {
+		if h == nil || h.owner == 0 || h.isOrphan() || h.session.phase.IsOver() {
 			continue
 		}
 		own := h.session.owners[h.owner]

@@ -164,7 +164,7 @@ func (t *Table) expire(a *alarm, l *lock) {
 			if t.orphan(h); l.holds != h {
 				return
 			}
-		case s.phase.isOver() && h.phase != holdUnserved:
+		case s.phase.IsOver() && h.phase != holdUnserved:
 			t.untrackDeadline(h)
 			h.deadline, h.phase = t.deadline(h), holdUnserved
 		}

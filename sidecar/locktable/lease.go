@@ -105,7 +105,7 @@ func (t *Table) flushLeaseEvents() {
 		s.leaseSent, s.minUncovered, s.leaseSentEstimated = d, math.MaxInt64, false
 		s.leaseSeq++
 		t.markSessionDirty(s)
-		if !s.phase.isAway() { // finishResume sends it, when the client knows what it has lost
+		if !s.phase.IsAway() { // finishResume sends it, when the client knows what it has lost
 			t.emit(Effect{Kind: Lease, Session: s.id, Deadline: d})
 		}
 	}
@@ -134,9 +134,9 @@ func (t *Table) reachedDeadline(s *session) int64 {
 }
 
 func (t *Table) needsLeaseEvent(s *session) bool {
-	if len(s.deadlineBuckets) == 0 || s.phase.isOver() {
+	if len(s.deadlineBuckets) == 0 || s.phase.IsOver() {
 		return false
 	}
 	d := t.reachedDeadline(s)
-	return d > s.leaseSent || s.minUncovered < d && (d == s.leaseSent || !s.phase.isAway())
+	return d > s.leaseSent || s.minUncovered < d && (d == s.leaseSent || !s.phase.IsAway())
 }

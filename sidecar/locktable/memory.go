@@ -261,7 +261,7 @@ func (t *Table) Restore(now int64, m *Memory) {
 		if l.claim.validUntil = h.deadline; !isOrphan {
 			l.claim.validUntil = t.deadline(h)
 			h.deadline, h.leaseSeq = l.claim.validUntil, s.leaseSeq
-			if s.phase.isOver() { // that was not kept of it any more
+			if s.phase.IsOver() { // that was not kept of it any more
 				h.phase = holdUnserved
 			}
 			if h.isRenewed() {

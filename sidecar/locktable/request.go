@@ -94,7 +94,7 @@ func (l *lock) waiting() int {
 // unless the session ends first.
 func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	s := t.sessions[id]
-	if s == nil || s.phase.isOver() {
+	if s == nil || s.phase.IsOver() {
 		return
 	}
 	l := t.byName[req.Name]
@@ -284,7 +284,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 		}
 		w := q.waiters.head
 		r := w.request
-		if r.session.phase.isOver() {
+		if r.session.phase.IsOver() {
 			t.endRequest(r)
 			continue
 		}
@@ -323,7 +323,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 // skipEnded takes away first waiters whose session is over: as many as do not take long. If
 // there are more, a request that does not wait finds them before it.
 func (t *Table) skipEnded(q *queue) {
-	for left := 64 * t.cfg.MaxWork; q.waiters.head != nil && q.waiters.head.request.session.phase.isOver() && left > 0; left-- {
+	for left := 64 * t.cfg.MaxWork; q.waiters.head != nil && q.waiters.head.request.session.phase.IsOver() && left > 0; left-- {
 		t.endRequest(q.waiters.head.request)
 	}
 }

@@ -56,11 +56,11 @@ const (
 	SessionEnded
 )
 
-// isOver reports whether the session is not served any more.
-func (p SessionPhase) isOver() bool { return p >= SessionGivenUp }
+// IsOver reports whether the session is not served any more.
+func (p SessionPhase) IsOver() bool { return p >= SessionGivenUp }
 
-// isAway reports whether the session's client has not claimed its holds since a restart.
-func (p SessionPhase) isAway() bool { return p == SessionAbsent || p == SessionClaiming }
+// IsAway reports whether the session's client has not claimed its holds since a restart.
+func (p SessionPhase) IsAway() bool { return p == SessionAbsent || p == SessionClaiming }
 
 // session is one client: its holds, its requests, and what it was sent about its
 // watchdog deadlines.
@@ -149,10 +149,10 @@ func (t *Table) Close(now int64, id SessionID) {
 // releases them earlier.
 func (t *Table) Detach(now int64, id SessionID) {
 	s := t.sessions[id]
-	if s == nil || s.phase.isOver() {
+	if s == nil || s.phase.IsOver() {
 		return
 	}
-	if s.phase.isAway() {
+	if s.phase.IsAway() {
 		s.phase = SessionGivenUp
 	} else {
 		s.phase = SessionUnserved

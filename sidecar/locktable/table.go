@@ -195,7 +195,7 @@ func (t *Table) emit(e Effect) { t.out = append(t.out, e) }
 // refuse answers a request with an error. What is left of a session that is over has no
 // client that could read it.
 func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string, args ...any) {
-	if s.phase.isOver() {
+	if s.phase.IsOver() {
 		return
 	}
 	msg := format

@@ -1,0 +1,385 @@
+package sidecar
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/state"
+)
+
+// session is one client's conversation with the sidecar, as the loop knows it. A resumable
+// one outlives its connection and this process: its successor finds it in the state file.
+type session struct {
+	id        locktable.SessionID
+	peer      locktable.Peer
+	phase     locktable.SessionPhase
+	conn      *conn // nil: there is none
+	pidfd     int   // −1: not watched
+	resumable bool
+
+	// While its client is away:
+	until  int64                      // how long it is waited for
+	missed map[uint64]protocol.Reason // holds that it lost and does not know of
+
+	forgotten int // holds that it claimed and that the table does not know
+}
+
+// unwatch gives the pidfd back, which also takes it out of the epoll set.
+func (c *session) unwatch() { closePidfd(&c.pidfd) }
+
+func closePidfd(fd *int) {
+	if *fd >= 0 {
+		unix.Close(*fd)
+		*fd = -1
+	}
+}
+
+// ticket is what proves that a client is the one that opened a session: only this
+// sidecar and its successors can make it, and it is good for one user.
+func (l *loop) ticket(id locktable.SessionID, uid int64) string {
+	mac := hmac.New(sha256.New, l.key[:])
+	mac.Write([]byte(l.uuid))
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:8], uint64(id))
+	binary.BigEndian.PutUint64(b[8:], uint64(uid))
+	mac.Write(b[:])
+	return strconv.FormatUint(uint64(id), 10) + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:18])
+}
+
+// deferLost reports whether the loss of a hold is not sent until the client claims the hold.
+// If it has claimed it, deferLost puts in the reason.
+func (cl *session) deferLost(e *locktable.Effect) bool {
+	if cl.conn == nil || cl.phase == locktable.SessionClaiming && !e.Was && e.Reason != protocol.Forgotten {
+		if cl.missed == nil {
+			cl.missed = make(map[uint64]protocol.Reason)
+		}
+		cl.missed[e.Hold] = e.Reason
+		return true
+	}
+	if why, ok := cl.missed[e.Hold]; ok && e.Reason == protocol.Forgotten {
+		e.Reason = why
+	}
+	if e.Reason == protocol.Forgotten {
+		cl.forgotten++
+	}
+	return false
+}
+
+// sessionForTicket returns the session that a client may resume with this ticket, or nil. A
+// client that is still claiming may resume again: it gave up the connection before, whose
+// end has not been read yet.
+func (l *loop) sessionForTicket(ticket string, uid int64) *session {
+	number, _, ok := strings.Cut(ticket, ".")
+	id, err := strconv.ParseUint(number, 10, 64)
+	if !ok || err != nil {
+		return nil
+	}
+	cl := l.sessions[locktable.SessionID(id)]
+	if cl == nil || !cl.phase.IsAway() || !hmac.Equal([]byte(ticket), []byte(l.ticket(cl.id, uid))) {
+		return nil
+	}
+	return cl
+}
+
+// restore continues what the predecessor left: it restores the table, watches the
+// processes whose sessions it had, and ends the sessions of those that ended.
+func (l *loop) restore(now int64, left *state.Left) {
+	l.last = locktable.SessionID(left.LastSession)
+	if left.Fresh {
+		if left.Why == "" {
+			l.log.Info("no sidecar before this one left its state", "file", l.cfg.State)
+		} else {
+			l.log.Warn("the state of an earlier sidecar cannot be used; its locks end with their leases", "file", l.cfg.State, "reason", left.Why)
+		}
+		return
+	}
+	l.table.Restore(now, &left.Memory)
+	dead, unseen, unknown := 0, 0, 0
+	// A client that comes back needs two descriptors more, until the one of here is closed.
+	below := clientFDLimit() / 2
+	for i := range left.Sessions {
+		r := &left.Sessions[i]
+		l.last = max(l.last, r.ID)
+		cl := &session{id: r.ID, peer: r.Peer, pidfd: -1, resumable: r.Resumable, phase: locktable.SessionAbsent}
+		if r.Detached {
+			cl.phase = locktable.SessionGivenUp
+		}
+		l.sessions[r.ID] = cl
+		process := unwatched // in another pid namespace
+		if r.Peer.PID > 0 {
+			cl.pidfd, process = reopen(r.Peer.PID, r.Process, below)
+		}
+		switch {
+		case process == ended:
+			dead++
+			l.close(now, cl, "its process ended while no sidecar ran")
+			continue
+		case l.table.Holds(cl.id) == 0: // nothing to come back for
+			l.end(now, cl)
+			continue
+		}
+		l.watch(cl)
+		cl.until = now + int64(l.resumeTimeout(cl))
+		switch {
+		case process == unproven:
+			unknown++
+		case cl.pidfd < 0 && r.Peer.PID > 0:
+			unseen++
+		}
+		if !cl.resumable && cl.phase == locktable.SessionAbsent {
+			l.giveUp(now, cl)
+		}
+	}
+	l.armAbsence()
+	if unseen > 0 {
+		l.log.Error("too few files may be open to watch every client's process; those that do not come back within resume-unseen lose their locks; raise the limit (LimitNOFILE= of the unit, ulimit -n)",
+			"clients", unseen, "limit", maxFiles())
+	}
+	if unknown > 0 {
+		l.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within resume-unseen lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
+			"clients", unknown)
+	}
+	l.log.Info("took over from the sidecar before", "locks", len(left.Memory.Locks), "clients", len(l.sessions), "ended", dead)
+}
+
+// resumeTimeout is how long a client that is away is waited for.
+func (l *loop) resumeTimeout(cl *session) time.Duration {
+	if cl.pidfd < 0 {
+		// It is in another pid namespace, there are too few descriptors, or it
+		// is not known which process has its pid: its end is not seen.
+		return l.cfg.ResumeUnseen
+	}
+	return l.cfg.ResumeWithin
+}
+
+// armAbsence finds out when the first client that is away has been waited for long enough.
+func (l *loop) armAbsence() {
+	l.absentUntil = 0
+	for _, cl := range l.sessions {
+		if cl.phase.IsAway() && (l.absentUntil == 0 || cl.until < l.absentUntil) {
+			l.absentUntil = cl.until
+		}
+	}
+}
+
+// endAbsence stops renewing for clients that do not come back.
+func (l *loop) endAbsence(now int64) {
+	if l.absentUntil == 0 || now < l.absentUntil {
+		return
+	}
+	for _, cl := range l.sessions {
+		if cl.phase.IsAway() && now >= cl.until {
+			l.log.Warn("client did not come back after the restart; its locks end at their deadlines",
+				"session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", l.table.Holds(cl.id))
+			if cl.conn != nil {
+				l.closeAfterFlush(cl.conn, &protocol.Err{Code: protocol.NoHello, Msg: "the claims did not come to an end in time; locks that are held end at their deadlines"})
+				cl.conn.session, cl.conn = nil, nil
+			}
+			l.giveUp(now, cl)
+			l.endIfEmpty(now, cl)
+		}
+	}
+	l.armAbsence()
+}
+
+// watch has the end of the client's process end its session.
+func (l *loop) watch(cl *session) {
+	if cl.pidfd < 0 {
+		return
+	}
+	if err := l.pids.add(cl.id, cl.pidfd); err != nil {
+		l.log.Warn("cannot watch a client's process; its death shows when its connection ends", "session", cl.id, "pid", cl.peer.PID, "error", err)
+	}
+}
+
+// onHello begins a session, or resumes one.
+func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
+	var err protocol.Err
+	switch {
+	case l.stopping:
+		err = stopping
+	case m.V != protocol.Version:
+		err = protocol.Err{Code: protocol.Unsupported, Msg: "this sidecar (" + l.cfg.Version + ") speaks version 1 of the protocol only; install a client and a sidecar of the same release"}
+	}
+	var cl *session
+	if err.Code == "" && m.Resume != "" {
+		cl = l.sessionForTicket(m.Resume, c.peer.UID)
+	}
+	resumed := cl != nil
+	if !resumed && err.Code == "" {
+		if why := crowded("clients", c.peer.UID, len(l.sessions), l.table.Sessions(c.peer.UID), l.cfg.MaxSessions); why != nil {
+			err = *why
+		}
+	}
+	if err.Code != "" {
+		err.ID = m.ID
+		closePidfd(&c.pidfd)
+		l.closeAfterFlush(c, &err)
+		return
+	}
+	c.peer.Client = m.Client
+	if resumed {
+		if cl.conn != nil {
+			l.closeAfterFlush(cl.conn, &protocol.Err{Code: protocol.Unavailable, Msg: "the session was resumed over a newer connection"})
+			l.awaitResume(cl)
+		}
+		cl.unwatch()
+		cl.phase = locktable.SessionClaiming
+		l.table.Resume(cl.id, c.peer)
+	} else {
+		l.last++
+		if l.state != nil {
+			l.state.KeepLastSession(uint64(l.last))
+		}
+		cl = &session{id: l.last, resumable: m.Resumable}
+		l.sessions[cl.id] = cl
+		l.table.Open(now, cl.id, c.peer)
+	}
+	cl.conn, c.session = c, cl
+	cl.peer = c.peer
+	cl.pidfd, c.pidfd = c.pidfd, -1
+	l.watch(cl)
+	if l.state != nil {
+		l.state.OpenSession(state.Session{
+			SessionRecord: l.table.Record(cl.id), Peer: cl.peer, Process: c.process, Resumable: cl.resumable,
+		})
+	}
+	answer := protocol.HelloOK{
+		ID: m.ID, V: protocol.Version, Sidecar: l.uuid, Version: l.cfg.Version,
+		Session: uint64(cl.id), LeaseMS: l.cfg.Lease.Milliseconds(), NowNS: now, Resumed: resumed,
+	}
+	if cl.resumable {
+		answer.Ticket = l.ticket(cl.id, cl.peer.UID)
+	}
+	l.say(c, &answer)
+}
+
+// onClaim takes in what a client that came back still has.
+func (l *loop) onClaim(now int64, cl *session, m *protocol.Claim) {
+	if fault := l.table.Claim(now, cl.id, m); fault != "" {
+		l.onProtocolError(now, cl.conn, badFrame(fault))
+	}
+}
+
+// onResumed ends the absence of a client that has claimed all that it has.
+func (l *loop) onResumed(cl *session) {
+	cl.missed = nil
+	if cl.phase == locktable.SessionClaiming {
+		cl.phase = locktable.SessionServing
+	}
+	l.log.Info("client is back", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", l.table.Holds(cl.id), "forgotten", cl.forgotten)
+}
+
+// awaitResume waits again for a client whose connection ended while it was claiming.
+func (l *loop) awaitResume(cl *session) {
+	cl.conn.session = nil
+	cl.conn, cl.phase = nil, locktable.SessionAbsent
+	l.armAbsence()
+}
+
+// onDisconnect ends the session of a connection that ended.
+func (l *loop) onDisconnect(now int64, c *conn) {
+	cl := c.session
+	switch {
+	case cl == nil:
+		closePidfd(&c.pidfd)
+	case cl.phase == locktable.SessionDraining:
+		l.close(now, cl, "its process ended")
+	case l.stopping, cl.phase.IsOver():
+	case cl.phase == locktable.SessionClaiming:
+		l.awaitResume(cl)
+	default:
+		l.close(now, cl, "its connection ended")
+	}
+}
+
+// badFrame is the last frame to a client that broke the protocol.
+func badFrame(msg string) *protocol.Err { return &protocol.Err{Code: protocol.BadFrame, Msg: msg} }
+
+// onProtocolError ends the service to a client that broke the protocol; fault is its last
+// frame. What it holds it keeps until the deadlines, or until its process ends.
+func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
+	l.closeAfterFlush(c, fault)
+	cl := c.session
+	if cl == nil {
+		closePidfd(&c.pidfd)
+		l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(fault.Code)}, "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
+		return
+	}
+	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client broke the protocol", string(fault.Code)},
+		"code", fault.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", fault.Msg, "holds", l.table.Holds(cl.id))
+	switch cl.phase {
+	case locktable.SessionDraining:
+		l.close(now, cl, "its process ended")
+		return
+	case locktable.SessionClaiming:
+		l.awaitResume(cl)
+		return
+	}
+	cl.phase = locktable.SessionUnserved
+	l.table.Detach(now, cl.id)
+	l.endIfEmpty(now, cl)
+}
+
+// giveUp stops renewing for a client that does not come back.
+func (l *loop) giveUp(now int64, cl *session) {
+	cl.phase = locktable.SessionGivenUp
+	l.table.Detach(now, cl.id)
+}
+
+// endIfEmpty ends a session that is not served any more once it holds nothing.
+func (l *loop) endIfEmpty(now int64, cl *session) {
+	if cl.phase.IsOver() && l.sessions[cl.id] == cl && l.table.Holds(cl.id) == 0 {
+		l.end(now, cl)
+	}
+}
+
+// onProcessExit ends the session of a process that ended, even if a child of it still has
+// the connection. What the process sent last is read first: a process that released a lock,
+// and then ended, did not crash with it.
+func (l *loop) onProcessExit(now int64, id locktable.SessionID) {
+	cl := l.sessions[id]
+	switch {
+	case cl == nil:
+	case cl.phase == locktable.SessionServing || cl.phase == locktable.SessionLeaving:
+		cl.phase = locktable.SessionDraining
+		cl.conn.shut()
+	default:
+		l.close(now, cl, "its process ended")
+		if cl.conn != nil {
+			cl.conn.nc.Close()
+		}
+	}
+}
+
+func (l *loop) close(now int64, cl *session, why string) {
+	if n := l.table.Holds(cl.id); n > 0 {
+		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client ended with locks held; released", why}, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "reason", why)
+	}
+	l.end(now, cl)
+}
+
+func (l *loop) end(now int64, cl *session) {
+	l.table.Close(now, cl.id)
+	delete(l.sessions, cl.id)
+	cl.unwatch()
+	if cl.conn != nil {
+		cl.conn.session = nil // what it still sends is ignored
+	}
+}
+
+// Defaults and bounds of how long an absent client is waited for.
+const (
+	DefaultResumeWithin = time.Hour
+	maxResumeWithin     = 30 * 24 * time.Hour
+)
