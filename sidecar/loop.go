@@ -3,6 +3,7 @@ package sidecar
 import (
 	"context"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,7 +47,7 @@ type loop struct {
 	request  request        // the one that is being done
 
 	timer   *time.Timer // wakes run
-	planned int64       // when it does, or did; never later than something is due
+	planned int64       // when it does, or did; never later than something is due; MaxInt64: nothing is
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	logLimit    logLimit
@@ -69,6 +70,10 @@ type loop struct {
 const (
 	// maxSleep bounds how late the loop notices what fell due during a suspend.
 	maxSleep = time.Second
+
+	// A step that begins so much later than planned was kept from it: by a suspend of the
+	// host, a stopped process, or a machine with far too much to do.
+	pausedAfter = 200 * time.Millisecond
 
 	// A step does requests of clients for this long. What Redis answers, and what is
 	// due, waits for the end of a step.
@@ -144,7 +149,11 @@ func (l *loop) armTimer(now int64) {
 			at, ok = due, true
 		}
 	}
-	if !ok || now < l.planned && l.planned <= at {
+	switch {
+	case !ok:
+		l.planned = math.MaxInt64
+		return
+	case now < l.planned && l.planned <= at:
 		return
 	}
 	// Timers stand still while the host is suspended, deadlines do not.
@@ -171,6 +180,9 @@ func (l *loop) next(now int64) (at int64, ok bool) {
 // deadlines earlier, never later.
 func (l *loop) step() (now int64) {
 	now = protocol.Now()
+	if now-l.planned > int64(pausedAfter) {
+		l.table.Paused(now)
+	}
 	l.table.Advance(now)
 	l.endAbsence(now)
 	l.retryState(now)
@@ -593,6 +605,7 @@ func (s *Server) finish(bound context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	s.finishing.Store(true)
+	s.planned = math.MaxInt64 // no timer of run's is waited for
 	for reading := (<-chan struct{})(quiet); ; {
 		now := s.step()
 		if s.inbox.pending() && bound.Err() == nil {

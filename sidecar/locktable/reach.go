@@ -8,6 +8,7 @@ type reachability struct {
 	cause  string // of redisDown, for people
 	owed   int    // operations that have no Result yet
 	silent int64  // since when Redis has owed a Result without giving any, while owed is not 0
+	paused int64  // until when the caller last took no input; see Paused
 }
 
 // redisPhase is whether Redis can be asked.
@@ -52,7 +53,22 @@ func (t *Table) Silence(now int64) time.Duration {
 	if t.redis.owed == 0 {
 		return 0
 	}
-	return time.Duration(now - t.redis.silent)
+	return time.Duration(now - t.redis.silentSince())
+}
+
+// silentSince is since when Redis has owed a Result without giving any, as far as the caller
+// could have received it.
+func (r *reachability) silentSince() int64 { return max(r.silent, r.paused) }
+
+// Paused notes that the caller took no input for long until now: the host was suspended, or
+// the process stopped. A result of Redis may have arrived meanwhile that it has not read, so
+// no time before now counts as a silence of Redis.
+func (t *Table) Paused(now int64) { t.redis.paused = now }
+
+// tryUntil is when a request that waits for the next result of Redis only is answered at the
+// latest.
+func (t *Table) tryUntil(r *request) int64 {
+	return max(r.since, t.redis.paused) + int64(t.cfg.TryWithin)
 }
 
 // IsSilent reports whether Redis has been silent for so long that an acquire that does not
@@ -62,7 +78,7 @@ func (t *Table) IsSilent(now int64) bool { return t.Silence(now) >= t.cfg.TryWit
 // SilentAt is when IsSilent will be true, if Redis gives no answer until then; false: it
 // owes none.
 func (t *Table) SilentAt() (int64, bool) {
-	return t.redis.silent + int64(t.cfg.TryWithin), t.redis.owed > 0
+	return t.redis.silentSince() + int64(t.cfg.TryWithin), t.redis.owed > 0
 }
 
 // Up says that Redis can be asked. With dataLost it may have forgotten what it

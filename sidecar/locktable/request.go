@@ -194,7 +194,11 @@ func (t *Table) Cancel(now int64, id SessionID, req protocol.Cancel) {
 // less than none.
 func (r *request) due(t *Table, now int64) {
 	l, q := r.at.lock, r.at.lock.queue
-	latest := r.since + int64(t.cfg.TryWithin)
+	latest := t.tryUntil(r)
+	if r.phase == requestTrying && now < latest {
+		t.arm(&r.timer, latest)
+		return
+	}
 	if r.phase == requestWaiting && r.isAlone && now < latest && !q.arbiter.remote.isKnownSince(r.since) {
 		r.phase = requestTrying
 		q.arbiter.onFirstRequest(now, true)
@@ -226,7 +230,7 @@ func (t *Table) explain(now int64, l *lock, since int64, wasAlone bool) (protoco
 	isKnown := a.remote.isKnownSince(since)
 	asked := int64(0)
 	if l.claim.op.kind != NoOp {
-		asked = now - l.claim.op.sentAt
+		asked = now - max(l.claim.op.sentAt, t.redis.paused)
 	}
 	first := q.waiters.head
 	switch {

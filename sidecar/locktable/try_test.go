@@ -50,6 +50,34 @@ func TestTryIsAnsweredAlthoughRedisIsSilent(t *testing.T) {
 	}
 }
 
+// A sidecar that was stopped, or a host that was suspended, has not read what Redis
+// returned meanwhile: that time is no silence of Redis.
+func TestPauseOfTheSidecarIsNoSilenceOfRedis(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", wait(0))
+	r.now += int64(time.Hour)
+	r.tb.Paused(r.now)
+	r.pass(0)
+	r.want()
+	if s := r.tb.Silence(r.now); s != 0 {
+		t.Errorf("a silence of %v", s)
+	}
+	r.pass(tryWithinDefault - time.Millisecond)
+	r.want()
+	r.pass(2 * time.Millisecond)
+	r.refused(1, protocol.Unavailable, "Redis has not answered for 50")
+
+	r.acquire(2, "b", wait(0))
+	r.refused(2, protocol.Unavailable, "")
+	r.now += int64(time.Hour)
+	r.tb.Paused(r.now)
+	r.pass(0)
+	r.acquire(3, "a", wait(0))
+	r.want()
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s3 granted hold=1 token=1 count=1")
+}
+
 // Another lock's operation shows the silence of Redis as well.
 func TestTryOfAnotherLockIsAnsweredAtOnceWhileRedisIsSilent(t *testing.T) {
 	r := newRig(t)
