@@ -176,6 +176,7 @@ func (t *Table) leaseToSet(now int64, h *hold) uint32 {
 
 func (t *Table) send(now int64, l *lock, op *Op) {
 	op.Name = l.name
+	l.claim.assertSent(l, op)
 	if op.Kind == Take && l.holds == nil {
 		t.lastNum = op.Num
 		l.queue.arbiter.onTake()

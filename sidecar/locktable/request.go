@@ -391,6 +391,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	t.addHold(h)
 	t.linkHold(h)
 	t.trackDeadline(h)
+	t.assertGranted(now, h)
 	t.emit(Effect{Kind: Granted, Session: s.id, ID: r.id, Token: h.token, Hold: id, Count: 1, Deadline: until, End: h.endAt})
 	t.reenterOthers(h)
 }

@@ -1,14 +1,33 @@
-// Package locktable is the state of one sidecar: who holds which lock, who
-// waits, and what Redis is believed to know. It is a pure state machine: inputs
-// come in with the time at which they happened, effects come out as values. It
-// has no clock, no goroutine and no I/O, so that the same inputs give the same
-// effects and a simulation can drive it through any interleaving.
+// Package locktable is the state of one sidecar: which client holds which lock, which
+// requests wait, and what Redis has for this host. It is a pure state machine: inputs come
+// in with the time at which they happened, effects come out as values. It has no clock, no
+// goroutine and no I/O, so that the same inputs give the same effects and a simulation can
+// drive it through any interleaving.
 //
-// Each lock compares what should stand in Redis (the desired state) with what is
-// known to stand there, and has at most one operation in flight. When that
-// returns, known is updated, the comparison is made again, and the next
-// operation is whatever closes the difference. However many times a lock passes
-// between local owners during one round trip, one operation tells Redis.
+// # The parts of a lock
+//
+// A lock is one name. Each of its parts has a type, a file and a named phase:
+//
+//   - The remote claim (claim.go) is what Redis has for this host under the name, and the
+//     operations in flight.
+//   - Requests (request.go) are acquires that have no answer yet. A waiter is the place of a
+//     request in the queue of a lock.
+//   - Holds (hold.go) are granted requests, until they are released or lost.
+//   - The arbiter (arbiter.go) decides between this host and others: when this host asks
+//     Redis for the lock, how long it hands the lock over locally, when it yields.
+//
+// Sessions (session.go) are the clients, each with its requests and holds. Lease events
+// (lease.go) tell a client that its holds were renewed. The journal (journal.go) is what a
+// successor of this process finds.
+//
+// # Reconciliation
+//
+// Every input ends with reconcile (lock.go) for the locks that it changed: it compares what
+// Redis should have (want) with what it has (remoteClaim), and sends the operation that
+// closes the difference (step). At most one operation of a lock is in flight, or a Release
+// and the Acquire that is pipelined after it. When its result comes (result.go), the
+// comparison is made again. However many times a lock is handed over between local owners
+// during one round trip, one operation tells Redis.
 //
 // Times are int64 nanoseconds of CLOCK_BOOTTIME.
 package locktable
@@ -162,8 +181,8 @@ const (
 	wheelSlots = 4096
 )
 
-// New makes an empty table. Until the first Up or Down it asks nothing of Redis,
-// and those who will not wait wait for that.
+// New makes an empty table. Until the first Up or Down it sends no operation, and requests
+// that do not wait for the lock wait for that.
 func New(cfg Config, now int64) *Table {
 	cfg.setDefaults()
 	t := &Table{

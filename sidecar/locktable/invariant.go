@@ -1,0 +1,36 @@
+package locktable
+
+import "fmt"
+
+// The invariants of the design that a lock can break are asserted where they could be
+// broken, in every build: a sidecar that broke one stops, and its successor continues from
+// the journal, which is better than a second holder.
+
+// assertGranted panics if a hold that has just been granted breaks an invariant.
+func (t *Table) assertGranted(now int64, h *hold) {
+	l, c := h.lock, &h.lock.claim
+	switch {
+	case h.next != nil && h.mode == exclusive:
+		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, h.next.id)
+	case !c.state.isOurs() || c.op.kind == Drop:
+		violated("Exclusion", l, "hold %d is granted without a claim", h.id)
+	case h.deadline > c.validUntil || h.deadline <= now:
+		violated("Validity is conservative", l, "hold %d is granted until %d at %d; the claim is valid until %d", h.id, h.deadline, now, c.validUntil)
+	case h.id < c.holdID || h.id > t.lastNum:
+		violated("A lower hold number never replaces a higher one", l, "hold %d is granted; Redis has %d, and %d was used last", h.id, c.holdID, t.lastNum)
+	}
+}
+
+// assertSent panics if an operation that is about to be sent breaks an invariant.
+func (c *remoteClaim) assertSent(l *lock, op *Op) {
+	switch {
+	case c.isBusy() && !(op.Kind == Take && op.Behind && c.phase == windowOne && c.op.kind == Drop):
+		violated("One operation in flight", l, "operation %d is sent during operation %d", op.Kind, c.op.kind)
+	case op.Num < c.holdID:
+		violated("A lower hold number never replaces a higher one", l, "operation %d has %d, and Redis has %d", op.Kind, op.Num, c.holdID)
+	}
+}
+
+func violated(invariant string, l *lock, format string, args ...any) {
+	panic(fmt.Sprintf("locktable: %q: invariant %q is violated: %s; this is a defect of the sidecar, report it", l.name, invariant, fmt.Sprintf(format, args...)))
+}
