@@ -345,7 +345,7 @@ func (l *loop) onRequest(now int64, in *request) {
 	}
 	switch in.kind {
 	case clientAcquire:
-		if prefix := store.Reserved(in.acquire.Name); prefix != "" {
+		if prefix := store.Reserved("", in.acquire.Name); prefix != "" {
 			l.refuse(c, in.acquire.ID, protocol.Denied, "names that begin with "+prefix+" are reserved for the token counters and queues of other locks; choose another name")
 			return
 		}

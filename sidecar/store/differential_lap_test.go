@@ -20,6 +20,7 @@ import (
 type lap struct {
 	seed   uint64
 	user   string
+	prefix string        // of keys
 	expiry time.Duration // of token counters
 	rounds []round
 }
@@ -67,6 +68,9 @@ var diffNames = []string{
 	strings.Repeat("long", 128),
 }
 
+// Prefixes of keys. The last one has a hash tag, so that names get no braces.
+var diffPrefixes = []string{"", "app 1:", "*[{app}]:"}
+
 func manyNames(n int) []string {
 	names := make([]string, n)
 	for i := range names {
@@ -75,43 +79,52 @@ func manyNames(n int) []string {
 	return names
 }
 
-// Users, and what they may not do.
-var diffUsers = map[string]func(s *model.Sidecar){
-	"all":       func(*model.Sidecar) {},
-	"nokey":     func(s *model.Sidecar) { s.DeniedKeys = map[string]bool{forbidden: true} },
-	"nocounter": func(s *model.Sidecar) { s.DeniedKeys = map[string]bool{model.Counter(forbidden): true} },
-	"nochannel": func(s *model.Sidecar) { s.DeniedChannels = map[string]bool{model.Channel(forbidden): true} },
-	"nopublish": func(s *model.Sidecar) { s.NoPublish = true },
-	"nopubsub":  func(s *model.Sidecar) { s.NoPubSub = true },
-	"notype":    func(s *model.Sidecar) { s.NoType = true },
-	"nopersist": func(s *model.Sidecar) { s.NoPersist = true },
-	"nopexpire": func(s *model.Sidecar) { s.NoPExpire = true },
-	"noload":    func(*model.Sidecar) {},
+// Users, and what they may not do. denied is the key of the lock that is forbidden.
+var diffUsers = map[string]func(s *model.Sidecar, denied string){
+	"all":       func(*model.Sidecar, string) {},
+	"nokey":     func(s *model.Sidecar, denied string) { s.DeniedKeys = map[string]bool{denied: true} },
+	"nocounter": func(s *model.Sidecar, denied string) { s.DeniedKeys = map[string]bool{model.Counter(denied): true} },
+	"nochannel": func(s *model.Sidecar, denied string) { s.DeniedChannels = map[string]bool{model.Channel(denied): true} },
+	"nopublish": func(s *model.Sidecar, _ string) { s.NoPublish = true },
+	"nopubsub":  func(s *model.Sidecar, _ string) { s.NoPubSub = true },
+	"notype":    func(s *model.Sidecar, _ string) { s.NoType = true },
+	"nopersist": func(s *model.Sidecar, _ string) { s.NoPersist = true },
+	"nopexpire": func(s *model.Sidecar, _ string) { s.NoPExpire = true },
+	"noload":    func(*model.Sidecar, string) {},
 }
 
-// rules are those of the ACL.
-func userRules(user string) []string {
+// aclUser is the user's name in Redis. One user may use different keys with each prefix.
+func aclUser(user, prefix string) string {
+	return fmt.Sprint(user, slices.Index(diffPrefixes, prefix))
+}
+
+// userRules are those of the ACL.
+func userRules(user, prefix string) []string {
 	literal := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, "^", `\^`, " ", "?")
+	// A counter or a channel of a lock of the many.
+	many := func(derived func(string) string) string {
+		return strings.TrimSuffix(literal.Replace(derived(prefix+"many:")), "}") + "*"
+	}
 	except := func(key string) (rules []string) {
 		for _, name := range diffNames {
-			for _, k := range []string{name, model.Counter(name)} {
+			for _, k := range []string{prefix + name, model.Counter(prefix + name)} {
 				if k != key {
 					rules = append(rules, "~"+literal.Replace(k))
 				}
 			}
 		}
-		return append(rules, "~many:*", "~redisson_lock_token:{many:*", "&*", "+@all")
+		return append(rules, "~"+literal.Replace(prefix)+"many:*", "~"+many(model.Counter), "&*", "+@all")
 	}
 	switch user {
 	case "nokey":
-		return except(forbidden)
+		return except(prefix + forbidden)
 	case "nocounter":
-		return except(model.Counter(forbidden))
+		return except(model.Counter(prefix + forbidden))
 	case "nochannel":
-		rules := []string{"~*", "+@all", "&redisson_lock__channel:{many:*"}
+		rules := []string{"~*", "+@all", "&" + many(model.Channel)}
 		for _, name := range diffNames {
 			if name != forbidden {
-				rules = append(rules, "&"+literal.Replace(model.Channel(name)))
+				rules = append(rules, "&"+literal.Replace(model.Channel(prefix+name)))
 			}
 		}
 		return rules
@@ -144,13 +157,14 @@ func drawLap(seed uint64, inProcess bool) lap {
 	}
 	// Hold numbers: few, so that they meet; decimals of different lengths; or the largest.
 	base := pick[uint64](r, 1, 8, 998, 1<<53-8)
+	l.prefix = pick(r, diffPrefixes...)
 	for range 1 + r.IntN(12) {
-		l.rounds = append(l.rounds, drawRound(r, base, inProcess))
+		l.rounds = append(l.rounds, drawRound(r, l.prefix, base, inProcess))
 	}
 	return l
 }
 
-func drawRound(r dice, base uint64, inProcess bool) round {
+func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 	var rd round
 	names := slices.Clone(diffNames)
 	r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
@@ -160,15 +174,15 @@ func drawRound(r dice, base uint64, inProcess bool) round {
 	}
 	for _, name := range names {
 		if !r.oneIn(3) {
-			rd.changes = append(rd.changes, drawKey(r, name, base, inProcess))
+			rd.changes = append(rd.changes, drawKey(r, prefix+name, base, inProcess))
 		}
 		if r.oneIn(2) {
-			rd.changes = append(rd.changes, drawCounter(r, model.Counter(name)))
+			rd.changes = append(rd.changes, drawCounter(r, model.Counter(prefix+name)))
 		}
 	}
 	for _, name := range names[:min(len(names), 11)] {
 		if r.oneIn(4) {
-			rd.subs = append(rd.subs, subscription{r.IntN(2), model.Channel(name), r.oneIn(2)})
+			rd.subs = append(rd.subs, subscription{r.IntN(2), model.Channel(prefix + name), r.oneIn(2)})
 		}
 	}
 	if r.oneIn(12) {
@@ -221,14 +235,14 @@ func drawRound(r dice, base uint64, inProcess bool) round {
 	return rd
 }
 
-// drawKey is what stands under the name of a lock.
-func drawKey(r dice, name string, base uint64, inProcess bool) change {
-	c := change{key: name, kind: "hash", ttl: pick(r, 0, 90*time.Minute, 300*time.Hour), expired: r.oneIn(10)}
+// drawKey is what stands under the key of a lock.
+func drawKey(r dice, key string, base uint64, inProcess bool) change {
+	c := change{key: key, kind: "hash", ttl: pick(r, 0, 90*time.Minute, 300*time.Hour), expired: r.oneIn(10)}
 	ours := func() string { return field(ourUUID, base+r.Uint64N(7)) }
 	count := func() string { return pick(r, "1", "1", "1", "2", "3", "2147483648", "x", "") }
 	switch x := r.IntN(20); {
 	case x < 3:
-		return change{key: name}
+		return change{key: key}
 	case x < 11:
 		c.hash = map[string]string{ours(): count()}
 	case x < 13:
@@ -294,8 +308,8 @@ func (d *differential) report(l lap, err error) string {
 	if d.server == nil {
 		kind = "miniredis"
 	}
-	return fmt.Sprintf("seed %d, user %q, counters expire after %v (fails again: %v): %v\n\nreplay: go test ./sidecar/store -run 'TestScriptsBehaveAsTheirModel/%s' -diff.seed=%d\n\nwhat is left of it:\n%s",
-		l.seed, l.user, l.expiry, again, err, kind, l.seed, story.String())
+	return fmt.Sprintf("seed %d, user %q, prefix %q, counters expire after %v (fails again: %v): %v\n\nreplay: go test ./sidecar/store -run 'TestScriptsBehaveAsTheirModel/%s' -diff.seed=%d\n\nwhat is left of it:\n%s",
+		l.seed, l.user, l.prefix, l.expiry, again, err, kind, l.seed, story.String())
 }
 
 // smaller leaves out of a lap whatever it fails without.

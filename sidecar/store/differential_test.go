@@ -90,7 +90,9 @@ func newDifferential(t *testing.T, b backend) *differential {
 	d := &differential{backend: b, t: t}
 	if b.server != nil {
 		for user := range diffUsers {
-			b.server.userURL(user, userRules(user)...)
+			for _, prefix := range diffPrefixes {
+				b.server.userURL(aclUser(user, prefix), userRules(user, prefix)...)
+			}
 		}
 	}
 	for i := range d.subscribers {
@@ -138,10 +140,10 @@ func (d *differential) play(l lap, story *strings.Builder) (err error) {
 		}
 	}
 	p.sidecar = model.Sidecar{Prefix: ourUUID + ":", Expiry: l.expiry.Milliseconds()}
-	diffUsers[l.user](&p.sidecar)
+	diffUsers[l.user](&p.sidecar, l.prefix+forbidden)
 	up := make(chan struct{})
 	p.store, err = Open(Config{
-		URL: d.url(l.user), UUID: ourUUID, TokenExpiry: l.expiry, Timeout: patience,
+		URL: d.url(aclUser(l.user, l.prefix)), KeyPrefix: l.prefix, UUID: ourUUID, TokenExpiry: l.expiry, Timeout: patience,
 		OnResults: func(rs []locktable.Result, _ *Identity) { p.results <- rs },
 		OnUp:      func(bool, Identity) { close(up) },
 	})
@@ -457,13 +459,19 @@ func (p *playing) compareResults(rd *round, results []locktable.Result) error {
 		}
 	}
 
+	// To the model, the prefix is a part of the name.
+	keyed := make([]*locktable.Op, len(ops))
+	for i, op := range ops {
+		keyed[i] = new(*op)
+		keyed[i].Name = p.lap.prefix + op.Name
+	}
 	p.reset = make(map[string]bool)
 	renews := false // a Take of the batch finds that the lock is ours
-	for _, op := range ops {
+	for _, op := range keyed {
 		standing := p.redis.Standing(&p.sidecar, op)
 		renews = renews || op.Kind == locktable.Take && (standing == model.Same || standing == model.OtherCount || standing == model.Earlier)
 	}
-	for i, op := range ops {
+	for i, op := range keyed {
 		// A script that has written gets memory even if Redis has none: after a Take that
 		// renewed a lock of ours, and for what is taken again after a Drop.
 		full := rd.full
@@ -474,7 +482,7 @@ func (p *playing) compareResults(rd *round, results []locktable.Result) error {
 		if want.Outcome == locktable.Refused && takenAgain(ops, i) {
 			p.reset[op.Name] = true
 		}
-		if err := compareResult(op, &want, &results[i]); err != nil {
+		if err := compareResult(ops[i], op.Name, &want, &results[i]); err != nil {
 			return err
 		}
 		if token := int64(results[i].Token); token != 0 {
@@ -492,8 +500,9 @@ func takenAgain(ops []*locktable.Op, i int) bool {
 	return i > 0 && ops[i].Behind && ops[i-1].Kind == locktable.Drop && ops[i-1].Name == ops[i].Name
 }
 
-// compareResult compares what one operation returned with what it must return.
-func compareResult(op *locktable.Op, want *model.Result, got *locktable.Result) error {
+// compareResult compares what one operation returned with what it must return. key is that
+// of the lock.
+func compareResult(op *locktable.Op, key string, want *model.Result, got *locktable.Result) error {
 	wrong := func(what string, args ...any) error {
 		return fmt.Errorf("%s\nreturned %s\nthe model returns %+v: %s", showOp(op), showResult(got), *want, fmt.Sprintf(what, args...))
 	}
@@ -519,13 +528,13 @@ func compareResult(op *locktable.Op, want *model.Result, got *locktable.Result) 
 	helps := []string{"Redis at "}
 	switch {
 	case want.Outcome == locktable.NotALock:
-		helps = append(helps, strconv.Quote(op.Name), want.Field, "choose another name")
+		helps = append(helps, strconv.Quote(key), strconv.Quote(op.Name), want.Field, "choose another name")
 	case want.Code == "NOPERM":
 		helps = append(helps, strconv.Quote(op.Name), "ACL")
 	case want.Code == "OOM":
 		helps = append(helps, "maxmemory")
 	case want.Code == "WRONGTYPE":
-		helps = append(helps, strconv.Quote(model.Counter(op.Name)), "not a counter")
+		helps = append(helps, strconv.Quote(model.Counter(key)), strconv.Quote(op.Name), "not a counter")
 	case want.Code == "ERR":
 		helps = append(helps, strconv.Quote(op.Name))
 	default:

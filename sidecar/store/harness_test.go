@@ -307,3 +307,8 @@ func must[T any](v T, err error) T {
 	}
 	return v
 }
+
+// channelOf and counterOf are the names that a store without a prefix uses.
+
+func channelOf(name string) string { return new(keyspace).channel(name) }
+func counterOf(name string) string { return new(keyspace).counter(name) }

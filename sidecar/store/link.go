@@ -19,12 +19,13 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// dialer knows the way to one Redis. Immutable.
+// dialer knows the way to one Redis, and which keys are ours there. Immutable.
 type dialer struct {
 	options redis.Options // what the URL said
 	address string        // for people; never the password
 	timeout time.Duration // of silence while an answer is owed
 	tls     TLS
+	keys    keyspace
 }
 
 // parse reads the URL. What it says about a bad one never repeats the part that
@@ -55,7 +56,10 @@ func parse(cfg Config) (*dialer, error) {
 	if err := cfg.TLS.check(o.TLSConfig); err != nil {
 		return nil, err
 	}
-	d := &dialer{address: o.Addr, timeout: cfg.Timeout, tls: cfg.TLS}
+	if err := CheckKeyPrefix(cfg.KeyPrefix); err != nil {
+		return nil, err
+	}
+	d := &dialer{address: o.Addr, timeout: cfg.Timeout, tls: cfg.TLS, keys: newKeyspace(cfg.KeyPrefix)}
 	if o.ClientName == "" {
 		o.ClientName = "locksidecar"
 	}

@@ -89,7 +89,7 @@ func (l *listener) nudge() {
 }
 
 func (l *listener) subscribe(name string) {
-	ch := channelOf(name)
+	ch := l.dial.keys.channel(name)
 	l.mu.Lock()
 	l.want[ch] = addName(l.want[ch], name)
 	l.dirty[ch] = struct{}{}
@@ -98,7 +98,7 @@ func (l *listener) subscribe(name string) {
 }
 
 func (l *listener) unsubscribe(name string) {
-	ch := channelOf(name)
+	ch := l.dial.keys.channel(name)
 	l.mu.Lock()
 	if names := dropName(l.want[ch], name); len(names) > 0 {
 		l.want[ch] = names
@@ -505,7 +505,7 @@ func (l *listener) refused(err error) error {
 	l.denied = l.denied || first
 	l.mu.Unlock()
 	if first {
-		l.cfg.Log.Warn("this user may not hear when a lock is released, it is asked for again and again instead; let its ACL have the channels redisson_lock__channel:*",
+		l.cfg.Log.Warn("this user may not hear when a lock is released, it is asked for again and again instead; let its ACL have the channels "+l.dial.keys.channelPatterns(),
 			"lock", names[0], "reason", clip(err.Error()))
 	}
 	if len(names) > 0 && l.cfg.OnUnsubscribed != nil {

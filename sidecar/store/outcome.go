@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -58,7 +59,11 @@ func endsSession(code string) bool { return code == "READONLY" || code == "NOAUT
 
 // notALock is the sentence for a lock whose key has another type.
 func (d *dialer) notALock(name, what string) string {
-	return fmt.Sprintf("in Redis at %s, %q is %s; find out which program wrote it, and choose another name for the lock or delete the key", d.address, name, what)
+	key := strconv.Quote(name)
+	if d.keys.prefix != "" {
+		key = fmt.Sprintf("the key %q of the lock %q", d.keys.key(name), name)
+	}
+	return fmt.Sprintf("in Redis at %s, %s is %s; find out which program wrote it, and choose another name for the lock or delete the key", d.address, key, what)
 }
 
 // answered is the sentence for an operation on name that Redis answered with text.
@@ -68,10 +73,10 @@ func (d *dialer) answered(name, text string) string {
 	switch c {
 	case "WRONGTYPE":
 		return fmt.Sprintf("the token counter %q of the lock %q in Redis at %s holds something that is not a counter; find out which program wrote it, and choose another name or delete the key (%s)",
-			counterOf(name), name, d.address, text)
+			d.keys.counter(name), name, d.address, text)
 	case "NOPERM":
 		return fmt.Sprintf("Redis at %s does not permit this user the lock %q; let its ACL have the keys %q and %q (%s)",
-			d.address, name, name, counterOf(name), text)
+			d.address, name, d.keys.key(name), d.keys.counter(name), text)
 	case "READONLY":
 		return fmt.Sprintf("Redis at %s has become a read-only replica; point redis to the master (%s)", d.address, text)
 	case "LOADING":

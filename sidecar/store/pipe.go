@@ -81,7 +81,7 @@ func newPipe(c *commands, s *session) *pipe {
 	p := &pipe{
 		session:  s,
 		commands: c,
-		encoder:  encoder{prefix: c.cfg.UUID + ":", floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds()},
+		encoder:  encoder{prefix: c.cfg.UUID + ":", keys: c.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds()},
 		ended:    make(chan struct{}),
 		patience: int64(c.dial.timeout),
 		trip:     math.MaxInt64,
@@ -324,7 +324,7 @@ func (p *pipe) handOut() error {
 	}
 	if p.silent != "" && !p.commands.publishTold {
 		p.commands.publishTold = true
-		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels redisson_lock__channel:*",
+		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels "+p.commands.dial.keys.channelPatterns(),
 			"lock", p.silent)
 	}
 	return err

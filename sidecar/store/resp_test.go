@@ -104,6 +104,7 @@ func FuzzReplies(f *testing.F) {
 // A command is what Redis reads: an array of strings.
 func TestCommandsAreEncoded(t *testing.T) {
 	e := encoder{prefix: ourUUID + ":", floor: 1700000000000001}
+	prefixed := encoder{prefix: ourUUID + ":", keys: newKeyspace("app1:")}
 	moved := locktable.Op{Kind: locktable.Take, Name: "größe 1", Num: 12, Count: 3, LeaseMS: 30000, Reserve: 64, Held: true}
 	again := takeOp("a{b}c", 1<<53-1)
 	again.Behind = true
@@ -124,6 +125,11 @@ func TestCommandsAreEncoded(t *testing.T) {
 			ourUUID + ":", "0", "0", "1", "0", "1700000000000001", "7", "0", "7", "redisson_lock__channel:{a}"}},
 		{e.run(nil, byDigest, keep, 7, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", keep.sha, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "1", "20"}},
+		{prefixed.run(nil, byDigest, trade, 7, []locktable.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", trade.sha, "3",
+			"app1:größe", "app1:a{b}", "redisson_lock_token:{app1:größe}",
+			ourUUID + ":", "1", "0", "1", "30000", "0", "7", "0", "1", "2", "redisson_lock__channel:app1:a{b}"}},
+		{prefixed.run(nil, byDigest, keep, 7, []locktable.Op{keepOp("a", 1)}), []string{"evalsha", keep.sha, "1", "app1:a",
+			ourUUID + ":", "30000", "1", "1"}},
 		{appendLoad(nil, trade), []string{"script", "load", trade.text}},
 		{appendPing(nil), []string{"ping"}},
 	} {

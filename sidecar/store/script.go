@@ -64,9 +64,10 @@ const (
 
 // encoder turns operations into commands.
 type encoder struct {
-	prefix string // "<uuid>:"
-	floor  int64  // of this connection's tokens, µs
-	expiry int64  // of token counters after their last use, ms; 0: none
+	prefix string // of this sidecar's owner fields: "<uuid>:"
+	keys   keyspace
+	floor  int64 // of this connection's tokens, µs
+	expiry int64 // of token counters after their last use, ms; 0: none
 
 	turns [turns][]locktable.Op // of the operations that are being arranged
 }
@@ -214,13 +215,13 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 	dst = appendNumber(dst, int64(keys))
 	for i := range ops {
 		if i < again || ops[i].Kind == locktable.Drop {
-			dst = appendString(dst, ops[i].Name)
+			dst = e.keys.appendKey(dst, ops[i].Name)
 		}
 	}
 	if s == trade {
 		for i := range ops {
 			if ops[i].Kind == locktable.Take {
-				dst = appendPrefixed(dst, counterPrefix, ops[i].Name)
+				dst = e.keys.appendDerived(dst, counterPrefix, ops[i].Name)
 			}
 		}
 	}
@@ -250,7 +251,7 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 			}
 			dst = appendNumber(dst, held)
 		case dropped:
-			dst = appendPrefixed(dst, channelPrefix, op.Name)
+			dst = e.keys.appendDerived(dst, channelPrefix, op.Name)
 		}
 	}
 	return dst

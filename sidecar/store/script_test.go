@@ -358,24 +358,6 @@ func TestListenersAreThoseOfTheChannel(t *testing.T) {
 	})
 }
 
-// Redisson's layout, as its programs read and write it.
-func TestNamesAreRedissons(t *testing.T) {
-	for _, tt := range []struct{ name, channel, counter string }{
-		{"lock", "redisson_lock__channel:{lock}", "redisson_lock_token:{lock}"},
-		{"{lock}", "redisson_lock__channel:{lock}", "redisson_lock_token:{lock}"},
-		{"order:{42}:x", "redisson_lock__channel:order:{42}:x", "redisson_lock_token:order:{42}:x"},
-		{"odd{", "redisson_lock__channel:odd{", "redisson_lock_token:odd{"},
-		{"odd}", "redisson_lock__channel:{odd}}", "redisson_lock_token:{odd}}"},
-	} {
-		if got := channelOf(tt.name); got != tt.channel {
-			t.Errorf("channel of %q: %q, want %q", tt.name, got, tt.channel)
-		}
-		if got := counterOf(tt.name); got != tt.counter {
-			t.Errorf("counter of %q: %q, want %q", tt.name, got, tt.counter)
-		}
-	}
-}
-
 func TestTokens(t *testing.T) {
 	const name, counter = "lock", "redisson_lock_token:{lock}"
 	const week = 7 * 24 * time.Hour

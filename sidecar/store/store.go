@@ -22,6 +22,11 @@ type Config struct {
 	// database. Required.
 	URL string
 
+	// KeyPrefix is put before the name of each lock: its keys and its channel in Redis are
+	// those of the name with the prefix. What is given to and comes from a Store are names
+	// without it. CheckKeyPrefix says which ones are refused. "": none.
+	KeyPrefix string
+
 	// TLS for rediss://. Zero: the authorities of the host, and no certificate.
 	TLS TLS
 

@@ -70,8 +70,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a name under which Redis has another lock's counter or queue is refused",
 		file: "sidecar/loop.go",
-		old:  `prefix := store.Reserved(in.acquire.Name); prefix != ""`,
-		new:  `prefix := store.Reserved(""); prefix != ""`,
+		old:  `prefix := store.Reserved("", in.acquire.Name); prefix != ""`,
+		new:  `prefix := store.Reserved("", ""); prefix != ""`,
 		by:   test("sidecar", "TestNamesOfWhatBelongsToOtherLocksAreRefused"),
 	},
 	{

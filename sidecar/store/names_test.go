@@ -1,0 +1,242 @@
+package store
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Redisson's layout, as its programs read and write it, with and without a NameMapper.
+func TestNamesAreRedissons(t *testing.T) {
+	for _, tt := range []struct{ prefix, name, key, channel, counter string }{
+		{"", "lock", "lock", "redisson_lock__channel:{lock}", "redisson_lock_token:{lock}"},
+		{"", "{lock}", "{lock}", "redisson_lock__channel:{lock}", "redisson_lock_token:{lock}"},
+		{"", "order:{42}:x", "order:{42}:x", "redisson_lock__channel:order:{42}:x", "redisson_lock_token:order:{42}:x"},
+		{"", "odd{", "odd{", "redisson_lock__channel:odd{", "redisson_lock_token:odd{"},
+		{"", "odd}", "odd}", "redisson_lock__channel:{odd}}", "redisson_lock_token:{odd}}"},
+		{"app1:", "lock", "app1:lock", "redisson_lock__channel:{app1:lock}", "redisson_lock_token:{app1:lock}"},
+		{"app1:", "{lock}", "app1:{lock}", "redisson_lock__channel:app1:{lock}", "redisson_lock_token:app1:{lock}"},
+		{"{app1}:", "lock", "{app1}:lock", "redisson_lock__channel:{app1}:lock", "redisson_lock_token:{app1}:lock"},
+		{"{app1}:", "{lock}", "{app1}:{lock}", "redisson_lock__channel:{app1}:{lock}", "redisson_lock_token:{app1}:{lock}"},
+	} {
+		k := newKeyspace(tt.prefix)
+		if got := k.key(tt.name); got != tt.key {
+			t.Errorf("key of %q with prefix %q: %q, want %q", tt.name, tt.prefix, got, tt.key)
+		}
+		if got := k.channel(tt.name); got != tt.channel {
+			t.Errorf("channel of %q with prefix %q: %q, want %q", tt.name, tt.prefix, got, tt.channel)
+		}
+		if got := k.counter(tt.name); got != tt.counter {
+			t.Errorf("counter of %q with prefix %q: %q, want %q", tt.name, tt.prefix, got, tt.counter)
+		}
+	}
+}
+
+// What counts is the key: with a prefix, a name may be like another lock's counter, and
+// must not become one together with the prefix.
+func TestReservedNamesAreThoseWhoseKeysBelongToOtherLocks(t *testing.T) {
+	for _, tt := range []struct{ prefix, name, want string }{
+		{"", "lock", ""},
+		{"", "redisson_lock", ""},
+		{"", "redisson_lock_token:{a}", "redisson_lock_"},
+		{"", "redisson_unlock_latch:{a}:1", "redisson_unlock_latch:"},
+		{"", "locksidecar_queue:{a}", "locksidecar_"},
+		{"", "my redisson_lock_token:{a}", ""},
+		{"app1:", "redisson_lock_token:{a}", ""},
+		{"app1:", "redisson_lock_token:{app1:a}", ""},
+		{"app1:", "locksidecar_queue:{a}", ""},
+		{"redisson_", "lock_token:{redisson_a}", "redisson_lock_"},
+		{"redisson_", "unlock_latch:{redisson_a}:1", "redisson_unlock_latch:"},
+		{"redisson_", "locks", ""},
+		{"redisson_", "redisson_lock_token:{redisson_a}", ""},
+		{"l", "ocksidecar_x", "locksidecar_"},
+		{"l", "locksidecar_x", ""},
+	} {
+		if got := Reserved(tt.prefix, tt.name); got != tt.want {
+			t.Errorf("name %q with prefix %q is reserved by %q, want %q", tt.name, tt.prefix, got, tt.want)
+		}
+	}
+}
+
+func TestKeyPrefixesThatAreRefused(t *testing.T) {
+	for _, prefix := range []string{
+		"", "app1:", "größe 1 ", "a/b*?[x]\\", "{app}:", "a{app}{", "a}{app}", "redisson_", "locksidecar:",
+		strings.Repeat("x", MaxKeyPrefix),
+	} {
+		if err := CheckKeyPrefix(prefix); err != nil {
+			t.Error(err)
+		}
+	}
+	for prefix, want := range map[string]string{
+		strings.Repeat("x", MaxKeyPrefix+1): "has 129 bytes; choose one of at most 128",
+		"app\xff":                           "is not UTF-8",
+		"app1:\n":                           "U+000A",
+		"app\u2028":                         "U+2028",
+		"app\u202e":                         "U+202E",
+		"app{":                              "outside of a hash tag",
+		"app}":                              "outside of a hash tag",
+		"{}:":                               "outside of a hash tag",
+		"}app{":                             "outside of a hash tag",
+		"redisson_lock_":                    "begin with redisson_lock_ are reserved",
+		"redisson_lock_token:":              "begin with redisson_lock_ are reserved",
+		"redisson_unlock_latch:{a}":         "begin with redisson_unlock_latch: are reserved",
+		"locksidecar_app1:":                 "begin with locksidecar_ are reserved",
+	} {
+		if err := CheckKeyPrefix(prefix); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "key-prefix ") {
+			t.Errorf("%q: %v, want %q", prefix, err, want)
+		}
+		if s, err := Open(Config{URL: "redis://127.0.0.1", UUID: ourUUID, KeyPrefix: prefix}); err == nil {
+			s.Close(ctx)
+			t.Errorf("%q: a store was opened with it", prefix)
+		}
+	}
+}
+
+// Redis has the keys and the channels of the prefix and no others, and what the store
+// returns are names without it.
+func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url, func(c *Config) { c.KeyPrefix = "app1:" })
+		plain := connected(t, b.url, func(c *Config) { c.UUID = otherUUID })
+		expect := func(what string, got []string, err error, want ...string) {
+			t.Helper()
+			slices.Sort(got)
+			slices.Sort(want)
+			if err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s: %q, %v; want %q", what, got, err, want)
+			}
+		}
+		for name, derived := range map[string]string{"lock": "{app1:lock}", "{a}b": "app1:{a}b"} {
+			b.admin.FlushAll(ctx)
+			key, counter, channel := "app1:"+name, "redisson_lock_token:"+derived, "redisson_lock__channel:"+derived
+			more := takeOp(name, 2) // of which the subscribers are counted by the script
+			more.Held, more.Reserve = true, 2
+			r.Subscribe(name)
+			if got := recv(t, r.subscribed, "subscription"); got != name {
+				t.Errorf("the subscription of %q is confirmed for %q", name, got)
+			}
+			channels, err := b.admin.PubSubChannels(ctx, "*").Result()
+			expect("channels", channels, err, channel)
+			for _, op := range []locktable.Op{takeOp(name, 1), more, keepOp(name, 2), checkOp(name, 2)} {
+				res := r.one(op) // finds the result by its name
+				if res.Outcome != locktable.Done || op.Reserve == 2 && res.Listeners != 1 {
+					t.Errorf("%+v is answered %+v", op, res)
+				}
+				keys, err := b.admin.Keys(ctx, "*").Result()
+				expect("keys", keys, err, key, counter)
+			}
+
+			// A store without a prefix has another lock under the name, and the same one under
+			// the key.
+			if res := plain.one(takeOp(name, 1)); res.Outcome != locktable.Done {
+				t.Errorf("without a prefix, %q is answered %+v", name, res)
+			}
+			if res := plain.one(takeOp(key, 2)); res.Outcome != locktable.Other || res.Field != field(ourUUID, 2) {
+				t.Errorf("without a prefix, %q is answered %+v", key, res)
+			}
+			plain.one(dropOp(name, 1))
+
+			again := takeOp(name, 3)
+			again.Behind = true
+			for _, ops := range [][]locktable.Op{{dropOp(name, 2), again}, {dropOp(name, 3)}} {
+				if res := r.ask(ops...)[0]; res.Outcome != locktable.Done || res.Listeners != 1 {
+					t.Errorf("the drop is answered %+v", res)
+				}
+				if got := recv(t, r.messages, "message"); got != name {
+					t.Errorf("a message for %q, want %q", got, name)
+				}
+			}
+			keys, err := b.admin.Keys(ctx, "app1:*").Result()
+			expect("keys that are left", keys, err)
+			r.Unsubscribe(name)
+			listeners(t, b.admin, key, 0)
+		}
+	})
+}
+
+// The ACL that the documentation gives for a prefix is enough, and says where it ends.
+func TestPermissionsOfAPrefix(t *testing.T) {
+	s := startRedis(t)
+	rules := append([]string{"~app1:*", "~redisson_lock_token:{app1:*", "~redisson_lock_token:app1:*",
+		"&redisson_lock__channel:{app1:*", "&redisson_lock__channel:app1:*"},
+		slices.DeleteFunc(slices.Clone(leastRules), func(rule string) bool { return rule == "~*" || rule == "&*" })...)
+	url := s.userURL("app1", rules...)
+	r := connected(t, url, func(c *Config) { c.KeyPrefix = "app1:" })
+	for _, name := range []string{"lock", "{a}b"} {
+		r.Subscribe(name)
+		recv(t, r.subscribed, "subscription")
+		for _, op := range []locktable.Op{takeOp(name, 1), keepOp(name, 1), dropOp(name, 1)} {
+			if res := r.one(op); res.Outcome != locktable.Done {
+				t.Errorf("%+v: %+v", op, res)
+			}
+		}
+		recv(t, r.messages, "message")
+	}
+	if log := r.logged(); strings.Contains(log, "its ACL") {
+		t.Errorf("the log says that something is not permitted: %s", log)
+	}
+
+	other := connected(t, url, func(c *Config) { c.KeyPrefix = "app2:" })
+	if res := other.one(takeOp("lock", 1)); res.Outcome != locktable.Refused ||
+		!strings.Contains(res.Msg, `the lock "lock"`) || !strings.Contains(res.Msg, `the keys "app2:lock" and "redisson_lock_token:{app2:lock}"`) {
+		t.Errorf("a prefix that is not permitted: %+v", res)
+	}
+	other.Subscribe("lock")
+	recv(t, other.unsubscribed, "denial")
+	if log := other.logged(); !strings.Contains(log, "redisson_lock__channel:{app2:* and redisson_lock__channel:app2:*") {
+		t.Errorf("the log does not say which channels: %s", log)
+	}
+}
+
+// Patterns match what a prefix is, not what it looks like.
+func TestChannelPatternsOfAPrefix(t *testing.T) {
+	for prefix, want := range map[string]string{
+		"":        `redisson_lock__channel:*`,
+		"app1:":   `redisson_lock__channel:{app1:* and redisson_lock__channel:app1:*`,
+		"{app1}:": `redisson_lock__channel:{app1}:*`,
+		`*?[a]\:`: `redisson_lock__channel:{\*\?\[a]\\:* and redisson_lock__channel:\*\?\[a]\\:*`,
+	} {
+		k := newKeyspace(prefix)
+		if got := k.channelPatterns(); got != want {
+			t.Errorf("%q: %q, want %q", prefix, got, want)
+		}
+	}
+}
+
+// A message for an operator names the key as it stands in Redis.
+func TestMessagesNameTheKeysInRedis(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		r := connected(t, b.url, func(c *Config) { c.KeyPrefix = "app1:" })
+		b.admin.Set(ctx, "app1:string", "x", 0)
+		b.admin.HSet(ctx, "redisson_lock_token:{app1:countless}", "f", "1")
+		b.admin.Set(ctx, "redisson_lock_token:{app1:absurd}", uint64(1)<<53, 0)
+		for name, want := range map[string]string{
+			"string":    `the key "app1:string" of the lock "string" is a key of type string`,
+			"countless": `the token counter "redisson_lock_token:{app1:countless}" of the lock "countless"`,
+			"absurd":    `refuses the lock "absurd": ERR token counter redisson_lock_token:{app1:absurd} is above 2^53: delete it`,
+		} {
+			if res := r.one(takeOp(name, 1)); !strings.Contains(res.Msg, want) {
+				t.Errorf("%+v, want %s", res, want)
+			}
+		}
+	})
+}
+
+// Neither names with a prefix nor those without cost an allocation.
+func TestNamesOfOperationsAreNotCopied(t *testing.T) {
+	ops := []locktable.Op{takeOp("a", 1), takeOp("{b}", 1), dropOp(strings.Repeat("c", 500), 1)}
+	renewals := []locktable.Op{keepOp("a", 1), keepOp(strings.Repeat("b", 500), 1)}
+	for _, prefix := range []string{"", "app1:", "{app1}:"} {
+		e := encoder{prefix: ourUUID + ":", keys: newKeyspace(prefix)}
+		out := make([]byte, 0, 1<<14)
+		if n := testing.AllocsPerRun(100, func() {
+			e.run(out, byDigest, trade, 7, ops)
+			e.run(out, byDigest, keep, 7, renewals)
+			Reserved(prefix, ops[2].Name)
+		}); n != 0 {
+			t.Errorf("with prefix %q, to encode some operations takes %v allocations", prefix, n)
+		}
+	}
+}
