@@ -152,7 +152,7 @@ func (s *Server) openState() (err error) {
 		_, _ = rand.Read(s.key[:])
 		s.left.Fresh = true
 	} else {
-		if s.state, err = state.OpenOf(lastServed(servedPath(&s.cfg)), s.cfg.State); err != nil {
+		if s.state, err = state.OpenOf(state.Sidecar{UUID: lastServed(servedPath(&s.cfg))}, s.cfg.State); err != nil {
 			return err
 		}
 		s.left = s.state.Left()

@@ -58,7 +58,7 @@ func birthTime(fd int) uint64 {
 type host struct {
 	identity // without what ofFile adds
 	pid      int
-	served   string // uuid of the sidecar that served the socket last; "": not known
+	sidecar  Sidecar
 	now      func() int64
 	// allocate makes sure that a range of the file has room on its file system.
 	allocate func(fd int, off, n int64) error

@@ -19,7 +19,7 @@ const (
 
 // Words of the header.
 const (
-	hMagic  = 0 // stored last: the words up to hSum are whole
+	hMagic  = 0 // stored last: the words up to hSum, and the key prefix, are whole
 	hFormat = 1
 	hBoot   = 2 // 2 words
 	hDev    = 4
@@ -41,7 +41,14 @@ const (
 
 	hRedis1 = 32
 	hRedis2 = 64
+
+	hPrefix     = 96 // bytes of the key prefix; 0: none
+	hPrefixText = 97
+	hPrefixEnd  = hPrefixText + MaxKeyPrefix/8
 )
+
+// MaxKeyPrefix is how many bytes Sidecar.KeyPrefix may have.
+const MaxKeyPrefix = 128
 
 // Words of what is known of Redis.
 const (
@@ -164,6 +171,16 @@ func sumOf(words []uint64) uint64 {
 
 // image is the file in memory.
 type image []uint64
+
+// headerSum is the sum of the words of the header that never change. That of a file with
+// a key prefix is one that versions which know no prefixes do not accept.
+func (im image) headerSum() uint64 {
+	sum := sumOf(im[hFormat:hSum])
+	if im[hPrefix] != 0 {
+		sum = mix(sum, sumOf(im[hPrefix:hPrefixEnd]))
+	}
+	return sum
+}
 
 func (im image) cell(i uint32) *cell { return (*cell)(im[int(i)*cellWords:]) }
 

@@ -20,7 +20,7 @@ func (im image) unusable(own identity, q image) string {
 		return "the state file is not complete"
 	case im[hFormat] != format:
 		return fmt.Sprintf("the state file has format %d, and this version knows format %d", im[hFormat], format)
-	case im[hSum] != sumOf(im[hFormat:hSum]):
+	case im[hSum] != im.headerSum() || im[hPrefix] > MaxKeyPrefix:
 		return "the header of the state file is damaged"
 	}
 	var boot [16]byte
@@ -58,12 +58,24 @@ func (f *File) writeHeader(own identity, id uuid.UUID, key [32]byte) {
 	set(hKey, words(key[:])...)
 	set(hPIDNS, own.pidNS, uint64(f.host.pid))
 	set(hSequence, f.seq.n)
-	f.set(&h[hSum], sumOf(h[hFormat:hSum]))
+	if prefix := f.host.sidecar.KeyPrefix; prefix != "" {
+		set(hPrefix, uint64(len(prefix)))
+		for at := hPrefixText; prefix != ""; at++ {
+			set(at, load(prefix))
+			prefix = prefix[min(8, len(prefix)):]
+		}
+	}
+	f.set(&h[hSum], h.headerSum())
 	f.publish(&h[hMagic], magic)
 }
 
 // uuid is that of the sidecar.
 func (im image) uuid() string { return uuid.UUID(appendWords(nil, im[hUUID:hKey])).String() }
+
+// keyPrefix is that of the keys under which Redis has the locks.
+func (im image) keyPrefix() string {
+	return string(appendWords(nil, im[hPrefixText:hPrefixEnd])[:im[hPrefix]])
+}
 
 // contents is what stands in an image, and where.
 type contents struct {

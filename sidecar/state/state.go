@@ -153,18 +153,32 @@ type Process struct {
 // keeps other processes from them until Close or the end of the process. A state file
 // that cannot be used, because it is from another boot, a copy or damaged, is made again
 // with a new uuid: Left has the reason. Any other file is left alone, and is an error.
-func Open(path string) (*File, error) { return open(path, thisHost()) }
+func Open(path string) (*File, error) { return OpenOf(Sidecar{}, path) }
 
-// OpenOf is Open for a socket that the sidecar with this uuid served last: a state of
-// another one is not used, because clients may have released since what it says they hold.
-// "": it is not known which sidecar that was.
-func OpenOf(uuid, path string) (*File, error) {
+// Sidecar is what is known of the sidecar that opens its state. A state that says
+// something else is not used.
+type Sidecar struct {
+	// UUID is that of the sidecar which served the socket last; "": it is not known. Since
+	// the state of another one was written, clients may have released what it says they
+	// hold.
+	UUID string
+	// KeyPrefix is what the keys of locks in Redis have before the names. Under the keys of
+	// another prefix, the field of the sidecar would be looked for where it never was, and
+	// not renewed where it is.
+	KeyPrefix string
+}
+
+// OpenOf is Open for a sidecar of which more is known.
+func OpenOf(of Sidecar, path string) (*File, error) {
 	h := thisHost()
-	h.served = uuid
+	h.sidecar = of
 	return open(path, h)
 }
 
 func open(path string, h host) (*File, error) {
+	if n := len(h.sidecar.KeyPrefix); n > MaxKeyPrefix {
+		return nil, fmt.Errorf("state file %s: the key prefix has %d bytes; at most %d can be kept", path, n, MaxKeyPrefix)
+	}
 	fd, st, err := openPrivate("state file", path)
 	if err != nil {
 		return nil, err
@@ -215,7 +229,11 @@ func (f *File) begin(st unix.Stat_t) error {
 	if why := f.img[:size/8].unusable(own, f.seq.img); why != "" {
 		return f.fresh(own, why)
 	}
-	if id := f.img.uuid(); f.host.served != "" && f.host.served != id {
+	of := &f.host.sidecar
+	if had := f.img.keyPrefix(); had != of.KeyPrefix {
+		return f.fresh(own, fmt.Sprintf("the key prefix was %q when the state was written, and is %q now: Redis has those locks under other keys, where they exclude none of this prefix", had, of.KeyPrefix))
+	}
+	if of.UUID != "" && of.UUID != f.img.uuid() {
 		return f.fresh(own, "a sidecar without this state has served the socket since, and clients may have released what the state says they hold")
 	}
 	if err := f.shorten(st.Size, size); err != nil {

@@ -124,6 +124,7 @@ func TestWhatIsTakenOverAndWhatIsNot(t *testing.T) {
 		{what: "an earlier format", why: "format 2", damage: patch(8*hFormat, 2)},
 		{what: "damaged identity", why: "damaged", damage: patch(8*hTimeNS, 9)},
 		{what: "damaged key", why: "damaged", damage: patch(8*hKey, 9)},
+		{what: "a key prefix that was not written", why: "damaged", damage: patch(8*hPrefix, 9)},
 		{what: "no magic", why: "not complete", damage: patch(0, 0, 0, 0, 0, 0, 0, 0, 0)},
 		{what: "cut short", why: "not complete", damage: func(t *testing.T, path string) {
 			writeFile(t, path, readFile(t, path)[:pageSize-1])
@@ -172,6 +173,82 @@ func TestWhatIsTakenOverAndWhatIsNot(t *testing.T) {
 				t.Errorf("%v\n%s", err, got.diff(w))
 			}
 		})
+	}
+}
+
+// Under other keys, Redis does not have what the state says. What is not taken over ends:
+// it is not there when the prefix is changed back.
+func TestStateIsThatOfOneKeyPrefix(t *testing.T) {
+	longest := strings.Repeat("ü", MaxKeyPrefix/2)
+	prefixes := []string{"", "app1:", "app1", "12345678", longest, longest[2:]}
+	for _, had := range prefixes {
+		for _, has := range prefixes {
+			before, now := thisHost(), thisHost()
+			before.sidecar.KeyPrefix, now.sidecar.KeyPrefix = had, has
+			path := filepath.Join(t.TempDir(), "state")
+			w, left := aWorld(t, path, before)
+			f := mustOpen(t, path, now)
+			got := f.Left()
+			f.Close()
+			if had == has {
+				if world, err := worldOf(got); got.Fresh || got.UUID != left.UUID || err != nil || !world.equal(w) {
+					t.Errorf("with prefix %q: %v\n%+v", has, err, got)
+				}
+				continue
+			}
+			for _, text := range []string{fmt.Sprintf("the key prefix was %q", had), fmt.Sprintf("is %q now", has)} {
+				if !strings.Contains(got.Why, text) {
+					t.Errorf("prefix %q after %q: the reason is %q", has, had, got.Why)
+				}
+			}
+			if !got.Fresh || got.UUID == left.UUID || got.Key == left.Key || len(got.Memory.Locks)+len(got.Sessions) != 0 {
+				t.Errorf("prefix %q after %q: %+v", has, had, got)
+			}
+			if again := mustOpen(t, path, before).Left(); !again.Fresh || again.UUID == left.UUID {
+				t.Errorf("prefix %q after %q and back: %+v", has, had, again)
+			}
+		}
+	}
+}
+
+// The header says whether it has a prefix, in a way that earlier versions, which know none,
+// take for damage: they would look for the locks under other keys.
+func TestHeaderWithAKeyPrefixIsDamagedToEarlierVersions(t *testing.T) {
+	for _, prefix := range []string{"", "app1:"} {
+		h := thisHost()
+		h.sidecar.KeyPrefix = prefix
+		path := filepath.Join(t.TempDir(), "state")
+		img := mustOpen(t, path, h).img
+		if damaged := img[hSum] != sumOf(img[hFormat:hSum]); damaged != (prefix != "") {
+			t.Errorf("prefix %q: damaged %v", prefix, damaged)
+		}
+	}
+}
+
+func TestKeyPrefixThatIsDamaged(t *testing.T) {
+	h := thisHost()
+	h.sidecar.KeyPrefix = "app1:"
+	for what, damage := range map[string]func(im image){
+		"another text": func(im image) { im[hPrefixText]++ },
+		"shorter":      func(im image) { im[hPrefix]-- },
+		"none":         func(im image) { im[hPrefix] = 0 },
+		"too long, with a sum that is right": func(im image) {
+			im[hPrefix] = MaxKeyPrefix + 1
+			im[hSum] = im.headerSum()
+		},
+	} {
+		path := filepath.Join(t.TempDir(), "state")
+		f := mustOpen(t, path, h)
+		damage(f.img)
+		f.Close()
+		if left := mustOpen(t, path, h).Left(); !left.Fresh || !strings.Contains(left.Why, "header of the state file is damaged") {
+			t.Errorf("%s: %+v", what, left)
+		}
+	}
+	h.sidecar.KeyPrefix = strings.Repeat("x", MaxKeyPrefix+1)
+	if f, err := open(filepath.Join(t.TempDir(), "state"), h); err == nil {
+		f.Close()
+		t.Error("a prefix that does not fit into the header was kept")
 	}
 }
 

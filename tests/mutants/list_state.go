@@ -3,6 +3,21 @@ package main
 // What the state file promises: after each store it is true, and no copy of it is.
 
 var stateMutants = []mutant{
+	{
+		rule: "a state that was written with another key prefix is not taken over",
+		file: "sidecar/state/state.go",
+		old:  "had != of.KeyPrefix {",
+		new:  "had != of.KeyPrefix && false {",
+		by:   test("sidecar/state", "TestStateIsThatOfOneKeyPrefix"),
+	},
+	{
+		rule: "the key prefix belongs to what the sum of the header covers",
+		file: "sidecar/state/layout.go",
+		old:  "	if im[hPrefix] != 0 {\n",
+		new:  "	if false {\n",
+		by:   test("sidecar/state", "TestKeyPrefixThatIsDamaged"),
+	},
+
 	// Each store leaves the truth.
 	{
 		rule: "a lock appears in the file when all its fields are stored",
@@ -135,7 +150,7 @@ var stateMutants = []mutant{
 	{
 		rule: "a state with a damaged header is not restored",
 		file: "sidecar/state/read.go",
-		old:  `	case im[hSum] != sumOf(im[hFormat:hSum]):`,
+		old:  `	case im[hSum] != im.headerSum() || im[hPrefix] > MaxKeyPrefix:`,
 		new:  `	case false:`,
 		by:   test("sidecar/state", "TestWhatIsTakenOverAndWhatIsNot"),
 	},
