@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -28,6 +29,13 @@ type Config struct {
 
 	// Redis is a redis://, rediss:// or unix:// URL. Default redis://127.0.0.1:6379/0.
 	Redis string
+	// KeyPrefix is put before the name of each lock in Redis: a lock's key, token counter and
+	// channel are those of the name with the prefix, as with a NameMapper of Redisson. Only
+	// sidecars with the same prefix exclude each other, and a state that was written with
+	// another one is not taken over. At most 128 bytes, printable; braces only as a hash tag.
+	// Default: none.
+	KeyPrefix string
+
 	// RedisCA is a PEM file with the certificates of the authorities that a rediss:// Redis
 	// is trusted by; "": those of the host. RedisCert and RedisKey are files of the
 	// certificate that Redis asks this sidecar for; "": none. RedisServerName is the name in
@@ -98,6 +106,9 @@ const (
 	maxTokenExpiry = 10 * 365 * 24 * time.Hour
 )
 
+// A state file has room for each prefix that a store accepts.
+const _ = uint(state.MaxKeyPrefix - store.MaxKeyPrefix)
+
 func (c *Config) tls() store.TLS {
 	return store.TLS{CA: c.RedisCA, Cert: c.RedisCert, Key: c.RedisKey, ServerName: c.RedisServerName}
 }
@@ -139,6 +150,10 @@ func (c *Config) setDefaults() error {
 	or(&c.Log, slog.Default())
 
 	var errs []error
+	// Before the state is opened: with a prefix that is wrong it would not be taken over.
+	if err := store.CheckKeyPrefix(c.KeyPrefix); err != nil {
+		errs = append(errs, err)
+	}
 	if c.Lease < minLease || c.Lease > maxLease {
 		errs = append(errs, fmt.Errorf("lease %v: choose %v to %v", c.Lease, minLease, maxLease))
 	}

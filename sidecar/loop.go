@@ -345,8 +345,8 @@ func (l *loop) onRequest(now int64, in *request) {
 	}
 	switch in.kind {
 	case clientAcquire:
-		if prefix := store.Reserved("", in.acquire.Name); prefix != "" {
-			l.refuse(c, in.acquire.ID, protocol.Denied, "names that begin with "+prefix+" are reserved for the token counters and queues of other locks; choose another name")
+		if reserved := store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); reserved != "" {
+			l.refuse(c, in.acquire.ID, protocol.Denied, "the key of this lock in Redis would begin with "+reserved+", and such keys are reserved for the token counters and queues of other locks; choose another name")
 			return
 		}
 		l.table.Acquire(now, cl.id, in.acquire)

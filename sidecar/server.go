@@ -89,6 +89,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}()
 	s.store, err = store.Open(store.Config{
 		URL:            cfg.Redis,
+		KeyPrefix:      cfg.KeyPrefix,
 		TLS:            cfg.tls(),
 		UUID:           s.uuid,
 		Last:           store.Identity(s.left.Redis),
@@ -152,7 +153,8 @@ func (s *Server) openState() (err error) {
 		_, _ = rand.Read(s.key[:])
 		s.left.Fresh = true
 	} else {
-		if s.state, err = state.OpenOf(state.Sidecar{UUID: lastServed(servedPath(&s.cfg))}, s.cfg.State); err != nil {
+		of := state.Sidecar{UUID: lastServed(servedPath(&s.cfg)), KeyPrefix: s.cfg.KeyPrefix}
+		if s.state, err = state.OpenOf(of, s.cfg.State); err != nil {
 			return err
 		}
 		s.left = s.state.Left()
@@ -208,13 +210,18 @@ type redisHealth struct {
 // Redis is "ok", or says in one sentence what is wrong.
 func (s *Server) Redis() string { return s.redis.Load().status }
 
-// RedisServer names the Redis that this sidecar uses: its address with the number of the
-// database, and the run id of the server if it is known.
+// RedisServer names what hosts that share locks have in common: the address of Redis with
+// the number of the database, the run id of the server if it is known, and the key prefix
+// if there is one.
 func (s *Server) RedisServer() string {
+	text := s.store.Address()
 	if id := s.redis.Load().runID; id != "" {
-		return s.store.Address() + ", run id " + id
+		text += ", run id " + id
 	}
-	return s.store.Address()
+	if s.cfg.KeyPrefix != "" {
+		text += fmt.Sprintf(", key prefix %q", s.cfg.KeyPrefix)
+	}
+	return text
 }
 
 func (s *Server) redisResults(results []locktable.Result, raised *store.Identity) {

@@ -83,6 +83,7 @@ func (s *settings) config() sidecar.Config {
 		RedisCert:       s.RedisCert,
 		RedisKey:        s.RedisKey,
 		RedisServerName: s.RedisServerName,
+		KeyPrefix:       s.KeyPrefix,
 		Lease:           time.Duration(s.Lease),
 		TokenExpiry:     time.Duration(s.TokenExpiry),
 		State:           s.State,
@@ -133,7 +134,11 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 		if err := cfg.Check(); err != nil {
 			return coded{exitUsage, err}
 		}
-		_, err := fmt.Fprintf(out, "the settings can work: socket %s, Redis %s\n", c.Socket, cmp.Or(target.shown, "embedded"))
+		prefix := ""
+		if c.KeyPrefix != "" {
+			prefix = fmt.Sprintf(", key prefix %q", c.KeyPrefix)
+		}
+		_, err := fmt.Fprintf(out, "the settings can work: socket %s, Redis %s%s\n", c.Socket, cmp.Or(target.shown, "embedded"), prefix)
 		return err
 	}
 	defer runtime.KeepAlive(tuneRuntime())

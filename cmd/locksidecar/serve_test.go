@@ -182,6 +182,8 @@ func TestServeAndCheckRefuseSettingsThatCannotWork(t *testing.T) {
 		{"no time to resume", func(string) []string { return []string{"--resume-within", "0s"} }, "--resume-within must not be 0"},
 		{"no sessions", func(string) []string { return []string{"--max-sessions", "0"} }, "--max-sessions must not be 0"},
 		{"a negative limit", func(string) []string { return []string{"--max-locks=-1"} }, "max-locks -1"},
+		{"a key prefix with half a hash tag", func(string) []string { return []string{"--key-prefix", "app1{"} }, "outside of a hash tag"},
+		{"a key prefix that is reserved", func(string) []string { return []string{"--key-prefix", "locksidecar_"} }, "reserved"},
 		{"a settings file that is not there", func(string) []string { return []string{"--config", "/nonexistent.toml"} }, "cannot be read"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -205,8 +207,12 @@ func TestCheckDoesNotDisturbTheDaemonThatServes(t *testing.T) {
 	dir := t.TempDir()
 	f := &fake{path: filepath.Join(dir, "s.sock")}
 	p := start(t, f, "serve", "--check")
-	if out := expectCode(t, p, 0, ""); !strings.Contains(out, "the settings can work") {
+	if out := expectCode(t, p, 0, ""); !strings.Contains(out, "the settings can work") || strings.Contains(out, "key prefix") {
 		t.Errorf("it printed %q", out)
+	}
+	p = start(t, f, "serve", "--check", "--key-prefix", "{app1}:")
+	if out := expectCode(t, p, 0, ""); !strings.Contains(out, `, key prefix "{app1}:"`) {
+		t.Errorf("with a key prefix, it printed %q", out)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("it left %v, %v", left, err)

@@ -28,6 +28,7 @@ type settings struct {
 	RedisKey        string   `toml:"redis_key" placeholder:"FILE" help:"The key of that certificate."`
 	RedisServerName string   `toml:"redis_server_name" placeholder:"NAME" help:"For rediss://: the name in the certificate of Redis (default: the host of the URL)."`
 	Embedded        bool     `toml:"embedded" help:"Use a private Redis that ends with the daemon: for trials and tests."`
+	KeyPrefix       string   `toml:"key_prefix" placeholder:"PREFIX" help:"Put this before the name of each lock in Redis, as a NameMapper of Redisson does (default: none). Hosts share locks only if they have the same."`
 	Lease           duration `toml:"lease" default:"${lease}" placeholder:"DURATION" help:"How long Redis keeps a lock that is not renewed (default: ${default})."`
 	TokenExpiry     duration `toml:"token_expiry" placeholder:"DURATION" help:"Delete a lock's token counter this long after its last use (default: never). Not if a Redisson program draws fencing tokens."`
 	State           string   `toml:"state" placeholder:"PATH" help:"File in which the next daemon finds who holds what (default: the socket's path and .state; none: a restart loses all locks)."`

@@ -142,6 +142,9 @@ func Open(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	cfg.Log = cfg.Log.With("redis", d.address)
+	if cfg.KeyPrefix != "" {
+		cfg.Log = cfg.Log.With("key_prefix", cfg.KeyPrefix)
+	}
 	s := &Store{listener: newListener(cfg, d)}
 	s.commands = newCommands(cfg, d, s.listener.reset)
 	go s.listener.run()

@@ -70,9 +70,23 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a name under which Redis has another lock's counter or queue is refused",
 		file: "sidecar/loop.go",
-		old:  `prefix := store.Reserved("", in.acquire.Name); prefix != ""`,
-		new:  `prefix := store.Reserved("", ""); prefix != ""`,
+		old:  `store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); reserved != ""`,
+		new:  `store.Reserved(l.cfg.KeyPrefix, ""); reserved != ""`,
 		by:   test("sidecar", "TestNamesOfWhatBelongsToOtherLocksAreRefused"),
+	},
+	{
+		rule: "a state is opened for the key prefix that is configured",
+		file: "sidecar/server.go",
+		old:  `KeyPrefix: s.cfg.KeyPrefix}`,
+		new:  `KeyPrefix: ""}`,
+		by:   test("sidecar", "TestStateOfAnotherKeyPrefixIsNotTakenOver"),
+	},
+	{
+		rule: "a key prefix that is refused leaves the state alone",
+		file: "sidecar/config.go",
+		old:  "	if err := store.CheckKeyPrefix(c.KeyPrefix); err != nil {",
+		new:  "	if err := store.CheckKeyPrefix(c.KeyPrefix); false {",
+		by:   test("sidecar", "TestRefusedKeyPrefixLeavesTheStateAlone"),
 	},
 	{
 		rule: "a lock is not forced by another user",

@@ -1,0 +1,131 @@
+package tests
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+// Daemons with different key prefixes use one Redis, and one name, for different locks.
+// Those with the same prefix exclude and wake each other. Everything that they have in
+// Redis is under keys of their own.
+func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
+	const name = "order:42"
+	r := startRedis(t)
+	r.do("SET", "another program's "+name, "value")
+	type host struct {
+		prefix string
+		d      *daemon
+		c      *locksidecar.Client
+	}
+	var hosts []host
+	for _, prefix := range []string{"", "app1:", "app2:", "{app2}:", "redisson_lock"} {
+		d := startDaemon(t, r.unixURL(), "--lease=10m", "--key-prefix="+prefix)
+		hosts = append(hosts, host{prefix, d, dial(t, d)})
+	}
+	var held []*locksidecar.Lock
+	keys := []string{"another program's " + name}
+	for _, h := range hosts {
+		l, err := h.c.TryLock(t.Context(), name)
+		if err != nil {
+			t.Fatalf("with prefix %q: %v", h.prefix, err)
+		}
+		held = append(held, l)
+		derived := "{" + h.prefix + name + "}"
+		if strings.Contains(h.prefix, "{") {
+			derived = h.prefix + name
+		}
+		keys = append(keys, h.prefix+name, "redisson_lock_token:"+derived)
+		checkLayout(t, r, h.prefix+name, "1")
+		rows, err := h.c.List(t.Context())
+		if err != nil || len(rows) != 1 || rows[0].Name != name {
+			t.Errorf("with prefix %q, the locks are %+v, %v", h.prefix, rows, err)
+		}
+	}
+	slices.Sort(keys)
+	got := r.Keys(t.Context(), "*").Val()
+	slices.Sort(got)
+	if !slices.Equal(got, keys) {
+		t.Errorf("Redis has the keys %q, want %q", got, keys)
+	}
+
+	for i, h := range hosts[:3] {
+		twin := startDaemon(t, r.unixURL(), "--lease=10m", "--key-prefix="+h.prefix)
+		if _, err := dial(t, twin).TryLock(t.Context(), name); !errors.Is(err, locksidecar.ErrHeld) || strings.Contains(err.Error(), "app") {
+			t.Errorf("another host with prefix %q: %v", h.prefix, err)
+		}
+		w := startAnyWorker(t, twin, i)
+		granted := waitFor(w, twin, name)
+		eventually(t, "the other host listens", func() bool { return r.listeners(h.prefix+name) == 1 })
+		if err := held[i].Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		if a := w.await(granted); a.Err != "" || a.Token <= held[i].Token() {
+			t.Errorf("the waiter with prefix %q is told %+v after token %d", h.prefix, a, held[i].Token())
+		}
+	}
+}
+
+// What another program has under the name of a lock is no obstacle to a daemon with a
+// prefix; what it has under the key is, and is named as it stands in Redis.
+func TestKeyPrefixKeepsOtherDataApart(t *testing.T) {
+	r := startRedis(t)
+	r.do("SET", "report", "value")
+	r.do("RPUSH", "app1:queue", "value")
+	c := dial(t, startDaemon(t, r.unixURL(), "--key-prefix=app1:"))
+	l, err := c.TryLock(t.Context(), "report")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Unlock(); err != nil {
+		t.Error(err)
+	}
+	_, err = c.TryLock(t.Context(), "queue")
+	mention(t, err, locksidecar.ErrDenied, `"app1:queue"`, `the lock "queue"`, "list")
+	_, err = dial(t, startDaemon(t, r.unixURL())).TryLock(t.Context(), "report")
+	mention(t, err, locksidecar.ErrDenied, `"report"`, "string")
+}
+
+// A daemon that is started with another prefix does not continue with what its
+// predecessor held: clients are told, the log says why, and the old keys are left to their
+// leases.
+func TestRestartWithAnotherKeyPrefixLosesTheHolds(t *testing.T) {
+	t.Parallel() // it mostly waits
+	const name = "kept"
+	r := startRedis(t)
+	for i, prefix := range []string{"", "app1:"} {
+		d := startDaemon(t, r.unixURL(), "--lease=3s", "--key-prefix=app0:")
+		w := startAnyWorker(t, d, i)
+		w.lock(name)
+		owner := checkLayout(t, r, "app0:"+name, "1")
+		d.kill9()
+		d.start("--lease=3s", "--key-prefix="+prefix)
+		d.awaitAnswer()
+		d.awaitRedis("ok")
+		if !d.log.contains(fmt.Sprintf(`key prefix was \"app0:\" when the state was written, and is \"%s\" now`, prefix)) {
+			t.Error("the log does not say why the state is not used")
+		}
+		if a := w.try(command{Do: "lost", As: name}); a.Reason != string(protocol.Forgotten) && a.Reason != string(protocol.Expired) {
+			t.Errorf("the holder is told %+v", a)
+		}
+		// Nothing of it was renewed or released under either key.
+		if fields := r.fields(prefix + name); len(fields) != 0 {
+			t.Errorf("under the new key there is %v", fields)
+		}
+		eventually(t, "the old key expires", func() bool {
+			fields := r.fields("app0:" + name)
+			if _, ok := fields[owner]; !ok && len(fields) != 0 {
+				t.Fatalf("under the old key there is %v", fields)
+			}
+			return len(fields) == 0
+		})
+		startAnyWorker(t, d, i).lock(name)
+		checkLayout(t, r, prefix+name, "1")
+		r.do("FLUSHALL")
+	}
+}
