@@ -49,6 +49,7 @@ const (
 	fieldRedis
 	fieldRedisAddress
 	fieldRedisRunID
+	fieldKeyPrefix
 	fieldReason
 
 	fieldState
@@ -79,7 +80,7 @@ var fieldNames = [fields]string{
 	fieldToken: "token", fieldCount: "count",
 	fieldDeadlineNS: "deadline_ns", fieldEndNS: "end_ns", fieldCanceled: "canceled", fieldLock: "lock",
 	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason",
-	fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id",
+	fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldKeyPrefix: "key_prefix",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
 	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
@@ -170,6 +171,8 @@ func fieldOf(key []byte) field {
 		return fieldRedisAddress
 	case "redis_run_id":
 		return fieldRedisRunID
+	case "key_prefix":
+		return fieldKeyPrefix
 	case "reason":
 		return fieldReason
 	case "state":

@@ -177,7 +177,7 @@ func tooLong(m any) bool {
 	case *HelloOK:
 		return len(m.Sidecar) > MaxClient || len(m.Version) > MaxClient
 	case *PingOK:
-		return len(m.Redis) > MaxMessage || len(m.RedisAddress) > MaxField || len(m.RedisRunID) > MaxField
+		return len(m.Redis) > MaxMessage || len(m.RedisAddress) > MaxField || len(m.RedisRunID) > MaxField || len(m.KeyPrefix) > MaxField
 	case *InfoOK:
 		return m.Lock != nil && (long(m.Lock) || m.Lock.Size() > ListRoom)
 	case *ListOK:

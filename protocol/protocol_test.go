@@ -57,7 +57,7 @@ var everyReply = []Reply{
 	&InfoOK{ID: 1, Lock: &fullRow},
 	&ListOK{ID: 1, Locks: []LockRow{fullRow, {Name: "a", State: StateFree}}, Next: 2},
 	&ForceReleaseOK{ID: 1, Hold: 2},
-	&PingOK{ID: 1, NowNS: 2, Redis: "ok", RedisAddress: "redis.example:6379/0", RedisRunID: "5f3c"},
+	&PingOK{ID: 1, NowNS: 2, Redis: "ok", RedisAddress: "redis.example:6379/0", RedisRunID: "5f3c", KeyPrefix: "app1:"},
 	&ConfirmOK{ID: 1},
 	&ByeOK{ID: 1},
 	&ClaimOK{ID: 1},

@@ -68,6 +68,7 @@ type ForceReleaseOK struct {
 // PingOK answers Ping. Redis is "ok" or says in a sentence what is wrong. RedisAddress is
 // where the sidecar connects to Redis, with the number of the database; RedisRunID is that
 // of the server process there, "" while there is no connection or if it is not known.
+// KeyPrefix is what the sidecar puts before the names of locks there.
 type PingOK struct {
 	ID    uint64
 	NowNS int64
@@ -75,6 +76,7 @@ type PingOK struct {
 
 	RedisAddress string
 	RedisRunID   string
+	KeyPrefix    string
 }
 
 // ByeOK answers Bye: the last frame of the connection.
@@ -221,6 +223,7 @@ func (m PingOK) Append(dst []byte) []byte {
 	w.text("redis", m.Redis, MaxMessage)
 	w.textIf("redis_address", m.RedisAddress, MaxField)
 	w.textIf("redis_run_id", m.RedisRunID, MaxField)
+	w.textIf("key_prefix", m.KeyPrefix, MaxField)
 	return w.finish()
 }
 

@@ -330,6 +330,7 @@ type fieldsOf struct {
 	Sidecar, Version, Redis string
 	RedisAddress            string `json:"redis_address"`
 	RedisRunID              string `json:"redis_run_id"`
+	KeyPrefix               string `json:"key_prefix"`
 	Session                 uint64
 	NowNS                   int64 `json:"now_ns"`
 	Ticket                  string
@@ -474,7 +475,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	case "force_release":
 		return &ForceReleaseOK{m.ID, m.Hold}
 	case "ping":
-		return &PingOK{m.ID, m.NowNS, m.Redis, m.RedisAddress, m.RedisRunID}
+		return &PingOK{m.ID, m.NowNS, m.Redis, m.RedisAddress, m.RedisRunID, m.KeyPrefix}
 	case "bye":
 		return &ByeOK{m.ID}
 	case "claim":

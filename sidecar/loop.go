@@ -382,7 +382,7 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.byes = append(l.byes, bye{cl, id})
 	case *protocol.Ping:
 		redis := l.redis.Load()
-		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, RedisAddress: l.store.Address(), RedisRunID: redis.runID})
+		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix})
 	case *refused:
 		if id != 0 {
 			l.refuse(c, id, r.Code, r.Msg)

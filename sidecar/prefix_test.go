@@ -1,6 +1,7 @@
 package sidecar_test
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"strings"
@@ -115,5 +116,25 @@ func TestRefusedKeyPrefixLeavesTheStateAlone(t *testing.T) {
 	h.start()
 	if lost := h.resumed(first.Ticket).claim(protocol.ClaimedHold{Hold: held.Hold, Entries: 1}); len(lost) > 0 {
 		t.Errorf("lost %v", lost)
+	}
+}
+
+// What an operator compares between hosts names the prefix, too.
+func TestRedisServerNamesTheKeyPrefix(t *testing.T) {
+	for prefix, named := range map[string]bool{"": false, "app1:": true} {
+		srv, err := sidecar.Listen(sidecar.Config{
+			Socket: t.TempDir() + "/s", Redis: "redis://127.0.0.1:1", KeyPrefix: prefix, Log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := srv.RedisServer(); strings.HasSuffix(text, `, key prefix "app1:"`) != named || !strings.HasPrefix(text, "127.0.0.1:1/0") {
+			t.Errorf("prefix %q: %q", prefix, text)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		stop()
+		if err := srv.Serve(ctx); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -42,6 +42,11 @@ func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
 		}
 		keys = append(keys, h.prefix+name, "redisson_lock_token:"+derived)
 		checkLayout(t, r, h.prefix+name, "1")
+		what := "Redis at " + r.socket() + "/0, run id "
+		if out := h.d.run("ping"); h.prefix != "" && !strings.HasSuffix(out.stdout, fmt.Sprintf(", key prefix %q\n", h.prefix)) ||
+			h.prefix == "" && strings.Contains(out.stdout, "key prefix") || !strings.Contains(out.stdout, what) {
+			t.Errorf("with prefix %q, ping prints %q", h.prefix, out.stdout)
+		}
 		rows, err := h.c.List(t.Context())
 		if err != nil || len(rows) != 1 || rows[0].Name != name {
 			t.Errorf("with prefix %q, the locks are %+v, %v", h.prefix, rows, err)

@@ -23,7 +23,7 @@ const (
 func (pingCmd) Help() string {
 	return `Asks the sidecar to answer and to say how its Redis is. Fit for a health check: it ends at once if Redis serves;
 otherwise it asks again for 2 s, because a sidecar that has just started is not connected yet.
-The last line names the Redis: hosts share locks only if address and run id are the same on all of them.
+The last line names the Redis: hosts share locks only if address, run id and key prefix are the same on all of them.
 
 Example:
 
@@ -58,7 +58,11 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	_, err = fmt.Fprintf(out, "the sidecar answered in %v; its Redis serves\n", took.Round(time.Microsecond))
 	if err == nil && health.RedisAddress != "" {
-		_, err = fmt.Fprintf(out, "Redis at %s, run id %s\n", health.RedisAddress, cmp.Or(health.RedisRunID, "unknown (the Redis user lacks +info)"))
+		prefix := ""
+		if health.KeyPrefix != "" {
+			prefix = fmt.Sprintf(", key prefix %q", health.KeyPrefix)
+		}
+		_, err = fmt.Fprintf(out, "Redis at %s, run id %s%s\n", health.RedisAddress, cmp.Or(health.RedisRunID, "unknown (the Redis user lacks +info)"), prefix)
 	}
 	return err
 }

@@ -93,16 +93,17 @@ type Health struct {
 	Redis        string // "ok", or a sentence that says what is wrong
 	RedisAddress string // where the sidecar connects to Redis, and the number of the database
 	RedisRunID   string // of the Redis server; "": it is not connected, or not known
+	KeyPrefix    string // what the sidecar puts before the names of locks in Redis; "": nothing
 }
 
 // Health is Ping, and names the Redis that the sidecar uses. Hosts share locks only if
-// they use the same one.
+// they use the same one, with the same key prefix.
 func (c *Client) Health(ctx context.Context) (Health, error) {
 	var ok protocol.PingOK
 	err := c.ask(ctx, &call{task: task{"ping the sidecar", ""}, answer: &ok, request: func(id uint64) protocol.Request {
 		return protocol.Ping{ID: id}
 	}})
-	return Health{ok.Redis, ok.RedisAddress, ok.RedisRunID}, err
+	return Health{ok.Redis, ok.RedisAddress, ok.RedisRunID, ok.KeyPrefix}, err
 }
 
 func (c *Client) ask(ctx context.Context, ask *call) error {

@@ -102,7 +102,14 @@ def seen(got: Any) -> Any:
         case (id, (protocol.InfoOK() | protocol.ListOK()) as answer):
             return id, answer
         case (id, (protocol.AcquireOK() | protocol.HelloOK() | protocol.PingOK()) as answer):
-            may_be_absent = {"end_ns": 0, "ticket": "", "resumed": False, "redis_address": "", "redis_run_id": ""}
+            may_be_absent = {
+                "end_ns": 0,
+                "ticket": "",
+                "resumed": False,
+                "redis_address": "",
+                "redis_run_id": "",
+                "key_prefix": "",
+            }
             return id, {k: v for k, v in asdict(answer).items() if may_be_absent.get(k) != v}
         case (id, answer):
             return id, asdict(answer)

@@ -305,6 +305,7 @@ class PingOK:
     redis: str
     redis_address: str
     redis_run_id: str
+    key_prefix: str
 
 
 def hello_ok(f: Fields) -> HelloOK:
@@ -355,7 +356,13 @@ def force_release_ok(f: Fields) -> ForceReleaseOK:
 
 
 def ping_ok(f: Fields) -> PingOK:
-    return PingOK(f.integer("now_ns"), f.text("redis"), f.text("redis_address", ""), f.text("redis_run_id", ""))
+    return PingOK(
+        f.integer("now_ns"),
+        f.text("redis"),
+        f.text("redis_address", ""),
+        f.text("redis_run_id", ""),
+        f.text("key_prefix", ""),
+    )
 
 
 def _lock(f: Fields) -> LockInfo:
@@ -435,6 +442,7 @@ _KNOWN: Final = frozenset(
         "redis",
         "redis_address",
         "redis_run_id",
+        "key_prefix",
         "name",
         "state",
         "owner",
