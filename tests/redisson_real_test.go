@@ -120,13 +120,19 @@ func TestRedissonProgramsAndSidecarsExcludeEachOther(t *testing.T) {
 // counter.
 func hammerAll(t *testing.T, r *redisServer, fleet []*worker, commands []command) {
 	t.Helper()
+	rounds, want := hammered(t, fleet, commands)
+	checkCounter(t, r, rounds, want)
+}
+
+// hammered is hammerAll without the check. It returns all rounds, and how many there must
+// be.
+func hammered(t *testing.T, fleet []*worker, commands []command) (all []round, want int) {
+	t.Helper()
 	start := time.Now()
 	var answers []<-chan answer
 	for i, w := range fleet {
 		answers = append(answers, w.ask(commands[i]))
 	}
-	var all []round
-	want := 0
 	for i, w := range fleet {
 		a := w.await(answers[i])
 		if a.Err != "" {
@@ -136,7 +142,7 @@ func hammerAll(t *testing.T, r *redisServer, fleet []*worker, commands []command
 		want += commands[i].Count
 	}
 	t.Logf("%d holds in %v", want, time.Since(start).Round(time.Millisecond))
-	checkCounter(t, r, all, want)
+	return all, want
 }
 
 // Every lock of Redisson that has the layout of an RLock excludes a sidecar, and a sidecar

@@ -44,11 +44,23 @@ var redissonClients atomic.Int64 // numbers them
 // if the object is a fenced lock.
 func startRedisson(t testing.TB, r *redisServer) *worker {
 	t.Helper()
-	return startRedissonWithWatchdog(t, r, 0)
+	return startRedissonAs(t, command{Redis: r.tcpURL()})
 }
 
 // startRedissonWithWatchdog is startRedisson with a lockWatchdogTimeout, in ms.
 func startRedissonWithWatchdog(t testing.TB, r *redisServer, watchdogMS int64) *worker {
+	t.Helper()
+	return startRedissonAs(t, command{Redis: r.tcpURL(), Watchdog: watchdogMS})
+}
+
+// startRedissonWithPrefix is startRedisson with a NameMapper that puts a prefix before the
+// name of each lock and of everything else.
+func startRedissonWithPrefix(t testing.TB, r *redisServer, prefix string) *worker {
+	t.Helper()
+	return startRedissonAs(t, command{Redis: r.tcpURL(), Prefix: prefix})
+}
+
+func startRedissonAs(t testing.TB, connect command) *worker {
 	t.Helper()
 	if err := startRedissonProcess(); err != nil {
 		why := fmt.Sprintf("no program that locks with Redisson (%v): run `make redisson`, or set LOCKSIDECAR_REDISSON_JAR", err)
@@ -61,7 +73,8 @@ func startRedissonWithWatchdog(t testing.TB, r *redisServer, watchdogMS int64) *
 		workerProcess: redissonProcess, t: t,
 		client: fmt.Sprintf("%s %d", t.Name(), redissonClients.Add(1)), thread: "main",
 	}
-	w.must(command{Do: "connect", Redis: r.tcpURL(), Watchdog: watchdogMS})
+	connect.Do = "connect"
+	w.must(connect)
 	t.Cleanup(func() {
 		if t.Failed() && w.stderr.String() != "" {
 			t.Logf("what Redisson logged in all tests so far:\n%s", tail(w.stderr.String(), 40))

@@ -53,6 +53,7 @@ type command struct {
 	Object   string   `json:"object,omitempty"`      // "": lock; nonreentrant, fenced, spin, fair, multi, read, write, semaphore
 	Names    []string `json:"names,omitempty"`       // multi: of the locks in it
 	Watchdog int64    `json:"watchdog_ms,omitempty"` // connect: lockWatchdogTimeout; 0: Redisson's default
+	Prefix   string   `json:"prefix,omitempty"`      // connect: what a NameMapper puts before each name; "": there is none
 
 	Confirm bool `json:"confirm,omitempty"` // unlock: wait until Redis has executed the release
 }

@@ -22,6 +22,7 @@ import org.json.JSONObject;
  * @param key hammer: key of the counter
  * @param redis connect: address
  * @param watchdogMillis connect: lockWatchdogTimeout; 0: Redisson's default
+ * @param prefix connect: what a NameMapper puts before each name; empty: there is none
  */
 record Command(
         long n,
@@ -38,7 +39,8 @@ record Command(
         int count,
         String key,
         String redis,
-        long watchdogMillis) {
+        long watchdogMillis,
+        String prefix) {
 
     static Command parse(String line) {
         JSONObject o = new JSONObject(line);
@@ -58,6 +60,7 @@ record Command(
                 o.optInt("count"),
                 o.optString("key"),
                 o.optString("redis"),
-                o.optLong("watchdog_ms"));
+                o.optLong("watchdog_ms"),
+                o.optString("prefix"));
     }
 }

@@ -6,21 +6,38 @@ import java.util.concurrent.TimeUnit;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
+import org.redisson.config.NameMapper;
 
 /** A RedissonClient and the threads that use it: one program on one host, with connections and a uuid of its own. */
 final class Host {
     private final RedissonClient client;
     private final Map<String, Caller> callers = new ConcurrentHashMap<>();
 
-    Host(String redis, long watchdogMillis) {
+    Host(String redis, long watchdogMillis, String prefix) {
         Config config = new Config();
         if (watchdogMillis > 0) {
             config.setLockWatchdogTimeout(watchdogMillis);
+        }
+        if (!prefix.isEmpty()) {
+            config.setNameMapper(new Prefix(prefix));
         }
         // The defaults are for programs that do more than lock: 24 connections at the start, 32 threads for them.
         config.setThreads(4).setNettyThreads(4);
         config.useSingleServer().setAddress(redis).setConnectionMinimumIdleSize(2).setConnectionPoolSize(16);
         client = Redisson.create(config);
+    }
+
+    /** Puts a prefix before the name of each object, as programs do that share a Redis. */
+    private record Prefix(String prefix) implements NameMapper {
+        @Override
+        public String map(String name) {
+            return prefix + name;
+        }
+
+        @Override
+        public String unmap(String name) {
+            return name.substring(prefix.length());
+        }
     }
 
     Caller caller(String thread) {

@@ -32,7 +32,7 @@ public final class Worker {
     private static void begin(Command c) {
         switch (c.verb()) {
             case "connect" -> background(c, () -> {
-                Host host = new Host(c.redis(), c.watchdogMillis());
+                Host host = new Host(c.redis(), c.watchdogMillis(), c.prefix());
                 HOSTS.put(c.client(), host);
                 return new JSONObject();
             });

@@ -1,0 +1,127 @@
+package tests
+
+import (
+	"slices"
+	"testing"
+)
+
+// A Redisson program with a NameMapper that puts a prefix before each name, beside daemons
+// with that key prefix.
+
+var mappedPrefixes = []string{"app1:", "{app1}:"}
+
+// Redisson derives the token counter and the channel of a lock from the mapped name, and so
+// does a sidecar: the keys while a lock is held, the keys afterwards and the channels of
+// releases are the same.
+func TestKeysWithAPrefixAreThoseOfRedissonWithANameMapper(t *testing.T) {
+	r := startRedis(t)
+	for _, prefix := range mappedPrefixes {
+		host := startRedissonWithPrefix(t, r, prefix)
+		w := startAnyWorker(t, startDaemon(t, r.unixURL(), "--key-prefix="+prefix), 0)
+		for _, name := range []string{"order:42", "{order}:42", "odd{", "odd}", "größe 1"} {
+			footprint := func(w *worker) (held, left, channels []string) {
+				t.Helper()
+				r.do("FLUSHALL")
+				c := command{Do: "lock", As: name, Name: name, Object: "fenced", WaitMS: -1}
+				channels = published(t, r, func() {
+					w.must(c)
+					held = r.Keys(t.Context(), "*").Val()
+					c.Do = "unlock"
+					w.must(c)
+					awaitFree(t, r, prefix+name)
+				})
+				// Redisson deletes the latch of its unlock without waiting for the answer.
+				eventually(t, "only the counter is left", func() bool {
+					left = r.Keys(t.Context(), "*").Val()
+					return len(left) <= 1
+				})
+				slices.Sort(held)
+				return held, left, channels
+			}
+			held, left, channels := footprint(host)
+			if !slices.Contains(held, prefix+name) || len(held) != 2 || len(left) != 1 || len(channels) != 1 {
+				t.Errorf("Redisson has the keys %q, leaves %q and publishes on %q", held, left, channels)
+			}
+			heldHere, leftHere, channelsHere := footprint(w)
+			if !slices.Equal(heldHere, held) || !slices.Equal(leftHere, left) || !slices.Equal(channelsHere, channels) {
+				t.Errorf("%s%s: a sidecar has the keys %q, leaves %q and publishes on %q; Redisson %q, %q and %q",
+					prefix, name, heldHere, leftHere, channelsHere, held, left, channels)
+			}
+		}
+	}
+}
+
+// Each side excludes the other one, draws tokens from one counter with it, and wakes it.
+// Without the prefix, the same name is another lock.
+func TestRedissonWithANameMapperAndSidecarsWithAPrefixExcludeEachOther(t *testing.T) {
+	r := startRedis(t)
+	bare := startRedisson(t, r)
+	for i, prefix := range mappedPrefixes {
+		d := startDaemon(t, r.unixURL(), "--lease=10m", "--key-prefix="+prefix)
+		w, other := startAnyWorker(t, d, i), startGoWorker(t, startDaemon(t, r.unixURL()))
+		host := startRedissonWithPrefix(t, r, prefix)
+		const name = "shared"
+		c := command{Do: "lock", As: name, Name: name, Object: "fenced", WaitMS: -1, Lease: tenMinutes}
+
+		here := w.must(c).Token
+		host.mustBeHeld(c)
+		bare.mustBeFree(c)
+		other.mustBeFree(c)
+		awaitFree(t, r, name)
+		bare.mustBeHeld(command{Object: "fenced", Name: prefix + name})
+		granted := begin(r, host, c)
+		w.unlock(name)
+		there := host.await(granted) // by the message: the lease, at whose end it would look by itself, is ten minutes
+		if there.Err != "" || there.Token <= here {
+			t.Errorf("prefix %q: Redisson waits for a lock of token %d, and is told %+v", prefix, here, there)
+		}
+
+		w.mustBeHeld(c)
+		bare.mustBeFree(c)
+		granted = waitFor(w, d, name)
+		eventually(t, "the daemon listens to the channel on which Redisson publishes", func() bool {
+			return r.PubSubNumSub(t.Context(), mappedChannel(prefix, name)).Val()[mappedChannel(prefix, name)] == 1
+		})
+		host.must(command{Do: "unlock", Object: "fenced", Name: name})
+		if a := w.await(granted); a.Err != "" || a.Token <= there.Token {
+			t.Errorf("prefix %q: a worker waits for a lock of token %d, and is told %+v", prefix, there.Token, a)
+		}
+		if seen := host.must(command{Do: "get_token", Name: name}).Token; seen <= there.Token {
+			t.Errorf("prefix %q: getToken is %d after token %d", prefix, seen, there.Token)
+		}
+		w.unlock(name)
+		awaitFree(t, r, prefix+name)
+	}
+}
+
+// mappedChannel is the channel of a lock whose name has no brace.
+func mappedChannel(prefix, name string) string {
+	if prefix[0] == '{' {
+		return "redisson_lock__channel:" + prefix + name
+	}
+	return "redisson_lock__channel:{" + prefix + name + "}"
+}
+
+// The same under load: no addition is lost, and tokens grow in the order of the holds.
+func TestRedissonWithANameMapperAndSidecarsWithAPrefixUnderLoad(t *testing.T) {
+	const prefix, rounds = "app1:", 25
+	r := startRedis(t)
+	var fleet []*worker
+	var commands []command
+	for range 2 {
+		host := startRedissonWithPrefix(t, r, prefix)
+		d := startDaemon(t, r.tcpURL(), "--key-prefix="+prefix)
+		for i, w := range []*worker{host.onThread("fenced"), host.onThread("lock"), startAnyWorker(t, d, 0), startAnyWorker(t, d, 1)} {
+			c := hammer(r, rounds)
+			if i < 2 {
+				c.Object = w.thread
+			} else {
+				c.Key = prefix + c.Key // which the NameMapper does, too
+			}
+			fleet, commands = append(fleet, w), append(commands, c)
+		}
+	}
+	all, want := hammered(t, fleet, commands)
+	r.do("RENAME", prefix+"counter", "counter")
+	checkCounter(t, r, all, want)
+}
