@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -159,34 +160,38 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 // The ACL that the documentation gives for a prefix is enough, and says where it ends.
 func TestPermissionsOfAPrefix(t *testing.T) {
 	s := startRedis(t)
-	rules := append([]string{"~app1:*", "~redisson_lock_token:{app1:*", "~redisson_lock_token:app1:*",
-		"&redisson_lock__channel:{app1:*", "&redisson_lock__channel:app1:*"},
-		slices.DeleteFunc(slices.Clone(leastRules), func(rule string) bool { return rule == "~*" || rule == "&*" })...)
-	url := s.userURL("app1", rules...)
-	r := connected(t, url, func(c *Config) { c.KeyPrefix = "app1:" })
-	for _, name := range []string{"lock", "{a}b"} {
-		r.Subscribe(name)
-		recv(t, r.subscribed, "subscription")
-		for _, op := range []locktable.Op{takeOp(name, 1), keepOp(name, 1), dropOp(name, 1)} {
-			if res := r.one(op); res.Outcome != locktable.Done {
-				t.Errorf("%+v: %+v", op, res)
+	least := slices.DeleteFunc(slices.Clone(leastRules), func(rule string) bool { return rule == "~*" || rule == "&*" })
+	for prefix, rules := range map[string][]string{
+		"app1:": {"~app1:*", "~redisson_lock_token:{app1:*", "~redisson_lock_token:app1:*",
+			"&redisson_lock__channel:{app1:*", "&redisson_lock__channel:app1:*"},
+		"{app1}:": {"~{app1}:*", "~redisson_lock_token:{app1}:*", "&redisson_lock__channel:{app1}:*"},
+	} {
+		url := s.userURL(fmt.Sprint("prefix", len(prefix)), append(rules, least...)...)
+		r := connected(t, url, func(c *Config) { c.KeyPrefix = prefix })
+		for _, name := range []string{"lock", "{a}b"} {
+			r.Subscribe(name)
+			recv(t, r.subscribed, "subscription")
+			for _, op := range []locktable.Op{takeOp(name, 1), keepOp(name, 1), dropOp(name, 1)} {
+				if res := r.one(op); res.Outcome != locktable.Done {
+					t.Errorf("prefix %q: %+v: %+v", prefix, op, res)
+				}
 			}
+			recv(t, r.messages, "message")
 		}
-		recv(t, r.messages, "message")
-	}
-	if log := r.logged(); strings.Contains(log, "its ACL") {
-		t.Errorf("the log says that something is not permitted: %s", log)
-	}
+		if log := r.logged(); strings.Contains(log, "its ACL") {
+			t.Errorf("prefix %q: the log says that something is not permitted: %s", prefix, log)
+		}
 
-	other := connected(t, url, func(c *Config) { c.KeyPrefix = "app2:" })
-	if res := other.one(takeOp("lock", 1)); res.Outcome != locktable.Refused ||
-		!strings.Contains(res.Msg, `the lock "lock"`) || !strings.Contains(res.Msg, `the keys "app2:lock" and "redisson_lock_token:{app2:lock}"`) {
-		t.Errorf("a prefix that is not permitted: %+v", res)
-	}
-	other.Subscribe("lock")
-	recv(t, other.unsubscribed, "denial")
-	if log := other.logged(); !strings.Contains(log, "redisson_lock__channel:{app2:* and redisson_lock__channel:app2:*") {
-		t.Errorf("the log does not say which channels: %s", log)
+		other := connected(t, url, func(c *Config) { c.KeyPrefix = "app2:" })
+		if res := other.one(takeOp("lock", 1)); res.Outcome != locktable.Refused ||
+			!strings.Contains(res.Msg, `the lock "lock"`) || !strings.Contains(res.Msg, `the keys "app2:lock" and "redisson_lock_token:{app2:lock}"`) {
+			t.Errorf("a prefix that is not permitted: %+v", res)
+		}
+		other.Subscribe("lock")
+		recv(t, other.unsubscribed, "denial")
+		if log := other.logged(); !strings.Contains(log, "redisson_lock__channel:{app2:* and redisson_lock__channel:app2:*") {
+			t.Errorf("the log does not say which channels: %s", log)
+		}
 	}
 }
 
