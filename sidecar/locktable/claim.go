@@ -121,11 +121,6 @@ const (
 // isBusy reports whether an operation is in flight.
 func (w *window) isBusy() bool { return w.phase != windowIdle }
 
-// dropPending reports whether a Drop is in flight before op, or has been overtaken by it.
-func (w *window) dropPending() bool {
-	return w.phase == windowDropAndTake || w.phase == windowLateDrop
-}
-
 // inFlight is an operation in flight.
 type inFlight struct {
 	holdID     uint64
