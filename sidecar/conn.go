@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/locksidecar/locksidecar/internal/brief"
+	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -137,7 +137,7 @@ func (s *Server) leave(c *conn) {
 // the fault is handed over, too.
 func (s *Server) read(c *conn) (fault *protocol.Err) {
 	_ = c.nc.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
-	frames := protocol.NewReader(brief.NewReader(c.raw))
+	frames := protocol.NewReader(rawio.NewReader(c.raw))
 	var decoder protocol.RequestDecoder
 	var batch []request
 	defer func() {
@@ -368,7 +368,7 @@ func (c *conn) flush() {
 // giveSome writes what the socket takes. It never waits.
 func (c *conn) giveSome(fd uintptr) bool {
 	for c.given < len(c.out) {
-		n, err := brief.Write(fd, c.out[c.given:])
+		n, err := rawio.Write(fd, c.out[c.given:])
 		c.given += n
 		if err != nil && err != unix.EINTR {
 			break

@@ -37,8 +37,8 @@ var bans = []ban{
 		why:    "the wheel is a data structure driven by its owner's clock",
 	},
 	{
-		from: "internal/brief", to: []string{"./..."}, except: []string{"./internal/brief"},
-		why: "two system calls know nothing of what is read and written",
+		from: "internal/rawio", to: []string{"./..."}, except: []string{"./internal/rawio"},
+		why: "system calls know nothing of what is read and written",
 	},
 	{
 		from: "protocol", to: []string{"./..."}, except: []string{"./protocol"},
@@ -59,7 +59,7 @@ var bans = []ban{
 	},
 	{
 		from: "sidecar/store", to: []string{"./..."},
-		except: []string{"./sidecar/store", "./sidecar/locktable", "./protocol", "./wheel", "./internal/brief"},
+		except: []string{"./sidecar/store", "./sidecar/locktable", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "the store carries out operations; sessions and sockets are not its business",
 	},
 	{
@@ -73,7 +73,7 @@ var bans = []ban{
 	},
 	{
 		from: "sidecar", to: []string{"./..."},
-		except: []string{"./sidecar/...", "./protocol", "./wheel", "./internal/brief"},
+		except: []string{"./sidecar/...", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "the daemon knows its clients by the protocol alone",
 	},
 	{
@@ -81,7 +81,7 @@ var bans = []ban{
 		why: "an in-process Redis and a command line are the binary's business, not the daemon's",
 	},
 	{
-		from: "sdk/go", to: []string{"./..."}, except: []string{"./sdk/go/...", "./protocol", "./internal/brief"},
+		from: "sdk/go", to: []string{"./..."}, except: []string{"./sdk/go/...", "./protocol", "./internal/rawio"},
 		why: "the SDK is thin: it talks to the socket and nothing else",
 	},
 	{

@@ -84,7 +84,7 @@ func (b *bell) wait() {
 }
 
 // hasRung tells whether an epoll instance has something to tell, and takes it. It does
-// not wait, and need not be announced: see package brief.
+// not wait, and need not be announced: see package rawio.
 func hasRung(epoll uintptr) bool {
 	var got syscall.EpollEvent
 	n, _, errno := syscall.RawSyscall6(syscall.SYS_EPOLL_PWAIT, epoll, uintptr(unsafe.Pointer(&got)), 1, 0, 0, 0)

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/locksidecar/locksidecar/internal/brief"
+	"github.com/locksidecar/locksidecar/internal/rawio"
 )
 
 // inbox is the end of a connection that is read: by one goroutine at a time, whose
@@ -37,7 +37,7 @@ type inbox struct {
 
 	asked atomic.Bool // awaitEmpty waits for emptied to grow
 
-	reader *brief.Reader // of the one whose turn it is; nil: it reads nc
+	reader *rawio.Reader // of the one whose turn it is; nil: it reads nc
 	now    bool          // of the same: Read does not wait
 }
 
@@ -45,7 +45,7 @@ type inbox struct {
 func newInbox(nc net.Conn, raw syscall.RawConn) *inbox {
 	in := &inbox{nc: nc, raw: raw, taken: true}
 	if raw != nil {
-		in.reader = brief.NewReader(raw)
+		in.reader = rawio.NewReader(raw)
 		in.reader.Empty = in.isEmpty
 	}
 	return in

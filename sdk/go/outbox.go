@@ -5,7 +5,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/locksidecar/locksidecar/internal/brief"
+	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
@@ -149,7 +149,7 @@ func (o *outbox) flush() {
 // writeSome writes part as far as the socket takes it.
 func (o *outbox) writeSome(fd uintptr) bool {
 	for o.wrote < len(o.part) {
-		n, err := brief.Write(fd, o.part[o.wrote:])
+		n, err := rawio.Write(fd, o.part[o.wrote:])
 		o.wrote += n
 		switch err {
 		case nil, syscall.EINTR:

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/locksidecar/locksidecar/internal/brief"
+	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -93,7 +93,7 @@ func newPipe(c *commands, s *session) *pipe {
 		p.replies = newReplies(hearing{p, s.wire})
 	} else {
 		p.direct = s.wire.raw
-		p.replies = newReplies(hearing{p, brief.NewReader(s.wire.raw)})
+		p.replies = newReplies(hearing{p, rawio.NewReader(s.wire.raw)})
 	}
 	p.try = p.writeSome
 	return p
@@ -187,7 +187,7 @@ func (p *pipe) flush() {
 // writeSome writes part as far as the socket takes it.
 func (p *pipe) writeSome(fd uintptr) bool {
 	for p.wrote < len(p.part) {
-		n, err := brief.Write(fd, p.part[p.wrote:])
+		n, err := rawio.Write(fd, p.part[p.wrote:])
 		p.wrote += n
 		switch err {
 		case nil, syscall.EINTR:

@@ -1,5 +1,5 @@
 //go:build !race
 
-package brief
+package rawio
 
 const raceEnabled = false

@@ -1,4 +1,4 @@
-package brief_test
+package rawio_test
 
 import (
 	"bytes"
@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/internal/brief"
+	"github.com/locksidecar/locksidecar/internal/rawio"
 )
 
 // pair returns the two ends of a connection.
@@ -44,8 +44,7 @@ func raw(t testing.TB, c *net.UnixConn) syscall.RawConn {
 	return r
 }
 
-// What was written is read, in pieces of any size, and then the end.
-func TestAReaderReadsWhatWasWrittenUpToTheEnd(t *testing.T) {
+func TestReaderReadsAllBytesThenEOF(t *testing.T) {
 	for _, size := range []int{1, 100, 4096, 100_000} {
 		here, there := pair(t)
 		want := bytes.Repeat([]byte("0123456789"), 20_000)
@@ -53,12 +52,12 @@ func TestAReaderReadsWhatWasWrittenUpToTheEnd(t *testing.T) {
 			there.Write(want)
 			there.Close()
 		}()
-		r := brief.NewReader(raw(t, here))
+		r := rawio.NewReader(raw(t, here))
 		var got []byte
-		room := make([]byte, size)
+		buf := make([]byte, size)
 		for {
-			n, err := r.Read(room)
-			got = append(got, room[:n]...)
+			n, err := r.Read(buf)
+			got = append(got, buf[:n]...)
 			if err == io.EOF {
 				break
 			}
@@ -67,43 +66,43 @@ func TestAReaderReadsWhatWasWrittenUpToTheEnd(t *testing.T) {
 			}
 		}
 		if !bytes.Equal(got, want) {
-			t.Errorf("by %d bytes: %d bytes came, not the %d that were written, or others", size, len(got), len(want))
+			t.Errorf("with a buffer of %d bytes: read %d bytes, which are not the %d that were written", size, len(got), len(want))
 		}
 	}
 }
 
-// A Reader waits no longer than the connection's deadline, and can go on after it.
-func TestAReaderHeedsTheDeadline(t *testing.T) {
+// A Reader waits no longer than the connection's deadline, and works again after it.
+func TestReaderObeysDeadline(t *testing.T) {
 	here, there := pair(t)
-	r := brief.NewReader(raw(t, here))
-	var room [8]byte
+	r := rawio.NewReader(raw(t, here))
+	var buf [8]byte
 	here.SetReadDeadline(time.Unix(1, 0))
-	if _, err := r.Read(room[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("%v; want that the deadline is exceeded", err)
+	if _, err := r.Read(buf[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%v; want os.ErrDeadlineExceeded", err)
 	}
 	here.SetReadDeadline(time.Time{})
 	there.Write([]byte("x"))
-	if n, err := r.Read(room[:]); n != 1 || err != nil {
-		t.Errorf("%d, %v; want the byte that came after it", n, err)
+	if n, err := r.Read(buf[:]); n != 1 || err != nil {
+		t.Errorf("%d, %v; want the byte that was written after the deadline", n, err)
 	}
 }
 
-func TestAReaderOfAClosedConnectionSaysSo(t *testing.T) {
+func TestReaderOfClosedConnectionFails(t *testing.T) {
 	here, _ := pair(t)
-	r := brief.NewReader(raw(t, here))
+	r := rawio.NewReader(raw(t, here))
 	here.Close()
 	if _, err := r.Read(make([]byte, 8)); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("%v; want that the connection is closed", err)
+		t.Errorf("%v; want net.ErrClosed", err)
 	}
 }
 
-// Write takes what there is room for, and says EAGAIN when there is none.
+// Write sends the bytes for which the socket has buf, and returns EAGAIN if it is full.
 func TestWriteDoesNotBlock(t *testing.T) {
 	here, there := pair(t)
 	written := 0
 	err := raw(t, here).Write(func(fd uintptr) bool {
 		for {
-			n, err := brief.Write(fd, make([]byte, 4096))
+			n, err := rawio.Write(fd, make([]byte, 4096))
 			if err != nil {
 				if err != syscall.EAGAIN {
 					t.Errorf("%v; want EAGAIN when the socket is full", err)
@@ -122,8 +121,8 @@ func TestWriteDoesNotBlock(t *testing.T) {
 	}
 }
 
-// Who has much room gets a part: only short calls may go unannounced.
-func TestReadTakesNoMoreThanIsShort(t *testing.T) {
+// Only short calls may go unannounced.
+func TestReadIsBoundedWhateverTheBuffer(t *testing.T) {
 	here, there := pair(t)
 	for _, c := range []*net.UnixConn{here, there} {
 		c.SetReadBuffer(200_000)
@@ -133,8 +132,8 @@ func TestReadTakesNoMoreThanIsShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := raw(t, here).Control(func(fd uintptr) {
-		room := make([]byte, 100_000)
-		if n, err := brief.Read(fd, room); n != 32<<10 || err != nil {
+		buf := make([]byte, 100_000)
+		if n, err := rawio.Read(fd, buf); n != 32<<10 || err != nil {
 			t.Errorf("%d, %v; want 32 KiB of the 60,000 bytes", n, err)
 		}
 	})
@@ -143,16 +142,16 @@ func TestReadTakesNoMoreThanIsShort(t *testing.T) {
 	}
 }
 
-// What was done before a write happened before what is done after it was read: the race
-// detector would complain of n if it did not see that.
-func TestTheRaceDetectorSeesWhoHearsWhom(t *testing.T) {
+// What precedes a write happens before what follows the read of its bytes: otherwise the
+// race detector reports the accesses to n.
+func TestRaceDetectorOrdersWriteBeforeRead(t *testing.T) {
 	here, there := pair(t)
-	r, w := brief.NewReader(raw(t, here)), raw(t, there)
+	r, w := rawio.NewReader(raw(t, here)), raw(t, there)
 	n := 0
 	go func() {
 		n++
 		_ = w.Write(func(fd uintptr) bool {
-			_, err := brief.Write(fd, []byte("x"))
+			_, err := rawio.Write(fd, []byte("x"))
 			return err != syscall.EAGAIN
 		})
 	}()

@@ -1,0 +1,12 @@
+//go:build !linux
+
+package rawio
+
+import "errors"
+
+// The daemon runs on Linux only. What is here lets programs that import the SDK compile
+// elsewhere.
+
+func Read(uintptr, []byte) (int, error)           { return 0, errors.ErrUnsupported }
+func schedAwareRead(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }
+func Write(uintptr, []byte) (int, error)          { return 0, errors.ErrUnsupported }

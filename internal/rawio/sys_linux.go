@@ -1,0 +1,40 @@
+package rawio
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// Read is read(2) on a descriptor that does not block. It does not repeat a call that a
+// signal interrupted. It reads at most 32 KiB, whatever the size of b.
+func Read(fd uintptr, b []byte) (int, error) {
+	b = b[:min(len(b), maxInline)]
+	if len(b) == 0 || raceEnabled {
+		return schedAwareRead(fd, b)
+	}
+	n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// schedAwareRead is Read announced to the scheduler, and without a bound.
+func schedAwareRead(fd uintptr, b []byte) (int, error) {
+	n, err := syscall.Read(int(fd), b)
+	return max(n, 0), err // -1 with an error
+}
+
+// Write is write(2) on a descriptor that does not block. It does not repeat a call that
+// a signal interrupted.
+func Write(fd uintptr, b []byte) (int, error) {
+	if len(b) == 0 || len(b) > maxInline || raceEnabled {
+		n, err := syscall.Write(int(fd), b)
+		return max(n, 0), err // -1 with an error
+	}
+	n, _, errno := syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
