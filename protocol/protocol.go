@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"time"
 	"unicode/utf8"
+
+	"github.com/locksidecar/locksidecar/internal/rawio"
 )
 
 const (
@@ -103,6 +105,10 @@ func (e *RequestError) Error() string { return "protocol: " + e.Msg }
 
 // Reply is the answer to the request.
 func (e *RequestError) Reply() Err { return Err{ID: e.ID, Code: e.Code, Msg: e.Msg} }
+
+// Now reads CLOCK_BOOTTIME, in nanoseconds: the clock of every deadline. All processes
+// of a host share it, no program can set it, and it counts while the host is suspended.
+func Now() int64 { return rawio.BootTime() }
 
 // CheckName tells what is wrong with the name of a lock; nil: nothing.
 func CheckName(name string) error {

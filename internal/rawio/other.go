@@ -10,3 +10,6 @@ import "errors"
 func Read(uintptr, []byte) (int, error)           { return 0, errors.ErrUnsupported }
 func schedAwareRead(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }
 func Write(uintptr, []byte) (int, error)          { return 0, errors.ErrUnsupported }
+
+// BootTime panics.
+func BootTime() int64 { panic("rawio: CLOCK_BOOTTIME exists on Linux only") }
