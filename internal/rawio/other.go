@@ -2,7 +2,10 @@
 
 package rawio
 
-import "errors"
+import (
+	"errors"
+	"syscall"
+)
 
 // The daemon runs on Linux only. What is here lets programs that import the SDK compile
 // elsewhere.
@@ -13,3 +16,15 @@ func Write(uintptr, []byte) (int, error)          { return 0, errors.ErrUnsuppor
 
 // BootTime panics.
 func BootTime() int64 { panic("rawio: CLOCK_BOOTTIME exists on Linux only") }
+
+// A ReadNotifier exists on Linux only.
+type ReadNotifier struct{}
+
+// NewReadNotifier returns errors.ErrUnsupported.
+func NewReadNotifier(syscall.RawConn) (*ReadNotifier, error) { return nil, errors.ErrUnsupported }
+
+func (*ReadNotifier) Arm() bool  { return false }
+func (*ReadNotifier) Disarm()    {}
+func (*ReadNotifier) Wait()      {}
+func (*ReadNotifier) Interrupt() {}
+func (*ReadNotifier) Close()     {}

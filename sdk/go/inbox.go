@@ -10,30 +10,30 @@ import (
 	"github.com/locksidecar/locksidecar/internal/rawio"
 )
 
-// inbox is the end of a connection that is read: by one goroutine at a time, whose
-// turn it is.
+// inbox is the reading end of a connection. One goroutine at a time reads; it has the
+// turn.
 //
-// Who waits for an answer takes the turn if nobody has it, and reads for everybody
-// until the answer has come: an answer that one goroutine reads and another one
-// waits for costs a switch between them, and mostly the waking of another thread.
-// Whoever leaves the turn arms a bell. The resident, which is the goroutine that
-// the connection belongs to, hears it, and sees to what comes while nobody waits,
-// or while those who wait found the turn taken.
+// A caller that waits for an answer takes the turn if it is free, and reads for all
+// callers until its answer has come: an answer that one goroutine reads and another one
+// waits for costs a switch between them, and mostly the waking of another thread. When a
+// caller leaves the turn it arms a read notifier. The background goroutine of the
+// connection waits for the notification, and handles the frames that arrive while no
+// caller has the turn.
 //
-// Without a bell, which takes a file descriptor, the resident has the turn for as long
-// as the connection lives.
+// A notifier takes a file descriptor. Without one the background goroutine has the turn
+// for as long as the connection lives.
 type inbox struct {
 	nc  net.Conn
 	raw syscall.RawConn // nil: there is none
 
-	mu      sync.Mutex // guards what follows; no other lock is taken under it
-	bell    *bell      // nil: there is none yet, or at all
-	taken   bool
-	pushed  bool  // the deadline for reading has passed
-	end     error // that a goroutine other than the resident found
-	closed  bool
-	emptied uint64        // times that the reader has found nothing more, while asked is set
-	change  chan struct{} // closed at the next such time, and when the turn is left; nil: awaitEmpty does not run
+	mu       sync.Mutex          // guards what follows; no other lock is taken under it
+	notifier *rawio.ReadNotifier // nil: the background goroutine has the turn all the time
+	taken    bool
+	pushed   bool  // the deadline for reading has passed
+	end      error // that a goroutine other than the background one found
+	closed   bool
+	emptied  uint64        // times that the reader has found nothing more, while asked is set
+	change   chan struct{} // closed at the next such time, and when the turn is left; nil: awaitEmpty does not run
 
 	asked atomic.Bool // awaitEmpty waits for emptied to grow
 
@@ -105,18 +105,18 @@ func (in *inbox) awaitEmpty() bool {
 	return true
 }
 
-// share tells whether others than the resident may have the turn from now on. They
-// may not if there is nothing to make a bell of, or no file descriptor for one.
+// share makes the notifier, and returns whether callers may have the turn from now on.
+// They may not if the connection has no file descriptor, or the process has none to spare.
 func (in *inbox) share() bool {
 	if in.raw == nil {
 		return false
 	}
-	b, err := newBell(in.raw)
+	n, err := rawio.NewReadNotifier(in.raw)
 	if err != nil {
 		return false
 	}
 	in.mu.Lock()
-	in.bell = b
+	in.notifier = n
 	in.mu.Unlock()
 	return true
 }
@@ -135,36 +135,36 @@ func (in *inbox) take() bool {
 // grab takes the turn, which nobody has. The caller holds mu.
 func (in *inbox) grab() {
 	in.taken = true
-	in.bell.disarm()
+	in.notifier.Disarm()
 }
 
-// leave gives up the turn. Everything that was read must have been booked: the bell
-// rings for what is in the socket.
+// leave gives up the turn. The caller must have handled all frames that it has read: the
+// notifier notifies only of data that is still in the socket.
 func (in *inbox) leave() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.taken = false
 	in.changed()
-	if !in.bell.arm() {
-		in.bell.ring() // the resident finds out why
+	if !in.notifier.Arm() {
+		in.notifier.Interrupt() // the background goroutine finds out why
 	}
 }
 
-// abandon tells the resident what the reading ended with. Nobody has the turn after
-// that.
+// abandon passes the error that ended the reading to the background goroutine. The turn
+// stays taken.
 func (in *inbox) abandon(why error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.end = why
 	in.changed()
-	in.bell.ring()
+	in.notifier.Interrupt()
 }
 
-// keep returns when it is the resident's turn, because there may be something to be
-// read, or with what the reading ended.
+// keep is for the background goroutine. It returns nil, with the turn, when there may be
+// data to read, or else the error that ended the reading.
 func (in *inbox) keep() error {
 	for {
-		in.bell.wait()
+		in.notifier.Wait()
 		in.mu.Lock()
 		end, free := in.end, !in.taken
 		if free {
@@ -182,7 +182,7 @@ func (in *inbox) keep() error {
 func (in *inbox) push() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.bell != nil && in.taken {
+	if in.notifier != nil && in.taken {
 		in.pushLocked()
 	}
 }
@@ -208,8 +208,8 @@ func (in *inbox) calm() {
 func (in *inbox) hangUp() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.bell != nil {
-		in.bell.ring()
+	if in.notifier != nil {
+		in.notifier.Interrupt()
 	}
 }
 
@@ -218,7 +218,7 @@ func (in *inbox) close() {
 	defer in.mu.Unlock()
 	in.closed = true
 	in.changed()
-	if in.bell != nil {
-		in.bell.close()
+	if in.notifier != nil {
+		in.notifier.Close()
 	}
 }

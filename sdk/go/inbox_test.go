@@ -161,7 +161,7 @@ func TestWhatACallerReadsEndsTheSessionForAll(t *testing.T) {
 	says(t, err, "cannot be understood")
 }
 
-// Between two calls nobody reads, and nothing but the bell tells what comes.
+// Between two calls only the notifier reports that frames arrive.
 func TestWhatComesWhileNobodyCallsIsHeard(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
@@ -417,67 +417,16 @@ func pair(t *testing.T) (ours, theirs net.Conn, raw syscall.RawConn) {
 	return ours, theirs, raw
 }
 
-func TestABellRingsOnceWhenItIsArmed(t *testing.T) {
-	ours, theirs, raw := pair(t)
-	b, err := newBell(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.close()
-	rung := func() (yes bool) {
-		_ = b.rings.Control(func(fd uintptr) { yes = hasRung(fd) })
-		return yes
-	}
-	say := func() {
-		t.Helper()
-		if _, err := theirs.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	say()
-	if rung() {
-		t.Error("it rang before it was armed")
-	}
-	if !b.arm() {
-		t.Error("it cannot be armed")
-	}
-	b.wait() // for what had come before
-	say()
-	if rung() {
-		t.Error("it rang twice")
-	}
-	b.arm()
-	b.disarm()
-	if rung() {
-		t.Error("it rang when it was disarmed")
-	}
-	b.ring()
-	b.wait()
-
-	b.arm()
-	b.wait()
-	theirs.Close()
-	b.arm()
-	b.wait() // for the end
-	if rung() {
-		t.Error("it rang twice at the end")
-	}
-	ours.Close()
-	if b.arm() {
-		t.Error("it was armed for a connection that is closed")
-	}
-}
-
-// A process has only so many descriptors.
-func TestWithoutABellTheResidentReads(t *testing.T) {
+// The process may have no descriptor left for a notifier.
+func TestWithoutNotifierOnlyBackgroundGoroutineReads(t *testing.T) {
 	ours, _, raw := pair(t)
 	ours.Close()
 	in := newInbox(ours, raw)
 	if in.share() {
-		t.Error("there is a bell for a connection that is closed")
+		t.Error("there is a notifier for a connection that is closed")
 	}
 	if in.take() {
-		t.Error("somebody else can have the turn")
+		t.Error("a caller can have the turn")
 	}
 	in.push()
 	in.hangUp()

@@ -53,8 +53,8 @@ func (s *session) retire() {
 	close(s.gone)
 }
 
-// read sees to it that what the sidecar says is booked until the connection ends,
-// and returns why it does. It is the resident's part: see inbox.
+// read handles the frames of the sidecar until the connection ends, and returns why it
+// ended. It runs on the connection's background goroutine: see inbox.
 func (s *session) read(w *wire) error {
 	shared := w.in.share()
 	for {
