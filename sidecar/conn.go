@@ -391,10 +391,10 @@ func (c *conn) drain() {
 		c.spare = b[:0]
 		c.changed.Signal()
 		if err != nil {
-			// What was lost would be missed: the client must not go on as if it had
-			// read everything.
+			// The client would miss frames: it must not continue as if it had read all
+			// of them. The reader finds the end after what the client has sent.
 			c.drop()
-			c.shut()
+			rawio.Shutdown(c.raw)
 			break
 		}
 	}
@@ -437,12 +437,6 @@ func (c *conn) sayLast(m protocol.Reply) {
 func (c *conn) hangUp(m protocol.Reply) {
 	c.sayLast(m)
 	_ = c.nc.SetReadDeadline(time.Now())
-}
-
-// shut has the reader find the end of the connection behind what was sent until now,
-// whoever else has the other end, and keeps nobody who waits to write.
-func (c *conn) shut() {
-	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 }
 
 // linger throws away what a client still sends after its last frame, for a

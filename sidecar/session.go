@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/state"
@@ -353,7 +354,7 @@ func (l *loop) onProcessExit(now int64, id locktable.SessionID) {
 	case cl == nil:
 	case cl.phase == locktable.SessionServing || cl.phase == locktable.SessionLeaving:
 		cl.phase = locktable.SessionDraining
-		cl.conn.shut()
+		rawio.Shutdown(cl.conn.raw)
 	default:
 		l.close(now, cl, "its process ended")
 		if cl.conn != nil {

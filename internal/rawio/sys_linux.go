@@ -38,3 +38,19 @@ func Write(fd uintptr, b []byte) (int, error) {
 	}
 	return int(n), nil
 }
+
+// HasUnread reports whether the socket has data that was not read.
+func HasUnread(conn syscall.RawConn) bool {
+	n := 0
+	var one [1]byte
+	_ = conn.Control(func(fd uintptr) {
+		n, _, _ = syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+	})
+	return n > 0
+}
+
+// Shutdown ends the connection in both directions, whatever other descriptors and
+// processes have the socket. What it had received before can still be read.
+func Shutdown(conn syscall.RawConn) {
+	_ = conn.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })
+}

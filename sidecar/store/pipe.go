@@ -257,7 +257,7 @@ func (p *pipe) overdue(now int64) (next int64) {
 	case quiet < p.patience:
 		p.watched = true
 		next = p.patience
-	case !p.doubted || p.unread():
+	case !p.doubted || rawio.HasUnread(p.wire.raw):
 		// Perhaps it is us who slept, with the host, or who are kept by a long step
 		// of the loop. What came meanwhile is heard first.
 		p.doubted = true
@@ -267,16 +267,6 @@ func (p *pipe) overdue(now int64) (next int64) {
 		next = int64(time.Hour)
 	}
 	return p.heard + next
-}
-
-// unread tells whether Redis has said something that the reader has not taken yet.
-func (p *pipe) unread() bool {
-	n := 0
-	var one [1]byte
-	_ = p.wire.raw.Control(func(fd uintptr) {
-		n, _, _ = syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-	})
-	return n > 0
 }
 
 // read takes in what Redis answers until the connection ends. It is the pipe's

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -222,7 +223,7 @@ func TestARedisThatSpokeIsNotSilent(t *testing.T) {
 	mu := &r.Store.commands.mu
 	for there := false; !there; {
 		mu.Lock()
-		there = p.unread()
+		there = rawio.HasUnread(p.wire.raw)
 		mu.Unlock()
 	}
 	mu.Lock()

@@ -205,7 +205,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a connection that lost an answer is ended",
 		file: "sidecar/conn.go",
-		old:  "			c.drop()\n			c.shut()\n			break\n",
+		old:  "			c.drop()\n			rawio.Shutdown(c.raw)\n			break\n",
 		new:  "			c.drop()\n			break\n",
 		by:   test("sidecar", "TestConnectionThatCannotBeWrittenToIsEnded"),
 	},

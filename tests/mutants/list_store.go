@@ -56,14 +56,14 @@ var storeMutants = []mutant{
 	{
 		rule: "one look at a silent Redis is not enough to give it up",
 		file: "sidecar/store/pipe.go",
-		old:  `	case !p.doubted || p.unread():`,
-		new:  `	case p.unread():`,
+		old:  `	case !p.doubted || rawio.HasUnread(p.wire.raw):`,
+		new:  `	case rawio.HasUnread(p.wire.raw):`,
 		by:   test("sidecar/store", "TestASilentRedisIsDoubtedOnceAndLeft"),
 	},
 	{
 		rule: "a Redis whose answer was not read yet is not silent",
 		file: "sidecar/store/pipe.go",
-		old:  `	case !p.doubted || p.unread():`,
+		old:  `	case !p.doubted || rawio.HasUnread(p.wire.raw):`,
 		new:  `	case !p.doubted:`,
 		by:   test("sidecar/store", "TestARedisThatSpokeIsNotSilent"),
 	},
