@@ -345,7 +345,7 @@ func TestAStoppedSidecarHoldsNobodyUp(t *testing.T) {
 	cancel()
 	wg.Wait()
 	s.wire.out.mu.Lock()
-	piled := len(s.wire.out.buf)
+	piled := s.wire.out.w.Unwritten()
 	s.wire.out.mu.Unlock()
 	if piled == 0 {
 		t.Error("the socket took everything; the test needs one that does not")

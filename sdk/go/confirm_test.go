@@ -559,7 +559,7 @@ func TestSidecarThatDoesNotReadConfirmsNothing(t *testing.T) {
 	session := c.current.Load()
 	session.mu.Lock()
 	session.wire.out.mu.Lock()
-	session.wire.out.bound = -1 // as if too much were queued
+	session.wire.out.limit = -1 // as if too much were queued
 	session.wire.out.mu.Unlock()
 	session.mu.Unlock()
 	err := l.Unlock(Confirmed(t.Context()))

@@ -9,37 +9,24 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// outbox holds frames until the socket takes them. Neither queue nor flush ever
-// blocks, so that a sidecar that is stopped keeps no caller from its context: what
-// the socket does not take at once is written by a goroutine.
+// outbox holds frames until the socket takes them. Neither queue nor flush ever blocks,
+// so that a sidecar that is stopped does not keep a caller past the end of its context.
 type outbox struct {
-	nc  net.Conn
-	raw syscall.RawConn // nil: there is none
-
-	mu      sync.Mutex // guards what follows; no other lock is taken under it
-	buf     []byte     // frames to be written
-	spare   []byte     // a buffer to be used next
-	bound   int        // offer takes nothing while more bytes than that are unwritten
-	dammed  bool       // what is queued goes behind
-	behind  []byte     // frames that are not to be written yet
-	writing bool       // somebody writes, and sees to buf after that
-	broken  bool       // nothing is taken any more
-	drains  sync.WaitGroup
-
-	// Of the one who writes.
-	part  []byte
-	wrote int
-	errno error
-	try   func(fd uintptr) bool
+	mu    sync.Mutex // guards what follows; no other lock is taken under it
+	w     *rawio.Writer
+	limit int    // offer takes nothing while more bytes than that are queued or held
+	held  bool   // frames that are queued wait for release
+	later []byte // those frames
 }
 
 // maxUnwritten bounds what a sidecar that does not read makes us keep. Releases and
 // cancels go beyond it: there is at most one for each lock that is held or waited for.
 const maxUnwritten = 1 << 20
 
+// newOutbox returns the outbox of a connection. raw is nil if it has no descriptor.
 func newOutbox(nc net.Conn, raw syscall.RawConn) *outbox {
-	o := &outbox{nc: nc, raw: raw, bound: maxUnwritten}
-	o.try = o.writeSome
+	o := &outbox{limit: maxUnwritten}
+	o.w = rawio.NewWriter(&o.mu, nc, raw)
 	return o
 }
 
@@ -54,7 +41,7 @@ func (o *outbox) queue(m protocol.Request) {
 func (o *outbox) offer(m protocol.Request) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.buf)+len(o.behind) > o.bound {
+	if len(o.w.Queued)+len(o.later) > o.limit {
 		return false
 	}
 	o.add(m)
@@ -63,136 +50,52 @@ func (o *outbox) offer(m protocol.Request) bool {
 
 func (o *outbox) add(m protocol.Request) {
 	switch {
-	case o.broken: // the reader finds out why
-	case o.dammed:
-		o.behind = m.Append(o.behind)
+	case !o.w.Accepts(): // the reader finds out why
+	case o.held:
+		o.later = m.Append(o.later)
 	default:
-		o.buf = m.Append(o.buf)
+		o.w.Queued = m.Append(o.w.Queued)
 	}
 }
 
-// dam has what is queued from now on wait for open.
-func (o *outbox) dam() {
+// hold makes the frames that are queued from now on wait for release.
+func (o *outbox) hold() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.dammed = true
+	o.held = true
 }
 
-// open lets go what waited behind the dam.
-func (o *outbox) open() {
+// release ends hold, and writes the frames that waited.
+func (o *outbox) release() {
 	o.mu.Lock()
-	o.dammed = false
-	if !o.broken {
-		o.buf = append(o.buf, o.behind...)
+	defer o.mu.Unlock()
+	o.held = false
+	if o.w.Accepts() {
+		o.w.Queued = append(o.w.Queued, o.later...)
 	}
-	o.behind = nil
-	o.mu.Unlock()
-	o.flush()
+	o.later = nil
+	o.w.Flush()
 }
 
-// settle says that what is queued now counts for nothing in the bound: it was
-// taken from its askers before.
-func (o *outbox) settle() {
+// raiseLimit excludes what is queued now from the limit: each of these frames was
+// admitted under it before, on another connection.
+func (o *outbox) raiseLimit() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.bound = maxUnwritten + len(o.buf) + len(o.behind)
+	o.limit = maxUnwritten + len(o.w.Queued) + len(o.later)
 }
 
-// favours is how often in a row one caller writes, because others queued while it
-// did. To have a goroutine do it costs more, but this caller has an answer to wait
-// for.
-const favours = 4
-
-// flush writes what is queued, unless somebody else is writing.
+// flush writes what is queued, unless another goroutine is writing.
 func (o *outbox) flush() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.writing || o.broken || len(o.buf) == 0 {
-		return
-	}
-	o.writing = true
-	if o.raw == nil {
-		o.handOver()
-		return
-	}
-
-	for round := 1; ; round++ {
-		o.part, o.buf = o.buf, o.spare[:0]
-		o.wrote, o.errno = 0, nil
-		o.mu.Unlock()
-		err := o.raw.Write(o.try)
-		o.mu.Lock()
-		if err == nil {
-			err = o.errno
-		}
-		rest := o.part[o.wrote:]
-		o.spare = o.part
-		switch {
-		case err != nil:
-			o.fail()
-			return
-		case len(rest) > 0:
-			o.buf = append(rest, o.buf...)
-			o.spare = nil
-			o.handOver()
-			return
-		case len(o.buf) == 0:
-			o.writing = false
-			return
-		case round == favours:
-			o.handOver()
-			return
-		}
-	}
+	o.w.Flush()
 }
 
-// writeSome writes part as far as the socket takes it.
-func (o *outbox) writeSome(fd uintptr) bool {
-	for o.wrote < len(o.part) {
-		n, err := rawio.Write(fd, o.part[o.wrote:])
-		o.wrote += n
-		switch err {
-		case nil, syscall.EINTR:
-			continue
-		case syscall.EAGAIN:
-		default:
-			o.errno = err
-		}
-		break
-	}
-	return true // do not wait until there is room
-}
-
-// fail drops everything. The caller holds mu.
-func (o *outbox) fail() {
-	o.broken, o.writing = true, false
-	o.buf, o.behind, o.spare, o.part = nil, nil, nil, nil
-}
-
-// handOver has a goroutine write what is queued. The caller holds mu.
-func (o *outbox) handOver() { o.drains.Go(o.drain) }
-
-func (o *outbox) drain() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for len(o.buf) > 0 && !o.broken {
-		b := o.buf
-		o.buf = o.spare[:0]
-		o.mu.Unlock()
-		_, err := o.nc.Write(b)
-		o.mu.Lock()
-		o.spare = b
-		if err != nil {
-			o.fail()
-		}
-	}
-	o.writing = false
-}
-
-// close returns when nobody writes any more. The connection must be closed.
+// close returns when no goroutine writes any more. The connection must be closed.
 func (o *outbox) close() {
 	o.mu.Lock()
-	o.broken = true
+	o.w.Close(net.ErrClosed)
 	o.mu.Unlock()
-	o.drains.Wait()
+	o.w.Wait()
 }

@@ -319,7 +319,7 @@ func (s *session) board(w *wire) bool {
 		w.queue(c.frame())
 		s.stake = s.stake || c.acquire.Name != ""
 	}
-	w.out.settle()
+	w.out.raiseLimit()
 	s.wire, s.trouble, s.impatient = w, nil, 0
 	s.mu.Unlock()
 	tell(told)
@@ -330,8 +330,8 @@ func (s *session) board(w *wire) bool {
 	return true
 }
 
-// claim queues the claims, and a dam behind them. The caller holds mu, and tells
-// of the holds whose deadlines have passed.
+// claim queues the claims, and holds the frames after them until they are answered. The
+// caller holds mu, and reports the holds whose deadlines have passed.
 func (s *session) claim(w *wire) (told []ending) {
 	now := s.clock()
 	claims := make([]protocol.ClaimedHold, 0, len(s.holds))
@@ -358,7 +358,7 @@ func (s *session) claim(w *wire) (told []ending) {
 		w.claim = s.lastID
 		w.queue(protocol.Claim{ID: w.claim, Holds: page, More: more})
 	}
-	w.out.dam()
+	w.out.hold()
 	return told
 }
 
@@ -371,7 +371,7 @@ func (s *session) takenUp(w *wire) {
 		s.stake = w.claimed > 0 || len(s.calls) > 0
 	}
 	s.mu.Unlock()
-	w.out.open()
+	w.out.release()
 }
 
 // strand parts the session from its holds, because the sidecar knows nothing of
