@@ -118,11 +118,11 @@ func (c *commands) pump(p *pipe) {
 		clear(c.batch)
 	}
 	c.unsentOps.Store(int64(c.keeps.len() + c.others.len()))
-	if !p.watched && !p.idle() {
-		p.watched = true
+	if at := p.lastReply + p.patience; p.liveness == waiting && at < p.nextCheck {
+		p.nextCheck = at // run expected an idle connection
 		c.nudge()
 	}
-	p.flush()
+	p.out.Flush()
 }
 
 // waiting tells whether anything waits to be said. The caller holds mu.
@@ -133,11 +133,11 @@ func (c *commands) goOn(p *pipe) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pump(p)
-	if !p.idle() {
+	if !p.isIdle() {
 		return nil
 	}
-	if p.ends != "" {
-		return outage(p.ends)
+	if p.drainReason != "" {
+		return outage(p.drainReason)
 	}
 	if c.closing {
 		c.nudge()
@@ -210,7 +210,7 @@ func (c *commands) waits() []locktable.Op {
 func (c *commands) watch() (next time.Duration, over bool) {
 	c.mu.Lock()
 	p := c.pipe
-	if c.closing && !c.waiting() && (p == nil || p.idle()) {
+	if c.closing && !c.waiting() && (p == nil || p.isIdle()) {
 		c.closed = true
 		c.mu.Unlock()
 		if p != nil {
@@ -224,8 +224,8 @@ func (c *commands) watch() (next time.Duration, over bool) {
 		return time.Hour, false // there is nothing to look at
 	}
 	now := protocol.Now()
-	at := p.overdue(now)
-	p.flush()
+	at := p.checkLiveness(now)
+	p.out.Flush()
 	return time.Duration(at - now), false
 }
 
@@ -334,7 +334,7 @@ func (c *commands) lost() {
 	c.mu.Lock()
 	p := c.pipe
 	c.pipe = nil
-	err, served := p.broken, p.served
+	err, served := p.out.Err(), p.served
 	c.last = p.id // its floor may have risen
 	c.mu.Unlock()
 	why := c.dial.broken(err)

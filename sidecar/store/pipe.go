@@ -6,8 +6,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
@@ -26,87 +24,100 @@ const (
 	// farther away it would make waits longer.
 	nearTrip  = int64(200 * time.Microsecond)
 	nearCalls = 2
-
-	// A buffer that has grown beyond this is not kept for the next write.
-	maxSpare = 256 << 10
 )
 
 // A pipe is a session in use. Commands are written as they come, answers are read
-// as they come, by a goroutine of its own: full duplex.
-//
-// Who queues something writes it too, unless somebody else is writing already;
-// what the socket does not take at once is left to a goroutine.
+// as they come, by a goroutine of its own: full duplex. The goroutine that queues a
+// command mostly writes it, too.
 type pipe struct {
 	// Immutable.
 	*session
 	commands *commands
 	encoder  encoder
-	direct   syscall.RawConn // to write without blocking; nil: TLS is in between
-	ended    chan struct{}   // closed when the reader has ended; broken says why
-	patience int64           // ns
+	ended    chan struct{} // closed when the reader has ended; out.Err says why
+	patience int64         // ns
 
 	// Guarded by commands.mu.
-	calls   lane[call]         // without an answer, oldest first
-	flight  lane[locktable.Op] // those that the calls carry out
-	queued  int64              // bytes, ever
-	written int64              // of them, given to the socket or being given
-	out     []byte             // those that nobody is writing yet
-	spare   []byte             // a buffer to be used next
-	writing bool               // somebody writes, and sees to out after that
-	broken  error              // why nothing is written any more
-	ends    string             // why nothing more is to be said here, although it can be
-	trip    int64              // the shortest time that an answer took
-	heard   int64              // when Redis spoke last or, if later, when it was first owed an answer
-	watched bool               // run will look soon whether an answer is overdue
-	doubted bool               // run found that one is, and looks once more
-	served  bool               // something was answered
-	raised  bool               // a token has raised session.id's floor since the last OnResults
-	taught  map[*script]bool   // that it is being taught a script is among the calls
-	drains  sync.WaitGroup
+	calls       lane[call]         // without an answer, oldest first
+	flight      lane[locktable.Op] // those that the calls carry out
+	out         *rawio.Writer      // of commands
+	drainReason string             // why no further command is to be sent here, although it can be; "": it may
+	trip        int64              // the shortest time that an answer took
+	liveness    liveness
+	lastReply   int64            // when Redis last sent anything or, if later, when liveness became waiting
+	nextCheck   int64            // when run checks liveness next, at the latest
+	served      bool             // Redis answered a command
+	raised      bool             // a token has raised session.id's floor since the last OnResults
+	taught      map[*script]bool // that it is being taught a script is among the calls
 
 	// Of the reader.
 	replies *replies
 	now     int64              // when it last read something
 	results []locktable.Result // of what was answered, not delivered yet
 	silent  string             // a lock whose release could not be published
-
-	// Of the one who writes.
-	part  []byte
-	wrote int
-	errno error
-	try   func(fd uintptr) bool
 }
+
+// liveness is whether Redis replies to what it is sent.
+//
+//	      a command is sent            no reply for the timeout
+//	idle ───────────────────► waiting ──────────────────────────► overdue
+//	  ▲                        │   ▲                               │   │
+//	  └────────────────────────┘   └───────────────────────────────┘   │ the same at
+//	    the last one is answered                a reply                │ the next check
+//	                                                                   ▼
+//	                    the connection is cut, in every state ───────► dead
+type liveness uint8
+
+const (
+	// idle: every command is answered. After idlePing a PING is sent.
+	idle liveness = iota
+
+	// waiting: a command has no answer yet.
+	waiting
+
+	// overdue: no reply came in time, as far as this process knows. It may have been this
+	// host that slept, or a long step of the loop that kept the reader. So a second check,
+	// with no reply left unread, must find the same.
+	overdue
+
+	// dead: the connection was cut. No command is sent any more. It has no end.
+	dead
+)
 
 func newPipe(c *commands, s *session) *pipe {
 	p := &pipe{
-		session:  s,
-		commands: c,
-		encoder:  encoder{prefix: c.cfg.UUID + ":", keys: c.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds()},
-		ended:    make(chan struct{}),
-		patience: int64(c.dial.timeout),
-		trip:     math.MaxInt64,
-		heard:    protocol.Now(),
-		taught:   make(map[*script]bool),
+		session:   s,
+		commands:  c,
+		encoder:   encoder{prefix: c.cfg.UUID + ":", keys: c.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds()},
+		ended:     make(chan struct{}),
+		patience:  int64(c.dial.timeout),
+		trip:      math.MaxInt64,
+		lastReply: protocol.Now(),
+		taught:    make(map[*script]bool),
 	}
 	s.wire.release()
 	if s.wire.secure {
 		p.replies = newReplies(hearing{p, s.wire})
+		p.out = rawio.NewWriter(&c.mu, s.wire, nil)
 	} else {
-		p.direct = s.wire.raw
 		p.replies = newReplies(hearing{p, rawio.NewReader(s.wire.raw)})
+		p.out = rawio.NewWriter(&c.mu, s.wire, s.wire.raw)
 	}
-	p.try = p.writeSome
+	p.out.OnClose = func(error) {
+		p.liveness = dead
+		p.wire.Close()
+	}
 	return p
 }
 
-// open tells whether something may be said now. The caller holds mu.
+// open reports whether a command may be sent now. The caller holds mu.
 func (p *pipe) open() bool {
 	near := p.trip <= nearTrip
-	return p.ends == "" && p.broken == nil && p.flight.len() < maxFlight && !(near && p.calls.len() >= nearCalls)
+	return p.drainReason == "" && p.out.Accepts() && p.flight.len() < maxFlight && !(near && p.calls.len() >= nearCalls)
 }
 
-// idle tells whether nothing is owed. The caller holds mu.
-func (p *pipe) idle() bool { return p.calls.len() == 0 }
+// isIdle reports whether every command is answered. The caller holds mu.
+func (p *pipe) isIdle() bool { return p.calls.len() == 0 }
 
 // say queues ops, which are one batch, in an order of its own. The caller holds mu.
 func (p *pipe) say(now int64, ops []locktable.Op) {
@@ -122,151 +133,65 @@ func (p *pipe) say(now int64, ops []locktable.Op) {
 func (p *pipe) run(now int64, cl call, ops []locktable.Op) {
 	cl.ops = len(ops)
 	p.register(now, cl)
-	p.queue(p.encoder.run(p.out, cl.form, cl.script, p.id.floor(now), ops))
+	p.out.Queued = p.encoder.run(p.out.Queued, cl.form, cl.script, p.id.floor(now), ops)
 	for i := range ops {
 		p.flight.push(ops[i])
 	}
 }
 
-// queue takes what was appended to out. The caller holds mu.
-func (p *pipe) queue(out []byte) {
-	p.queued += int64(len(out) - len(p.out))
-	p.out = out
-}
-
 // register notes that a command is about to be queued. The caller holds mu.
 func (p *pipe) register(now int64, cl call) {
-	if p.idle() {
-		p.heard, p.doubted = now, false
+	if p.isIdle() {
+		p.lastReply = now
+		p.setLiveness(waiting)
 	}
-	cl.sent, cl.from = now, p.queued
+	cl.sent, cl.from = now, p.out.End()
 	p.calls.push(cl)
 }
 
-// ping asks for a sign of life. The caller holds mu.
+// ping queues a PING. The caller holds mu.
 func (p *pipe) ping(now int64) {
 	p.register(now, call{form: alive})
-	p.queue(appendPing(p.out))
+	p.out.Queued = appendPing(p.out.Queued)
 }
 
-// flush writes what is queued, unless somebody else is writing. The caller holds
-// mu, which is not held meanwhile.
-func (p *pipe) flush() {
-	mu := &p.commands.mu
-	for !p.writing && p.broken == nil && len(p.out) > 0 {
-		p.writing = true
-		if p.direct == nil {
-			p.drains.Go(p.drain)
-			return
-		}
-		p.part, p.out = p.out, p.spare[:0]
-		p.wrote, p.errno = 0, nil
-		p.written += int64(len(p.part))
-		mu.Unlock()
-		err := p.direct.Write(p.try)
-		mu.Lock()
-		if err == nil {
-			err = p.errno
-		}
-		rest := p.part[p.wrote:]
-		p.written -= int64(len(rest))
-		p.spare, p.part = kept(p.part), nil
-		switch {
-		case err != nil:
-			p.cut(err)
-		case len(rest) > 0 && p.broken == nil:
-			p.spare = nil
-			p.out = append(rest, p.out...)
-			p.drains.Go(p.drain)
-			return
-		}
-		p.writing = false
+// cut ends the connection. The reader finds that out, and reports it. The caller holds mu.
+func (p *pipe) cut(why error) { p.out.Close(why) }
+
+// setLiveness leaves a dead connection dead. The caller holds mu.
+func (p *pipe) setLiveness(l liveness) {
+	if p.liveness != dead {
+		p.liveness = l
 	}
 }
 
-// writeSome writes part as far as the socket takes it.
-func (p *pipe) writeSome(fd uintptr) bool {
-	for p.wrote < len(p.part) {
-		n, err := rawio.Write(fd, p.part[p.wrote:])
-		p.wrote += n
-		switch err {
-		case nil, syscall.EINTR:
-			continue
-		case syscall.EAGAIN:
-		default:
-			p.errno = err
-		}
-		break
-	}
-	return true // do not wait until there is room
-}
-
-// drain writes until nothing is left. A peer that takes nothing any more answers
-// nothing either: that is for the watch to see.
-func (p *pipe) drain() {
-	mu := &p.commands.mu
-	mu.Lock()
-	defer mu.Unlock()
-	for len(p.out) > 0 && p.broken == nil {
-		b := p.out
-		p.out = p.spare[:0]
-		p.written += int64(len(b))
-		mu.Unlock()
-		n, err := p.wire.Write(b)
-		mu.Lock()
-		p.written -= int64(len(b) - n)
-		p.spare = kept(b)
-		if err != nil {
-			p.cut(err)
-		}
-	}
-	p.writing = false
-}
-
-// kept is a buffer to be used again, unless a burst has made it large.
-func kept(b []byte) []byte {
-	if cap(b) > maxSpare {
-		return nil
-	}
-	return b
-}
-
-// cut ends the connection; the reader finds out, and tells. The caller holds mu.
-func (p *pipe) cut(why error) {
-	if p.broken == nil {
-		p.broken = why
-		p.wire.Close()
-	}
-}
-
-// overdue ends a connection that is silent while it owes an answer, and asks one for
-// a sign of life that is silent otherwise. It returns when to look again, at the
-// latest; run is told when something is asked while nobody watches. The caller holds
-// mu, and flushes.
-func (p *pipe) overdue(now int64) (next int64) {
-	if p.idle() && now >= p.heard+int64(idlePing) {
+// checkLiveness cuts a connection that is overdue at the second check, and sends a PING
+// on one that has been idle for long. It returns when to check again, at the latest. pump
+// makes that earlier when it sends a command on an idle connection. The caller holds mu,
+// and flushes.
+func (p *pipe) checkLiveness(now int64) (next int64) {
+	if p.liveness == idle && now >= p.lastReply+int64(idlePing) {
 		p.ping(now)
 	}
-	switch quiet := now - p.heard; {
-	case p.idle():
-		p.watched = quiet < p.patience // then something may be asked at any time
-		next = int64(idlePing)
-		if p.watched {
-			next = min(next, p.patience)
-		}
+	quiet := now - p.lastReply
+	switch {
+	case p.liveness == dead:
+		next = now + int64(time.Hour)
+	case p.liveness == idle && quiet >= p.patience:
+		next = p.lastReply + int64(idlePing)
+	case p.liveness == idle: // a command may be sent at any time
+		next = p.lastReply + min(p.patience, int64(idlePing))
 	case quiet < p.patience:
-		p.watched = true
-		next = p.patience
-	case !p.doubted || rawio.HasUnread(p.wire.raw):
-		// Perhaps it is us who slept, with the host, or who are kept by a long step
-		// of the loop. What came meanwhile is heard first.
-		p.doubted = true
-		return now + p.patience/8
+		next = p.lastReply + p.patience
+	case p.liveness == waiting, rawio.HasUnread(p.wire.raw):
+		p.liveness = overdue
+		next = now + p.patience/8
 	default:
 		p.cut(os.ErrDeadlineExceeded)
-		next = int64(time.Hour)
+		next = now + int64(time.Hour)
 	}
-	return p.heard + next
+	p.nextCheck = next
+	return next
 }
 
 // read takes in what Redis answers until the connection ends. It is the pipe's
@@ -359,11 +284,12 @@ func (p *pipe) answered(answer reply) error {
 	mu := &p.commands.mu
 	mu.Lock()
 	defer mu.Unlock()
-	if p.idle() {
+	if p.isIdle() {
 		return &strangeReply{reply: answer}
 	}
 	cl := *p.calls.front()
-	p.heard, p.doubted, p.served = p.now, false, true
+	p.lastReply, p.served = p.now, true
+	p.setLiveness(waiting)
 	if cl.ops > 0 { // something on the way may answer a ping
 		p.trip = min(p.trip, p.now-cl.sent)
 	}
@@ -372,10 +298,10 @@ func (p *pipe) answered(answer reply) error {
 	}
 	if cl.ops > 0 && answer.kind == '-' {
 		switch word := code(answer.text); {
-		case word == "NOSCRIPT" && !cl.again && p.ends == "":
+		case word == "NOSCRIPT" && !cl.again && p.drainReason == "":
 			p.teach(p.now, cl)
 			return nil
-		case cl.ops > 1 && outcomeOf(word) == locktable.Refused && p.ends == "":
+		case cl.ops > 1 && outcomeOf(word) == locktable.Refused && p.drainReason == "":
 			p.split(p.now, cl)
 			return nil
 		}
@@ -395,6 +321,9 @@ func (p *pipe) answered(answer reply) error {
 	}
 	p.calls.drop(1)
 	p.flight.drop(cl.ops)
+	if p.isIdle() {
+		p.setLiveness(idle)
+	}
 	return nil
 }
 
@@ -407,7 +336,7 @@ func (p *pipe) teach(now int64, cl call) {
 		p.taught[cl.script] = true
 		if p.loads {
 			p.register(now, call{form: loading, script: cl.script})
-			p.queue(appendLoad(p.out, cl.script))
+			p.out.Queued = appendLoad(p.out.Queued, cl.script)
 		} else {
 			form = byText
 		}
@@ -443,8 +372,8 @@ func (p *pipe) decode(cl *call, answer reply, results []locktable.Result) error 
 			r.Outcome = locktable.Busy // it may be one of the others that was refused
 		}
 		r.Msg = c.dial.answered(r.Name, text)
-		if endsSession(word) && p.ends == "" {
-			p.ends = r.Msg
+		if endsSession(word) && p.drainReason == "" {
+			p.drainReason = r.Msg
 		}
 	}
 	switch {
@@ -483,14 +412,14 @@ func (p *pipe) close(why string) []locktable.Result {
 	mu.Lock()
 	p.cut(net.ErrClosed)
 	mu.Unlock()
-	p.drains.Wait()
+	p.out.Wait()
 	p.session.close()
 	mu.Lock()
 	defer mu.Unlock()
 	results := make([]locktable.Result, 0, p.flight.len())
 	for _, cl := range p.calls.head(p.calls.len()) {
 		outcome := locktable.Unknown
-		if cl.from >= p.written {
+		if cl.from >= p.out.Sent() {
 			outcome = locktable.Unsent
 		}
 		for _, op := range p.flight.head(cl.ops) {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
@@ -199,9 +200,32 @@ func TestSendTimeIsFromBeforeTheOperationIsWritten(t *testing.T) {
 	}
 }
 
-// Who was late to read, because the host slept or a step of the loop took long, must
-// not take Redis for silent: its answer is there.
-func TestARedisThatSpokeIsNotSilent(t *testing.T) {
+// While the connection is idle run sleeps until the next PING is due. A command that is sent
+// meanwhile makes it check earlier.
+func TestCommandOnIdleConnectionIsCheckedInTime(t *testing.T) {
+	url, greeted := greet(t)
+	r := connected(t, url, func(c *Config) { c.Timeout = idlePing / 2 })
+	conn := recv(t, greeted, "connection")
+	defer conn.Close()
+	p := pipeOf(r.Store)
+	mu := &r.Store.commands.mu
+	mu.Lock()
+	p.lastReply = protocol.Now() + int64(time.Hour)
+	if next := p.checkLiveness(p.lastReply + p.patience); p.liveness != idle || next != p.lastReply+int64(idlePing) {
+		t.Errorf("liveness %d, next check %d ns after the last reply; want idle, and the time of a PING", p.liveness, next-p.lastReply)
+	}
+	mu.Unlock()
+	r.Do([]locktable.Op{takeOp("a", 1)})
+	mu.Lock()
+	defer mu.Unlock()
+	if p.liveness == waiting && p.nextCheck > p.lastReply+p.patience {
+		t.Errorf("the next check is %d ns after the command, and its answer is due after %d", p.nextCheck-p.lastReply, p.patience)
+	}
+}
+
+// A reader that is late, because the host slept or a step of the loop took long, has not
+// seen the reply yet: Redis was not silent.
+func TestConnectionWithUnreadReplyIsNotCut(t *testing.T) {
 	url, greeted := greet(t)
 	results, read := make(chan string), make(chan struct{})
 	defer close(read)
@@ -218,7 +242,7 @@ func TestARedisThatSpokeIsNotSilent(t *testing.T) {
 	r.Do([]locktable.Op{takeOp("a", 1)})
 	r.Do([]locktable.Op{takeOp("b", 1)})
 	io.WriteString(conn, "*1\r\n:0\r\n")
-	recv(t, results, "result") // and nobody reads on
+	recv(t, results, "result") // the reader waits in OnResults
 	io.WriteString(conn, "*1\r\n:0\r\n")
 	mu := &r.Store.commands.mu
 	for there := false; !there; {
@@ -228,10 +252,10 @@ func TestARedisThatSpokeIsNotSilent(t *testing.T) {
 	}
 	mu.Lock()
 	for late := protocol.Now() + int64(patience); late < protocol.Now()+10*int64(patience); {
-		late = p.overdue(late)
+		late = p.checkLiveness(late)
 	}
-	if p.broken != nil {
-		t.Errorf("the connection was given up (%v) while an answer was waiting to be read", p.broken)
+	if err := p.out.Err(); err != nil {
+		t.Errorf("the connection was cut (%v) while an answer was waiting to be read", err)
 	}
 	mu.Unlock()
 	read <- struct{}{}
@@ -240,9 +264,8 @@ func TestARedisThatSpokeIsNotSilent(t *testing.T) {
 	}
 }
 
-// One look that finds an answer overdue may come from a host that has just woken up; the
-// second one counts.
-func TestASilentRedisIsDoubtedOnceAndLeft(t *testing.T) {
+// The first check that finds a reply overdue may come from a host that has just woken up.
+func TestOverdueConnectionIsCutAtSecondCheck(t *testing.T) {
 	url, greeted := greet(t)
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection")
@@ -251,13 +274,13 @@ func TestASilentRedisIsDoubtedOnceAndLeft(t *testing.T) {
 	r.Do([]locktable.Op{takeOp("a", 1)})
 	mu := &r.Store.commands.mu
 	mu.Lock()
-	again := p.overdue(protocol.Now() + int64(patience))
-	if p.broken != nil {
-		t.Errorf("given up at the first look: %v", p.broken)
+	again := p.checkLiveness(protocol.Now() + int64(patience))
+	if err := p.out.Err(); err != nil || p.liveness != overdue {
+		t.Errorf("cut at the first check: %v, liveness %d", err, p.liveness)
 	}
-	p.overdue(again)
-	if !errors.Is(p.broken, os.ErrDeadlineExceeded) {
-		t.Errorf("%v; want that it is given up at the second look", p.broken)
+	p.checkLiveness(again)
+	if err := p.out.Err(); !errors.Is(err, os.ErrDeadlineExceeded) || p.liveness != dead {
+		t.Errorf("%v, liveness %d; want that it is cut at the second check", err, p.liveness)
 	}
 	mu.Unlock()
 	if res := recv(t, r.results, "result")[0]; res.Outcome != locktable.Unknown {
