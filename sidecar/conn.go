@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"encoding/binary"
 	"errors"
 	"net"
 	"os"
@@ -9,8 +10,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
@@ -38,10 +37,9 @@ const (
 	lastFrame = time.Second
 )
 
-// conn is one connection. Its reader goroutine decodes and hands over, and mostly
-// does the loop's step, too; answers are written in the step itself as long as the
-// socket takes them, and by a goroutine that lives no longer than the backlog
-// otherwise.
+// conn is one connection. Its reader goroutine decodes requests, gives them to the loop,
+// and mostly does the loop's step, too. The step writes the answers as long as the socket
+// takes them.
 type conn struct {
 	nc  *net.UnixConn
 	raw syscall.RawConn
@@ -58,18 +56,12 @@ type conn struct {
 	session *session // nil: there is none
 	dirty   bool     // in loop.dirty
 
-	mu      sync.Mutex // guards what follows; nothing is called with it held
-	changed sync.Cond  // on mu: queued or out became less, or closed
-	queued  int        // requests that the loop has not taken
-	out     []byte     // frames not yet given to the socket
-	given   int        // of out, in flush
-	spare   []byte     // the other of two buffers, while a goroutine writes
-	lease   int        // where in out the newest `lease` stands; −1: it is not there
-	writing bool       // a goroutine writes
-	last    bool       // no frame after those in out: close when they are written
-	closed  bool       // nothing is written or read any more
-
-	give func(fd uintptr) bool // giveSome
+	mu      sync.Mutex    // guards what follows; no other lock is taken under it
+	changed sync.Cond     // on mu: queued or out became less, or out takes no more
+	queued  int           // requests that the loop has not taken
+	out     *rawio.Writer // of frames; finished with the last frame
+	counted int           // what unread has of this connection
+	lease   int64         // position in out of the newest `lease` event; it is queued unless Begun is greater
 }
 
 func newConn(nc *net.UnixConn, unread *atomic.Int64) (*conn, error) {
@@ -79,7 +71,9 @@ func newConn(nc *net.UnixConn, unread *atomic.Int64) (*conn, error) {
 	}
 	c := &conn{nc: nc, raw: raw, unread: unread, pidfd: -1, lease: -1}
 	c.changed.L = &c.mu
-	c.give = c.giveSome
+	c.out = rawio.NewWriter(&c.mu, nc, raw)
+	c.out.OnWrite = c.onWrite
+	c.out.OnClose = c.onWriterClose
 	return c, nil
 }
 
@@ -278,20 +272,31 @@ func (s *Server) submit(c *conn, batch []request) bool {
 }
 
 // throttle waits until no more than queued requests and unread bytes are left of
-// this connection; false: it is being ended.
+// this connection; false: its last frame is queued.
 func (c *conn) throttle(queued, unread int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for (c.queued > queued || c.unreadOver(unread)) && !c.last {
+	for (c.queued > queued || c.unreadOver(unread)) && !c.isEnding() {
 		c.changed.Wait()
 	}
-	return !c.last
+	return !c.isEnding()
 }
+
+// isEnding reports whether the sidecar ends the connection. The caller holds mu.
+func (c *conn) isEnding() bool { return c.out.Err() == rawio.ErrFinished }
 
 // unreadOver reports whether the client has left more answers unread than it may. The
 // caller holds mu.
-func (c *conn) unreadOver(most int) bool {
-	return len(c.out) > most || len(c.out) > lessUnread && c.unread.Load() > maxUnreadAll
+func (c *conn) unreadOver(limit int) bool {
+	n := len(c.out.Queued)
+	return n > limit || n > lessUnread && c.unread.Load() > maxUnreadAll
+}
+
+// countUnread brings the count of all connections up to date. The caller holds mu.
+func (c *conn) countUnread() {
+	n := c.out.Unwritten()
+	c.unread.Add(int64(n - c.counted))
+	c.counted = n
 }
 
 // taken counts one request that the loop has dealt with.
@@ -305,114 +310,61 @@ func (c *conn) taken() {
 // say queues a frame. It is written by flush.
 func (c *conn) say(m protocol.Reply) {
 	c.mu.Lock()
-	if !c.last && !c.closed {
-		before := len(c.out)
-		c.out = m.Append(c.out)
-		c.unread.Add(int64(len(c.out) - before))
+	if c.out.Accepts() {
+		c.out.Queued = m.Append(c.out.Queued)
+		c.countUnread()
 	}
 	c.mu.Unlock()
 }
 
-// sayLease queues a `lease` event. It takes the place of one that was queued before
-// and has not been given to the socket: whoever reads slowly gets the newest only.
+// sayLease queues a `lease` event. It replaces an earlier one that no write has taken
+// yet: a client that reads slowly gets only the newest.
 func (c *conn) sayLease(m *protocol.LeaseEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case c.last, c.closed:
-	case c.lease < 0:
-		c.lease = len(c.out)
-		c.out = m.Append(c.out)
-		c.unread.Add(int64(len(c.out) - c.lease))
-	default:
-		before := len(c.out)
-		defer func() { c.unread.Add(int64(len(c.out) - before)) }()
-		tail := c.out[c.lease:]
-		frame := m.Append(nil)
-		old := 4 + int(tail[0])<<24 + int(tail[1])<<16 + int(tail[2])<<8 + int(tail[3])
-		// It moves to the end: where the old one stood it would not speak of the
-		// holds that were granted since.
-		c.out = append(append(c.out[:c.lease], tail[old:]...), frame...)
-		c.lease = len(c.out) - len(frame)
+	if !c.out.Accepts() {
+		return
 	}
+	if at := c.lease - c.out.Begun(); at >= 0 {
+		// The new event stands at the end: in the place of the old one it would not
+		// cover the holds that were granted since.
+		tail := c.out.Queued[at:]
+		old := 4 + int(binary.BigEndian.Uint32(tail))
+		c.out.Queued = append(c.out.Queued[:at], tail[old:]...)
+	}
+	c.lease = c.out.End()
+	c.out.Queued = m.Append(c.out.Queued)
+	c.countUnread()
 }
 
-// flush gives the socket what it takes without blocking, and leaves the rest to
-// a goroutine.
+// flush gives the socket what it takes without blocking.
 func (c *conn) flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.writing || c.closed || len(c.out) == 0 {
-		return
-	}
-	c.given = 0
-	err := c.raw.Write(c.give)
-	n := c.given
-	if err != nil {
-		n = len(c.out) // the reader learns that the connection ended
-	}
-	if c.lease < n {
-		c.lease = -1
-	} else {
-		c.lease -= n
-	}
-	c.out = c.out[:copy(c.out, c.out[n:])]
-	c.unread.Add(-int64(n))
+	c.out.Flush()
+}
+
+// onWrite runs with mu held after each write.
+func (c *conn) onWrite() {
+	c.countUnread()
 	c.changed.Signal()
-	if len(c.out) > 0 {
-		c.writing = true
-		go c.drain()
-	}
 }
 
-// giveSome writes what the socket takes. It never waits.
-func (c *conn) giveSome(fd uintptr) bool {
-	for c.given < len(c.out) {
-		n, err := rawio.Write(fd, c.out[c.given:])
-		c.given += n
-		if err != nil && err != unix.EINTR {
-			break
-		}
-	}
-	return true
-}
-
-// drain writes until nothing is left.
-func (c *conn) drain() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.out) > 0 && (c.last || !c.closed) {
-		b := c.out
-		c.out, c.spare, c.lease = c.spare[:0], nil, -1
-		c.mu.Unlock()
-		_, err := c.nc.Write(b)
-		c.mu.Lock()
-		c.unread.Add(-int64(len(b)))
-		c.spare = b[:0]
-		c.changed.Signal()
-		if err != nil {
-			// The client would miss frames: it must not continue as if it had read all
-			// of them. The reader finds the end after what the client has sent.
-			c.drop()
-			rawio.Shutdown(c.raw)
-			break
-		}
-	}
-	c.drop()
-	c.spare = nil
-	c.writing = false
+// onWriterClose runs with mu held when nothing is written any more.
+func (c *conn) onWriterClose(err error) {
+	c.countUnread()
 	c.changed.Broadcast()
-	if c.last {
-		// The end of our answers reaches the client even if it still sends: a
-		// close with unread input would be a reset.
+	switch err {
+	case nil:
+		// The end of our answers reaches the client even if it still sends: a close
+		// with unread input would be a reset.
 		_ = c.nc.CloseWrite()
+	case net.ErrClosed: // see end
+	default:
+		// The client would miss frames: it must not continue as if it had read all
+		// of them. The reader finds the end after what the client has sent.
+		rawio.Shutdown(c.raw)
 	}
-}
-
-// drop forgets frames that are not written any more. The caller holds mu.
-func (c *conn) drop() {
-	c.unread.Add(-int64(len(c.out)))
-	c.out, c.lease = c.out[:0], -1
 }
 
 // sayLast queues the last frame of a connection that the sidecar ends. It may
@@ -421,16 +373,12 @@ func (c *conn) sayLast(m protocol.Reply) {
 	c.say(m)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last || c.closed {
+	if !c.out.Accepts() {
 		return
 	}
-	c.last = true
-	c.changed.Broadcast()
 	_ = c.nc.SetWriteDeadline(time.Now().Add(lastFrame))
-	if !c.writing {
-		c.writing = true
-		go c.drain()
-	}
+	c.out.Finish()
+	c.changed.Broadcast()
 }
 
 // hangUp ends the reader; the last frame is written first.
@@ -452,17 +400,14 @@ func (c *conn) linger() {
 }
 
 // end closes the connection. The last frame, if there is one, has its time; other
-// answers are for nobody any more.
+// answers are discarded.
 func (c *conn) end() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.last {
+	if !c.isEnding() {
 		c.nc.Close()
+		c.out.Close(net.ErrClosed)
 	}
-	c.closed = true
-	for c.writing {
-		c.changed.Wait()
-	}
-	c.drop()
+	c.mu.Unlock()
+	c.out.Wait()
 	c.nc.Close()
 }

@@ -63,8 +63,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "what is said on an ended connection is not unread",
 		file: "sidecar/conn.go",
-		old:  "	if !c.last && !c.closed {",
-		new:  "	if !c.last {",
+		old:  "(err error) {\n	c.countUnread()\n",
+		new:  "(err error) {\n",
 		by:   test("sidecar", "TestAnswersOfAnEndedConnectionAreNotUnread"),
 	},
 	{
@@ -112,8 +112,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a client that does not read its answers is not read from",
 		file: "sidecar/conn.go",
-		old:  `for (c.queued > queued || c.unreadOver(unread)) && !c.last {`,
-		new:  `for c.queued > queued && !c.last {`,
+		old:  `for (c.queued > queued || c.unreadOver(unread)) && !c.isEnding() {`,
+		new:  `for c.queued > queued && !c.isEnding() {`,
 		by:   test("sidecar", "TestAReaderThatNeverReadsIsNotReadFrom"),
 	},
 
@@ -198,15 +198,15 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the newest lease event stands after the grants that it covers",
 		file: "sidecar/conn.go",
-		old:  `		c.out = append(append(c.out[:c.lease], tail[old:]...), frame...)`,
-		new:  `		_, _ = old, copy(tail, frame)`,
+		old:  "		c.out.Queued = append(c.out.Queued[:at], tail[old:]...)\n",
+		new:  "		_, _ = old, copy(tail, m.Append(nil))\n		return\n",
 		by:   test("sidecar", "TestASlowReaderGetsTheNewestLeaseBehindTheGrantsItCovers"),
 	},
 	{
 		rule: "a connection that lost an answer is ended",
 		file: "sidecar/conn.go",
-		old:  "			c.drop()\n			rawio.Shutdown(c.raw)\n			break\n",
-		new:  "			c.drop()\n			break\n",
+		old:  "		rawio.Shutdown(c.raw)\n",
+		new:  "",
 		by:   test("sidecar", "TestConnectionThatCannotBeWrittenToIsEnded"),
 	},
 
