@@ -280,7 +280,49 @@ func TestCloseDuringWriteDiscardsRest(t *testing.T) {
 	}
 }
 
-// The same while a caller of Flush is in its system call.
+// The goroutine that writes also writes what is queued meanwhile; no other one does.
+func TestFlushDuringFlushLeavesBytesToIt(t *testing.T) {
+	here, there := pair(t)
+	conn := &hookedConn{RawConn: raw(t, here)}
+	o := newOwner(here, conn)
+	conn.before = func() {
+		conn.before = func() {}
+		o.send([]byte(" second"))
+		if conn.writes != 1 {
+			t.Error("a second write began before the first ended")
+		}
+	}
+	o.send([]byte("first"))
+	o.counts(t, 12, 12, 0)
+	here.Close()
+	if got, err := io.ReadAll(there); string(got) != "first second" {
+		t.Errorf("%q arrived (%v)", got, err)
+	}
+}
+
+// A caller of Flush that is in its system call may have sent its bytes.
+func TestFlushCountsItsWriteAsSent(t *testing.T) {
+	here, _ := pair(t)
+	conn := &hookedConn{RawConn: raw(t, here)}
+	o := newOwner(here, conn)
+	conn.before = func() { o.counts(t, 5, 5, 5) }
+	o.send([]byte("abcde"))
+	o.counts(t, 5, 5, 0)
+}
+
+// The caller of Flush finds the error, and not a goroutine some time later.
+func TestFailedWriteInFlushClosesAtOnce(t *testing.T) {
+	o, _, there := direct(t)
+	there.Close()
+	o.send([]byte("x"))
+	o.locked(func() {
+		if !errors.Is(o.Err(), syscall.EPIPE) {
+			t.Errorf("Err is %v, want EPIPE", o.Err())
+		}
+	})
+}
+
+// Close while a caller of Flush is in its system call.
 func TestCloseDuringFlush(t *testing.T) {
 	here, _ := pair(t)
 	conn := &hookedConn{RawConn: raw(t, here)}
