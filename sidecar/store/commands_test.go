@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http/httptest"
@@ -674,6 +675,33 @@ func TestPermissions(t *testing.T) {
 		}
 		if !strings.Contains(res.Msg, `does not permit this user a command that the lock "forever" needs`) {
 			t.Errorf("the message does not help: %s", res.Msg)
+		}
+	})
+	t.Run("a command that shows whose lock it is, and is denied, is Refused", func(t *testing.T) {
+		theirs := map[string]string{otherUUID + ":1": "1"}
+		for _, tt := range []struct {
+			denied string
+			hash   map[string]string
+			ops    []locktable.Op
+		}{
+			{"hlen", nil, []locktable.Op{takeOp("a", 1), dropOp("a", 1), keepOp("a", 1)}},
+			{"hdel", theirs, []locktable.Op{dropOp("a", 1)}},
+			{"hkeys", theirs, []locktable.Op{takeOp("a", 1), dropOp("a", 1), keepOp("a", 1)}},
+			{"hget", theirs, []locktable.Op{keepOp("a", 1)}},
+		} {
+			a.FlushAll(ctx)
+			if tt.hash != nil {
+				a.HSet(ctx, "a", tt.hash)
+			}
+			r := connected(t, s.userURL("no"+tt.denied, "~*", "&*", "+@all", "-"+tt.denied))
+			for _, op := range tt.ops {
+				if res := r.one(op); res.Outcome != locktable.Refused || !strings.Contains(res.Msg, "does not permit this user a command") {
+					t.Errorf("without %s: %+v", tt.denied, res)
+				}
+			}
+			if got := a.HGetAll(ctx, "a").Val(); !maps.Equal(got, tt.hash) {
+				t.Errorf("without %s: the lock is %v now", tt.denied, got)
+			}
 		}
 	})
 	t.Run("without SCRIPT, EVAL teaches", func(t *testing.T) {

@@ -454,7 +454,7 @@ func (p *playing) compareResults(rd *round, results []locktable.Result) error {
 		}
 	}
 	for i := range results {
-		if scriptOf(results[i].Kind) == keep && results[i].Outcome != locktable.Refused {
+		if scriptOf(results[i].Kind) == renew && results[i].Outcome != locktable.Refused {
 			p.unknown = false
 		}
 	}

@@ -308,9 +308,9 @@ func (d *dialer) probe(s *session, last Identity) error {
 	for _, sc := range scripts {
 		cmds = append(cmds, redis.NewStringCmd(ctx, "script", "load", sc.text))
 	}
-	// A keep of no lock asks whether this user may run scripts at all.
-	eval := redis.NewCmd(ctx, "eval", keep.text, 0, "", 0)
-	evalsha := redis.NewCmd(ctx, "evalsha", keep.sha, 0, "", 0)
+	// A renewal of no lock shows whether this user may run scripts at all.
+	eval := redis.NewCmd(ctx, "eval", renew.text, 0, "", 0)
+	evalsha := redis.NewCmd(ctx, "evalsha", renew.sha, 0, "", 0)
 	cmds = append(cmds, eval, evalsha)
 	var kill *redis.IntCmd
 	if last.ClientID != 0 && s.id.sameServer(&last) {

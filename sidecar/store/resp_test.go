@@ -115,22 +115,22 @@ func TestCommandsAreEncoded(t *testing.T) {
 		bytes []byte
 		want  []string
 	}{
-		{e.run(nil, byDigest, trade, 7, mixed),
-			[]string{"evalsha", trade.sha, "9", "b", "lone", "größe 1", "c", "a{b}c",
+		{e.run(nil, byDigest, acquireRelease, 7, mixed),
+			[]string{"evalsha", acquireRelease.sha, "9", "b", "lone", "größe 1", "c", "a{b}c",
 				"redisson_lock_token:{b}", "redisson_lock_token:{lone}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
 				ourUUID + ":", "2", "1", "1", "30000", "1700000000000001", "7", "0",
 				"4", "5", "12", "3", "64", "1", "6", "redisson_lock__channel:{c}",
 				"9007199254740990", "redisson_lock__channel:a{b}c", "9007199254740991"}},
-		{e.run(nil, byText, trade, 7, []locktable.Op{dropOp("a", 7)}), []string{"eval", trade.text, "1", "a",
+		{e.run(nil, byText, acquireRelease, 7, []locktable.Op{dropOp("a", 7)}), []string{"eval", acquireRelease.text, "1", "a",
 			ourUUID + ":", "0", "0", "1", "0", "1700000000000001", "7", "0", "7", "redisson_lock__channel:{a}"}},
-		{e.run(nil, byDigest, keep, 7, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", keep.sha, "2", "a", "b",
+		{e.run(nil, byDigest, renew, 7, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", renew.sha, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "1", "20"}},
-		{prefixed.run(nil, byDigest, trade, 7, []locktable.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", trade.sha, "3",
+		{prefixed.run(nil, byDigest, acquireRelease, 7, []locktable.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", acquireRelease.sha, "3",
 			"app1:größe", "app1:a{b}", "redisson_lock_token:{app1:größe}",
 			ourUUID + ":", "1", "0", "1", "30000", "0", "7", "0", "1", "2", "redisson_lock__channel:app1:a{b}"}},
-		{prefixed.run(nil, byDigest, keep, 7, []locktable.Op{keepOp("a", 1)}), []string{"evalsha", keep.sha, "1", "app1:a",
+		{prefixed.run(nil, byDigest, renew, 7, []locktable.Op{keepOp("a", 1)}), []string{"evalsha", renew.sha, "1", "app1:a",
 			ourUUID + ":", "30000", "1", "1"}},
-		{appendLoad(nil, trade), []string{"script", "load", trade.text}},
+		{appendLoad(nil, acquireRelease), []string{"script", "load", acquireRelease.text}},
 		{appendPing(nil), []string{"ping"}},
 	} {
 		in := bufio.NewReader(bytes.NewReader(tt.bytes))
@@ -186,12 +186,12 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 		script *script
 		want   int
 	}{
-		{"one", []locktable.Op{take}, trade, 1},
-		{"takes and drops", []locktable.Op{drop, take, drop, take}, trade, 4},
-		{"another lease", []locktable.Op{take, drop, longer, take}, trade, 2},
-		{"drops have none", []locktable.Op{drop, longer, drop, longer}, trade, 4},
+		{"one", []locktable.Op{take}, acquireRelease, 1},
+		{"takes and drops", []locktable.Op{drop, take, drop, take}, acquireRelease, 4},
+		{"another lease", []locktable.Op{take, drop, longer, take}, acquireRelease, 2},
+		{"drops have none", []locktable.Op{drop, longer, drop, longer}, acquireRelease, 4},
 		{"renewals", []locktable.Op{keep, keep, take}, scriptOf(locktable.Keep), 2},
-		{"no more than so many", ops(runMax+1, drop), trade, runMax},
+		{"no more than so many", ops(runMax+1, drop), acquireRelease, runMax},
 		{"renewals with more entries", []locktable.Op{keep, twice}, scriptOf(locktable.Keep), 1},
 		{"renewals of another lease", append(ops(3, keep), keepOp("a", 1), func() locktable.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(locktable.Keep), 4},
 	} {

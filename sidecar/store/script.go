@@ -21,15 +21,17 @@ type script struct {
 }
 
 var (
-	//go:embed scripts/trade.lua
-	tradeText string
-	//go:embed scripts/keep.lua
-	keepText string
+	//go:embed scripts/ownership.lua
+	ownershipText string
+	//go:embed scripts/acquire_release.lua
+	acquireReleaseText string
+	//go:embed scripts/renew.lua
+	renewText string
 
-	trade = newScript(tradeText) // takes and drops
-	keep  = newScript(keepText)
+	acquireRelease = newScript(ownershipText + acquireReleaseText) // takes and drops
+	renew          = newScript(ownershipText + renewText)
 
-	scripts = []*script{trade, keep}
+	scripts = []*script{acquireRelease, renew}
 )
 
 func newScript(text string) *script {
@@ -76,9 +78,9 @@ type encoder struct {
 func scriptOf(k locktable.OpKind) *script {
 	switch k {
 	case locktable.Take, locktable.Drop:
-		return trade
+		return acquireRelease
 	case locktable.Keep, locktable.Check:
-		return keep
+		return renew
 	}
 	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
 }
@@ -97,7 +99,7 @@ func gather(ops []locktable.Op) {
 		return 2
 	}
 	slices.SortStableFunc(ops, func(a, b locktable.Op) int {
-		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(a.LeaseMS, b.LeaseMS)); c != 0 || scriptOf(a.Kind) != keep {
+		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(a.LeaseMS, b.LeaseMS)); c != 0 || scriptOf(a.Kind) != renew {
 			return c
 		}
 		return cmp.Compare(a.Count, b.Count)
@@ -117,7 +119,7 @@ func together(ops []locktable.Op) (*script, int) {
 		case op.Kind == locktable.Drop:
 		case first == nil:
 			first = op
-		case op.LeaseMS != first.LeaseMS, s == keep && op.Count != first.Count:
+		case op.LeaseMS != first.LeaseMS, s == renew && op.Count != first.Count:
 			return s, n
 		}
 	}
@@ -201,7 +203,7 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 		}
 	}
 	keys, args := len(ops)-pairs, 3+len(ops)
-	if s == trade {
+	if s == acquireRelease {
 		keys += keys - counts[dropped]
 		args += 5 + 3*sets + counts[dropped] + pairs
 	}
@@ -218,7 +220,7 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 			dst = e.keys.appendKey(dst, ops[i].Name)
 		}
 	}
-	if s == trade {
+	if s == acquireRelease {
 		for i := range ops {
 			if ops[i].Kind == locktable.Take {
 				dst = e.keys.appendDerived(dst, counterPrefix, ops[i].Name)
@@ -226,7 +228,7 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 		}
 	}
 	dst = appendString(dst, e.prefix)
-	if s == trade {
+	if s == acquireRelease {
 		dst = appendNumber(dst, int64(counts[taken]))
 		dst = appendNumber(dst, int64(sets))
 		dst = appendNumber(dst, int64(counts[dropped]))
@@ -287,13 +289,13 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 	case status.kind == '$' && status.text != "":
 		return status.text, false, nil
 
-	case scriptOf(r.Kind) == keep && number && status.num == 1:
+	case scriptOf(r.Kind) == renew && number && status.num == 1:
 		r.Outcome = locktable.Done
 	case r.Kind == locktable.Check && number && status.num == 2:
 		r.Outcome = locktable.Differs
-	case scriptOf(r.Kind) == keep && number && status.num == 0:
+	case scriptOf(r.Kind) == renew && number && status.num == 0:
 		r.Outcome = locktable.Missing
-	case scriptOf(r.Kind) == keep && shaped(parts, ":$"):
+	case scriptOf(r.Kind) == renew && shaped(parts, ":$"):
 		decodeOther(parts[0].num, parts[1].text, r)
 
 	case r.Kind == locktable.Take && number && status.num != -1:
@@ -307,7 +309,7 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 		decodeOther(parts[0].num, parts[1].text, r)
 		r.Listeners = int32(parts[2].num)
 
-	case scriptOf(r.Kind) == trade && shaped(parts, "$"):
+	case scriptOf(r.Kind) == acquireRelease && shaped(parts, "$"):
 		r.Outcome, r.Field = locktable.NotALock, readable(parts[0].text)
 
 	case r.Kind == locktable.Drop && number && status.num >= -1:

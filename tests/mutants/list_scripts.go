@@ -3,8 +3,9 @@ package main
 // What the scripts promise.
 
 const (
-	trade = "sidecar/store/scripts/trade.lua"
-	keep  = "sidecar/store/scripts/keep.lua"
+	ownership      = "sidecar/store/scripts/ownership.lua"
+	acquireRelease = "sidecar/store/scripts/acquire_release.lua"
+	renew          = "sidecar/store/scripts/renew.lua"
 )
 
 // differential compares the scripts with their model.
@@ -12,67 +13,106 @@ var differential = check{"sidecar/store", "^TestScriptsBehaveAsTheirModel$/^redi
 
 var scriptMutants = []mutant{
 	{
+		rule: "a later hold is not this one's",
+		file: ownership,
+		old:  `  if n and tonumber(n) <= tonumber(num) then`,
+		new:  `  if n then`,
+		by:   differential,
+	},
+	{
+		rule: "hold numbers are compared as numbers",
+		file: ownership,
+		old:  `tonumber(n) <= tonumber(num)`,
+		new:  `n <= num`,
+		by:   differential,
+	},
+	{
+		rule: "another owner's lock is not ours",
+		file: ownership,
+		old:  `  local n = string.sub(field, 1, #prefix) == prefix and string.match(`,
+		new:  `  local n = string.match(`,
+		by:   differential,
+	},
+	{
+		rule: "a hash of several fields is not ours",
+		file: ownership,
+		old:  `  if fields > 1 then`,
+		new:  `  if fields > 2 then`,
+		by:   differential,
+	},
+	{
+		rule: "an error for another reason than the type is reported as it is",
+		file: ownership,
+		old:  "    if string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then error(fields) end\n",
+		new:  "",
+		by:   test("sidecar/store", "TestPermissions"),
+	},
+	{
+		rule: "a key of another type is described",
+		file: ownership,
+		old:  `(redis.pcall('TYPE', lock).ok or 'unknown')`,
+		new:  `'unknown'`,
+		by:   differential,
+	},
+	{
+		rule: "a take of a key of another type is no refusal by another owner",
+		file: acquireRelease,
+		old:  `    if no_hash then return {other} end` + "\n",
+		new:  ``,
+		by:   differential,
+	},
+	{
+		rule: "a drop leaves what is not ours",
+		file: acquireRelease,
+		old:  `      if not owner(lock, fields, num) then return -3 end` + "\n",
+		new:  ``,
+		by:   differential,
+	},
+	{
+		rule: "a drop of a lock that has expired publishes",
+		file: acquireRelease,
+		old:  `    if fields ~= 0 then`,
+		new:  "    if fields == 0 then return -3 end\n    if fields ~= 0 then",
+		by:   differential,
+	},
+	{
+		rule: "a drop deletes an earlier hold",
+		file: acquireRelease,
+		old:  `      gone = ask('DEL', lock)` + "\n",
+		new:  ``,
+		by:   differential,
+	},
+	{
+		rule: "a renewal leaves what is not ours",
+		file: renew,
+		old:  `    if not old then return {call('PTTL', lock), other} end`,
+		new:  `    if not old then old = field end`,
+		by:   differential,
+	},
+	{
+		rule: "a renewal of a lock that has expired says so",
+		file: renew,
+		old:  `  if fields == 0 then return 0 end` + "\n",
+		new:  `  if fields == 0 then return 1 end` + "\n",
+		by:   differential,
+	},
+	{
 		rule: "a lock is taken without a look at its key only if none of the run has one",
-		file: trade,
+		file: acquireRelease,
 		old:  `unpack(KEYS, 1, takes)`,
 		new:  `unpack(KEYS, 1, takes - 1)`,
 		by:   differential,
 	},
 	{
-		rule: "a take leaves a later hold alone",
-		file: trade,
-		old: `if not n or tonumber(n) > tonumber(num) then
-      return {redis.call('PTTL', lock), string.sub(old`,
-		new: `if not n then
-      return {redis.call('PTTL', lock), string.sub(old`,
-		by: differential,
-	},
-	{
-		rule: "a take compares hold numbers as numbers",
-		file: trade,
-		old: `if not n or tonumber(n) > tonumber(num) then
-      return {redis.call('PTTL', lock), string.sub(old`,
-		new: `if not n or n > num then
-      return {redis.call('PTTL', lock), string.sub(old`,
-		by: differential,
-	},
-	{
-		rule: "a take leaves another owner's lock alone",
-		file: trade,
-		old: `    local n = string.sub(old, 1, #prefix) == prefix and string.match(old, '^%d+$', #prefix + 1)
-    if not n or tonumber(n) > tonumber(num) then
-      return {redis`,
-		new: `    local n = string.match(old, '^%d+$', #prefix + 1)
-    if not n or tonumber(n) > tonumber(num) then
-      return {redis`,
-		by: differential,
-	},
-	{
-		rule: "a take leaves a hash of several fields alone",
-		file: trade,
-		old: `    if fields > 1 then
-      local what = 'a hash with '`,
-		new: `    if fields > 2 then
-      local what = 'a hash with '`,
-		by: differential,
-	},
-	{
-		rule: "a take does not take a key of another type for a free lock",
-		file: trade,
-		old:  `if type(fields) == 'table' then return failed(lock, fields.err) end`,
-		new:  `if type(fields) == 'table' then fields = 0 end`,
-		by:   differential,
-	},
-	{
 		rule: "a take that moves a hold does not take a free lock",
-		file: trade,
+		file: acquireRelease,
 		old:  `    if fields == 0 and move then return -1 end` + "\n",
 		new:  ``,
 		by:   differential,
 	},
 	{
 		rule: "a take of a lock that is ours renews its lease",
-		file: trade,
+		file: acquireRelease,
 		old: `    local expires = ask('PEXPIRE', lock, lease)
     if type(expires) == 'table' then return expires.err end
 `,
@@ -81,7 +121,7 @@ var scriptMutants = []mutant{
 	},
 	{
 		rule: "a take of a lock that is ours needs no memory",
-		file: trade,
+		file: acquireRelease,
 		old: `    local expires = ask('PEXPIRE', lock, lease)
     if type(expires) == 'table' then return expires.err end
   end
@@ -95,14 +135,14 @@ var scriptMutants = []mutant{
 	},
 	{
 		rule: "a take deletes the field of the earlier hold",
-		file: trade,
+		file: acquireRelease,
 		old:  `    if old ~= field then redis.call('HDEL', lock, old) end` + "\n",
 		new:  ``,
 		by:   differential,
 	},
 	{
 		rule: "a take that may not set an expiry leaves no lock",
-		file: trade,
+		file: acquireRelease,
 		old: `      redis.call('DEL', lock)
       return expires.err`,
 		new: `      return expires.err`,
@@ -110,119 +150,94 @@ var scriptMutants = []mutant{
 	},
 	{
 		rule: "a take counts the subscribers if it draws more tokens than one",
-		file: trade,
+		file: acquireRelease,
 		old:  `if fields ~= 0 or draw ~= '1' then`,
 		new:  `if fields ~= 0 then`,
 		by:   differential,
 	},
 	{
 		rule: "a counter that is behind the floor is lifted",
-		file: trade,
+		file: acquireRelease,
 		old:  `if last - n < floor then`,
 		new:  `if last == n then`,
 		by:   differential,
 	},
 	{
 		rule: "a counter is lifted above what the sidecar knows of tokens",
-		file: trade,
+		file: acquireRelease,
 		old:  `math.max(time[1] * 1000000 + time[2], birth) + n`,
 		new:  `time[1] * 1000000 + time[2] + n`,
 		by:   differential,
 	},
 	{
 		rule: "a token is below 2^53",
-		file: trade,
+		file: acquireRelease,
 		old:  `if last >= 2 ^ 53 then`,
 		new:  `if last < 0 then`,
 		by:   differential,
 	},
 	{
 		rule: "a new counter has the configured expiry",
-		file: trade,
+		file: acquireRelease,
 		old:  `      elseif made then`,
 		new:  `      elseif false then`,
 		by:   differential,
 	},
 	{
 		rule: "a counter that is lifted keeps its expiry",
-		file: trade,
+		file: acquireRelease,
 		old:  `redis.call('SET', counter, text, 'KEEPTTL')`,
 		new:  `redis.call('SET', counter, text)`,
 		by:   differential,
 	},
 	{
 		rule: "a counter does not expire unless it is configured to",
-		file: trade,
+		file: acquireRelease,
 		old:  `          ask('PERSIST', counter)` + "\n",
 		new:  ``,
 		by:   differential,
 	},
 	{
 		rule: "the use of a counter refreshes its expiry",
-		file: trade,
+		file: acquireRelease,
 		old:  `elseif left < expiry / 14 * 13 then`,
 		new:  `elseif false then`,
 		by:   differential,
 	},
 	{
 		rule: "a take that makes a counter says so",
-		file: trade,
+		file: acquireRelease,
 		old:  `  if made then last = -last end` + "\n",
 		new:  ``,
 		by:   differential,
 	},
 	{
-		rule: "a drop deletes an earlier hold",
-		file: trade,
-		old:  `    if fields == 1 then`,
-		new:  `    if false then`,
-		by:   differential,
-	},
-	{
-		rule: "a drop leaves a later hold alone",
-		file: trade,
-		old:  `if not n or tonumber(n) > tonumber(num) then return -3 end`,
-		new:  `if not n then return -3 end`,
-		by:   differential,
-	},
-	{
-		rule: "a drop of a lock that has expired publishes",
-		file: trade,
-		old:  `    if fields > 1 then return -3 end`,
-		new:  `    if fields ~= 1 then return -3 end`,
-		by:   differential,
-	},
-	{
 		rule: "a subscriber of a pattern does not count as one that waits",
-		file: trade,
-		old: `  heard = ask('PUBSUB', 'NUMSUB', channel)
-  return heard.err and -1 or heard[2]
-end
-
-local function drop`,
-		new: `  return heard
-end
-
-local function drop`,
+		file: acquireRelease,
+		old: `  local listeners = ask('PUBSUB', 'NUMSUB', channel)
+  return listeners.err and -1 or listeners[2]
+`,
+		new: `  return receivers
+`,
 		by: differential,
 	},
 	{
 		rule: "a retake leaves a hash of several fields to drop and take",
-		file: trade,
+		file: acquireRelease,
 		old:  `  if ask('HLEN', lock) ~= 1 then return end` + "\n",
 		new:  ``,
 		by:   differential,
 	},
 	{
 		rule: "a retake leaves a counter that is behind the floor to take",
-		file: trade,
+		file: acquireRelease,
 		old:  `if last - 1 >= floor and last < 2 ^ 53 and`,
 		new:  `if last < 2 ^ 53 and`,
 		by:   differential,
 	},
 	{
 		rule: "a retake of another owner's lock deletes its own field again",
-		file: trade,
+		file: acquireRelease,
 		old: `      ask('HDEL', lock, prefix .. num)
     else`,
 		new: `    else`,
@@ -230,67 +245,60 @@ local function drop`,
 	},
 	{
 		rule: "a retake that does not succeed undoes its draw",
-		file: trade,
+		file: acquireRelease,
 		old:  `  if last == 1 then ask('DEL', counter) else ask('INCRBY', counter, '-1') end` + "\n",
 		new:  ``,
 		by:   differential,
 	},
 	{
 		rule: "a retake renews the lease",
-		file: trade,
+		file: acquireRelease,
 		old:  `      if ask('PEXPIRE', lock, lease) == 1 then return last end`,
 		new:  `      if last then return last end`,
 		by:   differential,
 	},
 	{
 		rule: "a retake publishes the release",
-		file: trade,
-		old: `    local heard = ask('PUBLISH', channel, unlocked)
-    if heard ~= 0 then heard = told(channel, heard) end
+		file: acquireRelease,
+		old: `    local receivers = ask('PUBLISH', channel, unlocked)
+    if receivers ~= 0 then receivers = count_listeners(channel, receivers) end
     statuses`,
-		new: `    local heard = 0
+		new: `    local receivers = 0
     statuses`,
 		by: differential,
 	},
 
 	{
 		rule: "a renewal leaves a hash of several fields alone, with its own field too",
-		file: keep,
+		file: renew,
 		old:  `and ask('HLEN', lock) == 1 and (not renew`,
 		new:  `and (not renew`,
 		by:   differential,
 	},
 	{
-		rule: "a renewal leaves a later hold alone",
-		file: keep,
-		old:  `if not n or tonumber(n) > tonumber(num) then`,
-		new:  `if not n then`,
-		by:   differential,
-	},
-	{
 		rule: "a check changes nothing",
-		file: keep,
+		file: renew,
 		old:  `  if not renew then return have == entries and 1 or 2 end` + "\n",
 		new:  ``,
 		by:   differential,
 	},
 	{
 		rule: "a renewal sets the entries",
-		file: keep,
+		file: renew,
 		old:  `  if have ~= entries then`,
 		new:  `  if not have then`,
 		by:   differential,
 	},
 	{
 		rule: "a renewal deletes the field of the earlier hold",
-		file: keep,
+		file: renew,
 		old:  `    if old ~= field then call('HDEL', lock, old) end` + "\n",
 		new:  ``,
 		by:   differential,
 	},
 	{
 		rule: "a renewal needs no memory",
-		file: keep,
+		file: renew,
 		old: `  call('PEXPIRE', lock, lease)
   if have ~= entries then
     call('HSET', lock, field, entries)
@@ -304,12 +312,5 @@ local function drop`,
   call('PEXPIRE', lock, lease)
 `,
 		by: differential,
-	},
-	{
-		rule: "a renewal of a key of another type says what is there",
-		file: keep,
-		old:  `if what then return {call('PTTL', lock), what} end`,
-		new:  `if what then return 0 end`,
-		by:   differential,
 	},
 }

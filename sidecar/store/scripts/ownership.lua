@@ -1,0 +1,35 @@
+-- ownership: whose lock a key is. This text precedes the text of each script.
+--
+-- A lock that is held is a HASH with one field, "<uuid>:<hold number>", whose value is the
+-- number of entries.
+
+local prefix = ARGV[1] -- of this sidecar's owner fields: "<uuid>:"
+
+-- Decides whether a key belongs to this sidecar, and to hold num or an earlier one. fields
+-- is what a command for hashes returned for the key: the number of fields, at least 1, or
+-- an error.
+--
+-- Returns the owner field if the key does. Otherwise it returns nil, and the owner field or
+-- a description of what is there; and true if that is no hash. An error for another reason
+-- than the key's type is raised.
+--
+-- It is one function, because Redis pays for each that a script defines.
+local function owner(lock, fields, num)
+  if type(fields) == 'table' then
+    if string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then error(fields) end
+    return nil, 'a key of type ' .. (redis.pcall('TYPE', lock).ok or 'unknown') .. ', which is not a lock', true
+  end
+  -- A plain lock has one field. More are another structure under the same name.
+  if fields > 1 then
+    local mode = redis.pcall('HGET', lock, 'mode')
+    if type(mode) == 'string' then return nil, 'a read-write lock in mode ' .. string.sub(mode, 1, 16) end
+    return nil, 'a hash with ' .. fields .. ' fields'
+  end
+  local keys = redis.pcall('HKEYS', lock)
+  if keys.err then error(keys) end
+  local field = keys[1] or ''
+  local n = string.sub(field, 1, #prefix) == prefix and string.match(field, '^%d+$', #prefix + 1)
+  if n and tonumber(n) <= tonumber(num) then return field end
+  return nil, string.sub(field, 1, 256)
+end
+
