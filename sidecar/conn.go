@@ -130,7 +130,7 @@ func (s *Server) leave(c *conn) {
 // the protocol: then it returns the last frame that the client is sent. What came before
 // the fault is handed over, too.
 func (s *Server) read(c *conn) (fault *protocol.Err) {
-	_ = c.nc.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
+	c.readUntil(time.Now().Add(protocol.HelloTimeout))
 	frames := protocol.NewReader(rawio.NewReader(c.raw))
 	var decoder protocol.RequestDecoder
 	var batch []request
@@ -170,7 +170,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			return &fault
 		case isHello:
 			greeted = true
-			_ = c.nc.SetReadDeadline(time.Time{})
+			c.readUntil(time.Time{})
 			if c.peer.PID > 0 {
 				c.peer.Cmd, c.process = s.commands.of(c.peer.PID), processOf(c.pidfd, c.peer.PID)
 			}
@@ -379,6 +379,16 @@ func (c *conn) sayLast(m protocol.Reply) {
 	_ = c.nc.SetWriteDeadline(time.Now().Add(lastFrame))
 	c.out.Finish()
 	c.changed.Broadcast()
+}
+
+// readUntil sets when the reader gives up; the zero time: never. After hangUp the reader has
+// ended, or is about to: then the deadline stays.
+func (c *conn) readUntil(deadline time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.out.Accepts() {
+		_ = c.nc.SetReadDeadline(deadline)
+	}
 }
 
 // hangUp ends the reader; the last frame is written first.

@@ -1,11 +1,14 @@
 package sidecar
 
 import (
+	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"reflect"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -86,5 +89,22 @@ func TestASlowReaderGetsTheNewestLeaseBehindTheGrantsItCovers(t *testing.T) {
 	}
 	if want := []string{"grant", "lease", "lost"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A stop may come before the reader of a new connection has begun, or right after it has
+// read hello: the deadline that the reader sets must not undo the end.
+func TestReaderOfAConnectionThatWasHungUpEnds(t *testing.T) {
+	c, _ := connPair(t)
+	s := &Server{ending: true}
+	s.inbox.init()
+	c.hangUp(&stopping)
+	began := time.Now()
+	if fault := s.read(c); fault != nil || time.Since(began) >= protocol.HelloTimeout {
+		t.Errorf("the reader waited for hello for %v: %v", time.Since(began), fault)
+	}
+	c.readUntil(time.Time{})
+	if _, err := c.nc.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a read after that: %v", err)
 	}
 }
