@@ -288,6 +288,7 @@ func (l *loop) onEvent(now int64, e *event) {
 		for i := range e.results {
 			l.table.Result(now, e.results[i])
 		}
+		l.store.Recycle(e.results)
 	case redisUp:
 		redis := e.redis // e is emptied before applyEffects
 		l.newRedis = &redis

@@ -42,6 +42,8 @@ type commands struct {
 	cancel context.CancelFunc // cuts everything short
 	done   chan struct{}      // run has ended
 
+	spareResults resultPool
+
 	mu      sync.Mutex // guards what follows, and what pipe says; never held during I/O or a callback
 	keeps   lane[locktable.Op]
 	others  lane[locktable.Op]
@@ -76,7 +78,9 @@ func newCommands(cfg Config, d *dialer, moved func()) *commands {
 		wake:   make(chan struct{}, 1),
 		dialed: make(chan dialed),
 		done:   make(chan struct{}),
-		why:    "Redis at " + d.address + " is not connected yet",
+
+		spareResults: make(resultPool, 4),
+		why:          "Redis at " + d.address + " is not connected yet",
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.last = cfg.Last
@@ -355,6 +359,33 @@ func (c *commands) lost() {
 	c.failed(outage(why))
 	if len(results) > 0 {
 		c.deliver(results, nil)
+	}
+}
+
+// A resultPool has slices for results that were given back.
+type resultPool chan []locktable.Result
+
+// maxSpareResults bounds a slice that is kept: a burst's memory is freed.
+const maxSpareResults = 1 << 10
+
+// get returns an empty slice.
+func (p resultPool) get() []locktable.Result {
+	select {
+	case results := <-p:
+		return results
+	default:
+		return nil
+	}
+}
+
+func (p resultPool) put(results []locktable.Result) {
+	if cap(results) == 0 || cap(results) > maxSpareResults {
+		return
+	}
+	clear(results)
+	select {
+	case p <- results[:0]:
+	default:
 	}
 }
 

@@ -233,9 +233,9 @@ func (h hearing) Read(b []byte) (int, error) {
 func (p *pipe) handOut() error {
 	// Redis gets what waited for these answers before anybody else does.
 	err := p.commands.goOn(p)
-	if n := len(p.results); n > 0 {
+	if len(p.results) > 0 {
 		p.commands.deliver(p.results, p.takeRaised())
-		p.results = make([]locktable.Result, 0, min(2*n, 64))
+		p.results = p.commands.spareResults.get()
 	}
 	if p.silent != "" && !p.commands.publishTold {
 		p.commands.publishTold = true

@@ -53,7 +53,7 @@ type Config struct {
 
 	// The callbacks come from the store's goroutines, those of one line one after
 	// the other. They must not block, and may call Do, Subscribe and Unsubscribe.
-	// nil: not called. What they are given is theirs.
+	// nil: not called. What they are given is theirs; results may be given back with Recycle.
 
 	// OnResults brings what Redis answered, and, if that raised the floor of tokens, the
 	// identity with its new floor; otherwise nil. When a connection is lost, OnDown comes
@@ -164,6 +164,9 @@ func (s *Store) Address() string { return s.commands.dial.place() }
 // whose order does not matter.
 // After Close nothing is sent and nothing answered.
 func (s *Store) Do(ops []locktable.Op) { s.commands.do(ops) }
+
+// Recycle takes back results that OnResults brought. The caller does not use them again.
+func (s *Store) Recycle(results []locktable.Result) { s.commands.spareResults.put(results) }
 
 // Unsent is how many operations wait to be sent, because Redis has not answered those
 // before them.
