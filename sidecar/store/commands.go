@@ -365,8 +365,8 @@ func (c *commands) lost() {
 // A resultPool has slices for results that were given back.
 type resultPool chan []locktable.Result
 
-// maxSpareResults bounds a slice that is kept: a burst's memory is freed.
-const maxSpareResults = 1 << 10
+// maxSpareResults bounds a slice that is kept: 400 KiB.
+const maxSpareResults = 1 << 12
 
 // get returns an empty slice.
 func (p resultPool) get() []locktable.Result {
