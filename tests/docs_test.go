@@ -1,6 +1,9 @@
 package tests
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -96,6 +99,68 @@ func TestDocumentsLinkToFilesThatExist(t *testing.T) {
 	if links == 0 {
 		t.Error("no document has a link")
 	}
+}
+
+// The glossary has every phase and state of the lock table, in the words of the code.
+func TestGlossaryHasEveryPhaseOfTheLockTable(t *testing.T) {
+	text, err := os.ReadFile("../docs/glossary.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	glossary := strings.ReplaceAll(string(text), "-", " ")
+	inner := regexp.MustCompile(`([a-z])([A-Z])`)
+	for enum, names := range lockTableEnums(t) {
+		kind := strings.ToLower(regexp.MustCompile(`(Phase|State)$`).ReplaceAllString(enum, ""))
+		for _, name := range names {
+			words := strings.TrimSpace(strings.TrimPrefix(strings.ToLower(inner.ReplaceAllString(name, "$1 $2")), kind+" "))
+			if !strings.Contains(glossary, "**"+words+"**") {
+				t.Errorf("docs/glossary.md does not have %q, which is %s of %s", words, name, enum)
+			}
+		}
+	}
+}
+
+// lockTableEnums returns the constants of each type of the lock table that names phases
+// or states.
+func lockTableEnums(t *testing.T) map[string][]string {
+	enums := make(map[string][]string)
+	sources, err := filepath.Glob("../sidecar/locktable/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range sources {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range file.Decls {
+			group, ok := d.(*ast.GenDecl)
+			if !ok || group.Tok != token.CONST {
+				continue
+			}
+			enum := "" // a constant without a type has that of the one before
+			for _, spec := range group.Specs {
+				constant := spec.(*ast.ValueSpec)
+				if kind, ok := constant.Type.(*ast.Ident); ok {
+					enum = kind.Name
+				} else if constant.Values != nil {
+					enum = ""
+				}
+				if regexp.MustCompile(`Phase$|State$|^contention$|^subscription$`).MatchString(enum) {
+					enums[enum] = append(enums[enum], constant.Names[0].Name)
+				}
+			}
+		}
+	}
+	for _, enum := range []string{"SessionPhase", "holdPhase", "claimState", "contention", "subscription"} {
+		if len(enums[enum]) < 3 {
+			t.Errorf("the lock table has %d constants of type %s", len(enums[enum]), enum)
+		}
+	}
+	return enums
 }
 
 // documents returns the files of the documentation.
