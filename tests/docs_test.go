@@ -166,7 +166,7 @@ func lockTableEnums(t *testing.T) map[string][]string {
 // documents returns the files of the documentation.
 func documents(t *testing.T) []string {
 	var all []string
-	for _, pattern := range []string{"../*.md", "../docs/*.md", "../deploy/*.md", "../protocol/*.md", "../sdk/python/*.md"} {
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/decisions/*.md", "../deploy/*.md", "../protocol/*.md", "../sdk/python/*.md"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil || len(found) == 0 {
 			t.Fatalf("no file matches %s (%v)", pattern, err)
