@@ -8,13 +8,13 @@ import (
 
 // What operators ask: none of it is needed to lock and unlock.
 
-// LockInfo is what a sidecar knows of one lock.
+// LockInfo describes one lock, as a sidecar knows it.
 type LockInfo = protocol.LockRow
 
 // WaiterInfo is one waiter of a LockInfo.
 type WaiterInfo = protocol.WaiterRow
 
-// Info returns what the sidecar knows of the lock; false: nothing.
+// Info describes a lock; false: the sidecar knows nothing of it.
 func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) {
 	if err := protocol.CheckName(name); err != nil {
 		return LockInfo{}, false, &failure{text: err.Error()}
@@ -67,9 +67,9 @@ func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
 }
 
 // ForceRelease ends the hold that a process of this host has on the lock, and
-// returns its number. The holder is told that it lost the lock, but nothing stops
-// it. Root, the sidecar's user and the holder's user may do this. If the sidecar
-// stops before it answers, the error is ErrUnavailable, and it may have happened.
+// returns its number. The holder is notified that it lost the lock, but not stopped.
+// Root, the sidecar's user and the holder's user may do this. If the sidecar stops
+// before it answers, the error is ErrUnavailable, and the hold may have ended.
 func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) {
 	if err := protocol.CheckName(name); err != nil {
 		return 0, &failure{text: err.Error()}
@@ -81,23 +81,22 @@ func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) 
 	return ok.Hold, err
 }
 
-// Ping asks the sidecar to answer. The answer is "ok", or a sentence that says
-// what is wrong between it and Redis.
+// Ping returns "ok", or one sentence about what is wrong between the sidecar and Redis.
 func (c *Client) Ping(ctx context.Context) (string, error) {
 	h, err := c.Health(ctx)
 	return h.Redis, err
 }
 
-// Health is how a sidecar and its Redis are.
+// Health is the state of a sidecar's connection to Redis.
 type Health struct {
-	Redis        string // "ok", or a sentence that says what is wrong
+	Redis        string // "ok", or one sentence about what is wrong
 	RedisAddress string // where the sidecar connects to Redis, and the number of the database
 	RedisRunID   string // of the Redis server; "": it is not connected, or not known
 	KeyPrefix    string // what the sidecar puts before the names of locks in Redis; "": nothing
 }
 
-// Health is Ping, and names the Redis that the sidecar uses. Hosts share locks only if
-// they use the same one, with the same key prefix.
+// Health returns what Ping returns, and which Redis the sidecar uses. Hosts share locks
+// only if they use the same Redis, with the same key prefix.
 func (c *Client) Health(ctx context.Context) (Health, error) {
 	var ok protocol.PingOK
 	err := c.ask(ctx, &call{task: task{"ping the sidecar", ""}, answer: &ok, request: func(id uint64) protocol.Request {

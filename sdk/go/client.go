@@ -11,15 +11,15 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// Client is a program's connection to the sidecar of its host. It is meant to be
-// one for a whole program, and may be used by many goroutines at once. It has
-// one goroutine and two file descriptors, however many locks there are.
+// Client is a program's connection to the sidecar of its host. A program needs one
+// Client; many goroutines may use it at once. It has one goroutine and two file
+// descriptors, however many locks there are.
 //
-// The connection may be lost: the sidecar is restarted, replaced by a newer one, or
-// killed. The Client then connects again by itself, and goes on with what it had:
-// locks that are held stay so, with their tokens, and calls that wait go on waiting
-// in their order. Only if no sidecar listens for too long (see [WithPatience]) do
-// calls fail, with ErrUnavailable; locks are held until their deadlines even then.
+// The connection may be lost: the sidecar is restarted, upgraded or killed. The Client
+// then connects again by itself and resumes its session: held locks stay held, with
+// their tokens, and waiting calls are queued again in their order. Only if no sidecar
+// listens for too long (see [WithPatience]) do calls fail, with ErrUnavailable; locks
+// are held until their deadlines even then.
 type Client struct {
 	// Immutable.
 	dialer       dialer
@@ -33,9 +33,9 @@ type Client struct {
 }
 
 // Dial connects to the sidecar that listens at the path; "" is
-// $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock. A sidecar that
-// is just starting is waited for (see WithPatience), as long as ctx allows; ctx
-// has no meaning for the Client after that.
+// $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock. Dial waits for a
+// sidecar that is just starting (see WithPatience), as long as ctx allows; ctx has no
+// meaning for the Client after that.
 //
 // The sidecar runs on Linux. On another system Dial returns an error that is both
 // ErrUnsupported and [errors.ErrUnsupported].
@@ -83,11 +83,11 @@ func (c *Client) begin(w *wire) *session {
 	return s
 }
 
-// Close has the sidecar release every lock that the Client holds, as if the program
-// had ended (see WithCrashDelay), and their handles say ErrClosed. It waits for the
-// sidecar to confirm that, but at most a second. If it does not, the Client goes on
-// trying to tell it, or its successor, until the locks' leases have ended in any
-// case. Close returns nil.
+// Close ends the session: the sidecar releases every lock that the Client holds, as if
+// the program had ended (see WithCrashDelay), and their handles return ErrClosed. Close
+// waits for the answer of the sidecar for at most a second. Without an answer the Client
+// keeps trying to reach the sidecar, or its successor, until the leases of the locks
+// have ended. Close returns nil.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -115,8 +115,8 @@ func (c *Client) session() (*session, error) {
 	return c.begin(nil), nil
 }
 
-// Lock acquires the lock, and waits for it as long as ctx allows. On this host,
-// who asked first gets it first.
+// Lock acquires the lock, and waits for it as long as ctx allows. On one host, waiting
+// calls get the lock in the order in which they were made.
 //
 // ctx bounds the wait only. The lock is then held until Unlock, or until it is
 // lost; see [Lock.Context] for a context that ends with it.
@@ -124,9 +124,9 @@ func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Loc
 	return c.acquire(ctx, name, false, options)
 }
 
-// TryLock acquires the lock if nobody else holds it and nobody waits for it;
-// otherwise the error is ErrHeld. ctx bounds how long Redis and the sidecar may
-// take to answer.
+// TryLock acquires the lock if no other owner holds it and no other call on this host
+// waits for it; otherwise the error is ErrHeld. ctx bounds how long Redis and the
+// sidecar may take to answer.
 func (c *Client) TryLock(ctx context.Context, name string, options ...Option) (*Lock, error) {
 	return c.acquire(ctx, name, true, options)
 }

@@ -14,7 +14,7 @@ type UnlockOption struct {
 	confirm context.Context // bounds the wait for the confirmation; nil: there is none
 }
 
-// Confirmed has Unlock wait until the sidecar has confirmed that Redis has executed the
+// Confirmed makes Unlock wait until the sidecar has confirmed that Redis has executed the
 // release. After that no other host finds the lock taken by this hold, and the program
 // may signal one of them that it is free:
 //
@@ -30,13 +30,13 @@ type UnlockOption struct {
 // The lock is released at once, as without this option, even if no confirmation follows.
 // ctx, which must not be nil, bounds the wait for the confirmation only. The Client sends
 // the release and the request for its confirmation together. If the sidecar is restarted
-// before it has answered, the Client sends the request to the successor, and Unlock goes
-// on waiting. While the sidecar cannot reach Redis, Unlock waits as long as ctx allows.
+// before it has answered, the Client sends the request to the successor, and Unlock
+// keeps waiting. While the sidecar cannot reach Redis, Unlock waits as long as ctx allows.
 //
 // The error is nil if the release was confirmed. If the lock was not held any more, the
 // error is the one that Unlock returns without this option. It is ErrUnconfirmed if the
-// lock was released here and only the confirmation is missing. Then its text says when
-// the lease ends: from then on other hosts find the lock free in any case. errors.Is also
+// lock was released here and only the confirmation is missing. Then its text has the time
+// at which the lease ends: from then on other hosts find the lock free in any case. errors.Is also
 // finds the reason in it:
 //
 //	ctx.Err()       ctx ended first; ErrTimeout if its deadline passed
@@ -44,9 +44,9 @@ type UnlockOption struct {
 //	ErrUnsupported  this sidecar is older and does not confirm releases: upgrade it
 //	ErrUnavailable  no sidecar answered for too long (see WithPatience)
 //	ErrLimit        too many requests of this Client wait for an answer
-//	ErrClosed       the Client was closed meanwhile
+//	ErrClosed       the Client was closed in the meantime
 //
-// or none of these if the sidecar was restarted and its successor does not know of the
+// or none of these if the sidecar was restarted and its successor has no record of the
 // release.
 func Confirmed(ctx context.Context) UnlockOption {
 	if ctx == nil {

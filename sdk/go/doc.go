@@ -13,40 +13,42 @@
 //	return charge(ctx, l.Token())
 //
 // A program needs one [Client]; any number of goroutines may use it. The sidecar
-// renews what the program holds, and releases it when the program ends, however
-// it ends.
+// renews the locks that the program holds, and releases them when the program ends,
+// however it ends.
 //
 // # When the sidecar is restarted
 //
-// A sidecar may be stopped, killed, or replaced by a newer one, while locks are held
-// and waited for. The program does not notice: the [Client] connects to the successor
-// by itself, held locks stay held with their tokens, waiting calls are queued again in
-// their order, and what was unlocked meanwhile is given back. Whoever asks meanwhile
-// waits for the successor, up to ten seconds (see [WithPatience]).
+// A sidecar may be stopped, killed or upgraded while a program holds locks and waits
+// for others. The program does not notice it: the [Client] connects to the successor by
+// itself, held locks stay held with their tokens, waiting calls are queued again in
+// their order, and the successor releases what the program unlocked in the meantime.
+// Calls that are made in the meantime wait for the successor, for up to ten seconds (see
+// [WithPatience]).
 //
-// There are two exceptions. A successor without the memory of its predecessor cannot
-// renew the locks of before: they are lost at their deadlines. And
-// [Client.ForceRelease] is not asked twice: its error then says that it may have
-// happened.
+// There are two exceptions. A successor without the state of its predecessor cannot
+// renew the held locks: they are lost at their deadlines. And the Client does not repeat
+// [Client.ForceRelease]: if its answer is lost, the error says that it may have been
+// executed.
 //
-// # What a lock promises
+// # What a lock guarantees
 //
-// A lock is held from the return of [Client.Lock] until [Lock.Unlock], unless it
-// is lost before: its lease ended, Redis could not be reached in time to renew
-// it, its key was deleted, an operator took it away, or a sidecar that was
-// restarted does not know it any more. A hold is believed in only until its
-// deadline, which this package checks by itself, so that a sidecar that is stopped
-// or gone leads nobody to believe in a lock that somebody else may have.
-// [Lock.Err] tells, [Lock.Done] is closed, and a context made by [Lock.Context] is
-// cancelled when that happens.
+// A lock is held from the return of [Client.Lock] until [Lock.Unlock], unless it is
+// lost before: its lease ended, Redis could not be reached in time to renew it, its key
+// was deleted or taken over, an operator ended it, or a sidecar that was restarted has
+// no record of it. When that happens, [Lock.Err] returns the reason, [Lock.Done] is
+// closed, and a context made by [Lock.Context] is cancelled.
 //
-// Nothing can stop a program that is suspended in the middle of its work from
-// going on with it after its lock was lost. Whoever stores what was done under
-// the lock can refuse such a latecomer: [Lock.Token] is larger for every later
-// hold of the lock, on whatever host.
+// A lock is valid only until its deadline. This package checks the deadline by itself:
+// if the sidecar is stopped or gone, no program relies on a lock that another one may
+// hold.
 //
-// Each successful Lock gives a handle of its own. After its Unlock it does
-// nothing any more: a late or second Unlock cannot free a hold that came later.
+// No lock service can stop a program that is suspended in the middle of its work from
+// continuing after its lock was lost. The resource that the lock protects can refuse
+// such a late program: [Lock.Token] is larger for every later hold of the lock, on
+// whatever host.
+//
+// Each successful Lock returns a handle of its own. After its Unlock the handle does
+// nothing: a late or second Unlock cannot release a later hold.
 //
 // # Before another host is signalled
 //
@@ -63,7 +65,7 @@
 //
 // For [errors.Is]:
 //
-//	ErrHeld          TryLock: somebody else holds the lock
+//	ErrHeld          TryLock: another owner holds the lock
 //	ErrTimeout       the context's deadline passed first; is context.DeadlineExceeded too
 //	context.Canceled the context was cancelled first
 //	ErrDeadlock      waiting would never end: the holder waits for this owner
@@ -72,12 +74,12 @@
 //	ErrLimit         a limit of the sidecar; the text says which
 //	ErrClosed        the Client was closed
 //	ErrLost          the lock is not held any more; *LostError says why
-//	ErrNotHeld       this handle was unlocked before; ForceRelease: nobody holds it
+//	ErrNotHeld       this handle was unlocked before; ForceRelease: no process of this host holds it
 //	ErrUnconfirmed   Confirmed: the lock is released, Redis's confirmation is missing
 //	ErrUnsupported   the sidecar is older than this package, or speaks another version;
 //	                 Dial: this system is not Linux
 //
 // Every error of [Client.Lock] and [Client.TryLock] means that the lock is not
-// held and that nothing needs to be cleaned up. Arguments that cannot be (an empty
-// name, a negative lease) give errors of none of these kinds.
+// held and that nothing needs to be cleaned up. Invalid arguments (an empty name, a
+// negative lease) give errors of none of these kinds.
 package locksidecar

@@ -8,8 +8,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// The kinds of errors, for errors.Is. What is returned wraps one of them in a
-// sentence that says what happened and what to do.
+// The kinds of errors, for errors.Is. A returned error wraps one of them in a sentence
+// about what happened and what to do.
 var (
 	ErrHeld        = errors.New("locksidecar: somebody else holds the lock")
 	ErrTimeout     = error(timeout{})
@@ -32,13 +32,13 @@ func (timeout) Error() string        { return "locksidecar: the lock was not fre
 func (timeout) Timeout() bool        { return true }
 func (timeout) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// Reason says why a lock was lost. There may be others than those below.
+// Reason is why a lock was lost. A newer sidecar may send others than those below.
 type Reason = protocol.Reason
 
 const (
 	ReasonExpired   Reason = protocol.Expired   // its deadline passed
 	ReasonDeleted   Reason = protocol.Deleted   // its key vanished from Redis
-	ReasonStolen    Reason = protocol.Stolen    // somebody else's name is in the key
+	ReasonStolen    Reason = protocol.Stolen    // another owner's field is in the key
 	ReasonForced    Reason = protocol.ByForce   // an operator ended it
 	ReasonMaxHold   Reason = protocol.MaxHold   // WithMaxHold
 	ReasonForgotten Reason = protocol.Forgotten // a sidecar that was restarted does not know it
@@ -48,7 +48,7 @@ const (
 // and with it what was held.
 const misunderstood Reason = "the sidecar could not be understood, and the connection was ended"
 
-// LostError is an ErrLost that says which lock was lost, and why.
+// LostError is an ErrLost with the name of the lock and the reason.
 type LostError struct {
 	Name   string
 	Reason Reason

@@ -9,8 +9,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// Lock is a lock that was acquired once: a handle for exactly one Unlock. Its
-// methods may be called by many goroutines at once.
+// Lock is a handle for one acquired lock, and for exactly one Unlock. Many goroutines
+// may call its methods at once.
 type Lock struct {
 	hold *hold
 
@@ -155,20 +155,20 @@ func (s *session) rest(h *hold) {
 	}
 }
 
-// Unlock gives the lock back. Without options it does not wait for the sidecar, and no
-// context can keep it from working. While the sidecar is being restarted, it is given
-// back as soon as there is one again; if that one knows nothing of it, it is free when
-// its lease ends.
+// Unlock releases the lock. Without options it does not wait for the sidecar, and no
+// context can keep it from working. While the sidecar is being restarted, the successor
+// releases the lock; if the successor has no record of the lock, it is free when its
+// lease ends.
 //
 // Redis executes the release a moment after Unlock has returned. A program on another
 // host that is signalled in that moment may still find the lock held. With [Confirmed],
 // Unlock waits until Redis has executed the release.
 //
-// The error is ErrLost if the lock was lost before: then others may have held it
-// meanwhile. It is ErrNotHeld for every Unlock but the first, ErrClosed if the
+// The error is ErrLost if the lock was lost before: then others may have held it in
+// the meantime. It is ErrNotHeld for every Unlock but the first, ErrClosed if the
 // Client was closed before, and ErrUnavailable if the sidecar ended the session
-// because it did not understand this client: then the lock is free when its lease
-// ends. With Confirmed it may also be ErrUnconfirmed; the lock is released then, too.
+// because of a protocol error of this client: then the lock is free when its lease
+// ends. With Confirmed it may also be ErrUnconfirmed; the lock is released all the same.
 func (l *Lock) Unlock(options ...UnlockOption) error {
 	return l.unlock(lookFirst, options...)
 }
@@ -297,19 +297,19 @@ func (l *Lock) Deadline() time.Time {
 	return time.Now().Add(time.Duration(until - s.clock()))
 }
 
-// Err returns nil while the lock is held; after that an ErrLost, of type
-// *LostError, an ErrNotHeld if it was unlocked, or an ErrClosed if the Client was
-// closed. It looks at the clock: a lock whose deadline has passed is lost,
-// whether or not the sidecar says so.
+// Err returns nil while the lock is held. After that it returns an ErrLost, of type
+// *LostError, an ErrNotHeld if the lock was unlocked, or an ErrClosed if the Client was
+// closed. Err reads the clock: a lock whose deadline has passed is lost, whether or not
+// the sidecar has reported it.
 func (l *Lock) Err() error {
 	err := l.lockMu(lookFirst)
 	l.hold.session.mu.Unlock()
 	return err
 }
 
-// Done returns a channel that is closed when the lock is held no more: because
-// it was lost, or unlocked. Err says which. It is closed at the deadline even if
-// the sidecar is stopped or gone.
+// Done returns a channel that is closed when the lock is not held any more: it was lost
+// or unlocked. Err returns which. The channel is closed at the deadline even if the
+// sidecar is stopped or gone.
 func (l *Lock) Done() <-chan struct{} {
 	err := l.lockMu(lookFirst)
 	defer l.hold.session.mu.Unlock()
@@ -329,9 +329,9 @@ var closedChannel = func() chan struct{} {
 	return c
 }()
 
-// Context returns a context that is cancelled when ctx is, or when the lock is
-// held no more; context.Cause then returns what Err does. Call the function when
-// the context is not needed any more.
+// Context returns a context that is cancelled when ctx is, or when the lock is not held
+// any more; context.Cause then returns what Err returns. Call the function when the
+// context is not needed any more.
 func (l *Lock) Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	mu := &l.hold.session.mu

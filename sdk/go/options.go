@@ -24,7 +24,7 @@ func adjusted(req protocol.Acquire, options []Option) (protocol.Acquire, error) 
 }
 
 // WithLease gives the lock a fixed lease instead of the sidecar's renewal: it is
-// lost after d, from 50 ms to 30 days, however alive the program is. A part of a
+// lost after d, from 50 ms to 30 days, even if the program lives. A part of a
 // millisecond counts as a whole one.
 func WithLease(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
@@ -33,8 +33,8 @@ func WithLease(d time.Duration) Option {
 	}}
 }
 
-// WithMaxHold has the lock taken away, with ReasonMaxHold, when it has been held
-// for d, up to 30 days: no worker that hangs keeps it forever.
+// WithMaxHold bounds how long the lock is held: after d, up to 30 days, it is lost with
+// ReasonMaxHold. So a worker that hangs does not keep it forever.
 func WithMaxHold(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
 		a.MaxHoldMS, err = inMS("WithMaxHold", d, 1, protocol.MaxDurationMS)
@@ -42,8 +42,8 @@ func WithMaxHold(d time.Duration) Option {
 	}}
 }
 
-// WithCrashDelay keeps the lock for d, up to an hour, after the program ended
-// while it held it. Without it, such a lock is free in milliseconds.
+// WithCrashDelay keeps the lock for d, up to an hour, after the program ended while it
+// held the lock. Without this option such a lock is free within milliseconds.
 func WithCrashDelay(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
 		a.CrashDelayMS, err = inMS("WithCrashDelay", d, 0, protocol.MaxCrashDelayMS)
@@ -51,8 +51,9 @@ func WithCrashDelay(d time.Duration) Option {
 	}}
 }
 
-// NonReentrant has an owner made by WithOwner not re-enter this lock, but wait
-// like anybody else. If the owner holds it itself, that is an ErrDeadlock.
+// NonReentrant makes an owner made by WithOwner wait for this lock like any other owner,
+// instead of re-entering it. If that owner holds the lock itself, the error is
+// ErrDeadlock.
 func NonReentrant() Option {
 	return Option{func(a *protocol.Acquire) error {
 		a.NotReentrant = true
@@ -75,13 +76,12 @@ type ownerKey struct{}
 
 var lastOwner atomic.Uint64
 
-// WithOwner returns a context that stands for a new owner. A lock that was
-// acquired with it, or with a context derived from it, is acquired again at once
-// with such a context, as often as wanted, and is free after as many Unlocks.
-// Without it every Lock is an owner of its own, and waits even for what the same
-// goroutine holds.
+// WithOwner returns a context that stands for a new owner. A call with this context, or
+// with one derived from it, re-enters a lock that such a call holds, at once and as
+// often as wanted; the lock is free after as many Unlocks. Without WithOwner every Lock
+// is an owner of its own, and waits even for a lock that the same goroutine holds.
 //
-// Whoever has the context shares the locks: do not hand it to goroutines that
+// All goroutines with the context share its locks: do not pass it to goroutines that
 // must exclude each other.
 func WithOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{}, lastOwner.Add(1))
@@ -95,9 +95,9 @@ func ownerOf(ctx context.Context) uint64 {
 // DialOption changes how a Client reaches its sidecar.
 type DialOption struct{ apply func(*Client) error }
 
-// WithPatience sets for how long a call waits for a sidecar that is not there, as
-// while it is being restarted. Default: 2 s for Dial; 10 s for every call after
-// that, from when it was made or the connection was lost. 0: one attempt.
+// WithPatience sets for how long a call waits while no sidecar listens, for example
+// during a restart. Default: 2 s for Dial; 10 s for every call after that, from the
+// moment at which it was made or the connection was lost. 0: one attempt.
 func WithPatience(d time.Duration) DialOption {
 	return DialOption{func(c *Client) error {
 		if d < 0 {
@@ -108,8 +108,8 @@ func WithPatience(d time.Duration) DialOption {
 	}}
 }
 
-// WithClientName sets the name, up to 128 bytes, by which the sidecar's operator
-// sees this client. Default: go/ and this package's version.
+// WithClientName sets the name, up to 128 bytes, under which the sidecar shows this
+// client to its operator. Default: go/ and this package's version.
 func WithClientName(name string) DialOption {
 	return DialOption{func(c *Client) error {
 		if len(name) > protocol.MaxClient {
