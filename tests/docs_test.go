@@ -163,6 +163,22 @@ func lockTableEnums(t *testing.T) map[string][]string {
 	return enums
 }
 
+// The documents name the actor: a host, a client, a goroutine, a user.
+func TestDocumentsNameTheActor(t *testing.T) {
+	vague := regexp.MustCompile(`(?i)\b(who(ever|m)|(some|no)body|ane[w]|for\s+ever|hear[sd]?)\b`)
+	for _, doc := range documents(t) {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if word := vague.FindString(line); word != "" {
+				t.Errorf("%s:%d has %q; name the actor, or take the word of docs/glossary.md", doc, i+1, word)
+			}
+		}
+	}
+}
+
 // documents returns the files of the documentation.
 func documents(t *testing.T) []string {
 	var all []string
