@@ -359,8 +359,8 @@ func TestConfirmsAreAnsweredInParts(t *testing.T) {
 		if n := r.drained(most); n < (clients*each)-most {
 			t.Errorf("%d answers, of %d", n, clients*each)
 		}
-		if wrong := r.tb.AuditUsers(); wrong != "" {
-			t.Error(wrong)
+		if err := r.tb.Audit(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -1363,8 +1363,8 @@ func (w *world) audit() {
 		if h.gone || h.undrained || h.frozen || !h.asleep && h.wakeAt <= w.now {
 			continue // it is about to do more
 		}
-		if wrong := h.table.AuditUsers(); wrong != "" {
-			w.violation(-1, "host %d: %s", h.index, wrong)
+		if err := h.table.Audit(); err != nil {
+			w.violation(-1, "host %d: %v", h.index, err)
 		}
 		now := h.clock(w.now)
 		for n := range w.plan.names {

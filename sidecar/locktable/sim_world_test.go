@@ -63,7 +63,7 @@ type lockTable interface {
 	Holds(s locktable.SessionID) int
 	Info(now int64, name string) (protocol.LockRow, bool)
 	List(now int64, after uint64, yield func(protocol.LockRow) bool) (next uint64)
-	AuditUsers() string
+	Audit() error
 	Users(now int64) int
 }
 

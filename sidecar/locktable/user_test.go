@@ -19,8 +19,8 @@ func newUsersRig(t *testing.T, cfg locktable.Config, uids ...int64) *rig {
 		r.tb.Open(r.now, locktable.SessionID(i+1), locktable.Peer{UID: uid})
 	}
 	t.Cleanup(func() {
-		if wrong := r.tb.AuditUsers(); wrong != "" {
-			t.Error(wrong)
+		if err := r.tb.Audit(); err != nil {
+			t.Error(err)
 		}
 	})
 	return r

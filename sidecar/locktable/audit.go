@@ -1,0 +1,73 @@
+package locktable
+
+import "fmt"
+
+// Audit compares the table with its own invariants, and returns the first one that does
+// not hold, or nil. It visits every lock and every session, so it is for tests: the
+// simulation calls it between its steps. It changes nothing.
+//
+// The invariants are those of the limits:
+//   - cells is the sum of Cells over the names of all locks;
+//   - each user has exactly the sessions, the waiters, the pending confirmations and the
+//     cells that sessions, queues and locks count as that user's;
+//   - a user who is not in the table has none of them;
+//   - a lock that is held counts as its holder's.
+func (t *Table) Audit() error {
+	counted := make(map[*user]user)
+	add := func(u *user, more user) {
+		c := counted[u]
+		c.sessions += more.sessions
+		c.waiters += more.waiters
+		c.cells += more.cells
+		counted[u] = c
+	}
+	total := 0
+	for _, l := range t.locks {
+		cells := Cells(l.name)
+		if total += cells; l.user != nil {
+			add(l.user, user{cells: cells})
+		}
+		if l.queue != nil {
+			for w := l.queue.waiters.head; w != nil; w = w.inQueue.next {
+				add(w.request.session.user, user{waiters: 1})
+			}
+			for _, c := range l.queue.confirms {
+				add(c.user, user{waiters: 1})
+			}
+		}
+		if h := l.holds; h != nil && h.session.user != l.user {
+			return fmt.Errorf("%s is held by user %d and counts as another user's", l.name, h.session.user.uid)
+		}
+	}
+	if total != t.cells {
+		return fmt.Errorf("the table counts %d cells, and its locks have %d", t.cells, total)
+	}
+	for _, s := range t.sessions {
+		add(s.user, user{sessions: 1})
+	}
+	for _, u := range t.users {
+		want := counted[u]
+		if u.sessions != want.sessions || u.waiters != want.waiters || u.cells != want.cells {
+			return fmt.Errorf("the table counts %+v for user %d, who has %+v", *u, u.uid, want)
+		}
+		delete(counted, u)
+	}
+	for u, c := range counted {
+		if c != (user{}) {
+			return fmt.Errorf("user %d is not in the table, and has %+v", u.uid, c)
+		}
+	}
+	return nil
+}
+
+// Users returns how many users the table would know at a time if it visited each of them
+// then: it forgets a user with nothing left when it next visits that user. 0 while
+// nothing is left of any session.
+func (t *Table) Users(now int64) (n int) {
+	for _, u := range t.users {
+		if !u.idle(now) {
+			n++
+		}
+	}
+	return n
+}
