@@ -165,7 +165,7 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 
 .PHONY: sim
 sim: ## a long hunt of the lock table's simulation: SIM_STEPS steps; SIM_SEED=4711 prints one seed
-	go test ./sidecar/locktable -run '^TestSimulation$$' -count 1 -timeout 2h -v $(if $(SIM_SEED),-sim.seed=$(SIM_SEED) -sim.trace,-sim.steps=$(SIM_STEPS))
+	go test ./internal/sim -run '^TestSimulation$$' -count 1 -timeout 2h -v $(if $(SIM_SEED),-sim.seed=$(SIM_SEED) -sim.trace,-sim.steps=$(SIM_STEPS))
 
 .PHONY: diff
 diff: redis ## a long hunt of the scripts' differential test: DIFF_LAPS laps
@@ -224,7 +224,7 @@ measure: redis ## the numbers the documentation quotes, as one table
 .PHONY: scale
 scale: redis ## what 1,000 hosts do to one Redis: costs measured, the rest simulated
 	go test ./sidecar/store -run '^$$' -bench '^BenchmarkRedis' -benchtime 2000x
-	go test ./sidecar/locktable -run '^TestScale' -count 1 -timeout 1h -v -scale
+	go test ./internal/sim -run '^TestScale' -count 1 -timeout 1h -v -scale
 
 # ---- the flash sale ----------------------------------------------------------
 

@@ -41,6 +41,23 @@ var bans = []ban{
 		why: "system calls know nothing of what is read and written",
 	},
 	{
+		from: "internal/sim", to: []string{"./..."},
+		except: []string{"./internal/sim", "./sidecar/locktable", "./sidecar/store/model", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "the simulation drives the lock table alone: its Redis, network and clients are its own",
+	},
+	{
+		from: "internal/sim", to: []string{"net", "net/...", "testing", "os/exec", "log/slog", "github.com/redis/..."},
+		why: "the simulation does no I/O: a seed decides everything",
+	},
+	{
+		from: "cmd/...", to: []string{"./internal/sim/..."},
+		why: "the simulation is for tests: the daemon's binary does not contain it",
+	},
+	{
+		from: "sidecar/...", to: []string{"./internal/sim/..."},
+		why: "the simulation is for tests: what ships does not contain it",
+	},
+	{
 		from: "protocol", to: []string{"./..."}, except: []string{"./protocol", "./internal/rawio"},
 		why: "the protocol is what all sides agree on: it can depend on none of them, only on the clock",
 	},
@@ -124,15 +141,15 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// The lock table, the wheel and the model of the scripts are told the time and start
-// nothing: the same inputs give the same effects.
+// The lock table, the wheel, the simulation and the model of the scripts are given the
+// time and start no goroutine: the same inputs give the same effects.
 func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 	clocks := map[string]bool{
 		"time.Now": true, "time.Since": true, "time.Until": true, "time.Sleep": true,
 		"time.After": true, "time.AfterFunc": true, "time.Tick": true,
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
-	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/store/model"} {
+	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/store/model", "internal/sim"} {
 		files, err := filepath.Glob(filepath.Join("..", dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)

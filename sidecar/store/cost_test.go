@@ -13,9 +13,9 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// What each thing that a sidecar asks costs Redis: CPU time of the whole process,
-// system calls included, over TCP. The simulation of scale (locktable,
-// scale_test.go) counts with these figures, and docs/scaling.md quotes them.
+// What each command of a sidecar costs Redis: CPU time of the whole process, system calls
+// included, over TCP. The scale study (internal/sim, fleet.go) counts with these figures,
+// and docs/scaling.md quotes them.
 //
 // A script comes either alone, each on the connection of another host, or in a
 // pipeline of 64 on one connection.

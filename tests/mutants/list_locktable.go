@@ -4,7 +4,7 @@ package main
 // simulation can break are not here: TestSimulationCatchesBrokenRules breaks them in
 // ordinary go test.
 
-var simulation = test("sidecar/locktable", "TestSimulation")
+var simulation = test("internal/sim", "TestSimulation")
 
 var locktableMutants = []mutant{
 	// Exclusion.

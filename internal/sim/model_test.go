@@ -1,4 +1,4 @@
-package locktable_test
+package sim
 
 import (
 	"fmt"

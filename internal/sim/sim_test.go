@@ -1,23 +1,10 @@
-package locktable_test
-
-// The simulation plays whole worlds against the table, each from one seed:
-// sim_world_test.go has the hosts, their clients and what goes wrong,
-// sim_redis_test.go the model of Redis and of the connections to it,
-// sim_restart_test.go the sidecars that die and are started again,
-// sim_check_test.go the checker, sim_sabotage_test.go the proof that it has teeth.
-//
-//	go test ./sidecar/locktable -run 'TestSimulation$' -sim.seed=1000000 -sim.steps=200000000   a hunt
-//	go test ./sidecar/locktable -run 'TestSimulation$' -sim.seed=4711 -sim.trace                one seed, told in full
-//	go test ./sidecar/locktable -run 'TestSimulation$' -sim.digest=2000 -v                      one number for all effects of the
-//	                                                                                            seeds up to 2000: a change of the
-//	                                                                                            structure alone does not change it
+package sim
 
 import (
 	"flag"
 	"fmt"
 	"math"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,28 +20,6 @@ var (
 	simDigest = flag.Uint64("sim.digest", 0, "play the seeds up to this one, and print a digest of all their effects")
 	simTrace  = flag.Bool("sim.trace", false, "with -sim.seed: print everything that happens")
 )
-
-// play runs one seed to its end and returns what went wrong, or nil.
-func play(seed uint64, spoil spoiler, trace bool) (w *world, err error) {
-	w = newWorld(seed, spoil)
-	w.trace.on = trace
-	return w, w.toItsEnd()
-}
-
-// toItsEnd runs a world, and returns what went wrong, or nil.
-func (w *world) toItsEnd() (err error) {
-	defer func() {
-		switch r := recover().(type) {
-		case nil:
-		case violation:
-			err = r
-		default:
-			err = violation{w.seed, w.steps, w.now, -1, fmt.Sprintf("panic: %v\n%s", r, debug.Stack())}
-		}
-	}()
-	w.run()
-	return nil
-}
 
 // report plays a failing seed again, with a trace, and tells the story.
 func report(t *testing.T, seed uint64) {
@@ -73,7 +38,7 @@ func report(t *testing.T, seed uint64) {
 	if !*simTrace {
 		lines = lines[max(0, len(lines)-60):]
 	}
-	t.Fatalf("%v\n\nreplay: go test ./sidecar/locktable -run 'TestSimulation$' -sim.seed=%d -sim.trace\nplan: %+v\n\n%s",
+	t.Fatalf("%v\n\nreplay: go test ./internal/sim -run 'TestSimulation$' -sim.seed=%d -sim.trace\nplan: %+v\n\n%s",
 		v, seed, w.plan, strings.Join(lines, "\n"))
 }
 

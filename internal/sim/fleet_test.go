@@ -1,9 +1,9 @@
-package locktable_test
+package sim
 
 // What becomes of Redis, and of those who wait, when there are very many hosts:
-// scale_world_test.go has the world. docs/scaling.md quotes what this prints:
+// fleet.go has the hosts and their Redis. docs/scaling.md quotes what this prints:
 //
-//	go test ./sidecar/locktable -run TestScale -v -scale
+//	go test ./internal/sim -run TestScale -v -scale
 
 import (
 	"flag"

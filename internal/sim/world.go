@@ -1,4 +1,4 @@
-package locktable_test
+package sim
 
 import (
 	"fmt"
@@ -32,7 +32,7 @@ const (
 )
 
 // lockTable is what the world needs of a table, so that a saboteur can stand in
-// front of one (sim_sabotage_test.go).
+// front of one (mutant.go).
 type lockTable interface {
 	Open(now int64, s locktable.SessionID, p locktable.Peer)
 	Close(now int64, s locktable.SessionID)
