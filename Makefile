@@ -169,7 +169,7 @@ sim: ## a long hunt of the lock table's simulation: SIM_STEPS steps; SIM_SEED=47
 
 .PHONY: diff
 diff: redis ## a long hunt of the scripts' differential test: DIFF_LAPS laps
-	go test ./sidecar/store -run '^TestScriptsBehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.laps=$(DIFF_LAPS)
+	go test ./internal/sim/redis -run '^TestScriptsBehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.laps=$(DIFF_LAPS)
 
 .PHONY: mutants
 mutants: redis ## break the rules of the code one at a time, and list the broken rules that no test notices

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
-	"github.com/locksidecar/locksidecar/sidecar/store/model"
 )
 
 // The simulation's model of Redis is a second one: in numbers instead of texts, so that
@@ -21,13 +21,13 @@ func lonely() (*world, *host) {
 
 func TestSimulatedRedisExecutesAsTheModelOfTheScripts(t *testing.T) {
 	const num, foreign = 10, foreignID
-	standings := map[model.Standing][]key{
-		model.Free:       {{owner: -1}, {owner: 0, num: num, count: 2, expireAt: sec}}, // it has just expired
-		model.Same:       {{owner: 0, num: num, count: 2, expireAt: 40 * sec}, {owner: 0, num: num, count: 2, expireAt: noExpiry}},
-		model.OtherCount: {{owner: 0, num: num, count: 1, expireAt: 40 * sec}},
-		model.Earlier:    {{owner: 0, num: num - 1, count: 2, expireAt: 40 * sec}},
-		model.Foreign:    {{owner: foreign, num: num, count: 2, expireAt: 40 * sec}, {owner: foreign, num: 1, count: 2, expireAt: noExpiry}, {owner: 0, num: num + 1, count: 2, expireAt: 40 * sec}},
-		model.Alien:      {{owner: -1}},
+	standings := map[redis.Standing][]key{
+		redis.Free:       {{owner: -1}, {owner: 0, num: num, count: 2, expireAt: sec}}, // it has just expired
+		redis.Same:       {{owner: 0, num: num, count: 2, expireAt: 40 * sec}, {owner: 0, num: num, count: 2, expireAt: noExpiry}},
+		redis.OtherCount: {{owner: 0, num: num, count: 1, expireAt: 40 * sec}},
+		redis.Earlier:    {{owner: 0, num: num - 1, count: 2, expireAt: 40 * sec}},
+		redis.Foreign:    {{owner: foreign, num: num, count: 2, expireAt: 40 * sec}, {owner: foreign, num: 1, count: 2, expireAt: noExpiry}, {owner: 0, num: num + 1, count: 2, expireAt: 40 * sec}},
+		redis.Alien:      {{owner: -1}},
 	}
 	var ops []locktable.Op
 	for _, op := range []locktable.Op{{Kind: locktable.Take}, {Kind: locktable.Take, Held: true}, {Kind: locktable.Keep}, {Kind: locktable.Check}, {Kind: locktable.Drop}} {
@@ -46,11 +46,11 @@ func TestSimulatedRedisExecutesAsTheModelOfTheScripts(t *testing.T) {
 				t.Run(fmt.Sprint(opString(op), " finds ", standing, " ", keyString(before)), func(t *testing.T) {
 					w, h := lonely()
 					name := &w.redis.names[0]
-					name.key, name.overwritten = before, standing == model.Alien
+					name.key, name.overwritten = before, standing == redis.Alien
 					name.foreignWaits[0] = true
 					h.names[0].server = true
 					o := operation{op: op, res: locktable.Result{Kind: op.Kind, Name: op.Name}, floor: 1, birth: 1}
-					want := model.Judge(&op, standing)
+					want := redis.Judge(&op, standing)
 					messages := len(w.agenda.events)
 
 					w.execute(h, &o)
@@ -60,12 +60,12 @@ func TestSimulatedRedisExecutesAsTheModelOfTheScripts(t *testing.T) {
 					}
 					after := before
 					switch want.Change {
-					case model.Write:
+					case redis.Write:
 						after = key{owner: 0, num: num, count: 2, expireAt: w.now + 30*sec}
-					case model.Remove:
+					case redis.Remove:
 						after = key{owner: -1}
 					default:
-						if standing == model.Free {
+						if standing == redis.Free {
 							after = key{owner: -1}
 						}
 					}
@@ -85,7 +85,7 @@ func TestSimulatedRedisExecutesAsTheModelOfTheScripts(t *testing.T) {
 					if published := len(w.agenda.events) > messages; published != want.Publishes {
 						t.Errorf("published %v, the model %v", published, want.Publishes)
 					}
-					if ttl := (before.expireAt - w.now) / ms; o.res.Outcome == locktable.Other && standing != model.Alien && before.expireAt < noExpiry && o.res.TTLMS != ttl {
+					if ttl := (before.expireAt - w.now) / ms; o.res.Outcome == locktable.Other && standing != redis.Alien && before.expireAt < noExpiry && o.res.TTLMS != ttl {
 						t.Errorf("TTL %d, want %d", o.res.TTLMS, ttl)
 					}
 				})
@@ -106,10 +106,10 @@ func TestSimulatedRedisRefusesAsTheModelOfTheScripts(t *testing.T) {
 			o := operation{op: op, res: locktable.Result{Kind: op.Kind, Name: op.Name}, floor: 1, birth: 1}
 			w.execute(h, &o)
 
-			s := model.Sidecar{Prefix: "uuid:", Floor: model.Exactly(1), Fresh: model.Exactly(1)}
-			r := model.Redis{Keys: make(map[string]model.Value), Published: make(map[string]int)}
+			s := redis.Sidecar{Prefix: "uuid:", Floor: redis.Exactly(1), Fresh: redis.Exactly(1)}
+			r := redis.Redis{Keys: make(map[string]redis.Value), Published: make(map[string]int)}
 			if broken {
-				r.Keys[model.Counter(op.Name)] = model.Value{Type: "list", TTL: []int64{model.NoExpiry}}
+				r.Keys[redis.Counter(op.Name)] = redis.Value{Type: "list", TTL: []int64{redis.NoExpiry}}
 			} else {
 				s.DeniedKeys = map[string]bool{op.Name: true}
 			}
@@ -132,7 +132,7 @@ func TestSimulatedCountersDrawAsTheModelOfTheScripts(t *testing.T) {
 		n, floor, fresh := r.between(1, 64), r.between(1000, 2000), r.between(2000, 3000)
 		expiry := r.between(14, 28) * sec
 		c := counter{exists: !r.oneIn(4)}
-		left := int64(model.NoExpiry)
+		left := int64(redis.NoExpiry)
 		if c.exists {
 			c.value = uint64(r.between(1, 3000))
 			if c.permanent = r.oneIn(3); !c.permanent {
@@ -143,15 +143,15 @@ func TestSimulatedCountersDrawAsTheModelOfTheScripts(t *testing.T) {
 		look, was := !r.oneIn(4), c
 		got := c.draw(now, uint64(n), uint64(fresh), uint64(floor), expiry, look)
 
-		last, lifting, _ := model.Draw(model.Exactly(int64(was.value)), n, model.Exactly(floor), model.Exactly(fresh))
+		last, lifting, _ := redis.Draw(redis.Exactly(int64(was.value)), n, redis.Exactly(floor), redis.Exactly(fresh))
 		if !last.Has(int64(got)) || c.value != got {
 			t.Fatalf("%d: %d tokens of %+v, floor %d, fresh %d: last %d, counter %+v; the model has %d", i, n, was, floor, fresh, got, c, last)
 		}
-		want := model.Refreshed(left, !was.exists, lifting == model.Lifted, expiry/ms)
-		if !look && was.exists && lifting == model.NotLifted {
+		want := redis.Refreshed(left, !was.exists, lifting == redis.Lifted, expiry/ms)
+		if !look && was.exists && lifting == redis.NotLifted {
 			want = left
 		}
-		has := int64(model.NoExpiry)
+		has := int64(redis.NoExpiry)
 		if !c.permanent {
 			has = (c.expireAt - now) / ms
 		}

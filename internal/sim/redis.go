@@ -47,7 +47,7 @@ type redisName struct {
 	foreignWaits [2]bool // foreign clients that listen on the channel
 }
 
-type redis struct {
+type redisServer struct {
 	down     bool
 	run      int   // run id
 	skew     int64 // of its clock
@@ -57,7 +57,7 @@ type redis struct {
 	snapshot [maxNames]redisName
 }
 
-func (r *redis) init() {
+func (r *redisServer) init() {
 	r.run = 1
 	for n := range r.names {
 		r.names[n].key.owner = -1

@@ -482,7 +482,7 @@ type world struct {
 	seq    uint32
 	order  uint64
 	agenda agenda
-	redis  redis
+	redis  redisServer
 	hosts  []*host
 	people []foreigner
 

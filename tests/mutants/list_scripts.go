@@ -9,7 +9,7 @@ const (
 )
 
 // differential compares the scripts with their model.
-var differential = check{"sidecar/store", "^TestScriptsBehaveAsTheirModel$/^redis$"}
+var differential = check{"internal/sim/redis", "^TestScriptsBehaveAsTheirModel$/^redis$"}
 
 var scriptMutants = []mutant{
 	{

@@ -1,4 +1,4 @@
-package store
+package redis_test
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
-	"github.com/locksidecar/locksidecar/sidecar/store/model"
 )
 
 // What a seed of the differential test makes.
@@ -80,17 +80,17 @@ func manyNames(n int) []string {
 }
 
 // Users, and what they may not do. denied is the key of the lock that is forbidden.
-var diffUsers = map[string]func(s *model.Sidecar, denied string){
-	"all":       func(*model.Sidecar, string) {},
-	"nokey":     func(s *model.Sidecar, denied string) { s.DeniedKeys = map[string]bool{denied: true} },
-	"nocounter": func(s *model.Sidecar, denied string) { s.DeniedKeys = map[string]bool{model.Counter(denied): true} },
-	"nochannel": func(s *model.Sidecar, denied string) { s.DeniedChannels = map[string]bool{model.Channel(denied): true} },
-	"nopublish": func(s *model.Sidecar, _ string) { s.NoPublish = true },
-	"nopubsub":  func(s *model.Sidecar, _ string) { s.NoPubSub = true },
-	"notype":    func(s *model.Sidecar, _ string) { s.NoType = true },
-	"nopersist": func(s *model.Sidecar, _ string) { s.NoPersist = true },
-	"nopexpire": func(s *model.Sidecar, _ string) { s.NoPExpire = true },
-	"noload":    func(*model.Sidecar, string) {},
+var diffUsers = map[string]func(s *redis.Sidecar, denied string){
+	"all":       func(*redis.Sidecar, string) {},
+	"nokey":     func(s *redis.Sidecar, denied string) { s.DeniedKeys = map[string]bool{denied: true} },
+	"nocounter": func(s *redis.Sidecar, denied string) { s.DeniedKeys = map[string]bool{redis.Counter(denied): true} },
+	"nochannel": func(s *redis.Sidecar, denied string) { s.DeniedChannels = map[string]bool{redis.Channel(denied): true} },
+	"nopublish": func(s *redis.Sidecar, _ string) { s.NoPublish = true },
+	"nopubsub":  func(s *redis.Sidecar, _ string) { s.NoPubSub = true },
+	"notype":    func(s *redis.Sidecar, _ string) { s.NoType = true },
+	"nopersist": func(s *redis.Sidecar, _ string) { s.NoPersist = true },
+	"nopexpire": func(s *redis.Sidecar, _ string) { s.NoPExpire = true },
+	"noload":    func(*redis.Sidecar, string) {},
 }
 
 // aclUser is the user's name in Redis. One user may use different keys with each prefix.
@@ -107,24 +107,24 @@ func userRules(user, prefix string) []string {
 	}
 	except := func(key string) (rules []string) {
 		for _, name := range diffNames {
-			for _, k := range []string{prefix + name, model.Counter(prefix + name)} {
+			for _, k := range []string{prefix + name, redis.Counter(prefix + name)} {
 				if k != key {
 					rules = append(rules, "~"+literal.Replace(k))
 				}
 			}
 		}
-		return append(rules, "~"+literal.Replace(prefix)+"many:*", "~"+many(model.Counter), "&*", "+@all")
+		return append(rules, "~"+literal.Replace(prefix)+"many:*", "~"+many(redis.Counter), "&*", "+@all")
 	}
 	switch user {
 	case "nokey":
 		return except(prefix + forbidden)
 	case "nocounter":
-		return except(model.Counter(prefix + forbidden))
+		return except(redis.Counter(prefix + forbidden))
 	case "nochannel":
-		rules := []string{"~*", "+@all", "&" + many(model.Channel)}
+		rules := []string{"~*", "+@all", "&" + many(redis.Channel)}
 		for _, name := range diffNames {
 			if name != forbidden {
-				rules = append(rules, "&"+literal.Replace(model.Channel(prefix+name)))
+				rules = append(rules, "&"+literal.Replace(redis.Channel(prefix+name)))
 			}
 		}
 		return rules
@@ -142,6 +142,20 @@ type dice struct{ *rand.Rand }
 func (r dice) oneIn(n int) bool { return r.IntN(n) == 0 }
 
 func pick[T any](r dice, from ...T) T { return from[r.IntN(len(from))] }
+
+const (
+	ourUUID   = "11111111-2222-3333-4444-555555555555"
+	otherUUID = "99999999-8888-7777-6666-555555555555"
+
+	runMax   = 128                  // operations that one run of a script carries out, at most
+	farAhead = 366 * 24 * time.Hour // a counter further ahead of Redis's clock raises no floor
+
+	// A token of a counter that was made by now is less than this ahead of Redis's clock; a
+	// counter of a lap that is ahead is ahead by more.
+	aheadOfClock = 30 * time.Second
+)
+
+func field(uuid string, num uint64) string { return fmt.Sprintf("%s:%d", uuid, num) }
 
 const week = 7 * 24 * time.Hour
 
@@ -177,12 +191,12 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 			rd.changes = append(rd.changes, drawKey(r, prefix+name, base, inProcess))
 		}
 		if r.oneIn(2) {
-			rd.changes = append(rd.changes, drawCounter(r, model.Counter(prefix+name)))
+			rd.changes = append(rd.changes, drawCounter(r, redis.Counter(prefix+name)))
 		}
 	}
 	for _, name := range names[:min(len(names), 11)] {
 		if r.oneIn(4) {
-			rd.subs = append(rd.subs, subscription{r.IntN(2), model.Channel(prefix + name), r.oneIn(2)})
+			rd.subs = append(rd.subs, subscription{r.IntN(2), redis.Channel(prefix + name), r.oneIn(2)})
 		}
 	}
 	if r.oneIn(12) {
@@ -305,10 +319,10 @@ func (d *differential) report(l lap, err error) string {
 		err = e
 	}
 	kind := "redis"
-	if d.server == nil {
+	if d.inProcess() {
 		kind = "miniredis"
 	}
-	return fmt.Sprintf("seed %d, user %q, prefix %q, counters expire after %v (fails again: %v): %v\n\nreplay: go test ./sidecar/store -run 'TestScriptsBehaveAsTheirModel/%s' -diff.seed=%d\n\nwhat is left of it:\n%s",
+	return fmt.Sprintf("seed %d, user %q, prefix %q, counters expire after %v (fails again: %v): %v\n\nreplay: go test ./internal/sim/redis -run 'TestScriptsBehaveAsTheirModel/%s' -diff.seed=%d\n\nwhat is left of it:\n%s",
 		l.seed, l.user, l.prefix, l.expiry, again, err, kind, l.seed, story.String())
 }
 
@@ -372,7 +386,7 @@ func showResult(res *locktable.Result) string {
 }
 
 // showKey is what there is under a key.
-func showKey(keys map[string]model.Value, key string) string {
+func showKey(keys map[string]redis.Value, key string) string {
 	v, ok := keys[key]
 	if !ok {
 		return fmt.Sprintf("%.60q: no key", key)
@@ -380,7 +394,7 @@ func showKey(keys map[string]model.Value, key string) string {
 	return show(key, v)
 }
 
-func show(key string, v model.Value) string {
+func show(key string, v redis.Value) string {
 	text := fmt.Sprintf("%.60q: %s", key, v.Type)
 	switch {
 	case v.Number != nil && v.Number.Lo == v.Number.Hi:

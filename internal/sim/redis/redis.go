@@ -1,4 +1,4 @@
-package model
+package redis
 
 import (
 	"fmt"
@@ -220,7 +220,7 @@ func describe(s *Sidecar, v Value) string {
 	for field := range v.Hash {
 		return field[:min(len(field), 256)]
 	}
-	panic("model: a hash without fields")
+	panic("redis: a hash without fields")
 }
 
 // draw draws the tokens of an operation, or returns the code of the error.

@@ -1,11 +1,11 @@
-// Package model is what the scripts of the store do in Redis, in plain Go: which
+// Package redis is what the scripts of the store do in Redis, in plain Go: which
 // operation changes which key, what it returns, and what it publishes. It is written
 // from the comments of the scripts and of [locktable.Op], not from the Lua code.
 //
 // Two tests compare it with something else: the differential test of the store compares
 // it with the scripts in a real Redis, and the simulation of the lock table compares its
 // own model of Redis with it. Nothing that ships imports it.
-package model
+package redis
 
 import "github.com/locksidecar/locksidecar/sidecar/locktable"
 
@@ -76,7 +76,7 @@ func Judge(op *locktable.Op, s Standing) Verdict {
 		}
 		return Verdict{Outcome: locktable.Done} // another owner's, or a later hold of ours
 	}
-	panic("model: an operation of unknown kind")
+	panic("redis: an operation of unknown kind")
 }
 
 func judgeTake(op *locktable.Op, s Standing) Verdict {
