@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -471,7 +472,7 @@ func (w *world) granted(h *host, e *locktable.Effect) {
 	}
 	w.lives++
 	w.check.met[firstEntry]++
-	w.check.met[handoff] += btoi(w.redis.names[n].key.num != e.Hold)
+	w.check.met[handoff] += btoi(w.redis.names[n].key.Num != e.Hold)
 	w.cover(h, n)
 	holds := 0
 	for i := range h.names {
@@ -605,7 +606,7 @@ func (w *world) confirmation(h *host, e *locktable.Effect) {
 	n := int(q.name)
 	w.expire(n)
 	k := &w.redis.names[n].key
-	if int(k.owner) != h.index || w.redis.names[n].ghost {
+	if int(k.Owner) != h.index || w.redis.names[n].ghost {
 		w.check.met[confirmedFree]++
 		return
 	}
@@ -622,7 +623,7 @@ func (w *world) noteMessage(h *host, n int) {
 	hn := &h.names[n]
 	w.expire(n)
 	c := &hn.hold
-	if c.state != live || !hn.want || int(w.redis.names[n].key.owner) == h.index || hn.lookedFor == c.num || w.now <= hn.droppedBy {
+	if c.state != live || !hn.want || int(w.redis.names[n].key.Owner) == h.index || hn.lookedFor == c.num || w.now <= hn.droppedBy {
 		return
 	}
 	hn.lookedFor, hn.lookedBy = c.num, w.now+10*ms+4*w.slowest+2*eps
@@ -639,7 +640,7 @@ func (w *world) checkLooked(h *host, n int) {
 		w.check.met[lookedInto]++
 		hn.lookedFor = 0
 	case w.now <= hn.lookedBy:
-	case !h.up || h.conn.dead || h.conn.late || w.now-max(h.trouble, hn.trouble) < sec || w.plan.slowOps > 0 || int(w.redis.names[n].key.owner) == h.index:
+	case !h.up || h.conn.dead || h.conn.late || w.now-max(h.trouble, hn.trouble) < sec || w.plan.slowOps > 0 || int(w.redis.names[n].key.Owner) == h.index:
 		hn.lookedFor = 0 // it could not, or has asserted the hold
 	default:
 		w.violation(n, "hold %d of session %d on host %d is gone in Redis; a message came %s ago, and nothing was looked into",
@@ -1058,7 +1059,7 @@ func (w *world) cover(h *host, n int) {
 	}
 	end := h.worldTime(hn.hold.end())
 	k := &w.redis.names[n].key
-	if int(k.owner) == h.index && k.expireAt >= end || hn.excuse >= end {
+	if int(k.Owner) == h.index && k.ExpireAt >= end || hn.excuse >= end {
 		return
 	}
 	w.violation(n, "hold %d on host %d is believed in until %s; the key is %s", hn.hold.num, h.index, clockString(end), keyString(*k))
@@ -1423,17 +1424,17 @@ func (w *world) givesUp(h *host) {
 func (w *world) checkMirror(h *host, n int, now int64) {
 	k := &w.redis.names[n].key
 	hn := &h.names[n]
-	if int(k.owner) != h.index || w.now >= k.expireAt || w.redis.names[n].ghost || hn.inflight >= 0 || hn.ahead >= 0 ||
+	if int(k.Owner) != h.index || w.now >= k.ExpireAt || w.redis.names[n].ghost || hn.inflight >= 0 || hn.ahead >= 0 ||
 		!h.up || h.conn.dead || w.now-max(h.trouble, hn.trouble) < sec {
 		return
 	}
 	c := &hn.hold
 	if c.believed() && hn.protected(now) {
 		// Of a handoff Redis hears a moment later, when the next tick has been noticed.
-		if k.num < c.num && now-max(c.granted, hn.answeredAt) < 5*ms+10*ms+eps {
+		if k.Num < c.num && now-max(c.granted, hn.answeredAt) < 5*ms+10*ms+eps {
 			return
 		}
-		if k.num != c.num || k.count < c.count || k.count > c.count && c.state == live {
+		if k.Num != c.num || k.Count < c.count || k.Count > c.count && c.state == live {
 			w.violation(n, "host %d has hold %d with count %d, tells nobody, and Redis has %s", h.index, c.num, c.count, keyString(*k))
 		}
 		return
@@ -1497,7 +1498,7 @@ func (w *world) checkEmpty() {
 	}
 	for n := range w.plan.names {
 		w.expire(n)
-		if k := &w.redis.names[n].key; k.owner >= 0 && int(k.owner) < len(w.hosts) && !w.hosts[k.owner].left {
+		if k := &w.redis.names[n].key; k.Owner >= 0 && int(k.Owner) < len(w.hosts) && !w.hosts[k.Owner].left {
 			w.violation(n, "everybody has left, and Redis still has %s", keyString(*k))
 		}
 	}
@@ -1562,7 +1563,7 @@ func (t *tracer) effect(w *world, h *host, e *locktable.Effect) {
 }
 
 func clockString(t int64) string {
-	if t >= noExpiry {
+	if t >= 1<<62 {
 		return "for ever"
 	}
 	return fmt.Sprintf("%.6fs", float64(t)/float64(sec))
@@ -1582,7 +1583,7 @@ var fields = func() (s [maxHosts + 2]string) {
 	return s
 }()
 
-func ownerField(owner int16) string {
+func ownerField(owner redis.Owner) string {
 	if owner >= foreignID {
 		return fields[maxHosts+int(owner-foreignID)]
 	}
@@ -1621,13 +1622,13 @@ func resultString(r locktable.Result) string {
 	return what
 }
 
-func keyString(k key) string {
-	if k.owner < 0 {
+func keyString(k redis.Key) string {
+	if k.Owner < 0 {
 		return "free"
 	}
-	who := fmt.Sprintf("host %d's", k.owner)
-	if k.owner >= foreignID {
-		who = fmt.Sprintf("foreign %d's", k.owner-foreignID)
+	who := fmt.Sprintf("host %d's", k.Owner)
+	if k.Owner >= foreignID {
+		who = fmt.Sprintf("foreign %d's", k.Owner-foreignID)
 	}
-	return fmt.Sprintf("%s, num %d, count %d, until %s", who, k.num, k.count, clockString(k.expireAt))
+	return fmt.Sprintf("%s, num %d, count %d, until %s", who, k.Num, k.Count, clockString(k.ExpireAt))
 }

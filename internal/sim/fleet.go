@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -116,9 +117,9 @@ type crowdClient struct {
 }
 
 type crowdLock struct {
-	key     key
-	counter counter
-	ears    []int16 // hosts that listen, in the order in which they began to
+	key     redis.Key
+	counter redis.Counter
+	channel redis.Channel // subscribers: hosts
 }
 
 type crowd struct {
@@ -170,7 +171,7 @@ func newCrowd(p crowdPlan) *crowd {
 	w.random.Seed(p.seed, planStream)
 	w.locks = make([]crowdLock, max(1, p.hosts*p.held))
 	for i := range w.locks {
-		w.locks[i].key.owner = -1
+		w.locks[i].key = redis.NoKey
 	}
 	for i := range p.hosts {
 		h := &member{up: true, timerAt: neverServed, first: neverServed}
@@ -277,15 +278,11 @@ func (w *crowd) play(e event) {
 		}
 		w.drain(e.host)
 	case crowdSub:
-		l := &w.locks[e.arg]
-		if !slices.Contains(l.ears, e.host) {
-			l.ears = append(l.ears, e.host)
-		}
+		w.locks[e.arg].channel.Subscribe(int32(e.host))
 		e.kind = crowdSubAck
 		w.after(w.lag(h), e)
 	case crowdUnsub:
-		l := &w.locks[e.arg]
-		l.ears = slices.DeleteFunc(l.ears, func(i int16) bool { return i == e.host })
+		w.locks[e.arg].channel.Unsubscribe(int32(e.host))
 	case crowdSubAck:
 		if h.wants {
 			h.table.Subscribed(h.clock(w.now), crowdName(int(e.arg)))
@@ -492,7 +489,7 @@ func (w *crowd) execute(host int16, s *shipment, at *int64) int {
 		switch {
 		case op.Kind == locktable.Drop:
 			*at += costDrop
-			if l := &w.locks[crowdIndex(op.Name)]; l.key.owner < 0 {
+			if l := &w.locks[crowdIndex(op.Name)]; l.key.Owner < 0 {
 				*at = w.publish(l, *at)
 			}
 		case res.Outcome != locktable.Done:
@@ -518,56 +515,45 @@ func (s *shipment) answer(res locktable.Result) {
 // run is what the script does to one lock.
 func (w *crowd) run(host int16, op *locktable.Op, at int64) locktable.Result {
 	l := &w.locks[crowdIndex(op.Name)]
-	if l.key.owner >= 0 && at >= l.key.expireAt {
-		l.key = key{owner: -1}
+	l.key.Expire(at)
+	before := l.key.Owner
+	c := redis.Command{
+		Op: op, Owner: redis.Owner(host), Now: at,
+		Floor: 1, Fresh: 1, Expiry: counterExpiry, KeepsCounterExpiry: op.Behind,
+		Denied: redis.Denied{PubSub: w.plan.blind},
 	}
-	before := l.key.owner
-	res := locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: l.key.run(at, host, op), Listeners: locktable.Uncounted}
+	reply := c.Run(&l.key, &l.counter, &l.channel)
+	res := locktable.Result{
+		Kind: op.Kind, Name: op.Name, Outcome: reply.Outcome,
+		Token: reply.Token, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
+	}
 	switch {
 	case op.Kind == locktable.Drop:
 		w.drops++
-		if l.key.owner < 0 {
-			res.Listeners = w.listeners(l)
-		}
-		if before >= 0 && l.key.owner < 0 {
+		if reply.Change == redis.Remove {
 			w.herds = append(w.herds, w.herd)
 			w.herd = 0
 		}
 	case res.Outcome == locktable.Other:
 		w.failed++
 		w.herd++
-		res.Field, res.TTLMS, res.Listeners = "another host", l.key.ttl(at), w.listeners(l)
-	case op.Kind == locktable.Take && res.Outcome == locktable.Done:
-		if before < 0 {
-			w.taken++
-			h := w.hosts[host]
-			h.passed, h.last = max(h.passed, w.taken-h.last-1), w.taken
-		}
-		if op.Reserve != 1 || before >= 0 {
-			res.Listeners = w.listeners(l)
-		}
-		if op.Reserve > 0 {
-			res.Token = l.counter.draw(at, uint64(op.Reserve), 1, 0, counterExpiry, !op.Behind)
-		}
+		res.Field = "another host"
+	case op.Kind == locktable.Take && res.Outcome == locktable.Done && before == redis.NoOwner:
+		w.taken++
+		h := w.hosts[host]
+		h.passed, h.last = max(h.passed, w.taken-h.last-1), w.taken
 	}
 	return res
-}
-
-func (w *crowd) listeners(l *crowdLock) int32 {
-	if w.plan.blind {
-		return -1
-	}
-	return int32(len(l.ears))
 }
 
 // publish writes to one connection after the other; who subscribed last comes first,
 // as in Redis 7.
 func (w *crowd) publish(l *crowdLock, at int64) int64 {
-	for i := len(l.ears) - 1; i >= 0; i-- {
+	for _, id := range slices.Backward(l.channel.Subscribers) {
 		at += costListener
-		h := w.hosts[l.ears[i]]
+		h := w.hosts[id]
 		h.heard = max(h.heard, at+w.lag(h))
-		w.after(h.heard-w.now, event{kind: crowdMessage, host: l.ears[i], gen: h.gen})
+		w.after(h.heard-w.now, event{kind: crowdMessage, host: int16(id), gen: h.gen})
 	}
 	return at
 }
@@ -578,9 +564,9 @@ func (w *crowd) outage(d int64, lost bool) {
 	w.line = nil
 	for i := range w.locks {
 		l := &w.locks[i]
-		l.ears = nil
+		l.channel = redis.Channel{}
 		if lost {
-			l.key, l.counter = key{owner: -1}, counter{}
+			l.key, l.counter = redis.NoKey, redis.Counter{}
 		}
 	}
 	w.lostData = lost

@@ -3,33 +3,17 @@ package sim
 import (
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 // The model of Redis: what the scripts do to a lock's key and its token counter,
 // the channels, and the two connections that every host has.
 
-const noExpiry = int64(1 << 62)
-
-// key is a lock's hash, which has at most one field.
-type key struct {
-	owner    int16 // index of a host, foreignID and up, or -1: no key
-	count    uint32
-	num      uint64
-	expireAt int64
-	natural  int64 // when it would expire, had Redis's clock not jumped; 0: it did not
-}
-
-type counter struct {
-	exists    bool
-	permanent bool // came without an expiry
-	value     uint64
-	expireAt  int64
-}
-
 type redisName struct {
-	key     key
-	counter counter
+	key     redis.Key
+	natural int64 // when the key would expire, had Redis's clock not jumped; 0: it did not
+	counter redis.Counter
 	drawn   uint64 // largest token ever drawn, whatever Redis remembers of it
 	granted uint64 // largest token ever granted
 	fellAt  int64  // when tokens began again below, because the clock had been set back
@@ -43,8 +27,6 @@ type redisName struct {
 
 	overwritten bool // the key is of another type, and nobody's
 	broken      bool // so is the counter's
-
-	foreignWaits [2]bool // foreign clients that listen on the channel
 }
 
 type redisServer struct {
@@ -55,19 +37,20 @@ type redisServer struct {
 	jumped   int64 // by how much in all
 	names    [maxNames]redisName
 	snapshot [maxNames]redisName
+	channels [maxNames]redis.Channel // subscribers: hosts, and foreign clients as foreignSubscriber has it
 }
 
 func (r *redisServer) init() {
 	r.run = 1
 	for n := range r.names {
-		r.names[n].key.owner = -1
+		r.names[n].key = redis.NoKey
 		r.names[n].silent = true
 	}
 	r.snapshot = r.names
 }
 
 // time is TIME, in µs.
-func (w *world) time() uint64 { return uint64(1_700_000_000_000_000 + (w.now+w.redis.skew)/µs) }
+func (w *world) time() int64 { return 1_700_000_000_000_000 + (w.now+w.redis.skew)/µs }
 
 // jump sets Redis's clock, which is the wall clock of its machine: keys and
 // counters live shorter or longer than they were to.
@@ -88,36 +71,32 @@ func (w *world) jump(d int64) {
 	for n := range w.plan.names {
 		w.expire(n)
 		name := &r.names[n]
-		if k := &name.key; k.owner >= 0 && k.expireAt < noExpiry {
-			if d > 0 && k.owner < foreignID {
-				k.natural = max(k.natural, k.expireAt)
-				hn := &w.hosts[k.owner].names[n]
-				hn.excuse = max(hn.excuse, k.expireAt)
+		if k := &name.key; k.Owner >= 0 && k.ExpireAt < redis.NoExpiry {
+			if d > 0 && k.Owner < foreignID {
+				name.natural = max(name.natural, k.ExpireAt)
+				hn := &w.hosts[k.Owner].names[n]
+				hn.excuse = max(hn.excuse, k.ExpireAt)
 				name.lostAt = w.now
 			}
-			k.expireAt = max(k.expireAt-d, w.now)
+			k.ExpireAt = max(k.ExpireAt-d, w.now)
 		}
-		name.counter.expireAt -= d
-		if k := &r.snapshot[n].key; k.owner >= 0 && k.expireAt < noExpiry {
-			k.expireAt -= d
+		name.counter.ExpireAt = earlier(name.counter.ExpireAt, d)
+		if k := &r.snapshot[n].key; k.Owner >= 0 && k.ExpireAt < redis.NoExpiry {
+			k.ExpireAt -= d
 		}
-		r.snapshot[n].counter.expireAt -= d
+		r.snapshot[n].counter.ExpireAt = earlier(r.snapshot[n].counter.ExpireAt, d)
 	}
+}
+
+// earlier is an expiry after Redis's clock has jumped by d.
+func earlier(at, d int64) int64 {
+	if at == redis.NoExpiry {
+		return at
+	}
+	return at - d
 }
 
 const counterExpiry = 7 * 24 * 3600 * sec
-
-// draw takes n tokens from the counter of a lock and returns the last. A look refreshes
-// the counter's expiry.
-func (w *world) draw(name int, n, floor, birth uint64, look bool) uint64 {
-	name = w.counterOf(name)
-	c := &w.redis.names[name].counter
-	if c.exists && !c.permanent && w.now >= c.expireAt {
-		w.loseCounter(name, counter{})
-		w.check.met[counterExpired]++
-	}
-	return c.draw(w.now, n, max(w.time(), birth), floor, w.counterExpiry, look)
-}
 
 // counterOf is the name under which the counter and the channel of a lock are kept: "a"
 // and "{a}" share theirs.
@@ -140,19 +119,19 @@ func (w *world) sharers(name int, f func(n int)) {
 // tokenFloor is what a host knows of tokens: the largest one that Redis gave it, and when
 // that was. It grows with the host's clock, a hundredth more slowly.
 type tokenFloor struct {
-	token uint64
+	token int64
 	at    int64 // host clock; 0: none is known
 }
 
-func (f tokenFloor) now(clock int64) uint64 {
+func (f tokenFloor) now(clock int64) int64 {
 	if f.at == 0 {
 		return 0
 	}
-	elapsed := uint64((clock - f.at) / µs)
+	elapsed := (clock - f.at) / µs
 	return f.token + elapsed - elapsed/100 - min(elapsed, 1)
 }
 
-func (f *tokenFloor) raise(clock int64, token uint64) {
+func (f *tokenFloor) raise(clock, token int64) {
 	if token > f.now(clock) {
 		*f = tokenFloor{token, clock}
 	}
@@ -171,25 +150,8 @@ func (w *world) mend(n int) {
 	}
 }
 
-// draw is what take does to a counter that has not expired. A new one begins at
-// fresh, and so does one that is behind the floor, which keeps its expiry.
-func (c *counter) draw(now int64, n, fresh, floor uint64, expiry int64, look bool) uint64 {
-	if !c.exists {
-		*c = counter{exists: true, value: fresh + n, expireAt: now + expiry}
-		return c.value
-	}
-	if c.value += n; c.value < floor+n {
-		c.value = fresh + n
-		return c.value
-	}
-	if look && !c.permanent && c.expireAt-now < expiry/14*13 {
-		c.expireAt = now + expiry
-	}
-	return c.value
-}
-
 // loseCounter has the counter of a lock be gone, or be what it was before.
-func (w *world) loseCounter(name int, c counter) {
+func (w *world) loseCounter(name int, c redis.Counter) {
 	if w.counterOf(name) != name {
 		return // it is lost with the other's
 	}
@@ -203,22 +165,22 @@ func (w *world) loseCounter(name int, c counter) {
 // incr is what Redisson's fenced lock does to the counter.
 func (w *world) incr(name int) {
 	c := &w.redis.names[w.counterOf(name)].counter
-	if !c.exists {
-		*c = counter{exists: true, permanent: true}
+	if !c.Exists {
+		*c = redis.Counter{Exists: true, ExpireAt: redis.NoExpiry}
 	}
-	c.value++
+	c.Value++
 }
 
 // expire frees a key whose time has come.
 func (w *world) expire(name int) {
 	n := &w.redis.names[name]
-	if n.key.owner >= 0 && w.now >= n.key.expireAt {
-		n.freedAt, n.silent = n.key.expireAt, true
-		if n.key.natural > n.key.expireAt {
-			n.lostAt = n.key.expireAt
+	if n.key.Owner >= 0 && w.now >= n.key.ExpireAt {
+		n.freedAt, n.silent = n.key.ExpireAt, true
+		if n.natural > n.key.ExpireAt {
+			n.lostAt = n.key.ExpireAt
 			w.check.met[expiredEarly]++
 		}
-		n.key = key{owner: -1}
+		n.key, n.natural = redis.NoKey, 0
 		n.ghost = false
 	}
 }
@@ -226,7 +188,7 @@ func (w *world) expire(name int) {
 func (w *world) setFree(name int) {
 	n := &w.redis.names[name]
 	n.freedAt, n.silent = w.now, false
-	n.key = key{owner: -1}
+	n.key, n.natural = redis.NoKey, 0
 	n.ghost = false
 }
 
@@ -240,10 +202,10 @@ func (w *world) destroy(name int, why string) {
 	if w.trace.on {
 		w.trace.add(w, name, nil, "the key is %s", why)
 	}
-	if k := &n.key; k.owner >= 0 {
-		if int(k.owner) < len(w.hosts) {
-			hn := &w.hosts[k.owner].names[name]
-			hn.excuse = max(hn.excuse, k.expireAt)
+	if k := &n.key; k.Owner >= 0 {
+		if int(k.Owner) < len(w.hosts) {
+			hn := &w.hosts[k.Owner].names[name]
+			hn.excuse = max(hn.excuse, k.ExpireAt)
 		}
 		w.setFree(name)
 		n.silent = true
@@ -271,16 +233,16 @@ func (w *world) restart() {
 	}
 	for n := range w.plan.names {
 		name := &r.names[n]
-		name.foreignWaits = [2]bool{}
+		w.endForeignWaits(n)
 		switch mode {
 		case 1:
 			w.destroy(n, "lost")
-			w.loseCounter(n, counter{})
+			w.loseCounter(n, redis.Counter{})
 		case 2:
 			old := &r.snapshot[n]
-			if name.key != old.key {
+			if name.key != old.key || name.natural != old.natural {
 				w.destroy(n, "replaced by an older one")
-				name.key, name.ghost = old.key, true
+				name.key, name.natural, name.ghost = old.key, old.natural, true
 				w.expire(n)
 				w.changed(n)
 			}
@@ -309,8 +271,8 @@ type operation struct {
 	host     int16
 	name     int8
 	gen      uint32
-	floor    uint64
-	birth    uint64 // a new counter begins above it
+	floor    int64
+	birth    int64  // a new counter begins above it
 	batch    uint32 // of the connection: one script with others of the same
 	at       int64  // it reaches Redis no earlier; or, executed, when it did
 	begun    int64  // world time at which it was handed over
@@ -330,7 +292,7 @@ type connection struct {
 	lateAt     int64
 	lastExec   int64
 	lastAnswer int64
-	floor      uint64
+	floor      int64
 	clock      tokenFloor // Redis's, when it was made
 	batch      uint32     // steps of the loop
 	written    uint32     // the last batch of which something was written
@@ -453,36 +415,11 @@ func (w *world) arrive(i int32) {
 	w.after(c.lastAnswer-w.now, event{kind: evAnswer, host: o.host, arg: i, gen: c.gen})
 }
 
-// run is what a script does to a key that has not expired, for a host, and what
-// it answers.
-func (k *key) run(now int64, host int16, op *locktable.Op) locktable.Outcome {
-	ours := k.owner == host && k.num <= op.Num
-	switch {
-	case op.Kind == locktable.Drop:
-		if ours {
-			*k = key{owner: -1}
-		}
-		return locktable.Done
-	case k.owner < 0 && (op.Kind == locktable.Keep || op.Kind == locktable.Check || op.Held):
-		return locktable.Missing
-	case k.owner >= 0 && !ours:
-		return locktable.Other
-	case op.Kind == locktable.Check && (k.num != op.Num || k.count != op.Count):
-		return locktable.Differs
-	case op.Kind == locktable.Check:
-		return locktable.Done
-	}
-	*k = key{owner: host, num: op.Num, count: op.Count, expireAt: now + int64(op.LeaseMS)*ms}
-	return locktable.Done
-}
-
-// ttl is its PTTL.
-func (k *key) ttl(now int64) int64 {
-	if k.expireAt == noExpiry {
-		return -1
-	}
-	return (k.expireAt - now) / ms
-}
+// An overwritten key and a broken counter, as the model has them.
+var (
+	aString = redis.Content{Type: "string", Text: "x"}
+	aList   = redis.Content{Type: "list", Text: "x"}
+)
 
 // execute has Redis carry out an operation.
 func (w *world) execute(h *host, o *operation) {
@@ -491,58 +428,67 @@ func (w *world) execute(h *host, o *operation) {
 	name := &w.redis.names[n]
 	k := &name.key
 	res := &o.res
-	res.Listeners = locktable.Uncounted
 	before := *k
+	c := redis.Command{
+		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
+		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry, KeepsCounterExpiry: o.op.Behind,
+		Denied: redis.Denied{Key: name.refused, Channel: name.muted},
+	}
+	counterName := &w.redis.names[w.counterOf(n)]
+	counter := &counterName.counter
+	draws := redis.Judge(&o.op, c.Standing(k)).Draws
+	var reply redis.Reply
 	switch {
-	case name.refused:
-		res.Outcome, res.Msg = locktable.Refused, "NOPERM"
-	case name.overwritten && (o.op.Kind == locktable.Keep || o.op.Kind == locktable.Check):
-		res.Outcome, res.Field, res.TTLMS = locktable.Other, "a string", -1
 	case name.overwritten:
-		res.Outcome, res.Field, res.Msg = locktable.NotALock, "a string", "it is a string"
-	case w.redis.names[w.counterOf(n)].broken && o.op.Reserve > 0 && (k.owner < 0 && !o.op.Held || k.owner == o.host && k.num <= o.op.Num):
-		res.Outcome, res.Msg = locktable.Refused, "WRONGTYPE"
-	case w.random.oneIn(w.plan.busy):
-		res.Outcome, res.Msg = locktable.Busy, "BUSY"
+		overwritten := redis.Key{Owner: redis.NoOwner, ExpireAt: redis.NoExpiry, Other: &aString}
+		reply = c.Run(&overwritten, counter, w.channel(n))
+	case counterName.broken && draws:
+		broken := redis.Counter{Exists: true, ExpireAt: redis.NoExpiry, Other: &aList}
+		reply = c.Run(k, &broken, w.channel(n))
+		*k = before // without the longer lease, of which the table does not know
+	case !name.refused && w.random.oneIn(w.plan.busy):
+		reply = redis.Reply{Outcome: locktable.Busy, Code: "BUSY", Listeners: locktable.Uncounted}
 	default:
-		res.Outcome = k.run(w.now, o.host, &o.op)
-		switch {
-		case o.op.Kind == locktable.Drop:
-			if *k != before {
-				w.setFree(n)
-			}
-			if k.owner < 0 {
-				w.publish(n)
-				res.Listeners = w.heard(n)
-			}
-		case res.Outcome == locktable.Other:
-			res.Field = ownerField(k.owner)
-			res.TTLMS = k.ttl(w.now)
-			if o.op.Kind == locktable.Take {
-				res.Listeners = w.listeners(n)
-			}
-		case res.Outcome == locktable.Done && o.op.Kind != locktable.Check:
-			if before.owner < 0 {
-				w.checkWakeUp(h, n)
-			}
-			// A successor will know of it, if its memory does.
-			name.ghost = o.settled && (!h.gone || h.keeper.find(n) == nil)
-			if o.op.Kind == locktable.Take {
-				if o.op.Reserve > 0 {
-					knows := o.floor
-					if c := &w.redis.names[w.counterOf(n)].counter; !c.exists || !c.permanent && w.now >= c.expireAt {
-						knows = o.birth
-						res.Made = true
-						w.check.met[birthAbove] += btoi(knows > w.time())
-					}
-					res.Token = w.draw(n, uint64(o.op.Reserve), o.floor, o.birth, !o.op.Behind)
-					w.checkDraw(n, res.Token-uint64(o.op.Reserve)+1, res.Token, knows)
-				}
-				if o.op.Reserve != 1 || before.owner >= 0 {
-					res.Listeners = w.listeners(n)
-				}
-			}
+		if draws && !name.refused && counter.HasExpired(w.now) {
+			w.loseCounter(w.counterOf(n), redis.Counter{})
+			w.check.met[counterExpired]++
 		}
+		reply = c.Run(k, counter, w.channel(n))
+	}
+	res.Outcome, res.Msg, res.TTLMS = reply.Outcome, reply.Code, reply.TTLMS
+	res.Token, res.Made, res.Listeners = reply.Token, reply.Made, reply.Listeners
+	switch {
+	case reply.Outcome == locktable.NotALock:
+		res.Field, res.Msg = "a string", "it is a string"
+	case reply.Outcome == locktable.Other && name.overwritten:
+		res.Field = "a string"
+	case reply.Outcome == locktable.Other:
+		res.Field = ownerField(k.Owner)
+	}
+	if reply.Change == redis.Remove {
+		w.setFree(n)
+	}
+	if reply.Publication != redis.NotPublished {
+		w.publish(n)
+	}
+	if reply.Change == redis.Write {
+		name.natural = 0
+		if before.Owner == redis.NoOwner {
+			w.checkWakeUp(h, n)
+		}
+		// A successor will know of it, if its memory does.
+		name.ghost = o.settled && (!h.gone || h.keeper.find(n) == nil)
+	}
+	if reply.Token != 0 {
+		knows := o.floor
+		if reply.Made {
+			knows = o.birth
+			w.check.met[birthAbove] += btoi(knows > w.time())
+		}
+		w.checkDraw(n, reply.Token-uint64(o.op.Reserve)+1, reply.Token, uint64(knows))
+	}
+	if reply.Counted && w.plan.unknownListener && w.random.oneIn(3) {
+		res.Listeners = -1
 	}
 	if w.trace.on {
 		late := ""
@@ -551,43 +497,33 @@ func (w *world) execute(h *host, o *operation) {
 		}
 		w.trace.add(w, n, h, "Redis executes %s%s: %s; the key is now %s", opString(o.op), late, resultString(*res), keyString(*k))
 	}
-	if *k != before {
+	if reply.Change != redis.Nothing {
 		w.changed(n)
 	}
 }
 
-// heard is how many listen, as a release finds out that was just published.
-func (w *world) heard(n int) int32 {
-	switch {
-	case w.redis.names[n].muted:
-		return -1
-	case w.ears(n) == 0:
-		return 0
+// channel is that on which the release of a lock is published.
+func (w *world) channel(n int) *redis.Channel { return &w.redis.channels[w.counterOf(n)] }
+
+// foreignSubscriber is the connection of a foreign client that waits for a lock.
+func foreignSubscriber(f *foreigner, n int) int32 { return int32(f.id)<<8 + int32(n) }
+
+func (w *world) endForeignWaits(n int) {
+	for i := range w.people {
+		w.channel(n).Unsubscribe(foreignSubscriber(&w.people[i], n))
 	}
-	return w.listeners(n)
 }
 
-func (w *world) listeners(n int) int32 {
-	if w.plan.unknownListener && w.random.oneIn(3) {
-		return -1
+// setServer notes whether Redis has a host's subscription of a lock.
+func (w *world) setServer(h *host, n int, on bool) {
+	h.names[n].server = on
+	any := false
+	w.sharers(n, func(n int) { any = any || h.names[n].server })
+	if any {
+		w.channel(n).Subscribe(int32(h.index))
+	} else {
+		w.channel(n).Unsubscribe(int32(h.index))
 	}
-	return w.ears(n)
-}
-
-// ears is how many listen.
-func (w *world) ears(n int) int32 {
-	count := 0
-	for _, h := range w.hosts {
-		server := false
-		w.sharers(n, func(n int) { server = server || h.names[n].server })
-		count += btoi(server)
-	}
-	w.sharers(n, func(n int) {
-		for _, waits := range w.redis.names[n].foreignWaits {
-			count += btoi(waits)
-		}
-	})
-	return int32(count)
 }
 
 func (w *world) answered(h *host, e event) {
@@ -644,10 +580,10 @@ func (w *world) deliver(h *host, i int32) {
 		h.names[o.name].unconfirmed = false
 	}
 	w.recycle(i)
-	h.floor.raise(h.clock(w.now), res.Token)
-	if c := &h.conn; res.Token > c.clock.token+uint64((h.clock(w.now)-c.clock.at)/µs)+1_000_000 && res.Token > c.floor {
+	h.floor.raise(h.clock(w.now), int64(res.Token))
+	if c := &h.conn; int64(res.Token) > c.clock.token+(h.clock(w.now)-c.clock.at)/µs+1_000_000 && int64(res.Token) > c.floor {
 		w.check.met[floorRaised]++
-		c.floor = res.Token
+		c.floor = int64(res.Token)
 	}
 	h.table.Result(h.clock(w.now), res)
 }
@@ -859,14 +795,14 @@ func (w *world) subscribeArrives(h *host, e event) {
 	if e.gen != h.sub.gen {
 		return
 	}
-	h.names[e.name].server = !w.redis.names[e.name].muted && !h.deaf
+	w.setServer(h, int(e.name), !w.redis.names[e.name].muted && !h.deaf)
 	h.sub.lastDown = max(h.sub.lastDown, w.now+w.lag())
 	w.after(h.sub.lastDown-w.now, event{kind: evSubAck, host: e.host, name: e.name, gen: e.gen})
 }
 
 func (w *world) unsubscribeArrives(h *host, e event) {
 	if e.gen == h.sub.gen {
-		h.names[e.name].server = false
+		w.setServer(h, int(e.name), false)
 	}
 }
 
@@ -931,8 +867,8 @@ func (w *world) breakSubscription(h *host) {
 		w.trace.add(w, -1, h, "the subscription breaks")
 	}
 	s.gen++
-	for n := range h.names {
-		h.names[n].server = false
+	for n := range w.plan.names {
+		w.setServer(h, n, false)
 	}
 	w.after(w.random.wide(10*µs, 2*sec), event{kind: evDeaf, host: int16(h.index), gen: s.gen})
 }

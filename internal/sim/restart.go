@@ -872,6 +872,9 @@ func (w *world) end(h *host) {
 	h.gone, h.asleep, h.up, h.stopping, h.undrained = true, true, false, false, false
 	h.tries, h.owed = 0, 0
 	w.check.knows[h.index] = 0
+	for n := range w.plan.names {
+		w.setServer(h, n, false)
+	}
 	for n := range h.names {
 		hn := &h.names[n]
 		*hn = hostName{hold: hn.hold, inflight: -1, ahead: -1, excuse: hn.excuse, endedAt: hn.endedAt, trouble: hn.trouble, lastSeen: hn.lastSeen, lastSeenAt: hn.lastSeenAt}
@@ -1078,7 +1081,7 @@ func (w *world) startAnew(h *host) {
 		w.forgetClient(s)
 		s.open = false
 	}
-	for n := range h.names {
+	for n := range w.plan.names {
 		hn := &h.names[n]
 		switch c := &hn.hold; c.state {
 		case away:
@@ -1087,7 +1090,8 @@ func (w *world) startAnew(h *host) {
 		case orphan, stale:
 			c.state = none
 		}
-		hn.server, hn.want, hn.acked = false, false, false
+		hn.want, hn.acked = false, false
+		w.setServer(h, n, false)
 	}
 	if len(w.hosts) < maxHosts { // or else nobody starts it
 		w.addHost()

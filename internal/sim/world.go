@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -540,7 +541,7 @@ func newWorld(seed uint64, spoil spoiler) *world {
 		w.addHost()
 	}
 	for i := range w.plan.foreigners {
-		w.people = append(w.people, foreigner{id: int16(foreignID + i), name: -1})
+		w.people = append(w.people, foreigner{id: redis.Owner(foreignID + i), name: -1})
 		w.after(w.random.upto(100*ms), event{kind: evForeign, arg: int32(i)})
 	}
 	if w.plan.faultEvery > 0 {
@@ -1201,7 +1202,7 @@ const foreignID = 100
 // foreigner is a Redisson client: it takes, renews, releases and forces locks on
 // its own account, and tells nobody.
 type foreigner struct {
-	id   int16
+	id   redis.Owner
 	name int8 // it holds, or waits for; -1: none
 	num  uint64
 }
@@ -1224,14 +1225,14 @@ func (w *world) foreignActs(f *foreigner) {
 	switch {
 	case w.redis.names[f.name].overwritten:
 		f.name = -1
-	case w.random.oneIn(w.plan.foreignForce) && k.owner >= 0:
+	case w.random.oneIn(w.plan.foreignForce) && k.Owner >= 0:
 		w.destroy(int(f.name), "forced by a foreign client")
 		w.publish(int(f.name))
 		f.name = -1
-	case k.owner == f.id:
+	case k.Owner == f.id:
 		switch w.random.upto(3) {
 		case 0:
-			k.expireAt = w.now + 30*sec
+			k.ExpireAt = w.now + 30*sec
 		default:
 			if w.random.oneIn(w.plan.foreignDeaths) {
 				f.name = -1
@@ -1242,21 +1243,21 @@ func (w *world) foreignActs(f *foreigner) {
 			if w.trace.on {
 				w.trace.add(w, int(f.name), nil, "foreign %d releases", f.id)
 			}
-			w.redis.names[f.name].foreignWaits[f.id-foreignID] = false
+			w.channel(int(f.name)).Unsubscribe(foreignSubscriber(f, int(f.name)))
 			f.name = -1
 		}
-	case k.owner < 0:
-		k.owner, k.num, k.count = f.id, f.num, 1
-		k.expireAt = w.now + w.random.wide(10*ms, 5*sec)
+	case k.Owner < 0:
+		k.Owner, k.Num, k.Count = f.id, f.num, 1
+		k.ExpireAt = w.now + w.random.wide(10*ms, 5*sec)
 		if w.random.oneIn(10) {
-			k.expireAt = noExpiry
+			k.ExpireAt = redis.NoExpiry
 		}
 		if w.random.oneIn(3) {
 			w.incr(int(f.name))
 		}
-		w.redis.names[f.name].foreignWaits[f.id-foreignID] = false
+		w.channel(int(f.name)).Unsubscribe(foreignSubscriber(f, int(f.name)))
 		if w.trace.on {
-			w.trace.add(w, int(f.name), nil, "foreign %d takes until %s", f.id, clockString(k.expireAt))
+			w.trace.add(w, int(f.name), nil, "foreign %d takes until %s", f.id, clockString(k.ExpireAt))
 		}
 		w.changed(int(f.name))
 	case w.plan.pollers:
@@ -1266,9 +1267,9 @@ func (w *world) foreignActs(f *foreigner) {
 		w.after(w.random.between(200*µs, 3*ms), again)
 		return
 	default:
-		w.redis.names[f.name].foreignWaits[f.id-foreignID] = true
+		w.channel(int(f.name)).Subscribe(foreignSubscriber(f, int(f.name)))
 		if w.random.oneIn(8) {
-			w.redis.names[f.name].foreignWaits[f.id-foreignID] = false
+			w.channel(int(f.name)).Unsubscribe(foreignSubscriber(f, int(f.name)))
 			f.name = -1
 		}
 	}
@@ -1297,14 +1298,14 @@ func (w *world) fault() {
 	if r.oneIn(p.flushes) && !w.redis.down {
 		for n := range p.names {
 			w.destroy(n, "FLUSHALL")
-			w.loseCounter(n, counter{})
+			w.loseCounter(n, redis.Counter{})
 		}
 	}
 	if r.oneIn(p.deletions) && !w.redis.down {
 		n := int(r.upto(int64(p.names)))
 		w.destroy(n, "deleted by an operator")
 		if r.oneIn(4) {
-			w.loseCounter(n, counter{})
+			w.loseCounter(n, redis.Counter{})
 		}
 	}
 	if p.refused > 0 && r.oneIn(20) {
@@ -1362,8 +1363,8 @@ func (w *world) calm() {
 	w.plan.slowOps, w.plan.busy, w.plan.refused, w.plan.unsent, w.plan.untaught, w.plan.lostMessages = 0, 0, 0, 0, 0, 0
 	for n := range w.plan.names {
 		w.mend(n)
-		w.redis.names[n].foreignWaits = [2]bool{}
-		if k := &w.redis.names[n].key; k.owner >= foreignID {
+		w.endForeignWaits(n)
+		if k := &w.redis.names[n].key; k.Owner >= foreignID {
 			w.setFree(n)
 			w.publish(n)
 		}

@@ -1,21 +1,19 @@
 package redis_test
 
 // The differential test of the scripts: random operations on random contents of Redis,
-// carried out by the store in a real Redis, and by the model of this package. All
-// that the two say and leave behind must be the same: each result, each key with its
-// content and its expiry, each token counter, and how often a release was published on
-// each channel.
+// carried out by the store in a real Redis and by the model. Both must agree on all that
+// they return and leave: each result, each key with its content and its expiry, each token
+// counter, and how often a release was published on each channel.
 //
-// A seed makes a lap: one store, whose Redis user may lack a permission, and some rounds,
-// each of which changes what is in Redis and then asks for one batch of operations. A lap
-// that fails is played again with fewer rounds and operations, as long as it still fails,
-// and what is left is printed.
+// A seed draws a lap: one store, whose Redis user may lack a permission, and some rounds,
+// each of which changes what is in Redis and then issues one batch of operations
+// (lap_test.go). A lap that fails is repeated with fewer rounds and operations, as long as
+// it still fails, and the rest is printed (shrink_test.go).
 //
-//	go test ./internal/sim/redis -run 'TestScriptsBehaveAsTheirModel' -diff.seed=1000000 -diff.laps=100000   a hunt
+//	go test ./internal/sim/redis -run 'TestScriptsBehaveAsTheirModel' -diff.seed=1000000 -diff.laps=100000   search for a failure
 //	go test ./internal/sim/redis -run 'TestScriptsBehaveAsTheirModel/redis' -diff.seed=4711                  one lap
 
 import (
-	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -36,8 +34,8 @@ import (
 )
 
 var (
-	diffSeed = flag.Uint64("diff.seed", 0, "play the lap of this one seed (with -diff.laps: start a hunt there)")
-	diffLaps = flag.Int("diff.laps", 0, "hunt: play so many laps of each kind of Redis")
+	diffSeed = flag.Uint64("diff.seed", 0, "run the lap of this one seed (with -diff.laps: start a search there)")
+	diffLaps = flag.Int("diff.laps", 0, "search: run this many laps with each kind of Redis")
 )
 
 func TestScriptsBehaveAsTheirModel(t *testing.T) {
@@ -58,7 +56,7 @@ func TestScriptsBehaveAsTheirModel(t *testing.T) {
 		rounds, ops := 0, 0
 		for seed := first; seed < first+uint64(laps); seed++ {
 			l := drawLap(seed, b.inProcess())
-			if err := d.play(l, nil); err != nil {
+			if err := d.run(l, nil); err != nil {
 				t.Fatal(d.report(l, err))
 			}
 			rounds += len(l.rounds)
@@ -70,12 +68,9 @@ func TestScriptsBehaveAsTheirModel(t *testing.T) {
 	})
 }
 
-// ---- the two sides
-
 // differential is one Redis, and what the test needs of it.
 type differential struct {
 	backend
-	t           *testing.T
 	subscribers [3]*subscriber
 	marks       int // published so far
 }
@@ -89,11 +84,11 @@ type subscriber struct {
 const everyChannel = "redisson_lock__channel:*"
 
 func newDifferential(t *testing.T, b backend) *differential {
-	d := &differential{backend: b, t: t}
+	d := &differential{backend: b}
 	if !b.inProcess() {
-		for user := range diffUsers {
-			for _, prefix := range diffPrefixes {
-				args := append([]string{"reset", "resetchannels", "on", ">secret"}, userRules(user, prefix)...)
+		for user := range users {
+			for _, prefix := range keyPrefixes {
+				args := append([]string{"reset", "resetchannels", "on", ">secret"}, aclOf(user, prefix)...)
 				must(b.admin.ACLSetUser(ctx, aclUser(user, prefix), args...).Result())
 			}
 		}
@@ -108,141 +103,135 @@ func newDifferential(t *testing.T, b backend) *differential {
 	return d
 }
 
-func (d *differential) url(user string) string {
+func (d *differential) url(l *lap) string {
 	if d.inProcess() {
 		return d.backend.url
 	}
-	return fmt.Sprintf("unix://%s:secret@%s", user, d.socket)
+	return fmt.Sprintf("unix://%s:secret@%s", aclUser(l.user, l.prefix), d.socket)
 }
 
-// playing is one lap as it is played.
-type playing struct {
+// lapRun is one lap as it runs. The model's clock stands at 0: what is left of a time to live
+// when Redis is read is when the key expires.
+type lapRun struct {
 	*differential
-	lap     lap
-	store   *store.Store
-	results chan answer
-	floor   int64          // tokens of the connection are above it
-	known   store.Identity // what the store knows of tokens
-	redis   redis.Redis
-	sidecar redis.Sidecar
-	since   time.Time        // no time to live in redis is from before it
-	reset   map[string]bool  // locks whose entries may have become 1 before they were refused
-	unknown bool             // Redis may have to be taught the script of renewals, which puts them behind others
-	story   *strings.Builder // nil: none is told
+	lap
+	store    *store.Store
+	results  chan delivery
+	floor    int64          // tokens of the connection are above it
+	identity store.Identity // what the store knows of tokens
+	contents contents
+	since    time.Time        // no time to live in contents is from before it
+	unloaded bool             // the store may have to load the script of renewals, so that they run after others
+	log      *strings.Builder // nil: none is written
 }
 
-// answer is one call of OnResults.
-type answer struct {
+// delivery is one call of OnResults.
+type delivery struct {
 	results []locktable.Result
 	raised  *store.Identity
 }
 
-// play plays a lap, and returns the first difference.
-func (d *differential) play(l lap, story *strings.Builder) (err error) {
+// run runs a lap, and returns the first difference.
+func (d *differential) run(l lap, log *strings.Builder) (err error) {
 	d.admin.FlushAll(ctx)
-	p := &playing{differential: d, lap: l, results: make(chan answer, 1000), since: time.Now(), story: story}
-	p.redis.Keys, p.redis.Subscribers = make(map[string]redis.Value), make(map[string]int)
-	for _, e := range d.subscribers {
-		for channel := range e.on {
-			if err := e.subscribe(channel, false); err != nil {
+	r := &lapRun{differential: d, lap: l, results: make(chan delivery, 1000), since: time.Now(), log: log}
+	r.contents = contents{make(map[string][]redis.Key), make(map[string][]counter), make(map[string]*redis.Channel)}
+	for _, s := range d.subscribers {
+		for channel := range s.on {
+			if err := s.subscribe(channel, false); err != nil {
 				return err
 			}
 		}
 	}
-	p.sidecar = redis.Sidecar{Prefix: ourUUID + ":", Expiry: l.expiry.Milliseconds()}
-	diffUsers[l.user](&p.sidecar, l.prefix+forbidden)
 	up := make(chan store.Identity, 1)
-	p.store, err = store.Open(store.Config{
-		URL: d.url(aclUser(l.user, l.prefix)), KeyPrefix: l.prefix, UUID: ourUUID, TokenExpiry: l.expiry, Timeout: patience,
-		OnResults: func(rs []locktable.Result, raised *store.Identity) { p.results <- answer{rs, raised} },
+	r.store, err = store.Open(store.Config{
+		URL: d.url(&l), KeyPrefix: l.prefix, UUID: ourUUID, TokenExpiry: l.expiry, Timeout: patience,
+		OnResults: func(rs []locktable.Result, raised *store.Identity) { r.results <- delivery{rs, raised} },
 		OnUp:      func(_ bool, id store.Identity) { up <- id },
 	})
 	if err != nil {
 		return err
 	}
-	defer p.store.Close(ctx)
+	defer r.store.Close(ctx)
 	select {
-	case p.known = <-up:
-		p.floor = p.known.Floor
+	case r.identity = <-up:
+		r.floor = r.identity.Floor
 	case <-time.After(patience):
 		return errors.New("the store does not connect")
 	}
 	for i := range l.rounds {
-		if err := p.round(&l.rounds[i]); err != nil {
+		if err := r.round(&l.rounds[i]); err != nil {
 			return fmt.Errorf("round %d: %w", i+1, err)
 		}
 	}
 	return nil
 }
 
-func (p *playing) note(format string, args ...any) {
-	if p.story != nil {
-		fmt.Fprintf(p.story, format+"\n", args...)
+func (r *lapRun) note(format string, args ...any) {
+	if r.log != nil {
+		fmt.Fprintf(r.log, format+"\n", args...)
 	}
 }
 
-// floors are the floor of the connection and what new counters begin above, now.
-func (p *playing) floors() (floor, birth int64) {
-	elapsed := (protocol.Now() - p.known.FloorAt) / 1000
-	return p.floor, p.known.Floor + elapsed - elapsed/100
+// birth returns what new counters begin above now, as far as the store knows tokens.
+func (r *lapRun) birth() int64 {
+	elapsed := (protocol.Now() - r.identity.FloorAt) / 1000
+	return r.identity.Floor + elapsed - elapsed/100
 }
 
-// raise notes what the store has learnt of tokens. Those that are ahead of Redis's clock
+// raise takes what the store has learnt of tokens. Those that are ahead of Redis's clock
 // raise the floor of the connection.
-func (p *playing) raise(known *store.Identity, clock int64) error {
-	if known == nil {
+func (r *lapRun) raise(raised *store.Identity, clock int64) error {
+	if raised == nil {
 		return nil
 	}
-	if known.Floor <= p.known.Floor || known.FloorAt < p.known.FloorAt {
-		return fmt.Errorf("what is known of tokens fell from %+v to %+v", p.known, *known)
+	if raised.Floor <= r.identity.Floor || raised.FloorAt < r.identity.FloorAt {
+		return fmt.Errorf("what is known of tokens fell from %+v to %+v", r.identity, *raised)
 	}
-	p.known = *known
-	if known.Floor > clock+int64(aheadOfClock/time.Microsecond) {
-		p.floor = max(p.floor, known.Floor)
+	r.identity = *raised
+	if raised.Floor > clock+int64(aheadOfClock/time.Microsecond) {
+		r.floor = max(r.floor, raised.Floor)
 	}
 	return nil
 }
 
-func (p *playing) round(rd *round) error {
-	floor, birth := p.floors()
-	before, err := p.prepare(rd, floor)
+func (r *lapRun) round(rd *round) error {
+	floor, birth := r.floor, r.birth()
+	before, err := r.prepare(rd)
 	if err != nil {
 		return err
 	}
-	calls := p.publishCalls()
-	p.note("a batch (scripts forgotten: %v, memory exhausted: %v), after", rd.forget, rd.full)
+	calls := r.publishCalls()
+	r.note("a batch (scripts forgotten: %v, memory exhausted: %v), after", rd.forget, rd.full)
 	for _, c := range rd.changes {
-		p.note("    %s", showKey(p.redis.Keys, c.key))
+		r.note("    %s", r.contents.show(c.key))
 	}
 	if rd.full {
-		must(p.admin.ConfigSet(ctx, "maxmemory", "1").Result())
+		must(r.admin.ConfigSet(ctx, "maxmemory", "1").Result())
 	}
 	sent := protocol.Now()
-	// The store owns what it is given.
-	p.store.Do(slices.Clone(rd.ops))
-	results, raised, err := p.collect(len(rd.ops))
+	r.store.Do(slices.Clone(rd.ops)) // which owns what it is given
+	results, raised, err := r.collect(len(rd.ops))
 	answered := protocol.Now()
 	if rd.full {
-		must(p.admin.ConfigSet(ctx, "maxmemory", "0").Result())
+		must(r.admin.ConfigSet(ctx, "maxmemory", "0").Result())
 	}
 	if err != nil {
 		return err
 	}
-	since := p.since
-	p.since = time.Now()
-	found, after, err := p.look()
+	since := r.since
+	r.since = time.Now()
+	found, after, err := r.look()
 	elapsed := time.Since(since).Milliseconds() + 2
 	if err != nil {
 		return err
 	}
-	calls = p.publishCalls() - calls
+	calls = r.publishCalls() - calls
 
-	if err := p.raise(raised, after); err != nil {
+	if err := r.raise(raised, after); err != nil {
 		return err
 	}
-	floorAfter, birthAfter := p.floors()
-	p.sidecar.Floor = redis.Span{Lo: floor, Hi: floorAfter}
-	p.sidecar.Fresh = redis.Span{Lo: max(before, birth), Hi: max(after, birthAfter)}
+	birthAfter := r.birth()
 	for i := range results {
 		if res := &results[i]; res.Sent < sent || res.Sent > answered {
 			return fmt.Errorf("%s: sent at %d, not between %d and %d", res.Name, res.Sent, sent, answered)
@@ -252,40 +241,398 @@ func (p *playing) round(rd *round) error {
 			return fmt.Errorf("after token %d a new counter would begin at %d", token, birthAfter)
 		}
 	}
-	p.redis.Published = make(map[string]int)
-	if err := p.compareResults(rd, results); err != nil {
+	fresh, freshAfter := max(before, birth), max(after, birthAfter)
+	published, err := r.compareResults(rd, results, []int64{floor, r.floor}, fresh, freshAfter-fresh)
+	if err != nil {
 		return err
 	}
-	if err := p.compareKeys(found, elapsed); err != nil {
+	if err := r.compareContents(found, elapsed); err != nil {
 		return err
 	}
-	return p.compareMessages(calls)
+	return r.compareMessages(calls, published)
 }
 
 // collect waits for the results of a batch.
-func (p *playing) collect(n int) (results []locktable.Result, raised *store.Identity, err error) {
-	patient := time.NewTimer(patience)
-	defer patient.Stop()
+func (r *lapRun) collect(n int) (results []locktable.Result, raised *store.Identity, err error) {
+	timeout := time.NewTimer(patience)
+	defer timeout.Stop()
 	for len(results) < n {
 		select {
-		case a := <-p.results:
-			results = append(results, a.results...)
-			if a.raised != nil {
-				raised = a.raised
+		case d := <-r.results:
+			results = append(results, d.results...)
+			if d.raised != nil {
+				raised = d.raised
 			}
-		case <-patient.C:
+		case <-timeout.C:
 			return nil, nil, fmt.Errorf("%d of %d results", len(results), n)
 		}
 	}
-	if len(results) > n || len(p.results) > 0 {
+	if len(results) > n || len(r.results) > 0 {
 		return nil, nil, errors.New("more results than operations")
 	}
 	return results, raised, nil
 }
 
-// inOrder checks that renewals were carried out first, and checks before the rest. What
-// Redis refused as a whole was asked for again later.
-func inOrder(results []locktable.Result) error {
+// prepare changes what is in Redis and in the model, before the operations of the round.
+// It returns the time of Redis then, µs.
+func (r *lapRun) prepare(rd *round) (now int64, err error) {
+	pipe := r.admin.Pipeline()
+	mayExpire := false
+	for i := range rd.changes {
+		c := &rd.changes[i]
+		pipe.Del(ctx, c.key)
+		switch {
+		case c.kind == "":
+		case c.number != nil:
+			pipe.Set(ctx, c.key, c.number.above(r.floor), 0)
+		case c.kind == "string":
+			pipe.Set(ctx, c.key, c.text, 0)
+		case c.kind == "hash":
+			pipe.HSet(ctx, c.key, c.hash)
+		case c.kind == "list":
+			pipe.RPush(ctx, c.key, c.text)
+		case c.kind == "set":
+			pipe.SAdd(ctx, c.key, c.text)
+		case c.kind == "zset":
+			pipe.ZAdd(ctx, c.key, goredis.Z{Score: 1, Member: c.text})
+		case c.kind == "stream":
+			pipe.XAdd(ctx, &goredis.XAddArgs{Stream: c.key, ID: "1-1", Values: []string{"f", c.text}})
+		}
+		switch {
+		case c.expired:
+			pipe.PExpire(ctx, c.key, time.Millisecond)
+			mayExpire = true
+		case c.ttl > 0:
+			pipe.PExpire(ctx, c.key, c.ttl)
+		}
+		r.contents.set(c, r.floor)
+	}
+	if rd.forget {
+		pipe.ScriptFlush(ctx)
+	}
+	clock := pipe.Time(ctx)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return 0, err
+	}
+	for _, change := range rd.subs {
+		s := r.subscribers[change.subscriber]
+		if s.on[change.channel] == change.on {
+			continue
+		}
+		if err := s.subscribe(change.channel, change.on); err != nil {
+			return 0, err
+		}
+		r.contents.subscribe(change)
+	}
+	now = clock.Val().UnixMicro()
+	for start := now; mayExpire && now < start+2000; {
+		now = must(r.admin.Time(ctx).Result()).UnixMicro()
+	}
+	return now, nil
+}
+
+// look reads everything that Redis has, and its clock.
+func (r *lapRun) look() (found contents, now int64, err error) {
+	pipe := r.admin.Pipeline()
+	all := pipe.Eval(ctx, lookText, nil)
+	clock := pipe.Time(ctx)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return found, 0, err
+	}
+	found = contents{make(map[string][]redis.Key), make(map[string][]counter), r.contents.channels}
+	for _, entry := range all.Val().([]any) {
+		e := entry.([]any)
+		content := redis.Content{Type: e[1].(string)}
+		ttl, err := strconv.ParseInt(e[2].(string), 10, 64)
+		if err != nil {
+			return found, 0, err
+		}
+		switch parts := e[3].([]any); content.Type {
+		case "hash":
+			content.Hash = make(map[string]string)
+			for i := 0; i < len(parts); i += 2 {
+				content.Hash[parts[i].(string)] = parts[i+1].(string)
+			}
+		default:
+			for _, part := range parts {
+				content.Text += part.(string)
+			}
+		}
+		found.put(e[0].(string), content, expiry(time.Duration(ttl)*time.Millisecond))
+	}
+	return found, clock.Val().UnixMicro(), nil
+}
+
+const lookText = `
+local found = {}
+for i, key in ipairs(redis.call('KEYS', '*')) do
+  local kind = redis.call('TYPE', key).ok
+  local content = {}
+  if kind == 'hash' then content = redis.call('HGETALL', key)
+  elseif kind == 'string' then content = {redis.call('GET', key)}
+  elseif kind == 'list' then content = redis.call('LRANGE', key, 0, -1)
+  elseif kind == 'set' then content = redis.call('SMEMBERS', key)
+  elseif kind == 'zset' then content = redis.call('ZRANGE', key, 0, -1)
+  elseif kind == 'stream' then content = {redis.call('XRANGE', key, '-', '+')[1][2][2]} end
+  found[i] = {key, kind, tostring(redis.call('PTTL', key)), content}
+end
+return found`
+
+// publishCalls returns how often anything was published, if Redis counts it.
+func (r *lapRun) publishCalls() int {
+	if r.inProcess() {
+		return 0
+	}
+	_, stats, _ := strings.Cut(must(r.admin.Info(ctx, "commandstats").Result()), "cmdstat_publish:calls=")
+	stats, _, _ = strings.Cut(stats, ",")
+	n, _ := strconv.Atoi(stats)
+	return n
+}
+
+// ---- the model's side
+
+// contents is what Redis may have under each key, as the model has it: more than one thing
+// where that depends on what the test cannot see. What is not there does not exist.
+type contents struct {
+	keys     map[string][]redis.Key
+	counters map[string][]counter
+	channels map[string]*redis.Channel
+}
+
+// counter is a token counter whose value is that of the model, or larger by up to slack.
+type counter struct {
+	redis.Counter
+	slack int64
+}
+
+var prefixes = []string{ourUUID + ":", otherUUID + ":"}
+
+// expiry is when something expires that lives so long; a ttl that is not positive means
+// that it does not expire.
+func expiry(ttl time.Duration) int64 {
+	if ttl <= 0 {
+		return redis.NoExpiry
+	}
+	return int64(ttl)
+}
+
+// put puts something under a key.
+func (s *contents) put(key string, content redis.Content, expireAt int64) {
+	if !strings.HasPrefix(key, "redisson_lock_token:") {
+		s.keys[key] = []redis.Key{redis.NewKey(content, expireAt, prefixes)}
+		return
+	}
+	c := redis.Counter{Exists: true, ExpireAt: expireAt}
+	if n, err := strconv.ParseInt(content.Text, 10, 64); err == nil && content.Type == "string" && strconv.FormatInt(n, 10) == content.Text {
+		c.Value = n
+	} else {
+		c.Other = &content
+	}
+	s.counters[key] = []counter{{Counter: c}}
+}
+
+// set is what a change of a round does.
+func (s *contents) set(c *change, floor int64) {
+	delete(s.keys, c.key)
+	delete(s.counters, c.key)
+	if c.kind == "" || c.expired {
+		return
+	}
+	content := redis.Content{Type: c.kind, Hash: c.hash, Text: c.text}
+	if c.number != nil {
+		content.Text = strconv.FormatInt(c.number.above(floor), 10)
+	}
+	s.put(c.key, content, expiry(c.ttl))
+}
+
+func (s *contents) channel(name string) *redis.Channel {
+	c := s.channels[name]
+	if c == nil {
+		c = &redis.Channel{Patterns: s.patterns()}
+		s.channels[name] = c
+	}
+	return c
+}
+
+// patterns returns how many are subscribed to every channel.
+func (s *contents) patterns() int {
+	if c := s.channels[everyChannel]; c != nil {
+		return len(c.Subscribers)
+	}
+	return 0
+}
+
+func (s *contents) subscribe(change subscription) {
+	name := change.channel
+	if name == "" {
+		name = everyChannel
+	}
+	if c := s.channel(name); change.on {
+		c.Subscribe(int32(change.subscriber))
+	} else {
+		c.Unsubscribe(int32(change.subscriber))
+	}
+	for _, c := range s.channels {
+		c.Patterns = s.patterns()
+	}
+}
+
+// find returns what may be under the three names of a lock.
+func (s *contents) find(lock string) ([]redis.Key, []counter, *redis.Channel) {
+	keys, counters := s.keys[lock], s.counters[redis.CounterName(lock)]
+	if keys == nil {
+		keys = []redis.Key{redis.NoKey}
+	}
+	if counters == nil {
+		counters = []counter{{}}
+	}
+	return keys, counters, s.channel(redis.ChannelName(lock))
+}
+
+// mayHaveCountOne adds that a lock which was refused when it was taken again has the count
+// 1: the script may have set it before.
+func (s *contents) mayHaveCountOne(lock string) {
+	for _, k := range s.keys[lock] {
+		switch {
+		case k.Other == nil:
+			k.Count = min(k.Count, 1)
+		case len(k.Other.Hash) == 1:
+			hash := maps.Clone(k.Other.Hash)
+			for field := range hash {
+				hash[field] = "1"
+			}
+			k = redis.NewKey(redis.Content{Type: k.Other.Type, Hash: hash}, k.ExpireAt, prefixes)
+		}
+		s.keys[lock] = add(s.keys[lock], k)
+	}
+}
+
+// ---- the comparison
+
+// compareResults carries the operations out in the model, in the order in which Redis did,
+// and compares what they return. The store's connection had one of these floors, and new
+// counters begin above fresh, or up to slack later. It returns how often a release was
+// published on each channel.
+func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []int64, fresh, slack int64) (published map[string]int, err error) {
+	ops := make([]*locktable.Op, len(results))
+	for i := range results {
+		for j := range rd.ops {
+			if rd.ops[j].Kind == results[i].Kind && rd.ops[j].Name == results[i].Name {
+				ops[i] = &rd.ops[j]
+			}
+		}
+		if ops[i] == nil {
+			return nil, fmt.Errorf("a result for no operation: %s %s", results[i].Name, showResult(&results[i]))
+		}
+		r.note("  %s\n    %s", showOp(ops[i]), showResult(&results[i]))
+	}
+	// To the model, the prefix is a part of the name.
+	keyed := make([]*locktable.Op, len(ops))
+	for i, op := range ops {
+		keyed[i] = new(*op)
+		keyed[i].Name = r.prefix + op.Name
+	}
+	r.unloaded = r.unloaded || rd.forget
+	if !r.unloaded {
+		if err := checkOrder(results); err != nil {
+			return nil, err
+		}
+	}
+	for i := range results {
+		if isRenewal(results[i].Kind) && results[i].Outcome != locktable.Refused {
+			r.unloaded = false
+		}
+	}
+
+	published = make(map[string]int)
+	ours := slices.ContainsFunc(keyed, r.takesOurs)
+	for i, op := range keyed {
+		c := r.command(op)
+		// A run that has written gets memory even if Redis has none: after a Take that
+		// renewed a lock of ours, and for what is taken again after a Drop.
+		again := takenAgain(ops, i)
+		c.NoMemory = rd.full && (results[i].Outcome == locktable.Busy || !ours && !again)
+		reply, err := r.explain(&c, &results[i], floors, fresh, slack)
+		if err != nil {
+			return nil, err
+		}
+		if reply.Outcome == locktable.Refused && again {
+			r.contents.mayHaveCountOne(op.Name)
+		}
+		if reply.Publication == redis.Published {
+			published[redis.ChannelName(op.Name)]++
+		}
+	}
+	return published, nil
+}
+
+// command is an operation as the lap's sidecar issues it. The name is that of the key.
+func (r *lapRun) command(op *locktable.Op) redis.Command {
+	return redis.Command{Op: op, Prefixes: prefixes, Expiry: int64(r.expiry), Denied: deniedOf(r.user, r.prefix, op.Name)}
+}
+
+// takesOurs reports whether an operation is a Take that finds that the lock is ours.
+func (r *lapRun) takesOurs(op *locktable.Op) bool {
+	keys, _, _ := r.contents.find(op.Name)
+	c := r.command(op)
+	return op.Kind == locktable.Take && c.Standing(&keys[0]).Ours()
+}
+
+// explain runs a command in the model, under all circumstances that are possible and on
+// all contents that are, and keeps what the contents are afterwards if it returns what
+// Redis did. There must be at least one such case.
+func (r *lapRun) explain(c *redis.Command, got *locktable.Result, floors []int64, fresh, slack int64) (reply redis.Reply, err error) {
+	keys, counters, channel := r.contents.find(c.Op.Name)
+	keeps := []bool{false}
+	if c.Op.Behind {
+		keeps = append(keeps, true)
+	}
+	var keysAfter []redis.Key
+	var countersAfter []counter
+	var difference error
+	for _, key := range keys {
+		for _, cn := range counters {
+			for _, floor := range floors {
+				for _, keep := range keeps {
+					c.Floor, c.Fresh, c.KeepsCounterExpiry = floor, fresh, keep
+					k, n := key, cn
+					if cn.Other == nil && cn.Value < floor { // it is lifted if it is drawn from
+						n.slack = slack
+					}
+					want := c.Run(&k, &n.Counter, channel)
+					if n.Counter == cn.Counter {
+						n.slack = cn.slack // it was not
+					}
+					if token := int64(got.Token); want.Token != 0 && token >= n.Value && token <= n.Value+n.slack {
+						n.Value, n.slack, want.Token = token, 0, got.Token
+					}
+					if err := compareResult(c, &key, &want, got); err != nil {
+						difference = err
+						continue
+					}
+					reply = want
+					keysAfter, countersAfter = add(keysAfter, k), add(countersAfter, n)
+				}
+			}
+		}
+	}
+	if keysAfter == nil {
+		return reply, difference
+	}
+	r.contents.keys[c.Op.Name], r.contents.counters[redis.CounterName(c.Op.Name)] = keysAfter, countersAfter
+	return reply, nil
+}
+
+func add[T comparable](list []T, v T) []T {
+	if slices.Contains(list, v) {
+		return list
+	}
+	return append(list, v)
+}
+
+// checkOrder checks that renewals were carried out first, and checks before the rest. What
+// Redis refused as a whole was issued again later.
+func checkOrder(results []locktable.Result) error {
 	if slices.ContainsFunc(results, func(res locktable.Result) bool { return res.Outcome == locktable.Refused }) {
 		return nil
 	}
@@ -306,227 +653,8 @@ func inOrder(results []locktable.Result) error {
 	return nil
 }
 
-// prepare brings Redis and the model to what the round begins with. It returns the time
-// of Redis then, µs.
-func (p *playing) prepare(rd *round, floor int64) (now int64, err error) {
-	pipe := p.admin.Pipeline()
-	mayExpire := false
-	for i := range rd.changes {
-		c := &rd.changes[i]
-		v := c.value(floor)
-		delete(p.redis.Keys, c.key)
-		pipe.Del(ctx, c.key)
-		if c.kind == "" {
-			continue
-		}
-		switch {
-		case v.Number != nil:
-			pipe.Set(ctx, c.key, v.Number.Lo, 0)
-		case c.kind == "string":
-			pipe.Set(ctx, c.key, c.text, 0)
-		case c.hash != nil:
-			pipe.HSet(ctx, c.key, c.hash)
-		case c.kind == "hash":
-			pipe.HSet(ctx, c.key, "f", c.text)
-		case c.kind == "list":
-			pipe.RPush(ctx, c.key, c.text)
-		case c.kind == "set":
-			pipe.SAdd(ctx, c.key, c.text)
-		case c.kind == "zset":
-			pipe.ZAdd(ctx, c.key, goredis.Z{Score: 1, Member: c.text})
-		case c.kind == "stream":
-			pipe.XAdd(ctx, &goredis.XAddArgs{Stream: c.key, ID: "1-1", Values: []string{"f", c.text}})
-		}
-		switch {
-		case c.expired:
-			pipe.PExpire(ctx, c.key, time.Millisecond)
-			mayExpire = true
-		case c.ttl > 0:
-			pipe.PExpire(ctx, c.key, c.ttl)
-			p.redis.Keys[c.key] = v
-		default:
-			p.redis.Keys[c.key] = v
-		}
-	}
-	if rd.forget {
-		pipe.ScriptFlush(ctx)
-	}
-	clock := pipe.Time(ctx)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return 0, err
-	}
-	for _, change := range rd.subs {
-		e := p.subscribers[change.who]
-		if e.on[change.channel] == change.on {
-			continue
-		}
-		if err := e.subscribe(change.channel, change.on); err != nil {
-			return 0, err
-		}
-		by := 1
-		if !change.on {
-			by = -1
-		}
-		if change.channel == "" {
-			p.redis.Patterns += by
-		} else {
-			p.redis.Subscribers[change.channel] += by
-		}
-	}
-	now = clock.Val().UnixMicro()
-	for start := now; mayExpire && now < start+2000; {
-		now = must(p.admin.Time(ctx).Result()).UnixMicro()
-	}
-	return now, nil
-}
-
-// value is what the model has of a change.
-func (c *change) value(floor int64) redis.Value {
-	v := redis.Value{Type: c.kind, Hash: c.hash, Content: c.text, TTL: []int64{redis.NoExpiry}}
-	if c.kind == "hash" && v.Hash == nil {
-		v.Hash, v.Content = map[string]string{"f": c.text}, ""
-	}
-	if c.number != nil {
-		n := c.number.n
-		if c.number.floor {
-			n += floor
-		}
-		v.Number = &redis.Span{Lo: n, Hi: n}
-	}
-	if c.ttl > 0 {
-		v.TTL = []int64{c.ttl.Milliseconds()}
-	}
-	return v
-}
-
-// look reads everything that Redis has, and its clock.
-func (p *playing) look() (found map[string]redis.Value, now int64, err error) {
-	pipe := p.admin.Pipeline()
-	all := pipe.Eval(ctx, lookText, nil)
-	clock := pipe.Time(ctx)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, 0, err
-	}
-	found = make(map[string]redis.Value)
-	for _, entry := range all.Val().([]any) {
-		e := entry.([]any)
-		v := redis.Value{Type: e[1].(string)}
-		ttl, err := strconv.ParseInt(e[2].(string), 10, 64)
-		if err != nil {
-			return nil, 0, err
-		}
-		v.TTL = []int64{ttl}
-		switch content := e[3].([]any); v.Type {
-		case "hash":
-			v.Hash = make(map[string]string)
-			for i := 0; i < len(content); i += 2 {
-				v.Hash[content[i].(string)] = content[i+1].(string)
-			}
-		default:
-			for _, c := range content {
-				v.Content += c.(string)
-			}
-			if n, err := strconv.ParseInt(v.Content, 10, 64); err == nil && v.Type == "string" && strconv.FormatInt(n, 10) == v.Content {
-				v.Number, v.Content = &redis.Span{Lo: n, Hi: n}, ""
-			}
-		}
-		found[e[0].(string)] = v
-	}
-	return found, clock.Val().UnixMicro(), nil
-}
-
-const lookText = `
-local found = {}
-for i, key in ipairs(redis.call('KEYS', '*')) do
-  local kind = redis.call('TYPE', key).ok
-  local content = {}
-  if kind == 'hash' then content = redis.call('HGETALL', key)
-  elseif kind == 'string' then content = {redis.call('GET', key)}
-  elseif kind == 'list' then content = redis.call('LRANGE', key, 0, -1)
-  elseif kind == 'set' then content = redis.call('SMEMBERS', key)
-  elseif kind == 'zset' then content = redis.call('ZRANGE', key, 0, -1)
-  elseif kind == 'stream' then content = {redis.call('XRANGE', key, '-', '+')[1][2][2]} end
-  found[i] = {key, kind, tostring(redis.call('PTTL', key)), content}
-end
-return found`
-
-// publishCalls is how often anything was published, if Redis counts it.
-func (p *playing) publishCalls() int {
-	if p.inProcess() {
-		return 0
-	}
-	_, stats, _ := strings.Cut(must(p.admin.Info(ctx, "commandstats").Result()), "cmdstat_publish:calls=")
-	stats, _, _ = strings.Cut(stats, ",")
-	n, _ := strconv.Atoi(stats)
-	return n
-}
-
-// ---- the comparison
-
-// compareResults carries the operations out in the model, in the order in which Redis
-// did, and compares what they return.
-func (p *playing) compareResults(rd *round, results []locktable.Result) error {
-	ops := make([]*locktable.Op, len(results))
-	for i := range results {
-		for j := range rd.ops {
-			if rd.ops[j].Kind == results[i].Kind && rd.ops[j].Name == results[i].Name {
-				ops[i] = &rd.ops[j]
-			}
-		}
-		if ops[i] == nil {
-			return fmt.Errorf("a result for no operation: %s %s", results[i].Name, showResult(&results[i]))
-		}
-		p.note("  %s\n    %s", showOp(ops[i]), showResult(&results[i]))
-	}
-	p.unknown = p.unknown || rd.forget
-	if !p.unknown {
-		if err := inOrder(results); err != nil {
-			return err
-		}
-	}
-	for i := range results {
-		if renews(results[i].Kind) && results[i].Outcome != locktable.Refused {
-			p.unknown = false
-		}
-	}
-
-	// To the model, the prefix is a part of the name.
-	keyed := make([]*locktable.Op, len(ops))
-	for i, op := range ops {
-		keyed[i] = new(*op)
-		keyed[i].Name = p.lap.prefix + op.Name
-	}
-	p.reset = make(map[string]bool)
-	ours := false // a Take of the batch finds that the lock is ours
-	for _, op := range keyed {
-		standing := p.redis.Standing(&p.sidecar, op)
-		ours = ours || op.Kind == locktable.Take && (standing == redis.Same || standing == redis.OtherCount || standing == redis.Earlier)
-	}
-	for i, op := range keyed {
-		// A script that has written gets memory even if Redis has none: after a Take that
-		// renewed a lock of ours, and for what is taken again after a Drop.
-		full := rd.full
-		if results[i].Outcome != locktable.Busy && (ours || takenAgain(ops, i)) {
-			full = false
-		}
-		want := p.redis.Run(&p.sidecar, op, full)
-		if want.Outcome == locktable.Refused && takenAgain(ops, i) {
-			p.reset[op.Name] = true
-		}
-		if err := compareResult(ops[i], op.Name, &want, &results[i]); err != nil {
-			return err
-		}
-		if token := int64(results[i].Token); token != 0 {
-			v := p.redis.Keys[redis.Counter(op.Name)]
-			v.Number = &redis.Span{Lo: token, Hi: token}
-			p.redis.Keys[redis.Counter(op.Name)] = v
-		}
-	}
-	return nil
-}
-
-// renews reports whether operations of a kind are carried out by the script of renewals.
-func renews(k locktable.OpKind) bool { return k == locktable.Keep || k == locktable.Check }
+// isRenewal reports whether operations of a kind are carried out by the script of renewals.
+func isRenewal(k locktable.OpKind) bool { return k == locktable.Keep || k == locktable.Check }
 
 // takenAgain reports whether an operation is a Take that was carried out right after the
 // Drop of the same lock.
@@ -534,47 +662,52 @@ func takenAgain(ops []*locktable.Op, i int) bool {
 	return i > 0 && ops[i].Behind && ops[i-1].Kind == locktable.Drop && ops[i-1].Name == ops[i].Name
 }
 
-// compareResult compares what one operation returned with what it must return. key is that
-// of the lock.
-func compareResult(op *locktable.Op, key string, want *redis.Result, got *locktable.Result) error {
-	wrong := func(what string, args ...any) error {
-		return fmt.Errorf("%s\nreturned %s\nthe model returns %+v: %s", showOp(op), showResult(got), *want, fmt.Sprintf(what, args...))
+// compareResult compares what one operation returned with what the model returns, in which
+// the key was this one.
+func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *locktable.Result) error {
+	field := ""
+	if want.Outcome == locktable.Other || want.Outcome == locktable.NotALock {
+		field = redis.Describe(key, prefixes, c.Denied)
 	}
+	wrong := func(what string, args ...any) error {
+		return fmt.Errorf("%s\nreturned %s\nthe model returns %+v, field %q: %s", showOp(c.Op), showResult(got), *want, field, fmt.Sprintf(what, args...))
+	}
+	ttl := want.TTLMS
 	switch {
 	case got.Outcome != want.Outcome:
 		return wrong("outcome %d, want %d", got.Outcome, want.Outcome)
 	case (want.Outcome == locktable.Done || want.Outcome == locktable.Other) && got.Listeners != want.Listeners:
 		return wrong("%d listeners, want %d", got.Listeners, want.Listeners)
-	case (got.Token == 0) != (want.Token == redis.Span{}):
-		return wrong("a token, or none")
-	case got.Token != 0 && !want.Token.Has(int64(got.Token)):
+	case got.Token != want.Token:
 		return wrong("token %d", got.Token)
 	case got.Made != want.Made:
 		return wrong("it made its counter: %v", got.Made)
-	case got.Field != readable(want.Field):
+	case got.Field != readable(field):
 		return wrong("field %q", got.Field)
-	}
-	if want.Outcome == locktable.Other && !slices.ContainsFunc(want.TTL, func(ttl int64) bool {
-		return got.TTLMS == ttl || ttl >= 0 && got.TTLMS >= 0 && got.TTLMS < ttl && ttl-got.TTLMS < int64(patience/time.Millisecond)
-	}) {
+	case want.Outcome == locktable.Other && got.TTLMS != ttl &&
+		(ttl < 0 || got.TTLMS < 0 || got.TTLMS > ttl || ttl-got.TTLMS > patience.Milliseconds()):
 		return wrong("TTL %d", got.TTLMS)
 	}
-	helps := []string{"Redis at "}
+	return compareMessage(c.Op.Name, got, field, want, wrong)
+}
+
+// compareMessage looks for what the sentence for an operator must say.
+func compareMessage(key string, got *locktable.Result, field string, want *redis.Reply, wrong func(string, ...any) error) error {
+	name := strconv.Quote(got.Name)
+	var texts []string
 	switch {
 	case want.Outcome == locktable.NotALock:
-		helps = append(helps, strconv.Quote(key), strconv.Quote(op.Name), want.Field, "choose another name")
+		texts = []string{"Redis at ", strconv.Quote(key), name, field, "choose another name"}
 	case want.Code == "NOPERM":
-		helps = append(helps, strconv.Quote(op.Name), "ACL")
+		texts = []string{"Redis at ", name, "ACL"}
 	case want.Code == "OOM":
-		helps = append(helps, "maxmemory")
+		texts = []string{"Redis at ", "maxmemory"}
 	case want.Code == "WRONGTYPE":
-		helps = append(helps, strconv.Quote(redis.Counter(key)), strconv.Quote(op.Name), "not a counter")
+		texts = []string{"Redis at ", strconv.Quote(redis.CounterName(key)), name, "not a counter"}
 	case want.Code == "ERR":
-		helps = append(helps, strconv.Quote(op.Name))
-	default:
-		helps = nil
+		texts = []string{"Redis at ", name}
 	}
-	for _, text := range helps {
+	for _, text := range texts {
 		if !strings.Contains(got.Msg, text) {
 			return wrong("the message does not say %q", text)
 		}
@@ -582,55 +715,73 @@ func compareResult(op *locktable.Op, key string, want *redis.Result, got *lockta
 	return nil
 }
 
-// compareKeys compares what Redis has with what the model has, and goes on from the
-// former: it is exact.
-func (p *playing) compareKeys(found map[string]redis.Value, elapsed int64) error {
-	keys := maps.Clone(found)
-	maps.Copy(keys, p.redis.Keys)
-	for key := range keys {
-		got, has := found[key]
-		want, ok := p.redis.Keys[key]
-		if ok && !has && want.Number != nil && *want.Number == redis.Exactly(0) {
-			continue // a counter of 0 is as good as none
+// compareContents compares what Redis has with what the model may have, and continues with
+// the former: it is exact.
+func (r *lapRun) compareContents(found contents, elapsed int64) error {
+	names := slices.Collect(maps.Keys(found.keys))
+	names = slices.AppendSeq(names, maps.Keys(r.contents.keys))
+	names = slices.AppendSeq(names, maps.Keys(found.counters))
+	names = slices.AppendSeq(names, maps.Keys(r.contents.counters))
+	near := func(got, want int64) bool {
+		return got == want || want != redis.NoExpiry && got <= want && got >= want-elapsed*1e6
+	}
+	for _, name := range names {
+		same := func(want, got *redis.Key) bool {
+			return want.Owner == got.Owner && want.Num == got.Num && want.Count == got.Count && want.Other.Equal(got.Other) &&
+				(!got.Exists() || near(got.ExpireAt, want.ExpireAt))
 		}
-		if field := slices.Collect(maps.Keys(want.Hash)); p.reset[key] && len(field) == 1 && got.Hash[field[0]] == "1" {
-			want.Hash = got.Hash
+		sameCounter := func(want *counter, got *redis.Counter) bool {
+			if !got.Exists {
+				return !want.Exists || want.Other == nil && want.Value == 0 // which is as good as none
+			}
+			return want.Exists && want.Other.Equal(got.Other) && got.Value >= want.Value && got.Value <= want.Value+want.slack &&
+				near(got.ExpireAt, want.ExpireAt)
 		}
-		same := has == ok && got.Type == want.Type && maps.Equal(got.Hash, want.Hash) && got.Content == want.Content &&
-			(got.Number == nil) == (want.Number == nil) && (got.Number == nil || want.Number.Has(got.Number.Lo))
-		if !same || !slices.ContainsFunc(want.TTL, func(ttl int64) bool {
-			left := got.TTL[0]
-			return left == ttl || ttl >= 0 && left >= 0 && left <= ttl && left >= ttl-elapsed
-		}) {
-			return fmt.Errorf("after that batch\nRedis has     %s\nthe model has %s (%d ms later)", showKey(found, key), showKey(p.redis.Keys, key), elapsed)
+		gotKey, gotCounter := redis.NoKey, redis.Counter{}
+		if keys := found.keys[name]; keys != nil {
+			gotKey = keys[0]
+		}
+		if counters := found.counters[name]; counters != nil {
+			gotCounter = counters[0].Counter
+		}
+		wantKeys, wantCounters := r.contents.keys[name], r.contents.counters[name]
+		if wantKeys == nil {
+			wantKeys = []redis.Key{redis.NoKey}
+		}
+		if wantCounters == nil {
+			wantCounters = []counter{{}}
+		}
+		if !slices.ContainsFunc(wantKeys, func(want redis.Key) bool { return same(&want, &gotKey) }) ||
+			!slices.ContainsFunc(wantCounters, func(want counter) bool { return sameCounter(&want, &gotCounter) }) {
+			return fmt.Errorf("after that batch\nRedis has     %s\nthe model has %s (%d ms later)", found.show(name), r.contents.show(name), elapsed)
 		}
 	}
-	p.redis.Keys = found
+	r.contents = found
 	return nil
 }
 
 // subscribe subscribes to a channel, or unsubscribes from it.
-func (u *subscriber) subscribe(channel string, on bool) (err error) {
+func (s *subscriber) subscribe(channel string, on bool) (err error) {
 	switch {
 	case channel == "" && on:
-		err = u.pubsub.PSubscribe(ctx, everyChannel)
+		err = s.pubsub.PSubscribe(ctx, everyChannel)
 	case channel == "":
-		err = u.pubsub.PUnsubscribe(ctx, everyChannel)
+		err = s.pubsub.PUnsubscribe(ctx, everyChannel)
 	case on:
-		err = u.pubsub.Subscribe(ctx, channel)
+		err = s.pubsub.Subscribe(ctx, channel)
 	default:
-		err = u.pubsub.Unsubscribe(ctx, channel)
+		err = s.pubsub.Unsubscribe(ctx, channel)
 	}
 	if err != nil {
 		return err
 	}
 	if on {
-		u.on[channel] = true
+		s.on[channel] = true
 	} else {
-		delete(u.on, channel)
+		delete(s.on, channel)
 	}
 	for {
-		m, err := u.receive()
+		m, err := s.receive()
 		if _, confirmed := m.(*goredis.Subscription); err != nil || confirmed {
 			return err
 		}
@@ -638,53 +789,49 @@ func (u *subscriber) subscribe(channel string, on bool) (err error) {
 }
 
 // receive returns the next thing that Redis sends to the subscriber.
-func (u *subscriber) receive() (any, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	return u.pubsub.Receive(ctx)
-}
+func (s *subscriber) receive() (any, error) { return s.pubsub.ReceiveTimeout(ctx, patience) }
 
 // compareMessages compares what was published with what the model published. calls is
 // how often Redis says that something was published.
-func (p *playing) compareMessages(calls int) error {
+func (r *lapRun) compareMessages(calls int, published map[string]int) error {
 	total := 0
-	for _, n := range p.redis.Published {
+	for _, n := range published {
 		total += n
 	}
-	if !p.inProcess() && calls != total {
-		return fmt.Errorf("Redis published %d times, the model %v", calls, p.redis.Published)
+	if !r.inProcess() && calls != total {
+		return fmt.Errorf("Redis published %d times, the model %v", calls, published)
 	}
-	for _, e := range p.subscribers {
-		if len(e.on) == 0 {
+	for _, s := range r.subscribers {
+		if len(s.on) == 0 {
 			continue
 		}
 		received := make(map[string]int)
-		ends := slices.Collect(maps.Keys(e.on))
-		if e.on[""] {
-			ends = []string{everyChannel}
+		channels := slices.Collect(maps.Keys(s.on))
+		if s.on[""] {
+			channels = []string{everyChannel}
 		}
-		for _, channel := range ends {
-			p.marks++
-			if err := e.until(p.admin, channel, fmt.Sprint("mark ", p.marks), received); err != nil {
+		for _, channel := range channels {
+			r.marks++
+			if err := s.until(r.admin, channel, fmt.Sprint("mark ", r.marks), received); err != nil {
 				return err
 			}
 		}
-		want := maps.Clone(p.redis.Published)
-		if !e.on[""] {
-			maps.DeleteFunc(want, func(channel string, _ int) bool { return !e.on[channel] })
+		want := maps.Clone(published)
+		if !s.on[""] {
+			maps.DeleteFunc(want, func(channel string, _ int) bool { return !s.on[channel] })
 		}
 		if !maps.Equal(received, want) {
-			return fmt.Errorf("a subscriber of %q received %v, the model published %v", ends, received, want)
+			return fmt.Errorf("a subscriber of %q received %v, the model published %v", channels, received, want)
 		}
 	}
 	return nil
 }
 
 // until publishes a mark, and counts what a subscriber receives before it.
-func (u *subscriber) until(admin *goredis.Client, channel, mark string, received map[string]int) error {
+func (s *subscriber) until(admin *goredis.Client, channel, mark string, received map[string]int) error {
 	must(admin.Publish(ctx, channel, mark).Result())
 	for {
-		m, err := u.receive()
+		m, err := s.receive()
 		if err != nil {
 			return err
 		}

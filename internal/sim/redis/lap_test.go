@@ -13,10 +13,10 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// What a seed of the differential test makes.
+// What a seed of the differential test draws.
 
-// lap is one connection of one user, and what happens to it. It is data, so that parts
-// of it can be left out.
+// lap is one connection of one user, and what happens to it. It is data, so that parts of
+// it can be left out.
 type lap struct {
 	seed   uint64
 	user   string
@@ -25,7 +25,7 @@ type lap struct {
 	rounds []round
 }
 
-// round is what changes in Redis, and the batch that is asked for then.
+// round is what changes in Redis, and the batch of operations that is issued then.
 type round struct {
 	changes []change
 	subs    []subscription
@@ -39,8 +39,8 @@ type change struct {
 	key     string
 	kind    string // of content; "": the key is deleted
 	hash    map[string]string
-	text    string
-	number  *tokenValue
+	text    string        // of a list, a set, …: the one element
+	number  *tokenValue   // of a string; nil: text
 	ttl     time.Duration // 0: none
 	expired bool          // it was there, and its time to live has just ended
 }
@@ -48,28 +48,36 @@ type change struct {
 // tokenValue is a value of a token counter: relative to the floor of the connection, or
 // absolute.
 type tokenValue struct {
-	floor bool
-	n     int64
+	relative bool
+	n        int64
+}
+
+func (v *tokenValue) above(floor int64) int64 {
+	if v.relative {
+		return floor + v.n
+	}
+	return v.n
 }
 
 // subscription begins or ends.
 type subscription struct {
-	who     int
-	channel string // "": the pattern that matches all
-	on      bool
+	subscriber int
+	channel    string // "": the pattern that matches all
+	on         bool
 }
 
-// Names that one user or another may not use, and such as share a counter and a channel
-// with another one.
+// forbidden is a name that some users may not use.
 const forbidden = "forbidden"
 
-var diffNames = []string{
+// lockNames has names that share a counter and a channel with another one.
+var lockNames = []string{
 	"a", "{a}", "b", "order:{42}:x", "odd{", "odd}", "{odd}}", "größe 1", "*?[^x]\\", forbidden,
 	strings.Repeat("long", 128),
 }
 
-// Prefixes of keys. The last one has a hash tag, so that names get no braces.
-var diffPrefixes = []string{"", "app 1:", "*[{app}]:"}
+// keyPrefixes are prefixes of keys. The last one has a hash tag, so that names get no
+// braces.
+var keyPrefixes = []string{"", "app 1:", "*[{app}]:"}
 
 func manyNames(n int) []string {
 	names := make([]string, n)
@@ -79,52 +87,71 @@ func manyNames(n int) []string {
 	return names
 }
 
-// Users, and what they may not do. denied is the key of the lock that is forbidden.
-var diffUsers = map[string]func(s *redis.Sidecar, denied string){
-	"all":       func(*redis.Sidecar, string) {},
-	"nokey":     func(s *redis.Sidecar, denied string) { s.DeniedKeys = map[string]bool{denied: true} },
-	"nocounter": func(s *redis.Sidecar, denied string) { s.DeniedKeys = map[string]bool{redis.Counter(denied): true} },
-	"nochannel": func(s *redis.Sidecar, denied string) { s.DeniedChannels = map[string]bool{redis.Channel(denied): true} },
-	"nopublish": func(s *redis.Sidecar, _ string) { s.NoPublish = true },
-	"nopubsub":  func(s *redis.Sidecar, _ string) { s.NoPubSub = true },
-	"notype":    func(s *redis.Sidecar, _ string) { s.NoType = true },
-	"nopersist": func(s *redis.Sidecar, _ string) { s.NoPersist = true },
-	"nopexpire": func(s *redis.Sidecar, _ string) { s.NoPExpire = true },
-	"noload":    func(*redis.Sidecar, string) {},
+// user is what the ACL denies one user of Redis. forbidden is the key of the lock that is
+// forbidden to some.
+type user struct {
+	key     func(forbidden string) string // one key; nil: none
+	channel func(forbidden string) string // one channel; nil: none
+	denied  redis.Denied
 }
 
-// aclUser is the user's name in Redis. One user may use different keys with each prefix.
+var users = map[string]user{
+	"all":       {},
+	"nokey":     {key: func(forbidden string) string { return forbidden }},
+	"nocounter": {key: redis.CounterName},
+	"nochannel": {channel: redis.ChannelName},
+	"nopublish": {denied: redis.Denied{Publish: true}},
+	"nopubsub":  {denied: redis.Denied{PubSub: true}},
+	"notype":    {denied: redis.Denied{Type: true}},
+	"nopersist": {denied: redis.Denied{Persist: true}},
+	"nopexpire": {denied: redis.Denied{PExpire: true}},
+	"noload":    {},
+}
+
+// deniedOf returns what the ACL denies a user of the lock with this key.
+func deniedOf(name, prefix, key string) redis.Denied {
+	u := users[name]
+	denied := u.denied
+	if u.key != nil {
+		denied.Key = u.key(prefix+forbidden) == key
+		denied.Counter = u.key(prefix+forbidden) == redis.CounterName(key)
+	}
+	if u.channel != nil {
+		denied.Channel = u.channel(prefix+forbidden) == redis.ChannelName(key)
+	}
+	return denied
+}
+
+// aclUser is the name of a user in Redis. One user may use different keys with each prefix.
 func aclUser(user, prefix string) string {
-	return fmt.Sprint(user, slices.Index(diffPrefixes, prefix))
+	return fmt.Sprint(user, slices.Index(keyPrefixes, prefix))
 }
 
-// userRules are those of the ACL.
-func userRules(user, prefix string) []string {
+// aclOf returns the ACL rules of a user.
+func aclOf(user, prefix string) []string {
 	literal := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, "^", `\^`, " ", "?")
 	// A counter or a channel of a lock of the many.
 	many := func(derived func(string) string) string {
 		return strings.TrimSuffix(literal.Replace(derived(prefix+"many:")), "}") + "*"
 	}
 	except := func(key string) (rules []string) {
-		for _, name := range diffNames {
-			for _, k := range []string{prefix + name, redis.Counter(prefix + name)} {
+		for _, name := range lockNames {
+			for _, k := range []string{prefix + name, redis.CounterName(prefix + name)} {
 				if k != key {
 					rules = append(rules, "~"+literal.Replace(k))
 				}
 			}
 		}
-		return append(rules, "~"+literal.Replace(prefix)+"many:*", "~"+many(redis.Counter), "&*", "+@all")
+		return append(rules, "~"+literal.Replace(prefix)+"many:*", "~"+many(redis.CounterName), "&*", "+@all")
 	}
 	switch user {
-	case "nokey":
-		return except(prefix + forbidden)
-	case "nocounter":
-		return except(redis.Counter(prefix + forbidden))
+	case "nokey", "nocounter":
+		return except(users[user].key(prefix + forbidden))
 	case "nochannel":
-		rules := []string{"~*", "+@all", "&" + many(redis.Channel)}
-		for _, name := range diffNames {
+		rules := []string{"~*", "+@all", "&" + many(redis.ChannelName)}
+		for _, name := range lockNames {
 			if name != forbidden {
-				rules = append(rules, "&"+literal.Replace(redis.Channel(prefix+name)))
+				rules = append(rules, "&"+literal.Replace(redis.ChannelName(prefix+name)))
 			}
 		}
 		return rules
@@ -136,7 +163,7 @@ func userRules(user, prefix string) []string {
 	return []string{"~*", "&*", "+@all", "-" + strings.TrimPrefix(user, "no")}
 }
 
-// dice is everything that a seed decides.
+// dice is everything that the seed decides.
 type dice struct{ *rand.Rand }
 
 func (r dice) oneIn(n int) bool { return r.IntN(n) == 0 }
@@ -163,15 +190,15 @@ func drawLap(seed uint64, inProcess bool) lap {
 	r := dice{rand.New(rand.NewPCG(seed, 0x64696666))}
 	l := lap{seed: seed, user: "all", expiry: pick(r, 0, week)}
 	if !r.oneIn(3) {
-		users := slices.Sorted(maps.Keys(diffUsers))
-		l.user = users[r.IntN(len(users))]
+		names := slices.Sorted(maps.Keys(users))
+		l.user = names[r.IntN(len(names))]
 	}
 	if inProcess {
-		l.user = "all" // it knows no users
+		l.user = "all" // it has no users
 	}
 	// Hold numbers: few, so that they meet; decimals of different lengths; or the largest.
 	base := pick[uint64](r, 1, 8, 998, 1<<53-8)
-	l.prefix = pick(r, diffPrefixes...)
+	l.prefix = pick(r, keyPrefixes...)
 	for range 1 + r.IntN(12) {
 		l.rounds = append(l.rounds, drawRound(r, l.prefix, base, inProcess))
 	}
@@ -180,7 +207,7 @@ func drawLap(seed uint64, inProcess bool) lap {
 
 func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 	var rd round
-	names := slices.Clone(diffNames)
+	names := slices.Clone(lockNames)
 	r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	names = names[:1+r.IntN(pick(r, 2, 4, len(names)))]
 	if r.oneIn(40) {
@@ -191,12 +218,12 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 			rd.changes = append(rd.changes, drawKey(r, prefix+name, base, inProcess))
 		}
 		if r.oneIn(2) {
-			rd.changes = append(rd.changes, drawCounter(r, redis.Counter(prefix+name)))
+			rd.changes = append(rd.changes, drawCounter(r, redis.CounterName(prefix+name)))
 		}
 	}
 	for _, name := range names[:min(len(names), 11)] {
 		if r.oneIn(4) {
-			rd.subs = append(rd.subs, subscription{r.IntN(2), redis.Channel(prefix + name), r.oneIn(2)})
+			rd.subs = append(rd.subs, subscription{r.IntN(2), redis.ChannelName(prefix + name), r.oneIn(2)})
 		}
 	}
 	if r.oneIn(12) {
@@ -291,120 +318,19 @@ func drawCounter(r dice, key string) change {
 	case 3, 4:
 		c.number = &tokenValue{n: pick[int64](r, 1, 17, -5, 0, 1_000_000)}
 	case 5, 6:
-		c.number = &tokenValue{floor: true, n: pick[int64](r, -1, 1) * int64(pick(r, time.Minute, time.Hour, 24*time.Hour)/time.Microsecond)}
+		c.number = &tokenValue{relative: true, n: pick[int64](r, -1, 1) * int64(pick(r, time.Minute, time.Hour, 24*time.Hour)/time.Microsecond)}
 	case 7, 8: // absurdly far ahead
-		c.number = &tokenValue{floor: true, n: 2 * int64(farAhead/time.Microsecond)}
+		c.number = &tokenValue{relative: true, n: 2 * int64(farAhead/time.Microsecond)}
 	case 9:
 		c.number = &tokenValue{n: pick[int64](r, 1<<52, 1<<53-1, 1<<53+1000, 1<<62)}
 	case 10:
 		c.text = pick(r, "seventeen", "1.5", "", " 1", "9223372036854775808")
 	default:
-		c.kind, c.text = pick(r, "hash", "list", "set", "zset", "stream"), "x"
+		if c.kind = pick(r, "hash", "list", "set", "zset", "stream"); c.kind == "hash" {
+			c.hash = map[string]string{"f": "x"}
+		} else {
+			c.text = "x"
+		}
 	}
 	return c
-}
-
-// What is left of a lap that fails, in words.
-
-// report plays a failing lap with less and less, as long as it still fails, and tells
-// what is left of it.
-func (d *differential) report(l lap, err error) string {
-	fails := func(l lap) bool { return d.play(l, nil) != nil }
-	again := fails(l)
-	if again {
-		l = smaller(l, fails)
-	}
-	var story strings.Builder
-	if e := d.play(l, &story); e != nil {
-		err = e
-	}
-	kind := "redis"
-	if d.inProcess() {
-		kind = "miniredis"
-	}
-	return fmt.Sprintf("seed %d, user %q, prefix %q, counters expire after %v (fails again: %v): %v\n\nreplay: go test ./internal/sim/redis -run 'TestScriptsBehaveAsTheirModel/%s' -diff.seed=%d\n\nwhat is left of it:\n%s",
-		l.seed, l.user, l.prefix, l.expiry, again, err, kind, l.seed, story.String())
-}
-
-// smaller leaves out of a lap whatever it fails without.
-func smaller(l lap, fails func(lap) bool) lap {
-	l.rounds = fewer(l.rounds, func(rounds []round) bool {
-		less := l
-		less.rounds = rounds
-		return fails(less)
-	})
-	for i := range l.rounds {
-		with := func(rd round) bool {
-			less := l
-			less.rounds = slices.Clone(l.rounds)
-			less.rounds[i] = rd
-			return fails(less)
-		}
-		rd := l.rounds[i]
-		rd.ops = fewer(rd.ops, func(ops []locktable.Op) bool { less := rd; less.ops = ops; return with(less) })
-		rd.changes = fewer(rd.changes, func(changes []change) bool { less := rd; less.changes = changes; return with(less) })
-		rd.subs = fewer(rd.subs, func(subs []subscription) bool { less := rd; less.subs = subs; return with(less) })
-		for _, flag := range []*bool{&rd.forget, &rd.full} {
-			was := *flag
-			*flag = false
-			*flag = was && !with(rd)
-		}
-		l.rounds = slices.Clone(l.rounds)
-		l.rounds[i] = rd
-	}
-	return l
-}
-
-// fewer leaves out of a list whatever it fails without: first large parts, then single
-// elements.
-func fewer[T any](list []T, fails func([]T) bool) []T {
-	for size := len(list); size > 0; size /= 2 {
-		for from := 0; from < len(list); {
-			less := slices.Delete(slices.Clone(list), from, min(from+size, len(list)))
-			if fails(less) {
-				list = less
-			} else {
-				from += size
-			}
-		}
-	}
-	return list
-}
-
-func showOp(op *locktable.Op) string {
-	kind := [...]string{"NoOp", "Take", "Keep", "Check", "Drop"}[op.Kind]
-	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.Num, op.Count, op.LeaseMS)
-	if op.Kind == locktable.Take {
-		text += fmt.Sprintf(" reserve %d held %v behind %v", op.Reserve, op.Held, op.Behind)
-	}
-	return text
-}
-
-func showResult(res *locktable.Result) string {
-	outcome := [...]string{"Done", "Other", "Missing", "Differs", "NotALock", "Unsent", "Unknown", "Refused", "Busy"}[res.Outcome]
-	return fmt.Sprintf("%s token %d listeners %d TTL %d field %q msg %q", outcome, res.Token, res.Listeners, res.TTLMS, res.Field, res.Msg)
-}
-
-// showKey is what there is under a key.
-func showKey(keys map[string]redis.Value, key string) string {
-	v, ok := keys[key]
-	if !ok {
-		return fmt.Sprintf("%.60q: no key", key)
-	}
-	return show(key, v)
-}
-
-func show(key string, v redis.Value) string {
-	text := fmt.Sprintf("%.60q: %s", key, v.Type)
-	switch {
-	case v.Number != nil && v.Number.Lo == v.Number.Hi:
-		text += fmt.Sprintf(" %d", v.Number.Lo)
-	case v.Number != nil:
-		text += fmt.Sprintf(" %d to %d", v.Number.Lo, v.Number.Hi)
-	case v.Type == "hash":
-		text += fmt.Sprintf(" %q", v.Hash)
-	default:
-		text += fmt.Sprintf(" %q", v.Content)
-	}
-	return fmt.Sprintf("%s, TTL %d", text, v.TTL)
 }

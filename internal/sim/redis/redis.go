@@ -1,103 +1,102 @@
+// Package redis is a model of what the scripts of the store do in Redis, in plain Go:
+// which operation changes which key, what it returns, and what it publishes. It is
+// written from the comments of the scripts and of [locktable.Op], not from the Lua code.
+//
+// There is one model. The simulation runs its tables against it, the scale study counts
+// with it, and the differential test of this package compares it with the scripts in a
+// real Redis. Nothing that ships imports it.
+//
+// The model is exact and has no clock: a [Command] says when it runs, and everything else
+// that Redis or the run of the script decides.
 package redis
 
 import (
-	"fmt"
 	"maps"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// Redis is what one Redis has: keys that have not expired, and who is subscribed.
-type Redis struct {
-	Keys        map[string]Value
-	Subscribers map[string]int // of a channel
-	Patterns    int            // subscribers of a pattern that matches every channel
-	Published   map[string]int // messages of a release, by channel
+// Owner identifies whose a lock is: a sidecar, or another program. Its user numbers them.
+type Owner int16
+
+// NoOwner is the owner of a key that does not exist.
+const NoOwner Owner = -1
+
+// NoExpiry is the time at which a key expires that has no expiry.
+const NoExpiry int64 = math.MaxInt64
+
+// Key is what Redis has under the name of a lock. Nearly always that is nothing, or a hash
+// with one field, which has a readable owner, hold number and count.
+type Key struct {
+	Owner    Owner
+	Count    uint32
+	Num      uint64
+	ExpireAt int64    // ns; or NoExpiry
+	Other    *Content // what it is instead of such a hash; nil otherwise
 }
 
-// Value is one key. Content that no operation changes is not looked into.
-type Value struct {
-	Type    string            // as TYPE returns it
-	Hash    map[string]string // of a hash
-	Number  *Span             // of a string that is a decimal integer
-	Content string            // of anything else
-	TTL     []int64           // time to live in ms, or NoExpiry; any of these
-}
+// NoKey is a key that does not exist.
+var NoKey = Key{Owner: NoOwner}
 
-// Sidecar is who asks.
-type Sidecar struct {
-	Prefix string // of its owner fields
-	Expiry int64  // of token counters, ms; 0: none
-	Floor  Span   // tokens of its connection are above it
-	Fresh  Span   // what a new counter begins above
+// Exists reports whether there is a key.
+func (k *Key) Exists() bool { return k.Owner != NoOwner || k.Other != nil }
 
-	// What its user may not do. Its operations on a lock are refused as a whole if that
-	// lock or, for a Take, its counter is a denied key.
-	DeniedKeys                                        map[string]bool
-	DeniedChannels                                    map[string]bool
-	NoPublish, NoPubSub, NoType, NoPersist, NoPExpire bool
-}
-
-// Result is what an operation must return.
-type Result struct {
-	Outcome   locktable.Outcome
-	Code      string // of the error, if Outcome is Refused or Busy
-	Token     Span   // of a Take that is done; 0 if it drew none
-	Made      bool   // of a Take that is done: there was no token counter before
-	Listeners int32
-	TTL       []int64 // of the key, if Outcome is Other
-	Field     string  // as it stands in Redis, or a description
-}
-
-// Names as Redisson makes them: a name without braces gets some, so that a lock, its
-// counter and its channel are in one slot of a Cluster.
-
-func Channel(name string) string { return "redisson_lock__channel:" + slotted(name) }
-func Counter(name string) string { return "redisson_lock_token:" + slotted(name) }
-
-func slotted(name string) string {
-	if strings.Contains(name, "{") {
-		return name
+// Expire deletes the key if its time has come by now.
+func (k *Key) Expire(now int64) {
+	if k.Exists() && now >= k.ExpireAt {
+		*k = NoKey
 	}
-	return "{" + name + "}"
 }
 
-// Standing compares the key of the operation's lock with the operation.
-func (r *Redis) Standing(s *Sidecar, op *locktable.Op) Standing {
-	v, ok := r.Keys[op.Name]
-	field := s.field(op.Num)
-	_, has := v.Hash[field]
-	switch {
-	case !ok:
-		return Free
-	case v.Type != "hash":
-		return Alien
-	case len(v.Hash) > 1 && has:
-		return Shared
-	case len(v.Hash) > 1:
-		return Structure
+// TTL returns what PTTL returns: ms, or -1 without an expiry.
+func (k *Key) TTL(now int64) int64 {
+	if k.ExpireAt == NoExpiry {
+		return -1
 	}
-	for name, count := range v.Hash {
-		num, ours := s.number(name)
-		switch {
-		case !ours || num > op.Num:
-			return Foreign
-		case name != field:
-			return Earlier
-		case count != strconv.Itoa(int(op.Count)):
-			return OtherCount
+	return (k.ExpireAt - now) / 1e6
+}
+
+// Content is what stands under a key that is neither a lock with one owner nor a counter.
+type Content struct {
+	Type string            // as TYPE returns it
+	Hash map[string]string // of a hash
+	Text string            // of anything else. No operation reads or changes it.
+}
+
+// Equal reports whether both are the same.
+func (c *Content) Equal(d *Content) bool {
+	if c == nil || d == nil {
+		return c == d
+	}
+	return c.Type == d.Type && c.Text == d.Text && maps.Equal(c.Hash, d.Hash)
+}
+
+// NewKey returns the key that has this content. prefixes are those of the owners' fields,
+// in the order of their numbers.
+func NewKey(content Content, expireAt int64, prefixes []string) Key {
+	if len(content.Hash) == 1 {
+		for field, text := range content.Hash {
+			count, err := strconv.ParseUint(text, 10, 32)
+			if err != nil || count == 0 || strconv.FormatUint(count, 10) != text {
+				break
+			}
+			for owner, prefix := range prefixes {
+				if num, ok := number(prefix, field); ok && field == fieldOf(prefix, num) {
+					return Key{Owner: Owner(owner), Num: num, Count: uint32(count), ExpireAt: expireAt}
+				}
+			}
 		}
 	}
-	return Same
+	return Key{Owner: NoOwner, Other: &content, ExpireAt: expireAt}
 }
 
-func (s *Sidecar) field(num uint64) string { return s.Prefix + strconv.FormatUint(num, 10) }
+func fieldOf(prefix string, num uint64) string { return prefix + strconv.FormatUint(num, 10) }
 
-// number returns the hold number of an owner field of this sidecar.
-func (s *Sidecar) number(field string) (uint64, bool) {
-	digits, ours := strings.CutPrefix(field, s.Prefix)
+// number returns the hold number of an owner field with this prefix.
+func number(prefix, field string) (uint64, bool) {
+	digits, ours := strings.CutPrefix(field, prefix)
 	if !ours || digits == "" || strings.Trim(digits, "0123456789") != "" {
 		return 0, false
 	}
@@ -105,160 +104,50 @@ func (s *Sidecar) number(field string) (uint64, bool) {
 	return num, err == nil
 }
 
-// Run carries out one operation. full: Redis grants it no memory.
-func (r *Redis) Run(s *Sidecar, op *locktable.Op, full bool) Result {
-	res := Result{Listeners: locktable.Uncounted}
-	counter, channel := Counter(op.Name), Channel(op.Name)
-	if s.DeniedKeys[op.Name] || op.Kind == locktable.Take && s.DeniedKeys[counter] {
-		return refusal("NOPERM")
-	}
-	standing := r.Standing(s, op)
-	was := r.Keys[op.Name]
-	verdict := Judge(op, standing)
-	res.Outcome = verdict.Outcome
-	if verdict.Counts {
-		res.Listeners = r.count(s, channel)
-	}
-	switch verdict.Outcome {
-	case locktable.Other:
-		res.TTL, res.Field = was.TTL, describe(s, was)
-		return res
-	case locktable.NotALock:
-		res.Field = describe(s, was)
-		return res
-	}
-
-	lease := []int64{int64(op.LeaseMS)}
-	kept := standing == Same || standing == OtherCount || standing == Earlier // ours before
-	if verdict.Change == Write && kept {
-		if s.NoPExpire {
-			return refusal("NOPERM")
-		}
-		// It is extended before anything else, which needs no memory and is the permission
-		// to use some: what is ours can be renewed and handed over in a Redis that is full.
-		full = false
-	}
-	if full && verdict.Change == Write {
-		return refusal("OOM")
-	}
-	if verdict.Draws {
-		last, made, code := r.draw(s, op, counter)
-		if code != "" {
-			if kept {
-				// Of a lock that is ours the lease may have changed, and nothing else.
-				r.Keys[op.Name] = Value{Type: was.Type, Hash: was.Hash, TTL: append(lease, was.TTL...)}
-			}
-			return refusal(code)
-		}
-		res.Token, res.Made = last, made
-	}
-	switch verdict.Change {
-	case Write:
-		if s.NoPExpire {
-			return refusal("NOPERM") // a lock without an expiry must not stay
-		}
-		r.Keys[op.Name] = Value{Type: "hash", Hash: map[string]string{s.field(op.Num): strconv.Itoa(int(op.Count))}, TTL: lease}
-	case Remove:
-		if rest := maps.Clone(was.Hash); len(rest) > 1 {
-			delete(rest, s.field(op.Num))
-			r.Keys[op.Name] = Value{Type: was.Type, Hash: rest, TTL: was.TTL}
-		} else {
-			delete(r.Keys, op.Name)
-		}
-	}
-	if verdict.Publishes {
-		res.Listeners = r.publish(s, channel)
-	}
-	return res
+// Counter is a token counter. The zero value does not exist.
+type Counter struct {
+	Exists   bool
+	Value    int64
+	ExpireAt int64    // ns; or NoExpiry: another program made it, or counters do not expire
+	Other    *Content // what it is instead of a decimal integer; nil otherwise
 }
 
-func refusal(code string) Result {
-	res := Result{Outcome: locktable.Refused, Code: code, Listeners: locktable.Uncounted}
-	if code == "OOM" {
-		res.Outcome = locktable.Busy
-	}
-	return res
+// HasExpired reports whether the counter is gone by now.
+func (c *Counter) HasExpired(now int64) bool { return c.Exists && now >= c.ExpireAt }
+
+// Channel has the connections that are subscribed to the channel of a lock, in the order in
+// which they subscribed. Their numbers are its user's.
+type Channel struct {
+	Subscribers []int32
+	Patterns    int // connections that are subscribed to a pattern that matches it
 }
 
-// count is how many are subscribed to a channel, as far as the sidecar may ask; a
-// subscriber of a pattern does not wait for a lock.
-func (r *Redis) count(s *Sidecar, channel string) int32 {
-	if s.NoPubSub {
-		return -1
+// Subscribe subscribes a connection, which may be subscribed already.
+func (c *Channel) Subscribe(id int32) {
+	if !slices.Contains(c.Subscribers, id) {
+		c.Subscribers = append(c.Subscribers, id)
 	}
-	return int32(r.Subscribers[channel])
 }
 
-// publish publishes a release, and counts the subscribers: that it reached none needs no
-// permission to count.
-func (r *Redis) publish(s *Sidecar, channel string) int32 {
-	if s.NoPublish || s.DeniedChannels[channel] {
-		return -1
+// Unsubscribe ends the subscription of a connection, if there is one.
+func (c *Channel) Unsubscribe(id int32) {
+	if i := slices.Index(c.Subscribers, id); i >= 0 {
+		c.Subscribers = slices.Delete(c.Subscribers, i, i+1)
 	}
-	r.Published[channel]++
-	if r.Subscribers[channel]+r.Patterns == 0 {
-		return 0
-	}
-	return r.count(s, channel)
 }
 
-// describe is the owner field of a lock, or what is there instead of one.
-func describe(s *Sidecar, v Value) string {
-	if v.Type != "hash" {
-		kind := v.Type
-		if s.NoType {
-			kind = "unknown"
-		}
-		return "a key of type " + kind + ", which is not a lock"
-	}
-	if mode, ok := v.Hash["mode"]; ok && len(v.Hash) > 1 {
-		return "a read-write lock in mode " + mode[:min(len(mode), 16)]
-	}
-	if len(v.Hash) > 1 {
-		return fmt.Sprintf("a hash with %d fields", len(v.Hash))
-	}
-	for field := range v.Hash {
-		return field[:min(len(field), 256)]
-	}
-	panic("redis: a hash without fields")
-}
+// Names as Redisson makes them: a name without braces gets some, so that a lock, its
+// counter and its channel are in one slot of a Cluster.
 
-// draw draws the tokens of an operation, or returns the code of the error.
-func (r *Redis) draw(s *Sidecar, op *locktable.Op, counter string) (last Span, made bool, code string) {
-	v, exists := r.Keys[counter]
-	switch {
-	case exists && v.Type != "string":
-		return last, false, "WRONGTYPE"
-	case exists && v.Number == nil:
-		return last, false, "ERR"
-	case !exists:
-		v = Value{Type: "string", Number: &Span{}, TTL: []int64{NoExpiry}}
+// ChannelName is the channel on which the release of a lock is published.
+func ChannelName(name string) string { return "redisson_lock__channel:" + slotted(name) }
+
+// CounterName is the key of the token counter of a lock.
+func CounterName(name string) string { return "redisson_lock_token:" + slotted(name) }
+
+func slotted(name string) string {
+	if strings.Contains(name, "{") {
+		return name
 	}
-	made = !exists || *v.Number == Exactly(0)
-	last, lifting, ok := Draw(*v.Number, int64(op.Reserve), s.Floor, s.Fresh)
-	if !ok {
-		r.Keys[counter] = Value{Type: "string", Number: &last, TTL: v.TTL}
-		return last, false, "ERR"
-	}
-	var ttl []int64
-	for _, left := range v.TTL {
-		if lifting != NotLifted {
-			ttl = append(ttl, Refreshed(left, made, true, s.Expiry))
-		}
-		if lifting == Lifted {
-			continue
-		}
-		refreshed := Refreshed(left, made, false, s.Expiry)
-		if !made && (s.NoPersist && refreshed == NoExpiry || s.NoPExpire && refreshed != NoExpiry) {
-			refreshed = left
-		}
-		ttl = append(ttl, refreshed)
-		if op.Behind && !made {
-			// If it follows its Drop in the same script, the expiry is not looked at: a
-			// Take not long before did that.
-			ttl = append(ttl, left)
-		}
-	}
-	r.Keys[counter] = Value{Type: "string", Number: &last, TTL: ttl}
-	return last, made && lifting == Lifted, ""
+	return "{" + name + "}"
 }

@@ -1,13 +1,10 @@
-// Package redis is what the scripts of the store do in Redis, in plain Go: which
-// operation changes which key, what it returns, and what it publishes. It is written
-// from the comments of the scripts and of [locktable.Op], not from the Lua code.
-//
-// Two tests compare it with something else: the differential test of the store compares
-// it with the scripts in a real Redis, and the simulation of the lock table compares its
-// own model of Redis with it. Nothing that ships imports it.
 package redis
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable"
+import (
+	"strconv"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
 
 // Standing is how the key of a lock stands to one operation of one sidecar.
 type Standing uint8
@@ -17,12 +14,58 @@ const (
 	Same                       // its only field is ours, with the number and the count of the operation
 	OtherCount                 // its only field is ours, with the number of the operation and another count
 	Earlier                    // its only field is ours, with a lower number
-	Foreign                    // its only field is of another owner, or ours with a higher number
+	Foreign                    // its only field is another owner's, or ours with a higher number
 	Shared                     // it has several fields, and ours with the number of the operation is one of them
 	Structure                  // it has several fields, and that one is not among them
-	Alien                      // it is not a hash
-	Standings
+	WrongType                  // it is not a hash
 )
+
+// Ours reports whether the lock belongs to the sidecar.
+func (s Standing) Ours() bool { return s == Same || s == OtherCount || s == Earlier }
+
+// Standing compares the key with the operation.
+func (c *Command) Standing(k *Key) Standing {
+	switch {
+	case k.Other != nil:
+		return c.standingOf(k.Other)
+	case k.Owner == NoOwner:
+		return Free
+	case k.Owner != c.Owner || k.Num > c.Op.Num:
+		return Foreign
+	case k.Num < c.Op.Num:
+		return Earlier
+	case k.Count != c.Op.Count:
+		return OtherCount
+	}
+	return Same
+}
+
+func (c *Command) standingOf(content *Content) Standing {
+	if content.Type != "hash" {
+		return WrongType
+	}
+	prefix := c.Prefixes[c.Owner]
+	own := fieldOf(prefix, c.Op.Num)
+	_, has := content.Hash[own]
+	switch {
+	case len(content.Hash) > 1 && has:
+		return Shared
+	case len(content.Hash) > 1:
+		return Structure
+	}
+	for field, count := range content.Hash {
+		num, ours := number(prefix, field)
+		switch {
+		case !ours || num > c.Op.Num:
+			return Foreign
+		case field != own:
+			return Earlier
+		case count != strconv.FormatUint(uint64(c.Op.Count), 10):
+			return OtherCount
+		}
+	}
+	return Same
+}
 
 // Change is what an operation does to the key.
 type Change uint8
@@ -71,7 +114,7 @@ func Judge(op *locktable.Op, s Standing) Verdict {
 			return Verdict{Outcome: locktable.Done, Publishes: true}
 		case Same, OtherCount, Earlier, Shared:
 			return Verdict{Outcome: locktable.Done, Change: Remove, Publishes: true}
-		case Alien:
+		case WrongType:
 			return Verdict{Outcome: locktable.NotALock}
 		}
 		return Verdict{Outcome: locktable.Done} // another owner's, or a later hold of ours
@@ -91,70 +134,66 @@ func judgeTake(op *locktable.Op, s Standing) Verdict {
 	case Foreign, Shared, Structure:
 		v.Outcome = locktable.Other
 		return v
-	case Alien:
+	case WrongType:
 		return Verdict{Outcome: locktable.NotALock}
 	}
 	v.Outcome, v.Change, v.Draws = locktable.Done, Write, op.Reserve > 0
 	return v
 }
 
-// Span is a number of which only two bounds are known.
-type Span struct{ Lo, Hi int64 }
-
-// Exactly is a number that is known.
-func Exactly(n int64) Span { return Span{n, n} }
-
-func (s Span) add(n int64) Span { return Span{s.Lo + n, s.Hi + n} }
-
-// Has reports whether the number may be n.
-func (s Span) Has(n int64) bool { return s.Lo <= n && n <= s.Hi }
-
-// MaxToken is the largest token. A counter beyond it cannot be read exactly by a script.
+// MaxToken is the largest token. A script cannot read a larger counter exactly.
 const MaxToken = 1<<53 - 1
 
-// Lifting is whether a draw found the counter below the floor.
-type Lifting uint8
-
-const (
-	NotLifted Lifting = iota
-	Lifted
-	MayBeLifted // the floor rose at about the time of the draw
-)
-
-// Draw draws n tokens from a counter, which is 0 if there is none, and returns the last
-// of them. A counter below the floor may have lost what it once was, and continues above
-// fresh: the time of Redis, or what the sidecar knows of tokens if that is later. ok is
-// false if the token does not fit; the counter has that value all the same.
-func Draw(counter Span, n int64, floor, fresh Span) (last Span, lifting Lifting, ok bool) {
-	last = counter.add(n)
-	switch {
-	case last.Lo > MaxToken:
-		return last, NotLifted, false
-	case counter.Lo >= floor.Hi:
-		return last, NotLifted, true
-	case counter.Hi < floor.Lo:
-		return fresh.add(n), Lifted, true
+// draw draws n tokens, and returns the last of them. made: there was no counter, or it was
+// 0. The code is that of the error, if it is refused.
+//
+// A counter below the floor may have lost what it once was: deleted, flushed, or read from
+// a replica that is behind. It continues above fresh.
+func (c *Counter) draw(cmd *Command) (last int64, made bool, code string) {
+	if c.HasExpired(cmd.Now) {
+		*c = Counter{}
 	}
-	return Span{last.Lo, max(last.Hi, fresh.Hi+n)}, MayBeLifted, true
+	switch n := int64(cmd.Op.Reserve); {
+	case c.Other != nil && c.Other.Type != "string":
+		return 0, false, "WRONGTYPE"
+	case c.Other != nil:
+		return 0, false, "ERR"
+	case c.Value+n > MaxToken:
+		c.Value += n
+		return 0, false, "ERR"
+	case c.Value < cmd.Floor:
+		made = c.Value == 0
+		c.Value = cmd.Fresh + n
+		switch {
+		case cmd.Expiry == 0:
+			c.ExpireAt = NoExpiry
+		case made:
+			c.ExpireAt = cmd.Now + cmd.Expiry
+		}
+	default:
+		if !c.Exists {
+			c.ExpireAt = NoExpiry
+		}
+		c.Value += n
+		c.refresh(cmd)
+	}
+	c.Exists = true
+	return c.Value, made, ""
 }
 
-// NoExpiry is the time to live of a key that does not expire.
-const NoExpiry = -1
-
-// Refreshed is the time to live in ms of a counter after a draw. left: what it was. made:
-// there was no counter, or it was 0. expiry: how long counters outlive their last use; 0:
-// they do not expire. An expiry is not refreshed by every draw, but when a fourteenth of
-// it has passed.
-func Refreshed(left int64, made, lifted bool, expiry int64) int64 {
+// refresh moves the expiry of a counter that was used. It does not do so at every use, but
+// when a fourteenth of the expiry has passed. A counter without an expiry is another
+// program's, which wants it to stay.
+func (c *Counter) refresh(cmd *Command) {
 	switch {
-	case expiry == 0:
-		return NoExpiry
-	case made:
-		return expiry
-	case left == NoExpiry:
-		return NoExpiry // of a program that wants it to stay
-	case !lifted && left < expiry/14*13:
-		return expiry
+	case c.ExpireAt == NoExpiry || cmd.KeepsCounterExpiry:
+	case cmd.Expiry == 0:
+		if !cmd.Denied.Persist {
+			c.ExpireAt = NoExpiry
+		}
+	case c.ExpireAt-cmd.Now < cmd.Expiry/14*13:
+		if !cmd.Denied.PExpire {
+			c.ExpireAt = cmd.Now + cmd.Expiry
+		}
 	}
-	return left
 }

@@ -1,0 +1,176 @@
+package redis
+
+import (
+	"fmt"
+	"maps"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Command is one operation as one run of a script carries it out.
+type Command struct {
+	Op       *locktable.Op
+	Owner    Owner    // the sidecar
+	Prefixes []string // of owner fields, by owner. Only used where there is a Content.
+	Now      int64    // ns: when it runs
+
+	Floor  int64 // of the connection: a counter below it is lifted
+	Fresh  int64 // what a counter continues above that is made or lifted: Redis's time in µs, or what the sidecar knows of tokens if that is later
+	Expiry int64 // ns: how long token counters outlive their last use; 0: they do not expire
+
+	Denied Denied
+
+	// What the rest of the run decides.
+
+	NoMemory           bool // Redis grants no more memory, and the run has written nothing
+	KeepsCounterExpiry bool // a Take that follows its Drop in one run does not look at the expiry of the counter
+}
+
+// Denied is what the ACL of Redis denies the user of the sidecar. Nothing is done of a
+// command whose Key or Counter is denied.
+type Denied struct {
+	Key, Counter, Channel                   bool // of this lock
+	Publish, PubSub, Type, Persist, PExpire bool // commands
+}
+
+// Publication is what became of the message of a release.
+type Publication uint8
+
+const (
+	NotPublished  Publication = iota // nothing was released
+	Published                        // to all subscribers
+	PublishDenied                    // something was released, and the ACL denies to publish it
+)
+
+// Reply is what a command returns.
+type Reply struct {
+	Outcome     locktable.Outcome
+	Code        string // of the error, if Outcome is Refused or Busy
+	Token       uint64 // the last one drawn; 0: none
+	Made        bool   // there was no token counter before
+	Listeners   int32  // or Uncounted
+	Counted     bool   // Listeners is what PUBSUB NUMSUB returned
+	TTLMS       int64  // of the key, if Outcome is Other
+	Change      Change // of the key
+	Publication Publication
+}
+
+// Run carries out a command on the key, the token counter and the channel of its lock.
+func (c *Command) Run(key *Key, counter *Counter, channel *Channel) Reply {
+	op := c.Op
+	if c.Denied.Key || op.Kind == locktable.Take && c.Denied.Counter {
+		return refusal("NOPERM")
+	}
+	key.Expire(c.Now)
+	standing := c.Standing(key)
+	verdict := Judge(op, standing)
+	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: locktable.Uncounted}
+	if verdict.Counts {
+		reply.Listeners, reply.Counted = c.count(channel)
+	}
+	if verdict.Outcome == locktable.Other {
+		reply.TTLMS = key.TTL(c.Now)
+	}
+	expireAt := c.Now + int64(op.LeaseMS)*1e6
+	if verdict.Change == Write {
+		if c.NoMemory && !standing.Ours() {
+			return refusal("OOM")
+		}
+		if c.Denied.PExpire && standing.Ours() {
+			return refusal("NOPERM")
+		}
+		if standing.Ours() {
+			// The lease is extended before anything else. That needs no memory, and permits
+			// the run to use some: what is ours can be renewed and handed over in a Redis
+			// that is full.
+			key.ExpireAt = expireAt
+		}
+	}
+	if verdict.Draws {
+		last, made, code := counter.draw(c)
+		if code != "" {
+			return refusal(code)
+		}
+		reply.Token, reply.Made = uint64(last), made
+	}
+	switch verdict.Change {
+	case Write:
+		if c.Denied.PExpire {
+			return refusal("NOPERM") // a lock without an expiry must not stay
+		}
+		*key = Key{Owner: c.Owner, Num: op.Num, Count: op.Count, ExpireAt: expireAt}
+	case Remove:
+		c.remove(key)
+	}
+	if verdict.Publishes {
+		c.publish(channel, &reply)
+	}
+	return reply
+}
+
+func refusal(code string) Reply {
+	reply := Reply{Outcome: locktable.Refused, Code: code, Listeners: locktable.Uncounted}
+	if code == "OOM" {
+		reply.Outcome = locktable.Busy
+	}
+	return reply
+}
+
+// remove deletes the owner's field.
+func (c *Command) remove(key *Key) {
+	if key.Other == nil || len(key.Other.Hash) == 1 {
+		*key = NoKey
+		return
+	}
+	rest := maps.Clone(key.Other.Hash)
+	delete(rest, fieldOf(c.Prefixes[c.Owner], c.Op.Num))
+	*key = NewKey(Content{Type: key.Other.Type, Hash: rest}, key.ExpireAt, c.Prefixes)
+}
+
+// count returns how many connections are subscribed to the channel, as far as the sidecar
+// may ask. A subscriber of a pattern does not wait for the lock.
+func (c *Command) count(channel *Channel) (listeners int32, counted bool) {
+	if c.Denied.PubSub {
+		return -1, false
+	}
+	return int32(len(channel.Subscribers)), true
+}
+
+// publish publishes a release, and counts the subscribers. That it reached none needs no
+// permission to count.
+func (c *Command) publish(channel *Channel, reply *Reply) {
+	if c.Denied.Publish || c.Denied.Channel {
+		reply.Publication, reply.Listeners = PublishDenied, -1
+		return
+	}
+	reply.Publication, reply.Listeners = Published, 0
+	if len(channel.Subscribers)+channel.Patterns > 0 {
+		reply.Listeners, reply.Counted = c.count(channel)
+	}
+}
+
+// Describe returns the owner field of a lock, or a description of what is there instead of
+// a lock. The Redis of a user who may not ask for a type does not tell which one it is.
+func Describe(k *Key, prefixes []string, denied Denied) string {
+	if k.Other == nil {
+		return fieldOf(prefixes[k.Owner], k.Num)
+	}
+	hash := k.Other.Hash
+	if k.Other.Type != "hash" {
+		kind := k.Other.Type
+		if denied.Type {
+			kind = "unknown"
+		}
+		return "a key of type " + kind + ", which is not a lock"
+	}
+	if mode, ok := hash["mode"]; ok && len(hash) > 1 {
+		return "a read-write lock in mode " + mode[:min(len(mode), 16)]
+	}
+	if len(hash) > 1 {
+		return fmt.Sprintf("a hash with %d fields", len(hash))
+	}
+	for field := range hash {
+		return field[:min(len(field), 256)]
+	}
+	panic("redis: a hash without fields")
+}

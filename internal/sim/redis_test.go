@@ -1,0 +1,50 @@
+package sim
+
+import (
+	"testing"
+
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// What Redis refuses changes nothing, whichever fault makes Redis refuse it.
+func TestFaultyRedisChangesNothing(t *testing.T) {
+	take, takeAgain := locktable.Op{Kind: locktable.Take, Reserve: 1}, locktable.Op{Kind: locktable.Take}
+	keep, check, drop := locktable.Op{Kind: locktable.Keep}, locktable.Op{Kind: locktable.Check}, locktable.Op{Kind: locktable.Drop}
+	for _, fault := range []struct {
+		name    string
+		set     func(n *redisName)
+		outcome map[*locktable.Op]locktable.Outcome
+	}{
+		{"denied", func(n *redisName) { n.refused = true }, map[*locktable.Op]locktable.Outcome{
+			&take: locktable.Refused, &takeAgain: locktable.Refused, &keep: locktable.Refused, &check: locktable.Refused, &drop: locktable.Refused,
+		}},
+		{"overwritten", func(n *redisName) { n.overwritten = true }, map[*locktable.Op]locktable.Outcome{
+			&take: locktable.NotALock, &takeAgain: locktable.NotALock, &keep: locktable.Other, &check: locktable.Other, &drop: locktable.NotALock,
+		}},
+		{"broken counter", func(n *redisName) { n.broken = true }, map[*locktable.Op]locktable.Outcome{
+			&take: locktable.Refused,
+		}},
+	} {
+		for op, want := range fault.outcome {
+			op.Name, op.Num, op.Count, op.LeaseMS = lockNames[0], 10, 2, 30_000
+			w := &world{plan: plan{names: 1, table: locktable.Config{Lease: 30e9}}, counterExpiry: counterExpiry, now: sec}
+			w.redis.init()
+			h := w.addHost()
+			name := &w.redis.names[0]
+			name.key = redis.Key{Owner: redis.Owner(h.index), Num: 9, Count: 1, ExpireAt: 2 * sec}
+			fault.set(name)
+			before := *name
+
+			o := operation{op: *op, floor: 1, birth: 1}
+			w.execute(h, &o)
+
+			if o.res.Outcome != want {
+				t.Errorf("%s: outcome %d of %s, want %d", fault.name, o.res.Outcome, opString(*op), want)
+			}
+			if *name != before {
+				t.Errorf("%s: %s changed %+v to %+v", fault.name, opString(*op), before, *name)
+			}
+		}
+	}
+}
