@@ -227,7 +227,7 @@ func (w *world) restart() {
 			w.breakSubscription(h)
 		}
 	}
-	mode := w.random.upto(3)
+	mode := w.random.below(3)
 	if w.trace.on {
 		w.trace.add(w, -1, nil, "Redis restarts, its data is %s", []string{"kept", "lost", "as it was some time ago"}[mode])
 	}
@@ -251,7 +251,7 @@ func (w *world) restart() {
 		}
 	}
 	r.snapshot = r.names
-	w.after(w.random.wide(ms, 3*sec), event{kind: evServerUp})
+	w.after(w.random.magnitude(ms, 3*sec), event{kind: evServerUp})
 }
 
 func (w *world) serverUp() {
@@ -305,7 +305,7 @@ type connection struct {
 
 func (w *world) lag() int64 {
 	if w.random.oneIn(w.plan.slowOps) {
-		return w.random.wide(w.plan.latency, w.plan.slow)
+		return w.random.magnitude(w.plan.latency, w.plan.slow)
 	}
 	return w.random.between(w.plan.latency>>4, w.plan.latency)
 }
@@ -343,7 +343,7 @@ func (w *world) do(h *host, op locktable.Op) {
 	c := &h.conn
 	if !c.ok || w.random.oneIn(w.plan.unsent) {
 		o.queued = true
-		w.after(w.random.upto(ms), event{kind: evNotSent, host: o.host, arg: i})
+		w.after(w.random.below(ms), event{kind: evNotSent, host: o.host, arg: i})
 		return
 	}
 	if w.plan.halfDuplex && len(c.inflight)+len(c.queue) > 0 {
@@ -616,9 +616,9 @@ func (w *world) breakConnection(h *host, serverDied bool) {
 	}
 	c.dead = true
 	c.late = w.plan.lateOps && !serverDied && w.random.oneIn(2)
-	c.lateAt = w.now + w.random.wide(ms, 10*sec)
+	c.lateAt = w.now + w.random.magnitude(ms, 10*sec)
 	h.trouble = w.now
-	arrive := w.random.upto(int64(len(c.inflight) + 1))
+	arrive := w.random.below(int64(len(c.inflight) + 1))
 	for _, i := range c.inflight {
 		o := &w.ops[i]
 		if o.executed || o.dead {
@@ -633,7 +633,7 @@ func (w *world) breakConnection(h *host, serverDied bool) {
 			o.dead = true
 		}
 	}
-	w.after(w.random.wide(10*µs, 2*sec), event{kind: evDetect, host: int16(h.index), gen: c.gen})
+	w.after(w.random.magnitude(10*µs, 2*sec), event{kind: evDetect, host: int16(h.index), gen: c.gen})
 }
 
 func (w *world) detect(h *host, gen uint32) {
@@ -644,11 +644,11 @@ func (w *world) detect(h *host, gen uint32) {
 	w.settle(h)
 	c.ok = false
 	h.trouble = w.now
-	back := w.random.wide(5*ms, 5*sec)
+	back := w.random.magnitude(5*ms, 5*sec)
 	if w.phase != stormy {
-		back = w.random.wide(5*ms, 100*ms)
+		back = w.random.magnitude(5*ms, 100*ms)
 	}
-	switch w.random.upto(3) {
+	switch w.random.below(3) {
 	case 0:
 		w.settleLost(h)
 		w.settle(h)
@@ -658,7 +658,7 @@ func (w *world) detect(h *host, gen uint32) {
 		w.settleLost(h)
 	default:
 		w.down(h)
-		w.after(w.random.upto(back), event{kind: evSettle, host: int16(h.index), gen: c.gen})
+		w.after(w.random.below(back), event{kind: evSettle, host: int16(h.index), gen: c.gen})
 	}
 	w.after(back+2*ms, event{kind: evConnect, host: int16(h.index), gen: c.gen})
 }
@@ -870,7 +870,7 @@ func (w *world) breakSubscription(h *host) {
 	for n := range w.plan.names {
 		w.setServer(h, n, false)
 	}
-	w.after(w.random.wide(10*µs, 2*sec), event{kind: evDeaf, host: int16(h.index), gen: s.gen})
+	w.after(w.random.magnitude(10*µs, 2*sec), event{kind: evDeaf, host: int16(h.index), gen: s.gen})
 }
 
 func (w *world) deaf(h *host, gen uint32) {
@@ -891,7 +891,7 @@ func (w *world) deaf(h *host, gen uint32) {
 		h.table.Unsubscribed(h.clock(w.now), lockNames[n])
 		w.input(h)
 	}
-	w.after(w.random.wide(5*ms, 3*sec), event{kind: evListen, host: int16(h.index), gen: gen})
+	w.after(w.random.magnitude(5*ms, 3*sec), event{kind: evListen, host: int16(h.index), gen: gen})
 }
 
 func (w *world) listen(h *host, gen uint32) {

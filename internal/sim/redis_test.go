@@ -28,7 +28,7 @@ func TestFaultyRedisChangesNothing(t *testing.T) {
 	} {
 		for op, want := range fault.outcome {
 			op.Name, op.Num, op.Count, op.LeaseMS = lockNames[0], 10, 2, 30_000
-			w := &world{plan: plan{names: 1, table: locktable.Config{Lease: 30e9}}, counterExpiry: counterExpiry, now: sec}
+			w := &world{plan: plan{names: 1, table: locktable.Config{Lease: 30e9}}, counterExpiry: counterExpiry, engine: engine{now: sec}}
 			w.redis.init()
 			h := w.addHost()
 			name := &w.redis.names[0]

@@ -56,7 +56,7 @@ func (k *keeper) tear(to, r *locktable.LockRecord) {
 		return
 	}
 	was := &to.Hold
-	stores := k.w.random.upto(7)
+	stores := k.w.random.below(7)
 	store := func() bool { stores--; return stores >= 0 }
 	if r.Hold.Num == 0 || was.Num != r.Hold.Num {
 		if store() {
@@ -377,7 +377,7 @@ func (w *world) cutOff(h *host, s *session) {
 		w.forgetRequests(h, s)
 	}
 	s.doomed = w.random.oneIn(8)
-	back := w.random.wide(ms, max(w.plan.patience, 2*ms))
+	back := w.random.magnitude(ms, max(w.plan.patience, 2*ms))
 	if w.phase != stormy {
 		back = w.random.between(ms, 100*ms)
 	}
@@ -404,7 +404,7 @@ func (w *world) comesBack(h *host, s *session, e event) {
 		w.resendAll(h, s)
 	case w.phase == stormy && w.random.oneIn(12):
 		s.forsaken = true
-		w.after(w.random.wide(h.lease/2, 3*h.longest), event{kind: evForsake, host: e.host, arg: e.arg, gen: e.gen})
+		w.after(w.random.magnitude(h.lease/2, 3*h.longest), event{kind: evForsake, host: e.host, arg: e.arg, gen: e.gen})
 	default:
 		w.settle(h)
 		if w.trace.on {
@@ -414,7 +414,7 @@ func (w *world) comesBack(h *host, s *session, e event) {
 		h.table.Resume(s.id, peer(int(e.arg)))
 		h.keeper.open(h.table.Record(s.id), peer(int(e.arg)))
 		w.drain(h)
-		w.after(w.random.upto(20*ms), event{kind: evClaim, host: e.host, arg: e.arg, gen: e.gen})
+		w.after(w.random.below(20*ms), event{kind: evClaim, host: e.host, arg: e.arg, gen: e.gen})
 	}
 }
 
@@ -463,7 +463,7 @@ func (w *world) forsaken(h *host, s *session, e event) {
 		return
 	}
 	w.detach(h, s)
-	w.schedule(h, s, w.random.wide(ms, 2*h.lease))
+	w.schedule(h, s, w.random.magnitude(ms, 2*h.lease))
 }
 
 // claims is a client that claims the next page of its holds, unless something comes
@@ -474,7 +474,7 @@ func (w *world) claims(h *host, s *session, e event) {
 	}
 	w.settle(h)
 	if w.phase == stormy {
-		switch w.random.upto(24) {
+		switch w.random.below(24) {
 		case 0, 1:
 			w.check.met[adriftWhileClaiming] += btoi(s.pages > 0)
 			w.cutOff(h, s)
@@ -548,7 +548,7 @@ func (w *world) claimPage(h *host, s *session) {
 		if s.asked {
 			w.violation(-1, "the claim %d of session %d is not answered", req.ID, s.id)
 		}
-		pause := w.random.wide(10*µs, 200*ms)
+		pause := w.random.magnitude(10*µs, 200*ms)
 		if w.phase == stormy && w.random.oneIn(3) {
 			pause = w.random.between(ms, 2*h.lease)
 		}
@@ -695,8 +695,8 @@ func (w *world) crash(h *host) {
 	}
 	h.dying = true
 	inputs := h.undrained
-	last := w.random.upto(4)
-	if s := &h.sessions[w.random.upto(int64(len(h.sessions)))]; w.plan.forces && s.open && !s.detached && !h.stopping && s.link == attached && w.random.oneIn(3) {
+	last := w.random.below(4)
+	if s := &h.sessions[w.random.below(int64(len(h.sessions)))]; w.plan.forces && s.open && !s.detached && !h.stopping && s.link == attached && w.random.oneIn(3) {
 		h.dying = false
 		w.settle(h)
 		h.dying = true
@@ -704,7 +704,7 @@ func (w *world) crash(h *host) {
 		inputs, last = true, 0
 	}
 	for ; last > 0; last-- {
-		s := &h.sessions[w.random.upto(int64(len(h.sessions)))]
+		s := &h.sessions[w.random.below(int64(len(h.sessions)))]
 		switch {
 		case s.open && s.forsaken && s.restored && !h.stopping:
 			h.table.Detach(h.clock(w.now), s.id)
@@ -721,7 +721,7 @@ func (w *world) crash(h *host) {
 		}
 		inputs = true
 	}
-	switch w.random.upto(4) {
+	switch w.random.below(4) {
 	case 0:
 		w.check.met[killedBeforeKeeping] += btoi(inputs)
 	case 1:
@@ -749,7 +749,7 @@ func (w *world) carryOutSome(h *host) {
 	for i := range effects {
 		ops += int64(btoi(effects[i].Kind == locktable.Redis))
 	}
-	left := w.random.upto(ops + 1)
+	left := w.random.below(ops + 1)
 	if w.random.oneIn(2) {
 		left = ops
 	}
@@ -830,7 +830,7 @@ func (w *world) stop(h *host) {
 			}
 		}
 	}
-	w.after(w.random.wide(ms, 2*sec), event{kind: evExit, host: int16(h.index), gen: uint32(h.life)})
+	w.after(w.random.magnitude(ms, 2*sec), event{kind: evExit, host: int16(h.index), gen: uint32(h.life)})
 }
 
 func (w *world) exit(h *host) {
@@ -891,9 +891,9 @@ func (w *world) end(h *host) {
 			}
 		}
 	}
-	pause := w.random.wide(5*ms, h.lease/2)
+	pause := w.random.magnitude(5*ms, h.lease/2)
 	if w.plan.longPauses && w.random.oneIn(3) {
-		pause = w.random.wide(h.lease/2, 2*h.lease)
+		pause = w.random.magnitude(h.lease/2, 2*h.lease)
 	}
 	if w.phase != stormy {
 		pause = w.random.between(ms, 100*ms)

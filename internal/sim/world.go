@@ -2,8 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"math/bits"
-	"math/rand/v2"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
@@ -19,10 +17,6 @@ import (
 // into a table or comes out of it is on that clock.
 
 const (
-	µs  = int64(time.Microsecond)
-	ms  = int64(time.Millisecond)
-	sec = int64(time.Second)
-
 	maxNames = 8
 	maxHosts = 6
 
@@ -66,28 +60,6 @@ type lockTable interface {
 	List(now int64, after uint64, yield func(protocol.LockRow) bool) (next uint64)
 	Audit() error
 	Users(now int64) int
-}
-
-// random is everything the world leaves to chance.
-type random struct{ rand.PCG }
-
-// upto returns a number in [0, n).
-func (r *random) upto(n int64) int64 {
-	hi, _ := bits.Mul64(r.Uint64(), uint64(n))
-	return int64(hi)
-}
-
-func (r *random) between(lo, hi int64) int64 { return lo + r.upto(hi-lo+1) }
-
-// oneIn is true once in n times; never for 0.
-func (r *random) oneIn(n int64) bool { return n > 0 && r.upto(n) == 0 }
-
-// wide returns a number in [lo, hi], every order of magnitude about as likely.
-func (r *random) wide(lo, hi int64) int64 {
-	lo = max(lo, 1)
-	n := bits.Len64(uint64(hi / lo))
-	x := lo << r.upto(int64(n))
-	return min(x+r.upto(x), hi)
 }
 
 // plan is what one seed makes possible. Not everything at once: a bug that needs
@@ -141,11 +113,9 @@ type plan struct {
 	shortCounters   bool          // token counters expire soon after their last use
 }
 
-func (r *random) some(denominator int64) bool { return !r.oneIn(denominator) }
-
 func drawPlan(seed uint64, r *random) plan {
 	p := plan{
-		steps:    int(r.wide(800, 12000)),
+		steps:    int(r.magnitude(800, 12000)),
 		hosts:    int(r.between(1, 3)),
 		names:    int(r.between(1, 5)),
 		sessions: int(r.between(1, 6)),
@@ -156,8 +126,8 @@ func drawPlan(seed uint64, r *random) plan {
 	leases := []time.Duration{500 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second}
 	p.table = locktable.Config{
 		UID:                1002,
-		Lease:              leases[r.upto(int64(len(leases)))],
-		SubscriptionLinger: time.Duration(r.wide(50*ms, 10*sec)),
+		Lease:              leases[r.below(int64(len(leases)))],
+		SubscriptionLinger: time.Duration(r.magnitude(50*ms, 10*sec)),
 		Seed:               seed,
 	}
 	if r.oneIn(3) {
@@ -165,25 +135,25 @@ func drawPlan(seed uint64, r *random) plan {
 	}
 	if r.oneIn(2) {
 		p.table.HandoffBudget = int(r.between(1, 8))
-		p.table.HandoffTime = time.Duration(r.wide(5*ms, 500*ms))
+		p.table.HandoffTime = time.Duration(r.magnitude(5*ms, 500*ms))
 	}
 	if r.oneIn(12) {
 		p.table.MaxLocks = int(r.between(1, 4))
 		p.table.MaxHolds = int(r.between(1, 3))
 		p.table.MaxWaiters = int(r.between(1, 3))
 	}
-	p.latency = r.wide(100*µs, 50*ms)
-	p.think = r.wide(ms, 2*sec)
+	p.latency = r.magnitude(100*µs, 50*ms)
+	p.think = r.magnitude(ms, 2*sec)
 	p.halfDuplex = r.oneIn(3)
 	p.clockDrift = r.oneIn(2)
 	p.lateness = r.oneIn(2)
 	p.batches = r.oneIn(3)
-	p.owners = r.some(3)
+	p.owners = r.usually(3)
 	p.notReentrant = r.oneIn(3)
 	p.fixedLease = r.oneIn(2)
 	p.maxHold = r.oneIn(3)
 	p.crashDelay = r.oneIn(2)
-	p.finiteWaits = r.some(3)
+	p.finiteWaits = r.usually(3)
 	p.cancels = r.oneIn(2)
 	p.forces = r.oneIn(3)
 	p.deaths = r.oneIn(2)
@@ -209,11 +179,11 @@ func drawPlan(seed uint64, r *random) plan {
 		if !r.oneIn(oneIn) {
 			return 0
 		}
-		return r.wide(lo, hi)
+		return r.magnitude(lo, hi)
 	}
 	p.slow = p.latency
 	if p.slowOps = rarely(3, 20, 500); p.slowOps > 0 {
-		p.slow = r.wide(p.latency, 5*sec)
+		p.slow = r.magnitude(p.latency, 5*sec)
 	}
 	p.busy = rarely(4, 10, 500)
 	p.refused = rarely(6, 50, 1000)
@@ -233,18 +203,18 @@ func drawPlan(seed uint64, r *random) plan {
 	p.overwrites = rarely(6, 2, 20)
 	p.brokenCounters = rarely(6, 2, 20)
 	p.stalls = rarely(5, 1, 6)
-	p.faultEvery = r.wide(20*ms, 5*sec)
+	p.faultEvery = r.magnitude(20*ms, 5*sec)
 	if r.oneIn(2) {
-		p.crashes = r.wide(2, 60)
+		p.crashes = r.magnitude(2, 60)
 		p.stops = rarely(2, 2, 10)
 		if p.holdOn = r.oneIn(2); p.holdOn {
 			p.names = int(r.between(3, maxNames))
 		}
 		p.longPauses = r.oneIn(3)
-		p.patience = r.wide(5*ms, 2*int64(p.table.Lease))
+		p.patience = r.magnitude(5*ms, 2*int64(p.table.Lease))
 		p.notResumable = r.oneIn(4)
 		if r.oneIn(5) {
-			p.otherLease = leases[r.upto(int64(len(leases)))]
+			p.otherLease = leases[r.below(int64(len(leases)))]
 			p.killsOld = true // a late command of the process before would bring its lease back
 		}
 		if r.oneIn(12) {
@@ -265,8 +235,6 @@ func (p *plan) lossless() bool {
 		p.sidecarDeaths|p.lostMessages|p.muted|p.overwrites|p.brokenCounters|p.stalls|p.crashes|p.suspends|p.jumps == 0 &&
 		!p.deafHost
 }
-
-type eventKind uint8
 
 const (
 	evExec     eventKind = iota // an operation reaches Redis
@@ -297,90 +265,28 @@ const (
 	evQuiet                     // nothing; the tail looks at itself
 )
 
-type event struct {
-	at   int64
-	seq  uint32
-	gen  uint32 // of the connection or session that it belongs to
-	arg  int32
-	host int16
-	name int8
-	kind eventKind
-}
-
-func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.seq < f.seq }
-
-type agenda struct{ events []event }
-
-func (a *agenda) push(e event) {
-	s := append(a.events, e)
-	i := len(s) - 1
-	for i > 0 {
-		up := (i - 1) / 4
-		if !e.before(&s[up]) {
-			break
-		}
-		s[i] = s[up]
-		i = up
-	}
-	s[i] = e
-	a.events = s
-}
-
-func (a *agenda) pop() event {
-	s := a.events
-	top := s[0]
-	n := len(s) - 1
-	e := s[n]
-	s = s[:n]
-	a.events = s
-	if n == 0 {
-		return top
-	}
-	i := 0
-	for {
-		first := 4*i + 1
-		if first >= n {
-			break
-		}
-		least := first
-		for c := first + 1; c < min(first+4, n); c++ {
-			if s[c].before(&s[least]) {
-				least = c
-			}
-		}
-		if !s[least].before(&e) {
-			break
-		}
-		s[i] = s[least]
-		i = least
-	}
-	s[i] = e
-	return top
-}
-
 // host is one sidecar: its table, its two connections, its clients, and what the
 // checker knows about it.
 type host struct {
-	index      int
-	uuid       string
-	gone       bool // nobody runs the table
-	left       bool // and never will: its state is lost
-	stopping   bool // it was told to, and reads no more
-	dying      bool // its last inputs; whether anybody sees an effect of them is open
-	life       int  // processes before this one
-	keeper     *keeper
-	lease      int64 // configured
-	longest    int64 // lease that was ever configured
-	closing    int   // sessions that were closed, and have something left in the table
-	deaf       bool  // it may not subscribe
-	frozen     bool  // suspended
-	thawAt     int64
-	deferred   []event // until then
-	table      lockTable
-	offset     int64
-	rate       int64 // the clock runs (1024 + rate)/1024 as fast as Redis's
-	up         bool  // as the table was told
-	heard      bool  // it was told either way
+	index    int
+	uuid     string
+	gone     bool // nobody runs the table
+	left     bool // and never will: its state is lost
+	stopping bool // it was told to, and reads no more
+	dying    bool // its last inputs; whether anybody sees an effect of them is open
+	life     int  // processes before this one
+	keeper   *keeper
+	lease    int64 // configured
+	longest  int64 // lease that was ever configured
+	closing  int   // sessions that were closed, and have something left in the table
+	deaf     bool  // it may not subscribe
+	frozen   bool  // suspended
+	thawAt   int64
+	deferred []event // until then
+	table    lockTable
+	hostClock
+	up         bool // as the table was told
+	heard      bool // it was told either way
 	wakeAt     int64
 	nextAt     int64
 	asleep     bool
@@ -397,23 +303,6 @@ type host struct {
 	dataLostAt int64           // when it was told last that Redis may have lost data
 	trouble    int64           // when something last went wrong between it and Redis
 	floor      tokenFloor      // of tokens, as its store knows it
-}
-
-func (h *host) clock(t int64) int64 { return h.offset + t + (t>>10)*h.rate }
-
-// world time of a time of the host's clock: the first at which it has come.
-func (h *host) worldTime(c int64) int64 {
-	if c-h.offset > 1<<52 {
-		return 1 << 62
-	}
-	t := (c - h.offset) * 1024 / (1024 + h.rate)
-	for h.clock(t) >= c {
-		t--
-	}
-	for h.clock(t) < c {
-		t++
-	}
-	return t
 }
 
 type requestKind uint8
@@ -475,14 +364,11 @@ const (
 )
 
 type world struct {
+	engine
 	seed   uint64
 	plan   plan
-	random random
-	now    int64
 	steps  int
-	seq    uint32
 	order  uint64
-	agenda agenda
 	redis  redisServer
 	hosts  []*host
 	people []foreigner
@@ -517,8 +403,6 @@ func nameIndex(name string) int {
 	return n
 }
 
-const planStream = 0x6c6f636b
-
 // spoiler makes a table that breaks a rule.
 type spoiler func(cfg locktable.Config, now int64) lockTable
 
@@ -542,23 +426,17 @@ func newWorld(seed uint64, spoil spoiler) *world {
 	}
 	for i := range w.plan.foreigners {
 		w.people = append(w.people, foreigner{id: redis.Owner(foreignID + i), name: -1})
-		w.after(w.random.upto(100*ms), event{kind: evForeign, arg: int32(i)})
+		w.after(w.random.below(100*ms), event{kind: evForeign, arg: int32(i)})
 	}
 	if w.plan.faultEvery > 0 {
-		w.after(w.random.upto(2*w.plan.faultEvery), event{kind: evFault})
+		w.after(w.random.below(2*w.plan.faultEvery), event{kind: evFault})
 	}
 	return w
 }
 
-func (w *world) after(d int64, e event) {
-	e.at = w.now + d
-	w.seq++
-	e.seq = w.seq
-	w.agenda.push(e)
-}
-
 func (w *world) addHost() *host {
-	h := &host{index: len(w.hosts), offset: w.random.between(0, 1<<50)}
+	h := &host{index: len(w.hosts)}
+	h.offset = w.random.between(0, 1<<50)
 	h.uuid = fmt.Sprintf("uuid-%d", h.index)
 	if w.plan.clockDrift {
 		h.rate = w.random.between(-4, 4)
@@ -572,7 +450,7 @@ func (w *world) addHost() *host {
 	w.boot(h)
 	h.sessions = make([]session, w.plan.sessions)
 	for i := range h.sessions {
-		w.after(w.random.upto(10*ms), event{kind: evReopen, host: int16(h.index), arg: int32(i)})
+		w.after(w.random.below(10*ms), event{kind: evReopen, host: int16(h.index), arg: int32(i)})
 	}
 	return h
 }
@@ -595,8 +473,8 @@ func (w *world) boot(h *host) {
 	h.up, h.heard = false, false
 	h.conn.gen++
 	h.sub.gen++
-	w.after(w.random.upto(10*ms), event{kind: evConnect, host: int16(h.index), gen: h.conn.gen})
-	w.after(w.random.upto(10*ms), event{kind: evListen, host: int16(h.index), gen: h.sub.gen})
+	w.after(w.random.below(10*ms), event{kind: evConnect, host: int16(h.index), gen: h.conn.gen})
+	w.after(w.random.below(10*ms), event{kind: evListen, host: int16(h.index), gen: h.sub.gen})
 }
 
 // run plays the world to its end. It panics with a violation.
@@ -608,8 +486,8 @@ func (w *world) run() {
 
 func (w *world) step() {
 	at := int64(1<<63 - 1)
-	if len(w.agenda.events) > 0 {
-		at = w.agenda.events[0].at
+	if next, ok := w.queue.next(); ok {
+		at = next
 	}
 	var waking *host
 	for _, h := range w.hosts {
@@ -626,8 +504,8 @@ func (w *world) step() {
 	w.steps++
 	if waking != nil {
 		w.wake(waking)
-	} else if len(w.agenda.events) > 0 {
-		w.play(w.agenda.pop())
+	} else if len(w.queue.events) > 0 {
+		w.play(w.queue.pop())
 	}
 	if w.steps&31 == 0 {
 		w.audit()
@@ -730,7 +608,7 @@ func (w *world) drain(h *host) {
 	h.nextAt = next
 	h.wakeAt = max(h.worldTime(next), w.now, h.thawAt)
 	if w.plan.lateness && w.phase == stormy && h.wakeAt > w.now && w.random.oneIn(4) {
-		h.wakeAt += w.random.upto(maxLateness)
+		h.wakeAt += w.random.below(maxLateness)
 	}
 }
 
@@ -854,13 +732,13 @@ func (w *world) pause() int64 {
 	if w.phase != stormy {
 		return w.random.between(ms, 10*ms)
 	}
-	return w.random.wide(w.plan.think>>6, w.plan.think)
+	return w.random.magnitude(w.plan.think>>6, w.plan.think)
 }
 
 // held finds a hold that s believes in, starting anywhere; -1: none.
 func (w *world) held(h *host, s *session) int {
 	n := w.plan.names
-	at := int(w.random.upto(int64(n)))
+	at := int(w.random.below(int64(n)))
 	for range n {
 		if c := &h.names[at].hold; c.state == live && c.session == s.id {
 			return at
@@ -901,7 +779,7 @@ func (w *world) act(h *host, s *session) {
 		return
 	}
 	pause := w.pause()
-	switch x := w.random.upto(1000); {
+	switch x := w.random.below(1000); {
 	case x < 420:
 		if n := w.held(h, s); n >= 0 {
 			if !p.holdOn || w.random.oneIn(6) {
@@ -929,9 +807,9 @@ func (w *world) act(h *host, s *session) {
 		return
 	case x < 980 && p.detaches:
 		w.detach(h, s)
-		pause = w.random.wide(ms, 2*h.lease)
+		pause = w.random.magnitude(ms, 2*h.lease)
 	case x < 990 && p.pauses:
-		pause = w.random.wide(ms, int64(3*p.table.Lease))
+		pause = w.random.magnitude(ms, int64(3*p.table.Lease))
 	}
 	w.schedule(h, s, pause)
 }
@@ -942,14 +820,14 @@ func (w *world) acquire(h *host, s *session) {
 	if len(s.pend) > 3 {
 		return
 	}
-	n := int(r.upto(int64(p.names)))
+	n := int(r.below(int64(p.names)))
 	req := protocol.Acquire{Name: lockNames[n], WaitMS: protocol.Forever}
 	if p.finiteWaits {
-		switch r.upto(4) {
+		switch r.below(4) {
 		case 0:
 			req.WaitMS = 0
 		case 1:
-			req.WaitMS = r.wide(1, 2*p.think/ms+50)
+			req.WaitMS = r.magnitude(1, 2*p.think/ms+50)
 		}
 	}
 	if p.owners && !r.oneIn(4) {
@@ -957,13 +835,13 @@ func (w *world) acquire(h *host, s *session) {
 		req.NotReentrant = p.notReentrant && r.oneIn(3)
 	}
 	if p.fixedLease && r.oneIn(3) {
-		req.LeaseMS = r.wide(protocol.MinLeaseMS, int64(2*p.table.Lease)/ms)
+		req.LeaseMS = r.magnitude(protocol.MinLeaseMS, int64(2*p.table.Lease)/ms)
 	}
 	if p.maxHold && r.oneIn(4) {
-		req.MaxHoldMS = r.wide(1, int64(p.table.Lease)/ms)
+		req.MaxHoldMS = r.magnitude(1, int64(p.table.Lease)/ms)
 	}
 	if p.crashDelay && r.oneIn(2) {
-		req.CrashDelayMS = r.wide(1, int64(p.table.Lease)/ms*3/2)
+		req.CrashDelayMS = r.magnitude(1, int64(p.table.Lease)/ms*3/2)
 	}
 	w.send(h, s, n, req)
 }
@@ -1048,9 +926,9 @@ func (w *world) anyConfirms() bool {
 
 // releaseStale releases what is over, or somebody else's: nothing may change.
 func (w *world) releaseStale(h *host, s *session) {
-	num := s.stale[w.random.upto(4)]
+	num := s.stale[w.random.below(4)]
 	if w.random.oneIn(3) {
-		if c := &h.names[w.random.upto(int64(w.plan.names))].hold; c.state != none && c.session != s.id {
+		if c := &h.names[w.random.below(int64(w.plan.names))].hold; c.state != none && c.session != s.id {
 			num = c.num
 		}
 	}
@@ -1090,7 +968,7 @@ func (w *world) cancel(h *host, s *session) {
 }
 
 func (w *world) forceRelease(h *host, s *session) {
-	n := int(w.random.upto(int64(w.plan.names)))
+	n := int(w.random.below(int64(w.plan.names)))
 	c := &h.names[n].hold
 	now := h.clock(w.now)
 	s.lastID++
@@ -1118,7 +996,7 @@ func (w *world) forceRelease(h *host, s *session) {
 // look asks for rows, which must change nothing and say the truth.
 func (w *world) look(h *host) {
 	now := h.clock(w.now)
-	n := int(w.random.upto(int64(w.plan.names)))
+	n := int(w.random.below(int64(w.plan.names)))
 	row, ok := h.table.Info(now, lockNames[n])
 	w.checkRow(h, n, row, ok)
 	h.table.List(now, 0, func(protocol.LockRow) bool { return true })
@@ -1217,7 +1095,7 @@ func (w *world) foreignActs(f *foreigner) {
 		return
 	}
 	if f.name < 0 {
-		f.name = int8(w.random.upto(int64(w.plan.names)))
+		f.name = int8(w.random.below(int64(w.plan.names)))
 		f.num++
 	}
 	k := &w.redis.names[f.name].key
@@ -1230,7 +1108,7 @@ func (w *world) foreignActs(f *foreigner) {
 		w.publish(int(f.name))
 		f.name = -1
 	case k.Owner == f.id:
-		switch w.random.upto(3) {
+		switch w.random.below(3) {
 		case 0:
 			k.ExpireAt = w.now + 30*sec
 		default:
@@ -1248,7 +1126,7 @@ func (w *world) foreignActs(f *foreigner) {
 		}
 	case k.Owner < 0:
 		k.Owner, k.Num, k.Count = f.id, f.num, 1
-		k.ExpireAt = w.now + w.random.wide(10*ms, 5*sec)
+		k.ExpireAt = w.now + w.random.magnitude(10*ms, 5*sec)
 		if w.random.oneIn(10) {
 			k.ExpireAt = redis.NoExpiry
 		}
@@ -1273,7 +1151,7 @@ func (w *world) foreignActs(f *foreigner) {
 			f.name = -1
 		}
 	}
-	w.after(w.random.wide(w.plan.think>>5, 2*w.plan.think), again)
+	w.after(w.random.magnitude(w.plan.think>>5, 2*w.plan.think), again)
 }
 
 // ---- faults
@@ -1284,8 +1162,8 @@ func (w *world) fault() {
 	}
 	p := &w.plan
 	r := &w.random
-	w.after(r.wide(p.faultEvery>>4, 2*p.faultEvery), event{kind: evFault})
-	h := w.hosts[r.upto(int64(len(w.hosts)))]
+	w.after(r.magnitude(p.faultEvery>>4, 2*p.faultEvery), event{kind: evFault})
+	h := w.hosts[r.below(int64(len(w.hosts)))]
 	if r.oneIn(p.breaks) && !h.gone {
 		w.breakConnection(h, false)
 	}
@@ -1302,27 +1180,27 @@ func (w *world) fault() {
 		}
 	}
 	if r.oneIn(p.deletions) && !w.redis.down {
-		n := int(r.upto(int64(p.names)))
+		n := int(r.below(int64(p.names)))
 		w.destroy(n, "deleted by an operator")
 		if r.oneIn(4) {
 			w.loseCounter(n, redis.Counter{})
 		}
 	}
 	if p.refused > 0 && r.oneIn(20) {
-		n := r.upto(int64(p.names))
+		n := r.below(int64(p.names))
 		w.redis.names[n].refused = true
-		w.after(r.wide(ms, 5*sec), event{kind: evMended, name: int8(n)})
+		w.after(r.magnitude(ms, 5*sec), event{kind: evMended, name: int8(n)})
 	}
 	if r.oneIn(p.overwrites) && !w.redis.down {
-		n := r.upto(int64(p.names))
+		n := r.below(int64(p.names))
 		w.destroy(int(n), "overwritten with a string")
 		w.redis.names[n].overwritten = true
-		w.after(r.wide(ms, 5*sec), event{kind: evMended, name: int8(n)})
+		w.after(r.magnitude(ms, 5*sec), event{kind: evMended, name: int8(n)})
 	}
 	if r.oneIn(p.brokenCounters) {
-		n := r.upto(int64(p.names))
+		n := r.below(int64(p.names))
 		w.redis.names[n].broken = true
-		w.after(r.wide(ms, 2*h.longest), event{kind: evMended, name: int8(n)})
+		w.after(r.magnitude(ms, 2*h.longest), event{kind: evMended, name: int8(n)})
 	}
 	if r.oneIn(p.crashes) && !h.gone && !h.frozen {
 		w.crash(h)
@@ -1335,13 +1213,13 @@ func (w *world) fault() {
 		w.stop(h)
 	}
 	if r.oneIn(p.stalls) && !h.frozen && !h.left {
-		w.freeze(h, r.wide(ms, h.lease/3))
+		w.freeze(h, r.magnitude(ms, h.lease/3))
 	}
 	if r.oneIn(p.suspends) && !h.frozen && !h.left {
-		w.freeze(h, r.wide(maxLateness, 4*h.longest))
+		w.freeze(h, r.magnitude(maxLateness, 4*h.longest))
 	}
 	if r.oneIn(p.jumps) && !w.redis.down {
-		d := r.wide(ms, 2*h.longest)
+		d := r.magnitude(ms, 2*h.longest)
 		if r.oneIn(2) {
 			d = -d
 		}
@@ -1424,11 +1302,4 @@ func (w *world) closeAll() {
 	}
 	w.deadline = w.now + 4*w.longestLease() + linger + 2*w.poll() + w.redis.jumped
 	w.after(w.deadline-w.now, event{kind: evQuiet})
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
