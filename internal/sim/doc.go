@@ -2,6 +2,23 @@
 // clients, one Redis, and everything that fails between them, in virtual time. One seed
 // decides what happens, so a run that fails can be replayed.
 //
+// Two plans run on the same engine (engine.go) and on the same model of Redis
+// (internal/sim/redis):
+//
+//   - The world breaks things (world.go): Run runs one seed. The plan of a seed (plan.go)
+//     says which faults it has. A host (host.go) has clients (client.go), a command
+//     connection (network.go) and a subscription (pubsub.go) to Redis (redis.go), which
+//     Redisson clients use too (redisson.go). Faults (fault.go) break all of them; sidecars
+//     are killed and started again from their journal (restart.go, journal.go), and clients
+//     resume their sessions (resume.go). The checkers (check*.go) compare what clients know
+//     with what Redis has, at every step.
+//   - The fleet counts (fleet.go): what very many hosts cost one Redis, and how long their
+//     clients wait. It is the scale study that docs/scaling.md quotes.
+//
+// A checker that never finds a violation proves nothing: each of the Mutants breaks one
+// rule, which the checker must detect. A world in which little happens proves little: each
+// Situation must be met.
+//
 //	go test ./internal/sim -run 'TestSimulation$' -sim.seed=1000000 -sim.steps=200000000   search for a failure
 //	go test ./internal/sim -run 'TestSimulation$' -sim.seed=4711 -sim.trace                print all events of one seed
 //	go test ./internal/sim -run 'TestSimulation$' -sim.digest=2000 -v                      print one number for all effects of

@@ -1,58 +1,43 @@
-package sim
+package sim_test
 
 import (
 	"regexp"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/internal/sim"
 )
 
-// A checker that never complains proves nothing. Each rule is broken on purpose,
-// and must be missed.
-func TestSimulationCatchesBrokenRules(t *testing.T) {
+// A checker that never finds a violation proves nothing: it must detect each mutant.
+func TestEachMutantIsDetected(t *testing.T) {
 	const seeds = 3000
-	for _, sabotage := range sabotages {
-		t.Run(sabotage.rule, func(t *testing.T) {
+	for i := range sim.Mutants {
+		m := &sim.Mutants[i]
+		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
-			caught := regexp.MustCompile(sabotage.caught)
-			var other error
+			detected := regexp.MustCompile(m.Detected)
+			var other *sim.Violation
 			for seed := uint64(1); seed <= seeds; seed++ {
-				_, err := play(seed, func(cfg locktable.Config, now int64) lockTable {
-					s := &hurried{spoiled{cfg: cfg, madeAt: now}}
-					s.configure(func(*locktable.Config) {})
-					if sabotage.spoil == nil {
-						return s
-					}
-					sabotage.spoil(&s.spoiled)
-					return &s.spoiled
-				}, false)
-				if err == nil {
+				v := sim.Run(seed, sim.Options{Mutant: m}).Violation
+				if v == nil {
 					continue
 				}
-				if caught.MatchString(err.Error()) {
-					t.Logf("caught: %v", err)
+				if detected.MatchString(v.Error()) {
+					t.Logf("detected: %v", v)
 					return
 				}
-				other = err
+				other = v
 			}
-			t.Fatalf("%d seeds passed, and nobody noticed; last complaint: %v", seeds, other)
+			t.Fatalf("no violation of the rule %q in %d seeds; the last other violation: %v", m.Rule, seeds, other)
 		})
 	}
 }
 
-// A replica that was behind has an older counter. What keeps tokens rising then is
-// the floor: the time at which the connection to it was made.
-func TestSimulationCatchesTokensWithoutAFloor(t *testing.T) {
-	for seed := uint64(1); seed <= 2000; seed++ {
-		w := newWorld(seed, nil)
-		w.floorless = true
-		if err := w.toItsEnd(); err != nil {
-			if !regexp.MustCompile(`Redis gives token \d+ after|token \d+ after`).MatchString(err.Error()) {
-				t.Fatal(err)
-			}
-			t.Logf("caught: %v", err)
-			return
+func TestMutantsHaveNamesAndRules(t *testing.T) {
+	seen := make(map[string]bool)
+	for _, m := range sim.Mutants {
+		if m.Name == "" || m.Rule == "" || m.Detected == "" || seen[m.Name] || seen[m.Rule] {
+			t.Errorf("mutant %q with the rule %q is not complete, or not the only one", m.Name, m.Rule)
 		}
+		seen[m.Name], seen[m.Rule] = true, true
 	}
-	t.Fatal("nobody noticed")
 }

@@ -9,31 +9,32 @@ import (
 
 // What Redis refuses changes nothing, whichever fault makes Redis refuse it.
 func TestFaultyRedisChangesNothing(t *testing.T) {
-	take, takeAgain := locktable.Op{Kind: locktable.Take, Reserve: 1}, locktable.Op{Kind: locktable.Take}
-	keep, check, drop := locktable.Op{Kind: locktable.Keep}, locktable.Op{Kind: locktable.Check}, locktable.Op{Kind: locktable.Drop}
+	draw := locktable.Op{Kind: locktable.Take, Reserve: 1}
+	take, keep := locktable.Op{Kind: locktable.Take}, locktable.Op{Kind: locktable.Keep}
+	check, drop := locktable.Op{Kind: locktable.Check}, locktable.Op{Kind: locktable.Drop}
 	for _, fault := range []struct {
-		name    string
-		set     func(n *redisName)
-		outcome map[*locktable.Op]locktable.Outcome
+		name     string
+		begin    func(n *redisName)
+		outcomes map[*locktable.Op]locktable.Outcome
 	}{
-		{"denied", func(n *redisName) { n.refused = true }, map[*locktable.Op]locktable.Outcome{
-			&take: locktable.Refused, &takeAgain: locktable.Refused, &keep: locktable.Refused, &check: locktable.Refused, &drop: locktable.Refused,
+		{"denied", func(n *redisName) { n.denied = true }, map[*locktable.Op]locktable.Outcome{
+			&draw: locktable.Refused, &take: locktable.Refused, &keep: locktable.Refused, &check: locktable.Refused, &drop: locktable.Refused,
 		}},
 		{"overwritten", func(n *redisName) { n.overwritten = true }, map[*locktable.Op]locktable.Outcome{
-			&take: locktable.NotALock, &takeAgain: locktable.NotALock, &keep: locktable.Other, &check: locktable.Other, &drop: locktable.NotALock,
+			&draw: locktable.NotALock, &take: locktable.NotALock, &keep: locktable.Other, &check: locktable.Other, &drop: locktable.NotALock,
 		}},
-		{"broken counter", func(n *redisName) { n.broken = true }, map[*locktable.Op]locktable.Outcome{
-			&take: locktable.Refused,
+		{"broken counter", func(n *redisName) { n.brokenCounter = true }, map[*locktable.Op]locktable.Outcome{
+			&draw: locktable.Refused,
 		}},
 	} {
-		for op, want := range fault.outcome {
+		for op, want := range fault.outcomes {
 			op.Name, op.Num, op.Count, op.LeaseMS = lockNames[0], 10, 2, 30_000
-			w := &world{plan: plan{names: 1, table: locktable.Config{Lease: 30e9}}, counterExpiry: counterExpiry, engine: engine{now: sec}}
+			w := &world{engine: engine{now: sec}, plan: plan{names: 1, table: locktable.Config{Lease: 30e9}}, counterExpiry: counterExpiry}
 			w.redis.init()
 			h := w.addHost()
 			name := &w.redis.names[0]
 			name.key = redis.Key{Owner: redis.Owner(h.index), Num: 9, Count: 1, ExpireAt: 2 * sec}
-			fault.set(name)
+			fault.begin(name)
 			before := *name
 
 			o := operation{op: *op, floor: 1, birth: 1}

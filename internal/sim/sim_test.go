@@ -1,165 +1,176 @@
-package sim
+package sim_test
 
 import (
 	"flag"
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/sim"
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
 var (
-	simSeed   = flag.Uint64("sim.seed", 0, "play this one seed (with -sim.steps: start a hunt there)")
-	simSteps  = flag.Int("sim.steps", 0, "hunt: play seeds until this many steps are done")
-	simDigest = flag.Uint64("sim.digest", 0, "play the seeds up to this one, and print a digest of all their effects")
+	simSeed   = flag.Uint64("sim.seed", 0, "run this one seed (with -sim.steps: start a search there)")
+	simSteps  = flag.Int("sim.steps", 0, "search: run seeds until this many steps are done")
+	simDigest = flag.Uint64("sim.digest", 0, "run the seeds up to this one, and print a digest of all their effects")
 	simTrace  = flag.Bool("sim.trace", false, "with -sim.seed: print everything that happens")
 )
-
-// report plays a failing seed again, with a trace, and tells the story.
-func report(t *testing.T, seed uint64) {
-	t.Helper()
-	w, err := play(seed, nil, true)
-	if err == nil {
-		t.Fatalf("seed %d failed once and does not fail again: the table is not deterministic", seed)
-	}
-	v := err.(violation)
-	var lines []string
-	for _, l := range w.trace.lines {
-		if *simTrace || v.name < 0 || l.name < 0 || l.name == v.name {
-			lines = append(lines, l.text)
-		}
-	}
-	if !*simTrace {
-		lines = lines[max(0, len(lines)-60):]
-	}
-	t.Fatalf("%v\n\nreplay: go test ./internal/sim -run 'TestSimulation$' -sim.seed=%d -sim.trace\nplan: %+v\n\n%s",
-		v, seed, w.plan, strings.Join(lines, "\n"))
-}
 
 func TestSimulation(t *testing.T) {
 	steps := 5_000_000
 	if testing.Short() {
 		steps = 300_000
 	}
-	first := uint64(1)
-	if *simSteps > 0 {
-		steps = *simSteps
-		first = max(first, *simSeed)
-	} else if *simSeed > 0 {
-		w, err := play(*simSeed, nil, false)
-		if err != nil {
-			report(t, *simSeed)
-		}
-		if *simTrace {
-			w, _ = play(*simSeed, nil, true)
-			for _, l := range w.trace.lines {
-				fmt.Println(l.text)
-			}
-		}
-		t.Logf("seed %d: %d steps, %s of virtual time", *simSeed, w.steps, time.Duration(w.now))
+	first, last := uint64(1), uint64(math.MaxUint64)
+	switch {
+	case *simSteps > 0:
+		steps, first = *simSteps, max(first, *simSeed)
+	case *simSeed > 0:
+		runOne(t, *simSeed)
 		return
 	}
-
-	last := uint64(math.MaxUint64)
 	if *simDigest > 0 {
 		steps, last = math.MaxInt, *simDigest
 	}
 
 	var (
 		next    atomic.Uint64
-		sum     atomic.Uint64 // of the digests: seeds end in any order
-		played  atomic.Int64
+		digest  atomic.Uint64 // the sum of those of the seeds, which end in any order
+		done    atomic.Int64
 		virtual atomic.Int64
 		mu      sync.Mutex // guards failed
-		failed  uint64
+		failed  []uint64
 		wg      sync.WaitGroup
 	)
 	next.Store(first - 1)
-	began := time.Now()
+	start := time.Now()
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
-			for played.Load() < int64(steps) {
+			for done.Load() < int64(steps) {
 				seed := next.Add(1)
 				if seed > last {
 					return
 				}
-				w, err := play(seed, nil, false)
-				played.Add(int64(w.steps))
-				virtual.Add(w.now)
-				sum.Add(uint64(w.check.digest.add(seed).add(uint64(w.steps)).add(uint64(w.now))))
-				if err != nil {
-					played.Store(1 << 60)
+				r := sim.Run(seed, sim.Options{})
+				done.Add(int64(r.Steps))
+				virtual.Add(int64(r.Time))
+				digest.Add(uint64(r.Digest.Add(seed).Add(uint64(r.Steps)).Add(uint64(r.Time))))
+				if r.Violation != nil {
+					done.Store(1 << 60)
 					mu.Lock()
-					if failed == 0 || seed < failed {
-						failed = seed
-					}
+					failed = append(failed, seed)
 					mu.Unlock()
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if failed != 0 {
-		report(t, failed)
+	if len(failed) > 0 {
+		report(t, slices.Min(failed))
 	}
 	if *simDigest > 0 {
-		t.Logf("digest of seeds %d to %d: %016x", first, last, sum.Load())
+		t.Logf("digest of seeds %d to %d: %016x", first, last, digest.Load())
 	}
-	t.Logf("%d seeds, %d steps, %s of virtual time, %.2f million steps/s", next.Load()-first+1, played.Load(),
-		time.Duration(virtual.Load()).Round(time.Second), float64(played.Load())/1e6/time.Since(began).Seconds())
+	t.Logf("%d seeds, %d steps, %s of virtual time, %.2f million steps/s", min(next.Load(), last)-first+1, done.Load(),
+		time.Duration(virtual.Load()).Round(time.Second), float64(done.Load())/1e6/time.Since(start).Seconds())
 }
 
-// A seed that fails must fail again, or nobody can find out why.
+// runOne runs one seed.
+func runOne(t *testing.T, seed uint64) {
+	r := sim.Run(seed, sim.Options{Trace: *simTrace})
+	if r.Violation != nil {
+		report(t, seed)
+	}
+	for _, l := range r.Trace {
+		fmt.Println(l.Text)
+	}
+	t.Logf("seed %d: %d steps, %s of virtual time", seed, r.Steps, r.Time)
+}
+
+// report runs a failing seed again, with a trace, and fails the test with it.
+func report(t *testing.T, seed uint64) {
+	t.Helper()
+	r := sim.Run(seed, sim.Options{Trace: true})
+	if r.Violation == nil {
+		t.Fatalf("seed %d failed once and does not fail again: the table is not deterministic", seed)
+	}
+	var lines []string
+	for i := range r.Trace {
+		if l := &r.Trace[i]; *simTrace || l.IsAbout(r.Violation) {
+			lines = append(lines, l.Text)
+		}
+	}
+	if !*simTrace {
+		lines = lines[max(0, len(lines)-60):]
+	}
+	t.Fatalf("%v\n\nto replay: go test ./internal/sim -run 'TestSimulation$' -sim.seed=%d -sim.trace\nplan: %s\n\n%s",
+		r.Violation, seed, r.Plan, strings.Join(lines, "\n"))
+}
+
+// A seed that fails must fail again, or nothing can be found out about it.
 func TestTheSameSeedGivesTheSameEffects(t *testing.T) {
 	for seed := uint64(1); seed <= 50; seed++ {
-		a, _ := play(seed, nil, false)
-		b, _ := play(seed, nil, true)
-		if a.check.digest != b.check.digest || a.steps != b.steps || a.now != b.now {
+		a, b := sim.Run(seed, sim.Options{}), sim.Run(seed, sim.Options{Trace: true})
+		if a.Digest != b.Digest || a.Steps != b.Steps || a.Time != b.Time {
 			t.Fatalf("seed %d: two runs differ", seed)
 		}
 	}
 }
 
-// A world in which little happens proves little.
-func TestSimulationGetsIntoEverySituation(t *testing.T) {
-	var met [situations]int
+func TestSimulationMeetsEverySituation(t *testing.T) {
+	const least = 10
+	var met sim.Met
 	refused, lost := make(map[protocol.Code]int), make(map[protocol.Reason]int)
 	for seed := uint64(1); seed <= 1200; seed++ {
-		w, _ := play(seed, nil, false)
-		for i, n := range w.check.met {
-			met[i] += n
+		r := sim.Run(seed, sim.Options{})
+		for s, n := range r.Met {
+			met[s] += n
 		}
-		for code, n := range w.check.refused {
+		for code, n := range r.Refused {
 			refused[code] += n
 		}
-		for reason, n := range w.check.lost {
+		for reason, n := range r.Lost {
 			lost[reason] += n
 		}
 	}
-	for i, n := range met {
-		if n < 10 {
-			t.Errorf("situation %d: met %d times", i, n)
+	for s, n := range met {
+		if n < least {
+			t.Errorf("situation %v: met %d times, want %d", sim.Situation(s), n, least)
 		}
+		t.Logf("%-28v %d", sim.Situation(s), n)
 	}
 	for _, code := range []protocol.Code{
 		protocol.Timeout, protocol.Deadlock, protocol.Unavailable, protocol.Denied, protocol.Limit, protocol.Canceled,
 	} {
-		if refused[code] < 10 {
-			t.Errorf("%d acquires were refused with %s", refused[code], code)
+		if refused[code] < least {
+			t.Errorf("acquires refused with %s: %d, want %d", code, refused[code], least)
 		}
 	}
 	for _, reason := range []protocol.Reason{
 		protocol.Expired, protocol.Deleted, protocol.Stolen, protocol.ByForce, protocol.MaxHold, protocol.Forgotten,
 	} {
-		if lost[reason] < 10 {
-			t.Errorf("%d holds were lost, reason %s", lost[reason], reason)
+		if lost[reason] < least {
+			t.Errorf("holds lost with reason %s: %d, want %d", reason, lost[reason], least)
 		}
 	}
-	t.Log(met, refused, lost)
+	t.Log(refused, lost)
+}
+
+func TestSituationsHaveNames(t *testing.T) {
+	var met sim.Met
+	names := make(map[string]bool)
+	for s := range met {
+		name := sim.Situation(s).String()
+		if name == "" || names[name] {
+			t.Errorf("situation %d has the name %q, which is empty or another one's", s, name)
+		}
+		names[name] = true
+	}
 }

@@ -1,7 +1,7 @@
 package main
 
-// What the lock table promises. Rules that a faulty table between the real one and the
-// simulation can break are not here: TestSimulationCatchesBrokenRules breaks them in
+// What the lock table promises. Rules that a mutant between a correct table and the
+// simulation can break are not here: TestEachMutantIsDetected of internal/sim breaks them in
 // ordinary go test.
 
 var simulation = test("internal/sim", "TestSimulation")

@@ -1,0 +1,730 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// What tables answer their clients, and which events they send.
+
+// apply carries out one effect of a table, and judges it.
+func (w *world) apply(h *host, e *locktable.Effect) {
+	w.check.digest = w.check.digest.with(e)
+	if w.trace.on {
+		w.trace.effect(w, h, e)
+	}
+	switch e.Kind {
+	case locktable.Granted:
+		w.onGranted(h, e)
+	case locktable.Released:
+		w.onReleased(h, e)
+	case locktable.Refusal:
+		w.onRefusal(h, e)
+	case locktable.Canceled:
+		w.onCanceled(h, e)
+	case locktable.Forced:
+		w.onForced(h, e)
+	case locktable.Lost:
+		if slot := slotOf(e.Session); h.journal.session(e.Session) != nil && (h.sessions[slot].id != e.Session || !h.sessions[slot].open) {
+			// Its client is dead, and its sidecar was killed before it had recorded that.
+			for n := range w.plan.names {
+				if c := &h.locks[n].hold; c.num == e.Hold && c.state == unbelieved {
+					w.endHold(h, n)
+				}
+			}
+			break
+		}
+		s := w.sessionOf(h, e)
+		w.onLost(h, s, e, s.link == connected || s.link == claiming && (e.Was || e.Reason == protocol.Forgotten))
+	case locktable.Claimed:
+		w.onClaimed(h, e)
+	case locktable.Confirmed:
+		w.onConfirmed(h, e)
+	case locktable.Closed:
+		h.journal.closed(e.Session)
+		w.check.meetIf(ClosedInParts, w.plan.table.MaxWork > 0 && h.closing > 1)
+		h.closing--
+	case locktable.Lease:
+		w.onLease(h, e)
+	case locktable.Redis:
+		w.onOperation(h, e.Op)
+	case locktable.Subscribe:
+		n := nameIndex(e.Name)
+		if h.locks[n].wantsMessages {
+			w.violation(n, "host %d subscribes twice", h.index)
+		}
+		w.subscribe(h, n)
+	case locktable.Unsubscribe:
+		n := nameIndex(e.Name)
+		if !h.locks[n].wantsMessages {
+			w.violation(n, "host %d unsubscribes from what it is not subscribed to", h.index)
+		}
+		w.unsubscribe(h, n)
+	default:
+		w.violation(-1, "effect of kind %d", e.Kind)
+	}
+}
+
+func (w *world) sessionOf(h *host, e *locktable.Effect) *session {
+	slot := slotOf(e.Session)
+	if slot >= len(h.sessions) || h.sessions[slot].id != e.Session || !h.sessions[slot].open {
+		w.violation(-1, "host %d sends to session %d, which is closed", h.index, e.Session)
+	}
+	return &h.sessions[slot]
+}
+
+// answered returns the request that the effect answers, which waits no more.
+func (w *world) answered(h *host, e *locktable.Effect, kinds ...requestKind) request {
+	s := w.sessionOf(h, e)
+	if s.detached || s.link != connected {
+		w.violation(-1, "host %d answers session %d, which is not connected", h.index, e.Session)
+	}
+	for _, kind := range kinds {
+		if i := s.find(e.ID, kind); i >= 0 {
+			q := s.requests[i]
+			s.requests = append(s.requests[:i], s.requests[i+1:]...)
+			if kind == reqAcquire {
+				w.waiting--
+				h.noWait -= btoi(q.acquire.WaitMS == 0)
+			}
+			return q
+		}
+	}
+	w.violation(-1, "host %d answers request %d of session %d, which is not waiting for that", h.index, e.ID, e.Session)
+	panic("unreachable")
+}
+
+func (w *world) onGranted(h *host, e *locktable.Effect) {
+	s := w.sessionOf(h, e)
+	q := w.answered(h, e, reqAcquire)
+	n := int(q.name)
+	l := &h.locks[n]
+	c := &l.hold
+	now := h.clock(w.now)
+	if e.Hold == c.num && c.state == live {
+		if c.session != s.id || c.owner == 0 || q.acquire.Owner != c.owner || q.acquire.NotReentrant {
+			w.violation(n, "two owners: session %d got hold %d of session %d", s.id, e.Hold, c.session)
+		}
+		if e.Token != c.token || e.Count != c.count+1 {
+			w.violation(n, "re-entry into hold %d: token %d and count %d, want %d and %d", e.Hold, e.Token, e.Count, c.token, c.count+1)
+		}
+		if now >= c.deadline {
+			w.violation(n, "re-entry into hold %d, whose deadline has passed", c.num)
+		}
+		c.count++
+		w.check.meet(ReEntry)
+		c.deadline = max(c.deadline, e.Deadline)
+		w.checkCovered(h, n)
+		return
+	}
+	w.checkFirstEntry(h, s, e, &q)
+	w.checkToken(h, n, e.Token)
+	w.checkHandoff(h, n, now)
+	w.checkQuietRun(h, n, now)
+	l.yieldedAt = 0
+	*c = hold{
+		state: live, num: e.Hold, token: e.Token, count: 1, owner: q.acquire.Owner, session: s.id,
+		fixed: q.acquire.LeaseMS > 0, crashDelay: q.acquire.CrashDelayMS * ms,
+		granted: now, deadline: e.Deadline, confirmed: e.Deadline, confirmedBefore: e.Deadline, confirmedAt: now,
+	}
+	if m := q.acquire.MaxHoldMS; m > 0 {
+		c.maxHoldEnd = now + m*ms
+	}
+	if e.End != c.maxHoldEnd {
+		w.violation(n, "hold %d is sent %d as its end; its max_hold ends at %d", e.Hold, e.End, c.maxHoldEnd)
+	}
+	w.believed++
+	w.check.meet(FirstEntry)
+	w.check.meetIf(Handoff, w.redis.names[n].key.Num != e.Hold)
+	w.checkCovered(h, n)
+	holds := 0
+	for i := range h.locks {
+		holds += btoi(h.locks[i].hold.state == live && h.locks[i].hold.session == s.id)
+	}
+	if limit := w.plan.table.MaxHolds; limit > 0 && holds > limit {
+		w.violation(n, "session %d has %d holds; the limit is %d", s.id, holds, limit)
+	}
+	if w.phase != faulty {
+		w.schedule(h, s, w.pause())
+	}
+}
+
+// checkFirstEntry checks that a grant is in turn, excludes all other owners, and lasts as
+// long as it should.
+func (w *world) checkFirstEntry(h *host, s *session, e *locktable.Effect, q *request) {
+	n := int(q.name)
+	l := &h.locks[n]
+	c := &l.hold
+	now := h.clock(w.now)
+	for i := range h.sessions {
+		for j := range h.sessions[i].requests {
+			if p := &h.sessions[i].requests[j]; p.kind == reqAcquire && p.name == q.name && p.arrival < q.arrival {
+				w.violation(n, "session %d was granted request %d out of turn: session %d's request %d came before", s.id, q.id, h.sessions[i].id, p.id)
+			}
+		}
+	}
+	if c.isBelieved() && !c.isOver(now) || c.state == live || l.isProtected(now) {
+		w.violation(n, "two owners: hold %d of session %d begins while host %d has hold %d of session %d until %d, and it is %d",
+			e.Hold, s.id, h.index, c.num, c.session, c.end(), now)
+	}
+	for _, g := range w.hosts {
+		other := &g.locks[n]
+		if g == h || !other.isProtected(g.clock(w.now)) {
+			continue
+		}
+		if other.excusedUntil >= g.worldTime(other.hold.end()) || l.excusedUntil > w.now {
+			w.check.meet(ExcusedOverlap)
+			continue
+		}
+		w.violation(n, "two owners: hold %d on host %d begins while host %d has hold %d until %s",
+			e.Hold, h.index, g.index, other.hold.num, clockString(g.worldTime(other.hold.end())))
+	}
+	if e.Hold <= c.num || e.Count != 1 || h.usedHolds[e.Hold] {
+		w.violation(n, "a first entry with hold %d and count %d, after hold %d", e.Hold, e.Count, c.num)
+	}
+	h.usedHolds[e.Hold] = true
+	if e.Deadline <= now {
+		w.violation(n, "hold %d is granted with a deadline that has passed", e.Hold)
+	}
+	lease := q.acquire.LeaseMS * ms
+	if lease > 0 && e.Deadline-now > lease {
+		w.violation(n, "hold %d of a fixed lease of %s is granted for longer than that", e.Hold, time.Duration(lease))
+	}
+	if lease == 0 {
+		lease = h.lease
+	}
+	if e.Deadline-now < lease/3 {
+		w.violation(n, "hold %d with a lease of %s is granted for only %s", e.Hold, time.Duration(lease), time.Duration(e.Deadline-now))
+	}
+}
+
+// checkToken checks that a token comes from a Take of this host, is used once, and is
+// larger than all before, unless it was drawn before Redis lost something.
+func (w *world) checkToken(h *host, n int, token uint64) {
+	l := &h.locks[n]
+	name := &w.redis.names[n]
+	for i := range l.tokens.ranges {
+		r := &l.tokens.ranges[i]
+		if token < r.next || token > r.last {
+			continue
+		}
+		r.next = token + 1
+		if r.drawnAt < name.restartedAt {
+			return
+		}
+		// Another host that knew of no larger one may have begun the counter again: see
+		// checkDraw.
+		if token <= l.lastToken && name.restartedAt <= l.lastTokenDrawnAt {
+			w.violation(n, "host %d grants token %d after %d", h.index, token, l.lastToken)
+		}
+		l.lastToken, l.lastTokenDrawnAt = token, r.drawnAt
+		if token <= name.granted && r.drawnAt > name.lostAt {
+			w.violation(n, "token %d after %d", token, name.granted)
+		}
+		name.granted = max(name.granted, token)
+		return
+	}
+	w.violation(n, "token %d was used before or never drawn by host %d", token, h.index)
+}
+
+// checkHandoff checks that while the table knows that others wait, a lock passes between
+// local owners no more often and no longer than it may.
+func (w *world) checkHandoff(h *host, n int, now int64) {
+	l := &h.locks[n]
+	if l.contendedAt == 0 || !h.up { // while Redis is away no other host could get it
+		return
+	}
+	budget, limit := w.handoffBudget(), 50*ms
+	if t := w.plan.table.HandoffTime; t > 0 {
+		limit = int64(t)
+	}
+	if l.handoffs++; l.handoffs > budget || now-l.contendedAt > limit {
+		w.violation(n, "host %d handed the lock over %d times in %s while others wait", h.index, l.handoffs, time.Duration(now-l.contendedAt))
+	}
+}
+
+func (w *world) handoffBudget() int {
+	if b := w.plan.table.HandoffBudget; b > 0 {
+		return b
+	}
+	return 64
+}
+
+// checkQuietRun checks that a lock does not pass between local owners for long without a
+// moment in which another program could take it, whether or not one is known to want it.
+func (w *world) checkQuietRun(h *host, n int, now int64) {
+	l := &h.locks[n]
+	if l.localGrants == 0 {
+		l.localGrantsSince = now
+	}
+	if l.localGrants++; l.localGrants > 2 && h.up && now-l.localGrantsSince >= quietRun {
+		w.violation(n, "host %d has handed the lock over %d times in %s, and never left it free", h.index, l.localGrants, time.Duration(now-l.localGrantsSince))
+	}
+}
+
+// endRuns: a lock for which no client here waits will be released in Redis when its holder
+// releases it.
+func (w *world) endRuns(h *host) {
+	for n := range w.plan.names {
+		if l := &h.locks[n]; l.localGrants > 0 && !h.someoneWaits(n, h.clock(w.now)) {
+			l.localGrants = 0
+		}
+	}
+}
+
+func (w *world) onReleased(h *host, e *locktable.Effect) {
+	q := w.answered(h, e, reqRelease)
+	n := int(q.name)
+	if q.wantError != "" {
+		w.violation(n, "the release of hold %d succeeded, though the session does not have it", q.target)
+	}
+	if e.Count != q.left {
+		w.violation(n, "the release of hold %d leaves %d entries, want %d", q.target, e.Count, q.left)
+	}
+	if !q.either {
+		return
+	}
+	c := &h.locks[n].hold
+	if c.state != live || c.num != q.target {
+		w.violation(n, "hold %d is answered as released after it was lost", q.target)
+	}
+	if c.count--; c.count == 0 {
+		w.endHold(h, n)
+	}
+}
+
+// onConfirmed judges the answer to a confirm: Redis has no hold of this host that ended.
+func (w *world) onConfirmed(h *host, e *locktable.Effect) {
+	q := w.answered(h, e, reqConfirm)
+	n := int(q.name)
+	w.expire(n)
+	k := &w.redis.names[n].key
+	if int(k.Owner) != h.index || w.redis.names[n].ghost {
+		w.check.meet(ConfirmedFree)
+		return
+	}
+	r := h.journal.find(n) // a grant of the same step may have been lost with the process
+	if c := &h.locks[n].hold; c.state == none && (!h.dying || r == nil || r.Hold.Num == 0) {
+		w.violation(n, "host %d confirms that its releases are executed; Redis has %s", h.index, keyString(*k))
+	}
+	w.check.meet(ConfirmedHandedOver)
+}
+
+func (w *world) onCanceled(h *host, e *locktable.Effect) {
+	q := w.answered(h, e, reqCancel)
+	if e.Was != q.canceled {
+		w.violation(int(q.name), "cancel of %d is answered with %v; its acquire was answered with canceled: %v", q.target, e.Was, q.canceled)
+	}
+	if s := w.sessionOf(h, e); !e.Was && s.find(q.target, reqAcquire) >= 0 {
+		w.violation(int(q.name), "cancel of %d is answered with false, but it still waits", q.target)
+	}
+}
+
+func (w *world) onForced(h *host, e *locktable.Effect) {
+	q := w.answered(h, e, reqForce)
+	c := &h.locks[q.name].hold
+	if q.wantError != "" || e.Hold != q.target {
+		w.violation(int(q.name), "force_release ended hold %d, instead of hold %d (%q)", e.Hold, q.target, q.wantError)
+	}
+	if c.state == live && c.num == e.Hold {
+		w.violation(int(q.name), "hold %d was forced, and its holder was not notified", e.Hold)
+	}
+	if c.num == e.Hold {
+		w.endHold(h, int(q.name))
+	}
+}
+
+func (w *world) onRefusal(h *host, e *locktable.Effect) {
+	s := w.sessionOf(h, e)
+	q := w.answered(h, e, reqAcquire, reqRelease, reqForce, reqConfirm)
+	n := int(q.name)
+	if e.Msg == "" || len(e.Msg) > protocol.MaxMessage {
+		w.violation(n, "a refusal with a message of %d bytes", len(e.Msg))
+	}
+	switch q.kind {
+	case reqAcquire:
+		w.onAcquireRefused(h, s, e, &q)
+	case reqConfirm:
+		if e.Code == protocol.Denied && w.now-h.locks[n].deniedAt > eps || e.Code != protocol.Denied && e.Code != protocol.Limit {
+			w.violation(n, "confirm %d of session %d is refused with %s", q.id, s.id, e.Code)
+		}
+	default:
+		if e.Code != protocol.NotHeld {
+			w.violation(n, "request %d is refused with %s", q.id, e.Code)
+		}
+		c := &h.locks[max(n, 0)].hold
+		switch {
+		case q.wantError == protocol.NotHeld:
+		case !q.either:
+			w.violation(n, "the answer is that hold %d is not held", q.target)
+		case c.state == live && c.num == q.target:
+			w.violation(n, "the answer is that hold %d is not held, and its holder was not notified of its loss", q.target)
+		}
+	}
+}
+
+func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *request) {
+	n := int(q.name)
+	l := &h.locks[n]
+	now := h.clock(w.now)
+	w.check.refused[e.Code]++
+	switch e.Code {
+	case protocol.Timeout:
+		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.mayYield
+		silent := h.up && h.silence(now) >= tryWithin
+		switch {
+		case q.waits(now):
+			w.violation(n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(q.arrived+q.acquire.WaitMS*ms-now))
+		case !inTheWay && l.lastOutcome != locktable.Other:
+			w.violation(n, "request %d of session %d timed out, and no other request was in its way", q.id, s.id)
+		case !inTheWay && now < q.arrived+tryWithin && l.otherIssuedAt < q.arrived:
+			w.violation(n, "request %d of session %d timed out before Redis was asked for it", q.id, s.id)
+		case silent && l.hold.state == none && l.otherIssuedAt < q.arrived:
+			w.violation(n, "request %d of session %d timed out, and Redis has been silent for %s", q.id, s.id, time.Duration(h.silence(now)))
+		}
+	case protocol.Unavailable:
+		if q.waits(now) {
+			w.violation(n, "request %d of session %d was unavailable too early", q.id, s.id)
+		}
+		silent := h.silence(now) >= tryWithin
+		if l.inFlight != noOp {
+			silent = silent || now >= q.latest() || now-h.clock(w.ops[l.inFlight].issuedAt) >= tryWithin
+		}
+		if h.up && !h.conn.dead && l.lastOutcome < locktable.Unsent && w.now-h.troubleAt > sec && !silent {
+			w.violation(n, "request %d of session %d was unavailable, though Redis replies", q.id, s.id)
+		}
+		w.check.meetIf(UnavailableInSilence, silent && h.up && !h.conn.dead)
+	case protocol.Denied:
+		if w.now-l.deniedAt > eps {
+			w.violation(n, "request %d of session %d was denied, though Redis denied nothing", q.id, s.id)
+		}
+	case protocol.Deadlock:
+		if !q.mayDeadlock {
+			w.violation(n, "request %d of session %d was refused because of a deadlock, and there is none", q.id, s.id)
+		}
+	case protocol.Limit:
+		w.checkLimit(h, s, n)
+	case protocol.Canceled:
+		found := false
+		for i := range s.requests {
+			if p := &s.requests[i]; p.kind == reqCancel && p.target == q.id {
+				p.canceled, found = true, true
+			}
+		}
+		if !found {
+			w.violation(n, "request %d of session %d was canceled, and its client did not cancel it", q.id, s.id)
+		}
+	default:
+		w.violation(n, "request %d of session %d was refused with %s", q.id, s.id, e.Code)
+	}
+}
+
+// checkLimit checks that an acquire is refused because of a limit only if one is near.
+func (w *world) checkLimit(h *host, s *session, n int) {
+	t := &w.plan.table
+	if t.MaxWork > 0 {
+		return // what sessions that have ended leave behind still counts
+	}
+	if t.MaxHolds == 0 {
+		w.violation(n, "a limit was met where none is near")
+	}
+	holds, waiters, confirms, all := 0, 0, 0, 0
+	for i := range h.locks {
+		holds += btoi(h.locks[i].hold.state != none && h.locks[i].hold.session == s.id)
+	}
+	for i := range s.requests {
+		waiters += btoi(s.requests[i].kind == reqAcquire)
+		confirms += btoi(s.requests[i].kind == reqConfirm)
+	}
+	for i := range h.sessions {
+		for j := range h.sessions[i].requests {
+			kind := h.sessions[i].requests[j].kind
+			all += btoi(kind == reqAcquire || kind == reqConfirm)
+		}
+	}
+	locks := 0
+	h.table.List(h.clock(w.now), 0, func(protocol.LockRow) bool { locks++; return true })
+	share := locktable.Share(t.MaxLocks)
+	if holds < t.MaxHolds && waiters+confirms < t.MaxWaiters && locks < share && all < share && !w.plan.confirms {
+		w.violation(n, "a limit was met by session %d with %d holds, %d waiters and %d confirms, among %d locks", s.id, holds, waiters, confirms, locks)
+	}
+}
+
+// onLost judges the end of a hold that no client released. received: its client gets the
+// event.
+func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) {
+	if e.Reason == protocol.Forgotten {
+		w.onForgotten(h, s, e)
+		return
+	}
+	n := -1
+	for i := range h.locks {
+		if c := &h.locks[i].hold; c.num == e.Hold && c.session == s.id && c.state != none && c.state != orphaned {
+			n = i
+		}
+	}
+	if n < 0 {
+		w.violation(-1, "session %d is notified that it lost hold %d, which it does not have", s.id, e.Hold)
+	}
+	l := &h.locks[n]
+	c := &l.hold
+	now := h.clock(w.now)
+	w.check.lost[e.Reason]++
+	if c.state == unbelieved { // the table may know it for longer than its client did
+		c.state = none
+		l.endedAt = w.now
+		w.noteGivenUp(h, n)
+		return
+	}
+	early := false
+	right := false
+	switch e.Reason {
+	case protocol.Expired:
+		right = now >= c.deadline
+		// Redis refuses to renew: the client is notified early, and no other owner gets the
+		// lock before the deadline.
+		early = !right && !c.fixed && l.refusedAt > 0 && w.now-l.refusedAt < h.longest &&
+			(c.deadline-now <= h.lease/4 || c.restored && h.longest > h.lease)
+		if right && !c.fixed {
+			w.checkNotRenewed(h, s, n)
+		}
+	case protocol.MaxHold:
+		right = c.maxHoldEnd > 0 && now >= c.maxHoldEnd
+	case protocol.Deleted:
+		right = l.lastOutcome == locktable.Missing
+		if w.redis.names[n].lostAt <= h.dataLostAt && c.granted < h.clock(h.dataLostAt) {
+			w.violation(n, "hold %d of session %d was deleted with Redis's data, and not asserted again", c.num, s.id)
+		}
+	case protocol.Stolen:
+		right = l.lastOutcome == locktable.Other || l.lastOutcome == locktable.NotALock
+		w.check.meetIf(FoundWrongType, w.redis.names[n].overwritten)
+		if e.Msg == "" {
+			w.violation(n, "hold %d is stolen, and the event does not say what was found", c.num)
+		}
+	case protocol.ByForce:
+		right = w.check.forcing == c.num
+	}
+	if !right && !early {
+		w.violation(n, "session %d lost hold %d for the wrong reason: %s (it is %d, the deadline is %d)", s.id, c.num, e.Reason, now, c.deadline)
+	}
+	if c.isBelieved() && !s.detached {
+		w.noteLost(h, s, n, e, received)
+	}
+	w.endHold(h, n)
+	switch {
+	case early:
+		c.state, c.fixed, c.orphanedUntil = orphaned, true, c.deadline
+	case h.life > 0:
+		w.noteGivenUp(h, n)
+	}
+}
+
+// checkNotRenewed checks that something kept the host from renewing a watchdog hold that
+// has expired.
+func (w *world) checkNotRenewed(h *host, s *session, n int) {
+	l := &h.locks[n]
+	c := &l.hold
+	slow := !h.up || h.conn.dead || l.inFlight != noOp && w.now-w.ops[l.inFlight].issuedAt > h.lease/10
+	if c.isBelieved() && !slow && w.now-max(h.troubleAt, l.refusedAt) > h.lease+h.lease/4+eps {
+		w.violation(n, "watchdog hold %d of session %d expired, though nothing kept its host from renewing it", c.num, s.id)
+	}
+	// One deadline covers all watchdog holds of a session: the one that is confirmed for the
+	// shortest time, until it ends.
+	if confirmed := w.confirmedUntil(h, s, c.deadline); c.state == live && confirmed-h.lease/16 > h.clock(w.now) && w.now-s.endedAt > eps {
+		w.violation(n, "watchdog hold %d of session %d expired, though all that the session holds is confirmed until %s",
+			c.num, s.id, clockString(h.worldTime(confirmed)))
+	}
+}
+
+// confirmedUntil returns until when all watchdog holds of a session are confirmed, as far
+// as its table knew before that time.
+func (w *world) confirmedUntil(h *host, s *session, before int64) int64 {
+	until := int64(1<<63 - 1)
+	for n := range w.plan.names {
+		if c := &h.locks[n].hold; c.state == live && c.session == s.id && !c.fixed {
+			if c.confirmedAt < before {
+				until = min(until, c.confirmed)
+			} else {
+				until = min(until, c.confirmedBefore)
+			}
+		}
+	}
+	return until
+}
+
+// noteGivenUp notes whether a hold that is lost by its client's clock is kept by its table,
+// which knows of a later deadline than its client, until then.
+func (w *world) noteGivenUp(h *host, n int) {
+	c := &h.locks[n].hold
+	if row, _ := h.table.Info(h.clock(w.now), lockNames[n]); row.Hold == c.num && row.Orphan {
+		c.state, c.fixed, c.deadline, c.orphanedUntil = orphaned, true, row.DeadlineNS, row.DeadlineNS
+	}
+}
+
+// onLease judges a lease event: all watchdog holds of the session are confirmed until its
+// deadline.
+func (w *world) onLease(h *host, e *locktable.Effect) {
+	s := w.sessionOf(h, e)
+	if s.detached {
+		w.violation(-1, "a lease event to session %d, which is detached", s.id)
+	}
+	switch s.link {
+	case disconnected:
+		return // no client gets it
+	case claiming:
+		for i := range s.beliefs {
+			if b := &s.beliefs[i]; b.gone && !b.hold.fixed && e.Deadline > b.hold.deadline {
+				w.violation(int(b.name), "a lease event has session %d believe for longer in hold %d, which it has lost", s.id, b.hold.num)
+			}
+		}
+	}
+	below, above := false, false
+	for n := range w.plan.names {
+		c := &h.locks[n].hold
+		if !c.isBelieved() || c.session != s.id || c.fixed {
+			continue
+		}
+		below = below || e.Deadline < c.deadline
+		if e.Deadline <= c.deadline {
+			continue
+		}
+		above = true
+		now := h.clock(w.now)
+		if c.state == away && c.isOver(now) {
+			continue // its client will release it
+		}
+		if now > c.deadline {
+			w.violation(n, "a lease event comes %s after the deadline of hold %d: its client has given it up", time.Duration(now-c.deadline), c.num)
+		}
+		c.deadline = e.Deadline
+		w.checkCovered(h, n)
+	}
+	w.check.meetIf(LeaseEventBelowHold, below && above)
+}
+
+// ---- requests
+
+// checkArrival notes what must become of an acquire, before the table gets it.
+func (w *world) checkArrival(h *host, s *session, q *request) {
+	n := int(q.name)
+	l := &h.locks[n]
+	q.obstructed = h.isObstructed(n, q.arrival)
+	if h.isIdle(h.clock(w.now), n, q.arrival) {
+		l.forgotten = true
+	}
+	if l.hold.reenters(s, q) {
+		return
+	}
+	if q.acquire.Owner != 0 {
+		q.mayDeadlock = w.closesCycle(h, s, q.acquire.Owner, n, false, new(uint16))
+		q.mustDeadlock = q.acquire.WaitMS != 0 && w.closesCycle(h, s, q.acquire.Owner, n, true, new(uint16))
+	}
+}
+
+// reenters reports whether an acquire is a re-entry into the hold.
+func (c *hold) reenters(s *session, q *request) bool {
+	return c.state == live && c.session == s.id && c.owner != 0 && c.owner == q.acquire.Owner && !q.acquire.NotReentrant
+}
+
+// closesCycle follows lock, holder, and what the holder waits for, and reports whether that
+// comes back to the owner. certain: it counts only holds that have not expired, and waits
+// that last.
+func (w *world) closesCycle(h *host, s *session, owner uint64, n int, certain bool, seen *uint16) bool {
+	if *seen&(1<<n) != 0 {
+		return false
+	}
+	*seen |= 1 << n
+	l := &h.locks[n]
+	c := &l.hold
+	now := h.clock(w.now)
+	if c.state != live || c.owner == 0 || certain && !(l.isProtected(now) && (c.maxHoldEnd == 0 || now < c.maxHoldEnd)) {
+		return false
+	}
+	if c.session == s.id && c.owner == owner {
+		return true
+	}
+	holder := &h.sessions[slotOf(c.session)]
+	for i := range holder.requests {
+		p := &holder.requests[i]
+		if p.kind != reqAcquire || p.acquire.Owner != c.owner || certain && p.acquire.WaitMS == 0 {
+			continue
+		}
+		if w.closesCycle(h, s, owner, int(p.name), certain, seen) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkDeadlock is called when the table has an acquire.
+func (w *world) checkDeadlock(h *host, s *session, id uint64) {
+	i := s.find(id, reqAcquire)
+	if i < 0 {
+		return
+	}
+	q := &s.requests[i]
+	if q.mustDeadlock {
+		w.violation(int(q.name), "request %d of session %d closes a cycle, and waits", id, s.id)
+	}
+	if h.locks[q.name].hold.reenters(s, q) {
+		w.violation(int(q.name), "request %d of session %d is a re-entry, and waits", id, s.id)
+	}
+	waiters := 0
+	for i := range s.requests {
+		waiters += btoi(s.requests[i].kind == reqAcquire || s.requests[i].kind == reqConfirm)
+	}
+	if limit := w.plan.table.MaxWaiters; limit > 0 && waiters > limit {
+		w.violation(int(q.name), "session %d has %d acquires and confirms waiting; the limit is %d", s.id, waiters, limit)
+	}
+}
+
+// checkNoWait checks that an acquire with wait 0 is there only while Redis is being asked,
+// or before it is known whether Redis can be.
+func (w *world) checkNoWait(h *host) {
+	if !h.upKnown {
+		return
+	}
+	for i := range h.sessions {
+		s := &h.sessions[i]
+		for j := range s.requests {
+			q := &s.requests[j]
+			if l := &h.locks[max(q.name, 0)]; q.kind == reqAcquire && q.acquire.WaitMS == 0 && l.inFlight == noOp && l.dropPending == noOp {
+				w.violation(int(q.name), "request %d of session %d has wait 0, and waits", q.id, s.id)
+			}
+		}
+	}
+}
+
+// checkRow checks a row of the table.
+func (w *world) checkRow(h *host, n int, row protocol.LockRow, ok bool) {
+	l := &h.locks[n]
+	c := &l.hold
+	now := h.clock(w.now)
+	waiting := 0
+	for i := range h.sessions {
+		for j := range h.sessions[i].requests {
+			waiting += btoi(h.sessions[i].requests[j].kind == reqAcquire && int(h.sessions[i].requests[j].name) == n)
+		}
+	}
+	held := ok && row.State == protocol.StateHeld
+	if w.plan.table.MaxWork > 0 { // the waiters of sessions that have ended are removed in parts
+		waiting = max(waiting, row.Waiting)
+		if s := &h.sessions[row.Session&0xff]; held && (uint64(s.id) != row.Session || !s.open) {
+			return // what is left of a session that has ended
+		}
+	}
+	switch {
+	case row.Waiting != waiting:
+		w.violation(n, "host %d shows %d waiters; there are %d", h.index, row.Waiting, waiting)
+	case l.isProtected(now) && !held:
+		w.violation(n, "host %d does not show hold %d", h.index, c.num)
+	case held && c.state == none:
+		w.violation(n, "host %d shows hold %d, which has ended", h.index, row.Hold)
+	case held && (row.Hold != c.num || row.Token != c.token || row.Count < c.count || row.Owner != c.owner ||
+		row.Count > c.count && c.state == live ||
+		row.Session != uint64(c.session) || row.Orphan != (c.state == orphaned)):
+		w.violation(n, "host %d shows %+v; it is %+v", h.index, row, *c)
+	}
+}

@@ -1,0 +1,302 @@
+package sim
+
+import (
+	"math"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// What tables issue to Redis, and what Redis does.
+
+// onOperation judges an operation before the store gets it.
+func (w *world) onOperation(h *host, op locktable.Op) {
+	n := nameIndex(op.Name)
+	l := &h.locks[n]
+	c := &l.hold
+	now := h.clock(w.now)
+	if !h.up {
+		w.violation(n, "host %d issues an operation while Redis is down", h.index)
+	}
+	if l.inFlight != noOp || l.dropPending != noOp {
+		w.checkPipelined(h, n, op)
+	} else if op.Kind == locktable.Take {
+		l.pipelinedTakes = 0
+	}
+	w.check.meetIf(KeptForOrphan, c.state == orphaned && op.Kind == locktable.Keep)
+	w.check.meetIf(RenewedWhileDisconnected, c.state == away && op.Kind == locktable.Keep)
+	w.check.meetIf(AssertedAfterDataLoss, c.state == live && op.Kind == locktable.Take && !op.Held && op.Num == c.num)
+	h.journal.checkOperation(n, op)
+	if c.state == orphaned && op.Kind != locktable.Drop {
+		// No client believes in it, and the lease may be shorter than it was.
+		until := now + int64(op.LeaseMS)*ms*99/100 - 2*ms
+		c.deadline, c.confirmed = min(c.deadline, until), min(c.confirmed, until)
+	}
+	if op.Count == 0 || op.Kind != locktable.Drop && (op.LeaseMS == 0) != (op.Kind == locktable.Check) {
+		w.violation(n, "an operation without a count or a lease: %s", opString(op))
+	}
+	if l.isProtected(now) {
+		switch {
+		case op.Kind == locktable.Drop:
+			w.violation(n, "hold %d is given up early: %s", c.num, opString(op))
+		case op.Num > c.num:
+			w.violation(n, "hold %d is replaced while it lasts: %s", c.num, opString(op))
+		case c.state == unserved && op.Kind == locktable.Keep && op.Count == c.count && now-c.detachedAt > h.longest && !l.unconfirmed:
+			w.violation(n, "hold %d of a detached session is renewed: %s", c.num, opString(op))
+		}
+	}
+	switch {
+	case op.Kind == locktable.Drop:
+		w.checkQuietPause(h, n, op, now)
+		l.localGrants = 0
+		l.ownMessageUntil = w.now + sec + eps
+		l.yielding = l.listeners != 0 || l.contendedAt != 0
+		if l.yieldedAt == 0 || !h.someoneWaits(n, l.yieldedAt) {
+			l.yieldedAt = 0
+			if l.contendedAt != 0 && h.someoneWaits(n, now) {
+				l.yieldedAt = now
+			}
+		}
+		l.contendedAt, l.handoffs = 0, 0
+	case op.Kind == locktable.Take && !op.Held:
+		w.checkQuietPause(h, n, op, now)
+		l.localGrants = 0
+		if now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
+			w.violation(n, "host %d released the lock for others, and does not back off", h.index)
+		}
+		l.yielding, l.yieldedAt = false, 0
+	}
+	w.issue(h, op)
+}
+
+// checkPipelined judges an operation that is issued while another one is in flight: only a
+// Take may be, after one Drop, while no other host is known to wait, and not forever.
+func (w *world) checkPipelined(h *host, n int, op locktable.Op) {
+	l := &h.locks[n]
+	if l.dropPending != noOp || w.ops[l.inFlight].op.Kind != locktable.Drop || op.Kind != locktable.Take || op.Held {
+		w.violation(n, "host %d has two operations in flight", h.index)
+	}
+	if op.Num <= w.ops[l.inFlight].op.Num {
+		w.violation(n, "the Drop before it would undo %s", opString(op))
+	}
+	if l.pipelinedTakes++; l.pipelinedTakes > w.handoffBudget() || l.othersListen() {
+		w.violation(n, "host %d takes the lock that it releases, for the %dth time in a row; %d are subscribed", h.index, l.pipelinedTakes, l.listeners)
+	}
+	l.dropPending, l.inFlight = l.inFlight, noOp
+	w.check.meet(TakePipelined)
+}
+
+// checkQuietPause checks that a lock which is released although local clients wait stays
+// free for a moment.
+func (w *world) checkQuietPause(h *host, n int, op locktable.Op, now int64) {
+	l := &h.locks[n]
+	if op.Kind == locktable.Drop {
+		l.pausing = l.localGrants > 1 && l.contendedAt == 0 && h.someoneWaits(n, now)
+		l.pauseSince = now
+		return
+	}
+	if l.pausing && h.someoneWaits(n, l.pauseSince) && now < l.droppedAt+quietPause && !h.triesFirst(n, now) {
+		w.violation(n, "host %d released the lock for a moment, and takes it %s later", h.index, time.Duration(now-l.droppedAt))
+	}
+	w.check.meetIf(PausedForPollers, l.pausing)
+	l.pausing = false
+}
+
+// triesFirst reports whether the oldest acquire of the lock here does not wait.
+func (h *host) triesFirst(n int, now int64) bool {
+	var first *request
+	for i := range h.sessions {
+		for j := range h.sessions[i].requests {
+			if q := &h.sessions[i].requests[j]; q.kind == reqAcquire && int(q.name) == n && (first == nil || q.arrival < first.arrival) {
+				first = q
+			}
+		}
+	}
+	return first != nil && !first.waits(now)
+}
+
+// checkResult notes what a table is about to be told.
+func (w *world) checkResult(h *host, o *operation) {
+	n := int(o.name)
+	l := &h.locks[n]
+	r := &o.res
+	now := h.clock(w.now)
+	l.lastOutcome, l.lastRepliedAt = r.Outcome, now
+	if r.Outcome == locktable.Refused || r.Outcome == locktable.NotALock {
+		l.deniedAt = w.now
+	}
+	if r.Outcome == locktable.Refused {
+		if r.Msg != "WRONGTYPE" { // a counter that cannot be drawn from is no reason not to renew
+			l.refusedAt = w.now
+		}
+	} else if r.Outcome >= locktable.Unsent || w.now-o.issuedAt > h.lease/10 {
+		h.troubleAt = w.now
+	}
+	if (r.Outcome == locktable.Done || r.Outcome == locktable.Other) && r.Listeners != locktable.Uncounted {
+		l.listeners, l.forgotten = r.Listeners, false
+	}
+	switch r.Outcome {
+	case locktable.Done:
+		w.onDone(h, o)
+	case locktable.Missing, locktable.Other, locktable.NotALock:
+		if r.Outcome == locktable.Other {
+			l.otherIssuedAt = h.clock(o.issuedAt)
+			if l.listeners == 0 || l.listeners == 1 && l.subscribed {
+				l.rivalUntil = now + rivalMemory
+			}
+		}
+		if r.Kind == locktable.Drop {
+			break // the Take after it says what became of the key
+		}
+		w.check.lossKnown[h.index] |= 1 << n
+		l.tokens = tokenRanges{}
+		if l.hold.state == orphaned { // there is no client to be notified
+			w.endHold(h, n)
+		}
+		l.contendedAt, l.handoffs = 0, 0
+	case locktable.Refused:
+		w.check.meetIf(DrawRefused, r.Msg == "WRONGTYPE" && l.hold.state == live)
+		if r.Kind == locktable.Drop {
+			w.redis.names[n].ghost = true
+		}
+	}
+}
+
+// onDone notes an operation that Redis has done.
+func (w *world) onDone(h *host, o *operation) {
+	n := int(o.name)
+	l := &h.locks[n]
+	r := &o.res
+	now := h.clock(w.now)
+	if r.Kind == locktable.Drop {
+		if l.dropPending == noOp || o != &w.ops[l.dropPending] { // else the lock was taken again at once
+			l.droppedAt = now
+		}
+		return
+	}
+	if c := &l.hold; c.num == o.op.Num && r.Kind != locktable.Check && l.isProtected(now) {
+		lease := int64(o.op.LeaseMS) * ms
+		if !c.fixed {
+			lease = min(lease, h.lease) // a longer one covers a deadline that was sent before
+		}
+		c.confirmedBefore, c.confirmedAt = c.confirmed, now
+		c.confirmed = r.Sent + lease - lease/100 - 2*ms
+	}
+	if r.Kind != locktable.Take {
+		return
+	}
+	w.check.meetIf(GrantedToNone, !h.isObstructed(n, math.MaxUint64))
+	if o.op.Reserve > 0 {
+		l.tokens.add(tokenRange{r.Token - uint64(o.op.Reserve) + 1, r.Token, o.at})
+	}
+	l.mayYield = l.othersListen() || now < l.rivalUntil
+	if l.mayYield || l.listeners > 0 {
+		l.localGrants = 0 // a new run may begin
+	}
+	switch others := l.othersListen(); {
+	case !others:
+		l.contendedAt, l.handoffs = 0, 0
+	case l.contendedAt == 0:
+		l.contendedAt = now
+	}
+}
+
+// checkDraw checks that Redis never gives a token twice, nor one that is smaller than any
+// before, whatever it has forgotten. floor is what the host of this draw knows.
+func (w *world) checkDraw(n int, first, last, floor uint64) {
+	name := &w.redis.names[n]
+	if first <= name.drawn {
+		// The host of this draw has seen none of those that are larger, and Redis, whose
+		// clock was set back, has forgotten them.
+		if !name.counterLost || w.redis.jumpedBack == 0 || floor >= name.drawn {
+			w.violation(n, "Redis gives token %d after %d to a host that knows of %d", first, name.drawn, floor)
+		}
+		w.check.meet(LowerTokenExcused)
+		w.sharers(n, func(n int) {
+			w.redis.names[n].granted, w.redis.names[n].restartedAt = 0, w.now
+		})
+	}
+	w.sharers(n, func(n int) {
+		w.redis.names[n].drawn, w.redis.names[n].counterLost = last, false
+	})
+}
+
+// longestRetry is how long a host may leave the lock to others. Where holds are long, the
+// subscribed hosts retry 20 ms apart, on average, and the last holder's host three times
+// as late as the rest. The number of subscribers may include this host.
+func (w *world) longestRetry() int64 {
+	return int64(w.plan.hosts+w.plan.redissonClients)*3*20*ms + 10*ms
+}
+
+// checkWakeUp is called when a Take gets a free key. It checks that no host has left the
+// lock free for too long, though a client waited there, and the host could know.
+func (w *world) checkWakeUp(n int) {
+	name := &w.redis.names[n]
+	longest := pollInterval + 6*w.slowest + 2*sec
+	if w.lossless && !name.unannounced {
+		longest = 16*w.slowest + 20*ms + 2*eps + w.longestRetry()
+	}
+	for _, g := range w.hosts {
+		l := &g.locks[n]
+		bound, since := longest, max(name.freedAt, g.troubleAt, l.refusedAt, l.endedAt)
+		if l.wantsMessages && !l.subscribed && l.deafSince > 0 {
+			bound = min(bound, 500*ms+6*w.slowest+sec)
+			since = max(since, l.deafSince)
+		}
+		if g.process != serving || g.suspended || !g.up || g.conn.dead || l.hold.state != none || w.now-since <= bound {
+			continue
+		}
+		for i := range g.sessions {
+			for j := range g.sessions[i].requests {
+				q := &g.sessions[i].requests[j]
+				if q.kind == reqAcquire && int(q.name) == n && q.acquire.WaitMS != 0 && g.clock(w.now-bound) > q.arrived {
+					w.violation(n, "lost wake-up: free since %s, session %d of host %d waits since %s, and no host took it",
+						clockString(name.freedAt), g.sessions[i].id, g.index, clockString(g.worldTime(q.arrived)))
+				}
+			}
+		}
+	}
+}
+
+// checkBack checks that a host to which Redis is back asks at once for every lock that a
+// client waits for.
+func (w *world) checkBack(h *host) {
+	now := h.clock(w.now)
+	for n := range w.plan.names {
+		l := &h.locks[n]
+		if l.hold.state == none && l.inFlight == noOp && l.dropPending == noOp && now >= l.droppedAt+yieldBackoff && h.someoneWaits(n, now) {
+			w.violation(n, "Redis is back, and host %d does not ask for the lock", h.index)
+		}
+	}
+}
+
+// noteMessage is called when a message reaches a host. If another program has deleted the
+// key of a hold there, its holder must be notified soon.
+func (w *world) noteMessage(h *host, n int) {
+	l := &h.locks[n]
+	w.expire(n)
+	c := &l.hold
+	if c.state != live || !l.wantsMessages || int(w.redis.names[n].key.Owner) == h.index || l.goneHold == c.num || w.now <= l.ownMessageUntil {
+		return
+	}
+	l.goneHold, l.goneUntil = c.num, w.now+10*ms+4*w.slowest+2*eps
+}
+
+// checkGone finds a hold whose key is gone in Redis, although its host could know.
+func (w *world) checkGone(h *host, n int) {
+	l := &h.locks[n]
+	if l.goneHold == 0 {
+		return
+	}
+	switch c := &l.hold; {
+	case c.num != l.goneHold || c.state != live:
+		w.check.meet(LossFoundByMessage)
+		l.goneHold = 0
+	case w.now <= l.goneUntil:
+	case !h.up || h.conn.dead || h.conn.late || w.now-max(h.troubleAt, l.refusedAt) < sec || w.plan.slowOps > 0 || int(w.redis.names[n].key.Owner) == h.index:
+		l.goneHold = 0 // the host could not, or has asserted the hold
+	default:
+		w.violation(n, "hold %d of session %d on host %d is gone in Redis; a message came %s ago, and the host did not look at the key",
+			c.num, c.session, h.index, time.Duration(w.now-l.goneUntil))
+	}
+}

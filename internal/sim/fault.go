@@ -1,0 +1,79 @@
+package sim
+
+import "github.com/locksidecar/locksidecar/internal/sim/redis"
+
+// drawFaults draws the faults of this moment, of one host and of Redis, and schedules the
+// next time.
+func (w *world) drawFaults() {
+	if w.phase != faulty {
+		return
+	}
+	p := &w.plan
+	r := &w.random
+	w.after(r.magnitude(p.faultEvery>>4, 2*p.faultEvery), event{kind: evFault})
+	h := w.hosts[r.below(int64(len(w.hosts)))]
+	if r.oneIn(p.commandBreaks) && !h.isDown() {
+		w.breakConnection(h, false)
+	}
+	if r.oneIn(p.subscriptionBreaks) && !h.isDown() {
+		w.breakSubscription(h)
+	}
+	if r.oneIn(p.redisRestarts) && !w.redis.down {
+		w.restartRedis()
+	}
+	if r.oneIn(p.flushes) && !w.redis.down {
+		for n := range p.names {
+			w.destroy(n, "FLUSHALL")
+			w.loseCounter(n, redis.Counter{})
+		}
+	}
+	if r.oneIn(p.deletions) && !w.redis.down {
+		n := int(r.below(int64(p.names)))
+		w.destroy(n, "deleted by an operator")
+		if r.oneIn(4) {
+			w.loseCounter(n, redis.Counter{})
+		}
+	}
+	if p.denied > 0 && r.oneIn(20) {
+		n := r.below(int64(p.names))
+		w.redis.names[n].denied = true
+		w.after(r.magnitude(ms, 5*sec), event{kind: evRepair, name: int8(n)})
+	}
+	if r.oneIn(p.overwrites) && !w.redis.down {
+		n := r.below(int64(p.names))
+		w.destroy(int(n), "overwritten with a string")
+		w.redis.names[n].overwritten = true
+		w.after(r.magnitude(ms, 5*sec), event{kind: evRepair, name: int8(n)})
+	}
+	if r.oneIn(p.brokenCounters) {
+		n := r.below(int64(p.names))
+		w.redis.names[n].brokenCounter = true
+		w.after(r.magnitude(ms, 2*h.longest), event{kind: evRepair, name: int8(n)})
+	}
+	if r.oneIn(p.crashes) && !h.isDown() && !h.suspended {
+		w.crash(h)
+	}
+	if r.oneIn(p.stateLosses) && !h.isDown() && !h.suspended && len(w.hosts) < maxHosts {
+		h.journal.whole, h.journal.full = false, false
+		w.crash(h)
+	}
+	if r.oneIn(p.stops) && h.process == serving && !h.suspended {
+		w.stop(h)
+	}
+	if r.oneIn(p.stalls) && !h.suspended && h.process != abandoned {
+		w.suspend(h, r.magnitude(ms, h.lease/3))
+	}
+	if r.oneIn(p.suspends) && !h.suspended && h.process != abandoned {
+		w.suspend(h, r.magnitude(maxLateness, 4*h.longest))
+	}
+	if r.oneIn(p.clockJumps) && !w.redis.down {
+		d := r.magnitude(ms, 2*h.longest)
+		if r.oneIn(2) {
+			d = -d
+		}
+		w.jumpClock(d)
+	}
+	if p.redisRestarts > 0 && !w.redis.down && r.oneIn(3) {
+		w.redis.snapshot = w.redis.names // the replica has caught up
+	}
+}

@@ -1,0 +1,227 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// process is the state of a host's sidecar.
+type process uint8
+
+const (
+	serving   process = iota // it runs
+	stopping                 // it was told to stop and reads no more; it ends with evExit
+	down                     // there is no process; the next one starts with evStart
+	abandoned                // the same, and there will never be one: its state is lost
+)
+
+// host is one sidecar: its table, its two connections, its clients, and what the checker
+// knows about it.
+type host struct {
+	hostClock
+	index   int
+	process process
+	dying   bool // it is given its last inputs; whether anything gets their effects is open
+	life    int  // processes before this one
+	journal *journal
+	lease   int64 // configured
+	longest int64 // lease that was ever configured
+	table   lockTable
+
+	mayNotSubscribe bool
+	suspended       bool // until resumeAt; events of the host are deferred until then
+	resumeAt        int64
+	deferred        []event
+
+	// When the table is advanced next.
+	asleep bool  // it has no timer
+	wakeAt int64 // otherwise
+	nextAt int64 // host clock: what the table said
+	spins  int   // times that it was woken at this time
+
+	undrained bool // the table has effects that were not carried out yet
+	up        bool // as the table was told
+	upKnown   bool // it was told whether Redis can be reached
+	conn      connection
+	sub       subscription
+	floor     tokenFloor // what the store knows of tokens
+	sessions  []session
+	locks     [maxNames]lockOnHost
+
+	usedHolds   map[uint64]bool // hold numbers
+	noWait      int             // acquires with wait 0 that have no answer
+	unanswered  int             // operations whose results the table does not have
+	silentSince int64           // host clock: when the table got a result last, or issued the first of them
+	closing     int             // sessions that were closed, and of which something is left in the table
+	dataLostAt  int64           // when the table was told last that Redis may have lost data
+	troubleAt   int64           // when something last failed between the host and Redis
+}
+
+// isDown reports whether no process runs.
+func (h *host) isDown() bool { return h.process >= down }
+
+func (w *world) addHost() *host {
+	h := &host{index: len(w.hosts)}
+	h.offset = w.random.between(0, 1<<50)
+	if w.plan.clockDrift {
+		h.rate = w.random.between(-4, 4)
+	}
+	h.mayNotSubscribe = w.plan.deafHost && h.index == 0
+	h.lease = int64(w.plan.table.Lease)
+	h.longest = h.lease
+	h.usedHolds = make(map[uint64]bool)
+	h.journal = newJournal(w, h)
+	w.hosts = append(w.hosts, h)
+	w.boot(h)
+	h.sessions = make([]session, w.plan.sessions)
+	for i := range h.sessions {
+		w.after(w.random.below(10*ms), event{kind: evOpen, host: int16(h.index), arg: int32(i)})
+	}
+	return h
+}
+
+// boot starts a sidecar.
+func (w *world) boot(h *host) {
+	cfg := w.plan.table
+	cfg.Lease = time.Duration(h.lease)
+	cfg.Seed += uint64(h.index) + uint64(h.life)<<8
+	cfg.Keeper = h.journal
+	if w.newTable != nil {
+		h.table = w.newTable(cfg, h.clock(w.now))
+	} else {
+		h.table = locktable.New(cfg, h.clock(w.now))
+	}
+	for n := range h.locks {
+		h.locks[n].inFlight, h.locks[n].dropPending, h.locks[n].unconfirmed = noOp, noOp, true
+	}
+	h.asleep = true
+	h.up, h.upKnown = false, false
+	h.conn.gen++
+	h.sub.gen++
+	w.after(w.random.below(10*ms), event{kind: evConnect, host: int16(h.index), gen: h.conn.gen})
+	w.after(w.random.below(10*ms), event{kind: evResubscribe, host: int16(h.index), gen: h.sub.gen})
+}
+
+// wake advances the table of a host, which wanted that about now.
+func (w *world) wake(h *host) {
+	now := h.clock(w.now)
+	if w.trace.on {
+		w.trace.add(w, -1, h, "advance")
+	}
+	if h.wakeAt == w.check.lastWake && w.check.lastWakeHost == h.index {
+		if h.spins++; h.spins > 1000 {
+			w.violation(-1, "the table of host %d wants to be advanced again and again at the same time", h.index)
+		}
+	} else {
+		h.spins = 0
+	}
+	w.check.lastWake, w.check.lastWakeHost = h.wakeAt, h.index
+	h.table.Advance(now)
+	h.table.Work(now)
+	h.nextAt = -1
+	w.afterInput(h)
+}
+
+// afterInput follows every input of a table that is not a client's. Its effects are
+// carried out now, or, as a loop does that reads several inputs at once, after the next
+// input.
+func (w *world) afterInput(h *host) {
+	if w.plan.batchedInputs && !h.undrained && w.random.oneIn(4) {
+		h.undrained = true
+		h.asleep = false
+		h.wakeAt = w.now
+		h.nextAt = -1
+		return
+	}
+	w.drain(h)
+}
+
+// drainDeferred carries out the effects that afterInput has deferred.
+func (w *world) drainDeferred(h *host) {
+	if h.undrained {
+		w.drain(h)
+	}
+}
+
+// drain carries out the effects of a table, and notes when to advance it.
+func (w *world) drain(h *host) {
+	h.undrained = h.dying
+	if h.dying {
+		return
+	}
+	h.journal.growRoom(h.table)
+	effects := h.table.Effects()
+	h.journal.checkRoom(h.table)
+	h.journal.run, h.journal.floor = h.conn.run, h.floor
+	h.conn.batch++
+	for i := range effects {
+		w.apply(h, &effects[i])
+	}
+	w.endExcuses(h)
+	w.endRuns(h)
+	if h.noWait > 0 {
+		w.checkNoWait(h)
+	}
+	next, ok := h.table.Next()
+	if h.table.Busy() {
+		next, ok = h.clock(w.now)-ms, true // now, however a clock rounds
+	}
+	if !ok {
+		h.asleep = true
+		return
+	}
+	if !h.asleep && next == h.nextAt {
+		return
+	}
+	h.asleep = false
+	h.nextAt = next
+	h.wakeAt = max(h.worldTime(next), w.now, h.resumeAt)
+	if w.plan.lateWakeups && w.phase == faulty && h.wakeAt > w.now && w.random.oneIn(4) {
+		h.wakeAt += w.random.below(maxLateness)
+	}
+}
+
+// silence returns how long Redis has replied nothing to a host that waits for a reply.
+func (h *host) silence(now int64) int64 {
+	if h.unanswered == 0 {
+		return 0
+	}
+	return now - h.silentSince
+}
+
+// suspend suspends a host: nothing runs there, and its clock continues.
+func (w *world) suspend(h *host, d int64) {
+	if !h.isDown() {
+		w.drainDeferred(h)
+	}
+	if w.trace.on {
+		w.trace.add(w, -1, h, "suspended for %s", time.Duration(d))
+	}
+	w.check.meetIf(SuspendedPastLease, d > h.lease)
+	h.suspended, h.resumeAt = true, w.now+d
+	h.wakeAt = max(h.wakeAt, h.resumeAt)
+	w.after(d, event{kind: evResume, host: int16(h.index)})
+}
+
+func (w *world) resume(h *host) {
+	if !h.suspended {
+		return
+	}
+	h.suspended, h.resumeAt = false, 0
+	for _, e := range h.deferred {
+		w.after(0, e)
+	}
+	h.deferred = h.deferred[:0]
+	if w.trace.on {
+		w.trace.add(w, -1, h, "resumes")
+	}
+	h.troubleAt = w.now
+	if h.isDown() {
+		return
+	}
+	h.table.Advance(h.clock(w.now)) // timers come first
+	h.table.Work(h.clock(w.now))
+	h.nextAt = -1
+	w.drain(h)
+}

@@ -1,0 +1,431 @@
+package sim
+
+import (
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// The command connection of a host: what is in flight on it, and what becomes of that when
+// it breaks.
+
+// operation is one Op on its way to Redis and back.
+type operation struct {
+	op       locktable.Op
+	res      locktable.Result
+	host     int16
+	name     int8
+	gen      uint32
+	floor    int64  // of its connection
+	birth    int64  // a new counter begins above it
+	batch    uint32 // of the connection: one script with others of the same
+	at       int64  // it reaches Redis no earlier; or, if executed, when it did
+	issuedAt int64  // when the table issued it
+	queued   bool   // an event refers to it
+	executed bool
+	resend   bool // its reply is that Redis does not know the script
+	loaded   bool // the script was loaded for it
+	settled  bool // the table has its result
+	lost     bool // will not reach Redis
+}
+
+const noOp = int32(-1) // the index of no operation
+
+type connection struct {
+	gen       uint32
+	ok        bool // the store believes that it works
+	dead      bool // nothing comes through any more, whether the store has detected it or not
+	late      bool // what a dead connection carried comes through much later, at lateAt
+	lateAt    int64
+	lastExec  int64 // when what was sent last reaches Redis
+	lastReply int64 // when what was replied last reaches the host
+	floor     int64
+	clock     tokenFloor // Redis's, when the connection was made
+	batch     uint32     // steps of the loop
+	written   uint32     // the last batch of which something was written
+	replied   uint32     // the last batch of which something was replied
+	run       int        // run id seen last
+	nextRun   int        // run id of the connection that is being made
+	inFlight  []int32
+	queue     []int32 // half duplex: waits for the reply to the batch before
+}
+
+// tokenFloor is what a host knows of tokens: the largest one that Redis gave it, and when
+// that was. It grows with the clock of the host, a hundredth more slowly.
+type tokenFloor struct {
+	token int64
+	at    int64 // host clock; 0: none is known
+}
+
+func (f tokenFloor) now(clock int64) int64 {
+	if f.at == 0 {
+		return 0
+	}
+	elapsed := (clock - f.at) / µs
+	return f.token + elapsed - elapsed/100 - min(elapsed, 1)
+}
+
+func (f *tokenFloor) raise(clock, token int64) {
+	if token > f.now(clock) {
+		*f = tokenFloor{token, clock}
+	}
+}
+
+// lag is how long something takes between a host and Redis.
+func (w *world) lag() int64 {
+	if w.random.oneIn(w.plan.slowOps) {
+		return w.random.magnitude(w.plan.latency, w.plan.slow)
+	}
+	return w.random.between(w.plan.latency>>4, w.plan.latency)
+}
+
+func (w *world) newOp() int32 {
+	if n := len(w.freeOps); n > 0 {
+		i := w.freeOps[n-1]
+		w.freeOps = w.freeOps[:n-1]
+		w.ops[i] = operation{}
+		return i
+	}
+	w.ops = append(w.ops, operation{})
+	return int32(len(w.ops) - 1)
+}
+
+// freeOp frees an operation to which nothing refers any more.
+func (w *world) freeOp(i int32) {
+	if o := &w.ops[i]; !o.queued && o.settled {
+		w.freeOps = append(w.freeOps, i)
+	}
+}
+
+// issue gives an operation to the store.
+func (w *world) issue(h *host, op locktable.Op) {
+	n := nameIndex(op.Name)
+	i := w.newOp()
+	o := &w.ops[i]
+	o.op, o.host, o.name, o.issuedAt = op, int16(h.index), int8(n), w.now
+	o.res = locktable.Result{Kind: op.Kind, Name: op.Name}
+	h.locks[n].inFlight = i
+	if h.unanswered == 0 {
+		h.silentSince = h.clock(w.now)
+	}
+	h.unanswered++
+	c := &h.conn
+	if !c.ok || w.random.oneIn(w.plan.unsent) {
+		o.queued = true
+		w.after(w.random.below(ms), event{kind: evNotSent, host: o.host, arg: i})
+		return
+	}
+	if w.plan.halfDuplex && len(c.inFlight)+len(c.queue) > 0 {
+		c.queue = append(c.queue, i)
+		return
+	}
+	w.send(h, i)
+}
+
+// send sends an operation to Redis. What one host sends arrives in order.
+func (w *world) send(h *host, i int32) {
+	c := &h.conn
+	o := &w.ops[i]
+	c.inFlight = append(c.inFlight, i)
+	o.gen, o.floor, o.batch = c.gen, c.floor, c.batch
+	o.birth = h.floor.now(h.clock(w.now))
+	if w.withoutTokenFloor {
+		o.floor, o.birth = 1, 0 // only a counter that is not there is below it
+	}
+	o.res.Sent = h.clock(w.now)
+	at := c.lastExec
+	if !w.plan.oneScriptPerBatch || c.written != c.batch {
+		at = max(at, w.now+w.lag())
+	}
+	c.written = c.batch
+	c.lastExec = at
+	if c.dead {
+		if !c.late {
+			o.lost = true
+			return
+		}
+		at = max(at, c.lateAt)
+		c.lastExec = at
+	}
+	o.at = at
+	o.queued = true
+	w.after(at-w.now, event{kind: evExec, arg: i})
+}
+
+// arrive handles an operation that reaches Redis.
+func (w *world) arrive(i int32) {
+	o := &w.ops[i]
+	if o.at > w.now && !o.lost {
+		w.after(o.at-w.now, event{kind: evExec, arg: i})
+		return
+	}
+	o.queued = false
+	if o.lost {
+		w.freeOp(i)
+		return
+	}
+	h := w.hosts[o.host]
+	if !o.loaded && w.random.oneIn(w.plan.unknownScript) {
+		o.loaded, o.resend = true, true
+	} else {
+		o.executed, o.at = true, w.now
+		w.check.meetIf(ExecutedLate, o.settled)
+		w.execute(h, o)
+	}
+	c := &h.conn
+	if o.settled || o.gen != c.gen || c.dead {
+		w.freeOp(i)
+		return
+	}
+	if !w.plan.oneScriptPerBatch || c.replied != o.batch {
+		c.lastReply = max(c.lastReply, w.now+w.lag())
+	}
+	c.replied = o.batch
+	o.queued = true
+	w.after(c.lastReply-w.now, event{kind: evReply, host: o.host, arg: i, gen: c.gen})
+}
+
+// onReply handles a reply of Redis that reaches the host. With one script for a batch, it has
+// the results of all operations of the batch.
+func (w *world) onReply(h *host, e event) {
+	o := &w.ops[e.arg]
+	o.queued = false
+	c := &h.conn
+	if o.settled || e.gen != c.gen || c.dead {
+		w.freeOp(e.arg)
+		return
+	}
+	c.popInFlight()
+	if o.resend {
+		o.resend = false
+		w.send(h, e.arg)
+		return
+	}
+	batch := o.batch
+	w.deliver(h, e.arg)
+	for w.plan.oneScriptPerBatch && len(c.inFlight) > 0 {
+		i := c.inFlight[0]
+		if o := &w.ops[i]; o.batch != batch || !o.queued || !o.executed {
+			break
+		}
+		c.popInFlight()
+		w.deliver(h, i)
+	}
+	w.afterInput(h)
+	if len(c.inFlight) == 0 && len(c.queue) > 0 && c.ok {
+		for _, i := range c.queue {
+			w.send(h, i)
+		}
+		c.queue = c.queue[:0]
+	}
+}
+
+// popInFlight returns the oldest operation in flight, which is in flight no more.
+func (c *connection) popInFlight() int32 {
+	i := c.inFlight[0]
+	c.inFlight = append(c.inFlight[:0], c.inFlight[1:]...)
+	return i
+}
+
+// deliver gives the table the one result of an operation.
+func (w *world) deliver(h *host, i int32) {
+	o := &w.ops[i]
+	o.settled = true
+	h.unanswered--
+	h.silentSince = h.clock(w.now)
+	res := o.res
+	w.checkResult(h, o)
+	if w.trace.on {
+		w.trace.add(w, int(o.name), h, "result of %s: %s", opString(o.op), resultString(res))
+	}
+	l := &h.locks[o.name]
+	if l.dropPending == i {
+		l.dropPending = noOp
+		w.check.meetIf(DropRepliedAfterTake, l.inFlight == noOp)
+	} else {
+		l.inFlight = noOp
+	}
+	if res.Outcome == locktable.Done {
+		l.unconfirmed = false
+	}
+	w.freeOp(i)
+	token, now := int64(res.Token), h.clock(w.now)
+	h.floor.raise(now, token)
+	if c := &h.conn; token > c.clock.token+(now-c.clock.at)/µs+1_000_000 && token > c.floor {
+		w.check.meet(FloorRaised)
+		c.floor = token
+	}
+	h.table.Result(now, res)
+}
+
+// onNotSent handles an operation that the store returns without having sent it.
+func (w *world) onNotSent(h *host, e event) {
+	o := &w.ops[e.arg]
+	o.queued = false
+	if o.settled { // no process waits for it any more
+		w.freeOp(e.arg)
+		return
+	}
+	o.res.Outcome, o.res.Msg = locktable.Unsent, "not sent"
+	o.res.Sent = h.clock(w.now)
+	w.deliver(h, e.arg)
+	w.afterInput(h)
+}
+
+// breakConnection breaks the connection. Of what is on its way a first part arrives. The
+// rest is lost; or, if only the host has given up the connection, it may arrive much later.
+func (w *world) breakConnection(h *host, serverDied bool) {
+	c := &h.conn
+	if !c.ok || c.dead { // broken already
+		return
+	}
+	if w.trace.on {
+		w.trace.add(w, -1, h, "the command connection breaks")
+	}
+	c.dead = true
+	c.late = w.plan.lateOps && !serverDied && w.random.oneIn(2)
+	c.lateAt = w.now + w.random.magnitude(ms, 10*sec)
+	h.troubleAt = w.now
+	arrive := w.random.below(int64(len(c.inFlight) + 1))
+	for _, i := range c.inFlight {
+		o := &w.ops[i]
+		if o.executed || o.lost {
+			continue
+		}
+		if arrive--; arrive >= 0 && !serverDied {
+			continue
+		}
+		if c.late {
+			o.at = max(o.at, c.lateAt)
+		} else {
+			o.lost = true
+		}
+	}
+	w.after(w.random.magnitude(10*µs, 2*sec), event{kind: evConnectionLost, host: int16(h.index), gen: c.gen})
+}
+
+// onConnectionLost handles that the store has detected a dead connection.
+func (w *world) onConnectionLost(h *host, gen uint32) {
+	c := &h.conn
+	if h.isDown() || gen != c.gen || !c.ok {
+		return
+	}
+	w.drainDeferred(h)
+	c.ok = false
+	h.troubleAt = w.now
+	back := w.random.magnitude(5*ms, 5*sec)
+	if w.phase != faulty {
+		back = w.random.magnitude(5*ms, 100*ms)
+	}
+	switch w.random.below(3) {
+	case 0:
+		w.failInFlight(h)
+		w.drainDeferred(h)
+		w.reportDown(h)
+	case 1:
+		w.reportDown(h)
+		w.failInFlight(h)
+	default:
+		w.reportDown(h)
+		w.after(w.random.below(back), event{kind: evFailInFlight, host: int16(h.index), gen: c.gen})
+	}
+	w.after(back+2*ms, event{kind: evConnect, host: int16(h.index), gen: c.gen})
+}
+
+func (w *world) reportDown(h *host) {
+	if w.trace.on {
+		w.trace.add(w, -1, h, "down")
+	}
+	h.up, h.upKnown = false, true
+	h.table.Down(h.clock(w.now), "Redis cannot be reached")
+	w.drain(h)
+}
+
+// failInFlight gives the table the results of everything that the dead connection will not
+// reply to.
+func (w *world) failInFlight(h *host) {
+	c := &h.conn
+	if h.isDown() {
+		return
+	}
+	for len(c.inFlight) > 0 {
+		i := c.popInFlight()
+		o := &w.ops[i]
+		sent := o.res.Sent
+		w.check.meetIf(ExecutedUnknown, o.executed)
+		o.res = locktable.Result{Kind: o.op.Kind, Name: o.op.Name, Outcome: locktable.Unknown, Sent: sent, Msg: "connection lost"}
+		w.deliver(h, i)
+		w.afterInput(h)
+	}
+	for len(c.queue) > 0 {
+		i := c.queue[0]
+		c.queue = append(c.queue[:0], c.queue[1:]...)
+		o := &w.ops[i]
+		o.res.Outcome, o.res.Msg = locktable.Unsent, "connection lost"
+		w.deliver(h, i)
+		w.afterInput(h)
+	}
+}
+
+// connect tries to connect to Redis.
+func (w *world) connect(h *host, gen uint32) {
+	c := &h.conn
+	if h.isDown() || gen != c.gen || c.ok {
+		return
+	}
+	if w.redis.down {
+		if !h.upKnown {
+			w.reportDown(h)
+		}
+		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: gen})
+		return
+	}
+	if w.plan.killsOld {
+		for i := range w.ops {
+			if o := &w.ops[i]; o.queued && !o.executed && o.host == int16(h.index) {
+				o.lost = true
+			}
+		}
+	}
+	w.failInFlight(h) // if it has not been done yet
+	c.gen++
+	now := h.clock(w.now)
+	h.floor.raise(now, w.time())
+	c.clock = tokenFloor{w.time(), now}
+	c.floor = max(w.time(), h.floor.now(now))
+	c.nextRun = w.redis.run
+	w.after(w.lag(), event{kind: evConnected, host: int16(h.index), gen: c.gen})
+}
+
+// onConnected handles that the store has connected.
+func (w *world) onConnected(h *host, e event) {
+	c := &h.conn
+	if h.isDown() || e.gen != c.gen {
+		return
+	}
+	if w.redis.down || w.redis.run != c.nextRun {
+		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: c.gen})
+		return
+	}
+	w.drainDeferred(h)
+	dataLost := c.run != 0 && c.run != c.nextRun
+	c.run = c.nextRun // the journal has it when the table's holds are known to be in doubt
+	c.ok, c.dead = true, false
+	c.lastExec, c.lastReply = w.now, w.now
+	h.up, h.upKnown = true, true
+	h.troubleAt = w.now
+	if w.trace.on {
+		w.trace.add(w, -1, h, "up, dataLost=%v", dataLost)
+	}
+	if dataLost {
+		h.dataLostAt = w.now
+		for n := range h.locks {
+			h.locks[n].tokens = tokenRanges{}
+		}
+	}
+	h.table.Up(h.clock(w.now), dataLost)
+	w.drain(h)
+	w.checkBack(h)
+	if dataLost && w.phase == faulty && w.plan.crashes > 0 && w.random.oneIn(4) {
+		w.check.meet(KilledInDoubt)
+		w.crash(h)
+	}
+}

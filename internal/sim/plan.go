@@ -1,0 +1,179 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// plan is what one seed makes possible in a world. Not everything at once: a bug that needs
+// two faults to meet is found sooner in a world without the other twenty.
+type plan struct {
+	steps             int // with faults; the steps without faults at the end are not counted
+	hosts, names      int
+	sessions          int // per host
+	table             locktable.Config
+	latency, slow     int64 // longest way between a host and Redis; and of the rare slow ones
+	thinkTime         int64 // longest pause of a client between two actions
+	redissonClients   int
+	halfDuplex        bool // a batch is sent when the one before it is answered
+	clockDrift        bool
+	lateWakeups       bool
+	batchedInputs     bool // a loop may read several inputs before it carries out their effects
+	numsubFails       bool // Redis may not tell how many are subscribed
+	oneScriptPerBatch bool
+	sharedCounters    bool // the first two names have one counter and one channel
+
+	// What clients do.
+	owners, notReentrant, fixedLease, maxHold, crashDelay  bool
+	finiteWaits, cancels, forces, deaths, detaches, pauses bool
+	confirms                                               bool
+	polling                                                bool // Redisson clients do not subscribe
+
+	// Faults: once in so many opportunities; 0: never.
+	slowOps, busy, denied, unsent                                int64 // of operations
+	unknownScript                                                int64 // of operations: Redis does not know their script, so they run after later ones
+	commandBreaks, subscriptionBreaks, redisRestarts             int64 // of the times at which faults are drawn
+	flushes, deletions, stateLosses                              int64
+	redissonForces, redissonDeaths                               int64 // of the actions of a Redisson client
+	lostMessages                                                 int64 // of messages
+	deniedChannels                                               int64 // of channels: the ACL denies to subscribe
+	overwrites, brokenCounters, stalls, crashes, stops, suspends int64 // of the times at which faults are drawn
+	clockJumps                                                   int64 // of Redis's clock
+	faultEvery                                                   int64
+	deafHost                                                     bool // the first host may not subscribe
+	lateOps                                                      bool // what a broken connection carried may still reach Redis
+	killsOld                                                     bool // a host that connects ends its former connection
+
+	// Restarts of sidecars.
+	longHolds     bool          // clients hold many locks, and for long
+	longDowntimes bool          // some last longer than leases
+	returnTime    int64         // longest that a client takes to come back
+	otherLease    time.Duration // configured for some of the successors; 0: none
+	journalRoom   int           // locks that a journal has room for; 0: enough
+	notResumable  bool          // some clients
+	shortCounters bool          // token counters expire soon after their last use
+}
+
+func drawPlan(seed uint64, r *random) plan {
+	p := plan{
+		steps:    int(r.magnitude(800, 12000)),
+		hosts:    int(r.between(1, 3)),
+		names:    int(r.between(1, 5)),
+		sessions: int(r.between(1, 6)),
+	}
+	if r.oneIn(3) {
+		p.names = 1
+	}
+	leases := []time.Duration{500 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second}
+	p.table = locktable.Config{
+		UID:                1002,
+		Lease:              leases[r.below(int64(len(leases)))],
+		SubscriptionLinger: time.Duration(r.magnitude(50*ms, 10*sec)),
+		Seed:               seed,
+	}
+	if r.oneIn(3) {
+		p.table.MaxWork = int(r.between(1, 3))
+	}
+	if r.oneIn(2) {
+		p.table.HandoffBudget = int(r.between(1, 8))
+		p.table.HandoffTime = time.Duration(r.magnitude(5*ms, 500*ms))
+	}
+	if r.oneIn(12) {
+		p.table.MaxLocks = int(r.between(1, 4))
+		p.table.MaxHolds = int(r.between(1, 3))
+		p.table.MaxWaiters = int(r.between(1, 3))
+	}
+	p.latency = r.magnitude(100*µs, 50*ms)
+	p.thinkTime = r.magnitude(ms, 2*sec)
+	p.halfDuplex = r.oneIn(3)
+	p.clockDrift = r.oneIn(2)
+	p.lateWakeups = r.oneIn(2)
+	p.batchedInputs = r.oneIn(3)
+	p.owners = r.usually(3)
+	p.notReentrant = r.oneIn(3)
+	p.fixedLease = r.oneIn(2)
+	p.maxHold = r.oneIn(3)
+	p.crashDelay = r.oneIn(2)
+	p.finiteWaits = r.usually(3)
+	p.cancels = r.oneIn(2)
+	p.forces = r.oneIn(3)
+	p.deaths = r.oneIn(2)
+	p.detaches = r.oneIn(4)
+	p.pauses = r.oneIn(3)
+	p.confirms = r.oneIn(2)
+	p.oneScriptPerBatch = r.oneIn(2)
+	p.sharedCounters = p.names > 1 && r.oneIn(4)
+	if r.oneIn(3) {
+		p.redissonClients = int(r.between(1, 2))
+		p.polling = r.oneIn(2)
+		if r.oneIn(4) {
+			p.redissonForces = 40
+		}
+		if r.oneIn(3) {
+			p.redissonDeaths = 6
+		}
+	}
+	if r.oneIn(4) {
+		return p // a world without faults
+	}
+	rarely := func(oneIn, lo, hi int64) int64 {
+		if !r.oneIn(oneIn) {
+			return 0
+		}
+		return r.magnitude(lo, hi)
+	}
+	p.slow = p.latency
+	if p.slowOps = rarely(3, 20, 500); p.slowOps > 0 {
+		p.slow = r.magnitude(p.latency, 5*sec)
+	}
+	p.busy = rarely(4, 10, 500)
+	p.denied = rarely(6, 50, 1000)
+	p.unsent = rarely(4, 20, 500)
+	p.commandBreaks = rarely(2, 1, 8)
+	p.subscriptionBreaks = rarely(2, 1, 8)
+	p.redisRestarts = rarely(4, 4, 20)
+	p.flushes = rarely(5, 4, 20)
+	p.deletions = rarely(5, 2, 10)
+	p.stateLosses = rarely(5, 5, 20)
+	p.lostMessages = rarely(4, 2, 30)
+	p.lateOps = r.oneIn(2)
+	p.killsOld = r.oneIn(2)
+	p.numsubFails = r.oneIn(5)
+	p.deniedChannels = rarely(8, 1, 4)
+	p.deafHost = r.oneIn(10)
+	p.overwrites = rarely(6, 2, 20)
+	p.brokenCounters = rarely(6, 2, 20)
+	p.stalls = rarely(5, 1, 6)
+	p.faultEvery = r.magnitude(20*ms, 5*sec)
+	if r.oneIn(2) {
+		p.crashes = r.magnitude(2, 60)
+		p.stops = rarely(2, 2, 10)
+		if p.longHolds = r.oneIn(2); p.longHolds {
+			p.names = int(r.between(3, maxNames))
+		}
+		p.longDowntimes = r.oneIn(3)
+		p.returnTime = r.magnitude(5*ms, 2*int64(p.table.Lease))
+		p.notResumable = r.oneIn(4)
+		if r.oneIn(5) {
+			p.otherLease = leases[r.below(int64(len(leases)))]
+			p.killsOld = true // a late command of the process before would bring its lease back
+		}
+		if r.oneIn(12) {
+			p.journalRoom = int(r.between(1, 3))
+		}
+	}
+	p.suspends = rarely(6, 2, 12)
+	p.clockJumps = rarely(6, 2, 12)
+	p.shortCounters = r.oneIn(5)
+	p.unknownScript = rarely(4, 4, 200)
+	return p
+}
+
+// isLossless reports whether every message arrives, so that no host ever has to find by
+// polling that a lock is free.
+func (p *plan) isLossless() bool {
+	return p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.subscriptionBreaks|p.redisRestarts|p.flushes|p.deletions|
+		p.stateLosses|p.lostMessages|p.deniedChannels|p.overwrites|p.brokenCounters|p.stalls|p.crashes|p.suspends|p.clockJumps == 0 &&
+		!p.deafHost
+}

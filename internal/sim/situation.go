@@ -1,0 +1,148 @@
+package sim
+
+import "fmt"
+
+// Situation is something that must happen in the runs of many seeds. A world in which
+// little happens proves little.
+type Situation uint8
+
+const (
+	FirstEntry Situation = iota
+	ReEntry
+	Handoff                // a grant that Redis learns of afterwards
+	ExcusedOverlap         // two owners, because the key of the first was destroyed
+	ExecutedLate           // an operation, after its table was told that its outcome is unknown
+	ExecutedUnknown        // an operation, whose reply was lost
+	KeptForOrphan          // a hold whose client is dead
+	AssertedAfterDataLoss  // a hold
+	CounterExpired         // a token counter
+	TakePipelined          // after the Drop of the same lock
+	DropRepliedAfterTake   // and the reply to the Drop came after that to the Take
+	KeyExpiredEarly        // because Redis's clock jumped
+	LowerTokenExcused      // a counter was lost while Redis's clock was behind
+	LeaseEventBelowHold    // a lease event is above the deadline of some holds, and below that of others
+	ConfirmedFree          // a release, while its Drop was in flight
+	ConfirmedHandedOver    // a release, after which the lock passed to another owner here
+	ClosedInParts          // a session that had more than is done at one time
+	LossFoundByMessage     // a deletion, because a message came
+	FoundWrongType         // a key of another type under a hold
+	DrawRefused            // for a hold, which was renewed all the same
+	PausedForPollers       // a lock was left free for clients that poll
+	CounterBeganAboveClock // of Redis, at what its host knew
+	FloorRaised            // of a connection, because its host got a token that is ahead of Redis's clock
+	UnavailableInSilence   // an acquire, because Redis did not reply
+	GrantedToNone          // a lock, after the acquire that it was taken for was answered
+
+	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
+	KilledInJournal          // between two calls of the journal
+	KilledInEffects          // with effects of which only a part was carried out
+	KilledInRestore          // before its first effects
+	KilledInClaim            // of a client
+	KilledInDoubt            // while it asserted its holds, after Redis lost its data
+	Stopped                  // and finished
+	StartedWithoutState      // a sidecar
+	StartedWithinLease       // while a client believed in a hold
+	StartedTooLate           // when everything in its journal had expired
+	RestoredUnderOtherLease  // a hold, by a sidecar that has another lease configured
+	RestoredHold             // in which its client believes
+	RestoredDrop             // of a lock that was being released
+	RestoredOrphan           // kept for its crash delay
+	RestoredDetached         // a session that was not served any more
+	GrantNotReceived         // by its client, because the sidecar was killed
+	ReleaseNotReceived       // by the sidecar, because it was killed
+	ClientDiedWhileDown      // while no sidecar ran
+	ClientNotResumable       // and so its holds were left to expire
+	ClaimedInPages           // by one client
+	DisconnectedInClaim      // a client
+	DiedInClaim              // a client
+	ClaimedHold              // and got it
+	ClaimedFewerEntries      // than the journal has
+	UnclaimedHold            // was released
+	ClaimedLost              // a hold that is gone
+	LostInClaim              // a hold that had been claimed
+	ExpiredInClaim           // a hold, by the clock of its client
+	AcquireResent            // by a client that resumed its session
+	ClientAbandoned          // because it did not return in time
+	RenewedWhileDisconnected // a hold
+	NewSessionAfterReturn    // because the former session was closed
+	SuspendedPastLease       // a host
+	JournalWholeAgain        // which had no room for a lock
+	situations
+)
+
+var situationNames = [situations]string{
+	FirstEntry:             "first-entry",
+	ReEntry:                "re-entry",
+	Handoff:                "handoff",
+	ExcusedOverlap:         "excused-overlap",
+	ExecutedLate:           "executed-late",
+	ExecutedUnknown:        "executed-unknown",
+	KeptForOrphan:          "kept-for-orphan",
+	AssertedAfterDataLoss:  "asserted-after-data-loss",
+	CounterExpired:         "counter-expired",
+	TakePipelined:          "take-pipelined",
+	DropRepliedAfterTake:   "drop-replied-after-take",
+	KeyExpiredEarly:        "key-expired-early",
+	LowerTokenExcused:      "lower-token-excused",
+	LeaseEventBelowHold:    "lease-event-below-hold",
+	ConfirmedFree:          "confirmed-free",
+	ConfirmedHandedOver:    "confirmed-handed-over",
+	ClosedInParts:          "closed-in-parts",
+	LossFoundByMessage:     "loss-found-by-message",
+	FoundWrongType:         "found-wrong-type",
+	DrawRefused:            "draw-refused",
+	PausedForPollers:       "paused-for-pollers",
+	CounterBeganAboveClock: "counter-began-above-clock",
+	FloorRaised:            "floor-raised",
+	UnavailableInSilence:   "unavailable-in-silence",
+	GrantedToNone:          "granted-to-none",
+
+	KilledBeforeJournal:      "killed-before-journal",
+	KilledInJournal:          "killed-in-journal",
+	KilledInEffects:          "killed-in-effects",
+	KilledInRestore:          "killed-in-restore",
+	KilledInClaim:            "killed-in-claim",
+	KilledInDoubt:            "killed-in-doubt",
+	Stopped:                  "stopped",
+	StartedWithoutState:      "started-without-state",
+	StartedWithinLease:       "started-within-lease",
+	StartedTooLate:           "started-too-late",
+	RestoredUnderOtherLease:  "restored-under-other-lease",
+	RestoredHold:             "restored-hold",
+	RestoredDrop:             "restored-drop",
+	RestoredOrphan:           "restored-orphan",
+	RestoredDetached:         "restored-detached",
+	GrantNotReceived:         "grant-not-received",
+	ReleaseNotReceived:       "release-not-received",
+	ClientDiedWhileDown:      "client-died-while-down",
+	ClientNotResumable:       "client-not-resumable",
+	ClaimedInPages:           "claimed-in-pages",
+	DisconnectedInClaim:      "disconnected-in-claim",
+	DiedInClaim:              "died-in-claim",
+	ClaimedHold:              "claimed-hold",
+	ClaimedFewerEntries:      "claimed-fewer-entries",
+	UnclaimedHold:            "unclaimed-hold",
+	ClaimedLost:              "claimed-lost",
+	LostInClaim:              "lost-in-claim",
+	ExpiredInClaim:           "expired-in-claim",
+	AcquireResent:            "acquire-resent",
+	ClientAbandoned:          "client-abandoned",
+	RenewedWhileDisconnected: "renewed-while-disconnected",
+	NewSessionAfterReturn:    "new-session-after-return",
+	SuspendedPastLease:       "suspended-past-lease",
+	JournalWholeAgain:        "journal-whole-again",
+}
+
+func (s Situation) String() string {
+	if s < situations {
+		return situationNames[s]
+	}
+	return fmt.Sprintf("situation %d", uint8(s))
+}
+
+// Met is how often each situation was met.
+type Met [situations]int
+
+func (m *Met) meet(s Situation) { m[s]++ }
+
+func (m *Met) meetIf(s Situation, is bool) { m[s] += btoi(is) }

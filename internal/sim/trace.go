@@ -1,0 +1,143 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// tracer collects what happens in a world, for people.
+type tracer struct {
+	on    bool
+	lines []TraceLine
+}
+
+// TraceLine is one event of a run.
+type TraceLine struct {
+	Text string
+
+	name int // of the lock that it is about; -1: of no one lock
+}
+
+// IsAbout reports whether the line may have to do with the lock of a violation.
+func (l *TraceLine) IsAbout(v *Violation) bool { return v.name < 0 || l.name < 0 || l.name == v.name }
+
+func (t *tracer) add(w *world, name int, h *host, format string, args ...any) {
+	where := "     "
+	if h != nil {
+		where = fmt.Sprintf("host%d", h.index)
+	}
+	text := fmt.Sprintf("%7d %s %s %-6s  %s", w.steps, clockString(w.now), where, nameString(name), fmt.Sprintf(format, args...))
+	t.lines = append(t.lines, TraceLine{text, name})
+}
+
+func (t *tracer) effect(w *world, h *host, e *locktable.Effect) {
+	name := -1
+	if e.Name != "" {
+		name = nameIndex(e.Name)
+	}
+	if slot := slotOf(e.Session); slot < len(h.sessions) && name < 0 {
+		for i := range h.sessions[slot].requests {
+			if h.sessions[slot].requests[i].id == e.ID {
+				name = int(h.sessions[slot].requests[i].name)
+			}
+		}
+	}
+	switch e.Kind {
+	case locktable.Granted:
+		t.add(w, name, h, "  → s%d granted id=%d hold=%d token=%d count=%d until %s", e.Session, e.ID, e.Hold, e.Token, e.Count, clockString(h.worldTime(e.Deadline)))
+	case locktable.Released:
+		t.add(w, name, h, "  → s%d released id=%d count=%d", e.Session, e.ID, e.Count)
+	case locktable.Refusal:
+		t.add(w, name, h, "  → s%d refused id=%d %s: %s", e.Session, e.ID, e.Code, e.Msg)
+	case locktable.Canceled:
+		t.add(w, name, h, "  → s%d canceled id=%d %v", e.Session, e.ID, e.Was)
+	case locktable.Forced:
+		t.add(w, name, h, "  → s%d forced id=%d hold=%d", e.Session, e.ID, e.Hold)
+	case locktable.Lost:
+		t.add(w, name, h, "  → s%d lost hold=%d %s", e.Session, e.Hold, e.Reason)
+	case locktable.Claimed:
+		t.add(w, -1, h, "  → s%d claimed id=%d last=%v", e.Session, e.ID, e.Was)
+	case locktable.Lease:
+		t.add(w, -1, h, "  → s%d lease until %s", e.Session, clockString(h.worldTime(e.Deadline)))
+	case locktable.Redis:
+		t.add(w, nameIndex(e.Op.Name), h, "  → %s", opString(e.Op))
+	case locktable.Subscribe:
+		t.add(w, name, h, "  → subscribe")
+	case locktable.Unsubscribe:
+		t.add(w, name, h, "  → unsubscribe")
+	}
+}
+
+func clockString(t int64) string {
+	if t >= 1<<62 {
+		return "forever"
+	}
+	return fmt.Sprintf("%.6fs", float64(t)/float64(sec))
+}
+
+func nameString(n int) string {
+	if n < 0 {
+		return "-"
+	}
+	return lockNames[n]
+}
+
+// ownerFields has an owner field for each host and each Redisson client.
+var ownerFields = func() (s [maxHosts + 2]string) {
+	for i := range s {
+		s[i] = fmt.Sprintf("uuid-%d:1", i)
+	}
+	return s
+}()
+
+func ownerField(owner redis.Owner) string {
+	if owner >= firstRedisson {
+		return ownerFields[maxHosts+int(owner-firstRedisson)]
+	}
+	return ownerFields[owner]
+}
+
+func opString(op locktable.Op) string {
+	switch op.Kind {
+	case locktable.Take:
+		held := ""
+		if op.Held {
+			held = " held"
+		}
+		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.Num, op.Count, op.LeaseMS, op.Reserve)
+	case locktable.Keep:
+		return fmt.Sprintf("keep num=%d count=%d lease=%dms", op.Num, op.Count, op.LeaseMS)
+	case locktable.Check:
+		return fmt.Sprintf("check num=%d", op.Num)
+	case locktable.Drop:
+		return fmt.Sprintf("drop num=%d", op.Num)
+	}
+	return fmt.Sprintf("op %d", op.Kind)
+}
+
+func resultString(r locktable.Result) string {
+	what := [...]string{"done", "other", "missing", "differs", "not a lock", "unsent", "unknown", "refused", "busy"}[r.Outcome]
+	if r.Outcome <= locktable.Other && r.Listeners != locktable.Uncounted {
+		what += fmt.Sprintf(", %d listeners", r.Listeners)
+	}
+	switch {
+	case r.Outcome == locktable.Done && r.Kind == locktable.Take:
+		return fmt.Sprintf("%s, token %d", what, r.Token)
+	case r.Outcome == locktable.Other:
+		return fmt.Sprintf("%s, %s, ttl %d ms", what, r.Field, r.TTLMS)
+	}
+	return what
+}
+
+func keyString(k redis.Key) string {
+	if k.Owner == redis.NoOwner {
+		return "free"
+	}
+	owner := fmt.Sprintf("host %d's", k.Owner)
+	if k.Owner >= firstRedisson {
+		owner = fmt.Sprintf("Redisson %d's", k.Owner-firstRedisson)
+	}
+	return fmt.Sprintf("%s, num %d, count %d, until %s", owner, k.Num, k.Count, clockString(k.ExpireAt))
+}
