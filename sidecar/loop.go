@@ -516,12 +516,12 @@ func (l *loop) applyEffects() {
 				l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client met a limit", string(e.Code)}, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
 			}
 		case locktable.Canceled:
-			l.say(c, &protocol.CancelOK{ID: e.ID, Canceled: e.Was})
+			l.say(c, &protocol.CancelOK{ID: e.ID, Canceled: e.WasWaiting})
 		case locktable.Confirmed:
 			l.say(c, &protocol.ConfirmOK{ID: e.ID})
 		case locktable.Claimed:
 			l.say(c, &protocol.ClaimOK{ID: e.ID})
-			if e.Was {
+			if e.IsLast {
 				l.onResumed(cl)
 			}
 		case locktable.Forced:
@@ -612,7 +612,7 @@ func (s *Server) finish(bound context.Context) {
 		if s.inbox.pending() && bound.Err() == nil {
 			continue
 		}
-		if reading == nil && s.table.Owing() == 0 {
+		if reading == nil && s.table.PendingReleases() == 0 {
 			return
 		}
 		if at, ok := s.next(now); ok {
@@ -624,7 +624,7 @@ func (s *Server) finish(bound context.Context) {
 		case <-s.inbox.ready:
 		case <-timer.C:
 		case <-bound.Done():
-			if n := s.table.Owing(); n > 0 {
+			if n := s.table.PendingReleases(); n > 0 {
 				s.log.Warn("some releases did not reach Redis in time; those locks end with their leases", "locks", n)
 			}
 			return

@@ -60,7 +60,7 @@ func (l *loop) ticket(id locktable.SessionID, uid int64) string {
 // deferLost reports whether the loss of a hold is not sent until the client claims the hold.
 // If it has claimed it, deferLost puts in the reason.
 func (cl *session) deferLost(e *locktable.Effect) bool {
-	if cl.conn == nil || cl.phase == locktable.SessionClaiming && !e.Was && e.Reason != protocol.Forgotten {
+	if cl.conn == nil || cl.phase == locktable.SessionClaiming && !e.WasClaimed && e.Reason != protocol.Forgotten {
 		if cl.missed == nil {
 			cl.missed = make(map[uint64]protocol.Reason)
 		}
@@ -328,14 +328,14 @@ func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
 		return
 	}
 	cl.phase = locktable.SessionUnserved
-	l.table.Detach(now, cl.id)
+	l.table.Suspend(now, cl.id)
 	l.endIfEmpty(now, cl)
 }
 
 // giveUp stops renewing for a client that does not come back.
 func (l *loop) giveUp(now int64, cl *session) {
 	cl.phase = locktable.SessionGivenUp
-	l.table.Detach(now, cl.id)
+	l.table.Suspend(now, cl.id)
 }
 
 // endIfEmpty ends a session that is not served any more once it holds nothing.

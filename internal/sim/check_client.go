@@ -37,7 +37,7 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 			break
 		}
 		s := w.sessionOf(h, e)
-		w.onLost(h, s, e, s.link == connected || s.link == claiming && (e.Was || e.Reason == protocol.Forgotten))
+		w.onLost(h, s, e, s.link == connected || s.link == claiming && (e.WasClaimed || e.Reason == protocol.Forgotten))
 	case locktable.Claimed:
 		w.onClaimed(h, e)
 	case locktable.Confirmed:
@@ -314,10 +314,10 @@ func (w *world) onConfirmed(h *host, e *locktable.Effect) {
 
 func (w *world) onCanceled(h *host, e *locktable.Effect) {
 	q := w.answered(h, e, reqCancel)
-	if e.Was != q.canceled {
-		w.violation(int(q.name), "cancel of %d is answered with %v; its acquire was answered with canceled: %v", q.target, e.Was, q.canceled)
+	if e.WasWaiting != q.canceled {
+		w.violation(int(q.name), "cancel of %d is answered with %v; its acquire was answered with canceled: %v", q.target, e.WasWaiting, q.canceled)
 	}
-	if s := w.sessionOf(h, e); !e.Was && s.find(q.target, reqAcquire) >= 0 {
+	if s := w.sessionOf(h, e); !e.WasWaiting && s.find(q.target, reqAcquire) >= 0 {
 		w.violation(int(q.name), "cancel of %d is answered with false, but it still waits", q.target)
 	}
 }
@@ -377,7 +377,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 		switch {
 		case q.waits(now):
 			w.violation(n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(q.arrived+q.acquire.WaitMS*ms-now))
-		case !inTheWay && l.lastOutcome != locktable.Other:
+		case !inTheWay && l.lastOutcome != locktable.HeldByOther:
 			w.violation(n, "request %d of session %d timed out, and no other request was in its way", q.id, s.id)
 		case !inTheWay && now < q.arrived+tryWithin && l.otherIssuedAt < q.arrived:
 			w.violation(n, "request %d of session %d timed out before Redis was asked for it", q.id, s.id)
@@ -392,7 +392,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 		if l.inFlight != noOp {
 			silent = silent || now >= q.latest() || now-h.clock(w.ops[l.inFlight].issuedAt) >= tryWithin
 		}
-		if h.up && !h.conn.dead && l.lastOutcome < locktable.Unsent && w.now-h.troubleAt > sec && !silent {
+		if h.up && !h.conn.dead && l.lastOutcome < locktable.NotSent && w.now-h.troubleAt > sec && !silent {
 			w.violation(n, "request %d of session %d was unavailable, though Redis replies", q.id, s.id)
 		}
 		w.check.meetIf(UnavailableInSilence, silent && h.up && !h.conn.dead)
@@ -493,12 +493,12 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 	case protocol.MaxHold:
 		right = c.maxHoldEnd > 0 && now >= c.maxHoldEnd
 	case protocol.Deleted:
-		right = l.lastOutcome == locktable.Missing
+		right = l.lastOutcome == locktable.KeyMissing
 		if w.redis.names[n].lostAt <= h.dataLostAt && c.granted < h.clock(h.dataLostAt) {
 			w.violation(n, "hold %d of session %d was deleted with Redis's data, and not asserted again", c.num, s.id)
 		}
 	case protocol.Stolen:
-		right = l.lastOutcome == locktable.Other || l.lastOutcome == locktable.NotALock
+		right = l.lastOutcome == locktable.HeldByOther || l.lastOutcome == locktable.NotALock
 		w.check.meetIf(FoundWrongType, w.redis.names[n].overwritten)
 		if e.Msg == "" {
 			w.violation(n, "hold %d is stolen, and the event does not say what was found", c.num)

@@ -23,9 +23,9 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 	} else if op.Kind == locktable.Take {
 		l.pipelinedTakes = 0
 	}
-	w.check.meetIf(KeptForOrphan, c.state == orphaned && op.Kind == locktable.Keep)
-	w.check.meetIf(RenewedWhileDisconnected, c.state == away && op.Kind == locktable.Keep)
-	w.check.meetIf(AssertedAfterDataLoss, c.state == live && op.Kind == locktable.Take && !op.Held && op.Num == c.num)
+	w.check.meetIf(KeptForOrphan, c.state == orphaned && op.Kind == locktable.Renew)
+	w.check.meetIf(RenewedWhileDisconnected, c.state == away && op.Kind == locktable.Renew)
+	w.check.meetIf(AssertedAfterDataLoss, c.state == live && op.Kind == locktable.Take && !op.RequireExisting && op.HoldID == c.num)
 	h.journal.checkOperation(n, op)
 	if c.state == orphaned && op.Kind != locktable.Drop {
 		// No client believes in it, and the lease may be shorter than it was.
@@ -39,9 +39,9 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 		switch {
 		case op.Kind == locktable.Drop:
 			w.violation(n, "hold %d is given up early: %s", c.num, opString(op))
-		case op.Num > c.num:
+		case op.HoldID > c.num:
 			w.violation(n, "hold %d is replaced while it lasts: %s", c.num, opString(op))
-		case c.state == unserved && op.Kind == locktable.Keep && op.Count == c.count && now-c.detachedAt > h.longest && !l.unconfirmed:
+		case c.state == unserved && op.Kind == locktable.Renew && op.Count == c.count && now-c.detachedAt > h.longest && !l.unconfirmed:
 			w.violation(n, "hold %d of a detached session is renewed: %s", c.num, opString(op))
 		}
 	}
@@ -58,7 +58,7 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 			}
 		}
 		l.contendedAt, l.handoffs = 0, 0
-	case op.Kind == locktable.Take && !op.Held:
+	case op.Kind == locktable.Take && !op.RequireExisting:
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
 		if now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
@@ -73,10 +73,10 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 // Take may be, after one Drop, while no other host is known to wait, and not forever.
 func (w *world) checkPipelined(h *host, n int, op locktable.Op) {
 	l := &h.locks[n]
-	if l.dropPending != noOp || w.ops[l.inFlight].op.Kind != locktable.Drop || op.Kind != locktable.Take || op.Held {
+	if l.dropPending != noOp || w.ops[l.inFlight].op.Kind != locktable.Drop || op.Kind != locktable.Take || op.RequireExisting {
 		w.violation(n, "host %d has two operations in flight", h.index)
 	}
-	if op.Num <= w.ops[l.inFlight].op.Num {
+	if op.HoldID <= w.ops[l.inFlight].op.HoldID {
 		w.violation(n, "the Drop before it would undo %s", opString(op))
 	}
 	if l.pipelinedTakes++; l.pipelinedTakes > w.handoffBudget() || l.othersListen() {
@@ -129,17 +129,17 @@ func (w *world) checkResult(h *host, o *operation) {
 		if r.Msg != "WRONGTYPE" { // a counter that cannot be drawn from is no reason not to renew
 			l.refusedAt = w.now
 		}
-	} else if r.Outcome >= locktable.Unsent || w.now-o.issuedAt > h.lease/10 {
+	} else if r.Outcome >= locktable.NotSent || w.now-o.issuedAt > h.lease/10 {
 		h.troubleAt = w.now
 	}
-	if (r.Outcome == locktable.Done || r.Outcome == locktable.Other) && r.Listeners != locktable.Uncounted {
+	if (r.Outcome == locktable.Done || r.Outcome == locktable.HeldByOther) && r.Listeners != locktable.Uncounted {
 		l.listeners, l.forgotten = r.Listeners, false
 	}
 	switch r.Outcome {
 	case locktable.Done:
 		w.onDone(h, o)
-	case locktable.Missing, locktable.Other, locktable.NotALock:
-		if r.Outcome == locktable.Other {
+	case locktable.KeyMissing, locktable.HeldByOther, locktable.NotALock:
+		if r.Outcome == locktable.HeldByOther {
 			l.otherIssuedAt = h.clock(o.issuedAt)
 			if l.listeners == 0 || l.listeners == 1 && l.subscribed {
 				l.rivalUntil = now + rivalMemory
@@ -174,7 +174,7 @@ func (w *world) onDone(h *host, o *operation) {
 		}
 		return
 	}
-	if c := &l.hold; c.num == o.op.Num && r.Kind != locktable.Check && l.isProtected(now) {
+	if c := &l.hold; c.num == o.op.HoldID && r.Kind != locktable.Check && l.isProtected(now) {
 		lease := int64(o.op.LeaseMS) * ms
 		if !c.fixed {
 			lease = min(lease, h.lease) // a longer one covers a deadline that was sent before

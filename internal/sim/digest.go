@@ -9,8 +9,8 @@ type Digest uint64
 func (d Digest) with(e *locktable.Effect) Digest {
 	op := &e.Op
 	for _, x := range [...]uint64{
-		uint64(e.Kind), bit(e.Was), uint64(e.Count), uint64(e.Session), e.ID, e.Hold, e.Token, uint64(e.Deadline), uint64(e.End),
-		uint64(op.Kind), op.Num, uint64(op.Count), uint64(op.LeaseMS), uint64(op.Reserve), bit(op.Held), bit(op.Behind),
+		uint64(e.Kind), bit(e.WasWaiting || e.IsLast || e.WasClaimed), uint64(e.Count), uint64(e.Session), e.ID, e.Hold, e.Token, uint64(e.Deadline), uint64(e.End),
+		uint64(op.Kind), op.HoldID, uint64(op.Count), uint64(op.LeaseMS), uint64(op.Reserve), bit(op.RequireExisting), bit(op.AfterPendingDrop),
 	} {
 		d = d.Add(x)
 	}

@@ -313,7 +313,7 @@ func (f *Fleet) drain(host int16) {
 				f.after(f.lag(h), event{kind: kind, host: host, arg: int32(fleetIndex(e.Name)), gen: h.gen})
 			}
 		case locktable.Redis:
-			if e.Op.Kind == locktable.Keep {
+			if e.Op.Kind == locktable.Renew {
 				h.renewals = append(h.renewals, e.Op)
 			} else {
 				h.others = append(h.others, e.Op)
@@ -397,7 +397,7 @@ func (f *Fleet) Outage(d time.Duration, lost bool) {
 			}
 		}
 		for _, op := range unsent {
-			h.table.Result(now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Unsent})
+			h.table.Result(now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.NotSent})
 		}
 		if h.subscribes {
 			h.table.Unsubscribed(now, fleetName(0))

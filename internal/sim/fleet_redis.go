@@ -105,10 +105,10 @@ func (f *Fleet) serve() {
 func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 	op := &b.ops[len(b.results)]
 	f.ran++
-	if op.Kind == locktable.Keep {
+	if op.Kind == locktable.Renew {
 		*at += costKeep
 		n := 0
-		for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind == locktable.Keep {
+		for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind == locktable.Renew {
 			*at += costKey
 			b.reply(f.run(host, &b.ops[len(b.results)], *at))
 			n++
@@ -118,7 +118,7 @@ func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 	}
 	*at += costRun
 	n := 0
-	for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind != locktable.Keep {
+	for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind != locktable.Renew {
 		op := &b.ops[len(b.results)]
 		res := f.run(host, op, *at)
 		switch {
@@ -154,7 +154,7 @@ func (f *Fleet) run(host int16, op *locktable.Op, at int64) locktable.Result {
 	wasFree := !l.key.Exists()
 	c := redis.Command{
 		Op: op, Owner: redis.Owner(host), Now: at,
-		Floor: 1, Fresh: 1, Expiry: counterExpiry, KeepsCounterExpiry: op.Behind,
+		Floor: 1, Fresh: 1, Expiry: counterExpiry, KeepsCounterExpiry: op.AfterPendingDrop,
 		Denied: redis.Denied{PubSub: f.plan.HideListeners},
 	}
 	reply := c.Run(&l.key, &l.counter, &l.channel)
@@ -169,7 +169,7 @@ func (f *Fleet) run(host int16, op *locktable.Op, at int64) locktable.Result {
 			f.retries = append(f.retries, f.retry)
 			f.retry = 0
 		}
-	case res.Outcome == locktable.Other:
+	case res.Outcome == locktable.HeldByOther:
 		f.failed++
 		f.retry++
 		res.Field = "another host"
@@ -202,7 +202,7 @@ func (f *Fleet) count(b *batch) {
 	f.load[at] += len(b.ops)
 	keeps := 0
 	for i := range b.ops {
-		if b.ops[i].Kind == locktable.Keep {
+		if b.ops[i].Kind == locktable.Renew {
 			keeps++
 		}
 	}

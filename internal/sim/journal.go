@@ -261,7 +261,7 @@ func (j *journal) checkOperation(n int, op locktable.Op) {
 	if !j.whole {
 		return
 	}
-	if r := j.find(n); r == nil || r.Top < op.Num || j.lastHold < op.Num {
+	if r := j.find(n); r == nil || r.Top < op.HoldID || j.lastHold < op.HoldID {
 		j.w.violation(n, "%s is issued, and the journal of host %d has %+v", opString(op), j.h.index, r)
 	}
 }

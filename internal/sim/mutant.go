@@ -36,7 +36,7 @@ type mutantTable struct {
 
 	// Inputs.
 	onAcquire       func(now int64, s locktable.SessionID, req *protocol.Acquire) (forward bool)
-	onInput         func(now int64) // before Cancel, Close and Detach
+	onInput         func(now int64) // before Cancel, Close and Suspend
 	onDetach        func(now int64, s locktable.SessionID)
 	onClose         func(now int64, s locktable.SessionID)
 	onResult        func(now int64, r *locktable.Result)
@@ -113,13 +113,13 @@ func (t *mutantTable) Close(now int64, s locktable.SessionID) {
 	t.Table.Close(now, s)
 }
 
-func (t *mutantTable) Detach(now int64, s locktable.SessionID) {
+func (t *mutantTable) Suspend(now int64, s locktable.SessionID) {
 	t.beforeInput(now)
 	if t.onDetach != nil {
 		t.onDetach(now, s)
 		return
 	}
-	t.Table.Detach(now, s)
+	t.Table.Suspend(now, s)
 }
 
 func (t *mutantTable) beforeInput(now int64) {

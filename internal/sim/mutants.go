@@ -33,7 +33,7 @@ var Mutants = []Mutant{
 		Detected: `is believed in until|two owners|was used before or never drawn`,
 		mutate: func(t *mutantTable) {
 			t.onResult = func(now int64, r *locktable.Result) {
-				if r.Kind == locktable.Take && r.Outcome == locktable.Other {
+				if r.Kind == locktable.Take && r.Outcome == locktable.HeldByOther {
 					*r = locktable.Result{Kind: r.Kind, Name: r.Name, Sent: r.Sent, Token: uint64(now)}
 				}
 			}
@@ -45,7 +45,7 @@ var Mutants = []Mutant{
 		Detected: `is believed in until|a lease event comes`,
 		mutate: func(t *mutantTable) {
 			t.onResult = func(_ int64, r *locktable.Result) {
-				if r.Kind == locktable.Keep && r.Outcome != locktable.Done {
+				if r.Kind == locktable.Renew && r.Outcome != locktable.Done {
 					*r = locktable.Result{Kind: r.Kind, Name: r.Name, Sent: r.Sent}
 				}
 			}
@@ -121,7 +121,7 @@ var Mutants = []Mutant{
 		mutate: func(t *mutantTable) {
 			dropped := make(map[string]bool)
 			t.onEffect = change(func(e *locktable.Effect) {
-				if e.Kind == locktable.Redis && e.Op.Kind == locktable.Keep {
+				if e.Kind == locktable.Redis && e.Op.Kind == locktable.Renew {
 					e.Op.Kind = locktable.Drop
 					dropped[e.Op.Name] = true
 				}
@@ -129,7 +129,7 @@ var Mutants = []Mutant{
 			t.onResult = func(_ int64, r *locktable.Result) {
 				if dropped[r.Name] {
 					delete(dropped, r.Name)
-					r.Kind = locktable.Keep
+					r.Kind = locktable.Renew
 				}
 			}
 		},
@@ -222,9 +222,9 @@ var Mutants = []Mutant{
 				}
 				switch num, ok := pending[e.Op.Name]; {
 				case e.Op.Kind == locktable.Drop:
-					pending[e.Op.Name] = e.Op.Num
+					pending[e.Op.Name] = e.Op.HoldID
 				case e.Op.Kind == locktable.Take && ok:
-					e.Op.Num = num
+					e.Op.HoldID = num
 				}
 			})
 			t.onResult = func(_ int64, r *locktable.Result) {
@@ -243,7 +243,7 @@ var Mutants = []Mutant{
 		mutate: func(t *mutantTable) {
 			t.ignoresMessages = true
 			t.onResult = func(_ int64, r *locktable.Result) {
-				if r.Outcome == locktable.Other {
+				if r.Outcome == locktable.HeldByOther {
 					r.TTLMS = 1 << 40
 				}
 			}
@@ -366,7 +366,7 @@ var Mutants = []Mutant{
 		mutate: func(t *mutantTable) {
 			t.onResult = func(_ int64, r *locktable.Result) {
 				if r.Outcome == locktable.Unknown {
-					r.Outcome = locktable.Unsent
+					r.Outcome = locktable.NotSent
 				}
 			}
 		},

@@ -264,7 +264,7 @@ func (w *world) onNotSent(h *host, e event) {
 		w.freeOp(e.arg)
 		return
 	}
-	o.res.Outcome, o.res.Msg = locktable.Unsent, "not sent"
+	o.res.Outcome, o.res.Msg = locktable.NotSent, "not sent"
 	o.res.Sent = h.clock(w.now)
 	w.deliver(h, e.arg)
 	w.afterInput(h)
@@ -359,7 +359,7 @@ func (w *world) failInFlight(h *host) {
 		i := c.queue[0]
 		c.queue = append(c.queue[:0], c.queue[1:]...)
 		o := &w.ops[i]
-		o.res.Outcome, o.res.Msg = locktable.Unsent, "connection lost"
+		o.res.Outcome, o.res.Msg = locktable.NotSent, "connection lost"
 		w.deliver(h, i)
 		w.afterInput(h)
 	}

@@ -267,7 +267,7 @@ func (w *world) execute(h *host, o *operation) {
 	before := name.key
 	c := redis.Command{
 		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
-		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry, KeepsCounterExpiry: o.op.Behind,
+		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry, KeepsCounterExpiry: o.op.AfterPendingDrop,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel},
 	}
 	shared := &w.redis.names[w.counterOf(n)]
@@ -282,7 +282,7 @@ func (w *world) execute(h *host, o *operation) {
 		reply = c.Run(&name.key, &counter, w.channel(n))
 		name.key = before // without the longer lease, of which the table does not know
 	case !name.denied && w.random.oneIn(w.plan.busy):
-		reply = redis.Reply{Outcome: locktable.Busy, Code: "BUSY", Listeners: locktable.Uncounted}
+		reply = redis.Reply{Outcome: locktable.Retryable, Code: "BUSY", Listeners: locktable.Uncounted}
 	default:
 		if draws && !name.denied && shared.counter.HasExpired(w.now) {
 			w.loseCounter(w.counterOf(n), redis.Counter{})
@@ -336,9 +336,9 @@ func (o *operation) setResult(reply *redis.Reply, name *redisName) {
 	switch {
 	case reply.Outcome == locktable.NotALock:
 		res.Field, res.Msg = "a string", "it is a string"
-	case reply.Outcome == locktable.Other && name.overwritten:
+	case reply.Outcome == locktable.HeldByOther && name.overwritten:
 		res.Field = "a string"
-	case reply.Outcome == locktable.Other:
+	case reply.Outcome == locktable.HeldByOther:
 		res.Field = ownerField(name.key.Owner)
 	}
 }

@@ -10,7 +10,7 @@ import (
 // What Redis refuses changes nothing, whichever fault makes Redis refuse it.
 func TestFaultyRedisChangesNothing(t *testing.T) {
 	draw := locktable.Op{Kind: locktable.Take, Reserve: 1}
-	take, keep := locktable.Op{Kind: locktable.Take}, locktable.Op{Kind: locktable.Keep}
+	take, keep := locktable.Op{Kind: locktable.Take}, locktable.Op{Kind: locktable.Renew}
 	check, drop := locktable.Op{Kind: locktable.Check}, locktable.Op{Kind: locktable.Drop}
 	for _, fault := range []struct {
 		name     string
@@ -21,14 +21,14 @@ func TestFaultyRedisChangesNothing(t *testing.T) {
 			&draw: locktable.Refused, &take: locktable.Refused, &keep: locktable.Refused, &check: locktable.Refused, &drop: locktable.Refused,
 		}},
 		{"overwritten", func(n *redisName) { n.overwritten = true }, map[*locktable.Op]locktable.Outcome{
-			&draw: locktable.NotALock, &take: locktable.NotALock, &keep: locktable.Other, &check: locktable.Other, &drop: locktable.NotALock,
+			&draw: locktable.NotALock, &take: locktable.NotALock, &keep: locktable.HeldByOther, &check: locktable.HeldByOther, &drop: locktable.NotALock,
 		}},
 		{"broken counter", func(n *redisName) { n.brokenCounter = true }, map[*locktable.Op]locktable.Outcome{
 			&draw: locktable.Refused,
 		}},
 	} {
 		for op, want := range fault.outcomes {
-			op.Name, op.Num, op.Count, op.LeaseMS = lockNames[0], 10, 2, 30_000
+			op.Name, op.HoldID, op.Count, op.LeaseMS = lockNames[0], 10, 2, 30_000
 			w := &world{engine: engine{now: sec}, plan: plan{names: 1, table: locktable.Config{Lease: 30e9}}, counterExpiry: counterExpiry}
 			w.redis.init()
 			h := w.addHost()

@@ -28,7 +28,7 @@ func (w *world) crash(h *host) {
 		s := &h.sessions[w.random.below(int64(len(h.sessions)))]
 		switch {
 		case s.open && s.willNotReturn && s.restored && h.process == serving:
-			h.table.Detach(h.clock(w.now), s.id)
+			h.table.Suspend(h.clock(w.now), s.id)
 		case !s.open || s.detached || h.process == stopping || s.link == disconnected:
 			continue
 		case s.link == claiming:

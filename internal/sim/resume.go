@@ -328,8 +328,8 @@ func (w *world) releaseSurplus(h *host, s *session, now int64) {
 // onClaimed judges the answer to a claim.
 func (w *world) onClaimed(h *host, e *locktable.Effect) {
 	s := w.sessionOf(h, e)
-	if s.link != claiming || s.detached || !s.claimSent || e.ID != s.lastID || e.Was != s.lastClaim {
-		w.violation(-1, "session %d gets the answer that its claim %d is done (last: %v)", s.id, e.ID, e.Was)
+	if s.link != claiming || s.detached || !s.claimSent || e.ID != s.lastID || e.IsLast != s.lastClaim {
+		w.violation(-1, "session %d gets the answer that its claim %d is done (last: %v)", s.id, e.ID, e.IsLast)
 	}
 	for i := range s.beliefs {
 		if b := &s.beliefs[i]; b.claimed && b.gone {
@@ -337,7 +337,7 @@ func (w *world) onClaimed(h *host, e *locktable.Effect) {
 		}
 	}
 	s.claimSent = false
-	if !e.Was {
+	if !e.IsLast {
 		return
 	}
 	now := h.clock(w.now)

@@ -52,13 +52,13 @@ func (t *tracer) effect(w *world, h *host, e *locktable.Effect) {
 	case locktable.Refusal:
 		t.add(w, name, h, "  → s%d refused id=%d %s: %s", e.Session, e.ID, e.Code, e.Msg)
 	case locktable.Canceled:
-		t.add(w, name, h, "  → s%d canceled id=%d %v", e.Session, e.ID, e.Was)
+		t.add(w, name, h, "  → s%d canceled id=%d %v", e.Session, e.ID, e.WasWaiting)
 	case locktable.Forced:
 		t.add(w, name, h, "  → s%d forced id=%d hold=%d", e.Session, e.ID, e.Hold)
 	case locktable.Lost:
 		t.add(w, name, h, "  → s%d lost hold=%d %s", e.Session, e.Hold, e.Reason)
 	case locktable.Claimed:
-		t.add(w, -1, h, "  → s%d claimed id=%d last=%v", e.Session, e.ID, e.Was)
+		t.add(w, -1, h, "  → s%d claimed id=%d last=%v", e.Session, e.ID, e.IsLast)
 	case locktable.Lease:
 		t.add(w, -1, h, "  → s%d lease until %s", e.Session, clockString(h.worldTime(e.Deadline)))
 	case locktable.Redis:
@@ -103,29 +103,29 @@ func opString(op locktable.Op) string {
 	switch op.Kind {
 	case locktable.Take:
 		held := ""
-		if op.Held {
+		if op.RequireExisting {
 			held = " held"
 		}
-		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.Num, op.Count, op.LeaseMS, op.Reserve)
-	case locktable.Keep:
-		return fmt.Sprintf("keep num=%d count=%d lease=%dms", op.Num, op.Count, op.LeaseMS)
+		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.HoldID, op.Count, op.LeaseMS, op.Reserve)
+	case locktable.Renew:
+		return fmt.Sprintf("keep num=%d count=%d lease=%dms", op.HoldID, op.Count, op.LeaseMS)
 	case locktable.Check:
-		return fmt.Sprintf("check num=%d", op.Num)
+		return fmt.Sprintf("check num=%d", op.HoldID)
 	case locktable.Drop:
-		return fmt.Sprintf("drop num=%d", op.Num)
+		return fmt.Sprintf("drop num=%d", op.HoldID)
 	}
 	return fmt.Sprintf("op %d", op.Kind)
 }
 
 func resultString(r locktable.Result) string {
 	what := [...]string{"done", "other", "missing", "differs", "not a lock", "unsent", "unknown", "refused", "busy"}[r.Outcome]
-	if r.Outcome <= locktable.Other && r.Listeners != locktable.Uncounted {
+	if r.Outcome <= locktable.HeldByOther && r.Listeners != locktable.Uncounted {
 		what += fmt.Sprintf(", %d listeners", r.Listeners)
 	}
 	switch {
 	case r.Outcome == locktable.Done && r.Kind == locktable.Take:
 		return fmt.Sprintf("%s, token %d", what, r.Token)
-	case r.Outcome == locktable.Other:
+	case r.Outcome == locktable.HeldByOther:
 		return fmt.Sprintf("%s, %s, ttl %d ms", what, r.Field, r.TTLMS)
 	}
 	return what

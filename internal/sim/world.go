@@ -111,7 +111,7 @@ type tableMaker func(cfg locktable.Config, now int64) lockTable
 type lockTable interface {
 	Open(now int64, s locktable.SessionID, p locktable.Peer)
 	Close(now int64, s locktable.SessionID)
-	Detach(now int64, s locktable.SessionID)
+	Suspend(now int64, s locktable.SessionID)
 	Acquire(now int64, s locktable.SessionID, req protocol.Acquire)
 	Release(now int64, s locktable.SessionID, req protocol.Release)
 	Cancel(now int64, s locktable.SessionID, req protocol.Cancel)

@@ -337,7 +337,7 @@ func (a *arbiter) onHeldByOther(p *policy, now int64, field string, ttlMS int64,
 	if a.others() == 0 {
 		a.rivalUntil = now + int64(p.cfg.RivalMemory)
 	}
-	if op.wake {
+	if op.mayBeFree {
 		a.scheduleRetry(p, now, noWait, true)
 	}
 }

@@ -123,16 +123,16 @@ func (w *window) isBusy() bool { return w.phase != windowIdle }
 
 // inFlight is an operation in flight.
 type inFlight struct {
-	holdID     uint64
-	sentAt     int64
-	count      uint32
-	leaseMS    uint32
-	reserve    uint16
-	kind       OpKind
-	unassigned bool // for the queue, not for a hold
-	wake       bool // a release was published, or Redis is reached again: a result "another host's" may be out of date
-	look       bool // another program may have changed the key since it was sent
-	lost       bool // Redis may have lost its data since it was sent
+	holdID          uint64
+	sentAt          int64
+	count           uint32
+	leaseMS         uint32
+	reserve         uint16
+	kind            OpKind
+	unassigned      bool // for the queue, not for a hold
+	mayBeFree       bool // a release was published, or Redis is reached again: a result "another host's" may be out of date
+	checkAgain      bool // another program may have changed the key since it was sent
+	mayHaveLostData bool // Redis may have lost its data since it was sent
 }
 
 // want is what Redis should have under a name.
@@ -196,9 +196,9 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 	case w.kind == wantHold:
 		return c.chooseForHold(a, w)
 	case w.kind == wantClaim && (c.state.isOurs() || a.due(w.notBefore)):
-		return Op{Kind: Take, Num: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve, Behind: w.mayPipeline}
+		return Op{Kind: Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve, AfterPendingDrop: w.mayPipeline}
 	case w.kind == wantNothing && c.state != claimAbsent:
-		return Op{Kind: Drop, Num: c.maxHoldID, Count: 1}
+		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1}
 	}
 	return Op{}
 }
@@ -211,18 +211,18 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
 	if a.now >= w.reserveAt && int(c.tokens.left) < max(1, w.budget/4) {
 		reserve = uint16(w.budget)
 	}
-	op := Op{Num: w.holdID, Count: w.count, LeaseMS: w.leaseMS}
+	op := Op{HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS}
 	switch {
 	case c.state.isUnsure():
 		op.Kind, op.Reserve = Take, reserve // assert it
 	case handedOver && a.due(c.confirmedAt+handoffSyncDelay), c.tokens.isEmpty() && a.due(w.reserveAt):
-		op.Kind, op.Reserve, op.Held = Take, reserve, true
+		op.Kind, op.Reserve, op.RequireExisting = Take, reserve, true
 	case (c.state == claimStale || c.count != w.count) && !handedOver, w.isRenewed && a.due(c.renewAt),
 		c.state == claimRestored, // like a renewal: there may be very many
 		// It was acquired for a waiter with a longer lease that is gone: its renewal is not
 		// due in time, and the key would outlive a dead sidecar for longer.
 		c.leaseMS > w.fullLeaseMS && w.leaseMS <= w.fullLeaseMS:
-		op.Kind = Keep
+		op.Kind = Renew
 	case w.isChecked && !handedOver && a.due(c.renewAt):
 		op.Kind, op.LeaseMS = Check, 0
 	default:
@@ -234,11 +234,11 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
 // sent notes an operation that is being sent.
 func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 	c.op = inFlight{
-		kind: op.Kind, unassigned: unassigned, holdID: op.Num, sentAt: now,
+		kind: op.Kind, unassigned: unassigned, holdID: op.HoldID, sentAt: now,
 		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve,
 	}
 	switch {
-	case op.Behind:
+	case op.AfterPendingDrop:
 		if c.pipelined == 0 {
 			c.pipelinedSince = shortMillis(now)
 		}
@@ -251,8 +251,8 @@ func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 		}
 		c.phase = windowOne
 	}
-	c.maxHoldID = max(c.maxHoldID, op.Num)
-	if op.Kind == Take || op.Kind == Keep {
+	c.maxHoldID = max(c.maxHoldID, op.HoldID)
+	if op.Kind == Take || op.Kind == Renew {
 		// It may shorten the key's life as soon as it is sent.
 		c.validUntil = min(c.validUntil, now+validity(op.LeaseMS))
 	}
@@ -312,7 +312,7 @@ func (c *remoteClaim) unknown(now int64, op *inFlight) {
 // dataLost notes that Redis may have lost its data, and tokens that were drawn before.
 func (c *remoteClaim) dataLost() {
 	c.tokens.drop()
-	c.op.lost = true // if there is one, it may meet the new data
+	c.op.mayHaveLostData = true // if there is one, it may meet the new data
 	if c.state.isOurs() {
 		c.state = claimInDoubt
 	}

@@ -62,7 +62,7 @@ func (t *Table) answerConfirms(l *lock) {
 		}
 	}
 	if q.confirms = q.confirms[n:]; len(q.confirms) > 0 {
-		t.later(l)
+		t.deferReconcile(l)
 		return
 	}
 	q.confirms, q.refusal = nil, ""
@@ -74,7 +74,7 @@ func (t *Table) endConfirm(c confirm) *session {
 	c.user.waiters--
 	s := t.sessions[c.session]
 	if s == nil {
-		t.leave(c.user)
+		t.forgetIfIdle(c.user)
 		return nil
 	}
 	delete(s.confirms, c.id)

@@ -9,11 +9,11 @@ const (
 	Granted     EffectKind = iota + 1 // answer Session's request ID: Token, Hold, Count, Deadline, End
 	Released                          // answer: Count (no effect if the request had no ID)
 	Refusal                           // answer: Code, Msg
-	Canceled                          // answer to a cancel: Was
+	Canceled                          // answer to a cancel: WasWaiting
 	Forced                            // answer to a force_release: Hold, Name
-	Claimed                           // answer to a claim; Was: it was the last
+	Claimed                           // answer to a claim: IsLast
 	Confirmed                         // answer to a confirm
-	Lost                              // event to Session: Hold, Reason; Was: it had been claimed; Msg: what Redis has instead, if it is Stolen
+	Lost                              // event to Session: Hold, Reason, WasClaimed; Msg: what Redis has instead, if it is Stolen
 	Lease                             // event to Session: Deadline
 	Redis                             // carry out Op and bring back its one Result
 	Closed                            // Session, which was closed, has nothing left: a successor need not know it
@@ -24,18 +24,20 @@ const (
 // Effect is one thing the table wants done. Effects are values in the order in
 // which they must happen.
 type Effect struct {
-	Kind     EffectKind
-	Was      bool
-	Count    uint32
-	Session  SessionID
-	ID       uint64
-	Hold     uint64
-	Token    uint64
-	Deadline int64 // CLOCK_BOOTTIME, ns
-	End      int64 // the same, when max_hold will have passed; 0: never
-	Code     protocol.Code
-	Reason   protocol.Reason
-	Msg      string
-	Name     string
-	Op       Op
+	Kind       EffectKind
+	WasWaiting bool // Canceled: the request waited, and is refused as canceled
+	IsLast     bool // Claimed: no further claim follows
+	WasClaimed bool // Lost: the client had claimed the hold
+	Count      uint32
+	Session    SessionID
+	ID         uint64
+	Hold       uint64
+	Token      uint64
+	Deadline   int64 // CLOCK_BOOTTIME, ns
+	End        int64 // the same, when max_hold will have passed; 0: never
+	Code       protocol.Code
+	Reason     protocol.Reason
+	Msg        string
+	Name       string
+	Op         Op
 }

@@ -72,16 +72,16 @@ func TestRunOfHandoffsLeavesTheKeyFreeNowAndThen(t *testing.T) {
 	r.quiet() // a client that polls each millisecond takes it
 
 	r.pass(30 * time.Millisecond)
-	take := r.answer(locktable.Take, locktable.Result{Outcome: locktable.Other, Field: "another:1", TTLMS: 3})
+	take := r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 3})
 	r.want("subscribe a")
 
 	// From now on the table behaves as if it knew that the other one waits.
 	r.pass(60 * time.Millisecond)
 	again := r.redis(locktable.Take, locktable.Done)
-	if again.Num <= take.Num {
+	if again.HoldID <= take.HoldID {
 		t.Fatalf("%+v after %+v", again, take)
 	}
-	if d := r.handoffs(again.Num); d > 51*time.Millisecond {
+	if d := r.handoffs(again.HoldID); d > 51*time.Millisecond {
 		t.Errorf("the lock is given back after %v, although another program had it", d)
 	}
 	r.redis(locktable.Drop, locktable.Done)
@@ -120,7 +120,7 @@ func TestTryEndsAQuietPause(t *testing.T) {
 	r.acquire(3, "a", wait(0))
 	take := r.redis(locktable.Take, locktable.Done)
 	r.collect()
-	if len(r.log) != 1 || r.log[0] != "s3 granted hold="+itoa(take.Num)+" token="+itoa(r.tokens)+" count=1" {
+	if len(r.log) != 1 || r.log[0] != "s3 granted hold="+itoa(take.HoldID)+" token="+itoa(r.tokens)+" count=1" {
 		t.Errorf("a try during the pause: %q", r.log)
 	}
 }
@@ -136,7 +136,7 @@ func TestLocksAreNotPolledTooOften(t *testing.T) {
 			r.collect()
 			for _, op := range r.ops {
 				n++
-				r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Other, Sent: r.now, Field: "another:1", TTLMS: 60_000})
+				r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.HeldByOther, Sent: r.now, Field: "another:1", TTLMS: 60_000})
 			}
 			r.ops = nil
 		}
@@ -161,7 +161,7 @@ func TestReleaseByAnotherProgramUnderAHoldIsLookedInto(t *testing.T) {
 		lease opt
 		look  locktable.OpKind
 	}{
-		{"a watchdog hold", fixed(0), locktable.Keep},
+		{"a watchdog hold", fixed(0), locktable.Renew},
 		{"a fixed lease", fixed(10 * time.Minute), locktable.Check},
 	} {
 		t.Run(tt.says, func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestReleaseByAnotherProgramUnderAHoldIsLookedInto(t *testing.T) {
 			r.message("a")
 			r.quiet() // too soon after the last look
 			r.pass(11 * time.Millisecond)
-			r.redis(tt.look, locktable.Missing)
+			r.redis(tt.look, locktable.KeyMissing)
 			r.want("s1 lost hold=1 deleted")
 			r.redis(locktable.Take, locktable.Done)
 			r.want("s2 granted hold=2 token=66 count=1")
@@ -202,13 +202,13 @@ func TestFixedLeaseIsCheckedAThirdOfTheWatchdogLeaseApart(t *testing.T) {
 		r.pass(9900 * time.Millisecond)
 		r.quiet()
 		r.pass(800 * time.Millisecond)
-		if op := r.redis(locktable.Check, locktable.Done); op.LeaseMS != 0 || op.Num != 1 {
+		if op := r.redis(locktable.Check, locktable.Done); op.LeaseMS != 0 || op.HoldID != 1 {
 			t.Fatalf("%+v", op)
 		}
 		r.want()
 	}
 	r.pass(10700 * time.Millisecond)
-	r.answer(locktable.Check, locktable.Result{Outcome: locktable.Other, Field: "thief:1"})
+	r.answer(locktable.Check, locktable.Result{Outcome: locktable.HeldByOther, Field: "thief:1"})
 	r.want("s1 lost hold=1 stolen")
 }
 
@@ -219,7 +219,7 @@ func TestCheckThatFindsAnEarlierHoldSetsTheKeyAgain(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done)
 	r.pass(11 * time.Second)
 	r.redis(locktable.Check, locktable.Differs)
-	if op := r.redis(locktable.Keep, locktable.Done); op.Num != 1 || op.Count != 1 || op.LeaseMS < 3_588_000 {
+	if op := r.redis(locktable.Renew, locktable.Done); op.HoldID != 1 || op.Count != 1 || op.LeaseMS < 3_588_000 {
 		t.Fatalf("%+v", op)
 	}
 	r.quiet()
@@ -269,7 +269,7 @@ func TestKeyOfAnotherTypeIsATheft(t *testing.T) {
 	r.pass(10600 * time.Millisecond)
 	r.collect()
 	r.ops = nil
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Keep, Name: "a", Outcome: locktable.Other, Sent: r.now, Field: what})
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Renew, Name: "a", Outcome: locktable.HeldByOther, Sent: r.now, Field: what})
 	if got := found(r); got != what {
 		t.Errorf("at a renewal %q was found", got)
 	}
@@ -291,7 +291,7 @@ func TestKeyOfAnotherTypeIsATheft(t *testing.T) {
 
 // The counter of a lock is not one: tokens cannot be drawn. Renewals go on.
 func TestRefusedDrawKeepsNoRenewalBack(t *testing.T) {
-	for _, outcome := range []locktable.Outcome{locktable.Refused, locktable.Busy} {
+	for _, outcome := range []locktable.Outcome{locktable.Refused, locktable.Retryable} {
 		r := newRig(t)
 		r.acquire(1, "a")
 		r.redis(locktable.Take, locktable.Done)
@@ -304,7 +304,7 @@ func TestRefusedDrawKeepsNoRenewalBack(t *testing.T) {
 				if op.Reserve > 0 {
 					res.Outcome = outcome
 				}
-				if op.Kind == locktable.Keep {
+				if op.Kind == locktable.Renew {
 					renewals++
 				}
 				r.tb.Result(r.now, res)

@@ -78,9 +78,9 @@ func (t *Table) Holds(id SessionID) int {
 	return 0
 }
 
-// Owing counts locks that are nobody's here and that Redis has not been told of,
+// PendingReleases counts locks that are nobody's here and that Redis has not been told of,
 // as far as it can be told.
-func (t *Table) Owing() int {
+func (t *Table) PendingReleases() int {
 	n := 0
 	for _, l := range t.locks {
 		if l.holds == nil && (l.claim.isBusy() || t.redis.isUp() && l.claim.state != claimAbsent) {

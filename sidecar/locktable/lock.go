@@ -178,9 +178,9 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 	op.Name = l.name
 	l.claim.assertSent(l, op)
 	if op.Kind == Take && l.holds == nil {
-		t.lastNum = op.Num
+		t.lastNum = op.HoldID
 		l.queue.arbiter.onTake()
-		if op.Behind {
+		if op.AfterPendingDrop {
 			l.rivals.since = 0
 		}
 	}
@@ -188,7 +188,7 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 		l.queue.arbiter.onDropSent(now)
 	}
 	l.claim.sent(now, op, l.holds == nil)
-	if op.Kind == Take || op.Kind == Keep {
+	if op.Kind == Take || op.Kind == Renew {
 		t.trackDeadline(l.holds)
 	}
 	t.redis.onSent(now)
@@ -211,7 +211,7 @@ func (t *Table) nextCheck(now int64) int64 {
 // checkPause after the last time.
 func (l *lock) checkSoon(now int64) {
 	l.claim.renewAt = min(l.claim.renewAt, max(now, l.claim.confirmedAt+checkPause))
-	l.claim.op.look = true // what is in flight may have been executed before
+	l.claim.op.checkAgain = true // what is in flight may have been executed before
 }
 
 const checkPause = int64(10 * time.Millisecond)

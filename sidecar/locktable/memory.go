@@ -333,7 +333,7 @@ func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) (fault strin
 	if !req.More {
 		t.finishResume(now, s)
 	}
-	t.emit(Effect{Kind: Claimed, Session: id, ID: req.ID, Was: !req.More})
+	t.emit(Effect{Kind: Claimed, Session: id, ID: req.ID, IsLast: !req.More})
 	return ""
 }
 

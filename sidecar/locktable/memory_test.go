@@ -130,7 +130,7 @@ func TestAHoldOutlivesItsSidecar(t *testing.T) {
 	l := newLives(t)
 	l.takes(1, "a", owner(7))
 	l.acquire(1, "a", owner(7))
-	l.redis(locktable.Keep, locktable.Done)
+	l.redis(locktable.Renew, locktable.Done)
 	before := l.row("a")
 	l.killed(5 * time.Second)
 	after := l.row("a")
@@ -140,7 +140,7 @@ func TestAHoldOutlivesItsSidecar(t *testing.T) {
 	}
 	l.quiet()
 	l.tb.Up(l.now, false)
-	if op := l.redis(locktable.Keep, locktable.Done); op.Num != 1 || op.Count != 2 {
+	if op := l.redis(locktable.Renew, locktable.Done); op.HoldID != 1 || op.Count != 2 {
 		t.Fatalf("confirming: %+v", op)
 	}
 	l.want()
@@ -166,7 +166,7 @@ func TestWaitersAskTheSuccessorAgain(t *testing.T) {
 		t.Fatalf("%d wait", n)
 	}
 	l.tb.Up(l.now, false)
-	l.redis(locktable.Keep, locktable.Done)
+	l.redis(locktable.Renew, locktable.Done)
 	for s := locktable.SessionID(1); s <= 3; s++ {
 		l.tb.Resume(s, locktable.Peer{})
 		l.claims(s, false)
@@ -178,7 +178,7 @@ func TestWaitersAskTheSuccessorAgain(t *testing.T) {
 	l.want("s2 claimed last=true", "s3 claimed last=true")
 	l.acquire(3, "a")
 	l.acquire(2, "a")
-	if op := l.redis(locktable.Take, locktable.Done); op.Num <= 1 {
+	if op := l.redis(locktable.Take, locktable.Done); op.HoldID <= 1 {
 		t.Fatalf("a number is used again: %+v", op)
 	}
 	l.want("s3 granted hold=2 token=2 count=1")
@@ -192,7 +192,7 @@ func TestASuccessorGivesBackWhatWasBeingGivenBack(t *testing.T) {
 	l.acquire(2, "asked for")
 	l.killed(time.Second)
 	l.quiet()
-	if n := l.tb.Owing(); n != 0 {
+	if n := l.tb.PendingReleases(); n != 0 {
 		t.Fatalf("it owes Redis %d locks, which cannot be asked", n)
 	}
 	l.tb.Up(l.now, false)
@@ -201,8 +201,8 @@ func TestASuccessorGivesBackWhatWasBeingGivenBack(t *testing.T) {
 		t.Fatalf("operations: %+v", l.ops)
 	}
 	for _, op := range l.ops {
-		if want := map[string]uint64{"released": 1, "asked for": 2}[op.Name]; op.Num != want {
-			t.Errorf("drop of %s is for %d, want %d", op.Name, op.Num, want)
+		if want := map[string]uint64{"released": 1, "asked for": 2}[op.Name]; op.HoldID != want {
+			t.Errorf("drop of %s is for %d, want %d", op.Name, op.HoldID, want)
 		}
 		l.tb.Result(l.now, locktable.Result{Kind: locktable.Drop, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
 	}
@@ -221,7 +221,7 @@ func TestARedisIsAskedOnlyForWhatIsKept(t *testing.T) {
 	if got := strings.Join(l.book.calls, ", "); got != "last 1, lock a" {
 		t.Fatalf("kept before the first take: %s", got)
 	}
-	l.redis(locktable.Take, locktable.Other)
+	l.redis(locktable.Take, locktable.HeldByOther)
 	l.collect()
 	if got := l.book.calls[len(l.book.calls)-1]; got != "forget a" {
 		t.Fatalf("of somebody else's lock this is kept: %s", got)
@@ -286,8 +286,8 @@ func TestWhatIsGoneIsToldToWhoClaimsIt(t *testing.T) {
 			l.tb.ForceRelease(l.now, 4, protocol.ForceRelease{ID: 2, Name: "b"})
 		}
 		for _, e := range l.tb.Effects() {
-			if e.Kind == locktable.Lost && e.Was != claimed {
-				t.Errorf("of hold %d it says claimed: %v", e.Hold, e.Was)
+			if e.Kind == locktable.Lost && e.WasClaimed != claimed {
+				t.Errorf("of hold %d it says claimed: %v", e.Hold, e.WasClaimed)
 			}
 		}
 	}
@@ -344,11 +344,11 @@ func TestCrashDelaysOutliveTheSidecar(t *testing.T) {
 func TestADetachedSessionIsRestoredAsOne(t *testing.T) {
 	l := newLives(t)
 	l.takes(1, "a")
-	l.tb.Detach(l.now, 1)
+	l.tb.Suspend(l.now, 1)
 	l.collect()
 	l.killed(time.Second)
 	l.tb.Up(l.now, false)
-	l.redis(locktable.Keep, locktable.Done)
+	l.redis(locktable.Renew, locktable.Done)
 	l.pass(28600 * time.Millisecond)
 	l.quiet() // not renewed
 	l.want()
@@ -363,7 +363,7 @@ func TestTheDeadAreReleasedAndTheOthersRunOut(t *testing.T) {
 	l.takes(3, "comes back")
 	l.killed(time.Second)
 	l.tb.Close(l.now, 1)
-	l.tb.Detach(l.now, 2)
+	l.tb.Suspend(l.now, 2)
 	l.tb.Up(l.now, false)
 	l.collect()
 	kinds := map[string]locktable.OpKind{}
@@ -371,12 +371,12 @@ func TestTheDeadAreReleasedAndTheOthersRunOut(t *testing.T) {
 		kinds[op.Name] = op.Kind
 		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
 	}
-	if kinds["dead"] != locktable.Drop || kinds["cannot come back"] != locktable.Keep || kinds["comes back"] != locktable.Keep {
+	if kinds["dead"] != locktable.Drop || kinds["cannot come back"] != locktable.Renew || kinds["comes back"] != locktable.Renew {
 		t.Fatalf("operations: %+v", l.ops)
 	}
 	l.ops = nil
 	l.pass(11 * time.Second)
-	if op := l.redis(locktable.Keep, locktable.Done); op.Name != "comes back" {
+	if op := l.redis(locktable.Renew, locktable.Done); op.Name != "comes back" {
 		t.Fatalf("renewed: %+v", op)
 	}
 }
@@ -391,7 +391,7 @@ func TestASidecarThatStopsLetsNobodyWait(t *testing.T) {
 	if l.tb.InUse(2, l.ids) || l.row("a").Waiting != 0 {
 		t.Fatal("somebody waits")
 	}
-	if n := l.tb.Owing(); n != 1 {
+	if n := l.tb.PendingReleases(); n != 1 {
 		t.Fatalf("it owes Redis %d locks, want 1", n)
 	}
 	l.tb.Release(l.now, 1, protocol.Release{Hold: 1}) // was read before
@@ -408,7 +408,7 @@ func TestASidecarThatStopsLetsNobodyWait(t *testing.T) {
 		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
 	}
 	l.want()
-	if l.tb.Owing() != 0 || len(l.book.memory().Locks) != 0 {
+	if l.tb.PendingReleases() != 0 || len(l.book.memory().Locks) != 0 {
 		t.Fatal("something is left")
 	}
 }
@@ -555,7 +555,7 @@ func TestAShorterLeaseBreaksNoOlderPromise(t *testing.T) {
 	l.takes(2, "b")
 	l.cfg.Lease = time.Second
 	l.killed(5 * time.Second)
-	l.tb.Detach(l.now, 2) // it cannot come back
+	l.tb.Suspend(l.now, 2) // it cannot come back
 	l.tb.Up(l.now, false)
 	l.collect()
 	for _, op := range l.ops {
@@ -567,7 +567,7 @@ func TestAShorterLeaseBreaksNoOlderPromise(t *testing.T) {
 	l.ops = nil
 	l.quiet() // and is content with that
 	l.pass(400 * time.Millisecond)
-	if op := l.redis(locktable.Keep, locktable.Done); op.Name != "a" || op.LeaseMS < 24_500 {
+	if op := l.redis(locktable.Renew, locktable.Done); op.Name != "a" || op.LeaseMS < 24_500 {
 		t.Fatalf("renewing: %+v", op)
 	}
 }
@@ -579,7 +579,7 @@ func TestALongerDeadlineOfBeforeKeepsNoNewsBack(t *testing.T) {
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
 	l.tb.Up(l.now, false)
-	l.redis(locktable.Keep, locktable.Done)
+	l.redis(locktable.Renew, locktable.Done)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
 	l.want("s1 lease +29s", "s1 claimed last=true")
@@ -604,7 +604,7 @@ func TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown(t *testing.T) {
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
 	l.tb.Up(l.now, false)
-	l.redis(locktable.Keep, locktable.Done)
+	l.redis(locktable.Renew, locktable.Done)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
 	l.takes(1, "b")
@@ -652,13 +652,13 @@ func TestAHoldInDoubtIsAssertedByTheSuccessor(t *testing.T) {
 	l.collect()
 	l.killed(time.Second)
 	l.tb.Up(l.now, false)
-	if op := l.redis(locktable.Take, locktable.Done); op.Held || op.Num != 1 {
+	if op := l.redis(locktable.Take, locktable.Done); op.RequireExisting || op.HoldID != 1 {
 		t.Fatalf("asserting: %+v", op)
 	}
 	l.collect()
 	l.killed(time.Second)
 	l.tb.Up(l.now, false)
-	l.redis(locktable.Keep, locktable.Missing)
+	l.redis(locktable.Renew, locktable.KeyMissing)
 	l.want("s1 lost hold=1 deleted")
 }
 
@@ -668,7 +668,7 @@ func TestTheMemoryIsTrueAfterEveryCall(t *testing.T) {
 	l := newLives(t)
 	l.takes(1, "a")
 	l.pass(10600 * time.Millisecond)
-	l.redis(locktable.Keep, locktable.Done)
+	l.redis(locktable.Renew, locktable.Done)
 	l.collect() // told by a lease event
 	l.killedUnread(time.Second)
 	l.collect()
@@ -676,7 +676,7 @@ func TestTheMemoryIsTrueAfterEveryCall(t *testing.T) {
 		t.Errorf("after a restart: %s", got)
 	}
 	l.book.calls = nil
-	l.tb.Detach(l.now, 1)
+	l.tb.Suspend(l.now, 1)
 	l.collect()
 	if got := strings.Join(l.book.calls, ", "); got != "session 1, lock a" {
 		t.Errorf("detaching: %s", got)

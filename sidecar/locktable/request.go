@@ -182,7 +182,7 @@ func (t *Table) Cancel(now int64, id SessionID, req protocol.Cancel) {
 		t.refuse(s, r.id, protocol.Canceled, "canceled by the client")
 	}
 	if req.ID != 0 {
-		t.emit(Effect{Kind: Canceled, Session: id, ID: req.ID, Was: r != nil})
+		t.emit(Effect{Kind: Canceled, Session: id, ID: req.ID, WasWaiting: r != nil})
 	}
 	if r != nil {
 		t.reconcile(now, r.at.lock)
@@ -283,7 +283,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 	}
 	for left := t.cfg.MaxWork; q.waiters.head != nil && (q.denial != "" || compatible(l, q.waiters.head)); left-- {
 		if left == 0 {
-			t.later(l)
+			t.deferReconcile(l)
 			return false
 		}
 		w := q.waiters.head
@@ -332,8 +332,8 @@ func (t *Table) skipEnded(q *queue) {
 	}
 }
 
-// later has Work reconcile the lock again: it has more requests than one step may answer.
-func (t *Table) later(l *lock) {
+// deferReconcile has Work reconcile the lock again: it has more requests than one step may answer.
+func (t *Table) deferReconcile(l *lock) {
 	if !l.isDeferred {
 		l.isDeferred = true
 		t.deferred = append(t.deferred, l)

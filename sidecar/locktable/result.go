@@ -45,11 +45,11 @@ func (t *Table) Result(now int64, r Result) {
 		default:
 			t.onConfirmed(now, l, &op, &r)
 		}
-		if op.look && l.holds != nil {
+		if op.checkAgain && l.holds != nil {
 			l.checkSoon(now)
 		}
 
-	case Other:
+	case HeldByOther:
 		l.forgetClaim(claimAbsent)
 		if l.holds != nil {
 			t.loseHold(l.holds, protocol.Stolen, r.Field)
@@ -58,8 +58,8 @@ func (t *Table) Result(now int64, r Result) {
 			t.onHeldByOther(now, l, &op, &r)
 		}
 
-	case Missing:
-		if l.holds != nil && op.lost {
+	case KeyMissing:
+		if l.holds != nil && op.mayHaveLostData {
 			k.state = claimInDoubt // nobody deleted it: assert it
 			k.tokens.drop()
 			break
@@ -81,7 +81,7 @@ func (t *Table) Result(now int64, r Result) {
 		}
 		t.denyWaiters(l, r.Msg)
 
-	case Unsent:
+	case NotSent:
 		k.retryAt = now + int64(t.cfg.RetryAfter)
 		t.onRedisError(l, r.Msg)
 
@@ -92,7 +92,7 @@ func (t *Table) Result(now int64, r Result) {
 		k.unknown(now, &op)
 		t.onRedisError(l, r.Msg)
 
-	case Busy:
+	case Retryable:
 		if op.reserve > 0 && l.holds != nil {
 			l.queue.reserveFailed(now)
 		} else {
@@ -142,7 +142,7 @@ func (t *Table) denyWaiters(l *lock, msg string) {
 
 // noteListeners notes how many are subscribed, if Redis counted them.
 func (l *lock) noteListeners(r *Result) {
-	if (r.Outcome == Done || r.Outcome == Other) && r.Kind != Keep && r.Listeners != Uncounted {
+	if (r.Outcome == Done || r.Outcome == HeldByOther) && r.Kind != Renew && r.Listeners != Uncounted {
 		l.rivals.listeners = r.Listeners
 	}
 }
@@ -276,7 +276,7 @@ func (t *Table) Message(now int64, name string) {
 	}
 	q := l.queue
 	own := q.arbiter.onMessage(now)
-	l.claim.op.wake = true // even if a local client believes to have it: the result may say otherwise
+	l.claim.op.mayBeFree = true // even if a local client believes to have it: the result may say otherwise
 	if l.holds != nil && !own {
 		l.checkSoon(now)
 	}
@@ -293,7 +293,7 @@ func (t *Table) Message(now int64, name string) {
 func (t *Table) Subscribed(now int64, name string) {
 	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.arbiter.sub != unsubscribed {
 		q := l.queue
-		l.claim.op.wake = true
+		l.claim.op.mayBeFree = true
 		if l.holds != nil {
 			l.checkSoon(now)
 		}

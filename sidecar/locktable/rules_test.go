@@ -34,7 +34,7 @@ func TestHoldEndsAtItsDeadlineBeforeItsTimerFires(t *testing.T) {
 		r.redis(locktable.Take, locktable.Done)
 		r.pass(10600 * time.Millisecond)
 		r.now += int64(20 * time.Second)
-		r.redis(locktable.Keep, locktable.Missing)
+		r.redis(locktable.Renew, locktable.KeyMissing)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 expired")
 	})
 	t.Run("then its client releases it", func(t *testing.T) {
@@ -55,10 +55,10 @@ func TestEntriesAreSetAgainAfterAnUnknownResult(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done)
 	r.acquire(1, "a", owner(7))
 	r.release(1, 1)
-	if op := r.redis(locktable.Keep, locktable.Unknown); op.Count != 2 {
+	if op := r.redis(locktable.Renew, locktable.Unknown); op.Count != 2 {
 		t.Fatalf("%+v", op)
 	}
-	if op := r.redis(locktable.Keep, locktable.Done); op.Count != 1 {
+	if op := r.redis(locktable.Renew, locktable.Done); op.Count != 1 {
 		t.Fatalf("%+v", op)
 	}
 	r.quiet()
@@ -69,7 +69,7 @@ func TestEntriesAreSetAgainAfterAnUnknownResult(t *testing.T) {
 func TestTakeDoesNotFollowADropWhileAPollingHostIsKnown(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.pass(40 * time.Millisecond)
 	r.redis(locktable.Take, locktable.Done)
 	r.want("subscribe a", "s1 granted hold=2 token=1 count=1")
@@ -90,7 +90,7 @@ func TestRenewalsGoBeforeOtherTimers(t *testing.T) {
 	r.now += int64(11 * time.Second)
 	r.tb.Advance(r.now)
 	r.collect()
-	if !slices.ContainsFunc(r.ops, func(op locktable.Op) bool { return op.Kind == locktable.Keep && op.Name == "renewed" }) {
+	if !slices.ContainsFunc(r.ops, func(op locktable.Op) bool { return op.Kind == locktable.Renew && op.Name == "renewed" }) {
 		t.Errorf("the renewal waits behind other timers: %+v", r.ops)
 	}
 }
@@ -127,7 +127,7 @@ func TestTryAfterACanceledTryGetsATakeOfItsOwn(t *testing.T) {
 	r.now += int64(time.Millisecond)
 	r.tb.Cancel(r.now, 1, protocol.Cancel{Target: first})
 	r.acquire(2, "a", wait(0))
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.want("s1 refused canceled", "subscribe a")
 	r.redis(locktable.Take, locktable.Done)
 	r.want("s2 granted hold=2 token=1 count=1")
@@ -137,9 +137,9 @@ func TestTryAfterACanceledTryGetsATakeOfItsOwn(t *testing.T) {
 func TestWaiterTriesAgainWhenTheLeaseOfAnotherHostEnds(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Other, Field: "another:1", TTLMS: 300, Listeners: 1})
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 300, Listeners: 1})
 	r.pass(290 * time.Millisecond)
 	r.quiet()
 	r.pass(20 * time.Millisecond)
@@ -159,7 +159,7 @@ func TestMessageDuringACheckHasTheKeyCheckedAgain(t *testing.T) {
 	r.message("a")
 	r.redis(locktable.Check, locktable.Done)
 	r.pass(20 * time.Millisecond)
-	r.redis(locktable.Check, locktable.Missing)
+	r.redis(locktable.Check, locktable.KeyMissing)
 	r.want("s1 granted hold=1 token=1 count=1", "subscribe a", "s1 lost hold=1 deleted")
 }
 
@@ -167,7 +167,7 @@ func TestMessageThatWasLostIsNotExpectedForLong(t *testing.T) {
 	r := newRig(t)
 	r.others = 1
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
 	r.redis(locktable.Take, locktable.Done)
 	r.release(1, 2)
@@ -176,7 +176,7 @@ func TestMessageThatWasLostIsNotExpectedForLong(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done)
 	r.pass(1100 * time.Millisecond)
 	r.message("a") // of another program
-	r.redis(locktable.Keep, locktable.Done)
+	r.redis(locktable.Renew, locktable.Done)
 }
 
 // The search for a deadlock is given up after a number of steps: a client with many
@@ -243,7 +243,7 @@ func TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease(t *testing.T) {
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
 	l.tb.Up(l.now, false)
-	l.redis(locktable.Keep, locktable.Refused)
+	l.redis(locktable.Renew, locktable.Refused)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
 	l.pass(600 * time.Millisecond)
@@ -279,7 +279,7 @@ func TestTimeToLiveOfAnotherProgramsKeyIsBounded(t *testing.T) {
 		r.acquire(1, "a")
 		r.collect()
 		r.ops = nil
-		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Outcome: locktable.Other, Field: "another:1", TTLMS: ttl, Sent: r.now})
+		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: ttl, Sent: r.now})
 		r.pass(6 * time.Second)
 		r.redis(locktable.Take, locktable.Done) // it is asked for again
 		r.want("subscribe a", "s1 granted hold=2 token=1 count=1")
@@ -300,7 +300,7 @@ func TestTimerThatCanWaitDoesNotPutOffTheRenewal(t *testing.T) {
 		for r.collect(); len(r.ops) > 0; r.collect() {
 			op := r.ops[0]
 			r.ops = r.ops[1:]
-			renewed = renewed || op.Kind == locktable.Keep && op.Name == "victim"
+			renewed = renewed || op.Kind == locktable.Renew && op.Name == "victim"
 			r.tokens += uint64(op.Reserve)
 			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens})
 		}
@@ -445,13 +445,13 @@ func TestLocalPollersLeaveTheKeyFreeNowAndThen(t *testing.T) {
 			r.tokens++
 			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
 			if r.collect(); op.Kind == locktable.Take {
-				hold = op.Num
+				hold = op.HoldID
 			}
 		}
 		for _, op := range r.ops {
 			r.tokens++
 			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
-			hold = op.Num
+			hold = op.HoldID
 		}
 		r.ops = nil
 		s = 3 - s

@@ -144,10 +144,10 @@ func (t *Table) Close(now int64, id SessionID) {
 	t.startSweep(now, s)
 }
 
-// Detach ends the service to a client that lives but misbehaves, or that does not come
+// Suspend ends the service to a client that lives but misbehaves, or that does not come
 // back: its requests vanish, its holds stay, unrenewed, until their deadlines. Close
 // releases them earlier.
-func (t *Table) Detach(now int64, id SessionID) {
+func (t *Table) Suspend(now int64, id SessionID) {
 	s := t.sessions[id]
 	if s == nil || s.phase.IsOver() {
 		return
@@ -205,7 +205,7 @@ func (t *Table) sweep(now int64, s *session, most int) (left int) {
 	if most == 0 {
 		return 0
 	}
-	t.leave(s.user)
+	t.forgetIfIdle(s.user)
 	t.emit(Effect{Kind: Closed, Session: s.id})
 	return most
 }

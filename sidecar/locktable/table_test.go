@@ -56,9 +56,9 @@ func (r *rig) collect() {
 		case locktable.Lease:
 			r.log = append(r.log, fmt.Sprintf("s%d lease +%v", e.Session, time.Duration(e.Deadline-r.now).Round(time.Second)))
 		case locktable.Canceled:
-			r.log = append(r.log, fmt.Sprintf("s%d canceled=%v", e.Session, e.Was))
+			r.log = append(r.log, fmt.Sprintf("s%d canceled=%v", e.Session, e.WasWaiting))
 		case locktable.Claimed:
-			r.log = append(r.log, fmt.Sprintf("s%d claimed last=%v", e.Session, e.Was))
+			r.log = append(r.log, fmt.Sprintf("s%d claimed last=%v", e.Session, e.IsLast))
 		case locktable.Confirmed:
 			r.log = append(r.log, fmt.Sprintf("s%d confirmed %d", e.Session, e.ID))
 		case locktable.Forced:
@@ -95,7 +95,7 @@ func (r *rig) redis(kind locktable.OpKind, outcome locktable.Outcome) locktable.
 	case outcome == locktable.Done && op.Kind == locktable.Take:
 		r.tokens += uint64(op.Reserve)
 		res.Token = r.tokens
-	case outcome == locktable.Other:
+	case outcome == locktable.HeldByOther:
 		res.Field, res.TTLMS = "another:1", 20_000
 	}
 	r.tb.Result(r.now, res)
@@ -165,7 +165,7 @@ func (r *rig) release(s locktable.SessionID, hold uint64) {
 func TestAFreeLockIsTakenAndDropped(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	if op := r.redis(locktable.Take, locktable.Done); op.Num != 1 || op.Count != 1 || op.LeaseMS != 30_000 || op.Reserve != 1 || op.Held {
+	if op := r.redis(locktable.Take, locktable.Done); op.HoldID != 1 || op.Count != 1 || op.LeaseMS != 30_000 || op.Reserve != 1 || op.RequireExisting {
 		t.Fatalf("take: %+v", op)
 	}
 	r.want("s1 granted hold=1 token=1 count=1")
@@ -190,7 +190,7 @@ func TestAnAcquireDoesNotWaitForTheReleaseBeforeIt(t *testing.T) {
 	r.acquire(2, "a")
 	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
 	drop, take := r.two()
-	if drop.Num != 1 || take.Num != 2 || take.Reserve != 1 || !take.Behind {
+	if drop.HoldID != 1 || take.HoldID != 2 || take.Reserve != 1 || !take.AfterPendingDrop {
 		t.Fatalf("%+v, %+v", drop, take)
 	}
 	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
@@ -221,7 +221,7 @@ func (r *rig) two() (drop, take locktable.Op) {
 // The answers may come in any order, and the release may have failed: the take says
 // how things are. Nothing else is asked before both are answered.
 func TestATakeBehindAReleaseStandsForItself(t *testing.T) {
-	for _, first := range []locktable.Outcome{locktable.Done, locktable.Unsent, locktable.Unknown, locktable.Busy, locktable.Refused} {
+	for _, first := range []locktable.Outcome{locktable.Done, locktable.NotSent, locktable.Unknown, locktable.Retryable, locktable.Refused} {
 		for _, late := range []bool{false, true} {
 			r := newRig(t)
 			r.acquire(1, "a")
@@ -244,7 +244,7 @@ func TestATakeBehindAReleaseStandsForItself(t *testing.T) {
 				r.quiet()
 				dropped()
 			}
-			if op := r.redis(locktable.Drop, locktable.Done); op.Num != 2 {
+			if op := r.redis(locktable.Drop, locktable.Done); op.HoldID != 2 {
 				t.Errorf("%+v", op)
 			}
 			r.want()
@@ -267,7 +267,7 @@ func TestALockIsNotTakenBackFromUnderOthers(t *testing.T) {
 	r.acquire(2, "a")
 	r.redis(locktable.Drop, locktable.Done)
 	r.pass(30 * time.Millisecond)
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 
 	r = newRig(t)
 	hold := uint64(1)
@@ -286,7 +286,7 @@ func TestALockIsNotTakenBackFromUnderOthers(t *testing.T) {
 			break
 		}
 		_, take := r.two()
-		hold = take.Num
+		hold = take.HoldID
 		r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
 		r.tokens++
 		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: r.tokens})
@@ -301,10 +301,10 @@ func TestReentryIsAnsweredAtOnceAndMirrored(t *testing.T) {
 	r.want("s1 granted hold=1 token=1 count=1", "s1 granted hold=1 token=1 count=2")
 	r.acquire(1, "a", owner(7))
 	r.want("s1 granted hold=1 token=1 count=3")
-	if op := r.redis(locktable.Keep, locktable.Done); op.Count != 2 {
+	if op := r.redis(locktable.Renew, locktable.Done); op.Count != 2 {
 		t.Fatalf("first mirror: %+v", op)
 	}
-	if op := r.redis(locktable.Keep, locktable.Done); op.Count != 3 {
+	if op := r.redis(locktable.Renew, locktable.Done); op.Count != 3 {
 		t.Fatalf("second mirror: %+v", op)
 	}
 	r.quiet()
@@ -313,10 +313,10 @@ func TestReentryIsAnsweredAtOnceAndMirrored(t *testing.T) {
 	r.release(1, 1)
 	r.release(1, 1)
 	r.want("s1 released count=2", "s1 released count=1")
-	if op := r.redis(locktable.Keep, locktable.Done); op.Count != 2 {
+	if op := r.redis(locktable.Renew, locktable.Done); op.Count != 2 {
 		t.Fatalf("mirror: %+v", op)
 	}
-	r.redis(locktable.Keep, locktable.Done)
+	r.redis(locktable.Renew, locktable.Done)
 	r.release(1, 1)
 	r.want("s1 released count=0")
 	r.redis(locktable.Drop, locktable.Done)
@@ -339,7 +339,7 @@ func TestHandoffIsAnsweredBeforeRedisIsTold(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done)
 	r.acquire(2, "a")
 	r.acquire(3, "a")
-	if op := r.redis(locktable.Take, locktable.Done); !op.Held || op.Num != 1 || op.Reserve != 64 {
+	if op := r.redis(locktable.Take, locktable.Done); !op.RequireExisting || op.HoldID != 1 || op.Reserve != 64 {
 		t.Fatalf("drawing tokens for a queue: %+v", op)
 	}
 	r.want("s1 granted hold=1 token=1 count=1")
@@ -349,13 +349,13 @@ func TestHandoffIsAnsweredBeforeRedisIsTold(t *testing.T) {
 	r.want("s2 released count=0", "s3 granted hold=3 token=3 count=1")
 	r.quiet() // Redis is told of the last of them, a moment later
 	r.pass(20 * time.Millisecond)
-	if op := r.redis(locktable.Take, locktable.Done); op.Num != 3 || !op.Held || op.Reserve != 0 {
+	if op := r.redis(locktable.Take, locktable.Done); op.HoldID != 3 || !op.RequireExisting || op.Reserve != 0 {
 		t.Fatalf("mirror: %+v", op)
 	}
 	r.quiet()
 	r.release(3, 3)
 	r.want("s3 released count=0")
-	if op := r.redis(locktable.Drop, locktable.Done); op.Num != 3 {
+	if op := r.redis(locktable.Drop, locktable.Done); op.HoldID != 3 {
 		t.Fatalf("drop: %+v", op)
 	}
 }
@@ -365,11 +365,11 @@ func TestOnlyTheHeadOfTheQueueAsksRedis(t *testing.T) {
 	for s := range locktable.SessionID(4) {
 		r.acquire(s+1, "a")
 	}
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.want("subscribe a")
 	r.quiet()
 	r.tb.Subscribed(r.now, "a") // something may have been published before
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.tb.Message(r.now, "a")
 	r.redis(locktable.Take, locktable.Done)
 	r.want("s1 granted hold=3 token=1 count=1")
@@ -378,10 +378,10 @@ func TestOnlyTheHeadOfTheQueueAsksRedis(t *testing.T) {
 func TestAMessageDuringATakeIsNotForgotten(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
 	r.tb.Message(r.now, "a") // the take that is in flight may have run before
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.redis(locktable.Take, locktable.Done)
 	r.want("subscribe a", "s1 granted hold=3 token=1 count=1")
 }
@@ -389,13 +389,13 @@ func TestAMessageDuringATakeIsNotForgotten(t *testing.T) {
 func TestARemoteLockIsAskedForAgainWhenItsTTLEnds(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.redis(locktable.Take, locktable.Other) // 20 s to live
+	r.redis(locktable.Take, locktable.HeldByOther) // 20 s to live
 	r.pass(4900 * time.Millisecond)
 	r.quiet()
 	r.pass(200 * time.Millisecond) // but never silent for more than Poll
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.want("subscribe a")
 	r.pass(5100 * time.Millisecond)
 	r.redis(locktable.Take, locktable.Done)
@@ -403,14 +403,14 @@ func TestARemoteLockIsAskedForAgainWhenItsTTLEnds(t *testing.T) {
 	r.pass(9 * time.Second)
 	r.want()
 	r.pass(2 * time.Second)
-	r.redis(locktable.Keep, locktable.Done)
+	r.redis(locktable.Renew, locktable.Done)
 	r.want("unsubscribe a", "s1 lease +29s")
 }
 
 func TestATryAsksOnceAndDoesNotWait(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", wait(0))
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.want("s1 refused timeout")
 	r.quiet()
 	r.acquire(1, "a", wait(0))
@@ -427,7 +427,7 @@ func TestTheWatchdogRenewsAtAThirdOfTheLease(t *testing.T) {
 	r.pass(lease/3 - time.Millisecond)
 	r.quiet()
 	r.pass(501*time.Millisecond + 10*time.Millisecond) // jitter and a tick
-	r.redis(locktable.Keep, locktable.Done)
+	r.redis(locktable.Renew, locktable.Done)
 	r.collect()
 	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +29s")
 }
@@ -452,7 +452,7 @@ func TestALockThatCannotBeRenewedIsLostAtItsDeadline(t *testing.T) {
 	r.acquire(1, "a")
 	r.redis(locktable.Take, locktable.Done)
 	r.pass(10600 * time.Millisecond)
-	r.redis(locktable.Keep, locktable.Unknown)
+	r.redis(locktable.Renew, locktable.Unknown)
 	r.tb.Down(r.now, "gone")
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.redisIsAskedAgain()
@@ -468,19 +468,19 @@ func TestALockThatCannotBeRenewedIsLostAtItsDeadline(t *testing.T) {
 
 func (r *rig) redisIsAskedAgain() {
 	r.Helper()
-	if len(r.ops) == 1 && r.ops[0].Kind == locktable.Keep {
-		r.redis(locktable.Keep, locktable.Unsent)
+	if len(r.ops) == 1 && r.ops[0].Kind == locktable.Renew {
+		r.redis(locktable.Renew, locktable.NotSent)
 	}
 	r.quiet()
 }
 
 func TestADeletedKeyAndAStolenOneAreLost(t *testing.T) {
-	for outcome, reason := range map[locktable.Outcome]string{locktable.Missing: "deleted", locktable.Other: "stolen"} {
+	for outcome, reason := range map[locktable.Outcome]string{locktable.KeyMissing: "deleted", locktable.HeldByOther: "stolen"} {
 		r := newRig(t)
 		r.acquire(1, "a")
 		r.redis(locktable.Take, locktable.Done)
 		r.pass(10600 * time.Millisecond)
-		r.redis(locktable.Keep, outcome)
+		r.redis(locktable.Renew, outcome)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 "+reason)
 		r.quiet() // nothing of ours is there to be dropped
 	}
@@ -498,9 +498,9 @@ func TestAfterDataLossHoldsAreAssertedAgain(t *testing.T) {
 	if len(r.ops) != 2 {
 		t.Fatalf("asserting: %+v", r.ops)
 	}
-	for i, outcome := range []locktable.Outcome{locktable.Done, locktable.Other} {
+	for i, outcome := range []locktable.Outcome{locktable.Done, locktable.HeldByOther} {
 		op := r.ops[i]
-		if op.Kind != locktable.Take || op.Held || op.Reserve != 0 {
+		if op.Kind != locktable.Take || op.RequireExisting || op.Reserve != 0 {
 			t.Fatalf("asserting: %+v", op)
 		}
 		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now})
@@ -552,7 +552,7 @@ func TestTheHandoffBudgetEndsWhenSomebodyRemoteWaits(t *testing.T) {
 	r.pass(5 * time.Millisecond)
 	r.quiet()
 	r.pass(40 * time.Millisecond)
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 }
 
 // While one other host listens, who has given the lock back lets it go first about every
@@ -562,9 +562,9 @@ func TestWhoHasJustHadTheLockLetsAnotherGoFirst(t *testing.T) {
 	r := newRig(t)
 	r.others = 2
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	hold := r.redis(locktable.Take, locktable.Done).Num
+	hold := r.redis(locktable.Take, locktable.Done).HoldID
 	first := 0
 	for n := range rounds {
 		r.release(1, hold)
@@ -585,7 +585,7 @@ func TestWhoHasJustHadTheLockLetsAnotherGoFirst(t *testing.T) {
 			}
 		}
 		r.pass(30 * time.Millisecond)
-		hold = r.redis(locktable.Take, locktable.Done).Num
+		hold = r.redis(locktable.Take, locktable.Done).HoldID
 	}
 	if first < rounds*2/5 || first > rounds*3/5 {
 		t.Errorf("it asked at once %d times out of %d", first, rounds)
@@ -600,9 +600,9 @@ func TestOfManyWhoAreWokenFewAskAtOnce(t *testing.T) {
 	r := newRig(t)
 	r.others = others + 1
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	atOnce, slowest := 0, time.Duration(0)
 	for range rounds {
 		r.tb.Message(r.now, "a")
@@ -616,7 +616,7 @@ func TestOfManyWhoAreWokenFewAskAtOnce(t *testing.T) {
 			r.collect()
 		}
 		slowest = max(slowest, time.Duration(r.now-told))
-		r.redis(locktable.Take, locktable.Other)
+		r.redis(locktable.Take, locktable.HeldByOther)
 	}
 	// It is never served here: eight times the share of one who waits like the rest.
 	if atOnce < rounds*8*3/2/others*2/3 || atOnce > rounds*8*3/2/others*3/2 {
@@ -639,9 +639,9 @@ func TestOfManyWhoAreWokenFewAskAtOnce(t *testing.T) {
 func TestASubscriptionThatNobodyNeedsEndsAfterAFewMessages(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.tb.Message(r.now, "a")
 	r.redis(locktable.Take, locktable.Done)
 	r.release(1, 3)
@@ -673,7 +673,7 @@ func TestRenewalsMeet(t *testing.T) {
 			if r.now%int64(lease/300) != 0 {
 				t.Errorf("%s is renewed alone", op.Name)
 			}
-			if age := time.Duration(r.now - taken[op.Name]); op.Kind != locktable.Keep || age < lease/3 || age > lease/3+lease/30 {
+			if age := time.Duration(r.now - taken[op.Name]); op.Kind != locktable.Renew || age < lease/3 || age > lease/3+lease/30 {
 				t.Errorf("%s: operation %d after %v", op.Name, op.Kind, age)
 			}
 			renewed++
@@ -724,7 +724,7 @@ func TestADetachedSessionKeepsItsHoldsUnrenewed(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(locktable.Take, locktable.Done)
-	r.tb.Detach(r.now, 1)
+	r.tb.Suspend(r.now, 1)
 	r.pass(29600 * time.Millisecond)
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.quiet()
@@ -796,7 +796,7 @@ func TestAnAmbiguousTakeIsAskedAgainOrDropped(t *testing.T) {
 	}
 	r.ops = nil // asked again at once; these get no answer either
 	for _, name := range []string{"a", "b"} {
-		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: name, Outcome: locktable.Unsent, Msg: "no connection"})
+		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: name, Outcome: locktable.NotSent, Msg: "no connection"})
 	}
 	r.tb.Down(r.now, "gone")
 	r.tb.Cancel(r.now, 1, protocol.Cancel{Target: id})
@@ -919,11 +919,11 @@ func TestAWatchdogHoldThatInheritsALongLeaseIsRenewedInTime(t *testing.T) {
 		t.Fatalf("take: %+v", op)
 	}
 	r.want("s1 refused canceled", "s2 granted hold=1 token=1 count=1")
-	if op := r.redis(locktable.Keep, locktable.Done); op.LeaseMS != 30_000 {
+	if op := r.redis(locktable.Renew, locktable.Done); op.LeaseMS != 30_000 {
 		t.Fatalf("bringing the lease down: %+v", op)
 	}
 	r.pass(lease/3 + 600*time.Millisecond)
-	r.redis(locktable.Keep, locktable.Done)
+	r.redis(locktable.Renew, locktable.Done)
 }
 
 // answerFor answers the operation on one lock with Done.
@@ -981,9 +981,9 @@ func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
 	r.pass(10600 * time.Millisecond)
 	r.tb.Down(r.now, "gone")
 	r.tb.Up(r.now, true) // the renewal that is in flight runs on what came up
-	r.redis(locktable.Keep, locktable.Missing)
+	r.redis(locktable.Renew, locktable.KeyMissing)
 	r.want("s1 granted hold=1 token=1 count=1")
-	if op := r.redis(locktable.Take, locktable.Done); op.Held || op.Num != 1 {
+	if op := r.redis(locktable.Take, locktable.Done); op.RequireExisting || op.HoldID != 1 {
 		t.Fatalf("asserting: %+v", op)
 	}
 	r.quiet()

@@ -114,7 +114,7 @@ func TestWaitShorterThanARoundTripGetsWhatNoWaitGets(t *testing.T) {
 	r.acquire(2, "remote", wait(time.Millisecond))
 	r.pass(50 * time.Millisecond)
 	r.want()
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.refused(2, protocol.Timeout, "held by another:1, not on this host")
 	r.quiet()
 
@@ -129,7 +129,7 @@ func TestWaitShorterThanARoundTripGetsWhatNoWaitGets(t *testing.T) {
 func TestSilenceCountsMoreThanAnOldAnswer(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Other)
+	r.redis(locktable.Take, locktable.HeldByOther)
 	r.pass(time.Millisecond)
 	r.tb.Subscribed(r.now, "a") // it asks again, and gets no answer
 	r.acquire(2, "a", wait(time.Second))

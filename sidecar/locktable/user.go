@@ -48,9 +48,9 @@ func (u *user) idle(now int64) bool {
 	return u.sessions == 0 && u.waiters == 0 && u.cells == 0 && u.namesUntil <= now
 }
 
-// leave forgets a user that has nothing left. One that has just given many new names is
+// forgetIfIdle forgets a user that has nothing left. One that has just given many new names is
 // remembered; there cannot be more of these than users.
-func (t *Table) leave(u *user) {
+func (t *Table) forgetIfIdle(u *user) {
 	if u.idle(t.now) && t.users[u.uid] == u {
 		delete(t.users, u.uid)
 	}
@@ -80,7 +80,7 @@ func (t *Table) charge(l *lock, u *user) {
 	}
 	if was != nil {
 		was.cells -= cells
-		t.leave(was)
+		t.forgetIfIdle(was)
 	}
 }
 

@@ -145,7 +145,7 @@ func (r *rig) names(s locktable.SessionID, most int) (n int) {
 		r.tokens++
 		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Made: true})
 		if n%2 == 1 {
-			r.tb.Release(r.now, s, protocol.Release{Hold: op.Num})
+			r.tb.Release(r.now, s, protocol.Release{Hold: op.HoldID})
 		}
 		r.redisDoesAll()
 	}

@@ -97,7 +97,7 @@ func (c *commands) do(ops []locktable.Op) {
 		return
 	}
 	for i := range ops {
-		if ops[i].Kind == locktable.Keep {
+		if ops[i].Kind == locktable.Renew {
 			c.keeps.push(ops[i])
 		} else {
 			c.others.push(ops[i])
@@ -399,7 +399,7 @@ func (c *commands) deliver(results []locktable.Result, raised *Identity) {
 func (c *commands) unsent(ops []locktable.Op) []locktable.Result {
 	results := make([]locktable.Result, len(ops))
 	for i, op := range ops {
-		results[i] = locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Unsent, Msg: c.why}
+		results[i] = locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.NotSent, Msg: c.why}
 	}
 	return results
 }

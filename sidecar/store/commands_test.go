@@ -196,7 +196,7 @@ func TestDownSaysWhatIsWrong(t *testing.T) {
 			if !strings.Contains(why, "Redis") || strings.Contains(why, secret) {
 				t.Errorf("got %q, want a sentence about Redis without the password", why)
 			}
-			if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Unsent || res.Msg == "" {
+			if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.NotSent || res.Msg == "" {
 				t.Errorf("got %+v, want Unsent and the reason", res)
 			}
 			if strings.Contains(r.logged(), secret) {
@@ -315,8 +315,8 @@ func TestKilledConnectionsUnderLoad(t *testing.T) {
 			drawn := must(a.Get(ctx, counterOf(name)).Int64()) - start
 			switch {
 			case res.Outcome == locktable.Done && drawn == 1 && res.Token == uint64(start+1):
-			case res.Outcome == locktable.Unsent && drawn == 0:
-			case res.Outcome == locktable.Busy && drawn == 0 && strings.Contains(res.Msg, "NOSCRIPT"): // cut off before it could be taught
+			case res.Outcome == locktable.NotSent && drawn == 0:
+			case res.Outcome == locktable.Retryable && drawn == 0 && strings.Contains(res.Msg, "NOSCRIPT"): // cut off before it could be taught
 			case res.Outcome == locktable.Unknown && (drawn == 0 || drawn == 1):
 			default:
 				t.Errorf("%+v, but the script ran %d times", res, drawn)
@@ -351,12 +351,12 @@ func TestRestartOfRedisIsLossOfData(t *testing.T) {
 
 	s.stop()
 	recv(t, r.unsubscribed, "end of the subscription")
-	if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.Unknown && res.Outcome != locktable.Unsent {
+	if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.Unknown && res.Outcome != locktable.NotSent {
 		t.Errorf("got %+v", res)
 	}
 	r.down()
 	for range 10 {
-		if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.Unsent {
+		if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.NotSent {
 			t.Errorf("got %+v", res)
 		}
 	}
@@ -368,7 +368,7 @@ func TestRestartOfRedisIsLossOfData(t *testing.T) {
 	if len(r.downs) != 0 {
 		t.Errorf("OnDown again: %v", <-r.downs)
 	}
-	if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.Missing {
+	if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.KeyMissing {
 		t.Errorf("got %+v", res)
 	}
 	if res := r.one(takeOp("lock", 1)); res.Token <= first {
@@ -386,7 +386,7 @@ func TestDemotedMasterIsLeft(t *testing.T) {
 	recv(t, r.subscribed, "subscription")
 	must(a.ReplicaOf(ctx, "127.0.0.1", other.port).Result())
 	res := r.one(takeOp("lock", 1))
-	if res.Outcome != locktable.Busy || !strings.Contains(res.Msg, "read-only replica") {
+	if res.Outcome != locktable.Retryable || !strings.Contains(res.Msg, "read-only replica") {
 		t.Errorf("got %+v, want Busy", res)
 	}
 	if why := r.down(); !strings.Contains(why, "read-only replica") {
@@ -502,7 +502,7 @@ func TestBusyAndRefused(t *testing.T) {
 		a.ConfigSet(ctx, "maxmemory", "1")
 		defer a.ConfigSet(ctx, "maxmemory", "0")
 		got := r.ask(takeOp("free", 1), keepOp("held", 1), dropOp("nothing", 1))
-		if got[0].Outcome != locktable.Busy || !strings.Contains(got[0].Msg, "out of memory") {
+		if got[0].Outcome != locktable.Retryable || !strings.Contains(got[0].Msg, "out of memory") {
 			t.Errorf("take: %+v", got[0])
 		}
 		if got[1].Outcome != locktable.Done || got[2].Outcome != locktable.Done {
@@ -515,7 +515,7 @@ func TestBusyAndRefused(t *testing.T) {
 			t.Errorf("entered again: %+v", res)
 		}
 		next := takeOp("held", 2)
-		next.Held, next.Reserve = true, 64
+		next.RequireExisting, next.Reserve = true, 64
 		if res := r.one(next); res.Outcome != locktable.Done || res.Token == 0 || !a.HExists(ctx, "held", field(ourUUID, 2)).Val() {
 			t.Errorf("passed on: %+v", res)
 		}
@@ -530,7 +530,7 @@ func TestBusyAndRefused(t *testing.T) {
 		a.ConfigSet(ctx, "min-replicas-to-write", "1")
 		defer a.ConfigSet(ctx, "min-replicas-to-write", "0")
 		for _, res := range r.ask(takeOp("free", 1), keepOp("held", 3), dropOp("held", 3)) {
-			if res.Outcome != locktable.Busy || !strings.Contains(res.Msg, "too few replicas") {
+			if res.Outcome != locktable.Retryable || !strings.Contains(res.Msg, "too few replicas") {
 				t.Errorf("got %+v", res)
 			}
 		}
@@ -547,17 +547,17 @@ func TestBusyAndRefused(t *testing.T) {
 
 func TestOutcomes(t *testing.T) {
 	for text, want := range map[string]locktable.Outcome{
-		"LOADING Redis is loading the dataset in memory":                    locktable.Busy,
-		"READONLY You can't write against a read only replica.":             locktable.Busy,
-		"OOM command not allowed when used memory > 'maxmemory'.":           locktable.Busy,
-		"BUSY Redis is busy running a script.":                              locktable.Busy,
-		"MISCONF Redis is configured to save RDB snapshots":                 locktable.Busy,
-		"CLUSTERDOWN The cluster is down":                                   locktable.Busy,
-		"MASTERDOWN Link with MASTER is down":                               locktable.Busy,
-		"NOREPLICAS Not enough good replicas to write.":                     locktable.Busy,
-		"TRYAGAIN Multiple keys request during rehashing of slot":           locktable.Busy,
-		"NOSCRIPT No matching script. Please use EVAL.":                     locktable.Busy,
-		"NOAUTH Authentication required.":                                   locktable.Busy,
+		"LOADING Redis is loading the dataset in memory":                    locktable.Retryable,
+		"READONLY You can't write against a read only replica.":             locktable.Retryable,
+		"OOM command not allowed when used memory > 'maxmemory'.":           locktable.Retryable,
+		"BUSY Redis is busy running a script.":                              locktable.Retryable,
+		"MISCONF Redis is configured to save RDB snapshots":                 locktable.Retryable,
+		"CLUSTERDOWN The cluster is down":                                   locktable.Retryable,
+		"MASTERDOWN Link with MASTER is down":                               locktable.Retryable,
+		"NOREPLICAS Not enough good replicas to write.":                     locktable.Retryable,
+		"TRYAGAIN Multiple keys request during rehashing of slot":           locktable.Retryable,
+		"NOSCRIPT No matching script. Please use EVAL.":                     locktable.Retryable,
+		"NOAUTH Authentication required.":                                   locktable.Retryable,
 		"NOPERM this user has no permissions to access one of the keys":     locktable.Refused,
 		"WRONGTYPE Operation against a key holding the wrong kind of value": locktable.Refused,
 		"ERR value is not an integer or out of range":                       locktable.Refused,
@@ -566,8 +566,8 @@ func TestOutcomes(t *testing.T) {
 		"SOMETHING new that we have never heard of":                         locktable.Refused,
 
 		// As 6.2 tells what happened inside of a script.
-		"@user_script: 64: -OOM command not allowed when used memory > 'maxmemory'.\r\n": locktable.Busy,
-		"@user_script: 64: -READONLY You can't write against a read only replica.":       locktable.Busy,
+		"@user_script: 64: -OOM command not allowed when used memory > 'maxmemory'.\r\n": locktable.Retryable,
+		"@user_script: 64: -READONLY You can't write against a read only replica.":       locktable.Retryable,
 		"@user_script: 64: The user executing the script can't run this command":         locktable.Refused,
 	} {
 		if got := outcomeOf(code(text)); got != want {
@@ -709,7 +709,7 @@ func TestPermissions(t *testing.T) {
 		for range 2 {
 			a.ScriptFlush(ctx)
 			for _, res := range r.ask(takeOp("b", 1), takeOp("c", 1), keepOp("d", 1), dropOp("e", 1), dropOp("f", 1)) {
-				if res.Outcome != locktable.Done && res.Kind != locktable.Keep {
+				if res.Outcome != locktable.Done && res.Kind != locktable.Renew {
 					t.Errorf("%+v", res)
 				}
 			}
@@ -810,7 +810,7 @@ func TestSuccessorGoesOn(t *testing.T) {
 		t.Errorf("its lock: %+v", res)
 	}
 	next := takeOp("lock", 8)
-	next.Held = true
+	next.RequireExisting = true
 	if res := after.one(next); res.Outcome != locktable.Done || res.Token <= first {
 		t.Errorf("its lock, passed on: %+v after token %d", res, first)
 	}
@@ -951,7 +951,7 @@ func TestCloseDoesNotWaitForAStalledRedis(t *testing.T) {
 	for len(r.results) > 0 {
 		for _, res := range <-r.results {
 			n++
-			if res.Outcome != locktable.Unknown && res.Outcome != locktable.Unsent {
+			if res.Outcome != locktable.Unknown && res.Outcome != locktable.NotSent {
 				t.Errorf("%+v", res)
 			}
 		}
@@ -969,7 +969,7 @@ func TestCloseWhileRedisIsAway(t *testing.T) {
 	if err := r.Close(ctx); err != nil {
 		t.Error(err)
 	}
-	if res := recv(t, r.results, "result")[0]; res.Outcome != locktable.Unsent {
+	if res := recv(t, r.results, "result")[0]; res.Outcome != locktable.NotSent {
 		t.Errorf("%+v", res)
 	}
 }
@@ -1043,19 +1043,19 @@ func TestLane(t *testing.T) {
 	var in, out uint64
 	for range 2000 {
 		for range random.IntN(300) {
-			l.push(locktable.Op{Num: in})
+			l.push(locktable.Op{HoldID: in})
 			in++
 		}
 		for _, op := range l.pop(nil, random.IntN(300)) {
-			if op.Num != out {
-				t.Fatalf("got %d, want %d", op.Num, out)
+			if op.HoldID != out {
+				t.Fatalf("got %d, want %d", op.HoldID, out)
 			}
 			out++
 		}
 	}
 	for _, op := range l.pop(nil, 1<<30) {
-		if op.Num != out {
-			t.Fatalf("got %d, want %d", op.Num, out)
+		if op.HoldID != out {
+			t.Fatalf("got %d, want %d", op.HoldID, out)
 		}
 		out++
 	}

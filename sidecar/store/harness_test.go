@@ -283,19 +283,19 @@ func (r *recorder) ask(ops ...locktable.Op) []locktable.Result {
 func (r *recorder) one(op locktable.Op) locktable.Result { r.t.Helper(); return r.ask(op)[0] }
 
 func takeOp(name string, num uint64) locktable.Op {
-	return locktable.Op{Kind: locktable.Take, Name: name, Num: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
+	return locktable.Op{Kind: locktable.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
 }
 
 func keepOp(name string, num uint64) locktable.Op {
-	return locktable.Op{Kind: locktable.Keep, Name: name, Num: num, Count: 1, LeaseMS: 30_000}
+	return locktable.Op{Kind: locktable.Renew, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000}
 }
 
 func checkOp(name string, num uint64) locktable.Op {
-	return locktable.Op{Kind: locktable.Check, Name: name, Num: num, Count: 1}
+	return locktable.Op{Kind: locktable.Check, Name: name, HoldID: num, Count: 1}
 }
 
 func dropOp(name string, num uint64) locktable.Op {
-	return locktable.Op{Kind: locktable.Drop, Name: name, Num: num}
+	return locktable.Op{Kind: locktable.Drop, Name: name, HoldID: num}
 }
 
 func field(uuid string, num uint64) string { return fmt.Sprintf("%s:%d", uuid, num) }

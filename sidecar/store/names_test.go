@@ -113,7 +113,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			b.admin.FlushAll(ctx)
 			key, counter, channel := "app1:"+name, "redisson_lock_token:"+derived, "redisson_lock__channel:"+derived
 			more := takeOp(name, 2) // of which the subscribers are counted by the script
-			more.Held, more.Reserve = true, 2
+			more.RequireExisting, more.Reserve = true, 2
 			r.Subscribe(name)
 			if got := recv(t, r.subscribed, "subscription"); got != name {
 				t.Errorf("the subscription of %q is confirmed for %q", name, got)
@@ -134,13 +134,13 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			if res := plain.one(takeOp(name, 1)); res.Outcome != locktable.Done {
 				t.Errorf("without a prefix, %q is answered %+v", name, res)
 			}
-			if res := plain.one(takeOp(key, 2)); res.Outcome != locktable.Other || res.Field != field(ourUUID, 2) {
+			if res := plain.one(takeOp(key, 2)); res.Outcome != locktable.HeldByOther || res.Field != field(ourUUID, 2) {
 				t.Errorf("without a prefix, %q is answered %+v", key, res)
 			}
 			plain.one(dropOp(name, 1))
 
 			again := takeOp(name, 3)
-			again.Behind = true
+			again.AfterPendingDrop = true
 			for _, ops := range [][]locktable.Op{{dropOp(name, 2), again}, {dropOp(name, 3)}} {
 				if res := r.ask(ops...)[0]; res.Outcome != locktable.Done || res.Listeners != 1 {
 					t.Errorf("the drop is answered %+v", res)

@@ -48,7 +48,7 @@ func outcomeOf(code string) locktable.Outcome {
 	switch code {
 	case "LOADING", "READONLY", "OOM", "BUSY", "MISCONF", "NOREPLICAS",
 		"CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOSCRIPT", "NOAUTH":
-		return locktable.Busy
+		return locktable.Retryable
 	}
 	return locktable.Refused
 }

@@ -369,7 +369,7 @@ func (p *pipe) decode(cl *call, answer reply, results []locktable.Result) error 
 		word, _, _ := strings.Cut(text, " ")
 		r.Outcome = outcomeOf(word)
 		if r.Outcome == locktable.Refused && len(results) > 1 && answer.kind == '-' {
-			r.Outcome = locktable.Busy // it may be one of the others that was refused
+			r.Outcome = locktable.Retryable // it may be one of the others that was refused
 		}
 		r.Msg = c.dial.answered(r.Name, text)
 		if endsSession(word) && p.drainReason == "" {
@@ -420,7 +420,7 @@ func (p *pipe) close(why string) []locktable.Result {
 	for _, cl := range p.calls.head(p.calls.len()) {
 		outcome := locktable.Unknown
 		if cl.from >= p.out.Sent() {
-			outcome = locktable.Unsent
+			outcome = locktable.NotSent
 		}
 		for _, op := range p.flight.head(cl.ops) {
 			results = append(results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Outcome: outcome, Msg: why})

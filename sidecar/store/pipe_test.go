@@ -145,14 +145,14 @@ func TestWhatIsUnderWayWhenAConnectionEnds(t *testing.T) {
 			if want := ops[got].Name; res.Name != want {
 				t.Fatalf("result %d is of %q", got, res.Name)
 			}
-			if counts[locktable.Unsent] > 0 && res.Outcome == locktable.Unknown {
+			if counts[locktable.NotSent] > 0 && res.Outcome == locktable.Unknown {
 				t.Errorf("result %d: sent behind what was not", got)
 			}
 			counts[res.Outcome]++
 			got++
 		}
 	}
-	if counts[locktable.Unknown] == 0 || counts[locktable.Unsent] == 0 || len(counts) != 2 {
+	if counts[locktable.Unknown] == 0 || counts[locktable.NotSent] == 0 || len(counts) != 2 {
 		t.Errorf("outcomes %v; want some of Unknown, some of Unsent", counts)
 	}
 }

@@ -105,11 +105,11 @@ func FuzzReplies(f *testing.F) {
 func TestCommandsAreEncoded(t *testing.T) {
 	e := encoder{prefix: ourUUID + ":", floor: 1700000000000001}
 	prefixed := encoder{prefix: ourUUID + ":", keys: newKeyspace("app1:")}
-	moved := locktable.Op{Kind: locktable.Take, Name: "größe 1", Num: 12, Count: 3, LeaseMS: 30000, Reserve: 64, Held: true}
+	moved := locktable.Op{Kind: locktable.Take, Name: "größe 1", HoldID: 12, Count: 3, LeaseMS: 30000, Reserve: 64, RequireExisting: true}
 	again := takeOp("a{b}c", 1<<53-1)
-	again.Behind = true
+	again.AfterPendingDrop = true
 	lone := takeOp("lone", 5)
-	lone.Behind = true // a drop that was said before
+	lone.AfterPendingDrop = true // a drop that was said before
 	mixed := []locktable.Op{moved, lone, dropOp("a{b}c", 1<<53-2), takeOp("b", 4), again, dropOp("c", 6)}
 	for _, tt := range []struct {
 		bytes []byte
@@ -190,10 +190,10 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 		{"takes and drops", []locktable.Op{drop, take, drop, take}, acquireRelease, 4},
 		{"another lease", []locktable.Op{take, drop, longer, take}, acquireRelease, 2},
 		{"drops have none", []locktable.Op{drop, longer, drop, longer}, acquireRelease, 4},
-		{"renewals", []locktable.Op{keep, keep, take}, scriptOf(locktable.Keep), 2},
+		{"renewals", []locktable.Op{keep, keep, take}, scriptOf(locktable.Renew), 2},
 		{"no more than so many", ops(runMax+1, drop), acquireRelease, runMax},
-		{"renewals with more entries", []locktable.Op{keep, twice}, scriptOf(locktable.Keep), 1},
-		{"renewals of another lease", append(ops(3, keep), keepOp("a", 1), func() locktable.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(locktable.Keep), 4},
+		{"renewals with more entries", []locktable.Op{keep, twice}, scriptOf(locktable.Renew), 1},
+		{"renewals of another lease", append(ops(3, keep), keepOp("a", 1), func() locktable.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(locktable.Renew), 4},
 	} {
 		if s, n := together(tt.ops); s != tt.script || n != tt.want {
 			t.Errorf("%s: %d of them, want %d; the right script: %v", tt.says, n, tt.want, s == tt.script)

@@ -79,7 +79,7 @@ func scriptOf(k locktable.OpKind) *script {
 	switch k {
 	case locktable.Take, locktable.Drop:
 		return acquireRelease
-	case locktable.Keep, locktable.Check:
+	case locktable.Renew, locktable.Check:
 		return renew
 	}
 	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
@@ -91,7 +91,7 @@ func scriptOf(k locktable.OpKind) *script {
 func gather(ops []locktable.Op) {
 	class := func(op *locktable.Op) int {
 		switch op.Kind {
-		case locktable.Keep:
+		case locktable.Renew:
 			return 0
 		case locktable.Check:
 			return 1
@@ -140,11 +140,11 @@ const (
 
 func turnOf(op *locktable.Op) turn {
 	switch {
-	case op.Kind == locktable.Keep, op.Kind == locktable.Check:
+	case op.Kind == locktable.Renew, op.Kind == locktable.Check:
 		return taken
 	case op.Kind == locktable.Drop:
 		return dropped
-	case op.Held:
+	case op.RequireExisting:
 		return moved
 	case op.Count != 1 || op.Reserve != 1:
 		return set
@@ -154,12 +154,12 @@ func turnOf(op *locktable.Op) turn {
 
 // retakes tells whether the first two of ops are a lock that is dropped and taken again.
 func retakes(ops []locktable.Op) bool {
-	return len(ops) > 1 && ops[0].Kind == locktable.Drop && ops[1].Behind && turnOf(&ops[1]) == taken && ops[0].Name == ops[1].Name
+	return len(ops) > 1 && ops[0].Kind == locktable.Drop && ops[1].AfterPendingDrop && turnOf(&ops[1]) == taken && ops[0].Name == ops[1].Name
 }
 
 // arrange puts ops, which one run carries out, into the order in which its script does.
 func (e *encoder) arrange(ops []locktable.Op) {
-	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return op.Behind }) {
+	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return op.AfterPendingDrop }) {
 		// Each of those follows its drop, if that is among ops, and makes one turn with it,
 		// unless it is set: then it goes first, and the drop finds a later hold.
 		slices.SortStableFunc(ops, func(a, b locktable.Op) int {
@@ -242,13 +242,13 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 	}
 	for i := range ops {
 		op := &ops[i]
-		dst = appendNumber(dst, int64(op.Num))
+		dst = appendNumber(dst, int64(op.HoldID))
 		switch turnOf(op) {
 		case set, moved:
 			dst = appendNumber(dst, int64(op.Count))
 			dst = appendNumber(dst, int64(op.Reserve))
 			held := int64(0)
-			if op.Held {
+			if op.RequireExisting {
 				held = 1
 			}
 			dst = appendNumber(dst, held)
@@ -294,14 +294,14 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 	case r.Kind == locktable.Check && number && status.num == 2:
 		r.Outcome = locktable.Differs
 	case scriptOf(r.Kind) == renew && number && status.num == 0:
-		r.Outcome = locktable.Missing
+		r.Outcome = locktable.KeyMissing
 	case scriptOf(r.Kind) == renew && shaped(parts, ":$"):
 		decodeOther(parts[0].num, parts[1].text, r)
 
 	case r.Kind == locktable.Take && number && status.num != -1:
 		decodeTaken(status.num, r)
 	case r.Kind == locktable.Take && number && status.num == -1:
-		r.Outcome = locktable.Missing
+		r.Outcome = locktable.KeyMissing
 	case r.Kind == locktable.Take && shaped(parts, "::") && parts[0].num != -1:
 		decodeTaken(parts[0].num, r)
 		r.Listeners = int32(parts[1].num)
@@ -345,7 +345,7 @@ func decodeTaken(last int64, r *locktable.Result) {
 }
 
 func decodeOther(ttl int64, field string, r *locktable.Result) {
-	r.Outcome = locktable.Other
+	r.Outcome = locktable.HeldByOther
 	r.TTLMS = max(ttl, -1)
 	r.Field = readable(field)
 }

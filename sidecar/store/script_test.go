@@ -17,7 +17,7 @@ var ctx = context.Background()
 // afterwards.
 func TestScripts(t *testing.T) {
 	const (
-		done, other, missing, notALock = locktable.Done, locktable.Other, locktable.Missing, locktable.NotALock
+		done, other, missing, notALock = locktable.Done, locktable.HeldByOther, locktable.KeyMissing, locktable.NotALock
 
 		name    = "invoice:42"
 		aString = "a key of type string, which is not a lock"
@@ -30,7 +30,7 @@ func TestScripts(t *testing.T) {
 	again := take(7)
 	again.Count = 3
 	held := take(7)
-	held.Held = true
+	held.RequireExisting = true
 	noToken := take(7)
 	noToken.Reserve = 0
 	keep := func(num uint64) locktable.Op { return keepOp(name, num) }
@@ -196,7 +196,7 @@ func TestKeepOfALockWithoutAnExpiryGivesItOne(t *testing.T) {
 		if res[0].Outcome != locktable.Done || must(b.admin.PTTL(ctx, "a").Result()) <= 0 {
 			t.Errorf("got %+v, ttl %v", res[0], b.admin.PTTL(ctx, "a").Val())
 		}
-		if res[1].Outcome != locktable.Other || res[1].TTLMS != -1 {
+		if res[1].Outcome != locktable.HeldByOther || res[1].TTLMS != -1 {
 			t.Errorf("a lock of somebody else that never expires: got %+v, want TTL -1", res[1])
 		}
 	})
@@ -213,12 +213,12 @@ func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
 			outcome := locktable.Done
 			switch i % 10 {
 			case 3:
-				outcome = locktable.Missing
+				outcome = locktable.KeyMissing
 			case 5:
-				outcome = locktable.Other
+				outcome = locktable.HeldByOther
 				b.admin.HSet(ctx, name, field(otherUUID, 1), "1")
 			case 7:
-				outcome = locktable.Other
+				outcome = locktable.HeldByOther
 				b.admin.Set(ctx, name, "x", 0)
 			default:
 				b.admin.HSet(ctx, name, field(ourUUID, uint64(i)), "1")
@@ -276,11 +276,11 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 		b.admin.HSet(ctx, "passed", field(ourUUID, 3), "1")
 		move := func(name string) locktable.Op {
 			op := takeOp(name, 5)
-			op.Held, op.Reserve = true, 64
+			op.RequireExisting, op.Reserve = true, 64
 			return op
 		}
 		behind := func(op locktable.Op) locktable.Op {
-			op.Behind = true
+			op.AfterPendingDrop = true
 			return op
 		}
 		want := []struct {
@@ -289,18 +289,18 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 			left    string // the field in Redis afterwards
 		}{
 			{takeOp("free", 1), locktable.Done, field(ourUUID, 1)},
-			{takeOp("theirs", 1), locktable.Other, field(otherUUID, 1)},
+			{takeOp("theirs", 1), locktable.HeldByOther, field(otherUUID, 1)},
 			{takeOp("string", 1), locktable.NotALock, ""},
 			{dropOp("back", 3), locktable.Done, ""},
 			{behind(takeOp("back", 4)), locktable.Done, field(ourUUID, 4)},
 			{takeOp("countless", 1), locktable.Refused, ""},
 			{dropOp("stolen", 3), locktable.Done, field(otherUUID, 1)},
-			{behind(takeOp("stolen", 4)), locktable.Other, field(otherUUID, 1)},
+			{behind(takeOp("stolen", 4)), locktable.HeldByOther, field(otherUUID, 1)},
 			{dropOp("expired", 3), locktable.Done, ""},
 			{behind(takeOp("expired", 4)), locktable.Done, field(ourUUID, 4)},
 			{dropOp("later", 8), locktable.Done, field(ourUUID, 9)},
 			{move("passed"), locktable.Done, field(ourUUID, 5)},
-			{move("gone"), locktable.Missing, ""},
+			{move("gone"), locktable.KeyMissing, ""},
 			{dropOp("never", 1), locktable.Done, ""},
 			{takeOp("last", 1), locktable.Done, field(ourUUID, 1)},
 		}
@@ -442,7 +442,7 @@ func TestTokens(t *testing.T) {
 			b.admin.PExpire(ctx, counter, 6*24*time.Hour)
 			r.t, num = t, num+1
 			again := takeOp(name, num)
-			again.Behind = true
+			again.AfterPendingDrop = true
 			if last = r.ask(dropOp(name, num-1), again)[1].Token; expiry() > 6*24*time.Hour {
 				t.Error("refreshed by a take that follows another one")
 			}
@@ -511,7 +511,7 @@ func TestCountersDoNotExpire(t *testing.T) {
 				theirs := uint64(must(b.admin.Incr(ctx, counter).Result()))
 				num++
 				again := takeOp(name, num)
-				again.Behind = true
+				again.AfterPendingDrop = true
 				last := r.ask(dropOp(name, num-1), again)[1].Token
 				if !(first < theirs && theirs < last) {
 					t.Errorf("tokens %d, %d, %d do not grow", first, theirs, last)
@@ -634,8 +634,8 @@ func TestRetakeLeavesOtherStructuresAlone(t *testing.T) {
 			noToken bool
 		}{
 			{"as it was left", map[string]string{field(ourUUID, 1): "1"}, locktable.Done, map[string]string{field(ourUUID, 2): "1"}, false},
-			{"another field beside ours", map[string]string{field(ourUUID, 1): "1", "mode": "read"}, locktable.Other, map[string]string{"mode": "read"}, true},
-			{"a program's lock", map[string]string{otherUUID + ":77": "1"}, locktable.Other, map[string]string{otherUUID + ":77": "1"}, true},
+			{"another field beside ours", map[string]string{field(ourUUID, 1): "1", "mode": "read"}, locktable.HeldByOther, map[string]string{"mode": "read"}, true},
+			{"a program's lock", map[string]string{otherUUID + ":77": "1"}, locktable.HeldByOther, map[string]string{otherUUID + ":77": "1"}, true},
 			{"gone", nil, locktable.Done, map[string]string{field(ourUUID, 2): "1"}, false},
 		} {
 			t.Run(tt.says, func(t *testing.T) {
@@ -648,7 +648,7 @@ func TestRetakeLeavesOtherStructuresAlone(t *testing.T) {
 				defer listen.Close()
 				must(listen.Receive(ctx))
 				again := takeOp("lock", 2)
-				again.Behind = true
+				again.AfterPendingDrop = true
 				res := r.ask(dropOp("lock", 1), again)
 				if res[0].Outcome != locktable.Done || res[1].Outcome != tt.want || (res[1].Token == 0) != tt.noToken {
 					t.Errorf("got %+v", res)
@@ -680,7 +680,7 @@ func TestRetakeLiftsACounterThatIsOneBehindTheFloor(t *testing.T) {
 		b.admin.Set(ctx, counterOf("lock"), r.id.Floor-1, 0)
 		before := uint64(must(b.admin.Time(ctx).Result()).UnixMicro())
 		again := takeOp("lock", 2)
-		again.Behind = true
+		again.AfterPendingDrop = true
 		if res := r.ask(dropOp("lock", 1), again)[1]; res.Outcome != locktable.Done || res.Token <= before {
 			t.Errorf("got %+v, the time was %d", res, before)
 		}
@@ -698,7 +698,7 @@ func TestRetakeWithoutPermissionToPexpireDropsTheLock(t *testing.T) {
 	defer listen.Close()
 	must(listen.Receive(ctx))
 	again := takeOp("lock", 2)
-	again.Behind = true
+	again.AfterPendingDrop = true
 	res := r.ask(dropOp("lock", 1), again)
 	if res[0].Outcome != locktable.Done || res[0].Listeners != 1 || res[1].Outcome != locktable.Refused {
 		t.Errorf("got %+v", res)
@@ -718,7 +718,7 @@ func TestFieldsOfOthersAreMadeReadable(t *testing.T) {
 		r := connected(t, b.url)
 		b.admin.HSet(ctx, "lock", "\x1b[2Jevil\r\n\u0085\u2028\xff:1", "1")
 		res := r.one(takeOp("lock", 1))
-		if want := "\uFFFD[2Jevil\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD:1"; res.Outcome != locktable.Other || res.Field != want {
+		if want := "\uFFFD[2Jevil\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD:1"; res.Outcome != locktable.HeldByOther || res.Field != want {
 			t.Errorf("got %+q, want %+q", res.Field, want)
 		}
 	})

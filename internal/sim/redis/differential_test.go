@@ -551,7 +551,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 		// A run that has written gets memory even if Redis has none: after a Take that
 		// renewed a lock of ours, and for what is taken again after a Drop.
 		again := takenAgain(ops, i)
-		c.NoMemory = rd.full && (results[i].Outcome == locktable.Busy || !ours && !again)
+		c.NoMemory = rd.full && (results[i].Outcome == locktable.Retryable || !ours && !again)
 		reply, err := r.explain(&c, &results[i], floors, fresh, slack)
 		if err != nil {
 			return nil, err
@@ -584,7 +584,7 @@ func (r *lapRun) takesOurs(op *locktable.Op) bool {
 func (r *lapRun) explain(c *redis.Command, got *locktable.Result, floors []int64, fresh, slack int64) (reply redis.Reply, err error) {
 	keys, counters, channel := r.contents.find(c.Op.Name)
 	keeps := []bool{false}
-	if c.Op.Behind {
+	if c.Op.AfterPendingDrop {
 		keeps = append(keeps, true)
 	}
 	var keysAfter []redis.Key
@@ -640,7 +640,7 @@ func checkOrder(results []locktable.Result) error {
 	for i := range results {
 		rank := 2
 		switch results[i].Kind {
-		case locktable.Keep:
+		case locktable.Renew:
 			rank = 0
 		case locktable.Check:
 			rank = 1
@@ -654,19 +654,19 @@ func checkOrder(results []locktable.Result) error {
 }
 
 // isRenewal reports whether operations of a kind are carried out by the script of renewals.
-func isRenewal(k locktable.OpKind) bool { return k == locktable.Keep || k == locktable.Check }
+func isRenewal(k locktable.OpKind) bool { return k == locktable.Renew || k == locktable.Check }
 
 // takenAgain reports whether an operation is a Take that was carried out right after the
 // Drop of the same lock.
 func takenAgain(ops []*locktable.Op, i int) bool {
-	return i > 0 && ops[i].Behind && ops[i-1].Kind == locktable.Drop && ops[i-1].Name == ops[i].Name
+	return i > 0 && ops[i].AfterPendingDrop && ops[i-1].Kind == locktable.Drop && ops[i-1].Name == ops[i].Name
 }
 
 // compareResult compares what one operation returned with what the model returns, in which
 // the key was this one.
 func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *locktable.Result) error {
 	field := ""
-	if want.Outcome == locktable.Other || want.Outcome == locktable.NotALock {
+	if want.Outcome == locktable.HeldByOther || want.Outcome == locktable.NotALock {
 		field = redis.Describe(key, prefixes, c.Denied)
 	}
 	wrong := func(what string, args ...any) error {
@@ -676,7 +676,7 @@ func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *loc
 	switch {
 	case got.Outcome != want.Outcome:
 		return wrong("outcome %d, want %d", got.Outcome, want.Outcome)
-	case (want.Outcome == locktable.Done || want.Outcome == locktable.Other) && got.Listeners != want.Listeners:
+	case (want.Outcome == locktable.Done || want.Outcome == locktable.HeldByOther) && got.Listeners != want.Listeners:
 		return wrong("%d listeners, want %d", got.Listeners, want.Listeners)
 	case got.Token != want.Token:
 		return wrong("token %d", got.Token)
@@ -684,7 +684,7 @@ func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *loc
 		return wrong("it made its counter: %v", got.Made)
 	case got.Field != readable(field):
 		return wrong("field %q", got.Field)
-	case want.Outcome == locktable.Other && got.TTLMS != ttl &&
+	case want.Outcome == locktable.HeldByOther && got.TTLMS != ttl &&
 		(ttl < 0 || got.TTLMS < 0 || got.TTLMS > ttl || ttl-got.TTLMS > patience.Milliseconds()):
 		return wrong("TTL %d", got.TTLMS)
 	}

@@ -238,7 +238,7 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 	}
 	num := func() uint64 { return base + r.Uint64N(6) }
 	for _, name := range names {
-		op := locktable.Op{Name: name, Num: num(), Count: 1, LeaseMS: pick(r, leases...)}
+		op := locktable.Op{Name: name, HoldID: num(), Count: 1, LeaseMS: pick(r, leases...)}
 		if r.oneIn(4) {
 			op.Count = pick[uint32](r, 2, 3, 1<<31)
 		}
@@ -248,17 +248,17 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 			if r.oneIn(3) {
 				op.Reserve = pick[uint16](r, 0, 2, 64)
 			}
-			op.Held = r.oneIn(4)
-			op.Behind = r.oneIn(16) // its Drop was asked for in an earlier batch
+			op.RequireExisting = r.oneIn(4)
+			op.AfterPendingDrop = r.oneIn(16) // its Drop was asked for in an earlier batch
 		case x < 60:
-			op.Kind = locktable.Keep
+			op.Kind = locktable.Renew
 		case x < 68:
 			op.Kind, op.LeaseMS = locktable.Check, 0
 		case x < 84:
 			op.Kind, op.Count, op.LeaseMS = locktable.Drop, 1, 0
 		default:
-			drop := locktable.Op{Kind: locktable.Drop, Name: name, Num: op.Num, Count: 1}
-			op.Kind, op.Num, op.Count, op.Reserve, op.Behind = locktable.Take, op.Num+1+r.Uint64N(2), 1, 1, true
+			drop := locktable.Op{Kind: locktable.Drop, Name: name, HoldID: op.HoldID, Count: 1}
+			op.Kind, op.HoldID, op.Count, op.Reserve, op.AfterPendingDrop = locktable.Take, op.HoldID+1+r.Uint64N(2), 1, 1, true
 			if r.oneIn(4) {
 				op.Reserve = pick[uint16](r, 2, 64)
 			}
@@ -269,7 +269,7 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 	// Operations on different locks come in any order.
 	for range r.IntN(2) * len(rd.ops) {
 		i, j := r.IntN(len(rd.ops)), r.IntN(len(rd.ops))
-		if rd.ops[i].Kind != locktable.Drop && rd.ops[j].Kind != locktable.Drop && !rd.ops[i].Behind && !rd.ops[j].Behind {
+		if rd.ops[i].Kind != locktable.Drop && rd.ops[j].Kind != locktable.Drop && !rd.ops[i].AfterPendingDrop && !rd.ops[j].AfterPendingDrop {
 			rd.ops[i], rd.ops[j] = rd.ops[j], rd.ops[i]
 		}
 	}

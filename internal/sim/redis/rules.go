@@ -30,9 +30,9 @@ func (c *Command) Standing(k *Key) Standing {
 		return c.standingOf(k.Other)
 	case k.Owner == NoOwner:
 		return Free
-	case k.Owner != c.Owner || k.Num > c.Op.Num:
+	case k.Owner != c.Owner || k.Num > c.Op.HoldID:
 		return Foreign
-	case k.Num < c.Op.Num:
+	case k.Num < c.Op.HoldID:
 		return Earlier
 	case k.Count != c.Op.Count:
 		return OtherCount
@@ -45,7 +45,7 @@ func (c *Command) standingOf(content *Content) Standing {
 		return WrongType
 	}
 	prefix := c.Prefixes[c.Owner]
-	own := fieldOf(prefix, c.Op.Num)
+	own := fieldOf(prefix, c.Op.HoldID)
 	_, has := content.Hash[own]
 	switch {
 	case len(content.Hash) > 1 && has:
@@ -56,7 +56,7 @@ func (c *Command) standingOf(content *Content) Standing {
 	for field, count := range content.Hash {
 		num, ours := number(prefix, field)
 		switch {
-		case !ours || num > c.Op.Num:
+		case !ours || num > c.Op.HoldID:
 			return Foreign
 		case field != own:
 			return Earlier
@@ -90,24 +90,24 @@ func Judge(op *locktable.Op, s Standing) Verdict {
 	switch op.Kind {
 	case locktable.Take:
 		return judgeTake(op, s)
-	case locktable.Keep:
+	case locktable.Renew:
 		switch s {
 		case Free:
-			return Verdict{Outcome: locktable.Missing}
+			return Verdict{Outcome: locktable.KeyMissing}
 		case Same, OtherCount, Earlier:
 			return Verdict{Outcome: locktable.Done, Change: Write}
 		}
-		return Verdict{Outcome: locktable.Other}
+		return Verdict{Outcome: locktable.HeldByOther}
 	case locktable.Check:
 		switch s {
 		case Free:
-			return Verdict{Outcome: locktable.Missing}
+			return Verdict{Outcome: locktable.KeyMissing}
 		case Same:
 			return Verdict{Outcome: locktable.Done}
 		case OtherCount, Earlier:
 			return Verdict{Outcome: locktable.Differs}
 		}
-		return Verdict{Outcome: locktable.Other}
+		return Verdict{Outcome: locktable.HeldByOther}
 	case locktable.Drop:
 		switch s {
 		case Free: // no host was notified of the expiry
@@ -128,11 +128,11 @@ func judgeTake(op *locktable.Op, s Standing) Verdict {
 	v := Verdict{Counts: s != Free || op.Reserve != 1}
 	switch s {
 	case Free:
-		if op.Held {
-			return Verdict{Outcome: locktable.Missing}
+		if op.RequireExisting {
+			return Verdict{Outcome: locktable.KeyMissing}
 		}
 	case Foreign, Shared, Structure:
-		v.Outcome = locktable.Other
+		v.Outcome = locktable.HeldByOther
 		return v
 	case WrongType:
 		return Verdict{Outcome: locktable.NotALock}

@@ -68,7 +68,7 @@ func (c *Command) Run(key *Key, counter *Counter, channel *Channel) Reply {
 	if verdict.Counts {
 		reply.Listeners, reply.Counted = c.count(channel)
 	}
-	if verdict.Outcome == locktable.Other {
+	if verdict.Outcome == locktable.HeldByOther {
 		reply.TTLMS = key.TTL(c.Now)
 	}
 	expireAt := c.Now + int64(op.LeaseMS)*1e6
@@ -98,7 +98,7 @@ func (c *Command) Run(key *Key, counter *Counter, channel *Channel) Reply {
 		if c.Denied.PExpire {
 			return refusal("NOPERM") // a lock without an expiry must not stay
 		}
-		*key = Key{Owner: c.Owner, Num: op.Num, Count: op.Count, ExpireAt: expireAt}
+		*key = Key{Owner: c.Owner, Num: op.HoldID, Count: op.Count, ExpireAt: expireAt}
 	case Remove:
 		c.remove(key)
 	}
@@ -111,7 +111,7 @@ func (c *Command) Run(key *Key, counter *Counter, channel *Channel) Reply {
 func refusal(code string) Reply {
 	reply := Reply{Outcome: locktable.Refused, Code: code, Listeners: locktable.Uncounted}
 	if code == "OOM" {
-		reply.Outcome = locktable.Busy
+		reply.Outcome = locktable.Retryable
 	}
 	return reply
 }
@@ -123,7 +123,7 @@ func (c *Command) remove(key *Key) {
 		return
 	}
 	rest := maps.Clone(key.Other.Hash)
-	delete(rest, fieldOf(c.Prefixes[c.Owner], c.Op.Num))
+	delete(rest, fieldOf(c.Prefixes[c.Owner], c.Op.HoldID))
 	*key = NewKey(Content{Type: key.Other.Type, Hash: rest}, key.ExpireAt, c.Prefixes)
 }
 

@@ -76,9 +76,9 @@ func fewer[T any](list []T, fails func([]T) bool) []T {
 
 func showOp(op *locktable.Op) string {
 	kind := [...]string{"NoOp", "Take", "Keep", "Check", "Drop"}[op.Kind]
-	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.Num, op.Count, op.LeaseMS)
+	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.HoldID, op.Count, op.LeaseMS)
 	if op.Kind == locktable.Take {
-		text += fmt.Sprintf(" reserve %d held %v behind %v", op.Reserve, op.Held, op.Behind)
+		text += fmt.Sprintf(" reserve %d held %v behind %v", op.Reserve, op.RequireExisting, op.AfterPendingDrop)
 	}
 	return text
 }

@@ -1,0 +1,105 @@
+package locktable
+
+// Operations on Redis and their results, as values. The store executes operations; the
+// table never waits for one.
+//
+// An operation is declarative: it says what Redis shall have for one lock afterwards, and on
+// what condition. Executed twice it changes nothing more, apart from drawing further tokens.
+// So an operation whose result is unknown is sent again, or followed by another, without
+// harm.
+//
+// All of them have one rule of ownership: a key is this sidecar's if it has one field, of
+// this sidecar's uuid, with a hold number that is not above HoldID. A lower number never
+// replaces a higher one, so an operation that is executed late does no harm either.
+
+// OpKind says what Redis shall have for a lock.
+type OpKind uint8
+
+const (
+	NoOp OpKind = iota
+
+	// Take: the field HoldID with Count, and a lease of LeaseMS, if the key is free or this
+	// sidecar's. Reserve tokens are drawn. With RequireExisting a missing key is not set: a
+	// Take then moves a lock that this sidecar has to a later hold, and never takes a free
+	// one.
+	Take
+
+	// Renew: the same, if the key is this sidecar's. No token is drawn.
+	Renew
+
+	// Check: no change. The result says whether the key has the field HoldID with Count.
+	Check
+
+	// Drop: no key, if it is this sidecar's. The unlock message is published, also if there
+	// was no key: when a key expires, Redis notifies no waiter.
+	Drop
+)
+
+// Op is one operation on one lock.
+type Op struct {
+	Kind             OpKind
+	Name             string
+	HoldID           uint64 // hold number; only grows
+	Count            uint32 // entries of the hold; 1 or more
+	LeaseMS          uint32 // time to live of the key, ms
+	Reserve          uint16 // Take: tokens to draw; 0 draws none
+	RequireExisting  bool   // Take: a missing key is not set
+	AfterPendingDrop bool   // Take: it is pipelined after a Drop of the same lock that has no result yet
+}
+
+// Outcome is what became of an Op.
+type Outcome uint8
+
+const (
+	// Done: Redis has what the operation says. After a Drop the key has no field of this
+	// sidecar, whichever other host has it.
+	Done Outcome = iota
+
+	// HeldByOther: the key is not this sidecar's (Field, TTL); nothing was changed.
+	HeldByOther
+
+	// KeyMissing: there is no such key; nothing was changed. Of Renew, Check, and Take with
+	// RequireExisting.
+	KeyMissing
+
+	// Differs: the key has a field of this sidecar, with another count or a lower number;
+	// nothing was changed. Of Check.
+	Differs
+
+	// NotALock: the key is of another type (Field says which); nothing was changed. Of Take
+	// and Drop. After a Renew or a Check it is HeldByOther.
+	NotALock
+
+	// NotSent: certainly not executed, now or later.
+	NotSent
+
+	// Unknown: the connection ended before the result. It may have been executed.
+	Unknown
+
+	// Refused: Redis answered with an error that lasts for this key (ACL, wrong type). Not
+	// executed.
+	Refused
+
+	// Retryable: Redis answered with an error that may pass (LOADING, READONLY, OOM, BUSY,
+	// MISCONF…). Not executed.
+	Retryable
+)
+
+// Uncounted: the subscribers were not counted. They are counted where it costs nothing or
+// matters: by a Drop, which publishes, and by a Take that is refused, that moves a lock, or
+// that draws more tokens than the one that its waiter gets.
+const Uncounted = int32(-2)
+
+// Result is the one result that every Op gets.
+type Result struct {
+	Kind      OpKind
+	Name      string
+	Outcome   Outcome
+	Sent      int64  // CLOCK_BOOTTIME in ns, read before the operation was written to the socket
+	Token     uint64 // Take, Done, Reserve > 0: the last token drawn; the first is Token − Reserve + 1
+	Made      bool   // Take, Done, Reserve > 0: there was no token counter, and now there is one
+	Listeners int32  // subscribers of the lock's channel, this sidecar's included; −1: unknown; or Uncounted
+	TTLMS     int64  // HeldByOther: PTTL of the key; −1: it has none
+	Field     string // HeldByOther, NotALock: the owner field that was found, or a description of what is there
+	Msg       string // NotALock, NotSent, Unknown, Refused, Retryable: one sentence for people, says what to do
+}
