@@ -37,12 +37,12 @@ type arbiter struct {
 	rivals *rivals // the lock's
 	remote remoteHolder
 
-	nextTry           int64 // no Take before, unless the claim is ours
+	nextTry           int64 // no Take before, unless Redis has the lock for this host
 	backoffUntil      int64 // and no earlier nextTry, because this host has just yielded
 	missedTurns       int32 // releases by others since the local waiters last had the lock
 	lastReleaseSeenAt int64 // when another host released the lock last, or this one got it
 
-	// While the claim is ours: how many grants in a row it served, and since when.
+	// While Redis has the lock for this host: how many grants in a row, and since when.
 	handoffs      int
 	handoffsSince int64
 	quiet         bool // of yielding and backoffUntil: no other host is known to want the lock

@@ -65,7 +65,7 @@ func (t *Table) Audit() error {
 // nothing is left of any session.
 func (t *Table) Users(now int64) (n int) {
 	for _, u := range t.users {
-		if !u.idle(now) {
+		if !u.isIdle(now) {
 			n++
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// maxSteps bounds the search for a circle. A search that is given up finds none:
-// the waiter waits, as it would without the search.
+// maxSteps bounds the search for a wait cycle. A search that is given up finds none:
+// the request waits, as it would without the search.
 const maxSteps = 256
 
 func (p Peer) String() string {
@@ -21,10 +21,10 @@ func (p Peer) String() string {
 	return fmt.Sprintf("pid %d (%s)", p.PID, p.Cmd)
 }
 
-// findWaitCycle looks for a chain of local owners that leads from the holder of l, by
-// what each waits for, back to the newcomer. It returns the chain in words, or "".
-// A circle can only be closed by somebody who starts to wait, so looking then
-// is enough as long as each owner waits for one lock at a time.
+// findWaitCycle searches the wait-for graph of the local owners: from the holder of l, by
+// what each owner waits for, back to the owner that asks. It returns the cycle in words for
+// the client, or "". Only a new request can close a cycle, so the search when a request
+// begins to wait is enough, as long as each owner waits for one lock at a time.
 func (t *Table) findWaitCycle(s *session, owner uint64, l *lock) string {
 	t.searches++
 	l.queue.searched = t.searches
@@ -63,14 +63,14 @@ func (t *Table) findWaitCycle(s *session, owner uint64, l *lock) string {
 	return ""
 }
 
-// step is one step of a search for a circle.
+// step is one step of a search for a wait cycle.
 type step struct {
 	lock *lock // a request waits for it
-	from int   // index of the step that led here; −1: the newcomer's own
+	from int   // index of the step that led here; −1: the new request's own
 }
 
-// describeCycle tells a circle: locks[0] is held by the newcomer, each further lock's
-// holder waits for the one before it, and the newcomer asks for the last.
+// describeCycle describes a wait cycle: the new request's owner holds locks[0], the holder
+// of each further lock waits for the one before it, and the new request asks for the last.
 func describeCycle(locks []*lock) string {
 	var b strings.Builder
 	last := len(locks) - 1

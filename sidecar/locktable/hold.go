@@ -301,8 +301,8 @@ func (t *Table) refuseRelease(s *session, req *protocol.Release) {
 	}
 }
 
-// ForceRelease ends the hold on a name, whoever owns it. The caller has checked
-// that the session may.
+// ForceRelease ends the hold on a name, of any owner. The caller has checked that the
+// session may.
 func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease) {
 	s := t.sessions[id]
 	if s == nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// Info describes one lock; false: nobody local holds it, waits for it or is
-// giving it back.
+// Info describes one lock; false: no local client holds it or waits for it, and no release of
+// it is pending.
 func (t *Table) Info(now int64, name string) (protocol.LockRow, bool) {
 	l := t.byName[name]
 	if l == nil {
@@ -78,8 +78,8 @@ func (t *Table) Holds(id SessionID) int {
 	return 0
 }
 
-// PendingReleases counts locks that are nobody's here and that Redis has not been told of,
-// as far as it can be told.
+// PendingReleases counts the locks that no local client holds and whose release Redis has
+// not confirmed. Those whose release cannot be sent do not count.
 func (t *Table) PendingReleases() int {
 	n := 0
 	for _, l := range t.locks {

@@ -356,7 +356,7 @@ func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 }
 
 // grant makes a request a hold. If another hold had the lock before, this is a handoff:
-// Redis is told after the answer.
+// an operation is sent to Redis after the answer.
 func (t *Table) grant(now int64, l *lock, r *request) {
 	c, q, s := &l.claim, l.queue, r.session
 	t.endRequest(r)
@@ -383,7 +383,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	} else {
 		// It may have been set for a hold with a fixed lease.
 		c.renewAt = min(c.renewAt, until-int64(t.cfg.Lease)/4)
-		// The operation that tells Redis may shorten the key's life to this.
+		// The operation that syncs Redis may shorten the key's life to this.
 		c.validUntil = until
 		t.onWatchdogGrant(s, until)
 	}

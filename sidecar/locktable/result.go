@@ -60,7 +60,7 @@ func (t *Table) Result(now int64, r Result) {
 
 	case KeyMissing:
 		if l.holds != nil && op.mayHaveLostData {
-			k.state = claimInDoubt // nobody deleted it: assert it
+			k.state = claimInDoubt // no program deleted it: assert it
 			k.tokens.drop()
 			break
 		}
@@ -103,7 +103,7 @@ func (t *Table) Result(now int64, r Result) {
 	case Refused:
 		switch {
 		case op.kind == Drop:
-			// The key is not ours to touch any more; it ends with its lease.
+			// This sidecar may not touch the key any more; it ends with its lease.
 			l.forgetClaim(claimAbsent)
 			if l.queue != nil && len(l.queue.confirms) > 0 {
 				l.queue.refusal = r.Msg

@@ -210,7 +210,7 @@ func (t *Table) sweep(now int64, s *session, most int) (left int) {
 	return most
 }
 
-// InUse tells whether the session has a request with this id that is not answered yet.
+// InUse reports whether the session has a request with this id that is not answered yet.
 // Only an acquire and a confirm are not answered at once.
 func (t *Table) InUse(id SessionID, request uint64) bool {
 	s := t.sessions[id]

@@ -84,7 +84,7 @@ type Config struct {
 	WatchAfter time.Duration
 
 	// How long a subscription outlives its last use: less where many listen, and no
-	// longer than until it was told of a few releases that nobody here waited for.
+	// longer than until a few releases were published that no local client waited for.
 	// Default 10 s.
 	SubscriptionLinger time.Duration
 	RetryAfter         time.Duration // pause after an error that Redis may get over. Default 100 ms
@@ -243,8 +243,8 @@ func (t *Table) mustNotWait(now int64, v timed) bool {
 	return ok && t.isUrgent(now, l)
 }
 
-// Work does a part of what can wait: timers that Advance left, and what sessions that
-// ended leave behind, and requests for one lock that are answered together. Busy says
+// Work does a part of what can wait: timers that Advance left, requests and holds of
+// sessions that ended, and requests for one lock that are answered together. Busy reports
 // whether there is more. It is called after Advance, as often as the caller has time.
 func (t *Table) Work(now int64) {
 	left := t.cfg.MaxWork
@@ -274,10 +274,10 @@ func (t *Table) Work(now int64) {
 	t.wheel.FireDeferred(left, func(tm *wheel.Timer[timed]) { tm.Value.due(t, now) })
 }
 
-// Next tells when Advance must be called; false: not before another input.
+// Next is when Advance must be called; false: not before another input.
 func (t *Table) Next() (int64, bool) { return t.wheel.Next() }
 
-// Busy tells whether there is something for Work to do now.
+// Busy reports whether there is something for Work to do now.
 func (t *Table) Busy() bool { return len(t.sweeping) > 0 || len(t.deferred) > 0 || t.wheel.Deferred() }
 
 func (t *Table) arm(tm *wheel.Timer[timed], at int64) {

@@ -7,14 +7,14 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// Users. MaxLocks bounds the table, and so the state file, for all clients together. No
-// user of the host can use all of that up: one user has three quarters at most, and the
-// last sixteenth is for those who may end the holds of others, root and the user whose
-// process the sidecar is. They are not bounded by a share.
+// Users. MaxLocks bounds the table, and so the state file, for all clients together. One
+// user of the host has three quarters of it at most. The last sixteenth is for the two users
+// that may end the holds of others: root, and the user of the sidecar's process. No share
+// bounds these two.
 
 // A name that is locked for the first time leaves a token counter in Redis, which stays
 // there. So no user may give more than NewNames names a second, on average over
-// namesWithin. Who has given more is refused names that are not in the table.
+// namesWithin. A user that has given more is refused names that are not in the table.
 const namesWithin = 10 * time.Minute
 
 // user is what the clients of one user have in the table.
@@ -43,21 +43,21 @@ func (t *Table) userOf(uid int64) *user {
 	return u
 }
 
-// idle tells whether there is nothing to be known of the user.
-func (u *user) idle(now int64) bool {
+// isIdle reports whether the table needs to know nothing of the user.
+func (u *user) isIdle(now int64) bool {
 	return u.sessions == 0 && u.waiters == 0 && u.cells == 0 && u.namesUntil <= now
 }
 
 // forgetIfIdle forgets a user that has nothing left. One that has just given many new names is
 // remembered; there cannot be more of these than users.
 func (t *Table) forgetIfIdle(u *user) {
-	if u.idle(t.now) && t.users[u.uid] == u {
+	if u.isIdle(t.now) && t.users[u.uid] == u {
 		delete(t.users, u.uid)
 	}
 }
 
-// privileged tells whether a user is not bounded by a share.
-func (t *Table) privileged(u *user) bool { return u.uid == 0 || u.uid == t.cfg.UID }
+// isPrivileged reports whether a user is not bounded by a share.
+func (t *Table) isPrivileged(u *user) bool { return u.uid == 0 || u.uid == t.cfg.UID }
 
 // Sessions is how many sessions a user has.
 func (t *Table) Sessions(uid int64) int {
@@ -67,8 +67,8 @@ func (t *Table) Sessions(uid int64) int {
 	return 0
 }
 
-// charge has a lock count as this user's: as that of the one who holds it, or had it
-// last, or else asked for it first. nil: as no user's.
+// charge counts a lock as this user's: the user that holds it, or held it last, or else
+// asked for it first. nil: as no user's.
 func (t *Table) charge(l *lock, u *user) {
 	was := l.user
 	if was == u {
@@ -89,22 +89,22 @@ func (t *Table) countNewName(now int64, u *user) {
 	u.namesUntil = max(u.namesUntil, now) + int64(time.Second)/int64(t.cfg.NewNames)
 }
 
-// Share is how many of a limit one user may have who is not privileged.
+// Share is how many of a limit one user may have, unless it is privileged.
 func Share(limit int) int { return max(1, limit-max(1, limit/4)) }
 
-// Unreserved is how many of a limit all users together may have who are not privileged.
+// Unreserved is how many of a limit all users that are not privileged may have together.
 func Unreserved(limit int) int { return max(1, limit-max(1, limit/16)) }
 
 // limits are how much of MaxLocks all users together may have, and this one.
 func (t *Table) limits(u *user) (most, share int) {
-	if t.privileged(u) {
+	if t.isPrivileged(u) {
 		return t.cfg.MaxLocks, t.cfg.MaxLocks
 	}
 	return Unreserved(t.cfg.MaxLocks), Share(t.cfg.MaxLocks)
 }
 
-// isFull tells whether the session may hold no more locks. Those that it waits for do not
-// count: they are bounded by MaxWaiters.
+// isFull reports whether the session may hold no more locks. Locks that it waits for do not
+// count: MaxWaiters bounds them.
 func (t *Table) isFull(s *session) bool { return s.holds.len >= t.cfg.MaxHolds }
 
 func (t *Table) fullOfHolds() string {
@@ -147,7 +147,7 @@ func (t *Table) noRoomForName(now int64, u *user, name string) string {
 		return fmt.Sprintf("this sidecar has %d locks held or waited for; release some, or raise max-locks of the sidecar", len(t.locks))
 	case u.cells+cells > share:
 		return fmt.Sprintf("user %d has %d locks held or waited for, as which long names count more than once, and one user may have %d; release some, or raise max-locks of the sidecar", u.uid, u.cells, share)
-	case u.namesUntil-now > int64(namesWithin) && !t.privileged(u):
+	case u.namesUntil-now > int64(namesWithin) && !t.isPrivileged(u):
 		return fmt.Sprintf("user %d has locked more than %d new names a second for %v, and each leaves a key in Redis; lock names that were used before, or raise max-new-names of the sidecar", u.uid, t.cfg.NewNames, namesWithin)
 	}
 	return ""
