@@ -151,7 +151,7 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --st
 	.venv/bin/ruff format --check --config sdk/python/pyproject.toml cmd tests
 	cd sdk/python && ../../.venv/bin/mypy --strict
 	cd sdk/python && for system in darwin win32; do ../../.venv/bin/mypy --strict --platform $$system src; done
-	.venv/bin/mypy --strict cmd/locksidecar/demo_till.py tests/worker.py
+	.venv/bin/mypy --strict cmd/locksidecar/demo_till.py tests/harness/worker.py
 	.venv/bin/mypy --strict tests/chaos/worker.py
 	MYPYPATH=tests/storm .venv/bin/mypy --strict tests/storm/storm.py tests/storm/locker.py
 	.venv/bin/mypy --strict tests/bench/python/worker.py

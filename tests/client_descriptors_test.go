@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -37,48 +39,48 @@ const noFiles = 3
 // ends, it believes in what it holds until the deadlines, says what is wrong to who
 // asks for more, and comes back as soon as it can.
 func TestClientWithoutDescriptors(t *testing.T) {
-	forEachLanguage(t, func(t *testing.T, start func(testing.TB, *daemon) *worker) {
-		r := startRedis(t)
-		d := startDaemon(t, r.unixURL(), longLease)
+	forEachLanguage(t, func(t *testing.T, start func(testing.TB, *harness.Daemon) *harness.Worker) {
+		r := harness.StartRedis(t)
+		d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 		w := start(t, d)
-		token := w.lock("kept").Token
-		before := r.fields("kept")
+		token := w.Lock("kept").Token
+		before := r.Fields("kept")
 
-		was := limitFiles(t, w.pid(), noFiles)
-		w.lock("more")
-		w.unlock("more")
-		w.must(command{Do: "lock", As: "short", Name: "short", WaitMS: -1, Lease: 3000})
+		was := limitFiles(t, w.PID(), noFiles)
+		w.Lock("more")
+		w.Unlock("more")
+		w.Must(harness.Command{Do: "lock", As: "short", Name: "short", WaitMS: -1, Lease: 3000})
 
-		d.kill9()
-		d.start(longLease)
-		d.awaitAnswer()
-		d.awaitRedis("ok")
-		a := w.try(command{Do: "lock", As: "x", Name: "x", WaitMS: 300})
+		d.Kill()
+		d.Start(harness.LongLease)
+		d.AwaitSocket()
+		d.AwaitRedis("ok")
+		a := w.Try(harness.Command{Do: "lock", As: "x", Name: "x", WaitMS: 300})
 		if a.Err != "unavailable" {
 			t.Errorf("who asks for a lock is told %+v", a)
 		}
-		says(t, a.Msg, "too many open files", d.socket)
-		if a := w.try(command{Do: "lost", As: "short"}); a.Reason != string(protocol.Expired) || a.AtNS < a.DeadlineNS {
+		harness.CheckContains(t, a.Msg, "too many open files", d.Socket)
+		if a := w.Try(harness.Command{Do: "lost", As: "short"}); a.Reason != string(protocol.Expired) || a.AtNS < a.DeadlineNS {
 			t.Errorf("of a lock with a lease of its own the holder is told %+v", a)
 		}
-		w.must(command{Do: "check", As: "kept"})
-		other := dial(t, d)
+		w.Must(harness.Command{Do: "check", As: "kept"})
+		other := harness.Dial(t, d)
 		if _, err := other.TryLock(t.Context(), "kept"); !errors.Is(err, locksidecar.ErrHeld) {
 			t.Errorf("another client is told %v, not that the lock is held", err)
 		}
-		if d.log.contains("client is back") {
+		if d.Log.Contains("client is back") {
 			t.Fatal("the client found a descriptor: this showed nothing")
 		}
 
-		limitFiles(t, w.pid(), was)
-		eventually(t, "the client is back", func() bool {
-			w.must(command{Do: "check", As: "kept"})
-			return d.log.contains("client is back")
+		limitFiles(t, w.PID(), was)
+		harness.Eventually(t, "the client is back", func() bool {
+			w.Must(harness.Command{Do: "check", As: "kept"})
+			return d.Log.Contains("client is back")
 		})
-		if now := r.fields("kept"); fmt.Sprint(now) != fmt.Sprint(before) {
+		if now := r.Fields("kept"); fmt.Sprint(now) != fmt.Sprint(before) {
 			t.Errorf("Redis has %v, before it had %v", now, before)
 		}
-		w.unlock("kept")
+		w.Unlock("kept")
 		if l := lockSoon(t, other, "kept"); l.Token() <= token {
 			t.Errorf("token %d after %d", l.Token(), token)
 		}
@@ -87,13 +89,13 @@ func TestClientWithoutDescriptors(t *testing.T) {
 
 // Who cannot even connect is told why, and can when there is a descriptor again.
 func TestNoDescriptorForAConnection(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL())
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	was := limitFiles(t, os.Getpid(), noFiles)
-	_, err := locksidecar.Dial(t.Context(), d.socket)
+	_, err := locksidecar.Dial(t.Context(), d.Socket)
 	limitFiles(t, os.Getpid(), was)
-	mention(t, err, locksidecar.ErrUnavailable, d.socket, "too many open files")
-	if havePython() {
-		out, err := exec.Command(python(t), "-c", `
+	harness.CheckError(t, err, locksidecar.ErrUnavailable, d.Socket, "too many open files")
+	if harness.HasPython() {
+		out, err := exec.Command(harness.Python(t), "-c", `
 import os, resource, sys, locksidecar
 free = os.dup(0)
 os.close(free)
@@ -108,39 +110,39 @@ for spare in 0, 1:
 limit(64)
 with locksidecar.connect(sys.argv[1]).lock("x"):
     print("acquired")
-`, d.socket).CombinedOutput()
+`, d.Socket).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if n := strings.Count(strings.ToLower(string(out)), "too many open files"); n != 2 {
 			t.Errorf("Python says %q", out)
 		}
-		says(t, string(out), "acquired")
+		harness.CheckContains(t, string(out), "acquired")
 	}
 }
 
 // occupy takes every place that the daemon has for clients.
-func occupy(t *testing.T, d *daemon) (clients []*wire) {
+func occupy(t *testing.T, d *harness.Daemon) (clients []*harness.RawClient) {
 	t.Helper()
 	for range 10_000 {
-		w := connectWire(t, d)
+		w := harness.ConnectRaw(t, d)
 		body := protocol.Hello{ID: 1, V: protocol.Version, Client: "filler"}.Append(nil)
-		w.conn.Write(body) // who is refused may be so before it has said hello
-		m, err := w.next()
+		w.Conn.Write(body) // who is refused may be so before it has said hello
+		m, err := w.Next()
 		if err != nil {
 			t.Fatalf("neither welcome nor refused: %v", err)
 		}
-		e, _ := m["err"].(message)
+		e, _ := m["err"].(harness.Message)
 		if e == nil {
-			w.lastID = 1
+			w.LastID = 1
 			clients = append(clients, w)
 			continue
 		}
 		if e["code"] != string(protocol.Limit) {
 			t.Fatalf("refused with %v", m)
 		}
-		says(t, fmt.Sprint(e["msg"]), "files", "LimitNOFILE")
-		w.conn.Close()
+		harness.CheckContains(t, fmt.Sprint(e["msg"]), "files", "LimitNOFILE")
+		w.Conn.Close()
 		return clients
 	}
 	t.Fatal("the daemon takes in whoever comes")
@@ -152,92 +154,93 @@ func occupy(t *testing.T, d *daemon) (clients []*wire) {
 // reserve that clients cannot touch. New ones are told what to do, the log says it
 // once, and when somebody leaves there is a place again.
 func TestDaemonAtItsLimitOfDescriptors(t *testing.T) {
-	r := startRedis(t)
-	p := startProxy(t, r)
-	d := &daemon{t: t, redisURL: p.url(), socket: shortDir(t) + "/s.sock", maxFiles: 128}
-	d.start("--lease=3s")
-	d.awaitAnswer()
-	d.awaitRedis("ok")
-	there := startGoWorker(t, startDaemon(t, r.unixURL(), longLease))
-	holder, dies := startGoWorker(t, d), startGoWorker(t, d)
-	holder.lock("kept")
-	dies.must(command{Do: "lock", As: "dies", Name: "dies", WaitMS: -1, Lease: 600_000})
+	r := harness.StartRedis(t)
+	p := harness.StartProxy(t, r)
+	d := harness.NewDaemon(t, p.URL())
+	d.MaxFiles = 128
+	d.Start("--lease=3s")
+	d.AwaitSocket()
+	d.AwaitRedis("ok")
+	there := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), harness.LongLease))
+	holder, dies := harness.StartGoWorker(t, d), harness.StartGoWorker(t, d)
+	holder.Lock("kept")
+	dies.Must(harness.Command{Do: "lock", As: "dies", Name: "dies", WaitMS: -1, Lease: 600_000})
 
 	clients := occupy(t, d)
-	t.Logf("%d clients fit beside two, with %d files open of %d", len(clients), descriptors(t, d.pid()), d.maxFiles)
+	t.Logf("%d clients fit beside two, with %d files open of %d", len(clients), harness.OpenFiles(t, d.PID()), d.MaxFiles)
 	if len(clients) < 10 {
 		t.Errorf("only %d clients fit", len(clients))
 	}
 	// The last place that there is goes to one whose death its connection does
 	// not show.
-	clients[0].conn.Close()
+	clients[0].Conn.Close()
 	parent, child := startSharedSocket(t, d)
 	for range 100 {
 		occupy(t, d)
 	}
 
 	// Those who are refused hear why in their own way.
-	_, err := locksidecar.Dial(t.Context(), d.socket)
-	mention(t, err, locksidecar.ErrLimit, "LimitNOFILE")
-	if got := d.run("ls"); got.code == 0 {
+	_, err := locksidecar.Dial(t.Context(), d.Socket)
+	harness.CheckError(t, err, locksidecar.ErrLimit, "LimitNOFILE")
+	if got := d.Run("ls"); got.Code == 0 {
 		t.Error("`locksidecar ls` was served")
 	} else {
-		says(t, got.stderr, "LimitNOFILE")
+		harness.CheckContains(t, got.Stderr, "LimitNOFILE")
 	}
-	if havePython() {
-		out, err := exec.Command(python(t), "-c", "import locksidecar, sys\n"+
+	if harness.HasPython() {
+		out, err := exec.Command(harness.Python(t), "-c", "import locksidecar, sys\n"+
 			"try: locksidecar.connect(sys.argv[1]).lock('x').acquire()\n"+
-			"except locksidecar.LocksidecarError as e: print(e)", d.socket).CombinedOutput()
+			"except locksidecar.LocksidecarError as e: print(e)", d.Socket).CombinedOutput()
 		if err != nil {
 			t.Errorf("%v\n%s", err, out)
 		}
-		says(t, string(out), "LimitNOFILE")
+		harness.CheckContains(t, string(out), "LimitNOFILE")
 	}
 
 	// Nobody may leave the daemon without Redis, or a waiter without its wake-up; nor
 	// those who are refused and do not go.
 	for range 100 {
-		connectWire(t, d)
+		harness.ConnectRaw(t, d)
 	}
-	there.lock("far")
+	there.Lock("far")
 	for range 3 {
-		relays := p.reset()
+		relays := p.Reset()
 		if relays == 0 {
 			t.Error("there was no connection to Redis to be reset")
 		}
-		eventually(t, "the daemon has reached Redis anew", func() bool {
-			return clients[1].ask(message{"op": "ping"})["redis"] == "ok"
+		harness.Eventually(t, "the daemon has reached Redis anew", func() bool {
+			return clients[1].Call(harness.Message{"op": "ping"})["redis"] == "ok"
 		})
 		awaitRenewals(t, r, "kept", 1)
 	}
-	granted := holder.ask(command{Do: "lock", As: "far", Name: "far", WaitMS: -1})
-	eventually(t, "the daemon listens", func() bool { return r.listeners("far") == 1 })
-	there.unlock("far")
-	if a := holder.await(granted); a.Err != "" {
+	granted := holder.Send(harness.Command{Do: "lock", As: "far", Name: "far", WaitMS: -1})
+	harness.Eventually(t, "the daemon listens", func() bool { return r.Subscribers("far") == 1 })
+	there.Unlock("far")
+	if a := holder.Await(granted); a.Err != "" {
 		t.Errorf("the waiter is told %+v", a)
 	}
-	holder.must(command{Do: "check", As: "kept"})
+	holder.Must(harness.Command{Do: "check", As: "kept"})
 
 	// Who dies is noticed, without its connection's help too.
 	parent.Process.Kill()
-	holder.lock("forked")
-	if !alive(child) {
+	holder.Lock("forked")
+	if !harness.IsAlive(child) {
 		t.Error("the child is dead too: this showed nothing")
 	}
-	dies.kill9()
-	holder.lock("dies")
+	dies.Kill()
+	holder.Lock("dies")
 
 	for _, w := range clients {
-		w.conn.Close()
+		w.Conn.Close()
 	}
-	eventually(t, "there is a place again", func() bool {
-		c, err := locksidecar.Dial(t.Context(), d.socket)
+	harness.Eventually(t, "there is a place again", func() bool {
+		c, err := locksidecar.Dial(t.Context(), d.Socket)
 		if err == nil {
 			c.Close()
 		}
 		return err == nil
 	})
-	if n := strings.Count(d.log.String(), "clients are refused"); n != 1 {
+	if n := strings.Count(d.Log.String(), "clients are refused"); n != 1 {
 		t.Errorf("the log says it %d times", n)
 	}
 }
@@ -245,56 +248,56 @@ func TestDaemonAtItsLimitOfDescriptors(t *testing.T) {
 // A daemon whose limit was lowered under it can open nothing at all. It serves those
 // whom it has; who comes waits, and is served when there are descriptors again.
 func TestDaemonWithoutDescriptors(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), "--lease=3s")
-	w := startGoWorker(t, d)
-	w.lock("kept")
-	was := limitFiles(t, d.pid(), noFiles)
-	late := connectWire(t, d)
-	late.send(message{"op": "hello", "id": 1, "v": protocol.Version})
-	eventually(t, "the log says what to do", func() bool { return d.log.contains("raise the limit of open files") })
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
+	w := harness.StartGoWorker(t, d)
+	w.Lock("kept")
+	was := limitFiles(t, d.PID(), noFiles)
+	late := harness.ConnectRaw(t, d)
+	late.Send(harness.Message{"op": "hello", "id": 1, "v": protocol.Version})
+	harness.Eventually(t, "the log says what to do", func() bool { return d.Log.Contains("raise the limit of open files") })
 	awaitRenewals(t, r, "kept", 4)
-	w.lock("more")
-	w.unlock("more")
-	limitFiles(t, d.pid(), was)
-	if m, err := late.next(); err != nil || m["err"] != nil {
+	w.Lock("more")
+	w.Unlock("more")
+	limitFiles(t, d.PID(), was)
+	if m, err := late.Next(); err != nil || m["err"] != nil {
 		t.Errorf("who waited was told %v (%v)", m, err)
 	}
-	if n := strings.Count(d.log.String(), "raise the limit of open files"); n != 1 {
+	if n := strings.Count(d.Log.String(), "raise the limit of open files"); n != 1 {
 		t.Errorf("the log says it %d times", n)
 	}
-	w.must(command{Do: "check", As: "kept"})
+	w.Must(harness.Command{Do: "check", As: "kept"})
 }
 
 // A daemon that is restarted with fewer descriptors than its clients need takes in as
 // many as it can, and keeps what the others hold for one with a higher limit.
 func TestDaemonRestartedWithTooFewDescriptors(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), longLease)
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 	const n = 60
 	locks := make([]*locksidecar.Lock, n)
 	clients := make([]*locksidecar.Client, n)
 	name := func(i int) string { return fmt.Sprintf("lock %d", i) }
 	for i := range locks {
-		clients[i] = dial(t, d)
+		clients[i] = harness.Dial(t, d)
 		l, err := clients[i].Lock(t.Context(), name(i))
 		if err != nil {
 			t.Fatal(err)
 		}
 		locks[i] = l
 	}
-	late := startGoWorker(t, d) // it will hardly find a place
+	late := harness.StartGoWorker(t, d) // it will hardly find a place
 	const lateLock = "lock of who is late"
-	late.lock(lateLock)
-	late.signal(syscall.SIGSTOP)
-	d.kill9()
-	d.maxFiles = 128
-	d.start(longLease)
-	d.awaitAnswer()
-	back := func() int { return strings.Count(d.log.String(), "client is back") }
-	eventually(t, "there is no room for another client", func() bool { return d.log.contains("clients are refused") })
-	eventually(t, "some clients are back", func() bool { return back() >= 10 })
-	says(t, d.log.String(), "too few files", "LimitNOFILE")
+	late.Lock(lateLock)
+	late.Signal(syscall.SIGSTOP)
+	d.Kill()
+	d.MaxFiles = 128
+	d.Start(harness.LongLease)
+	d.AwaitSocket()
+	back := func() int { return strings.Count(d.Log.String(), "client is back") }
+	harness.Eventually(t, "there is no room for another client", func() bool { return d.Log.Contains("clients are refused") })
+	harness.Eventually(t, "some clients are back", func() bool { return back() >= 10 })
+	harness.CheckContains(t, d.Log.String(), "too few files", "LimitNOFILE")
 	for i, l := range locks {
 		if err := l.Err(); err != nil {
 			t.Errorf("%s: its holder is told %v", name(i), err)
@@ -305,33 +308,33 @@ func TestDaemonRestartedWithTooFewDescriptors(t *testing.T) {
 	}
 	for len(occupy(t, d)) > 0 { // who has just come back leaves room for others
 	}
-	late.signal(syscall.SIGCONT)
+	late.Signal(syscall.SIGCONT)
 	// Even then it may be lucky: what counts is that its lock stays.
-	if a := late.try(command{Do: "lock", As: "x", Name: "x", WaitMS: 300}); a.Err != "" {
-		says(t, a.Msg, "LimitNOFILE")
+	if a := late.Try(harness.Command{Do: "lock", As: "x", Name: "x", WaitMS: 300}); a.Err != "" {
+		harness.CheckContains(t, a.Msg, "LimitNOFILE")
 	}
-	late.must(command{Do: "check", As: lateLock})
-	t.Logf("%d of %d clients came back with %d files open of %d", back(), n, descriptors(t, d.pid()), d.maxFiles)
-	d.kill9()
+	late.Must(harness.Command{Do: "check", As: lateLock})
+	t.Logf("%d of %d clients came back with %d files open of %d", back(), n, harness.OpenFiles(t, d.PID()), d.MaxFiles)
+	d.Kill()
 	some := back()
-	d.maxFiles = 0
-	d.start(longLease)
-	d.awaitAnswer()
-	eventually(t, "all clients are back", func() bool { return back() == some+n+1 })
-	late.unlock(lateLock)
+	d.MaxFiles = 0
+	d.Start(harness.LongLease)
+	d.AwaitSocket()
+	harness.Eventually(t, "all clients are back", func() bool { return back() == some+n+1 })
+	late.Unlock(lateLock)
 	for i, l := range locks {
 		if err := l.Unlock(); err != nil {
 			t.Errorf("%s: %v", name(i), err)
 		}
 	}
-	eventually(t, "all locks are free", func() bool { return len(r.Keys(t.Context(), "lock *").Val()) == 0 })
+	harness.Eventually(t, "all locks are free", func() bool { return len(r.Keys(t.Context(), "lock *").Val()) == 0 })
 	for _, c := range clients {
 		c.Close() // while there is somebody to say bye to
 	}
-	d.kill9()
+	d.Kill()
 
-	d.maxFiles = 100
-	d.start()
-	eventually(t, "a daemon with a limit with which it is of no use does not start", d.ended)
-	says(t, d.log.String(), "100 files", "LimitNOFILE")
+	d.MaxFiles = 100
+	d.Start()
+	harness.Eventually(t, "a daemon with a limit with which it is of no use does not start", d.HasEnded)
+	harness.CheckContains(t, d.Log.String(), "100 files", "LimitNOFILE")
 }

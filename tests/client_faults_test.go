@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -43,9 +45,9 @@ import (
 // The other tests of the table are in crash_test.go and client_descriptors_test.go.
 
 // forEachLanguage runs a test with clients of each SDK that there is.
-func forEachLanguage(t *testing.T, test func(*testing.T, func(testing.TB, *daemon) *worker)) {
-	t.Run("Go", func(t *testing.T) { test(t, startGoWorker) })
-	t.Run("Python", func(t *testing.T) { test(t, startPythonWorker) })
+func forEachLanguage(t *testing.T, test func(*testing.T, func(testing.TB, *harness.Daemon) *harness.Worker)) {
+	t.Run("Go", func(t *testing.T) { test(t, harness.StartGoWorker) })
+	t.Run("Python", func(t *testing.T) { test(t, harness.StartPythonWorker) })
 }
 
 // Who is stopped until its hold has ended, by its own lease or by max_hold, finds
@@ -54,53 +56,53 @@ func forEachLanguage(t *testing.T, test func(*testing.T, func(testing.TB, *daemo
 func TestHolderStoppedPastItsEndFindsItsLockLost(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart %v", restarted), func(t *testing.T) {
-			r := startRedis(t)
-			here, there := startDaemon(t, r.unixURL(), longLease), startDaemon(t, r.unixURL(), longLease)
+			r := harness.StartRedis(t)
+			here, there := harness.StartDaemon(t, r.UnixURL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 			type stopped struct {
-				*worker
+				*harness.Worker
 				name   string
 				token  uint64
 				reason protocol.Reason
 			}
 			var holders []stopped
-			hold := func(lang string, start func(testing.TB, *daemon) *worker) {
-				lease := command{Do: "lock", WaitMS: -1, Lease: 2000}
-				maxHold := command{Do: "lock", WaitMS: -1, Hold: 2000}
-				for reason, c := range map[protocol.Reason]command{protocol.Expired: lease, protocol.MaxHold: maxHold} {
+			hold := func(lang string, start func(testing.TB, *harness.Daemon) *harness.Worker) {
+				lease := harness.Command{Do: "lock", WaitMS: -1, Lease: 2000}
+				maxHold := harness.Command{Do: "lock", WaitMS: -1, Hold: 2000}
+				for reason, c := range map[protocol.Reason]harness.Command{protocol.Expired: lease, protocol.MaxHold: maxHold} {
 					w := start(t, here)
 					c.Name = fmt.Sprintf("%s %s", lang, reason)
 					c.As = c.Name
-					holders = append(holders, stopped{w, c.Name, w.must(c).Token, reason})
+					holders = append(holders, stopped{w, c.Name, w.Must(c).Token, reason})
 				}
 			}
-			hold("Go", startGoWorker)
-			if havePython() {
-				hold("Python", startPythonWorker)
+			hold("Go", harness.StartGoWorker)
+			if harness.HasPython() {
+				hold("Python", harness.StartPythonWorker)
 			}
 			for _, h := range holders {
-				h.signal(syscall.SIGSTOP)
+				h.Signal(syscall.SIGSTOP)
 			}
 			if restarted {
-				here.kill9()
-				here.start(longLease)
-				here.awaitAnswer()
+				here.Kill()
+				here.Start(harness.LongLease)
+				here.AwaitSocket()
 			}
-			elsewhere := dial(t, there)
+			elsewhere := harness.Dial(t, there)
 			for _, h := range holders {
 				l := lockSoon(t, elsewhere, h.name)
 				if l.Token() <= h.token {
 					t.Errorf("%s: token %d after %d", h.name, l.Token(), h.token)
 				}
-				before := r.fields(h.name)
-				h.signal(syscall.SIGCONT)
-				if a := h.try(command{Do: "check", As: h.name}); a.Err != "lost" || a.Reason != string(h.reason) {
+				before := r.Fields(h.name)
+				h.Signal(syscall.SIGCONT)
+				if a := h.Try(harness.Command{Do: "check", As: h.name}); a.Err != "lost" || a.Reason != string(h.reason) {
 					t.Errorf("%s: the stopped holder is told %+v", h.name, a)
 				}
-				if a := h.try(command{Do: "unlock", As: h.name}); a.Err == "" {
+				if a := h.Try(harness.Command{Do: "unlock", As: h.name}); a.Err == "" {
 					t.Errorf("%s: the stopped holder released a lock that it had lost", h.name)
 				}
-				h.lock("after " + h.name) // what it said of the lost lock has been heard
-				if now := r.fields(h.name); !maps.Equal(now, before) {
+				h.Lock("after " + h.name) // what it said of the lost lock has been heard
+				if now := r.Fields(h.name); !maps.Equal(now, before) {
 					t.Errorf("%s: the stopped holder made %v of %v", h.name, now, before)
 				}
 				if err := l.Err(); err != nil {
@@ -113,11 +115,11 @@ func TestHolderStoppedPastItsEndFindsItsLockLost(t *testing.T) {
 
 // The death of a child that has the connection too is nothing to the sidecar.
 func TestDeathOfAForkedChildFreesNothing(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL(), longLease)
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	parent, child := startSharedSocket(t, d)
 	syscall.Kill(child, syscall.SIGKILL)
-	eventually(t, "the child is dead", func() bool { return !alive(child) })
-	c := dial(t, d)
+	harness.Eventually(t, "the child is dead", func() bool { return !harness.IsAlive(child) })
+	c := harness.Dial(t, d)
 	if _, err := c.TryLock(t.Context(), "forked"); !errors.Is(err, locksidecar.ErrHeld) {
 		t.Errorf("when the child had died, another client was told %v, not that the lock is held", err)
 	}
@@ -127,9 +129,9 @@ func TestDeathOfAForkedChildFreesNothing(t *testing.T) {
 
 // startSharedSocket starts a process that holds the lock "forked", and has a child
 // that keeps the connection open.
-func startSharedSocket(t *testing.T, d *daemon) (parent *exec.Cmd, child int) {
+func startSharedSocket(t *testing.T, d *harness.Daemon) (parent *exec.Cmd, child int) {
 	t.Helper()
-	parent, says := startRole(t, d, "shared-socket")
+	parent, says := startRole(t, d, sharedSocket)
 	child, err := strconv.Atoi(says())
 	if err != nil {
 		t.Fatal(err)
@@ -140,14 +142,9 @@ func startSharedSocket(t *testing.T, d *daemon) (parent *exec.Cmd, child int) {
 
 // startRole starts this binary as something else. The function returns what it
 // prints next.
-func startRole(t *testing.T, d *daemon, role string) (*exec.Cmd, func() string) {
+func startRole(t *testing.T, d *harness.Daemon, role string) (*exec.Cmd, func() string) {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), roleVar+"="+role, "LOCKSIDECAR_SOCKET="+d.socket)
+	cmd := harness.RoleCommand(t, d, role)
 	return cmd, startSaying(t, cmd)
 }
 
@@ -165,7 +162,7 @@ func startSaying(t *testing.T, cmd *exec.Cmd) func() string {
 	lines := bufio.NewReader(stdout)
 	return func() string {
 		t.Helper()
-		stdout.(*os.File).SetReadDeadline(time.Now().Add(patience))
+		stdout.(*os.File).SetReadDeadline(time.Now().Add(harness.Patience))
 		line, err := lines.ReadString('\n')
 		if err != nil {
 			t.Fatalf("%v says no more: %v", cmd.Args, err)
@@ -178,10 +175,10 @@ func startSaying(t *testing.T, cmd *exec.Cmd) func() string {
 // when the daemon has been restarted. Whatever the child does, the parent's lock
 // stays the parent's.
 func TestForkedChildHoldsNothingAfterARestart(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), longLease)
-	cmd := exec.Command(python(t), "-u", "client_fork.py")
-	cmd.Env = append(os.Environ(), "LOCKSIDECAR_SOCKET="+d.socket)
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+	cmd := exec.Command(harness.Python(t), "-u", "client_fork.py")
+	cmd.Env = append(os.Environ(), "LOCKSIDECAR_SOCKET="+d.Socket)
 	says := startSaying(t, cmd)
 	type report struct {
 		Child   int
@@ -204,15 +201,15 @@ func TestForkedChildHoldsNothingAfterARestart(t *testing.T) {
 	}
 	parent, child := cmd.Process.Pid, hear().Child
 	t.Cleanup(func() { syscall.Kill(child, syscall.SIGKILL) })
-	before := r.fields("family")
-	token := info(t, d, "family").Token
+	before := r.Fields("family")
+	token := harness.Info(t, d, "family").Token
 
 	unchanged := func(when string) {
 		t.Helper()
-		if now := r.fields("family"); !maps.Equal(now, before) {
+		if now := r.Fields("family"); !maps.Equal(now, before) {
 			t.Errorf("%s, Redis has %v of the parent's lock; it had %v", when, now, before)
 		}
-		if row := info(t, d, "family"); row.PID != int64(parent) || row.Token != token {
+		if row := harness.Info(t, d, "family"); row.PID != int64(parent) || row.Token != token {
 			t.Errorf("%s, the lock is %+v", when, row)
 		}
 	}
@@ -224,29 +221,29 @@ func TestForkedChildHoldsNothingAfterARestart(t *testing.T) {
 		unchanged(when)
 	}
 	childHasNothing("before the restart")
-	d.kill9()
-	d.start(longLease)
-	d.awaitAnswer()
-	d.awaitRedis("ok")
+	d.Kill()
+	d.Start(harness.LongLease)
+	d.AwaitSocket()
+	d.AwaitRedis("ok")
 	childHasNothing("after the restart")
 	if a := ask(parent); a.PID != parent || a.Err != "" || a.Own == 0 {
 		t.Errorf("after the restart the parent says %+v", a)
 	}
 	childHasNothing("when the parent is back")
 	syscall.Kill(child, syscall.SIGKILL)
-	eventually(t, "the child is dead", func() bool { return !alive(child) })
+	harness.Eventually(t, "the child is dead", func() bool { return !harness.IsAlive(child) })
 	if a := ask(parent); a.Err != "" {
 		t.Errorf("when the child has died, the parent says %+v", a)
 	}
 	unchanged("when the child has died")
 	cmd.Process.Kill()
-	lockSoon(t, dial(t, d), "family")
+	lockSoon(t, harness.Dial(t, d), "family")
 }
 
 // lockSoon waits for a lock that must become free.
 func lockSoon(t *testing.T, c *locksidecar.Client, name string) *locksidecar.Lock {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
 	l, err := c.Lock(ctx, name)
 	if err != nil {
@@ -261,10 +258,10 @@ func lockSoon(t *testing.T, c *locksidecar.Client, name string) *locksidecar.Loc
 // nobody else anything. It lives, so its locks stay held and renewed, even over a
 // stop and a start of the daemon, which it does not delay. When it dies they are free.
 func TestReaderThatNeverReads(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), "--lease=3s")
-	good := startGoWorker(t, d)
-	before := rss(t, d.pid())
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
+	good := harness.StartGoWorker(t, d)
+	before := harness.ResidentMemory(t, d.PID())
 	deaf := make([]*exec.Cmd, 3)
 	for i := range deaf {
 		var says func() string
@@ -275,56 +272,56 @@ func TestReaderThatNeverReads(t *testing.T) {
 	name := func(i int) string { return fmt.Sprintf("deaf %d:0", deaf[i].Process.Pid) }
 	fixed := func(i int) string { return fmt.Sprintf("deaf %d:fixed", deaf[i].Process.Pid) }
 	awaitRenewals(t, r, name(0), 4)
-	grown := rss(t, d.pid()) - before
+	grown := harness.ResidentMemory(t, d.PID()) - before
 	t.Logf("the daemon grew by %d KiB for %d clients with %d locks each", grown>>10, len(deaf), deafLocks)
 	if grown > 96<<20 {
 		t.Errorf("the daemon grew by %d MiB", grown>>20)
 	}
-	good.lock("good")
-	good.unlock("good")
-	if a := good.try(command{Do: "lock", As: "x", Name: name(0)}); a.Err != "held" {
+	good.Lock("good")
+	good.Unlock("good")
+	if a := good.Try(harness.Command{Do: "lock", As: "x", Name: name(0)}); a.Err != "held" {
 		t.Errorf("of a deaf client's lock another is told %+v", a)
 	}
 
 	killed := func(i int) {
 		deaf[i].Process.Kill()
 		// Its lease is ten minutes: it is free because its holder is dead.
-		good.lock(fixed(i))
-		good.lock(name(i))
-		good.unlock(fixed(i))
-		good.unlock(name(i))
+		good.Lock(fixed(i))
+		good.Lock(name(i))
+		good.Unlock(fixed(i))
+		good.Unlock(name(i))
 	}
 	killed(0)
 
 	asked := time.Now()
-	d.terminate()
+	d.Terminate()
 	t.Logf("the stop took %v", time.Since(asked))
-	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
+	if code := d.ExitCode(); code != 0 {
 		t.Errorf("with clients that do not read, the daemon ended with %d", code)
 	}
 	if n := r.Exists(t.Context(), name(1), fixed(1), name(2), fixed(2)).Val(); n != 4 {
 		t.Errorf("the stop left %d of 4 locks", n)
 	}
-	d.start("--lease=3s")
-	d.awaitAnswer()
-	d.awaitRedis("ok")
+	d.Start("--lease=3s")
+	d.AwaitSocket()
+	d.AwaitRedis("ok")
 	awaitRenewals(t, r, name(1), 4)
-	if a := good.try(command{Do: "lock", As: "x", Name: fixed(1)}); a.Err != "held" {
+	if a := good.Try(harness.Command{Do: "lock", As: "x", Name: fixed(1)}); a.Err != "held" {
 		t.Errorf("after the restart another is told %+v of a deaf client's lock", a)
 	}
 	killed(1)
-	d.kill9()
+	d.Kill()
 	deaf[2].Process.Kill() // while there is no daemon
-	d.start("--lease=3s")
-	d.awaitAnswer()
+	d.Start("--lease=3s")
+	d.AwaitSocket()
 	killed(2)
 }
 
 // awaitRenewals waits until a lock was renewed so often. A lease is three renewals.
-func awaitRenewals(t *testing.T, r *redisServer, lock string, times int) {
+func awaitRenewals(t *testing.T, r *harness.Redis, lock string, times int) {
 	t.Helper()
 	last, renewals := time.Duration(0), 0
-	eventually(t, fmt.Sprintf("%d renewals of %s", times, lock), func() bool {
+	harness.Eventually(t, fmt.Sprintf("%d renewals of %s", times, lock), func() bool {
 		ttl := r.PTTL(t.Context(), lock).Val()
 		if ttl < 0 {
 			t.Fatalf("%s is not locked any more after %d renewals", lock, renewals)
@@ -409,17 +406,17 @@ func runDeaf(role string) int {
 // Ten thousand connections that came and went, in whatever state, leave nothing:
 // neither descriptors nor goroutines, memory, state, locks or sessions.
 func TestTenThousandConnections(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), longLease)
-	stay := startGoWorker(t, d)
-	stay.lock("stays")
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+	stay := harness.StartGoWorker(t, d)
+	stay.Lock("stays")
 	storm := func(n int) {
 		const atOnce = 8
 		var wg sync.WaitGroup
 		for g := range atOnce {
 			wg.Go(func() {
 				for i := range n / atOnce {
-					if err := comeAndGo(d.socket, i%4, fmt.Sprintf("storm:%d:%d", g, i)); err != nil {
+					if err := comeAndGo(d.Socket, i%4, fmt.Sprintf("storm:%d:%d", g, i)); err != nil {
 						t.Errorf("connection %d: %v", i, err)
 						return
 					}
@@ -431,35 +428,35 @@ func TestTenThousandConnections(t *testing.T) {
 	settled := func() int {
 		// A lock that is free again is free because its session was ended; here
 		// of each session the last thing that anybody does.
-		eventually(t, "all locks but one are free", func() bool { return len(r.Keys(t.Context(), "storm:*").Val()) == 0 })
-		return descriptors(t, d.pid())
+		harness.Eventually(t, "all locks but one are free", func() bool { return len(r.Keys(t.Context(), "storm:*").Val()) == 0 })
+		return harness.OpenFiles(t, d.PID())
 	}
 	storm(1_000) // buffers, tables and the file find their sizes
-	fds, memory, file := settled(), rss(t, d.pid()), stateSize(t, d)
+	fds, memory, file := settled(), harness.ResidentMemory(t, d.PID()), stateSize(t, d)
 	storm(9_000)
 	settled()
-	eventually(t, fmt.Sprintf("the daemon is back to %d descriptors", fds), func() bool { return descriptors(t, d.pid()) <= fds })
-	grown := rss(t, d.pid()) - memory
+	harness.Eventually(t, fmt.Sprintf("the daemon is back to %d descriptors", fds), func() bool { return harness.OpenFiles(t, d.PID()) <= fds })
+	grown := harness.ResidentMemory(t, d.PID()) - memory
 	t.Logf("after 1,000 connections %d descriptors and %d KiB; 9,000 later %d and %d KiB more; the state file has %d KiB",
-		fds, memory>>10, descriptors(t, d.pid()), grown>>10, stateSize(t, d)>>10)
+		fds, memory>>10, harness.OpenFiles(t, d.PID()), grown>>10, stateSize(t, d)>>10)
 	if grown > 48<<20 {
 		t.Errorf("the daemon grew by %d MiB", grown>>20)
 	}
 	if now := stateSize(t, d); now != file {
 		t.Errorf("the state file grew from %d to %d bytes", file, now)
 	}
-	if n := d.goroutines(); n > 40 {
+	if n := d.QuitAndCountGoroutines(); n > 40 {
 		t.Errorf("%d goroutines are left", n)
 	}
 	// That was the end of the daemon, of a hard kind. Its successor finds one
 	// session and one lock.
-	d.start(longLease)
-	d.awaitAnswer()
-	eventually(t, "the daemon takes over", func() bool { return d.log.contains("took over") })
-	if !d.log.contains("locks=1 clients=1 ended=0") {
-		t.Errorf("the successor found other things:\n%s", tail(d.log.String(), 5))
+	d.Start(harness.LongLease)
+	d.AwaitSocket()
+	harness.Eventually(t, "the daemon takes over", func() bool { return d.Log.Contains("took over") })
+	if !d.Log.Contains("locks=1 clients=1 ended=0") {
+		t.Errorf("the successor found other things:\n%s", harness.Tail(d.Log.String(), 5))
 	}
-	stay.must(command{Do: "check", As: "stays"})
+	stay.Must(harness.Command{Do: "check", As: "stays"})
 }
 
 // comeAndGo makes one connection that ends in one of four states.
@@ -493,19 +490,9 @@ func comeAndGo(socket string, state int, lock string) error {
 	return nil
 }
 
-// descriptors counts the open files of a process.
-func descriptors(t testing.TB, pid int) int {
+func stateSize(t testing.TB, d *harness.Daemon) int64 {
 	t.Helper()
-	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(list)
-}
-
-func stateSize(t testing.TB, d *daemon) int64 {
-	t.Helper()
-	s, err := os.Stat(d.socket + ".state")
+	s, err := os.Stat(d.Socket + ".state")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -517,20 +504,20 @@ func stateSize(t testing.TB, d *daemon) int64 {
 // Who breaks the protocol thousands of times fills nobody's disk: of each kind of
 // error the log has the first few in a while, and the number of the others.
 func TestGarbageDoesNotFillTheLog(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL())
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	const each = 1_000
 	for range each {
-		rude := connectWire(t, d)
-		rude.send(message{"op": "ping", "id": 1})
-		rude.lastWordsThenEOF(protocol.NoHello)
-		rude.conn.Close()
-		broken := dialWire(t, d)
-		broken.write([]byte{0, 0, 0, 1, 0xc1})
-		broken.lastWordsThenEOF(protocol.BadFrame)
-		broken.conn.Close()
+		rude := harness.ConnectRaw(t, d)
+		rude.Send(harness.Message{"op": "ping", "id": 1})
+		rude.ExpectErrorThenEOF(protocol.NoHello)
+		rude.Conn.Close()
+		broken := harness.DialRaw(t, d)
+		broken.Write([]byte{0, 0, 0, 1, 0xc1})
+		broken.ExpectErrorThenEOF(protocol.BadFrame)
+		broken.Conn.Close()
 	}
-	d.terminate() // says what is left to say
-	log := d.log.String()
+	d.Terminate() // says what is left to say
+	log := d.Log.String()
 	for _, code := range []protocol.Code{protocol.NoHello, protocol.BadFrame} {
 		written, summed := 0, 0
 		for line := range strings.Lines(log) {
@@ -551,14 +538,14 @@ func TestGarbageDoesNotFillTheLog(t *testing.T) {
 
 // The same of locks that end: a client can have thousands of them in a second.
 func TestLocksThatEndDoNotFillTheLog(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL())
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	const locks = 1_000
-	w := dialWire(t, d)
+	w := harness.DialRaw(t, d)
 	for i := range locks {
-		w.send(message{"op": "acquire", "id": i + 10, "name": fmt.Sprint("short:", i), "max_hold_ms": 1})
+		w.Send(harness.Message{"op": "acquire", "id": i + 10, "name": fmt.Sprint("short:", i), "max_hold_ms": 1})
 	}
 	for ended := 0; ended < locks; {
-		m, err := w.next()
+		m, err := w.Next()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -566,9 +553,9 @@ func TestLocksThatEndDoNotFillTheLog(t *testing.T) {
 			ended++
 		}
 	}
-	d.terminate()
+	d.Terminate()
 	written, left := 0, 0
-	for line := range strings.Lines(d.log.String()) {
+	for line := range strings.Lines(d.Log.String()) {
 		if strings.Contains(line, "lock ended") && strings.Contains(line, "reason=max_hold") {
 			written++
 		}
@@ -585,20 +572,20 @@ func TestLocksThatEndDoNotFillTheLog(t *testing.T) {
 // Half a hello, a byte a second, or nothing at all: after five seconds the place is
 // somebody else's.
 func TestSlowHelloKeepsNoPlace(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL(), "--max-sessions=1")
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), "--max-sessions=1")
 	const places = 1 + 256
 	hello := protocol.Hello{ID: 1, V: protocol.Version, Client: strings.Repeat("slow", 32)}.Append(nil)
-	slow := make([]*wire, places)
+	slow := make([]*harness.RawClient, places)
 	var trickling sync.WaitGroup
 	stop := make(chan struct{})
 	defer trickling.Wait()
 	defer close(stop)
 	for i := range slow {
-		slow[i] = connectWire(t, d)
+		slow[i] = harness.ConnectRaw(t, d)
 		if i%2 == 0 {
 			continue
 		}
-		slow[i].write(hello[:1])
+		slow[i].Write(hello[:1])
 		if i < 32 {
 			trickling.Go(func() {
 				for _, b := range hello[1:] {
@@ -607,18 +594,18 @@ func TestSlowHelloKeepsNoPlace(t *testing.T) {
 					case <-stop:
 						return
 					}
-					if _, err := slow[i].conn.Write([]byte{b}); err != nil {
+					if _, err := slow[i].Conn.Write([]byte{b}); err != nil {
 						return
 					}
 				}
 			})
 		}
 	}
-	says(t, connectWire(t, d).lastWordsThenEOF(protocol.Limit), "connections", "max-sessions")
-	eventually(t, "there is a place for others", func() bool {
-		c, err := locksidecar.Dial(t.Context(), d.socket)
+	harness.CheckContains(t, harness.ConnectRaw(t, d).ExpectErrorThenEOF(protocol.Limit), "connections", "max-sessions")
+	harness.Eventually(t, "there is a place for others", func() bool {
+		c, err := locksidecar.Dial(t.Context(), d.Socket)
 		if err != nil {
-			mention(t, err, locksidecar.ErrLimit, "max-sessions")
+			harness.CheckError(t, err, locksidecar.ErrLimit, "max-sessions")
 			return false
 		}
 		defer c.Close()
@@ -628,6 +615,6 @@ func TestSlowHelloKeepsNoPlace(t *testing.T) {
 		return true
 	})
 	for _, w := range slow {
-		says(t, w.lastWordsThenEOF(protocol.NoHello), "hello")
+		harness.CheckContains(t, w.ExpectErrorThenEOF(protocol.NoHello), "hello")
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -39,11 +41,11 @@ func unlockConfirmed(t *testing.T, l *locksidecar.Lock) {
 // need 2 ms to reach Redis and the other host's need none.
 func TestConfirmedReleaseIsExecutedBeforeAnotherHostIsSignalled(t *testing.T) {
 	const rounds = 100
-	r := startRedis(t)
-	way := startProxy(t, r)
-	here, there := startDaemon(t, way.url()), startDaemon(t, r.unixURL())
-	way.slow(2 * time.Millisecond)
-	other := dial(t, there)
+	r := harness.StartRedis(t)
+	way := harness.StartProxy(t, r)
+	here, there := harness.StartDaemon(t, way.URL()), harness.StartDaemon(t, r.UnixURL())
+	way.SetDelay(2 * time.Millisecond)
+	other := harness.Dial(t, there)
 
 	// compare counts the tries that succeed. How many do without the confirmation depends
 	// on the machine, and proves nothing: it is only reported.
@@ -69,7 +71,7 @@ func TestConfirmedReleaseIsExecutedBeforeAnotherHostIsSignalled(t *testing.T) {
 		}
 	}
 	t.Run("go", func(t *testing.T) {
-		c := dial(t, here)
+		c := harness.Dial(t, here)
 		var l *locksidecar.Lock
 		compare(t, func() {
 			var err error
@@ -87,19 +89,19 @@ func TestConfirmedReleaseIsExecutedBeforeAnotherHostIsSignalled(t *testing.T) {
 		})
 	})
 	t.Run("python", func(t *testing.T) {
-		w := startPythonWorker(t, here)
-		compare(t, func() { w.lock("a") }, func(confirm bool) {
-			w.must(command{Do: "unlock", As: "a", Confirm: confirm})
+		w := harness.StartPythonWorker(t, here)
+		compare(t, func() { w.Lock("a") }, func(confirm bool) {
+			w.Must(harness.Command{Do: "unlock", As: "a", Confirm: confirm})
 		})
 	})
 }
 
 // cut has nothing pass between a daemon and its Redis any more, on present connections and
 // on new ones, until admit lets new connections through.
-func cut(t *testing.T, way *proxy) {
+func cut(t *testing.T, way *harness.Proxy) {
 	t.Helper()
-	way.refuse()
-	if way.swallow([]kind{commands}, toRedis, fromRedis) == 0 {
+	way.Refuse()
+	if way.Blackhole([]harness.ConnectionKind{harness.Commands}, harness.ToRedis, harness.FromRedis) == 0 {
 		t.Fatal("the daemon has no connection to Redis")
 	}
 }
@@ -107,17 +109,17 @@ func cut(t *testing.T, way *proxy) {
 // awaitRelease waits until the daemon has read the release of the lock "a".
 func awaitRelease(t *testing.T, c *locksidecar.Client) {
 	t.Helper()
-	eventually(t, "the daemon has read the release", func() bool {
+	harness.Eventually(t, "the daemon has read the release", func() bool {
 		row, known, err := c.Info(t.Context(), "a")
 		return err == nil && (!known || row.State != protocol.StateHeld)
 	})
 }
 
 // sdkWorkers are the processes that use an SDK, by its language.
-func sdkWorkers() map[string]func(testing.TB, *daemon) *worker {
-	workers := map[string]func(testing.TB, *daemon) *worker{"go": startGoWorker}
-	if havePython() {
-		workers["python"] = startPythonWorker
+func sdkWorkers() map[string]func(testing.TB, *harness.Daemon) *harness.Worker {
+	workers := map[string]func(testing.TB, *harness.Daemon) *harness.Worker{"go": harness.StartGoWorker}
+	if harness.HasPython() {
+		workers["python"] = harness.StartPythonWorker
 	}
 	return workers
 }
@@ -127,13 +129,13 @@ func sdkWorkers() map[string]func(testing.TB, *daemon) *worker {
 func TestConfirmedReleaseReturnsAfterRedisIsReachedAgain(t *testing.T) {
 	for lang, start := range sdkWorkers() {
 		t.Run(lang, func(t *testing.T) {
-			r := startRedis(t)
-			way := startProxy(t, r)
-			here, there := startDaemon(t, way.url(), longLease), startDaemon(t, r.unixURL(), longLease)
-			w, admin, other := start(t, here), dial(t, here), dial(t, there)
-			w.lock("a")
+			r := harness.StartRedis(t)
+			way := harness.StartProxy(t, r)
+			here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+			w, admin, other := start(t, here), harness.Dial(t, here), harness.Dial(t, there)
+			w.Lock("a")
 			cut(t, way)
-			unlocked := w.ask(command{Do: "unlock", As: "a", Confirm: true})
+			unlocked := w.Send(harness.Command{Do: "unlock", As: "a", Confirm: true})
 			awaitRelease(t, admin)
 			if findsFree(t, other, "a") {
 				t.Error("the other host found the lock free although Redis had not executed the release")
@@ -143,8 +145,8 @@ func TestConfirmedReleaseReturnsAfterRedisIsReachedAgain(t *testing.T) {
 				t.Fatalf("before Redis had executed the release, it returned %+v", a)
 			default:
 			}
-			way.admit()
-			if a := w.await(unlocked); a.Err != "" {
+			way.Admit()
+			if a := w.Await(unlocked); a.Err != "" {
 				t.Fatalf("the release was not confirmed: %+v", a)
 			}
 			if !findsFree(t, other, "a") {
@@ -162,27 +164,27 @@ func TestConfirmationOutlivesTheDaemon(t *testing.T) {
 		for _, read := range []bool{true, false} { // the release, by the daemon that is killed
 			for _, more := range []bool{true, false} { // locks are held: then the successor resumes the session
 				t.Run(fmt.Sprintf("%s, release read %v, more held %v", lang, read, more), func(t *testing.T) {
-					r := startRedis(t)
-					way := startProxy(t, r)
-					here, there := startDaemon(t, way.url(), longLease), startDaemon(t, r.unixURL(), longLease)
-					w, other := start(t, here), dial(t, there)
-					w.lock("a")
+					r := harness.StartRedis(t)
+					way := harness.StartProxy(t, r)
+					here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+					w, other := start(t, here), harness.Dial(t, there)
+					w.Lock("a")
 					if more {
-						w.lock("more")
+						w.Lock("more")
 					}
 					unlocked := killBeforeRelease(t, here, way, w, read)
 					if findsFree(t, other, "a") {
 						t.Fatal("Redis executed the release before the daemon was killed")
 					}
-					here.start(longLease)
-					if a := w.await(unlocked); a.Err != "" {
+					here.Start(harness.LongLease)
+					if a := w.Await(unlocked); a.Err != "" {
 						t.Fatalf("the release was not confirmed: %+v", a)
 					}
 					if !findsFree(t, other, "a") {
 						t.Error("the other host found the lock taken after a confirmed release")
 					}
 					if more {
-						w.must(command{Do: "check", As: "more"})
+						w.Must(harness.Command{Do: "check", As: "more"})
 					}
 				})
 			}
@@ -193,23 +195,23 @@ func TestConfirmationOutlivesTheDaemon(t *testing.T) {
 // killBeforeRelease has a worker release the lock "a" with confirmation, and kills the
 // daemon before Redis has executed the release; read: after the daemon has read it. It
 // returns where the worker's answer will be.
-func killBeforeRelease(t *testing.T, d *daemon, way *proxy, w *worker, read bool) <-chan answer {
+func killBeforeRelease(t *testing.T, d *harness.Daemon, way *harness.Proxy, w *harness.Worker, read bool) <-chan harness.Answer {
 	t.Helper()
-	admin := dial(t, d)
+	admin := harness.Dial(t, d)
 	if !read {
-		d.suspend()
-		unlocked := w.ask(command{Do: "unlock", As: "a", Confirm: true})
-		eventually(t, "the worker has released the lock", func() bool {
-			return w.try(command{Do: "check", As: "a"}).Err == "not_held"
+		d.Suspend()
+		unlocked := w.Send(harness.Command{Do: "unlock", As: "a", Confirm: true})
+		harness.Eventually(t, "the worker has released the lock", func() bool {
+			return w.Try(harness.Command{Do: "check", As: "a"}).Err == "not_held"
 		})
-		d.kill9()
+		d.Kill()
 		return unlocked
 	}
 	cut(t, way)
-	unlocked := w.ask(command{Do: "unlock", As: "a", Confirm: true})
+	unlocked := w.Send(harness.Command{Do: "unlock", As: "a", Confirm: true})
 	awaitRelease(t, admin)
-	d.kill9()
-	way.admit()
+	d.Kill()
+	way.Admit()
 	return unlocked
 }
 
@@ -218,20 +220,20 @@ func killBeforeRelease(t *testing.T, d *daemon, way *proxy, w *worker, read bool
 func TestReleaseIsNotConfirmedByDaemonWithoutState(t *testing.T) {
 	for lang, start := range sdkWorkers() {
 		t.Run(lang, func(t *testing.T) {
-			r := startRedis(t)
-			way := startProxy(t, r)
-			here, there := startDaemon(t, way.url(), longLease), startDaemon(t, r.unixURL(), longLease)
-			w, other := start(t, here), dial(t, there)
-			w.lock("a")
+			r := harness.StartRedis(t)
+			way := harness.StartProxy(t, r)
+			here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+			w, other := start(t, here), harness.Dial(t, there)
+			w.Lock("a")
 			unlocked := killBeforeRelease(t, here, way, w, true)
-			if err := os.Remove(here.socket + ".state"); err != nil {
+			if err := os.Remove(here.Socket + ".state"); err != nil {
 				t.Fatal(err)
 			}
-			here.start(longLease)
-			if a := w.await(unlocked); a.Err != "unconfirmed" {
+			here.Start(harness.LongLease)
+			if a := w.Await(unlocked); a.Err != "unconfirmed" {
 				t.Errorf("the release returned %+v", a)
 			} else {
-				says(t, a.Msg, "the sidecar was restarted", "the lock is released here", "when its lease ends")
+				harness.CheckContains(t, a.Msg, "the sidecar was restarted", "the lock is released here", "when its lease ends")
 			}
 			if findsFree(t, other, "a") {
 				t.Error("the lock is free, so the release could have been confirmed")
@@ -246,19 +248,19 @@ func TestReleaseIsNotConfirmedByDaemonWithoutState(t *testing.T) {
 // A command runs under `locksidecar run` on one host, then one on another host: the second one finds the lock free if
 // the first one has ended without a warning.
 func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
-	r := startRedis(t)
-	way := startProxy(t, r)
-	here, there := startDaemon(t, way.url()), startDaemon(t, r.unixURL())
-	way.slow(100 * time.Millisecond) // longer than run takes to exit
-	other := dial(t, there)
+	r := harness.StartRedis(t)
+	way := harness.StartProxy(t, r)
+	here, there := harness.StartDaemon(t, way.URL()), harness.StartDaemon(t, r.UnixURL())
+	way.SetDelay(100 * time.Millisecond) // longer than run takes to exit
+	other := harness.Dial(t, there)
 	confirmed := 0
-	eventually(t, "three releases of run are confirmed", func() bool {
-		got := here.run("run", "a", "--", "true")
-		if got.code != 0 {
-			t.Fatalf("exit code %d: %s", got.code, got.stderr)
+	harness.Eventually(t, "three releases of run are confirmed", func() bool {
+		got := here.Run("run", "a", "--", "true")
+		if got.Code != 0 {
+			t.Fatalf("exit code %d: %s", got.Code, got.Stderr)
 		}
-		if got.stderr != "" { // run does not wait for longer than 2 s
-			says(t, got.stderr, "warning", "no confirmation within 2s")
+		if got.Stderr != "" { // run does not wait for longer than 2 s
+			harness.CheckContains(t, got.Stderr, "warning", "no confirmation within 2s")
 			return false
 		}
 		if !findsFree(t, other, "a") {
@@ -272,23 +274,23 @@ func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
 // If run cannot learn that Redis has executed its release, it ends with the command's exit
 // code and with a warning.
 func TestRunWarnsThatItsReleaseIsNotConfirmed(t *testing.T) {
-	r := startRedis(t)
-	way := startProxy(t, r)
-	here, there := startDaemon(t, way.url(), longLease), startDaemon(t, r.unixURL(), longLease)
-	other := dial(t, there)
-	run := startRun(t, here, "a", "echo ready; read line; exit 7")
-	run.printed("ready")
+	r := harness.StartRedis(t)
+	way := harness.StartProxy(t, r)
+	here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+	other := harness.Dial(t, there)
+	run := harness.StartRun(t, here, "a", "echo ready; read line; exit 7")
+	run.AwaitOutput("ready")
 	cut(t, way)
-	run.stdin.Close() // ends read
-	if code := run.wait(); code != 7 {
+	run.CloseStdin() // ends read
+	if code := run.Wait(); code != 7 {
 		t.Errorf("exit code %d, not 7", code)
 	}
-	_, warning, _ := strings.Cut(run.out.String(), "ready\n")
-	says(t, warning, "warning", `the release of "a"`, "no confirmation within 2s", "the lock is released here", "when its lease ends")
+	_, warning, _ := strings.Cut(run.Output.String(), "ready\n")
+	harness.CheckContains(t, warning, "warning", `the release of "a"`, "no confirmation within 2s", "the lock is released here", "when its lease ends")
 	if findsFree(t, other, "a") {
 		t.Error("the other host found the lock free although Redis had not executed the release")
 	}
-	way.admit()
+	way.Admit()
 	l, err := other.Lock(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)

@@ -15,38 +15,36 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-// longLease is a lease that no test outlives: what is free before it ended was
-// released.
-const longLease = "--lease=10m"
-
 // A process that is killed while it holds a lock frees it at once, for waiters
 // on its own host and on others.
 func TestKillOfAHolderFreesItsLock(t *testing.T) {
-	r := startRedis(t)
-	here, there := startDaemon(t, r.unixURL(), longLease), startDaemon(t, r.unixURL(), longLease)
+	r := harness.StartRedis(t)
+	here, there := harness.StartDaemon(t, r.UnixURL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 	for _, holder := range []struct {
 		lang  string
-		start func(testing.TB, *daemon) *worker
-	}{{"Go", startGoWorker}, {"Python", startPythonWorker}} {
+		start func(testing.TB, *harness.Daemon) *harness.Worker
+	}{{"Go", harness.StartGoWorker}, {"Python", harness.StartPythonWorker}} {
 		for _, waiter := range []struct {
 			where string
-			d     *daemon
+			d     *harness.Daemon
 		}{{"same host", here}, {"other host", there}} {
 			t.Run(holder.lang+" holder, waiter on the "+waiter.where, func(t *testing.T) {
 				name := t.Name()
 				victim := holder.start(t, here)
-				token := victim.lock(name).Token
-				next := startGoWorker(t, waiter.d)
-				granted := next.ask(command{Do: "lock", As: name, Name: name, WaitMS: -1})
-				eventually(t, "the waiter waits", func() bool { return waiting(t, waiter.d, name) == 1 })
+				token := victim.Lock(name).Token
+				next := harness.StartGoWorker(t, waiter.d)
+				granted := next.Send(harness.Command{Do: "lock", As: name, Name: name, WaitMS: -1})
+				harness.Eventually(t, "the waiter waits", func() bool { return harness.Waiters(t, waiter.d, name) == 1 })
 
 				killed := protocol.Now()
-				victim.kill9()
-				a := next.await(granted)
+				victim.Kill()
+				a := next.Await(granted)
 				if a.Err != "" || a.Token <= token {
 					t.Fatalf("the waiter got %+v; the killed holder had token %d", a, token)
 				}
@@ -59,16 +57,16 @@ func TestKillOfAHolderFreesItsLock(t *testing.T) {
 // Who gives a lock back and ends did not crash with it, though its end may be seen
 // before what it said last is read: the crash delay is for others.
 func TestAnUnlockJustBeforeTheEndIsHeard(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL(), longLease)
-	c := dial(t, d)
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
+	c := harness.Dial(t, d)
 	for i := range 100 {
 		name := fmt.Sprint("quit ", i)
-		cmd := exec.Command(os.Args[0], name)
-		cmd.Env = append(os.Environ(), roleVar+"="+quitter, "LOCKSIDECAR_SOCKET="+d.socket)
+		cmd := harness.RoleCommand(t, d, quitter)
+		cmd.Args = append(cmd.Args, name)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 		l, err := c.Lock(ctx, name)
 		cancel()
 		if err != nil {
@@ -76,8 +74,8 @@ func TestAnUnlockJustBeforeTheEndIsHeard(t *testing.T) {
 		}
 		l.Unlock()
 	}
-	if d.log.contains("locks held") {
-		t.Errorf("a client is said to have ended with locks held:\n%s", d.log.String())
+	if d.Log.Contains("locks held") {
+		t.Errorf("a client is said to have ended with locks held:\n%s", d.Log.String())
 	}
 }
 
@@ -101,14 +99,9 @@ func runQuitter() int {
 // A child that was forked while the connection was open, and keeps it open,
 // does not keep its dead parent's locks.
 func TestForkedChildDoesNotKeepItsParentsLocks(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL(), longLease)
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), harness.LongLease)
 	t.Run("inherited by a Go child", func(t *testing.T) {
-		exe, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
-		parent := exec.Command(exe)
-		parent.Env = append(os.Environ(), roleVar+"=shared-socket", "LOCKSIDECAR_SOCKET="+d.socket)
+		parent := harness.RoleCommand(t, d, sharedSocket)
 		parent.Stderr = os.Stderr
 		stdout, err := parent.StdoutPipe()
 		if err != nil {
@@ -130,34 +123,36 @@ func TestForkedChildDoesNotKeepItsParentsLocks(t *testing.T) {
 	})
 	// Here the SDK closes the child's copy itself.
 	t.Run("forked by Python", func(t *testing.T) {
-		parent := startPythonWorker(t, d)
-		parent.lock("forked too")
-		child := parent.must(command{Do: "fork"}).PID
-		checkForkedChild(t, d, "forked too", child, parent.kill9)
+		parent := harness.StartPythonWorker(t, d)
+		parent.Lock("forked too")
+		child := parent.Must(harness.Command{Do: "fork"}).PID
+		checkForkedChild(t, d, "forked too", child, parent.Kill)
 	})
 }
 
 // checkForkedChild kills the parent that holds the lock and expects the lock to
 // be free while the child lives.
-func checkForkedChild(t *testing.T, d *daemon, name string, child int, killParent func()) {
+func checkForkedChild(t *testing.T, d *harness.Daemon, name string, child int, killParent func()) {
 	t.Helper()
 	t.Cleanup(func() { syscall.Kill(child, syscall.SIGKILL) })
-	c := dial(t, d)
+	c := harness.Dial(t, d)
 	if _, err := c.TryLock(t.Context(), name); err == nil {
 		t.Fatal("the parent does not hold the lock")
 	}
 	killParent()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
 	l, err := c.Lock(ctx, name)
 	if err != nil {
 		t.Fatalf("the parent's death did not free the lock: %v", err)
 	}
 	defer l.Unlock()
-	if !alive(child) {
+	if !harness.IsAlive(child) {
 		t.Fatal("the child is dead too: this showed nothing")
 	}
 }
+
+const sharedSocket = "shared-socket"
 
 // runSharedSocket is a process that holds the lock "forked" and has a child
 // that keeps the connection open. It prints the child's pid and waits.
@@ -207,36 +202,36 @@ func TestDaemonThatIsGoneFreesNothingBeforeTheDeadline(t *testing.T) {
 		end  syscall.Signal
 	}{{"killed", syscall.SIGKILL}, {"stopped", syscall.SIGSTOP}} {
 		t.Run(c.what, func(t *testing.T) {
-			r := startRedis(t)
-			here, there := startDaemon(t, r.unixURL(), "--lease=5s"), startDaemon(t, r.unixURL())
-			holders := []*worker{startGoWorker(t, here)}
-			if havePython() {
-				holders = append(holders, startPythonWorker(t, here))
+			r := harness.StartRedis(t)
+			here, there := harness.StartDaemon(t, r.UnixURL(), "--lease=5s"), harness.StartDaemon(t, r.UnixURL())
+			holders := []*harness.Worker{harness.StartGoWorker(t, here)}
+			if harness.HasPython() {
+				holders = append(holders, harness.StartPythonWorker(t, here))
 			}
-			next := startGoWorker(t, there)
+			next := harness.StartGoWorker(t, there)
 			type hold struct {
-				w       *worker
+				w       *harness.Worker
 				name    string
 				token   uint64
-				granted <-chan answer
+				granted <-chan harness.Answer
 			}
 			var holds []hold
 			for i, w := range holders {
 				h := hold{w: w, name: fmt.Sprintf("orphan %d", i)}
-				h.token = w.lock(h.name).Token
-				h.granted = next.ask(command{Do: "lock", As: h.name, Name: h.name, WaitMS: -1})
+				h.token = w.Lock(h.name).Token
+				h.granted = next.Send(harness.Command{Do: "lock", As: h.name, Name: h.name, WaitMS: -1})
 				holds = append(holds, h)
 			}
-			here.cmd.Process.Signal(c.end)
+			here.Signal(c.end)
 			for _, h := range holds {
-				if a := h.w.try(command{Do: "check", As: h.name}); a.Err != "" {
+				if a := h.w.Try(harness.Command{Do: "check", As: h.name}); a.Err != "" {
 					t.Errorf("%s: before its deadline the holder is told %+v", h.name, a)
 				}
-				lost := h.w.try(command{Do: "lost", As: h.name})
+				lost := h.w.Try(harness.Command{Do: "lost", As: h.name})
 				if lost.Err != "lost" || lost.Reason != string(protocol.Expired) {
 					t.Errorf("%s: at its deadline the holder is told %+v, not that the lock expired", h.name, lost)
 				}
-				a := next.await(h.granted)
+				a := next.Await(h.granted)
 				if a.Err != "" || a.Token <= h.token {
 					t.Fatalf("%s: the next holder got %+v after token %d", h.name, a, h.token)
 				}
@@ -248,10 +243,10 @@ func TestDaemonThatIsGoneFreesNothingBeforeTheDeadline(t *testing.T) {
 				return
 			}
 			before := r.HGetAll(t.Context(), holds[0].name).Val()
-			here.cmd.Process.Signal(syscall.SIGCONT)
-			here.awaitRedis("ok")
+			here.Signal(syscall.SIGCONT)
+			here.AwaitRedis("ok")
 			for _, h := range holds {
-				if a := next.try(command{Do: "check", As: h.name}); a.Err != "" {
+				if a := next.Try(harness.Command{Do: "check", As: h.name}); a.Err != "" {
 					t.Errorf("%s: when the daemon went on, the new holder was told %+v", h.name, a)
 				}
 			}
@@ -265,17 +260,17 @@ func TestDaemonThatIsGoneFreesNothingBeforeTheDeadline(t *testing.T) {
 // A process that was stopped past the end of its lease finds its lock lost,
 // and somebody else has it with a larger token.
 func TestHolderStoppedPastItsDeadlineFindsItsLockLost(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL())
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	for _, holder := range []struct {
 		lang  string
-		start func(testing.TB, *daemon) *worker
-	}{{"Go", startGoWorker}, {"Python", startPythonWorker}} {
+		start func(testing.TB, *harness.Daemon) *harness.Worker
+	}{{"Go", harness.StartGoWorker}, {"Python", harness.StartPythonWorker}} {
 		t.Run(holder.lang, func(t *testing.T) {
 			name := "stopped " + holder.lang
 			w := holder.start(t, d)
-			token := w.must(command{Do: "lock", As: name, Name: name, WaitMS: -1, Lease: 2000}).Token
-			w.signal(syscall.SIGSTOP)
-			l, err := dial(t, d).Lock(t.Context(), name)
+			token := w.Must(harness.Command{Do: "lock", As: name, Name: name, WaitMS: -1, Lease: 2000}).Token
+			w.Signal(syscall.SIGSTOP)
+			l, err := harness.Dial(t, d).Lock(t.Context(), name)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -283,11 +278,11 @@ func TestHolderStoppedPastItsDeadlineFindsItsLockLost(t *testing.T) {
 			if l.Token() <= token {
 				t.Errorf("token %d after %d", l.Token(), token)
 			}
-			w.signal(syscall.SIGCONT)
-			if a := w.try(command{Do: "check", As: name}); a.Err != "lost" || a.Reason != string(protocol.Expired) {
+			w.Signal(syscall.SIGCONT)
+			if a := w.Try(harness.Command{Do: "check", As: name}); a.Err != "lost" || a.Reason != string(protocol.Expired) {
 				t.Errorf("the stopped holder is told %+v, not that its lock expired", a)
 			}
-			if a := w.try(command{Do: "unlock", As: name}); a.Err == "" {
+			if a := w.Try(harness.Command{Do: "unlock", As: name}); a.Err == "" {
 				t.Error("the stopped holder released a lock that it had lost")
 			}
 			if err := l.Err(); err != nil {
@@ -301,14 +296,14 @@ func TestHolderStoppedPastItsDeadlineFindsItsLockLost(t *testing.T) {
 // death, or its deadline, frees a lock. (What it believes when it goes on:
 // TestHoldersStoppedPastTheirDeadlinesKeepLocksThatWereRenewed.)
 func TestStoppedProcessKeepsItsRenewedLock(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), "--lease=2s")
-	w := startGoWorker(t, d)
-	w.lock("slow")
-	w.signal(syscall.SIGSTOP)
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=2s")
+	w := harness.StartGoWorker(t, d)
+	w.Lock("slow")
+	w.Signal(syscall.SIGSTOP)
 	renewals := 0
 	last := time.Duration(0)
-	eventually(t, "more renewals than one lease needs", func() bool {
+	harness.Eventually(t, "more renewals than one lease needs", func() bool {
 		ttl := r.PTTL(t.Context(), "slow").Val()
 		if ttl > last {
 			renewals++
@@ -316,7 +311,7 @@ func TestStoppedProcessKeepsItsRenewedLock(t *testing.T) {
 		last = ttl
 		return renewals > 6
 	})
-	if _, err := dial(t, d).TryLock(t.Context(), "slow"); !errors.Is(err, locksidecar.ErrHeld) {
+	if _, err := harness.Dial(t, d).TryLock(t.Context(), "slow"); !errors.Is(err, locksidecar.ErrHeld) {
 		t.Errorf("another client was told %v, not that the lock is held", err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -20,23 +22,23 @@ import (
 func TestDaemonThatIsRestartedLosesNoLock(t *testing.T) {
 	for _, c := range []struct {
 		how string
-		end func(*daemon)
-	}{{"killed", (*daemon).kill9}, {"stopped", (*daemon).terminate}} {
+		end func(*harness.Daemon)
+	}{{"killed", (*harness.Daemon).Kill}, {"stopped", (*harness.Daemon).Terminate}} {
 		t.Run(c.how, func(t *testing.T) { restartLosesNothing(t, c.end) })
 	}
 }
 
-func restartLosesNothing(t *testing.T, end func(*daemon)) {
-	r := startRedis(t)
-	here, there := startDaemon(t, r.unixURL(), longLease), startDaemon(t, r.unixURL(), longLease)
-	langs := map[string]func(testing.TB, *daemon) *worker{"go": startGoWorker}
-	if havePython() {
-		langs["python"] = startPythonWorker
+func restartLosesNothing(t *testing.T, end func(*harness.Daemon)) {
+	r := harness.StartRedis(t)
+	here, there := harness.StartDaemon(t, r.UnixURL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+	langs := map[string]func(testing.TB, *harness.Daemon) *harness.Worker{"go": harness.StartGoWorker}
+	if harness.HasPython() {
+		langs["python"] = harness.StartPythonWorker
 	}
 	type side struct {
 		lang                              string
-		holder, still, quits, dies, queue *worker
-		first, second                     <-chan answer
+		holder, still, quits, dies, queue *harness.Worker
+		first, second                     <-chan harness.Answer
 	}
 	var sides []*side
 	fields := make(map[string]map[string]string)
@@ -47,32 +49,32 @@ func restartLosesNothing(t *testing.T, end func(*daemon)) {
 			lang: lang, holder: start(t, here), still: start(t, here),
 			quits: start(t, here), dies: start(t, here), queue: start(t, here),
 		}
-		for what, w := range map[string]*worker{"held": s.holder, "stopped": s.still, "released": s.quits, "orphaned": s.dies} {
+		for what, w := range map[string]*harness.Worker{"held": s.holder, "stopped": s.still, "released": s.quits, "orphaned": s.dies} {
 			name := lang + " " + what
-			tokens[name] = w.lock(name).Token
+			tokens[name] = w.Lock(name).Token
 			fields[name] = r.HGetAll(t.Context(), name).Val()
 		}
 		// One session waits twice for one lock, in this order.
-		s.first = s.queue.ask(command{Do: "lock", As: "first", Name: lang + " held", WaitMS: -1})
-		eventually(t, "the first waiter waits", func() bool { return waiting(t, here, lang+" held") == 1 })
-		s.second = s.queue.ask(command{Do: "lock", As: "second", Name: lang + " held", WaitMS: -1})
-		eventually(t, "the second waiter waits", func() bool { return waiting(t, here, lang+" held") == 2 })
+		s.first = s.queue.Send(harness.Command{Do: "lock", As: "first", Name: lang + " held", WaitMS: -1})
+		harness.Eventually(t, "the first waiter waits", func() bool { return harness.Waiters(t, here, lang+" held") == 1 })
+		s.second = s.queue.Send(harness.Command{Do: "lock", As: "second", Name: lang + " held", WaitMS: -1})
+		harness.Eventually(t, "the second waiter waits", func() bool { return harness.Waiters(t, here, lang+" held") == 2 })
 		sides = append(sides, s)
 	}
 
 	for _, s := range sides {
-		s.still.signal(syscall.SIGSTOP)
+		s.still.Signal(syscall.SIGSTOP)
 	}
 	end(here)
 	for _, s := range sides {
-		s.dies.kill9()
-		s.quits.unlock(s.lang + " released")
+		s.dies.Kill()
+		s.quits.Unlock(s.lang + " released")
 	}
-	here.start(longLease)
-	here.awaitAnswer()
-	here.awaitRedis("ok")
+	here.Start(harness.LongLease)
+	here.AwaitSocket()
+	here.AwaitRedis("ok")
 
-	elsewhere := dial(t, there)
+	elsewhere := harness.Dial(t, there)
 	for _, s := range sides {
 		for _, what := range []string{"released", "orphaned"} {
 			name := s.lang + " " + what
@@ -86,11 +88,11 @@ func restartLosesNothing(t *testing.T, end func(*daemon)) {
 			l.Unlock()
 		}
 		name := s.lang + " held"
-		if a := s.holder.try(command{Do: "check", As: name}); a.Err != "" {
+		if a := s.holder.Try(harness.Command{Do: "check", As: name}); a.Err != "" {
 			t.Errorf("%s: after the restart its holder is told %+v", name, a)
 		}
-		s.still.signal(syscall.SIGCONT)
-		if a := s.still.try(command{Do: "check", As: s.lang + " stopped"}); a.Err != "" {
+		s.still.Signal(syscall.SIGCONT)
+		if a := s.still.Try(harness.Command{Do: "check", As: s.lang + " stopped"}); a.Err != "" {
 			t.Errorf("who stood still over the restart is told %+v", a)
 		}
 		for _, what := range []string{"held", "stopped"} {
@@ -101,62 +103,52 @@ func restartLosesNothing(t *testing.T, end func(*daemon)) {
 			if now := r.HGetAll(t.Context(), name).Val(); !maps.Equal(now, fields[name]) {
 				t.Errorf("%s: Redis has %v, before the restart it had %v", name, now, fields[name])
 			}
-			if row := info(t, here, name); row.Token != tokens[name] || row.State != protocol.StateHeld {
+			if row := harness.Info(t, here, name); row.Token != tokens[name] || row.State != protocol.StateHeld {
 				t.Errorf("%s: the daemon has %+v, before the restart its token was %d", name, row, tokens[name])
 			}
 		}
-		eventually(t, "the waiters wait again", func() bool { return waiting(t, here, name) == 2 })
-		s.holder.unlock(name)
-		first := s.queue.await(s.first)
+		harness.Eventually(t, "the waiters wait again", func() bool { return harness.Waiters(t, here, name) == 2 })
+		s.holder.Unlock(name)
+		first := s.queue.Await(s.first)
 		if first.Err != "" || first.Token <= tokens[name] {
 			t.Fatalf("%s: the first waiter got %+v after token %d", name, first, tokens[name])
 		}
-		s.queue.unlock("first")
-		if second := s.queue.await(s.second); second.Err != "" || second.Token <= first.Token {
+		s.queue.Unlock("first")
+		if second := s.queue.Await(s.second); second.Err != "" || second.Token <= first.Token {
 			t.Errorf("%s: the second waiter got %+v after token %d", name, second, first.Token)
 		}
 	}
-}
-
-// info is the daemon's row of a lock that it knows.
-func info(t testing.TB, d *daemon, name string) locksidecar.LockInfo {
-	t.Helper()
-	row, ok, err := dial(t, d).Info(t.Context(), name)
-	if err != nil || !ok {
-		t.Fatalf("%s: known %v, %v", name, ok, err)
-	}
-	return row
 }
 
 // While processes of both languages on two hosts add to one counter, one host's
 // daemon is killed and restarted again and again, and stopped in order and restarted.
 // No addition is lost, no user of an SDK sees an error.
 func TestNobodyNoticesThatTheDaemonIsRestartedUnderLoad(t *testing.T) {
-	r := startRedis(t)
-	hosts := []*daemon{startDaemon(t, r.unixURL()), startDaemon(t, r.tcpURL())}
+	r := harness.StartRedis(t)
+	hosts := []*harness.Daemon{harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.TCPURL())}
 	const workersPerHost, rounds, restarts = 4, 120, 12
 
-	var fleet []*worker
-	var answers []<-chan answer
+	var fleet []*harness.Worker
+	var answers []<-chan harness.Answer
 	for _, d := range hosts {
 		for i := range workersPerHost {
-			fleet = append(fleet, startAnyWorker(t, d, i))
+			fleet = append(fleet, harness.StartNthWorker(t, d, i))
 		}
 	}
 	for _, w := range fleet { // whoever connects for the first time waits for 2 s only
-		w.lock("connected")
-		w.unlock("connected")
+		w.Lock("connected")
+		w.Unlock("connected")
 	}
 	for _, w := range fleet {
-		answers = append(answers, w.ask(hammer(r, rounds)))
+		answers = append(answers, w.Send(harness.Hammer(r, rounds)))
 	}
 	total := len(fleet) * rounds
 	for i := range restarts {
 		// Spread over the run, at moments that nobody chose.
-		eventually(t, "the counter rises", func() bool {
+		harness.Eventually(t, "the counter rises", func() bool {
 			for _, w := range fleet {
-				if w.ended() {
-					t.Fatalf("worker %d ended:\n%s", w.pid(), w.stderr.String())
+				if w.HasEnded() {
+					t.Fatalf("worker %d ended:\n%s", w.PID(), w.Stderr.String())
 				}
 			}
 			n, err := r.Get(t.Context(), "counter").Int()
@@ -164,22 +156,22 @@ func TestNobodyNoticesThatTheDaemonIsRestartedUnderLoad(t *testing.T) {
 		})
 		d := hosts[0]
 		if i%2 == 0 {
-			d.kill9()
+			d.Kill()
 		} else {
-			d.terminate()
+			d.Terminate()
 		}
-		d.start()
-		d.awaitAnswer()
+		d.Start()
+		d.AwaitSocket()
 	}
-	var all []round
+	var all []harness.Round
 	for i, w := range fleet {
-		a := w.await(answers[i])
+		a := w.Await(answers[i])
 		if a.Err != "" {
 			t.Errorf("worker %d: %s: %s", i, a.Err, a.Msg)
 		}
 		all = append(all, a.Rounds...)
 	}
 	if !t.Failed() {
-		checkCounter(t, r, all, total)
+		harness.CheckCounter(t, r, all, total)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/redis/go-redis/v9"
 )
 
@@ -12,30 +14,30 @@ import (
 // daemon no goroutine each, and all of them are renewed.
 func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
 	const processes, locksEach = 50, 20
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), "--lease=6s")
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=6s")
 	ctx := t.Context()
 
-	var fleet []*worker
+	var fleet []*harness.Worker
 	for i := range processes {
-		fleet = append(fleet, startAnyWorker(t, d, i))
+		fleet = append(fleet, harness.StartNthWorker(t, d, i))
 	}
-	var answers []<-chan answer
+	var answers []<-chan harness.Answer
 	for i, w := range fleet {
-		answers = append(answers, w.ask(command{Do: "lock_many", Name: fmt.Sprintf("fleet:%d:", i), Count: locksEach, WaitMS: -1}))
+		answers = append(answers, w.Send(harness.Command{Do: "lock_many", Name: fmt.Sprintf("fleet:%d:", i), Count: locksEach, WaitMS: -1}))
 	}
 	for i, w := range fleet {
-		if a := w.await(answers[i]); a.Err != "" {
+		if a := w.Await(answers[i]); a.Err != "" {
 			t.Fatalf("process %d: %s: %s", i, a.Err, a.Msg)
 		}
 	}
 	// A lock that is held elsewhere makes the daemon listen, too.
 	r.HSet(ctx, "elsewhere", "8743c9c0-0795-4907-87fd-6c719a6b4586:1", 1)
-	fleet[0].ask(command{Do: "lock", As: "elsewhere", Name: "elsewhere", WaitMS: -1})
-	eventually(t, "the daemon listens", func() bool {
+	fleet[0].Send(harness.Command{Do: "lock", As: "elsewhere", Name: "elsewhere", WaitMS: -1})
+	harness.Eventually(t, "the daemon listens", func() bool {
 		return r.PubSubNumSub(ctx, "redisson_lock__channel:{elsewhere}").Val()["redisson_lock__channel:{elsewhere}"] == 1
 	})
-	if clients := r.lockClients(); len(clients) != 2 {
+	if clients := r.LockConnections(); len(clients) != 2 {
 		t.Errorf("%d Redis connections for locking, not 2: %+v", len(clients), clients)
 	}
 
@@ -45,7 +47,7 @@ func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
 		rose int
 	}
 	seen := map[string]sight{}
-	eventually(t, "every lock is renewed four times", func() bool {
+	harness.Eventually(t, "every lock is renewed four times", func() bool {
 		pipe := r.Pipeline()
 		ttls := map[string]*redis.DurationCmd{}
 		for p := range processes {
@@ -73,12 +75,12 @@ func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
 		return done
 	})
 	for i, w := range fleet {
-		if a := w.try(command{Do: "check", As: fmt.Sprintf("fleet:%d:0", i)}); a.Err != "" {
+		if a := w.Try(harness.Command{Do: "check", As: fmt.Sprintf("fleet:%d:0", i)}); a.Err != "" {
 			t.Errorf("process %d: %+v", i, a)
 		}
 	}
 	// A few for each session, none for a lock.
-	if n, limit := d.goroutines(), 3*processes+40; n > limit {
+	if n, limit := d.QuitAndCountGoroutines(), 3*processes+40; n > limit {
 		t.Errorf("the daemon has %d goroutines for %d sessions and %d locks; %d would do", n, processes, processes*locksEach, limit)
 	} else {
 		t.Logf("%d goroutines for %d sessions and %d locks", n, processes, processes*locksEach)

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -34,7 +36,7 @@ func measured(t *testing.T) {
 	if !*measure {
 		t.Skip("only with -measure")
 	}
-	if raceEnabled {
+	if harness.RaceEnabled {
 		t.Skip("the race detector would be measured")
 	}
 }
@@ -47,13 +49,13 @@ func row(what, format string, args ...any) {
 func TestMeasureCrashRelease(t *testing.T) {
 	measured(t)
 	const kills = 200
-	d := startDaemon(t, startRedis(t).unixURL())
-	c := dial(t, d)
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	c := harness.Dial(t, d)
 	var took []int64
 	for i := range kills {
 		name := fmt.Sprintf("crash %d", i)
-		victim := startGoWorker(t, d)
-		victim.lock(name)
+		victim := harness.StartGoWorker(t, d)
+		victim.Lock(name)
 		granted := make(chan int64, 1)
 		go func() {
 			l, err := c.Lock(context.Background(), name)
@@ -65,11 +67,11 @@ func TestMeasureCrashRelease(t *testing.T) {
 			granted <- protocol.Now()
 			l.Unlock()
 		}()
-		eventually(t, "the waiter waits", func() bool { return waiting(t, d, name) == 1 })
+		harness.Eventually(t, "the waiter waits", func() bool { return harness.Waiters(t, d, name) == 1 })
 		killed := protocol.Now()
-		victim.signal(syscall.SIGKILL)
+		victim.Signal(syscall.SIGKILL)
 		took = append(took, <-granted-killed)
-		victim.kill9()
+		victim.Kill()
 	}
 	slices.Sort(took)
 	row(fmt.Sprintf("kill -9 to next grant, %d kills", kills), "p50 %s  p99 %s  max %s",
@@ -83,10 +85,10 @@ func TestMeasureHundredThousandLocks(t *testing.T) {
 	measured(t)
 	const locks, parallel = 100_000, 64
 	const window = 30 * time.Second // three renewals of each lock
-	r := startRedis(t)
+	r := harness.StartRedis(t)
 	t.Setenv("GODEBUG", "gctrace=1") // tells how much of the memory is alive
-	d := startDaemon(t, r.unixURL())
-	c := dial(t, d)
+	d := harness.StartDaemon(t, r.UnixURL())
+	c := harness.Dial(t, d)
 	warm, err := c.Lock(t.Context(), "warm")
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +96,7 @@ func TestMeasureHundredThousandLocks(t *testing.T) {
 	if err := warm.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-	before := rss(t, d.pid())
+	before := harness.ResidentMemory(t, d.PID())
 	start := time.Now()
 	var wg sync.WaitGroup
 	for p := range parallel {
@@ -109,14 +111,14 @@ func TestMeasureHundredThousandLocks(t *testing.T) {
 	}
 	wg.Wait()
 	row("100,000 locks: taken by one client", "in %.1f s", time.Since(start).Seconds())
-	row("100,000 locks: sidecar memory right after", "%d bytes of RSS a lock", (rss(t, d.pid())-before)/locks)
+	row("100,000 locks: sidecar memory right after", "%d bytes of RSS a lock", (harness.ResidentMemory(t, d.PID())-before)/locks)
 
-	cpu, redisCPU, calls := cpuOf(t, d.pid()), cpuOf(t, r.pid()), r.calls(t.Context())
+	cpu, redisCPU, calls := cpuOf(t, d.PID()), cpuOf(t, r.PID()), r.CommandCalls(t.Context())
 	time.Sleep(window)
-	cpu, redisCPU = cpuOf(t, d.pid())-cpu, cpuOf(t, r.pid())-redisCPU
-	now := r.calls(t.Context())
+	cpu, redisCPU = cpuOf(t, d.PID())-cpu, cpuOf(t, r.PID())-redisCPU
+	now := r.CommandCalls(t.Context())
 	per := func(name string) float64 { return float64(now[name]-calls[name]) / window.Seconds() }
-	row("100,000 locks: sidecar memory when held for 30 s", "%d bytes of RSS a lock", (rss(t, d.pid())-before)/locks)
+	row("100,000 locks: sidecar memory when held for 30 s", "%d bytes of RSS a lock", (harness.ResidentMemory(t, d.PID())-before)/locks)
 	const ballast = 8 // MiB that the daemon never touches
 	row("100,000 locks: of it alive", "%d bytes of heap a lock", int64(liveHeap(t, d)-ballast)<<20/locks)
 	row("100,000 locks: renewals", "%.0f a second, in %.1f scripts a second", per("pexpire"), per("evalsha")+per("eval"))
@@ -128,11 +130,11 @@ func TestMeasureHundredThousandLocks(t *testing.T) {
 }
 
 // liveHeap returns the MiB that the daemon's last garbage collection left.
-func liveHeap(t *testing.T, d *daemon) int {
+func liveHeap(t *testing.T, d *harness.Daemon) int {
 	t.Helper()
 	// gc 9 @1.2s 0%: … ms clock, … ms cpu, 34->36->30 MB, …
 	live := -1
-	for _, m := range regexp.MustCompile(`(?m)^gc \d+ .* \d+->\d+->(\d+) MB`).FindAllStringSubmatch(d.log.String(), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^gc \d+ .* \d+->\d+->(\d+) MB`).FindAllStringSubmatch(d.Log.String(), -1) {
 		live, _ = strconv.Atoi(m[1])
 	}
 	if live < 0 {
@@ -162,12 +164,12 @@ func cpuOf(t testing.TB, pid int) time.Duration {
 func TestMeasureManyHosts(t *testing.T) {
 	measured(t)
 	const hosts, window = 40, 10 * time.Second
-	r := startRedis(t)
+	r := harness.StartRedis(t)
 	var clients []*locksidecar.Client
 	for range hosts {
-		clients = append(clients, dial(t, startDaemon(t, r.unixURL())))
+		clients = append(clients, harness.Dial(t, harness.StartDaemon(t, r.UnixURL())))
 	}
-	calls := r.calls(t.Context())
+	calls := r.CommandCalls(t.Context())
 	ctx, cancel := context.WithTimeout(t.Context(), window)
 	defer cancel()
 	grants := make([]int, hosts)
@@ -194,7 +196,7 @@ func TestMeasureManyHosts(t *testing.T) {
 		all += n
 	}
 	slices.Sort(grants)
-	now := r.calls(t.Context())
+	now := r.CommandCalls(t.Context())
 	row(fmt.Sprintf("%d hosts, one lock, 10 ms of work, %v", hosts, window), "%d grants, %d to %d a host, %.1f scripts a grant",
 		all, grants[0], grants[hosts-1], float64(now["evalsha"]-calls["evalsha"])/float64(all))
 }
@@ -203,19 +205,19 @@ func TestMeasureManyHosts(t *testing.T) {
 func TestMeasureIdle(t *testing.T) {
 	measured(t)
 	const window = 10 * time.Second
-	d := startDaemon(t, startRedis(t).unixURL())
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	time.Sleep(2 * time.Second) // the start's own work
-	switches, cpu := voluntarySwitches(t, d.pid()), cpuOf(t, d.pid())
+	switches, cpu := voluntarySwitches(t, d.PID()), cpuOf(t, d.PID())
 	time.Sleep(window)
 	row("idle daemon: voluntary context switches", "%.1f a second, all threads; CPU time %v in %v",
-		float64(voluntarySwitches(t, d.pid())-switches)/window.Seconds(), cpuOf(t, d.pid())-cpu, window)
+		float64(voluntarySwitches(t, d.PID())-switches)/window.Seconds(), cpuOf(t, d.PID())-cpu, window)
 
 	strace, err := exec.LookPath("strace")
 	if err != nil {
 		return
 	}
 	var out bytes.Buffer
-	cmd := exec.Command(strace, "-c", "-f", "-p", strconv.Itoa(d.pid()))
+	cmd := exec.Command(strace, "-c", "-f", "-p", strconv.Itoa(d.PID()))
 	cmd.Stderr = &out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -272,29 +274,29 @@ func TestMeasurePairs(t *testing.T) {
 		{"64 processes × 1 worker, distinct locks", 64, 1, false, false},
 		{"8 processes × 8 workers, one lock", 8, 8, true, false},
 	} {
-		r := startRedis(t)
-		d := startDaemon(t, r.unixURL())
-		var fleet []*worker
+		r := harness.StartRedis(t)
+		d := harness.StartDaemon(t, r.UnixURL())
+		var fleet []*harness.Worker
 		for range c.processes {
-			w := startGoWorker(t, d)
-			w.lock("warm")
-			w.unlock("warm")
+			w := harness.StartGoWorker(t, d)
+			w.Lock("warm")
+			w.Unlock("warm")
 			fleet = append(fleet, w)
 		}
-		cpu, redisCPU, calls := cpuOf(t, d.pid()), cpuOf(t, r.pid()), r.calls(t.Context())
-		var answers []<-chan answer
+		cpu, redisCPU, calls := cpuOf(t, d.PID()), cpuOf(t, r.PID()), r.CommandCalls(t.Context())
+		var answers []<-chan harness.Answer
 		for i, w := range fleet {
 			name := fmt.Sprintf("pair:%d", i)
 			if c.shared {
 				name = "shared"
 			}
-			answers = append(answers, w.ask(command{
+			answers = append(answers, w.Send(harness.Command{
 				Do: "pairs", Name: name, Count: c.workers, WaitMS: window.Milliseconds(), Shared: c.shared, Many: c.many,
 			}))
 		}
 		var waits []int64
 		for i, w := range fleet {
-			a := w.await(answers[i])
+			a := w.Await(answers[i])
 			if a.Err != "" {
 				t.Fatalf("%s: %s", a.Err, a.Msg)
 			}
@@ -302,15 +304,15 @@ func TestMeasurePairs(t *testing.T) {
 		}
 		pairs := len(waits)
 		slices.Sort(waits)
-		cpu, redisCPU = cpuOf(t, d.pid())-cpu, cpuOf(t, r.pid())-redisCPU
-		now := r.calls(t.Context())
+		cpu, redisCPU = cpuOf(t, d.PID())-cpu, cpuOf(t, r.PID())-redisCPU
+		now := r.CommandCalls(t.Context())
 		row(c.what, "%6.0f pairs/s; acquire p50 %s p99 %s; CPU a pair: sidecar %.1f µs, Redis %.1f µs; %.2f scripts a pair",
 			float64(pairs)/window.Seconds(), ms(waits[pairs/2]), ms(waits[pairs*99/100]),
 			float64(cpu.Microseconds())/float64(pairs), float64(redisCPU.Microseconds())/float64(pairs),
 			float64(now["evalsha"]-calls["evalsha"])/float64(pairs))
 		for _, w := range fleet {
-			w.kill9()
+			w.Kill()
 		}
-		d.kill9()
+		d.Kill()
 	}
 }

@@ -4,64 +4,66 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // What an operator does, or has happen, around a daemon that serves.
 
 func TestSocketIsMadeAgainUnderTraffic(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL())
-	c := dial(t, d)
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	c := harness.Dial(t, d)
 	held, err := c.Lock(t.Context(), "held")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(d.socket); err != nil {
+	if err := os.Remove(d.Socket); err != nil {
 		t.Fatal(err)
 	}
-	d.awaitAnswer()
+	d.AwaitSocket()
 	if err := held.Err(); err != nil {
 		t.Errorf("the lock that was held: %v", err)
 	}
-	other := dial(t, d)
+	other := harness.Dial(t, d)
 	if _, err := other.TryLock(t.Context(), "held"); err == nil {
 		t.Error("a client of the new socket has the lock, too")
 	}
-	if !d.log.contains("the socket was removed, and is made again") {
-		t.Errorf("the log does not have it:\n%s", d.log.String())
+	if !d.Log.Contains("the socket was removed, and is made again") {
+		t.Errorf("the log does not have it:\n%s", d.Log.String())
 	}
 	other.Close()
 	c.Close()
-	d.terminate()
-	if _, err := os.Lstat(d.socket); err == nil {
+	d.Terminate()
+	if _, err := os.Lstat(d.Socket); err == nil {
 		t.Error("the daemon left its socket behind")
 	}
 }
 
 func TestStateThatWasRemovedIsReported(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL())
-	if err := os.Remove(d.socket + ".state"); err != nil {
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	if err := os.Remove(d.Socket + ".state"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the daemon reports that its state is gone", func() bool {
-		return d.log.contains("a successor will not find the state")
+	harness.Eventually(t, "the daemon reports that its state is gone", func() bool {
+		return d.Log.Contains("a successor will not find the state")
 	})
 }
 
 func TestPingTellsHostsOnDifferentRedisApart(t *testing.T) {
-	a, b := startRedis(t), startRedis(t)
-	hosts := []*daemon{startDaemon(t, a.tcpURL()), startDaemon(t, a.unixURL()), startDaemon(t, b.tcpURL())}
+	a, b := harness.StartRedis(t), harness.StartRedis(t)
+	hosts := []*harness.Daemon{harness.StartDaemon(t, a.TCPURL()), harness.StartDaemon(t, a.UnixURL()), harness.StartDaemon(t, b.TCPURL())}
 	var id []string
 	for i, host := range hosts {
-		health, err := dial(t, host).Health(t.Context())
+		health, err := harness.Dial(t, host).Health(t.Context())
 		if err != nil || health.RedisRunID == "" {
 			t.Fatalf("host %d: %+v, %v", i, health, err)
 		}
 		id = append(id, health.RedisRunID)
-		out := host.run("ping")
-		if out.code != 0 || !strings.Contains(out.stdout, health.RedisAddress+", run id "+health.RedisRunID) {
-			t.Errorf("host %d: ping exits with %d and prints %q", i, out.code, out.stdout)
+		out := host.Run("ping")
+		if out.Code != 0 || !strings.Contains(out.Stdout, health.RedisAddress+", run id "+health.RedisRunID) {
+			t.Errorf("host %d: ping exits with %d and prints %q", i, out.Code, out.Stdout)
 		}
-		if !host.log.contains("run_id=" + health.RedisRunID) {
+		if !host.Log.Contains("run_id=" + health.RedisRunID) {
 			t.Errorf("host %d: the log does not name the run id", i)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // Daemons with different key prefixes use one Redis, and one name, for different locks.
@@ -16,17 +17,17 @@ import (
 // Redis is under keys of their own.
 func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
 	const name = "order:42"
-	r := startRedis(t)
-	r.do("SET", "another program's "+name, "value")
+	r := harness.StartRedis(t)
+	r.MustDo("SET", "another program's "+name, "value")
 	type host struct {
 		prefix string
-		d      *daemon
+		d      *harness.Daemon
 		c      *locksidecar.Client
 	}
 	var hosts []host
 	for _, prefix := range []string{"", "app1:", "app2:", "{app2}:", "redisson_lock"} {
-		d := startDaemon(t, r.unixURL(), "--lease=10m", "--key-prefix="+prefix)
-		hosts = append(hosts, host{prefix, d, dial(t, d)})
+		d := harness.StartDaemon(t, r.UnixURL(), "--lease=10m", "--key-prefix="+prefix)
+		hosts = append(hosts, host{prefix, d, harness.Dial(t, d)})
 	}
 	var held []*locksidecar.Lock
 	keys := []string{"another program's " + name}
@@ -42,10 +43,10 @@ func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
 		}
 		keys = append(keys, h.prefix+name, "redisson_lock_token:"+derived)
 		checkLayout(t, r, h.prefix+name, "1")
-		what := "Redis at " + r.socket() + "/0, run id "
-		if out := h.d.run("ping"); h.prefix != "" && !strings.HasSuffix(out.stdout, fmt.Sprintf(", key prefix %q\n", h.prefix)) ||
-			h.prefix == "" && strings.Contains(out.stdout, "key prefix") || !strings.Contains(out.stdout, what) {
-			t.Errorf("with prefix %q, ping prints %q", h.prefix, out.stdout)
+		what := "Redis at " + r.Socket() + "/0, run id "
+		if out := h.d.Run("ping"); h.prefix != "" && !strings.HasSuffix(out.Stdout, fmt.Sprintf(", key prefix %q\n", h.prefix)) ||
+			h.prefix == "" && strings.Contains(out.Stdout, "key prefix") || !strings.Contains(out.Stdout, what) {
+			t.Errorf("with prefix %q, ping prints %q", h.prefix, out.Stdout)
 		}
 		rows, err := h.c.List(t.Context())
 		if err != nil || len(rows) != 1 || rows[0].Name != name {
@@ -60,17 +61,17 @@ func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
 	}
 
 	for i, h := range hosts[:3] {
-		twin := startDaemon(t, r.unixURL(), "--lease=10m", "--key-prefix="+h.prefix)
-		if _, err := dial(t, twin).TryLock(t.Context(), name); !errors.Is(err, locksidecar.ErrHeld) || strings.Contains(err.Error(), "app") {
+		twin := harness.StartDaemon(t, r.UnixURL(), "--lease=10m", "--key-prefix="+h.prefix)
+		if _, err := harness.Dial(t, twin).TryLock(t.Context(), name); !errors.Is(err, locksidecar.ErrHeld) || strings.Contains(err.Error(), "app") {
 			t.Errorf("another host with prefix %q: %v", h.prefix, err)
 		}
-		w := startAnyWorker(t, twin, i)
-		granted := waitFor(w, twin, name)
-		eventually(t, "the other host listens", func() bool { return r.listeners(h.prefix+name) == 1 })
+		w := harness.StartNthWorker(t, twin, i)
+		granted := w.Enqueue(twin, name)
+		harness.Eventually(t, "the other host listens", func() bool { return r.Subscribers(h.prefix+name) == 1 })
 		if err := held[i].Unlock(); err != nil {
 			t.Fatal(err)
 		}
-		if a := w.await(granted); a.Err != "" || a.Token <= held[i].Token() {
+		if a := w.Await(granted); a.Err != "" || a.Token <= held[i].Token() {
 			t.Errorf("the waiter with prefix %q is told %+v after token %d", h.prefix, a, held[i].Token())
 		}
 	}
@@ -79,10 +80,10 @@ func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
 // What another program has under the name of a lock is no obstacle to a daemon with a
 // prefix; what it has under the key is, and is named as it stands in Redis.
 func TestKeyPrefixKeepsOtherDataApart(t *testing.T) {
-	r := startRedis(t)
-	r.do("SET", "report", "value")
-	r.do("RPUSH", "app1:queue", "value")
-	c := dial(t, startDaemon(t, r.unixURL(), "--key-prefix=app1:"))
+	r := harness.StartRedis(t)
+	r.MustDo("SET", "report", "value")
+	r.MustDo("RPUSH", "app1:queue", "value")
+	c := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), "--key-prefix=app1:"))
 	l, err := c.TryLock(t.Context(), "report")
 	if err != nil {
 		t.Fatal(err)
@@ -91,9 +92,9 @@ func TestKeyPrefixKeepsOtherDataApart(t *testing.T) {
 		t.Error(err)
 	}
 	_, err = c.TryLock(t.Context(), "queue")
-	mention(t, err, locksidecar.ErrDenied, `"app1:queue"`, `the lock "queue"`, "list")
-	_, err = dial(t, startDaemon(t, r.unixURL())).TryLock(t.Context(), "report")
-	mention(t, err, locksidecar.ErrDenied, `"report"`, "string")
+	harness.CheckError(t, err, locksidecar.ErrDenied, `"app1:queue"`, `the lock "queue"`, "list")
+	_, err = harness.Dial(t, harness.StartDaemon(t, r.UnixURL())).TryLock(t.Context(), "report")
+	harness.CheckError(t, err, locksidecar.ErrDenied, `"report"`, "string")
 }
 
 // A daemon that is started with another prefix does not continue with what its
@@ -102,35 +103,35 @@ func TestKeyPrefixKeepsOtherDataApart(t *testing.T) {
 func TestRestartWithAnotherKeyPrefixLosesTheHolds(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const name = "kept"
-	r := startRedis(t)
+	r := harness.StartRedis(t)
 	for i, prefix := range []string{"", "app1:"} {
-		d := startDaemon(t, r.unixURL(), "--lease=3s", "--key-prefix=app0:")
-		w := startAnyWorker(t, d, i)
-		w.lock(name)
+		d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s", "--key-prefix=app0:")
+		w := harness.StartNthWorker(t, d, i)
+		w.Lock(name)
 		owner := checkLayout(t, r, "app0:"+name, "1")
-		d.kill9()
-		d.start("--lease=3s", "--key-prefix="+prefix)
-		d.awaitAnswer()
-		d.awaitRedis("ok")
-		if !d.log.contains(fmt.Sprintf(`key prefix was \"app0:\" when the state was written, and is \"%s\" now`, prefix)) {
+		d.Kill()
+		d.Start("--lease=3s", "--key-prefix="+prefix)
+		d.AwaitSocket()
+		d.AwaitRedis("ok")
+		if !d.Log.Contains(fmt.Sprintf(`key prefix was \"app0:\" when the state was written, and is \"%s\" now`, prefix)) {
 			t.Error("the log does not say why the state is not used")
 		}
-		if a := w.try(command{Do: "lost", As: name}); a.Reason != string(protocol.Forgotten) && a.Reason != string(protocol.Expired) {
+		if a := w.Try(harness.Command{Do: "lost", As: name}); a.Reason != string(protocol.Forgotten) && a.Reason != string(protocol.Expired) {
 			t.Errorf("the holder is told %+v", a)
 		}
 		// Nothing of it was renewed or released under either key.
-		if fields := r.fields(prefix + name); len(fields) != 0 {
+		if fields := r.Fields(prefix + name); len(fields) != 0 {
 			t.Errorf("under the new key there is %v", fields)
 		}
-		eventually(t, "the old key expires", func() bool {
-			fields := r.fields("app0:" + name)
+		harness.Eventually(t, "the old key expires", func() bool {
+			fields := r.Fields("app0:" + name)
 			if _, ok := fields[owner]; !ok && len(fields) != 0 {
 				t.Fatalf("under the old key there is %v", fields)
 			}
 			return len(fields) == 0
 		})
-		startAnyWorker(t, d, i).lock(name)
+		harness.StartNthWorker(t, d, i).Lock(name)
 		checkLayout(t, r, prefix+name, "1")
-		r.do("FLUSHALL")
+		r.MustDo("FLUSHALL")
 	}
 }

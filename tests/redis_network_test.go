@@ -3,6 +3,8 @@ package tests
 import (
 	"testing"
 	"time"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // Two hosts work on one counter as fast as they can while something happens to
@@ -12,52 +14,52 @@ func TestLoadGoesOnThroughFaults(t *testing.T) {
 	for _, f := range []struct {
 		what   string
 		times  int
-		inject func(r *redisServer, ways []*proxy, i int) (hit int)
+		inject func(t *testing.T, r *harness.Redis, ways []*harness.Proxy, i int) (hit int)
 	}{
-		{"Redis kills all connections", 5, func(r *redisServer, _ []*proxy, _ int) int {
-			clients := r.lockClients()
+		{"Redis kills all connections", 5, func(t *testing.T, r *harness.Redis, _ []*harness.Proxy, _ int) int {
+			clients := r.LockConnections()
 			for _, c := range clients {
-				r.Do(r.t.Context(), "CLIENT", "KILL", "ID", c.id) // it may be gone by itself
+				r.Do(t.Context(), "CLIENT", "KILL", "ID", c.ID) // it may be gone by itself
 			}
 			return len(clients)
 		}},
-		{"all connections are reset", 5, func(_ *redisServer, ways []*proxy, _ int) (n int) {
+		{"all connections are reset", 5, func(_ *testing.T, _ *harness.Redis, ways []*harness.Proxy, _ int) (n int) {
 			for _, p := range ways {
-				n += p.reset()
+				n += p.Reset()
 			}
 			return n
 		}},
-		{"connections become half-open", 4, func(_ *redisServer, ways []*proxy, i int) int {
+		{"connections become half-open", 4, func(_ *testing.T, _ *harness.Redis, ways []*harness.Proxy, i int) int {
 			// What was sent may have been done, or not.
-			lost := [][]direction{{fromRedis}, {toRedis, fromRedis}}[i/2%2]
-			return ways[i%2].swallow([]kind{commands, subscription}, lost...)
+			lost := [][]harness.Direction{{harness.FromRedis}, {harness.ToRedis, harness.FromRedis}}[i/2%2]
+			return ways[i%2].Blackhole([]harness.ConnectionKind{harness.Commands, harness.Subscription}, lost...)
 		}},
-		{"the way is long and short by turns", 6, func(_ *redisServer, ways []*proxy, i int) int {
-			ways[i%2].slow([]time.Duration{5 * time.Millisecond, 0}[i/2%2])
+		{"the way is long and short by turns", 6, func(_ *testing.T, _ *harness.Redis, ways []*harness.Proxy, i int) int {
+			ways[i%2].SetDelay([]time.Duration{5 * time.Millisecond, 0}[i/2%2])
 			return 1
 		}},
-		{"scripts are flushed", 10, func(r *redisServer, _ []*proxy, _ int) int {
-			r.do("SCRIPT", "FLUSH")
+		{"scripts are flushed", 10, func(_ *testing.T, r *harness.Redis, _ []*harness.Proxy, _ int) int {
+			r.MustDo("SCRIPT", "FLUSH")
 			return 1
 		}},
 	} {
 		t.Run(f.what, func(t *testing.T) {
-			r := startRedis(t)
-			ways := []*proxy{startProxy(t, r), startProxy(t, r)}
-			hosts := []*daemon{startDaemon(t, ways[0].url()), startDaemon(t, ways[1].url())}
+			r := harness.StartRedis(t)
+			ways := []*harness.Proxy{harness.StartProxy(t, r), harness.StartProxy(t, r)}
+			hosts := []*harness.Daemon{harness.StartDaemon(t, ways[0].URL()), harness.StartDaemon(t, ways[1].URL())}
 			const rounds = 150
-			var fleet []*worker
-			var answers []<-chan answer
+			var fleet []*harness.Worker
+			var answers []<-chan harness.Answer
 			for i := range 6 {
-				w := startAnyWorker(t, hosts[i%2], i/2)
+				w := harness.StartNthWorker(t, hosts[i%2], i/2)
 				fleet = append(fleet, w)
-				answers = append(answers, w.ask(hammer(r, rounds)))
+				answers = append(answers, w.Send(harness.Hammer(r, rounds)))
 			}
 			done := len(fleet) * rounds
 			hits := 0
 			for progress := 0; hits < f.times; {
 				// Some work between two faults, so that they hit all that is going on.
-				eventually(t, "the fleet works on", func() bool {
+				harness.Eventually(t, "the fleet works on", func() bool {
 					n, _ := r.Get(t.Context(), "counter").Int()
 					if n < progress+40 && n < done {
 						return false
@@ -65,21 +67,21 @@ func TestLoadGoesOnThroughFaults(t *testing.T) {
 					progress = n
 					return true
 				})
-				if f.inject(r, ways, hits) > 0 {
+				if f.inject(t, r, ways, hits) > 0 {
 					hits++
 				}
 			}
-			var all []round
+			var all []harness.Round
 			for i, w := range fleet {
-				a := w.await(answers[i])
+				a := w.Await(answers[i])
 				if a.Err != "" {
 					t.Fatalf("worker %d: %s: %s", i, a.Err, a.Msg)
 				}
 				all = append(all, a.Rounds...)
 			}
-			checkCounter(t, r, all, done)
+			harness.CheckCounter(t, r, all, done)
 			for _, d := range hosts {
-				d.awaitRedis("ok")
+				d.AwaitRedis("ok")
 			}
 		})
 	}
@@ -91,43 +93,43 @@ func TestLoadGoesOnThroughFaults(t *testing.T) {
 func TestHalfOpenConnections(t *testing.T) {
 	for _, c := range []struct {
 		what string
-		ways []direction
+		ways []harness.Direction
 	}{
-		{"the question is lost", []direction{toRedis, fromRedis}},
-		{"the answer is lost", []direction{fromRedis}},
+		{"the question is lost", []harness.Direction{harness.ToRedis, harness.FromRedis}},
+		{"the answer is lost", []harness.Direction{harness.FromRedis}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			r := startRedis(t)
-			way := startProxy(t, r)
-			here, there := startDaemon(t, way.url(), longLease), startDaemon(t, r.unixURL(), longLease)
-			w, other := startGoWorker(t, here), startGoWorker(t, there)
+			r := harness.StartRedis(t)
+			way := harness.StartProxy(t, r)
+			here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+			w, other := harness.StartGoWorker(t, here), harness.StartGoWorker(t, there)
 
 			// An idle connection.
-			kept := holdOne(r, []*worker{w}, "kept")[0]
-			released := holdOne(r, []*worker{w}, "released")[0]
-			if n := way.swallow([]kind{commands}, c.ways...); n != 1 {
+			kept := harness.LockEach(r, []*harness.Worker{w}, "kept")[0]
+			released := harness.LockEach(r, []*harness.Worker{w}, "released")[0]
+			if n := way.Blackhole([]harness.ConnectionKind{harness.Commands}, c.ways...); n != 1 {
 				t.Fatalf("%d command connections", n)
 			}
 			// A take and a drop on it, in this order.
-			taken := w.ask(command{Do: "lock", As: "taken", Name: "taken", WaitMS: -1})
-			eventually(t, "it is asked for", func() bool { return waiting(t, here, "taken") == 1 })
-			w.unlock(released.name)
-			a := w.await(taken)
+			taken := w.Send(harness.Command{Do: "lock", As: "taken", Name: "taken", WaitMS: -1})
+			harness.Eventually(t, "it is asked for", func() bool { return harness.Waiters(t, here, "taken") == 1 })
+			w.Unlock(released.Name)
+			a := w.Await(taken)
 			if a.Err != "" {
 				t.Fatalf("a lock is told %+v", a)
 			}
-			if b := other.lock(released.name); b.Token <= released.token {
-				t.Errorf("token %d after %d", b.Token, released.token)
+			if b := other.Lock(released.Name); b.Token <= released.Token {
+				t.Errorf("token %d after %d", b.Token, released.Token)
 			}
-			if n := len(r.fields("taken")); n != 1 {
+			if n := len(r.Fields("taken")); n != 1 {
 				t.Errorf("the lock has %d fields", n)
 			}
-			kept.check()
-			kept.inRedis(r)
+			kept.CheckHeld()
+			kept.AwaitInRedis(r)
 
-			h := held{worker: w, name: "taken", token: a.Token}
-			h.passesTo(other, waitFor(other, there, h.name))
-			kept.passesTo(other, waitFor(other, there, kept.name))
+			h := harness.Hold{Worker: w, Name: "taken", Token: a.Token}
+			h.PassTo(other, other.Enqueue(there, h.Name))
+			kept.PassTo(other, other.Enqueue(there, kept.Name))
 		})
 	}
 }
@@ -138,40 +140,42 @@ func TestHalfOpenConnections(t *testing.T) {
 func TestLostWakeUpIsFound(t *testing.T) {
 	for _, c := range []struct {
 		what string
-		lose func(way *proxy)
-		mend func(way *proxy)
+		lose func(way *harness.Proxy)
+		mend func(way *harness.Proxy)
 	}{
-		{"half-open", func(way *proxy) { way.swallow([]kind{subscription}, toRedis, fromRedis) }, func(*proxy) {}},
-		{"cut", func(way *proxy) { way.refuse(); way.reset() }, (*proxy).admit},
+		{"half-open", func(way *harness.Proxy) {
+			way.Blackhole([]harness.ConnectionKind{harness.Subscription}, harness.ToRedis, harness.FromRedis)
+		}, func(*harness.Proxy) {}},
+		{"cut", func(way *harness.Proxy) { way.Refuse(); way.Reset() }, (*harness.Proxy).Admit},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			r := startRedis(t)
-			way := startProxy(t, r)
-			here, there := startDaemon(t, r.unixURL(), longLease), startDaemon(t, way.url(), longLease)
-			holder, waiters := startGoWorker(t, here), oneOfEach(t, there)
-			holds := holdOne(r, []*worker{holder, holder}[:len(waiters)], c.what)
-			var granted []<-chan answer
+			r := harness.StartRedis(t)
+			way := harness.StartProxy(t, r)
+			here, there := harness.StartDaemon(t, r.UnixURL(), harness.LongLease), harness.StartDaemon(t, way.URL(), harness.LongLease)
+			holder, waiters := harness.StartGoWorker(t, here), harness.StartWorkerPerSDK(t, there)
+			holds := harness.LockEach(r, []*harness.Worker{holder, holder}[:len(waiters)], c.what)
+			var granted []<-chan harness.Answer
 			for i, h := range holds {
-				granted = append(granted, waitFor(waiters[i], there, h.name))
-				eventually(t, "the daemon listens", func() bool { return r.listeners(h.name) == 1 })
+				granted = append(granted, waiters[i].Enqueue(there, h.Name))
+				harness.Eventually(t, "the daemon listens", func() bool { return r.Subscribers(h.Name) == 1 })
 			}
 			c.lose(way)
 			for _, h := range holds {
-				h.unlock(h.name)
-				eventually(t, "it is free in Redis", func() bool { return len(r.fields(h.name)) == 0 })
+				h.Unlock(h.Name)
+				harness.Eventually(t, "it is free in Redis", func() bool { return len(r.Fields(h.Name)) == 0 })
 			}
 			c.mend(way)
 			for i, h := range holds {
-				a := waiters[i].await(granted[i])
-				if a.Err != "" || a.Token <= h.token {
-					t.Errorf("%s: the waiter is told %+v; the token before was %d", h.name, a, h.token)
+				a := waiters[i].Await(granted[i])
+				if a.Err != "" || a.Token <= h.Token {
+					t.Errorf("%s: the waiter is told %+v; the token before was %d", h.Name, a, h.Token)
 				}
 			}
 			// Of the next release the daemon is told.
-			eventually(t, "the daemon listens again", func() bool { return there.log.contains("releases are heard again") })
-			waiters[0].unlock(holds[0].name)
-			again := holdOne(r, []*worker{holder}, c.what)[0]
-			again.passesTo(waiters[0], waitFor(waiters[0], there, again.name))
+			harness.Eventually(t, "the daemon listens again", func() bool { return there.Log.Contains("releases are heard again") })
+			waiters[0].Unlock(holds[0].Name)
+			again := harness.LockEach(r, []*harness.Worker{holder}, c.what)[0]
+			again.PassTo(waiters[0], waiters[0].Enqueue(there, again.Name))
 		})
 	}
 }

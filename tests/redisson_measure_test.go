@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // A lock that eight processes pass between them through one sidecar, without a pause, and
@@ -15,14 +17,16 @@ func TestMeasurePollers(t *testing.T) {
 	measured(t)
 	const name, window = "wanted", 10 * time.Second
 
-	redisson := func(t *testing.T, r *redisServer) *worker { return startRedisson(t, r) }
-	sidecar := func(t *testing.T, r *redisServer) *worker {
-		return startGoWorker(t, startDaemon(t, r.unixURL()))
+	redisson := func(t *testing.T, r *harness.Redis) *harness.Worker { return harness.StartRedisson(t, r) }
+	sidecar := func(t *testing.T, r *harness.Redis) *harness.Worker {
+		return harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
 	}
-	deaf := func(t *testing.T, r *redisServer) *worker { return startGoWorker(t, startDeafDaemon(t, r)) }
+	deaf := func(t *testing.T, r *harness.Redis) *harness.Worker {
+		return harness.StartGoWorker(t, harness.StartDaemonWithoutSubscribe(t, r))
+	}
 	for _, c := range []struct {
 		what   string
-		start  func(*testing.T, *redisServer) *worker
+		start  func(*testing.T, *harness.Redis) *harness.Worker
 		object string
 		waitMS int64
 	}{
@@ -44,18 +48,18 @@ func TestMeasurePollers(t *testing.T) {
 		{"a sidecar without SUBSCRIBE, wait_ms 5000", deaf, "", 5000},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			r := startRedis(t)
-			var w *worker
+			r := harness.StartRedis(t)
+			var w *harness.Worker
 			if c.start != nil {
 				w = c.start(t, r)
 			}
-			end := contend(t, startDaemon(t, r.unixURL()), name)
+			end := harness.Contend(t, harness.StartDaemon(t, r.UnixURL()), name)
 			start := time.Now()
 			said := ""
 			if w == nil {
 				time.Sleep(window)
 			} else {
-				a := w.must(command{
+				a := w.Must(harness.Command{
 					Do: "poll", Name: name, Names: []string{name, "free"}, Object: c.object, WaitMS: c.waitMS,
 					ForMS: window.Milliseconds(), Pause: 1,
 				})

@@ -3,6 +3,8 @@ package tests
 import (
 	"slices"
 	"testing"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // A Redisson program with a NameMapper that puts a prefix before each name, beside daemons
@@ -14,24 +16,24 @@ var mappedPrefixes = []string{"app1:", "{app1}:"}
 // does a sidecar: the keys while a lock is held, the keys afterwards and the channels of
 // releases are the same.
 func TestKeysWithAPrefixAreThoseOfRedissonWithANameMapper(t *testing.T) {
-	r := startRedis(t)
+	r := harness.StartRedis(t)
 	for _, prefix := range mappedPrefixes {
-		host := startRedissonWithPrefix(t, r, prefix)
-		w := startAnyWorker(t, startDaemon(t, r.unixURL(), "--key-prefix="+prefix), 0)
+		host := harness.StartRedissonWithPrefix(t, r, prefix)
+		w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--key-prefix="+prefix), 0)
 		for _, name := range []string{"order:42", "{order}:42", "odd{", "odd}", "größe 1"} {
-			footprint := func(w *worker) (held, left, channels []string) {
+			footprint := func(w *harness.Worker) (held, left, channels []string) {
 				t.Helper()
-				r.do("FLUSHALL")
-				c := command{Do: "lock", As: name, Name: name, Object: "fenced", WaitMS: -1}
+				r.MustDo("FLUSHALL")
+				c := harness.Command{Do: "lock", As: name, Name: name, Object: "fenced", WaitMS: -1}
 				channels = published(t, r, func() {
-					w.must(c)
+					w.Must(c)
 					held = r.Keys(t.Context(), "*").Val()
 					c.Do = "unlock"
-					w.must(c)
+					w.Must(c)
 					awaitFree(t, r, prefix+name)
 				})
 				// Redisson deletes the latch of its unlock without waiting for the answer.
-				eventually(t, "only the counter is left", func() bool {
+				harness.Eventually(t, "only the counter is left", func() bool {
 					left = r.Keys(t.Context(), "*").Val()
 					return len(left) <= 1
 				})
@@ -54,42 +56,42 @@ func TestKeysWithAPrefixAreThoseOfRedissonWithANameMapper(t *testing.T) {
 // Each side excludes the other one, draws tokens from one counter with it, and wakes it.
 // Without the prefix, the same name is another lock.
 func TestRedissonWithANameMapperAndSidecarsWithAPrefixExcludeEachOther(t *testing.T) {
-	r := startRedis(t)
-	bare := startRedisson(t, r)
+	r := harness.StartRedis(t)
+	bare := harness.StartRedisson(t, r)
 	for i, prefix := range mappedPrefixes {
-		d := startDaemon(t, r.unixURL(), "--lease=10m", "--key-prefix="+prefix)
-		w, other := startAnyWorker(t, d, i), startGoWorker(t, startDaemon(t, r.unixURL()))
-		host := startRedissonWithPrefix(t, r, prefix)
+		d := harness.StartDaemon(t, r.UnixURL(), "--lease=10m", "--key-prefix="+prefix)
+		w, other := harness.StartNthWorker(t, d, i), harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
+		host := harness.StartRedissonWithPrefix(t, r, prefix)
 		const name = "shared"
-		c := command{Do: "lock", As: name, Name: name, Object: "fenced", WaitMS: -1, Lease: tenMinutes}
+		c := harness.Command{Do: "lock", As: name, Name: name, Object: "fenced", WaitMS: -1, Lease: tenMinutes}
 
-		here := w.must(c).Token
-		host.mustBeHeld(c)
-		bare.mustBeFree(c)
-		other.mustBeFree(c)
+		here := w.Must(c).Token
+		mustBeHeld(t, host, c)
+		mustBeFree(t, bare, c)
+		mustBeFree(t, other, c)
 		awaitFree(t, r, name)
-		bare.mustBeHeld(command{Object: "fenced", Name: prefix + name})
-		granted := begin(r, host, c)
-		w.unlock(name)
-		there := host.await(granted) // by the message: the lease, at whose end it would look by itself, is ten minutes
+		mustBeHeld(t, bare, harness.Command{Object: "fenced", Name: prefix + name})
+		granted := begin(t, r, host, c)
+		w.Unlock(name)
+		there := host.Await(granted) // by the message: the lease, at whose end it would look by itself, is ten minutes
 		if there.Err != "" || there.Token <= here {
 			t.Errorf("prefix %q: Redisson waits for a lock of token %d, and is told %+v", prefix, here, there)
 		}
 
-		w.mustBeHeld(c)
-		bare.mustBeFree(c)
-		granted = waitFor(w, d, name)
-		eventually(t, "the daemon listens to the channel on which Redisson publishes", func() bool {
+		mustBeHeld(t, w, c)
+		mustBeFree(t, bare, c)
+		granted = w.Enqueue(d, name)
+		harness.Eventually(t, "the daemon listens to the channel on which Redisson publishes", func() bool {
 			return r.PubSubNumSub(t.Context(), mappedChannel(prefix, name)).Val()[mappedChannel(prefix, name)] == 1
 		})
-		host.must(command{Do: "unlock", Object: "fenced", Name: name})
-		if a := w.await(granted); a.Err != "" || a.Token <= there.Token {
+		host.Must(harness.Command{Do: "unlock", Object: "fenced", Name: name})
+		if a := w.Await(granted); a.Err != "" || a.Token <= there.Token {
 			t.Errorf("prefix %q: a worker waits for a lock of token %d, and is told %+v", prefix, there.Token, a)
 		}
-		if seen := host.must(command{Do: "get_token", Name: name}).Token; seen <= there.Token {
+		if seen := host.Must(harness.Command{Do: "get_token", Name: name}).Token; seen <= there.Token {
 			t.Errorf("prefix %q: getToken is %d after token %d", prefix, seen, there.Token)
 		}
-		w.unlock(name)
+		w.Unlock(name)
 		awaitFree(t, r, prefix+name)
 	}
 }
@@ -105,16 +107,16 @@ func mappedChannel(prefix, name string) string {
 // The same under load: no addition is lost, and tokens grow in the order of the holds.
 func TestRedissonWithANameMapperAndSidecarsWithAPrefixUnderLoad(t *testing.T) {
 	const prefix, rounds = "app1:", 25
-	r := startRedis(t)
-	var fleet []*worker
-	var commands []command
+	r := harness.StartRedis(t)
+	var fleet []*harness.Worker
+	var commands []harness.Command
 	for range 2 {
-		host := startRedissonWithPrefix(t, r, prefix)
-		d := startDaemon(t, r.tcpURL(), "--key-prefix="+prefix)
-		for i, w := range []*worker{host.onThread("fenced"), host.onThread("lock"), startAnyWorker(t, d, 0), startAnyWorker(t, d, 1)} {
-			c := hammer(r, rounds)
+		host := harness.StartRedissonWithPrefix(t, r, prefix)
+		d := harness.StartDaemon(t, r.TCPURL(), "--key-prefix="+prefix)
+		for i, w := range []*harness.Worker{host.OnThread("fenced"), host.OnThread("lock"), harness.StartNthWorker(t, d, 0), harness.StartNthWorker(t, d, 1)} {
+			c := harness.Hammer(r, rounds)
 			if i < 2 {
-				c.Object = w.thread
+				c.Object = []string{"fenced", "lock"}[i]
 			} else {
 				c.Key = prefix + c.Key // which the NameMapper does, too
 			}
@@ -122,6 +124,6 @@ func TestRedissonWithANameMapperAndSidecarsWithAPrefixUnderLoad(t *testing.T) {
 		}
 	}
 	all, want := hammered(t, fleet, commands)
-	r.do("RENAME", prefix+"counter", "counter")
-	checkCounter(t, r, all, want)
+	r.MustDo("RENAME", prefix+"counter", "counter")
+	harness.CheckCounter(t, r, all, want)
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -26,19 +28,19 @@ func counterOf(name string) string { return "redisson_lock_token:{" + name + "}"
 // tried, subscribed, and tried again, so that from here on only a message or a timer wakes
 // it. No other client may be trying for any lock meanwhile: a try in vain is counted by
 // the PTTL that it asks for.
-func begin(r *redisServer, w *worker, c command) <-chan answer {
-	w.t.Helper()
-	before := r.calls(w.t.Context())["pttl"]
-	granted := w.ask(c)
-	eventually(w.t, "the client waits for "+c.Name, func() bool {
-		return r.calls(w.t.Context())["pttl"] >= before+2
+func begin(t testing.TB, r *harness.Redis, w *harness.Worker, c harness.Command) <-chan harness.Answer {
+	t.Helper()
+	before := r.CommandCalls(t.Context())["pttl"]
+	granted := w.Send(c)
+	harness.Eventually(t, "the client waits for "+c.Name, func() bool {
+		return r.CommandCalls(t.Context())["pttl"] >= before+2
 	})
 	return granted
 }
 
 // published returns what was published on channels of locks, without their common prefix,
 // while f ran.
-func published(t *testing.T, r *redisServer, f func()) []string {
+func published(t *testing.T, r *harness.Redis, f func()) []string {
 	t.Helper()
 	const prefix = "redisson_lock__channel:"
 	ctx := t.Context()
@@ -49,7 +51,7 @@ func published(t *testing.T, r *redisServer, f func()) []string {
 	}
 	f()
 	const end = "the end"
-	r.do("PUBLISH", prefix+end, "")
+	r.MustDo("PUBLISH", prefix+end, "")
 	var channels []string
 	for {
 		msg, err := sub.ReceiveMessage(ctx)
@@ -66,27 +68,27 @@ func published(t *testing.T, r *redisServer, f func()) []string {
 
 // awaitFree waits until a lock's key is gone: a release here is answered before Redis has
 // carried it out.
-func awaitFree(t *testing.T, r *redisServer, name string) {
+func awaitFree(t *testing.T, r *harness.Redis, name string) {
 	t.Helper()
-	eventually(t, "the key of "+name+" is gone", func() bool { return len(r.fields(name)) == 0 })
+	harness.Eventually(t, "the key of "+name+" is gone", func() bool { return len(r.Fields(name)) == 0 })
 }
 
 // mustBeHeld expects that a worker does not get a lock that it will not wait for.
-func (w *worker) mustBeHeld(c command) {
-	w.t.Helper()
+func mustBeHeld(t testing.TB, w *harness.Worker, c harness.Command) {
+	t.Helper()
 	c.Do, c.WaitMS = "lock", 0
-	if a := w.try(c); a.Err != "held" {
-		w.t.Errorf("a try for %s %s is answered %+v, not that it is held", c.Object, c.Name, a)
+	if a := w.Try(c); a.Err != "held" {
+		t.Errorf("a try for %s %s is answered %+v, not that it is held", c.Object, c.Name, a)
 	}
 }
 
 // mustBeFree expects that a worker gets a lock that it will not wait for, and releases it.
-func (w *worker) mustBeFree(c command) {
-	w.t.Helper()
+func mustBeFree(t testing.TB, w *harness.Worker, c harness.Command) {
+	t.Helper()
 	c.Do, c.WaitMS, c.As = "lock", 0, c.Name
-	w.must(c)
+	w.Must(c)
 	c.Do = "unlock"
-	w.must(c)
+	w.Must(c)
 }
 
 // ---- exclusion ------------------------------------------------------------------
@@ -95,22 +97,22 @@ func (w *worker) mustBeFree(c command) {
 // one counter by reading it and writing what they read plus one. No addition is lost, and
 // tokens grow in the order in which the lock was held, on either side.
 func TestRedissonProgramsAndSidecarsExcludeEachOther(t *testing.T) {
-	r := startRedis(t)
+	r := harness.StartRedis(t)
 	const rounds = 25
-	var fleet []*worker
-	var commands []command
+	var fleet []*harness.Worker
+	var commands []harness.Command
 	for range 2 {
-		host := startRedisson(t, r)
+		host := harness.StartRedisson(t, r)
 		for _, object := range []string{"fenced", "lock"} {
-			fleet = append(fleet, host.onThread(object))
-			c := hammer(r, rounds)
+			fleet = append(fleet, host.OnThread(object))
+			c := harness.Hammer(r, rounds)
 			c.Object = object
 			commands = append(commands, c)
 		}
-		d := startDaemon(t, r.tcpURL())
+		d := harness.StartDaemon(t, r.TCPURL())
 		for i := range 4 {
-			fleet = append(fleet, startAnyWorker(t, d, i))
-			commands = append(commands, hammer(r, rounds))
+			fleet = append(fleet, harness.StartNthWorker(t, d, i))
+			commands = append(commands, harness.Hammer(r, rounds))
 		}
 	}
 	hammerAll(t, r, fleet, commands)
@@ -118,23 +120,23 @@ func TestRedissonProgramsAndSidecarsExcludeEachOther(t *testing.T) {
 
 // hammerAll lets each worker carry out its hammer command, all at once, and checks the
 // counter.
-func hammerAll(t *testing.T, r *redisServer, fleet []*worker, commands []command) {
+func hammerAll(t *testing.T, r *harness.Redis, fleet []*harness.Worker, commands []harness.Command) {
 	t.Helper()
 	rounds, want := hammered(t, fleet, commands)
-	checkCounter(t, r, rounds, want)
+	harness.CheckCounter(t, r, rounds, want)
 }
 
 // hammered is hammerAll without the check. It returns all rounds, and how many there must
 // be.
-func hammered(t *testing.T, fleet []*worker, commands []command) (all []round, want int) {
+func hammered(t *testing.T, fleet []*harness.Worker, commands []harness.Command) (all []harness.Round, want int) {
 	t.Helper()
 	start := time.Now()
-	var answers []<-chan answer
+	var answers []<-chan harness.Answer
 	for i, w := range fleet {
-		answers = append(answers, w.ask(commands[i]))
+		answers = append(answers, w.Send(commands[i]))
 	}
 	for i, w := range fleet {
-		a := w.await(answers[i])
+		a := w.Await(answers[i])
 		if a.Err != "" {
 			t.Fatalf("worker %d: %s: %s", i, a.Err, a.Msg)
 		}
@@ -148,48 +150,48 @@ func hammered(t *testing.T, fleet []*worker, commands []command) (all []round, w
 // Every lock of Redisson that has the layout of an RLock excludes a sidecar, and a sidecar
 // excludes it, whether or not one's release wakes the other.
 func TestEveryLockOfRedissonExcludesSidecars(t *testing.T) {
-	r := startRedis(t)
-	w := startAnyWorker(t, startDaemon(t, r.unixURL()), 0)
-	host := startRedisson(t, r)
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
+	host := harness.StartRedisson(t, r)
 	for _, object := range []string{"lock", "nonreentrant", "fenced", "spin", "fair"} {
 		t.Run(object, func(t *testing.T) {
-			w, host := w.in(t), host.in(t)
-			c := command{Object: object, Name: "shared by " + object}
-			w.lock(c.Name)
-			host.mustBeHeld(c)
-			w.unlock(c.Name)
+			w, host := w.In(t), host.In(t)
+			c := harness.Command{Object: object, Name: "shared by " + object}
+			w.Lock(c.Name)
+			mustBeHeld(t, host, c)
+			w.Unlock(c.Name)
 			awaitFree(t, r, c.Name)
 
 			c.Do = "lock"
-			host.must(c)
-			w.mustBeHeld(c)
+			host.Must(c)
+			mustBeHeld(t, w, c)
 			c.Do = "unlock"
-			host.must(c)
-			w.mustBeFree(c)
+			host.Must(c)
+			mustBeFree(t, w, c)
 			awaitFree(t, r, c.Name)
-			host.mustBeFree(c)
+			mustBeFree(t, host, c)
 		})
 	}
 }
 
 // The same under load. Not every release wakes every waiter, so leases are short.
 func TestEveryLockOfRedissonExcludesSidecarsUnderLoad(t *testing.T) {
-	r := startRedis(t)
+	r := harness.StartRedis(t)
 	const rounds = 20
-	host := startRedissonWithWatchdog(t, r, 3000)
-	d := startDaemon(t, r.unixURL(), "--lease=3s")
-	var fleet []*worker
-	var commands []command
-	add := func(w *worker, object string) {
-		c := hammer(r, rounds)
+	host := harness.StartRedissonWithWatchdog(t, r, 3000)
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
+	var fleet []*harness.Worker
+	var commands []harness.Command
+	add := func(w *harness.Worker, object string) {
+		c := harness.Hammer(r, rounds)
 		c.Object = object
 		fleet, commands = append(fleet, w), append(commands, c)
 	}
 	for _, object := range []string{"lock", "nonreentrant", "fenced", "spin", "fair"} {
-		add(host.onThread(object), object)
+		add(host.OnThread(object), object)
 	}
 	for i := range 2 {
-		add(startAnyWorker(t, d, i), "")
+		add(harness.StartNthWorker(t, d, i), "")
 	}
 	hammerAll(t, r, fleet, commands)
 }
@@ -199,19 +201,19 @@ func TestEveryLockOfRedissonExcludesSidecarsUnderLoad(t *testing.T) {
 // A release by RLock.unlock wakes a waiter here, by its message.
 func TestUnlockOfRedissonWakesAWaiterHere(t *testing.T) {
 	const poll = 5 * time.Second // a sidecar that waits and receives no message looks again after this
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL())
-	host := startRedisson(t, r)
-	w := startAnyWorker(t, d, 0)
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
+	host := harness.StartRedisson(t, r)
+	w := harness.StartNthWorker(t, d, 0)
 	// A grant before the poll is due can only come from the message. A later one may be
 	// the machine's fault, so there are as many rounds as there is patience.
 	for start, i := time.Now(), 0; ; i++ {
 		name := fmt.Sprintf("theirs %d", i)
-		host.must(command{Do: "lock", Name: name, WaitMS: -1, Lease: tenMinutes})
+		host.Must(harness.Command{Do: "lock", Name: name, WaitMS: -1, Lease: tenMinutes})
 		asked := time.Now()
-		granted := begin(r, w, command{Do: "lock", As: name, Name: name, WaitMS: -1})
-		host.must(command{Do: "unlock", Name: name})
-		a := w.await(granted)
+		granted := begin(t, r, w, harness.Command{Do: "lock", As: name, Name: name, WaitMS: -1})
+		host.Must(harness.Command{Do: "unlock", Name: name})
+		a := w.Await(granted)
 		took := time.Since(asked)
 		if a.Err != "" {
 			t.Fatalf("the waiter is told %+v", a)
@@ -220,7 +222,7 @@ func TestUnlockOfRedissonWakesAWaiterHere(t *testing.T) {
 			t.Logf("granted %v after it was asked for, in round %d", took, i)
 			return
 		}
-		if time.Since(start) > patience {
+		if time.Since(start) > harness.Patience {
 			t.Fatalf("in %d rounds, no release by Redisson woke the waiter before it looked by itself, %v after it had asked", i+1, poll)
 		}
 	}
@@ -229,26 +231,26 @@ func TestUnlockOfRedissonWakesAWaiterHere(t *testing.T) {
 // A release here wakes a thread that waits in Redisson, by its message: the lease, after
 // which it would look by itself, is ten minutes.
 func TestReleaseHereWakesAWaiterOfRedisson(t *testing.T) {
-	r := startRedis(t)
-	w := startAnyWorker(t, startDaemon(t, r.unixURL(), "--lease=10m"), 1)
-	host := startRedisson(t, r)
-	for _, c := range []command{
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"), 1)
+	host := harness.StartRedisson(t, r)
+	for _, c := range []harness.Command{
 		{Object: "lock", WaitMS: -1},
 		{Object: "lock", WaitMS: tenMinutes},
 		{Object: "nonreentrant", WaitMS: -1},
 		{Object: "fenced", WaitMS: -1},
 	} {
 		t.Run(fmt.Sprintf("%s, wait %d ms", c.Object, c.WaitMS), func(t *testing.T) {
-			w, host := w.in(t), host.in(t)
+			w, host := w.In(t), host.In(t)
 			c.Do, c.Name = "lock", "ours"
-			w.lock(c.Name)
-			granted := begin(r, host, c)
-			w.unlock(c.Name)
-			if a := host.await(granted); a.Err != "" {
+			w.Lock(c.Name)
+			granted := begin(t, r, host, c)
+			w.Unlock(c.Name)
+			if a := host.Await(granted); a.Err != "" {
 				t.Errorf("the thread is told %+v", a)
 			}
 			c.Do = "unlock"
-			host.must(c)
+			host.Must(c)
 		})
 	}
 }
@@ -257,27 +259,27 @@ func TestReleaseHereWakesAWaiterOfRedisson(t *testing.T) {
 
 // A thread that has entered an RLock twice has it until it left twice.
 func TestReentryInRedissonIsRespected(t *testing.T) {
-	r := startRedis(t)
-	w := startAnyWorker(t, startDaemon(t, r.unixURL()), 0)
-	host := startRedisson(t, r)
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
+	host := harness.StartRedisson(t, r)
 	const name = "entered twice there"
-	host.lock(name)
-	host.lock(name)
-	if a := host.must(command{Do: "look", Name: name}); !a.Yes || !a.Mine || a.Entries != 2 {
+	host.Lock(name)
+	host.Lock(name)
+	if a := host.Must(harness.Command{Do: "look", Name: name}); !a.Yes || !a.Mine || a.Entries != 2 {
 		t.Errorf("the thread that locked it twice sees %+v", a)
 	}
-	host.must(command{Do: "unlock", Name: name})
-	w.mustBeHeld(command{Name: name})
-	host.must(command{Do: "unlock", Name: name})
-	w.mustBeFree(command{Name: name})
+	host.Must(harness.Command{Do: "unlock", Name: name})
+	mustBeHeld(t, w, harness.Command{Name: name})
+	host.Must(harness.Command{Do: "unlock", Name: name})
+	mustBeFree(t, w, harness.Command{Name: name})
 }
 
 // An owner here that has entered twice has the lock until it left twice, and a Redisson
 // program sees that the lock is held, for how long, and that none of its threads holds it.
 func TestReentryHereIsRespectedByRedisson(t *testing.T) {
-	r := startRedis(t)
-	c := dial(t, startDaemon(t, r.unixURL(), "--lease=10m"))
-	host := startRedisson(t, r)
+	r := harness.StartRedis(t)
+	c := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"))
+	host := harness.StartRedisson(t, r)
 	const name = "entered twice here"
 	ctx := locksidecar.WithOwner(t.Context())
 	var entries []*locksidecar.Lock
@@ -289,19 +291,19 @@ func TestReentryHereIsRespectedByRedisson(t *testing.T) {
 		entries = append(entries, l)
 	}
 	for left := len(entries); left > 0; left-- {
-		eventually(t, fmt.Sprintf("%d entries are in Redis", left), func() bool {
-			fields := r.fields(name)
+		harness.Eventually(t, fmt.Sprintf("%d entries are in Redis", left), func() bool {
+			fields := r.Fields(name)
 			for _, count := range fields {
 				return len(fields) == 1 && count == fmt.Sprint(left)
 			}
 			return false
 		})
-		a := host.must(command{Do: "look", Name: name})
+		a := host.Must(harness.Command{Do: "look", Name: name})
 		if !a.Yes || a.Mine || a.Entries != 0 || a.TTLMS <= tenMinutes*9/10 || a.TTLMS > tenMinutes {
 			t.Errorf("with %d entries here, Redisson sees %+v", left, a)
 		}
-		host.mustBeHeld(command{Name: name})
-		if a := host.try(command{Do: "unlock", Name: name}); a.Err != "not_held" {
+		mustBeHeld(t, host, harness.Command{Name: name})
+		if a := host.Try(harness.Command{Do: "unlock", Name: name}); a.Err != "not_held" {
 			t.Errorf("a thread that does not hold the lock unlocks it: %+v", a)
 		}
 		if err := entries[left-1].Unlock(); err != nil {
@@ -309,10 +311,10 @@ func TestReentryHereIsRespectedByRedisson(t *testing.T) {
 		}
 	}
 	awaitFree(t, r, name)
-	if a := host.must(command{Do: "look", Name: name}); a.Yes || a.TTLMS != -2 {
+	if a := host.Must(harness.Command{Do: "look", Name: name}); a.Yes || a.TTLMS != -2 {
 		t.Errorf("after the release, Redisson sees %+v", a)
 	}
-	host.mustBeFree(command{Name: name})
+	mustBeFree(t, host, harness.Command{Name: name})
 }
 
 // ---- watchdogs ------------------------------------------------------------------
@@ -321,35 +323,35 @@ func TestReentryHereIsRespectedByRedisson(t *testing.T) {
 // tryLock, once a millisecond, never finds the lock free.
 func TestHoldThatIsRenewedHereIsNeverFreeForRedisson(t *testing.T) {
 	t.Parallel() // it mostly waits
-	r := startRedis(t)
-	w := startAnyWorker(t, startDaemon(t, r.unixURL(), "--lease=2s"), 1)
-	neverFreeFor(t, r, w, startRedisson(t, r))
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=2s"), 1)
+	neverFreeFor(t, r, w, harness.StartRedisson(t, r))
 }
 
 // The same the other way round.
 func TestHoldThatRedissonRenewsIsNeverFreeHere(t *testing.T) {
 	t.Parallel() // it mostly waits
-	r := startRedis(t)
-	w := startGoWorker(t, startDaemon(t, r.unixURL()))
-	neverFreeFor(t, r, startRedissonWithWatchdog(t, r, 2000), w)
+	r := harness.StartRedis(t)
+	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
+	neverFreeFor(t, r, harness.StartRedissonWithWatchdog(t, r, 2000), w)
 }
 
-func neverFreeFor(t *testing.T, r *redisServer, holder, poller *worker) {
+func neverFreeFor(t *testing.T, r *harness.Redis, holder, poller *harness.Worker) {
 	t.Helper()
 	const name, renewals = "renewed", 7 // each a third of the lease after the one before
-	holder.lock(name)
-	before := r.calls(t.Context())["pexpire"]
-	polled := poller.ask(command{Do: "poll", Name: name, ForMS: (patience / 2).Milliseconds(), Count: 1})
-	eventually(t, "the lock is renewed again and again", func() bool {
-		return r.calls(t.Context())["pexpire"] >= before+renewals
+	holder.Lock(name)
+	before := r.CommandCalls(t.Context())["pexpire"]
+	polled := poller.Send(harness.Command{Do: "poll", Name: name, ForMS: (harness.Patience / 2).Milliseconds(), Count: 1})
+	harness.Eventually(t, "the lock is renewed again and again", func() bool {
+		return r.CommandCalls(t.Context())["pexpire"] >= before+renewals
 	})
-	poller.must(command{Do: "stop"})
-	if a := poller.await(polled); a.Err != "" || a.Grants != 0 || a.Tries == 0 {
+	poller.Must(harness.Command{Do: "stop"})
+	if a := poller.Await(polled); a.Err != "" || a.Grants != 0 || a.Tries == 0 {
 		t.Errorf("while the lock was held, %d of %d tries were granted (%s %s)", a.Grants, a.Tries, a.Err, a.Msg)
 	}
-	holder.unlock(name)
-	eventually(t, "the other side gets the lock", func() bool {
-		return poller.try(command{Do: "lock", As: name, Name: name}).Err == ""
+	holder.Unlock(name)
+	harness.Eventually(t, "the other side gets the lock", func() bool {
+		return poller.Try(harness.Command{Do: "lock", As: name, Name: name}).Err == ""
 	})
 }
 
@@ -358,18 +360,18 @@ func neverFreeFor(t *testing.T, r *redisServer, holder, poller *worker) {
 // Sidecars and Redisson's fenced locks draw from one counter. When it is lost, which an
 // expiry does, Redisson begins again with 1; a sidecar goes on above all tokens before.
 func TestTokensGrowOverSidecarsAndRedisson(t *testing.T) {
-	r := startRedis(t)
-	host := startRedisson(t, r)
-	here, there := startGoWorker(t, startDaemon(t, r.unixURL())), startAnyWorker(t, startDaemon(t, r.tcpURL()), 1)
-	draw := func(t *testing.T, name string, w *worker) uint64 {
+	r := harness.StartRedis(t)
+	host := harness.StartRedisson(t, r)
+	here, there := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL())), harness.StartNthWorker(t, harness.StartDaemon(t, r.TCPURL()), 1)
+	draw := func(t *testing.T, name string, w *harness.Worker) uint64 {
 		t.Helper()
-		w = w.in(t)
-		token := w.must(command{Do: "lock", As: name, Name: name, Object: "fenced", WaitMS: -1}).Token
-		w.must(command{Do: "unlock", As: name, Name: name, Object: "fenced"})
+		w = w.In(t)
+		token := w.Must(harness.Command{Do: "lock", As: name, Name: name, Object: "fenced", WaitMS: -1}).Token
+		w.Must(harness.Command{Do: "unlock", As: name, Name: name, Object: "fenced"})
 		awaitFree(t, r, name)
 		return token
 	}
-	for what, order := range map[string][]*worker{
+	for what, order := range map[string][]*harness.Worker{
 		"a sidecar first": {here, host, there, host, host, here, there, host},
 		"Redisson first":  {host, here, host, there, there, host, here},
 	} {
@@ -382,7 +384,7 @@ func TestTokensGrowOverSidecarsAndRedisson(t *testing.T) {
 				}
 				last = token
 			}
-			host.in(t).must(command{Do: "delete", Name: counterOf(name)})
+			host.In(t).Must(harness.Command{Do: "delete", Name: counterOf(name)})
 			if token := draw(t, name, host); token != 1 {
 				t.Errorf("after the counter was lost, Redisson's token is %d", token)
 			}
@@ -403,121 +405,82 @@ func TestTokensGrowOverSidecarsAndRedisson(t *testing.T) {
 // A counter that a sidecar has drawn from has no expiry, on whichever side it was made: when it was
 // gone, Redisson's next token would be 1.
 func TestTokenCounterOfASidecarDoesNotExpire(t *testing.T) {
-	r := startRedis(t)
-	w := startGoWorker(t, startDaemon(t, r.unixURL()))
+	r := harness.StartRedis(t)
+	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
 	const name = "fenced without end"
 	check := func(when string) {
 		t.Helper()
-		w.lock(name)
+		w.Lock(name)
 		if left := r.PTTL(t.Context(), counterOf(name)).Val(); left != -1 {
 			t.Errorf("%s, the token counter expires in %v", when, left)
 		}
-		w.unlock(name)
+		w.Unlock(name)
 		awaitFree(t, r, name)
 	}
 	check("made by this daemon")
 	// Older daemons made counters with this expiry.
-	r.do("PEXPIRE", counterOf(name), week.Milliseconds())
+	r.MustDo("PEXPIRE", counterOf(name), week.Milliseconds())
 	check("made by an older daemon")
 }
 
 // token_expiry lets counters expire, each so long after it was drawn from, where only
 // sidecars draw.
 func TestTokenCounterExpiresIfThatIsConfigured(t *testing.T) {
-	r := startRedis(t)
-	w := startGoWorker(t, startDaemon(t, r.unixURL(), "--token-expiry=168h"))
+	r := harness.StartRedis(t)
+	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), "--token-expiry=168h"))
 	const name = "fenced for a week"
 	check := func(when string) {
 		t.Helper()
-		w.lock(name)
+		w.Lock(name)
 		if left := r.PTTL(t.Context(), counterOf(name)).Val(); left <= week*9/10 || left > week {
 			t.Errorf("%s, the token counter expires in %v, not in a week", when, left)
 		}
-		w.unlock(name)
+		w.Unlock(name)
 		awaitFree(t, r, name)
 	}
 	check("made by this daemon")
-	r.do("PEXPIRE", counterOf(name), (24 * time.Hour).Milliseconds())
+	r.MustDo("PEXPIRE", counterOf(name), (24 * time.Hour).Milliseconds())
 	check("unused for six days")
 }
 
 // RFencedLock.getToken reads the counter. It is the holder's token or a later one: a
 // sidecar draws tokens in advance for those who wait.
 func TestGetTokenIsNotBelowTheHoldersToken(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL())
-	host := startRedisson(t, r)
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
+	host := harness.StartRedisson(t, r)
 	const name = "fenced"
 	for waiters := range 3 {
-		holder := startGoWorker(t, d)
-		token := holder.lock(name).Token
+		holder := harness.StartGoWorker(t, d)
+		token := holder.Lock(name).Token
 		for range waiters {
-			waitFor(startGoWorker(t, d), d, name)
+			harness.StartGoWorker(t, d).Enqueue(d, name)
 		}
-		seen := host.must(command{Do: "get_token", Name: name}).Token
+		seen := host.Must(harness.Command{Do: "get_token", Name: name}).Token
 		if seen < token {
 			t.Errorf("with %d waiters, getToken is %d and the holder has %d", waiters, seen, token)
 		}
 		t.Logf("with %d waiters, getToken is %d above the holder's token", waiters, seen-token)
-		r.do("FLUSHALL") // the next round begins again
-		holder.kill9()
+		r.MustDo("FLUSHALL") // the next round begins again
+		holder.Kill()
 	}
 }
 
 // ---- clients that poll ------------------------------------------------------------
-
-// contend starts eight processes that pass a lock between them through one daemon, without
-// a pause. The returned function ends that and returns how often they had it.
-func contend(t testing.TB, d *daemon, name string) (end func() int) {
-	t.Helper()
-	var fleet []*worker
-	var ended []<-chan answer
-	for i := range 8 {
-		w := startAnyWorker(t, d, i)
-		fleet = append(fleet, w)
-		ended = append(ended, w.ask(command{Do: "poll", Name: name, WaitMS: -1, ForMS: tenMinutes}))
-	}
-	eventually(t, "the processes want the lock", func() bool { return waiting(t, d, name) >= 4 })
-	return func() int {
-		t.Helper()
-		grants := 0
-		for i, w := range fleet {
-			select {
-			case a := <-ended[i]:
-				t.Fatalf("process %d stopped before: %+v", i, a)
-			default:
-			}
-			w.must(command{Do: "stop"})
-			a := w.await(ended[i])
-			if a.Err != "" {
-				t.Errorf("process %d: %s: %s", i, a.Err, a.Msg)
-			}
-			grants += a.Grants
-		}
-		return grants
-	}
-}
-
-// startDeafDaemon starts a daemon whose Redis user may publish and not subscribe.
-func startDeafDaemon(t *testing.T, r *redisServer) *daemon {
-	t.Helper()
-	acl(t, r, "deaf", ">pw", "~*", "&*", "+@all", "-subscribe", "-psubscribe")
-	return startDaemon(t, fmt.Sprintf("redis://deaf:pw@127.0.0.1:%d", r.port))
-}
 
 // A client that cannot be woken and polls gets a lock that passes from process to process
 // on one host: again and again, not once by luck. It stays away after each grant, so that
 // it does not have two of them from one moment in which the lock is free.
 func TestPollersGetALockThatIsPassedOnHere(t *testing.T) {
 	const name, grants, away = "wanted", 8, 100
-	r := startRedis(t)
-	end := contend(t, startDaemon(t, r.unixURL()), name)
-	host := startRedisson(t, r)
-	other := startGoWorker(t, startDaemon(t, r.unixURL()))
-	deaf := startGoWorker(t, startDeafDaemon(t, r))
+	r := harness.StartRedis(t)
+	end := harness.Contend(t, harness.StartDaemon(t, r.UnixURL()), name)
+	host := harness.StartRedisson(t, r)
+	other := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
+	deaf := harness.StartGoWorker(t, harness.StartDaemonWithoutSubscribe(t, r))
 	for _, c := range []struct {
 		what   string
-		w      *worker
+		w      *harness.Worker
 		object string
 		waitMS int64
 	}{
@@ -528,13 +491,13 @@ func TestPollersGetALockThatIsPassedOnHere(t *testing.T) {
 		{"a sidecar that may not subscribe, wait_ms 5000", deaf, "", 5000},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			a := c.w.in(t).must(command{
+			a := c.w.In(t).Must(harness.Command{
 				Do: "poll", Name: name, Object: c.object, WaitMS: c.waitMS, Count: grants, Pause: away,
-				ForMS: (patience * 2 / 3).Milliseconds(),
+				ForMS: (harness.Patience * 2 / 3).Milliseconds(),
 			})
 			t.Logf("%d tries, %d grants, longest wait %v", a.Tries, a.Grants, time.Duration(a.LongestNS).Round(time.Millisecond))
 			if a.Grants < grants {
-				t.Errorf("%d of %d tries were granted in %v", a.Grants, a.Tries, patience*2/3)
+				t.Errorf("%d of %d tries were granted in %v", a.Grants, a.Tries, harness.Patience*2/3)
 			}
 		})
 	}
@@ -548,23 +511,23 @@ func TestPollersGetALockThatIsPassedOnHere(t *testing.T) {
 func TestForceUnlockByRedissonIsNoticedWhileOthersWait(t *testing.T) {
 	for what, lease := range map[string]int64{"renewed": 0, "fixed lease": tenMinutes} {
 		t.Run(what, func(t *testing.T) {
-			r := startRedis(t)
-			d := startDaemon(t, r.unixURL(), "--lease=10m")
-			host := startRedisson(t, r)
-			for i, w := range oneOfEach(t, d) {
-				h := held{worker: w, name: fmt.Sprint("forced ", i)}
-				h.token = w.must(command{Do: "lock", As: h.name, Name: h.name, WaitMS: -1, Lease: lease}).Token
-				next := startAnyWorker(t, d, i)
-				granted := waitFor(next, d, h.name)
-				if a := host.must(command{Do: "force_unlock", Name: h.name}); !a.Yes {
-					t.Errorf("forceUnlock says that %s was not held", h.name)
+			r := harness.StartRedis(t)
+			d := harness.StartDaemon(t, r.UnixURL(), "--lease=10m")
+			host := harness.StartRedisson(t, r)
+			for i, w := range harness.StartWorkerPerSDK(t, d) {
+				h := harness.Hold{Worker: w, Name: fmt.Sprint("forced ", i)}
+				h.Token = w.Must(harness.Command{Do: "lock", As: h.Name, Name: h.Name, WaitMS: -1, Lease: lease}).Token
+				next := harness.StartNthWorker(t, d, i)
+				granted := next.Enqueue(d, h.Name)
+				if a := host.Must(harness.Command{Do: "force_unlock", Name: h.Name}); !a.Yes {
+					t.Errorf("forceUnlock says that %s was not held", h.Name)
 				}
-				lost := w.try(command{Do: "lost", As: h.name})
+				lost := w.Try(harness.Command{Do: "lost", As: h.Name})
 				if lost.Reason != string(protocol.Deleted) && lost.Reason != string(protocol.Stolen) {
 					t.Errorf("the holder is told %+v", lost)
 				}
-				if a := next.await(granted); a.Err != "" || a.Token <= h.token {
-					t.Errorf("the waiter is told %+v; the token before was %d", a, h.token)
+				if a := next.Await(granted); a.Err != "" || a.Token <= h.Token {
+					t.Errorf("the waiter is told %+v; the token before was %d", a, h.Token)
 				}
 			}
 		})
@@ -577,20 +540,20 @@ func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 	t.Parallel() // it mostly waits
 	for what, lease := range map[string]int64{"renewed": 0, "fixed lease": tenMinutes} {
 		t.Run(what, func(t *testing.T) {
-			r := startRedis(t)
-			d := startDaemon(t, r.unixURL(), "--lease=3s")
-			host := startRedisson(t, r)
-			var holds []held
-			for i, w := range oneOfEach(t, d) {
-				h := held{worker: w, name: fmt.Sprint("forced ", i)}
-				w.must(command{Do: "lock", As: h.name, Name: h.name, WaitMS: -1, Lease: lease})
-				if a := host.must(command{Do: "force_unlock", Name: h.name}); !a.Yes {
-					t.Errorf("forceUnlock says that %s was not held", h.name)
+			r := harness.StartRedis(t)
+			d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
+			host := harness.StartRedisson(t, r)
+			var holds []harness.Hold
+			for i, w := range harness.StartWorkerPerSDK(t, d) {
+				h := harness.Hold{Worker: w, Name: fmt.Sprint("forced ", i)}
+				w.Must(harness.Command{Do: "lock", As: h.Name, Name: h.Name, WaitMS: -1, Lease: lease})
+				if a := host.Must(harness.Command{Do: "force_unlock", Name: h.Name}); !a.Yes {
+					t.Errorf("forceUnlock says that %s was not held", h.Name)
 				}
 				holds = append(holds, h)
 			}
 			for _, h := range holds {
-				h.lost(protocol.Deleted)
+				h.ExpectLost(protocol.Deleted)
 			}
 		})
 	}
@@ -600,23 +563,23 @@ func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 // the next renewal, long before its deadline, and the log says what is there instead.
 func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
 	t.Parallel() // it mostly waits
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), "--lease=6s")
-	host := startRedisson(t, r)
-	holds := holdOne(r, oneOfEach(t, d), "overwritten")
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=6s")
+	host := harness.StartRedisson(t, r)
+	holds := harness.LockEach(r, harness.StartWorkerPerSDK(t, d), "overwritten")
 	for _, h := range holds {
-		host.must(command{Do: "set_bucket", Name: h.name})
+		host.Must(harness.Command{Do: "set_bucket", Name: h.Name})
 	}
 	for _, h := range holds {
-		h.lost(protocol.Stolen)
-		if v := r.Get(t.Context(), h.name).Val(); v != "a value" {
+		h.ExpectLost(protocol.Stolen)
+		if v := r.Get(t.Context(), h.Name).Val(); v != "a value" {
 			t.Errorf("the value is %q now", v)
 		}
-		named := slices.ContainsFunc(strings.Split(d.log.String(), "\n"), func(line string) bool {
-			return strings.Contains(line, h.name) && strings.Contains(line, "string")
+		named := slices.ContainsFunc(strings.Split(d.Log.String(), "\n"), func(line string) bool {
+			return strings.Contains(line, h.Name) && strings.Contains(line, "string")
 		})
 		if !named {
-			t.Errorf("no line of the log says that %s is a string now", h.name)
+			t.Errorf("no line of the log says that %s is a string now", h.Name)
 		}
 	}
 }
@@ -627,25 +590,25 @@ func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
 // finds the lock free when its sidecar looks again, after at most five seconds.
 func TestReleasesOfRedissonThatWakeNobodyHere(t *testing.T) {
 	t.Parallel() // it mostly waits
-	r := startRedis(t)
-	w := startAnyWorker(t, startDaemon(t, r.unixURL()), 1)
-	host := startRedisson(t, r)
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 1)
+	host := harness.StartRedisson(t, r)
 	objects := []string{"spin", "fair", "read", "write"}
-	var granted []<-chan answer
+	var granted []<-chan harness.Answer
 	for _, object := range objects {
-		host.must(command{Do: "lock", Object: object, Name: object, WaitMS: -1, Lease: tenMinutes})
-		granted = append(granted, begin(r, w, command{Do: "lock", As: object, Name: object, WaitMS: -1}))
+		host.Must(harness.Command{Do: "lock", Object: object, Name: object, WaitMS: -1, Lease: tenMinutes})
+		granted = append(granted, begin(t, r, w, harness.Command{Do: "lock", As: object, Name: object, WaitMS: -1}))
 	}
 	said := published(t, r, func() {
 		for _, object := range objects {
-			host.must(command{Do: "unlock", Object: object, Name: object})
+			host.Must(harness.Command{Do: "unlock", Object: object, Name: object})
 		}
 	})
 	if len(said) > 0 {
 		t.Errorf("the releases are published on %q", said)
 	}
 	for i, object := range objects {
-		if a := w.await(granted[i]); a.Err != "" {
+		if a := w.Await(granted[i]); a.Err != "" {
 			t.Errorf("who waits for a %s lock is told %+v", object, a)
 		}
 	}
@@ -656,29 +619,29 @@ func TestReleasesOfRedissonThatWakeNobodyHere(t *testing.T) {
 // sidecar may take the lock again, and does not stand behind the queue.
 func TestFairLockIsNotWokenByAReleaseHere(t *testing.T) {
 	t.Parallel() // it mostly waits
-	r := startRedis(t)
-	w := startAnyWorker(t, startDaemon(t, r.unixURL()), 0)
-	host := startRedisson(t, r)
-	wait := func(name string, leaseMS int64) <-chan answer {
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
+	host := harness.StartRedisson(t, r)
+	wait := func(name string, leaseMS int64) <-chan harness.Answer {
 		t.Helper()
-		w.must(command{Do: "lock", As: name, Name: name, WaitMS: -1, Lease: leaseMS})
-		return begin(r, host.onThread(name), command{Do: "lock", Object: "fair", Name: name, WaitMS: -1})
+		w.Must(harness.Command{Do: "lock", As: name, Name: name, WaitMS: -1, Lease: leaseMS})
+		return begin(t, r, host.OnThread(name), harness.Command{Do: "lock", Object: "fair", Name: name, WaitMS: -1})
 	}
 
 	const short = "until a short lease ends"
 	granted := wait(short, 2000)
-	w.unlock(short)
-	if a := host.await(granted); a.Err != "" {
+	w.Unlock(short)
+	if a := host.Await(granted); a.Err != "" {
 		t.Errorf("the thread is told %+v", a)
 	}
 
 	const long = "until a long lease ends"
 	granted = wait(long, tenMinutes)
-	said := published(t, r, func() { w.unlock(long); awaitFree(t, r, long) })
+	said := published(t, r, func() { w.Unlock(long); awaitFree(t, r, long) })
 	if !slices.Equal(said, []string{"{" + long + "}"}) {
 		t.Errorf("the release is published on %q", said)
 	}
-	w.mustBeFree(command{Name: long}) // though the thread was first
+	mustBeFree(t, w, harness.Command{Name: long}) // though the thread was first
 	awaitFree(t, r, long)
 	select {
 	case a := <-granted:
@@ -690,17 +653,17 @@ func TestFairLockIsNotWokenByAReleaseHere(t *testing.T) {
 // A spin lock of Redisson listens to nothing, and looks by itself every 128 ms or sooner:
 // it has a lock that is released here and not wanted by others.
 func TestSpinLockLooksByItself(t *testing.T) {
-	r := startRedis(t)
-	w := startAnyWorker(t, startDaemon(t, r.unixURL(), "--lease=10m"), 1)
-	host := startRedisson(t, r)
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"), 1)
+	host := harness.StartRedisson(t, r)
 	const name = "spun"
-	w.lock(name)
-	granted := begin(r, host, command{Do: "lock", Object: "spin", Name: name, WaitMS: -1})
-	if n := r.listeners(name); n != 0 {
+	w.Lock(name)
+	granted := begin(t, r, host, harness.Command{Do: "lock", Object: "spin", Name: name, WaitMS: -1})
+	if n := r.Subscribers(name); n != 0 {
 		t.Errorf("%d clients listen", n)
 	}
-	w.unlock(name)
-	if a := host.await(granted); a.Err != "" {
+	w.Unlock(name)
+	if a := host.Await(granted); a.Err != "" {
 		t.Errorf("the thread is told %+v", a)
 	}
 }
@@ -708,32 +671,32 @@ func TestSpinLockLooksByItself(t *testing.T) {
 // A multi-lock of RLocks is had only if none of them is held here; what it took meanwhile
 // it gives back.
 func TestMultiLockOfRedissonRespectsALockHeldHere(t *testing.T) {
-	r := startRedis(t)
-	w := startAnyWorker(t, startDaemon(t, r.unixURL(), "--lease=10m"), 0)
-	host := startRedisson(t, r)
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"), 0)
+	host := harness.StartRedisson(t, r)
 	names := []string{"one of three", "two of three", "three of three"}
-	all := command{Do: "lock", Object: "multi", Names: names}
+	all := harness.Command{Do: "lock", Object: "multi", Names: names}
 
-	w.lock(names[1])
-	host.mustBeHeld(all)
+	w.Lock(names[1])
+	mustBeHeld(t, host, all)
 	for _, name := range []string{names[0], names[2]} {
-		w.mustBeFree(command{Name: name})
+		mustBeFree(t, w, harness.Command{Name: name})
 		awaitFree(t, r, name)
 	}
 	all.WaitMS = -1
-	granted := host.ask(all)
-	eventually(t, "the thread waits for the one that is held here", func() bool { return r.listeners(names[1]) == 1 })
-	w.unlock(names[1])
-	if a := host.await(granted); a.Err != "" {
+	granted := host.Send(all)
+	harness.Eventually(t, "the thread waits for the one that is held here", func() bool { return r.Subscribers(names[1]) == 1 })
+	w.Unlock(names[1])
+	if a := host.Await(granted); a.Err != "" {
 		t.Fatalf("the thread is told %+v", a)
 	}
 	for _, name := range names {
-		w.mustBeHeld(command{Name: name})
+		mustBeHeld(t, w, harness.Command{Name: name})
 	}
 	all.Do = "unlock"
-	host.must(all)
+	host.Must(all)
 	for _, name := range names {
-		w.mustBeFree(command{Name: name})
+		mustBeFree(t, w, harness.Command{Name: name})
 	}
 }
 
@@ -744,38 +707,38 @@ func TestMultiLockOfRedissonRespectsALockHeldHere(t *testing.T) {
 // owners who know nothing of each other. The holder here is told at the next renewal.
 func TestReadWriteLockOfRedissonIgnoresALockHeldHere(t *testing.T) {
 	t.Parallel() // it mostly waits
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), "--lease=3s")
-	host := startRedissonWithWatchdog(t, r, 3000)
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
+	host := harness.StartRedissonWithWatchdog(t, r, 3000)
 	for i, object := range []string{"read", "write"} {
 		t.Run(object, func(t *testing.T) {
-			w, host := startAnyWorker(t, d, i), host.in(t)
+			w, host := harness.StartNthWorker(t, d, i), host.In(t)
 			name := "a book to " + object
-			lock, unlock := command{Do: "lock", Object: object, Name: name}, command{Do: "unlock", Object: object, Name: name}
+			lock, unlock := harness.Command{Do: "lock", Object: object, Name: name}, harness.Command{Do: "unlock", Object: object, Name: name}
 
-			host.must(lock)
-			a := w.try(command{Do: "lock", As: name, Name: name, WaitMS: 0})
+			host.Must(lock)
+			a := w.Try(harness.Command{Do: "lock", As: name, Name: name, WaitMS: 0})
 			if a.Err != "held" {
 				t.Errorf("a try here is answered %+v", a)
 			}
-			host.must(unlock)
+			host.Must(unlock)
 
-			w.lock(name)
-			host.must(lock)
-			h := held{worker: w, name: name}
-			h.lost(protocol.Stolen)
-			w.mustBeHeld(command{Name: name})
-			host.must(unlock)
+			w.Lock(name)
+			host.Must(lock)
+			h := harness.Hold{Worker: w, Name: name}
+			h.ExpectLost(protocol.Stolen)
+			mustBeHeld(t, w, harness.Command{Name: name})
+			host.Must(unlock)
 			if object == "write" {
 				// The owner field of the holder here is left, and taken for a reader: no owner
 				// here has the lock before Redisson's lease ends.
-				if fields := r.fields(name); len(fields) != 2 || fields["mode"] != "read" {
+				if fields := r.Fields(name); len(fields) != 2 || fields["mode"] != "read" {
 					t.Errorf("after the unlock, the key is %v", fields)
 				}
-				w.mustBeHeld(command{Name: name})
+				mustBeHeld(t, w, harness.Command{Name: name})
 			}
 			awaitFree(t, r, name)
-			w.mustBeFree(command{Name: name})
+			mustBeFree(t, w, harness.Command{Name: name})
 		})
 	}
 }
@@ -783,35 +746,35 @@ func TestReadWriteLockOfRedissonIgnoresALockHeldHere(t *testing.T) {
 // A semaphore under the name of a lock that is held here is refused by Redis, and so is a
 // lock under the name of a semaphore.
 func TestSemaphoreOfRedissonUnderTheNameOfALock(t *testing.T) {
-	r := startRedis(t)
-	w := startAnyWorker(t, startDaemon(t, r.unixURL()), 0)
-	host := startRedisson(t, r)
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
+	host := harness.StartRedisson(t, r)
 
 	const lock = "a lock"
-	w.lock(lock)
-	before := r.fields(lock)
+	w.Lock(lock)
+	before := r.Fields(lock)
 	for _, do := range []string{"set_permits", "lock", "unlock"} {
-		a := host.try(command{Do: do, Object: "semaphore", Name: lock, Count: 3})
+		a := host.Try(harness.Command{Do: do, Object: "semaphore", Name: lock, Count: 3})
 		if a.Err != "other" {
 			t.Errorf("%s is answered %+v", do, a)
 		}
-		says(t, a.Msg, "WRONGTYPE")
+		harness.CheckContains(t, a.Msg, "WRONGTYPE")
 	}
-	if now := r.fields(lock); len(now) != 1 || fmt.Sprint(now) != fmt.Sprint(before) {
+	if now := r.Fields(lock); len(now) != 1 || fmt.Sprint(now) != fmt.Sprint(before) {
 		t.Errorf("the lock is %v now, before it was %v", now, before)
 	}
-	w.unlock(lock)
+	w.Unlock(lock)
 
 	const semaphore = "a semaphore"
-	if a := host.must(command{Do: "set_permits", Name: semaphore, Count: 3}); !a.Yes {
+	if a := host.Must(harness.Command{Do: "set_permits", Name: semaphore, Count: 3}); !a.Yes {
 		t.Error("trySetPermits did not succeed")
 	}
-	a := w.try(command{Do: "lock", As: semaphore, Name: semaphore, WaitMS: 0})
+	a := w.Try(harness.Command{Do: "lock", As: semaphore, Name: semaphore, WaitMS: 0})
 	if a.Err != "denied" {
 		t.Errorf("a try for a semaphore is answered %+v", a)
 	}
-	says(t, a.Msg, semaphore)
-	host.must(command{Do: "lock", Object: "semaphore", Name: semaphore})
+	harness.CheckContains(t, a.Msg, semaphore)
+	host.Must(harness.Command{Do: "lock", Object: "semaphore", Name: semaphore})
 	if n := r.Get(t.Context(), semaphore).Val(); n != "2" {
 		t.Errorf("the semaphore has %s permits", n)
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/redis/go-redis/v9"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
@@ -14,9 +16,9 @@ import (
 // A lock stands in Redis as Redisson writes an RLock, so that Redisson's
 // clients respect it and are woken by its release.
 func TestLockHasRedissonsLayout(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL(), "--lease=30s")
-	c := dial(t, d)
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL(), "--lease=30s")
+	c := harness.Dial(t, d)
 	for _, k := range []struct{ name, channel string }{
 		{"invoice:42", "redisson_lock__channel:{invoice:42}"},
 		{"{invoice}:42", "redisson_lock__channel:{invoice}:42"},
@@ -42,11 +44,11 @@ func TestLockHasRedissonsLayout(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the re-entry is in Redis", func() bool { return r.HGet(ctx, k.name, field).Val() == "2" })
+			harness.Eventually(t, "the re-entry is in Redis", func() bool { return r.HGet(ctx, k.name, field).Val() == "2" })
 			if err := second.Unlock(); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "one entry is left in Redis", func() bool { return r.HGet(ctx, k.name, field).Val() == "1" })
+			harness.Eventually(t, "one entry is left in Redis", func() bool { return r.HGet(ctx, k.name, field).Val() == "1" })
 			if err := first.Unlock(); err != nil {
 				t.Fatal(err)
 			}
@@ -63,7 +65,7 @@ func TestLockHasRedissonsLayout(t *testing.T) {
 
 // checkLayout expects the key to be a hash with one field that an RLock could
 // have, and returns the field.
-func checkLayout(t *testing.T, r *redisServer, name, count string) string {
+func checkLayout(t *testing.T, r *harness.Redis, name, count string) string {
 	t.Helper()
 	all, err := r.HGetAll(t.Context(), name).Result()
 	if err != nil {
@@ -84,7 +86,7 @@ func checkLayout(t *testing.T, r *redisServer, name, count string) string {
 
 func receive(t *testing.T, sub *redis.PubSub) *redis.Message {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
 	msg, err := sub.ReceiveMessage(ctx)
 	if err != nil {
@@ -96,19 +98,19 @@ func receive(t *testing.T, sub *redis.PubSub) *redis.Message {
 // A lock that a Redisson client holds is respected; its release wakes a waiter
 // here.
 func TestLockOfARedissonClientIsRespected(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL())
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
 	ctx := t.Context()
 	const name, field = "theirs", "8743c9c0-0795-4907-87fd-6c719a6b4586:61"
 	r.HSet(ctx, name, field, 1)
 	r.PExpire(ctx, name, 10*time.Minute)
 
-	w := startGoWorker(t, d)
-	if a := w.try(command{Do: "lock", As: name, Name: name, WaitMS: 0}); a.Err != "held" {
+	w := harness.StartGoWorker(t, d)
+	if a := w.Try(harness.Command{Do: "lock", As: name, Name: name, WaitMS: 0}); a.Err != "held" {
 		t.Errorf("a try is told %+v, not that the lock is held", a)
 	}
-	granted := w.ask(command{Do: "lock", As: name, Name: name, WaitMS: -1})
-	eventually(t, "the waiter listens on the lock's channel", func() bool {
+	granted := w.Send(harness.Command{Do: "lock", As: name, Name: name, WaitMS: -1})
+	harness.Eventually(t, "the waiter listens on the lock's channel", func() bool {
 		return r.PubSubNumSub(ctx, "redisson_lock__channel:{theirs}").Val()["redisson_lock__channel:{theirs}"] == 1
 	})
 	if n := r.HGet(ctx, name, field).Val(); n != "1" {
@@ -121,18 +123,18 @@ func TestLockOfARedissonClientIsRespected(t *testing.T) {
 	if _, err := pipe.Exec(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if a := w.await(granted); a.Err != "" {
+	if a := w.Await(granted); a.Err != "" {
 		t.Errorf("the waiter is told %+v", a)
 	}
 }
 
 // A key that is no lock is left alone, and whoever asks for it is told.
 func TestKeyThatIsNoLock(t *testing.T) {
-	r := startRedis(t)
-	d := startDaemon(t, r.unixURL())
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
 	r.Set(t.Context(), "a string", "value", 0)
-	_, err := dial(t, d).TryLock(t.Context(), "a string")
-	mention(t, err, locksidecar.ErrDenied, "a string")
+	_, err := harness.Dial(t, d).TryLock(t.Context(), "a string")
+	harness.CheckError(t, err, locksidecar.ErrDenied, "a string")
 	if v := r.Get(t.Context(), "a string").Val(); v != "value" {
 		t.Errorf("the key is %q now", v)
 	}

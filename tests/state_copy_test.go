@@ -4,6 +4,8 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // An operator restores a copy of the state file that was made while another client held
@@ -12,37 +14,37 @@ import (
 func TestStaleCopyOfTheStateFileGrantsNoLockTwice(t *testing.T) {
 	for _, cp := range [][]string{{"cp"}, {"cp", "-p"}, {"cp", "-p", "--remove-destination"}} {
 		t.Run(cp[len(cp)-1], func(t *testing.T) {
-			r := startRedis(t)
+			r := harness.StartRedis(t)
 			const lease = "--lease=3s"
-			d := startDaemon(t, r.unixURL(), lease)
-			before, holder, other := startGoWorker(t, d), startGoWorker(t, d), startGoWorker(t, d)
+			d := harness.StartDaemon(t, r.UnixURL(), lease)
+			before, holder, other := harness.StartGoWorker(t, d), harness.StartGoWorker(t, d), harness.StartGoWorker(t, d)
 			copyFile := func(from, to string) {
 				t.Helper()
 				if out, err := exec.Command(cp[0], append(cp[1:len(cp):len(cp)], from, to)...).CombinedOutput(); err != nil {
 					t.Fatalf("%v\n%s", err, out)
 				}
 			}
-			state := d.socket + ".state"
-			before.lock("x")
+			state := d.Socket + ".state"
+			before.Lock("x")
 			copyFile(state, state+".backup")
-			before.unlock("x")
-			holder.lock("x")
-			holder.signal(syscall.SIGSTOP) // it believes in its lock until its deadline
-			d.kill9()
+			before.Unlock("x")
+			holder.Lock("x")
+			holder.Signal(syscall.SIGSTOP) // it believes in its lock until its deadline
+			d.Kill()
 			copyFile(state+".backup", state)
-			d.start(lease)
-			d.awaitAnswer()
-			d.awaitRedis("ok")
+			d.Start(lease)
+			d.AwaitSocket()
+			d.AwaitRedis("ok")
 
-			granted := other.try(command{Do: "lock", As: "x", Name: "x", WaitMS: -1})
+			granted := other.Try(harness.Command{Do: "lock", As: "x", Name: "x", WaitMS: -1})
 			if granted.Err != "" {
 				t.Fatalf("the next client got %+v", granted)
 			}
-			holder.signal(syscall.SIGCONT)
-			if lost := holder.try(command{Do: "lost", As: "x"}); lost.Err != "lost" || granted.AtNS < lost.DeadlineNS {
+			holder.Signal(syscall.SIGCONT)
+			if lost := holder.Try(harness.Command{Do: "lost", As: "x"}); lost.Err != "lost" || granted.AtNS < lost.DeadlineNS {
 				t.Errorf("the lock was granted to a second client %d ms before the deadline of the first one, which reports %+v", (lost.DeadlineNS-granted.AtNS)/1e6, lost)
 			}
-			if !d.log.contains("cop") {
+			if !d.Log.Contains("cop") {
 				t.Error("the log does not say that the state file is a copy")
 			}
 		})

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"golang.org/x/sys/unix"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
@@ -18,7 +20,7 @@ import (
 // takes all the room that the rest leaves when it is filled.
 func smallFileSystem(t *testing.T, size int) (dir string, filler *os.File) {
 	t.Helper()
-	dir = shortDir(t)
+	dir = harness.ShortDir(t)
 	if err := unix.Mount("none", dir, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
 		t.Skipf("no tmpfs can be mounted here: %v", err)
 	}
@@ -72,13 +74,14 @@ func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
 		}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			r := startRedis(t)
+			r := harness.StartRedis(t)
 			dir, filler := smallFileSystem(t, 512<<10)
-			d := &daemon{t: t, redisURL: r.unixURL(), socket: filepath.Join(dir, "s.sock")}
-			d.start(longLease)
-			d.awaitAnswer()
-			d.awaitRedis("ok")
-			client := dial(t, d)
+			d := harness.NewDaemon(t, r.UnixURL())
+			d.Socket = filepath.Join(dir, "s.sock")
+			d.Start(harness.LongLease)
+			d.AwaitSocket()
+			d.AwaitRedis("ok")
+			client := harness.Dial(t, d)
 			defer client.Close() // while there is a daemon
 			fillUp(t, filler)
 
@@ -92,14 +95,14 @@ func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
 				locks = append(locks, l)
 				fields[l.Name()] = r.HGetAll(t.Context(), l.Name()).Val()
 			}
-			eventually(t, "the log reports that something is missing", func() bool { return d.log.contains("does not have every lock") })
+			harness.Eventually(t, "the log reports that something is missing", func() bool { return d.Log.Contains("does not have every lock") })
 			locks = c.after(t, filler, locks)
-			eventually(t, "the log reports that everything is stored", func() bool { return d.log.contains("has every lock and client again") })
+			harness.Eventually(t, "the log reports that everything is stored", func() bool { return d.Log.Contains("has every lock and client again") })
 
-			d.kill9()
-			d.start(longLease)
-			d.awaitAnswer()
-			d.awaitRedis("ok")
+			d.Kill()
+			d.Start(harness.LongLease)
+			d.AwaitSocket()
+			d.AwaitRedis("ok")
 			if _, err := client.Lock(t.Context(), "one more"); err != nil { // the session is resumed
 				t.Fatal(err)
 			}

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
@@ -17,7 +19,7 @@ import (
 type vector struct {
 	Name, Kind, Hex, To string
 	Pad                 int
-	Message             message
+	Message             harness.Message
 	Error               struct {
 		Code       string
 		ID         uint64
@@ -70,14 +72,14 @@ func requestVectors(t *testing.T) []vector {
 // daemon, in the state of the connection in which its op is due: a hello first, a claim
 // after a resumption, and everything else after hello.
 func TestDaemonAnswersEveryVectorAsSpecified(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL())
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	vectors := requestVectors(t)
 
 	// One session for each claim: it holds a lock, so that the successor waits for it. The
 	// number of its hold is above those in the vectors, but for the largest.
-	for w := dialWire(t, d); ; {
-		hold := w.ask(message{"op": "acquire", "name": "numbers"})["hold"]
-		w.send(message{"op": "release", "hold": hold})
+	for w := harness.DialRaw(t, d); ; {
+		hold := w.Call(harness.Message{"op": "acquire", "name": "numbers"})["hold"]
+		w.Send(harness.Message{"op": "release", "hold": hold})
 		if n, _ := strconv.Atoi(fmt.Sprint(hold)); n > 4096 {
 			break
 		}
@@ -87,9 +89,9 @@ func TestDaemonAnswersEveryVectorAsSpecified(t *testing.T) {
 		if v.op(t) != "claim" {
 			continue
 		}
-		w := connectWire(t, d)
-		hello := w.ask(message{"op": "hello", "v": protocol.Version, "resumable": true})
-		if a := w.ask(message{"op": "acquire", "name": fmt.Sprint("claim ", i)}); a["err"] != nil {
+		w := harness.ConnectRaw(t, d)
+		hello := w.Call(harness.Message{"op": "hello", "v": protocol.Version, "resumable": true})
+		if a := w.Call(harness.Message{"op": "acquire", "name": fmt.Sprint("claim ", i)}); a["err"] != nil {
 			t.Fatalf("acquire: %v", a)
 		}
 		tickets[v.Name], _ = hello["ticket"].(string)
@@ -97,28 +99,28 @@ func TestDaemonAnswersEveryVectorAsSpecified(t *testing.T) {
 	if len(tickets) < 40 {
 		t.Fatalf("%d vectors are claims", len(tickets))
 	}
-	d.kill9()
-	d.start()
-	d.awaitAnswer()
+	d.Kill()
+	d.Start()
+	d.AwaitSocket()
 
 	for _, v := range vectors {
 		t.Run(v.Name, func(t *testing.T) {
-			w := connectWire(t, d)
+			w := harness.ConnectRaw(t, d)
 			switch v.op(t) {
 			case "hello":
 			case "claim":
-				hello := w.ask(message{"op": "hello", "v": protocol.Version, "resumable": true, "resume": tickets[v.Name]})
+				hello := w.Call(harness.Message{"op": "hello", "v": protocol.Version, "resumable": true, "resume": tickets[v.Name]})
 				if hello["resumed"] != true {
 					t.Fatalf("the session was not resumed: %v", hello)
 				}
 			default:
-				w = dialWire(t, d)
+				w = harness.DialRaw(t, d)
 			}
-			w.write(v.frame(t))
+			w.Write(v.frame(t))
 			if v.Kind == "bad" {
-				w.expectFault(&v)
+				expectFault(t, w, &v)
 			} else {
-				w.expectAnswer(&v)
+				expectAnswer(t, w, &v)
 			}
 		})
 	}
@@ -127,32 +129,31 @@ func TestDaemonAnswersEveryVectorAsSpecified(t *testing.T) {
 
 // TestDaemonTakesNoFirstFrameButHello sends each vector without a hello before it.
 func TestDaemonTakesNoFirstFrameButHello(t *testing.T) {
-	d := startDaemon(t, startRedis(t).unixURL())
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	for _, v := range requestVectors(t) {
 		if v.op(t) == "hello" {
 			continue
 		}
 		t.Run(v.Name, func(t *testing.T) {
-			w := connectWire(t, d)
-			w.write(v.frame(t))
+			w := harness.ConnectRaw(t, d)
+			w.Write(v.frame(t))
 			want := protocol.NoHello
 			if v.Kind == "bad" && v.Error.ID == 0 && !v.Error.Unanswered {
 				want = protocol.BadFrame
 			}
-			w.lastWordsThenEOF(want)
+			w.ExpectErrorThenEOF(want)
 		})
 	}
 }
 
 // expectFault expects what the vector says of a bad frame, and the connection to end if,
 // and only if, that is a connection error or the frame is a hello.
-func (w *wire) expectFault(v *vector) {
-	t := w.t.(*testing.T)
+func expectFault(t *testing.T, w *harness.RawClient, v *vector) {
 	t.Helper()
 	want := v.Error
 	if !want.Unanswered {
-		m, err := w.next()
-		e, _ := m["err"].(message)
+		m, err := w.Next()
+		e, _ := m["err"].(harness.Message)
 		id, hasID := m["id"]
 		if err != nil || e == nil || e["code"] != want.Code || hasID != (want.ID != 0) || hasID && fmt.Sprint(id) != fmt.Sprint(want.ID) {
 			t.Fatalf("answered with %v (%v), want %+v", m, err, want)
@@ -164,23 +165,22 @@ func (w *wire) expectFault(v *vector) {
 	isRequestError := want.ID != 0 || want.Unanswered
 	switch {
 	case !isRequestError || v.op(t) == "hello":
-		w.expectEOF()
+		expectEOF(t, w)
 	case v.op(t) == "claim": // it claimed nothing, and is still due
-		w.expectID(w.ask(message{"op": "claim", "holds": []int{}}))
+		expectID(t, w.Call(harness.Message{"op": "claim", "holds": []int{}}))
 	default:
-		w.expectID(w.ask(message{"op": "ping"}))
+		expectID(t, w.Call(harness.Message{"op": "ping"}))
 	}
 }
 
 // expectAnswer expects the answer to a good request.
-func (w *wire) expectAnswer(v *vector) {
-	t := w.t.(*testing.T)
+func expectAnswer(t *testing.T, w *harness.RawClient, v *vector) {
 	t.Helper()
 	id, answered := v.Message["id"]
-	var a message
+	var a harness.Message
 	for answered {
 		var err error
-		if a, err = w.next(); err != nil {
+		if a, err = w.Next(); err != nil {
 			t.Fatalf("no answer: %v", err)
 		}
 		if a["ev"] == nil { // `lost`, for what a claim names and the session does not have
@@ -190,7 +190,7 @@ func (w *wire) expectAnswer(v *vector) {
 	if answered && fmt.Sprint(a["id"]) != fmt.Sprint(id) {
 		t.Fatalf("answered with %v", a)
 	}
-	e, _ := a["err"].(message)
+	e, _ := a["err"].(harness.Message)
 	code := ""
 	if e != nil {
 		code, _ = e["code"].(string)
@@ -205,33 +205,33 @@ func (w *wire) expectAnswer(v *vector) {
 	}
 	switch {
 	case op == "bye", op == "hello" && want != "":
-		w.expectEOF()
+		expectEOF(t, w)
 	case op == "hello":
 	case op == "acquire": // the next vector may want the same name
-		w.lastID = 1 << 20
-		w.expectID(w.ask(message{"op": "release", "hold": a["hold"]}))
+		w.LastID = 1 << 20
+		expectID(t, w.Call(harness.Message{"op": "release", "hold": a["hold"]}))
 	case op == "claim":
-		w.lastID = 1 << 20
+		w.LastID = 1 << 20
 		if v.Message["more"] == true {
-			w.expectID(w.ask(message{"op": "claim", "holds": []int{}}))
+			expectID(t, w.Call(harness.Message{"op": "claim", "holds": []int{}}))
 		}
-		w.expectID(w.ask(message{"op": "ping"}))
+		expectID(t, w.Call(harness.Message{"op": "ping"}))
 	default:
-		w.lastID = 1 << 20
-		w.expectID(w.ask(message{"op": "ping"}))
+		w.LastID = 1 << 20
+		expectID(t, w.Call(harness.Message{"op": "ping"}))
 	}
 }
 
-func (w *wire) expectID(a message) {
-	w.t.Helper()
+func expectID(t *testing.T, a harness.Message) {
+	t.Helper()
 	if a["err"] != nil || a["id"] == nil {
-		w.t.Fatalf("answered with %v", a)
+		t.Fatalf("answered with %v", a)
 	}
 }
 
-func (w *wire) expectEOF() {
-	w.t.Helper()
-	if m, err := w.next(); err != io.EOF {
-		w.t.Fatalf("got %v (%v), not the end of the connection", m, err)
+func expectEOF(t *testing.T, w *harness.RawClient) {
+	t.Helper()
+	if m, err := w.Next(); err != io.EOF {
+		t.Fatalf("got %v (%v), not the end of the connection", m, err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -29,7 +31,7 @@ func TestOneVersionNumber(t *testing.T) {
 			t.Errorf("%s has the version %q; sdk/go/version.go has %q", file, m, want)
 		}
 	}
-	out, err := exec.Command(program, "version", "--json").Output()
+	out, err := exec.Command(harness.Program(), "version", "--json").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

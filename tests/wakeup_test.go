@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/tests/harness"
+
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
@@ -22,21 +24,21 @@ const (
 // sleepers are holders of a lock each: programs of the Go SDK and `locksidecar run`.
 type sleepers struct {
 	t       *testing.T
-	d       *daemon
-	workers []held
-	runs    []*running
+	d       *harness.Daemon
+	workers []harness.Hold
+	runs    []*harness.RunProcess
 }
 
-func startSleepers(t *testing.T, r *redisServer) *sleepers {
+func startSleepers(t *testing.T, r *harness.Redis) *sleepers {
 	t.Helper()
-	s := &sleepers{t: t, d: startDaemon(t, r.unixURL(), "--lease="+wakeLease.String())}
+	s := &sleepers{t: t, d: harness.StartDaemon(t, r.UnixURL(), "--lease="+wakeLease.String())}
 	for i := range wakeups {
-		w := startGoWorker(t, s.d)
-		s.workers = append(s.workers, held{worker: w, name: fmt.Sprint("worker ", i), token: w.lock(fmt.Sprint("worker ", i)).Token})
-		s.runs = append(s.runs, startRun(t, s.d, fmt.Sprint("run ", i), "echo running; cat"))
+		w := harness.StartGoWorker(t, s.d)
+		s.workers = append(s.workers, harness.Hold{Worker: w, Name: fmt.Sprint("worker ", i), Token: w.Lock(fmt.Sprint("worker ", i)).Token})
+		s.runs = append(s.runs, harness.StartRun(t, s.d, fmt.Sprint("run ", i), "echo running; cat"))
 	}
 	for _, run := range s.runs {
-		run.printed("running")
+		run.AwaitOutput("running")
 	}
 	return s
 }
@@ -44,17 +46,15 @@ func startSleepers(t *testing.T, r *redisServer) *sleepers {
 func (s *sleepers) signal(sig syscall.Signal) {
 	s.t.Helper()
 	for i := range s.workers {
-		s.workers[i].signal(sig)
-		if err := s.runs[i].cmd.Process.Signal(sig); err != nil {
-			s.t.Fatal(err)
-		}
+		s.workers[i].Signal(sig)
+		s.runs[i].Signal(sig)
 	}
 	if sig != syscall.SIGSTOP {
 		return
 	}
 	for _, run := range s.runs {
-		eventually(s.t, "run is stopped", func() bool {
-			stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", run.pid()))
+		harness.Eventually(s.t, "run is stopped", func() bool {
+			stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", run.PID()))
 			_, state, _ := strings.Cut(string(stat), ") ")
 			return strings.HasPrefix(state, "T")
 		})
@@ -66,22 +66,22 @@ func (s *sleepers) sleep() {
 	s.t.Helper()
 	s.signal(syscall.SIGSTOP)
 	stopped := time.Now()
-	eventually(s.t, "the deadlines that the holders have read have passed", func() bool {
+	harness.Eventually(s.t, "the deadlines that the holders have read have passed", func() bool {
 		return time.Since(stopped) > wakeLease
 	})
 }
 
 func TestHoldersStoppedPastTheirDeadlinesKeepLocksThatWereRenewed(t *testing.T) {
-	s := startSleepers(t, startRedis(t))
+	s := startSleepers(t, harness.StartRedis(t))
 	s.sleep()
 	s.signal(syscall.SIGCONT)
 	kept := 0
 	for i, run := range s.runs {
-		s.workers[i].check()
-		s.workers[i].unlock(s.workers[i].name)
-		run.stdin.Close() // ends cat
-		if code := run.wait(); code != 0 || strings.TrimSpace(run.out.String()) != "running" {
-			t.Errorf("run %d: exit code %d, output %q", i, code, run.out.String())
+		s.workers[i].CheckHeld()
+		s.workers[i].Unlock(s.workers[i].Name)
+		run.CloseStdin() // ends cat
+		if code := run.Wait(); code != 0 || strings.TrimSpace(run.Output.String()) != "running" {
+			t.Errorf("run %d: exit code %d, output %q", i, code, run.Output.String())
 			continue
 		}
 		kept++
@@ -90,11 +90,11 @@ func TestHoldersStoppedPastTheirDeadlinesKeepLocksThatWereRenewed(t *testing.T) 
 }
 
 func TestHoldersStoppedWithTheirDaemonLoseTheirLocksOnce(t *testing.T) {
-	r := startRedis(t)
+	r := harness.StartRedis(t)
 	s := startSleepers(t, r)
-	s.d.suspend()
+	s.d.Suspend()
 	s.sleep()
-	eventually(t, "the leases have ended in Redis", func() bool {
+	harness.Eventually(t, "the leases have ended in Redis", func() bool {
 		for i := range wakeups {
 			if r.Exists(t.Context(), fmt.Sprint("worker ", i), fmt.Sprint("run ", i)).Val() > 0 {
 				return false
@@ -106,14 +106,14 @@ func TestHoldersStoppedWithTheirDaemonLoseTheirLocksOnce(t *testing.T) {
 	for i, run := range s.runs {
 		w := &s.workers[i]
 		for range 3 {
-			if a := w.try(command{Do: "check", As: w.name}); a.Err != "lost" || a.Reason != string(protocol.Expired) {
+			if a := w.Try(harness.Command{Do: "check", As: w.Name}); a.Err != "lost" || a.Reason != string(protocol.Expired) {
 				t.Errorf("worker %d is told %+v, not that its lock expired", i, a)
 			}
 		}
-		w.lost(protocol.Expired)
-		if code := run.wait(); code != 79 || !run.out.contains("ending the command") {
-			t.Errorf("run %d: exit code %d, output %q", i, code, run.out.String())
+		w.ExpectLost(protocol.Expired)
+		if code := run.Wait(); code != 79 || !run.Output.Contains("ending the command") {
+			t.Errorf("run %d: exit code %d, output %q", i, code, run.Output.String())
 		}
 	}
-	s.d.cmd.Process.Signal(syscall.SIGCONT)
+	s.d.Signal(syscall.SIGCONT)
 }

@@ -1,4 +1,4 @@
-"""A client process for the tests, in Python: the same commands and answers as in worker_test.go."""
+"""A client process for the tests, in Python: the commands and answers are those of worker.go."""
 
 from __future__ import annotations
 

@@ -1,0 +1,255 @@
+// Package harness starts what the tests look at from outside: the binary that ships, real
+// Redis servers, and real client processes in Go, Python and Java. All packages of tests
+// beside it use it, and the measurements in tests/bench do.
+//
+// Each Daemon stands for one host: it has a socket and a uuid of its own, and shares
+// nothing with other daemons but Redis.
+//
+// Everything that is started ends with the test that has started it.
+package harness
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// Config is what a package of tests needs apart from the defaults. The zero value is valid.
+type Config struct {
+	// Roles are functions that the test binary runs instead of its tests when it is started
+	// by RoleCommand. Each returns an exit code.
+	Roles map[string]func() int
+
+	// Program is the locksidecar to test. "": it is built from this tree.
+	Program string
+}
+
+// roleVar is an environment variable with the role of a test binary. "": it runs tests.
+const roleVar = "LOCKSIDECAR_TEST_ROLE"
+
+var (
+	root    string // of the repository
+	program string // the locksidecar that all tests run
+)
+
+// Root returns the path of the repository.
+func Root() string { return root }
+
+// Program returns the path of the locksidecar that is tested. Every user can execute it.
+func Program() string { return program }
+
+// Main runs the tests of a package and exits. TestMain calls it.
+func Main(m *testing.M, c Config) {
+	if role := os.Getenv(roleVar); role != "" {
+		os.Exit(runRole(role, c.Roles))
+	}
+	// The race detector delays the exit of each process by a second otherwise.
+	os.Setenv("GORACE", "atexit_sleep_ms=0")
+	os.Exit(runTests(m, c))
+}
+
+func runRole(role string, roles map[string]func() int) int {
+	switch run := roles[role]; {
+	case run != nil:
+		return run()
+	case role == workerRole:
+		return runWorker()
+	case role == attackRole:
+		return runAttack()
+	}
+	fmt.Fprintf(os.Stderr, "no role %q\n", role)
+	return 2
+}
+
+func runTests(m *testing.M, c Config) int {
+	dir, err := os.MkdirTemp("", "lsc-bin")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if root, err = findRoot(); err == nil {
+		if program = c.Program; program == "" {
+			program, err = build(dir)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := m.Run()
+	endRedissonProcess()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
+}
+
+// findRoot returns the first directory, from the working directory upwards, that contains
+// the go.mod of locksidecar.
+func findRoot() (string, error) {
+	wd, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir := wd; ; dir = filepath.Dir(dir) {
+		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil && bytes.HasPrefix(text, []byte("module github.com/locksidecar/locksidecar\n")) {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("%s is not in the repository of locksidecar", wd)
+		}
+	}
+}
+
+// build builds locksidecar from this tree and returns the path of a hard link to it in dir.
+//
+// go test runs several packages at a time, each in its own process. They share one binary
+// in bin/test. A file lock serialises the builds: the first process links the binary, and
+// for the others the Go command finds it up to date. With a link of its own, a process
+// keeps the binary that it began with if another process rebuilds it from changed source.
+func build(dir string) (string, error) {
+	name := "locksidecar"
+	args := []string{"build"}
+	if RaceEnabled {
+		// The daemon reports its races to its log, which the harness checks.
+		name += "-race"
+		args = append(args, "-race")
+	}
+	shared := filepath.Join(root, "bin", "test", name)
+	if err := os.MkdirAll(filepath.Dir(shared), 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(shared+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	for {
+		if err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != syscall.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("locking %s: %w", lock.Name(), err)
+	}
+	cmd := exec.Command("go", append(args, "-o", shared, "./cmd/locksidecar")...)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the binary: %w\n%s", err, out)
+	}
+	// Some tests start the binary as another user.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return "", err
+	}
+	own := filepath.Join(dir, "locksidecar")
+	if err := os.Link(shared, own); errors.Is(err, syscall.EXDEV) {
+		return own, copyFile(shared, own)
+	} else if err != nil {
+		return "", err
+	}
+	return own, nil
+}
+
+// copyFile copies an executable file.
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+// RoleCommand returns a command that starts this test binary again to run a role of
+// Config.Roles. Its environment names the socket of d.
+func RoleCommand(t testing.TB, d *Daemon, role string) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), roleVar+"="+role, "LOCKSIDECAR_SOCKET="+d.Socket)
+	return cmd
+}
+
+// Patience is how long a test waits for something that must happen. It does not measure
+// speed: it is long because the machine may be busy with other work.
+const Patience = 30 * time.Second
+
+// Eventually waits until cond is true. The test fails if that takes longer than Patience.
+func Eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	for end := time.Now().Add(Patience); ; {
+		if cond() {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", Patience, what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// ShortDir makes a directory whose path is short enough for a socket in it. The path of
+// t.TempDir may be too long: sun_path has 108 bytes.
+func ShortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "lsc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// Output collects what a process writes. A test can read it while the process runs.
+type Output struct {
+	mu  sync.Mutex // guards buf
+	buf bytes.Buffer
+}
+
+func (o *Output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *Output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// Contains reports whether the process has written s.
+func (o *Output) Contains(s string) bool { return strings.Contains(o.String(), s) }
+
+// Tail returns the last n lines of s.
+func Tail(s string, n int) string {
+	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	if len(lines) > n {
+		lines = lines[len(lines)-n:]
+	}
+	return strings.Join(lines, "\n")
+}

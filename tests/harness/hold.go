@@ -1,0 +1,74 @@
+package harness
+
+import (
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// A Hold is a lock that a worker holds. The worker's handle has the name of the lock.
+type Hold struct {
+	*Worker
+	Name  string
+	Token uint64
+
+	fields map[string]string // of the key in Redis, when the lock was granted
+}
+
+// LockEach has each worker acquire a lock of its own.
+func LockEach(r *Redis, workers []*Worker, prefix string) []Hold {
+	var holds []Hold
+	for i, w := range workers {
+		name := fmt.Sprint(prefix, " ", i)
+		token := w.Lock(name).Token
+		holds = append(holds, Hold{w, name, token, r.Fields(name)})
+	}
+	return holds
+}
+
+// CheckHeld checks that the worker's SDK reports the lock as held.
+func (h *Hold) CheckHeld() {
+	h.t.Helper()
+	if a := h.Try(Command{Do: "check", As: h.Name}); a.Err != "" {
+		h.t.Errorf("%s: the SDK of the holder reports %+v", h.Name, a)
+	}
+}
+
+// ExpectLost waits until the worker's SDK reports the lock as lost, and checks the reason.
+func (h *Hold) ExpectLost(reason protocol.Reason) Answer {
+	h.t.Helper()
+	a := h.Try(Command{Do: "lost", As: h.Name})
+	if a.Err != "lost" || a.Reason != string(reason) {
+		h.t.Errorf("%s: the SDK of the holder reports %+v, not that the lock was lost: %s", h.Name, a, reason)
+	}
+	if a := h.Try(Command{Do: "unlock", As: h.Name}); a.Err == "" {
+		h.t.Errorf("%s: a lock that was lost could be released", h.Name)
+	}
+	return a
+}
+
+// AwaitInRedis waits until the key in Redis is as it was when the lock was granted.
+func (h *Hold) AwaitInRedis(r *Redis) {
+	h.t.Helper()
+	Eventually(h.t, h.Name+" is in Redis as before", func() bool { return maps.Equal(r.Fields(h.Name), h.fields) })
+}
+
+// PassTo releases the lock and checks that next, which waits for it, is granted it after
+// that, with a larger token.
+func (h *Hold) PassTo(next *Worker, granted <-chan Answer) {
+	h.t.Helper()
+	h.CheckHeld()
+	released := protocol.Now()
+	h.Unlock(h.Name)
+	a := next.Await(granted)
+	switch {
+	case a.Err != "":
+		h.t.Fatalf("%s: the waiter got %+v", h.Name, a)
+	case a.AtNS < released:
+		h.t.Errorf("%s: granted %v before its release", h.Name, time.Duration(released-a.AtNS))
+	case a.Token <= h.Token:
+		h.t.Errorf("%s: token %d after %d", h.Name, a.Token, h.Token)
+	}
+}

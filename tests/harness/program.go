@@ -1,0 +1,49 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Result is what a command of locksidecar left when it had ended.
+type Result struct {
+	Code           int
+	Stdout, Stderr string
+}
+
+// Run runs a command of locksidecar as a client of the daemon and waits until it has ended.
+func (d *Daemon) Run(args ...string) Result {
+	d.t.Helper()
+	return RunProgram(d.t, []string{"LOCKSIDECAR_SOCKET=" + d.Socket}, args...)
+}
+
+// RunProgram runs a command of locksidecar with variables added to the environment, and
+// waits until it has ended.
+func RunProgram(t testing.TB, env []string, args ...string) Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = append(PlainEnv(), env...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		t.Fatalf("locksidecar %s did not end within %v\n%s%s", strings.Join(args, " "), Patience, stdout.Bytes(), stderr.Bytes())
+	}
+	if cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return Result{Code: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}
+}
+
+// PlainEnv returns the environment without settings of locksidecar that a developer may
+// have made.
+func PlainEnv() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "LOCKSIDECAR_") })
+}
