@@ -1,4 +1,6 @@
-package tests
+// Package repository checks the repository itself: what packages import, what documents
+// name, and which version they have.
+package repository
 
 import (
 	"bytes"
@@ -146,7 +148,7 @@ func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
 	for _, dir := range []string{"wheel", "sidecar/locktable", "internal/sim", "internal/sim/redis"} {
-		files, err := filepath.Glob(filepath.Join("..", dir, "*.go"))
+		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)
 		}
@@ -183,7 +185,7 @@ func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 func dependencies(t *testing.T) map[string][]string {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-json=ImportPath,Deps", "./...")
-	cmd.Dir = ".."
+	cmd.Dir = root
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
