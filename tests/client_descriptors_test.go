@@ -9,12 +9,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // limitFiles changes how many files a process may have open, and returns how many it

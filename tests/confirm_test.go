@@ -8,10 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // findsFree reports whether a client of another host gets the lock at its first try. If so,

@@ -7,12 +7,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // A daemon that is killed, or stopped in order, and started again is still the same

@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // A thousand locks held by fifty processes cost Redis two connections and the

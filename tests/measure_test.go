@@ -17,10 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // The numbers that the documentation quotes:

@@ -7,10 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // Redisson itself, not its layout: the jar that programs use, in a process of its own

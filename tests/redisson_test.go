@@ -6,11 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/redis/go-redis/v9"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // A lock stands in Redis as Redisson writes an RLock, so that Redisson's

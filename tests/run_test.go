@@ -10,9 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // `locksidecar run` and `locksidecar ls`, as a shell would use them.

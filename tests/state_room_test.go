@@ -9,11 +9,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"golang.org/x/sys/unix"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // smallFileSystem mounts a file system of so many bytes, and returns it with a file that

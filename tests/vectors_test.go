@@ -10,9 +10,8 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // A vector is one entry of protocol/testdata/vectors.json; SPEC.md §10 describes it.

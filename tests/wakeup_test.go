@@ -8,9 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // Clients that are stopped past the deadline which they have read, SPEC.md §5.2: they read

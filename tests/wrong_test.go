@@ -14,10 +14,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
 // What users get wrong, and what they see then.
@@ -45,20 +44,6 @@ func TestRedisIsDown(t *testing.T) {
 	port := harness.FreePort(t)
 	unavailableBecause(t, fmt.Sprintf("redis://127.0.0.1:%d", port), "refuses connections", fmt.Sprint(port))
 	unavailableBecause(t, "unix:///nowhere/redis.sock", "no redis socket", "/nowhere/redis.sock")
-}
-
-// A daemon that started without Redis serves as soon as it is there.
-func TestRedisComesLater(t *testing.T) {
-	r := harness.StartRedis(t)
-	r.Stop()
-	d := harness.LaunchDaemon(t, r.TCPURL())
-	w := harness.StartGoWorker(t, d)
-	granted := w.Send(harness.Command{Do: "lock", As: "x", Name: "x", WaitMS: -1})
-	harness.Eventually(t, "the waiter waits", func() bool { return harness.Waiters(t, d, "x") == 1 })
-	r.Start()
-	if a := w.Await(granted); a.Err != "" {
-		t.Errorf("the waiter is told %+v", a)
-	}
 }
 
 func TestWrongPassword(t *testing.T) {
@@ -118,23 +103,6 @@ func TestRedisIsAReadOnlyReplica(t *testing.T) {
 	master := harness.StartRedis(t)
 	replica := harness.StartRedis(t, "--replicaof", fmt.Sprintf("127.0.0.1 %d", master.Port))
 	unavailableBecause(t, replica.UnixURL(), "read-only replica", fmt.Sprint(master.Port))
-}
-
-// A Redis that becomes a replica while it is used is noticed too.
-func TestRedisBecomesAReplica(t *testing.T) {
-	master, r := harness.StartRedis(t), harness.StartRedis(t)
-	d := harness.StartDaemon(t, r.UnixURL())
-	ctx := t.Context()
-	if err := r.Do(ctx, "REPLICAOF", "127.0.0.1", master.Port).Err(); err != nil {
-		t.Fatal(err)
-	}
-	_, err := harness.Dial(t, d).TryLock(ctx, "x")
-	harness.CheckError(t, err, locksidecar.ErrUnavailable, "replica")
-	if err := r.Do(ctx, "REPLICAOF", "NO", "ONE").Err(); err != nil {
-		t.Fatal(err)
-	}
-	w := harness.StartGoWorker(t, d)
-	w.Lock("x")
 }
 
 // An old Redis is played by a server that says so: none can be installed.

@@ -1,4 +1,4 @@
-package tests
+package redisfaults
 
 import (
 	"strings"
@@ -8,9 +8,9 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// Redis is full and evicts nothing. What is held stays held: it is renewed,
-// entered again, passed on to local waiters and released. What is free cannot be
-// taken, and whoever wants it is told why, until there is memory again.
+// Redis is full and evicts nothing. Holds stay: they are renewed, handed over to local
+// waiters and released. Requests for free locks are refused with the reason until there is
+// memory again.
 func TestFullRedis(t *testing.T) {
 	r := harness.StartRedis(t, "--maxmemory-policy", "noeviction")
 	here, there := harness.StartDaemon(t, r.UnixURL(), "--lease=4s"), harness.StartDaemon(t, r.UnixURL())
@@ -19,12 +19,12 @@ func TestFullRedis(t *testing.T) {
 	other := harness.StartGoWorker(t, there)
 
 	fill(t, r)
-	nothingNew(t, here, workers, "out of memory", "raise maxmemory", "OOM")
-	nothingNew(t, there, []*harness.Worker{other}, "out of memory", "raise maxmemory", "OOM")
+	checkUnavailable(t, here, workers, "out of memory", "raise maxmemory", "OOM")
+	checkUnavailable(t, there, []*harness.Worker{other}, "out of memory", "raise maxmemory", "OOM")
 	free := other.Send(harness.Command{Do: "lock", As: "free", Name: "free", WaitMS: -1})
 
-	// Longer than a lease, with somebody who waits on the same host, and then with
-	// a holder and an entry that Redis learns of only now.
+	// For longer than a lease: first while local clients wait, then with holders to which the
+	// locks were handed over, so that Redis has to store other fields.
 	var names []string
 	var granted []<-chan harness.Answer
 	next := func(i int) *harness.Worker { return workers[(i+1)%len(workers)] }
@@ -32,11 +32,11 @@ func TestFullRedis(t *testing.T) {
 		names = append(names, h.Name)
 		granted = append(granted, next(i).Enqueue(here, h.Name))
 	}
-	renewed(t, r, names)
+	awaitRenewals(t, r, names)
 	for i, h := range holds {
 		h.PassTo(next(i), granted[i])
 	}
-	renewed(t, r, names)
+	awaitRenewals(t, r, names)
 	for i, h := range holds {
 		passed := harness.Hold{Worker: next(i), Name: h.Name}
 		passed.CheckHeld()
@@ -48,13 +48,13 @@ func TestFullRedis(t *testing.T) {
 	}
 	select {
 	case a := <-free:
-		t.Errorf("a lock was taken in a full Redis: %+v", a)
+		t.Errorf("a lock was granted by a full Redis: %+v", a)
 	default:
 	}
 
 	r.MustDo("DEL", "filler")
 	if a := other.Await(free); a.Err != "" {
-		t.Errorf("with memory again the waiter is told %+v", a)
+		t.Errorf("with memory again, the waiter got %+v", a)
 	}
 	for _, h := range holds {
 		if a := h.Lock(h.Name); a.Token <= h.Token {
@@ -63,7 +63,7 @@ func TestFullRedis(t *testing.T) {
 	}
 }
 
-// fill fills r with a key that can be deleted.
+// fill fills r with the key "filler", which can be deleted.
 func fill(t *testing.T, r *harness.Redis) {
 	t.Helper()
 	megabyte := strings.Repeat("x", 1<<20)
@@ -73,8 +73,8 @@ func fill(t *testing.T, r *harness.Redis) {
 	r.MustDo("CONFIG", "SET", "maxmemory", "10mb")
 }
 
-// renewed waits until each lock was renewed more often than once in a lease.
-func renewed(t *testing.T, r *harness.Redis, names []string) {
+// awaitRenewals waits until each lock was renewed more often than in one lease.
+func awaitRenewals(t *testing.T, r *harness.Redis, names []string) {
 	t.Helper()
 	rose, last := map[string]int{}, map[string]time.Duration{}
 	harness.Eventually(t, "every lock is renewed", func() bool {
@@ -82,10 +82,10 @@ func renewed(t *testing.T, r *harness.Redis, names []string) {
 		for _, name := range names {
 			ttl := r.PTTL(t.Context(), name).Val()
 			if ttl <= 0 {
-				t.Fatalf("%s is gone from Redis", name)
+				t.Fatalf("%s is not in Redis any more", name)
 			}
 			if ttl > last[name] {
-				rose[name]++ // at the first sight, too
+				rose[name]++ // the first value counts, too
 			}
 			last[name] = ttl
 			done = done && rose[name] > 4

@@ -1,4 +1,4 @@
-package tests
+package redisfaults
 
 import (
 	"testing"
@@ -7,10 +7,9 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// Two hosts work on one counter as fast as they can while something happens to
-// Redis or to their connections again and again. Nobody notices but by waiting:
-// no addition is lost, no token falls, no call fails.
-func TestLoadGoesOnThroughFaults(t *testing.T) {
+// Clients of two hosts increment one counter as fast as they can, while faults are injected
+// into Redis and into the connections. No increment is lost, tokens grow, and no call fails.
+func TestNoIncrementIsLostInFaultsUnderLoad(t *testing.T) {
 	for _, f := range []struct {
 		what   string
 		times  int
@@ -19,7 +18,7 @@ func TestLoadGoesOnThroughFaults(t *testing.T) {
 		{"Redis kills all connections", 5, func(t *testing.T, r *harness.Redis, _ []*harness.Proxy, _ int) int {
 			clients := r.LockConnections()
 			for _, c := range clients {
-				r.Do(t.Context(), "CLIENT", "KILL", "ID", c.ID) // it may be gone by itself
+				r.Do(t.Context(), "CLIENT", "KILL", "ID", c.ID) // an error: it has been closed meanwhile
 			}
 			return len(clients)
 		}},
@@ -30,11 +29,11 @@ func TestLoadGoesOnThroughFaults(t *testing.T) {
 			return n
 		}},
 		{"connections become half-open", 4, func(_ *testing.T, _ *harness.Redis, ways []*harness.Proxy, i int) int {
-			// What was sent may have been done, or not.
+			// Redis has executed what was sent before, or not.
 			lost := [][]harness.Direction{{harness.FromRedis}, {harness.ToRedis, harness.FromRedis}}[i/2%2]
 			return ways[i%2].Blackhole([]harness.ConnectionKind{harness.Commands, harness.Subscription}, lost...)
 		}},
-		{"the way is long and short by turns", 6, func(_ *testing.T, _ *harness.Redis, ways []*harness.Proxy, i int) int {
+		{"the delay is long and short by turns", 6, func(_ *testing.T, _ *harness.Redis, ways []*harness.Proxy, i int) int {
 			ways[i%2].SetDelay([]time.Duration{5 * time.Millisecond, 0}[i/2%2])
 			return 1
 		}},
@@ -58,8 +57,8 @@ func TestLoadGoesOnThroughFaults(t *testing.T) {
 			done := len(fleet) * rounds
 			hits := 0
 			for progress := 0; hits < f.times; {
-				// Some work between two faults, so that they hit all that is going on.
-				harness.Eventually(t, "the fleet works on", func() bool {
+				// Some increments between two faults, so that faults hit different states.
+				harness.Eventually(t, "the counter grows", func() bool {
 					n, _ := r.Get(t.Context(), "counter").Int()
 					if n < progress+40 && n < done {
 						return false
@@ -87,16 +86,16 @@ func TestLoadGoesOnThroughFaults(t *testing.T) {
 	}
 }
 
-// A connection becomes half-open, as when a host on the way vanishes: nobody is
-// told. The daemon finds out by itself, for each of its two connections, before
-// a lease ends; what was asked on it is asked again and done once.
+// A connection becomes half-open, as when a host on the route fails: neither end is
+// notified. The daemon detects that before a lease ends, and sends again what was in flight.
+// The effect is that of one execution.
 func TestHalfOpenConnections(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		ways []harness.Direction
 	}{
-		{"the question is lost", []harness.Direction{harness.ToRedis, harness.FromRedis}},
-		{"the answer is lost", []harness.Direction{harness.FromRedis}},
+		{"requests and replies are lost", []harness.Direction{harness.ToRedis, harness.FromRedis}},
+		{"replies are lost", []harness.Direction{harness.FromRedis}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			r := harness.StartRedis(t)
@@ -110,13 +109,13 @@ func TestHalfOpenConnections(t *testing.T) {
 			if n := way.Blackhole([]harness.ConnectionKind{harness.Commands}, c.ways...); n != 1 {
 				t.Fatalf("%d command connections", n)
 			}
-			// A take and a drop on it, in this order.
+			// A take and a drop are sent on it, in this order.
 			taken := w.Send(harness.Command{Do: "lock", As: "taken", Name: "taken", WaitMS: -1})
-			harness.Eventually(t, "it is asked for", func() bool { return harness.Waiters(t, here, "taken") == 1 })
+			harness.Eventually(t, "the request is queued", func() bool { return harness.Waiters(t, here, "taken") == 1 })
 			w.Unlock(released.Name)
 			a := w.Await(taken)
 			if a.Err != "" {
-				t.Fatalf("a lock is told %+v", a)
+				t.Fatalf("the request is answered %+v", a)
 			}
 			if b := other.Lock(released.Name); b.Token <= released.Token {
 				t.Errorf("token %d after %d", b.Token, released.Token)
@@ -134,19 +133,18 @@ func TestHalfOpenConnections(t *testing.T) {
 	}
 }
 
-// The message that a lock is free is lost, because the subscription is half-open
-// or was cut at that moment: the waiter finds out by itself, and is told of
-// later releases again.
-func TestLostWakeUpIsFound(t *testing.T) {
+// The message of a release is lost, because the subscription is half-open or was reset at
+// that moment. The waiter is granted the lock all the same, and the daemon subscribes again.
+func TestWaiterFindsFreeLockAfterALostMessage(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		lose func(way *harness.Proxy)
-		mend func(way *harness.Proxy)
+		heal func(way *harness.Proxy)
 	}{
 		{"half-open", func(way *harness.Proxy) {
 			way.Blackhole([]harness.ConnectionKind{harness.Subscription}, harness.ToRedis, harness.FromRedis)
 		}, func(*harness.Proxy) {}},
-		{"cut", func(way *harness.Proxy) { way.Refuse(); way.Reset() }, (*harness.Proxy).Admit},
+		{"reset", func(way *harness.Proxy) { way.Refuse(); way.Reset() }, (*harness.Proxy).Admit},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			r := harness.StartRedis(t)
@@ -157,22 +155,22 @@ func TestLostWakeUpIsFound(t *testing.T) {
 			var granted []<-chan harness.Answer
 			for i, h := range holds {
 				granted = append(granted, waiters[i].Enqueue(there, h.Name))
-				harness.Eventually(t, "the daemon listens", func() bool { return r.Subscribers(h.Name) == 1 })
+				harness.Eventually(t, "the daemon has subscribed", func() bool { return r.Subscribers(h.Name) == 1 })
 			}
 			c.lose(way)
 			for _, h := range holds {
 				h.Unlock(h.Name)
-				harness.Eventually(t, "it is free in Redis", func() bool { return len(r.Fields(h.Name)) == 0 })
+				harness.Eventually(t, "the lock is free in Redis", func() bool { return len(r.Fields(h.Name)) == 0 })
 			}
-			c.mend(way)
+			c.heal(way)
 			for i, h := range holds {
 				a := waiters[i].Await(granted[i])
 				if a.Err != "" || a.Token <= h.Token {
-					t.Errorf("%s: the waiter is told %+v; the token before was %d", h.Name, a, h.Token)
+					t.Errorf("%s: the waiter got %+v; the token before was %d", h.Name, a, h.Token)
 				}
 			}
-			// Of the next release the daemon is told.
-			harness.Eventually(t, "the daemon listens again", func() bool { return there.Log.Contains("releases are heard again") })
+			// The next release wakes the waiter.
+			harness.Eventually(t, "the daemon has subscribed again", func() bool { return there.Log.Contains("releases are heard again") })
 			waiters[0].Unlock(holds[0].Name)
 			again := harness.LockEach(r, []*harness.Worker{holder}, c.what)[0]
 			again.PassTo(waiters[0], waiters[0].Enqueue(there, again.Name))

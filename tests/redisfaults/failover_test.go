@@ -1,16 +1,16 @@
-package tests
+package redisfaults
 
 import (
 	"maps"
 	"strings"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/tests/harness"
-
 	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// replication is a master with a replica, and the way between them.
+// replication is a master with a replica, and the proxy between them.
 type replication struct {
 	master, replica *harness.Redis
 	way             *harness.Proxy
@@ -22,13 +22,13 @@ func startReplication(t *testing.T) replication {
 	way := harness.StartProxy(t, master)
 	replica := harness.StartRedis(t)
 	replica.MustDo("REPLICAOF", "127.0.0.1", way.Port())
-	harness.Eventually(t, "the replica is in step", func() bool {
+	harness.Eventually(t, "the replica is in sync", func() bool {
 		return strings.Contains(replica.Info(t.Context(), "replication").Val(), "master_link_status:up")
 	})
 	return replication{master, replica, way}
 }
 
-// lag cuts the replica off from what comes; neither side learns of it.
+// lag makes the connection between master and replica half-open: neither of them notices.
 func (s replication) lag() {
 	s.way.Blackhole([]harness.ConnectionKind{harness.Commands}, harness.ToRedis, harness.FromRedis)
 }
@@ -36,22 +36,21 @@ func (s replication) lag() {
 // promote makes the replica a master.
 func (s replication) promote() { s.replica.MustDo("REPLICAOF", "NO", "ONE") }
 
-// Replication is asynchronous: a lock that was granted a moment ago is not in a
-// replica that lags. When that becomes the master, holders keep the lock if their
-// host is the first to come over, and else two may believe in it. Tokens grow in
-// any case.
+// Replication is asynchronous: a replica that lags does not have the latest locks. When it
+// becomes the master, the holders keep these locks if their daemon connects to it first.
+// Otherwise the locks may have two holders. Tokens grow in any case.
 func TestFailoverToAReplicaThatLags(t *testing.T) {
-	// The locks "late" were taken when the replica had been cut off.
+	// The locks "late" are acquired when the replica receives nothing any more.
 	start := func(t *testing.T, lease string) (s replication, toHere, toThere *harness.Proxy, here *harness.Daemon, late []harness.Hold, next *harness.Worker, granted []<-chan harness.Answer) {
 		s = startReplication(t)
 		toHere, toThere = harness.StartProxy(t, s.master), harness.StartProxy(t, s.master)
 		here = harness.StartDaemon(t, toHere.URL(), "--lease="+lease)
 		there := harness.StartDaemon(t, toThere.URL(), "--lease=1m")
 		workers := harness.StartWorkerPerSDK(t, here)
-		// Its counters know less than the master's, or nothing.
+		// The replica has an old value of the first token counter, and no other counter.
 		workers[0].Lock("late 0")
 		workers[0].Unlock("late 0")
-		harness.Eventually(t, "the replica has heard of all that", func() bool {
+		harness.Eventually(t, "the replica has received that", func() bool {
 			n, _ := s.replica.Exists(t.Context(), "redisson_lock_token:{late 0}").Result()
 			return n == 1 && len(s.replica.Fields("late 0")) == 0
 		})
@@ -71,7 +70,7 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 		return
 	}
 
-	t.Run("the holders' host is first", func(t *testing.T) {
+	t.Run("the daemon of the holders is first", func(t *testing.T) {
 		s, toHere, toThere, _, late, next, granted := start(t, "1m")
 		s.master.Kill()
 		s.promote()
@@ -81,13 +80,13 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 		}
 		toThere.ForwardTo(s.replica)
 		for i, h := range late {
-			harness.Eventually(t, "the other host waits for it again", func() bool { return s.replica.Subscribers(h.Name) == 1 })
+			harness.Eventually(t, "the other daemon waits for the lock again", func() bool { return s.replica.Subscribers(h.Name) == 1 })
 			h.PassTo(next, granted[i])
 		}
 	})
 
-	// What does not hold: exclusion, until the holders' deadlines.
-	t.Run("the holders' host does not come over", func(t *testing.T) {
+	// Not guaranteed: exclusion, until the deadlines of the holders.
+	t.Run("the daemon of the holders stays disconnected", func(t *testing.T) {
 		s, toHere, toThere, _, late, next, granted := start(t, "3s")
 		s.master.Kill()
 		s.promote()
@@ -96,13 +95,13 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 		for i, h := range late {
 			a := next.Await(granted[i])
 			if a.Err != "" || a.Token <= h.Token {
-				t.Fatalf("%s: the other host is told %+v; the token before was %d", h.Name, a, h.Token)
+				t.Fatalf("%s: the other host got %+v; the token before was %d", h.Name, a, h.Token)
 			}
 			last = append(last, a.Token)
 		}
 		for _, h := range late {
 			if lost := h.ExpectLost(protocol.Expired); lost.AtNS < lost.DeadlineNS {
-				t.Errorf("%s: told %+v before its deadline", h.Name, lost)
+				t.Errorf("%s: lost before its deadline: %+v", h.Name, lost)
 			}
 		}
 		toHere.ForwardTo(s.replica)
@@ -114,16 +113,16 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 		}
 	})
 
-	// What does not hold: exclusion, for as long as there are two masters. Only who
-	// checks the token finds out.
-	t.Run("the old master goes on for the holders' host", func(t *testing.T) {
+	// Not guaranteed: exclusion, for as long as there are two masters. Only a resource that
+	// compares tokens notices.
+	t.Run("the daemon of the holders stays at the old master", func(t *testing.T) {
 		s, toHere, toThere, here, late, next, granted := start(t, "1m")
 		s.promote()
 		toThere.ForwardTo(s.replica)
 		for i, h := range late {
 			a := next.Await(granted[i])
 			if a.Err != "" || a.Token <= h.Token {
-				t.Fatalf("%s: the other host is told %+v; the token before was %d", h.Name, a, h.Token)
+				t.Fatalf("%s: the other host got %+v; the token before was %d", h.Name, a, h.Token)
 			}
 			h.CheckHeld()
 		}
@@ -132,16 +131,15 @@ func TestFailoverToAReplicaThatLags(t *testing.T) {
 			theirs := s.replica.Fields(h.Name)
 			h.ExpectLost(protocol.Stolen)
 			if a := next.Try(harness.Command{Do: "check", As: h.Name}); a.Err != "" || !maps.Equal(s.replica.Fields(h.Name), theirs) {
-				t.Errorf("%s: the loss of the one is a loss of the other: %+v", h.Name, a)
+				t.Errorf("%s: the loss ended the hold of the new holder, too: %+v", h.Name, a)
 			}
 		}
 		here.AwaitRedis("ok")
 	})
 }
 
-// The master becomes a replica of its replica under the daemons, as in a planned
-// failover, and they are led to the new master later: what is held stays held,
-// and the old master is not asked any more.
+// Master and replica exchange their roles while daemons are connected, as in a planned
+// failover, and the daemons are redirected to the new master later. Holds stay.
 func TestPlannedFailover(t *testing.T) {
 	s := startReplication(t)
 	toHere, toThere := harness.StartProxy(t, s.master), harness.StartProxy(t, s.master)
@@ -157,11 +155,11 @@ func TestPlannedFailover(t *testing.T) {
 	s.promote()
 	s.master.MustDo("REPLICAOF", "127.0.0.1", s.replica.Port)
 	for _, w := range []*harness.Worker{holds[0].Worker, next} {
-		// The new role may still let nobody in; the sentence is about the role.
-		harness.Eventually(t, "the daemons find that it is read-only", func() bool {
+		// While the server changes its role, it may refuse connections for another reason.
+		harness.Eventually(t, "the daemon reports that Redis is read-only", func() bool {
 			a := w.Try(harness.Command{Do: "lock", As: "new", Name: "new", WaitMS: 0})
 			if a.Err != "unavailable" {
-				t.Fatalf("a try on a replica is told %+v", a)
+				t.Fatalf("on a replica, a request that does not wait is answered %+v", a)
 			}
 			return strings.Contains(a.Msg, "read-only replica")
 		})
@@ -176,7 +174,24 @@ func TestPlannedFailover(t *testing.T) {
 	there.AwaitRedis("ok")
 	for i, h := range holds {
 		h.AwaitInRedis(s.replica)
-		harness.Eventually(t, "the other host waits for it again", func() bool { return s.replica.Subscribers(h.Name) == 1 })
+		harness.Eventually(t, "the other daemon waits for the lock again", func() bool { return s.replica.Subscribers(h.Name) == 1 })
 		h.PassTo(next, granted[i])
 	}
+}
+
+// A daemon notices that its Redis has become a replica, and that it is a master again.
+func TestRedisBecomesAReplica(t *testing.T) {
+	master, r := harness.StartRedis(t), harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
+	ctx := t.Context()
+	if err := r.Do(ctx, "REPLICAOF", "127.0.0.1", master.Port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := harness.Dial(t, d).TryLock(ctx, "x")
+	harness.CheckError(t, err, locksidecar.ErrUnavailable, "replica")
+	if err := r.Do(ctx, "REPLICAOF", "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	w := harness.StartGoWorker(t, d)
+	w.Lock("x")
 }
