@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -499,74 +498,6 @@ func stateSize(t testing.TB, d *harness.Daemon) int64 {
 }
 
 // ---- garbage and half a hello -----------------------------------------------------
-
-// Who breaks the protocol thousands of times fills nobody's disk: of each kind of
-// error the log has the first few in a while, and the number of the others.
-func TestGarbageDoesNotFillTheLog(t *testing.T) {
-	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
-	const each = 1_000
-	for range each {
-		rude := harness.ConnectRaw(t, d)
-		rude.Send(harness.Message{"op": "ping", "id": 1})
-		rude.ExpectErrorThenEOF(protocol.NoHello)
-		rude.Conn.Close()
-		broken := harness.DialRaw(t, d)
-		broken.Write([]byte{0, 0, 0, 1, 0xc1})
-		broken.ExpectErrorThenEOF(protocol.BadFrame)
-		broken.Conn.Close()
-	}
-	d.Terminate() // says what is left to say
-	log := d.Log.String()
-	for _, code := range []protocol.Code{protocol.NoHello, protocol.BadFrame} {
-		written, summed := 0, 0
-		for line := range strings.Lines(log) {
-			if strings.Contains(line, "code="+string(code)) {
-				written++
-			}
-			if m := regexp.MustCompile(`about=` + string(code) + ` .*lines=(\d+)`).FindStringSubmatch(line); m != nil {
-				n, _ := strconv.Atoi(m[1])
-				summed += n
-			}
-		}
-		t.Logf("%s: %d lines for %d connections, and %d in sums", code, written, each, summed)
-		if written == 0 || written > each/10 || written+summed != each {
-			t.Errorf("%s: %d lines for %d connections, and %d in sums", code, written, each, summed)
-		}
-	}
-}
-
-// The same of locks that end: a client can have thousands of them in a second.
-func TestLocksThatEndDoNotFillTheLog(t *testing.T) {
-	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
-	const locks = 1_000
-	w := harness.DialRaw(t, d)
-	for i := range locks {
-		w.Send(harness.Message{"op": "acquire", "id": i + 10, "name": fmt.Sprint("short:", i), "max_hold_ms": 1})
-	}
-	for ended := 0; ended < locks; {
-		m, err := w.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m["ev"] == "lost" {
-			ended++
-		}
-	}
-	d.Terminate()
-	written, left := 0, 0
-	for line := range strings.Lines(d.Log.String()) {
-		if strings.Contains(line, "lock ended") && strings.Contains(line, "reason=max_hold") {
-			written++
-		}
-		if m := regexp.MustCompile(`about=max_hold .*lines=(\d+)`).FindStringSubmatch(line); m != nil {
-			n, _ := strconv.Atoi(m[1])
-			left += n
-		}
-	}
-	if written == 0 || written > locks/10 || written+left != locks {
-		t.Errorf("%d lines for %d locks, and %d in sums", written, locks, left)
-	}
-}
 
 // Half a hello, a byte a second, or nothing at all: after five seconds the place is
 // somebody else's.

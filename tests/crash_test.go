@@ -3,6 +3,7 @@ package tests
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -313,4 +314,62 @@ func TestStoppedProcessKeepsItsRenewedLock(t *testing.T) {
 	if _, err := harness.Dial(t, d).TryLock(t.Context(), "slow"); !errors.Is(err, locksidecar.ErrHeld) {
 		t.Errorf("another client was told %v, not that the lock is held", err)
 	}
+}
+
+// A client that connects and says nothing is told what was expected, and let go.
+func TestClientThatNeverSaysHello(t *testing.T) {
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	silent, rude := harness.ConnectRaw(t, d), harness.ConnectRaw(t, d)
+	rude.Send(harness.Message{"op": "ping", "id": 1})
+	harness.CheckContains(t, rude.ExpectErrorThenEOF(protocol.NoHello), "hello")
+	harness.CheckContains(t, silent.ExpectErrorThenEOF(protocol.NoHello), "hello")
+}
+
+// A frame that announces 4 GiB costs its sender the connection and the daemon
+// nothing.
+func TestFrameOfFourGigabytes(t *testing.T) {
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	good := harness.DialRaw(t, d)
+	before := harness.ResidentMemory(t, d.PID())
+	for range 20 {
+		w := harness.DialRaw(t, d)
+		w.Write(binary.BigEndian.AppendUint32(nil, 1<<32-1))
+		harness.CheckContains(t, w.ExpectErrorThenEOF(protocol.BadFrame), "65536")
+	}
+	if grown := harness.ResidentMemory(t, d.PID()) - before; grown > 64<<20 {
+		t.Errorf("the daemon grew by %d MiB", grown>>20)
+	}
+	if a := good.Call(harness.Message{"op": "ping"}); a["redis"] != "ok" {
+		t.Errorf("another client's ping is answered %v", a)
+	}
+}
+
+// A client that breaks the protocol while it holds a lock loses its connection;
+// but it lives, so its lock is not given away before the deadline.
+func TestMisbehavingClientKeepsItsLockToTheDeadline(t *testing.T) {
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), "--lease=2s")
+	w := harness.DialRaw(t, d)
+	granted := w.Call(harness.Message{"op": "acquire", "name": "x"})
+	if granted["err"] != nil {
+		t.Fatal(granted)
+	}
+	w.Write([]byte{0, 0, 0, 1, 0xc1})
+	w.ExpectErrorThenEOF(protocol.BadFrame)
+	l, err := harness.Dial(t, d).Lock(t.Context(), "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Unlock()
+	if deadline := toInt(t, granted["deadline_ns"]); protocol.Now() < deadline {
+		t.Errorf("the lock was given away %d ms before the deadline", (deadline-protocol.Now())/1e6)
+	}
+}
+
+func toInt(t *testing.T, v any) int64 {
+	t.Helper()
+	var n int64
+	if _, err := fmt.Sscan(fmt.Sprint(v), &n); err != nil {
+		t.Fatalf("%v is no number", v)
+	}
+	return n
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -39,16 +40,6 @@ func TestSocketIsMadeAgainUnderTraffic(t *testing.T) {
 	}
 }
 
-func TestStateThatWasRemovedIsReported(t *testing.T) {
-	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
-	if err := os.Remove(d.Socket + ".state"); err != nil {
-		t.Fatal(err)
-	}
-	harness.Eventually(t, "the daemon reports that its state is gone", func() bool {
-		return d.Log.Contains("a successor will not find the state")
-	})
-}
-
 func TestPingTellsHostsOnDifferentRedisApart(t *testing.T) {
 	a, b := harness.StartRedis(t), harness.StartRedis(t)
 	hosts := []*harness.Daemon{harness.StartDaemon(t, a.TCPURL()), harness.StartDaemon(t, a.UnixURL()), harness.StartDaemon(t, b.TCPURL())}
@@ -70,4 +61,19 @@ func TestPingTellsHostsOnDifferentRedisApart(t *testing.T) {
 	if id[0] != id[1] || id[0] == id[2] {
 		t.Errorf("the hosts have the Redis %q; want the first two the same, and the last another", id)
 	}
+}
+
+// A socket that a dead daemon left is in nobody's way.
+func TestSocketIsStale(t *testing.T) {
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
+	d.Kill()
+	if _, err := os.Stat(d.Socket); err != nil {
+		t.Fatalf("the killed daemon left no socket: %v", err)
+	}
+	_, err := locksidecar.Dial(t.Context(), d.Socket)
+	harness.CheckError(t, err, locksidecar.ErrUnavailable, d.Socket)
+	d.Start()
+	d.AwaitSocket()
+	d.AwaitRedis("ok")
 }

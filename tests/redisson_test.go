@@ -126,15 +126,3 @@ func TestLockOfARedissonClientIsRespected(t *testing.T) {
 		t.Errorf("the waiter is told %+v", a)
 	}
 }
-
-// A key that is no lock is left alone, and whoever asks for it is told.
-func TestKeyThatIsNoLock(t *testing.T) {
-	r := harness.StartRedis(t)
-	d := harness.StartDaemon(t, r.UnixURL())
-	r.Set(t.Context(), "a string", "value", 0)
-	_, err := harness.Dial(t, d).TryLock(t.Context(), "a string")
-	harness.CheckError(t, err, locksidecar.ErrDenied, "a string")
-	if v := r.Get(t.Context(), "a string").Val(); v != "value" {
-		t.Errorf("the key is %q now", v)
-	}
-}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -170,35 +169,6 @@ func TestForceRelease(t *testing.T) {
 	}
 	if got := d.Run("force-release", "stuck"); got.Code == 0 {
 		t.Error("a lock that nobody holds was released by force")
-	}
-}
-
-// The settings come from flag, environment and file, and a bad one is refused
-// by name before anything is served.
-func TestServeRefusesBadSettings(t *testing.T) {
-	file := filepath.Join(harness.ShortDir(t), "settings.toml")
-	if err := os.WriteFile(file, []byte("lock_lease = \"3s\"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(harness.ShortDir(t), "s.sock")
-	for _, c := range []struct {
-		args  []string
-		words []string
-	}{
-		{[]string{"--lease", "1ms"}, []string{"lease", "1ms"}},
-		{[]string{"--redis", "http://example.org"}, []string{"redis", "unix://"}},
-		{[]string{"--redis", "redis://:secret@127.0.0.1"}, []string{"--redis-file", "password"}},
-		{[]string{"--config", file}, []string{"lock_lease", file}},
-		{[]string{"--no-such-flag"}, []string{"no-such-flag"}},
-	} {
-		got := harness.RunProgram(t, nil, append([]string{"serve", "--socket", socket}, c.args...)...)
-		if got.Code != 64 {
-			t.Errorf("serve %q: exit code %d, not 64", c.args, got.Code)
-		}
-		harness.CheckContains(t, got.Stderr, c.words...)
-		if strings.Contains(got.Stderr, "secret") {
-			t.Errorf("serve %q prints the password: %s", c.args, got.Stderr)
-		}
 	}
 }
 
