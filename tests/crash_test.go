@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -191,70 +190,6 @@ func runSharedSocket() int {
 	child.Wait()
 	time.Sleep(10 * time.Minute) // its child's end is not its own
 	return 0
-}
-
-// A daemon that is killed, or stands still, frees nothing: its holders keep
-// their locks until their deadlines, are told then without its help, and nobody
-// else has them before. One that goes on disturbs nobody.
-func TestDaemonThatIsGoneFreesNothingBeforeTheDeadline(t *testing.T) {
-	for _, c := range []struct {
-		what string
-		end  syscall.Signal
-	}{{"killed", syscall.SIGKILL}, {"stopped", syscall.SIGSTOP}} {
-		t.Run(c.what, func(t *testing.T) {
-			r := harness.StartRedis(t)
-			here, there := harness.StartDaemon(t, r.UnixURL(), "--lease=5s"), harness.StartDaemon(t, r.UnixURL())
-			holders := []*harness.Worker{harness.StartGoWorker(t, here)}
-			if harness.HasPython() {
-				holders = append(holders, harness.StartPythonWorker(t, here))
-			}
-			next := harness.StartGoWorker(t, there)
-			type hold struct {
-				w       *harness.Worker
-				name    string
-				token   uint64
-				granted <-chan harness.Answer
-			}
-			var holds []hold
-			for i, w := range holders {
-				h := hold{w: w, name: fmt.Sprintf("orphan %d", i)}
-				h.token = w.Lock(h.name).Token
-				h.granted = next.Send(harness.Command{Do: "lock", As: h.name, Name: h.name, WaitMS: -1})
-				holds = append(holds, h)
-			}
-			here.Signal(c.end)
-			for _, h := range holds {
-				if a := h.w.Try(harness.Command{Do: "check", As: h.name}); a.Err != "" {
-					t.Errorf("%s: before its deadline the holder is told %+v", h.name, a)
-				}
-				lost := h.w.Try(harness.Command{Do: "lost", As: h.name})
-				if lost.Err != "lost" || lost.Reason != string(protocol.Expired) {
-					t.Errorf("%s: at its deadline the holder is told %+v, not that the lock expired", h.name, lost)
-				}
-				a := next.Await(h.granted)
-				if a.Err != "" || a.Token <= h.token {
-					t.Fatalf("%s: the next holder got %+v after token %d", h.name, a, h.token)
-				}
-				if a.AtNS < lost.DeadlineNS {
-					t.Errorf("%s: somebody else had the lock %v before the holder's deadline", h.name, time.Duration(lost.DeadlineNS-a.AtNS))
-				}
-			}
-			if c.end != syscall.SIGSTOP {
-				return
-			}
-			before := r.HGetAll(t.Context(), holds[0].name).Val()
-			here.Signal(syscall.SIGCONT)
-			here.AwaitRedis("ok")
-			for _, h := range holds {
-				if a := next.Try(harness.Command{Do: "check", As: h.name}); a.Err != "" {
-					t.Errorf("%s: when the daemon went on, the new holder was told %+v", h.name, a)
-				}
-			}
-			if now := r.HGetAll(t.Context(), holds[0].name).Val(); !maps.Equal(now, before) {
-				t.Errorf("when the daemon went on, it made %v of %v", now, before)
-			}
-		})
-	}
 }
 
 // A process that was stopped past the end of its lease finds its lock lost,

@@ -258,7 +258,7 @@ var sidecarMutants = []mutant{
 		file: "sidecar/loop.go",
 		old:  "	s.forgetClosed(effects)\n	s.commitState()\n",
 		new:  "	s.forgetClosed(effects)\n",
-		by:   check{"tests", "^TestStaleCopyOfTheStateFileGrantsNoLockTwice$"},
+		by:   check{"tests/daemon", "^TestStaleCopyOfTheStateFileGrantsNoLockTwice$"},
 	},
 	{
 		rule: "the state names the Redis that the daemon used",

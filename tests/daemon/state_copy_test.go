@@ -1,4 +1,4 @@
-package tests
+package daemon
 
 import (
 	"os/exec"
@@ -29,7 +29,7 @@ func TestStaleCopyOfTheStateFileGrantsNoLockTwice(t *testing.T) {
 			copyFile(state, state+".backup")
 			before.Unlock("x")
 			holder.Lock("x")
-			holder.Signal(syscall.SIGSTOP) // it believes in its lock until its deadline
+			holder.Signal(syscall.SIGSTOP) // its hold lasts until the deadline
 			d.Kill()
 			copyFile(state+".backup", state)
 			d.Start(lease)

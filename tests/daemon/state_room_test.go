@@ -1,4 +1,4 @@
-package tests
+package daemon
 
 import (
 	"fmt"
@@ -15,8 +15,8 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// smallFileSystem mounts a file system of so many bytes, and returns it with a file that
-// takes all the room that the rest leaves when it is filled.
+// smallFileSystem mounts a file system of size bytes. It returns its directory and an empty
+// file in it, for fillUp.
 func smallFileSystem(t *testing.T, size int) (dir string, filler *os.File) {
 	t.Helper()
 	dir = harness.ShortDir(t)
@@ -36,7 +36,7 @@ func smallFileSystem(t *testing.T, size int) (dir string, filler *os.File) {
 	return dir, filler
 }
 
-// fillUp takes all the room that is left on the file system of a file.
+// fillUp writes to a file until its file system is full.
 func fillUp(t *testing.T, f *os.File) {
 	t.Helper()
 	for b := make([]byte, 4096); ; {
@@ -49,9 +49,9 @@ func fillUp(t *testing.T, f *os.File) {
 	}
 }
 
-// The file system of the state file is full for a while, so that some locks are not in
-// the state file. Once there is room, a daemon that is killed loses none of them.
-func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
+// The file system of the state file is full for a while, so that the file does not have all
+// locks. When there is room again, a daemon that is killed loses none of them.
+func TestRestartLosesNoLockAfterAFullFileSystem(t *testing.T) {
 	for _, c := range []struct {
 		what  string
 		after func(t *testing.T, filler *os.File, locks []*locksidecar.Lock) (left []*locksidecar.Lock)
@@ -81,12 +81,12 @@ func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
 			d.AwaitSocket()
 			d.AwaitRedis("ok")
 			client := harness.Dial(t, d)
-			defer client.Close() // while there is a daemon
+			defer client.Close() // while the daemon runs
 			fillUp(t, filler)
 
 			var locks []*locksidecar.Lock
 			fields := make(map[string]map[string]string)
-			for i := range 1000 { // the file begins with room for 480
+			for i := range 1000 { // the state file has room for 480 at first
 				l, err := client.Lock(t.Context(), fmt.Sprintf("lock-%d", i))
 				if err != nil {
 					t.Fatal(err)
@@ -123,7 +123,7 @@ func TestFullFileSystemEndsNoRestartGuarantee(t *testing.T) {
 	}
 }
 
-// uuidOf is the daemon's part of the field of a lock.
+// uuidOf returns the uuid of the daemon in the field of a lock.
 func uuidOf(t *testing.T, fields map[string]string) string {
 	t.Helper()
 	for field := range fields {

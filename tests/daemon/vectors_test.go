@@ -1,4 +1,4 @@
-package tests
+package daemon
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 
@@ -34,12 +35,12 @@ func (v *vector) frame(t *testing.T) []byte {
 	return append(b, make([]byte, v.Pad)...)
 }
 
-// op is the vector's op, if it has one that the daemon can read.
+// op returns the op of the vector, or "" if the daemon cannot decode it.
 func (v *vector) op(t *testing.T) string {
 	if op, ok := v.Message["op"].(string); ok {
 		return op
 	}
-	for _, op := range []string{"hello", "claim"} { // others are sent in the same state
+	for _, op := range []string{"hello", "claim"} { // all other ops are sent in the same state of the connection
 		key := append([]byte("\xa2op"), 0xa0|byte(len(op)))
 		if bytes.Contains(v.frame(t), append(key, op...)) {
 			return op
@@ -49,7 +50,7 @@ func (v *vector) op(t *testing.T) string {
 }
 
 func requestVectors(t *testing.T) []vector {
-	text, err := os.ReadFile("../protocol/testdata/vectors.json")
+	text, err := os.ReadFile(filepath.Join(harness.Root(), "protocol/testdata/vectors.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,15 +68,14 @@ func requestVectors(t *testing.T) []vector {
 	return ours
 }
 
-// TestDaemonAnswersEveryVectorAsSpecified sends each vector of the sidecar's side to a
-// daemon, in the state of the connection in which its op is due: a hello first, a claim
-// after a resumption, and everything else after hello.
+// Each vector of frames to the sidecar is sent in the state of the connection that its op
+// requires: hello first, claim after a resumption, everything else after hello.
 func TestDaemonAnswersEveryVectorAsSpecified(t *testing.T) {
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	vectors := requestVectors(t)
 
-	// One session for each claim: it holds a lock, so that the successor waits for it. The
-	// number of its hold is above those in the vectors, but for the largest.
+	// Each claim has a session of its own. The session holds a lock, so that the successor
+	// waits for it, with a number above those in the vectors, apart from the largest.
 	for w := harness.DialRaw(t, d); ; {
 		hold := w.Call(harness.Message{"op": "acquire", "name": "numbers"})["hold"]
 		w.Send(harness.Message{"op": "release", "hold": hold})
@@ -126,8 +126,8 @@ func TestDaemonAnswersEveryVectorAsSpecified(t *testing.T) {
 	t.Logf("%d vectors", len(vectors))
 }
 
-// TestDaemonTakesNoFirstFrameButHello sends each vector without a hello before it.
-func TestDaemonTakesNoFirstFrameButHello(t *testing.T) {
+// Each vector is sent without a hello before it.
+func TestDaemonRefusesFirstFramesOtherThanHello(t *testing.T) {
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	for _, v := range requestVectors(t) {
 		if v.op(t) == "hello" {
@@ -145,8 +145,8 @@ func TestDaemonTakesNoFirstFrameButHello(t *testing.T) {
 	}
 }
 
-// expectFault expects what the vector says of a bad frame, and the connection to end if,
-// and only if, that is a connection error or the frame is a hello.
+// expectFault checks that a bad frame is answered as the vector says, and that the connection
+// ends if, and only if, that is a connection error or the frame is a hello.
 func expectFault(t *testing.T, w *harness.RawClient, v *vector) {
 	t.Helper()
 	want := v.Error
@@ -165,14 +165,14 @@ func expectFault(t *testing.T, w *harness.RawClient, v *vector) {
 	switch {
 	case !isRequestError || v.op(t) == "hello":
 		expectEOF(t, w)
-	case v.op(t) == "claim": // it claimed nothing, and is still due
+	case v.op(t) == "claim": // it had no effect, and another one is required
 		expectID(t, w.Call(harness.Message{"op": "claim", "holds": []int{}}))
 	default:
 		expectID(t, w.Call(harness.Message{"op": "ping"}))
 	}
 }
 
-// expectAnswer expects the answer to a good request.
+// expectAnswer checks the answer to a valid request.
 func expectAnswer(t *testing.T, w *harness.RawClient, v *vector) {
 	t.Helper()
 	id, answered := v.Message["id"]
@@ -182,7 +182,7 @@ func expectAnswer(t *testing.T, w *harness.RawClient, v *vector) {
 		if a, err = w.Next(); err != nil {
 			t.Fatalf("no answer: %v", err)
 		}
-		if a["ev"] == nil { // `lost`, for what a claim names and the session does not have
+		if a["ev"] == nil { // else `lost`, for holds in a claim that the session does not have
 			break
 		}
 	}
@@ -206,7 +206,7 @@ func expectAnswer(t *testing.T, w *harness.RawClient, v *vector) {
 	case op == "bye", op == "hello" && want != "":
 		expectEOF(t, w)
 	case op == "hello":
-	case op == "acquire": // the next vector may want the same name
+	case op == "acquire": // the next vector may acquire the same name
 		w.LastID = 1 << 20
 		expectID(t, w.Call(harness.Message{"op": "release", "hold": a["hold"]}))
 	case op == "claim":
@@ -231,6 +231,6 @@ func expectID(t *testing.T, a harness.Message) {
 func expectEOF(t *testing.T, w *harness.RawClient) {
 	t.Helper()
 	if m, err := w.Next(); err != io.EOF {
-		t.Fatalf("got %v (%v), not the end of the connection", m, err)
+		t.Fatalf("got %v (%v), not EOF", m, err)
 	}
 }
