@@ -2,9 +2,11 @@ package harness
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"syscall"
 	"testing"
 	"time"
 
@@ -96,13 +98,16 @@ func (w *RawClient) Write(b []byte) {
 	}
 }
 
-// Next returns the next frame that is no lease event, or io.EOF.
+// Next returns the next frame that is no lease event, or io.EOF. If the daemon closes the
+// connection before it has read everything, a Unix socket reports that as ECONNRESET.
 func (w *RawClient) Next() (Message, error) {
 	w.t.Helper()
 	for {
 		w.Conn.SetReadDeadline(time.Now().Add(Patience))
 		var head [4]byte
-		if _, err := io.ReadFull(w.Conn, head[:]); err != nil {
+		if _, err := io.ReadFull(w.Conn, head[:]); errors.Is(err, syscall.ECONNRESET) {
+			return nil, io.EOF
+		} else if err != nil {
 			return nil, err
 		}
 		body := make([]byte, binary.BigEndian.Uint32(head[:]))

@@ -1,4 +1,4 @@
-package tests
+package clientfaults
 
 import (
 	"errors"
@@ -16,8 +16,8 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// limitFiles changes how many files a process may have open, and returns how many it
-// was. What is open stays so.
+// limitFiles sets the limit of open files of a process, and returns the old one. Files that
+// are open stay open.
 func limitFiles(t testing.TB, pid int, n uint64) (was uint64) {
 	t.Helper()
 	var l unix.Rlimit
@@ -30,18 +30,18 @@ func limitFiles(t testing.TB, pid int, n uint64) (was uint64) {
 	return l.Cur
 }
 
-// noFiles is a limit with which a process that runs can open nothing more: what is
-// below it is open already.
+// noFiles is a limit with which a running process can open no file, because all descriptors
+// below it are in use.
 const noFiles = 3
 
-// A process that can open no file goes on with the connection that it has. If that
-// ends, it believes in what it holds until the deadlines, says what is wrong to who
-// asks for more, and comes back as soon as it can.
-func TestClientWithoutDescriptors(t *testing.T) {
-	forEachLanguage(t, func(t *testing.T, start func(testing.TB, *harness.Daemon) *harness.Worker) {
+// A client process that can open no file uses its present connection. When that ends, it
+// holds its locks until the deadlines, fails other requests with the reason, and reconnects
+// as soon as it can open a file.
+func TestClientWithoutDescriptorsKeepsItsLock(t *testing.T) {
+	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
 		r := harness.StartRedis(t)
 		d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
-		w := start(t, d)
+		w := sdk.StartWorker(t, d)
 		token := w.Lock("kept").Token
 		before := r.Fields("kept")
 
@@ -56,23 +56,23 @@ func TestClientWithoutDescriptors(t *testing.T) {
 		d.AwaitRedis("ok")
 		a := w.Try(harness.Command{Do: "lock", As: "x", Name: "x", WaitMS: 300})
 		if a.Err != "unavailable" {
-			t.Errorf("who asks for a lock is told %+v", a)
+			t.Errorf("another request is answered %+v", a)
 		}
 		harness.CheckContains(t, a.Msg, "too many open files", d.Socket)
 		if a := w.Try(harness.Command{Do: "lost", As: "short"}); a.Reason != string(protocol.Expired) || a.AtNS < a.DeadlineNS {
-			t.Errorf("of a lock with a lease of its own the holder is told %+v", a)
+			t.Errorf("of a lock with a lease of its own, the SDK reports %+v", a)
 		}
 		w.Must(harness.Command{Do: "check", As: "kept"})
 		other := harness.Dial(t, d)
 		if _, err := other.TryLock(t.Context(), "kept"); !errors.Is(err, locksidecar.ErrHeld) {
-			t.Errorf("another client is told %v, not that the lock is held", err)
+			t.Errorf("another client got %v, not that the lock is held", err)
 		}
 		if d.Log.Contains("client is back") {
-			t.Fatal("the client found a descriptor: this showed nothing")
+			t.Fatal("the client found a descriptor: the test shows nothing")
 		}
 
 		limitFiles(t, w.PID(), was)
-		harness.Eventually(t, "the client is back", func() bool {
+		harness.Eventually(t, "the client has reconnected", func() bool {
 			w.Must(harness.Command{Do: "check", As: "kept"})
 			return d.Log.Contains("client is back")
 		})
@@ -86,8 +86,9 @@ func TestClientWithoutDescriptors(t *testing.T) {
 	})
 }
 
-// Who cannot even connect is told why, and can when there is a descriptor again.
-func TestNoDescriptorForAConnection(t *testing.T) {
+// A process that cannot connect, because it can open no file, gets an error that says so. It
+// can connect when there is a descriptor again.
+func TestDialWithoutDescriptorsReportsIt(t *testing.T) {
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	was := limitFiles(t, os.Getpid(), noFiles)
 	_, err := locksidecar.Dial(t.Context(), d.Socket)
@@ -114,22 +115,22 @@ with locksidecar.connect(sys.argv[1]).lock("x"):
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if n := strings.Count(strings.ToLower(string(out)), "too many open files"); n != 2 {
-			t.Errorf("Python says %q", out)
+			t.Errorf("Python prints %q", out)
 		}
 		harness.CheckContains(t, string(out), "acquired")
 	}
 }
 
-// occupy takes every place that the daemon has for clients.
+// occupy connects as many clients as the daemon accepts.
 func occupy(t *testing.T, d *harness.Daemon) (clients []*harness.RawClient) {
 	t.Helper()
 	for range 10_000 {
 		w := harness.ConnectRaw(t, d)
 		body := protocol.Hello{ID: 1, V: protocol.Version, Client: "filler"}.Append(nil)
-		w.Conn.Write(body) // who is refused may be so before it has said hello
+		w.Conn.Write(body) // a connection may be refused before hello
 		m, err := w.Next()
 		if err != nil {
-			t.Fatalf("neither welcome nor refused: %v", err)
+			t.Fatalf("neither accepted nor refused: %v", err)
 		}
 		e, _ := m["err"].(harness.Message)
 		if e == nil {
@@ -144,15 +145,15 @@ func occupy(t *testing.T, d *harness.Daemon) (clients []*harness.RawClient) {
 		w.Conn.Close()
 		return clients
 	}
-	t.Fatal("the daemon takes in whoever comes")
+	t.Fatal("the daemon accepts any number of clients")
 	return nil
 }
 
-// A daemon that can open no more files for clients goes on serving those it has: it
-// renews, listens, connects to Redis anew and watches every client's process, from a
-// reserve that clients cannot touch. New ones are told what to do, the log says it
-// once, and when somebody leaves there is a place again.
-func TestDaemonAtItsLimitOfDescriptors(t *testing.T) {
+// A daemon that has no more descriptors for clients serves those that are connected: it
+// renews, subscribes, reconnects to Redis and watches the process of each client, with a
+// reserve of descriptors. Other clients are refused with an error that says what to do, the
+// log has it once, and when a client has disconnected, another one can connect.
+func TestDaemonAtItsLimitOfDescriptorsServesItsClients(t *testing.T) {
 	r := harness.StartRedis(t)
 	p := harness.StartProxy(t, r)
 	d := harness.NewDaemon(t, p.URL())
@@ -166,23 +167,22 @@ func TestDaemonAtItsLimitOfDescriptors(t *testing.T) {
 	dies.Must(harness.Command{Do: "lock", As: "dies", Name: "dies", WaitMS: -1, Lease: 600_000})
 
 	clients := occupy(t, d)
-	t.Logf("%d clients fit beside two, with %d files open of %d", len(clients), harness.OpenFiles(t, d.PID()), d.MaxFiles)
+	t.Logf("%d clients could connect apart from two, with %d files open of %d", len(clients), harness.OpenFiles(t, d.PID()), d.MaxFiles)
 	if len(clients) < 10 {
-		t.Errorf("only %d clients fit", len(clients))
+		t.Errorf("only %d clients could connect", len(clients))
 	}
-	// The last place that there is goes to one whose death its connection does
-	// not show.
+	// The last client is one whose end cannot be detected by its connection.
 	clients[0].Conn.Close()
 	parent, child := startSharedSocket(t, d)
 	for range 100 {
 		occupy(t, d)
 	}
 
-	// Those who are refused hear why in their own way.
+	// Each kind of client reports why it was refused.
 	_, err := locksidecar.Dial(t.Context(), d.Socket)
 	harness.CheckError(t, err, locksidecar.ErrLimit, "LimitNOFILE")
 	if got := d.Run("ls"); got.Code == 0 {
-		t.Error("`locksidecar ls` was served")
+		t.Error("`locksidecar ls` was accepted")
 	} else {
 		harness.CheckContains(t, got.Stderr, "LimitNOFILE")
 	}
@@ -196,8 +196,8 @@ func TestDaemonAtItsLimitOfDescriptors(t *testing.T) {
 		harness.CheckContains(t, string(out), "LimitNOFILE")
 	}
 
-	// Nobody may leave the daemon without Redis, or a waiter without its wake-up; nor
-	// those who are refused and do not go.
+	// Clients that were refused and stay connected keep the daemon neither from Redis nor
+	// from its subscription.
 	for range 100 {
 		harness.ConnectRaw(t, d)
 	}
@@ -207,24 +207,24 @@ func TestDaemonAtItsLimitOfDescriptors(t *testing.T) {
 		if relays == 0 {
 			t.Error("there was no connection to Redis to be reset")
 		}
-		harness.Eventually(t, "the daemon has reached Redis anew", func() bool {
+		harness.Eventually(t, "the daemon has reconnected to Redis", func() bool {
 			return clients[1].Call(harness.Message{"op": "ping"})["redis"] == "ok"
 		})
 		awaitRenewals(t, r, "kept", 1)
 	}
 	granted := holder.Send(harness.Command{Do: "lock", As: "far", Name: "far", WaitMS: -1})
-	harness.Eventually(t, "the daemon listens", func() bool { return r.Subscribers("far") == 1 })
+	harness.Eventually(t, "the daemon has subscribed", func() bool { return r.Subscribers("far") == 1 })
 	there.Unlock("far")
 	if a := holder.Await(granted); a.Err != "" {
-		t.Errorf("the waiter is told %+v", a)
+		t.Errorf("the waiter got %+v", a)
 	}
 	holder.Must(harness.Command{Do: "check", As: "kept"})
 
-	// Who dies is noticed, without its connection's help too.
+	// The end of a process is detected, also without its connection.
 	parent.Process.Kill()
 	holder.Lock("forked")
 	if !harness.IsAlive(child) {
-		t.Error("the child is dead too: this showed nothing")
+		t.Error("the child is dead, too: the test shows nothing")
 	}
 	dies.Kill()
 	holder.Lock("dies")
@@ -232,7 +232,7 @@ func TestDaemonAtItsLimitOfDescriptors(t *testing.T) {
 	for _, w := range clients {
 		w.Conn.Close()
 	}
-	harness.Eventually(t, "there is a place again", func() bool {
+	harness.Eventually(t, "another client can connect", func() bool {
 		c, err := locksidecar.Dial(t.Context(), d.Socket)
 		if err == nil {
 			c.Close()
@@ -240,13 +240,13 @@ func TestDaemonAtItsLimitOfDescriptors(t *testing.T) {
 		return err == nil
 	})
 	if n := strings.Count(d.Log.String(), "clients are refused"); n != 1 {
-		t.Errorf("the log says it %d times", n)
+		t.Errorf("the log has it %d times", n)
 	}
 }
 
-// A daemon whose limit was lowered under it can open nothing at all. It serves those
-// whom it has; who comes waits, and is served when there are descriptors again.
-func TestDaemonWithoutDescriptors(t *testing.T) {
+// A daemon whose limit is lowered while it runs can open no file. It serves the clients that
+// are connected. Another client waits, and is served when there are descriptors again.
+func TestDaemonWithoutDescriptorsServesItsClients(t *testing.T) {
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
 	w := harness.StartGoWorker(t, d)
@@ -260,17 +260,17 @@ func TestDaemonWithoutDescriptors(t *testing.T) {
 	w.Unlock("more")
 	limitFiles(t, d.PID(), was)
 	if m, err := late.Next(); err != nil || m["err"] != nil {
-		t.Errorf("who waited was told %v (%v)", m, err)
+		t.Errorf("the client that waited got %v (%v)", m, err)
 	}
 	if n := strings.Count(d.Log.String(), "raise the limit of open files"); n != 1 {
-		t.Errorf("the log says it %d times", n)
+		t.Errorf("the log has it %d times", n)
 	}
 	w.Must(harness.Command{Do: "check", As: "kept"})
 }
 
-// A daemon that is restarted with fewer descriptors than its clients need takes in as
-// many as it can, and keeps what the others hold for one with a higher limit.
-func TestDaemonRestartedWithTooFewDescriptors(t *testing.T) {
+// A daemon that is restarted with fewer descriptors than its clients need accepts as many
+// clients as it can. It keeps the locks of the others, for a successor with a higher limit.
+func TestDaemonRestartedWithTooFewDescriptorsKeepsLocks(t *testing.T) {
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
 	const n = 60
@@ -285,8 +285,8 @@ func TestDaemonRestartedWithTooFewDescriptors(t *testing.T) {
 		}
 		locks[i] = l
 	}
-	late := harness.StartGoWorker(t, d) // it will hardly find a place
-	const lateLock = "lock of who is late"
+	late := harness.StartGoWorker(t, d) // the daemon will hardly accept it
+	const lateLock = "lock of the late client"
 	late.Lock(lateLock)
 	late.Signal(syscall.SIGSTOP)
 	d.Kill()
@@ -294,32 +294,32 @@ func TestDaemonRestartedWithTooFewDescriptors(t *testing.T) {
 	d.Start(harness.LongLease)
 	d.AwaitSocket()
 	back := func() int { return strings.Count(d.Log.String(), "client is back") }
-	harness.Eventually(t, "there is no room for another client", func() bool { return d.Log.Contains("clients are refused") })
-	harness.Eventually(t, "some clients are back", func() bool { return back() >= 10 })
+	harness.Eventually(t, "the daemon refuses clients", func() bool { return d.Log.Contains("clients are refused") })
+	harness.Eventually(t, "some clients have reconnected", func() bool { return back() >= 10 })
 	harness.CheckContains(t, d.Log.String(), "too few files", "LimitNOFILE")
 	for i, l := range locks {
 		if err := l.Err(); err != nil {
-			t.Errorf("%s: its holder is told %v", name(i), err)
+			t.Errorf("%s: the SDK of the holder reports %v", name(i), err)
 		}
 		if r.Exists(t.Context(), name(i)).Val() != 1 {
 			t.Errorf("%s is not in Redis", name(i))
 		}
 	}
-	for len(occupy(t, d)) > 0 { // who has just come back leaves room for others
+	for len(occupy(t, d)) > 0 { // a client that has just reconnected frees a descriptor
 	}
 	late.Signal(syscall.SIGCONT)
-	// Even then it may be lucky: what counts is that its lock stays.
+	// It may be accepted all the same. Its lock must stay in any case.
 	if a := late.Try(harness.Command{Do: "lock", As: "x", Name: "x", WaitMS: 300}); a.Err != "" {
 		harness.CheckContains(t, a.Msg, "LimitNOFILE")
 	}
 	late.Must(harness.Command{Do: "check", As: lateLock})
-	t.Logf("%d of %d clients came back with %d files open of %d", back(), n, harness.OpenFiles(t, d.PID()), d.MaxFiles)
+	t.Logf("%d of %d clients reconnected, with %d files open of %d", back(), n, harness.OpenFiles(t, d.PID()), d.MaxFiles)
 	d.Kill()
 	some := back()
 	d.MaxFiles = 0
 	d.Start(harness.LongLease)
 	d.AwaitSocket()
-	harness.Eventually(t, "all clients are back", func() bool { return back() == some+n+1 })
+	harness.Eventually(t, "all clients have reconnected", func() bool { return back() == some+n+1 })
 	late.Unlock(lateLock)
 	for i, l := range locks {
 		if err := l.Unlock(); err != nil {
@@ -328,12 +328,12 @@ func TestDaemonRestartedWithTooFewDescriptors(t *testing.T) {
 	}
 	harness.Eventually(t, "all locks are free", func() bool { return len(r.Keys(t.Context(), "lock *").Val()) == 0 })
 	for _, c := range clients {
-		c.Close() // while there is somebody to say bye to
+		c.Close() // while the daemon runs
 	}
 	d.Kill()
 
 	d.MaxFiles = 100
 	d.Start()
-	harness.Eventually(t, "a daemon with a limit with which it is of no use does not start", d.HasEnded)
+	harness.Eventually(t, "a daemon with a limit that leaves no descriptors for clients does not start", d.HasEnded)
 	harness.CheckContains(t, d.Log.String(), "100 files", "LimitNOFILE")
 }

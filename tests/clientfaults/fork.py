@@ -1,4 +1,4 @@
-"""A process that holds the lock "family" and forks. Parent and child say what they see, at every SIGUSR1."""
+"""A process that holds the lock "family" and forks. Parent and child print a report at every SIGUSR1."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ held = family.held
 child = os.fork()
 
 
-def say(**fields: object) -> None:
+def print_report(**fields: object) -> None:
     os.write(1, json.dumps(fields).encode() + b"\n")
 
 
 if child:
-    say(child=child)
+    print_report(child=child)
 while True:
     signal.sigwait({signal.SIGUSR1})
     err = ""
@@ -31,4 +31,6 @@ while True:
         err = type(e).__name__
     mine = client.lock(f"of {os.getpid()}", timeout=30)
     with mine as own:
-        say(pid=os.getpid(), err=err, own=own.token, entered=not child and client.lock("family", timeout=0).acquire())
+        print_report(
+            pid=os.getpid(), err=err, own=own.token, entered=not child and client.lock("family", timeout=0).acquire()
+        )
