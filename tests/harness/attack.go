@@ -53,7 +53,7 @@ var Attacks = []Attack{
 	{"deadlock", 3900, "deadlock searches, 3,900 connections"},
 	{"list", 64, "list of 10,000 locks, 64 connections"},
 	{"cancel", 16000, "16,000 waiters, canceled and back"},
-	{"deaf", 1000, "1,000 connections that never read"},
+	{"unread", 1000, "1,000 connections that never read"},
 	{"connect", 64, "connections opened and closed"},
 	{"max_hold", 100000, "100,000 locks that end at one moment"},
 	{"hold", 262144, "262,144 locks, their holder is killed"},
@@ -128,7 +128,7 @@ func runAttack() int {
 	size, _ := strconv.Atoi(os.Getenv(attackSize))
 	run := map[string]func(int) error{
 		"burn": burn, "ping": attackPing, "pairs": attackPairs, "fresh": attackFresh, "deadlock": attackDeadlock, "list": attackList,
-		"cancel": attackCancel, "deaf": attackDeaf, "connect": attackConnect, "max_hold": attackMaxHold, "hold": attackHold, "crowd": attackCrowd,
+		"cancel": attackCancel, "unread": attackUnread, "connect": attackConnect, "max_hold": attackMaxHold, "hold": attackHold, "crowd": attackCrowd,
 	}[os.Getenv(attackKind)]
 	if err := run(size); err != nil {
 		fmt.Fprintln(os.Stderr, "attack:", err)
@@ -298,7 +298,7 @@ func attackCancel(n int) error {
 	})
 }
 
-func attackDeaf(n int) error {
+func attackUnread(n int) error {
 	if err := holdMany(10000, 0); err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func NewDaemon(t testing.TB, redisURL string) *Daemon {
 // process has ended: then the new process is the successor of the old one.
 func (d *Daemon) Start(args ...string) {
 	d.t.Helper()
-	args = append([]string{program, "serve", "--socket", d.Socket}, args...)
+	args = append([]string{Program(d.t), "serve", "--socket", d.Socket}, args...)
 	if d.MaxFiles > 0 {
 		args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$@"`, d.MaxFiles), "sh"}, args...)
 	}

@@ -39,15 +39,31 @@ type Config struct {
 const roleVar = "LOCKSIDECAR_TEST_ROLE"
 
 var (
-	root    string // of the repository
-	program string // the locksidecar that all tests run
+	root       string // of the repository
+	configured string // Config.Program
+	programDir string // where build has linked the binary; "": nothing has been built
 )
 
 // Root returns the path of the repository.
 func Root() string { return root }
 
-// Program returns the path of the locksidecar that is tested. Every user can execute it.
-func Program() string { return program }
+var program = sync.OnceValues(func() (string, error) {
+	if configured != "" {
+		return configured, nil
+	}
+	return build()
+})
+
+// Program returns the path of the locksidecar that is tested. Every user can execute it. The
+// first call builds it.
+func Program(t testing.TB) string {
+	t.Helper()
+	path, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
 
 // Main runs the tests of a package and exits. TestMain calls it.
 func Main(m *testing.M, c Config) {
@@ -73,22 +89,16 @@ func runRole(role string, roles map[string]func() int) int {
 }
 
 func runTests(m *testing.M, c Config) int {
-	dir, err := os.MkdirTemp("", "lsc-bin")
-	if err != nil {
+	var err error
+	if root, err = findRoot(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
-	if root, err = findRoot(); err == nil {
-		if program = c.Program; program == "" {
-			program, err = build(dir)
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
+	configured = c.Program
 	code := m.Run()
+	if programDir != "" {
+		os.RemoveAll(programDir)
+	}
 	endRedissonProcess()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
@@ -117,13 +127,14 @@ func findRoot() (string, error) {
 	}
 }
 
-// build builds locksidecar from this tree and returns the path of a hard link to it in dir.
+// build builds locksidecar from this tree and returns the path of a hard link to it, in a
+// directory of this process.
 //
 // go test runs several packages at a time, each in its own process. They share one binary
 // in bin/test. A file lock serialises the builds: the first process links the binary, and
 // for the others the Go command finds it up to date. With a link of its own, a process
 // keeps the binary that it began with if another process rebuilds it from changed source.
-func build(dir string) (string, error) {
+func build() (string, error) {
 	name := "locksidecar"
 	args := []string{"build"}
 	if RaceEnabled {
@@ -153,11 +164,14 @@ func build(dir string) (string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the binary: %w\n%s", err, out)
 	}
-	// Some tests start the binary as another user.
-	if err := os.Chmod(dir, 0o755); err != nil {
+	if programDir, err = os.MkdirTemp("", "lsc-bin"); err != nil {
 		return "", err
 	}
-	own := filepath.Join(dir, "locksidecar")
+	// Some tests start the binary as another user.
+	if err := os.Chmod(programDir, 0o755); err != nil {
+		return "", err
+	}
+	own := filepath.Join(programDir, "locksidecar")
 	if err := os.Link(shared, own); errors.Is(err, syscall.EXDEV) {
 		return own, copyFile(shared, own)
 	} else if err != nil {

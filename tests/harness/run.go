@@ -26,7 +26,7 @@ func StartRun(t testing.TB, d *Daemon, name, script string, flags ...string) *Ru
 	t.Helper()
 	args := append([]string{"run"}, flags...)
 	r := &RunProcess{t: t, exited: make(chan struct{})}
-	r.cmd = exec.Command(program, append(args, name, "--", "sh", "-c", script)...)
+	r.cmd = exec.Command(Program(t), append(args, name, "--", "sh", "-c", script)...)
 	r.cmd.Env = append(PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket)
 	r.cmd.Stdout, r.cmd.Stderr = &r.Output, &r.Output
 	// Processes that survive a killed run may keep the output open, and Wait with it.

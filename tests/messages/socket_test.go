@@ -43,7 +43,7 @@ func TestForbiddenSocketIsReported(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command(harness.Program(), "ls")
+	cmd := exec.Command(harness.Program(t), "ls")
 	cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	cmd.Dir = "/"
