@@ -1,4 +1,4 @@
-package tests
+package guarantees
 
 import (
 	"errors"
@@ -13,8 +13,8 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// findsFree reports whether a client of another host gets the lock at its first try. If so,
-// it has released the lock again, in Redis too, when this returns.
+// findsFree reports whether a client of another host is granted the lock at its first try. If
+// so, it has released the lock when findsFree returns, in Redis too.
 func findsFree(t *testing.T, other *locksidecar.Client, name string) bool {
 	t.Helper()
 	l, err := other.TryLock(t.Context(), name)
@@ -35,9 +35,9 @@ func unlockConfirmed(t *testing.T, l *locksidecar.Lock) {
 	}
 }
 
-// A program releases a lock and at once signals another host, whose program tries to take
-// the lock. With a confirmed release each try succeeds, although the first host's commands
-// need 2 ms to reach Redis and the other host's need none.
+// A program releases a lock and then signals a program on another host, which tries to acquire
+// the lock. With a confirmed release each try succeeds, although commands of the first host
+// need 2 ms to reach Redis and those of the other host do not.
 func TestConfirmedReleaseIsExecutedBeforeAnotherHostIsSignalled(t *testing.T) {
 	const rounds = 100
 	r := harness.StartRedis(t)
@@ -46,8 +46,8 @@ func TestConfirmedReleaseIsExecutedBeforeAnotherHostIsSignalled(t *testing.T) {
 	way.SetDelay(2 * time.Millisecond)
 	other := harness.Dial(t, there)
 
-	// compare counts the tries that succeed. How many do without the confirmation depends
-	// on the machine, and proves nothing: it is only reported.
+	// compare counts the tries that succeed. How many succeed without a confirmation depends
+	// on the machine, so that number is only logged.
 	compare := func(t *testing.T, lock func(), unlock func(confirm bool)) {
 		free := map[bool]int{}
 		for _, confirm := range []bool{true, false} {
@@ -95,9 +95,9 @@ func TestConfirmedReleaseIsExecutedBeforeAnotherHostIsSignalled(t *testing.T) {
 	})
 }
 
-// cut has nothing pass between a daemon and its Redis any more, on present connections and
-// on new ones, until admit lets new connections through.
-func cut(t *testing.T, way *harness.Proxy) {
+// disconnect separates a daemon from its Redis: present connections become half-open, and new
+// ones are closed until Admit.
+func disconnect(t *testing.T, way *harness.Proxy) {
 	t.Helper()
 	way.Refuse()
 	if way.Blackhole([]harness.ConnectionKind{harness.Commands}, harness.ToRedis, harness.FromRedis) == 0 {
@@ -114,59 +114,48 @@ func awaitRelease(t *testing.T, c *locksidecar.Client) {
 	})
 }
 
-// sdkWorkers are the processes that use an SDK, by its language.
-func sdkWorkers() map[string]func(testing.TB, *harness.Daemon) *harness.Worker {
-	workers := map[string]func(testing.TB, *harness.Daemon) *harness.Worker{"go": harness.StartGoWorker}
-	if harness.HasPython() {
-		workers["python"] = harness.StartPythonWorker
-	}
-	return workers
-}
-
-// While Redis cannot be reached, a confirmed release does not return. It returns once the
-// daemon has reached Redis again and has executed the release.
+// While Redis cannot be reached, a confirmed release does not return. It returns when the
+// daemon has reconnected to Redis and Redis has executed the release.
 func TestConfirmedReleaseReturnsAfterRedisIsReachedAgain(t *testing.T) {
-	for lang, start := range sdkWorkers() {
-		t.Run(lang, func(t *testing.T) {
-			r := harness.StartRedis(t)
-			way := harness.StartProxy(t, r)
-			here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
-			w, admin, other := start(t, here), harness.Dial(t, here), harness.Dial(t, there)
-			w.Lock("a")
-			cut(t, way)
-			unlocked := w.Send(harness.Command{Do: "unlock", As: "a", Confirm: true})
-			awaitRelease(t, admin)
-			if findsFree(t, other, "a") {
-				t.Error("the other host found the lock free although Redis had not executed the release")
-			}
-			select {
-			case a := <-unlocked:
-				t.Fatalf("before Redis had executed the release, it returned %+v", a)
-			default:
-			}
-			way.Admit()
-			if a := w.Await(unlocked); a.Err != "" {
-				t.Fatalf("the release was not confirmed: %+v", a)
-			}
-			if !findsFree(t, other, "a") {
-				t.Error("the other host found the lock taken after a confirmed release")
-			}
-		})
-	}
+	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
+		r := harness.StartRedis(t)
+		way := harness.StartProxy(t, r)
+		here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+		w, admin, other := sdk.StartWorker(t, here), harness.Dial(t, here), harness.Dial(t, there)
+		w.Lock("a")
+		disconnect(t, way)
+		unlocked := w.Send(harness.Command{Do: "unlock", As: "a", Confirm: true})
+		awaitRelease(t, admin)
+		if findsFree(t, other, "a") {
+			t.Error("the other host found the lock free although Redis had not executed the release")
+		}
+		select {
+		case a := <-unlocked:
+			t.Fatalf("before Redis had executed the release, it returned %+v", a)
+		default:
+		}
+		way.Admit()
+		if a := w.Await(unlocked); a.Err != "" {
+			t.Fatalf("the release was not confirmed: %+v", a)
+		}
+		if !findsFree(t, other, "a") {
+			t.Error("the other host found the lock taken after a confirmed release")
+		}
+	})
 }
 
 // The daemon is killed before Redis has executed a release, and started again. The program
-// that waits for the confirmation gets it from the successor, and then another host finds
+// that waits for the confirmation gets it from the successor. After that, another host finds
 // the lock free.
 func TestConfirmationOutlivesTheDaemon(t *testing.T) {
-	for lang, start := range sdkWorkers() {
-		for _, read := range []bool{true, false} { // the release, by the daemon that is killed
-			for _, more := range []bool{true, false} { // locks are held: then the successor resumes the session
-				t.Run(fmt.Sprintf("%s, release read %v, more held %v", lang, read, more), func(t *testing.T) {
+	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
+		for _, read := range []bool{true, false} { // whether the daemon that is killed has read the release
+			for _, more := range []bool{true, false} { // whether other locks are held: then the successor resumes the session
+				t.Run(fmt.Sprintf("release read %v, more held %v", read, more), func(t *testing.T) {
 					r := harness.StartRedis(t)
 					way := harness.StartProxy(t, r)
 					here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
-					w, other := start(t, here), harness.Dial(t, there)
+					w, other := sdk.StartWorker(t, here), harness.Dial(t, there)
 					w.Lock("a")
 					if more {
 						w.Lock("more")
@@ -188,12 +177,12 @@ func TestConfirmationOutlivesTheDaemon(t *testing.T) {
 				})
 			}
 		}
-	}
+	})
 }
 
-// killBeforeRelease has a worker release the lock "a" with confirmation, and kills the
-// daemon before Redis has executed the release; read: after the daemon has read it. It
-// returns where the worker's answer will be.
+// killBeforeRelease has a worker release the lock "a" with confirmation. It kills the daemon
+// before Redis has executed the release, and, if read, after the daemon has read it. The
+// returned channel receives the answer of the worker.
 func killBeforeRelease(t *testing.T, d *harness.Daemon, way *harness.Proxy, w *harness.Worker, read bool) <-chan harness.Answer {
 	t.Helper()
 	admin := harness.Dial(t, d)
@@ -206,7 +195,7 @@ func killBeforeRelease(t *testing.T, d *harness.Daemon, way *harness.Proxy, w *h
 		d.Kill()
 		return unlocked
 	}
-	cut(t, way)
+	disconnect(t, way)
 	unlocked := w.Send(harness.Command{Do: "unlock", As: "a", Confirm: true})
 	awaitRelease(t, admin)
 	d.Kill()
@@ -214,43 +203,40 @@ func killBeforeRelease(t *testing.T, d *harness.Daemon, way *harness.Proxy, w *h
 	return unlocked
 }
 
-// A daemon that starts without the state of its predecessor does not know of the release,
-// and an SDK does not take its word for it: the lock is free when its lease ends.
+// A daemon that starts without the state of its predecessor does not know the release. An SDK
+// does not accept its confirmation. The lock is free when its lease ends.
 func TestReleaseIsNotConfirmedByDaemonWithoutState(t *testing.T) {
-	for lang, start := range sdkWorkers() {
-		t.Run(lang, func(t *testing.T) {
-			r := harness.StartRedis(t)
-			way := harness.StartProxy(t, r)
-			here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
-			w, other := start(t, here), harness.Dial(t, there)
-			w.Lock("a")
-			unlocked := killBeforeRelease(t, here, way, w, true)
-			if err := os.Remove(here.Socket + ".state"); err != nil {
-				t.Fatal(err)
-			}
-			here.Start(harness.LongLease)
-			if a := w.Await(unlocked); a.Err != "unconfirmed" {
-				t.Errorf("the release returned %+v", a)
-			} else {
-				harness.CheckContains(t, a.Msg, "the sidecar was restarted", "the lock is released here", "when its lease ends")
-			}
-			if findsFree(t, other, "a") {
-				t.Error("the lock is free, so the release could have been confirmed")
-			}
-			if left := r.PTTL(t.Context(), "a").Val(); left <= 0 || left > 10*time.Minute {
-				t.Errorf("the lock's lease in Redis ends in %v", left)
-			}
-		})
-	}
+	harness.ForEachSDK(t, func(t *testing.T, sdk harness.SDK) {
+		r := harness.StartRedis(t)
+		way := harness.StartProxy(t, r)
+		here, there := harness.StartDaemon(t, way.URL(), harness.LongLease), harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+		w, other := sdk.StartWorker(t, here), harness.Dial(t, there)
+		w.Lock("a")
+		unlocked := killBeforeRelease(t, here, way, w, true)
+		if err := os.Remove(here.Socket + ".state"); err != nil {
+			t.Fatal(err)
+		}
+		here.Start(harness.LongLease)
+		if a := w.Await(unlocked); a.Err != "unconfirmed" {
+			t.Errorf("the release returned %+v", a)
+		} else {
+			harness.CheckContains(t, a.Msg, "the sidecar was restarted", "the lock is released here", "when its lease ends")
+		}
+		if findsFree(t, other, "a") {
+			t.Error("the lock is free, so the release could have been confirmed")
+		}
+		if left := r.PTTL(t.Context(), "a").Val(); left <= 0 || left > 10*time.Minute {
+			t.Errorf("the lock's lease in Redis ends in %v", left)
+		}
+	})
 }
 
-// A command runs under `locksidecar run` on one host, then one on another host: the second one finds the lock free if
-// the first one has ended without a warning.
+// If `locksidecar run` has ended without a warning, another host finds the lock free.
 func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
 	r := harness.StartRedis(t)
 	way := harness.StartProxy(t, r)
 	here, there := harness.StartDaemon(t, way.URL()), harness.StartDaemon(t, r.UnixURL())
-	way.SetDelay(100 * time.Millisecond) // longer than run takes to exit
+	way.SetDelay(100 * time.Millisecond) // longer than the exit of run takes
 	other := harness.Dial(t, there)
 	confirmed := 0
 	harness.Eventually(t, "three releases of run are confirmed", func() bool {
@@ -258,7 +244,7 @@ func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
 		if got.Code != 0 {
 			t.Fatalf("exit code %d: %s", got.Code, got.Stderr)
 		}
-		if got.Stderr != "" { // run does not wait for longer than 2 s
+		if got.Stderr != "" { // run waits for 2 s at most
 			harness.CheckContains(t, got.Stderr, "warning", "no confirmation within 2s")
 			return false
 		}
@@ -270,8 +256,8 @@ func TestRunEndsAfterItsReleaseIsConfirmed(t *testing.T) {
 	})
 }
 
-// If run cannot learn that Redis has executed its release, it ends with the command's exit
-// code and with a warning.
+// If run gets no confirmation of its release, it ends with a warning and with the exit code of
+// its command.
 func TestRunWarnsThatItsReleaseIsNotConfirmed(t *testing.T) {
 	r := harness.StartRedis(t)
 	way := harness.StartProxy(t, r)
@@ -279,7 +265,7 @@ func TestRunWarnsThatItsReleaseIsNotConfirmed(t *testing.T) {
 	other := harness.Dial(t, there)
 	run := harness.StartRun(t, here, "a", "echo ready; read line; exit 7")
 	run.AwaitOutput("ready")
-	cut(t, way)
+	disconnect(t, way)
 	run.CloseStdin() // ends read
 	if code := run.Wait(); code != 7 {
 		t.Errorf("exit code %d, not 7", code)

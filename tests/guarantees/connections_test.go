@@ -1,4 +1,4 @@
-package tests
+package guarantees
 
 import (
 	"fmt"
@@ -10,8 +10,8 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// A thousand locks held by fifty processes cost Redis two connections and the
-// daemon no goroutine each, and all of them are renewed.
+// For a thousand locks of fifty processes, a daemon needs two connections to Redis and a few
+// goroutines for each session. It renews all of them.
 func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
 	const processes, locksEach = 50, 20
 	r := harness.StartRedis(t)
@@ -31,17 +31,17 @@ func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
 			t.Fatalf("process %d: %s: %s", i, a.Err, a.Msg)
 		}
 	}
-	// A lock that is held elsewhere makes the daemon listen, too.
+	// For a waiter whose lock another host holds, the daemon subscribes.
 	r.HSet(ctx, "elsewhere", "8743c9c0-0795-4907-87fd-6c719a6b4586:1", 1)
 	fleet[0].Send(harness.Command{Do: "lock", As: "elsewhere", Name: "elsewhere", WaitMS: -1})
-	harness.Eventually(t, "the daemon listens", func() bool {
+	harness.Eventually(t, "the daemon has subscribed", func() bool {
 		return r.PubSubNumSub(ctx, "redisson_lock__channel:{elsewhere}").Val()["redisson_lock__channel:{elsewhere}"] == 1
 	})
 	if clients := r.LockConnections(); len(clients) != 2 {
 		t.Errorf("%d Redis connections for locking, not 2: %+v", len(clients), clients)
 	}
 
-	// Every lock's time to live rises more often than one lease has renewals.
+	// The time to live of each lock grows more often than it is renewed in one lease.
 	type sight struct {
 		ttl  time.Duration
 		rose int
@@ -70,7 +70,7 @@ func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
 			}
 			s.ttl = now
 			seen[name] = s
-			done = done && s.rose > 4 // the first sight counts as a rise
+			done = done && s.rose > 4 // the first value counts, too
 		}
 		return done
 	})
@@ -79,7 +79,7 @@ func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
 			t.Errorf("process %d: %+v", i, a)
 		}
 	}
-	// A few for each session, none for a lock.
+	// A few for each session, none for each lock.
 	if n, limit := d.QuitAndCountGoroutines(), 3*processes+40; n > limit {
 		t.Errorf("the daemon has %d goroutines for %d sessions and %d locks; %d would do", n, processes, processes*locksEach, limit)
 	} else {

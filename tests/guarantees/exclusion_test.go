@@ -1,4 +1,4 @@
-package tests
+package guarantees
 
 import (
 	"fmt"
@@ -7,9 +7,8 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// Processes of both languages on two hosts add to one counter by reading it and
-// writing what they read plus one. No addition is lost, and the tokens rise in
-// the order in which the lock was held.
+// Processes in both languages on two hosts increment one counter by reading it and writing
+// the value plus one. No increment is lost, and tokens grow in the order of the holds.
 func TestProcessesInTwoLanguagesOnTwoHostsExcludeEachOther(t *testing.T) {
 	r := harness.StartRedis(t)
 	hosts := []*harness.Daemon{harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.TCPURL())}
@@ -36,8 +35,8 @@ func TestProcessesInTwoLanguagesOnTwoHostsExcludeEachOther(t *testing.T) {
 	harness.CheckCounter(t, r, all, len(fleet)*rounds)
 }
 
-// Waiters on one host get the lock in the order in which they asked, whatever
-// process they are in.
+// Waiters of one host are granted the lock in the order of their requests, whatever process
+// they are in.
 func TestWaitersOfOneHostAreServedInOrder(t *testing.T) {
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
 	client := harness.Dial(t, d)
@@ -51,7 +50,7 @@ func TestWaitersOfOneHostAreServedInOrder(t *testing.T) {
 		w := harness.StartNthWorker(t, d, i)
 		queue = append(queue, w)
 		answers = append(answers, w.Send(harness.Command{Do: "lock", As: "door", Name: "door", WaitMS: -1}))
-		harness.Eventually(t, fmt.Sprintf("%d waiters in the queue", i+1), func() bool { return harness.Waiters(t, d, "door") == i+1 })
+		harness.Eventually(t, fmt.Sprintf("%d requests wait", i+1), func() bool { return harness.Waiters(t, d, "door") == i+1 })
 	}
 	token := held.Token()
 	if err := held.Unlock(); err != nil {
@@ -60,21 +59,21 @@ func TestWaitersOfOneHostAreServedInOrder(t *testing.T) {
 	for i, w := range queue {
 		a := w.Await(answers[i])
 		if a.Err != "" || a.Token <= token {
-			t.Fatalf("waiter %d: %+v, the holder before had token %d", i, a, token)
+			t.Fatalf("waiter %d got %+v; the holder before had token %d", i, a, token)
 		}
 		token = a.Token
 		if left := harness.Waiters(t, d, "door"); left != len(queue)-1-i {
-			t.Fatalf("waiter %d has the lock and %d are waiting", i, left)
+			t.Fatalf("waiter %d has the lock, and %d requests wait", i, left)
 		}
 		w.Unlock("door")
 	}
 }
 
-// Two hosts that fight over one lock both get their turns.
+// A client of one host is granted a lock that clients of another host request all the time.
 func TestNoHostStarves(t *testing.T) {
 	r := harness.StartRedis(t)
 	greedy, other := harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.UnixURL())
-	// Enough of them that the lock could be handed over locally for ever.
+	// There is always a local waiter to which the lock could be handed over.
 	var answers []<-chan harness.Answer
 	var fleet []*harness.Worker
 	for range 4 {

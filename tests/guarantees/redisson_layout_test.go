@@ -1,4 +1,4 @@
-package tests
+package guarantees
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// A lock stands in Redis as Redisson writes an RLock, so that Redisson's
-// clients respect it and are woken by its release.
+// The keys of a lock are those that Redisson writes for an RLock, so that clients of Redisson
+// respect the lock, and its release wakes them.
 func TestLockHasRedissonsLayout(t *testing.T) {
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=30s")
@@ -53,7 +53,7 @@ func TestLockHasRedissonsLayout(t *testing.T) {
 			}
 			msg := receive(t, sub)
 			if msg.Payload != "0" {
-				t.Errorf("the release published %q; Redisson understands \"0\"", msg.Payload)
+				t.Errorf("the release published %q; Redisson expects \"0\"", msg.Payload)
 			}
 			if n := r.Exists(ctx, k.name).Val(); n != 0 {
 				t.Error("the key is still there after the release")
@@ -62,8 +62,8 @@ func TestLockHasRedissonsLayout(t *testing.T) {
 	}
 }
 
-// checkLayout expects the key to be a hash with one field that an RLock could
-// have, and returns the field.
+// checkLayout checks that the key is a hash with one field in the form of an RLock, and
+// returns the field.
 func checkLayout(t *testing.T, r *harness.Redis, name, count string) string {
 	t.Helper()
 	all, err := r.HGetAll(t.Context(), name).Result()
@@ -94,8 +94,8 @@ func receive(t *testing.T, sub *redis.PubSub) *redis.Message {
 	return msg
 }
 
-// A lock that a Redisson client holds is respected; its release wakes a waiter
-// here.
+// A daemon respects a key that has the layout of a lock of Redisson. The message of its
+// release wakes a waiter.
 func TestLockOfARedissonClientIsRespected(t *testing.T) {
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
@@ -106,16 +106,16 @@ func TestLockOfARedissonClientIsRespected(t *testing.T) {
 
 	w := harness.StartGoWorker(t, d)
 	if a := w.Try(harness.Command{Do: "lock", As: name, Name: name, WaitMS: 0}); a.Err != "held" {
-		t.Errorf("a try is told %+v, not that the lock is held", a)
+		t.Errorf("a request that does not wait is answered %+v, not that the lock is held", a)
 	}
 	granted := w.Send(harness.Command{Do: "lock", As: name, Name: name, WaitMS: -1})
-	harness.Eventually(t, "the waiter listens on the lock's channel", func() bool {
+	harness.Eventually(t, "the daemon has subscribed to the channel of the lock", func() bool {
 		return r.PubSubNumSub(ctx, "redisson_lock__channel:{theirs}").Val()["redisson_lock__channel:{theirs}"] == 1
 	})
 	if n := r.HGet(ctx, name, field).Val(); n != "1" {
-		t.Errorf("the other's field is %q now", n)
+		t.Errorf("the field of the other client is %q now", n)
 	}
-	// Redisson's unlock.
+	// What RLock.unlock does.
 	pipe := r.TxPipeline()
 	pipe.Del(ctx, name)
 	pipe.Publish(ctx, "redisson_lock__channel:{theirs}", "0")
@@ -123,6 +123,6 @@ func TestLockOfARedissonClientIsRespected(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a := w.Await(granted); a.Err != "" {
-		t.Errorf("the waiter is told %+v", a)
+		t.Errorf("the waiter got %+v", a)
 	}
 }

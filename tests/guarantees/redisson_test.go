@@ -1,4 +1,4 @@
-package tests
+package guarantees
 
 import (
 	"fmt"
@@ -12,21 +12,21 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// Redisson itself, not its layout: the jar that programs use, in a process of its own
-// (tests/redisson), beside daemons, on one Redis.
+// The jar of Redisson that programs use, in a process of its own (tests/redisson), and daemons,
+// on one Redis.
 
 const (
-	tenMinutes = int64(10 * 60 * 1000) // in ms: no lease of this length ends, or comes near its renewal, while a test waits
+	tenMinutes = int64(10 * 60 * 1000) // in ms: longer than any test, so that such a lease neither ends nor is renewed
 	week       = 7 * 24 * time.Hour
 )
 
-// counterOf is the key of the lock's token counter.
+// counterOf returns the key of the token counter of a lock.
 func counterOf(name string) string { return "redisson_lock_token:{" + name + "}" }
 
-// begin sends a command that waits for a lock, and returns once its client waits: it has
-// tried, subscribed, and tried again, so that from here on only a message or a timer wakes
-// it. No other client may be trying for any lock meanwhile: a try in vain is counted by
-// the PTTL that it asks for.
+// begin sends a command that waits for a lock. It returns when the client has tried,
+// subscribed, and tried again, so that only a message or a timer can wake it. It counts the
+// calls of PTTL, of which each refused try makes one. So no other client may try to acquire
+// any lock meanwhile.
 func begin(t testing.TB, r *harness.Redis, w *harness.Worker, c harness.Command) <-chan harness.Answer {
 	t.Helper()
 	before := r.CommandCalls(t.Context())["pttl"]
@@ -37,8 +37,8 @@ func begin(t testing.TB, r *harness.Redis, w *harness.Worker, c harness.Command)
 	return granted
 }
 
-// published returns what was published on channels of locks, without their common prefix,
-// while f ran.
+// published runs f, and returns the channels of locks on which messages were published
+// meanwhile, without their common prefix.
 func published(t *testing.T, r *harness.Redis, f func()) []string {
 	t.Helper()
 	const prefix = "redisson_lock__channel:"
@@ -65,23 +65,23 @@ func published(t *testing.T, r *harness.Redis, f func()) []string {
 	}
 }
 
-// awaitFree waits until a lock's key is gone: a release here is answered before Redis has
-// carried it out.
+// awaitFree waits until the key of a lock is deleted. A daemon answers a release before Redis
+// has executed it.
 func awaitFree(t *testing.T, r *harness.Redis, name string) {
 	t.Helper()
-	harness.Eventually(t, "the key of "+name+" is gone", func() bool { return len(r.Fields(name)) == 0 })
+	harness.Eventually(t, "the key of "+name+" is deleted", func() bool { return len(r.Fields(name)) == 0 })
 }
 
-// mustBeHeld expects that a worker does not get a lock that it will not wait for.
+// mustBeHeld checks that a worker that does not wait is refused the lock.
 func mustBeHeld(t testing.TB, w *harness.Worker, c harness.Command) {
 	t.Helper()
 	c.Do, c.WaitMS = "lock", 0
 	if a := w.Try(c); a.Err != "held" {
-		t.Errorf("a try for %s %s is answered %+v, not that it is held", c.Object, c.Name, a)
+		t.Errorf("a request for %s %s that does not wait is answered %+v, not that it is held", c.Object, c.Name, a)
 	}
 }
 
-// mustBeFree expects that a worker gets a lock that it will not wait for, and releases it.
+// mustBeFree checks that a worker that does not wait is granted the lock, and releases it.
 func mustBeFree(t testing.TB, w *harness.Worker, c harness.Command) {
 	t.Helper()
 	c.Do, c.WaitMS, c.As = "lock", 0, c.Name
@@ -92,9 +92,9 @@ func mustBeFree(t testing.TB, w *harness.Worker, c harness.Command) {
 
 // ---- exclusion ------------------------------------------------------------------
 
-// Threads of two Redisson programs and processes of two sidecars, in Go and Python, add to
-// one counter by reading it and writing what they read plus one. No addition is lost, and
-// tokens grow in the order in which the lock was held, on either side.
+// Threads of two Redisson programs and processes of two sidecars, in Go and Python, increment
+// one counter by reading it and writing the value plus one. No increment is lost, and tokens
+// grow in the order of the holds, on both sides.
 func TestRedissonProgramsAndSidecarsExcludeEachOther(t *testing.T) {
 	r := harness.StartRedis(t)
 	const rounds = 25
@@ -117,17 +117,16 @@ func TestRedissonProgramsAndSidecarsExcludeEachOther(t *testing.T) {
 	hammerAll(t, r, fleet, commands)
 }
 
-// hammerAll lets each worker carry out its hammer command, all at once, and checks the
+// hammerAll has all workers execute their hammer commands at the same time, and checks the
 // counter.
 func hammerAll(t *testing.T, r *harness.Redis, fleet []*harness.Worker, commands []harness.Command) {
 	t.Helper()
-	rounds, want := hammered(t, fleet, commands)
+	rounds, want := runHammers(t, fleet, commands)
 	harness.CheckCounter(t, r, rounds, want)
 }
 
-// hammered is hammerAll without the check. It returns all rounds, and how many there must
-// be.
-func hammered(t *testing.T, fleet []*harness.Worker, commands []harness.Command) (all []harness.Round, want int) {
+// runHammers is hammerAll without the check. It returns all rounds, and how many there must be.
+func runHammers(t *testing.T, fleet []*harness.Worker, commands []harness.Command) (all []harness.Round, want int) {
 	t.Helper()
 	start := time.Now()
 	var answers []<-chan harness.Answer
@@ -146,8 +145,8 @@ func hammered(t *testing.T, fleet []*harness.Worker, commands []harness.Command)
 	return all, want
 }
 
-// Every lock of Redisson that has the layout of an RLock excludes a sidecar, and a sidecar
-// excludes it, whether or not one's release wakes the other.
+// Each kind of lock of Redisson that has the layout of an RLock excludes clients of a sidecar,
+// and they exclude it, whether or not the release of one side wakes the other.
 func TestEveryLockOfRedissonExcludesSidecars(t *testing.T) {
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
@@ -173,7 +172,7 @@ func TestEveryLockOfRedissonExcludesSidecars(t *testing.T) {
 	}
 }
 
-// The same under load. Not every release wakes every waiter, so leases are short.
+// The same holds under load. Leases are short, because not each release wakes the waiters.
 func TestEveryLockOfRedissonExcludesSidecarsUnderLoad(t *testing.T) {
 	r := harness.StartRedis(t)
 	const rounds = 20
@@ -197,15 +196,15 @@ func TestEveryLockOfRedissonExcludesSidecarsUnderLoad(t *testing.T) {
 
 // ---- wake-ups -------------------------------------------------------------------
 
-// A release by RLock.unlock wakes a waiter here, by its message.
-func TestUnlockOfRedissonWakesAWaiterHere(t *testing.T) {
-	const poll = 5 * time.Second // a sidecar that waits and receives no message looks again after this
+// The message of RLock.unlock wakes a waiter of a sidecar.
+func TestUnlockOfRedissonWakesAWaiterOfASidecar(t *testing.T) {
+	const poll = 5 * time.Second // after this time without a message, a sidecar tries again
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	host := harness.StartRedisson(t, r)
 	w := harness.StartNthWorker(t, d, 0)
-	// A grant before the poll is due can only come from the message. A later one may be
-	// the machine's fault, so there are as many rounds as there is patience.
+	// A grant before the next try of the sidecar must be due to the message. On a busy machine
+	// it may be late all the same, so there are as many rounds as Patience allows.
 	for start, i := time.Now(), 0; ; i++ {
 		name := fmt.Sprintf("theirs %d", i)
 		host.Must(harness.Command{Do: "lock", Name: name, WaitMS: -1, Lease: tenMinutes})
@@ -215,21 +214,21 @@ func TestUnlockOfRedissonWakesAWaiterHere(t *testing.T) {
 		a := w.Await(granted)
 		took := time.Since(asked)
 		if a.Err != "" {
-			t.Fatalf("the waiter is told %+v", a)
+			t.Fatalf("the waiter got %+v", a)
 		}
 		if took < poll {
-			t.Logf("granted %v after it was asked for, in round %d", took, i)
+			t.Logf("granted %v after the request, in round %d", took, i)
 			return
 		}
 		if time.Since(start) > harness.Patience {
-			t.Fatalf("in %d rounds, no release by Redisson woke the waiter before it looked by itself, %v after it had asked", i+1, poll)
+			t.Fatalf("in %d rounds, no release by Redisson woke the waiter before the sidecar tried again, %v after the request", i+1, poll)
 		}
 	}
 }
 
-// A release here wakes a thread that waits in Redisson, by its message: the lease, after
-// which it would look by itself, is ten minutes.
-func TestReleaseHereWakesAWaiterOfRedisson(t *testing.T) {
+// The message of a release by a client of a sidecar wakes a thread that waits in Redisson.
+// Without it, the thread would try again at the end of the lease, in ten minutes.
+func TestReleaseByASidecarWakesAWaiterOfRedisson(t *testing.T) {
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"), 1)
 	host := harness.StartRedisson(t, r)
@@ -246,7 +245,7 @@ func TestReleaseHereWakesAWaiterOfRedisson(t *testing.T) {
 			granted := begin(t, r, host, c)
 			w.Unlock(c.Name)
 			if a := host.Await(granted); a.Err != "" {
-				t.Errorf("the thread is told %+v", a)
+				t.Errorf("the thread got %+v", a)
 			}
 			c.Do = "unlock"
 			host.Must(c)
@@ -256,16 +255,16 @@ func TestReleaseHereWakesAWaiterOfRedisson(t *testing.T) {
 
 // ---- re-entry -------------------------------------------------------------------
 
-// A thread that has entered an RLock twice has it until it left twice.
+// A thread that has locked an RLock twice holds it until it has unlocked it twice.
 func TestReentryInRedissonIsRespected(t *testing.T) {
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
 	host := harness.StartRedisson(t, r)
-	const name = "entered twice there"
+	const name = "locked twice by Redisson"
 	host.Lock(name)
 	host.Lock(name)
 	if a := host.Must(harness.Command{Do: "look", Name: name}); !a.Yes || !a.Mine || a.Entries != 2 {
-		t.Errorf("the thread that locked it twice sees %+v", a)
+		t.Errorf("the thread that locked it twice gets %+v", a)
 	}
 	host.Must(harness.Command{Do: "unlock", Name: name})
 	mustBeHeld(t, w, harness.Command{Name: name})
@@ -273,13 +272,14 @@ func TestReentryInRedissonIsRespected(t *testing.T) {
 	mustBeFree(t, w, harness.Command{Name: name})
 }
 
-// An owner here that has entered twice has the lock until it left twice, and a Redisson
-// program sees that the lock is held, for how long, and that none of its threads holds it.
-func TestReentryHereIsRespectedByRedisson(t *testing.T) {
+// An owner in a session that has acquired a lock twice holds it until it has released it
+// twice. A Redisson program gets that the lock is held, for how long, and that none of its
+// threads holds it.
+func TestReentryInASidecarIsRespectedByRedisson(t *testing.T) {
 	r := harness.StartRedis(t)
 	c := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"))
 	host := harness.StartRedisson(t, r)
-	const name = "entered twice here"
+	const name = "acquired twice by an owner"
 	ctx := locksidecar.WithOwner(t.Context())
 	var entries []*locksidecar.Lock
 	for range 2 {
@@ -299,11 +299,11 @@ func TestReentryHereIsRespectedByRedisson(t *testing.T) {
 		})
 		a := host.Must(harness.Command{Do: "look", Name: name})
 		if !a.Yes || a.Mine || a.Entries != 0 || a.TTLMS <= tenMinutes*9/10 || a.TTLMS > tenMinutes {
-			t.Errorf("with %d entries here, Redisson sees %+v", left, a)
+			t.Errorf("with %d entries, Redisson gets %+v", left, a)
 		}
 		mustBeHeld(t, host, harness.Command{Name: name})
 		if a := host.Try(harness.Command{Do: "unlock", Name: name}); a.Err != "not_held" {
-			t.Errorf("a thread that does not hold the lock unlocks it: %+v", a)
+			t.Errorf("an unlock by a thread that does not hold the lock is answered %+v", a)
 		}
 		if err := entries[left-1].Unlock(); err != nil {
 			t.Fatal(err)
@@ -311,24 +311,24 @@ func TestReentryHereIsRespectedByRedisson(t *testing.T) {
 	}
 	awaitFree(t, r, name)
 	if a := host.Must(harness.Command{Do: "look", Name: name}); a.Yes || a.TTLMS != -2 {
-		t.Errorf("after the release, Redisson sees %+v", a)
+		t.Errorf("after the release, Redisson gets %+v", a)
 	}
 	mustBeFree(t, host, harness.Command{Name: name})
 }
 
 // ---- watchdogs ------------------------------------------------------------------
 
-// A hold that a sidecar renews outlives its lease several times over, and Redisson's
-// tryLock, once a millisecond, never finds the lock free.
-func TestHoldThatIsRenewedHereIsNeverFreeForRedisson(t *testing.T) {
+// A lock that a sidecar renews is held for several leases. RLock.tryLock, called each
+// millisecond, never finds it free.
+func TestLockThatASidecarRenewsIsNeverFreeForRedisson(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=2s"), 1)
 	neverFreeFor(t, r, w, harness.StartRedisson(t, r))
 }
 
-// The same the other way round.
-func TestHoldThatRedissonRenewsIsNeverFreeHere(t *testing.T) {
+// The same holds for a lock that Redisson renews.
+func TestLockThatRedissonRenewsIsNeverFreeForASidecar(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := harness.StartRedis(t)
 	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
@@ -337,7 +337,7 @@ func TestHoldThatRedissonRenewsIsNeverFreeHere(t *testing.T) {
 
 func neverFreeFor(t *testing.T, r *harness.Redis, holder, poller *harness.Worker) {
 	t.Helper()
-	const name, renewals = "renewed", 7 // each a third of the lease after the one before
+	const name, renewals = "renewed", 7 // three in each lease
 	holder.Lock(name)
 	before := r.CommandCalls(t.Context())["pexpire"]
 	polled := poller.Send(harness.Command{Do: "poll", Name: name, ForMS: (harness.Patience / 2).Milliseconds(), Count: 1})
@@ -349,15 +349,15 @@ func neverFreeFor(t *testing.T, r *harness.Redis, holder, poller *harness.Worker
 		t.Errorf("while the lock was held, %d of %d tries were granted (%s %s)", a.Grants, a.Tries, a.Err, a.Msg)
 	}
 	holder.Unlock(name)
-	harness.Eventually(t, "the other side gets the lock", func() bool {
+	harness.Eventually(t, "the other side is granted the lock", func() bool {
 		return poller.Try(harness.Command{Do: "lock", As: name, Name: name}).Err == ""
 	})
 }
 
 // ---- tokens ---------------------------------------------------------------------
 
-// Sidecars and Redisson's fenced locks draw from one counter. When it is lost, which an
-// expiry does, Redisson begins again with 1; a sidecar goes on above all tokens before.
+// Sidecars and fenced locks of Redisson draw from one counter. If the counter is lost, the
+// next token of Redisson is 1, and that of a sidecar is larger than all before.
 func TestTokensGrowOverSidecarsAndRedisson(t *testing.T) {
 	r := harness.StartRedis(t)
 	host := harness.StartRedisson(t, r)
@@ -390,7 +390,7 @@ func TestTokensGrowOverSidecarsAndRedisson(t *testing.T) {
 			for i, w := range order {
 				token := draw(t, name, w)
 				if i == 0 && w == host {
-					continue // it goes on from its 1
+					continue // the counter has its 1
 				}
 				if token <= last {
 					t.Errorf("draw %d after the counter was lost: the token is %d after %d", i, token, last)
@@ -401,8 +401,8 @@ func TestTokensGrowOverSidecarsAndRedisson(t *testing.T) {
 	}
 }
 
-// A counter that a sidecar has drawn from has no expiry, on whichever side it was made: when it was
-// gone, Redisson's next token would be 1.
+// A counter that a sidecar has drawn from has no expiry, whichever side made it. Without the counter,
+// the next token of Redisson would be 1.
 func TestTokenCounterOfASidecarDoesNotExpire(t *testing.T) {
 	r := harness.StartRedis(t)
 	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
@@ -417,13 +417,13 @@ func TestTokenCounterOfASidecarDoesNotExpire(t *testing.T) {
 		awaitFree(t, r, name)
 	}
 	check("made by this daemon")
-	// Older daemons made counters with this expiry.
+	// Counters of older daemons have this expiry.
 	r.MustDo("PEXPIRE", counterOf(name), week.Milliseconds())
 	check("made by an older daemon")
 }
 
-// token_expiry lets counters expire, each so long after it was drawn from, where only
-// sidecars draw.
+// With the setting token_expiry, a counter expires that long after the last draw. That is for
+// locks that no Redisson program uses.
 func TestTokenCounterExpiresIfThatIsConfigured(t *testing.T) {
 	r := harness.StartRedis(t)
 	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), "--token-expiry=168h"))
@@ -442,9 +442,9 @@ func TestTokenCounterExpiresIfThatIsConfigured(t *testing.T) {
 	check("unused for six days")
 }
 
-// RFencedLock.getToken reads the counter. It is the holder's token or a later one: a
-// sidecar draws tokens in advance for those who wait.
-func TestGetTokenIsNotBelowTheHoldersToken(t *testing.T) {
+// RFencedLock.getToken reads the counter. It returns the token of the holder or a later one,
+// because a sidecar draws tokens in advance for its waiters.
+func TestGetTokenIsNotBelowTheTokenOfTheHolder(t *testing.T) {
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL())
 	host := harness.StartRedisson(t, r)
@@ -460,23 +460,23 @@ func TestGetTokenIsNotBelowTheHoldersToken(t *testing.T) {
 			t.Errorf("with %d waiters, getToken is %d and the holder has %d", waiters, seen, token)
 		}
 		t.Logf("with %d waiters, getToken is %d above the holder's token", waiters, seen-token)
-		r.MustDo("FLUSHALL") // the next round begins again
+		r.MustDo("FLUSHALL") // the next round begins without a lock and without a counter
 		holder.Kill()
 	}
 }
 
 // ---- clients that poll ------------------------------------------------------------
 
-// A client that cannot be woken and polls gets a lock that passes from process to process
-// on one host: again and again, not once by luck. It stays away after each grant, so that
-// it does not have two of them from one moment in which the lock is free.
-func TestPollersGetALockThatIsPassedOnHere(t *testing.T) {
-	const name, grants, away = "wanted", 8, 100
+// A client that polls is granted a lock that a sidecar hands over between local processes
+// without a pause: several times, not once by chance. It pauses after each grant, so that it
+// cannot be granted the lock twice while it is free once.
+func TestPollersAreGrantedALockThatIsHandedOver(t *testing.T) {
+	const name, grants, pauseMS = "wanted", 8, 100
 	r := harness.StartRedis(t)
 	end := harness.Contend(t, harness.StartDaemon(t, r.UnixURL()), name)
 	host := harness.StartRedisson(t, r)
 	other := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
-	deaf := harness.StartGoWorker(t, harness.StartDaemonWithoutSubscribe(t, r))
+	unsubscribed := harness.StartGoWorker(t, harness.StartDaemonWithoutSubscribe(t, r))
 	for _, c := range []struct {
 		what   string
 		w      *harness.Worker
@@ -487,11 +487,11 @@ func TestPollersGetALockThatIsPassedOnHere(t *testing.T) {
 		{"RFencedLock.tryLockAndGetToken", host, "fenced", 0},
 		{"RSpinLock.lock", host, "spin", -1},
 		{"another sidecar, wait_ms 0", other, "", 0},
-		{"a sidecar that may not subscribe, wait_ms 5000", deaf, "", 5000},
+		{"a sidecar that may not subscribe, wait_ms 5000", unsubscribed, "", 5000},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			a := c.w.In(t).Must(harness.Command{
-				Do: "poll", Name: name, Object: c.object, WaitMS: c.waitMS, Count: grants, Pause: away,
+				Do: "poll", Name: name, Object: c.object, WaitMS: c.waitMS, Count: grants, Pause: pauseMS,
 				ForMS: (harness.Patience * 2 / 3).Milliseconds(),
 			})
 			t.Logf("%d tries, %d grants, longest wait %v", a.Tries, a.Grants, time.Duration(a.LongestNS).Round(time.Millisecond))
@@ -500,13 +500,13 @@ func TestPollersGetALockThatIsPassedOnHere(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("the eight processes had the lock %d times", end())
+	t.Logf("the eight processes held the lock %d times", end())
 }
 
 // ---- locks that are taken away ------------------------------------------------------
 
-// forceUnlock of a lock that is held here while others here wait: the holder is told, and
-// the first of them has the lock, without waiting for a renewal.
+// Redisson force-unlocks a lock for which clients of a sidecar wait. Its holder loses it, and
+// the first waiter is granted it, before the next renewal.
 func TestForceUnlockByRedissonIsNoticedWhileOthersWait(t *testing.T) {
 	for what, lease := range map[string]int64{"renewed": 0, "fixed lease": tenMinutes} {
 		t.Run(what, func(t *testing.T) {
@@ -519,22 +519,22 @@ func TestForceUnlockByRedissonIsNoticedWhileOthersWait(t *testing.T) {
 				next := harness.StartNthWorker(t, d, i)
 				granted := next.Enqueue(d, h.Name)
 				if a := host.Must(harness.Command{Do: "force_unlock", Name: h.Name}); !a.Yes {
-					t.Errorf("forceUnlock says that %s was not held", h.Name)
+					t.Errorf("forceUnlock returns that %s was not held", h.Name)
 				}
 				lost := w.Try(harness.Command{Do: "lost", As: h.Name})
 				if lost.Reason != string(protocol.Deleted) && lost.Reason != string(protocol.Stolen) {
-					t.Errorf("the holder is told %+v", lost)
+					t.Errorf("the SDK of the holder reports %+v", lost)
 				}
 				if a := next.Await(granted); a.Err != "" || a.Token <= h.Token {
-					t.Errorf("the waiter is told %+v; the token before was %d", a, h.Token)
+					t.Errorf("the waiter got %+v; the token before was %d", a, h.Token)
 				}
 			}
 		})
 	}
 }
 
-// forceUnlock of a lock that no other process here wants: the holder is told at the next check,
-// which comes as often as a renewal, whether or not the hold is renewed.
+// Redisson force-unlocks a lock for which no client of the sidecar waits. Its holder loses it
+// at the next check. Checks are as frequent as renewals, also if the hold is not renewed.
 func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 	t.Parallel() // it mostly waits
 	for what, lease := range map[string]int64{"renewed": 0, "fixed lease": tenMinutes} {
@@ -547,7 +547,7 @@ func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 				h := harness.Hold{Worker: w, Name: fmt.Sprint("forced ", i)}
 				w.Must(harness.Command{Do: "lock", As: h.Name, Name: h.Name, WaitMS: -1, Lease: lease})
 				if a := host.Must(harness.Command{Do: "force_unlock", Name: h.Name}); !a.Yes {
-					t.Errorf("forceUnlock says that %s was not held", h.Name)
+					t.Errorf("forceUnlock returns that %s was not held", h.Name)
 				}
 				holds = append(holds, h)
 			}
@@ -558,8 +558,8 @@ func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 	}
 }
 
-// A key that a Redisson program overwrites with a value is stolen: the holder is told so at
-// the next renewal, long before its deadline, and the log says what is there instead.
+// A Redisson program overwrites the key of a lock with a value. The holder loses the lock at
+// the next renewal, long before its deadline, and the log names the type of the value.
 func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := harness.StartRedis(t)
@@ -578,16 +578,16 @@ func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
 			return strings.Contains(line, h.Name) && strings.Contains(line, "string")
 		})
 		if !named {
-			t.Errorf("no line of the log says that %s is a string now", h.Name)
+			t.Errorf("no line of the log names %s and its type", h.Name)
 		}
 	}
 }
 
 // ---- what excludes and does not wake ----------------------------------------------
 
-// The releases of these are published on channels of their own or nowhere: who waits here
-// finds the lock free when its sidecar looks again, after at most five seconds.
-func TestReleasesOfRedissonThatWakeNobodyHere(t *testing.T) {
+// The releases of these locks are published on other channels, or not at all. A waiter of a
+// sidecar is granted the lock when the sidecar tries again, after five seconds at most.
+func TestReleasesOfRedissonThatWakeNoWaiterOfASidecar(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 1)
@@ -598,25 +598,25 @@ func TestReleasesOfRedissonThatWakeNobodyHere(t *testing.T) {
 		host.Must(harness.Command{Do: "lock", Object: object, Name: object, WaitMS: -1, Lease: tenMinutes})
 		granted = append(granted, begin(t, r, w, harness.Command{Do: "lock", As: object, Name: object, WaitMS: -1}))
 	}
-	said := published(t, r, func() {
+	channels := published(t, r, func() {
 		for _, object := range objects {
 			host.Must(harness.Command{Do: "unlock", Object: object, Name: object})
 		}
 	})
-	if len(said) > 0 {
-		t.Errorf("the releases are published on %q", said)
+	if len(channels) > 0 {
+		t.Errorf("the releases are published on %q", channels)
 	}
 	for i, object := range objects {
 		if a := w.Await(granted[i]); a.Err != "" {
-			t.Errorf("who waits for a %s lock is told %+v", object, a)
+			t.Errorf("the waiter for a %s lock got %+v", object, a)
 		}
 	}
 }
 
-// A thread that waits in a fair lock's queue is not woken by a release here: it listens to
-// a channel of its own. It has the lock when the lease ends that it saw; until then a
-// sidecar may take the lock again, and does not stand behind the queue.
-func TestFairLockIsNotWokenByAReleaseHere(t *testing.T) {
+// A release by a client of a sidecar does not wake a thread in the queue of a fair lock, which
+// has subscribed to another channel. The thread is granted the lock at the end of the lease
+// that it has read. Until then a sidecar may grant the lock again: it ignores the queue.
+func TestFairLockIsNotWokenByAReleaseOfASidecar(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
@@ -631,27 +631,27 @@ func TestFairLockIsNotWokenByAReleaseHere(t *testing.T) {
 	granted := wait(short, 2000)
 	w.Unlock(short)
 	if a := host.Await(granted); a.Err != "" {
-		t.Errorf("the thread is told %+v", a)
+		t.Errorf("the thread got %+v", a)
 	}
 
 	const long = "until a long lease ends"
 	granted = wait(long, tenMinutes)
-	said := published(t, r, func() { w.Unlock(long); awaitFree(t, r, long) })
-	if !slices.Equal(said, []string{"{" + long + "}"}) {
-		t.Errorf("the release is published on %q", said)
+	channels := published(t, r, func() { w.Unlock(long); awaitFree(t, r, long) })
+	if !slices.Equal(channels, []string{"{" + long + "}"}) {
+		t.Errorf("the release is published on %q", channels)
 	}
-	mustBeFree(t, w, harness.Command{Name: long}) // though the thread was first
+	mustBeFree(t, w, harness.Command{Name: long}) // although the thread was first
 	awaitFree(t, r, long)
 	select {
 	case a := <-granted:
-		t.Errorf("the thread is told %+v", a)
+		t.Errorf("the thread got %+v", a)
 	default:
 	}
 }
 
-// A spin lock of Redisson listens to nothing, and looks by itself every 128 ms or sooner:
-// it has a lock that is released here and not wanted by others.
-func TestSpinLockLooksByItself(t *testing.T) {
+// A spin lock of Redisson does not subscribe. It tries each 128 ms or more often, so that it is
+// granted a lock that a client of a sidecar has released.
+func TestSpinLockPollsALockOfASidecar(t *testing.T) {
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"), 1)
 	host := harness.StartRedisson(t, r)
@@ -659,17 +659,17 @@ func TestSpinLockLooksByItself(t *testing.T) {
 	w.Lock(name)
 	granted := begin(t, r, host, harness.Command{Do: "lock", Object: "spin", Name: name, WaitMS: -1})
 	if n := r.Subscribers(name); n != 0 {
-		t.Errorf("%d clients listen", n)
+		t.Errorf("%d clients have subscribed", n)
 	}
 	w.Unlock(name)
 	if a := host.Await(granted); a.Err != "" {
-		t.Errorf("the thread is told %+v", a)
+		t.Errorf("the thread got %+v", a)
 	}
 }
 
-// A multi-lock of RLocks is had only if none of them is held here; what it took meanwhile
-// it gives back.
-func TestMultiLockOfRedissonRespectsALockHeldHere(t *testing.T) {
+// A multi-lock of RLocks is granted only if no client of a sidecar holds one of them. It
+// releases those that it has acquired meanwhile.
+func TestMultiLockOfRedissonRespectsALockOfASidecar(t *testing.T) {
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"), 0)
 	host := harness.StartRedisson(t, r)
@@ -684,10 +684,10 @@ func TestMultiLockOfRedissonRespectsALockHeldHere(t *testing.T) {
 	}
 	all.WaitMS = -1
 	granted := host.Send(all)
-	harness.Eventually(t, "the thread waits for the one that is held here", func() bool { return r.Subscribers(names[1]) == 1 })
+	harness.Eventually(t, "the thread waits for the lock that is held", func() bool { return r.Subscribers(names[1]) == 1 })
 	w.Unlock(names[1])
 	if a := host.Await(granted); a.Err != "" {
-		t.Fatalf("the thread is told %+v", a)
+		t.Fatalf("the thread got %+v", a)
 	}
 	for _, name := range names {
 		mustBeHeld(t, w, harness.Command{Name: name})
@@ -701,10 +701,10 @@ func TestMultiLockOfRedissonRespectsALockHeldHere(t *testing.T) {
 
 // ---- what does not exclude ----------------------------------------------------------
 
-// A sidecar respects a read-write lock of Redisson under its name. The reverse does not
-// hold: both halves of a read-write lock are granted over a lock that is held here, to two
-// owners who know nothing of each other. The holder here is told at the next renewal.
-func TestReadWriteLockOfRedissonIgnoresALockHeldHere(t *testing.T) {
+// A sidecar respects a read-write lock of Redisson with the name of a lock. The reverse is not
+// true: Redisson grants both the read lock and the write lock while a client of a sidecar
+// holds the lock. That client loses it at the next renewal.
+func TestReadWriteLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=3s")
@@ -718,7 +718,7 @@ func TestReadWriteLockOfRedissonIgnoresALockHeldHere(t *testing.T) {
 			host.Must(lock)
 			a := w.Try(harness.Command{Do: "lock", As: name, Name: name, WaitMS: 0})
 			if a.Err != "held" {
-				t.Errorf("a try here is answered %+v", a)
+				t.Errorf("a request of a client of the sidecar is answered %+v", a)
 			}
 			host.Must(unlock)
 
@@ -729,8 +729,8 @@ func TestReadWriteLockOfRedissonIgnoresALockHeldHere(t *testing.T) {
 			mustBeHeld(t, w, harness.Command{Name: name})
 			host.Must(unlock)
 			if object == "write" {
-				// The owner field of the holder here is left, and taken for a reader: no owner
-				// here has the lock before Redisson's lease ends.
+				// The owner field of the sidecar stays, and Redisson takes it for a reader: no
+				// client of a sidecar is granted the lock before the lease of Redisson ends.
 				if fields := r.Fields(name); len(fields) != 2 || fields["mode"] != "read" {
 					t.Errorf("after the unlock, the key is %v", fields)
 				}
@@ -742,8 +742,8 @@ func TestReadWriteLockOfRedissonIgnoresALockHeldHere(t *testing.T) {
 	}
 }
 
-// A semaphore under the name of a lock that is held here is refused by Redis, and so is a
-// lock under the name of a semaphore.
+// Redis refuses a semaphore with the name of a lock that is held, and a lock with the name of
+// a semaphore.
 func TestSemaphoreOfRedissonUnderTheNameOfALock(t *testing.T) {
 	r := harness.StartRedis(t)
 	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
@@ -770,7 +770,7 @@ func TestSemaphoreOfRedissonUnderTheNameOfALock(t *testing.T) {
 	}
 	a := w.Try(harness.Command{Do: "lock", As: semaphore, Name: semaphore, WaitMS: 0})
 	if a.Err != "denied" {
-		t.Errorf("a try for a semaphore is answered %+v", a)
+		t.Errorf("a request for the lock is answered %+v", a)
 	}
 	harness.CheckContains(t, a.Msg, semaphore)
 	host.Must(harness.Command{Do: "lock", Object: "semaphore", Name: semaphore})

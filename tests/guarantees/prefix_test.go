@@ -1,4 +1,4 @@
-package tests
+package guarantees
 
 import (
 	"errors"
@@ -12,9 +12,8 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// Daemons with different key prefixes use one Redis, and one name, for different locks.
-// Those with the same prefix exclude and wake each other. Everything that they have in
-// Redis is under keys of their own.
+// For daemons with different key prefixes, one name stands for different locks. Daemons with
+// the same prefix exclude and wake each other. Each prefix has its own keys in Redis.
 func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
 	const name = "order:42"
 	r := harness.StartRedis(t)
@@ -67,18 +66,18 @@ func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
 		}
 		w := harness.StartNthWorker(t, twin, i)
 		granted := w.Enqueue(twin, name)
-		harness.Eventually(t, "the other host listens", func() bool { return r.Subscribers(h.prefix+name) == 1 })
+		harness.Eventually(t, "the other host has subscribed", func() bool { return r.Subscribers(h.prefix+name) == 1 })
 		if err := held[i].Unlock(); err != nil {
 			t.Fatal(err)
 		}
 		if a := w.Await(granted); a.Err != "" || a.Token <= held[i].Token() {
-			t.Errorf("the waiter with prefix %q is told %+v after token %d", h.prefix, a, held[i].Token())
+			t.Errorf("the waiter with prefix %q got %+v after token %d", h.prefix, a, held[i].Token())
 		}
 	}
 }
 
-// What another program has under the name of a lock is no obstacle to a daemon with a
-// prefix; what it has under the key is, and is named as it stands in Redis.
+// A daemon with a prefix ignores a key of another program that has the name of a lock. It
+// refuses a lock whose key another program uses, and names that key as it is in Redis.
 func TestKeyPrefixKeepsOtherDataApart(t *testing.T) {
 	r := harness.StartRedis(t)
 	r.MustDo("SET", "report", "value")
@@ -97,9 +96,8 @@ func TestKeyPrefixKeepsOtherDataApart(t *testing.T) {
 	harness.CheckError(t, err, locksidecar.ErrDenied, `"report"`, "string")
 }
 
-// A daemon that is started with another prefix does not continue with what its
-// predecessor held: clients are told, the log says why, and the old keys are left to their
-// leases.
+// A daemon that is started with another prefix does not restore the holds of its predecessor.
+// The SDKs report the locks as lost, the log says why, and the old keys expire.
 func TestRestartWithAnotherKeyPrefixLosesTheHolds(t *testing.T) {
 	t.Parallel() // it mostly waits
 	const name = "kept"
@@ -117,9 +115,9 @@ func TestRestartWithAnotherKeyPrefixLosesTheHolds(t *testing.T) {
 			t.Error("the log does not say why the state is not used")
 		}
 		if a := w.Try(harness.Command{Do: "lost", As: name}); a.Reason != string(protocol.Forgotten) && a.Reason != string(protocol.Expired) {
-			t.Errorf("the holder is told %+v", a)
+			t.Errorf("the SDK of the holder reports %+v", a)
 		}
-		// Nothing of it was renewed or released under either key.
+		// The lock was neither renewed nor released, under both keys.
 		if fields := r.Fields(prefix + name); len(fields) != 0 {
 			t.Errorf("under the new key there is %v", fields)
 		}

@@ -1,4 +1,4 @@
-package tests
+package guarantees
 
 import (
 	"slices"
@@ -7,14 +7,14 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// A Redisson program with a NameMapper that puts a prefix before each name, beside daemons
-// with that key prefix.
+// A Redisson program with a NameMapper that puts a prefix before each name, and daemons with
+// that key prefix.
 
 var mappedPrefixes = []string{"app1:", "{app1}:"}
 
-// Redisson derives the token counter and the channel of a lock from the mapped name, and so
-// does a sidecar: the keys while a lock is held, the keys afterwards and the channels of
-// releases are the same.
+// Like Redisson, a sidecar derives the token counter and the channel of a lock from the name
+// with the prefix. The keys of a lock that is held, the keys after its release, and the
+// channels of releases are the same.
 func TestKeysWithAPrefixAreThoseOfRedissonWithANameMapper(t *testing.T) {
 	r := harness.StartRedis(t)
 	for _, prefix := range mappedPrefixes {
@@ -32,7 +32,7 @@ func TestKeysWithAPrefixAreThoseOfRedissonWithANameMapper(t *testing.T) {
 					w.Must(c)
 					awaitFree(t, r, prefix+name)
 				})
-				// Redisson deletes the latch of its unlock without waiting for the answer.
+				// Redisson does not wait for the deletion of the latch of its unlock.
 				harness.Eventually(t, "only the counter is left", func() bool {
 					left = r.Keys(t.Context(), "*").Val()
 					return len(left) <= 1
@@ -53,8 +53,8 @@ func TestKeysWithAPrefixAreThoseOfRedissonWithANameMapper(t *testing.T) {
 	}
 }
 
-// Each side excludes the other one, draws tokens from one counter with it, and wakes it.
-// Without the prefix, the same name is another lock.
+// Each side excludes and wakes the other one, and both draw tokens from one counter. Without
+// the prefix, the same name is another lock.
 func TestRedissonWithANameMapperAndSidecarsWithAPrefixExcludeEachOther(t *testing.T) {
 	r := harness.StartRedis(t)
 	bare := harness.StartRedisson(t, r)
@@ -73,20 +73,20 @@ func TestRedissonWithANameMapperAndSidecarsWithAPrefixExcludeEachOther(t *testin
 		mustBeHeld(t, bare, harness.Command{Object: "fenced", Name: prefix + name})
 		granted := begin(t, r, host, c)
 		w.Unlock(name)
-		there := host.Await(granted) // by the message: the lease, at whose end it would look by itself, is ten minutes
+		there := host.Await(granted) // due to the message: without it, Redisson would wait for the end of the lease
 		if there.Err != "" || there.Token <= here {
-			t.Errorf("prefix %q: Redisson waits for a lock of token %d, and is told %+v", prefix, here, there)
+			t.Errorf("prefix %q: Redisson waited for a lock with token %d, and got %+v", prefix, here, there)
 		}
 
 		mustBeHeld(t, w, c)
 		mustBeFree(t, bare, c)
 		granted = w.Enqueue(d, name)
-		harness.Eventually(t, "the daemon listens to the channel on which Redisson publishes", func() bool {
+		harness.Eventually(t, "the daemon has subscribed to the channel on which Redisson publishes", func() bool {
 			return r.PubSubNumSub(t.Context(), mappedChannel(prefix, name)).Val()[mappedChannel(prefix, name)] == 1
 		})
 		host.Must(harness.Command{Do: "unlock", Object: "fenced", Name: name})
 		if a := w.Await(granted); a.Err != "" || a.Token <= there.Token {
-			t.Errorf("prefix %q: a worker waits for a lock of token %d, and is told %+v", prefix, there.Token, a)
+			t.Errorf("prefix %q: a worker waited for a lock with token %d, and got %+v", prefix, there.Token, a)
 		}
 		if seen := host.Must(harness.Command{Do: "get_token", Name: name}).Token; seen <= there.Token {
 			t.Errorf("prefix %q: getToken is %d after token %d", prefix, seen, there.Token)
@@ -96,7 +96,7 @@ func TestRedissonWithANameMapperAndSidecarsWithAPrefixExcludeEachOther(t *testin
 	}
 }
 
-// mappedChannel is the channel of a lock whose name has no brace.
+// mappedChannel returns the channel of a lock whose name has no brace.
 func mappedChannel(prefix, name string) string {
 	if prefix[0] == '{' {
 		return "redisson_lock__channel:" + prefix + name
@@ -104,7 +104,7 @@ func mappedChannel(prefix, name string) string {
 	return "redisson_lock__channel:{" + prefix + name + "}"
 }
 
-// The same under load: no addition is lost, and tokens grow in the order of the holds.
+// The same holds under load: no increment is lost, and tokens grow in the order of the holds.
 func TestRedissonWithANameMapperAndSidecarsWithAPrefixUnderLoad(t *testing.T) {
 	const prefix, rounds = "app1:", 25
 	r := harness.StartRedis(t)
@@ -123,7 +123,7 @@ func TestRedissonWithANameMapperAndSidecarsWithAPrefixUnderLoad(t *testing.T) {
 			fleet, commands = append(fleet, w), append(commands, c)
 		}
 	}
-	all, want := hammered(t, fleet, commands)
+	all, want := runHammers(t, fleet, commands)
 	r.MustDo("RENAME", prefix+"counter", "counter")
 	harness.CheckCounter(t, r, all, want)
 }
