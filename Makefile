@@ -208,18 +208,19 @@ bench: bench-build ## against every peer: a table, and bin/bench.json; BENCH_FLA
 	$(BENCH) -out bin/bench.json $(BENCH_FLAGS)
 
 .PHONY: bench-smoke
-bench-smoke: bench-build ## does every benchmark run? a minute, and no speed is judged
+bench-smoke: bench-build ## does every benchmark and measurement run? two minutes, and no speed is judged
 	go test -run '^$$' -bench . -benchtime 1x $(GO_CORE)
 	$(BENCH) -smoke
+	go -C tests/bench test ./measure -count 1 -measure -short
 
 .PHONY: bench-go
-bench-go: redis ## Go benchmarks, then the load measurements of tests/
+bench-go: redis ## Go benchmarks, then how many pairs of acquire and release there are in a second
 	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(GO_CORE)
-	go test ./tests -run '^TestMeasurePairs$$' -count 1 -v -measure
+	go -C tests/bench test ./measure -run '^TestMeasurePairs$$' -count 1 -v -measure
 
 .PHONY: measure
 measure: redis ## the numbers the documentation quotes, as one table
-	go test ./tests -run '^TestMeasure' -count 1 -timeout 20m -v -measure
+	go -C tests/bench test ./measure -count 1 -timeout 20m -v -measure
 
 .PHONY: scale
 scale: redis ## what 1,000 hosts do to one Redis: costs measured, the rest simulated

@@ -1,4 +1,4 @@
-package tests
+package measure
 
 import (
 	"fmt"
@@ -8,20 +8,19 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// A lock that eight processes pass between them through one sidecar, without a pause, and
-// a client elsewhere that wants it too: how often it asks and is granted, for how long it
-// tries in vain at most, and how often the eight have the lock meanwhile.
-//
-//	go test ./tests -run '^TestMeasurePollers$' -count 1 -v -measure
+// A lock that a sidecar hands over between eight processes without a pause, and a client on
+// another host that requests it, too: how often it tries and is granted, how long it waits at
+// most, and how often the eight processes have the lock meanwhile.
 func TestMeasurePollers(t *testing.T) {
 	measured(t)
-	const name, window = "wanted", 10 * time.Second
+	const name = "wanted"
+	duration := window(10 * time.Second)
 
 	redisson := func(t *testing.T, r *harness.Redis) *harness.Worker { return harness.StartRedisson(t, r) }
 	sidecar := func(t *testing.T, r *harness.Redis) *harness.Worker {
 		return harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
 	}
-	deaf := func(t *testing.T, r *harness.Redis) *harness.Worker {
+	unsubscribed := func(t *testing.T, r *harness.Redis) *harness.Worker {
 		return harness.StartGoWorker(t, harness.StartDaemonWithoutSubscribe(t, r))
 	}
 	for _, c := range []struct {
@@ -44,8 +43,8 @@ func TestMeasurePollers(t *testing.T) {
 		{"another sidecar, wait_ms 0, each ms", sidecar, "", 0},
 		{"another sidecar, wait_ms 5000", sidecar, "", 5000},
 		{"another sidecar, no limit", sidecar, "", -1},
-		{"a sidecar without SUBSCRIBE, wait_ms 0, each ms", deaf, "", 0},
-		{"a sidecar without SUBSCRIBE, wait_ms 5000", deaf, "", 5000},
+		{"a sidecar without SUBSCRIBE, wait_ms 0, each ms", unsubscribed, "", 0},
+		{"a sidecar without SUBSCRIBE, wait_ms 5000", unsubscribed, "", 5000},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			r := harness.StartRedis(t)
@@ -55,18 +54,18 @@ func TestMeasurePollers(t *testing.T) {
 			}
 			end := harness.Contend(t, harness.StartDaemon(t, r.UnixURL()), name)
 			start := time.Now()
-			said := ""
+			result := ""
 			if w == nil {
-				time.Sleep(window)
+				time.Sleep(duration)
 			} else {
 				a := w.Must(harness.Command{
 					Do: "poll", Name: name, Names: []string{name, "free"}, Object: c.object, WaitMS: c.waitMS,
-					ForMS: window.Milliseconds(), Pause: 1,
+					ForMS: duration.Milliseconds(), Pause: 1,
 				})
-				said = fmt.Sprintf("%6d tries %6d grants, longest wait %v", a.Tries, a.Grants, time.Duration(a.LongestNS).Round(time.Millisecond))
+				result = fmt.Sprintf("%6d tries %6d grants, longest wait %v", a.Tries, a.Grants, time.Duration(a.LongestNS).Round(time.Millisecond))
 			}
 			took := time.Since(start)
-			row(c.what, "%-48s; the eight: %6.0f/s", said, float64(end())/took.Seconds())
+			row(c.what, "%-48s; the eight: %6.0f/s", result, float64(end())/took.Seconds())
 		})
 	}
 }

@@ -1,0 +1,79 @@
+package measure
+
+import (
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+// shortestTTL reads the time to live of a lock in Redis until stop is called, which returns
+// the shortest one.
+func shortestTTL(t testing.TB, r *harness.Redis, name string) (stop func() time.Duration) {
+	var end atomic.Bool
+	var wg sync.WaitGroup
+	shortest := time.Hour
+	wg.Go(func() {
+		every := time.NewTicker(5 * time.Millisecond)
+		defer every.Stop()
+		for !end.Load() {
+			if ttl := r.PTTL(t.Context(), name).Val(); ttl < shortest {
+				shortest = ttl
+			}
+			<-every.C
+		}
+	})
+	return func() time.Duration {
+		end.Store(true)
+		wg.Wait()
+		return shortest
+	}
+}
+
+// What an attack costs: how long a neighbour's pairs take, how late its renewals are, and how
+// much memory the daemon uses.
+func TestMeasureAttacks(t *testing.T) {
+	measured(t)
+	const lease = 3 * time.Second
+	for _, a := range harness.Attacks {
+		if testing.Short() && a.Kind == "max_hold" {
+			continue // it takes twelve seconds to prepare
+		}
+		if testing.Short() {
+			a.Size = min(a.Size, 200)
+		}
+		t.Run(a.Description, func(t *testing.T) {
+			r := harness.StartRedis(t)
+			d := harness.StartDaemonForAllUsers(t, r, "--lease="+lease.String())
+			c := harness.Dial(t, d)
+			held, err := c.Lock(t.Context(), "held")
+			if err != nil {
+				t.Fatal(err)
+			}
+			quiet := harness.TimePairs(t, c, window(3*time.Second))
+			attack, _ := harness.StartAttack(t, d, a)
+			stop := shortestTTL(t, r, "held")
+			if a.Kind == "hold" {
+				attack.Signal(syscall.SIGKILL)
+			}
+			under := harness.TimePairs(t, c, window(6*time.Second))
+			late := lease - lease/3 - stop()
+			memory := harness.ResidentMemory(t, d.PID())
+			killed := time.Now()
+			attack.Kill()
+			harness.TimePairs(t, c, 0)
+			after := time.Since(killed)
+			p := func(took []int64, q int) int64 { return took[len(took)*q/1000] }
+			if err := held.Err(); err != nil {
+				t.Errorf("the lock is lost: %v", err)
+			}
+			row(a.Description, "quiet p50 %s p99 %s  under p50 %s (%.1f×) p99 %s (%.1f×) max %s; renewal at %.0f %% of the lease late; %d MiB; next pair after it %s",
+				ms(p(quiet, 500)), ms(p(quiet, 990)), ms(p(under, 500)), float64(p(under, 500))/float64(p(quiet, 500)),
+				ms(p(under, 990)), float64(p(under, 990))/float64(p(quiet, 990)), ms(under[len(under)-1]),
+				100*late.Seconds()/lease.Seconds(), memory>>20, ms(int64(after)))
+		})
+	}
+}
