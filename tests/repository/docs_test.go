@@ -186,6 +186,23 @@ func TestDocumentsNameTheActor(t *testing.T) {
 	}
 }
 
+// A document that names a file or a folder below tests/ names one that exists.
+func TestDocumentsNamePathsOfTestsThatExist(t *testing.T) {
+	path := regexp.MustCompile("`(tests/[\\w./-]+)`")
+	paths := 0
+	for _, doc := range append(documents(t), filepath.Join(root, "tests", "redisson", "README.md")) {
+		for _, m := range path.FindAllStringSubmatch(read(t, doc), -1) {
+			paths++
+			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+				t.Errorf("%s names %s: %v", doc, m[1], err)
+			}
+		}
+	}
+	if paths == 0 {
+		t.Error("no document names a path of the tests")
+	}
+}
+
 // documents returns the files of the documentation.
 func documents(t *testing.T) []string {
 	t.Helper()
