@@ -28,7 +28,7 @@ from locksidecar import (
     aio,
 )
 from locksidecar._handles import Handles
-from locksidecar._link import Patience
+from locksidecar._transport import Timeouts
 
 S = 1_000_000_000
 
@@ -417,7 +417,7 @@ async def test_grant_read_in_the_same_step_as_the_cancellation_is_released(
 async def test_a_sidecar_that_does_not_answer(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "__init__", partialmethod(Patience.__init__, grace=0.02))
+    monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, grace=0.02))
     sidecar.silent = True
     with pytest.raises(Unavailable, match="does not answer"):
         await client.lock("n", timeout=0.01).acquire()
@@ -487,8 +487,8 @@ async def test_a_socket_that_is_full_is_written_later(sidecar: FakeSidecar, clie
         await lock.acquire()
     connection = client._line
     assert connection is not None
-    assert connection.link.sock is not None
-    connection.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    assert connection.transport.sock is not None
+    connection.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     sidecar.reading = False
     for lock in locks:
         lock.release()

@@ -32,7 +32,7 @@ from locksidecar import (
     Unsupported,
 )
 from locksidecar._calls import Confirm, Options
-from locksidecar._link import Patience, Socket
+from locksidecar._transport import Socket, Timeouts
 
 
 @pytest.fixture
@@ -535,7 +535,7 @@ def test_release_without_a_sidecar_is_not_confirmed(
         sidecar.deafen()
         sidecar.die()
     with monkeypatch.context() as patch:
-        patch.setattr(Patience, "__init__", partialmethod(Patience.__init__, gone=0.01))
+        patch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, reconnect=0.01))
         with pytest.raises(Unconfirmed, match="no sidecar") as e:
             lock.release(confirm=True)
     assert type(why(e.value)) is Unavailable

@@ -14,7 +14,7 @@ from fake import PATIENCE, FakeSidecar
 import locksidecar
 from locksidecar import ClientClosed, Denied, LockLost, NotHeld, Unavailable, Unconfirmed, Unsupported, aio
 from locksidecar._calls import Confirm
-from locksidecar._link import Patience, Socket
+from locksidecar._transport import Socket, Timeouts
 
 
 @pytest_asyncio.fixture
@@ -333,7 +333,7 @@ async def test_release_without_a_sidecar_is_not_confirmed(
         sidecar.deafen()
         sidecar.die()
     with monkeypatch.context() as patch:
-        patch.setattr(Patience, "__init__", partialmethod(Patience.__init__, gone=0.01))
+        patch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, reconnect=0.01))
         with pytest.raises(Unconfirmed, match="no sidecar") as e:
             await held.release(confirm=True)
     assert type(e.value.__cause__) is Unavailable

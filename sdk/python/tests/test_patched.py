@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from fake import FakeSidecar
 
-from locksidecar import Client, _link, _owners
+from locksidecar import Client, _owners, _transport
 
 current = 0  # the greenlet that runs
 
@@ -97,7 +97,7 @@ def test_client_made_before_the_patching_uses_the_locks_that_are_in_place_at_its
 def test_waits_without_poll(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     """eventlet removes it."""
     monkeypatch.delattr(select, "poll")
-    monkeypatch.setattr(_link, "_POLL", None)
+    monkeypatch.setattr(_transport, "_POLL", None)
     with Client(sidecar.path) as client:
         lock = client.lock("n")
         lock.acquire()

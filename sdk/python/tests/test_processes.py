@@ -127,8 +127,8 @@ def test_child_of_a_fork_in_c_closes_its_copy_of_the_socket_at_its_first_use(
     client.ping()
     line = client._line
     assert line is not None
-    assert line.link.sock is not None
-    inherited = line.link.sock.fileno()
+    assert line.transport.sock is not None
+    inherited = line.transport.sock.fileno()
 
     def child() -> None:
         with contextlib.suppress(OSError):

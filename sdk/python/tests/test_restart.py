@@ -32,11 +32,11 @@ from locksidecar import (
     Unconfirmed,
     _core,
     _fork,
-    _link,
+    _transport,
 )
 from locksidecar._calls import Call
 from locksidecar._line import Line
-from locksidecar._link import Link, Patience, Socket
+from locksidecar._transport import Socket, Timeouts, Transport
 
 S = 1_000_000_000
 
@@ -70,8 +70,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls put up with nobody who listens for no time at all."""
-    monkeypatch.setattr(Patience, "__init__", partialmethod(Patience.__init__, gone=0.0))
-    monkeypatch.setattr(Patience, "to_acquire", lambda timeout: Patience(float("inf") if timeout is None else timeout))
+    monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, reconnect=0.0))
+    monkeypatch.setattr(Timeouts, "for_acquire", lambda timeout: Timeouts(float("inf") if timeout is None else timeout))
 
 
 def rescuers() -> list[Line]:
@@ -216,7 +216,7 @@ def test_leader_that_waits_goes_on_over_the_connection_that_another_thread_made(
     wait = pool.submit(client.lock("n").acquire)
     sidecar.wait_for(lambda: sidecar.waiting("n"))
     # After its first attempt, the leader would wait for long.
-    monkeypatch.setattr(Link, "pause", lambda _: 3600.0)
+    monkeypatch.setattr(Transport, "next_backoff", lambda _: 3600.0)
     with sidecar._lock:
         sidecar.deafen()
         sidecar.die()
@@ -284,7 +284,7 @@ def test_check_does_not_wait_for_ever_for_who_listens_and_does_not_answer(
 ) -> None:
     lock = client.lock("n")
     lock.acquire()
-    monkeypatch.setattr("locksidecar._line.AT_ONCE", Patience(grace=0.02, unmet=0.0, gone=0.0, began=0.0))
+    monkeypatch.setattr("locksidecar._line.NO_WAIT", Timeouts(grace=0.02, no_server=0.0, reconnect=0.0, started=0.0))
     sidecar.silent = True
     sidecar.die()
     lock.held.check()
@@ -324,29 +324,29 @@ def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSidecar, 
 
 
 def test_patience_is_counted_from_the_beginning_of_each_call_or_from_the_end_of_the_connection() -> None:
-    link = Link(_core.Session("/none"), boottime)
-    link._since = 50.0
+    transport = Transport(_core.Session("/none"), boottime)
+    transport._since = 50.0
 
-    def ends(patience: Patience) -> float:
-        return link.give_up_at(patience)
+    def ends(timeouts: Timeouts) -> float:
+        return transport.expires_at(timeouts)
 
-    assert ends(Patience(began=100.0)) == 102
-    assert ends(Patience(unmet=0.5, began=100.0)) == 100.5
-    link._met = True
-    assert ends(Patience(began=100.0)) == 110
-    link._since = 105.0
-    assert ends(Patience(began=100.0)) == 115
-    assert ends(Patience(float("inf"), began=100.0)) == 115
-    link._serving = True
-    assert ends(Patience(float("inf"), began=100.0)) == float("inf")
-    assert ends(Patience(30, began=100.0)) == 135
-    assert ends(Patience(1, began=100.0)) == 110
+    assert ends(Timeouts(started=100.0)) == 102
+    assert ends(Timeouts(no_server=0.5, started=100.0)) == 100.5
+    transport._met = True
+    assert ends(Timeouts(started=100.0)) == 110
+    transport._since = 105.0
+    assert ends(Timeouts(started=100.0)) == 115
+    assert ends(Timeouts(float("inf"), started=100.0)) == 115
+    transport._serving = True
+    assert ends(Timeouts(float("inf"), started=100.0)) == float("inf")
+    assert ends(Timeouts(30, started=100.0)) == 135
+    assert ends(Timeouts(1, started=100.0)) == 110
 
 
 @pytest.mark.parametrize(("timeout", "unmet", "gone"), [(None, 2, 10), (0, 0, 2), (1, 1, 2), (5, 2, 5), (60, 2, 10)])
 def test_patience_of_an_acquire(timeout: float | None, unmet: float, gone: float) -> None:
-    patience = Patience.to_acquire(timeout)
-    assert (patience.unmet, patience.gone) == (unmet, gone)
+    timeouts = Timeouts.for_acquire(timeout)
+    assert (timeouts.no_server, timeouts.reconnect) == (unmet, gone)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -526,10 +526,10 @@ def test_close_is_heard_though_a_thread_is_just_about_to_say_something_else(
     sidecar.die()
     call = Line.call
 
-    def closed_before(line: Line, asked: Call[Any], patience: Patience) -> None:
+    def closed_before(line: Line, asked: Call[Any], timeouts: Timeouts) -> None:
         monkeypatch.undo()
         client.close()
-        call(line, asked, patience)
+        call(line, asked, timeouts)
 
     monkeypatch.setattr(Line, "call", closed_before)
     lock.release()
@@ -715,7 +715,7 @@ def test_threads_exclude_each_other_over_many_cuts(
 def test_error_that_does_not_tell_that_the_connection_has_ended_gives_no_lock_away(
     sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch, function: str, interrupt: OSError
 ) -> None:
-    keep = _link._keep
+    keep = _transport._append_result
 
     def interrupted(results: list[T], f: Callable[..., T], *args: tuple[object]) -> None:
         keep(results, f, *args)
@@ -724,7 +724,7 @@ def test_error_that_does_not_tell_that_the_connection_has_ended_gives_no_lock_aw
             raise interrupt
 
     with client.lock("n") as held:
-        monkeypatch.setattr(_link, "_keep", interrupted)
+        monkeypatch.setattr(_transport, "_append_result", interrupted)
         with pytest.raises(OSError, match=str(interrupt.args[-1])):
             client.ping()
         assert client.ping() == "ok"
@@ -740,7 +740,7 @@ def test_interrupt_that_is_an_os_error_is_no_reason_why_nobody_listens(
         monkeypatch.undo()
         raise TimeoutError("of a signal's handler")
 
-    monkeypatch.setattr(_link, "dial", interrupted)
+    monkeypatch.setattr(_transport, "dial", interrupted)
     with Client(sidecar.path) as client:
         with pytest.raises(TimeoutError, match="signal"):
             client.ping()
@@ -761,7 +761,7 @@ def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_b
     def interrupt_at(place: int) -> Callable[[FrameType, str, object], None]:
         def profile(frame: FrameType, event: str, _: object) -> None:
             nonlocal last
-            ours = os.path.dirname(frame.f_code.co_filename) == os.path.dirname(_link.__file__)
+            ours = os.path.dirname(frame.f_code.co_filename) == os.path.dirname(_transport.__file__)
             if not ours or event not in ("call", "c_return"):
                 return
             if event == "call" and frame.f_code is Lock.__exit__.__code__:

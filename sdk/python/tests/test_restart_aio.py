@@ -17,7 +17,7 @@ from fake import PATIENCE, FakeSidecar, boottime
 
 import locksidecar
 from locksidecar import ClientClosed, LockLost, LockTimeout, Unavailable, aio
-from locksidecar._link import Link, Patience
+from locksidecar._transport import Timeouts, Transport
 
 S = 1_000_000_000
 
@@ -141,7 +141,7 @@ async def test_blocked_loop_over_a_restart_is_no_loss(sidecar: FakeSidecar) -> N
 async def test_loop_is_not_blocked_for_long_by_who_does_not_answer(
     sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("locksidecar._link.GREETING_WAIT", 0.01)
+    monkeypatch.setattr("locksidecar._transport.GREETING_WAIT", 0.01)
     now = boottime()
     async with aio.Client(sidecar.path) as client:
         client._clock = sidecar.clock = lambda: now
@@ -154,7 +154,7 @@ async def test_loop_is_not_blocked_for_long_by_who_does_not_answer(
         with pytest.raises(LockLost, match="expired"):
             lock.held.check()
         with monkeypatch.context() as m, pytest.raises(LockLost, match="expired"):
-            m.setattr("locksidecar._link.select", SimpleNamespace(poll=object))  # no more waiting for another one
+            m.setattr("locksidecar._transport.select", SimpleNamespace(poll=object))  # no more waiting for another one
             other.held.check()
         sidecar.answer_all()
         await free(sidecar, "n")
@@ -185,8 +185,8 @@ async def test_call_fails_when_its_patience_ends(
 ) -> None:
     other = await locksidecar.aconnect(sidecar.path)
     await other.lock("n").acquire()
-    monkeypatch.setattr(Patience, "__init__", partialmethod(Patience.__init__, gone=0.02))
-    monkeypatch.setattr(Patience, "to_acquire", lambda _: Patience(float("inf")))
+    monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, reconnect=0.02))
+    monkeypatch.setattr(Timeouts, "for_acquire", lambda _: Timeouts(float("inf")))
     task = asyncio.create_task(client.lock("n").acquire())
     await until(sidecar, lambda: sidecar.waiting("n"))
     kill(sidecar)
@@ -215,13 +215,13 @@ async def test_client_with_nothing_at_stake_does_not_go_on_trying(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = asyncio.Event()
-    connect = Link.connect
+    connect = Transport.connect
 
-    def attempt(link: Link) -> bool:
+    def attempt(transport: Transport) -> bool:
         attempts.set()
-        return connect(link)
+        return connect(transport)
 
-    monkeypatch.setattr(Link, "connect", attempt)
+    monkeypatch.setattr(Transport, "connect", attempt)
     kill(sidecar)
     await attempts.wait()
     assert line_of(client)._attempt is None

@@ -35,9 +35,9 @@ from locksidecar import (
     ProtocolError,
     Unavailable,
     Unsupported,
-    _link,
+    _transport,
 )
-from locksidecar._link import Patience
+from locksidecar._transport import Timeouts
 
 S = 1_000_000_000
 
@@ -365,8 +365,8 @@ def test_redis_that_cannot_be_reached_is_not_taken_for_another_holder(sidecar: F
 
 @pytest.mark.parametrize(("timeout", "most"), [(0, 2), (0.5, 2), (1, 2), (10, 11)])
 def test_acquire_ends_soon_after_its_timeout_though_the_sidecar_is_stopped(timeout: float, most: float) -> None:
-    patience = Patience.to_acquire(timeout)
-    assert patience.wait + patience.grace == most
+    timeouts = Timeouts.for_acquire(timeout)
+    assert timeouts.answer + timeouts.grace == most
 
 
 # --- Connections ---
@@ -388,11 +388,11 @@ def test_socket_not_permitted(tmp_path: Path) -> None:
     path = tmp_path / "sock"
     path.touch(mode=0o660)
     path.chmod(0o660)
-    error = _link.explain(str(path), PermissionError(errno.EACCES, "Permission denied"))
+    error = _transport.connect_error(str(path), PermissionError(errno.EACCES, "Permission denied"))
     assert isinstance(error, PermissionError)
     assert "run it as a member of the group" in str(error)
     assert "0660" in str(error)
-    error = _link.explain(str(tmp_path / "x" / "sock"), PermissionError(errno.EACCES, "Permission denied"))
+    error = _transport.connect_error(str(tmp_path / "x" / "sock"), PermissionError(errno.EACCES, "Permission denied"))
     assert f"may not search the directory {tmp_path}/x" in str(error)
 
 
@@ -427,7 +427,7 @@ def test_process_without_descriptors_to_spare(sidecar: FakeSidecar, monkeypatch:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
-        patch.setattr(_link, "dial", refuse)
+        patch.setattr(_transport, "dial", refuse)
         with pytest.raises(Unavailable, match="ulimit -n"):
             locksidecar.connect(sidecar.path)
     with monkeypatch.context() as patch:
@@ -535,7 +535,7 @@ def test_breach_of_protocol_is_told(sidecar: FakeSidecar, client: Client) -> Non
 
 
 def test_a_sidecar_that_does_not_answer(sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Patience, "__init__", partialmethod(Patience.__init__, grace=0.02))
+    monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, grace=0.02))
     sidecar.silent = True
     with pytest.raises(Unavailable, match="does not answer; is it stopped"):
         client.lock("n", timeout=0.01).acquire()
@@ -558,7 +558,7 @@ def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSi
     connection = client._line
     assert connection is not None
     clogged = threading.Event()
-    flush = connection.link.flush
+    flush = connection.transport.flush
 
     def flush_and_tell() -> bool:
         done = flush()
@@ -566,9 +566,9 @@ def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSi
             clogged.set()
         return done
 
-    connection.link.flush = flush_and_tell  # type: ignore[method-assign]
-    assert connection.link.sock is not None
-    connection.link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    connection.transport.flush = flush_and_tell  # type: ignore[method-assign]
+    assert connection.transport.sock is not None
+    connection.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
     def release() -> None:
         for lock in locks:
@@ -745,7 +745,7 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
     def interrupt_at(place: int) -> Callable[[FrameType, str, object], None]:
         def profile(frame: FrameType, event: str, _: object) -> None:
             nonlocal last
-            ours = os.path.dirname(frame.f_code.co_filename) == os.path.dirname(_link.__file__)
+            ours = os.path.dirname(frame.f_code.co_filename) == os.path.dirname(_transport.__file__)
             if not ours or event not in ("call", "c_return"):
                 return
             if event == "call" and frame.f_code is Lock.__exit__.__code__:

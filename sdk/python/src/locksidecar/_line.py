@@ -33,7 +33,7 @@ from . import _fork
 from ._calls import Call, Confirm, to_confirm, to_ping
 from ._core import Entry, Stage
 from ._errors import LocksidecarError, Unavailable
-from ._link import ANSWER_GRACE, AT_ONCE, BYE_WAIT, Link, Patience, wait
+from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, Timeouts, Transport, wait_ready
 
 T = TypeVar("T")
 
@@ -69,10 +69,10 @@ class Line:
     the leader is a waiter, not a call.
     """
 
-    def __init__(self, link: Link, clock: Callable[[], int]) -> None:
+    def __init__(self, transport: Transport, clock: Callable[[], int]) -> None:
         self.mutex = threading.Lock()
-        self.link = link
-        self.session = link.session
+        self.transport = transport
+        self.session = transport.session
         self.pid = os.getpid()
         self._clock = clock
         self._leader: _Waiter | None = None
@@ -86,7 +86,7 @@ class Line:
 
     # --- Calls ---
 
-    def call(self, call: Call[Any], patience: Patience) -> None:
+    def call(self, call: Call[Any], timeouts: Timeouts) -> None:
         """Sends call and waits until it is done, whatever comes of it.
 
         If this raises, call is abandoned, unless it is done.
@@ -96,7 +96,7 @@ class Line:
             with self.mutex:
                 self.session.ask(call, self._clock())
                 self._flush()
-            self._await(call, patience)
+            self._await(call, timeouts)
         except LocksidecarError:
             self.abandon(call)
             raise
@@ -133,14 +133,14 @@ class Line:
         if owing:
             self._rescue()
 
-    def _await(self, call: Call[Any], patience: Patience) -> None:
+    def _await(self, call: Call[Any], timeouts: Timeouts) -> None:
         waiter = _Waiter(call)
-        link = self.link
+        transport = self.transport
         try:
             while True:
                 nap = math.inf
                 with self.mutex:
-                    if link.sock is None and self._leader in (None, waiter):
+                    if transport.sock is None and self._leader in (None, waiter):
                         nap = self._attempt()
                     if self.session.unfinished():
                         self._pump()
@@ -154,9 +154,9 @@ class Line:
                     leading = self._leader is waiter
                     if leading:
                         self._polling = True
-                    left = link.give_up_at(patience) - time.monotonic()
+                    left = transport.expires_at(timeouts) - time.monotonic()
                 if left <= 0:
-                    raise link.given_up(call)
+                    raise transport.timeout_error(call)
                 if leading:
                     self._lead(waiter, min(left, nap))
                 else:
@@ -181,17 +181,17 @@ class Line:
                 self._resign(waiter)
 
     def _lead(self, waiter: _Waiter, seconds: float) -> None:
-        sock = self.link.sock
+        sock = self.transport.sock
         if sock is None:
-            wait([self._bell], [], min(seconds, 3600.0))
+            wait_ready([self._bell], [], min(seconds, 3600.0))
         else:
             # A thread that leaves something unsent, or connects, after this look rings the bell.
-            wait([self._bell, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
+            wait_ready([self._bell, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
         with self.mutex:
             self._polling = False
             self._bell.silence()
             self._pump()
-            self.link.close_ended()
+            self.transport.close_ended_sockets()
             if waiter.call.done:
                 self._resign(waiter)
 
@@ -199,12 +199,12 @@ class Line:
 
     def _catch_up(self) -> None:
         """Processes what has arrived, and continues what was interrupted."""
-        if self.session.unsent or self.link.news():
+        if self.session.unsent or self.transport.readable():
             self._pump()
 
     def _pump(self) -> None:
         try:
-            self.link.pump()
+            self.transport.receive()
         finally:
             self._tell()
         if self.session.unsent:  # the release of a grant that came too late, or what a greeting goes on with
@@ -212,7 +212,7 @@ class Line:
 
     def _flush(self) -> None:
         try:
-            if not self.link.flush():
+            if not self.transport.flush():
                 self._wake_leader()
         finally:
             self._tell()
@@ -222,13 +222,13 @@ class Line:
         now = time.monotonic()
         if now < self._next_attempt:
             return self._next_attempt - now
-        pause = self.link.pause()
+        pause = self.transport.next_backoff()
         self._next_attempt = now + pause
         return math.inf if self._connect() else pause
 
     def _connect(self) -> bool:
         try:
-            connected = self.link.connect()
+            connected = self.transport.connect()
         finally:
             self._tell()
         if connected:
@@ -243,7 +243,7 @@ class Line:
         if session.failure is not None:
             session.fail_pending()
             self._settle()
-        if self._adrift is not (self.link.sock is None):
+        if self._adrift is not (self.transport.sock is None):
             self._turn()
         while session.done:
             for waiter in tuple(self._waiting.get(session.done[-1], ())):
@@ -288,10 +288,10 @@ class Line:
     def _turn(self) -> None:
         """There is a connection, or there is none any more: how long each of those who wait will do so is
         another question now, and one of them has to connect."""
-        adrift = self.link.sock is None
+        adrift = self.transport.sock is None
         if adrift:
             if self._leader is None:
-                self.link.close_ended()
+                self.transport.close_ended_sockets()
             self._wake_leader()
             for waiters in list(self._waiting.values()):
                 for waiter in waiters:
@@ -305,7 +305,7 @@ class Line:
 
     def _settle(self) -> None:
         # Not under the leader's poll: the number of a closed file may be another file's a moment later.
-        if self._leader is None and self.link.settle():
+        if self._leader is None and self.transport.close_if_unneeded():
             self._bell.close()
 
     def _owing(self) -> bool:
@@ -380,11 +380,11 @@ class Line:
             owing = self._owing()
         if connected:
             with contextlib.suppress(LocksidecarError):
-                self.call(to_ping(), AT_ONCE)
+                self.call(to_ping(), NO_WAIT)
         elif owing:
             self._rescue()
 
-    def release(self, entry: Entry, confirm: Patience | None = None) -> None:
+    def release(self, entry: Entry, confirm: Timeouts | None = None) -> None:
         """confirm: the patience of the wait for the confirmation; None: none is requested."""
         call: Confirm | None = None
         try:
@@ -443,12 +443,12 @@ class Line:
                 self._leave(entry, self._clock(), None)
         self._mend(call)
 
-    def _confirm(self, call: Confirm, patience: Patience) -> None:
+    def _confirm(self, call: Confirm, timeouts: Timeouts) -> None:
         """Waits for the confirmation; raises Unconfirmed."""
         try:
             if not call.done:
                 try:
-                    self._await(call, patience)
+                    self._await(call, timeouts)
                 except BaseException:
                     self.abandon(call)
                     raise
@@ -469,7 +469,7 @@ class Line:
                     self._connect()
             if not bye.done:
                 with contextlib.suppress(LocksidecarError):
-                    self._await(bye, Patience(grace=BYE_WAIT, unmet=0.0, gone=0.0))
+                    self._await(bye, Timeouts(grace=BYE_WAIT, no_server=0.0, reconnect=0.0))
         finally:
             self.see_off()
 
@@ -508,28 +508,28 @@ class Line:
         session = self.session
         done = False
         while not done:
-            given_up = False
+            timed_out = False
             # By the end of it nothing is left in Redis of what was given up.
             left = max((session.debt - self._clock()) / 1e9, ANSWER_GRACE)
-            patience = Patience(left, unmet=left, gone=left)
+            timeouts = Timeouts(left, no_server=left, reconnect=left)
             try:
                 if (call := self._outstanding()) is not None:
-                    self._await(call, patience)
+                    self._await(call, timeouts)
                 else:
-                    self.call(to_ping(), patience)  # its answer tells that all before it was read
+                    self.call(to_ping(), timeouts)  # its answer tells that all before it was read
             except LocksidecarError:
-                given_up = True
+                timed_out = True
             with self.mutex:
                 # Under the mutex, so that a thread which owes anything later finds no rescuer. What was owed since
                 # the attempt began, or is by a thread that closed the client meanwhile, is worth another one.
-                over = given_up and self._clock() >= session.debt and not session.unsettled
+                over = timed_out and self._clock() >= session.debt and not session.unsettled
                 done = not self._owing() or over
                 if done:
                     self._rescuing = False
                     if session.failure is not None:
                         session.part()
                         self._tell()
-            if given_up and not done:
+            if timed_out and not done:
                 time.sleep(_RESCUE_PAUSE)
 
     def _outstanding(self) -> Call[Any] | None:
@@ -555,7 +555,7 @@ class Line:
         self._polling = False
         self._waiting.clear()
         self._rescuing = False
-        self.link.disown()
+        self.transport.close_inherited()
         self._bell.close()
 
 

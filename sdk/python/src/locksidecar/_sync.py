@@ -18,8 +18,8 @@ from ._core import Entry, Session, boottime
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, note
 from ._handles import Handles
 from ._line import Line
-from ._link import Link, Patience, socket_path
 from ._protocol import LockInfo
+from ._transport import Timeouts, Transport, socket_path
 
 __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
 
@@ -52,7 +52,7 @@ class Held(_held.Held):
         If another owner on this host waits for the lock, the lock passes to that owner, and the release is
         confirmed at once.
         """
-        self._line.release(self._entry, Patience.to_confirm(timeout) if confirm else None)
+        self._line.release(self._entry, Timeouts.for_confirm(timeout) if confirm else None)
 
 
 class Lock:
@@ -214,7 +214,7 @@ class Lock:
         line = client._usable()
         held: Held | None = None
         try:
-            line.call(call, Patience.to_acquire(options.timeout))
+            line.call(call, Timeouts.for_acquire(options.timeout))
             call.result()
             assert call.hold is not None
             _owners.claim(call.hold)
@@ -409,7 +409,7 @@ class Client:
         self._processes = {}
 
     def _call(self, call: Call[T]) -> T:
-        self._usable().call(call, Patience())
+        self._usable().call(call, Timeouts())
         return call.result()
 
     def _usable(self) -> Line:
@@ -422,7 +422,7 @@ class Client:
             if line is None or not line.usable():
                 if self._closed:
                     raise ClientClosed("the client was closed; make a new one with locksidecar.connect()")
-                here.line = line = Line(Link(Session(self.path), self._clock), self._clock)
+                here.line = line = Line(Transport(Session(self.path), self._clock), self._clock)
             return line
 
 

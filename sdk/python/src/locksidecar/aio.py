@@ -25,8 +25,8 @@ from ._core import Entry, Session, Stage, boottime
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, note
 from ._handles import Handles
 from ._line import TRIES, Line
-from ._link import BYE_WAIT, Link, Patience, Socket, socket_path
 from ._protocol import LockInfo
+from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
 
 __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
 
@@ -49,7 +49,7 @@ class _Wait:
 
     call: Call[Any]
     future: asyncio.Future[None]
-    patience: Patience
+    timeouts: Timeouts
     timer: asyncio.TimerHandle | None = None
 
 
@@ -60,11 +60,11 @@ class _Line:
     connect again.
     """
 
-    def __init__(self, link: Link, clock: Callable[[], int]) -> None:
+    def __init__(self, transport: Transport, clock: Callable[[], int]) -> None:
         self.loop = _running_loop()
         self.pid = os.getpid()
-        self.link = link
-        self.session = link.session
+        self.transport = transport
+        self.session = transport.session
         self.clock = clock
         self._waiting: dict[Call[Any], _Wait] = {}
         self._bodies: dict[Hold, list[_Body]] = {}  # to be cancelled if the hold is lost
@@ -77,27 +77,27 @@ class _Line:
 
     # --- Calls ---
 
-    async def call(self, call: Call[Any], patience: Patience) -> None:
+    async def call(self, call: Call[Any], timeouts: Timeouts) -> None:
         """Sends call and waits until it is done, whatever comes of it.
 
         If this raises, call is abandoned, unless it is done.
         """
         try:
             self.session.ask(call, self.clock())
-            await self._wait(call, patience)
+            await self._wait(call, timeouts)
         except BaseException:
             self.abandon(call)
             raise
 
-    async def _wait(self, call: Call[Any], patience: Patience) -> None:
+    async def _wait(self, call: Call[Any], timeouts: Timeouts) -> None:
         self._flush()
-        if self.link.sock is None:
+        if self.transport.sock is None:
             self._connect()
         if call.done:
             return
-        wait = self._waiting[call] = _Wait(call, self.loop.create_future(), patience)
+        wait = self._waiting[call] = _Wait(call, self.loop.create_future(), timeouts)
         try:
-            if self._attempt is None and self.link.sock is None:
+            if self._attempt is None and self.transport.sock is None:
                 self._connect()  # now something is at stake
             self._arm(wait)
             await wait.future
@@ -112,9 +112,9 @@ class _Line:
             wait.timer = None
         if wait.future.done():
             return
-        left = self.link.give_up_at(wait.patience) - time.monotonic()
+        left = self.transport.expires_at(wait.timeouts) - time.monotonic()
         if left <= 0:
-            wait.future.set_exception(self.link.given_up(wait.call))
+            wait.future.set_exception(self.transport.timeout_error(wait.call))
         elif left != math.inf:
             wait.timer = self.loop.call_later(left, self._arm, wait)
 
@@ -141,17 +141,17 @@ class _Line:
         if self._attempt is not None:
             self._attempt.cancel()
             self._attempt = None
-        if not self.link.connect():
+        if not self.transport.connect():
             stake = self._waiting or self.clock() < max(self._stake_until, self.session.debt)
             if stake and self.session.stage is Stage.ADRIFT and not self.loop.is_closed():
-                self._attempt = self.loop.call_later(self.link.pause(), self._connect)
+                self._attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
         self._flush()
 
     def _pump(self) -> None:
         if self._left:
             return
         try:
-            self.link.pump()
+            self.transport.receive()
         except BaseException:
             self._continue()
             raise
@@ -168,15 +168,15 @@ class _Line:
     def _catch_up(self) -> None:
         """Processes what has arrived, and continues what was interrupted."""
         self.own()
-        if self.link.news():
+        if self.transport.readable():
             self._pump()
 
     def _flush(self) -> None:
         if self._left:
             return
         try:
-            done = self.link.flush()
-            if self.link.sock is not self._socket:
+            done = self.transport.flush()
+            if self.transport.sock is not self._socket:
                 self._attend()
             if not done and not self._writing:
                 self._writing = True
@@ -196,7 +196,7 @@ class _Line:
 
     def _attend(self) -> None:
         """Has the loop watch the socket that there is now."""
-        sock = self.link.sock if self.session.stage is not Stage.OVER else None
+        sock = self.transport.sock if self.session.stage is not Stage.OVER else None
         if sock is self._socket:
             return
         before, self._socket = self._socket, sock
@@ -210,8 +210,8 @@ class _Line:
             self.loop.add_reader(sock.fileno(), self._pump)
         elif self.session.stage is Stage.ADRIFT and self._attempt is None:
             self._stake_until = self.session.live_until()
-            self._attempt = self.loop.call_later(self.link.pause(), self._connect)
-        self.link.close_ended()
+            self._attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
+        self.transport.close_ended_sockets()
         for wait in list(self._waiting.values()):
             self._arm(wait)
 
@@ -230,9 +230,9 @@ class _Line:
             for body in self._bodies.get(session.lost[0], ()):
                 body.interrupt()
             session.lost.pop(0)
-        if self.link.sock is not self._socket or session.failure is not None:
+        if self.transport.sock is not self._socket or session.failure is not None:
             self._attend()
-            self.link.settle()
+            self.transport.close_if_unneeded()
 
     # --- Holds ---
 
@@ -287,12 +287,12 @@ class _Line:
             self._owe()
         return call
 
-    async def confirmation(self, call: Confirm, patience: Patience) -> None:
+    async def confirmation(self, call: Confirm, timeouts: Timeouts) -> None:
         """Waits for the confirmation; raises Unconfirmed. A call that is not done when this ends is abandoned."""
         try:
             if not call.done:
                 try:
-                    await self._wait(call, patience)
+                    await self._wait(call, timeouts)
                 except BaseException:
                     self.abandon(call)
                     raise
@@ -315,7 +315,7 @@ class _Line:
         if self.clock() < session.deadline(hold):
             return False
         self._connect()
-        self.link.hasten()
+        self.transport.finish_greeting()
         self._flush()
         return True
 
@@ -337,7 +337,7 @@ class _Line:
         try:
             if not bye.done:
                 with contextlib.suppress(LocksidecarError):
-                    await self._wait(bye, Patience(grace=BYE_WAIT, unmet=0.0, gone=0.0))
+                    await self._wait(bye, Timeouts(grace=BYE_WAIT, no_server=0.0, reconnect=0.0))
         finally:
             self.see_off()
 
@@ -347,7 +347,7 @@ class _Line:
         if self.loop.is_closed():  # no task waits in it, and it can be told nothing
             self._waiting.clear()
             self._bodies.clear()
-        self.link.flush()
+        self.transport.flush()
         self._tell()
         self._left = True
         if self._attempt is not None:
@@ -356,8 +356,8 @@ class _Line:
         if sock is not None and not self.loop.is_closed():
             self.loop.remove_reader(sock.fileno())
             self.loop.remove_writer(sock.fileno())
-        if not self.link.closed:
-            Line(self.link, self.clock).see_off()
+        if not self.transport.closed:
+            Line(self.transport, self.clock).see_off()
 
     def own(self) -> None:
         """A forked child has nothing of its parent's. Not every fork runs the hooks of os.register_at_fork()."""
@@ -372,7 +372,7 @@ class _Line:
         self._attempt = None
         self._waiting.clear()
         self._bodies.clear()
-        self.link.disown()
+        self.transport.close_inherited()
 
 
 class _Body:
@@ -478,7 +478,7 @@ class Held(_held.Held):
         if not confirm:
             self._line.release(self._entry)
             return None
-        return self._line.confirmation(self._line.release_confirmed(self._entry), Patience.to_confirm(timeout))
+        return self._line.confirmation(self._line.release_confirmed(self._entry), Timeouts.for_confirm(timeout))
 
     def _leave(
         self, exc: BaseException | None, confirm: bool, timeout: float | None
@@ -749,7 +749,7 @@ class Client:
 
     def __del__(self) -> None:
         line = self._line
-        if line is None or line.pid != os.getpid() or line.link.sock is None or sys.is_finalizing():
+        if line is None or line.pid != os.getpid() or line.transport.sock is None or sys.is_finalizing():
             return
         warnings.warn(
             f"unclosed {self!r}: call aclose(), or use async with", ResourceWarning, stacklevel=1, source=self
@@ -780,7 +780,7 @@ class Client:
     async def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
         line = self._usable()
         call = to_acquire(name, owner, options, self._clock())
-        await line.call(call, Patience.to_acquire(options.timeout))
+        await line.call(call, Timeouts.for_acquire(options.timeout))
         try:
             call.result()
             assert call.hold is not None
@@ -790,7 +790,7 @@ class Client:
             raise
 
     async def _call(self, call: Call[T]) -> T:
-        await self._usable().call(call, Patience())
+        await self._usable().call(call, Timeouts())
         return call.result()
 
     def _usable(self) -> _Line:
@@ -804,7 +804,7 @@ class Client:
         if self._line is None or not self._line.usable():
             if self._closed:
                 raise ClientClosed("the client was closed; make a new one with locksidecar.aconnect()")
-            self._line = _Line(Link(Session(self.path), self._clock), self._clock)
+            self._line = _Line(Transport(Session(self.path), self._clock), self._clock)
         return self._line
 
     def _move(self, loop: asyncio.AbstractEventLoop) -> None:

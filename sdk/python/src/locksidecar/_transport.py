@@ -27,7 +27,7 @@ DEFAULT_SOCKET: Final = "/run/locksidecar/locksidecar.sock"
 # met one yet, …
 CONNECT_WAIT: Final = 2.0
 # … and after a connection, which makes it more likely that it comes back.
-RESUME_WAIT: Final = 10.0
+RECONNECT_WAIT: Final = 10.0
 # How much later than due an answer may come before the sidecar is taken for stopped, seconds.
 ANSWER_GRACE: Final = 5.0
 # The same for an acquire, whose caller has said how long it may take.
@@ -37,17 +37,17 @@ GREETING_WAIT: Final = 1.0
 # How long close() waits for the answer to bye, seconds.
 BYE_WAIT: Final = 1.0
 
-_CHUNK: Final = 65_536
+_RECV_SIZE: Final = 65_536
 # Only for polls that do not wait: so it does not matter that monkey patching may replace it later. None: eventlet
 # has removed it.
 _POLL: Final = getattr(select, "poll", None)
 # Without a signal: a program that dies of SIGPIPE shall not die because the sidecar did.
-_FLAGS: Final = (getattr(socket, "MSG_NOSIGNAL", 0),)
+_SEND_FLAGS: Final = (getattr(socket, "MSG_NOSIGNAL", 0),)
 
 # What recv() and send() raise when the other end is gone. No other OSError tells that: there may be no memory,
 # or a signal's handler raised a TimeoutError. To take the connection for ended then, and close it, would give
 # away locks that are believed to be held.
-_ENDED: Final = (ConnectionResetError, BrokenPipeError)
+_PEER_CLOSED: Final = (ConnectionResetError, BrokenPipeError)
 
 
 def require_linux() -> None:
@@ -92,29 +92,29 @@ def dial(path: str) -> Socket:
     return sock
 
 
-def starting(error: OSError) -> bool:
+def may_be_starting(error: OSError) -> bool:
     """Whether a sidecar that is just starting, or has many clients at once, explains the error."""
     return error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
 
 
-class Pauses:
+class Backoff:
     """How long to wait between attempts to connect, so that the clients of a host do not come all at once."""
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._delay = 0.0
 
     def next(self) -> float:
         """Seconds."""
-        pause = self._next * random.uniform(0.5, 1.0)
-        self._next = min(max(self._next * 1.5, 0.005), 0.1)
-        return pause
+        delay = self._delay * random.uniform(0.5, 1.0)
+        self._delay = min(max(self._delay * 1.5, 0.005), 0.1)
+        return delay
 
 
-class Readable(Protocol):
+class HasFileno(Protocol):
     def fileno(self) -> int: ...
 
 
-def wait(reads: Sequence[Readable], writes: Sequence[Readable], seconds: float) -> None:
+def wait_ready(reads: Sequence[HasFileno], writes: Sequence[HasFileno], seconds: float) -> None:
     """Waits until one of reads has something to read, or one of writes has room, or the seconds have passed.
 
     The functions are looked up when they are used, because monkey patching may replace them at any time: gevent puts
@@ -122,26 +122,26 @@ def wait(reads: Sequence[Readable], writes: Sequence[Readable], seconds: float) 
     """
     if sys.platform != "win32" and hasattr(select, "poll"):
         poll = select.poll()
-        for thing in reads:
-            poll.register(thing, select.POLLIN | (select.POLLOUT if thing in writes else 0))
+        for file in reads:
+            poll.register(file, select.POLLIN | (select.POLLOUT if file in writes else 0))
         poll.poll(seconds * 1000)
     else:
         select.select(reads, writes, [], seconds)
 
 
 @dataclass(slots=True)
-class Patience:
+class Timeouts:
     """How long one call puts up with what, in seconds from its beginning."""
 
-    wait: float = 0.0  # for its answer, once asked
+    answer: float = 0.0  # for its answer, once asked
     grace: float = ANSWER_GRACE  # for an answer that is late
-    unmet: float = CONNECT_WAIT  # while no sidecar listens, and none has before
-    gone: float = RESUME_WAIT  # while no sidecar listens any more
-    most: float = math.inf  # with all of these together
-    began: float = field(default_factory=time.monotonic)
+    no_server: float = CONNECT_WAIT  # while no sidecar listens, and none has before
+    reconnect: float = RECONNECT_WAIT  # while no sidecar listens any more
+    total: float = math.inf  # with all of these together
+    started: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def to_acquire(cls, timeout: float | None) -> Patience:
+    def for_acquire(cls, timeout: float | None) -> Timeouts:
         if timeout is None:
             return cls(math.inf)
         # A restart shall not be noticed, so an acquire that does not wait for the lock waits for a short restart.
@@ -149,22 +149,22 @@ class Patience:
         return cls(
             timeout,
             grace=max(CONNECT_WAIT - timeout, ACQUIRE_GRACE),
-            unmet=min(timeout, CONNECT_WAIT),
-            gone=min(max(timeout, CONNECT_WAIT), RESUME_WAIT),
+            no_server=min(timeout, CONNECT_WAIT),
+            reconnect=min(max(timeout, CONNECT_WAIT), RECONNECT_WAIT),
         )
 
     @classmethod
-    def to_confirm(cls, timeout: float | None) -> Patience:
+    def for_confirm(cls, timeout: float | None) -> Timeouts:
         """A timeout below 0 is no error, but one that has passed: the lock has to be released in any case."""
         if timeout is not None:
             check_number("timeout", timeout)
-        return cls(math.inf, most=math.inf if timeout is None else max(0.0, timeout))
+        return cls(math.inf, total=math.inf if timeout is None else max(0.0, timeout))
 
 
-AT_ONCE: Final = Patience(unmet=0.0, gone=0.0, began=0.0)
+NO_WAIT: Final = Timeouts(no_server=0.0, reconnect=0.0, started=0.0)
 
 
-def explain(path: str, error: OSError) -> LocksidecarError:
+def connect_error(path: str, error: OSError) -> LocksidecarError:
     match error.errno:
         case errno.ENOENT:
             return Unavailable(
@@ -184,11 +184,11 @@ def explain(path: str, error: OSError) -> LocksidecarError:
                 f"cannot connect to the sidecar at {path}: {error.strerror}. Raise the limit of open files (ulimit -n)"
             )
         case errno.EACCES | errno.EPERM:
-            return Denied(f"this process may not connect to {path}: {_permission(path)}")
+            return Denied(f"this process may not connect to {path}: {_permission_hint(path)}")
     return Unavailable(f"cannot connect to the sidecar at {path}: {error.strerror or error}")
 
 
-def _permission(path: str) -> str:
+def _permission_hint(path: str) -> str:
     if sys.platform == "win32":
         return ""
     import grp
@@ -204,7 +204,7 @@ def _permission(path: str) -> str:
     return f"run it as a member of the group {group} (the socket's mode is {status.st_mode & 0o777:04o})"
 
 
-def _keep(results: list[T], function: Callable[..., T], *args: tuple[object]) -> None:
+def _append_result(results: list[T], function: Callable[..., T], *args: tuple[object]) -> None:
     """Appends the result of function to results, and does so even if a signal's handler raises meanwhile.
 
     Python runs handlers when a call is over, before the result is assigned to anything. A count or bytes
@@ -214,7 +214,7 @@ def _keep(results: list[T], function: Callable[..., T], *args: tuple[object]) ->
     results.extend(map(function, *args))
 
 
-class Link:
+class Transport:
     """Moves a session's bytes over a non-blocking socket, and over another one when that has ended.
 
     The sidecar gives a session's locks away when this end closes the connection. So that never happens while
@@ -227,19 +227,19 @@ class Link:
         self.session = session
         self.closed = False
         self.sock: Socket | None = None
-        self._news: Any = None  # a poll() of the socket
-        # Sockets that ended, to be closed by close_ended() when no thread waits on them any more: the number
+        self._poll: Any = None  # a poll() of the socket
+        # Sockets that ended, to be closed by close_ended_sockets() when no thread waits on them any more: the number
         # of a closed file may be another file's a moment later.
-        self._ended: list[Socket] = []
+        self._ended_sockets: list[Socket] = []
         self._clock = clock
         self._met = False  # has been served
         self._serving = False
         self._since = time.monotonic()  # of the last change between being served and not
-        self._connected = 0.0  # when this connection was made
-        self._haste = 0.0  # how long hasten() may still wait on it
-        self._pauses = Pauses()  # since it was served
-        self._error = OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # of the last attempt
-        self._live_until = -1  # of a failed session, once known
+        self._connected_at = 0.0  # when this connection was made
+        self._greeting_budget = 0.0  # how long finish_greeting() may still wait on it
+        self._backoff = Backoff()  # since it was served
+        self._last_error = OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # of the last attempt
+        self._last_deadline = -1  # of a failed session, once known
 
     # --- Connections ---
 
@@ -247,51 +247,51 @@ class Link:
         """Connects, if there is no connection, at once or not at all; tells whether there is one now."""
         session = self.session
         if session.stage is Stage.ADRIFT:
-            self._follow()
+            self._follow_stage()
             if self.sock is None:
                 try:
                     sock = dial(session.path)
                 except OSError as e:
                     if e.errno is None:  # a handler of a signal raised it
                         raise
-                    self._error = e.with_traceback(None)
-                    if not self._met and not starting(e):
-                        error = explain(session.path, e)
+                    self._last_error = e.with_traceback(None)
+                    if not self._met and not may_be_starting(e):
+                        error = connect_error(session.path, e)
                         session.fail(sentence(str(error)), type(error))
                     return False
-                news = None
+                poll = None
                 if sys.platform != "win32" and _POLL is not None:
-                    news = _POLL()
-                    news.register(sock, select.POLLIN)
+                    poll = _POLL()
+                    poll.register(sock, select.POLLIN)
                 # Commit:
-                self._news = news
+                self._poll = poll
                 self.sock = sock
-            self._connected = time.monotonic()
-            self._haste = GREETING_WAIT
+            self._connected_at = time.monotonic()
+            self._greeting_budget = GREETING_WAIT
             session.begin(self._clock())
             self.flush()
         return self.sock is not None
 
-    def pause(self) -> float:
+    def next_backoff(self) -> float:
         """How long to wait between this attempt to connect and the next."""
-        return self._pauses.next()
+        return self._backoff.next()
 
-    def give_up_at(self, patience: Patience) -> float:
+    def expires_at(self, timeouts: Timeouts) -> float:
         """When a caller with that patience gives up, as things are now, by time.monotonic(); inf: never."""
-        most = patience.began + patience.most
+        end = timeouts.started + timeouts.total
         if self._serving:
-            return min(most, max(patience.began + patience.wait, self._since) + patience.grace)
-        until = max(patience.began, self._since) + (patience.gone if self._met else patience.unmet)
+            return min(end, max(timeouts.started + timeouts.answer, self._since) + timeouts.grace)
+        until = max(timeouts.started, self._since) + (timeouts.reconnect if self._met else timeouts.no_server)
         if self.sock is not None:
-            until = max(until, self._connected + patience.grace)
-        return min(most, until)
+            until = max(until, self._connected_at + timeouts.grace)
+        return min(end, until)
 
-    def given_up(self, call: Call[Any]) -> LocksidecarError:
+    def timeout_error(self, call: Call[Any]) -> LocksidecarError:
         """Why, as things are now, the caller of call gave up."""
         if isinstance(call, Confirm) and self._serving:
             return TookTooLong("no confirmation came in time; is Redis slow or away, or the sidecar stopped?")
         if self.sock is None:
-            error = explain(self.session.path, self._error)
+            error = connect_error(self.session.path, self._last_error)
         else:
             error = Unavailable(
                 f"the sidecar at {self.session.path} does not answer; is it stopped or overloaded?",
@@ -304,34 +304,34 @@ class Link:
             return Unavailable(what, may_have_happened=error.may_have_happened or call.sent)
         return type(error)(what)
 
-    def news(self) -> bool:
-        """Whether there may be something for pump(). To ask costs less than a recv() that finds nothing."""
+    def readable(self) -> bool:
+        """Whether there may be something for receive(). To ask costs less than a recv() that finds nothing."""
         session = self.session
         if session.stage is not Stage.SERVING or session.unfinished():
             return True
-        return self._news is None or bool(self._news.poll(0))
+        return self._poll is None or bool(self._poll.poll(0))
 
-    def pump(self) -> None:
+    def receive(self) -> None:
         """Reads all that has arrived, and processes it. If it is interrupted it is called again."""
         session = self.session
         if session.unfinished():
             session.process(self._clock())
         while self.sock is not None and session.stage > Stage.ADRIFT:
             try:
-                _keep(session.arrived, self.sock.recv, (_CHUNK,))
+                _append_result(session.arrived, self.sock.recv, (_RECV_SIZE,))
             except BlockingIOError:
                 break
-            except _ENDED:
-                self._lose()
+            except _PEER_CLOSED:
+                self._on_disconnected()
                 break
             size = sum(map(len, session.arrived))
             session.process(self._clock())
             if size == 0:
-                self._lose()
-            elif size < _CHUNK:
+                self._on_disconnected()
+            elif size < _RECV_SIZE:
                 break
         if session.stage is Stage.ADRIFT or self._serving is not (session.stage is Stage.SERVING):
-            self._follow()
+            self._follow_stage()
 
     def flush(self) -> bool:
         """Sends what can be sent without waiting; tells whether that was all."""
@@ -340,82 +340,82 @@ class Link:
         while session.unsent and self.sock is not None:
             sent.clear()
             try:
-                _keep(sent, self.sock.send, (session.unsent,), _FLAGS)
+                _append_result(sent, self.sock.send, (session.unsent,), _SEND_FLAGS)
             except BlockingIOError:
                 return False
-            except _ENDED:
-                self.pump()  # the sidecar may have said why
-                self._lose()
+            except _PEER_CLOSED:
+                self.receive()  # the sidecar may have said why
+                self._on_disconnected()
             finally:
                 if sent:  # no call here: before it returned a handler might raise
                     del session.unsent[: sent[0]]
         return True
 
-    def hasten(self) -> None:
+    def finish_greeting(self) -> None:
         """Goes on with a greeting, and waits for it, though not for long over all of its calls."""
-        began = time.monotonic()
-        until = began + self._haste
+        started = time.monotonic()
+        until = started + self._greeting_budget
         while (sock := self.sock) is not None and self.session.stage in (Stage.GREETING, Stage.CLAIMING):
             left = until - time.monotonic()
             if left <= 0:
                 break
-            wait([sock], [sock] if self.session.unsent else [], left)
-            self.pump()
+            wait_ready([sock], [sock] if self.session.unsent else [], left)
+            self.receive()
             self.flush()
-        self._haste -= time.monotonic() - began
+        self._greeting_budget -= time.monotonic() - started
 
-    def _lose(self) -> None:
+    def _on_disconnected(self) -> None:
         """The connection has ended."""
         if self.session.stage is Stage.GREETING:
-            self._error = OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+            self._last_error = OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         self.session.end(self._clock())
-        self._follow()
+        self._follow_stage()
 
-    def _follow(self) -> None:
+    def _follow_stage(self) -> None:
         """Keeps up with the session's stage. If it is interrupted it is called again."""
         stage = self.session.stage
         if stage is Stage.ADRIFT and self.sock is not None:
-            self._ended.append(self.sock)
+            self._ended_sockets.append(self.sock)
             self.sock = None
         serving = stage is Stage.SERVING
         if self._serving is not serving:
             since = time.monotonic()
-            pauses = Pauses() if serving else self._pauses
+            backoff = Backoff() if serving else self._backoff
             # Commit:
             self._met = self._met or serving
-            self._pauses = pauses
+            self._backoff = backoff
             self._since = since
             self._serving = serving
 
-    def close_ended(self) -> None:
-        while self._ended:
-            self._ended[-1].close()
-            self._ended.pop()
+    def close_ended_sockets(self) -> None:
+        while self._ended_sockets:
+            self._ended_sockets[-1].close()
+            self._ended_sockets.pop()
 
     # --- The end ---
 
-    def settle(self) -> bool:
+    def close_if_unneeded(self) -> bool:
         """Closes the socket of a failed session if its holds cannot be believed in; tells whether it is closed."""
         session = self.session
         if self.closed or session.stage is not Stage.OVER:
             return self.closed  # as long as bye has to be said it is not
         if session.live and self.sock is not None:
-            if self._live_until < 0:
-                self._live_until = session.live_until()
-            if self._clock() < self._live_until:
+            if self._last_deadline < 0:
+                self._last_deadline = session.live_until()
+            if self._clock() < self._last_deadline:
                 return False
         self.closed = True
-        self.close_ended()
+        self.close_ended_sockets()
         if self.sock is not None:
             self.sock.close()
         return True
 
-    def disown(self) -> None:
+    def close_inherited(self) -> None:
         """In a forked child: gives up this process's copies of the sockets, and only that."""
         self.session.inherited = True
         self.session.fail("This process was forked; the connection is its parent's.")
         self.closed = True
         sock, self.sock = self.sock, None
-        for inherited in (sock, *self._ended):
+        for inherited in (sock, *self._ended_sockets):
             if inherited is not None and inherited.fileno() >= 0:
                 os.close(inherited.detach())
