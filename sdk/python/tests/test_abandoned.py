@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 from fake import PATIENCE, FakeSidecar
 from talk import S, Talk
-from test_restart import join_rescuers
+from test_restart import join_releasers
 
 import locksidecar
 from locksidecar import Client, Deadlock, aio
@@ -127,7 +127,7 @@ def test_failed_session_has_nothing_unsettled(talk: Talk) -> None:
 def interrupt_acquire(sidecar: FakeSidecar, client: Client, felt: threading.Event) -> None:
     """Has a signal interrupt the main thread while it waits for an acquire, until it says that it felt it."""
     sidecar.wait_for(lambda: sidecar.requests("acquire"))
-    while not (client._line is not None and client._line._polling):
+    while not (client._shared is not None and client._shared._polling):
         os.sched_yield()
     while not felt.wait(0):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -145,9 +145,9 @@ def test_acquire_that_an_interrupted_thread_repeats_is_granted_a_hold_of_its_own
     def interrupt() -> None:
         interrupt_acquire(sidecar, client, felt)
         sidecar.wait_for(lambda: sidecar.requests("cancel"))
-        line = client._line
-        assert line is not None
-        while not (len(line._waiting) > 1 or len(sidecar.requests("acquire")) > 1 or asked.is_set()):
+        shared = client._shared
+        assert shared is not None
+        while not (len(shared._waiting) > 1 or len(sidecar.requests("acquire")) > 1 or asked.is_set()):
             os.sched_yield()
         sidecar.answer_all()
 
@@ -170,8 +170,8 @@ def test_acquire_that_an_interrupted_thread_repeats_is_granted_a_hold_of_its_own
 def test_rescuer_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> None:
     """They did so as one waiter: then both of them waited on the socket, and poll() refused one of them."""
     client = locksidecar.connect(sidecar.path)
-    line = client._line
-    assert line is not None
+    shared = client._shared
+    assert shared is not None
     sidecar.silent = True
     felt = threading.Event()
     thread = threading.Thread(target=interrupt_acquire, args=(sidecar, client, felt))
@@ -180,13 +180,13 @@ def test_rescuer_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> Non
         client.lock("n").acquire()
     felt.set()
     thread.join()
-    while not line._waiting:  # the rescuer waits for the answer
+    while not shared._waiting:  # the rescuer waits for the answer
         os.sched_yield()
 
     def answer() -> None:
         sidecar.wait_for(lambda: sidecar.requests("bye"))
         end = time.monotonic() + PATIENCE
-        while sum(map(len, line._waiting.values())) < 2 and time.monotonic() < end:
+        while sum(map(len, shared._waiting.values())) < 2 and time.monotonic() < end:
             os.sched_yield()
         sidecar.answer_all()
 
@@ -194,7 +194,7 @@ def test_rescuer_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> Non
     answering.start()
     client.close()
     answering.join()
-    join_rescuers()
+    join_releasers()
     sidecar.wait_for(lambda: not sidecar.connections())
     assert not sidecar.holder("n")
 
@@ -208,8 +208,8 @@ def test_interrupts_of_what_completes_an_interrupted_acquire_leave_no_lock_behin
         pass
 
     sidecar.silent = True
-    line = client._line
-    assert line is not None
+    shared = client._shared
+    assert shared is not None
     felt: list[int] = []
     left = threading.Event()
     armed = True
@@ -221,9 +221,9 @@ def test_interrupts_of_what_completes_an_interrupted_acquire_leave_no_lock_behin
 
     def interrupt() -> None:
         sidecar.wait_for(lambda: sidecar.requests("acquire"))
-        while not line._polling:
+        while not shared._polling:
             os.sched_yield()
-        with line.mutex:
+        with shared.mutex:
             for n in range(1, 30):
                 while len(felt) < n and not left.is_set():
                     # One that arrives just before the main thread waits is felt with the next one only.
@@ -247,7 +247,7 @@ def test_interrupts_of_what_completes_an_interrupted_acquire_leave_no_lock_behin
     sidecar.answer_all()
     sidecar.wait_for(lambda: sidecar.requests("release"))  # though the client is not used any more
     sidecar.wait_for(lambda: not sidecar.holder("n"))
-    assert line._leader is None or line._leader.enlisted
+    assert shared._leader is None or shared._leader.registered
     assert client.ping() == "ok"
 
 

@@ -247,14 +247,14 @@ async def test_deadline_is_that_of_its_own_clock(sidecar: FakeSidecar, other: ai
             fired = asyncio.Event()
             body = held._body
             assert body is not None
-            connection = held._line
-            lost = connection.lost
+            shared = held._shared
+            lost = shared.lost
 
             def look(entry: locksidecar._core.Entry) -> str:
                 fired.set()
                 return lost(entry)
 
-            connection.lost = look  # type: ignore[method-assign]
+            shared.lost = look  # type: ignore[method-assign]
             await fired.wait()
             held.check()
             now += S // 100
@@ -396,20 +396,20 @@ async def test_grant_read_in_the_same_step_as_the_cancellation_is_released(
     sidecar: FakeSidecar, client: aio.Client
 ) -> None:
     task = asyncio.create_task(client.lock("n").acquire())
-    connection = client._line
-    assert connection is not None
-    tell = connection._tell
+    shared = client._shared
+    assert shared is not None
+    tell = shared._notify
 
     def tell_and_cancel() -> None:
-        granted = bool(connection.session.done)
+        granted = bool(shared.session.done)
         tell()
         if granted:
             task.cancel()
 
-    connection._tell = tell_and_cancel  # type: ignore[method-assign]
+    shared._notify = tell_and_cancel  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         await task
-    connection._tell = tell  # type: ignore[method-assign]
+    shared._notify = tell  # type: ignore[method-assign]
     await until(sidecar, lambda: sidecar.requests("release"))
     await free(sidecar, "n")
 
@@ -485,18 +485,18 @@ async def test_a_socket_that_is_full_is_written_later(sidecar: FakeSidecar, clie
     locks = [client.lock(f"n{i}") for i in range(50)]
     for lock in locks:
         await lock.acquire()
-    connection = client._line
-    assert connection is not None
-    assert connection.transport.sock is not None
-    connection.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    shared = client._shared
+    assert shared is not None
+    assert shared.transport.sock is not None
+    shared.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     sidecar.reading = False
     for lock in locks:
         lock.release()
-    assert connection._writing
+    assert shared._writing
     sidecar.read_again()
     await until(sidecar, lambda: not any(sidecar.holder(f"n{i}") for i in range(50)))
     assert await client.ping() == "ok"
-    assert not connection._writing
+    assert not shared._writing
 
 
 async def test_close(sidecar: FakeSidecar, other: aio.Client) -> None:
@@ -597,7 +597,7 @@ async def test_process_that_wakes_late_reads_what_has_arrived_first(
     lock = other.lock("n")
     await lock.acquire()
     held = lock.held
-    held._line.clock = clock
+    held._shared.clock = clock
     held.check()
     assert looks > stopped_at
     looks = 0
@@ -617,7 +617,9 @@ class SoftTimeLimit(Exception):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(Handles, "push"), (Handles, "remove"), (aio.Held, "_leave")], ids=["push", "remove", "leave"]
+    ("owner", "name"),
+    [(Handles, "push"), (Handles, "remove"), (aio.Held, "_end_block")],
+    ids=["push", "remove", "end_block"],
 )
 async def test_interrupt_around_a_grant_leaves_no_lock_held(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch, owner: type, name: str

@@ -14,7 +14,7 @@ from functools import partialmethod
 import pytest
 from fake import PATIENCE, FakeSidecar
 from talk import S, Talk
-from test_restart import join_rescuers
+from test_restart import join_releasers
 from test_sync import ctrl_c
 
 import locksidecar
@@ -515,15 +515,15 @@ def test_release_while_no_sidecar_listens_is_confirmed_later(
         sidecar.deafen()
         sidecar.die()
     releasing = pool.submit(lock.release, confirm=True)
-    line = client._line
-    assert line is not None
-    while not any(isinstance(call, Confirm) for call in line._waiting):
+    shared = client._shared
+    assert shared is not None
+    while not any(isinstance(call, Confirm) for call in shared._waiting):
         os.sched_yield()
     assert sidecar.holder("n")
     sidecar.listen()
     assert releasing.result(PATIENCE) is None
     assert not sidecar.holder("n")
-    join_rescuers()
+    join_releasers()
 
 
 def test_release_without_a_sidecar_is_not_confirmed(
@@ -542,7 +542,7 @@ def test_release_without_a_sidecar_is_not_confirmed(
     assert "This confirm" not in str(e.value)
     sidecar.listen()
     sidecar.wait_for(lambda: not sidecar.holder("n"))  # it is delivered all the same
-    join_rescuers()
+    join_releasers()
 
 
 def test_sidecar_without_its_state_confirms_nothing(

@@ -315,10 +315,10 @@ async def test_release_while_no_sidecar_listens_is_confirmed_later(sidecar: Fake
         sidecar.deafen()
         sidecar.die()
     releasing = asyncio.ensure_future(held.release(confirm=True))
-    line = client._line
-    assert line is not None
+    shared = client._shared
+    assert shared is not None
     await asyncio.sleep(0)
-    assert any(isinstance(call, Confirm) for call in line._waiting)
+    assert any(isinstance(call, Confirm) for call in shared._waiting)
     assert sidecar.holder("n")
     sidecar.listen()
     await asyncio.wait_for(releasing, PATIENCE)

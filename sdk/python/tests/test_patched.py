@@ -87,10 +87,10 @@ def test_client_made_before_the_patching_uses_the_locks_that_are_in_place_at_its
 
     monkeypatch.setattr(threading, "Lock", patched)
     assert client.ping() == "ok"
-    assert client._here().guard in made
-    assert client._here().renewing in made
-    assert client._line is not None
-    assert client._line.mutex in made
+    assert client._process_state().handles_lock in made
+    assert client._process_state().session_lock in made
+    assert client._shared is not None
+    assert client._shared.mutex in made
     client.close()
 
 

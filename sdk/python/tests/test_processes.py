@@ -125,14 +125,14 @@ def test_child_of_a_fork_in_c_closes_its_copy_of_the_socket_at_its_first_use(
     sidecar: FakeSidecar, client: Client
 ) -> None:
     client.ping()
-    line = client._line
-    assert line is not None
-    assert line.transport.sock is not None
-    inherited = line.transport.sock.fileno()
+    shared = client._shared
+    assert shared is not None
+    assert shared.transport.sock is not None
+    inherited = shared.transport.sock.fileno()
 
     def child() -> None:
         with contextlib.suppress(OSError):
-            client._here()
+            client._process_state()
             os.fstat(inherited)
             os._exit(3)
 
@@ -191,7 +191,7 @@ def test_fork_while_another_thread_is_about_to_release(sidecar: FakeSidecar, cli
     inside, forked = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with client._here().guard:
+        with client._process_state().handles_lock:
             inside.set()
             forked.wait(PATIENCE)
 

@@ -35,7 +35,7 @@ from locksidecar import (
     _transport,
 )
 from locksidecar._calls import Call
-from locksidecar._line import Line
+from locksidecar._shared_session import SharedSession
 from locksidecar._transport import Socket, Timeouts, Transport
 
 S = 1_000_000_000
@@ -74,14 +74,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Timeouts, "for_acquire", lambda timeout: Timeouts(float("inf") if timeout is None else timeout))
 
 
-def rescuers() -> list[Line]:
+def running_releasers() -> list[SharedSession]:
     """The lines whose rescuer runs."""
-    return [thing for thing in list(_fork._all) if isinstance(thing, Line) and thing._rescuing]
+    return [thing for thing in list(_fork._registered) if isinstance(thing, SharedSession) and thing._releaser_running]
 
 
-def join_rescuers() -> None:
+def join_releasers() -> None:
     end = time.monotonic() + PATIENCE
-    while rescuers():
+    while running_releasers():
         assert time.monotonic() < end
         os.sched_yield()
 
@@ -104,7 +104,7 @@ def test_lock_is_held_as_if_nothing_had_happened(sidecar: FakeSidecar, client: C
         assert not locksidecar.connect(sidecar.path).lock("n").acquire(blocking=False)
     free(sidecar, "n")
     assert len(sidecar.requests("claim")) == 1
-    assert not rescuers()
+    assert not running_releasers()
 
 
 def test_any_look_at_a_lock_makes_the_connection_anew(sidecar: FakeSidecar, client: Client) -> None:
@@ -198,9 +198,9 @@ def test_acquire_puts_up_with_a_sidecar_that_is_restarting(
     sidecar.deafen()
     sidecar.die()
     acquires = [pool.submit(client.lock(f"n{i}", timeout=t).acquire) for i, t in enumerate((None, 0, 0.001, 5))]
-    line = client._line
-    assert line is not None
-    while len(line._waiting) < 4:
+    shared = client._shared
+    assert shared is not None
+    while len(shared._waiting) < 4:
         os.sched_yield()
     sidecar.listen()
     assert [a.result(PATIENCE) for a in acquires] == [True] * 4
@@ -220,9 +220,9 @@ def test_leader_that_waits_goes_on_over_the_connection_that_another_thread_made(
     with sidecar._lock:
         sidecar.deafen()
         sidecar.die()
-    line = client._line
-    assert line is not None
-    while line._next_attempt < time.monotonic() + 1800:
+    shared = client._shared
+    assert shared is not None
+    while shared._next_attempt < time.monotonic() + 1800:
         os.sched_yield()
     sidecar.listen()
     lock.held.check()
@@ -284,7 +284,9 @@ def test_check_does_not_wait_for_ever_for_who_listens_and_does_not_answer(
 ) -> None:
     lock = client.lock("n")
     lock.acquire()
-    monkeypatch.setattr("locksidecar._line.NO_WAIT", Timeouts(grace=0.02, no_server=0.0, reconnect=0.0, started=0.0))
+    monkeypatch.setattr(
+        "locksidecar._shared_session.NO_WAIT", Timeouts(grace=0.02, no_server=0.0, reconnect=0.0, started=0.0)
+    )
     sidecar.silent = True
     sidecar.die()
     lock.held.check()
@@ -366,7 +368,7 @@ def test_calls_fail_if_nobody_comes_back(sidecar: FakeSidecar, client: Client, p
         client.ping()
     assert not e.value.may_have_happened
     sidecar.listen()
-    join_rescuers()  # who waited need not come back to be rid of it
+    join_releasers()  # who waited need not come back to be rid of it
     assert client.ping() == "ok"
     assert not sidecar.waiting("n")
 
@@ -379,12 +381,12 @@ def test_grant_that_nobody_waits_for_any_more_is_given_back(
     sidecar.silent = True
     wait = pool.submit(client.lock("n").acquire)
     sidecar.wait_for(lambda: sidecar.requests("acquire"))
-    line = client._line
-    assert line is not None
-    with line.mutex, sidecar._lock:  # the answer is not read
+    shared = client._shared
+    assert shared is not None
+    with shared.mutex, sidecar._lock:  # the answer is not read
         (session,) = sidecar.sessions.values()
         sidecar._on_acquire(session, sidecar.requests("acquire")[-1])
-        line.session.end(boottime())
+        shared.session.end(boottime())
         sidecar.silent = False
         sidecar.deafen()
         sidecar.die()
@@ -393,7 +395,7 @@ def test_grant_that_nobody_waits_for_any_more_is_given_back(
     assert sidecar.holder("n")
     sidecar.listen()
     free(sidecar, "n")
-    join_rescuers()
+    join_releasers()
 
 
 # --- Releases in between ---
@@ -407,13 +409,13 @@ def test_release_that_nobody_hears_is_delivered_later(sidecar: FakeSidecar, clie
     sidecar.die()
     for lock in locks[:2]:
         lock.release()
-    assert len(rescuers()) == 1
+    assert len(running_releasers()) == 1
     with pytest.raises(NotHeld):
         locks[0].release()
     sidecar.listen()
     free(sidecar, "n0")
     free(sidecar, "n1")
-    join_rescuers()
+    join_releasers()
     assert sidecar.holder("n2")
     assert client.lock("n0").acquire(blocking=False)
 
@@ -430,7 +432,7 @@ def test_lost_lock_that_is_released_while_nobody_listens_is_delivered_too(
         lock.release()
     sidecar.listen()
     free(sidecar, "n")
-    join_rescuers()
+    join_releasers()
 
 
 def test_release_that_was_sent_but_not_read_is_completed(sidecar: FakeSidecar, client: Client) -> None:
@@ -459,7 +461,7 @@ def test_unheard_release_is_delivered_though_only_looked_at_while_nobody_listens
     other.held.check()
     sidecar.listen()
     free(sidecar, "n")
-    join_rescuers()
+    join_releasers()
 
 
 def test_no_thread_is_needed_as_long_as_all_is_well(sidecar: FakeSidecar, client: Client) -> None:
@@ -486,7 +488,7 @@ def test_close_says_bye(sidecar: FakeSidecar) -> None:
     client.close()
     assert not sidecar.holder("n")  # heard, not only sent
     assert len(sidecar.requests("bye")) == 1
-    assert not rescuers()
+    assert not running_releasers()
 
 
 def test_close_resumes_a_session_to_say_bye(sidecar: FakeSidecar) -> None:
@@ -496,7 +498,7 @@ def test_close_resumes_a_session_to_say_bye(sidecar: FakeSidecar) -> None:
     client.close()
     assert not sidecar.holder("n")
     assert sidecar.requests("claim") == []
-    assert not rescuers()
+    assert not running_releasers()
 
 
 def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -> None:
@@ -511,7 +513,7 @@ def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -> None
     assert sidecar.holder("n")
     sidecar.listen()
     free(sidecar, "n")
-    join_rescuers()
+    join_releasers()
     sidecar.wait_for(lambda: not sidecar.connections())
 
 
@@ -524,25 +526,25 @@ def test_close_is_heard_though_a_thread_is_just_about_to_say_something_else(
     other.acquire()
     sidecar.deafen()
     sidecar.die()
-    call = Line.call
+    call = SharedSession.execute
 
-    def closed_before(line: Line, asked: Call[Any], timeouts: Timeouts) -> None:
+    def closed_before(shared: SharedSession, asked: Call[Any], timeouts: Timeouts) -> None:
         monkeypatch.undo()
         client.close()
-        call(line, asked, timeouts)
+        call(shared, asked, timeouts)
 
-    monkeypatch.setattr(Line, "call", closed_before)
+    monkeypatch.setattr(SharedSession, "execute", closed_before)
     lock.release()
     sidecar.listen()
     free(sidecar, "other")
-    join_rescuers()
+    join_releasers()
     sidecar.wait_for(lambda: not sidecar.connections())
 
 
 def test_close_that_is_not_answered_does_not_wait_for_long(
     sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("locksidecar._line.BYE_WAIT", 0.01)
+    monkeypatch.setattr("locksidecar._shared_session.BYE_WAIT", 0.01)
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()
     sidecar.silent = True
@@ -550,7 +552,7 @@ def test_close_that_is_not_answered_does_not_wait_for_long(
     sidecar.silent = False
     sidecar.die()  # with the bye unread
     free(sidecar, "n")
-    join_rescuers()
+    join_releasers()
 
 
 def test_close_leaves_who_waits_and_a_session_with_nothing_needs_no_thread(
@@ -569,7 +571,7 @@ def test_close_leaves_who_waits_and_a_session_with_nothing_needs_no_thread(
     sidecar.deafen()
     sidecar.die()
     idle.close()
-    assert not rescuers()
+    assert not running_releasers()
 
 
 def test_sidecar_that_cannot_resume_is_left_as_it_always_was(sidecar: FakeSidecar) -> None:
@@ -579,7 +581,7 @@ def test_sidecar_that_cannot_resume_is_left_as_it_always_was(sidecar: FakeSideca
     client.close()
     free(sidecar, "n")
     assert sidecar.requests("bye") == []
-    assert not rescuers()
+    assert not running_releasers()
 
 
 # --- Forks ---
@@ -608,7 +610,7 @@ def test_child_of_a_process_that_is_adrift_has_nothing_of_it(
                 held.check()
             with pytest.raises(Unavailable), client.lock("m", timeout=0):
                 pass
-            assert not rescuers()
+            assert not running_releasers()
             code = 0
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -617,7 +619,7 @@ def test_child_of_a_process_that_is_adrift_has_nothing_of_it(
     assert len(sidecar.requests("claim")) == 1
     lock.release()
     free(sidecar, "n")
-    join_rescuers()
+    join_releasers()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -704,7 +706,7 @@ def test_threads_exclude_each_other_over_many_cuts(
     assert client.ping() == "ok"
     free(sidecar, "n")
     assert not any(sidecar.holder(name) for name in list(sidecar._locks))
-    join_rescuers()
+    join_releasers()
 
 
 # --- Interrupts ---
@@ -795,7 +797,7 @@ def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_b
         if last < place:
             break
     assert place > 50
-    join_rescuers()
+    join_releasers()
 
 
 def test_interrupted_greeting_is_begun_again(
@@ -804,8 +806,8 @@ def test_interrupted_greeting_is_begun_again(
     """Until anything is claimed it can be, and the session is none the worse."""
     lock = client.lock("n")
     lock.acquire()
-    line = client._line
-    assert line is not None
+    shared = client._shared
+    assert shared is not None
     claim = _core.Session._claim
     interrupts = iter([True, False])
 
@@ -819,6 +821,6 @@ def test_interrupted_greeting_is_begun_again(
     with pytest.raises(KeyboardInterrupt):
         lock.held.check()
     lock.held.check()
-    assert line.session.failure is None
+    assert shared.session.failure is None
     lock.release()
     free(sidecar, "n")

@@ -36,9 +36,9 @@ async def free(sidecar: FakeSidecar, name: str) -> None:
     await until(sidecar, lambda: not sidecar.holder(name))
 
 
-def line_of(client: aio.Client) -> aio._Line:
-    assert client._line is not None
-    return client._line
+def shared_of(client: aio.Client) -> aio._AsyncSession:
+    assert client._shared is not None
+    return client._shared
 
 
 def claimed(sidecar: FakeSidecar, times: int) -> bool:
@@ -52,8 +52,8 @@ def kill(sidecar: FakeSidecar) -> None:
         sidecar.die()
 
 
-async def join_rescuers() -> None:
-    await asyncio.to_thread(test_restart.join_rescuers)
+async def join_releasers() -> None:
+    await asyncio.to_thread(test_restart.join_releasers)
 
 
 async def test_body_goes_on_as_if_nothing_had_happened(sidecar: FakeSidecar, client: aio.Client) -> None:
@@ -128,7 +128,7 @@ async def test_blocked_loop_over_a_restart_is_no_loss(sidecar: FakeSidecar) -> N
         client._clock = sidecar.clock = lambda: now
         async with client.lock("n") as held:
             assert held._body is not None
-            for look in (held._body._due, held.check):
+            for look in (held._body._on_deadline, held.check):
                 sidecar.die()
                 now += 100 * S
                 look()
@@ -224,7 +224,7 @@ async def test_client_with_nothing_at_stake_does_not_go_on_trying(
     monkeypatch.setattr(Transport, "connect", attempt)
     kill(sidecar)
     await attempts.wait()
-    assert line_of(client)._attempt is None
+    assert shared_of(client)._next_attempt is None
     sidecar.listen()
     assert await client.ping() == "ok"
 
@@ -241,7 +241,7 @@ async def test_close_says_bye(sidecar: FakeSidecar) -> None:
     sidecar.die()
     await client.aclose()
     assert not sidecar.holder("n")
-    await join_rescuers()
+    await join_releasers()
 
 
 async def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -> None:
@@ -255,7 +255,7 @@ async def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -
         await client.ping()
     sidecar.listen()
     await free(sidecar, "n")
-    await join_rescuers()
+    await join_releasers()
 
 
 @pytest.mark.parametrize("noticed", [True, False])
@@ -280,7 +280,7 @@ def test_loop_that_was_closed_while_nobody_listened(sidecar: FakeSidecar, notice
         async with client.lock("n", timeout=PATIENCE):
             pass
         await client.aclose()
-        await join_rescuers()
+        await join_releasers()
 
     asyncio.run(again())
 

@@ -18,7 +18,7 @@ from types import FrameType
 
 import pytest
 from fake import PATIENCE, FakeSidecar, boottime
-from test_restart import join_rescuers
+from test_restart import join_releasers
 
 import locksidecar
 from locksidecar import (
@@ -250,7 +250,7 @@ def test_loss_does_not_mask_the_exception_of_the_body(sidecar: FakeSidecar, clie
 def test_deadline_is_kept_without_the_sidecar(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
-    client._here().line = None  # a new one, with this clock
+    client._process_state().shared = None  # a new one, with this clock
     with pytest.raises(LockLost, match="expired"), client.lock("n") as held:
         now += 30 * S - 1
         held.check()
@@ -278,12 +278,12 @@ def test_process_that_wakes_late_reads_what_has_arrived_first(
 
     sidecar.clock = lambda: now
     client._clock = lambda: now
-    client._here().line = None
+    client._process_state().shared = None
     lock = client.lock("n")
     lock.acquire()
     held = lock.held
-    assert client._line is not None
-    client._line._clock = clock
+    assert client._shared is not None
+    client._shared._clock = clock
     held.check()
     assert looks > stopped_at
     looks = 0
@@ -299,7 +299,7 @@ def test_process_that_wakes_late_reads_what_has_arrived_first(
 def test_deadline_that_passed_while_nothing_arrived_is_a_loss(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
-    client._here().line = None
+    client._process_state().shared = None
     lock = client.lock("n")
     lock.acquire()
     now += 30 * S
@@ -313,7 +313,7 @@ def test_deadline_that_passed_while_nothing_arrived_is_a_loss(sidecar: FakeSidec
 def test_lease_event_moves_the_deadline(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
-    client._here().line = None
+    client._process_state().shared = None
     with client.lock("n") as held:
         sidecar.prolong(now + 60 * S)
         now += 50 * S
@@ -555,10 +555,10 @@ def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSi
     for lock in locks:
         lock.acquire()
     sidecar.reading = False
-    connection = client._line
-    assert connection is not None
+    shared = client._shared
+    assert shared is not None
     clogged = threading.Event()
-    flush = connection.transport.flush
+    flush = shared.transport.flush
 
     def flush_and_tell() -> bool:
         done = flush()
@@ -566,9 +566,9 @@ def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSi
             clogged.set()
         return done
 
-    connection.transport.flush = flush_and_tell  # type: ignore[method-assign]
-    assert connection.transport.sock is not None
-    connection.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    shared.transport.flush = flush_and_tell  # type: ignore[method-assign]
+    assert shared.transport.sock is not None
+    shared.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
     def release() -> None:
         for lock in locks:
@@ -668,9 +668,9 @@ def test_exceptions_can_be_pickled() -> None:
 
 def in_poll(client: Client) -> None:
     """Waits until a thread waits, or is just about to wait, for the sidecar."""
-    connection = client._line
-    assert connection is not None
-    while not connection._polling:
+    shared = client._shared
+    assert shared is not None
+    while not shared._polling:
         os.sched_yield()
 
 
@@ -775,10 +775,10 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
         kept.held.check()
         assert len(sidecar.requests("hello")) == 1, place
         assert not list(lock._handles), place
-        join_rescuers()
+        join_releasers()
         assert client.ping() == "ok"
-        assert client._line is not None
-        assert not client._line.session._pending, place  # would be asked again after a restart, for nobody
+        assert client._shared is not None
+        assert not client._shared.session._pending, place  # would be asked again after a restart, for nobody
         if not interrupted:
             break
     assert place > 50

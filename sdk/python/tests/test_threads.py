@@ -17,7 +17,7 @@ from types import FrameType
 import pytest
 from fake import PATIENCE, FakeSidecar
 
-from locksidecar import Client, Deadlock, Lock, LockLost, LockTimeout, NotHeld, _line
+from locksidecar import Client, Deadlock, Lock, LockLost, LockTimeout, NotHeld, _shared_session
 from locksidecar._calls import to_ping
 
 
@@ -109,7 +109,7 @@ def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client
     def interrupt_at(place: int) -> Callable[[FrameType, str, object], None]:
         def profile(frame: FrameType, event: str, _: object) -> None:
             nonlocal last
-            if frame.f_code.co_filename != _line.__file__ or event not in ("call", "c_return"):
+            if frame.f_code.co_filename != _shared_session.__file__ or event not in ("call", "c_return"):
                 return
             last += 1
             if last == place:
@@ -119,27 +119,27 @@ def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client
         return profile
 
     client.ping()
-    line = client._line
-    assert line is not None
+    shared = client._shared
+    assert shared is not None
     for place in itertools.count(1):
         last = 0
-        leaves, done, waits = (_line._Waiter(to_ping()) for _ in range(3))
+        leaves, done, waits = (_shared_session._CallWaiter(to_ping()) for _ in range(3))
         leaves.call.done = done.call.done = True
-        line._waiting = {waiter.call: [waiter] for waiter in (leaves, done, waits)}
+        shared._waiting = {waiter.call: [waiter] for waiter in (leaves, done, waits)}
         for waiter in (leaves, done, waits):
-            waiter.enlisted = True
-        line._leader, line._polling = leaves, True
+            waiter.registered = True
+        shared._leader, shared._polling = leaves, True
         sys.setprofile(interrupt_at(place))
         try:
-            line._resign(leaves)
+            shared._hand_over(leaves)
         except Interrupt:
-            line._resign(leaves)
+            shared._hand_over(leaves)
         finally:
             sys.setprofile(None)
-        assert line._leader is waits, place
-        assert not waits.permit.locked(), place
-        assert leaves.call not in line._waiting, place
-        assert not leaves.enlisted, place
+        assert shared._leader is waits, place
+        assert not waits.wakeup.locked(), place
+        assert leaves.call not in shared._waiting, place
+        assert not leaves.registered, place
         if last < place:
             break
     assert place > 3

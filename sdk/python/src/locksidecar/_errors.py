@@ -122,7 +122,7 @@ class ProtocolError(LocksidecarError):
     """The sidecar sent what the protocol forbids. The connection is given up; locks are good to their deadlines."""
 
 
-class TookTooLong(LocksidecarError, TimeoutError):
+class ConfirmTimeout(LocksidecarError, TimeoutError):
     """The cause of an Unconfirmed whose timeout passed."""
 
 
@@ -130,7 +130,7 @@ def sentence(text: str) -> str:
     return text if text.endswith(("?", ".")) else f"{text}."
 
 
-def note(exc: BaseException, also: LocksidecarError) -> None:
+def add_note_about(exc: BaseException, also: LocksidecarError) -> None:
     """Adds to exc what else went wrong, without masking it."""
     if sys.version_info >= (3, 11) and not isinstance(exc, LockLost):
         exc.add_note(f"Also: {also}")

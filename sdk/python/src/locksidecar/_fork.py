@@ -16,16 +16,16 @@ class Inheritable(Protocol):
         """
 
 
-_all: WeakSet[Inheritable] = WeakSet()
+_registered: WeakSet[Inheritable] = WeakSet()
 
 
-def watch(thing: Inheritable) -> None:
-    _all.add(thing)
+def register(inheritable: Inheritable) -> None:
+    _registered.add(inheritable)
 
 
 def _after_fork_in_child() -> None:
-    for thing in list(_all):
-        thing.after_fork_in_child()
+    for inheritable in list(_registered):
+        inheritable.after_fork_in_child()
 
 
 if sys.platform != "win32":

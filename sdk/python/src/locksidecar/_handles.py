@@ -41,20 +41,20 @@ class Handles(Generic[H]):
             stack.pop()
         stack.append(handle)
 
-    def top(self, owner: int) -> H | None:
+    def newest(self, owner: int) -> H | None:
         """The newest handle of owner that is not released."""
         for handle in reversed(self._stacks.get(owner, ())):
             if not handle.released:
                 return handle
         return None
 
-    def to_release(self, owner: int) -> H | None:
-        handle = self.top(owner)
+    def handle_to_release(self, owner: int) -> H | None:
+        handle = self.newest(owner)
         if handle is None and self._any_owner:
             handle = _only([h for h in self if not h.released])
         return handle
 
-    def to_exit(self, owner: int) -> list[H]:
+    def handles_of_block(self, owner: int) -> list[H]:
         """What ends with the `with` block that ends: its handle first; nothing if there is no such block.
 
         If the body released that handle and acquired the lock again, as a threading.Condition does, what it

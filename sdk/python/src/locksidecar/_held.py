@@ -7,7 +7,7 @@ from typing import NoReturn, Protocol
 from ._core import Entry
 
 
-class Line(Protocol):
+class EntryReader(Protocol):
     """The session as those who wait for its answers share it; it knows the time."""
 
     def check(self, entry: Entry) -> None: ...
@@ -22,15 +22,15 @@ class Line(Protocol):
 class Held:
     """One acquired lock, from its acquire to its release. Each client adds its own release()."""
 
-    __slots__ = ("_entry", "_line", "_scoped", "name", "token")
+    __slots__ = ("_entry", "_scoped", "_shared", "name", "token")
 
     name: str
     """Of the lock."""
     token: int
     """The fencing token: larger for every later holder. Hand it to what the lock guards."""
 
-    def __init__(self, line: Line, entry: Entry, scoped: bool) -> None:
-        self._line = line
+    def __init__(self, shared: EntryReader, entry: Entry, scoped: bool) -> None:
+        self._shared = shared
         self._entry = entry
         self._scoped = scoped
         self.name = entry.hold.name
@@ -38,12 +38,12 @@ class Held:
 
     def check(self) -> None:
         """Raises LockLost if the lock was lost, NotHeld if it was released."""
-        self._line.check(self._entry)
+        self._shared.check(self._entry)
 
     @property
     def lost(self) -> str | None:
         """Why the lock was lost (see LockLost), None if it was not."""
-        return self._line.lost(self._entry) or None
+        return self._shared.lost(self._entry) or None
 
     @property
     def released(self) -> bool:
@@ -55,12 +55,12 @@ class Held:
 
         Without a fixed lease the sidecar keeps moving the deadline on.
         """
-        return self._line.remaining(self._entry) / 1e9
+        return self._shared.remaining(self._entry) / 1e9
 
     @property
     def deadline(self) -> float:
         """Until when the lock may be believed in, in seconds of CLOCK_BOOTTIME."""
-        return self._line.deadline(self._entry) / 1e9
+        return self._shared.deadline(self._entry) / 1e9
 
     def __repr__(self) -> str:
         state = "released" if self._entry.released else self._entry.hold.lost or "held"

@@ -71,7 +71,7 @@ def of_task() -> int:
     return owner
 
 
-def claim(hold: Hold) -> None:
+def bind_to_task(hold: Hold) -> None:
     """For an entry into hold that its thread was granted: raises Deadlock if another task has entered it before."""
     task = _task()
     if hold.entries == 1:

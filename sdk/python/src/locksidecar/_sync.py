@@ -15,10 +15,10 @@ from . import _fork, _held, _owners
 from . import _protocol as protocol
 from ._calls import Call, Options, to_acquire, to_force_release, to_info, to_list, to_ping
 from ._core import Entry, Session, boottime
-from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, note
+from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
-from ._line import Line
 from ._protocol import LockInfo
+from ._shared_session import SharedSession
 from ._transport import Timeouts, Transport, socket_path
 
 __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
@@ -35,7 +35,7 @@ class Held(_held.Held):
 
     __slots__ = ()
 
-    _line: Line
+    _shared: SharedSession
 
     def release(self, *, confirm: bool = False, timeout: float | None = None) -> None:
         """Releases the lock. Raises LockLost if it was lost before, NotHeld if it was released before.
@@ -52,7 +52,7 @@ class Held(_held.Held):
         If another owner on this host waits for the lock, the lock passes to that owner, and the release is
         confirmed at once.
         """
-        self._line.release(self._entry, Timeouts.for_confirm(timeout) if confirm else None)
+        self._shared.release(self._entry, Timeouts.for_confirm(timeout) if confirm else None)
 
 
 class Lock:
@@ -108,48 +108,48 @@ class Lock:
         """
         held: Held | None = None
         try:
-            held = self._to_release()
+            held = self._handle_to_release()
             held.release(confirm=confirm, timeout=timeout)
         except LocksidecarError:
             raise
         except BaseException:  # of a handler of a signal: the lock is released before this is raised on
             if held is not None:
                 try:  # noqa: SIM105
-                    _thread.start_new_thread(self._complete, ([held],))
+                    _thread.start_new_thread(self._complete_release, ([held],))
                 except RuntimeError:  # no thread can be started
                     pass
-            self._complete([held or self._to_release()])
+            self._complete_release([held or self._handle_to_release()])
             raise
         finally:
             if held is not None and held.released and not held._scoped:
-                self._forget(held)
+                self._remove_handle(held)
 
-    def _complete(self, ended: list[Held]) -> None:
+    def _complete_release(self, ended: list[Held]) -> None:
         """Releases what a handler of a signal may have kept from being released."""
         for held in ended:
             if not held.released:
                 with contextlib.suppress(LocksidecarError):
                     held.release()
-            self._forget(held)
+            self._remove_handle(held)
 
-    def _to_release(self) -> Held:
-        with self._client._here().guard:
-            held = self._handles.to_release(_owners.of_thread())
+    def _handle_to_release(self) -> Held:
+        with self._client._process_state().handles_lock:
+            held = self._handles.handle_to_release(_owners.of_thread())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
         return held
 
     def locked(self) -> bool:
         """Whether a thread of this process holds the lock through this object. For others: Client.info()."""
-        with self._client._here().guard:
+        with self._client._process_state().handles_lock:
             handles = list(self._handles)
         return any(h.remaining > 0 for h in handles)
 
     @property
     def held(self) -> Held:
         """What the calling thread holds through this object; raises NotHeld."""
-        with self._client._here().guard:
-            held = self._handles.top(_owners.of_thread())
+        with self._client._process_state().handles_lock:
+            held = self._handles.newest(_owners.of_thread())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held by this thread")
         return held
@@ -167,24 +167,24 @@ class Lock:
     ) -> None:
         ended: list[Held] | None = None
         try:
-            ended = self._to_exit()
-            self._leave(ended, exc)
+            ended = self._handles_to_end()
+            self._end_block(ended, exc)
         except LocksidecarError:
             raise
         except BaseException:  # of a handler of a signal: the lock is released before this is raised on
             if ended is not None:
                 try:  # noqa: SIM105
-                    _thread.start_new_thread(self._complete, (ended,))
+                    _thread.start_new_thread(self._complete_release, (ended,))
                 except RuntimeError:  # no thread can be started
                     pass
-            self._complete(self._to_exit() if ended is None else ended)
+            self._complete_release(self._handles_to_end() if ended is None else ended)
             raise
 
-    def _to_exit(self) -> list[Held]:
-        with self._client._here().guard:
-            return self._handles.to_exit(_owners.of_thread())
+    def _handles_to_end(self) -> list[Held]:
+        with self._client._process_state().handles_lock:
+            return self._handles.handles_of_block(_owners.of_thread())
 
-    def _leave(self, ended: list[Held], exc: BaseException | None) -> None:
+    def _end_block(self, ended: list[Held], exc: BaseException | None) -> None:
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this with block")
         options = self._options
@@ -196,51 +196,51 @@ class Lock:
         except (LockLost, NotHeld, Unconfirmed) as e:
             error = e
         for held in ended:
-            self._forget(held)
+            self._remove_handle(held)
         if error is None:
             return
         if exc is None:
             raise error
-        note(exc, error)
+        add_note_about(exc, error)
 
-    def _forget(self, held: Held) -> None:
-        with self._client._here().guard:
+    def _remove_handle(self, held: Held) -> None:
+        with self._client._process_state().handles_lock:
             self._handles.remove(held)
 
     def _acquire(self, options: Options, scoped: bool) -> Held:
         client = self._client
         owner = _owners.of_thread()
         call = to_acquire(self.name, owner if options.reentrant else _owners.of_context(), options, client._clock())
-        line = client._usable()
+        shared = client._usable_session()
         held: Held | None = None
         try:
-            line.call(call, Timeouts.for_acquire(options.timeout))
+            shared.execute(call, Timeouts.for_acquire(options.timeout))
             call.result()
             assert call.hold is not None
-            _owners.claim(call.hold)
-            held = Held(line, Entry(line.session, call.hold), scoped)
-            with client._here().guard:
+            _owners.bind_to_task(call.hold)
+            held = Held(shared, Entry(shared.session, call.hold), scoped)
+            with client._process_state().handles_lock:
                 self._handles.push(owner, held)
         except LocksidecarError:
             if call.hold is not None:
-                line.abandon(call)
+                shared.abandon(call)
             raise
         except BaseException:  # of a handler of a signal: the caller does not receive the lock
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._give_back, (line, call, held))
+                _thread.start_new_thread(self._undo_acquire, (shared, call, held))
             except RuntimeError:  # no thread can be started
                 pass
-            self._give_back(line, call, held)
+            self._undo_acquire(shared, call, held)
             raise
         return held
 
-    def _give_back(self, line: Line, call: Call[Any], held: Held | None) -> None:
+    def _undo_acquire(self, shared: SharedSession, call: Call[Any], held: Held | None) -> None:
         if held is None:
-            line.abandon(call)
+            shared.abandon(call)
             return
         with contextlib.suppress(LocksidecarError):
             held.release()
-        self._forget(held)
+        self._remove_handle(held)
 
     def __repr__(self) -> str:
         return f"<locksidecar.{type(self).__name__} {self.name!r}>"
@@ -259,18 +259,18 @@ class RLock(Lock):
     __slots__ = ()
 
 
-class _Process:
+class _ProcessState:
     """What a client has in one process. It is made at the first use there, so that its locks are of the kind that
     monkey patching has put in place by then."""
 
-    __slots__ = ("guard", "line", "renewing")
+    __slots__ = ("handles_lock", "session_lock", "shared")
 
     def __init__(self) -> None:
         # Of the handles of all locks of the client; nothing is waited for under it.
-        self.guard = threading.Lock()
+        self.handles_lock = threading.Lock()
         # Guards the change of line, which is made new when its session has failed; before any line's mutex.
-        self.renewing = threading.Lock()
-        self.line: Line | None = None
+        self.session_lock = threading.Lock()
+        self.shared: SharedSession | None = None
 
 
 class Client:
@@ -287,8 +287,8 @@ class Client:
         self._clock: Callable[[], int] = boottime
         self._closed = False
         # By process id: what a fork has copied is not used.
-        self._processes: dict[int, _Process] = {}
-        _fork.watch(self)
+        self._processes: dict[int, _ProcessState] = {}
+        _fork.register(self)
 
     def lock(
         self,
@@ -365,11 +365,11 @@ class Client:
         goes on for as long as it matters.
         """
         self._closed = True
-        here = self._here()
-        with here.renewing:
-            line, here.line = here.line, None
-        if line is not None:
-            line.close()
+        state = self._process_state()
+        with state.session_lock:
+            shared, state.shared = state.shared, None
+        if shared is not None:
+            shared.close()
 
     def connect(self) -> None:
         """Connects if it has not yet; so a sidecar that is not there is noticed now."""
@@ -390,40 +390,40 @@ class Client:
         return _of_this_process, (self.path,)
 
     @property
-    def _line(self) -> Line | None:
-        return self._here().line
+    def _shared(self) -> SharedSession | None:
+        return self._process_state().shared
 
-    def _here(self) -> _Process:
+    def _process_state(self) -> _ProcessState:
         # Not every fork runs the hooks of os.register_at_fork(): uwsgi forks in C.
         pid = os.getpid()
-        here = self._processes.get(pid)
-        if here is None:
-            here = self._processes.setdefault(pid, _Process())
+        state = self._processes.get(pid)
+        if state is None:
+            state = self._processes.setdefault(pid, _ProcessState())
             for other in [p for p in self._processes if p != pid]:
                 inherited = self._processes.pop(other, None)
-                if inherited is not None and inherited.line is not None:
-                    inherited.line.own()  # closes this process's copy of the socket
-        return here
+                if inherited is not None and inherited.shared is not None:
+                    inherited.shared.reset_if_forked()  # closes this process's copy of the socket
+        return state
 
     def after_fork_in_child(self) -> None:
         self._processes = {}
 
     def _call(self, call: Call[T]) -> T:
-        self._usable().call(call, Timeouts())
+        self._usable_session().execute(call, Timeouts())
         return call.result()
 
-    def _usable(self) -> Line:
-        here = self._here()
-        line = here.line
-        if line is not None and line.usable():
-            return line
-        with here.renewing:
-            line = here.line
-            if line is None or not line.usable():
+    def _usable_session(self) -> SharedSession:
+        state = self._process_state()
+        shared = state.shared
+        if shared is not None and shared.check_usable():
+            return shared
+        with state.session_lock:
+            shared = state.shared
+            if shared is None or not shared.check_usable():
                 if self._closed:
                     raise ClientClosed("the client was closed; make a new one with locksidecar.connect()")
-                here.line = line = Line(Transport(Session(self.path), self._clock), self._clock)
-            return line
+                state.shared = shared = SharedSession(Transport(Session(self.path), self._clock), self._clock)
+            return shared
 
 
 _clients: dict[str, Client] = {}

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from ._calls import Call, Confirm, check_number
 from ._core import Session, Stage
-from ._errors import BadRequest, Denied, LocksidecarError, TookTooLong, Unavailable, Unsupported, sentence
+from ._errors import BadRequest, ConfirmTimeout, Denied, LocksidecarError, Unavailable, Unsupported, sentence
 
 T = TypeVar("T")
 
@@ -289,7 +289,7 @@ class Transport:
     def timeout_error(self, call: Call[Any]) -> LocksidecarError:
         """Why, as things are now, the caller of call gave up."""
         if isinstance(call, Confirm) and self._serving:
-            return TookTooLong("no confirmation came in time; is Redis slow or away, or the sidecar stopped?")
+            return ConfirmTimeout("no confirmation came in time; is Redis slow or away, or the sidecar stopped?")
         if self.sock is None:
             error = connect_error(self.session.path, self._last_error)
         else:

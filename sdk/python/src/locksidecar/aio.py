@@ -22,10 +22,10 @@ from . import _fork, _held, _owners
 from . import _protocol as protocol
 from ._calls import Call, Confirm, Hold, Options, to_acquire, to_confirm, to_force_release, to_info, to_list, to_ping
 from ._core import Entry, Session, Stage, boottime
-from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, note
+from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
-from ._line import TRIES, Line
 from ._protocol import LockInfo
+from ._shared_session import INTERRUPT_RETRIES, SharedSession
 from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
 
 __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
@@ -44,7 +44,7 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 
 @dataclass(slots=True, eq=False)
-class _Wait:
+class _CallWaiter:
     """Who waits for a call."""
 
     call: Call[Any]
@@ -53,7 +53,7 @@ class _Wait:
     timer: asyncio.TimerHandle | None = None
 
 
-class _Line:
+class _AsyncSession:
     """One session, shared by the tasks of a loop.
 
     The loop calls when there is something to read, so events are read as they come, and when it is time to
@@ -66,18 +66,18 @@ class _Line:
         self.transport = transport
         self.session = transport.session
         self.clock = clock
-        self._waiting: dict[Call[Any], _Wait] = {}
-        self._bodies: dict[Hold, list[_Body]] = {}  # to be cancelled if the hold is lost
+        self._waiting: dict[Call[Any], _CallWaiter] = {}
+        self._bodies: dict[Hold, list[_GuardedBody]] = {}  # to be cancelled if the hold is lost
         self._socket: Socket | None = None  # that the loop watches
         self._writing = False  # the loop tells when there is room to write
-        self._attempt: asyncio.TimerHandle | None = None  # the next one to connect
-        self._stake_until = 0  # of what was held when the connection ended
-        self._left = False  # to a thread that sees it off
-        _fork.watch(self)
+        self._next_attempt: asyncio.TimerHandle | None = None  # the next one to connect
+        self._reconnect_until = 0  # of what was held when the connection ended
+        self._handed_over = False  # to a thread that sees it off
+        _fork.register(self)
 
     # --- Calls ---
 
-    async def call(self, call: Call[Any], timeouts: Timeouts) -> None:
+    async def execute(self, call: Call[Any], timeouts: Timeouts) -> None:
         """Sends call and waits until it is done, whatever comes of it.
 
         If this raises, call is abandoned, unless it is done.
@@ -95,18 +95,18 @@ class _Line:
             self._connect()
         if call.done:
             return
-        wait = self._waiting[call] = _Wait(call, self.loop.create_future(), timeouts)
+        wait = self._waiting[call] = _CallWaiter(call, self.loop.create_future(), timeouts)
         try:
-            if self._attempt is None and self.transport.sock is None:
+            if self._next_attempt is None and self.transport.sock is None:
                 self._connect()  # now something is at stake
-            self._arm(wait)
+            self._set_timer(wait)
             await wait.future
         finally:
             self._waiting.pop(call, None)
             if wait.timer is not None:
                 wait.timer.cancel()
 
-    def _arm(self, wait: _Wait) -> None:
+    def _set_timer(self, wait: _CallWaiter) -> None:
         if wait.timer is not None:
             wait.timer.cancel()
             wait.timer = None
@@ -116,7 +116,7 @@ class _Line:
         if left <= 0:
             wait.future.set_exception(self.transport.timeout_error(wait.call))
         elif left != math.inf:
-            wait.timer = self.loop.call_later(left, self._arm, wait)
+            wait.timer = self.loop.call_later(left, self._set_timer, wait)
 
     def abandon(self, call: Call[Any]) -> None:
         """The caller has left. What call is granted, now or later, is given back: the loop reads the answer.
@@ -124,10 +124,10 @@ class _Line:
         A handler of a signal may interrupt this. Then it starts again, and raises the exception at its end.
         """
         interrupt: BaseException | None = None
-        for _ in TRIES:
+        for _ in INTERRUPT_RETRIES:
             try:
                 self.session.abandon(call, self.clock())
-                self._owe()
+                self._flush_releases()
                 break
             except BaseException as e:
                 interrupt = e
@@ -138,46 +138,46 @@ class _Line:
 
     def _connect(self) -> None:
         """Connects if a sidecar listens; if not, tries again later as long as anything is at stake."""
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        if self._next_attempt is not None:
+            self._next_attempt.cancel()
+            self._next_attempt = None
         if not self.transport.connect():
-            stake = self._waiting or self.clock() < max(self._stake_until, self.session.debt)
-            if stake and self.session.stage is Stage.ADRIFT and not self.loop.is_closed():
-                self._attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
+            needed = self._waiting or self.clock() < max(self._reconnect_until, self.session.debt)
+            if needed and self.session.stage is Stage.ADRIFT and not self.loop.is_closed():
+                self._next_attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
         self._flush()
 
-    def _pump(self) -> None:
-        if self._left:
+    def _receive(self) -> None:
+        if self._handed_over:
             return
         try:
             self.transport.receive()
         except BaseException:
-            self._continue()
+            self._receive_soon()
             raise
         finally:
-            self._tell()
+            self._notify()
         if self.session.unsent:  # the release of a grant that came too late, or what a greeting goes on with
             self._flush()
 
-    def _continue(self) -> None:
+    def _receive_soon(self) -> None:
         """A handler of a signal has raised. What was read then is not read again, so the loop has to be told."""
         if not self.loop.is_closed():
-            self.loop.call_soon(self._pump)
+            self.loop.call_soon(self._receive)
 
-    def _catch_up(self) -> None:
+    def _process_arrived(self) -> None:
         """Processes what has arrived, and continues what was interrupted."""
-        self.own()
+        self.reset_if_forked()
         if self.transport.readable():
-            self._pump()
+            self._receive()
 
     def _flush(self) -> None:
-        if self._left:
+        if self._handed_over:
             return
         try:
             done = self.transport.flush()
             if self.transport.sock is not self._socket:
-                self._attend()
+                self._update_reader()
             if not done and not self._writing:
                 self._writing = True
                 self.loop.add_writer(self._fd(), self._flush)
@@ -185,16 +185,16 @@ class _Line:
                 self._writing = False
                 self.loop.remove_writer(self._fd())
         except BaseException:
-            self._continue()
+            self._receive_soon()
             raise
         finally:
-            self._tell()
+            self._notify()
 
     def _fd(self) -> int:
         assert self._socket is not None
         return self._socket.fileno()
 
-    def _attend(self) -> None:
+    def _update_reader(self) -> None:
         """Has the loop watch the socket that there is now."""
         sock = self.transport.sock if self.session.stage is not Stage.OVER else None
         if sock is self._socket:
@@ -207,18 +207,18 @@ class _Line:
             self.loop.remove_reader(before.fileno())
             self.loop.remove_writer(before.fileno())
         if sock is not None:
-            self.loop.add_reader(sock.fileno(), self._pump)
-        elif self.session.stage is Stage.ADRIFT and self._attempt is None:
-            self._stake_until = self.session.live_until()
-            self._attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
+            self.loop.add_reader(sock.fileno(), self._receive)
+        elif self.session.stage is Stage.ADRIFT and self._next_attempt is None:
+            self._reconnect_until = self.session.live_until()
+            self._next_attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
         self.transport.close_ended_sockets()
         for wait in list(self._waiting.values()):
-            self._arm(wait)
+            self._set_timer(wait)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wakes those whose calls are done, and interrupts those whose locks are lost. If it is interrupted, the next
         one goes on with it."""
-        if self._left:
+        if self._handed_over:
             return
         session = self.session
         while session.done:
@@ -228,63 +228,63 @@ class _Line:
             session.done.pop(0)
         while session.lost:
             for body in self._bodies.get(session.lost[0], ()):
-                body.interrupt()
+                body.cancel_soon()
             session.lost.pop(0)
         if self.transport.sock is not self._socket or session.failure is not None:
-            self._attend()
+            self._update_reader()
             self.transport.close_if_unneeded()
 
     # --- Holds ---
 
-    def usable(self) -> bool:
-        self._catch_up()
+    def check_usable(self) -> bool:
+        self._process_arrived()
         return self.session.failure is None
 
     def check(self, entry: Entry) -> None:
-        self._look(entry.check, entry)
+        self._read_state(entry.check, entry)
 
     def lost(self, entry: Entry) -> str:
-        return self._look(entry.lost, entry)
+        return self._read_state(entry.lost, entry)
 
     def remaining(self, entry: Entry) -> int:
-        return self._look(entry.remaining, entry)
+        return self._read_state(entry.remaining, entry)
 
     def deadline(self, entry: Entry) -> int:
-        return self._look(entry.deadline, entry)
+        return self._read_state(entry.deadline, entry)
 
-    def _look(self, at: Callable[[int], T], entry: Entry) -> T:
+    def _read_state(self, at: Callable[[int], T], entry: Entry) -> T:
         try:
             while True:
-                known = at(self._read(entry))
+                known = at(self._refresh(entry))
                 # The process may have been stopped since it read. Then a later deadline may have arrived.
                 if entry.settled() or self.clock() < self.session.deadline(entry.hold):
                     return known
         finally:
-            self._tell()
+            self._notify()
 
-    def _read(self, entry: Entry) -> int:
+    def _refresh(self, entry: Entry) -> int:
         """Processes what has arrived, and returns a time before that."""
         read_at = self.clock()
-        self._catch_up()
-        if self._doubt(entry):
+        self._process_arrived()
+        if self._reconnect_if_expired(entry):
             read_at = self.clock()
-            self._catch_up()
+            self._process_arrived()
         return read_at
 
     def release(self, entry: Entry) -> None:
-        read_at = self._read(entry)
+        read_at = self._refresh(entry)
         try:
             entry.release(read_at)
         finally:
-            self._owe()
+            self._flush_releases()
 
     def release_confirmed(self, entry: Entry) -> Confirm:
         call = to_confirm(entry.hold)
-        read_at = self._read(entry)
+        read_at = self._refresh(entry)
         try:
             entry.release_confirmed(call, read_at)
         finally:
-            self._owe()
+            self._flush_releases()
         return call
 
     async def confirmation(self, call: Confirm, timeouts: Timeouts) -> None:
@@ -300,13 +300,18 @@ class _Line:
         except LocksidecarError as e:
             raise call.unconfirmed(e, self.clock()) from e
 
-    def _owe(self) -> None:
+    def _flush_releases(self) -> None:
         """Has the sidecar told of what was given up, if it cannot be now then later."""
         self._flush()
-        if self.session.debt and self.session.stage is Stage.ADRIFT and self._attempt is None and not self._left:
+        if (
+            self.session.debt
+            and self.session.stage is Stage.ADRIFT
+            and self._next_attempt is None
+            and not self._handed_over
+        ):
             self._connect()
 
-    def _doubt(self, entry: Entry) -> bool:
+    def _reconnect_if_expired(self, entry: Entry) -> bool:
         """If the loop was blocked while the sidecar was restarted, the deadline that passed meanwhile may
         have been moved on: only then the loop is kept waiting, and only if a sidecar listens. Tells whether it was."""
         session, hold = self.session, entry.hold
@@ -319,10 +324,10 @@ class _Line:
         self._flush()
         return True
 
-    def watch(self, body: _Body, hold: Hold) -> None:
+    def add_body(self, body: _GuardedBody, hold: Hold) -> None:
         self._bodies.setdefault(hold, []).append(body)
 
-    def unwatch(self, body: _Body, hold: Hold) -> None:
+    def remove_body(self, body: _GuardedBody, hold: Hold) -> None:
         bodies = self._bodies.get(hold, [])
         if body in bodies:
             bodies.remove(body)
@@ -339,27 +344,27 @@ class _Line:
                 with contextlib.suppress(LocksidecarError):
                     await self._wait(bye, Timeouts(grace=BYE_WAIT, no_server=0.0, reconnect=0.0))
         finally:
-            self.see_off()
+            self.close_in_background()
 
-    def see_off(self) -> None:
+    def close_in_background(self) -> None:
         """Leaves the session to a thread, for the loop may be closed before bye was answered."""
         self.session.close(self.clock())
         if self.loop.is_closed():  # no task waits in it, and it can be told nothing
             self._waiting.clear()
             self._bodies.clear()
         self.transport.flush()
-        self._tell()
-        self._left = True
-        if self._attempt is not None:
-            self._attempt.cancel()
+        self._notify()
+        self._handed_over = True
+        if self._next_attempt is not None:
+            self._next_attempt.cancel()
         sock, self._socket = self._socket, None
         if sock is not None and not self.loop.is_closed():
             self.loop.remove_reader(sock.fileno())
             self.loop.remove_writer(sock.fileno())
         if not self.transport.closed:
-            Line(self.transport, self.clock).see_off()
+            SharedSession(self.transport, self.clock).close_in_background()
 
-    def own(self) -> None:
+    def reset_if_forked(self) -> None:
         """A forked child has nothing of its parent's. Not every fork runs the hooks of os.register_at_fork()."""
         if self.pid != os.getpid():
             self.after_fork_in_child()
@@ -369,70 +374,70 @@ class _Line:
         # The loop is the parent's: its selector is shared, so nothing may be removed from it here.
         self._socket = None
         self._writing = False
-        self._attempt = None
+        self._next_attempt = None
         self._waiting.clear()
         self._bodies.clear()
         self.transport.close_inherited()
 
 
-class _Body:
+class _GuardedBody:
     """The body of an `async with`, which is cancelled when its lock is lost."""
 
-    __slots__ = ("_before", "_cancelled", "_entry", "_interrupt", "_line", "_task", "_timer")
+    __slots__ = ("_cancelled", "_cancels_before", "_entry", "_scheduled_cancel", "_shared", "_task", "_timer")
 
-    def __init__(self, line: _Line, entry: Entry) -> None:
+    def __init__(self, shared: _AsyncSession, entry: Entry) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._line = line
+        self._shared = shared
         self._entry = entry
         self._cancelled = False
-        self._interrupt: asyncio.Handle | None = None
+        self._scheduled_cancel: asyncio.Handle | None = None
         # Cancellations that were asked for before the body began, and are not for the body to answer.
-        self._before = 0
+        self._cancels_before = 0
         if sys.version_info >= (3, 11):
-            self._before = task.cancelling()
-        line.watch(self, entry.hold)
-        self._timer = self._arm()
+            self._cancels_before = task.cancelling()
+        shared.add_body(self, entry.hold)
+        self._timer = self._start_timer()
         if entry.hold.lost:  # between the grant and now
-            self.interrupt()
+            self.cancel_soon()
 
-    def _arm(self) -> asyncio.TimerHandle:
-        line = self._line
-        left = line.session.deadline(self._entry.hold) - line.clock()
-        return line.loop.call_later(max(left, 0) / 1e9, self._due)
+    def _start_timer(self) -> asyncio.TimerHandle:
+        shared = self._shared
+        left = shared.session.deadline(self._entry.hold) - shared.clock()
+        return shared.loop.call_later(max(left, 0) / 1e9, self._on_deadline)
 
-    def _due(self) -> None:
+    def _on_deadline(self) -> None:
         # The deadline may have moved on. The loop's clock stands still while the host is suspended and a
         # timer may fire a little early, so only the clock of the deadline decides.
-        if not self._entry.released and not self._line.lost(self._entry):
-            self._timer = self._arm()
+        if not self._entry.released and not self._shared.lost(self._entry):
+            self._timer = self._start_timer()
 
-    def interrupt(self) -> None:
+    def cancel_soon(self) -> None:
         # Not at once: the loss may have been found by the task itself, in check(), and a task that cancels
         # itself would be hit at its next await, which may be behind the body.
-        if self._interrupt is None and not self._entry.released:
-            self._interrupt = self._line.loop.call_soon(self._cancel)
+        if self._scheduled_cancel is None and not self._entry.released:
+            self._scheduled_cancel = self._shared.loop.call_soon(self._cancel)
 
     def _cancel(self) -> None:
         self._cancelled = True
-        self._task.cancel(_LOST)
+        self._task.cancel(_LOST_MESSAGE)
 
     def close(self, exc: BaseException | None) -> bool:
         """Disarms it; tells whether exc is nothing but the cancellation made here."""
         self._timer.cancel()
-        if self._interrupt is not None:
-            self._interrupt.cancel()
-        self._line.unwatch(self, self._entry.hold)
+        if self._scheduled_cancel is not None:
+            self._scheduled_cancel.cancel()
+        self._shared.remove_body(self, self._entry.hold)
         if not self._cancelled:
             return False
         if sys.version_info >= (3, 11):
-            return self._task.uncancel() <= self._before and isinstance(exc, asyncio.CancelledError)
+            return self._task.uncancel() <= self._cancels_before and isinstance(exc, asyncio.CancelledError)
         # Python 3.10 does not count cancellations; a later one replaces the message of the first.
-        return isinstance(exc, asyncio.CancelledError) and exc.args == (_LOST,)
+        return isinstance(exc, asyncio.CancelledError) and exc.args == (_LOST_MESSAGE,)
 
 
-_LOST: Final = "locksidecar: the lock was lost"
+_LOST_MESSAGE: Final = "locksidecar: the lock was lost"
 
 
 class Held(_held.Held):
@@ -443,12 +448,12 @@ class Held(_held.Held):
 
     __slots__ = ("_body", "_client")
 
-    _line: _Line
+    _shared: _AsyncSession
 
-    def __init__(self, client: Client, line: _Line, entry: Entry, scoped: bool) -> None:
-        super().__init__(line, entry, scoped)
+    def __init__(self, client: Client, shared: _AsyncSession, entry: Entry, scoped: bool) -> None:
+        super().__init__(shared, entry, scoped)
         self._client = client  # a client that is forgotten ends its session
-        self._body = _Body(line, entry) if scoped else None
+        self._body = _GuardedBody(shared, entry) if scoped else None
 
     @overload
     def release(self, *, confirm: Literal[False] = False, timeout: float | None = None) -> None: ...
@@ -476,26 +481,26 @@ class Held(_held.Held):
         confirmed at once.
         """
         if not confirm:
-            self._line.release(self._entry)
+            self._shared.release(self._entry)
             return None
-        return self._line.confirmation(self._line.release_confirmed(self._entry), Timeouts.for_confirm(timeout))
+        return self._shared.confirmation(self._shared.release_confirmed(self._entry), Timeouts.for_confirm(timeout))
 
-    def _leave(
+    def _end_block(
         self, exc: BaseException | None, confirm: bool, timeout: float | None
     ) -> Coroutine[Any, Any, None] | None:
         """Ends the `async with`. Its caller awaits the confirmation that it returns."""
-        ours = self._body is not None and self._body.close(exc)
+        cancelled_here = self._body is not None and self._body.close(exc)
         if self._entry.released:
             # Released within the body: what happened to the lock after that does not matter.
-            if ours:
+            if cancelled_here:
                 raise self._entry.loss(self._entry.hold.lost) from exc
             return None
         try:
             return self.release(confirm=confirm, timeout=timeout)
         except (LockLost, NotHeld) as e:
-            if ours or exc is None:
+            if cancelled_here or exc is None:
                 raise e from exc
-            note(exc, e)
+            add_note_about(exc, e)
             return None
 
 
@@ -554,7 +559,7 @@ class Lock:
 
         confirm, timeout: as in Held.release(), whatever the lock was made with: `await lock.release(confirm=True)`.
         """
-        held = self._handles.to_release(_owners.of_task())
+        held = self._handles.handle_to_release(_owners.of_task())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
         if not held._scoped:
@@ -568,7 +573,7 @@ class Lock:
     @property
     def held(self) -> Held:
         """What the current task holds through this object; raises NotHeld."""
-        held = self._handles.top(_owners.of_task())
+        held = self._handles.newest(_owners.of_task())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held by this task")
         return held
@@ -584,7 +589,7 @@ class Lock:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        ended = self._handles.to_exit(_owners.of_task())
+        ended = self._handles.handles_of_block(_owners.of_task())
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this async with block")
         options = self._options
@@ -592,12 +597,12 @@ class Lock:
         try:
             for held in ended:
                 self._handles.remove(held)
-            confirmation = ended[0]._leave(exc, confirm, timeout)
+            confirmation = ended[0]._end_block(exc, confirm, timeout)
         except BaseException:  # the last one too, if a signal handler raised before it was released
-            self._abandon(ended)
+            self._release_all(ended)
             raise
         for held in ended[1:]:  # of two the first was released within the body
-            confirmation = held._leave(exc, confirm, timeout)
+            confirmation = held._end_block(exc, confirm, timeout)
         if confirmation is None:
             return
         try:
@@ -605,7 +610,7 @@ class Lock:
         except Unconfirmed as e:
             if exc is None:
                 raise
-            note(exc, e)
+            add_note_about(exc, e)
 
     async def _acquire(self, options: Options, scoped: bool) -> Held:
         owner = _owners.of_task()
@@ -613,11 +618,11 @@ class Lock:
         try:
             self._handles.push(owner, held)
         except BaseException:  # a signal handler raised: the caller does not know of it
-            self._abandon([held])
+            self._release_all([held])
             raise
         return held
 
-    def _abandon(self, ended: list[Held]) -> None:
+    def _release_all(self, ended: list[Held]) -> None:
         """Release what no caller can release any more; once each, whatever was released before."""
         for held in ended:
             with contextlib.suppress(LockLost, NotHeld):
@@ -651,13 +656,13 @@ class Client:
 
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
         """path: of the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock."""
-        self._line: _Line | None = None
+        self._shared: _AsyncSession | None = None
         self._pid = os.getpid()
         self.path = socket_path(path)
         self._clock: Callable[[], int] = boottime
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        _fork.watch(self)
+        _fork.register(self)
 
     def lock(
         self,
@@ -731,9 +736,9 @@ class Client:
     async def aclose(self) -> None:
         """Ends the session. What is still held is lost, and what is waited for fails."""
         self._closed = True
-        line, self._line = self._line, None
-        if line is not None:
-            await line.close()
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            await shared.close()
 
     async def connect(self) -> None:
         """Connects if it has not yet; so a sidecar that is not there is noticed now."""
@@ -748,23 +753,23 @@ class Client:
         await self.aclose()
 
     def __del__(self) -> None:
-        line = self._line
-        if line is None or line.pid != os.getpid() or line.transport.sock is None or sys.is_finalizing():
+        shared = self._shared
+        if shared is None or shared.pid != os.getpid() or shared.transport.sock is None or sys.is_finalizing():
             return
         warnings.warn(
             f"unclosed {self!r}: call aclose(), or use async with", ResourceWarning, stacklevel=1, source=self
         )
-        self._forget()
+        self._end_in_background()
 
-    def _forget(self) -> None:
+    def _end_in_background(self) -> None:
         """Ends the session without waiting. Any thread may call this."""
-        line, self._line = self._line, None
-        if line is None:
+        shared, self._shared = self._shared, None
+        if shared is None:
             return
-        if line.loop.is_closed():
-            line.see_off()
+        if shared.loop.is_closed():
+            shared.close_in_background()
         else:
-            line.loop.call_soon_threadsafe(line.see_off)
+            shared.loop.call_soon_threadsafe(shared.close_in_background)
 
     def __repr__(self) -> str:
         return f"<locksidecar.aio.Client {self.path}>"
@@ -774,45 +779,45 @@ class Client:
 
     def after_fork_in_child(self) -> None:
         self._pid = os.getpid()
-        self._line = None
+        self._shared = None
         self._loop = None
 
     async def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
-        line = self._usable()
+        shared = self._usable_session()
         call = to_acquire(name, owner, options, self._clock())
-        await line.call(call, Timeouts.for_acquire(options.timeout))
+        await shared.execute(call, Timeouts.for_acquire(options.timeout))
         try:
             call.result()
             assert call.hold is not None
-            return Held(self, line, Entry(line.session, call.hold), scoped)
+            return Held(self, shared, Entry(shared.session, call.hold), scoped)
         except BaseException:
-            line.abandon(call)
+            shared.abandon(call)
             raise
 
     async def _call(self, call: Call[T]) -> T:
-        await self._usable().call(call, Timeouts())
+        await self._usable_session().execute(call, Timeouts())
         return call.result()
 
-    def _usable(self) -> _Line:
+    def _usable_session(self) -> _AsyncSession:
         loop = _running_loop()
         if self._pid != os.getpid():  # not every fork runs the hooks of os.register_at_fork()
-            if self._line is not None:
-                self._line.own()
+            if self._shared is not None:
+                self._shared.reset_if_forked()
             self.after_fork_in_child()
         if self._loop is not loop:
-            self._move(loop)
-        if self._line is None or not self._line.usable():
+            self._bind_to_loop(loop)
+        if self._shared is None or not self._shared.check_usable():
             if self._closed:
                 raise ClientClosed("the client was closed; make a new one with locksidecar.aconnect()")
-            self._line = _Line(Transport(Session(self.path), self._clock), self._clock)
-        return self._line
+            self._shared = _AsyncSession(Transport(Session(self.path), self._clock), self._clock)
+        return self._shared
 
-    def _move(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _bind_to_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None and not self._loop.is_closed():
             raise RuntimeError("this client belongs to another event loop: make one client for each loop")
-        line, self._line = self._line, None
-        if line is not None:
-            line.see_off()
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close_in_background()
         self._loop = loop
 
 
@@ -866,6 +871,6 @@ async def _connected(path: str | os.PathLike[str]) -> Client:
     try:
         await client.connect()
     except BaseException:
-        client._forget()
+        client._end_in_background()
         raise
     return client

@@ -38,26 +38,26 @@ from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, Timeouts, Transport, wa
 T = TypeVar("T")
 
 # How often something short is tried that handlers of signals interrupt.
-TRIES: Final = (1, 2, 3, 4, 5)
+INTERRUPT_RETRIES: Final = (1, 2, 3, 4, 5)
 
 
 # Between two attempts of the rescuer, seconds.
-_RESCUE_PAUSE: Final = 0.1
+_RELEASER_PAUSE: Final = 0.1
 
 
-class _Waiter:
+class _CallWaiter:
     """A thread that waits until a call is done."""
 
-    __slots__ = ("call", "enlisted", "permit")
+    __slots__ = ("call", "registered", "wakeup")
 
     def __init__(self, call: Call[Any]) -> None:
         self.call = call
-        self.enlisted = False  # others hand it its answer; it has to resign when it leaves
-        self.permit = threading.Lock()  # released to wake the thread
-        self.permit.acquire()
+        self.registered = False  # others hand it its answer; it has to resign when it leaves
+        self.wakeup = threading.Lock()  # released to wake the thread
+        self.wakeup.acquire()
 
 
-class Line:
+class SharedSession:
     """One session, shared by threads.
 
     mutex guards everything else, but is never held while waiting. A thread that holds it may connect and
@@ -75,37 +75,37 @@ class Line:
         self.session = transport.session
         self.pid = os.getpid()
         self._clock = clock
-        self._leader: _Waiter | None = None
+        self._leader: _CallWaiter | None = None
         self._polling = False  # the leader is about to wait, or waits
-        self._waiting: dict[Call[Any], list[_Waiter]] = {}  # the leader too
-        self._adrift = False  # those who wait have been woken for it
+        self._waiting: dict[Call[Any], list[_CallWaiter]] = {}  # the leader too
+        self._seen_disconnected = False  # those who wait have been woken for it
         self._next_attempt = 0.0  # by time.monotonic()
-        self._bell = _Bell()
-        self._rescuing = False  # the rescuer runs, or is about to
-        _fork.watch(self)
+        self._waker = _Waker()
+        self._releaser_running = False  # the rescuer runs, or is about to
+        _fork.register(self)
 
     # --- Calls ---
 
-    def call(self, call: Call[Any], timeouts: Timeouts) -> None:
+    def execute(self, call: Call[Any], timeouts: Timeouts) -> None:
         """Sends call and waits until it is done, whatever comes of it.
 
         If this raises, call is abandoned, unless it is done.
         """
-        self.own()
+        self.reset_if_forked()
         try:
             with self.mutex:
                 self.session.ask(call, self._clock())
                 self._flush()
-            self._await(call, timeouts)
+            self._wait_for(call, timeouts)
         except LocksidecarError:
             self.abandon(call)
             raise
         except BaseException:
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._mend, (call,))
+                _thread.start_new_thread(self._complete_interrupted, (call,))
             except RuntimeError:  # no thread can be started
                 pass
-            self._mend(call)
+            self._complete_interrupted(call)
             raise
 
     def abandon(self, call: Call[Any]) -> None:
@@ -114,40 +114,40 @@ class Line:
         This does not depend on the next use of the client: the rescuer reads the answer.
         """
         try:
-            self._mend(call)
+            self._complete_interrupted(call)
         except BaseException:
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._mend, (call,))
+                _thread.start_new_thread(self._complete_interrupted, (call,))
             except RuntimeError:  # no thread can be started
                 pass
             raise
 
-    def _mend(self, call: Call[Any] | None = None) -> None:
+    def _complete_interrupted(self, call: Call[Any] | None = None) -> None:
         """Completes what a handler of a signal interrupted, and abandons call."""
         with self.mutex:
             if call is not None:
                 self.session.abandon(call, self._clock())
-            self._catch_up()
+            self._process_arrived()
             self._flush()
-            owing = self._owing() and self.session.failure is None  # else close() sees to it
-        if owing:
-            self._rescue()
+            unreleased = self._has_unreleased() and self.session.failure is None  # else close() sees to it
+        if unreleased:
+            self._start_releaser()
 
-    def _await(self, call: Call[Any], timeouts: Timeouts) -> None:
-        waiter = _Waiter(call)
+    def _wait_for(self, call: Call[Any], timeouts: Timeouts) -> None:
+        waiter = _CallWaiter(call)
         transport = self.transport
         try:
             while True:
-                nap = math.inf
+                backoff = math.inf
                 with self.mutex:
                     if transport.sock is None and self._leader in (None, waiter):
-                        nap = self._attempt()
+                        backoff = self._connect_if_due()
                     if self.session.unfinished():
-                        self._pump()
+                        self._receive()
                     if call.done:
                         return
-                    if not waiter.enlisted:
-                        waiter.enlisted = True
+                    if not waiter.registered:
+                        waiter.registered = True
                         self._waiting.setdefault(call, []).append(waiter)
                     if self._leader is None:
                         self._leader = waiter
@@ -158,55 +158,55 @@ class Line:
                 if left <= 0:
                     raise transport.timeout_error(call)
                 if leading:
-                    self._lead(waiter, min(left, nap))
+                    self._poll_as_leader(waiter, min(left, backoff))
                 else:
-                    waiter.permit.acquire(timeout=-1 if left == math.inf else min(left, threading.TIMEOUT_MAX))
-                if not waiter.enlisted:  # the call is done, and no part is left for this thread
+                    waiter.wakeup.acquire(timeout=-1 if left == math.inf else min(left, threading.TIMEOUT_MAX))
+                if not waiter.registered:  # the call is done, and no part is left for this thread
                     return
         finally:
             # Others would wait without end for a leader that has left without a successor.
-            if waiter.enlisted:
+            if waiter.registered:
                 try:
-                    self._leave_wait(waiter)
+                    self._stop_waiting(waiter)
                 except BaseException:
                     try:  # noqa: SIM105
-                        _thread.start_new_thread(self._leave_wait, (waiter,))
+                        _thread.start_new_thread(self._stop_waiting, (waiter,))
                     except RuntimeError:  # no thread can be started
                         pass
                     raise
 
-    def _leave_wait(self, waiter: _Waiter) -> None:
+    def _stop_waiting(self, waiter: _CallWaiter) -> None:
         with self.mutex:
-            if waiter.enlisted:
-                self._resign(waiter)
+            if waiter.registered:
+                self._hand_over(waiter)
 
-    def _lead(self, waiter: _Waiter, seconds: float) -> None:
+    def _poll_as_leader(self, waiter: _CallWaiter, seconds: float) -> None:
         sock = self.transport.sock
         if sock is None:
-            wait_ready([self._bell], [], min(seconds, 3600.0))
+            wait_ready([self._waker], [], min(seconds, 3600.0))
         else:
             # A thread that leaves something unsent, or connects, after this look rings the bell.
-            wait_ready([self._bell, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
+            wait_ready([self._waker, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
         with self.mutex:
             self._polling = False
-            self._bell.silence()
-            self._pump()
+            self._waker.drain()
+            self._receive()
             self.transport.close_ended_sockets()
             if waiter.call.done:
-                self._resign(waiter)
+                self._hand_over(waiter)
 
     # --- With the mutex held ---
 
-    def _catch_up(self) -> None:
+    def _process_arrived(self) -> None:
         """Processes what has arrived, and continues what was interrupted."""
         if self.session.unsent or self.transport.readable():
-            self._pump()
+            self._receive()
 
-    def _pump(self) -> None:
+    def _receive(self) -> None:
         try:
             self.transport.receive()
         finally:
-            self._tell()
+            self._notify()
         if self.session.unsent:  # the release of a grant that came too late, or what a greeting goes on with
             self._flush()
 
@@ -215,9 +215,9 @@ class Line:
             if not self.transport.flush():
                 self._wake_leader()
         finally:
-            self._tell()
+            self._notify()
 
-    def _attempt(self) -> float:
+    def _connect_if_due(self) -> float:
         """Connects if it is time to; tells how long to wait for the next time."""
         now = time.monotonic()
         if now < self._next_attempt:
@@ -230,62 +230,62 @@ class Line:
         try:
             connected = self.transport.connect()
         finally:
-            self._tell()
+            self._notify()
         if connected:
             self._wake_leader()  # it waits without the new socket
         return connected
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wakes those whose calls are done. If it is interrupted, the next one goes on with it."""
         session = self.session
         if session.lost:
             session.lost.clear()  # the callers that hold them look
         if session.failure is not None:
             session.fail_pending()
-            self._settle()
-        if self._adrift is not (self.transport.sock is None):
-            self._turn()
+            self._close_if_unneeded()
+        if self._seen_disconnected is not (self.transport.sock is None):
+            self._on_connection_changed()
         while session.done:
             for waiter in tuple(self._waiting.get(session.done[-1], ())):
                 self._wake(waiter)
             session.done.pop()
 
-    def _wake(self, waiter: _Waiter) -> None:
+    def _wake(self, waiter: _CallWaiter) -> None:
         """Its call is done."""
         if waiter is self._leader:
             self._wake_leader()
             return
-        _give(waiter.permit)
-        self._delist(waiter)  # so that its thread, once awake, does not need the mutex
+        _wake_thread(waiter.wakeup)
+        self._unregister(waiter)  # so that its thread, once awake, does not need the mutex
 
-    def _delist(self, waiter: _Waiter) -> None:
+    def _unregister(self, waiter: _CallWaiter) -> None:
         waiters = self._waiting.get(waiter.call, [])
         if waiter in waiters:
             waiters.remove(waiter)
         if not waiters:
             self._waiting.pop(waiter.call, None)
-        waiter.enlisted = False
+        waiter.registered = False
 
-    def _resign(self, waiter: _Waiter) -> None:
+    def _hand_over(self, waiter: _CallWaiter) -> None:
         """The thread of waiter leaves, and passes on the lead. If it is interrupted it is called again."""
         if self._leader is waiter:
-            heir = self._heir(waiter)
-            if heir is not None:
-                _give(heir.permit)  # before it leads, for only the bell wakes the leader
+            next_leader = self._next_leader(waiter)
+            if next_leader is not None:
+                _wake_thread(next_leader.wakeup)  # before it leads, for only the bell wakes the leader
             # Commit:
-            self._leader = heir
+            self._leader = next_leader
             self._polling = False
-        self._tell()
-        self._delist(waiter)
+        self._notify()
+        self._unregister(waiter)
 
-    def _heir(self, leader: _Waiter) -> _Waiter | None:
+    def _next_leader(self, leader: _CallWaiter) -> _CallWaiter | None:
         for call, waiters in self._waiting.items():
             for waiter in waiters:
                 if waiter is not leader and not call.done:
                     return waiter
         return None
 
-    def _turn(self) -> None:
+    def _on_connection_changed(self) -> None:
         """There is a connection, or there is none any more: how long each of those who wait will do so is
         another question now, and one of them has to connect."""
         adrift = self.transport.sock is None
@@ -295,20 +295,20 @@ class Line:
             self._wake_leader()
             for waiters in list(self._waiting.values()):
                 for waiter in waiters:
-                    _give(waiter.permit)
-        self._adrift = adrift
+                    _wake_thread(waiter.wakeup)
+        self._seen_disconnected = adrift
 
     def _wake_leader(self) -> None:
         if self._polling:
-            self._bell.ring()
+            self._waker.wake()
             self._polling = False  # not before: an interrupt in between would leave the leader asleep
 
-    def _settle(self) -> None:
+    def _close_if_unneeded(self) -> None:
         # Not under the leader's poll: the number of a closed file may be another file's a moment later.
         if self._leader is None and self.transport.close_if_unneeded():
-            self._bell.close()
+            self._waker.close()
 
-    def _owing(self) -> bool:
+    def _has_unreleased(self) -> bool:
         """Whether something was given up that the sidecar may not read unless a thread sees to it, or may have
         granted all the same."""
         session = self.session
@@ -316,114 +316,114 @@ class Line:
 
     # --- Holds ---
 
-    def usable(self) -> bool:
-        self.own()
+    def check_usable(self) -> bool:
+        self.reset_if_forked()
         try:
             with self.mutex:
-                self._catch_up()
+                self._process_arrived()
                 return self.session.failure is None
         except BaseException:
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._mend, ())
+                _thread.start_new_thread(self._complete_interrupted, ())
             except RuntimeError:  # no thread can be started
                 pass
-            self._mend()
+            self._complete_interrupted()
             raise
 
     def check(self, entry: Entry) -> None:
-        self._look(entry.check, entry)
+        self._read_state(entry.check, entry)
 
     def lost(self, entry: Entry) -> str:
-        return self._look(entry.lost, entry)
+        return self._read_state(entry.lost, entry)
 
     def remaining(self, entry: Entry) -> int:
-        return self._look(entry.remaining, entry)
+        return self._read_state(entry.remaining, entry)
 
     def deadline(self, entry: Entry) -> int:
-        return self._look(entry.deadline, entry)
+        return self._read_state(entry.deadline, entry)
 
-    def _look(self, at: Callable[[int], T], entry: Entry) -> T:
+    def _read_state(self, at: Callable[[int], T], entry: Entry) -> T:
         """What is known now. A connection that has ended is made good for first, if a sidecar listens: the
         deadlines that it told may have been moved on."""
-        self.own()
-        sought = False
+        self.reset_if_forked()
+        reconnected = False
         try:
             while True:
                 with self.mutex:
                     read_at = self._clock()
-                    self._catch_up()
-                    if sought or self._in_touch():
+                    self._process_arrived()
+                    if reconnected or self._in_touch():
                         known = at(read_at)
                         # The process may have been stopped since it read. Then a later deadline may have arrived.
                         if entry.settled() or self._clock() < self.session.deadline(entry.hold):
                             return known
                         continue
-                self._seek()
-                sought = True
+                self._reconnect_once()
+                reconnected = True
         except LocksidecarError:
             raise
         except BaseException:
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._mend, ())
+                _thread.start_new_thread(self._complete_interrupted, ())
             except RuntimeError:  # no thread can be started
                 pass
-            self._mend()
+            self._complete_interrupted()
             raise
 
     def _in_touch(self) -> bool:
         return self.session.stage is Stage.SERVING or self.session.failure is not None
 
-    def _seek(self) -> None:
+    def _reconnect_once(self) -> None:
         """Tries once to get back in touch."""
         with self.mutex:
             connected = self._connect()
-            owing = self._owing()
+            unreleased = self._has_unreleased()
         if connected:
             with contextlib.suppress(LocksidecarError):
-                self.call(to_ping(), NO_WAIT)
-        elif owing:
-            self._rescue()
+                self.execute(to_ping(), NO_WAIT)
+        elif unreleased:
+            self._start_releaser()
 
     def release(self, entry: Entry, confirm: Timeouts | None = None) -> None:
         """confirm: the patience of the wait for the confirmation; None: none is requested."""
         call: Confirm | None = None
         try:
-            self.own()
+            self.reset_if_forked()
             if confirm is not None:
                 call = to_confirm(entry.hold)
-            error = self._release(entry, call)
+            error = self._release_entry(entry, call)
         except BaseException:
             # A lock that is not released would be renewed without end.
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._complete, (entry, call))
+                _thread.start_new_thread(self._complete_release, (entry, call))
             except RuntimeError:  # no thread can be started
                 pass
-            self._complete(entry, call)
+            self._complete_release(entry, call)
             raise
         if error is not None:
             raise error
         if call is not None and confirm is not None:
-            self._confirm(call, confirm)
+            self._wait_for_confirmation(call, confirm)
 
-    def _release(self, entry: Entry, call: Confirm | None) -> LocksidecarError | None:
+    def _release_entry(self, entry: Entry, call: Confirm | None) -> LocksidecarError | None:
         """call: requests the confirmation; None: none is requested."""
         with self.mutex:
             read_at = self._clock()
-            self._catch_up()
-            seek = not (entry.released or self._in_touch())
-            if not seek:
-                error = self._leave(entry, read_at, call)
-        if seek:
-            self._seek()
+            self._process_arrived()
+            reconnect = not (entry.released or self._in_touch())
+            if not reconnect:
+                error = self._release_and_flush(entry, read_at, call)
+        if reconnect:
+            self._reconnect_once()
             with self.mutex:
                 read_at = self._clock()
-                self._catch_up()
-                error = self._leave(entry, read_at, call)
-        if (self.session.debt or self.session.unsent) and self._owing():
-            self._rescue()
+                self._process_arrived()
+                error = self._release_and_flush(entry, read_at, call)
+        if (self.session.debt or self.session.unsent) and self._has_unreleased():
+            self._start_releaser()
         return error
 
-    def _leave(self, entry: Entry, read_at: int, call: Confirm | None) -> LocksidecarError | None:
+    def _release_and_flush(self, entry: Entry, read_at: int, call: Confirm | None) -> LocksidecarError | None:
         try:
             if call is None:
                 entry.release(read_at)
@@ -435,20 +435,20 @@ class Line:
             self._flush()
         return None
 
-    def _complete(self, entry: Entry, call: Confirm | None) -> None:
+    def _complete_release(self, entry: Entry, call: Confirm | None) -> None:
         """Of a release that was interrupted: no thread waits for the confirmation."""
         with self.mutex:
-            self._catch_up()
+            self._process_arrived()
             if not entry.released:
-                self._leave(entry, self._clock(), None)
-        self._mend(call)
+                self._release_and_flush(entry, self._clock(), None)
+        self._complete_interrupted(call)
 
-    def _confirm(self, call: Confirm, timeouts: Timeouts) -> None:
+    def _wait_for_confirmation(self, call: Confirm, timeouts: Timeouts) -> None:
         """Waits for the confirmation; raises Unconfirmed."""
         try:
             if not call.done:
                 try:
-                    self._await(call, timeouts)
+                    self._wait_for(call, timeouts)
                 except BaseException:
                     self.abandon(call)
                     raise
@@ -460,7 +460,7 @@ class Line:
 
     def close(self) -> None:
         """Says bye, and waits for the answer a moment."""
-        self.own()
+        self.reset_if_forked()
         try:
             with self.mutex:
                 bye = self.session.close(self._clock())
@@ -469,41 +469,41 @@ class Line:
                     self._connect()
             if not bye.done:
                 with contextlib.suppress(LocksidecarError):
-                    self._await(bye, Timeouts(grace=BYE_WAIT, no_server=0.0, reconnect=0.0))
+                    self._wait_for(bye, Timeouts(grace=BYE_WAIT, no_server=0.0, reconnect=0.0))
         finally:
-            self.see_off()
+            self.close_in_background()
 
-    def see_off(self) -> None:
+    def close_in_background(self) -> None:
         """Leaves a closed session, or has its bye said in the background, if that still matters."""
         with self.mutex:
-            owing = self._owing()
-            if not owing:
+            unreleased = self._has_unreleased()
+            if not unreleased:
                 self.session.part()
-                self._tell()
-        if owing:
-            self._rescue()
+                self._notify()
+        if unreleased:
+            self._start_releaser()
 
-    def _rescue(self) -> None:
+    def _start_releaser(self) -> None:
         """Starts the rescuer, if it does not run."""
         with self.mutex:
-            if self._rescuing:
+            if self._releaser_running:
                 return
-            self._rescuing = True
+            self._releaser_running = True
             try:
                 # Not threading.Thread, whose start() cannot be interrupted without harm. Looked up here, because
                 # monkey patching may have replaced it.
-                _thread.start_new_thread(self._run_rescuer, ())
+                _thread.start_new_thread(self._releaser_thread, ())
             except RuntimeError:  # the interpreter is about to end, and everything with it
-                self._rescuing = False
+                self._releaser_running = False
 
-    def _run_rescuer(self) -> None:
+    def _releaser_thread(self) -> None:
         try:
-            self._see_through()
+            self._run_releaser()
         except BaseException:
-            self._rescuing = False
+            self._releaser_running = False
             raise
 
-    def _see_through(self) -> None:
+    def _run_releaser(self) -> None:
         """What the rescuer does: sees to it that the sidecar, or its successor, reads what was given up."""
         session = self.session
         done = False
@@ -513,26 +513,26 @@ class Line:
             left = max((session.debt - self._clock()) / 1e9, ANSWER_GRACE)
             timeouts = Timeouts(left, no_server=left, reconnect=left)
             try:
-                if (call := self._outstanding()) is not None:
-                    self._await(call, timeouts)
+                if (call := self._outstanding_request()) is not None:
+                    self._wait_for(call, timeouts)
                 else:
-                    self.call(to_ping(), timeouts)  # its answer tells that all before it was read
+                    self.execute(to_ping(), timeouts)  # its answer tells that all before it was read
             except LocksidecarError:
                 timed_out = True
             with self.mutex:
                 # Under the mutex, so that a thread which owes anything later finds no rescuer. What was owed since
                 # the attempt began, or is by a thread that closed the client meanwhile, is worth another one.
                 over = timed_out and self._clock() >= session.debt and not session.unsettled
-                done = not self._owing() or over
+                done = not self._has_unreleased() or over
                 if done:
-                    self._rescuing = False
+                    self._releaser_running = False
                     if session.failure is not None:
                         session.part()
-                        self._tell()
+                        self._notify()
             if timed_out and not done:
-                time.sleep(_RESCUE_PAUSE)
+                time.sleep(_RELEASER_PAUSE)
 
-    def _outstanding(self) -> Call[Any] | None:
+    def _outstanding_request(self) -> Call[Any] | None:
         """The request whose answer ends the rescuer's work, if it was sent: bye, or an abandoned acquire."""
         with self.mutex:
             if self.session.failure is None:
@@ -543,7 +543,7 @@ class Line:
 
     # --- Processes ---
 
-    def own(self) -> None:
+    def reset_if_forked(self) -> None:
         """A forked child has nothing of its parent's. Not every fork runs the hooks of os.register_at_fork()."""
         if self.pid != os.getpid():
             self.after_fork_in_child()
@@ -554,18 +554,18 @@ class Line:
         self._leader = None
         self._polling = False
         self._waiting.clear()
-        self._rescuing = False
+        self._releaser_running = False
         self.transport.close_inherited()
-        self._bell.close()
+        self._waker.close()
 
 
-def _give(permit: threading.Lock) -> None:
+def _wake_thread(wakeup: threading.Lock) -> None:
     """Lets its thread go on. Only a thread that holds the line's mutex gives one, so there is at most one to take."""
-    if permit.locked():
-        permit.release()
+    if wakeup.locked():
+        wakeup.release()
 
 
-class _Bell:
+class _Waker:
     """Wakes the thread that polls."""
 
     _fd = -1
@@ -578,19 +578,19 @@ class _Bell:
                 raise Unavailable(
                     f"cannot connect to the sidecar: {e.strerror}. Raise the limit of open files (ulimit -n)"
                 ) from e
-        self._rung = False
+        self._woken = False
 
     def fileno(self) -> int:
         return self._fd
 
-    def ring(self) -> None:
-        self._rung = True
+    def wake(self) -> None:
+        self._woken = True
         if sys.platform == "linux":
             os.eventfd_write(self._fd, 1)
 
-    def silence(self) -> None:
-        if self._rung and sys.platform == "linux":
-            self._rung = False
+    def drain(self) -> None:
+        if self._woken and sys.platform == "linux":
+            self._woken = False
             with contextlib.suppress(BlockingIOError):  # the thread that rang was interrupted
                 os.eventfd_read(self._fd)
 
