@@ -49,7 +49,7 @@ class Session:
     # The newest, and until its claims are done the one before: its client may have only that one.
     tickets: tuple[str, ...] = ()
     claimed: dict[int, int] | None = None  # so far; None: no claims are due
-    lost: dict[int, str] = field(default_factory=dict)  # untold
+    unreported_losses: dict[int, str] = field(default_factory=dict)  # untold
 
 
 @dataclass(eq=False)
@@ -136,7 +136,7 @@ class Sidecar:
         lock = self._locks[name]
         assert lock.session is not None, f"nobody holds {name}"
         if lock.session.connection is None:
-            lock.session.lost[lock.hold] = reason
+            lock.session.unreported_losses[lock.hold] = reason
         self._send(lock.session, {"ev": "lost", "hold": lock.hold, "reason": reason})
         self._free(lock)
 
@@ -253,7 +253,9 @@ class Sidecar:
             assert hold not in session.claimed
             session.claimed[hold] = entries
             if hold not in held:
-                self._send(session, {"ev": "lost", "hold": hold, "reason": session.lost.get(hold, "forgotten")})
+                self._send(
+                    session, {"ev": "lost", "hold": hold, "reason": session.unreported_losses.get(hold, "forgotten")}
+                )
             elif entries > held[hold]:
                 self._breach(session, "bad_frame", "that is more than was granted")
                 return

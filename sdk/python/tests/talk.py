@@ -8,7 +8,7 @@ import msgpack
 from fake import frame
 
 from locksidecar import _protocol as protocol
-from locksidecar._calls import Call, Confirm, Options, to_acquire, to_confirm
+from locksidecar._calls import Call, Confirm, Options, acquire_call, confirm_call
 from locksidecar._core import Entry, Session
 
 S = 1_000_000_000
@@ -28,7 +28,7 @@ class Talk:
 
     def greet(self, ticket: str = "ticket", resumed: bool = False, sidecar: str = "s") -> dict[str, Any]:
         """A new connection, up to the answer to hello, which is returned."""
-        self.session.begin(self.now)
+        self.session.on_connected(self.now)
         (hello,) = self.sent()
         answer = {
             "v": 1,
@@ -55,17 +55,17 @@ class Talk:
         return messages
 
     def say(self, **message: Any) -> None:
-        self.session.receive(frame(message), self.now)
+        self.session.on_data(frame(message), self.now)
 
     def acquire(self, name: str = "n", options: Options | None = None, owner: int = 1) -> Call[protocol.AcquireOK]:
-        return self.ask(to_acquire(name, owner, options or Options(), self.now))
+        return self.ask(acquire_call(name, owner, options or Options(), self.now))
 
     def ask(self, call: Call[T]) -> Call[T]:
-        self.session.ask(call, self.now)
+        self.session.submit(call, self.now)
         return call
 
     def release_confirmed(self, entry: Entry, now: int) -> Confirm:
-        call = to_confirm(entry.hold)
+        call = confirm_call(entry.hold)
         entry.release_confirmed(call, now)
         return call
 

@@ -17,7 +17,7 @@ from test_restart import join_releasers
 
 import locksidecar
 from locksidecar import Client, Deadlock, aio
-from locksidecar._calls import Options, to_info
+from locksidecar._calls import Options, info_call
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def test_owner_asks_again_after_the_grant_that_crossed_its_cancel_was_given_back
     assert said(talk) == [("acquire", "n"), ("cancel", "")]
     talk.say(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
     assert said(talk) == [("release", "7"), ("acquire", "n")]
-    assert not talk.session.live
+    assert not talk.session.live_holds
     entry = talk.grant(second, hold=8)
     entry.check(0)
-    assert not talk.session.unsettled
+    assert not talk.session.unanswered_cancels
 
 
 def test_owner_asks_again_after_its_acquire_was_canceled(talk: Talk) -> None:
@@ -60,7 +60,7 @@ def test_owner_that_may_still_hold_one_lock_does_not_wait_for_another(talk: Talk
     talk.session.abandon(first, 0)
     talk.acquire("m")
     talk.acquire("m", owner=2)
-    talk.ask(to_info("m"))
+    talk.ask(info_call("m"))
     assert said(talk) == [("acquire", "n"), ("cancel", ""), ("acquire", "m"), ("info", "m")]
     talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
     assert said(talk) == [("acquire", "m")]
@@ -95,7 +95,7 @@ def test_acquire_that_is_abandoned_while_it_is_held_back_is_never_sent(talk: Tal
     talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
     assert talk.sent() == []
     assert second.done
-    assert not talk.session._held_back
+    assert not talk.session._deferred
 
 
 def test_acquire_that_is_held_back_is_sent_on_the_next_connection(talk: Talk) -> None:
@@ -104,7 +104,7 @@ def test_acquire_that_is_held_back_is_sent_on_the_next_connection(talk: Talk) ->
     talk.session.abandon(first, 0)
     second = talk.acquire("n")
     talk.sent()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet(resumed=True)
     (claim,) = talk.sent()
     assert claim["holds"] == []
@@ -117,8 +117,8 @@ def test_failed_session_has_nothing_unsettled(talk: Talk) -> None:
     talk.session.abandon(talk.acquire("n"), 0)
     talk.acquire("n")
     talk.session.fail("It failed.")
-    assert not talk.session.unsettled
-    assert not talk.session._held_back
+    assert not talk.session.unanswered_cancels
+    assert not talk.session._deferred
 
 
 # --- Threads ---

@@ -401,7 +401,7 @@ async def test_grant_read_in_the_same_step_as_the_cancellation_is_released(
     tell = shared._notify
 
     def tell_and_cancel() -> None:
-        granted = bool(shared.session.done)
+        granted = bool(shared.session.done_calls)
         tell()
         if granted:
             task.cancel()

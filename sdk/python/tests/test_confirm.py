@@ -77,7 +77,7 @@ def test_confirm_is_sent_again_with_a_new_id_when_the_session_was_resumed(talk: 
     talk.held(8)
     confirm, first = released(talk)
     for _ in range(3):
-        talk.session.end(0)
+        talk.session.on_disconnected(0)
         talk.greet(resumed=True)
         (claim,) = talk.sent()
         assert claim["holds"] == [8, 1]
@@ -91,7 +91,7 @@ def test_confirm_is_sent_again_with_a_new_id_when_the_session_was_resumed(talk: 
 
 def test_release_while_claims_are_due_is_confirmed_after_them(talk: Talk) -> None:
     entry = talk.held()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet(resumed=True)
     (claim,) = talk.sent()
     assert claim["holds"] == [7, 1]
@@ -104,7 +104,7 @@ def test_release_while_claims_are_due_is_confirmed_after_them(talk: Talk) -> Non
 
 def test_release_without_a_connection_is_confirmed_when_it_was_not_claimed(talk: Talk) -> None:
     entry, _ = talk.held(), talk.held(8)
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     confirm = talk.release_confirmed(entry, 0)
     talk.greet(resumed=True)
     (claim,) = talk.sent()
@@ -123,7 +123,7 @@ def looked(talk: Talk) -> int:
 
 
 def new_session(talk: Talk) -> int:
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet()
     return looked(talk)
 
@@ -148,7 +148,7 @@ def test_new_session_that_is_resumed_goes_on_where_it_was(talk: Talk) -> None:
     new_session(talk)
     talk.held(8)
     for op in ("info", "confirm"):
-        talk.session.end(0)
+        talk.session.on_disconnected(0)
         talk.greet(resumed=True)
         (claim,) = talk.sent()
         assert claim["holds"] == [8, 1]
@@ -189,7 +189,7 @@ def test_confirm_that_is_abandoned_before_info_is_answered_is_not_sent(talk: Tal
 def test_another_sidecar_is_not_asked(talk: Talk) -> None:
     confirm, _ = released(talk)
     stray = talk.held(8)
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet(sidecar="another")
     assert talk.sent() == []
     with pytest.raises(LocksidecarError, match="does not know of the release"):
@@ -211,12 +211,12 @@ def test_answer_to_an_abandoned_confirm_is_ignored_and_it_is_not_sent_again(talk
     again = talk.release_confirmed(other, 0)
     talk.sent()
     talk.session.abandon(again, 0)
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet(resumed=True)
     (claim,) = talk.sent()
     talk.say(id=claim["id"])
     assert talk.sent() == []
-    assert not talk.session.debt
+    assert not talk.session.unreleased_until
 
 
 def test_entry_that_is_lost_is_not_confirmed(talk: Talk) -> None:
@@ -240,7 +240,7 @@ def test_error_says_when_the_lease_ends(
     talk: Talk, lease: float | None, later: float, says: str, free_within: float
 ) -> None:
     confirm, _ = released(talk, options=Options(lease=lease))
-    error = confirm.unconfirmed(Denied("Redis refused it", code="denied"), round(later * S))
+    error = confirm.unconfirmed_error(Denied("Redis refused it", code="denied"), round(later * S))
     assert says in str(error)
     assert str(error).startswith(
         "the release of the lock 'n7' is not confirmed: Redis refused it. The lock is released"
@@ -252,12 +252,12 @@ def test_error_says_when_the_lease_ends(
 def test_resume_moves_the_end_of_the_lease_in_the_error(talk: Talk) -> None:
     talk.held(8)
     confirm, _ = released(talk)
-    talk.session.end(20 * S)
+    talk.session.on_disconnected(20 * S)
     talk.now = 25 * S
     talk.greet(resumed=True)
     (claim,) = talk.sent()
     talk.say(id=claim["id"])
-    assert confirm.unconfirmed(LocksidecarError("m"), 25 * S).free_within == 30
+    assert confirm.unconfirmed_error(LocksidecarError("m"), 25 * S).free_within == 30
 
 
 def test_unconfirmed_can_be_pickled() -> None:

@@ -22,7 +22,7 @@ from locksidecar import (
     Unavailable,
 )
 from locksidecar import _protocol as protocol
-from locksidecar._calls import Hold, Options, to_acquire, to_force_release, to_info, to_list, to_ping
+from locksidecar._calls import Hold, Options, acquire_call, force_release_call, info_call, list_call, ping_call
 from locksidecar._core import MAX_UNSENT, Entry
 
 
@@ -50,12 +50,12 @@ def test_acquire_says_only_what_is_not_the_default(talk: Talk) -> None:
 
 
 def test_answers_come_in_any_order(talk: Talk) -> None:
-    first, second = talk.ask(to_ping()), talk.ask(to_info("n"))
+    first, second = talk.ask(ping_call()), talk.ask(info_call("n"))
     talk.say(id=second.id)
     assert (first.done, second.done) == (False, True)
     talk.say(id=first.id, now_ns=1, redis="ok")
     assert first.result().redis == "ok"
-    assert talk.session.done == [second, first]
+    assert talk.session.done_calls == [second, first]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_lost_is_final(talk: Talk) -> None:
     assert entry.lost(31 * S) == "expired"
     talk.say(ev="lost", hold=7, reason="stolen")
     assert entry.lost(31 * S) == "expired"
-    assert len(talk.session.lost) == 1
+    assert len(talk.session.lost_holds) == 1
 
 
 def test_lease_event_moves_earlier_watchdog_holds(talk: Talk) -> None:
@@ -174,7 +174,7 @@ def test_release_says_so_once_and_waits_for_nothing(talk: Talk) -> None:
         entry.check(0)
     assert talk.sent() == []
     assert entry.lost(100 * S) == ""
-    assert talk.session.live == 0
+    assert talk.session.live_holds == 0
 
 
 def test_release_of_what_is_known_lost_says_nothing(talk: Talk) -> None:
@@ -199,7 +199,7 @@ def test_release_after_the_deadline_tells_the_sidecar_too(talk: Talk) -> None:
 def test_lost_event_for_what_was_released_is_ignored(talk: Talk) -> None:
     talk.held().release(0)
     talk.say(ev="lost", hold=7, reason="expired")
-    assert talk.session.lost == []
+    assert talk.session.lost_holds == []
     assert talk.session.failure is None
 
 
@@ -213,7 +213,7 @@ def test_each_entry_is_released_once(talk: Talk) -> None:
     outer.check(0)
     outer.release(0)
     assert talk.sent() == [{"op": "release", "hold": 7}] * 2
-    assert talk.session.live == 0
+    assert talk.session.live_holds == 0
 
 
 def test_entry_into_a_hold_believed_lost_is_a_belief_of_its_own(talk: Talk) -> None:
@@ -227,7 +227,7 @@ def test_entry_into_a_hold_believed_lost_is_a_belief_of_its_own(talk: Talk) -> N
     with pytest.raises(LockLost):
         outer.release(31 * S)
     assert talk.sent() == [{"op": "release", "hold": 7}] * 2
-    assert talk.session.live == 0
+    assert talk.session.live_holds == 0
 
 
 # --- Giving up ---
@@ -265,7 +265,7 @@ def test_grant_that_wins_against_the_cancel_is_released(talk: Talk) -> None:
     talk.sent()
     talk.say(id=call.id, token=1, hold=9, count=1, deadline_ns=30 * S)
     assert talk.sent() == [{"op": "release", "hold": 9}]
-    assert talk.session.live == 0
+    assert talk.session.live_holds == 0
 
 
 def test_acquire_abandoned_after_its_grant_is_released(talk: Talk) -> None:
@@ -275,14 +275,14 @@ def test_acquire_abandoned_after_its_grant_is_released(talk: Talk) -> None:
     talk.session.abandon(call, 0)
     talk.session.abandon(call, 0)
     assert talk.sent() == [{"op": "release", "hold": 7}]
-    assert talk.session.live == 0
+    assert talk.session.live_holds == 0
 
 
 # --- The end of a session ---
 
 
 def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(talk: Talk) -> None:
-    sent, forced = talk.acquire(), talk.ask(to_force_release("n"))
+    sent, forced = talk.acquire(), talk.ask(force_release_call("n"))
     talk.sent()
     unsent = talk.acquire()
     del talk.session.unsent[:3]
@@ -296,7 +296,7 @@ def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(talk: Tal
             call.result()
         assert e.value.may_have_happened is happened
     with pytest.raises(Unavailable, match="It is over"):
-        talk.ask(to_ping())
+        talk.ask(ping_call())
 
 
 def test_holds_outlive_the_session_to_their_deadlines(talk: Talk) -> None:
@@ -333,18 +333,18 @@ def test_a_client_that_was_wrong_is_told(talk: Talk) -> None:
 def test_breach_of_protocol_fails_every_call(talk: Talk, message: dict[str, Any]) -> None:
     call = talk.acquire()
     talk.sent()
-    talk.session.receive(frame(message), 0)
+    talk.session.on_data(frame(message), 0)
     with pytest.raises(ProtocolError, match="/path broke the protocol"):
         call.result()
     with pytest.raises(ProtocolError):
-        talk.ask(to_ping())
+        talk.ask(ping_call())
 
 
 def test_a_grant_answers_nothing_but_an_acquire(talk: Talk) -> None:
-    ping = talk.ask(to_ping())
+    ping = talk.ask(ping_call())
     talk.say(id=ping.id, token=1, hold=2, count=1, deadline_ns=3)
     assert isinstance(talk.session.failure, ProtocolError)
-    assert not talk.session.live
+    assert not talk.session.live_holds
 
 
 def test_requests_do_not_pile_up_without_bound(talk: Talk) -> None:
@@ -421,8 +421,8 @@ def test_mutated_replies_cause_nothing_but_protocol_errors() -> None:
         for _ in range(rng.randrange(1, 4)):
             body[rng.randrange(len(body))] = rng.randrange(256)
         session = Talk().session
-        session.ask(to_list(0) if rng.random() < 0.5 else to_acquire("n", 1, Options(), 0), 0)
-        session.receive(len(body).to_bytes(4, "big") + body, 0)
+        session.submit(list_call(0) if rng.random() < 0.5 else acquire_call("n", 1, Options(), 0), 0)
+        session.on_data(len(body).to_bytes(4, "big") + body, 0)
         assert session.failure is None or isinstance(session.failure, ProtocolError | Unavailable)
 
 

@@ -20,7 +20,7 @@ from talk import S
 
 from locksidecar import _core
 from locksidecar import _protocol as protocol
-from locksidecar._calls import Call, Options, to_acquire, to_confirm, to_info, to_ping
+from locksidecar._calls import Call, Options, acquire_call, confirm_call, info_call, ping_call
 from locksidecar._core import Entry, Session, Stage
 
 OURS = os.path.dirname(_core.__file__)
@@ -74,7 +74,7 @@ class Story:
             pass
 
     def receive(self, *messages: dict[str, Any]) -> None:
-        self.session.arrived.append(b"".join(map(frame, messages)))
+        self.session.received.append(b"".join(map(frame, messages)))
         self.do(lambda: self.session.process(0))
 
     def sent(self) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ class Story:
         call = first
         while True:
             queued = bytes(self.session.unsent)
-            if not self.handler.run(partial(self.session.ask, call, 0)):
+            if not self.handler.run(partial(self.session.submit, call, 0)):
                 self.calls.append(call)
                 return call
             self.do(partial(self.session.abandon, call, 0))
@@ -110,7 +110,7 @@ class Story:
         self.do(step)
 
     def hello(self, **answer: Any) -> None:
-        self.do(lambda: self.session.begin(0))
+        self.do(lambda: self.session.on_connected(0))
         (hello,) = self.sent()
         first = {"id": hello["id"], "v": 1, "sidecar": "s", "version": "0", "session": 1, "lease_ms": 30_000}
         self.receive({**first, "now_ns": 0, "ticket": "t", **answer})
@@ -118,11 +118,11 @@ class Story:
     def tell(self) -> tuple[object, ...]:
         session = self.session
         self.hello()
-        watched = self.granted(to_acquire("a", 1, Options(), 0), 1)
-        again = self.granted(to_acquire("a", 1, Options(reentrant=True), 0), 1, count=2)
-        lost = self.granted(to_acquire("b", 1, Options(lease=20), 0), 2)
-        waits = self.ask(to_acquire("w", 2, Options(timeout=5), 0))
-        ping = self.ask(to_ping())
+        watched = self.granted(acquire_call("a", 1, Options(), 0), 1)
+        again = self.granted(acquire_call("a", 1, Options(reentrant=True), 0), 1, count=2)
+        lost = self.granted(acquire_call("b", 1, Options(lease=20), 0), 2)
+        waits = self.ask(acquire_call("w", 2, Options(timeout=5), 0))
+        ping = self.ask(ping_call())
         self.sent()
         self.receive(
             {"ev": "lease", "deadline_ns": 60 * S},
@@ -130,10 +130,10 @@ class Story:
             {"id": ping.id, "now_ns": 0, "redis": "ok"},
             {"ev": "lease", "deadline_ns": 50 * S},
         )
-        refused = self.ask(to_info("n"))
-        crossed = self.ask(to_acquire("c", 3, Options(), 0))
+        refused = self.ask(info_call("n"))
+        crossed = self.ask(acquire_call("c", 3, Options(), 0))
         self.do(lambda: session.abandon(crossed, 0))
-        after = self.ask(to_acquire("c", 3, Options(), 0))
+        after = self.ask(acquire_call("c", 3, Options(), 0))
         self.sent()
         self.receive(
             {"id": refused.id, "err": {"code": "bad_request", "msg": "m"}},
@@ -144,9 +144,9 @@ class Story:
         kept = Entry(session, after.hold) if after.hold is not None else None
         assert kept is not None
         self.release(again)
-        assert lost.hold.lost == "stolen"
+        assert lost.hold.lost_reason == "stolen"
         # A restart: one hold was lost meanwhile, and the waiter waits again.
-        self.do(lambda: session.end(0))
+        self.do(lambda: session.on_disconnected(0))
         self.release(watched)
         self.hello(resumed=True)
         (claim,) = self.sent()
@@ -159,20 +159,20 @@ class Story:
         self.receive({"id": waits.id, "token": 105, "hold": 5, "count": 1, "deadline_ns": 90 * S})
         assert waits.hold is not None
         last = Entry(session, waits.hold)
-        confirm = to_confirm(last.hold)
+        confirm = confirm_call(last.hold)
         self.release(last)
-        self.do(lambda: None if confirm.asked or confirm.done else session.ask_confirmed(confirm, 0))
+        self.do(lambda: None if confirm.may_have_been_read or confirm.done else session.submit_confirm(confirm, 0))
         self.sent()
         self.receive({"id": confirm.id})
         assert confirm.result() is True
         state = (
-            {n: (h.told, h.told_after, h.entries, h.lost) for n, h in session._holds.items()},
-            sorted({hold.number for hold in session.lost}),
-            {call.op for call in session.done},
+            {n: (h.own_deadline, h.lease_events_seen, h.entries, h.lost_reason) for n, h in session._holds.items()},
+            sorted({hold.number for hold in session.lost_holds}),
+            {call.op for call in session.done_calls},
             [call.done for call in self.calls],
             dict(session._pending),
-            dict(session.unsettled),
-            session.live,
+            dict(session.unanswered_cancels),
+            session.live_holds,
             session.stage,
             session.failure,
             self.said,
@@ -180,7 +180,7 @@ class Story:
         self.do(lambda: session.close(0))
         (bye,) = self.sent()
         self.receive({"id": bye["id"]})
-        assert session.stage is Stage.OVER
+        assert session.stage is Stage.ENDED
         return state
 
     def granted(self, call: Call[Any], hold: int, count: int = 1) -> Entry:

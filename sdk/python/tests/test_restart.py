@@ -386,7 +386,7 @@ def test_grant_that_nobody_waits_for_any_more_is_given_back(
     with shared.mutex, sidecar._lock:  # the answer is not read
         (session,) = sidecar.sessions.values()
         sidecar._on_acquire(session, sidecar.requests("acquire")[-1])
-        shared.session.end(boottime())
+        shared.session.on_disconnected(boottime())
         sidecar.silent = False
         sidecar.deafen()
         sidecar.die()
@@ -808,7 +808,7 @@ def test_interrupted_greeting_is_begun_again(
     lock.acquire()
     shared = client._shared
     assert shared is not None
-    claim = _core.Session._claim
+    claim = _core.Session._send_claims
     interrupts = iter([True, False])
 
     def interrupted(session: _core.Session) -> None:
@@ -816,7 +816,7 @@ def test_interrupted_greeting_is_begun_again(
             raise KeyboardInterrupt
         claim(session)
 
-    monkeypatch.setattr(_core.Session, "_claim", interrupted)
+    monkeypatch.setattr(_core.Session, "_send_claims", interrupted)
     sidecar.die()
     with pytest.raises(KeyboardInterrupt):
         lock.held.check()

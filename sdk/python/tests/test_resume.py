@@ -17,12 +17,12 @@ from locksidecar._calls import (
     Call,
     Confirm,
     Options,
-    to_acquire,
-    to_confirm,
-    to_force_release,
-    to_info,
-    to_list,
-    to_ping,
+    acquire_call,
+    confirm_call,
+    force_release_call,
+    info_call,
+    list_call,
+    ping_call,
 )
 from locksidecar._core import MAX_UNSENT, Entry, Session, Stage
 
@@ -53,7 +53,7 @@ def resume(talk: Talk) -> dict[int, int]:
 
 def test_end_of_the_connection_ends_neither_calls_nor_holds(talk: Talk) -> None:
     entry, call = talk.held(), talk.acquire("other")
-    talk.session.end(S)
+    talk.session.on_disconnected(S)
     assert talk.session.failure is None
     assert not call.done
     entry.check(30 * S - 1)
@@ -61,10 +61,10 @@ def test_end_of_the_connection_ends_neither_calls_nor_holds(talk: Talk) -> None:
 
 
 def test_hello_says_that_the_session_can_be_resumed_and_later_which(talk: Talk) -> None:
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     hello = talk.greet("second", resumed=True)
     assert (hello["resumable"], hello["resume"]) == (True, "ticket")
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     assert talk.greet("third", resumed=True)["resume"] == "second"
     assert "resume" not in Talk().hello
 
@@ -72,7 +72,7 @@ def test_hello_says_that_the_session_can_be_resumed_and_later_which(talk: Talk) 
 def test_a_sidecar_that_stops_is_one_that_comes_back(talk: Talk) -> None:
     call = talk.acquire()
     talk.say(err={"code": "unavailable", "msg": "the sidecar is stopping"})
-    assert talk.session.stage is Stage.ADRIFT
+    assert talk.session.stage is Stage.DISCONNECTED
     assert not call.done
 
 
@@ -86,20 +86,20 @@ def test_a_sidecar_that_stops_is_one_that_comes_back(talk: Talk) -> None:
 )
 def test_who_is_not_let_in_just_now_comes_again(talk: Talk, refusal: dict[str, Any]) -> None:
     entry, call = talk.held(), talk.acquire("other")
-    talk.session.end(0)
-    talk.session.begin(0)
+    talk.session.on_disconnected(0)
+    talk.session.on_connected(0)
     (hello,) = talk.sent()
     talk.say(**{**refusal, **({"id": hello["id"]} if "id" in refusal else {})})
-    assert talk.session.stage is Stage.ADRIFT
+    assert talk.session.stage is Stage.DISCONNECTED
     assert not call.done
     entry.check(30 * S - 1)
     assert resume(talk) == {7: 1}
 
 
 def test_what_is_asked_while_nobody_listens_is_asked_later(talk: Talk) -> None:
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.acquire("a")
-    talk.ask(to_info("b"))
+    talk.ask(info_call("b"))
     assert talk.sent() == []
     resume(talk)
     assert [(m["op"], m["name"]) for m in talk.sent()] == [("acquire", "a"), ("info", "b")]
@@ -108,7 +108,7 @@ def test_what_is_asked_while_nobody_listens_is_asked_later(talk: Talk) -> None:
 def test_waiting_acquires_are_sent_again_in_order_with_what_is_left_of_their_wait(talk: Talk) -> None:
     calls = [talk.acquire(f"n{i}", Options(timeout=t)) for i, t in enumerate((None, 10, 3))]
     before = [m["id"] for m in talk.sent()]
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.now = 4 * S + 1
     resume(talk)
     again = talk.sent()
@@ -122,7 +122,7 @@ def test_waiting_acquires_are_sent_again_in_order_with_what_is_left_of_their_wai
 def test_answer_to_a_request_of_the_connection_before_is_a_breach(talk: Talk) -> None:
     call = talk.acquire()
     (before,) = talk.sent()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     resume(talk)
     talk.say(id=before["id"], token=1, hold=1, count=1, deadline_ns=60 * S)
     assert isinstance(talk.session.failure, ProtocolError)
@@ -130,11 +130,11 @@ def test_answer_to_a_request_of_the_connection_before_is_a_breach(talk: Talk) ->
 
 
 def test_questions_are_asked_again_but_no_lock_is_forced_twice(talk: Talk) -> None:
-    asked: list[Call[Any]] = [talk.ask(to_info("n")), talk.ask(to_list(5)), talk.ask(to_ping())]
-    forced = talk.ask(to_force_release("n"))
+    asked: list[Call[Any]] = [talk.ask(info_call("n")), talk.ask(list_call(5)), talk.ask(ping_call())]
+    forced = talk.ask(force_release_call("n"))
     talk.sent()
-    unsent = talk.ask(to_force_release("n"))
-    talk.session.end(0)
+    unsent = talk.ask(force_release_call("n"))
+    talk.session.on_disconnected(0)
     with pytest.raises(Unavailable, match="may have been carried out") as e:
         forced.result()
     assert e.value.may_have_happened
@@ -147,7 +147,7 @@ def test_abandoned_acquire_is_not_sent_again(talk: Talk) -> None:
     before, after = talk.acquire("before"), talk.acquire("after")
     talk.sent()
     talk.session.abandon(before, 0)
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.session.abandon(after, 0)
     assert before.done
     assert after.done
@@ -157,8 +157,8 @@ def test_abandoned_acquire_is_not_sent_again(talk: Talk) -> None:
 
 def test_acquire_whose_waiter_was_interrupted_while_it_was_sent_again_is_not(talk: Talk) -> None:
     abandoned, call = talk.acquire("a"), talk.acquire("b")
-    talk.session.end(0)
-    talk.session.begin(0)
+    talk.session.on_disconnected(0)
+    talk.session.on_connected(0)
     (hello,) = talk.sent()
     encode = call.encode
 
@@ -176,7 +176,7 @@ def test_acquire_whose_waiter_was_interrupted_while_it_was_sent_again_is_not(tal
 
 
 def test_requests_that_wait_for_a_connection_are_not_unsent_bytes(talk: Talk) -> None:
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     for _ in range(2 * MAX_UNSENT // 512):
         talk.acquire("n" * 512)
     assert not talk.session.unsent
@@ -191,7 +191,7 @@ def test_what_is_held_is_claimed_before_anything_else(talk: Talk) -> None:
     talk.grant(talk.acquire("n8"), hold=8, count=2)
     talk.acquire("n9")
     talk.sent()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet(resumed=True)
     assert claims(talk) == {7: 1, 8: 2}
     talk.say(id=talk.claim)
@@ -200,7 +200,7 @@ def test_what_is_held_is_claimed_before_anything_else(talk: Talk) -> None:
 
 
 def test_nothing_held_is_claimed_too(talk: Talk) -> None:
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     assert resume(talk) == {}
 
 
@@ -210,7 +210,7 @@ def test_claims_are_paged(talk: Talk) -> None:
         talk.held(number)
     call = talk.acquire("last")
     talk.sent()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet(resumed=True)
     pages = talk.sent()
     assert [len(p["holds"]) // 2 for p in pages] == [protocol.MAX_CLAIMS, protocol.MAX_CLAIMS, 1]
@@ -227,14 +227,14 @@ def test_claims_are_paged(talk: Talk) -> None:
 def test_a_full_page_is_the_last(talk: Talk) -> None:
     for number in range(1, protocol.MAX_CLAIMS + 1):
         talk.held(number)
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     assert len(resume(talk)) == protocol.MAX_CLAIMS
 
 
 def test_what_was_released_or_found_lost_is_not_claimed(talk: Talk) -> None:
     released, lost, told, _ = talk.held(1), talk.held(2, deadline=S), talk.held(3), talk.held(4)
     talk.say(ev="lost", hold=3, reason="stolen")
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     released.release(0)
     assert lost.lost(S) == "expired"
     assert told.lost(0) == "stolen"
@@ -249,7 +249,7 @@ def test_release_goes_behind_the_claims(talk: Talk) -> None:
     first, second = talk.held(1), talk.held(2)
     talk.acquire("n1")
     talk.sent()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     first.release(0)
     talk.greet(resumed=True)
     assert claims(talk) == {2: 1}
@@ -261,20 +261,20 @@ def test_release_goes_behind_the_claims(talk: Talk) -> None:
 
 def test_release_between_claims_and_another_end_is_not_lost(talk: Talk) -> None:
     entry = talk.held(1)
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet(resumed=True)
     assert claims(talk) == {1: 1}
     entry.release(0)
-    talk.session.end(0)
-    assert talk.session.debt
+    talk.session.on_disconnected(0)
+    assert talk.session.unreleased_until
     assert resume(talk) == {}
-    assert not talk.session.debt
+    assert not talk.session.unreleased_until
     assert talk.sent() == []
 
 
 def test_hold_that_outlived_its_deadline_unseen_is_good_if_the_sidecar_says_so(talk: Talk) -> None:
     good, fixed = talk.held(1), talk.held(2, options=Options(lease=30))
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.now = 100 * S
     talk.greet(resumed=True)
     assert claims(talk) == {1: 1, 2: 1}
@@ -287,7 +287,7 @@ def test_hold_that_outlived_its_deadline_unseen_is_good_if_the_sidecar_says_so(t
 
 def test_hold_that_the_sidecar_has_forgotten_is_lost(talk: Talk) -> None:
     entry = talk.held(1)
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet(resumed=True)
     talk.say(ev="lost", hold=1, reason="forgotten")
     talk.say(id=claims(talk) and talk.claim)
@@ -299,7 +299,7 @@ def test_hold_that_the_sidecar_has_forgotten_is_lost(talk: Talk) -> None:
 def test_loss_of_an_unknown_hold_is_ignored(talk: Talk) -> None:
     talk.say(ev="lost", hold=99, reason="expired")
     assert talk.session.failure is None
-    assert talk.session.lost == []
+    assert talk.session.lost_holds == []
 
 
 def test_one_belief_of_two_in_the_same_hold_is_claimed(talk: Talk) -> None:
@@ -308,7 +308,7 @@ def test_one_belief_of_two_in_the_same_hold_is_claimed(talk: Talk) -> None:
     assert outer.lost(30 * S) == "expired"
     inner = talk.grant(talk.acquire(), deadline=60 * S, count=2)
     talk.sent()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     assert resume(talk) == {7: 1}
     with pytest.raises(LockLost):
         outer.release(31 * S)
@@ -319,11 +319,11 @@ def test_one_belief_of_two_in_the_same_hold_is_claimed(talk: Talk) -> None:
 def test_the_connection_may_end_again_and_again(talk: Talk) -> None:
     entry = talk.held()
     call = talk.acquire("other", Options(timeout=60))
-    talk.session.end(0)
-    talk.session.begin(0)
-    talk.session.end(0)  # before the answer to hello
+    talk.session.on_disconnected(0)
+    talk.session.on_connected(0)
+    talk.session.on_disconnected(0)  # before the answer to hello
     talk.greet("second", resumed=True)
-    talk.session.end(0)  # before the claims were heard
+    talk.session.on_disconnected(0)  # before the claims were heard
     hello = talk.greet("third", resumed=True)
     assert hello["resume"] == "second"
     assert claims(talk) == {7: 1}
@@ -341,7 +341,7 @@ def test_not_resumed_what_is_held_is_good_as_long_as_was_told(talk: Talk) -> Non
     talk.say(ev="lease", deadline_ns=50 * S)
     call = talk.acquire("other")
     talk.sent()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet("new", resumed=False)
     assert [m["op"] for m in talk.sent()] == ["acquire"]
     talk.say(ev="lease", deadline_ns=90 * S)
@@ -352,7 +352,7 @@ def test_not_resumed_what_is_held_is_good_as_long_as_was_told(talk: Talk) -> Non
 
 def test_not_resumed_release_is_only_local_though_numbers_are_used_again(talk: Talk) -> None:
     old = talk.held(7)
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet("new")
     new = talk.held(7)
     old.release(0)
@@ -360,20 +360,20 @@ def test_not_resumed_release_is_only_local_though_numbers_are_used_again(talk: T
     new.check(0)
     new.release(0)
     assert talk.sent() == [{"op": "release", "hold": 7}]
-    assert talk.session.live == 0
+    assert talk.session.live_holds == 0
 
 
 def test_not_resumed_the_new_ticket_counts(talk: Talk) -> None:
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet("new")
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     assert talk.greet("newer", resumed=True)["resume"] == "new"
 
 
 def test_session_without_a_ticket_begins_anew(talk: Talk) -> None:
     old = Talk(ticket="")
     entry = old.held()
-    old.session.end(0)
+    old.session.on_disconnected(0)
     assert "resume" not in old.greet("now it can")
     assert old.sent() == []
     entry.check(30 * S - 1)
@@ -394,8 +394,8 @@ def test_session_without_a_ticket_begins_anew(talk: Talk) -> None:
 )
 def test_hello_that_ends_the_session(talk: Talk, answer: dict[str, Any], error: type[Exception], words: str) -> None:
     entry, call = talk.held(), talk.acquire("other")
-    talk.session.end(0)
-    talk.session.begin(0)
+    talk.session.on_disconnected(0)
+    talk.session.on_connected(0)
     good = {"v": 1, "sidecar": "s", "version": "0", "session": 1, "lease_ms": 1, "now_ns": 0, "ticket": "t"}
     talk.say(id=talk.sent()[0]["id"], **{**good, **answer})
     with pytest.raises(error, match=words):
@@ -414,43 +414,43 @@ def test_a_first_session_cannot_be_a_resumed_one() -> None:
 def test_debt_is_what_the_sidecar_may_not_have_heard(talk: Talk) -> None:
     entry = talk.held(1)
     entry.release(0)
-    ping = talk.ask(to_ping())
+    ping = talk.ask(ping_call())
     talk.say(id=ping.id, now_ns=0, redis="ok")
-    talk.session.end(0)
-    assert not talk.session.debt  # the ping came behind the release
+    talk.session.on_disconnected(0)
+    assert not talk.session.unreleased_until  # the ping came behind the release
     resume(talk)
     talk.held(2).release(0)
-    talk.session.end(0)
-    assert talk.session.debt
+    talk.session.on_disconnected(0)
+    assert talk.session.unreleased_until
     resume(talk)
-    assert not talk.session.debt
+    assert not talk.session.unreleased_until
 
 
 def test_debt_of_a_release_ends_a_lease_after_its_deadline(talk: Talk) -> None:
     entry = talk.held(1, deadline=40 * S)
-    talk.ask(to_ping())
-    talk.session.end(0)
+    talk.ask(ping_call())
+    talk.session.on_disconnected(0)
     entry.release(10 * S)
-    assert talk.session.debt == 70 * S
+    assert talk.session.unreleased_until == 70 * S
 
 
 def test_debt_of_a_release_long_behind_its_deadline_counts_with_renewals_that_were_not_told(talk: Talk) -> None:
     entry = talk.held(1, deadline=30 * S)
-    talk.session.end(99 * S)
+    talk.session.on_disconnected(99 * S)
     with pytest.raises(LockLost, match="expired"):
         entry.release(100 * S)
-    assert talk.session.debt == 160 * S
+    assert talk.session.unreleased_until == 160 * S
 
 
 def test_acquire_given_up_while_nobody_listens_is_a_debt_if_it_was_sent(talk: Talk) -> None:
     sent = talk.acquire()
     talk.sent()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     never = talk.acquire()
     talk.session.abandon(never, 0)
-    assert not talk.session.debt
+    assert not talk.session.unreleased_until
     talk.session.abandon(sent, 0)
-    assert talk.session.debt
+    assert talk.session.unreleased_until
 
 
 # --- Bye ---
@@ -469,17 +469,17 @@ def test_close_says_bye_and_loses_what_is_held(talk: Talk) -> None:
     assert not bye.done
     talk.say(id=message["id"])
     assert bye.done
-    assert talk.session.stage is Stage.OVER
+    assert talk.session.stage is Stage.ENDED
     with pytest.raises(ClientClosed):
-        talk.ask(to_ping())
+        talk.ask(ping_call())
 
 
 def test_bye_that_was_not_heard_is_said_again_instead_of_claims(talk: Talk) -> None:
     talk.held()
     bye = talk.session.close(0)
     talk.sent()
-    talk.session.end(0)
-    assert talk.session.debt
+    talk.session.on_disconnected(0)
+    assert talk.session.unreleased_until
     talk.greet(resumed=True)
     (message,) = talk.sent()
     assert message["op"] == "bye"
@@ -489,18 +489,18 @@ def test_bye_that_was_not_heard_is_said_again_instead_of_claims(talk: Talk) -> N
 
 def test_bye_need_not_be_said_to_who_knows_nothing(talk: Talk) -> None:
     talk.held()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     bye = talk.session.close(0)
     assert not bye.done
     talk.greet(resumed=False)
     assert bye.done
     assert talk.sent() == []
-    assert talk.session.stage is Stage.OVER
+    assert talk.session.stage is Stage.ENDED
 
 
 def test_bye_while_claims_are_due(talk: Talk) -> None:
     talk.held()
-    talk.session.end(0)
+    talk.session.on_disconnected(0)
     talk.greet(resumed=True)
     claims(talk)
     bye = talk.session.close(0)
@@ -515,9 +515,9 @@ def test_bye_while_claims_are_due(talk: Talk) -> None:
 @pytest.mark.parametrize("ticket", ["", "ticket"])
 def test_close_before_the_first_hello_was_answered_needs_no_bye(ticket: str) -> None:
     session = Session("/path")
-    session.begin(0)
+    session.on_connected(0)
     assert session.close(0).done
-    assert session.stage is Stage.OVER
+    assert session.stage is Stage.ENDED
 
 
 # --- Cut anywhere ---
@@ -542,7 +542,7 @@ class Wire:
         self._to_client = to_client
         self._to_sidecar = bytearray()
         self._connection = self.sidecar.connect(to_client.append, lambda: None)
-        self.session.begin(self.now)
+        self.session.on_connected(self.now)
 
     def carry(self, most: int = 1 << 30) -> None:
         """Carries frames until nobody says anything more, with a cut on the way if it is due."""
@@ -557,7 +557,7 @@ class Wire:
             if self.carried in self.cuts:
                 self.carried += 1
                 self.sidecar.die()
-                self.session.end(self.now)
+                self.session.on_disconnected(self.now)
                 self._connection = None
                 continue
             self.carried += 1
@@ -567,7 +567,7 @@ class Wire:
                 del self._to_sidecar[:end]
                 self.sidecar.handle(self._connection, msgpack.unpackb(body))
             else:
-                self.session.receive(self._to_client.popleft(), self.now)
+                self.session.on_data(self._to_client.popleft(), self.now)
             assert self.session.failure is None
 
     @property
@@ -598,8 +598,8 @@ class Story:
                 # Owners of their own, so that nobody waits for itself.
                 owner = rng.randrange(1, 3) if options.reentrant else 1000 + rng.randrange(10**6)
                 name = f"n{rng.randrange(4)}-{owner if options.reentrant else 0}"
-                call = to_acquire(name, owner, options, self.wire.now)
-                session.ask(call, self.wire.now)
+                call = acquire_call(name, owner, options, self.wire.now)
+                session.submit(call, self.wire.now)
                 self.waiting.append(call)
                 if options.reentrant:
                     self.entered.add(name)
@@ -607,13 +607,13 @@ class Story:
                 self.entries.pop(rng.randrange(len(self.entries))).release(self.wire.now)
             case 5 if self.entries:
                 entry = self.entries.pop(rng.randrange(len(self.entries)))
-                self.confirms.append(to_confirm(entry.hold))
+                self.confirms.append(confirm_call(entry.hold))
                 entry.release_confirmed(self.confirms[-1], self.wire.now)
             case 6 if self.waiting:
                 session.abandon(self.waiting.pop(rng.randrange(len(self.waiting))), self.wire.now)
             case 7:
-                self.asked.append(to_ping())
-                session.ask(self.asked[-1], self.wire.now)
+                self.asked.append(ping_call())
+                session.submit(self.asked[-1], self.wire.now)
 
     def look(self) -> None:
         for call in [c for c in self.waiting if c.done]:
@@ -627,8 +627,8 @@ class Story:
         for confirm in [c for c in self.confirms if c.done]:
             self.confirms.remove(confirm)
             confirm.result()
-            assert confirm.released is not None
-            number = confirm.released.number
+            assert confirm.released_hold is not None
+            number = confirm.released_hold.number
             # A re-entry, or what was given up of one, may have been granted meanwhile.
             if confirm.name not in self.entered | {entry.hold.name for entry in self.entries}:
                 assert self.wire.sidecar._held(number) is None
@@ -654,7 +654,7 @@ class Story:
         for entry in self.entries:
             held[entry.hold.number] = held.get(entry.hold.number, 0) + 1
         assert self.wire.sidecar.held_by(self.wire.number) == held
-        assert self.wire.session.live == len(held)
+        assert self.wire.session.live_holds == len(held)
         assert all(call.done and call.error is None for call in self.asked)
         assert not self.confirms
         assert sum(self.wire.sidecar.waiting(f"n{i}-{j}") for i in range(4) for j in range(3)) == len(self.waiting)

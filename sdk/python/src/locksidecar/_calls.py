@@ -34,23 +34,23 @@ class Options:
         if self.timeout == -1:
             object.__setattr__(self, "timeout", None)
         if self.timeout is not None:
-            _check("timeout", self.timeout, 0, protocol.MAX_DURATION_MS)
+            _check_duration("timeout", self.timeout, 0, protocol.MAX_DURATION_MS)
         if self.lease is not None:
-            _check("lease", self.lease, protocol.MIN_LEASE_MS, protocol.MAX_DURATION_MS)
+            _check_duration("lease", self.lease, protocol.MIN_LEASE_MS, protocol.MAX_DURATION_MS)
         if self.max_hold is not None:
-            _check("max_hold", self.max_hold, 1, protocol.MAX_DURATION_MS)
-        _check("crash_delay", self.crash_delay, 0, protocol.MAX_CRASH_DELAY_MS)
+            _check_duration("max_hold", self.max_hold, 1, protocol.MAX_DURATION_MS)
+        _check_duration("crash_delay", self.crash_delay, 0, protocol.MAX_CRASH_DELAY_MS)
         if self.confirm_timeout is not None:
-            _check("confirm_timeout", self.confirm_timeout, 0, protocol.MAX_DURATION_MS)
+            _check_duration("confirm_timeout", self.confirm_timeout, 0, protocol.MAX_DURATION_MS)
             if not self.confirm:
                 raise BadRequest("confirm_timeout is for a lock with confirm=True; add it, or leave out the timeout")
 
-    def confirms(self, exc: BaseException | None) -> bool:
+    def waits_for_confirm(self, exc: BaseException | None) -> bool:
         """Whether a block that ends with exc waits for the confirmation. Cancellation and Ctrl-C end it at once."""
         return self.confirm and (exc is None or isinstance(exc, (Exception, SystemExit)))
 
 
-def _check(what: str, seconds: float, least_ms: int, most_ms: int) -> None:
+def _check_duration(what: str, seconds: float, least_ms: int, most_ms: int) -> None:
     check_number(what, seconds)
     if not least_ms <= seconds * 1000 <= most_ms:
         raise BadRequest(f"{what} must be from {least_ms / 1000:g} to {most_ms // 1000} seconds, not {seconds!r}")
@@ -72,16 +72,16 @@ class Hold:
     number: int
     name: str
     token: int
-    told: int  # the largest deadline that this hold itself was told
-    leased: bool  # has a fixed lease: lease events do not concern it
-    told_after: int  # lease events that came before the grant
+    own_deadline: int  # the largest deadline that this hold itself was told
+    fixed_lease: bool  # has a fixed lease: lease events do not concern it
+    lease_events_seen: int  # lease events that came before the grant
     # The sidecar knows it if this is the session's era. If only the deadline passed here, the sidecar may
     # still keep it, and must be told of the release.
-    era: int
-    final: int = 0  # when its max_hold will have passed; 0: it has none
-    lease: int = 0  # its fixed lease; 0: it has none, or it is not known
+    epoch: int
+    max_hold_end: int = 0  # when its max_hold will have passed; 0: it has none
+    lease_ns: int = 0  # its fixed lease; 0: it has none, or it is not known
     entries: int = 0  # not released yet
-    lost: str = ""  # the reason
+    lost_reason: str = ""  # the reason
     task: object = None  # that entered it first, if a thread did so in an event loop
 
 
@@ -98,22 +98,22 @@ class Call(Generic[T]):
     parse: Callable[[Fields], T]
     encode: Callable[[int, int], bytes]  # of an id, and of the time at which it is sent
     id: int = 0  # on this connection
-    end: int = UNSENT  # of its bytes, counted over all that the session ever queued
-    sent: bool = False  # on an earlier connection
+    end_offset: int = UNSENT  # of its bytes, counted over all that the session ever queued
+    sent_before: bool = False  # on an earlier connection
     done: bool = False
     abandoned: bool = False  # its caller does not wait for the answer
     answer: T | None = None
     error: LocksidecarError | None = None
     # Of an acquire:
     owner: int = 0
-    leased: bool = False
-    lease: int = 0  # nanoseconds
+    fixed_lease: bool = False
+    lease_ns: int = 0  # nanoseconds
     hold: Hold | None = None  # what it was granted
 
     @property
-    def asked(self) -> bool:
+    def may_have_been_read(self) -> bool:
         """Whether the sidecar may have read it."""
-        return self.sent or self.end != UNSENT
+        return self.sent_before or self.end_offset != UNSENT
 
     def result(self) -> T:
         if self.error is not None:
@@ -122,7 +122,7 @@ class Call(Generic[T]):
         return self.answer
 
 
-class Awaited(IntEnum):
+class AwaitedAnswer(IntEnum):
     """Which answer a Confirm waits for.
 
     ::
@@ -145,12 +145,12 @@ class Confirm(Call[bool]):
     did not read the release, and an answer to confirm would prove nothing.
     """
 
-    released: Hold | None = None
-    sidecar: str = ""  # the uuid of the sidecar that executes the release
-    awaited: Awaited = Awaited.CONFIRM
+    released_hold: Hold | None = None
+    sidecar_uuid: str = ""  # the uuid of the sidecar that executes the release
+    awaited: AwaitedAnswer = AwaitedAnswer.CONFIRM
     free_at: int = 0  # when the lease ends in Redis, at the latest
 
-    def unconfirmed(self, why: LocksidecarError, now: int) -> Unconfirmed:
+    def unconfirmed_error(self, why: LocksidecarError, now: int) -> Unconfirmed:
         """The error of a release that was not confirmed."""
         left = max(self.free_at - now, 0) / 1e9
         if left:
@@ -166,7 +166,7 @@ class Confirm(Call[bool]):
         )
 
 
-def to_acquire(name: str, owner: int, options: Options, now: int) -> Call[protocol.AcquireOK]:
+def acquire_call(name: str, owner: int, options: Options, now: int) -> Call[protocol.AcquireOK]:
     """now is the start of the wait; it matters only if options has a timeout."""
     until = None if options.timeout is None else now + round(options.timeout * 1e9)
     lease = 0 if options.lease is None else round(options.lease * 1e9)
@@ -185,31 +185,33 @@ def to_acquire(name: str, owner: int, options: Options, now: int) -> Call[protoc
             crash_delay_ms=round(options.crash_delay * 1000),
         ),
         owner=owner,
-        leased=lease > 0,
-        lease=lease,
+        fixed_lease=lease > 0,
+        lease_ns=lease,
     )
 
 
-def to_confirm(hold: Hold) -> Confirm:
+def confirm_call(hold: Hold) -> Confirm:
     """For a release of hold that is about to be queued."""
-    return Confirm("confirm", hold.name, lambda _: True, lambda id, _: protocol.confirm(id, hold.name), released=hold)
+    return Confirm(
+        "confirm", hold.name, lambda _: True, lambda id, _: protocol.confirm(id, hold.name), released_hold=hold
+    )
 
 
-def to_info(name: str) -> Call[protocol.InfoOK]:
+def info_call(name: str) -> Call[protocol.InfoOK]:
     return Call("info", name, protocol.info_ok, lambda id, _: protocol.info(id, name))
 
 
-def to_list(after: int) -> Call[protocol.ListOK]:
+def list_call(after: int) -> Call[protocol.ListOK]:
     return Call("list", "", protocol.list_ok, lambda id, _: protocol.list_(id, after))
 
 
-def to_force_release(name: str) -> Call[protocol.ForceReleaseOK]:
+def force_release_call(name: str) -> Call[protocol.ForceReleaseOK]:
     return Call("force_release", name, protocol.force_release_ok, lambda id, _: protocol.force_release(id, name))
 
 
-def to_ping() -> Call[protocol.PingOK]:
+def ping_call() -> Call[protocol.PingOK]:
     return Call("ping", "", protocol.ping_ok, lambda id, _: protocol.ping(id))
 
 
-def to_bye() -> Call[bool]:
+def bye_call() -> Call[bool]:
     return Call("bye", "", lambda _: True, lambda id, _: protocol.bye(id))

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 from . import _protocol as protocol
-from ._calls import UNSENT, Awaited, Call, Confirm, Hold, to_bye
+from ._calls import UNSENT, AwaitedAnswer, Call, Confirm, Hold, bye_call
 from ._errors import (
     BadRequest,
     ClientClosed,
@@ -64,8 +64,8 @@ class Stage(IntEnum):
     OVER comes after fail(), or when the sidecar has answered bye, and is final.
     """
 
-    OVER = 0
-    ADRIFT = 1
+    ENDED = 0
+    DISCONNECTED = 1
     GREETING = 2
     CLAIMING = 3
     SERVING = 4
@@ -84,129 +84,131 @@ class Session:
     """
 
     path: str
-    stage: Stage = Stage.ADRIFT
+    stage: Stage = Stage.DISCONNECTED
     # What happened since the edge last looked; it takes the contents and wakes the callers that wait for them.
-    done: list[Call[Any]] = field(default_factory=list)
-    lost: list[Hold] = field(default_factory=list)
+    done_calls: list[Call[Any]] = field(default_factory=list)
+    lost_holds: list[Hold] = field(default_factory=list)
     # What was received and is not processed yet, in the pieces in which it came.
-    arrived: list[bytes] = field(default_factory=list)
+    received: list[bytes] = field(default_factory=list)
     # What has been sent is deleted from it.
     unsent: bytearray = field(default_factory=bytearray)
     # Abandoned acquires whose answer has not been received, by owner; an anonymous one by its negative id.
-    unsettled: dict[int, Call[Any]] = field(default_factory=dict)
+    unanswered_cancels: dict[int, Call[Any]] = field(default_factory=dict)
     # Why no more can be asked. Holds outlive it, to their deadlines.
     failure: LocksidecarError | None = None
     # The process was forked: everything here is the parent's.
     inherited: bool = False
-    live: int = 0  # holds neither released nor lost
+    live_holds: int = 0  # holds neither released nor lost
     # Until when the sidecar, or Redis, may keep for this session what it has given up without having read that.
     # 0: there is no such thing.
-    debt: int = 0
+    unreleased_until: int = 0
 
-    _received: bytes = b""
-    _read: int = 0  # how many bytes of it are processed
+    _buffer: bytes = b""
+    _processed: int = 0  # how many bytes of it are processed
     _frame_end: int = 0  # of the frame that is being processed, or was the last
-    _queued: int = 0
+    _queued_bytes: int = 0
     _last_id: int = 0
     _pending: dict[int, Call[Any]] = field(default_factory=dict)
-    _forsaken: list[Call[Any]] = field(default_factory=list)  # abandoned acquires to be settled: they are answered
-    _held_back: dict[int, list[Call[Any]]] = field(default_factory=dict)  # until their owner is settled
+    _to_undo: list[Call[Any]] = field(default_factory=list)  # abandoned acquires to be settled: they are answered
+    _deferred: dict[int, list[Call[Any]]] = field(default_factory=dict)  # until their owner is settled
     _holds: dict[int, Hold] = field(default_factory=dict)  # by their numbers in this era
-    _leases: int = 0  # lease events seen
-    _lease: int = 0  # deadline of the newest
-    _released: int = 0  # end of the last release among all bytes ever queued
-    _known_read: int = 0  # how many of them the sidecar has read for certain
+    _lease_events: int = 0  # lease events seen
+    _lease_deadline: int = 0  # deadline of the newest
+    _last_release_end: int = 0  # end of the last release among all bytes ever queued
+    _acknowledged: int = 0  # how many of them the sidecar has read for certain
 
     # Of greetings:
     _ticket: str = ""
-    _sidecar: str = ""  # uuid of the sidecar that answered the newest hello
-    _lease_ns: int = 0  # of the watchdog
-    _began: int = 0
+    _sidecar_uuid: str = ""  # uuid of the sidecar that answered the newest hello
+    _watchdog_lease_ns: int = 0  # of the watchdog
+    _hello_sent_at: int = 0
     # What to do with the answers to hello, claim and bye, by id; with the time.
-    _steps: dict[int, Callable[[Fields, int], None]] = field(default_factory=dict)
+    _answer_handlers: dict[int, Callable[[Fields, int], None]] = field(default_factory=dict)
     # Counts greetings, for those holds that they left with the sidecar.
-    _era: int = 1
-    _behind_claims: bytearray = field(default_factory=bytearray)  # releases of what is being claimed
-    _scattered: bool = False  # the last connection has left something to be sorted
+    _epoch: int = 1
+    _releases_after_claims: bytearray = field(default_factory=bytearray)  # releases of what is being claimed
+    _needs_reset: bool = False  # the last connection has left something to be sorted
     _bye: Call[bool] | None = None
 
     # --- Connections ---
 
-    def begin(self, now: int) -> None:
+    def on_connected(self, now: int) -> None:
         """There is a new connection: says hello on it."""
-        self._sort(now)
+        self._reset(now)
         id = self._last_id + 1
         hello = protocol.hello(id, f"python/{__version__}", resumable=True, resume=self._ticket)
-        self._began = now
+        self._hello_sent_at = now
         self._last_id = id
-        self._forget_received()
-        self._enter(Stage.GREETING, hello, {id: self._greeted})
+        self._discard_received()
+        self._enter_stage(Stage.GREETING, hello, {id: self._on_hello})
 
-    def _enter(self, stage: Stage, says: bytes | bytearray, steps: dict[int, Callable[[Fields, int], None]]) -> None:
-        queued = self._queued + len(says)
+    def _enter_stage(
+        self, stage: Stage, frames: bytes | bytearray, steps: dict[int, Callable[[Fields, int], None]]
+    ) -> None:
+        queued = self._queued_bytes + len(frames)
         # Commit:
         self.stage = stage
-        self._steps = steps
-        self._queued = queued
-        self.unsent += says
-        self._read = self._frame_end
+        self._answer_handlers = steps
+        self._queued_bytes = queued
+        self.unsent += frames
+        self._processed = self._frame_end
 
-    def _forget_received(self) -> None:
-        self.arrived = []
-        self._received = b""
-        self._read = 0
+    def _discard_received(self) -> None:
+        self.received = []
+        self._buffer = b""
+        self._processed = 0
         self._frame_end = 0
 
-    def end(self, now: int) -> None:
+    def on_disconnected(self, now: int) -> None:
         """The connection ended without our doing."""
-        if self.stage > Stage.ADRIFT:
-            if self._released > self._known_read:  # perhaps unread by a sidecar that is no more
-                self._owe(now + 2 * self._lease_ns)
+        if self.stage > Stage.DISCONNECTED:
+            if self._last_release_end > self._acknowledged:  # perhaps unread by a sidecar that is no more
+                self._note_unreleased(now + 2 * self._watchdog_lease_ns)
             # Commit:
-            self._scattered = True
-            self.stage = Stage.ADRIFT
-            self._sort(now)
+            self._needs_reset = True
+            self.stage = Stage.DISCONNECTED
+            self._reset(now)
 
-    def _sort(self, now: int) -> None:
+    def _reset(self, now: int) -> None:
         """Keeps of what was under way what can be asked again. If it is interrupted, begin() calls it again."""
-        if not self._scattered:
+        if not self._needs_reset:
             return
-        first_unsent = self._queued - len(self.unsent)
+        first_unsent = self._queued_bytes - len(self.unsent)
         for call in list(self._pending.values()):
-            call.sent = call.sent or call.end <= first_unsent
-            call.end = UNSENT
+            call.sent_before = call.sent_before or call.end_offset <= first_unsent
+            call.end_offset = UNSENT
             if call.abandoned:
-                self._drop(call, now)
-            elif call.sent and call.op == "force_release":
+                self._drop_abandoned(call, now)
+            elif call.sent_before and call.op == "force_release":
                 call.error = Unavailable(
                     f"the connection to the sidecar at {self.path} ended; has it been restarted? "
                     f"This {call.op} may have been carried out",
                     may_have_happened=True,
                 )
-                self._finish(call)
+                self._mark_done(call)
         # What they were granted, the claims of the next connection give back; so no owner is held back for them.
-        self.unsettled = {}
-        self._held_back = {}
+        self.unanswered_cancels = {}
+        self._deferred = {}
         if self._bye is not None and not self._ticket:
-            self.part()
-        self._behind_claims = bytearray()
-        self._steps = {}
+            self.finish()
+        self._releases_after_claims = bytearray()
+        self._answer_handlers = {}
         # New ones: in a forked child the old may be in use without end by a send() of a thread
         # that exists in the parent only.
-        self._forget_received()
+        self._discard_received()
         self.unsent = bytearray()
-        self._scattered = False
+        self._needs_reset = False
 
-    def _drop(self, call: Call[Any], now: int) -> None:
+    def _drop_abandoned(self, call: Call[Any], now: int) -> None:
         """Its caller does not wait for call, and it will not be sent again."""
-        if call.sent and call.op == "acquire":
-            self._owe(now + 2 * self._lease_ns)
-        self._finish(call)
+        if call.sent_before and call.op == "acquire":
+            self._note_unreleased(now + 2 * self._watchdog_lease_ns)
+        self._mark_done(call)
 
-    def _owe(self, until: int) -> None:
-        self.debt = max(self.debt, until)
+    def _note_unreleased(self, until: int) -> None:
+        self.unreleased_until = max(self.unreleased_until, until)
 
-    def _greeted(self, fields: Fields, now: int) -> None:
+    def _on_hello(self, fields: Fields, now: int) -> None:
         answer = protocol.hello_ok(fields)
         if answer.v != protocol.VERSION:
             raise Unsupported(
@@ -214,7 +216,7 @@ class Session:
                 f"this client {protocol.VERSION}: update the older of the two."
             )
         # The sidecar read its clock between the two. One of ours that is behind would let us believe for too long.
-        if not self._began - 1_000_000_000 <= answer.now_ns <= now:
+        if not self._hello_sent_at - 1_000_000_000 <= answer.now_ns <= now:
             ahead = (answer.now_ns - now) / 1e9
             raise Unsupported(
                 f"the clock of the sidecar at {self.path} (CLOCK_BOOTTIME) differs from ours by {ahead:g} s: "
@@ -222,26 +224,26 @@ class Session:
             )
         if answer.resumed and not self._ticket:
             raise ProtocolError("it resumed a session without having been asked to")
-        self._lease_ns = answer.lease_ms * 1_000_000
-        self._sidecar = answer.sidecar
+        self._watchdog_lease_ns = answer.lease_ms * 1_000_000
+        self._sidecar_uuid = answer.sidecar
         if answer.resumed:
             self._ticket = answer.ticket
-            self._claim() if self._bye is None else self._say_bye()
+            self._send_claims() if self._bye is None else self._send_bye()
         elif self._bye is not None:
-            self.part()
+            self.finish()
         else:
-            self._start_over()
+            self._on_new_session()
             self._ticket = answer.ticket  # not before: with it goes what was granted under it
-            self._serve(now)
+            self._start_serving(now)
 
-    def _claim(self) -> None:
+    def _send_claims(self) -> None:
         """Claims what is held at this moment. What was found lost is the sidecar's to release."""
-        era = self._era + 1
-        claimed = {number: hold for number, hold in self._holds.items() if not hold.lost}
+        epoch = self._epoch + 1
+        claimed = {number: hold for number, hold in self._holds.items() if not hold.lost_reason}
         pairs: list[int] = []
         for hold in claimed.values():
             pairs += (hold.number, hold.entries)
-            hold.era = era
+            hold.epoch = epoch
         frames = bytearray()
         steps: dict[int, Callable[[Fields, int], None]] = {}
         size = 2 * protocol.MAX_CLAIMS
@@ -249,66 +251,66 @@ class Session:
             self._last_id += 1
             last = start + size >= len(pairs)
             frames += protocol.claim(self._last_id, pairs[start : start + size], more=not last)
-            steps[self._last_id] = self._claimed if last else self._noted
+            steps[self._last_id] = self._on_claimed if last else self._on_claim_page
         self._holds = claimed
-        self._era = era
-        self._enter(Stage.CLAIMING, frames, steps)
+        self._epoch = epoch
+        self._enter_stage(Stage.CLAIMING, frames, steps)
 
-    def _noted(self, _: Fields, now: int) -> None:
+    def _on_claim_page(self, _: Fields, now: int) -> None:
         """One page of the claims was read; what counts is the last."""
 
-    def _claimed(self, _: Fields, now: int) -> None:
+    def _on_claimed(self, _: Fields, now: int) -> None:
         if self._bye is None:
-            self._serve(now)
+            self._start_serving(now)
 
-    def _start_over(self) -> None:
+    def _on_new_session(self) -> None:
         """The sidecar knows nothing of what was held: it is good as long as was told."""
         for hold in self._holds.values():
-            hold.told = self.deadline(hold)
-            hold.leased = True
+            hold.own_deadline = self.deadline(hold)
+            hold.fixed_lease = True
         # At once, for the new session may use the old numbers.
         self._holds = {}
-        self._era += 1
+        self._epoch += 1
         for call in self._pending.values():
             if isinstance(call, Confirm) and not call.done:
-                call.awaited = Awaited.INFO
-                if call.sidecar != self._sidecar:
-                    call.error = _unknown_release()
+                call.awaited = AwaitedAnswer.INFO
+                if call.sidecar_uuid != self._sidecar_uuid:
+                    call.error = _release_unknown()
                     # Commit:
                     call.done = True  # _serve() leaves it out
-                    self.done += [call]
+                    self.done_calls += [call]
 
-    def _serve(self, now: int) -> None:
+    def _start_serving(self, now: int) -> None:
         """Asks what waits; the session is as if nothing had happened."""
         pending: dict[int, Call[Any]] = {}
-        out = bytearray(self._behind_claims)
+        out = bytearray(self._releases_after_claims)
         releases = len(out)
         for call in self._pending.values():
             if call.done:  # abandoned after this was interrupted, when the call had its new id
                 continue
             if isinstance(call, Confirm):
-                assert call.released is not None
-                call.free_at = self._lease_end(call.released, now)  # the successor may have renewed it
+                assert call.released_hold is not None
+                call.free_at = self._lease_end(call.released_hold, now)  # the successor may have renewed it
             self._last_id += 1
-            if isinstance(call, Confirm) and call.awaited is Awaited.INFO:
+            if isinstance(call, Confirm) and call.awaited is AwaitedAnswer.INFO:
                 out += protocol.info(self._last_id, call.name)
             else:
                 out += call.encode(self._last_id, now)
             call.id = self._last_id
-            call.end = self._queued + len(out)
+            call.end_offset = self._queued_bytes + len(out)
             pending[call.id] = call
-        self._known_read = self._queued
-        self._released = self._queued + releases
+        self._acknowledged = self._queued_bytes
+        self._last_release_end = self._queued_bytes + releases
         self._pending = pending
-        self._behind_claims = bytearray()
-        self.debt = 0
-        self._enter(Stage.SERVING, out, {})
+        self._releases_after_claims = bytearray()
+        self.unreleased_until = 0
+        self._enter_stage(Stage.SERVING, out, {})
 
     def _on_info(self, call: Confirm, lock: protocol.LockInfo | None, now: int) -> None:
         """The successor has described the lock of call: sends the confirm, unless it still has the hold."""
-        assert call.released is not None
+        assert call.released_hold is not None
         error: LocksidecarError | None = None
-        if lock is not None and lock.hold == call.released.number:
+        if lock is not None and lock.hold == call.released_hold.number:
             error = LocksidecarError(
                 "the sidecar was restarted before it had read the release, and its successor did not resume the session"
             )
@@ -317,76 +319,76 @@ class Session:
             return
         id = self._last_id + 1
         frame = call.encode(id, now)
-        queued = self._queued + len(frame)
+        queued = self._queued_bytes + len(frame)
         # Commit:
         del self._pending[call.id]
         self._last_id = id
-        call.awaited = Awaited.CONFIRM
+        call.awaited = AwaitedAnswer.CONFIRM
         call.id = id
-        call.end = queued
+        call.end_offset = queued
         self._pending[id] = call
-        self._queued = queued
+        self._queued_bytes = queued
         self.unsent += frame
-        self._read = self._frame_end
+        self._processed = self._frame_end
 
     # --- Requests ---
 
-    def ask(self, call: Call[Any], now: int) -> None:
+    def submit(self, call: Call[Any], now: int) -> None:
         """Queues call, or keeps it until it can be queued. If this raises, nothing of it is asked."""
-        self.settle(now)
+        self.undo_abandoned(now)
         if self.failure is not None:
-            raise _failed(type(self.failure), str(self.failure), False)
+            raise _make_error(type(self.failure), str(self.failure), False)
         if len(self.unsent) > MAX_UNSENT:
             raise Unavailable(
                 f"the sidecar at {self.path} does not read what it is sent; is it stopped or overloaded? "
                 "Nothing was sent"
             )
         id = self._last_id + 1
-        if self.stage is Stage.SERVING and not (call.owner and call.owner in self.unsettled):
-            self._queue(call, id, now)
+        if self.stage is Stage.SERVING and not (call.owner and call.owner in self.unanswered_cancels):
+            self._queue_call(call, id, now)
             return
         if self.stage is Stage.SERVING:
-            self._held_back.setdefault(call.owner, []).append(call)
+            self._deferred.setdefault(call.owner, []).append(call)
         # Commit:
         self._last_id = id
         call.id = id
         self._pending[id] = call
 
-    def _queue(self, call: Call[Any], id: int, now: int) -> None:
+    def _queue_call(self, call: Call[Any], id: int, now: int) -> None:
         frame = call.encode(id, now)
-        queued = self._queued + len(frame)
+        queued = self._queued_bytes + len(frame)
         last_id = max(self._last_id, id)
         # Commit:
         self._last_id = last_id
         call.id = id
-        call.end = queued
+        call.end_offset = queued
         self._pending[id] = call
-        self._queued = queued
+        self._queued_bytes = queued
         self.unsent += frame
 
-    def ask_confirmed(self, call: Confirm, now: int) -> None:
+    def submit_confirm(self, call: Confirm, now: int) -> None:
         """Requests the confirmation of a release that was queued just now. A call that cannot be sent is done, with
         the error."""
-        hold = call.released
+        hold = call.released_hold
         assert hold is not None
-        call.sidecar = self._sidecar
+        call.sidecar_uuid = self._sidecar_uuid
         call.free_at = self._lease_end(hold, now)
-        if hold.era != self._era and self.failure is None:
-            call.error, call.done = _unknown_release(), True
+        if hold.epoch != self._epoch and self.failure is None:
+            call.error, call.done = _release_unknown(), True
             return
         try:
-            self.ask(call, now)
+            self.submit(call, now)
         except LocksidecarError as e:
             call.error, call.done = e, True
 
     def _lease_end(self, hold: Hold, now: int) -> int:
         """When the lease of hold, which was released, ends in Redis at the latest if Redis does not execute that."""
-        told = self._told(hold)
-        if hold.lease:
+        deadline = self._lease_deadline_of(hold)
+        if hold.lease_ns:
             # The deadline is a hundredth of the lease and 2 ms before the end of the lease; Redis's delay comes on top.
-            return told + hold.lease // 50 + 10_000_000
+            return deadline + hold.lease_ns // 50 + 10_000_000
         # The sidecar may just have renewed it, and the lease event may not have been received.
-        return max(told, now + self._lease_ns)
+        return max(deadline, now + self._watchdog_lease_ns)
 
     def abandon(self, call: Call[Any], now: int) -> None:
         """The caller of call has left. What the call is granted, now or later, is released.
@@ -395,119 +397,121 @@ class Session:
         """
         if call.done:
             if call.hold is not None:
-                self._forsaken.append(call)
-                self.settle(now)
+                self._to_undo.append(call)
+                self.undo_abandoned(now)
         elif call.id not in self._pending:
             call.abandoned = call.done = True  # it was never asked
-        elif self.stage is not Stage.SERVING or call.end == UNSENT:
+        elif self.stage is not Stage.SERVING or call.end_offset == UNSENT:
             call.abandoned = True
-            self._drop(call, now)
+            self._drop_abandoned(call, now)
         elif call.op != "acquire":
             call.abandoned = True
         elif not call.abandoned:
             frame = protocol.cancel(call.id)
-            queued = self._queued + len(frame)
+            queued = self._queued_bytes + len(frame)
             key = call.owner or -call.id
             # Commit:
             call.abandoned = True
-            self.unsettled[key] = call
-            self._queued = queued
+            self.unanswered_cancels[key] = call
+            self._queued_bytes = queued
             self.unsent += frame
 
-    def settle(self, now: int) -> None:
+    def undo_abandoned(self, now: int) -> None:
         """Gives back what abandoned acquires were granted, and sends what their owners asked meanwhile.
 
         If this is interrupted it is called again.
         """
-        while self._forsaken:
-            call = self._forsaken[-1]
+        while self._to_undo:
+            call = self._to_undo[-1]
             if call.hold is not None:
-                self._leave(call.hold, now, call=call)
+                self._release_entry(call.hold, now, call=call)
             key = call.owner or -call.id
-            if self.unsettled.get(key) is call:
-                for waiting in self._held_back.get(key, ()):
-                    if not waiting.done and waiting.end == UNSENT:
-                        self._queue(waiting, waiting.id, now)
-                self._held_back.pop(key, None)
-                self.unsettled.pop(key, None)
-            self._forsaken.pop()
+            if self.unanswered_cancels.get(key) is call:
+                for waiting in self._deferred.get(key, ()):
+                    if not waiting.done and waiting.end_offset == UNSENT:
+                        self._queue_call(waiting, waiting.id, now)
+                self._deferred.pop(key, None)
+                self.unanswered_cancels.pop(key, None)
+            self._to_undo.pop()
 
     # --- Holds ---
 
     def deadline(self, hold: Hold) -> int:
         """Until when hold may be believed in: the largest deadline that it was told, or the end of its max_hold."""
-        told = self._told(hold)
-        return min(told, hold.final) if hold.final else told
+        deadline = self._lease_deadline_of(hold)
+        return min(deadline, hold.max_hold_end) if hold.max_hold_end else deadline
 
-    def _told(self, hold: Hold) -> int:
-        told = hold.told
-        if not hold.leased and hold.told_after != self._leases:
-            told = max(told, self._lease)
-        return told
+    def _lease_deadline_of(self, hold: Hold) -> int:
+        deadline = hold.own_deadline
+        if not hold.fixed_lease and hold.lease_events_seen != self._lease_events:
+            deadline = max(deadline, self._lease_deadline)
+        return deadline
 
-    def reason(self, hold: Hold, read_at: int) -> str:
+    def update_lost(self, hold: Hold, read_at: int) -> str:
         """Why hold is lost; "" if it is not.
 
         read_at is a time; all that had arrived by then has been processed. A deadline that has passed since then is
         no loss yet: a later one may have arrived.
         """
-        if not hold.lost and hold.entries and read_at >= self.deadline(hold):
-            self._lose(hold, "max_hold" if hold.final and read_at >= hold.final else "expired")
-        return hold.lost
+        if not hold.lost_reason and hold.entries and read_at >= self.deadline(hold):
+            self._mark_lost(hold, "max_hold" if hold.max_hold_end and read_at >= hold.max_hold_end else "expired")
+        return hold.lost_reason
 
-    def leave(self, entry: Entry, read_at: int) -> str:
+    def release_entry(self, entry: Entry, read_at: int) -> str:
         """One entry less, and entry is released. Returns why its hold is lost, "" if it was still good."""
-        reason = self.reason(entry.hold, read_at)
-        self._leave(entry.hold, read_at, entry=entry)
+        reason = self.update_lost(entry.hold, read_at)
+        self._release_entry(entry.hold, read_at, entry=entry)
         return reason
 
-    def _leave(self, hold: Hold, now: int, *, entry: Entry | None = None, call: Call[Any] | None = None) -> None:
+    def _release_entry(
+        self, hold: Hold, now: int, *, entry: Entry | None = None, call: Call[Any] | None = None
+    ) -> None:
         """entry, or the call that was granted the entry and whose caller never received it, is released."""
-        known = hold.era == self._era
+        known = hold.epoch == self._epoch
         serving = self.stage is Stage.SERVING
         frame = protocol.release(hold.number) if known and self.stage >= Stage.CLAIMING else b""
-        if known and not serving and self.stage is not Stage.OVER:
+        if known and not serving and self.stage is not Stage.ENDED:
             # It may have been renewed up to the end of the connection, without our having received that.
-            self._owe(max(self.deadline(hold), now + self._lease_ns) + self._lease_ns)
-        released = entry or _Released()
-        granted = call or _Released()
+            self._note_unreleased(max(self.deadline(hold), now + self._watchdog_lease_ns) + self._watchdog_lease_ns)
+        released = entry or _Unused()
+        granted = call or _Unused()
         entries = hold.entries - 1
-        out = self.unsent if serving else self._behind_claims
-        queued = self._queued + (len(frame) if serving else 0)
-        last_release = queued if serving and known else self._released
+        out = self.unsent if serving else self._releases_after_claims
+        queued = self._queued_bytes + (len(frame) if serving else 0)
+        last_release = queued if serving and known else self._last_release_end
         number = hold.number
         ends = entries == 0 and self._holds.get(number) is hold
-        book = self._holds if ends else {number: hold}
-        live = self.live - (entries == 0 and not hold.lost)
+        holds = self._holds if ends else {number: hold}
+        live = self.live_holds - (entries == 0 and not hold.lost_reason)
         # Commit:
         released.released = True
         granted.hold = None
         hold.entries = entries
-        self._queued = queued
+        self._queued_bytes = queued
         out += frame
-        self._released = last_release
-        del book[number]
-        self.live = live
+        self._last_release_end = last_release
+        del holds[number]
+        self.live_holds = live
 
-    def _lose(self, hold: Hold, reason: str) -> None:
+    def _mark_lost(self, hold: Hold, reason: str) -> None:
         # Commit:
-        hold.lost = reason
-        self.live -= 1
-        self.lost += [hold]
+        hold.lost_reason = reason
+        self.live_holds -= 1
+        self.lost_holds += [hold]
 
-    def live_until(self) -> int:
+    def latest_deadline(self) -> int:
         """The latest deadline of all holds that are neither released nor lost; 0 if there is none."""
-        return max((self.deadline(h) for h in self._holds.values() if not h.lost), default=0)
+        return max((self.deadline(h) for h in self._holds.values() if not h.lost_reason), default=0)
 
     # --- What the sidecar says ---
 
-    def receive(self, data: bytes, now: int) -> None:
-        self.arrived.append(data)
+    def on_data(self, data: bytes, now: int) -> None:
+        self.received.append(data)
         self.process(now)
 
-    def unfinished(self) -> bool:
+    def has_work(self) -> bool:
         """Whether process() has something to do, or the edge to take."""
-        return bool(self.done or self.arrived or self._forsaken) or self._read < len(self._received)
+        return bool(self.done_calls or self.received or self._to_undo) or self._processed < len(self._buffer)
 
     def process(self, now: int) -> None:
         """Processes what has arrived. A breach of the protocol ends the session.
@@ -515,46 +519,46 @@ class Session:
         If this is interrupted, the next call continues where it was.
         """
         try:
-            self.settle(now)
-            while self.stage > Stage.ADRIFT:
-                if self.arrived:
-                    received = self._received[self._read :] + b"".join(self.arrived)
+            self.undo_abandoned(now)
+            while self.stage > Stage.DISCONNECTED:
+                if self.received:
+                    received = self._buffer[self._processed :] + b"".join(self.received)
                     nothing: list[bytes] = []
                     # Commit:
-                    self._received = received
-                    self._read = 0
-                    self.arrived = nothing
-                if (found := protocol.split(self._received, self._read)) is None:
+                    self._buffer = received
+                    self._processed = 0
+                    self.received = nothing
+                if (found := protocol.split(self._buffer, self._processed)) is None:
                     break
                 body, self._frame_end = found
-                self._take(body, now)
-                self._read = self._frame_end
-                if self._forsaken:
-                    self.settle(now)
+                self._on_frame(body, now)
+                self._processed = self._frame_end
+                if self._to_undo:
+                    self.undo_abandoned(now)
         except ProtocolError as e:
             self.fail(f"the sidecar at {self.path} broke the protocol: {e}.", ProtocolError)
         except Unsupported as e:
             self.fail(str(e), Unsupported)
 
-    def _take(self, body: bytes, now: int) -> None:
+    def _on_frame(self, body: bytes, now: int) -> None:
         # What only looks like a grant goes the long way, where it is found out.
         if (grant := protocol.grant(body)) is not None:
             id, answer = grant
             call = self._pending.get(id)
-            if call is not None and call.op == "acquire" and call.end != UNSENT:
+            if call is not None and call.op == "acquire" and call.end_offset != UNSENT:
                 self._on_grant(call, answer)
                 return
         match reply := protocol.decode(body):
             case protocol.Answer(id=id, fields=fields):
-                if (step := self._steps.get(id)) is not None:
-                    step(fields, now)
+                if (handler := self._answer_handlers.get(id)) is not None:
+                    handler(fields, now)
                     return
                 if self._bye is not None:
                     return  # all but bye has been given up
                 # Nothing is committed before all that can be wrong has been checked: what stays
                 # pending is told when the session fails.
-                call = self._asked(id)
-                if isinstance(call, Confirm) and call.awaited is Awaited.INFO:
+                call = self._queued_call(id)
+                if isinstance(call, Confirm) and call.awaited is AwaitedAnswer.INFO:
                     self._on_info(call, protocol.info_ok(fields).lock, now)
                     return
                 parsed = call.parse(fields)
@@ -565,17 +569,17 @@ class Session:
             case protocol.Refusal(id=0):
                 self._on_connection_error(reply, now)
             case protocol.Refusal(id=id, code=code, msg=msg):
-                if id in self._steps:
+                if id in self._answer_handlers:
                     if self._ticket and code == "unavailable":
-                        self.end(now)  # it is stopping
+                        self.on_disconnected(now)  # it is stopping
                         return
-                    error = _CODES.get(code, LocksidecarError)
+                    error = _ERRORS_BY_CODE.get(code, LocksidecarError)
                     self.fail(f"the sidecar at {self.path} refused the session: {msg or code}.", error)
                     return
                 if self._bye is not None:
                     return
-                call = self._asked(id)
-                self._on_answer(call, None, _refused(call, reply))
+                call = self._queued_call(id)
+                self._on_answer(call, None, _refusal_error(call, reply))
             case protocol.LostEvent(hold=number, reason=reason):
                 self._on_lost(number, reason)
             case protocol.LeaseEvent(deadline_ns=deadline):
@@ -586,96 +590,108 @@ class Session:
     def _on_connection_error(self, error: protocol.Refusal, now: int) -> None:
         match error.code:
             case "unavailable":
-                self.end(now)  # it is stopping
+                self.on_disconnected(now)  # it is stopping
             case "limit" | "no_hello" if self._ticket and self.stage < Stage.SERVING:
-                self.end(now)  # it had no room for us just now, or we were too slow; the session waits for us
+                self.on_disconnected(
+                    now
+                )  # it had no room for us just now, or we were too slow; the session waits for us
             case "limit" | "denied":
-                self.fail(f"the sidecar at {self.path} refused the session: {error.msg}.", _CODES[error.code])
+                self.fail(f"the sidecar at {self.path} refused the session: {error.msg}.", _ERRORS_BY_CODE[error.code])
             case code:
                 self.fail(f"the sidecar at {self.path} ended the connection: {error.msg} ({code}).", ProtocolError)
 
-    def _asked(self, id: int) -> Call[Any]:
+    def _queued_call(self, id: int) -> Call[Any]:
         call = self._pending.get(id)
-        if call is None or call.end == UNSENT:
+        if call is None or call.end_offset == UNSENT:
             raise ProtocolError(f"it answered request {id}, which is not waiting for an answer")
         return call
 
     def _on_answer(self, call: Call[Any], answer: object, error: LocksidecarError | None) -> None:
         """call is done, and grants nothing."""
-        known_read = max(self._known_read, call.end)
-        forsaken = [call] if call.abandoned else []
+        acknowledged = max(self._acknowledged, call.end_offset)
+        to_undo = [call] if call.abandoned else []
         # Commit:
         call.answer = answer
         call.error = error
         call.done = True
         del self._pending[call.id]
-        self.done += [call]
-        self._forsaken += forsaken
-        self._known_read = known_read
-        self._read = self._frame_end
+        self.done_calls += [call]
+        self._to_undo += to_undo
+        self._acknowledged = acknowledged
+        self._processed = self._frame_end
 
     def _on_grant(self, call: Call[Any], grant: protocol.AcquireOK) -> None:
-        known_read = max(self._known_read, call.end)
-        forsaken = [call] if call.abandoned else []
+        acknowledged = max(self._acknowledged, call.end_offset)
+        to_undo = [call] if call.abandoned else []
         hold = self._holds.get(grant.hold)
-        told = grant.deadline_ns
-        live = self.live
+        deadline = grant.deadline_ns
+        live = self.live_holds
         # A hold believed lost stays lost. If the sidecar knows better, its new entry gets a belief of its own.
-        if hold is None or hold.lost:
+        if hold is None or hold.lost_reason:
             # A re-entry of a hold that was left here meanwhile does not tell what lease the hold has:
             # then it is good for as long as was told.
-            leased = call.leased or grant.count > 1 if hold is None else hold.leased
-            lease = 0 if grant.count > 1 else call.lease
-            hold = Hold(grant.hold, call.name, grant.token, told, leased, self._leases, self._era, grant.end_ns, lease)
+            leased = call.fixed_lease or grant.count > 1 if hold is None else hold.fixed_lease
+            lease = 0 if grant.count > 1 else call.lease_ns
+            hold = Hold(
+                grant.hold,
+                call.name,
+                grant.token,
+                deadline,
+                leased,
+                self._lease_events,
+                self._epoch,
+                grant.end_ns,
+                lease,
+            )
             live += 1
         else:
-            told = max(self.deadline(hold), told)
+            deadline = max(self.deadline(hold), deadline)
         entries = hold.entries + 1
         # Commit:
         self._holds[hold.number] = hold
-        self.live = live
-        hold.told = told
-        hold.told_after = self._leases
+        self.live_holds = live
+        hold.own_deadline = deadline
+        hold.lease_events_seen = self._lease_events
         hold.entries = entries
         call.hold = hold
         call.answer = grant
         call.done = True
         del self._pending[call.id]
-        self.done += [call]
-        self._forsaken += forsaken
-        self._known_read = known_read
-        self._read = self._frame_end
+        self.done_calls += [call]
+        self._to_undo += to_undo
+        self._acknowledged = acknowledged
+        self._processed = self._frame_end
 
     def _on_lost(self, number: int, reason: str) -> None:
         hold = self._holds.get(number)
         if hold is None:  # released here while the event was under way
             return
-        lost = [] if hold.lost else [hold]
-        live = self.live - len(lost)
-        why = hold.lost or reason
+        lost = [] if hold.lost_reason else [hold]
+        live = self.live_holds - len(lost)
+        why = hold.lost_reason or reason
         # Commit:
-        hold.era = 0
-        hold.lost = why
-        self.live = live
-        self.lost += lost
+        hold.epoch = 0
+        hold.lost_reason = why
+        self.live_holds = live
+        self.lost_holds += lost
         del self._holds[number]
-        self._read = self._frame_end
+        self._processed = self._frame_end
 
     def _on_lease(self, deadline: int) -> None:
-        if deadline < self._lease:
+        if deadline < self._lease_deadline:
             # The newest event no longer speaks for the older ones.
             for hold in self._holds.values():
-                hold.told = self.deadline(hold)
-                hold.told_after = self._leases
+                hold.own_deadline = self.deadline(hold)
+                hold.lease_events_seen = self._lease_events
         # Commit:
-        self._leases += 1
-        self._lease = deadline
-        self._read = self._frame_end
+        self._lease_events += 1
+        self._lease_deadline = deadline
+        self._processed = self._frame_end
 
-    def _finish(self, call: Call[Any]) -> None:
+    def _mark_done(self, call: Call[Any]) -> None:
         # Commit:
         call.done = True
-        self.done += [call]
+        self.done_calls += [call]
         self._pending.pop(call.id, None)
 
     # --- The end ---
@@ -687,49 +703,51 @@ class Session:
         If this is interrupted it is called again.
         """
         if self._bye is None:
-            if self.live or self._pending or self._released > self._known_read:
-                self._owe(max(self.live_until(), now + self._lease_ns) + self._lease_ns)
+            if self.live_holds or self._pending or self._last_release_end > self._acknowledged:
+                self._note_unreleased(
+                    max(self.latest_deadline(), now + self._watchdog_lease_ns) + self._watchdog_lease_ns
+                )
             for hold in self._holds.values():
-                hold.era = 0
-                if not hold.lost:
-                    self._lose(hold, "closed")
+                hold.epoch = 0
+                if not hold.lost_reason:
+                    self._mark_lost(hold, "closed")
             self._holds = {}
             if self.failure is None:
                 self.failure = ClientClosed("The client was closed.")
             self.fail_pending()
-            self._bye = to_bye()
+            self._bye = bye_call()
         bye = self._bye
         if bye.done:
             return bye
-        if not self._ticket or self.stage is Stage.OVER:
-            self.part()
-        elif self.stage >= Stage.CLAIMING and self._parted not in self._steps.values():
-            self._frame_end = self._read
-            self._say_bye()
+        if not self._ticket or self.stage is Stage.ENDED:
+            self.finish()
+        elif self.stage >= Stage.CLAIMING and self._on_bye not in self._answer_handlers.values():
+            self._frame_end = self._processed
+            self._send_bye()
         return bye
 
-    def _say_bye(self) -> None:
+    def _send_bye(self) -> None:
         assert self._bye is not None
         self._last_id += 1
         id = self._last_id
-        self._enter(Stage.SERVING, self._bye.encode(id, 0), {id: self._parted})
+        self._enter_stage(Stage.SERVING, self._bye.encode(id, 0), {id: self._on_bye})
 
-    def _parted(self, _: Fields, now: int) -> None:
-        self.part()
+    def _on_bye(self, _: Fields, now: int) -> None:
+        self.finish()
 
-    def part(self) -> None:
+    def finish(self) -> None:
         """The sidecar knows, or need not be told, that the session has ended."""
-        self.debt = 0
-        self.stage = Stage.OVER
+        self.unreleased_until = 0
+        self.stage = Stage.ENDED
         if self._bye is not None and not self._bye.done:
             self._bye.answer = True
-            self._finish(self._bye)
+            self._mark_done(self._bye)
 
     def fail(self, why: str, error: type[LocksidecarError] = Unavailable) -> None:
         """No more can be sent or received. Every waiting call ends; holds stay good to their deadlines."""
         if self.failure is None:
             self.failure = error(why)
-        self.stage = Stage.OVER
+        self.stage = Stage.ENDED
         self.fail_pending()
 
     def fail_pending(self) -> None:
@@ -737,43 +755,43 @@ class Session:
         if self.failure is None:
             return
         error, why = type(self.failure), str(self.failure)
-        first_unsent = self._queued - len(self.unsent)
+        first_unsent = self._queued_bytes - len(self.unsent)
         for call in list(self._pending.values()):
             if call.done:
                 continue
             if isinstance(call, Confirm):
-                call.error = _failed(error, why, False)
-            elif call.end > first_unsent and not call.sent:
-                call.error = _failed(error, f"{why} This {call.op} was not carried out", False)
+                call.error = _make_error(error, why, False)
+            elif call.end_offset > first_unsent and not call.sent_before:
+                call.error = _make_error(error, f"{why} This {call.op} was not carried out", False)
             elif call.op == "acquire":
-                call.error = _failed(error, f"{why} If this acquire was granted, that ended with the session", True)
+                call.error = _make_error(error, f"{why} If this acquire was granted, that ended with the session", True)
             else:
-                call.error = _failed(error, f"{why} This {call.op} may have been carried out", True)
-            self._finish(call)
+                call.error = _make_error(error, f"{why} This {call.op} may have been carried out", True)
+            self._mark_done(call)
         self._pending.clear()
-        self.unsettled = {}
-        self._held_back = {}
-        if self.stage is Stage.OVER:
-            self.part()
-            self._scattered = True
-            self._sort(0)
+        self.unanswered_cancels = {}
+        self._deferred = {}
+        if self.stage is Stage.ENDED:
+            self.finish()
+            self._needs_reset = True
+            self._reset(0)
 
 
 @dataclass(slots=True)
-class _Released:
+class _Unused:
     """Stands for the entry, or the call, that a release does not concern, so that its commit need not branch."""
 
     released: bool = False
     hold: Hold | None = None
 
 
-def _failed(error: type[LocksidecarError], message: str, may_have_happened: bool) -> LocksidecarError:
+def _make_error(error: type[LocksidecarError], message: str, may_have_happened: bool) -> LocksidecarError:
     if issubclass(error, Unavailable):
         return error(message, may_have_happened=may_have_happened)
     return error(message)
 
 
-_CODES: Final[dict[str, type[LocksidecarError]]] = {
+_ERRORS_BY_CODE: Final[dict[str, type[LocksidecarError]]] = {
     "timeout": LockTimeout,
     "deadlock": Deadlock,
     "unavailable": Unavailable,
@@ -785,12 +803,12 @@ _CODES: Final[dict[str, type[LocksidecarError]]] = {
 }
 
 
-def _unknown_release() -> LocksidecarError:
+def _release_unknown() -> LocksidecarError:
     return LocksidecarError("the sidecar was restarted without its state, and does not know of the release")
 
 
-def _refused(call: Call[Any], refusal: protocol.Refusal) -> LocksidecarError:
-    error = _CODES.get(refusal.code, LocksidecarError)
+def _refusal_error(call: Call[Any], refusal: protocol.Refusal) -> LocksidecarError:
+    error = _ERRORS_BY_CODE.get(refusal.code, LocksidecarError)
     if isinstance(call, Confirm):
         if error is Unsupported:
             why = "this sidecar is older than this client and does not confirm releases: upgrade it"
@@ -816,52 +834,52 @@ class Entry:
         self.released = False
 
     def check(self, read_at: int) -> None:
-        self._held("is not held any more: it was released")
-        if reason := self.session.reason(self.hold, read_at):
-            raise self.loss(reason)
+        self._require_held("is not held any more: it was released")
+        if reason := self.session.update_lost(self.hold, read_at):
+            raise self.loss_error(reason)
 
     def release(self, read_at: int) -> None:
-        self._held("was released before")
-        if reason := self.session.leave(self, read_at):
-            raise self.loss(reason)
+        self._require_held("was released before")
+        if reason := self.session.release_entry(self, read_at):
+            raise self.loss_error(reason)
 
     def release_confirmed(self, call: Confirm, read_at: int) -> None:
         """Releases, and queues call, the request for the confirmation, after the release. If this is interrupted,
         released says whether the release is done."""
         self.release(read_at)
-        self.session.ask_confirmed(call, read_at)
+        self.session.submit_confirm(call, read_at)
 
     def lost(self, read_at: int) -> str:
         if self.session.inherited:
-            self._held("")
-        return self.session.reason(self.hold, read_at)
+            self._require_held("")
+        return self.session.update_lost(self.hold, read_at)
 
     def remaining(self, read_at: int) -> int:
         """Nanoseconds from read_at until the deadline; 0 if the lock is not held any more."""
-        if self.released or self.session.inherited or self.session.reason(self.hold, read_at):
+        if self.released or self.session.inherited or self.session.update_lost(self.hold, read_at):
             return 0
         return self.session.deadline(self.hold) - read_at
 
     def deadline(self, read_at: int) -> int:
-        self.session.reason(self.hold, read_at)
+        self.session.update_lost(self.hold, read_at)
         return self.session.deadline(self.hold)
 
-    def settled(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether its deadline does not matter any more."""
-        return self.released or self.session.inherited or bool(self.hold.lost)
+        return self.released or self.session.inherited or bool(self.hold.lost_reason)
 
-    def _held(self, otherwise: str) -> None:
+    def _require_held(self, what: str) -> None:
         if self.session.inherited:
             raise NotHeld(f"the lock {self.hold.name!r} is the parent process's: nothing is inherited by fork")
         if self.released:
-            raise NotHeld(f"the lock {self.hold.name!r} {otherwise}")
+            raise NotHeld(f"the lock {self.hold.name!r} {what}")
 
-    def loss(self, reason: str) -> LockLost:
-        what = _REASONS.get(reason, reason)
+    def loss_error(self, reason: str) -> LockLost:
+        what = _LOSS_TEXTS.get(reason, reason)
         return LockLost(f"the lock {self.hold.name!r} was lost: {what}", name=self.hold.name, reason=reason)
 
 
-_REASONS: Final = {
+_LOSS_TEXTS: Final = {
     "expired": "its deadline passed (expired)",
     "deleted": "its key vanished from Redis (deleted)",
     "stolen": "somebody else's name is in its key in Redis (stolen)",

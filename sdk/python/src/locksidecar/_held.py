@@ -63,7 +63,7 @@ class Held:
         return self._shared.deadline(self._entry) / 1e9
 
     def __repr__(self) -> str:
-        state = "released" if self._entry.released else self._entry.hold.lost or "held"
+        state = "released" if self._entry.released else self._entry.hold.lost_reason or "held"
         return f"<{type(self).__name__} {self.name!r} token={self.token} {state}>"
 
     def __reduce__(self) -> NoReturn:

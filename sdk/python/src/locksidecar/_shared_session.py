@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from . import _fork
-from ._calls import Call, Confirm, to_confirm, to_ping
+from ._calls import Call, Confirm, confirm_call, ping_call
 from ._core import Entry, Stage
 from ._errors import LocksidecarError, Unavailable
 from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, Timeouts, Transport, wait_ready
@@ -94,7 +94,7 @@ class SharedSession:
         self.reset_if_forked()
         try:
             with self.mutex:
-                self.session.ask(call, self._clock())
+                self.session.submit(call, self._clock())
                 self._flush()
             self._wait_for(call, timeouts)
         except LocksidecarError:
@@ -142,7 +142,7 @@ class SharedSession:
                 with self.mutex:
                     if transport.sock is None and self._leader in (None, waiter):
                         backoff = self._connect_if_due()
-                    if self.session.unfinished():
+                    if self.session.has_work():
                         self._receive()
                     if call.done:
                         return
@@ -238,17 +238,17 @@ class SharedSession:
     def _notify(self) -> None:
         """Wakes those whose calls are done. If it is interrupted, the next one goes on with it."""
         session = self.session
-        if session.lost:
-            session.lost.clear()  # the callers that hold them look
+        if session.lost_holds:
+            session.lost_holds.clear()  # the callers that hold them look
         if session.failure is not None:
             session.fail_pending()
             self._close_if_unneeded()
         if self._seen_disconnected is not (self.transport.sock is None):
             self._on_connection_changed()
-        while session.done:
-            for waiter in tuple(self._waiting.get(session.done[-1], ())):
+        while session.done_calls:
+            for waiter in tuple(self._waiting.get(session.done_calls[-1], ())):
                 self._wake(waiter)
-            session.done.pop()
+            session.done_calls.pop()
 
     def _wake(self, waiter: _CallWaiter) -> None:
         """Its call is done."""
@@ -312,7 +312,10 @@ class SharedSession:
         """Whether something was given up that the sidecar may not read unless a thread sees to it, or may have
         granted all the same."""
         session = self.session
-        return bool(session.debt or session.unsent or session.unsettled) and session.stage is not Stage.OVER
+        return (
+            bool(session.unreleased_until or session.unsent or session.unanswered_cancels)
+            and session.stage is not Stage.ENDED
+        )
 
     # --- Holds ---
 
@@ -352,10 +355,10 @@ class SharedSession:
                 with self.mutex:
                     read_at = self._clock()
                     self._process_arrived()
-                    if reconnected or self._in_touch():
+                    if reconnected or self._is_connected_or_failed():
                         known = at(read_at)
                         # The process may have been stopped since it read. Then a later deadline may have arrived.
-                        if entry.settled() or self._clock() < self.session.deadline(entry.hold):
+                        if entry.has_ended() or self._clock() < self.session.deadline(entry.hold):
                             return known
                         continue
                 self._reconnect_once()
@@ -370,7 +373,7 @@ class SharedSession:
             self._complete_interrupted()
             raise
 
-    def _in_touch(self) -> bool:
+    def _is_connected_or_failed(self) -> bool:
         return self.session.stage is Stage.SERVING or self.session.failure is not None
 
     def _reconnect_once(self) -> None:
@@ -380,7 +383,7 @@ class SharedSession:
             unreleased = self._has_unreleased()
         if connected:
             with contextlib.suppress(LocksidecarError):
-                self.execute(to_ping(), NO_WAIT)
+                self.execute(ping_call(), NO_WAIT)
         elif unreleased:
             self._start_releaser()
 
@@ -390,7 +393,7 @@ class SharedSession:
         try:
             self.reset_if_forked()
             if confirm is not None:
-                call = to_confirm(entry.hold)
+                call = confirm_call(entry.hold)
             error = self._release_entry(entry, call)
         except BaseException:
             # A lock that is not released would be renewed without end.
@@ -410,7 +413,7 @@ class SharedSession:
         with self.mutex:
             read_at = self._clock()
             self._process_arrived()
-            reconnect = not (entry.released or self._in_touch())
+            reconnect = not (entry.released or self._is_connected_or_failed())
             if not reconnect:
                 error = self._release_and_flush(entry, read_at, call)
         if reconnect:
@@ -419,7 +422,7 @@ class SharedSession:
                 read_at = self._clock()
                 self._process_arrived()
                 error = self._release_and_flush(entry, read_at, call)
-        if (self.session.debt or self.session.unsent) and self._has_unreleased():
+        if (self.session.unreleased_until or self.session.unsent) and self._has_unreleased():
             self._start_releaser()
         return error
 
@@ -454,7 +457,7 @@ class SharedSession:
                     raise
             call.result()
         except LocksidecarError as e:
-            raise call.unconfirmed(e, self._clock()) from e
+            raise call.unconfirmed_error(e, self._clock()) from e
 
     # --- The end ---
 
@@ -478,7 +481,7 @@ class SharedSession:
         with self.mutex:
             unreleased = self._has_unreleased()
             if not unreleased:
-                self.session.part()
+                self.session.finish()
                 self._notify()
         if unreleased:
             self._start_releaser()
@@ -510,24 +513,24 @@ class SharedSession:
         while not done:
             timed_out = False
             # By the end of it nothing is left in Redis of what was given up.
-            left = max((session.debt - self._clock()) / 1e9, ANSWER_GRACE)
+            left = max((session.unreleased_until - self._clock()) / 1e9, ANSWER_GRACE)
             timeouts = Timeouts(left, no_server=left, reconnect=left)
             try:
                 if (call := self._outstanding_request()) is not None:
                     self._wait_for(call, timeouts)
                 else:
-                    self.execute(to_ping(), timeouts)  # its answer tells that all before it was read
+                    self.execute(ping_call(), timeouts)  # its answer tells that all before it was read
             except LocksidecarError:
                 timed_out = True
             with self.mutex:
                 # Under the mutex, so that a thread which owes anything later finds no rescuer. What was owed since
                 # the attempt began, or is by a thread that closed the client meanwhile, is worth another one.
-                over = timed_out and self._clock() >= session.debt and not session.unsettled
+                over = timed_out and self._clock() >= session.unreleased_until and not session.unanswered_cancels
                 done = not self._has_unreleased() or over
                 if done:
                     self._releaser_running = False
                     if session.failure is not None:
-                        session.part()
+                        session.finish()
                         self._notify()
             if timed_out and not done:
                 time.sleep(_RELEASER_PAUSE)
@@ -536,7 +539,7 @@ class SharedSession:
         """The request whose answer ends the rescuer's work, if it was sent: bye, or an abandoned acquire."""
         with self.mutex:
             if self.session.failure is None:
-                return next(iter(self.session.unsettled.values()), None)
+                return next(iter(self.session.unanswered_cancels.values()), None)
             bye = self.session.close(self._clock())
             self._flush()
             return bye

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from . import _fork, _held, _owners
 from . import _protocol as protocol
-from ._calls import Call, Options, to_acquire, to_force_release, to_info, to_list, to_ping
+from ._calls import Call, Options, acquire_call, force_release_call, info_call, list_call, ping_call
 from ._core import Entry, Session, boottime
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
@@ -192,7 +192,7 @@ class Lock:
         try:
             for held in ended:
                 if not held.released:
-                    held.release(confirm=options.confirms(exc), timeout=options.confirm_timeout)
+                    held.release(confirm=options.waits_for_confirm(exc), timeout=options.confirm_timeout)
         except (LockLost, NotHeld, Unconfirmed) as e:
             error = e
         for held in ended:
@@ -210,7 +210,7 @@ class Lock:
     def _acquire(self, options: Options, scoped: bool) -> Held:
         client = self._client
         owner = _owners.of_thread()
-        call = to_acquire(self.name, owner if options.reentrant else _owners.of_context(), options, client._clock())
+        call = acquire_call(self.name, owner if options.reentrant else _owners.of_context(), options, client._clock())
         shared = client._usable_session()
         held: Held | None = None
         try:
@@ -336,14 +336,14 @@ class Client:
     def info(self, name: str) -> LockInfo | None:
         """What the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
         protocol.check_name(name)
-        return self._call(to_info(name)).lock
+        return self._call(info_call(name)).lock
 
     def list(self) -> tuple[LockInfo, ...]:
         """All locks that the sidecar knows."""
         locks: dict[str, LockInfo] = {}
         after = 0
         while True:
-            page = self._call(to_list(after))
+            page = self._call(list_call(after))
             locks.update((row.name, row) for row in page.locks)
             if not page.next:
                 return tuple(locks.values())
@@ -352,11 +352,11 @@ class Client:
     def force_release(self, name: str) -> None:
         """Ends the hold that this host has on the lock, of any owner. NotHeld if there is none."""
         protocol.check_name(name)
-        self._call(to_force_release(name))
+        self._call(force_release_call(name))
 
     def ping(self) -> str:
         """Asks the sidecar how its Redis is: "ok", or a sentence that says what is wrong."""
-        return self._call(to_ping()).redis
+        return self._call(ping_call()).redis
 
     def close(self) -> None:
         """Ends the session. What is still held is lost, and what is waited for fails.

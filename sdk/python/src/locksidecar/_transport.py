@@ -246,7 +246,7 @@ class Transport:
     def connect(self) -> bool:
         """Connects, if there is no connection, at once or not at all; tells whether there is one now."""
         session = self.session
-        if session.stage is Stage.ADRIFT:
+        if session.stage is Stage.DISCONNECTED:
             self._follow_stage()
             if self.sock is None:
                 try:
@@ -268,7 +268,7 @@ class Transport:
                 self.sock = sock
             self._connected_at = time.monotonic()
             self._greeting_budget = GREETING_WAIT
-            session.begin(self._clock())
+            session.on_connected(self._clock())
             self.flush()
         return self.sock is not None
 
@@ -295,42 +295,42 @@ class Transport:
         else:
             error = Unavailable(
                 f"the sidecar at {self.session.path} does not answer; is it stopped or overloaded?",
-                may_have_happened=call.op == "force_release" and call.asked,
+                may_have_happened=call.op == "force_release" and call.may_have_been_read,
             )
         if isinstance(call, Confirm):
             return error
         what = f"{sentence(str(error))} This {call.op} is given up"
         if isinstance(error, Unavailable):
-            return Unavailable(what, may_have_happened=error.may_have_happened or call.sent)
+            return Unavailable(what, may_have_happened=error.may_have_happened or call.sent_before)
         return type(error)(what)
 
     def readable(self) -> bool:
         """Whether there may be something for receive(). To ask costs less than a recv() that finds nothing."""
         session = self.session
-        if session.stage is not Stage.SERVING or session.unfinished():
+        if session.stage is not Stage.SERVING or session.has_work():
             return True
         return self._poll is None or bool(self._poll.poll(0))
 
     def receive(self) -> None:
         """Reads all that has arrived, and processes it. If it is interrupted it is called again."""
         session = self.session
-        if session.unfinished():
+        if session.has_work():
             session.process(self._clock())
-        while self.sock is not None and session.stage > Stage.ADRIFT:
+        while self.sock is not None and session.stage > Stage.DISCONNECTED:
             try:
-                _append_result(session.arrived, self.sock.recv, (_RECV_SIZE,))
+                _append_result(session.received, self.sock.recv, (_RECV_SIZE,))
             except BlockingIOError:
                 break
             except _PEER_CLOSED:
                 self._on_disconnected()
                 break
-            size = sum(map(len, session.arrived))
+            size = sum(map(len, session.received))
             session.process(self._clock())
             if size == 0:
                 self._on_disconnected()
             elif size < _RECV_SIZE:
                 break
-        if session.stage is Stage.ADRIFT or self._serving is not (session.stage is Stage.SERVING):
+        if session.stage is Stage.DISCONNECTED or self._serving is not (session.stage is Stage.SERVING):
             self._follow_stage()
 
     def flush(self) -> bool:
@@ -368,13 +368,13 @@ class Transport:
         """The connection has ended."""
         if self.session.stage is Stage.GREETING:
             self._last_error = OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-        self.session.end(self._clock())
+        self.session.on_disconnected(self._clock())
         self._follow_stage()
 
     def _follow_stage(self) -> None:
         """Keeps up with the session's stage. If it is interrupted it is called again."""
         stage = self.session.stage
-        if stage is Stage.ADRIFT and self.sock is not None:
+        if stage is Stage.DISCONNECTED and self.sock is not None:
             self._ended_sockets.append(self.sock)
             self.sock = None
         serving = stage is Stage.SERVING
@@ -397,11 +397,11 @@ class Transport:
     def close_if_unneeded(self) -> bool:
         """Closes the socket of a failed session if its holds cannot be believed in; tells whether it is closed."""
         session = self.session
-        if self.closed or session.stage is not Stage.OVER:
+        if self.closed or session.stage is not Stage.ENDED:
             return self.closed  # as long as bye has to be said it is not
-        if session.live and self.sock is not None:
+        if session.live_holds and self.sock is not None:
             if self._last_deadline < 0:
-                self._last_deadline = session.live_until()
+                self._last_deadline = session.latest_deadline()
             if self._clock() < self._last_deadline:
                 return False
         self.closed = True

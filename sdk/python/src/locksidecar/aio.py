@@ -20,7 +20,18 @@ from typing import Any, Final, Literal, TypeVar, overload
 
 from . import _fork, _held, _owners
 from . import _protocol as protocol
-from ._calls import Call, Confirm, Hold, Options, to_acquire, to_confirm, to_force_release, to_info, to_list, to_ping
+from ._calls import (
+    Call,
+    Confirm,
+    Hold,
+    Options,
+    acquire_call,
+    confirm_call,
+    force_release_call,
+    info_call,
+    list_call,
+    ping_call,
+)
 from ._core import Entry, Session, Stage, boottime
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
@@ -83,7 +94,7 @@ class _AsyncSession:
         If this raises, call is abandoned, unless it is done.
         """
         try:
-            self.session.ask(call, self.clock())
+            self.session.submit(call, self.clock())
             await self._wait(call, timeouts)
         except BaseException:
             self.abandon(call)
@@ -142,8 +153,8 @@ class _AsyncSession:
             self._next_attempt.cancel()
             self._next_attempt = None
         if not self.transport.connect():
-            needed = self._waiting or self.clock() < max(self._reconnect_until, self.session.debt)
-            if needed and self.session.stage is Stage.ADRIFT and not self.loop.is_closed():
+            needed = self._waiting or self.clock() < max(self._reconnect_until, self.session.unreleased_until)
+            if needed and self.session.stage is Stage.DISCONNECTED and not self.loop.is_closed():
                 self._next_attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
         self._flush()
 
@@ -196,7 +207,7 @@ class _AsyncSession:
 
     def _update_reader(self) -> None:
         """Has the loop watch the socket that there is now."""
-        sock = self.transport.sock if self.session.stage is not Stage.OVER else None
+        sock = self.transport.sock if self.session.stage is not Stage.ENDED else None
         if sock is self._socket:
             return
         before, self._socket = self._socket, sock
@@ -208,8 +219,8 @@ class _AsyncSession:
             self.loop.remove_writer(before.fileno())
         if sock is not None:
             self.loop.add_reader(sock.fileno(), self._receive)
-        elif self.session.stage is Stage.ADRIFT and self._next_attempt is None:
-            self._reconnect_until = self.session.live_until()
+        elif self.session.stage is Stage.DISCONNECTED and self._next_attempt is None:
+            self._reconnect_until = self.session.latest_deadline()
             self._next_attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
         self.transport.close_ended_sockets()
         for wait in list(self._waiting.values()):
@@ -221,15 +232,15 @@ class _AsyncSession:
         if self._handed_over:
             return
         session = self.session
-        while session.done:
-            wait = self._waiting.get(session.done[0])
+        while session.done_calls:
+            wait = self._waiting.get(session.done_calls[0])
             if wait is not None and not wait.future.done():
                 wait.future.set_result(None)
-            session.done.pop(0)
-        while session.lost:
-            for body in self._bodies.get(session.lost[0], ()):
+            session.done_calls.pop(0)
+        while session.lost_holds:
+            for body in self._bodies.get(session.lost_holds[0], ()):
                 body.cancel_soon()
-            session.lost.pop(0)
+            session.lost_holds.pop(0)
         if self.transport.sock is not self._socket or session.failure is not None:
             self._update_reader()
             self.transport.close_if_unneeded()
@@ -257,7 +268,7 @@ class _AsyncSession:
             while True:
                 known = at(self._refresh(entry))
                 # The process may have been stopped since it read. Then a later deadline may have arrived.
-                if entry.settled() or self.clock() < self.session.deadline(entry.hold):
+                if entry.has_ended() or self.clock() < self.session.deadline(entry.hold):
                     return known
         finally:
             self._notify()
@@ -279,7 +290,7 @@ class _AsyncSession:
             self._flush_releases()
 
     def release_confirmed(self, entry: Entry) -> Confirm:
-        call = to_confirm(entry.hold)
+        call = confirm_call(entry.hold)
         read_at = self._refresh(entry)
         try:
             entry.release_confirmed(call, read_at)
@@ -298,14 +309,14 @@ class _AsyncSession:
                     raise
             call.result()
         except LocksidecarError as e:
-            raise call.unconfirmed(e, self.clock()) from e
+            raise call.unconfirmed_error(e, self.clock()) from e
 
     def _flush_releases(self) -> None:
         """Has the sidecar told of what was given up, if it cannot be now then later."""
         self._flush()
         if (
-            self.session.debt
-            and self.session.stage is Stage.ADRIFT
+            self.session.unreleased_until
+            and self.session.stage is Stage.DISCONNECTED
             and self._next_attempt is None
             and not self._handed_over
         ):
@@ -315,7 +326,7 @@ class _AsyncSession:
         """If the loop was blocked while the sidecar was restarted, the deadline that passed meanwhile may
         have been moved on: only then the loop is kept waiting, and only if a sidecar listens. Tells whether it was."""
         session, hold = self.session, entry.hold
-        if session.stage is Stage.SERVING or session.failure is not None or hold.lost or entry.released:
+        if session.stage is Stage.SERVING or session.failure is not None or hold.lost_reason or entry.released:
             return False
         if self.clock() < session.deadline(hold):
             return False
@@ -399,7 +410,7 @@ class _GuardedBody:
             self._cancels_before = task.cancelling()
         shared.add_body(self, entry.hold)
         self._timer = self._start_timer()
-        if entry.hold.lost:  # between the grant and now
+        if entry.hold.lost_reason:  # between the grant and now
             self.cancel_soon()
 
     def _start_timer(self) -> asyncio.TimerHandle:
@@ -493,7 +504,7 @@ class Held(_held.Held):
         if self._entry.released:
             # Released within the body: what happened to the lock after that does not matter.
             if cancelled_here:
-                raise self._entry.loss(self._entry.hold.lost) from exc
+                raise self._entry.loss_error(self._entry.hold.lost_reason) from exc
             return None
         try:
             return self.release(confirm=confirm, timeout=timeout)
@@ -593,7 +604,7 @@ class Lock:
         if not ended:
             raise NotHeld(f"the lock {self.name!r} is not held by who leaves this async with block")
         options = self._options
-        confirm, timeout = options.confirms(exc), options.confirm_timeout
+        confirm, timeout = options.waits_for_confirm(exc), options.confirm_timeout
         try:
             for held in ended:
                 self._handles.remove(held)
@@ -711,14 +722,14 @@ class Client:
     async def info(self, name: str) -> LockInfo | None:
         """What the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
         protocol.check_name(name)
-        return (await self._call(to_info(name))).lock
+        return (await self._call(info_call(name))).lock
 
     async def list(self) -> tuple[LockInfo, ...]:
         """All locks that the sidecar knows."""
         locks: dict[str, LockInfo] = {}
         after = 0
         while True:
-            page = await self._call(to_list(after))
+            page = await self._call(list_call(after))
             locks.update((row.name, row) for row in page.locks)
             if not page.next:
                 return tuple(locks.values())
@@ -727,11 +738,11 @@ class Client:
     async def force_release(self, name: str) -> None:
         """Ends the hold that this host has on the lock, of any owner. NotHeld if there is none."""
         protocol.check_name(name)
-        await self._call(to_force_release(name))
+        await self._call(force_release_call(name))
 
     async def ping(self) -> str:
         """Asks the sidecar how its Redis is: "ok", or a sentence that says what is wrong."""
-        return (await self._call(to_ping())).redis
+        return (await self._call(ping_call())).redis
 
     async def aclose(self) -> None:
         """Ends the session. What is still held is lost, and what is waited for fails."""
@@ -784,7 +795,7 @@ class Client:
 
     async def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
         shared = self._usable_session()
-        call = to_acquire(name, owner, options, self._clock())
+        call = acquire_call(name, owner, options, self._clock())
         await shared.execute(call, Timeouts.for_acquire(options.timeout))
         try:
             call.result()
