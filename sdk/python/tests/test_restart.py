@@ -36,7 +36,7 @@ from locksidecar import (
 )
 from locksidecar._calls import Call
 from locksidecar._shared_session import SharedSession
-from locksidecar._transport import Socket, Timeouts, Transport
+from locksidecar._transport import Availability, Socket, Timeouts, Transport
 
 S = 1_000_000_000
 
@@ -334,12 +334,12 @@ def test_patience_is_counted_from_the_beginning_of_each_call_or_from_the_end_of_
 
     assert ends(Timeouts(started=100.0)) == 102
     assert ends(Timeouts(no_server=0.5, started=100.0)) == 100.5
-    transport._met = True
+    transport._availability = Availability.AWAY
     assert ends(Timeouts(started=100.0)) == 110
     transport._since = 105.0
     assert ends(Timeouts(started=100.0)) == 115
     assert ends(Timeouts(float("inf"), started=100.0)) == 115
-    transport._serving = True
+    transport._availability = Availability.SERVING
     assert ends(Timeouts(float("inf"), started=100.0)) == float("inf")
     assert ends(Timeouts(30, started=100.0)) == 135
     assert ends(Timeouts(1, started=100.0)) == 110

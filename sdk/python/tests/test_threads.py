@@ -18,7 +18,7 @@ import pytest
 from fake import PATIENCE, FakeSidecar
 
 from locksidecar import Client, Deadlock, Lock, LockLost, LockTimeout, NotHeld, _shared_session
-from locksidecar._calls import ping_call
+from locksidecar._calls import CallState, ping_call
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client
     for place in itertools.count(1):
         last = 0
         leaves, done, waits = (_shared_session._CallWaiter(ping_call()) for _ in range(3))
-        leaves.call.done = done.call.done = True
+        leaves.call.state = done.call.state = CallState.DONE
         shared._waiting = {waiter.call: [waiter] for waiter in (leaves, done, waits)}
         for waiter in (leaves, done, waits):
             waiter.registered = True

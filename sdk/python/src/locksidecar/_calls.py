@@ -12,8 +12,8 @@ from . import _protocol as protocol
 from ._errors import BadRequest, LocksidecarError, Unconfirmed, sentence
 from ._strict import Fields
 
-# Where the bytes of a call end that has not been queued on this connection.
-UNSENT: Final = 1 << 63
+# The epoch of a hold that the sidecar does not have any more. Sessions count theirs from 1.
+NO_EPOCH: Final = 0
 
 T = TypeVar("T")
 
@@ -85,6 +85,24 @@ class Hold:
     task: object = None  # that entered it first, if a thread did so in an event loop
 
 
+class CallState(IntEnum):
+    """How far a call has come.
+
+    ::
+
+              submit()                  queued                  answer
+        NEW ───────────► WAITING ─────────────────► QUEUED ────────────► DONE
+         │                │   ▲                       │ │                 ▲
+         │                │   └── connection lost ────┘ │                 │
+         └── abandon() ───┴── abandon() ──── failure ───┴─────────────────┘
+    """
+
+    NEW = 0  # not submitted
+    WAITING = 1  # not queued on this connection: it waits until one serves, or for the owner's abandoned acquire
+    QUEUED = 2  # its frame is among the bytes of this connection, up to end_offset
+    DONE = 3  # it has its answer or its error, or was given up and will not be sent; final
+
+
 @dataclass(slots=True, eq=False)
 class Call(Generic[T]):
     """One request, from before it is sent to its answer, over as many connections as that takes.
@@ -98,9 +116,9 @@ class Call(Generic[T]):
     parse: Callable[[Fields], T]
     encode: Callable[[int, int], bytes]  # of an id, and of the time at which it is sent
     id: int = 0  # on this connection
-    end_offset: int = UNSENT  # of its bytes, counted over all that the session ever queued
+    state: CallState = CallState.NEW
+    end_offset: int = 0  # QUEUED: of its bytes, counted over all that the session ever queued
     sent_before: bool = False  # on an earlier connection
-    done: bool = False
     abandoned: bool = False  # its caller does not wait for the answer
     answer: T | None = None
     error: LocksidecarError | None = None
@@ -113,7 +131,11 @@ class Call(Generic[T]):
     @property
     def may_have_been_read(self) -> bool:
         """Whether the sidecar may have read it."""
-        return self.sent_before or self.end_offset != UNSENT
+        return self.sent_before or self.state is CallState.QUEUED
+
+    @property
+    def done(self) -> bool:
+        return self.state is CallState.DONE
 
     def result(self) -> T:
         if self.error is not None:

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 from . import _protocol as protocol
-from ._calls import UNSENT, AwaitedAnswer, Call, Confirm, Hold, bye_call
+from ._calls import NO_EPOCH, AwaitedAnswer, Call, CallState, Confirm, Hold, bye_call
 from ._errors import (
     BadRequest,
     ClientClosed,
@@ -175,8 +175,9 @@ class Session:
             return
         first_unsent = self._queued_bytes - len(self.unsent)
         for call in list(self._pending.values()):
-            call.sent_before = call.sent_before or call.end_offset <= first_unsent
-            call.end_offset = UNSENT
+            if call.state is CallState.QUEUED:
+                call.sent_before = call.sent_before or call.end_offset <= first_unsent
+                call.state = CallState.WAITING
             if call.abandoned:
                 self._drop_abandoned(call, now)
             elif call.sent_before and call.op == "force_release":
@@ -277,7 +278,7 @@ class Session:
                 if call.sidecar_uuid != self._sidecar_uuid:
                     call.error = _release_unknown()
                     # Commit:
-                    call.done = True  # _serve() leaves it out
+                    call.state = CallState.DONE  # _serve() leaves it out
                     self.done_calls += [call]
 
     def _start_serving(self, now: int) -> None:
@@ -298,6 +299,7 @@ class Session:
                 out += call.encode(self._last_id, now)
             call.id = self._last_id
             call.end_offset = self._queued_bytes + len(out)
+            call.state = CallState.QUEUED
             pending[call.id] = call
         self._acknowledged = self._queued_bytes
         self._last_release_end = self._queued_bytes + releases
@@ -352,6 +354,7 @@ class Session:
         # Commit:
         self._last_id = id
         call.id = id
+        call.state = CallState.WAITING
         self._pending[id] = call
 
     def _queue_call(self, call: Call[Any], id: int, now: int) -> None:
@@ -362,6 +365,7 @@ class Session:
         self._last_id = last_id
         call.id = id
         call.end_offset = queued
+        call.state = CallState.QUEUED
         self._pending[id] = call
         self._queued_bytes = queued
         self.unsent += frame
@@ -374,12 +378,12 @@ class Session:
         call.sidecar_uuid = self._sidecar_uuid
         call.free_at = self._lease_end(hold, now)
         if hold.epoch != self._epoch and self.failure is None:
-            call.error, call.done = _release_unknown(), True
+            call.error, call.state = _release_unknown(), CallState.DONE
             return
         try:
             self.submit(call, now)
         except LocksidecarError as e:
-            call.error, call.done = e, True
+            call.error, call.state = e, CallState.DONE
 
     def _lease_end(self, hold: Hold, now: int) -> int:
         """When the lease of hold, which was released, ends in Redis at the latest if Redis does not execute that."""
@@ -400,8 +404,8 @@ class Session:
                 self._to_undo.append(call)
                 self.undo_abandoned(now)
         elif call.id not in self._pending:
-            call.abandoned = call.done = True  # it was never asked
-        elif self.stage is not Stage.SERVING or call.end_offset == UNSENT:
+            call.abandoned, call.state = True, CallState.DONE  # it was never asked
+        elif self.stage is not Stage.SERVING or call.state is CallState.WAITING:
             call.abandoned = True
             self._drop_abandoned(call, now)
         elif call.op != "acquire":
@@ -428,7 +432,7 @@ class Session:
             key = call.owner or -call.id
             if self.unanswered_cancels.get(key) is call:
                 for waiting in self._deferred.get(key, ()):
-                    if not waiting.done and waiting.end_offset == UNSENT:
+                    if waiting.state is CallState.WAITING:
                         self._queue_call(waiting, waiting.id, now)
                 self._deferred.pop(key, None)
                 self.unanswered_cancels.pop(key, None)
@@ -545,7 +549,7 @@ class Session:
         if (grant := protocol.grant(body)) is not None:
             id, answer = grant
             call = self._pending.get(id)
-            if call is not None and call.op == "acquire" and call.end_offset != UNSENT:
+            if call is not None and call.op == "acquire" and call.state is CallState.QUEUED:
                 self._on_grant(call, answer)
                 return
         match reply := protocol.decode(body):
@@ -602,7 +606,7 @@ class Session:
 
     def _queued_call(self, id: int) -> Call[Any]:
         call = self._pending.get(id)
-        if call is None or call.end_offset == UNSENT:
+        if call is None or call.state is not CallState.QUEUED:
             raise ProtocolError(f"it answered request {id}, which is not waiting for an answer")
         return call
 
@@ -613,7 +617,7 @@ class Session:
         # Commit:
         call.answer = answer
         call.error = error
-        call.done = True
+        call.state = CallState.DONE
         del self._pending[call.id]
         self.done_calls += [call]
         self._to_undo += to_undo
@@ -655,7 +659,7 @@ class Session:
         hold.entries = entries
         call.hold = hold
         call.answer = grant
-        call.done = True
+        call.state = CallState.DONE
         del self._pending[call.id]
         self.done_calls += [call]
         self._to_undo += to_undo
@@ -670,7 +674,7 @@ class Session:
         live = self.live_holds - len(lost)
         why = hold.lost_reason or reason
         # Commit:
-        hold.epoch = 0
+        hold.epoch = NO_EPOCH
         hold.lost_reason = why
         self.live_holds = live
         self.lost_holds += lost
@@ -690,7 +694,7 @@ class Session:
 
     def _mark_done(self, call: Call[Any]) -> None:
         # Commit:
-        call.done = True
+        call.state = CallState.DONE
         self.done_calls += [call]
         self._pending.pop(call.id, None)
 
@@ -708,7 +712,7 @@ class Session:
                     max(self.latest_deadline(), now + self._watchdog_lease_ns) + self._watchdog_lease_ns
                 )
             for hold in self._holds.values():
-                hold.epoch = 0
+                hold.epoch = NO_EPOCH
                 if not hold.lost_reason:
                     self._mark_lost(hold, "closed")
             self._holds = {}
@@ -761,7 +765,7 @@ class Session:
                 continue
             if isinstance(call, Confirm):
                 call.error = _make_error(error, why, False)
-            elif call.end_offset > first_unsent and not call.sent_before:
+            elif not (call.sent_before or (call.state is CallState.QUEUED and call.end_offset <= first_unsent)):
                 call.error = _make_error(error, f"{why} This {call.op} was not carried out", False)
             elif call.op == "acquire":
                 call.error = _make_error(error, f"{why} If this acquire was granted, that ended with the session", True)

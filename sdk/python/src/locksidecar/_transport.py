@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Final, Protocol, TypeVar
 
 from ._calls import Call, Confirm, check_number
@@ -214,6 +215,21 @@ def _append_result(results: list[T], function: Callable[..., T], *args: tuple[ob
     results.extend(map(function, *args))
 
 
+class Availability(IntEnum):
+    """Whether a sidecar serves the session. How long a call waits for one depends on it.
+
+    ::
+
+                 served                connection lost
+        UNKNOWN ────────► SERVING ◄─────────────────────► AWAY
+                                          served
+    """
+
+    UNKNOWN = 0  # none has yet, for this client
+    SERVING = 1  # one does
+    AWAY = 2  # one has, and may come back
+
+
 class Transport:
     """Moves a session's bytes over a non-blocking socket, and over another one when that has ended.
 
@@ -232,14 +248,13 @@ class Transport:
         # of a closed file may be another file's a moment later.
         self._ended_sockets: list[Socket] = []
         self._clock = clock
-        self._met = False  # has been served
-        self._serving = False
+        self._availability = Availability.UNKNOWN
         self._since = time.monotonic()  # of the last change between being served and not
         self._connected_at = 0.0  # when this connection was made
         self._greeting_budget = 0.0  # how long finish_greeting() may still wait on it
         self._backoff = Backoff()  # since it was served
         self._last_error = OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # of the last attempt
-        self._last_deadline = -1  # of a failed session, once known
+        self._last_deadline: int | None = None  # of a failed session, once known
 
     # --- Connections ---
 
@@ -255,7 +270,7 @@ class Transport:
                     if e.errno is None:  # a handler of a signal raised it
                         raise
                     self._last_error = e.with_traceback(None)
-                    if not self._met and not may_be_starting(e):
+                    if self._availability is Availability.UNKNOWN and not may_be_starting(e):
                         error = connect_error(session.path, e)
                         session.fail(sentence(str(error)), type(error))
                     return False
@@ -279,16 +294,17 @@ class Transport:
     def expires_at(self, timeouts: Timeouts) -> float:
         """When a caller with that patience gives up, as things are now, by time.monotonic(); inf: never."""
         end = timeouts.started + timeouts.total
-        if self._serving:
+        if self._availability is Availability.SERVING:
             return min(end, max(timeouts.started + timeouts.answer, self._since) + timeouts.grace)
-        until = max(timeouts.started, self._since) + (timeouts.reconnect if self._met else timeouts.no_server)
+        known = self._availability is not Availability.UNKNOWN
+        until = max(timeouts.started, self._since) + (timeouts.reconnect if known else timeouts.no_server)
         if self.sock is not None:
             until = max(until, self._connected_at + timeouts.grace)
         return min(end, until)
 
     def timeout_error(self, call: Call[Any]) -> LocksidecarError:
         """Why, as things are now, the caller of call gave up."""
-        if isinstance(call, Confirm) and self._serving:
+        if isinstance(call, Confirm) and self._availability is Availability.SERVING:
             return ConfirmTimeout("no confirmation came in time; is Redis slow or away, or the sidecar stopped?")
         if self.sock is None:
             error = connect_error(self.session.path, self._last_error)
@@ -330,7 +346,8 @@ class Transport:
                 self._on_disconnected()
             elif size < _RECV_SIZE:
                 break
-        if session.stage is Stage.DISCONNECTED or self._serving is not (session.stage is Stage.SERVING):
+        served = self._availability is Availability.SERVING
+        if session.stage is Stage.DISCONNECTED or served is not (session.stage is Stage.SERVING):
             self._follow_stage()
 
     def flush(self) -> bool:
@@ -378,14 +395,14 @@ class Transport:
             self._ended_sockets.append(self.sock)
             self.sock = None
         serving = stage is Stage.SERVING
-        if self._serving is not serving:
+        if (self._availability is Availability.SERVING) is not serving:
+            availability = Availability.SERVING if serving else Availability.AWAY
             since = time.monotonic()
             backoff = Backoff() if serving else self._backoff
             # Commit:
-            self._met = self._met or serving
+            self._availability = availability
             self._backoff = backoff
             self._since = since
-            self._serving = serving
 
     def close_ended_sockets(self) -> None:
         while self._ended_sockets:
@@ -400,7 +417,7 @@ class Transport:
         if self.closed or session.stage is not Stage.ENDED:
             return self.closed  # as long as bye has to be said it is not
         if session.live_holds and self.sock is not None:
-            if self._last_deadline < 0:
+            if self._last_deadline is None:
                 self._last_deadline = session.latest_deadline()
             if self._clock() < self._last_deadline:
                 return False
