@@ -180,7 +180,7 @@ def test_release_says_so_once_and_waits_for_nothing(talk: Talk) -> None:
 def test_release_of_what_is_known_lost_says_nothing(talk: Talk) -> None:
     entry = talk.held()
     talk.say(ev="lost", hold=7, reason="stolen")
-    with pytest.raises(LockLost, match="somebody else") as e:
+    with pytest.raises(LockLost, match="another owner's field") as e:
         entry.release(0)
     assert e.value.reason == "stolen"
     assert talk.sent() == []

@@ -1,4 +1,4 @@
-"""What a client requests: one Call for each request, from before it is sent to its answer."""
+"""The requests of a client. One Call stands for one request, from before it is sent until it is answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import _protocol as protocol
 from ._errors import BadRequest, LocksidecarError, Unconfirmed, sentence
 from ._strict import Fields
 
-# The epoch of a hold that the sidecar does not have any more. Sessions count theirs from 1.
+# The epoch of a hold that the sidecar no longer has. The epochs of a session start at 1.
 NO_EPOCH: Final = 0
 
 T = TypeVar("T")
@@ -20,14 +20,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to acquire one lock; durations in seconds, checked when made."""
+    """How to acquire one lock. Durations are in seconds, and are checked when the Options are made.
 
-    timeout: float | None = None  # None: without limit; -1 becomes None
-    lease: float | None = None  # None: the sidecar renews
+    Pickled locks contain an Options: do not rename it, this module or the fields.
+    """
+
+    timeout: float | None = None  # None: no limit; -1 becomes None
+    lease: float | None = None  # None: the sidecar renews the lock
     max_hold: float | None = None
     crash_delay: float = 0.0
     reentrant: bool = False
-    confirm: bool = False  # at the end of a block
+    confirm: bool = False  # whether a block waits for the confirmation of its release
     confirm_timeout: float | None = None  # None: no limit
 
     def __post_init__(self) -> None:
@@ -46,7 +49,7 @@ class Options:
                 raise BadRequest("confirm_timeout is for a lock with confirm=True; add it, or leave out the timeout")
 
     def waits_for_confirm(self, exc: BaseException | None) -> bool:
-        """Whether a block that ends with exc waits for the confirmation. Cancellation and Ctrl-C end it at once."""
+        """Whether a block that ends with exc waits for the confirmation. After a cancellation or Ctrl-C it does not."""
         return self.confirm and (exc is None or isinstance(exc, (Exception, SystemExit)))
 
 
@@ -67,70 +70,86 @@ def _ms(seconds: float | None) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """One lock held by one owner. Several entries (of an rlock) share it."""
+    """One lock that one owner holds. All entries of a re-entrant lock share one Hold.
+
+    ::
+
+                   grant                 release of the last entry
+        (Call) ───────────► HELD ───────────────────────────────────► RELEASED
+                             │                                            ▲
+                             │ lost event, deadline, end of max_hold      │
+                             ▼                                            │
+                            LOST ─────── release of the last entry ───────┘
+
+    A hold is LOST if lost_reason is set, and RELEASED if entries is 0. Each entry is released once, also after the
+    loss.
+    """
 
     number: int
     name: str
     token: int
-    own_deadline: int  # the largest deadline that this hold itself was told
-    fixed_lease: bool  # has a fixed lease: lease events do not concern it
-    lease_events_seen: int  # lease events that came before the grant
-    # The sidecar knows it if this is the session's era. If only the deadline passed here, the sidecar may
-    # still keep it, and must be told of the release.
+    own_deadline: int  # the largest deadline received for this hold alone, in its grants
+    fixed_lease: bool  # lease events do not apply to it
+    lease_events_seen: int  # how many lease events the session had received before the grant
+    # The sidecar has the hold under this number if this is the current epoch of the session. That is so even if the
+    # hold is LOST here because its deadline passed: the sidecar may have renewed it, so the release is sent.
     epoch: int
-    max_hold_end: int = 0  # when its max_hold will have passed; 0: it has none
-    lease_ns: int = 0  # its fixed lease; 0: it has none, or it is not known
-    entries: int = 0  # not released yet
-    lost_reason: str = ""  # the reason
-    task: object = None  # that entered it first, if a thread did so in an event loop
+    max_hold_end: int = 0  # when max_hold ends; 0: there is no max_hold
+    lease_ns: int = 0  # the fixed lease; 0: there is none, or it is not known
+    entries: int = 0  # that are not released
+    lost_reason: str = ""  # "": not LOST
+    task: object = None  # the task that entered first, if a thread acquired the lock in an event loop
 
 
 class CallState(IntEnum):
-    """How far a call has come.
+    """The phase of a Call.
 
     ::
 
-              submit()                  queued                  answer
+              submit()              frame queued              answer
         NEW ───────────► WAITING ─────────────────► QUEUED ────────────► DONE
          │                │   ▲                       │ │                 ▲
-         │                │   └── connection lost ────┘ │                 │
-         └── abandon() ───┴── abandon() ──── failure ───┴─────────────────┘
+         │                │   └── connection lost ────┘ │ failure         │
+         └─ abandon() ────┴─ abandon(), failure ────────┴─────────────────┘
+
+    abandon() of a QUEUED call does not end it: an acquire may still be granted, and the grant must be released. The
+    calls for bye go from NEW to DONE.
     """
 
-    NEW = 0  # not submitted
-    WAITING = 1  # not queued on this connection: it waits until one serves, or for the owner's abandoned acquire
-    QUEUED = 2  # its frame is among the bytes of this connection, up to end_offset
-    DONE = 3  # it has its answer or its error, or was given up and will not be sent; final
+    NEW = 0  # not submitted to a session
+    WAITING = 1  # not sent: no connection is SERVING, or the answer to its owner's abandoned acquire is missing
+    QUEUED = 2  # its frame is queued on the current connection, or was sent there
+    DONE = 3  # final: it has an answer or an error, or it was abandoned and will not be sent
 
 
 @dataclass(slots=True, eq=False)
 class Call(Generic[T]):
-    """One request, from before it is sent to its answer, over as many connections as that takes.
+    """One request, from before it is sent until it is answered. It may be sent on several connections in turn.
 
-    A caller makes the Call first and has the session send it then. So a caller that a signal handler interrupts
-    anywhere knows which Call to abandon.
+    A caller first makes the Call and then submits it to the session. So a caller that a signal handler interrupts
+    at any point knows which Call to abandon.
     """
 
     op: str
     name: str
     parse: Callable[[Fields], T]
-    encode: Callable[[int, int], bytes]  # of an id, and of the time at which it is sent
-    id: int = 0  # on this connection
+    encode: Callable[[int, int], bytes]  # makes the frame from an id and the time of sending
+    id: int = 0  # on the current connection
     state: CallState = CallState.NEW
-    end_offset: int = 0  # QUEUED: of its bytes, counted over all that the session ever queued
-    sent_before: bool = False  # on an earlier connection
-    abandoned: bool = False  # its caller does not wait for the answer
+    end_offset: int = 0  # QUEUED: where its frame ends among all bytes that the session ever queued
+    sent_before: bool = False  # it was sent on an earlier connection
+    abandoned: bool = False  # no caller waits for the answer
     answer: T | None = None
     error: LocksidecarError | None = None
     # Of an acquire:
     owner: int = 0
     fixed_lease: bool = False
-    lease_ns: int = 0  # nanoseconds
-    hold: Hold | None = None  # what it was granted
+    lease_ns: int = 0
+    hold: Hold | None = None  # the hold that was granted
 
     @property
     def may_have_been_read(self) -> bool:
-        """Whether the sidecar may have read it."""
+        """Whether the sidecar may have read the request."""
         return self.sent_before or self.state is CallState.QUEUED
 
     @property
@@ -140,12 +159,12 @@ class Call(Generic[T]):
     def result(self) -> T:
         if self.error is not None:
             raise self.error
-        assert self.answer is not None, "asked before it was done"
+        assert self.answer is not None, "the call is not done"
         return self.answer
 
 
 class AwaitedAnswer(IntEnum):
-    """Which answer a Confirm waits for.
+    """The answer that a Confirm waits for.
 
     ::
 
@@ -154,26 +173,26 @@ class AwaitedAnswer(IntEnum):
            └───────(the sidecar does not have the hold)───┘
     """
 
-    CONFIRM = 0  # to confirm. It was sent after the release, or the sidecar is known to have read the release
-    INFO = 1  # to info. It says whether the sidecar still has the hold: then it has not read the release
+    CONFIRM = 0  # the answer to confirm: the release was sent before it, or is known to have been read
+    INFO = 1  # the answer to info: a sidecar that still has the hold has not read the release
 
 
 @dataclass(slots=True, eq=False)
 class Confirm(Call[bool]):
-    """The request that is answered when Redis has executed a release, which was sent before it.
+    """The request for the confirmation of a release. The sidecar answers when Redis has executed the release.
 
-    A successor ends the sessions that hold nothing. If it has the same uuid, it still knows which releases its
-    predecessor had not executed, and can confirm them in a new session. If it still has the hold, the predecessor
-    did not read the release, and an answer to confirm would prove nothing.
+    After a restart, the new sidecar ends the sessions that hold nothing. If it has the same uuid, it still knows
+    which releases its predecessor had not executed, and confirms them in a new session. If it still has the hold,
+    its predecessor did not read the release, and an answer to confirm would prove nothing.
     """
 
     released_hold: Hold | None = None
-    sidecar_uuid: str = ""  # the uuid of the sidecar that executes the release
+    sidecar_uuid: str = ""  # of the sidecar that executes the release
     awaited: AwaitedAnswer = AwaitedAnswer.CONFIRM
-    free_at: int = 0  # when the lease ends in Redis, at the latest
+    free_at: int = 0  # the latest time at which the lease ends in Redis
 
     def unconfirmed_error(self, why: LocksidecarError, now: int) -> Unconfirmed:
-        """The error of a release that was not confirmed."""
+        """The error for a release that is not confirmed, because of why."""
         left = max(self.free_at - now, 0) / 1e9
         if left:
             free = f"other hosts find it free within {math.ceil(left)} s at the latest, when its lease ends"
@@ -189,7 +208,7 @@ class Confirm(Call[bool]):
 
 
 def acquire_call(name: str, owner: int, options: Options, now: int) -> Call[protocol.AcquireOK]:
-    """now is the start of the wait; it matters only if options has a timeout."""
+    """now is the start of the wait; it is used only if options has a timeout."""
     until = None if options.timeout is None else now + round(options.timeout * 1e9)
     lease = 0 if options.lease is None else round(options.lease * 1e9)
     return Call(
@@ -213,7 +232,7 @@ def acquire_call(name: str, owner: int, options: Options, now: int) -> Call[prot
 
 
 def confirm_call(hold: Hold) -> Confirm:
-    """For a release of hold that is about to be queued."""
+    """The Confirm for a release of hold. The caller queues the release first."""
     return Confirm(
         "confirm", hold.name, lambda _: True, lambda id, _: protocol.confirm(id, hold.name), released_hold=hold
     )

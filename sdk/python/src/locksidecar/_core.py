@@ -1,15 +1,16 @@
-"""What a client knows, without I/O and without a clock: bytes in, bytes out, time as an argument.
+"""The state of a session, without I/O and without a clock: bytes in, bytes out, the time is an argument.
 
-One Session stands for one session, which outlives its connection. Sync and asyncio clients differ only in
-how they connect, move its bytes and wake its callers. Times are nanoseconds of CLOCK_BOOTTIME, the clock of
-every deadline.
+One Session is one session with the sidecar; it outlives its connections. The I/O layer around it connects, moves its
+bytes and wakes its callers: Transport with SharedSession for threads, Transport with aio's _AsyncSession for tasks.
+Times are nanoseconds of CLOCK_BOOTTIME, the clock of every deadline.
 
-A Session is not thread-safe: its edge, which moves the bytes, guards it.
+A Session is not thread-safe: the I/O layer serializes the calls.
 
-A signal handler may raise an exception in every method here, because CPython runs handlers after calls. So each
-change is prepared first, and committed then: the statements after the comment "Commit:" make no call and do not
-branch, so that CPython runs no handler between them. A method that is interrupted before its commit has done
-nothing, or nothing that the next run does not repeat. A received frame counts as read by the commit of what it says.
+Invariant: an exception that a signal handler raises leaves a Session consistent. CPython runs handlers after calls,
+so a handler may raise in every method here. Each method therefore prepares its change first and commits it then. The
+statements after the comment "Commit:" make no call and do not branch, so CPython runs no handler between them. A
+method that is interrupted before its commit has changed nothing, or only what its next run repeats. The commit that
+applies a received frame also counts the frame as processed.
 """
 
 from __future__ import annotations
@@ -41,99 +42,101 @@ from ._errors import (
 from ._strict import Fields
 from ._version import __version__
 
-# A sidecar that does not read must not let requests pile up here without bound.
+# Bytes. Beyond this, submit() refuses requests: if the sidecar does not read, the queue must not grow without bound.
 MAX_UNSENT: Final = 1 << 20
 
 if sys.platform == "linux":
     boottime: Final[Callable[[], int]] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 else:
-    boottime: Final[Callable[[], int]] = time.monotonic_ns  # for no deadline: connecting raises Unsupported
+    boottime: Final[Callable[[], int]] = time.monotonic_ns  # never used for a deadline: connecting raises Unsupported
 
 
 class Stage(IntEnum):
-    """How far a session has come on the connection that it has now.
+    """The phase of a session on its current connection.
 
     ::
 
-                  begin()           hello answered         last claim answered
-        ADRIFT ───────────► GREETING ────────────► CLAIMING ───────────► SERVING
-           ▲                   │      not resumed: nothing to claim         ▲ │
-           │                   └────────────────────────────────────────────┘ │
-           └───────────── end(), from each of them ◄──────────────────────────┘
+                      on_connected()           hello: resumed           last claim answered
+        DISCONNECTED ───────────────► GREETING ──────────────► CLAIMING ───────────────────► SERVING
+           ▲                             │        hello: a new session, nothing to claim       ▲ │
+           │                             └─────────────────────────────────────────────────────┘ │
+           └───────── on_disconnected(), from GREETING, CLAIMING and SERVING ◄───────────────────┘
 
-    OVER comes after fail(), or when the sidecar has answered bye, and is final.
+    Every stage goes to ENDED by fail(), or by finish() after close(). If the client was closed, the session sends bye
+    where it would send claims, and goes from GREETING to SERVING.
     """
 
-    ENDED = 0
-    DISCONNECTED = 1
-    GREETING = 2
-    CLAIMING = 3
-    SERVING = 4
+    ENDED = 0  # final: nothing is sent or received any more
+    DISCONNECTED = 1  # calls wait, holds are valid until their deadlines; ends with the next connection
+    GREETING = 2  # hello is queued; ends with its answer
+    CLAIMING = 3  # the claims are queued, releases and calls wait; ends with the answer to the last claim
+    SERVING = 4  # requests are sent; ends with the connection
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Requests, answers and holds of one session, over one connection after another.
+    """The requests, answers and holds of one session, on one connection after another.
 
-    While there is no connection calls wait and holds are good to their deadlines. When there is one again
-    the session is resumed: what is still held is claimed, then what waits is asked again, in its order.
+    Without a connection, calls wait, and holds are valid until their deadlines. On the next connection the session is
+    resumed: it claims its holds, and then sends the waiting requests in their order.
 
-    An owner whose acquire was abandoned sends no other acquire until the answer to the abandoned one was received
-    and, if it was granted, its release is queued. Otherwise the sidecar might find that this owner still holds the
-    lock, and answer deadlock, or enter the abandoned hold again.
+    Invariant: after an owner abandoned an acquire, the owner's next acquire is sent only when the answer to the
+    abandoned one was received and, if it was a grant, its release is queued. Otherwise the sidecar might find that the
+    owner holds the lock, and answer deadlock, or enter the abandoned hold again.
     """
 
     path: str
     stage: Stage = Stage.DISCONNECTED
-    # What happened since the edge last looked; it takes the contents and wakes the callers that wait for them.
+    # The calls that became DONE, and the holds that became LOST. The I/O layer removes them and wakes their callers.
     done_calls: list[Call[Any]] = field(default_factory=list)
     lost_holds: list[Hold] = field(default_factory=list)
-    # What was received and is not processed yet, in the pieces in which it came.
+    # What the I/O layer received, in chunks. process() moves it to _buffer.
     received: list[bytes] = field(default_factory=list)
-    # What has been sent is deleted from it.
+    # The I/O layer deletes what it has sent.
     unsent: bytearray = field(default_factory=bytearray)
-    # Abandoned acquires whose answer has not been received, by owner; an anonymous one by its negative id.
+    # Abandoned acquires without an answer, by owner; those of anonymous owners by their negated id.
     unanswered_cancels: dict[int, Call[Any]] = field(default_factory=dict)
-    # Why no more can be asked. Holds outlive it, to their deadlines.
+    # Why the session accepts no more requests. Its holds stay valid until their deadlines.
     failure: LocksidecarError | None = None
-    # The process was forked: everything here is the parent's.
+    # This is the copy of a forked child: the session belongs to the parent.
     inherited: bool = False
-    live_holds: int = 0  # holds neither released nor lost
-    # Until when the sidecar, or Redis, may keep for this session what it has given up without having read that.
-    # 0: there is no such thing.
+    live_holds: int = 0  # holds that are neither RELEASED nor LOST
+    # Locks were given up, and the sidecar may not have read that: it, or Redis, may keep them until this time.
+    # 0: there are none.
     unreleased_until: int = 0
 
     _buffer: bytes = b""
-    _processed: int = 0  # how many bytes of it are processed
-    _frame_end: int = 0  # of the frame that is being processed, or was the last
-    _queued_bytes: int = 0
+    _processed: int = 0  # how many bytes of _buffer are processed
+    _frame_end: int = 0  # where the current frame ends in _buffer, or the last one ended
+    _queued_bytes: int = 0  # all bytes that were ever queued in unsent
     _last_id: int = 0
-    _pending: dict[int, Call[Any]] = field(default_factory=dict)
-    _to_undo: list[Call[Any]] = field(default_factory=list)  # abandoned acquires to be settled: they are answered
-    _deferred: dict[int, list[Call[Any]]] = field(default_factory=dict)  # until their owner is settled
-    _holds: dict[int, Hold] = field(default_factory=dict)  # by their numbers in this era
-    _lease_events: int = 0  # lease events seen
-    _lease_deadline: int = 0  # deadline of the newest
-    _last_release_end: int = 0  # end of the last release among all bytes ever queued
-    _acknowledged: int = 0  # how many of them the sidecar has read for certain
+    _pending: dict[int, Call[Any]] = field(default_factory=dict)  # calls that are WAITING or QUEUED, by id
+    _to_undo: list[Call[Any]] = field(default_factory=list)  # abandoned acquires that are DONE: see undo_abandoned()
+    # Calls that wait for the answer to their owner's abandoned acquire, by owner.
+    _deferred: dict[int, list[Call[Any]]] = field(default_factory=dict)
+    _holds: dict[int, Hold] = field(default_factory=dict)  # those of the current epoch, by number
+    _lease_events: int = 0  # how many lease events were received
+    _lease_deadline: int = 0  # the deadline in the newest of them
+    _last_release_end: int = 0  # where the last release ends among all bytes that were ever queued
+    _acknowledged: int = 0  # how many of these bytes the sidecar has certainly read
 
-    # Of greetings:
+    # Of the handshake:
     _ticket: str = ""
-    _sidecar_uuid: str = ""  # uuid of the sidecar that answered the newest hello
-    _watchdog_lease_ns: int = 0  # of the watchdog
+    _sidecar_uuid: str = ""  # of the sidecar that answered the newest hello
+    _watchdog_lease_ns: int = 0
     _hello_sent_at: int = 0
-    # What to do with the answers to hello, claim and bye, by id; with the time.
+    # The handlers of the answers to hello, claim and bye, by id. Their second argument is the time.
     _answer_handlers: dict[int, Callable[[Fields, int], None]] = field(default_factory=dict)
-    # Counts greetings, for those holds that they left with the sidecar.
+    # Counts the handshakes. The sidecar has the holds of the current epoch under their numbers, and no others.
     _epoch: int = 1
-    _releases_after_claims: bytearray = field(default_factory=bytearray)  # releases of what is being claimed
-    _needs_reset: bool = False  # the last connection has left something to be sorted
-    _bye: Call[bool] | None = None
+    _releases_after_claims: bytearray = field(default_factory=bytearray)  # releases during CLAIMING
+    _needs_reset: bool = False  # the last connection has ended, and _reset() is not complete
+    _bye: Call[bool] | None = None  # None: close() was not called
 
     # --- Connections ---
 
     def on_connected(self, now: int) -> None:
-        """There is a new connection: says hello on it."""
+        """Queues hello: there is a new connection."""
         self._reset(now)
         id = self._last_id + 1
         hello = protocol.hello(id, f"python/{__version__}", resumable=True, resume=self._ticket)
@@ -143,12 +146,12 @@ class Session:
         self._enter_stage(Stage.GREETING, hello, {id: self._on_hello})
 
     def _enter_stage(
-        self, stage: Stage, frames: bytes | bytearray, steps: dict[int, Callable[[Fields, int], None]]
+        self, stage: Stage, frames: bytes | bytearray, handlers: dict[int, Callable[[Fields, int], None]]
     ) -> None:
         queued = self._queued_bytes + len(frames)
         # Commit:
         self.stage = stage
-        self._answer_handlers = steps
+        self._answer_handlers = handlers
         self._queued_bytes = queued
         self.unsent += frames
         self._processed = self._frame_end
@@ -160,9 +163,9 @@ class Session:
         self._frame_end = 0
 
     def on_disconnected(self, now: int) -> None:
-        """The connection ended without our doing."""
+        """The connection ended, and this client did not end it."""
         if self.stage > Stage.DISCONNECTED:
-            if self._last_release_end > self._acknowledged:  # perhaps unread by a sidecar that is no more
+            if self._last_release_end > self._acknowledged:  # the sidecar may have died before it read it
                 self._note_unreleased(now + 2 * self._watchdog_lease_ns)
             # Commit:
             self._needs_reset = True
@@ -170,7 +173,7 @@ class Session:
             self._reset(now)
 
     def _reset(self, now: int) -> None:
-        """Keeps of what was under way what can be asked again. If it is interrupted, begin() calls it again."""
+        """Keeps the calls that can be sent again. If it is interrupted, on_connected() calls it again."""
         if not self._needs_reset:
             return
         first_unsent = self._queued_bytes - len(self.unsent)
@@ -187,21 +190,22 @@ class Session:
                     may_have_happened=True,
                 )
                 self._mark_done(call)
-        # What they were granted, the claims of the next connection give back; so no owner is held back for them.
+        # On the next connection the sidecar releases what is not claimed, so also the grants to abandoned acquires.
+        # Their owners do not have to wait.
         self.unanswered_cancels = {}
         self._deferred = {}
         if self._bye is not None and not self._ticket:
             self.finish()
         self._releases_after_claims = bytearray()
         self._answer_handlers = {}
-        # New ones: in a forked child the old may be in use without end by a send() of a thread
-        # that exists in the parent only.
+        # New objects: in a forked child, a send() of a thread that exists only in the parent may have the old
+        # bytearray exported, so that it can never be resized.
         self._discard_received()
         self.unsent = bytearray()
         self._needs_reset = False
 
     def _drop_abandoned(self, call: Call[Any], now: int) -> None:
-        """Its caller does not wait for call, and it will not be sent again."""
+        """Ends an abandoned call that is not sent again."""
         if call.sent_before and call.op == "acquire":
             self._note_unreleased(now + 2 * self._watchdog_lease_ns)
         self._mark_done(call)
@@ -216,7 +220,8 @@ class Session:
                 f"the sidecar at {self.path} (version {answer.version}) speaks protocol version {answer.v}, "
                 f"this client {protocol.VERSION}: update the older of the two."
             )
-        # The sidecar read its clock between the two. One of ours that is behind would let us believe for too long.
+        # The sidecar read its clock between the two readings here. If the clock here is behind, holds would be believed
+        # in past their deadlines.
         if not self._hello_sent_at - 1_000_000_000 <= answer.now_ns <= now:
             ahead = (answer.now_ns - now) / 1e9
             raise Unsupported(
@@ -234,11 +239,11 @@ class Session:
             self.finish()
         else:
             self._on_new_session()
-            self._ticket = answer.ticket  # not before: with it goes what was granted under it
+            self._ticket = answer.ticket  # after _on_new_session(): the holds belong to the session of the old ticket
             self._start_serving(now)
 
     def _send_claims(self) -> None:
-        """Claims what is held at this moment. What was found lost is the sidecar's to release."""
+        """Claims every hold that is neither RELEASED nor LOST here. The sidecar releases the others."""
         epoch = self._epoch + 1
         claimed = {number: hold for number, hold in self._holds.items() if not hold.lost_reason}
         pairs: list[int] = []
@@ -246,30 +251,30 @@ class Session:
             pairs += (hold.number, hold.entries)
             hold.epoch = epoch
         frames = bytearray()
-        steps: dict[int, Callable[[Fields, int], None]] = {}
+        handlers: dict[int, Callable[[Fields, int], None]] = {}
         size = 2 * protocol.MAX_CLAIMS
         for start in range(0, len(pairs) or 1, size):
             self._last_id += 1
             last = start + size >= len(pairs)
             frames += protocol.claim(self._last_id, pairs[start : start + size], more=not last)
-            steps[self._last_id] = self._on_claimed if last else self._on_claim_page
+            handlers[self._last_id] = self._on_claimed if last else self._on_claim_page
         self._holds = claimed
         self._epoch = epoch
-        self._enter_stage(Stage.CLAIMING, frames, steps)
+        self._enter_stage(Stage.CLAIMING, frames, handlers)
 
     def _on_claim_page(self, _: Fields, now: int) -> None:
-        """One page of the claims was read; what counts is the last."""
+        """Only the answer to the last page of the claims matters."""
 
     def _on_claimed(self, _: Fields, now: int) -> None:
         if self._bye is None:
             self._start_serving(now)
 
     def _on_new_session(self) -> None:
-        """The sidecar knows nothing of what was held: it is good as long as was told."""
+        """The sidecar does not know the holds of this session: they stay valid until the deadlines known now."""
         for hold in self._holds.values():
             hold.own_deadline = self.deadline(hold)
             hold.fixed_lease = True
-        # At once, for the new session may use the old numbers.
+        # Before anything is granted: the new session may use the same hold numbers.
         self._holds = {}
         self._epoch += 1
         for call in self._pending.values():
@@ -278,20 +283,20 @@ class Session:
                 if call.sidecar_uuid != self._sidecar_uuid:
                     call.error = _release_unknown()
                     # Commit:
-                    call.state = CallState.DONE  # _serve() leaves it out
+                    call.state = CallState.DONE  # _start_serving() does not send it
                     self.done_calls += [call]
 
     def _start_serving(self, now: int) -> None:
-        """Asks what waits; the session is as if nothing had happened."""
+        """Sends the releases that waited for the claims, then the pending calls in their order, with new ids."""
         pending: dict[int, Call[Any]] = {}
         out = bytearray(self._releases_after_claims)
         releases = len(out)
         for call in self._pending.values():
-            if call.done:  # abandoned after this was interrupted, when the call had its new id
+            if call.done:  # abandoned when it already had its new id, after this method was interrupted
                 continue
             if isinstance(call, Confirm):
                 assert call.released_hold is not None
-                call.free_at = self._lease_end(call.released_hold, now)  # the successor may have renewed it
+                call.free_at = self._lease_end(call.released_hold, now)  # the new sidecar may have renewed it
             self._last_id += 1
             if isinstance(call, Confirm) and call.awaited is AwaitedAnswer.INFO:
                 out += protocol.info(self._last_id, call.name)
@@ -309,7 +314,7 @@ class Session:
         self._enter_stage(Stage.SERVING, out, {})
 
     def _on_info(self, call: Confirm, lock: protocol.LockInfo | None, now: int) -> None:
-        """The successor has described the lock of call: sends the confirm, unless it still has the hold."""
+        """The new sidecar described the lock of call. Sends confirm, unless that sidecar still has the hold."""
         assert call.released_hold is not None
         error: LocksidecarError | None = None
         if lock is not None and lock.hold == call.released_hold.number:
@@ -336,7 +341,7 @@ class Session:
     # --- Requests ---
 
     def submit(self, call: Call[Any], now: int) -> None:
-        """Queues call, or keeps it until it can be queued. If this raises, nothing of it is asked."""
+        """Queues call, or keeps it until it can be queued. If this raises, the call is not submitted."""
         self.undo_abandoned(now)
         if self.failure is not None:
             raise _make_error(type(self.failure), str(self.failure), False)
@@ -371,8 +376,10 @@ class Session:
         self.unsent += frame
 
     def submit_confirm(self, call: Confirm, now: int) -> None:
-        """Requests the confirmation of a release that was queued just now. A call that cannot be sent is done, with
-        the error."""
+        """Submits the request for the confirmation of a release that was queued just now.
+
+        This does not raise: a call that cannot be submitted is DONE, with the error.
+        """
         hold = call.released_hold
         assert hold is not None
         call.sidecar_uuid = self._sidecar_uuid
@@ -386,25 +393,25 @@ class Session:
             call.error, call.state = e, CallState.DONE
 
     def _lease_end(self, hold: Hold, now: int) -> int:
-        """When the lease of hold, which was released, ends in Redis at the latest if Redis does not execute that."""
+        """The latest time at which the lease of hold ends in Redis, if Redis does not execute its release."""
         deadline = self._lease_deadline_of(hold)
         if hold.lease_ns:
-            # The deadline is a hundredth of the lease and 2 ms before the end of the lease; Redis's delay comes on top.
+            # The deadline is lease/100 + 2 ms before the end of the lease. The rest is for a delay in Redis.
             return deadline + hold.lease_ns // 50 + 10_000_000
-        # The sidecar may just have renewed it, and the lease event may not have been received.
+        # The sidecar may have renewed it just now, and the lease event may not have arrived.
         return max(deadline, now + self._watchdog_lease_ns)
 
     def abandon(self, call: Call[Any], now: int) -> None:
-        """The caller of call has left. What the call is granted, now or later, is released.
+        """The caller of call does not wait for it any more. A grant to it, now or later, is released.
 
-        If this is interrupted it is called again; calls after the first do nothing.
+        Idempotent: if this is interrupted, it is called again.
         """
         if call.done:
             if call.hold is not None:
                 self._to_undo.append(call)
                 self.undo_abandoned(now)
         elif call.id not in self._pending:
-            call.abandoned, call.state = True, CallState.DONE  # it was never asked
+            call.abandoned, call.state = True, CallState.DONE  # it was never submitted
         elif self.stage is not Stage.SERVING or call.state is CallState.WAITING:
             call.abandoned = True
             self._drop_abandoned(call, now)
@@ -421,9 +428,9 @@ class Session:
             self.unsent += frame
 
     def undo_abandoned(self, now: int) -> None:
-        """Gives back what abandoned acquires were granted, and sends what their owners asked meanwhile.
+        """Releases the grants to abandoned acquires, and sends the acquires that their owners submitted since.
 
-        If this is interrupted it is called again.
+        Idempotent: if this is interrupted, it is called again.
         """
         while self._to_undo:
             call = self._to_undo[-1]
@@ -441,28 +448,29 @@ class Session:
     # --- Holds ---
 
     def deadline(self, hold: Hold) -> int:
-        """Until when hold may be believed in: the largest deadline that it was told, or the end of its max_hold."""
+        """Until when the holder may believe in hold: the largest deadline received, or the end of its max_hold."""
         deadline = self._lease_deadline_of(hold)
         return min(deadline, hold.max_hold_end) if hold.max_hold_end else deadline
 
     def _lease_deadline_of(self, hold: Hold) -> int:
+        """The deadline of hold without regard to its max_hold."""
         deadline = hold.own_deadline
         if not hold.fixed_lease and hold.lease_events_seen != self._lease_events:
             deadline = max(deadline, self._lease_deadline)
         return deadline
 
     def update_lost(self, hold: Hold, read_at: int) -> str:
-        """Why hold is lost; "" if it is not.
+        """Marks hold as LOST if its deadline has passed. Returns the reason of the loss, "" if it is not LOST.
 
-        read_at is a time; all that had arrived by then has been processed. A deadline that has passed since then is
-        no loss yet: a later one may have arrived.
+        read_at: everything that had arrived at this time has been processed. A deadline that has passed since then
+        does not count yet: a lease event with a later one may have arrived.
         """
         if not hold.lost_reason and hold.entries and read_at >= self.deadline(hold):
             self._mark_lost(hold, "max_hold" if hold.max_hold_end and read_at >= hold.max_hold_end else "expired")
         return hold.lost_reason
 
     def release_entry(self, entry: Entry, read_at: int) -> str:
-        """One entry less, and entry is released. Returns why its hold is lost, "" if it was still good."""
+        """Releases entry. Returns the reason of the loss of its hold, "" if the hold was not LOST before."""
         reason = self.update_lost(entry.hold, read_at)
         self._release_entry(entry.hold, read_at, entry=entry)
         return reason
@@ -470,12 +478,12 @@ class Session:
     def _release_entry(
         self, hold: Hold, now: int, *, entry: Entry | None = None, call: Call[Any] | None = None
     ) -> None:
-        """entry, or the call that was granted the entry and whose caller never received it, is released."""
+        """Releases entry; or the grant to call, which the caller never received."""
         known = hold.epoch == self._epoch
         serving = self.stage is Stage.SERVING
         frame = protocol.release(hold.number) if known and self.stage >= Stage.CLAIMING else b""
         if known and not serving and self.stage is not Stage.ENDED:
-            # It may have been renewed up to the end of the connection, without our having received that.
+            # The sidecar may have renewed it until the connection ended, and the lease event did not arrive.
             self._note_unreleased(max(self.deadline(hold), now + self._watchdog_lease_ns) + self._watchdog_lease_ns)
         released = entry or _Unused()
         granted = call or _Unused()
@@ -504,23 +512,23 @@ class Session:
         self.lost_holds += [hold]
 
     def latest_deadline(self) -> int:
-        """The latest deadline of all holds that are neither released nor lost; 0 if there is none."""
+        """The latest deadline of all holds that are neither RELEASED nor LOST; 0 if there are none."""
         return max((self.deadline(h) for h in self._holds.values() if not h.lost_reason), default=0)
 
-    # --- What the sidecar says ---
+    # --- Received frames ---
 
     def on_data(self, data: bytes, now: int) -> None:
         self.received.append(data)
         self.process(now)
 
     def has_work(self) -> bool:
-        """Whether process() has something to do, or the edge to take."""
+        """Whether there is something to process, or done calls whose callers the I/O layer has to wake."""
         return bool(self.done_calls or self.received or self._to_undo) or self._processed < len(self._buffer)
 
     def process(self, now: int) -> None:
-        """Processes what has arrived. A breach of the protocol ends the session.
+        """Processes what was received. A violation of the protocol ends the session.
 
-        If this is interrupted, the next call continues where it was.
+        If this is interrupted, the next call continues at the same frame.
         """
         try:
             self.undo_abandoned(now)
@@ -545,7 +553,7 @@ class Session:
             self.fail(str(e), Unsupported)
 
     def _on_frame(self, body: bytes, now: int) -> None:
-        # What only looks like a grant goes the long way, where it is found out.
+        # The fast path. A frame that looks like a grant, but answers no acquire, takes the strict path below.
         if (grant := protocol.grant(body)) is not None:
             id, answer = grant
             call = self._pending.get(id)
@@ -558,9 +566,9 @@ class Session:
                     handler(fields, now)
                     return
                 if self._bye is not None:
-                    return  # all but bye has been given up
-                # Nothing is committed before all that can be wrong has been checked: what stays
-                # pending is told when the session fails.
+                    return  # no caller waits for anything but bye
+                # Everything is checked before it is committed: if the session fails, a call that is still pending gets
+                # the error.
                 call = self._queued_call(id)
                 if isinstance(call, Confirm) and call.awaited is AwaitedAnswer.INFO:
                     self._on_info(call, protocol.info_ok(fields).lock, now)
@@ -575,7 +583,7 @@ class Session:
             case protocol.Refusal(id=id, code=code, msg=msg):
                 if id in self._answer_handlers:
                     if self._ticket and code == "unavailable":
-                        self.on_disconnected(now)  # it is stopping
+                        self.on_disconnected(now)  # the sidecar is stopping
                         return
                     error = _ERRORS_BY_CODE.get(code, LocksidecarError)
                     self.fail(f"the sidecar at {self.path} refused the session: {msg or code}.", error)
@@ -593,12 +601,11 @@ class Session:
 
     def _on_connection_error(self, error: protocol.Refusal, now: int) -> None:
         match error.code:
-            case "unavailable":
-                self.on_disconnected(now)  # it is stopping
+            case "unavailable":  # the sidecar is stopping
+                self.on_disconnected(now)
             case "limit" | "no_hello" if self._ticket and self.stage < Stage.SERVING:
-                self.on_disconnected(
-                    now
-                )  # it had no room for us just now, or we were too slow; the session waits for us
+                # The sidecar is full just now, or this client was too slow. The session can still be resumed.
+                self.on_disconnected(now)
             case "limit" | "denied":
                 self.fail(f"the sidecar at {self.path} refused the session: {error.msg}.", _ERRORS_BY_CODE[error.code])
             case code:
@@ -611,7 +618,7 @@ class Session:
         return call
 
     def _on_answer(self, call: Call[Any], answer: object, error: LocksidecarError | None) -> None:
-        """call is done, and grants nothing."""
+        """call is answered, and the answer is no grant."""
         acknowledged = max(self._acknowledged, call.end_offset)
         to_undo = [call] if call.abandoned else []
         # Commit:
@@ -630,10 +637,10 @@ class Session:
         hold = self._holds.get(grant.hold)
         deadline = grant.deadline_ns
         live = self.live_holds
-        # A hold believed lost stays lost. If the sidecar knows better, its new entry gets a belief of its own.
+        # A LOST hold stays LOST. If the sidecar still has it, the new entry gets a Hold of its own.
         if hold is None or hold.lost_reason:
-            # A re-entry of a hold that was left here meanwhile does not tell what lease the hold has:
-            # then it is good for as long as was told.
+            # The grant re-entered a hold whose other entries were released here in the meantime. A grant does not say
+            # whether the lease is fixed, so no lease event may extend this hold.
             leased = call.fixed_lease or grant.count > 1 if hold is None else hold.fixed_lease
             lease = 0 if grant.count > 1 else call.lease_ns
             hold = Hold(
@@ -668,7 +675,7 @@ class Session:
 
     def _on_lost(self, number: int, reason: str) -> None:
         hold = self._holds.get(number)
-        if hold is None:  # released here while the event was under way
+        if hold is None:  # released here while the event was in flight
             return
         lost = [] if hold.lost_reason else [hold]
         live = self.live_holds - len(lost)
@@ -683,7 +690,7 @@ class Session:
 
     def _on_lease(self, deadline: int) -> None:
         if deadline < self._lease_deadline:
-            # The newest event no longer speaks for the older ones.
+            # Deadlines never move back: keep the larger one of the earlier events in each hold.
             for hold in self._holds.values():
                 hold.own_deadline = self.deadline(hold)
                 hold.lease_events_seen = self._lease_events
@@ -701,10 +708,11 @@ class Session:
     # --- The end ---
 
     def close(self, now: int) -> Call[bool]:
-        """No more is asked, and what is held is lost: the sidecar will give it away. Bye is said as soon as
-        that can be done; the call is done when it was answered, or need not be said.
+        """Ends the session: every hold is lost, every pending call fails, and the sidecar releases the locks.
 
-        If this is interrupted it is called again.
+        Bye is sent as soon as possible. The call that is returned is DONE when bye is answered or not needed.
+
+        Idempotent: if this is interrupted, it is called again.
         """
         if self._bye is None:
             if self.live_holds or self._pending or self._last_release_end > self._acknowledged:
@@ -740,7 +748,7 @@ class Session:
         self.finish()
 
     def finish(self) -> None:
-        """The sidecar knows, or need not be told, that the session has ended."""
+        """Ends the session here: the sidecar knows that it has ended, or does not have to."""
         self.unreleased_until = 0
         self.stage = Stage.ENDED
         if self._bye is not None and not self._bye.done:
@@ -748,14 +756,17 @@ class Session:
             self._mark_done(self._bye)
 
     def fail(self, why: str, error: type[LocksidecarError] = Unavailable) -> None:
-        """No more can be sent or received. Every waiting call ends; holds stay good to their deadlines."""
+        """Ends the session because of an error. Pending calls fail; holds stay valid until their deadlines."""
         if self.failure is None:
             self.failure = error(why)
         self.stage = Stage.ENDED
         self.fail_pending()
 
     def fail_pending(self) -> None:
-        """Of a failed session. If it is interrupted it is called again."""
+        """Fails all pending calls of a session that has failed or was closed.
+
+        Idempotent: if this is interrupted, it is called again.
+        """
         if self.failure is None:
             return
         error, why = type(self.failure), str(self.failure)
@@ -783,7 +794,7 @@ class Session:
 
 @dataclass(slots=True)
 class _Unused:
-    """Stands for the entry, or the call, that a release does not concern, so that its commit need not branch."""
+    """Takes the place of the entry, or of the call, that a release does not have, so that its commit has no branch."""
 
     released: bool = False
     hold: Hold | None = None
@@ -823,11 +834,11 @@ def _refusal_error(call: Call[Any], refusal: protocol.Refusal) -> LocksidecarErr
 
 
 class Entry:
-    """One entry into one hold: what its user has in hand, from acquire to release.
+    """One entry into one hold, from its grant to its release.
 
-    A late release can never free a newer hold, because nothing here ever refers to another one.
+    An Entry refers to one Hold for all its life, so a late release can never free a newer hold.
 
-    read_at is as in Session.reason().
+    read_at is as in Session.update_lost().
     """
 
     __slots__ = ("hold", "released", "session")
@@ -848,8 +859,10 @@ class Entry:
             raise self.loss_error(reason)
 
     def release_confirmed(self, call: Confirm, read_at: int) -> None:
-        """Releases, and queues call, the request for the confirmation, after the release. If this is interrupted,
-        released says whether the release is done."""
+        """Releases the entry, then submits call, the request for the confirmation.
+
+        If this is interrupted, released says whether the entry was released.
+        """
         self.release(read_at)
         self.session.submit_confirm(call, read_at)
 
@@ -859,7 +872,7 @@ class Entry:
         return self.session.update_lost(self.hold, read_at)
 
     def remaining(self, read_at: int) -> int:
-        """Nanoseconds from read_at until the deadline; 0 if the lock is not held any more."""
+        """Nanoseconds from read_at until the deadline; 0 if the lock is not held."""
         if self.released or self.session.inherited or self.session.update_lost(self.hold, read_at):
             return 0
         return self.session.deadline(self.hold) - read_at
@@ -869,7 +882,7 @@ class Entry:
         return self.session.deadline(self.hold)
 
     def has_ended(self) -> bool:
-        """Whether its deadline does not matter any more."""
+        """Whether the entry is released or its hold LOST, or both belong to the parent of this process."""
         return self.released or self.session.inherited or bool(self.hold.lost_reason)
 
     def _require_held(self, what: str) -> None:
@@ -886,7 +899,7 @@ class Entry:
 _LOSS_TEXTS: Final = {
     "expired": "its deadline passed (expired)",
     "deleted": "its key vanished from Redis (deleted)",
-    "stolen": "somebody else's name is in its key in Redis (stolen)",
+    "stolen": "another owner's field is in its key in Redis (stolen)",
     "forced": "an operator ended it (forced)",
     "max_hold": "its max_hold passed (max_hold)",
     "forgotten": "the sidecar was restarted and knows nothing of it (forgotten)",
