@@ -1,20 +1,20 @@
-"""The line to the sidecar that the threads of a process share.
+"""A session that the threads of a process share.
 
-No thread belongs to it. Of those that wait for an answer one, the leader, waits on the socket and hands the
-others theirs; when it has its own, it passes the role on. What no thread waits for (a lock was lost) is read by
-the next call, or by check(). The same goes for the end of the connection: the leader, or else the thread that
-notices it, connects again.
+It has no thread of its own. Of the threads that wait for an answer, one is the leader: it polls the socket, processes
+what arrives, and wakes the thread whose answer came. When the leader has its own answer, another waiting thread becomes
+the leader. An event that no thread waits for, such as the loss of a lock, is read by the next call or check(). The
+leader also reconnects after a disconnect; without a leader, the thread that notices the disconnect does.
 
-A background thread, the rescuer, runs only while something was given up that the sidecar may not have read, or may
-have granted all the same: a release while there was no connection, and an acquire whose caller has left. It ends
-when that is settled.
+A background thread, the releaser, runs only while the sidecar may keep a lock that this client has given up: after a
+release without a connection, or when the caller of an acquire does not wait any more. It ends when the sidecar has read
+the release, or has answered the acquire.
 
-A handler of a signal may raise in the main thread, in every function here, and in what completes the interrupted
-function as well. So the first thing that an except clause does is to start a background thread, which no handler
-interrupts, and which completes it. That start is one call of a function in C, so no handler runs before it is done;
-contextlib.suppress() around it would be a function in Python.
-The interrupted thread does the same then, in case background threads cannot run. Both may complete it: what is done
-twice has no effect.
+A signal handler may raise in the main thread, in every function here, and also while an interrupted function is being
+completed. So the first statement of an except clause starts a background thread that completes the function: handlers
+run in the main thread only. The start is one call of a C function, so no handler runs before it has returned.
+contextlib.suppress() around it would be a Python function, and could be interrupted. After that, the interrupted thread
+completes the function too, because background threads may not be able to run. The duplicate is intended: completion is
+idempotent.
 """
 
 from __future__ import annotations
@@ -37,36 +37,46 @@ from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, Timeouts, Transport, wa
 
 T = TypeVar("T")
 
-# How often something short is tried that handlers of signals interrupt.
+# The attempts to complete a short function that signal handlers interrupt.
 INTERRUPT_RETRIES: Final = (1, 2, 3, 4, 5)
 
-
-# Between two attempts of the rescuer, seconds.
+# Seconds between two attempts of the releaser.
 _RELEASER_PAUSE: Final = 0.1
 
 
 class _CallWaiter:
-    """A thread that waits until a call is done."""
+    """A thread that waits until a call is DONE. Several threads may wait for one call.
+
+    ::
+
+               there is no leader
+        NEW ─────────────────────────► LEADER ───── _hand_over() ──────┐
+         │                               ▲                             ▼
+         │                               │ the leader stops waiting    UNREGISTERED
+         │     there is a leader         │                             ▲
+         └─────────────────────────► FOLLOWER ──── its call is DONE ───┘
+
+    The leader is SharedSession._leader. A follower sleeps on its wakeup lock.
+    """
 
     __slots__ = ("call", "registered", "wakeup")
 
     def __init__(self, call: Call[Any]) -> None:
         self.call = call
-        self.registered = False  # others hand it its answer; it has to resign when it leaves
-        self.wakeup = threading.Lock()  # released to wake the thread
+        self.registered = False  # LEADER or FOLLOWER; it must be unregistered before its thread returns
+        self.wakeup = threading.Lock()  # held while the thread sleeps; released to wake it
         self.wakeup.acquire()
 
 
 class SharedSession:
     """One session, shared by threads.
 
-    mutex guards everything else, but is never held while waiting. A thread that holds it may connect and
-    read from the socket; only the leader waits for it: the first to wait, then the one that it names when it leaves.
-    It is woken by the bell when its answer was read by another thread, when there is something left to write,
-    when the connection is another one, or when the session failed.
+    mutex guards everything else, and is never held while a thread waits. A thread that holds it may connect and may
+    read from the socket, but only the leader polls the socket. The waker ends its poll when another thread has read the
+    leader's answer, when bytes are left to be sent, after a connect or disconnect, and when the session fails.
 
-    Several threads may wait for one call: the thread that closes the client and the rescuer both wait for bye. So
-    the leader is a waiter, not a call.
+    The leader is a waiter and not a call, because several threads may wait for one call: the thread that closes the
+    client and the releaser both wait for bye.
     """
 
     def __init__(self, transport: Transport, clock: Callable[[], int]) -> None:
@@ -76,20 +86,20 @@ class SharedSession:
         self.pid = os.getpid()
         self._clock = clock
         self._leader: _CallWaiter | None = None
-        self._polling = False  # the leader is about to wait, or waits
-        self._waiting: dict[Call[Any], list[_CallWaiter]] = {}  # the leader too
-        self._seen_disconnected = False  # those who wait have been woken for it
+        self._polling = False  # the leader polls, or is about to
+        self._waiting: dict[Call[Any], list[_CallWaiter]] = {}  # the registered waiters
+        self._seen_disconnected = False  # the waiters have been woken for the disconnect
         self._next_attempt = 0.0  # by time.monotonic()
         self._waker = _Waker()
-        self._releaser_running = False  # the rescuer runs, or is about to
+        self._releaser_running = False  # or is about to
         _fork.register(self)
 
     # --- Calls ---
 
     def execute(self, call: Call[Any], timeouts: Timeouts) -> None:
-        """Sends call and waits until it is done, whatever comes of it.
+        """Sends call and waits until it is DONE, with an answer or an error.
 
-        If this raises, call is abandoned, unless it is done.
+        If this raises, call is abandoned, unless it is DONE.
         """
         self.reset_if_forked()
         try:
@@ -109,9 +119,9 @@ class SharedSession:
             raise
 
     def abandon(self, call: Call[Any]) -> None:
-        """The caller has left. What call is granted, now or later, is given back.
+        """The caller does not wait for call any more. A grant to it, now or later, is released.
 
-        This does not depend on the next use of the client: the rescuer reads the answer.
+        This does not depend on the next use of the client: the releaser reads the answer.
         """
         try:
             self._complete_interrupted(call)
@@ -123,13 +133,13 @@ class SharedSession:
             raise
 
     def _complete_interrupted(self, call: Call[Any] | None = None) -> None:
-        """Completes what a handler of a signal interrupted, and abandons call."""
+        """Completes what a signal handler interrupted, and abandons call. Idempotent."""
         with self.mutex:
             if call is not None:
                 self.session.abandon(call, self._clock())
             self._process_arrived()
             self._flush()
-            unreleased = self._has_unreleased() and self.session.failure is None  # else close() sees to it
+            unreleased = self._has_unreleased() and self.session.failure is None  # else close() starts it
         if unreleased:
             self._start_releaser()
 
@@ -161,10 +171,10 @@ class SharedSession:
                     self._poll_as_leader(waiter, min(left, backoff))
                 else:
                     waiter.wakeup.acquire(timeout=-1 if left == math.inf else min(left, threading.TIMEOUT_MAX))
-                if not waiter.registered:  # the call is done, and no part is left for this thread
+                if not waiter.registered:  # the call is DONE, and this thread is not the leader
                     return
         finally:
-            # Others would wait without end for a leader that has left without a successor.
+            # Without a leader, the other threads would wait without end.
             if waiter.registered:
                 try:
                     self._stop_waiting(waiter)
@@ -185,7 +195,7 @@ class SharedSession:
         if sock is None:
             wait_ready([self._waker], [], min(seconds, 3600.0))
         else:
-            # A thread that leaves something unsent, or connects, after this look rings the bell.
+            # A thread that leaves bytes unsent, or connects, after unsent was read here wakes the leader.
             wait_ready([self._waker, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
         with self.mutex:
             self._polling = False
@@ -198,7 +208,7 @@ class SharedSession:
     # --- With the mutex held ---
 
     def _process_arrived(self) -> None:
-        """Processes what has arrived, and continues what was interrupted."""
+        """Processes what has arrived, and completes what a signal handler interrupted."""
         if self.session.unsent or self.transport.readable():
             self._receive()
 
@@ -207,7 +217,7 @@ class SharedSession:
             self.transport.receive()
         finally:
             self._notify()
-        if self.session.unsent:  # the release of a grant that came too late, or what a greeting goes on with
+        if self.session.unsent:  # the release of a grant to an abandoned acquire, or the next step of the handshake
             self._flush()
 
     def _flush(self) -> None:
@@ -218,13 +228,13 @@ class SharedSession:
             self._notify()
 
     def _connect_if_due(self) -> float:
-        """Connects if it is time to; tells how long to wait for the next time."""
+        """Connects if the backoff has passed. Returns the seconds until the next attempt is due; inf: none is."""
         now = time.monotonic()
         if now < self._next_attempt:
             return self._next_attempt - now
-        pause = self.transport.next_backoff()
-        self._next_attempt = now + pause
-        return math.inf if self._connect() else pause
+        delay = self.transport.next_backoff()
+        self._next_attempt = now + delay
+        return math.inf if self._connect() else delay
 
     def _connect(self) -> bool:
         try:
@@ -232,14 +242,14 @@ class SharedSession:
         finally:
             self._notify()
         if connected:
-            self._wake_leader()  # it waits without the new socket
+            self._wake_leader()  # it polls without the new socket
         return connected
 
     def _notify(self) -> None:
-        """Wakes those whose calls are done. If it is interrupted, the next one goes on with it."""
+        """Wakes the threads whose calls are DONE. If it is interrupted, its next run continues."""
         session = self.session
         if session.lost_holds:
-            session.lost_holds.clear()  # the callers that hold them look
+            session.lost_holds.clear()  # their holders read the loss from the Hold
         if session.failure is not None:
             session.fail_pending()
             self._close_if_unneeded()
@@ -251,12 +261,12 @@ class SharedSession:
             session.done_calls.pop()
 
     def _wake(self, waiter: _CallWaiter) -> None:
-        """Its call is done."""
+        """Wakes the thread of waiter, whose call is DONE."""
         if waiter is self._leader:
             self._wake_leader()
             return
         _wake_thread(waiter.wakeup)
-        self._unregister(waiter)  # so that its thread, once awake, does not need the mutex
+        self._unregister(waiter)  # here, so that its thread does not need the mutex
 
     def _unregister(self, waiter: _CallWaiter) -> None:
         waiters = self._waiting.get(waiter.call, [])
@@ -267,11 +277,14 @@ class SharedSession:
         waiter.registered = False
 
     def _hand_over(self, waiter: _CallWaiter) -> None:
-        """The thread of waiter leaves, and passes on the lead. If it is interrupted it is called again."""
+        """Unregisters waiter; if it is the leader, another waiter becomes the leader.
+
+        Idempotent: if it is interrupted, it is called again.
+        """
         if self._leader is waiter:
             next_leader = self._next_leader(waiter)
             if next_leader is not None:
-                _wake_thread(next_leader.wakeup)  # before it leads, for only the bell wakes the leader
+                _wake_thread(next_leader.wakeup)  # before the commit: the waker wakes the leader only
             # Commit:
             self._leader = next_leader
             self._polling = False
@@ -286,31 +299,29 @@ class SharedSession:
         return None
 
     def _on_connection_changed(self) -> None:
-        """There is a connection, or there is none any more: how long each of those who wait will do so is
-        another question now, and one of them has to connect."""
-        adrift = self.transport.sock is None
-        if adrift:
+        """Wakes all waiters after a disconnect: their timeouts have changed, and one of them has to connect."""
+        disconnected = self.transport.sock is None
+        if disconnected:
             if self._leader is None:
                 self.transport.close_ended_sockets()
             self._wake_leader()
             for waiters in list(self._waiting.values()):
                 for waiter in waiters:
                     _wake_thread(waiter.wakeup)
-        self._seen_disconnected = adrift
+        self._seen_disconnected = disconnected
 
     def _wake_leader(self) -> None:
         if self._polling:
             self._waker.wake()
-            self._polling = False  # not before: an interrupt in between would leave the leader asleep
+            self._polling = False  # in this order: an interrupt in between must not leave the leader asleep
 
     def _close_if_unneeded(self) -> None:
-        # Not under the leader's poll: the number of a closed file may be another file's a moment later.
+        # Not while the leader polls the socket: the number of a closed file may be reused at once.
         if self._leader is None and self.transport.close_if_unneeded():
             self._waker.close()
 
     def _has_unreleased(self) -> bool:
-        """Whether something was given up that the sidecar may not read unless a thread sees to it, or may have
-        granted all the same."""
+        """Whether the sidecar may keep a lock that this client has given up, unless a thread sends more to it."""
         session = self.session
         return (
             bool(session.unreleased_until or session.unsent or session.unanswered_cancels)
@@ -345,9 +356,11 @@ class SharedSession:
     def deadline(self, entry: Entry) -> int:
         return self._read_state(entry.deadline, entry)
 
-    def _read_state(self, at: Callable[[int], T], entry: Entry) -> T:
-        """What is known now. A connection that has ended is made good for first, if a sidecar listens: the
-        deadlines that it told may have been moved on."""
+    def _read_state(self, read: Callable[[int], T], entry: Entry) -> T:
+        """Returns read(now), after everything that had arrived by now was processed.
+
+        Without a connection it first tries to reconnect, once: the sidecar may have extended the deadlines.
+        """
         self.reset_if_forked()
         reconnected = False
         try:
@@ -356,10 +369,10 @@ class SharedSession:
                     read_at = self._clock()
                     self._process_arrived()
                     if reconnected or self._is_connected_or_failed():
-                        known = at(read_at)
-                        # The process may have been stopped since it read. Then a later deadline may have arrived.
+                        state = read(read_at)
+                        # The process may have been stopped after it had read. Then a later deadline may have arrived.
                         if entry.has_ended() or self._clock() < self.session.deadline(entry.hold):
-                            return known
+                            return state
                         continue
                 self._reconnect_once()
                 reconnected = True
@@ -374,10 +387,11 @@ class SharedSession:
             raise
 
     def _is_connected_or_failed(self) -> bool:
+        """Whether a reconnect is not needed, or has no use."""
         return self.session.stage is Stage.SERVING or self.session.failure is not None
 
     def _reconnect_once(self) -> None:
-        """Tries once to get back in touch."""
+        """Reconnects, if a sidecar listens, and waits until the session is resumed."""
         with self.mutex:
             connected = self._connect()
             unreleased = self._has_unreleased()
@@ -388,7 +402,7 @@ class SharedSession:
             self._start_releaser()
 
     def release(self, entry: Entry, confirm: Timeouts | None = None) -> None:
-        """confirm: the patience of the wait for the confirmation; None: none is requested."""
+        """Releases entry. confirm: the timeouts of the wait for the confirmation; None: none is requested."""
         call: Confirm | None = None
         try:
             self.reset_if_forked()
@@ -396,7 +410,7 @@ class SharedSession:
                 call = confirm_call(entry.hold)
             error = self._release_entry(entry, call)
         except BaseException:
-            # A lock that is not released would be renewed without end.
+            # The sidecar would renew a lock that is not released without end.
             try:  # noqa: SIM105
                 _thread.start_new_thread(self._complete_release, (entry, call))
             except RuntimeError:  # no thread can be started
@@ -409,7 +423,7 @@ class SharedSession:
             self._wait_for_confirmation(call, confirm)
 
     def _release_entry(self, entry: Entry, call: Confirm | None) -> LocksidecarError | None:
-        """call: requests the confirmation; None: none is requested."""
+        """Releases entry, and submits call, if there is one. Returns the error of the release."""
         with self.mutex:
             read_at = self._clock()
             self._process_arrived()
@@ -439,7 +453,7 @@ class SharedSession:
         return None
 
     def _complete_release(self, entry: Entry, call: Confirm | None) -> None:
-        """Of a release that was interrupted: no thread waits for the confirmation."""
+        """Completes a release that was interrupted. No thread waits for its confirmation."""
         with self.mutex:
             self._process_arrived()
             if not entry.released:
@@ -462,7 +476,7 @@ class SharedSession:
     # --- The end ---
 
     def close(self) -> None:
-        """Says bye, and waits for the answer a moment."""
+        """Sends bye, and waits up to BYE_WAIT for its answer."""
         self.reset_if_forked()
         try:
             with self.mutex:
@@ -477,7 +491,7 @@ class SharedSession:
             self.close_in_background()
 
     def close_in_background(self) -> None:
-        """Leaves a closed session, or has its bye said in the background, if that still matters."""
+        """Ends a closed session. If the sidecar may still keep its locks, the releaser sends bye."""
         with self.mutex:
             unreleased = self._has_unreleased()
             if not unreleased:
@@ -487,16 +501,16 @@ class SharedSession:
             self._start_releaser()
 
     def _start_releaser(self) -> None:
-        """Starts the rescuer, if it does not run."""
+        """Starts the releaser, unless it runs."""
         with self.mutex:
             if self._releaser_running:
                 return
             self._releaser_running = True
             try:
-                # Not threading.Thread, whose start() cannot be interrupted without harm. Looked up here, because
-                # monkey patching may have replaced it.
+                # Not threading.Thread: an interrupt of its start() leaves it in an undefined state. The function is
+                # looked up here, because monkey patching may have replaced it.
                 _thread.start_new_thread(self._releaser_thread, ())
-            except RuntimeError:  # the interpreter is about to end, and everything with it
+            except RuntimeError:  # the interpreter is ending, and the session with it
                 self._releaser_running = False
 
     def _releaser_thread(self) -> None:
@@ -507,36 +521,36 @@ class SharedSession:
             raise
 
     def _run_releaser(self) -> None:
-        """What the rescuer does: sees to it that the sidecar, or its successor, reads what was given up."""
+        """Waits until the sidecar, or a restarted one, has read what this client has given up."""
         session = self.session
         done = False
         while not done:
-            timed_out = False
-            # By the end of it nothing is left in Redis of what was given up.
+            failed = False
+            # After this time, the leases of everything that was given up have ended in Redis.
             left = max((session.unreleased_until - self._clock()) / 1e9, ANSWER_GRACE)
             timeouts = Timeouts(left, no_server=left, reconnect=left)
             try:
                 if (call := self._outstanding_request()) is not None:
                     self._wait_for(call, timeouts)
                 else:
-                    self.execute(ping_call(), timeouts)  # its answer tells that all before it was read
+                    self.execute(ping_call(), timeouts)  # its answer proves that everything before it was read
             except LocksidecarError:
-                timed_out = True
+                failed = True
             with self.mutex:
-                # Under the mutex, so that a thread which owes anything later finds no rescuer. What was owed since
-                # the attempt began, or is by a thread that closed the client meanwhile, is worth another one.
-                over = timed_out and self._clock() >= session.unreleased_until and not session.unanswered_cancels
-                done = not self._has_unreleased() or over
+                # Under the mutex: a thread that gives up a lock after this starts a new releaser. If a lock was given
+                # up during this attempt, or the client was closed, another attempt is necessary.
+                expired = failed and self._clock() >= session.unreleased_until and not session.unanswered_cancels
+                done = not self._has_unreleased() or expired
                 if done:
                     self._releaser_running = False
                     if session.failure is not None:
                         session.finish()
                         self._notify()
-            if timed_out and not done:
+            if failed and not done:
                 time.sleep(_RELEASER_PAUSE)
 
     def _outstanding_request(self) -> Call[Any] | None:
-        """The request whose answer ends the rescuer's work, if it was sent: bye, or an abandoned acquire."""
+        """The request whose answer the releaser waits for: bye, or an abandoned acquire; None: there is none."""
         with self.mutex:
             if self.session.failure is None:
                 return next(iter(self.session.unanswered_cancels.values()), None)
@@ -547,7 +561,7 @@ class SharedSession:
     # --- Processes ---
 
     def reset_if_forked(self) -> None:
-        """A forked child has nothing of its parent's. Not every fork runs the hooks of os.register_at_fork()."""
+        """Checks the process id, because not every fork runs the hooks of os.register_at_fork()."""
         if self.pid != os.getpid():
             self.after_fork_in_child()
 
@@ -563,13 +577,13 @@ class SharedSession:
 
 
 def _wake_thread(wakeup: threading.Lock) -> None:
-    """Lets its thread go on. Only a thread that holds the line's mutex gives one, so there is at most one to take."""
+    """Wakes the thread that sleeps on wakeup. The caller holds the mutex, so no other thread releases it meanwhile."""
     if wakeup.locked():
         wakeup.release()
 
 
 class _Waker:
-    """Wakes the thread that polls."""
+    """Wakes the leader, which polls it together with the socket."""
 
     _fd = -1
 
@@ -594,7 +608,7 @@ class _Waker:
     def drain(self) -> None:
         if self._woken and sys.platform == "linux":
             self._woken = False
-            with contextlib.suppress(BlockingIOError):  # the thread that rang was interrupted
+            with contextlib.suppress(BlockingIOError):  # wake() was interrupted
                 os.eventfd_read(self._fd)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The session's way to the sidecar: one socket after another. Sync and asyncio clients wait each in their way."""
+"""Connects a Session to the sidecar, over one socket after another. Nothing here waits, but for finish_greeting()."""
 
 from __future__ import annotations
 
@@ -24,35 +24,34 @@ T = TypeVar("T")
 
 DEFAULT_SOCKET: Final = "/run/locksidecar/locksidecar.sock"
 
-# How long a call puts up with a sidecar that is just starting, seconds: on a host where this client has not
-# met one yet, …
+# All of these are seconds.
+# How long a call waits for a sidecar to listen, if none has served this client yet.
 CONNECT_WAIT: Final = 2.0
-# … and after a connection, which makes it more likely that it comes back.
+# The same, if one has: it is more likely to come back.
 RECONNECT_WAIT: Final = 10.0
-# How much later than due an answer may come before the sidecar is taken for stopped, seconds.
+# How much later than due an answer may come. After that the sidecar counts as stopped.
 ANSWER_GRACE: Final = 5.0
-# The same for an acquire, whose caller has said how long it may take.
+# The same for an acquire with a timeout: its caller has said how long it may take.
 ACQUIRE_GRACE: Final = 1.0
-# How long an event loop is kept waiting by who must know at once whether a lock is still held, seconds.
+# How long finish_greeting() may block an event loop.
 GREETING_WAIT: Final = 1.0
-# How long close() waits for the answer to bye, seconds.
+# How long close() waits for the answer to bye.
 BYE_WAIT: Final = 1.0
 
 _RECV_SIZE: Final = 65_536
-# Only for polls that do not wait: so it does not matter that monkey patching may replace it later. None: eventlet
-# has removed it.
+# Used only for polls that do not wait, so it does not matter if monkey patching replaces select.poll later. None:
+# eventlet has removed it.
 _POLL: Final = getattr(select, "poll", None)
-# Without a signal: a program that dies of SIGPIPE shall not die because the sidecar did.
+# No SIGPIPE: a program that has the default handler must not die because the sidecar died.
 _SEND_FLAGS: Final = (getattr(socket, "MSG_NOSIGNAL", 0),)
 
-# What recv() and send() raise when the other end is gone. No other OSError tells that: there may be no memory,
-# or a signal's handler raised a TimeoutError. To take the connection for ended then, and close it, would give
-# away locks that are believed to be held.
+# What recv() and send() raise when the sidecar has closed the connection. Another OSError may mean that there is no
+# memory, or that a signal handler raised a TimeoutError. Closing the socket then would release locks that are held.
 _PEER_CLOSED: Final = (ConnectionResetError, BrokenPipeError)
 
 
 def require_linux() -> None:
-    """Raises Unsupported on another system: the package can be imported there, but no sidecar runs there."""
+    """Raises Unsupported on other systems: the package can be imported there, but no sidecar runs there."""
     if sys.platform != "linux":
         raise Unsupported(
             f"the sidecar runs on Linux only, and this program runs on {sys.platform}; "
@@ -61,7 +60,7 @@ def require_linux() -> None:
 
 
 def socket_path(path: str | os.PathLike[str] = "") -> str:
-    """The path, or if it is empty $LOCKSIDECAR_SOCKET, or else the default."""
+    """Returns path; if it is empty, $LOCKSIDECAR_SOCKET; if that is empty, the default."""
     path = os.fspath(path) or os.environ.get("LOCKSIDECAR_SOCKET", "") or DEFAULT_SOCKET
     if len(os.fsencode(path)) > 107:
         raise BadRequest(f"the path of a socket may have at most 107 bytes: {path}")
@@ -69,10 +68,10 @@ def socket_path(path: str | os.PathLike[str] = "") -> str:
 
 
 class Socket(_socket.socket):
-    """A socket that is closed when it is forgotten, without a ResourceWarning.
+    """A socket that is closed when it is garbage collected, without a ResourceWarning.
 
-    A client may live as long as its process and need not be closed. The base class is the one in C: that of the
-    socket module makes a socket in several steps, between which a signal handler may raise, and monkey patching
+    A client may live as long as its process, and does not have to be closed. The base class is the one in C: the class
+    of the socket module makes a socket in several steps, between which a signal handler may raise, and monkey patching
     replaces it.
     """
 
@@ -81,7 +80,7 @@ class Socket(_socket.socket):
 
 
 def dial(path: str) -> Socket:
-    """Connects at once or not at all: OSError. On a Unix socket there is nothing to wait for."""
+    """Connects, or raises OSError, without waiting: a connect() to a Unix socket ends at once."""
     if sys.platform != "linux":
         raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
     sock = Socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -94,12 +93,12 @@ def dial(path: str) -> Socket:
 
 
 def may_be_starting(error: OSError) -> bool:
-    """Whether a sidecar that is just starting, or has many clients at once, explains the error."""
+    """Whether the error can mean that the sidecar is starting, or that many clients connect at once."""
     return error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
 
 
 class Backoff:
-    """How long to wait between attempts to connect, so that the clients of a host do not come all at once."""
+    """The delay between attempts to connect. It grows, and is random so that clients do not synchronize."""
 
     def __init__(self) -> None:
         self._delay = 0.0
@@ -116,10 +115,10 @@ class HasFileno(Protocol):
 
 
 def wait_ready(reads: Sequence[HasFileno], writes: Sequence[HasFileno], seconds: float) -> None:
-    """Waits until one of reads has something to read, or one of writes has room, or the seconds have passed.
+    """Waits until one of reads is readable, or one of writes is writable, or the seconds have passed.
 
-    The functions are looked up when they are used, because monkey patching may replace them at any time: gevent puts
-    its own poll() in place, eventlet removes poll() and leaves a select() of its own.
+    The functions are looked up at each call, because monkey patching may replace them at any time: gevent installs its
+    own poll(); eventlet removes poll() and installs its own select().
     """
     if sys.platform != "win32" and hasattr(select, "poll"):
         poll = select.poll()
@@ -132,21 +131,21 @@ def wait_ready(reads: Sequence[HasFileno], writes: Sequence[HasFileno], seconds:
 
 @dataclass(slots=True)
 class Timeouts:
-    """How long one call puts up with what, in seconds from its beginning."""
+    """How long one call waits, in seconds."""
 
-    answer: float = 0.0  # for its answer, once asked
+    answer: float = 0.0  # for its answer, while a sidecar serves the session
     grace: float = ANSWER_GRACE  # for an answer that is late
-    no_server: float = CONNECT_WAIT  # while no sidecar listens, and none has before
-    reconnect: float = RECONNECT_WAIT  # while no sidecar listens any more
-    total: float = math.inf  # with all of these together
+    no_server: float = CONNECT_WAIT  # for a sidecar, if none has served the client yet
+    reconnect: float = RECONNECT_WAIT  # for a sidecar, if one has
+    total: float = math.inf  # for all of these together
     started: float = field(default_factory=time.monotonic)
 
     @classmethod
     def for_acquire(cls, timeout: float | None) -> Timeouts:
         if timeout is None:
             return cls(math.inf)
-        # A restart shall not be noticed, so an acquire that does not wait for the lock waits for a short restart.
-        # A sidecar that is stopped is not waited for any longer than one that is gone.
+        # Callers must not notice a short restart, so an acquire that does not wait for the lock waits for the sidecar.
+        # It waits no longer for a sidecar that is stopped than for one that does not listen.
         return cls(
             timeout,
             grace=max(CONNECT_WAIT - timeout, ACQUIRE_GRACE),
@@ -156,7 +155,7 @@ class Timeouts:
 
     @classmethod
     def for_confirm(cls, timeout: float | None) -> Timeouts:
-        """A timeout below 0 is no error, but one that has passed: the lock has to be released in any case."""
+        """A timeout below 0 has passed and is no error: the lock must be released in any case."""
         if timeout is not None:
             check_number("timeout", timeout)
         return cls(math.inf, total=math.inf if timeout is None else max(0.0, timeout))
@@ -206,36 +205,37 @@ def _permission_hint(path: str) -> str:
 
 
 def _append_result(results: list[T], function: Callable[..., T], *args: tuple[object]) -> None:
-    """Appends the result of function to results, and does so even if a signal's handler raises meanwhile.
+    """Appends the result of function to results, even if a signal handler raises during the call.
 
-    Python runs handlers when a call is over, before the result is assigned to anything. A count or bytes
-    that got lost there would break the stream. Nothing comes between map() and extend(). Because of map()
-    each argument is a tuple of one.
+    Python runs handlers when a call returns, before its result is assigned. A count or bytes that are dropped there
+    would corrupt the stream. No handler runs between map() and extend(). For map(), each argument is a tuple of one
+    item.
     """
     results.extend(map(function, *args))
 
 
 class Availability(IntEnum):
-    """Whether a sidecar serves the session. How long a call waits for one depends on it.
+    """Whether a sidecar serves the session. It decides which of the Timeouts applies to a call.
 
     ::
 
-                 served                connection lost
-        UNKNOWN ────────► SERVING ◄─────────────────────► AWAY
-                                          served
+                 Stage.SERVING              connection lost
+        UNKNOWN ───────────────► SERVING ───────────────────► AWAY
+                                    ▲                           │
+                                    └────── Stage.SERVING ──────┘
     """
 
-    UNKNOWN = 0  # none has yet, for this client
-    SERVING = 1  # one does
-    AWAY = 2  # one has, and may come back
+    UNKNOWN = 0  # no sidecar has served this session yet
+    SERVING = 1  # one serves it
+    AWAY = 2  # one has served it, and may come back
 
 
 class Transport:
-    """Moves a session's bytes over a non-blocking socket, and over another one when that has ended.
+    """Moves the bytes of a session over a non-blocking socket; after a disconnect, over the next one.
 
-    The sidecar gives a session's locks away when this end closes the connection. So that never happens while
-    a hold may still be believed in: after a failure it stays open, unused, until the last such hold was
-    released or its deadline passed.
+    Invariant: the connection of a session is not closed while a holder may believe in one of its holds, because the
+    sidecar releases the locks of a session when the client closes the connection. After a failure the socket stays
+    open, unused, until the last such hold is released or its deadline has passed.
     """
 
     def __init__(self, session: Session, clock: Callable[[], int]) -> None:
@@ -244,22 +244,22 @@ class Transport:
         self.closed = False
         self.sock: Socket | None = None
         self._poll: Any = None  # a poll() of the socket
-        # Sockets that ended, to be closed by close_ended_sockets() when no thread waits on them any more: the number
-        # of a closed file may be another file's a moment later.
+        # Disconnected sockets. close_ended_sockets() closes them when no thread polls them any more: the number of a
+        # closed file may be reused at once.
         self._ended_sockets: list[Socket] = []
         self._clock = clock
         self._availability = Availability.UNKNOWN
-        self._since = time.monotonic()  # of the last change between being served and not
-        self._connected_at = 0.0  # when this connection was made
-        self._greeting_budget = 0.0  # how long finish_greeting() may still wait on it
-        self._backoff = Backoff()  # since it was served
-        self._last_error = OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # of the last attempt
-        self._last_deadline: int | None = None  # of a failed session, once known
+        self._since = time.monotonic()  # of the last change of availability
+        self._connected_at = 0.0  # of the current connection
+        self._greeting_budget = 0.0  # how long finish_greeting() may still block on the current connection
+        self._backoff = Backoff()  # a new one each time a sidecar serves
+        self._last_error = OSError(errno.ENOENT, os.strerror(errno.ENOENT))  # of the last attempt to connect
+        self._last_deadline: int | None = None  # of the holds of a failed session; None: not computed
 
     # --- Connections ---
 
     def connect(self) -> bool:
-        """Connects, if there is no connection, at once or not at all; tells whether there is one now."""
+        """Connects without waiting, if there is no connection. Returns whether there is one now."""
         session = self.session
         if session.stage is Stage.DISCONNECTED:
             self._follow_stage()
@@ -267,7 +267,7 @@ class Transport:
                 try:
                     sock = dial(session.path)
                 except OSError as e:
-                    if e.errno is None:  # a handler of a signal raised it
+                    if e.errno is None:  # a signal handler raised it
                         raise
                     self._last_error = e.with_traceback(None)
                     if self._availability is Availability.UNKNOWN and not may_be_starting(e):
@@ -292,7 +292,7 @@ class Transport:
         return self._backoff.next()
 
     def expires_at(self, timeouts: Timeouts) -> float:
-        """When a caller with that patience gives up, as things are now, by time.monotonic(); inf: never."""
+        """When a call with these timeouts expires, by time.monotonic(); inf: never. Depends on the availability."""
         end = timeouts.started + timeouts.total
         if self._availability is Availability.SERVING:
             return min(end, max(timeouts.started + timeouts.answer, self._since) + timeouts.grace)
@@ -303,9 +303,9 @@ class Transport:
         return min(end, until)
 
     def timeout_error(self, call: Call[Any]) -> LocksidecarError:
-        """Why, as things are now, the caller of call gave up."""
+        """The error for the caller of call, which has expired."""
         if isinstance(call, Confirm) and self._availability is Availability.SERVING:
-            return ConfirmTimeout("no confirmation came in time; is Redis slow or away, or the sidecar stopped?")
+            return ConfirmTimeout("no confirmation came in time; is Redis slow or unreachable, or the sidecar stopped?")
         if self.sock is None:
             error = connect_error(self.session.path, self._last_error)
         else:
@@ -321,14 +321,14 @@ class Transport:
         return type(error)(what)
 
     def readable(self) -> bool:
-        """Whether there may be something for receive(). To ask costs less than a recv() that finds nothing."""
+        """Whether receive() may have something to do. This costs less than a recv() that finds nothing."""
         session = self.session
         if session.stage is not Stage.SERVING or session.has_work():
             return True
         return self._poll is None or bool(self._poll.poll(0))
 
     def receive(self) -> None:
-        """Reads all that has arrived, and processes it. If it is interrupted it is called again."""
+        """Reads and processes everything that has arrived. If it is interrupted, it is called again."""
         session = self.session
         if session.has_work():
             session.process(self._clock())
@@ -351,7 +351,7 @@ class Transport:
             self._follow_stage()
 
     def flush(self) -> bool:
-        """Sends what can be sent without waiting; tells whether that was all."""
+        """Sends what can be sent without waiting. Returns whether nothing is left."""
         session = self.session
         sent: list[int] = []
         while session.unsent and self.sock is not None:
@@ -361,15 +361,15 @@ class Transport:
             except BlockingIOError:
                 return False
             except _PEER_CLOSED:
-                self.receive()  # the sidecar may have said why
+                self.receive()  # the sidecar may have sent the reason
                 self._on_disconnected()
             finally:
-                if sent:  # no call here: before it returned a handler might raise
+                if sent:  # no call here: a handler could raise before it returned
                     del session.unsent[: sent[0]]
         return True
 
     def finish_greeting(self) -> None:
-        """Goes on with a greeting, and waits for it, though not for long over all of its calls."""
+        """Waits for the handshake. All waits on one connection together take GREETING_WAIT at most."""
         started = time.monotonic()
         until = started + self._greeting_budget
         while (sock := self.sock) is not None and self.session.stage in (Stage.GREETING, Stage.CLAIMING):
@@ -382,14 +382,17 @@ class Transport:
         self._greeting_budget -= time.monotonic() - started
 
     def _on_disconnected(self) -> None:
-        """The connection has ended."""
+        """The sidecar has closed the connection."""
         if self.session.stage is Stage.GREETING:
             self._last_error = OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         self.session.on_disconnected(self._clock())
         self._follow_stage()
 
     def _follow_stage(self) -> None:
-        """Keeps up with the session's stage. If it is interrupted it is called again."""
+        """Derives the socket and the availability from the stage of the session.
+
+        Idempotent: if it is interrupted, it is called again.
+        """
         stage = self.session.stage
         if stage is Stage.DISCONNECTED and self.sock is not None:
             self._ended_sockets.append(self.sock)
@@ -412,10 +415,10 @@ class Transport:
     # --- The end ---
 
     def close_if_unneeded(self) -> bool:
-        """Closes the socket of a failed session if its holds cannot be believed in; tells whether it is closed."""
+        """Closes the socket of an ended session, unless a hold is still valid. Returns whether it is closed."""
         session = self.session
         if self.closed or session.stage is not Stage.ENDED:
-            return self.closed  # as long as bye has to be said it is not
+            return self.closed
         if session.live_holds and self.sock is not None:
             if self._last_deadline is None:
                 self._last_deadline = session.latest_deadline()
@@ -428,7 +431,7 @@ class Transport:
         return True
 
     def close_inherited(self) -> None:
-        """In a forked child: gives up this process's copies of the sockets, and only that."""
+        """Called in a forked child: closes this process's copies of the sockets. The parent's stay open."""
         self.session.inherited = True
         self.session.fail("This process was forked; the connection is its parent's.")
         self.closed = True

@@ -1,7 +1,7 @@
 """The client for asyncio.
 
-Tasks of one event loop share a session. A client belongs to the loop that it connected in; after a
-fork, or in a new loop after the old one was closed, it connects again.
+The tasks of one event loop share a session. A client belongs to the loop in which it first connected. After a fork,
+or in a new loop after the first one was closed, it connects again, with a new session.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 @dataclass(slots=True, eq=False)
 class _CallWaiter:
-    """Who waits for a call."""
+    """A task that waits until a call is DONE."""
 
     call: Call[Any]
     future: asyncio.Future[None]
@@ -65,10 +65,9 @@ class _CallWaiter:
 
 
 class _AsyncSession:
-    """One session, shared by the tasks of a loop.
+    """One session, shared by the tasks of an event loop.
 
-    The loop calls when there is something to read, so events are read as they come, and when it is time to
-    connect again.
+    The loop watches the socket, so events are processed when they arrive. It also runs the attempts to reconnect.
     """
 
     def __init__(self, transport: Transport, clock: Callable[[], int]) -> None:
@@ -78,20 +77,20 @@ class _AsyncSession:
         self.session = transport.session
         self.clock = clock
         self._waiting: dict[Call[Any], _CallWaiter] = {}
-        self._bodies: dict[Hold, list[_GuardedBody]] = {}  # to be cancelled if the hold is lost
-        self._socket: Socket | None = None  # that the loop watches
-        self._writing = False  # the loop tells when there is room to write
-        self._next_attempt: asyncio.TimerHandle | None = None  # the next one to connect
-        self._reconnect_until = 0  # of what was held when the connection ended
-        self._handed_over = False  # to a thread that sees it off
+        self._bodies: dict[Hold, list[_GuardedBody]] = {}  # cancelled if the hold is lost
+        self._socket: Socket | None = None  # the one that the loop watches
+        self._writing = False  # the loop watches whether the socket is writable
+        self._next_attempt: asyncio.TimerHandle | None = None  # to connect
+        self._reconnect_until = 0  # the latest deadline of the holds at the disconnect
+        self._handed_over = False  # to the releaser of a SharedSession: nothing is done here any more
         _fork.register(self)
 
     # --- Calls ---
 
     async def execute(self, call: Call[Any], timeouts: Timeouts) -> None:
-        """Sends call and waits until it is done, whatever comes of it.
+        """Sends call and waits until it is DONE, with an answer or an error.
 
-        If this raises, call is abandoned, unless it is done.
+        If this raises, call is abandoned, unless it is DONE.
         """
         try:
             self.session.submit(call, self.clock())
@@ -106,33 +105,33 @@ class _AsyncSession:
             self._connect()
         if call.done:
             return
-        wait = self._waiting[call] = _CallWaiter(call, self.loop.create_future(), timeouts)
+        waiter = self._waiting[call] = _CallWaiter(call, self.loop.create_future(), timeouts)
         try:
             if self._next_attempt is None and self.transport.sock is None:
-                self._connect()  # now something is at stake
-            self._set_timer(wait)
-            await wait.future
+                self._connect()  # now that a call waits, attempts are repeated
+            self._set_timer(waiter)
+            await waiter.future
         finally:
             self._waiting.pop(call, None)
-            if wait.timer is not None:
-                wait.timer.cancel()
+            if waiter.timer is not None:
+                waiter.timer.cancel()
 
-    def _set_timer(self, wait: _CallWaiter) -> None:
-        if wait.timer is not None:
-            wait.timer.cancel()
-            wait.timer = None
-        if wait.future.done():
+    def _set_timer(self, waiter: _CallWaiter) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+            waiter.timer = None
+        if waiter.future.done():
             return
-        left = self.transport.expires_at(wait.timeouts) - time.monotonic()
+        left = self.transport.expires_at(waiter.timeouts) - time.monotonic()
         if left <= 0:
-            wait.future.set_exception(self.transport.timeout_error(wait.call))
+            waiter.future.set_exception(self.transport.timeout_error(waiter.call))
         elif left != math.inf:
-            wait.timer = self.loop.call_later(left, self._set_timer, wait)
+            waiter.timer = self.loop.call_later(left, self._set_timer, waiter)
 
     def abandon(self, call: Call[Any]) -> None:
-        """The caller has left. What call is granted, now or later, is given back: the loop reads the answer.
+        """The caller does not wait for call any more. A grant to it, now or later, is released: the loop reads it.
 
-        A handler of a signal may interrupt this. Then it starts again, and raises the exception at its end.
+        If a signal handler interrupts this, it starts again, and raises the exception at the end.
         """
         interrupt: BaseException | None = None
         for _ in INTERRUPT_RETRIES:
@@ -148,13 +147,13 @@ class _AsyncSession:
     # --- The socket ---
 
     def _connect(self) -> None:
-        """Connects if a sidecar listens; if not, tries again later as long as anything is at stake."""
+        """Connects if a sidecar listens. Otherwise schedules another attempt, while a connection is needed."""
         if self._next_attempt is not None:
             self._next_attempt.cancel()
             self._next_attempt = None
         if not self.transport.connect():
-            needed = self._waiting or self.clock() < max(self._reconnect_until, self.session.unreleased_until)
-            if needed and self.session.stage is Stage.DISCONNECTED and not self.loop.is_closed():
+            in_use = self._waiting or self.clock() < max(self._reconnect_until, self.session.unreleased_until)
+            if in_use and self.session.stage is Stage.DISCONNECTED and not self.loop.is_closed():
                 self._next_attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
         self._flush()
 
@@ -168,16 +167,16 @@ class _AsyncSession:
             raise
         finally:
             self._notify()
-        if self.session.unsent:  # the release of a grant that came too late, or what a greeting goes on with
+        if self.session.unsent:  # the release of a grant to an abandoned acquire, or the next step of the handshake
             self._flush()
 
     def _receive_soon(self) -> None:
-        """A handler of a signal has raised. What was read then is not read again, so the loop has to be told."""
+        """Schedules the processing of what was read when a signal handler raised: the socket is not readable again."""
         if not self.loop.is_closed():
             self.loop.call_soon(self._receive)
 
     def _process_arrived(self) -> None:
-        """Processes what has arrived, and continues what was interrupted."""
+        """Processes what has arrived, and completes what a signal handler interrupted."""
         self.reset_if_forked()
         if self.transport.readable():
             self._receive()
@@ -206,36 +205,38 @@ class _AsyncSession:
         return self._socket.fileno()
 
     def _update_reader(self) -> None:
-        """Has the loop watch the socket that there is now."""
+        """Makes the loop watch the current socket, or schedules an attempt to connect if there is none."""
         sock = self.transport.sock if self.session.stage is not Stage.ENDED else None
         if sock is self._socket:
             return
-        before, self._socket = self._socket, sock
+        previous, self._socket = self._socket, sock
         self._writing = False
         if self.loop.is_closed():
             return
-        if before is not None:
-            self.loop.remove_reader(before.fileno())
-            self.loop.remove_writer(before.fileno())
+        if previous is not None:
+            self.loop.remove_reader(previous.fileno())
+            self.loop.remove_writer(previous.fileno())
         if sock is not None:
             self.loop.add_reader(sock.fileno(), self._receive)
         elif self.session.stage is Stage.DISCONNECTED and self._next_attempt is None:
             self._reconnect_until = self.session.latest_deadline()
             self._next_attempt = self.loop.call_later(self.transport.next_backoff(), self._connect)
         self.transport.close_ended_sockets()
-        for wait in list(self._waiting.values()):
-            self._set_timer(wait)
+        for waiter in list(self._waiting.values()):
+            self._set_timer(waiter)
 
     def _notify(self) -> None:
-        """Wakes those whose calls are done, and interrupts those whose locks are lost. If it is interrupted, the next
-        one goes on with it."""
+        """Wakes the tasks whose calls are DONE, and cancels the bodies whose locks are lost.
+
+        If it is interrupted, its next run continues.
+        """
         if self._handed_over:
             return
         session = self.session
         while session.done_calls:
-            wait = self._waiting.get(session.done_calls[0])
-            if wait is not None and not wait.future.done():
-                wait.future.set_result(None)
+            waiter = self._waiting.get(session.done_calls[0])
+            if waiter is not None and not waiter.future.done():
+                waiter.future.set_result(None)
             session.done_calls.pop(0)
         while session.lost_holds:
             for body in self._bodies.get(session.lost_holds[0], ()):
@@ -263,18 +264,18 @@ class _AsyncSession:
     def deadline(self, entry: Entry) -> int:
         return self._read_state(entry.deadline, entry)
 
-    def _read_state(self, at: Callable[[int], T], entry: Entry) -> T:
+    def _read_state(self, read: Callable[[int], T], entry: Entry) -> T:
         try:
             while True:
-                known = at(self._refresh(entry))
-                # The process may have been stopped since it read. Then a later deadline may have arrived.
+                state = read(self._refresh(entry))
+                # The process may have been stopped after it had read. Then a later deadline may have arrived.
                 if entry.has_ended() or self.clock() < self.session.deadline(entry.hold):
-                    return known
+                    return state
         finally:
             self._notify()
 
     def _refresh(self, entry: Entry) -> int:
-        """Processes what has arrived, and returns a time before that."""
+        """Processes what has arrived. Returns the time before it began: the read_at of Session.update_lost()."""
         read_at = self.clock()
         self._process_arrived()
         if self._reconnect_if_expired(entry):
@@ -299,7 +300,7 @@ class _AsyncSession:
         return call
 
     async def confirmation(self, call: Confirm, timeouts: Timeouts) -> None:
-        """Waits for the confirmation; raises Unconfirmed. A call that is not done when this ends is abandoned."""
+        """Waits for the confirmation; raises Unconfirmed. If call is not DONE at the end, it is abandoned."""
         try:
             if not call.done:
                 try:
@@ -312,7 +313,7 @@ class _AsyncSession:
             raise call.unconfirmed_error(e, self.clock()) from e
 
     def _flush_releases(self) -> None:
-        """Has the sidecar told of what was given up, if it cannot be now then later."""
+        """Sends the releases, or connects to send them."""
         self._flush()
         if (
             self.session.unreleased_until
@@ -323,8 +324,11 @@ class _AsyncSession:
             self._connect()
 
     def _reconnect_if_expired(self, entry: Entry) -> bool:
-        """If the loop was blocked while the sidecar was restarted, the deadline that passed meanwhile may
-        have been moved on: only then the loop is kept waiting, and only if a sidecar listens. Tells whether it was."""
+        """Reconnects, and blocks the loop for that, if the deadline of the hold has passed without a connection.
+
+        The loop may have been blocked while the sidecar was restarted and extended the deadline. If no sidecar
+        listens, nothing blocks. Returns whether an attempt was made.
+        """
         session, hold = self.session, entry.hold
         if session.stage is Stage.SERVING or session.failure is not None or hold.lost_reason or entry.released:
             return False
@@ -348,7 +352,7 @@ class _AsyncSession:
     # --- The end ---
 
     async def close(self) -> None:
-        """Says bye, and waits for the answer a moment."""
+        """Sends bye, and waits up to BYE_WAIT for its answer."""
         bye = self.session.close(self.clock())
         try:
             if not bye.done:
@@ -358,9 +362,9 @@ class _AsyncSession:
             self.close_in_background()
 
     def close_in_background(self) -> None:
-        """Leaves the session to a thread, for the loop may be closed before bye was answered."""
+        """Hands the session over to a releaser: the loop may be closed before bye is answered."""
         self.session.close(self.clock())
-        if self.loop.is_closed():  # no task waits in it, and it can be told nothing
+        if self.loop.is_closed():  # no task waits in it, and no callback can be scheduled
             self._waiting.clear()
             self._bodies.clear()
         self.transport.flush()
@@ -376,13 +380,13 @@ class _AsyncSession:
             SharedSession(self.transport, self.clock).close_in_background()
 
     def reset_if_forked(self) -> None:
-        """A forked child has nothing of its parent's. Not every fork runs the hooks of os.register_at_fork()."""
+        """Checks the process id, because not every fork runs the hooks of os.register_at_fork()."""
         if self.pid != os.getpid():
             self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
         self.pid = os.getpid()
-        # The loop is the parent's: its selector is shared, so nothing may be removed from it here.
+        # The selector of the parent's loop is shared with this process: nothing may be removed from it here.
         self._socket = None
         self._writing = False
         self._next_attempt = None
@@ -392,7 +396,17 @@ class _AsyncSession:
 
 
 class _GuardedBody:
-    """The body of an `async with`, which is cancelled when its lock is lost."""
+    """The body of an `async with`. It is cancelled when its lock is lost.
+
+    ::
+
+                 cancel_soon()               _cancel()
+        RUNNING ───────────────► SCHEDULED ────────────► CANCELLED
+           │                         │                       │
+           └─────────────────────────┴──────── close() ──────┴────► closed
+
+    RUNNING: _scheduled_cancel is None. CANCELLED: _cancelled is set.
+    """
 
     __slots__ = ("_cancelled", "_cancels_before", "_entry", "_scheduled_cancel", "_shared", "_task", "_timer")
 
@@ -404,7 +418,7 @@ class _GuardedBody:
         self._entry = entry
         self._cancelled = False
         self._scheduled_cancel: asyncio.Handle | None = None
-        # Cancellations that were asked for before the body began, and are not for the body to answer.
+        # Cancellations that were requested before the body began. close() must not take them for its own.
         self._cancels_before = 0
         if sys.version_info >= (3, 11):
             self._cancels_before = task.cancelling()
@@ -419,14 +433,14 @@ class _GuardedBody:
         return shared.loop.call_later(max(left, 0) / 1e9, self._on_deadline)
 
     def _on_deadline(self) -> None:
-        # The deadline may have moved on. The loop's clock stands still while the host is suspended and a
-        # timer may fire a little early, so only the clock of the deadline decides.
+        # The deadline may have been extended. The clock of the loop stops while the host is suspended, and a timer may
+        # fire early, so the hold's deadline is compared with CLOCK_BOOTTIME.
         if not self._entry.released and not self._shared.lost(self._entry):
             self._timer = self._start_timer()
 
     def cancel_soon(self) -> None:
-        # Not at once: the loss may have been found by the task itself, in check(), and a task that cancels
-        # itself would be hit at its next await, which may be behind the body.
+        # Not at once: the task itself may have found the loss, in check(). A task that cancels itself is cancelled at
+        # its next await, which may come after the body.
         if self._scheduled_cancel is None and not self._entry.released:
             self._scheduled_cancel = self._shared.loop.call_soon(self._cancel)
 
@@ -435,7 +449,7 @@ class _GuardedBody:
         self._task.cancel(_LOST_MESSAGE)
 
     def close(self, exc: BaseException | None) -> bool:
-        """Disarms it; tells whether exc is nothing but the cancellation made here."""
+        """Ends the guard. Returns whether exc is the cancellation that was made here, and no other one."""
         self._timer.cancel()
         if self._scheduled_cancel is not None:
             self._scheduled_cancel.cancel()
@@ -452,9 +466,9 @@ _LOST_MESSAGE: Final = "locksidecar: the lock was lost"
 
 
 class Held(_held.Held):
-    """One acquired lock, from its acquire to its release. Nothing here waits but `await release(confirm=True)`.
+    """One acquired lock, from its acquire to its release. Nothing here waits, except `await release(confirm=True)`.
 
-    When the sidecar is restarted meanwhile, the lock stays what it was, with its token.
+    If the sidecar is restarted meanwhile, the lock stays held, with its token.
     """
 
     __slots__ = ("_body", "_client")
@@ -463,7 +477,7 @@ class Held(_held.Held):
 
     def __init__(self, client: Client, shared: _AsyncSession, entry: Entry, scoped: bool) -> None:
         super().__init__(shared, entry, scoped)
-        self._client = client  # a client that is forgotten ends its session
+        self._client = client  # a client that is garbage collected ends its session
         self._body = _GuardedBody(shared, entry) if scoped else None
 
     @overload
@@ -478,15 +492,16 @@ class Held(_held.Held):
     def release(self, *, confirm: bool = False, timeout: float | None = None) -> Coroutine[Any, Any, None] | None:
         """Releases the lock. Raises LockLost if it was lost before, NotHeld if it was released before.
 
-        Without confirm there is nothing to await, and this returns before Redis has executed the release: another
-        host that is signalled then may still find the lock taken. `await held.release(confirm=True)` returns
-        after Redis has executed the release. The call itself releases the lock: cancelling the `await` ends the
-        wait and nothing else.
+        Without confirm there is nothing to await, and this returns before Redis has executed the release. If the
+        program then signals another host, that host may still find the lock taken.
 
-        timeout: how long to wait for the confirmation, in seconds; None: no limit; 0 or less: not at all. If the
-        sidecar is restarted meanwhile, the client requests the confirmation from its successor. Without a
-        confirmation the `await` raises Unconfirmed; the lock is released then, too. Without confirm the timeout
-        has no meaning.
+        With confirm=True the call releases the lock, and returns an awaitable that ends after Redis has executed the
+        release. Cancelling the `await` ends the wait and nothing else. Without a confirmation the `await` raises
+        Unconfirmed; the lock is released in that case, too.
+
+        timeout: how long to wait for the confirmation, in seconds; None: no limit; 0 or less: not at all. Without
+        confirm it has no meaning. If the sidecar is restarted meanwhile, the client requests the confirmation from
+        the new sidecar.
 
         If another owner on this host waits for the lock, the lock passes to that owner, and the release is
         confirmed at once.
@@ -499,10 +514,10 @@ class Held(_held.Held):
     def _end_block(
         self, exc: BaseException | None, confirm: bool, timeout: float | None
     ) -> Coroutine[Any, Any, None] | None:
-        """Ends the `async with`. Its caller awaits the confirmation that it returns."""
+        """Ends the `async with` block. The caller awaits the confirmation that this returns."""
         cancelled_here = self._body is not None and self._body.close(exc)
         if self._entry.released:
-            # Released within the body: what happened to the lock after that does not matter.
+            # Released in the body: a loss after that does not matter, unless it has cancelled the body.
             if cancelled_here:
                 raise self._entry.loss_error(self._entry.hold.lost_reason) from exc
             return None
@@ -518,10 +533,10 @@ class Held(_held.Held):
 class Lock:
     """A lock by name, used like an asyncio.Lock. Made by Client.lock().
 
-    Who holds it: the task that acquired it. It is not re-entrant: a task that waits for what it holds
-    itself gets Deadlock. Tasks may share the object; any of them may release it.
+    The task that acquired it holds it. It is not re-entrant: a task that waits for a lock that it holds itself gets
+    Deadlock. Tasks may share the object; any of them may release it.
 
-    When the lock is lost within `async with`, the body is cancelled and LockLost is raised at its end.
+    If the lock is lost within `async with`, the body is cancelled, and LockLost is raised at its end.
     """
 
     __slots__ = ("__weakref__", "_client", "_handles", "_options", "name")
@@ -535,13 +550,13 @@ class Lock:
         self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)
 
     async def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        """Returns whether the lock was acquired in time; raises if it cannot be.
+        """Returns whether the lock was acquired in time.
 
-        timeout: seconds to wait; None: as long as the lock was made with; -1: without limit.
+        timeout: seconds to wait; None: the timeout that the lock was made with; -1: no limit.
 
-        False means that another owner holds the lock. If neither is known, because the sidecar does not answer or
-        Redis cannot be reached, this raises Unavailable, at most 2 seconds after the start or 1 second after the
-        timeout.
+        False means that another owner holds the lock. If it is not known whether the lock is free, because the sidecar
+        does not answer or Redis cannot be reached, this raises Unavailable: 2 seconds after the start or 1 second after
+        the timeout, whichever is later.
         """
         options = self._options
         if not blocking:
@@ -566,9 +581,10 @@ class Lock:
     def release(self, *, confirm: bool, timeout: float | None = None) -> Coroutine[Any, Any, None] | None: ...
 
     def release(self, *, confirm: bool = False, timeout: float | None = None) -> Coroutine[Any, Any, None] | None:
-        """Raises LockLost if the lock was lost before, NotHeld if it is not held.
+        """Releases the lock. Raises LockLost if it was lost before, NotHeld if it is not held.
 
-        confirm, timeout: as in Held.release(), whatever the lock was made with: `await lock.release(confirm=True)`.
+        confirm, timeout: as in Held.release(): `await lock.release(confirm=True)`. The confirm and confirm_timeout that
+        the lock was made with do not apply here.
         """
         held = self._handles.handle_to_release(_owners.of_task())
         if held is None:
@@ -578,12 +594,12 @@ class Lock:
         return held.release(confirm=confirm, timeout=timeout)
 
     def locked(self) -> bool:
-        """Whether a task of this process holds the lock through this object. For others: Client.info()."""
+        """Whether a task holds the lock through this object. Client.info() knows about other holders."""
         return any(h.remaining > 0 for h in self._handles)
 
     @property
     def held(self) -> Held:
-        """What the current task holds through this object; raises NotHeld."""
+        """The Held of the current task; raises NotHeld if it does not hold the lock through this object."""
         held = self._handles.newest(_owners.of_task())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held by this task")
@@ -591,7 +607,7 @@ class Lock:
 
     @property
     def token(self) -> int:
-        """The fencing token of what the current task holds; raises NotHeld."""
+        """The fencing token of `held`."""
         return self.held.token
 
     async def __aenter__(self) -> Held:
@@ -602,17 +618,17 @@ class Lock:
     ) -> None:
         ended = self._handles.handles_of_block(_owners.of_task())
         if not ended:
-            raise NotHeld(f"the lock {self.name!r} is not held by who leaves this async with block")
+            raise NotHeld(f"the lock {self.name!r} is not held by the task that leaves this async with block")
         options = self._options
         confirm, timeout = options.waits_for_confirm(exc), options.confirm_timeout
         try:
             for held in ended:
                 self._handles.remove(held)
             confirmation = ended[0]._end_block(exc, confirm, timeout)
-        except BaseException:  # the last one too, if a signal handler raised before it was released
+        except BaseException:  # LockLost and NotHeld too; or a signal handler raised before the release
             self._release_all(ended)
             raise
-        for held in ended[1:]:  # of two the first was released within the body
+        for held in ended[1:]:  # the first one was released in the body
             confirmation = held._end_block(exc, confirm, timeout)
         if confirmation is None:
             return
@@ -628,13 +644,13 @@ class Lock:
         held = await self._client._acquire(self.name, owner, options, scoped)
         try:
             self._handles.push(owner, held)
-        except BaseException:  # a signal handler raised: the caller does not know of it
+        except BaseException:  # a signal handler raised: the caller does not get held
             self._release_all([held])
             raise
         return held
 
     def _release_all(self, ended: list[Held]) -> None:
-        """Release what no caller can release any more; once each, whatever was released before."""
+        """Releases the entries that no caller can release any more. Those that are released already stay so."""
         for held in ended:
             with contextlib.suppress(LockLost, NotHeld):
                 held.release()
@@ -649,9 +665,9 @@ class Lock:
 
 
 class RLock(Lock):
-    """A lock by name, re-entrant. Made by Client.rlock().
+    """A re-entrant lock by name. Made by Client.rlock().
 
-    The task that holds it may acquire it again; it must release it as often, and no other task may.
+    The task that holds it may acquire it again. It must release it as often, and no other task may release it.
     """
 
     __slots__ = ()
@@ -660,13 +676,13 @@ class RLock(Lock):
 class Client:
     """One process's session with the sidecar of its host, for the tasks of one event loop.
 
-    It connects when it is first used, and again when the connection was lost: when the sidecar is killed,
-    restarted or upgraded, locks stay held and waits go on. A forked child's copy connects again and holds
-    nothing. Pickled, it is the path of the socket.
+    It connects at its first use, and reconnects after a disconnect: when the sidecar is killed, restarted or upgraded,
+    locks stay held and waits continue. After a fork, the child's copy connects again, with a new session, and holds
+    nothing. A pickled client is the path of the socket.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
-        """path: of the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock."""
+        """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock."""
         self._shared: _AsyncSession | None = None
         self._pid = os.getpid()
         self.path = socket_path(path)
@@ -686,17 +702,17 @@ class Client:
         confirm: bool = False,
         confirm_timeout: float | None = None,
     ) -> Lock:
-        """A lock like asyncio.Lock; nothing is acquired yet. Durations are in seconds.
+        """Makes a lock that is used like asyncio.Lock; this does not acquire it. Durations are in seconds.
 
-        timeout: how long to wait for it; None or -1: without limit; 0: try once.
-        lease: hold it so long at most, without renewal. None: the sidecar renews until the release.
-        max_hold: hold it so long at most, even though renewed.
-        crash_delay: when this process dies, keep it so much longer.
-        confirm: an `async with` block ends after Redis has executed the release, as with `await
-        held.release(confirm=True)`, or raises Unconfirmed. If the body raises an exception, that is raised
-        instead, with a note about it (as of Python 3.11). A block that is cancelled, or left by KeyboardInterrupt
-        or GeneratorExit, releases without waiting.
-        confirm_timeout: how long to wait for the confirmation; None: no limit.
+        timeout: how long to wait for the lock; None or -1: no limit; 0: try once.
+        lease: how long the lock is held at most, without renewal; None: the sidecar renews it until the release.
+        max_hold: how long the lock is held at most, even if it is renewed; None: no limit.
+        crash_delay: how much longer the lock stays held when this process dies.
+        confirm: whether an `async with` block waits until Redis has executed the release, like `await
+        held.release(confirm=True)`, and raises Unconfirmed without a confirmation. If the body raises an exception,
+        that exception is raised instead, with a note (Python 3.11). A block that is cancelled, or that
+        KeyboardInterrupt or GeneratorExit leaves, releases without waiting.
+        confirm_timeout: how long the block waits for the confirmation; None: no limit.
         """
         options = Options(timeout, lease, max_hold, crash_delay, confirm=confirm, confirm_timeout=confirm_timeout)
         return Lock(self, name, options)
@@ -712,20 +728,20 @@ class Client:
         confirm: bool = False,
         confirm_timeout: float | None = None,
     ) -> RLock:
-        """A re-entrant lock: its task may acquire it again. Otherwise as lock().
+        """Makes a re-entrant lock: the task that holds it may acquire it again. Otherwise as lock().
 
-        While entries are left, the end of an inner block is confirmed at once: the lock stays held.
+        The end of an inner block is confirmed at once: the lock stays held.
         """
         options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout)
         return RLock(self, name, options)
 
     async def info(self, name: str) -> LockInfo | None:
-        """What the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
+        """Returns what the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
         protocol.check_name(name)
         return (await self._call(info_call(name))).lock
 
     async def list(self) -> tuple[LockInfo, ...]:
-        """All locks that the sidecar knows."""
+        """Returns all locks that the sidecar knows."""
         locks: dict[str, LockInfo] = {}
         after = 0
         while True:
@@ -736,23 +752,23 @@ class Client:
             after = page.next
 
     async def force_release(self, name: str) -> None:
-        """Ends the hold that this host has on the lock, of any owner. NotHeld if there is none."""
+        """Ends the hold of any owner on this host. Raises NotHeld if there is none."""
         protocol.check_name(name)
         await self._call(force_release_call(name))
 
     async def ping(self) -> str:
-        """Asks the sidecar how its Redis is: "ok", or a sentence that says what is wrong."""
+        """Returns the state of the sidecar's Redis: "ok", or a sentence that says what is wrong."""
         return (await self._call(ping_call())).redis
 
     async def aclose(self) -> None:
-        """Ends the session. What is still held is lost, and what is waited for fails."""
+        """Ends the session. Locks that are held are lost, and calls that wait fail."""
         self._closed = True
         shared, self._shared = self._shared, None
         if shared is not None:
             await shared.close()
 
     async def connect(self) -> None:
-        """Connects if it has not yet; so a sidecar that is not there is noticed now."""
+        """Connects, if there is no connection; raises if no sidecar listens."""
         await self.ping()
 
     async def __aenter__(self) -> Client:
@@ -836,7 +852,7 @@ _clients: Final[dict[str, Client]] = {}
 
 
 def _of_this_process(path: str) -> Client:
-    """The client that whatever was pickled with path shares in this process."""
+    """Returns the client that all unpickled locks and clients with this path share. Pickles refer to it by name."""
     return _clients.setdefault(path, Client(path))
 
 
@@ -873,7 +889,7 @@ class _Connecting(Coroutine[Any, Any, Client]):
 
 
 def connect(path: str | os.PathLike[str] = "") -> _Connecting:
-    """A client that is connected: `await connect()`, or `async with connect() as client`. path as in Client."""
+    """Returns a connected client: `await connect()`, or `async with connect() as client`. path: as in Client."""
     return _Connecting(_connected(path))
 
 
