@@ -1,23 +1,23 @@
-"""What can go wrong.
+"""The exceptions.
 
 ::
 
     LocksidecarError
     ├── LockTimeout      (TimeoutError)     the wait ended: another owner holds the lock
     ├── LockLost                            the lock was held and then lost: .name, .reason
-    ├── Unconfirmed                         released, but not known to be released in Redis: .name, .free_within
+    ├── Unconfirmed                         released, but Redis is not known to have executed it: .name, .free_within
     ├── NotHeld          (RuntimeError)     released twice, or never acquired, or not by this process
-    ├── Deadlock         (RuntimeError)     waiting would never end: threads or processes wait in a circle
-    ├── Unavailable      (ConnectionError)  no sidecar, or no Redis behind it: .may_have_happened
-    ├── Denied           (PermissionError)  the socket, Redis's ACL, or another user's lock
+    ├── Deadlock         (RuntimeError)     the wait would never end: owners on this host wait for each other
+    ├── Unavailable      (ConnectionError)  no sidecar answers, or it cannot reach Redis: .may_have_happened
+    ├── Denied           (PermissionError)  no permission: for the socket, for the key in Redis, for another user's lock
     ├── LimitExceeded                       too many sessions, holds or waiters
-    ├── BadRequest       (ValueError)       a name or a duration that cannot be
-    ├── Unsupported                         this sidecar lacks the request or this version, or this is not Linux
+    ├── BadRequest       (ValueError)       an invalid name or duration
+    ├── Unsupported                         the sidecar does not know the request or this version, or this is not Linux
     ├── ClientClosed     (RuntimeError)     the client was closed before
-    └── ProtocolError                       the sidecar sent what it must not
+    └── ProtocolError                       the sidecar violated the protocol
 
-The class in parentheses is a base class too, so that code which knows only the standard library
-catches what it expects. Every message says what happened and what to do about it.
+The class in parentheses is a base class, too, for code that catches the exceptions of the standard library only. Every
+message says what happened and what to do about it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import sys
 
 
 class LocksidecarError(Exception):
-    """Base of everything that this package raises on its own account.
+    """The base class of all exceptions of this package.
 
-    code is the protocol's word for it, if the sidecar said it, else "".
+    code is the error code of the protocol, if the sidecar sent one, else "".
     """
 
     def __init__(self, message: str, *, code: str = "") -> None:
@@ -37,21 +37,21 @@ class LocksidecarError(Exception):
 
 
 class LockTimeout(LocksidecarError, TimeoutError):
-    """The wait ended before the lock was free. Nothing is held, nothing is waited for any more."""
+    """The timeout passed before the lock was free. The lock is not held, and nothing waits for it any more."""
 
 
 class LockLost(LocksidecarError):
-    """The lock was held, and ended without a release: what it guarded may have been done by others too.
+    """The hold ended without a release. Another owner may have used what the lock guards.
 
     reason is one of
 
     - "expired": the deadline passed; a fixed lease ended, or Redis could not be reached in time to renew;
     - "deleted": the key vanished from Redis;
-    - "stolen": the owner field in the key is another one;
-    - "forced": an operator ended it;
+    - "stolen": the key in Redis has another owner's field;
+    - "forced": an operator ended the hold;
     - "max_hold": max_hold passed;
-    - "forgotten": the sidecar was restarted and knows nothing of it;
-    - "closed": this client was closed while the lock was held.
+    - "forgotten": the sidecar was restarted and does not know the hold;
+    - "closed": this client was closed while it held the lock.
     """
 
     def __init__(self, message: str, *, name: str = "", reason: str = "") -> None:
@@ -63,13 +63,13 @@ class LockLost(LocksidecarError):
 class Unconfirmed(LocksidecarError):
     """The lock is released here, but there is no confirmation that Redis has executed the release.
 
-    Another host may still find the lock taken, until its lease has ended in Redis. Nothing needs to be cleaned
-    up, and nothing that was done under the lock is in doubt.
+    Another host may still find the lock taken, until its lease ends in Redis. No cleanup is needed: the lock was held
+    until the release.
 
-    name is the lock's. free_within is the time until the lease ends, in seconds; 0.0 if it has ended already.
-    __cause__ is the reason: TimeoutError (it took too long), Denied (Redis refused the release), Unsupported (the
-    sidecar is older than this client: upgrade it), Unavailable (no sidecar answered for too long),
-    LimitExceeded, ClientClosed, or another LocksidecarError.
+    name is the name of the lock. free_within is the time until the lease ends, in seconds; 0.0 if it has ended.
+    __cause__ is the reason: TimeoutError (the timeout passed), Denied (Redis refused the release), Unsupported (the
+    sidecar is older than this client: upgrade it), Unavailable (no sidecar answered in time), LimitExceeded,
+    ClientClosed, or another LocksidecarError.
     """
 
     def __init__(self, message: str, *, code: str = "", name: str = "", free_within: float = 0.0) -> None:
@@ -79,18 +79,18 @@ class Unconfirmed(LocksidecarError):
 
 
 class NotHeld(LocksidecarError, RuntimeError):
-    """What should be released or checked is not held: it was released before, or never was acquired here."""
+    """The lock to be released or checked is not held: it was released before, or never acquired here."""
 
 
 class Deadlock(LocksidecarError, RuntimeError):
-    """Waiting would close a circle of owners that wait for each other. The message names each step."""
+    """The wait would close a cycle of owners that wait for each other. The message names each step."""
 
 
 class Unavailable(LocksidecarError, ConnectionError):
     """The sidecar cannot be reached, or cannot reach its Redis.
 
-    may_have_happened tells whether the request may have been carried out. If it was an acquire, nothing is
-    held: what it granted is released, as soon as there is a sidecar again.
+    may_have_happened: whether the sidecar may have carried out the request. After an acquire the lock is not held in
+    any case: if it was granted, it is released as soon as a sidecar listens again.
     """
 
     def __init__(self, message: str, *, code: str = "", may_have_happened: bool = False) -> None:
@@ -99,15 +99,15 @@ class Unavailable(LocksidecarError, ConnectionError):
 
 
 class Denied(LocksidecarError, PermissionError):
-    """Not permitted: to use the socket, by Redis's ACL, or to end a lock of another user."""
+    """No permission: for the socket, for the key in Redis (its ACL), or to end the hold of another user."""
 
 
 class LimitExceeded(LocksidecarError):
-    """A limit of the sidecar: too many sessions, holds or waiters. The message says which and how to raise it."""
+    """A limit of the sidecar is reached: of sessions, holds or waiters. The message says which, and how to raise it."""
 
 
 class BadRequest(LocksidecarError, ValueError):
-    """A name or a duration that cannot be. The message says which and why."""
+    """An invalid name or duration. The message says which and why."""
 
 
 class Unsupported(LocksidecarError):
@@ -119,18 +119,19 @@ class ClientClosed(LocksidecarError, RuntimeError):
 
 
 class ProtocolError(LocksidecarError):
-    """The sidecar sent what the protocol forbids. The connection is given up; locks are good to their deadlines."""
+    """The sidecar violated the protocol. The session has failed; its locks stay valid until their deadlines."""
 
 
 class ConfirmTimeout(LocksidecarError, TimeoutError):
-    """The cause of an Unconfirmed whose timeout passed."""
+    """The cause of an Unconfirmed: the timeout passed before the confirmation came."""
 
 
 def sentence(text: str) -> str:
+    """Returns text with a full stop, unless it ends a sentence already."""
     return text if text.endswith(("?", ".")) else f"{text}."
 
 
 def add_note_about(exc: BaseException, also: LocksidecarError) -> None:
-    """Adds to exc what else went wrong, without masking it."""
+    """Adds a note about another error to exc (Python 3.11). A LockLost needs none."""
     if sys.version_info >= (3, 11) and not isinstance(exc, LockLost):
         exc.add_note(f"Also: {also}")

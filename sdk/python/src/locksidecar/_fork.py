@@ -1,4 +1,4 @@
-"""What a forked child must do with what it inherited: everything of the parent's is the parent's."""
+"""Resets the clients in a forked child: their sessions and sockets belong to the parent."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from weakref import WeakSet
 
 class Inheritable(Protocol):
     def after_fork_in_child(self) -> None:
-        """Forgets what belongs to the parent, without touching what the parent shares.
+        """Drops what belongs to the parent, and changes nothing that the parent shares.
 
-        It runs in the child's only thread. Locks may be held by threads that do not exist here.
+        It runs in the only thread of the child. Locks may be held by threads that do not exist here.
         """
 
 

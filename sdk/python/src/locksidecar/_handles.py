@@ -1,4 +1,4 @@
-"""Whose turn it is when a lock object, which many threads or tasks share, is told to release."""
+"""Which handle a lock object releases, if many threads or tasks share the object."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Handle(Protocol):
-    """What a lock's acquire hands out, as far as Handles must know it."""
+    """What Handles needs of a Held."""
 
     @property
     def released(self) -> bool: ...
@@ -19,15 +19,15 @@ H = TypeVar("H", bound=Handle)
 
 
 class Handles(Generic[H]):
-    """Which handles of one lock object its owners have, each owner's in the order of its acquires.
+    """The handles that the owners have acquired through one lock object, for each owner in the order of its acquires.
 
-    Scoped handles are those of `with` blocks: the end of the block takes them, and nothing else does.
+    A scoped handle is that of a `with` block. Only the end of the block removes it.
     """
 
     __slots__ = ("_any_owner", "_stacks")
 
     def __init__(self, any_owner: bool) -> None:
-        # Like a threading.Lock, one that is not re-entrant may be released by who did not acquire it.
+        # Like a threading.Lock, a lock that is not re-entrant may be released by another owner.
         self._any_owner = any_owner
         self._stacks: dict[int, list[H]] = {}
 
@@ -55,10 +55,10 @@ class Handles(Generic[H]):
         return handle
 
     def handles_of_block(self, owner: int) -> list[H]:
-        """What ends with the `with` block that ends: its handle first; nothing if there is no such block.
+        """The handles that end with the current `with` block: the block's own first; none if there is no block.
 
-        If the body released that handle and acquired the lock again, as a threading.Condition does, what it
-        acquired ends too. A generator's block may be ended by another owner than the one that began it.
+        If the body released the block's handle and acquired the lock again, as a threading.Condition does, the newer
+        handle ends, too. The block of a generator may be ended by another owner than the one that began it.
         """
         stack = self._stacks.get(owner, [])
         handle = next((h for h in reversed(stack) if h._scoped), None)
@@ -71,7 +71,7 @@ class Handles(Generic[H]):
         return [handle]
 
     def remove(self, handle: H) -> None:
-        """Does nothing if it was removed before."""
+        """Removes handle, if it is still there."""
         for owner, stack in self._stacks.items():
             if handle in stack:
                 stack.remove(handle)

@@ -1,4 +1,4 @@
-"""What an acquire hands out."""
+"""Held, the result of an acquire: what the clients for threads and for asyncio have in common."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._core import Entry
 
 
 class EntryReader(Protocol):
-    """The session as those who wait for its answers share it; it knows the time."""
+    """Reads the state of an entry, after it has processed everything that has arrived. It reads the clock."""
 
     def check(self, entry: Entry) -> None: ...
 
@@ -20,14 +20,14 @@ class EntryReader(Protocol):
 
 
 class Held:
-    """One acquired lock, from its acquire to its release. Each client adds its own release()."""
+    """One acquired lock, from its acquire to its release. The subclass of each client has its own release()."""
 
     __slots__ = ("_entry", "_scoped", "_shared", "name", "token")
 
     name: str
-    """Of the lock."""
+    """The name of the lock."""
     token: int
-    """The fencing token: larger for every later holder. Hand it to what the lock guards."""
+    """The fencing token: larger for every later holder. Send it to the resource that the lock guards."""
 
     def __init__(self, shared: EntryReader, entry: Entry, scoped: bool) -> None:
         self._shared = shared
@@ -42,7 +42,7 @@ class Held:
 
     @property
     def lost(self) -> str | None:
-        """Why the lock was lost (see LockLost), None if it was not."""
+        """Why the lock was lost (see LockLost); None if it was not."""
         return self._shared.lost(self._entry) or None
 
     @property
@@ -51,15 +51,15 @@ class Held:
 
     @property
     def remaining(self) -> float:
-        """Seconds until the deadline, as far as known now; 0 if the lock is not held any more.
+        """Seconds until the deadline that is known now; 0 if the lock is not held.
 
-        Without a fixed lease the sidecar keeps moving the deadline on.
+        Without a fixed lease the sidecar extends the deadline again and again.
         """
         return self._shared.remaining(self._entry) / 1e9
 
     @property
     def deadline(self) -> float:
-        """Until when the lock may be believed in, in seconds of CLOCK_BOOTTIME."""
+        """Until when the holder may believe that it holds the lock, in seconds of CLOCK_BOOTTIME."""
         return self._shared.deadline(self._entry) / 1e9
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""Owners: the numbers under which the sidecar knows what a thread, a greenlet or a task holds.
+"""The owner numbers of threads, greenlets and tasks.
 
-A number is never used again in a process, unlike threading.get_ident() and id().
+A number is never reused in a process, unlike those of threading.get_ident() and id().
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ._errors import Deadlock
 
 _NUMBERS: Final = itertools.count(1)
 
-# One for each class that threading.local has been: monkey patching replaces it, at any time. With the class that is in
-# place, each greenlet has a number of its own.
+# One object for each class that threading.local has been: monkey patching may replace the class at any time. With the
+# class of gevent or eventlet, each greenlet has a number of its own.
 _locals: Final[dict[type, Any]] = {}
 
 _tasks: Final[WeakKeyDictionary[asyncio.Task[Any], int]] = WeakKeyDictionary()
 
-# The thread that entered this context first, and the owner that stands for both.
+# The first thread that ran in this context, and the owner of the two.
 _context: Final[ContextVar[tuple[int, int]]] = ContextVar("locksidecar_owner", default=(0, 0))
 
 
@@ -39,10 +39,12 @@ def of_thread() -> int:
 def of_context() -> int:
     """The owner of the calling thread in its context.
 
-    A thread that runs in one context all the time has one owner, of_thread(). A pool that runs each call in a context
-    of its own may leave a lock held when a call has ended, and release it by another thread: so FastAPI runs a
-    dependency that yields. The next call on that thread is another owner then. The tasks of an event loop have
-    contexts of their own, too. They remain one owner, because one that waited would keep its holder from running.
+    A thread that always runs in one context has one owner, of_thread(). A thread pool may run each call in a context of
+    its own. There a call may end while it holds a lock, which another call on another thread releases: FastAPI runs a
+    dependency that yields in this way. So the next call on the same thread must be another owner.
+
+    The tasks of an event loop have contexts of their own, too, but are one owner: a task that waits blocks the loop, so
+    the task that holds the lock could never release it.
     """
     thread = of_thread()
     entered, owner = _context.get()
@@ -58,9 +60,9 @@ def of_context() -> int:
 
 
 def of_task() -> int:
-    """The owner of the current task. A context variable would be inherited by the tasks that it starts.
+    """The owner of the current task. It is not a context variable, because the tasks that it starts inherit those.
 
-    0 in what is no task, as a callback of the loop: it may release a lock.
+    0 outside of a task, for example in a callback of the loop, which may release a lock.
     """
     task = _task()
     if task is None:
@@ -72,7 +74,7 @@ def of_task() -> int:
 
 
 def bind_to_task(hold: Hold) -> None:
-    """For an entry into hold that its thread was granted: raises Deadlock if another task has entered it before."""
+    """Called for each new entry into hold. Raises Deadlock if another task on this thread holds it already."""
     task = _task()
     if hold.entries == 1:
         hold.task = task

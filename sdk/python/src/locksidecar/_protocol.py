@@ -1,7 +1,7 @@
-"""The wire: frames, requests to bytes, bytes to replies. No I/O, no state.
+"""The protocol: encodes requests, decodes replies. No I/O, no state.
 
-The words are those of protocol/SPEC.md. Every rule that a sidecar must keep is checked here; whatever
-breaks one raises ProtocolError, and costs no more memory than the frame that broke it.
+The names are those of protocol/SPEC.md. Every rule for a sidecar is checked here. A frame that violates one raises
+ProtocolError, and costs no more memory than its size.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def acquire(
 
 
 def release(hold: int) -> bytes:
-    """Without an id: never answered, so it costs no round trip."""
-    # Written for every lock that is taken: the constant part of the map is not packed again.
+    """Without an id, so it is not answered and costs no round trip."""
+    # The hot path: the constant part of the map is packed in advance.
     body: bytes = _RELEASE + msgpack.packb(hold)
     return len(body).to_bytes(4, "big") + body
 
@@ -100,7 +100,7 @@ def confirm(id: int, name: str) -> bytes:
 
 
 def cancel(target: int) -> bytes:
-    """Without an id: what matters is how the acquire is answered."""
+    """Without an id, so it is not answered: the answer to the acquire tells the result."""
     return frame({"op": "cancel", "target": target})
 
 
@@ -121,7 +121,7 @@ def ping(id: int) -> bytes:
 
 
 def check_name(name: str) -> str:
-    """Returns name if the sidecar would take it as the name of a lock."""
+    """Returns name if it is valid for a lock; raises BadRequest or TypeError."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a lock must be a str, not {type(name).__name__}")
     try:
@@ -156,10 +156,15 @@ class WaiterInfo:
 class LockInfo:
     """What the sidecar knows about one lock.
 
-    state is "held" (by a process of this host: then the fields from hold to lease_ms are about its
-    holder), "remote" (held elsewhere: remote_field and remote_ttl_ms), "busy" (an operation on Redis
-    is under way) or "free". lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was
-    restarted, and the holder has not come back to it yet. orphan: the holder's session is over.
+    state is one of
+
+    - "held": by a process of this host; the fields from hold to lease_ms describe the hold and its holder;
+    - "remote": held elsewhere; remote_field and remote_ttl_ms are set;
+    - "busy": an operation on Redis is in flight;
+    - "free".
+
+    lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted, and the holder has not
+    reconnected yet. orphan: the session of the holder has ended, and the lock is still kept.
     """
 
     name: str
@@ -185,7 +190,7 @@ class LockInfo:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A request was done. Only who asked knows what is in it."""
+    """The answer to a request that was carried out. The parser of its Call reads the fields."""
 
     id: int
     fields: Fields
@@ -193,7 +198,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Refusal:
-    """A request was not done and had no effect. With id 0: the sidecar is about to end the connection."""
+    """The error that answers a request: it had no effect. With id 0: the sidecar is closing the connection."""
 
     id: int
     code: str
@@ -213,7 +218,7 @@ class LeaseEvent:
 
 @dataclass(slots=True)
 class UnknownEvent:
-    """To be ignored."""
+    """An event of a later version. It is ignored."""
 
     ev: str
 
@@ -222,9 +227,9 @@ Reply: TypeAlias = "Answer | Refusal | LostEvent | LeaseEvent | UnknownEvent"
 
 
 def split(received: bytes, start: int) -> tuple[bytes, int] | None:
-    """The body of the frame that begins at start, and where the frame ends; None if it is not whole yet.
+    """Returns the body of the frame that begins at start, and where the frame ends; None if it is incomplete.
 
-    A bad length is refused as soon as its four bytes are there: nothing of such a frame is waited for.
+    A bad length raises ProtocolError as soon as its four bytes have arrived.
     """
     begin = start + 4
     if len(received) < begin:
@@ -256,10 +261,10 @@ def decode(body: bytes) -> Reply:
     return Answer(fields.integer("id", least=1), fields)
 
 
-# --- What answers hold ----------------------------------------------------------------------------
+# --- The fields of answers ------------------------------------------------------------------------
 #
-# Those to release and cancel are missing: this client sends them without an id. Nothing is in those to
-# claim and bye.
+# There are none for release and cancel, because this client sends them without an id. The answers to claim, confirm and
+# bye have no fields.
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +285,7 @@ class AcquireOK:
     hold: int
     count: int
     deadline_ns: int
-    end_ns: int = 0  # when max_hold will have passed; 0: there is none
+    end_ns: int = 0  # when max_hold ends; 0: there is no max_hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,10 +337,10 @@ def acquire_ok(f: Fields) -> AcquireOK:
 
 
 def grant(body: bytes) -> tuple[int, AcquireOK] | None:
-    """The short way for what is read most: the id, and what acquire_ok() makes of the answer.
+    """The fast path for the answer to an acquire: returns its id, and what acquire_ok() returns for it.
 
-    None: body may be something else, or is unusual, or wrong; decode() tells. What is read here breaks no
-    rule, because it has exactly one layout.
+    None: body is something else, or unusual, or invalid; decode() decides. What is accepted here violates no rule,
+    because it has exactly one layout.
     """
     if _GRANT.fullmatch(body) is None:
         return None
@@ -402,9 +407,9 @@ def _waiter(f: Fields) -> WaiterInfo:
 
 _MAX_COUNT: Final = (1 << 32) - 1
 
-# The fields of a hold without max_hold in the order of SPEC.md, each key in its shortest format, each value an
-# integer in any unsigned format, none out of range, and no id of 0. (That costs nothing: the strict reader looks
-# at what does not match.)
+# The answer to an acquire without max_hold: the fields in the order of SPEC.md, each key in its shortest format, each
+# value an integer in any unsigned format and in its range, and an id that is not 0. The strict reader reads every other
+# frame.
 _UINT32: Final = rb"(?:[\x00-\x7f]|\xcc.|\xcd..|\xce....)"
 _UINT63: Final = rb"(?:[\x00-\x7f]|\xcc.|\xcd..|\xce....|\xcf[\x00-\x7f].......)"
 _GRANT: Final = re.compile(
@@ -413,7 +418,7 @@ _GRANT: Final = re.compile(
     re.DOTALL,
 )
 
-# Every field of every reply, at any depth.
+# The names of all fields of all replies, at any depth.
 _KNOWN: Final = frozenset(
     {
         "id",

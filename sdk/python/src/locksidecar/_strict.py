@@ -1,8 +1,7 @@
 """A strict reader of msgpack maps.
 
-msgpack's C unpacker reads the scalars, but it is never asked to build a container: maps and arrays are
-walked, and what is not asked for is stepped over. So a length that a hostile frame claims allocates
-nothing, nothing recurses without bound, and no value changes its type on the way.
+The C unpacker of msgpack reads the scalars only. Maps and arrays are walked here, and unknown fields are skipped. So a
+length in a hostile frame allocates nothing, recursion is bounded, and no value changes its type.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ import msgpack
 
 from ._errors import ProtocolError
 
-MAX_DEPTH: Final = 8  # arrays and maps inside one another, in an unknown field
+MAX_DEPTH: Final = 8  # of nested arrays and maps in an unknown field
 MAX_INT: Final = (1 << 63) - 1
 
-# Known fields nest as deep as list's rows, waiters and an unknown field there.
+# The deepest known field is the waiters of a row of list, with an unknown field in a waiter.
 _KNOWN_DEPTH: Final = MAX_DEPTH + 4
 
 
 class _Packed(bytes):
-    """A container, or whatever else no field can be, as it stands in the frame."""
+    """The bytes of a container, or of a value of a type that no field has, as they are in the frame."""
 
 
 class Fields:
-    """The fields of one map that are known; the others are ignored.
+    """The known fields of one map; the others are ignored.
 
-    What is asked for must be there, unless there is a default, and must have its type and range.
+    The getters raise ProtocolError if the field is missing and has no default, or has another type or range.
     """
 
     __slots__ = ("_known", "_values")
@@ -53,7 +52,7 @@ class Fields:
         return value
 
     def text(self, name: str, default: str | None = None, *, most: int | None = None) -> str:
-        """most: bytes of UTF-8."""
+        """most: how many bytes of UTF-8 are allowed."""
         value = self._values.get(name, default)
         if type(value) is not str:
             raise self._wrong(name, "a string")
@@ -114,7 +113,7 @@ def _map(body: bytes, known: frozenset[str]) -> dict[str, object]:
         if type(key) is not str or body[start] == _STR32:
             raise ValueError("a key is not a string of the formats fixstr, str8 and str16")
         if key in values or key in ignored:
-            raise ValueError(f"the key {key!r} stands twice in a map")
+            raise ValueError(f"the key {key!r} occurs twice in a map")
         at = unpacker.tell()
         if key not in known:
             unpacker.read_bytes(_end(body, at, MAX_DEPTH) - at)
@@ -124,7 +123,7 @@ def _map(body: bytes, known: frozenset[str]) -> dict[str, object]:
         else:
             values[key] = _Packed(unpacker.read_bytes(_end(body, at, _KNOWN_DEPTH) - at))
     if unpacker.tell() != len(body):
-        raise ValueError("bytes stand behind its map")
+        raise ValueError("there are bytes after its map")
     return values
 
 
@@ -143,17 +142,17 @@ _STR32: Final = 0xDB
 _SCALARS: Final = frozenset(
     (*range(0x80), *range(0xA0, 0xC1), 0xC2, 0xC3, *range(0xCA, 0xD4), 0xD9, 0xDA, 0xDB, *range(0xE0, 0x100))
 )
-# What follows the first byte of a value: so many bytes …
+# What follows the first byte of a value: this many bytes, …
 _FIXED: Final = {
     **dict.fromkeys((*range(0x80), 0xC0, 0xC2, 0xC3, *range(0xE0, 0x100)), 0),
     **{0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8},
     **{0xA0 + n: n for n in range(32)},
     **{0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17},  # extensions, with their type
 }
-# … or a length of so many bytes, and as many bytes as it says …
+# … or a length of this many bytes, and as many bytes as it says, …
 _SIZED: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-_EXTENSION: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}  # and its type
-# … or as many values.
+_EXTENSION: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}  # plus one byte, the type
+# … or a length of this many bytes, and as many values as it says.
 _ARRAY: Final = {0xDC: 2, 0xDD: 4}
 _MAP: Final = {0xDE: 2, 0xDF: 4}
 
@@ -161,7 +160,7 @@ _MAP: Final = {0xDE: 2, 0xDF: 4}
 def _header(body: bytes, short: int, long: dict[int, int]) -> tuple[int, int]:
     """How many entries a container of this format has, and where they begin.
 
-    msgpack's own readers of it obey the limits on what it may build where it has no C extension.
+    msgpack's own reader is not used: without the C extension it applies the limits of the unpacker, which are 0.
     """
     if not body:
         raise msgpack.OutOfData
@@ -169,12 +168,12 @@ def _header(body: bytes, short: int, long: dict[int, int]) -> tuple[int, int]:
     if first & 0xF0 == short:
         return first & 0x0F, 1
     if (width := long.get(first)) is None:
-        raise ValueError(f"{first:#x} does not begin what should be there")
+        raise ValueError(f"{first:#x} is not the first byte of the expected container")
     return _length(body, 1, width), 1 + width
 
 
 def _end(body: bytes, at: int, depth: int) -> int:
-    """Where the value at at ends."""
+    """Returns where the value that begins at `at` ends."""
     if at >= len(body):
         raise msgpack.OutOfData
     first = body[at]
@@ -198,7 +197,7 @@ def _end(body: bytes, at: int, depth: int) -> int:
     else:
         raise ValueError(f"{first:#x} is no msgpack format")
     if depth == 0:
-        raise ValueError(f"a field that is not known nests deeper than {MAX_DEPTH}")
+        raise ValueError(f"an unknown field nests deeper than {MAX_DEPTH}")
     for _ in range(values):
         at = _end(body, at, depth - 1)
     return at

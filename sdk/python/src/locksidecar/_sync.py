@@ -29,8 +29,8 @@ T = TypeVar("T")
 class Held(_held.Held):
     """One acquired lock, from its acquire to its release. Threads may share it.
 
-    When the sidecar is restarted meanwhile, the lock stays held, with its token. The next call that reads its
-    state then connects again first, which takes a moment; if no sidecar listens, it does not wait for one.
+    If the sidecar is restarted meanwhile, the lock stays held, with its token. The next call that reads its state then
+    reconnects first, which takes a moment; if no sidecar listens, it does not wait for one.
     """
 
     __slots__ = ()
@@ -40,14 +40,13 @@ class Held(_held.Held):
     def release(self, *, confirm: bool = False, timeout: float | None = None) -> None:
         """Releases the lock. Raises LockLost if it was lost before, NotHeld if it was released before.
 
-        Without confirm this returns before Redis has executed the release: another host that is signalled then
-        may still find the lock taken. With confirm=True this returns after Redis has executed the release. The
-        lock is released at once in any case.
+        Without confirm this returns before Redis has executed the release. If the program then signals another host,
+        that host may still find the lock taken. With confirm=True this releases the lock, and returns after Redis has
+        executed the release. Without a confirmation it raises Unconfirmed; the lock is released in that case, too.
 
-        timeout: how long to wait for the confirmation, in seconds; None: no limit; 0 or less: not at all. If the
-        sidecar is restarted meanwhile, the client requests the confirmation from its successor. Without a
-        confirmation this raises Unconfirmed; the lock is released then, too. Without confirm the timeout has no
-        meaning.
+        timeout: how long to wait for the confirmation, in seconds; None: no limit; 0 or less: not at all. Without
+        confirm it has no meaning. If the sidecar is restarted meanwhile, the client requests the confirmation from
+        the new sidecar.
 
         If another owner on this host waits for the lock, the lock passes to that owner, and the release is
         confirmed at once.
@@ -58,14 +57,14 @@ class Held(_held.Held):
 class Lock:
     """A lock by name, used like a threading.Lock. Made by Client.lock().
 
-    The thread that acquired it holds it. It is not re-entrant: a thread that waits for what it holds itself gets
-    Deadlock. Threads may share the object; any of them may release it.
+    The thread that acquired it holds it. It is not re-entrant: a thread that waits for a lock that it holds itself
+    gets Deadlock. Threads may share the object; any of them may release it.
 
-    In a thread pool that runs each call in a context of its own, as anyio's and so FastAPI's does, the holder is the
-    call: another call on the same thread waits like another thread.
+    A thread pool may run each call in a context of its own, as those of anyio and FastAPI do. Then the call is the
+    holder: another call on the same thread waits as another thread does.
 
-    An acquire blocks its thread. Under asyncio use locksidecar.aio: here all tasks of a loop are one owner, its
-    thread, and get Deadlock for what another task holds.
+    An acquire blocks its thread. Under asyncio use locksidecar.aio: here all tasks of a loop are one owner, and a task
+    gets Deadlock for a lock that another task holds.
     """
 
     __slots__ = ("__weakref__", "_client", "_handles", "_options", "name")
@@ -76,16 +75,16 @@ class Lock:
         self.name = protocol.check_name(name)
         self._client = client
         self._options = options
-        self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)  # guarded by the client
+        self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)  # guarded by the client's handles_lock
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        """Returns whether the lock was acquired in time; raises if it cannot be.
+        """Returns whether the lock was acquired in time.
 
-        timeout: seconds to wait; None: as long as the lock was made with; -1: without limit.
+        timeout: seconds to wait; None: the timeout that the lock was made with; -1: no limit.
 
-        False means that another owner holds the lock. If neither is known, because the sidecar does not answer or
-        Redis cannot be reached, this raises Unavailable, at most 2 seconds after the start or 1 second after the
-        timeout.
+        False means that another owner holds the lock. If it is not known whether the lock is free, because the sidecar
+        does not answer or Redis cannot be reached, this raises Unavailable: 2 seconds after the start or 1 second after
+        the timeout, whichever is later.
         """
         options = self._options
         if not blocking:
@@ -101,10 +100,10 @@ class Lock:
         return True
 
     def release(self, *, confirm: bool = False, timeout: float | None = None) -> None:
-        """Raises LockLost if the lock was lost before, NotHeld if it is not held.
+        """Releases the lock. Raises LockLost if it was lost before, NotHeld if it is not held.
 
-        confirm, timeout: as in Held.release(), whatever the lock was made with; Unconfirmed is raised if there
-        is no confirmation.
+        confirm, timeout: as in Held.release(). The confirm and confirm_timeout that the lock was made with do not apply
+        here.
         """
         held: Held | None = None
         try:
@@ -112,7 +111,7 @@ class Lock:
             held.release(confirm=confirm, timeout=timeout)
         except LocksidecarError:
             raise
-        except BaseException:  # of a handler of a signal: the lock is released before this is raised on
+        except BaseException:  # a signal handler raised: release the lock before this is raised
             if held is not None:
                 try:  # noqa: SIM105
                     _thread.start_new_thread(self._complete_release, ([held],))
@@ -125,7 +124,7 @@ class Lock:
                 self._remove_handle(held)
 
     def _complete_release(self, ended: list[Held]) -> None:
-        """Releases what a handler of a signal may have kept from being released."""
+        """Releases the entries that are not released because a signal handler raised."""
         for held in ended:
             if not held.released:
                 with contextlib.suppress(LocksidecarError):
@@ -140,14 +139,14 @@ class Lock:
         return held
 
     def locked(self) -> bool:
-        """Whether a thread of this process holds the lock through this object. For others: Client.info()."""
+        """Whether a thread holds the lock through this object. Client.info() knows about other holders."""
         with self._client._process_state().handles_lock:
             handles = list(self._handles)
         return any(h.remaining > 0 for h in handles)
 
     @property
     def held(self) -> Held:
-        """What the calling thread holds through this object; raises NotHeld."""
+        """The Held of the calling thread; raises NotHeld if it does not hold the lock through this object."""
         with self._client._process_state().handles_lock:
             held = self._handles.newest(_owners.of_thread())
         if held is None:
@@ -156,7 +155,7 @@ class Lock:
 
     @property
     def token(self) -> int:
-        """The fencing token of what the calling thread holds; raises NotHeld."""
+        """The fencing token of `held`."""
         return self.held.token
 
     def __enter__(self) -> Held:
@@ -171,7 +170,7 @@ class Lock:
             self._end_block(ended, exc)
         except LocksidecarError:
             raise
-        except BaseException:  # of a handler of a signal: the lock is released before this is raised on
+        except BaseException:  # a signal handler raised: release the lock before this is raised
             if ended is not None:
                 try:  # noqa: SIM105
                     _thread.start_new_thread(self._complete_release, (ended,))
@@ -186,7 +185,7 @@ class Lock:
 
     def _end_block(self, ended: list[Held], exc: BaseException | None) -> None:
         if not ended:
-            raise NotHeld(f"the lock {self.name!r} is not held by who leaves this with block")
+            raise NotHeld(f"the lock {self.name!r} is not held by the thread that leaves this with block")
         options = self._options
         error: LockLost | NotHeld | Unconfirmed | None = None
         try:
@@ -225,7 +224,7 @@ class Lock:
             if call.hold is not None:
                 shared.abandon(call)
             raise
-        except BaseException:  # of a handler of a signal: the caller does not receive the lock
+        except BaseException:  # a signal handler raised: the caller does not get the lock
             try:  # noqa: SIM105
                 _thread.start_new_thread(self._undo_acquire, (shared, call, held))
             except RuntimeError:  # no thread can be started
@@ -252,23 +251,25 @@ class Lock:
 class RLock(Lock):
     """A lock by name, used like a threading.RLock. Made by Client.rlock().
 
-    The thread that holds it may acquire it again; it must release it as often, and no other thread may. A task of
-    an event loop gets Deadlock for what another task on its thread holds.
+    The thread that holds it may acquire it again. It must release it as often, and no other thread may release it. A
+    task of an event loop gets Deadlock for a lock that another task on its thread holds.
     """
 
     __slots__ = ()
 
 
 class _ProcessState:
-    """What a client has in one process. It is made at the first use there, so that its locks are of the kind that
-    monkey patching has put in place by then."""
+    """The part of a client that belongs to one process.
+
+    It is made at the first use in the process, when monkey patching has replaced threading.Lock.
+    """
 
     __slots__ = ("handles_lock", "session_lock", "shared")
 
     def __init__(self) -> None:
-        # Of the handles of all locks of the client; nothing is waited for under it.
+        # Guards the handles of all locks of the client. No thread waits while it holds it.
         self.handles_lock = threading.Lock()
-        # Guards the change of line, which is made new when its session has failed; before any line's mutex.
+        # Guards shared, which is replaced when its session has failed. Lock order: before SharedSession.mutex.
         self.session_lock = threading.Lock()
         self.shared: SharedSession | None = None
 
@@ -276,17 +277,17 @@ class _ProcessState:
 class Client:
     """One process's session with the sidecar of its host. Threads share it.
 
-    It connects when it is first used, and again after the connection was lost: when the sidecar is killed,
-    restarted or upgraded, locks stay held and waits go on. A forked child's copy connects again and holds
-    nothing. Pickled, it is the path of the socket.
+    It connects at its first use, and reconnects after a disconnect: when the sidecar is killed, restarted or upgraded,
+    locks stay held and waits continue. After a fork, the child's copy connects again, with a new session, and holds
+    nothing. A pickled client is the path of the socket.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
-        """path: of the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock."""
+        """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock."""
         self.path = socket_path(path)
         self._clock: Callable[[], int] = boottime
         self._closed = False
-        # By process id: what a fork has copied is not used.
+        # By process id, so that a forked child does not use its copy of the parent's.
         self._processes: dict[int, _ProcessState] = {}
         _fork.register(self)
 
@@ -301,16 +302,16 @@ class Client:
         confirm: bool = False,
         confirm_timeout: float | None = None,
     ) -> Lock:
-        """A lock like threading.Lock; nothing is acquired yet. Durations are in seconds.
+        """Makes a lock that is used like threading.Lock; this does not acquire it. Durations are in seconds.
 
-        timeout: how long to wait for it; None or -1: without limit; 0: try once.
-        lease: hold it so long at most, without renewal. None: the sidecar renews until the release.
-        max_hold: hold it so long at most, even though renewed.
-        crash_delay: when this process dies, keep it so much longer.
-        confirm: a with block ends after Redis has executed the release, as with held.release(confirm=True), or
-        raises Unconfirmed. If the body raises an exception, that is raised instead, with a note about it (as of
-        Python 3.11). A block that is left by KeyboardInterrupt or GeneratorExit releases without waiting.
-        confirm_timeout: how long to wait for the confirmation; None: no limit.
+        timeout: how long to wait for the lock; None or -1: no limit; 0: try once.
+        lease: how long the lock is held at most, without renewal; None: the sidecar renews it until the release.
+        max_hold: how long the lock is held at most, even if it is renewed; None: no limit.
+        crash_delay: how much longer the lock stays held when this process dies.
+        confirm: whether a with block waits until Redis has executed the release, like held.release(confirm=True), and
+        raises Unconfirmed without a confirmation. If the body raises an exception, that exception is raised instead,
+        with a note (Python 3.11). A block that KeyboardInterrupt or GeneratorExit leaves releases without waiting.
+        confirm_timeout: how long the block waits for the confirmation; None: no limit.
         """
         options = Options(timeout, lease, max_hold, crash_delay, confirm=confirm, confirm_timeout=confirm_timeout)
         return Lock(self, name, options)
@@ -326,20 +327,20 @@ class Client:
         confirm: bool = False,
         confirm_timeout: float | None = None,
     ) -> RLock:
-        """A lock like threading.RLock: its thread may acquire it again. Otherwise as lock().
+        """Makes a lock that is used like threading.RLock: the thread that holds it may acquire it again.
 
-        While entries are left, the end of an inner block is confirmed at once: the lock stays held.
+        Otherwise as lock(). The end of an inner block is confirmed at once: the lock stays held.
         """
         options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout)
         return RLock(self, name, options)
 
     def info(self, name: str) -> LockInfo | None:
-        """What the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
+        """Returns what the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
         protocol.check_name(name)
         return self._call(info_call(name)).lock
 
     def list(self) -> tuple[LockInfo, ...]:
-        """All locks that the sidecar knows."""
+        """Returns all locks that the sidecar knows."""
         locks: dict[str, LockInfo] = {}
         after = 0
         while True:
@@ -350,19 +351,19 @@ class Client:
             after = page.next
 
     def force_release(self, name: str) -> None:
-        """Ends the hold that this host has on the lock, of any owner. NotHeld if there is none."""
+        """Ends the hold of any owner on this host. Raises NotHeld if there is none."""
         protocol.check_name(name)
         self._call(force_release_call(name))
 
     def ping(self) -> str:
-        """Asks the sidecar how its Redis is: "ok", or a sentence that says what is wrong."""
+        """Returns the state of the sidecar's Redis: "ok", or a sentence that says what is wrong."""
         return self._call(ping_call()).redis
 
     def close(self) -> None:
-        """Ends the session. What is still held is lost, and what is waited for fails.
+        """Ends the session. Locks that are held are lost, and calls that wait fail.
 
-        Waits up to a second for the answer; if none comes, and anything is at stake, a thread
-        goes on for as long as it matters.
+        Waits up to a second for the sidecar's answer. If none comes, and the sidecar may keep locks of this session, a
+        background thread goes on until it has answered, or until their leases have ended.
         """
         self._closed = True
         state = self._process_state()
@@ -372,7 +373,7 @@ class Client:
             shared.close()
 
     def connect(self) -> None:
-        """Connects if it has not yet; so a sidecar that is not there is noticed now."""
+        """Connects, if there is no connection; raises if no sidecar listens."""
         self.ping()
 
     def __enter__(self) -> Client:
@@ -394,7 +395,7 @@ class Client:
         return self._process_state().shared
 
     def _process_state(self) -> _ProcessState:
-        # Not every fork runs the hooks of os.register_at_fork(): uwsgi forks in C.
+        # Not every fork runs the hooks of os.register_at_fork(): uWSGI forks in C.
         pid = os.getpid()
         state = self._processes.get(pid)
         if state is None:
@@ -430,12 +431,12 @@ _clients: dict[str, Client] = {}
 
 
 def _of_this_process(path: str) -> Client:
-    """The client that whatever was pickled with path shares in this process."""
+    """Returns the client that all unpickled locks and clients with this path share. Pickles refer to it by name."""
     return _clients.setdefault(path, Client(path))
 
 
 def connect(path: str | os.PathLike[str] = "") -> Client:
-    """A client that is connected. path as in Client."""
+    """Returns a connected client. path: as in Client."""
     client = Client(path)
     client.connect()
     return client
