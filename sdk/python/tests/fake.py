@@ -20,7 +20,7 @@ from typing import Any
 
 import msgpack
 
-PATIENCE = 20.0  # of a test that waits for what must come; only a failing test uses it up
+TIMEOUT = 20.0  # of a test that waits for what must come; only a failing test uses it up
 
 Message = dict[str, Any]
 
@@ -39,7 +39,7 @@ class Connection:
     send: Callable[[bytes], None]
     close: Callable[[], None]
     session: Session
-    greeted: bool = False
+    hello_received: bool = False
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Session:
 class Waiter:
     session: Session
     request: Message
-    until: float | None
+    expires_at: float | None
 
 
 @dataclass(eq=False)
@@ -80,19 +80,19 @@ class Sidecar:
         self.version = 1  # of the protocol
         self.resumable = True  # gives out tickets
         self.renewed = True  # the watchdog has renewed, as who resumes is told
-        self.page = 100
+        self.page_size = 100
         self.uuid = "fake"  # another one when it has forgotten everything
-        self.away = False  # Redis is: no confirm is answered
+        self.redis_down = False  # Redis is: no confirm is answered
         self.refuse: dict[str, tuple[str, str]] = {}  # op: the error that answers it
-        self.seen: list[tuple[int, Message]] = []  # all requests, with their sessions
+        self.received: list[tuple[int, Message]] = []  # all requests, with their sessions
         self.sessions: dict[int, Session] = {}
         self.grants: list[tuple[str, int, int]] = []  # name, hold, count after it
         self._locks: dict[str, Lock] = {}
         self._unconfirmed: list[tuple[Session, Message]] = []
-        self._forget_numbers()
+        self._reset_numbers()
         self._tokens = itertools.count(1_700_000_000_000_000)
 
-    def _forget_numbers(self) -> None:
+    def _reset_numbers(self) -> None:
         self._numbers = itertools.count(1)
         self._holds = itertools.count(1)
 
@@ -104,7 +104,7 @@ class Sidecar:
         self.sessions[session.number] = session
         return session.connection
 
-    def die(self) -> None:
+    def restart(self) -> None:
         """Is killed. Its successor knows what it knew, is there at once, and ends the sessions that hold nothing."""
         for session in list(self.sessions.values()):
             if session.connection is not None:
@@ -117,17 +117,17 @@ class Sidecar:
         for lock in self._locks.values():
             lock.waiters.clear()
 
-    def forget(self) -> None:
+    def restart_without_state(self) -> None:
         """Is killed, and its successor finds no state."""
-        self.die()
+        self.restart()
         self.uuid += "'"
         self.sessions.clear()
         self._locks.clear()
-        self._forget_numbers()
+        self._reset_numbers()
 
-    def come_back(self) -> None:
+    def recover_redis(self) -> None:
         """Redis is there again, and has executed everything."""
-        self.away = False
+        self.redis_down = False
         unconfirmed, self._unconfirmed = self._unconfirmed, []
         for session, m in unconfirmed:
             self._on_confirm(session, m)
@@ -140,14 +140,14 @@ class Sidecar:
         self._send(lock.session, {"ev": "lost", "hold": lock.hold, "reason": reason})
         self._free(lock)
 
-    def tell(self, message: Message) -> None:
-        self.send(frame(message))
+    def broadcast(self, message: Message) -> None:
+        self.broadcast_bytes(frame(message))
 
-    def prolong(self, deadline_ns: int) -> None:
+    def extend_leases(self, deadline_ns: int) -> None:
         """A lease event, to everybody."""
-        self.tell({"ev": "lease", "deadline_ns": deadline_ns})
+        self.broadcast({"ev": "lease", "deadline_ns": deadline_ns})
 
-    def send(self, data: bytes) -> None:
+    def broadcast_bytes(self, data: bytes) -> None:
         for session in list(self.sessions.values()):
             if session.connection is not None:
                 session.connection.send(data)
@@ -155,7 +155,7 @@ class Sidecar:
     # --- What a test looks at ---
 
     def requests(self, op: str) -> list[Message]:
-        return [m for _, m in self.seen if m["op"] == op]
+        return [m for _, m in self.received if m["op"] == op]
 
     def holder(self, name: str) -> int:
         """The session that holds the lock; 0 if none."""
@@ -173,21 +173,21 @@ class Sidecar:
     # --- Connections ---
 
     def handle(self, connection: Connection, message: Message) -> None:
-        self.seen.append((connection.session.number, message))
-        self._obey(connection, message)
+        self.received.append((connection.session.number, message))
+        self._dispatch(connection, message)
 
-    def _obey(self, connection: Connection, message: Message) -> None:
+    def _dispatch(self, connection: Connection, message: Message) -> None:
         session, op = connection.session, message["op"]
-        if not connection.greeted and op != "hello":
-            self._breach(session, "no_hello", "say hello first")
+        if not connection.hello_received and op != "hello":
+            self._connection_error(session, "no_hello", "say hello first")
         elif session.claimed is not None and op not in ("claim", "bye"):
-            self._breach(session, "bad_frame", "claims are due")
+            self._connection_error(session, "bad_frame", "claims are due")
         elif op in self.refuse:
             self._error(session, message, *self.refuse[op])
         else:
             getattr(self, f"_on_{op}")(session, message)
 
-    def ended(self, connection: Connection) -> None:
+    def on_disconnected(self, connection: Connection) -> None:
         """By the client."""
         connection.close()
         session = connection.session
@@ -195,9 +195,9 @@ class Sidecar:
         if session.claimed is not None:
             session.claimed = None  # and it is waited for as before
         else:
-            self._end(session)
+            self._end_session(session)
 
-    def _end(self, session: Session) -> None:
+    def _end_session(self, session: Session) -> None:
         self.sessions.pop(session.number, None)
         for lock in self._locks.values():
             lock.waiters = deque(w for w in lock.waiters if w.session is not session)
@@ -205,7 +205,7 @@ class Sidecar:
             if lock.session is session:
                 self._free(lock)
 
-    def _breach(self, session: Session, code: str, msg: str) -> None:
+    def _connection_error(self, session: Session, code: str, msg: str) -> None:
         self._send(session, {"err": {"code": code, "msg": msg}})
         if session.connection is not None:
             session.connection.close()
@@ -222,8 +222,8 @@ class Sidecar:
 
     def _on_hello(self, session: Session, m: Message) -> None:
         assert session.connection is not None
-        session.connection.greeted = True
-        resumed = self._resumed(session, m.get("resume", ""))
+        session.connection.hello_received = True
+        resumed = self._find_resumable(session, m.get("resume", ""))
         if resumed is not None:
             del self.sessions[session.number]
             resumed.connection = session.connection
@@ -239,12 +239,12 @@ class Sidecar:
             answer["resumed"] = True
         self._send(session, answer)
 
-    def _resumed(self, session: Session, ticket: str) -> Session | None:
+    def _find_resumable(self, session: Session, ticket: str) -> Session | None:
         return next((x for x in self.sessions.values() if x.connection is None and ticket in x.tickets), None)
 
     def _on_claim(self, session: Session, m: Message) -> None:
         if session.claimed is None:
-            self._breach(session, "bad_frame", "no claims are due")
+            self._connection_error(session, "bad_frame", "no claims are due")
             return
         held = self.held_by(session.number)
         holds = m["holds"]
@@ -257,7 +257,7 @@ class Sidecar:
                     session, {"ev": "lost", "hold": hold, "reason": session.unreported_losses.get(hold, "forgotten")}
                 )
             elif entries > held[hold]:
-                self._breach(session, "bad_frame", "that is more than was granted")
+                self._connection_error(session, "bad_frame", "that is more than was granted")
                 return
         if not m.get("more"):
             claimed, session.claimed = session.claimed, None
@@ -275,7 +275,7 @@ class Sidecar:
         self._send(session, {"id": m["id"]})
         if session.connection is not None:
             session.connection.close()
-        self._end(session)
+        self._end_session(session)
 
     # --- Locks ---
 
@@ -289,28 +289,28 @@ class Sidecar:
             lock.count += 1
             self._grant(lock, m)
         elif lock.session is None:
-            self._take(lock, session, m)
+            self._grant_new_hold(lock, session, m)
         elif m.get("wait_ms") == 0:
             self._error(session, m, "timeout", "somebody else holds it")
-        elif owner and (circle := self._circle(session, owner, lock)):
-            self._error(session, m, "deadlock", circle)
+        elif owner and (cycle := self._find_cycle(session, owner, lock)):
+            self._error(session, m, "deadlock", cycle)
         else:
             wait = m.get("wait_ms")
             lock.waiters.append(Waiter(session, m, None if wait is None else time.monotonic() + wait / 1000))
 
-    def _circle(self, session: Session, owner: int, lock: Lock) -> str:
+    def _find_cycle(self, session: Session, owner: int, lock: Lock) -> str:
         """Follows who waits for whom from lock's holder; back at owner, the circle is closed."""
         steps = []
-        seen: set[tuple[Session | None, int]] = set()
+        received: set[tuple[Session | None, int]] = set()
         at: Lock | None = lock
         while at is not None:
             holder = (at.session, at.owner)
             steps.append(f"{at.name} is held by owner {at.owner}")
             if holder == (session, owner):
                 return ", ".join(steps)
-            if holder in seen:
+            if holder in received:
                 return ""
-            seen.add(holder)
+            received.add(holder)
             at = next(
                 (
                     x
@@ -321,7 +321,7 @@ class Sidecar:
             )
         return ""
 
-    def _take(self, lock: Lock, session: Session, m: Message) -> None:
+    def _grant_new_hold(self, lock: Lock, session: Session, m: Message) -> None:
         lock.session, lock.owner, lock.count = session, m.get("owner", 0), 1
         lock.hold, lock.token = next(self._holds), next(self._tokens)
         lock.leased = "lease_ms" in m
@@ -346,21 +346,21 @@ class Sidecar:
         lock.session, lock.owner, lock.count = None, 0, 0
         if lock.waiters:
             waiter = lock.waiters.popleft()
-            self._take(lock, waiter.session, waiter.request)
+            self._grant_new_hold(lock, waiter.session, waiter.request)
 
-    def _time_out(self) -> None:
+    def _expire_waiters(self) -> None:
         now = time.monotonic()
         for lock in self._locks.values():
-            for waiter in [w for w in lock.waiters if w.until is not None and w.until <= now]:
+            for waiter in [w for w in lock.waiters if w.expires_at is not None and w.expires_at <= now]:
                 lock.waiters.remove(waiter)
                 self._error(waiter.session, waiter.request, "timeout", "somebody else holds it")
 
-    def _held(self, hold: int, session: Session | None = None) -> Lock | None:
+    def _find_lock(self, hold: int, session: Session | None = None) -> Lock | None:
         locks = self._locks.values()
         return next((x for x in locks if x.hold == hold and x.session and session in (None, x.session)), None)
 
     def _on_release(self, session: Session, m: Message) -> None:
-        lock = self._held(m["hold"], session)
+        lock = self._find_lock(m["hold"], session)
         if lock is None:
             self._error(session, m, "not_held", "no such hold")
             return
@@ -371,7 +371,7 @@ class Sidecar:
             self._free(lock)
 
     def _on_confirm(self, session: Session, m: Message) -> None:
-        if self.away:
+        if self.redis_down:
             self._unconfirmed.append((session, m))
         else:
             self._send(session, {"id": m["id"]})
@@ -390,9 +390,9 @@ class Sidecar:
 
     def _on_list(self, session: Session, m: Message) -> None:
         locks = list(self._locks.values())[m.get("after", 0) :]
-        answer: Message = {"id": m["id"], "locks": [self._row(x) for x in locks[: self.page]]}
-        if len(locks) > self.page:
-            answer["next"] = m.get("after", 0) + self.page
+        answer: Message = {"id": m["id"], "locks": [self._row(x) for x in locks[: self.page_size]]}
+        if len(locks) > self.page_size:
+            answer["next"] = m.get("after", 0) + self.page_size
         self._send(session, answer)
 
     def _row(self, lock: Lock) -> Message:
@@ -432,14 +432,14 @@ class FakeSidecar(Sidecar):
         self.path = path
         self.silent = False  # takes requests and answers nothing
         self.reading = True
-        self.turn_away: Message | None = None  # what a new connection is sent before it is closed; {}: nothing
+        self.rejection: Message | None = None  # what a new connection is sent before it is closed; {}: nothing
         self._unanswered: list[tuple[Connection, Message]] = []
         self._sockets: dict[socket.socket, _Socket] = {}
         self._selector = selectors.DefaultSelector()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._bell, self._bell_end = socket.socketpair()
-        self._selector.register(self._bell_end, selectors.EVENT_READ)
+        self._waker, self._waker_end = socket.socketpair()
+        self._selector.register(self._waker_end, selectors.EVENT_READ)
         self._listener: socket.socket | None = None
         self._running = True
         self._thread = threading.Thread(target=self._run, name="fake sidecar", daemon=True)
@@ -454,9 +454,9 @@ class FakeSidecar(Sidecar):
             self._listener.bind(self.path)
             self._listener.listen(64)
             self._selector.register(self._listener, selectors.EVENT_READ)
-            self._ring()
+            self._wake()
 
-    def deafen(self) -> None:
+    def stop_listening(self) -> None:
         """No new connections."""
         with self._lock:
             if self._listener is not None:
@@ -465,35 +465,35 @@ class FakeSidecar(Sidecar):
                 self._listener = None
                 os.unlink(self.path)
 
-    def die(self) -> None:
+    def restart(self) -> None:
         with self._lock:
             self._unanswered.clear()
-            super().die()
+            super().restart()
 
-    def forget(self) -> None:
+    def restart_without_state(self) -> None:
         with self._lock:
-            super().forget()
+            super().restart_without_state()
 
     def stop(self) -> None:
         with self._lock:
             if not self._running:
                 return
-            self.deafen()
-            self.die()
+            self.stop_listening()
+            self.restart()
             self._running = False
-            self._ring()
+            self._wake()
         self._thread.join()
         self._selector.close()
-        self._bell.close()
-        self._bell_end.close()
+        self._waker.close()
+        self._waker_end.close()
 
     def lose(self, name: str, reason: str) -> None:
         with self._lock:
             super().lose(name, reason)
 
-    def send(self, data: bytes) -> None:
+    def broadcast_bytes(self, data: bytes) -> None:
         with self._lock:
-            super().send(data)
+            super().broadcast_bytes(data)
 
     def answer_all(self) -> None:
         """Stops being silent and goes on with what it was asked meanwhile."""
@@ -501,17 +501,17 @@ class FakeSidecar(Sidecar):
             self.silent = False
             unanswered, self._unanswered = self._unanswered, []
             for connection, message in unanswered:
-                self._obey(connection, message)
-            self._ring()
+                self._dispatch(connection, message)
+            self._wake()
 
-    def come_back(self) -> None:
+    def recover_redis(self) -> None:
         with self._lock:
-            super().come_back()
+            super().recover_redis()
 
-    def read_again(self) -> None:
+    def resume_reading(self) -> None:
         with self._lock:
             self.reading = True
-            self._ring()
+            self._wake()
 
     # --- What a test looks at ---
 
@@ -533,31 +533,31 @@ class FakeSidecar(Sidecar):
 
     def wait_for(self, what: Callable[[], object]) -> None:
         with self._changed:
-            assert self._changed.wait_for(what, PATIENCE), "what was waited for did not come"
+            assert self._changed.wait_for(what, TIMEOUT), "what was waited for did not come"
 
     # --- The thread ---
 
-    def _ring(self) -> None:
-        self._bell.send(b"x")
+    def _wake(self) -> None:
+        self._waker.send(b"x")
 
     def _run(self) -> None:
         while True:
-            events = self._selector.select(self._patience())
+            events = self._selector.select(self._select_timeout())
             with self._changed:
                 if not self._running:
                     return
                 for key, _ in events:
-                    if key.fileobj is self._bell_end:
-                        self._bell_end.recv(4096)
+                    if key.fileobj is self._waker_end:
+                        self._waker_end.recv(4096)
                     elif key.fileobj is self._listener:
                         self._accept()
                     elif isinstance(key.data, _Socket) and key.data.sock in self._sockets and self.reading:
                         self._read(key.data)
-                self._time_out()
-                self._listen_to(self.reading)
+                self._expire_waiters()
+                self._update_registrations(self.reading)
                 self._changed.notify_all()
 
-    def _listen_to(self, reading: bool) -> None:
+    def _update_registrations(self, reading: bool) -> None:
         for entry in self._sockets.values():
             registered = entry.sock in self._selector.get_map()
             if reading and not registered:
@@ -565,9 +565,9 @@ class FakeSidecar(Sidecar):
             elif not reading and registered:
                 self._selector.unregister(entry.sock)
 
-    def _patience(self) -> float | None:
+    def _select_timeout(self) -> float | None:
         with self._lock:
-            times = [w.until for lock in self._locks.values() for w in lock.waiters if w.until is not None]
+            times = [w.expires_at for lock in self._locks.values() for w in lock.waiters if w.expires_at is not None]
         return max(min(times) - time.monotonic(), 0) if times else None
 
     def _accept(self) -> None:
@@ -584,9 +584,9 @@ class FakeSidecar(Sidecar):
                     self._selector.unregister(sock)
                 sock.close()
 
-        if self.turn_away is not None:
-            if self.turn_away:
-                send(frame(self.turn_away))
+        if self.rejection is not None:
+            if self.rejection:
+                send(frame(self.rejection))
             sock.close()
             return
         entry = self._sockets[sock] = _Socket(sock, self.connect(send, close))
@@ -598,7 +598,7 @@ class FakeSidecar(Sidecar):
         except ConnectionError:
             data = b""
         if not data:
-            self.ended(entry.connection)
+            self.on_disconnected(entry.connection)
             return
         entry.received += data
         while len(entry.received) >= 4 and entry.sock in self._sockets:
@@ -608,7 +608,7 @@ class FakeSidecar(Sidecar):
             message = msgpack.unpackb(bytes(entry.received[4:end]))
             del entry.received[:end]
             if self.silent:
-                self.seen.append((entry.connection.session.number, message))
+                self.received.append((entry.connection.session.number, message))
                 self._unanswered.append((entry.connection, message))
             else:
                 self.handle(entry.connection, message)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from fake import PATIENCE, FakeSidecar
-from talk import S, Talk
+from fake import TIMEOUT, FakeSidecar
+from session_harness import S, SessionHarness
 from test_restart import join_releasers
 
 import locksidecar
@@ -21,104 +21,104 @@ from locksidecar._calls import Options, info_call
 
 
 @pytest.fixture
-def talk() -> Talk:
-    return Talk()
+def harness() -> SessionHarness:
+    return SessionHarness()
 
 
-def said(talk: Talk) -> list[tuple[str, str]]:
-    return [(m["op"], str(m.get("name", m.get("hold", "")))) for m in talk.sent()]
+def requests(harness: SessionHarness) -> list[tuple[str, str]]:
+    return [(m["op"], str(m.get("name", m.get("hold", "")))) for m in harness.sent()]
 
 
 # --- The core ---
 
 
-def test_owner_asks_again_after_the_grant_that_crossed_its_cancel_was_given_back(talk: Talk) -> None:
-    first = talk.acquire("n")
-    talk.session.abandon(first, 0)
-    second = talk.acquire("n")
-    assert said(talk) == [("acquire", "n"), ("cancel", "")]
-    talk.say(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
-    assert said(talk) == [("release", "7"), ("acquire", "n")]
-    assert not talk.session.live_holds
-    entry = talk.grant(second, hold=8)
+def test_owner_asks_again_after_the_grant_that_crossed_its_cancel_was_given_back(harness: SessionHarness) -> None:
+    first = harness.acquire("n")
+    harness.session.abandon(first, 0)
+    second = harness.acquire("n")
+    assert requests(harness) == [("acquire", "n"), ("cancel", "")]
+    harness.deliver(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
+    assert requests(harness) == [("release", "7"), ("acquire", "n")]
+    assert not harness.session.live_holds
+    entry = harness.grant(second, hold=8)
     entry.check(0)
-    assert not talk.session.unanswered_cancels
+    assert not harness.session.unanswered_cancels
 
 
-def test_owner_asks_again_after_its_acquire_was_canceled(talk: Talk) -> None:
-    first = talk.acquire("n")
-    talk.session.abandon(first, 0)
-    talk.acquire("n")
-    talk.sent()
-    talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
-    assert said(talk) == [("acquire", "n")]
+def test_owner_asks_again_after_its_acquire_was_canceled(harness: SessionHarness) -> None:
+    first = harness.acquire("n")
+    harness.session.abandon(first, 0)
+    harness.acquire("n")
+    harness.sent()
+    harness.deliver(id=first.id, err={"code": "canceled", "msg": "canceled"})
+    assert requests(harness) == [("acquire", "n")]
 
 
-def test_owner_that_may_still_hold_one_lock_does_not_wait_for_another(talk: Talk) -> None:
+def test_owner_that_may_still_hold_one_lock_does_not_wait_for_another(harness: SessionHarness) -> None:
     """The sidecar would count the abandoned grant when it looks for circles."""
-    first = talk.acquire("n")
-    talk.session.abandon(first, 0)
-    talk.acquire("m")
-    talk.acquire("m", owner=2)
-    talk.ask(info_call("m"))
-    assert said(talk) == [("acquire", "n"), ("cancel", ""), ("acquire", "m"), ("info", "m")]
-    talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
-    assert said(talk) == [("acquire", "m")]
+    first = harness.acquire("n")
+    harness.session.abandon(first, 0)
+    harness.acquire("m")
+    harness.acquire("m", owner=2)
+    harness.submit(info_call("m"))
+    assert requests(harness) == [("acquire", "n"), ("cancel", ""), ("acquire", "m"), ("info", "m")]
+    harness.deliver(id=first.id, err={"code": "canceled", "msg": "canceled"})
+    assert requests(harness) == [("acquire", "m")]
 
 
-def test_anonymous_owners_do_not_wait_for_each_other(talk: Talk) -> None:
-    first = talk.acquire("n", owner=0)
-    talk.session.abandon(first, 0)
-    talk.acquire("n", owner=0)
-    assert said(talk) == [("acquire", "n"), ("cancel", ""), ("acquire", "n")]
-    talk.say(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
-    assert said(talk) == [("release", "7")]
+def test_anonymous_owners_do_not_wait_for_each_other(harness: SessionHarness) -> None:
+    first = harness.acquire("n", owner=0)
+    harness.session.abandon(first, 0)
+    harness.acquire("n", owner=0)
+    assert requests(harness) == [("acquire", "n"), ("cancel", ""), ("acquire", "n")]
+    harness.deliver(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
+    assert requests(harness) == [("release", "7")]
 
 
-def test_wait_of_an_acquire_that_is_held_back_is_what_is_left_of_it(talk: Talk) -> None:
-    first = talk.acquire("n")
-    talk.session.abandon(first, 0)
-    talk.acquire("n", Options(timeout=2))
-    talk.sent()
-    talk.now = S // 2
-    talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
-    (again,) = talk.sent()
+def test_wait_of_an_acquire_that_is_held_back_is_what_is_left_of_it(harness: SessionHarness) -> None:
+    first = harness.acquire("n")
+    harness.session.abandon(first, 0)
+    harness.acquire("n", Options(timeout=2))
+    harness.sent()
+    harness.now = S // 2
+    harness.deliver(id=first.id, err={"code": "canceled", "msg": "canceled"})
+    (again,) = harness.sent()
     assert again["wait_ms"] == 1500
 
 
-def test_acquire_that_is_abandoned_while_it_is_held_back_is_never_sent(talk: Talk) -> None:
-    first = talk.acquire("n")
-    talk.session.abandon(first, 0)
-    second = talk.acquire("n")
-    talk.session.abandon(second, 0)
-    talk.sent()
-    talk.say(id=first.id, err={"code": "canceled", "msg": "canceled"})
-    assert talk.sent() == []
+def test_acquire_that_is_abandoned_while_it_is_held_back_is_never_sent(harness: SessionHarness) -> None:
+    first = harness.acquire("n")
+    harness.session.abandon(first, 0)
+    second = harness.acquire("n")
+    harness.session.abandon(second, 0)
+    harness.sent()
+    harness.deliver(id=first.id, err={"code": "canceled", "msg": "canceled"})
+    assert harness.sent() == []
     assert second.done
-    assert not talk.session._deferred
+    assert not harness.session._deferred
 
 
-def test_acquire_that_is_held_back_is_sent_on_the_next_connection(talk: Talk) -> None:
+def test_acquire_that_is_held_back_is_sent_on_the_next_connection(harness: SessionHarness) -> None:
     """There the claims give back what the abandoned one was granted."""
-    first = talk.acquire("n")
-    talk.session.abandon(first, 0)
-    second = talk.acquire("n")
-    talk.sent()
-    talk.session.on_disconnected(0)
-    talk.greet(resumed=True)
-    (claim,) = talk.sent()
+    first = harness.acquire("n")
+    harness.session.abandon(first, 0)
+    second = harness.acquire("n")
+    harness.sent()
+    harness.session.on_disconnected(0)
+    harness.connect(resumed=True)
+    (claim,) = harness.sent()
     assert claim["holds"] == []
-    talk.say(id=claim["id"])
-    assert said(talk) == [("acquire", "n")]
-    talk.grant(second)
+    harness.deliver(id=claim["id"])
+    assert requests(harness) == [("acquire", "n")]
+    harness.grant(second)
 
 
-def test_failed_session_has_nothing_unsettled(talk: Talk) -> None:
-    talk.session.abandon(talk.acquire("n"), 0)
-    talk.acquire("n")
-    talk.session.fail("It failed.")
-    assert not talk.session.unanswered_cancels
-    assert not talk.session._deferred
+def test_failed_session_has_nothing_unsettled(harness: SessionHarness) -> None:
+    harness.session.abandon(harness.acquire("n"), 0)
+    harness.acquire("n")
+    harness.session.fail("It failed.")
+    assert not harness.session.unanswered_cancels
+    assert not harness.session._deferred
 
 
 # --- Threads ---
@@ -185,7 +185,7 @@ def test_rescuer_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> Non
 
     def answer() -> None:
         sidecar.wait_for(lambda: sidecar.requests("bye"))
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + TIMEOUT
         while sum(map(len, shared._waiting.values())) < 2 and time.monotonic() < end:
             os.sched_yield()
         sidecar.answer_all()
@@ -276,7 +276,7 @@ async def test_acquire_that_a_cancelled_task_repeats_is_granted_a_hold_of_its_ow
         await asyncio.to_thread(sidecar.wait_for, partial(sidecar.requests, "cancel"))
         sidecar.answer_all()
         try:
-            await asyncio.wait_for(task, PATIENCE)
+            await asyncio.wait_for(task, TIMEOUT)
         except Deadlock as e:
             pytest.fail(str(e))
         assert [count for _, _, count in sidecar.grants] == [1, 1]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from fake import PATIENCE, FakeSidecar, boottime
+from fake import TIMEOUT, FakeSidecar, boottime
 
 import locksidecar
 from locksidecar import (
@@ -45,15 +45,15 @@ async def other(sidecar: FakeSidecar) -> AsyncIterator[aio.Client]:
         yield client
 
 
-async def until(sidecar: FakeSidecar, what: Callable[[], object]) -> None:
+async def wait_until(sidecar: FakeSidecar, what: Callable[[], object]) -> None:
     await asyncio.to_thread(sidecar.wait_for, what)
 
 
-async def free(sidecar: FakeSidecar, name: str) -> None:
-    await until(sidecar, lambda: not sidecar.holder(name))
+async def wait_free(sidecar: FakeSidecar, name: str) -> None:
+    await wait_until(sidecar, lambda: not sidecar.holder(name))
 
 
-async def for_ever() -> None:
+async def wait_forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
@@ -65,7 +65,7 @@ async def test_async_with_holds_and_releases(sidecar: FakeSidecar, client: aio.C
         assert 0 < held.remaining <= 30
         assert 0 < held.deadline * S - boottime() <= 30 * S
         held.check()
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     assert held.released
     with pytest.raises(NotHeld):
         held.check()
@@ -141,14 +141,14 @@ async def test_another_task_may_release_a_lock(sidecar: FakeSidecar, client: aio
     lock = client.lock("n")
     await asyncio.create_task(lock.__aenter__())
     await asyncio.create_task(lock.__aexit__(None, None, None))
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 async def test_a_callback_of_the_loop_may_release_a_lock(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.lock("n")
     await lock.acquire()
     asyncio.get_running_loop().call_soon(lock.release)
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 @pytest.mark.parametrize("kind", [aio.Client.lock, aio.Client.rlock])
@@ -165,7 +165,7 @@ async def test_the_body_of_a_generator_may_be_ended_by_another_task(
     await asyncio.create_task(anext_of(generator))
     assert sidecar.holder("n")
     await generator.aclose()  # type: ignore[attr-defined]
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 async def anext_of(generator: AsyncIterator[None]) -> None:
@@ -178,13 +178,13 @@ async def test_what_the_body_acquired_again_ends_with_it(sidecar: FakeSidecar, c
         lock.release()
         await lock.acquire()
     assert not lock.locked()
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 async def test_info_list_ping_force_release(sidecar: FakeSidecar, client: aio.Client, other: aio.Client) -> None:
     assert await client.info("n") is None
     assert await client.ping() == "ok"
-    sidecar.page = 2
+    sidecar.page_size = 2
     for i in range(5):
         await other.lock(f"n{i}").acquire()
     assert [row.name for row in await client.list()] == [f"n{i}" for i in range(5)]
@@ -200,7 +200,7 @@ async def test_loss_cancels_the_body(sidecar: FakeSidecar, client: aio.Client) -
     with pytest.raises(LockLost, match="stolen") as e:
         async with client.lock("n"):
             sidecar.lose("n", "stolen")
-            await for_ever()
+            await wait_forever()
     assert e.value.reason == "stolen"
     assert isinstance(e.value.__cause__, asyncio.CancelledError)
     task = asyncio.current_task()
@@ -218,15 +218,15 @@ async def test_loss_before_the_body_begins(sidecar: FakeSidecar, client: aio.Cli
 
     async def wait() -> None:
         async with client.lock("n"):
-            await for_ever()
+            await wait_forever()
 
     task = asyncio.create_task(wait())
-    await until(sidecar, lambda: sidecar.requests("acquire"))
+    await wait_until(sidecar, lambda: sidecar.requests("acquire"))
     with sidecar._lock:
         sidecar.answer_all()
         sidecar.lose("n", "deleted")
     with pytest.raises(LockLost, match="deleted"):
-        await asyncio.wait_for(task, PATIENCE)
+        await asyncio.wait_for(task, TIMEOUT)
 
 
 async def test_deadline_cancels_the_body(sidecar: FakeSidecar, client: aio.Client) -> None:
@@ -234,7 +234,7 @@ async def test_deadline_cancels_the_body(sidecar: FakeSidecar, client: aio.Clien
     with pytest.raises(LockLost, match="expired"):
         async with client.lock("n") as held:
             assert held.remaining <= 0.05
-            await for_ever()
+            await wait_forever()
 
 
 async def test_deadline_is_that_of_its_own_clock(sidecar: FakeSidecar, other: aio.Client) -> None:
@@ -258,12 +258,12 @@ async def test_deadline_is_that_of_its_own_clock(sidecar: FakeSidecar, other: ai
             await fired.wait()
             held.check()
             now += S // 100
-            await for_ever()
+            await wait_forever()
 
 
 async def test_lease_event_keeps_the_body_going(sidecar: FakeSidecar, client: aio.Client) -> None:
     async with client.lock("n") as held:
-        sidecar.prolong(boottime() + 500 * S)
+        sidecar.extend_leases(boottime() + 500 * S)
         await client.ping()
         assert held.remaining > 400
 
@@ -292,7 +292,7 @@ async def test_loss_does_not_mask_the_exception_of_the_body(sidecar: FakeSidecar
         async with client.lock("n"):
             sidecar.lose("n", "forced")
             try:
-                await for_ever()
+                await wait_forever()
             except asyncio.CancelledError:
                 raise KeyError("the body's own") from None
     for _ in range(3):
@@ -304,7 +304,7 @@ async def test_body_that_swallows_the_cancellation_is_told_at_its_end(sidecar: F
         async with client.lock("n"):
             sidecar.lose("n", "forced")
             with contextlib.suppress(asyncio.CancelledError):
-                await for_ever()
+                await wait_forever()
     await asyncio.sleep(0)
 
 
@@ -314,14 +314,14 @@ async def test_cancellation_from_outside_stays_one(sidecar: FakeSidecar, client:
     async def work() -> None:
         async with client.lock("n"):
             entered.set()
-            await for_ever()
+            await wait_forever()
 
     task = asyncio.create_task(work())
     await entered.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="cancellations are counted since 3.11")
@@ -332,7 +332,7 @@ async def test_cancellation_from_outside_wins_over_the_loss(sidecar: FakeSidecar
         async with client.lock("n"):
             sidecar.lose("n", "forced")
             try:
-                await for_ever()
+                await wait_forever()
             finally:
                 task.cancel()
                 await asyncio.sleep(0)
@@ -347,19 +347,19 @@ async def test_nested_locks_tell_which_was_lost(sidecar: FakeSidecar, client: ai
     with pytest.raises(LockLost) as e:
         async with client.lock("outer"), client.lock("inner"):
             sidecar.lose("outer", "forced")
-            await for_ever()
+            await wait_forever()
     assert e.value.name == "outer"
-    await free(sidecar, "inner")
+    await wait_free(sidecar, "inner")
 
 
 async def test_timeout_around_a_body_still_works(sidecar: FakeSidecar, client: aio.Client) -> None:
     async def work() -> None:
         async with client.lock("n"):
-            await for_ever()
+            await wait_forever()
 
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(work(), 0.05)
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 # --- Giving up ---
@@ -371,24 +371,24 @@ async def test_cancelled_acquire_is_cancelled_on_the_wire(
     holder = other.lock("n")
     await holder.acquire()
     task = asyncio.create_task(client.lock("n").acquire())
-    await until(sidecar, lambda: sidecar.waiting("n"))
+    await wait_until(sidecar, lambda: sidecar.waiting("n"))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(sidecar, lambda: not sidecar.waiting("n"))
+    await wait_until(sidecar, lambda: not sidecar.waiting("n"))
     holder.release()
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 async def test_grant_that_wins_against_the_cancellation_is_released(sidecar: FakeSidecar, client: aio.Client) -> None:
     sidecar.silent = True
     task = asyncio.create_task(client.lock("n").acquire())
-    await until(sidecar, lambda: sidecar.requests("acquire"))
+    await wait_until(sidecar, lambda: sidecar.requests("acquire"))
     task.cancel()
-    await until(sidecar, lambda: sidecar.requests("cancel"))
+    await wait_until(sidecar, lambda: sidecar.requests("cancel"))
     sidecar.answer_all()
-    await until(sidecar, lambda: sidecar.requests("release"))
-    await free(sidecar, "n")
+    await wait_until(sidecar, lambda: sidecar.requests("release"))
+    await wait_free(sidecar, "n")
     assert task.cancelled()
 
 
@@ -410,8 +410,8 @@ async def test_grant_read_in_the_same_step_as_the_cancellation_is_released(
     with pytest.raises(asyncio.CancelledError):
         await task
     shared._notify = tell  # type: ignore[method-assign]
-    await until(sidecar, lambda: sidecar.requests("release"))
-    await free(sidecar, "n")
+    await wait_until(sidecar, lambda: sidecar.requests("release"))
+    await wait_free(sidecar, "n")
 
 
 async def test_a_sidecar_that_does_not_answer(
@@ -422,7 +422,7 @@ async def test_a_sidecar_that_does_not_answer(
     with pytest.raises(Unavailable, match="does not answer"):
         await client.lock("n", timeout=0.01).acquire()
     sidecar.answer_all()
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     monkeypatch.undo()
     assert await client.lock("n", timeout=5).acquire()
 
@@ -450,7 +450,7 @@ async def test_socket_missing(tmp_path: Path) -> None:
 
 
 async def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -> None:
-    sidecar.deafen()
+    sidecar.stop_listening()
     task = asyncio.create_task(locksidecar.aconnect(sidecar.path))
     await asyncio.sleep(0)
     sidecar.listen()
@@ -469,15 +469,15 @@ async def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, clien
     await lock.acquire()
     sidecar.silent = True
     task = asyncio.create_task(client.info("n"))
-    await until(sidecar, lambda: sidecar.requests("info"))
-    sidecar.send(b"\x00\x00\x00\x00")
+    await wait_until(sidecar, lambda: sidecar.requests("info"))
+    sidecar.broadcast_bytes(b"\x00\x00\x00\x00")
     with pytest.raises(ProtocolError):
         await task
     sidecar.silent = False
     assert not await client.lock("n", timeout=0).acquire()
     lock.held.check()
     lock.release()
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     assert sidecar.connections() == 1
 
 
@@ -493,8 +493,8 @@ async def test_a_socket_that_is_full_is_written_later(sidecar: FakeSidecar, clie
     for lock in locks:
         lock.release()
     assert shared._writing
-    sidecar.read_again()
-    await until(sidecar, lambda: not any(sidecar.holder(f"n{i}") for i in range(50)))
+    sidecar.resume_reading()
+    await wait_until(sidecar, lambda: not any(sidecar.holder(f"n{i}") for i in range(50)))
     assert await client.ping() == "ok"
     assert not shared._writing
 
@@ -504,8 +504,8 @@ async def test_close(sidecar: FakeSidecar, other: aio.Client) -> None:
     with pytest.raises(LockLost, match="closed"):
         async with client.lock("n"):
             await client.aclose()
-            await for_ever()
-    await free(sidecar, "n")
+            await wait_forever()
+    await wait_free(sidecar, "n")
     with pytest.raises(ClientClosed):
         await client.ping()
     await client.aclose()
@@ -546,8 +546,8 @@ async def test_forgotten_client_warns_and_ends_its_session(sidecar: FakeSidecar)
     held.check()  # what is held keeps the client
     with pytest.warns(ResourceWarning, match=r"unclosed <locksidecar\.aio\.Client .*aclose"):
         del held
-    await free(sidecar, "n")
-    await until(sidecar, lambda: not sidecar.connections())
+    await wait_free(sidecar, "n")
+    await wait_until(sidecar, lambda: not sidecar.connections())
 
 
 def test_client_that_outlives_its_loop_warns_and_ends_its_session(sidecar: FakeSidecar) -> None:
@@ -589,7 +589,7 @@ async def test_process_that_wakes_late_reads_what_has_arrived_first(
         nonlocal looks, now
         looks += 1
         if looks == stopped_at:
-            sidecar.prolong(now + 120 * S)
+            sidecar.extend_leases(now + 120 * S)
             now += 60 * S
         return now
 
@@ -636,8 +636,8 @@ async def test_interrupt_around_a_grant_leaves_no_lock_held(
     with pytest.raises(SoftTimeLimit):
         async with lock:
             pass
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     assert not lock.locked()
     async with lock:  # the session goes on
         assert sidecar.holder("n")
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 
 import pytest
-from fake import PATIENCE, FakeSidecar
-from talk import S, Talk
+from fake import TIMEOUT, FakeSidecar
+from session_harness import S, SessionHarness
 from test_restart import join_releasers
 from test_sync import ctrl_c
 
@@ -51,179 +51,179 @@ def why(error: Unconfirmed) -> BaseException:
 
 
 @pytest.fixture
-def talk() -> Talk:
-    return Talk()
+def harness() -> SessionHarness:
+    return SessionHarness()
 
 
-def released(talk: Talk, hold: int = 7, options: Options | None = None) -> tuple[Confirm, int]:
+def released(harness: SessionHarness, hold: int = 7, options: Options | None = None) -> tuple[Confirm, int]:
     """A release and the request for its confirmation, with its id."""
-    entry = talk.held(hold, options=options)
-    confirm = talk.release_confirmed(entry, talk.now)
-    release, message = talk.sent()
+    entry = harness.acquired(hold, options=options)
+    confirm = harness.release_confirmed(entry, harness.now)
+    release, message = harness.sent()
     assert release == {"op": "release", "hold": hold}
     assert message == {"op": "confirm", "id": message["id"], "name": f"n{hold}"}
     return confirm, message["id"]
 
 
-def test_confirm_is_sent_after_the_release_and_done_with_the_answer(talk: Talk) -> None:
-    confirm, id = released(talk)
+def test_confirm_is_sent_after_the_release_and_done_with_the_answer(harness: SessionHarness) -> None:
+    confirm, id = released(harness)
     assert not confirm.done
-    talk.say(id=id)
+    harness.deliver(id=id)
     assert confirm.done
     assert confirm.result() is True
 
 
-def test_confirm_is_sent_again_with_a_new_id_when_the_session_was_resumed(talk: Talk) -> None:
-    talk.held(8)
-    confirm, first = released(talk)
+def test_confirm_is_sent_again_with_a_new_id_when_the_session_was_resumed(harness: SessionHarness) -> None:
+    harness.acquired(8)
+    confirm, first = released(harness)
     for _ in range(3):
-        talk.session.on_disconnected(0)
-        talk.greet(resumed=True)
-        (claim,) = talk.sent()
+        harness.session.on_disconnected(0)
+        harness.connect(resumed=True)
+        (claim,) = harness.sent()
         assert claim["holds"] == [8, 1]
-        talk.say(id=claim["id"])
-        (message,) = talk.sent()
+        harness.deliver(id=claim["id"])
+        (message,) = harness.sent()
         assert message == {"op": "confirm", "id": message["id"], "name": "n7"}
         assert message["id"] > first
-    talk.say(id=message["id"])
+    harness.deliver(id=message["id"])
     assert confirm.result() is True
 
 
-def test_release_while_claims_are_due_is_confirmed_after_them(talk: Talk) -> None:
-    entry = talk.held()
-    talk.session.on_disconnected(0)
-    talk.greet(resumed=True)
-    (claim,) = talk.sent()
+def test_release_while_claims_are_due_is_confirmed_after_them(harness: SessionHarness) -> None:
+    entry = harness.acquired()
+    harness.session.on_disconnected(0)
+    harness.connect(resumed=True)
+    (claim,) = harness.sent()
     assert claim["holds"] == [7, 1]
-    confirm = talk.release_confirmed(entry, 0)
-    assert talk.sent() == []
-    talk.say(id=claim["id"])
-    assert [m["op"] for m in talk.sent()] == ["release", "confirm"]
+    confirm = harness.release_confirmed(entry, 0)
+    assert harness.sent() == []
+    harness.deliver(id=claim["id"])
+    assert [m["op"] for m in harness.sent()] == ["release", "confirm"]
     assert not confirm.done
 
 
-def test_release_without_a_connection_is_confirmed_when_it_was_not_claimed(talk: Talk) -> None:
-    entry, _ = talk.held(), talk.held(8)
-    talk.session.on_disconnected(0)
-    confirm = talk.release_confirmed(entry, 0)
-    talk.greet(resumed=True)
-    (claim,) = talk.sent()
+def test_release_without_a_connection_is_confirmed_when_it_was_not_claimed(harness: SessionHarness) -> None:
+    entry, _ = harness.acquired(), harness.acquired(8)
+    harness.session.on_disconnected(0)
+    confirm = harness.release_confirmed(entry, 0)
+    harness.connect(resumed=True)
+    (claim,) = harness.sent()
     assert claim["holds"] == [8, 1]
-    talk.say(id=claim["id"])
-    (message,) = talk.sent()
-    talk.say(id=message["id"])
+    harness.deliver(id=claim["id"])
+    (message,) = harness.sent()
+    harness.deliver(id=message["id"])
     assert confirm.result() is True
 
 
-def looked(talk: Talk) -> int:
+def sent_info(harness: SessionHarness) -> int:
     """The id of the info that the client has sent, and of nothing else."""
-    (info,) = talk.sent()
+    (info,) = harness.sent()
     assert info == {"op": "info", "id": info["id"], "name": "n7"}
     return int(info["id"])
 
 
-def new_session(talk: Talk) -> int:
-    talk.session.on_disconnected(0)
-    talk.greet()
-    return looked(talk)
+def new_session(harness: SessionHarness) -> int:
+    harness.session.on_disconnected(0)
+    harness.connect()
+    return sent_info(harness)
 
 
-def test_new_session_of_the_same_sidecar_confirms_a_release_that_was_read(talk: Talk) -> None:
+def test_new_session_of_the_same_sidecar_confirms_a_release_that_was_read(harness: SessionHarness) -> None:
     """The successor ends sessions that hold nothing, and still knows which of their releases to execute."""
-    confirm, _ = released(talk)
-    new_session(talk)  # ends before the answer to info
-    talk.say(id=new_session(talk))
-    assert [m["op"] for m in talk.sent()] == ["confirm"]
+    confirm, _ = released(harness)
+    new_session(harness)  # ends before the answer to info
+    harness.deliver(id=new_session(harness))
+    assert [m["op"] for m in harness.sent()] == ["confirm"]
     # That session ends before the answer to confirm. In the next one, another owner on this host has the lock.
-    talk.say(id=new_session(talk), lock={"name": "n7", "state": "held", "hold": 9})
-    (message,) = talk.sent()
+    harness.deliver(id=new_session(harness), lock={"name": "n7", "state": "held", "hold": 9})
+    (message,) = harness.sent()
     assert message == {"op": "confirm", "id": message["id"], "name": "n7"}
     assert not confirm.done
-    talk.say(id=message["id"])
+    harness.deliver(id=message["id"])
     assert confirm.result() is True
 
 
-def test_new_session_that_is_resumed_goes_on_where_it_was(talk: Talk) -> None:
-    confirm, _ = released(talk)
-    new_session(talk)
-    talk.held(8)
+def test_new_session_that_is_resumed_goes_on_where_it_was(harness: SessionHarness) -> None:
+    confirm, _ = released(harness)
+    new_session(harness)
+    harness.acquired(8)
     for op in ("info", "confirm"):
-        talk.session.on_disconnected(0)
-        talk.greet(resumed=True)
-        (claim,) = talk.sent()
+        harness.session.on_disconnected(0)
+        harness.connect(resumed=True)
+        (claim,) = harness.sent()
         assert claim["holds"] == [8, 1]
-        talk.say(id=claim["id"])
-        (message,) = talk.sent()
+        harness.deliver(id=claim["id"])
+        (message,) = harness.sent()
         assert message == {"op": op, "id": message["id"], "name": "n7"}
-        talk.say(id=message["id"])
+        harness.deliver(id=message["id"])
         if op == "info":
-            assert [m["op"] for m in talk.sent()] == ["confirm"]
+            assert [m["op"] for m in harness.sent()] == ["confirm"]
     assert confirm.result() is True
 
 
-def test_sidecar_that_still_has_the_hold_confirms_nothing(talk: Talk) -> None:
-    confirm, _ = released(talk)
-    talk.say(id=new_session(talk), lock={"name": "n7", "state": "held", "hold": 7})
-    assert talk.sent() == []
+def test_sidecar_that_still_has_the_hold_confirms_nothing(harness: SessionHarness) -> None:
+    confirm, _ = released(harness)
+    harness.deliver(id=new_session(harness), lock={"name": "n7", "state": "held", "hold": 7})
+    assert harness.sent() == []
     with pytest.raises(LocksidecarError, match="before it had read the release"):
         confirm.result()
 
 
-def test_info_that_is_refused_confirms_nothing_and_keeps_the_session(talk: Talk) -> None:
-    confirm, _ = released(talk)
-    talk.say(id=new_session(talk), err={"code": "limit", "msg": "too many"})
+def test_info_that_is_refused_confirms_nothing_and_keeps_the_session(harness: SessionHarness) -> None:
+    confirm, _ = released(harness)
+    harness.deliver(id=new_session(harness), err={"code": "limit", "msg": "too many"})
     with pytest.raises(LimitExceeded, match="too many"):
         confirm.result()
-    talk.held(8).check(talk.now)
+    harness.acquired(8).check(harness.now)
 
 
-def test_confirm_that_is_abandoned_before_info_is_answered_is_not_sent(talk: Talk) -> None:
-    confirm, _ = released(talk)
-    info = new_session(talk)
-    talk.session.abandon(confirm, 0)
-    talk.say(id=info)
+def test_confirm_that_is_abandoned_before_info_is_answered_is_not_sent(harness: SessionHarness) -> None:
+    confirm, _ = released(harness)
+    info = new_session(harness)
+    harness.session.abandon(confirm, 0)
+    harness.deliver(id=info)
     assert confirm.done
-    assert talk.sent() == []
+    assert harness.sent() == []
 
 
-def test_another_sidecar_is_not_asked(talk: Talk) -> None:
-    confirm, _ = released(talk)
-    stray = talk.held(8)
-    talk.session.on_disconnected(0)
-    talk.greet(sidecar="another")
-    assert talk.sent() == []
+def test_another_sidecar_is_not_asked(harness: SessionHarness) -> None:
+    confirm, _ = released(harness)
+    stray = harness.acquired(8)
+    harness.session.on_disconnected(0)
+    harness.connect(sidecar="another")
+    assert harness.sent() == []
     with pytest.raises(LocksidecarError, match="does not know of the release"):
         confirm.result()
-    late = talk.release_confirmed(stray, 0)
-    assert talk.sent() == []
+    late = harness.release_confirmed(stray, 0)
+    assert harness.sent() == []
     with pytest.raises(LocksidecarError, match="does not know of the release"):
         late.result()
 
 
-def test_answer_to_an_abandoned_confirm_is_ignored_and_it_is_not_sent_again(talk: Talk) -> None:
-    _, other = talk.held(8), talk.held(9)
-    confirm, id = released(talk)
-    talk.session.abandon(confirm, 0)
-    assert talk.sent() == []
-    talk.say(id=id)
+def test_answer_to_an_abandoned_confirm_is_ignored_and_it_is_not_sent_again(harness: SessionHarness) -> None:
+    _, other = harness.acquired(8), harness.acquired(9)
+    confirm, id = released(harness)
+    harness.session.abandon(confirm, 0)
+    assert harness.sent() == []
+    harness.deliver(id=id)
     assert confirm.done
 
-    again = talk.release_confirmed(other, 0)
-    talk.sent()
-    talk.session.abandon(again, 0)
-    talk.session.on_disconnected(0)
-    talk.greet(resumed=True)
-    (claim,) = talk.sent()
-    talk.say(id=claim["id"])
-    assert talk.sent() == []
-    assert not talk.session.unreleased_until
+    again = harness.release_confirmed(other, 0)
+    harness.sent()
+    harness.session.abandon(again, 0)
+    harness.session.on_disconnected(0)
+    harness.connect(resumed=True)
+    (claim,) = harness.sent()
+    harness.deliver(id=claim["id"])
+    assert harness.sent() == []
+    assert not harness.session.unreleased_until
 
 
-def test_entry_that_is_lost_is_not_confirmed(talk: Talk) -> None:
-    entry = talk.held()
+def test_entry_that_is_lost_is_not_confirmed(harness: SessionHarness) -> None:
+    entry = harness.acquired()
     with pytest.raises(LockLost):
-        talk.release_confirmed(entry, 30 * S)
-    assert [m["op"] for m in talk.sent()] == ["release"]
+        harness.release_confirmed(entry, 30 * S)
+    assert [m["op"] for m in harness.sent()] == ["release"]
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_entry_that_is_lost_is_not_confirmed(talk: Talk) -> None:
     ],
 )
 def test_error_says_when_the_lease_ends(
-    talk: Talk, lease: float | None, later: float, says: str, free_within: float
+    harness: SessionHarness, lease: float | None, later: float, says: str, free_within: float
 ) -> None:
-    confirm, _ = released(talk, options=Options(lease=lease))
+    confirm, _ = released(harness, options=Options(lease=lease))
     error = confirm.unconfirmed_error(Denied("Redis refused it", code="denied"), round(later * S))
     assert says in str(error)
     assert str(error).startswith(
@@ -249,14 +249,14 @@ def test_error_says_when_the_lease_ends(
     assert error.free_within == pytest.approx(free_within)
 
 
-def test_resume_moves_the_end_of_the_lease_in_the_error(talk: Talk) -> None:
-    talk.held(8)
-    confirm, _ = released(talk)
-    talk.session.on_disconnected(20 * S)
-    talk.now = 25 * S
-    talk.greet(resumed=True)
-    (claim,) = talk.sent()
-    talk.say(id=claim["id"])
+def test_resume_moves_the_end_of_the_lease_in_the_error(harness: SessionHarness) -> None:
+    harness.acquired(8)
+    confirm, _ = released(harness)
+    harness.session.on_disconnected(20 * S)
+    harness.now = 25 * S
+    harness.connect(resumed=True)
+    (claim,) = harness.sent()
+    harness.deliver(id=claim["id"])
     assert confirm.unconfirmed_error(LocksidecarError("m"), 25 * S).free_within == 30
 
 
@@ -273,7 +273,7 @@ def test_unconfirmed_can_be_pickled() -> None:
 def test_release_returns_when_it_is_confirmed(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, of_the_lock: bool
 ) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     lock = client.lock("n")
     lock.acquire()
     releasing = pool.submit(lock.release if of_the_lock else lock.held.release, confirm=True)
@@ -282,8 +282,8 @@ def test_release_returns_when_it_is_confirmed(
     assert not lock.locked()
     assert client.ping() == "ok"
     assert not releasing.done()
-    sidecar.come_back()
-    assert releasing.result(PATIENCE) is None
+    sidecar.recover_redis()
+    assert releasing.result(TIMEOUT) is None
     assert len(sidecar.requests("release")) == 1
 
 
@@ -362,13 +362,13 @@ def test_confirmation_that_is_refused(
 
 @pytest.mark.parametrize("timeout", [0.01, 0, -1, float("nan")])
 def test_confirmation_that_does_not_come_in_time(sidecar: FakeSidecar, client: Client, timeout: float) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     with client.lock("n") as held, pytest.raises(Unconfirmed, match="in time") as e:
         held.release(confirm=True, timeout=timeout)
     assert isinstance(why(e.value), TimeoutError)
     sidecar.wait_for(lambda: sidecar.requests("confirm"))
     assert not sidecar.holder("n")
-    sidecar.come_back()  # the client ignores the answer
+    sidecar.recover_redis()  # the client ignores the answer
     assert client.ping() == "ok"
     with client.lock("n", confirm=True):
         pass
@@ -387,18 +387,18 @@ def test_block_ends_when_the_release_is_confirmed(
         with lock:
             assert sidecar.requests("confirm") == []
 
-    sidecar.away = True
+    sidecar.redis_down = True
     block = pool.submit(body)
     sidecar.wait_for(lambda: sidecar.requests("confirm"))
     assert not sidecar.holder("n")
     assert not block.done()
-    sidecar.come_back()
-    assert block.result(PATIENCE) is None
+    sidecar.recover_redis()
+    assert block.result(TIMEOUT) is None
     assert not list(lock._handles)
 
 
 def test_block_that_is_not_confirmed_raises(sidecar: FakeSidecar, client: Client) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(Unconfirmed), lock:
         pass
@@ -408,7 +408,7 @@ def test_block_that_is_not_confirmed_raises(sidecar: FakeSidecar, client: Client
 
 @pytest.mark.parametrize("exc", [ValueError("of the body"), SystemExit(3)])
 def test_exception_of_the_body_is_raised_with_a_note(sidecar: FakeSidecar, client: Client, exc: BaseException) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(type(exc)) as e, lock:
         raise exc
@@ -421,7 +421,7 @@ def test_exception_of_the_body_is_raised_with_a_note(sidecar: FakeSidecar, clien
 
 @pytest.mark.parametrize("exc", [KeyboardInterrupt(), GeneratorExit()])
 def test_block_that_is_interrupted_does_not_wait(sidecar: FakeSidecar, client: Client, exc: BaseException) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     lock = client.lock("n", confirm=True)
     with pytest.raises(type(exc)), lock:
         raise exc
@@ -448,7 +448,7 @@ def test_ctrl_c_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: C
         sidecar.wait_for(lambda: sidecar.requests("confirm"))
         ctrl_c(client, felt)
 
-    sidecar.away = True
+    sidecar.redis_down = True
     lock = client.lock("n", confirm=block)
     felt = threading.Event()
     thread = threading.Thread(target=interrupt)
@@ -466,20 +466,20 @@ def test_ctrl_c_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: C
     assert not sidecar.holder("n")
     assert len(sidecar.requests("release")) == 1
     assert not list(lock._handles)
-    sidecar.come_back()
+    sidecar.recover_redis()
     with client.lock("n", confirm=True):
         pass
 
 
 def test_close_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     lock = client.lock("n")
     lock.acquire()
     releasing = pool.submit(lock.release, confirm=True)
     sidecar.wait_for(lambda: sidecar.requests("confirm"))
     client.close()
     with pytest.raises(Unconfirmed, match=r"The client was closed\. The lock is released here") as e:
-        releasing.result(PATIENCE)
+        releasing.result(TIMEOUT)
     assert type(why(e.value)) is ClientClosed
 
 
@@ -493,16 +493,16 @@ def test_successor_confirms(sidecar: FakeSidecar, client: Client, pool: ThreadPo
         client.lock("other").acquire()
     lock = client.lock("n")
     lock.acquire()
-    sidecar.away = True
+    sidecar.redis_down = True
     releasing = pool.submit(lock.release, confirm=True)
     sidecar.wait_for(lambda: len(sidecar.requests("confirm")) == 1)
-    sidecar.die()
+    sidecar.restart()
     sidecar.wait_for(lambda: len(sidecar.requests("confirm")) == 2)
     assert len(sidecar.requests("claim")) == (1 if more else 0)
     assert len(sidecar.requests("info")) == (0 if more else 1)
     assert not releasing.done()
-    sidecar.come_back()
-    assert releasing.result(PATIENCE) is None
+    sidecar.recover_redis()
+    assert releasing.result(TIMEOUT) is None
     assert len(sidecar.requests("release")) == 1
 
 
@@ -512,8 +512,8 @@ def test_release_while_no_sidecar_listens_is_confirmed_later(
     lock = client.lock("n")
     lock.acquire()
     with sidecar._lock:
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
     releasing = pool.submit(lock.release, confirm=True)
     shared = client._shared
     assert shared is not None
@@ -521,7 +521,7 @@ def test_release_while_no_sidecar_listens_is_confirmed_later(
         os.sched_yield()
     assert sidecar.holder("n")
     sidecar.listen()
-    assert releasing.result(PATIENCE) is None
+    assert releasing.result(TIMEOUT) is None
     assert not sidecar.holder("n")
     join_releasers()
 
@@ -532,8 +532,8 @@ def test_release_without_a_sidecar_is_not_confirmed(
     lock = client.lock("n")
     lock.acquire()
     with sidecar._lock:
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
     with monkeypatch.context() as patch:
         patch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, reconnect=0.01))
         with pytest.raises(Unconfirmed, match="no sidecar") as e:
@@ -552,13 +552,13 @@ def test_sidecar_without_its_state_confirms_nothing(
     lock.acquire()
     stray.acquire()
     held = stray.held
-    sidecar.away = True
-    releasing = pool.submit(lock.release, confirm=True, timeout=PATIENCE)
+    sidecar.redis_down = True
+    releasing = pool.submit(lock.release, confirm=True, timeout=TIMEOUT)
     # Its thread does not own the lock's handle: a lock that is not re-entrant may be released by any.
     sidecar.wait_for(lambda: sidecar.requests("confirm"))
-    sidecar.forget()
+    sidecar.restart_without_state()
     with pytest.raises(Unconfirmed, match="does not know"):
-        releasing.result(PATIENCE)
+        releasing.result(TIMEOUT)
     with pytest.raises(Unconfirmed, match="does not know"):
         held.release(confirm=True)
     assert len(sidecar.requests("confirm")) == 1
@@ -566,26 +566,26 @@ def test_sidecar_without_its_state_confirms_nothing(
 
 def test_threads_confirm_over_many_restarts(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
     rng = random.Random(1)
-    turns = 0
+    rounds = 0
     stop = False
 
     def work(name: str) -> None:
-        nonlocal turns
+        nonlocal rounds
         while not stop:
-            with client.lock(name, confirm=True, confirm_timeout=PATIENCE) as held:
+            with client.lock(name, confirm=True, confirm_timeout=TIMEOUT) as held:
                 held.check()
-            turns += 1
+            rounds += 1
 
     def go_on(until: int) -> None:
-        sidecar.wait_for(lambda: turns >= until)
+        sidecar.wait_for(lambda: rounds >= until)
 
     workers = [pool.submit(work, f"n{i % 3}") for i in range(6)]
     for _ in range(40):
-        go_on(turns + rng.randrange(1, 20))
-        sidecar.die()
+        go_on(rounds + rng.randrange(1, 20))
+        sidecar.restart()
     stop = True
     for worker in workers:
-        worker.result(PATIENCE)
+        worker.result(TIMEOUT)
     for i in range(3):
         assert not sidecar.holder(f"n{i}")
 

@@ -9,7 +9,7 @@ from functools import partialmethod
 
 import pytest
 import pytest_asyncio
-from fake import PATIENCE, FakeSidecar
+from fake import TIMEOUT, FakeSidecar
 
 import locksidecar
 from locksidecar import ClientClosed, Denied, LockLost, NotHeld, Unavailable, Unconfirmed, Unsupported, aio
@@ -23,12 +23,12 @@ async def client(sidecar: FakeSidecar) -> AsyncIterator[aio.Client]:
         yield client
 
 
-async def until(sidecar: FakeSidecar, what: Callable[[], object]) -> None:
+async def wait_until(sidecar: FakeSidecar, what: Callable[[], object]) -> None:
     await asyncio.to_thread(sidecar.wait_for, what)
 
 
-async def free(sidecar: FakeSidecar, name: str) -> None:
-    await until(sidecar, lambda: not sidecar.holder(name))
+async def wait_free(sidecar: FakeSidecar, name: str) -> None:
+    await wait_until(sidecar, lambda: not sidecar.holder(name))
 
 
 async def acquired(client: aio.Client, name: str = "n") -> aio.Held:
@@ -37,32 +37,32 @@ async def acquired(client: aio.Client, name: str = "n") -> aio.Held:
     return lock.held
 
 
-async def asked(sidecar: FakeSidecar, times: int = 1) -> None:
-    await until(sidecar, lambda: len(sidecar.requests("confirm")) == times)
+async def wait_confirm_requests(sidecar: FakeSidecar, times: int = 1) -> None:
+    await wait_until(sidecar, lambda: len(sidecar.requests("confirm")) == times)
 
 
 # --- Release ---
 
 
 async def test_release_is_done_by_the_call_and_confirmed_when_awaited(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     held = await acquired(client)
     confirmation = held.release(confirm=True)
     assert held.released
-    await free(sidecar, "n")
-    await asked(sidecar)
+    await wait_free(sidecar, "n")
+    await wait_confirm_requests(sidecar)
     waiting = asyncio.ensure_future(confirmation)
     assert await client.ping() == "ok"
     assert not waiting.done()
-    sidecar.come_back()
-    await asyncio.wait_for(waiting, PATIENCE)
+    sidecar.recover_redis()
+    await asyncio.wait_for(waiting, TIMEOUT)
     assert len(sidecar.requests("release")) == 1
 
 
 async def test_lock_object_releases_with_confirmation(sidecar: FakeSidecar, client: aio.Client) -> None:
     for lock in (client.lock("n"), client.rlock("n")):
         await lock.acquire()
-        await lock.release(confirm=True, timeout=PATIENCE)
+        await lock.release(confirm=True, timeout=TIMEOUT)
         assert not sidecar.holder("n")
         with pytest.raises(NotHeld):
             await lock.release(confirm=True)
@@ -138,14 +138,14 @@ async def test_confirmation_that_is_refused(
 async def test_confirmation_that_does_not_come_in_time(
     sidecar: FakeSidecar, client: aio.Client, timeout: float
 ) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     held = await acquired(client)
     with pytest.raises(Unconfirmed, match="in time") as e:
         await held.release(confirm=True, timeout=timeout)
     assert isinstance(e.value.__cause__, TimeoutError)
-    await asked(sidecar)
-    await free(sidecar, "n")
-    sidecar.come_back()  # the client ignores the answer
+    await wait_confirm_requests(sidecar)
+    await wait_free(sidecar, "n")
+    sidecar.recover_redis()  # the client ignores the answer
     assert await client.ping() == "ok"
 
 
@@ -155,7 +155,7 @@ async def test_confirmation_that_is_never_awaited_is_a_release_with_a_warning(
     held = await acquired(client)
     with pytest.warns(RuntimeWarning, match="never awaited"):
         held.release(confirm=True)  # type: ignore[unused-coroutine]
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     assert await client.ping() == "ok"
 
 
@@ -167,7 +167,7 @@ async def test_cancellation_ends_the_wait_and_nothing_else(
     sidecar: FakeSidecar, client: aio.Client, block: bool
 ) -> None:
     """The lock was released, once, and stays so."""
-    sidecar.away = True
+    sidecar.redis_down = True
     lock = client.lock("n", confirm=block)
 
     async def work() -> None:
@@ -179,7 +179,7 @@ async def test_cancellation_ends_the_wait_and_nothing_else(
             await lock.release(confirm=True)
 
     task = asyncio.ensure_future(work())
-    await asked(sidecar)
+    await wait_confirm_requests(sidecar)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -190,21 +190,21 @@ async def test_cancellation_ends_the_wait_and_nothing_else(
 
     # The client does not request it from the successor either.
     held = await acquired(client, "kept")
-    sidecar.die()
+    sidecar.restart()
     held.check()
     assert await client.ping() == "ok"
-    sidecar.come_back()
+    sidecar.recover_redis()
     assert len(sidecar.requests("confirm")) == 1
     async with client.lock("n", confirm=True):
         pass
 
 
 async def test_wait_for_ends_the_wait(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     held = await acquired(client)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(held.release(confirm=True), 0.01)
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     assert await client.ping() == "ok"
     assert len(sidecar.requests("release")) == 1
 
@@ -217,27 +217,27 @@ async def test_block_ends_when_the_release_is_confirmed(sidecar: FakeSidecar, cl
         async with client.lock("n", confirm=True):
             assert sidecar.requests("confirm") == []
 
-    sidecar.away = True
+    sidecar.redis_down = True
     block = asyncio.ensure_future(body())
-    await asked(sidecar)
-    await free(sidecar, "n")
+    await wait_confirm_requests(sidecar)
+    await wait_free(sidecar, "n")
     assert not block.done()
-    sidecar.come_back()
-    await asyncio.wait_for(block, PATIENCE)
+    sidecar.recover_redis()
+    await asyncio.wait_for(block, TIMEOUT)
 
 
 async def test_block_that_is_not_confirmed_raises(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(Unconfirmed):
         async with lock:
             pass
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     assert not list(lock._handles)
 
 
 async def test_exception_of_the_body_is_raised_with_a_note(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     exc = ValueError("of the body")
     with pytest.raises(ValueError, match="of the body") as e:
         async with client.lock("n", confirm=True, confirm_timeout=0.01):
@@ -246,7 +246,7 @@ async def test_exception_of_the_body_is_raised_with_a_note(sidecar: FakeSidecar,
     if sys.version_info >= (3, 11):
         assert "the release of the lock 'n' is not confirmed" in exc.__notes__[0]
     assert len(sidecar.requests("confirm")) == 1
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 async def test_block_that_is_cancelled_does_not_wait(sidecar: FakeSidecar, client: aio.Client) -> None:
@@ -257,13 +257,13 @@ async def test_block_that_is_cancelled_does_not_wait(sidecar: FakeSidecar, clien
             inside.set()
             await asyncio.get_running_loop().create_future()
 
-    sidecar.away = True
+    sidecar.redis_down = True
     task = asyncio.ensure_future(body())
     await inside.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     assert await client.ping() == "ok"
     assert sidecar.requests("confirm") == []
 
@@ -296,24 +296,24 @@ async def test_successor_confirms(sidecar: FakeSidecar, client: aio.Client, more
     if more:
         await acquired(client, "other")
     held = await acquired(client)
-    sidecar.away = True
+    sidecar.redis_down = True
     releasing = asyncio.ensure_future(held.release(confirm=True))
-    await asked(sidecar)
-    sidecar.die()
-    await asked(sidecar, 2)
+    await wait_confirm_requests(sidecar)
+    sidecar.restart()
+    await wait_confirm_requests(sidecar, 2)
     assert len(sidecar.requests("claim")) == (1 if more else 0)
     assert len(sidecar.requests("info")) == (0 if more else 1)
     assert not releasing.done()
-    sidecar.come_back()
-    await asyncio.wait_for(releasing, PATIENCE)
+    sidecar.recover_redis()
+    await asyncio.wait_for(releasing, TIMEOUT)
     assert len(sidecar.requests("release")) == 1
 
 
 async def test_release_while_no_sidecar_listens_is_confirmed_later(sidecar: FakeSidecar, client: aio.Client) -> None:
     held = await acquired(client)
     with sidecar._lock:
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
     releasing = asyncio.ensure_future(held.release(confirm=True))
     shared = client._shared
     assert shared is not None
@@ -321,7 +321,7 @@ async def test_release_while_no_sidecar_listens_is_confirmed_later(sidecar: Fake
     assert any(isinstance(call, Confirm) for call in shared._waiting)
     assert sidecar.holder("n")
     sidecar.listen()
-    await asyncio.wait_for(releasing, PATIENCE)
+    await asyncio.wait_for(releasing, TIMEOUT)
     assert not sidecar.holder("n")
 
 
@@ -330,35 +330,35 @@ async def test_release_without_a_sidecar_is_not_confirmed(
 ) -> None:
     held = await acquired(client)
     with sidecar._lock:
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
     with monkeypatch.context() as patch:
         patch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, reconnect=0.01))
         with pytest.raises(Unconfirmed, match="no sidecar") as e:
             await held.release(confirm=True)
     assert type(e.value.__cause__) is Unavailable
     sidecar.listen()
-    await free(sidecar, "n")  # it is delivered all the same
+    await wait_free(sidecar, "n")  # it is delivered all the same
 
 
 async def test_sidecar_without_its_state_confirms_nothing(sidecar: FakeSidecar, client: aio.Client) -> None:
     held, stray = await acquired(client), await acquired(client, "stray")
-    sidecar.away = True
+    sidecar.redis_down = True
     releasing = asyncio.ensure_future(held.release(confirm=True))
-    await asked(sidecar)
-    sidecar.forget()
+    await wait_confirm_requests(sidecar)
+    sidecar.restart_without_state()
     with pytest.raises(Unconfirmed, match="does not know"):
-        await asyncio.wait_for(releasing, PATIENCE)
+        await asyncio.wait_for(releasing, TIMEOUT)
     with pytest.raises(Unconfirmed, match="does not know"):
         await stray.release(confirm=True)
     assert len(sidecar.requests("confirm")) == 1
 
 
 async def test_close_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.away = True
+    sidecar.redis_down = True
     held = await acquired(client)
     releasing = asyncio.ensure_future(held.release(confirm=True))
-    await asked(sidecar)
+    await wait_confirm_requests(sidecar)
     await client.aclose()
     with pytest.raises(Unconfirmed, match="closed") as e:
         await releasing
@@ -366,17 +366,17 @@ async def test_close_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, clie
 
 
 async def test_tasks_confirm_over_many_restarts(sidecar: FakeSidecar, client: aio.Client) -> None:
-    turns = 0
+    rounds = 0
 
     async def work(name: str) -> None:
-        nonlocal turns
+        nonlocal rounds
         for _ in range(40):
-            async with client.lock(name, confirm=True, confirm_timeout=PATIENCE) as held:
+            async with client.lock(name, confirm=True, confirm_timeout=TIMEOUT) as held:
                 held.check()
-            turns += 1
-            if turns % 10 == 0:
-                sidecar.die()
+            rounds += 1
+            if rounds % 10 == 0:
+                sidecar.restart()
 
-    await asyncio.wait_for(asyncio.gather(*(work(f"n{i % 3}") for i in range(6))), PATIENCE)
+    await asyncio.wait_for(asyncio.gather(*(work(f"n{i % 3}") for i in range(6))), TIMEOUT)
     for i in range(3):
         assert not sidecar.holder(f"n{i}")

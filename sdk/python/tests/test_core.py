@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake import frame
-from talk import S, Talk
+from session_harness import S, SessionHarness
 
 from locksidecar import (
     BadRequest,
@@ -27,14 +27,14 @@ from locksidecar._core import MAX_UNSENT, Entry
 
 
 @pytest.fixture
-def talk() -> Talk:
-    return Talk()
+def harness() -> SessionHarness:
+    return SessionHarness()
 
 
-def test_acquire_says_only_what_is_not_the_default(talk: Talk) -> None:
-    talk.acquire(owner=3)
-    talk.acquire(owner=3, options=Options(1.2501, 0.05, 60, 2.5, reentrant=True))
-    assert talk.sent() == [
+def test_acquire_says_only_what_is_not_the_default(harness: SessionHarness) -> None:
+    harness.acquire(owner=3)
+    harness.acquire(owner=3, options=Options(1.2501, 0.05, 60, 2.5, reentrant=True))
+    assert harness.sent() == [
         {"op": "acquire", "id": 1, "name": "n", "owner": 3, "reentrant": False},
         {
             "op": "acquire",
@@ -49,13 +49,13 @@ def test_acquire_says_only_what_is_not_the_default(talk: Talk) -> None:
     ]
 
 
-def test_answers_come_in_any_order(talk: Talk) -> None:
-    first, second = talk.ask(ping_call()), talk.ask(info_call("n"))
-    talk.say(id=second.id)
+def test_answers_come_in_any_order(harness: SessionHarness) -> None:
+    first, second = harness.submit(ping_call()), harness.submit(info_call("n"))
+    harness.deliver(id=second.id)
     assert (first.done, second.done) == (False, True)
-    talk.say(id=first.id, now_ns=1, redis="ok")
+    harness.deliver(id=first.id, now_ns=1, redis="ok")
     assert first.result().redis == "ok"
-    assert talk.session.done_calls == [second, first]
+    assert harness.session.done_calls == [second, first]
 
 
 @pytest.mark.parametrize(
@@ -68,21 +68,21 @@ def test_answers_come_in_any_order(talk: Talk) -> None:
         ("bad_request", BadRequest),
     ],
 )
-def test_error_code_becomes_an_exception(talk: Talk, code: str, error: type[LocksidecarError]) -> None:
-    call = talk.acquire()
-    talk.say(id=call.id, err={"code": code, "msg": "do this"})
+def test_error_code_becomes_an_exception(harness: SessionHarness, code: str, error: type[LocksidecarError]) -> None:
+    call = harness.acquire()
+    harness.deliver(id=call.id, err={"code": code, "msg": "do this"})
     with pytest.raises(error, match="acquire 'n': do this") as e:
         call.result()
     assert e.value.code == code
 
 
-def test_unknown_code_fails_that_request_only(talk: Talk) -> None:
-    call = talk.acquire()
-    talk.say(id=call.id, err={"code": "sunspots", "msg": "wait for the night"})
+def test_unknown_code_fails_that_request_only(harness: SessionHarness) -> None:
+    call = harness.acquire()
+    harness.deliver(id=call.id, err={"code": "sunspots", "msg": "wait for the night"})
     with pytest.raises(LocksidecarError, match="night") as e:
         call.result()
     assert e.value.code == "sunspots"
-    assert talk.session.failure is None
+    assert harness.session.failure is None
 
 
 def test_exceptions_are_also_what_the_standard_library_knows() -> None:
@@ -95,8 +95,8 @@ def test_exceptions_are_also_what_the_standard_library_knows() -> None:
 # --- Deadlines ---
 
 
-def test_hold_is_lost_at_its_deadline_and_not_before(talk: Talk) -> None:
-    entry = talk.held(deadline=30 * S)
+def test_hold_is_lost_at_its_deadline_and_not_before(harness: SessionHarness) -> None:
+    entry = harness.acquired(deadline=30 * S)
     entry.check(30 * S - 1)
     assert entry.remaining(30 * S - 1) == 1
     with pytest.raises(LockLost, match="n7") as e:
@@ -105,188 +105,188 @@ def test_hold_is_lost_at_its_deadline_and_not_before(talk: Talk) -> None:
     assert entry.remaining(30 * S) == 0
 
 
-def test_lost_is_final(talk: Talk) -> None:
-    entry = talk.held(deadline=30 * S)
+def test_lost_is_final(harness: SessionHarness) -> None:
+    entry = harness.acquired(deadline=30 * S)
     assert entry.lost(30 * S) == "expired"
-    talk.say(ev="lease", deadline_ns=60 * S)
+    harness.deliver(ev="lease", deadline_ns=60 * S)
     assert entry.lost(31 * S) == "expired"
-    talk.say(ev="lost", hold=7, reason="stolen")
+    harness.deliver(ev="lost", hold=7, reason="stolen")
     assert entry.lost(31 * S) == "expired"
-    assert len(talk.session.lost_holds) == 1
+    assert len(harness.session.lost_holds) == 1
 
 
-def test_lease_event_moves_earlier_watchdog_holds(talk: Talk) -> None:
-    watched, fixed = talk.held(1), talk.held(2, options=Options(lease=30))
-    talk.say(ev="lease", deadline_ns=50 * S)
-    later = talk.held(3, deadline=45 * S)
-    deadlines = [talk.session.deadline(e.hold) for e in (watched, fixed, later)]
+def test_lease_event_moves_earlier_watchdog_holds(harness: SessionHarness) -> None:
+    watched, fixed = harness.acquired(1), harness.acquired(2, options=Options(lease=30))
+    harness.deliver(ev="lease", deadline_ns=50 * S)
+    later = harness.acquired(3, deadline=45 * S)
+    deadlines = [harness.session.deadline(e.hold) for e in (watched, fixed, later)]
     assert deadlines == [50 * S, 30 * S, 45 * S]
 
 
-def test_lease_events_do_not_outlast_max_hold(talk: Talk) -> None:
-    call = talk.acquire()
-    talk.say(id=call.id, token=1, hold=7, count=1, deadline_ns=30 * S, end_ns=40 * S)
+def test_lease_events_do_not_outlast_max_hold(harness: SessionHarness) -> None:
+    call = harness.acquire()
+    harness.deliver(id=call.id, token=1, hold=7, count=1, deadline_ns=30 * S, end_ns=40 * S)
     assert call.hold is not None
-    entry = Entry(talk.session, call.hold)
-    talk.say(ev="lease", deadline_ns=50 * S)
+    entry = Entry(harness.session, call.hold)
+    harness.deliver(ev="lease", deadline_ns=50 * S)
     entry.check(40 * S - 1)
     with pytest.raises(LockLost) as e:
         entry.check(40 * S)
     assert e.value.reason == "max_hold"
 
 
-def test_a_deadline_never_goes_back(talk: Talk) -> None:
-    first = talk.held(1, deadline=30 * S)
-    talk.say(ev="lease", deadline_ns=50 * S)
-    second = talk.held(2, deadline=35 * S)
-    talk.say(ev="lease", deadline_ns=40 * S)
-    assert talk.session.deadline(first.hold) == 50 * S
-    assert talk.session.deadline(second.hold) == 40 * S
-    talk.say(ev="lease", deadline_ns=45 * S)
-    assert talk.session.deadline(first.hold) == 50 * S
-    assert talk.session.deadline(second.hold) == 45 * S
+def test_a_deadline_never_goes_back(harness: SessionHarness) -> None:
+    first = harness.acquired(1, deadline=30 * S)
+    harness.deliver(ev="lease", deadline_ns=50 * S)
+    second = harness.acquired(2, deadline=35 * S)
+    harness.deliver(ev="lease", deadline_ns=40 * S)
+    assert harness.session.deadline(first.hold) == 50 * S
+    assert harness.session.deadline(second.hold) == 40 * S
+    harness.deliver(ev="lease", deadline_ns=45 * S)
+    assert harness.session.deadline(first.hold) == 50 * S
+    assert harness.session.deadline(second.hold) == 45 * S
 
 
-def test_deadlines_are_the_largest_ever_told(talk: Talk) -> None:
+def test_deadlines_are_the_largest_ever_told(harness: SessionHarness) -> None:
     """Against a model that tells every hold of every event."""
     rng = random.Random(1)
-    told: dict[Entry, int] = {}
+    expected: dict[Entry, int] = {}
     for n in range(1, 400):
         deadline = rng.randrange(S, 100 * S)
         if rng.random() < 0.3:
-            told[talk.held(n, deadline)] = deadline
+            expected[harness.acquired(n, deadline)] = deadline
         else:
-            talk.say(ev="lease", deadline_ns=deadline)
-            told = {e: max(d, deadline) for e, d in told.items()}
-        assert {e: talk.session.deadline(e.hold) for e in told} == told
+            harness.deliver(ev="lease", deadline_ns=deadline)
+            expected = {e: max(d, deadline) for e, d in expected.items()}
+        assert {e: harness.session.deadline(e.hold) for e in expected} == expected
 
 
 # --- Release ---
 
 
-def test_release_says_so_once_and_waits_for_nothing(talk: Talk) -> None:
-    entry = talk.held()
+def test_release_says_so_once_and_waits_for_nothing(harness: SessionHarness) -> None:
+    entry = harness.acquired()
     entry.release(0)
-    assert talk.sent() == [{"op": "release", "hold": 7}]
+    assert harness.sent() == [{"op": "release", "hold": 7}]
     with pytest.raises(NotHeld, match="released before"):
         entry.release(0)
     with pytest.raises(NotHeld, match="was released"):
         entry.check(0)
-    assert talk.sent() == []
+    assert harness.sent() == []
     assert entry.lost(100 * S) == ""
-    assert talk.session.live_holds == 0
+    assert harness.session.live_holds == 0
 
 
-def test_release_of_what_is_known_lost_says_nothing(talk: Talk) -> None:
-    entry = talk.held()
-    talk.say(ev="lost", hold=7, reason="stolen")
+def test_release_of_what_is_known_lost_says_nothing(harness: SessionHarness) -> None:
+    entry = harness.acquired()
+    harness.deliver(ev="lost", hold=7, reason="stolen")
     with pytest.raises(LockLost, match="another owner's field") as e:
         entry.release(0)
     assert e.value.reason == "stolen"
-    assert talk.sent() == []
+    assert harness.sent() == []
     with pytest.raises(NotHeld):
         entry.release(0)
 
 
-def test_release_after_the_deadline_tells_the_sidecar_too(talk: Talk) -> None:
+def test_release_after_the_deadline_tells_the_sidecar_too(harness: SessionHarness) -> None:
     """It may have renewed the lock without this client having heard of it, and would keep it."""
-    entry = talk.held()
+    entry = harness.acquired()
     with pytest.raises(LockLost):
         entry.release(31 * S)
-    assert talk.sent() == [{"op": "release", "hold": 7}]
+    assert harness.sent() == [{"op": "release", "hold": 7}]
 
 
-def test_lost_event_for_what_was_released_is_ignored(talk: Talk) -> None:
-    talk.held().release(0)
-    talk.say(ev="lost", hold=7, reason="expired")
-    assert talk.session.lost_holds == []
-    assert talk.session.failure is None
+def test_lost_event_for_what_was_released_is_ignored(harness: SessionHarness) -> None:
+    harness.acquired().release(0)
+    harness.deliver(ev="lost", hold=7, reason="expired")
+    assert harness.session.lost_holds == []
+    assert harness.session.failure is None
 
 
-def test_each_entry_is_released_once(talk: Talk) -> None:
-    outer = talk.held()
-    inner = talk.grant(talk.acquire(), deadline=40 * S, count=2)
-    talk.sent()
+def test_each_entry_is_released_once(harness: SessionHarness) -> None:
+    outer = harness.acquired()
+    inner = harness.grant(harness.acquire(), deadline=40 * S, count=2)
+    harness.sent()
     assert inner.hold is outer.hold
-    assert talk.session.deadline(outer.hold) == 40 * S
+    assert harness.session.deadline(outer.hold) == 40 * S
     inner.release(0)
     outer.check(0)
     outer.release(0)
-    assert talk.sent() == [{"op": "release", "hold": 7}] * 2
-    assert talk.session.live_holds == 0
+    assert harness.sent() == [{"op": "release", "hold": 7}] * 2
+    assert harness.session.live_holds == 0
 
 
-def test_entry_into_a_hold_believed_lost_is_a_belief_of_its_own(talk: Talk) -> None:
-    outer = talk.held(deadline=30 * S)
+def test_entry_into_a_hold_believed_lost_is_a_belief_of_its_own(harness: SessionHarness) -> None:
+    outer = harness.acquired(deadline=30 * S)
     assert outer.lost(30 * S) == "expired"
-    inner = talk.grant(talk.acquire(), deadline=60 * S, count=2)
-    talk.sent()
+    inner = harness.grant(harness.acquire(), deadline=60 * S, count=2)
+    harness.sent()
     inner.check(31 * S)
     assert outer.lost(31 * S) == "expired"
     inner.release(31 * S)
     with pytest.raises(LockLost):
         outer.release(31 * S)
-    assert talk.sent() == [{"op": "release", "hold": 7}] * 2
-    assert talk.session.live_holds == 0
+    assert harness.sent() == [{"op": "release", "hold": 7}] * 2
+    assert harness.session.live_holds == 0
 
 
 # --- Giving up ---
 
 
 @pytest.mark.parametrize("left", ["abandoned", "released"])
-def test_reentry_of_a_hold_that_was_left_meanwhile_is_not_taken_for_renewed(talk: Talk, left: str) -> None:
-    first = talk.acquire(options=Options(lease=1, reentrant=True))
+def test_reentry_of_a_hold_that_was_left_meanwhile_is_not_taken_for_renewed(harness: SessionHarness, left: str) -> None:
+    first = harness.acquire(options=Options(lease=1, reentrant=True))
     if left == "abandoned":
-        talk.session.abandon(first, 0)
-        second = talk.acquire(options=Options(reentrant=True))
-        talk.say(id=first.id, token=107, hold=7, count=1, deadline_ns=S)
+        harness.session.abandon(first, 0)
+        second = harness.acquire(options=Options(reentrant=True))
+        harness.deliver(id=first.id, token=107, hold=7, count=1, deadline_ns=S)
     else:
-        outer = talk.grant(first, deadline=S)
-        second = talk.acquire(options=Options(reentrant=True))
+        outer = harness.grant(first, deadline=S)
+        second = harness.acquire(options=Options(reentrant=True))
         outer.release(0)
-    inner = talk.grant(second, deadline=S, count=2)
-    talk.say(ev="lease", deadline_ns=30 * S)  # of the session's other holds: this one has a fixed lease
+    inner = harness.grant(second, deadline=S, count=2)
+    harness.deliver(ev="lease", deadline_ns=30 * S)  # of the session's other holds: this one has a fixed lease
     assert inner.lost(S - 1) == ""
     assert inner.lost(S) == "expired"
 
 
-def test_abandoned_acquire_is_cancelled(talk: Talk) -> None:
-    call = talk.acquire()
-    talk.sent()
-    talk.session.abandon(call, 0)
-    assert talk.sent() == [{"op": "cancel", "target": call.id}]
-    talk.say(id=call.id, err={"code": "canceled", "msg": ""})
-    assert talk.sent() == []
+def test_abandoned_acquire_is_cancelled(harness: SessionHarness) -> None:
+    call = harness.acquire()
+    harness.sent()
+    harness.session.abandon(call, 0)
+    assert harness.sent() == [{"op": "cancel", "target": call.id}]
+    harness.deliver(id=call.id, err={"code": "canceled", "msg": ""})
+    assert harness.sent() == []
 
 
-def test_grant_that_wins_against_the_cancel_is_released(talk: Talk) -> None:
-    call = talk.acquire()
-    talk.session.abandon(call, 0)
-    talk.sent()
-    talk.say(id=call.id, token=1, hold=9, count=1, deadline_ns=30 * S)
-    assert talk.sent() == [{"op": "release", "hold": 9}]
-    assert talk.session.live_holds == 0
+def test_grant_that_wins_against_the_cancel_is_released(harness: SessionHarness) -> None:
+    call = harness.acquire()
+    harness.session.abandon(call, 0)
+    harness.sent()
+    harness.deliver(id=call.id, token=1, hold=9, count=1, deadline_ns=30 * S)
+    assert harness.sent() == [{"op": "release", "hold": 9}]
+    assert harness.session.live_holds == 0
 
 
-def test_acquire_abandoned_after_its_grant_is_released(talk: Talk) -> None:
-    call = talk.acquire()
-    talk.grant(call)
-    talk.sent()
-    talk.session.abandon(call, 0)
-    talk.session.abandon(call, 0)
-    assert talk.sent() == [{"op": "release", "hold": 7}]
-    assert talk.session.live_holds == 0
+def test_acquire_abandoned_after_its_grant_is_released(harness: SessionHarness) -> None:
+    call = harness.acquire()
+    harness.grant(call)
+    harness.sent()
+    harness.session.abandon(call, 0)
+    harness.session.abandon(call, 0)
+    assert harness.sent() == [{"op": "release", "hold": 7}]
+    assert harness.session.live_holds == 0
 
 
 # --- The end of a session ---
 
 
-def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(talk: Talk) -> None:
-    sent, forced = talk.acquire(), talk.ask(force_release_call("n"))
-    talk.sent()
-    unsent = talk.acquire()
-    del talk.session.unsent[:3]
-    talk.session.fail("It is over.")
+def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(harness: SessionHarness) -> None:
+    sent, forced = harness.acquire(), harness.submit(force_release_call("n"))
+    harness.sent()
+    unsent = harness.acquire()
+    del harness.session.unsent[:3]
+    harness.session.fail("It is over.")
     for call, happened, words in (
         (sent, True, "If this acquire was granted, that ended with the session"),
         (forced, True, "may have been carried out"),
@@ -296,27 +296,27 @@ def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(talk: Tal
             call.result()
         assert e.value.may_have_happened is happened
     with pytest.raises(Unavailable, match="It is over"):
-        talk.ask(ping_call())
+        harness.submit(ping_call())
 
 
-def test_holds_outlive_the_session_to_their_deadlines(talk: Talk) -> None:
-    entry = talk.held()
-    talk.session.fail("It is over.")
+def test_holds_outlive_the_session_to_their_deadlines(harness: SessionHarness) -> None:
+    entry = harness.acquired()
+    harness.session.fail("It is over.")
     entry.check(30 * S - 1)
     with pytest.raises(LockLost):
         entry.check(30 * S)
 
 
-def test_release_in_a_session_that_is_over_is_silent(talk: Talk) -> None:
-    entry = talk.held()
-    talk.session.fail("It is over.")
+def test_release_in_a_session_that_is_over_is_silent(harness: SessionHarness) -> None:
+    entry = harness.acquired()
+    harness.session.fail("It is over.")
     entry.release(0)
-    assert talk.sent() == []
+    assert harness.sent() == []
 
 
-def test_a_client_that_was_wrong_is_told(talk: Talk) -> None:
-    call = talk.acquire()
-    talk.say(err={"code": "bad_frame", "msg": "an id that is in use"})
+def test_a_client_that_was_wrong_is_told(harness: SessionHarness) -> None:
+    call = harness.acquire()
+    harness.deliver(err={"code": "bad_frame", "msg": "an id that is in use"})
     with pytest.raises(ProtocolError, match="in use"):
         call.result()
 
@@ -330,27 +330,27 @@ def test_a_client_that_was_wrong_is_told(talk: Talk) -> None:
         {"ev": "lost", "hold": 1},
     ],
 )
-def test_breach_of_protocol_fails_every_call(talk: Talk, message: dict[str, Any]) -> None:
-    call = talk.acquire()
-    talk.sent()
-    talk.session.on_data(frame(message), 0)
+def test_breach_of_protocol_fails_every_call(harness: SessionHarness, message: dict[str, Any]) -> None:
+    call = harness.acquire()
+    harness.sent()
+    harness.session.on_data(frame(message), 0)
     with pytest.raises(ProtocolError, match="/path broke the protocol"):
         call.result()
     with pytest.raises(ProtocolError):
-        talk.ask(ping_call())
+        harness.submit(ping_call())
 
 
-def test_a_grant_answers_nothing_but_an_acquire(talk: Talk) -> None:
-    ping = talk.ask(ping_call())
-    talk.say(id=ping.id, token=1, hold=2, count=1, deadline_ns=3)
-    assert isinstance(talk.session.failure, ProtocolError)
-    assert not talk.session.live_holds
+def test_a_grant_answers_nothing_but_an_acquire(harness: SessionHarness) -> None:
+    ping = harness.submit(ping_call())
+    harness.deliver(id=ping.id, token=1, hold=2, count=1, deadline_ns=3)
+    assert isinstance(harness.session.failure, ProtocolError)
+    assert not harness.session.live_holds
 
 
-def test_requests_do_not_pile_up_without_bound(talk: Talk) -> None:
+def test_requests_do_not_pile_up_without_bound(harness: SessionHarness) -> None:
     def pile() -> None:
-        while len(talk.session.unsent) < 2 * MAX_UNSENT:
-            talk.acquire("n" * 512)
+        while len(harness.session.unsent) < 2 * MAX_UNSENT:
+            harness.acquire("n" * 512)
 
     with pytest.raises(Unavailable, match="does not read"):
         pile()
@@ -420,7 +420,7 @@ def test_mutated_replies_cause_nothing_but_protocol_errors() -> None:
         body = bytearray(frame({**rng.choice(good)})[4:])
         for _ in range(rng.randrange(1, 4)):
             body[rng.randrange(len(body))] = rng.randrange(256)
-        session = Talk().session
+        session = SessionHarness().session
         session.submit(list_call(0) if rng.random() < 0.5 else acquire_call("n", 1, Options(), 0), 0)
         session.on_data(len(body).to_bytes(4, "big") + body, 0)
         assert session.failure is None or isinstance(session.failure, ProtocolError | Unavailable)

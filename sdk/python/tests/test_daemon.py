@@ -193,7 +193,7 @@ def redis(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def mortal(tmp_path: Path, redis: str) -> Iterator[Daemon]:
+def restartable(tmp_path: Path, redis: str) -> Iterator[Daemon]:
     """A daemon whose Redis and whose state outlive it."""
     daemon = Daemon(tmp_path / "s", redis)
     yield daemon
@@ -207,8 +207,8 @@ def stop(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("end", [Daemon.kill, stop])
-def test_locks_and_waits_outlive_the_daemon(mortal: Daemon, end: Callable[[Daemon], None]) -> None:
-    client, other = locksidecar.connect(mortal.socket), locksidecar.connect(mortal.socket)
+def test_locks_and_waits_outlive_the_daemon(restartable: Daemon, end: Callable[[Daemon], None]) -> None:
+    client, other = locksidecar.connect(restartable.socket), locksidecar.connect(restartable.socket)
     order: list[int] = []
 
     def wait(i: int) -> None:
@@ -228,8 +228,8 @@ def test_locks_and_waits_outlive_the_daemon(mortal: Daemon, end: Callable[[Daemo
             while waiting() < n:
                 pass
         for _ in range(3):
-            end(mortal)
-            mortal.start()
+            end(restartable)
+            restartable.start()
             held.check()
             assert held.token == token
             while waiting() < 3:
@@ -243,13 +243,13 @@ def test_locks_and_waits_outlive_the_daemon(mortal: Daemon, end: Callable[[Daemo
     assert order == [0, 1, 2]
 
 
-def test_daemon_renews_for_a_process_that_is_silent_over_its_restart(mortal: Daemon) -> None:
-    client = locksidecar.connect(mortal.socket)
+def test_daemon_renews_for_a_process_that_is_silent_over_its_restart(restartable: Daemon) -> None:
+    client = locksidecar.connect(restartable.socket)
     with client.lock("n") as held:
         deadline = held.deadline
-        mortal.kill()
-        mortal.start()
-        other = locksidecar.connect(mortal.socket)
+        restartable.kill()
+        restartable.start()
+        other = locksidecar.connect(restartable.socket)
         # Longer than the lease: without renewals somebody else would have it.
         assert not other.lock("n").acquire(timeout=2 * LEASE)
         row = other.info("n")
@@ -261,48 +261,48 @@ def test_daemon_renews_for_a_process_that_is_silent_over_its_restart(mortal: Dae
         pass
 
 
-def test_release_while_no_daemon_runs_is_completed(mortal: Daemon) -> None:
-    client = locksidecar.connect(mortal.socket)
+def test_release_while_no_daemon_runs_is_completed(restartable: Daemon) -> None:
+    client = locksidecar.connect(restartable.socket)
     lock = client.lock("n")
     lock.acquire()
-    mortal.kill()
+    restartable.kill()
     lock.release()
-    mortal.start()
-    with locksidecar.connect(mortal.socket).lock("n", timeout=LEASE / 2):
+    restartable.start()
+    with locksidecar.connect(restartable.socket).lock("n", timeout=LEASE / 2):
         pass
     assert client.ping() == "ok"  # ends the thread that delivers the release
 
 
-def test_daemon_that_does_not_come_back(mortal: Daemon) -> None:
-    client = locksidecar.connect(mortal.socket)
+def test_daemon_that_does_not_come_back(restartable: Daemon) -> None:
+    client = locksidecar.connect(restartable.socket)
     with pytest.raises(locksidecar.LockLost, match="expired"), client.lock("n") as held:
-        mortal.kill()
+        restartable.kill()
         held.check()
         while held.lost is None:
             pass
         assert held.remaining == 0
-    mortal.start()
+    restartable.start()
     client.connect()
 
 
-def test_daemon_that_lost_its_state_is_a_new_one(mortal: Daemon) -> None:
+def test_daemon_that_lost_its_state_is_a_new_one(restartable: Daemon) -> None:
     """Then a lock is good as long as was told, and nobody gets it before."""
-    client = locksidecar.connect(mortal.socket)
+    client = locksidecar.connect(restartable.socket)
     lock = client.lock("n")
     lock.acquire()
     held = lock.held
-    mortal.kill()
-    os.unlink(f"{mortal.socket}.state")
-    mortal.start()
+    restartable.kill()
+    os.unlink(f"{restartable.socket}.state")
+    restartable.start()
     held.check()
-    with locksidecar.connect(mortal.socket).lock("n", timeout=60) as later:
+    with locksidecar.connect(restartable.socket).lock("n", timeout=60) as later:
         assert held.lost == "expired"
         assert later.token > held.token
 
 
-def test_tasks_go_on_over_restarts_of_the_daemon(mortal: Daemon, tmp_path: Path) -> None:
+def test_tasks_go_on_over_restarts_of_the_daemon(restartable: Daemon, tmp_path: Path) -> None:
     counter = Counter(tmp_path / "counter")
-    socket = mortal.socket
+    socket = restartable.socket
 
     async def main() -> None:
         working = asyncio.create_task(work_in_tasks(socket, counter, 5, 40))
@@ -310,8 +310,8 @@ def test_tasks_go_on_over_restarts_of_the_daemon(mortal: Daemon, tmp_path: Path)
             token = held.token
             for _ in range(3):
                 await asyncio.to_thread(counter.wait_for, counter.value() + 10)
-                await asyncio.to_thread(mortal.kill)
-                mortal.start()
+                await asyncio.to_thread(restartable.kill)
+                restartable.start()
             await working
             held.check()
             assert held.token == token
@@ -320,17 +320,17 @@ def test_tasks_go_on_over_restarts_of_the_daemon(mortal: Daemon, tmp_path: Path)
     assert counter.value() == 200
 
 
-def test_threads_and_processes_exclude_each_other_over_restarts(mortal: Daemon, tmp_path: Path) -> None:
+def test_threads_and_processes_exclude_each_other_over_restarts(restartable: Daemon, tmp_path: Path) -> None:
     counter = Counter(tmp_path / "counter")
-    client = locksidecar.connect(mortal.socket)
+    client = locksidecar.connect(restartable.socket)
     pids = [forked(lambda: work(client.lock("n"), counter, 60)) for _ in range(2)]
     threads = [threading.Thread(target=work, args=(client.lock("n"), counter, 60)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for _ in range(4):
         counter.wait_for(counter.value() + 20)
-        mortal.kill()
-        mortal.start()
+        restartable.kill()
+        restartable.start()
     for thread in threads:
         thread.join()
     assert [exit_code(pid) for pid in pids] == [0, 0]

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgpack
 from fake import frame
-from talk import S
+from session_harness import S
 
 from locksidecar import _core
 from locksidecar import _protocol as protocol
@@ -33,20 +33,20 @@ class Interrupt(Exception):
 class Handler:
     """Raises once, in the given place."""
 
-    def __init__(self, place: int) -> None:
-        self.place = place
+    def __init__(self, point: int) -> None:
+        self.point = point
         self.seen = 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         if event not in ("call", "c_return") or os.path.dirname(frame.f_code.co_filename) != OURS:
             return
         self.seen += 1
-        if self.seen == self.place:
+        if self.seen == self.point:
             raise Interrupt
 
     def run(self, step: Callable[[], object]) -> bool:
         """Whether the step was interrupted."""
-        if self.seen >= self.place:
+        if self.seen >= self.point:
             step()
             return False
         sys.setprofile(self)
@@ -59,13 +59,13 @@ class Handler:
         return False
 
 
-class Story:
+class Scenario:
     """Everything that a session can be asked, and can receive, with an interrupt somewhere in it."""
 
-    def __init__(self, place: int) -> None:
-        self.handler = Handler(place)
+    def __init__(self, point: int) -> None:
+        self.handler = Handler(point)
         self.session = Session("/path")
-        self.said: list[dict[str, Any]] = []
+        self.sent_messages: list[dict[str, Any]] = []
         self.calls: list[Call[Any]] = []
 
     def do(self, step: Callable[[], object]) -> None:
@@ -87,7 +87,7 @@ class Story:
             messages.append(msgpack.unpackb(body))
         assert end == len(data)
         # Ids may be skipped by what is repeated.
-        self.said += [{k: v for k, v in m.items() if k not in ("id", "target")} for m in messages]
+        self.sent_messages += [{k: v for k, v in m.items() if k not in ("id", "target")} for m in messages]
         return messages
 
     def ask(self, first: Call[Any]) -> Call[Any]:
@@ -115,7 +115,7 @@ class Story:
         first = {"id": hello["id"], "v": 1, "sidecar": "s", "version": "0", "session": 1, "lease_ms": 30_000}
         self.receive({**first, "now_ns": 0, "ticket": "t", **answer})
 
-    def tell(self) -> tuple[object, ...]:
+    def run_all(self) -> tuple[object, ...]:
         session = self.session
         self.hello()
         watched = self.granted(acquire_call("a", 1, Options(), 0), 1)
@@ -175,7 +175,7 @@ class Story:
             session.live_holds,
             session.stage,
             session.failure,
-            self.said,
+            self.sent_messages,
         )
         self.do(lambda: session.close(0))
         (bye,) = self.sent()
@@ -192,15 +192,15 @@ class Story:
 
 
 def test_session_that_is_interrupted_anywhere_is_as_if_it_had_not_been() -> None:
-    undisturbed = Story(0)
-    expected = undisturbed.tell()
+    undisturbed = Scenario(0)
+    expected = undisturbed.run_all()
     assert expected[6] == 0
-    for place in itertools.count(1):
-        story = Story(place)
-        assert story.tell() == expected, place
-        if story.handler.seen < place:
+    for point in itertools.count(1):
+        scenario = Scenario(point)
+        assert scenario.run_all() == expected, point
+        if scenario.handler.seen < point:
             break
-    assert place > 500
+    assert point > 500
 
 
 def test_story_is_long_enough_to_meet_every_commit() -> None:
@@ -217,7 +217,7 @@ def test_story_is_long_enough_to_meet_every_commit() -> None:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        Story(0).tell()
+        Scenario(0).run_all()
     finally:
         sys.settrace(before)
     with open(_core.__file__) as source:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkContext, SpawnContext
 
 import pytest
-from fake import PATIENCE, FakeSidecar
+from fake import TIMEOUT, FakeSidecar
 
 import locksidecar
 from locksidecar import Client, ClientClosed, Lock, NotHeld, aio
@@ -60,7 +60,7 @@ def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Clie
     lock = client.lock("n")
     lock.acquire()
     held = lock.held
-    before = len(sidecar.seen)
+    before = len(sidecar.received)
 
     def child() -> None:
         expect_not_held(held.check)
@@ -71,7 +71,7 @@ def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Clie
         expect_not_held(lock.release)
 
     in_child(child, fork)
-    assert len(sidecar.seen) == before
+    assert len(sidecar.received) == before
     held.check()
     lock.release()
     sidecar.wait_for(lambda: not sidecar.holder("n"))
@@ -183,7 +183,7 @@ def test_fork_while_other_threads_wait(sidecar: FakeSidecar, client: Client) -> 
         in_child(child)
     client.close()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
 
 
 def test_fork_while_another_thread_is_about_to_release(sidecar: FakeSidecar, client: Client) -> None:
@@ -193,14 +193,14 @@ def test_fork_while_another_thread_is_about_to_release(sidecar: FakeSidecar, cli
     def stay() -> None:
         with client._process_state().handles_lock:
             inside.set()
-            forked.wait(PATIENCE)
+            forked.wait(TIMEOUT)
 
     thread = threading.Thread(target=stay)
     thread.start()
-    inside.wait(PATIENCE)
+    inside.wait(TIMEOUT)
 
     def child() -> None:
-        signal.alarm(int(PATIENCE))  # ends the child if it waits for a thread that it does not have
+        signal.alarm(int(TIMEOUT))  # ends the child if it waits for a thread that it does not have
         assert lock.acquire(timeout=0)
         lock.release()
 
@@ -256,7 +256,7 @@ def test_multiprocessing(sidecar: FakeSidecar, client: Client, method: str) -> N
         sidecar.wait_for(lambda: sidecar.waiting("n") == 3)
         assert counter.value == 0
     for worker in workers:
-        worker.join(PATIENCE)
+        worker.join(TIMEOUT)
         assert worker.exitcode == 0
     assert counter.value == 30
 

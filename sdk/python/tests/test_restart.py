@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
-from fake import PATIENCE, FakeSidecar, boottime
+from fake import TIMEOUT, FakeSidecar, boottime
 
 import locksidecar
 from locksidecar import (
@@ -68,7 +68,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_reconnect_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls put up with nobody who listens for no time at all."""
     monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, reconnect=0.0))
     monkeypatch.setattr(Timeouts, "for_acquire", lambda timeout: Timeouts(float("inf") if timeout is None else timeout))
@@ -80,13 +80,13 @@ def running_releasers() -> list[SharedSession]:
 
 
 def join_releasers() -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while running_releasers():
         assert time.monotonic() < end
         os.sched_yield()
 
 
-def free(sidecar: FakeSidecar, name: str) -> None:
+def wait_free(sidecar: FakeSidecar, name: str) -> None:
     sidecar.wait_for(lambda: not sidecar.holder(name))
 
 
@@ -96,13 +96,13 @@ def free(sidecar: FakeSidecar, name: str) -> None:
 def test_lock_is_held_as_if_nothing_had_happened(sidecar: FakeSidecar, client: Client) -> None:
     with client.lock("n") as held:
         token, session = held.token, sidecar.holder("n")
-        sidecar.die()
+        sidecar.restart()
         held.check()
         assert held.lost is None
         assert held.token == token
         assert sidecar.holder("n") == session
         assert not locksidecar.connect(sidecar.path).lock("n").acquire(blocking=False)
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     assert len(sidecar.requests("claim")) == 1
     assert not running_releasers()
 
@@ -121,10 +121,10 @@ def test_any_look_at_a_lock_makes_the_connection_anew(sidecar: FakeSidecar, clie
         held.release,
     ]
     for n, look in enumerate(looks, 1):
-        sidecar.die()
+        sidecar.restart()
         look()
         assert len(sidecar.requests("claim")) == n
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
@@ -142,11 +142,11 @@ def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: Client, pool: 
         waits.append(pool.submit(wait, i))
         sidecar.wait_for(lambda: sidecar.waiting("n") == len(waits))
     for _ in range(3):
-        sidecar.die()
+        sidecar.restart()
         sidecar.wait_for(lambda: sidecar.waiting("n") == 5)
     holder.release()
     for done in waits:
-        done.result(PATIENCE)
+        done.result(TIMEOUT)
     assert order == list(range(5))
 
 
@@ -155,12 +155,12 @@ def test_what_is_left_of_a_timeout_is_waited(sidecar: FakeSidecar, client: Clien
     other.lock("n").acquire()
     wait = pool.submit(client.lock("n", timeout=60).acquire)
     sidecar.wait_for(lambda: sidecar.waiting("n"))
-    sidecar.die()
+    sidecar.restart()
     sidecar.wait_for(lambda: sidecar.waiting("n"))
     first, second = [m["wait_ms"] for m in sidecar.requests("acquire") if "wait_ms" in m]
     assert 0 < second <= first == 60_000
     other.close()
-    assert wait.result(PATIENCE)
+    assert wait.result(TIMEOUT)
 
 
 def test_calls_in_flight_are_completed(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
@@ -170,11 +170,11 @@ def test_calls_in_flight_are_completed(sidecar: FakeSidecar, client: Client, poo
     ops = ("acquire", "info", "list")
     sidecar.wait_for(lambda: all(sidecar.requests(op) for op in ops) and len(sidecar.requests("ping")) == 2)
     sidecar.silent = False
-    sidecar.die()
-    assert acquire.result(PATIENCE) is True
-    assert info.result(PATIENCE) is None
-    assert ping.result(PATIENCE) == "ok"
-    assert {row.name for row in page.result(PATIENCE)} <= {"n"}
+    sidecar.restart()
+    assert acquire.result(TIMEOUT) is True
+    assert info.result(TIMEOUT) is None
+    assert ping.result(TIMEOUT) == "ok"
+    assert {row.name for row in page.result(TIMEOUT)} <= {"n"}
 
 
 def test_only_a_forced_release_cannot_be_asked_again(
@@ -184,9 +184,9 @@ def test_only_a_forced_release_cannot_be_asked_again(
     call = pool.submit(client.force_release, "n")
     sidecar.wait_for(lambda: sidecar.requests("force_release"))
     sidecar.silent = False
-    sidecar.die()
+    sidecar.restart()
     with pytest.raises(Unavailable, match="may have been carried out") as e:
-        call.result(PATIENCE)
+        call.result(TIMEOUT)
     assert e.value.may_have_happened
     assert client.ping() == "ok"
 
@@ -195,15 +195,15 @@ def test_acquire_puts_up_with_a_sidecar_that_is_restarting(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     """Even one that does not wait for the lock."""
-    sidecar.deafen()
-    sidecar.die()
+    sidecar.stop_listening()
+    sidecar.restart()
     acquires = [pool.submit(client.lock(f"n{i}", timeout=t).acquire) for i, t in enumerate((None, 0, 0.001, 5))]
     shared = client._shared
     assert shared is not None
     while len(shared._waiting) < 4:
         os.sched_yield()
     sidecar.listen()
-    assert [a.result(PATIENCE) for a in acquires] == [True] * 4
+    assert [a.result(TIMEOUT) for a in acquires] == [True] * 4
 
 
 def test_leader_that_waits_goes_on_over_the_connection_that_another_thread_made(
@@ -218,8 +218,8 @@ def test_leader_that_waits_goes_on_over_the_connection_that_another_thread_made(
     # After its first attempt, the leader would wait for long.
     monkeypatch.setattr(Transport, "next_backoff", lambda _: 3600.0)
     with sidecar._lock:
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
     shared = client._shared
     assert shared is not None
     while shared._next_attempt < time.monotonic() + 1800:
@@ -228,14 +228,14 @@ def test_leader_that_waits_goes_on_over_the_connection_that_another_thread_made(
     lock.held.check()
     sidecar.wait_for(lambda: sidecar.waiting("n"))
     other.close()
-    assert wait.result(PATIENCE)
+    assert wait.result(TIMEOUT)
 
 
 def test_lock_that_was_lost_meanwhile_is_told(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
     with sidecar._lock:
-        sidecar.die()
+        sidecar.restart()
         sidecar.lose("n", "forced")
     with pytest.raises(LockLost, match="forced"):
         lock.held.check()
@@ -248,31 +248,31 @@ def test_long_silence_over_a_restart_is_no_loss(sidecar: FakeSidecar, client: Cl
     """The sidecar renews for a process that lives; nothing needs to be done here."""
     with client.lock("n") as held:
         for look in (held.check, lambda: held.lost, lambda: held.remaining):
-            sidecar.die()
+            sidecar.restart()
             clock.now += 100 * S
             look()
             assert held.remaining == 30
-        sidecar.die()
+        sidecar.restart()
         clock.now += 100 * S
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 def test_deadline_counts_if_nobody_listens(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
     with pytest.raises(LockLost, match="expired"), client.lock("n") as held:
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
         clock.now += 30 * S - 1
         held.check()
         clock.now += 1
         assert held.lost == "expired"
         sidecar.listen()
         held.check()  # it was said to be lost, and stays so
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 def test_fixed_lease_ends_when_it_was_told(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
     with pytest.raises(LockLost, match="expired"), client.lock("n", lease=10) as held:
-        sidecar.die()
+        sidecar.restart()
         clock.now += 10 * S - 1
         held.check()
         clock.now += 1
@@ -288,14 +288,14 @@ def test_check_does_not_wait_for_ever_for_who_listens_and_does_not_answer(
         "locksidecar._shared_session.NO_WAIT", Timeouts(grace=0.02, no_server=0.0, reconnect=0.0, started=0.0)
     )
     sidecar.silent = True
-    sidecar.die()
+    sidecar.restart()
     lock.held.check()
     clock.now += 30 * S
     with pytest.raises(LockLost, match="expired"):
         lock.held.check()
     sidecar.answer_all()
     assert client.ping() == "ok"
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 # --- Its successor knows nothing ---
@@ -305,7 +305,7 @@ def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSidecar, 
     a, b = client.lock("a"), client.lock("b")
     a.acquire()
     b.acquire()
-    sidecar.forget()
+    sidecar.restart_without_state()
     a.held.check()
     with client.lock("c") as later:  # whose hold has the number that a's had
         a.release()
@@ -314,11 +314,11 @@ def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSidecar, 
         assert sidecar.holder("c")
         later.check()
         clock.now += 1
-        sidecar.prolong(clock.now + 30 * S)
+        sidecar.extend_leases(clock.now + 30 * S)
         later.check()
         with pytest.raises(LockLost, match="expired"):
             b.release()
-    free(sidecar, "c")
+    wait_free(sidecar, "c")
     assert len(sidecar.requests("release")) == 1
 
 
@@ -351,18 +351,18 @@ def test_patience_of_an_acquire(timeout: float | None, unmet: float, gone: float
     assert (timeouts.no_server, timeouts.reconnect) == (unmet, gone)
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("no_reconnect_wait")
 def test_calls_fail_if_nobody_comes_back(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
     other = locksidecar.connect(sidecar.path)
     other.lock("n").acquire()
     waits = [pool.submit(client.lock("n").acquire) for _ in range(3)]
     sidecar.wait_for(lambda: sidecar.waiting("n") == 3)
     with sidecar._lock:
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
     for wait in waits:
         with pytest.raises(Unavailable, match="no socket") as e:
-            wait.result(PATIENCE)
+            wait.result(TIMEOUT)
         assert e.value.may_have_happened
     with pytest.raises(Unavailable, match="This ping is given up") as e:
         client.ping()
@@ -373,7 +373,7 @@ def test_calls_fail_if_nobody_comes_back(sidecar: FakeSidecar, client: Client, p
     assert not sidecar.waiting("n")
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("no_reconnect_wait")
 def test_grant_that_nobody_waits_for_any_more_is_given_back(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
@@ -388,13 +388,13 @@ def test_grant_that_nobody_waits_for_any_more_is_given_back(
         sidecar._on_acquire(session, sidecar.requests("acquire")[-1])
         shared.session.on_disconnected(boottime())
         sidecar.silent = False
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
     with pytest.raises(Unavailable):
-        wait.result(PATIENCE)
+        wait.result(TIMEOUT)
     assert sidecar.holder("n")
     sidecar.listen()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     join_releasers()
 
 
@@ -405,16 +405,16 @@ def test_release_that_nobody_hears_is_delivered_later(sidecar: FakeSidecar, clie
     locks = [client.lock(f"n{i}") for i in range(3)]
     for lock in locks:
         lock.acquire()
-    sidecar.deafen()
-    sidecar.die()
+    sidecar.stop_listening()
+    sidecar.restart()
     for lock in locks[:2]:
         lock.release()
     assert len(running_releasers()) == 1
     with pytest.raises(NotHeld):
         locks[0].release()
     sidecar.listen()
-    free(sidecar, "n0")
-    free(sidecar, "n1")
+    wait_free(sidecar, "n0")
+    wait_free(sidecar, "n1")
     join_releasers()
     assert sidecar.holder("n2")
     assert client.lock("n0").acquire(blocking=False)
@@ -425,13 +425,13 @@ def test_lost_lock_that_is_released_while_nobody_listens_is_delivered_too(
 ) -> None:
     lock = client.lock("n")
     lock.acquire()
-    sidecar.deafen()
-    sidecar.die()
+    sidecar.stop_listening()
+    sidecar.restart()
     clock.now += 30 * S
     with pytest.raises(LockLost, match="expired"):
         lock.release()
     sidecar.listen()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     join_releasers()
 
 
@@ -441,10 +441,10 @@ def test_release_that_was_sent_but_not_read_is_completed(sidecar: FakeSidecar, c
     other.acquire()
     with sidecar._lock:
         lock.release()
-        sidecar.die()
+        sidecar.restart()
     assert sidecar.holder("n")
     other.held.check()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     assert sidecar.holder("other")
 
 
@@ -456,11 +456,11 @@ def test_unheard_release_is_delivered_though_only_looked_at_while_nobody_listens
     other.acquire()
     with sidecar._lock:
         lock.release()
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
     other.held.check()
     sidecar.listen()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     join_releasers()
 
 
@@ -494,7 +494,7 @@ def test_close_says_bye(sidecar: FakeSidecar) -> None:
 def test_close_resumes_a_session_to_say_bye(sidecar: FakeSidecar) -> None:
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()
-    sidecar.die()
+    sidecar.restart()
     client.close()
     assert not sidecar.holder("n")
     assert sidecar.requests("claim") == []
@@ -505,14 +505,14 @@ def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -> None
     client = locksidecar.connect(sidecar.path)
     lock = client.lock("n")
     lock.acquire()
-    sidecar.deafen()
-    sidecar.die()
+    sidecar.stop_listening()
+    sidecar.restart()
     client.close()
     with pytest.raises(LockLost, match="closed"):
         lock.release()
     assert sidecar.holder("n")
     sidecar.listen()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     join_releasers()
     sidecar.wait_for(lambda: not sidecar.connections())
 
@@ -524,8 +524,8 @@ def test_close_is_heard_though_a_thread_is_just_about_to_say_something_else(
     lock, other = client.lock("n"), client.lock("other")
     lock.acquire()
     other.acquire()
-    sidecar.deafen()
-    sidecar.die()
+    sidecar.stop_listening()
+    sidecar.restart()
     call = SharedSession.execute
 
     def closed_before(shared: SharedSession, asked: Call[Any], timeouts: Timeouts) -> None:
@@ -536,7 +536,7 @@ def test_close_is_heard_though_a_thread_is_just_about_to_say_something_else(
     monkeypatch.setattr(SharedSession, "execute", closed_before)
     lock.release()
     sidecar.listen()
-    free(sidecar, "other")
+    wait_free(sidecar, "other")
     join_releasers()
     sidecar.wait_for(lambda: not sidecar.connections())
 
@@ -550,8 +550,8 @@ def test_close_that_is_not_answered_does_not_wait_for_long(
     sidecar.silent = True
     client.close()
     sidecar.silent = False
-    sidecar.die()  # with the bye unread
-    free(sidecar, "n")
+    sidecar.restart()  # with the bye unread
+    wait_free(sidecar, "n")
     join_releasers()
 
 
@@ -565,11 +565,11 @@ def test_close_leaves_who_waits_and_a_session_with_nothing_needs_no_thread(
     sidecar.wait_for(lambda: sidecar.waiting("n"))
     client.close()
     with pytest.raises(ClientClosed):
-        wait.result(PATIENCE)
+        wait.result(TIMEOUT)
     assert not sidecar.waiting("n")
     idle = locksidecar.connect(sidecar.path)
-    sidecar.deafen()
-    sidecar.die()
+    sidecar.stop_listening()
+    sidecar.restart()
     idle.close()
     assert not running_releasers()
 
@@ -579,7 +579,7 @@ def test_sidecar_that_cannot_resume_is_left_as_it_always_was(sidecar: FakeSideca
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()
     client.close()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     assert sidecar.requests("bye") == []
     assert not running_releasers()
 
@@ -596,8 +596,8 @@ def test_child_of_a_process_that_is_adrift_has_nothing_of_it(
     lock.acquire()
     other.acquire()
     held = lock.held
-    sidecar.deafen()
-    sidecar.die()
+    sidecar.stop_listening()
+    sidecar.restart()
     held.check()
     if rescued:
         other.release()
@@ -605,7 +605,7 @@ def test_child_of_a_process_that_is_adrift_has_nothing_of_it(
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            signal.alarm(int(PATIENCE))
+            signal.alarm(int(TIMEOUT))
             with pytest.raises(NotHeld, match="parent process"):
                 held.check()
             with pytest.raises(Unavailable), client.lock("m", timeout=0):
@@ -618,7 +618,7 @@ def test_child_of_a_process_that_is_adrift_has_nothing_of_it(
     held.check()
     assert len(sidecar.requests("claim")) == 1
     lock.release()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     join_releasers()
 
 
@@ -626,12 +626,12 @@ def test_child_of_a_process_that_is_adrift_has_nothing_of_it(
 def test_child_begins_a_session_of_its_own(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
-    sidecar.die()
+    sidecar.restart()
     pid = os.fork()
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            signal.alarm(int(PATIENCE))
+            signal.alarm(int(TIMEOUT))
             assert not client.lock("n", timeout=0).acquire()
             code = 0
         os._exit(code)
@@ -647,7 +647,7 @@ def test_child_begins_a_session_of_its_own(sidecar: FakeSidecar, client: Client)
 def test_threads_exclude_each_other_over_many_cuts(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, kind: str
 ) -> None:
-    counter = cuts = 0
+    counter = disconnects = 0
     tokens: list[int] = []
     finished = threading.Event()
 
@@ -655,7 +655,7 @@ def test_threads_exclude_each_other_over_many_cuts(
         nonlocal counter
         rng = random.Random(seed)
         for i in itertools.count():
-            if i >= 40 and cuts > 3:
+            if i >= 40 and disconnects > 3:
                 break
             match rng.randrange(6):
                 case 0:
@@ -673,38 +673,38 @@ def test_threads_exclude_each_other_over_many_cuts(
                         held.check()
                         counter = seen + 1
 
-    def cut() -> None:
-        nonlocal cuts
+    def disconnect() -> None:
+        nonlocal disconnects
         rng = random.Random(0)
         while True:
-            wanted = len(sidecar.seen) + rng.randrange(60)
+            wanted = len(sidecar.received) + rng.randrange(60)
             with sidecar._changed:
-                while len(sidecar.seen) < wanted and not finished.is_set():
-                    assert sidecar._changed.wait(PATIENCE)
+                while len(sidecar.received) < wanted and not finished.is_set():
+                    assert sidecar._changed.wait(TIMEOUT)
             if finished.is_set():
                 return
             with sidecar._lock:
                 if kind == "deafen":
-                    sidecar.deafen()
-                sidecar.die()
+                    sidecar.stop_listening()
+                sidecar.restart()
             if kind == "deafen":
                 sidecar.listen()
-            cuts += 1
+            disconnects += 1
 
-    cutter = pool.submit(cut)
+    disconnecting = pool.submit(disconnect)
     workers = [pool.submit(add, seed) for seed in range(7)]
     try:
         for done in workers:
-            done.result(PATIENCE)
+            done.result(TIMEOUT)
     finally:
         finished.set()
         with sidecar._changed:
             sidecar._changed.notify_all()
-    cutter.result(PATIENCE)
+    disconnecting.result(TIMEOUT)
     assert tokens == sorted(set(tokens))
     assert counter <= len(tokens)
     assert client.ping() == "ok"
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     assert not any(sidecar.holder(name) for name in list(sidecar._locks))
     join_releasers()
 
@@ -732,7 +732,7 @@ def test_error_that_does_not_tell_that_the_connection_has_ended_gives_no_lock_aw
         assert client.ping() == "ok"
         held.check()
         assert len(sidecar.requests("hello")) == 1
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 def test_interrupt_that_is_an_os_error_is_no_reason_why_nobody_listens(
@@ -760,7 +760,7 @@ def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_b
 
     last = 0
 
-    def interrupt_at(place: int) -> Callable[[FrameType, str, object], None]:
+    def interrupt_at(point: int) -> Callable[[FrameType, str, object], None]:
         def profile(frame: FrameType, event: str, _: object) -> None:
             nonlocal last
             ours = os.path.dirname(frame.f_code.co_filename) == os.path.dirname(_transport.__file__)
@@ -769,22 +769,22 @@ def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_b
             if event == "call" and frame.f_code is Lock.__exit__.__code__:
                 return
             last += 1
-            if last == place:
+            if last == point:
                 sys.setprofile(None)
                 raise Interrupt
 
         return profile
 
     lock = client.lock("n", confirm=confirm, confirm_timeout=0 if confirm and not listening else None)
-    for place in itertools.count(1):
+    for point in itertools.count(1):
         last = 0
         lock.acquire()
         lock.held._scoped = True  # as by __enter__
         with sidecar._lock:
             if not listening:
-                sidecar.deafen()
-            sidecar.die()
-        sys.setprofile(interrupt_at(place))
+                sidecar.stop_listening()
+            sidecar.restart()
+        sys.setprofile(interrupt_at(point))
         try:
             with contextlib.suppress(Interrupt, Unconfirmed):
                 lock.__exit__(None, None, None)
@@ -792,11 +792,11 @@ def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_b
             sys.setprofile(None)
         if not listening:
             sidecar.listen()
-        free(sidecar, "n")
-        assert not list(lock._handles), place
-        if last < place:
+        wait_free(sidecar, "n")
+        assert not list(lock._handles), point
+        if last < point:
             break
-    assert place > 50
+    assert point > 50
     join_releasers()
 
 
@@ -817,10 +817,10 @@ def test_interrupted_greeting_is_begun_again(
         claim(session)
 
     monkeypatch.setattr(_core.Session, "_send_claims", interrupted)
-    sidecar.die()
+    sidecar.restart()
     with pytest.raises(KeyboardInterrupt):
         lock.held.check()
     lock.held.check()
     assert shared.session.failure is None
     lock.release()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 import test_restart
-from fake import PATIENCE, FakeSidecar, boottime
+from fake import TIMEOUT, FakeSidecar, boottime
 
 import locksidecar
 from locksidecar import ClientClosed, LockLost, LockTimeout, Unavailable, aio
@@ -28,12 +28,12 @@ async def client(sidecar: FakeSidecar) -> AsyncIterator[aio.Client]:
         yield client
 
 
-async def until(sidecar: FakeSidecar, what: Callable[[], object]) -> None:
+async def wait_until(sidecar: FakeSidecar, what: Callable[[], object]) -> None:
     await asyncio.to_thread(sidecar.wait_for, what)
 
 
-async def free(sidecar: FakeSidecar, name: str) -> None:
-    await until(sidecar, lambda: not sidecar.holder(name))
+async def wait_free(sidecar: FakeSidecar, name: str) -> None:
+    await wait_until(sidecar, lambda: not sidecar.holder(name))
 
 
 def shared_of(client: aio.Client) -> aio._AsyncSession:
@@ -48,8 +48,8 @@ def claimed(sidecar: FakeSidecar, times: int) -> bool:
 def kill(sidecar: FakeSidecar) -> None:
     """It does not come back for now."""
     with sidecar._lock:
-        sidecar.deafen()
-        sidecar.die()
+        sidecar.stop_listening()
+        sidecar.restart()
 
 
 async def join_releasers() -> None:
@@ -60,18 +60,18 @@ async def test_body_goes_on_as_if_nothing_had_happened(sidecar: FakeSidecar, cli
     async with client.lock("n") as held:
         token, session = held.token, sidecar.holder("n")
         for claims in range(1, 4):
-            sidecar.die()
-            await until(sidecar, partial(claimed, sidecar, claims))
+            sidecar.restart()
+            await wait_until(sidecar, partial(claimed, sidecar, claims))
         held.check()
         assert (held.token, sidecar.holder("n")) == (token, session)
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 async def test_the_reader_comes_back_without_being_asked(sidecar: FakeSidecar, client: aio.Client) -> None:
     await client.lock("n").acquire()
     kill(sidecar)
     sidecar.listen()
-    await until(sidecar, lambda: sidecar.requests("claim"))
+    await wait_until(sidecar, lambda: sidecar.requests("claim"))
 
 
 async def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: aio.Client) -> None:
@@ -86,10 +86,10 @@ async def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: aio.Clie
     tasks = []
     for i in range(5):
         tasks.append(asyncio.create_task(wait(i)))
-        await until(sidecar, lambda: sidecar.waiting("n") == len(tasks))
+        await wait_until(sidecar, lambda: sidecar.waiting("n") == len(tasks))
     for _ in range(3):
-        sidecar.die()
-        await until(sidecar, lambda: sidecar.waiting("n") == 5)
+        sidecar.restart()
+        await wait_until(sidecar, lambda: sidecar.waiting("n") == 5)
     await other.aclose()
     await asyncio.gather(*tasks)
     assert order == list(range(5))
@@ -101,9 +101,9 @@ async def test_calls_in_flight(sidecar: FakeSidecar, client: aio.Client) -> None
     info = asyncio.create_task(client.info("m"))
     force = asyncio.create_task(client.force_release("m"))
     ops = ("acquire", "info", "force_release")
-    await until(sidecar, lambda: all(sidecar.requests(op) for op in ops))
+    await wait_until(sidecar, lambda: all(sidecar.requests(op) for op in ops))
     sidecar.silent = False
-    sidecar.die()
+    sidecar.restart()
     assert await acquire is True
     assert await info is None
     with pytest.raises(Unavailable, match="may have been carried out") as e:
@@ -118,7 +118,7 @@ async def test_deadline_cancels_the_body_if_nobody_comes_back(sidecar: FakeSidec
             kill(sidecar)
             await asyncio.get_running_loop().create_future()
     sidecar.listen()
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
 
 
 async def test_blocked_loop_over_a_restart_is_no_loss(sidecar: FakeSidecar) -> None:
@@ -129,13 +129,13 @@ async def test_blocked_loop_over_a_restart_is_no_loss(sidecar: FakeSidecar) -> N
         async with client.lock("n") as held:
             assert held._body is not None
             for look in (held._body._on_deadline, held.check):
-                sidecar.die()
+                sidecar.restart()
                 now += 100 * S
                 look()
                 assert held.remaining == 30
-            sidecar.die()
+            sidecar.restart()
             now += 100 * S
-        await free(sidecar, "n")
+        await wait_free(sidecar, "n")
 
 
 async def test_loop_is_not_blocked_for_long_by_who_does_not_answer(
@@ -149,7 +149,7 @@ async def test_loop_is_not_blocked_for_long_by_who_does_not_answer(
         await lock.acquire()
         await other.acquire()
         sidecar.silent = True
-        sidecar.die()
+        sidecar.restart()
         now += 30 * S
         with pytest.raises(LockLost, match="expired"):
             lock.held.check()
@@ -157,7 +157,7 @@ async def test_loop_is_not_blocked_for_long_by_who_does_not_answer(
             m.setattr("locksidecar._transport.select", SimpleNamespace(poll=object))  # no more waiting for another one
             other.held.check()
         sidecar.answer_all()
-        await free(sidecar, "n")
+        await wait_free(sidecar, "n")
 
 
 async def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSidecar) -> None:
@@ -166,18 +166,18 @@ async def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSid
         client._clock = sidecar.clock = lambda: now
         lock = client.lock("a")
         await lock.acquire()
-        sidecar.forget()
+        sidecar.restart_without_state()
         async with client.lock("b") as later:
             now += 30 * S - 1
             lock.held.check()
             now += 1
-            sidecar.prolong(now + 30 * S)
+            sidecar.extend_leases(now + 30 * S)
             await client.ping()
             later.check()
             with pytest.raises(LockLost, match="expired"):
                 lock.release()
             assert sidecar.holder("b")
-        await free(sidecar, "b")
+        await wait_free(sidecar, "b")
 
 
 async def test_call_fails_when_its_patience_ends(
@@ -188,7 +188,7 @@ async def test_call_fails_when_its_patience_ends(
     monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, reconnect=0.02))
     monkeypatch.setattr(Timeouts, "for_acquire", lambda _: Timeouts(float("inf")))
     task = asyncio.create_task(client.lock("n").acquire())
-    await until(sidecar, lambda: sidecar.waiting("n"))
+    await wait_until(sidecar, lambda: sidecar.waiting("n"))
     kill(sidecar)
     with pytest.raises(Unavailable, match="no socket") as e:
         await task
@@ -207,7 +207,7 @@ async def test_release_that_nobody_hears_is_delivered_later(sidecar: FakeSidecar
     kill(sidecar)
     lock.release()
     sidecar.listen()
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     assert sidecar.holder("other")
 
 
@@ -235,10 +235,10 @@ async def test_close_says_bye(sidecar: FakeSidecar) -> None:
     await client.aclose()
     assert not sidecar.holder("n")
     assert len(sidecar.requests("bye")) == 1
-    sidecar.die()
+    sidecar.restart()
     client = await aio.connect(sidecar.path)
     await client.lock("n").acquire()
-    sidecar.die()
+    sidecar.restart()
     await client.aclose()
     assert not sidecar.holder("n")
     await join_releasers()
@@ -254,7 +254,7 @@ async def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -
     with pytest.raises(ClientClosed):
         await client.ping()
     sidecar.listen()
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")
     await join_releasers()
 
 
@@ -277,7 +277,7 @@ def test_loop_that_was_closed_while_nobody_listened(sidecar: FakeSidecar, notice
 
     async def again() -> None:
         sidecar.listen()
-        async with client.lock("n", timeout=PATIENCE):
+        async with client.lock("n", timeout=TIMEOUT):
             pass
         await client.aclose()
         await join_releasers()
@@ -308,27 +308,27 @@ async def test_tasks_exclude_each_other_over_many_cuts(sidecar: FakeSidecar, cli
                     inside -= 1
 
     def seen(wanted: int) -> bool:
-        return len(sidecar.seen) >= wanted
+        return len(sidecar.received) >= wanted
 
-    async def cut() -> None:
+    async def disconnect() -> None:
         rng = random.Random(0)
         while True:
-            wanted = len(sidecar.seen) + rng.randrange(60)
-            await until(sidecar, partial(seen, wanted))
+            wanted = len(sidecar.received) + rng.randrange(60)
+            await wait_until(sidecar, partial(seen, wanted))
             if rng.random() < 0.3:
                 kill(sidecar)
                 sidecar.listen()
             else:
-                sidecar.die()
+                sidecar.restart()
 
-    cutter = asyncio.create_task(cut())
-    await asyncio.wait_for(asyncio.gather(*[work(seed) for seed in range(10)]), PATIENCE)
-    cutter.cancel()
+    disconnecting = asyncio.create_task(disconnect())
+    await asyncio.wait_for(asyncio.gather(*[work(seed) for seed in range(10)]), TIMEOUT)
+    disconnecting.cancel()
     with sidecar._changed:  # a thread may still wait for more to be seen
-        sidecar.seen += [(0, {"op": ""})] * 100
+        sidecar.received += [(0, {"op": ""})] * 100
         sidecar._changed.notify_all()
     with contextlib.suppress(asyncio.CancelledError):
-        await cutter
+        await disconnecting
     assert tokens == sorted(set(tokens))
     assert await client.ping() == "ok"
-    await free(sidecar, "n")
+    await wait_free(sidecar, "n")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from fake import PATIENCE, FakeSidecar, boottime
+from fake import TIMEOUT, FakeSidecar, boottime
 from test_restart import join_releasers
 
 import locksidecar
@@ -47,7 +47,7 @@ def other(sidecar: FakeSidecar) -> Client:
     return Client(sidecar.path)
 
 
-def free(sidecar: FakeSidecar, name: str) -> None:
+def wait_free(sidecar: FakeSidecar, name: str) -> None:
     sidecar.wait_for(lambda: not sidecar.holder(name))
 
 
@@ -63,7 +63,7 @@ def test_with_holds_and_releases(sidecar: FakeSidecar, client: Client) -> None:
         assert 0 < held.remaining <= 30
         assert 0 < held.deadline * S - boottime() <= 30 * S
         held.check()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     assert held.released
     assert held.remaining == 0
 
@@ -83,7 +83,7 @@ def test_acquire_and_release_like_threading_lock(sidecar: FakeSidecar, client: C
     assert lock.locked()
     assert lock.token == lock.held.token
     lock.release()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     assert not lock.locked()
     with pytest.raises(NotHeld, match="never acquired"):
         lock.release()
@@ -170,7 +170,7 @@ def test_rlock_is_entered_again(sidecar: FakeSidecar, client: Client) -> None:
     with lock as outer, lock as inner, client.rlock("n") as innermost:
         assert outer.token == inner.token == innermost.token
         inner.check()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     sidecar.wait_for(lambda: len(sidecar.requests("release")) == 3)
 
 
@@ -178,7 +178,7 @@ def test_body_may_release_early(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     with lock as held:
         held.release()
-        free(sidecar, "n")
+        wait_free(sidecar, "n")
         with pytest.raises(NotHeld, match="released before"):
             held.release()
     with lock:
@@ -197,11 +197,11 @@ def test_a_condition_may_wait_on_it(sidecar: FakeSidecar, client: Client) -> Non
     thread = threading.Thread(target=notify)
     with condition:
         thread.start()
-        assert condition.wait(PATIENCE)
+        assert condition.wait(TIMEOUT)
         assert lock.locked()
     thread.join()
     assert not lock.locked()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 def test_a_late_release_does_not_free_a_newer_hold(sidecar: FakeSidecar, client: Client) -> None:
@@ -214,7 +214,7 @@ def test_a_late_release_does_not_free_a_newer_hold(sidecar: FakeSidecar, client:
         old.release()
     assert sidecar.holder("n")
     lock.release()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 # --- Loss ---
@@ -272,7 +272,7 @@ def test_process_that_wakes_late_reads_what_has_arrived_first(
         nonlocal looks, now
         looks += 1
         if looks == stopped_at:
-            sidecar.prolong(now + 120 * S)
+            sidecar.extend_leases(now + 120 * S)
             now += 60 * S
         return now
 
@@ -315,7 +315,7 @@ def test_lease_event_moves_the_deadline(sidecar: FakeSidecar, client: Client) ->
     client._clock = sidecar.clock = lambda: now
     client._process_state().shared = None
     with client.lock("n") as held:
-        sidecar.prolong(now + 60 * S)
+        sidecar.extend_leases(now + 60 * S)
         now += 50 * S
         held.check()
         assert held.remaining == pytest.approx(10)
@@ -327,7 +327,7 @@ def test_lease_event_moves_the_deadline(sidecar: FakeSidecar, client: Client) ->
 def test_info_list_ping_force_release(sidecar: FakeSidecar, client: Client, other: Client) -> None:
     assert client.info("n") is None
     assert client.ping() == "ok"
-    sidecar.page = 2
+    sidecar.page_size = 2
     locks = [other.lock(f"n{i}") for i in range(5)]
     for lock in locks:
         lock.acquire()
@@ -417,7 +417,7 @@ def test_socket_not_permitted_for_real(sidecar: FakeSidecar) -> None:
 
 def test_sidecar_without_descriptors_to_spare(sidecar: FakeSidecar) -> None:
     """It says so before it reads hello."""
-    sidecar.turn_away = {"err": {"code": "limit", "msg": "no file descriptors to spare"}}
+    sidecar.rejection = {"err": {"code": "limit", "msg": "no file descriptors to spare"}}
     with pytest.raises(LimitExceeded, match="no file descriptors to spare"):
         locksidecar.connect(sidecar.path)
 
@@ -437,7 +437,7 @@ def test_process_without_descriptors_to_spare(sidecar: FakeSidecar, monkeypatch:
 
 
 def test_server_that_closes_each_connection_is_not_reported_as_missing(sidecar: FakeSidecar) -> None:
-    sidecar.turn_away = {}
+    sidecar.rejection = {}
     with pytest.raises(Unavailable, match=r"closed the connection before it answered; is it locksidecar\?"):
         Client(sidecar.path).lock("n", timeout=0).acquire()
 
@@ -456,7 +456,7 @@ def test_path_from_the_environment(sidecar: FakeSidecar, monkeypatch: pytest.Mon
 
 
 def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -> None:
-    sidecar.deafen()
+    sidecar.stop_listening()
     begun = threading.Event()
     clients: list[Client] = []
 
@@ -466,7 +466,7 @@ def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -
 
     thread = threading.Thread(target=connect)
     thread.start()
-    begun.wait(PATIENCE)
+    begun.wait(TIMEOUT)
     sidecar.listen()
     thread.join()
     assert clients[0].ping() == "ok"
@@ -506,13 +506,13 @@ def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, client: Cli
     """The connection is given up, but stays open as long as somebody believes in what it holds."""
     lock = client.lock("n")
     lock.acquire()
-    sidecar.send(b"\x00\x00\x00\x00")
+    sidecar.broadcast_bytes(b"\x00\x00\x00\x00")
     assert not client.lock("n", timeout=0).acquire()
     assert sidecar.connections() == 2
     lock.held.check()
     lock.release()
     sidecar.wait_for(lambda: sidecar.connections() == 1)
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 def test_breach_of_protocol_is_told(sidecar: FakeSidecar, client: Client) -> None:
@@ -528,8 +528,8 @@ def test_breach_of_protocol_is_told(sidecar: FakeSidecar, client: Client) -> Non
     thread = threading.Thread(target=ping)
     thread.start()
     sidecar.wait_for(lambda: sidecar.requests("info"))
-    sidecar.send(b"\xff\xff\xff\xff")
-    thread.join(PATIENCE)
+    sidecar.broadcast_bytes(b"\xff\xff\xff\xff")
+    thread.join(TIMEOUT)
     assert "4294967295 bytes" in str(errors[0])
     sidecar.wait_for(lambda: not sidecar.connections())
 
@@ -546,7 +546,7 @@ def test_a_sidecar_that_does_not_answer(sidecar: FakeSidecar, client: Client, mo
     monkeypatch.undo()
     sidecar.answer_all()
     assert client.ping() == "ok"
-    free(sidecar, "n")  # what it was granted too late was given back
+    wait_free(sidecar, "n")  # what it was granted too late was given back
     assert client.lock("n", timeout=5).acquire()
 
 
@@ -576,9 +576,9 @@ def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSi
 
     thread = threading.Thread(target=release)
     thread.start()
-    assert clogged.wait(PATIENCE)
-    sidecar.read_again()
-    thread.join(PATIENCE)
+    assert clogged.wait(TIMEOUT)
+    sidecar.resume_reading()
+    thread.join(TIMEOUT)
     sidecar.wait_for(lambda: not any(sidecar.holder(f"n{i}") for i in range(50)))
 
 
@@ -588,7 +588,7 @@ def test_close_ends_everything(sidecar: FakeSidecar) -> None:
     lock.acquire()
     client.close()
     client.close()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     with pytest.raises(LockLost, match="closed") as e:
         lock.release()
     assert e.value.reason == "closed"
@@ -614,7 +614,7 @@ def test_close_fails_those_who_wait(sidecar: FakeSidecar, other: Client) -> None
     sidecar.wait_for(lambda: sidecar.waiting("n") == 3)
     client.close()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert len(errors) == 3
     sidecar.wait_for(lambda: sidecar.connections() == 1)
 
@@ -624,7 +624,7 @@ def test_a_forgotten_client_is_closed(sidecar: FakeSidecar) -> None:
     client.lock("n").acquire()
     before = len(os.listdir("/proc/self/fd"))
     del client
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
     assert len(os.listdir("/proc/self/fd")) < before
 
 
@@ -704,7 +704,7 @@ def test_ctrl_c_ends_the_wait_and_nothing_leaks(sidecar: FakeSidecar, client: Cl
     sidecar.wait_for(lambda: not sidecar.waiting("n"))
     assert client.ping() == "ok"
     holder.release()
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 def test_grant_that_wins_against_ctrl_c_is_released(sidecar: FakeSidecar, client: Client) -> None:
@@ -724,7 +724,7 @@ def test_grant_that_wins_against_ctrl_c_is_released(sidecar: FakeSidecar, client
     felt.set()
     thread.join()
     sidecar.wait_for(lambda: sidecar.requests("release"))  # though the client is not used any more
-    free(sidecar, "n")
+    wait_free(sidecar, "n")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a generator's end
@@ -742,7 +742,7 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
 
     last = 0
 
-    def interrupt_at(place: int) -> Callable[[FrameType, str, object], None]:
+    def interrupt_at(point: int) -> Callable[[FrameType, str, object], None]:
         def profile(frame: FrameType, event: str, _: object) -> None:
             nonlocal last
             ours = os.path.dirname(frame.f_code.co_filename) == os.path.dirname(_transport.__file__)
@@ -751,7 +751,7 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
             if event == "call" and frame.f_code is Lock.__exit__.__code__:
                 return
             last += 1
-            if last == place:
+            if last == point:
                 sys.setprofile(None)
                 raise Interrupt
 
@@ -760,10 +760,10 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
     lock = client.lock("n", confirm=confirm)
     kept = client.lock("kept")
     kept.acquire()
-    for place in itertools.count(1):
+    for point in itertools.count(1):
         last = 0
         interrupted = False
-        sys.setprofile(interrupt_at(place))
+        sys.setprofile(interrupt_at(point))
         try:
             with lock:
                 pass
@@ -771,17 +771,17 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
             interrupted = True
         finally:
             sys.setprofile(None)
-        free(sidecar, "n")  # though the client is not used any more
+        wait_free(sidecar, "n")  # though the client is not used any more
         kept.held.check()
-        assert len(sidecar.requests("hello")) == 1, place
-        assert not list(lock._handles), place
+        assert len(sidecar.requests("hello")) == 1, point
+        assert not list(lock._handles), point
         join_releasers()
         assert client.ping() == "ok"
         assert client._shared is not None
-        assert not client._shared.session._pending, place  # would be asked again after a restart, for nobody
+        assert not client._shared.session._pending, point  # would be asked again after a restart, for nobody
         if not interrupted:
             break
-    assert place > 50
+    assert point > 50
 
 
 def test_interrupts_at_any_time_leave_a_client_that_works(sidecar: FakeSidecar) -> None:

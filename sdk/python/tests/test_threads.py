@@ -15,7 +15,7 @@ from functools import partial
 from types import FrameType
 
 import pytest
-from fake import PATIENCE, FakeSidecar
+from fake import TIMEOUT, FakeSidecar
 
 from locksidecar import Client, Deadlock, Lock, LockLost, LockTimeout, NotHeld, _shared_session
 from locksidecar._calls import CallState, ping_call
@@ -45,7 +45,7 @@ def test_threads_exclude_each_other_on_one_connection(
                 counter = seen + 1
 
     for done in [pool.submit(add, seed) for seed in range(16)]:
-        done.result(PATIENCE)
+        done.result(TIMEOUT)
     assert counter == 16 * 40
     assert tokens == sorted(set(tokens))
     assert len(sidecar.requests("hello")) == 1
@@ -77,7 +77,7 @@ def test_answers_of_all_kinds_find_their_threads(
                         held.check()
 
     for done in [pool.submit(work, seed) for seed in range(16)]:
-        done.result(PATIENCE)
+        done.result(TIMEOUT)
 
 
 def test_lead_passes_on_while_the_first_waits_for_long(
@@ -94,7 +94,7 @@ def test_lead_passes_on_while_the_first_waits_for_long(
     assert client.ping() == "ok"
     for i in (0, 2, 1, 3):
         locks[i].release()
-        assert waits[i].result(PATIENCE) is True
+        assert waits[i].result(TIMEOUT) is True
         assert client.ping() == "ok"
 
 
@@ -106,13 +106,13 @@ def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client
 
     last = 0
 
-    def interrupt_at(place: int) -> Callable[[FrameType, str, object], None]:
+    def interrupt_at(point: int) -> Callable[[FrameType, str, object], None]:
         def profile(frame: FrameType, event: str, _: object) -> None:
             nonlocal last
             if frame.f_code.co_filename != _shared_session.__file__ or event not in ("call", "c_return"):
                 return
             last += 1
-            if last == place:
+            if last == point:
                 sys.setprofile(None)
                 raise Interrupt
 
@@ -121,7 +121,7 @@ def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client
     client.ping()
     shared = client._shared
     assert shared is not None
-    for place in itertools.count(1):
+    for point in itertools.count(1):
         last = 0
         leaves, done, waits = (_shared_session._CallWaiter(ping_call()) for _ in range(3))
         leaves.call.state = done.call.state = CallState.DONE
@@ -129,20 +129,20 @@ def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client
         for waiter in (leaves, done, waits):
             waiter.registered = True
         shared._leader, shared._polling = leaves, True
-        sys.setprofile(interrupt_at(place))
+        sys.setprofile(interrupt_at(point))
         try:
             shared._hand_over(leaves)
         except Interrupt:
             shared._hand_over(leaves)
         finally:
             sys.setprofile(None)
-        assert shared._leader is waits, place
-        assert not waits.wakeup.locked(), place
-        assert leaves.call not in shared._waiting, place
-        assert not leaves.registered, place
-        if last < place:
+        assert shared._leader is waits, point
+        assert not waits.wakeup.locked(), point
+        assert leaves.call not in shared._waiting, point
+        assert not leaves.registered, point
+        if last < point:
             break
-    assert place > 3
+    assert point > 3
 
 
 def test_check_sees_what_was_sent_before_it_though_another_thread_reads(
@@ -160,7 +160,7 @@ def test_check_sees_what_was_sent_before_it_though_another_thread_reads(
         with pytest.raises(LockLost):
             lock.held.check()
         blocker.release()
-        assert waiting.result(PATIENCE)
+        assert waiting.result(TIMEOUT)
         waiter.release()
 
 
@@ -172,12 +172,12 @@ def test_threads_that_wait_in_a_circle_are_told(sidecar: FakeSidecar, client: Cl
         with b, a:
             pass
 
-    circle = pool.submit(other)
+    cycle = pool.submit(other)
     sidecar.wait_for(lambda: sidecar.waiting("a"))
     with pytest.raises(Deadlock, match=r"b is held by owner .*a is held by owner"):
         b.acquire()
     a.release()
-    circle.result(PATIENCE)
+    cycle.result(TIMEOUT)
 
 
 def in_thread(what: Callable[[], object]) -> None:
@@ -191,7 +191,7 @@ def in_thread(what: Callable[[], object]) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     if error:
         raise error[0]
 
@@ -237,12 +237,12 @@ def test_lock_that_one_call_of_a_pool_left_held_is_waited_for_by_the_next(sideca
                 yield
 
         one, other = dependency(), dependency()
-        assert first.submit(copy_context().run, next, one).exception(PATIENCE) is None
+        assert first.submit(copy_context().run, next, one).exception(TIMEOUT) is None
         waiting = first.submit(copy_context().run, next, other)
         sidecar.wait_for(lambda: sidecar.waiting("n") or waiting.done())
-        assert isinstance(second.submit(copy_context().run, next, one).exception(PATIENCE), StopIteration)
-        assert waiting.exception(PATIENCE) is None
-        assert isinstance(second.submit(copy_context().run, next, other).exception(PATIENCE), StopIteration)
+        assert isinstance(second.submit(copy_context().run, next, one).exception(TIMEOUT), StopIteration)
+        assert waiting.exception(TIMEOUT) is None
+        assert isinstance(second.submit(copy_context().run, next, other).exception(TIMEOUT), StopIteration)
     sidecar.wait_for(lambda: not sidecar.holder("n"))
 
 

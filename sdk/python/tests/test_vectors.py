@@ -29,7 +29,7 @@ VECTORS: list[Vector] = json.loads(FILE.read_text())
 
 
 @dataclass
-class _Heard:
+class _NoFields:
     """All that such an answer says."""
 
 
@@ -40,9 +40,9 @@ PARSERS: dict[str, Callable[[Fields], Any]] = {
     "list": protocol.list_ok,
     "force_release": protocol.force_release_ok,
     "ping": protocol.ping_ok,
-    "claim": lambda _: _Heard(),
-    "confirm": lambda _: _Heard(),
-    "bye": lambda _: _Heard(),
+    "claim": lambda _: _NoFields(),
+    "confirm": lambda _: _NoFields(),
+    "bye": lambda _: _NoFields(),
 }
 
 
@@ -175,7 +175,7 @@ def test_bad_length_is_refused_at_once(vector: Vector) -> None:
 # --- The short way to read a grant ---
 
 
-def strictly(body: bytes) -> tuple[int, protocol.AcquireOK] | None:
+def read_strictly(body: bytes) -> tuple[int, protocol.AcquireOK] | None:
     """What the strict reader makes of body as the answer to an acquire; None if it refuses it."""
     try:
         reply = protocol.decode(body)
@@ -184,10 +184,10 @@ def strictly(body: bytes) -> tuple[int, protocol.AcquireOK] | None:
         return None
 
 
-def read_shortly(body: bytes) -> bool:
+def read_fast(body: bytes) -> bool:
     """Whether body is read in the short way. Then it is what the strict reader makes of it."""
     grant = protocol.grant(body)
-    assert grant is None or grant == strictly(body), body.hex()
+    assert grant is None or grant == read_strictly(body), body.hex()
     return grant is not None
 
 
@@ -199,13 +199,13 @@ def uints(value: int) -> list[bytes]:
 
 @pytest.mark.parametrize("vector", [*REPLIES, *BAD], ids=named)
 def test_what_is_read_shortly_is_read_alike(vector: Vector) -> None:
-    read_shortly(whole(vector)[4:])
+    read_fast(whole(vector)[4:])
 
 
 def test_usual_grants_are_read_shortly() -> None:
     usual = [v for v in REPLIES if v.get("answers") == "acquire" and v.get("canonical")]
-    assert any(read_shortly(whole(v)[4:]) for v in usual)
-    assert all(read_shortly(whole(v)[4:]) for v in usual if "end_ns" not in v["message"])
+    assert any(read_fast(whole(v)[4:]) for v in usual)
+    assert all(read_fast(whole(v)[4:]) for v in usual if "end_ns" not in v["message"])
 
 
 @pytest.mark.parametrize("field", ["id", "token", "hold", "count", "deadline_ns"])
@@ -216,8 +216,8 @@ def test_limits_are_the_same_in_the_short_way(field: str) -> None:
         for written in uints(value):
             fields = dict.fromkeys(("id", "token", "hold", "count", "deadline_ns"), b"\x01") | {field: written}
             body = b"\x85" + b"".join(bytes([0xA0 + len(k)]) + k.encode() + v for k, v in fields.items())
-            shortly = read_shortly(body)
-            assert shortly == (strictly(body) is not None) or written != uints(value)[0]
+            fast = read_fast(body)
+            assert fast == (read_strictly(body) is not None) or written != uints(value)[0]
 
 
 def test_mutated_grants_are_read_alike() -> None:
@@ -238,7 +238,7 @@ def test_mutated_grants_are_read_alike() -> None:
             body[rng.randrange(len(body))] = rng.randrange(256)
         if rng.random() < 0.1:
             body += rng.randbytes(1)
-        read += read_shortly(bytes(body))
+        read += read_fast(bytes(body))
     assert read > 1000
 
 

@@ -16,17 +16,17 @@ S = 1_000_000_000
 T = TypeVar("T")
 
 
-class Talk:
+class SessionHarness:
     """A session and the sidecar's side of it."""
 
     def __init__(self, ticket: str = "ticket", resumed: bool = False) -> None:
         self.now = 0
-        self.claim = 0  # the id of the last one that a test has looked at
+        self.claim_id = 0  # the id of the last one that a test has looked at
         self.session = Session("/path")
-        self.hello = self.greet(ticket, resumed)
+        self.hello = self.connect(ticket, resumed)
         self.session._last_id = 0
 
-    def greet(self, ticket: str = "ticket", resumed: bool = False, sidecar: str = "s") -> dict[str, Any]:
+    def connect(self, ticket: str = "ticket", resumed: bool = False, sidecar: str = "s") -> dict[str, Any]:
         """A new connection, up to the answer to hello, which is returned."""
         self.session.on_connected(self.now)
         (hello,) = self.sent()
@@ -39,7 +39,7 @@ class Talk:
             "now_ns": self.now,
             "ticket": ticket,
         }
-        self.say(id=hello["id"], **answer, **({"resumed": True} if resumed else {}))
+        self.deliver(id=hello["id"], **answer, **({"resumed": True} if resumed else {}))
         return hello
 
     def sent(self) -> list[dict[str, Any]]:
@@ -54,13 +54,13 @@ class Talk:
         assert end == len(buffer)
         return messages
 
-    def say(self, **message: Any) -> None:
+    def deliver(self, **message: Any) -> None:
         self.session.on_data(frame(message), self.now)
 
     def acquire(self, name: str = "n", options: Options | None = None, owner: int = 1) -> Call[protocol.AcquireOK]:
-        return self.ask(acquire_call(name, owner, options or Options(), self.now))
+        return self.submit(acquire_call(name, owner, options or Options(), self.now))
 
-    def ask(self, call: Call[T]) -> Call[T]:
+    def submit(self, call: Call[T]) -> Call[T]:
         self.session.submit(call, self.now)
         return call
 
@@ -70,11 +70,11 @@ class Talk:
         return call
 
     def grant(self, call: Call[protocol.AcquireOK], hold: int = 7, deadline: int = 30 * S, count: int = 1) -> Entry:
-        self.say(id=call.id, token=100 + hold, hold=hold, count=count, deadline_ns=deadline)
+        self.deliver(id=call.id, token=100 + hold, hold=hold, count=count, deadline_ns=deadline)
         assert call.hold is not None
         return Entry(self.session, call.hold)
 
-    def held(self, hold: int = 7, deadline: int = 30 * S, options: Options | None = None) -> Entry:
+    def acquired(self, hold: int = 7, deadline: int = 30 * S, options: Options | None = None) -> Entry:
         entry = self.grant(self.acquire(f"n{hold}", options), hold, deadline)
         self.sent()
         return entry
