@@ -1,7 +1,7 @@
-"""A sidecar in memory: SPEC.md without Redis, and with strings to pull.
+"""A fake sidecar in memory: SPEC.md without Redis, and with controls for faults.
 
-Sidecar is the protocol alone; a test may move its frames itself. FakeSidecar has it on a real socket: one
-thread serves all connections, and a test waits for what it has seen with wait_for(), never by the clock.
+Sidecar is the protocol alone: a test delivers its frames. FakeSidecar serves the protocol on a real socket, with one
+thread for all connections. A test waits for a state of it with wait_for(), never by the clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import msgpack
 
-TIMEOUT = 20.0  # of a test that waits for what must come; only a failing test uses it up
+TIMEOUT = 20.0  # seconds; only a failing test waits that long
 
 Message = dict[str, Any]
 
@@ -45,11 +45,11 @@ class Connection:
 @dataclass(eq=False)
 class Session:
     number: int
-    connection: Connection | None = None  # None: its client has not come back yet
-    # The newest, and until its claims are done the one before: its client may have only that one.
+    connection: Connection | None = None  # None: the client has not reconnected yet
+    # The newest, and until the last claim also the one before, because the client may not have received the newest.
     tickets: tuple[str, ...] = ()
-    claimed: dict[int, int] | None = None  # so far; None: no claims are due
-    unreported_losses: dict[int, str] = field(default_factory=dict)  # untold
+    claimed: dict[int, int] | None = None  # the claims received; None: no claims are due
+    unreported_losses: dict[int, str] = field(default_factory=dict)  # of holds that were lost without a connection
 
 
 @dataclass(eq=False)
@@ -78,15 +78,15 @@ class Sidecar:
         self.lease_ns = 30_000_000_000
         self.clock: Callable[[], int] = boottime
         self.version = 1  # of the protocol
-        self.resumable = True  # gives out tickets
-        self.renewed = True  # the watchdog has renewed, as who resumes is told
+        self.resumable = True  # hello is answered with a ticket
+        self.renewed = True  # a session that is resumed gets a lease event
         self.page_size = 100
-        self.uuid = "fake"  # another one when it has forgotten everything
-        self.redis_down = False  # Redis is: no confirm is answered
-        self.refuse: dict[str, tuple[str, str]] = {}  # op: the error that answers it
-        self.received: list[tuple[int, Message]] = []  # all requests, with their sessions
+        self.uuid = "fake"  # another one after a restart without state
+        self.redis_down = False  # no confirm is answered
+        self.refuse: dict[str, tuple[str, str]] = {}  # the error that answers an op
+        self.received: list[tuple[int, Message]] = []  # all requests, with the numbers of their sessions
         self.sessions: dict[int, Session] = {}
-        self.grants: list[tuple[str, int, int]] = []  # name, hold, count after it
+        self.grants: list[tuple[str, int, int]] = []  # name, hold, count after the grant
         self._locks: dict[str, Lock] = {}
         self._unconfirmed: list[tuple[Session, Message]] = []
         self._reset_numbers()
@@ -96,7 +96,7 @@ class Sidecar:
         self._numbers = itertools.count(1)
         self._holds = itertools.count(1)
 
-    # --- Strings to pull ---
+    # --- Controls ---
 
     def connect(self, send: Callable[[bytes], None], close: Callable[[], None]) -> Connection:
         session = Session(next(self._numbers))
@@ -105,7 +105,7 @@ class Sidecar:
         return session.connection
 
     def restart(self) -> None:
-        """Is killed. Its successor knows what it knew, is there at once, and ends the sessions that hold nothing."""
+        """A kill and a restart with the same state, at once. The new sidecar ends the sessions that hold nothing."""
         for session in list(self.sessions.values()):
             if session.connection is not None:
                 session.connection.close()
@@ -118,7 +118,7 @@ class Sidecar:
             lock.waiters.clear()
 
     def restart_without_state(self) -> None:
-        """Is killed, and its successor finds no state."""
+        """A kill and a restart without the state."""
         self.restart()
         self.uuid += "'"
         self.sessions.clear()
@@ -126,7 +126,7 @@ class Sidecar:
         self._reset_numbers()
 
     def recover_redis(self) -> None:
-        """Redis is there again, and has executed everything."""
+        """Redis can be reached again, and has executed all releases."""
         self.redis_down = False
         unconfirmed, self._unconfirmed = self._unconfirmed, []
         for session, m in unconfirmed:
@@ -134,7 +134,7 @@ class Sidecar:
 
     def lose(self, name: str, reason: str) -> None:
         lock = self._locks[name]
-        assert lock.session is not None, f"nobody holds {name}"
+        assert lock.session is not None, f"{name} is not held"
         if lock.session.connection is None:
             lock.session.unreported_losses[lock.hold] = reason
         self._send(lock.session, {"ev": "lost", "hold": lock.hold, "reason": reason})
@@ -144,7 +144,7 @@ class Sidecar:
         self.broadcast_bytes(frame(message))
 
     def extend_leases(self, deadline_ns: int) -> None:
-        """A lease event, to everybody."""
+        """Sends a lease event to all sessions."""
         self.broadcast({"ev": "lease", "deadline_ns": deadline_ns})
 
     def broadcast_bytes(self, data: bytes) -> None:
@@ -152,13 +152,13 @@ class Sidecar:
             if session.connection is not None:
                 session.connection.send(data)
 
-    # --- What a test looks at ---
+    # --- State ---
 
     def requests(self, op: str) -> list[Message]:
         return [m for _, m in self.received if m["op"] == op]
 
     def holder(self, name: str) -> int:
-        """The session that holds the lock; 0 if none."""
+        """The number of the session that holds the lock; 0: none does."""
         lock = self._locks.get(name)
         return lock.session.number if lock is not None and lock.session is not None else 0
 
@@ -167,7 +167,7 @@ class Sidecar:
         return len(lock.waiters) if lock is not None else 0
 
     def held_by(self, number: int) -> dict[int, int]:
-        """The holds of a session and their counts."""
+        """The holds of a session, with their counts."""
         return {x.hold: x.count for x in self._locks.values() if x.session and x.session.number == number}
 
     # --- Connections ---
@@ -179,7 +179,7 @@ class Sidecar:
     def _dispatch(self, connection: Connection, message: Message) -> None:
         session, op = connection.session, message["op"]
         if not connection.hello_received and op != "hello":
-            self._connection_error(session, "no_hello", "say hello first")
+            self._connection_error(session, "no_hello", "hello must be the first frame")
         elif session.claimed is not None and op not in ("claim", "bye"):
             self._connection_error(session, "bad_frame", "claims are due")
         elif op in self.refuse:
@@ -188,12 +188,12 @@ class Sidecar:
             getattr(self, f"_on_{op}")(session, message)
 
     def on_disconnected(self, connection: Connection) -> None:
-        """By the client."""
+        """The client closed the connection."""
         connection.close()
         session = connection.session
         session.connection = None
         if session.claimed is not None:
-            session.claimed = None  # and it is waited for as before
+            session.claimed = None  # the session waits for its client as before
         else:
             self._end_session(session)
 
@@ -291,7 +291,7 @@ class Sidecar:
         elif lock.session is None:
             self._grant_new_hold(lock, session, m)
         elif m.get("wait_ms") == 0:
-            self._error(session, m, "timeout", "somebody else holds it")
+            self._error(session, m, "timeout", "another owner holds it")
         elif owner and (cycle := self._find_cycle(session, owner, lock)):
             self._error(session, m, "deadlock", cycle)
         else:
@@ -299,7 +299,7 @@ class Sidecar:
             lock.waiters.append(Waiter(session, m, None if wait is None else time.monotonic() + wait / 1000))
 
     def _find_cycle(self, session: Session, owner: int, lock: Lock) -> str:
-        """Follows who waits for whom from lock's holder; back at owner, the circle is closed."""
+        """Follows the owners that wait for each other, from lock's holder. Returns the steps if they lead to owner."""
         steps = []
         received: set[tuple[Session | None, int]] = set()
         at: Lock | None = lock
@@ -353,7 +353,7 @@ class Sidecar:
         for lock in self._locks.values():
             for waiter in [w for w in lock.waiters if w.expires_at is not None and w.expires_at <= now]:
                 lock.waiters.remove(waiter)
-                self._error(waiter.session, waiter.request, "timeout", "somebody else holds it")
+                self._error(waiter.session, waiter.request, "timeout", "another owner holds it")
 
     def _find_lock(self, hold: int, session: Session | None = None) -> Lock | None:
         locks = self._locks.values()
@@ -412,7 +412,7 @@ class Sidecar:
     def _on_force_release(self, session: Session, m: Message) -> None:
         lock = self._locks.get(m["name"])
         if lock is None or lock.session is None:
-            self._error(session, m, "not_held", "nobody holds it through this sidecar")
+            self._error(session, m, "not_held", "no session of this sidecar holds it")
             return
         hold = lock.hold
         self.lose(m["name"], "forced")
@@ -430,9 +430,9 @@ class FakeSidecar(Sidecar):
     def __init__(self, path: str) -> None:
         super().__init__()
         self.path = path
-        self.silent = False  # takes requests and answers nothing
+        self.silent = False  # reads requests and does not answer them
         self.reading = True
-        self.rejection: Message | None = None  # what a new connection is sent before it is closed; {}: nothing
+        self.rejection: Message | None = None  # sent to a new connection before it is closed; {}: nothing is sent
         self._unanswered: list[tuple[Connection, Message]] = []
         self._sockets: dict[socket.socket, _Socket] = {}
         self._selector = selectors.DefaultSelector()
@@ -446,7 +446,7 @@ class FakeSidecar(Sidecar):
         self.listen()
         self._thread.start()
 
-    # --- Strings to pull ---
+    # --- Controls ---
 
     def listen(self) -> None:
         with self._lock:
@@ -457,7 +457,7 @@ class FakeSidecar(Sidecar):
             self._wake()
 
     def stop_listening(self) -> None:
-        """No new connections."""
+        """New connections are refused, and the socket is removed."""
         with self._lock:
             if self._listener is not None:
                 self._selector.unregister(self._listener)
@@ -496,7 +496,7 @@ class FakeSidecar(Sidecar):
             super().broadcast_bytes(data)
 
     def answer_all(self) -> None:
-        """Stops being silent and goes on with what it was asked meanwhile."""
+        """Ends `silent`, and answers the requests that were received meanwhile."""
         with self._lock:
             self.silent = False
             unanswered, self._unanswered = self._unanswered, []
@@ -513,7 +513,7 @@ class FakeSidecar(Sidecar):
             self.reading = True
             self._wake()
 
-    # --- What a test looks at ---
+    # --- State ---
 
     def requests(self, op: str) -> list[Message]:
         with self._lock:
@@ -533,7 +533,7 @@ class FakeSidecar(Sidecar):
 
     def wait_for(self, what: Callable[[], object]) -> None:
         with self._changed:
-            assert self._changed.wait_for(what, TIMEOUT), "what was waited for did not come"
+            assert self._changed.wait_for(what, TIMEOUT), "the expected state did not occur in time"
 
     # --- The thread ---
 
@@ -575,7 +575,7 @@ class FakeSidecar(Sidecar):
         sock, _ = self._listener.accept()
 
         def send(data: bytes) -> None:
-            with contextlib.suppress(OSError):  # its end is about to be read
+            with contextlib.suppress(OSError):  # _read() is about to notice that it is closed
                 sock.sendall(data)
 
         def close() -> None:

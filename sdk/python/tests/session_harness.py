@@ -1,4 +1,4 @@
-"""A session of the core and the sidecar's side of it: bytes in, bytes out, and a time that the test says."""
+"""A Session, with a test in the place of the sidecar: bytes in, bytes out, and the time that the test sets."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from locksidecar import _protocol as protocol
 from locksidecar._calls import Call, Confirm, Options, acquire_call, confirm_call
 from locksidecar._core import Entry, Session
 
-S = 1_000_000_000
+S = 1_000_000_000  # nanoseconds per second
 
 T = TypeVar("T")
 
 
 class SessionHarness:
-    """A session and the sidecar's side of it."""
+    """A Session, and the frames of the sidecar that it talks to."""
 
     def __init__(self, ticket: str = "ticket", resumed: bool = False) -> None:
         self.now = 0
-        self.claim_id = 0  # the id of the last one that a test has looked at
+        self.claim_id = 0  # the id of the last claim that a test has read
         self.session = Session("/path")
         self.hello = self.connect(ticket, resumed)
         self.session._last_id = 0
 
     def connect(self, ticket: str = "ticket", resumed: bool = False, sidecar: str = "s") -> dict[str, Any]:
-        """A new connection, up to the answer to hello, which is returned."""
+        """Makes a new connection and answers hello. Returns the hello that the client sent."""
         self.session.on_connected(self.now)
         (hello,) = self.sent()
         answer = {
@@ -43,7 +43,7 @@ class SessionHarness:
         return hello
 
     def sent(self) -> list[dict[str, Any]]:
-        """What the client has said since the last look."""
+        """The messages that the client has sent since the last call."""
         messages = []
         buffer = bytes(self.session.unsent)
         self.session.unsent.clear()

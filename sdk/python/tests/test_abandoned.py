@@ -32,7 +32,7 @@ def requests(harness: SessionHarness) -> list[tuple[str, str]]:
 # --- The core ---
 
 
-def test_owner_asks_again_after_the_grant_that_crossed_its_cancel_was_given_back(harness: SessionHarness) -> None:
+def test_next_acquire_is_sent_after_the_release_of_a_grant_that_crossed_the_cancel(harness: SessionHarness) -> None:
     first = harness.acquire("n")
     harness.session.abandon(first, 0)
     second = harness.acquire("n")
@@ -45,7 +45,7 @@ def test_owner_asks_again_after_the_grant_that_crossed_its_cancel_was_given_back
     assert not harness.session.unanswered_cancels
 
 
-def test_owner_asks_again_after_its_acquire_was_canceled(harness: SessionHarness) -> None:
+def test_next_acquire_is_sent_after_the_abandoned_one_is_canceled(harness: SessionHarness) -> None:
     first = harness.acquire("n")
     harness.session.abandon(first, 0)
     harness.acquire("n")
@@ -54,7 +54,7 @@ def test_owner_asks_again_after_its_acquire_was_canceled(harness: SessionHarness
     assert requests(harness) == [("acquire", "n")]
 
 
-def test_owner_that_may_still_hold_one_lock_does_not_wait_for_another(harness: SessionHarness) -> None:
+def test_abandoned_acquire_defers_the_owners_acquires_of_all_locks(harness: SessionHarness) -> None:
     """The sidecar would count the abandoned grant when it looks for circles."""
     first = harness.acquire("n")
     harness.session.abandon(first, 0)
@@ -66,7 +66,7 @@ def test_owner_that_may_still_hold_one_lock_does_not_wait_for_another(harness: S
     assert requests(harness) == [("acquire", "m")]
 
 
-def test_anonymous_owners_do_not_wait_for_each_other(harness: SessionHarness) -> None:
+def test_abandoned_acquire_of_an_anonymous_owner_defers_no_other(harness: SessionHarness) -> None:
     first = harness.acquire("n", owner=0)
     harness.session.abandon(first, 0)
     harness.acquire("n", owner=0)
@@ -75,7 +75,7 @@ def test_anonymous_owners_do_not_wait_for_each_other(harness: SessionHarness) ->
     assert requests(harness) == [("release", "7")]
 
 
-def test_wait_of_an_acquire_that_is_held_back_is_what_is_left_of_it(harness: SessionHarness) -> None:
+def test_deferred_acquire_is_sent_with_the_rest_of_its_timeout(harness: SessionHarness) -> None:
     first = harness.acquire("n")
     harness.session.abandon(first, 0)
     harness.acquire("n", Options(timeout=2))
@@ -86,7 +86,7 @@ def test_wait_of_an_acquire_that_is_held_back_is_what_is_left_of_it(harness: Ses
     assert again["wait_ms"] == 1500
 
 
-def test_acquire_that_is_abandoned_while_it_is_held_back_is_never_sent(harness: SessionHarness) -> None:
+def test_acquire_abandoned_while_deferred_is_never_sent(harness: SessionHarness) -> None:
     first = harness.acquire("n")
     harness.session.abandon(first, 0)
     second = harness.acquire("n")
@@ -98,7 +98,7 @@ def test_acquire_that_is_abandoned_while_it_is_held_back_is_never_sent(harness: 
     assert not harness.session._deferred
 
 
-def test_acquire_that_is_held_back_is_sent_on_the_next_connection(harness: SessionHarness) -> None:
+def test_deferred_acquire_is_sent_on_the_next_connection(harness: SessionHarness) -> None:
     """There the claims give back what the abandoned one was granted."""
     first = harness.acquire("n")
     harness.session.abandon(first, 0)
@@ -113,7 +113,7 @@ def test_acquire_that_is_held_back_is_sent_on_the_next_connection(harness: Sessi
     harness.grant(second)
 
 
-def test_failed_session_has_nothing_unsettled(harness: SessionHarness) -> None:
+def test_failed_session_defers_no_acquires(harness: SessionHarness) -> None:
     harness.session.abandon(harness.acquire("n"), 0)
     harness.acquire("n")
     harness.session.fail("It failed.")
@@ -136,7 +136,7 @@ def interrupt_acquire(sidecar: FakeSidecar, client: Client, felt: threading.Even
 
 
 @pytest.mark.parametrize("kind", [Client.lock, Client.rlock])
-def test_acquire_that_an_interrupted_thread_repeats_is_granted_a_hold_of_its_own(
+def test_acquire_that_an_interrupted_thread_repeats_gets_a_new_hold(
     sidecar: FakeSidecar, client: Client, kind: Callable[..., locksidecar.Lock]
 ) -> None:
     sidecar.silent = True
@@ -167,7 +167,7 @@ def test_acquire_that_an_interrupted_thread_repeats_is_granted_a_hold_of_its_own
     sidecar.wait_for(lambda: not sidecar.holder("n"))
 
 
-def test_rescuer_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> None:
+def test_releaser_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> None:
     """They did so as one waiter: then both of them waited on the socket, and poll() refused one of them."""
     client = locksidecar.connect(sidecar.path)
     shared = client._shared
@@ -199,9 +199,7 @@ def test_rescuer_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> Non
     assert not sidecar.holder("n")
 
 
-def test_interrupts_of_what_completes_an_interrupted_acquire_leave_no_lock_behind(
-    sidecar: FakeSidecar, client: Client
-) -> None:
+def test_repeated_interrupts_of_an_acquire_leave_no_lock_held(sidecar: FakeSidecar, client: Client) -> None:
     """Another thread has the mutex, so the main thread is interrupted each time it waits for that."""
 
     class Interrupt(Exception):
@@ -255,7 +253,7 @@ def test_interrupts_of_what_completes_an_interrupted_acquire_leave_no_lock_behin
 
 
 @pytest.mark.parametrize("kind", [aio.Client.lock, aio.Client.rlock])
-async def test_acquire_that_a_cancelled_task_repeats_is_granted_a_hold_of_its_own(
+async def test_acquire_that_a_cancelled_task_repeats_gets_a_new_hold(
     sidecar: FakeSidecar, kind: Callable[..., aio.Lock]
 ) -> None:
     async with await locksidecar.aconnect(sidecar.path) as client:

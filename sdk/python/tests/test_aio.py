@@ -87,7 +87,7 @@ async def test_acquire_and_release(sidecar: FakeSidecar, client: aio.Client, oth
     assert "wait_ms" not in sidecar.requests("acquire")[-1]
 
 
-async def test_timeout_raises_and_nothing_runs_unlocked(client: aio.Client, other: aio.Client) -> None:
+async def test_timeout_raises_and_the_body_does_not_run(client: aio.Client, other: aio.Client) -> None:
     async with other.lock("n"):
         with pytest.raises(LockTimeout):
             async with client.lock("n", timeout=0.01):
@@ -117,7 +117,7 @@ async def test_tasks_connect_once(sidecar: FakeSidecar, other: aio.Client) -> No
     assert len(sidecar.requests("hello")) == 1
 
 
-async def test_rlock_belongs_to_its_task(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_rlock_is_held_by_its_task(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.rlock("n", timeout=0)
 
     async def child() -> bool:
@@ -130,13 +130,13 @@ async def test_rlock_belongs_to_its_task(sidecar: FakeSidecar, client: aio.Clien
         assert await asyncio.create_task(child()) is False
 
 
-async def test_a_task_that_waits_for_itself_is_told(client: aio.Client) -> None:
+async def test_task_that_waits_for_its_own_lock_gets_deadlock(client: aio.Client) -> None:
     async with client.lock("n"):
         with pytest.raises(Deadlock):
             await client.lock("n").acquire()
 
 
-async def test_another_task_may_release_a_lock(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_lock_may_be_released_by_another_task(sidecar: FakeSidecar, client: aio.Client) -> None:
     """As it is when a framework enters and leaves a dependency in different tasks."""
     lock = client.lock("n")
     await asyncio.create_task(lock.__aenter__())
@@ -144,7 +144,7 @@ async def test_another_task_may_release_a_lock(sidecar: FakeSidecar, client: aio
     await wait_free(sidecar, "n")
 
 
-async def test_a_callback_of_the_loop_may_release_a_lock(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_lock_may_be_released_by_a_callback_of_the_loop(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.lock("n")
     await lock.acquire()
     asyncio.get_running_loop().call_soon(lock.release)
@@ -152,7 +152,7 @@ async def test_a_callback_of_the_loop_may_release_a_lock(sidecar: FakeSidecar, c
 
 
 @pytest.mark.parametrize("kind", [aio.Client.lock, aio.Client.rlock])
-async def test_the_body_of_a_generator_may_be_ended_by_another_task(
+async def test_block_of_a_generator_may_be_ended_by_another_task(
     sidecar: FakeSidecar, client: aio.Client, kind: Callable[[aio.Client, str], aio.Lock]
 ) -> None:
     lock = kind(client, "n")
@@ -172,7 +172,7 @@ async def anext_of(generator: AsyncIterator[None]) -> None:
     await generator.__anext__()
 
 
-async def test_what_the_body_acquired_again_ends_with_it(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_hold_that_the_body_acquired_again_ends_with_the_block(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.lock("n")
     async with lock:
         lock.release()
@@ -211,7 +211,7 @@ async def test_loss_cancels_the_body(sidecar: FakeSidecar, client: aio.Client) -
     assert await client.ping() == "ok"
 
 
-async def test_loss_before_the_body_begins(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_loss_read_together_with_the_grant_cancels_the_body(sidecar: FakeSidecar, client: aio.Client) -> None:
     """The grant and the loss are read together."""
     await client.ping()
     sidecar.silent = True
@@ -237,7 +237,9 @@ async def test_deadline_cancels_the_body(sidecar: FakeSidecar, client: aio.Clien
             await wait_forever()
 
 
-async def test_deadline_is_that_of_its_own_clock(sidecar: FakeSidecar, other: aio.Client) -> None:
+async def test_deadline_is_compared_with_boottime_when_the_timer_fires_early(
+    sidecar: FakeSidecar, other: aio.Client
+) -> None:
     """The loop's timer may be early; what it fires for is decided by the clock of the deadline."""
     now = boottime()
     other._clock = sidecar.clock = lambda: now
@@ -261,14 +263,16 @@ async def test_deadline_is_that_of_its_own_clock(sidecar: FakeSidecar, other: ai
             await wait_forever()
 
 
-async def test_lease_event_keeps_the_body_going(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_lease_event_extends_the_deadline_of_the_body(sidecar: FakeSidecar, client: aio.Client) -> None:
     async with client.lock("n") as held:
         sidecar.extend_leases(boottime() + 500 * S)
         await client.ping()
         assert held.remaining > 400
 
 
-async def test_loss_found_by_check_does_not_cancel_what_comes_after(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_loss_found_by_check_does_not_cancel_code_after_the_body(
+    sidecar: FakeSidecar, client: aio.Client
+) -> None:
     with pytest.raises(LockLost, match="the lock 'n' was lost"):
         async with client.lock("n") as held:
             sidecar.lose("n", "forced")
@@ -279,7 +283,7 @@ async def test_loss_found_by_check_does_not_cancel_what_comes_after(sidecar: Fak
         await asyncio.sleep(0)
 
 
-async def test_loss_at_the_end_of_a_body_that_does_not_wait(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_loss_in_a_body_without_await_is_raised_at_its_end(sidecar: FakeSidecar, client: aio.Client) -> None:
     with pytest.raises(LockLost):
         async with client.lock("n"):
             sidecar.lose("n", "forced")
@@ -299,7 +303,9 @@ async def test_loss_does_not_mask_the_exception_of_the_body(sidecar: FakeSidecar
         await asyncio.sleep(0)
 
 
-async def test_body_that_swallows_the_cancellation_is_told_at_its_end(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_body_that_swallows_the_cancellation_gets_lock_lost_at_its_end(
+    sidecar: FakeSidecar, client: aio.Client
+) -> None:
     with pytest.raises(LockLost):
         async with client.lock("n"):
             sidecar.lose("n", "forced")
@@ -308,7 +314,7 @@ async def test_body_that_swallows_the_cancellation_is_told_at_its_end(sidecar: F
     await asyncio.sleep(0)
 
 
-async def test_cancellation_from_outside_stays_one(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_cancellation_of_the_task_cancels_the_body_and_releases(sidecar: FakeSidecar, client: aio.Client) -> None:
     entered = asyncio.Event()
 
     async def work() -> None:
@@ -325,7 +331,9 @@ async def test_cancellation_from_outside_stays_one(sidecar: FakeSidecar, client:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="cancellations are counted since 3.11")
-async def test_cancellation_from_outside_wins_over_the_loss(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_cancellation_of_the_task_takes_precedence_over_the_loss(
+    sidecar: FakeSidecar, client: aio.Client
+) -> None:
     task: asyncio.Task[None]
 
     async def work() -> None:
@@ -343,7 +351,9 @@ async def test_cancellation_from_outside_wins_over_the_loss(sidecar: FakeSidecar
     assert task.cancelled()
 
 
-async def test_nested_locks_tell_which_was_lost(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_loss_of_the_outer_lock_names_it_and_releases_the_inner_one(
+    sidecar: FakeSidecar, client: aio.Client
+) -> None:
     with pytest.raises(LockLost) as e:
         async with client.lock("outer"), client.lock("inner"):
             sidecar.lose("outer", "forced")
@@ -352,7 +362,7 @@ async def test_nested_locks_tell_which_was_lost(sidecar: FakeSidecar, client: ai
     await wait_free(sidecar, "inner")
 
 
-async def test_timeout_around_a_body_still_works(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_timeout_around_a_body_releases_the_lock(sidecar: FakeSidecar, client: aio.Client) -> None:
     async def work() -> None:
         async with client.lock("n"):
             await wait_forever()
@@ -365,9 +375,7 @@ async def test_timeout_around_a_body_still_works(sidecar: FakeSidecar, client: a
 # --- Giving up ---
 
 
-async def test_cancelled_acquire_is_cancelled_on_the_wire(
-    sidecar: FakeSidecar, client: aio.Client, other: aio.Client
-) -> None:
+async def test_cancelled_acquire_sends_cancel(sidecar: FakeSidecar, client: aio.Client, other: aio.Client) -> None:
     holder = other.lock("n")
     await holder.acquire()
     task = asyncio.create_task(client.lock("n").acquire())
@@ -380,7 +388,7 @@ async def test_cancelled_acquire_is_cancelled_on_the_wire(
     await wait_free(sidecar, "n")
 
 
-async def test_grant_that_wins_against_the_cancellation_is_released(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_grant_that_crosses_the_cancel_is_released(sidecar: FakeSidecar, client: aio.Client) -> None:
     sidecar.silent = True
     task = asyncio.create_task(client.lock("n").acquire())
     await wait_until(sidecar, lambda: sidecar.requests("acquire"))
@@ -392,7 +400,7 @@ async def test_grant_that_wins_against_the_cancellation_is_released(sidecar: Fak
     assert task.cancelled()
 
 
-async def test_grant_read_in_the_same_step_as_the_cancellation_is_released(
+async def test_grant_processed_just_before_the_cancellation_is_released(
     sidecar: FakeSidecar, client: aio.Client
 ) -> None:
     task = asyncio.create_task(client.lock("n").acquire())
@@ -414,7 +422,7 @@ async def test_grant_read_in_the_same_step_as_the_cancellation_is_released(
     await wait_free(sidecar, "n")
 
 
-async def test_a_sidecar_that_does_not_answer(
+async def test_sidecar_that_does_not_answer_is_unavailable(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, grace=0.02))
@@ -427,9 +435,7 @@ async def test_a_sidecar_that_does_not_answer(
     assert await client.lock("n", timeout=5).acquire()
 
 
-async def test_redis_that_cannot_be_reached_is_not_taken_for_another_holder(
-    sidecar: FakeSidecar, client: aio.Client
-) -> None:
+async def test_unreachable_redis_raises_unavailable_and_not_false(sidecar: FakeSidecar, client: aio.Client) -> None:
     sidecar.refuse["acquire"] = ("unavailable", "Redis does not answer")
     lock = client.lock("n", timeout=1)
     with pytest.raises(Unavailable, match="Redis does not answer"):
@@ -444,12 +450,12 @@ async def test_redis_that_cannot_be_reached_is_not_taken_for_another_holder(
 # --- Connections ---
 
 
-async def test_socket_missing(tmp_path: Path) -> None:
+async def test_missing_socket_raises_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="Is locksidecar running"):
         await aio.Client(tmp_path / "none").lock("n", timeout=0).acquire()
 
 
-async def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -> None:
+async def test_connect_waits_for_a_sidecar_that_is_starting(sidecar: FakeSidecar) -> None:
     sidecar.stop_listening()
     task = asyncio.create_task(locksidecar.aconnect(sidecar.path))
     await asyncio.sleep(0)
@@ -458,13 +464,13 @@ async def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSide
         assert await client.ping() == "ok"
 
 
-async def test_other_protocol_version(sidecar: FakeSidecar) -> None:
+async def test_other_protocol_version_is_unsupported(sidecar: FakeSidecar) -> None:
     sidecar.version = 2
     with pytest.raises(Unsupported, match="protocol version 2"):
         await locksidecar.aconnect(sidecar.path)
 
 
-async def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_protocol_violation_releases_no_lock(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.lock("n")
     await lock.acquire()
     sidecar.silent = True
@@ -481,7 +487,7 @@ async def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, clien
     assert sidecar.connections() == 1
 
 
-async def test_a_socket_that_is_full_is_written_later(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_full_socket_is_written_when_it_is_writable(sidecar: FakeSidecar, client: aio.Client) -> None:
     locks = [client.lock(f"n{i}") for i in range(50)]
     for lock in locks:
         await lock.acquire()
@@ -499,7 +505,7 @@ async def test_a_socket_that_is_full_is_written_later(sidecar: FakeSidecar, clie
     assert not shared._writing
 
 
-async def test_close(sidecar: FakeSidecar, other: aio.Client) -> None:
+async def test_close_loses_the_lock_and_cancels_the_body(sidecar: FakeSidecar, other: aio.Client) -> None:
     client = await aio.connect(sidecar.path)
     with pytest.raises(LockLost, match="closed"):
         async with client.lock("n"):
@@ -511,7 +517,7 @@ async def test_close(sidecar: FakeSidecar, other: aio.Client) -> None:
     await client.aclose()
 
 
-def test_a_client_belongs_to_its_loop(sidecar: FakeSidecar) -> None:
+def test_client_belongs_to_its_loop(sidecar: FakeSidecar) -> None:
     client = aio.Client(sidecar.path)
 
     async def hold() -> aio.Held:
@@ -537,7 +543,7 @@ def test_a_client_belongs_to_its_loop(sidecar: FakeSidecar) -> None:
     asyncio.run(again())
 
 
-async def test_forgotten_client_warns_and_ends_its_session(sidecar: FakeSidecar) -> None:
+async def test_garbage_collected_client_warns_and_ends_its_session(sidecar: FakeSidecar) -> None:
     client = await aio.connect(sidecar.path)
     lock = client.lock("n")
     await lock.acquire()
@@ -562,7 +568,7 @@ def test_client_that_outlives_its_loop_warns_and_ends_its_session(sidecar: FakeS
     sidecar.wait_for(lambda: not sidecar.connections())
 
 
-async def test_connect_is_awaited_or_entered(sidecar: FakeSidecar) -> None:
+async def test_connect_can_be_awaited_or_entered(sidecar: FakeSidecar) -> None:
     async with locksidecar.aconnect(sidecar.path) as client:
         assert await client.ping() == "ok"
     with pytest.raises(ClientClosed):
@@ -571,14 +577,14 @@ async def test_connect_is_awaited_or_entered(sidecar: FakeSidecar) -> None:
         assert await client.ping() == "ok"
 
 
-def test_without_an_event_loop_of_asyncio_it_says_so(sidecar: FakeSidecar) -> None:
+def test_use_without_an_asyncio_event_loop_raises_a_hint(sidecar: FakeSidecar) -> None:
     """As under trio."""
     with pytest.raises(RuntimeError, match=r"asyncio.*trio\.to_thread"):
         aio.Client(sidecar.path).ping().send(None)
 
 
 @pytest.mark.parametrize("stopped_at", [1, 2])
-async def test_process_that_wakes_late_reads_what_has_arrived_first(
+async def test_stopped_process_reads_lease_events_before_the_deadline_counts(
     sidecar: FakeSidecar, other: aio.Client, stopped_at: int
 ) -> None:
     """It is stopped when it looks at the clock, until after the deadline that it knows."""
@@ -606,7 +612,7 @@ async def test_process_that_wakes_late_reads_what_has_arrived_first(
     lock.release()
 
 
-def test_pickle(sidecar: FakeSidecar) -> None:
+def test_lock_can_be_pickled(sidecar: FakeSidecar) -> None:
     client = aio.Client(sidecar.path)
     lock = pickle.loads(pickle.dumps(client.lock("n", timeout=3)))
     assert (lock.name, lock._client.path, lock._options.timeout) == ("n", sidecar.path, 3)

@@ -65,7 +65,7 @@ def released(harness: SessionHarness, hold: int = 7, options: Options | None = N
     return confirm, message["id"]
 
 
-def test_confirm_is_sent_after_the_release_and_done_with_the_answer(harness: SessionHarness) -> None:
+def test_confirm_is_sent_after_the_release(harness: SessionHarness) -> None:
     confirm, id = released(harness)
     assert not confirm.done
     harness.deliver(id=id)
@@ -73,7 +73,7 @@ def test_confirm_is_sent_after_the_release_and_done_with_the_answer(harness: Ses
     assert confirm.result() is True
 
 
-def test_confirm_is_sent_again_with_a_new_id_when_the_session_was_resumed(harness: SessionHarness) -> None:
+def test_resumed_session_sends_confirm_again_with_a_new_id(harness: SessionHarness) -> None:
     harness.acquired(8)
     confirm, first = released(harness)
     for _ in range(3):
@@ -89,7 +89,7 @@ def test_confirm_is_sent_again_with_a_new_id_when_the_session_was_resumed(harnes
     assert confirm.result() is True
 
 
-def test_release_while_claims_are_due_is_confirmed_after_them(harness: SessionHarness) -> None:
+def test_release_during_claims_is_sent_and_confirmed_after_them(harness: SessionHarness) -> None:
     entry = harness.acquired()
     harness.session.on_disconnected(0)
     harness.connect(resumed=True)
@@ -102,7 +102,7 @@ def test_release_while_claims_are_due_is_confirmed_after_them(harness: SessionHa
     assert not confirm.done
 
 
-def test_release_without_a_connection_is_confirmed_when_it_was_not_claimed(harness: SessionHarness) -> None:
+def test_release_without_a_connection_is_not_claimed_and_then_confirmed(harness: SessionHarness) -> None:
     entry, _ = harness.acquired(), harness.acquired(8)
     harness.session.on_disconnected(0)
     confirm = harness.release_confirmed(entry, 0)
@@ -128,7 +128,7 @@ def new_session(harness: SessionHarness) -> int:
     return sent_info(harness)
 
 
-def test_new_session_of_the_same_sidecar_confirms_a_release_that_was_read(harness: SessionHarness) -> None:
+def test_new_session_of_the_same_sidecar_confirms_a_release(harness: SessionHarness) -> None:
     """The successor ends sessions that hold nothing, and still knows which of their releases to execute."""
     confirm, _ = released(harness)
     new_session(harness)  # ends before the answer to info
@@ -143,7 +143,7 @@ def test_new_session_of_the_same_sidecar_confirms_a_release_that_was_read(harnes
     assert confirm.result() is True
 
 
-def test_new_session_that_is_resumed_goes_on_where_it_was(harness: SessionHarness) -> None:
+def test_new_session_that_is_resumed_repeats_its_last_request(harness: SessionHarness) -> None:
     confirm, _ = released(harness)
     new_session(harness)
     harness.acquired(8)
@@ -161,7 +161,7 @@ def test_new_session_that_is_resumed_goes_on_where_it_was(harness: SessionHarnes
     assert confirm.result() is True
 
 
-def test_sidecar_that_still_has_the_hold_confirms_nothing(harness: SessionHarness) -> None:
+def test_release_is_unconfirmed_if_the_new_sidecar_has_the_hold(harness: SessionHarness) -> None:
     confirm, _ = released(harness)
     harness.deliver(id=new_session(harness), lock={"name": "n7", "state": "held", "hold": 7})
     assert harness.sent() == []
@@ -169,7 +169,7 @@ def test_sidecar_that_still_has_the_hold_confirms_nothing(harness: SessionHarnes
         confirm.result()
 
 
-def test_info_that_is_refused_confirms_nothing_and_keeps_the_session(harness: SessionHarness) -> None:
+def test_refused_info_leaves_the_release_unconfirmed_and_the_session_open(harness: SessionHarness) -> None:
     confirm, _ = released(harness)
     harness.deliver(id=new_session(harness), err={"code": "limit", "msg": "too many"})
     with pytest.raises(LimitExceeded, match="too many"):
@@ -177,7 +177,7 @@ def test_info_that_is_refused_confirms_nothing_and_keeps_the_session(harness: Se
     harness.acquired(8).check(harness.now)
 
 
-def test_confirm_that_is_abandoned_before_info_is_answered_is_not_sent(harness: SessionHarness) -> None:
+def test_confirm_abandoned_before_the_answer_to_info_is_not_sent(harness: SessionHarness) -> None:
     confirm, _ = released(harness)
     info = new_session(harness)
     harness.session.abandon(confirm, 0)
@@ -186,7 +186,7 @@ def test_confirm_that_is_abandoned_before_info_is_answered_is_not_sent(harness: 
     assert harness.sent() == []
 
 
-def test_another_sidecar_is_not_asked(harness: SessionHarness) -> None:
+def test_confirm_is_not_sent_to_a_sidecar_with_another_uuid(harness: SessionHarness) -> None:
     confirm, _ = released(harness)
     stray = harness.acquired(8)
     harness.session.on_disconnected(0)
@@ -200,7 +200,7 @@ def test_another_sidecar_is_not_asked(harness: SessionHarness) -> None:
         late.result()
 
 
-def test_answer_to_an_abandoned_confirm_is_ignored_and_it_is_not_sent_again(harness: SessionHarness) -> None:
+def test_abandoned_confirm_is_not_sent_again_and_its_answer_is_ignored(harness: SessionHarness) -> None:
     _, other = harness.acquired(8), harness.acquired(9)
     confirm, id = released(harness)
     harness.session.abandon(confirm, 0)
@@ -219,7 +219,7 @@ def test_answer_to_an_abandoned_confirm_is_ignored_and_it_is_not_sent_again(harn
     assert not harness.session.unreleased_until
 
 
-def test_entry_that_is_lost_is_not_confirmed(harness: SessionHarness) -> None:
+def test_release_of_a_lost_entry_sends_no_confirm(harness: SessionHarness) -> None:
     entry = harness.acquired()
     with pytest.raises(LockLost):
         harness.release_confirmed(entry, 30 * S)
@@ -236,7 +236,7 @@ def test_entry_that_is_lost_is_not_confirmed(harness: SessionHarness) -> None:
         (100.0, 60, "has ended", 0.0),
     ],
 )
-def test_error_says_when_the_lease_ends(
+def test_unconfirmed_says_when_the_lease_ends(
     harness: SessionHarness, lease: float | None, later: float, says: str, free_within: float
 ) -> None:
     confirm, _ = released(harness, options=Options(lease=lease))
@@ -249,7 +249,7 @@ def test_error_says_when_the_lease_ends(
     assert error.free_within == pytest.approx(free_within)
 
 
-def test_resume_moves_the_end_of_the_lease_in_the_error(harness: SessionHarness) -> None:
+def test_resume_extends_the_lease_end_in_unconfirmed(harness: SessionHarness) -> None:
     harness.acquired(8)
     confirm, _ = released(harness)
     harness.session.on_disconnected(20 * S)
@@ -287,7 +287,7 @@ def test_release_returns_when_it_is_confirmed(
     assert len(sidecar.requests("release")) == 1
 
 
-def test_release_and_confirm_leave_in_one_write(
+def test_release_and_confirm_are_sent_in_one_write(
     sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[bytes] = []
@@ -303,7 +303,7 @@ def test_release_and_confirm_leave_in_one_write(
     assert sidecar.requests("confirm")[0]["name"] == "n"
 
 
-def test_release_without_confirm_asks_for_nothing(sidecar: FakeSidecar, client: Client) -> None:
+def test_release_without_confirm_sends_no_confirm(sidecar: FakeSidecar, client: Client) -> None:
     for lock in (client.lock("n"), client.rlock("n"), client.lock("n", confirm=True)):
         lock.acquire()
         lock.release(timeout=5)
@@ -311,7 +311,7 @@ def test_release_without_confirm_asks_for_nothing(sidecar: FakeSidecar, client: 
     assert sidecar.requests("confirm") == []
 
 
-def test_lost_lock_is_lost_and_not_confirmed(sidecar: FakeSidecar, client: Client) -> None:
+def test_release_of_a_lost_lock_raises_lock_lost_and_sends_no_confirm(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n", confirm=True)
     lock.acquire()
     held = lock.held
@@ -325,7 +325,7 @@ def test_lost_lock_is_lost_and_not_confirmed(sidecar: FakeSidecar, client: Clien
     assert sidecar.requests("confirm") == []
 
 
-def test_entries_that_are_left_are_confirmed(sidecar: FakeSidecar, client: Client) -> None:
+def test_release_of_an_inner_entry_is_confirmed(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.rlock("n")
     lock.acquire()
     lock.acquire()
@@ -345,7 +345,7 @@ def test_entries_that_are_left_are_confirmed(sidecar: FakeSidecar, client: Clien
         ("sunspots", LocksidecarError, "Redis refused"),
     ],
 )
-def test_confirmation_that_is_refused(
+def test_refused_confirmation_raises_unconfirmed(
     sidecar: FakeSidecar, client: Client, code: str, kind: type[LocksidecarError], says: str
 ) -> None:
     sidecar.refuse["confirm"] = (code, "Redis refused")
@@ -361,7 +361,7 @@ def test_confirmation_that_is_refused(
 
 
 @pytest.mark.parametrize("timeout", [0.01, 0, -1, float("nan")])
-def test_confirmation_that_does_not_come_in_time(sidecar: FakeSidecar, client: Client, timeout: float) -> None:
+def test_confirmation_timeout_raises_unconfirmed(sidecar: FakeSidecar, client: Client, timeout: float) -> None:
     sidecar.redis_down = True
     with client.lock("n") as held, pytest.raises(Unconfirmed, match="in time") as e:
         held.release(confirm=True, timeout=timeout)
@@ -397,7 +397,7 @@ def test_block_ends_when_the_release_is_confirmed(
     assert not list(lock._handles)
 
 
-def test_block_that_is_not_confirmed_raises(sidecar: FakeSidecar, client: Client) -> None:
+def test_block_without_a_confirmation_raises_unconfirmed(sidecar: FakeSidecar, client: Client) -> None:
     sidecar.redis_down = True
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(Unconfirmed), lock:
@@ -407,7 +407,9 @@ def test_block_that_is_not_confirmed_raises(sidecar: FakeSidecar, client: Client
 
 
 @pytest.mark.parametrize("exc", [ValueError("of the body"), SystemExit(3)])
-def test_exception_of_the_body_is_raised_with_a_note(sidecar: FakeSidecar, client: Client, exc: BaseException) -> None:
+def test_exception_of_the_body_gets_a_note_about_unconfirmed(
+    sidecar: FakeSidecar, client: Client, exc: BaseException
+) -> None:
     sidecar.redis_down = True
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(type(exc)) as e, lock:
@@ -420,7 +422,9 @@ def test_exception_of_the_body_is_raised_with_a_note(sidecar: FakeSidecar, clien
 
 
 @pytest.mark.parametrize("exc", [KeyboardInterrupt(), GeneratorExit()])
-def test_block_that_is_interrupted_does_not_wait(sidecar: FakeSidecar, client: Client, exc: BaseException) -> None:
+def test_interrupted_block_does_not_wait_for_the_confirmation(
+    sidecar: FakeSidecar, client: Client, exc: BaseException
+) -> None:
     sidecar.redis_down = True
     lock = client.lock("n", confirm=True)
     with pytest.raises(type(exc)), lock:
@@ -430,7 +434,7 @@ def test_block_that_is_interrupted_does_not_wait(sidecar: FakeSidecar, client: C
     assert sidecar.requests("confirm") == []
 
 
-def test_options_of_a_lock_that_cannot_be(client: Client) -> None:
+def test_invalid_confirm_options_are_refused(client: Client) -> None:
     with pytest.raises(BadRequest, match="confirm_timeout"):
         client.lock("n", confirm=True, confirm_timeout=-1)
     with pytest.raises(BadRequest, match="confirm=True"):
@@ -487,7 +491,9 @@ def test_close_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: Cl
 
 
 @pytest.mark.parametrize("more", [True, False])
-def test_successor_confirms(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, more: bool) -> None:
+def test_new_sidecar_confirms_a_release(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, more: bool
+) -> None:
     """Whether or not the session holds anything that it is resumed for."""
     if more:
         client.lock("other").acquire()
@@ -506,7 +512,7 @@ def test_successor_confirms(sidecar: FakeSidecar, client: Client, pool: ThreadPo
     assert len(sidecar.requests("release")) == 1
 
 
-def test_release_while_no_sidecar_listens_is_confirmed_later(
+def test_release_is_confirmed_when_a_sidecar_listens_again(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     lock = client.lock("n")
@@ -526,7 +532,7 @@ def test_release_while_no_sidecar_listens_is_confirmed_later(
     join_releasers()
 
 
-def test_release_without_a_sidecar_is_not_confirmed(
+def test_release_without_a_sidecar_raises_unconfirmed(
     sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = client.lock("n")
@@ -545,7 +551,7 @@ def test_release_without_a_sidecar_is_not_confirmed(
     join_releasers()
 
 
-def test_sidecar_without_its_state_confirms_nothing(
+def test_sidecar_without_its_state_leaves_releases_unconfirmed(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     lock, stray = client.lock("n"), client.lock("stray")
@@ -590,7 +596,7 @@ def test_threads_confirm_over_many_restarts(sidecar: FakeSidecar, client: Client
         assert not sidecar.holder(f"n{i}")
 
 
-def test_children_of_a_fork_confirm_for_themselves(sidecar: FakeSidecar, client: Client) -> None:
+def test_forked_child_confirms_its_own_releases_only(sidecar: FakeSidecar, client: Client) -> None:
     with client.lock("n", confirm=True) as held:
         pid = os.fork()
         if pid == 0:
@@ -608,7 +614,7 @@ def test_children_of_a_fork_confirm_for_themselves(sidecar: FakeSidecar, client:
     assert [m["name"] for m in sidecar.requests("confirm")] == ["m", "n"]
 
 
-def test_it_is_public() -> None:
+def test_unconfirmed_is_public() -> None:
     assert issubclass(locksidecar.Unconfirmed, locksidecar.LocksidecarError)
     assert not issubclass(locksidecar.Unconfirmed, LockLost)
 

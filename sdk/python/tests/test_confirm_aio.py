@@ -44,7 +44,7 @@ async def wait_confirm_requests(sidecar: FakeSidecar, times: int = 1) -> None:
 # --- Release ---
 
 
-async def test_release_is_done_by_the_call_and_confirmed_when_awaited(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_call_releases_and_await_confirms(sidecar: FakeSidecar, client: aio.Client) -> None:
     sidecar.redis_down = True
     held = await acquired(client)
     confirmation = held.release(confirm=True)
@@ -59,7 +59,7 @@ async def test_release_is_done_by_the_call_and_confirmed_when_awaited(sidecar: F
     assert len(sidecar.requests("release")) == 1
 
 
-async def test_lock_object_releases_with_confirmation(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_lock_release_can_be_confirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
     for lock in (client.lock("n"), client.rlock("n")):
         await lock.acquire()
         await lock.release(confirm=True, timeout=TIMEOUT)
@@ -69,7 +69,7 @@ async def test_lock_object_releases_with_confirmation(sidecar: FakeSidecar, clie
     assert len(sidecar.requests("confirm")) == 2
 
 
-async def test_release_and_confirm_leave_in_one_write(
+async def test_release_and_confirm_are_sent_in_one_write(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[bytes] = []
@@ -85,7 +85,7 @@ async def test_release_and_confirm_leave_in_one_write(
     assert sidecar.requests("confirm")[0]["name"] == "n"
 
 
-async def test_release_without_confirm_has_nothing_to_await(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_release_without_confirm_returns_none(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.lock("n", confirm=True)
     await lock.acquire()
     result: object = lock.release()
@@ -96,7 +96,9 @@ async def test_release_without_confirm_has_nothing_to_await(sidecar: FakeSidecar
     assert sidecar.requests("confirm") == []
 
 
-async def test_lost_lock_is_lost_and_not_confirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_release_of_a_lost_lock_raises_lock_lost_and_sends_no_confirm(
+    sidecar: FakeSidecar, client: aio.Client
+) -> None:
     held = await acquired(client)
     sidecar.lose("n", "stolen")
     with pytest.raises(LockLost, match="stolen"):
@@ -106,7 +108,7 @@ async def test_lost_lock_is_lost_and_not_confirmed(sidecar: FakeSidecar, client:
     assert sidecar.requests("confirm") == []
 
 
-async def test_entries_that_are_left_are_confirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_release_of_an_inner_entry_is_confirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.rlock("n", confirm=True)
     async with lock:
         async with lock:
@@ -121,7 +123,7 @@ async def test_entries_that_are_left_are_confirmed(sidecar: FakeSidecar, client:
     ("code", "kind", "says"),
     [("denied", Denied, "Redis refused"), ("unsupported", Unsupported, "does not confirm releases: upgrade it")],
 )
-async def test_confirmation_that_is_refused(
+async def test_refused_confirmation_raises_unconfirmed(
     sidecar: FakeSidecar, client: aio.Client, code: str, kind: type[Exception], says: str
 ) -> None:
     sidecar.refuse["confirm"] = (code, "Redis refused")
@@ -135,7 +137,7 @@ async def test_confirmation_that_is_refused(
 
 
 @pytest.mark.parametrize("timeout", [0.01, 0, -1])
-async def test_confirmation_that_does_not_come_in_time(
+async def test_confirmation_timeout_raises_unconfirmed(
     sidecar: FakeSidecar, client: aio.Client, timeout: float
 ) -> None:
     sidecar.redis_down = True
@@ -149,9 +151,7 @@ async def test_confirmation_that_does_not_come_in_time(
     assert await client.ping() == "ok"
 
 
-async def test_confirmation_that_is_never_awaited_is_a_release_with_a_warning(
-    sidecar: FakeSidecar, client: aio.Client
-) -> None:
+async def test_confirmation_that_is_never_awaited_releases_and_warns(sidecar: FakeSidecar, client: aio.Client) -> None:
     held = await acquired(client)
     with pytest.warns(RuntimeWarning, match="never awaited"):
         held.release(confirm=True)  # type: ignore[unused-coroutine]
@@ -226,7 +226,7 @@ async def test_block_ends_when_the_release_is_confirmed(sidecar: FakeSidecar, cl
     await asyncio.wait_for(block, TIMEOUT)
 
 
-async def test_block_that_is_not_confirmed_raises(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_block_without_a_confirmation_raises_unconfirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
     sidecar.redis_down = True
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(Unconfirmed):
@@ -236,7 +236,7 @@ async def test_block_that_is_not_confirmed_raises(sidecar: FakeSidecar, client: 
     assert not list(lock._handles)
 
 
-async def test_exception_of_the_body_is_raised_with_a_note(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_exception_of_the_body_gets_a_note_about_unconfirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
     sidecar.redis_down = True
     exc = ValueError("of the body")
     with pytest.raises(ValueError, match="of the body") as e:
@@ -249,7 +249,7 @@ async def test_exception_of_the_body_is_raised_with_a_note(sidecar: FakeSidecar,
     await wait_free(sidecar, "n")
 
 
-async def test_block_that_is_cancelled_does_not_wait(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_cancelled_block_does_not_wait_for_the_confirmation(sidecar: FakeSidecar, client: aio.Client) -> None:
     inside = asyncio.Event()
 
     async def body() -> None:
@@ -268,7 +268,7 @@ async def test_block_that_is_cancelled_does_not_wait(sidecar: FakeSidecar, clien
     assert sidecar.requests("confirm") == []
 
 
-async def test_block_whose_lock_is_lost_is_not_confirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_block_whose_lock_is_lost_sends_no_confirm(sidecar: FakeSidecar, client: aio.Client) -> None:
     with pytest.raises(LockLost, match="stolen"):
         async with client.lock("n", confirm=True):
             sidecar.lose("n", "stolen")
@@ -276,9 +276,7 @@ async def test_block_whose_lock_is_lost_is_not_confirmed(sidecar: FakeSidecar, c
     assert sidecar.requests("confirm") == []
 
 
-async def test_block_that_released_and_acquired_again_confirms_what_it_ends(
-    sidecar: FakeSidecar, client: aio.Client
-) -> None:
+async def test_block_that_reacquired_its_lock_confirms_the_newer_hold(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.lock("n", confirm=True)
     async with lock as held:
         held.release()
@@ -291,7 +289,7 @@ async def test_block_that_released_and_acquired_again_confirms_what_it_ends(
 
 
 @pytest.mark.parametrize("more", [True, False])
-async def test_successor_confirms(sidecar: FakeSidecar, client: aio.Client, more: bool) -> None:
+async def test_new_sidecar_confirms_a_release(sidecar: FakeSidecar, client: aio.Client, more: bool) -> None:
     """Whether or not the session holds anything that it is resumed for."""
     if more:
         await acquired(client, "other")
@@ -309,7 +307,7 @@ async def test_successor_confirms(sidecar: FakeSidecar, client: aio.Client, more
     assert len(sidecar.requests("release")) == 1
 
 
-async def test_release_while_no_sidecar_listens_is_confirmed_later(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_release_is_confirmed_when_a_sidecar_listens_again(sidecar: FakeSidecar, client: aio.Client) -> None:
     held = await acquired(client)
     with sidecar._lock:
         sidecar.stop_listening()
@@ -325,7 +323,7 @@ async def test_release_while_no_sidecar_listens_is_confirmed_later(sidecar: Fake
     assert not sidecar.holder("n")
 
 
-async def test_release_without_a_sidecar_is_not_confirmed(
+async def test_release_without_a_sidecar_raises_unconfirmed(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = await acquired(client)
@@ -341,7 +339,7 @@ async def test_release_without_a_sidecar_is_not_confirmed(
     await wait_free(sidecar, "n")  # it is delivered all the same
 
 
-async def test_sidecar_without_its_state_confirms_nothing(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_sidecar_without_its_state_leaves_releases_unconfirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
     held, stray = await acquired(client), await acquired(client, "stray")
     sidecar.redis_down = True
     releasing = asyncio.ensure_future(held.release(confirm=True))

@@ -31,7 +31,7 @@ def harness() -> SessionHarness:
     return SessionHarness()
 
 
-def test_acquire_says_only_what_is_not_the_default(harness: SessionHarness) -> None:
+def test_acquire_omits_defaults(harness: SessionHarness) -> None:
     harness.acquire(owner=3)
     harness.acquire(owner=3, options=Options(1.2501, 0.05, 60, 2.5, reentrant=True))
     assert harness.sent() == [
@@ -49,7 +49,7 @@ def test_acquire_says_only_what_is_not_the_default(harness: SessionHarness) -> N
     ]
 
 
-def test_answers_come_in_any_order(harness: SessionHarness) -> None:
+def test_answers_may_come_in_any_order(harness: SessionHarness) -> None:
     first, second = harness.submit(ping_call()), harness.submit(info_call("n"))
     harness.deliver(id=second.id)
     assert (first.done, second.done) == (False, True)
@@ -76,7 +76,7 @@ def test_error_code_becomes_an_exception(harness: SessionHarness, code: str, err
     assert e.value.code == code
 
 
-def test_unknown_code_fails_that_request_only(harness: SessionHarness) -> None:
+def test_unknown_error_code_fails_that_request_only(harness: SessionHarness) -> None:
     call = harness.acquire()
     harness.deliver(id=call.id, err={"code": "sunspots", "msg": "wait for the night"})
     with pytest.raises(LocksidecarError, match="night") as e:
@@ -85,7 +85,7 @@ def test_unknown_code_fails_that_request_only(harness: SessionHarness) -> None:
     assert harness.session.failure is None
 
 
-def test_exceptions_are_also_what_the_standard_library_knows() -> None:
+def test_exceptions_have_base_classes_of_the_standard_library() -> None:
     assert issubclass(LockTimeout, TimeoutError)
     assert issubclass(NotHeld, RuntimeError)
     assert issubclass(Unavailable, ConnectionError)
@@ -105,7 +105,7 @@ def test_hold_is_lost_at_its_deadline_and_not_before(harness: SessionHarness) ->
     assert entry.remaining(30 * S) == 0
 
 
-def test_lost_is_final(harness: SessionHarness) -> None:
+def test_lost_hold_stays_lost(harness: SessionHarness) -> None:
     entry = harness.acquired(deadline=30 * S)
     assert entry.lost(30 * S) == "expired"
     harness.deliver(ev="lease", deadline_ns=60 * S)
@@ -115,7 +115,7 @@ def test_lost_is_final(harness: SessionHarness) -> None:
     assert len(harness.session.lost_holds) == 1
 
 
-def test_lease_event_moves_earlier_watchdog_holds(harness: SessionHarness) -> None:
+def test_lease_event_extends_earlier_watchdog_holds_only(harness: SessionHarness) -> None:
     watched, fixed = harness.acquired(1), harness.acquired(2, options=Options(lease=30))
     harness.deliver(ev="lease", deadline_ns=50 * S)
     later = harness.acquired(3, deadline=45 * S)
@@ -123,7 +123,7 @@ def test_lease_event_moves_earlier_watchdog_holds(harness: SessionHarness) -> No
     assert deadlines == [50 * S, 30 * S, 45 * S]
 
 
-def test_lease_events_do_not_outlast_max_hold(harness: SessionHarness) -> None:
+def test_lease_event_does_not_extend_a_hold_past_max_hold(harness: SessionHarness) -> None:
     call = harness.acquire()
     harness.deliver(id=call.id, token=1, hold=7, count=1, deadline_ns=30 * S, end_ns=40 * S)
     assert call.hold is not None
@@ -135,7 +135,7 @@ def test_lease_events_do_not_outlast_max_hold(harness: SessionHarness) -> None:
     assert e.value.reason == "max_hold"
 
 
-def test_a_deadline_never_goes_back(harness: SessionHarness) -> None:
+def test_deadline_never_moves_back(harness: SessionHarness) -> None:
     first = harness.acquired(1, deadline=30 * S)
     harness.deliver(ev="lease", deadline_ns=50 * S)
     second = harness.acquired(2, deadline=35 * S)
@@ -147,7 +147,7 @@ def test_a_deadline_never_goes_back(harness: SessionHarness) -> None:
     assert harness.session.deadline(second.hold) == 45 * S
 
 
-def test_deadlines_are_the_largest_ever_told(harness: SessionHarness) -> None:
+def test_deadline_is_the_largest_ever_received(harness: SessionHarness) -> None:
     """Against a model that tells every hold of every event."""
     rng = random.Random(1)
     expected: dict[Entry, int] = {}
@@ -164,7 +164,7 @@ def test_deadlines_are_the_largest_ever_told(harness: SessionHarness) -> None:
 # --- Release ---
 
 
-def test_release_says_so_once_and_waits_for_nothing(harness: SessionHarness) -> None:
+def test_release_is_sent_once(harness: SessionHarness) -> None:
     entry = harness.acquired()
     entry.release(0)
     assert harness.sent() == [{"op": "release", "hold": 7}]
@@ -177,7 +177,7 @@ def test_release_says_so_once_and_waits_for_nothing(harness: SessionHarness) -> 
     assert harness.session.live_holds == 0
 
 
-def test_release_of_what_is_known_lost_says_nothing(harness: SessionHarness) -> None:
+def test_release_of_a_hold_with_a_lost_event_is_not_sent(harness: SessionHarness) -> None:
     entry = harness.acquired()
     harness.deliver(ev="lost", hold=7, reason="stolen")
     with pytest.raises(LockLost, match="another owner's field") as e:
@@ -188,7 +188,7 @@ def test_release_of_what_is_known_lost_says_nothing(harness: SessionHarness) -> 
         entry.release(0)
 
 
-def test_release_after_the_deadline_tells_the_sidecar_too(harness: SessionHarness) -> None:
+def test_release_after_the_deadline_is_sent(harness: SessionHarness) -> None:
     """It may have renewed the lock without this client having heard of it, and would keep it."""
     entry = harness.acquired()
     with pytest.raises(LockLost):
@@ -196,7 +196,7 @@ def test_release_after_the_deadline_tells_the_sidecar_too(harness: SessionHarnes
     assert harness.sent() == [{"op": "release", "hold": 7}]
 
 
-def test_lost_event_for_what_was_released_is_ignored(harness: SessionHarness) -> None:
+def test_lost_event_for_a_released_hold_is_ignored(harness: SessionHarness) -> None:
     harness.acquired().release(0)
     harness.deliver(ev="lost", hold=7, reason="expired")
     assert harness.session.lost_holds == []
@@ -216,7 +216,7 @@ def test_each_entry_is_released_once(harness: SessionHarness) -> None:
     assert harness.session.live_holds == 0
 
 
-def test_entry_into_a_hold_believed_lost_is_a_belief_of_its_own(harness: SessionHarness) -> None:
+def test_entry_into_a_hold_that_expired_here_gets_its_own_hold(harness: SessionHarness) -> None:
     outer = harness.acquired(deadline=30 * S)
     assert outer.lost(30 * S) == "expired"
     inner = harness.grant(harness.acquire(), deadline=60 * S, count=2)
@@ -234,7 +234,7 @@ def test_entry_into_a_hold_believed_lost_is_a_belief_of_its_own(harness: Session
 
 
 @pytest.mark.parametrize("left", ["abandoned", "released"])
-def test_reentry_of_a_hold_that_was_left_meanwhile_is_not_taken_for_renewed(harness: SessionHarness, left: str) -> None:
+def test_lease_event_does_not_extend_a_reentry_of_unknown_lease(harness: SessionHarness, left: str) -> None:
     first = harness.acquire(options=Options(lease=1, reentrant=True))
     if left == "abandoned":
         harness.session.abandon(first, 0)
@@ -259,7 +259,7 @@ def test_abandoned_acquire_is_cancelled(harness: SessionHarness) -> None:
     assert harness.sent() == []
 
 
-def test_grant_that_wins_against_the_cancel_is_released(harness: SessionHarness) -> None:
+def test_grant_that_crosses_the_cancel_is_released(harness: SessionHarness) -> None:
     call = harness.acquire()
     harness.session.abandon(call, 0)
     harness.sent()
@@ -281,7 +281,7 @@ def test_acquire_abandoned_after_its_grant_is_released(harness: SessionHarness) 
 # --- The end of a session ---
 
 
-def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(harness: SessionHarness) -> None:
+def test_failure_says_whether_each_call_may_have_happened(harness: SessionHarness) -> None:
     sent, forced = harness.acquire(), harness.submit(force_release_call("n"))
     harness.sent()
     unsent = harness.acquire()
@@ -299,7 +299,7 @@ def test_failure_ends_what_waits_and_says_whether_it_may_have_happened(harness: 
         harness.submit(ping_call())
 
 
-def test_holds_outlive_the_session_to_their_deadlines(harness: SessionHarness) -> None:
+def test_holds_stay_valid_until_their_deadlines_after_a_failure(harness: SessionHarness) -> None:
     entry = harness.acquired()
     harness.session.fail("It is over.")
     entry.check(30 * S - 1)
@@ -307,14 +307,14 @@ def test_holds_outlive_the_session_to_their_deadlines(harness: SessionHarness) -
         entry.check(30 * S)
 
 
-def test_release_in_a_session_that_is_over_is_silent(harness: SessionHarness) -> None:
+def test_release_in_an_ended_session_is_not_sent(harness: SessionHarness) -> None:
     entry = harness.acquired()
     harness.session.fail("It is over.")
     entry.release(0)
     assert harness.sent() == []
 
 
-def test_a_client_that_was_wrong_is_told(harness: SessionHarness) -> None:
+def test_connection_error_of_the_client_is_a_protocol_error(harness: SessionHarness) -> None:
     call = harness.acquire()
     harness.deliver(err={"code": "bad_frame", "msg": "an id that is in use"})
     with pytest.raises(ProtocolError, match="in use"):
@@ -330,7 +330,7 @@ def test_a_client_that_was_wrong_is_told(harness: SessionHarness) -> None:
         {"ev": "lost", "hold": 1},
     ],
 )
-def test_breach_of_protocol_fails_every_call(harness: SessionHarness, message: dict[str, Any]) -> None:
+def test_protocol_violation_fails_every_call(harness: SessionHarness, message: dict[str, Any]) -> None:
     call = harness.acquire()
     harness.sent()
     harness.session.on_data(frame(message), 0)
@@ -340,14 +340,14 @@ def test_breach_of_protocol_fails_every_call(harness: SessionHarness, message: d
         harness.submit(ping_call())
 
 
-def test_a_grant_answers_nothing_but_an_acquire(harness: SessionHarness) -> None:
+def test_grant_for_another_request_is_a_protocol_error(harness: SessionHarness) -> None:
     ping = harness.submit(ping_call())
     harness.deliver(id=ping.id, token=1, hold=2, count=1, deadline_ns=3)
     assert isinstance(harness.session.failure, ProtocolError)
     assert not harness.session.live_holds
 
 
-def test_requests_do_not_pile_up_without_bound(harness: SessionHarness) -> None:
+def test_unsent_requests_are_bounded(harness: SessionHarness) -> None:
     def pile() -> None:
         while len(harness.session.unsent) < 2 * MAX_UNSENT:
             harness.acquire("n" * 512)
@@ -360,13 +360,13 @@ def test_requests_do_not_pile_up_without_bound(harness: SessionHarness) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "n" * 513, "ö" * 257, "a\nb", "\x7f", "\x80", "\ud800"], ids=ascii)
-def test_bad_name(name: str) -> None:
+def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(BadRequest, match="name of a lock"):
         protocol.check_name(name)
 
 
 @pytest.mark.parametrize("name", ["n" * 512, "ö" * 256, " ", "{a}:b", "\u00a0"])
-def test_good_name(name: str) -> None:
+def test_valid_name_is_accepted(name: str) -> None:
     assert protocol.check_name(name) == name
 
 
@@ -388,7 +388,7 @@ def test_name_must_be_text() -> None:
         {"crash_delay": 3601},
     ],
 )
-def test_bad_duration(bad: dict[str, float]) -> None:
+def test_invalid_duration_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(BadRequest, match=next(iter(bad))):
         Options(**bad)  # type: ignore[arg-type]
 
@@ -401,13 +401,13 @@ def decode_or_refuse(body: bytes) -> None:
         protocol.decode(body)
 
 
-def test_random_bytes_cause_nothing_but_protocol_errors() -> None:
+def test_random_bytes_raise_only_protocol_errors() -> None:
     rng = random.Random(2)
     for _ in range(20_000):
         decode_or_refuse(rng.randbytes(rng.randrange(1, 40)))
 
 
-def test_mutated_replies_cause_nothing_but_protocol_errors() -> None:
+def test_mutated_replies_cause_only_protocol_errors() -> None:
     rng = random.Random(3)
     row = {"name": "n", "state": "held", "waiters": [{"session": 1}], "x": [1, {"y": None}]}
     good: list[dict[str, Any]] = [
@@ -463,7 +463,7 @@ def test_unknown_fields_may_nest_eight_deep() -> None:
         protocol.decode(nested(9))
 
 
-def test_a_later_version_may_give_known_names_to_its_own_events() -> None:
+def test_unknown_event_may_have_any_fields() -> None:
     assert protocol.decode(frame({"ev": "weather", "version": 2, "locks": "many", "err": None})[4:])
 
 

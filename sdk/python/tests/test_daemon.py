@@ -132,7 +132,7 @@ def test_threads_tasks_and_processes_exclude_each_other(daemon: Daemon, tmp_path
     assert counter.value() == 6 * 30
 
 
-def test_prefork_workers_of_a_client_made_before(daemon: Daemon, tmp_path: Path) -> None:
+def test_prefork_workers_share_a_client_made_before_the_fork(daemon: Daemon, tmp_path: Path) -> None:
     counter = Counter(tmp_path / "counter")
     client = locksidecar.connect(daemon.socket)
     with client.lock("master"):  # what the master holds, no worker does
@@ -142,7 +142,7 @@ def test_prefork_workers_of_a_client_made_before(daemon: Daemon, tmp_path: Path)
     assert counter.value() == 100
 
 
-def test_killed_holder_frees_its_lock_although_a_child_has_its_socket(daemon: Daemon) -> None:
+def test_killed_holder_frees_its_lock_while_its_child_lives(daemon: Daemon) -> None:
     client = locksidecar.connect(daemon.socket)
     ready, write = os.pipe()
 
@@ -163,7 +163,7 @@ def test_killed_holder_frees_its_lock_although_a_child_has_its_socket(daemon: Da
         os.kill(child, signal.SIGKILL)
 
 
-def test_deadlock_between_two_processes_is_told_to_the_one_who_closes_it(daemon: Daemon) -> None:
+def test_process_that_closes_a_cycle_gets_deadlock(daemon: Daemon) -> None:
     client = locksidecar.connect(daemon.socket)
     ready, write = os.pipe()
 
@@ -243,7 +243,7 @@ def test_locks_and_waits_outlive_the_daemon(restartable: Daemon, end: Callable[[
     assert order == [0, 1, 2]
 
 
-def test_daemon_renews_for_a_process_that_is_silent_over_its_restart(restartable: Daemon) -> None:
+def test_restarted_daemon_renews_for_a_process_that_has_not_reconnected(restartable: Daemon) -> None:
     client = locksidecar.connect(restartable.socket)
     with client.lock("n") as held:
         deadline = held.deadline
@@ -261,7 +261,7 @@ def test_daemon_renews_for_a_process_that_is_silent_over_its_restart(restartable
         pass
 
 
-def test_release_while_no_daemon_runs_is_completed(restartable: Daemon) -> None:
+def test_release_without_a_daemon_is_completed_later(restartable: Daemon) -> None:
     client = locksidecar.connect(restartable.socket)
     lock = client.lock("n")
     lock.acquire()
@@ -285,7 +285,7 @@ def test_daemon_that_does_not_come_back(restartable: Daemon) -> None:
     client.connect()
 
 
-def test_daemon_that_lost_its_state_is_a_new_one(restartable: Daemon) -> None:
+def test_daemon_without_its_state_leaves_locks_until_their_deadlines(restartable: Daemon) -> None:
     """Then a lock is good as long as was told, and nobody gets it before."""
     client = locksidecar.connect(restartable.socket)
     lock = client.lock("n")
@@ -300,7 +300,7 @@ def test_daemon_that_lost_its_state_is_a_new_one(restartable: Daemon) -> None:
         assert later.token > held.token
 
 
-def test_tasks_go_on_over_restarts_of_the_daemon(restartable: Daemon, tmp_path: Path) -> None:
+def test_tasks_exclude_each_other_over_restarts(restartable: Daemon, tmp_path: Path) -> None:
     counter = Counter(tmp_path / "counter")
     socket = restartable.socket
 
@@ -361,7 +361,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", SLEEPERS)
-def test_process_that_is_stopped_past_its_lease_keeps_the_lock_that_was_renewed(daemon: Daemon, kind: str) -> None:
+def test_process_stopped_past_its_lease_keeps_a_renewed_lock(daemon: Daemon, kind: str) -> None:
     """What the daemon told it meanwhile has arrived, and is read before the old deadline counts."""
     with (
         locksidecar.connect(daemon.socket) as client,

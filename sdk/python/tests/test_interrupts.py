@@ -191,7 +191,7 @@ class Scenario:
         return Entry(self.session, call.hold)
 
 
-def test_session_that_is_interrupted_anywhere_is_as_if_it_had_not_been() -> None:
+def test_interrupt_at_any_point_does_not_change_the_session() -> None:
     undisturbed = Scenario(0)
     expected = undisturbed.run_all()
     assert expected[6] == 0
@@ -203,7 +203,7 @@ def test_session_that_is_interrupted_anywhere_is_as_if_it_had_not_been() -> None
     assert point > 500
 
 
-def test_story_is_long_enough_to_meet_every_commit() -> None:
+def test_scenario_reaches_every_commit() -> None:
     """Every line after a commit comment is run by it."""
     run: set[int] = set()
 

@@ -44,7 +44,7 @@ def switch_to(greenlet: int) -> None:
     current = greenlet
 
 
-def test_greenlets_are_owners_though_threading_was_patched_after_the_first_use(
+def test_greenlets_are_owners_if_threading_is_patched_after_the_first_use(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _owners.of_thread()
@@ -74,9 +74,7 @@ def test_greenlet_does_not_enter_the_rlock_of_another(sidecar: FakeSidecar, clie
     assert [count for _, _, count in sidecar.grants] == [1, 2]
 
 
-def test_client_made_before_the_patching_uses_the_locks_that_are_in_place_at_its_first_use(
-    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_makes_its_locks_at_its_first_use(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(sidecar.path)
     made: list[object] = []
     lock_type = threading.Lock
@@ -94,7 +92,7 @@ def test_client_made_before_the_patching_uses_the_locks_that_are_in_place_at_its
     client.close()
 
 
-def test_waits_without_poll(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_works_without_poll(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     """eventlet removes it."""
     monkeypatch.delattr(select, "poll")
     monkeypatch.setattr(_transport, "_POLL", None)

@@ -56,7 +56,7 @@ def expect_not_held(what: Callable[[], object]) -> None:
 
 
 @FORKS
-def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Client, fork: Callable[[], int]) -> None:
+def test_child_holds_nothing_and_sends_nothing(sidecar: FakeSidecar, client: Client, fork: Callable[[], int]) -> None:
     lock = client.lock("n")
     lock.acquire()
     held = lock.held
@@ -79,7 +79,7 @@ def test_child_holds_nothing_and_says_nothing(sidecar: FakeSidecar, client: Clie
 
 
 @FORKS
-def test_child_that_leaves_the_with_block_of_its_parent(
+def test_child_cannot_end_the_with_block_of_its_parent(
     sidecar: FakeSidecar, client: Client, fork: Callable[[], int]
 ) -> None:
     def child() -> None:
@@ -92,7 +92,7 @@ def test_child_that_leaves_the_with_block_of_its_parent(
 
 
 @FORKS
-def test_child_has_a_connection_of_its_own(sidecar: FakeSidecar, client: Client, fork: Callable[[], int]) -> None:
+def test_child_has_its_own_connection(sidecar: FakeSidecar, client: Client, fork: Callable[[], int]) -> None:
     with client.lock("n") as held:
 
         def child() -> None:
@@ -121,9 +121,7 @@ def test_child_does_not_enter_the_rlock_of_its_parent(
     assert [count for _, _, count in sidecar.grants] == [1]
 
 
-def test_child_of_a_fork_in_c_closes_its_copy_of_the_socket_at_its_first_use(
-    sidecar: FakeSidecar, client: Client
-) -> None:
+def test_child_of_a_fork_in_c_closes_its_copy_of_the_socket(sidecar: FakeSidecar, client: Client) -> None:
     client.ping()
     shared = client._shared
     assert shared is not None
@@ -140,7 +138,7 @@ def test_child_of_a_fork_in_c_closes_its_copy_of_the_socket_at_its_first_use(
     assert client.ping() == "ok"
 
 
-def test_end_of_the_parent_is_seen_though_a_child_lives(sidecar: FakeSidecar) -> None:
+def test_end_of_the_parent_frees_its_lock_while_a_child_lives(sidecar: FakeSidecar) -> None:
     """The child has closed its copy of the socket."""
     go, stop = os.pipe()
 
@@ -162,7 +160,7 @@ def test_end_of_the_parent_is_seen_though_a_child_lives(sidecar: FakeSidecar) ->
     os.close(go)
 
 
-def test_fork_while_other_threads_wait(sidecar: FakeSidecar, client: Client) -> None:
+def test_child_works_if_other_threads_waited_at_the_fork(sidecar: FakeSidecar, client: Client) -> None:
     holder = client.lock("n")
     holder.acquire()
 
@@ -186,7 +184,7 @@ def test_fork_while_other_threads_wait(sidecar: FakeSidecar, client: Client) -> 
         thread.join(TIMEOUT)
 
 
-def test_fork_while_another_thread_is_about_to_release(sidecar: FakeSidecar, client: Client) -> None:
+def test_child_works_if_another_thread_held_a_mutex_at_the_fork(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     inside, forked = threading.Event(), threading.Event()
 
@@ -209,7 +207,7 @@ def test_fork_while_another_thread_is_about_to_release(sidecar: FakeSidecar, cli
     thread.join()
 
 
-def test_prefork_with_a_client_made_before(sidecar: FakeSidecar) -> None:
+def test_prefork_workers_share_a_client_made_before_the_fork(sidecar: FakeSidecar) -> None:
     """As gunicorn --preload does: the module is imported once, then workers are forked."""
     client = Client(sidecar.path)
     lock = client.lock("n")
@@ -246,7 +244,7 @@ def increment(lock: Lock, counter: object) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing(sidecar: FakeSidecar, client: Client, method: str) -> None:
+def test_locks_can_be_passed_to_multiprocessing(sidecar: FakeSidecar, client: Client, method: str) -> None:
     context: ForkContext | SpawnContext = multiprocessing.get_context(method)  # type: ignore[assignment]
     counter = context.Value("i", 0, lock=False)
     with client.lock("n"):
@@ -262,7 +260,7 @@ def test_multiprocessing(sidecar: FakeSidecar, client: Client, method: str) -> N
 
 
 @FORKS
-async def test_fork_under_asyncio(sidecar: FakeSidecar, fork: Callable[[], int]) -> None:
+async def test_child_of_an_asyncio_process_runs_its_own_loop(sidecar: FakeSidecar, fork: Callable[[], int]) -> None:
     """The child leaves the parent's selector alone and runs a loop of its own."""
     async with await aio.connect(sidecar.path) as client:
         async with client.lock("n") as held:

@@ -93,7 +93,7 @@ def wait_free(sidecar: FakeSidecar, name: str) -> None:
 # --- It comes back ---
 
 
-def test_lock_is_held_as_if_nothing_had_happened(sidecar: FakeSidecar, client: Client) -> None:
+def test_lock_stays_held_over_a_restart(sidecar: FakeSidecar, client: Client) -> None:
     with client.lock("n") as held:
         token, session = held.token, sidecar.holder("n")
         sidecar.restart()
@@ -107,7 +107,7 @@ def test_lock_is_held_as_if_nothing_had_happened(sidecar: FakeSidecar, client: C
     assert not running_releasers()
 
 
-def test_any_look_at_a_lock_makes_the_connection_anew(sidecar: FakeSidecar, client: Client) -> None:
+def test_every_call_that_reads_a_lock_reconnects(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
     held = lock.held
@@ -127,7 +127,7 @@ def test_any_look_at_a_lock_makes_the_connection_anew(sidecar: FakeSidecar, clie
     wait_free(sidecar, "n")
 
 
-def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+def test_waiters_keep_their_order_over_restarts(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
     other = locksidecar.connect(sidecar.path)
     holder = other.lock("n")
     holder.acquire()
@@ -150,7 +150,9 @@ def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: Client, pool: 
     assert order == list(range(5))
 
 
-def test_what_is_left_of_a_timeout_is_waited(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+def test_acquire_is_sent_again_with_the_rest_of_its_timeout(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
     other = locksidecar.connect(sidecar.path)
     other.lock("n").acquire()
     wait = pool.submit(client.lock("n", timeout=60).acquire)
@@ -163,7 +165,9 @@ def test_what_is_left_of_a_timeout_is_waited(sidecar: FakeSidecar, client: Clien
     assert wait.result(TIMEOUT)
 
 
-def test_calls_in_flight_are_completed(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+def test_calls_in_flight_are_completed_after_a_restart(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
     sidecar.silent = True
     acquire = pool.submit(client.lock("n").acquire)
     info, page, ping = pool.submit(client.info, "m"), pool.submit(client.list), pool.submit(client.ping)
@@ -177,7 +181,7 @@ def test_calls_in_flight_are_completed(sidecar: FakeSidecar, client: Client, poo
     assert {row.name for row in page.result(TIMEOUT)} <= {"n"}
 
 
-def test_only_a_forced_release_cannot_be_asked_again(
+def test_force_release_in_flight_raises_unavailable(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     sidecar.silent = True
@@ -191,7 +195,7 @@ def test_only_a_forced_release_cannot_be_asked_again(
     assert client.ping() == "ok"
 
 
-def test_acquire_puts_up_with_a_sidecar_that_is_restarting(
+def test_acquire_waits_for_a_sidecar_that_is_restarting(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     """Even one that does not wait for the lock."""
@@ -206,7 +210,7 @@ def test_acquire_puts_up_with_a_sidecar_that_is_restarting(
     assert [a.result(TIMEOUT) for a in acquires] == [True] * 4
 
 
-def test_leader_that_waits_goes_on_over_the_connection_that_another_thread_made(
+def test_leader_uses_the_connection_that_another_thread_made(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = client.lock("mine")
@@ -231,7 +235,7 @@ def test_leader_that_waits_goes_on_over_the_connection_that_another_thread_made(
     assert wait.result(TIMEOUT)
 
 
-def test_lock_that_was_lost_meanwhile_is_told(sidecar: FakeSidecar, client: Client) -> None:
+def test_loss_during_a_restart_is_reported(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
     with sidecar._lock:
@@ -244,7 +248,7 @@ def test_lock_that_was_lost_meanwhile_is_told(sidecar: FakeSidecar, client: Clie
 # --- The clock ---
 
 
-def test_long_silence_over_a_restart_is_no_loss(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
+def test_deadline_that_passed_during_a_restart_is_extended(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
     """The sidecar renews for a process that lives; nothing needs to be done here."""
     with client.lock("n") as held:
         for look in (held.check, lambda: held.lost, lambda: held.remaining):
@@ -257,7 +261,7 @@ def test_long_silence_over_a_restart_is_no_loss(sidecar: FakeSidecar, client: Cl
     wait_free(sidecar, "n")
 
 
-def test_deadline_counts_if_nobody_listens(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
+def test_hold_expires_at_its_deadline_if_no_sidecar_listens(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
     with pytest.raises(LockLost, match="expired"), client.lock("n") as held:
         sidecar.stop_listening()
         sidecar.restart()
@@ -270,7 +274,7 @@ def test_deadline_counts_if_nobody_listens(sidecar: FakeSidecar, client: Client,
     wait_free(sidecar, "n")
 
 
-def test_fixed_lease_ends_when_it_was_told(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
+def test_fixed_lease_is_not_extended_by_a_restart(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
     with pytest.raises(LockLost, match="expired"), client.lock("n", lease=10) as held:
         sidecar.restart()
         clock.now += 10 * S - 1
@@ -279,7 +283,7 @@ def test_fixed_lease_ends_when_it_was_told(sidecar: FakeSidecar, client: Client,
         held.check()
 
 
-def test_check_does_not_wait_for_ever_for_who_listens_and_does_not_answer(
+def test_check_does_not_block_on_a_sidecar_that_does_not_answer(
     sidecar: FakeSidecar, client: Client, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = client.lock("n")
@@ -301,7 +305,9 @@ def test_check_does_not_wait_for_ever_for_who_listens_and_does_not_answer(
 # --- Its successor knows nothing ---
 
 
-def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
+def test_locks_of_a_lost_session_stay_valid_until_their_deadlines(
+    sidecar: FakeSidecar, client: Client, clock: Clock
+) -> None:
     a, b = client.lock("a"), client.lock("b")
     a.acquire()
     b.acquire()
@@ -325,7 +331,7 @@ def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSidecar, 
 # --- It does not come back ---
 
 
-def test_patience_is_counted_from_the_beginning_of_each_call_or_from_the_end_of_the_connection() -> None:
+def test_timeouts_count_from_the_start_of_the_call_or_from_the_disconnect() -> None:
     transport = Transport(_core.Session("/none"), boottime)
     transport._since = 50.0
 
@@ -346,13 +352,13 @@ def test_patience_is_counted_from_the_beginning_of_each_call_or_from_the_end_of_
 
 
 @pytest.mark.parametrize(("timeout", "unmet", "gone"), [(None, 2, 10), (0, 0, 2), (1, 1, 2), (5, 2, 5), (60, 2, 10)])
-def test_patience_of_an_acquire(timeout: float | None, unmet: float, gone: float) -> None:
+def test_acquire_waits_for_a_sidecar_within_its_timeout(timeout: float | None, unmet: float, gone: float) -> None:
     timeouts = Timeouts.for_acquire(timeout)
     assert (timeouts.no_server, timeouts.reconnect) == (unmet, gone)
 
 
 @pytest.mark.usefixtures("no_reconnect_wait")
-def test_calls_fail_if_nobody_comes_back(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+def test_calls_fail_if_no_sidecar_comes_back(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
     other = locksidecar.connect(sidecar.path)
     other.lock("n").acquire()
     waits = [pool.submit(client.lock("n").acquire) for _ in range(3)]
@@ -374,7 +380,7 @@ def test_calls_fail_if_nobody_comes_back(sidecar: FakeSidecar, client: Client, p
 
 
 @pytest.mark.usefixtures("no_reconnect_wait")
-def test_grant_that_nobody_waits_for_any_more_is_given_back(
+def test_grant_to_an_expired_acquire_is_released(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     client.ping()
@@ -401,7 +407,7 @@ def test_grant_that_nobody_waits_for_any_more_is_given_back(
 # --- Releases in between ---
 
 
-def test_release_that_nobody_hears_is_delivered_later(sidecar: FakeSidecar, client: Client) -> None:
+def test_release_without_a_connection_is_delivered_later(sidecar: FakeSidecar, client: Client) -> None:
     locks = [client.lock(f"n{i}") for i in range(3)]
     for lock in locks:
         lock.acquire()
@@ -420,7 +426,7 @@ def test_release_that_nobody_hears_is_delivered_later(sidecar: FakeSidecar, clie
     assert client.lock("n0").acquire(blocking=False)
 
 
-def test_lost_lock_that_is_released_while_nobody_listens_is_delivered_too(
+def test_release_of_a_lost_lock_without_a_connection_is_delivered_later(
     sidecar: FakeSidecar, client: Client, clock: Clock
 ) -> None:
     lock = client.lock("n")
@@ -435,7 +441,7 @@ def test_lost_lock_that_is_released_while_nobody_listens_is_delivered_too(
     join_releasers()
 
 
-def test_release_that_was_sent_but_not_read_is_completed(sidecar: FakeSidecar, client: Client) -> None:
+def test_release_that_was_sent_but_not_read_is_delivered_later(sidecar: FakeSidecar, client: Client) -> None:
     lock, other = client.lock("n"), client.lock("other")
     lock.acquire()
     other.acquire()
@@ -448,9 +454,7 @@ def test_release_that_was_sent_but_not_read_is_completed(sidecar: FakeSidecar, c
     assert sidecar.holder("other")
 
 
-def test_unheard_release_is_delivered_though_only_looked_at_while_nobody_listens(
-    sidecar: FakeSidecar, client: Client
-) -> None:
+def test_check_without_a_sidecar_starts_the_delivery_of_an_unread_release(sidecar: FakeSidecar, client: Client) -> None:
     lock, other = client.lock("n"), client.lock("other")
     lock.acquire()
     other.acquire()
@@ -464,7 +468,7 @@ def test_unheard_release_is_delivered_though_only_looked_at_while_nobody_listens
     join_releasers()
 
 
-def test_no_thread_is_needed_as_long_as_all_is_well(sidecar: FakeSidecar, client: Client) -> None:
+def test_no_background_thread_runs_without_a_disconnect(sidecar: FakeSidecar, client: Client) -> None:
     before = threading.active_count()
     started: list[str] = []
     threading.setprofile(lambda *_: started.append(threading.current_thread().name))
@@ -482,7 +486,7 @@ def test_no_thread_is_needed_as_long_as_all_is_well(sidecar: FakeSidecar, client
 # --- Close ---
 
 
-def test_close_says_bye(sidecar: FakeSidecar) -> None:
+def test_close_sends_bye(sidecar: FakeSidecar) -> None:
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()
     client.close()
@@ -491,7 +495,7 @@ def test_close_says_bye(sidecar: FakeSidecar) -> None:
     assert not running_releasers()
 
 
-def test_close_resumes_a_session_to_say_bye(sidecar: FakeSidecar) -> None:
+def test_close_resumes_the_session_to_send_bye(sidecar: FakeSidecar) -> None:
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()
     sidecar.restart()
@@ -501,7 +505,7 @@ def test_close_resumes_a_session_to_say_bye(sidecar: FakeSidecar) -> None:
     assert not running_releasers()
 
 
-def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -> None:
+def test_close_without_a_connection_is_delivered_later(sidecar: FakeSidecar) -> None:
     client = locksidecar.connect(sidecar.path)
     lock = client.lock("n")
     lock.acquire()
@@ -517,7 +521,7 @@ def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -> None
     sidecar.wait_for(lambda: not sidecar.connections())
 
 
-def test_close_is_heard_though_a_thread_is_just_about_to_say_something_else(
+def test_close_during_the_reconnect_of_a_release_is_delivered(
     sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = locksidecar.connect(sidecar.path)
@@ -541,9 +545,7 @@ def test_close_is_heard_though_a_thread_is_just_about_to_say_something_else(
     sidecar.wait_for(lambda: not sidecar.connections())
 
 
-def test_close_that_is_not_answered_does_not_wait_for_long(
-    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_does_not_wait_long_for_an_answer(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("locksidecar._shared_session.BYE_WAIT", 0.01)
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()
@@ -555,9 +557,7 @@ def test_close_that_is_not_answered_does_not_wait_for_long(
     join_releasers()
 
 
-def test_close_leaves_who_waits_and_a_session_with_nothing_needs_no_thread(
-    sidecar: FakeSidecar, pool: ThreadPoolExecutor
-) -> None:
+def test_close_fails_waiters_and_starts_no_thread_without_holds(sidecar: FakeSidecar, pool: ThreadPoolExecutor) -> None:
     other = locksidecar.connect(sidecar.path)
     other.lock("n").acquire()
     client = locksidecar.connect(sidecar.path)
@@ -574,7 +574,7 @@ def test_close_leaves_who_waits_and_a_session_with_nothing_needs_no_thread(
     assert not running_releasers()
 
 
-def test_sidecar_that_cannot_resume_is_left_as_it_always_was(sidecar: FakeSidecar) -> None:
+def test_close_of_a_session_without_a_ticket_sends_no_bye(sidecar: FakeSidecar) -> None:
     sidecar.resumable = False
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()
@@ -589,9 +589,7 @@ def test_sidecar_that_cannot_resume_is_left_as_it_always_was(sidecar: FakeSideca
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("rescued", [False, True])
-def test_child_of_a_process_that_is_adrift_has_nothing_of_it(
-    sidecar: FakeSidecar, client: Client, rescued: bool
-) -> None:
+def test_child_of_a_disconnected_process_holds_nothing(sidecar: FakeSidecar, client: Client, rescued: bool) -> None:
     lock, other = client.lock("n"), client.lock("other")
     lock.acquire()
     other.acquire()
@@ -623,7 +621,7 @@ def test_child_of_a_process_that_is_adrift_has_nothing_of_it(
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_child_begins_a_session_of_its_own(sidecar: FakeSidecar, client: Client) -> None:
+def test_child_starts_its_own_session(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
     sidecar.restart()
@@ -644,7 +642,7 @@ def test_child_begins_a_session_of_its_own(sidecar: FakeSidecar, client: Client)
 
 
 @pytest.mark.parametrize("kind", ["die", "deafen"])
-def test_threads_exclude_each_other_over_many_cuts(
+def test_threads_exclude_each_other_over_many_disconnects(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, kind: str
 ) -> None:
     counter = disconnects = 0
@@ -714,7 +712,7 @@ def test_threads_exclude_each_other_over_many_cuts(
 
 @pytest.mark.parametrize("interrupt", [TimeoutError("of a signal's handler"), OSError(errno.ENOMEM, "no memory")])
 @pytest.mark.parametrize("function", ["recv", "send"])
-def test_error_that_does_not_tell_that_the_connection_has_ended_gives_no_lock_away(
+def test_os_error_other_than_a_disconnect_releases_no_lock(
     sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch, function: str, interrupt: OSError
 ) -> None:
     keep = _transport._append_result
@@ -735,7 +733,7 @@ def test_error_that_does_not_tell_that_the_connection_has_ended_gives_no_lock_aw
     wait_free(sidecar, "n")
 
 
-def test_interrupt_that_is_an_os_error_is_no_reason_why_nobody_listens(
+def test_os_error_of_a_signal_handler_is_not_a_connect_error(
     sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: str) -> Socket:
@@ -752,7 +750,7 @@ def test_interrupt_that_is_an_os_error_is_no_reason_why_nobody_listens(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a generator's end
 @pytest.mark.parametrize("confirm", [False, True])
 @pytest.mark.parametrize("listening", [True, False])
-def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_behind(
+def test_with_block_interrupted_at_any_point_over_a_restart_leaves_no_lock_held(
     sidecar: FakeSidecar, client: Client, listening: bool, confirm: bool
 ) -> None:
     class Interrupt(Exception):
@@ -800,7 +798,7 @@ def test_with_block_that_is_interrupted_anywhere_over_a_restart_leaves_no_lock_b
     join_releasers()
 
 
-def test_interrupted_greeting_is_begun_again(
+def test_interrupted_handshake_is_repeated(
     sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until anything is claimed it can be, and the session is none the worse."""

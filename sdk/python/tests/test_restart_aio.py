@@ -56,7 +56,7 @@ async def join_releasers() -> None:
     await asyncio.to_thread(test_restart.join_releasers)
 
 
-async def test_body_goes_on_as_if_nothing_had_happened(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_body_continues_over_restarts(sidecar: FakeSidecar, client: aio.Client) -> None:
     async with client.lock("n") as held:
         token, session = held.token, sidecar.holder("n")
         for claims in range(1, 4):
@@ -67,14 +67,14 @@ async def test_body_goes_on_as_if_nothing_had_happened(sidecar: FakeSidecar, cli
     await wait_free(sidecar, "n")
 
 
-async def test_the_reader_comes_back_without_being_asked(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_loop_reconnects_without_a_call(sidecar: FakeSidecar, client: aio.Client) -> None:
     await client.lock("n").acquire()
     kill(sidecar)
     sidecar.listen()
     await wait_until(sidecar, lambda: sidecar.requests("claim"))
 
 
-async def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_waiters_keep_their_order_over_restarts(sidecar: FakeSidecar, client: aio.Client) -> None:
     other = await locksidecar.aconnect(sidecar.path)
     await other.lock("n").acquire()
     order: list[int] = []
@@ -95,7 +95,7 @@ async def test_waits_go_on_in_their_order(sidecar: FakeSidecar, client: aio.Clie
     assert order == list(range(5))
 
 
-async def test_calls_in_flight(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_calls_in_flight_are_completed_after_a_restart(sidecar: FakeSidecar, client: aio.Client) -> None:
     sidecar.silent = True
     acquire = asyncio.create_task(client.lock("n").acquire())
     info = asyncio.create_task(client.info("m"))
@@ -111,7 +111,7 @@ async def test_calls_in_flight(sidecar: FakeSidecar, client: aio.Client) -> None
     assert e.value.may_have_happened
 
 
-async def test_deadline_cancels_the_body_if_nobody_comes_back(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_deadline_cancels_the_body_if_no_sidecar_comes_back(sidecar: FakeSidecar, client: aio.Client) -> None:
     sidecar.lease_ns = S // 10
     with pytest.raises(LockLost, match="expired"):
         async with client.lock("n"):
@@ -121,7 +121,7 @@ async def test_deadline_cancels_the_body_if_nobody_comes_back(sidecar: FakeSidec
     await wait_free(sidecar, "n")
 
 
-async def test_blocked_loop_over_a_restart_is_no_loss(sidecar: FakeSidecar) -> None:
+async def test_deadline_that_passed_in_a_blocked_loop_is_extended(sidecar: FakeSidecar) -> None:
     """The deadlines passed unseen, and the sidecar had moved them on."""
     now = boottime()
     async with aio.Client(sidecar.path) as client:
@@ -138,7 +138,7 @@ async def test_blocked_loop_over_a_restart_is_no_loss(sidecar: FakeSidecar) -> N
         await wait_free(sidecar, "n")
 
 
-async def test_loop_is_not_blocked_for_long_by_who_does_not_answer(
+async def test_sidecar_that_does_not_answer_blocks_the_loop_once(
     sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("locksidecar._transport.GREETING_WAIT", 0.01)
@@ -160,7 +160,7 @@ async def test_loop_is_not_blocked_for_long_by_who_does_not_answer(
         await wait_free(sidecar, "n")
 
 
-async def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSidecar) -> None:
+async def test_locks_of_a_lost_session_stay_valid_until_their_deadlines(sidecar: FakeSidecar) -> None:
     now = boottime()
     async with aio.Client(sidecar.path) as client:
         client._clock = sidecar.clock = lambda: now
@@ -180,7 +180,7 @@ async def test_forgotten_session_keeps_locks_to_their_deadlines(sidecar: FakeSid
         await wait_free(sidecar, "b")
 
 
-async def test_call_fails_when_its_patience_ends(
+async def test_call_fails_if_no_sidecar_comes_back(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = await locksidecar.aconnect(sidecar.path)
@@ -200,7 +200,7 @@ async def test_call_fails_when_its_patience_ends(
     await other.aclose()
 
 
-async def test_release_that_nobody_hears_is_delivered_later(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_release_without_a_connection_is_delivered_later(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock, other = client.lock("n"), client.lock("other")
     await lock.acquire()
     await other.acquire()
@@ -211,7 +211,7 @@ async def test_release_that_nobody_hears_is_delivered_later(sidecar: FakeSidecar
     assert sidecar.holder("other")
 
 
-async def test_client_with_nothing_at_stake_does_not_go_on_trying(
+async def test_client_without_holds_and_calls_does_not_reconnect(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = asyncio.Event()
@@ -229,7 +229,7 @@ async def test_client_with_nothing_at_stake_does_not_go_on_trying(
     assert await client.ping() == "ok"
 
 
-async def test_close_says_bye(sidecar: FakeSidecar) -> None:
+async def test_close_sends_bye(sidecar: FakeSidecar) -> None:
     client = await aio.connect(sidecar.path)
     await client.lock("n").acquire()
     await client.aclose()
@@ -244,7 +244,7 @@ async def test_close_says_bye(sidecar: FakeSidecar) -> None:
     await join_releasers()
 
 
-async def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -> None:
+async def test_close_without_a_connection_is_delivered_later(sidecar: FakeSidecar) -> None:
     client = await aio.connect(sidecar.path)
     with pytest.raises(LockLost, match="closed"):
         async with client.lock("n") as held:
@@ -259,7 +259,7 @@ async def test_close_while_nobody_listens_is_heard_later(sidecar: FakeSidecar) -
 
 
 @pytest.mark.parametrize("noticed", [True, False])
-def test_loop_that_was_closed_while_nobody_listened(sidecar: FakeSidecar, noticed: bool) -> None:
+def test_client_works_in_a_new_loop_after_a_disconnect(sidecar: FakeSidecar, noticed: bool) -> None:
     client = aio.Client(sidecar.path)
 
     async def hold() -> aio.Held:
@@ -285,7 +285,7 @@ def test_loop_that_was_closed_while_nobody_listened(sidecar: FakeSidecar, notice
     asyncio.run(again())
 
 
-async def test_tasks_exclude_each_other_over_many_cuts(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_tasks_exclude_each_other_over_many_disconnects(sidecar: FakeSidecar, client: aio.Client) -> None:
     inside = 0
     tokens: list[int] = []
 

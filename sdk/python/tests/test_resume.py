@@ -51,7 +51,7 @@ def resume(harness: SessionHarness) -> dict[int, int]:
 # --- Adrift ---
 
 
-def test_end_of_the_connection_ends_neither_calls_nor_holds(harness: SessionHarness) -> None:
+def test_disconnect_ends_neither_calls_nor_holds(harness: SessionHarness) -> None:
     entry, call = harness.acquired(), harness.acquire("other")
     harness.session.on_disconnected(S)
     assert harness.session.failure is None
@@ -60,7 +60,7 @@ def test_end_of_the_connection_ends_neither_calls_nor_holds(harness: SessionHarn
     assert harness.sent() == []
 
 
-def test_hello_says_that_the_session_can_be_resumed_and_later_which(harness: SessionHarness) -> None:
+def test_hello_is_resumable_and_has_the_newest_ticket(harness: SessionHarness) -> None:
     harness.session.on_disconnected(0)
     hello = harness.connect("second", resumed=True)
     assert (hello["resumable"], hello["resume"]) == (True, "ticket")
@@ -69,7 +69,7 @@ def test_hello_says_that_the_session_can_be_resumed_and_later_which(harness: Ses
     assert "resume" not in SessionHarness().hello
 
 
-def test_a_sidecar_that_stops_is_one_that_comes_back(harness: SessionHarness) -> None:
+def test_stopping_sidecar_is_a_disconnect(harness: SessionHarness) -> None:
     call = harness.acquire()
     harness.deliver(err={"code": "unavailable", "msg": "the sidecar is stopping"})
     assert harness.session.stage is Stage.DISCONNECTED
@@ -84,7 +84,7 @@ def test_a_sidecar_that_stops_is_one_that_comes_back(harness: SessionHarness) ->
         {"id": True, "err": {"code": "unavailable", "msg": "the sidecar is stopping"}},
     ],
 )
-def test_who_is_not_let_in_just_now_comes_again(harness: SessionHarness, refusal: dict[str, Any]) -> None:
+def test_refused_resume_is_tried_again(harness: SessionHarness, refusal: dict[str, Any]) -> None:
     entry, call = harness.acquired(), harness.acquire("other")
     harness.session.on_disconnected(0)
     harness.session.on_connected(0)
@@ -96,7 +96,7 @@ def test_who_is_not_let_in_just_now_comes_again(harness: SessionHarness, refusal
     assert resume(harness) == {7: 1}
 
 
-def test_what_is_asked_while_nobody_listens_is_asked_later(harness: SessionHarness) -> None:
+def test_requests_without_a_connection_are_sent_later(harness: SessionHarness) -> None:
     harness.session.on_disconnected(0)
     harness.acquire("a")
     harness.submit(info_call("b"))
@@ -105,7 +105,7 @@ def test_what_is_asked_while_nobody_listens_is_asked_later(harness: SessionHarne
     assert [(m["op"], m["name"]) for m in harness.sent()] == [("acquire", "a"), ("info", "b")]
 
 
-def test_waiting_acquires_are_sent_again_in_order_with_what_is_left_of_their_wait(harness: SessionHarness) -> None:
+def test_acquires_are_sent_again_in_order_with_the_rest_of_their_timeouts(harness: SessionHarness) -> None:
     calls = [harness.acquire(f"n{i}", Options(timeout=t)) for i, t in enumerate((None, 10, 3))]
     before = [m["id"] for m in harness.sent()]
     harness.session.on_disconnected(0)
@@ -119,7 +119,7 @@ def test_waiting_acquires_are_sent_again_in_order_with_what_is_left_of_their_wai
         assert call.result().hold == message["id"]
 
 
-def test_answer_to_a_request_of_the_connection_before_is_a_breach(harness: SessionHarness) -> None:
+def test_answer_to_a_request_of_an_earlier_connection_is_a_protocol_error(harness: SessionHarness) -> None:
     call = harness.acquire()
     (before,) = harness.sent()
     harness.session.on_disconnected(0)
@@ -129,7 +129,7 @@ def test_answer_to_a_request_of_the_connection_before_is_a_breach(harness: Sessi
     assert call.error is not None
 
 
-def test_questions_are_asked_again_but_no_lock_is_forced_twice(harness: SessionHarness) -> None:
+def test_queries_are_sent_again_but_no_force_release(harness: SessionHarness) -> None:
     asked: list[Call[Any]] = [harness.submit(info_call("n")), harness.submit(list_call(5)), harness.submit(ping_call())]
     forced = harness.submit(force_release_call("n"))
     harness.sent()
@@ -155,7 +155,7 @@ def test_abandoned_acquire_is_not_sent_again(harness: SessionHarness) -> None:
     assert harness.sent() == []
 
 
-def test_acquire_whose_waiter_was_interrupted_while_it_was_sent_again_is_not(harness: SessionHarness) -> None:
+def test_acquire_abandoned_during_an_interrupted_resend_is_not_sent(harness: SessionHarness) -> None:
     abandoned, call = harness.acquire("a"), harness.acquire("b")
     harness.session.on_disconnected(0)
     harness.session.on_connected(0)
@@ -175,7 +175,7 @@ def test_acquire_whose_waiter_was_interrupted_while_it_was_sent_again_is_not(har
     assert [(m["op"], m["name"]) for m in harness.sent()] == [("acquire", "b")]
 
 
-def test_requests_that_wait_for_a_connection_are_not_unsent_bytes(harness: SessionHarness) -> None:
+def test_requests_without_a_connection_do_not_count_as_unsent(harness: SessionHarness) -> None:
     harness.session.on_disconnected(0)
     for _ in range(2 * MAX_UNSENT // 512):
         harness.acquire("n" * 512)
@@ -185,7 +185,7 @@ def test_requests_that_wait_for_a_connection_are_not_unsent_bytes(harness: Sessi
 # --- Claims ---
 
 
-def test_what_is_held_is_claimed_before_anything_else(harness: SessionHarness) -> None:
+def test_holds_are_claimed_before_other_requests(harness: SessionHarness) -> None:
     harness.acquired(7)
     entry = harness.acquired(8)
     harness.grant(harness.acquire("n8"), hold=8, count=2)
@@ -199,12 +199,12 @@ def test_what_is_held_is_claimed_before_anything_else(harness: SessionHarness) -
     entry.check(0)
 
 
-def test_nothing_held_is_claimed_too(harness: SessionHarness) -> None:
+def test_claim_is_sent_without_holds(harness: SessionHarness) -> None:
     harness.session.on_disconnected(0)
     assert resume(harness) == {}
 
 
-def test_claims_are_paged(harness: SessionHarness) -> None:
+def test_claims_are_sent_in_pages(harness: SessionHarness) -> None:
     holds = 2 * protocol.MAX_CLAIMS + 1
     for number in range(1, holds + 1):
         harness.acquired(number)
@@ -224,14 +224,14 @@ def test_claims_are_paged(harness: SessionHarness) -> None:
     assert not call.done
 
 
-def test_a_full_page_is_the_last(harness: SessionHarness) -> None:
+def test_full_page_of_claims_may_be_the_last(harness: SessionHarness) -> None:
     for number in range(1, protocol.MAX_CLAIMS + 1):
         harness.acquired(number)
     harness.session.on_disconnected(0)
     assert len(resume(harness)) == protocol.MAX_CLAIMS
 
 
-def test_what_was_released_or_found_lost_is_not_claimed(harness: SessionHarness) -> None:
+def test_released_and_lost_holds_are_not_claimed(harness: SessionHarness) -> None:
     released, lost, told, _ = (
         harness.acquired(1),
         harness.acquired(2, deadline=S),
@@ -250,7 +250,7 @@ def test_what_was_released_or_found_lost_is_not_claimed(harness: SessionHarness)
     assert harness.sent() == []  # the sidecar released it when it was not claimed
 
 
-def test_release_goes_behind_the_claims(harness: SessionHarness) -> None:
+def test_release_during_claims_is_sent_after_them(harness: SessionHarness) -> None:
     first, second = harness.acquired(1), harness.acquired(2)
     harness.acquire("n1")
     harness.sent()
@@ -264,7 +264,7 @@ def test_release_goes_behind_the_claims(harness: SessionHarness) -> None:
     assert [(m["op"], m.get("hold")) for m in harness.sent()] == [("release", 2), ("acquire", None)]
 
 
-def test_release_between_claims_and_another_end_is_not_lost(harness: SessionHarness) -> None:
+def test_release_between_claims_and_the_next_disconnect_is_delivered(harness: SessionHarness) -> None:
     entry = harness.acquired(1)
     harness.session.on_disconnected(0)
     harness.connect(resumed=True)
@@ -277,7 +277,7 @@ def test_release_between_claims_and_another_end_is_not_lost(harness: SessionHarn
     assert harness.sent() == []
 
 
-def test_hold_that_outlived_its_deadline_unseen_is_good_if_the_sidecar_says_so(harness: SessionHarness) -> None:
+def test_lease_event_during_claims_extends_a_passed_deadline(harness: SessionHarness) -> None:
     good, fixed = harness.acquired(1), harness.acquired(2, options=Options(lease=30))
     harness.session.on_disconnected(0)
     harness.now = 100 * S
@@ -290,7 +290,7 @@ def test_hold_that_outlived_its_deadline_unseen_is_good_if_the_sidecar_says_so(h
     assert fixed.lost(harness.now) == "expired"
 
 
-def test_hold_that_the_sidecar_has_forgotten_is_lost(harness: SessionHarness) -> None:
+def test_claimed_hold_that_the_sidecar_does_not_know_is_lost(harness: SessionHarness) -> None:
     entry = harness.acquired(1)
     harness.session.on_disconnected(0)
     harness.connect(resumed=True)
@@ -301,13 +301,13 @@ def test_hold_that_the_sidecar_has_forgotten_is_lost(harness: SessionHarness) ->
     assert e.value.reason == "forgotten"
 
 
-def test_loss_of_an_unknown_hold_is_ignored(harness: SessionHarness) -> None:
+def test_lost_event_for_an_unknown_hold_is_ignored(harness: SessionHarness) -> None:
     harness.deliver(ev="lost", hold=99, reason="expired")
     assert harness.session.failure is None
     assert harness.session.lost_holds == []
 
 
-def test_one_belief_of_two_in_the_same_hold_is_claimed(harness: SessionHarness) -> None:
+def test_only_the_valid_one_of_two_holds_with_one_number_is_claimed(harness: SessionHarness) -> None:
     """The other was found lost here; its entry is the sidecar's to release."""
     outer = harness.acquired(deadline=30 * S)
     assert outer.lost(30 * S) == "expired"
@@ -321,7 +321,7 @@ def test_one_belief_of_two_in_the_same_hold_is_claimed(harness: SessionHarness) 
     assert harness.sent() == [{"op": "release", "hold": 7}]
 
 
-def test_the_connection_may_end_again_and_again(harness: SessionHarness) -> None:
+def test_disconnect_in_any_stage_is_recovered(harness: SessionHarness) -> None:
     entry = harness.acquired()
     call = harness.acquire("other", Options(timeout=60))
     harness.session.on_disconnected(0)
@@ -341,7 +341,7 @@ def test_the_connection_may_end_again_and_again(harness: SessionHarness) -> None
 # --- A sidecar that knows nothing ---
 
 
-def test_not_resumed_what_is_held_is_good_as_long_as_was_told(harness: SessionHarness) -> None:
+def test_new_session_leaves_holds_valid_until_their_deadlines(harness: SessionHarness) -> None:
     entry = harness.acquired(7, deadline=30 * S)
     harness.deliver(ev="lease", deadline_ns=50 * S)
     call = harness.acquire("other")
@@ -355,7 +355,7 @@ def test_not_resumed_what_is_held_is_good_as_long_as_was_told(harness: SessionHa
     assert not call.done
 
 
-def test_not_resumed_release_is_only_local_though_numbers_are_used_again(harness: SessionHarness) -> None:
+def test_new_session_does_not_send_releases_of_the_old_one(harness: SessionHarness) -> None:
     old = harness.acquired(7)
     harness.session.on_disconnected(0)
     harness.connect("new")
@@ -368,14 +368,14 @@ def test_not_resumed_release_is_only_local_though_numbers_are_used_again(harness
     assert harness.session.live_holds == 0
 
 
-def test_not_resumed_the_new_ticket_counts(harness: SessionHarness) -> None:
+def test_new_session_has_a_new_ticket(harness: SessionHarness) -> None:
     harness.session.on_disconnected(0)
     harness.connect("new")
     harness.session.on_disconnected(0)
     assert harness.connect("newer", resumed=True)["resume"] == "new"
 
 
-def test_session_without_a_ticket_begins_anew(harness: SessionHarness) -> None:
+def test_session_without_a_ticket_is_not_resumed(harness: SessionHarness) -> None:
     old = SessionHarness(ticket="")
     entry = old.acquired()
     old.session.on_disconnected(0)
@@ -397,7 +397,7 @@ def test_session_without_a_ticket_begins_anew(harness: SessionHarness) -> None:
         ({"err": {"code": "sunspots", "msg": "wait for the night"}}, Exception, "night"),
     ],
 )
-def test_hello_that_ends_the_session(
+def test_invalid_answer_to_hello_fails_the_session(
     harness: SessionHarness, answer: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     entry, call = harness.acquired(), harness.acquire("other")
@@ -410,7 +410,7 @@ def test_hello_that_ends_the_session(
     entry.check(30 * S - 1)
 
 
-def test_a_first_session_cannot_be_a_resumed_one() -> None:
+def test_resumed_answer_to_the_first_hello_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="without having been asked"):
         raise SessionHarness(resumed=True).session.failure or AssertionError
 
@@ -418,7 +418,7 @@ def test_a_first_session_cannot_be_a_resumed_one() -> None:
 # --- Debts ---
 
 
-def test_debt_is_what_the_sidecar_may_not_have_heard(harness: SessionHarness) -> None:
+def test_release_is_unacknowledged_until_a_later_answer(harness: SessionHarness) -> None:
     entry = harness.acquired(1)
     entry.release(0)
     ping = harness.submit(ping_call())
@@ -433,7 +433,7 @@ def test_debt_is_what_the_sidecar_may_not_have_heard(harness: SessionHarness) ->
     assert not harness.session.unreleased_until
 
 
-def test_debt_of_a_release_ends_a_lease_after_its_deadline(harness: SessionHarness) -> None:
+def test_unread_release_ends_a_lease_after_its_deadline(harness: SessionHarness) -> None:
     entry = harness.acquired(1, deadline=40 * S)
     harness.submit(ping_call())
     harness.session.on_disconnected(0)
@@ -441,7 +441,7 @@ def test_debt_of_a_release_ends_a_lease_after_its_deadline(harness: SessionHarne
     assert harness.session.unreleased_until == 70 * S
 
 
-def test_debt_of_a_release_long_behind_its_deadline_counts_with_renewals_that_were_not_told(
+def test_unread_release_after_the_deadline_allows_for_unknown_renewals(
     harness: SessionHarness,
 ) -> None:
     entry = harness.acquired(1, deadline=30 * S)
@@ -451,7 +451,7 @@ def test_debt_of_a_release_long_behind_its_deadline_counts_with_renewals_that_we
     assert harness.session.unreleased_until == 160 * S
 
 
-def test_acquire_given_up_while_nobody_listens_is_a_debt_if_it_was_sent(harness: SessionHarness) -> None:
+def test_abandoned_acquire_may_be_granted_only_if_it_was_sent(harness: SessionHarness) -> None:
     sent = harness.acquire()
     harness.sent()
     harness.session.on_disconnected(0)
@@ -465,7 +465,7 @@ def test_acquire_given_up_while_nobody_listens_is_a_debt_if_it_was_sent(harness:
 # --- Bye ---
 
 
-def test_close_says_bye_and_loses_what_is_held(harness: SessionHarness) -> None:
+def test_close_sends_bye_and_loses_holds(harness: SessionHarness) -> None:
     entry, call = harness.acquired(), harness.acquire("other")
     harness.sent()
     bye = harness.session.close(0)
@@ -483,7 +483,7 @@ def test_close_says_bye_and_loses_what_is_held(harness: SessionHarness) -> None:
         harness.submit(ping_call())
 
 
-def test_bye_that_was_not_heard_is_said_again_instead_of_claims(harness: SessionHarness) -> None:
+def test_unanswered_bye_is_sent_again_instead_of_claims(harness: SessionHarness) -> None:
     harness.acquired()
     bye = harness.session.close(0)
     harness.sent()
@@ -496,7 +496,7 @@ def test_bye_that_was_not_heard_is_said_again_instead_of_claims(harness: Session
     assert bye.done
 
 
-def test_bye_need_not_be_said_to_who_knows_nothing(harness: SessionHarness) -> None:
+def test_bye_is_not_sent_in_a_new_session(harness: SessionHarness) -> None:
     harness.acquired()
     harness.session.on_disconnected(0)
     bye = harness.session.close(0)
@@ -507,7 +507,7 @@ def test_bye_need_not_be_said_to_who_knows_nothing(harness: SessionHarness) -> N
     assert harness.session.stage is Stage.ENDED
 
 
-def test_bye_while_claims_are_due(harness: SessionHarness) -> None:
+def test_close_during_claims_sends_bye(harness: SessionHarness) -> None:
     harness.acquired()
     harness.session.on_disconnected(0)
     harness.connect(resumed=True)
@@ -522,7 +522,7 @@ def test_bye_while_claims_are_due(harness: SessionHarness) -> None:
 
 
 @pytest.mark.parametrize("ticket", ["", "ticket"])
-def test_close_before_the_first_hello_was_answered_needs_no_bye(ticket: str) -> None:
+def test_close_before_the_answer_to_the_first_hello_sends_no_bye(ticket: str) -> None:
     session = Session("/path")
     session.on_connected(0)
     assert session.close(0).done
@@ -670,7 +670,7 @@ class Scenario:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_cut_behind_any_frame_both_ends_agree_in_the_end(seed: int) -> None:
+def test_both_sides_agree_after_a_disconnect_at_any_frame(seed: int) -> None:
     """Nothing is granted twice or left behind, and tokens are what they were."""
     undisturbed = Scenario(seed)
     undisturbed.run()
@@ -682,7 +682,7 @@ def test_cut_behind_any_frame_both_ends_agree_in_the_end(seed: int) -> None:
         scenario.check()
 
 
-def test_cut_twice() -> None:
+def test_both_sides_agree_after_a_disconnect_during_the_handshake() -> None:
     """The second cut falls into the greeting that follows the first, at each of its frames."""
     undisturbed = Scenario(99)
     undisturbed.run()

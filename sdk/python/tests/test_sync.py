@@ -101,9 +101,9 @@ def test_options_are_sent(sidecar: FakeSidecar, client: Client) -> None:
     assert request["reentrant"] is False
 
 
-def test_timeout_ends_the_wait_and_nothing_runs_unlocked(sidecar: FakeSidecar, client: Client, other: Client) -> None:
+def test_timeout_ends_the_wait_and_the_body_does_not_run(sidecar: FakeSidecar, client: Client, other: Client) -> None:
     with other.lock("n"):
-        with pytest.raises(LockTimeout, match="somebody else"), client.lock("n", timeout=0.01):
+        with pytest.raises(LockTimeout, match="another owner"), client.lock("n", timeout=0.01):
             pytest.fail("the body ran without the lock")
         with pytest.raises(TimeoutError), client.lock("n", timeout=0):
             pytest.fail("the body ran without the lock")
@@ -114,7 +114,7 @@ def test_timeout_ends_the_wait_and_nothing_runs_unlocked(sidecar: FakeSidecar, c
     assert sidecar.waiting("n") == 0
 
 
-def test_acquire_takes_timeouts_like_threading(client: Client) -> None:
+def test_acquire_checks_timeouts_like_threading(client: Client) -> None:
     lock = client.lock("n", timeout=0.01)
     with pytest.raises(ValueError, match="non-blocking"):
         lock.acquire(blocking=False, timeout=1)
@@ -125,12 +125,12 @@ def test_acquire_takes_timeouts_like_threading(client: Client) -> None:
 
 
 @pytest.mark.parametrize("parameter", ["timeout", "lease", "max_hold", "crash_delay"])
-def test_duration_of_another_type_is_named(client: Client, parameter: str) -> None:
+def test_duration_of_another_type_raises_type_error(client: Client, parameter: str) -> None:
     with pytest.raises(TypeError, match=f"{parameter} must be a number of seconds, not '2'"):
         client.lock("n", **{parameter: "2"})  # type: ignore[arg-type]
 
 
-def test_timeout_of_another_type_is_named(client: Client) -> None:
+def test_timeout_of_another_type_raises_type_error(client: Client) -> None:
     lock = client.lock("n")
     with pytest.raises(TypeError, match="timeout must be a number"):
         lock.acquire(timeout="2")  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def test_minus_one_means_the_same_for_lock_and_acquire(sidecar: FakeSidecar, cli
         assert ["wait_ms" in m for m in sidecar.requests("acquire")] == [False, False]
 
 
-def test_minus_one_waits_for_ever(sidecar: FakeSidecar, client: Client) -> None:
+def test_minus_one_waits_without_limit(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n", timeout=0.01)
     lock.acquire(timeout=-1)
     assert "wait_ms" not in sidecar.requests("acquire")[0]
@@ -159,13 +159,13 @@ def test_bad_names_and_durations_are_refused_before_anything_is_sent(client: Cli
         client.lock("n", lease=-1)
 
 
-def test_a_thread_that_waits_for_itself_is_told(client: Client) -> None:
+def test_thread_that_waits_for_its_own_lock_gets_deadlock(client: Client) -> None:
     lock = client.lock("n")
     with lock, pytest.raises(Deadlock, match="n is held by owner"):
         lock.acquire()
 
 
-def test_rlock_is_entered_again(sidecar: FakeSidecar, client: Client) -> None:
+def test_rlock_is_reentrant(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.rlock("n")
     with lock as outer, lock as inner, client.rlock("n") as innermost:
         assert outer.token == inner.token == innermost.token
@@ -186,7 +186,7 @@ def test_body_may_release_early(sidecar: FakeSidecar, client: Client) -> None:
     sidecar.wait_for(lambda: len(sidecar.requests("release")) == 2)
 
 
-def test_a_condition_may_wait_on_it(sidecar: FakeSidecar, client: Client) -> None:
+def test_condition_works_with_a_lock(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     condition = threading.Condition(lock)  # type: ignore[arg-type]
 
@@ -204,7 +204,7 @@ def test_a_condition_may_wait_on_it(sidecar: FakeSidecar, client: Client) -> Non
     wait_free(sidecar, "n")
 
 
-def test_a_late_release_does_not_free_a_newer_hold(sidecar: FakeSidecar, client: Client) -> None:
+def test_late_release_does_not_free_a_newer_hold(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
     old = lock.held
@@ -220,7 +220,7 @@ def test_a_late_release_does_not_free_a_newer_hold(sidecar: FakeSidecar, client:
 # --- Loss ---
 
 
-def test_check_reads_what_came(sidecar: FakeSidecar, client: Client) -> None:
+def test_check_reads_a_lost_event(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
     held = lock.held
@@ -247,7 +247,7 @@ def test_loss_does_not_mask_the_exception_of_the_body(sidecar: FakeSidecar, clie
         assert e.value.__notes__ == ["Also: the lock 'n' was lost: an operator ended it (forced)"]
 
 
-def test_deadline_is_kept_without_the_sidecar(sidecar: FakeSidecar, client: Client) -> None:
+def test_hold_expires_without_a_lost_event(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
     client._process_state().shared = None  # a new one, with this clock
@@ -261,7 +261,7 @@ def test_deadline_is_kept_without_the_sidecar(sidecar: FakeSidecar, client: Clie
 
 
 @pytest.mark.parametrize("stopped_at", [1, 2])
-def test_process_that_wakes_late_reads_what_has_arrived_first(
+def test_stopped_process_reads_lease_events_before_the_deadline_counts(
     sidecar: FakeSidecar, client: Client, stopped_at: int
 ) -> None:
     """It is stopped when it looks at the clock, until after the deadline that it knows."""
@@ -296,7 +296,7 @@ def test_process_that_wakes_late_reads_what_has_arrived_first(
         held.check()
 
 
-def test_deadline_that_passed_while_nothing_arrived_is_a_loss(sidecar: FakeSidecar, client: Client) -> None:
+def test_hold_expires_if_no_lease_event_has_arrived(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
     client._process_state().shared = None
@@ -310,7 +310,7 @@ def test_deadline_that_passed_while_nothing_arrived_is_a_loss(sidecar: FakeSidec
         lock.release()
 
 
-def test_lease_event_moves_the_deadline(sidecar: FakeSidecar, client: Client) -> None:
+def test_lease_event_extends_the_deadline(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
     client._process_state().shared = None
@@ -338,7 +338,7 @@ def test_info_list_ping_force_release(sidecar: FakeSidecar, client: Client, othe
     client.force_release("n0")
     with pytest.raises(LockLost, match="forced"):
         locks[0].held.check()
-    with pytest.raises(NotHeld, match="nobody holds it"):
+    with pytest.raises(NotHeld, match="no session of this sidecar holds it"):
         client.force_release("n0")
 
 
@@ -346,13 +346,15 @@ def test_info_list_ping_force_release(sidecar: FakeSidecar, client: Client, othe
     ("code", "error"),
     [("limit", LimitExceeded), ("denied", Denied), ("unavailable", Unavailable), ("unsupported", Unsupported)],
 )
-def test_refusals(sidecar: FakeSidecar, client: Client, code: str, error: type[Exception]) -> None:
+def test_refusal_raises_the_exception_of_its_code(
+    sidecar: FakeSidecar, client: Client, code: str, error: type[Exception]
+) -> None:
     sidecar.refuse["acquire"] = (code, "what to do about it")
     with pytest.raises(error, match="acquire 'n': what to do about it"):
         client.lock("n").acquire()
 
 
-def test_redis_that_cannot_be_reached_is_not_taken_for_another_holder(sidecar: FakeSidecar, client: Client) -> None:
+def test_unreachable_redis_raises_unavailable_and_not_false(sidecar: FakeSidecar, client: Client) -> None:
     sidecar.refuse["acquire"] = ("unavailable", "Redis does not answer")
     lock = client.lock("n", timeout=1)
     with pytest.raises(Unavailable, match="Redis does not answer"):
@@ -364,7 +366,7 @@ def test_redis_that_cannot_be_reached_is_not_taken_for_another_holder(sidecar: F
 
 
 @pytest.mark.parametrize(("timeout", "most"), [(0, 2), (0.5, 2), (1, 2), (10, 11)])
-def test_acquire_ends_soon_after_its_timeout_though_the_sidecar_is_stopped(timeout: float, most: float) -> None:
+def test_acquire_ends_soon_after_its_timeout_if_the_sidecar_is_stopped(timeout: float, most: float) -> None:
     timeouts = Timeouts.for_acquire(timeout)
     assert timeouts.answer + timeouts.grace == most
 
@@ -372,19 +374,19 @@ def test_acquire_ends_soon_after_its_timeout_though_the_sidecar_is_stopped(timeo
 # --- Connections ---
 
 
-def test_socket_missing(tmp_path: Path) -> None:
+def test_missing_socket_raises_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"no socket .*/none.*Is locksidecar running.*LOCKSIDECAR_SOCKET"):
         Client(tmp_path / "none").lock("n", timeout=0).acquire()
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_socket_without_a_listener_raises_unavailable(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "stale"))
     with pytest.raises(ConnectionError, match="no process listens"):
         Client(tmp_path / "stale").lock("n", timeout=0).acquire()
 
 
-def test_socket_not_permitted(tmp_path: Path) -> None:
+def test_denied_names_the_missing_permission(tmp_path: Path) -> None:
     path = tmp_path / "sock"
     path.touch(mode=0o660)
     path.chmod(0o660)
@@ -397,7 +399,7 @@ def test_socket_not_permitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become nobody")
-def test_socket_not_permitted_for_real(sidecar: FakeSidecar) -> None:
+def test_denied_is_raised_for_another_user(sidecar: FakeSidecar) -> None:
     os.chmod(sidecar.path, 0o600)
     for parent in Path(sidecar.path).parents:
         if parent != Path("/tmp") and str(parent).startswith("/tmp/"):
@@ -415,14 +417,14 @@ def test_socket_not_permitted_for_real(sidecar: FakeSidecar) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-def test_sidecar_without_descriptors_to_spare(sidecar: FakeSidecar) -> None:
+def test_sidecar_out_of_descriptors_raises_limit_exceeded(sidecar: FakeSidecar) -> None:
     """It says so before it reads hello."""
     sidecar.rejection = {"err": {"code": "limit", "msg": "no file descriptors to spare"}}
     with pytest.raises(LimitExceeded, match="no file descriptors to spare"):
         locksidecar.connect(sidecar.path)
 
 
-def test_process_without_descriptors_to_spare(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_out_of_descriptors_raises_unavailable(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -442,12 +444,12 @@ def test_server_that_closes_each_connection_is_not_reported_as_missing(sidecar: 
         Client(sidecar.path).lock("n", timeout=0).acquire()
 
 
-def test_path_too_long() -> None:
+def test_path_that_is_too_long_is_refused() -> None:
     with pytest.raises(BadRequest, match="107 bytes"):
         Client("/" + "x" * 107)
 
 
-def test_path_from_the_environment(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_comes_from_the_environment(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSIDECAR_SOCKET", sidecar.path)
     with locksidecar.connect() as client:
         assert client.ping() == "ok"
@@ -455,7 +457,7 @@ def test_path_from_the_environment(sidecar: FakeSidecar, monkeypatch: pytest.Mon
     assert Client().path == "/run/locksidecar/locksidecar.sock"
 
 
-def test_connect_puts_up_with_a_sidecar_that_is_starting(sidecar: FakeSidecar) -> None:
+def test_connect_waits_for_a_sidecar_that_is_starting(sidecar: FakeSidecar) -> None:
     sidecar.stop_listening()
     begun = threading.Event()
     clients: list[Client] = []
@@ -477,7 +479,7 @@ def test_hello_has_the_version_of_the_package(sidecar: FakeSidecar) -> None:
     assert [m["client"] for m in sidecar.requests("hello")] == [f"python/{locksidecar.__version__}"]
 
 
-def test_other_protocol_version(sidecar: FakeSidecar) -> None:
+def test_other_protocol_version_is_unsupported(sidecar: FakeSidecar) -> None:
     sidecar.version = 2
     with pytest.raises(Unsupported, match="speaks protocol version 2, this client 1"):
         locksidecar.connect(sidecar.path)
@@ -496,13 +498,13 @@ def test_sidecar_of_another_time_namespace_is_refused(sidecar: FakeSidecar, ahea
     sidecar.wait_for(lambda: not sidecar.connections())
 
 
-def test_too_many_sessions(sidecar: FakeSidecar) -> None:
+def test_too_many_sessions_raise_limit_exceeded(sidecar: FakeSidecar) -> None:
     sidecar.refuse["hello"] = ("limit", "4096 sessions are open; raise --max-sessions")
     with pytest.raises(LimitExceeded, match="--max-sessions"):
         locksidecar.connect(sidecar.path)
 
 
-def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, client: Client) -> None:
+def test_protocol_violation_releases_no_lock(sidecar: FakeSidecar, client: Client) -> None:
     """The connection is given up, but stays open as long as somebody believes in what it holds."""
     lock = client.lock("n")
     lock.acquire()
@@ -515,7 +517,7 @@ def test_breach_of_protocol_gives_no_lock_away(sidecar: FakeSidecar, client: Cli
     wait_free(sidecar, "n")
 
 
-def test_breach_of_protocol_is_told(sidecar: FakeSidecar, client: Client) -> None:
+def test_protocol_violation_fails_a_waiting_call(sidecar: FakeSidecar, client: Client) -> None:
     sidecar.silent = True
     errors: list[Exception] = []
 
@@ -534,7 +536,9 @@ def test_breach_of_protocol_is_told(sidecar: FakeSidecar, client: Client) -> Non
     sidecar.wait_for(lambda: not sidecar.connections())
 
 
-def test_a_sidecar_that_does_not_answer(sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sidecar_that_does_not_answer_is_unavailable(
+    sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, grace=0.02))
     sidecar.silent = True
     with pytest.raises(Unavailable, match="does not answer; is it stopped"):
@@ -550,7 +554,7 @@ def test_a_sidecar_that_does_not_answer(sidecar: FakeSidecar, client: Client, mo
     assert client.lock("n", timeout=5).acquire()
 
 
-def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSidecar, client: Client) -> None:
+def test_release_into_a_full_socket_is_sent_later(sidecar: FakeSidecar, client: Client) -> None:
     locks = [client.lock(f"n{i}") for i in range(50)]
     for lock in locks:
         lock.acquire()
@@ -582,7 +586,7 @@ def test_a_release_that_the_socket_does_not_take_is_seen_through(sidecar: FakeSi
     sidecar.wait_for(lambda: not any(sidecar.holder(f"n{i}") for i in range(50)))
 
 
-def test_close_ends_everything(sidecar: FakeSidecar) -> None:
+def test_close_loses_locks_and_ends_the_session(sidecar: FakeSidecar) -> None:
     client = locksidecar.connect(sidecar.path)
     lock = client.lock("n")
     lock.acquire()
@@ -597,7 +601,7 @@ def test_close_ends_everything(sidecar: FakeSidecar) -> None:
     sidecar.wait_for(lambda: not sidecar.connections())
 
 
-def test_close_fails_those_who_wait(sidecar: FakeSidecar, other: Client) -> None:
+def test_close_fails_waiting_acquires(sidecar: FakeSidecar, other: Client) -> None:
     client = locksidecar.connect(sidecar.path)
     other.lock("n").acquire()
     errors: list[Exception] = []
@@ -619,7 +623,7 @@ def test_close_fails_those_who_wait(sidecar: FakeSidecar, other: Client) -> None
     sidecar.wait_for(lambda: sidecar.connections() == 1)
 
 
-def test_a_forgotten_client_is_closed(sidecar: FakeSidecar) -> None:
+def test_garbage_collected_client_is_closed(sidecar: FakeSidecar) -> None:
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()
     before = len(os.listdir("/proc/self/fd"))
@@ -631,7 +635,7 @@ def test_a_forgotten_client_is_closed(sidecar: FakeSidecar) -> None:
 # --- Pickling ---
 
 
-def test_a_client_is_pickled_as_its_path(sidecar: FakeSidecar, client: Client) -> None:
+def test_client_is_pickled_as_its_path(sidecar: FakeSidecar, client: Client) -> None:
     copy = pickle.loads(pickle.dumps(client))
     assert copy.path == client.path
     assert copy is pickle.loads(pickle.dumps(client))
@@ -640,7 +644,7 @@ def test_a_client_is_pickled_as_its_path(sidecar: FakeSidecar, client: Client) -
     locksidecar._sync._clients.clear()
 
 
-def test_a_lock_is_pickled_without_what_is_held(sidecar: FakeSidecar, client: Client) -> None:
+def test_lock_is_pickled_without_its_hold(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.rlock("n", timeout=0, lease=7)
     with lock as held:
         copy = pickle.loads(pickle.dumps(lock))
@@ -707,7 +711,7 @@ def test_ctrl_c_ends_the_wait_and_nothing_leaks(sidecar: FakeSidecar, client: Cl
     wait_free(sidecar, "n")
 
 
-def test_grant_that_wins_against_ctrl_c_is_released(sidecar: FakeSidecar, client: Client) -> None:
+def test_grant_that_crosses_ctrl_c_is_released(sidecar: FakeSidecar, client: Client) -> None:
     sidecar.silent = True
 
     def interrupt() -> None:
@@ -729,7 +733,7 @@ def test_grant_that_wins_against_ctrl_c_is_released(sidecar: FakeSidecar, client
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a generator's end
 @pytest.mark.parametrize("confirm", [False, True])
-def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
+def test_with_block_interrupted_at_any_point_leaves_no_lock_held(
     sidecar: FakeSidecar, client: Client, confirm: bool
 ) -> None:
     """Except before __exit__ begins: a function written in Python cannot keep a handler from being run there.
@@ -784,7 +788,7 @@ def test_a_with_block_that_is_interrupted_anywhere_leaves_no_lock_behind(
     assert point > 50
 
 
-def test_interrupts_at_any_time_leave_a_client_that_works(sidecar: FakeSidecar) -> None:
+def test_client_works_after_many_interrupts(sidecar: FakeSidecar) -> None:
     """An exception that comes out of nowhere may, at the place named above, leave a lock held, but nothing wedged."""
     script = f"""
 import locksidecar, signal

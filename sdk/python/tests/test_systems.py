@@ -75,7 +75,7 @@ loop.close()
 
 
 @pytest.mark.parametrize(("system", "lacks"), [("darwin", NOT_ON_MACOS), ("win32", NOT_ON_WINDOWS)])
-def test_the_package_can_be_imported(system: str, lacks: dict[str, tuple[str, ...] | None]) -> None:
+def test_package_can_be_imported_on_other_systems(system: str, lacks: dict[str, tuple[str, ...] | None]) -> None:
     run = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM, system, repr(lacks)],
         capture_output=True,

@@ -51,9 +51,7 @@ def test_threads_exclude_each_other_on_one_connection(
     assert len(sidecar.requests("hello")) == 1
 
 
-def test_answers_of_all_kinds_find_their_threads(
-    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
-) -> None:
+def test_each_thread_gets_its_own_answers(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
     def work(seed: int) -> None:
         rng = random.Random(seed)
         for i in range(60):
@@ -80,7 +78,7 @@ def test_answers_of_all_kinds_find_their_threads(
         done.result(TIMEOUT)
 
 
-def test_lead_passes_on_while_the_first_waits_for_long(
+def test_leader_reads_the_answers_of_all_threads(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     """The first to wait leads; those after it have their answers read by it, and it by whoever leads then."""
@@ -98,7 +96,7 @@ def test_lead_passes_on_while_the_first_waits_for_long(
         assert client.ping() == "ok"
 
 
-def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client) -> None:
+def test_leader_interrupted_while_handing_over_names_another(client: Client) -> None:
     """Nobody would wait for the sidecar otherwise. Who is to leave tries again when it is interrupted."""
 
     class Interrupt(Exception):
@@ -145,7 +143,7 @@ def test_leader_that_is_interrupted_while_it_leaves_names_another(client: Client
     assert point > 3
 
 
-def test_check_sees_what_was_sent_before_it_though_another_thread_reads(
+def test_check_reads_a_lost_event_while_another_thread_leads(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     for i in range(50):
@@ -164,7 +162,9 @@ def test_check_sees_what_was_sent_before_it_though_another_thread_reads(
         waiter.release()
 
 
-def test_threads_that_wait_in_a_circle_are_told(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
+def test_thread_that_closes_a_cycle_gets_deadlock(
+    sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
+) -> None:
     a, b = client.lock("a"), client.lock("b")
     a.acquire()
 
@@ -196,7 +196,7 @@ def in_thread(what: Callable[[], object]) -> None:
         raise error[0]
 
 
-def test_a_lock_may_be_released_by_another_thread(sidecar: FakeSidecar, client: Client) -> None:
+def test_lock_may_be_released_by_another_thread(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
     in_thread(lock.release)
@@ -206,7 +206,7 @@ def test_a_lock_may_be_released_by_another_thread(sidecar: FakeSidecar, client: 
     sidecar.wait_for(lambda: not sidecar.holder("n"))
 
 
-def test_an_rlock_may_not(sidecar: FakeSidecar, client: Client) -> None:
+def test_rlock_may_not_be_released_by_another_thread(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.rlock("n")
     with lock:
         with pytest.raises(NotHeld):
@@ -216,7 +216,7 @@ def test_an_rlock_may_not(sidecar: FakeSidecar, client: Client) -> None:
         assert sidecar.holder("n")
 
 
-def test_whose_lock_was_lost_does_not_release_that_of_another_thread(sidecar: FakeSidecar, client: Client) -> None:
+def test_release_of_a_lost_lock_does_not_free_the_hold_of_another_thread(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
     sidecar.lose("n", "deleted")
@@ -226,7 +226,7 @@ def test_whose_lock_was_lost_does_not_release_that_of_another_thread(sidecar: Fa
     assert sidecar.holder("n")
 
 
-def test_lock_that_one_call_of_a_pool_left_held_is_waited_for_by_the_next(sidecar: FakeSidecar, client: Client) -> None:
+def test_call_of_a_pool_waits_for_the_lock_of_another_call_on_its_thread(sidecar: FakeSidecar, client: Client) -> None:
     """FastAPI enters and leaves a dependency that yields in two calls, each in a context of its own, on any threads of
     a pool."""
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
@@ -253,7 +253,7 @@ def test_thread_has_one_owner_in_its_own_context(sidecar: FakeSidecar, client: C
 
 
 @pytest.mark.parametrize("kind", [Client.lock, Client.rlock])
-def test_task_does_not_enter_what_another_task_on_its_thread_holds(
+def test_task_does_not_enter_the_lock_of_another_task_on_its_thread(
     sidecar: FakeSidecar, client: Client, kind: Callable[[Client, str], Lock]
 ) -> None:
     """The client for threads has the thread as the owner, and no task may wait for another one by blocking both."""
@@ -272,7 +272,7 @@ def test_task_does_not_enter_what_another_task_on_its_thread_holds(
         pass
 
 
-def test_threads_have_owners_of_their_own(sidecar: FakeSidecar, client: Client) -> None:
+def test_each_thread_is_an_owner(sidecar: FakeSidecar, client: Client) -> None:
     for _ in range(3):
         in_thread(lambda: client.lock("n", timeout=0).acquire())
     owners = [m["owner"] for m in sidecar.requests("acquire")]

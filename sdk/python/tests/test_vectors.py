@@ -137,7 +137,7 @@ def test_reply_is_read_byte_by_byte(vector: Vector) -> None:
 
 
 @pytest.mark.parametrize("vector", REPLIES, ids=named)
-def test_what_follows_a_frame_is_the_next_one(vector: Vector) -> None:
+def test_frame_ends_where_the_next_one_begins(vector: Vector) -> None:
     data = whole(vector)
     size = len(data)
     received = data * 2 + b"\x00"
@@ -147,13 +147,13 @@ def test_what_follows_a_frame_is_the_next_one(vector: Vector) -> None:
 
 
 @pytest.mark.parametrize("vector", REPLIES, ids=named)
-def test_bytes_behind_the_map_are_refused(vector: Vector) -> None:
+def test_bytes_after_the_map_are_refused(vector: Vector) -> None:
     with pytest.raises(ProtocolError):
         protocol.decode(whole(vector)[4:] + b"\xc0")
 
 
 @pytest.mark.parametrize("vector", REPLIES, ids=named)
-def test_no_beginning_of_a_body_is_a_body(vector: Vector) -> None:
+def test_truncated_body_is_refused(vector: Vector) -> None:
     body = whole(vector)[4:]
     for n in range(min(len(body), 700)):
         with pytest.raises(ProtocolError):
@@ -198,18 +198,18 @@ def uints(value: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("vector", [*REPLIES, *BAD], ids=named)
-def test_what_is_read_shortly_is_read_alike(vector: Vector) -> None:
+def test_fast_path_agrees_with_the_strict_reader(vector: Vector) -> None:
     read_fast(whole(vector)[4:])
 
 
-def test_usual_grants_are_read_shortly() -> None:
+def test_fast_path_accepts_usual_grants() -> None:
     usual = [v for v in REPLIES if v.get("answers") == "acquire" and v.get("canonical")]
     assert any(read_fast(whole(v)[4:]) for v in usual)
     assert all(read_fast(whole(v)[4:]) for v in usual if "end_ns" not in v["message"])
 
 
 @pytest.mark.parametrize("field", ["id", "token", "hold", "count", "deadline_ns"])
-def test_limits_are_the_same_in_the_short_way(field: str) -> None:
+def test_fast_path_has_the_limits_of_the_strict_reader(field: str) -> None:
     """Each field with the edges of every format and of its range, in every format that can hold them."""
     powers = [1 << bits for bits in (0, 7, 8, 16, 32, 63)]
     for value in sorted({0, (1 << 64) - 1, *powers, *(p - 1 for p in powers)}):
@@ -220,7 +220,7 @@ def test_limits_are_the_same_in_the_short_way(field: str) -> None:
             assert fast == (read_strictly(body) is not None) or written != uints(value)[0]
 
 
-def test_mutated_grants_are_read_alike() -> None:
+def test_fast_path_agrees_on_mutated_grants() -> None:
     rng = random.Random(7)
     keys = [b"\xa2id", b"\xa5token", b"\xa4hold", b"\xa5count", b"\xabdeadline_ns"]
     read = 0
@@ -243,12 +243,12 @@ def test_mutated_grants_are_read_alike() -> None:
 
 
 @pytest.mark.parametrize("hold", [0, 127, 128, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, (1 << 63) - 1])
-def test_release_is_written_canonically(hold: int) -> None:
+def test_release_is_encoded_canonically(hold: int) -> None:
     assert protocol.release(hold) == protocol.frame({"op": "release", "hold": hold})
 
 
 @pytest.mark.parametrize("vector", REQUESTS, ids=named)
-def test_request_is_written_canonically(vector: Vector) -> None:
+def test_request_is_encoded_canonically(vector: Vector) -> None:
     assert protocol.frame(vector["message"]) == whole(vector)
     message: Any = vector["message"]
     match message:
@@ -280,7 +280,7 @@ def test_request_is_written_canonically(vector: Vector) -> None:
 
 
 @pytest.mark.skipif("MSGPACK_PUREPYTHON" in os.environ, reason="this is it")
-def test_msgpack_without_its_extension_reads_the_same() -> None:
+def test_msgpack_without_its_extension_agrees() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
         env={**os.environ, "MSGPACK_PUREPYTHON": "1"},
