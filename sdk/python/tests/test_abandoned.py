@@ -1,4 +1,4 @@
-"""Acquires whose caller has left: what becomes of their grants, and when their owner may ask again."""
+"""Abandoned acquires: their grants are released, and their owners' next acquires are sent after that."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_next_acquire_is_sent_after_the_abandoned_one_is_canceled(harness: Sessi
 
 
 def test_abandoned_acquire_defers_the_owners_acquires_of_all_locks(harness: SessionHarness) -> None:
-    """The sidecar would count the abandoned grant when it looks for circles."""
+    """Otherwise the sidecar would count the abandoned grant when it looks for wait cycles."""
     first = harness.acquire("n")
     harness.session.abandon(first, 0)
     harness.acquire("m")
@@ -99,7 +99,7 @@ def test_acquire_abandoned_while_deferred_is_never_sent(harness: SessionHarness)
 
 
 def test_deferred_acquire_is_sent_on_the_next_connection(harness: SessionHarness) -> None:
-    """There the claims give back what the abandoned one was granted."""
+    """The grant to the abandoned acquire is not claimed, so the sidecar releases it."""
     first = harness.acquire("n")
     harness.session.abandon(first, 0)
     second = harness.acquire("n")
@@ -124,14 +124,14 @@ def test_failed_session_defers_no_acquires(harness: SessionHarness) -> None:
 # --- Threads ---
 
 
-def interrupt_acquire(sidecar: FakeSidecar, client: Client, felt: threading.Event) -> None:
-    """Has a signal interrupt the main thread while it waits for an acquire, until it says that it felt it."""
+def interrupt_acquire(sidecar: FakeSidecar, client: Client, interrupted: threading.Event) -> None:
+    """Sends SIGINT to the main thread while it waits for an acquire, until `interrupted` is set."""
     sidecar.wait_for(lambda: sidecar.requests("acquire"))
     while not (client._shared is not None and client._shared._polling):
         os.sched_yield()
-    while not felt.wait(0):
+    while not interrupted.wait(0):
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        if felt.wait(5):
+        if interrupted.wait(5):
             return
 
 
@@ -140,14 +140,14 @@ def test_acquire_that_an_interrupted_thread_repeats_gets_a_new_hold(
     sidecar: FakeSidecar, client: Client, kind: Callable[..., locksidecar.Lock]
 ) -> None:
     sidecar.silent = True
-    felt, asked = threading.Event(), threading.Event()
+    interrupted, finished = threading.Event(), threading.Event()
 
     def interrupt() -> None:
-        interrupt_acquire(sidecar, client, felt)
+        interrupt_acquire(sidecar, client, interrupted)
         sidecar.wait_for(lambda: sidecar.requests("cancel"))
         shared = client._shared
         assert shared is not None
-        while not (len(shared._waiting) > 1 or len(sidecar.requests("acquire")) > 1 or asked.is_set()):
+        while not (len(shared._waiting) > 1 or len(sidecar.requests("acquire")) > 1 or finished.is_set()):
             os.sched_yield()
         sidecar.answer_all()
 
@@ -155,12 +155,12 @@ def test_acquire_that_an_interrupted_thread_repeats_gets_a_new_hold(
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         kind(client, "n").acquire()
-    felt.set()
+    interrupted.set()
     try:
         with kind(client, "n", lease=5) as held:
             held.check()
     finally:
-        asked.set()
+        finished.set()
         thread.join()
     assert [count for _, _, count in sidecar.grants] == [1, 1]
     assert sidecar.requests("release")[0]["hold"] == sidecar.grants[0][1]
@@ -168,19 +168,19 @@ def test_acquire_that_an_interrupted_thread_repeats_gets_a_new_hold(
 
 
 def test_releaser_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> None:
-    """They did so as one waiter: then both of them waited on the socket, and poll() refused one of them."""
+    """A regression: both threads waited as one waiter and polled the socket, and poll() refused one of them."""
     client = locksidecar.connect(sidecar.path)
     shared = client._shared
     assert shared is not None
     sidecar.silent = True
-    felt = threading.Event()
-    thread = threading.Thread(target=interrupt_acquire, args=(sidecar, client, felt))
+    interrupted = threading.Event()
+    thread = threading.Thread(target=interrupt_acquire, args=(sidecar, client, interrupted))
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         client.lock("n").acquire()
-    felt.set()
+    interrupted.set()
     thread.join()
-    while not shared._waiting:  # the rescuer waits for the answer
+    while not shared._waiting:  # the releaser waits for the answer
         os.sched_yield()
 
     def answer() -> None:
@@ -200,7 +200,7 @@ def test_releaser_and_close_wait_for_the_same_answer(sidecar: FakeSidecar) -> No
 
 
 def test_repeated_interrupts_of_an_acquire_leave_no_lock_held(sidecar: FakeSidecar, client: Client) -> None:
-    """Another thread has the mutex, so the main thread is interrupted each time it waits for that."""
+    """Another thread holds the mutex, so the main thread is interrupted each time it waits for the mutex."""
 
     class Interrupt(Exception):
         pass
@@ -208,12 +208,12 @@ def test_repeated_interrupts_of_an_acquire_leave_no_lock_held(sidecar: FakeSidec
     sidecar.silent = True
     shared = client._shared
     assert shared is not None
-    felt: list[int] = []
-    left = threading.Event()
+    interrupted: list[int] = []
+    acquire_ended = threading.Event()
     armed = True
 
     def handler(*_: object) -> None:
-        felt.append(1)
+        interrupted.append(1)
         if armed:
             raise Interrupt
 
@@ -223,10 +223,10 @@ def test_repeated_interrupts_of_an_acquire_leave_no_lock_held(sidecar: FakeSidec
             os.sched_yield()
         with shared.mutex:
             for n in range(1, 30):
-                while len(felt) < n and not left.is_set():
-                    # One that arrives just before the main thread waits is felt with the next one only.
+                while len(interrupted) < n and not acquire_ended.is_set():
+                    # A signal that arrives just before the main thread waits is handled together with the next one.
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-                    left.wait(0.001)
+                    acquire_ended.wait(0.001)
 
     before = signal.signal(signal.SIGUSR1, handler)
     thread = threading.Thread(target=interrupt)
@@ -236,14 +236,14 @@ def test_repeated_interrupts_of_an_acquire_leave_no_lock_held(sidecar: FakeSidec
             client.lock("n").acquire()
         except Interrupt:
             armed = False
-        left.set()
+        acquire_ended.set()
         thread.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert len(felt) > 1
+    assert len(interrupted) > 1
     sidecar.wait_for(lambda: sidecar.requests("cancel"))
     sidecar.answer_all()
-    sidecar.wait_for(lambda: sidecar.requests("release"))  # though the client is not used any more
+    sidecar.wait_for(lambda: sidecar.requests("release"))  # without another use of the client
     sidecar.wait_for(lambda: not sidecar.holder("n"))
     assert shared._leader is None or shared._leader.registered
     assert client.ping() == "ok"

@@ -137,7 +137,7 @@ async def test_task_that_waits_for_its_own_lock_gets_deadlock(client: aio.Client
 
 
 async def test_lock_may_be_released_by_another_task(sidecar: FakeSidecar, client: aio.Client) -> None:
-    """As it is when a framework enters and leaves a dependency in different tasks."""
+    """A framework may enter and leave a dependency in different tasks."""
     lock = client.lock("n")
     await asyncio.create_task(lock.__aenter__())
     await asyncio.create_task(lock.__aexit__(None, None, None))
@@ -207,12 +207,12 @@ async def test_loss_cancels_the_body(sidecar: FakeSidecar, client: aio.Client) -
     assert task is not None
     if sys.version_info >= (3, 11):
         assert task.cancelling() == 0
-    await asyncio.sleep(0)  # nothing is left to be cancelled
+    await asyncio.sleep(0)  # no cancellation is pending
     assert await client.ping() == "ok"
 
 
 async def test_loss_read_together_with_the_grant_cancels_the_body(sidecar: FakeSidecar, client: aio.Client) -> None:
-    """The grant and the loss are read together."""
+    """The lost event arrives before the task runs."""
     await client.ping()
     sidecar.silent = True
 
@@ -240,7 +240,7 @@ async def test_deadline_cancels_the_body(sidecar: FakeSidecar, client: aio.Clien
 async def test_deadline_is_compared_with_boottime_when_the_timer_fires_early(
     sidecar: FakeSidecar, other: aio.Client
 ) -> None:
-    """The loop's timer may be early; what it fires for is decided by the clock of the deadline."""
+    """The timer of the loop may fire early. The hold is lost only when its deadline has passed on CLOCK_BOOTTIME."""
     now = boottime()
     other._clock = sidecar.clock = lambda: now
     sidecar.lease_ns = S // 100
@@ -252,11 +252,11 @@ async def test_deadline_is_compared_with_boottime_when_the_timer_fires_early(
             shared = held._shared
             lost = shared.lost
 
-            def look(entry: locksidecar._core.Entry) -> str:
+            def on_read(entry: locksidecar._core.Entry) -> str:
                 fired.set()
                 return lost(entry)
 
-            shared.lost = look  # type: ignore[method-assign]
+            shared.lost = on_read  # type: ignore[method-assign]
             await fired.wait()
             held.check()
             now += S // 100
@@ -372,7 +372,7 @@ async def test_timeout_around_a_body_releases_the_lock(sidecar: FakeSidecar, cli
     await wait_free(sidecar, "n")
 
 
-# --- Giving up ---
+# --- Cancelled acquires ---
 
 
 async def test_cancelled_acquire_sends_cancel(sidecar: FakeSidecar, client: aio.Client, other: aio.Client) -> None:
@@ -406,18 +406,18 @@ async def test_grant_processed_just_before_the_cancellation_is_released(
     task = asyncio.create_task(client.lock("n").acquire())
     shared = client._shared
     assert shared is not None
-    tell = shared._notify
+    notify = shared._notify
 
-    def tell_and_cancel() -> None:
+    def notify_and_cancel() -> None:
         granted = bool(shared.session.done_calls)
-        tell()
+        notify()
         if granted:
             task.cancel()
 
-    shared._notify = tell_and_cancel  # type: ignore[method-assign]
+    shared._notify = notify_and_cancel  # type: ignore[method-assign]
     with pytest.raises(asyncio.CancelledError):
         await task
-    shared._notify = tell  # type: ignore[method-assign]
+    shared._notify = notify  # type: ignore[method-assign]
     await wait_until(sidecar, lambda: sidecar.requests("release"))
     await wait_free(sidecar, "n")
 
@@ -529,7 +529,7 @@ def test_client_belongs_to_its_loop(sidecar: FakeSidecar) -> None:
     held.check()
 
     async def again() -> None:
-        # The loop that it was connected in is closed: it starts anew, and what it held is lost.
+        # The first loop is closed: the client starts a new session, and the lock of the old one is lost.
         assert await client.lock("n", timeout=5).acquire()
         with pytest.raises(LockLost, match="closed"):
             held.check()
@@ -549,7 +549,7 @@ async def test_garbage_collected_client_warns_and_ends_its_session(sidecar: Fake
     await lock.acquire()
     held = lock.held
     del client, lock
-    held.check()  # what is held keeps the client
+    held.check()  # the Held keeps the client alive
     with pytest.warns(ResourceWarning, match=r"unclosed <locksidecar\.aio\.Client .*aclose"):
         del held
     await wait_free(sidecar, "n")
@@ -578,7 +578,7 @@ async def test_connect_can_be_awaited_or_entered(sidecar: FakeSidecar) -> None:
 
 
 def test_use_without_an_asyncio_event_loop_raises_a_hint(sidecar: FakeSidecar) -> None:
-    """As under trio."""
+    """For example under trio."""
     with pytest.raises(RuntimeError, match=r"asyncio.*trio\.to_thread"):
         aio.Client(sidecar.path).ping().send(None)
 
@@ -587,14 +587,14 @@ def test_use_without_an_asyncio_event_loop_raises_a_hint(sidecar: FakeSidecar) -
 async def test_stopped_process_reads_lease_events_before_the_deadline_counts(
     sidecar: FakeSidecar, other: aio.Client, stopped_at: int
 ) -> None:
-    """It is stopped when it looks at the clock, until after the deadline that it knows."""
+    """It is stopped when it reads the clock, until after the deadline that it knows."""
     now = boottime()
-    looks = 0
+    readings = 0
 
     def clock() -> int:
-        nonlocal looks, now
-        looks += 1
-        if looks == stopped_at:
+        nonlocal readings, now
+        readings += 1
+        if readings == stopped_at:
             sidecar.extend_leases(now + 120 * S)
             now += 60 * S
         return now
@@ -605,10 +605,10 @@ async def test_stopped_process_reads_lease_events_before_the_deadline_counts(
     held = lock.held
     held._shared.clock = clock
     held.check()
-    assert looks > stopped_at
-    looks = 0
+    assert readings > stopped_at
+    readings = 0
     assert held.lost is None
-    looks = 0
+    readings = 0
     lock.release()
 
 
@@ -619,7 +619,7 @@ def test_lock_can_be_pickled(sidecar: FakeSidecar) -> None:
 
 
 class SoftTimeLimit(Exception):
-    """What the handler of a signal raises, and what the task survives."""
+    """Raised by a signal handler; the task goes on after it."""
 
 
 @pytest.mark.parametrize(
@@ -644,6 +644,6 @@ async def test_interrupt_around_a_grant_leaves_no_lock_held(
             pass
     await wait_free(sidecar, "n")
     assert not lock.locked()
-    async with lock:  # the session goes on
+    async with lock:  # the session continues
         assert sidecar.holder("n")
     await wait_free(sidecar, "n")

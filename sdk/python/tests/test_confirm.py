@@ -1,4 +1,4 @@
-"""Releases that are confirmed: the core, and the client for threads against a fake sidecar."""
+"""Confirmed releases: the core, and the client for threads against a fake sidecar."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def why(error: Unconfirmed) -> BaseException:
-    """What the error names as its cause."""
+    """The cause of the error."""
     assert error.__cause__ is not None
     return error.__cause__
 
@@ -116,7 +116,7 @@ def test_release_without_a_connection_is_not_claimed_and_then_confirmed(harness:
 
 
 def sent_info(harness: SessionHarness) -> int:
-    """The id of the info that the client has sent, and of nothing else."""
+    """The id of the info request, which is all that the client has sent."""
     (info,) = harness.sent()
     assert info == {"op": "info", "id": info["id"], "name": "n7"}
     return int(info["id"])
@@ -129,7 +129,7 @@ def new_session(harness: SessionHarness) -> int:
 
 
 def test_new_session_of_the_same_sidecar_confirms_a_release(harness: SessionHarness) -> None:
-    """The successor ends sessions that hold nothing, and still knows which of their releases to execute."""
+    """The new sidecar ends the sessions that hold nothing, and still knows which of their releases to execute."""
     confirm, _ = released(harness)
     new_session(harness)  # ends before the answer to info
     harness.deliver(id=new_session(harness))
@@ -227,21 +227,26 @@ def test_release_of_a_lost_entry_sends_no_confirm(harness: SessionHarness) -> No
 
 
 @pytest.mark.parametrize(
-    ("lease", "later", "says", "free_within"),
+    ("lease", "later", "text", "free_within"),
     [
         (None, 0, "within 30 s at the latest", 30.0),
         (None, 1.5, "within 29 s at the latest", 28.5),
         (None, 30, "has ended", 0.0),
-        (100.0, 0, "within 33 s at the latest", 32.01),  # a deadline of 30 s, and a fiftieth of the lease more
+        (
+            100.0,
+            0,
+            "within 33 s at the latest",
+            32.01,
+        ),  # deadline, plus a fiftieth of the lease, plus 10 ms
         (100.0, 60, "has ended", 0.0),
     ],
 )
 def test_unconfirmed_says_when_the_lease_ends(
-    harness: SessionHarness, lease: float | None, later: float, says: str, free_within: float
+    harness: SessionHarness, lease: float | None, later: float, text: str, free_within: float
 ) -> None:
     confirm, _ = released(harness, options=Options(lease=lease))
     error = confirm.unconfirmed_error(Denied("Redis refused it", code="denied"), round(later * S))
-    assert says in str(error)
+    assert text in str(error)
     assert str(error).startswith(
         "the release of the lock 'n7' is not confirmed: Redis refused it. The lock is released"
     )
@@ -337,7 +342,7 @@ def test_release_of_an_inner_entry_is_confirmed(sidecar: FakeSidecar, client: Cl
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "says"),
+    ("code", "kind", "text"),
     [
         ("denied", Denied, "Redis refused"),
         ("limit", LimitExceeded, "Redis refused"),
@@ -346,11 +351,11 @@ def test_release_of_an_inner_entry_is_confirmed(sidecar: FakeSidecar, client: Cl
     ],
 )
 def test_refused_confirmation_raises_unconfirmed(
-    sidecar: FakeSidecar, client: Client, code: str, kind: type[LocksidecarError], says: str
+    sidecar: FakeSidecar, client: Client, code: str, kind: type[LocksidecarError], text: str
 ) -> None:
     sidecar.refuse["confirm"] = (code, "Redis refused")
     with client.lock("n") as held:
-        with pytest.raises(Unconfirmed, match=says) as e:
+        with pytest.raises(Unconfirmed, match=text) as e:
             held.release(confirm=True)
         assert type(why(e.value)) is kind
         assert (e.value.code, e.value.name) == (code, "n")
@@ -441,20 +446,20 @@ def test_invalid_confirm_options_are_refused(client: Client) -> None:
         client.rlock("n", confirm_timeout=1)
 
 
-# --- Ends of the wait ---
+# --- The end of the wait ---
 
 
 @pytest.mark.parametrize("block", [True, False])
 def test_ctrl_c_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: Client, block: bool) -> None:
-    """The lock is released once, and the client goes on."""
+    """The lock is released once, and the client can still be used."""
 
     def interrupt() -> None:
         sidecar.wait_for(lambda: sidecar.requests("confirm"))
-        ctrl_c(client, felt)
+        ctrl_c(client, interrupted)
 
     sidecar.redis_down = True
     lock = client.lock("n", confirm=block)
-    felt = threading.Event()
+    interrupted = threading.Event()
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
@@ -464,7 +469,7 @@ def test_ctrl_c_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: C
         else:
             lock.acquire()
             lock.release(confirm=True)
-    felt.set()
+    interrupted.set()
     thread.join()
     assert client.ping() == "ok"
     assert not sidecar.holder("n")
@@ -494,7 +499,7 @@ def test_close_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: Cl
 def test_new_sidecar_confirms_a_release(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, more: bool
 ) -> None:
-    """Whether or not the session holds anything that it is resumed for."""
+    """Whether or not the session holds another lock, and is therefore resumed."""
     if more:
         client.lock("other").acquire()
     lock = client.lock("n")
@@ -547,7 +552,7 @@ def test_release_without_a_sidecar_raises_unconfirmed(
     assert type(why(e.value)) is Unavailable
     assert "This confirm" not in str(e.value)
     sidecar.listen()
-    sidecar.wait_for(lambda: not sidecar.holder("n"))  # it is delivered all the same
+    sidecar.wait_for(lambda: not sidecar.holder("n"))  # the release is delivered nevertheless
     join_releasers()
 
 
@@ -560,7 +565,7 @@ def test_sidecar_without_its_state_leaves_releases_unconfirmed(
     held = stray.held
     sidecar.redis_down = True
     releasing = pool.submit(lock.release, confirm=True, timeout=TIMEOUT)
-    # Its thread does not own the lock's handle: a lock that is not re-entrant may be released by any.
+    # Another thread acquired the lock: any thread may release a lock that is not re-entrant.
     sidecar.wait_for(lambda: sidecar.requests("confirm"))
     sidecar.restart_without_state()
     with pytest.raises(Unconfirmed, match="does not know"):
@@ -620,7 +625,7 @@ def test_unconfirmed_is_public() -> None:
 
 
 def _typed(client: Client) -> Callable[[], None]:
-    """mypy checks that both forms are understood."""
+    """mypy checks the types of both forms."""
     with client.lock("n", confirm=True, confirm_timeout=2.0) as held:
         held.release(confirm=True, timeout=1)
     return client.rlock("n", confirm=False).release

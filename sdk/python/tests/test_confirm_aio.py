@@ -1,4 +1,4 @@
-"""Releases that are confirmed: the client for asyncio against a fake sidecar."""
+"""Confirmed releases: the client for asyncio against a fake sidecar."""
 
 from __future__ import annotations
 
@@ -120,15 +120,15 @@ async def test_release_of_an_inner_entry_is_confirmed(sidecar: FakeSidecar, clie
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "says"),
+    ("code", "kind", "text"),
     [("denied", Denied, "Redis refused"), ("unsupported", Unsupported, "does not confirm releases: upgrade it")],
 )
 async def test_refused_confirmation_raises_unconfirmed(
-    sidecar: FakeSidecar, client: aio.Client, code: str, kind: type[Exception], says: str
+    sidecar: FakeSidecar, client: aio.Client, code: str, kind: type[Exception], text: str
 ) -> None:
     sidecar.refuse["confirm"] = (code, "Redis refused")
     held = await acquired(client)
-    with pytest.raises(Unconfirmed, match=says) as e:
+    with pytest.raises(Unconfirmed, match=text) as e:
         await held.release(confirm=True)
     assert type(e.value.__cause__) is kind
     assert (e.value.code, e.value.name) == (code, "n")
@@ -166,7 +166,7 @@ async def test_confirmation_that_is_never_awaited_releases_and_warns(sidecar: Fa
 async def test_cancellation_ends_the_wait_and_nothing_else(
     sidecar: FakeSidecar, client: aio.Client, block: bool
 ) -> None:
-    """The lock was released, once, and stays so."""
+    """The lock was released once, and stays released."""
     sidecar.redis_down = True
     lock = client.lock("n", confirm=block)
 
@@ -188,7 +188,7 @@ async def test_cancellation_ends_the_wait_and_nothing_else(
     assert len(sidecar.requests("release")) == 1
     assert not list(lock._handles)
 
-    # The client does not request it from the successor either.
+    # The client does not request the confirmation from the new sidecar either.
     held = await acquired(client, "kept")
     sidecar.restart()
     held.check()
@@ -285,12 +285,12 @@ async def test_block_that_reacquired_its_lock_confirms_the_newer_hold(sidecar: F
     assert not sidecar.holder("n")
 
 
-# --- Restarts and ends ---
+# --- Restarts and the end of the client ---
 
 
 @pytest.mark.parametrize("more", [True, False])
 async def test_new_sidecar_confirms_a_release(sidecar: FakeSidecar, client: aio.Client, more: bool) -> None:
-    """Whether or not the session holds anything that it is resumed for."""
+    """Whether or not the session holds another lock, and is therefore resumed."""
     if more:
         await acquired(client, "other")
     held = await acquired(client)
@@ -336,7 +336,7 @@ async def test_release_without_a_sidecar_raises_unconfirmed(
             await held.release(confirm=True)
     assert type(e.value.__cause__) is Unavailable
     sidecar.listen()
-    await wait_free(sidecar, "n")  # it is delivered all the same
+    await wait_free(sidecar, "n")  # the release is delivered nevertheless
 
 
 async def test_sidecar_without_its_state_leaves_releases_unconfirmed(sidecar: FakeSidecar, client: aio.Client) -> None:

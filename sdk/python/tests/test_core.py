@@ -1,4 +1,4 @@
-"""The core alone: bytes in, bytes out, and a time that the test says."""
+"""The core alone: bytes in, bytes out, and the time that the test sets."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_deadline_never_moves_back(harness: SessionHarness) -> None:
 
 
 def test_deadline_is_the_largest_ever_received(harness: SessionHarness) -> None:
-    """Against a model that tells every hold of every event."""
+    """Compared with a model that applies every event to every hold."""
     rng = random.Random(1)
     expected: dict[Entry, int] = {}
     for n in range(1, 400):
@@ -189,7 +189,7 @@ def test_release_of_a_hold_with_a_lost_event_is_not_sent(harness: SessionHarness
 
 
 def test_release_after_the_deadline_is_sent(harness: SessionHarness) -> None:
-    """It may have renewed the lock without this client having heard of it, and would keep it."""
+    """The sidecar may have renewed the lock without this client having read the event, and would keep it."""
     entry = harness.acquired()
     with pytest.raises(LockLost):
         entry.release(31 * S)
@@ -230,7 +230,7 @@ def test_entry_into_a_hold_that_expired_here_gets_its_own_hold(harness: SessionH
     assert harness.session.live_holds == 0
 
 
-# --- Giving up ---
+# --- Abandoned acquires ---
 
 
 @pytest.mark.parametrize("left", ["abandoned", "released"])
@@ -245,7 +245,7 @@ def test_lease_event_does_not_extend_a_reentry_of_unknown_lease(harness: Session
         second = harness.acquire(options=Options(reentrant=True))
         outer.release(0)
     inner = harness.grant(second, deadline=S, count=2)
-    harness.deliver(ev="lease", deadline_ns=30 * S)  # of the session's other holds: this one has a fixed lease
+    harness.deliver(ev="lease", deadline_ns=30 * S)  # for the other holds of the session: this one has a fixed lease
     assert inner.lost(S - 1) == ""
     assert inner.lost(S) == "expired"
 
@@ -356,7 +356,7 @@ def test_unsent_requests_are_bounded(harness: SessionHarness) -> None:
         pile()
 
 
-# --- What is refused before it is sent ---
+# --- Invalid arguments ---
 
 
 @pytest.mark.parametrize("name", ["", "n" * 513, "ö" * 257, "a\nb", "\x7f", "\x80", "\ud800"], ids=ascii)
@@ -443,7 +443,7 @@ def test_mutated_replies_cause_only_protocol_errors() -> None:
     ids=["deep", "deep known", "wide and deep", "64 M rows", "wide err", "wide map", "bin", "ext", "str", "no map"],
 )
 def test_hostile_frame_costs_at_most_its_size(body: bytes) -> None:
-    decode_or_refuse(b"\x80")  # what the first call allocates for good
+    decode_or_refuse(b"\x80")  # the first call allocates what stays allocated
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):

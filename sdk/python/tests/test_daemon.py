@@ -1,4 +1,4 @@
-"""The SDK against the real sidecar and a Redis of its own: every way in which Python runs at once."""
+"""The SDK against the real sidecar and its own Redis: threads, tasks and processes at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 class Counter:
-    """A number in a file, which only works if one at a time uses it."""
+    """A number in a file. Increments are lost if two run at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,11 +57,11 @@ class Counter:
 
     def increment(self, token: int) -> None:
         count, newest = map(int, self.path.read_text().split())
-        assert token > newest, "a token that is not larger than the one before"
+        assert token > newest, "the token is not larger than the last one"
         self.path.write_text(f"{count + 1} {token}")
 
     def value(self) -> int:
-        # Nothing stands in it while it is written.
+        # The file is empty while it is written.
         while not (words := self.path.read_text().split()):
             pass
         return int(words[0])
@@ -135,7 +135,7 @@ def test_threads_tasks_and_processes_exclude_each_other(daemon: Daemon, tmp_path
 def test_prefork_workers_share_a_client_made_before_the_fork(daemon: Daemon, tmp_path: Path) -> None:
     counter = Counter(tmp_path / "counter")
     client = locksidecar.connect(daemon.socket)
-    with client.lock("master"):  # what the master holds, no worker does
+    with client.lock("master"):  # the workers do not hold what the master holds
         pids = [forked(lambda: work(client.lock("n"), counter, 25)) for _ in range(4)]
         assert [exit_code(pid) for pid in pids] == [0] * 4
         assert not client.lock("master").acquire(blocking=False)
@@ -194,7 +194,7 @@ def redis(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def restartable(tmp_path: Path, redis: str) -> Iterator[Daemon]:
-    """A daemon whose Redis and whose state outlive it."""
+    """A daemon that can be restarted with its state and its Redis."""
     daemon = Daemon(tmp_path / "s", redis)
     yield daemon
     daemon.process.terminate()
@@ -250,7 +250,7 @@ def test_restarted_daemon_renews_for_a_process_that_has_not_reconnected(restarta
         restartable.kill()
         restartable.start()
         other = locksidecar.connect(restartable.socket)
-        # Longer than the lease: without renewals somebody else would have it.
+        # Longer than the lease: without renewals the other client would get the lock.
         assert not other.lock("n").acquire(timeout=2 * LEASE)
         row = other.info("n")
         assert row is not None
@@ -270,7 +270,7 @@ def test_release_without_a_daemon_is_completed_later(restartable: Daemon) -> Non
     restartable.start()
     with locksidecar.connect(restartable.socket).lock("n", timeout=LEASE / 2):
         pass
-    assert client.ping() == "ok"  # ends the thread that delivers the release
+    assert client.ping() == "ok"  # ends the releaser
 
 
 def test_daemon_that_does_not_come_back(restartable: Daemon) -> None:
@@ -286,7 +286,7 @@ def test_daemon_that_does_not_come_back(restartable: Daemon) -> None:
 
 
 def test_daemon_without_its_state_leaves_locks_until_their_deadlines(restartable: Daemon) -> None:
-    """Then a lock is good as long as was told, and nobody gets it before."""
+    """Locks stay valid until their deadlines, and no other owner gets them before."""
     client = locksidecar.connect(restartable.socket)
     lock = client.lock("n")
     lock.acquire()
@@ -362,7 +362,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("kind", SLEEPERS)
 def test_process_stopped_past_its_lease_keeps_a_renewed_lock(daemon: Daemon, kind: str) -> None:
-    """What the daemon told it meanwhile has arrived, and is read before the old deadline counts."""
+    """The lease events have arrived meanwhile, and are read before the old deadline counts."""
     with (
         locksidecar.connect(daemon.socket) as client,
         subprocess.Popen(

@@ -1,7 +1,7 @@
-"""Exceptions that a handler of a signal raises anywhere in a session: it is as if there had been none.
+"""Exceptions that signal handlers raise at any point in a Session: its state must be the same as without them.
 
-The interpreter runs handlers of signals where a function of its own begins and one of C has returned. A profile
-function, which is called in the same places, takes the handler's part.
+The interpreter runs signal handlers when a Python function begins and when a C function has returned. A profile
+function is called at the same points, and raises in place of a handler.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Interrupt(Exception):
 
 
 class Handler:
-    """Raises once, in the given place."""
+    """Raises once, at the given point."""
 
     def __init__(self, point: int) -> None:
         self.point = point
-        self.seen = 0
+        self.points = 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         if event not in ("call", "c_return") or os.path.dirname(frame.f_code.co_filename) != OURS:
             return
-        self.seen += 1
-        if self.seen == self.point:
+        self.points += 1
+        if self.points == self.point:
             raise Interrupt
 
     def run(self, step: Callable[[], object]) -> bool:
         """Whether the step was interrupted."""
-        if self.seen >= self.point:
+        if self.points >= self.point:
             step()
             return False
         sys.setprofile(self)
@@ -60,7 +60,7 @@ class Handler:
 
 
 class Scenario:
-    """Everything that a session can be asked, and can receive, with an interrupt somewhere in it."""
+    """All requests and all frames of a session, with an interrupt at one point."""
 
     def __init__(self, point: int) -> None:
         self.handler = Handler(point)
@@ -69,7 +69,7 @@ class Scenario:
         self.calls: list[Call[Any]] = []
 
     def do(self, step: Callable[[], object]) -> None:
-        """A step that is repeated if it was interrupted."""
+        """Runs a step, and repeats it if it was interrupted."""
         while self.handler.run(step):
             pass
 
@@ -86,12 +86,12 @@ class Scenario:
             body, end = found
             messages.append(msgpack.unpackb(body))
         assert end == len(data)
-        # Ids may be skipped by what is repeated.
+        # A step that is repeated may skip ids.
         self.sent_messages += [{k: v for k, v in m.items() if k not in ("id", "target")} for m in messages]
         return messages
 
-    def ask(self, first: Call[Any]) -> Call[Any]:
-        """A caller that was interrupted abandons its call, of which nothing was sent, and asks again."""
+    def submit(self, first: Call[Any]) -> Call[Any]:
+        """Submits first. If it is interrupted, abandons the call, which was not sent, and submits a new one."""
         call = first
         while True:
             queued = bytes(self.session.unsent)
@@ -121,8 +121,8 @@ class Scenario:
         watched = self.granted(acquire_call("a", 1, Options(), 0), 1)
         again = self.granted(acquire_call("a", 1, Options(reentrant=True), 0), 1, count=2)
         lost = self.granted(acquire_call("b", 1, Options(lease=20), 0), 2)
-        waits = self.ask(acquire_call("w", 2, Options(timeout=5), 0))
-        ping = self.ask(ping_call())
+        waits = self.submit(acquire_call("w", 2, Options(timeout=5), 0))
+        ping = self.submit(ping_call())
         self.sent()
         self.receive(
             {"ev": "lease", "deadline_ns": 60 * S},
@@ -130,10 +130,10 @@ class Scenario:
             {"id": ping.id, "now_ns": 0, "redis": "ok"},
             {"ev": "lease", "deadline_ns": 50 * S},
         )
-        refused = self.ask(info_call("n"))
-        crossed = self.ask(acquire_call("c", 3, Options(), 0))
+        refused = self.submit(info_call("n"))
+        crossed = self.submit(acquire_call("c", 3, Options(), 0))
         self.do(lambda: session.abandon(crossed, 0))
-        after = self.ask(acquire_call("c", 3, Options(), 0))
+        after = self.submit(acquire_call("c", 3, Options(), 0))
         self.sent()
         self.receive(
             {"id": refused.id, "err": {"code": "bad_request", "msg": "m"}},
@@ -184,7 +184,7 @@ class Scenario:
         return state
 
     def granted(self, call: Call[Any], hold: int, count: int = 1) -> Entry:
-        call = self.ask(call)
+        call = self.submit(call)
         self.sent()
         self.receive({"id": call.id, "token": 100 + hold, "hold": hold, "count": count, "deadline_ns": 30 * S})
         assert call.hold is not None
@@ -198,13 +198,13 @@ def test_interrupt_at_any_point_does_not_change_the_session() -> None:
     for point in itertools.count(1):
         scenario = Scenario(point)
         assert scenario.run_all() == expected, point
-        if scenario.handler.seen < point:
+        if scenario.handler.points < point:
             break
     assert point > 500
 
 
 def test_scenario_reaches_every_commit() -> None:
-    """Every line after a commit comment is run by it."""
+    """It runs the first line of every commit."""
     run: set[int] = set()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -223,5 +223,5 @@ def test_scenario_reaches_every_commit() -> None:
     with open(_core.__file__) as source:
         commits = [n + 1 for n, line in enumerate(source, 1) if line.strip() == "# Commit:"]
     missed = [n for n in commits if n not in run]
-    # Those of a confirmation that a new session requests, which test_confirm shows.
+    # The missed ones are those of a confirm in a new session. test_confirm.py covers them.
     assert len(missed) <= 3, missed

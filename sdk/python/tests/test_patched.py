@@ -1,4 +1,4 @@
-"""Monkey patching, as gevent and eventlet do it, before the client is used and at any time after that."""
+"""Monkey patching as of gevent and eventlet, before the first use of a client and at any time after it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fake import FakeSidecar
 
 from locksidecar import Client, _owners, _transport
 
-current = 0  # the greenlet that runs
+current = 0  # the number of the running greenlet
 
 
 class GreenletLocal:
-    """What gevent and eventlet put in the place of threading.local: one namespace for each greenlet."""
+    """Stands for the threading.local of gevent and eventlet: one namespace for each greenlet."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "spaces", {})
@@ -93,7 +93,7 @@ def test_client_makes_its_locks_at_its_first_use(sidecar: FakeSidecar, monkeypat
 
 
 def test_wait_works_without_poll(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    """eventlet removes it."""
+    """eventlet removes select.poll."""
     monkeypatch.delattr(select, "poll")
     monkeypatch.setattr(_transport, "_POLL", None)
     with Client(sidecar.path) as client:

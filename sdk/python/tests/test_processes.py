@@ -1,4 +1,4 @@
-"""Forks and spawns: a child holds nothing, and does nothing to its parent."""
+"""Forks and spawns: a child holds nothing, and changes nothing for its parent."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fake import TIMEOUT, FakeSidecar
 import locksidecar
 from locksidecar import Client, ClientClosed, Lock, NotHeld, aio
 
-# A fork while the fake sidecar's thread runs is what these tests are about, and what Python 3.12 warns of.
+# These tests fork while the thread of the fake sidecar runs. Python 3.12 warns about that.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 
 def fork_in_c() -> int:
-    """Forks without Python's knowledge, as uwsgi does: no hook of os.register_at_fork() runs."""
+    """Forks in C, as uWSGI does: the hooks of os.register_at_fork() do not run."""
     pid: int = ctypes.PyDLL(None).fork()
     return pid
 
@@ -46,8 +46,8 @@ def in_child(what: Callable[[], object], fork: Callable[[], int] = os.fork) -> N
             os._exit(code)
     os.close(write)
     with os.fdopen(read) as pipe:
-        said = pipe.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, said
+        error = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, error
 
 
 def expect_not_held(what: Callable[[], object]) -> None:
@@ -110,7 +110,7 @@ def test_child_has_its_own_connection(sidecar: FakeSidecar, client: Client, fork
 def test_child_does_not_enter_the_rlock_of_its_parent(
     sidecar: FakeSidecar, client: Client, fork: Callable[[], int]
 ) -> None:
-    """Its thread has the number of the parent's, but not the session."""
+    """The owner number of its thread is the parent's, but its session is another one."""
     lock = client.rlock("n", timeout=0)
 
     def child() -> None:
@@ -198,7 +198,7 @@ def test_child_works_if_another_thread_held_a_mutex_at_the_fork(sidecar: FakeSid
     inside.wait(TIMEOUT)
 
     def child() -> None:
-        signal.alarm(int(TIMEOUT))  # ends the child if it waits for a thread that it does not have
+        signal.alarm(int(TIMEOUT))  # ends the child if it waits for a thread that exists in the parent only
         assert lock.acquire(timeout=0)
         lock.release()
 
@@ -208,7 +208,7 @@ def test_child_works_if_another_thread_held_a_mutex_at_the_fork(sidecar: FakeSid
 
 
 def test_prefork_workers_share_a_client_made_before_the_fork(sidecar: FakeSidecar) -> None:
-    """As gunicorn --preload does: the module is imported once, then workers are forked."""
+    """Like gunicorn --preload: the module is imported once, and then the workers are forked."""
     client = Client(sidecar.path)
     lock = client.lock("n")
     counter, write = os.pipe()
@@ -261,7 +261,7 @@ def test_locks_can_be_passed_to_multiprocessing(sidecar: FakeSidecar, client: Cl
 
 @FORKS
 async def test_child_of_an_asyncio_process_runs_its_own_loop(sidecar: FakeSidecar, fork: Callable[[], int]) -> None:
-    """The child leaves the parent's selector alone and runs a loop of its own."""
+    """The child does not change the selector that it shares with the parent."""
     async with await aio.connect(sidecar.path) as client:
         async with client.lock("n") as held:
 
@@ -274,7 +274,7 @@ async def test_child_of_an_asyncio_process_runs_its_own_loop(sidecar: FakeSideca
                     async with client.lock("m"):
                         pass
 
-                # Python keeps the mark of the loop that runs in the parent.
+                # Python still takes the parent's loop for the running one.
                 asyncio.events._set_running_loop(None)
                 asyncio.run(main())
 

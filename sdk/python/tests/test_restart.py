@@ -1,4 +1,4 @@
-"""The client for threads when the sidecar is killed, restarted or gone."""
+"""The client for threads when the sidecar is killed, restarted or stopped."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Clock:
 
 @pytest.fixture
 def clock(sidecar: FakeSidecar, client: Client) -> Clock:
-    """A clock that stands still, of both ends."""
+    """One clock for the client and the sidecar. It moves only when the test sets it."""
     clock = Clock()
     client.close()
     client.__init__(client.path)  # type: ignore[misc]
@@ -69,13 +69,13 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def no_reconnect_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls put up with nobody who listens for no time at all."""
+    """Calls do not wait for a sidecar to listen again."""
     monkeypatch.setattr(Timeouts, "__init__", partialmethod(Timeouts.__init__, reconnect=0.0))
     monkeypatch.setattr(Timeouts, "for_acquire", lambda timeout: Timeouts(float("inf") if timeout is None else timeout))
 
 
 def running_releasers() -> list[SharedSession]:
-    """The lines whose rescuer runs."""
+    """The sessions whose releaser runs."""
     return [thing for thing in list(_fork._registered) if isinstance(thing, SharedSession) and thing._releaser_running]
 
 
@@ -90,7 +90,7 @@ def wait_free(sidecar: FakeSidecar, name: str) -> None:
     sidecar.wait_for(lambda: not sidecar.holder(name))
 
 
-# --- It comes back ---
+# --- The sidecar comes back ---
 
 
 def test_lock_stays_held_over_a_restart(sidecar: FakeSidecar, client: Client) -> None:
@@ -111,7 +111,7 @@ def test_every_call_that_reads_a_lock_reconnects(sidecar: FakeSidecar, client: C
     lock = client.lock("n")
     lock.acquire()
     held = lock.held
-    looks: list[Callable[[], object]] = [
+    reads: list[Callable[[], object]] = [
         held.check,
         lambda: held.lost,
         lambda: held.remaining,
@@ -120,9 +120,9 @@ def test_every_call_that_reads_a_lock_reconnects(sidecar: FakeSidecar, client: C
         client.ping,
         held.release,
     ]
-    for n, look in enumerate(looks, 1):
+    for n, read in enumerate(reads, 1):
         sidecar.restart()
-        look()
+        read()
         assert len(sidecar.requests("claim")) == n
     wait_free(sidecar, "n")
 
@@ -198,7 +198,7 @@ def test_force_release_in_flight_raises_unavailable(
 def test_acquire_waits_for_a_sidecar_that_is_restarting(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
-    """Even one that does not wait for the lock."""
+    """An acquire that does not wait for the lock waits for the sidecar, too."""
     sidecar.stop_listening()
     sidecar.restart()
     acquires = [pool.submit(client.lock(f"n{i}", timeout=t).acquire) for i, t in enumerate((None, 0, 0.001, 5))]
@@ -219,7 +219,7 @@ def test_leader_uses_the_connection_that_another_thread_made(
     other.lock("n").acquire()
     wait = pool.submit(client.lock("n").acquire)
     sidecar.wait_for(lambda: sidecar.waiting("n"))
-    # After its first attempt, the leader would wait for long.
+    # After its first attempt the leader does not connect for a long time.
     monkeypatch.setattr(Transport, "next_backoff", lambda _: 3600.0)
     with sidecar._lock:
         sidecar.stop_listening()
@@ -245,16 +245,16 @@ def test_loss_during_a_restart_is_reported(sidecar: FakeSidecar, client: Client)
         lock.held.check()
 
 
-# --- The clock ---
+# --- Deadlines ---
 
 
 def test_deadline_that_passed_during_a_restart_is_extended(sidecar: FakeSidecar, client: Client, clock: Clock) -> None:
-    """The sidecar renews for a process that lives; nothing needs to be done here."""
+    """The sidecar renews for a living process, even if the process does nothing."""
     with client.lock("n") as held:
-        for look in (held.check, lambda: held.lost, lambda: held.remaining):
+        for read in (held.check, lambda: held.lost, lambda: held.remaining):
             sidecar.restart()
             clock.now += 100 * S
-            look()
+            read()
             assert held.remaining == 30
         sidecar.restart()
         clock.now += 100 * S
@@ -270,7 +270,7 @@ def test_hold_expires_at_its_deadline_if_no_sidecar_listens(sidecar: FakeSidecar
         clock.now += 1
         assert held.lost == "expired"
         sidecar.listen()
-        held.check()  # it was said to be lost, and stays so
+        held.check()  # the hold was lost, and stays lost
     wait_free(sidecar, "n")
 
 
@@ -302,7 +302,7 @@ def test_check_does_not_block_on_a_sidecar_that_does_not_answer(
     wait_free(sidecar, "n")
 
 
-# --- Its successor knows nothing ---
+# --- The sidecar has lost its state ---
 
 
 def test_locks_of_a_lost_session_stay_valid_until_their_deadlines(
@@ -313,7 +313,7 @@ def test_locks_of_a_lost_session_stay_valid_until_their_deadlines(
     b.acquire()
     sidecar.restart_without_state()
     a.held.check()
-    with client.lock("c") as later:  # whose hold has the number that a's had
+    with client.lock("c") as later:  # its hold has the number of the old hold of a
         a.release()
         clock.now += 30 * S - 1
         b.held.check()
@@ -328,7 +328,7 @@ def test_locks_of_a_lost_session_stay_valid_until_their_deadlines(
     assert len(sidecar.requests("release")) == 1
 
 
-# --- It does not come back ---
+# --- The sidecar does not come back ---
 
 
 def test_timeouts_count_from_the_start_of_the_call_or_from_the_disconnect() -> None:
@@ -351,10 +351,14 @@ def test_timeouts_count_from_the_start_of_the_call_or_from_the_disconnect() -> N
     assert ends(Timeouts(1, started=100.0)) == 110
 
 
-@pytest.mark.parametrize(("timeout", "unmet", "gone"), [(None, 2, 10), (0, 0, 2), (1, 1, 2), (5, 2, 5), (60, 2, 10)])
-def test_acquire_waits_for_a_sidecar_within_its_timeout(timeout: float | None, unmet: float, gone: float) -> None:
+@pytest.mark.parametrize(
+    ("timeout", "no_server", "reconnect"), [(None, 2, 10), (0, 0, 2), (1, 1, 2), (5, 2, 5), (60, 2, 10)]
+)
+def test_acquire_waits_for_a_sidecar_within_its_timeout(
+    timeout: float | None, no_server: float, reconnect: float
+) -> None:
     timeouts = Timeouts.for_acquire(timeout)
-    assert (timeouts.no_server, timeouts.reconnect) == (unmet, gone)
+    assert (timeouts.no_server, timeouts.reconnect) == (no_server, reconnect)
 
 
 @pytest.mark.usefixtures("no_reconnect_wait")
@@ -374,7 +378,7 @@ def test_calls_fail_if_no_sidecar_comes_back(sidecar: FakeSidecar, client: Clien
         client.ping()
     assert not e.value.may_have_happened
     sidecar.listen()
-    join_releasers()  # who waited need not come back to be rid of it
+    join_releasers()  # without another use of the client
     assert client.ping() == "ok"
     assert not sidecar.waiting("n")
 
@@ -404,7 +408,7 @@ def test_grant_to_an_expired_acquire_is_released(
     join_releasers()
 
 
-# --- Releases in between ---
+# --- Releases without a connection ---
 
 
 def test_release_without_a_connection_is_delivered_later(sidecar: FakeSidecar, client: Client) -> None:
@@ -490,7 +494,7 @@ def test_close_sends_bye(sidecar: FakeSidecar) -> None:
     client = locksidecar.connect(sidecar.path)
     client.lock("n").acquire()
     client.close()
-    assert not sidecar.holder("n")  # heard, not only sent
+    assert not sidecar.holder("n")  # the sidecar has read bye
     assert len(sidecar.requests("bye")) == 1
     assert not running_releasers()
 
@@ -532,10 +536,10 @@ def test_close_during_the_reconnect_of_a_release_is_delivered(
     sidecar.restart()
     call = SharedSession.execute
 
-    def closed_before(shared: SharedSession, asked: Call[Any], timeouts: Timeouts) -> None:
+    def closed_before(shared: SharedSession, submitted: Call[Any], timeouts: Timeouts) -> None:
         monkeypatch.undo()
         client.close()
-        call(shared, asked, timeouts)
+        call(shared, submitted, timeouts)
 
     monkeypatch.setattr(SharedSession, "execute", closed_before)
     lock.release()
@@ -552,7 +556,7 @@ def test_close_does_not_wait_long_for_an_answer(sidecar: FakeSidecar, monkeypatc
     sidecar.silent = True
     client.close()
     sidecar.silent = False
-    sidecar.restart()  # with the bye unread
+    sidecar.restart()  # bye was not read
     wait_free(sidecar, "n")
     join_releasers()
 
@@ -588,8 +592,10 @@ def test_close_of_a_session_without_a_ticket_sends_no_bye(sidecar: FakeSidecar) 
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("rescued", [False, True])
-def test_child_of_a_disconnected_process_holds_nothing(sidecar: FakeSidecar, client: Client, rescued: bool) -> None:
+@pytest.mark.parametrize("with_releaser", [False, True])
+def test_child_of_a_disconnected_process_holds_nothing(
+    sidecar: FakeSidecar, client: Client, with_releaser: bool
+) -> None:
     lock, other = client.lock("n"), client.lock("other")
     lock.acquire()
     other.acquire()
@@ -597,7 +603,7 @@ def test_child_of_a_disconnected_process_holds_nothing(sidecar: FakeSidecar, cli
     sidecar.stop_listening()
     sidecar.restart()
     held.check()
-    if rescued:
+    if with_releaser:
         other.release()
     pid = os.fork()
     if pid == 0:
@@ -638,10 +644,10 @@ def test_child_starts_its_own_session(sidecar: FakeSidecar, client: Client) -> N
     lock.held.check()
 
 
-# --- All at once ---
+# --- Everything at once ---
 
 
-@pytest.mark.parametrize("kind", ["die", "deafen"])
+@pytest.mark.parametrize("kind", ["restart", "stop_listening"])
 def test_threads_exclude_each_other_over_many_disconnects(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, kind: str
 ) -> None:
@@ -667,9 +673,9 @@ def test_threads_exclude_each_other_over_many_disconnects(
                 case _:
                     with client.lock("n") as held:
                         tokens.append(held.token)
-                        seen = counter
+                        value = counter
                         held.check()
-                        counter = seen + 1
+                        counter = value + 1
 
     def disconnect() -> None:
         nonlocal disconnects
@@ -682,10 +688,10 @@ def test_threads_exclude_each_other_over_many_disconnects(
             if finished.is_set():
                 return
             with sidecar._lock:
-                if kind == "deafen":
+                if kind == "stop_listening":
                     sidecar.stop_listening()
                 sidecar.restart()
-            if kind == "deafen":
+            if kind == "stop_listening":
                 sidecar.listen()
             disconnects += 1
 
@@ -747,7 +753,7 @@ def test_os_error_of_a_signal_handler_is_not_a_connect_error(
         assert client.ping() == "ok"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a generator's end
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a generator's close()
 @pytest.mark.parametrize("confirm", [False, True])
 @pytest.mark.parametrize("listening", [True, False])
 def test_with_block_interrupted_at_any_point_over_a_restart_leaves_no_lock_held(
@@ -801,7 +807,7 @@ def test_with_block_interrupted_at_any_point_over_a_restart_leaves_no_lock_held(
 def test_interrupted_handshake_is_repeated(
     sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until anything is claimed it can be, and the session is none the worse."""
+    """Before the claims are sent, the handshake can be repeated without harm."""
     lock = client.lock("n")
     lock.acquire()
     shared = client._shared

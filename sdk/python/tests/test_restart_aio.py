@@ -1,4 +1,4 @@
-"""The client for asyncio when the sidecar is killed, restarted or gone."""
+"""The client for asyncio when the sidecar is killed, restarted or stopped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def claimed(sidecar: FakeSidecar, times: int) -> bool:
 
 
 def kill(sidecar: FakeSidecar) -> None:
-    """It does not come back for now."""
+    """Kills the sidecar, which is not restarted until listen()."""
     with sidecar._lock:
         sidecar.stop_listening()
         sidecar.restart()
@@ -122,16 +122,16 @@ async def test_deadline_cancels_the_body_if_no_sidecar_comes_back(sidecar: FakeS
 
 
 async def test_deadline_that_passed_in_a_blocked_loop_is_extended(sidecar: FakeSidecar) -> None:
-    """The deadlines passed unseen, and the sidecar had moved them on."""
+    """The deadlines passed while the loop was blocked, and the sidecar has extended them."""
     now = boottime()
     async with aio.Client(sidecar.path) as client:
         client._clock = sidecar.clock = lambda: now
         async with client.lock("n") as held:
             assert held._body is not None
-            for look in (held._body._on_deadline, held.check):
+            for read in (held._body._on_deadline, held.check):
                 sidecar.restart()
                 now += 100 * S
-                look()
+                read()
                 assert held.remaining == 30
             sidecar.restart()
             now += 100 * S
@@ -154,7 +154,7 @@ async def test_sidecar_that_does_not_answer_blocks_the_loop_once(
         with pytest.raises(LockLost, match="expired"):
             lock.held.check()
         with monkeypatch.context() as m, pytest.raises(LockLost, match="expired"):
-            m.setattr("locksidecar._transport.select", SimpleNamespace(poll=object))  # no more waiting for another one
+            m.setattr("locksidecar._transport.select", SimpleNamespace(poll=object))  # fails if it waits again
             other.held.check()
         sidecar.answer_all()
         await wait_free(sidecar, "n")
@@ -307,14 +307,14 @@ async def test_tasks_exclude_each_other_over_many_disconnects(sidecar: FakeSidec
                     held.check()
                     inside -= 1
 
-    def seen(wanted: int) -> bool:
+    def has_received(wanted: int) -> bool:
         return len(sidecar.received) >= wanted
 
     async def disconnect() -> None:
         rng = random.Random(0)
         while True:
             wanted = len(sidecar.received) + rng.randrange(60)
-            await wait_until(sidecar, partial(seen, wanted))
+            await wait_until(sidecar, partial(has_received, wanted))
             if rng.random() < 0.3:
                 kill(sidecar)
                 sidecar.listen()
@@ -324,7 +324,7 @@ async def test_tasks_exclude_each_other_over_many_disconnects(sidecar: FakeSidec
     disconnecting = asyncio.create_task(disconnect())
     await asyncio.wait_for(asyncio.gather(*[work(seed) for seed in range(10)]), TIMEOUT)
     disconnecting.cancel()
-    with sidecar._changed:  # a thread may still wait for more to be seen
+    with sidecar._changed:  # a thread may still wait for more requests
         sidecar.received += [(0, {"op": ""})] * 100
         sidecar._changed.notify_all()
     with contextlib.suppress(asyncio.CancelledError):

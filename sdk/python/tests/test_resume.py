@@ -1,4 +1,4 @@
-"""The core alone, when its connection ends and there is another one."""
+"""The core alone: disconnects and resumed sessions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def harness() -> SessionHarness:
 
 
 def claims(harness: SessionHarness) -> dict[int, int]:
-    """What was claimed, all of it in one frame."""
+    """The claimed holds with their entries, all in one frame."""
     (claim,) = harness.sent()
     assert (claim["op"], "more" in claim) == ("claim", False)
     harness.claim_id = claim["id"]
@@ -48,7 +48,7 @@ def resume(harness: SessionHarness) -> dict[int, int]:
     return held
 
 
-# --- Adrift ---
+# --- Without a connection ---
 
 
 def test_disconnect_ends_neither_calls_nor_holds(harness: SessionHarness) -> None:
@@ -130,7 +130,11 @@ def test_answer_to_a_request_of_an_earlier_connection_is_a_protocol_error(harnes
 
 
 def test_queries_are_sent_again_but_no_force_release(harness: SessionHarness) -> None:
-    asked: list[Call[Any]] = [harness.submit(info_call("n")), harness.submit(list_call(5)), harness.submit(ping_call())]
+    queries: list[Call[Any]] = [
+        harness.submit(info_call("n")),
+        harness.submit(list_call(5)),
+        harness.submit(ping_call()),
+    ]
     forced = harness.submit(force_release_call("n"))
     harness.sent()
     unsent = harness.submit(force_release_call("n"))
@@ -138,7 +142,7 @@ def test_queries_are_sent_again_but_no_force_release(harness: SessionHarness) ->
     with pytest.raises(Unavailable, match="may have been carried out") as e:
         forced.result()
     assert e.value.may_have_happened
-    assert not any(call.done for call in [*asked, unsent])
+    assert not any(call.done for call in [*queries, unsent])
     resume(harness)
     assert [m["op"] for m in harness.sent()] == ["info", "list", "ping", "force_release"]
 
@@ -151,7 +155,7 @@ def test_abandoned_acquire_is_not_sent_again(harness: SessionHarness) -> None:
     harness.session.abandon(after, 0)
     assert before.done
     assert after.done
-    assert resume(harness) == {}  # whatever they were granted, the sidecar releases
+    assert resume(harness) == {}  # the sidecar releases their grants
     assert harness.sent() == []
 
 
@@ -232,7 +236,7 @@ def test_full_page_of_claims_may_be_the_last(harness: SessionHarness) -> None:
 
 
 def test_released_and_lost_holds_are_not_claimed(harness: SessionHarness) -> None:
-    released, lost, told, _ = (
+    released, lost, reported, _ = (
         harness.acquired(1),
         harness.acquired(2, deadline=S),
         harness.acquired(3),
@@ -242,7 +246,7 @@ def test_released_and_lost_holds_are_not_claimed(harness: SessionHarness) -> Non
     harness.session.on_disconnected(0)
     released.release(0)
     assert lost.lost(S) == "expired"
-    assert told.lost(0) == "stolen"
+    assert reported.lost(0) == "stolen"
     assert resume(harness) == {4: 1}
     with pytest.raises(LockLost) as lost_again:
         lost.release(S)
@@ -308,7 +312,7 @@ def test_lost_event_for_an_unknown_hold_is_ignored(harness: SessionHarness) -> N
 
 
 def test_only_the_valid_one_of_two_holds_with_one_number_is_claimed(harness: SessionHarness) -> None:
-    """The other was found lost here; its entry is the sidecar's to release."""
+    """The other one expired here, and the sidecar releases its entry."""
     outer = harness.acquired(deadline=30 * S)
     assert outer.lost(30 * S) == "expired"
     inner = harness.grant(harness.acquire(), deadline=60 * S, count=2)
@@ -328,7 +332,7 @@ def test_disconnect_in_any_stage_is_recovered(harness: SessionHarness) -> None:
     harness.session.on_connected(0)
     harness.session.on_disconnected(0)  # before the answer to hello
     harness.connect("second", resumed=True)
-    harness.session.on_disconnected(0)  # before the claims were heard
+    harness.session.on_disconnected(0)  # before the claims were answered
     hello = harness.connect("third", resumed=True)
     assert hello["resume"] == "second"
     assert claims(harness) == {7: 1}
@@ -338,7 +342,7 @@ def test_disconnect_in_any_stage_is_recovered(harness: SessionHarness) -> None:
     assert not call.done
 
 
-# --- A sidecar that knows nothing ---
+# --- New sessions ---
 
 
 def test_new_session_leaves_holds_valid_until_their_deadlines(harness: SessionHarness) -> None:
@@ -384,7 +388,7 @@ def test_session_without_a_ticket_is_not_resumed(harness: SessionHarness) -> Non
     entry.check(30 * S - 1)
 
 
-# --- Greetings that end a session ---
+# --- Failed handshakes ---
 
 
 @pytest.mark.parametrize(
@@ -415,7 +419,7 @@ def test_resumed_answer_to_the_first_hello_is_a_protocol_error() -> None:
         raise SessionHarness(resumed=True).session.failure or AssertionError
 
 
-# --- Debts ---
+# --- Locks that the sidecar may keep ---
 
 
 def test_release_is_unacknowledged_until_a_later_answer(harness: SessionHarness) -> None:
@@ -424,7 +428,7 @@ def test_release_is_unacknowledged_until_a_later_answer(harness: SessionHarness)
     ping = harness.submit(ping_call())
     harness.deliver(id=ping.id, now_ns=0, redis="ok")
     harness.session.on_disconnected(0)
-    assert not harness.session.unreleased_until  # the ping came behind the release
+    assert not harness.session.unreleased_until  # the ping was sent after the release
     resume(harness)
     harness.acquired(2).release(0)
     harness.session.on_disconnected(0)
@@ -474,7 +478,7 @@ def test_close_sends_bye_and_loses_holds(harness: SessionHarness) -> None:
     assert entry.lost(0) == "closed"
     (message,) = harness.sent()
     assert message["op"] == "bye"
-    harness.deliver(id=2, token=1, hold=8, count=1, deadline_ns=60 * S)  # a grant that crossed it
+    harness.deliver(id=2, token=1, hold=8, count=1, deadline_ns=60 * S)  # a grant that crossed the bye
     assert not bye.done
     harness.deliver(id=message["id"])
     assert bye.done
@@ -529,19 +533,19 @@ def test_close_before_the_answer_to_the_first_hello_sends_no_bye(ticket: str) ->
     assert session.stage is Stage.ENDED
 
 
-# --- Cut anywhere ---
+# --- Disconnects at any frame ---
 
 
 class SimulatedNetwork:
-    """A client's session and a sidecar, with as much of what they say under way as the test wants."""
+    """A Session and a fake sidecar. The test decides how many frames between them are delivered."""
 
     def __init__(self) -> None:
         self.now = 0
         self.sidecar = Sidecar()
         self.sidecar.clock = lambda: self.now
         self.session = Session("/path")
-        self.delivered = 0  # frames, in both directions
-        self.disconnects: tuple[int, ...] = ()  # before which frames
+        self.delivered = 0  # frames in both directions
+        self.disconnects: tuple[int, ...] = ()  # the frames before which the connection ends
         self._to_client: deque[bytes] = deque()
         self._to_sidecar = bytearray()
         self._connection: Connection | None = None
@@ -554,7 +558,7 @@ class SimulatedNetwork:
         self.session.on_connected(self.now)
 
     def deliver(self, most: int = 1 << 30) -> None:
-        """Carries frames until nobody says anything more, with a cut on the way if it is due."""
+        """Delivers up to `most` frames, and disconnects where it is due."""
         for _ in range(most):
             if self._connection is None:
                 self.connect()
@@ -586,7 +590,7 @@ class SimulatedNetwork:
 
 
 class Scenario:
-    """A client that acquires, re-enters, gives up and releases, as a seed has it, and looks at what it gets."""
+    """A client that acquires, re-enters, abandons and releases at random, by a seed, and checks what it gets."""
 
     def __init__(self, seed: int, *disconnects: int) -> None:
         self.rng = random.Random(seed)
@@ -595,7 +599,7 @@ class Scenario:
         self.waiting: list[Call[protocol.AcquireOK]] = []
         self.entries: list[Entry] = []
         self.tokens: dict[int, int] = {}
-        self.asked: list[Call[Any]] = []
+        self.queries: list[Call[Any]] = []
         self.confirms: list[Confirm] = []
         self.entered: set[str] = set()  # names that may be entered again
 
@@ -604,7 +608,7 @@ class Scenario:
         match rng.randrange(8):
             case 0 | 1 | 2:
                 options = Options(reentrant=rng.random() < 0.7, lease=rng.choice((None, 20)))
-                # Owners of their own, so that nobody waits for itself.
+                # A new owner each time, so that no owner waits for itself.
                 owner = rng.randrange(1, 3) if options.reentrant else 1000 + rng.randrange(10**6)
                 name = f"n{rng.randrange(4)}-{owner if options.reentrant else 0}"
                 call = acquire_call(name, owner, options, self.network.now)
@@ -621,8 +625,8 @@ class Scenario:
             case 6 if self.waiting:
                 session.abandon(self.waiting.pop(rng.randrange(len(self.waiting))), self.network.now)
             case 7:
-                self.asked.append(ping_call())
-                session.submit(self.asked[-1], self.network.now)
+                self.queries.append(ping_call())
+                session.submit(self.queries[-1], self.network.now)
 
     def observe(self) -> None:
         for call in [c for c in self.waiting if c.done]:
@@ -638,7 +642,7 @@ class Scenario:
             confirm.result()
             assert confirm.released_hold is not None
             number = confirm.released_hold.number
-            # A re-entry, or what was given up of one, may have been granted meanwhile.
+            # A re-entry, or an abandoned one, may have been granted meanwhile.
             if confirm.name not in self.entered | {entry.hold.name for entry in self.entries}:
                 assert self.network.sidecar._find_lock(number) is None
 
@@ -649,7 +653,7 @@ class Scenario:
             self.observe()
         self.network.deliver()
         self.observe()
-        while self.waiting:  # whatever waits is granted when the others have gone
+        while self.waiting:  # the waiting acquires are granted when the other entries are released
             while self.entries:
                 self.entries.pop().release(self.network.now)
             self.network.deliver()
@@ -664,14 +668,14 @@ class Scenario:
             held[entry.hold.number] = held.get(entry.hold.number, 0) + 1
         assert self.network.sidecar.held_by(self.network.number) == held
         assert self.network.session.live_holds == len(held)
-        assert all(call.done and call.error is None for call in self.asked)
+        assert all(call.done and call.error is None for call in self.queries)
         assert not self.confirms
         assert sum(self.network.sidecar.waiting(f"n{i}-{j}") for i in range(4) for j in range(3)) == len(self.waiting)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_both_sides_agree_after_a_disconnect_at_any_frame(seed: int) -> None:
-    """Nothing is granted twice or left behind, and tokens are what they were."""
+    """No lock is granted twice or stays held, and the tokens do not change."""
     undisturbed = Scenario(seed)
     undisturbed.run()
     undisturbed.check()
@@ -683,7 +687,7 @@ def test_both_sides_agree_after_a_disconnect_at_any_frame(seed: int) -> None:
 
 
 def test_both_sides_agree_after_a_disconnect_during_the_handshake() -> None:
-    """The second cut falls into the greeting that follows the first, at each of its frames."""
+    """The second disconnect comes at each frame of the handshake that follows the first one."""
     undisturbed = Scenario(99)
     undisturbed.run()
     for first in range(0, undisturbed.network.delivered, 4):

@@ -250,7 +250,7 @@ def test_loss_does_not_mask_the_exception_of_the_body(sidecar: FakeSidecar, clie
 def test_hold_expires_without_a_lost_event(sidecar: FakeSidecar, client: Client) -> None:
     now = boottime()
     client._clock = sidecar.clock = lambda: now
-    client._process_state().shared = None  # a new one, with this clock
+    client._process_state().shared = None  # a new session, with this clock
     with pytest.raises(LockLost, match="expired"), client.lock("n") as held:
         now += 30 * S - 1
         held.check()
@@ -264,14 +264,14 @@ def test_hold_expires_without_a_lost_event(sidecar: FakeSidecar, client: Client)
 def test_stopped_process_reads_lease_events_before_the_deadline_counts(
     sidecar: FakeSidecar, client: Client, stopped_at: int
 ) -> None:
-    """It is stopped when it looks at the clock, until after the deadline that it knows."""
+    """It is stopped when it reads the clock, until after the deadline that it knows."""
     now = boottime()
-    looks = 0
+    readings = 0
 
     def clock() -> int:
-        nonlocal looks, now
-        looks += 1
-        if looks == stopped_at:
+        nonlocal readings, now
+        readings += 1
+        if readings == stopped_at:
             sidecar.extend_leases(now + 120 * S)
             now += 60 * S
         return now
@@ -285,12 +285,12 @@ def test_stopped_process_reads_lease_events_before_the_deadline_counts(
     assert client._shared is not None
     client._shared._clock = clock
     held.check()
-    assert looks > stopped_at
-    looks = 0
+    assert readings > stopped_at
+    readings = 0
     assert held.lost is None
-    looks = 0
+    readings = 0
     assert 0 < held.remaining <= 60
-    looks = 0
+    readings = 0
     lock.release()
     with pytest.raises(NotHeld):
         held.check()
@@ -321,7 +321,7 @@ def test_lease_event_extends_the_deadline(sidecar: FakeSidecar, client: Client) 
         assert held.remaining == pytest.approx(10)
 
 
-# --- Others ---
+# --- Other requests ---
 
 
 def test_info_list_ping_force_release(sidecar: FakeSidecar, client: Client, other: Client) -> None:
@@ -418,7 +418,7 @@ def test_denied_is_raised_for_another_user(sidecar: FakeSidecar) -> None:
 
 
 def test_sidecar_out_of_descriptors_raises_limit_exceeded(sidecar: FakeSidecar) -> None:
-    """It says so before it reads hello."""
+    """It sends the error before it reads hello."""
     sidecar.rejection = {"err": {"code": "limit", "msg": "no file descriptors to spare"}}
     with pytest.raises(LimitExceeded, match="no file descriptors to spare"):
         locksidecar.connect(sidecar.path)
@@ -491,7 +491,7 @@ def test_other_protocol_version_is_unsupported(sidecar: FakeSidecar) -> None:
 
 @pytest.mark.parametrize("ahead", [-60 * S, 60 * S])
 def test_sidecar_of_another_time_namespace_is_refused(sidecar: FakeSidecar, ahead: int) -> None:
-    """Its deadlines would mean something else here."""
+    """Its deadlines are of another clock."""
     sidecar.clock = lambda: boottime() + ahead
     with pytest.raises(Unsupported, match="time namespace"):
         locksidecar.connect(sidecar.path)
@@ -505,7 +505,7 @@ def test_too_many_sessions_raise_limit_exceeded(sidecar: FakeSidecar) -> None:
 
 
 def test_protocol_violation_releases_no_lock(sidecar: FakeSidecar, client: Client) -> None:
-    """The connection is given up, but stays open as long as somebody believes in what it holds."""
+    """The session has failed, but its connection stays open while a hold of it is valid."""
     lock = client.lock("n")
     lock.acquire()
     sidecar.broadcast_bytes(b"\x00\x00\x00\x00")
@@ -550,7 +550,7 @@ def test_sidecar_that_does_not_answer_is_unavailable(
     monkeypatch.undo()
     sidecar.answer_all()
     assert client.ping() == "ok"
-    wait_free(sidecar, "n")  # what it was granted too late was given back
+    wait_free(sidecar, "n")  # the late grant was released
     assert client.lock("n", timeout=5).acquire()
 
 
@@ -564,13 +564,13 @@ def test_release_into_a_full_socket_is_sent_later(sidecar: FakeSidecar, client: 
     clogged = threading.Event()
     flush = shared.transport.flush
 
-    def flush_and_tell() -> bool:
+    def flush_and_record() -> bool:
         done = flush()
         if not done:
             clogged.set()
         return done
 
-    shared.transport.flush = flush_and_tell  # type: ignore[method-assign]
+    shared.transport.flush = flush_and_record  # type: ignore[method-assign]
     assert shared.transport.sock is not None
     shared.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
@@ -671,22 +671,22 @@ def test_exceptions_can_be_pickled() -> None:
 
 
 def in_poll(client: Client) -> None:
-    """Waits until a thread waits, or is just about to wait, for the sidecar."""
+    """Waits until a thread polls, or is about to poll, the socket."""
     shared = client._shared
     assert shared is not None
     while not shared._polling:
         os.sched_yield()
 
 
-def ctrl_c(client: Client, felt: threading.Event) -> None:
-    """Interrupts the main thread while it waits, until it says that it felt it.
+def ctrl_c(client: Client, interrupted: threading.Event) -> None:
+    """Sends SIGINT to the main thread while it waits, until `interrupted` is set.
 
-    A signal that comes between the interpreter's last look and the system call interrupts neither.
+    A signal that arrives between the interpreter's last check and the system call interrupts neither.
     """
     in_poll(client)
     while True:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        if felt.wait(5):
+        if interrupted.wait(5):
             return
 
 
@@ -696,14 +696,14 @@ def test_ctrl_c_ends_the_wait_and_nothing_leaks(sidecar: FakeSidecar, client: Cl
 
     def interrupt() -> None:
         sidecar.wait_for(lambda: sidecar.waiting("n"))
-        ctrl_c(client, felt)
+        ctrl_c(client, interrupted)
 
-    felt = threading.Event()
+    interrupted = threading.Event()
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt), client.lock("n"):
         pytest.fail("the body ran without the lock")
-    felt.set()
+    interrupted.set()
     thread.join()
     sidecar.wait_for(lambda: not sidecar.waiting("n"))
     assert client.ping() == "ok"
@@ -716,29 +716,29 @@ def test_grant_that_crosses_ctrl_c_is_released(sidecar: FakeSidecar, client: Cli
 
     def interrupt() -> None:
         sidecar.wait_for(lambda: sidecar.requests("acquire"))
-        ctrl_c(client, felt)
+        ctrl_c(client, interrupted)
         sidecar.wait_for(lambda: sidecar.requests("cancel"))
         sidecar.answer_all()
 
-    felt = threading.Event()
+    interrupted = threading.Event()
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         client.lock("n").acquire()
-    felt.set()
+    interrupted.set()
     thread.join()
-    sidecar.wait_for(lambda: sidecar.requests("release"))  # though the client is not used any more
+    sidecar.wait_for(lambda: sidecar.requests("release"))  # without another use of the client
     wait_free(sidecar, "n")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a generator's end
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a generator's close()
 @pytest.mark.parametrize("confirm", [False, True])
 def test_with_block_interrupted_at_any_point_leaves_no_lock_held(
     sidecar: FakeSidecar, client: Client, confirm: bool
 ) -> None:
-    """Except before __exit__ begins: a function written in Python cannot keep a handler from being run there.
+    """Except before the first instruction of __exit__: a Python function cannot prevent that a handler runs there.
 
-    The interpreter runs handlers of signals where a function of its own begins and one of C has returned.
+    The interpreter runs signal handlers when a Python function begins and when a C function has returned.
     """
 
     class Interrupt(Exception):
@@ -775,21 +775,21 @@ def test_with_block_interrupted_at_any_point_leaves_no_lock_held(
             interrupted = True
         finally:
             sys.setprofile(None)
-        wait_free(sidecar, "n")  # though the client is not used any more
+        wait_free(sidecar, "n")  # without another use of the client
         kept.held.check()
         assert len(sidecar.requests("hello")) == 1, point
         assert not list(lock._handles), point
         join_releasers()
         assert client.ping() == "ok"
         assert client._shared is not None
-        assert not client._shared.session._pending, point  # would be asked again after a restart, for nobody
+        assert not client._shared.session._pending, point  # would be sent again after a restart, without a caller
         if not interrupted:
             break
     assert point > 50
 
 
 def test_client_works_after_many_interrupts(sidecar: FakeSidecar) -> None:
-    """An exception that comes out of nowhere may, at the place named above, leave a lock held, but nothing wedged."""
+    """An asynchronous exception may leave a lock held at the point named above, but the client must go on working."""
     script = f"""
 import locksidecar, signal
 class Tick(Exception): pass

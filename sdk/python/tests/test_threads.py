@@ -1,4 +1,4 @@
-"""Many threads on one connection: who leads, who follows, and who is told what."""
+"""Many threads on one connection: the leader, the followers, and the owners."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_threads_exclude_each_other_on_one_connection(
         for _ in range(40):
             with client.lock("n") as held:
                 tokens.append(held.token)
-                seen = counter
+                value = counter
                 if rng.random() < 0.3:
                     held.check()
-                counter = seen + 1
+                counter = value + 1
 
     for done in [pool.submit(add, seed) for seed in range(16)]:
         done.result(TIMEOUT)
@@ -81,7 +81,7 @@ def test_each_thread_gets_its_own_answers(sidecar: FakeSidecar, client: Client, 
 def test_leader_reads_the_answers_of_all_threads(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor
 ) -> None:
-    """The first to wait leads; those after it have their answers read by it, and it by whoever leads then."""
+    """The first thread that waits is the leader, and reads the answers of the others until it has its own."""
     locks = [client.lock(f"n{i}") for i in range(4)]
     for lock in locks:
         lock.acquire()
@@ -97,7 +97,7 @@ def test_leader_reads_the_answers_of_all_threads(
 
 
 def test_leader_interrupted_while_handing_over_names_another(client: Client) -> None:
-    """Nobody would wait for the sidecar otherwise. Who is to leave tries again when it is interrupted."""
+    """Otherwise no thread would poll the socket. The interrupted thread calls _hand_over() again."""
 
     class Interrupt(Exception):
         pass
@@ -227,8 +227,8 @@ def test_release_of_a_lost_lock_does_not_free_the_hold_of_another_thread(sidecar
 
 
 def test_call_of_a_pool_waits_for_the_lock_of_another_call_on_its_thread(sidecar: FakeSidecar, client: Client) -> None:
-    """FastAPI enters and leaves a dependency that yields in two calls, each in a context of its own, on any threads of
-    a pool."""
+    """FastAPI enters and leaves a dependency that yields in two calls, each in its own context and on any thread of a
+    pool."""
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
         lock = client.lock("n")
 
@@ -247,7 +247,7 @@ def test_call_of_a_pool_waits_for_the_lock_of_another_call_on_its_thread(sidecar
 
 
 def test_thread_has_one_owner_in_its_own_context(sidecar: FakeSidecar, client: Client) -> None:
-    """So the sidecar sees circles over locks and rlocks."""
+    """So the sidecar finds wait cycles of locks and rlocks."""
     with client.lock("a"), client.rlock("b"), client.lock("c"):
         assert len({m["owner"] for m in sidecar.requests("acquire")}) == 1
 
@@ -256,7 +256,7 @@ def test_thread_has_one_owner_in_its_own_context(sidecar: FakeSidecar, client: C
 def test_task_does_not_enter_the_lock_of_another_task_on_its_thread(
     sidecar: FakeSidecar, client: Client, kind: Callable[[Client, str], Lock]
 ) -> None:
-    """The client for threads has the thread as the owner, and no task may wait for another one by blocking both."""
+    """The thread is the owner: a task that waited for another task would block both of them."""
 
     async def task() -> None:
         with kind(client, "n"):

@@ -1,4 +1,4 @@
-"""The frames that every implementation agrees on: protocol/testdata/vectors.json, as SPEC.md §10 has them."""
+"""The test vectors of all implementations: protocol/testdata/vectors.json, see SPEC.md §10."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VECTORS: list[Vector] = json.loads(FILE.read_text())
 
 @dataclass
 class _NoFields:
-    """All that such an answer says."""
+    """An answer without fields."""
 
 
 PARSERS: dict[str, Callable[[Fields], Any]] = {
@@ -54,7 +54,7 @@ def whole(vector: Vector) -> bytes:
     return bytes.fromhex(vector["hex"]) + bytes(vector.get("pad", 0))
 
 
-# This client leaves out the id of release and cancel, so their answers never come.
+# This client sends release and cancel without an id, so they are not answered.
 OURS = [v for v in VECTORS if v.get("answers") not in ("release", "cancel")]
 REPLIES = [v for v in OURS if v["kind"] == "reply"]
 BAD = [v for v in OURS if v["kind"] == "bad" and v["to"] == "client"]
@@ -64,7 +64,7 @@ REQUESTS = [v for v in VECTORS if v["kind"] == "request" and v.get("canonical")]
 
 
 def read(data: bytes, answers: str | None) -> Any:
-    """Reads one frame and what the answer in it holds."""
+    """Reads one frame, and parses the answer in it."""
     found = protocol.split(data, 0)
     assert found is not None
     reply = protocol.decode(found[0])
@@ -97,7 +97,7 @@ def expected(vector: Vector) -> Any:
     return message.pop("id"), message
 
 
-def seen(got: Any) -> Any:
+def normalized(got: Any) -> Any:
     match got:
         case (id, (protocol.InfoOK() | protocol.ListOK()) as answer):
             return id, answer
@@ -125,7 +125,7 @@ def test_there_are_vectors() -> None:
 
 @pytest.mark.parametrize("vector", REPLIES, ids=named)
 def test_reply_is_read(vector: Vector) -> None:
-    assert seen(read(whole(vector), vector.get("answers"))) == expected(vector)
+    assert normalized(read(whole(vector), vector.get("answers"))) == expected(vector)
 
 
 @pytest.mark.parametrize("vector", REPLIES, ids=named)
@@ -172,11 +172,11 @@ def test_bad_length_is_refused_at_once(vector: Vector) -> None:
         protocol.split(whole(vector)[:4], 0)
 
 
-# --- The short way to read a grant ---
+# --- The fast path for grants ---
 
 
 def read_strictly(body: bytes) -> tuple[int, protocol.AcquireOK] | None:
-    """What the strict reader makes of body as the answer to an acquire; None if it refuses it."""
+    """The result of the strict reader for body as the answer to an acquire; None if it refuses it."""
     try:
         reply = protocol.decode(body)
         return (reply.id, protocol.acquire_ok(reply.fields)) if isinstance(reply, protocol.Answer) else None
@@ -185,14 +185,14 @@ def read_strictly(body: bytes) -> tuple[int, protocol.AcquireOK] | None:
 
 
 def read_fast(body: bytes) -> bool:
-    """Whether body is read in the short way. Then it is what the strict reader makes of it."""
+    """Whether the fast path accepts body. Checks that the strict reader agrees."""
     grant = protocol.grant(body)
     assert grant is None or grant == read_strictly(body), body.hex()
     return grant is not None
 
 
 def uints(value: int) -> list[bytes]:
-    """Every unsigned format that value has, the shortest first."""
+    """The unsigned formats that can hold value, the shortest first."""
     formats = [bytes([value])] if value < 0x80 else []
     return formats + [bytes([0xCC + i]) + value.to_bytes(1 << i, "big") for i in range(4) if value < 1 << (8 << i)]
 
@@ -210,7 +210,7 @@ def test_fast_path_accepts_usual_grants() -> None:
 
 @pytest.mark.parametrize("field", ["id", "token", "hold", "count", "deadline_ns"])
 def test_fast_path_has_the_limits_of_the_strict_reader(field: str) -> None:
-    """Each field with the edges of every format and of its range, in every format that can hold them."""
+    """Each field with the limits of every format and of its range, in every format that can hold them."""
     powers = [1 << bits for bits in (0, 7, 8, 16, 32, 63)]
     for value in sorted({0, (1 << 64) - 1, *powers, *(p - 1 for p in powers)}):
         for written in uints(value):
