@@ -657,6 +657,24 @@ def test_lock_is_pickled_without_its_hold(sidecar: FakeSidecar, client: Client) 
     locksidecar._sync._clients.clear()
 
 
+def test_pickles_of_version_0_1_can_be_loaded() -> None:
+    """They name modules and functions of the package, and the order of the fields of Options."""
+    pickled = (
+        b"\x80\x02clocksidecar._sync\nRLock\nclocksidecar._sync\n_of_this_process\nX\x02\x00\x00\x00/p\x85R"
+        b"X\x01\x00\x00\x00nclocksidecar._calls\nOptions\n)\x81](K\x00K\x07NG\x00\x00\x00\x00\x00\x00\x00\x00\x88\x89Neb\x87R."
+    )
+    for data, kind in (
+        (pickled, locksidecar.RLock),
+        (pickled.replace(b"_sync", b"aio"), locksidecar.aio.RLock),
+    ):
+        lock = pickle.loads(data)
+        assert type(lock) is kind
+        assert (lock._client.path, lock.name) == ("/p", "n")
+        assert (lock._options.timeout, lock._options.lease, lock._options.reentrant) == (0, 7, True)
+    locksidecar._sync._clients.clear()
+    locksidecar.aio._clients.clear()
+
+
 def test_exceptions_can_be_pickled() -> None:
     for e in (
         LockLost("m", name="n", reason="stolen"),
