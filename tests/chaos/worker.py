@@ -1,4 +1,4 @@
-"""A client process of the chaos run, in Python: it does what worker.go does, with threads and with tasks."""
+"""A client process of the chaos run, in Python. It does the same as worker.go, with threads and with tasks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from locksidecar import aio
 
 Fields = dict[str, Any]
 
-orders: Fields = json.loads(os.environ["CHAOS_WORKER"])
-over = threading.Event()  # no new section is to be begun
+config: Fields = json.loads(os.environ["CHAOS_WORKER"])
+stopping = threading.Event()  # set when no new section may begin
 ops = itertools.count(1)
 owners = itertools.count(1)
 
-_log = os.open(os.path.join(orders["logs"], orders["client"] + ".jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+_log = os.open(os.path.join(config["logs"], config["client"] + ".jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 def now() -> int:
@@ -34,16 +34,16 @@ def now() -> int:
 
 
 def record(kind: str, at: int, op: int, **fields: Any) -> None:
-    event = {"ev": kind, "t": at, "c": orders["client"], "op": op, **{k: v for k, v in fields.items() if v}}
+    event = {"ev": kind, "t": at, "c": config["client"], "op": op, **{k: v for k, v in fields.items() if v}}
     os.write(_log, json.dumps(event).encode() + b"\n")
 
 
-def until(deadline: float) -> int:
-    """A float has a little less than a nanosecond to spare."""
+def to_ns(deadline: float) -> int:
+    """Returns the deadline in nanoseconds, one microsecond early: a float has no exact nanoseconds."""
     return int(deadline * 1e9) - 1000
 
 
-KINDS: dict[type[BaseException], str] = {
+ERROR_KINDS: dict[type[BaseException], str] = {
     locksidecar.LockTimeout: "timeout",
     locksidecar.LockLost: "lost",
     locksidecar.NotHeld: "not_held",
@@ -56,10 +56,10 @@ KINDS: dict[type[BaseException], str] = {
 }
 
 
-def failure(e: BaseException | None) -> Fields:
+def error_fields(e: BaseException | None) -> Fields:
     if e is None:
         return {}
-    kind = next((kind for cls, kind in KINDS.items() if isinstance(e, cls)), "other")
+    kind = next((kind for cls, kind in ERROR_KINDS.items() if isinstance(e, cls)), "other")
     return {
         "err": kind,
         "reason": getattr(e, "reason", ""),
@@ -69,90 +69,90 @@ def failure(e: BaseException | None) -> Fields:
 
 
 class Section:
-    """One acquire that was granted, and what is said of it."""
+    """One granted acquire, and the records of its events."""
 
     def __init__(self, op: int, held: locksidecar.Held | aio.Held) -> None:
         self.op = op
         self.held = held
         self.lost = False
-        record("grant", now(), op, token=held.token, until=until(held.deadline))
+        record("grant", now(), op, token=held.token, until=to_ns(held.deadline))
 
     def check(self) -> bool:
         before = now()
         try:
             self.held.check()
         except locksidecar.LockLost as e:
-            self.tell(before, e)
+            self.record_loss(before, e)
             return False
-        deadline = until(self.held.deadline)
+        deadline = to_ns(self.held.deadline)
         record("check", now(), self.op, b=before, until=deadline)
         return True
 
-    def tell(self, before: int, e: locksidecar.LockLost) -> None:
+    def record_loss(self, before: int, e: locksidecar.LockLost) -> None:
         if not self.lost:
             self.lost = True
             record("lost", now(), self.op, b=before, reason=e.reason)
 
-    def leaving(self) -> int:
-        """Written before it is done, so that nothing is believed in after it."""
+    def begin_release(self) -> int:
+        """Records the release before it is done: after this record the holder does not believe in the lock."""
         before = now()
         record("release", before, self.op)
         return before
 
-    def left(self, before: int, e: BaseException | None) -> None:
-        record("released", now(), self.op, b=before, **failure(e))
+    def end_release(self, before: int, e: BaseException | None) -> None:
+        record("released", now(), self.op, b=before, **error_fields(e))
 
-    def leave(self) -> None:
-        before = self.leaving()
+    def release(self) -> None:
+        before = self.begin_release()
         error: BaseException | None = None
         try:
             self.held.release()
         except locksidecar.LocksidecarError as e:
             error = e
-        self.left(before, error)
+        self.end_release(before, error)
 
-    def writing(self) -> tuple[int, Fields]:
+    def begin_write(self) -> tuple[int, Fields]:
         before = now()
-        value = f"{orders['client']}/{self.op}/{before}"
+        value = f"{config['client']}/{self.op}/{before}"
         return before, {"lock": self.held.name, "token": self.held.token, "value": value}
 
-    def written(self, before: int, asked: Fields, done: Fields) -> None:
-        record("write", now(), self.op, b=before, token=asked["token"], value=asked["value"], **done)
+    def end_write(self, before: int, request: Fields, done: Fields) -> None:
+        record("write", now(), self.op, b=before, token=request["token"], value=request["value"], **done)
 
 
-class Dice:
+class Choices:
     def __init__(self, n: int) -> None:
-        self.dice = random.Random(orders["seed"] * 1000 + n)
+        self.random = random.Random(config["seed"] * 1000 + n)
 
     def up_to(self, seconds: float) -> float:
-        return self.dice.random() * seconds
+        return self.random.random() * seconds
 
-    def hot(self) -> str:
-        return f"hot:{self.dice.randrange(orders['hot'])}"
+    def hot_lock(self) -> str:
+        return f"hot:{self.random.randrange(config['hot'])}"
 
-    def cool(self) -> str:
-        return f"cool:{self.dice.randrange(orders['cool'])}"
+    def cool_lock(self) -> str:
+        return f"cool:{self.random.randrange(config['cool'])}"
 
-    def any(self) -> str:
-        return self.cool() if self.dice.randrange(4) == 0 else self.hot()
+    def any_lock(self) -> str:
+        return self.cool_lock() if self.random.randrange(4) == 0 else self.hot_lock()
 
-    def think(self) -> float:
-        return self.up_to(2 * orders["think_ms"] / 1000)
+    def think_time(self) -> float:
+        return self.up_to(2 * config["think_ms"] / 1000)
 
-    def limit_ms(self) -> int:
+    def wait_ms(self) -> int:
         return 1 + int(self.up_to(500))
 
     def lease_ms(self) -> int:
         return 300 + int(self.up_to(1200))
 
-    def most_ms(self) -> int:
+    def max_hold_ms(self) -> int:
         return 100 + int(self.up_to(500))
 
 
-LEASE = orders["lease_ms"] / 1000
+LEASE = config["lease_ms"] / 1000
 
 
-def asks(lock: str, **fields: Any) -> int:
+def record_invoke(lock: str, **fields: Any) -> int:
     op = next(ops)
     record("invoke", now(), op, lock=lock, **fields)
     return op
@@ -161,10 +161,10 @@ def asks(lock: str, **fields: Any) -> int:
 # --- Threads ---
 
 
-class Actor(Dice):
-    """A thread that does one thing after the other."""
+class Actor(Choices):
+    """A thread that runs one random action after the other."""
 
-    PARTS = (
+    ACTIONS = (
         (50, "short"),
         (3, "long"),
         (10, "reenter"),
@@ -179,129 +179,131 @@ class Actor(Dice):
         self.client = client
         self.register: socket.socket | None = None
 
-    def act(self) -> None:
-        weights, names = [w for w, _ in self.PARTS], [name for _, name in self.PARTS]
-        while not over.is_set():
-            over.wait(self.think())
-            play: Callable[[], None] = getattr(self, self.dice.choices(names, weights)[0])
-            play()
+    def run(self) -> None:
+        weights, names = [w for w, _ in self.ACTIONS], [name for _, name in self.ACTIONS]
+        while not stopping.is_set():
+            stopping.wait(self.think_time())
+            action: Callable[[], None] = getattr(self, self.random.choices(names, weights)[0])
+            action()
 
-    def enter(self, lock: locksidecar.Lock, timeout: float | None = None, **asked: Any) -> Section | None:
-        op = asks(lock.name, **asked)
+    def acquire(self, lock: locksidecar.Lock, timeout: float | None = None, **request: Any) -> Section | None:
+        op = record_invoke(lock.name, **request)
         try:
             if not lock.acquire(timeout=timeout):
                 raise locksidecar.LockTimeout("in time")
         except locksidecar.LocksidecarError as e:
-            record("error", now(), op, **failure(e))
+            record("error", now(), op, **error_fields(e))
             if isinstance(e, locksidecar.Unavailable):
-                over.wait(0.05)
+                stopping.wait(0.05)
             return None
         return Section(op, lock.held)
 
     def write(self, s: Section) -> None:
         if self.register is None:
             self.register = socket.socket(socket.AF_UNIX)
-            self.register.connect(orders["register"])
-        before, asked = s.writing()
-        self.register.sendall(json.dumps(asked).encode() + b"\n")
+            self.register.connect(config["register"])
+        before, request = s.begin_write()
+        self.register.sendall(json.dumps(request).encode() + b"\n")
         answer = b""
         while not answer.endswith(b"\n"):
-            answer += self.register.recv(4096) or b"\n"  # the end: the run is over, and this is no answer
-        s.written(before, asked, json.loads(answer))
+            answer += (
+                self.register.recv(4096) or b"\n"
+            )  # b"": the register was closed at the end of the run; the empty line is an invalid answer
+        s.end_write(before, request, json.loads(answer))
 
-    def brief(self, s: Section | None) -> None:
+    def use_briefly(self, s: Section | None) -> None:
         if s is not None:
             self.write(s)
             time.sleep(self.up_to(0.005))
             s.check()
-            s.leave()
+            s.release()
 
-    def lasting(self, s: Section | None, seconds: float) -> None:
+    def use_for(self, s: Section | None, seconds: float) -> None:
         if s is None:
             return
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not over.is_set():
+        while time.monotonic() < end and not stopping.is_set():
             self.write(s)
-            over.wait(0.05 + self.up_to(0.2))
+            stopping.wait(0.05 + self.up_to(0.2))
             if not s.check():
                 break
-        if s.lost and self.dice.randrange(2) == 0:
-            self.write(s)  # too late; the token tells
-        s.leave()
+        if s.lost and self.random.randrange(2) == 0:
+            self.write(s)  # a write after the loss, which the token must fence off
+        s.release()
 
     def short(self) -> None:
-        self.brief(self.enter(self.client.lock(self.any())))
+        self.use_briefly(self.acquire(self.client.lock(self.any_lock())))
 
     def long(self) -> None:
-        self.lasting(self.enter(self.client.lock(self.cool())), self.up_to(1.5 * LEASE))
+        self.use_for(self.acquire(self.client.lock(self.cool_lock())), self.up_to(1.5 * LEASE))
 
     def reenter(self) -> None:
-        slow = self.dice.randrange(8) == 0  # time for something to happen in between
-        lock = self.client.rlock(self.cool() if slow else self.any())
+        slow = self.random.randrange(8) == 0  # so that a fault may happen between the two entries
+        lock = self.client.rlock(self.cool_lock() if slow else self.any_lock())
         owner = next(owners)
-        outer = self.enter(lock, owner=owner)
+        outer = self.acquire(lock, owner=owner)
         if outer is None:
             return
         if slow:
-            over.wait(self.up_to(LEASE / 2))
-        self.brief(self.enter(lock, owner=owner))
+            stopping.wait(self.up_to(LEASE / 2))
+        self.use_briefly(self.acquire(lock, owner=owner))
         outer.check()
-        outer.leave()
+        outer.release()
 
     def once(self) -> None:
-        self.brief(self.enter(self.client.lock(self.any()), timeout=0, wait=1))
+        self.use_briefly(self.acquire(self.client.lock(self.any_lock()), timeout=0, wait=1))
 
     def limited(self) -> None:
-        wait = self.limit_ms()
-        self.brief(self.enter(self.client.lock(self.any()), timeout=wait / 1000, wait=wait))
+        wait = self.wait_ms()
+        self.use_briefly(self.acquire(self.client.lock(self.any_lock()), timeout=wait / 1000, wait=wait))
 
     def fixed_lease(self) -> None:
         lease = self.lease_ms()
-        s = self.enter(self.client.lock(self.cool(), lease=lease / 1000), lease=lease)
-        self.lasting(s, self.up_to(1.5 * lease / 1000))
+        s = self.acquire(self.client.lock(self.cool_lock(), lease=lease / 1000), lease=lease)
+        self.use_for(s, self.up_to(1.5 * lease / 1000))
 
     def max_hold(self) -> None:
-        most = self.most_ms()
-        s = self.enter(self.client.lock(self.cool(), max_hold=most / 1000), maxhold=most)
-        self.lasting(s, self.up_to(1.5 * most / 1000))
+        limit = self.max_hold_ms()
+        s = self.acquire(self.client.lock(self.cool_lock(), max_hold=limit / 1000), maxhold=limit)
+        self.use_for(s, self.up_to(1.5 * limit / 1000))
 
 
 # --- Tasks ---
 
 
-class Task(Dice):
-    """An asyncio task that does one thing after the other; its bodies are cancelled when a lock is lost."""
+class Task(Choices):
+    """An asyncio task that runs one random action after the other. Its bodies are cancelled when a lock is lost."""
 
-    PARTS = ((60, "short"), (5, "long"), (20, "limited"), (5, "max_hold"), (10, "cancelled"))
+    ACTIONS = ((60, "short"), (5, "long"), (20, "limited"), (5, "max_hold"), (10, "cancelled"))
 
     def __init__(self, n: int, client: aio.Client) -> None:
         super().__init__(n)
         self.client = client
         self.register: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def act(self) -> None:
-        weights, names = [w for w, _ in self.PARTS], [name for _, name in self.PARTS]
-        while not over.is_set():
-            await asyncio.sleep(self.think())
-            play: Callable[[], Coroutine[Any, Any, None]] = getattr(self, self.dice.choices(names, weights)[0])
-            await play()
+    async def run(self) -> None:
+        weights, names = [w for w, _ in self.ACTIONS], [name for _, name in self.ACTIONS]
+        while not stopping.is_set():
+            await asyncio.sleep(self.think_time())
+            action: Callable[[], Coroutine[Any, Any, None]] = getattr(self, self.random.choices(names, weights)[0])
+            await action()
 
     async def write(self, s: Section) -> None:
         if self.register is None:
-            self.register = await asyncio.open_unix_connection(orders["register"])
+            self.register = await asyncio.open_unix_connection(config["register"])
         reader, writer = self.register
-        before, asked = s.writing()
+        before, request = s.begin_write()
         try:
-            writer.write(json.dumps(asked).encode() + b"\n")
+            writer.write(json.dumps(request).encode() + b"\n")
             done = json.loads(await reader.readline())
         except BaseException:
-            writer.close()  # its answer would be taken for that of the next one
+            writer.close()  # otherwise the next write would get the answer to this one
             self.register = None
             raise
-        s.written(before, asked, done)
+        s.end_write(before, request, done)
 
-    async def section(self, lock: aio.Lock, seconds: float, **asked: Any) -> None:
-        op = asks(lock.name, **asked)
+    async def section(self, lock: aio.Lock, seconds: float, **request: Any) -> None:
+        op = record_invoke(lock.name, **request)
         s: Section | None = None
         before = 0
         error: BaseException | None = None
@@ -309,77 +311,77 @@ class Task(Dice):
             async with lock as held:
                 s = Section(op, held)
                 try:
-                    await self.stay(s, seconds)
+                    await self.use_for(s, seconds)
                 finally:  # the body may have been cancelled
-                    before = s.leaving()
+                    before = s.begin_release()
         except (locksidecar.LocksidecarError, asyncio.CancelledError) as e:
             error = e
         if s is not None:
-            s.left(before, error if isinstance(error, locksidecar.LocksidecarError) else None)
+            s.end_release(before, error if isinstance(error, locksidecar.LocksidecarError) else None)
             return
-        record("error", now(), op, **failure(error))
+        record("error", now(), op, **error_fields(error))
         if isinstance(error, locksidecar.Unavailable):
             await asyncio.sleep(0.05)
 
-    async def stay(self, s: Section, seconds: float) -> None:
+    async def use_for(self, s: Section, seconds: float) -> None:
         end = time.monotonic() + seconds
         while True:
             await self.write(s)
             left = end - time.monotonic()
             await asyncio.sleep(max(0.0, min(left, 0.05 + self.up_to(0.2))))
-            if not s.check() or left <= 0 or over.is_set():
+            if not s.check() or left <= 0 or stopping.is_set():
                 return
 
     async def short(self) -> None:
-        await self.section(self.client.lock(self.any()), self.up_to(0.005))
+        await self.section(self.client.lock(self.any_lock()), self.up_to(0.005))
 
     async def long(self) -> None:
-        await self.section(self.client.lock(self.cool()), self.up_to(1.5 * LEASE))
+        await self.section(self.client.lock(self.cool_lock()), self.up_to(1.5 * LEASE))
 
     async def limited(self) -> None:
-        wait = self.limit_ms()
-        await self.section(self.client.lock(self.any(), timeout=wait / 1000), self.up_to(0.005), wait=wait)
+        wait = self.wait_ms()
+        await self.section(self.client.lock(self.any_lock(), timeout=wait / 1000), self.up_to(0.005), wait=wait)
 
     async def max_hold(self) -> None:
-        most = self.most_ms()
-        lock = self.client.lock(self.cool(), max_hold=most / 1000)
-        await self.section(lock, self.up_to(1.5 * most / 1000), maxhold=most)
+        limit = self.max_hold_ms()
+        lock = self.client.lock(self.cool_lock(), max_hold=limit / 1000)
+        await self.section(lock, self.up_to(1.5 * limit / 1000), maxhold=limit)
 
     async def cancelled(self) -> None:
-        section = asyncio.create_task(self.section(self.client.lock(self.any()), self.up_to(0.005)))
+        section = asyncio.create_task(self.section(self.client.lock(self.any_lock()), self.up_to(0.005)))
         await asyncio.sleep(self.up_to(0.1))
         section.cancel()
         await asyncio.wait([section])
         section.result()
 
 
-async def act(actors: int) -> None:
-    async with aio.Client(orders["socket"]) as client:
-        await asyncio.gather(*(Task(1000 + n, client).act() for n in range(actors)))
+async def run(actors: int) -> None:
+    async with aio.Client(config["socket"]) as client:
+        await asyncio.gather(*(Task(1000 + n, client).run() for n in range(actors)))
 
 
-def give_up(args: threading.ExceptHookArgs) -> None:
-    """An actor that fails is a process that fails: nobody looks at a thread."""
+def exit_on_failure(args: threading.ExceptHookArgs) -> None:
+    """Ends the process: the conductor notices a failed process, but not a failed thread."""
     sys.__excepthook__(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
     os._exit(1)
 
 
 def watch_stdin() -> None:
     sys.stdin.buffer.read()
-    over.set()
+    stopping.set()
 
 
 def main() -> None:
     faulthandler.register(signal.SIGQUIT, all_threads=True)
-    threading.excepthook = give_up
+    threading.excepthook = exit_on_failure
     threading.Thread(target=watch_stdin, daemon=True).start()
-    client = locksidecar.Client(orders["socket"])
-    tasks = orders["actors"] // 2
-    threads = [threading.Thread(target=Actor(n, client).act) for n in range(orders["actors"] - tasks)]
+    client = locksidecar.Client(config["socket"])
+    tasks = config["actors"] // 2
+    threads = [threading.Thread(target=Actor(n, client).run) for n in range(config["actors"] - tasks)]
     for t in threads:
         t.start()
     if tasks:
-        asyncio.run(act(tasks))
+        asyncio.run(run(tasks))
     for t in threads:
         t.join()
     client.close()

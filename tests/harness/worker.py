@@ -16,7 +16,7 @@ Fields = dict[str, Any]
 
 client = locksidecar.connect()
 handles: dict[str, locksidecar.Held] = {}
-stop_poll = threading.Event()  # ends the one poll
+stop_poll = threading.Event()  # ends the running poll
 
 CODES: dict[type[Exception], str] = {
     locksidecar.LockTimeout: "timeout",
@@ -115,7 +115,7 @@ def stop(c: Fields) -> Fields:
 def fork(c: Fields) -> Fields:
     pid = os.fork()
     if pid == 0:
-        # The test must see the parent's end, whatever becomes of this process.
+        # The pipes are closed here, so that the test notices the end of the parent.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)

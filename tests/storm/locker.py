@@ -1,15 +1,15 @@
-"""What every process of the storm does: it locks, enters a marked section, and writes down what happened.
+"""The operations of every process of the storm: it acquires a lock, enters a section, and logs events.
 
-The section is a file that is locked with flock(). Another process, thread or task that is inside finds it locked; a
-process that dies unlocks it. Each event is one line of the log, which all processes append to:
+A section is a file that is locked with flock(). If two holders enter one section, the second one finds the file locked;
+the kernel unlocks it when a process dies. All processes append to one log. Each event is one line:
 
-    op                 an operation has ended: a block, or an acquire that was cut short
-    held NAME TOKEN    a hold, by its first entry
-    cut                a timeout or a signal ended an operation
-    window             a cut left the lock held, at one of the two moments that sdk/python/README.md names
+    op                 an operation has ended: a block, or an acquire, possibly interrupted
+    held NAME TOKEN    a hold, at its first entry
+    interrupt          a timeout or a signal ended an operation
+    window             an interrupt left the lock held, at one of the two moments that sdk/python/README.md names
     timeout            another owner held the lock for too long
-    inside NAME        a violation: two were in one section
-    error TEXT         an exception that no user should see
+    overlap NAME       a violation: two holders were in one section
+    error TEXT         an unexpected exception
 """
 
 from __future__ import annotations
@@ -33,28 +33,30 @@ from locksidecar import aio
 DIRECTORY = Path(os.environ["STORM_DIRECTORY"])
 NAMES = 6
 WAIT = 10.0  # for a lock, seconds
-CUT_AFTER = 0.0015  # a cut comes within so many seconds
-AGAIN = 0.002  # between the signals of one cut
-KINDS = ("block", "reenter", "acquire", "cut", "cut")
+INTERRUPT_AFTER = 0.0015  # at most, seconds
+REPEAT_AFTER = 0.002  # between the signals of one interrupt, seconds
+KINDS = ("block", "reenter", "acquire", "interrupt", "interrupt")
 
 
-class Cut(BaseException):
-    """What a signal handler raises. No handler of errors catches it, as with asyncio's and gevent's cancellation."""
+class Interrupt(BaseException):
+    """Raised by a signal handler. A BaseException, like the cancellations of asyncio and gevent."""
 
 
-class Cutter(Protocol):
-    """Ends an operation after some time, in the thread that armed it."""
+class Interrupter(Protocol):
+    """Raises Interrupt in the thread that armed it, after some time."""
 
-    armed: bool  # cleared before disarm() is called, so that nothing is raised on the way to it
+    armed: bool  # cleared before disarm() is called, so that nothing is raised before disarm() has ended
 
     def arm(self, seconds: float) -> None: ...
 
     def disarm(self) -> None: ...
 
 
-class Alarm:
-    """A handler that raises Cut in the main thread, again and again: what completes an interrupted call is interrupted
-    too, and what a finalizer swallows is raised again."""
+class AlarmInterrupter:
+    """A signal handler that raises Interrupt in the main thread repeatedly.
+
+    So it also interrupts the completion of an interrupted call, and raises again if a finalizer has swallowed it.
+    """
 
     def __init__(self) -> None:
         self.armed = False
@@ -62,18 +64,18 @@ class Alarm:
 
     def arm(self, seconds: float) -> None:
         self.armed = True
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-5), AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-5), REPEAT_AFTER)
 
     def disarm(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _raise(self, _: int, frame: FrameType | None) -> None:
         if self.armed:
-            raise Cut
+            raise Interrupt
 
 
 def write(line: str) -> None:
-    """One line, which appears whole."""
+    """Appends one line to the log, with one write()."""
     fd = os.open(DIRECTORY / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
     try:
         os.write(fd, f"{line}\n".encode())
@@ -81,10 +83,10 @@ def write(line: str) -> None:
         os.close(fd)
 
 
-_EXITING = 0x4  # PF_EXITING: a process that was killed may lose its connection before it loses its other files
+_EXITING = 0x4  # PF_EXITING: the kernel may close the connection of a killed process before its other files
 
 
-def _lives(pid: str) -> bool:
+def _is_alive(pid: str) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -93,7 +95,7 @@ def _lives(pid: str) -> bool:
 
 
 def _holder(fd: int) -> str:
-    """The process that has locked the file with flock(); "" if there is none."""
+    """The id of the process that has locked the file with flock(); "" if there is none."""
     inode = str(os.fstat(fd).st_ino)
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
@@ -111,29 +113,29 @@ def section(name: str) -> Iterator[None]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if (pid := _holder(fd)) and _lives(pid):
-                    write(f"inside {name}")
+                if (pid := _holder(fd)) and _is_alive(pid):
+                    write(f"overlap {name}")
                     break
         yield
     finally:
         os.close(fd)
 
 
-def error(e: BaseException) -> None:
+def log_error(e: BaseException) -> None:
     write(f"error {type(e).__name__}: {e}".replace("\n", " "))
 
 
 class Locker:
     """Operations of one process, with the client for threads."""
 
-    def __init__(self, client: locksidecar.Client, nap: Callable[[float], object] = time.sleep) -> None:
+    def __init__(self, client: locksidecar.Client, sleep_for: Callable[[float], object] = time.sleep) -> None:
         self.client = client
-        self.nap = nap
+        self.sleep_for = sleep_for
 
-    def operate(self, rng: random.Random, cutter: Cutter | None) -> None:
+    def operate(self, rng: random.Random, interrupter: Interrupter | None) -> None:
         name = f"n{rng.randrange(NAMES)}"
         kind = rng.choice(KINDS)
-        if kind == "cut" and cutter is None:
+        if kind == "interrupt" and interrupter is None:
             kind = "block"
         try:
             match kind:
@@ -148,41 +150,41 @@ class Locker:
                         outer.check()
                 case "acquire":
                     tried = self.client.lock(name)
-                    # Right after the daemon was started, Redis may not be reached in so short a time.
+                    # Just after its start, the daemon may not be connected to Redis yet.
                     with contextlib.suppress(locksidecar.Unavailable):
                         if tried.acquire(timeout=rng.random() * 0.02):
                             with section(name):
                                 write(f"held {name} {tried.token}")
                             tried.release()
-                case "cut":
-                    assert cutter is not None
-                    self._cut(name, rng, cutter)
+                case "interrupt":
+                    assert interrupter is not None
+                    self._interrupted(name, rng, interrupter)
         except locksidecar.LockTimeout:
             write("timeout")
         except Exception as e:
-            error(e)
+            log_error(e)
         write("op")
 
     def _block(self, lock: locksidecar.Lock, name: str, rng: random.Random) -> None:
         with lock as held, section(name):
             write(f"held {name} {held.token}")
-            self.nap(rng.random() * 0.001)
+            self.sleep_for(rng.random() * 0.001)
             held.check()
 
-    def _cut(self, name: str, rng: random.Random, cutter: Cutter) -> None:
-        """Cut short, and repeated at once by the same owner."""
+    def _interrupted(self, name: str, rng: random.Random, interrupter: Interrupter) -> None:
+        """An interrupted operation, which the same owner repeats at once."""
         kind = rng.choice((self.client.lock, self.client.rlock))
         lock = kind(name, timeout=WAIT, lease=rng.choice((None, 5.0)))
         try:
             try:
-                cutter.arm(rng.random() * CUT_AFTER)
+                interrupter.arm(rng.random() * INTERRUPT_AFTER)
                 while True:
                     self._block(lock, name, rng)
             finally:
-                cutter.armed = False
-                cutter.disarm()
-        except Cut:
-            write("cut")
+                interrupter.armed = False
+                interrupter.disarm()
+        except Interrupt:
+            write("interrupt")
         if lock.locked():
             write("window")
             lock.release()
@@ -190,7 +192,7 @@ class Locker:
 
 
 class AsyncLocker:
-    """The same, with the client for asyncio."""
+    """The same operations, with the client for asyncio."""
 
     def __init__(self, client: aio.Client) -> None:
         self.client = client
@@ -214,24 +216,24 @@ class AsyncLocker:
                             with section(name):
                                 write(f"held {name} {tried.token}")
                             tried.release()
-                case "cut":
-                    await self._cut(name, rng)
+                case "interrupt":
+                    await self._interrupted(name, rng)
         except locksidecar.LockTimeout:
             write("timeout")
         except Exception as e:
-            error(e)
+            log_error(e)
         write("op")
 
-    async def _cut(self, name: str, rng: random.Random) -> None:
-        """Cut short, and repeated at once by the same owner."""
+    async def _interrupted(self, name: str, rng: random.Random) -> None:
+        """An interrupted operation, which the same owner repeats at once."""
         kind = rng.choice((self.client.lock, self.client.rlock))
         lock = kind(name, timeout=WAIT, lease=rng.choice((None, 5.0)))
         try:
-            async with asyncio.timeout(rng.random() * CUT_AFTER):
+            async with asyncio.timeout(rng.random() * INTERRUPT_AFTER):
                 while True:
                     await self._block(lock, name)
         except TimeoutError:
-            write("cut")
+            write("interrupt")
         await self._block(lock, name)
 
     async def _block(self, lock: aio.Lock, name: str) -> None:

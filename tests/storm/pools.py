@@ -15,22 +15,22 @@ from locker import Locker
 
 
 def work(client: locksidecar.Client, until: float) -> None:
-    both = Locker(client)
-    threads = [threading.Thread(target=operate, args=(both, until)) for _ in range(2)]
+    client_locker = Locker(client)
+    threads = [threading.Thread(target=operate, args=(client_locker, until)) for _ in range(2)]
     for thread in threads:
         thread.start()
     rng = random.Random()
-    alarm = locker.Alarm()
+    alarm = locker.AlarmInterrupter()
     while time.time() < until:
-        both.operate(rng, alarm)
+        client_locker.operate(rng, alarm)
     for thread in threads:
         thread.join()
 
 
-def operate(both: Locker, until: float) -> None:
+def operate(client_locker: Locker, until: float) -> None:
     rng = random.Random()
     while time.time() < until:
-        both.operate(rng, None)
+        client_locker.operate(rng, None)
 
 
 def pool(method: str, until: float) -> None:
@@ -46,8 +46,8 @@ def greenlets(until: float) -> None:
     client = locksidecar.Client()
     client.ping()
     eventlet.monkey_patch()
-    both = Locker(client, eventlet.sleep)
-    for greenlet in [eventlet.spawn(operate, both, until) for _ in range(12)]:
+    client_locker = Locker(client, eventlet.sleep)
+    for greenlet in [eventlet.spawn(operate, client_locker, until) for _ in range(12)]:
         greenlet.wait()
 
 

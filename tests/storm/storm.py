@@ -1,12 +1,12 @@
-"""Runs the Python client in every kind of server at once with faults, and counts what came of it.
+"""Runs the Python client in every kind of server under faults, and counts the results.
 
     .venv-storm/bin/python tests/storm/storm.py --daemon bin/locksidecar [--seconds 8] [KIND …]
 
-`make storm` does so, with Python 3.11 or newer.
+`make storm` runs it. It needs Python 3.11 or newer.
 
-For each kind a server is started and kept busy. Meanwhile the daemon is killed with -9 and started again, and so are
-workers, where the server replaces them. It exits with 1 if two were in one section, if a token was granted twice, if
-an operation raised what no user should see, or if a lock was left held.
+For each kind a server is started and kept busy. Meanwhile the daemon is killed with SIGKILL and restarted, and so are
+workers, if the server replaces them. The exit status is 1 if two holders were in one section, a token was granted
+twice, an operation raised an unexpected exception, or a lock stayed held at the end.
 """
 
 from __future__ import annotations
@@ -41,39 +41,39 @@ CELERY = [str(BIN / "celery"), "-A", "tasks", "worker", "-P", "prefork", "-c", "
 
 
 @dataclass(frozen=True)
-class Kind:
+class ServerKind:
     command: list[str]
     http: bool = True
-    replaces: bool = True  # workers that die
+    replaces_workers: bool = True  # it starts a new worker when one dies
 
 
-def kinds(port: int, until: float) -> dict[str, Kind]:
+def server_kinds(port: int, until: float) -> dict[str, ServerKind]:
     bind = f"127.0.0.1:{port}"
     pools = [sys.executable, str(HERE / "pools.py")]
     return {
-        "gunicorn-sync": Kind([*GUNICORN, "-b", bind, "-w", "4"]),
-        "gunicorn-gthread": Kind([*GUNICORN, "-b", bind, "-w", "2", "-k", "gthread", "--threads", "4"]),
-        "gunicorn-gevent": Kind([*GUNICORN, "-b", bind, "-w", "2", "-k", "gevent"]),
-        "uvicorn": Kind(
+        "gunicorn-sync": ServerKind([*GUNICORN, "-b", bind, "-w", "4"]),
+        "gunicorn-gthread": ServerKind([*GUNICORN, "-b", bind, "-w", "2", "-k", "gthread", "--threads", "4"]),
+        "gunicorn-gevent": ServerKind([*GUNICORN, "-b", bind, "-w", "2", "-k", "gevent"]),
+        "uvicorn": ServerKind(
             [str(BIN / "uvicorn"), "app:asgi", "--port", str(port), "--workers", "2", "--log-level", "error"]
         ),
-        "uwsgi": Kind([*UWSGI, "--http-socket", bind, "--wsgi-file", "app.py", "--callable", "wsgi"]),
-        "celery": Kind([*CELERY, "--without-gossip", "--without-mingle", "--without-heartbeat"], http=False),
-        "fork": Kind([*pools, "fork", str(until)], http=False, replaces=False),
-        "spawn": Kind([*pools, "spawn", str(until)], http=False, replaces=False),
-        "forkserver": Kind([*pools, "forkserver", str(until)], http=False, replaces=False),
-        "eventlet": Kind([*pools, "eventlet", str(until)], http=False, replaces=False),
+        "uwsgi": ServerKind([*UWSGI, "--http-socket", bind, "--wsgi-file", "app.py", "--callable", "wsgi"]),
+        "celery": ServerKind([*CELERY, "--without-gossip", "--without-mingle", "--without-heartbeat"], http=False),
+        "fork": ServerKind([*pools, "fork", str(until)], http=False, replaces_workers=False),
+        "spawn": ServerKind([*pools, "spawn", str(until)], http=False, replaces_workers=False),
+        "forkserver": ServerKind([*pools, "forkserver", str(until)], http=False, replaces_workers=False),
+        "eventlet": ServerKind([*pools, "eventlet", str(until)], http=False, replaces_workers=False),
     }
 
 
 @dataclass
-class Figures:
+class Results:
     counts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    twice: int = 0  # tokens that were granted twice
+    duplicates: int = 0  # tokens that were granted twice
     killed_daemons: int = 0
     killed_workers: int = 0
-    left: list[str] = field(default_factory=list)
+    still_held: list[str] = field(default_factory=list)
 
     def read(self, log: Path) -> None:
         tokens: Counter[str] = Counter()
@@ -84,14 +84,16 @@ class Figures:
                 tokens[rest] += 1
             elif what == "error":
                 self.errors[re.sub(r"\d+", "N", rest)[:160]] += 1
-        self.twice = sum(1 for n in tokens.values() if n > 1)
+        self.duplicates = sum(1 for n in tokens.values() if n > 1)
 
-    def good(self) -> bool:
-        return bool(self.counts["op"]) and not (self.counts["inside"] or self.errors or self.twice or self.left)
+    def passed(self) -> bool:
+        return bool(self.counts["op"]) and not (
+            self.counts["overlap"] or self.errors or self.duplicates or self.still_held
+        )
 
 
 class Daemon:
-    """A Redis, and the daemon in front of it."""
+    """A Redis server and the daemon that uses it."""
 
     def __init__(self, binary: str, directory: Path) -> None:
         self.socket = str(directory / "socket")
@@ -128,7 +130,7 @@ def free_port() -> int:
 
 
 def children(pid: int) -> list[int]:
-    """The processes below pid that have no children of their own, without pid."""
+    """The descendants of pid that have no children."""
     try:
         direct = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -136,7 +138,7 @@ def children(pid: int) -> list[int]:
     return [leaf for child in direct for leaf in (children(child) or [child])]
 
 
-def serves(port: int) -> bool:
+def accepts_connections(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
     except OSError:
@@ -144,8 +146,8 @@ def serves(port: int) -> bool:
     return True
 
 
-def request(port: int, until: float) -> None:
-    """Keeps the server busy. A worker that is killed takes its requests with it."""
+def send_requests(port: int, until: float) -> None:
+    """Sends one request after the other. The requests of a worker that is killed fail."""
     while time.time() < until:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         with contextlib.suppress(OSError, http.client.HTTPException):
@@ -155,13 +157,13 @@ def request(port: int, until: float) -> None:
 
 
 @contextlib.contextmanager
-def load(kind: Kind, port: int, until: float, environment: dict[str, str]) -> Iterator[None]:
+def keep_busy(kind: ServerKind, port: int, until: float, environment: dict[str, str]) -> Iterator[None]:
     threads: list[threading.Thread] = []
     if kind.http:
         end = time.time() + START_WAIT
-        while not serves(port) and time.time() < end:
+        while not accepts_connections(port) and time.time() < end:
             time.sleep(0.02)
-        threads = [threading.Thread(target=request, args=(port, until)) for _ in range(12)]
+        threads = [threading.Thread(target=send_requests, args=(port, until)) for _ in range(12)]
     elif "celery" in kind.command[0]:
         code = f"import tasks\nfor _ in range(200): tasks.operate.delay({until})"
         subprocess.run([sys.executable, "-c", code], cwd=HERE, env=environment, check=True)
@@ -172,13 +174,13 @@ def load(kind: Kind, port: int, until: float, environment: dict[str, str]) -> It
         thread.join()
 
 
-def storm(name: str, binary: str, seconds: float, show: bool) -> Figures:
-    figures = Figures()
+def storm(name: str, binary: str, seconds: float, show: bool) -> Results:
+    results = Results()
     rng = random.Random(name)
     with tempfile.TemporaryDirectory(prefix="storm-") as directory:
         daemon = Daemon(binary, Path(directory))
         port, until = free_port(), time.time() + seconds
-        kind = kinds(port, until)[name]
+        kind = server_kinds(port, until)[name]
         environment = {
             **os.environ,
             "STORM_DIRECTORY": directory,
@@ -192,37 +194,37 @@ def storm(name: str, binary: str, seconds: float, show: bool) -> Figures:
                 kind.command, cwd=HERE, env=environment, stdout=output, stderr=output, start_new_session=True
             )
             log = Path(directory) / "log"
-            with load(kind, port, until, environment):
+            with keep_busy(kind, port, until, environment):
                 while not (log.exists() or server.poll() is not None) and time.time() < until + START_WAIT:
                     time.sleep(0.02)
                 while time.time() < until:
                     time.sleep(0.2 + rng.random() * 0.6)
                     workers = children(server.pid)
-                    if kind.replaces and workers and rng.random() < 0.4:
+                    if kind.replaces_workers and workers and rng.random() < 0.4:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(rng.choice(workers), signal.SIGKILL)
-                            figures.killed_workers += 1
+                            results.killed_workers += 1
                     else:
                         daemon.kill()
-                        figures.killed_daemons += 1
-            figures.left = left_held(client, server, kind)
+                        results.killed_daemons += 1
+            results.still_held = held_locks(client, server, kind)
             stop(server)
             if log.exists():
-                figures.read(log)
+                results.read(log)
             output.seek(0)
-            said = output.read().decode(errors="replace")
+            text = output.read().decode(errors="replace")
         daemon.stop()
-    if show or not figures.good():
-        print(said[-4000:])
-    return figures
+    if show or not results.passed():
+        print(text[-4000:])
+    return results
 
 
-def left_held(client: locksidecar.Client, server: subprocess.Popen[bytes], kind: Kind) -> list[str]:
-    """The locks that are held when nothing is done any more. What still is under way has a moment to end."""
-    if not kind.http and kind.replaces:  # Celery: its tasks end by themselves
+def held_locks(client: locksidecar.Client, server: subprocess.Popen[bytes], kind: ServerKind) -> list[str]:
+    """The locks that are still held 10 seconds after the end of the load."""
+    if not kind.http and kind.replaces_workers:  # Celery: the tasks end on their own
         time.sleep(1)
-    if not kind.replaces and server.wait(60):
-        return [f"nothing, but the processes failed with {server.returncode}"]
+    if not kind.replaces_workers and server.wait(60):
+        return [f"no lock, but the processes failed with {server.returncode}"]
     end = time.time() + 10
     while True:
         held = [f"{row.name} by {row.pid} ({row.cmd})" for row in client.list() if row.state == "held"]
@@ -243,7 +245,7 @@ def stop(server: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    names = list(kinds(0, 0.0))
+    names = list(server_kinds(0, 0.0))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--daemon", required=True)
     parser.add_argument("--seconds", type=float, default=8.0)
@@ -251,21 +253,21 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(names))
     arguments = parser.parse_args()
     binary = os.path.abspath(arguments.daemon)
-    columns = ("ops", "holds", "cut", "killed", "daemons", "inside", "twice", "errors", "left", "window")
-    print(" " * 17 + "".join(f"{column:>9}" for column in columns))
-    good = True
+    columns = ("ops", "holds", "interrupts", "workers", "daemons", "overlaps", "duplicates", "errors", "held", "window")
+    print(" " * 17 + "".join(f"{column:>11}" for column in columns))
+    passed = True
     for name in arguments.kinds or names:
         f = storm(name, binary, arguments.seconds, arguments.show)
         n = f.counts
-        numbers = (n["op"], n["held"], n["cut"], f.killed_workers, f.killed_daemons, n["inside"], f.twice)
-        rest = (sum(f.errors.values()), len(f.left), n["window"])
-        print(f"{name:17}" + "".join(f"{number:9}" for number in (*numbers, *rest)), flush=True)
+        numbers = (n["op"], n["held"], n["interrupt"], f.killed_workers, f.killed_daemons, n["overlap"], f.duplicates)
+        rest = (sum(f.errors.values()), len(f.still_held), n["window"])
+        print(f"{name:17}" + "".join(f"{number:11}" for number in (*numbers, *rest)), flush=True)
         for text, count in f.errors.most_common(5):
             print(f"    {count} × {text}")
-        for text in f.left[:5]:
-            print(f"    left held: {text}")
-        good = good and f.good()
-    return 0 if good else 1
+        for text in f.still_held[:5]:
+            print(f"    still held: {text}")
+        passed = passed and f.passed()
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

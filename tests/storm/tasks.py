@@ -29,7 +29,7 @@ _locker.client.ping()
 @app.task
 def operate(until: float) -> None:
     rng = random.Random()
-    alarm = locker.Alarm()
+    alarm = locker.AlarmInterrupter()
     end = min(until, time.time() + 1)
     while time.time() < end:
         _locker.operate(rng, alarm)
