@@ -721,10 +721,10 @@ def test_threads_exclude_each_other_over_many_disconnects(
 def test_os_error_other_than_a_disconnect_releases_no_lock(
     sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch, function: str, interrupt: OSError
 ) -> None:
-    keep = _transport._append_result
+    append_result = _transport._append_result
 
     def interrupted(results: list[T], f: Callable[..., T], *args: tuple[object]) -> None:
-        keep(results, f, *args)
+        append_result(results, f, *args)
         if f.__name__ == function:
             monkeypatch.undo()
             raise interrupt

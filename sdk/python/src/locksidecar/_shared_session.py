@@ -54,7 +54,7 @@ class _CallWaiter:
          │                               ▲                             ▼
          │                               │ the leader stops waiting    UNREGISTERED
          │     there is a leader         │                             ▲
-         └─────────────────────────► FOLLOWER ──── its call is DONE ───┘
+         └─────────────────────────► FOLLOWER ── DONE, or a timeout ───┘
 
     The leader is SharedSession._leader. A follower sleeps on its wakeup lock.
     """
@@ -88,7 +88,7 @@ class SharedSession:
         self._leader: _CallWaiter | None = None
         self._polling = False  # the leader polls, or is about to
         self._waiting: dict[Call[Any], list[_CallWaiter]] = {}  # the registered waiters
-        self._seen_disconnected = False  # the waiters have been woken for the disconnect
+        self._disconnect_notified = False  # the waiters have been woken for the disconnect
         self._next_attempt = 0.0  # by time.monotonic()
         self._waker = _Waker()
         self._releaser_running = False  # or is about to
@@ -253,7 +253,7 @@ class SharedSession:
         if session.failure is not None:
             session.fail_pending()
             self._close_if_unneeded()
-        if self._seen_disconnected is not (self.transport.sock is None):
+        if self._disconnect_notified is not (self.transport.sock is None):
             self._on_connection_changed()
         while session.done_calls:
             for waiter in tuple(self._waiting.get(session.done_calls[-1], ())):
@@ -308,7 +308,7 @@ class SharedSession:
             for waiters in list(self._waiting.values()):
                 for waiter in waiters:
                     _wake_thread(waiter.wakeup)
-        self._seen_disconnected = disconnected
+        self._disconnect_notified = disconnected
 
     def _wake_leader(self) -> None:
         if self._polling:
