@@ -66,32 +66,27 @@ func (s claimState) isUnsure() bool { return s == claimUncertain || s == claimIn
 
 // content is what Redis is known to have under the name.
 type content struct {
-	tokens      tokens
+	nextToken   uint64 // of the tokensLeft that were drawn
 	holdID      uint64
 	confirmedAt int64 // when the result came that this is from
 	validUntil  int64 // the key is this host's until then at least, by the rate of Redis's own clock
 	count       uint32
 	leaseMS     uint32
+	tokensLeft  uint16 // fencing tokens that were drawn from the counter and not granted
 	state       claimState
 	unassigned  bool // it was acquired for the queue, and no hold has had holdID yet
 }
 
-// tokens are fencing tokens that were drawn from the counter and not granted.
-type tokens struct {
-	next uint64
-	left uint16
+func (c *content) hasTokens() bool { return c.tokensLeft > 0 }
+
+func (c *content) takeToken() uint64 {
+	c.nextToken++
+	c.tokensLeft--
+	return c.nextToken - 1
 }
 
-func (k *tokens) isEmpty() bool { return k.left == 0 }
-
-func (k *tokens) take() uint64 {
-	k.next++
-	k.left--
-	return k.next - 1
-}
-
-// drop forgets them: their numbers are never granted.
-func (k *tokens) drop() { k.left = 0 }
+// dropTokens forgets the tokens that were drawn: their numbers are never granted.
+func (c *content) dropTokens() { c.tokensLeft = 0 }
 
 // window is the operations in flight on one key: none, one, or a Drop and the Take that
 // was pipelined after it.
@@ -208,14 +203,14 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
 	// Tokens are reserved early if the operation is needed anyway. The counter may be no
 	// counter, or memory short: that must not keep the renewal back; see reserveFailed.
 	reserve := uint16(0)
-	if a.now >= w.reserveAt && int(c.tokens.left) < max(1, w.budget/4) {
+	if a.now >= w.reserveAt && int(c.tokensLeft) < max(1, w.budget/4) {
 		reserve = uint16(w.budget)
 	}
 	op := Op{HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS}
 	switch {
 	case c.state.isUnsure():
 		op.Kind, op.Reserve = Take, reserve // assert it
-	case handedOver && a.due(c.confirmedAt+handoffSyncDelay), c.tokens.isEmpty() && a.due(w.reserveAt):
+	case handedOver && a.due(c.confirmedAt+handoffSyncDelay), !c.hasTokens() && a.due(w.reserveAt):
 		op.Kind, op.Reserve, op.RequireExisting = Take, reserve, true
 	case (c.state == claimStale || c.count != w.count) && !handedOver, w.isRenewed && a.due(c.renewAt),
 		c.state == claimRestored, // like a renewal: there may be very many
@@ -290,7 +285,7 @@ func (c *remoteClaim) confirmed(now, until int64, op *inFlight, lastToken uint64
 	c.holdID, c.count, c.leaseMS = op.holdID, op.count, op.leaseMS
 	c.confirmedAt, c.validUntil = now, until
 	if op.kind == Take && op.reserve > 0 {
-		c.tokens = tokens{next: lastToken - uint64(op.reserve) + 1, left: op.reserve}
+		c.nextToken, c.tokensLeft = lastToken-uint64(op.reserve)+1, op.reserve
 	}
 }
 
@@ -311,7 +306,7 @@ func (c *remoteClaim) unknown(now int64, op *inFlight) {
 
 // dataLost notes that Redis may have lost its data, and tokens that were drawn before.
 func (c *remoteClaim) dataLost() {
-	c.tokens.drop()
+	c.dropTokens()
 	c.op.mayHaveLostData = true // if there is one, it may meet the new data
 	if c.state.isOurs() {
 		c.state = claimInDoubt

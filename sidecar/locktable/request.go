@@ -345,7 +345,7 @@ func (t *Table) deferReconcile(l *lock) {
 // spent up to two thirds on the way; one that it inherits has to be as long as its own.
 func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 	c := &l.claim
-	if c.tokens.isEmpty() {
+	if !c.hasTokens() {
 		return false
 	}
 	lease, left := t.leaseOf(r.lease, r.leaseMS), c.validUntil-now
@@ -369,7 +369,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	c.unassigned = false
 	h := t.holds.get()
 	*h = hold{
-		id: id, token: c.tokens.take(), owner: r.owner, lock: l, session: s, granted: now, entries: 1,
+		id: id, token: c.takeToken(), owner: r.owner, lock: l, session: s, granted: now, entries: 1,
 		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, permits: 1, mode: exclusive,
 	}
 	t.charge(l, s.user)

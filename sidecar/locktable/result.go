@@ -61,7 +61,7 @@ func (t *Table) Result(now int64, r Result) {
 	case KeyMissing:
 		if l.holds != nil && op.mayHaveLostData {
 			k.state = claimInDoubt // no program deleted it: assert it
-			k.tokens.drop()
+			k.dropTokens()
 			break
 		}
 		l.forgetClaim(claimAbsent)
