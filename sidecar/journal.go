@@ -12,12 +12,12 @@ func (l *loop) commitState() {
 	if l.state == nil {
 		return
 	}
-	l.state.Commit(l.table.Unkept())
-	switch gap, news := l.state.Gap(); {
-	case !news:
-	case gap != (state.Gap{}):
+	l.state.Commit(l.table.Unstored())
+	switch m, hasChanged := l.state.Missing(); {
+	case !hasChanged:
+	case m != (state.Missing{}):
 		l.log.Error("the state file does not have every lock and client; until it does, a restart of the sidecar ends all locks of this host at their deadlines",
-			"file", l.cfg.State, "locks", gap.Locks, "clients", gap.Sessions, "reason", gap.Reason)
+			"file", l.cfg.State, "locks", m.Locks, "clients", m.Sessions, "reason", m.Reason)
 	default:
 		l.log.Info("the state file has every lock and client again; a restart loses none", "file", l.cfg.State)
 	}
@@ -37,6 +37,6 @@ func (l *loop) stateDue() int64 {
 func (l *loop) retryState(now int64) {
 	if at := l.stateDue(); at != 0 && now >= at {
 		l.state.Retry(now)
-		l.table.KeepAgain() // by the next Effects, in this step
+		l.table.RetryJournal() // by the next Effects, in this step
 	}
 }

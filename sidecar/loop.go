@@ -462,7 +462,7 @@ func (l *loop) applyEffects() {
 	if l.newRedis != nil && l.state != nil {
 		// Behind what the table makes of it: a successor that knows the new run of
 		// Redis must know which holds were in doubt.
-		l.state.KeepRedis(state.Redis(*l.newRedis))
+		l.state.PutRedis(state.Redis(*l.newRedis))
 	}
 	l.newRedis = nil
 	l.forgetClosed(effects)
@@ -586,7 +586,7 @@ var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is sto
 // when there is a successor; holds stay as they are.
 func (s *Server) hangUp() {
 	s.stopping = true
-	s.table.Adjourn(protocol.Now())
+	s.table.DropWaiters(protocol.Now())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ending = true

@@ -398,11 +398,11 @@ func (h *house) changeState(change func(*state.Session)) {
 		h.Fatal(err)
 	}
 	defer f.Close()
-	left := f.Left()
-	if left.Fresh || len(left.Sessions) != 1 {
-		h.Fatalf("%d sessions, fresh %v: %s", len(left.Sessions), left.Fresh, left.Why)
+	r := f.Recovered()
+	if r.Reset || len(r.Sessions) != 1 {
+		h.Fatalf("%d sessions, reset %v: %s", len(r.Sessions), r.Reset, r.ResetReason)
 	}
-	s := left.Sessions[0]
+	s := r.Sessions[0]
 	change(&s)
 	f.OpenSession(s)
 	f.Commit(0)
@@ -462,12 +462,12 @@ func TestStateHasTheRedisAndTheSessionsThatAreOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	left := f.Left()
-	if len(left.Sessions) != 1 || uint64(left.Sessions[0].ID) != first.Session {
-		t.Errorf("sessions: %+v, want that of %+v", left.Sessions, first)
+	r := f.Recovered()
+	if len(r.Sessions) != 1 || uint64(r.Sessions[0].ID) != first.Session {
+		t.Errorf("sessions: %+v, want that of %+v", r.Sessions, first)
 	}
-	if left.Redis.FloorAt == 0 {
-		t.Errorf("the successor does not know which Redis has the locks: %+v", left.Redis)
+	if r.Redis.FloorAt == 0 {
+		t.Errorf("the successor does not know which Redis has the locks: %+v", r.Redis)
 	}
 }
 

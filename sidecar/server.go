@@ -44,7 +44,7 @@ type Server struct {
 	conns  map[*conn]struct{} // every connection, with or without a session
 	ending bool               // no more of them
 
-	left state.Left // what the predecessor left, until Serve has taken it over
+	recovered state.Recovered // what the predecessor left, until Serve has taken it over
 
 	loop
 }
@@ -92,7 +92,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		KeyPrefix:      cfg.KeyPrefix,
 		TLS:            cfg.tls(),
 		UUID:           s.uuid,
-		Last:           store.Identity(s.left.Redis),
+		Last:           store.Identity(s.recovered.Redis),
 		TokenExpiry:    cfg.TokenExpiry,
 		Log:            cfg.Log,
 		OnResults:      s.redisResults,
@@ -140,7 +140,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		Seed:       binary.LittleEndian.Uint64(seed[:]),
 	}
 	if s.state != nil {
-		table.Keeper = s.state
+		table.Journal = s.state
 	}
 	s.table = locktable.New(table, protocol.Now())
 	return s, nil
@@ -151,14 +151,14 @@ func (s *Server) openState() (err error) {
 	if s.cfg.State == StateNone {
 		s.uuid = uuid.NewString()
 		_, _ = rand.Read(s.key[:])
-		s.left.Fresh = true
+		s.recovered.Reset = true
 	} else {
 		of := state.Sidecar{UUID: lastServed(servedPath(&s.cfg)), KeyPrefix: s.cfg.KeyPrefix}
 		if s.state, err = state.OpenOf(of, s.cfg.State); err != nil {
 			return err
 		}
-		s.left = s.state.Left()
-		s.uuid, s.key = s.left.UUID, s.left.Key
+		s.recovered = s.state.Recovered()
+		s.uuid, s.key = s.recovered.UUID, s.recovered.Key
 	}
 	return nil
 }
@@ -248,8 +248,8 @@ func (s *Server) redisDown(err error) {
 // way finish for up to two seconds, and leaves every hold to its successor. Serve is
 // called once.
 func (s *Server) Serve(ctx context.Context) error {
-	s.restore(protocol.Now(), &s.left)
-	s.left = state.Left{}
+	s.restore(protocol.Now(), &s.recovered)
+	s.recovered = state.Recovered{}
 	cannotAccept := make(chan error, 1)
 	accept := func(l *net.UnixListener) {
 		s.readers.Go(func() {

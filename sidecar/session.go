@@ -94,27 +94,24 @@ func (l *loop) sessionForTicket(ticket string, uid int64) *session {
 
 // restore continues what the predecessor left: it restores the table, watches the
 // processes whose sessions it had, and ends the sessions of those that ended.
-func (l *loop) restore(now int64, left *state.Left) {
-	l.last = locktable.SessionID(left.LastSession)
-	if left.Fresh {
-		if left.Why == "" {
+func (l *loop) restore(now int64, recovered *state.Recovered) {
+	l.last = locktable.SessionID(recovered.LastSessionID)
+	if recovered.Reset {
+		if recovered.ResetReason == "" {
 			l.log.Info("no sidecar before this one left its state", "file", l.cfg.State)
 		} else {
-			l.log.Warn("the state of an earlier sidecar cannot be used; its locks end with their leases", "file", l.cfg.State, "reason", left.Why)
+			l.log.Warn("the state of an earlier sidecar cannot be used; its locks end with their leases", "file", l.cfg.State, "reason", recovered.ResetReason)
 		}
 		return
 	}
-	l.table.Restore(now, &left.Memory)
+	l.table.Restore(now, &recovered.Snapshot)
 	dead, unseen, unknown := 0, 0, 0
 	// A client that comes back needs two descriptors more, until the one of here is closed.
 	below := clientFDLimit() / 2
-	for i := range left.Sessions {
-		r := &left.Sessions[i]
+	for i := range recovered.Sessions {
+		r := &recovered.Sessions[i]
 		l.last = max(l.last, r.ID)
-		cl := &session{id: r.ID, peer: r.Peer, pidfd: -1, resumable: r.Resumable, phase: locktable.SessionAbsent}
-		if r.Detached {
-			cl.phase = locktable.SessionGivenUp
-		}
+		cl := &session{id: r.ID, peer: r.Peer, pidfd: -1, resumable: r.Resumable, phase: r.RestoredPhase()}
 		l.sessions[r.ID] = cl
 		process := unwatched // in another pid namespace
 		if r.Peer.PID > 0 {
@@ -150,7 +147,7 @@ func (l *loop) restore(now int64, left *state.Left) {
 		l.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within resume-unseen lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
 			"clients", unknown)
 	}
-	l.log.Info("took over from the sidecar before", "locks", len(left.Memory.Locks), "clients", len(l.sessions), "ended", dead)
+	l.log.Info("took over from the sidecar before", "locks", len(recovered.Snapshot.Locks), "clients", len(l.sessions), "ended", dead)
 }
 
 // resumeTimeout is how long a client that is away is waited for.
@@ -240,7 +237,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	} else {
 		l.last++
 		if l.state != nil {
-			l.state.KeepLastSession(uint64(l.last))
+			l.state.PutLastSessionID(uint64(l.last))
 		}
 		cl = &session{id: l.last, resumable: m.Resumable}
 		l.sessions[cl.id] = cl

@@ -306,7 +306,7 @@ func (w *world) onConfirmed(h *host, e *locktable.Effect) {
 		return
 	}
 	r := h.journal.find(n) // a grant of the same step may have been lost with the process
-	if c := &h.locks[n].hold; c.state == none && (!h.dying || r == nil || r.Hold.Num == 0) {
+	if c := &h.locks[n].hold; c.state == none && (!h.dying || r == nil || r.hold.ID == 0) {
 		w.violation(n, "host %d confirms that its releases are executed; Redis has %s", h.index, keyString(*k))
 	}
 	w.check.meet(ConfirmedHandedOver)

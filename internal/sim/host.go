@@ -86,7 +86,7 @@ func (w *world) boot(h *host) {
 	cfg := w.plan.table
 	cfg.Lease = time.Duration(h.lease)
 	cfg.Seed += uint64(h.index) + uint64(h.life)<<8
-	cfg.Keeper = h.journal
+	cfg.Journal = h.journal
 	if w.newTable != nil {
 		h.table = w.newTable(cfg, h.clock(w.now))
 	} else {

@@ -4,107 +4,83 @@ import "github.com/locksidecar/locksidecar/sidecar/locktable"
 
 // journal is what survives the process of a sidecar: a state file in memory. It checks what
 // the table records.
+//
+// The process may be killed in a write. What the table records of one lock and its hold is
+// one write, of which some stores may have been made, as sidecar/state makes them.
 type journal struct {
 	w        *world
 	h        *host
-	slots    [2 * maxNames]locktable.LockRecord
-	used     [2 * maxNames]bool
+	slots    [2 * maxNames]record
 	room     int    // slots that the file system has room for
 	lastHold uint64 // largest hold number
 	run      int    // of the Redis to which there was a connection last
 	floor    tokenFloor
-	sessions []locktable.RememberedSession
+	sessions []locktable.RestoredSession
 	whole    bool // it has everything that it was given
 	full     bool // it is not whole because there was no room for a lock
-	calls    int  // until the process is killed; or immortal, or killed
+	writes   int  // until the process is killed; or immortal, or killed
+
+	ended  uint32 // slot of a hold whose end is the first store of the next write; 0: none
+	stores int    // of the hold that follows, which a process makes that is killed in this write
+}
+
+// record is what a journal has of a lock. There are exclusive holds only, so it has at most
+// one: its slot is that of the lock.
+type record struct {
+	lock locktable.LockRecord // without a name: the slot is free
+	hold locktable.HoldRecord // without an id: there is none
 }
 
 const (
-	immortal = -1 // calls of a process that is not killed
-	killed   = -2 // calls of one that was
+	immortal = -1 // writes of a process that is not killed
+	killed   = -2 // writes of one that was
 )
 
 func newJournal(w *world, h *host) *journal {
-	j := &journal{w: w, h: h, room: 2 * maxNames, whole: true, calls: immortal}
+	j := &journal{w: w, h: h, room: 2 * maxNames, whole: true, writes: immortal}
 	if w.plan.journalRoom > 0 {
 		j.room = w.plan.journalRoom
 	}
 	return j
 }
 
-// isKilled reports whether the process is killed in this call, or was before.
+// isKilled counts a write, and reports whether the process is killed in it, or was before.
 func (j *journal) isKilled() bool {
-	if j.calls > 0 {
-		j.calls--
+	if j.writes > 0 {
+		j.writes--
 	}
-	return j.calls == 0 || j.calls == killed
+	return j.writes == 0 || j.writes == killed
 }
 
-// tear writes a part of a record, field by field as sidecar/state does.
-func (j *journal) tear(to, r *locktable.LockRecord) {
-	if to.Name != r.Name || j.calls == killed {
-		return
-	}
-	was := &to.Hold
-	stores := j.w.random.below(7)
-	store := func() bool { stores--; return stores >= 0 }
-	if r.Hold.Num == 0 || was.Num != r.Hold.Num {
-		if store() {
-			*was = locktable.HoldRecord{}
-		}
-		if store() {
-			to.Top = r.Top
-		}
-		return
-	}
-	if store() {
-		to.Top = r.Top
-	}
-	if store() {
-		was.Deadline = r.Hold.Deadline
-	}
-	if store() {
-		was.End = r.Hold.End
-	}
-	if store() {
-		was.Tells, was.LeaseMS = r.Hold.Tells, r.Hold.LeaseMS
-	}
-	if store() {
-		was.Count, was.CrashDelayMS = r.Hold.Count, r.Hold.CrashDelayMS
-	}
-	if store() {
-		was.Orphan, was.InDoubt = r.Hold.Orphan, r.Hold.InDoubt
-	}
-}
-
-// KeepLast records the last hold number.
-func (j *journal) KeepLast(num uint64) {
-	if num < j.lastHold {
-		j.w.violation(-1, "host %d records %d as its last number, after %d", j.h.index, num, j.lastHold)
+// PutLastHoldID records the last hold number.
+func (j *journal) PutLastHoldID(id uint64) {
+	if id < j.lastHold {
+		j.w.violation(-1, "host %d records %d as its last number, after %d", j.h.index, id, j.lastHold)
 	}
 	if !j.isKilled() {
-		j.lastHold = num
+		j.lastHold = id
 	} else {
-		j.calls = killed
+		j.writes = killed
 	}
 }
 
-// KeepLock records a lock, in a new slot if slot is 0. It returns the slot, or 0 if there
-// is no room.
-func (j *journal) KeepLock(slot uint32, r *locktable.LockRecord) uint32 {
-	n := nameIndex(r.Name)
-	if h := &r.Hold; h.Num > r.Top || j.calls == immortal && r.Top > j.lastHold ||
-		h.Num != 0 && (h.Token == 0 || h.Count == 0 || h.Session == 0 || h.Deadline == 0) {
-		j.w.violation(n, "host %d records %+v; its last number is %d", j.h.index, *r, j.lastHold)
+// PutLock records a lock, in a new slot if slot is 0. It returns the slot, or 0 if there is
+// no room.
+func (j *journal) PutLock(slot uint32, l *locktable.LockRecord) uint32 {
+	n := nameIndex(l.Name)
+	if j.writes == immortal && l.MaxHoldID > j.lastHold {
+		j.w.violation(n, "host %d records %+v; its last number is %d", j.h.index, *l, j.lastHold)
 	}
-	if slot != 0 && j.calls != killed && (!j.used[slot-1] || j.slots[slot-1].Name != r.Name) {
+	if slot != 0 && j.writes != killed && j.slots[slot-1].lock.Name != l.Name {
 		j.w.violation(n, "host %d records a lock in slot %d, which it does not have", j.h.index, slot)
 	}
+	hasEnded := j.takeEnded(slot)
+	j.stores = 0
 	if j.isKilled() {
-		if slot != 0 && j.w.random.oneIn(2) {
-			j.tear(&j.slots[slot-1], r)
+		if slot != 0 && j.w.random.oneIn(2) && j.writes != killed {
+			j.tearLock(&j.slots[slot-1], l, hasEnded)
 		}
-		j.calls = killed
+		j.writes = killed
 		return max(slot, 1)
 	}
 	if slot == 0 {
@@ -112,7 +88,7 @@ func (j *journal) KeepLock(slot uint32, r *locktable.LockRecord) uint32 {
 			j.w.violation(n, "host %d records a lock in two slots", j.h.index)
 		}
 		for i := range j.room {
-			if !j.used[i] {
+			if j.slots[i].lock.Name == "" {
 				slot = uint32(i + 1)
 			}
 		}
@@ -121,37 +97,121 @@ func (j *journal) KeepLock(slot uint32, r *locktable.LockRecord) uint32 {
 			return 0
 		}
 	}
-	j.used[slot-1], j.slots[slot-1] = true, *r
+	r := &j.slots[slot-1]
+	if r.lock = *l; hasEnded {
+		r.hold = locktable.HoldRecord{}
+	}
 	return slot
 }
 
-// ForgetLock frees a slot.
-func (j *journal) ForgetLock(slot uint32) {
-	if j.isKilled() {
-		j.calls = killed
-		return
+// tearLock makes the first stores of a write.
+func (j *journal) tearLock(r *record, l *locktable.LockRecord, hasEnded bool) {
+	stores := int(j.w.random.below(7))
+	store := func() bool { stores--; return stores >= 0 }
+	if r.hold.ID == 0 || hasEnded {
+		if store() {
+			r.hold = locktable.HoldRecord{}
+		}
+		if store() {
+			r.lock.MaxHoldID = l.MaxHoldID
+		}
+		return // the next hold appears with its last store
 	}
-	if slot == 0 || !j.used[slot-1] {
-		j.w.violation(-1, "host %d frees slot %d, which it does not have", j.h.index, slot)
+	if store() {
+		r.lock.MaxHoldID = l.MaxHoldID
 	}
-	j.used[slot-1], j.slots[slot-1] = false, locktable.LockRecord{}
+	j.stores = stores
 }
 
-// KeepSession records a session.
-func (j *journal) KeepSession(r locktable.SessionRecord) {
+// tearHold makes the stores that are left of a write whose hold stays.
+func (j *journal) tearHold(was, h *locktable.HoldRecord) {
+	store := func() bool { j.stores--; return j.stores >= 0 }
+	if store() {
+		was.Deadline = h.Deadline
+	}
+	if store() {
+		was.End = h.End
+	}
+	if store() {
+		was.LeaseSeq, was.LeaseMS = h.LeaseSeq, h.LeaseMS
+	}
+	if store() {
+		was.Entries = h.Entries
+	}
+	if store() {
+		was.Phase, was.InDoubt = h.Phase, h.InDoubt
+	}
+}
+
+// takeEnded reports whether the write of a lock begins with the end of its hold.
+func (j *journal) takeEnded(slot uint32) bool {
+	ended := j.ended
+	j.ended = 0
+	if ended != 0 && ended != slot {
+		j.w.violation(-1, "host %d deletes the hold in slot %d, and records the lock in slot %d next", j.h.index, ended, slot)
+	}
+	return ended != 0
+}
+
+// DeleteLock frees a slot.
+func (j *journal) DeleteLock(slot uint32) {
+	hasEnded := j.takeEnded(slot)
+	if j.isKilled() {
+		j.writes = killed
+		return
+	}
+	if slot == 0 || j.slots[slot-1].lock.Name == "" {
+		j.w.violation(-1, "host %d frees slot %d, which it does not have", j.h.index, slot)
+	}
+	if r := &j.slots[slot-1]; r.hold.ID != 0 && !hasEnded {
+		j.w.violation(nameIndex(r.lock.Name), "host %d frees the slot of a lock before that of hold %d", j.h.index, r.hold.ID)
+	}
+	j.slots[slot-1] = record{}
+}
+
+// PutHold records the hold of a lock.
+func (j *journal) PutHold(slot, lock uint32, h *locktable.HoldRecord) uint32 {
+	r := &j.slots[lock-1]
+	if j.writes == killed {
+		if slot != 0 && r.hold.ID == h.ID {
+			j.tearHold(&r.hold, h)
+		}
+		return lock
+	}
+	n := nameIndex(r.lock.Name)
+	if h.ID > r.lock.MaxHoldID || h.Token == 0 || h.Entries == 0 || h.Session == 0 || h.Deadline == 0 {
+		j.w.violation(n, "host %d records %+v; its lock is %+v", j.h.index, *h, r.lock)
+	}
+	if slot == 0 && r.hold.ID != 0 || slot != 0 && (slot != lock || r.hold.ID != h.ID) {
+		j.w.violation(n, "host %d records hold %d in slot %d, beside hold %d in slot %d", j.h.index, h.ID, slot, r.hold.ID, lock)
+	}
+	r.hold = *h
+	return lock
+}
+
+// DeleteHold frees the slot of a hold. That is done as a part of the next write.
+func (j *journal) DeleteHold(slot uint32) {
+	if j.ended != 0 || j.writes != killed && (slot == 0 || j.slots[slot-1].hold.ID == 0) {
+		j.w.violation(-1, "host %d frees the hold in slot %d, which it does not have", j.h.index, slot)
+	}
+	j.ended = slot
+}
+
+// PutSession records a session.
+func (j *journal) PutSession(r locktable.SessionRecord) {
 	s := j.session(r.ID)
 	if s == nil {
 		j.w.violation(-1, "host %d records session %d, which is not open", j.h.index, r.ID)
 	}
-	if r.Tells < s.Tells || s.Detached && !r.Detached {
+	if r.LeaseSeq < s.LeaseSeq || s.Phase.IsOver() && !r.Phase.IsOver() {
 		j.w.violation(-1, "host %d records %+v of session %d, after %+v", j.h.index, r, r.ID, s.SessionRecord)
 	}
 	switch {
 	case !j.isKilled():
 		s.SessionRecord = r
-	case j.calls == 0:
-		s.Told = r.Told // Tells and Detached are in one store after it
-		j.calls = killed
+	case j.writes == 0:
+		s.LeaseSent = r.LeaseSent // LeaseSeq and Phase are in one store after it
+		j.writes = killed
 	}
 }
 
@@ -159,10 +219,10 @@ func (j *journal) KeepSession(r locktable.SessionRecord) {
 func (j *journal) open(r locktable.SessionRecord, p locktable.Peer) {
 	s := j.session(r.ID)
 	if s == nil {
-		j.sessions = append(j.sessions, locktable.RememberedSession{})
+		j.sessions = append(j.sessions, locktable.RestoredSession{})
 		s = &j.sessions[len(j.sessions)-1]
 	}
-	*s = locktable.RememberedSession{SessionRecord: r, Peer: p}
+	*s = locktable.RestoredSession{SessionRecord: r, Peer: p}
 }
 
 // closed removes a session that has ended, once its holds are known to have ended.
@@ -176,7 +236,7 @@ func (j *journal) closed(id locktable.SessionID) {
 }
 
 // session returns what is recorded of a session, or nil.
-func (j *journal) session(id locktable.SessionID) *locktable.RememberedSession {
+func (j *journal) session(id locktable.SessionID) *locktable.RestoredSession {
 	for i := range j.sessions {
 		if j.sessions[i].ID == id {
 			return &j.sessions[i]
@@ -186,9 +246,9 @@ func (j *journal) session(id locktable.SessionID) *locktable.RememberedSession {
 }
 
 // find returns what is recorded of a lock, or nil.
-func (j *journal) find(n int) *locktable.LockRecord {
+func (j *journal) find(n int) *record {
 	for i := range j.slots {
-		if j.used[i] && j.slots[i].Name == lockNames[n] {
+		if j.slots[i].lock.Name == lockNames[n] {
 			return &j.slots[i]
 		}
 	}
@@ -196,12 +256,17 @@ func (j *journal) find(n int) *locktable.LockRecord {
 }
 
 // snapshot returns what a successor finds.
-func (j *journal) snapshot() locktable.Memory {
-	m := locktable.Memory{Last: j.lastHold, Sessions: append([]locktable.RememberedSession(nil), j.sessions...)}
+func (j *journal) snapshot() locktable.Snapshot {
+	m := locktable.Snapshot{LastHoldID: j.lastHold, Sessions: append([]locktable.RestoredSession(nil), j.sessions...)}
 	for i := range j.slots {
-		if j.used[i] {
-			m.Locks = append(m.Locks, locktable.RememberedLock{Slot: uint32(i + 1), LockRecord: j.slots[i]})
+		r, slot := &j.slots[i], uint32(i+1)
+		if r.lock.Name == "" {
+			continue
 		}
+		if r.hold.ID != 0 {
+			m.Holds = append(m.Holds, locktable.RestoredHold{Slot: slot, Lock: uint32(len(m.Locks)), HoldRecord: r.hold})
+		}
+		m.Locks = append(m.Locks, locktable.RestoredLock{Slot: slot, LockRecord: r.lock})
 	}
 	return m
 }
@@ -210,7 +275,7 @@ func (j *journal) snapshot() locktable.Memory {
 func (j *journal) growRoom(t lockTable) {
 	if j.full && j.w.random.oneIn(30) {
 		j.room = len(j.slots)
-		t.KeepAgain()
+		t.RetryJournal()
 	}
 }
 
@@ -223,9 +288,9 @@ func (j *journal) checkRoom(t lockTable) {
 	for n := range j.w.plan.names {
 		missing += btoi(j.find(n) == nil)
 	}
-	if unkept := t.Unkept(); unkept > missing {
-		j.w.violation(-1, "host %d has %d locks for which there is no room; its journal misses %d at most", j.h.index, unkept, missing)
-	} else if unkept == 0 {
+	if unstored := t.Unstored(); unstored > missing {
+		j.w.violation(-1, "host %d has %d locks for which there is no room; its journal misses %d at most", j.h.index, unstored, missing)
+	} else if unstored == 0 {
 		j.w.check.meet(JournalWholeAgain)
 		j.whole, j.full = true, false
 	}
@@ -233,8 +298,8 @@ func (j *journal) checkRoom(t lockTable) {
 
 // deadline returns the deadline that a session was sent of a hold, as it is recorded.
 func (j *journal) deadline(r *locktable.HoldRecord) int64 {
-	if s := j.session(r.Session); s != nil && r.LeaseMS == 0 && r.Tells != s.Tells {
-		return max(r.Deadline, s.Told)
+	if s := j.session(r.Session); s != nil && r.LeaseMS == 0 && r.LeaseSeq != s.LeaseSeq {
+		return max(r.Deadline, s.LeaseSent)
 	}
 	return r.Deadline
 }
@@ -246,12 +311,12 @@ func (j *journal) checkHold(n int, c *hold) {
 		return
 	}
 	r := j.find(n)
-	if r == nil || r.Hold.Num != c.num {
+	if r == nil || r.hold.ID != c.num {
 		j.w.violation(n, "the journal of host %d does not have hold %d of session %d, which believes in it", j.h.index, c.num, c.session)
 	}
-	h := &r.Hold
-	if h.Token != c.token || h.Owner != c.owner || h.Session != c.session || h.Granted != c.granted || h.Orphan ||
-		h.Count < c.count || h.End != c.maxHoldEnd || int64(h.CrashDelayMS)*ms != c.crashDelay || j.deadline(h) < c.deadline {
+	h := &r.hold
+	if h.Token != c.token || h.Owner != c.owner || h.Session != c.session || h.Granted != c.granted || h.Phase.IsOrphan() ||
+		h.Entries < c.count || h.End != c.maxHoldEnd || int64(h.CrashDelayMS)*ms != c.crashDelay || j.deadline(h) < c.deadline {
 		j.w.violation(n, "the journal of host %d has %+v, with the deadline %d; it is %+v", j.h.index, *h, j.deadline(h), *c)
 	}
 }
@@ -261,14 +326,14 @@ func (j *journal) checkOperation(n int, op locktable.Op) {
 	if !j.whole {
 		return
 	}
-	if r := j.find(n); r == nil || r.Top < op.HoldID || j.lastHold < op.HoldID {
+	if r := j.find(n); r == nil || r.lock.MaxHoldID < op.HoldID || j.lastHold < op.HoldID {
 		j.w.violation(n, "%s is issued, and the journal of host %d has %+v", opString(op), j.h.index, r)
 	}
 }
 
 func (j *journal) checkEmpty() {
 	for i := range j.slots {
-		if j.used[i] {
+		if j.slots[i].lock.Name != "" {
 			j.w.violation(-1, "all sessions of host %d are closed, and its journal still has %+v", j.h.index, j.slots[i])
 		}
 	}

@@ -41,19 +41,21 @@ type mutantTable struct {
 	onClose         func(now int64, s locktable.SessionID)
 	onResult        func(now int64, r *locktable.Result)
 	onList          func(now int64)
-	onRestore       func(m *locktable.Memory)
+	onRestore       func(m *locktable.Snapshot)
 	onResume        func(s locktable.SessionID)
 	onClaim         func(s locktable.SessionID, req *protocol.Claim)
-	onAdjourn       func(now int64)
+	onDropWaiters   func(now int64)
 	ignoresMessages bool
 	ignoresDown     bool
 	lateBy          int64 // timers
 
 	// Effects.
 	onEffect     func(e *locktable.Effect) (times int)
-	onUnkept     func() int
-	onKeepLock   func(slot uint32, r *locktable.LockRecord) (forward bool)
-	onForgetLock func(slot uint32) (times int)
+	onUnstored   func() int
+	onPutLock    func(slot uint32) (forward bool)
+	onPutHold    func(slot uint32) (forward bool)
+	onDeleteLock func() (times int)
+	onDeleteHold func() (forward bool)
 
 	effects []locktable.Effect // of the last call
 	added   []locktable.Effect // for the next call
@@ -67,7 +69,7 @@ func (t *mutantTable) lease() int64 { return int64(t.cfg.Lease) }
 // configure makes the table again, with another configuration.
 func (t *mutantTable) configure(change func(*locktable.Config)) {
 	cfg := t.cfg
-	cfg.Keeper = &mutantJournal{t.cfg.Keeper, t}
+	cfg.Journal = &mutantJournal{t.cfg.Journal, t}
 	change(&cfg)
 	t.Table = locktable.New(cfg, t.madeAt)
 }
@@ -153,12 +155,11 @@ func (t *mutantTable) Next() (int64, bool) {
 	return at + t.lateBy, ok
 }
 
-func (t *mutantTable) Restore(now int64, m *locktable.Memory) {
+func (t *mutantTable) Restore(now int64, m *locktable.Snapshot) {
 	t.restored = make(map[locktable.SessionID][]protocol.ClaimedHold)
-	for i := range m.Locks {
-		if h := &m.Locks[i].Hold; h.Num != 0 {
-			t.restored[h.Session] = append(t.restored[h.Session], protocol.ClaimedHold{Hold: h.Num, Entries: h.Count})
-		}
+	for i := range m.Holds {
+		h := &m.Holds[i]
+		t.restored[h.Session] = append(t.restored[h.Session], protocol.ClaimedHold{Hold: h.ID, Entries: h.Entries})
 	}
 	if t.onRestore != nil {
 		t.onRestore(m)
@@ -168,11 +169,9 @@ func (t *mutantTable) Restore(now int64, m *locktable.Memory) {
 
 // onRestoredHold changes every hold that is restored.
 func (t *mutantTable) onRestoredHold(f func(h *locktable.HoldRecord)) {
-	t.onRestore = func(m *locktable.Memory) {
-		for i := range m.Locks {
-			if h := &m.Locks[i].Hold; h.Num != 0 {
-				f(h)
-			}
+	t.onRestore = func(m *locktable.Snapshot) {
+		for i := range m.Holds {
+			f(&m.Holds[i].HoldRecord)
 		}
 	}
 }
@@ -191,41 +190,54 @@ func (t *mutantTable) Claim(now int64, s locktable.SessionID, req *protocol.Clai
 	return t.Table.Claim(now, s, req)
 }
 
-func (t *mutantTable) Adjourn(now int64) {
-	if t.onAdjourn != nil {
-		t.onAdjourn(now)
+func (t *mutantTable) DropWaiters(now int64) {
+	if t.onDropWaiters != nil {
+		t.onDropWaiters(now)
 		return
 	}
-	t.Table.Adjourn(now)
+	t.Table.DropWaiters(now)
 }
 
-func (t *mutantTable) Unkept() int {
-	if t.onUnkept != nil {
-		return t.onUnkept()
+func (t *mutantTable) Unstored() int {
+	if t.onUnstored != nil {
+		return t.onUnstored()
 	}
-	return t.Table.Unkept()
+	return t.Table.Unstored()
 }
 
 // mutantJournal is the journal of a table with a mutant.
 type mutantJournal struct {
-	locktable.Keeper
+	locktable.Journal
 	t *mutantTable
 }
 
-func (j *mutantJournal) KeepLock(slot uint32, r *locktable.LockRecord) uint32 {
-	if j.t.onKeepLock != nil && !j.t.onKeepLock(slot, r) {
+func (j *mutantJournal) PutLock(slot uint32, r *locktable.LockRecord) uint32 {
+	if j.t.onPutLock != nil && !j.t.onPutLock(slot) {
 		return slot
 	}
-	return j.Keeper.KeepLock(slot, r)
+	return j.Journal.PutLock(slot, r)
 }
 
-func (j *mutantJournal) ForgetLock(slot uint32) {
+func (j *mutantJournal) PutHold(slot, lock uint32, r *locktable.HoldRecord) uint32 {
+	if j.t.onPutHold != nil && !j.t.onPutHold(slot) {
+		return slot
+	}
+	return j.Journal.PutHold(slot, lock, r)
+}
+
+func (j *mutantJournal) DeleteLock(slot uint32) {
 	times := 1
-	if j.t.onForgetLock != nil {
-		times = j.t.onForgetLock(slot)
+	if j.t.onDeleteLock != nil {
+		times = j.t.onDeleteLock()
 	}
 	for range times {
-		j.Keeper.ForgetLock(slot)
+		j.Journal.DeleteLock(slot)
+	}
+}
+
+func (j *mutantJournal) DeleteHold(slot uint32) {
+	if j.t.onDeleteHold == nil || j.t.onDeleteHold() {
+		j.Journal.DeleteHold(slot)
 	}
 }
 

@@ -399,37 +399,57 @@ var Mutants = []Mutant{
 		Detected: `the journal of host \d+ (does not have|has)|records \{`,
 		mutate: func(t *mutantTable) {
 			records := 0
-			t.onKeepLock = func(slot uint32, _ *locktable.LockRecord) bool {
+			t.onPutHold = func(slot uint32) bool {
 				records++
 				return slot == 0 || records%8 != 0
 			}
 		},
 	},
 	{
+		Name:     "journal-without-holds",
+		Rule:     "every hold is recorded",
+		Detected: `does not have hold`,
+		mutate:   func(t *mutantTable) { t.onPutHold = func(slot uint32) bool { return slot != 0 } },
+	},
+	{
 		Name:     "journal-always-has-room",
 		Rule:     "a lock without room counts until it is recorded or has ended",
 		Detected: `does not have hold|has <nil>`,
-		mutate:   func(t *mutantTable) { t.onUnkept = func() int { return 0 } },
+		mutate:   func(t *mutantTable) { t.onUnstored = func() int { return 0 } },
 	},
 	{
 		Name:     "journal-after-redis",
 		Rule:     "a lock is recorded before Redis is asked for it",
 		Detected: `is issued, and the journal of host \d+ has`,
 		mutate: func(t *mutantTable) {
-			t.onKeepLock = func(slot uint32, r *locktable.LockRecord) bool { return slot != 0 || r.Hold.Num != 0 }
+			t.onPutLock = func(slot uint32) bool { return slot != 0 }
 		},
+	},
+	{
+		Name:     "journal-without-larger-number",
+		Rule:     "a larger hold number of a lock is recorded before Redis is asked for it",
+		Detected: `is issued, and the journal of host \d+ has|records \{.*; its lock is`,
+		mutate: func(t *mutantTable) {
+			t.onPutLock = func(slot uint32) bool { return slot == 0 }
+		},
+	},
+	{
+		Name:     "hold-not-deleted",
+		Rule:     "a hold that has ended is deleted from the journal",
+		Detected: `frees the slot of a lock before that of hold|records hold \d+ in slot 0, beside hold`,
+		mutate:   func(t *mutantTable) { t.onDeleteHold = func() bool { return false } },
 	},
 	{
 		Name:     "slot-not-freed",
 		Rule:     "a slot is freed",
 		Detected: `records a lock in two slots|its journal still has`,
-		mutate:   func(t *mutantTable) { t.onForgetLock = func(uint32) int { return 0 } },
+		mutate:   func(t *mutantTable) { t.onDeleteLock = func() int { return 0 } },
 	},
 	{
 		Name:     "slot-freed-twice",
 		Rule:     "a slot is freed once",
 		Detected: `frees slot \d+, which it does not have`,
-		mutate:   func(t *mutantTable) { t.onForgetLock = func(uint32) int { return 2 } },
+		mutate:   func(t *mutantTable) { t.onDeleteLock = func() int { return 2 } },
 	},
 
 	// Restarts.
@@ -438,7 +458,7 @@ var Mutants = []Mutant{
 		Rule:     "hold numbers continue after a restart",
 		Detected: `as its last number, after|a first entry with hold`,
 		mutate: func(t *mutantTable) {
-			t.onRestore = func(m *locktable.Memory) { m.Last /= 2 }
+			t.onRestore = func(m *locktable.Snapshot) { m.LastHoldID /= 2 }
 		},
 	},
 	{
@@ -451,19 +471,19 @@ var Mutants = []Mutant{
 		Name:     "restored-count-1",
 		Rule:     "a restored hold has the entries that it had",
 		Detected: `claims more entries than it has|host \d+ shows`,
-		mutate:   func(t *mutantTable) { t.onRestoredHold(func(h *locktable.HoldRecord) { h.Count = 1 }) },
+		mutate:   func(t *mutantTable) { t.onRestoredHold(func(h *locktable.HoldRecord) { h.Entries = 1 }) },
 	},
 	{
 		Name:     "restored-deadline-early",
 		Rule:     "a restored hold lasts until the deadline that its client was sent",
 		Detected: `does not show hold|the journal of host \d+ has`,
 		mutate: func(t *mutantTable) {
-			t.onRestore = func(m *locktable.Memory) {
+			t.onRestore = func(m *locktable.Snapshot) {
 				for i := range m.Sessions {
-					m.Sessions[i].Told -= t.lease() / 2
+					m.Sessions[i].LeaseSent -= t.lease() / 2
 				}
-				for i := range m.Locks {
-					m.Locks[i].Hold.Deadline -= t.lease() / 2
+				for i := range m.Holds {
+					m.Holds[i].Deadline -= t.lease() / 2
 				}
 			}
 		},
@@ -482,8 +502,8 @@ var Mutants = []Mutant{
 		Detected: `though nothing kept its host from renewing it|the journal of host \d+ has`,
 		mutate: func(t *mutantTable) {
 			t.onRestoredHold(func(h *locktable.HoldRecord) {
-				if h.LeaseMS == 0 {
-					h.LeaseMS = uint32(t.lease() / ms)
+				if h.Lease == locktable.WatchdogLease {
+					h.Lease, h.LeaseMS = locktable.FixedLease, uint32(t.lease()/ms)
 				}
 			})
 		},
@@ -511,9 +531,9 @@ var Mutants = []Mutant{
 		Rule:     "the deadline that a session was sent last is restored",
 		Detected: `does not show hold|the journal of host \d+ has`,
 		mutate: func(t *mutantTable) {
-			t.onRestore = func(m *locktable.Memory) {
+			t.onRestore = func(m *locktable.Snapshot) {
 				for i := range m.Sessions {
-					m.Sessions[i].Told = 0
+					m.Sessions[i].LeaseSent = 0
 				}
 			}
 		},
@@ -523,12 +543,14 @@ var Mutants = []Mutant{
 		Rule:     "a detached session stays detached",
 		Detected: `of a detached session is renewed|a detached session does not end|which is detached|after \{ID`,
 		mutate: func(t *mutantTable) {
-			t.onRestore = func(m *locktable.Memory) {
+			t.onRestore = func(m *locktable.Snapshot) {
 				for i := range m.Sessions {
-					m.Sessions[i].Detached = false
+					m.Sessions[i].Phase = locktable.SessionServing
 				}
-				for i := range m.Locks {
-					m.Locks[i].Hold.LeaseMS = 0
+				for i := range m.Holds {
+					if h := &m.Holds[i]; h.Phase == locktable.HoldUnserved {
+						h.Phase = locktable.HoldLive
+					}
 				}
 			}
 		},
@@ -538,13 +560,12 @@ var Mutants = []Mutant{
 		Rule:     "a successor completes the releases of its predecessor",
 		Detected: `has forgotten that Redis has|its journal still has|in two slots`,
 		mutate: func(t *mutantTable) {
-			t.onRestore = func(m *locktable.Memory) {
+			t.onRestore = func(m *locktable.Snapshot) {
 				locks := m.Locks
 				m.Locks = nil
-				for _, r := range locks {
-					if r.Hold.Num != 0 {
-						m.Locks = append(m.Locks, r)
-					}
+				for i := range m.Holds {
+					h := &m.Holds[i]
+					m.Locks, h.Lock = append(m.Locks, locks[h.Lock]), uint32(i)
 				}
 			}
 		},
@@ -624,7 +645,7 @@ var Mutants = []Mutant{
 		Name:     "waiters-of-stopped-sidecar",
 		Rule:     "a sidecar that stops drops its waiters",
 		Detected: `which is not connected`,
-		mutate:   func(t *mutantTable) { t.onAdjourn = func(int64) {} },
+		mutate:   func(t *mutantTable) { t.onDropWaiters = func(int64) {} },
 	},
 }
 

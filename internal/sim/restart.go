@@ -46,10 +46,10 @@ func (w *world) crash(h *host) {
 	case 0:
 		w.check.meetIf(KilledBeforeJournal, inputs)
 	case 1:
-		h.journal.calls = int(w.random.between(1, 4))
+		h.journal.writes = int(w.random.between(1, 4))
 		effects := h.table.Effects()
-		w.check.meetIf(KilledInJournal, h.journal.calls == killed)
-		h.journal.calls = immortal
+		w.check.meetIf(KilledInJournal, h.journal.writes == killed)
+		h.journal.writes = immortal
 		for i := range effects {
 			w.dropEffect(h, &effects[i])
 		}
@@ -134,7 +134,7 @@ func (w *world) stop(h *host) {
 			w.disconnect(h, s)
 		}
 	}
-	h.table.Adjourn(now)
+	h.table.DropWaiters(now)
 	w.drain(h)
 	for i := range h.sessions { // requests that were read before
 		s := &h.sessions[i]
@@ -212,7 +212,7 @@ func (w *world) end(h *host) {
 		w.checkBeliefs(h)
 		for i := range h.sessions {
 			s := &h.sessions[i]
-			if r := h.journal.session(s.id); r != nil && r.Detached && s.open && !s.detached {
+			if r := h.journal.session(s.id); r != nil && r.Phase.IsOver() && s.open && !s.detached {
 				w.onDetached(h, s)
 			}
 		}
@@ -235,35 +235,35 @@ func (w *world) checkRecord(h *host, n int) {
 	c := &l.hold
 	var r locktable.HoldRecord
 	if recorded := h.journal.find(n); recorded != nil {
-		r = recorded.Hold
+		r = recorded.hold
 	}
 	if c.state == away || c.state == unserved {
 		if !c.isOver(now) {
 			h.journal.checkHold(n, c)
 		}
-		if r.Num == c.num && !r.Orphan {
+		if r.ID == c.num && !r.Phase.IsOrphan() {
 			c.confirmed = h.journal.deadline(&r)
 			return
 		}
 		w.endHold(h, n)
 	}
-	if r.Num == 0 {
+	if r.ID == 0 {
 		if l.isProtected(now) {
 			w.violation(n, "the journal of host %d does not have hold %d, whose crash delay lasts", h.index, c.num)
 		}
 		c.state = none
 		return
 	}
-	h.usedHolds[r.Num] = true
+	h.usedHolds[r.ID] = true
 	was := c.state
-	if r.Num != c.num {
+	if r.ID != c.num {
 		*c = hold{
-			num: r.Num, token: r.Token, count: r.Count, owner: r.Owner, session: r.Session, fixed: r.LeaseMS > 0,
+			num: r.ID, token: r.Token, count: r.Entries, owner: r.Owner, session: r.Session, fixed: r.LeaseMS > 0,
 			granted: r.Granted, maxHoldEnd: r.End, crashDelay: int64(r.CrashDelayMS) * ms, orphanedUntil: r.End,
 		}
 		was = none
 	}
-	if r.Orphan {
+	if r.Phase.IsOrphan() {
 		if was != orphaned {
 			c.orphanedUntil = now
 		}
@@ -280,10 +280,10 @@ func (w *world) checkRecord(h *host, n int) {
 		w.violation(n, "the journal of host %d has hold %d as its session's, which is closed", h.index, c.num)
 	}
 	if slotOf(r.Session) >= len(h.sessions) {
-		w.violation(n, "the journal of host %d has hold %d of session %d", h.index, r.Num, r.Session)
+		w.violation(n, "the journal of host %d has hold %d of session %d", h.index, r.ID, r.Session)
 	}
 	s := &h.sessions[slotOf(r.Session)]
-	if i := s.belief(r.Num); i >= 0 && s.id == r.Session && s.open {
+	if i := s.belief(r.ID); i >= 0 && s.id == r.Session && s.open {
 		// Its loss was not recorded, so there was none.
 		b := &s.beliefs[i]
 		b.gone = false
@@ -343,8 +343,8 @@ func (w *world) start(h *host) {
 		w.check.meetIf(RestoredHold, c.state == away)
 		believed += btoi(c.state == away && !c.isOver(now))
 		if r := h.journal.find(n); r != nil {
-			w.check.meetIf(RestoredDrop, r.Hold.Num == 0)
-			w.check.meetIf(RestoredUnderOtherLease, r.Hold.Num != 0 && h.lease != before)
+			w.check.meetIf(RestoredDrop, r.hold.ID == 0)
+			w.check.meetIf(RestoredUnderOtherLease, r.hold.ID != 0 && h.lease != before)
 		}
 	}
 	w.check.meetIf(StartedWithinLease, believed > 0)
@@ -367,7 +367,7 @@ func (w *world) start(h *host) {
 }
 
 // takeOver does with the restored sessions what the loop does.
-func (w *world) takeOver(h *host, m *locktable.Memory) {
+func (w *world) takeOver(h *host, m *locktable.Snapshot) {
 	for _, r := range m.Sessions {
 		s := &h.sessions[slotOf(r.ID)]
 		switch {

@@ -128,13 +128,13 @@ type lockTable interface {
 	Next() (at int64, ok bool)
 	Busy() bool
 	Effects() []locktable.Effect
-	KeepAgain()
-	Unkept() int
-	Restore(now int64, m *locktable.Memory)
+	RetryJournal()
+	Unstored() int
+	Restore(now int64, m *locktable.Snapshot)
 	Record(s locktable.SessionID) locktable.SessionRecord
 	Resume(s locktable.SessionID, p locktable.Peer)
 	Claim(now int64, s locktable.SessionID, req *protocol.Claim) (fault string)
-	Adjourn(now int64)
+	DropWaiters(now int64)
 	Holds(s locktable.SessionID) int
 	Info(now int64, name string) (protocol.LockRow, bool)
 	List(now int64, after uint64, yield func(protocol.LockRow) bool) (next uint64)

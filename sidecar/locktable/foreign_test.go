@@ -403,7 +403,7 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		r := held(t)
 		r.release(1, 1)
 		confirm(r, 1, 7)
-		r.tb.Adjourn(r.now)
+		r.tb.DropWaiters(r.now)
 		r.redis(locktable.Drop, locktable.Done)
 		r.want("s1 released count=0")
 	})

@@ -11,7 +11,7 @@ type hold struct {
 	token uint64
 	owner uint64 // 0: anonymous
 	lock  *lock
-	next  *hold // another hold of the lock
+	next  *hold // another hold of the lock, or of lock.ended
 
 	session   *session
 	inSession links[hold] // the other holds of the session, newest first; not if isOrphan
@@ -21,34 +21,37 @@ type hold struct {
 	endAt    int64 // its max_hold, or the end of its crash delay, whichever comes first; 0: never
 	bucket   int64 // of session.deadlineBuckets, if isTracked
 
+	slot           uint32 // of the journal; 0: none
 	entries        uint32
 	claimedEntries uint32 // that its client claimed when it resumed the session
-	permits        uint32
 	leaseSeq       uint32 // session.leaseSeq at the grant
-	leaseMS        uint32 // of a fixed lease
+	leaseMS        uint32 // see leaseOf
 	crashDelayMS   uint32
-	lease          leaseKind
-	mode           mode
-	phase          holdPhase
+	permits        uint16
+	lease          LeaseKind
+	mode           Mode
+	phase          HoldPhase
 	isTracked      bool // its deadline counts in session.deadlineBuckets
 }
 
-// mode says which other holds of a lock a hold excludes. See compatible.
-type mode uint8
+// Mode says which other holds of a lock a hold excludes. See compatible. The journal has
+// it, so another meaning of a number needs another format of the state file.
+type Mode uint8
 
-// exclusive: it excludes every other hold.
-const exclusive mode = iota
+// Exclusive: it excludes every other hold.
+const Exclusive Mode = iota
 
-// leaseKind says what ends a hold that is not released. It never changes.
-type leaseKind uint8
+// LeaseKind says what ends a hold that is not released. It never changes. The journal has
+// it, like Mode.
+type LeaseKind uint8
 
 const (
-	watchdogLease leaseKind = iota // it is renewed for as long as its client is served
-	fixedLease                     // it ends leaseMS after the grant
+	WatchdogLease LeaseKind = iota // it is renewed for as long as its client is served
+	FixedLease                     // it ends leaseMS after the grant
 )
 
-// holdPhase is where a hold is between its grant and its end. Its release, max_hold, a
-// force-release and its loss in Redis end it in every phase.
+// HoldPhase is where a hold is between its grant and its end. Its release, max_hold, a
+// force-release and its loss in Redis end it in every phase. The journal has it, like Mode.
 //
 //	       session unserved
 //	 ┌───────────────────────────────▶ unserved ──────┐
@@ -60,34 +63,36 @@ const (
 //	 │                   ▼ is left                    │
 //	 │                givenUp                         │
 //	 └───────session ended, with a crash delay────────┘
-type holdPhase uint8
+type HoldPhase uint8
 
 const (
-	// holdLive: its client is served, or may resume its session.
-	holdLive holdPhase = iota
+	// HoldLive: its client is served, or may resume its session.
+	HoldLive HoldPhase = iota
 
-	// holdUnrenewable: Redis refused to renew it. It is tried again until giveUpAt.
-	holdUnrenewable
+	// HoldUnrenewable: Redis refused to renew it. It is tried again until giveUpAt.
+	HoldUnrenewable
 
-	// holdUnserved: its session is not served any more. It is not renewed, and ends at its
+	// HoldUnserved: its session is not served any more. It is not renewed, and ends at its
 	// deadline, unless its session ends before.
-	holdUnserved
+	HoldUnserved
 
-	// holdCrashDelayed: its client died. It is renewed, if its lease is the watchdog's, and
+	// HoldCrashDelayed: its client died. It is renewed, if its lease is the watchdog's, and
 	// ends at endAt.
-	holdCrashDelayed
+	HoldCrashDelayed
 
-	// holdGivenUp: its client was notified of the loss, or cannot come back for it. Until its
+	// HoldGivenUp: its client was notified of the loss, or cannot come back for it. Until its
 	// deadline no other client gets the lock.
-	holdGivenUp
+	HoldGivenUp
 )
 
-// isOrphan reports whether no session has the hold any more.
-func (h *hold) isOrphan() bool { return h.phase >= holdCrashDelayed }
+// IsOrphan reports whether no session has the hold any more.
+func (p HoldPhase) IsOrphan() bool { return p >= HoldCrashDelayed }
+
+func (h *hold) isOrphan() bool { return h.phase.IsOrphan() }
 
 // isRenewed reports whether the watchdog renews the hold.
 func (h *hold) isRenewed() bool {
-	return h.lease == watchdogLease && h.phase != holdUnserved && h.phase != holdGivenUp
+	return h.lease == WatchdogLease && h.phase != HoldUnserved && h.phase != HoldGivenUp
 }
 
 // sharesLeaseEvents reports whether the lease events of its session are about it.
@@ -97,9 +102,11 @@ func (h *hold) sharesLeaseEvents() bool { return h.isRenewed() && !h.isOrphan() 
 // holds. Only exclusive holds exist.
 func compatible(l *lock, _ *waiter) bool { return l.holds == nil }
 
-// leaseOf is the lease that Redis is given for a request or a hold.
-func (t *Table) leaseOf(kind leaseKind, leaseMS uint32) uint32 {
-	if kind == watchdogLease {
+// leaseOf is the lease that Redis is given for a request or a hold. leaseMS is that of a
+// fixed lease. Under the watchdog it is 0, unless a predecessor, which may have had another
+// lease, stopped renewing the hold: then it is the predecessor's.
+func (t *Table) leaseOf(kind LeaseKind, leaseMS uint32) uint32 {
+	if kind == WatchdogLease && leaseMS == 0 {
 		return t.leaseMS
 	}
 	return leaseMS
@@ -134,7 +141,7 @@ func (t *Table) deadline(h *hold) int64 {
 // notified, and the next waiter gets the lock.
 func (h *hold) isChecked() bool {
 	q := h.lock.queue
-	return !h.isRenewed() && (h.phase == holdLive || h.phase == holdUnrenewable || q != nil && q.waiters.head != nil)
+	return !h.isRenewed() && (h.phase == HoldLive || h.phase == HoldUnrenewable || q != nil && q.waiters.head != nil)
 }
 
 // expireHold ends the hold of a lock if its time is over.
@@ -145,7 +152,7 @@ func (t *Table) expireHold(now int64, l *lock) { t.expire(&alarm{now, never}, l)
 func (t *Table) endDueHold(a *alarm, l *lock) bool {
 	h := l.holds
 	t.expire(a, l)
-	if l.holds != nil && h.phase == holdUnrenewable && a.due(t.giveUpAt(h)) {
+	if l.holds != nil && h.phase == HoldUnrenewable && a.due(t.giveUpAt(h)) {
 		t.giveUpUnrenewable(h)
 	}
 	return l.holds != h
@@ -164,9 +171,9 @@ func (t *Table) expire(a *alarm, l *lock) {
 			if t.orphan(h); l.holds != h {
 				return
 			}
-		case s.phase.IsOver() && h.phase != holdUnserved:
+		case s.phase.IsOver() && h.phase != HoldUnserved:
 			t.untrackDeadline(h)
-			h.deadline, h.phase = t.deadline(h), holdUnserved
+			h.deadline, h.phase = t.deadline(h), HoldUnserved
 		}
 	}
 	switch {
@@ -183,9 +190,9 @@ func (t *Table) orphan(h *hold) {
 	c := &h.lock.claim
 	c.validUntil = max(c.validUntil, t.deadline(h)) // it may be from before a restart
 	if h.isRenewed() {
-		h.phase = holdCrashDelayed
+		h.phase = HoldCrashDelayed
 	} else {
-		h.phase = holdGivenUp
+		h.phase = HoldGivenUp
 	}
 	if h.crashDelayMS == 0 {
 		t.endHold(h)
@@ -207,7 +214,7 @@ func (t *Table) giveUpUnrenewable(h *hold) {
 	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0})
 	h.deadline = t.deadline(h)
 	t.unlinkHold(h)
-	h.phase = holdGivenUp
+	h.phase = HoldGivenUp
 }
 
 // loseHold ends a hold that its owner did not release, and notifies the owner. found is
@@ -230,6 +237,15 @@ func (t *Table) endHold(h *hold) {
 			break
 		}
 	}
+	if h.slot != 0 {
+		*h = hold{slot: h.slot, next: l.ended} // until writeJournal
+		l.ended = h
+		return
+	}
+	t.freeHold(h)
+}
+
+func (t *Table) freeHold(h *hold) {
 	*h = hold{}
 	t.holds.put(h)
 }

@@ -10,7 +10,7 @@ import "fmt"
 func (t *Table) assertGranted(now int64, h *hold) {
 	l, c := h.lock, &h.lock.claim
 	switch {
-	case h.next != nil && h.mode == exclusive:
+	case h.next != nil && h.mode == Exclusive:
 		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, h.next.id)
 	case !c.state.isOurs() || c.op.kind == Drop:
 		violated("Exclusion", l, "hold %d is granted without a claim", h.id)

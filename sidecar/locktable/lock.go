@@ -19,12 +19,13 @@ type lock struct {
 	user       *user              // as whose it counts; nil: it counts for no user
 	index      uint32             // in Table.locks
 	slot       uint32             // of the journal; 0: none
-	unkept     uint32             // its index in dirtySet.unkept plus 1; 0: it is not there
+	unstored   uint32             // its index in dirtySet.unstored plus 1; 0: it is not there
 	isDirty    bool               // in dirtySet.locks
 	isDeferred bool               // in Table.deferred
 
 	claim  remoteClaim
 	holds  *hold // linked by hold.next
+	ended  *hold // those whose records are still in the journal, linked by hold.next
 	rivals rivals
 	queue  *queue // nil while there are no waiters and no subscription
 }

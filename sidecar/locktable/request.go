@@ -22,7 +22,7 @@ type request struct {
 
 	leaseMS, maxHoldMS, crashDelayMS uint32
 
-	lease        leaseKind
+	lease        LeaseKind
 	phase        requestPhase
 	isAlone      bool // when it came, no other client here held the lock or waited for it
 	notReentrant bool
@@ -139,7 +139,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 		isAlone: isFree, notReentrant: req.NotReentrant,
 	}
 	if r.leaseMS != 0 {
-		r.lease = fixedLease
+		r.lease = FixedLease
 	}
 	if req.WaitMS == 0 {
 		r.phase = requestTrying
@@ -349,7 +349,7 @@ func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 		return false
 	}
 	lease, left := t.leaseOf(r.lease, r.leaseMS), c.validUntil-now
-	if r.lease == watchdogLease || c.unassigned && c.leaseMS == lease {
+	if r.lease == WatchdogLease || c.unassigned && c.leaseMS == lease {
 		return left >= ms(lease)/3
 	}
 	return left >= validity(lease)
@@ -370,7 +370,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	h := t.holds.get()
 	*h = hold{
 		id: id, token: c.takeToken(), owner: r.owner, lock: l, session: s, granted: now, entries: 1,
-		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, permits: 1, mode: exclusive,
+		lease: r.lease, leaseMS: r.leaseMS, crashDelayMS: r.crashDelayMS, permits: 1, mode: Exclusive,
 	}
 	t.charge(l, s.user)
 	if r.maxHoldMS != 0 {
@@ -378,7 +378,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	}
 	until := min(c.validUntil, now+validity(t.leaseOf(r.lease, r.leaseMS)))
 	h.deadline, h.leaseSeq = until, s.leaseSeq
-	if h.lease == fixedLease {
+	if h.lease == FixedLease {
 		c.renewAt = t.nextCheck(now)
 	} else {
 		// It may have been set for a hold with a fixed lease.
@@ -422,5 +422,18 @@ func (t *Table) reenterOthers(h *hold) {
 		next := r.ofOwner.next
 		reenter(r)
 		r = next
+	}
+}
+
+// DropWaiters ends all requests that wait, without an answer, because the sidecar stops:
+// their clients send them to its successor again.
+func (t *Table) DropWaiters(now int64) {
+	for i := len(t.locks) - 1; i >= 0; i-- {
+		l := t.locks[i]
+		for l.queue != nil && l.queue.waiters.head != nil {
+			t.endRequest(l.queue.waiters.head.request)
+		}
+		t.dropConfirms(l)
+		t.reconcile(now, l)
 	}
 }

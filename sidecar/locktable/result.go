@@ -112,8 +112,8 @@ func (t *Table) Result(now int64, r Result) {
 			l.queue.reserveFailed(now)
 		case l.holds != nil:
 			k.retryAt = now + int64(t.cfg.RetryAfter)
-			if h := l.holds; h.phase == holdLive && h.lease == watchdogLease {
-				h.phase = holdUnrenewable
+			if h := l.holds; h.phase == HoldLive && h.lease == WatchdogLease {
+				h.phase = HoldUnrenewable
 			}
 		default:
 			t.denyWaiters(l, r.Msg)
@@ -168,8 +168,8 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 		}
 		t.noteRivals(now, l)
 	}
-	if h != nil && h.phase == holdUnrenewable {
-		h.phase = holdLive
+	if h != nil && h.phase == HoldUnrenewable {
+		h.phase = HoldLive
 	}
 	t.trackDeadline(h)
 }

@@ -207,7 +207,7 @@ func TestSearchForADeadlockIsBounded(t *testing.T) {
 // A session was told a deadline, and gets three locks that are good for less. Each time one
 // of them is renewed, the session is told of more for those that were renewed before, too.
 func TestLesserDeadlineIsRestored(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	l.takes(1, "renewed")
 	leases := map[string]time.Duration{"a": 23 * time.Second, "b": 25500 * time.Millisecond, "c": 28 * time.Second}
 	names := []string{"a", "b", "c"}
@@ -238,7 +238,7 @@ func TestLesserDeadlineIsRestored(t *testing.T) {
 // Its client was told of a long lease, and Redis refuses to confirm the hold. Until it is
 // lost, the other holds of the session are good for no longer than it is.
 func TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)

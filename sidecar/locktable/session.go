@@ -13,7 +13,7 @@ type Peer struct {
 }
 
 // SessionPhase is where a session is in its life. The table and its caller have the same
-// phases; what only one of them can tell apart is marked.
+// phases; what only one of them can tell apart is marked. The journal has it, like Mode.
 //
 //	restored            Open
 //	   ▼                 │

@@ -101,7 +101,7 @@ type Config struct {
 
 	Seed uint64 // of what is left to chance: when locks are renewed, and whose turn it is
 
-	Keeper Keeper // nil: nothing is kept for a successor
+	Journal Journal // nil: nothing is stored for a successor
 }
 
 func btoi(b bool) int {
@@ -200,7 +200,7 @@ func New(cfg Config, now int64) *Table {
 }
 
 // Effects returns what the inputs since the last call want done, in order. It is
-// valid until the next input. The Keeper knows of everything that led to it.
+// valid until the next input. Everything that led to it is in the journal.
 func (t *Table) Effects() []Effect {
 	t.flushLeaseEvents()
 	t.writeJournal()

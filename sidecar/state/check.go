@@ -26,7 +26,7 @@ func Check(path string) error {
 		if err != nil {
 			return err
 		}
-		foreign := st.Size > 0 && !begins(fd, f.magic)
+		foreign := st.Size > 0 && !hasMagic(fd, f.magic)
 		unix.Close(fd)
 		if foreign {
 			return fmt.Errorf("%s is not a %s; remove it, or choose another path for the state", f.path, f.what)

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 // fuzzHost has an identity that a corpus can have too.
@@ -19,16 +20,16 @@ func fuzzHost() host {
 	return h
 }
 
-// goodFile is what stands in a file after some work, up to the last used cell.
+// goodFile is what a file has after some work, up to the last used cell.
 func goodFile(f *testing.F) []byte {
 	path := filepath.Join(f.TempDir(), "state")
 	file := mustOpen(f, path, fuzzHost())
-	w, at := emptyWorld(), slots{}
+	w, at := emptyWorld(), noSlots()
 	g := newSource(1, w)
 	for range 300 {
-		d := g.deed(w)
-		d.doIn(file, at)
-		d.apply(&w)
+		c := g.call(w)
+		c.on(file, at)
+		c.apply(&w)
 	}
 	used := int(file.next) * cellSize
 	file.Close()
@@ -39,33 +40,37 @@ func goodFile(f *testing.F) []byte {
 	return b[:used]
 }
 
-// mustMakeSense checks that a table can go on with what was left in a file of so
+// mustMakeSense checks that a table can continue with what was recovered from a file of so
 // many bytes.
-func mustMakeSense(t *testing.T, left Left, size int) world {
+func mustMakeSense(t *testing.T, r Recovered, size int) world {
 	t.Helper()
-	if n := len(left.Sessions) + len(left.Memory.Locks); n > max(0, size-pageSize)/cellSize {
-		t.Fatalf("%d records in %d bytes", n, size)
+	m := &r.Snapshot
+	if n := len(r.Sessions) + len(m.Locks); n > max(0, size-pageSize)/cellSize || len(m.Holds) > max(0, size-pageSize)/cellSize {
+		t.Fatalf("%d records and %d holds in %d bytes", n, len(m.Holds), size)
 	}
-	w, err := worldOf(left)
+	w, err := worldOf(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nums := map[uint64]bool{0: true}
-	for _, r := range left.Memory.Locks {
-		h := r.Hold
-		if protocol.CheckName(r.Name) != nil || r.Top > left.Memory.Last || h.Num > r.Top ||
-			h.Num != 0 && (nums[h.Num] || h.Count == 0) || h.Deadline < 0 || h.Granted < 0 || h.End < 0 {
-			t.Fatalf("%+v", r)
+	for _, l := range m.Locks {
+		if protocol.CheckName(l.Name) != nil || l.MaxHoldID > m.LastHoldID {
+			t.Fatalf("%+v", l)
 		}
-		nums[h.Num] = true
 	}
-	for _, s := range left.Sessions {
-		if s.ID == 0 || s.Peer.PID < 0 || s.Told < 0 || !utf8.ValidString(s.Peer.Cmd+s.Peer.Client) {
+	for _, h := range m.Holds {
+		if h.ID == 0 || h.ID > m.Locks[h.Lock].MaxHoldID || h.Entries == 0 || h.Permits == 0 || h.Mode != locktable.Exclusive ||
+			h.Phase > locktable.HoldGivenUp || h.Lease == locktable.FixedLease && h.LeaseMS == 0 ||
+			h.Deadline < 0 || h.Granted < 0 || h.End < 0 {
+			t.Fatalf("%+v", h)
+		}
+	}
+	for _, s := range r.Sessions {
+		if s.ID == 0 || s.Peer.PID < 0 || s.LeaseSent < 0 || s.Phase != locktable.SessionServing && !s.Phase.IsOver() || !utf8.ValidString(s.Peer.Cmd+s.Peer.Client) {
 			t.Fatalf("%+v", s)
 		}
 	}
-	if !w.equal(w.remembered()) {
-		t.Fatal(w.diff(w.remembered()))
+	if !w.equal(w.recovered()) {
+		t.Fatal(w.diff(w.recovered()))
 	}
 	return w
 }
@@ -87,14 +92,14 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		own := fuzzHost().identity
-		mustMakeSense(t, image(words(b)).read(own).left, len(b))
+		mustMakeSense(t, image(words(b)).read(own).recovered, len(b))
 		_ = image(words(b)).unusable(own, make(image, pageWords))
 	})
 }
 
 // FuzzOpen puts damage into a state file and its sequence file: whatever is in them, the
-// state is restored or starts again with a new uuid, what is left makes sense, and they
-// are good files from then on.
+// state is recovered or reset with a new uuid, what is recovered makes sense, and they are
+// good files from then on.
 func FuzzOpen(f *testing.F) {
 	good := goodFile(f)
 	used := len(good)
@@ -141,7 +146,7 @@ func FuzzOpen(f *testing.F) {
 			put(hHandle, own.handle)
 			put(hBorn, own.born)
 			put(hTimeNS, own.timeNS)
-			put(hSum, sumOf(words(b[8*hFormat:8*hSum])))
+			put(hSum, image(words(b[:pageSize])).headerSum())
 			if err := os.WriteFile(path, b, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -149,38 +154,38 @@ func FuzzOpen(f *testing.F) {
 		if !ours(b, magic) || !ours(seq, sequenceMagic) {
 			if f, err := open(path, h); err == nil {
 				f.Close()
-				t.Fatal("a file of something else was taken for one of a state")
+				t.Fatal("a file of another program was taken for one of a state")
 			}
 			return
 		}
 		begun := len(seq) == pageSize && seq[0] != 0
 		file := mustOpen(t, path, h)
-		left := file.Left()
-		if left.Fresh && (left.Why == "") != (len(b) == 0 && !begun) || !left.Fresh && !begun {
-			t.Fatalf("%d and %d bytes: fresh %v, %q", len(b), len(seq), left.Fresh, left.Why)
+		r := file.recovered
+		if r.Reset && (r.ResetReason == "") != (len(b) == 0 && !begun) || !r.Reset && !begun {
+			t.Fatalf("%d and %d bytes: reset %v, %q", len(b), len(seq), r.Reset, r.ResetReason)
 		}
-		w := mustMakeSense(t, left, len(b))
-		at := slots{}
-		for _, r := range left.Memory.Locks {
-			at[r.Name] = r.Slot
+		mustMakeSense(t, r, len(b))
+		w, at, err := recoverFrom(file)
+		if err != nil {
+			t.Fatal(err)
 		}
-		far := w.last > 1<<61 // then there are no numbers and times left to go on with
+		far := w.lastHoldID > 1<<61 // then there are no ids and times left to continue with
 		for _, s := range w.sessions {
-			far = far || s.Told > 1<<61
+			far = far || s.LeaseSent > 1<<61
 		}
 		if !far {
 			g := newSource(2, w)
 			for range 50 {
-				d := g.deed(w)
-				if !d.doIn(file, at) {
-					t.Fatal(file.gap.reason)
+				c := g.call(w)
+				if !c.on(file, at) {
+					t.Fatal(file.completeness.reason)
 				}
-				d.apply(&w)
+				c.apply(&w)
 				file.Commit(0)
 			}
 		}
 		file.Close()
-		mustBe(t, mustOpen(t, path, h), w.remembered())
+		mustBe(t, mustOpen(t, path, h), w.recovered())
 	})
 }
 

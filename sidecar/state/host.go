@@ -11,9 +11,9 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// identity is what must be the same for a state to be true: its times are of one
-// boot and one time namespace, and a copied file is not the one that is kept. The
-// pids in it are of one pid namespace.
+// identity is what must be the same for a state to be true: its times are of one boot and
+// one time namespace, and a copy of the file is another file. The pids in it are of one pid
+// namespace.
 type identity struct {
 	boot          [16]byte // zero: unknown, and like no other
 	dev, inode    uint64

@@ -57,12 +57,12 @@ func child(t *testing.T, does string, args ...string) *exec.Cmd {
 	return c
 }
 
-// chunk is how many deeds a child has ready before it does them in a row, so that
-// it is in the middle of one most of the time.
+// chunk is how many calls a child generates before it makes them in a row, so that it is in
+// one of them most of the time.
 const chunk = 2000
 
-// childWorks takes the file over and does what the seed says until it is killed. It
-// counts what is done in a file of its own, which outlives it as the state does.
+// childWorks takes the file over and makes calls, which follow from the seed, until it is
+// killed. It counts them in another file, which outlives it as the state does.
 func childWorks(path, counter, seed string) {
 	n, err := strconv.ParseUint(seed, 10, 64)
 	if err != nil {
@@ -81,21 +81,21 @@ func childWorks(path, counter, seed string) {
 	if err != nil {
 		childFails(err)
 	}
-	w, at, err := takenOver(f)
+	w, at, err := recoverFrom(f)
 	if err != nil {
 		childFails(err)
 	}
 	g := newSource(n, w)
 	for {
-		deeds := make([]deed, chunk)
-		for i := range deeds {
-			deeds[i] = g.deed(w)
-			deeds[i].apply(&w)
+		calls := make([]call, chunk)
+		for i := range calls {
+			calls[i] = g.call(w)
+			calls[i].apply(&w)
 		}
 		fmt.Println("ready")
-		for _, d := range deeds {
-			if !d.doIn(f, at) {
-				childFails(f.gap.reason)
+		for _, c := range calls {
+			if !c.on(f, at) {
+				childFails(f.completeness.reason)
 			}
 			f.Commit(0)
 			atomic.AddUint64(done, 1)
@@ -103,9 +103,9 @@ func childWorks(path, counter, seed string) {
 	}
 }
 
-// Processes that are killed while they work leave what they had done, and of the one
-// deed that they died in a stage of it. A copy that was made while they worked is
-// refused, unless it has that too.
+// Processes that are killed while they work leave all calls that they made, and a stage of
+// the one in which they died. A copy that was made while they worked is refused, unless it
+// has that too.
 func TestKilledAtAnyMoment(t *testing.T) {
 	lives := 120
 	if testing.Short() {
@@ -114,7 +114,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	dir := t.TempDir()
 	path, counter := filepath.Join(dir, "state"), filepath.Join(dir, "done")
 	f := mustOpen(t, path, thisHost())
-	uuid := f.Left().UUID
+	uuid := f.Recovered().UUID
 	f.Close()
 	w := emptyWorld()
 	total, torn, stale := uint64(0), 0, 0
@@ -149,11 +149,11 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		total += done
 		g := newSource(uint64(life), w)
 		for range done {
-			g.deed(w).apply(&w)
+			g.call(w).apply(&w)
 		}
-		stages := g.deed(w).stages(w)
+		stages := g.call(w).stages(w)
 		isStage := func(got world) int {
-			return slices.IndexFunc(stages, func(s world) bool { return got.equal(s.remembered()) })
+			return slices.IndexFunc(stages, func(s world) bool { return got.equal(s.recovered()) })
 		}
 
 		state, sequence := readFile(t, path), readFile(t, path+".seq")
@@ -161,12 +161,12 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		if f, err = Open(path); err != nil {
 			t.Fatal(err)
 		}
-		left := f.Left()
+		r := f.Recovered()
 		f.Close()
-		if left.Fresh {
+		if r.Reset {
 			stale++
-		} else if got, err := worldOf(left); err != nil || isStage(got) < 0 {
-			t.Fatalf("life %d: a stale copy is accepted: %v\n%s", life, err, got.diff(w.remembered()))
+		} else if got, err := worldOf(r); err != nil || isStage(got) < 0 {
+			t.Fatalf("life %d: a stale copy is accepted: %v\n%s", life, err, got.diff(w.recovered()))
 		}
 		writeFile(t, path, state)
 		writeFile(t, path+".seq", sequence)
@@ -174,25 +174,25 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		if f, err = Open(path); err != nil {
 			t.Fatal(err)
 		}
-		left = f.Left()
+		r = f.Recovered()
 		f.Close()
-		got, err := worldOf(left)
+		got, err := worldOf(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if left.Fresh || left.UUID != uuid {
-			t.Fatalf("life %d: fresh: %s", life, left.Why)
+		if r.Reset || r.UUID != uuid {
+			t.Fatalf("life %d: reset: %s", life, r.ResetReason)
 		}
 		i := isStage(got)
 		if i < 0 {
-			t.Fatalf("life %d, after %d deeds, left and expected:\n%s", life, done, got.diff(w.remembered()))
+			t.Fatalf("life %d, after %d calls, recovered and expected:\n%s", life, done, got.diff(w.recovered()))
 		}
 		if i > 0 {
 			torn++
 		}
 		w = got
 	}
-	t.Logf("%d processes killed, %d deeds, %d of the last ones begun and seen, %d stale copies refused", lives, total, torn, stale)
+	t.Logf("%d processes killed, %d calls, %d of the last ones begun and seen, %d stale copies refused", lives, total, torn, stale)
 	if stale < lives/2 {
 		t.Error("too few stale copies to prove anything")
 	}
@@ -223,15 +223,15 @@ func TestOneProcessHasTheFile(t *testing.T) {
 		t.Error(err)
 	}
 	if !slices.Equal(before, readFile(t, path)) {
-		t.Error("the one that was refused changed the file")
+		t.Error("the process that was refused changed the file")
 	}
 	in.Close()
 	if err := c.Wait(); err != nil {
 		t.Fatal(err)
 	}
 	f := mustOpen(t, path, thisHost())
-	if left := f.Left(); left.Fresh {
-		t.Error(left.Why)
+	if r := f.Recovered(); r.Reset {
+		t.Error(r.ResetReason)
 	}
 	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d)", os.Getpid())) {
 		t.Errorf("the same process again: %v", err)

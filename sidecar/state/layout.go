@@ -6,14 +6,14 @@ const (
 	cellSize  = 128
 	cellWords = cellSize / 8
 
-	firstCell = pageSize / cellSize // the header stands where the cells before it would
+	firstCell = pageSize / cellSize // the header takes the place of the cells before it
 
 	minSize = 64 << 10 // of the file
 	maxStep = 1 << 20  // by which it grows
 	maxSize = 1 << 30
 
-	// format is the number of this layout. A change of any word's meaning is a new one.
-	format = 3
+	// format is the number of this layout. A change of the meaning of any word is a new one.
+	format = 4
 	magic  = 'l' | 'o'<<8 | 'c'<<16 | 'k'<<24 | 's'<<32 | 'i'<<40 | 'd'<<48 | 'e'<<56
 )
 
@@ -31,13 +31,13 @@ const (
 	hKey    = 11 // 4 words
 	hSum    = 15
 
-	hPIDNS       = 16
-	hPID         = 17 // of the process that has the file, for people
-	hLast        = 18
-	hLastSession = 19
-	hRedis       = 20 // which of the two counts: 0 (none), 1 or 2
-	hIncomplete  = 21 // not 0: something found no room and is not stored
-	hSequence    = 22 // the number of the last round of changes
+	hPIDNS         = 16
+	hPID           = 17 // of the process that has the file, for people
+	hLastHoldID    = 18
+	hLastSessionID = 19
+	hRedis         = 20 // which of the two counts: 0 (none), 1 or 2
+	hIncomplete    = 21 // not 0: something found no room and is not stored
+	hSequence      = 22 // the number of the last round of changes
 
 	hRedis1 = 32
 	hRedis2 = 64
@@ -66,13 +66,14 @@ const (
 // cell is one record, or a part of its text.
 type cell [cellWords]uint64
 
-// The first word of a cell: kind (8 bits), number of the part (8), bytes of the
-// whole text (16), cell of the next part (32; 0: none). 0: the cell is free, and if
-// it is in the free list the next free one stands in its second word.
+// The first word of a cell: kind (8 bits), number of the part (8), bytes of the whole text
+// (16), cell of the next part (32; 0: none). 0: the cell is free. If it is in the free list,
+// its second word has the next free cell.
 const (
 	kindLock = 1 + iota
 	kindSession
 	kindPart
+	kindHold
 )
 
 func head(kind, part, text int, next uint32) uint64 {
@@ -86,56 +87,72 @@ func nextOf(head uint64) uint32 { return uint32(head >> 32) }
 
 func withNext(head uint64, next uint32) uint64 { return head&0xffffffff | uint64(next)<<32 }
 
-// Words of a lock. The text is its name.
+// Words of a hold, in a cell of its own or in that of its lock: the same.
 const (
-	lTop = 1 + iota
-	lNum // 0: nobody holds it, and the words of the hold mean nothing
-	lToken
-	lOwner
-	lSession
-	lGranted
-	lDeadline
-	lEnd
-	lLease // Tells, LeaseMS << 32
-	lCount // Count, CrashDelayMS << 32
-	lFlags // orphan, inDoubt, sum of the text << 32
-	lText
+	holdID = 2 + iota // 0: the cell of the lock has no hold, and the following words mean nothing
+	holdToken
+	holdOwner
+	holdSession
+	holdGranted
+	holdDeadline
+	holdEnd
+	holdLease   // LeaseSeq, LeaseMS << 32
+	holdEntries // Entries, CrashDelayMS << 32
+	holdFlags   // see below, 32 bits; in the cell of a lock also the sum of its name << 32
 )
 
-const ( // in lFlags
-	orphan  = 1 << 0
-	inDoubt = 1 << 1
+// Words of a lock besides those of the hold in its cell. The text is its name.
+const (
+	lockMaxHoldID = 1
+	lockName      = holdFlags + 1
+)
+
+// holdLock is the word of a hold in a cell of its own that says which lock it is of: the
+// slot of the lock, the sum of the lock's name << 32.
+const holdLock = 1
+
+// Of holdFlags.
+const (
+	flagPhase    = 0xf // HoldPhase
+	flagInDoubt  = 1 << 4
+	flagFixed    = 1 << 5 // LeaseKind
+	flagMode     = 8      // from this bit, 8 bits
+	flagPermits  = 16     // from this bit, 16 bits
+	flagsUnknown = 0xc0   // no hold has these
 )
 
 // Words of a session. The text is Cmd and Client.
 const (
-	sID = 1 + iota
-	sTold
-	sTells // Tells, flags << 32
-	sPID
-	sUID
-	sPidfd
-	sStart
-	sCmd // bytes of Cmd, sum of the text << 32
-	sText
+	sessionID = 1 + iota
+	sessionLeaseSent
+	sessionLease // LeaseSeq, phase << 32, resumable
+	sessionPID
+	sessionUID
+	sessionPidfd
+	sessionStart
+	sessionCmd // bytes of Cmd, sum of the text << 32
+	sessionText
 )
 
-const ( // in sTells
-	detached  = 1 << 32
-	resumable = 1 << 33
+// Of sessionLease.
+const (
+	flagSessionPhase = 32 // from this bit, 8 bits
+	flagResumable    = 1 << 40
 )
 
 const (
 	partText  = 1 // word of a part where its text begins
 	partBytes = (cellWords - partText) * 8
-	maxParts  = 4 // of one text: as many as a lock's name of protocol.MaxName bytes needs
+	maxParts  = 4 // of one text: as many as the name of a lock of protocol.MaxName bytes needs
 )
 
-// parts is how many parts a text needs besides the cell where it begins at word
-// from.
+// parts is how many parts a text needs besides the cell where it begins at word from.
 func parts(text, from int) int {
 	return (max(0, text-(cellWords-from)*8) + partBytes - 1) / partBytes
 }
+
+// sumOfName is the sum of the name of the lock in a cell.
+func sumOfName(c *cell) uint32 { return uint32(c[holdFlags] >> 32) }
 
 func pack(low, high uint32) uint64 { return uint64(low) | uint64(high)<<32 }
 
@@ -172,17 +189,12 @@ func sumOf(words []uint64) uint64 {
 // image is the file in memory.
 type image []uint64
 
-// headerSum is the sum of the words of the header that never change. That of a file with
-// a key prefix is one that versions which know no prefixes do not accept.
+// headerSum is the sum of the words of the header that never change.
 func (im image) headerSum() uint64 {
-	sum := sumOf(im[hFormat:hSum])
-	if im[hPrefix] != 0 {
-		sum = mix(sum, sumOf(im[hPrefix:hPrefixEnd]))
-	}
-	return sum
+	return mix(sumOf(im[hFormat:hSum]), sumOf(im[hPrefix:hPrefixEnd]))
 }
 
 func (im image) cell(i uint32) *cell { return (*cell)(im[int(i)*cellWords:]) }
 
-// cells is the number of the cell behind the last one.
+// cells is the number of the cell after the last one.
 func (im image) cells() uint32 { return uint32(len(im) / cellWords) }

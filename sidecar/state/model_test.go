@@ -1,6 +1,7 @@
 package state
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -47,52 +48,50 @@ func sizeOf(t testing.TB, path string) int64 {
 
 func mustBe(t *testing.T, f *File, want world) (world, slots) {
 	t.Helper()
-	got, at, err := takenOver(f)
+	got, at, err := recoverFrom(f)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !got.equal(want) {
-		t.Fatalf("left, and expected:\n%s", got.diff(want))
+		t.Fatalf("recovered, and expected:\n%s", got.diff(want))
 	}
 	return got, at
 }
 
-// A successor is left exactly what was kept, however often the file changes hands,
-// and the file does not grow by it.
-func TestSuccessorIsLeftWhatWasKept(t *testing.T) {
+// A successor recovers exactly what was stored, however often the file is taken over, and
+// the file does not grow by it.
+func TestSuccessorRecoversWhatWasStored(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
-	w, at := emptyWorld(), slots{}
+	w, at := emptyWorld(), noSlots()
 	f := mustOpen(t, path, thisHost())
-	uuid, key := f.Left().UUID, f.Left().Key
+	uuid, key := f.Recovered().UUID, f.Recovered().Key
 	for life := range uint64(100) {
 		g := newSource(life, w)
 		for range g.IntN(2000) {
-			d := g.deed(w)
-			if !d.doIn(f, at) {
-				t.Fatalf("no room: %s", f.gap.reason)
+			c := g.call(w)
+			if !c.on(f, at) {
+				t.Fatalf("no room: %s", f.completeness.reason)
 			}
-			d.apply(&w)
+			c.apply(&w)
 		}
 		if err := f.Close(); err != nil {
 			t.Fatal(err)
 		}
 		f = mustOpen(t, path, thisHost())
-		if left := f.Left(); left.Fresh || left.UUID != uuid || left.Key != key {
-			t.Fatalf("life %d: fresh %v, %q; uuid %s, was %s", life, left.Fresh, left.Why, left.UUID, uuid)
-		} else {
-			f.left = left
+		if r := f.recovered; r.Reset || r.UUID != uuid || r.Key != key {
+			t.Fatalf("life %d: reset %v, %q; uuid %s, was %s", life, r.Reset, r.ResetReason, r.UUID, uuid)
 		}
-		w, at = mustBe(t, f, w.remembered())
+		w, at = mustBe(t, f, w.recovered())
 	}
 	if size := sizeOf(t, path); size > 4*minSize {
 		t.Errorf("%d locks take %d bytes", len(w.locks), size)
 	}
 }
 
-// After every single store, a successor would find the world before the call, the
-// one after it, or one that the package says it may find in between, and never an
-// earlier one after a later one.
-func TestEveryStoreLeavesTheTruth(t *testing.T) {
+// After every single store, a successor would find the world before the call, the one after
+// it, or one of those in between that the package comment names, and never an earlier one
+// after a later one.
+func TestFileIsTrueAfterEveryStore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	h := thisHost()
 	var f *File
@@ -120,18 +119,18 @@ func TestEveryStoreLeavesTheTruth(t *testing.T) {
 	}
 	f = mustOpen(t, path, h)
 	own = ownIdentity(t, path, h)
-	w, kept := emptyWorld(), slots{}
+	w, stored := emptyWorld(), noSlots()
 	g := newSource(1, w)
 	for range 3000 {
-		d := g.deed(w)
-		next := d.stages(w)
+		c := g.call(w)
+		next := c.stages(w)
 		w = next[len(next)-1]
 		for i := range next {
-			next[i] = next[i].remembered()
+			next[i] = next[i].recovered()
 		}
 		stages, at = next, 0
-		if !d.doIn(f, kept) {
-			t.Fatal(f.gap.reason)
+		if !c.on(f, stored) {
+			t.Fatal(f.completeness.reason)
 		}
 		f.Commit(0)
 		if at != len(stages)-1 && !stages[at].equal(stages[len(stages)-1]) {
@@ -141,10 +140,10 @@ func TestEveryStoreLeavesTheTruth(t *testing.T) {
 	t.Logf("%d stores", stores)
 }
 
-// The same while the file system is full now and then: unless the file is marked as
-// incomplete, a successor would find all of the truth, and the mark is cleared when
-// nothing is missing any more.
-func TestEveryStoreLeavesTheTruthWhileRoomComesAndGoes(t *testing.T) {
+// The same while the file system is full from time to time: unless the file is marked as
+// incomplete, a successor would find everything, and the mark is cleared when nothing is
+// missing any more.
+func TestFileIsTrueAfterEveryStoreWhileTheFileSystemIsFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	l := newLimited(minSize)
 	var f *File
@@ -168,24 +167,24 @@ func TestEveryStoreLeavesTheTruthWhileRoomComesAndGoes(t *testing.T) {
 	}
 	f = mustOpen(t, path, l.host)
 	own = ownIdentity(t, path, l.host)
-	uuid := f.left.UUID
-	w, kept := emptyWorld(), slots{}
-	gaps, healed := 0, 0
+	uuid := f.recovered.UUID
+	w, stored := emptyWorld(), noSlots()
+	gaps, closed := 0, 0
 	l.room = 0
 	for life := range uint64(12) {
 		g := newSource(life, w)
 		f.end = f.next + g.Uint32N(30) // a file system that is full after that
 		for range 200 {
-			was := f.gap.phase != complete
-			d := g.deed(w)
-			next := d.stages(w)
+			wasOpen := f.completeness.phase != complete
+			c := g.call(w)
+			next := c.stages(w)
 			w = next[len(next)-1]
 			for i := range next {
-				next[i] = next[i].remembered()
+				next[i] = next[i].recovered()
 			}
 			stages = next
-			d.doIn(f, kept)
-			stages = []world{w.remembered()}
+			c.on(f, stored)
+			stages = []world{w.recovered()}
 			switch g.IntN(20) {
 			case 0:
 				f.end = f.next + g.Uint32N(40) // room for some cells
@@ -195,64 +194,58 @@ func TestEveryStoreLeavesTheTruthWhileRoomComesAndGoes(t *testing.T) {
 			if g.IntN(10) == 0 {
 				l.time += retryAfter
 				f.Retry(l.time)
-				for name, r := range w.locks { // as the table would
-					if kept[name] == 0 {
-						if kept[name] = f.KeepLock(0, &r); kept[name] == 0 {
-							delete(kept, name)
-							break
-						}
+				for name := range w.locks {
+					if !stored.store(f, w, name) {
+						break
 					}
 				}
 			}
-			f.Commit(len(w.locks) - len(kept))
-			switch open := f.gap.phase != complete; {
-			case open != (len(kept) < len(w.locks) || len(f.sessions) < len(w.sessions)):
-				t.Fatalf("%d of %d locks and %d of %d sessions are stored; incomplete: %v", len(kept), len(w.locks), len(f.sessions), len(w.sessions), open)
-			case open && !was:
+			missing := stored.missing(w)
+			f.Commit(missing)
+			switch isOpen := f.completeness.phase != complete; {
+			case isOpen != (missing > 0 || len(f.sessions) < len(w.sessions)):
+				t.Fatalf("%d of %d locks are missing, and %d of %d sessions are stored; incomplete: %v", missing, len(w.locks), len(f.sessions), len(w.sessions), isOpen)
+			case isOpen && !wasOpen:
 				gaps++
-			case was && !open:
-				healed++
+			case wasOpen && !isOpen:
+				closed++
 			}
 		}
 		stages = nil
-		fresh := f.gap.phase != complete
-		if f.Close(); fresh {
+		reset := f.completeness.phase != complete
+		if f.Close(); reset {
 			w = emptyWorld()
 		}
 		l.room = 1 << 20
 		f = mustOpen(t, path, l.host)
-		if f.left.Fresh != fresh || !fresh && f.left.UUID != uuid {
-			t.Fatalf("life %d: incomplete %v, fresh %v: %s", life, fresh, f.left.Fresh, f.left.Why)
+		if r := f.recovered; r.Reset != reset || !reset && r.UUID != uuid {
+			t.Fatalf("life %d: incomplete %v, reset %v: %s", life, reset, r.Reset, r.ResetReason)
 		}
-		uuid, l.room = f.left.UUID, 0
-		w, kept = mustBe(t, f, w.remembered())
+		uuid, l.room = f.recovered.UUID, 0
+		w, stored = mustBe(t, f, w.recovered())
 	}
-	if t.Logf("%d times something had no room, %d times everything had room again", gaps, healed); gaps < 10 || healed < 10 {
+	if t.Logf("%d times something had no room, %d times everything had room again", gaps, closed); gaps < 10 || closed < 10 {
 		t.Error("too few to prove anything")
 	}
 }
 
-// The same for taking over: a process that dies of it leaves what it was left.
-func TestTakingOverLosesNothing(t *testing.T) {
+// The same for taking over: a process that dies while it takes a file over leaves what its
+// predecessor left.
+func TestFileIsTrueAfterEveryStoreOfTakingOver(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
-	w, at := emptyWorld(), slots{}
+	w, at := emptyWorld(), noSlots()
 	f := mustOpen(t, path, thisHost())
+	moved, movedHolds, movedLocks := 0, 0, 0
 	for life := range uint64(20) {
 		g := newSource(life, w)
 		for range 1000 {
-			d := g.deed(w)
-			d.doIn(f, at)
-			d.apply(&w)
+			c := g.call(w)
+			c.on(f, at)
+			c.apply(&w)
 		}
-		for name, slot := range at { // make holes, so that what is left must move
-			if g.IntN(2) == 0 {
-				f.ForgetLock(slot)
-				delete(at, name)
-				delete(w.locks, name)
-			}
-		}
+		makeHoles(f, g, &w, at)
 		f.Close()
-		w = w.remembered()
+		w = w.recovered()
 
 		h := thisHost()
 		own := ownIdentity(t, path, h)
@@ -265,7 +258,7 @@ func TestTakingOverLosesNothing(t *testing.T) {
 			}
 			got, err := worldIn(img, own)
 			if err != nil {
-				t.Fatal(err)
+				t.Fatalf("life %d, store %d: %v", life, stores, err)
 			}
 			if !got.equal(w) {
 				t.Fatalf("life %d, store %d:\n%s", life, stores, got.diff(w))
@@ -273,15 +266,94 @@ func TestTakingOverLosesNothing(t *testing.T) {
 		}
 		f = mustOpen(t, path, h)
 		f.host.stored = nil
-		if stores == 0 {
-			t.Fatal("nothing moved")
-		}
+		moved += stores
+		before := at
 		w, at = mustBe(t, f, w)
+		for name, slot := range at.locks {
+			if before.locks[name] != slot {
+				movedLocks++
+			}
+		}
+		for id, slot := range at.holds {
+			if before.holds[id] != slot && slot != at.locks[w.holds[id].name] {
+				movedHolds++
+			}
+		}
+	}
+	if t.Logf("%d stores, %d locks and %d holds in cells of their own moved", moved, movedLocks, movedHolds); movedLocks < 50 || movedHolds < 10 {
+		t.Error("too few to prove anything")
 	}
 }
 
-// A file is unusable until its last word makes it whole.
-func TestFileBeginsAtOnce(t *testing.T) {
+// A process dies while it takes a file over, and its successor takes over what it left.
+func TestTakingOverIsRepeatedAfterADeath(t *testing.T) {
+	dir := t.TempDir()
+	path, torn := filepath.Join(dir, "state"), filepath.Join(dir, "torn")
+	w, at := emptyWorld(), noSlots()
+	f := mustOpen(t, path, thisHost())
+	opened := 0
+	for life := range uint64(8) {
+		g := newSource(life, w)
+		for range 1000 {
+			c := g.call(w)
+			c.on(f, at)
+			c.apply(&w)
+		}
+		makeHoles(f, g, &w, at)
+		f.Close()
+		w = w.recovered()
+
+		var deaths [][2]image
+		h := thisHost()
+		h.stored = func(img, seq image) {
+			if g.IntN(20) == 0 {
+				deaths = append(deaths, [2]image{slices.Clone(img[:sizeOf(t, path)/8]), slices.Clone(seq)})
+			}
+		}
+		f = mustOpen(t, path, h)
+		f.host.stored = nil
+		w, at = mustBe(t, f, w)
+
+		for _, d := range deaths {
+			writeFile(t, torn, appendWords(nil, d[0]))
+			writeFile(t, torn+".seq", appendWords(nil, d[1]))
+			own := ownIdentity(t, torn, thisHost())
+			d[0][hInode], d[0][hHandle], d[0][hBorn] = own.inode, own.handle, own.born
+			d[0][hSum] = d[0].headerSum()
+			writeFile(t, torn, appendWords(nil, d[0]))
+			for range 2 {
+				f := mustOpen(t, torn, thisHost())
+				mustBe(t, f, w)
+				f.Close()
+				opened++
+			}
+		}
+	}
+	if t.Logf("%d files were taken over", opened); opened < 100 {
+		t.Error("too few to prove anything")
+	}
+}
+
+// makeHoles deletes some locks and holds, so that the rest must move.
+func makeHoles(f *File, g *source, w *world, at slots) {
+	for _, name := range slices.Sorted(maps.Keys(w.locks)) {
+		isDeleted := g.IntN(2) == 0
+		for _, id := range w.holdsOf(name) {
+			if isDeleted || g.IntN(3) == 0 {
+				c := call{method: deleteHold, name: name, id: id}
+				c.on(f, at)
+				c.apply(w)
+			}
+		}
+		if isDeleted {
+			c := call{method: deleteLock, name: name}
+			c.on(f, at)
+			c.apply(w)
+		}
+	}
+}
+
+func TestNewFileIsUsableAfterItsLastStoreOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	h := thisHost()
 	var usable []bool

@@ -12,14 +12,14 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// unusable tells in one sentence why nothing of the file can be taken over; "": it
-// can. q is the sequence file.
+// unusable returns, in one sentence, why nothing of the file can be taken over; "": it can
+// be. q is the sequence file.
 func (im image) unusable(own identity, q image) string {
 	switch {
 	case len(im) < pageWords || im[hMagic] == 0:
 		return "the state file is not complete"
 	case im[hFormat] != format:
-		return fmt.Sprintf("the state file has format %d, and this version knows format %d", im[hFormat], format)
+		return fmt.Sprintf("the state file was written by another version of the sidecar (it has format %d, this version uses format %d), so its locks end with their leases", im[hFormat], format)
 	case im[hSum] != im.headerSum() || im[hPrefix] > MaxKeyPrefix:
 		return "the header of the state file is damaged"
 	}
@@ -27,20 +27,20 @@ func (im image) unusable(own identity, q image) string {
 	copy(boot[:], appendWords(nil, im[hBoot:hDev]))
 	switch {
 	case own.boot == [16]byte{}:
-		return "the boot id of this host cannot be read, so that nobody knows whether the state file is from this boot"
+		return "the boot id of this host cannot be read, so that it is not known whether the state file is from this boot"
 	case boot != own.boot:
 		return "the state file is from another boot of this host"
 	case im[hTimeNS] != own.timeNS:
-		return "the state file is from another time namespace, whose clock is another one"
+		return "the state file is from another time namespace, which has another clock"
 	case im[hDev] != own.dev || im[hInode] != own.inode || differ(im[hHandle], own.handle) || differ(im[hBorn], own.born):
-		return "the state file is a copy, and what it was copied from may have gone on"
+		return "the state file is a copy, and the original may have changed since"
 	case im[hIncomplete] != 0:
 		return "the state file is incomplete: its file system had no room for every lock and client, and a lock that is missing in it could be granted while a client holds it"
 	}
 	return im.stale(q)
 }
 
-// differ reports whether two values differ that are 0 where they are not known.
+// differ reports whether two values differ. 0: a value is not known.
 func differ(a, b uint64) bool { return a != b && a != 0 && b != 0 }
 
 // writeHeader begins a file. The cells must be zero.
@@ -48,7 +48,7 @@ func (f *File) writeHeader(own identity, id uuid.UUID, key [32]byte) {
 	h := f.img[:pageWords]
 	set := func(at int, ws ...uint64) {
 		for i, w := range ws {
-			f.set(&h[at+i], w)
+			f.write(&h[at+i], w)
 		}
 	}
 	set(hFormat, format)
@@ -65,7 +65,7 @@ func (f *File) writeHeader(own identity, id uuid.UUID, key [32]byte) {
 			prefix = prefix[min(8, len(prefix)):]
 		}
 	}
-	f.set(&h[hSum], h.headerSum())
+	f.write(&h[hSum], h.headerSum())
 	f.publish(&h[hMagic], magic)
 }
 
@@ -77,106 +77,171 @@ func (im image) keyPrefix() string {
 	return string(appendWords(nil, im[hPrefixText:hPrefixEnd])[:im[hPrefix]])
 }
 
-// contents is what stands in an image, and where.
+// contents is what an image has, and where.
 type contents struct {
-	left     Left
-	sessions []uint32 // slots of left.Sessions
-	used     []bool   // by cell
-	count    int      // of used cells
-	damaged  int      // records that make no sense
+	recovered Recovered
+	sessions  []uint32 // slots of recovered.Sessions
+	used      []bool   // by cell
+	count     int      // of used cells
+	damaged   int      // records that make no sense
 }
 
-// read takes from a usable image whatever makes sense. It writes nothing.
+// read returns whatever makes sense in a usable image. It writes nothing.
 func (im image) read(own identity) contents {
-	var c contents
-	left := &c.left
-	left.UUID = im.uuid()
-	copy(left.Key[:], appendWords(nil, im[hKey:hSum]))
-	left.LastSession, left.Memory.Last = im[hLastSession], im[hLast]
+	c := contents{used: make([]bool, im.cells())}
+	to := &c.recovered
+	to.UUID = im.uuid()
+	copy(to.Key[:], appendWords(nil, im[hKey:hSum]))
+	to.LastSessionID, to.Snapshot.LastHoldID = im[hLastSessionID], im[hLastHoldID]
 	var ok bool
-	if left.Redis, ok = im.redis(); !ok {
+	if to.Redis, ok = im.redis(); !ok {
 		c.damaged++
 	}
+	c.readSessions(im, own)
+	c.readHolds(im, c.readLocks(im))
+	return c
+}
 
+func (c *contents) readSessions(im image, own identity) {
+	var found []Session
+	var slots []uint32
+	open := make(map[locktable.SessionID]int)
+	for i := uint32(firstCell); i < im.cells(); i++ {
+		if kindOf(im.cell(i)[0]) != kindSession {
+			continue
+		}
+		s, ok := im.session(i)
+		if !ok {
+			c.damaged++
+			continue
+		}
+		if im[hPIDNS] != own.pidNS {
+			s.Peer.PID, s.Process = 0, Process{}
+		}
+		switch at, isTwice := open[s.ID]; {
+		case !isTwice:
+			open[s.ID] = len(found)
+			found, slots = append(found, s), append(slots, i)
+		case isNewerSession(s, found[at]):
+			found[at], slots[at] = s, i
+		}
+	}
+	to := &c.recovered
+	for i, s := range found {
+		if !c.claim(im, slots[i]) {
+			c.damaged++
+			continue
+		}
+		c.sessions = append(c.sessions, slots[i])
+		to.Sessions = append(to.Sessions, s)
+		to.LastSessionID = max(to.LastSessionID, uint64(s.ID))
+		to.Snapshot.Sessions = append(to.Snapshot.Sessions, locktable.RestoredSession{SessionRecord: s.SessionRecord, Peer: s.Peer})
+	}
+}
+
+// readLocks returns the index in Snapshot.Locks of each lock.
+func (c *contents) readLocks(im image) (byName map[string]uint32) {
 	n := 0
 	for i := uint32(firstCell); i < im.cells(); i++ {
 		if kindOf(im.cell(i)[0]) == kindLock {
 			n++
 		}
 	}
-	open := make(map[locktable.SessionID]int)
-	byName := make(map[string]int, n)
-	locks := make([]locktable.RememberedLock, 0, n)
+	byName = make(map[string]uint32, n)
+	found := make([]locktable.RestoredLock, 0, n)
 	for i := uint32(firstCell); i < im.cells(); i++ {
-		switch kindOf(im.cell(i)[0]) {
-		case kindSession:
-			s, ok := im.session(i)
-			if !ok {
-				c.damaged++
-				break
-			}
-			if im[hPIDNS] != own.pidNS {
-				s.Peer.PID, s.Process = 0, Process{}
-			}
-			at, twice := open[s.ID]
-			switch {
-			case !twice:
-				open[s.ID] = len(left.Sessions)
-				left.Sessions = append(left.Sessions, s)
-				c.sessions = append(c.sessions, i)
-			case newerSession(s, left.Sessions[at]):
-				left.Sessions[at], c.sessions[at] = s, i
-			}
-		case kindLock:
-			r, ok := im.lock(i)
-			if !ok {
-				c.damaged++
-				break
-			}
-			at, twice := byName[r.Name]
-			switch {
-			case !twice:
-				byName[r.Name] = len(locks)
-				locks = append(locks, locktable.RememberedLock{Slot: i, LockRecord: r})
-			case newerLock(r, locks[at].LockRecord):
-				locks[at] = locktable.RememberedLock{Slot: i, LockRecord: r}
-			}
-		}
-	}
-
-	c.used = make([]bool, im.cells())
-	sessions, slots := left.Sessions[:0], c.sessions[:0]
-	for i, s := range left.Sessions {
-		if !c.claim(im, c.sessions[i]) {
-			c.damaged++
-			delete(open, s.ID)
+		if kindOf(im.cell(i)[0]) != kindLock {
 			continue
 		}
-		sessions, slots = append(sessions, s), append(slots, c.sessions[i])
-		left.LastSession = max(left.LastSession, uint64(s.ID))
-		left.Memory.Sessions = append(left.Memory.Sessions, locktable.RememberedSession{SessionRecord: s.SessionRecord, Peer: s.Peer})
-	}
-	left.Sessions, c.sessions = sessions, slots
-
-	kept := locks[:0]
-	nums := make(map[uint64]bool, n)
-	for _, r := range locks {
-		h := &r.Hold
-		if h.Num != 0 && nums[h.Num] || !c.claim(im, r.Slot) {
+		r, ok := im.lock(i)
+		if !ok {
 			c.damaged++
 			continue
 		}
-		if h.Num != 0 {
-			nums[h.Num] = true
+		switch at, isTwice := byName[r.Name]; {
+		case !isTwice:
+			byName[r.Name] = uint32(len(found))
+			found = append(found, locktable.RestoredLock{Slot: i, LockRecord: r})
+		case im.isNewerLock(i, found[at].Slot):
+			found[at] = locktable.RestoredLock{Slot: i, LockRecord: r}
 		}
-		kept = append(kept, r)
-		left.Memory.Last = max(left.Memory.Last, r.Top)
 	}
-	left.Memory.Locks = kept
-	return c
+	to := &c.recovered.Snapshot
+	to.Locks = found[:0]
+	for _, r := range found {
+		if !c.claim(im, r.Slot) {
+			c.damaged++
+			delete(byName, r.Name)
+			continue
+		}
+		byName[r.Name] = uint32(len(to.Locks))
+		to.Locks = append(to.Locks, r)
+		to.LastHoldID = max(to.LastHoldID, r.MaxHoldID)
+	}
+	return byName
 }
 
-// claim marks the cells of a record as used; false: one of them is another's.
+// readHolds reads the holds in the cells of locks, and those in cells of their own.
+func (c *contents) readHolds(im image, byName map[string]uint32) {
+	to := &c.recovered.Snapshot
+	byID := make(map[uint64]int, len(to.Locks))
+	to.Holds = make([]locktable.RestoredHold, 0, len(to.Locks))
+	for i, l := range to.Locks {
+		cell := im.cell(l.Slot)
+		if cell[holdID] == 0 {
+			continue
+		}
+		r, ok := cell.hold()
+		if _, isTwice := byID[r.ID]; !ok || isTwice || r.ID > l.MaxHoldID {
+			c.damaged++
+			continue
+		}
+		byID[r.ID] = len(to.Holds)
+		to.Holds = append(to.Holds, locktable.RestoredHold{Slot: l.Slot, Lock: uint32(i), HoldRecord: r})
+	}
+	for i := uint32(firstCell); i < im.cells(); i++ {
+		cell := im.cell(i)
+		if kindOf(cell[0]) != kindHold {
+			continue
+		}
+		lock, ok := im.lockOf(cell, byName)
+		r, isHold := cell.hold()
+		if !ok || !isHold || r.ID > to.Locks[lock].MaxHoldID {
+			c.damaged++
+			continue
+		}
+		h := locktable.RestoredHold{Slot: i, Lock: lock, HoldRecord: r}
+		if at, isTwice := byID[r.ID]; isTwice {
+			// The copy that is made when the hold is moved is the same.
+			if h.Slot = to.Holds[at].Slot; h != to.Holds[at] || kindOf(im.cell(h.Slot)[0]) != kindHold {
+				c.damaged++
+			}
+			continue
+		}
+		if !c.claim(im, i) {
+			c.damaged++
+			continue
+		}
+		byID[r.ID] = len(to.Holds)
+		to.Holds = append(to.Holds, h)
+	}
+}
+
+// lockOf returns which lock a hold in a cell of its own is of.
+func (im image) lockOf(c *cell, byName map[string]uint32) (index uint32, ok bool) {
+	slot := uint32(c[holdLock])
+	if c[0] != head(kindHold, 0, 0, 0) || slot < firstCell || slot >= im.cells() || kindOf(im.cell(slot)[0]) != kindLock {
+		return 0, false
+	}
+	l, ok := im.lock(slot)
+	if !ok || uint32(c[holdLock]>>32) != sumOfName(im.cell(slot)) {
+		return 0, false
+	}
+	index, ok = byName[l.Name]
+	return index, ok
+}
+
+// claim marks the cells of a record as used; false: another record has one of them.
 func (c *contents) claim(im image, slot uint32) bool {
 	for at := slot; at != 0; at = nextOf(im.cell(at)[0]) {
 		if c.used[at] {
@@ -192,15 +257,20 @@ func (c *contents) claim(im image, slot uint32) bool {
 	return true
 }
 
-func newerSession(a, b Session) bool {
-	return a.Tells > b.Tells || a.Tells == b.Tells && a.Told > b.Told
+// isNewerSession reports which of two records of one session counts: a session that is
+// opened again may have a new record before the old one is deleted.
+func isNewerSession(a, b Session) bool {
+	return a.LeaseSeq > b.LeaseSeq || a.LeaseSeq == b.LeaseSeq && a.LeaseSent > b.LeaseSent
 }
 
-func newerLock(a, b locktable.LockRecord) bool {
-	return a.Top > b.Top || a.Top == b.Top && a.Hold.Num > b.Hold.Num
+// isNewerLock reports which of two records of one lock counts. They are the same if one is
+// the copy that is made when the lock is moved.
+func (im image) isNewerLock(slot, other uint32) bool {
+	a, b := im.cell(slot), im.cell(other)
+	return a[lockMaxHoldID] > b[lockMaxHoldID] || a[lockMaxHoldID] == b[lockMaxHoldID] && a[holdID] > b[holdID]
 }
 
-// text is that of a record, and the sum of it.
+// text returns the text of a record, and its sum.
 func (im image) text(slot uint32, from int) (text []byte, sum uint32, ok bool) {
 	c := im.cell(slot)
 	n := textLen(c[0])
@@ -237,11 +307,11 @@ func (im image) text(slot uint32, from int) (text []byte, sum uint32, ok bool) {
 	return text[:n], fold(s), true
 }
 
-// latest is the greatest time that anything in the file may have: 146 years after
-// the boot, and far enough from where sums of times overflow.
+// latest is the greatest time in a file: 146 years after the boot, and far enough from
+// where sums of times overflow.
 const latest = 1 << 62
 
-func times(ts ...uint64) bool {
+func areTimes(ts ...uint64) bool {
 	for _, t := range ts {
 		if t > latest {
 			return false
@@ -252,50 +322,58 @@ func times(ts ...uint64) bool {
 
 func (im image) lock(slot uint32) (r locktable.LockRecord, ok bool) {
 	c := im.cell(slot)
-	name, sum, ok := im.text(slot, lText)
-	if !ok || uint32(c[lFlags]>>32) != sum || uint32(c[lFlags])&^(orphan|inDoubt) != 0 {
+	name, sum, ok := im.text(slot, lockName)
+	if !ok || sumOfName(c) != sum {
 		return r, false
 	}
-	r.Name, r.Top = string(name), c[lTop]
-	if protocol.CheckName(r.Name) != nil {
-		return r, false
+	r.Name, r.MaxHoldID = string(name), c[lockMaxHoldID]
+	return r, protocol.CheckName(r.Name) == nil
+}
+
+func (c *cell) hold() (r locktable.HoldRecord, ok bool) {
+	flags := uint32(c[holdFlags])
+	r = locktable.HoldRecord{
+		ID: c[holdID], Token: c[holdToken], Owner: c[holdOwner], Session: locktable.SessionID(c[holdSession]),
+		Granted: int64(c[holdGranted]), Deadline: int64(c[holdDeadline]), End: int64(c[holdEnd]),
+		LeaseSeq: uint32(c[holdLease]), LeaseMS: uint32(c[holdLease] >> 32),
+		Entries: uint32(c[holdEntries]), CrashDelayMS: uint32(c[holdEntries] >> 32),
+		Permits: uint16(flags >> flagPermits), Mode: locktable.Mode(flags >> flagMode),
+		Phase: locktable.HoldPhase(flags & flagPhase), InDoubt: flags&flagInDoubt != 0,
 	}
-	if c[lNum] == 0 {
-		return r, true
+	if flags&flagFixed != 0 {
+		r.Lease = locktable.FixedLease
 	}
-	if c[lNum] > r.Top || uint32(c[lCount]) == 0 ||
-		!times(c[lGranted], c[lDeadline], c[lEnd]) {
-		return r, false
-	}
-	r.Hold = locktable.HoldRecord{
-		Num: c[lNum], Token: c[lToken], Owner: c[lOwner], Session: locktable.SessionID(c[lSession]),
-		Granted: int64(c[lGranted]), Deadline: int64(c[lDeadline]), End: int64(c[lEnd]),
-		Tells: uint32(c[lLease]), LeaseMS: uint32(c[lLease] >> 32),
-		Count: uint32(c[lCount]), CrashDelayMS: uint32(c[lCount] >> 32),
-		Orphan: c[lFlags]&orphan != 0, InDoubt: c[lFlags]&inDoubt != 0,
-	}
-	return r, true
+	ok = r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode == locktable.Exclusive && r.Phase <= locktable.HoldGivenUp &&
+		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
+		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd])
+	return r, ok
 }
 
 func (im image) session(slot uint32) (s Session, ok bool) {
 	c := im.cell(slot)
-	text, sum, ok := im.text(slot, sText)
-	cmd := int(uint32(c[sCmd]))
-	if !ok || uint32(c[sCmd]>>32) != sum || !utf8.Valid(text) ||
+	text, sum, ok := im.text(slot, sessionText)
+	cmd := int(uint32(c[sessionCmd]))
+	if !ok || uint32(c[sessionCmd]>>32) != sum || !utf8.Valid(text) ||
 		cmd > len(text) || cmd > protocol.MaxCmd || len(text)-cmd > protocol.MaxClient || !utf8.Valid(text[:cmd]) ||
-		c[sID] == 0 || c[sPID] > math.MaxInt32 || c[sUID] > math.MaxUint32 || !times(c[sTold]) || c[sTells]&^(1<<32-1|detached|resumable) != 0 {
+		c[sessionID] == 0 || c[sessionPID] > math.MaxInt32 || c[sessionUID] > math.MaxUint32 || !areTimes(c[sessionLeaseSent]) ||
+		c[sessionLease] >= 2*flagResumable {
 		return s, false
 	}
 	s.SessionRecord = locktable.SessionRecord{
-		ID: locktable.SessionID(c[sID]), Told: int64(c[sTold]),
-		Tells: uint32(c[sTells]), Detached: c[sTells]&detached != 0,
+		ID: locktable.SessionID(c[sessionID]), LeaseSent: int64(c[sessionLeaseSent]),
+		LeaseSeq: uint32(c[sessionLease]), Phase: locktable.SessionPhase(c[sessionLease] >> flagSessionPhase),
+	}
+	switch s.Phase {
+	case locktable.SessionServing, locktable.SessionGivenUp, locktable.SessionUnserved:
+	default:
+		return s, false
 	}
 	s.Peer = locktable.Peer{
-		PID: int64(c[sPID]), UID: int64(c[sUID]),
+		PID: int64(c[sessionPID]), UID: int64(c[sessionUID]),
 		Cmd: string(text[:cmd]), Client: string(text[cmd:]),
 	}
-	s.Process = Process{Pidfd: c[sPidfd], Start: c[sStart]}
-	s.Resumable = c[sTells]&resumable != 0
+	s.Process = Process{Pidfd: c[sessionPidfd], Start: c[sessionStart]}
+	s.Resumable = c[sessionLease]&flagResumable != 0
 	return s, true
 }
 

@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sequence is the small file beside a state file that has the number of the last round
-// of changes. It distinguishes the state file from a stale copy of it; the package
-// comment says how.
+// sequence is the small file beside a state file that has the number of the last round of
+// changes. It distinguishes the state file from a stale copy of it; see the package comment.
 type sequence struct {
 	path       string
 	mem        []byte
@@ -23,12 +22,12 @@ type sequence struct {
 // Words of the sequence file.
 const (
 	qMagic  = 0
-	qUUID   = 1 // 2 words: of the state that it counts for
+	qUUID   = 1 // 2 words: of the state that it belongs to
 	qNumber = 3
 
 	sequenceMagic = 'l' | 'o'<<8 | 'c'<<16 | 'k'<<24 | 's'<<32 | 'e'<<40 | 'q'<<48 | '1'<<56
 
-	// noNumber is that of no state file. Numbers begin at 1.
+	// noNumber is never the number of a state file. Numbers begin at 1.
 	noNumber = 1<<64 - 1
 )
 
@@ -41,7 +40,7 @@ func openSequence(path string, h *host) (q sequence, err error) {
 	}
 	defer unix.Close(fd)
 	q.dev, q.inode = uint64(st.Dev), st.Ino
-	if st.Size > 0 && !begins(fd, sequenceMagic) {
+	if st.Size > 0 && !hasMagic(fd, sequenceMagic) {
 		return q, fmt.Errorf("%s is not the sequence file of a state file, and nothing of it was changed; remove it, or choose another path for the state", path)
 	}
 	if st.Size == pageSize {
@@ -49,7 +48,7 @@ func openSequence(path string, h *host) (q sequence, err error) {
 			err = nil
 		}
 	} else if err = unix.Ftruncate(fd, 0); err == nil {
-		// It was made now, or is damaged. Zeros count for no state.
+		// It was made now, or is damaged. Zeros belong to no state.
 		err = h.extend(fd, 0, pageSize)
 	}
 	if err != nil {
@@ -72,8 +71,8 @@ func (q *sequence) close() error {
 	return err
 }
 
-// stale returns, in one sentence, why a state file cannot be the one that the sequence file
-// counts for, or is a copy from before its last round; "": it is up to date.
+// stale returns, in one sentence, why a state file is not the one that the sequence file
+// belongs to, or is a copy from before its last round; "": it is up to date.
 func (im image) stale(q image) string {
 	number := im[hSequence]
 	switch {
@@ -87,14 +86,13 @@ func (im image) stale(q image) string {
 	return ""
 }
 
-// beginSequence has the sequence file count for a new state, of which nothing can be
-// read yet.
+// beginSequence makes the sequence file that of a new state, which has no header yet.
 func (f *File) beginSequence(id uuid.UUID) {
 	f.seq.n = 1
 	q := f.seq.img
-	f.set(&q[qNumber], f.seq.n)
+	f.write(&q[qNumber], f.seq.n)
 	for i, w := range words(id[:]) {
-		f.set(&q[qUUID+i], w)
+		f.write(&q[qUUID+i], w)
 	}
 	f.publish(&q[qMagic], sequenceMagic)
 }
@@ -103,20 +101,20 @@ func (f *File) beginSequence(id uuid.UUID) {
 // between the two stores of one.
 func (f *File) resumeSequence() {
 	f.seq.n = f.img[hSequence]
-	f.change(&f.seq.img[qNumber], f.seq.n)
+	f.update(&f.seq.img[qNumber], f.seq.n)
 }
 
-// Commit ends a round of changes. The caller makes it after the last change, and before
-// any effect of the round leaves the process: from then on a copy of the file from
-// before the round is refused. unstored is the number of locks for which KeepLock found
-// no room.
+// Commit ends a round of changes. The caller calls it after the last change, and before any
+// effect of the round leaves the process: from then on a copy of the file from before the
+// round is refused. unstored is the number of locks of which the file lacks something,
+// because PutLock or PutHold found no room.
 func (f *File) Commit(unstored int) {
-	f.closeGap(unstored)
-	if !f.changed || f.gap.phase == spoiled {
+	f.checkComplete(unstored)
+	if !f.changed || f.completeness.phase == spoiled {
 		return
 	}
 	if f.img[hSequence] != f.seq.n {
-		f.overwritten()
+		f.onOverwritten()
 		return
 	}
 	f.seq.n++
@@ -125,11 +123,11 @@ func (f *File) Commit(unstored int) {
 	f.changed = false
 }
 
-// overwritten gives up a file whose contents were replaced under this process: what is
-// in it now is not known. No successor accepts it, nor any copy of it.
-func (f *File) overwritten() {
+// onOverwritten gives up a file that another program wrote to while this process had it:
+// what is in it now is not known. No successor accepts it, nor any copy of it.
+func (f *File) onOverwritten() {
 	f.publish(&f.seq.img[qNumber], noNumber)
 	f.publish(&f.img[hIncomplete], 1)
-	f.gap.phase = spoiled
-	f.gap.reason = fmt.Sprintf("something else wrote to the state file %s, which only the sidecar may; find out what it was, keep it from the file, and restart the sidecar when few locks are held", f.path)
+	f.completeness.phase = spoiled
+	f.completeness.reason = fmt.Sprintf("another program wrote to the state file %s, which only the sidecar may; find out what it was, keep it from the file, and restart the sidecar when few locks are held", f.path)
 }

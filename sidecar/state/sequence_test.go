@@ -20,9 +20,8 @@ type aCopy struct {
 	has world
 }
 
-// A copy of the state file from any moment is refused, unless what it has is what a
-// successor may find in the state file itself: after a Commit that is the world of
-// that round only.
+// A copy of the state file from any moment is refused, unless it has what a successor may
+// find in the state file itself: after a Commit that is the world of that round only.
 func TestCopyIsRefusedOnceALaterRoundIsCommitted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	h := thisHost()
@@ -65,22 +64,22 @@ func TestCopyIsRefusedOnceALaterRoundIsCommitted(t *testing.T) {
 	}
 	f = mustOpen(t, path, h)
 	own = ownIdentity(t, path, h)
-	w, kept := emptyWorld(), slots{}
+	w, stored := emptyWorld(), noSlots()
 	for range 600 {
-		before := []world{w.remembered()}
+		before := []world{w.recovered()}
 		for range 1 + g.IntN(3) { // changes in one round
-			d := g.deed(w)
-			for _, s := range d.stages(w) {
-				before = append(before, s.remembered())
+			c := g.call(w)
+			for _, s := range c.stages(w) {
+				before = append(before, s.recovered())
 			}
-			d.apply(&w)
+			c.apply(&w)
 			stages = before
-			if !d.doIn(f, kept) {
-				t.Fatal(f.gap.reason)
+			if !c.on(f, stored) {
+				t.Fatal(f.completeness.reason)
 			}
 		}
 		f.Commit(0)
-		stages = []world{w.remembered()}
+		stages = []world{w.recovered()}
 		check(f.seq.img)
 		if g.IntN(4) == 0 {
 			take(f.img)
@@ -158,31 +157,31 @@ func TestRestoredCopyIsRefused(t *testing.T) {
 			dir := t.TempDir()
 			state, old := filepath.Join(dir, "state"), filepath.Join(dir, "old")
 			f := mustOpen(t, state, thisHost())
-			uuid := f.Left().UUID
-			r := benchLock("x", 1)
-			slot := f.KeepLock(0, &r)
+			uuid := f.Recovered().UUID
+			slot := putHeld(f, "x", 1)
 			f.Commit(0)
 			run(t, "cp", "-p", state, old)
 			run(t, "cp", "-p", state+".seq", old+".seq")
-			for num := uint64(2); num <= 3; num++ { // it is granted to other clients
-				r = benchLock("x", num)
-				f.KeepLock(slot, &r)
+			for id := uint64(2); id <= 3; id++ { // it is granted to other clients
+				f.DeleteHold(slot)
+				f.PutLock(slot, lockRecord("x", id))
+				f.PutHold(0, slot, holdRecord(id))
 				f.Commit(0)
 			}
 			f.Close()
 
 			c.restore(t, state, state+".seq", old, old+".seq")
 			f = mustOpen(t, state, thisHost())
-			left := f.Left()
-			if !left.Fresh || left.UUID == uuid || len(left.Memory.Locks) != 0 || !strings.Contains(left.Why, c.why) {
-				t.Errorf("fresh %v, %d locks: %s", left.Fresh, len(left.Memory.Locks), left.Why)
+			r := f.Recovered()
+			if !r.Reset || r.UUID == uuid || len(r.Snapshot.Locks) != 0 || !strings.Contains(r.ResetReason, c.why) {
+				t.Errorf("reset %v, %d locks: %s", r.Reset, len(r.Snapshot.Locks), r.ResetReason)
 			}
 			// It counts from there.
-			f.KeepLock(0, &r)
+			putHeld(f, "x", 4)
 			f.Commit(0)
 			f.Close()
-			if again := mustOpen(t, state, thisHost()).Left(); again.Fresh || again.UUID != left.UUID || len(again.Memory.Locks) != 1 {
-				t.Errorf("fresh %v, %d locks: %s", again.Fresh, len(again.Memory.Locks), again.Why)
+			if again := mustOpen(t, state, thisHost()).Recovered(); again.Reset || again.UUID != r.UUID || len(again.Snapshot.Holds) != 1 {
+				t.Errorf("reset %v, %d holds: %s", again.Reset, len(again.Snapshot.Holds), again.ResetReason)
 			}
 		})
 	}
@@ -203,13 +202,13 @@ func TestInodeNumberThatIsUsedAgainIsAnotherFile(t *testing.T) {
 		}
 		img := image(words(b))
 		img[word]++
-		img[hSum] = sumOf(img[hFormat:hSum])
+		img[hSum] = img.headerSum()
 		own := ownIdentity(t, path, h)
 		if why := img.unusable(own, make(image, pageWords)); !strings.Contains(why, "is a copy") {
 			t.Errorf("another %s: %q", what, why)
 		}
 		img[word] = 0 // the file system did not know it then, or does not know it now
-		img[hSum] = sumOf(img[hFormat:hSum])
+		img[hSum] = img.headerSum()
 		if why := img.unusable(own, make(image, pageWords)); strings.Contains(why, "is a copy") {
 			t.Errorf("no %s: %q", what, why)
 		}
@@ -230,7 +229,7 @@ func TestCopyInAnotherInodeIsRefused(t *testing.T) {
 			t.Errorf("the same %s: %q", what, why)
 		}
 		img[word]++
-		img[hSum] = sumOf(img[hFormat:hSum])
+		img[hSum] = img.headerSum()
 		if why := img.unusable(own, make(image, pageWords)); !strings.Contains(why, "is a copy") {
 			t.Errorf("another %s: %q", what, why)
 		}
@@ -241,57 +240,55 @@ func TestCopyInAnotherInodeIsRefused(t *testing.T) {
 func TestDeathBetweenTheTwoNumbersLosesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	f := mustOpen(t, path, thisHost())
-	uuid := f.Left().UUID
+	uuid := f.Recovered().UUID
 	for i := range uint64(5) {
-		r := benchLock(fmt.Sprint("lock-", i), i+1)
-		f.KeepLock(0, &r)
+		putHeld(f, fmt.Sprint("lock-", i), i+1)
 		seq := f.seq.img[qNumber]
 		f.Commit(0)
 		f.seq.img[qNumber] = seq // the second store was not made
 		f.Close()
 		f = mustOpen(t, path, thisHost())
-		left := f.Left()
-		if left.Fresh || left.UUID != uuid || len(left.Memory.Locks) != int(i+1) {
-			t.Fatalf("fresh %v, %d locks: %s", left.Fresh, len(left.Memory.Locks), left.Why)
+		r := f.Recovered()
+		if r.Reset || r.UUID != uuid || len(r.Snapshot.Holds) != int(i+1) {
+			t.Fatalf("reset %v, %d holds: %s", r.Reset, len(r.Snapshot.Holds), r.ResetReason)
 		}
 	}
 }
 
-// Something writes an old copy over the state file while a sidecar uses it. The sidecar
-// reports it, and no successor restores what is in the file from then on.
+// Another program writes an old copy over the state file while a sidecar uses it. The
+// sidecar reports it, and no successor recovers what is in the file from then on.
 func TestStateThatIsOverwrittenInUseIsNotTrusted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	l := newLimited(minSize)
 	f := mustOpen(t, path, l.host)
-	r := benchLock("x", 1)
-	slot := f.KeepLock(0, &r)
+	slot, h := putHeld(f, "x", 1<<20), holdRecord(1<<20)
 	fill(f)
 	f.Commit(1)
 	mustReport(t, f, 1, 0)
 	old := slices.Clone(f.mem[:minSize])
-	r.Hold.Deadline++
-	f.KeepLock(slot, &r)
+	h.Deadline++
+	f.PutHold(slot, slot, h)
 	f.Commit(1)
 	if n, err := unix.Pwrite(f.fd, old, 0); n != len(old) || err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		r.Hold.Deadline++
-		f.KeepLock(slot, &r)
+		h.Deadline++
+		f.PutHold(slot, slot, h)
 		f.OpenSession(Session{SessionRecord: locktable.SessionRecord{ID: 1}})
 		f.Commit(0)
 	}
-	if gap, news := f.Gap(); !news || !strings.Contains(gap.Reason, "something else wrote") {
-		t.Errorf("reported: %v, %+v", news, gap)
+	if m, hasChanged := f.Missing(); !hasChanged || !strings.Contains(m.Reason, "another program wrote") {
+		t.Errorf("reported: %v, %+v", hasChanged, m)
 	}
-	if _, news := f.Gap(); news {
+	if _, hasChanged := f.Missing(); hasChanged {
 		t.Error("reported twice")
 	}
 	if at, ok := f.RetryAt(); ok {
 		t.Errorf("nothing can be done about it, and a retry is due at %d", at)
 	}
 	f.Close()
-	if left := mustOpen(t, path, thisHost()).Left(); !left.Fresh {
-		t.Error("it was restored")
+	if r := mustOpen(t, path, thisHost()).Recovered(); !r.Reset {
+		t.Error("it was recovered")
 	}
 }

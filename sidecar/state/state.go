@@ -1,80 +1,90 @@
-// Package state keeps in a file what a successor needs when this process dies:
-// who the sidecar is, which sessions it had, and each lock of which Redis may have
-// a field of ours, with its hold. The file is mapped into memory. A change is a few
-// stores; what has been stored is in the kernel's page cache, and the death of the
-// process, however sudden, takes nothing of it away. The death of the host does:
-// the file is good for one boot only, and says for which.
+// Package state stores in a file what a successor needs when this process dies: the uuid of
+// the sidecar, its sessions, each lock for which Redis may have a field of this sidecar, and
+// each hold. The file is mapped into memory. A change is a few stores; what has been stored
+// is in the kernel's page cache, and the death of the process, however sudden, loses nothing
+// of it. The death of the host does: the file is valid for one boot only, and says for which.
 //
 // # Layout
 //
-// A page of header, then cells of 128 bytes, in words of 64 bits in the host's
-// byte order (the file never leaves its host). The first word of a cell says what
-// it is: free (0), a lock, a session, or a part: more of the text that did not fit
-// into the cell of its lock or session. The number of a lock's cell is its slot.
+// A page of header, then cells of 128 bytes, in words of 64 bits in the host's byte order
+// (the file never leaves its host). The first word of a cell says what it is: free (0), a
+// lock, a hold, a session, or a part, which has more of the text that did not fit into the
+// cell of its lock or session.
 //
-// # What a sudden end leaves behind
+// The number of the cell of a record is its slot. The cell of a lock has room for one hold,
+// in the same words as a hold in a cell of its own. That is enough for a lock that is held
+// exclusively. Each further hold of a lock has a cell of its own, with the slot of the lock
+// and the sum of its name. A session is referred to by its id.
 //
-// A process killed between two instructions has made the stores before and none of
-// those behind. Every change is therefore a row of stores after each of which the
-// file is true:
+// # What a sudden end leaves
 //
-//   - A new lock or session: its parts and its fields are written into free cells;
-//     then one store, of the first word, makes it appear, whole. Parts that no lock
-//     or session points to are free cells.
-//   - A lock or session that goes: one store, of the first word, and it is gone.
-//     That word is 0 until the cell is whole again, so that nothing of what it held
-//     comes back.
-//   - A lock whose hold changes: the number of the old hold becomes 0, the number
-//     of the new one is stored last, its fields are written in between. In between
-//     nobody holds the lock, and what Redis has of it is to be dropped; the old
-//     hold has ended, and of the new one nobody has been told. Top goes up in
-//     between too: before anything with a higher number is sent.
-//   - A hold that stays: its fields change one by one, in this order: Deadline, End,
-//     Tells and LeaseMS in one, Count and CrashDelayMS in one, Orphan and InDoubt
-//     in one. So a watchdog hold never becomes a fixed lease with an old deadline,
-//     and an orphan never stays without its end.
-//   - What a session was told: Told before Tells and Detached. Redis has confirmed
-//     the former for all holds by then.
-//   - What is known of Redis: written into the one of two places that does not
-//     count, then one store makes it count.
-//   - A session that is opened again under its number, or a lock that gets another
-//     name in its slot: the new one appears, then the old one goes. Of two sessions
-//     with one number, or two locks with one name, the newer one counts.
-//   - Taking over moves what is left to the front, cell by cell: the copy appears,
-//     then the original goes.
+// A process that is killed between two instructions has made all stores before, and none
+// after. Every change is therefore a sequence of stores after each of which the file is true:
+//
+//   - New lock, session, or hold in a cell of its own: its parts and its fields are written
+//     into free cells. Then one store, of the first word, makes the whole record appear.
+//     Parts to which no lock or session refers are free cells.
+//   - New hold in the cell of its lock: its fields are written first, its number is stored last.
+//     Until then the lock has no hold.
+//   - Deleted lock, session, or hold in a cell of its own: one store, of the first word. That
+//     word is 0 until the cell is whole again, so nothing of what it had comes back.
+//   - Deleted hold in the cell of its lock: one store, its number becomes 0.
+//   - A lock that stays: its largest hold number changes, before a hold with that number is
+//     stored, and before an operation with it is sent.
+//   - A hold that stays: its fields change one by one, in this order: Deadline, End, LeaseSeq
+//     and LeaseMS in one, Entries and CrashDelayMS in one, Phase and InDoubt in one. So a
+//     hold that is not renewed any more never has an old deadline, and an orphan is never
+//     without its end.
+//   - A session that stays: LeaseSent before LeaseSeq and Phase. Redis has confirmed the
+//     former for all holds by then.
+//   - Redis: what is known of it is written into the one of two places that does not count,
+//     then one store makes it count.
+//   - A session that is opened again under its id: the new record appears, then the old one
+//     is deleted. Of two sessions with one id, the newer one counts.
+//   - Taking over moves records to the front, cell by cell: the copy appears, what refers to
+//     the original is made to refer to the copy, then the original is deleted. Of two locks
+//     with one name, or two holds with one number, either counts: they are the same.
+//
+// The caller keeps the order between records (see locktable.Journal), so that a successor
+// finds one of these:
+//
+//   - A lock without a hold: what Redis has under its name is dropped. That is true before
+//     the first hold, during a handoff, when the old hold is deleted and the new one is not
+//     stored yet, and after the last hold. No client has been notified of a new hold then.
+//   - A hold with its lock. A hold without its lock is never restored: its lock is deleted
+//     after it, so the file is damaged.
 //
 // # Copies
 //
-// A copy of the file was true once. A sidecar that restored it under the same uuid would
-// use hold numbers again, and grant a lock that a client holds. So the changes are made
-// in rounds, each with a number, and Commit stores the number twice after the last
-// change of a round and before its first effect leaves the process: in the header, then
-// in the sequence file, path + ".seq". A successor accepts a state file with the number
-// of the sequence file, or with the next one, because the process may have died between
-// the two stores.
+// A copy of the file was true once. A sidecar that restored it under the same uuid would use
+// hold numbers again, and grant a lock that a client holds. So the changes are made in
+// rounds, each with a number, and Commit stores the number twice after the last change of a
+// round and before its first effect leaves the process: in the header, then in the sequence
+// file, path + ".seq". A successor accepts a state file with the number of the sequence file,
+// or with the next one, because the process may have died between the two stores.
 //
 //   - A copy from before the last committed round has a smaller number, and is refused.
-//   - What a copy has, or lacks, of a round that was not committed does not matter: no
-//     client and no Redis has seen an effect of it.
-//   - A copy of the sequence file alone is refused too, unless it is one round old; then
-//     the state file beside it is the true one.
+//   - What a copy has, or lacks, of a round that was not committed does not matter: no effect
+//     of it has reached a client or Redis.
+//   - A copy of the sequence file alone is refused too, unless it is one round old; then the
+//     state file beside it is the true one.
 //   - Without the sequence file the state file is refused: it may be any copy.
-//   - Both files together are refused if the copies are in other inodes. Inode numbers
-//     are used again, so the header also has the birth time of the inode and a sum of
-//     its file handle, which contains a generation number.
+//   - Both files together are refused if the copies are in other inodes. Inode numbers are
+//     used again, so the header also has the birth time of the inode and a sum of its file
+//     handle, which contains a generation number.
 //
-// What is not noticed is that copies of both are written over both, on the same boot.
+// Copies of both that are written over both, on the same boot, are not detected.
 //
 // # When the file system is full
 //
-// A record that finds no room makes the file incomplete: a successor that restored the
-// rest under the same uuid could grant a lock that a living client holds. So the first
-// thing that is stored then is a mark, and a successor that finds it starts with a new
-// uuid. The mark is cleared as soon as nothing is missing any more: each missing lock
-// and session was stored after all, or has ended.
+// A record that finds no room makes the file incomplete: a successor that restored the rest
+// under the same uuid could grant a lock that a living client holds. So a mark is stored
+// first, and a successor that finds it starts with a new uuid. The mark is cleared as soon as
+// nothing is missing any more: each missing record was stored after all, or is not needed any
+// more.
 //
-// Put the file on a tmpfs (/run) if there is one. On a disk the kernel writes the
-// changed pages back every now and then, and a store may wait for it.
+// Put the file on a tmpfs (/run) if there is one. On a disk the kernel writes the changed
+// pages back from time to time, and a store may wait for it.
 package state
 
 import (
@@ -89,13 +99,13 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// File is the state file of one sidecar: a locktable.Keeper, and the memory of what
-// else a successor must know. One goroutine owns it.
+// File is the state file of one sidecar: a locktable.Journal, and what else a successor must
+// know. One goroutine owns it.
 type File struct {
 	path string
 	host host
 	fd   int
-	mem  []byte // the mapping: longer than the file, so that it stays where it is
+	mem  []byte // the mapping: longer than the file, so that its address does not change
 	img  image  // the same
 
 	next, end uint32 // cells from next to end have never been used; the file has no more
@@ -105,58 +115,38 @@ type File struct {
 	seq     sequence
 	changed bool // since the last Commit
 
-	places   [2]place // of the two files
-	gap      gap
-	unstored map[locktable.SessionID]Session // open sessions that found no room
+	locations    [2]location // of the two files
+	completeness completeness
+	unstored     map[locktable.SessionID]Session // open sessions that found no room
 
-	left Left
+	recovered Recovered
 }
 
-// Left is what the predecessor left.
-type Left struct {
+// Recovered is what the predecessor left.
+type Recovered struct {
 	UUID string
 	Key  [32]byte // of the tickets
 
-	// Fresh: nothing was taken over; UUID and Key are new. Why is one sentence, or
+	// Reset: nothing was taken over; UUID and Key are new. ResetReason is one sentence, or
 	// "" if there was neither file.
-	Fresh bool
-	Why   string
+	Reset       bool
+	ResetReason string
 
-	LastSession uint64
-	Redis       Redis // zero: Redis was never reached
-	Sessions    []Session
-	Memory      locktable.Memory // Memory.Sessions are the same sessions, in the same order
-}
-
-// Redis is the server that the sidecar spoke to last.
-type Redis struct {
-	RunID, ReplID  string // cut at 64 bytes
-	ClientID       int64
-	Floor, FloorAt int64
-}
-
-// Session is an open session and the process behind it.
-type Session struct {
-	locktable.SessionRecord
-	Peer      locktable.Peer // PID 0: it cannot be watched
-	Process   Process
-	Resumable bool
-}
-
-// Process distinguishes a process from later ones that have its pid. 0: not known.
-type Process struct {
-	Pidfd uint64 // inode number of its pidfd: no two processes of one boot have the same
-	Start uint64 // when it started, in ticks since boot
+	LastSessionID uint64
+	Redis         Redis // zero: Redis was never reached
+	Sessions      []Session
+	Snapshot      locktable.Snapshot // Snapshot.Sessions are the same sessions, in the same order
 }
 
 // Open makes the state file, and the sequence file beside it, or takes them over, and
-// keeps other processes from them until Close or the end of the process. A state file
-// that cannot be used, because it is from another boot, a copy or damaged, is made again
-// with a new uuid: Left has the reason. Any other file is left alone, and is an error.
+// keeps other processes from them until Close or the end of the process. A state file that
+// cannot be used, because it is from another boot or another version, a copy or damaged, is
+// made again with a new uuid: Recovered has the reason. A file of another program is not
+// changed, and is an error.
 func Open(path string) (*File, error) { return OpenOf(Sidecar{}, path) }
 
-// Sidecar is what is known of the sidecar that opens its state. A state that says
-// something else is not used.
+// Sidecar is what is known of the sidecar that opens its state. A state with other values
+// is not used.
 type Sidecar struct {
 	// UUID is that of the sidecar which served the socket last; "": it is not known. Since
 	// the state of another one was written, clients may have released what it says they
@@ -177,7 +167,7 @@ func OpenOf(of Sidecar, path string) (*File, error) {
 
 func open(path string, h host) (*File, error) {
 	if n := len(h.sidecar.KeyPrefix); n > MaxKeyPrefix {
-		return nil, fmt.Errorf("state file %s: the key prefix has %d bytes; at most %d can be kept", path, n, MaxKeyPrefix)
+		return nil, fmt.Errorf("state file %s: the key prefix has %d bytes; at most %d can be stored", path, n, MaxKeyPrefix)
 	}
 	fd, st, err := openPrivate("state file", path)
 	if err != nil {
@@ -196,7 +186,7 @@ func (f *File) begin(st unix.Stat_t) error {
 	if err := f.lock(); err != nil {
 		return err
 	}
-	// Whoever had the lock may have changed the size in the meantime.
+	// The process that had the lock may have changed the size in the meantime.
 	if err := unix.Fstat(f.fd, &st); err != nil {
 		return fmt.Errorf("state file %s: %w", f.path, err)
 	}
@@ -207,7 +197,7 @@ func (f *File) begin(st unix.Stat_t) error {
 	f.mem = mem
 	f.img = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/8)
 
-	if st.Size > 0 && !begins(f.fd, magic) {
+	if st.Size > 0 && !hasMagic(f.fd, magic) {
 		return fmt.Errorf("%s is not a state file, and nothing of it was changed; remove it, or choose another path for the state", f.path)
 	}
 	if f.seq, err = openSequence(f.path+".seq", &f.host); err != nil {
@@ -215,26 +205,26 @@ func (f *File) begin(st unix.Stat_t) error {
 	}
 	own := f.host.identity
 	own.ofFile(f.fd, &st)
-	f.places = [2]place{{f.path, own.dev, own.inode}, {f.seq.path, f.seq.dev, f.seq.inode}}
+	f.locations = [2]location{{f.path, own.dev, own.inode}, {f.seq.path, f.seq.dev, f.seq.inode}}
 	if st.Size == 0 {
-		why := ""
+		reason := ""
 		if f.seq.img[qMagic] == sequenceMagic {
-			why = "the state file was removed or emptied; the sequence file beside it is still there"
+			reason = "the state file was removed or emptied; the sequence file beside it is still there"
 		}
-		return f.fresh(own, why)
+		return f.reset(own, reason)
 	}
-	// The file ends with a page, unless it is damaged; what is behind that would
-	// stand in cells that count as never used.
+	// The file ends with a page, unless it is damaged. What is after that would be in cells
+	// that count as never used.
 	size := min(st.Size, maxSize) &^ (pageSize - 1)
-	if why := f.img[:size/8].unusable(own, f.seq.img); why != "" {
-		return f.fresh(own, why)
+	if reason := f.img[:size/8].unusable(own, f.seq.img); reason != "" {
+		return f.reset(own, reason)
 	}
 	of := &f.host.sidecar
 	if had := f.img.keyPrefix(); had != of.KeyPrefix {
-		return f.fresh(own, fmt.Sprintf("the key prefix was %q when the state was written, and is %q now: Redis has those locks under other keys, where they exclude none of this prefix", had, of.KeyPrefix))
+		return f.reset(own, fmt.Sprintf("the key prefix was %q when the state was written, and is %q now: Redis has those locks under other keys, where they exclude none of this prefix", had, of.KeyPrefix))
 	}
 	if of.UUID != "" && of.UUID != f.img.uuid() {
-		return f.fresh(own, "a sidecar without this state has served the socket since, and clients may have released what the state says they hold")
+		return f.reset(own, "a sidecar without this state has served the socket since, and clients may have released what the state says they hold")
 	}
 	if err := f.shorten(st.Size, size); err != nil {
 		return err
@@ -242,9 +232,9 @@ func (f *File) begin(st unix.Stat_t) error {
 	return f.takeOver(own, size)
 }
 
-// openPrivate opens a file that only this user may read and write, or makes it. It
-// refuses one that others may have written or read: the key in a state file decides who
-// may resume whose session.
+// openPrivate opens a file that only this user may read and write, or makes it. It refuses
+// one that others may have written or read: the key in a state file decides which client may
+// resume which session.
 func openPrivate(what, path string) (fd int, st unix.Stat_t, err error) {
 	return openOwn(what, path, unix.O_RDWR|unix.O_CREAT)
 }
@@ -275,9 +265,9 @@ func openOwn(what, path string, flags int) (fd int, st unix.Stat_t, err error) {
 	return fd, st, nil
 }
 
-// begins reports whether a file is one of ours, or what a sudden end left of one, and not
-// a file of another program.
-func begins(fd int, magic uint64) bool {
+// hasMagic reports whether a file begins with the first word of a state or sequence file, or
+// with what a sudden end left of it, and is not a file of another program.
+func hasMagic(fd int, magic uint64) bool {
 	var first [8]byte
 	n, err := unix.Pread(fd, first[:], 0)
 	if err != nil {
@@ -288,7 +278,7 @@ func begins(fd int, magic uint64) bool {
 	return bytes.Equal(first[:n], ours[:n]) || first == [8]byte{}
 }
 
-// InUseError is the error of a state file that another process has.
+// InUseError is the error of a state file that another process has open.
 type InUseError struct{ text string }
 
 func (e *InUseError) Error() string { return e.text }
@@ -311,12 +301,13 @@ func (f *File) lock() error {
 	return &InUseError{fmt.Sprintf("%s has the state file %s; stop it, or choose another path", who, f.path)}
 }
 
-// Left is what the predecessor left. The sessions and locks are handed over: only
-// the first call returns them.
-func (f *File) Left() Left {
-	left := f.left
-	f.left.Sessions, f.left.Memory.Sessions, f.left.Memory.Locks = nil, nil, nil
-	return left
+// Recovered is what the predecessor left. The sessions, locks and holds are handed over:
+// only the first call returns them.
+func (f *File) Recovered() Recovered {
+	r := f.recovered
+	m := &f.recovered.Snapshot
+	f.recovered.Sessions, m.Sessions, m.Locks, m.Holds = nil, nil, nil, nil
+	return r
 }
 
 // Close leaves everything as it is for the successor.

@@ -22,52 +22,59 @@ func inodeOf(t testing.TB, path string) (dev, inode uint64) {
 	return uint64(st.Dev), st.Ino
 }
 
-// aWorld puts a little of everything into a file and closes it.
-func aWorld(t *testing.T, path string, h host) (world, Left) {
+// aWorld puts a little of everything into a file and closes it. The session has the first
+// cell, then come the lock with its first hold, its second hold, and a lock without any.
+func aWorld(t *testing.T, path string, h host) (world, Recovered) {
 	t.Helper()
 	f := mustOpen(t, path, h)
-	left := f.Left()
-	w := emptyWorld()
-	for _, d := range []deed{
-		{do: openSession, session: Session{
-			SessionRecord: locktable.SessionRecord{ID: 3, Told: 40e9, Tells: 2},
+	r := f.Recovered()
+	w, at := emptyWorld(), noSlots()
+	for _, c := range []call{
+		{method: openSession, session: Session{
+			SessionRecord: locktable.SessionRecord{ID: 3, LeaseSent: 40e9, LeaseSeq: 2, Phase: locktable.SessionUnserved},
 			Peer:          locktable.Peer{PID: 4242, UID: 1000, Cmd: "worker --fast", Client: "go/1.0.0"},
 			Process:       Process{Pidfd: 78, Start: 77}, Resumable: true,
 		}},
-		{name: "invoice:42", lock: locktable.LockRecord{Name: "invoice:42", Top: 9, Hold: locktable.HoldRecord{
-			Num: 8, Token: 5, Owner: 6, Session: 3, Granted: 1e9, Deadline: 31e9, Count: 2, LeaseMS: 30000,
-		}}},
-		{name: "dropped", lock: locktable.LockRecord{Name: "dropped", Top: 10}},
-		{do: keepLast, num: 11},
-		{do: keepLastSession, num: 4},
-		{do: keepRedis, redis: Redis{RunID: "run", ReplID: "repl", ClientID: 1, Floor: 2, FloorAt: 3}},
+		{method: putLock, name: "invoice:42", id: 9},
+		{method: putHold, name: "invoice:42", hold: locktable.HoldRecord{
+			ID: 8, Token: 5, Owner: 6, Session: 3, Granted: 1e9, Deadline: 31e9, Entries: 2, Permits: 1,
+			Lease: locktable.FixedLease, LeaseMS: 30000, Phase: locktable.HoldUnserved,
+		}},
+		{method: putHold, name: "invoice:42", hold: locktable.HoldRecord{
+			ID: 7, Token: 4, Session: 3, Granted: 1e9, Deadline: 31e9, End: 50e9, Entries: 1, Permits: 3, CrashDelayMS: 100,
+			Phase: locktable.HoldCrashDelayed, InDoubt: true,
+		}},
+		{method: putLock, name: "dropped", id: 10},
+		{method: putLastHoldID, id: 11},
+		{method: putLastSessionID, id: 4},
+		{method: putRedis, redis: Redis{RunID: "run", ReplID: "repl", ClientID: 1, Floor: 2, FloorAt: 3}},
 	} {
-		d.doIn(f, slots{})
-		d.apply(&w)
+		c.on(f, at)
+		c.apply(&w)
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return w, left
+	return w, r
 }
 
-func TestFirstStartIsFreshWithoutAReason(t *testing.T) {
+func TestFirstStartResetsWithoutAReason(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
-	left := mustOpen(t, path, thisHost()).Left()
-	if !left.Fresh || left.Why != "" || len(left.UUID) != 36 || left.Key == [32]byte{} {
-		t.Errorf("%+v", left)
+	r := mustOpen(t, path, thisHost()).Recovered()
+	if !r.Reset || r.ResetReason != "" || len(r.UUID) != 36 || r.Key == [32]byte{} {
+		t.Errorf("%+v", r)
 	}
 	st, err := os.Stat(path)
 	if err != nil || st.Mode() != 0o600 {
 		t.Errorf("mode %v, %v", st.Mode(), err)
 	}
-	other := mustOpen(t, path+"2", thisHost()).Left()
-	if other.UUID == left.UUID || other.Key == left.Key {
+	other := mustOpen(t, path+"2", thisHost()).Recovered()
+	if other.UUID == r.UUID || other.Key == r.Key {
 		t.Error("two files began with one uuid or key")
 	}
 }
 
-func TestAFileOfSomebodyElseIsLeftAlone(t *testing.T) {
+func TestFileOfAnotherProgramIsNotChanged(t *testing.T) {
 	for _, text := range []string{"hello\n", "-----BEGIN PRIVATE KEY-----\n", strings.Repeat("x", 2*pageSize)} {
 		path := filepath.Join(t.TempDir(), "state")
 		writeFile(t, path, []byte(text))
@@ -80,7 +87,7 @@ func TestAFileOfSomebodyElseIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestStateThatNoSuccessorCanUseSaysSoFromTheStart(t *testing.T) {
+func TestUnknownBootIsReported(t *testing.T) {
 	h := thisHost()
 	if why := mustOpen(t, filepath.Join(t.TempDir(), "state"), h).Unidentified(); why != "" {
 		t.Errorf("on this host: %s", why)
@@ -91,7 +98,7 @@ func TestStateThatNoSuccessorCanUseSaysSoFromTheStart(t *testing.T) {
 	}
 }
 
-func TestWhatIsTakenOverAndWhatIsNot(t *testing.T) {
+func TestStateIsTakenOverOrReset(t *testing.T) {
 	here := thisHost()
 	here.boot, here.timeNS, here.pidNS = [16]byte{1}, 2, 3
 	for _, c := range []struct {
@@ -120,8 +127,8 @@ func TestWhatIsTakenOverAndWhatIsNot(t *testing.T) {
 			}
 			writeFile(t, path, b)
 		}},
-		{what: "a later format", why: "format 4", damage: patch(8*hFormat, 4)},
-		{what: "an earlier format", why: "format 2", damage: patch(8*hFormat, 2)},
+		{what: "a later format", why: "by another version of the sidecar (it has format 5", damage: patch(8*hFormat, format+1)},
+		{what: "an earlier format", why: "by another version of the sidecar (it has format 3", damage: patch(8*hFormat, format-1)},
 		{what: "damaged identity", why: "damaged", damage: patch(8*hTimeNS, 9)},
 		{what: "damaged key", why: "damaged", damage: patch(8*hKey, 9)},
 		{what: "a key prefix that was not written", why: "damaged", damage: patch(8*hPrefix, 9)},
@@ -142,37 +149,68 @@ func TestWhatIsTakenOverAndWhatIsNot(t *testing.T) {
 				c.change(&there)
 			}
 			f := mustOpen(t, path, there)
-			left := f.Left()
+			r := f.Recovered()
 			if c.why == "" {
-				if left.Fresh || left.Why != "" || left.UUID != before.UUID || left.Key != before.Key {
-					t.Fatalf("%+v", left)
+				if r.Reset || r.ResetReason != "" || r.UUID != before.UUID || r.Key != before.Key {
+					t.Fatalf("%+v", r)
 				}
 				if there.pidNS != here.pidNS {
 					s := w.sessions[3]
 					s.Peer.PID, s.Process = 0, Process{}
 					w.sessions[3] = s
 				}
-				if got, err := worldOf(left); err != nil || !got.equal(w) {
+				if got, err := worldOf(r); err != nil || !got.equal(w) {
 					t.Fatalf("%v\n%s", err, got.diff(w))
 				}
 			} else {
-				if !left.Fresh || left.UUID == before.UUID || left.Key == before.Key || !strings.Contains(left.Why, c.why) {
-					t.Fatalf("%+v", left)
+				if !r.Reset || r.UUID == before.UUID || r.Key == before.Key || !strings.Contains(r.ResetReason, c.why) {
+					t.Fatalf("%+v", r)
 				}
 				w = emptyWorld()
-				if got, err := worldOf(left); err != nil || !got.equal(w) {
+				if got, err := worldOf(r); err != nil || !got.equal(w) {
 					t.Fatalf("%v\n%s", err, got.diff(w))
 				}
 			}
 			// Whatever it was, it is a good file from now on, and in this namespace.
 			f.Close()
 			f = mustOpen(t, path, there)
-			if again := f.Left(); again.Fresh && there.boot != [16]byte{} || !again.Fresh && again.UUID != left.UUID {
+			if again := f.Recovered(); again.Reset && there.boot != [16]byte{} || !again.Reset && again.UUID != r.UUID {
 				t.Errorf("%+v", again)
 			} else if got, err := worldOf(again); err != nil || !got.equal(w) {
 				t.Errorf("%v\n%s", err, got.diff(w))
 			}
 		})
+	}
+}
+
+// testdata/format3 is a state file that version 0.1.0 wrote during its development, when a
+// lock and its hold were one record. On the same boot, in the same inode, with its sequence
+// file: nothing of it is taken over.
+func TestStateOfAnEarlierFormatIsReset(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	h := thisHost()
+	h.boot, h.timeNS, h.pidNS = [16]byte{1}, 2, 3
+	old := append(readFile(t, "testdata/format3"), make([]byte, minSize)...)[:minSize]
+	writeFile(t, path, old)
+	writeFile(t, path+".seq", append(readFile(t, "testdata/format3.seq"), make([]byte, pageSize)...)[:pageSize])
+	own := ownIdentity(t, path, h)
+	img := image(words(old))
+	img[hDev], img[hInode], img[hHandle], img[hBorn] = own.dev, own.inode, own.handle, own.born
+	img[hSum] = sumOf(img[hFormat:hSum]) // without a key prefix
+	writeFile(t, path, appendWords(nil, img))
+	before := img.uuid()
+
+	f := mustOpen(t, path, h)
+	r := f.Recovered()
+	const want = "the state file was written by another version of the sidecar (it has format 3, this version uses format 4), so its locks end with their leases"
+	if !r.Reset || r.ResetReason != want || r.UUID == before || len(r.Sessions)+len(r.Snapshot.Locks)+len(r.Snapshot.Holds) != 0 || r.LastSessionID+r.Snapshot.LastHoldID != 0 {
+		t.Errorf("%+v", r)
+	}
+	putHeld(f, "invoice:42", 1)
+	f.Commit(0)
+	f.Close()
+	if again := mustOpen(t, path, h).Recovered(); again.Reset || again.UUID != r.UUID || len(again.Snapshot.Holds) != 1 {
+		t.Errorf("%+v", again)
 	}
 }
 
@@ -186,41 +224,27 @@ func TestStateIsThatOfOneKeyPrefix(t *testing.T) {
 			before, now := thisHost(), thisHost()
 			before.sidecar.KeyPrefix, now.sidecar.KeyPrefix = had, has
 			path := filepath.Join(t.TempDir(), "state")
-			w, left := aWorld(t, path, before)
+			w, r := aWorld(t, path, before)
 			f := mustOpen(t, path, now)
-			got := f.Left()
+			got := f.Recovered()
 			f.Close()
 			if had == has {
-				if world, err := worldOf(got); got.Fresh || got.UUID != left.UUID || err != nil || !world.equal(w) {
+				if world, err := worldOf(got); got.Reset || got.UUID != r.UUID || err != nil || !world.equal(w) {
 					t.Errorf("with prefix %q: %v\n%+v", has, err, got)
 				}
 				continue
 			}
 			for _, text := range []string{fmt.Sprintf("the key prefix was %q", had), fmt.Sprintf("is %q now", has)} {
-				if !strings.Contains(got.Why, text) {
-					t.Errorf("prefix %q after %q: the reason is %q", has, had, got.Why)
+				if !strings.Contains(got.ResetReason, text) {
+					t.Errorf("prefix %q after %q: the reason is %q", has, had, got.ResetReason)
 				}
 			}
-			if !got.Fresh || got.UUID == left.UUID || got.Key == left.Key || len(got.Memory.Locks)+len(got.Sessions) != 0 {
+			if !got.Reset || got.UUID == r.UUID || got.Key == r.Key || len(got.Snapshot.Locks)+len(got.Sessions) != 0 {
 				t.Errorf("prefix %q after %q: %+v", has, had, got)
 			}
-			if again := mustOpen(t, path, before).Left(); !again.Fresh || again.UUID == left.UUID {
+			if again := mustOpen(t, path, before).Recovered(); !again.Reset || again.UUID == r.UUID {
 				t.Errorf("prefix %q after %q and back: %+v", has, had, again)
 			}
-		}
-	}
-}
-
-// The header says whether it has a prefix, in a way that earlier versions, which know none,
-// take for damage: they would look for the locks under other keys.
-func TestHeaderWithAKeyPrefixIsDamagedToEarlierVersions(t *testing.T) {
-	for _, prefix := range []string{"", "app1:"} {
-		h := thisHost()
-		h.sidecar.KeyPrefix = prefix
-		path := filepath.Join(t.TempDir(), "state")
-		img := mustOpen(t, path, h).img
-		if damaged := img[hSum] != sumOf(img[hFormat:hSum]); damaged != (prefix != "") {
-			t.Errorf("prefix %q: damaged %v", prefix, damaged)
 		}
 	}
 }
@@ -241,14 +265,14 @@ func TestKeyPrefixThatIsDamaged(t *testing.T) {
 		f := mustOpen(t, path, h)
 		damage(f.img)
 		f.Close()
-		if left := mustOpen(t, path, h).Left(); !left.Fresh || !strings.Contains(left.Why, "header of the state file is damaged") {
-			t.Errorf("%s: %+v", what, left)
+		if r := mustOpen(t, path, h).Recovered(); !r.Reset || !strings.Contains(r.ResetReason, "header of the state file is damaged") {
+			t.Errorf("%s: %+v", what, r)
 		}
 	}
 	h.sidecar.KeyPrefix = strings.Repeat("x", MaxKeyPrefix+1)
 	if f, err := open(filepath.Join(t.TempDir(), "state"), h); err == nil {
 		f.Close()
-		t.Error("a prefix that does not fit into the header was kept")
+		t.Error("a prefix that does not fit into the header was stored")
 	}
 }
 
@@ -260,38 +284,56 @@ func TestPIDsDoNotComeBackFromAnotherNamespace(t *testing.T) {
 	there.pidNS++
 	aWorld(t, path, here)
 	mustOpen(t, path, there).Close()
-	left := mustOpen(t, path, here).Left()
-	if s := left.Sessions[0]; s.Peer.PID != 0 || s.Process != (Process{}) || s.Peer.Cmd != "worker --fast" {
+	r := mustOpen(t, path, here).Recovered()
+	if s := r.Sessions[0]; s.Peer.PID != 0 || s.Process != (Process{}) || s.Peer.Cmd != "worker --fast" {
 		t.Errorf("%+v", s)
 	}
 }
 
-func TestOneBadRecordSpoilsTheFile(t *testing.T) {
+// A hold whose lock is not there, or is another lock, is damaged, too: it is never restored.
+func TestDamagedRecordResetsTheFile(t *testing.T) {
+	const session, lock, hold, dropped = firstCell, firstCell + 1, firstCell + 2, firstCell + 3 // see aWorld
 	for _, c := range []struct {
 		what string
+		cell int64
 		at   int64
 		b    []byte
 	}{
-		{"a name that is not UTF-8", 8 * lText, []byte{0xff}},
-		{"a name without its sum", 8 * lText, []byte("x")},
-		{"a name of no bytes", 2, []byte{0, 0}},
-		{"a name longer than allowed", 2, []byte{1, 2}},
-		{"a part that is not there", 4, []byte{0xff, 0xff, 0xff, 0xff}},
-		{"a part that is a lock", 4, []byte{firstCell + 2}},
-		{"itself as its part", 4, []byte{firstCell + 1}},
-		{"a count of 0", 8 * lCount, []byte{0}},
-		{"a number above the greatest", 8 * lNum, []byte{99}},
-		{"a time before the boot", 8*lDeadline + 7, []byte{0x80}},
-		{"an unknown flag", 8 * lFlags, []byte{4}},
+		{"a session of no known phase", session, 8*sessionLease + 4, []byte{byte(locktable.SessionEnded)}},
+		{"a session with an unknown flag", session, 8*sessionLease + 5, []byte{3}},
+		{"a name that is not UTF-8", lock, 8 * lockName, []byte{0xff}},
+		{"a name without its sum", lock, 8 * lockName, []byte("x")},
+		{"a name of no bytes", lock, 2, []byte{0, 0}},
+		{"a name longer than allowed", lock, 2, []byte{1, 2}},
+		{"a part that is not there", lock, 4, []byte{0xff, 0xff, 0xff, 0xff}},
+		{"a part that is a lock", lock, 4, []byte{dropped}},
+		{"itself as its part", lock, 4, []byte{lock}},
+		{"a hold with no entries", lock, 8 * holdEntries, []byte{0}},
+		{"a hold with a larger number than its lock", lock, 8 * holdID, []byte{99}},
+		{"a time before the boot", lock, 8*holdDeadline + 7, []byte{0x80}},
+		{"an unknown flag", lock, 8 * holdFlags, []byte{byte(locktable.HoldUnserved) | flagFixed | 0x40}},
+		{"an unknown phase", lock, 8 * holdFlags, []byte{byte(locktable.HoldGivenUp+1) | flagFixed}},
+		{"an unknown mode", lock, 8*holdFlags + flagMode/8, []byte{1}},
+		{"no permits", lock, 8*holdFlags + flagPermits/8, []byte{0}},
+		{"a fixed lease of no length", lock, 8*holdLease + 4, []byte{0, 0, 0, 0}},
+		{"a hold of no lock", hold, 8 * holdLock, []byte{0}},
+		{"a hold of a lock after the end of the file", hold, 8 * holdLock, []byte{0xff, 0xff, 0xff, 0xff}},
+		{"a hold of a session", hold, 8 * holdLock, []byte{session}},
+		{"a hold of another lock", hold, 8 * holdLock, []byte{dropped}},
+		{"a hold whose lock is deleted", lock, 0, make([]byte, 8)},
+		{"a hold with the number of another hold", hold, 8 * holdID, []byte{8}},
+		{"a hold in a cell of its own with a larger number than its lock", hold, 8 * holdID, []byte{10}},
+		{"a hold without a number", hold, 8 * holdID, []byte{0}},
+		{"a hold with a part", hold, 4, []byte{dropped}},
+		{"a hold in a cell of its own with no entries", hold, 8 * holdEntries, []byte{0}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "state")
 			aWorld(t, path, thisHost())
-			// The session has the first cell, the held lock the second.
-			patch((firstCell+1)*cellSize+c.at, c.b...)(t, path)
-			left := mustOpen(t, path, thisHost()).Left()
-			if !left.Fresh || left.Why != "1 records of the state file are damaged" || len(left.Memory.Locks)+len(left.Sessions) != 0 {
-				t.Errorf("%+v", left)
+			patch(c.cell*cellSize+c.at, c.b...)(t, path)
+			r := mustOpen(t, path, thisHost()).Recovered()
+			if !r.Reset || !strings.HasSuffix(r.ResetReason, "records of the state file are damaged") || len(r.Snapshot.Locks)+len(r.Snapshot.Holds)+len(r.Sessions) != 0 {
+				t.Errorf("%+v", r)
 			}
 		})
 	}
@@ -385,23 +427,21 @@ func patch(at int64, b ...byte) func(*testing.T, string) {
 	}
 }
 
-// A file that had many locks once costs what the few that are left cost.
+// A file that had many locks once takes no more than the few that are left.
 func TestFileShrinksWhenItIsTakenOver(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	f := mustOpen(t, path, thisHost())
 	const many = 50_000
 	at := make([]uint32, many)
 	for i := range at {
-		r := benchLock(fmt.Sprintf("warehouse:%0*d", 10+i%60, i), uint64(i+1))
-		r.Hold.Orphan = true
-		if at[i] = f.KeepLock(0, &r); at[i] == 0 {
-			t.Fatal(f.gap.reason)
+		if at[i] = putHeld(f, fmt.Sprintf("warehouse:%0*d", 10+i%60, i), uint64(i+1)); at[i] == 0 {
+			t.Fatal(f.completeness.reason)
 		}
 	}
 	big := sizeOf(t, path)
 	for i, slot := range at {
 		if i%1000 != 0 {
-			f.ForgetLock(slot)
+			deleteHeld(f, slot)
 		}
 	}
 	f.Close()
@@ -409,71 +449,96 @@ func TestFileShrinksWhenItIsTakenOver(t *testing.T) {
 	if size := sizeOf(t, path); big < many*cellSize || size != minSize {
 		t.Errorf("%d bytes were and %d are", big, size)
 	}
-	left := f.Left()
-	if len(left.Memory.Locks) != many/1000 {
-		t.Fatalf("%d locks are left", len(left.Memory.Locks))
+	m := f.Recovered().Snapshot
+	if len(m.Locks) != many/1000 || len(m.Holds) != many/1000 {
+		t.Fatalf("%d locks and %d holds are recovered", len(m.Locks), len(m.Holds))
 	}
-	for _, r := range left.Memory.Locks {
-		f.ForgetLock(r.Slot)
+	for i, l := range m.Locks {
+		if h := m.Holds[i]; h.Slot != l.Slot {
+			t.Fatalf("hold %d in slot %d is not in the cell of its lock, %d", h.ID, h.Slot, l.Slot)
+		}
+		deleteHeld(f, l.Slot)
 	}
 	f.Close()
-	if n := len(mustOpen(t, path, thisHost()).Left().Memory.Locks); n != 0 {
+	if n := len(mustOpen(t, path, thisHost()).Recovered().Snapshot.Locks); n != 0 {
 		t.Errorf("%d locks came back", n)
 	}
 }
 
-func TestTextsAreCutWhereTheyMayBe(t *testing.T) {
+// A lock with a name of up to 32 bytes and its hold take 128 bytes, whatever the hold has.
+func TestHeldLockTakesOneCell(t *testing.T) {
+	f := mustOpen(t, filepath.Join(t.TempDir(), "state"), thisHost())
+	h := holdRecord(1)
+	h.End, h.CrashDelayMS, h.LeaseMS, h.Lease, h.Permits, h.InDoubt = 1<<61, 1<<31, 1<<31, locktable.FixedLease, 1<<15, true
+	before := f.next
+	if f.PutHold(0, f.PutLock(0, lockRecord(strings.Repeat("x", 32), 1)), h) == 0 || f.next != before+1 || cellSize != 128 {
+		t.Errorf("%d cells of %d bytes", f.next-before, cellSize)
+	}
+}
+
+func TestTextsAreTruncatedToValidUTF8(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	f := mustOpen(t, path, thisHost())
 	f.OpenSession(Session{
 		SessionRecord: locktable.SessionRecord{ID: 1},
 		Peer:          locktable.Peer{Cmd: strings.Repeat("é", 40) + "\xff", Client: "x" + strings.Repeat("é", 70)},
 	})
-	f.KeepRedis(Redis{RunID: strings.Repeat("r", 100), ReplID: "p\xff"})
+	f.PutRedis(Redis{RunID: strings.Repeat("r", 100), ReplID: "p\xff"})
 	f.Close()
-	left := mustOpen(t, path, thisHost()).Left()
-	p := left.Sessions[0].Peer
+	r := mustOpen(t, path, thisHost()).Recovered()
+	p := r.Sessions[0].Peer
 	if p.Cmd != strings.Repeat("é", 32) || p.Client != "x"+strings.Repeat("é", 63) ||
-		left.Redis.RunID != strings.Repeat("r", 64) || left.Redis.ReplID != "p" {
-		t.Errorf("%+v %+v", p, left.Redis)
+		r.Redis.RunID != strings.Repeat("r", 64) || r.Redis.ReplID != "p" {
+		t.Errorf("%+v %+v", p, r.Redis)
 	}
 }
 
-func TestANameThatCannotBeKeptSpoilsTheFile(t *testing.T) {
+func TestNameThatIsTooLongMakesTheFileIncomplete(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	f := mustOpen(t, path, thisHost())
-	r := locktable.LockRecord{Name: strings.Repeat("n", 513), Top: 1}
-	if f.KeepLock(0, &r) != 0 || !strings.Contains(f.gap.reason, "513 bytes") {
-		t.Errorf("a name of 513 bytes was kept, or: %s", f.gap.reason)
+	if f.PutLock(0, lockRecord(strings.Repeat("n", 513), 1)) != 0 || !strings.Contains(f.completeness.reason, "513 bytes") {
+		t.Errorf("a name of 513 bytes was stored, or: %s", f.completeness.reason)
 	}
 	f.Close()
-	if left := mustOpen(t, path, thisHost()).Left(); !left.Fresh {
-		t.Errorf("%+v", left)
+	if r := mustOpen(t, path, thisHost()).Recovered(); !r.Reset {
+		t.Errorf("%+v", r)
 	}
 }
 
-func TestASlotThatIsNoLockIsAMistake(t *testing.T) {
+// A wrong slot would make the file untrue.
+func TestWrongSlotPanics(t *testing.T) {
 	f := mustOpen(t, filepath.Join(t.TempDir(), "state"), thisHost())
-	r := benchLock("a", 1)
-	slot := f.KeepLock(0, &r)
-	f.ForgetLock(slot)
-	f.ForgetLock(0)
-	for _, slot := range []uint32{slot, 1, 1 << 31} {
+	free, lock, held := putHeld(f, "free", 1), f.PutLock(0, lockRecord("lock", 2)), putHeld(f, "held", 3)
+	hold := f.PutHold(0, held, holdRecord(2))
+	deleteHeld(f, free)
+	for what, wrong := range map[string]func(){
+		"a free cell as a lock":              func() { f.DeleteLock(free) },
+		"a cell of the header as a lock":     func() { f.DeleteLock(1) },
+		"a cell after the end as a lock":     func() { f.DeleteLock(1 << 31) },
+		"a hold as a lock":                   func() { f.DeleteLock(hold) },
+		"a lock with another name":           func() { f.PutLock(lock, lockRecord("cool", 2)) },
+		"a lock before its hold":             func() { f.DeleteLock(held) },
+		"a free cell as a hold":              func() { f.DeleteHold(free) },
+		"no slot as a hold":                  func() { f.DeleteHold(0) },
+		"a lock without a hold as a hold":    func() { f.DeleteHold(lock) },
+		"a hold with another number":         func() { f.PutHold(hold, held, holdRecord(3)) },
+		"a hold of a lock that is not there": func() { f.PutHold(0, free, holdRecord(4)) },
+	} {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Errorf("slot %d was forgotten", slot)
+					t.Errorf("%s: no panic", what)
 				}
 			}()
-			f.ForgetLock(slot)
+			wrong()
 		}()
 	}
 }
 
-// The lock table counts what a lock takes of the state file.
+// The lock table counts what a lock and its hold take of the state file.
 func TestLocksCountAsTheCellsThatTheyHave(t *testing.T) {
 	for n := 1; n <= protocol.MaxName; n++ {
-		if got, want := locktable.Cells(strings.Repeat("x", n)), 1+parts(n, lText); got != want {
+		if got, want := locktable.Cells(strings.Repeat("x", n)), 1+parts(n, lockName); got != want {
 			t.Fatalf("a name of %d bytes counts as %d cells, and has %d", n, got, want)
 		}
 	}

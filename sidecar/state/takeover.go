@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fresh begins the file anew. why is for Left.
-func (f *File) fresh(own identity, why string) error {
+// reset begins the file with a new uuid, and without any record. reason is for Recovered.
+func (f *File) reset(own identity, reason string) error {
 	if err := unix.Ftruncate(f.fd, 0); err != nil {
 		return fmt.Errorf("emptying the state file %s: %w", f.path, err)
 	}
@@ -23,25 +23,25 @@ func (f *File) fresh(own identity, why string) error {
 	f.beginSequence(id)
 	f.writeHeader(own, id, key)
 	f.next, f.end = firstCell, minSize/cellSize
-	f.left = Left{UUID: id.String(), Key: key, Fresh: true, Why: why}
+	f.recovered = Recovered{UUID: id.String(), Key: key, Reset: true, ResetReason: reason}
 	return nil
 }
 
-// takeOver goes on with what the predecessor left in the first size bytes of the
-// file. Whatever of it is left moves to the front, and the rest of the file goes: one
-// that had a million locks once does not keep their memory.
+// takeOver continues with what the predecessor stored in the first size bytes of the file.
+// Its records move to the front, and the rest of the file is cut off: a sidecar that had a
+// million locks once does not keep the memory for them.
 func (f *File) takeOver(own identity, size int64) error {
-	// What it wrote has room on the file system; a hole in a damaged file has none,
-	// and a store into it could be a signal.
+	// What it wrote has room on the file system. A hole in a damaged file has none, and a
+	// store into it could be a signal.
 	if err := f.host.allocate(f.fd, 0, size); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("state file %s: %w; make room on its file system, or choose another path", f.path, err)
 	}
 	img := f.img[:size/8]
 	c := img.read(own)
 	if c.damaged > 0 {
-		// What they said is not known: under the same uuid a lock that somebody holds
-		// could be given away.
-		return f.fresh(own, fmt.Sprintf("%d records of the state file are damaged", c.damaged))
+		// Their contents are not known: under the same uuid a lock that a client holds
+		// could be granted.
+		return f.reset(own, fmt.Sprintf("%d records of the state file are damaged", c.damaged))
 	}
 	f.resumeSequence()
 	f.clear(img, &c, own)
@@ -53,10 +53,10 @@ func (f *File) takeOver(own identity, size int64) error {
 		return err
 	}
 	f.next, f.end = limit, uint32(keep/cellSize)
-	for i, s := range c.left.Sessions {
+	for i, s := range c.recovered.Sessions {
 		f.sessions[s.ID] = c.sessions[i]
 	}
-	f.left = c.left
+	f.recovered = c.recovered
 	f.publish(&f.img[hPID], uint64(f.host.pid))
 	f.Commit(0)
 	return nil
@@ -72,49 +72,70 @@ func (f *File) shorten(from, to int64) error {
 	return nil
 }
 
-// clear frees every cell that holds nothing of use, and makes the rest true for this
-// process.
+// clear frees every cell that no record has, and makes the rest true for this process.
 func (f *File) clear(img image, c *contents, own identity) {
+	m := &c.recovered.Snapshot
+	for i := range m.Holds {
+		// The record of its lock may be one of two, and the other one the one that counts.
+		if h := &m.Holds[i]; h.Slot != m.Locks[h.Lock].Slot {
+			f.setLock(h.Slot, m.Locks[h.Lock].Slot)
+		}
+	}
 	for i := uint32(firstCell); i < img.cells(); i++ {
 		if !c.used[i] {
-			f.change(&img.cell(i)[0], 0)
+			f.update(&img.cell(i)[0], 0)
 		}
 	}
 	if img[hPIDNS] != own.pidNS {
-		// The pids go first: in this namespace they are other processes'.
+		// The pids are deleted first: in this namespace other processes have them.
 		for _, slot := range c.sessions {
 			s := img.cell(slot)
-			f.change(&s[sPID], 0)
-			f.change(&s[sPidfd], 0)
-			f.change(&s[sStart], 0)
+			f.update(&s[sessionPID], 0)
+			f.update(&s[sessionPidfd], 0)
+			f.update(&s[sessionStart], 0)
 		}
 		f.publish(&img[hPIDNS], own.pidNS)
 	}
-	f.change(&img[hLast], c.left.Memory.Last)
-	f.change(&img[hLastSession], c.left.LastSession)
+	f.update(&img[hLastHoldID], m.LastHoldID)
+	f.update(&img[hLastSessionID], c.recovered.LastSessionID)
 }
 
-// compact moves what stands at limit or behind it into the cells before it, of which
-// exactly as many are free.
+// setLock stores in which slot the lock of a hold in a cell of its own is.
+func (f *File) setLock(hold, lock uint32) {
+	w := &f.img.cell(hold)[holdLock]
+	f.update(w, pack(lock, uint32(*w>>32)))
+}
+
+// compact moves the cells from limit on to the cells before it, of which exactly as many are
+// free.
 func (f *File) compact(c *contents, limit uint32) {
+	m := &c.recovered.Snapshot
+	others := make(map[uint32][]uint32) // the slots of holds in cells of their own, by lock
+	for i := range m.Holds {
+		if h := &m.Holds[i]; h.Slot != m.Locks[h.Lock].Slot {
+			others[h.Lock] = append(others[h.Lock], h.Slot)
+		}
+	}
 	hole := uint32(firstCell)
-	move := func(from uint32) (to uint32) {
+	copyCell := func(from uint32) (to uint32) {
 		for c.used[hole] {
 			hole++
 		}
 		to, c.used[hole] = hole, true
 		src, dst := f.img.cell(from), f.img.cell(to)
 		for i := 1; i < cellWords; i++ {
-			f.set(&dst[i], src[i])
+			f.write(&dst[i], src[i])
 		}
 		f.publish(&dst[0], src[0])
 		return to
 	}
-	settle := func(slot uint32) uint32 {
+	// move moves the cells of a record. When there are two of it, onCopied makes what refers
+	// to the old one refer to the new one.
+	move := func(slot uint32, onCopied func(to uint32)) uint32 {
 		at := f.img.cell(slot)
 		for next := nextOf(at[0]); next != 0; next = nextOf(at[0]) {
 			if next >= limit {
-				to := move(next)
+				to := copyCell(next)
 				f.publish(&at[0], withNext(at[0], to))
 				f.publish(&f.img.cell(next)[0], 0)
 				next = to
@@ -124,15 +145,31 @@ func (f *File) compact(c *contents, limit uint32) {
 		if slot < limit {
 			return slot
 		}
-		to := move(slot)
+		to := copyCell(slot)
+		onCopied(to)
 		f.publish(&f.img.cell(slot)[0], 0)
 		return to
 	}
 	for i, slot := range c.sessions {
-		c.sessions[i] = settle(slot)
+		c.sessions[i] = move(slot, func(uint32) {})
 	}
-	locks := c.left.Memory.Locks
-	for i := range locks {
-		locks[i].Slot = settle(locks[i].Slot)
+	moved := make(map[uint32]uint32)
+	for i := range m.Locks {
+		l := &m.Locks[i]
+		l.Slot = move(l.Slot, func(to uint32) {
+			moved[l.Slot] = to
+			for _, hold := range others[uint32(i)] {
+				f.setLock(hold, to)
+			}
+		})
+	}
+	for i := range m.Holds {
+		h := &m.Holds[i]
+		switch to, ok := moved[h.Slot]; {
+		case ok: // in the cell of its lock
+			h.Slot = to
+		case h.Slot >= limit:
+			h.Slot = move(h.Slot, func(uint32) {})
+		}
 	}
 }

@@ -10,67 +10,80 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// world is what a file should remember.
+// world is what a file should have.
 type world struct {
-	locks             map[string]locktable.LockRecord
-	sessions          map[locktable.SessionID]Session
-	last, lastSession uint64
-	redis             Redis
+	locks                     map[string]uint64 // the largest hold number, by name
+	holds                     map[uint64]heldLock
+	sessions                  map[locktable.SessionID]Session
+	lastHoldID, lastSessionID uint64
+	redis                     Redis
+}
+
+type heldLock struct {
+	name string
+	locktable.HoldRecord
 }
 
 func emptyWorld() world {
-	return world{locks: map[string]locktable.LockRecord{}, sessions: map[locktable.SessionID]Session{}}
+	return world{locks: map[string]uint64{}, holds: map[uint64]heldLock{}, sessions: map[locktable.SessionID]Session{}}
 }
 
 func (w world) clone() world {
-	w.locks, w.sessions = maps.Clone(w.locks), maps.Clone(w.sessions)
+	w.locks, w.holds, w.sessions = maps.Clone(w.locks), maps.Clone(w.holds), maps.Clone(w.sessions)
 	return w
 }
 
 func (w world) equal(v world) bool {
-	return maps.Equal(w.locks, v.locks) && maps.Equal(w.sessions, v.sessions) &&
-		w.last == v.last && w.lastSession == v.lastSession && w.redis == v.redis
+	return maps.Equal(w.locks, v.locks) && maps.Equal(w.holds, v.holds) && maps.Equal(w.sessions, v.sessions) &&
+		w.lastHoldID == v.lastHoldID && w.lastSessionID == v.lastSessionID && w.redis == v.redis
 }
 
-// diff says in a few lines where two worlds differ.
+// diff returns in a few lines where two worlds differ.
 func (w world) diff(v world) string {
 	var b strings.Builder
-	for name, r := range w.locks {
-		if o, ok := v.locks[name]; !ok || o != r {
-			fmt.Fprintf(&b, "lock %.40q:\n   %+v\n   %v %+v\n", name, r, ok, o)
-		}
-	}
-	for name := range v.locks {
-		if _, ok := w.locks[name]; !ok {
-			fmt.Fprintf(&b, "lock %.40q only in the second\n", name)
-		}
-	}
-	for id, s := range w.sessions {
-		if o, ok := v.sessions[id]; !ok || o != s {
-			fmt.Fprintf(&b, "session %d:\n   %+v\n   %v %+v\n", id, s, ok, o)
-		}
-	}
-	for id := range v.sessions {
-		if _, ok := w.sessions[id]; !ok {
-			fmt.Fprintf(&b, "session %d only in the second\n", id)
-		}
-	}
-	if w.last != v.last || w.lastSession != v.lastSession || w.redis != v.redis {
-		fmt.Fprintf(&b, "last %d, %d; sessions %d, %d; Redis %+v, %+v\n", w.last, v.last, w.lastSession, v.lastSession, w.redis, v.redis)
+	diffMaps(&b, "lock", w.locks, v.locks)
+	diffMaps(&b, "hold", w.holds, v.holds)
+	diffMaps(&b, "session", w.sessions, v.sessions)
+	if w.lastHoldID != v.lastHoldID || w.lastSessionID != v.lastSessionID || w.redis != v.redis {
+		fmt.Fprintf(&b, "last hold %d, %d; last session %d, %d; Redis %+v, %+v\n", w.lastHoldID, v.lastHoldID, w.lastSessionID, v.lastSessionID, w.redis, v.redis)
 	}
 	return b.String()
 }
 
-// remembered is what a successor is to be left: no number lower than one that is left.
-func (w world) remembered() world {
+func diffMaps[K, V comparable](b *strings.Builder, what string, w, v map[K]V) {
+	for key, r := range w {
+		if o, ok := v[key]; !ok || o != r {
+			fmt.Fprintf(b, "%s %.40v:\n   %+v\n   %v %+v\n", what, key, r, ok, o)
+		}
+	}
+	for key := range v {
+		if _, ok := w[key]; !ok {
+			fmt.Fprintf(b, "%s %.40v only in the second\n", what, key)
+		}
+	}
+}
+
+// recovered is what a successor recovers: no last number is lower than one of a record.
+func (w world) recovered() world {
 	w = w.clone()
-	for _, r := range w.locks {
-		w.last = max(w.last, r.Top)
+	for _, id := range w.locks {
+		w.lastHoldID = max(w.lastHoldID, id)
 	}
 	for id := range w.sessions {
-		w.lastSession = max(w.lastSession, uint64(id))
+		w.lastSessionID = max(w.lastSessionID, uint64(id))
 	}
 	return w
+}
+
+// holdsOf returns the ids of the holds of a lock, in their order.
+func (w world) holdsOf(name string) (ids []uint64) {
+	for id, h := range w.holds {
+		if h.name == name {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // worldIn is the world that a successor finds in an image.
@@ -79,35 +92,44 @@ func worldIn(img image, own identity) (world, error) {
 	if c.damaged > 0 {
 		return world{}, fmt.Errorf("%d records are damaged", c.damaged)
 	}
-	return worldOf(c.left)
+	return worldOf(c.recovered)
 }
 
-func worldOf(left Left) (world, error) {
-	w := emptyWorld()
-	w.last, w.lastSession, w.redis = left.Memory.Last, left.LastSession, left.Redis
-	for _, r := range left.Memory.Locks {
-		if _, twice := w.locks[r.Name]; twice {
-			return w, fmt.Errorf("lock %.40q is left twice", r.Name)
+func worldOf(r Recovered) (world, error) {
+	w, m := emptyWorld(), &r.Snapshot
+	w.lastHoldID, w.lastSessionID, w.redis = m.LastHoldID, r.LastSessionID, r.Redis
+	for _, l := range m.Locks {
+		if _, isTwice := w.locks[l.Name]; isTwice {
+			return w, fmt.Errorf("lock %.40q is recovered twice", l.Name)
 		}
-		w.locks[r.Name] = r.LockRecord
+		w.locks[l.Name] = l.MaxHoldID
 	}
-	if len(left.Sessions) != len(left.Memory.Sessions) {
-		return w, fmt.Errorf("%d sessions and %d in Memory", len(left.Sessions), len(left.Memory.Sessions))
-	}
-	for i, s := range left.Sessions {
-		if m := left.Memory.Sessions[i]; m.SessionRecord != s.SessionRecord || m.Peer != s.Peer {
-			return w, fmt.Errorf("session %d is %+v, and in Memory %+v", i, s, m)
+	for _, h := range m.Holds {
+		if _, isTwice := w.holds[h.ID]; isTwice {
+			return w, fmt.Errorf("hold %d is recovered twice", h.ID)
 		}
-		if _, twice := w.sessions[s.ID]; twice {
-			return w, fmt.Errorf("session %d is left twice", s.ID)
+		if int(h.Lock) >= len(m.Locks) {
+			return w, fmt.Errorf("hold %d is of lock %d of %d", h.ID, h.Lock, len(m.Locks))
+		}
+		w.holds[h.ID] = heldLock{m.Locks[h.Lock].Name, h.HoldRecord}
+	}
+	if len(r.Sessions) != len(m.Sessions) {
+		return w, fmt.Errorf("%d sessions and %d in Snapshot", len(r.Sessions), len(m.Sessions))
+	}
+	for i, s := range r.Sessions {
+		if o := m.Sessions[i]; o.SessionRecord != s.SessionRecord || o.Peer != s.Peer {
+			return w, fmt.Errorf("session %d is %+v, and in Snapshot %+v", i, s, o)
+		}
+		if _, isTwice := w.sessions[s.ID]; isTwice {
+			return w, fmt.Errorf("session %d is recovered twice", s.ID)
 		}
 		w.sessions[s.ID] = s
 	}
 	return w, nil
 }
 
-// names are those of every lock in the tests: of all lengths at which a text needs
-// one cell more, and some others.
+// names are those of all locks in the tests: of all lengths at which a text needs one cell
+// more, and some others.
 var names = func() (all []string) {
 	for i, n := range []int{1, 7, 8, 9, 31, 32, 33, 40, 151, 152, 153, 272, 273, 392, 393, 511, 512} {
 		for j := range 3 {
@@ -123,50 +145,61 @@ var names = func() (all []string) {
 
 const sessionIDs = 12
 
-// deed is one call of a File.
-type deed struct {
-	do      what
-	name    string // lock
-	lock    locktable.LockRecord
+// call is one call of a File.
+type call struct {
+	method  method
+	name    string // of a lock
+	id      uint64
+	hold    locktable.HoldRecord
 	session Session
-	num     uint64
 	redis   Redis
 }
 
-type what int
+type method int
 
 const (
-	keepLock what = iota
-	forgetLock
+	putLock method = iota
+	deleteLock
+	putHold
+	deleteHold
 	openSession
-	keepSession
+	putSession
 	closeSession
-	keepLast
-	keepLastSession
-	keepRedis
+	putLastHoldID
+	putLastSessionID
+	putRedis
 )
 
-// source makes up deeds. The same seed makes the same of the same world.
+// source generates calls. The same seed generates the same calls from the same world.
 type source struct {
 	*rand.Rand
-	num uint64
+	id   uint64
+	used map[uint64]bool // hold numbers
 }
 
 func newSource(seed uint64, w world) *source {
-	return &source{rand.New(rand.NewPCG(seed, 1)), w.remembered().last}
+	g := &source{rand.New(rand.NewPCG(seed, 1)), w.recovered().lastHoldID, map[uint64]bool{}}
+	for id := range w.holds {
+		g.used[id] = true
+	}
+	return g
 }
 
-func (g *source) next() uint64 { g.num++; return g.num }
+func (g *source) next() uint64 { g.id++; return g.id }
 
-func (g *source) hold(w world) (h locktable.HoldRecord) {
-	h.Num, h.Token, h.Owner = g.next(), g.Uint64(), g.Uint64()
+func (g *source) newHold(id uint64, w world) (h locktable.HoldRecord) {
+	g.used[id] = true
+	h.ID, h.Token, h.Owner = id, g.Uint64(), g.Uint64()
 	h.Session = locktable.SessionID(1 + g.IntN(sessionIDs))
-	if _, open := w.sessions[h.Session]; !open && g.IntN(20) > 0 {
-		h.Orphan = true
-	}
 	h.Granted = g.Int64N(1 << 50)
+	h.Lease = locktable.LeaseKind(g.IntN(2))
+	h.Permits = uint16(1 + g.IntN(1<<16-1))
+	h.LeaseMS = 1
 	g.vary(&h)
-	h.Count = 1
+	if _, isOpen := w.sessions[h.Session]; !isOpen && g.IntN(20) > 0 {
+		h.Phase = locktable.HoldCrashDelayed
+	}
+	h.Entries = 1
 	return h
 }
 
@@ -175,11 +208,11 @@ func (g *source) vary(h *locktable.HoldRecord) {
 	for _, change := range []func(){
 		func() { h.Deadline = g.Int64N(1 << 50) },
 		func() { h.End = g.Int64N(1 << 50) },
-		func() { h.Tells = g.Uint32() },
-		func() { h.LeaseMS = g.Uint32() },
-		func() { h.Count = 1 + g.Uint32N(1<<31) },
+		func() { h.LeaseSeq = g.Uint32() },
+		func() { h.LeaseMS = 1 + g.Uint32N(1<<31) },
+		func() { h.Entries = 1 + g.Uint32N(1<<31) },
 		func() { h.CrashDelayMS = g.Uint32() },
-		func() { h.Orphan = true },
+		func() { h.Phase += locktable.HoldPhase(g.IntN(int(locktable.HoldGivenUp-h.Phase) + 1)) },
 		func() { h.InDoubt = !h.InDoubt },
 	} {
 		if g.IntN(2) == 0 {
@@ -188,148 +221,134 @@ func (g *source) vary(h *locktable.HoldRecord) {
 	}
 }
 
-func (g *source) deed(w world) deed {
+var sessionPhases = []locktable.SessionPhase{locktable.SessionServing, locktable.SessionServing, locktable.SessionGivenUp, locktable.SessionUnserved}
+
+func (g *source) call(w world) call {
 	switch g.IntN(20) {
 	case 0:
-		return deed{do: keepLast, num: max(w.last, g.num)}
+		return call{method: putLastHoldID, id: max(w.lastHoldID, g.id)}
 	case 1:
-		return deed{do: keepLastSession, num: max(w.lastSession, uint64(g.IntN(50)))}
+		return call{method: putLastSessionID, id: max(w.lastSessionID, uint64(g.IntN(50)))}
 	case 2:
-		return deed{do: keepRedis, redis: Redis{
+		return call{method: putRedis, redis: Redis{
 			RunID: strings.Repeat("r", g.IntN(maxID+1)), ReplID: strings.Repeat("p", g.IntN(maxID+1)),
 			ClientID: g.Int64(), Floor: g.Int64(), FloorAt: g.Int64(),
 		}}
 	case 3, 4, 5:
-		id := locktable.SessionID(1 + g.IntN(sessionIDs))
-		s, open := w.sessions[id]
-		d := deed{do: openSession, session: s}
-		switch {
-		case !open || g.IntN(6) == 0:
-			d.session = Session{
-				SessionRecord: locktable.SessionRecord{ID: id, Told: s.Told + g.Int64N(1<<40), Tells: s.Tells + 1, Detached: g.IntN(8) == 0},
-				Peer: locktable.Peer{
-					PID: g.Int64N(1 << 22), UID: g.Int64N(1 << 32),
-					Cmd: strings.Repeat("c", g.IntN(65)), Client: strings.Repeat("k", g.IntN(129)),
-				},
-				Process: Process{Pidfd: g.Uint64(), Start: g.Uint64()}, Resumable: g.IntN(2) == 0,
-			}
-			return d
-		case g.IntN(4) == 0:
-			for _, r := range w.locks {
-				if h := &r.Hold; h.Num != 0 && h.Session == id && !h.Orphan {
-					return deed{do: keepLast, num: max(w.last, g.num)}
-				}
-			}
-			d.do = closeSession
-			return d
-		}
-		d.do = keepSession
-		d.session.Told += g.Int64N(1 << 40)
-		d.session.Tells++
-		d.session.Detached = g.IntN(8) == 0
-		return d
+		return g.sessionCall(w)
 	}
-	d := deed{name: names[g.IntN(len(names))]}
-	r, kept := w.locks[d.name]
-	d.lock = r
-	if !kept {
-		d.lock = locktable.LockRecord{Name: d.name, Top: g.next()}
-		if g.IntN(8) > 0 {
-			d.lock.Hold = g.hold(w)
-			d.lock.Top = d.lock.Hold.Num
-		}
-		return d
+	c := call{name: names[g.IntN(len(names))]}
+	largest, isStored := w.locks[c.name]
+	if !isStored {
+		c.id = g.next()
+		return c
 	}
+	holds := w.holdsOf(c.name)
 	switch n := g.IntN(20); {
-	case n < 6:
-		d.do = forgetLock
-	case n < 12:
-		d.lock.Hold = g.hold(w)
-		d.lock.Top = g.num
-	case n < 14:
-		d.lock.Hold = locktable.HoldRecord{}
-		if n == 13 {
-			d.lock.Top = g.next()
+	case n < 5 && len(holds) == 0:
+		c.method = deleteLock
+	case n < 6 && len(holds) > 0:
+		c.method, c.id = deleteHold, holds[g.IntN(len(holds))]
+	case n < 12 && len(holds) < 4:
+		if g.used[largest] {
+			c.id = g.next()
+			break
 		}
-	case n == 14:
-		d.lock.Top = g.next()
-	case n == 15:
-		if other := names[g.IntN(len(names))]; w.locks[other].Name == "" {
-			d.lock.Name = other
-			d.lock.Top = g.next()
-			if d.lock.Hold.Num != 0 {
-				d.lock.Hold.Num = d.lock.Top // the old one is left while the new one appears
-			}
-		}
+		c.method, c.hold = putHold, g.newHold(largest, w)
+	case n < 14 || len(holds) == 0:
+		c.id = g.next()
 	default:
-		if d.lock.Hold.Num != 0 {
-			g.vary(&d.lock.Hold)
-		}
+		c.method, c.hold = putHold, w.holds[holds[g.IntN(len(holds))]].HoldRecord
+		g.vary(&c.hold)
 	}
-	return d
+	return c
 }
 
-// steps are the changes that the deed makes to a world one after the other, some of
-// which may change nothing.
-func (d deed) steps(w world) (all []func(*world)) {
+func (g *source) sessionCall(w world) call {
+	id := locktable.SessionID(1 + g.IntN(sessionIDs))
+	s, isOpen := w.sessions[id]
+	c := call{method: openSession, session: s}
+	switch {
+	case !isOpen || g.IntN(6) == 0:
+		c.session = Session{
+			SessionRecord: locktable.SessionRecord{ID: id, LeaseSent: s.LeaseSent + g.Int64N(1<<40), LeaseSeq: s.LeaseSeq + 1, Phase: sessionPhases[g.IntN(4)]},
+			Peer: locktable.Peer{
+				PID: g.Int64N(1 << 22), UID: g.Int64N(1 << 32),
+				Cmd: strings.Repeat("c", g.IntN(65)), Client: strings.Repeat("k", g.IntN(129)),
+			},
+			Process: Process{Pidfd: g.Uint64(), Start: g.Uint64()}, Resumable: g.IntN(2) == 0,
+		}
+		return c
+	case g.IntN(4) == 0:
+		for _, h := range w.holds {
+			if h.Session == id && !h.Phase.IsOrphan() {
+				return call{method: putLastHoldID, id: max(w.lastHoldID, g.id)}
+			}
+		}
+		c.method = closeSession
+		return c
+	}
+	c.method = putSession
+	c.session.LeaseSent += g.Int64N(1 << 40)
+	c.session.LeaseSeq++
+	c.session.Phase = sessionPhases[g.IntN(4)]
+	return c
+}
+
+// steps are the changes that the call makes to a world one after the other, some of which
+// may change nothing.
+func (c call) steps(w world) (all []func(*world)) {
 	then := func(change func(*world)) { all = append(all, change) }
-	lock := func(change func(*locktable.LockRecord)) {
+	hold := func(change func(*heldLock)) {
 		then(func(w *world) {
-			r := w.locks[d.name]
-			change(&r)
-			w.locks[d.name] = r
+			h := w.holds[c.hold.ID]
+			change(&h)
+			w.holds[c.hold.ID] = h
 		})
 	}
-	switch d.do {
-	case keepLock:
-		r, kept := w.locks[d.name]
-		h := &d.lock.Hold
-		switch {
-		case !kept:
-			then(func(w *world) { w.locks[d.name] = d.lock })
-		case d.lock.Name != d.name:
-			then(func(w *world) { w.locks[d.lock.Name] = d.lock })
-			then(func(w *world) { delete(w.locks, d.name) })
-		case r.Hold.Num != h.Num || h.Num == 0:
-			lock(func(r *locktable.LockRecord) { r.Hold = locktable.HoldRecord{} })
-			lock(func(r *locktable.LockRecord) { r.Top = d.lock.Top })
-			lock(func(r *locktable.LockRecord) { r.Hold = *h })
-		default:
-			lock(func(r *locktable.LockRecord) { r.Top = d.lock.Top })
-			lock(func(r *locktable.LockRecord) { r.Hold.Deadline = h.Deadline })
-			lock(func(r *locktable.LockRecord) { r.Hold.End = h.End })
-			lock(func(r *locktable.LockRecord) { r.Hold.Tells, r.Hold.LeaseMS = h.Tells, h.LeaseMS })
-			lock(func(r *locktable.LockRecord) { r.Hold.Count, r.Hold.CrashDelayMS = h.Count, h.CrashDelayMS })
-			lock(func(r *locktable.LockRecord) { r.Hold.Orphan, r.Hold.InDoubt = h.Orphan, h.InDoubt })
+	switch c.method {
+	case putLock:
+		then(func(w *world) { w.locks[c.name] = c.id })
+	case deleteLock:
+		then(func(w *world) { delete(w.locks, c.name) })
+	case putHold:
+		if _, isStored := w.holds[c.hold.ID]; !isStored {
+			then(func(w *world) { w.holds[c.hold.ID] = heldLock{c.name, c.hold} })
+			break
 		}
-	case forgetLock:
-		then(func(w *world) { delete(w.locks, d.name) })
+		hold(func(h *heldLock) { h.Deadline = c.hold.Deadline })
+		hold(func(h *heldLock) { h.End = c.hold.End })
+		hold(func(h *heldLock) { h.LeaseSeq, h.LeaseMS = c.hold.LeaseSeq, c.hold.LeaseMS })
+		hold(func(h *heldLock) { h.Entries, h.CrashDelayMS = c.hold.Entries, c.hold.CrashDelayMS })
+		hold(func(h *heldLock) { h.Phase, h.InDoubt = c.hold.Phase, c.hold.InDoubt })
+	case deleteHold:
+		then(func(w *world) { delete(w.holds, c.id) })
 	case openSession:
-		then(func(w *world) { w.sessions[d.session.ID] = d.session })
-	case keepSession:
+		then(func(w *world) { w.sessions[c.session.ID] = c.session })
+	case putSession:
 		then(func(w *world) {
-			s := w.sessions[d.session.ID]
-			s.Told = d.session.Told
-			w.sessions[d.session.ID] = s
+			s := w.sessions[c.session.ID]
+			s.LeaseSent = c.session.LeaseSent
+			w.sessions[c.session.ID] = s
 		})
-		then(func(w *world) { w.sessions[d.session.ID] = d.session })
+		then(func(w *world) { w.sessions[c.session.ID] = c.session })
 	case closeSession:
-		then(func(w *world) { delete(w.sessions, d.session.ID) })
-	case keepLast:
-		then(func(w *world) { w.last = d.num })
-	case keepLastSession:
-		then(func(w *world) { w.lastSession = d.num })
-	case keepRedis:
-		then(func(w *world) { w.redis = d.redis })
+		then(func(w *world) { delete(w.sessions, c.session.ID) })
+	case putLastHoldID:
+		then(func(w *world) { w.lastHoldID = c.id })
+	case putLastSessionID:
+		then(func(w *world) { w.lastSessionID = c.id })
+	case putRedis:
+		then(func(w *world) { w.redis = c.redis })
 	}
 	return all
 }
 
-// stages are the worlds that a successor may meet if the process ends during the
-// deed: the one before, those in between, and the one after.
-func (d deed) stages(w world) []world {
+// stages are the worlds that a successor may find if the process ends during the call: the
+// one before, those in between, and the one after.
+func (c call) stages(w world) []world {
 	all := []world{w}
-	for _, step := range d.steps(w) {
+	for _, step := range c.steps(w) {
 		next := all[len(all)-1].clone()
 		step(&next)
 		all = append(all, next)
@@ -337,53 +356,112 @@ func (d deed) stages(w world) []world {
 	return slices.CompactFunc(all, world.equal)
 }
 
-// apply does the deed to the world.
-func (d deed) apply(w *world) {
-	for _, step := range d.steps(*w) {
+// apply makes the changes of the call to the world.
+func (c call) apply(w *world) {
+	for _, step := range c.steps(*w) {
 		step(w)
 	}
 }
 
-// slots are those of the locks that are kept.
-type slots map[string]uint32
+// slots are those of the locks and holds that are stored.
+type slots struct {
+	locks map[string]uint32
+	holds map[uint64]uint32
+}
 
-// doIn does the deed and tells whether there was room for what it keeps.
-func (d deed) doIn(f *File, at slots) bool {
-	switch d.do {
-	case keepLock:
-		slot := f.KeepLock(at[d.name], &d.lock)
-		delete(at, d.name)
-		if slot == 0 {
+func noSlots() slots { return slots{map[string]uint32{}, map[uint64]uint32{}} }
+
+// missing is the number of locks of a world of which something has no slot.
+func (at slots) missing(w world) (n int) {
+	lacks := map[string]bool{}
+	for name := range w.locks {
+		if at.locks[name] == 0 {
+			lacks[name] = true
+		}
+	}
+	for id, h := range w.holds {
+		if at.holds[id] == 0 {
+			lacks[h.name] = true
+		}
+	}
+	return len(lacks)
+}
+
+// store stores a lock of a world and its holds, as a table does that stores again what found
+// no room. It reports whether there was room.
+func (at slots) store(f *File, w world, name string) bool {
+	slot := f.PutLock(at.locks[name], &locktable.LockRecord{Name: name, MaxHoldID: w.locks[name]})
+	if slot == 0 {
+		return false
+	}
+	at.locks[name] = slot
+	for _, id := range w.holdsOf(name) {
+		h := w.holds[id].HoldRecord
+		hold := f.PutHold(at.holds[id], slot, &h)
+		if hold == 0 {
 			return false
 		}
-		at[d.lock.Name] = slot
-	case forgetLock:
-		f.ForgetLock(at[d.name])
-		delete(at, d.name)
-	case openSession:
-		f.OpenSession(d.session)
-		return f.sessions[d.session.ID] != 0
-	case keepSession:
-		f.KeepSession(d.session.SessionRecord)
-	case closeSession:
-		f.CloseSession(d.session.ID)
-	case keepLast:
-		f.KeepLast(d.num)
-	case keepLastSession:
-		f.KeepLastSession(d.num)
-	case keepRedis:
-		f.KeepRedis(d.redis)
+		at.holds[id] = hold
 	}
 	return true
 }
 
-// takenOver is the world that an opened file has left, and the slots of its locks.
-func takenOver(f *File) (world, slots, error) {
-	left := f.Left()
-	at := slots{}
-	for _, r := range left.Memory.Locks {
-		at[r.Name] = r.Slot
+// on makes the call on a file, and reports whether there was room for what it stores. What
+// has no slot, because there was none, is neither changed nor deleted.
+func (c call) on(f *File, at slots) bool {
+	switch c.method {
+	case putLock:
+		slot := f.PutLock(at.locks[c.name], &locktable.LockRecord{Name: c.name, MaxHoldID: c.id})
+		if slot == 0 {
+			return false
+		}
+		at.locks[c.name] = slot
+	case deleteLock:
+		if at.locks[c.name] != 0 {
+			f.DeleteLock(at.locks[c.name])
+			delete(at.locks, c.name)
+		}
+	case putHold:
+		if at.locks[c.name] == 0 {
+			return false
+		}
+		slot := f.PutHold(at.holds[c.hold.ID], at.locks[c.name], &c.hold)
+		if slot == 0 {
+			return false
+		}
+		at.holds[c.hold.ID] = slot
+	case deleteHold:
+		if at.holds[c.id] != 0 {
+			f.DeleteHold(at.holds[c.id])
+			delete(at.holds, c.id)
+		}
+	case openSession:
+		f.OpenSession(c.session)
+		return f.sessions[c.session.ID] != 0
+	case putSession:
+		f.PutSession(c.session.SessionRecord)
+	case closeSession:
+		f.CloseSession(c.session.ID)
+	case putLastHoldID:
+		f.PutLastHoldID(c.id)
+	case putLastSessionID:
+		f.PutLastSessionID(c.id)
+	case putRedis:
+		f.PutRedis(c.redis)
 	}
-	w, err := worldOf(left)
+	return true
+}
+
+// recoverFrom returns the world that an opened file has recovered, and the slots in it.
+func recoverFrom(f *File) (world, slots, error) {
+	r := f.Recovered()
+	at := noSlots()
+	for _, l := range r.Snapshot.Locks {
+		at.locks[l.Name] = l.Slot
+	}
+	for _, h := range r.Snapshot.Holds {
+		at.holds[h.ID] = h.Slot
+	}
+	w, err := worldOf(r)
 	return w, at, err
 }

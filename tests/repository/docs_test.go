@@ -166,7 +166,7 @@ func lockTableEnums(t *testing.T) map[string][]string {
 			}
 		}
 	}
-	for _, enum := range []string{"SessionPhase", "holdPhase", "claimState", "contention", "subscription"} {
+	for _, enum := range []string{"SessionPhase", "HoldPhase", "claimState", "contention", "subscription"} {
 		if len(enums[enum]) < 3 {
 			t.Errorf("the lock table has %d constants of type %s", len(enums[enum]), enum)
 		}

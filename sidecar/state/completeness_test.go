@@ -13,11 +13,10 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// fill keeps locks until one finds no room.
+// fill stores held locks until one finds no room.
 func fill(f *File) (n int, at []uint32) {
 	for {
-		r := benchLock(fmt.Sprintf("lock:%d", n), uint64(n+1))
-		slot := f.KeepLock(0, &r)
+		slot := putHeld(f, fmt.Sprintf("lock:%d", n), uint64(n+1))
 		if slot == 0 {
 			return n, at
 		}
@@ -26,8 +25,8 @@ func fill(f *File) (n int, at []uint32) {
 	}
 }
 
-// limited is a host whose file system has room for files of so many bytes, and a clock
-// that stands still.
+// limited is a host whose file system has room for files of so many bytes, and a clock that
+// does not run.
 type limited struct {
 	host
 	time, room int64
@@ -47,20 +46,20 @@ func newLimited(room int64) *limited {
 	return l
 }
 
-// mustReport expects Gap to report, once, so many locks and sessions without room.
+// mustReport expects Missing to report, once, so many locks and sessions without room.
 func mustReport(t *testing.T, f *File, locks, sessions int) {
 	t.Helper()
-	gap, news := f.Gap()
+	m, hasChanged := f.Missing()
 	switch {
-	case !news || gap.Locks != locks || gap.Sessions != sessions:
-		t.Errorf("reported: %v, %+v; want %d locks and %d sessions without room", news, gap, locks, sessions)
-	case locks+sessions == 0 && gap != Gap{}:
-		t.Errorf("the file has everything, and the report is %+v", gap)
-	case locks+sessions > 0 && (!strings.Contains(gap.Reason, "no space left on device; make room") || !strings.Contains(gap.Reason, f.path)):
-		t.Errorf("the reason does not say what happened and what to do: %s", gap.Reason)
+	case !hasChanged || m.Locks != locks || m.Sessions != sessions:
+		t.Errorf("reported: %v, %+v; want %d locks and %d sessions without room", hasChanged, m, locks, sessions)
+	case locks+sessions == 0 && m != Missing{}:
+		t.Errorf("the file has everything, and the report is %+v", m)
+	case locks+sessions > 0 && (!strings.Contains(m.Reason, "no space left on device; make room") || !strings.Contains(m.Reason, f.path)):
+		t.Errorf("the reason does not say what happened and what to do: %s", m.Reason)
 	}
-	if gap, news := f.Gap(); news {
-		t.Errorf("reported twice: %+v", gap)
+	if m, hasChanged := f.Missing(); hasChanged {
+		t.Errorf("reported twice: %+v", m)
 	}
 }
 
@@ -88,7 +87,7 @@ func TestFullDiskIsReportedOnceAndTriedOnceASecond(t *testing.T) {
 			t.Fatal("it took more")
 		}
 		f.Commit(1)
-		if _, news := f.Gap(); news {
+		if _, hasChanged := f.Missing(); hasChanged {
 			t.Fatal("reported twice")
 		}
 	}
@@ -96,40 +95,44 @@ func TestFullDiskIsReportedOnceAndTriedOnceASecond(t *testing.T) {
 		t.Errorf("%d more attempts to grow at one time", l.attempts-before)
 	}
 
-	// What is there already can change, and a free cell can be used.
-	r := benchLock("lock:0", 1000)
-	if f.KeepLock(at[0], &r) != at[0] {
+	// A record that is stored can change, and a free cell can be used.
+	if f.PutLock(at[0], lockRecord("lock:0", 1000)) != at[0] {
 		t.Error("no room for a lock that has room")
 	}
+	f.DeleteHold(at[0])
+	if f.PutHold(0, at[0], holdRecord(1000)) != at[0] {
+		t.Error("no room for a hold in the cell of its lock")
+	}
+	if f.PutHold(0, at[0], holdRecord(999)) != 0 {
+		t.Error("room for a second hold of a lock")
+	}
 	// A name that takes two cells finds one: nothing of it is left.
-	f.ForgetLock(at[1])
-	r.Name = strings.Repeat("n", 40)
-	if f.KeepLock(0, &r) != 0 {
+	deleteHeld(f, at[1])
+	if f.PutLock(0, lockRecord(strings.Repeat("n", 40), 1001)) != 0 {
 		t.Error("two cells in one")
 	}
-	r.Name = "lock:1"
-	if f.KeepLock(0, &r) == 0 {
+	second := f.PutHold(0, at[0], holdRecord(999))
+	if second == 0 {
 		t.Error("the cell is not free any more")
 	}
-	// A lock that gets a name for which there is no room is not kept any more.
-	r = benchLock(strings.Repeat("m", 200), 1001)
-	if f.KeepLock(at[2], &r) != 0 {
-		t.Error("three cells in one")
+	f.DeleteHold(second)
+	if putHeld(f, "lock:1", 1001) == 0 {
+		t.Error("the cell is not free again")
 	}
 
 	l.time += retryAfter
 	l.room = 4 * minSize
-	if more, _ := fill(f); more <= 2*minSize/cellSize {
+	if more, _ := fill(f); more != 2*minSize/cellSize {
 		t.Errorf("%d more when there was room", more)
 	}
 	f.Commit(1)
 	mustBeIncomplete(t, f, true)
 	f.Close()
 
-	// It does not have everything that was held: nothing of it is restored.
-	left := mustOpen(t, path, l.host).Left()
-	if !left.Fresh || !strings.Contains(left.Why, "incomplete") {
-		t.Errorf("%+v", left)
+	// It does not have everything that was held: nothing of it is recovered.
+	r := mustOpen(t, path, l.host).Recovered()
+	if !r.Reset || !strings.Contains(r.ResetReason, "incomplete") {
+		t.Errorf("%+v", r)
 	}
 	l.room = 0
 	if _, err := open(path+"2", l.host); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "make room") {
@@ -137,31 +140,30 @@ func TestFullDiskIsReportedOnceAndTriedOnceASecond(t *testing.T) {
 	}
 }
 
-// The file system is full for a while. When it is not any more, a successor restores
+// The file system is full for a while. When it is not any more, a successor recovers
 // everything, under the same uuid.
 func TestFileIsCompleteAgainWhenThereIsRoom(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	l := newLimited(minSize)
 	f := mustOpen(t, path, l.host)
-	uuid, w := f.Left().UUID, emptyWorld()
-	keep := func(n int) uint32 {
-		name := fmt.Sprintf("lock:%d", n)
-		r := benchLock(name, uint64(n+1))
-		w.locks[name], w.last = r, max(w.last, r.Top)
-		return f.KeepLock(0, &r)
+	uuid, w := f.Recovered().UUID, emptyWorld()
+	put := func(n int) uint32 {
+		name, id := fmt.Sprintf("lock:%d", n), uint64(n+1)
+		w.locks[name], w.holds[id], w.lastHoldID = id, heldLock{name, *holdRecord(id)}, max(w.lastHoldID, id)
+		return putHeld(f, name, id)
 	}
 	stored := 0
-	for ; keep(stored) != 0; stored++ {
+	for ; put(stored) != 0; stored++ {
 	}
 	missing := []int{stored, stored + 1}
-	if keep(stored+1) != 0 {
+	if put(stored+1) != 0 {
 		t.Fatal("there is room")
 	}
-	s := Session{SessionRecord: locktable.SessionRecord{ID: 1, Told: 7}, Resumable: true}
+	s := Session{SessionRecord: locktable.SessionRecord{ID: 1, LeaseSent: 7}, Resumable: true}
 	f.OpenSession(s)
-	s.Told, s.Tells = 9, 1
-	f.KeepSession(s.SessionRecord) // it changes while it is missing
-	w.sessions[1], w.lastSession = s, 1
+	s.LeaseSent, s.LeaseSeq = 9, 1
+	f.PutSession(s.SessionRecord) // it changes while it is missing
+	w.sessions[1], w.lastSessionID = s, 1
 	f.Commit(len(missing))
 	mustReport(t, f, len(missing), 1)
 	mustBeIncomplete(t, f, true)
@@ -177,7 +179,7 @@ func TestFileIsCompleteAgainWhenThereIsRoom(t *testing.T) {
 	if at, ok := f.RetryAt(); !ok || at != l.time+retryAfter {
 		t.Errorf("retry at %d, %v; it is %d", at, ok, l.time)
 	}
-	if _, news := f.Gap(); news {
+	if _, hasChanged := f.Missing(); hasChanged {
 		t.Error("reported twice")
 	}
 
@@ -186,8 +188,8 @@ func TestFileIsCompleteAgainWhenThereIsRoom(t *testing.T) {
 	l.room = 4 * minSize
 	f.Retry(l.time)
 	for i, n := range missing {
-		if keep(n) == 0 {
-			t.Fatalf("no room: %s", f.gap.reason)
+		if put(n) == 0 {
+			t.Fatalf("no room: %s", f.completeness.reason)
 		}
 		mustBeIncomplete(t, f, true)
 		f.Commit(len(missing) - i - 1)
@@ -199,17 +201,17 @@ func TestFileIsCompleteAgainWhenThereIsRoom(t *testing.T) {
 	}
 	f.Close()
 	f = mustOpen(t, path, l.host)
-	if f.left.Fresh || f.left.UUID != uuid {
-		t.Fatalf("%s: fresh %v, %s", f.left.UUID, f.left.Fresh, f.left.Why)
+	if r := f.recovered; r.Reset || r.UUID != uuid {
+		t.Fatalf("%s: reset %v, %s", r.UUID, r.Reset, r.ResetReason)
 	}
 	mustBe(t, f, w)
 }
 
-func TestFileIsCompleteAgainWhenWhatIsMissingEnds(t *testing.T) {
+func TestFileIsCompleteAgainWhenMissingRecordsAreNotNeeded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	l := newLimited(minSize)
 	f := mustOpen(t, path, l.host)
-	uuid := f.Left().UUID
+	uuid := f.Recovered().UUID
 	fill(f)
 	f.Commit(1)
 	mustReport(t, f, 1, 0)
@@ -229,21 +231,21 @@ func TestFileIsCompleteAgainWhenWhatIsMissingEnds(t *testing.T) {
 	mustBeIncomplete(t, f, false)
 	mustReport(t, f, 0, 0)
 
-	// Missing and over within one round: no successor could have met it.
+	// Missing and closed within one round: no successor could have found it.
 	f.OpenSession(Session{SessionRecord: locktable.SessionRecord{ID: 3}})
 	f.CloseSession(3)
 	f.Commit(0)
-	if gap, news := f.Gap(); news {
-		t.Errorf("reported: %+v", gap)
+	if m, hasChanged := f.Missing(); hasChanged {
+		t.Errorf("reported: %+v", m)
 	}
 	f.Close()
-	if left := mustOpen(t, path, l.host).Left(); left.Fresh || left.UUID != uuid {
-		t.Errorf("fresh %v, %s", left.Fresh, left.Why)
+	if r := mustOpen(t, path, l.host).Recovered(); r.Reset || r.UUID != uuid {
+		t.Errorf("reset %v, %s", r.Reset, r.ResetReason)
 	}
 }
 
-// A session that is opened again with another process needs a record beside the old
-// one. If there is none, it takes the place of the old one.
+// A session that is opened again with another process needs a record beside the old one. If
+// there is no room for it, it takes the place of the old one.
 func TestSessionOfAnotherProcessFindsRoomInItsOwnPlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	l := newLimited(minSize)
@@ -251,7 +253,7 @@ func TestSessionOfAnotherProcessFindsRoomInItsOwnPlace(t *testing.T) {
 	s := Session{SessionRecord: locktable.SessionRecord{ID: 5}}
 	f.OpenSession(s)
 	n, _ := fill(f)
-	f.Commit(0) // the one that found no room is over
+	f.Commit(0) // the lock that found no room has ended
 	f.OpenSession(s)
 	s.Peer.PID = 7
 	f.OpenSession(s)
@@ -261,15 +263,15 @@ func TestSessionOfAnotherProcessFindsRoomInItsOwnPlace(t *testing.T) {
 	f.OpenSession(s)
 	f.Commit(0)
 	mustBeIncomplete(t, f, true)
-	f.KeepSession(s.SessionRecord)
+	f.PutSession(s.SessionRecord)
 	l.room, l.time = 2*minSize, l.time+retryAfter
 	f.Retry(l.time)
 	f.Commit(0)
 	mustBeIncomplete(t, f, false)
 	f.Close()
-	left := mustOpen(t, path, l.host).Left()
-	if left.Fresh || len(left.Memory.Locks) != n || len(left.Sessions) != 1 || left.Sessions[0] != s {
-		t.Errorf("%+v", left.Sessions)
+	r := mustOpen(t, path, l.host).Recovered()
+	if r.Reset || len(r.Snapshot.Holds) != n || len(r.Sessions) != 1 || r.Sessions[0] != s {
+		t.Errorf("%+v", r.Sessions)
 	}
 }
 
@@ -280,10 +282,10 @@ func TestGreatestSize(t *testing.T) {
 	f.host = h
 	for f.end < maxSize/cellSize {
 		if !f.grow() {
-			t.Fatal(f.gap.reason)
+			t.Fatal(f.completeness.reason)
 		}
 	}
-	if f.grow() || !strings.Contains(f.gap.reason, "greatest size") {
+	if f.grow() || !strings.Contains(f.completeness.reason, "greatest size") {
 		t.Error("it grew beyond its mapping")
 	}
 }
@@ -297,9 +299,8 @@ func TestFileSystemWithoutAllocation(t *testing.T) {
 	f := mustOpen(t, path, h)
 	mustBe(t, f, w)
 	for i := range 3 * minSize / cellSize {
-		r := benchLock(fmt.Sprintf("lock:%d", i), uint64(100+i))
-		if f.KeepLock(0, &r) == 0 {
-			t.Fatal(f.gap.reason)
+		if putHeld(f, fmt.Sprintf("lock:%d", i), uint64(100+i)) == 0 {
+			t.Fatal(f.completeness.reason)
 		}
 	}
 	var st unix.Stat_t
@@ -321,7 +322,7 @@ func TestFullFileSystem(t *testing.T) {
 	})
 	path := filepath.Join(dir, "state")
 	f := mustOpen(t, path, thisHost())
-	uuid := f.Left().UUID
+	uuid := f.Recovered().UUID
 	n, _ := fill(f)
 	f.Commit(1)
 	mustReport(t, f, 1, 0)
@@ -330,8 +331,8 @@ func TestFullFileSystem(t *testing.T) {
 	}
 	f.Commit(0)
 	f.Close()
-	if left := mustOpen(t, path, thisHost()).Left(); left.Fresh || left.UUID != uuid || len(left.Memory.Locks) != n {
-		t.Errorf("%d of %d locks are left, fresh %v: %s", len(left.Memory.Locks), n, left.Fresh, left.Why)
+	if r := mustOpen(t, path, thisHost()).Recovered(); r.Reset || r.UUID != uuid || len(r.Snapshot.Holds) != n {
+		t.Errorf("%d of %d holds are recovered, reset %v: %s", len(r.Snapshot.Holds), n, r.Reset, r.ResetReason)
 	}
 	if _, err := Open(filepath.Join(dir, "other")); err != nil && !errors.Is(err, unix.ENOSPC) {
 		t.Error(err)
@@ -356,8 +357,8 @@ func childIsLimited(path string) {
 		childFails(err)
 	}
 	if n, _ := fill(f); n == 0 {
-		childFails("no lock was kept")
+		childFails("no lock was stored")
 	}
-	fmt.Fprintln(os.Stdout, f.gap.reason)
+	fmt.Fprintln(os.Stdout, f.completeness.reason)
 	f.Close()
 }

@@ -11,84 +11,156 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// notebook is a Keeper that also writes down in which order it was told what.
-type notebook struct {
-	last     uint64
-	locks    []locktable.LockRecord // by slot − 1; Name "": the slot is free
-	sessions []locktable.RememberedSession
-	room     int
-	calls    []string
+// memJournal is a Journal in memory that also writes down its calls in their order. A
+// process that is killed after some calls makes no more.
+type memJournal struct {
+	lastHoldID uint64
+	locks      []locktable.LockRecord // by slot - 1; without a name: the slot is free
+	holds      []memHold              // by slot - 1
+	sessions   []locktable.RestoredSession
+	room       int // locks
+	holdRoom   int // holds
+	calls      []string
+	killAfter  int // calls; -1: it is not killed
 }
 
-func (b *notebook) KeepLast(num uint64) {
-	b.last = num
-	b.calls = append(b.calls, fmt.Sprintf("last %d", num))
+type memHold struct {
+	lock uint32 // 0: the slot is free
+	locktable.HoldRecord
 }
 
-func (b *notebook) KeepLock(slot uint32, r *locktable.LockRecord) uint32 {
-	b.calls = append(b.calls, "lock "+r.Name)
-	for i := range b.locks {
-		if slot == 0 && b.locks[i].Name == "" {
+// called notes a call, and reports whether the process is dead.
+func (j *memJournal) called(format string, args ...any) (isDead bool) {
+	if j.killAfter == 0 {
+		return true
+	}
+	j.killAfter = max(j.killAfter-1, -1)
+	j.calls = append(j.calls, fmt.Sprintf(format, args...))
+	return false
+}
+
+func (j *memJournal) PutLastHoldID(id uint64) {
+	if !j.called("last %d", id) {
+		j.lastHoldID = id
+	}
+}
+
+func (j *memJournal) PutLock(slot uint32, r *locktable.LockRecord) uint32 {
+	if j.called("lock %s", r.Name) {
+		return max(slot, 1)
+	}
+	for i := range j.locks {
+		if slot == 0 && j.locks[i].Name == "" {
 			slot = uint32(i + 1)
 		}
 	}
 	if slot == 0 {
-		if len(b.locks) >= b.room {
+		if len(j.locks) >= j.room {
 			return 0
 		}
-		b.locks = append(b.locks, locktable.LockRecord{})
-		slot = uint32(len(b.locks))
+		j.locks = append(j.locks, locktable.LockRecord{})
+		slot = uint32(len(j.locks))
 	}
-	b.locks[slot-1] = *r
+	j.locks[slot-1] = *r
 	return slot
 }
 
-func (b *notebook) ForgetLock(slot uint32) {
-	b.calls = append(b.calls, "forget "+b.locks[slot-1].Name)
-	b.locks[slot-1] = locktable.LockRecord{}
+func (j *memJournal) DeleteLock(slot uint32) {
+	l := &j.locks[slot-1]
+	if j.called("delete lock %s", l.Name) {
+		return
+	}
+	for _, h := range j.holds {
+		if h.lock == slot {
+			panic(fmt.Sprintf("lock %s is deleted before its hold %d", l.Name, h.ID))
+		}
+	}
+	*l = locktable.LockRecord{}
 }
 
-func (b *notebook) KeepSession(r locktable.SessionRecord) {
-	b.calls = append(b.calls, fmt.Sprintf("session %d", r.ID))
-	for i := range b.sessions {
-		if b.sessions[i].ID == r.ID {
-			b.sessions[i].SessionRecord = r
+func (j *memJournal) PutHold(slot, lock uint32, r *locktable.HoldRecord) uint32 {
+	if j.called("hold %d", r.ID) {
+		return max(slot, 1)
+	}
+	if l := j.locks[lock-1]; l.Name == "" || l.MaxHoldID < r.ID {
+		panic(fmt.Sprintf("hold %d is stored before its lock: %+v", r.ID, l))
+	}
+	for i := range j.holds {
+		if slot == 0 && j.holds[i].lock == 0 {
+			slot = uint32(i + 1)
+		}
+	}
+	if slot == 0 {
+		if len(j.holds) >= j.holdRoom {
+			return 0
+		}
+		j.holds = append(j.holds, memHold{})
+		slot = uint32(len(j.holds))
+	}
+	j.holds[slot-1] = memHold{lock, *r}
+	return slot
+}
+
+func (j *memJournal) DeleteHold(slot uint32) {
+	h := &j.holds[slot-1]
+	if j.called("delete hold %d", h.ID) {
+		return
+	}
+	if h.lock == 0 {
+		panic(fmt.Sprintf("there is no hold in slot %d", slot))
+	}
+	*h = memHold{}
+}
+
+func (j *memJournal) PutSession(r locktable.SessionRecord) {
+	if j.called("session %d", r.ID) {
+		return
+	}
+	for i := range j.sessions {
+		if j.sessions[i].ID == r.ID {
+			j.sessions[i].SessionRecord = r
 		}
 	}
 }
 
-func (b *notebook) memory() *locktable.Memory {
-	m := &locktable.Memory{Last: b.last, Sessions: append([]locktable.RememberedSession(nil), b.sessions...)}
-	for i, r := range b.locks {
-		if r.Name != "" {
-			m.Locks = append(m.Locks, locktable.RememberedLock{Slot: uint32(i + 1), LockRecord: r})
+func (j *memJournal) snapshot() *locktable.Snapshot {
+	m := &locktable.Snapshot{LastHoldID: j.lastHoldID, Sessions: slices.Clone(j.sessions)}
+	for i, l := range j.locks {
+		if l.Name == "" {
+			continue
 		}
+		for k, h := range j.holds {
+			if h.lock == uint32(i+1) {
+				m.Holds = append(m.Holds, locktable.RestoredHold{Slot: uint32(k + 1), Lock: uint32(len(m.Locks)), HoldRecord: h.HoldRecord})
+			}
+		}
+		m.Locks = append(m.Locks, locktable.RestoredLock{Slot: uint32(i + 1), LockRecord: l})
 	}
 	return m
 }
 
-// lives is a rig whose sidecar can be killed and started again.
-type lives struct {
+// restartHarness is a rig whose sidecar can be killed and started again.
+type restartHarness struct {
 	rig
-	book *notebook
-	cfg  locktable.Config
+	journal *memJournal
+	cfg     locktable.Config
 }
 
-func newLives(t *testing.T) *lives {
-	l := &lives{rig: rig{T: t, now: int64(time.Hour)}, book: &notebook{room: 1 << 20}}
-	l.cfg.Keeper = l.book
+func newRestartHarness(t *testing.T) *restartHarness {
+	l := &restartHarness{rig: rig{T: t, now: int64(time.Hour)}, journal: &memJournal{room: 1 << 20, holdRoom: 1 << 20, killAfter: -1}}
+	l.cfg.Journal = l.journal
 	l.tb = locktable.New(l.cfg, l.now)
 	l.tb.Up(l.now, false)
 	for s := range locktable.SessionID(4) {
 		p := locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)}
 		l.tb.Open(l.now, s+1, p)
-		l.book.sessions = append(l.book.sessions, locktable.RememberedSession{SessionRecord: l.tb.Record(s + 1), Peer: p})
+		l.journal.sessions = append(l.journal.sessions, locktable.RestoredSession{SessionRecord: l.tb.Record(s + 1), Peer: p})
 	}
 	return l
 }
 
 // takes has a session hold a lock.
-func (l *lives) takes(s locktable.SessionID, name string, opts ...opt) {
+func (l *restartHarness) takes(s locktable.SessionID, name string, opts ...opt) {
 	l.Helper()
 	l.acquire(s, name, opts...)
 	l.redis(locktable.Take, locktable.Done)
@@ -96,24 +168,23 @@ func (l *lives) takes(s locktable.SessionID, name string, opts ...opt) {
 	l.log = nil
 }
 
-// killed ends the process: what is on its way to Redis gets no answer. A successor
-// starts d later.
-func (l *lives) killed(d time.Duration) {
+// killed ends the process: operations in flight get no result. A successor starts d later.
+func (l *restartHarness) killed(d time.Duration) {
 	l.killedUnread(d)
 	l.collect()
 }
 
-// killedUnread leaves the effects of Restore where they are.
-func (l *lives) killedUnread(d time.Duration) {
+// killedUnread is killed, and does not read the effects of Restore.
+func (l *restartHarness) killedUnread(d time.Duration) {
 	l.ops, l.log = nil, nil
 	l.now += int64(d)
 	l.tb = locktable.New(l.cfg, l.now)
-	l.tb.Restore(l.now, l.book.memory())
-	l.book.calls = nil
+	l.tb.Restore(l.now, l.journal.snapshot())
+	l.journal.calls = nil
 }
 
 // claims claims pairs of a hold and its entries.
-func (l *lives) claims(s locktable.SessionID, more bool, pairs ...uint64) bool {
+func (l *restartHarness) claims(s locktable.SessionID, more bool, pairs ...uint64) bool {
 	c := protocol.Claim{ID: 77, More: more}
 	for i := 0; i < len(pairs); i += 2 {
 		c.Holds = append(c.Holds, protocol.ClaimedHold{Hold: pairs[i], Entries: uint32(pairs[i+1])})
@@ -121,13 +192,13 @@ func (l *lives) claims(s locktable.SessionID, more bool, pairs ...uint64) bool {
 	return l.tb.Claim(l.now, s, &c) == ""
 }
 
-func (l *lives) row(name string) protocol.LockRow {
+func (l *restartHarness) row(name string) protocol.LockRow {
 	row, _ := l.tb.Info(l.now, name)
 	return row
 }
 
-func TestAHoldOutlivesItsSidecar(t *testing.T) {
-	l := newLives(t)
+func TestHoldIsRestored(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a", owner(7))
 	l.acquire(1, "a", owner(7))
 	l.redis(locktable.Renew, locktable.Done)
@@ -156,8 +227,8 @@ func TestAHoldOutlivesItsSidecar(t *testing.T) {
 	l.want("s1 granted hold=1 token=1 count=3")
 }
 
-func TestWaitersAskTheSuccessorAgain(t *testing.T) {
-	l := newLives(t)
+func TestWaitersAreNotRestored(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.acquire(2, "a")
 	l.acquire(3, "a")
@@ -184,8 +255,8 @@ func TestWaitersAskTheSuccessorAgain(t *testing.T) {
 	l.want("s3 granted hold=2 token=2 count=1")
 }
 
-func TestASuccessorGivesBackWhatWasBeingGivenBack(t *testing.T) {
-	l := newLives(t)
+func TestPendingDropsAreSentAfterRestore(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "released")
 	l.release(1, 1)
 	l.ops = nil // the drop is lost
@@ -208,28 +279,28 @@ func TestASuccessorGivesBackWhatWasBeingGivenBack(t *testing.T) {
 	}
 	l.ops = nil
 	l.want()
-	if m := l.book.memory(); len(m.Locks) != 0 || m.Last != 2 {
-		t.Fatalf("still kept: %+v", m)
+	if m := l.journal.snapshot(); len(m.Locks) != 0 || m.LastHoldID != 2 {
+		t.Fatalf("still stored: %+v", m)
 	}
 }
 
-func TestARedisIsAskedOnlyForWhatIsKept(t *testing.T) {
-	l := newLives(t)
+func TestLockIsStoredBeforeItsFirstOperation(t *testing.T) {
+	l := newRestartHarness(t)
 	l.collect()
-	l.book.calls = nil
+	l.journal.calls = nil
 	l.acquire(1, "a")
-	if got := strings.Join(l.book.calls, ", "); got != "last 1, lock a" {
-		t.Fatalf("kept before the first take: %s", got)
+	if got := strings.Join(l.journal.calls, ", "); got != "last 1, lock a" {
+		t.Fatalf("stored before the first take: %s", got)
 	}
 	l.redis(locktable.Take, locktable.HeldByOther)
 	l.collect()
-	if got := l.book.calls[len(l.book.calls)-1]; got != "forget a" {
-		t.Fatalf("of somebody else's lock this is kept: %s", got)
+	if got := l.journal.calls[len(l.journal.calls)-1]; got != "delete lock a" {
+		t.Fatalf("of another host's lock this is stored: %s", got)
 	}
 }
 
 func TestClaimsComeInPages(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	for _, name := range []string{"a", "b", "c"} {
 		l.takes(1, name)
 	}
@@ -251,7 +322,7 @@ func TestClaimsComeInPages(t *testing.T) {
 }
 
 func TestAClaimIsNoMoreThanWasGranted(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	l.takes(1, "a", owner(1))
 	l.acquire(1, "a", owner(1))
 	l.killed(time.Second)
@@ -268,7 +339,7 @@ func TestAClaimIsNoMoreThanWasGranted(t *testing.T) {
 }
 
 func TestWhatIsGoneIsToldToWhoClaimsIt(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.takes(1, "b")
 	l.takes(2, "c")
@@ -276,7 +347,7 @@ func TestWhatIsGoneIsToldToWhoClaimsIt(t *testing.T) {
 	l.tb.ForceRelease(l.now, 4, protocol.ForceRelease{ID: 1, Name: "a"})
 	l.want("s1 lost hold=1 forced", "s4 forced hold=1")
 	l.tb.Resume(1, locktable.Peer{})
-	l.claims(1, true, 1, 1, 3, 1, 99, 1) // 3 is somebody else's, 99 nobody's
+	l.claims(1, true, 1, 1, 3, 1, 99, 1) // another client has 3, no client has 99
 	l.want("s1 lost hold=1 forgotten", "s1 lost hold=3 forgotten", "s1 lost hold=99 forgotten", "s1 claimed last=false")
 	l.claims(1, true, 2, 1)
 	for _, claimed := range []bool{true, false} {
@@ -293,8 +364,8 @@ func TestWhatIsGoneIsToldToWhoClaimsIt(t *testing.T) {
 	}
 }
 
-func TestAHoldEndsAtItsDeadlineIfNobodyCameInTime(t *testing.T) {
-	l := newLives(t)
+func TestRestoredHoldEndsAtItsDeadline(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.takes(1, "b", fixed(2*time.Second))
 	l.takes(1, "c", maxHold(3*time.Second))
@@ -311,8 +382,8 @@ func TestAHoldEndsAtItsDeadlineIfNobodyCameInTime(t *testing.T) {
 	}
 }
 
-func TestCrashDelaysOutliveTheSidecar(t *testing.T) {
-	l := newLives(t)
+func TestCrashDelayIsRestored(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a", crash(10*time.Second))
 	l.takes(2, "b", crash(10*time.Second))
 	l.tb.Close(l.now, 1)
@@ -341,8 +412,8 @@ func TestCrashDelaysOutliveTheSidecar(t *testing.T) {
 	l.want()
 }
 
-func TestADetachedSessionIsRestoredAsOne(t *testing.T) {
-	l := newLives(t)
+func TestUnservedSessionIsRestoredAsGivenUp(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.tb.Suspend(l.now, 1)
 	l.collect()
@@ -357,7 +428,7 @@ func TestADetachedSessionIsRestoredAsOne(t *testing.T) {
 }
 
 func TestTheDeadAreReleasedAndTheOthersRunOut(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	l.takes(1, "dead")
 	l.takes(2, "cannot come back")
 	l.takes(3, "comes back")
@@ -381,15 +452,15 @@ func TestTheDeadAreReleasedAndTheOthersRunOut(t *testing.T) {
 	}
 }
 
-func TestASidecarThatStopsLetsNobodyWait(t *testing.T) {
-	l := newLives(t)
+func TestDropWaitersEndsAllRequests(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.acquire(2, "a")
 	l.acquire(2, "b")
-	l.tb.Adjourn(l.now)
+	l.tb.DropWaiters(l.now)
 	l.want()
 	if l.tb.InUse(2, l.ids) || l.row("a").Waiting != 0 {
-		t.Fatal("somebody waits")
+		t.Fatal("a request waits")
 	}
 	if n := l.tb.PendingReleases(); n != 1 {
 		t.Fatalf("it owes Redis %d locks, want 1", n)
@@ -408,13 +479,13 @@ func TestASidecarThatStopsLetsNobodyWait(t *testing.T) {
 		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
 	}
 	l.want()
-	if l.tb.PendingReleases() != 0 || len(l.book.memory().Locks) != 0 {
+	if l.tb.PendingReleases() != 0 || len(l.journal.snapshot().Locks) != 0 {
 		t.Fatal("something is left")
 	}
 }
 
-func TestMoreIsRestoredThanMayBeAskedFor(t *testing.T) {
-	l := newLives(t)
+func TestRestoreIgnoresLimits(t *testing.T) {
+	l := newRestartHarness(t)
 	for i := range 10 {
 		l.takes(1, fmt.Sprint("lock-", i))
 	}
@@ -434,7 +505,7 @@ func TestMoreIsRestoredThanMayBeAskedFor(t *testing.T) {
 
 // Until the last claim nothing changes: a client that is cut off before may claim again.
 func TestEntriesAreReleasedWithTheLastClaim(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	l.takes(1, "a", owner(7))
 	l.acquire(1, "a", owner(7))
 	l.want("s1 granted hold=1 token=1 count=2")
@@ -455,83 +526,83 @@ func TestEntriesAreReleasedWithTheLastClaim(t *testing.T) {
 		t.Errorf("after the last claim: %+v", l.row("a"))
 	}
 	l.collect()
-	if h := l.book.memory().Locks[0].Hold; h.Count != 1 {
-		t.Errorf("kept with %d entries", h.Count)
+	if h := l.journal.snapshot().Holds[0]; h.Entries != 1 {
+		t.Errorf("stored with %d entries", h.Entries)
 	}
 }
 
-// unkept expects so many locks to lack room, and these ones to be kept.
-func (l *lives) unkept(n int, kept ...string) {
+// unstored expects so many locks to lack room, and these ones to be stored.
+func (l *restartHarness) unstored(n int, stored ...string) {
 	l.Helper()
 	var got []string
-	for _, r := range l.book.memory().Locks {
+	for _, r := range l.journal.snapshot().Locks {
 		got = append(got, r.Name)
 	}
-	if slices.Sort(got); l.tb.Unkept() != n || !slices.Equal(got, kept) {
-		l.Fatalf("%d locks are unkept, want %d; kept are %q, want %q", l.tb.Unkept(), n, got, kept)
+	if slices.Sort(got); l.tb.Unstored() != n || !slices.Equal(got, stored) {
+		l.Fatalf("%d locks are not stored, want %d; stored are %q, want %q", l.tb.Unstored(), n, got, stored)
 	}
 }
 
-func TestLockWithoutRoomIsKeptWhenThereIsRoom(t *testing.T) {
-	l := newLives(t)
-	l.book.room = 1
+func TestLockWithoutRoomIsStoredWhenThereIsRoom(t *testing.T) {
+	l := newRestartHarness(t)
+	l.journal.room = 1
 	for _, name := range []string{"a", "b", "c", "d"} {
 		l.takes(1, name)
 	}
-	l.unkept(3, "a")
-	l.tb.KeepAgain()
-	l.book.calls = nil
+	l.unstored(3, "a")
+	l.tb.RetryJournal()
+	l.journal.calls = nil
 	l.collect()
-	if len(l.book.calls) != 1 {
-		t.Errorf("with no room for any lock the Keeper was called %q", l.book.calls)
+	if len(l.journal.calls) != 1 {
+		t.Errorf("with no room for any lock the journal was called %q", l.journal.calls)
 	}
-	l.book.room = 3
-	l.unkept(3, "a")
-	l.tb.KeepAgain()
+	l.journal.room = 3
+	l.unstored(3, "a")
+	l.tb.RetryJournal()
 	l.collect()
-	l.unkept(1, "a", "c", "d")
-	l.book.calls = nil
+	l.unstored(1, "a", "c", "d")
+	l.journal.calls = nil
 	l.collect()
-	if len(l.book.calls) != 0 {
-		t.Errorf("one KeepAgain is good for one round, and then the Keeper was called %q", l.book.calls)
+	if len(l.journal.calls) != 0 {
+		t.Errorf("one RetryJournal is good for one round, and then the journal was called %q", l.journal.calls)
 	}
-	l.book.room = 4
+	l.journal.room = 4
 	l.pass(11 * time.Second) // what changes is offered again in any case
-	l.unkept(0, "a", "b", "c", "d")
+	l.unstored(0, "a", "b", "c", "d")
 }
 
 func TestLockWithoutRoomCountsUntilItEnds(t *testing.T) {
-	l := newLives(t)
-	l.book.room = 1
+	l := newRestartHarness(t)
+	l.journal.room = 1
 	l.takes(1, "a") // hold 1
 	l.takes(2, "b") // hold 2
 	l.takes(3, "c")
-	l.unkept(2, "a")
+	l.unstored(2, "a")
 	l.release(2, 2)
 	l.collect()
-	l.unkept(2, "a") // Redis still has it
+	l.unstored(2, "a") // Redis still has it
 	l.redis(locktable.Drop, locktable.Done)
 	l.collect()
-	l.unkept(1, "a")
+	l.unstored(1, "a")
 	l.tb.Close(l.now, 3)
 	l.redis(locktable.Drop, locktable.Done)
 	l.collect()
-	l.unkept(0, "a")
+	l.unstored(0, "a")
 
 	// The room of a lock that ends is room for another one.
 	l.takes(2, "b") // hold 4
-	l.unkept(1, "a")
+	l.unstored(1, "a")
 	l.release(1, 1)
 	l.redis(locktable.Drop, locktable.Done)
-	l.tb.KeepAgain()
+	l.tb.RetryJournal()
 	l.collect()
-	l.unkept(0, "b")
+	l.unstored(0, "b")
 }
 
-// A client that is back may still believe in a hold of which its sidecar knows that
-// it is lost. A lease event would be about that hold too.
-func TestNobodyHearsOfRenewalsBeforeItHearsOfLosses(t *testing.T) {
-	l := newLives(t)
+// A client that resumes its session may still believe in a hold that its sidecar knows is
+// lost. A lease event would be about that hold too.
+func TestLostPrecedesLeaseAfterRestore(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.takes(1, "b")
 	l.killed(time.Second)
@@ -548,9 +619,9 @@ func TestNobodyHearsOfRenewalsBeforeItHearsOfLosses(t *testing.T) {
 	l.want("s1 lost hold=1 forgotten", "s1 lease +29s", "s1 claimed last=true")
 }
 
-// Its client was told of 30 s, and may believe that when the next sidecar is dead too.
+// Its client was sent 30 s, and may believe that when the successor is dead, too.
 func TestAShorterLeaseBreaksNoOlderPromise(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.takes(2, "b")
 	l.cfg.Lease = time.Second
@@ -572,9 +643,9 @@ func TestAShorterLeaseBreaksNoOlderPromise(t *testing.T) {
 	}
 }
 
-// What was told under the longer lease is later than all news for a while.
-func TestALongerDeadlineOfBeforeKeepsNoNewsBack(t *testing.T) {
-	l := newLives(t)
+// The deadline that was sent under the longer lease is later than all others for a while.
+func TestStaleLongDeadlineDoesNotSuppressLeaseEvents(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
@@ -597,9 +668,9 @@ func TestALongerDeadlineOfBeforeKeepsNoNewsBack(t *testing.T) {
 	}
 }
 
-// Redis refuses to renew the one of which its client was told long ago that it lasts.
+// Redis refuses to renew the hold whose client was sent a late deadline before the restart.
 func TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
@@ -629,9 +700,9 @@ func TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown(t *testing.T) {
 	}
 }
 
-// The key lives as long as the dead client was told, and the lock is kept as long.
+// The key lives until the deadline that the dead client was sent, and so does the hold.
 func TestACrashDelayBeginsWithWhatWasToldBeforeTheRestart(t *testing.T) {
-	l := newLives(t)
+	l := newRestartHarness(t)
 	l.takes(1, "a", crash(time.Minute))
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
@@ -642,10 +713,10 @@ func TestACrashDelayBeginsWithWhatWasToldBeforeTheRestart(t *testing.T) {
 	}
 }
 
-// Redis lost its data, and the sidecar died before it had asserted its holds. The
-// successor meets the same Redis, and cannot know.
-func TestAHoldInDoubtIsAssertedByTheSuccessor(t *testing.T) {
-	l := newLives(t)
+// Redis lost its data, and the daemon died before it had asserted its holds. The successor
+// finds the same run of Redis, and cannot know.
+func TestHoldInDoubtIsAssertedAfterRestore(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.tb.Down(l.now, "gone")
 	l.tb.Up(l.now, true)
@@ -663,42 +734,194 @@ func TestAHoldInDoubtIsAssertedByTheSuccessor(t *testing.T) {
 }
 
 // The process may die between any two calls. A session's last deadline may become an
-// earlier one when nothing needs the later one any more: not before that is kept.
-func TestTheMemoryIsTrueAfterEveryCall(t *testing.T) {
-	l := newLives(t)
+// earlier one when no hold needs the later one any more: the holds are stored first.
+func TestSessionsAndHoldsAreStoredInAnOrderThatIsTrue(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.pass(10600 * time.Millisecond)
 	l.redis(locktable.Renew, locktable.Done)
-	l.collect() // told by a lease event
+	l.collect() // with a lease event
 	l.killedUnread(time.Second)
 	l.collect()
-	if got := strings.Join(l.book.calls, ", "); got != "lock a, session 1" {
+	if got := strings.Join(l.journal.calls, ", "); got != "lock a, hold 1, session 1" {
 		t.Errorf("after a restart: %s", got)
 	}
-	l.book.calls = nil
+	l.journal.calls = nil
 	l.tb.Suspend(l.now, 1)
 	l.collect()
-	if got := strings.Join(l.book.calls, ", "); got != "session 1, lock a" {
+	if got := strings.Join(l.journal.calls, ", "); got != "session 1, lock a, hold 1" {
 		t.Errorf("detaching: %s", got)
 	}
 
-	// Detached, and killed before its hold was kept as a fixed lease.
-	l.book.locks[0].Hold.LeaseMS = 0
+	// Detached, and killed before its hold was stored as unserved.
+	l.journal.holds[0].Phase, l.journal.holds[0].LeaseMS = locktable.HoldLive, 0
 	l.killed(time.Second)
 	if row := l.row("a"); row.LeaseMS == 0 {
-		t.Errorf("a hold that is renewed for nobody: %+v", row)
+		t.Errorf("a hold is renewed although its session is not served: %+v", row)
 	}
 }
 
-// The last claim of a process may be read when its end is known already.
-func TestAClaimOfWhoIsDeadIsForNobody(t *testing.T) {
-	l := newLives(t)
+// The records of a handoff: at no time does the journal have two holds of the lock, or a
+// hold with a larger number than the lock.
+func TestHandoffDeletesTheEndedHoldBeforeItStoresTheNext(t *testing.T) {
+	l := newRestartHarness(t)
+	l.takes(1, "a")
+	l.acquire(2, "a")
+	l.redis(locktable.Take, locktable.Done) // for a token
+	l.collect()
+	l.journal.calls = nil
+	l.release(1, 1)
+	l.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
+	if got := strings.Join(l.journal.calls, ", "); got != "last 2, delete hold 1, lock a, hold 2, session 2" {
+		t.Errorf("stored: %s", got)
+	}
+	l.journal.calls = nil
+	l.release(2, 2)
+	l.collect()
+	if got := strings.Join(l.journal.calls, ", "); got != "delete hold 2, lock a" {
+		t.Errorf("stored: %s", got)
+	}
+	l.journal.calls = nil
+	l.redis(locktable.Drop, locktable.Done)
+	l.collect()
+	if got := strings.Join(l.journal.calls, ", "); got != "delete lock a" {
+		t.Errorf("stored: %s", got)
+	}
+}
+
+// A hold ends, and its lock with it, in one step: the hold is deleted first.
+func TestHoldIsDeletedBeforeItsLock(t *testing.T) {
+	l := newRestartHarness(t)
+	l.takes(1, "a")
+	l.pass(10600 * time.Millisecond)
+	l.journal.calls = nil
+	l.redis(locktable.Renew, locktable.KeyMissing)
+	l.want("s1 lost hold=1 deleted")
+	if got := strings.Join(l.journal.calls, ", "); got != "delete hold 1, delete lock a" {
+		t.Errorf("stored: %s", got)
+	}
+}
+
+// A process dies after each number of calls that a handoff makes. Its clients have not been
+// answered, so the successor has the old hold, or none and drops what Redis has, or the new
+// one.
+func TestHandoffSurvivesDeathAfterEveryCall(t *testing.T) {
+	for calls, want := range []struct {
+		hold uint64
+		kind locktable.OpKind
+		num  uint64
+	}{
+		{1, locktable.Renew, 1}, // none
+		{1, locktable.Renew, 1}, // last 2
+		{0, locktable.Drop, 1},  // delete hold 1
+		{0, locktable.Drop, 2},  // lock a
+		{2, locktable.Renew, 2}, // hold 2
+		{2, locktable.Renew, 2}, // session 2
+	} {
+		l := newRestartHarness(t)
+		l.takes(1, "a")
+		l.acquire(2, "a")
+		l.redis(locktable.Take, locktable.Done)
+		l.collect()
+		l.journal.killAfter = calls
+		l.release(1, 1)
+		l.collect()
+		l.journal.killAfter = -1
+		l.killed(time.Second)
+		if row := l.row("a"); row.Hold != want.hold {
+			t.Errorf("after %d calls hold %d is restored, want %d", calls, row.Hold, want.hold)
+		}
+		l.tb.Up(l.now, false)
+		l.collect()
+		if len(l.ops) != 1 || l.ops[0].Kind != want.kind || l.ops[0].HoldID != want.num {
+			t.Errorf("after %d calls: %+v, want a %v for hold %d", calls, l.ops, want.kind, want.num)
+		}
+	}
+}
+
+// The journal has room for a lock and not for its hold.
+func TestHoldWithoutRoomIsStoredWhenThereIsRoom(t *testing.T) {
+	l := newRestartHarness(t)
+	l.journal.holdRoom = 1
+	l.takes(1, "a")
+	l.takes(2, "b")
+	l.unstored(1, "a", "b")
+	l.journal.holdRoom = 2
+	l.tb.RetryJournal()
+	l.collect()
+	l.unstored(0, "a", "b")
+	if holds := l.journal.snapshot().Holds; len(holds) != 2 || holds[1].ID != 2 {
+		t.Errorf("stored: %+v", holds)
+	}
+	l.journal.calls = nil
+	l.release(2, 2)
+	l.collect()
+	if got := strings.Join(l.journal.calls, ", "); got != "delete hold 2, lock b" {
+		t.Errorf("stored: %s", got)
+	}
+	l.redis(locktable.Drop, locktable.Done)
+
+	l.takes(3, "c") // in the place of hold 2
+	l.takes(4, "d")
+	l.unstored(1, "a", "c", "d")
+	l.release(4, 4)
+	l.collect()
+	l.unstored(0, "a", "c", "d")
+}
+
+// Each phase of a hold is restored as what a successor makes of it.
+func TestPhaseOfAHoldIsRestored(t *testing.T) {
+	l := newRestartHarness(t)
+	l.takes(1, "live")
+	l.takes(2, "unserved")
+	l.tb.Suspend(l.now, 2)
+	l.takes(3, "crash delayed", crash(time.Minute))
+	l.takes(3, "given up", crash(time.Minute), fixed(20*time.Second))
+	l.tb.Close(l.now, 3)
+	l.takes(4, "unrenewable")
+	l.pass(11 * time.Second)
+	l.collect()
+	for _, op := range l.ops {
+		outcome := locktable.Done
+		if op.Name == "unrenewable" {
+			outcome = locktable.Refused
+		}
+		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: l.now, Msg: "NOPERM"})
+	}
+	l.collect()
+	for name, want := range map[string]locktable.HoldPhase{
+		"live": locktable.HoldLive, "unserved": locktable.HoldUnserved, "crash delayed": locktable.HoldCrashDelayed,
+		"given up": locktable.HoldGivenUp, "unrenewable": locktable.HoldUnrenewable,
+	} {
+		m := l.journal.snapshot()
+		i := slices.IndexFunc(m.Holds, func(h locktable.RestoredHold) bool { return m.Locks[h.Lock].Name == name })
+		if i < 0 || m.Holds[i].Phase != want {
+			t.Fatalf("%s: stored is %+v", name, m.Holds)
+		}
+	}
+	l.cfg.Lease = 10 * time.Second
+	l.killed(time.Second)
+	for name, want := range map[string]struct {
+		orphan bool
+		lease  int64
+	}{
+		"live": {false, 0}, "unserved": {false, 30_000}, "crash delayed": {true, 0}, "given up": {true, 20_000}, "unrenewable": {false, 0},
+	} {
+		if row := l.row(name); row.State != protocol.StateHeld || row.Orphan != want.orphan || row.LeaseMS != want.lease {
+			t.Errorf("%s: %+v", name, row)
+		}
+	}
+}
+
+// The last claim of a process may be read after its end was noticed.
+func TestClaimOfAClosedSessionHasNoEffect(t *testing.T) {
+	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.killed(time.Second)
 	l.tb.Resume(1, locktable.Peer{})
 	l.tb.Close(l.now, 1)
 	if l.tb.Claim(l.now, 1, &protocol.Claim{ID: 9, Holds: []protocol.ClaimedHold{{Hold: 1, Entries: 1}}}) != "" {
-		t.Error("a dead client is blamed")
+		t.Error("the claim of a dead client is a fault")
 	}
 	l.want()
 }

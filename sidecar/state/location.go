@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// place is where a file is to be found by a successor.
-type place struct {
+// location is where a successor looks for a file.
+type location struct {
 	path       string
 	dev, inode uint64
 }
@@ -25,7 +25,7 @@ func (f *File) Unidentified() string {
 // were removed or replaced; "": they are where they were opened. Unlike the other methods
 // it may be called by any goroutine, before Close.
 func (f *File) Misplaced() string {
-	for _, p := range f.places {
+	for _, p := range f.locations {
 		var st unix.Stat_t
 		if err := unix.Lstat(p.path, &st); err != nil || uint64(st.Dev) != p.dev || st.Ino != p.inode {
 			return fmt.Sprintf("the file %s was removed or replaced, without which a restart of the sidecar ends all locks of this host at their deadlines; keep other programs from it, and restart the sidecar when few locks are held", p.path)

@@ -1,0 +1,85 @@
+package locktable
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// Resume says that the client of an absent session is here, and about to claim.
+func (t *Table) Resume(id SessionID, p Peer) {
+	s := t.sessions[id]
+	s.peer = p
+	for h := s.holds.head; h != nil; h = h.inSession.next {
+		h.claimedEntries = 0
+	}
+}
+
+// Claim notes that the client of an absent session has these holds, with that many
+// entries; it has lost those that the session does not have. The last claim ends the
+// absence: holds and entries that were not claimed are released, for a release, or a grant,
+// did not get through. Until then nothing changes, for the client may come back again and
+// claim again. fault says how the claim breaks the protocol; "": it does not.
+func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) (fault string) {
+	s := t.sessions[id]
+	if s == nil {
+		return ""
+	}
+	for _, c := range req.Holds {
+		h := t.byHold[c.Hold]
+		if h == nil || h.session != s || h.isOrphan() {
+			t.emit(Effect{Kind: Lost, Session: id, Hold: c.Hold, Reason: protocol.Forgotten})
+			continue
+		}
+		switch {
+		case h.claimedEntries != 0:
+			return fmt.Sprintf("hold %d is claimed twice", c.Hold)
+		case h.entries < c.Entries:
+			return fmt.Sprintf("more entries of hold %d are claimed than were granted", c.Hold)
+		}
+		h.claimedEntries = c.Entries
+		t.reconcile(now, h.lock) // it may be over just now
+	}
+	if !req.More {
+		t.finishResume(now, s)
+	}
+	t.emit(Effect{Kind: Claimed, Session: id, ID: req.ID, IsLast: !req.More})
+	return ""
+}
+
+// finishResume ends the absence of a session whose client has claimed all that it has.
+func (t *Table) finishResume(now int64, s *session) {
+	s.phase = SessionServing
+	var changed []*lock
+	until := int64(math.MaxInt64)
+	for h := s.holds.head; h != nil; {
+		next, l := h.inSession.next, h.lock
+		switch {
+		case h.claimedEntries == 0:
+			t.endHold(h)
+			changed = append(changed, l)
+		case h.entries != h.claimedEntries:
+			h.entries = h.claimedEntries
+			changed = append(changed, l)
+			t.expireHold(now, l) // it may be over since
+		default:
+			if t.expireHold(now, l); l.holds != h {
+				changed = append(changed, l)
+			}
+		}
+		if h = l.holds; h != nil && h.isRenewed() {
+			until = min(until, t.deadline(h))
+		}
+		h = next
+	}
+	for _, l := range changed {
+		if t.byName[l.name] == l { // it may be listed twice, and be gone by now
+			t.reconcile(now, l)
+		}
+	}
+	if until != math.MaxInt64 {
+		// What it was sent while it was absent, or just before and did not receive.
+		t.emit(Effect{Kind: Lease, Session: s.id, Deadline: until})
+	}
+}
