@@ -18,7 +18,7 @@ PYTHON      ?= python3
 # Everything that counts as Go source. .venv may hold foreign .go files.
 GO_DIRS := $(wildcard cmd internal protocol sdk sidecar tests wheel)
 # Packages with benchmarks and fuzz targets.
-GO_CORE := ./wheel ./protocol ./sidecar/... ./sdk/go/...
+GO_CORE := ./wheel ./protocol ./internal/... ./sidecar/... ./sdk/go/...
 
 # Budgets that a person may raise: make fuzz FUZZTIME=10m
 FUZZTIME  ?= 30s
@@ -147,11 +147,11 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --st
 	cd tests/bench && go vet ./... && go run $(STATICCHECK) ./...
 	.venv/bin/ruff check sdk/python
 	.venv/bin/ruff format --check sdk/python
-	.venv/bin/ruff check --config sdk/python/pyproject.toml cmd tests
-	.venv/bin/ruff format --check --config sdk/python/pyproject.toml cmd tests
+	.venv/bin/ruff check --config sdk/python/pyproject.toml internal tests
+	.venv/bin/ruff format --check --config sdk/python/pyproject.toml internal tests
 	cd sdk/python && ../../.venv/bin/mypy --strict
 	cd sdk/python && for system in darwin win32; do ../../.venv/bin/mypy --strict --platform $$system src; done
-	.venv/bin/mypy --strict cmd/locksidecar/demo_till.py tests/harness/worker.py
+	.venv/bin/mypy --strict internal/flashsale/till.py tests/harness/worker.py
 	.venv/bin/mypy --strict tests/chaos/worker.py
 	MYPYPATH=tests/storm .venv/bin/mypy --strict tests/storm/storm.py tests/storm/locker.py
 	.venv/bin/mypy --strict tests/bench/python/worker.py

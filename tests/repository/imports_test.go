@@ -104,6 +104,15 @@ var bans = []ban{
 		why: "a program that locks through the sidecar must not carry a Redis client",
 	},
 	{
+		from: "internal/flashsale", to: []string{"./..."},
+		except: []string{"./internal/flashsale", "./sdk/go", "./sidecar/embedded", "./protocol", "./internal/rawio"},
+		why:    "the tills lock as every program does: through the SDK",
+	},
+	{
+		from: "sidecar/...", to: []string{"./internal/flashsale"},
+		why: "the daemon does not carry its demo",
+	},
+	{
 		from: "cmd/...", to: []string{"./tests/..."},
 		why: "what ships does not depend on how it is tested",
 	},

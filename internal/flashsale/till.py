@@ -1,7 +1,7 @@
 """A till of the flash sale (`locksidecar demo`), in Python.
 
 Orders come in on stdin and reports go out on stdout, one JSON object a line,
-as in demo_till.go.
+as in till.go.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-package main
+package flashsale
 
 import (
 	"bufio"
@@ -58,8 +58,8 @@ type goTill struct {
 	report     func(tillReport)
 }
 
-// runTill is the whole life of a till in Go.
-func runTill(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+// RunTill is the whole life of a till in Go.
+func RunTill(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	in := json.NewDecoder(bufio.NewReader(stdin))
 	out := json.NewEncoder(stdout)
 	t := &goTill{}

@@ -1,4 +1,4 @@
-package main
+package flashsale
 
 import (
 	"bufio"
@@ -22,7 +22,7 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-//go:embed demo_till.py
+//go:embed till.py
 var tillScript string
 
 // A process is a child that dies with us, however we end.
@@ -81,18 +81,15 @@ func (p *process) terminate() {
 	}
 }
 
-func (f *flashSale) socket() string { return filepath.Join(f.dir, "locksidecar.sock") }
+func (f *sale) socket() string { return filepath.Join(f.dir, "locksidecar.sock") }
 
 // startSidecar runs the daemon that the tills lock through, the first or the next
 // one, and returns when it has reached Redis.
-func (f *flashSale) startSidecar(ctx context.Context) error {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command(exe, "serve", "--socket", f.socket())
+func (f *sale) startSidecar(ctx context.Context) error {
+	cmd := exec.Command(f.Sidecar[0], append(slices.Clone(f.Sidecar[1:]), "--socket", f.socket())...)
 	// Not on the command line, which every user of the host can read.
 	cmd.Env = append(plainEnv(), "LOCKSIDECAR_REDIS="+f.redis.URL())
+	var err error
 	if f.sidecar, err = spawn(cmd); err != nil {
 		f.sidecar = nil
 		return err
@@ -193,8 +190,6 @@ func startTill(lang string, cmd *exec.Cmd, setup tillSetup, reports chan<- tillR
 	_, _ = stdin.Write(append(line, '\n')) // a till that is gone says so on stdout
 	return t, nil
 }
-
-func goTillCommand(exe string) *exec.Cmd { return exec.Command(exe, "demo", "--till") }
 
 func pythonTillCommand(python string) *exec.Cmd {
 	return exec.Command(python, "-u", "-c", tillScript)
