@@ -207,6 +207,11 @@ bench-build: build redis .venv/.bench $(BENCH_JAR)
 bench: bench-build ## against every peer: a table, and bin/bench.json; BENCH_FLAGS='-only 8x8 -rounds 1'
 	$(BENCH) -out bin/bench.json $(BENCH_FLAGS)
 
+.PHONY: bench-clients
+bench-clients: redis ## our Redis pipeline beside go-redis and rueidis: docs/decisions/0001-go-redis.md
+	cd tests/bench && CGO_ENABLED=0 go build -trimpath -o ../../bin/bench-clients ./clients
+	bin/bench-clients $(BENCH_FLAGS)
+
 .PHONY: bench-smoke
 bench-smoke: bench-build ## does every benchmark and measurement run? two minutes, and no speed is judged
 	go test -run '^$$' -bench . -benchtime 1x $(GO_CORE)
