@@ -1,11 +1,13 @@
 package sidecar
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -252,5 +254,75 @@ func TestUUIDFileOfAnotherUserIsNotRead(t *testing.T) {
 	}
 	if err := os.Chown(path, 65534, 65534); err != nil || lastServed(path) != "" {
 		t.Errorf("the file of another user is read: %v", err)
+	}
+}
+
+// Other users can connect to a socket file that they can write to.
+func TestSocketIsPrivateBeforeItsModeIsSet(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	old := unix.Umask(0)
+	l, err := listenPrivately(path)
+	unix.Umask(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("the mode is %v, %v; want 0600", st.Mode(), err)
+	}
+}
+
+// The umask belongs to the whole process: a file that another goroutine makes while a socket
+// is made again must not get another mode, and two sockets that are made at one time must
+// not leave another umask behind.
+func TestMakingASocketDoesNotChangeTheUmask(t *testing.T) {
+	dir := t.TempDir()
+	old := unix.Umask(0o022)
+	defer unix.Umask(old)
+	var sockets, files sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range 2 {
+		sockets.Go(func() {
+			path := filepath.Join(dir, fmt.Sprint("s", i))
+			for range 1000 {
+				l, err := bind(path, 0o660, -1)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				l.Close()
+			}
+		})
+	}
+	files.Go(func() {
+		path := filepath.Join(dir, "file")
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			st, err := f.Stat()
+			f.Close()
+			if err != nil || st.Mode().Perm() != 0o644 {
+				t.Errorf("a file has mode %v (%v); want 0644", st.Mode(), err)
+				return
+			}
+			if err := os.Remove(path); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	sockets.Wait()
+	close(stop)
+	files.Wait()
+	if mask := unix.Umask(0o022); mask != 0o022 {
+		t.Errorf("the umask is %04o, and was 0022", mask)
 	}
 }

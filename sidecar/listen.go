@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -61,10 +63,7 @@ func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 			return nil, fmt.Errorf("removing the socket %s that a dead sidecar left: %w", path, err)
 		}
 	}
-	// Nobody else may connect before mode and group are set.
-	old := unix.Umask(0o177)
-	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	unix.Umask(old)
+	ln, err := listenPrivately(path)
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
@@ -79,6 +78,22 @@ func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("mode of socket %s: %w", path, err)
 	}
 	return ln, nil
+}
+
+// listenPrivately makes a socket that only this user can connect to, until bind has set its
+// group and mode. The file has mode 0600 from the moment it exists: Linux gives it the mode of
+// the socket, less the umask. The umask itself belongs to the whole process, in which other
+// goroutines may make files at the same time, so it stays as it is.
+func listenPrivately(path string) (*net.UnixListener, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		failed := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(failed, err)
+	}}
+	ln, err := lc.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return ln.(*net.UnixListener), nil
 }
 
 func groupID(name string) (int, error) {
