@@ -15,7 +15,7 @@ import (
 )
 
 // A SettingError says that a setting, or what it names, cannot work until a person changes
-// it: to start the sidecar again does not help. All other errors of Listen may pass.
+// it: another start fails in the same way. All other errors of Listen may pass.
 type SettingError struct{ err error }
 
 func (e *SettingError) Error() string { return e.err.Error() }
@@ -26,18 +26,28 @@ type inUseError struct{ error }
 
 func inUse(format string, args ...any) error { return inUseError{fmt.Errorf(format, args...)} }
 
-// setting makes an error about a path or another setting a SettingError, unless it passes
-// when another process ends or the host has room again.
+// permanentErrnos are the errors of system calls that stay until a person changes a path, a
+// permission or a setting. All others may pass: EADDRINUSE, for instance, because another
+// process made the socket a moment ago, or ENOSPC. An error that is listed here keeps systemd
+// from starting the daemon again (exit code 64), so one that is missing does less harm than one
+// too many.
+var permanentErrnos = []unix.Errno{
+	unix.EACCES, unix.EPERM, unix.EROFS, unix.ENOENT, unix.ENOTDIR, unix.EISDIR, unix.ELOOP, unix.ENAMETOOLONG,
+	unix.EINVAL, unix.ENODEV, unix.ENXIO, unix.ENOSYS, unix.EOPNOTSUPP,
+}
+
+// setting makes a SettingError of an error about a path or another setting, unless it passes
+// by itself. An error without an errno is a sentence about a setting, or says that another
+// process has what the sidecar needs.
 func setting(err error) error {
 	var used inUseError
 	var state *state.InUseError
-	if err == nil || errors.As(err, &used) || errors.As(err, &state) || isResourceExhausted(err) {
+	if err == nil || errors.As(err, &used) || errors.As(err, &state) {
 		return err
 	}
-	for _, e := range []error{unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.EINTR, unix.EAGAIN, unix.EBUSY, unix.ESTALE, unix.ETIMEDOUT} {
-		if errors.Is(err, e) {
-			return err
-		}
+	var errno unix.Errno
+	if errors.As(err, &errno) && !slices.Contains(permanentErrnos, errno) {
+		return err
 	}
 	return &SettingError{err}
 }
