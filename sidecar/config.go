@@ -26,6 +26,9 @@ type Config struct {
 	// Listener is a socket that somebody else made and keeps, systemd for one.
 	// Socket, SocketMode and SocketGroup are then not used.
 	Listener *net.UnixListener
+	// inherited: Socket is the address of a Listener that another process has. See
+	// CheckInherited.
+	inherited bool
 
 	// Redis is a redis://, rediss:// or unix:// URL. Default redis://127.0.0.1:6379/0.
 	Redis string
@@ -124,6 +127,21 @@ func or[T comparable](v *T, d T) {
 	}
 }
 
+// socketPath is the path of the socket's file; "": the socket has none.
+func (c *Config) socketPath() string {
+	path := c.Socket
+	if c.Listener != nil {
+		path = c.Listener.Addr().String()
+	}
+	if path == "" || path[0] == '@' {
+		return ""
+	}
+	return path
+}
+
+// isInherited reports whether another process makes the socket.
+func (c *Config) isInherited() bool { return c.Listener != nil || c.inherited }
+
 func (c *Config) setDefaults() error {
 	or(&c.Socket, DefaultSocket())
 	or(&c.SocketMode, DefaultSocketMode)
@@ -132,11 +150,8 @@ func (c *Config) setDefaults() error {
 	or(&c.ResumeWithin, DefaultResumeWithin)
 	or(&c.ResumeUnseen, c.Lease)
 	if c.State == "" {
-		path := c.Socket
-		if c.Listener != nil {
-			path = c.Listener.Addr().String()
-		}
-		if path == "" || path[0] == '@' {
+		path := c.socketPath()
+		if path == "" {
 			return errors.New("the socket has no path in the file system, beside which the state could be kept; name a state file, or none")
 		}
 		c.State = path + ".state"

@@ -17,11 +17,8 @@ import (
 // finds out that it is out of date.
 
 func servedPath(c *Config) string {
-	path := c.Socket
-	if c.Listener != nil {
-		path = c.Listener.Addr().String()
-	}
-	if path == "" || path[0] == '@' {
+	path := c.socketPath()
+	if path == "" {
 		return ""
 	}
 	return path + ".uuid"

@@ -59,7 +59,7 @@ func (c Config) Check() error {
 		return setting(err)
 	}
 	errs := []error{checkMaxFiles(), store.Check(store.Config{URL: c.Redis, TLS: c.tls()})}
-	if c.Listener == nil {
+	if !c.isInherited() {
 		errs = append(errs, checkSocket(&c))
 	}
 	if c.State != StateNone {
@@ -68,10 +68,17 @@ func (c Config) Check() error {
 	return setting(errors.Join(errs...))
 }
 
+// CheckInherited is Check for a sidecar whose Listener would be a socket with this address,
+// which another process has. An abstract address begins with "@".
+func (c Config) CheckInherited(socket string) error {
+	c.Socket, c.inherited = socket, true
+	return c.Check()
+}
+
 // checkState is state.Check. The directory of the socket need not be there yet.
 func checkState(c *Config) error {
 	dir := filepath.Dir(c.State)
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) && c.Listener == nil && dir == filepath.Dir(c.Socket) {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) && !c.isInherited() && dir == filepath.Dir(c.Socket) {
 		return nil
 	}
 	return state.Check(c.State)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"runtime"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
-	"github.com/coreos/go-systemd/v22/activation"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/sidecar"
@@ -42,7 +40,7 @@ GOMAXPROCS and GOGC are Go's own; without them, serve runs on two processors and
 
 --check looks at settings, Redis URL, group, directories and files, as the user that runs it and with the
 environment that it has. It does not connect to Redis. systemctl reload locksidecar runs it as the daemon would,
-and restarts the daemon if nothing is wrong.
+with the socket of the socket unit if there is one, and restarts the daemon if nothing is wrong.
 
 Examples:
 
@@ -131,15 +129,11 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 		return coded{exitUsage, err}
 	}
 	if c.Check {
-		if err := cfg.Check(); err != nil {
-			return coded{exitUsage, err}
-		}
-		prefix := ""
+		redis := cmp.Or(target.shown, "embedded")
 		if c.KeyPrefix != "" {
-			prefix = fmt.Sprintf(", key prefix %q", c.KeyPrefix)
+			redis += fmt.Sprintf(", key prefix %q", c.KeyPrefix)
 		}
-		_, err := fmt.Fprintf(out, "the settings can work: socket %s, Redis %s%s\n", c.Socket, cmp.Or(target.shown, "embedded"), prefix)
-		return err
+		return check(cfg, redis, out)
 	}
 	defer runtime.KeepAlive(tuneRuntime())
 	direct := c.logger(os.Stderr, isJournal(os.Stderr))
@@ -184,6 +178,25 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	}
 	log.Info("stopped; locks that are held stay so")
 	return nil
+}
+
+// check is serve --check.
+func check(cfg sidecar.Config, redis string, out io.Writer) error {
+	socket, inherited := socketOfMainProcess()
+	var err error
+	if cfg.Listener == nil && inherited {
+		err = cfg.CheckInherited(socket)
+	} else {
+		if socket = cfg.Socket; cfg.Listener != nil {
+			socket = cfg.Listener.Addr().String()
+		}
+		err = cfg.Check()
+	}
+	if err != nil {
+		return coded{exitUsage, err}
+	}
+	_, err = fmt.Fprintf(out, "the settings can work: socket %s, Redis %s\n", socket, redis)
+	return err
 }
 
 // logHangups has SIGHUP, by which other daemons read their settings again, not end this one.
@@ -243,30 +256,4 @@ func (c *serveCmd) logger(w io.Writer, prefixed bool) *slog.Logger {
 		return slog.New(newPriorities(w, handler))
 	}
 	return slog.New(handler(w))
-}
-
-// inherited is the socket that systemd made for us, or nil.
-func inherited() (*net.UnixListener, error) {
-	files := activation.Files(true)
-	if len(files) == 0 {
-		return nil, nil
-	}
-	defer func() {
-		for _, f := range files {
-			f.Close()
-		}
-	}()
-	if len(files) > 1 {
-		return nil, fmt.Errorf("systemd passes %d sockets; the socket unit must have one ListenStream=", len(files))
-	}
-	l, err := net.FileListener(files[0])
-	if err != nil {
-		return nil, fmt.Errorf("what systemd passes is not a listening socket; check the socket unit: %w", err)
-	}
-	unix, ok := l.(*net.UnixListener)
-	if !ok {
-		l.Close()
-		return nil, errors.New("the socket that systemd passes is not a Unix socket; ListenStream= must be a path")
-	}
-	return unix, nil
 }

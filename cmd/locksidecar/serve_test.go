@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -133,12 +134,7 @@ func TestServeTakesTheSocketThatSystemdMade(t *testing.T) {
 	}
 	defer file.Close()
 	f := &fake{path: path}
-	cmd := command(f)
-	// systemd knows the pid before it starts the program; here the shell does.
-	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c",
-		`LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" serve --embedded --log-format json`, os.Args[0]}
-	cmd.ExtraFiles = []*os.File{file}
-	d := startServe(t, cmd)
+	d := startServe(t, activated(f, file, "--log-format", "json"))
 	if got := d.notified(); got != "READY=1" {
 		t.Errorf("told %q first, want READY=1", got)
 	}
@@ -150,6 +146,53 @@ func TestServeTakesTheSocketThatSystemdMade(t *testing.T) {
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("it removed a socket that is not its own: %v", err)
 	}
+}
+
+// activated is a daemon to which systemd passes a socket.
+func activated(f *fake, socket *os.File, args ...string) *exec.Cmd {
+	cmd := command(f)
+	// systemd knows the pid before it starts the program; here the shell does.
+	cmd.Path, cmd.Args = "/bin/sh", append([]string{"sh", "-c",
+		`LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" serve --embedded "$@"`, os.Args[0]}, args...)
+	cmd.ExtraFiles = []*os.File{socket}
+	return cmd
+}
+
+// systemd passes the socket to ExecStart=, and not to ExecReload=. What the check says must
+// be true of the daemon that systemd would start.
+func TestCheckByReloadKnowsTheSocketThatSystemdMade(t *testing.T) {
+	cleanEnv(t)
+	dir := t.TempDir()
+	state := filepath.Join(dir, "state")
+	name := "@" + state // an abstract socket, which has no directory for the state
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	file, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	// No daemon could make a socket with this path, or with this group.
+	f := &fake{path: filepath.Join(dir, "state", "below", "s.sock")}
+	settings := []string{"--socket-group", "no-such-group"}
+	d := startServe(t, activated(f, file, append(settings, "--state", state)...))
+	if got := d.notified(); got != "READY=1" {
+		t.Fatalf("told %q first, want READY=1", got)
+	}
+	check := func(want int, message string, args ...string) {
+		t.Helper()
+		t.Setenv("MAINPID", strconv.Itoa(d.cmd.Process.Pid))
+		out := expectCode(t, start(t, f, append([]string{"serve", "--check"}, args...)...), want, message)
+		if want == 0 && !strings.Contains(out, "socket "+name) {
+			t.Errorf("the check printed %q", out)
+		}
+	}
+	check(0, "", append(settings, "--state", state)...)
+	check(exitUsage, "name a state file", settings...)
+	d.stopped(unix.SIGTERM)
 }
 
 // expectPing accepts a Redis that is still starting: only the sidecar counts.
