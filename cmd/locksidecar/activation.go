@@ -13,8 +13,8 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 )
 
-// inherited is the socket that systemd made for us, or nil.
-func inherited() (*net.UnixListener, error) {
+// inheritedListener returns the socket that systemd passed to this process; nil: none.
+func inheritedListener() (*net.UnixListener, error) {
 	files := activation.Files(true)
 	if len(files) == 0 {
 		return nil, nil
@@ -29,7 +29,7 @@ func inherited() (*net.UnixListener, error) {
 	}
 	l, err := net.FileListener(files[0])
 	if err != nil {
-		return nil, fmt.Errorf("what systemd passes is not a listening socket; check the socket unit: %w", err)
+		return nil, fmt.Errorf("the descriptor that systemd passes is not a listening socket; check the socket unit: %w", err)
 	}
 	unix, ok := l.(*net.UnixListener)
 	if !ok {

@@ -11,16 +11,16 @@ import (
 	"strings"
 )
 
-// Systemd credentials: files in $CREDENTIALS_DIRECTORY, which only root and the daemon can
-// read. A sidecar that misses the one with the Redis URL would serve from another Redis,
-// and exclude no other host. So a credential counts as not set only if there is no such
-// file; and one that looks like ours, but that no setting reads, is refused.
+// Systemd credentials are files in $CREDENTIALS_DIRECTORY, which only root and the daemon can
+// read. A sidecar that overlooked the credential with the Redis URL would use another Redis,
+// and exclude no other host. So a credential counts as not set only if its file does not
+// exist, and a file with a similar name that no setting reads is an error.
 
 // credentialName is the credential with the URL
 // (LoadCredential=redis-url:/etc/locksidecar/redis-url).
 const credentialName = "redis-url"
 
-// credential is the path of a systemd credential; "": it is not set.
+// credential returns the path of a systemd credential; "": it is not set.
 func credential(name string) (string, error) {
 	dir := os.Getenv("CREDENTIALS_DIRECTORY")
 	if dir == "" {
@@ -36,8 +36,8 @@ func credential(name string) (string, error) {
 	return path, nil
 }
 
-// checkCredentials refuses a credential that looks like ours and has another name. used
-// are files that settings name.
+// checkCredentials returns an error if a credential looks like one of the daemon's and is not
+// in known. used are files that settings name.
 func checkCredentials(known []string, used ...string) error {
 	dir := os.Getenv("CREDENTIALS_DIRECTORY")
 	if dir == "" {
@@ -60,18 +60,19 @@ func checkCredentials(known []string, used ...string) error {
 	return nil
 }
 
-// ofKubernetes matches the ends of variables that Kubernetes sets for services, such as
-// locksidecar-redis and locksidecar-redis-master.
-var ofKubernetes = regexp.MustCompile(`_SERVICE_(HOST|PORT)(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_|$)|$)`)
+// kubernetesSuffix matches the end of the variables that Kubernetes sets for a service, such as
+// locksidecar-redis or locksidecar-redis-master.
+var kubernetesSuffix = regexp.MustCompile(`_SERVICE_(HOST|PORT)(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_|$)|$)`)
 
-// checkVariables refuses an environment variable that looks as if it named a Redis, and is
-// no setting. An empty one counts as absent. What Kubernetes sets for a service is not meant.
+// checkVariables returns an error if an environment variable looks like the Redis URL and is
+// not a setting. An empty variable counts as absent. Variables that Kubernetes sets for a
+// service are allowed.
 func checkVariables(environ []string) error {
 	for _, v := range environ {
 		name, value, _ := strings.Cut(v, "=")
 		rest, ours := strings.CutPrefix(name, "LOCKSIDECAR_REDIS")
 		if !ours || value == "" || slices.ContainsFunc(settingKeys(), func(key string) bool { return settingEnv(key) == name }) ||
-			ofKubernetes.MatchString(rest) {
+			kubernetesSuffix.MatchString(rest) {
 			continue
 		}
 		return fmt.Errorf("no setting reads the variable $%s; the Redis URL is $LOCKSIDECAR_REDIS (see locksidecar serve --help)", name)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A sidecar that does not find its Redis URL serves from the Redis of its own host, and
-// excludes no other host.
+// A sidecar that overlooks its Redis URL uses the Redis of its own host, and excludes no other
+// host.
 func TestCredentialThatNoSettingReadsIsRefused(t *testing.T) {
 	for _, tt := range []struct {
 		name, want string
@@ -26,7 +26,7 @@ func TestCredentialThatNoSettingReadsIsRefused(t *testing.T) {
 			}
 			writeIn(t, filepath.Dir(dir), filepath.Base(dir), "")
 		}},
-		{"a link that leads nowhere it may", "too many levels", func(t *testing.T, dir string) {
+		{"a link to itself", "too many levels", func(t *testing.T, dir string) {
 			if err := os.Symlink(credentialName, filepath.Join(dir, credentialName)); err != nil {
 				t.Fatal(err)
 			}
@@ -58,7 +58,7 @@ func TestCredentialThatNoSettingReadsIsRefused(t *testing.T) {
 	}
 }
 
-func TestCredentialsOfOthersAreLeftAlone(t *testing.T) {
+func TestCredentialsOfOtherProgramsAreIgnored(t *testing.T) {
 	cleanEnv(t)
 	dir := t.TempDir()
 	writeIn(t, dir, "passwd.hashed-password.root", "x")
@@ -97,7 +97,7 @@ func writeIn(t *testing.T, dir, name, text string) {
 	}
 }
 
-func TestVariablesOfKubernetesAndEmptyOnesAreNotMeant(t *testing.T) {
+func TestVariablesOfKubernetesAndEmptyVariablesAreIgnored(t *testing.T) {
 	for _, v := range []string{
 		"LOCKSIDECAR_REDIS_URL=", "LOCKSIDECAR_REDIS_SERVICE_HOST=10.0.0.1", "LOCKSIDECAR_REDIS_PORT=tcp://10.0.0.1:6379",
 		"LOCKSIDECAR_REDIS_MASTER_SERVICE_HOST=10.0.0.1", "LOCKSIDECAR_REDIS_MASTER_SERVICE_PORT_TCP_REDIS=6379",

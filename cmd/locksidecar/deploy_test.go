@@ -20,7 +20,7 @@ func TestSystemdAcceptsTheUnits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// It must be an executable that is there.
+		// systemd-analyze requires that the executable exists.
 		unit := strings.ReplaceAll(string(text), "/usr/bin/locksidecar", os.Args[0])
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte(unit), 0o644); err != nil {

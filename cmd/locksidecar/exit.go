@@ -6,8 +6,8 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-// Exit codes are sysexits(3) where it has a fitting one. They are part of what
-// users script against.
+// Exit codes are those of sysexits(3) where one fits. They do not change: scripts depend on
+// them.
 const (
 	exitFailure     = 1
 	exitUsage       = 64
@@ -54,7 +54,7 @@ func exitCode(err error) int {
 	case errors.Is(err, locksidecar.ErrDenied):
 		return exitDenied
 	case errors.Is(err, locksidecar.ErrUnavailable), errors.Is(err, locksidecar.ErrClosed), errors.Is(err, locksidecar.ErrLimit):
-		return exitUnavailable // perhaps a timeout as well: this is why
+		return exitUnavailable // before ErrTimeout: an error that is both names the cause here
 	case errors.Is(err, locksidecar.ErrHeld), errors.Is(err, locksidecar.ErrTimeout), errors.Is(err, locksidecar.ErrDeadlock):
 		return exitNotAcquired
 	default:

@@ -11,27 +11,27 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// fake is a sidecar without Redis, whose answers the test decides.
-type fake struct {
+// fakeSidecar is a sidecar without Redis, which answers as the test chooses.
+type fakeSidecar struct {
 	path string
 
 	// Fixed when it starts.
 	lease     time.Duration // of every grant; it is never renewed
-	redis     func() string // how Redis is; nil: "ok"
+	redis     func() string // returns the status of Redis; nil: "ok"
 	onRelease func()        // called before a release is answered; nil: nothing
-	onConfirm protocol.Code // refuses a confirm; "": it is confirmed; silence: it is not answered
+	onConfirm protocol.Code // the error of a confirm; "": it is confirmed; noAnswer: none
 
-	acquired chan protocol.Acquire // every acquire, when it was answered or left waiting
+	acquired chan protocol.Acquire // every acquire, after it was answered or left waiting
 	released chan struct{}         // every release, before it is answered
-	asked    chan protocol.Confirm // every confirm, before it is answered
+	confirms chan protocol.Confirm // every confirm, before it is answered
 	closed   chan struct{}         // every end of a connection
 
 	mu   sync.Mutex // guards conn
 	conn net.Conn   // the last one
 }
 
-// silence is no code of the protocol: the fake does not answer.
-const silence protocol.Code = "silence"
+// noAnswer is not a code of the protocol: the fake does not answer.
+const noAnswer protocol.Code = "no answer"
 
 // Names that the fake does not grant.
 const (
@@ -44,14 +44,14 @@ const (
 	fakeWatchdog = 30_000
 )
 
-func startFake(t *testing.T, change ...func(*fake)) *fake {
+func startFake(t *testing.T, change ...func(*fakeSidecar)) *fakeSidecar {
 	t.Helper()
-	f := &fake{
+	f := &fakeSidecar{
 		path:     filepath.Join(t.TempDir(), "s.sock"),
 		lease:    time.Hour,
 		acquired: make(chan protocol.Acquire, 16),
 		released: make(chan struct{}, 16),
-		asked:    make(chan protocol.Confirm, 16),
+		confirms: make(chan protocol.Confirm, 16),
 		closed:   make(chan struct{}, 16),
 	}
 	for _, c := range change {
@@ -86,7 +86,7 @@ func startFake(t *testing.T, change ...func(*fake)) *fake {
 	return f
 }
 
-func (f *fake) serve(c net.Conn) {
+func (f *fakeSidecar) serve(c net.Conn) {
 	defer func() {
 		c.Close()
 		f.closed <- struct{}{}
@@ -111,7 +111,7 @@ func (f *fake) serve(c net.Conn) {
 	}
 }
 
-func (f *fake) answer(request protocol.Request) protocol.Reply {
+func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 	switch r := request.(type) {
 	case *protocol.Hello:
 		return protocol.HelloOK{ID: r.ID, V: protocol.Version, Sidecar: "fake", Version: "0", Session: 1, LeaseMS: fakeWatchdog, NowNS: protocol.Now()}
@@ -137,11 +137,11 @@ func (f *fake) answer(request protocol.Request) protocol.Reply {
 		}
 		return protocol.ReleaseOK{ID: r.ID}
 	case *protocol.Confirm:
-		f.asked <- *r
+		f.confirms <- *r
 		switch f.onConfirm {
 		case "":
 			return protocol.ConfirmOK{ID: r.ID}
-		case silence:
+		case noAnswer:
 			return nil
 		}
 		return protocol.Err{ID: r.ID, Code: f.onConfirm, Msg: "Redis refused the release"}
@@ -176,13 +176,13 @@ func (f *fake) answer(request protocol.Request) protocol.Reply {
 	}
 }
 
-func (f *fake) send(c net.Conn, m protocol.Reply) bool {
+func (f *fakeSidecar) send(c net.Conn, m protocol.Reply) bool {
 	_, err := c.Write(m.Append(nil))
 	return err == nil
 }
 
 // event sends the last client an event.
-func (f *fake) event(t *testing.T, m protocol.Reply) {
+func (f *fakeSidecar) event(t *testing.T, m protocol.Reply) {
 	t.Helper()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -192,7 +192,7 @@ func (f *fake) event(t *testing.T, m protocol.Reply) {
 }
 
 // drop ends the last client's connection.
-func (f *fake) drop() {
+func (f *fakeSidecar) drop() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.conn.Close()

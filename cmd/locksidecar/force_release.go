@@ -11,7 +11,7 @@ import (
 )
 
 type forceReleaseCmd struct {
-	client
+	socketFlag
 	Name string `arg:"" help:"The lock."`
 }
 
@@ -30,7 +30,7 @@ Example:
 func (c *forceReleaseCmd) Validate() error { return protocol.CheckName(c.Name) }
 
 func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	sidecar, err := locksidecar.Dial(ctx, c.Socket)
 	if err != nil {

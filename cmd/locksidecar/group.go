@@ -9,16 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// group is a command and what it starts, as far as that stays in its process
-// group. It cannot outlive this process.
+// group is the process group of a command: the command, and the processes that it starts and
+// that stay in the group. They do not outlive this process (deathPipe).
 type group struct {
 	id     int             // of the process group, and of the command
 	events chan groupEvent // in order; groupGone is the last
 
-	// mu makes sure that a signal is never sent to a number that somebody else
-	// may have: whoever reaps a member holds it, and sets gone before letting go.
+	// mu guards gone. Invariant: while it is not held and gone is false, the number of the
+	// group is not used by other processes. A goroutine that reaps a member holds mu until it
+	// has updated gone, so signal never reaches a process outside the group.
 	mu   sync.Mutex
-	gone bool
+	gone bool // no process is in the group
 }
 
 type groupEvent struct {
@@ -29,72 +30,73 @@ type groupEvent struct {
 type groupEventKind int
 
 const (
-	groupStopped  groupEventKind = iota // the command was, by status.StopSignal
-	commandExited                       // others of the group may run on; they got SIGTERM
-	groupGone                           // nobody is left
+	groupStopped  groupEventKind = iota // a signal, status.StopSignal, stopped the command
+	commandExited                       // other processes of the group may still run; they got SIGTERM
+	groupGone                           // no process of the group runs
 )
 
-// startGroup starts the command. It gets the terminal at once if it may have it.
+// startGroup starts the command, in the foreground of the terminal if startsInForeground.
 func startGroup(path string, argv, env []string, tty *terminal) (*group, error) {
 	g := &group{events: make(chan groupEvent, 1)}
 	started := make(chan error)
-	go g.parent(path, argv, env, tty, started)
+	go g.forkAndWait(path, argv, env, tty, started)
 	return g, <-started
 }
 
-// parent stays on one thread as long as the command lives, because the command
+// forkAndWait stays on one thread as long as the command lives, because the command
 // is killed when the thread that forked it ends (PR_SET_PDEATHSIG).
-func (g *group) parent(path string, argv, env []string, tty *terminal, started chan<- error) {
+func (g *group) forkAndWait(path string, argv, env []string, tty *terminal, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
-	// What the command leaves behind becomes our child, so that we can wait for it.
+	// Processes that the command leaves behind become our children, so that we can wait for
+	// them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		started <- fmt.Errorf("prctl(PR_SET_CHILD_SUBREAPER): %w", err)
 		return
 	}
-	fuse, err := newFuse()
+	pipe, err := newDeathPipe()
 	if err != nil {
 		started <- err
 		return
 	}
-	read, err := fuse.inherit()
+	readEnd, err := pipe.dupReadEnd()
 	if err != nil {
-		fuse.close()
+		pipe.close()
 		started <- err
 		return
 	}
 	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if tty != nil && tty.forCommand() {
+	if tty != nil && tty.startsInForeground() {
 		sys.Foreground, sys.Ctty = true, tty.fd()
 	}
-	// Not the command itself, but this program, which becomes the command once
-	// the fuse is armed: before that, the command could start others that a kill
-	// of this process would not reach.
-	pid, err := syscall.ForkExec("/proc/self/exe", launch(read, path, argv), &syscall.ProcAttr{
+	// The child is this program as launcher, which becomes the command once the death pipe
+	// is armed. Before that, a kill of this process would not reach processes that the
+	// command starts.
+	pid, err := syscall.ForkExec("/proc/self/exe", launcherArgs(readEnd, path, argv), &syscall.ProcAttr{
 		Env:   env,
 		Files: []uintptr{0, 1, 2},
 		Sys:   sys,
 	})
-	unix.Close(read)
+	unix.Close(readEnd)
 	if err != nil {
-		fuse.close()
+		pipe.close()
 		started <- err
 		return
 	}
 	g.id = pid
 	started <- nil
 	g.waitCommand()
-	g.waitRest()
-	fuse.close()
+	g.waitRemaining()
+	pipe.close()
 	g.events <- groupEvent{kind: groupGone}
 }
 
-// waitCommand reports stops and the end of the command.
+// waitCommand reports each stop of the command, and its end, after which it returns.
 func (g *group) waitCommand() {
 	for {
 		var info unix.Siginfo
-		if !wait(func() error {
+		if !retryEINTR(func() error {
 			return unix.Waitid(unix.P_PID, g.id, &info, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT, nil)
 		}) {
 			return
@@ -102,12 +104,12 @@ func (g *group) waitCommand() {
 		var status unix.WaitStatus
 		g.mu.Lock()
 		if info.Code != cldStopped {
-			// While the command is a zombie, the number is surely its group's.
+			// The command is a zombie, so its number cannot be that of another group.
 			_ = unix.Kill(-g.id, unix.SIGTERM)
 			_ = unix.Kill(-g.id, unix.SIGCONT)
 		}
 		pid, err := unix.Wait4(g.id, &status, unix.WUNTRACED|unix.WNOHANG, nil)
-		g.checkGone()
+		g.updateGone()
 		g.mu.Unlock()
 		switch {
 		case err != nil || pid == 0: // it was continued in the meantime
@@ -120,34 +122,35 @@ func (g *group) waitCommand() {
 	}
 }
 
-// waitRest returns when the group is empty. It reaps whoever became our child
-// since, in the group or not.
-func (g *group) waitRest() {
+// waitRemaining returns when the group is empty. It reaps every process that became our
+// child in the meantime, in the group or not.
+func (g *group) waitRemaining() {
 	for {
 		g.mu.Lock()
 		gone := g.gone
 		g.mu.Unlock()
-		if gone || !wait(func() error {
+		if gone || !retryEINTR(func() error {
 			return unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		}) {
 			return
 		}
 		g.mu.Lock()
 		_, _ = unix.Wait4(-1, nil, unix.WNOHANG, nil)
-		g.checkGone()
+		g.updateGone()
 		g.mu.Unlock()
 	}
 }
 
-// checkGone is called with mu held, after somebody was reaped.
-func (g *group) checkGone() {
+// updateGone is called after a process was reaped. The caller holds mu.
+func (g *group) updateGone() {
 	if !g.gone {
 		g.gone = unix.Kill(-g.id, 0) == unix.ESRCH
 	}
 }
 
-// wait repeats what a signal interrupts; false: there is nobody to wait for.
-func wait(f func() error) bool {
+// retryEINTR repeats a system call that a signal interrupts; false: it failed otherwise, as
+// with ECHILD, when there is no child to wait for.
+func retryEINTR(f func() error) bool {
 	for {
 		err := f()
 		if err != unix.EINTR {
@@ -160,7 +163,7 @@ func (g *group) signal(sig syscall.Signal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.gone {
-		// EPERM: the command changed its user. It then has to be ended by them.
+		// EPERM: the command runs as another user by now, who has to end it.
 		_ = unix.Kill(-g.id, sig)
 	}
 }

@@ -18,7 +18,7 @@ import (
 )
 
 type lsCmd struct {
-	client
+	socketFlag
 	Prefix string `arg:"" optional:"" help:"Only locks whose name starts so."`
 	JSON   bool   `help:"Print a JSON array, sorted by name."`
 }
@@ -50,7 +50,7 @@ Fields of --json; those in brackets are absent where they do not apply:
 }
 
 func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	sidecar, err := locksidecar.Dial(ctx, c.Socket)
 	if err != nil {
@@ -87,8 +87,8 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 	return err
 }
 
-// lockView is a lock as --json prints it. Its field names are documented in the
-// help and do not change.
+// lockView is a lock as --json prints it. The help documents its field names, which do not
+// change.
 type lockView struct {
 	Name        string       `json:"name"`
 	State       string       `json:"state"`
@@ -139,7 +139,7 @@ func viewLock(row protocol.LockRow, now int64, users userNames) lockView {
 	return v
 }
 
-// userNames remembers look-ups: the users of one host's locks are few.
+// userNames caches the names of users by uid.
 type userNames map[int64]string
 
 func (u userNames) name(uid int64) string {
@@ -154,7 +154,7 @@ func (u userNames) name(uid int64) string {
 	return name
 }
 
-// width of the terminal that out is; 0: it is none, do not cut.
+// width returns the width of the terminal out; 0: out is not a terminal.
 func width(out io.Writer) int {
 	f, ok := out.(*os.File)
 	if !ok {

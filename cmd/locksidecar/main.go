@@ -29,21 +29,21 @@ type cli struct {
 	PrintVersion versionFlag `name:"version" help:"Print the version."`
 }
 
-// client is what every command shares that talks to a running sidecar.
-type client struct {
+// socketFlag is the flag of every command that sends requests to a running sidecar.
+type socketFlag struct {
 	Socket string `help:"The sidecar's socket (default: $$LOCKSIDECAR_SOCKET, then /run/locksidecar/locksidecar.sock)." placeholder:"PATH"`
 }
 
-// askTimeout bounds the commands that ask a running sidecar something: it
-// answers at once or is not well.
-const askTimeout = 10 * time.Second
+// requestTimeout bounds ls, ping and force-release. A sidecar that works answers their
+// requests at once.
+const requestTimeout = 10 * time.Second
 
 func main() {
 	switch os.Args[0] {
 	case launcher:
-		becomeCommand(os.Args)
+		runLauncher(os.Args)
 	case guardName:
-		guardFuse()
+		runGuard()
 	}
 	os.Exit(dispatch(os.Args[1:], os.Stdout, os.Stderr))
 }
@@ -56,7 +56,7 @@ func dispatch(args []string, stdout, stderr io.Writer) int {
 	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
-		say(stderr, "%v (see locksidecar --help)", err)
+		printMessage(stderr, "%v (see locksidecar --help)", err)
 		return exitUsage
 	}
 	err = parsed.Run()
@@ -65,25 +65,25 @@ func dispatch(args []string, stdout, stderr io.Writer) int {
 		return int(status)
 	}
 	if err != nil {
-		say(stderr, "%v", err)
+		printMessage(stderr, "%v", err)
 	}
 	return exitCode(err)
 }
 
-// say prints a sentence for people. The SDK names the program in its errors too;
-// once is enough.
-func say(w io.Writer, format string, args ...any) {
+// printMessage prints one line for people, which begins with the program's name. The errors of
+// the SDK begin with it, too, so it is removed from them.
+func printMessage(w io.Writer, format string, args ...any) {
 	const name = "locksidecar: "
 	text := name + strings.ReplaceAll(fmt.Sprintf(format, args...), name, "")
 	if f, ok := w.(*os.File); ok && isJournal(f) {
-		text = forJournal(text)
+		text = withErrorPriority(text)
 	}
 	fmt.Fprintln(w, text)
 }
 
-func complain(format string, args ...any) { say(os.Stderr, format, args...) }
+func printErr(format string, args ...any) { printMessage(os.Stderr, format, args...) }
 
-// newParser knows the defaults that help texts show.
+// newParser returns a parser of command lines; its help texts show the defaults.
 func newParser(c *cli, stdout, stderr io.Writer, extra ...kong.Option) *kong.Kong {
 	options := []kong.Option{
 		kong.Name("locksidecar"),

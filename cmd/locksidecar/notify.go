@@ -8,20 +8,20 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// statusInterval is how often the service manager is told what is wrong with
-// Redis, if it set no watchdog.
+// statusInterval is how often the notifier looks for a new status if the service manager has
+// set no watchdog.
 const statusInterval = 5 * time.Second
 
-// served is what the notifier wants to know of a running server.
-type served interface {
+// serverStatus is what the notifier reads from a running server.
+type serverStatus interface {
 	Ping(context.Context) error
 	Redis() string
 	RedisServer() string
 	Trouble() (why string, restart bool)
 }
 
-// notifier tells the service manager how the daemon is. Without one it does
-// nothing, not even wake up.
+// notifier sends readiness, status and watchdog messages to the service manager
+// (sd_notify(3)). Without a service manager it does nothing and has no timer.
 type notifier struct {
 	log      *slog.Logger
 	send     func(state string) (listening bool, err error)
@@ -41,16 +41,16 @@ func newNotifier(log *slog.Logger) *notifier {
 	return n
 }
 
-// run says READY when a request has gone through the server's loop, then keeps
-// status and watchdog up to date, and says STOPPING when ctx ends.
-func (n *notifier) run(ctx context.Context, s served) {
+// run sends READY when a request has passed through the server's loop, then status and
+// watchdog messages, and STOPPING when ctx ends.
+func (n *notifier) run(ctx context.Context, s serverStatus) {
 	if err := s.Ping(ctx); err != nil {
 		return // stopped before it served
 	}
-	if !n.tell(daemon.SdNotifyReady) {
+	if !n.notify(daemon.SdNotifyReady) {
 		return
 	}
-	defer n.tell(daemon.SdNotifyStopping)
+	defer n.notify(daemon.SdNotifyStopping)
 	interval := statusInterval
 	if n.watchdog > 0 {
 		interval = n.watchdog / 2
@@ -58,22 +58,22 @@ func (n *notifier) run(ctx context.Context, s served) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
-		n.tellStatus(s)
+		n.notifyStatus(s)
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		if n.watchdog > 0 && n.alive(ctx, s, interval) {
-			n.tell(daemon.SdNotifyWatchdog)
+		if n.watchdog > 0 && n.isAlive(ctx, s, interval) {
+			n.notify(daemon.SdNotifyWatchdog)
 		}
 	}
 }
 
-// alive goes through the loop, because that is what must not hang. A daemon that
-// fails is not reported: silence makes the service manager restart it. So does one that
-// clients cannot reach, if a restart gives it the right socket.
-func (n *notifier) alive(ctx context.Context, s served, limit time.Duration) bool {
+// isAlive reports whether the server's loop answers within limit. If it does not, run sends
+// no watchdog message, and the service manager restarts the daemon. The same holds for a
+// daemon that clients cannot reach, if a restart would give it the right socket.
+func (n *notifier) isAlive(ctx context.Context, s serverStatus, limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if _, restart := s.Trouble(); restart {
@@ -82,7 +82,7 @@ func (n *notifier) alive(ctx context.Context, s served, limit time.Duration) boo
 	return s.Ping(ctx) == nil
 }
 
-func (n *notifier) tellStatus(s served) {
+func (n *notifier) notifyStatus(s serverStatus) {
 	status := "STATUS=Serving. Redis: " + s.Redis()
 	if s.Redis() == "ok" {
 		status += " (" + s.RedisServer() + ")"
@@ -90,13 +90,13 @@ func (n *notifier) tellStatus(s served) {
 	if why, _ := s.Trouble(); why != "" {
 		status = "STATUS=In trouble: " + why + ". Redis: " + s.Redis()
 	}
-	if status != n.status && n.tell(status) {
+	if status != n.status && n.notify(status) {
 		n.status = status
 	}
 }
 
-// tell returns false if nobody listens.
-func (n *notifier) tell(state string) bool {
+// notify sends a message; false: there is no service manager, or the message failed.
+func (n *notifier) notify(state string) bool {
 	listening, err := n.send(state)
 	if err != nil {
 		n.log.Warn("cannot notify the service manager", "state", state, "err", err)

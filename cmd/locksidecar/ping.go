@@ -11,13 +11,13 @@ import (
 )
 
 type pingCmd struct {
-	client
+	socketFlag
 }
 
-// A sidecar that has just started is given pingPatience to connect to Redis.
 const (
-	pingPatience = 2 * time.Second
-	pingPause    = 50 * time.Millisecond
+	// A sidecar that has just started may need pingTimeout to connect to Redis.
+	pingTimeout  = 2 * time.Second
+	pingInterval = 50 * time.Millisecond
 )
 
 func (pingCmd) Help() string {
@@ -33,7 +33,7 @@ Example:
 }
 
 func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	sidecar, err := locksidecar.Dial(ctx, c.Socket)
 	if err != nil {
@@ -41,14 +41,14 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	defer sidecar.Close()
 	start := time.Now()
-	asked := start
+	sent := start
 	health, err := sidecar.Health(ctx)
-	took := time.Since(asked)
-	for err == nil && health.Redis != "ok" && time.Since(start) < pingPatience {
-		time.Sleep(pingPause)
-		asked = time.Now()
+	took := time.Since(sent)
+	for err == nil && health.Redis != "ok" && time.Since(start) < pingTimeout {
+		time.Sleep(pingInterval)
+		sent = time.Now()
 		health, err = sidecar.Health(ctx)
-		took = time.Since(asked)
+		took = time.Since(sent)
 	}
 	if err != nil {
 		return err

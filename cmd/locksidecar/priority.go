@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isJournal reports whether a file is a stream to systemd's journal, as $JOURNAL_STREAM
-// says: device and inode of the stream that this program got.
+// isJournal reports whether a file is a stream to systemd's journal: $JOURNAL_STREAM has the
+// device and inode of the stream.
 func isJournal(f *os.File) bool {
 	stream := os.Getenv("JOURNAL_STREAM")
 	if stream == "" {
@@ -22,7 +22,8 @@ func isJournal(f *os.File) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && stream == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 }
 
-// priority is what the journal takes off the front of a line, as syslog(3) numbers it.
+// priority returns the prefix by which the journal knows the priority of a line; the numbers
+// are those of syslog(3).
 func priority(level slog.Level) string {
 	switch {
 	case level >= slog.LevelError:
@@ -49,8 +50,8 @@ func newPriorities(w io.Writer, handler func(io.Writer) slog.Handler) *prioritie
 	return &p
 }
 
-// of is the handler of a level, or of the next one below it.
-func (p *priorities) of(level slog.Level) slog.Handler {
+// handlerFor returns the handler of a level, or of the next one below it.
+func (p *priorities) handlerFor(level slog.Level) slog.Handler {
 	at := 0
 	for i := range levels {
 		if level >= levels[i] {
@@ -61,11 +62,11 @@ func (p *priorities) of(level slog.Level) slog.Handler {
 }
 
 func (p *priorities) Enabled(ctx context.Context, level slog.Level) bool {
-	return p.of(level).Enabled(ctx, level)
+	return p.handlerFor(level).Enabled(ctx, level)
 }
 
 func (p *priorities) Handle(ctx context.Context, r slog.Record) error {
-	return p.of(r.Level).Handle(ctx, r)
+	return p.handlerFor(r.Level).Handle(ctx, r)
 }
 
 func (p *priorities) WithAttrs(attrs []slog.Attr) slog.Handler {
@@ -97,8 +98,7 @@ func (p prefixed) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// forJournal gives each line of what a program prints when it fails the priority of an
-// error.
-func forJournal(text string) string {
+// withErrorPriority returns the text with the priority of an error before each line.
+func withErrorPriority(text string) string {
 	return "<3>" + strings.ReplaceAll(text, "\n", "\n<3>")
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestLinesHaveThePriorityOfTheirLevel(t *testing.T) {
+func TestLogLinesHaveThePriorityOfTheirLevel(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		var out strings.Builder
 		c := &serveCmd{settings: settings{LogLevel: "debug", LogFormat: format}}
@@ -33,8 +33,8 @@ func TestLinesHaveThePriorityOfTheirLevel(t *testing.T) {
 	}
 }
 
-// The journal is recognized by the inode of stderr: a variable that was inherited, with
-// stderr redirected, is not meant.
+// The journal is recognized by the inode of stderr. $JOURNAL_STREAM may be inherited by a
+// program whose stderr is another file.
 func TestOnlyTheJournalGetsPriorities(t *testing.T) {
 	cleanEnv(t)
 	file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
@@ -52,13 +52,13 @@ func TestOnlyTheJournalGetsPriorities(t *testing.T) {
 		if err := file.Truncate(0); err != nil {
 			t.Fatal(err)
 		}
-		cmd := command(&fake{}, "serve", "--lease", "0s")
+		cmd := command(&fakeSidecar{}, "serve", "--lease", "0s")
 		cmd.Env = append(cmd.Env, "JOURNAL_STREAM="+stream)
 		cmd.Stderr, err = os.OpenFile(file.Name(), os.O_WRONLY|os.O_APPEND, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if code := exitOf(t, cmd.Run()); code != exitUsage {
+		if code := exitCodeOf(t, cmd.Run()); code != exitUsage {
 			t.Errorf("exit code %d", code)
 		}
 		cmd.Stderr.(*os.File).Close()

@@ -19,9 +19,8 @@ type redisTarget struct {
 	embedded bool
 }
 
-// chooseRedis finds the one Redis that the settings name. There are several ways
-// to name it; the one with the highest origin counts, and two of the same origin
-// are refused rather than ordered by a rule that nobody remembers.
+// chooseRedis returns the Redis that the settings name. Several settings can name one: the
+// setting with the highest origin counts. Two settings of the same origin are an error.
 func chooseRedis(s *settings, r *settingsResolver) (redisTarget, error) {
 	var named []string
 	best := fromDefault
@@ -53,7 +52,7 @@ func chooseRedis(s *settings, r *settingsResolver) (redisTarget, error) {
 		return redisTarget{}, err
 	}
 	if secret != "" {
-		// The unit's author wrote it, as the file's author wrote the file.
+		// The operator writes the unit, like the settings file.
 		consider("credential", fromFile)
 	}
 	if len(named) == 0 {
@@ -97,8 +96,8 @@ func readRedis(path, where string) (redisTarget, error) {
 	return parseRedis(strings.TrimSpace(string(text)), where+" ("+path+")")
 }
 
-// parseRedis refuses what is not a Redis URL, without ever quoting it: where a
-// password with a slash in it ends is a guess.
+// parseRedis returns an error for a text that is not a Redis URL. The error never quotes the
+// text: if a password contains a slash, it is not certain where the password ends.
 func parseRedis(raw, where string) (redisTarget, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Opaque != "" || u.Fragment != "" || strings.ContainsAny(raw, " \t\r\n") {

@@ -20,7 +20,7 @@ import (
 )
 
 type runCmd struct {
-	client
+	socketFlag
 	Wait       *time.Duration `help:"How long to wait for the lock; 0: try once (default: forever)." placeholder:"DURATION"`
 	Lease      time.Duration  `help:"Hold the lock for at most this long, unrenewed (default: renewed as long as the command runs)." placeholder:"DURATION"`
 	MaxHold    time.Duration  `help:"End the command when it has held the lock this long." placeholder:"DURATION"`
@@ -38,8 +38,9 @@ the command has ended. The command finds $LOCKSIDECAR_NAME and the fencing token
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP and SIGCONT are passed on to the group.
 The group never goes on without the lock. If the lock is lost, it gets SIGTERM and --kill-after later
 SIGKILL. If the end of the lock can be foreseen (--lease, --max-hold, Redis unreachable), SIGTERM comes
-that much before it. If this program is killed, the group is killed with it, by a second process, locksidecar-guard. What the command leaves running in
-its group when it ends is ended too, before the lock is released; setsid(1) starts what shall go on.
+that much before it. If this program is killed, the group is killed with it, by a second process, locksidecar-guard.
+Processes that the command leaves in its group when it ends are ended too, before the lock is released; setsid(1)
+starts one that goes on.
 
 A command that changes its user, such as sudo, cannot be signalled by this program unless root runs it, and goes on
 when the lock is lost or this program is killed. Have root hold the lock: sudo locksidecar run NAME -- COMMAND.
@@ -108,7 +109,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	}
 
 	signals := make(chan os.Signal, 64)
-	notify(signals, endingSignals...)
+	relay(signals, endingSignals...)
 	sidecar, lock, err := c.acquire(ctx, signals)
 	if err != nil {
 		return err
@@ -116,14 +117,14 @@ func (c *runCmd) Run(ctx context.Context) error {
 	defer sidecar.Close()
 	granted := time.Now()
 
-	notify(signals, passedSignals...) // before the command can miss one
+	relay(signals, forwardedSignals...) // before the command starts, so that it misses none
 	tty := openTerminal()
 	env := append(os.Environ(),
 		"LOCKSIDECAR_NAME="+c.Name,
 		"LOCKSIDECAR_TOKEN="+strconv.FormatUint(lock.Token(), 10))
 	g, err := startGroup(path, argv, env, tty)
 	if err != nil {
-		_ = lock.Unlock() // nothing ran: its outcome changes nothing
+		_ = lock.Unlock() // the command did not run, so the exit code is that of err in any case
 		return cannotRun(argv[0], err)
 	}
 
@@ -132,33 +133,33 @@ func (c *runCmd) Run(ctx context.Context) error {
 		s.maxEnd = granted.Add(c.MaxHold)
 	}
 	s.run()
-	tty.takeBack(g.id)
+	tty.restore(g.id)
 
 	if s.lost == nil {
 		err = unlockConfirmed(ctx, lock, signals)
 	} else {
-		err = lock.Unlock() // exit code 79 promises nothing about the lock
+		err = lock.Unlock() // not confirmed: exit code 79 promises nothing about the lock
 	}
 	if s.lost == nil && errors.Is(err, locksidecar.ErrLost) {
 		s.lost = err
-		complain("while the command ended: %v", err)
+		printErr("while the command ended: %v", err)
 	}
 	if s.lost != nil {
 		return exitStatus(exitLost)
 	}
 	switch {
 	case errors.Is(err, locksidecar.ErrUnconfirmed):
-		complain("warning: %v", err)
+		printErr("warning: %v", err)
 	case err != nil:
-		complain("the command has ended, but its lock is kept until its lease ends: %v", err)
+		printErr("the command has ended, but its lock is kept until its lease ends: %v", err)
 	}
 	if !s.status.Signaled() {
 		return exitStatus(s.status.ExitStatus())
 	}
 	sig := s.status.Signal()
 	if sig == unix.SIGINT && tty != nil {
-		// Ctrl-C: a shell stops its loop or script only if it sees that the
-		// signal ended us; to the user this is 130 too.
+		// Ctrl-C: a shell ends its loop or script only if the signal ended this process. Its
+		// $? is 130 as well.
 		signal.Reset(unix.SIGINT)
 		raise(unix.SIGINT)
 	}
@@ -168,8 +169,8 @@ func (c *runCmd) Run(ctx context.Context) error {
 // confirmWait is how long run waits for Redis to execute the release of its lock.
 const confirmWait = 2 * time.Second
 
-// unlockConfirmed releases the lock and waits for the confirmation, until a signal ends
-// this program's wait or confirmWait has passed.
+// unlockConfirmed releases the lock and waits for the confirmation, until one of endingSignals
+// arrives or confirmWait has passed.
 func unlockConfirmed(ctx context.Context, lock *locksidecar.Lock, signals <-chan os.Signal) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -190,8 +191,8 @@ func unlockConfirmed(ctx context.Context, lock *locksidecar.Lock, signals <-chan
 	return lock.Unlock(locksidecar.Confirmed(ctx))
 }
 
-// acquire returns the lock, or the error of which the exit code tells why not. A
-// signal ends the wait.
+// acquire returns the lock, or an error that has the exit code of the failure. A signal ends
+// the wait.
 func (c *runCmd) acquire(ctx context.Context, signals <-chan os.Signal) (*locksidecar.Client, *locksidecar.Lock, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -203,7 +204,7 @@ func (c *runCmd) acquire(ctx context.Context, signals <-chan os.Signal) (*locksi
 	done := make(chan outcome, 1)
 	go func() {
 		var o outcome
-		ctx, cancel := c.bounded(ctx)
+		ctx, cancel := c.withWait(ctx)
 		defer cancel()
 		if o.client, o.err = c.dial(ctx); o.err == nil {
 			explained := make(chan struct{})
@@ -256,33 +257,33 @@ func (c *runCmd) lock(ctx context.Context, client *locksidecar.Client) (*locksid
 	return client.Lock(ctx, c.Name, opts...)
 }
 
-// bounded returns a context that ends when --wait has passed.
-func (c *runCmd) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+// withWait returns a context that ends when --wait has passed.
+func (c *runCmd) withWait(ctx context.Context) (context.Context, context.CancelFunc) {
 	if c.Wait == nil || *c.Wait == 0 {
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, *c.Wait)
 }
 
-// dial connects. A sidecar that is there and does not answer, because it is stopped or its
-// host is overloaded, is waited for like the lock.
+// dial connects. If a sidecar listens and does not answer, because it is stopped or its host
+// is overloaded, dial waits for it as it would for the lock.
 func (c *runCmd) dial(ctx context.Context) (*locksidecar.Client, error) {
-	for told := false; ; told = true {
+	for reported := false; ; reported = true {
 		client, err := locksidecar.Dial(ctx, c.Socket)
 		switch {
 		case errors.Is(err, locksidecar.ErrTimeout): // --wait has passed
 			return nil, coded{exitUnavailable, err}
 		case !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil || c.Wait != nil && *c.Wait == 0:
 			return client, err
-		case !told:
-			complain("%v; waiting for it", err)
+		case !reported:
+			printErr("%v; waiting for it", err)
 		}
 	}
 }
 
 func (c *runCmd) notAcquired(err error) error {
 	switch {
-	case errors.Is(err, locksidecar.ErrUnavailable): // perhaps a timeout as well: this is why
+	case errors.Is(err, locksidecar.ErrUnavailable): // before ErrTimeout: an error that is both names the cause here
 		return err
 	case errors.Is(err, locksidecar.ErrHeld):
 		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by somebody else; locksidecar ls %[1]q shows by whom", c.Name)}
@@ -293,13 +294,13 @@ func (c *runCmd) notAcquired(err error) error {
 	}
 }
 
-// cannotRun has the exit codes that shells use.
+// cannotRun returns an error with the exit code that shells use for it.
 func cannotRun(command string, err error) error {
 	code := exitCannotRun
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		code = exitNotFound
 	}
-	// The cause is enough: the command is named already.
+	// Only the cause: the message below names the command.
 	var execErr *exec.Error
 	if errors.As(err, &execErr) {
 		err = execErr.Err
@@ -311,8 +312,9 @@ func cannotRun(command string, err error) error {
 	return coded{code, fmt.Errorf("cannot run %s: %w", command, err)}
 }
 
-// notify leaves a signal that our parent made us ignore (nohup) ignored.
-func notify(c chan<- os.Signal, signals ...os.Signal) {
+// relay sends signals to c. A signal that the parent of this process had it ignore (nohup)
+// stays ignored.
+func relay(c chan<- os.Signal, signals ...os.Signal) {
 	for _, s := range signals {
 		if !signal.Ignored(s) {
 			signal.Notify(c, s)
@@ -321,10 +323,10 @@ func notify(c chan<- os.Signal, signals ...os.Signal) {
 }
 
 var (
-	// endingSignals end a wait for the lock, and are passed on to the command
-	// once it runs.
+	// endingSignals end a wait for the lock, and are forwarded to the command once it runs.
 	endingSignals = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
 
-	// passedSignals have their usual effect on this program while it waits.
-	passedSignals = []os.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGTSTP, unix.SIGCONT}
+	// forwardedSignals are forwarded to the command. While this program waits for the lock
+	// they have their usual effect on it.
+	forwardedSignals = []os.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGTSTP, unix.SIGCONT}
 )

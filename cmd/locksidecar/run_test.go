@@ -22,16 +22,16 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// asLocksidecar makes the test binary be locksidecar.
-const asLocksidecar = "LOCKSIDECAR_TEST_MAIN"
+// mainEnv makes the test binary run as locksidecar.
+const mainEnv = "LOCKSIDECAR_TEST_MAIN"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asLocksidecar) != "" || os.Args[0] == launcher || os.Args[0] == guardName {
-		os.Unsetenv(asLocksidecar)
+	if os.Getenv(mainEnv) != "" || os.Args[0] == launcher || os.Args[0] == guardName {
+		os.Unsetenv(mainEnv)
 		main()
 	}
-	if who := os.Getenv(asPuppet); who != "" {
-		os.Exit(puppet(who))
+	if name := os.Getenv(signalProbeEnv); name != "" {
+		os.Exit(signalProbe(name))
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -45,16 +45,16 @@ type program struct {
 	stderr bytes.Buffer
 }
 
-func command(f *fake, args ...string) *exec.Cmd {
+func command(f *fakeSidecar, args ...string) *exec.Cmd {
 	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env = append(os.Environ(), asLocksidecar+"=1", "LOCKSIDECAR_SOCKET="+f.path,
+	cmd.Env = append(os.Environ(), mainEnv+"=1", "LOCKSIDECAR_SOCKET="+f.path,
 		"GORACE=atexit_sleep_ms=0")
-	// Not the tester's terminal: job control must not stop the test.
+	// Without the terminal of the person who tests, so that job control does not stop the test.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
 
-func start(t *testing.T, f *fake, args ...string) *program {
+func start(t *testing.T, f *fakeSidecar, args ...string) *program {
 	t.Helper()
 	p := &program{t: t, cmd: command(f, args...)}
 	p.cmd.Stderr = &p.stderr
@@ -77,18 +77,18 @@ func start(t *testing.T, f *fake, args ...string) *program {
 	return p
 }
 
-// line is the next line of the output.
+// line returns the next line of the output.
 func (p *program) line() string {
 	p.t.Helper()
 	s, err := p.out.ReadString('\n')
 	if err != nil {
-		code := exitOf(p.t, p.cmd.Wait())
+		code := exitCodeOf(p.t, p.cmd.Wait())
 		p.t.Fatalf("output ended: %v; exit code %d, stderr: %s", err, code, p.stderr.String())
 	}
 	return strings.TrimSpace(s)
 }
 
-// pid is the next line as a process that the test can wait for.
+// pid reads the next line, a pid, and returns a pidfd of that process.
 func (p *program) pid() (pidfd int) {
 	p.t.Helper()
 	line := p.line()
@@ -118,10 +118,10 @@ func (p *program) wait() (code int, rest string) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	return exitOf(p.t, p.cmd.Wait()), string(text)
+	return exitCodeOf(p.t, p.cmd.Wait()), string(text)
 }
 
-func exitOf(t *testing.T, err error) int {
+func exitCodeOf(t *testing.T, err error) int {
 	t.Helper()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -136,8 +136,8 @@ func exitOf(t *testing.T, err error) int {
 	return exit.ExitCode()
 }
 
-// ended tells whether a process has, after up to ms.
-func ended(t *testing.T, pidfd, ms int) bool {
+// hasEnded reports whether a process ends within ms.
+func hasEnded(t *testing.T, pidfd, ms int) bool {
 	t.Helper()
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, ms)
@@ -151,9 +151,10 @@ func ended(t *testing.T, pidfd, ms int) bool {
 	}
 }
 
-const patience = 30_000 // ms that something certain may take on a busy machine
+// eventTimeoutMS bounds the wait for an event that must happen. It measures no speed.
+const eventTimeoutMS = 30_000
 
-func expectCode(t *testing.T, p *program, want int, message string) (output string) {
+func expectExit(t *testing.T, p *program, want int, message string) (output string) {
 	t.Helper()
 	code, rest := p.wait()
 	if code != want || !strings.Contains(p.stderr.String(), message) {
@@ -162,7 +163,7 @@ func expectCode(t *testing.T, p *program, want int, message string) (output stri
 	return rest
 }
 
-func TestRunKeepsTheExitCodeAndReleasesTheLock(t *testing.T) {
+func TestRunReturnsTheExitCodeAndReleasesTheLock(t *testing.T) {
 	notExecutable := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(notExecutable, []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
@@ -180,10 +181,10 @@ func TestRunKeepsTheExitCodeAndReleasesTheLock(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f := startFake(t)
 			p := start(t, f, append([]string{"run", "job", "--"}, tt.command...)...)
-			expectCode(t, p, tt.code, tt.stderr)
+			expectExit(t, p, tt.code, tt.stderr)
 			<-f.released
-			if a := <-f.asked; a.Name != "job" || p.stderr.String() != "" {
-				t.Errorf("asked for %+v, and printed %q", a, p.stderr.String())
+			if a := <-f.confirms; a.Name != "job" || p.stderr.String() != "" {
+				t.Errorf("confirmed %+v, and printed %q", a, p.stderr.String())
 			}
 		})
 	}
@@ -198,7 +199,7 @@ func TestRunKeepsTheExitCodeAndReleasesTheLock(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := startFake(t)
-			expectCode(t, start(t, f, "run", "job", "--", tt.command), tt.code, tt.stderr)
+			expectExit(t, start(t, f, "run", "job", "--", tt.command), tt.code, tt.stderr)
 			select {
 			case <-f.acquired:
 				t.Error("took a lock for a command that cannot run")
@@ -215,53 +216,53 @@ func TestRunWarnsIfTheReleaseIsNotConfirmed(t *testing.T) {
 	}{
 		{protocol.Denied, "Redis refused the release"},
 		{protocol.Unsupported, "upgrade it"},
-		{silence, "no confirmation within 2s"},
+		{noAnswer, "no confirmation within 2s"},
 	} {
-		f := startFake(t, func(f *fake) { f.onConfirm = tt.onConfirm })
+		f := startFake(t, func(f *fakeSidecar) { f.onConfirm = tt.onConfirm })
 		p := start(t, f, "run", "job", "--", "sh", "-c", "exit 7")
-		expectCode(t, p, 7, tt.stderr)
+		expectExit(t, p, 7, tt.stderr)
 		if text := p.stderr.String(); !strings.HasPrefix(text, `locksidecar: warning: cannot confirm the release of "job": `) ||
 			!strings.Contains(text, "the lock is released here") || strings.Count(text, "\n") != 1 {
 			t.Errorf("printed %q", text)
 		}
 		<-f.released
-		<-f.asked
+		<-f.confirms
 	}
 }
 
-func TestASignalEndsTheWaitForTheConfirmation(t *testing.T) {
-	f := startFake(t, func(f *fake) { f.onConfirm = silence })
+func TestSignalEndsTheWaitForTheConfirmation(t *testing.T) {
+	f := startFake(t, func(f *fakeSidecar) { f.onConfirm = noAnswer })
 	p := start(t, f, "run", "job", "--", "true")
-	<-f.asked
-	p.signal(syscall.SIGUSR1) // is for the command, which has ended
+	<-f.confirms
+	p.signal(syscall.SIGUSR1) // would be forwarded to the command, which has ended
 	p.signal(syscall.SIGTERM)
-	expectCode(t, p, 0, "the wait was ended by signal 15 (terminated)")
+	expectExit(t, p, 0, "the wait was ended by signal 15 (terminated)")
 }
 
-func TestRunTellsTheCommandNameAndToken(t *testing.T) {
+func TestRunPassesNameAndTokenToTheCommand(t *testing.T) {
 	f := startFake(t)
 	p := start(t, f, "run", "job", "sh", "-c", `echo "$LOCKSIDECAR_NAME $LOCKSIDECAR_TOKEN $*"`, "sh", "--wait", "x")
-	if got := expectCode(t, p, 0, ""); got != "job 4242 --wait x\n" {
+	if got := expectExit(t, p, 0, ""); got != "job 4242 --wait x\n" {
 		t.Errorf("the command printed %q", got)
 	}
 }
 
-func TestRunPassesItsOptionsOn(t *testing.T) {
+func TestRunSendsItsOptionsWithTheAcquire(t *testing.T) {
 	f := startFake(t)
 	p := start(t, f, "run", "--lease", "90s", "job", "--max-hold=2m", "--crash-delay", "3s", "--", "true")
-	expectCode(t, p, 0, "")
+	expectExit(t, p, 0, "")
 	a := <-f.acquired
 	if a.Name != "job" || a.LeaseMS != 90_000 || a.MaxHoldMS != 120_000 || a.CrashDelayMS != 3_000 || a.WaitMS != protocol.Forever {
 		t.Errorf("acquired with %+v", a)
 	}
 	p = start(t, f, "run", "--wait", "0", "job", "--", "true")
-	expectCode(t, p, 0, "")
+	expectExit(t, p, 0, "")
 	if a := <-f.acquired; a.WaitMS != 0 {
 		t.Errorf("--wait 0 acquired with %+v", a)
 	}
 }
 
-func TestRunSaysWhyItDoesNotHaveTheLock(t *testing.T) {
+func TestRunReportsWhyTheLockWasNotAcquired(t *testing.T) {
 	for _, tt := range []struct {
 		args   []string
 		code   int
@@ -283,23 +284,23 @@ func TestRunSaysWhyItDoesNotHaveTheLock(t *testing.T) {
 	} {
 		f := startFake(t)
 		p := start(t, f, append(append([]string{"run"}, tt.args...), "--", "echo", "must not run")...)
-		if got := expectCode(t, p, tt.code, tt.stderr); got != "" {
+		if got := expectExit(t, p, tt.code, tt.stderr); got != "" {
 			t.Errorf("%q ran without the lock", tt.args)
 		}
 	}
 }
 
-func TestWithoutASidecarRunSaysWhere(t *testing.T) {
-	f := &fake{path: filepath.Join(t.TempDir(), "nobody.sock")}
-	expectCode(t, start(t, f, "run", "job", "--", "true"), 69, f.path)
+func TestRunNamesTheSocketIfNoSidecarListens(t *testing.T) {
+	f := &fakeSidecar{path: filepath.Join(t.TempDir(), "none.sock")}
+	expectExit(t, start(t, f, "run", "job", "--", "true"), 69, f.path)
 }
 
-func TestRunSaysWhyItWaits(t *testing.T) {
+func TestRunReportsWhyItWaits(t *testing.T) {
 	for _, tt := range []struct{ redis, want string }{
 		{"Redis at nowhere refuses connections", `waiting for the lock "waits forever": Redis at nowhere refuses connections`},
 		{"ok", "(the test) holds it and has started this command"}, // as a run inside of a run
 	} {
-		f := startFake(t, func(f *fake) { f.redis = func() string { return tt.redis } })
+		f := startFake(t, func(f *fakeSidecar) { f.redis = func() string { return tt.redis } })
 		p := &program{t: t, cmd: command(f, "run", nameWait, "--", "echo", "must not run")}
 		stderr, err := p.cmd.StderrPipe()
 		if err != nil {
@@ -317,16 +318,17 @@ func TestRunSaysWhyItWaits(t *testing.T) {
 	}
 }
 
-// A sidecar that is there and stands still is waited for, as the lock is.
+// A sidecar that listens and does not answer is stopped or overloaded: run waits for it as for
+// the lock.
 func TestRunWaitsForASidecarThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s.sock")
-	l, err := net.Listen("unix", path) // it accepts nothing
+	l, err := net.Listen("unix", path) // it never accepts
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	p := &program{t: t, cmd: command(&fake{path: path}, "run", "job", "--", "true")}
+	p := &program{t: t, cmd: command(&fakeSidecar{path: path}, "run", "job", "--", "true")}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -339,18 +341,18 @@ func TestRunWaitsForASidecarThatDoesNotAnswer(t *testing.T) {
 		t.Errorf("printed %q, %v", line, err)
 	}
 	p.signal(syscall.SIGTERM)
-	if code := exitOf(t, p.cmd.Wait()); code != 128+int(syscall.SIGTERM) {
+	if code := exitCodeOf(t, p.cmd.Wait()); code != 128+int(syscall.SIGTERM) {
 		t.Errorf("exit code %d", code)
 	}
 }
 
-func TestASignalEndsTheWait(t *testing.T) {
+func TestSignalEndsTheWaitForTheLock(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		f := startFake(t)
 		p := start(t, f, "run", nameWait, "--", "echo", "must not run")
 		<-f.acquired
 		p.signal(sig)
-		if got := expectCode(t, p, 128+int(sig), ""); got != "" {
+		if got := expectExit(t, p, 128+int(sig), ""); got != "" {
 			t.Error("ran without the lock")
 		}
 		<-f.closed
@@ -359,7 +361,7 @@ func TestASignalEndsTheWait(t *testing.T) {
 
 func TestSignalsReachTheWholeGroup(t *testing.T) {
 	f := startFake(t)
-	p := start(t, f, "run", "job", "--", "env", asPuppet+"=parent", os.Args[0])
+	p := start(t, f, "run", "job", "--", "env", signalProbeEnv+"=parent", os.Args[0])
 	both := func(word string) {
 		t.Helper()
 		got := []string{p.line(), p.line()}
@@ -375,46 +377,46 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 	both("HUP")
 	p.signal(syscall.SIGTERM)
 	both("TERM")
-	expectCode(t, p, 3, "")
+	expectExit(t, p, 3, "")
 	<-f.released
 }
 
-// stubborn starts a process that ignores SIGTERM, prints its pid and waits.
-const stubborn = `sh -c 'trap "" TERM; echo $$; exec sleep 1000' & trap '' TERM; wait`
+// ignoresSIGTERM starts a process that ignores SIGTERM, prints its pid and waits.
+const ignoresSIGTERM = `sh -c 'trap "" TERM; echo $$; exec sleep 1000' & trap '' TERM; wait`
 
-func TestALostLockEndsTheWholeGroup(t *testing.T) {
+func TestLostLockEndsTheWholeGroup(t *testing.T) {
 	f := startFake(t)
-	p := start(t, f, "run", "--kill-after", "20ms", "job", "--", "sh", "-c", stubborn)
+	p := start(t, f, "run", "--kill-after", "20ms", "job", "--", "sh", "-c", ignoresSIGTERM)
 	pidfd := p.pid()
 	f.event(t, protocol.LostEvent{Hold: fakeHold, Reason: protocol.Stolen})
-	expectCode(t, p, 79, "somebody else's name is in its key")
-	if !ended(t, pidfd, patience) {
+	expectExit(t, p, 79, "somebody else's name is in its key")
+	if !hasEnded(t, pidfd, eventTimeoutMS) {
 		t.Error("a process of the group goes on without the lock")
 	}
 }
 
-func TestALostLockLetsTheCommandEndByItself(t *testing.T) {
+func TestLostLockGivesTheCommandTimeToEnd(t *testing.T) {
 	f := startFake(t)
-	p := start(t, f, "run", "--kill-after", "1h", "job", "--", "env", asPuppet+"=it", os.Args[0])
+	p := start(t, f, "run", "--kill-after", "1h", "job", "--", "env", signalProbeEnv+"=it", os.Args[0])
 	p.line()
 	f.event(t, protocol.LostEvent{Hold: fakeHold, Reason: protocol.ByForce})
-	if rest := expectCode(t, p, 79, "an operator ended it"); !strings.HasSuffix(rest, "it TERM\n") {
+	if rest := expectExit(t, p, 79, "an operator ended it"); !strings.HasSuffix(rest, "it TERM\n") {
 		t.Errorf("printed %q", rest)
 	}
 }
 
-func TestALockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
+func TestLockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
 	for name, args := range map[string][]string{
-		"watchdog": {"run", "job", "--", "sh", "-c", stubborn},
-		"lease":    {"run", "--lease", "300ms", "job", "--", "sh", "-c", stubborn},
+		"watchdog": {"run", "job", "--", "sh", "-c", ignoresSIGTERM},
+		"lease":    {"run", "--lease", "300ms", "job", "--", "sh", "-c", ignoresSIGTERM},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := startFake(t, func(f *fake) { f.lease = time.Second })
+			f := startFake(t, func(f *fakeSidecar) { f.lease = time.Second })
 			p := start(t, f, args...)
 			pidfd := p.pid()
 			f.drop() // the sidecar is gone, too
-			expectCode(t, p, 79, "is not renewed; ending the command")
-			if !ended(t, pidfd, patience) {
+			expectExit(t, p, 79, "is not renewed; ending the command")
+			if !hasEnded(t, pidfd, eventTimeoutMS) {
 				t.Error("a process of the group goes on without the lock")
 			}
 		})
@@ -423,38 +425,37 @@ func TestALockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
 
 func TestMaxHoldEndsTheCommandInTime(t *testing.T) {
 	f := startFake(t)
-	p := start(t, f, "run", "--max-hold", "200ms", "job", "--", "sh", "-c", stubborn)
-	expectCode(t, p, 79, "ending the command")
+	p := start(t, f, "run", "--max-hold", "200ms", "job", "--", "sh", "-c", ignoresSIGTERM)
+	expectExit(t, p, 79, "ending the command")
 }
 
-func TestKillMinusNineOfRunKillsTheWholeGroup(t *testing.T) {
+func TestKillOfRunKillsTheWholeGroup(t *testing.T) {
 	f := startFake(t)
-	p := start(t, f, "run", "job", "--", "sh", "-c", stubborn)
+	p := start(t, f, "run", "job", "--", "sh", "-c", ignoresSIGTERM)
 	pidfd := p.pid()
 	p.signal(syscall.SIGKILL)
-	if !ended(t, pidfd, patience) {
+	if !hasEnded(t, pidfd, eventTimeoutMS) {
 		t.Error("what the command has started outlives run, and with it the lock")
 	}
 	<-f.closed
 	_ = p.cmd.Wait() // killed
 }
 
-// Recipes with flock use descriptor 200, or 9, and sudo and daemons close all that they do
-// not know.
-func TestKillMinusNineOfRunKillsACommandThatUsesAnyDescriptor(t *testing.T) {
+// Recipes with flock use descriptor 200, or 9; sudo and daemons close all descriptors above 2.
+func TestKillOfRunKillsACommandThatReusesDescriptors(t *testing.T) {
 	f := startFake(t)
 	p := start(t, f, "run", "job", "--", "bash", "-c",
 		`for fd in $(seq 3 300); do eval "exec $fd>/dev/null"; done; trap "" TERM; (trap "" TERM; echo $BASHPID; exec sleep 1000) & wait`)
 	pidfd := p.pid()
 	p.signal(syscall.SIGKILL)
-	if !ended(t, pidfd, patience) {
+	if !hasEnded(t, pidfd, eventTimeoutMS) {
 		t.Error("what the command has started outlives run, and with it the lock")
 	}
 	<-f.closed
 	_ = p.cmd.Wait() // killed
 }
 
-func TestTheCommandHasTheDescriptorsOfTheUserAndNoOthers(t *testing.T) {
+func TestCommandInheritsOnlyTheDescriptorsOfTheUser(t *testing.T) {
 	f := startFake(t)
 	file, err := os.Open(writeFile(t, "of-the-user", "text of the user"))
 	if err != nil {
@@ -471,7 +472,7 @@ func TestTheCommandHasTheDescriptorsOfTheUserAndNoOthers(t *testing.T) {
 		}
 		cmd.ExtraFiles = []*os.File{file}
 		text, err := cmd.Output()
-		if code := exitOf(t, err); code != 0 {
+		if code := exitCodeOf(t, err); code != 0 {
 			t.Fatalf("exit code %d", code)
 		}
 		out[i] = string(text)
@@ -481,33 +482,33 @@ func TestTheCommandHasTheDescriptorsOfTheUserAndNoOthers(t *testing.T) {
 	}
 }
 
-func TestRunLeavesNoGuardBehind(t *testing.T) {
+func TestGuardEndsWithRun(t *testing.T) {
 	f := startFake(t)
 	p := start(t, f, "run", "job", "--", "sh", "-c", `ps -o pid=,args= --ppid $PPID | sed -n 's/^ *\([0-9]*\) locksidecar-guard$/\1/p'`)
 	guard := p.line()
-	expectCode(t, p, 0, "")
+	expectExit(t, p, 0, "")
 	if _, err := os.Stat("/proc/" + guard); err == nil {
 		t.Errorf("the guard %s is there", guard)
 	}
 }
 
-func TestWhatTheCommandLeavesBehindEndsBeforeTheRelease(t *testing.T) {
+func TestProcessesLeftInTheGroupEndBeforeTheRelease(t *testing.T) {
 	left := make(chan int, 1)
 	alive := make(chan bool, 1)
-	f := startFake(t, func(f *fake) {
-		f.onRelease = func() { alive <- !ended(t, <-left, 0) }
+	f := startFake(t, func(f *fakeSidecar) {
+		f.onRelease = func() { alive <- !hasEnded(t, <-left, 0) }
 	})
 	p := start(t, f, "run", "--kill-after", "20ms", "job", "--", "sh", "-c",
 		`sh -c 'trap "" TERM; echo $$; exec sleep 1000' & read go; exit 5`)
 	left <- p.pid()
 	p.stdin.Close()
-	expectCode(t, p, 5, "")
+	expectExit(t, p, 5, "")
 	if <-alive {
 		t.Error("the lock was released while a process of the group was running")
 	}
 }
 
-func TestAProcessInASessionOfItsOwnGoesOn(t *testing.T) {
+func TestProcessInAnotherSessionGoesOn(t *testing.T) {
 	if _, err := exec.LookPath("setsid"); err != nil {
 		t.Skip("no setsid on this host")
 	}
@@ -516,8 +517,8 @@ func TestAProcessInASessionOfItsOwnGoesOn(t *testing.T) {
 		`setsid sh -c 'echo $$; exec sleep 1000 >/dev/null 2>&1' & read go; exit 0`)
 	daemon := p.pid()
 	p.stdin.Close()
-	expectCode(t, p, 0, "")
-	if ended(t, daemon, 0) {
+	expectExit(t, p, 0, "")
+	if hasEnded(t, daemon, 0) {
 		t.Error("it was ended with the command's group")
 	}
 	if err := unix.PidfdSendSignal(daemon, unix.SIGKILL, nil, 0); err != nil {
@@ -525,7 +526,7 @@ func TestAProcessInASessionOfItsOwnGoesOn(t *testing.T) {
 	}
 }
 
-func TestAStoppedCommandIsContinuedWhenRunIs(t *testing.T) {
+func TestStoppedCommandIsContinuedWithRun(t *testing.T) {
 	f := startFake(t)
 	p := start(t, f, "run", "job", "--", "sh", "-c", `echo $$; kill -STOP $$; echo on; exit 4`)
 	pid, err := strconv.Atoi(p.line())
@@ -533,12 +534,12 @@ func TestAStoppedCommandIsContinuedWhenRunIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitStopped(t, pid)
-	// Run may not have seen the stop yet; nobody else would continue the command.
+	// Run may not have noticed the stop yet, and only run continues the command.
 	p.signal(syscall.SIGCONT)
 	if got := p.line(); got != "on" {
 		t.Errorf("printed %q", got)
 	}
-	expectCode(t, p, 4, "")
+	expectExit(t, p, 4, "")
 }
 
 // awaitStopped returns when the process is in state T.

@@ -117,7 +117,7 @@ func (c *serveCmd) read(parsed *kong.Context) (cfg sidecar.Config, target redisT
 			}
 		}
 	}
-	if cfg.Listener, err = inherited(); err != nil {
+	if cfg.Listener, err = inheritedListener(); err != nil {
 		return cfg, target, err
 	}
 	return cfg, target, nil
@@ -137,15 +137,15 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	}
 	defer runtime.KeepAlive(tuneRuntime())
 	direct := c.logger(os.Stderr, isJournal(os.Stderr))
-	stderr := newLines(os.Stderr, direct)
+	stderr := newAsyncWriter(os.Stderr, direct)
 	defer stderr.close()
 	log := c.logger(stderr, isJournal(os.Stderr))
 	cfg.Log = log
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	// From the first signal on, a second one ends the program the hard way.
+	// After the first signal, a second one has its default action: it kills the program.
 	context.AfterFunc(ctx, stop)
-	defer logHangups(log)()
+	defer ignoreHangups(log)()
 
 	if target.embedded {
 		redis, err := embedded.Start(ctx, log)
@@ -199,8 +199,9 @@ func check(cfg sidecar.Config, redis string, out io.Writer) error {
 	return err
 }
 
-// logHangups has SIGHUP, by which other daemons read their settings again, not end this one.
-func logHangups(log *slog.Logger) (stop func()) {
+// ignoreHangups logs each SIGHUP, whose default action would end the daemon. Other daemons read
+// their settings again on SIGHUP.
+func ignoreHangups(log *slog.Logger) (stop func()) {
 	const line = "SIGHUP has no effect; to use new settings, restart the daemon (systemctl reload locksidecar): no lock is lost"
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -218,30 +219,29 @@ func logHangups(log *slog.Logger) (stop func()) {
 	}
 }
 
-// tuneRuntime chooses what Go leaves to a program, unless the environment does. What
-// it returns must be kept.
+// tuneRuntime sets GOGC and GOMAXPROCS unless the environment does. The caller keeps the
+// ballast reachable.
 func tuneRuntime() (ballast []byte) {
 	if os.Getenv("GOGC") == "" {
-		// Held locks stay: a hundred thousand of them are some 40 MB that no
-		// collection frees. Go's default would let as much garbage pile up again.
+		// A hundred thousand held locks are some 40 MB of live memory. With Go's default
+		// the heap would grow to twice the live memory before a collection.
 		debug.SetGCPercent(40)
-		// But while few locks are held, there would be a collection for each thousand
-		// or so that are taken and given back. Memory that is never touched costs none,
-		// and counts.
+		// With little live memory, about a thousand pairs of acquire and release would
+		// start a collection. The ballast counts as live memory, and needs no pages,
+		// because it is never written.
 		ballast = make([]byte, 8<<20)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
-		// The loop takes one step at a time: more processors would search for work that
-		// is not there. With eight of them, on two cores, a pair of acquire and release
-		// took a third more CPU time than with two. With one it took up to a quarter
-		// less, but one client that talks all the time made the others wait for tens
-		// of milliseconds.
+		// The loop runs on one goroutine at a time, so idle processors would only search for
+		// work. With GOMAXPROCS=8 on two cores, a pair of acquire and release took a third
+		// more CPU time than with 2. With 1 it took up to a quarter less, but one client
+		// that sends requests all the time made others wait for tens of milliseconds.
 		runtime.GOMAXPROCS(min(2, runtime.GOMAXPROCS(0)))
 	}
 	return ballast
 }
 
-// logger writes to w; prefixed: each line begins with its priority.
+// logger returns a logger that writes to w; prefixed: each line begins with its priority.
 func (c *serveCmd) logger(w io.Writer, prefixed bool) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.LogLevel)) // an enum: it cannot fail

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// daemonUnderTest is a `locksidecar serve` with the test as its service manager.
+// daemonUnderTest is a `locksidecar serve` whose service manager is the test.
 type daemonUnderTest struct {
 	t      *testing.T
 	cmd    *exec.Cmd
-	stderr bytes.Buffer // to be read after exit
+	stderr bytes.Buffer // read it after exit
 	notify *net.UnixConn
 }
 
@@ -31,7 +31,7 @@ func startServe(t *testing.T, cmd *exec.Cmd) *daemonUnderTest {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { notify.Close() })
-	if err := notify.SetReadDeadline(time.Now().Add(patience * time.Millisecond)); err != nil {
+	if err := notify.SetReadDeadline(time.Now().Add(eventTimeoutMS * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
 	d := &daemonUnderTest{t: t, cmd: cmd, notify: notify}
@@ -46,7 +46,7 @@ func startServe(t *testing.T, cmd *exec.Cmd) *daemonUnderTest {
 	return d
 }
 
-// heard is the next thing that the service manager is told.
+// notified returns the next message to the service manager.
 func (d *daemonUnderTest) notified() string {
 	d.t.Helper()
 	buf := make([]byte, 4096)
@@ -67,25 +67,25 @@ func (d *daemonUnderTest) stopped(sig os.Signal) string {
 	}
 	for d.notified() != "STOPPING=1" {
 	}
-	if code := exitOf(d.t, d.cmd.Wait()); code != 0 {
+	if code := exitCodeOf(d.t, d.cmd.Wait()); code != 0 {
 		d.t.Errorf("exit code %d, want 0", code)
 	}
 	return d.stderr.String()
 }
 
-func TestServeIsReadyWithoutRedisAndKeepsThePasswordToItself(t *testing.T) {
+func TestServeIsReadyWithoutRedisAndNeverLogsThePassword(t *testing.T) {
 	cleanEnv(t)
-	f := &fake{path: filepath.Join(t.TempDir(), "s.sock")}
+	f := &fakeSidecar{path: filepath.Join(t.TempDir(), "s.sock")}
 	cmd := command(f, "serve", "--log-level", "debug", "--lease", "12s")
-	// Nobody listens there.
+	// No Redis listens there.
 	cmd.Env = append(cmd.Env, "LOCKSIDECAR_REDIS=unix://app:hunter2@"+filepath.Join(t.TempDir(), "redis.sock"))
 	d := startServe(t, cmd)
 	if got := d.notified(); got != "READY=1" {
-		t.Errorf("told %q first, want READY=1", got)
+		t.Errorf("the first message is %q, want READY=1", got)
 	}
 	status := d.notified()
 	if !strings.HasPrefix(status, "STATUS=Serving. Redis: ") || strings.HasSuffix(status, "ok") {
-		t.Errorf("told %q, want what is wrong with Redis", status)
+		t.Errorf("the message is %q, want what is wrong with Redis", status)
 	}
 	if info, err := os.Stat(f.path); err != nil || info.Mode().Perm() != 0o660 {
 		t.Errorf("the socket: %v, %v; want mode 0660", info, err)
@@ -106,10 +106,10 @@ func TestServeIsReadyWithoutRedisAndKeepsThePasswordToItself(t *testing.T) {
 
 func TestSIGHUPDoesNotEndTheDaemon(t *testing.T) {
 	cleanEnv(t)
-	f := &fake{path: filepath.Join(t.TempDir(), "s.sock")}
+	f := &fakeSidecar{path: filepath.Join(t.TempDir(), "s.sock")}
 	d := startServe(t, command(f, "serve", "--embedded"))
 	if got := d.notified(); got != "READY=1" {
-		t.Fatalf("told %q first, want READY=1", got)
+		t.Fatalf("the first message is %q, want READY=1", got)
 	}
 	if err := d.cmd.Process.Signal(unix.SIGHUP); err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestSIGHUPDoesNotEndTheDaemon(t *testing.T) {
 	}
 }
 
-func TestServeTakesTheSocketThatSystemdMade(t *testing.T) {
+func TestServeUsesTheSocketThatSystemdMade(t *testing.T) {
 	cleanEnv(t)
 	path := filepath.Join(t.TempDir(), "activated.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -133,10 +133,10 @@ func TestServeTakesTheSocketThatSystemdMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	f := &fake{path: path}
+	f := &fakeSidecar{path: path}
 	d := startServe(t, activated(f, file, "--log-format", "json"))
 	if got := d.notified(); got != "READY=1" {
-		t.Errorf("told %q first, want READY=1", got)
+		t.Errorf("the first message is %q, want READY=1", got)
 	}
 	p := start(t, f, "ping")
 	expectPing(t, p)
@@ -149,7 +149,7 @@ func TestServeTakesTheSocketThatSystemdMade(t *testing.T) {
 }
 
 // activated is a daemon to which systemd passes a socket.
-func activated(f *fake, socket *os.File, args ...string) *exec.Cmd {
+func activated(f *fakeSidecar, socket *os.File, args ...string) *exec.Cmd {
 	cmd := command(f)
 	// systemd knows the pid before it starts the program; here the shell does.
 	cmd.Path, cmd.Args = "/bin/sh", append([]string{"sh", "-c",
@@ -160,7 +160,7 @@ func activated(f *fake, socket *os.File, args ...string) *exec.Cmd {
 
 // systemd passes the socket to ExecStart=, and not to ExecReload=. What the check says must
 // be true of the daemon that systemd would start.
-func TestCheckByReloadKnowsTheSocketThatSystemdMade(t *testing.T) {
+func TestCheckOnReloadUsesTheSocketThatSystemdMade(t *testing.T) {
 	cleanEnv(t)
 	dir := t.TempDir()
 	state := filepath.Join(dir, "state")
@@ -176,16 +176,16 @@ func TestCheckByReloadKnowsTheSocketThatSystemdMade(t *testing.T) {
 	}
 	defer file.Close()
 	// No daemon could make a socket with this path, or with this group.
-	f := &fake{path: filepath.Join(dir, "state", "below", "s.sock")}
+	f := &fakeSidecar{path: filepath.Join(dir, "state", "below", "s.sock")}
 	settings := []string{"--socket-group", "no-such-group"}
 	d := startServe(t, activated(f, file, append(settings, "--state", state)...))
 	if got := d.notified(); got != "READY=1" {
-		t.Fatalf("told %q first, want READY=1", got)
+		t.Fatalf("the first message is %q, want READY=1", got)
 	}
 	check := func(want int, message string, args ...string) {
 		t.Helper()
 		t.Setenv("MAINPID", strconv.Itoa(d.cmd.Process.Pid))
-		out := expectCode(t, start(t, f, append([]string{"serve", "--check"}, args...)...), want, message)
+		out := expectExit(t, start(t, f, append([]string{"serve", "--check"}, args...)...), want, message)
 		if want == 0 && !strings.Contains(out, "socket "+name) {
 			t.Errorf("the check printed %q", out)
 		}
@@ -195,7 +195,7 @@ func TestCheckByReloadKnowsTheSocketThatSystemdMade(t *testing.T) {
 	d.stopped(unix.SIGTERM)
 }
 
-// expectPing accepts a Redis that is still starting: only the sidecar counts.
+// expectPing expects an answer of the sidecar. Its Redis may still be starting.
 func expectPing(t *testing.T, p *program) {
 	t.Helper()
 	code, out := p.wait()
@@ -204,8 +204,8 @@ func expectPing(t *testing.T, p *program) {
 	}
 }
 
-// Each of these would fail in the same way at every start: exit code 64 keeps systemd from
-// starting the daemon again and again.
+// Every start would fail in the same way. With exit code 64, systemd does not start the daemon
+// again.
 func TestServeAndCheckRefuseSettingsThatCannotWork(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -237,24 +237,24 @@ func TestServeAndCheckRefuseSettingsThatCannotWork(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, mode := range []string{"serve", "serve --check"} {
-				f := &fake{path: filepath.Join(dir, "s.sock")}
+				f := &fakeSidecar{path: filepath.Join(dir, "s.sock")}
 				p := start(t, f, append(strings.Fields(mode), tt.args(dir)...)...)
-				expectCode(t, p, exitUsage, tt.want)
+				expectExit(t, p, exitUsage, tt.want)
 			}
 		})
 	}
 }
 
-func TestCheckDoesNotDisturbTheDaemonThatServes(t *testing.T) {
+func TestCheckChangesNoFileOfARunningDaemon(t *testing.T) {
 	cleanEnv(t)
 	dir := t.TempDir()
-	f := &fake{path: filepath.Join(dir, "s.sock")}
+	f := &fakeSidecar{path: filepath.Join(dir, "s.sock")}
 	p := start(t, f, "serve", "--check")
-	if out := expectCode(t, p, 0, ""); !strings.Contains(out, "the settings can work") || strings.Contains(out, "key prefix") {
+	if out := expectExit(t, p, 0, ""); !strings.Contains(out, "the settings can work") || strings.Contains(out, "key prefix") {
 		t.Errorf("it printed %q", out)
 	}
 	p = start(t, f, "serve", "--check", "--key-prefix", "{app1}:")
-	if out := expectCode(t, p, 0, ""); !strings.Contains(out, `, key prefix "{app1}:"`) {
+	if out := expectExit(t, p, 0, ""); !strings.Contains(out, `, key prefix "{app1}:"`) {
 		t.Errorf("with a key prefix, it printed %q", out)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
@@ -262,10 +262,10 @@ func TestCheckDoesNotDisturbTheDaemonThatServes(t *testing.T) {
 	}
 	d := startServe(t, command(f, "serve", "--embedded"))
 	if got := d.notified(); got != "READY=1" {
-		t.Fatalf("told %q first, want READY=1", got)
+		t.Fatalf("the first message is %q, want READY=1", got)
 	}
 	before := listing(t, dir)
-	expectCode(t, start(t, f, "serve", "--check"), 0, "")
+	expectExit(t, start(t, f, "serve", "--check"), 0, "")
 	if after := listing(t, dir); after != before {
 		t.Errorf("the files were\n%s, and are\n%s", before, after)
 	}
@@ -273,7 +273,7 @@ func TestCheckDoesNotDisturbTheDaemonThatServes(t *testing.T) {
 	d.stopped(unix.SIGTERM)
 }
 
-// listing is what a directory has, with the inodes.
+// listing returns the entries of a directory with their inodes.
 func listing(t *testing.T, dir string) string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -291,19 +291,19 @@ func listing(t *testing.T, dir string) string {
 	return out.String()
 }
 
-// What passes when another process ends must not end the restarts.
-func TestASocketThatAnotherDaemonServesIsNoMatterOfSettings(t *testing.T) {
+// The error passes when the other process ends, so systemd must start the daemon again.
+func TestSocketOfAnotherDaemonIsNoSettingError(t *testing.T) {
 	cleanEnv(t)
-	f := &fake{path: filepath.Join(t.TempDir(), "s.sock")}
+	f := &fakeSidecar{path: filepath.Join(t.TempDir(), "s.sock")}
 	d := startServe(t, command(f, "serve", "--embedded"))
 	if got := d.notified(); got != "READY=1" {
-		t.Fatalf("told %q first, want READY=1", got)
+		t.Fatalf("the first message is %q, want READY=1", got)
 	}
-	expectCode(t, start(t, f, "serve"), exitFailure, "another sidecar")
+	expectExit(t, start(t, f, "serve"), exitFailure, "another sidecar")
 	d.stopped(unix.SIGTERM)
 }
 
-func TestServeRefusesSocketsThatItCannotUse(t *testing.T) {
+func TestServeRefusesPassedSocketsThatItCannotUse(t *testing.T) {
 	cleanEnv(t)
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -316,11 +316,11 @@ func TestServeRefusesSocketsThatItCannotUse(t *testing.T) {
 	}
 	defer file.Close()
 	for fds, want := range map[string]string{"1": "not a Unix socket", "2": "2 sockets"} {
-		cmd := command(&fake{}, "serve")
+		cmd := command(&fakeSidecar{}, "serve")
 		cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=` + fds + ` exec "$0" serve`, os.Args[0]}
 		cmd.ExtraFiles = []*os.File{file, file}
 		out, err := cmd.CombinedOutput()
-		if code := exitOf(t, err); code != exitUsage || !strings.Contains(string(out), want) {
+		if code := exitCodeOf(t, err); code != exitUsage || !strings.Contains(string(out), want) {
 			t.Errorf("%s sockets: exit code %d, %q; want %q", fds, code, out, want)
 		}
 	}

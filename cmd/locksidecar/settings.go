@@ -53,8 +53,8 @@ const (
 	fromFlag
 )
 
-// settingsResolver gives kong the settings that are not on the command line,
-// and remembers where each came from.
+// settingsResolver gives kong the settings that are not on the command line, and records the
+// origin of each.
 type settingsResolver struct {
 	path    string // of the file; "": none
 	file    map[string]string
@@ -104,9 +104,8 @@ func settingEnv(key string) string { return "LOCKSIDECAR_" + strings.ToUpper(key
 
 func (r *settingsResolver) Validate(*kong.Application) error { return nil }
 
-// Resolve is asked for the flags that are not on the command line. An empty
-// variable counts as absent, because that is how unit files and containers
-// unset one.
+// Resolve returns the value of a flag that is not on the command line. An empty variable
+// counts as absent: unit files and containers cannot unset one.
 func (r *settingsResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
 	if !isSetting(flag.Value) {
 		return nil, nil
@@ -114,7 +113,7 @@ func (r *settingsResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Fla
 	key := settingKey(flag.Name)
 	if v := os.Getenv(settingEnv(key)); v != "" {
 		r.origins[key] = fromEnv
-		if err := tryValue(flag, v); err != nil {
+		if err := checkValue(flag, v); err != nil {
 			return nil, fmt.Errorf("$%s: %w", settingEnv(key), err)
 		}
 		return v, nil
@@ -126,14 +125,14 @@ func (r *settingsResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Fla
 	return nil, nil
 }
 
-// tryValue parses into nowhere, so that the error can name the variable.
-func tryValue(flag *kong.Flag, text string) error {
-	nowhere := reflect.New(flag.Target.Type()).Elem()
+// checkValue parses a value and discards it, so that the error can name the variable.
+func checkValue(flag *kong.Flag, text string) error {
+	discarded := reflect.New(flag.Target.Type()).Elem()
 	scan := kong.ScanFromTokens(kong.Token{Type: kong.FlagValueToken, Value: text})
-	return flag.Mapper.Decode(&kong.DecodeContext{Value: flag.Value, Scan: scan}, nowhere)
+	return flag.Mapper.Decode(&kong.DecodeContext{Value: flag.Value, Scan: scan}, discarded)
 }
 
-// noteFlags completes origins with what the command line has.
+// noteFlags records the origin of the settings on the command line.
 func (r *settingsResolver) noteFlags(ctx *kong.Context) {
 	for _, p := range ctx.Path {
 		if p.Flag != nil && !p.Resolved && isSetting(p.Flag.Value) {
@@ -142,7 +141,7 @@ func (r *settingsResolver) noteFlags(ctx *kong.Context) {
 	}
 }
 
-// where names a setting for an error message as the user wrote it.
+// where returns a setting as the user wrote it, for error messages.
 func (r *settingsResolver) where(key string) string {
 	switch r.origins[key] {
 	case fromFlag:
@@ -166,8 +165,8 @@ func showEnv(v *kong.Value) string {
 	return v.Help + " [$" + settingEnv(settingKey(v.Name)) + "]"
 }
 
-// fileMode is a mode written as an octal number that starts with 0. The zero is
-// required because 660 without it is a decimal number in TOML.
+// fileMode is a file mode, written as an octal number with a leading zero. Without the zero,
+// 660 would be a decimal number in TOML.
 type fileMode fs.FileMode
 
 func (m *fileMode) UnmarshalText(text []byte) error {
@@ -181,8 +180,8 @@ func (m *fileMode) UnmarshalText(text []byte) error {
 
 func (m fileMode) String() string { return fmt.Sprintf("%04o", uint32(m)) }
 
-// duration is a time.Duration that is written with its unit. A number alone would be one
-// of nanoseconds in TOML.
+// duration is a time.Duration, written with its unit. A number without a unit would be
+// nanoseconds in TOML.
 type duration time.Duration
 
 func (d *duration) UnmarshalText(text []byte) error {

@@ -27,7 +27,7 @@ func parseServe(t *testing.T, args ...string) (*serveCmd, error) {
 	return &c.Serve, nil
 }
 
-// cleanEnv removes what the tester's own environment may set.
+// cleanEnv unsets the settings in the environment of the test run.
 func cleanEnv(t *testing.T) {
 	t.Helper()
 	for _, key := range append(settingKeys(), "config") {
@@ -45,7 +45,7 @@ func writeFile(t *testing.T, name, text string) string {
 	return path
 }
 
-func TestAFlagBeatsAVariableBeatsTheFileBeatsTheDefault(t *testing.T) {
+func TestFlagOverridesVariableOverridesFileOverridesDefault(t *testing.T) {
 	cleanEnv(t)
 	file := writeFile(t, "s.toml", `
 lease = "11s"
@@ -79,7 +79,7 @@ log_format = "json"
 	}
 }
 
-func TestTheVariableNamesTheFileToo(t *testing.T) {
+func TestVariableNamesTheSettingsFile(t *testing.T) {
 	cleanEnv(t)
 	t.Setenv("LOCKSIDECAR_CONFIG", writeFile(t, "s.toml", `max_locks = 7`))
 	c, err := parseServe(t)
@@ -91,7 +91,7 @@ func TestTheVariableNamesTheFileToo(t *testing.T) {
 	}
 }
 
-func TestSettingsThatAreRefusedWithASentence(t *testing.T) {
+func TestErrorNamesTheRefusedSetting(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		file string
@@ -129,7 +129,7 @@ func TestSettingsThatAreRefusedWithASentence(t *testing.T) {
 	}
 }
 
-func TestTheExampleFileShowsEveryKeyWithItsDefault(t *testing.T) {
+func TestExampleFileHasEveryKeyWithItsDefault(t *testing.T) {
 	cleanEnv(t)
 	text, err := os.ReadFile("../../deploy/locksidecar.toml")
 	if err != nil {
@@ -233,7 +233,7 @@ func credentialDir(t *testing.T, text string) (dir string) {
 	return filepath.Dir(writeFile(t, credentialName, text))
 }
 
-func TestARefusedRedisURLIsNeverQuoted(t *testing.T) {
+func TestRefusedRedisURLIsNeverQuoted(t *testing.T) {
 	const password = "hunter2"
 	for _, tt := range []struct{ name, url, want string }{
 		{"no scheme", "hunter2@host:6379", "not one"},
@@ -266,7 +266,7 @@ func TestARefusedRedisURLIsNeverQuoted(t *testing.T) {
 	}
 }
 
-func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
+func TestPasswordOnTheCommandLineIsRefused(t *testing.T) {
 	cleanEnv(t)
 	for _, url := range []string{"redis://:hunter2@host", "redis://host?password=hunter2"} {
 		c, err := parseServe(t, "--redis", url)
@@ -280,7 +280,7 @@ func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
 	}
 }
 
-func TestTwoWaysToNameRedisAtOnceAreRefused(t *testing.T) {
+func TestTwoRedisSettingsOfOneOriginAreRefused(t *testing.T) {
 	cleanEnv(t)
 	c, err := parseServe(t, "--embedded", "--redis", "redis://h")
 	if err != nil {
@@ -292,13 +292,13 @@ func TestTwoWaysToNameRedisAtOnceAreRefused(t *testing.T) {
 	}
 }
 
-func TestNoDefaultOfAnyCommandShowsInPlaceOfAPassword(t *testing.T) {
+func TestHelpNeverShowsThePasswordOfAVariable(t *testing.T) {
 	cleanEnv(t)
 	t.Setenv("LOCKSIDECAR_REDIS", "redis://:hunter2@host")
 	var out strings.Builder
 	var c cli
 	parser := newParser(&c, &out, &out, kong.Exit(func(int) {}))
-	_, _ = parser.Parse([]string{"serve", "--help"}) // help goes on to fail or not; its text counts
+	_, _ = parser.Parse([]string{"serve", "--help"}) // only the text of the help matters
 	if !strings.Contains(out.String(), "LOCKSIDECAR_REDIS") || strings.Contains(out.String(), "hunter2") {
 		t.Errorf("help shows\n%s", out.String())
 	}

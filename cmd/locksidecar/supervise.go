@@ -41,19 +41,19 @@ func (s *supervisor) run() {
 	s.wantTTY = s.tty != nil && s.tty.foreground() == s.group.id
 	// A command may use up to a quarter of what it was promised to end; more
 	// would leave too little of a short lease to work in.
-	grace := min(s.killAfter, time.Until(s.end())/4)
-	warn := time.NewTimer(time.Until(s.end()) - grace)
+	grace := min(s.killAfter, time.Until(s.deadline())/4)
+	warn := time.NewTimer(time.Until(s.deadline()) - grace)
 	defer warn.Stop()
 	lost := s.lock.Done()
 	for {
 		select {
 		case sig := <-s.signals:
-			s.pass(sig.(syscall.Signal))
+			s.forward(sig.(syscall.Signal))
 
 		case ev := <-s.group.events:
 			switch ev.kind {
 			case groupStopped:
-				s.stop(ev.status.StopSignal())
+				s.onStopped(ev.status.StopSignal())
 			case commandExited:
 				s.exited, s.status = true, ev.status
 				if s.kill == nil {
@@ -65,17 +65,17 @@ func (s *supervisor) run() {
 
 		case <-warn.C:
 			// Renewals move the end while this timer runs.
-			if left := time.Until(s.end()); left > grace {
+			if left := time.Until(s.deadline()); left > grace {
 				warn.Reset(left - grace)
 			} else if !s.ending && !s.exited && s.lost == nil {
 				s.lost = locksidecar.ErrLost
-				complain("the lock %q ends in %v and is not renewed; ending the command", s.lock.Name(), max(0, left.Round(time.Millisecond)))
+				printErr("the lock %q ends in %v and is not renewed; ending the command", s.lock.Name(), max(0, left.Round(time.Millisecond)))
 				s.terminate(left)
 			}
 
 		case <-lost:
 			lost = nil
-			s.lose(s.lock.Err())
+			s.onLost(s.lock.Err())
 
 		case <-s.kill:
 			if s.killed && s.exited {
@@ -87,8 +87,8 @@ func (s *supervisor) run() {
 	}
 }
 
-// end is until when the command may run, as far as is known now.
-func (s *supervisor) end() time.Time {
+// deadline is until when the command may run, as far as is known now.
+func (s *supervisor) deadline() time.Time {
 	end := s.lock.Deadline()
 	if !s.maxEnd.IsZero() && s.maxEnd.Before(end) {
 		end = s.maxEnd
@@ -96,9 +96,9 @@ func (s *supervisor) end() time.Time {
 	return end
 }
 
-// lose is called when the lock is lost. If its time is over, so is the time to
+// onLost is called when the lock is lost. If its time is over, so is the time to
 // end: it was announced, or this host slept through it.
-func (s *supervisor) lose(err error) {
+func (s *supervisor) onLost(err error) {
 	var why *locksidecar.LostError
 	over := errors.As(err, &why) && (why.Reason == locksidecar.ReasonExpired || why.Reason == locksidecar.ReasonMaxHold)
 	if s.exited {
@@ -107,7 +107,7 @@ func (s *supervisor) lose(err error) {
 	}
 	if s.lost == nil {
 		s.lost = err
-		complain("%v; ending the command", err)
+		printErr("%v; ending the command", err)
 	}
 	switch {
 	case over || s.killAfter == 0:
@@ -125,45 +125,45 @@ func (s *supervisor) terminate(grace time.Duration) {
 	s.kill = time.After(grace)
 }
 
-func (s *supervisor) pass(sig syscall.Signal) {
+func (s *supervisor) forward(sig syscall.Signal) {
 	if sig == unix.SIGCONT && s.tty != nil {
 		// Under job control this is the end of a suspend; one that comes late
 		// must not undo the next Ctrl-Z.
 		if s.stopped {
-			s.resume()
+			s.continueGroup()
 		}
 		return
 	}
 	s.group.signal(sig)
 }
 
-// stop follows a command that was stopped. With a terminal that is job control:
+// onStopped follows a command that was stopped. With a terminal that is job control:
 // whoever started us must see us stopped to get the terminal back.
-func (s *supervisor) stop(by syscall.Signal) {
+func (s *supervisor) onStopped(by syscall.Signal) {
 	s.stopped = true
 	if s.tty == nil || s.ending {
 		return
 	}
 	if by == unix.SIGTTIN || by == unix.SIGTTOU {
 		s.wantTTY = true
-		if s.tty.mine() {
-			s.resume()
+		if s.tty.isOurs() {
+			s.continueGroup()
 			return
 		}
 	}
 	s.tty.suspend(s.signals)
-	s.resume()
+	s.continueGroup()
 }
 
-// resume lets a stopped command go on, unless its lock is gone.
-func (s *supervisor) resume() {
+// continueGroup lets a stopped command go on, unless its lock is gone.
+func (s *supervisor) continueGroup() {
 	if err := s.lock.Err(); err != nil {
-		s.lose(err)
+		s.onLost(err)
 		return
 	}
 	s.stopped = false
-	if s.tty != nil && s.wantTTY && s.tty.mine() {
-		s.tty.give(s.group.id)
+	if s.tty != nil && s.wantTTY && s.tty.isOurs() {
+		s.tty.setForeground(s.group.id)
 	}
 	s.group.signal(unix.SIGCONT)
 }

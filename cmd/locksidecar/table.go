@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// What a narrow terminal leaves at least of a lock's name and of a command.
+// Least widths of a lock's name and of a command on a narrow terminal.
 const (
 	minName    = 16
 	minCommand = 24
@@ -17,8 +17,8 @@ const (
 
 var lockHeader = []string{"LOCK", "STATE", "PID", "USER", "FOR", "LEFT", "TOKEN", "COMMAND"}
 
-// lockTable renders locks for a terminal of the given width; 0: as wide as need
-// be. The command is the last column because it is what can best be cut.
+// lockTable renders locks for a terminal of the given width; 0: nothing is cut. The command
+// is the last column, because it is the one that is cut first.
 func lockTable(locks []lockView, width int) string {
 	rows := [][]string{lockHeader}
 	for _, l := range locks {
@@ -73,7 +73,7 @@ func alignRows(rows [][]string, width int) string {
 		}
 	}
 	if width > 0 {
-		// The name gives way first, so that the command keeps a little.
+		// Names are shortened so that minCommand columns are left for the command.
 		fixed := 0
 		for _, w := range widths[1:last] {
 			fixed += w + 2
@@ -106,8 +106,8 @@ func cut(s string, width int) string {
 	return string([]rune(s)[:width-1]) + "…"
 }
 
-// printable keeps a process from writing to an operator's terminal by the name
-// it gave itself.
+// printable replaces control characters: a process chooses its own command line, and must not
+// control an operator's terminal by it.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

@@ -71,15 +71,15 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-func TestLsIsATableForPeople(t *testing.T) {
+func TestLsPrintsATable(t *testing.T) {
 	golden(t, "ls.txt", lockTable(someLocks(), 0))
 }
 
-func TestLsIsCutToANarrowTerminal(t *testing.T) {
+func TestLsFitsANarrowTerminal(t *testing.T) {
 	golden(t, "ls-100.txt", lockTable(someLocks(), 100))
 }
 
-func TestLsHasStableFieldsForPrograms(t *testing.T) {
+func TestLsJSONHasStableFields(t *testing.T) {
 	text, err := json.MarshalIndent(someLocks(), "", "  ")
 	if err != nil {
 		t.Fatal(err)

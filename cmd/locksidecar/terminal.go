@@ -10,26 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is the controlling terminal of this process. Only its foreground
-// process group may read from it; the command has a group of its own, so it is
-// given the terminal, and it is taken back at the end.
+// terminal is the controlling terminal of this process. Only the foreground process group may
+// read from it. The command has a group of its own: that becomes the foreground group, and at
+// the end the group of this process is it again.
 type terminal struct {
-	file *os.File
-	own  int // our process group
+	file     *os.File
+	ownGroup int // our process group
 }
 
-// openTerminal returns nil if there is none.
+// openTerminal returns nil if this process has no controlling terminal.
 func openTerminal() *terminal {
 	f, err := os.OpenFile("/dev/tty", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil
 	}
-	return &terminal{file: f, own: unix.Getpgrp()}
+	return &terminal{file: f, ownGroup: unix.Getpgrp()}
 }
 
 func (t *terminal) fd() int { return int(t.file.Fd()) }
 
-// foreground is the process group that has the terminal; 0: it is gone.
+// foreground returns the foreground process group; 0: the terminal was closed.
 func (t *terminal) foreground() int {
 	id, err := unix.IoctlGetInt(t.fd(), unix.TIOCGPGRP)
 	if err != nil {
@@ -38,15 +38,15 @@ func (t *terminal) foreground() int {
 	return id
 }
 
-func (t *terminal) mine() bool { return t.foreground() == t.own }
+func (t *terminal) isOurs() bool { return t.foreground() == t.ownGroup }
 
-// forCommand tells whether the command is to have the terminal from its start:
-// if we are a job of our own and it is typed into. As a part of a script or a
-// pipeline we share our group with others that want Ctrl-C or read from the
-// terminal too. Then the command gets it when it first asks for it, and what is
-// typed comes to us and is passed on until then.
-func (t *terminal) forCommand() bool {
-	return t.mine() && t.own == os.Getpid() && isTerminal(0) && !isPipe(1)
+// startsInForeground reports whether the command's group is the foreground group from its
+// start: this process is a job of its own, and its input is the terminal. As part of a script
+// or a pipeline, it shares its group with processes that need Ctrl-C or read from the terminal,
+// too. Then the command's group becomes the foreground group when it first reads from the
+// terminal, and until then this process forwards the signals of the keyboard.
+func (t *terminal) startsInForeground() bool {
+	return t.isOurs() && t.ownGroup == os.Getpid() && isTerminal(0) && !isPipe(1)
 }
 
 func isTerminal(fd int) bool {
@@ -59,36 +59,35 @@ func isPipe(fd int) bool {
 	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO
 }
 
-func (t *terminal) give(group int) {
+func (t *terminal) setForeground(group int) {
 	// From the background, setting the foreground group would stop us.
 	signal.Ignore(unix.SIGTTOU)
-	_ = unix.IoctlSetPointerInt(t.fd(), unix.TIOCSPGRP, group) // the group may have ended: then nobody misses it
+	_ = unix.IoctlSetPointerInt(t.fd(), unix.TIOCSPGRP, group) // fails if the group has ended, which changes nothing
 }
 
-// takeBack is for the end. It takes nothing from anybody but group.
-func (t *terminal) takeBack(group int) {
+// restore makes this process's group the foreground group again if group is it.
+func (t *terminal) restore(group int) {
 	if t != nil && t.foreground() == group {
-		t.give(t.own)
+		t.setForeground(t.ownGroup)
 	}
 }
 
-// suspend stops our process group, as the terminal would have done on Ctrl-Z,
-// and returns when somebody continues it; at once, if nobody could: the kernel
-// does not stop a group that no shell watches over.
+// suspend stops our process group, as the terminal does on Ctrl-Z, and returns when a SIGCONT
+// continues it. It returns at once if the group is orphaned, because the kernel does not stop
+// a group that no shell would continue.
 func (t *terminal) suspend(signals chan<- os.Signal) {
-	// First the others, then this thread, so that this process gets one signal
-	// and not a second one after it was continued.
+	// First the other processes of the group, then this thread: so this process gets one
+	// signal, and not a second one after it was continued.
 	signal.Ignore(unix.SIGTSTP)
 	_ = unix.Kill(0, unix.SIGTSTP)
-	setDefault(unix.SIGTSTP)
+	resetToDefault(unix.SIGTSTP)
 	raise(unix.SIGTSTP)
 	signal.Notify(signals, unix.SIGTSTP)
 }
 
-// setDefault gives a signal its default action until the next signal.Notify.
-// signal.Reset cannot: for a stop signal the runtime keeps its own handler,
-// which then does nothing.
-func setDefault(sig syscall.Signal) {
+// resetToDefault gives a signal its default action until the next signal.Notify. signal.Reset
+// does not: for a stop signal the runtime keeps its own handler, which does nothing.
+func resetToDefault(sig syscall.Signal) {
 	const sizeofSigset = 8
 	// Large enough for struct sigaction of every architecture; zero is SIG_DFL.
 	var action [16]uint64
@@ -96,8 +95,8 @@ func setDefault(sig syscall.Signal) {
 		uintptr(unsafe.Pointer(&action)), 0, sizeofSigset, 0, 0)
 }
 
-// raise sends this process a signal that acts before raise returns. One sent to
-// the whole process could be taken by another thread a little later.
+// raise sends this process a signal that takes effect before raise returns. Another thread
+// could receive a signal to the whole process a little later.
 func raise(sig syscall.Signal) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminalSession is a terminal with a session in it, driven by the test.
+// terminalSession is a session on a pseudo-terminal to which the test types.
 type terminalSession struct {
 	t    *testing.T
 	cmd  *exec.Cmd
 	ptm  *os.File
-	seen strings.Builder // everything so far
-	from int             // where the next await looks
+	seen strings.Builder // all output so far
+	from int             // where the next await begins to search
 }
 
 // onTerminal runs cmd as the leader of a session on a terminal of its own.
@@ -27,7 +27,7 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *terminalSession {
 	if err != nil {
 		t.Skipf("no terminals here: %v", err)
 	}
-	// Not through Fd, which would make reads ignore their deadline.
+	// Not by Fd, after which reads would ignore their deadline.
 	var n int
 	raw, err := ptm.SyscallConn()
 	if err != nil {
@@ -53,7 +53,7 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *terminalSession {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if err := ptm.SetReadDeadline(time.Now().Add(patience * time.Millisecond)); err != nil {
+	if err := ptm.SetReadDeadline(time.Now().Add(eventTimeoutMS * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -63,8 +63,8 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *terminalSession {
 	return &terminalSession{t: t, cmd: cmd, ptm: ptm}
 }
 
-// interactiveShell is one with job control, in which $run is locksidecar run.
-func interactiveShell(t *testing.T, f *fake) *terminalSession {
+// interactiveShell starts a shell with job control, in which $run is locksidecar run.
+func interactiveShell(t *testing.T, f *fakeSidecar) *terminalSession {
 	t.Helper()
 	bash, err := exec.LookPath("bash")
 	if err != nil {
@@ -76,14 +76,14 @@ func interactiveShell(t *testing.T, f *fake) *terminalSession {
 	return onTerminal(t, cmd)
 }
 
-func (s *terminalSession) typed(keys string) {
+func (s *terminalSession) typeKeys(keys string) {
 	s.t.Helper()
 	if _, err := s.ptm.WriteString(keys); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-// await reads until text was shown after what was awaited before.
+// await reads until the terminal shows text, after the text of the previous await.
 func (s *terminalSession) await(text string) {
 	s.t.Helper()
 	buf := make([]byte, 4096)
@@ -100,11 +100,11 @@ func (s *terminalSession) await(text string) {
 	}
 }
 
-// foreground continues the stopped job. The shell shows what it continues.
+// foreground continues the stopped job with fg. The shell prints its command line.
 func (s *terminalSession) foreground() {
 	s.t.Helper()
-	s.await("job -- ") // behind "Stopped"
-	s.typed("fg\n")
+	s.await("job -- ") // after "Stopped"
+	s.typeKeys("fg\n")
 	s.await("job -- ")
 }
 
@@ -113,39 +113,40 @@ const (
 	ctrlZ = "\x1a"
 )
 
-// echoes reads a line and shows it. What it shows is not what the test types.
-const echoes = `sh -c 'echo u""p; read x; echo "got:$x"'`
+// echoLine reads a line and prints it. Its output differs from the input that the terminal
+// echoes.
+const echoLine = `sh -c 'echo u""p; read x; echo "got:$x"'`
 
-func TestTheCommandReadsFromTheTerminal(t *testing.T) {
+func TestCommandReadsFromTheTerminal(t *testing.T) {
 	f := startFake(t)
 	s := onTerminal(t, command(f, "run", "job", "--", "sh", "-c", `echo up; read x; echo "got:$x"`))
 	s.await("up")
-	s.typed("hello\n")
+	s.typeKeys("hello\n")
 	s.await("got:hello")
-	if code := exitOf(t, s.cmd.Wait()); code != 0 {
+	if code := exitCodeOf(t, s.cmd.Wait()); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 }
 
-func TestCtrlCEndsTheCommandAndRunTheSameWay(t *testing.T) {
+func TestCtrlCEndsCommandAndRunBySIGINT(t *testing.T) {
 	f := startFake(t)
 	s := onTerminal(t, command(f, "run", "job", "--", "sh", "-c", `echo up; read x`))
 	s.await("up")
-	s.typed(ctrlC)
-	if code := exitOf(t, s.cmd.Wait()); code != -int(unix.SIGINT) {
+	s.typeKeys(ctrlC)
+	if code := exitCodeOf(t, s.cmd.Wait()); code != -int(unix.SIGINT) {
 		t.Errorf("ended with %d, want signal SIGINT, as shells expect it of a loop's command", code)
 	}
 	<-f.released
 }
 
-func TestCtrlZWithoutAShellDoesNotHangTheTerminal(t *testing.T) {
+func TestCtrlZWithoutAShellContinuesTheCommand(t *testing.T) {
 	f := startFake(t)
 	s := onTerminal(t, command(f, "run", "job", "--", "sh", "-c", `echo up; read x; echo "got:$x"`))
 	s.await("up")
-	s.typed(ctrlZ)
-	s.typed("hello\n")
+	s.typeKeys(ctrlZ)
+	s.typeKeys("hello\n")
 	s.await("got:hello")
-	if code := exitOf(t, s.cmd.Wait()); code != 0 {
+	if code := exitCodeOf(t, s.cmd.Wait()); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 }
@@ -153,49 +154,49 @@ func TestCtrlZWithoutAShellDoesNotHangTheTerminal(t *testing.T) {
 func TestCtrlZAndFgInAShell(t *testing.T) {
 	f := startFake(t)
 	s := interactiveShell(t, f)
-	s.typed("$run job -- env " + asPuppet + "=it ${run% run}\n")
+	s.typeKeys("$run job -- env " + signalProbeEnv + "=it ${run% run}\n")
 	s.await("up")
 	for range 3 {
-		s.typed(ctrlZ)
+		s.typeKeys(ctrlZ)
 		s.await("Stopped")
 		s.foreground()
-		s.await("it CONT") // which is when it has the terminal again
+		s.await("it CONT") // now it has the terminal again
 	}
-	s.typed("hello\n")
+	s.typeKeys("hello\n")
 	s.await("it got:hello")
-	s.typed("exit 0\n")
-	if code := exitOf(t, s.cmd.Wait()); code != 0 {
+	s.typeKeys("exit 0\n")
+	if code := exitCodeOf(t, s.cmd.Wait()); code != 0 {
 		t.Errorf("the shell's exit code is %d", code)
 	}
 }
 
-func TestABackgroundJobIsStoppedWhenItReads(t *testing.T) {
+func TestBackgroundJobStopsWhenItReads(t *testing.T) {
 	f := startFake(t)
 	s := interactiveShell(t, f)
-	s.typed("set -o notify\n") // tell at once
-	s.typed("$run job -- " + echoes + " &\n")
+	s.typeKeys("set -o notify\n") // report stopped jobs at once
+	s.typeKeys("$run job -- " + echoLine + " &\n")
 	s.await("Stopped")
 	s.foreground()
-	s.typed("hello\n")
+	s.typeKeys("hello\n")
 	s.await("got:hello")
 }
 
-func TestInAPipelineTheCommandGetsTheTerminalWhenItAsks(t *testing.T) {
+func TestCommandInAPipelineGetsTheTerminalWhenItReads(t *testing.T) {
 	f := startFake(t)
 	s := interactiveShell(t, f)
-	s.typed("$run job -- " + echoes + " | sed 's/^/piped:/'\n")
+	s.typeKeys("$run job -- " + echoLine + " | sed 's/^/piped:/'\n")
 	s.await("\npiped:up")
-	s.typed("hello\n")
+	s.typeKeys("hello\n")
 	s.await("piped:got:hello")
 }
 
 func TestCtrlCEndsTheScriptThatRunIsPartOf(t *testing.T) {
 	f := startFake(t)
 	s := interactiveShell(t, f)
-	s.typed(`bash -c '$run job -- sh -c "echo u\"\"p; exec sleep 1000"; echo went"" on'; echo co""de $?` + "\n")
+	s.typeKeys(`bash -c '$run job -- sh -c "echo u\"\"p; exec sleep 1000"; echo went"" on'; echo co""de $?` + "\n")
 	s.await("up")
-	s.typed(ctrlC)
-	s.typed("echo en\"\"d\n")
+	s.typeKeys(ctrlC)
+	s.typeKeys("echo en\"\"d\n")
 	s.await("end")
 	if strings.Contains(s.seen.String(), "went on") {
 		t.Errorf("the script went on:\n%s", s.seen.String())

@@ -16,8 +16,8 @@ import (
 // commit is set by the Makefile: -ldflags "-X main.commit=v0.1.0-3-g0123abc".
 var commit string
 
-// build says which commit the binary was built from, as far as the build or the Go
-// toolchain recorded it.
+// build returns the commit that the binary was built from, if the build or the Go toolchain
+// recorded it.
 func build() string {
 	if commit != "" {
 		return commit
@@ -28,7 +28,7 @@ func build() string {
 	return "unknown"
 }
 
-// versionFlag is --version, which other programs have, too.
+// versionFlag is --version, an alias of the version command.
 type versionFlag bool
 
 func (versionFlag) BeforeReset(app *kong.Kong) error {

@@ -13,16 +13,16 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-// explainEvery is how often a wait for a lock is looked at.
-const explainEvery = time.Second
+// explainInterval is how often explainWait asks the sidecar.
+const explainInterval = time.Second
 
-// explainWait prints, until ctx ends, why a wait for a lock may last longer than its
-// holders: because Redis does not serve, or because the holder waits for this process. A
-// wait for other holders is as silent as that of flock(1).
+// explainWait prints, until ctx ends, a reason why the wait for a lock may never end: Redis
+// does not serve, or the holder waits for this process. While other processes just hold the
+// lock it prints nothing, like flock(1).
 func explainWait(ctx context.Context, client *locksidecar.Client, name string) {
-	tick := time.NewTicker(explainEvery)
+	tick := time.NewTicker(explainInterval)
 	defer tick.Stop()
-	said := ""
+	printed := ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -30,11 +30,11 @@ func explainWait(ctx context.Context, client *locksidecar.Client, name string) {
 		case <-tick.C:
 		}
 		why, err := whyWait(ctx, client, name)
-		if err == nil && why != "" && why != said {
-			complain("waiting for the lock %q: %s", name, why)
+		if err == nil && why != "" && why != printed {
+			printErr("waiting for the lock %q: %s", name, why)
 		}
 		if err == nil {
-			said = why
+			printed = why
 		}
 	}
 }
@@ -55,8 +55,7 @@ func whyWait(ctx context.Context, client *locksidecar.Client, name string) (stri
 	return fmt.Sprintf("process %d (%s) holds it and has started this command; if it waits for this command to end, neither of them ends", row.PID, row.Cmd), nil
 }
 
-// isAncestor reports whether a process is the parent of this one, or the parent's parent,
-// and so on.
+// isAncestor reports whether a process is the parent of this one, its grandparent, and so on.
 func isAncestor(pid int64) bool {
 	for at := int64(os.Getppid()); at > 1; at = parentOf(at) {
 		if at == pid {
@@ -66,13 +65,14 @@ func isAncestor(pid int64) bool {
 	return false
 }
 
-// parentOf is the parent of a process; 0: not known.
+// parentOf returns the parent of a process; 0: not known.
 func parentOf(pid int64) int64 {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
 	}
-	// After the name, which stands in parentheses and may contain anything, and the state.
+	// The fields after the name, which stands in parentheses and may contain anything; the
+	// first is the state.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 2 {
 		return 0

@@ -10,22 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asPuppet makes the test binary a command that shows what happens to it. A
-// shell's traps would not do: they may run late, or be lost while it forks.
-const asPuppet = "LOCKSIDECAR_TEST_PUPPET"
+// signalProbeEnv makes the test binary a command that prints the signals that it receives. The
+// traps of a shell may run late, or be lost while it forks.
+const signalProbeEnv = "LOCKSIDECAR_TEST_PUPPET"
 
-// puppet shows the signals that it gets and the line that it reads, and ends
-// with 3 after SIGTERM and 0 after a line. One that is called parent has a
-// child, which ends first.
-func puppet(who string) (code int) {
-	show := func(what string) { fmt.Println(who, what) }
+// signalProbe prints the signals that it receives and the line that it reads. It ends with 3
+// after SIGTERM and with 0 after a line. The probe with the name "parent" has a child, which
+// ends first.
+func signalProbe(name string) (code int) {
+	show := func(what string) { fmt.Println(name, what) }
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGUSR1, unix.SIGHUP, unix.SIGTERM, unix.SIGCONT)
-	if who == "parent" {
+	if name == "parent" {
 		child := exec.Command(os.Args[0])
-		child.Env = append(os.Environ(), asPuppet+"=child")
+		child.Env = append(os.Environ(), signalProbeEnv+"=child")
 		child.Stdout = os.Stdout
-		// A pipe that stays open: the child ends by a signal.
+		// The pipe stays open, so that only a signal ends the child.
 		if _, err := child.StdinPipe(); err != nil {
 			show(err.Error())
 			return 1
@@ -38,7 +38,7 @@ func puppet(who string) (code int) {
 	}
 	lines := make(chan string)
 	go func() {
-		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // an error shows as an empty line
+		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // an empty line: an error
 		lines <- line
 	}()
 	show("up")

@@ -10,34 +10,34 @@ import (
 
 func TestLsSortsAndFilters(t *testing.T) {
 	f := startFake(t)
-	out := expectCode(t, start(t, f, "ls"), 0, "")
+	out := expectExit(t, start(t, f, "ls"), 0, "")
 	if a, b := strings.Index(out, "\na "), strings.Index(out, "\nb "); a < 0 || b < a {
 		t.Errorf("ls printed\n%s", out)
 	}
-	if out := expectCode(t, start(t, f, "ls", "a"), 0, ""); strings.Contains(out, "\nb ") {
+	if out := expectExit(t, start(t, f, "ls", "a"), 0, ""); strings.Contains(out, "\nb ") {
 		t.Errorf("ls a printed\n%s", out)
 	}
-	if out := expectCode(t, start(t, f, "ls", "nothing"), 0, ""); out != "no locks that start with \"nothing\"\n" {
+	if out := expectExit(t, start(t, f, "ls", "nothing"), 0, ""); out != "no locks that start with \"nothing\"\n" {
 		t.Errorf("ls nothing printed %q", out)
 	}
-	if out := expectCode(t, start(t, f, "ls", "--json", "nothing"), 0, ""); out != "[]\n" {
+	if out := expectExit(t, start(t, f, "ls", "--json", "nothing"), 0, ""); out != "[]\n" {
 		t.Errorf("ls --json nothing printed %q", out)
 	}
 }
 
-func TestPingAndForceRelease(t *testing.T) {
+func TestPingAndForceReleasePrintTheAnswer(t *testing.T) {
 	f := startFake(t)
-	if out := expectCode(t, start(t, f, "ping"), 0, ""); !strings.Contains(out, "its Redis serves") {
+	if out := expectExit(t, start(t, f, "ping"), 0, ""); !strings.Contains(out, "its Redis serves") {
 		t.Errorf("ping printed %q", out)
 	}
-	if out := expectCode(t, start(t, f, "force-release", nameHeld), 0, ""); out != "ended hold 7 of \"held by somebody\"\n" {
+	if out := expectExit(t, start(t, f, "force-release", nameHeld), 0, ""); out != "ended hold 7 of \"held by somebody\"\n" {
 		t.Errorf("force-release printed %q", out)
 	}
-	expectCode(t, start(t, f, "force-release", "free"), 1, `locksidecar: nobody of this host holds the lock "free"`)
+	expectExit(t, start(t, f, "force-release", "free"), 1, `locksidecar: nobody of this host holds the lock "free"`)
 }
 
 func TestVersionNamesTheProtocol(t *testing.T) {
-	out := expectCode(t, start(t, &fake{}, "version", "--json"), 0, "")
+	out := expectExit(t, start(t, &fakeSidecar{}, "version", "--json"), 0, "")
 	var v struct {
 		Version  string
 		Protocol int
@@ -47,23 +47,23 @@ func TestVersionNamesTheProtocol(t *testing.T) {
 	}
 }
 
-func TestVersionAndHelpAreFoundWhereOtherProgramsHaveThem(t *testing.T) {
-	version := expectCode(t, start(t, &fake{}, "version"), 0, "")
-	if out := expectCode(t, start(t, &fake{}, "--version"), 0, ""); out != version {
+func TestVersionFlagAndHelpCommandAreAliases(t *testing.T) {
+	version := expectExit(t, start(t, &fakeSidecar{}, "version"), 0, "")
+	if out := expectExit(t, start(t, &fakeSidecar{}, "--version"), 0, ""); out != version {
 		t.Errorf("--version printed %q, and version %q", out, version)
 	}
 	for _, args := range [][]string{{"--help"}, {"run", "--help"}} {
-		want := expectCode(t, start(t, &fake{}, args...), 0, "")
+		want := expectExit(t, start(t, &fakeSidecar{}, args...), 0, "")
 		help := append([]string{"help"}, args[:len(args)-1]...)
-		if out := expectCode(t, start(t, &fake{}, help...), 0, ""); out != want {
+		if out := expectExit(t, start(t, &fakeSidecar{}, help...), 0, ""); out != want {
 			t.Errorf("%q printed\n%s", help, out)
 		}
 	}
 }
 
-func TestPingWaitsForASidecarThatHasJustStarted(t *testing.T) {
+func TestPingRetriesUntilRedisServes(t *testing.T) {
 	asked := 0
-	f := startFake(t, func(f *fake) {
+	f := startFake(t, func(f *fakeSidecar) {
 		f.redis = func() string {
 			if asked++; asked < 3 {
 				return "Redis has not been reached yet"
@@ -71,18 +71,18 @@ func TestPingWaitsForASidecarThatHasJustStarted(t *testing.T) {
 			return "ok"
 		}
 	})
-	expectCode(t, start(t, f, "ping"), 0, "")
-	f = startFake(t, func(f *fake) { f.redis = func() string { return "Redis refuses connections" } })
-	expectCode(t, start(t, f, "ping"), exitUnavailable, "Redis refuses connections")
+	expectExit(t, start(t, f, "ping"), 0, "")
+	f = startFake(t, func(f *fakeSidecar) { f.redis = func() string { return "Redis refuses connections" } })
+	expectExit(t, start(t, f, "ping"), exitUnavailable, "Redis refuses connections")
 }
 
-func TestEverySubcommandHelpsWithAnExample(t *testing.T) {
-	help := expectCode(t, start(t, &fake{}, "--help"), 0, "")
+func TestHelpOfEverySubcommandHasAnExample(t *testing.T) {
+	help := expectExit(t, start(t, &fakeSidecar{}, "--help"), 0, "")
 	for _, name := range []string{"serve", "run", "ls", "force-release", "ping", "demo", "version"} {
 		if !strings.Contains(help, "\n  "+name+" ") {
 			t.Errorf("the help does not name %s", name)
 		}
-		text := expectCode(t, start(t, &fake{}, name, "--help"), 0, "")
+		text := expectExit(t, start(t, &fakeSidecar{}, name, "--help"), 0, "")
 		if !strings.Contains(text, "Example") || !strings.Contains(text, "locksidecar "+name) {
 			t.Errorf("%s --help has no example:\n%s", name, text)
 		}
@@ -91,8 +91,8 @@ func TestEverySubcommandHelpsWithAnExample(t *testing.T) {
 
 func TestUsageErrorsAreOneSentence(t *testing.T) {
 	for _, args := range [][]string{{}, {"serv"}, {"ls", "--nope"}, {"run"}, {"run", "job"}, {"run", "job", "--"}} {
-		p := start(t, &fake{}, args...)
-		expectCode(t, p, exitUsage, "locksidecar: ")
+		p := start(t, &fakeSidecar{}, args...)
+		expectExit(t, p, exitUsage, "locksidecar: ")
 		if strings.Count(p.stderr.String(), "\n") != 1 {
 			t.Errorf("%q printed\n%s", args, p.stderr.String())
 		}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// deathPipe kills the command's process group when this process ends, also by kill -9.
+//
+// Only this process has the write end of the pipe. When it ends, the kernel closes the
+// write end and signals the owner of the read end (fcntl F_SETOWN): the owner is the
+// process group, and the signal is SIGKILL. PR_SET_PDEATHSIG alone would reach the command,
+// and not the processes that the command has started.
+//
+// The kernel sends the signal only if the read end is open in a process that survives this
+// one. That is the guard, a process in a session of its own, which only waits for the end of
+// the pipe. The command itself cannot be the guard: shells, sudo and daemons close or reuse
+// descriptors by number.
+type deathPipe struct {
+	readEnd  int
+	writeEnd *os.File
+	guard    int // the pid
+}
+
+func newDeathPipe() (*deathPipe, error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("pipe: %w", err)
+	}
+	f := &deathPipe{readEnd: p[0], writeEnd: os.NewFile(uintptr(p[1]), "death pipe")}
+	if err := f.startGuard(); err != nil {
+		unix.Close(f.readEnd)
+		f.writeEnd.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *deathPipe) startGuard() error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	f.guard, err = syscall.ForkExec("/proc/self/exe", []string{guardName}, &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   os.Environ(),
+		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), uintptr(f.readEnd)},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return fmt.Errorf("starting the process that guards the command: %w", err)
+	}
+	return nil
+}
+
+// dupReadEnd returns a duplicate of the read end that a child inherits. Its number is free in
+// this process, so it takes the place of no descriptor of the user. It is closed when the
+// launcher becomes the command. The caller closes it, too.
+func (f *deathPipe) dupReadEnd() (fd int, err error) {
+	if fd, err = unix.FcntlInt(uintptr(f.readEnd), unix.F_DUPFD, 10); err != nil {
+		return -1, fmt.Errorf("fcntl(F_DUPFD): %w", err)
+	}
+	return fd, nil
+}
+
+// close ends the guard. Precondition: no process of the group runs, because it would get
+// SIGKILL.
+func (f *deathPipe) close() {
+	unix.Close(f.readEnd)
+	f.writeEnd.Close()
+	retryEINTR(func() error {
+		_, err := unix.Wait4(f.guard, nil, 0, nil)
+		return err
+	})
+}
+
+// guardName is argv[0] of a guard.
+const guardName = "locksidecar-guard"
+
+// runGuard is the main function of a guard. It does not return.
+func runGuard() {
+	const readEnd = 3
+	// The guard must not keep files of the user open.
+	_ = unix.CloseRange(readEnd+1, math.MaxUint32, 0)
+	var b [1]byte
+	for {
+		if _, err := unix.Read(readEnd, b[:]); err != unix.EINTR {
+			os.Exit(0)
+		}
+	}
+}
+
+// launcher is argv[0] of this program between fork and exec of the command: it arms the
+// death pipe and becomes the command.
+const launcher = "locksidecar-launch"
+
+// launcherArgs returns the command line of the launcher.
+func launcherArgs(readEnd int, path string, argv []string) []string {
+	return append([]string{launcher, strconv.Itoa(readEnd), path}, argv...)
+}
+
+// runLauncher is the main function of the launcher; args are those of launcherArgs. It does
+// not return.
+func runLauncher(args []string) {
+	fd, err := strconv.Atoi(args[1])
+	if err == nil {
+		err = arm(fd, unix.Getpgrp())
+		unix.CloseOnExec(fd)
+	}
+	if err != nil {
+		printErr("cannot tie the command to its lock: %v", err)
+		os.Exit(exitCannotRun)
+	}
+	path, argv := args[2], args[3:]
+	err = cannotRun(argv[0], syscall.Exec(path, argv, os.Environ()))
+	printErr("%v", err)
+	os.Exit(exitCode(err))
+}
+
+// arm has the kernel send SIGKILL to the group when the write end of the pipe is closed.
+func arm(readEnd, group int) error {
+	if _, err := unix.FcntlInt(uintptr(readEnd), unix.F_SETOWN, -group); err != nil {
+		return fmt.Errorf("fcntl(F_SETOWN): %w", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(readEnd), unix.F_SETSIG, int(unix.SIGKILL)); err != nil {
+		return fmt.Errorf("fcntl(F_SETSIG): %w", err)
+	}
+	flags, err := unix.FcntlInt(uintptr(readEnd), unix.F_GETFL, 0)
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(readEnd), unix.F_SETFL, flags|unix.O_ASYNC)
+	}
+	if err != nil {
+		return fmt.Errorf("fcntl(F_SETFL, O_ASYNC): %w", err)
+	}
+	return nil
+}
