@@ -11,8 +11,7 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-// supervisor sees to it that a command runs only while its lock is held. One
-// goroutine, in run, owns it.
+// supervisor ends a command when its lock ends. One goroutine, in run, owns it.
 type supervisor struct {
 	lock      *locksidecar.Lock
 	group     *group
@@ -21,26 +20,41 @@ type supervisor struct {
 	killAfter time.Duration
 	maxEnd    time.Time // end of --max-hold; zero: none
 
-	stopped bool // the command is, by a signal
-	wantTTY bool // it had the terminal, or asked for it
-	ending  bool // SIGTERM was sent
-	killed  bool // SIGKILL was
-	kill    <-chan time.Time
-	status  unix.WaitStatus // of the command, once exited
-	exited  bool
-	lost    error // why the command was ended before it ended
+	phase   endPhase
+	kill    <-chan time.Time // the next SIGKILL is due; nil: none is planned
+	exited  bool             // the command has ended; processes of its group may still run
+	status  unix.WaitStatus  // of the command, once exited
+	lost    error            // the lock ended before the command did; nil: it did not
+	stopped bool             // a signal stopped the command
+	wantTTY bool             // the command had the terminal, or asked for it
 }
 
-// killWait bounds the wait for what the command left behind once it was killed:
-// a process that was reparented to neither us nor a dead process is not ours to
-// wait for.
+// endPhase is how far the supervisor has gone to end the group. In each phase, run returns
+// when no process of the group runs.
+//
+//	           the lock is lost, or about to end
+//	notEnding ───────────── SIGTERM ─────────────► terminating
+//	    │                                               │
+//	    │ the command exited, and killAfter passed      │ the grace passed
+//	    └─────────────────── SIGKILL ───────────────────┴──────────► killed
+type endPhase uint8
+
+const (
+	notEnding   endPhase = iota // the supervisor has sent no signal of its own
+	terminating                 // it has sent SIGTERM; SIGKILL follows when kill fires
+	killed                      // it has sent SIGKILL; it gives up killWait after that if the command has exited
+)
+
+// killWait bounds the wait for processes that the command left behind, after they were
+// killed. A process that has another parent than this process or a dead one cannot be
+// waited for.
 const killWait = 5 * time.Second
 
-// run returns when nothing of the group runs any more.
+// run returns when no process of the group runs.
 func (s *supervisor) run() {
 	s.wantTTY = s.tty != nil && s.tty.foreground() == s.group.id
-	// A command may use up to a quarter of what it was promised to end; more
-	// would leave too little of a short lease to work in.
+	// The command gets up to a quarter of its time to end: more would leave too little of a
+	// short lease to work in.
 	grace := min(s.killAfter, time.Until(s.deadline())/4)
 	warn := time.NewTimer(time.Until(s.deadline()) - grace)
 	defer warn.Stop()
@@ -64,10 +78,10 @@ func (s *supervisor) run() {
 			}
 
 		case <-warn.C:
-			// Renewals move the end while this timer runs.
+			// A renewal may have moved the deadline since the timer was set.
 			if left := time.Until(s.deadline()); left > grace {
 				warn.Reset(left - grace)
-			} else if !s.ending && !s.exited && s.lost == nil {
+			} else if s.phase == notEnding && !s.exited && s.lost == nil {
 				s.lost = locksidecar.ErrLost
 				printErr("the lock %q ends in %v and is not renewed; ending the command", s.lock.Name(), max(0, left.Round(time.Millisecond)))
 				s.terminate(left)
@@ -78,16 +92,16 @@ func (s *supervisor) run() {
 			s.onLost(s.lock.Err())
 
 		case <-s.kill:
-			if s.killed && s.exited {
+			if s.phase == killed && s.exited {
 				return // see killWait
 			}
 			s.group.signal(unix.SIGKILL)
-			s.killed, s.kill = true, time.After(killWait)
+			s.phase, s.kill = killed, time.After(killWait)
 		}
 	}
 }
 
-// deadline is until when the command may run, as far as is known now.
+// deadline returns until when the command may run, as far as is known now.
 func (s *supervisor) deadline() time.Time {
 	end := s.lock.Deadline()
 	if !s.maxEnd.IsZero() && s.maxEnd.Before(end) {
@@ -96,11 +110,11 @@ func (s *supervisor) deadline() time.Time {
 	return end
 }
 
-// onLost is called when the lock is lost. If its time is over, so is the time to
-// end: it was announced, or this host slept through it.
+// onLost ends the command because the lock is lost. If the hold ended by its own time, the
+// command gets no grace: either SIGTERM was sent before, or this host slept in the meantime.
 func (s *supervisor) onLost(err error) {
 	var why *locksidecar.LostError
-	over := errors.As(err, &why) && (why.Reason == locksidecar.ReasonExpired || why.Reason == locksidecar.ReasonMaxHold)
+	timedOut := errors.As(err, &why) && (why.Reason == locksidecar.ReasonExpired || why.Reason == locksidecar.ReasonMaxHold)
 	if s.exited {
 		s.group.signal(unix.SIGKILL)
 		return
@@ -110,25 +124,25 @@ func (s *supervisor) onLost(err error) {
 		printErr("%v; ending the command", err)
 	}
 	switch {
-	case over || s.killAfter == 0:
+	case timedOut || s.killAfter == 0:
 		s.group.signal(unix.SIGKILL)
-	case !s.ending:
+	case s.phase == notEnding:
 		s.terminate(s.killAfter)
 	}
 }
 
-// terminate asks the group to end, and makes sure that it has after grace.
+// terminate sends the group SIGTERM, and SIGKILL after the grace.
 func (s *supervisor) terminate(grace time.Duration) {
-	s.ending = true
+	s.phase = terminating
 	s.group.signal(unix.SIGTERM)
-	s.group.signal(unix.SIGCONT) // a stopped process does not see SIGTERM
+	s.group.signal(unix.SIGCONT) // a stopped process does not receive SIGTERM
 	s.kill = time.After(grace)
 }
 
 func (s *supervisor) forward(sig syscall.Signal) {
 	if sig == unix.SIGCONT && s.tty != nil {
-		// Under job control this is the end of a suspend; one that comes late
-		// must not undo the next Ctrl-Z.
+		// With job control this ends a suspend. One that comes late must not undo the
+		// next Ctrl-Z.
 		if s.stopped {
 			s.continueGroup()
 		}
@@ -137,11 +151,11 @@ func (s *supervisor) forward(sig syscall.Signal) {
 	s.group.signal(sig)
 }
 
-// onStopped follows a command that was stopped. With a terminal that is job control:
-// whoever started us must see us stopped to get the terminal back.
+// onStopped is called when a signal stopped the command. With a terminal that is job
+// control: the shell takes the terminal back only if this process stops, too.
 func (s *supervisor) onStopped(by syscall.Signal) {
 	s.stopped = true
-	if s.tty == nil || s.ending {
+	if s.tty == nil || s.phase != notEnding {
 		return
 	}
 	if by == unix.SIGTTIN || by == unix.SIGTTOU {
@@ -155,7 +169,7 @@ func (s *supervisor) onStopped(by syscall.Signal) {
 	s.continueGroup()
 }
 
-// continueGroup lets a stopped command go on, unless its lock is gone.
+// continueGroup lets a stopped command go on, unless its lock was lost in the meantime.
 func (s *supervisor) continueGroup() {
 	if err := s.lock.Err(); err != nil {
 		s.onLost(err)
