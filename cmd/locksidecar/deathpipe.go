@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,43 +21,82 @@ import (
 // The kernel sends the signal only if the read end is open in a process that survives this
 // one. That is the guard, a process in a session of its own, which only waits for the end of
 // the pipe. The command itself cannot be the guard: shells, sudo and daemons close or reuse
-// descriptors by number.
+// descriptors by number. If the guard ends before the pipe is closed (the OOM killer, an
+// operator), keepGuard starts another one: the read end stays armed while this process has
+// it open.
 type deathPipe struct {
 	readEnd  int
 	writeEnd *os.File
-	guard    int // the pid
+	closing  chan struct{} // closed by close
+	ended    chan struct{} // closed when keepGuard has returned
 }
+
+// guardPause is the least time between two starts of a guard.
+const guardPause = time.Second
 
 func newDeathPipe() (*deathPipe, error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("pipe: %w", err)
 	}
-	f := &deathPipe{readEnd: p[0], writeEnd: os.NewFile(uintptr(p[1]), "death pipe")}
-	if err := f.startGuard(); err != nil {
+	f := &deathPipe{
+		readEnd: p[0], writeEnd: os.NewFile(uintptr(p[1]), "death pipe"),
+		closing: make(chan struct{}), ended: make(chan struct{}),
+	}
+	guard, err := f.startGuard()
+	if err != nil {
 		unix.Close(f.readEnd)
 		f.writeEnd.Close()
 		return nil, err
 	}
+	go f.keepGuard(guard)
 	return f, nil
 }
 
-func (f *deathPipe) startGuard() error {
+func (f *deathPipe) startGuard() (pid int, err error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer null.Close()
-	f.guard, err = syscall.ForkExec("/proc/self/exe", []string{guardName}, &syscall.ProcAttr{
+	pid, err = syscall.ForkExec("/proc/self/exe", []string{guardName}, &syscall.ProcAttr{
 		Dir:   "/",
 		Env:   os.Environ(),
 		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), uintptr(f.readEnd)},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		return fmt.Errorf("starting the process that guards the command: %w", err)
+		return 0, fmt.Errorf("starting the process that guards the command: %w", err)
 	}
-	return nil
+	return pid, nil
+}
+
+// keepGuard starts another guard whenever one ends, until close.
+func (f *deathPipe) keepGuard(pid int) {
+	defer close(f.ended)
+	for {
+		started := time.Now()
+		if pid > 0 {
+			// ECHILD if group.waitRemaining reaped it: then it has ended, too.
+			retryEINTR(func() error {
+				_, err := unix.Wait4(pid, nil, 0, nil)
+				return err
+			})
+		}
+		select {
+		case <-f.closing:
+			return
+		case <-time.After(time.Until(started.Add(guardPause))):
+		}
+		next, err := f.startGuard()
+		switch {
+		case err == nil:
+			printErr("the process %s has ended; started another one (pid %d)", guardName, next)
+		case pid > 0:
+			printErr("the process %s has ended, and no other one can be started: %v; trying again; until then a kill of this program leaves processes of the command running", guardName, err)
+		}
+		pid = next
+	}
 }
 
 // dupReadEnd returns a duplicate of the read end that a child inherits. Its number is free in
@@ -72,12 +112,10 @@ func (f *deathPipe) dupReadEnd() (fd int, err error) {
 // close ends the guard. Precondition: no process of the group runs, because it would get
 // SIGKILL.
 func (f *deathPipe) close() {
-	unix.Close(f.readEnd)
+	close(f.closing)
 	f.writeEnd.Close()
-	retryEINTR(func() error {
-		_, err := unix.Wait4(f.guard, nil, 0, nil)
-		return err
-	})
+	<-f.ended // a guard that is being started ends at once
+	unix.Close(f.readEnd)
 }
 
 // guardName is argv[0] of a guard.

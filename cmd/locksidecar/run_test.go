@@ -56,8 +56,16 @@ func command(f *fakeSidecar, args ...string) *exec.Cmd {
 
 func start(t *testing.T, f *fakeSidecar, args ...string) *program {
 	t.Helper()
-	p := &program{t: t, cmd: command(f, args...)}
-	p.cmd.Stderr = &p.stderr
+	return startProgram(t, command(f, args...))
+}
+
+// startProgram starts cmd, whose stderr it keeps unless the test reads it.
+func startProgram(t *testing.T, cmd *exec.Cmd) *program {
+	t.Helper()
+	p := &program{t: t, cmd: cmd}
+	if cmd.Stderr == nil {
+		cmd.Stderr = &p.stderr
+	}
 	stdin, err := p.cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -482,14 +490,46 @@ func TestCommandInheritsOnlyTheDescriptorsOfTheUser(t *testing.T) {
 	}
 }
 
+// printGuard prints the pid of the guard of the run that started the shell.
+const printGuard = `ps -o pid=,args= --ppid $PPID | sed -n 's/^ *\([0-9]*\) locksidecar-guard$/\1/p'`
+
 func TestGuardEndsWithRun(t *testing.T) {
 	f := startFake(t)
-	p := start(t, f, "run", "job", "--", "sh", "-c", `ps -o pid=,args= --ppid $PPID | sed -n 's/^ *\([0-9]*\) locksidecar-guard$/\1/p'`)
+	p := start(t, f, "run", "job", "--", "sh", "-c", printGuard)
 	guard := p.line()
 	expectExit(t, p, 0, "")
 	if _, err := os.Stat("/proc/" + guard); err == nil {
 		t.Errorf("the guard %s is there", guard)
 	}
+}
+
+// Without a guard, the kernel would not kill the group of a run that is killed.
+func TestRunStartsAnotherGuardWhenItsGuardDies(t *testing.T) {
+	f := startFake(t)
+	cmd := command(f, "run", "job", "--", "sh", "-c", printGuard+"; "+ignoresSIGTERM)
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stderr.(*os.File).SetReadDeadline(time.Now().Add(eventTimeoutMS * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	p := startProgram(t, cmd)
+	guard := p.pid()
+	pidfd := p.pid()
+	if err := unix.PidfdSendSignal(guard, unix.SIGKILL, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stderr).ReadString('\n'); err != nil || !strings.Contains(line, "started another one") {
+		t.Errorf("printed %q, %v", line, err)
+	}
+	p.signal(syscall.SIGKILL)
+	if !hasEnded(t, pidfd, eventTimeoutMS) {
+		t.Error("a process of the group outlives run, and with it the lock")
+		_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+	}
+	<-f.closed
+	_ = p.cmd.Wait() // killed
 }
 
 func TestProcessesLeftInTheGroupEndBeforeTheRelease(t *testing.T) {
