@@ -21,7 +21,7 @@ func millionPending(b *testing.B) *Wheel[int] {
 	return w
 }
 
-// Starting a timer and stopping it again, which is the fate of most.
+// Most timers are started and stopped before they fire.
 func BenchmarkAddRemove(b *testing.B) {
 	b.Run("wheel", func(b *testing.B) {
 		w := New[int](10*time.Millisecond, 1024, 0)
@@ -42,8 +42,8 @@ func BenchmarkAddRemove(b *testing.B) {
 		i := 0
 		b.ReportAllocs()
 		for b.Loop() {
-			// Half of them wait at a time, so that a removal is that of a
-			// timer from somewhere among others.
+			// Half of them are pending at a time, so that a removed timer stands
+			// between others in its list.
 			_ = w.Add(&timers[i&(len(timers)-1)], deadlines[i&(len(timers)-1)])
 			w.Remove(&timers[(i+len(timers)/2)&(len(timers)-1)])
 			i++
@@ -82,7 +82,7 @@ func BenchmarkAddRemove(b *testing.B) {
 	})
 }
 
-// Moving a pending timer to later, as a renewal does.
+// A renewal moves a pending timer to a later time.
 func BenchmarkMove(b *testing.B) {
 	b.Run("wheel", func(b *testing.B) {
 		w := New[int](10*time.Millisecond, 1024, 0)
@@ -104,8 +104,7 @@ func BenchmarkMove(b *testing.B) {
 	})
 }
 
-// One call with 1,000,000 timers pending all the time: each that fires is
-// added again, 30 s later.
+// 1,000,000 timers stay pending: each timer that fires is added again, 30 s later.
 func BenchmarkAdvance(b *testing.B) {
 	for _, c := range []struct {
 		name string
@@ -140,7 +139,7 @@ func BenchmarkAdvance(b *testing.B) {
 	})
 }
 
-// 1,000,000 timers from their start until the last has fired.
+// All of 1,000,000 timers are started, and fire.
 func BenchmarkFireAMillion(b *testing.B) {
 	b.Run("wheel", func(b *testing.B) {
 		timers := make([]Timer[int], million)
@@ -170,8 +169,8 @@ func BenchmarkFireAMillion(b *testing.B) {
 	})
 }
 
-// The longest single Advance on the way of 1,000,000 timers that were all far
-// ahead: a coarse bucket moves closer as one.
+// The longest Advance while 1,000,000 timers come closer from far ahead: all timers of a coarse
+// bucket move in one call.
 func BenchmarkWorstAdvance(b *testing.B) {
 	timers := make([]Timer[int], million)
 	worst := time.Duration(0)

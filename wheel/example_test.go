@@ -7,9 +7,8 @@ import (
 	"github.com/locksidecar/locksidecar/wheel"
 )
 
-// The timer is a field of what it belongs to, and its Value leads back there.
-// Here the clock is a number; a daemon reads a monotonic one, and sleeps until
-// Next or until something else happens.
+// A timer is a field of a struct, and its Value points to that struct. Here the clock is a
+// number. A daemon reads a monotonic clock, and sleeps until Next or until it has another input.
 func Example() {
 	type lease struct {
 		name  string
@@ -29,7 +28,7 @@ func Example() {
 			return
 		}
 	}
-	w.Remove(&leases[1].renew) // given back: nothing is left of its timer
+	w.Remove(&leases[1].renew) // released: the wheel keeps no reference to it
 
 	for {
 		next, ok := w.Next()

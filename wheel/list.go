@@ -1,12 +1,12 @@
 package wheel
 
-// link appends t, which is linked nowhere, to the list of p.
+// link appends t to the list of p. Precondition: t is not in a list.
 func (w *Wheel[T]) link(t *Timer[T], p place) {
 	t.place, t.next = p, nil
 	first := w.places[p]
 	if first == nil {
 		w.places[p] = t
-		w.setTaken(p)
+		w.setOccupied(p)
 		t.prev = t
 		return
 	}
@@ -15,7 +15,7 @@ func (w *Wheel[T]) link(t *Timer[T], p place) {
 	first.prev = t
 }
 
-// unlink takes t out of the list it is in.
+// unlink removes t from its list.
 func (w *Wheel[T]) unlink(t *Timer[T]) {
 	if t.place == backlog {
 		w.deferred--
@@ -37,7 +37,7 @@ func (w *Wheel[T]) unlink(t *Timer[T]) {
 	t.place, t.next, t.prev = nowhere, nil, nil
 }
 
-// moveAll appends the list of one place to that of another.
+// moveAll moves all timers of a place to the end of the list of another place.
 func (w *Wheel[T]) moveAll(from, to place) {
 	first := w.places[from]
 	if first == nil {
@@ -56,8 +56,8 @@ func (w *Wheel[T]) moveAll(from, to place) {
 		return
 	}
 	w.places[to] = first
-	w.setTaken(to)
+	w.setOccupied(to)
 }
 
-func (w *Wheel[T]) setTaken(p place) { w.taken[p/64] |= 1 << (p % 64) }
-func (w *Wheel[T]) setFree(p place)  { w.taken[p/64] &^= 1 << (p % 64) }
+func (w *Wheel[T]) setOccupied(p place) { w.occupied[p/64] |= 1 << (p % 64) }
+func (w *Wheel[T]) setFree(p place)     { w.occupied[p/64] &^= 1 << (p % 64) }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A wheel, whatever is done to it in whatever order, behaves as a list of
-// deadlines kept in order: the same timers fire at the same calls.
+// For random operations, a wheel behaves as a sorted list of deadlines: the same timers fire in
+// the same calls.
 func TestWheelBehavesAsASortedList(t *testing.T) {
 	seeds := 600
 	if testing.Short() {
@@ -41,7 +41,7 @@ func FuzzWheelBehavesAsASortedList(f *testing.F) {
 	})
 }
 
-// A script is bytes from which a run takes its choices; it ends with them.
+// A script is the bytes from which a run draws its choices. The run ends with the last byte.
 type script []byte
 
 func (s *script) below(n int) int {
@@ -60,8 +60,7 @@ func (s *script) bits64() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// distance is a difference of times of any order of size, small ones as often
-// as large ones.
+// distance draws a difference of times of any magnitude; all magnitudes are as frequent.
 func (s *script) distance() int64 { return int64(s.bits64() >> (1 + s.below(63))) }
 
 func (s *script) time(now int64) int64 {
@@ -92,17 +91,17 @@ func saturate(a, b int64) int64 {
 	}
 }
 
-// A run plays a script against a wheel and against a list of what is pending,
-// first deadline first.
+// A run executes a script on a wheel and on a model of it: the list of pending timers, sorted
+// by deadline.
 type run struct {
 	script
 	now    int64
 	wheel  *Wheel[int]
 	timers []*Timer[int]
 	model  []*Timer[int]
-	queue  []*Timer[int] // those of model that were deferred, in order
-	added  []int64       // by Value: the deadline the model knows
-	ticks  []uint64      // by Value: the tick in whose turn it fires
+	queue  []*Timer[int] // of model, the deferred timers, in order
+	added  []int64       // by Value: the deadline in the model
+	ticks  []uint64      // by Value: the tick with whose timers it fires
 	err    error
 }
 
@@ -144,11 +143,11 @@ func (r *run) step() {
 	case 1, 2:
 		r.remove()
 	case 3, 4:
-		most := math.MaxInt
+		limit := math.MaxInt
 		if r.below(3) == 0 {
-			most = r.below(5)
+			limit = r.below(5)
 		}
-		r.advance(r.time(r.now), most)
+		r.advance(r.time(r.now), limit)
 	case 5, 6:
 		r.sleep()
 	default:
@@ -158,7 +157,7 @@ func (r *run) step() {
 
 func (r *run) anyTimer() *Timer[int] { return r.timers[r.below(len(r.timers))] }
 
-// add adds any timer, which may be the one that is firing.
+// add adds a random timer, or the one that is firing.
 func (r *run) add(firing *Timer[int]) {
 	t, deadline := r.anyTimer(), r.time(r.now)
 	if firing != nil && r.below(2) == 0 {
@@ -197,7 +196,7 @@ func (r *run) drop(t *Timer[int]) bool {
 	return i >= 0
 }
 
-// defers puts any timer into the backlog, or the one that is firing.
+// defers puts a random timer into the backlog, or the one that is firing.
 func (r *run) defers(firing *Timer[int]) {
 	t := r.anyTimer()
 	if firing != nil && r.below(4) > 0 {
@@ -210,8 +209,8 @@ func (r *run) defers(firing *Timer[int]) {
 }
 
 func (r *run) fireDeferred() {
-	most, fired := r.below(6), 0
-	got := r.wheel.FireDeferred(most, func(t *Timer[int]) {
+	limit, fired := r.below(6), 0
+	got := r.wheel.FireDeferred(limit, func(t *Timer[int]) {
 		fired++
 		if len(r.queue) == 0 || r.queue[0] != t || t.Pending() {
 			r.failf("the backlog fired timer %d, pending %v", t.Value, t.Pending())
@@ -229,8 +228,8 @@ func (r *run) fireDeferred() {
 		}
 		r.check()
 	})
-	if got != fired || fired > most || fired < most && len(r.queue) > 0 {
-		r.failf("the backlog fired %d of at most %d, returned %d, and has %d", fired, most, got, len(r.queue))
+	if got != fired || fired > limit || fired < limit && len(r.queue) > 0 {
+		r.failf("the backlog fired %d of at most %d, returned %d, and has %d", fired, limit, got, len(r.queue))
 	}
 }
 
@@ -242,8 +241,9 @@ func (r *run) remove() *Timer[int] {
 	return t
 }
 
-// advance lets both advance, and in the callbacks at times adds, removes and defers.
-func (r *run) advance(now int64, most int) int {
+// advance advances the wheel and the model. The callbacks add, remove and defer timers at
+// random.
+func (r *run) advance(now int64, limit int) int {
 	r.now = now
 	var expected []*Timer[int] // what must still fire
 	for _, t := range r.model {
@@ -251,9 +251,9 @@ func (r *run) advance(now int64, most int) int {
 			expected = append(expected, t)
 		}
 	}
-	leftover := r.wheel.places[due] != nil // of an AdvanceSome: fires before all else
+	leftover := r.wheel.places[due] != nil // by an AdvanceSome: these fire first
 	last, fired := uint64(0), 0
-	got := r.wheel.AdvanceSome(now, most, func(t *Timer[int]) {
+	got := r.wheel.AdvanceSome(now, limit, func(t *Timer[int]) {
 		fired++
 		i := slices.Index(expected, t)
 		if i < 0 {
@@ -281,28 +281,27 @@ func (r *run) advance(now int64, most int) int {
 		default:
 			return
 		}
-		// Whatever became of a timer that was to fire, it does not fire now
-		// unless it is as it was.
+		// A due timer that the callback changed does not fire in this call.
 		expected = slices.DeleteFunc(expected, func(e *Timer[int]) bool { return e.place != due })
 		r.check()
 	})
 	if got != fired {
 		r.failf("Advance(%d) = %d, but fired %d", now, got, fired)
 	}
-	if fired > most {
-		r.failf("AdvanceSome(%d, %d) fired %d", now, most, fired)
+	if fired > limit {
+		r.failf("AdvanceSome(%d, %d) fired %d", now, limit, fired)
 	}
 	for _, t := range expected {
-		if fired < most {
+		if fired < limit {
 			r.failf("Advance(%d) did not fire timer %d of %d", now, t.Value, r.added[t.Value])
 		} else if t.place != due {
-			r.failf("AdvanceSome(%d, %d) leaves timer %d of %d in place %d", now, most, t.Value, r.added[t.Value], t.place)
+			r.failf("AdvanceSome(%d, %d) leaves timer %d of %d in place %d", now, limit, t.Value, r.added[t.Value], t.place)
 		}
 	}
 	return fired
 }
 
-// sleep goes where Next says, as a daemon does.
+// sleep advances to Next, as a daemon does.
 func (r *run) sleep() {
 	next, ok := r.wheel.Next()
 	if !ok {
@@ -316,7 +315,7 @@ func (r *run) sleep() {
 	}
 }
 
-// distances grows with the levels the timers wait in.
+// distances returns the sum of the levels in which the timers wait.
 func (r *run) distances() (sum int) {
 	for _, t := range r.model {
 		for _, l := range r.wheel.levels {
@@ -328,8 +327,8 @@ func (r *run) distances() (sum int) {
 	return sum
 }
 
-// movesAt reports whether t waits in a coarse bucket that is entered in the
-// tick of now.
+// movesAt reports whether t waits in a coarse bucket that the wheel enters with the tick of
+// now.
 func (r *run) movesAt(t *Timer[int], now int64) bool {
 	for _, l := range slices.Backward(r.wheel.levels[1:]) {
 		if t.place >= l.first {
@@ -339,8 +338,7 @@ func (r *run) movesAt(t *Timer[int], now int64) bool {
 	return false
 }
 
-// check compares all that can be seen of the wheel with the list, and looks at
-// what its parts promise each other.
+// check compares the wheel with the model, and checks the invariants of the wheel.
 func (r *run) check() {
 	w := r.wheel
 	if w.Len() != len(r.model) {
@@ -362,8 +360,8 @@ func (r *run) check() {
 
 	seen := 0
 	for p, first := range w.places {
-		if set := w.taken[p/64]>>(p%64)&1 == 1; set != (first != nil) {
-			r.failf("place %d: taken %v, first timer %v", p, set, first)
+		if set := w.occupied[p/64]>>(p%64)&1 == 1; set != (first != nil) {
+			r.failf("place %d: occupied %v, first timer %v", p, set, first)
 		}
 		var last *Timer[int]
 		for t := first; t != nil; t = t.next {
@@ -377,7 +375,7 @@ func (r *run) check() {
 			last = t
 		}
 		if first != nil && first.prev != last {
-			r.failf("place %d: the first timer does not know the last one", p)
+			r.failf("place %d: prev of the first timer is not the last one", p)
 		}
 	}
 	for _, l := range w.levels[1:] {

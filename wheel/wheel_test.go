@@ -9,7 +9,7 @@ import (
 
 const ms = int64(time.Millisecond)
 
-// fires is what Advance fires, by Value.
+// fires returns the Values of the timers that Advance fires.
 func fires[T any](w *Wheel[T], now int64) (values []T) {
 	w.Advance(now, func(t *Timer[T]) { values = append(values, t.Value) })
 	return values
@@ -41,7 +41,7 @@ func TestTimerFiresAtItsDeadlineAndNotANanosecondBefore(t *testing.T) {
 	}
 }
 
-func TestTimersOfPassedTimesFireAtTheNextAdvance(t *testing.T) {
+func TestOverdueTimersFireInTheNextAdvance(t *testing.T) {
 	w := New[int64](10*time.Millisecond, 64, 5000*ms)
 	passed := []int64{math.MinInt64, math.MinInt64 + 1, -1, 0, 1, 4990 * ms, 5000 * ms}
 	for _, deadline := range passed {
@@ -55,7 +55,7 @@ func TestTimersOfPassedTimesFireAtTheNextAdvance(t *testing.T) {
 	}
 }
 
-func TestAdvanceFiresTickByTickAcrossALongGap(t *testing.T) {
+func TestAdvanceFiresInTheOrderOfTicksAcrossALongGap(t *testing.T) {
 	w := New[int](10*time.Millisecond, 64, 0)
 	for i := range 12 { // up to two billion ticks ahead, the last one first
 		i = 11 - i
@@ -87,7 +87,7 @@ func TestAddingAPendingTimerMovesIt(t *testing.T) {
 	}
 }
 
-func TestRemoveLeavesNothing(t *testing.T) {
+func TestRemovedTimerDoesNotFire(t *testing.T) {
 	w := New[int](10*time.Millisecond, 64, 0)
 	var timer Timer[int]
 	for _, deadline := range []int64{math.MinInt64, 0, 5 * ms, 500 * ms, 100_000 * ms, math.MaxInt64} {
@@ -107,7 +107,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAFullWheelRefusesNewTimersAndStillMovesItsOwn(t *testing.T) {
+func TestFullWheelRefusesNewTimersAndMovesPendingOnes(t *testing.T) {
 	w := New[int](10*time.Millisecond, 64, 0)
 	w.MaxPending = 2
 	var a, b, c Timer[int]
@@ -150,8 +150,6 @@ func TestFireMayAddItsOwnTimerAgain(t *testing.T) {
 	}
 }
 
-// What fire adds as due waits for the next Advance also when its tick is one
-// that this Advance has yet to fire timers of.
 func TestAdvanceSomeLeavesTheRestDue(t *testing.T) {
 	w := New[string](10*time.Millisecond, 64, 0)
 	var timers [5]Timer[string]
@@ -177,17 +175,18 @@ func TestAdvanceSomeLeavesTheRestDue(t *testing.T) {
 		t.Fatalf("fired %d: %s", n, fired)
 	}
 	if _, ok := w.Next(); ok || !w.Deferred() {
-		t.Fatal("the wheel wants to be advanced for a deferred timer")
+		t.Fatal("Next returns a time for a deferred timer")
 	}
 	if n := w.FireDeferred(1, func(t *Timer[string]) { fired += t.Value }); n != 1 || fired != "abceb" || w.Deferred() || w.Len() != 0 {
 		t.Fatalf("fired %d: %s", n, fired)
 	}
 	if _, ok := w.Next(); ok {
-		t.Error("an empty wheel wants to be advanced")
+		t.Error("Next returns a time for an empty wheel")
 	}
 }
 
-func TestWhatFireAddsWaitsForTheNextAdvance(t *testing.T) {
+// Also if this Advance has not fired all timers of its tick yet.
+func TestTimerAddedByFireWaitsForTheNextAdvance(t *testing.T) {
 	w := New[string](10*time.Millisecond, 64, 0)
 	first, last, added := Timer[string]{Value: "first"}, Timer[string]{Value: "last"}, Timer[string]{Value: "added"}
 	mustAdd(t, w, &first, 10*ms)
@@ -205,12 +204,12 @@ func TestWhatFireAddsWaitsForTheNextAdvance(t *testing.T) {
 	}
 }
 
-func TestFireMayRemoveAndMoveOthersThatAreDue(t *testing.T) {
+func TestFireMayRemoveAndMoveOtherDueTimers(t *testing.T) {
 	w := New[int](10*time.Millisecond, 64, 0)
 	timers := make([]Timer[int], 6)
 	for i := range timers {
 		timers[i].Value = i
-		mustAdd(t, w, &timers[i], int64(i)*20*ms) // a tick each, so the order is certain
+		mustAdd(t, w, &timers[i], int64(i)*20*ms) // in different ticks, so that the order is defined
 	}
 	var fired []int
 	w.Advance(100*ms, func(timer *Timer[int]) {
@@ -236,7 +235,7 @@ func TestFireMayRemoveAndMoveOthersThatAreDue(t *testing.T) {
 	}
 }
 
-func TestAPanicOfFireLosesNoOtherTimer(t *testing.T) {
+func TestPanicInFireLosesNoOtherTimer(t *testing.T) {
 	w := New[int](10*time.Millisecond, 64, 0)
 	var a, b Timer[int]
 	mustAdd(t, w, &a, 10*ms)
@@ -253,7 +252,7 @@ func TestAPanicOfFireLosesNoOtherTimer(t *testing.T) {
 	}
 }
 
-func TestNextGathersATickIntoOneWakeUp(t *testing.T) {
+func TestTimersOfOneTickCostOneWakeUp(t *testing.T) {
 	w := New[int](10*time.Millisecond, 1024, 0)
 	begin := w.endOf(w.tickOf(500*ms)) + 1 // of a tick
 	for i := range 100 {
@@ -271,9 +270,8 @@ func TestNextGathersATickIntoOneWakeUp(t *testing.T) {
 	}
 }
 
-// Until the first of the rest is due, calls within a tick do not look at its
-// timers again.
-func TestAdvanceKnowsTheFirstDeadlineLeftInItsTick(t *testing.T) {
+// Until the next timer of the tick is due, calls within the tick do not walk its timers again.
+func TestAdvanceStoresTheFirstDeadlineLeftInItsTick(t *testing.T) {
 	w := New[int](10*time.Millisecond, 64, 0)
 	begin := w.endOf(w.tickOf(500*ms)) + 1 // of a tick
 	for i := range 10 {
@@ -290,13 +288,13 @@ func TestAdvanceKnowsTheFirstDeadlineLeftInItsTick(t *testing.T) {
 	w.Remove(&timer)
 	mustAdd(t, w, &timer, begin+5*ms)
 	if w.earliest != begin+5*ms {
-		t.Errorf("a removed timer is still taken for the first of its tick")
+		t.Errorf("a removed timer counts as the first of its tick")
 	}
 }
 
-// Waiting for one timer takes a bounded number of wake-ups, each later than
-// the one before, and the last is the one that fires it.
-func TestFarTimerIsReachedInFewWakeUps(t *testing.T) {
+// The number of wake-ups before a timer fires is bounded. Each is later than the one before, and
+// the last one fires the timer.
+func TestFarTimerFiresAfterFewWakeUps(t *testing.T) {
 	for _, c := range []struct {
 		deadline int64
 		wakeUps  int
@@ -328,10 +326,9 @@ func TestFarTimerIsReachedInFewWakeUps(t *testing.T) {
 	}
 }
 
-// Timers beyond the revolution are left alone while others pass: in 135,000
-// revolutions each moves only a few times, and those that are due near each
-// other move together.
-func TestFarTimersAreNotWalkedEveryRound(t *testing.T) {
+// In 135,000 revolutions each timer beyond the revolution moves only a few times, and timers
+// with similar deadlines move together.
+func TestFarTimersAreNotMovedInEveryRevolution(t *testing.T) {
 	w := New[int](10*time.Millisecond, 64, 0)
 	timers := make([]Timer[int], 10_000)
 	places := make([]place, len(timers))
@@ -359,7 +356,7 @@ func TestFarTimersAreNotWalkedEveryRound(t *testing.T) {
 	}
 }
 
-func TestAClockSetBackBreaksNothing(t *testing.T) {
+func TestAdvanceToAnEarlierTimeFiresOnlyDueTimers(t *testing.T) {
 	w := New[string](10*time.Millisecond, 64, 100_000*ms)
 	before, later := Timer[string]{Value: "before"}, Timer[string]{Value: "later"}
 	mustAdd(t, w, &later, 101_000*ms)
@@ -381,7 +378,7 @@ func TestAClockSetBackBreaksNothing(t *testing.T) {
 	}
 }
 
-func TestNewRefusesWhatCannotWork(t *testing.T) {
+func TestNewPanicsForInvalidArguments(t *testing.T) {
 	for name, f := range map[string]func(){
 		"no tick":            func() { New[int](0, 64, 0) },
 		"negative tick":      func() { New[int](-1, 64, 0) },

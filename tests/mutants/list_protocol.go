@@ -183,8 +183,8 @@ var protocolMutants = []mutant{
 	{
 		rule: "a wheel that is advanced past a bucket moves its timers",
 		file: "wheel/wheel.go",
-		old:  `		w.enter(min(target, w.nextTaken()))`,
-		new:  `		w.enter(target)`,
+		old:  `		w.enterTick(min(target, w.nextOccupied()))`,
+		new:  `		w.enterTick(target)`,
 		by:   test("wheel", "TestWheelBehavesAsASortedList"),
 	},
 	{
@@ -211,7 +211,7 @@ var protocolMutants = []mutant{
 	{
 		rule: "a part of what is due is fired, and the rest stays due",
 		file: "wheel/wheel.go",
-		old:  `t != nil && fired < most; t = w.places[from] {`,
+		old:  `t != nil && fired < limit; t = w.places[from] {`,
 		new:  `t != nil; t = w.places[from] {`,
 		by:   test("wheel", "TestWheelBehavesAsASortedList"),
 	},
