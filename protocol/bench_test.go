@@ -24,7 +24,7 @@ func BenchmarkAcquireDecode(b *testing.B) {
 }
 
 func BenchmarkClaimAppend(b *testing.B) {
-	m := claimOf(true)
+	m := largestClaim(true)
 	buf := make([]byte, 0, prefix+MaxFrame)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -34,7 +34,7 @@ func BenchmarkClaimAppend(b *testing.B) {
 
 func BenchmarkClaimDecode(b *testing.B) {
 	var d RequestDecoder
-	body := claimOf(true).Append(nil)[prefix:]
+	body := largestClaim(true).Append(nil)[prefix:]
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := d.Decode(body); err != nil {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// RequestDecoder turns bodies of frames into requests. Its zero value is ready.
+// RequestDecoder decodes bodies of frames as requests. Its zero value is ready for use.
 type RequestDecoder struct {
 	parser parser
 	top    object
@@ -23,15 +23,15 @@ type RequestDecoder struct {
 	claim        Claim
 	unknown      Unknown
 
-	numbers []uint64 // of the holds in claim, in order
+	numbers []uint64 // the holds of claim, sorted
 }
 
-// Decode returns a pointer to one of the request structs, valid until the next
-// Decode; its strings stay valid. The error is a *ConnError, after which the
-// connection must be closed, or a *RequestError, which answers this request.
+// Decode returns a pointer to one of the request structs, valid until the next Decode; its
+// strings stay valid. The error is a *ConnError, after which the connection must be closed, or
+// a *RequestError, whose Reply answers this request.
 func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	if !d.claim.More {
-		// Claims come in a row, and use the same memory; then there are no more.
+		// Successive claims use the same memory. After the last one it is not kept.
 		d.claim.Holds, d.numbers = nil, nil
 	}
 	o := &d.top
@@ -39,16 +39,16 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		return nil, err
 	}
 	op := o.op()
-	id := o.identity()
-	if d.parser.broken != nil {
-		return nil, d.parser.broken
+	id := o.requestID()
+	if d.parser.connError != nil {
+		return nil, d.parser.connError
 	}
 
 	var m Request
-	answered := true // does it need an id?
+	needsID := true // because it is always answered
 	switch string(op) {
 	case "hello":
-		o.need(fieldV)
+		o.require(fieldV)
 		d.hello = Hello{
 			ID:        id,
 			V:         o.int(fieldV, 0, 0, math.MaxInt64),
@@ -57,7 +57,7 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 			Resume:    o.text(fieldResume, MaxTicket),
 		}
 		if o.has(fieldResume) && !d.hello.Resumable {
-			d.parser.refuse("resume needs resumable to be true: a session is resumed by a client that will do so again")
+			d.parser.rejectField("resume needs resumable to be true: a session is resumed by a client that will do so again")
 		}
 		m = &d.hello
 	case "acquire":
@@ -73,16 +73,16 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		}
 		m = &d.acquire
 	case "release":
-		o.need(fieldHold)
+		o.require(fieldHold)
 		d.release = Release{ID: id, Hold: o.uint(fieldHold)}
-		m, answered = &d.release, false
+		m, needsID = &d.release, false
 	case "confirm":
 		d.confirm = Confirm{ID: id, Name: o.name()}
 		m = &d.confirm
 	case "cancel":
-		o.need(fieldTarget)
+		o.require(fieldTarget)
 		d.cancel = Cancel{ID: id, Target: o.uint(fieldTarget)}
-		m, answered = &d.cancel, false
+		m, needsID = &d.cancel, false
 	case "info":
 		d.info = Info{ID: id, Name: o.name()}
 		m = &d.info
@@ -99,47 +99,47 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		d.bye = Bye{ID: id}
 		m = &d.bye
 	case "claim":
-		d.claim = Claim{ID: id, Holds: o.claimed(d.claim.Holds[:0]), More: o.bool(fieldMore, false)}
-		d.distinct()
+		d.claim = Claim{ID: id, Holds: o.claimedHolds(d.claim.Holds[:0]), More: o.bool(fieldMore, false)}
+		d.checkDistinctHolds()
 		m = &d.claim
 	default:
 		d.unknown = Unknown{ID: id, Op: string(op)}
-		m, answered = &d.unknown, false
+		m, needsID = &d.unknown, false
 	}
-	if answered && id == 0 {
+	if needsID && id == 0 {
 		d.parser.fail(badFrame("%s needs an id", op))
 	}
-	if d.parser.broken != nil {
-		return nil, d.parser.broken
+	if d.parser.connError != nil {
+		return nil, d.parser.connError
 	}
-	if d.parser.refusal != "" {
-		return nil, &RequestError{ID: id, Op: string(op), Code: BadRequest, Msg: d.parser.refusal}
+	if d.parser.fieldError != "" {
+		return nil, &RequestError{ID: id, Op: string(op), Code: BadRequest, Msg: d.parser.fieldError}
 	}
 	return m, nil
 }
 
-// claimed appends the holds that a claim names to holds.
-func (o *object) claimed(holds []ClaimedHold) []ClaimedHold {
-	o.need(fieldHolds)
+// claimedHolds appends the holds of a claim to holds.
+func (o *object) claimedHolds(holds []ClaimedHold) []ClaimedHold {
+	o.require(fieldHolds)
 	h, ok := o.head(fieldHolds, kindArray)
 	switch {
 	case !ok:
 		return holds
 	case h.n%2 != 0:
-		o.p.refuse("holds has %d elements; it must be pairs, of a hold and its entries", h.n)
+		o.p.rejectField("holds has %d elements; it must be pairs, of a hold and its entries", h.n)
 		return holds
 	case h.n/2 > MaxClaims:
-		o.p.refuse("holds names %d holds; at most %d are allowed, the others go into another claim", h.n/2, MaxClaims)
+		o.p.rejectField("holds names %d holds; at most %d are allowed, the others go into another claim", h.n/2, MaxClaims)
 		return holds
 	}
 	holds = slices.Grow(holds, h.n/2)
 	at := int(o.at[fieldHolds]) + h.size
 	for range h.n / 2 {
-		hold, behind := o.p.int(at, "a hold in holds", 1, math.MaxInt64)
-		if behind == 0 {
+		hold, next := o.p.int(at, "a hold in holds", 1, math.MaxInt64)
+		if next == 0 {
 			break
 		}
-		entries, end := o.p.int(behind, "an entry count in holds", 1, math.MaxUint32)
+		entries, end := o.p.int(next, "an entry count in holds", 1, math.MaxUint32)
 		if end == 0 {
 			break
 		}
@@ -149,9 +149,9 @@ func (o *object) claimed(holds []ClaimedHold) []ClaimedHold {
 	return holds
 }
 
-// distinct fails if a claim names a hold twice. Sorting keeps it cheap whatever a
-// hostile client claims.
-func (d *RequestDecoder) distinct() {
+// checkDistinctHolds fails if a claim has a hold twice. It sorts the numbers, because a hostile
+// client may claim very many.
+func (d *RequestDecoder) checkDistinctHolds() {
 	d.numbers = slices.Grow(d.numbers[:0], len(d.claim.Holds))
 	for _, h := range d.claim.Holds {
 		d.numbers = append(d.numbers, h.Hold)
@@ -165,7 +165,7 @@ func (d *RequestDecoder) distinct() {
 	}
 }
 
-// op returns the operation, without which a request means nothing.
+// op returns the operation. A request without one is a connection error.
 func (o *object) op() []byte {
 	h, ok := o.head(fieldOp, kindStr)
 	if !ok || h.n == 0 {
@@ -175,18 +175,18 @@ func (o *object) op() []byte {
 	return o.bytes(fieldOp)
 }
 
-// Received is what ReplyDecoder returns: *Answer, *Err, *LostEvent, *LeaseEvent
-// or *UnknownEvent.
+// Received is a message that ReplyDecoder returns: *Answer, *Err, *LostEvent, *LeaseEvent or
+// *UnknownEvent.
 type Received interface{ received() }
 
-// Answer is an answer whose content is still packed: only who asked knows what
-// it answers. It is valid until the next Decode.
+// Answer is an answer whose fields are not decoded yet: their types depend on the request with
+// this ID. It is valid until the next Decode.
 type Answer struct {
 	ID  uint64
 	top *object
 }
 
-// UnknownEvent is an event that this version does not know; it is to be ignored.
+// UnknownEvent is an event that this version does not know. The client ignores it.
 type UnknownEvent struct{ Ev string }
 
 func (*Answer) received()       {}
@@ -195,35 +195,34 @@ func (*LostEvent) received()    {}
 func (*LeaseEvent) received()   {}
 func (*UnknownEvent) received() {}
 
-// OK is an answer that can be unpacked: a pointer to one of the structs whose
-// names end in OK.
+// OK is a pointer to one of the structs whose names end in OK.
 type OK interface {
 	Reply
 	unpack(id uint64, o *object)
 }
 
-// Unpack stores the answer in m, which must be of the type that answers the
-// request. An error is a *ConnError: the sidecar breaks the protocol.
+// Unpack decodes the answer into m, which must be of the type that answers the request. The
+// error is a *ConnError: the sidecar broke the protocol.
 func (a *Answer) Unpack(m OK) error {
 	p := a.top.p
 	m.unpack(a.ID, a.top)
-	return p.verdict()
+	return p.replyError()
 }
 
-// verdict is what a client makes of a reply: whatever is wrong, is the sidecar's
-// fault, and nothing that it says after that can be relied on.
-func (p *parser) verdict() error {
-	if p.broken != nil {
-		return p.broken
+// replyError returns what is wrong with a reply. Also a bad field is a connection error there:
+// the client cannot rely on later replies of the sidecar.
+func (p *parser) replyError() error {
+	if p.connError != nil {
+		return p.connError
 	}
-	if p.refusal != "" {
-		return badFrame("%s", p.refusal)
+	if p.fieldError != "" {
+		return badFrame("%s", p.fieldError)
 	}
 	return nil
 }
 
-// ReplyDecoder turns bodies of frames into what a sidecar says. Its zero value
-// is ready.
+// ReplyDecoder decodes bodies of frames as messages from a sidecar. Its zero value is ready for
+// use.
 type ReplyDecoder struct {
 	parser parser
 	top    object
@@ -235,16 +234,15 @@ type ReplyDecoder struct {
 	event  UnknownEvent
 }
 
-// Decode returns what the frame holds, valid until the next Decode; its strings
-// stay valid. The error is a *ConnError, after which the connection must be
-// closed.
+// Decode returns the message of the frame, valid until the next Decode; its strings stay valid.
+// The error is a *ConnError, after which the connection must be closed.
 func (d *ReplyDecoder) Decode(body []byte) (Received, error) {
 	o := &d.top
 	if err := d.parser.open(body, o); err != nil {
 		return nil, err
 	}
 	m := d.read(o)
-	if err := d.parser.verdict(); err != nil {
+	if err := d.parser.replyError(); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -254,11 +252,11 @@ func (d *ReplyDecoder) read(o *object) Received {
 	if o.has(fieldEv) {
 		return d.readEvent(o)
 	}
-	id := o.identity()
+	id := o.requestID()
 	if o.has(fieldErr) {
 		var e object
 		d.parser.object(int(o.at[fieldErr]), &e)
-		e.need(fieldCode)
+		e.require(fieldCode)
 		d.err = Err{ID: id, Code: Code(e.text(fieldCode, 0)), Msg: e.text(fieldMsg, 0)}
 		return &d.err
 	}
@@ -272,12 +270,12 @@ func (d *ReplyDecoder) read(o *object) Received {
 func (d *ReplyDecoder) readEvent(o *object) Received {
 	switch ev := o.bytes(fieldEv); string(ev) {
 	case "lost":
-		o.need(fieldHold)
-		o.need(fieldReason)
+		o.require(fieldHold)
+		o.require(fieldReason)
 		d.lost = LostEvent{Hold: o.uint(fieldHold), Reason: Reason(o.text(fieldReason, 0))}
 		return &d.lost
 	case "lease":
-		o.need(fieldDeadlineNS)
+		o.require(fieldDeadlineNS)
 		d.lease = LeaseEvent{DeadlineNS: o.int(fieldDeadlineNS, 0, 0, math.MaxInt64)}
 		return &d.lease
 	default:
@@ -287,12 +285,12 @@ func (d *ReplyDecoder) readEvent(o *object) Received {
 }
 
 func (m *HelloOK) unpack(id uint64, o *object) {
-	o.need(fieldV)
-	o.need(fieldSidecar)
-	o.need(fieldVersion)
-	o.need(fieldSession)
-	o.need(fieldLeaseMS)
-	o.need(fieldNowNS)
+	o.require(fieldV)
+	o.require(fieldSidecar)
+	o.require(fieldVersion)
+	o.require(fieldSession)
+	o.require(fieldLeaseMS)
+	o.require(fieldNowNS)
 	*m = HelloOK{
 		ID:      id,
 		V:       o.int(fieldV, 0, 0, math.MaxInt64),
@@ -307,10 +305,10 @@ func (m *HelloOK) unpack(id uint64, o *object) {
 }
 
 func (m *AcquireOK) unpack(id uint64, o *object) {
-	o.need(fieldToken)
-	o.need(fieldHold)
-	o.need(fieldCount)
-	o.need(fieldDeadlineNS)
+	o.require(fieldToken)
+	o.require(fieldHold)
+	o.require(fieldCount)
+	o.require(fieldDeadlineNS)
 	*m = AcquireOK{
 		ID:         id,
 		Token:      o.uint(fieldToken),
@@ -324,12 +322,12 @@ func (m *AcquireOK) unpack(id uint64, o *object) {
 func (o *object) count() uint32 { return uint32(o.int(fieldCount, 0, 0, math.MaxUint32)) }
 
 func (m *ReleaseOK) unpack(id uint64, o *object) {
-	o.need(fieldCount)
+	o.require(fieldCount)
 	*m = ReleaseOK{ID: id, Count: o.count()}
 }
 
 func (m *CancelOK) unpack(id uint64, o *object) {
-	o.need(fieldCanceled)
+	o.require(fieldCanceled)
 	*m = CancelOK{ID: id, Canceled: o.bool(fieldCanceled, false)}
 }
 
@@ -342,7 +340,7 @@ func (m *InfoOK) unpack(id uint64, o *object) {
 }
 
 func (m *ListOK) unpack(id uint64, o *object) {
-	o.need(fieldLocks)
+	o.require(fieldLocks)
 	*m = ListOK{ID: id, Next: o.uint(fieldNext)}
 	o.each(fieldLocks, func(at int) int {
 		m.Locks = append(m.Locks, LockRow{})
@@ -351,13 +349,13 @@ func (m *ListOK) unpack(id uint64, o *object) {
 }
 
 func (m *ForceReleaseOK) unpack(id uint64, o *object) {
-	o.need(fieldHold)
+	o.require(fieldHold)
 	*m = ForceReleaseOK{ID: id, Hold: o.uint(fieldHold)}
 }
 
 func (m *PingOK) unpack(id uint64, o *object) {
-	o.need(fieldNowNS)
-	o.need(fieldRedis)
+	o.require(fieldNowNS)
+	o.require(fieldRedis)
 	*m = PingOK{
 		ID: id, NowNS: o.int(fieldNowNS, 0, 0, math.MaxInt64), Redis: o.text(fieldRedis, 0),
 		RedisAddress: o.text(fieldRedisAddress, 0), RedisRunID: o.text(fieldRedisRunID, 0),
@@ -369,15 +367,15 @@ func (m *ByeOK) unpack(id uint64, _ *object)     { *m = ByeOK{ID: id} }
 func (m *ConfirmOK) unpack(id uint64, _ *object) { *m = ConfirmOK{ID: id} }
 func (m *ClaimOK) unpack(id uint64, _ *object)   { *m = ClaimOK{ID: id} }
 
-// unpack reads the row at the offset and returns the offset behind it.
+// unpack decodes the row at the offset and returns the offset after it.
 func (r *LockRow) unpack(p *parser, at int) int {
 	var o object
 	end := p.object(at, &o)
-	if p.broken != nil {
+	if p.connError != nil {
 		return end
 	}
-	o.need(fieldName)
-	o.need(fieldState)
+	o.require(fieldName)
+	o.require(fieldState)
 	*r = LockRow{
 		Name:        o.text(fieldName, 0),
 		State:       o.text(fieldState, 0),
@@ -408,7 +406,7 @@ func (r *LockRow) unpack(p *parser, at int) int {
 func (r *WaiterRow) unpack(p *parser, at int) int {
 	var o object
 	end := p.object(at, &o)
-	if p.broken != nil {
+	if p.connError != nil {
 		return end
 	}
 	*r = WaiterRow{

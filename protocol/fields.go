@@ -1,8 +1,7 @@
 package protocol
 
-// field is a key that some message, or something in a message, has. What a field
-// holds depends on the map it stands in: a known key in a map that does not
-// define it is ignored like any other.
+// field is a key of a message, or of a map in a message. The meaning of a field depends on the
+// map: a known key in a map that does not define it is ignored like an unknown one.
 type field uint8
 
 const (
@@ -65,7 +64,7 @@ const (
 	fieldWaiters
 	fieldWaitedMS
 
-	fields // how many there are
+	fields // the number of fields
 )
 
 var fieldNames = [fields]string{
@@ -89,8 +88,8 @@ var fieldNames = [fields]string{
 
 func (f field) String() string { return fieldNames[f] }
 
-// fieldOf returns the field of a key; 0: no message has it. It is the inverse of
-// fieldNames, as a switch because that is several times faster than a map.
+// fieldOf returns the field of a key; 0: no message has it. It is the inverse of fieldNames; a
+// switch is several times faster than a map.
 func fieldOf(key []byte) field {
 	switch string(key) {
 	case "id":
@@ -203,8 +202,8 @@ func fieldOf(key []byte) field {
 	return 0
 }
 
-// nesting is how many arrays and maps may stand inside one another in the value
-// of a field: MaxDepth, and as many more as the field's own structure has.
+// nesting returns how deep arrays and maps may nest in the value of a field: MaxDepth, and the
+// depth of the field's own structure.
 func nesting(f field) int {
 	switch f {
 	case fieldErr:

@@ -6,24 +6,24 @@ import (
 	"io"
 )
 
-// Reader cuts a stream into frames. It refuses a frame's length before it makes
-// room for the frame, and makes room only as bytes arrive.
+// Reader splits a stream into frames. It checks the length of a frame before it allocates
+// memory, and its buffer grows only as bytes arrive.
 type Reader struct {
 	src        io.Reader
 	buf        []byte
-	start, end int // what has been read and not been returned: buf[start:end]
+	start, end int // buf[start:end] has been read from src, and not been returned
 }
 
-const readerRoom = 4096
+// bufferSize is the size of the buffer between frames; a longer frame has a larger one.
+const bufferSize = 4096
 
-// NewReader returns a Reader of src, which needs no buffer of its own.
+// NewReader returns a Reader of src, which need not be buffered.
 func NewReader(src io.Reader) *Reader { return &Reader{src: src} }
 
-// Next returns the body of the next frame, valid until the next call. The error
-// is io.EOF if the stream ends between two frames, io.ErrUnexpectedEOF if it
-// ends inside one, a *ConnError if the length is not allowed, or the stream's
-// own. After a temporary error of the stream (a deadline) Next may be called
-// again.
+// Next returns the body of the next frame, valid until the next call. The error is io.EOF if
+// the stream ends between two frames, io.ErrUnexpectedEOF if it ends within one, a *ConnError
+// if the length is not allowed, or an error of the stream. After a temporary error of the
+// stream (a deadline) Next may be called again.
 func (r *Reader) Next() ([]byte, error) {
 	for {
 		size, err := r.size()
@@ -41,8 +41,9 @@ func (r *Reader) Next() ([]byte, error) {
 	}
 }
 
-// Buffered is the size of the next frame, its length included, if Next can
-// return without reading from the stream; otherwise 0.
+// Buffered returns the size of the next frame with its length prefix if the whole frame is in
+// the buffer, so that Next does not read from the stream; otherwise 0. For a length that is
+// not allowed it is positive.
 func (r *Reader) Buffered() int {
 	size, err := r.size()
 	switch {
@@ -54,7 +55,7 @@ func (r *Reader) Buffered() int {
 	return size
 }
 
-// size of the next frame, its length included; 0: not known yet.
+// size returns the size of the next frame with its length prefix; 0: not known yet.
 func (r *Reader) size() (int, error) {
 	if r.end-r.start < prefix {
 		return 0, nil
@@ -66,13 +67,12 @@ func (r *Reader) size() (int, error) {
 	return prefix + int(n), nil
 }
 
-// fill reads once, behind what is there.
+// fill reads from the stream once and appends to the buffer.
 func (r *Reader) fill() error {
 	switch {
-	case r.start == r.end && len(r.buf) != readerRoom:
-		// The first read, or one after a long frame: a connection keeps only
-		// little memory between frames.
-		r.buf = make([]byte, readerRoom)
+	case r.start == r.end && len(r.buf) != bufferSize:
+		// The first read, or the first one after a long frame, whose buffer is not kept.
+		r.buf = make([]byte, bufferSize)
 		r.start, r.end = 0, 0
 	case r.start == r.end:
 		r.start, r.end = 0, 0
@@ -87,7 +87,7 @@ func (r *Reader) fill() error {
 	n, err := r.src.Read(r.buf[r.end:])
 	r.end += n
 	if n > 0 {
-		return nil // an error comes again with the next read
+		return nil // the next read returns the error again
 	}
 	if err == io.EOF && r.end > r.start {
 		return io.ErrUnexpectedEOF

@@ -26,7 +26,7 @@ func FuzzRequest(f *testing.F) {
 			checkError(t, err)
 			return
 		}
-		sameNumbers(t, body, m.RequestID())
+		checkID(t, body, m.RequestID())
 		again, err := new(RequestDecoder).Decode(m.Append(nil)[prefix:])
 		if err != nil || !reflect.DeepEqual(m, again) {
 			t.Fatalf("%+v was written and read as %+v, %v", m, again, err)
@@ -57,7 +57,7 @@ func FuzzReply(f *testing.F) {
 			return
 		}
 		m, ok := got.(Reply)
-		if !ok || tooLong(got) {
+		if !ok || isTruncated(got) {
 			return
 		}
 		again, err := decodeReply(m.Append(nil)[prefix:], op)
@@ -67,8 +67,8 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// FuzzReader checks that the frames of a stream do not depend on the pieces in
-// which it arrives, and that every frame that is written comes back.
+// FuzzReader checks that the frames of a stream do not depend on the pieces in which it arrives,
+// and that every frame that is written is read again.
 func FuzzReader(f *testing.F) {
 	for _, v := range vectors(f) {
 		f.Add(fuzzSeed(v), uint16(0))
@@ -93,7 +93,7 @@ func FuzzReader(f *testing.F) {
 			}
 		}
 
-		// The same bytes as lengths of names.
+		// The input as the length of a name.
 		frames := Info{ID: 1, Name: string(bytes.Repeat([]byte{'n'}, 1+int(n)%60_000))}.Append(nil)
 		frames = Ping{ID: uint64(n)}.Append(frames)
 		r := NewReader(iotest.HalfReader(bytes.NewReader(frames)))
@@ -106,7 +106,7 @@ func FuzzReader(f *testing.F) {
 			read = append(append(read, 0, byte(len(body)>>16), byte(len(body)>>8), byte(len(body))), body...)
 		}
 		if !bytes.Equal(read, frames) {
-			t.Fatal("the frames came back changed")
+			t.Fatal("the frames that were read differ from those that were written")
 		}
 	})
 }
@@ -126,7 +126,7 @@ func checkError(t *testing.T, err error) {
 	default:
 		t.Fatalf("neither ends the connection nor answers a request: %#v", err)
 	}
-	// What is told to the other side can be told.
+	// The error can be encoded.
 	if conn != nil {
 		conn.Reply().Append(nil)
 	} else {
@@ -134,8 +134,8 @@ func checkError(t *testing.T, err error) {
 	}
 }
 
-// sameNumbers compares with another reader of msgpack.
-func sameNumbers(t *testing.T, body []byte, id uint64) {
+// checkID compares the id with that of another msgpack decoder, which reads the whole body.
+func checkID(t *testing.T, body []byte, id uint64) {
 	dec := msgpack.NewDecoder(bytes.NewReader(body))
 	n, err := dec.DecodeMapLen()
 	if err != nil {
@@ -159,9 +159,9 @@ func sameNumbers(t *testing.T, body []byte, id uint64) {
 	}
 }
 
-// tooLong tells whether writing the message would cut a text of it, or not fit
-// into a frame: its reader takes what its writer does not send.
-func tooLong(m any) bool {
+// isTruncated reports whether Append would truncate a text of the message, or whether it does
+// not fit into a frame. The decoder accepts such messages, although no sidecar sends them.
+func isTruncated(m any) bool {
 	long := func(r *LockRow) bool {
 		cmd := len(r.Cmd)
 		for _, w := range r.Waiters {

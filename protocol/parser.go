@@ -9,12 +9,10 @@ import (
 	"unicode/utf8"
 )
 
-// The msgpack library's own Decoder is not used for reading: it wraps numbers
-// that are out of range, takes nil for zero and the last of two equal keys,
-// ignores bytes behind the value, allocates what a header claims, and recurses
-// as deep as the input says. What is read here is a slice that is already in
-// memory, and nothing in it is believed before it has been compared with the
-// bytes that are left.
+// The Decoder of the msgpack library is not used: it wraps integers that are out of range,
+// reads nil as zero and the last of two equal keys, ignores bytes after the value, allocates as
+// much as a header claims, and recurses as deep as the input demands. This parser reads a slice
+// in memory, and checks each length against the bytes that are left before it uses it.
 
 // kind of a msgpack value.
 type kind uint8
@@ -32,11 +30,11 @@ const (
 	kindMap
 )
 
-// format is what the first byte of a value says.
+// format is the meaning of the first byte of a value.
 type format struct {
 	kind kind
-	wide uint8 // bytes behind it that hold the number, or the length
-	n    uint8 // without those: the length
+	wide uint8 // how many of the following bytes hold the number, or the length
+	n    uint8 // the length, if wide is 0
 }
 
 var formats = func() (f [256]format) {
@@ -77,17 +75,17 @@ var formats = func() (f [256]format) {
 	return f
 }()
 
-// head is the start of a value: size bytes, which n bytes or n elements follow
-// (of a map: twice its fields).
+// head is the start of a value. It has size bytes; n bytes or n elements follow (for a map,
+// twice the number of its fields).
 type head struct {
 	kind kind
 	size int
 	n    int
 }
 
-// readHead reads the head of the value at the start of b. It is kindNone unless
-// the head is whole, and b has all that follows it: every byte of a string,
-// binary or extension, and at least one byte for each element.
+// readHead reads the head of the value at the start of b. Its kind is kindNone unless the head
+// is complete, and b is long enough for the rest: every byte of a string, binary or extension,
+// and at least one byte for each element.
 func readHead(b []byte) head {
 	if len(b) == 0 {
 		return head{}
@@ -116,7 +114,7 @@ func readHead(b []byte) head {
 	return h
 }
 
-// number returns the wide bytes behind the first, as an unsigned number.
+// number returns the wide bytes after the first as an unsigned number.
 func number(b []byte, wide uint8) uint64 {
 	switch wide {
 	case 1:
@@ -129,8 +127,7 @@ func number(b []byte, wide uint8) uint64 {
 	return binary.BigEndian.Uint64(b[1:])
 }
 
-// integer returns the value of a whole integer; big: it is 2^63 or above, and v
-// holds its bits.
+// integer returns the value of a complete integer; big: it is 2^63 or more, and v has its bits.
 func integer(b []byte) (v int64, big bool) {
 	wide := formats[b[0]].wide
 	switch {
@@ -144,12 +141,12 @@ func integer(b []byte) (v int64, big bool) {
 	return int64(u), u > math.MaxInt64
 }
 
-// parser takes the body of one frame apart.
+// parser parses the body of one frame.
 type parser struct {
-	body    []byte
-	unknown []uint16   // offsets of the keys, in the map being read, that no message has
-	refusal string     // what is wrong with the first field that has a wrong value
-	broken  *ConnError // the first thing that ends the connection
+	body       []byte
+	unknown    []uint16   // offsets of the unknown keys in the map that is being parsed
+	fieldError string     // what is wrong with the first bad field; "": nothing
+	connError  *ConnError // the first connection error
 }
 
 func badFrame(format string, args ...any) *ConnError {
@@ -157,40 +154,40 @@ func badFrame(format string, args ...any) *ConnError {
 }
 
 func (p *parser) fail(err *ConnError) {
-	if p.broken == nil {
-		p.broken = err
+	if p.connError == nil {
+		p.connError = err
 	}
 }
 
-func (p *parser) refuse(format string, args ...any) {
-	if p.refusal == "" {
-		p.refusal = fmt.Sprintf(format, args...)
+func (p *parser) rejectField(format string, args ...any) {
+	if p.fieldError == "" {
+		p.fieldError = fmt.Sprintf(format, args...)
 	}
 }
 
-// object is a map of the frame: where the value of each field that it has
-// begins. No value begins at 0, so 0 means absent.
+// object is a map of the frame: the offset of the value of each field; 0: absent, because no
+// value begins at 0.
 type object struct {
 	p  *parser
 	at [fields]uint16
 }
 
-// open reads the body's map, which must be all there is. It looks at every byte
-// of the frame's structure, but at no field's value.
+// open parses the map of the body, and requires that no bytes follow it. It validates the whole
+// structure of the frame, but no value of a field.
 func (p *parser) open(body []byte, o *object) *ConnError {
-	p.body, p.refusal, p.broken = body, "", nil
+	p.body, p.fieldError, p.connError = body, "", nil
 	if len(body) > MaxFrame {
 		p.fail(badFrame("the frame's body has %d bytes; at most %d are allowed", len(body), MaxFrame))
-		return p.broken
+		return p.connError
 	}
 	end := p.object(0, o)
-	if p.broken == nil && end != len(body) {
-		p.fail(badFrame("%d bytes stand behind the frame's map; a frame is one map", len(body)-end))
+	if p.connError == nil && end != len(body) {
+		p.fail(badFrame("%d bytes follow the frame's map; a frame is one map", len(body)-end))
 	}
-	return p.broken
+	return p.connError
 }
 
-// object reads the map at the offset and returns the offset behind it.
+// object parses the map at the offset and returns the offset after it.
 func (p *parser) object(at int, o *object) int {
 	*o = object{p: p}
 	h := readHead(p.body[at:])
@@ -198,7 +195,7 @@ func (p *parser) object(at int, o *object) int {
 		if h.kind == kindNone {
 			p.fail(badFrame("the frame's body is not whole msgpack"))
 		} else {
-			p.fail(badFrame("a map is due at byte %d, and something else is there", at))
+			p.fail(badFrame("there must be a map at byte %d, and there is another value", at))
 		}
 		return 0
 	}
@@ -216,7 +213,7 @@ func (p *parser) object(at int, o *object) int {
 		f := fieldOf(key)
 		switch {
 		case f != 0 && o.at[f] != 0:
-			p.fail(badFrame("the key %q stands twice in a map", key))
+			p.fail(badFrame("the key %q occurs twice in a map", key))
 			return 0
 		case f != 0:
 			o.at[f] = uint16(at)
@@ -226,17 +223,17 @@ func (p *parser) object(at int, o *object) int {
 		default:
 			p.unknown = append(p.unknown, uint16(start))
 		}
-		if at = p.skip(at, nesting(f)); p.broken != nil {
+		if at = p.skip(at, nesting(f)); p.connError != nil {
 			return 0
 		}
 	}
-	p.distinct()
+	p.checkUnknownKeys()
 	return at
 }
 
-// distinct fails if an unknown key stands twice. Sorting keeps it cheap however
-// many keys a hostile frame has.
-func (p *parser) distinct() {
+// checkUnknownKeys fails if an unknown key occurs twice. It sorts them, because a hostile frame
+// may have very many.
+func (p *parser) checkUnknownKeys() {
 	if len(p.unknown) < 2 {
 		return
 	}
@@ -247,17 +244,17 @@ func (p *parser) distinct() {
 	slices.SortFunc(p.unknown, func(a, b uint16) int { return bytes.Compare(key(a), key(b)) })
 	for i, at := range p.unknown[1:] {
 		if bytes.Equal(key(at), key(p.unknown[i])) {
-			p.fail(badFrame("the key %.64q stands twice in a map", key(at)))
+			p.fail(badFrame("the key %.64q occurs twice in a map", key(at)))
 			break
 		}
 	}
 	if len(p.unknown) > 64 {
-		p.unknown = nil // what one odd frame needed is not kept
+		p.unknown = nil // the memory for one unusual frame is not kept
 	}
 }
 
-// skip returns the offset behind the value at the offset, in which at most depth
-// arrays and maps may stand inside one another.
+// skip returns the offset after the value at the offset, in which arrays and maps may nest at
+// most depth deep.
 func (p *parser) skip(at, depth int) int {
 	h := readHead(p.body[at:])
 	switch h.kind {
@@ -270,10 +267,10 @@ func (p *parser) skip(at, depth int) int {
 	return at + h.size + h.n
 }
 
-// skipContainer does not recurse: the input must not decide how deep the stack
-// gets.
+// skipContainer is skip for an array or a map. It does not recurse, so that the input does not
+// determine the depth of the stack.
 func (p *parser) skipContainer(at, depth int) int {
-	var left [maxNesting]int // elements to come, of each container that is open
+	var left [maxNesting]int // elements that are left in each open container
 	open := 0
 	for {
 		h := readHead(p.body[at:])
@@ -302,24 +299,25 @@ func (p *parser) skipContainer(at, depth int) int {
 	}
 }
 
-// has tells whether the field is there.
+// has reports whether the field is present.
 func (o *object) has(f field) bool { return o.at[f] != 0 }
 
-// need refuses if the field is absent.
-func (o *object) need(f field) {
+// require rejects the message if the field is absent.
+func (o *object) require(f field) {
 	if !o.has(f) {
-		o.p.refuse("%s is missing", f)
+		o.p.rejectField("%s is missing", f)
 	}
 }
 
-// head of the field's value, which must be of the kind.
+// head returns the head of the field's value, which must be of the kind; false: it is absent or
+// rejected.
 func (o *object) head(f field, want kind) (head, bool) {
 	if !o.has(f) {
 		return head{}, false
 	}
 	h := readHead(o.p.body[o.at[f]:])
 	if h.kind != want {
-		o.p.refuse("%s must be %s", f, kindNames[want])
+		o.p.rejectField("%s must be %s", f, kindNames[want])
 		return head{}, false
 	}
 	return h, true
@@ -339,21 +337,21 @@ func (o *object) int(f field, absent, low, high int64) int64 {
 	return v
 }
 
-// int returns the value at the offset, which must be an integer from low to high,
-// and the offset behind it; 0: it is refused, under the name what.
+// int returns the value at the offset, which must be an integer from low to high, and the
+// offset after it; end 0: it is rejected, under the name what.
 func (p *parser) int(at int, what string, low, high int64) (v int64, end int) {
 	h := readHead(p.body[at:])
 	if h.kind != kindInt {
-		p.refuse("%s must be %s", what, kindNames[kindInt])
+		p.rejectField("%s must be %s", what, kindNames[kindInt])
 		return 0, 0
 	}
 	v, big := integer(p.body[at:])
 	switch {
 	case big:
-		p.refuse("%s is %d; it must be from %d to %d", what, uint64(v), low, high)
+		p.rejectField("%s is %d; it must be from %d to %d", what, uint64(v), low, high)
 		return 0, 0
 	case v < low, v > high:
-		p.refuse("%s is %d; it must be from %d to %d", what, v, low, high)
+		p.rejectField("%s is %d; it must be from %d to %d", what, v, low, high)
 		return 0, 0
 	}
 	return v, at + h.size
@@ -369,7 +367,7 @@ func (o *object) bool(f field, absent bool) bool {
 	return o.p.body[o.at[f]] == 0xc3
 }
 
-// bytes returns the content of a string, where it stands in the frame.
+// bytes returns the content of a string, as a slice of the frame.
 func (o *object) bytes(f field) []byte {
 	h, ok := o.head(f, kindStr)
 	if !ok {
@@ -384,11 +382,11 @@ func (o *object) bytes(f field) []byte {
 	return b
 }
 
-// text returns a string of at most limit bytes; 0: of any length.
+// text returns a string of at most limit bytes; limit 0: of any length.
 func (o *object) text(f field, limit int) string {
 	b := o.bytes(f)
 	if limit > 0 && len(b) > limit {
-		o.p.refuse("%s has %d bytes; at most %d are allowed", f, len(b), limit)
+		o.p.rejectField("%s has %d bytes; at most %d are allowed", f, len(b), limit)
 		return ""
 	}
 	return string(b)
@@ -396,26 +394,26 @@ func (o *object) text(f field, limit int) string {
 
 // name returns the name of a lock.
 func (o *object) name() string {
-	o.need(fieldName)
+	o.require(fieldName)
 	b := o.bytes(fieldName)
 	if b == nil {
 		return ""
 	}
-	if len(b) > MaxName { // before a copy of it is made
-		o.p.refuse("the lock's name has %d bytes; at most %d are allowed", len(b), MaxName)
+	if len(b) > MaxName { // before b is copied
+		o.p.rejectField("the lock's name has %d bytes; at most %d are allowed", len(b), MaxName)
 		return ""
 	}
 	name := string(b)
 	if err := CheckName(name); err != nil {
-		o.p.refuse("%s", err)
+		o.p.rejectField("%s", err)
 		return ""
 	}
 	return name
 }
 
-// identity returns the id, which ends the connection if it is not one: nothing
-// could be answered.
-func (o *object) identity() uint64 {
+// requestID returns the id; 0: absent. One that is not valid is a connection error, because the
+// request could not be answered.
+func (o *object) requestID() uint64 {
 	if !o.has(fieldID) {
 		return 0
 	}
@@ -429,7 +427,7 @@ func (o *object) identity() uint64 {
 	return 0
 }
 
-// each calls do with the offset of every element of an array of maps.
+// each calls do with the offset of each element of an array; do returns the offset after it.
 func (o *object) each(f field, do func(at int) int) {
 	h, ok := o.head(f, kindArray)
 	if !ok {
@@ -437,7 +435,7 @@ func (o *object) each(f field, do func(at int) int) {
 	}
 	at := int(o.at[f]) + h.size
 	for range h.n {
-		if at = do(at); o.p.broken != nil {
+		if at = do(at); o.p.connError != nil {
 			return
 		}
 	}

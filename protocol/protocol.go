@@ -1,11 +1,10 @@
-// Package protocol is the language between a sidecar and its clients: frames,
-// messages and error codes, as SPEC.md in this directory defines them.
+// Package protocol has the frames, messages and error codes that a sidecar and its clients
+// exchange. SPEC.md in this directory defines them.
 //
-// Each message is a struct with a method Append that appends it to a buffer as
-// one whole frame. [Reader] cuts a stream into frames, [RequestDecoder] and
-// [ReplyDecoder] turn the body of one into a message. Both are strict: what
-// SPEC.md forbids is an error, and hostile input costs no more memory than the
-// frame it came in.
+// Each message is a struct whose method Append appends it to a buffer as one whole frame.
+// [Reader] splits a stream into frames. [RequestDecoder] and [ReplyDecoder] decode the body of
+// a frame. Both are strict: whatever SPEC.md forbids is an error, and hostile input costs no
+// more memory than its frame.
 package protocol
 
 import (
@@ -39,8 +38,8 @@ const (
 	Forever = -1 // Acquire.WaitMS: no limit
 )
 
-// Code says in one word why a request failed or a connection ends. A client may
-// receive codes that are not listed here.
+// Code is the reason why a request failed or a connection is closed. A client may receive codes
+// that are not listed here.
 type Code string
 
 const (
@@ -54,12 +53,12 @@ const (
 	NotHeld     Code = "not_held"
 	Unsupported Code = "unsupported"
 
-	// Of connection errors only.
+	// Only of connection errors.
 	BadFrame Code = "bad_frame"
 	NoHello  Code = "no_hello"
 )
 
-// Reason says why a hold was lost.
+// Reason is the reason why a hold was lost.
 type Reason string
 
 const (
@@ -74,13 +73,13 @@ const (
 // State of a lock as a LockRow shows it.
 const (
 	StateHeld   = "held"   // by a session of this sidecar
-	StateRemote = "remote" // by somebody else, and local waiters wait
-	StateBusy   = "busy"   // an operation on Redis is under way
-	StateFree   = "free"   // nobody local holds it or waits
+	StateRemote = "remote" // by another host or program, and local waiters wait
+	StateBusy   = "busy"   // an operation on Redis is in flight
+	StateFree   = "free"   // no session of this sidecar holds it or waits
 )
 
-// ConnError ends a connection: the other side broke a rule of SPEC.md §2, or
-// cannot be understood. A sidecar sends it as Err without an ID and closes.
+// ConnError is an error after which the connection must be closed: the other side broke a rule
+// of SPEC.md §2. A sidecar sends it as Err without an ID and closes the connection.
 type ConnError struct {
 	Code Code
 	Msg  string
@@ -88,12 +87,11 @@ type ConnError struct {
 
 func (e *ConnError) Error() string { return "protocol: " + e.Msg }
 
-// Reply is the frame that tells the client why its connection is closed.
+// Reply returns the last frame of the connection.
 func (e *ConnError) Reply() Err { return Err{Code: e.Code, Msg: e.Msg} }
 
-// RequestError answers one request that cannot be carried out; the connection
-// goes on, unless the request is a hello. ID is 0 for a request that wants no answer:
-// then none is sent.
+// RequestError is an error of one request. The connection stays open, unless the request is a
+// hello. ID is 0 for a request without an id, which is not answered.
 type RequestError struct {
 	ID   uint64
 	Op   string // of the request
@@ -103,14 +101,14 @@ type RequestError struct {
 
 func (e *RequestError) Error() string { return "protocol: " + e.Msg }
 
-// Reply is the answer to the request.
+// Reply returns the answer to the request.
 func (e *RequestError) Reply() Err { return Err{ID: e.ID, Code: e.Code, Msg: e.Msg} }
 
 // Now reads CLOCK_BOOTTIME, in nanoseconds: the clock of every deadline. All processes
 // of a host share it, no program can set it, and it counts while the host is suspended.
 func Now() int64 { return rawio.BootTime() }
 
-// CheckName tells what is wrong with the name of a lock; nil: nothing.
+// CheckName returns an error if SPEC.md does not allow the name of a lock.
 func CheckName(name string) error {
 	switch {
 	case name == "":

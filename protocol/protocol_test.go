@@ -16,7 +16,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Every message with every field at a value that is not its default.
+// Every message, with a value in every field that is not its default.
 var everyRequest = []Request{
 	&Hello{ID: 1, V: 2, Client: "go/1.0.0"},
 	&Hello{ID: 1, V: 2, Client: "go/1.0.0", Resumable: true, Resume: "ticket"},
@@ -38,7 +38,7 @@ var everyRequest = []Request{
 	&Unknown{ID: 13, Op: "teleport"},
 }
 
-// fullRow has more fields than any state fills, and more than a fixmap holds.
+// fullRow has more fields than a row of any state, and more than a fixmap can have.
 var fullRow = LockRow{
 	Name: strings.Repeat("n", MaxName), State: StateHeld, Hold: 1, Token: 1 << 50, Count: 3, Owner: 4, Session: 5, PID: 6, UID: 7,
 	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, Orphan: true,
@@ -67,7 +67,7 @@ var everyReply = []Reply{
 	&LeaseEvent{DeadlineNS: 1},
 }
 
-// answers names the request that a reply answers.
+// answers returns the op of the request that a reply answers.
 func answers(m any) string {
 	for _, op := range ops {
 		if reflect.TypeOf(m) == reflect.TypeOf(answerTo(op)) {
@@ -77,11 +77,11 @@ func answers(m any) string {
 	return ""
 }
 
-func TestEveryMessageIsReadAsItWasWritten(t *testing.T) {
+func TestEveryMessageDecodesAsItWasEncoded(t *testing.T) {
 	for _, m := range everyRequest {
 		whole := m.Append([]byte("before"))
 		if !bytes.HasPrefix(whole, []byte("before")) {
-			t.Fatalf("%T: Append spoiled what was there", m)
+			t.Fatalf("%T: Append changed the bytes before the frame", m)
 		}
 		got, err := new(RequestDecoder).Decode(whole[len("before")+prefix:])
 		if err != nil || !reflect.DeepEqual(got, m) {
@@ -99,10 +99,10 @@ func TestEveryMessageIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
-func TestTheDecodersForgetTheMessageBefore(t *testing.T) {
+func TestDecodersKeepNothingOfThePreviousMessage(t *testing.T) {
 	var d RequestDecoder
 	for _, m := range append(everyRequest, &Acquire{ID: 1, Name: "n", WaitMS: Forever}, &Hello{ID: 1, V: 1}) {
-		// A frame that fails in the middle leaves nothing behind either.
+		// Nor does a frame that fails in the middle affect the next one.
 		if _, err := d.Decode([]byte("\x83\xa2op\xa7acquire\xa7wait_ms\x05")); err == nil {
 			t.Fatal("a frame that is cut short was read")
 		}
@@ -113,7 +113,7 @@ func TestTheDecodersForgetTheMessageBefore(t *testing.T) {
 	}
 }
 
-func TestAnotherMsgpackReadsWhatIsWritten(t *testing.T) {
+func TestAnotherMsgpackDecoderReadsEveryReply(t *testing.T) {
 	for _, m := range everyReply {
 		got, err := msgpack.NewDecoder(bytes.NewReader(m.Append(nil)[prefix:])).DecodeMap()
 		if err != nil || len(got) == 0 {
@@ -129,7 +129,7 @@ func TestAnotherMsgpackReadsWhatIsWritten(t *testing.T) {
 	}
 }
 
-func TestTextForPeopleIsCutAndMadeUTF8(t *testing.T) {
+func TestTextForPeopleIsTruncatedAndValidUTF8(t *testing.T) {
 	long := strings.Repeat("ä", MaxMessage)
 	for _, msg := range []string{long, "x" + long, strings.Repeat("\xff", 5000), strings.Repeat("🔒", MaxMessage), "ok"} {
 		got, err := decodeReply(Err{ID: 1, Code: Limit, Msg: msg}.Append(nil)[prefix:], "")
@@ -178,7 +178,7 @@ func TestRowsOfListRoomFitIntoAFrame(t *testing.T) {
 	}
 }
 
-func TestWhatTheOtherSideWouldRefuseCannotBeWritten(t *testing.T) {
+func TestEncodingAnInvalidMessagePanics(t *testing.T) {
 	ticket := strings.Repeat("t", MaxTicket+1)
 	for name, m := range map[string]interface{ Append([]byte) []byte }{
 		"a frame of more than 64 KiB":       Info{ID: 1, Name: strings.Repeat("n", MaxFrame)},
@@ -197,8 +197,8 @@ func TestWhatTheOtherSideWouldRefuseCannotBeWritten(t *testing.T) {
 	}
 }
 
-// claimOf names MaxClaims holds, in no order.
-func claimOf(more bool) Claim {
+// largestClaim returns a claim of MaxClaims holds with the largest numbers, unsorted.
+func largestClaim(more bool) Claim {
 	c := Claim{ID: math.MaxInt64, More: more}
 	for i := range uint64(MaxClaims) {
 		c.Holds = append(c.Holds, ClaimedHold{math.MaxInt64 - i*2654435761%MaxClaims, math.MaxUint32})
@@ -206,8 +206,8 @@ func claimOf(more bool) Claim {
 	return c
 }
 
-func TestTheLargestClaimFitsIntoAFrame(t *testing.T) {
-	want := claimOf(true)
+func TestLargestClaimFitsIntoAFrame(t *testing.T) {
+	want := largestClaim(true)
 	body, err := NewReader(bytes.NewReader(want.Append(nil))).Next()
 	if err != nil {
 		t.Fatal(err)
@@ -218,23 +218,22 @@ func TestTheLargestClaimFitsIntoAFrame(t *testing.T) {
 	}
 }
 
-func TestClaimsInARowShareMemoryThatIsNotKept(t *testing.T) {
+func TestSuccessiveClaimsShareMemoryThatIsNotKept(t *testing.T) {
 	var d RequestDecoder
-	more, last := claimOf(true).Append(nil)[prefix:], claimOf(false).Append(nil)[prefix:]
+	more, last := largestClaim(true).Append(nil)[prefix:], largestClaim(false).Append(nil)[prefix:]
 	if n := testing.AllocsPerRun(10, func() { d.Decode(more) }); n != 0 {
-		t.Errorf("reading a claim behind another allocates %v times", n)
+		t.Errorf("reading a claim after another allocates %v times", n)
 	}
 	if _, err := d.Decode(last); err != nil || len(d.claim.Holds) != MaxClaims {
 		t.Fatalf("%d holds, %v", len(d.claim.Holds), err)
 	}
 	if _, err := d.Decode(Ping{ID: 1}.Append(nil)[prefix:]); err != nil || d.claim.Holds != nil || d.numbers != nil {
-		t.Errorf("behind the last one, room for %d holds is kept, %v", cap(d.claim.Holds), err)
+		t.Errorf("after the last one, memory for %d holds is kept, %v", cap(d.claim.Holds), err)
 	}
 }
 
-// Where the header of a hostile value claims far more than the frame has, or a
-// frame consists of nothing but structure, reading costs no more memory than a
-// few times the frame.
+// Also if a header claims far more than the frame has, or a frame is nothing but structure,
+// decoding allocates no more than a few times the size of a frame.
 func TestHostileFramesCostAtMostTheirSize(t *testing.T) {
 	start := []byte("\x83\xa2op\xa4ping\xa2id\x01\xa1x")
 	claim := []byte("\x83\xa2op\xa5claim\xa2id\x01\xa5holds")
@@ -285,17 +284,17 @@ func TestHostileFramesCostAtMostTheirSize(t *testing.T) {
 		})
 	}
 	t.Run("frames of 4 GiB", func(t *testing.T) {
-		if n := allocated(func() { NewReader(strings.NewReader("\xff\xff\xff\xff")).Next() }); n > 2*readerRoom {
+		if n := allocated(func() { NewReader(strings.NewReader("\xff\xff\xff\xff")).Next() }); n > 2*bufferSize {
 			t.Errorf("a length of 4 GiB allocates %d bytes", n)
 		}
-		if n := allocated(func() { NewReader(strings.NewReader("\x00\x01\x00\x00")).Next() }); n > 2*readerRoom {
+		if n := allocated(func() { NewReader(strings.NewReader("\x00\x01\x00\x00")).Next() }); n > 2*bufferSize {
 			t.Errorf("a length of 64 KiB without the body allocates %d bytes", n)
 		}
 	})
 }
 
-// allocated returns how much do allocates: the least of some tries, because the
-// runtime and the test's own machinery allocate now and then, too.
+// allocated returns how many bytes do allocates: the least of some runs, because the runtime and
+// the testing package allocate now and then, too.
 func allocated(do func()) uint64 {
 	least := uint64(math.MaxUint64)
 	for range 5 {
@@ -308,10 +307,10 @@ func allocated(do func()) uint64 {
 	return least
 }
 
-func TestReaderCutsAStreamIntoFrames(t *testing.T) {
+func TestReaderSplitsAStreamIntoFrames(t *testing.T) {
 	var stream []byte
 	var bodies [][]byte
-	for i, n := range []int{1, 2, 100, readerRoom - prefix, readerRoom - prefix + 1, 1, MaxFrame, 3, 30_000, MaxFrame, 1} {
+	for i, n := range []int{1, 2, 100, bufferSize - prefix, bufferSize - prefix + 1, 1, MaxFrame, 3, 30_000, MaxFrame, 1} {
 		body := bytes.Repeat([]byte{byte(i)}, n)
 		bodies = append(bodies, body)
 		stream = append(binary.BigEndian.AppendUint32(stream, uint32(n)), body...)
@@ -340,7 +339,7 @@ func TestReaderCutsAStreamIntoFrames(t *testing.T) {
 	}
 }
 
-func TestReaderSaysWhetherAnotherFrameIsThere(t *testing.T) {
+func TestReaderReportsWhetherAnotherFrameIsBuffered(t *testing.T) {
 	ping := Ping{ID: 1}.Append(nil)
 	r := NewReader(bytes.NewReader(append(append(bytes.Clone(ping), ping...), ping[:len(ping)-1]...)))
 	if r.Buffered() != 0 {

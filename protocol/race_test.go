@@ -2,5 +2,5 @@
 
 package protocol
 
-// The race detector makes a sync.Pool forget at random.
+// With the race detector, a sync.Pool drops elements at random.
 func init() { raceEnabled = true }

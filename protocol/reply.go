@@ -1,6 +1,6 @@
 package protocol
 
-// Reply is what a sidecar sends: an answer, an error or an event.
+// Reply is a message from a sidecar: an answer, an error or an event.
 type Reply interface {
 	// Append appends the reply to dst as one whole frame.
 	Append(dst []byte) []byte
@@ -11,13 +11,13 @@ type Reply interface {
 type HelloOK struct {
 	ID      uint64
 	V       int64  // protocol version of this connection
-	Sidecar string // uuid of the sidecar; another one after a restart that found no state
+	Sidecar string // uuid of the sidecar; it changes with a restart that finds no state
 	Version string // of the sidecar's software
 	Session uint64
-	LeaseMS int64 // the watchdog's
+	LeaseMS int64 // of the watchdog
 	NowNS   int64
-	Ticket  string // with which this session can be resumed; empty: it cannot
-	Resumed bool   // this is the session of Hello.Resume, and its holds are to be claimed
+	Ticket  string // resumes this session; empty: it cannot be resumed
+	Resumed bool   // this is the session of Hello.Resume, and the client has to claim its holds
 }
 
 // AcquireOK grants a lock.
@@ -27,10 +27,10 @@ type AcquireOK struct {
 	Hold       uint64
 	Count      uint32
 	DeadlineNS int64
-	EndNS      int64 // when max_hold_ms will have passed; 0: it has none
+	EndNS      int64 // end of max_hold_ms; 0: it has none
 }
 
-// ReleaseOK answers Release with the entries left.
+// ReleaseOK answers Release with the number of entries left.
 type ReleaseOK struct {
 	ID    uint64
 	Count uint32
@@ -39,20 +39,20 @@ type ReleaseOK struct {
 // ConfirmOK answers Confirm: Redis has executed the releases.
 type ConfirmOK struct{ ID uint64 }
 
-// CancelOK answers Cancel; Canceled: the acquire was still waiting.
+// CancelOK answers Cancel; Canceled: the acquire was waiting.
 type CancelOK struct {
 	ID       uint64
 	Canceled bool
 }
 
-// InfoOK answers Info; no Lock: this sidecar knows nothing of the name.
+// InfoOK answers Info; Lock is nil if this sidecar has no lock of that name.
 type InfoOK struct {
 	ID   uint64
 	Lock *LockRow
 }
 
-// ListOK answers List with a page; Next 0: the last one. The sizes of its rows
-// may sum up to ListRoom.
+// ListOK answers List with a page; Next is 0 for the last page. The sum of the sizes of its rows
+// is at most ListRoom.
 type ListOK struct {
 	ID    uint64
 	Locks []LockRow
@@ -65,10 +65,10 @@ type ForceReleaseOK struct {
 	Hold uint64
 }
 
-// PingOK answers Ping. Redis is "ok" or says in a sentence what is wrong. RedisAddress is
-// where the sidecar connects to Redis, with the number of the database; RedisRunID is that
-// of the server process there, "" while there is no connection or if it is not known.
-// KeyPrefix is what the sidecar puts before the names of locks there.
+// PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. RedisAddress is the
+// address of Redis with the number of the database. RedisRunID is the run id of the Redis
+// server; "" while there is no connection, or if it is not known.
+// KeyPrefix stands before the names of locks in Redis.
 type PingOK struct {
 	ID    uint64
 	NowNS int64
@@ -79,19 +79,18 @@ type PingOK struct {
 	KeyPrefix    string
 }
 
-// ByeOK answers Bye: the last frame of the connection.
+// ByeOK answers Bye, as the last frame of the connection.
 type ByeOK struct{ ID uint64 }
 
-// ClaimOK answers Claim, behind a LostEvent for each claimed hold that the session
-// does not have.
+// ClaimOK answers Claim, after a LostEvent for each claimed hold that the session does not have.
 type ClaimOK struct{ ID uint64 }
 
-// Err is a failed request's answer, or, without an ID, the last words of a
-// sidecar that closes the connection.
+// Err is the answer to a request that failed. Without an ID it is the last frame of a connection
+// that the sidecar closes.
 type Err struct {
 	ID   uint64
 	Code Code
-	Msg  string // one sentence for people; cut at MaxMessage bytes
+	Msg  string // one sentence for people, truncated to MaxMessage bytes
 }
 
 // LostEvent says that a hold ended without a release.
@@ -100,12 +99,11 @@ type LostEvent struct {
 	Reason Reason
 }
 
-// LeaseEvent prolongs every watchdog hold of the session that was granted
-// before it.
+// LeaseEvent is the deadline of every watchdog hold of the session that was granted before the
+// event.
 type LeaseEvent struct{ DeadlineNS int64 }
 
-// LockRow is what operators see of one lock. Fields that do not apply to its
-// State are zero.
+// LockRow shows operators one lock. Fields that do not apply to its State are zero.
 type LockRow struct {
 	Name  string
 	State string
@@ -116,15 +114,15 @@ type LockRow struct {
 	Owner       uint64
 	Session     uint64
 	PID, UID    int64
-	Cmd         string // cut at MaxCmd bytes
+	Cmd         string // truncated to MaxCmd bytes
 	HeldMS      int64
 	DeadlineNS  int64
 	LeaseMS     int64 // 0: the watchdog's
-	Absent      bool  // the sidecar was restarted, and the client has not come back yet
-	Orphan      bool  // the session is gone, and the lock is kept for a while
+	Absent      bool  // the sidecar was restarted, and the client has not resumed its session yet
+	Orphan      bool  // the session has ended, and the hold lasts for its crash_delay
 
 	// Remote.
-	RemoteField string // cut at MaxField bytes
+	RemoteField string // truncated to MaxField bytes
 	RemoteTTLMS int64  // -1: the key does not expire
 
 	Waiting int         // local waiters
@@ -264,13 +262,13 @@ func (m LeaseEvent) Append(dst []byte) []byte {
 	return w.finish()
 }
 
-// ListRoom is how much LockRow.Size of all rows of a ListOK may add up to.
+// ListRoom is the largest sum of LockRow.Size of the rows of a ListOK.
 const ListRoom = MaxFrame - 64
 
-// Size is the number of bytes that the row takes in a frame.
+// Size returns the number of bytes of the row in a frame.
 func (r *LockRow) Size() int {
 	w := newWriter(nil)
-	defer w.put()
+	defer w.free()
 	w.row(r)
 	return len(w.buf)
 }

@@ -2,12 +2,11 @@ package protocol
 
 import "fmt"
 
-// Request is what a client sends. RequestDecoder returns pointers to the structs
-// below.
+// Request is a message from a client. RequestDecoder returns pointers to the structs below.
 type Request interface {
 	// Append appends the request to dst as one whole frame.
 	Append(dst []byte) []byte
-	// RequestID is the id to answer; 0: the request wants no answer.
+	// RequestID returns the id of the answer; 0: the request is not answered.
 	RequestID() uint64
 	request()
 }
@@ -18,29 +17,29 @@ type Hello struct {
 	V         int64  // protocol version that the client speaks
 	Client    string // name and version of the client, for operators
 	Resumable bool   // the client will resume the session if the connection ends
-	Resume    string // ticket of the session to be resumed; only if Resumable
+	Resume    string // ticket of the session to resume; only if Resumable
 }
 
-// Acquire asks for a lock.
+// Acquire requests a lock.
 type Acquire struct {
 	ID           uint64
 	Name         string
-	Owner        uint64 // who may re-enter; 0: nobody
-	NotReentrant bool   // this owner waits for what it holds itself
+	Owner        uint64 // the owner that may re-enter; 0: an anonymous one, which never does
+	NotReentrant bool   // the owner waits also for a hold of its own
 	WaitMS       int64  // 0: try once; Forever
 	LeaseMS      int64  // fixed lease; 0: the watchdog's
 	MaxHoldMS    int64  // 0: no limit
 	CrashDelayMS int64
 }
 
-// Release takes back one entry of a hold.
+// Release ends one entry of a hold.
 type Release struct {
 	ID   uint64 // 0: unanswered
 	Hold uint64
 }
 
-// Confirm asks to be answered when Redis has executed every release of a lock that the
-// sidecar has answered.
+// Confirm is answered when Redis has executed every release of a lock that the sidecar has
+// answered.
 type Confirm struct {
 	ID   uint64
 	Name string
@@ -52,13 +51,13 @@ type Cancel struct {
 	Target uint64
 }
 
-// Info asks for one lock's row.
+// Info requests the row of one lock.
 type Info struct {
 	ID   uint64
 	Name string
 }
 
-// List asks for a page of rows.
+// List requests a page of rows.
 type List struct {
 	ID    uint64
 	After uint64 // 0: the first page; then Next of the page before
@@ -70,7 +69,7 @@ type ForceRelease struct {
 	Name string
 }
 
-// Ping asks whether the sidecar lives and reaches Redis.
+// Ping checks that the sidecar answers, and requests the state of its Redis.
 type Ping struct{ ID uint64 }
 
 // Bye ends the session.
@@ -84,7 +83,7 @@ type Claim struct {
 	More  bool          // another Claim follows
 }
 
-// ClaimedHold is a hold, and how often its owner is in.
+// ClaimedHold is a hold, and the number of its owner's entries.
 type ClaimedHold struct {
 	Hold    uint64
 	Entries uint32

@@ -12,9 +12,9 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// TestConversationInSpecIsTrue reads the frames of SPEC.md §11: each has the content that
-// stands above it, and its reader takes it.
-func TestConversationInSpecIsTrue(t *testing.T) {
+// Each frame of SPEC.md §11 has the content that the text above it gives, and decodes without an
+// error.
+func TestFramesOfTheConversationInSpecAreValid(t *testing.T) {
 	text, err := os.ReadFile("SPEC.md")
 	if err != nil {
 		t.Fatal(err)

@@ -73,9 +73,9 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// Every request, every answer and every field of both stands in a vector that
-// whoever writes it has to write likewise.
-func TestTheVectorsCoverTheProtocol(t *testing.T) {
+// Every request, every answer and every field of both occurs in a canonical vector, which every
+// encoder has to write in the same way.
+func TestVectorsCoverTheProtocol(t *testing.T) {
 	var text []byte
 	requests, replies := map[string]bool{}, map[string]bool{}
 	for _, v := range vectors(t) {
@@ -97,8 +97,8 @@ func TestTheVectorsCoverTheProtocol(t *testing.T) {
 	}
 }
 
-// A reader of JSON that has only floats reads numbers above 2^53 from exact.
-func TestLargeNumbersOfVectorsAreStringsToo(t *testing.T) {
+// A JSON decoder that has only floats reads numbers above 2^53 from exact.
+func TestVectorsHaveLargeNumbersAsStringsToo(t *testing.T) {
 	found := 0
 	for _, v := range vectors(t) {
 		if len(v.Message) == 0 {
@@ -112,7 +112,7 @@ func TestLargeNumbersOfVectorsAreStringsToo(t *testing.T) {
 		}
 		want := make(map[string]any)
 		for k, value := range fields {
-			if text, large := inStrings(value); large {
+			if text, large := numbersAsStrings(value); large {
 				want[k] = text
 			}
 		}
@@ -126,9 +126,9 @@ func TestLargeNumbersOfVectorsAreStringsToo(t *testing.T) {
 	}
 }
 
-// inStrings returns a value with its numbers as strings, and whether one of them is above
-// 2^53.
-func inStrings(v any) (text any, large bool) {
+// numbersAsStrings returns a value with its numbers as strings, and whether one of them is
+// larger than 2^53.
+func numbersAsStrings(v any) (text any, large bool) {
 	switch v := v.(type) {
 	case json.Number:
 		n, err := v.Int64()
@@ -137,7 +137,7 @@ func inStrings(v any) (text any, large bool) {
 		all := make([]any, len(v))
 		for i, e := range v {
 			var l bool
-			all[i], l = inStrings(e)
+			all[i], l = numbersAsStrings(e)
 			large = large || l
 		}
 		return all, large
@@ -145,7 +145,7 @@ func inStrings(v any) (text any, large bool) {
 		all := make(map[string]any)
 		for k, e := range v {
 			var l bool
-			all[k], l = inStrings(e)
+			all[k], l = numbersAsStrings(e)
 			large = large || l
 		}
 		return all, large
@@ -217,8 +217,8 @@ func checkBad(t *testing.T, v vector, src io.Reader) []byte {
 	return nil
 }
 
-// checkTrailing: a byte behind the map, inside the frame, makes the frame bad;
-// a byte behind the frame belongs to the next one.
+// checkTrailing checks that a byte after the map, within the frame, makes the frame bad, and
+// that a byte after the frame belongs to the next one.
 func checkTrailing(t *testing.T, v vector, whole []byte) {
 	t.Helper()
 	longer := append(bytes.Clone(whole[prefix:]), 0xc0)
@@ -230,18 +230,18 @@ func checkTrailing(t *testing.T, v vector, whole []byte) {
 	}
 	var conn *ConnError
 	if !errors.As(err, &conn) || conn.Code != BadFrame {
-		t.Errorf("with a byte behind the map: %v", err)
+		t.Errorf("with a byte after the map: %v", err)
 	}
 	r := NewReader(bytes.NewReader(append(bytes.Clone(whole), 0, 0)))
 	if body, err := r.Next(); err != nil || !bytes.Equal(body, whole[prefix:]) {
-		t.Errorf("with bytes behind the frame: %x, %v", body, err)
+		t.Errorf("with bytes after the frame: %x, %v", body, err)
 	}
 	if _, err := r.Next(); err != io.ErrUnexpectedEOF {
-		t.Errorf("the bytes behind the frame: %v", err)
+		t.Errorf("the bytes after the frame: %v", err)
 	}
 }
 
-// checkCut: no beginning of a body is a body, and none panics.
+// checkCut checks that no proper prefix of a body is a valid body, and that none panics.
 func checkCut(t *testing.T, whole []byte) {
 	t.Helper()
 	var rq RequestDecoder
@@ -257,7 +257,7 @@ func checkCut(t *testing.T, whole []byte) {
 	}
 }
 
-// ops are the requests that this version knows.
+// ops are the ops of all requests of this version.
 var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
@@ -304,7 +304,7 @@ func decodeReply(body []byte, answers string) (any, error) {
 	return got, nil
 }
 
-// fieldsOf is every field of every message, as JSON has them.
+// fieldsOf has every field of every message, as in the JSON of the vectors.
 type fieldsOf struct {
 	Op, Ev string
 	ID     uint64

@@ -12,8 +12,8 @@ import (
 
 const prefix = 4 // bytes of a frame's length
 
-// writer encodes one frame at the end of buf. Its errors cannot happen: memory
-// is the only thing it writes to.
+// writer encodes one frame at the end of buf. The errors of enc are ignored, because a write to
+// memory does not fail.
 type writer struct {
 	enc   *msgpack.Encoder
 	buf   []byte
@@ -21,8 +21,8 @@ type writer struct {
 	open  mapMark
 }
 
-// mapMark is a map being written: where its header stands and how many fields
-// it has so far.
+// mapMark is a map that is being written: the offset of its header and the number of its fields
+// so far.
 type mapMark struct{ at, fields int }
 
 func (w *writer) Write(p []byte) (int, error) { w.buf = append(w.buf, p...); return len(p), nil }
@@ -40,7 +40,7 @@ func newWriter(dst []byte) *writer {
 	return w
 }
 
-func (w *writer) put() {
+func (w *writer) free() {
 	w.buf = nil
 	writers.Put(w)
 }
@@ -57,7 +57,7 @@ func begin(dst []byte, op string, id uint64) *writer {
 	return w
 }
 
-// finish ends the frame and gives the writer back.
+// finish completes the frame, returns the buffer and frees the writer.
 func (w *writer) finish() []byte {
 	w.endMap(mapMark{})
 	body := len(w.buf) - w.start - prefix
@@ -66,12 +66,12 @@ func (w *writer) finish() []byte {
 	}
 	binary.BigEndian.PutUint32(w.buf[w.start:], uint32(body))
 	buf := w.buf
-	w.put()
+	w.free()
 	return buf
 }
 
-// beginMap starts a map whose number of fields is not known yet, and returns
-// the map around it, which endMap goes back to.
+// beginMap starts a map whose number of fields is not known yet. It returns the enclosing map,
+// for endMap.
 func (w *writer) beginMap() mapMark {
 	outer := w.open
 	w.open = mapMark{at: len(w.buf)}
@@ -86,7 +86,7 @@ func (w *writer) endMap(outer mapMark) {
 		w.buf[at] = 0x80 | byte(n)
 		return
 	}
-	// A map of 16 fields or more has a header of 3 bytes.
+	// The header of a map of 16 fields or more has 3 bytes.
 	w.buf = append(w.buf, 0, 0)
 	copy(w.buf[at+3:], w.buf[at+1:])
 	w.buf[at] = 0xde
@@ -103,7 +103,7 @@ func (w *writer) str(k, v string) {
 	_ = w.enc.EncodeString(v)
 }
 
-// text writes what people read: cut to limit bytes, and UTF-8 whatever v is.
+// text writes a text for people: at most limit bytes of valid UTF-8.
 func (w *writer) text(k, v string, limit int) {
 	if len(v) > limit {
 		cut := limit
@@ -121,7 +121,8 @@ func (w *writer) textIf(k, v string, limit int) {
 	}
 }
 
-// ticketIf writes a ticket whole: a part of it would be another one.
+// ticketIf writes a ticket if there is one. It is never truncated, because a part of it would
+// be another ticket.
 func (w *writer) ticketIf(k, v string) {
 	if len(v) > MaxTicket {
 		panic(fmt.Sprintf("protocol: a ticket of %d bytes; at most %d are allowed", len(v), MaxTicket))
