@@ -12,21 +12,21 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// commandReader reads the command lines of clients' processes, which operators see
-// beside the locks.
+// commandReader reads the command lines of clients' processes, which operators see with the
+// locks.
 //
-// The kernel reads a command line from the memory of the process, and waits for that
-// memory as long as it takes: for a page from a FUSE file system, or for a lock that the
-// process holds on its memory map. A client can make that forever, and the thread of
-// the reader waits with it. So at most maxCommandReads reads are in progress at any
-// time, and a session waits for its own no longer than commandTimeout. Then it goes on
-// with the short name of the process, which the kernel has itself.
+// The kernel reads a command line from the memory of the process, and waits for that memory
+// without a limit: for a page from a FUSE file system, or for a lock that the process holds on
+// its memory map. A client can block it, and with it the thread of the reader, forever. So at
+// most maxCommandReads reads are in progress at one time, and a session waits for
+// commandTimeout at most. Then it uses the short name of the process, which is in the memory
+// of the kernel.
 type commandReader struct {
 	line func(pid int64) string // may block forever
 	name func(pid int64) string
 
-	reading chan struct{} // has an element for each read in progress
-	stuck   atomic.Int32  // how many of them were given up
+	slots chan struct{} // has an element for each read in progress
+	stuck atomic.Int32  // how many of them the session has given up
 }
 
 const (
@@ -36,26 +36,28 @@ const (
 
 func (r *commandReader) init() {
 	r.line, r.name = commandLine, processName
-	r.reading = make(chan struct{}, maxCommandReads)
+	r.slots = make(chan struct{}, maxCommandReads)
 }
 
-// Phases of one read. The session and the reading goroutine both try to end inProgress;
-// the first one decides what it becomes.
+// Phases of one read. The session and the reading goroutine compete to end inProgress.
+//
+//	inProgress ── the goroutine has read ──► done
+//	     └─────── commandTimeout passed ───► givenUp
 const (
 	inProgress = iota
 	done
-	givenUp // the session went on without it; it counts in stuck until it is done
+	givenUp // the session goes on without it; it counts in stuck until it is done
 )
 
-// of is the command line of a process, or its name in brackets.
-func (r *commandReader) of(pid int64) string {
-	if int(r.stuck.Load()) == cap(r.reading) {
+// read returns the command line of a process, or its name in brackets.
+func (r *commandReader) read(pid int64) string {
+	if int(r.stuck.Load()) == cap(r.slots) {
 		return r.name(pid)
 	}
 	timeout := time.NewTimer(commandTimeout)
 	defer timeout.Stop()
 	select {
-	case r.reading <- struct{}{}:
+	case r.slots <- struct{}{}:
 	case <-timeout.C:
 		return r.name(pid)
 	}
@@ -66,7 +68,7 @@ func (r *commandReader) of(pid int64) string {
 		if !phase.CompareAndSwap(inProgress, done) {
 			r.stuck.Add(-1)
 		}
-		<-r.reading
+		<-r.slots
 	}()
 	select {
 	case s := <-line:
@@ -82,14 +84,14 @@ func (r *commandReader) of(pid int64) string {
 	}
 }
 
-// commandLine is the start of a process's command line; "": it has none, or it cannot be
+// commandLine returns the start of a process's command line; "": it has none, or it cannot be
 // read.
 func commandLine(pid int64) string {
 	return printable(startOfFile(fmt.Sprintf("/proc/%d/cmdline", pid)))
 }
 
-// processName is the short name of a process, in brackets as ps(1) shows it; "": it
-// cannot be read.
+// processName returns the short name of a process, in brackets as ps(1) shows it; "": it cannot
+// be read.
 func processName(pid int64) string {
 	name := printable(startOfFile(fmt.Sprintf("/proc/%d/comm", pid)))
 	if name == "" {
@@ -98,8 +100,7 @@ func processName(pid int64) string {
 	return "[" + name + "]"
 }
 
-// startOfFile reads as much of a file as printable may need: the whole of it may be
-// megabytes.
+// startOfFile reads as much of a file as printable may need. The whole file may be megabytes.
 func startOfFile(path string) []byte {
 	f, err := os.Open(path)
 	if err != nil {
@@ -111,7 +112,7 @@ func startOfFile(path string) []byte {
 	return b[:n]
 }
 
-// printable is a text for people in at most protocol.MaxCmd bytes of UTF-8.
+// printable returns a text for people of at most protocol.MaxCmd bytes of UTF-8.
 func printable(b []byte) string {
 	s := strings.Map(func(r rune) rune {
 		if r < 0x20 || r >= 0x7f && r < 0xa0 {

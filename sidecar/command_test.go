@@ -17,7 +17,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 )
 
-// blocking is a commandReader whose reads of negative pids block until they are released.
+// blocking is a commandReader whose reads of negative pids block until release.
 type blocking struct {
 	commandReader
 	release     chan struct{}
@@ -43,13 +43,13 @@ func newBlocking() *blocking {
 	return b
 }
 
-func TestProcessThatBlocksItsCommandLineKeepsFewReadersAndNoSession(t *testing.T) {
+func TestBlockedCommandLineOccupiesFewReadersAndDelaysNoSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBlocking()
 		read := func(pid int64, want string, within time.Duration) {
 			t.Helper()
 			began := time.Now()
-			if got := b.of(pid); got != want {
+			if got := b.read(pid); got != want {
 				t.Errorf("the command of %d is %q, want %q", pid, got, want)
 			}
 			if took := time.Since(began); took > within {
@@ -60,10 +60,10 @@ func TestProcessThatBlocksItsCommandLineKeepsFewReadersAndNoSession(t *testing.T
 		for i := range int64(maxCommandReads) {
 			read(-1-i, fmt.Sprintf("[%d]", -1-i), commandTimeout)
 			if i < maxCommandReads-1 {
-				read(2, "line of 2", 0) // the others are not disturbed
+				read(2, "line of 2", 0) // other sessions do not wait
 			}
 		}
-		// Every reader is stuck: no session waits for one any more.
+		// All readers are stuck: sessions do not wait for one any more.
 		for range 1000 {
 			read(-9, "[-9]", 0)
 			read(3, "[3]", 0)
@@ -71,27 +71,27 @@ func TestProcessThatBlocksItsCommandLineKeepsFewReadersAndNoSession(t *testing.T
 		if n := b.now.Load(); n != maxCommandReads {
 			t.Errorf("%d reads are in progress", n)
 		}
-		// One ends, and is there for others.
+		// One read ends, and its slot is free for others.
 		b.release <- struct{}{}
 		synctest.Wait()
 		read(4, "line of 4", 0)
 		close(b.release)
 		synctest.Wait()
-		if n := b.stuck.Load(); n != 0 || len(b.reading) != 0 {
-			t.Errorf("%d reads are stuck, %d in progress, after the last one ended", n, len(b.reading))
+		if n := b.stuck.Load(); n != 0 || len(b.slots) != 0 {
+			t.Errorf("%d reads are stuck, %d in progress, after the last one ended", n, len(b.slots))
 		}
 	})
 }
 
-// Many processes connect at one time, and all reads take their time: every session gets
-// its line, and no more than a few reads are in progress.
+// Many processes connect at one time, and all reads are slow: every session gets its command
+// line, and few reads are in progress.
 func TestManyCommandLinesAreReadByFewReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBlocking()
 		var lines, names atomic.Int32
 		for range 100 {
 			go func() {
-				if strings.HasPrefix(b.of(-1), "line") {
+				if strings.HasPrefix(b.read(-1), "line") {
 					lines.Add(1)
 				} else {
 					names.Add(1)
@@ -126,7 +126,7 @@ func TestProcessNameIsThatOfTheKernel(t *testing.T) {
 	}
 }
 
-// A daemon serves clients whose command lines cannot be read.
+// A daemon serves clients whose command lines block the reader.
 func TestClientsWhoseCommandLinesBlockAreServed(t *testing.T) {
 	redis, err := embedded.Start(t.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
 	if err != nil {

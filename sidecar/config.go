@@ -13,8 +13,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
-// Config says how a sidecar serves. The zero value of a field stands for its
-// default; negative numbers are refused.
+// Config has the settings of a sidecar. The zero value of a field means its default; negative
+// numbers are errors.
 type Config struct {
 	// Socket is the path of the Unix domain socket. Default: DefaultSocket().
 	Socket string
@@ -23,8 +23,8 @@ type Config struct {
 	// SocketGroup is the name or number of the socket's group. Default: the
 	// group of this process.
 	SocketGroup string
-	// Listener is a socket that somebody else made and keeps, systemd for one.
-	// Socket, SocketMode and SocketGroup are then not used.
+	// Listener is a socket that another process made and keeps, such as systemd. Socket,
+	// SocketMode and SocketGroup are then not used.
 	Listener *net.UnixListener
 	// inherited: Socket is the address of a Listener that another process has. See
 	// CheckInherited.
@@ -32,17 +32,17 @@ type Config struct {
 
 	// Redis is a redis://, rediss:// or unix:// URL. Default redis://127.0.0.1:6379/0.
 	Redis string
-	// KeyPrefix is put before the name of each lock in Redis: a lock's key, token counter and
+	// KeyPrefix stands before the name of each lock in Redis: a lock's key, token counter and
 	// channel are those of the name with the prefix, as with a NameMapper of Redisson. Only
-	// sidecars with the same prefix exclude each other, and a state that was written with
-	// another one is not taken over. At most 128 bytes, printable; braces only as a hash tag.
+	// sidecars with the same prefix exclude each other. A state file of another prefix is not
+	// restored. At most 128 bytes, printable; braces only as a hash tag.
 	// Default: none.
 	KeyPrefix string
 
-	// RedisCA is a PEM file with the certificates of the authorities that a rediss:// Redis
-	// is trusted by; "": those of the host. RedisCert and RedisKey are files of the
-	// certificate that Redis asks this sidecar for; "": none. RedisServerName is the name in
-	// the certificate of Redis; "": the host of the URL.
+	// RedisCA is a PEM file with the certificates of the authorities that sign the certificate
+	// of a rediss:// Redis; "": those of the host. RedisCert and RedisKey are the files of the
+	// certificate that this sidecar presents to Redis; "": none. RedisServerName is the name
+	// in the certificate of Redis; "": the host of the URL.
 	RedisCA, RedisCert, RedisKey, RedisServerName string
 
 	// Lease is how long Redis keeps a lock whose acquire named no lease; it is
@@ -51,23 +51,23 @@ type Config struct {
 
 	// TokenExpiry is how long the counter of a lock's fencing tokens stays in Redis after
 	// its last use by a sidecar: 0, the default, is for as long as Redis keeps its data.
-	// A Redisson program (RFencedLock) does not refresh the expiry when it draws tokens,
-	// and begins again at 1 after it: set one only if no such program uses these locks.
+	// A Redisson program (RFencedLock) does not refresh the expiry when it draws tokens, and
+	// after the expiry it begins again at 1: set it only if no such program uses these locks.
 	// 1 h to 10 years.
 	TokenExpiry time.Duration
 
-	// State is the file in which a successor finds what this sidecar's clients hold.
-	// It is made with mode 0600 and must survive a restart, not a reboot. Default: the
-	// path of the socket with ".state" behind it; StateNone: nothing is kept, and
-	// every lock ends with this process. A sequence file, with ".seq" behind the same
-	// path, is made beside it.
+	// State is the file from which a successor restores the sessions and holds of this
+	// sidecar. It is made with mode 0600, and must survive a restart, not a reboot. Default:
+	// the path of the socket and ".state". StateNone: no file, and every lock ends with its
+	// lease after this process. A sequence file is made beside it, at the same path and
+	// ".seq".
 	State string
-	// ResumeWithin is how long a successor renews what a living process holds that
-	// does not come back. Default 1 h.
+	// ResumeWithin is how long a successor renews the locks of a running process that does not
+	// resume its session. Default 1 h.
 	ResumeWithin time.Duration
-	// ResumeUnseen is the same for a client whose process this sidecar cannot watch, because
-	// it is in another pid namespace for instance: a longer one keeps the locks of those that
-	// are busy for long, and also of those that died during the restart. Default: the lease.
+	// ResumeUnseen is the same for a client whose process this sidecar cannot watch, for
+	// instance in another pid namespace. A longer time keeps the locks of clients that are
+	// busy for long, and also of clients that died during the restart. Default: the lease.
 	ResumeUnseen time.Duration
 
 	MaxSessions int // clients at one time. Default 4,096
@@ -75,12 +75,12 @@ type Config struct {
 	MaxHolds    int // locks held by one client. Default 262,144
 	MaxWaiters  int // acquires and confirms of one client that wait. Default 16,384
 
-	// MaxNewNames is how many names one user may lock in a second that were not locked
-	// before, on average over ten minutes: each leaves a token counter in Redis, of some
-	// 170 bytes. Root and the user of this process are not bounded by it. Default 1,000.
+	// MaxNewNames is how many names that were not locked before one user may lock per second,
+	// on average over ten minutes: each leaves a token counter of about 170 bytes in Redis. It
+	// does not apply to root and the user of this process. Default 1,000.
 	MaxNewNames int
 
-	// Version is told to clients and logged. Default "dev".
+	// Version is sent to clients and logged. Default "dev".
 	Version string
 	// Log gets one line for each event that an operator acts on. Default slog.Default().
 	Log *slog.Logger
@@ -88,7 +88,7 @@ type Config struct {
 
 // Defaults of Config that the command line shows.
 const (
-	// StateNone is the Config.State of a sidecar without one.
+	// StateNone is the Config.State of a sidecar without a state file.
 	StateNone = "none"
 
 	DefaultRedis       = "redis://127.0.0.1:6379/0"
@@ -103,8 +103,8 @@ const (
 	minLease = 300 * time.Millisecond
 	maxLease = time.Hour
 
-	// A counter that is made again begins at Redis's clock: a shorter expiry would rely on
-	// that clock more often.
+	// A counter that expired begins again at Redis's clock. With a shorter expiry the tokens
+	// would depend on that clock more often.
 	minTokenExpiry = time.Hour
 	maxTokenExpiry = 10 * 365 * 24 * time.Hour
 )
@@ -116,8 +116,8 @@ func (c *Config) tls() store.TLS {
 	return store.TLS{CA: c.RedisCA, Cert: c.RedisCert, Key: c.RedisKey, ServerName: c.RedisServerName}
 }
 
-// DefaultSocket is $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock.
-// The SDKs follow the same rule.
+// DefaultSocket is $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock, as in the
+// SDKs.
 func DefaultSocket() string { return protocol.DefaultSocket() }
 
 func or[T comparable](v *T, d T) {

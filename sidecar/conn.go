@@ -89,17 +89,17 @@ func (s *Server) refuseConn(c *conn, why *protocol.Err) {
 func (s *Server) serveConn(c *conn) {
 	defer s.leave(c)
 	if fault := s.read(c); fault != nil {
-		s.hand(c, request{kind: clientBroke, conn: c, fault: fault})
+		s.hand(c, request{kind: clientProtocolError, conn: c, fault: fault})
 		c.linger()
 	} else {
-		s.hand(c, request{kind: clientGone, conn: c})
+		s.hand(c, request{kind: clientDisconnected, conn: c})
 	}
 	c.end()
 }
 
 // hand gives the loop requests of a connection.
 func (s *Server) hand(c *conn, requests ...request) {
-	s.inbox.add(c.sender, requests)
+	s.inbox.addRequests(c.sender, requests)
 	s.runIfIdle()
 }
 
@@ -172,7 +172,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			greeted = true
 			c.readUntil(time.Time{})
 			if c.peer.PID > 0 {
-				c.peer.Cmd, c.process = s.commands.of(c.peer.PID), processOf(c.pidfd, c.peer.PID)
+				c.peer.Cmd, c.process = s.commands.read(c.peer.PID), processOf(c.pidfd, c.peer.PID)
 			}
 			h := *hello
 			batch = append(batch, request{kind: clientHello, conn: c, other: &h})

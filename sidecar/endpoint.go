@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lookEvery is how often a sidecar finds out whether its socket and its state are where
+// endpointInterval is how often a sidecar finds out whether its socket and its state are where
 // clients and successors look for them. It costs three stats.
-const lookEvery = 2 * time.Second
+const endpointInterval = 2 * time.Second
 
 // endpoint is the listening socket of a sidecar, and the file that leads clients to it.
 //
 // The file may be removed or replaced while the sidecar runs: by hand, by a program that
 // cleans up, or by systemd when the socket unit is restarted. No client can connect then,
-// and the socket does not show it. So look compares the inode of the file now and then; while
-// the socket exists, no other file has that inode. If there is no file, look makes the
+// and the socket does not show it. So check compares the inode of the file now and then; while
+// the socket exists, no other file has that inode. If there is no file, check makes the
 // socket again, also in the place of one that systemd made. If there is another file, that
 // belongs to another process: then the trouble is reported.
 type endpoint struct {
@@ -32,20 +32,20 @@ type endpoint struct {
 
 	mu       sync.Mutex // guards what follows
 	listener *net.UnixListener
-	retired  *net.UnixListener // the one before; clients may be in its queue until the next look
-	claimed  *socketLock       // nil for an inherited socket
+	previous *net.UnixListener // the one before; clients may be in its queue until the next check
+	lock     *socketLock       // nil for an inherited socket
 	file     unix.Stat_t       // of the file at path that leads to listener; Ino 0: it was not there
 	mode     os.FileMode       // for a socket that is made again
 	gid      int               // the same; -1: the group of this process
 	dirMode  os.FileMode       // of the directory, if that is made again
-	made     bool              // listener is not the inherited socket
+	ownsFile bool              // listener is not the inherited socket
 	closed   bool
 	trouble  string // why clients cannot connect; "": they can
 }
 
-func newEndpoint(cfg *Config, l *net.UnixListener, claimed *socketLock) *endpoint {
-	e := &endpoint{log: cfg.Log, path: l.Addr().String(), inherited: cfg.Listener != nil, listener: l, claimed: claimed,
-		mode: cfg.SocketMode, gid: -1, dirMode: 0o755, made: cfg.Listener == nil}
+func newEndpoint(cfg *Config, l *net.UnixListener, lock *socketLock) *endpoint {
+	e := &endpoint{log: cfg.Log, path: l.Addr().String(), inherited: cfg.Listener != nil, listener: l, lock: lock,
+		mode: cfg.SocketMode, gid: -1, dirMode: 0o755, ownsFile: cfg.Listener == nil}
 	if e.path == "" || e.path[0] == '@' {
 		e.path = ""
 		return e
@@ -60,7 +60,7 @@ func newEndpoint(cfg *Config, l *net.UnixListener, claimed *socketLock) *endpoin
 	if dir, err := os.Stat(filepath.Dir(e.path)); err == nil {
 		e.dirMode = dir.Mode().Perm()
 	}
-	if _, yes := listens(e.path); !yes && e.inherited {
+	if _, yes := probeListener(e.path); !yes && e.inherited {
 		// A dead sidecar that was given the same socket made this file, in place of one
 		// that had been removed. It leads nowhere.
 		e.file = unix.Stat_t{}
@@ -68,25 +68,25 @@ func newEndpoint(cfg *Config, l *net.UnixListener, claimed *socketLock) *endpoin
 	return e
 }
 
-// look returns the listener of a socket that it made again, or nil.
-func (e *endpoint) look() *net.UnixListener {
+// check returns the listener of a socket that it made again, or nil.
+func (e *endpoint) check() *net.UnixListener {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.path == "" || e.closed {
 		return nil
 	}
-	if e.retired != nil {
-		e.retired.Close()
-		e.retired = nil
+	if e.previous != nil {
+		e.previous.Close()
+		e.previous = nil
 	}
-	if e.leadsHere() {
+	if e.isInPlace() {
 		if e.trouble != "" {
 			e.log.Info("clients can connect again", "socket", e.path)
 			e.trouble = ""
 		}
 		return nil
 	}
-	l, err := e.makeAgain()
+	l, err := e.recreate()
 	if err != nil {
 		trouble := fmt.Sprintf("clients cannot connect: the file %s was removed or replaced, and the socket cannot be made again: %v", e.path, err)
 		if trouble != e.trouble {
@@ -100,8 +100,8 @@ func (e *endpoint) look() *net.UnixListener {
 	return l
 }
 
-// leadsHere reports whether the file at path is that of the listener. The caller holds mu.
-func (e *endpoint) leadsHere() bool {
+// isInPlace reports whether the file at path is that of the listener. The caller holds mu.
+func (e *endpoint) isInPlace() bool {
 	var st unix.Stat_t
 	err := unix.Lstat(e.path, &st)
 	return err == nil && st.Ino == e.file.Ino && st.Dev == e.file.Dev
@@ -109,18 +109,18 @@ func (e *endpoint) leadsHere() bool {
 
 var errReplaced = errors.New("there is another file in its place; remove it, or, if systemd made it, restart the sidecar")
 
-// makeAgain makes the socket and its file again. The caller holds mu.
-func (e *endpoint) makeAgain() (*net.UnixListener, error) {
+// recreate makes the socket and its file again. The caller holds mu.
+func (e *endpoint) recreate() (*net.UnixListener, error) {
 	if st, err := os.Lstat(e.path); err == nil {
-		if _, yes := listens(e.path); yes || st.Mode()&os.ModeSocket == 0 {
+		if _, yes := probeListener(e.path); yes || st.Mode()&os.ModeSocket == 0 {
 			return nil, errReplaced
 		}
 	}
 	if err := e.makeDirectory(); err != nil {
 		return nil, err
 	}
-	if e.claimed != nil {
-		if err := e.claimed.renew(e.path); err != nil {
+	if e.lock != nil {
+		if err := e.lock.renew(e.path); err != nil {
 			return nil, err
 		}
 	}
@@ -130,9 +130,9 @@ func (e *endpoint) makeAgain() (*net.UnixListener, error) {
 	}
 	l.SetUnlinkOnClose(false)
 	if err := unix.Lstat(e.path, &e.file); err != nil {
-		e.file = unix.Stat_t{} // removed at once: the next look finds that out
+		e.file = unix.Stat_t{} // removed at once: the next check finds that out
 	}
-	e.retired, e.listener, e.made = e.listener, l, true
+	e.previous, e.listener, e.ownsFile = e.listener, l, true
 	return l, nil
 }
 
@@ -156,7 +156,7 @@ func (e *endpoint) unreachable() (why string, restart bool) {
 	if e.trouble == "" || !e.inherited {
 		return e.trouble, false
 	}
-	_, yes := listens(e.path)
+	_, yes := probeListener(e.path)
 	return e.trouble, yes
 }
 
@@ -168,20 +168,20 @@ func (e *endpoint) close() {
 		return
 	}
 	e.closed = true
-	if e.made && e.path != "" && e.leadsHere() {
+	if e.ownsFile && e.path != "" && e.isInPlace() {
 		_ = os.Remove(e.path)
 	}
 	e.listener.Close()
-	if e.retired != nil {
-		e.retired.Close()
+	if e.previous != nil {
+		e.previous.Close()
 	}
 }
 
-// release lets another process claim the socket.
-func (e *endpoint) release() {
+// unlock lets another process claim the socket.
+func (e *endpoint) unlock() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.claimed != nil {
-		e.claimed.close()
+	if e.lock != nil {
+		e.lock.close()
 	}
 }

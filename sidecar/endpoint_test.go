@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// anEndpoint is the socket of a sidecar; inherited: one that the test made, as systemd does.
-func anEndpoint(t *testing.T, inherited bool) (*endpoint, *Config) {
+// startEndpoint makes the socket of a sidecar; inherited: the test makes it, as systemd does.
+func startEndpoint(t *testing.T, inherited bool) (*endpoint, *Config) {
 	t.Helper()
 	cfg := &Config{Socket: filepath.Join(t.TempDir(), "run", "s"), SocketMode: 0o640, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	if inherited {
@@ -26,7 +26,7 @@ func anEndpoint(t *testing.T, inherited bool) (*endpoint, *Config) {
 			t.Fatal(err)
 		}
 	}
-	claimed, err := claim(cfg)
+	claimed, err := acquireSocketLock(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func anEndpoint(t *testing.T, inherited bool) (*endpoint, *Config) {
 		t.Fatal(err)
 	}
 	e := newEndpoint(cfg, l, claimed)
-	t.Cleanup(func() { e.close(); e.release() })
+	t.Cleanup(func() { e.close(); e.unlock() })
 	return e, cfg
 }
 
@@ -50,7 +50,7 @@ func listenAt(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// mustReach expects that a client that connects to the path is one of the listener's.
+// mustReach expects that the listener accepts a client that connects to the path.
 func mustReach(t *testing.T, path string, l *net.UnixListener) {
 	t.Helper()
 	c, err := net.Dial("unix", path)
@@ -70,18 +70,18 @@ func remove(t *testing.T, path string) {
 	}
 }
 
-func TestSocketThatWasRemovedIsMadeAgain(t *testing.T) {
+func TestRemovedSocketIsMadeAgain(t *testing.T) {
 	for name, inherited := range map[string]bool{"ours": false, "systemd's": true} {
 		t.Run(name, func(t *testing.T) {
-			e, cfg := anEndpoint(t, inherited)
-			if l := e.look(); l != nil {
+			e, cfg := startEndpoint(t, inherited)
+			if l := e.check(); l != nil {
 				t.Fatal("a socket that is in its place was made again")
 			}
 			before, err := os.Stat(cfg.Socket)
 			if err != nil {
 				t.Fatal(err)
 			}
-			// A client that is in the queue of the old one is taken in.
+			// A client that waits in the queue of the old socket is accepted.
 			waiting, err := net.Dial("unix", cfg.Socket)
 			if err != nil {
 				t.Fatal(err)
@@ -89,7 +89,7 @@ func TestSocketThatWasRemovedIsMadeAgain(t *testing.T) {
 			defer waiting.Close()
 			old := e.listener
 			remove(t, cfg.Socket)
-			l := e.look()
+			l := e.check()
 			if l == nil {
 				t.Fatal("the socket was not made again")
 			}
@@ -100,7 +100,7 @@ func TestSocketThatWasRemovedIsMadeAgain(t *testing.T) {
 			if after, err := os.Stat(cfg.Socket); err != nil || after.Mode() != before.Mode() {
 				t.Errorf("it has mode %v, and had %v (%v)", after.Mode(), before.Mode(), err)
 			}
-			if e.look() != nil {
+			if e.check() != nil {
 				t.Error("it was made twice")
 			}
 			if why, _ := e.unreachable(); why != "" {
@@ -114,10 +114,10 @@ func TestSocketThatWasRemovedIsMadeAgain(t *testing.T) {
 	}
 }
 
-func TestDirectoryOfTheSocketThatWasRemovedIsMadeAgain(t *testing.T) {
-	e, cfg := anEndpoint(t, false)
+func TestRemovedDirectoryOfTheSocketIsMadeAgain(t *testing.T) {
+	e, cfg := startEndpoint(t, false)
 	remove(t, filepath.Dir(cfg.Socket))
-	l := e.look()
+	l := e.check()
 	if l == nil {
 		t.Fatal("the socket was not made again")
 	}
@@ -127,13 +127,13 @@ func TestDirectoryOfTheSocketThatWasRemovedIsMadeAgain(t *testing.T) {
 	}
 }
 
-func TestSocketThatWasReplacedIsReportedAndLeftAlone(t *testing.T) {
+func TestReplacedSocketIsReportedAndNotChanged(t *testing.T) {
 	for name, inherited := range map[string]bool{"ours": false, "systemd's": true} {
 		t.Run(name, func(t *testing.T) {
-			e, cfg := anEndpoint(t, inherited)
+			e, cfg := startEndpoint(t, inherited)
 			remove(t, cfg.Socket)
 			another := listenAt(t, cfg.Socket)
-			if e.look() != nil {
+			if e.check() != nil {
 				t.Fatal("it took the socket of another process")
 			}
 			why, restart := e.unreachable()
@@ -142,7 +142,7 @@ func TestSocketThatWasReplacedIsReportedAndLeftAlone(t *testing.T) {
 			}
 			mustReach(t, cfg.Socket, another)
 			remove(t, cfg.Socket)
-			l := e.look()
+			l := e.check()
 			if why, _ := e.unreachable(); l == nil || why != "" {
 				t.Fatalf("the socket was not made again, and it reports %q", why)
 			}
@@ -151,35 +151,35 @@ func TestSocketThatWasReplacedIsReportedAndLeftAlone(t *testing.T) {
 	}
 }
 
-func TestStopRemovesNoSocketOfAnother(t *testing.T) {
-	e, cfg := anEndpoint(t, false)
+func TestStopDoesNotRemoveTheSocketOfAnotherProcess(t *testing.T) {
+	e, cfg := startEndpoint(t, false)
 	remove(t, cfg.Socket)
 	another := listenAt(t, cfg.Socket)
 	e.close()
 	mustReach(t, cfg.Socket, another)
 }
 
-func TestStopLeavesTheSocketOfSystemd(t *testing.T) {
-	e, cfg := anEndpoint(t, true)
+func TestStopDoesNotRemoveTheSocketOfSystemd(t *testing.T) {
+	e, cfg := startEndpoint(t, true)
 	e.close()
 	if err := unix.Access(cfg.Socket, unix.F_OK); err != nil {
 		t.Errorf("the socket of systemd: %v", err)
 	}
 }
 
-// After a kill -9, systemd gives the next sidecar the socket that it made, although the
-// dead one had made another in its place: the file of that one leads nowhere.
-func TestSocketThatADeadSidecarMadeIsMadeAgain(t *testing.T) {
-	e, cfg := anEndpoint(t, true)
+// After a kill -9, systemd passes the next sidecar the socket that systemd made, although the
+// dead sidecar had made another one in its place. No process listens on the file of that one.
+func TestSocketOfADeadSidecarIsMadeAgain(t *testing.T) {
+	e, cfg := startEndpoint(t, true)
 	remove(t, cfg.Socket)
-	l := e.look()
+	l := e.check()
 	if l == nil {
 		t.Fatal("not made again")
 	}
 	l.SetUnlinkOnClose(false)
-	l.Close() // as kill -9 does
+	l.Close() // as by kill -9
 	next := newEndpoint(cfg, cfg.Listener, nil)
-	if l := next.look(); l == nil {
+	if l := next.check(); l == nil {
 		t.Fatal("not made again by the next sidecar")
 	} else {
 		defer l.Close()
@@ -191,25 +191,25 @@ func TestSocketThatADeadSidecarMadeIsMadeAgain(t *testing.T) {
 	c.Close()
 }
 
-// A restart does not mend a file that is no socket, so none is asked for; and the next
-// sidecar reports it, too.
+// A restart would not help against a file that is not a socket, so the endpoint requests none,
+// and the next sidecar reports the file, too.
 func TestForeignFileInPlaceOfTheSocketIsReportedByEachSidecar(t *testing.T) {
-	e, cfg := anEndpoint(t, true)
+	e, cfg := startEndpoint(t, true)
 	remove(t, cfg.Socket)
 	if err := os.WriteFile(cfg.Socket, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	next := newEndpoint(cfg, cfg.Listener, nil)
 	for _, e := range []*endpoint{e, next} {
-		e.look()
+		e.check()
 		if why, restart := e.unreachable(); why == "" || restart {
-			t.Errorf("the endpoint says %q, restart %v", why, restart)
+			t.Errorf("the endpoint reports %q, restart %v", why, restart)
 		}
 	}
 }
 
-func TestDirectoryThatIsMadeAgainHasItsMode(t *testing.T) {
-	e, cfg := anEndpoint(t, false)
+func TestRecreatedDirectoryHasItsMode(t *testing.T) {
+	e, cfg := startEndpoint(t, false)
 	dir := filepath.Dir(cfg.Socket)
 	before, err := os.Stat(dir)
 	if err != nil {
@@ -219,7 +219,7 @@ func TestDirectoryThatIsMadeAgainHasItsMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := unix.Umask(0o077)
-	l := e.look()
+	l := e.check()
 	unix.Umask(old)
 	if l == nil {
 		t.Fatal("not made again")
@@ -230,8 +230,7 @@ func TestDirectoryThatIsMadeAgainHasItsMode(t *testing.T) {
 	}
 }
 
-// What another user puts in the place of the file with the uuid is neither read nor waited
-// for.
+// Another user may have replaced the file with the uuid by a pipe, a link or another file.
 func TestUUIDFileOfAnotherUserIsNotRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.uuid")
 	if err := unix.Mkfifo(path, 0o666); err != nil {
@@ -243,7 +242,7 @@ func TestUUIDFileOfAnotherUserIsNotRead(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeServed(path, "11111111-2222-4333-8444-555555555555"); err != nil || lastServed(path) == "" {
+	if err := writeUUIDFile(path, "11111111-2222-4333-8444-555555555555"); err != nil || lastServed(path) == "" {
 		t.Fatalf("its own file is not read: %v", err)
 	}
 	if err := os.Symlink(path, path+".link"); err != nil || lastServed(path+".link") != "" {

@@ -2,16 +2,16 @@ package sidecar
 
 import "sync"
 
-// A fairQueue gives each user of the host the same time of the loop, and each process of
-// a user the same part of that, however much any of them asks for.
+// A fairQueue shares the loop's time evenly among the users of the host that have requests, and
+// the time of each user evenly among its processes.
 //
-// It is a deficit round robin of two levels, whose currency is the loop's time: a
-// request that takes long is paid for by the turns that its sender then misses. A sender
-// that has been idle goes before those that are not: a sender that asks for little is
-// answered as if it were alone. (The idea is that of the flow queues of RFC 8290.)
+// It is a deficit round robin with two levels, like the flow queues of RFC 8290. Its currency
+// is the loop's time: after a request that takes long, its sender misses turns. A sender that
+// was idle goes before the others, once, so a sender with few requests waits as if it were
+// alone.
 //
-// Nothing is asked of a sender about its importance, and it can make itself no more
-// important: more connections are still one process, more processes are still one user.
+// A sender cannot get a larger share: more connections are still one process, and more
+// processes are still one user.
 type fairQueue struct {
 	users     flows[*peerUser]
 	processes map[processKey]*peerProcess
@@ -20,8 +20,8 @@ type fairQueue struct {
 	len       int // requests
 }
 
-// processKey identifies a process. Of one that is not visible from here (pid 0) each
-// connection counts as a process of its own.
+// processKey identifies a process. If the process is not visible here (pid 0), each connection
+// counts as a process of its own.
 type processKey struct {
 	uid, pid int64
 	conn     *conn
@@ -29,32 +29,32 @@ type processKey struct {
 
 // peerUser is one user of the host.
 type peerUser struct {
-	flow      flow[*peerUser]
-	uid       int64
-	processes flows[*peerProcess]
-	members   int // processes
-	conns     int
+	flow         flow[*peerUser]
+	uid          int64
+	processes    flows[*peerProcess]
+	processCount int
+	conns        int
 }
 
-// peerProcess is one client process, with what its connections have asked for.
+// peerProcess is one client process with the requests of its connections.
 type peerProcess struct {
 	flow  flow[*peerProcess]
 	user  *peerUser
 	key   processKey
 	conns int
 	queue []request
-	first int       // of queue
-	room  sync.Cond // on inbox.mu: queue has become shorter than maxWaiting
+	head  int       // of queue
+	room  sync.Cond // on inbox.mu: the queue has become shorter than maxQueuedOfProcess
 }
 
-func (p *peerProcess) len() int { return len(p.queue) - p.first }
+func (p *peerProcess) len() int { return len(p.queue) - p.head }
 
-// While so many requests of a process are in the queue, its connections are not read
-// from: what reads them would be as much in the way of others as what they ask for.
-const maxWaiting = 256
+// maxQueuedOfProcess is how many requests of a process may be queued. Beyond that its
+// connections are not read: also the reading takes processor time from others.
+const maxQueuedOfProcess = 256
 
-// What a flow may use of the loop before the next one has its turn, ns. A request takes
-// one or two microseconds.
+// A quantum is the loop's time that a flow may use before the next flow has its turn, ns. A
+// request takes one or two microseconds.
 const (
 	userQuantum    = 20_000
 	processQuantum = 10_000
@@ -65,8 +65,8 @@ func (q *fairQueue) init() {
 	q.byUID = make(map[int64]*peerUser)
 }
 
-// join returns the process of a connection.
-func (q *fairQueue) join(c *conn) *peerProcess {
+// addConn counts a connection and returns its process.
+func (q *fairQueue) addConn(c *conn) *peerProcess {
 	key := processKey{uid: c.peer.UID, pid: c.peer.PID}
 	if key.pid == 0 {
 		key.conn = c
@@ -79,7 +79,7 @@ func (q *fairQueue) join(c *conn) *peerProcess {
 			u.flow.owner = u
 			q.byUID[key.uid] = u
 		}
-		u.members++
+		u.processCount++
 		p = &peerProcess{user: u, key: key}
 		p.flow.owner = p
 		q.processes[key] = p
@@ -90,38 +90,38 @@ func (q *fairQueue) join(c *conn) *peerProcess {
 	return p
 }
 
-// leave ends what join began, when the last request of the connection was done.
-func (q *fairQueue) leave(p *peerProcess) {
+// removeConn is the reverse of addConn, after the last request of the connection.
+func (q *fairQueue) removeConn(p *peerProcess) {
 	q.conns--
 	p.user.conns--
 	p.conns--
-	q.forget(p)
+	q.removeIfUnused(p)
 }
 
-// forget removes a process that has no connection, and its user if that has no other
-// one. Each is remembered until its turns are over: one that comes back at once is not
-// new.
-func (q *fairQueue) forget(p *peerProcess) {
+// removeIfUnused removes a process that has no connection, and its user if it was the last one.
+// Precondition for both: the flow is idle, so that a process that connects again at once does
+// not count as one that was idle.
+func (q *fairQueue) removeIfUnused(p *peerProcess) {
 	if p.conns > 0 || p.flow.phase != flowIdle || q.processes[p.key] != p {
 		return
 	}
 	delete(q.processes, p.key)
-	p.user.members--
-	q.forgetUser(p.user)
+	p.user.processCount--
+	q.removeUserIfUnused(p.user)
 }
 
-func (q *fairQueue) forgetUser(u *peerUser) {
-	if u.members == 0 && u.flow.phase == flowIdle {
+func (q *fairQueue) removeUserIfUnused(u *peerUser) {
+	if u.processCount == 0 && u.flow.phase == flowIdle {
 		delete(q.byUID, u.uid)
 	}
 }
 
 func (q *fairQueue) push(p *peerProcess, requests []request) {
-	if p.first > len(p.queue)/2 {
-		// A process that always asks for more never lets its queue become empty.
-		n := copy(p.queue, p.queue[p.first:])
+	if p.head > len(p.queue)/2 {
+		// The queue of a process that always has requests never becomes empty.
+		n := copy(p.queue, p.queue[p.head:])
 		clear(p.queue[n:])
-		p.queue, p.first = p.queue[:n], 0
+		p.queue, p.head = p.queue[:n], 0
 	}
 	p.queue = append(p.queue, requests...)
 	q.len += len(requests)
@@ -129,7 +129,7 @@ func (q *fairQueue) push(p *peerProcess, requests []request) {
 	q.users.activate(&p.user.flow, userQuantum)
 }
 
-// pop takes the request whose turn it is; false: there is none.
+// pop removes the request whose turn it is and stores it in r; false: there is none.
 func (q *fairQueue) pop(r *request) bool {
 	for {
 		uf := q.users.pick(userQuantum)
@@ -140,39 +140,38 @@ func (q *fairQueue) pop(r *request) bool {
 		pf := u.processes.pick(processQuantum)
 		if pf == nil {
 			q.users.drained(uf)
-			q.forgetUser(u)
+			q.removeUserIfUnused(u)
 			continue
 		}
 		p := pf.owner
-		if p.first == len(p.queue) {
+		if p.head == len(p.queue) {
 			u.processes.drained(pf)
-			q.forget(p)
+			q.removeIfUnused(p)
 			continue
 		}
-		*r = p.queue[p.first]
-		p.queue[p.first] = request{} // what it refers to is garbage when it is done
-		p.first++
-		if p.first == len(p.queue) {
-			if p.queue, p.first = p.queue[:0], 0; cap(p.queue) > 4*maxQueued {
+		*r = p.queue[p.head]
+		p.queue[p.head] = request{} // keep no reference to its memory
+		p.head++
+		if p.head == len(p.queue) {
+			if p.queue, p.head = p.queue[:0], 0; cap(p.queue) > 4*maxQueued {
 				p.queue = nil // a burst's memory is not kept
 			}
 		}
 		q.len--
-		if p.len() < maxWaiting {
+		if p.len() < maxQueuedOfProcess {
 			p.room.Signal()
 		}
 		return true
 	}
 }
 
-// charge takes what a request cost from the process and its user.
+// charge subtracts the cost of a request from the deficits of the process and its user.
 func (p *peerProcess) charge(ns int64) {
 	p.flow.deficit -= ns
 	p.user.flow.deficit -= ns
 }
 
-// flows are senders that have something in the queue, or had a moment ago. Those that
-// were idle are fresh and go first, once.
+// flows are the senders that are not idle. The fresh ones go first.
 type flows[T any] struct {
 	fresh, old flowList[T]
 }
@@ -181,16 +180,22 @@ type flows[T any] struct {
 type flow[T any] struct {
 	owner   T
 	next    *flow[T]
-	deficit int64 // what it may use of the loop before the next one has its turn, ns
+	deficit int64 // the loop's time that it may use before the next flow has its turn, ns
 	phase   flowPhase
 }
 
+// flowPhase is the list in which a flow is.
+//
+//	          activate                 the deficit is used up, or drained
+//	flowIdle ──────────► flowFresh ──────────────────────────────────────► flowOld
+//	    ▲                                                                    │
+//	    └──────────────────────────── drained ───────────────────────────────┘
 type flowPhase uint8
 
 const (
-	flowIdle  flowPhase = iota // in no list: it has nothing in the queue
+	flowIdle  flowPhase = iota // in no list: it has no requests
 	flowFresh                  // it was idle, and goes before the old ones
-	flowOld                    // it has had a turn
+	flowOld                    // it has had its turn as a fresh one
 )
 
 type flowList[T any] struct{ head, tail *flow[T] }
@@ -214,7 +219,7 @@ func (l *flowList[T]) pop() *flow[T] {
 	return f
 }
 
-// activate is called when a flow has got something to do.
+// activate is called when a flow has got requests.
 func (fs *flows[T]) activate(f *flow[T], quantum int64) {
 	if f.phase == flowIdle {
 		f.phase, f.deficit = flowFresh, quantum
@@ -240,8 +245,8 @@ func (fs *flows[T]) pick(quantum int64) *flow[T] {
 	}
 }
 
-// drained is called when pick has returned a flow that has nothing to do. A fresh one
-// waits one round among the old ones before it can be fresh again.
+// drained is called when pick has returned a flow without requests. A fresh one stays in one
+// round of the old ones before it becomes idle, and can be fresh again.
 func (fs *flows[T]) drained(f *flow[T]) {
 	if f.phase == flowFresh {
 		fs.fresh.pop()

@@ -6,28 +6,28 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// fairRig is a fairQueue and a loop whose requests take as long as the test says.
-type fairRig struct {
+// fairLoop is a fairQueue and a loop in which requests take as long as the test chooses.
+type fairLoop struct {
 	*testing.T
 	q    fairQueue
 	cost map[*peerProcess]int64 // of one request, ns
 	used map[*peerProcess]int64 // of the loop's time, ns
 }
 
-func newFairRig(t *testing.T) *fairRig {
-	f := &fairRig{T: t, cost: make(map[*peerProcess]int64), used: make(map[*peerProcess]int64)}
+func newFairLoop(t *testing.T) *fairLoop {
+	f := &fairLoop{T: t, cost: make(map[*peerProcess]int64), used: make(map[*peerProcess]int64)}
 	f.q.init()
 	return f
 }
 
-func (f *fairRig) join(uid, pid, cost int64) *peerProcess {
-	p := f.q.join(&conn{peer: locktable.Peer{UID: uid, PID: pid}})
+func (f *fairLoop) connect(uid, pid, cost int64) *peerProcess {
+	p := f.q.addConn(&conn{peer: locktable.Peer{UID: uid, PID: pid}})
 	f.cost[p] = cost
 	return p
 }
 
-// ask adds n requests, numbered by release.Hold from first on.
-func (f *fairRig) ask(p *peerProcess, first uint64, n int) {
+// push adds n requests, numbered by release.Hold from first on.
+func (f *fairLoop) push(p *peerProcess, first uint64, n int) {
 	requests := make([]request, n)
 	for i := range requests {
 		requests[i].conn = &conn{sender: p}
@@ -36,8 +36,8 @@ func (f *fairRig) ask(p *peerProcess, first uint64, n int) {
 	f.q.push(p, requests)
 }
 
-// next does one request, and returns whose and which it was; nil: there was none.
-func (f *fairRig) next() (*peerProcess, uint64) {
+// next does one request, and returns its process and number; nil: there was none.
+func (f *fairLoop) next() (*peerProcess, uint64) {
 	var r request
 	if !f.q.pop(&r) {
 		return nil, 0
@@ -48,21 +48,21 @@ func (f *fairRig) next() (*peerProcess, uint64) {
 	return p, r.release.Hold
 }
 
-// busy keeps each of these supplied, and does n requests.
-func (f *fairRig) busy(n int, ps ...*peerProcess) {
+// busy does n requests, while each of these processes always has some.
+func (f *fairLoop) busy(n int, ps ...*peerProcess) {
 	clear(f.used)
 	for range n {
 		for _, p := range ps {
 			if p.len() == 0 {
-				f.ask(p, 0, 16)
+				f.push(p, 0, 16)
 			}
 		}
 		f.next()
 	}
 }
 
-// share tells that a part of the time that was used is as expected, within 5 %.
-func (f *fairRig) share(what string, of int64, want float64) {
+// expectShare checks that a share of the used time is as expected, within 5 %.
+func (f *fairLoop) expectShare(what string, of int64, want float64) {
 	f.Helper()
 	all := int64(0)
 	for _, ns := range f.used {
@@ -73,63 +73,63 @@ func (f *fairRig) share(what string, of int64, want float64) {
 	}
 }
 
-// Two users get the same time, though one asks from many processes and for what takes
-// long. The processes of a user share its time evenly.
+// Two users get the same time, although one has many processes, whose requests take long. The
+// processes of a user share its time evenly.
 func TestFairQueueSharesTimeByUserThenByProcess(t *testing.T) {
-	f := newFairRig(t)
-	alone := f.join(1, 10, 1_000)
+	f := newFairLoop(t)
+	alone := f.connect(1, 10, 1_000)
 	var many []*peerProcess
 	for pid := range int64(9) {
-		many = append(many, f.join(2, 20+pid, 1_000*(1+pid%3*20)))
+		many = append(many, f.connect(2, 20+pid, 1_000*(1+pid%3*20)))
 	}
 	f.busy(100_000, append(many, alone)...)
-	f.share("the user with one process", f.used[alone], 0.5)
+	f.expectShare("the user with one process", f.used[alone], 0.5)
 	for _, p := range many {
-		f.share("a process of the other user", f.used[p], 0.5/9)
+		f.expectShare("a process of the other user", f.used[p], 0.5/9)
 	}
 }
 
-// More connections make a process no more important. One that is not visible from here
-// (pid 0) is told from others by its connections alone.
+// More connections give a process no larger share. Processes that are not visible here (pid 0)
+// are distinguished only by their connections.
 func TestFairQueueCountsConnectionsOfOneProcessAsOne(t *testing.T) {
-	f := newFairRig(t)
-	a := f.join(1, 10, 1_000)
+	f := newFairLoop(t)
+	a := f.connect(1, 10, 1_000)
 	for range 100 {
-		if f.join(1, 10, 1_000) != a {
+		if f.connect(1, 10, 1_000) != a {
 			t.Fatal("another connection of the process counts as another process")
 		}
 	}
-	if first := f.join(1, 0, 1); first == f.join(1, 0, 1) {
+	if first := f.connect(1, 0, 1); first == f.connect(1, 0, 1) {
 		t.Error("two connections without a pid count as one process")
 	}
-	if f.join(1, 10, 1).user != f.join(1, 11, 1).user {
+	if f.connect(1, 10, 1).user != f.connect(1, 11, 1).user {
 		t.Error("two processes of a user count as two users")
 	}
 }
 
-// A sender that was idle goes before those that are not, and once: one that comes and
-// goes gets no more than its share.
+// A sender that was idle goes before the others, once: a sender that is idle again and again gets
+// no more than its share.
 func TestFairQueuePrefersIdleSendersOnce(t *testing.T) {
-	f := newFairRig(t)
-	busy, idle := f.join(1, 10, 1_000), f.join(2, 20, 1_000)
-	f.ask(busy, 0, 1000)
+	f := newFairLoop(t)
+	busy, idle := f.connect(1, 10, 1_000), f.connect(2, 20, 1_000)
+	f.push(busy, 0, 1000)
 	for range 50 {
 		f.next()
 	}
-	f.ask(idle, 0, 1)
+	f.push(idle, 0, 1)
 	if p, _ := f.next(); p != idle {
 		t.Fatal("the idle sender waits")
 	}
 
-	// It asks again for as much as it likes, as soon as it has its answer.
-	f = newFairRig(t)
-	busy, idle = f.join(1, 10, 1_000), f.join(2, 20, 10_000)
+	// It sends its next request as soon as it has the answer.
+	f = newFairLoop(t)
+	busy, idle = f.connect(1, 10, 1_000), f.connect(2, 20, 10_000)
 	for range 100_000 {
 		if idle.len() == 0 {
-			f.ask(idle, 0, 1)
+			f.push(idle, 0, 1)
 		}
 		if busy.len() == 0 {
-			f.ask(busy, 0, 16)
+			f.push(busy, 0, 16)
 		}
 		f.next()
 	}
@@ -140,14 +140,14 @@ func TestFairQueuePrefersIdleSendersOnce(t *testing.T) {
 
 // The requests of a process are done in the order in which they came.
 func TestFairQueueKeepsTheOrderOfOneSender(t *testing.T) {
-	f := newFairRig(t)
-	ps := []*peerProcess{f.join(1, 10, 3_000), f.join(1, 11, 700), f.join(2, 20, 11_000)}
-	asked, done := map[*peerProcess]uint64{}, map[*peerProcess]uint64{}
+	f := newFairLoop(t)
+	ps := []*peerProcess{f.connect(1, 10, 3_000), f.connect(1, 11, 700), f.connect(2, 20, 11_000)}
+	pushed, done := map[*peerProcess]uint64{}, map[*peerProcess]uint64{}
 	for i := range 30_000 {
 		p := ps[i*7%3]
 		if i%5 < 3 {
-			f.ask(p, asked[p], 1+i%4)
-			asked[p] += uint64(1 + i%4)
+			f.push(p, pushed[p], 1+i%4)
+			pushed[p] += uint64(1 + i%4)
 		}
 		for range i % 6 {
 			p, n := f.next()
@@ -155,7 +155,7 @@ func TestFairQueueKeepsTheOrderOfOneSender(t *testing.T) {
 				break
 			}
 			if n != done[p] {
-				t.Fatalf("request %d came when %d was due", n, done[p])
+				t.Fatalf("request %d came before request %d", n, done[p])
 			}
 			done[p]++
 		}
@@ -166,11 +166,11 @@ func TestFairQueueKeepsTheOrderOfOneSender(t *testing.T) {
 			break
 		}
 		if n != done[p] {
-			t.Fatalf("request %d came when %d was due", n, done[p])
+			t.Fatalf("request %d came before request %d", n, done[p])
 		}
 		done[p]++
 	}
-	for p, n := range asked {
+	for p, n := range pushed {
 		if done[p] != n {
 			t.Errorf("%d requests of %d were done", done[p], n)
 		}
@@ -180,76 +180,74 @@ func TestFairQueueKeepsTheOrderOfOneSender(t *testing.T) {
 	}
 }
 
-// A sender whose queue never becomes empty uses no more memory with time.
+// A queue that never becomes empty does not grow.
 func TestFairQueueMemoryIsBounded(t *testing.T) {
-	f := newFairRig(t)
-	p := f.join(1, 10, 1_000)
-	f.ask(p, 0, 100)
+	f := newFairLoop(t)
+	p := f.connect(1, 10, 1_000)
+	f.push(p, 0, 100)
 	for range 100_000 {
 		f.next()
-		f.ask(p, 0, 1)
+		f.push(p, 0, 1)
 	}
 	if n := cap(p.queue); n > 1000 {
 		t.Errorf("100 requests wait in a queue with room for %d", n)
 	}
 }
 
-// A process that ends is forgotten with its user, when its last connection has ended and
-// nothing that it asked for is left.
-func TestFairQueueForgetsWhoLeft(t *testing.T) {
-	f := newFairRig(t)
-	p := f.join(1, 10, 1_000)
-	f.join(1, 10, 1_000)
-	f.ask(p, 0, 3)
-	f.q.leave(p)
-	f.q.leave(p)
+// A process is removed, with its user, after its last connection has ended and its last request
+// was done.
+func TestFairQueueRemovesUnusedProcesses(t *testing.T) {
+	f := newFairLoop(t)
+	p := f.connect(1, 10, 1_000)
+	f.connect(1, 10, 1_000)
+	f.push(p, 0, 3)
+	f.q.removeConn(p)
+	f.q.removeConn(p)
 	for i := range uint64(3) {
 		if _, n := f.next(); n != i {
-			t.Errorf("request %d of a process that left was not done", i)
+			t.Errorf("request %d of a process without connections was not done", i)
 		}
 	}
-	if f.join(1, 10, 1_000) != p {
-		t.Error("a process that comes back at once is taken for another one")
+	if f.connect(1, 10, 1_000) != p {
+		t.Error("a process that connects again at once counts as another one")
 	}
 	f.next()
 	if len(f.q.processes) != 1 {
-		t.Error("a process is forgotten that has a connection")
+		t.Error("a process with a connection was removed")
 	}
-	f.q.leave(p)
+	f.q.removeConn(p)
 	if len(f.q.processes) != 0 || len(f.q.byUID) != 0 || f.q.conns != 0 {
-		t.Errorf("%d processes, %d users and %d connections are remembered", len(f.q.processes), len(f.q.byUID), f.q.conns)
+		t.Errorf("%d processes, %d users and %d connections are left", len(f.q.processes), len(f.q.byUID), f.q.conns)
 	}
 }
 
-// A process that connects, asks and goes, again and again, is one process: what it asked
-// for before counts.
-func TestFairQueueKnowsAProcessThatReconnects(t *testing.T) {
-	f := newFairRig(t)
-	honest := f.join(2, 20, 1_000)
+// A process that connects for each request is one process, which pays for its earlier requests.
+func TestFairQueueCountsAReconnectingProcessAsOne(t *testing.T) {
+	f := newFairLoop(t)
+	honest := f.connect(2, 20, 1_000)
 	for range 20_000 {
-		p := f.join(1, 10, 1_000)
-		f.ask(p, 0, 2)
+		p := f.connect(1, 10, 1_000)
+		f.push(p, 0, 2)
 		if honest.len() == 0 {
-			f.ask(honest, 0, 16)
+			f.push(honest, 0, 16)
 		}
 		f.next()
-		f.q.leave(p)
+		f.q.removeConn(p)
 	}
-	f.share("the user with one connection", f.used[honest], 0.5)
+	f.expectShare("the user with one connection", f.used[honest], 0.5)
 }
 
-// A sender that is idle again as soon as it was served does not go before the others each
-// time.
-func TestFairQueueGivesASenderThatIsOftenIdleItsPart(t *testing.T) {
-	f := newFairRig(t)
+// A sender that is idle after each request does not go before the others each time.
+func TestFairQueueGivesAnOftenIdleSenderItsShare(t *testing.T) {
+	f := newFairLoop(t)
 	const others = 9
 	for uid := range int64(others) {
-		f.ask(f.join(1+uid, 10+uid, 1_000), 0, 1000)
+		f.push(f.connect(1+uid, 10+uid, 1_000), 0, 1000)
 	}
-	idle := f.join(100, 100, 1_000)
+	idle := f.connect(100, 100, 1_000)
 	for i := range 1000 {
 		if i%2 == 0 && idle.len() == 0 {
-			f.ask(idle, 0, 1)
+			f.push(idle, 0, 1)
 		}
 		f.next()
 	}

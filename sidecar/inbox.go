@@ -8,8 +8,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
-// event is an input of the loop that no client's request is. Which fields count depends
-// on kind.
+// event is an input of the loop that does not come from a client's connection. Which fields it
+// has depends on kind.
 type event struct {
 	kind    eventKind
 	flag    bool
@@ -34,7 +34,7 @@ const (
 	redisUnsubscribed
 )
 
-// request is an input of the loop that a client's connection brings. Which fields count
+// request is an input of the loop that comes from a client's connection. Which fields it has
 // depends on kind.
 type request struct {
 	kind    requestKind
@@ -48,35 +48,36 @@ type request struct {
 type requestKind uint8
 
 const (
-	clientHello   requestKind = iota // other: a *protocol.Hello
-	clientAcquire                    // acquire
-	clientRelease                    // release
-	clientOther                      // other
-	clientGone                       // the connection ended
-	clientBroke                      // fault: it broke the rules of the protocol
+	clientHello         requestKind = iota // other: a *protocol.Hello
+	clientAcquire                          // acquire
+	clientRelease                          // release
+	clientOther                            // other
+	clientDisconnected                     // the connection ended
+	clientProtocolError                    // fault: the client broke the protocol
 )
 
-// last tells whether a connection asks for nothing after it.
-func (k requestKind) last() bool { return k == clientGone || k == clientBroke }
+// isLast reports whether no request of the connection follows.
+func (k requestKind) isLast() bool { return k == clientDisconnected || k == clientProtocolError }
 
-// inbox carries inputs to the loop. It never blocks a sender; each sender has a bound of
-// its own (conn.throttle, the operations in flight).
+// inbox is the queue of the loop's inputs. Its length is bounded by its senders: conn.throttle,
+// maxQueuedOfProcess, and the number of operations in flight.
 //
-// Events come first, in order: what Redis answered and which process ended must not wait
-// for clients. Requests are taken in turn from each user, and of each user from each
-// process, in order for each connection: see fairQueue.
+// Events come first, in order: results of Redis and ends of processes must not wait for
+// requests of clients. Requests come from the users in turn, and of each user from its
+// processes in turn, in order for each connection: see fairQueue.
 type inbox struct {
-	ready chan struct{} // holds one token when run is to take what is there
+	ready chan struct{} // has an element when the loop has to read the inbox
 
-	mu       sync.Mutex // guards what follows
-	events   []event
-	messages map[string]int // by name: how many were published since the last step
-	requests fairQueue
-	ending   bool // no reader waits for room
-	held     bool // no requests are taken until there is an event: Redis is behind
+	mu           sync.Mutex // guards what follows
+	events       []event
+	messages     map[string]int // by name: how many were received since the last step
+	requests     fairQueue
+	unblocked    bool // addRequests does not block any more
+	backpressure bool // requests wait, because too many operations wait to be sent to Redis
 }
 
-// Of this many messages for one lock in one step the table is told; more say nothing new.
+// maxMessages is how many messages for one lock the table gets in one step. More of them have no
+// further effect.
 const maxMessages = 8
 
 func (b *inbox) init() {
@@ -85,15 +86,15 @@ func (b *inbox) init() {
 	b.requests.init()
 }
 
-// put adds an event.
-func (b *inbox) put(e event) {
+// addEvent adds an event.
+func (b *inbox) addEvent(e event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.events = append(b.events, e)
 }
 
-// publish adds a message for each of the names.
-func (b *inbox) publish(names []string) {
+// addMessages adds a received message for each of the names.
+func (b *inbox) addMessages(names []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, name := range names {
@@ -101,27 +102,28 @@ func (b *inbox) publish(names []string) {
 	}
 }
 
-// add adds requests of one process, once those that it has there leave room.
-func (b *inbox) add(from *peerProcess, requests []request) {
+// addRequests adds requests of one process. It blocks while maxQueuedOfProcess requests of that
+// process are queued.
+func (b *inbox) addRequests(from *peerProcess, requests []request) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for from.len() >= maxWaiting && !b.ending {
+	for from.len() >= maxQueuedOfProcess && !b.unblocked {
 		from.room.Wait()
 	}
 	b.requests.push(from, requests)
 }
 
-// end has no reader wait for room any more.
-func (b *inbox) end() {
+// unblock ends the blocking of addRequests for good.
+func (b *inbox) unblock() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.ending = true
+	b.unblocked = true
 	for _, p := range b.requests.processes {
 		p.room.Broadcast()
 	}
 }
 
-// wake has run take what is there.
+// wake has loop.run read the inbox.
 func (b *inbox) wake() {
 	select {
 	case b.ready <- struct{}{}:
@@ -129,15 +131,15 @@ func (b *inbox) wake() {
 	}
 }
 
-// pending reports whether there is anything that the loop would take now.
-func (b *inbox) pending() bool {
+// hasInput reports whether the loop has something to read now.
+func (b *inbox) hasInput() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.events) > 0 || len(b.messages) > 0 || b.requests.len > 0 && !b.held
+	return len(b.events) > 0 || len(b.messages) > 0 || b.requests.len > 0 && !b.backpressure
 }
 
-// takeEvents swaps events and messages for empty ones.
-func (b *inbox) takeEvents(events []event, messages map[string]int) ([]event, map[string]int) {
+// swapEvents returns the events and messages, and continues with these empty ones.
+func (b *inbox) swapEvents(events []event, messages map[string]int) ([]event, map[string]int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.events, events = events[:0], b.events
@@ -145,16 +147,16 @@ func (b *inbox) takeEvents(events []event, messages map[string]int) ([]event, ma
 	return events, messages
 }
 
-// hold has requests wait, or ends that.
-func (b *inbox) hold(on bool) {
+// setBackpressure has requests wait in the inbox, or ends that.
+func (b *inbox) setBackpressure(on bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.held = on
+	b.backpressure = on
 }
 
-// takeRequest takes the next request, after it charged the one before: cost is what that
-// took of the loop, ns.
-func (b *inbox) takeRequest(before *peerProcess, cost int64, r *request) bool {
+// nextRequest removes the next request and stores it in r; false: there is none. First it
+// charges the process of the request before for cost, the time that this took in the loop, ns.
+func (b *inbox) nextRequest(before *peerProcess, cost int64, r *request) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if before != nil {
@@ -163,23 +165,22 @@ func (b *inbox) takeRequest(before *peerProcess, cost int64, r *request) bool {
 	return b.requests.pop(r)
 }
 
-// charge has a process pay for its last request of a step.
+// charge charges a process for the time of its last request in a step, ns.
 func (b *inbox) charge(p *peerProcess, cost int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p.charge(cost)
 }
 
-// join and leave count a connection of a process: until its last request was done.
-
-func (b *inbox) join(c *conn) {
+// addConn counts a connection of its process, until removeConn.
+func (b *inbox) addConn(c *conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	c.sender = b.requests.join(c)
+	c.sender = b.requests.addConn(c)
 	c.sender.room.L = &b.mu
 }
 
-// conns is how many connections all users have, and this one.
+// conns returns the number of connections of all users, and of this one.
 func (b *inbox) conns(uid int64) (all, own int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -189,8 +190,9 @@ func (b *inbox) conns(uid int64) (all, own int) {
 	return b.requests.conns, own
 }
 
-func (b *inbox) leave(p *peerProcess) {
+// removeConn is called after the last request of a connection was done.
+func (b *inbox) removeConn(p *peerProcess) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.requests.leave(p)
+	b.requests.removeConn(p)
 }

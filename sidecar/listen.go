@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// claim makes sure that this process alone serves the socket. With socket activation
-// there is nothing to claim.
-func claim(cfg *Config) (*socketLock, error) {
+// acquireSocketLock locks the socket for this process; nil: systemd made the socket, and passes
+// it to one process.
+func acquireSocketLock(cfg *Config) (*socketLock, error) {
 	if cfg.Listener != nil {
 		return nil, nil
 	}
@@ -31,7 +31,8 @@ func claim(cfg *Config) (*socketLock, error) {
 	return lockSocket(path)
 }
 
-// listen makes the socket that was claimed.
+// listen makes the socket, or returns the one that systemd made. Precondition: acquireSocketLock
+// has returned without an error.
 func listen(cfg *Config) (*net.UnixListener, error) {
 	if cfg.Listener != nil {
 		return cfg.Listener, nil
@@ -46,13 +47,16 @@ func listen(cfg *Config) (*net.UnixListener, error) {
 	return bind(cfg.Socket, cfg.SocketMode, gid)
 }
 
+// bind makes a socket with this mode and group; gid −1: the group of this process. It replaces a
+// socket at the path on which no process listens.
 func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
-	if err := checkPlace(path); err != nil {
+	if err := checkSocketFile(path); err != nil {
 		return nil, err
 	}
 	if _, err := os.Lstat(path); err == nil {
-		// The lock file may have been removed while a sidecar runs.
-		if pid, yes := listens(path); yes && !endsSoon(pid) {
+		// Another sidecar may run although this process has the lock, because its lock
+		// file was removed.
+		if pid, isOpen := probeListener(path); isOpen && !awaitExit(pid) {
 			who := "another process"
 			if pid > 0 {
 				who += fmt.Sprintf(" (pid %d)", pid)
@@ -96,6 +100,7 @@ func listenPrivately(path string) (*net.UnixListener, error) {
 	return ln.(*net.UnixListener), nil
 }
 
+// groupID returns the number of a group that is given by name or number.
 func groupID(name string) (int, error) {
 	id := name
 	if g, err := user.LookupGroup(name); err == nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// A client can break the protocol, or lose locks, as often as it likes, and must not fill
-// a disk with that. So the log has only the first few lines of a kind about one user in a
-// window of time, and then how many more there were.
+// A client can break the protocol, or lose locks, as often as it likes, and must not fill the
+// disk with log lines. So the log has only the first few lines of a kind about one user in a
+// window of time, and at its end the number of the others.
 const (
 	maxLines = 5
 	window   = 10 * time.Second
@@ -22,12 +22,12 @@ type logLimit struct {
 	count map[lineKind]int
 }
 
-// lineKind is what is counted together.
+// lineKind identifies the lines that are counted together.
 type lineKind struct {
 	level slog.Level
 	uid   int64
 	line  string
-	about string // an error code, or the reason why a lock ended
+	about string // an error code, or the reason why a hold ended
 }
 
 // logAbout logs a line about a client of this user, unless there were many of its kind.
@@ -51,13 +51,14 @@ func (l *loop) flushSuppressed() {
 	l.logLimit = logLimit{}
 }
 
-// errorEpisodes are troubles, each of which is logged when it begins, and not again before
-// it has been over for a minute.
-type errorEpisodes map[string]time.Time // when they were met last
+// errorEpisodes has the time of the last occurrence of each error. An episode of an error ends
+// when it has not occurred for a minute; only its first occurrence is logged.
+type errorEpisodes map[string]time.Time
 
-func (e errorEpisodes) begins(trouble string) bool {
+// begins reports whether this occurrence of an error begins an episode.
+func (e errorEpisodes) begins(text string) bool {
 	now := time.Now()
-	last, known := e[trouble]
-	e[trouble] = now
-	return !known || now.Sub(last) > time.Minute
+	last, occurred := e[text]
+	e[text] = now
+	return !occurred || now.Sub(last) > time.Minute
 }

@@ -23,9 +23,9 @@ type loop struct {
 	log  *slog.Logger
 	uuid string   // of the sidecar, of which this process may be a later one
 	key  [32]byte // of tickets
-	// strangers is the uid that stands for all users that this user namespace does not
-	// have; −1: it has all of the host.
-	strangers int64
+	// overflowUID is the uid of all users that have none in this user namespace; −1: all have
+	// one.
+	overflowUID int64
 
 	inbox inbox
 	redis atomic.Pointer[redisHealth]
@@ -91,7 +91,7 @@ const (
 
 // submitEvent gives the loop an event.
 func (l *loop) submitEvent(e event) {
-	l.inbox.put(e)
+	l.inbox.addEvent(e)
 	l.runIfIdle()
 }
 
@@ -112,7 +112,7 @@ func (l *loop) runIfIdle() {
 	}
 	l.armTimer(l.step())
 	l.running.Unlock()
-	if l.inbox.pending() {
+	if l.inbox.hasInput() {
 		l.inbox.wake()
 	}
 }
@@ -134,7 +134,7 @@ func (l *loop) run(stop <-chan struct{}) {
 		l.running.Lock()
 		l.armTimer(l.step())
 		l.running.Unlock()
-		if l.inbox.pending() {
+		if l.inbox.hasInput() {
 			l.inbox.wake()
 		}
 	}
@@ -175,9 +175,8 @@ func (l *loop) next(now int64) (at int64, ok bool) {
 	return at, ok
 }
 
-// step takes in what was said and carries out what the table wants done. One
-// reading of the clock serves all of it: a time that is a little old makes
-// deadlines earlier, never later.
+// step handles the inputs in the inbox and applies the effects of the table. It reads the clock
+// once: a time that is a little old makes deadlines earlier, never later.
 func (l *loop) step() (now int64) {
 	now = protocol.Now()
 	if now-l.planned > int64(pausedAfter) {
@@ -192,7 +191,7 @@ func (l *loop) step() (now int64) {
 	l.takeEvents(now)
 	// Until Redis has answered something, or is known to be silent.
 	l.held = l.store.Unsent() > maxUnsent && !l.table.IsSilent(now)
-	l.inbox.hold(l.held)
+	l.inbox.setBackpressure(l.held)
 	if !l.held {
 		l.table.Work(now)
 		l.takeRequests(now)
@@ -205,7 +204,7 @@ func (l *loop) step() (now int64) {
 }
 
 func (l *loop) takeEvents(now int64) {
-	events, messages := l.inbox.takeEvents(l.events, l.messages)
+	events, messages := l.inbox.swapEvents(l.events, l.messages)
 	for i := range events {
 		l.onEvent(now, &events[i])
 	}
@@ -228,11 +227,11 @@ func (l *loop) takeRequests(now int64) {
 	begin := time.Now()
 	last := time.Duration(0)
 	cost := int64(0)
-	for last < requestTime && l.inbox.takeRequest(from, cost, &l.request) {
+	for last < requestTime && l.inbox.nextRequest(from, cost, &l.request) {
 		from = l.request.conn.sender
 		l.onRequest(now, &l.request)
-		if l.request.kind.last() {
-			l.inbox.leave(from)
+		if l.request.kind.isLast() {
+			l.inbox.removeConn(from)
 		}
 		spent := time.Since(begin)
 		cost, last = int64(spent-last), spent
@@ -323,10 +322,10 @@ func (in *request) id() uint64 {
 func (l *loop) onRequest(now int64, in *request) {
 	c := in.conn
 	switch in.kind {
-	case clientGone:
+	case clientDisconnected:
 		l.onDisconnect(now, c)
 		return
-	case clientBroke:
+	case clientProtocolError:
 		l.onProtocolError(now, c, in.fault)
 		return
 	case clientHello:
@@ -370,7 +369,7 @@ func (l *loop) onRequest(now int64, in *request) {
 	case *protocol.List:
 		l.say(c, l.list(now, r))
 	case *protocol.ForceRelease:
-		if row, ok := l.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !l.mayForce(cl.peer.UID, row.UID) {
+		if row, ok := l.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !l.mayForceRelease(cl.peer.UID, row.UID) {
 			l.refuse(c, id, protocol.Denied, "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root")
 			return
 		}
@@ -582,8 +581,8 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 
 var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}
 
-// hangUp says goodbye to every client. Waiters are gone with that, and ask again
-// when there is a successor; holds stay as they are.
+// hangUp sends every client its last frame. That ends the waiters, whose clients send their
+// requests again to the successor; holds stay as they are.
 func (s *Server) hangUp() {
 	s.stopping = true
 	s.table.DropWaiters(protocol.Now())
@@ -595,8 +594,8 @@ func (s *Server) hangUp() {
 	}
 }
 
-// finish goes on until the readers have handed over what they read and Redis has
-// been told of every release, until bound ends.
+// finish runs the loop until the readers have handed over their last requests and Redis has
+// executed every release, or until bound ends.
 func (s *Server) finish(bound context.Context) {
 	quiet := make(chan struct{})
 	go func() {
@@ -609,7 +608,7 @@ func (s *Server) finish(bound context.Context) {
 	s.planned = math.MaxInt64 // no timer of run's is waited for
 	for reading := (<-chan struct{})(quiet); ; {
 		now := s.step()
-		if s.inbox.pending() && bound.Err() == nil {
+		if s.inbox.hasInput() && bound.Err() == nil {
 			continue
 		}
 		if reading == nil && s.table.PendingReleases() == 0 {

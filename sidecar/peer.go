@@ -13,9 +13,9 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
-// identify finds out who is at the other end: the process that called connect,
-// whoever has the socket by now. The pidfd is −1 where the process cannot be watched.
-// highest is the highest number among the descriptors of the connection.
+// identify reads which process called connect; another one may have the socket by now. The
+// pidfd is −1 if the process cannot be watched. highest is the highest number of the
+// descriptors of the connection.
 func (c *conn) identify() (highest int, err error) {
 	var cred *unix.Ucred
 	failed := c.raw.Control(func(fd uintptr) {
@@ -29,15 +29,15 @@ func (c *conn) identify() (highest int, err error) {
 		if c.pidfd, e = unix.GetsockoptInt(highest, unix.SOL_SOCKET, unix.SO_PEERPIDFD); e != nil {
 			c.pidfd = -1
 			if cred.Pid > 0 && !isResourceExhausted(e) && !errors.Is(e, unix.ESRCH) {
-				// Linux before 6.5. The pid may have been reused since connect; then
-				// the session ends with the connection only.
+				// Linux before 6.5. If the pid was reused since connect, the session
+				// ends only with the connection.
 				if c.pidfd, e = unix.PidfdOpen(int(cred.Pid), 0); e != nil {
 					c.pidfd = -1
 				}
 			}
 		}
-		// What cannot be watched at all is served all the same, but nobody goes
-		// unwatched for want of a descriptor.
+		// A process that cannot be watched is served all the same. If only a descriptor is
+		// missing, the client is refused.
 		if isResourceExhausted(e) {
 			err = e
 		}
@@ -48,73 +48,74 @@ func (c *conn) identify() (highest int, err error) {
 	return max(highest, c.pidfd), err
 }
 
-// found is what there is of a process that was seen before.
-type found uint8
+// peerState is the state of a process that had a session before a restart.
+type peerState uint8
 
 const (
-	ended     found = iota // the process is gone, even if another one has its pid
-	watched                // it lives, and there is a pidfd that shows its end
-	unwatched              // it may live, and there are too few descriptors to watch it
-	unproven               // a process has its pid, and nothing shows which one
+	peerEnded     peerState = iota // the process has ended, even if another one has its pid
+	peerWatched                    // it runs, and there is a pidfd that reports its end
+	peerUnwatched                  // it may run, and there are too few descriptors to watch it
+	peerUnproven                   // a process has its pid, and it is not known which one
 )
 
-// reopen looks for the process that had this pid when it was seen before. The pidfd, −1
-// unless it is watched, is below the given number.
-func reopen(pid int64, was state.Process, below uint64) (pidfd int, f found) {
+// findProcess looks for the process that had this pid before the restart. The pidfd is −1 unless
+// the process is watched; its number is less than below.
+func findProcess(pid int64, was state.Process, below uint64) (pidfd int, f peerState) {
 	fd, err := unix.PidfdOpen(int(pid), 0)
 	switch {
 	case errors.Is(err, unix.ESRCH):
-		return -1, ended
+		return -1, peerEnded
 	case isResourceExhausted(err):
-		return -1, unwatched
+		return -1, peerUnwatched
 	case err != nil:
-		return -1, unproven
+		return -1, peerUnproven
 	}
-	switch f = compare(was, processOf(fd, pid)); {
-	case hasEnded(fd): // if the client lived, no other process could have its pid
-		f = ended
-	case f == watched && uint64(fd) >= below:
-		f = unwatched
+	switch f = compareProcess(was, processOf(fd, pid)); {
+	case hasEnded(fd): // while the client ran, no other process could have its pid
+		f = peerEnded
+	case f == peerWatched && uint64(fd) >= below:
+		f = peerUnwatched
 	}
-	if f != watched {
+	if f != peerWatched {
 		unix.Close(fd)
 		return -1, f
 	}
 	return fd, f
 }
 
-// compare reports whether a pid is still that of the same process.
-func compare(was, now state.Process) found {
+// compareProcess compares what identifies a process before the restart and now.
+func compareProcess(was, now state.Process) peerState {
 	switch {
 	case was.Pidfd != 0 && now.Pidfd != 0:
 		if was.Pidfd != now.Pidfd {
-			return ended
+			return peerEnded
 		}
-		return watched
+		return peerWatched
 	case was.Start != 0 && now.Start != 0:
 		if was.Start != now.Start {
-			return ended
+			return peerEnded
 		}
-		return watched
+		return peerWatched
 	}
-	return unproven
+	return peerUnproven
 }
 
-// processOf returns what distinguishes the process that has this pid, and this pidfd if
-// there is one, from later ones.
+// processOf returns what distinguishes the process with this pid, and with this pidfd if there
+// is one, from later processes with the same pid.
 func processOf(pidfd int, pid int64) state.Process {
 	if pidfd < 0 {
-		return state.Process{Start: startOf(pid)}
+		return state.Process{Start: startTime(pid)}
 	}
-	p := state.Process{Pidfd: inodeOf(pidfd), Start: startOf(pid)}
+	p := state.Process{Pidfd: pidfdInode(pidfd), Start: startTime(pid)}
 	if hasEnded(pidfd) {
-		p.Start = 0 // it may be that of another process, which has the pid by now
+		p.Start = 0 // another process may have the pid by now
 	}
 	return p
 }
 
-// inodeOf is the inode number of a pidfd; 0: before Linux 6.9 all pidfds have the same.
-func inodeOf(pidfd int) uint64 {
+// pidfdInode returns the inode number of a pidfd; 0: Linux before 6.9, where all pidfds have the
+// same one.
+func pidfdInode(pidfd int) uint64 {
 	var fs unix.Statfs_t
 	var st unix.Stat_t
 	if unix.Fstatfs(pidfd, &fs) != nil || fs.Type != unix.PID_FS_MAGIC || unix.Fstat(pidfd, &st) != nil {
@@ -125,20 +126,19 @@ func inodeOf(pidfd int) uint64 {
 
 // hasEnded reports whether the process of a pidfd has ended.
 func hasEnded(pidfd int) bool {
-	over := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	n, err := unix.Poll(over, 0)
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
 	return n == 1 && err == nil
 }
 
-// startOf is when a process started, in clock ticks since boot; 0: not known.
-func startOf(pid int64) uint64 {
+// startTime returns when a process started, in clock ticks since boot; 0: not known.
+func startTime(pid int64) uint64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
 	}
 	// The second field, the name, stands in parentheses and may contain anything.
 	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	const starttime = 22 - 3 // proc(5) counts from 1; two are cut off
+	const starttime = 22 - 3 // proc(5) counts from 1, and the first two fields are removed
 	if len(fields) <= starttime {
 		return 0
 	}

@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The file with ".uuid" behind the path of a socket has the uuid of the sidecar that served
-// the socket last. A sidecar that runs with another state file, or with none, does not know
-// the state file of its predecessor; by this file the next one that is given that state
-// finds out that it is out of date.
+// The file at the path of the socket and ".uuid" has the uuid of the sidecar that served the
+// socket last. If a sidecar with another state file, or with none, has served the socket in
+// the meantime, an earlier state file is out of date: a later sidecar with that state file
+// finds another uuid in this file, and does not restore the state.
 
-func servedPath(c *Config) string {
+// uuidPath returns the path of that file; "": the socket has no path.
+func uuidPath(c *Config) string {
 	path := c.socketPath()
 	if path == "" {
 		return ""
@@ -24,7 +25,7 @@ func servedPath(c *Config) string {
 	return path + ".uuid"
 }
 
-// lastServed is the uuid of the sidecar that served the socket last; "": not known.
+// lastServed returns the uuid of the sidecar that served the socket last; "": not known.
 func lastServed(path string) string {
 	text, err := readOwn(path, 64)
 	if err != nil {
@@ -37,9 +38,9 @@ func lastServed(path string) string {
 	return id.String()
 }
 
-// readOwn reads the first bytes of a regular file of this user. What another user has put
-// in its place is an error: it is neither followed nor waited for.
-func readOwn(path string, most int) ([]byte, error) {
+// readOwn reads up to limit bytes of a regular file of this user. Any other file is an error:
+// another user may have put a symbolic link there, or a pipe that blocks the reader.
+func readOwn(path string, limit int) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -53,23 +54,23 @@ func readOwn(path string, most int) ([]byte, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != unix.Geteuid() {
 		return nil, fmt.Errorf("%s is not a file of this user", path)
 	}
-	return io.ReadAll(io.LimitReader(f, int64(most)))
+	return io.ReadAll(io.LimitReader(f, int64(limit)))
 }
 
-// noteServed notes that this sidecar serves the socket. Nothing has been served yet.
-func (s *Server) noteServed() {
-	path := servedPath(&s.cfg)
+// recordServing writes the file. Precondition: this sidecar has served no client yet.
+func (s *Server) recordServing() {
+	path := uuidPath(&s.cfg)
 	if path == "" {
 		return
 	}
-	if err := writeServed(path, s.uuid); err != nil {
+	if err := writeUUIDFile(path, s.uuid); err != nil {
 		s.log.Warn("cannot note which sidecar serves the socket; do not go back to an earlier state file", "file", path, "error", err)
-		_ = os.Remove(path) // what it says is no longer true
+		_ = os.Remove(path) // its uuid is out of date
 	}
 }
 
-// writeServed writes the file, in one step.
-func writeServed(path, id string) error {
+// writeUUIDFile replaces the file atomically.
+func writeUUIDFile(path, id string) error {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".") // mode 0600
 	if err != nil {
 		return err
@@ -82,7 +83,7 @@ func writeServed(path, id string) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // if it stays, it has no effect
+		_ = os.Remove(f.Name()) // one that cannot be removed has no effect
 	}
 	return err
 }

@@ -1,8 +1,7 @@
-// Package sidecar is the daemon: it listens on a Unix domain socket, and its loop
-// owns the lock table. What clients say, what Redis answers and which processes
-// ended reaches the loop through one inbox; what the table wants done leaves it as
-// frames to clients and operations on Redis. The loop takes one step at a time, on
-// the goroutine that has something for it.
+// Package sidecar is the daemon: it listens on a Unix domain socket, and its loop owns the lock
+// table. Requests of clients, results of Redis and ends of processes reach the loop through one
+// inbox. The effects of the table leave it as frames to clients and operations on Redis. The
+// loop runs one step at a time, on the goroutine that has an input for it.
 package sidecar
 
 import (
@@ -25,8 +24,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
-// stopWithin bounds an orderly stop: answers on their way to clients, and
-// releases on their way to Redis.
+// stopWithin bounds an orderly stop, in which clients get their answers and Redis executes
+// the releases.
 const stopWithin = 2 * time.Second
 
 // Server is one sidecar.
@@ -44,7 +43,7 @@ type Server struct {
 	conns  map[*conn]struct{} // every connection, with or without a session
 	ending bool               // no more of them
 
-	recovered state.Recovered // what the predecessor left, until Serve has taken it over
+	recovered state.Recovered // what the predecessor left, until Serve has restored it
 
 	loop
 }
@@ -54,10 +53,10 @@ type Server struct {
 // are SettingErrors.
 func Listen(cfg Config) (_ *Server, err error) {
 	if err := cfg.setDefaults(); err != nil {
-		return nil, setting(err)
+		return nil, asSettingError(err)
 	}
-	if err := checkMaxFiles(); err != nil {
-		return nil, setting(err)
+	if err := checkFDLimit(); err != nil {
+		return nil, asSettingError(err)
 	}
 	s := &Server{loop: loop{cfg: cfg, log: cfg.Log}, conns: make(map[*conn]struct{})}
 	s.inbox.init()
@@ -70,17 +69,17 @@ func Listen(cfg Config) (_ *Server, err error) {
 
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
 	// does not disturb the one that serves already.
-	claimed, err := claim(&s.cfg)
+	socketLock, err := acquireSocketLock(&s.cfg)
 	if err != nil {
-		return nil, setting(err)
+		return nil, asSettingError(err)
 	}
 	defer func() {
-		if err != nil && claimed != nil {
-			claimed.close()
+		if err != nil && socketLock != nil {
+			socketLock.close()
 		}
 	}()
 	if err = s.openState(); err != nil {
-		return nil, setting(err)
+		return nil, asSettingError(err)
 	}
 	defer func() {
 		if err != nil && s.state != nil {
@@ -100,10 +99,10 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnDown:         s.redisDown,
 		OnSubscribed:   func(n []string) { s.submitEvent(event{kind: redisSubscribed, names: n}) },
 		OnUnsubscribed: func(n []string) { s.submitEvent(event{kind: redisUnsubscribed, names: n}) },
-		OnMessage:      func(n []string) { s.inbox.publish(n); s.runIfIdle() },
+		OnMessage:      func(n []string) { s.inbox.addMessages(n); s.runIfIdle() },
 	})
 	if err != nil {
-		return nil, setting(err)
+		return nil, asSettingError(err)
 	}
 	defer func() {
 		if err != nil {
@@ -112,18 +111,18 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}()
 	listener, err := listen(&s.cfg)
 	if err != nil {
-		return nil, setting(err)
+		return nil, asSettingError(err)
 	}
 	if s.state != nil {
 		if why := s.state.Unidentified(); why != "" {
 			s.log.Error("no successor can use the state", "file", cfg.State, "reason", why)
 		}
 	}
-	if s.strangers = manyUsers(); s.strangers >= 0 {
-		s.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", s.strangers)
+	if s.overflowUID = overflowUID(); s.overflowUID >= 0 {
+		s.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", s.overflowUID)
 	}
-	s.endpoint = newEndpoint(&s.cfg, listener, claimed)
-	s.noteServed()
+	s.endpoint = newEndpoint(&s.cfg, listener, socketLock)
+	s.recordServing()
 	if s.pids, err = watchPids(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {
 		s.endpoint.close()
 		return nil, err
@@ -153,7 +152,7 @@ func (s *Server) openState() (err error) {
 		_, _ = rand.Read(s.key[:])
 		s.recovered.Reset = true
 	} else {
-		of := state.Sidecar{UUID: lastServed(servedPath(&s.cfg)), KeyPrefix: s.cfg.KeyPrefix}
+		of := state.Sidecar{UUID: lastServed(uuidPath(&s.cfg)), KeyPrefix: s.cfg.KeyPrefix}
 		if s.state, err = state.OpenOf(of, s.cfg.State); err != nil {
 			return err
 		}
@@ -170,8 +169,8 @@ func (s *Server) Addr() string {
 	return s.endpoint.listener.Addr().String()
 }
 
-// Trouble returns what an operator must know besides Redis: why clients cannot connect, or
-// why a restart would end their locks; "": nothing. restart: a restart by systemd mends it.
+// Trouble returns why clients cannot connect, or why a restart would end their locks; "": neither
+// is the case. restart: a restart by systemd helps.
 func (s *Server) Trouble() (why string, restart bool) {
 	if why, restart = s.endpoint.unreachable(); why != "" {
 		return why, restart
@@ -179,12 +178,12 @@ func (s *Server) Trouble() (why string, restart bool) {
 	return *s.misplaced.Load(), false
 }
 
-// lookAround finds out now and then whether clients and a successor can find this sidecar.
+// lookAround checks now and then that clients find the socket, and a successor the state.
 func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)) {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(endpointInterval)
 	defer tick.Stop()
 	for {
-		if l := s.endpoint.look(); l != nil {
+		if l := s.endpoint.check(); l != nil {
 			accept(l)
 		}
 		if s.state != nil {
@@ -243,10 +242,9 @@ func (s *Server) redisDown(err error) {
 	s.submitEvent(event{kind: redisDown, text: why})
 }
 
-// Serve takes over what the predecessor left and serves until ctx ends. Then it
-// stops in order: it takes no more requests, lets answers and releases that are under
-// way finish for up to two seconds, and leaves every hold to its successor. Serve is
-// called once.
+// Serve restores what the predecessor left and serves until ctx ends. Then it stops in order: it
+// accepts no more requests, waits up to two seconds for answers and releases that are in
+// flight, and leaves every hold to its successor. Serve is called once.
 func (s *Server) Serve(ctx context.Context) error {
 	s.restore(protocol.Now(), &s.recovered)
 	s.recovered = state.Recovered{}
@@ -278,13 +276,13 @@ func (s *Server) Serve(ctx context.Context) error {
 	bound, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
 	s.finish(bound)
-	s.inbox.end()
+	s.inbox.unblock()
 	if err := s.store.Close(bound); err != nil {
 		s.log.Warn("some releases did not reach Redis; those locks end with their leases", "error", err)
 	}
 	s.readers.Wait()
 	s.pids.close()
-	for s.step(); s.inbox.pending(); { // what the readers have left
+	for s.step(); s.inbox.hasInput(); { // the last requests of the readers
 		s.step()
 	}
 	s.flushSuppressed()
@@ -296,14 +294,14 @@ func (s *Server) Serve(ctx context.Context) error {
 			s.log.Error("closing the state file", "file", s.cfg.State, "error", err)
 		}
 	}
-	s.endpoint.release()
+	s.endpoint.unlock()
 	return failed
 }
 
 // accept takes connections until the listener is closed.
 func (s *Server) accept(l *net.UnixListener) error {
 	trouble := make(errorEpisodes)
-	refusing := make(chan struct{}, maxRefusing)
+	refusing := make(chan struct{}, maxRefusals)
 	for {
 		nc, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -330,7 +328,7 @@ func (s *Server) accept(l *net.UnixListener) error {
 		}
 		why := s.admit(c)
 		if why == nil {
-			s.inbox.join(c)
+			s.inbox.addConn(c)
 			s.readers.Go(func() { s.serveConn(c) })
 			continue
 		}
@@ -343,7 +341,7 @@ func (s *Server) accept(l *net.UnixListener) error {
 				s.refuseConn(c, why)
 				<-refusing
 			})
-		default: // whose hello is still under way may miss it
+		default: // a client that has not sent its hello yet may miss the reason
 			c.say(why)
 			c.flush()
 			c.end()
@@ -352,7 +350,7 @@ func (s *Server) accept(l *net.UnixListener) error {
 	}
 }
 
-// admit identifies a client, and says why it is not served, if it is not.
+// admit identifies a client, and returns the reason if it is not served.
 func (s *Server) admit(c *conn) (why *protocol.Err) {
 	defer func() {
 		if why != nil {
@@ -362,20 +360,20 @@ func (s *Server) admit(c *conn) (why *protocol.Err) {
 	highest, err := c.identify()
 	switch {
 	case isResourceExhausted(err), err == nil && uint64(highest) >= clientFDLimit():
-		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("the sidecar may open no more files (%d at most, two for each client); raise its limit (LimitNOFILE= of its unit, ulimit -n), or close some clients", maxFiles())}
+		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("the sidecar may open no more files (%d at most, two for each client); raise its limit (LimitNOFILE= of its unit, ulimit -n), or close some clients", fdLimit())}
 	case err != nil:
 		return &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot tell who you are: " + err.Error()}
 	}
 	all, own := s.inbox.conns(c.peer.UID)
-	return crowded("connections", c.peer.UID, all, own, s.cfg.MaxSessions+spareConns)
+	return checkShare("connections", c.peer.UID, all, own, s.cfg.MaxSessions+spareConns)
 }
 
-// passing tells whether accepting may work again later.
+// passing reports whether accept may work again after this error.
 func passing(err error) bool {
 	return isResourceExhausted(err) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR)
 }
 
-// Ping makes one trip through the loop.
+// Ping returns when the loop has handled an event.
 func (s *Server) Ping(ctx context.Context) error {
 	done := make(chan struct{})
 	s.submitEvent(event{kind: loopPing, done: done})

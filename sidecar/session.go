@@ -113,12 +113,12 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 		l.last = max(l.last, r.ID)
 		cl := &session{id: r.ID, peer: r.Peer, pidfd: -1, resumable: r.Resumable, phase: r.RestoredPhase()}
 		l.sessions[r.ID] = cl
-		process := unwatched // in another pid namespace
+		process := peerUnwatched // in another pid namespace
 		if r.Peer.PID > 0 {
-			cl.pidfd, process = reopen(r.Peer.PID, r.Process, below)
+			cl.pidfd, process = findProcess(r.Peer.PID, r.Process, below)
 		}
 		switch {
-		case process == ended:
+		case process == peerEnded:
 			dead++
 			l.close(now, cl, "its process ended while no sidecar ran")
 			continue
@@ -129,7 +129,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 		l.watch(cl)
 		cl.until = now + int64(l.resumeTimeout(cl))
 		switch {
-		case process == unproven:
+		case process == peerUnproven:
 			unknown++
 		case cl.pidfd < 0 && r.Peer.PID > 0:
 			unseen++
@@ -141,7 +141,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 	l.armAbsence()
 	if unseen > 0 {
 		l.log.Error("too few files may be open to watch every client's process; those that do not come back within resume-unseen lose their locks; raise the limit (LimitNOFILE= of the unit, ulimit -n)",
-			"clients", unseen, "limit", maxFiles())
+			"clients", unseen, "limit", fdLimit())
 	}
 	if unknown > 0 {
 		l.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within resume-unseen lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
@@ -215,7 +215,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	}
 	resumed := cl != nil
 	if !resumed && err.Code == "" {
-		if why := crowded("clients", c.peer.UID, len(l.sessions), l.table.Sessions(c.peer.UID), l.cfg.MaxSessions); why != nil {
+		if why := checkShare("clients", c.peer.UID, len(l.sessions), l.table.Sessions(c.peer.UID), l.cfg.MaxSessions); why != nil {
 			err = *why
 		}
 	}

@@ -31,7 +31,7 @@ func TestLockIsForcedByItsUserOrAnAdministrator(t *testing.T) {
 	us := int64(unix.Geteuid())
 	holder, neighbor := us+1, us+2
 	for caller, want := range map[int64]bool{0: true, us: true, holder: true, neighbor: false} {
-		if (&loop{strangers: -1}).mayForce(caller, holder) != want {
+		if (&loop{overflowUID: -1}).mayForceRelease(caller, holder) != want {
 			t.Errorf("uid %d forces a lock of uid %d: %v, want %v", caller, holder, !want, want)
 		}
 	}

@@ -21,25 +21,24 @@ type SettingError struct{ err error }
 func (e *SettingError) Error() string { return e.err.Error() }
 func (e *SettingError) Unwrap() error { return e.err }
 
-// inUseError says that another process has what a sidecar needs for itself.
+// inUseError is the error that another process uses a file or socket of which a sidecar needs to
+// be the only user.
 type inUseError struct{ error }
 
 func inUse(format string, args ...any) error { return inUseError{fmt.Errorf(format, args...)} }
 
 // permanentErrnos are the errors of system calls that stay until a person changes a path, a
-// permission or a setting. All others may pass: EADDRINUSE, for instance, because another
-// process made the socket a moment ago, or ENOSPC. An error that is listed here keeps systemd
-// from starting the daemon again (exit code 64), so one that is missing does less harm than one
-// too many.
+// permission or a setting. All others may pass: ENOSPC, for instance, or EADDRINUSE, if another
+// process made the socket a moment ago. With an error of this list, systemd does not start the
+// daemon again (exit code 64), so a missing entry does less harm than a wrong one.
 var permanentErrnos = []unix.Errno{
 	unix.EACCES, unix.EPERM, unix.EROFS, unix.ENOENT, unix.ENOTDIR, unix.EISDIR, unix.ELOOP, unix.ENAMETOOLONG,
 	unix.EINVAL, unix.ENODEV, unix.ENXIO, unix.ENOSYS, unix.EOPNOTSUPP,
 }
 
-// setting makes a SettingError of an error about a path or another setting, unless it passes
-// by itself. An error without an errno is a sentence about a setting, or says that another
-// process has what the sidecar needs.
-func setting(err error) error {
+// asSettingError makes a SettingError of an error of Listen, unless it may pass. An error without
+// an errno is about the value of a setting, or an inUseError.
+func asSettingError(err error) error {
 	var used inUseError
 	var state *state.InUseError
 	if err == nil || errors.As(err, &used) || errors.As(err, &state) {
@@ -52,30 +51,30 @@ func setting(err error) error {
 	return &SettingError{err}
 }
 
-// Check returns why Listen would refuse the settings, as far as that can be found out
-// without a change to any file, and while another sidecar serves. nil: nothing was found.
+// Check returns the error that Listen would return for the settings, as far as it can be found
+// without a change to any file and while another sidecar serves; nil: none was found.
 func (c Config) Check() error {
 	if err := c.setDefaults(); err != nil {
-		return setting(err)
+		return asSettingError(err)
 	}
-	errs := []error{checkMaxFiles(), store.Check(store.Config{URL: c.Redis, TLS: c.tls()})}
+	errs := []error{checkFDLimit(), store.Check(store.Config{URL: c.Redis, TLS: c.tls()})}
 	if !c.isInherited() {
 		errs = append(errs, checkSocket(&c))
 	}
 	if c.State != StateNone {
 		errs = append(errs, checkState(&c))
 	}
-	return setting(errors.Join(errs...))
+	return asSettingError(errors.Join(errs...))
 }
 
-// CheckInherited is Check for a sidecar whose Listener would be a socket with this address,
-// which another process has. An abstract address begins with "@".
+// CheckInherited is Check for a sidecar whose Listener will be a socket with this address, which
+// only another process has now. An abstract address begins with "@".
 func (c Config) CheckInherited(socket string) error {
 	c.Socket, c.inherited = socket, true
 	return c.Check()
 }
 
-// checkState is state.Check. The directory of the socket need not be there yet.
+// checkState is state.Check, which also accepts that Listen has to make the directory.
 func checkState(c *Config) error {
 	dir := filepath.Dir(c.State)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) && !c.isInherited() && dir == filepath.Dir(c.Socket) {
@@ -84,7 +83,8 @@ func checkState(c *Config) error {
 	return state.Check(c.State)
 }
 
-// checkSocket finds out whether claim and listen would work, but for other processes.
+// checkSocket returns the error that acquireSocketLock or listen would return if no other
+// process had the socket.
 func checkSocket(c *Config) error {
 	if err := checkSocketPath(c.Socket); err != nil {
 		return err
@@ -99,12 +99,12 @@ func checkSocket(c *Config) error {
 		}
 	}
 	if _, err := os.Lstat(c.Socket); err == nil {
-		return checkPlace(c.Socket) // the directory may be root's, with a socket that systemd made
+		return checkSocketFile(c.Socket) // systemd may have made it, in a directory that only root can write to
 	}
 	for dir := filepath.Dir(c.Socket); ; dir = filepath.Dir(dir) {
 		err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 		if errors.Is(err, unix.ENOENT) && dir != filepath.Dir(dir) {
-			continue // it would be made
+			continue // Listen would make it
 		}
 		if err != nil {
 			return errSocketDir(c.Socket, &fs.PathError{Op: "access", Path: dir, Err: err})
@@ -113,8 +113,8 @@ func checkSocket(c *Config) error {
 	}
 }
 
-// checkPlace refuses a path at which there is something that is not a socket.
-func checkPlace(path string) error {
+// checkSocketFile returns an error if the file at a path is not a socket.
+func checkSocketFile(path string) error {
 	switch st, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:

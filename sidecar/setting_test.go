@@ -44,7 +44,7 @@ func TestOnlyErrorsThatStayAreSettingErrors(t *testing.T) {
 		{errors.Join(sentence, sentence), true},
 	} {
 		var refused *SettingError
-		if got := errors.As(setting(tt.err), &refused); got != tt.want {
+		if got := errors.As(asSettingError(tt.err), &refused); got != tt.want {
 			t.Errorf("%v: a SettingError %v, want %v", tt.err, got, tt.want)
 		}
 	}

@@ -12,26 +12,26 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// privileged tells whether a user of the host may do here what the administrator may:
-// root, and the user whose process the sidecar is.
-func privileged(uid int64) bool { return uid == 0 || uid == int64(unix.Geteuid()) }
+// isPrivileged reports whether a user has the rights of an administrator here: root, and the
+// user of this process.
+func isPrivileged(uid int64) bool { return uid == 0 || uid == int64(unix.Geteuid()) }
 
-// manyUsers is the uid that the kernel gives all users that this process's user namespace
-// does not have; −1: it has all of the host, and a uid is one user.
-func manyUsers() int64 {
+// overflowUID returns the uid that the kernel shows for every user without a uid in the user
+// namespace of this process; −1: all users of the host have one, and a uid is one user.
+func overflowUID() int64 {
 	ids, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
 		return -1
 	}
 	overflow, err := os.ReadFile("/proc/sys/kernel/overflowuid")
 	if err != nil {
-		overflow = []byte("65534") // /proc/sys is hidden; this is what no host changes
+		overflow = []byte("65534") // /proc/sys is hidden; no host changes this value
 	}
-	return strangersOf(string(ids), string(overflow))
+	return overflowUIDOf(string(ids), string(overflow))
 }
 
-// strangersOf is manyUsers for the contents of the two files.
-func strangersOf(uidMap, overflow string) int64 {
+// overflowUIDOf is overflowUID for these contents of the two files.
+func overflowUIDOf(uidMap, overflow string) int64 {
 	const all = 1<<32 - 1 // of the initial user namespace: −1 is no uid
 	mapped := int64(0)
 	for line := range strings.Lines(uidMap) {
@@ -47,22 +47,22 @@ func strangersOf(uidMap, overflow string) int64 {
 	return uid
 }
 
-// mayForce tells whether a user may end a hold of another one's process. A uid that stands
-// for many users proves nothing.
-func (l *loop) mayForce(caller, holder int64) bool {
-	return privileged(caller) || caller == holder && caller != l.strangers
+// mayForceRelease reports whether a user may end a hold of a process of the user holder. The
+// overflow uid proves nothing: it stands for many users.
+func (l *loop) mayForceRelease(caller, holder int64) bool {
+	return isPrivileged(caller) || caller == holder && caller != l.overflowUID
 }
 
-// crowded says why a user may not have one more of what there may be limit of, if it may
-// not: all users together have all, and this one has own of them. The last places are
-// for those who are privileged.
-func crowded(what string, uid int64, all, own, limit int) *protocol.Err {
-	most, share := limit, limit
-	if !privileged(uid) {
-		most, share = locktable.Unreserved(limit), locktable.Share(limit)
+// checkShare returns an error if a user may not have one more connection or session (what):
+// there may be limit of them, all users have all, and this user has own. The last ones are
+// reserved for privileged users.
+func checkShare(what string, uid int64, all, own, limit int) *protocol.Err {
+	unreserved, share := limit, limit
+	if !isPrivileged(uid) {
+		unreserved, share = locktable.Unreserved(limit), locktable.Share(limit)
 	}
 	switch {
-	case all >= most:
+	case all >= unreserved:
 		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("there are %d %s; close some, or raise max-sessions of the sidecar", all, what)}
 	case own >= share:
 		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("user %d has %d %s, and one user may have %d of %d; close some, or raise max-sessions of the sidecar", uid, own, what, share, limit)}

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestUserWhoStandsForManyForcesNothing(t *testing.T) {
+func TestOverflowUIDForcesNoRelease(t *testing.T) {
 	for _, tt := range []struct {
 		name, uidMap string
 		want         int64
@@ -15,11 +15,11 @@ func TestUserWhoStandsForManyForcesNothing(t *testing.T) {
 		{"a container", "         0     100000      65536\n", 65534},
 		{"the host in parts", "0 0 1000\n1000 1000 4294966295\n", -1},
 	} {
-		if got := strangersOf(tt.uidMap, "65534\n"); got != tt.want {
+		if got := overflowUIDOf(tt.uidMap, "65534\n"); got != tt.want {
 			t.Errorf("%s: %d stands for many users, want %d", tt.name, got, tt.want)
 		}
 	}
-	host, private := &loop{strangers: -1}, &loop{strangers: 65534}
+	host, private := &loop{overflowUID: -1}, &loop{overflowUID: 65534}
 	for _, tt := range []struct {
 		what           string
 		s              *loop
@@ -33,13 +33,13 @@ func TestUserWhoStandsForManyForcesNothing(t *testing.T) {
 		{"root", private, 0, 65534, true},
 		{"a user of the namespace", private, 998, 998, true},
 	} {
-		if got := tt.s.mayForce(tt.caller, tt.holder); got != tt.want {
+		if got := tt.s.mayForceRelease(tt.caller, tt.holder); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.what, got, tt.want)
 		}
 	}
 }
 
-func TestClientThatIsNotSeenIsWaitedForAsLongAsTheOperatorChose(t *testing.T) {
+func TestResumeTimeoutOfAnUnwatchedClientIsConfigurable(t *testing.T) {
 	for _, tt := range []struct {
 		unseen, want time.Duration
 	}{{0, 20 * time.Second}, {2 * time.Hour, 2 * time.Hour}} {

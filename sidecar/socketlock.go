@@ -11,29 +11,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketLock is held by the process that serves a socket: an exclusive flock(2) on a
-// file beside the socket. The process that holds it may remove a socket that a dead
-// sidecar left.
+// socketLock is the right of one process to serve a socket: an exclusive flock(2) on a file
+// beside the socket. The holder of the lock may remove a socket that a dead sidecar left.
 //
-// Any process that can open a file can lock it, also if it can only read the file. So
-// the file is readable for its owner only; and the daemon neither follows a link to it
-// nor changes a file that is not its own.
+// Any process that can open a file, even only for reading, can lock it. So only the owner can
+// open the file, and the daemon neither follows a symbolic link nor changes a file of another
+// program.
 //
-// Earlier daemons made the file with mode 0644. A process of another user may have such
-// a file open, and lock it as soon as this process ends, so that no sidecar could start
-// any more. So a file that others can open is replaced by one that they cannot, while
-// its lock is held. That is safe with two sidecars on one socket:
+// Earlier daemons made the file with mode 0644. A process of another user may have such a file
+// open and lock it when this process ends; then no sidecar could start. So the daemon replaces
+// a file that others can open, while it holds the lock. Two sidecars on one socket still
+// exclude each other:
 //
-//   - Only the holder of the lock replaces the file, and it keeps the lock on the file
-//     from before, too. A sidecar that opened that one cannot lock it.
-//   - A sidecar that locks a file looks whether the file is still at its path, and
-//     begins again if it is not. So the lock on a file that was replaced is worth
-//     nothing once its holder has ended.
+//   - Only the holder of the lock replaces the file, and it keeps the lock on the replaced
+//     file, too. A sidecar that has opened the replaced file cannot lock it.
+//   - A sidecar that has locked a file checks that the file is still at its path, and starts
+//     again if it is not. So a lock on a replaced file is worthless after its holder ended.
 //
-// If the other process has the lock already, the daemon names it and stops: the process
-// may be in a pid namespace that is not visible from here, so that only a person can
-// decide whether it is a sidecar.
-type socketLock struct{ fds []int }
+// If a process of another user has the lock already, the daemon names it and stops. The
+// process may be in a pid namespace that is not visible here, so only a person can decide
+// whether it is a sidecar.
+type socketLock struct {
+	fds []int // the locked files: the one at the path is the last
+}
 
 func (l *socketLock) close() {
 	for _, fd := range l.fds {
@@ -42,7 +42,7 @@ func (l *socketLock) close() {
 	l.fds = nil
 }
 
-// renew locks the socket with a new file if the one that is locked was removed.
+// renew locks a new file if the locked one is no longer at its path.
 func (l *socketLock) renew(socket string) error {
 	var have, now unix.Stat_t
 	if err := unix.Fstat(l.fds[len(l.fds)-1], &have); err != nil {
@@ -69,13 +69,13 @@ func lockSocket(socket string) (*socketLock, error) {
 			return nil, err
 		}
 		if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			err = notLocked(err, socket, fd, st)
+			err = lockError(err, socket, fd, st)
 			unix.Close(fd)
 			return nil, err
 		}
 		var now unix.Stat_t
 		if err := unix.Lstat(path, &now); err != nil || now.Dev != st.Dev || now.Ino != st.Ino {
-			unix.Close(fd) // it was replaced or removed before it was locked
+			unix.Close(fd) // the file was replaced or removed between open and flock
 			continue
 		}
 		l := &socketLock{fds: []int{fd}}
@@ -88,12 +88,12 @@ func lockSocket(socket string) (*socketLock, error) {
 	return nil, inUse("lock file %s is replaced again and again; find out by which process, or choose a socket in a directory that only the sidecar's user can write to", path)
 }
 
-// openLockFile opens or makes the file, and refuses one that the daemon must not write
-// to.
+// openLockFile opens the file, or makes it. A file that the daemon must not write to is an
+// error.
 func openLockFile(path string) (fd int, st unix.Stat_t, err error) {
 	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0o600)
 	if err != nil {
-		return -1, st, fmt.Errorf("lock file %s %w", path, whyNotOpened(path, err))
+		return -1, st, fmt.Errorf("lock file %s %w", path, openError(path, err))
 	}
 	if err = unix.Fstat(fd, &st); err == nil {
 		err = checkLockFile(fd, &st)
@@ -107,12 +107,12 @@ func openLockFile(path string) (fd int, st unix.Stat_t, err error) {
 
 var errNotRegular = errors.New("is not a regular file; remove it, or choose another socket")
 
-func errForeign(uid uint32) error {
+func errOtherUser(uid uint32) error {
 	return fmt.Errorf("belongs to uid %d, and the sidecar runs as uid %d; remove it, run the sidecar as that user, or choose another socket", uid, unix.Geteuid())
 }
 
-// whyNotOpened completes a sentence about the file.
-func whyNotOpened(path string, err error) error {
+// openError returns the end of a sentence about the file.
+func openError(path string, err error) error {
 	var st unix.Stat_t
 	switch found := unix.Lstat(path, &st) == nil; {
 	case errors.Is(err, unix.ELOOP):
@@ -120,30 +120,30 @@ func whyNotOpened(path string, err error) error {
 	case found && st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return errNotRegular
 	case found && int(st.Uid) != unix.Geteuid():
-		return errForeign(st.Uid)
+		return errOtherUser(st.Uid)
 	}
 	return fmt.Errorf("cannot be opened: %w; run as the user who owns its directory, or choose another socket", err)
 }
 
-// checkLockFile completes a sentence about the file if it is not a lock file of ours.
+// checkLockFile returns the end of a sentence about the file if no sidecar of this user made it.
 func checkLockFile(fd int, st *unix.Stat_t) error {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return errNotRegular
 	case int(st.Uid) != unix.Geteuid():
-		return errForeign(st.Uid)
+		return errOtherUser(st.Uid)
 	case st.Nlink > 1:
 		return errors.New("has another name, too (a hard link), and may be a file of another program; remove it, or choose another socket")
 	}
-	if text, ok := pidIn(fd, st.Size); !ok {
+	if text, ok := readPID(fd, st.Size); !ok {
 		return fmt.Errorf("has contents that no sidecar wrote (%q…); remove it, or choose another socket", text)
 	}
 	return nil
 }
 
-// pidIn is what a lock file has: the pid of the process that locked it last, for people,
-// or nothing.
-func pidIn(fd int, size int64) (text string, ok bool) {
+// readPID returns the content of a lock file: the pid of the process that locked it last, or
+// nothing; false: it has other content.
+func readPID(fd int, size int64) (text string, ok bool) {
 	var b [16]byte
 	n, err := unix.Pread(fd, b[:], 0)
 	if err != nil {
@@ -153,8 +153,8 @@ func pidIn(fd int, size int64) (text string, ok bool) {
 	return text, int(size) == n && strings.Trim(text, "0123456789") == ""
 }
 
-// writePID writes the pid of this process into the file for people. The lock does not
-// depend on it, so a full file system is no reason not to start.
+// writePID writes the pid of this process into the file, for people. The lock does not depend on
+// it, so the daemon starts also if the file system is full.
 func (l *socketLock) writePID() {
 	fd, text := l.fds[len(l.fds)-1], strconv.Itoa(os.Getpid())+"\n"
 	if n, err := unix.Pwrite(fd, []byte(text), 0); err == nil {
@@ -162,8 +162,8 @@ func (l *socketLock) writePID() {
 	}
 }
 
-// replace puts a new locked file in the place of one that others can open. If it cannot,
-// the old one stays, and others cannot open it any more.
+// replace replaces a file that others can open by a new, locked one. If that fails, the old file
+// stays, with a mode that keeps others from opening it.
 func (l *socketLock) replace(path string) {
 	_ = unix.Fchmod(l.fds[0], 0o600)
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".") // mode 0600
@@ -171,7 +171,7 @@ func (l *socketLock) replace(path string) {
 		return
 	}
 	defer f.Close()
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // the same lock
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0) // shares the lock with f
 	if err == nil {
 		if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			err = unix.Rename(f.Name(), path)
@@ -187,15 +187,15 @@ func (l *socketLock) replace(path string) {
 	l.fds = append(l.fds, fd)
 }
 
-// notLocked explains why the lock could not be taken.
-func notLocked(err error, socket string, fd int, st unix.Stat_t) error {
+// lockError returns why flock failed, and which process has the lock.
+func lockError(err error, socket string, fd int, st unix.Stat_t) error {
 	path := socket + ".lock"
 	if !errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("locking %s: %w; choose a socket on another file system", path, err)
 	}
 	pid, ok := flockHolder(&st)
 	if !ok {
-		text, _ := pidIn(fd, st.Size)
+		text, _ := readPID(fd, st.Size)
 		return inUse("a process that is not visible here has locked %s: if it is a sidecar (its pid was %s), it serves %s already: stop it, or choose another socket; if no sidecar runs, remove the file", path, text, socket)
 	}
 	if uid, ok := userOf(pid); ok && uid != 0 && int(uid) != unix.Geteuid() {
@@ -204,8 +204,8 @@ func notLocked(err error, socket string, fd int, st unix.Stat_t) error {
 	return inUse("another sidecar (pid %d) serves %s already; stop it, or choose another socket", pid, socket)
 }
 
-// flockHolder is the process that has locked a file with flock(2), as far as it is
-// visible from this process's pid namespace.
+// flockHolder returns the process that has locked a file with flock(2), if it is visible in the
+// pid namespace of this process.
 func flockHolder(st *unix.Stat_t) (pid int64, ok bool) {
 	b, err := os.ReadFile("/proc/locks")
 	if err != nil {
@@ -213,8 +213,8 @@ func flockHolder(st *unix.Stat_t) (pid int64, ok bool) {
 	}
 	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev)), st.Ino)
 	for line := range strings.Lines(string(b)) {
-		// "1: FLOCK  ADVISORY  WRITE 4711 08:01:131090 0 EOF"; one that waits has "->"
-		// in front of FLOCK.
+		// "1: FLOCK  ADVISORY  WRITE 4711 08:01:131090 0 EOF"; the line of a process that
+		// waits has "->" before FLOCK.
 		f := strings.Fields(line)
 		if len(f) < 6 || f[1] != "FLOCK" || f[5] != file {
 			continue
@@ -225,16 +225,15 @@ func flockHolder(st *unix.Stat_t) (pid int64, ok bool) {
 	return 0, false
 }
 
-// userOf is the effective uid of a process.
+// userOf returns the effective uid of a process.
 func userOf(pid int64) (uid uint32, ok bool) {
 	var st unix.Stat_t
 	err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st)
 	return st.Uid, err == nil
 }
 
-// listens reports whether a process listens on a Unix socket, and which one; pid 0: not
-// known.
-func listens(path string) (pid int64, yes bool) {
+// probeListener reports whether a process listens on a Unix socket, and its pid; 0: not known.
+func probeListener(path string) (pid int64, isOpen bool) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, false
@@ -252,9 +251,10 @@ func listens(path string) (pid int64, yes bool) {
 	return pid, true
 }
 
-// endsSoon waits a moment for a process to end: one that is killed gives back its locks
-// and closes its sockets one after the other.
-func endsSoon(pid int64) bool {
+// awaitExit reports whether a process ends within a second. The kernel closes the descriptors of
+// a killed process one after the other: its flock may be released while its socket still
+// listens.
+func awaitExit(pid int64) bool {
 	if pid <= 0 {
 		return false
 	}
@@ -263,7 +263,7 @@ func endsSoon(pid int64) bool {
 		return errors.Is(err, unix.ESRCH)
 	}
 	defer unix.Close(fd)
-	const patience = 1000 // ms
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, patience)
+	const timeoutMS = 1000
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, timeoutMS)
 	return n == 1 && err == nil
 }

@@ -29,7 +29,7 @@ func mustLock(t *testing.T, socket string) *socketLock {
 	return l
 }
 
-// mustRefuse expects the socket not to be locked, and a sentence with these parts.
+// mustRefuse expects that lockSocket fails with an error that has these parts.
 func mustRefuse(t *testing.T, socket string, parts ...string) {
 	t.Helper()
 	l, err := lockSocket(socket)
@@ -52,7 +52,7 @@ func mustStat(t *testing.T, path string) (st unix.Stat_t) {
 	return st
 }
 
-func TestLockFileIsForItsOwnerOnly(t *testing.T) {
+func TestOnlyItsOwnerCanOpenTheLockFile(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l := mustLock(t, socket)
 	pid := fmt.Sprint(os.Getpid())
@@ -71,8 +71,8 @@ func TestLockFileIsForItsOwnerOnly(t *testing.T) {
 	}
 }
 
-// Another process has the file of an earlier daemon open. It cannot keep a sidecar from
-// the socket any more once one has started.
+// Another process has the file of an earlier daemon open. After one sidecar has started, it
+// cannot lock the sidecars out any more.
 func TestLockFileThatOthersCanOpenIsReplaced(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	path := socket + ".lock"
@@ -94,7 +94,7 @@ func TestLockFileThatOthersCanOpenIsReplaced(t *testing.T) {
 	if entries, err := os.ReadDir(filepath.Dir(path)); len(entries) != 1 || err != nil {
 		t.Errorf("beside it: %v, %v", entries, err)
 	}
-	// An earlier daemon that has just opened the file does not serve.
+	// An earlier daemon that has opened the file before cannot lock it.
 	if err := lock(); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("the file from before can be locked: %v", err)
 	}
@@ -106,8 +106,7 @@ func TestLockFileThatOthersCanOpenIsReplaced(t *testing.T) {
 	mustLock(t, socket)
 }
 
-// However many sidecars start at one time, and whatever file they find, one of them has
-// the socket.
+// Of many sidecars that start at one time, with any lock file, one has the socket.
 func TestOneSidecarAtATimeLocksASocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	var holders, locked atomic.Int32
@@ -142,7 +141,7 @@ func TestOneSidecarAtATimeLocksASocket(t *testing.T) {
 	}
 }
 
-func TestLockFilesThatAreNotOursAreLeftAlone(t *testing.T) {
+func TestFilesOfOtherProgramsAreNoLockFiles(t *testing.T) {
 	const text = "precious\n"
 	write := func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
 	for _, c := range []struct {
@@ -210,8 +209,8 @@ func TestLockFilesThatAreNotOursAreLeftAlone(t *testing.T) {
 
 const lockerEnv = "LOCKSIDECAR_TEST_LOCKER"
 
-// A process of another user has locked the file of an earlier daemon. The error names the
-// process, and what to do, and that helps.
+// A process of another user has locked the file of an earlier daemon. The error names the process
+// and a remedy, and the remedy works.
 func TestProcessOfAnotherUserThatLockedTheFileIsNamed(t *testing.T) {
 	if path := os.Getenv(lockerEnv); path != "" {
 		lockForAnotherUser(path)
@@ -265,7 +264,7 @@ func TestProcessOfAnotherUserThatLockedTheFileIsNamed(t *testing.T) {
 	mustLock(t, socket)
 }
 
-// lockForAnotherUser is the other process of the test above.
+// lockForAnotherUser is the main function of the other process of the test.
 func lockForAnotherUser(path string) {
 	f, err := os.Open(path)
 	if err == nil {
@@ -279,8 +278,8 @@ func lockForAnotherUser(path string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// The lock file is removed while a sidecar runs. Another one does not take its socket.
-func TestSocketOfALiveProcessIsNotTaken(t *testing.T) {
+// Also if its lock file was removed while it runs.
+func TestSocketOfARunningProcessIsNotReplaced(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
