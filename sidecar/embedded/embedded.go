@@ -1,10 +1,8 @@
-// Package embedded starts a Redis of one's own, for a host that has none: a
-// private redis-server where that program is installed, otherwise one inside
-// this process.
+// Package embedded starts a private Redis, for a host that has none: a redis-server if that
+// program is installed, otherwise a Redis in this process.
 //
-// It keeps nothing on disk and ends with this process, so it serves trials,
-// tests and single hosts. Locks that several hosts share need one Redis that
-// all of them reach.
+// It stores nothing on disk and ends with this process, so it is for trials, tests and single
+// hosts. Hosts that share locks need one Redis that all of them reach.
 package embedded
 
 import (
@@ -20,15 +18,13 @@ type Redis struct {
 	stop func()
 }
 
-// URL is where to connect. It may contain a password: print Kind instead.
+// URL returns the URL to connect to. It may contain a password: print Kind instead.
 func (r *Redis) URL() string { return r.url }
 
-// Kind says for people what is running: "redis-server 7.0.15 (private)" or
-// "in-process".
+// Kind returns what is running, for people: "redis-server 7.0.15 (private)" or "in-process".
 func (r *Redis) Kind() string { return r.kind }
 
-// Close stops it and removes what it left behind. What it held is gone. It may
-// be called once.
+// Close stops the Redis, whose data is lost, and removes its files. It may be called once.
 func (r *Redis) Close() { r.stop() }
 
 // Option changes what Start does.
@@ -42,9 +38,9 @@ type options struct {
 // InProcess makes Start ignore an installed redis-server.
 func InProcess() Option { return func(o *options) { o.inProcess = true } }
 
-// Start returns a Redis that answers. It prefers redis-server from $PATH or
-// /usr/bin; one that does not start is reported to log, and the in-process one
-// takes its place. ctx bounds the start only.
+// Start returns a Redis that answers. It starts redis-server from $PATH or /usr/bin. If there is
+// none, or if it does not start, which is logged, the Redis is in this process. ctx bounds only
+// the start.
 func Start(ctx context.Context, log *slog.Logger, opts ...Option) (*Redis, error) {
 	var o options
 	for _, opt := range opts {
@@ -66,8 +62,8 @@ func Start(ctx context.Context, log *slog.Logger, opts ...Option) (*Redis, error
 	return startInProcess()
 }
 
-// findServer looks in /usr/bin too, because a service manager's $PATH may be
-// short.
+// findServer searches $PATH, and /usr/bin, because the $PATH of a service may be short. "": there
+// is no redis-server.
 func findServer(name string) string {
 	if name == "" {
 		name = "redis-server"

@@ -22,12 +22,11 @@ import (
 	"go.uber.org/goleak"
 )
 
-// asOwner makes this test binary start a Redis, print its directory and pid,
-// and wait to be killed.
-const asOwner = "LOCKSIDECAR_TEST_OWNER"
+// ownerEnv makes this test binary start a Redis, print its URL, and wait until it is killed.
+const ownerEnv = "LOCKSIDECAR_TEST_OWNER"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asOwner) != "" {
+	if os.Getenv(ownerEnv) != "" {
 		r, err := Start(context.Background(), slog.Default())
 		if err != nil {
 			fmt.Println(err)
@@ -39,7 +38,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func open(t *testing.T, r *Redis) *redis.Client {
+func connect(t *testing.T, r *Redis) *redis.Client {
 	t.Helper()
 	opts, err := redis.ParseURL(r.URL())
 	if err != nil {
@@ -58,7 +57,7 @@ func needServer(t *testing.T) {
 	}
 }
 
-func TestAPrivateServerAnswersAndLeavesNothingBehind(t *testing.T) {
+func TestPrivateServerAnswersAndRemovesItsFiles(t *testing.T) {
 	needServer(t)
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
@@ -69,7 +68,7 @@ func TestAPrivateServerAnswersAndLeavesNothingBehind(t *testing.T) {
 	if !regexp.MustCompile(`^redis-server \d+\.\d+\.\d+ \(private\)$`).MatchString(r.Kind()) {
 		t.Errorf("Kind() = %q", r.Kind())
 	}
-	c := open(t, r)
+	c := connect(t, r)
 	if err := c.Set(t.Context(), "k", "v", time.Minute).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +93,7 @@ func TestAPrivateServerAnswersAndLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-func TestALongTemporaryDirectoryDoesNotBreakTheSocket(t *testing.T) {
+func TestServerStartsDespiteALongTemporaryDirectory(t *testing.T) {
 	needServer(t)
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 120))
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -111,7 +110,7 @@ func TestALongTemporaryDirectoryDoesNotBreakTheSocket(t *testing.T) {
 	}
 }
 
-func TestTheInProcessOneNeedsItsPasswordAndItsKeysExpire(t *testing.T) {
+func TestInProcessRedisNeedsItsPasswordAndExpiresKeys(t *testing.T) {
 	r, err := Start(t.Context(), slog.New(slog.DiscardHandler), InProcess())
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +119,7 @@ func TestTheInProcessOneNeedsItsPasswordAndItsKeysExpire(t *testing.T) {
 	if r.Kind() != "in-process" {
 		t.Errorf("Kind() = %q", r.Kind())
 	}
-	c := open(t, r)
+	c := connect(t, r)
 	if err := c.Set(t.Context(), "k", "v", 20*time.Millisecond).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -135,14 +134,14 @@ func TestTheInProcessOneNeedsItsPasswordAndItsKeysExpire(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stranger := redis.NewClient(&redis.Options{Addr: u.Host, MaxRetries: -1})
-	defer stranger.Close()
-	if err := stranger.Get(t.Context(), "k").Err(); err == nil || errors.Is(err, redis.Nil) {
-		t.Errorf("answered a stranger without a password: %v", err)
+	anonymous := redis.NewClient(&redis.Options{Addr: u.Host, MaxRetries: -1})
+	defer anonymous.Close()
+	if err := anonymous.Get(t.Context(), "k").Err(); err == nil || errors.Is(err, redis.Nil) {
+		t.Errorf("answered a client without a password: %v", err)
 	}
 }
 
-func TestAServerThatDoesNotStartIsReportedAndReplaced(t *testing.T) {
+func TestServerThatDoesNotStartIsLoggedAndReplaced(t *testing.T) {
 	bad := filepath.Join(t.TempDir(), "redis-server")
 	if err := os.WriteFile(bad, []byte("#!/bin/sh\necho out of luck >&2\nexit 3\n"), 0o755); err != nil {
 		t.Fatal(err)
@@ -161,7 +160,7 @@ func TestAServerThatDoesNotStartIsReportedAndReplaced(t *testing.T) {
 	}
 }
 
-func TestTheUnexpectedDeathOfTheServerIsLoggedAsAnError(t *testing.T) {
+func TestUnexpectedEndOfTheServerIsLoggedAsAnError(t *testing.T) {
 	needServer(t)
 	logged := lockedBuffer{written: make(chan struct{}, 8)}
 	r, err := Start(t.Context(), slog.New(slog.NewTextHandler(&logged, nil)))
@@ -179,10 +178,10 @@ func TestTheUnexpectedDeathOfTheServerIsLoggedAsAnError(t *testing.T) {
 	r.Close()
 }
 
-func TestTheServerDiesWithItsOwner(t *testing.T) {
+func TestServerEndsWithItsOwner(t *testing.T) {
 	needServer(t)
 	owner := exec.Command(os.Args[0])
-	owner.Env = append(os.Environ(), asOwner+"=1", "TMPDIR="+t.TempDir())
+	owner.Env = append(os.Environ(), ownerEnv+"=1", "TMPDIR="+t.TempDir())
 	out, err := owner.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +198,7 @@ func TestTheServerDiesWithItsOwner(t *testing.T) {
 	if err := owner.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = owner.Wait() // it was killed: that is the error
+	_ = owner.Wait() // an error: it was killed
 	awaitPidfd(t, pidfd)
 }
 
@@ -226,7 +225,7 @@ func serverPID(t *testing.T, rawURL string) int {
 	return pid
 }
 
-// lockedBuffer tells written about every Write.
+// lockedBuffer is a buffer that sends to written with each Write.
 type lockedBuffer struct {
 	mu      sync.Mutex
 	buf     bytes.Buffer

@@ -10,7 +10,7 @@ import (
 func startInProcess() (*Redis, error) {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
-	// It listens on a loopback port, which every user of the host can reach.
+	// Every user of the host can connect to its loopback port.
 	password := rand.Text()
 	m.RequireAuth(password)
 	if err := m.StartAddr("127.0.0.1:0"); err != nil {

@@ -22,25 +22,25 @@ import (
 const (
 	startTimeout = 10 * time.Second
 	stopTimeout  = 2 * time.Second
-	// readyPoll is short because it is the only thing between a user and a
-	// daemon that serves; a start takes about 20 ms.
+	// readyPoll is short because the daemon cannot serve before Redis is ready; a start takes
+	// about 20 ms.
 	readyPoll = 2 * time.Millisecond
 	// maxSocketPath is sizeof(sockaddr_un.sun_path) less the final zero.
 	maxSocketPath = 107
 )
 
-// server is a private redis-server process. One goroutine, in watch, forks it,
-// waits for it and closes exited.
+// server is a private redis-server process. One goroutine, run, forks it, waits for its end and
+// closes exited.
 type server struct {
 	dir    string
 	socket string
 	log    *slog.Logger
 	output tail
 
-	process *os.Process   // set before started is answered
-	exited  chan struct{} // closed when the process is gone; err is set before
-	err     error
-	closing atomic.Bool // its end is wanted
+	process  *os.Process   // set before run reports that it has started
+	exited   chan struct{} // closed when the process has ended; err is set before
+	err      error
+	stopping atomic.Bool // stop was called: its end is no error
 }
 
 func startServer(ctx context.Context, log *slog.Logger, path string) (*Redis, error) {
@@ -55,14 +55,14 @@ func startServer(ctx context.Context, log *slog.Logger, path string) (*Redis, er
 		exited: make(chan struct{}),
 	}
 	started := make(chan error)
-	go s.watch(path, started)
+	go s.run(path, started)
 	if err := <-started; err != nil {
 		os.RemoveAll(dir)
 		return nil, fmt.Errorf("cannot start %s: %w", path, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	version, err := s.await(ctx)
+	version, err := s.awaitReady(ctx)
 	if err != nil {
 		s.stop()
 		return nil, err
@@ -74,8 +74,8 @@ func startServer(ctx context.Context, log *slog.Logger, path string) (*Redis, er
 	}, nil
 }
 
-// privateDir makes the directory whose mode 0700 keeps other users away from a
-// Redis without a password.
+// privateDir makes a directory with mode 0700: the Redis has no password, and other users must
+// not connect to its socket.
 func privateDir() (string, error) {
 	const pattern = "locksidecar-redis-"
 	base := os.TempDir()
@@ -89,9 +89,9 @@ func privateDir() (string, error) {
 	return dir, nil
 }
 
-// watch stays on one thread from fork to exit: PR_SET_PDEATHSIG fires when the
-// thread that forked ends, not the process, and the runtime ends idle threads.
-func (s *server) watch(path string, started chan<- error) {
+// run runs the server. It stays on one thread, because the kernel sends PR_SET_PDEATHSIG when the
+// thread that forked ends, and the Go runtime ends idle threads.
+func (s *server) run(path string, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(path,
@@ -112,8 +112,8 @@ func (s *server) watch(path string, started chan<- error) {
 		Pdeathsig: syscall.SIGKILL,
 		Setpgid:   true, // Ctrl-C in a terminal ends us first, and we end it
 	}
-	// Nothing of our environment is its business: not the service manager's
-	// socket, not a password meant for another Redis.
+	// Without the environment of this process: it may have the socket of the service manager,
+	// or the password of another Redis.
 	cmd.Env = []string{"LC_ALL=C"}
 	if err := cmd.Start(); err != nil {
 		started <- err
@@ -126,15 +126,15 @@ func (s *server) watch(path string, started chan<- error) {
 		err = errors.New("exit status 0")
 	}
 	s.err = fmt.Errorf("the private redis-server ended (%w)%s", err, s.output.suffix())
-	if !s.closing.Load() {
+	if !s.stopping.Load() {
 		s.log.Error("the private redis-server died; restart locksidecar to get a new one",
 			"pid", s.process.Pid, "err", s.err)
 	}
 	close(s.exited)
 }
 
-// await returns the server's version once it answers.
-func (s *server) await(ctx context.Context) (version string, err error) {
+// awaitReady waits until the server answers, and returns its version.
+func (s *server) awaitReady(ctx context.Context) (version string, err error) {
 	poll := time.NewTicker(readyPoll)
 	defer poll.Stop()
 	for {
@@ -152,8 +152,8 @@ func (s *server) await(ctx context.Context) (version string, err error) {
 	}
 }
 
-// version asks for INFO server over a connection of its own. It needs no
-// client: the request is one line, and so is the answer's part that counts.
+// version sends INFO server over a new connection. It uses no client library: the request is
+// one line, and it reads one line of the answer.
 func (s *server) version(ctx context.Context) (string, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", s.socket)
@@ -178,12 +178,12 @@ func (s *server) version(ctx context.Context) (string, error) {
 			return "", errors.New(lines.Text())
 		}
 	}
-	return "", fmt.Errorf("INFO says nothing of its version: %w", errors.Join(lines.Err(), net.ErrClosed))
+	return "", fmt.Errorf("INFO has no redis_version: %w", errors.Join(lines.Err(), net.ErrClosed))
 }
 
 func (s *server) stop() {
-	s.closing.Store(true)
-	// An error from Signal means that it is gone, which is what we want.
+	s.stopping.Store(true)
+	// Signal returns an error if the process has ended already.
 	_ = s.process.Signal(syscall.SIGTERM)
 	timeout := time.NewTimer(stopTimeout)
 	defer timeout.Stop()
@@ -198,8 +198,7 @@ func (s *server) stop() {
 	}
 }
 
-// tail keeps the end of what the server printed, for the message that says why
-// it ended.
+// tail stores the end of the server's output, which says why it ended.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte
@@ -217,7 +216,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// suffix is ": " and the last line, or nothing.
+// suffix returns ": " and the last line of the output; "": there is no output.
 func (t *tail) suffix() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
