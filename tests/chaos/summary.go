@@ -61,7 +61,7 @@ func (o *outcome) print(w io.Writer) {
 	line("  of renewed locks", "%d", r.LostRenewed)
 	line("acquires that failed", "%s", counts(r.Refused))
 	line("releases that failed", "%s", counts(r.Unreleased))
-	line("  may have happened", "%d", r.Maybe)
+	line("  may have happened", "%d", r.MayHaveHappened)
 	line("writes refused by the fence", "%d", r.WritesDenied)
 	line("two believed, excused", "%d", r.Overlaps)
 	line("smaller tokens, excused", "%d", r.Regressions)

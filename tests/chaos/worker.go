@@ -373,7 +373,7 @@ func (a *actor) queue() {
 	var wg sync.WaitGroup
 	behind := int64(0)
 	for i := range 3 {
-		asked := history.Event{Lock: lock, Op: a.lastOp.Add(1), Behind: behind}
+		asked := history.Event{Lock: lock, Op: a.lastOp.Add(1), AfterOp: behind}
 		other := &actor{goWorker: a.goWorker, dice: rand.New(rand.NewPCG(a.dice.Uint64(), 0))}
 		wg.Go(func() {
 			defer other.hangUp()

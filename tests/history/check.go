@@ -8,29 +8,28 @@ import (
 	"time"
 )
 
-// Rules is what a history is held to: bounds that follow from how the sidecars
-// are configured, never from how fast the machine is.
+// Rules are the bounds that a history must keep. They follow from the configuration of the
+// sidecars, never from the speed of the machine.
 type Rules struct {
-	// Lease is the watchdog's: what was confirmed in Redis is believed in for no
-	// longer than this.
+	// Lease is that of the watchdog: after Redis has confirmed a hold, its client believes in
+	// it for no longer than this.
 	Lease time.Duration
-	// Outage is the shortest interruption that may cost a renewed lock. Less than
-	// two thirds of the lease, since it is renewed every third.
+	// Outage is the shortest interruption by which a renewed lock may be lost. It is less than
+	// two thirds of the lease, because the lock is renewed every third.
 	Outage time.Duration
-	// Settle is how long after a fault its consequences may last: leases that
-	// have to end, connections that have to be found dead and made again.
+	// Settle is how long the consequences of a fault may last after it: leases have to end,
+	// and dead connections have to be detected and made again.
 	Settle time.Duration
-	// Wake is how long a waiter may leave a free lock alone while nothing is
-	// wrong: the time after which the sidecar looks by itself, and some grace.
+	// Wake is how long a waiter may wait for a free lock while there is no fault: the interval
+	// at which the sidecar polls, and some grace.
 	Wake time.Duration
-	// Answer is how much later than its limit an acquire may be answered,
-	// whatever is wrong.
+	// Answer is how much later than its limit an acquire may be answered, also during faults.
 	Answer time.Duration
-	// Errors are the kinds with which an acquire or a release may fail.
+	// Errors are the kinds of errors of acquires and releases that are allowed.
 	Errors []string
 }
 
-// A Violation is a broken rule and what the logs say about it.
+// A Violation is a broken rule, with the related events of the logs.
 type Violation struct {
 	Rule   string
 	Lock   string
@@ -39,46 +38,46 @@ type Violation struct {
 	Events []Event
 }
 
-// A Report is what Check found.
+// A Report is the result of Check.
 type Report struct {
 	Violations []Violation
 
-	Begin, End   int64
-	Events       int
-	Acquires     int
-	Grants       int
-	Holds        int
-	Handovers    int            // the next hold is another process's
-	Crossings    int            // the next hold is another host's
-	Refused      map[string]int // acquires that failed, by kind of error
-	Unreleased   map[string]int // releases that failed, by kind of error
-	Maybe        int            // of both, those that may have happened nevertheless
-	Lost         map[string]int // holds that were lost, by reason
-	LostRenewed  int            // of those, what neither a fixed lease nor a max_hold ended
-	Outlived     int            // how often a hold was there before an interruption and after it
-	Writes       int
-	WritesDenied int // the fence refused them
-	Overlaps     int // two believed at once, and a fault excuses it
-	Regressions  int // a token smaller than one before, and a fault excuses it
+	Begin, End      int64
+	Events          int
+	Acquires        int
+	Grants          int
+	Holds           int
+	Handovers       int            // the next hold is another process's
+	Crossings       int            // the next hold is another host's
+	Refused         map[string]int // acquires that failed, by kind of error
+	Unreleased      map[string]int // releases that failed, by kind of error
+	MayHaveHappened int            // of both, those that may have taken effect nevertheless
+	Lost            map[string]int // holds that were lost, by reason
+	LostRenewed     int            // of those, without the ones that ended by a fixed lease or a max_hold
+	Outlived        int            // pairs of a hold and an interruption that it outlived
+	Writes          int
+	WritesDenied    int // of those, refused by the fence
+	Overlaps        int // two clients believed in a lock at once, and a fault excuses it
+	Regressions     int // a token was smaller than an earlier one, and a fault excuses it
 
 	LongestWait     time.Duration // from an acquire to its grant
-	LongestFreeWait time.Duration // of that, with the lock free and nothing wrong
-	Calm            time.Duration // how much of the time nothing was wrong
+	LongestFreeWait time.Duration // the longest part of a wait with the lock free and no fault
+	Calm            time.Duration // the time without a fault
 }
 
-// Check judges a history.
+// Check checks a history against the rules.
 func Check(events []Event, rules Rules) *Report {
-	r := newRun(events, rules)
+	r := newTimeline(events, rules)
 	report := &Report{
-		Violations: r.broken, Events: r.events, Begin: r.begin, End: r.end,
+		Violations: r.malformed, Events: r.events, Begin: r.begin, End: r.end,
 		Refused: map[string]int{}, Unreleased: map[string]int{}, Lost: map[string]int{},
 	}
-	r.count(report)
+	r.fillCounts(report)
 	r.checkExclusion(report)
 	r.checkTokens(report)
 	r.checkReentry(report)
 	r.checkOrder(report)
-	r.checkTold(report)
+	r.checkLossReports(report)
 	r.checkWaits(report)
 	r.checkRegister(report)
 	slices.SortStableFunc(report.Violations, func(a, b Violation) int { return cmp.Compare(a.At, b.At) })
@@ -89,7 +88,7 @@ func (r *Report) violated(rule, lock string, at int64, events []Event, format st
 	r.Violations = append(r.Violations, Violation{Rule: rule, Lock: lock, At: at, Text: fmt.Sprintf(format, args...), Events: events})
 }
 
-func (r *run) count(report *Report) {
+func (r *timeline) fillCounts(report *Report) {
 	report.Acquires = len(r.acquires)
 	for _, a := range r.acquires {
 		switch {
@@ -102,8 +101,8 @@ func (r *run) count(report *Report) {
 		if a.relErr != "" && a.relErr != LostErr {
 			report.Unreleased[a.relErr]++
 		}
-		if a.maybe {
-			report.Maybe++
+		if a.mayHaveHappened {
+			report.MayHaveHappened++
 		}
 	}
 	for _, holds := range r.holds {
@@ -116,7 +115,7 @@ func (r *run) count(report *Report) {
 				report.Crossings++
 			}
 			for _, t := range r.faults {
-				if t.has(Interrupts) && h.granted <= t.from && h.ends >= t.to {
+				if t.has(Interrupts) && h.granted <= t.from && h.believedUntil >= t.to {
 					report.Outlived++
 				}
 			}
@@ -134,8 +133,7 @@ func (r *run) count(report *Report) {
 	}
 }
 
-// Describe returns the violation with its excerpt of the logs, in order of time
-// and in seconds since the run began.
+// Describe returns the violation with its events, ordered by time, in seconds since the run began.
 func (v *Violation) Describe(begin int64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s: %s (at %s)\n", v.Rule, v.Lock, v.Text, stamp(v.At, begin))
@@ -155,8 +153,8 @@ func (v *Violation) Describe(begin int64) string {
 	return b.String()
 }
 
-// How many events are shown of an excerpt. A hold may be entered thousands of
-// times.
+// How many events Describe shows before and after the violation. A hold may be entered thousands
+// of times.
 const (
 	excerptBefore = 40
 	excerptAfter  = 20
@@ -167,40 +165,40 @@ func stamp(t, begin int64) string { return fmt.Sprintf("%.6f", float64(t-begin)/
 func (e *Event) describe(begin int64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%12s %-10s %-8s", stamp(e.At, begin), e.Client, e.Kind)
-	say := func(name string, value any, is bool) {
+	field := func(name string, value any, is bool) {
 		if is {
 			fmt.Fprintf(&b, " %s=%v", name, value)
 		}
 	}
-	say("op", e.Op, e.Op != 0)
-	say("lock", e.Lock, e.Lock != "")
-	say("owner", e.Owner, e.Owner != 0)
-	say("wait_ms", e.WaitMS, e.WaitMS != 0)
-	say("lease_ms", e.LeaseMS, e.LeaseMS != 0)
-	say("max_hold_ms", e.MaxHoldMS, e.MaxHoldMS != 0)
-	say("behind", e.Behind, e.Behind != 0)
-	say("token", e.Token, e.Token != 0)
-	say("until", stamp(e.Until, begin), e.Until != 0)
-	say("reason", e.Reason, e.Reason != "")
-	say("err", e.Err, e.Err != "")
-	say("maybe", e.Maybe, e.Maybe)
-	say("value", e.Value, e.Value != "")
-	say("refused", e.Refused, e.Refused)
-	say("previous", fmt.Sprintf("%d %s", e.PrevToken, e.PrevValue), e.PrevToken != 0)
-	say("id", e.ID, e.ID != 0)
-	say("fault", e.Fault, e.Fault != "")
-	say("target", e.Target, e.Target != "")
-	say("asked", stamp(e.Before, begin), e.Before != 0)
-	say("msg", e.Msg, e.Msg != "")
+	field("op", e.Op, e.Op != 0)
+	field("lock", e.Lock, e.Lock != "")
+	field("owner", e.Owner, e.Owner != 0)
+	field("wait_ms", e.WaitMS, e.WaitMS != 0)
+	field("lease_ms", e.LeaseMS, e.LeaseMS != 0)
+	field("max_hold_ms", e.MaxHoldMS, e.MaxHoldMS != 0)
+	field("behind", e.AfterOp, e.AfterOp != 0)
+	field("token", e.Token, e.Token != 0)
+	field("until", stamp(e.Until, begin), e.Until != 0)
+	field("reason", e.Reason, e.Reason != "")
+	field("err", e.Err, e.Err != "")
+	field("maybe", e.MayHaveHappened, e.MayHaveHappened)
+	field("value", e.Value, e.Value != "")
+	field("refused", e.Refused, e.Refused)
+	field("previous", fmt.Sprintf("%d %s", e.PrevToken, e.PrevValue), e.PrevToken != 0)
+	field("id", e.ID, e.ID != 0)
+	field("fault", e.Fault, e.Fault != "")
+	field("target", e.Target, e.Target != "")
+	field("earliest", stamp(e.Before, begin), e.Before != 0)
+	field("msg", e.Msg, e.Msg != "")
 	return b.String()
 }
 
-func (t *trouble) event() Event {
+func (t *faultSpan) event() Event {
 	return Event{Kind: Fault, At: t.from, ID: t.id, Fault: t.fault, Target: t.target, Lock: t.lock, Effects: t.effect}
 }
 
-// near returns the faults around a span, for an excerpt.
-func (r *run) near(s span) []Event {
+// faultsNear returns the events of the faults around a span.
+func (r *timeline) faultsNear(s span) []Event {
 	wide := span{s.from - int64(r.rules.Lease), s.to}
 	var events []Event
 	for _, t := range r.faults {

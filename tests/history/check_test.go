@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// rules are those of a sidecar with a lease of 3 s.
+// rules are the rules for a sidecar with a lease of 3 s.
 var rules = Rules{
 	Lease:  3 * time.Second,
 	Outage: 1500 * time.Millisecond,
@@ -20,7 +20,7 @@ var rules = Rules{
 	Errors: []string{"timeout", "unavailable"},
 }
 
-// A story is a history written by hand. Times are milliseconds.
+// A story is a history written by hand. Its times are in milliseconds.
 type story []Event
 
 func ns(ms int64) int64 { return ms*1e6 + 1e9 }
@@ -35,15 +35,15 @@ func clients() story {
 
 func (s story) and(more ...story) story { return append(slices.Clone(s), slices.Concat(more...)...) }
 
-// asks is an acquire that was granted.
-func asks(client string, op, at, granted int64, token uint64, until int64) story {
+// acquires returns the events of an acquire that is granted.
+func acquires(client string, op, at, granted int64, token uint64, until int64) story {
 	return story{
 		{Kind: Invoke, At: ns(at), Client: client, Op: op, Lock: "L"},
 		{Kind: Grant, At: ns(granted), Client: client, Op: op, Token: token, Until: ns(until)},
 	}
 }
 
-// with changes every event of a story.
+// with returns the story with every event changed.
 func (s story) with(change func(*Event)) story {
 	changed := slices.Clone(s)
 	for i := range changed {
@@ -74,7 +74,7 @@ func fault(from, to int64, what string, effects ...Effect) story {
 	}
 }
 
-func ends(at int64) story { return story{{Kind: End, At: ns(at)}} }
+func endsAt(at int64) story { return story{{Kind: End, At: ns(at)}} }
 
 func writes(client string, op, at int64, token uint64, value string, answer Event) story {
 	answer.Kind, answer.Client, answer.Op, answer.Token, answer.Value = Write, client, op, token, value
@@ -82,62 +82,62 @@ func writes(client string, op, at int64, token uint64, value string, answer Even
 	return story{answer}
 }
 
-// Each of these histories is what correct locks may show.
-func TestRightHistories(t *testing.T) {
+// Correct locks may have each of these histories.
+func TestCorrectHistoriesHaveNoViolation(t *testing.T) {
 	for _, c := range []struct {
 		what  string
 		story story
 	}{
-		{"one after the other", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), checks("a", 1, 30, 3000), releases("a", 1, 40),
-			asks("b", 1, 15, 41, 6, 3000), releases("b", 1, 50))},
-		{"the answer is read late: the one after it may have been granted before", clients().and(
-			asks("a", 1, 10, 60, 5, 40).with(fixed),
-			asks("b", 1, 15, 50, 6, 3000), releases("b", 1, 70), loses("a", 1, 61, Expired))},
+		{"one client after the other", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000), checks("a", 1, 30, 3000), releases("a", 1, 40),
+			acquires("b", 1, 15, 41, 6, 3000), releases("b", 1, 50))},
+		{"an answer is read late, after the next client was granted the lock", clients().and(
+			acquires("a", 1, 10, 60, 5, 40).with(fixed),
+			acquires("b", 1, 15, 50, 6, 3000), releases("b", 1, 70), loses("a", 1, 61, Expired))},
 		{"a fixed lease ends", clients().and(
-			asks("a", 1, 10, 20, 5, 500).with(fixed), checks("a", 1, 499, 500), loses("a", 1, 501, Expired),
-			asks("b", 1, 15, 502, 6, 3000), releases("b", 1, 510))},
+			acquires("a", 1, 10, 20, 5, 500).with(fixed), checks("a", 1, 499, 500), loses("a", 1, 501, Expired),
+			acquires("b", 1, 15, 502, 6, 3000), releases("b", 1, 510))},
 		{"a re-entry has the same token, and the hold ends with the last release", clients().and(
-			asks("a", 1, 10, 20, 5, 3000).with(owned), asks("a", 2, 21, 22, 5, 3000).with(owned),
+			acquires("a", 1, 10, 20, 5, 3000).with(owned), acquires("a", 2, 21, 22, 5, 3000).with(owned),
 			releases("a", 2, 30), releases("a", 1, 40),
-			asks("b", 1, 15, 41, 6, 3000), releases("b", 1, 50))},
-		{"a killed client believes no more", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), story{{Kind: Kill, Before: ns(30), At: ns(31), Client: "a"}},
-			asks("b", 1, 15, 32, 6, 3000), releases("b", 1, 50))},
-		{"a flush: two believe until the old deadline", clients().and(
-			asks("a", 1, 10, 20, 5, 2900), fault(100, 101, "flushall", LosesData),
-			asks("c", 1, 15, 120, 900, 3100), checks("a", 1, 130, 2900), loses("a", 1, 1000, Deleted),
+			acquires("b", 1, 15, 41, 6, 3000), releases("b", 1, 50))},
+		{"a killed client does not believe in its lock", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000), story{{Kind: Kill, Before: ns(30), At: ns(31), Client: "a"}},
+			acquires("b", 1, 15, 32, 6, 3000), releases("b", 1, 50))},
+		{"after a flush two clients believe in it until the old deadline", clients().and(
+			acquires("a", 1, 10, 20, 5, 2900), fault(100, 101, "flushall", LosesData),
+			acquires("c", 1, 15, 120, 900, 3100), checks("a", 1, 130, 2900), loses("a", 1, 1000, Deleted),
 			releases("c", 1, 1100))},
-		{"after a flush a token that was drawn before is handed over on the other host", clients().and(
-			asks("a", 1, 10, 20, 5, 2900), fault(100, 101, "flushall", LosesData),
-			asks("c", 1, 15, 120, 900, 3100), releases("a", 1, 125),
-			asks("b", 1, 126, 127, 6, 2900), loses("b", 1, 1000, Deleted), releases("c", 1, 1100))},
-		{"Redis is away for longer than a lease", clients().and(
-			asks("a", 1, 10, 20, 5, 2900), fault(500, 4500, "redis stopped", Interrupts), loses("a", 1, 2900, Expired),
-			asks("b", 1, 2950, 5000, 6, 8000), releases("b", 1, 5100))},
-		{"a waiter waits while somebody holds", clients().and(
-			asks("a", 1, 10, 20, 5, 30000), checks("a", 1, 9000, 30000),
-			asks("b", 1, 15, 10050, 6, 30000), releases("a", 1, 10000), releases("b", 1, 10060))},
-		{"a waiter waits while something is wrong", clients().and(
+		{"after a flush another host hands over with a token drawn before", clients().and(
+			acquires("a", 1, 10, 20, 5, 2900), fault(100, 101, "flushall", LosesData),
+			acquires("c", 1, 15, 120, 900, 3100), releases("a", 1, 125),
+			acquires("b", 1, 126, 127, 6, 2900), loses("b", 1, 1000, Deleted), releases("c", 1, 1100))},
+		{"Redis does not answer for longer than a lease", clients().and(
+			acquires("a", 1, 10, 20, 5, 2900), fault(500, 4500, "redis stopped", Interrupts), loses("a", 1, 2900, Expired),
+			acquires("b", 1, 2950, 5000, 6, 8000), releases("b", 1, 5100))},
+		{"a waiter waits while another client holds", clients().and(
+			acquires("a", 1, 10, 20, 5, 30000), checks("a", 1, 9000, 30000),
+			acquires("b", 1, 15, 10050, 6, 30000), releases("a", 1, 10000), releases("b", 1, 10060))},
+		{"a waiter waits during a fault", clients().and(
 			fault(10, 6000, "daemon killed", Interrupts),
-			asks("b", 1, 15, 9000, 6, 12000), releases("b", 1, 9010))},
-		{"a stopped client has the lock and has not read it", clients().and(
-			asks("a", 1, 10, 9000, 5, 20000), story{
+			acquires("b", 1, 15, 9000, 6, 12000), releases("b", 1, 9010))},
+		{"a stopped client has the lock and has not read the answer", clients().and(
+			acquires("a", 1, 10, 9000, 5, 20000), story{
 				{Kind: Stop, Before: ns(12), At: ns(13), Client: "a"}, {Kind: Cont, Before: ns(8998), At: ns(8999), Client: "a"}},
-			asks("b", 1, 20, 9020, 6, 20000), releases("a", 1, 9010), releases("b", 1, 9030))},
-		{"writes in the order of tokens, one of them too late", clients().and(
-			asks("a", 1, 10, 20, 5, 500).with(fixed), writes("a", 1, 30, 5, "x", Event{}), loses("a", 1, 600, Expired),
-			asks("b", 1, 15, 550, 6, 3000), writes("b", 1, 560, 6, "y", Event{PrevToken: 5, PrevValue: "x"}),
+			acquires("b", 1, 20, 9020, 6, 20000), releases("a", 1, 9010), releases("b", 1, 9030))},
+		{"writes in the order of tokens, and one that is refused", clients().and(
+			acquires("a", 1, 10, 20, 5, 500).with(fixed), writes("a", 1, 30, 5, "x", Event{}), loses("a", 1, 600, Expired),
+			acquires("b", 1, 15, 550, 6, 3000), writes("b", 1, 560, 6, "y", Event{PrevToken: 5, PrevValue: "x"}),
 			writes("a", 1, 570, 5, "z", Event{Refused: true, PrevToken: 6, PrevValue: "y"}), releases("b", 1, 580))},
-		{"a write of a client that did not live to tell", clients().and(
-			asks("a", 1, 10, 20, 5, 500), story{{Kind: Kill, Before: ns(30), At: ns(31), Client: "a"},
+		{"a write of a client that was killed before it recorded it", clients().and(
+			acquires("a", 1, 10, 20, 5, 500), story{{Kind: Kill, Before: ns(30), At: ns(31), Client: "a"},
 				{Kind: Applied, Before: ns(29), At: ns(30), Lock: "L", Token: 5, Value: "x"}},
-			asks("b", 1, 15, 550, 6, 3000), writes("b", 1, 560, 6, "y", Event{PrevToken: 5, PrevValue: "x"}), releases("b", 1, 580))},
+			acquires("b", 1, 15, 550, 6, 3000), writes("b", 1, 560, 6, "y", Event{PrevToken: 5, PrevValue: "x"}), releases("b", 1, 580))},
 		{"waiters of one client in order", clients().and(
-			asks("a", 1, 10, 20, 5, 3000),
-			asks("a", 2, 11, 30, 6, 3000), asks("a", 3, 12, 40, 7, 3000).with(func(e *Event) {
+			acquires("a", 1, 10, 20, 5, 3000),
+			acquires("a", 2, 11, 30, 6, 3000), acquires("a", 3, 12, 40, 7, 3000).with(func(e *Event) {
 				if e.Kind == Invoke {
-					e.Behind = 2
+					e.AfterOp = 2
 				}
 			}),
 			releases("a", 1, 25), releases("a", 2, 35), releases("a", 3, 45))},
@@ -158,137 +158,137 @@ func fixed(e *Event) {
 
 func owned(e *Event) { e.Owner = 7 }
 
-// Each of these histories breaks one rule, and the checker says which.
-func TestWrongHistories(t *testing.T) {
+// Each of these histories breaks one rule, which the report names.
+func TestBrokenRuleIsReported(t *testing.T) {
 	for _, c := range []struct {
 		what  string
 		rule  string
 		story story
 	}{
-		{"two believe at once", "exclusion", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), checks("a", 1, 60, 3000), releases("a", 1, 70),
-			asks("b", 1, 15, 50, 6, 3000), releases("b", 1, 80))},
-		{"the second has it before the first one's deadline, though nobody asks", "exclusion", clients().and(
-			asks("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 501, Expired),
-			asks("b", 1, 15, 499, 6, 3000), releases("b", 1, 510))},
+		{"two clients believe in it at once", "exclusion", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000), checks("a", 1, 60, 3000), releases("a", 1, 70),
+			acquires("b", 1, 15, 50, 6, 3000), releases("b", 1, 80))},
+		{"the second is granted it before the first one's deadline, without a check", "exclusion", clients().and(
+			acquires("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 501, Expired),
+			acquires("b", 1, 15, 499, 6, 3000), releases("b", 1, 510))},
 		{"two owners in one process", "exclusion", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), releases("a", 1, 70),
-			asks("a", 2, 15, 50, 6, 3000), releases("a", 2, 80))},
-		{"two believe after a flush, longer than a lease", "exclusion", clients().and(
-			asks("a", 1, 10, 20, 5, 4000), fault(100, 101, "flushall", LosesData),
-			asks("c", 1, 15, 120, 900, 4000), checks("a", 1, 3200, 4000), loses("a", 1, 3300, Deleted),
+			acquires("a", 1, 10, 20, 5, 3000), releases("a", 1, 70),
+			acquires("a", 2, 15, 50, 6, 3000), releases("a", 2, 80))},
+		{"two clients believe in it for longer than a lease after a flush", "exclusion", clients().and(
+			acquires("a", 1, 10, 20, 5, 4000), fault(100, 101, "flushall", LosesData),
+			acquires("c", 1, 15, 120, 900, 4000), checks("a", 1, 3200, 4000), loses("a", 1, 3300, Deleted),
 			releases("c", 1, 3400))},
-		{"two believed before the flush", "exclusion", clients().and(
-			asks("a", 1, 10, 20, 5, 4000), fault(100, 101, "flushall", LosesData),
-			asks("c", 1, 15, 90, 900, 4000), checks("a", 1, 130, 4000), loses("a", 1, 1000, Deleted),
+		{"two clients believed in it before the flush", "exclusion", clients().and(
+			acquires("a", 1, 10, 20, 5, 4000), fault(100, 101, "flushall", LosesData),
+			acquires("c", 1, 15, 90, 900, 4000), checks("a", 1, 130, 4000), loses("a", 1, 1000, Deleted),
 			releases("c", 1, 1100))},
 		{"a fault that loses no data excuses nothing", "exclusion", clients().and(
-			asks("a", 1, 10, 20, 5, 2900), fault(100, 101, "connection dropped", Interrupts),
-			asks("c", 1, 15, 120, 900, 3100), checks("a", 1, 130, 2900), releases("a", 1, 140), releases("c", 1, 1100))},
+			acquires("a", 1, 10, 20, 5, 2900), fault(100, 101, "connection dropped", Interrupts),
+			acquires("c", 1, 15, 120, 900, 3100), checks("a", 1, 130, 2900), releases("a", 1, 140), releases("c", 1, 1100))},
 		{"the deletion of another lock excuses nothing", "exclusion", clients().and(
-			asks("a", 1, 10, 20, 5, 2900), fault(100, 101, "del", LosesData).with(func(e *Event) { e.Lock = "M" }),
-			asks("c", 1, 15, 120, 900, 3100), checks("a", 1, 130, 2900), releases("a", 1, 140), releases("c", 1, 1100))},
+			acquires("a", 1, 10, 20, 5, 2900), fault(100, 101, "del", LosesData).with(func(e *Event) { e.Lock = "M" }),
+			acquires("c", 1, 15, 120, 900, 3100), checks("a", 1, 130, 2900), releases("a", 1, 140), releases("c", 1, 1100))},
 		{"a killed daemon's lock is granted again at once", "exclusion", clients().and(
-			asks("a", 1, 10, 20, 5, 2900), fault(100, 150, "daemon killed", Interrupts),
-			asks("b", 1, 15, 160, 6, 3100), checks("a", 1, 170, 2900), releases("a", 1, 180), releases("b", 1, 1100))},
+			acquires("a", 1, 10, 20, 5, 2900), fault(100, 150, "daemon killed", Interrupts),
+			acquires("b", 1, 15, 160, 6, 3100), checks("a", 1, 170, 2900), releases("a", 1, 180), releases("b", 1, 1100))},
 		{"the same token twice", "tokens", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), asks("b", 1, 40, 50, 5, 3000), releases("b", 1, 80))},
+			acquires("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), acquires("b", 1, 40, 50, 5, 3000), releases("b", 1, 80))},
 		{"the same token twice, after a flush", "tokens", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), fault(35, 36, "flushall", LosesData),
-			asks("c", 1, 40, 50, 5, 3000), releases("c", 1, 80))},
+			acquires("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), fault(35, 36, "flushall", LosesData),
+			acquires("c", 1, 40, 50, 5, 3000), releases("c", 1, 80))},
 		{"the same token twice for one anonymous owner", "tokens", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), asks("a", 2, 40, 50, 5, 3000), releases("a", 2, 80))},
+			acquires("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), acquires("a", 2, 40, 50, 5, 3000), releases("a", 2, 80))},
 		{"a smaller token later", "tokens", clients().and(
-			asks("a", 1, 10, 20, 6, 3000), releases("a", 1, 30), asks("b", 1, 40, 50, 5, 3000), releases("b", 1, 80))},
+			acquires("a", 1, 10, 20, 6, 3000), releases("a", 1, 30), acquires("b", 1, 40, 50, 5, 3000), releases("b", 1, 80))},
 		{"a smaller token later, on the same host, after a flush", "tokens", clients().and(
-			asks("a", 1, 10, 20, 6, 3000), releases("a", 1, 30), fault(15, 16, "flushall", LosesData),
-			asks("b", 1, 40, 50, 5, 3000), releases("b", 1, 80))},
+			acquires("a", 1, 10, 20, 6, 3000), releases("a", 1, 30), fault(15, 16, "flushall", LosesData),
+			acquires("b", 1, 40, 50, 5, 3000), releases("b", 1, 80))},
 		{"a smaller token later, longer than a lease after the flush", "tokens", clients().and(
-			fault(5, 6, "flushall", LosesData), asks("a", 1, 10, 20, 6, 3000), releases("a", 1, 30),
-			asks("c", 1, 3040, 3050, 5, 6000), releases("c", 1, 3080))},
+			fault(5, 6, "flushall", LosesData), acquires("a", 1, 10, 20, 6, 3000), releases("a", 1, 30),
+			acquires("c", 1, 3040, 3050, 5, 6000), releases("c", 1, 3080))},
 		{"another token after a restart", "re-entry", clients().and(
-			asks("a", 1, 10, 20, 5, 3000).with(owned), fault(21, 50, "daemon killed", Interrupts),
-			asks("a", 2, 60, 70, 6, 3000).with(owned), releases("a", 2, 80), checks("a", 1, 85, 3000), releases("a", 1, 90))},
-		{"out of order", "order", clients().and(
-			asks("a", 2, 11, 40, 7, 3000), asks("a", 3, 12, 30, 6, 3000).with(func(e *Event) {
+			acquires("a", 1, 10, 20, 5, 3000).with(owned), fault(21, 50, "daemon killed", Interrupts),
+			acquires("a", 2, 60, 70, 6, 3000).with(owned), releases("a", 2, 80), checks("a", 1, 85, 3000), releases("a", 1, 90))},
+		{"waiters of one client out of order", "order", clients().and(
+			acquires("a", 2, 11, 40, 7, 3000), acquires("a", 3, 12, 30, 6, 3000).with(func(e *Event) {
 				if e.Kind == Invoke {
-					e.Behind = 2
+					e.AfterOp = 2
 				}
 			}), releases("a", 3, 35), releases("a", 2, 45))},
 		{"a belief after the deadline", "belief", clients().and(
-			asks("a", 1, 10, 20, 5, 500).with(fixed), checks("a", 1, 510, 500), loses("a", 1, 520, Expired))},
+			acquires("a", 1, 10, 20, 5, 500).with(fixed), checks("a", 1, 510, 500), loses("a", 1, 520, Expired))},
 		{"a belief that comes back", "belief", clients().and(
 			fault(15, 16, "del", LosesData),
-			asks("a", 1, 10, 20, 5, 3000), loses("a", 1, 30, Deleted), checks("a", 1, 40, 3000))},
+			acquires("a", 1, 10, 20, 5, 3000), loses("a", 1, 30, Deleted), checks("a", 1, 40, 3000))},
 		{"a belief after the release", "belief", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), checks("a", 1, 40, 3000))},
-		{"never told", "belief", clients().and(asks("a", 1, 10, 20, 5, 3000), ends(9000))},
-		{"told twice", "lost", clients().and(
-			asks("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 501, Expired), loses("a", 1, 502, Expired))},
-		{"told two reasons", "lost", clients().and(
-			asks("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 501, Expired),
+			acquires("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), checks("a", 1, 40, 3000))},
+		{"a loss that is never reported", "belief", clients().and(acquires("a", 1, 10, 20, 5, 3000), endsAt(9000))},
+		{"a loss that is reported twice", "lost", clients().and(
+			acquires("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 501, Expired), loses("a", 1, 502, Expired))},
+		{"a loss that is reported with two reasons", "lost", clients().and(
+			acquires("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 501, Expired),
 			story{{Kind: Release, At: ns(510), Client: "a", Op: 1},
 				{Kind: Released, At: ns(511), Client: "a", Op: 1, Err: LostErr, Reason: Deleted}})},
-		{"told after the release", "lost", clients().and(
+		{"a loss that is reported after the release", "lost", clients().and(
 			fault(15, 16, "del", LosesData),
-			asks("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), loses("a", 1, 40, Deleted))},
-		{"a lost lock is released", "lost", clients().and(
-			asks("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 501, Expired), releases("a", 1, 510))},
-		{"deleted, and nobody deleted it", "lost", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), loses("a", 1, 30, Deleted))},
-		{"stolen, and nobody can have", "lost", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000), releases("a", 1, 30), loses("a", 1, 40, Deleted))},
+		{"a lost lock is released without an error", "lost", clients().and(
+			acquires("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 501, Expired), releases("a", 1, 510))},
+		{"deleted, without a deletion", "lost", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000), loses("a", 1, 30, Deleted))},
+		{"stolen, without a loss of data", "lost", clients().and(
 			fault(25, 26, "connection dropped", Interrupts),
-			asks("a", 1, 10, 20, 5, 3000), loses("a", 1, 30, Stolen))},
-		{"forced, and nobody did", "lost", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), loses("a", 1, 30, Forced))},
+			acquires("a", 1, 10, 20, 5, 3000), loses("a", 1, 30, Stolen))},
+		{"forced, without a forced release", "lost", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000), loses("a", 1, 30, Forced))},
 		{"expired before the deadline", "lost", clients().and(
-			asks("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 499, Expired))},
+			acquires("a", 1, 10, 20, 5, 500).with(fixed), loses("a", 1, 499, Expired))},
 		{"expired, and it should have been renewed", "lost", clients().and(
-			asks("a", 1, 10, 20, 5, 500), loses("a", 1, 501, Expired))},
+			acquires("a", 1, 10, 20, 5, 500), loses("a", 1, 501, Expired))},
 		{"expired over a short restart of the daemon", "lost", clients().and(
 			fault(100, 1000, "daemon killed", Interrupts),
-			asks("a", 1, 10, 20, 5, 3000), loses("a", 1, 3001, Expired))},
+			acquires("a", 1, 10, 20, 5, 3000), loses("a", 1, 3001, Expired))},
 		{"max_hold too early", "lost", clients().and(
-			asks("a", 1, 10, 20, 5, 3000).with(func(e *Event) { e.MaxHoldMS = 100 }), loses("a", 1, 90, MaxHold))},
-		{"max_hold that was not asked for", "lost", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), loses("a", 1, 90, MaxHold))},
+			acquires("a", 1, 10, 20, 5, 3000).with(func(e *Event) { e.MaxHoldMS = 100 }), loses("a", 1, 90, MaxHold))},
+		{"max_hold without a max_hold", "lost", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000), loses("a", 1, 90, MaxHold))},
 		{"forgotten before the deadline", "lost", clients().and(
 			fault(100, 1000, "daemon killed", Interrupts),
-			asks("a", 1, 10, 20, 5, 3000), loses("a", 1, 1100, Forgotten))},
-		{"a free lock is left alone", "wake-up", clients().and(
-			asks("a", 1, 10, 20, 5, 30000), releases("a", 1, 1000),
-			asks("b", 1, 15, 3100, 6, 30000), releases("b", 1, 3110))},
-		{"a free lock is left alone after a fault is over", "wake-up", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000), loses("a", 1, 1100, Forgotten))},
+		{"a free lock is not granted", "wake-up", clients().and(
+			acquires("a", 1, 10, 20, 5, 30000), releases("a", 1, 1000),
+			acquires("b", 1, 15, 3100, 6, 30000), releases("b", 1, 3110))},
+		{"a free lock is not granted after a fault", "wake-up", clients().and(
 			fault(10, 11, "connection dropped", Interrupts),
-			asks("b", 1, 15, 7100, 6, 30000), releases("b", 1, 7110))},
+			acquires("b", 1, 15, 7100, 6, 30000), releases("b", 1, 7110))},
 		{"a dead client's lock is not freed", "wake-up", clients().and(
-			asks("a", 1, 10, 20, 5, 30000), story{{Kind: Kill, Before: ns(30), At: ns(31), Client: "a"}},
-			asks("b", 1, 15, 3000, 6, 30000), releases("b", 1, 3010))},
+			acquires("a", 1, 10, 20, 5, 30000), story{{Kind: Kill, Before: ns(30), At: ns(31), Client: "a"}},
+			acquires("b", 1, 15, 3000, 6, 30000), releases("b", 1, 3010))},
 		{"a waiter is never answered", "answer", clients().and(
-			asks("a", 1, 10, 20, 5, 30000), story{{Kind: Invoke, At: ns(30), Client: "b", Op: 1, Lock: "L"}}, releases("a", 1, 1000), ends(1100))},
+			acquires("a", 1, 10, 20, 5, 30000), story{{Kind: Invoke, At: ns(30), Client: "b", Op: 1, Lock: "L"}}, releases("a", 1, 1000), endsAt(1100))},
 		{"a limited wait takes longer", "answer", clients().and(
-			asks("a", 1, 10, 20, 5, 30000), releases("a", 1, 2000),
-			asks("b", 1, 15, 2010, 6, 30000).with(func(e *Event) { e.WaitMS = 100 }), releases("b", 1, 2020))},
-		{"an error out of nowhere", "answer", clients().and(
+			acquires("a", 1, 10, 20, 5, 30000), releases("a", 1, 2000),
+			acquires("b", 1, 15, 2010, 6, 30000).with(func(e *Event) { e.WaitMS = 100 }), releases("b", 1, 2020))},
+		{"an error that the rules do not allow", "answer", clients().and(
 			story{{Kind: Invoke, At: ns(10), Client: "a", Op: 1, Lock: "L"}, {Kind: Error, At: ns(20), Client: "a", Op: 1, Err: "other"}})},
-		{"a release fails without a reason", "answer", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), releases("a", 1, 30).with(func(e *Event) {
+		{"a release fails with an error that the rules do not allow", "answer", clients().and(
+			acquires("a", 1, 10, 20, 5, 3000), releases("a", 1, 30).with(func(e *Event) {
 				if e.Kind == Released {
 					e.Err = "not_held"
 				}
 			}))},
 		{"the fence lets a smaller token pass", "register", clients().and(
-			asks("a", 1, 10, 20, 5, 500).with(fixed), writes("a", 1, 30, 5, "x", Event{}), loses("a", 1, 600, Expired),
-			asks("b", 1, 15, 550, 6, 3000), writes("b", 1, 560, 6, "y", Event{PrevToken: 5, PrevValue: "x"}),
+			acquires("a", 1, 10, 20, 5, 500).with(fixed), writes("a", 1, 30, 5, "x", Event{}), loses("a", 1, 600, Expired),
+			acquires("b", 1, 15, 550, 6, 3000), writes("b", 1, 560, 6, "y", Event{PrevToken: 5, PrevValue: "x"}),
 			writes("a", 1, 570, 5, "z", Event{PrevToken: 6, PrevValue: "y"}), releases("b", 1, 580))},
 		{"a write overlooks the one before", "register", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), writes("a", 1, 30, 5, "x", Event{}),
+			acquires("a", 1, 10, 20, 5, 3000), writes("a", 1, 30, 5, "x", Event{}),
 			writes("a", 1, 40, 5, "y", Event{}), releases("a", 1, 580))},
 		{"a holder is refused", "register", clients().and(
-			asks("a", 1, 10, 20, 5, 3000), writes("a", 1, 30, 5, "x", Event{Refused: true, PrevToken: 6, PrevValue: "y"}), releases("a", 1, 580),
+			acquires("a", 1, 10, 20, 5, 3000), writes("a", 1, 30, 5, "x", Event{Refused: true, PrevToken: 6, PrevValue: "y"}), releases("a", 1, 580),
 			story{{Kind: Applied, Before: ns(15), At: ns(16), Lock: "L", Token: 6, Value: "y"}})},
 		{"a log that begins in the middle", "log", clients().and(releases("a", 1, 580))},
-		{"a release of what was not granted", "log", clients().and(asks("a", 1, 10, 20, 5, 3000)[:1], releases("a", 1, 580))},
+		{"a release of what was not granted", "log", clients().and(acquires("a", 1, 10, 20, 5, 3000)[:1], releases("a", 1, 580))},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			report := Check(c.story, rules)
@@ -306,21 +306,19 @@ func TestWrongHistories(t *testing.T) {
 	}
 }
 
-// One wrong thing is reported once.
-func TestASmallerTokenAloneIsOneViolation(t *testing.T) {
+func TestSmallerTokenIsReportedOnce(t *testing.T) {
 	report := Check(clients().and(
-		asks("a", 1, 10, 20, 6, 3000), releases("a", 1, 30), asks("b", 1, 40, 50, 5, 3000), releases("b", 1, 80)), rules)
+		acquires("a", 1, 10, 20, 6, 3000), releases("a", 1, 30), acquires("b", 1, 40, 50, 5, 3000), releases("b", 1, 80)), rules)
 	if len(report.Violations) != 1 {
 		t.Errorf("found %d violations: %v", len(report.Violations), report.Violations)
 	}
 }
 
-// What is counted is what the story tells.
-func TestCounts(t *testing.T) {
+func TestReportCountsTheEventsOfAHistory(t *testing.T) {
 	report := Check(clients().and(
-		asks("a", 1, 10, 20, 5, 3000), writes("a", 1, 30, 5, "x", Event{}), releases("a", 1, 40),
-		asks("b", 1, 15, 41, 6, 3000), releases("b", 1, 50),
-		asks("c", 1, 15, 60, 7, 500).with(fixed), loses("c", 1, 501, Expired),
+		acquires("a", 1, 10, 20, 5, 3000), writes("a", 1, 30, 5, "x", Event{}), releases("a", 1, 40),
+		acquires("b", 1, 15, 41, 6, 3000), releases("b", 1, 50),
+		acquires("c", 1, 15, 60, 7, 500).with(fixed), loses("c", 1, 501, Expired),
 		story{{Kind: Invoke, At: ns(70), Client: "a", Op: 2, Lock: "L", WaitMS: 10}, {Kind: Error, At: ns(80), Client: "a", Op: 2, Err: "timeout"}},
 	), rules)
 	if len(report.Violations) > 0 {
@@ -333,16 +331,15 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// A long history of writes is judged in pieces, and what one piece ends with the
-// next one begins with.
-func TestALongRegisterIsJudgedInPieces(t *testing.T) {
-	tell := func(wrong int) []Event {
+// Each piece begins with the final state of the one before.
+func TestLongHistoryOfWritesIsCheckedInPieces(t *testing.T) {
+	writesWith := func(wrong int) []Event {
 		story := clients()
 		prev := Event{}
 		for i := range 4 * pieceSize {
 			token, value := uint64(i/7+1), fmt.Sprint("v", i)
 			if i%7 == 0 {
-				story = append(story, asks("a", int64(token), int64(10*i), int64(10*i+1), token, int64(10*i+3000))...)
+				story = append(story, acquires("a", int64(token), int64(10*i), int64(10*i+1), token, int64(10*i+3000))...)
 			}
 			answer := prev
 			if i == wrong {
@@ -356,20 +353,19 @@ func TestALongRegisterIsJudgedInPieces(t *testing.T) {
 		}
 		return story
 	}
-	if v := Check(tell(-1), rules).Violations; len(v) > 0 {
+	if v := Check(writesWith(-1), rules).Violations; len(v) > 0 {
 		t.Error(v[0].Describe(ns(0)))
 	}
 	for _, wrong := range []int{pieceSize, pieceSize + 1, 3*pieceSize - 1} {
-		v := Check(tell(wrong), rules).Violations
+		v := Check(writesWith(wrong), rules).Violations
 		if len(v) != 1 || v[0].Rule != "register" {
 			t.Errorf("write %d is wrong; found %v", wrong, v)
 		}
 	}
 }
 
-// What was recorded is read again, but for a line that a killed process did not
-// finish.
-func TestLogs(t *testing.T) {
+// An incomplete last line is that of a process that was killed.
+func TestLoadReadsWhatWasRecordedWithoutAnIncompleteLine(t *testing.T) {
 	dir := t.TempDir()
 	want := map[string]Event{}
 	for _, name := range []string{"a", "b"} {
@@ -411,6 +407,6 @@ func TestLogs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "c.jsonl:1") {
-		t.Errorf("a log that is none: %v", err)
+		t.Errorf("a file that is not a log: %v", err)
 	}
 }

@@ -1,47 +1,44 @@
-// Package history records what the clients of locks saw, and judges it.
+// Package history records what the clients of locks observe, and checks it.
 //
-// Every process writes its own log, one JSON object a line, each line with one
-// write to a file opened with O_APPEND: a process that is killed loses at most
-// the line it was about to write. All stamps are CLOCK_BOOTTIME, which all
-// processes of a host share, so that logs of many processes are one history.
+// Each process writes a log of its own: one JSON object per line, and one write to a file that
+// is opened with O_APPEND per line. So a process that is killed loses at most the line that it
+// was about to write. All timestamps are CLOCK_BOOTTIME, which the processes of a host share,
+// so the logs of many processes form one history.
 //
-// Nothing here trusts the locks, the sidecars or Redis. A belief counts from
-// when a client said that it holds a lock, and only for as long as it certainly
-// did; an operation lies somewhere between the stamp before it and the stamp
-// after it. So whatever Check reports did happen.
+// The checks do not rely on the locks, the sidecars or Redis. A client believes in a lock from
+// the event that records the grant, for as long as that is certain. An operation took effect at
+// some time between the timestamps before and after it. So every reported violation happened.
 package history
 
-// A Kind says what an event tells.
+// A Kind is the kind of an event.
 type Kind string
 
-// What clients write. Each but Start belongs to an Op: one acquire, and what
-// became of it.
+// Events of clients. Each belongs to an Op: one acquire, with its hold and its release.
 const (
-	Invoke   Kind = "invoke"   // about to acquire: Lock, Owner, WaitMS, LeaseMS, MaxHoldMS, Behind
+	Invoke   Kind = "invoke"   // about to acquire: Lock, Owner, WaitMS, LeaseMS, MaxHoldMS, AfterOp
 	Grant    Kind = "grant"    // acquired: Token, Until
 	Error    Kind = "error"    // not acquired: Err, Maybe, Msg
-	Checked  Kind = "check"    // asked, and told that it is held: Until
-	Lost     Kind = "lost"     // told that it is lost: Reason
-	Release  Kind = "release"  // about to release; written before, so that no belief outlives it
+	Checked  Kind = "check"    // a check returned that the lock is held: Until
+	Lost     Kind = "lost"     // the loss was reported to the client: Reason
+	Release  Kind = "release"  // about to release; written first, so that the client does not believe in the lock after it
 	Released Kind = "released" // the release returned: Err, Reason, Msg
-	Write    Kind = "write"    // wrote to the fenced resource: Token, Value, and what it answered
+	Write    Kind = "write"    // wrote to the fenced resource: Token, Value, and the answer
 )
 
-// What the conductor of a run writes.
+// Events of the conductor of a run.
 const (
 	Start   Kind = "start"   // a client process begins: Client, Host
-	Kill    Kind = "kill"    // a client process is killed: after Before it may be dead, at At it is
-	Stop    Kind = "stop"    // SIGSTOP to a client process: it may stand from Before on
+	Kill    Kind = "kill"    // a client process is killed: it may have ended after Before, and has ended at At
+	Stop    Kind = "stop"    // SIGSTOP to a client process: it may be stopped from Before on
 	Cont    Kind = "cont"    // SIGCONT: it runs again at the latest at At
-	Exit    Kind = "exit"    // a client process ended by itself, as it was told to
-	Fault   Kind = "fault"   // something is broken from Before on: ID, Fault, Target, Effects, Lock
-	Mended  Kind = "mended"  // and works again since At: ID
-	Applied Kind = "applied" // the resource carried out a write: as Write, whoever asked
+	Exit    Kind = "exit"    // a client process ended in order
+	Fault   Kind = "fault"   // a fault begins at Before: ID, Fault, Target, Effects, Lock
+	Mended  Kind = "mended"  // the fault has ended at At: ID
+	Applied Kind = "applied" // the resource executed a write of any client: fields as of Write
 	End     Kind = "end"     // the run is over
 )
 
-// Reasons of a loss, as the protocol names them, and the error of a release that
-// found its lock lost.
+// Reasons of a loss, as in the protocol, and the error of a release whose lock was lost.
 const (
 	Expired   = "expired"
 	Deleted   = "deleted"
@@ -53,14 +50,14 @@ const (
 	LostErr = "lost"
 )
 
-// An Effect is what a fault may excuse.
+// An Effect is a consequence that a fault may have, and excuses.
 type Effect string
 
 const (
-	// LosesData: Redis may have forgotten locks: all, or the one named by Lock.
-	// Two clients may believe in a lock until the older one's deadline.
+	// LosesData: Redis may have lost all locks, or the one named by Lock. Two clients may
+	// believe in a lock until the deadline of the older hold.
 	LosesData Effect = "data"
-	// Interrupts: renewals and grants may not get through while it lasts.
+	// Interrupts: renewals and grants may fail during the fault.
 	Interrupts Effect = "outage"
 	// Forces: an operator ended the hold on Lock.
 	Forces Effect = "force"
@@ -69,28 +66,28 @@ const (
 // An Event is one line of a log. Which fields it has depends on its Kind.
 type Event struct {
 	Kind   Kind   `json:"ev"`
-	At     int64  `json:"t"`           // it happened at the latest now; for Invoke and Release: at the earliest
-	Before int64  `json:"b,omitempty"` // it happened at the earliest then; 0: not known
+	At     int64  `json:"t"`           // the latest time of the event; for Invoke and Release: the earliest
+	Before int64  `json:"b,omitempty"` // the earliest time of the event; 0: not known
 	Client string `json:"c,omitempty"` // the process
 	Op     int64  `json:"op,omitempty"`
 
 	Lock      string `json:"lock,omitempty"`
-	Owner     uint64 `json:"owner,omitempty"` // who may re-enter, unique in the process; 0: nobody
-	WaitMS    int64  `json:"wait,omitempty"`  // how long it waits at most; 0: as long as it takes
+	Owner     uint64 `json:"owner,omitempty"` // the owner that may re-enter, unique in the process; 0: none
+	WaitMS    int64  `json:"wait,omitempty"`  // limit of the wait; 0: none
 	LeaseMS   int64  `json:"lease,omitempty"` // fixed lease; 0: renewed
 	MaxHoldMS int64  `json:"maxhold,omitempty"`
-	Behind    int64  `json:"behind,omitempty"` // Invoke: this Op of the same client is known to stand in the queue
+	AfterOp   int64  `json:"behind,omitempty"` // Invoke: this Op of the same client is known to wait already
 
-	Token  uint64 `json:"token,omitempty"`
-	Until  int64  `json:"until,omitempty"` // the deadline as the client knows it, or a little less
-	Reason string `json:"reason,omitempty"`
-	Err    string `json:"err,omitempty"`   // kind of error; "": none
-	Maybe  bool   `json:"maybe,omitempty"` // Error: it may have happened nevertheless
-	Msg    string `json:"msg,omitempty"`
+	Token           uint64 `json:"token,omitempty"`
+	Until           int64  `json:"until,omitempty"` // the deadline that the client knows, or a little earlier
+	Reason          string `json:"reason,omitempty"`
+	Err             string `json:"err,omitempty"`   // kind of error; "": none
+	MayHaveHappened bool   `json:"maybe,omitempty"` // Error: it may have taken effect nevertheless
+	Msg             string `json:"msg,omitempty"`
 
-	Value     string `json:"value,omitempty"` // Write: what was written, never the same twice
+	Value     string `json:"value,omitempty"` // Write: a unique value
 	Refused   bool   `json:"refused,omitempty"`
-	PrevToken uint64 `json:"ptoken,omitempty"` // of the accepted write before; of a refusal: the token that was in the way
+	PrevToken uint64 `json:"ptoken,omitempty"` // of the previous accepted write; of a refusal: the larger token
 	PrevValue string `json:"pvalue,omitempty"`
 
 	Host    string   `json:"host,omitempty"`
@@ -100,7 +97,7 @@ type Event struct {
 	Effects []Effect `json:"effects,omitempty"`
 }
 
-// earliest returns the stamp before which the event did not happen.
+// earliest returns the earliest time of the event.
 func (e *Event) earliest() int64 {
 	if e.Before != 0 {
 		return e.Before

@@ -14,7 +14,7 @@ type Recorder struct {
 	client string
 }
 
-// Record begins the log of a client, or of the conductor, in a directory.
+// Record opens the log of a client, or of the conductor, in a directory.
 func Record(dir, client string) (*Recorder, error) {
 	file, err := os.OpenFile(filepath.Join(dir, client+suffix), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
@@ -25,8 +25,8 @@ func Record(dir, client string) (*Recorder, error) {
 
 const suffix = ".jsonl"
 
-// Write appends an event, as this client's if it names none. A log with holes
-// would make what happened look wrong, so a failure ends the process.
+// Write appends an event. An event without a client is one of this client. A log with gaps could
+// look like a violation, so Write panics if it fails.
 func (r *Recorder) Write(e Event) {
 	if e.Client == "" {
 		e.Client = r.client
@@ -40,10 +40,10 @@ func (r *Recorder) Write(e Event) {
 	}
 }
 
-// Close ends the log.
+// Close closes the log.
 func (r *Recorder) Close() error { return r.file.Close() }
 
-// Load reads all logs of a directory. The last line of a log may be cut off.
+// Load reads all logs of a directory. The last line of a log may be incomplete.
 func Load(dir string) ([]Event, error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {

@@ -10,24 +10,22 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A write is one attempt to write to what a lock guards.
+// A write is one attempt to write to the resource that a lock guards.
 type write struct {
 	event *Event
-	by    *acquire // nil: nobody lived to tell
+	by    *acquire // nil: the client was killed before it recorded the write
 }
 
-// checkRegister judges what the locks guard: for each lock one value that is
-// written together with a fencing token, by a resource that refuses a token
-// smaller than the largest it has seen.
+// checkRegister checks the resource that the locks guard: a register with one value for each lock,
+// which is written with a fencing token, and refuses a token that is smaller than the largest
+// one so far.
 //
-// Two things have to hold. The writes are linearizable as those of such a
-// register: there is an order of all of them, in which none takes effect before
-// it was asked for or after it was answered, in which accepted tokens never
-// fall, and in which each accepted write saw its predecessor's value. That is
-// porcupine's to find out. And no write is refused of a client that certainly
-// believed in its lock from before the write until after it: then the token of
-// somebody who had no business there came first.
-func (r *run) checkRegister(report *Report) {
+// Invariants: the writes are linearizable as those of such a register. That is, there is an
+// order of all writes in which each takes effect between its request and its answer, accepted
+// tokens never decrease, and each accepted write returns the value of its predecessor;
+// porcupine searches for it. And no write of a client is refused that certainly believed in its
+// lock during the whole write: otherwise a client without the lock wrote with a larger token.
+func (r *timeline) checkRegister(report *Report) {
 	for lock, writes := range r.writes {
 		slices.SortStableFunc(writes, func(a, b write) int { return cmp.Compare(a.event.earliest(), b.event.earliest()) })
 		report.Writes += len(writes)
@@ -41,9 +39,9 @@ func (r *run) checkRegister(report *Report) {
 	}
 }
 
-func (r *run) checkRefusal(report *Report, lock string, w write) {
+func (r *timeline) checkRefusal(report *Report, lock string, w write) {
 	during := span{w.event.earliest(), w.event.At}
-	if w.by == nil || w.by.believed() <= during.to {
+	if w.by == nil || w.by.believedUntil() <= during.to {
 		return
 	}
 	var mine, other *hold
@@ -55,33 +53,33 @@ func (r *run) checkRefusal(report *Report, lock string, w write) {
 			other = h
 		}
 	}
-	if mine == nil || r.excused(lock, during, mine) || other != nil && r.drawnBefore(lock, mine, other) {
+	if mine == nil || r.excused(lock, during, mine) || other != nil && r.mayPredateDataLoss(lock, mine, other) {
 		return
 	}
-	events := append(excerpt(mine), r.near(during)...)
+	events := append(holdEvents(mine), r.faultsNear(during)...)
 	if other != nil {
-		events = append(events, excerpt(other)...)
+		events = append(events, holdEvents(other)...)
 	}
 	report.violated("register", lock, during.from, append(events, *w.event),
 		"a write of %v was refused for token %d while it held the lock", mine, w.event.PrevToken)
 }
 
-// fenced is the register: the token and the value of the last accepted write.
-type fenced struct {
+// registerState is the token and the value of the last accepted write.
+type registerState struct {
 	token uint64
 	value string
 }
 
-// fencedRegister is the sequential model of it. Inputs and outputs are both the
-// event of a write, which says what was asked and what was answered.
+// fencedRegister is the sequential model of the register. Input and output are the event of a
+// write, which has both request and answer.
 var fencedRegister = porcupine.Model{
-	Init: func() any { return fenced{} },
+	Init: func() any { return registerState{} },
 	Step: func(state, input, output any) (bool, any) {
-		now, e := state.(fenced), output.(*Event)
+		now, e := state.(registerState), output.(*Event)
 		if e.Refused {
 			return e.Token < now.token && e.PrevToken == now.token, now
 		}
-		return e.Token >= now.token && e.PrevToken == now.token && e.PrevValue == now.value, fenced{e.Token, e.Value}
+		return e.Token >= now.token && e.PrevToken == now.token && e.PrevValue == now.value, registerState{e.Token, e.Value}
 	},
 	DescribeOperation: func(_, output any) string {
 		e := output.(*Event)
@@ -92,39 +90,37 @@ var fencedRegister = porcupine.Model{
 	},
 }
 
-// pieceSize bounds what porcupine is given at once: its memory grows with the
+// pieceSize is the least number of writes in a piece for porcupine, whose memory grows with the
 // square of it.
 const pieceSize = 500
 
-// linearTimeout is far more than any piece needs: most writes do not overlap.
+// linearTimeout is far more than a piece needs, because most writes do not overlap.
 const linearTimeout = time.Minute
 
-// checkLinear gives porcupine the history in pieces that begin when no write is
-// under way. What the register holds then is certain: the largest token that was
-// accepted, and the last value that was written with it, since the writes of one
-// hold follow each other.
-func (r *run) checkLinear(report *Report, lock string, writes []write) {
-	state := fenced{}
+// checkLinear checks the history in pieces, each of which begins when no write is in flight. The
+// state of the register is certain then: the largest accepted token, and the last value that was
+// written with it, because the writes of one hold are sequential.
+func (r *timeline) checkLinear(report *Report, lock string, writes []write) {
+	state := registerState{}
 	for piece := range pieces(writes) {
-		if n := brokenAt(state, piece); n > 0 {
+		if n := firstInvalid(state, piece); n > 0 {
 			var events []Event
 			for _, w := range piece[max(0, n-10):n] {
 				events = append(events, *w.event)
 			}
 			report.violated("register", lock, piece[n-1].event.earliest(), events,
-				"the last of these writes fits into no order with those before it")
-			return // what follows has no certain beginning
+				"there is no order of these writes in which the last one is correct")
+			return // the state before the next piece is not certain
 		}
 		for _, w := range piece {
 			if e := w.event; !e.Refused && e.Token >= state.token {
-				state = fenced{e.Token, e.Value}
+				state = registerState{e.Token, e.Value}
 			}
 		}
 	}
 }
 
-// pieces cuts writes, which are in the order in which they were asked for, where
-// none is under way.
+// pieces splits writes, which are ordered by request, at times at which none is in flight.
 func pieces(writes []write) iter.Seq[[]write] {
 	return func(yield func([]write) bool) {
 		from, last := 0, int64(0)
@@ -143,9 +139,9 @@ func pieces(writes []write) iter.Seq[[]write] {
 	}
 }
 
-// brokenAt returns how many of the writes are too many for any order; 0: there
-// is one for all of them.
-func brokenAt(state fenced, writes []write) int {
+// firstInvalid returns the length of the shortest prefix of the writes that is not linearizable;
+// 0: all of them are.
+func firstInvalid(state registerState, writes []write) int {
 	model := fencedRegister
 	model.Init = func() any { return state }
 	operations := make([]porcupine.Operation, len(writes))
@@ -162,9 +158,9 @@ func brokenAt(state fenced, writes []write) int {
 	return n
 }
 
-// collectWrites takes the word of the client, which saw less, and of the
-// resource where the client did not live to tell.
-func (r *run) collectWrites(events []Event, ops map[opKey]*acquire) {
+// collectWrites collects the writes from the logs of the clients, and, for clients that were
+// killed before they recorded a write, from that of the resource.
+func (r *timeline) collectWrites(events []Event, ops map[opKey]*acquire) {
 	seen := map[string]bool{}
 	for i := range events {
 		e := &events[i]
@@ -173,7 +169,7 @@ func (r *run) collectWrites(events []Event, ops map[opKey]*acquire) {
 		}
 		a := ops[opKey{e.Client, e.Op}]
 		if a == nil {
-			r.nonsense(e, "a write belongs to an acquire")
+			r.reportMalformed(e, "a write belongs to an acquire")
 			continue
 		}
 		seen[e.Value] = true

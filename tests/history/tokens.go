@@ -4,35 +4,33 @@ import (
 	"slices"
 )
 
-// checkTokens: a token is nobody else's, ever, and tokens rise in the order of
-// the grants: whoever asked after another one had been granted, or was granted
-// while or after another one believed, has the larger token.
+// checkTokens checks that tokens are unique, and increase in the order of the grants: an acquire
+// that began after another one was granted has the larger token.
 //
-// In the order of tokens this is one pass: everything before a hold must have
-// begun, and have ended as far as it is certain, when that hold was granted.
-// (That is the linearizability of a lock whose state is its last token: the
-// tokens say in which order its grants took effect, so there is nothing to
-// search for.) Whether two overlap is checkExclusion's to say.
-func (r *run) checkTokens(report *Report) {
+// With the holds sorted by token this is one pass: each acquire before a hold must have begun
+// when that hold was granted. This is linearizability of a lock whose state is its last token:
+// the tokens give the order in which the grants took effect, so no search is needed.
+// checkExclusion checks whether two holds overlap.
+func (r *timeline) checkTokens(report *Report) {
 	for lock, holds := range r.holds {
-		latest := int64(0) // when the last of those before was asked for
+		latest := int64(0) // when the last acquire of the holds before began
 		for i, h := range holds {
 			if i > 0 && holds[i-1].token == h.token {
-				report.violated("tokens", lock, h.granted, excerpt(holds[i-1], h), "%v and %v have the same", holds[i-1], h)
+				report.violated("tokens", lock, h.granted, holdEvents(holds[i-1], h), "%v and %v have the same token", holds[i-1], h)
 				continue
 			}
 			if latest > h.granted {
-				// Rare: it can look at all of them.
+				// This is rare, so it may look at all of them.
 				for _, before := range holds[:i] {
 					if before.invoked <= h.granted {
 						continue
 					}
-					if r.drawnBefore(lock, before, h) {
+					if r.mayPredateDataLoss(lock, before, h) {
 						report.Regressions++
 						continue
 					}
-					report.violated("tokens", lock, before.granted, append(excerpt(h, before), r.near(span{h.granted, before.granted})...),
-						"%v asked for it after %v had it", before, h)
+					report.violated("tokens", lock, before.granted, append(holdEvents(h, before), r.faultsNear(span{h.granted, before.granted})...),
+						"%v began to acquire it after %v was granted", before, h)
 				}
 			}
 			latest = max(latest, h.invoked)
@@ -40,19 +38,19 @@ func (r *run) checkTokens(report *Report) {
 	}
 }
 
-// drawnBefore tells whether the smaller token of a later hold may be one that its
-// sidecar drew before Redis lost the lock, and handed over before it heard of
-// that. Another host has drawn the larger one since.
-func (r *run) drawnBefore(lock string, smaller, larger *hold) bool {
-	return smaller.client.host != larger.client.host && slices.ContainsFunc(r.faults, func(t *trouble) bool {
+// mayPredateDataLoss reports whether the sidecar of a later hold may have drawn its smaller token
+// before Redis lost the lock, and handed the lock over before it noticed the loss, while
+// another host has drawn the larger token since.
+func (r *timeline) mayPredateDataLoss(lock string, smaller, larger *hold) bool {
+	return smaller.client.host != larger.client.host && slices.ContainsFunc(r.faults, func(t *faultSpan) bool {
 		return t.concerns(lock) && t.has(LosesData) && t.from <= larger.granted &&
 			(t.to == never || smaller.invoked <= t.to+int64(r.rules.Lease))
 	})
 }
 
-// checkReentry: an owner that acquires what it certainly holds gets the token
-// that it has, also if its sidecar was restarted in between.
-func (r *run) checkReentry(report *Report) {
+// checkReentry checks that an owner that acquires a lock it certainly holds gets the same token,
+// also if its sidecar was restarted in between.
+func (r *timeline) checkReentry(report *Report) {
 	for lock, holds := range r.holds {
 		type ownerKey struct {
 			client *client
@@ -68,9 +66,9 @@ func (r *run) checkReentry(report *Report) {
 		for _, mine := range byOwner {
 			for i, later := range mine {
 				for _, h := range mine[:i] {
-					if h.granted < later.invoked && h.ends > later.granted {
-						report.violated("re-entry", lock, later.granted, excerpt(h, later),
-							"%v entered what it held and was given token %d", h, later.token)
+					if h.granted < later.invoked && h.believedUntil > later.granted {
+						report.violated("re-entry", lock, later.granted, holdEvents(h, later),
+							"%v re-entered it and was granted token %d", h, later.token)
 					}
 				}
 			}
@@ -78,21 +76,21 @@ func (r *run) checkReentry(report *Report) {
 	}
 }
 
-// checkOrder: of one client's waiters, the one that was known to wait before
-// another asked is served before it.
-func (r *run) checkOrder(report *Report) {
+// checkOrder checks the order of one client's waiters: one that was known to wait before another
+// acquire began is granted first.
+func (r *timeline) checkOrder(report *Report) {
 	byOp := map[opKey]*acquire{}
 	for _, a := range r.acquires {
 		byOp[opKey{a.client.name, a.op}] = a
 	}
 	for _, a := range r.acquires {
-		first := byOp[opKey{a.client.name, a.behind}]
-		if a.behind == 0 || !a.granted || first == nil || !first.granted {
+		first := byOp[opKey{a.client.name, a.afterOp}]
+		if a.afterOp == 0 || !a.granted || first == nil || !first.granted {
 			continue
 		}
 		if first.token >= a.token {
-			report.violated("order", a.lock, a.answered, append(excerptOf(first, a), r.near(span{first.invoked, a.answered})...),
-				"%s was given it for op %d (token %d) before op %d (token %d), which waited before it",
+			report.violated("order", a.lock, a.answered, append(acquireEvents(first, a), r.faultsNear(span{first.invoked, a.answered})...),
+				"%s was granted it for op %d (token %d) before op %d (token %d), which waited before it",
 				a.client.name, a.op, a.token, first.op, first.token)
 		}
 	}

@@ -6,54 +6,54 @@ import (
 	"time"
 )
 
-// checkWaits: every acquire is answered, in time if it has a limit, and with an
-// error only if what happens to locks explains it; and while nothing is wrong,
-// nobody waits for a lock that nobody holds.
-func (r *run) checkWaits(report *Report) {
-	calm := r.calm()
+// checkWaits checks that every acquire is answered, in time if its wait has a limit, and only with
+// the errors that the rules allow; and that without a fault no client waits for a free lock for
+// longer than the rules allow.
+func (r *timeline) checkWaits(report *Report) {
+	calm := r.calmSpans()
 	for _, s := range calm {
 		report.Calm += time.Duration(s.to - s.from)
 	}
 	for lock, all := range r.locks {
-		free := r.free(lock)
+		free := r.freeSpans(lock)
 		for _, a := range all {
 			r.checkAnswer(report, a)
 			wait := span{a.invoked, min(a.answered, a.client.killedFrom, r.end)}
-			for _, s := range common(common([]span{wait}, calm), free) {
+			for _, s := range intersect(intersect([]span{wait}, calm), free) {
 				left := time.Duration(s.to - s.from)
 				report.LongestFreeWait = max(report.LongestFreeWait, left)
 				if left > r.rules.Wake {
-					report.violated("wake-up", lock, s.from, append(r.around(lock, s), excerptOf(a)...),
-						"%s waited for %v, with nobody holding it and nothing wrong", a.client.name, left)
+					report.violated("wake-up", lock, s.from, append(r.eventsAround(lock, s), acquireEvents(a)...),
+						"%s waited for %v, while it was free and there was no fault", a.client.name, left)
 				}
 			}
 		}
 	}
 }
 
-func (r *run) checkAnswer(report *Report, a *acquire) {
+func (r *timeline) checkAnswer(report *Report, a *acquire) {
 	took := min(a.answered, r.end) - a.invoked
 	life := span{a.invoked, min(a.answered, r.end)}
 	switch {
-	case a.client.killedFrom != never && a.answered == never, a.client.stood(life):
+	case a.client.killedFrom != never && a.answered == never, a.client.mayHaveStopped(life):
 	case a.wait != 0 && took > a.wait*1e6+int64(r.rules.Answer):
-		report.violated("answer", a.lock, a.invoked, append(excerptOf(a), r.near(life)...),
-			"%s asked for it for %v at most, and had no answer after %v", a.client.name, time.Duration(a.wait)*time.Millisecond, time.Duration(took))
+		report.violated("answer", a.lock, a.invoked, append(acquireEvents(a), r.faultsNear(life)...),
+			"%s waits for it for %v at most, and had no answer after %v", a.client.name, time.Duration(a.wait)*time.Millisecond, time.Duration(took))
 	case a.answered == never:
-		report.violated("answer", a.lock, a.invoked, append(excerptOf(a), r.near(life)...),
-			"%s asked for it and was never answered", a.client.name)
+		report.violated("answer", a.lock, a.invoked, append(acquireEvents(a), r.faultsNear(life)...),
+			"the acquire of %s was never answered", a.client.name)
 	}
 	for _, kind := range []string{a.err, a.relErr} {
 		if kind != "" && kind != LostErr && !slices.Contains(r.rules.Errors, kind) {
-			report.violated("answer", a.lock, a.invoked, append(excerptOf(a), r.near(life)...),
-				"%s was told an error that nothing explains: %s", a.client.name, kind)
+			report.violated("answer", a.lock, a.invoked, append(acquireEvents(a), r.faultsNear(life)...),
+				"%s got an error that the rules do not allow: %s", a.client.name, kind)
 		}
 	}
 }
 
-// calm returns when nothing is wrong, and the consequences of what was are over.
-// A client that is stopped or killed is its own business.
-func (r *run) calm() []span {
+// calmSpans returns the times without a fault or its consequences. Stops and kills of clients do
+// not count as faults here, because they do not affect other clients.
+func (r *timeline) calmSpans() []span {
 	var wrong []span
 	for _, t := range r.faults {
 		if len(t.effect) == 0 {
@@ -65,28 +65,28 @@ func (r *run) calm() []span {
 		}
 		wrong = append(wrong, span{t.from, to})
 	}
-	return r.without(wrong)
+	return r.complement(wrong)
 }
 
-// free returns when nobody has the lock. A client that stood still while it
-// waited may have had it without having seen the answer.
-func (r *run) free(lock string) []span {
-	var taken []span
+// freeSpans returns the times at which no client has the lock. A client that was stopped while it
+// waited may have the lock before it reads the answer.
+func (r *timeline) freeSpans(lock string) []span {
+	var held []span
 	for _, h := range r.holds[lock] {
-		taken = append(taken, span{h.granted, h.free})
+		held = append(held, span{h.granted, h.freeAt})
 	}
 	for _, a := range r.locks[lock] {
 		for _, stop := range a.client.stops {
 			if stop.overlaps(span{a.invoked, a.answered}) {
-				taken = append(taken, span{max(stop.from, a.invoked), a.answered})
+				held = append(held, span{max(stop.from, a.invoked), a.answered})
 			}
 		}
 	}
-	return r.without(taken)
+	return r.complement(held)
 }
 
-// without returns the rest of the time of the run.
-func (r *run) without(spans []span) []span {
+// complement returns the time of the run without the spans.
+func (r *timeline) complement(spans []span) []span {
 	slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.from, b.from) })
 	var rest []span
 	at := r.begin
@@ -102,9 +102,8 @@ func (r *run) without(spans []span) []span {
 	return rest
 }
 
-// common returns what is in a span of both lists, each in order and without
-// overlaps.
-func common(few, many []span) []span {
+// intersect returns the intersection of two lists of spans, each sorted and without overlaps.
+func intersect(few, many []span) []span {
 	var both []span
 	for _, s := range few {
 		i, _ := slices.BinarySearchFunc(many, s.from, func(m span, from int64) int { return cmp.Compare(m.to, from) })
@@ -117,9 +116,9 @@ func common(few, many []span) []span {
 	return both
 }
 
-// around returns what the log says of the holds before and after a span, and of
-// what was broken before.
-func (r *run) around(lock string, s span) []Event {
+// eventsAround returns the events of the holds before and after a span, and of the faults before
+// it.
+func (r *timeline) eventsAround(lock string, s span) []Event {
 	var before, after *hold
 	for _, h := range r.holds[lock] {
 		if h.granted <= s.from && (before == nil || h.granted > before.granted) {
@@ -132,8 +131,8 @@ func (r *run) around(lock string, s span) []Event {
 	var events []Event
 	for _, h := range []*hold{before, after} {
 		if h != nil {
-			events = append(events, excerpt(h)...)
+			events = append(events, holdEvents(h)...)
 		}
 	}
-	return append(events, r.near(span{s.from - int64(r.rules.Settle), s.to})...)
+	return append(events, r.faultsNear(span{s.from - int64(r.rules.Settle), s.to})...)
 }
