@@ -12,8 +12,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if told := os.Getenv(ordersVar); told != "" {
-		if err := runWorker(told); err != nil {
+	if config := os.Getenv(workerEnv); config != "" {
+		if err := runWorker(config); err != nil {
 			fmt.Fprintln(os.Stderr, "error:", err)
 			os.Exit(1)
 		}
@@ -22,8 +22,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// small are the settings of a run that is one test among others.
-func small(t *testing.T) settings {
+// smallRun returns the settings of a short run.
+func smallRun(t *testing.T) settings {
 	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		if os.Getenv("LOCKSIDECAR_REQUIRE_REDIS") != "" {
@@ -32,7 +32,7 @@ func small(t *testing.T) settings {
 		t.Skip("redis-server is not installed: apt-get install redis-server")
 	}
 	set := settings{
-		seed: 1, lease: 4 * time.Second, hosts: 2, goes: 1, pys: 1, actors: 4, think: 60, hot: 4, cool: 20,
+		seed: 1, lease: 4 * time.Second, hosts: 2, goWorkers: 1, pyWorkers: 1, actors: 4, think: 60, hot: 4, cool: 20,
 		python: findPython(),
 	}
 	if set.python == "" {
@@ -43,8 +43,8 @@ func small(t *testing.T) settings {
 		t.Log(msg)
 	}
 	var err error
-	// Not t.TempDir: there are sockets in it, whose paths may have 107 bytes, and
-	// what a failed run has written is kept.
+	// Not t.TempDir: the path of a socket in it may have 107 bytes, and the logs of a failed
+	// run are kept.
 	if set.dir, err = os.MkdirTemp("/tmp", "chaos"); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func small(t *testing.T) settings {
 	return set
 }
 
-// run makes a run that must not show anything wrong.
+// run executes a run and expects no violation.
 func run(t *testing.T, set settings) *outcome {
 	t.Helper()
 	o, err := conduct(t.Context(), set, os.Stderr)
@@ -75,29 +75,27 @@ func run(t *testing.T, set settings) *outcome {
 		t.Error("see above")
 	}
 	if o.report.Grants == 0 || o.report.Writes == 0 {
-		t.Error("nobody did anything: this showed nothing")
+		t.Error("no grants or no writes: this run proves nothing")
 	}
 	return o
 }
 
-// A storm of faults over two hosts, and the calm behind it.
-func TestStorm(t *testing.T) {
-	set := small(t)
+func TestStormOfFaultsBreaksNoRule(t *testing.T) {
+	set := smallRun(t)
 	set.length = 12 * time.Second
-	set.seed = 17 // draws many kinds of faults for so short a time
+	set.seed = 17 // draws many kinds of faults in a short time
 	o := run(t, set)
 	if len(o.faults) < 10 {
-		t.Errorf("only %d kinds of faults: this showed little", len(o.faults))
+		t.Errorf("only %d kinds of faults: this run proves little", len(o.faults))
 	}
 }
 
-// Daemons are killed again and again. Nobody loses a lock, and who waits is
-// served by the next one.
-func TestKilledDaemonsLoseNothing(t *testing.T) {
-	set := small(t)
+// Clients keep their locks over kill -9 of the daemon, and the next daemon serves the waiters.
+func TestKilledDaemonsLoseNoLock(t *testing.T) {
+	set := smallRun(t)
 	set.kills = 5
 	o := run(t, set)
 	if o.kills.kills != set.kills || o.kills.compared == 0 || o.report.Outlived == 0 {
-		t.Errorf("%d kills, %d tokens compared, %d holds outlived one: this showed little", o.kills.kills, o.kills.compared, o.report.Outlived)
+		t.Errorf("%d kills, %d tokens compared, %d holds outlived one: this run proves little", o.kills.kills, o.kills.compared, o.report.Outlived)
 	}
 }

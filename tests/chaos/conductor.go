@@ -14,40 +14,40 @@ import (
 	"github.com/locksidecar/locksidecar/tests/history"
 )
 
-// settings say how large a run is.
+// settings are the settings of a run.
 type settings struct {
-	seed   uint64
-	length time.Duration // of the faults; the run takes as much longer as its workers need to finish
-	kills  int           // instead: only kills of the daemons, so many
-	lease  time.Duration
-	hosts  int
-	goes   int // Go workers a host
-	pys    int // Python workers a host
-	actors int // of a worker
-	think  int // ms that an actor pauses between two sections, on average
-	hot    int
-	cool   int
+	seed      uint64
+	length    time.Duration // of the faults; after that the workers finish
+	kills     int           // instead of length: the number of kills of daemons, without other faults
+	lease     time.Duration
+	hosts     int
+	goWorkers int // Go workers a host
+	pyWorkers int // Python workers a host
+	actors    int // of a worker
+	think     int // mean pause of an actor between two sections, ms
+	hot       int
+	cool      int
 
 	program string // the daemon
 	python  string // that can import locksidecar; "": none
-	dir     string // where everything is kept; must not be long: sockets are in it
+	dir     string // of all files; a short path, because sockets are in it
 }
 
-// rules says what the configuration promises. Nothing in it is about how fast
-// the machine is, but for the grace in Wake and Answer.
+// rules returns the bounds that follow from the configuration. Only the grace in Wake and Answer
+// depends on the speed of the machine.
 func (s settings) rules() history.Rules {
 	const (
-		poll     = 5 * time.Second // a sidecar's waiters look at a lock by themselves after this long
-		command  = 2 * time.Second // for so long it waits for an answer of Redis
-		backoff  = time.Second     // between two attempts to connect, at most
-		silence  = 3 * time.Second // after which a subscription is asked whether it lives
+		poll     = 5 * time.Second // interval at which a sidecar polls a lock for its waiters
+		command  = 2 * time.Second // timeout of a command to Redis
+		backoff  = time.Second     // longest pause between two attempts to connect
+		silence  = 3 * time.Second // after which a sidecar pings its subscription
 		grace    = 5 * time.Second
-		sdkGrace = 5 * time.Second // for so long a Python client waits for a late answer
+		sdkGrace = 5 * time.Second // how long a Python client waits for a late answer
 	)
 	return history.Rules{
 		Lease: s.lease,
-		// Renewed every third of the lease and up to a twentieth later: what is left
-		// is more than half.
+		// A lock is renewed every third of the lease, and up to a twentieth later: more
+		// than half of the lease is left.
 		Outage: s.lease / 2,
 		Settle: s.lease + silence + command + backoff + command,
 		Wake:   poll + grace,
@@ -56,13 +56,13 @@ func (s settings) rules() history.Rules {
 	}
 }
 
-// weather leaves calms long enough for a waiter that was forgotten to be missed.
-func (s settings) weather() weather {
+// schedule returns calms that are long enough to detect a forgotten waiter.
+func (s settings) schedule() schedule {
 	r := s.rules()
-	return weather{storm: 20 * time.Second, calm: r.Settle + r.Wake + 4*time.Second}
+	return schedule{storm: 20 * time.Second, calm: r.Settle + r.Wake + 4*time.Second}
 }
 
-// A conductor starts everything, breaks it, and ends it.
+// A conductor starts all processes, injects the faults, and ends the processes.
 type conductor struct {
 	set  settings
 	dir  string
@@ -75,26 +75,26 @@ type conductor struct {
 	hosts    []*host
 	fleet    *fleet
 
-	lastFault atomic.Int64
-	broken    atomic.Int64 // how many faults with an effect last at the moment
-	probes    sync.WaitGroup
+	lastFault    atomic.Int64
+	activeFaults atomic.Int64 // faults with an effect that have not ended
+	probes       sync.WaitGroup
 
-	mu       sync.Mutex // guards what follows
-	done     map[faultKind]int
-	skipped  map[faultKind]int
-	backs    []back
-	problems []string
+	mu         sync.Mutex // guards what follows
+	done       map[faultKind]int
+	skipped    map[faultKind]int
+	recoveries []recovery
+	problems   []string
 }
 
-// back is how long it took until a daemon that was killed served again.
-type back struct {
+// recovery is the time until the successor of a killed daemon grants a lock.
+type recovery struct {
 	fromKill  time.Duration
 	fromStart time.Duration
 }
 
 func (c *conductor) registerSocket() string { return filepath.Join(c.dir, "register.sock") }
 
-// newConductor starts everything. What it returns must be closed, an error or not.
+// newConductor starts all processes. The caller closes what it returns, also with an error.
 func newConductor(ctx context.Context, set settings) (*conductor, error) {
 	c := &conductor{set: set, dir: set.dir, logs: filepath.Join(set.dir, "history"), done: map[faultKind]int{}, skipped: map[faultKind]int{}}
 	if err := os.MkdirAll(c.logs, 0o755); err != nil {
@@ -120,7 +120,7 @@ func newConductor(ctx context.Context, set settings) (*conductor, error) {
 	if c.replica, err = newLink(c.servers[0].socket()); err != nil {
 		return c, err
 	}
-	if err := c.servers[1].follow(ctx, c.replica); err != nil {
+	if err := c.servers[1].replicate(ctx, c.replica); err != nil {
 		return c, err
 	}
 	for i := range set.hosts {
@@ -139,7 +139,7 @@ func newConductor(ctx context.Context, set settings) (*conductor, error) {
 		}
 	}
 	for _, h := range c.hosts {
-		if _, err := h.serves(ctx); err != nil {
+		if _, err := h.awaitGrant(ctx); err != nil {
 			return c, err
 		}
 	}
@@ -147,8 +147,8 @@ func newConductor(ctx context.Context, set settings) (*conductor, error) {
 		return c, err
 	}
 	for _, h := range c.hosts {
-		for i := range set.goes + set.pys {
-			python := i >= set.goes && set.python != ""
+		for i := range set.goWorkers + set.pyWorkers {
+			python := i >= set.goWorkers && set.python != ""
 			if err := c.fleet.launch(h, python); err != nil {
 				return c, err
 			}
@@ -157,8 +157,8 @@ func newConductor(ctx context.Context, set settings) (*conductor, error) {
 	return c, nil
 }
 
-// storm carries out a plan, each lane for itself, and returns when everything
-// works again.
+// storm injects the faults of a plan, with a goroutine for each lane, and returns when all faults
+// have ended.
 func (c *conductor) storm(ctx context.Context, plan []fault) error {
 	began := time.Now()
 	byLane := map[string][]fault{}
@@ -189,43 +189,43 @@ func (c *conductor) storm(ctx context.Context, plan []fault) error {
 	return pause(ctx, time.Until(began.Add(c.set.length)))
 }
 
-// finish has the workers finish in the calm, and the daemons end in order.
+// finish lets the workers finish without faults, and then stops the daemons.
 func (c *conductor) finish(ctx context.Context) error {
 	rules := c.set.rules()
-	// Whoever waits is served in turn; sections are cut short.
+	// Workers end their sections early; their waiters are granted the locks in turn.
 	if err := c.fleet.finish(ctx, rules.Settle+rules.Wake+rules.Answer); err != nil {
 		return err
 	}
-	for _, w := range c.fleet.sunk {
-		c.problem(w)
+	for _, w := range c.fleet.problems {
+		c.addProblem(w)
 	}
 	for _, h := range c.hosts {
-		if h.crashed() {
-			c.problem(fmt.Sprintf("%s: the daemon crashed; its log: %s", h.name, h.log))
+		if h.hasCrashed() {
+			c.addProblem(fmt.Sprintf("%s: the daemon crashed; its log: %s", h.name, h.log))
 			continue
 		}
-		if err := h.end(ctx, syscall.SIGTERM); err == errInterrupted {
+		if err := h.stop(ctx, syscall.SIGTERM); err == errInterrupted {
 			return err
 		} else if err != nil {
-			c.problem(err.Error())
+			c.addProblem(err.Error())
 		}
 	}
 	for _, h := range c.hosts {
-		if bad := h.complaints(); bad != "" {
-			c.problem(bad)
+		if bad := h.logProblems(); bad != "" {
+			c.addProblem(bad)
 		}
 	}
 	c.log.Write(history.Event{Kind: history.End, At: protocol.Now()})
 	return nil
 }
 
-func (c *conductor) problem(what string) {
+func (c *conductor) addProblem(what string) {
 	c.mu.Lock()
 	c.problems = append(c.problems, what)
 	c.mu.Unlock()
 }
 
-// close ends everything that was started.
+// close ends all processes.
 func (c *conductor) close() {
 	if c.fleet != nil {
 		c.fleet.close()

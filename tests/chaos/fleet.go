@@ -18,25 +18,25 @@ import (
 	"github.com/locksidecar/locksidecar/tests/history"
 )
 
-// orders are what a worker is told when it starts, in both languages.
-type orders struct {
+// workerConfig is the configuration of a worker in Go or Python.
+type workerConfig struct {
 	Client   string `json:"client"`   // its name in the history
 	Socket   string `json:"socket"`   // of its host's daemon
 	Logs     string `json:"logs"`     // directory of the history
-	Register string `json:"register"` // socket of what the locks guard
+	Register string `json:"register"` // socket of the resource that the locks guard
 	Seed     uint64 `json:"seed"`
-	Actors   int    `json:"actors"` // how much it does at a time
+	Actors   int    `json:"actors"` // how many acquire locks at the same time
 	ThinkMS  int    `json:"think_ms"`
 	LeaseMS  int64  `json:"lease_ms"` // the daemon's
-	Hot      int    `json:"hot"`      // locks that everybody wants, for moments
-	Cool     int    `json:"cool"`     // locks that are held for longer
+	Hot      int    `json:"hot"`      // number of locks that all actors want, for short times
+	Cool     int    `json:"cool"`     // number of locks that are held for longer times
 }
 
-// ordersVar is where they stand; a process that has it is a worker.
-const ordersVar = "CHAOS_WORKER"
+// workerEnv is the variable with the configuration; a process that has it is a worker.
+const workerEnv = "CHAOS_WORKER"
 
-// A worker is a client process. It works until its standard input ends; then it
-// finishes what it began and ends with 0.
+// A worker is a client process. When its standard input ends, it finishes its sections and exits
+// with 0.
 type worker struct {
 	name   string
 	host   *host
@@ -52,10 +52,10 @@ type fleet struct {
 	c      *conductor
 	python string // program; "": Go workers only
 
-	mu      sync.Mutex // guards what follows
-	workers []*worker
-	started int
-	sunk    []string // workers that ended by themselves
+	mu       sync.Mutex // guards what follows
+	workers  []*worker
+	started  int
+	problems []string // workers that ended by themselves
 }
 
 //go:embed worker.py
@@ -79,7 +79,7 @@ func (f *fleet) launch(h *host, python bool) error {
 	}
 	w := &worker{name: fmt.Sprintf("%s-%s-%d", h.name, lang, n), host: h, python: python}
 	w.log = filepath.Join(f.c.dir, w.name+".log")
-	told, err := json.Marshal(orders{
+	config, err := json.Marshal(workerConfig{
 		Client: w.name, Socket: h.socket, Logs: f.c.logs, Register: f.c.registerSocket(),
 		Seed: f.c.set.seed<<16 + uint64(n), Actors: f.c.set.actors, ThinkMS: f.c.set.think, LeaseMS: f.c.set.lease.Milliseconds(),
 		Hot: f.c.set.hot, Cool: f.c.set.cool,
@@ -96,7 +96,7 @@ func (f *fleet) launch(h *host, python bool) error {
 		}
 		w.cmd = exec.Command(exe)
 	}
-	w.cmd.Env = append(plainEnv(), ordersVar+"="+string(told), "GOTRACEBACK=all")
+	w.cmd.Env = append(plainEnv(), workerEnv+"="+string(config), "GOTRACEBACK=all")
 	if w.stdin, err = w.cmd.StdinPipe(); err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (f *fleet) launch(h *host, python bool) error {
 	return nil
 }
 
-// pick returns a worker that runs; nil if there is none.
+// pick returns a running worker; nil: there is none.
 func (f *fleet) pick(n uint64) *worker {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,14 +120,14 @@ func (f *fleet) pick(n uint64) *worker {
 	return f.workers[n%uint64(len(f.workers))]
 }
 
-// kill ends a worker as a crash would, and starts another one in its place.
+// kill ends a worker by kill -9, and starts another one.
 func (f *fleet) kill(w *worker) error {
 	f.mu.Lock()
 	f.workers = slices.DeleteFunc(f.workers, func(other *worker) bool { return other == w })
 	f.mu.Unlock()
 	before := protocol.Now()
-	if w.ended() {
-		f.sink(w)
+	if w.hasEnded() {
+		f.reportWorker(w)
 	} else {
 		_ = w.cmd.Process.Kill()
 		<-w.exited
@@ -137,19 +137,19 @@ func (f *fleet) kill(w *worker) error {
 	return f.launch(w.host, w.python)
 }
 
-// stop has a worker stand still for a while.
-func (f *fleet) stop(ctx context.Context, w *worker, last time.Duration) error {
+// stop stops a worker with SIGSTOP for a while.
+func (f *fleet) stop(ctx context.Context, w *worker, duration time.Duration) error {
 	before := protocol.Now()
 	_ = w.cmd.Process.Signal(syscall.SIGSTOP)
 	f.c.log.Write(history.Event{Kind: history.Stop, Before: before, At: protocol.Now(), Client: w.name})
-	err := pause(ctx, last)
+	err := pause(ctx, duration)
 	before = protocol.Now()
 	_ = w.cmd.Process.Signal(syscall.SIGCONT)
 	f.c.log.Write(history.Event{Kind: history.Cont, Before: before, At: protocol.Now(), Client: w.name})
 	return err
 }
 
-func (w *worker) ended() bool {
+func (w *worker) hasEnded() bool {
 	select {
 	case <-w.exited:
 		return true
@@ -158,57 +158,56 @@ func (w *worker) ended() bool {
 	}
 }
 
-// sink notes a worker that ended though nobody told it to, or does not though it
-// should.
-func (f *fleet) sink(w *worker) {
+// reportWorker records a worker that ended unexpectedly, or that does not end.
+func (f *fleet) reportWorker(w *worker) {
 	how := "hangs"
-	if w.ended() {
+	if w.hasEnded() {
 		how = "ended with " + w.cmd.ProcessState.String()
 	}
 	f.mu.Lock()
-	f.sunk = append(f.sunk, fmt.Sprintf("worker %s %s; its log: %s", w.name, how, w.log))
+	f.problems = append(f.problems, fmt.Sprintf("worker %s %s; its log: %s", w.name, how, w.log))
 	f.mu.Unlock()
 }
 
-// finish tells all workers to finish and waits until they have. What is not over
-// by then hangs: it is made to say where, and ended; its log then lacks an answer.
+// finish has all workers finish, and waits until they have ended. A worker that has not ended by
+// then hangs: finish has it write its stacks and kills it, and its log lacks an answer.
 func (f *fleet) finish(ctx context.Context, limit time.Duration) error {
 	f.mu.Lock()
 	workers := f.workers
 	f.workers = nil
 	f.mu.Unlock()
 	for _, w := range workers {
-		if w.ended() {
-			f.sink(w)
+		if w.hasEnded() {
+			f.reportWorker(w)
 		}
 		w.stdin.Close()
 	}
-	defer f.end(workers)
+	defer f.killAll(workers)
 	finished := func() bool {
-		return !slices.ContainsFunc(workers, func(w *worker) bool { return !w.ended() })
+		return !slices.ContainsFunc(workers, func(w *worker) bool { return !w.hasEnded() })
 	}
-	if err := until(ctx, limit, "all workers finish", finished); err == errInterrupted {
+	if err := waitUntil(ctx, limit, "all workers finish", finished); err == errInterrupted {
 		return err
 	}
 	for _, w := range workers {
-		if !w.ended() {
+		if !w.hasEnded() {
 			_ = w.cmd.Process.Signal(syscall.SIGQUIT) // both languages write their stacks
-			f.sink(w)
+			f.reportWorker(w)
 		}
 	}
-	if err := until(ctx, time.Second, "the stacks are written", finished); err == errInterrupted {
+	if err := waitUntil(ctx, time.Second, "the stacks are written", finished); err == errInterrupted {
 		return err
 	}
 	for _, w := range workers {
-		if w.ended() && !w.cmd.ProcessState.Success() {
-			f.sink(w)
+		if w.hasEnded() && !w.cmd.ProcessState.Success() {
+			f.reportWorker(w)
 		}
 	}
 	return nil
 }
 
-// end kills workers. It is no part of the history.
-func (f *fleet) end(workers []*worker) {
+// killAll kills workers, without an event in the history.
+func (f *fleet) killAll(workers []*worker) {
 	for _, w := range workers {
 		_ = w.cmd.Process.Kill()
 		<-w.exited
@@ -221,5 +220,5 @@ func (f *fleet) close() {
 	workers := f.workers
 	f.workers = nil
 	f.mu.Unlock()
-	f.end(workers)
+	f.killAll(workers)
 }

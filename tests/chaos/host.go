@@ -17,8 +17,7 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
-// A host is a daemon and its way to Redis. All hosts are on one machine and
-// share nothing but Redis.
+// A host is a daemon and its link to Redis. All hosts are on one machine and share only Redis.
 type host struct {
 	name    string
 	program string
@@ -31,7 +30,7 @@ type host struct {
 	cmd    *exec.Cmd
 	exited chan struct{}
 
-	wanted atomic.Bool // it should be running: an end now is a crash
+	shouldRun atomic.Bool // if it ends now, it has crashed
 }
 
 // start runs the daemon and returns at once.
@@ -45,7 +44,7 @@ func (h *host) start() error {
 	h.mu.Lock()
 	h.cmd, h.exited = cmd, exited
 	h.mu.Unlock()
-	h.wanted.Store(true)
+	h.shouldRun.Store(true)
 	return nil
 }
 
@@ -61,9 +60,9 @@ func (h *host) signal(sig syscall.Signal) {
 	}
 }
 
-// end ends the daemon with a signal and waits until it has ended.
-func (h *host) end(ctx context.Context, sig syscall.Signal) error {
-	h.wanted.Store(false)
+// stop sends the daemon a signal that ends it, and waits until it has ended.
+func (h *host) stop(ctx context.Context, sig syscall.Signal) error {
+	h.shouldRun.Store(false)
 	cmd, exited := h.process()
 	if cmd == nil {
 		return nil
@@ -71,8 +70,8 @@ func (h *host) end(ctx context.Context, sig syscall.Signal) error {
 	h.signal(sig)
 	select {
 	case <-exited:
-	case <-time.After(patience):
-		return fmt.Errorf("%s: the daemon did not end within %v of signal %v; its log: %s", h.name, patience, sig, h.log)
+	case <-time.After(eventTimeout):
+		return fmt.Errorf("%s: the daemon did not end within %v of signal %v; its log: %s", h.name, eventTimeout, sig, h.log)
 	case <-ctx.Done():
 		return errInterrupted
 	}
@@ -83,19 +82,19 @@ func (h *host) end(ctx context.Context, sig syscall.Signal) error {
 }
 
 func (h *host) kill() {
-	h.wanted.Store(false)
+	h.shouldRun.Store(false)
 	if cmd, exited := h.process(); cmd != nil {
 		h.signal(syscall.SIGKILL)
 		<-exited
 	}
 }
 
-// crashed tells whether the daemon ended without having been told to.
-func (h *host) crashed() bool {
+// hasCrashed reports whether the daemon ended without a signal of this program.
+func (h *host) hasCrashed() bool {
 	_, exited := h.process()
 	select {
 	case <-exited:
-		return h.wanted.Load()
+		return h.shouldRun.Load()
 	default:
 		return false
 	}
@@ -108,7 +107,7 @@ func (h *host) dial(ctx context.Context) (*locksidecar.Client, error) {
 		if err == nil {
 			return client, nil
 		}
-		if h.crashed() {
+		if h.hasCrashed() {
 			return nil, fmt.Errorf("%s: the daemon ended; its log: %s", h.name, h.log)
 		}
 		if pauseErr := pause(ctx, time.Millisecond); pauseErr != nil {
@@ -117,10 +116,10 @@ func (h *host) dial(ctx context.Context) (*locksidecar.Client, error) {
 	}
 }
 
-// serves waits until a new client is granted a lock that nobody else wants, and
-// returns when that was, on CLOCK_BOOTTIME.
-func (h *host) serves(ctx context.Context) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// awaitGrant waits until a new client is granted a lock that no other client wants, and returns
+// the time of the grant on CLOCK_BOOTTIME.
+func (h *host) awaitGrant(ctx context.Context) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
 	defer cancel()
 	client, err := h.dial(ctx)
 	if err != nil {
@@ -135,9 +134,9 @@ func (h *host) serves(ctx context.Context) (int64, error) {
 	return at, l.Unlock()
 }
 
-// greets waits until the daemon answers a new client.
-func (h *host) greets(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// awaitAnswer waits until the daemon answers a new client.
+func (h *host) awaitAnswer(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
 	defer cancel()
 	client, err := h.dial(ctx)
 	if err != nil {
@@ -146,8 +145,8 @@ func (h *host) greets(ctx context.Context) error {
 	return client.Close()
 }
 
-// complaints returns what of the daemon's log must never be there.
-func (h *host) complaints() string {
+// logProblems returns an excerpt of the daemon's log if it has a race report or a panic.
+func (h *host) logProblems() string {
 	log, err := os.ReadFile(h.log)
 	if err != nil {
 		return err.Error()
@@ -160,12 +159,12 @@ func (h *host) complaints() string {
 	return ""
 }
 
-// plainEnv is the environment without settings of ours that a developer may have.
+// plainEnv returns the environment without settings of locksidecar.
 func plainEnv() []string {
 	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "LOCKSIDECAR_") })
 }
 
-// buildDaemon builds the binary that ships.
+// buildDaemon builds the binary of cmd/locksidecar.
 func buildDaemon(dir string, race bool) (string, error) {
 	program := filepath.Join(dir, "locksidecar")
 	args := []string{"build", "-o", program}

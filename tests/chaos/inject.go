@@ -13,14 +13,14 @@ import (
 	"github.com/locksidecar/locksidecar/tests/history"
 )
 
-// inject carries out one fault and returns when it is over. An error is one of
-// the run, not of what was broken.
+// inject injects one fault and returns when it has ended. An error is one of the run, not a
+// consequence of the fault.
 func (c *conductor) inject(ctx context.Context, f fault) error {
 	var did bool
 	var err error
 	switch f.kind {
 	case workerKill, workerStop:
-		did, err = c.troubleWorker(ctx, f)
+		did, err = c.disturbWorker(ctx, f)
 	case failover:
 		did, err = c.failOver(ctx, f)
 	case deleteLock:
@@ -28,7 +28,7 @@ func (c *conductor) inject(ctx context.Context, f fault) error {
 	case forced:
 		did = c.forceRelease(ctx, f)
 	default:
-		did, err = c.during(f, "", func() (bool, error) { return c.breakOne(ctx, f) })
+		did, err = c.recordFault(f, "", func() (bool, error) { return c.breakAndRestore(ctx, f) })
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -40,8 +40,8 @@ func (c *conductor) inject(ctx context.Context, f fault) error {
 	return err
 }
 
-// choose returns one of some names of locks that workers want; "": there is none.
-func choose(names []string, pick uint64) string {
+// chooseLock returns one of the names that is a lock of the workers; "": none is.
+func chooseLock(names []string, pick uint64) string {
 	names = slices.DeleteFunc(names, func(name string) bool {
 		return !strings.HasPrefix(name, "hot:") && !strings.HasPrefix(name, "cool:")
 	})
@@ -52,13 +52,13 @@ func choose(names []string, pick uint64) string {
 	return names[pick%uint64(len(names))]
 }
 
-// during writes into the history that something is broken while do runs; lock is
-// the only one that is concerned, or "".
-func (c *conductor) during(f fault, lock string, do func() (bool, error)) (bool, error) {
+// recordFault records a fault in the history while do runs; lock is the only lock that the fault
+// affects, or "".
+func (c *conductor) recordFault(f fault, lock string, do func() (bool, error)) (bool, error) {
 	id := int(c.lastFault.Add(1))
 	if len(effects[f.kind]) > 0 {
-		c.broken.Add(1)
-		defer c.broken.Add(-1)
+		c.activeFaults.Add(1)
+		defer c.activeFaults.Add(-1)
 	}
 	now := protocol.Now()
 	c.log.Write(history.Event{Kind: history.Fault, Before: now, At: now, ID: id, Fault: string(f.kind), Target: f.lane, Lock: lock, Effects: effects[f.kind]})
@@ -67,9 +67,9 @@ func (c *conductor) during(f fault, lock string, do func() (bool, error)) (bool,
 	return did, err
 }
 
-// breakOne breaks a host, its link or Redis, and mends it. The answer is whether
-// there was anything to break.
-func (c *conductor) breakOne(ctx context.Context, f fault) (bool, error) {
+// breakAndRestore injects a fault into a host, its link or Redis, and ends it; false: the fault
+// could not be injected.
+func (c *conductor) breakAndRestore(ctx context.Context, f fault) (bool, error) {
 	h, master := c.hosts[f.host], c.servers[0]
 	switch f.kind {
 	case daemonKill, daemonTerm:
@@ -77,21 +77,21 @@ func (c *conductor) breakOne(ctx context.Context, f fault) (bool, error) {
 		if f.kind == daemonTerm {
 			sig = syscall.SIGTERM
 		}
-		return true, c.restart(ctx, h, sig, f.last)
+		return true, c.restart(ctx, h, sig, f.duration)
 	case daemonStop:
 		h.signal(syscall.SIGSTOP)
-		err := pause(ctx, f.last)
+		err := pause(ctx, f.duration)
 		h.signal(syscall.SIGCONT)
 		return true, err
 
 	case redisStop:
 		master.signal(syscall.SIGSTOP)
-		err := pause(ctx, f.last)
+		err := pause(ctx, f.duration)
 		master.signal(syscall.SIGCONT)
 		return true, err
 	case redisRestart:
 		master.kill()
-		if err := pause(ctx, f.last); err != nil {
+		if err := pause(ctx, f.duration); err != nil {
 			return true, err
 		}
 		return true, master.start(ctx)
@@ -99,7 +99,7 @@ func (c *conductor) breakOne(ctx context.Context, f fault) (bool, error) {
 		if err := master.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
 			return false, nil
 		}
-		err := pause(ctx, f.last)
+		err := pause(ctx, f.duration)
 		if mended := master.ConfigSet(ctx, "maxmemory", "0").Err(); mended != nil && err == nil {
 			err = mended
 		}
@@ -115,32 +115,31 @@ func (c *conductor) breakOne(ctx context.Context, f fault) (bool, error) {
 	case linkRefuse:
 		h.link.refuse(true)
 		h.link.drop()
-		err := pause(ctx, f.last)
+		err := pause(ctx, f.duration)
 		h.link.refuse(false)
 		return true, err
 	case linkStall:
 		h.link.stall(true)
-		err := pause(ctx, f.last)
+		err := pause(ctx, f.duration)
 		h.link.stall(false)
 		return true, err
 	case linkHalfOpen:
-		// A sidecar finds out by the silence; then it makes new ones.
+		// A sidecar detects the silence and makes new connections.
 		h.link.halfOpen(c.set.rules().Settle)
 		return true, nil
 	}
-	return false, fmt.Errorf("nobody knows how to do this: %s", f.kind)
+	return false, fmt.Errorf("unknown kind of fault: %s", f.kind)
 }
 
-// restart ends a daemon, starts it again after a while, and returns when it
-// answers. How long it takes until it grants is measured if nothing else is
-// broken meanwhile.
-func (c *conductor) restart(ctx context.Context, h *host, sig syscall.Signal, last time.Duration) error {
-	alone, fault := c.broken.Load() == 1, c.lastFault.Load()
+// restart ends a daemon, starts it again after a while, and returns when it answers. It measures
+// the time until a grant if there is no other fault at the same time.
+func (c *conductor) restart(ctx context.Context, h *host, sig syscall.Signal, downtime time.Duration) error {
+	alone, fault := c.activeFaults.Load() == 1, c.lastFault.Load()
 	killed := protocol.Now()
-	if err := h.end(ctx, sig); err != nil {
+	if err := h.stop(ctx, sig); err != nil {
 		return err
 	}
-	if err := pause(ctx, last); err != nil {
+	if err := pause(ctx, downtime); err != nil {
 		return err
 	}
 	started := protocol.Now()
@@ -149,31 +148,31 @@ func (c *conductor) restart(ctx context.Context, h *host, sig syscall.Signal, la
 	}
 	if alone && sig == syscall.SIGKILL {
 		c.probes.Go(func() {
-			at, err := h.serves(ctx)
+			at, err := h.awaitGrant(ctx)
 			if err == nil && c.lastFault.Load() == fault {
 				c.mu.Lock()
-				c.backs = append(c.backs, back{fromKill: time.Duration(at - killed), fromStart: time.Duration(at - started)})
+				c.recoveries = append(c.recoveries, recovery{fromKill: time.Duration(at - killed), fromStart: time.Duration(at - started)})
 				c.mu.Unlock()
 			}
 		})
 	}
-	return h.greets(ctx)
+	return h.awaitAnswer(ctx)
 }
 
-// deleteLock deletes a lock that somebody holds from Redis.
+// deleteLock deletes the key of a held lock from Redis.
 func (c *conductor) deleteLock(ctx context.Context, f fault) bool {
 	names, err := c.servers[0].Keys(ctx, "*:*").Result()
-	lock := choose(names, f.pick)
+	lock := chooseLock(names, f.pick)
 	if err != nil || lock == "" {
 		return false
 	}
-	did, _ := c.during(f, lock, func() (bool, error) {
+	did, _ := c.recordFault(f, lock, func() (bool, error) {
 		return c.servers[0].Del(ctx, lock).Err() == nil, nil
 	})
 	return did
 }
 
-// forceRelease ends a hold of a host as an operator would.
+// forceRelease forces the release of a lock that a client of a host holds.
 func (c *conductor) forceRelease(ctx context.Context, f fault) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -189,19 +188,19 @@ func (c *conductor) forceRelease(ctx context.Context, f fault) bool {
 			held = append(held, row.Name)
 		}
 	}
-	lock := choose(held, f.pick)
+	lock := chooseLock(held, f.pick)
 	if err != nil || lock == "" {
 		return false
 	}
-	did, _ := c.during(f, lock, func() (bool, error) {
+	did, _ := c.recordFault(f, lock, func() (bool, error) {
 		_, err := client.ForceRelease(ctx, lock)
 		return err == nil, nil
 	})
 	return did
 }
 
-// troubleWorker kills or stops a worker.
-func (c *conductor) troubleWorker(ctx context.Context, f fault) (bool, error) {
+// disturbWorker kills or stops a worker.
+func (c *conductor) disturbWorker(ctx context.Context, f fault) (bool, error) {
 	w := c.fleet.pick(f.pick)
 	if w == nil {
 		return false, nil
@@ -209,35 +208,35 @@ func (c *conductor) troubleWorker(ctx context.Context, f fault) (bool, error) {
 	if f.kind == workerKill {
 		return true, c.fleet.kill(w)
 	}
-	return true, c.fleet.stop(ctx, w, f.last)
+	return true, c.fleet.stop(ctx, w, f.duration)
 }
 
-// failOver makes the replica the master when it lags: what the old master did
-// since then is lost. For a while the hosts talk to a server that is a replica.
+// failOver promotes a replica that lags: the last writes of the old master are lost. For a while
+// the hosts are connected to a server that is a replica.
 func (c *conductor) failOver(ctx context.Context, f fault) (bool, error) {
 	old, next := c.servers[0], c.servers[1]
-	if until(ctx, 5*time.Second, "the replica has caught up", func() bool { return next.caughtUp(ctx) && old.leads(ctx) }) != nil {
+	if waitUntil(ctx, 5*time.Second, "the replica is in sync", func() bool { return next.isReplicaInSync(ctx) && old.isMaster(ctx) }) != nil {
 		return false, ctx.Err()
 	}
-	return c.during(f, "", func() (bool, error) {
+	return c.recordFault(f, "", func() (bool, error) {
 		c.replica.refuse(true)
 		c.replica.drop()
-		if err := pause(ctx, f.last); err != nil { // it lags
+		if err := pause(ctx, f.duration); err != nil { // meanwhile the replica falls behind
 			return true, err
 		}
 		if err := next.promote(ctx); err != nil {
 			return true, err
 		}
-		c.replica.lead(next.socket())
+		c.replica.redirect(next.socket())
 		c.replica.refuse(false)
-		if err := old.follow(ctx, c.replica); err != nil {
+		if err := old.replicate(ctx, c.replica); err != nil {
 			return true, err
 		}
-		if err := pause(ctx, f.last/2); err != nil { // it refuses to write
+		if err := pause(ctx, f.duration/2); err != nil { // meanwhile the old master refuses writes
 			return true, err
 		}
 		for _, h := range c.hosts {
-			h.link.lead(next.socket())
+			h.link.redirect(next.socket())
 		}
 		c.servers[0], c.servers[1] = next, old
 		return true, nil

@@ -7,26 +7,25 @@ import (
 	"time"
 )
 
-// A link is a TCP proxy between one client of Redis and Redis, with which the
-// way between them is broken in the ways in which networks break.
+// A link is a TCP proxy between a client of Redis and Redis, which simulates faults of a network.
 type link struct {
 	listener net.Listener
 	wg       sync.WaitGroup
 
 	mu       sync.Mutex // guards what follows
-	moved    *sync.Cond // stalled or a connection's state has changed
+	changed  *sync.Cond // stalled, or the state of a connection, has changed
 	upstream string     // a Unix socket
 	closed   bool
 	refusing bool
 	stalled  bool
-	conns    map[*linked]bool
+	conns    map[*linkConn]bool
 }
 
-// linked is one connection through a link. Guarded by the link's mu.
-type linked struct {
+// linkConn is one connection through a link. Guarded by the link's mu.
+type linkConn struct {
 	near, far net.Conn
-	mute      bool // both ends are up, and nothing gets through any more
-	gone      bool
+	discards  bool // both connections stay open, and all bytes are discarded
+	closed    bool
 }
 
 func newLink(upstream string) (*link, error) {
@@ -34,8 +33,8 @@ func newLink(upstream string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{listener: listener, upstream: upstream, conns: map[*linked]bool{}}
-	l.moved = sync.NewCond(&l.mu)
+	l := &link{listener: listener, upstream: upstream, conns: map[*linkConn]bool{}}
+	l.changed = sync.NewCond(&l.mu)
 	l.wg.Go(l.accept)
 	return l, nil
 }
@@ -62,7 +61,7 @@ func (l *link) accept() {
 			reset(near)
 			continue
 		}
-		c := &linked{near: near, far: far}
+		c := &linkConn{near: near, far: far}
 		l.mu.Lock()
 		if l.refusing || l.closed || l.upstream != upstream {
 			l.mu.Unlock()
@@ -72,14 +71,14 @@ func (l *link) accept() {
 		}
 		l.conns[c] = true
 		l.mu.Unlock()
-		l.wg.Go(func() { l.carry(c, near, far) })
-		l.wg.Go(func() { l.carry(c, far, near) })
+		l.wg.Go(func() { l.copyBytes(c, near, far) })
+		l.wg.Go(func() { l.copyBytes(c, far, near) })
 	}
 }
 
-// carry moves bytes one way until the connection ends.
-func (l *link) carry(c *linked, from, to net.Conn) {
-	defer l.end(c)
+// copyBytes copies bytes in one direction until the connection ends.
+func (l *link) copyBytes(c *linkConn, from, to net.Conn) {
+	defer l.closeConn(c)
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buf)
@@ -87,10 +86,10 @@ func (l *link) carry(c *linked, from, to net.Conn) {
 			return
 		}
 		l.mu.Lock()
-		for l.stalled && !c.gone {
-			l.moved.Wait()
+		for l.stalled && !c.closed {
+			l.changed.Wait()
 		}
-		mute, gone := c.mute, c.gone
+		mute, gone := c.discards, c.closed
 		l.mu.Unlock()
 		switch {
 		case gone:
@@ -104,12 +103,12 @@ func (l *link) carry(c *linked, from, to net.Conn) {
 	}
 }
 
-// end ends a connection; what was on its way is gone.
-func (l *link) end(c *linked) {
+// closeConn resets a connection; bytes in flight are lost.
+func (l *link) closeConn(c *linkConn) {
 	l.mu.Lock()
-	c.gone = true
+	c.closed = true
 	delete(l.conns, c)
-	l.moved.Broadcast()
+	l.changed.Broadcast()
 	l.mu.Unlock()
 	reset(c.near)
 	c.far.Close()
@@ -125,63 +124,61 @@ func reset(c net.Conn) {
 // drop resets every connection.
 func (l *link) drop() {
 	l.mu.Lock()
-	conns := l.all()
+	conns := l.allConns()
 	l.mu.Unlock()
 	for _, c := range conns {
-		l.end(c)
+		l.closeConn(c)
 	}
 }
 
-// all returns the connections. The caller holds mu.
-func (l *link) all() []*linked {
-	var all []*linked
+// allConns returns the connections. The caller holds mu.
+func (l *link) allConns() []*linkConn {
+	var all []*linkConn
 	for c := range l.conns {
 		all = append(all, c)
 	}
 	return all
 }
 
-// refuse has new connections reset as soon as they are made.
+// refuse has the link reset new connections at once.
 func (l *link) refuse(is bool) {
 	l.mu.Lock()
 	l.refusing = is
 	l.mu.Unlock()
 }
 
-// stall holds all bytes back, of new connections too; what was held back arrives
-// when it ends.
+// stall delays all bytes, also of new connections, until it ends.
 func (l *link) stall(is bool) {
 	l.mu.Lock()
 	l.stalled = is
-	l.moved.Broadcast()
+	l.changed.Broadcast()
 	l.mu.Unlock()
 }
 
-// halfOpen has nothing get through any more on the connections that there are,
-// with both ends believing them to be up, and returns when the other side has
-// given them up, or after patience has closed them for it.
-func (l *link) halfOpen(patience time.Duration) {
+// halfOpen discards all bytes of the present connections, which stay open at both ends. It returns
+// when the client has closed them, or after a timeout, with which it closes them.
+func (l *link) halfOpen(timeout time.Duration) {
 	l.mu.Lock()
-	muted := l.all()
+	muted := l.allConns()
 	for _, c := range muted {
-		c.mute = true
+		c.discards = true
 	}
-	timer := time.AfterFunc(patience, func() {
+	timer := time.AfterFunc(timeout, func() {
 		for _, c := range muted {
-			l.end(c)
+			l.closeConn(c)
 		}
 	})
 	defer timer.Stop()
 	for _, c := range muted {
-		for !c.gone {
-			l.moved.Wait()
+		for !c.closed {
+			l.changed.Wait()
 		}
 	}
 	l.mu.Unlock()
 }
 
-// lead points the link to another server, and drops what leads to the old one.
-func (l *link) lead(upstream string) {
+// redirect has the link connect to another server, and drops the connections to the old one.
+func (l *link) redirect(upstream string) {
 	l.mu.Lock()
 	l.upstream = upstream
 	l.mu.Unlock()

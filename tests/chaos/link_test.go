@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// echo answers every line on a Unix socket.
+// echo returns a Unix socket on which a server sends back each line.
 func echo(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "link")
@@ -48,7 +48,7 @@ type caller struct {
 	lines *bufio.Reader
 }
 
-func call(t *testing.T, l *link) caller {
+func dialLink(t *testing.T, l *link) caller {
 	t.Helper()
 	conn, err := net.Dial("tcp", l.listener.Addr().String())
 	if err != nil {
@@ -58,45 +58,44 @@ func call(t *testing.T, l *link) caller {
 	return caller{conn, bufio.NewReader(conn)}
 }
 
-func (c caller) says(t *testing.T, line string) {
+func (c caller) send(t *testing.T, line string) {
 	t.Helper()
 	if _, err := c.Write([]byte(line)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (c caller) hears(t *testing.T, line string) {
+func (c caller) expect(t *testing.T, line string) {
 	t.Helper()
-	_ = c.SetReadDeadline(time.Now().Add(patience))
+	_ = c.SetReadDeadline(time.Now().Add(eventTimeout))
 	if got, err := c.lines.ReadString('\n'); err != nil || got != line {
-		t.Fatalf("heard %q (%v), want %q", got, err, line)
+		t.Fatalf("received %q (%v), want %q", got, err, line)
 	}
 }
 
-func (c caller) hearsNothing(t *testing.T, d time.Duration) {
+func (c caller) expectNothing(t *testing.T, d time.Duration) {
 	t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(d))
 	if got, err := c.lines.ReadString('\n'); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("heard %q (%v), want nothing", got, err)
+		t.Fatalf("received %q (%v), want nothing", got, err)
 	}
 }
 
-// A link breaks in the ways in which it is told to, and is whole afterwards.
-func TestLink(t *testing.T) {
+func TestLinkSimulatesFaultsAndRecovers(t *testing.T) {
 	l, err := newLink(echo(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.close()
-	c := call(t, l)
-	c.says(t, "a\n")
-	c.hears(t, "a\n")
+	c := dialLink(t, l)
+	c.send(t, "a\n")
+	c.expect(t, "a\n")
 
 	l.stall(true)
-	c.says(t, "late\n")
-	c.hearsNothing(t, 20*time.Millisecond)
+	c.send(t, "late\n")
+	c.expectNothing(t, 20*time.Millisecond)
 	l.stall(false)
-	c.hears(t, "late\n")
+	c.expect(t, "late\n")
 
 	l.drop()
 	if _, err := c.lines.ReadString('\n'); !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, io.EOF) {
@@ -104,7 +103,7 @@ func TestLink(t *testing.T) {
 	}
 
 	l.refuse(true)
-	// Already the connect may fail.
+	// Even the connect may fail.
 	if refused, err := net.Dial("tcp", l.listener.Addr().String()); err == nil {
 		if _, err := refused.Read(make([]byte, 1)); err == nil {
 			t.Fatal("a refused connection reads something")
@@ -113,39 +112,39 @@ func TestLink(t *testing.T) {
 	}
 	l.refuse(false)
 
-	c = call(t, l)
-	c.says(t, "b\n")
-	c.hears(t, "b\n")
+	c = dialLink(t, l)
+	c.send(t, "b\n")
+	c.expect(t, "b\n")
 	given := make(chan struct{})
 	go func() {
-		l.halfOpen(patience)
+		l.halfOpen(eventTimeout)
 		close(given)
 	}()
-	if err := until(t.Context(), patience, "it is half-open", func() bool {
+	if err := waitUntil(t.Context(), eventTimeout, "it is half-open", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for conn := range l.conns {
-			return conn.mute
+			return conn.discards
 		}
 		return false
 	}); err != nil {
 		t.Fatal(err)
 	}
-	c.says(t, "lost\n")
-	c.hearsNothing(t, 20*time.Millisecond)
-	fresh := call(t, l)
-	fresh.says(t, "c\n")
-	fresh.hears(t, "c\n")
+	c.send(t, "lost\n")
+	c.expectNothing(t, 20*time.Millisecond)
+	fresh := dialLink(t, l)
+	fresh.send(t, "c\n")
+	fresh.expect(t, "c\n")
 	select {
 	case <-given:
-		t.Fatal("nobody had given the connection up")
+		t.Fatal("halfOpen returned before the client closed the connection")
 	default:
 	}
 	c.Close()
 	<-given
 
-	l.lead(echo(t))
-	other := call(t, l)
-	other.says(t, "d\n")
-	other.hears(t, "d\n")
+	l.redirect(echo(t))
+	other := dialLink(t, l)
+	other.send(t, "d\n")
+	other.expect(t, "d\n")
 }

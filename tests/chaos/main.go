@@ -1,9 +1,9 @@
-// Command chaos breaks locks: it runs daemons, Redis and a fleet of Go and Python
-// processes that lock, breaks all of them in the ways in which they break, and
-// judges by what the processes saw whether the promises held.
+// Command chaos injects faults: it runs daemons, Redis and a fleet of Go and Python processes
+// that use locks, kills, stops and disconnects them, and checks the history that the processes
+// recorded against the guarantees.
 //
-// The plan of faults comes from a seed and is the same for the same seed. What a
-// fault meets is not: that is decided by the machine.
+// A seed determines the plan of faults. The state of the processes at the time of a fault is not
+// reproducible.
 //
 //	go build -o bin/chaos ./tests/chaos && bin/chaos -time 10m -seed 1
 //	bin/chaos -kills 500        # nothing but kill -9 of the daemons
@@ -27,8 +27,8 @@ import (
 )
 
 func main() {
-	if told := os.Getenv(ordersVar); told != "" {
-		if err := runWorker(told); err != nil {
+	if config := os.Getenv(workerEnv); config != "" {
+		if err := runWorker(config); err != nil {
 			fmt.Fprintln(os.Stderr, "error:", err)
 			os.Exit(1)
 		}
@@ -40,24 +40,24 @@ func main() {
 func mainConductor() int {
 	set := settings{hosts: 2, lease: 4 * time.Second, hot: 6, cool: 40}
 	plan := flag.Bool("plan", false, "print the plan of faults and do nothing")
-	flag.DurationVar(&set.length, "time", time.Minute, "how long things are broken")
-	flag.Uint64Var(&set.seed, "seed", 1, "draws the plan of faults and what the workers do")
-	flag.IntVar(&set.kills, "kills", 0, "instead: kill the daemons so many times, and break nothing else")
+	flag.DurationVar(&set.length, "time", time.Minute, "duration of the faults")
+	flag.Uint64Var(&set.seed, "seed", 1, "seed of the plan of faults and of the workers' actions")
+	flag.IntVar(&set.kills, "kills", 0, "instead of -time: kill the daemons this many times, without other faults")
 	flag.DurationVar(&set.lease, "lease", set.lease, "the daemons' lease")
-	flag.IntVar(&set.goes, "go", 2, "Go workers a host")
-	flag.IntVar(&set.pys, "py", 2, "Python workers a host")
-	flag.IntVar(&set.actors, "actors", 4, "threads, tasks or goroutines of a worker that lock")
-	flag.IntVar(&set.think, "think", 60, "ms that each of them pauses between two locks, on average")
-	flag.StringVar(&set.program, "daemon", "", "locksidecar binary (default: it is built)")
-	flag.StringVar(&set.python, "python", "", "Python that can import locksidecar (default: it is looked for)")
-	keep := flag.Bool("keep", false, "keep the logs of a run that shows nothing wrong, too")
+	flag.IntVar(&set.goWorkers, "go", 2, "Go workers a host")
+	flag.IntVar(&set.pyWorkers, "py", 2, "Python workers a host")
+	flag.IntVar(&set.actors, "actors", 4, "threads, tasks or goroutines of a worker that use locks")
+	flag.IntVar(&set.think, "think", 60, "mean pause of each of them between two locks, ms")
+	flag.StringVar(&set.program, "daemon", "", "locksidecar binary (default: build it)")
+	flag.StringVar(&set.python, "python", "", "Python that can import locksidecar (default: search for it)")
+	keep := flag.Bool("keep", false, "keep the logs also of a run without violations")
 	flag.Parse()
-	if flag.NArg() > 0 || set.length <= 0 || set.kills < 0 || set.lease < time.Second || set.goes < 0 || set.pys < 0 || set.actors < 1 || set.think < 0 {
+	if flag.NArg() > 0 || set.length <= 0 || set.kills < 0 || set.lease < time.Second || set.goWorkers < 0 || set.pyWorkers < 0 || set.actors < 1 || set.think < 0 {
 		flag.Usage()
 		return 2
 	}
 	if *plan {
-		for _, f := range draw(set.seed, set.length, lanes(set.hosts, set.lease), set.weather()) {
+		for _, f := range drawPlan(set.seed, set.length, lanes(set.hosts, set.lease), set.schedule()) {
 			fmt.Println(f)
 		}
 		return 0
@@ -88,13 +88,13 @@ func mainConductor() int {
 	return 0
 }
 
-// prepare finds or makes what a run needs.
+// prepare finds or builds the programs of a run.
 func prepare(set *settings) error {
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		return errors.New("redis-server is not installed: apt-get install redis-server")
 	}
 	var err error
-	// Not below $TMPDIR: the path of a socket may have 107 bytes.
+	// Not in $TMPDIR: the path of a socket may have at most 107 bytes.
 	if set.dir, err = os.MkdirTemp("/tmp", "chaos"); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func prepare(set *settings) error {
 	if set.program, err = filepath.Abs(set.program); err != nil {
 		return err
 	}
-	if set.python == "" && set.pys > 0 {
+	if set.python == "" && set.pyWorkers > 0 {
 		set.python = findPython()
 	}
 	if set.python == "" {
@@ -129,7 +129,7 @@ func findPython() string {
 	return ""
 }
 
-// conduct makes one run. Whatever it started has ended when it returns.
+// conduct executes one run. When it returns, all its processes have ended.
 func conduct(ctx context.Context, set settings, progress io.Writer) (*outcome, error) {
 	began := time.Now()
 	c, err := newConductor(ctx, set)
@@ -145,7 +145,7 @@ func conduct(ctx context.Context, set settings, progress io.Writer) (*outcome, e
 			}
 		})
 	} else {
-		err = c.storm(ctx, draw(set.seed, set.length, lanes(set.hosts, set.lease), set.weather()))
+		err = c.storm(ctx, drawPlan(set.seed, set.length, lanes(set.hosts, set.lease), set.schedule()))
 	}
 	if err != nil {
 		return nil, err
@@ -158,6 +158,6 @@ func conduct(ctx context.Context, set settings, progress io.Writer) (*outcome, e
 		return nil, err
 	}
 	o.report = history.Check(events, set.rules())
-	o.took, o.backs, o.problems = time.Since(began), c.backs, c.problems
+	o.took, o.backs, o.problems = time.Since(began), c.recoveries, c.problems
 	return o, nil
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/locksidecar/locksidecar/tests/history"
 )
 
-// A faultKind is a way to break something.
+// A faultKind is a kind of fault.
 type faultKind string
 
 const (
@@ -36,7 +36,7 @@ const (
 	workerStop faultKind = "worker SIGSTOP"
 )
 
-// effects says what each fault may excuse. What is not here must be harmless.
+// effects are the consequences that a fault may have. Other faults must have none.
 var effects = map[faultKind][]history.Effect{
 	daemonKill:   {history.Interrupts},
 	daemonTerm:   {history.Interrupts},
@@ -54,77 +54,76 @@ var effects = map[faultKind][]history.Effect{
 	linkHalfOpen: {history.Interrupts},
 }
 
-// A lane is what can have one fault at a time: a daemon, the link of a host to
-// Redis, Redis, the fleet of workers. Lanes know nothing of each other, so faults
-// meet.
+// A lane has one fault at a time: a daemon, the link of a host to Redis, Redis, or the fleet of
+// workers. Lanes are independent, so faults of different lanes overlap.
 type lane struct {
-	name   string
-	host   int           // whose daemon or link it is
-	every  time.Duration // mean pause between two of its faults
-	always bool          // it has its faults in the calm too: they trouble nobody but their own
-	faults []chance
+	name    string
+	host    int           // whose daemon or link it is
+	every   time.Duration // mean pause between two of its faults
+	inCalms bool          // its faults also occur in calms, because they affect no other client
+	faults  []faultChance
 }
 
-// A chance is a kind of fault, how often it is drawn, and for how long it lasts.
-type chance struct {
-	kind   faultKind
-	weight int
-	last   []within // one of them is drawn; none: it has no length
+// A faultChance is a kind of fault with its weight and its duration.
+type faultChance struct {
+	kind      faultKind
+	weight    int
+	durations []durationRange // one of them is drawn; none: the fault has no duration
 }
 
-type within struct{ from, to time.Duration }
+type durationRange struct{ from, to time.Duration }
 
 // A fault is one entry of the plan.
 type fault struct {
-	at   time.Duration
-	lane string
-	host int
-	kind faultKind
-	last time.Duration
-	pick uint64 // chooses among what there is when its time comes: a worker, a lock
+	at       time.Duration
+	lane     string
+	host     int
+	kind     faultKind
+	duration time.Duration
+	pick     uint64 // chooses a worker or a lock when the fault is injected
 }
 
 func (f fault) String() string {
-	return fmt.Sprintf("%8.3fs %-8s %-30s for %v", f.at.Seconds(), f.lane, f.kind, f.last)
+	return fmt.Sprintf("%8.3fs %-8s %-30s for %v", f.at.Seconds(), f.lane, f.kind, f.duration)
 }
 
-// lanes returns what is broken how often. Most of what interrupts is short
-// against the lease, and some of it is longer.
+// lanes returns the lanes of a run. Most interruptions are short compared with the lease, and some
+// are longer.
 func lanes(hosts int, lease time.Duration) []lane {
-	short := within{0, lease / 4}
-	long := within{lease, lease + lease/2}
-	mostlyShort := []within{short, short, short, short, short, long}
+	short := durationRange{0, lease / 4}
+	long := durationRange{lease, lease + lease/2}
+	mostlyShort := []durationRange{short, short, short, short, short, long}
 	all := []lane{
-		{name: "redis", every: 4 * time.Second, faults: []chance{
+		{name: "redis", every: 4 * time.Second, faults: []faultChance{
 			{redisStop, 3, mostlyShort}, {redisRestart, 2, mostlyShort}, {redisFull, 1, mostlyShort}, {flushAll, 2, nil},
-			{deleteLock, 5, nil}, {scriptFlush, 2, nil}, {failover, 2, []within{short}},
+			{deleteLock, 5, nil}, {scriptFlush, 2, nil}, {failover, 2, []durationRange{short}},
 		}},
-		{name: "fleet", every: 1500 * time.Millisecond, always: true, faults: []chance{
-			{workerKill, 3, nil}, {workerStop, 3, []within{short, short, long}},
+		{name: "fleet", every: 1500 * time.Millisecond, inCalms: true, faults: []faultChance{
+			{workerKill, 3, nil}, {workerStop, 3, []durationRange{short, short, long}},
 		}},
 	}
 	for i := range hosts {
 		all = append(all,
-			lane{name: fmt.Sprintf("host%d", i), host: i, every: 4 * time.Second, faults: []chance{
+			lane{name: fmt.Sprintf("host%d", i), host: i, every: 4 * time.Second, faults: []faultChance{
 				{daemonKill, 6, mostlyShort}, {daemonTerm, 3, mostlyShort}, {daemonStop, 2, mostlyShort}, {forced, 2, nil},
 			}},
-			lane{name: fmt.Sprintf("link%d", i), host: i, every: 4 * time.Second, faults: []chance{
+			lane{name: fmt.Sprintf("link%d", i), host: i, every: 4 * time.Second, faults: []faultChance{
 				{linkDrop, 4, nil}, {linkRefuse, 2, mostlyShort}, {linkStall, 3, mostlyShort}, {linkHalfOpen, 2, nil},
 			}})
 	}
 	return all
 }
 
-// A weather is how storms, in which all lanes have their faults, and calms
-// follow each other.
-type weather struct{ storm, calm time.Duration }
+// A schedule has the durations of storms, in which all lanes have faults, and of the calms between
+// them.
+type schedule struct{ storm, calm time.Duration }
 
-// draw makes the plan of a run. The same seed draws the same plan; what the
-// faults meet when their time comes is the machine's to decide.
-func draw(seed uint64, length time.Duration, all []lane, w weather) []fault {
+// drawPlan draws the plan of a run, which depends only on the arguments.
+func drawPlan(seed uint64, length time.Duration, all []lane, w schedule) []fault {
 	var plan []fault
 	for i, l := range all {
-		// Each lane has dice of its own: one more fault here changes nothing there.
+		// Each lane has its own generator, so that one more fault in a lane does not change
+		// the others.
 		dice := rand.New(rand.NewPCG(seed, uint64(i)))
 		sum := 0
 		for _, c := range l.faults {
@@ -140,12 +139,12 @@ func draw(seed uint64, length time.Duration, all []lane, w weather) []fault {
 				n -= l.faults[c].weight
 			}
 			f := fault{at: at, lane: l.name, host: l.host, kind: l.faults[c].kind, pick: dice.Uint64()}
-			if last := l.faults[c].last; len(last) > 0 {
+			if last := l.faults[c].durations; len(last) > 0 {
 				one := last[dice.IntN(len(last))]
-				f.last = one.from + time.Duration(dice.Float64()*float64(one.to-one.from))
+				f.duration = one.from + time.Duration(dice.Float64()*float64(one.to-one.from))
 			}
-			at += f.last
-			if calm := at % (w.storm + w.calm); calm >= w.storm && !l.always {
+			at += f.duration
+			if calm := at % (w.storm + w.calm); calm >= w.storm && !l.inCalms {
 				at += w.storm + w.calm - calm // the rest of the calm
 				if f.at%(w.storm+w.calm) >= w.storm {
 					continue

@@ -7,10 +7,9 @@ import (
 )
 
 func planOf(seed uint64, length time.Duration) []fault {
-	return draw(seed, length, lanes(2, 4*time.Second), settings{lease: 4 * time.Second}.weather())
+	return drawPlan(seed, length, lanes(2, 4*time.Second), settings{lease: 4 * time.Second}.schedule())
 }
 
-// A seed is a plan.
 func TestSameSeedDrawsTheSamePlan(t *testing.T) {
 	if !slices.Equal(planOf(7, 5*time.Minute), planOf(7, 5*time.Minute)) {
 		t.Error("one seed drew two plans")
@@ -24,10 +23,10 @@ func TestSameSeedDrawsTheSamePlan(t *testing.T) {
 	}
 }
 
-// Every fault there is comes up, in its lane, one at a time; in the calm only
-// those that trouble nobody else.
-func TestPlanLeavesCalms(t *testing.T) {
-	w := settings{lease: 4 * time.Second}.weather()
+// A plan has all kinds of faults. A lane has one fault at a time, and in calms there are only faults
+// that affect no other client.
+func TestPlanHasAllFaultsAndCalms(t *testing.T) {
+	w := settings{lease: 4 * time.Second}.schedule()
 	all := lanes(2, 4*time.Second)
 	kinds := map[faultKind]int{}
 	free := map[string]time.Duration{}
@@ -36,7 +35,7 @@ func TestPlanLeavesCalms(t *testing.T) {
 		if f.at < free[f.lane] {
 			t.Errorf("%v begins while its lane is broken until %v", f, free[f.lane])
 		}
-		free[f.lane] = f.at + f.last
+		free[f.lane] = f.at + f.duration
 		if f.lane != "fleet" && f.at%(w.storm+w.calm) >= w.storm {
 			t.Errorf("%v is in the calm", f)
 		}

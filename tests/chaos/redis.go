@@ -37,7 +37,7 @@ func startServer(ctx context.Context, dir, log string) (*server, error) {
 
 func (s *server) socket() string { return filepath.Join(s.dir, "redis.sock") }
 
-// start starts the server (again) and returns when it answers.
+// start starts the server, also again, and returns when it answers.
 func (s *server) start(ctx context.Context) error {
 	cmd := exec.Command("redis-server", "--dir", s.dir, "--unixsocket", s.socket(), "--port", "0",
 		"--save", "", "--daemonize", "no", "--repl-diskless-sync-delay", "0")
@@ -46,7 +46,7 @@ func (s *server) start(ctx context.Context) error {
 		return err
 	}
 	s.cmd, s.exited = cmd, exited
-	return until(ctx, patience, "redis-server answers", func() bool { return s.Ping(ctx).Err() == nil })
+	return waitUntil(ctx, eventTimeout, "redis-server answers", func() bool { return s.Ping(ctx).Err() == nil })
 }
 
 func (s *server) signal(sig syscall.Signal) { _ = s.cmd.Process.Signal(sig) }
@@ -63,23 +63,23 @@ func (s *server) close() {
 	}
 }
 
-// caughtUp tells whether the server is a replica that has what its master has.
-func (s *server) caughtUp(ctx context.Context) bool {
+// isReplicaInSync reports whether the server is a replica that is connected to its master.
+func (s *server) isReplicaInSync(ctx context.Context) bool {
 	info, err := s.Info(ctx, "replication").Result()
 	return err == nil && strings.Contains(info, "role:slave") && strings.Contains(info, "master_link_status:up")
 }
 
-func (s *server) leads(ctx context.Context) bool {
+func (s *server) isMaster(ctx context.Context) bool {
 	info, err := s.Info(ctx, "replication").Result()
 	return err == nil && strings.Contains(info, "role:master")
 }
 
-// follow makes the server a replica of whom the link leads to.
-func (s *server) follow(ctx context.Context, l *link) error {
+// replicate makes the server a replica of the server to which the link leads.
+func (s *server) replicate(ctx context.Context, l *link) error {
 	return s.Do(ctx, "REPLICAOF", "127.0.0.1", l.port()).Err()
 }
 
-// promote makes it a master.
+// promote makes the server a master.
 func (s *server) promote(ctx context.Context) error {
 	return s.Do(ctx, "REPLICAOF", "NO", "ONE").Err()
 }
@@ -100,7 +100,7 @@ func launch(cmd *exec.Cmd, log string) (exited chan struct{}, err error) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	// An interrupt is for the conductor, which then ends what it started.
+	// Ctrl-C interrupts only the conductor, which then ends its processes.
 	cmd.SysProcAttr.Setpgid = true
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -113,12 +113,11 @@ func launch(cmd *exec.Cmd, log string) (exited chan struct{}, err error) {
 	return exited, nil
 }
 
-// patience is how long anything is waited for that must happen. It measures no
-// speed.
-const patience = 30 * time.Second
+// eventTimeout bounds the wait for an event that must happen. It measures no speed.
+const eventTimeout = 30 * time.Second
 
-// until waits until cond is true, and asks often.
-func until(ctx context.Context, limit time.Duration, what string, cond func() bool) error {
+// waitUntil polls cond until it is true.
+func waitUntil(ctx context.Context, limit time.Duration, what string, cond func() bool) error {
 	for end := time.Now().Add(limit); !cond(); {
 		if err := pause(ctx, 2*time.Millisecond); err != nil {
 			return err
@@ -132,7 +131,7 @@ func until(ctx context.Context, limit time.Duration, what string, cond func() bo
 
 var errInterrupted = errors.New("interrupted")
 
-// pause waits, but not longer than ctx.
+// pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -10,9 +10,9 @@ import (
 	"github.com/locksidecar/locksidecar/tests/history"
 )
 
-// A register is what the locks guard: for each of them a value that is written
-// with a fencing token, and refused if the token is smaller than the largest one
-// seen. Workers write to it over a Unix socket, a JSON object a line.
+// A register is the resource that the locks guard. For each lock it has a value, which is written
+// with a fencing token; it refuses a write whose token is smaller than the largest one so far.
+// Workers write to it over a Unix socket, one JSON object per line.
 type register struct {
 	listener net.Listener
 	log      *history.Recorder
@@ -29,14 +29,14 @@ type written struct {
 	Value string
 }
 
-// A writing is what a worker asks for, and its answer.
-type writing struct {
+// A writeRequest is a request of a worker. Its answer is a writeAnswer.
+type writeRequest struct {
 	Lock  string `json:"lock"`
 	Token uint64 `json:"token"`
 	Value string `json:"value"`
 }
 
-type writingDone struct {
+type writeAnswer struct {
 	Refused   bool   `json:"refused"`
 	PrevToken uint64 `json:"ptoken"`
 	PrevValue string `json:"pvalue"`
@@ -73,7 +73,7 @@ func (r *register) serve(conn net.Conn) {
 	}
 	in, out := json.NewDecoder(bufio.NewReader(conn)), json.NewEncoder(conn)
 	for {
-		var w writing
+		var w writeRequest
 		if in.Decode(&w) != nil || out.Encode(r.write(w)) != nil {
 			r.mu.Lock()
 			delete(r.conns, conn)
@@ -83,12 +83,12 @@ func (r *register) serve(conn net.Conn) {
 	}
 }
 
-// write carries out a write, and records it: who asked may not live to do so.
-func (r *register) write(w writing) writingDone {
+// write executes a write and records it, because the worker may be killed before it does.
+func (r *register) write(w writeRequest) writeAnswer {
 	before := protocol.Now()
 	r.mu.Lock()
 	last := r.values[w.Lock]
-	done := writingDone{Refused: w.Token < last.Token, PrevToken: last.Token, PrevValue: last.Value}
+	done := writeAnswer{Refused: w.Token < last.Token, PrevToken: last.Token, PrevValue: last.Value}
 	if !done.Refused {
 		r.values[w.Lock] = written{w.Token, w.Value}
 	}

@@ -11,17 +11,17 @@ import (
 	"github.com/locksidecar/locksidecar/tests/history"
 )
 
-// An outcome is all that there is to say of a run.
+// An outcome is the result of a run.
 type outcome struct {
 	set     settings
 	took    time.Duration
 	report  *history.Report
 	faults  map[faultKind]int
 	skipped map[faultKind]int
-	backs   []back
+	backs   []recovery
 	kills   killResult
-	// problems are what went wrong that is no matter of history: a process that
-	// crashed or hung, a data race.
+	// problems are failures that are not in the history: a process that crashed or hung, or a
+	// data race.
 	problems []string
 }
 
@@ -30,8 +30,8 @@ func (o *outcome) failed() bool {
 		o.set.kills > 0 && (o.report.LostRenewed > 0 || o.kills.changed > 0)
 }
 
-// mostViolations is how many are written out: after the first ones they repeat.
-const mostViolations = 10
+// maxViolations is how many violations are printed in full.
+const maxViolations = 10
 
 func (o *outcome) print(w io.Writer) {
 	line := func(what, format string, args ...any) {
@@ -63,15 +63,15 @@ func (o *outcome) print(w io.Writer) {
 	line("releases that failed", "%s", counts(r.Unreleased))
 	line("  may have happened", "%d", r.MayHaveHappened)
 	line("writes refused by the fence", "%d", r.WritesDenied)
-	line("two believed, excused", "%d", r.Overlaps)
+	line("overlaps, excused", "%d", r.Overlaps)
 	line("smaller tokens, excused", "%d", r.Regressions)
 	line("longest wait", "%v", r.LongestWait.Round(time.Millisecond))
 	line("  for a free lock, in calm", "%v of %v allowed, in %v of calm",
 		r.LongestFreeWait.Round(time.Microsecond), o.set.rules().Wake, r.Calm.Round(time.Second))
 	if o.set.kills > 0 {
 		line("tokens after a kill", "%d compared, %d changed", o.kills.compared, o.kills.changed)
-		line("started to a new client", "%s", quantiles(o.kills.fresh))
-		line("started to who waited", "%s", quantiles(o.kills.waiters))
+		line("started to a new client", "%s", quantiles(o.kills.newClients))
+		line("started to a waiter", "%s", quantiles(o.kills.waiters))
 	} else {
 		var kill, start []time.Duration
 		for _, b := range o.backs {
@@ -82,7 +82,7 @@ func (o *outcome) print(w io.Writer) {
 	}
 	line("violations", "%d", len(r.Violations))
 	for i, v := range r.Violations {
-		if i == mostViolations {
+		if i == maxViolations {
 			fmt.Fprintf(w, "… and %d more\n", len(r.Violations)-i)
 			break
 		}

@@ -18,37 +18,37 @@ import (
 	"github.com/locksidecar/locksidecar/tests/history"
 )
 
-// goWorker is a process that uses the Go SDK as a program would, and writes down
-// what it sees. worker.py does the same.
+// goWorker is a process that uses the Go SDK like an application, and records what it observes.
+// worker.py does the same.
 type goWorker struct {
-	orders
-	client *locksidecar.Client
-	log    *history.Recorder
-	lastOp atomic.Int64
-	owners atomic.Uint64
-	over   chan struct{} // closed when no new section is to be begun
+	workerConfig
+	client    *locksidecar.Client
+	log       *history.Recorder
+	lastOp    atomic.Int64
+	owners    atomic.Uint64
+	finishing chan struct{} // closed when the worker has to finish: it begins no new section
 
-	queueing sync.Mutex // held by the actor that forms a queue
+	queueing sync.Mutex // held by the actor that runs queue
 }
 
 // runWorker is the main function of a worker.
-func runWorker(told string) error {
-	w := &goWorker{over: make(chan struct{})}
-	if err := json.Unmarshal([]byte(told), &w.orders); err != nil {
+func runWorker(config string) error {
+	w := &goWorker{finishing: make(chan struct{})}
+	if err := json.Unmarshal([]byte(config), &w.workerConfig); err != nil {
 		return err
 	}
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
-		close(w.over)
+		close(w.finishing)
 	}()
 	var err error
 	if w.log, err = history.Record(w.Logs, w.Client); err != nil {
 		return err
 	}
 	defer w.log.Close()
-	// The daemon may be away just now: that is an error like any other later on.
+	// The daemon may be restarting.
 	for w.client == nil {
-		if w.client, err = locksidecar.Dial(context.Background(), w.Socket); err != nil && w.isOver() {
+		if w.client, err = locksidecar.Dial(context.Background(), w.Socket); err != nil && w.isFinishing() {
 			return nil
 		}
 	}
@@ -64,17 +64,17 @@ func runWorker(told string) error {
 	return nil
 }
 
-func (w *goWorker) isOver() bool {
+func (w *goWorker) isFinishing() bool {
 	select {
-	case <-w.over:
+	case <-w.finishing:
 		return true
 	default:
 		return false
 	}
 }
 
-// An actor does one thing after the other. Its re-entries aside it holds one lock
-// at a time, so that actors do not wait in circles.
+// An actor executes activities, one at a time. Apart from re-entries it holds one lock at a time,
+// so that actors do not deadlock.
 type actor struct {
 	*goWorker
 	dice *rand.Rand
@@ -82,48 +82,48 @@ type actor struct {
 	in   *json.Decoder
 }
 
-// parts are what an actor does, and how often: the mix of worker.py too.
-var parts = []struct {
+// activities are those of an actor with their weights, as in worker.py.
+var activities = []struct {
 	weight int
 	play   func(*actor)
 }{
-	{50, (*actor).short}, {3, (*actor).long}, {10, (*actor).reenter}, {15, (*actor).try}, {10, (*actor).limited},
+	{50, (*actor).short}, {3, (*actor).long}, {10, (*actor).reenter}, {15, (*actor).try}, {10, (*actor).tryFor},
 	{4, (*actor).fixedLease}, {3, (*actor).maxHold}, {5, (*actor).cancelled}, {3, (*actor).queue},
 }
 
 func (a *actor) act() {
 	sum := 0
-	for _, p := range parts {
+	for _, p := range activities {
 		sum += p.weight
 	}
-	for !a.isOver() {
-		a.wait(a.upTo(2 * time.Duration(a.ThinkMS) * time.Millisecond))
+	for !a.isFinishing() {
+		a.wait(a.randomTime(2 * time.Duration(a.ThinkMS) * time.Millisecond))
 		n, i := a.dice.IntN(sum), 0
-		for ; n >= parts[i].weight; i++ {
-			n -= parts[i].weight
+		for ; n >= activities[i].weight; i++ {
+			n -= activities[i].weight
 		}
-		parts[i].play(a)
+		activities[i].play(a)
 	}
-	a.hangUp()
+	a.closeRegister()
 }
 
-// hangUp ends the connection to the register.
-func (a *actor) hangUp() {
+// closeRegister closes the connection to the register.
+func (a *actor) closeRegister() {
 	if a.fd != nil {
 		a.fd.Close()
 		a.fd = nil
 	}
 }
 
-// upTo draws a time.
-func (a *actor) upTo(d time.Duration) time.Duration {
+// randomTime draws a duration from 0 to d.
+func (a *actor) randomTime(d time.Duration) time.Duration {
 	return time.Duration(a.dice.Float64() * float64(d))
 }
 
 func (a *actor) wait(d time.Duration) {
 	select {
 	case <-time.After(d):
-	case <-a.over:
+	case <-a.finishing:
 	}
 }
 
@@ -148,34 +148,34 @@ type section struct {
 	lost    bool
 }
 
-// enter acquires, and waits for it.
-func (a *actor) enter(ctx context.Context, asked history.Event, options ...locksidecar.Option) *section {
-	return a.enterBy(a.client.Lock, ctx, asked, options...)
+// acquire acquires a lock, and waits for it.
+func (a *actor) acquire(ctx context.Context, request history.Event, options ...locksidecar.Option) *section {
+	return a.acquireBy(a.client.Lock, ctx, request, options...)
 }
 
-// enterBy acquires, and writes down what came of it; nil: not granted. asked says
-// what is asked for, as the history has it.
-func (a *actor) enterBy(
+// acquireBy acquires a lock with this function, and records the result; nil: not granted. The
+// request is an event of the history.
+func (a *actor) acquireBy(
 	acquire func(context.Context, string, ...locksidecar.Option) (*locksidecar.Lock, error),
-	ctx context.Context, asked history.Event, options ...locksidecar.Option,
+	ctx context.Context, request history.Event, options ...locksidecar.Option,
 ) *section {
-	asked.Kind = history.Invoke
-	if asked.Op == 0 {
-		asked.Op = a.lastOp.Add(1)
+	request.Kind = history.Invoke
+	if request.Op == 0 {
+		request.Op = a.lastOp.Add(1)
 	}
-	op := asked.Op
-	if asked.WaitMS != 0 {
+	op := request.Op
+	if request.WaitMS != 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(asked.WaitMS)*time.Millisecond)
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(request.WaitMS)*time.Millisecond)
 		defer cancel()
 	}
-	asked.At = protocol.Now()
-	a.log.Write(asked)
-	l, err := acquire(ctx, asked.Lock, options...)
+	request.At = protocol.Now()
+	a.log.Write(request)
+	l, err := acquire(ctx, request.Lock, options...)
 	now := protocol.Now()
 	if err != nil {
 		kind := kindOf(err)
-		a.log.Write(history.Event{Kind: history.Error, At: now, Op: op, Err: kind, Msg: unusual(kind, err)})
+		a.log.Write(history.Event{Kind: history.Error, At: now, Op: op, Err: kind, Msg: errorText(kind, err)})
 		if kind == "unavailable" {
 			a.wait(50 * time.Millisecond)
 		}
@@ -185,15 +185,15 @@ func (a *actor) enterBy(
 	return &section{actor: a, op: op, l: l, granted: now}
 }
 
-// deadline returns until when the SDK believes in a lock, on CLOCK_BOOTTIME, and
-// less by what passes between two looks at the clock.
+// deadline returns the deadline of a lock on CLOCK_BOOTTIME. It is too early by the time between
+// two readings of the clock.
 func deadline(l *locksidecar.Lock) int64 {
 	d := l.Deadline()
 	now := protocol.Now()
 	return now + int64(time.Until(d))
 }
 
-// check asks whether the lock is still held.
+// check checks whether the lock is still held, and records the result.
 func (s *section) check() bool {
 	before := protocol.Now()
 	err := s.l.Err()
@@ -209,28 +209,28 @@ func (s *section) check() bool {
 	return false
 }
 
-// leave releases, as a deferred Unlock would: also what is lost.
-func (s *section) leave() {
+// release releases the lock like a deferred Unlock, also if it is lost.
+func (s *section) release() {
 	before := protocol.Now()
 	s.log.Write(history.Event{Kind: history.Release, At: before, Op: s.op})
 	err := s.l.Unlock()
 	s.log.Write(history.Event{
 		Kind: history.Released, Before: before, At: protocol.Now(), Op: s.op,
-		Err: kindOf(err), Reason: reasonOf(err), Msg: unusual(kindOf(err), err),
+		Err: kindOf(err), Reason: reasonOf(err), Msg: errorText(kindOf(err), err),
 	})
 }
 
-// stay holds the lock for a while, or until it is lost.
-func (s *section) stay(d time.Duration) {
+// hold holds the lock for a while, or until it is lost.
+func (s *section) hold(d time.Duration) {
 	select {
 	case <-time.After(d):
 	case <-s.l.Done():
 		s.check()
-	case <-s.over:
+	case <-s.finishing:
 	}
 }
 
-// write writes to what the lock guards.
+// write writes to the register.
 func (s *section) write() {
 	if s.fd == nil {
 		var err error
@@ -240,16 +240,16 @@ func (s *section) write() {
 		}
 		s.in = json.NewDecoder(s.fd)
 	}
-	w := writing{Lock: s.l.Name(), Token: s.l.Token()}
+	w := writeRequest{Lock: s.l.Name(), Token: s.l.Token()}
 	before := protocol.Now()
 	w.Value = fmt.Sprintf("%s/%d/%d", s.Client, s.op, before)
-	var done writingDone
+	var done writeAnswer
 	err := json.NewEncoder(s.fd).Encode(w)
 	if err == nil {
 		err = s.in.Decode(&done)
 	}
-	if err != nil { // the run is over
-		s.hangUp()
+	if err != nil { // the run has ended
+		s.closeRegister()
 		return
 	}
 	s.log.Write(history.Event{
@@ -258,141 +258,141 @@ func (s *section) write() {
 	})
 }
 
-// ---- parts --------------------------------------------------------------------
+// ---- activities --------------------------------------------------------------------
 
 func (a *actor) short() {
-	if s := a.enter(context.Background(), history.Event{Lock: a.anyLock()}); s != nil {
-		s.brief()
+	if s := a.acquire(context.Background(), history.Event{Lock: a.anyLock()}); s != nil {
+		s.runShort()
 	}
 }
 
-// brief is a section that lasts for moments.
-func (s *section) brief() {
+// runShort runs a short section.
+func (s *section) runShort() {
 	s.write()
-	s.stay(s.upTo(5 * time.Millisecond))
+	s.hold(s.randomTime(5 * time.Millisecond))
 	s.check()
-	s.leave()
+	s.release()
 }
 
-// long holds a lock over several renewals, and looks after it.
+// long holds a lock over several renewals, and checks it now and then.
 func (a *actor) long() {
-	if s := a.enter(context.Background(), history.Event{Lock: a.coolLock()}); s != nil {
-		s.lasting(a.upTo(3 * time.Duration(a.LeaseMS) * time.Millisecond / 2))
+	if s := a.acquire(context.Background(), history.Event{Lock: a.coolLock()}); s != nil {
+		s.runLong(a.randomTime(3 * time.Duration(a.LeaseMS) * time.Millisecond / 2))
 	}
 }
 
-func (s *section) lasting(d time.Duration) {
-	for end := time.Now().Add(d); time.Now().Before(end) && !s.isOver(); {
+func (s *section) runLong(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end) && !s.isFinishing(); {
 		s.write()
-		s.stay(50*time.Millisecond + s.upTo(200*time.Millisecond))
+		s.hold(50*time.Millisecond + s.randomTime(200*time.Millisecond))
 		if !s.check() {
 			break
 		}
 	}
 	if s.lost && s.dice.IntN(2) == 0 {
-		s.write() // too late; the token tells
+		s.write() // too late: the fence has to refuse it
 	}
-	s.leave()
+	s.release()
 }
 
 func (a *actor) reenter() {
 	ctx := locksidecar.WithOwner(context.Background())
-	slow := a.dice.IntN(8) == 0 // time for something to happen in between
-	asked := history.Event{Lock: a.anyLock(), Owner: a.owners.Add(1)}
+	slow := a.dice.IntN(8) == 0 // so that a fault may occur between the two acquires
+	request := history.Event{Lock: a.anyLock(), Owner: a.owners.Add(1)}
 	if slow {
-		asked.Lock = a.coolLock()
+		request.Lock = a.coolLock()
 	}
-	outer := a.enter(ctx, asked)
+	outer := a.acquire(ctx, request)
 	if outer == nil {
 		return
 	}
 	if slow {
-		outer.stay(a.upTo(time.Duration(a.LeaseMS) * time.Millisecond / 2))
+		outer.hold(a.randomTime(time.Duration(a.LeaseMS) * time.Millisecond / 2))
 	}
-	if inner := a.enter(ctx, asked); inner != nil {
-		inner.brief()
+	if inner := a.acquire(ctx, request); inner != nil {
+		inner.runShort()
 	}
 	outer.check()
-	outer.leave()
+	outer.release()
 }
 
-// try asks once; it takes a while only if Redis is away.
+// try acquires a lock without waiting; it takes long only if Redis does not answer.
 func (a *actor) try() {
-	asked := history.Event{Lock: a.anyLock(), WaitMS: 3000}
-	if s := a.enterBy(a.client.TryLock, context.Background(), asked); s != nil {
-		s.brief()
+	request := history.Event{Lock: a.anyLock(), WaitMS: 3000}
+	if s := a.acquireBy(a.client.TryLock, context.Background(), request); s != nil {
+		s.runShort()
 	}
 }
 
-func (a *actor) limited() {
-	wait := 1 + a.upTo(500*time.Millisecond).Milliseconds()
-	if s := a.enter(context.Background(), history.Event{Lock: a.anyLock(), WaitMS: wait}); s != nil {
-		s.brief()
+func (a *actor) tryFor() {
+	wait := 1 + a.randomTime(500*time.Millisecond).Milliseconds()
+	if s := a.acquire(context.Background(), history.Event{Lock: a.anyLock(), WaitMS: wait}); s != nil {
+		s.runShort()
 	}
 }
 
-// fixedLease holds a lock that nobody renews, sometimes for too long.
+// fixedLease holds a lock with a fixed lease, sometimes beyond its end.
 func (a *actor) fixedLease() {
-	lease := 300 + a.upTo(1200*time.Millisecond).Milliseconds()
-	s := a.enter(context.Background(), history.Event{Lock: a.coolLock(), LeaseMS: lease}, locksidecar.WithLease(time.Duration(lease)*time.Millisecond))
+	lease := 300 + a.randomTime(1200*time.Millisecond).Milliseconds()
+	s := a.acquire(context.Background(), history.Event{Lock: a.coolLock(), LeaseMS: lease}, locksidecar.WithLease(time.Duration(lease)*time.Millisecond))
 	if s != nil {
-		s.lasting(a.upTo(3 * time.Duration(lease) * time.Millisecond / 2))
+		s.runLong(a.randomTime(3 * time.Duration(lease) * time.Millisecond / 2))
 	}
 }
 
 func (a *actor) maxHold() {
-	most := 100 + a.upTo(500*time.Millisecond).Milliseconds()
-	s := a.enter(context.Background(), history.Event{Lock: a.coolLock(), MaxHoldMS: most}, locksidecar.WithMaxHold(time.Duration(most)*time.Millisecond))
+	most := 100 + a.randomTime(500*time.Millisecond).Milliseconds()
+	s := a.acquire(context.Background(), history.Event{Lock: a.coolLock(), MaxHoldMS: most}, locksidecar.WithMaxHold(time.Duration(most)*time.Millisecond))
 	if s != nil {
-		s.lasting(a.upTo(3 * time.Duration(most) * time.Millisecond / 2))
+		s.runLong(a.randomTime(3 * time.Duration(most) * time.Millisecond / 2))
 	}
 }
 
 func (a *actor) cancelled() {
 	ctx, cancel := context.WithCancel(context.Background())
-	timer := time.AfterFunc(a.upTo(100*time.Millisecond), cancel)
+	timer := time.AfterFunc(a.randomTime(100*time.Millisecond), cancel)
 	defer timer.Stop()
 	defer cancel()
-	if s := a.enter(ctx, history.Event{Lock: a.anyLock()}); s != nil {
-		s.brief()
+	if s := a.acquire(ctx, history.Event{Lock: a.anyLock()}); s != nil {
+		s.runShort()
 	}
 }
 
-// queue holds a lock while others of this client come to stand in its queue, each
-// when the one before is known to stand there.
+// queue holds a lock while other acquires of this client wait for it. Each begins when the one
+// before is known to wait.
 func (a *actor) queue() {
 	if !a.queueing.TryLock() {
 		return
 	}
 	defer a.queueing.Unlock()
 	lock := "queue:" + fmt.Sprint(a.dice.IntN(2))
-	s := a.enter(context.Background(), history.Event{Lock: lock})
+	s := a.acquire(context.Background(), history.Event{Lock: lock})
 	if s == nil {
 		return
 	}
 	var wg sync.WaitGroup
-	behind := int64(0)
+	previous := int64(0)
 	for i := range 3 {
-		asked := history.Event{Lock: lock, Op: a.lastOp.Add(1), AfterOp: behind}
+		request := history.Event{Lock: lock, Op: a.lastOp.Add(1), AfterOp: previous}
 		other := &actor{goWorker: a.goWorker, dice: rand.New(rand.NewPCG(a.dice.Uint64(), 0))}
 		wg.Go(func() {
-			defer other.hangUp()
-			if s := other.enter(context.Background(), asked); s != nil {
-				s.brief()
+			defer other.closeRegister()
+			if s := other.acquire(context.Background(), request); s != nil {
+				s.runShort()
 			}
 		})
-		behind = 0
-		if a.stands(lock, i+1) {
-			behind = asked.Op
+		previous = 0
+		if a.awaitWaiters(lock, i+1) {
+			previous = request.Op
 		}
 	}
 	s.check()
-	s.leave()
+	s.release()
 	wg.Wait()
 }
 
-// stands tells whether n waiters of this process are known to stand in the queue.
-func (a *actor) stands(lock string, n int) bool {
+// awaitWaiters waits until n waiters of this process are in the queue; false: not known.
+func (a *actor) awaitWaiters(lock string, n int) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	for ctx.Err() == nil {
@@ -410,7 +410,7 @@ func (a *actor) stands(lock string, n int) bool {
 			return true
 		}
 		a.wait(2 * time.Millisecond)
-		if a.isOver() {
+		if a.isFinishing() {
 			return false
 		}
 	}
@@ -419,8 +419,8 @@ func (a *actor) stands(lock string, n int) bool {
 
 // ---- errors -------------------------------------------------------------------
 
-// kindOf names the kind of an error; "": none. What the caller itself ended is
-// that, whatever it waited for when it did.
+// kindOf returns the kind of an error; "": none. The cancellation by the caller comes first,
+// because such an error may have another kind, too.
 func kindOf(err error) string {
 	if err == nil {
 		return ""
@@ -448,8 +448,8 @@ func reasonOf(err error) string {
 	return ""
 }
 
-// unusual returns the text of an error that is not everyday.
-func unusual(kind string, err error) string {
+// errorText returns the text of an error, unless errors of its kind are frequent.
+func errorText(kind string, err error) string {
 	switch kind {
 	case "", "held", "timeout", "canceled", history.LostErr:
 		return ""
