@@ -89,7 +89,7 @@ func (e *rawEvalsha) take(name string, l *lane) locktable.Op {
 		l.rec = l.tape.next()
 	}
 	l.rec[asked].Store(e.now())
-	return locktable.Op{Kind: locktable.Take, Name: name, Num: l.num, Count: 1, LeaseMS: uint32(e.LeaseMS), Reserve: 1}
+	return locktable.Op{Kind: locktable.Take, Name: name, HoldID: l.num, Count: 1, LeaseMS: uint32(e.LeaseMS), Reserve: 1}
 }
 
 // results goes on with each name that was answered.
@@ -104,7 +104,7 @@ func (e *rawEvalsha) results(results []locktable.Result) {
 		if res.Kind == locktable.Take {
 			l.rec[granted].Store(e.now())
 			l.rec[leaving].Store(e.now())
-			ops = append(ops, locktable.Op{Kind: locktable.Drop, Name: res.Name, Num: l.num})
+			ops = append(ops, locktable.Op{Kind: locktable.Drop, Name: res.Name, HoldID: l.num})
 			continue
 		}
 		l.rec[done].Store(e.now())
