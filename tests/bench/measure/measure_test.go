@@ -3,6 +3,7 @@ package measure
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -157,7 +158,8 @@ func TestMeasureManyHosts(t *testing.T) {
 			for {
 				l, err := c.Lock(ctx, "shared by all")
 				if err != nil {
-					if ctx.Err() == nil {
+					// The daemon may report the end of the time before ctx does.
+					if ctx.Err() == nil && !errors.Is(err, locksidecar.ErrTimeout) && !errors.Is(err, locksidecar.ErrHeld) {
 						t.Error(err)
 					}
 					return
