@@ -76,9 +76,9 @@ func openStore(ctx context.Context, s *server, _ string) (locks, error) {
 
 func (l *storeLocks) do(caller int, o op) error {
 	ops := l.ops[caller]
-	ops[0] = locktable.Op{Kind: locktable.Take, Name: o.name, Num: o.num, Count: 1, LeaseMS: leaseMS, Reserve: 1}
+	ops[0] = locktable.Op{Kind: locktable.Take, Name: o.name, HoldID: o.num, Count: 1, LeaseMS: leaseMS, Reserve: 1}
 	if o.drop {
-		ops[0] = locktable.Op{Kind: locktable.Drop, Name: o.name, Num: o.num}
+		ops[0] = locktable.Op{Kind: locktable.Drop, Name: o.name, HoldID: o.num}
 	}
 	l.store.Do(ops)
 	if r := <-l.results[caller]; r.Outcome != locktable.Done {
