@@ -34,7 +34,7 @@ const (
 type commands struct {
 	cfg   Config
 	dial  *dialer
-	moved func() // the data may be elsewhere now: the listener should look too
+	onDataLoss func() // the data may be elsewhere now: the listener should look too
 
 	wake   chan struct{} // run is to look at what waits, at closing and at the pipe's watch
 	dialed chan dialed   // from the dialing goroutine
@@ -45,9 +45,9 @@ type commands struct {
 	spareResults resultPool
 
 	mu      sync.Mutex // guards what follows, and what pipe says; never held during I/O or a callback
-	keeps   lane[locktable.Op]
-	others  lane[locktable.Op]
-	pipe    *pipe // nil while down
+	keeps   fifo[locktable.Op]
+	others  fifo[locktable.Op]
+	pipe    *pipeline // nil while down
 	closing bool
 	closed  bool
 	batch   []locktable.Op // emptied, for pump
@@ -66,7 +66,7 @@ type commands struct {
 }
 
 type dialed struct {
-	session *session
+	session *readyConn
 	err     error
 }
 
@@ -74,7 +74,7 @@ func newCommands(cfg Config, d *dialer, moved func()) *commands {
 	c := &commands{
 		cfg:    cfg,
 		dial:   d,
-		moved:  moved,
+		onDataLoss:  moved,
 		wake:   make(chan struct{}, 1),
 		dialed: make(chan dialed),
 		done:   make(chan struct{}),
@@ -114,11 +114,11 @@ func (c *commands) do(ops []locktable.Op) {
 // pump says on the pipe what waits, as far as it may be said now: renewals first,
 // because a late one costs somebody the lock. The caller holds mu, which is not held
 // meanwhile.
-func (c *commands) pump(p *pipe) {
-	for c.waiting() && p.open() {
+func (c *commands) pump(p *pipeline) {
+	for c.hasQueued() && p.canSend() {
 		c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
 		c.batch = c.others.pop(c.batch, batchOthers)
-		p.say(protocol.Now(), c.batch)
+		p.queueBatch(protocol.Now(), c.batch)
 		clear(c.batch)
 	}
 	c.unsentOps.Store(int64(c.keeps.len() + c.others.len()))
@@ -129,11 +129,11 @@ func (c *commands) pump(p *pipe) {
 	p.out.Flush()
 }
 
-// waiting tells whether anything waits to be said. The caller holds mu.
-func (c *commands) waiting() bool { return c.keeps.len()+c.others.len() > 0 }
+// hasQueued tells whether anything waits to be said. The caller holds mu.
+func (c *commands) hasQueued() bool { return c.keeps.len()+c.others.len() > 0 }
 
-// goOn says what waited for answers, which have come. The error ends the pipe.
-func (c *commands) goOn(p *pipe) error {
+// sendQueued says what waited for answers, which have come. The error ends the pipe.
+func (c *commands) sendQueued(p *pipeline) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pump(p)
@@ -141,7 +141,7 @@ func (c *commands) goOn(p *pipe) error {
 		return nil
 	}
 	if p.drainReason != "" {
-		return outage(p.drainReason)
+		return unavailableError(p.drainReason)
 	}
 	if c.closing {
 		c.nudge()
@@ -179,20 +179,20 @@ func (c *commands) run() {
 		case <-look.C:
 		case d := <-c.dialed:
 			if d.err != nil {
-				c.failed(d.err)
+				c.onDown(d.err)
 			} else {
-				c.up(d.session)
+				c.onConnected(d.session)
 			}
 		case <-ended:
-			c.lost()
+			c.onDisconnect()
 			connect()
 		}
 		if c.pipe == nil {
-			if waits := c.waits(); len(waits) > 0 {
+			if waits := c.drainQueued(); len(waits) > 0 {
 				c.deliver(c.unsent(waits), nil)
 			}
 		}
-		next, over := c.watch()
+		next, over := c.checkPipeline()
 		if over {
 			return
 		}
@@ -200,8 +200,8 @@ func (c *commands) run() {
 	}
 }
 
-// waits takes all that waits.
-func (c *commands) waits() []locktable.Op {
+// drainQueued takes all that drainQueued.
+func (c *commands) drainQueued() []locktable.Op {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ops := c.keeps.pop(nil, c.keeps.len())
@@ -209,12 +209,12 @@ func (c *commands) waits() []locktable.Op {
 	return c.others.pop(ops, c.others.len())
 }
 
-// watch looks after the pipe, and returns when to look again. over: everything that
+// checkPipeline looks after the pipe, and returns when to look again. over: everything that
 // was asked before close is answered, and nothing more will be.
-func (c *commands) watch() (next time.Duration, over bool) {
+func (c *commands) checkPipeline() (next time.Duration, over bool) {
 	c.mu.Lock()
 	p := c.pipe
-	if c.closing && !c.waiting() && (p == nil || p.isIdle()) {
+	if c.closing && !c.hasQueued() && (p == nil || p.isIdle()) {
 		c.closed = true
 		c.mu.Unlock()
 		if p != nil {
@@ -277,8 +277,8 @@ func pause(ctx context.Context, delay time.Duration) bool {
 	}
 }
 
-// up takes a new session into use.
-func (c *commands) up(s *session) {
+// onConnected takes a new session into use.
+func (c *commands) onConnected(s *readyConn) {
 	lost := c.last.known() && !s.id.sameData(&c.last)
 	if s.killed != nil && code(s.killed.Error()) == "NOPERM" && !c.killTold {
 		c.killTold = true
@@ -291,7 +291,7 @@ func (c *commands) up(s *session) {
 	c.last, c.upAt = s.id, time.Now()
 	c.down, c.why = false, ""
 	if lost {
-		c.moved()
+		c.onDataLoss()
 	}
 	if c.cfg.OnUp != nil {
 		c.cfg.OnUp(lost, s.id)
@@ -308,7 +308,7 @@ func (c *commands) up(s *session) {
 }
 
 // dataLost is, for the log, whether Redis lost its data since the session before s.
-func (c *commands) dataLost(s *session) string {
+func (c *commands) dataLost(s *readyConn) string {
 	switch {
 	case !c.last.known(), s.id.sameData(&c.last):
 		return "no"
@@ -318,9 +318,9 @@ func (c *commands) dataLost(s *session) string {
 	return "possibly"
 }
 
-// failed notes that Redis cannot be used, once per outage for the table, and in
+// onDown notes that Redis cannot be used, once per outage for the table, and in
 // the log whenever the reason is another one.
-func (c *commands) failed(err error) {
+func (c *commands) onDown(err error) {
 	if c.why != err.Error() {
 		c.why = err.Error()
 		c.cfg.Log.Warn("redis is down", "reason", c.why)
@@ -333,8 +333,8 @@ func (c *commands) failed(err error) {
 	}
 }
 
-// lost ends the pipe, whose reader has ended. The caller must connect.
-func (c *commands) lost() {
+// onDisconnect ends the pipe, whose reader has ended. The caller must connect.
+func (c *commands) onDisconnect() {
 	c.mu.Lock()
 	p := c.pipe
 	c.pipe = nil
@@ -342,7 +342,7 @@ func (c *commands) lost() {
 	c.last = p.id // its floor may have risen
 	c.mu.Unlock()
 	why := c.dial.broken(err)
-	if told, ok := err.(outage); ok {
+	if told, ok := err.(unavailableError); ok {
 		why = string(told)
 	}
 	// A connection that served for a while is made again at once; one that breaks
@@ -356,7 +356,7 @@ func (c *commands) lost() {
 		c.delay = nextDelay(c.delay)
 	}
 	results := p.close(why)
-	c.failed(outage(why))
+	c.onDown(unavailableError(why))
 	if len(results) > 0 {
 		c.deliver(results, nil)
 	}

@@ -1038,7 +1038,7 @@ func TestFloorNeverFalls(t *testing.T) {
 }
 
 func TestLane(t *testing.T) {
-	var l lane[locktable.Op]
+	var l fifo[locktable.Op]
 	random := rand.New(rand.NewPCG(3, 4))
 	var in, out uint64
 	for range 2000 {

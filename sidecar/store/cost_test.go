@@ -42,9 +42,9 @@ func dialHost(t testing.TB, s *server, uuid string) *host {
 
 // bytes is what the store writes for ops, and how many replies that has.
 func (h *host) bytes(ops ...locktable.Op) (text []byte, replies int) {
-	gather(ops)
+	sortForBatching(ops)
 	for len(ops) > 0 {
-		script, n := together(ops)
+		script, n := batchPrefix(ops)
 		text = h.enc.run(text, byDigest, script, 0, ops[:n])
 		ops = ops[n:]
 		replies++

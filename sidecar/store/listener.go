@@ -232,12 +232,12 @@ type reading struct {
 
 // serve writes what is to be said and watches for silence, until the connection
 // must end.
-func (l *listener) serve(k *link, ps *redis.PubSub, in *reading) error {
+func (l *listener) serve(k *redisConn, ps *redis.PubSub, in *reading) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		requests, again := l.plan()
-		wait, check, err := l.watch()
+		wait, check, err := l.checkPings()
 		if err != nil {
 			return err
 		}
@@ -247,7 +247,7 @@ func (l *listener) serve(k *link, ps *redis.PubSub, in *reading) error {
 		for _, r := range requests {
 			k.wire.SetWriteDeadline(time.Now().Add(l.dial.timeout))
 			if err := r.write(ps); err != nil {
-				return outage(l.dial.broken(err))
+				return unavailableError(l.dial.broken(err))
 			}
 		}
 		if len(again) > 0 && l.cfg.OnSubscribed != nil {
@@ -308,27 +308,27 @@ func (l *listener) plan() (requests []*request, again []string) {
 		}
 	}
 	clear(l.dirty)
-	l.owe(requests)
+	l.noteRequested(requests)
 	return requests, again
 }
 
-// owe notes requests that are about to be written. mu is held.
-func (l *listener) owe(requests []*request) {
+// noteRequested notes requests that are about to be written. mu is held.
+func (l *listener) noteRequested(requests []*request) {
 	if len(requests) > 0 && len(l.sent) == 0 {
 		l.heard = protocol.Now()
 	}
 	l.sent = append(l.sent, requests...)
 }
 
-// watch decides whether the connection still lives: an answer that is owed must
+// checkPings decides whether the connection still lives: an answer that is owed must
 // come within the timeout, and long silence is broken by a ping, for a dead peer
 // would never tell. It returns when to look again, or 0 if nothing can happen,
 // and a ping that is due.
-func (l *listener) watch() (wait time.Duration, check *request, err error) {
+func (l *listener) checkPings() (wait time.Duration, check *request, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.suspect {
-		return 0, nil, outagef("Redis at %s is not the one it was", l.dial.address)
+		return 0, nil, unavailablef("Redis at %s is not the one it was", l.dial.address)
 	}
 	silence := time.Duration(protocol.Now() - l.heard)
 	if len(l.sent) == 0 {
@@ -339,11 +339,11 @@ func (l *listener) watch() (wait time.Duration, check *request, err error) {
 			return listenPing - silence, nil, nil
 		}
 		check = &request{verb: ping}
-		l.owe([]*request{check})
+		l.noteRequested([]*request{check})
 		return l.dial.timeout, check, nil
 	}
 	if silence >= l.dial.timeout {
-		return 0, nil, outagef("Redis at %s did not answer a subscription within %v", l.dial.address, l.dial.timeout)
+		return 0, nil, unavailablef("Redis at %s did not answer a subscription within %v", l.dial.address, l.dial.timeout)
 	}
 	return l.dial.timeout - silence, nil, nil
 }
@@ -356,9 +356,9 @@ func (l *listener) receive(ps *redis.PubSub) error {
 		frame, err := ps.Receive(ctx)
 		if err != nil {
 			if !isReply(err) {
-				return outage(l.dial.broken(err))
+				return unavailableError(l.dial.broken(err))
 			}
-			if err := l.refused(err); err != nil {
+			if err := l.onRefusal(err); err != nil {
 				return err
 			}
 			continue
@@ -373,9 +373,9 @@ func (l *listener) receive(ps *redis.PubSub) error {
 				l.cfg.OnMessage(append([]string(nil), names...))
 			}
 		case *redis.Subscription:
-			err = l.confirmed(f)
+			err = l.onConfirmation(f)
 		case *redis.Pong:
-			err = l.ponged()
+			err = l.onPong()
 		}
 		if err != nil {
 			return err
@@ -388,23 +388,23 @@ func (l *listener) receive(ps *redis.PubSub) error {
 func (l *listener) oldest(v verb) (*request, error) {
 	l.heard = protocol.Now()
 	if len(l.sent) == 0 || l.sent[0].verb != v {
-		return nil, outagef("Redis at %s answered what was not asked", l.dial.address)
+		return nil, unavailablef("Redis at %s answered what was not asked", l.dial.address)
 	}
 	return l.sent[0], nil
 }
 
-// answered removes the oldest request. mu is held.
-func (l *listener) answered() {
+// onAnswer removes the oldest request. mu is held.
+func (l *listener) onAnswer() {
 	l.sent[0] = nil
 	l.sent = l.sent[1:]
 }
 
-func (l *listener) ponged() error {
+func (l *listener) onPong() error {
 	l.mu.Lock()
 	_, err := l.oldest(ping)
 	deaf := l.deaf
 	if err == nil {
-		l.answered()
+		l.onAnswer()
 		l.deaf = ""
 	}
 	l.mu.Unlock()
@@ -414,9 +414,9 @@ func (l *listener) ponged() error {
 	return err
 }
 
-// confirmed takes in the confirmation of one channel. When a whole SUBSCRIBE is
-// confirmed, those who still want its channels are told.
-func (l *listener) confirmed(f *redis.Subscription) error {
+// onConfirmation takes in the confirmation of one channel. When a whole SUBSCRIBE is
+// onConfirmation, those who still want its channels are told.
+func (l *listener) onConfirmation(f *redis.Subscription) error {
 	v := subscribe
 	if f.Kind == "unsubscribe" {
 		v = unsubscribe
@@ -437,7 +437,7 @@ func (l *listener) confirmed(f *redis.Subscription) error {
 	r.confirmed++
 	var names []string
 	if r.confirmed == len(r.channels) {
-		l.answered()
+		l.onAnswer()
 		for _, ch := range r.channels {
 			if a := l.asked[ch]; a != nil && a.by == r && a.confirmed {
 				names = append(names, l.want[ch]...)
@@ -451,10 +451,10 @@ func (l *listener) confirmed(f *redis.Subscription) error {
 	return nil
 }
 
-// refused takes in an error answer. Redis refuses a SUBSCRIBE as a whole, so one
+// onRefusal takes in an error answer. Redis refuses a SUBSCRIBE as a whole, so one
 // channel that the user may not hear is looked for by halves; it stays
 // unsubscribed and the others do not suffer.
-func (l *listener) refused(err error) error {
+func (l *listener) onRefusal(err error) error {
 	if code(err.Error()) != "NOPERM" {
 		return l.dial.handshakeError(err)
 	}
@@ -466,7 +466,7 @@ func (l *listener) refused(err error) error {
 	}
 	r := l.sent[0]
 	l.heard = protocol.Now()
-	l.answered()
+	l.onAnswer()
 	if r.verb != subscribe {
 		// Not permitted to ping: the error is a sign of life as well. Not permitted to
 		// unsubscribe: what is still heard is ignored.

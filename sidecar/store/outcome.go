@@ -18,13 +18,13 @@ import (
 // Errors become two things here: an Outcome, for the table, and a sentence that
 // names the address and says what to do, for people. Never the password.
 
-// outage is an error whose text is a whole sentence for an operator, not a part of
+// unavailableError is an error whose text is a whole sentence for an operator, not a part of
 // somebody else's.
-type outage string
+type unavailableError string
 
-func (o outage) Error() string { return string(o) }
+func (o unavailableError) Error() string { return string(o) }
 
-func outagef(format string, args ...any) error { return outage(fmt.Sprintf(format, args...)) }
+func unavailablef(format string, args ...any) error { return unavailableError(fmt.Sprintf(format, args...)) }
 
 // reason is an error that Redis answered, with its code first. An error that is
 // raised inside of a script is told by Redis 6.2 as "@user_script: 64: -OOM command
@@ -110,7 +110,7 @@ func deniedInScript(text string) bool {
 
 // broken is the sentence for a connection that failed with err while in use.
 func (d *dialer) broken(err error) string {
-	var strange *strangeReply
+	var strange *unexpectedReply
 	var timeout net.Error
 	switch {
 	case errors.As(err, &strange), errors.Is(err, errStrange):
@@ -138,39 +138,39 @@ func (d *dialer) dialError(err error) error {
 	var timeout net.Error
 	switch {
 	case errors.As(err, &dns):
-		return outagef("the host of Redis at %s cannot be found (%s); check the name in the Redis URL", d.address, dns.Err)
+		return unavailablef("the host of Redis at %s cannot be found (%s); check the name in the Redis URL", d.address, dns.Err)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return outagef("Redis at %s refuses connections; check that it runs and listens there", d.address)
+		return unavailablef("Redis at %s refuses connections; check that it runs and listens there", d.address)
 	case d.options.Network == "unix" && errors.Is(err, os.ErrNotExist):
-		return outagef("there is no Redis socket at %s; check that Redis runs with \"unixsocket %s\"", d.address, d.address)
+		return unavailablef("there is no Redis socket at %s; check that Redis runs with \"unixsocket %s\"", d.address, d.address)
 	case errors.Is(err, os.ErrPermission):
-		return outagef("this user may not open the Redis socket at %s; see unixsocketperm in redis.conf", d.address)
+		return unavailablef("this user may not open the Redis socket at %s; see unixsocketperm in redis.conf", d.address)
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return outagef("Redis at %s did not accept a connection within %v; check the address and any firewall", d.address, d.options.DialTimeout)
+		return unavailablef("Redis at %s did not accept a connection within %v; check the address and any firewall", d.address, d.options.DialTimeout)
 	}
-	return outagef("Redis at %s cannot be reached: %s", d.address, d.scrub(err))
+	return unavailablef("Redis at %s cannot be reached: %s", d.address, d.scrub(err))
 }
 
 func (d *dialer) tlsError(err error) error {
 	var record tls.RecordHeaderError
 	if errors.As(err, &record) || isEOF(err) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
 		// A Redis without TLS takes the greeting for half a line and waits.
-		return outagef("Redis at %s does not answer in TLS on this port; name its TLS port, or write redis:// instead of rediss://", d.address)
+		return unavailablef("Redis at %s does not answer in TLS on this port; name its TLS port, or write redis:// instead of rediss://", d.address)
 	}
 	if why := d.untrusted(err); why != "" {
-		return outage(why)
+		return unavailableError(why)
 	}
 	if why := d.alerted(err); why != "" {
-		return outage(why)
+		return unavailableError(why)
 	}
-	return outagef("TLS with Redis at %s failed: %s", d.address, d.scrub(err))
+	return unavailablef("TLS with Redis at %s failed: %s", d.address, d.scrub(err))
 }
 
 // handshakeError is for a connection that was made but on which Redis cannot be
 // used yet.
 func (d *dialer) handshakeError(err error) error {
 	if !isReply(err) && !isEOF(err) {
-		return outage(d.broken(err))
+		return unavailableError(d.broken(err))
 	}
 	text := err.Error()
 	user := "the default user"
@@ -179,37 +179,37 @@ func (d *dialer) handshakeError(err error) error {
 	}
 	switch {
 	case isEOF(err) && d.options.TLSConfig != nil:
-		return outagef("Redis at %s closed the TLS connection before it said anything; it may not accept the certificate of this sidecar (redis-cert and redis-key; see the log of Redis), or have no connection to spare (maxclients)", d.address)
+		return unavailablef("Redis at %s closed the TLS connection before it said anything; it may not accept the certificate of this sidecar (redis-cert and redis-key; see the log of Redis), or have no connection to spare (maxclients)", d.address)
 	case isEOF(err):
-		return outagef("Redis at %s closed the connection before it said anything; it may want TLS (write rediss://) or have no connection to spare (maxclients)", d.address)
+		return unavailablef("Redis at %s closed the connection before it said anything; it may want TLS (write rediss://) or have no connection to spare (maxclients)", d.address)
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "invalid password"):
-		return outagef("Redis at %s does not accept the password of %s; check the Redis URL", d.address, user)
+		return unavailablef("Redis at %s does not accept the password of %s; check the Redis URL", d.address, user)
 	case strings.Contains(text, "NOAUTH"):
-		return outagef("Redis at %s wants a password; put it into the Redis URL, as in redis://user:password@host", d.address)
+		return unavailablef("Redis at %s wants a password; put it into the Redis URL, as in redis://user:password@host", d.address)
 	case strings.Contains(text, "LOADING"):
 		return d.loading()
 	case strings.Contains(text, "DB index"), strings.Contains(text, "invalid DB"):
-		return outagef("Redis at %s has no database %d; check the Redis URL", d.address, d.options.DB)
+		return unavailablef("Redis at %s has no database %d; check the Redis URL", d.address, d.options.DB)
 	case strings.Contains(text, "max number of clients"):
-		return outagef("Redis at %s has no connection to spare; raise its maxclients", d.address)
+		return unavailablef("Redis at %s has no connection to spare; raise its maxclients", d.address)
 	case strings.Contains(text, "NOPERM"):
-		return outagef("Redis at %s does not permit %s what locksidecar needs; let its ACL have +time +evalsha +eval +script|load and the commands of the scripts (%s)",
+		return unavailablef("Redis at %s does not permit %s what locksidecar needs; let its ACL have +time +evalsha +eval +script|load and the commands of the scripts (%s)",
 			d.address, user, clip(d.scrub(err)))
 	}
-	return outagef("Redis at %s does not accept us: %s", d.address, clip(d.scrub(err)))
+	return unavailablef("Redis at %s does not accept us: %s", d.address, clip(d.scrub(err)))
 }
 
 func (d *dialer) loading() error {
-	return outagef("Redis at %s is loading its data; waiting until it has", d.address)
+	return unavailablef("Redis at %s is loading its data; waiting until it has", d.address)
 }
 
 // scriptError is for a Redis that does not run our scripts.
 func (d *dialer) scriptError(err error) error {
 	switch code(err.Error()) {
 	case "NOPERM":
-		return outagef("Redis at %s does not permit this user to run scripts; let its ACL have +evalsha, and +script|load or +eval (%s)", d.address, clip(err.Error()))
+		return unavailablef("Redis at %s does not permit this user to run scripts; let its ACL have +evalsha, and +script|load or +eval (%s)", d.address, clip(err.Error()))
 	case "NOSCRIPT":
-		return outagef("Redis at %s does not permit this user to load scripts; let its ACL have +script|load or +eval", d.address)
+		return unavailablef("Redis at %s does not permit this user to load scripts; let its ACL have +script|load or +eval", d.address)
 	}
 	return d.handshakeError(err)
 }

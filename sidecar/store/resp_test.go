@@ -152,12 +152,12 @@ func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
 		short.LeaseMS, twice.Count = 5000, 2
 		ops = append(ops, short, twice, dropOp(fmt.Sprint("drop:", i), 1), keepOp(fmt.Sprint("keep:", i), 1), takeOp(fmt.Sprint("take:", i), 1))
 	}
-	gather(ops)
+	sortForBatching(ops)
 	var e encoder
 	var runs []string
 	for len(ops) > 0 {
-		_, n := together(ops)
-		e.arrange(ops[:n])
+		_, n := batchPrefix(ops)
+		e.orderArgs(ops[:n])
 		var kinds []string
 		for _, op := range ops[:n] {
 			kind, _, _ := strings.Cut(op.Name, ":")
@@ -195,7 +195,7 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 		{"renewals with more entries", []locktable.Op{keep, twice}, scriptOf(locktable.Renew), 1},
 		{"renewals of another lease", append(ops(3, keep), keepOp("a", 1), func() locktable.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(locktable.Renew), 4},
 	} {
-		if s, n := together(tt.ops); s != tt.script || n != tt.want {
+		if s, n := batchPrefix(tt.ops); s != tt.script || n != tt.want {
 			t.Errorf("%s: %d of them, want %d; the right script: %v", tt.says, n, tt.want, s == tt.script)
 		}
 	}

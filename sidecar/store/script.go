@@ -85,10 +85,10 @@ func scriptOf(k locktable.OpKind) *script {
 	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
 }
 
-// gather puts ops that are asked at one time into an order in which few runs carry them
+// sortForBatching puts ops that are asked at one time into an order in which few runs carry them
 // out: renewals first, because a late one costs a client its lock; then checks; then
 // takes and drops, those with the same lease together.
-func gather(ops []locktable.Op) {
+func sortForBatching(ops []locktable.Op) {
 	class := func(op *locktable.Op) int {
 		switch op.Kind {
 		case locktable.Renew:
@@ -106,10 +106,10 @@ func gather(ops []locktable.Op) {
 	})
 }
 
-// together returns how many of ops, at least one, are carried out by one run of a
+// batchPrefix returns how many of ops, at least one, are carried out by one run of a
 // script, and of which: neighbours for which it is the same one, with one lease; and if
 // they are renewed or checked, as many entries. Drops go with any lease.
-func together(ops []locktable.Op) (*script, int) {
+func batchPrefix(ops []locktable.Op) (*script, int) {
 	s := scriptOf(ops[0].Kind)
 	var first *locktable.Op // with a lease
 	n := 0
@@ -126,11 +126,11 @@ func together(ops []locktable.Op) (*script, int) {
 	return s, n
 }
 
-// turn is when its script comes to an operation.
-type turn int
+// argSection is when its script comes to an operation.
+type argSection int
 
 const (
-	taken turn = iota // or renewed
+	taken argSection = iota // or renewed
 	set
 	moved // is set, too; but Redis may grant a script that has moved a lock what it grants no other
 	dropped
@@ -138,7 +138,7 @@ const (
 	turns
 )
 
-func turnOf(op *locktable.Op) turn {
+func argSectionOf(op *locktable.Op) argSection {
 	switch {
 	case op.Kind == locktable.Renew, op.Kind == locktable.Check:
 		return taken
@@ -154,23 +154,23 @@ func turnOf(op *locktable.Op) turn {
 
 // retakes tells whether the first two of ops are a lock that is dropped and taken again.
 func retakes(ops []locktable.Op) bool {
-	return len(ops) > 1 && ops[0].Kind == locktable.Drop && ops[1].AfterPendingDrop && turnOf(&ops[1]) == taken && ops[0].Name == ops[1].Name
+	return len(ops) > 1 && ops[0].Kind == locktable.Drop && ops[1].AfterPendingDrop && argSectionOf(&ops[1]) == taken && ops[0].Name == ops[1].Name
 }
 
-// arrange puts ops, which one run carries out, into the order in which its script does.
-func (e *encoder) arrange(ops []locktable.Op) {
+// orderArgs puts ops, which one run carries out, into the order in which its script does.
+func (e *encoder) orderArgs(ops []locktable.Op) {
 	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return op.AfterPendingDrop }) {
 		// Each of those follows its drop, if that is among ops, and makes one turn with it,
 		// unless it is set: then it goes first, and the drop finds a later hold.
 		slices.SortStableFunc(ops, func(a, b locktable.Op) int {
-			return cmp.Or(strings.Compare(a.Name, b.Name), -cmp.Compare(turnOf(&a), turnOf(&b)))
+			return cmp.Or(strings.Compare(a.Name, b.Name), -cmp.Compare(argSectionOf(&a), argSectionOf(&b)))
 		})
 	}
 	for i := range e.turns {
 		e.turns[i] = e.turns[i][:0]
 	}
 	for i := 0; i < len(ops); {
-		t, n := turnOf(&ops[i]), 1
+		t, n := argSectionOf(&ops[i]), 1
 		if retakes(ops[i:]) {
 			t, n = retaken, 2
 		}
@@ -188,7 +188,7 @@ func (e *encoder) arrange(ops []locktable.Op) {
 // EVAL, which also teaches Redis the script. The first token of a new counter is above
 // birth, µs.
 func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktable.Op) []byte {
-	e.arrange(ops)
+	e.orderArgs(ops)
 	counts := [turns]int{}
 	for i := range e.turns {
 		counts[i] = len(e.turns[i])
@@ -243,7 +243,7 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 	for i := range ops {
 		op := &ops[i]
 		dst = appendNumber(dst, int64(op.HoldID))
-		switch turnOf(op) {
+		switch argSectionOf(op) {
 		case set, moved:
 			dst = appendNumber(dst, int64(op.Count))
 			dst = appendNumber(dst, int64(op.Reserve))
@@ -269,12 +269,12 @@ func appendLoad(dst []byte, s *script) []byte {
 func appendPing(dst []byte) []byte { return appendString(appendArray(dst, 1), "ping") }
 
 // A reply that the script cannot have made. Whether it ran is anybody's guess.
-type strangeReply struct {
+type unexpectedReply struct {
 	script *script
 	reply  reply
 }
 
-func (e *strangeReply) Error() string {
+func (e *unexpectedReply) Error() string {
 	return fmt.Sprintf("it gave %v, which no script of ours makes", e.reply)
 }
 
@@ -295,21 +295,21 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 		r.Outcome = locktable.Differs
 	case scriptOf(r.Kind) == renew && number && status.num == 0:
 		r.Outcome = locktable.KeyMissing
-	case scriptOf(r.Kind) == renew && shaped(parts, ":$"):
+	case scriptOf(r.Kind) == renew && hasKinds(parts, ":$"):
 		decodeOther(parts[0].num, parts[1].text, r)
 
 	case r.Kind == locktable.Take && number && status.num != -1:
 		decodeTaken(status.num, r)
 	case r.Kind == locktable.Take && number && status.num == -1:
 		r.Outcome = locktable.KeyMissing
-	case r.Kind == locktable.Take && shaped(parts, "::") && parts[0].num != -1:
+	case r.Kind == locktable.Take && hasKinds(parts, "::") && parts[0].num != -1:
 		decodeTaken(parts[0].num, r)
 		r.Listeners = int32(parts[1].num)
-	case r.Kind == locktable.Take && shaped(parts, ":$:"):
+	case r.Kind == locktable.Take && hasKinds(parts, ":$:"):
 		decodeOther(parts[0].num, parts[1].text, r)
 		r.Listeners = int32(parts[2].num)
 
-	case scriptOf(r.Kind) == acquireRelease && shaped(parts, "$"):
+	case scriptOf(r.Kind) == acquireRelease && hasKinds(parts, "$"):
 		r.Outcome, r.Field = locktable.NotALock, readable(parts[0].text)
 
 	case r.Kind == locktable.Drop && number && status.num >= -1:
@@ -321,13 +321,13 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 		r.Outcome = locktable.Done
 
 	default:
-		return "", false, &strangeReply{scriptOf(r.Kind), status}
+		return "", false, &unexpectedReply{scriptOf(r.Kind), status}
 	}
 	return "", false, nil
 }
 
-// shaped tells whether a list has items of these kinds, and no others.
-func shaped(list []reply, kinds string) bool {
+// hasKinds tells whether a list has items of these kinds, and no others.
+func hasKinds(list []reply, kinds string) bool {
 	if len(list) != len(kinds) {
 		return false
 	}

@@ -308,7 +308,7 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 		for _, w := range want {
 			ops = append(ops, w.op)
 		}
-		if _, n := together(ops); n != len(ops) {
+		if _, n := batchPrefix(ops); n != len(ops) {
 			t.Fatalf("%d of %d run together", n, len(ops))
 		}
 		results := r.ask(ops...)

@@ -6,56 +6,56 @@ package main
 var storeMutants = []mutant{
 	{
 		rule: "the send time of an operation is from before it was written",
-		file: "sidecar/store/pipe.go",
+		file: "sidecar/store/pipeline.go",
 		old:  `locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent})` + "\n\t}\n\tif err := p.decode",
 		new:  `locktable.Result{Kind: op.Kind, Name: op.Name, Sent: p.now})` + "\n\t}\n\tif err := p.decode",
 		by:   test("sidecar/store", "TestSendTimeIsFromBeforeTheOperationIsWritten"),
 	},
 	{
 		rule: "an operation of which nothing was written was not carried out",
-		file: "sidecar/store/pipe.go",
+		file: "sidecar/store/pipeline.go",
 		old:  `if cl.from >= p.out.Sent() {`,
 		new:  `if false {`,
 		by:   test("sidecar/store", "TestWhatIsUnderWayWhenAConnectionEnds"),
 	},
 	{
 		rule: "an operation of which something was written may have been carried out",
-		file: "sidecar/store/pipe.go",
+		file: "sidecar/store/pipeline.go",
 		old:  `if cl.from >= p.out.Sent() {`,
 		new:  `if true {`,
 		by:   test("sidecar/store", "TestKilledConnectionsUnderLoad"),
 	},
 	{
 		rule: "a run of a script that Redis refuses as a whole is split",
-		file: "sidecar/store/pipe.go",
+		file: "sidecar/store/pipeline.go",
 		old:  `case cl.ops > 1 && outcomeOf(word) == locktable.Refused && p.drainReason == "":`,
 		new:  `case false:`,
 		by:   test("sidecar/store", "TestPermissions"),
 	},
 	{
 		rule: "a token that is ahead of the clock raises the floor of the connection",
-		file: "sidecar/store/pipe.go",
+		file: "sidecar/store/pipeline.go",
 		old:  `p.encoder.floor = max(p.encoder.floor, token)`,
 		new:  `_ = token`,
 		by:   test("sidecar/store", "TestTokenAheadOfTheClockLiftsOtherCounters"),
 	},
 	{
 		rule: "the largest token is kept for the successor",
-		file: "sidecar/store/pipe.go",
+		file: "sidecar/store/pipeline.go",
 		old:  `p.id.Floor, p.id.FloorAt = token, now`,
 		new:  `_ = now`,
 		by:   test("sidecar/store", "TestTokensGrowAfterTheClockWasSetBackAndTheCounterLost"),
 	},
 	{
 		rule: "an absurd counter raises no other lock's tokens",
-		file: "sidecar/store/pipe.go",
+		file: "sidecar/store/pipeline.go",
 		old:  ` || token >= clock+int64(farAhead/time.Microsecond) {`,
 		new:  ` {`,
 		by:   test("sidecar/store", "TestAbsurdCounterDoesNotLiftOthers"),
 	},
 	{
 		rule: "one look at a silent Redis is not enough to give it up",
-		file: "sidecar/store/pipe.go",
+		file: "sidecar/store/pipeline.go",
 		old:  `	case p.liveness == waiting, rawio.HasUnread(p.wire.raw):`,
 		new:  `	case rawio.HasUnread(p.wire.raw):`,
 		by:   test("sidecar/store", "TestOverdueConnectionIsCutAtSecondCheck"),
@@ -69,7 +69,7 @@ var storeMutants = []mutant{
 	},
 	{
 		rule: "a Redis whose answer was not read yet is not silent",
-		file: "sidecar/store/pipe.go",
+		file: "sidecar/store/pipeline.go",
 		old:  `	case p.liveness == waiting, rawio.HasUnread(p.wire.raw):`,
 		new:  `	case p.liveness == waiting:`,
 		by:   test("sidecar/store", "TestConnectionWithUnreadReplyIsNotCut"),
@@ -77,10 +77,10 @@ var storeMutants = []mutant{
 	{
 		rule: "renewals run before everything else of a batch",
 		file: "sidecar/store/script.go",
-		old: `		case locktable.Keep:
+		old: `		case locktable.Renew:
 			return 0
 		case locktable.Check:`,
-		new: `		case locktable.Keep:
+		new: `		case locktable.Renew:
 			return 3
 		case locktable.Check:`,
 		by: differential,
@@ -165,20 +165,20 @@ var storeMutants = []mutant{
 	{
 		rule: "renewals do not wait in one queue with takes",
 		file: "sidecar/store/commands.go",
-		old:  `if ops[i].Kind == locktable.Keep {`,
+		old:  `if ops[i].Kind == locktable.Renew {`,
 		new:  `if ops[i].Kind == locktable.NoOp {`,
 		by:   test("sidecar/store", "TestRenewalsAreNotStarved"),
 	},
 	{
 		rule: "tokens continue above what the process before knew",
-		file: "sidecar/store/link.go",
+		file: "sidecar/store/connection.go",
 		old:  `s.id.Floor = max(s.id.Floor, last.floor(answered))`,
 		new:  `_ = answered`,
 		by:   test("sidecar/store", "TestFloorNeverFalls"),
 	},
 	{
 		rule: "the connection of the process before is ended",
-		file: "sidecar/store/link.go",
+		file: "sidecar/store/connection.go",
 		old:  `if last.ClientID != 0 && s.id.sameServer(&last) {`,
 		new:  `if false {`,
 		by:   test("sidecar/store", "TestEarlierConnectionIsEnded"),
@@ -200,7 +200,7 @@ var storeMutants = []mutant{
 	{
 		rule: "the subscriptions follow the data to another Redis",
 		file: "sidecar/store/commands.go",
-		old:  "	if lost {\n		c.moved()\n	}\n",
+		old:  "	if lost {\n		c.onDataLoss()\n	}\n",
 		new:  "",
 		by:   test("sidecar/store", "TestDemotedMasterIsLeft"),
 	},

@@ -3,24 +3,24 @@ package store
 // maxIdleLane is how many items an empty lane has room for: 800 KiB of operations.
 const maxIdleLane = 1 << 14
 
-// A lane is a queue.
-type lane[T any] struct {
+// A fifo is a queue.
+type fifo[T any] struct {
 	items []T
 	first int
 }
 
-func (l *lane[T]) len() int { return len(l.items) - l.first }
+func (l *fifo[T]) len() int { return len(l.items) - l.first }
 
-func (l *lane[T]) push(v T) { l.items = append(l.items, v) }
+func (l *fifo[T]) push(v T) { l.items = append(l.items, v) }
 
 // front is the oldest; there must be one.
-func (l *lane[T]) front() *T { return &l.items[l.first] }
+func (l *fifo[T]) front() *T { return &l.items[l.first] }
 
 // head returns the n oldest, which stay. It is good until the next push or drop.
-func (l *lane[T]) head(n int) []T { return l.items[l.first : l.first+n] }
+func (l *fifo[T]) head(n int) []T { return l.items[l.first : l.first+n] }
 
 // drop forgets the n oldest.
-func (l *lane[T]) drop(n int) {
+func (l *fifo[T]) drop(n int) {
 	clear(l.head(n))
 	l.first += n
 	switch {
@@ -39,7 +39,7 @@ func (l *lane[T]) drop(n int) {
 }
 
 // pop moves up to n of the oldest to the end of dst.
-func (l *lane[T]) pop(dst []T, n int) []T {
+func (l *fifo[T]) pop(dst []T, n int) []T {
 	n = min(n, l.len())
 	dst = append(dst, l.head(n)...)
 	l.drop(n)

@@ -59,7 +59,7 @@ func greet(t *testing.T) (url string, greeted chan net.Conn) {
 }
 
 // pipeOf returns the pipe of a store that is up. OnUp comes a moment before there is one.
-func pipeOf(s *Store) *pipe {
+func pipeOf(s *Store) *pipeline {
 	c := s.commands
 	for {
 		c.mu.Lock()
@@ -109,19 +109,19 @@ func TestNearbyOneRunFollowsAnother(t *testing.T) {
 	defer conn.Close()
 	p := pipeOf(r.Store)
 	r.Store.commands.mu.Lock()
-	p.trip = nearTrip
+	p.minRTT = localRTT
 	r.Store.commands.mu.Unlock()
-	for i := range nearCalls + 10 {
+	for i := range localInFlight + 10 {
 		r.Do([]locktable.Op{takeOp(fmt.Sprint(i), 1)})
 	}
 	in := bufio.NewReader(conn)
-	for i := range nearCalls {
+	for i := range localInFlight {
 		if args := must(readCommand(in)); args[2] != "2" || args[3] != fmt.Sprint(i) {
 			t.Fatalf("command %d: %q", i, args)
 		}
 	}
 	io.WriteString(conn, "*1\r\n:1700000000000001\r\n")
-	if args := must(readCommand(in)); args[2] != "20" || args[3] != fmt.Sprint(nearCalls) {
+	if args := must(readCommand(in)); args[2] != "20" || args[3] != fmt.Sprint(localInFlight) {
 		t.Fatalf("behind the first answer: %q, want the ten that waited for it", args)
 	}
 }
@@ -309,7 +309,7 @@ func TestACutSaysNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := said.writes.Load()
-	w := wire{Conn: secure, socket: said, secure: true}
+	w := netConn{Conn: secure, socket: said, secure: true}
 	w.Close()
 	if n := said.writes.Load() - before; n > 0 {
 		t.Errorf("%d writes", n)

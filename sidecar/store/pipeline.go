@@ -18,37 +18,37 @@ const (
 	// doubt when a connection ends.
 	maxFlight = 4 * batchKeeps
 
-	// Of a Redis that has answered within nearTrip, no more than nearCalls are asked for
+	// Of a Redis that has answered within localRTT, no more than nearCalls are asked for
 	// an answer: it is at one, and goes on with the next. What comes in meanwhile makes a
 	// larger run, which costs less than two: Redis wakes once and begins one script. From
 	// farther away it would make waits longer.
-	nearTrip  = int64(200 * time.Microsecond)
-	nearCalls = 2
+	localRTT  = int64(200 * time.Microsecond)
+	localInFlight = 2
 )
 
-// A pipe is a session in use. Commands are written as they come, answers are read
+// A pipeline is a session in use. Commands are written as they come, answers are read
 // as they come, by a goroutine of its own: full duplex. The goroutine that queues a
 // command mostly writes it, too.
-type pipe struct {
+type pipeline struct {
 	// Immutable.
-	*session
+	*readyConn
 	commands *commands
 	encoder  encoder
 	ended    chan struct{} // closed when the reader has ended; out.Err says why
 	patience int64         // ns
 
 	// Guarded by commands.mu.
-	calls       lane[call]         // without an answer, oldest first
-	flight      lane[locktable.Op] // those that the calls carry out
+	calls       fifo[call]         // without an answer, oldest first
+	flight      fifo[locktable.Op] // those that the calls carry out
 	out         *rawio.Writer      // of commands
 	drainReason string             // why no further command is to be sent here, although it can be; "": it may
-	trip        int64              // the shortest time that an answer took
+	minRTT        int64              // the shortest time that an answer took
 	liveness    liveness
 	lastReply   int64            // when Redis last sent anything or, if later, when liveness became waiting
 	nextCheck   int64            // when run checks liveness next, at the latest
 	served      bool             // Redis answered a command
 	raised      bool             // a token has raised session.id's floor since the last OnResults
-	taught      map[*script]bool // that it is being taught a script is among the calls
+	scriptLoading      map[*script]bool // that it is being taught a script is among the calls
 
 	// Of the reader.
 	replies *replies
@@ -84,23 +84,23 @@ const (
 	dead
 )
 
-func newPipe(c *commands, s *session) *pipe {
-	p := &pipe{
-		session:   s,
+func newPipe(c *commands, s *readyConn) *pipeline {
+	p := &pipeline{
+		readyConn:   s,
 		commands:  c,
 		encoder:   encoder{prefix: c.cfg.UUID + ":", keys: c.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds()},
 		ended:     make(chan struct{}),
 		patience:  int64(c.dial.timeout),
-		trip:      math.MaxInt64,
+		minRTT:      math.MaxInt64,
 		lastReply: protocol.Now(),
-		taught:    make(map[*script]bool),
+		scriptLoading:    make(map[*script]bool),
 	}
 	s.wire.release()
 	if s.wire.secure {
-		p.replies = newReplies(hearing{p, s.wire})
+		p.replies = newReplies(deliveringReader{p, s.wire})
 		p.out = rawio.NewWriter(&c.mu, s.wire, nil)
 	} else {
-		p.replies = newReplies(hearing{p, rawio.NewReader(s.wire.raw)})
+		p.replies = newReplies(deliveringReader{p, rawio.NewReader(s.wire.raw)})
 		p.out = rawio.NewWriter(&c.mu, s.wire, s.wire.raw)
 	}
 	p.out.OnClose = func(error) {
@@ -110,27 +110,27 @@ func newPipe(c *commands, s *session) *pipe {
 	return p
 }
 
-// open reports whether a command may be sent now. The caller holds mu.
-func (p *pipe) open() bool {
-	near := p.trip <= nearTrip
-	return p.drainReason == "" && p.out.Accepts() && p.flight.len() < maxFlight && !(near && p.calls.len() >= nearCalls)
+// canSend reports whether a command may be sent now. The caller holds mu.
+func (p *pipeline) canSend() bool {
+	near := p.minRTT <= localRTT
+	return p.drainReason == "" && p.out.Accepts() && p.flight.len() < maxFlight && !(near && p.calls.len() >= localInFlight)
 }
 
 // isIdle reports whether every command is answered. The caller holds mu.
-func (p *pipe) isIdle() bool { return p.calls.len() == 0 }
+func (p *pipeline) isIdle() bool { return p.calls.len() == 0 }
 
-// say queues ops, which are one batch, in an order of its own. The caller holds mu.
-func (p *pipe) say(now int64, ops []locktable.Op) {
-	gather(ops)
+// queueBatch queues ops, which are one batch, in an order of its own. The caller holds mu.
+func (p *pipeline) queueBatch(now int64, ops []locktable.Op) {
+	sortForBatching(ops)
 	for len(ops) > 0 {
-		s, n := together(ops)
-		p.run(now, call{script: s}, ops[:n])
+		s, n := batchPrefix(ops)
+		p.queueCommand(now, call{script: s}, ops[:n])
 		ops = ops[n:]
 	}
 }
 
-// run queues a run of a script for ops, and arranges them. The caller holds mu.
-func (p *pipe) run(now int64, cl call, ops []locktable.Op) {
+// queueCommand queues a queueCommand of a script for ops, and arranges them. The caller holds mu.
+func (p *pipeline) queueCommand(now int64, cl call, ops []locktable.Op) {
 	cl.ops = len(ops)
 	p.register(now, cl)
 	p.out.Queued = p.encoder.run(p.out.Queued, cl.form, cl.script, p.id.floor(now), ops)
@@ -140,7 +140,7 @@ func (p *pipe) run(now int64, cl call, ops []locktable.Op) {
 }
 
 // register notes that a command is about to be queued. The caller holds mu.
-func (p *pipe) register(now int64, cl call) {
+func (p *pipeline) register(now int64, cl call) {
 	if p.isIdle() {
 		p.lastReply = now
 		p.setLiveness(waiting)
@@ -150,16 +150,16 @@ func (p *pipe) register(now int64, cl call) {
 }
 
 // ping queues a PING. The caller holds mu.
-func (p *pipe) ping(now int64) {
+func (p *pipeline) ping(now int64) {
 	p.register(now, call{form: alive})
 	p.out.Queued = appendPing(p.out.Queued)
 }
 
 // cut ends the connection. The reader finds that out, and reports it. The caller holds mu.
-func (p *pipe) cut(why error) { p.out.Close(why) }
+func (p *pipeline) cut(why error) { p.out.Close(why) }
 
 // setLiveness leaves a dead connection dead. The caller holds mu.
-func (p *pipe) setLiveness(l liveness) {
+func (p *pipeline) setLiveness(l liveness) {
 	if p.liveness != dead {
 		p.liveness = l
 	}
@@ -169,7 +169,7 @@ func (p *pipe) setLiveness(l liveness) {
 // on one that has been idle for long. It returns when to check again, at the latest. pump
 // makes that earlier when it sends a command on an idle connection. The caller holds mu,
 // and flushes.
-func (p *pipe) checkLiveness(now int64) (next int64) {
+func (p *pipeline) checkLiveness(now int64) (next int64) {
 	if p.liveness == idle && now >= p.lastReply+int64(idlePing) {
 		p.ping(now)
 	}
@@ -196,31 +196,31 @@ func (p *pipe) checkLiveness(now int64) (next int64) {
 
 // read takes in what Redis answers until the connection ends. It is the pipe's
 // goroutine.
-func (p *pipe) read() {
+func (p *pipeline) read() {
 	defer close(p.ended)
 	var err error
 	for err == nil {
 		var answer reply
 		if answer, err = p.replies.next(); err == nil {
-			err = p.answered(answer)
+			err = p.onReply(answer)
 		}
 	}
 	mu := &p.commands.mu
 	mu.Lock()
 	p.cut(err)
 	mu.Unlock()
-	_ = p.handOut()
+	_ = p.deliverResults()
 }
 
-// hearing is the stream of what Redis says. Before more is waited for, what was
+// deliveringReader is the stream of what Redis says. Before more is waited for, what was
 // answered is handed out: the rest of a reply that has begun may take its time.
-type hearing struct {
-	*pipe
+type deliveringReader struct {
+	*pipeline
 	from io.Reader
 }
 
-func (h hearing) Read(b []byte) (int, error) {
-	if err := h.handOut(); err != nil {
+func (h deliveringReader) Read(b []byte) (int, error) {
+	if err := h.deliverResults(); err != nil {
 		return 0, err
 	}
 	n, err := h.from.Read(b)
@@ -228,11 +228,11 @@ func (h hearing) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// handOut says what waited for answers that have come, and delivers those. The error
+// deliverResults says what waited for answers that have come, and delivers those. The error
 // ends the pipe.
-func (p *pipe) handOut() error {
+func (p *pipeline) deliverResults() error {
 	// Redis gets what waited for these answers before anybody else does.
-	err := p.commands.goOn(p)
+	err := p.commands.sendQueued(p)
 	if len(p.results) > 0 {
 		p.commands.deliver(p.results, p.takeRaised())
 		p.results = p.commands.spareResults.get()
@@ -253,7 +253,7 @@ const farAhead = 366 * 24 * time.Hour
 // tokens of before, and are lifted, as after a reconnect. A counter that is absurdly far
 // ahead, because another program set it, must not lift those of all other locks. The
 // caller holds mu.
-func (p *pipe) raiseFloor(now int64, last uint64) {
+func (p *pipeline) raiseFloor(now int64, last uint64) {
 	token, clock := int64(last), p.clock+(now-p.clockAt)/1000
 	if token <= p.id.floor(now) || token >= clock+int64(farAhead/time.Microsecond) {
 		return
@@ -266,7 +266,7 @@ func (p *pipe) raiseFloor(now int64, last uint64) {
 }
 
 // takeRaised returns the identity if its floor was raised since the last call.
-func (p *pipe) takeRaised() *Identity {
+func (p *pipeline) takeRaised() *Identity {
 	mu := &p.commands.mu
 	mu.Lock()
 	defer mu.Unlock()
@@ -278,28 +278,28 @@ func (p *pipe) takeRaised() *Identity {
 	return &id
 }
 
-// answered takes one reply in, and notes the results of what it answers. The error is
+// onReply takes one reply in, and notes the results of what it answers. The error is
 // that of a connection that cannot be used further.
-func (p *pipe) answered(answer reply) error {
+func (p *pipeline) onReply(answer reply) error {
 	mu := &p.commands.mu
 	mu.Lock()
 	defer mu.Unlock()
 	if p.isIdle() {
-		return &strangeReply{reply: answer}
+		return &unexpectedReply{reply: answer}
 	}
 	cl := *p.calls.front()
 	p.lastReply, p.served = p.now, true
 	p.setLiveness(waiting)
 	if cl.ops > 0 { // something on the way may answer a ping
-		p.trip = min(p.trip, p.now-cl.sent)
+		p.minRTT = min(p.minRTT, p.now-cl.sent)
 	}
 	if cl.form == loading || cl.form == byText {
-		delete(p.taught, cl.script)
+		delete(p.scriptLoading, cl.script)
 	}
 	if cl.ops > 0 && answer.kind == '-' {
 		switch word := code(answer.text); {
 		case word == "NOSCRIPT" && !cl.again && p.drainReason == "":
-			p.teach(p.now, cl)
+			p.loadScript(p.now, cl)
 			return nil
 		case cl.ops > 1 && outcomeOf(word) == locktable.Refused && p.drainReason == "":
 			p.split(p.now, cl)
@@ -327,13 +327,13 @@ func (p *pipe) answered(answer reply) error {
 	return nil
 }
 
-// teach runs the oldest call again, once, behind the text of its script: it certainly
+// loadScript runs the oldest call again, once, behind the text of its script: it certainly
 // did not run. The caller holds mu.
-func (p *pipe) teach(now int64, cl call) {
-	ops := p.again(cl)
+func (p *pipeline) loadScript(now int64, cl call) {
+	ops := p.takeBack(cl)
 	form := byDigest
-	if !p.taught[cl.script] {
-		p.taught[cl.script] = true
+	if !p.scriptLoading[cl.script] {
+		p.scriptLoading[cl.script] = true
 		if p.loads {
 			p.register(now, call{form: loading, script: cl.script})
 			p.out.Queued = appendLoad(p.out.Queued, cl.script)
@@ -341,28 +341,28 @@ func (p *pipe) teach(now int64, cl call) {
 			form = byText
 		}
 	}
-	p.run(now, call{form: form, script: cl.script, again: true}, ops)
+	p.queueCommand(now, call{form: form, script: cl.script, again: true}, ops)
 }
 
 // split runs the oldest call again, by halves, after Redis refused it as a whole: one
 // lock that an ACL denies must not cost the others their renewal. The caller holds mu.
-func (p *pipe) split(now int64, cl call) {
-	ops := p.again(cl)
+func (p *pipeline) split(now int64, cl call) {
+	ops := p.takeBack(cl)
 	half := len(ops) / 2
-	p.run(now, call{script: cl.script, again: cl.again}, ops[:half])
-	p.run(now, call{script: cl.script, again: cl.again}, ops[half:])
+	p.queueCommand(now, call{script: cl.script, again: cl.again}, ops[:half])
+	p.queueCommand(now, call{script: cl.script, again: cl.again}, ops[half:])
 }
 
-// again takes the oldest call and its operations from those under way. The caller
+// takeBack takes the oldest call and its operations from those under way. The caller
 // holds mu.
-func (p *pipe) again(cl call) []locktable.Op {
+func (p *pipeline) takeBack(cl call) []locktable.Op {
 	p.calls.drop(1)
 	return p.flight.pop(nil, cl.ops)
 }
 
 // decode takes the reply of a call apart, one result for each of its operations. The
 // caller holds mu.
-func (p *pipe) decode(cl *call, answer reply, results []locktable.Result) error {
+func (p *pipeline) decode(cl *call, answer reply, results []locktable.Result) error {
 	c := p.commands
 	refuse := func(r *locktable.Result, text string) {
 		text = reason(text)
@@ -383,7 +383,7 @@ func (p *pipe) decode(cl *call, answer reply, results []locktable.Result) error 
 			refuse(&results[i], answer.text)
 		}
 	case len(answer.list) != len(results):
-		return &strangeReply{cl.script, answer}
+		return &unexpectedReply{cl.script, answer}
 	default:
 		for i, status := range answer.list {
 			refusal, silent, err := decode(status, &results[i])
@@ -407,13 +407,13 @@ func (p *pipe) decode(cl *call, answer reply, results []locktable.Result) error 
 // close ends the connection, and returns the results of what was under way: where
 // nothing of a command was written, it certainly was not carried out. The reader has
 // ended, or will by itself.
-func (p *pipe) close(why string) []locktable.Result {
+func (p *pipeline) close(why string) []locktable.Result {
 	mu := &p.commands.mu
 	mu.Lock()
 	p.cut(net.ErrClosed)
 	mu.Unlock()
 	p.out.Wait()
-	p.session.close()
+	p.readyConn.close()
 	mu.Lock()
 	defer mu.Unlock()
 	results := make([]locktable.Result, 0, p.flight.len())
@@ -427,6 +427,6 @@ func (p *pipe) close(why string) []locktable.Result {
 		}
 		p.flight.drop(cl.ops)
 	}
-	p.calls = lane[call]{}
+	p.calls = fifo[call]{}
 	return results
 }

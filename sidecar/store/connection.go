@@ -73,8 +73,8 @@ func parse(cfg Config) (*dialer, error) {
 // place is the address and the number of the database.
 func (d *dialer) place() string { return d.address + "/" + strconv.Itoa(d.options.DB) }
 
-// A wire is the socket under a link. It can be cut at any time by anybody.
-type wire struct {
+// A netConn is the socket under a link. It can be cut at any time by anybody.
+type netConn struct {
 	net.Conn
 	socket   net.Conn
 	raw      syscall.RawConn // of the socket
@@ -84,7 +84,7 @@ type wire struct {
 
 // Read grants the peer time as long as it goes on talking: a long batch is not
 // given up because Redis is slow, only because it is silent.
-func (w *wire) Read(p []byte) (int, error) {
+func (w *netConn) Read(p []byte) (int, error) {
 	n, err := w.Conn.Read(p)
 	if n > 0 && w.patience > 0 {
 		w.Conn.SetReadDeadline(time.Now().Add(w.patience))
@@ -94,25 +94,25 @@ func (w *wire) Read(p []byte) (int, error) {
 
 // Close ends the socket. TLS would say goodbye first, which blocks when the peer takes
 // nothing any more.
-func (w *wire) Close() error { return w.socket.Close() }
+func (w *netConn) Close() error { return w.socket.Close() }
 
 // release ends the deadlines of the greeting.
-func (w *wire) release() {
+func (w *netConn) release() {
 	w.patience = 0
 	w.SetDeadline(time.Time{})
 }
 
-// A link is one connection and never another: go-redis is given one socket, and
+// A redisConn is one connection and never another: go-redis is given one socket, and
 // refused when it wants to dial again behind our back.
-type link struct {
-	wire   *wire
+type redisConn struct {
+	wire   *netConn
 	client *redis.Client
 }
 
 var errSpent = errors.New("a link has one connection")
 
 // dial opens a socket and wraps it. Nothing has been said on it yet.
-func (d *dialer) dial(ctx context.Context) (*link, error) {
+func (d *dialer) dial(ctx context.Context) (*redisConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.options.DialTimeout)
 	defer cancel()
 	nd := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
@@ -131,7 +131,7 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 		config, err := d.tls.config(d.options.TLSConfig)
 		if err != nil {
 			socket.Close()
-			return nil, outage(err.Error())
+			return nil, unavailableError(err.Error())
 		}
 		secure := tls.Client(socket, config)
 		ctx, cancel := context.WithTimeout(ctx, d.timeout)
@@ -142,7 +142,7 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 		}
 		conn = secure
 	}
-	l := &link{wire: &wire{Conn: conn, socket: socket, raw: raw, secure: !plain}}
+	l := &redisConn{wire: &netConn{Conn: conn, socket: socket, raw: raw, secure: !plain}}
 
 	o := d.options
 	var used atomic.Bool
@@ -180,16 +180,16 @@ func (d *dialer) dial(ctx context.Context) (*link, error) {
 }
 
 // close ends the connection. What is under way on it fails.
-func (l *link) close() {
+func (l *redisConn) close() {
 	l.wire.Close()
 	l.client.Close()
 }
 
-// A session is a link that has been probed and may run scripts. It is greeted by
+// A readyConn is a link that has been probed and may run scripts. It is greeted by
 // go-redis, which knows how (users, passwords, TLS, databases); the scripts are then
 // run by a pipe.
-type session struct {
-	*link
+type readyConn struct {
+	*redisConn
 	conn    *redis.Conn
 	id      Identity
 	clock   int64  // the server's time at clockAt, µs
@@ -201,7 +201,7 @@ type session struct {
 
 // exec sends cmds at once and reads all replies. Each cmd keeps its own error;
 // the error returned is that of the connection, after which it must be closed.
-func (s *session) exec(cmds ...redis.Cmder) error {
+func (s *readyConn) exec(cmds ...redis.Cmder) error {
 	s.wire.SetDeadline(time.Now().Add(s.wire.patience))
 	pipe := s.conn.Pipeline()
 	pipe.BatchProcess(context.Background(), cmds...)
@@ -229,16 +229,16 @@ func isReply(err error) bool {
 	return errors.As(err, &reply)
 }
 
-func (s *session) close() {
+func (s *readyConn) close() {
 	s.wire.Close() // first: a pool looks at the health of what is given back
 	s.conn.Close()
-	s.link.close()
+	s.redisConn.close()
 }
 
 // connect makes a session: dials, greets, and finds out whether this Redis will
 // do. last is the session before it, if there was one, perhaps in another process:
 // what may still run of that one is ended, and tokens go on from its floor.
-func (d *dialer) connect(ctx context.Context, last Identity) (*session, error) {
+func (d *dialer) connect(ctx context.Context, last Identity) (*readyConn, error) {
 	l, err := d.dial(ctx)
 	if err != nil {
 		return nil, err
@@ -246,7 +246,7 @@ func (d *dialer) connect(ctx context.Context, last Identity) (*session, error) {
 	stop := context.AfterFunc(ctx, func() { l.wire.Close() })
 	defer stop()
 	l.wire.patience = d.timeout
-	s := &session{link: l, conn: l.client.Conn()}
+	s := &readyConn{redisConn: l, conn: l.client.Conn()}
 	if err := d.probe(s, last); err != nil {
 		s.close()
 		return nil, err
@@ -255,7 +255,7 @@ func (d *dialer) connect(ctx context.Context, last Identity) (*session, error) {
 }
 
 // probe fills in what s is to know, in two exchanges.
-func (d *dialer) probe(s *session, last Identity) error {
+func (d *dialer) probe(s *readyConn, last Identity) error {
 	ctx := context.Background()
 	hello := redis.NewSliceCmd(ctx, "hello", 2) // version, role and id, even where INFO is not permitted
 	server := redis.NewStringCmd(ctx, "info", "server")
@@ -277,7 +277,7 @@ func (d *dialer) probe(s *session, last Identity) error {
 		return d.handshakeError(hello.Err())
 	}
 	if tooOld(s.version) {
-		return outagef("Redis at %s is %s; locksidecar needs 6.2 or newer", d.address, s.version)
+		return unavailablef("Redis at %s is %s; locksidecar needs 6.2 or newer", d.address, s.version)
 	}
 	role := info["role"]
 	if role == "" {
@@ -288,7 +288,7 @@ func (d *dialer) probe(s *session, last Identity) error {
 		if info["master_host"] != "" {
 			of = net.JoinHostPort(info["master_host"], info["master_port"])
 		}
-		return outagef("Redis at %s is a read-only replica of %s; point redis to the master", d.address, of)
+		return unavailablef("Redis at %s is a read-only replica of %s; point redis to the master", d.address, of)
 	}
 	if info["loading"] == "1" {
 		return d.loading()
