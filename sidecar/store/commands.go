@@ -18,25 +18,26 @@ const (
 	batchKeeps  = 8 * runMax
 	batchOthers = 512
 
-	// The end of a connection is noticed when it comes: others may come back to a
-	// Redis that forgot our locks before we do. What ends without a word is found by
-	// a ping.
+	// The end of a connection is noticed at once, because other hosts may reconnect to a
+	// Redis that lost the locks before this one does. A connection that ends without a packet
+	// is found by a ping.
 	idlePing = 5 * time.Second
 
 	backoffMin = 50 * time.Millisecond
 	backoffMax = time.Second
 )
 
-// commands owns the command connection. Operations come in from anywhere; who brings
-// one writes it, too, if the connection is free for it, see pipe. A goroutine, run,
-// sees to the life of the connection, and answers what cannot be sent; one more reads
-// while there is a connection, and one dials while there is none.
+// commands owns the command connection. Operations come from any goroutine. The goroutine
+// that brings one also writes it, if the connection is free for it: see pipeline. The
+// goroutine run makes and checks the connection, and returns the operations that cannot be
+// sent. Another goroutine reads while there is a connection, and one dials while there is
+// none.
 type commands struct {
-	cfg   Config
-	dial  *dialer
-	onDataLoss func() // the data may be elsewhere now: the listener should look too
+	cfg        Config
+	dial       *dialer
+	onDataLoss func() // the data may be on another server now: the listener reconnects
 
-	wake   chan struct{} // run is to look at what waits, at closing and at the pipe's watch
+	wake   chan struct{} // run is to look at the queued operations, at closing and at the pipeline's next check
 	dialed chan dialed   // from the dialing goroutine
 	ctx    context.Context
 	cancel context.CancelFunc // cuts everything short
@@ -44,7 +45,7 @@ type commands struct {
 
 	spareResults resultPool
 
-	mu      sync.Mutex // guards what follows, and what pipe says; never held during I/O or a callback
+	mu      sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
 	keeps   fifo[locktable.Op]
 	others  fifo[locktable.Op]
 	pipe    *pipeline // nil while down
@@ -54,7 +55,7 @@ type commands struct {
 
 	unsentOps atomic.Int64 // what keeps and others have
 
-	publishTold bool // owned by the pipe's reader: that PUBLISH is not permitted was logged
+	publishTold bool // owned by the pipeline's reader: that PUBLISH is not permitted was logged
 
 	// Owned by run.
 	last     Identity // of the last session that was up, perhaps in another process
@@ -72,12 +73,12 @@ type dialed struct {
 
 func newCommands(cfg Config, d *dialer, moved func()) *commands {
 	c := &commands{
-		cfg:    cfg,
-		dial:   d,
-		onDataLoss:  moved,
-		wake:   make(chan struct{}, 1),
-		dialed: make(chan dialed),
-		done:   make(chan struct{}),
+		cfg:        cfg,
+		dial:       d,
+		onDataLoss: moved,
+		wake:       make(chan struct{}, 1),
+		dialed:     make(chan dialed),
+		done:       make(chan struct{}),
 
 		spareResults: make(resultPool, 4),
 		why:          "Redis at " + d.address + " is not connected yet",
@@ -111,9 +112,9 @@ func (c *commands) do(ops []locktable.Op) {
 	c.pump(c.pipe)
 }
 
-// pump says on the pipe what waits, as far as it may be said now: renewals first,
-// because a late one costs somebody the lock. The caller holds mu, which is not held
-// meanwhile.
+// pump queues on the pipeline the operations that it may take now: renewals first, because a
+// late one costs a client its lock. The caller holds mu; Flush releases it for the time of
+// a system call.
 func (c *commands) pump(p *pipeline) {
 	for c.hasQueued() && p.canSend() {
 		c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
@@ -129,10 +130,11 @@ func (c *commands) pump(p *pipeline) {
 	p.out.Flush()
 }
 
-// hasQueued tells whether anything waits to be said. The caller holds mu.
+// hasQueued reports whether operations wait to be sent. The caller holds mu.
 func (c *commands) hasQueued() bool { return c.keeps.len()+c.others.len() > 0 }
 
-// sendQueued says what waited for answers, which have come. The error ends the pipe.
+// sendQueued sends the operations that waited for replies, which have come. The error ends
+// the pipeline.
 func (c *commands) sendQueued(p *pipeline) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -209,8 +211,8 @@ func (c *commands) drainQueued() []locktable.Op {
 	return c.others.pop(ops, c.others.len())
 }
 
-// checkPipeline looks after the pipe, and returns when to look again. over: everything that
-// was asked before close is answered, and nothing more will be.
+// checkPipeline checks the pipeline, and returns when to check again. over: every operation
+// from before close has its result, and there will be no more.
 func (c *commands) checkPipeline() (next time.Duration, over bool) {
 	c.mu.Lock()
 	p := c.pipe

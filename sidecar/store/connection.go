@@ -21,7 +21,7 @@ import (
 
 // dialer knows the way to one Redis, and which keys are ours there. Immutable.
 type dialer struct {
-	options redis.Options // what the URL said
+	options redis.Options // what the URL says
 	address string        // for people; never the password
 	timeout time.Duration // of silence while an answer is owed
 	tls     TLS
@@ -79,7 +79,7 @@ type netConn struct {
 	socket   net.Conn
 	raw      syscall.RawConn // of the socket
 	secure   bool            // TLS is between Conn and socket
-	patience time.Duration   // of a session that is greeted; 0: the deadlines are somebody else's business
+	patience time.Duration   // of a session that is greeted; 0: the caller sets the deadlines
 }
 
 // Read grants the peer time as long as it goes on talking: a long batch is not
@@ -92,7 +92,7 @@ func (w *netConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the socket. TLS would say goodbye first, which blocks when the peer takes
+// Close ends the socket. TLS would send an alert first, which blocks when the peer takes
 // nothing any more.
 func (w *netConn) Close() error { return w.socket.Close() }
 
@@ -103,7 +103,7 @@ func (w *netConn) release() {
 }
 
 // A redisConn is one connection and never another: go-redis is given one socket, and
-// refused when it wants to dial again behind our back.
+// refused when it wants to dial again without the dialer.
 type redisConn struct {
 	wire   *netConn
 	client *redis.Client
@@ -111,7 +111,7 @@ type redisConn struct {
 
 var errSpent = errors.New("a link has one connection")
 
-// dial opens a socket and wraps it. Nothing has been said on it yet.
+// dial opens a socket and wraps it. Nothing was sent on it yet.
 func (d *dialer) dial(ctx context.Context) (*redisConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.options.DialTimeout)
 	defer cancel()
@@ -152,7 +152,7 @@ func (d *dialer) dial(ctx context.Context) (*redisConn, error) {
 		}
 		return l.wire, nil
 	}
-	// A name in CLIENT LIST is a courtesy. A user who may not set one still gets
+	// A name in CLIENT LIST is a courtesy. A user that may not set one still gets
 	// his locks, so it is not left to the handshake, which would fail.
 	name := o.ClientName
 	o.ClientName = ""
@@ -223,7 +223,7 @@ func (s *readyConn) exec(cmds ...redis.Cmder) error {
 	return first
 }
 
-// isReply tells an error that Redis answered from one of the connection.
+// isReply reports whether an error is a reply of Redis, and not one of the connection.
 func isReply(err error) bool {
 	var reply redis.Error
 	return errors.As(err, &reply)
@@ -273,7 +273,7 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		s.version, _ = greeting["version"].(string)
 	}
 	if s.version == "" && hello.Err() != nil {
-		// Neither tells. If it is not a matter of versions, the reason is here.
+		// Neither command tells the version. If it is not a matter of versions, the reason is here.
 		return d.handshakeError(hello.Err())
 	}
 	if tooOld(s.version) {
@@ -352,7 +352,7 @@ func helloFields(list []any) map[string]any {
 	return fields
 }
 
-// tooOld tells whether a version is below 6.2. One that cannot be read is not:
+// tooOld reports whether a version is below 6.2. One that cannot be read is not:
 // relatives of Redis number themselves as they like.
 func tooOld(version string) bool {
 	majorText, rest, _ := strings.Cut(version, ".")

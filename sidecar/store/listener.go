@@ -12,12 +12,12 @@ import (
 
 const (
 	subscribeMax = 100             // channels in one SUBSCRIBE
-	listenPing   = 3 * time.Second // silence after which a subscription is asked whether it still lives
+	listenPing   = 3 * time.Second // silence after which the connection is pinged
 )
 
-// listener owns the pub/sub connection. It is made with the first subscription
-// and thrown away at the first doubt: then all is subscribed anew, and whoever
-// listens is told that something may have been missed.
+// listener owns the pub/sub connection. It is made with the first subscription, and closed
+// when it fails a check: then all channels are subscribed again, and OnSubscribed follows,
+// because messages may have been missed.
 //
 // Two goroutines serve a connection. run makes it, writes to it and watches over
 // it; receive reads it until it ends. They share the state under mu.
@@ -32,7 +32,7 @@ type listener struct {
 
 	mu      sync.Mutex // guards what follows; never held during I/O or a callback
 	want    map[string][]string
-	dirty   map[string]struct{} // channels to compare again: wanted against asked
+	dirty   map[string]struct{} // channels to compare again: wanted against requested
 	suspect bool                // the connection may lead to the wrong server
 	deaf    string              // why there is no connection, as logged; empty while all is well
 	denied  bool                // a denied channel was logged
@@ -44,7 +44,7 @@ type listener struct {
 	heard int64      // when the last frame came or, if later, when a request was sent to a connection that owed none
 }
 
-// asked is what Redis was last told about a channel.
+// asked is the last request about a channel.
 type asked struct {
 	by        *request
 	subscribe bool
@@ -126,7 +126,7 @@ func dropName(names []string, name string) []string {
 	return rest
 }
 
-// reset makes the connection anew: Redis is another one now.
+// reset makes the connection again: the data is on another server now.
 func (l *listener) reset() {
 	l.mu.Lock()
 	l.suspect = true
@@ -172,15 +172,15 @@ func (l *listener) run() {
 	}
 }
 
-// needed tells whether anybody wants to listen.
+// needed reports whether any channel is wanted.
 func (l *listener) needed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.want) > 0
 }
 
-// connection makes a connection, serves it until it ends, and tells those who
-// listened. It returns how long it served and why it ended.
+// connection makes a connection, serves it until it ends, and reports its subscriptions as
+// gone. It returns how long it served and why it ended.
 func (l *listener) connection() (served time.Duration, err error) {
 	l.mu.Lock()
 	l.suspect = false // what is dialed from now on is not the old one
@@ -230,8 +230,7 @@ type reading struct {
 	err   error
 }
 
-// serve writes what is to be said and watches for silence, until the connection
-// must end.
+// serve writes requests and checks for silence, until the connection must end.
 func (l *listener) serve(k *redisConn, ps *redis.PubSub, in *reading) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -277,15 +276,15 @@ func (r *request) write(ps *redis.PubSub) error {
 	return ps.Ping(ctx)
 }
 
-// plan compares what is wanted with what Redis was told, and returns the requests
-// that close the difference, noted as sent in the order in which they must be
-// written. again are names whose subscription stands already.
+// plan reconciles: it compares the wanted channels with the requested ones, and returns the
+// requests that close the difference, noted as sent in the order in which they must be
+// written. again are names whose subscription is confirmed already.
 func (l *listener) plan() (requests []*request, again []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	requests, l.redo = l.redo, nil
 	latest := [...]*request{subscribe: nil, unsubscribe: nil}
-	tell := func(v verb, ch string) {
+	request := func(v verb, ch string) {
 		r := latest[v]
 		if r == nil || len(r.channels) == subscribeMax {
 			r = &request{verb: v}
@@ -300,9 +299,9 @@ func (l *listener) plan() (requests []*request, again []string) {
 		subscribed := a != nil && a.subscribe
 		switch {
 		case names != nil && !subscribed:
-			tell(subscribe, ch)
+			request(subscribe, ch)
 		case names == nil && subscribed:
-			tell(unsubscribe, ch)
+			request(unsubscribe, ch)
 		case names != nil && a.confirmed:
 			again = append(again, names...)
 		}
@@ -320,10 +319,9 @@ func (l *listener) noteRequested(requests []*request) {
 	l.sent = append(l.sent, requests...)
 }
 
-// checkPings decides whether the connection still lives: an answer that is owed must
-// come within the timeout, and long silence is broken by a ping, for a dead peer
-// would never tell. It returns when to look again, or 0 if nothing can happen,
-// and a ping that is due.
+// checkPings decides whether the connection is alive: a reply that is due must come within the
+// timeout, and after a long silence a ping is sent, because a dead peer sends nothing. It
+// returns when to check again, or 0 if nothing can happen, and a ping that is due.
 func (l *listener) checkPings() (wait time.Duration, check *request, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -415,7 +413,7 @@ func (l *listener) onPong() error {
 }
 
 // onConfirmation takes in the confirmation of one channel. When a whole SUBSCRIBE is
-// onConfirmation, those who still want its channels are told.
+// confirmed, OnSubscribed is called for those of its channels that are still wanted.
 func (l *listener) onConfirmation(f *redis.Subscription) error {
 	v := subscribe
 	if f.Kind == "unsubscribe" {
@@ -451,9 +449,9 @@ func (l *listener) onConfirmation(f *redis.Subscription) error {
 	return nil
 }
 
-// onRefusal takes in an error answer. Redis refuses a SUBSCRIBE as a whole, so one
-// channel that the user may not hear is looked for by halves; it stays
-// unsubscribed and the others do not suffer.
+// onRefusal takes in an error reply. Redis refuses a SUBSCRIBE as a whole, so a channel that
+// is not permitted is searched by halves; it stays unsubscribed, and the others are
+// subscribed.
 func (l *listener) onRefusal(err error) error {
 	if code(err.Error()) != "NOPERM" {
 		return l.dial.handshakeError(err)
@@ -478,7 +476,7 @@ func (l *listener) onRefusal(err error) error {
 		l.mu.Unlock()
 		return nil
 	}
-	var channels []string // that nobody has given up meanwhile
+	var channels []string // that are still wanted
 	for _, ch := range r.channels {
 		if a := l.asked[ch]; a != nil && a.by == r {
 			channels = append(channels, ch)
@@ -514,7 +512,7 @@ func (l *listener) onRefusal(err error) error {
 	return nil
 }
 
-// forget ends what was known of a connection, and tells those who relied on it.
+// forget ends what was known of a connection, and calls OnUnsubscribed for its channels.
 func (l *listener) forget() {
 	var names []string
 	l.mu.Lock()

@@ -19,12 +19,14 @@ import (
 // names the address and says what to do, for people. Never the password.
 
 // unavailableError is an error whose text is a whole sentence for an operator, not a part of
-// somebody else's.
+// another program's.
 type unavailableError string
 
 func (o unavailableError) Error() string { return string(o) }
 
-func unavailablef(format string, args ...any) error { return unavailableError(fmt.Sprintf(format, args...)) }
+func unavailablef(format string, args ...any) error {
+	return unavailableError(fmt.Sprintf(format, args...))
+}
 
 // reason is an error that Redis answered, with its code first. An error that is
 // raised inside of a script is told by Redis 6.2 as "@user_script: 64: -OOM command
@@ -53,7 +55,7 @@ func outcomeOf(code string) locktable.Outcome {
 	return locktable.Refused
 }
 
-// endsSession tells whether a connection that answers with code must be made anew:
+// endsSession reports whether a connection that replies with code must be made again:
 // the address may lead to another server by now, or the user is no longer known.
 func endsSession(code string) bool { return code == "READONLY" || code == "NOAUTH" }
 
@@ -223,7 +225,7 @@ func (d *dialer) scrub(err error) string {
 	return text
 }
 
-// clip keeps what a server says to a length fit for a log line.
+// clip shortens a server's text to a length fit for a log line.
 func clip(text string) string {
 	const most = 300
 	if len(text) > most {

@@ -18,11 +18,11 @@ const (
 	// doubt when a connection ends.
 	maxFlight = 4 * batchKeeps
 
-	// Of a Redis that has answered within localRTT, no more than nearCalls are asked for
-	// an answer: it is at one, and goes on with the next. What comes in meanwhile makes a
-	// larger run, which costs less than two: Redis wakes once and begins one script. From
-	// farther away it would make waits longer.
-	localRTT  = int64(200 * time.Microsecond)
+	// When the best round trip seen is below localRTT, at most localInFlight commands are in
+	// flight: Redis executes one while the next waits. Operations that arrive meanwhile join
+	// the next batch, and one large script is cheaper for Redis than two small ones. On a
+	// distant Redis this would only add latency.
+	localRTT      = int64(200 * time.Microsecond)
 	localInFlight = 2
 )
 
@@ -38,17 +38,17 @@ type pipeline struct {
 	patience int64         // ns
 
 	// Guarded by commands.mu.
-	calls       fifo[call]         // without an answer, oldest first
-	flight      fifo[locktable.Op] // those that the calls carry out
-	out         *rawio.Writer      // of commands
-	drainReason string             // why no further command is to be sent here, although it can be; "": it may
+	calls         fifo[call]         // without an answer, oldest first
+	flight        fifo[locktable.Op] // those that the calls carry out
+	out           *rawio.Writer      // of commands
+	drainReason   string             // why no further command is to be sent here, although it can be; "": it may
 	minRTT        int64              // the shortest time that an answer took
-	liveness    liveness
-	lastReply   int64            // when Redis last sent anything or, if later, when liveness became waiting
-	nextCheck   int64            // when run checks liveness next, at the latest
-	served      bool             // Redis answered a command
-	raised      bool             // a token has raised session.id's floor since the last OnResults
-	scriptLoading      map[*script]bool // that it is being taught a script is among the calls
+	liveness      liveness
+	lastReply     int64            // when Redis last sent anything or, if later, when liveness became waiting
+	nextCheck     int64            // when run checks liveness next, at the latest
+	served        bool             // Redis answered a command
+	raised        bool             // a token has raised session.id's floor since the last OnResults
+	scriptLoading map[*script]bool // that it is being taught a script is among the calls
 
 	// Of the reader.
 	replies *replies
@@ -86,14 +86,14 @@ const (
 
 func newPipe(c *commands, s *readyConn) *pipeline {
 	p := &pipeline{
-		readyConn:   s,
-		commands:  c,
-		encoder:   encoder{prefix: c.cfg.UUID + ":", keys: c.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds()},
-		ended:     make(chan struct{}),
-		patience:  int64(c.dial.timeout),
-		minRTT:      math.MaxInt64,
-		lastReply: protocol.Now(),
-		scriptLoading:    make(map[*script]bool),
+		readyConn:     s,
+		commands:      c,
+		encoder:       encoder{prefix: c.cfg.UUID + ":", keys: c.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds()},
+		ended:         make(chan struct{}),
+		patience:      int64(c.dial.timeout),
+		minRTT:        math.MaxInt64,
+		lastReply:     protocol.Now(),
+		scriptLoading: make(map[*script]bool),
 	}
 	s.wire.release()
 	if s.wire.secure {
@@ -212,8 +212,8 @@ func (p *pipeline) read() {
 	_ = p.deliverResults()
 }
 
-// deliveringReader is the stream of what Redis says. Before more is waited for, what was
-// answered is handed out: the rest of a reply that has begun may take its time.
+// deliveringReader reads replies. Before it waits for more bytes, it delivers the results
+// that are complete: the rest of a reply that has begun may take its time.
 type deliveringReader struct {
 	*pipeline
 	from io.Reader
@@ -228,10 +228,10 @@ func (h deliveringReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// deliverResults says what waited for answers that have come, and delivers those. The error
-// ends the pipe.
+// deliverResults sends the operations that waited for the replies which have come, and
+// delivers their results. The error ends the pipeline.
 func (p *pipeline) deliverResults() error {
-	// Redis gets what waited for these answers before anybody else does.
+	// Redis gets the operations that waited before the loop gets the results.
 	err := p.commands.sendQueued(p)
 	if len(p.results) > 0 {
 		p.commands.deliver(p.results, p.takeRaised())
@@ -249,8 +249,8 @@ func (p *pipeline) deliverResults() error {
 const farAhead = 366 * 24 * time.Hour
 
 // raiseFloor notes a token that Redis gave out. One that is ahead of Redis's clock shows
-// that the clock was set back since the counter was made: other counters may be behind
-// tokens of before, and are lifted, as after a reconnect. A counter that is absurdly far
+// that the clock was set back since the counter was made: other counters may be below
+// earlier tokens, and are lifted, as after a reconnect. A counter that is absurdly far
 // ahead, because another program set it, must not lift those of all other locks. The
 // caller holds mu.
 func (p *pipeline) raiseFloor(now int64, last uint64) {
@@ -327,8 +327,8 @@ func (p *pipeline) onReply(answer reply) error {
 	return nil
 }
 
-// loadScript runs the oldest call again, once, behind the text of its script: it certainly
-// did not run. The caller holds mu.
+// loadScript runs the oldest call again, once, after loading its script: it certainly did not
+// run. The caller holds mu.
 func (p *pipeline) loadScript(now int64, cl call) {
 	ops := p.takeBack(cl)
 	form := byDigest
@@ -377,7 +377,7 @@ func (p *pipeline) decode(cl *call, answer reply, results []locktable.Result) er
 		}
 	}
 	switch {
-	case len(results) == 0: // whatever it says is a sign of life
+	case len(results) == 0: // any reply shows that Redis is alive
 	case answer.kind == '-':
 		for i := range results {
 			refuse(&results[i], answer.text)

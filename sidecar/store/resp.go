@@ -9,7 +9,7 @@ import (
 	"strconv"
 )
 
-// What we say and hear on a command connection once it is greeted: the part of
+// What is sent and received on a command connection after its handshake: the part of
 // RESP2 that scripts need. A client library would make an object of each command
 // and each value of a reply, and costs more than the rest of the way of an
 // operation through the sidecar.
@@ -125,7 +125,7 @@ func (r *replies) value(depth int) (reply, error) {
 	return reply{}, errStrange
 }
 
-// line reads up to CRLF, and returns at least the byte that tells the kind. It is
+// line reads up to CRLF, and returns at least the byte of the kind. It is
 // good until the next read.
 func (r *replies) line() ([]byte, error) {
 	line, err := r.in.ReadSlice('\n')

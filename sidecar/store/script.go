@@ -85,8 +85,8 @@ func scriptOf(k locktable.OpKind) *script {
 	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
 }
 
-// sortForBatching puts ops that are asked at one time into an order in which few runs carry them
-// out: renewals first, because a late one costs a client its lock; then checks; then
+// sortForBatching puts ops that are sent at one time into an order in which few scripts
+// execute them: renewals first, because a late one costs a client its lock; then checks; then
 // takes and drops, those with the same lease together.
 func sortForBatching(ops []locktable.Op) {
 	class := func(op *locktable.Op) int {
@@ -106,9 +106,9 @@ func sortForBatching(ops []locktable.Op) {
 	})
 }
 
-// batchPrefix returns how many of ops, at least one, are carried out by one run of a
-// script, and of which: neighbours for which it is the same one, with one lease; and if
-// they are renewed or checked, as many entries. Drops go with any lease.
+// batchPrefix returns how many of ops, at least one, one run of a script executes, and which
+// script: neighbours with the same script and one lease; and if they are renewed or checked,
+// with the same number of entries. Drops go with any lease.
 func batchPrefix(ops []locktable.Op) (*script, int) {
 	s := scriptOf(ops[0].Kind)
 	var first *locktable.Op // with a lease
@@ -126,15 +126,18 @@ func batchPrefix(ops []locktable.Op) (*script, int) {
 	return s, n
 }
 
-// argSection is when its script comes to an operation.
+// argSection is the section of the script's arguments that an operation goes into. A script
+// executes its sections in order.
 type argSection int
 
 const (
 	taken argSection = iota // or renewed
 	set
-	moved // is set, too; but Redis may grant a script that has moved a lock what it grants no other
+	// moved is like set, but ordered after it: once a script has written anything, Redis no
+	// longer enforces maxmemory for it, so plain sets must run before.
+	moved
 	dropped
-	retaken // by two operations, a drop and a take behind it
+	retaken // by two operations, a drop and a take pipelined after it
 	turns
 )
 
@@ -152,12 +155,12 @@ func argSectionOf(op *locktable.Op) argSection {
 	return taken
 }
 
-// retakes tells whether the first two of ops are a lock that is dropped and taken again.
+// retakes reports whether the first two of ops are a lock that is dropped and taken again.
 func retakes(ops []locktable.Op) bool {
 	return len(ops) > 1 && ops[0].Kind == locktable.Drop && ops[1].AfterPendingDrop && argSectionOf(&ops[1]) == taken && ops[0].Name == ops[1].Name
 }
 
-// orderArgs puts ops, which one run carries out, into the order in which its script does.
+// orderArgs puts ops, which one run executes, into the order of its script.
 func (e *encoder) orderArgs(ops []locktable.Op) {
 	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return op.AfterPendingDrop }) {
 		// Each of those follows its drop, if that is among ops, and makes one turn with it,
@@ -326,7 +329,7 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 	return "", false, nil
 }
 
-// hasKinds tells whether a list has items of these kinds, and no others.
+// hasKinds reports whether a list has items of these kinds, and no others.
 func hasKinds(list []reply, kinds string) bool {
 	if len(list) != len(kinds) {
 		return false

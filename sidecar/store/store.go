@@ -1,9 +1,8 @@
-// Package store carries the lock table's operations out in Redis.
+// Package store executes the lock table's operations in Redis.
 //
-// It keeps two connections and no more: one on which scripts run, and one that
-// listens for releases. Each lives on its own: it is made in the background, watched,
-// thrown away if it is not trusted any more, and made anew. Nothing here decides
-// anything about locks.
+// It has two connections: one for scripts, and one that is subscribed to the channels of
+// locks. Each has a lifecycle of its own: it is made in the background, checked, closed
+// when it fails a check, and made again. Nothing here decides anything about locks.
 package store
 
 import (
@@ -16,7 +15,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// Config says which Redis, for whom, and where the answers go.
+// Config is which Redis is used, for which sidecar, and where results go.
 type Config struct {
 	// URL of Redis: redis://, rediss:// or unix://, with user, password and
 	// database. Required.
@@ -33,7 +32,7 @@ type Config struct {
 	// UUID of the sidecar, the first half of its owner fields. Required.
 	UUID string
 
-	// Last is what OnUp told the process before this one that had the same UUID:
+	// Last is what OnUp gave the process before this one that had the same UUID:
 	// the first connection is then a reconnect like any other. Zero: there was none.
 	Last Identity
 
@@ -47,7 +46,8 @@ type Config struct {
 	Log *slog.Logger
 
 	// Timeout is how long Redis may be silent while it owes an answer. Then the
-	// connection is given up, at the second look: perhaps it is us who slept.
+	// connection is given up, at the second check: the first one may only show that this
+	// process slept.
 	// 0 or less: 2 s.
 	Timeout time.Duration
 
@@ -55,11 +55,11 @@ type Config struct {
 	// the other. They must not block, and may call Do, Subscribe and Unsubscribe.
 	// nil: not called. What they are given is theirs; results may be given back with Recycle.
 
-	// OnResults brings what Redis answered, and, if that raised the floor of tokens, the
-	// identity with its new floor; otherwise nil. When a connection is lost, OnDown comes
+	// OnResults brings results, and, if a token raised the floor of tokens, the identity
+	// with its new floor; otherwise nil. When a connection is lost, OnDown comes
 	// first, so that nothing is sent again to a Redis that is gone.
 	// OnUp: Redis can be asked. dataLost: it is not certainly the same data as
-	// before (another run, another replication history, or it does not say). id is
+	// before (another run, another replication history, or it does not tell). id is
 	// what a successor of this process needs as its Last.
 	// OnDown, once per outage: err is the sentence that an operator reads.
 	OnResults func(results []locktable.Result, raised *Identity)
@@ -75,13 +75,13 @@ type Config struct {
 	OnMessage      func(names []string)
 }
 
-// Identity says what was connected to what: which data Redis had, by which
-// connection it was asked, and what time it was there. It stays good for as long
+// Identity is what was connected to what: which data Redis had, by which
+// connection it was used, and what time it was there. It stays good for as long
 // as this host runs.
 type Identity struct {
-	RunID    string // of the server process; empty: it does not say
+	RunID    string // of the server process; "": it does not tell
 	ReplID   string // of the replication history, "/", and the number of the database
-	ClientID int64  // of the command connection, to be ended before anything is asked again; 0: the server does not say
+	ClientID int64  // of the command connection, to be ended before any operation is sent again; 0: the server does not tell
 	Floor    int64  // µs: the server's time at FloorAt, or the largest token known then if that is larger
 	FloorAt  int64  // CLOCK_BOOTTIME in ns
 }
@@ -97,16 +97,16 @@ func (id *Identity) floor(now int64) int64 {
 	return id.Floor + elapsed - elapsed/100
 }
 
-// known tells whether there was a connection at all.
+// known reports whether there was a connection at all.
 func (id *Identity) known() bool { return id.FloorAt != 0 }
 
-// sameData tells whether Redis has certainly forgotten nothing from one
+// sameData reports whether Redis has certainly forgotten nothing from one
 // connection to the other.
 func (id *Identity) sameData(other *Identity) bool {
 	return id.sameServer(other) && id.ReplID == other.ReplID
 }
 
-// sameServer tells whether both connections led to one process, whose client ids
+// sameServer reports whether both connections led to one process, whose client ids
 // mean the same in both.
 func (id *Identity) sameServer(other *Identity) bool {
 	return id.RunID != "" && id.RunID == other.RunID
@@ -153,16 +153,18 @@ func Open(cfg Config) (*Store, error) {
 }
 
 // Address is where Redis is: host and port, or the path of a socket, and the number of
-// the database behind a slash.
+// the database after a slash.
 func (s *Store) Address() string { return s.commands.dial.place() }
 
-// Do sends ops, or does so as soon as the connection is free for them, and answers
-// each with exactly one Result. While Redis is down the answer is Unsent, at once.
-// Renewals go first; of what is asked at one time, takes go before drops, but for most of
-// those that are behind one; and what Redis must be taught the script of may fall behind.
-// So a name must not have more under way than one operation, or a Take behind a Drop,
-// whose order does not matter.
-// After Close nothing is sent and nothing answered.
+// Do sends ops, or does so as soon as the connection is free for them. Each gets exactly one
+// Result; while Redis is down it is NotSent, at once.
+//
+// Within one batch the order is: renewals, checks, takes, drops, except that most pipelined
+// Takes follow their Drop. Operations that hit NOSCRIPT are sent again after SCRIPT LOAD, and
+// may run after later ones. So a name must have at most one operation in flight, or a Drop
+// and the Take that is pipelined after it: that pair commutes.
+//
+// After Close nothing is sent, and nothing gets a Result.
 func (s *Store) Do(ops []locktable.Op) { s.commands.do(ops) }
 
 // Recycle takes back results that OnResults brought. The caller does not use them again.
@@ -172,7 +174,7 @@ func (s *Store) Recycle(results []locktable.Result) { s.commands.spareResults.pu
 // before them.
 func (s *Store) Unsent() int { return int(s.commands.unsentOps.Load()) }
 
-// Subscribe listens on the channel of a lock until Unsubscribe. OnSubscribed
+// Subscribe subscribes to the channel of a lock until Unsubscribe. OnSubscribed
 // follows every call once Redis has confirmed it, unless Unsubscribe comes first.
 func (s *Store) Subscribe(name string) { s.listener.subscribe(name) }
 

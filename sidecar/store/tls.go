@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// TLS says how a Redis with a rediss:// URL is trusted, and how it trusts this sidecar.
+// TLS is how a Redis with a rediss:// URL is trusted, and how it trusts this sidecar.
 // The files are PEM, and are read at each connection: one that was renewed counts from the
 // next connection on.
 type TLS struct {
