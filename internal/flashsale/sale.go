@@ -346,7 +346,7 @@ func (f *sale) sell(ctx context.Context, order string, kill victim) (*part, erro
 	p.took = time.Since(start)
 	f.screen.erase()
 	if kill != noVictim && p.killed == 0 {
-		return nil, errors.New("nobody could be killed: the till that was to be never got the lock")
+		return nil, errors.New("no process was killed: the till that was to be killed never got the lock")
 	}
 	if after, ok := f.lockCommands(ctx); ok && counted {
 		p.commands = after - before
