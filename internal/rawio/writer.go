@@ -11,7 +11,7 @@ import (
 // keeps no caller waiting for the peer. Flush writes what the socket takes at once. A
 // goroutine writes the rest; it lives only while there is a rest.
 //
-// The owner's mutex guards the Writer: whoever calls a method holds it, except for Wait.
+// The owner's mutex guards the Writer: the caller of a method holds it, except for Wait.
 // Flush releases it for the time of a system call.
 type Writer struct {
 	// Queued holds the bytes that no write has taken yet. The owner appends to it
