@@ -75,16 +75,21 @@ func startRedisson(t testing.TB, connect Command) *Worker {
 	}
 	connect.Do = "connect"
 	w.Must(connect)
+	w.disconnect = sync.OnceFunc(func() { w.Must(Command{Do: "disconnect"}) })
 	t.Cleanup(func() {
 		if t.Failed() && w.Stderr.String() != "" {
 			t.Logf("the log of Redisson, of all tests so far:\n%s", Tail(w.Stderr.String(), 40))
 		}
 		if !w.HasEnded() {
-			w.Must(Command{Do: "disconnect"})
+			w.disconnect()
 		}
 	})
 	return w
 }
+
+// Disconnect closes the RedissonClient before the test ends. Locks that its threads hold are
+// free at the ends of their leases.
+func (w *Worker) Disconnect() { w.disconnect() }
 
 // OnThread returns another thread of the same RedissonClient.
 func (w *Worker) OnThread(thread string) *Worker {

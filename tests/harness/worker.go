@@ -81,6 +81,7 @@ type Worker struct {
 	t testing.TB
 
 	client, thread string // Redisson: addressed by every command
+	disconnect     func() // Redisson: closes the client; later calls do nothing
 }
 
 // A workerProcess is a process that reads commands and writes answers. The process of
