@@ -35,7 +35,7 @@ const noAnswer protocol.Code = "no answer"
 
 // Names that the fake does not grant.
 const (
-	nameHeld     = "held by somebody"
+	nameHeld     = "held by another host"
 	nameWait     = "waits forever"
 	nameDenied   = "denied"
 	nameNoRedis  = "no redis"
@@ -120,7 +120,7 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		case nameWait:
 			return nil
 		case nameHeld:
-			return protocol.Err{ID: r.ID, Code: protocol.Timeout, Msg: "somebody else holds it"}
+			return protocol.Err{ID: r.ID, Code: protocol.Timeout, Msg: "another host holds it"}
 		case nameDenied:
 			return protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: "Redis does not permit this key"}
 		case nameNoRedis:
@@ -154,7 +154,7 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		if r.Name == nameHeld {
 			return protocol.ForceReleaseOK{ID: r.ID, Hold: fakeHold}
 		}
-		return protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: "nobody holds it"}
+		return protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: "it is not held"}
 	case *protocol.List:
 		return protocol.ListOK{ID: r.ID, Locks: []protocol.LockRow{
 			{Name: "b", State: protocol.StateHeld, Hold: fakeHold, Token: fakeToken, Count: 1, PID: 1, Cmd: "init", DeadlineNS: protocol.Now() + int64(f.lease)},

@@ -39,7 +39,7 @@ func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
 	defer sidecar.Close()
 	hold, err := sidecar.ForceRelease(ctx, c.Name)
 	if errors.Is(err, locksidecar.ErrNotHeld) {
-		return fmt.Errorf("nobody of this host holds the lock %q; locksidecar ls shows who holds what", c.Name)
+		return fmt.Errorf("no process of this host holds the lock %q; locksidecar ls shows the holders", c.Name)
 	}
 	if err != nil {
 		return err

@@ -30,10 +30,10 @@ func TestPingAndForceReleasePrintTheAnswer(t *testing.T) {
 	if out := expectExit(t, start(t, f, "ping"), 0, ""); !strings.Contains(out, "its Redis serves") {
 		t.Errorf("ping printed %q", out)
 	}
-	if out := expectExit(t, start(t, f, "force-release", nameHeld), 0, ""); out != "ended hold 7 of \"held by somebody\"\n" {
+	if out := expectExit(t, start(t, f, "force-release", nameHeld), 0, ""); out != "ended hold 7 of \"held by another host\"\n" {
 		t.Errorf("force-release printed %q", out)
 	}
-	expectExit(t, start(t, f, "force-release", "free"), 1, `locksidecar: nobody of this host holds the lock "free"`)
+	expectExit(t, start(t, f, "force-release", "free"), 1, `locksidecar: no process of this host holds the lock "free"`)
 }
 
 func TestVersionNamesTheProtocol(t *testing.T) {

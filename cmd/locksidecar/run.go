@@ -52,7 +52,7 @@ If the release could not be confirmed, a warning says why. The exit code is the 
 Examples:
 
     locksidecar run nightly-report -- ./report.sh --date today
-    locksidecar run --wait 0 deploy -- make deploy || echo "somebody else deploys"
+    locksidecar run --wait 0 deploy -- make deploy || echo "another deployment runs"
     locksidecar run stock:42 --wait 30s --max-hold 5m -- sh -c 'sell --fence "$LOCKSIDECAR_TOKEN"'
     locksidecar run roll -- ./upgrade.sh && ssh next locksidecar run --wait 0 roll -- ./upgrade.sh
 
@@ -286,7 +286,7 @@ func (c *runCmd) notAcquired(err error) error {
 	case errors.Is(err, locksidecar.ErrUnavailable): // before ErrTimeout: an error that is both names the cause here
 		return err
 	case errors.Is(err, locksidecar.ErrHeld):
-		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by somebody else; locksidecar ls %[1]q shows by whom", c.Name)}
+		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by another process or host; locksidecar ls %[1]q shows by which", c.Name)}
 	case errors.Is(err, locksidecar.ErrTimeout):
 		return coded{exitNotAcquired, fmt.Errorf("the lock %q was not free within %v; locksidecar ls %[1]q shows who holds it", c.Name, *c.Wait)}
 	default:

@@ -276,7 +276,7 @@ func TestRunReportsWhyTheLockWasNotAcquired(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		{[]string{"--wait", "0", nameHeld}, 75, "is held by somebody else"},
+		{[]string{"--wait", "0", nameHeld}, 75, "is held by another process or host"},
 		{[]string{"--wait", "1m", nameHeld}, 75, "was not free within 1m0s"},
 		{[]string{nameDenied}, 77, "does not permit"},
 		{[]string{nameNoRedis}, 69, "cannot be reached"},
@@ -397,7 +397,7 @@ func TestLostLockEndsTheWholeGroup(t *testing.T) {
 	p := start(t, f, "run", "--kill-after", "20ms", "job", "--", "sh", "-c", ignoresSIGTERM)
 	pidfd := p.pid()
 	f.event(t, protocol.LostEvent{Hold: fakeHold, Reason: protocol.Stolen})
-	expectExit(t, p, 79, "somebody else's name is in its key")
+	expectExit(t, p, 79, "name is in its key in Redis")
 	if !hasEnded(t, pidfd, eventTimeoutMS) {
 		t.Error("a process of the group goes on without the lock")
 	}
