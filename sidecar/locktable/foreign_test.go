@@ -108,6 +108,8 @@ func TestTryEndsAQuietPause(t *testing.T) {
 	r.acquire(1, "a")
 	waiter := r.acquire(2, "a")
 	r.redis(locktable.Take, locktable.Done)
+	r.pass(150 * time.Millisecond) // the host subscribes, so that it remembers the pause
+	r.tb.Subscribed(r.now, "a")
 	r.handoffs(1)
 	r.redis(locktable.Drop, locktable.Done)
 	for s := locktable.SessionID(1); s <= 2; s++ { // those who waited give up

@@ -179,6 +179,23 @@ func TestMessageThatWasLostIsNotExpectedForLong(t *testing.T) {
 	r.redis(locktable.Renew, locktable.Done)
 }
 
+// A Drop that Redis refused has published no message, so the next one is another program's.
+func TestMessageAfterADropThatFailedIsNotOwn(t *testing.T) {
+	r := newRig(t)
+	r.others = 1
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.HeldByOther)
+	r.tb.Subscribed(r.now, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 2)
+	r.redis(locktable.Drop, locktable.Refused)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(20 * time.Millisecond)
+	r.message("a")
+	r.redis(locktable.Renew, locktable.Done)
+}
+
 // The search for a deadlock is given up after a number of steps: a client with many
 // owners must not occupy the loop.
 func TestSearchForADeadlockIsBounded(t *testing.T) {
@@ -457,4 +474,170 @@ func TestLocalPollersLeaveTheKeyFreeNowAndThen(t *testing.T) {
 		s = 3 - s
 	}
 	t.Error("the key was never free in 1.5 s")
+}
+
+// A lock has no timer for what the result of its operation in flight decides, nor for a hold
+// that has ended: an idle sidecar sleeps.
+func TestTimerIsForTheNextChangeOnly(t *testing.T) {
+	t.Run("an operation was sent", func(t *testing.T) {
+		r := newRig(t)
+		r.tb = locktable.New(locktable.Config{HandoffBudget: 1}, r.now)
+		r.tb.Up(r.now, false)
+		for s := range locktable.SessionID(3) {
+			r.tb.Open(r.now, s+1, locktable.Peer{})
+		}
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.acquire(2, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.acquire(3, "a")
+		r.release(1, 1)
+		r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0", "s2 granted hold=2 token=2 count=1")
+		if len(r.ops) != 1 || r.ops[0].Reserve != 1 {
+			t.Fatalf("operations in flight: %+v, want one that reserves a token for the next waiter", r.ops)
+		}
+		if at, ok := r.tb.Next(); !ok || time.Duration(at-r.now) < 100*time.Millisecond {
+			t.Errorf("the next timer is due in %v, want 100 ms, when the host subscribes for its waiter", time.Duration(at-r.now))
+		}
+	})
+	t.Run("a hold has ended", func(t *testing.T) {
+		r := newRig(t)
+		r.acquire(1, "a", maxHold(time.Second))
+		r.redis(locktable.Take, locktable.Done)
+		r.pass(1010 * time.Millisecond)
+		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 max_hold")
+		if at, ok := r.tb.Next(); ok {
+			t.Errorf("while the lock is being dropped, a timer is due in %v", time.Duration(at-r.now))
+		}
+		r.redis(locktable.Drop, locktable.Done)
+	})
+}
+
+// Redis refused to renew the hold once, and renewed it when it was asked again. If Redis
+// cannot be reached after that, the hold lasts as long as any other.
+func TestHoldThatIsRenewedAfterARefusalLastsUntilItsDeadline(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(10600 * time.Millisecond)
+	r.redis(locktable.Renew, locktable.Refused)
+	r.pass(110 * time.Millisecond)
+	r.redis(locktable.Renew, locktable.Done)
+	r.tb.Down(r.now, "gone")
+	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +29s")
+	r.pass(25 * time.Second)
+	r.want()
+	r.pass(5 * time.Second)
+	r.want("s1 lost hold=1 expired")
+}
+
+// Redis refuses to renew the hold until it is given up: a quarter of the lease before its
+// deadline its client is notified. Until the deadline the client may still use the lock, so
+// no other client gets it; and the hold is not renewed.
+func TestHoldThatIsGivenUpExcludesOthersUntilItsDeadline(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	for end := r.now + int64(23*time.Second); r.now < end; {
+		r.pass(10 * time.Millisecond)
+		if r.collect(); len(r.ops) > 0 {
+			r.redis(locktable.Renew, locktable.Refused)
+		}
+	}
+	r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 expired")
+	r.pass(6 * time.Second)
+	r.quiet()
+	r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Done) // for tokens
+	r.want()
+	r.pass(time.Second)
+	r.want("subscribe a")
+	if op := r.redis(locktable.Take, locktable.Done); op.HoldID != 2 {
+		t.Fatalf("when the hold has ended: %+v", op)
+	}
+	r.want("s2 granted hold=2 token=66 count=1")
+}
+
+// Redis refused to renew the hold, and the sidecar was restarted. Redis has not refused the
+// new process, so the hold lasts until its deadline.
+func TestHoldThatCouldNotBeRenewedLastsAfterARestart(t *testing.T) {
+	l := newRestartHarness(t)
+	l.takes(1, "a")
+	l.pass(10600 * time.Millisecond)
+	l.redis(locktable.Renew, locktable.Refused)
+	l.collect()
+	l.killed(time.Second)
+	l.pass(13 * time.Second)
+	l.want()
+	l.pass(6 * time.Second)
+	l.want("s1 lost hold=1 expired")
+}
+
+func TestCrashDelayEndsNoLaterThanMaxHold(t *testing.T) {
+	for _, tt := range []struct{ maxHold, crashDelay, want time.Duration }{
+		{4 * time.Second, 10 * time.Second, 4 * time.Second},
+		{10 * time.Second, 2 * time.Second, 3 * time.Second},
+	} {
+		r := newRig(t)
+		r.acquire(1, "a", maxHold(tt.maxHold), crash(tt.crashDelay))
+		r.redis(locktable.Take, locktable.Done)
+		r.pass(time.Second)
+		r.tb.Close(r.now, 1)
+		r.pass(tt.want - time.Second - 10*time.Millisecond)
+		r.quiet()
+		r.pass(20 * time.Millisecond)
+		r.redis(locktable.Drop, locktable.Done)
+	}
+}
+
+// No other host could get the lock, so it passes between local clients.
+func TestHostThatCannotReachRedisDoesNotYield(t *testing.T) {
+	for _, tt := range []struct {
+		says string
+		down bool
+		want []string
+	}{
+		{"Redis is up", false, []string{"s1 released count=0"}},
+		{"Redis is down", true, []string{"s1 released count=0", "s2 granted hold=2 token=2 count=1"}},
+	} {
+		t.Run(tt.says, func(t *testing.T) {
+			r := newRig(t)
+			r.others = 1
+			r.acquire(1, "a")
+			r.redis(locktable.Take, locktable.Done)
+			r.acquire(2, "a")
+			r.redis(locktable.Take, locktable.Done)
+			r.pass(60 * time.Millisecond) // longer than HandoffTime
+			if tt.down {
+				r.tb.Down(r.now, "gone")
+			}
+			r.want("s1 granted hold=1 token=1 count=1")
+			r.release(1, 1)
+			r.want(tt.want...)
+		})
+	}
+}
+
+// A host yields, and loses its connection to Redis before the result of the Drop. Messages
+// come over another connection: they do not have it try again before it has yielded.
+func TestHostThatYieldsDropsTheLockAfterAnOutage(t *testing.T) {
+	r := newRig(t)
+	r.others = 2
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.HeldByOther)
+	r.tb.Subscribed(r.now, "a")
+	hold := r.redis(locktable.Take, locktable.Done).HoldID
+	r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(60 * time.Millisecond) // longer than HandoffTime
+	r.release(1, hold)
+	r.tb.Down(r.now, "gone")
+	r.redis(locktable.Drop, locktable.Unknown)
+	r.message("a")
+	r.pass(time.Second)
+	r.quiet()
+	r.tb.Up(r.now, false)
+	r.redis(locktable.Drop, locktable.Done)
+	r.pass(9 * time.Millisecond)
+	r.quiet() // it backs off
 }

@@ -52,6 +52,24 @@ func (m *mutant) apply(text string) (string, error) {
 	return strings.Replace(text, m.old, m.new, 1), nil
 }
 
+// withoutAssertions goes with each mutant of the lock table. The table asserts its invariants,
+// and an assertion stops the process that a mutant runs in. A mutant is killed only if a test
+// notices the broken rule by itself.
+var withoutAssertions = mutant{
+	rule: "an assertion stops nothing",
+	file: "sidecar/locktable/invariant.go",
+	old:  `	panic(fmt.Sprintf("locktable: %q: invariant`,
+	new:  `	_ = (fmt.Sprintf("locktable: %q: invariant`,
+}
+
+// changes returns what is changed in the source for a mutant.
+func (m *mutant) changes() []*mutant {
+	if filepath.Dir(m.file) == filepath.Dir(withoutAssertions.file) && m.file != withoutAssertions.file {
+		return []*mutant{m, &withoutAssertions}
+	}
+	return []*mutant{m}
+}
+
 // verdict is the result of one mutant.
 type verdict string
 
@@ -227,6 +245,9 @@ func (b *bench) try(ctx context.Context, m *mutant, limit time.Duration) (v verd
 	if err != nil {
 		return misfit, err.Error()
 	}
+	if out, err := b.build(ctx, m, overlay); err != nil {
+		return broken, firstLine(out, ".go:")
+	}
 	if out, err := b.compile(ctx, m.by, overlay); err != nil {
 		return broken, firstLine(out, ".go:")
 	}
@@ -251,24 +272,31 @@ func (b *bench) try(ctx context.Context, m *mutant, limit time.Duration) (v verd
 	return killed, fmt.Sprintf("%s: %.160s", name, how)
 }
 
-// overlay writes the mutated file, and the list of replaced files for the Go command.
+// overlay writes the mutated files, and the list of replaced files for the Go command.
 func (b *bench) overlay(m *mutant) (string, error) {
-	source := filepath.Join(b.root, m.file)
-	text, err := os.ReadFile(source)
-	if err != nil {
-		return "", err
+	replaced := make(map[string]string)
+	for i, m := range m.changes() {
+		source := filepath.Join(b.root, m.file)
+		text, err := os.ReadFile(source)
+		if err != nil {
+			return "", err
+		}
+		mutated, err := m.apply(string(text))
+		if err != nil {
+			return "", err
+		}
+		file := filepath.Join(b.dir, fmt.Sprint("mutated", i, filepath.Ext(m.file)))
+		if err := os.WriteFile(file, []byte(mutated), 0o600); err != nil {
+			return "", err
+		}
+		replaced[source] = file
 	}
-	mutated, err := m.apply(string(text))
-	if err != nil {
-		return "", err
-	}
-	file := filepath.Join(b.dir, "mutated"+filepath.Ext(m.file))
-	list, err := json.Marshal(map[string]any{"Replace": map[string]string{source: file}})
+	list, err := json.Marshal(map[string]any{"Replace": replaced})
 	if err != nil {
 		return "", err
 	}
 	name := filepath.Join(b.dir, "overlay.json")
-	return name, first(os.WriteFile(file, []byte(mutated), 0o600), os.WriteFile(name, list, 0o600))
+	return name, os.WriteFile(name, list, 0o600)
 }
 
 // firstLine is the first line of an output that has this text in it.
@@ -282,6 +310,16 @@ func firstLine(out, with string) string {
 }
 
 func (b *bench) binary() string { return filepath.Join(b.dir, "test") }
+
+// build builds the package of a mutant. Tests that start the daemon do not import it: they
+// would build the daemon, and fail.
+func (b *bench) build(ctx context.Context, m *mutant, overlay string) (string, error) {
+	b.overlaid = overlay
+	if filepath.Ext(m.file) != ".go" {
+		return "", nil
+	}
+	return b.output(ctx, 5*time.Minute, b.root, "go", "build", "-o", os.DevNull, "./"+filepath.Dir(m.file))
+}
 
 // compile builds the tests of a check. overlay "": of the unchanged source.
 func (b *bench) compile(ctx context.Context, c check, overlay string) (string, error) {

@@ -1,0 +1,144 @@
+package sidecar
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// unserved returns a sidecar whose loop the test runs itself, and whose Redis the test plays.
+// end ends it; then no operation may be in flight.
+func unserved(t *testing.T) (s *Server, end func()) {
+	t.Helper()
+	s, err := Listen(Config{
+		Socket: filepath.Join(t.TempDir(), "s"),
+		State:  StateNone,
+		Redis:  "redis://127.0.0.1:1", // refuses connections
+		Log:    slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, func() {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := s.Serve(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A step that begins long after its time was kept from it, by a suspend of the host for
+// instance. What Redis returned meanwhile has not been read, so Redis was not silent. A step
+// that begins in time finds Redis silent.
+func TestStepThatBeginsLateIsAPause(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		planned time.Duration // from the step on
+		paused  bool
+	}{
+		{"it was due an hour ago", -time.Hour, true},
+		{"it is not due yet", time.Hour, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, end := unserved(t)
+			defer end()
+			sent := protocol.Now() - int64(2*time.Hour)
+			s.table.Up(sent, false)
+			s.table.Open(sent, 1, locktable.Peer{})
+			s.table.Acquire(sent, 1, protocol.Acquire{ID: 7, Name: "a"}) // does not wait for the lock
+			s.table.Effects()                                            // the Take has no result yet
+
+			s.planned = protocol.Now() + int64(tt.planned)
+			now := s.step()
+			if silence := s.table.Silence(now); (silence == 0) != tt.paused {
+				t.Errorf("Redis was silent for %v", silence)
+			}
+			if waits := s.table.InUse(1, 7); waits != tt.paused {
+				t.Errorf("the acquire waits for the result: %v, want %v", waits, tt.paused)
+			}
+			s.table.Result(now, locktable.Result{Kind: locktable.Take, Name: "a", Outcome: locktable.NotSent})
+		})
+	}
+}
+
+// A process releases its lock and ends. The loop may notice the end of the process before it
+// reads the release: the lock is released, not kept for a crash delay. The connection ends
+// even if a child of the process still has it.
+func TestReleaseBeforeTheEndOfItsProcessIsRead(t *testing.T) {
+	s, end := unserved(t)
+	defer end()
+	now := protocol.Now()
+	s.table.Up(now, false)
+	c, _ := connPair(t) // the client's end stays open
+	defer c.end()
+	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
+	s.onRequest(now, &request{kind: clientAcquire, conn: c, acquire: protocol.Acquire{ID: 2, Name: "a", WaitMS: protocol.Forever, CrashDelayMS: 60_000}})
+	s.table.Effects()
+	s.table.Result(now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: now, Token: 1})
+	s.table.Effects()
+	row, _ := s.table.Info(now, "a")
+	if row.State != protocol.StateHeld {
+		t.Fatalf("the lock: %+v", row)
+	}
+
+	s.onProcessExit(now, c.session.id)
+	_ = c.nc.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
+	if _, err := c.nc.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("reading the connection: %v, want its end", err)
+	}
+	s.onRequest(now, &request{kind: clientRelease, conn: c, release: protocol.Release{ID: 3, Hold: row.Hold}})
+	s.onDisconnect(now, c)
+	if row, _ := s.table.Info(now, "a"); row.State == protocol.StateHeld {
+		t.Errorf("the lock: %+v", row)
+	}
+	s.table.Effects()
+	s.table.Result(now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: now})
+}
+
+// While many operations wait to be sent to Redis, what the table has left over waits for an
+// answer of Redis, and does not occupy the loop.
+func TestWorkThatIsLeftWaitsForRedis(t *testing.T) {
+	const locks = 200
+	s, end := unserved(t)
+	defer end()
+	now := protocol.Now()
+	answer := func() (answered int) {
+		for _, e := range slices.Clone(s.table.Effects()) {
+			if e.Kind == locktable.Redis {
+				s.table.Result(now, locktable.Result{Kind: e.Op.Kind, Name: e.Op.Name, Sent: now, Token: 1})
+				answered++
+			}
+		}
+		return answered
+	}
+	s.table.Up(now, false)
+	s.table.Open(now, 1, locktable.Peer{})
+	for i := range locks {
+		s.table.Acquire(now, 1, protocol.Acquire{ID: uint64(i + 1), Name: fmt.Sprint("lock ", i)})
+	}
+	answer()
+	s.table.Close(now, 1)
+	if !s.table.Busy() {
+		t.Fatal("nothing is left of the session")
+	}
+	if at, ok := s.next(now); !ok || at != now {
+		t.Errorf("it is done in %v, %v, want at once", time.Duration(at-now), ok)
+	}
+	s.held = true
+	if at, ok := s.next(now); !ok || at <= now {
+		t.Errorf("while operations wait, it is done in %v, %v", time.Duration(at-now), ok)
+	}
+	for s.held = false; answer() > 0 || s.table.Busy(); {
+		s.table.Work(now)
+	}
+}
