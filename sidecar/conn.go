@@ -271,7 +271,7 @@ func (s *Server) submit(c *conn, batch []request) bool {
 	return ok
 }
 
-// throttle waits until no more than queued requests and unread bytes are left of
+// throttle is the backpressure of a slow reader: it waits until no more than queued requests and unread bytes are left of
 // this connection; false: its last frame is queued.
 func (c *conn) throttle(queued, unread int) bool {
 	c.mu.Lock()

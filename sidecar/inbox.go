@@ -68,12 +68,12 @@ func (k requestKind) isLast() bool { return k == clientDisconnected || k == clie
 type inbox struct {
 	ready chan struct{} // has an element when the loop has to read the inbox
 
-	mu           sync.Mutex // guards what follows
-	events       []event
-	messages     map[string]int // by name: how many were received since the last step
-	requests     fairQueue
-	unblocked    bool // addRequests does not block any more
-	backpressure bool // requests wait, because too many operations wait to be sent to Redis
+	mu              sync.Mutex // guards what follows
+	events          []event
+	messages        map[string]int // by name: how many were received since the last step
+	requests        fairQueue
+	unblocked       bool // addRequests does not block any more
+	redisBacklogged bool // requests wait, because too many operations wait to be sent to Redis
 }
 
 // maxMessages is how many messages for one lock the table gets in one step. More of them have no
@@ -135,7 +135,7 @@ func (b *inbox) wake() {
 func (b *inbox) hasInput() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.events) > 0 || len(b.messages) > 0 || b.requests.len > 0 && !b.backpressure
+	return len(b.events) > 0 || len(b.messages) > 0 || b.requests.len > 0 && !b.redisBacklogged
 }
 
 // swapEvents returns the events and messages, and continues with these empty ones.
@@ -147,11 +147,11 @@ func (b *inbox) swapEvents(events []event, messages map[string]int) ([]event, ma
 	return events, messages
 }
 
-// setBackpressure has requests wait in the inbox, or ends that.
-func (b *inbox) setBackpressure(on bool) {
+// setRedisBacklogged has requests wait in the inbox, or ends that.
+func (b *inbox) setRedisBacklogged(on bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.backpressure = on
+	b.redisBacklogged = on
 }
 
 // nextRequest removes the next request and stores it in r; false: there is none. First it

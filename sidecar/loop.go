@@ -30,17 +30,17 @@ type loop struct {
 	inbox inbox
 	redis atomic.Pointer[redisHealth]
 
-	running   sync.Mutex  // the first in the order of locks: it is locked with none held
-	finishing atomic.Bool // finish has locked running, and sleeps with it
-	table     *locktable.Table
-	store     *store.Store
-	pids      *pidWatch
-	state     *state.File // nil: nothing is kept for a successor
-	sessions  map[locktable.SessionID]*session
-	last      locktable.SessionID // newest session
-	newRedis  *store.Identity     // what a successor must know of Redis, if it changed in this step
-	stopping  bool
-	held      bool // requests wait, because too many operations wait to be sent: see step
+	running         sync.Mutex  // the first in the order of locks: it is locked with none held
+	finishing       atomic.Bool // finish has locked running, and sleeps with it
+	table           *locktable.Table
+	store           *store.Store
+	pids            *pidWatch
+	state           *state.File // nil: nothing is kept for a successor
+	sessions        map[locktable.SessionID]*session
+	last            locktable.SessionID // newest session
+	newRedis        *store.Identity     // what a successor must know of Redis, if it changed in this step
+	stopping        bool
+	redisBacklogged bool // requests wait, because too many operations wait to be sent: see step
 
 	events   []event        // emptied, for the next takeEvents
 	messages map[string]int // the same
@@ -165,11 +165,11 @@ func (l *loop) armTimer(now int64) {
 // waits, like requests, while many operations wait to be sent: until an answer of Redis,
 // which is an event and begins a step, or until Redis is known to be silent.
 func (l *loop) next(now int64) (at int64, ok bool) {
-	if l.table.Busy() && !l.held {
+	if l.table.Busy() && !l.redisBacklogged {
 		return now, true
 	}
 	at, ok = l.table.Next()
-	if silent, owed := l.table.SilentAt(); l.held && owed && (!ok || silent < at) {
+	if silent, owed := l.table.SilentAt(); l.redisBacklogged && owed && (!ok || silent < at) {
 		at, ok = silent, true
 	}
 	return at, ok
@@ -190,9 +190,9 @@ func (l *loop) step() (now int64) {
 	}
 	l.takeEvents(now)
 	// Until Redis has answered something, or is known to be silent.
-	l.held = l.store.Unsent() > maxUnsent && !l.table.IsSilent(now)
-	l.inbox.setBackpressure(l.held)
-	if !l.held {
+	l.redisBacklogged = l.store.Unsent() > maxUnsent && !l.table.IsSilent(now)
+	l.inbox.setRedisBacklogged(l.redisBacklogged)
+	if !l.redisBacklogged {
 		l.table.Work(now)
 		l.takeRequests(now)
 	}

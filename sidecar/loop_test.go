@@ -134,11 +134,11 @@ func TestWorkThatIsLeftWaitsForRedis(t *testing.T) {
 	if at, ok := s.next(now); !ok || at != now {
 		t.Errorf("it is done in %v, %v, want at once", time.Duration(at-now), ok)
 	}
-	s.held = true
+	s.redisBacklogged = true
 	if at, ok := s.next(now); !ok || at <= now {
 		t.Errorf("while operations wait, it is done in %v, %v", time.Duration(at-now), ok)
 	}
-	for s.held = false; answer() > 0 || s.table.Busy(); {
+	for s.redisBacklogged = false; answer() > 0 || s.table.Busy(); {
 		s.table.Work(now)
 	}
 }

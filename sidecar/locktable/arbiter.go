@@ -14,7 +14,8 @@ import (
 //
 // # When to retry
 //
-// A release wakes every host that waits. If all of them asked for the lock, Redis would
+// A release wakes every host that waits: a thundering herd. If all of them asked for the
+// lock, Redis would
 // refuse most of them, and the host that Redis writes to first, or that is nearest, would
 // get the lock again and again. So each host draws when to retry: at once, with a
 // probability that lets about two of all of them do so, or else at a random time within a
@@ -75,8 +76,9 @@ const (
 	// hands over between its clients the lock that it has.
 	contending contention = iota
 
-	// retryScheduled: the same, but nextTry was drawn at random after a release. It is
-	// not drawn again, or hosts that receive many messages would postpone it for good.
+	// retryScheduled: the same, but nextTry was drawn at random after a release. Later
+	// messages may move it forward, never back, or a host that receives many of them would
+	// postpone it for good.
 	retryScheduled
 
 	// yielding: this host has had the lock for long enough in a row. It releases the lock
@@ -187,7 +189,7 @@ func (a *arbiter) onTake() {
 }
 
 // scheduleRetry sets when the host asks for a lock that was released: at once, if it may
-// be at once, or at a random time from now on. A time that was drawn before stays. noWait:
+// be at once, or at a random time from now on. A time that was drawn before may move forward, never back. noWait:
 // the first local waiter waits for a result only.
 func (a *arbiter) scheduleRetry(p *policy, now int64, noWait, mayBeAtOnce bool) {
 	from := max(now, a.backoffUntil)
@@ -225,9 +227,9 @@ func (a *arbiter) linger(p *policy) time.Duration {
 	return p.cfg.SubscriptionLinger / time.Duration(max(1, a.others()/2))
 }
 
-// onClaim notes that Redis has confirmed a Take or a Renew. was is the state of the claim
+// onAcquired notes that Redis has confirmed a Take or a Renew. was is the state of the claim
 // before.
-func (a *arbiter) onClaim(now int64, was claimState) {
+func (a *arbiter) onAcquired(now int64, was claimState) {
 	a.remote.isKnown = false
 	if was.isOurs() {
 		return
@@ -308,7 +310,7 @@ func (a *arbiter) mayPipeline(p *policy, now int64, w *window) bool {
 // onRelease notes that Redis has executed this host's release.
 func (a *arbiter) onRelease(p *policy, now int64, noWait bool) {
 	if a.phase == yielding {
-		a.backoffUntil = now + int64(p.cfg.StandBack)
+		a.backoffUntil = now + int64(p.cfg.Backoff)
 		if a.quiet {
 			a.backoffUntil = now + int64(p.cfg.QuietPause)
 		}

@@ -2,8 +2,8 @@ package locktable
 
 import "fmt"
 
-// Audit compares the table with its own invariants, and returns the first one that does
-// not hold, or nil. It visits every lock and every session, so it is for tests: the
+// Audit recounts what the limits count, and returns the first count that is wrong, or nil.
+// (The invariants of a lock are asserted in invariant.go.) It visits every lock and every session, so it is for tests: the
 // simulation calls it between its steps. It changes nothing.
 //
 // The invariants are those of the limits:

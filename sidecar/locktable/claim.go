@@ -141,10 +141,10 @@ type want struct {
 	fullLeaseMS uint32 // that the key was given at the grant
 	isRenewed   bool
 	isChecked   bool
-	budget      int   // local handoffs that there are to be tokens for
+	tokens      int   // local handoffs that there are to be tokens for
 	reserveAt   int64 // from when tokens may be reserved for the waiters; never: there are none
 
-	// Of wantClaim.
+	// Of wantForQueue.
 	reserve     uint16 // tokens to draw
 	notBefore   int64  // unless the claim is this host's already
 	mayPipeline bool   // after a Drop in flight
@@ -153,9 +153,9 @@ type want struct {
 type wantKind uint8
 
 const (
-	wantNothing wantKind = iota // no field of this host
-	wantHold                    // the field of a local hold
-	wantClaim                   // a field for the first local waiter
+	wantNothing  wantKind = iota // no field of this host
+	wantHold                     // the field of a local hold
+	wantForQueue                 // a field for the first local waiter
 )
 
 // handoffSyncDelay is how long Redis may have an earlier hold of this host than the one that
@@ -190,7 +190,7 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 	switch {
 	case w.kind == wantHold:
 		return c.chooseForHold(a, w)
-	case w.kind == wantClaim && (c.state.isOurs() || a.due(w.notBefore)):
+	case w.kind == wantForQueue && (c.state.isOurs() || a.due(w.notBefore)):
 		return Op{Kind: Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve, AfterPendingDrop: w.mayPipeline}
 	case w.kind == wantNothing && c.state != claimAbsent:
 		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1}
@@ -203,8 +203,8 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
 	// Tokens are reserved early if the operation is needed anyway. The counter may be no
 	// counter, or memory short: that must not keep the renewal back; see reserveFailed.
 	reserve := uint16(0)
-	if a.now >= w.reserveAt && int(c.tokensLeft) < max(1, w.budget/4) {
-		reserve = uint16(w.budget)
+	if a.now >= w.reserveAt && int(c.tokensLeft) < max(1, w.tokens/4) {
+		reserve = uint16(w.tokens)
 	}
 	op := Op{HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS}
 	switch {
@@ -304,7 +304,9 @@ func (c *remoteClaim) unknown(now int64, op *inFlight) {
 	}
 }
 
-// dataLost notes that Redis may have lost its data, and tokens that were drawn before.
+// dataLost notes that Redis may have lost its data, and tokens that were drawn before: after
+// a restart or a failover. (A FLUSHALL of a Redis that goes on running is not noticed as
+// such: the next operation finds no key, see KeyMissing in Table.Result.)
 func (c *remoteClaim) dataLost() {
 	c.dropTokens()
 	c.op.mayHaveLostData = true // if there is one, it may meet the new data

@@ -91,6 +91,9 @@ func (a *alarm) due(at int64) bool {
 // reconcile brings a lock to rest after any change: what has ended ends, the next waiter is
 // granted if it can be, the operation is sent that brings Redis nearer to what it should
 // have, and the timer is set to the next time at which any of that may change.
+//
+// Nothing leaves the table and nothing is stored before Effects: reconcile appends effects,
+// and marks what the journal has to store.
 func (t *Table) reconcile(now int64, l *lock) {
 	t.now = now
 	a := alarm{now, never}
@@ -135,7 +138,7 @@ func (t *Table) want(now int64, l *lock) want {
 	case h != nil:
 		w := want{
 			kind: wantHold, holdID: h.id, count: h.entries, leaseMS: t.leaseToSet(now, h), fullLeaseMS: t.leaseOf(h.lease, h.leaseMS),
-			isRenewed: h.isRenewed(), isChecked: h.isChecked(), budget: t.cfg.HandoffBudget, reserveAt: never,
+			isRenewed: h.isRenewed(), isChecked: h.isChecked(), tokens: t.cfg.HandoffBudget, reserveAt: never,
 		}
 		if waiting > 0 {
 			w.reserveAt = q.drawAt
@@ -144,7 +147,7 @@ func (t *Table) want(now int64, l *lock) want {
 	case waiting > 0 && !(q.arbiter.phase == yielding && l.claim.state != claimAbsent):
 		first := q.waiters.head.request
 		w := want{
-			kind: wantClaim, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseOf(first.lease, first.leaseMS), reserve: 1,
+			kind: wantForQueue, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseOf(first.lease, first.leaseMS), reserve: 1,
 			notBefore: q.arbiter.nextTry, mayPipeline: l.claim.isReleasing() && q.arbiter.mayPipeline(&t.policy, now, &l.claim.window),
 		}
 		switch {

@@ -30,7 +30,7 @@ func (t *Table) Result(now int64, r Result) {
 	t.expireHold(now, l)
 
 	l.noteListeners(&r)
-	k, q := &l.claim, l.queue
+	c, q := &l.claim, l.queue
 	if q != nil {
 		q.lastError = ""
 	}
@@ -40,8 +40,8 @@ func (t *Table) Result(now int64, r Result) {
 		case Drop:
 			t.onDropDone(now, l)
 		case Check:
-			k.confirmedAt = now
-			k.renewAt = t.nextCheck(now)
+			c.confirmedAt = now
+			c.renewAt = t.nextCheck(now)
 		default:
 			t.onConfirmed(now, l, &op, &r)
 		}
@@ -60,8 +60,8 @@ func (t *Table) Result(now int64, r Result) {
 
 	case KeyMissing:
 		if l.holds != nil && op.mayHaveLostData {
-			k.state = claimInDoubt // no program deleted it: assert it
-			k.dropTokens()
+			c.state = claimInDoubt // no program deleted it: assert it
+			c.dropTokens()
 			break
 		}
 		l.forgetClaim(claimAbsent)
@@ -70,8 +70,8 @@ func (t *Table) Result(now int64, r Result) {
 		}
 
 	case Differs:
-		if k.state == claimConfirmed {
-			k.state = claimStale // so that it is set again
+		if c.state == claimConfirmed {
+			c.state = claimStale // so that it is set again
 		}
 
 	case NotALock:
@@ -82,21 +82,21 @@ func (t *Table) Result(now int64, r Result) {
 		t.denyWaiters(l, r.Msg)
 
 	case NotSent:
-		k.retryAt = now + int64(t.cfg.RetryAfter)
+		c.retryAt = now + int64(t.cfg.RetryAfter)
 		t.onRedisError(l, r.Msg)
 
 	case Unknown:
 		if op.kind == Drop {
 			l.rivals.since = 0
 		}
-		k.unknown(now, &op)
+		c.unknown(now, &op)
 		t.onRedisError(l, r.Msg)
 
 	case Retryable:
 		if op.reserve > 0 && l.holds != nil {
 			l.queue.reserveFailed(now)
 		} else {
-			k.retryAt = now + int64(t.cfg.RetryAfter)
+			c.retryAt = now + int64(t.cfg.RetryAfter)
 		}
 		t.onRedisError(l, r.Msg)
 
@@ -111,7 +111,7 @@ func (t *Table) Result(now int64, r Result) {
 		case op.reserve > 0 && l.holds != nil:
 			l.queue.reserveFailed(now)
 		case l.holds != nil:
-			k.retryAt = now + int64(t.cfg.RetryAfter)
+			c.retryAt = now + int64(t.cfg.RetryAfter)
 			if h := l.holds; h.phase == HoldLive && h.lease == WatchdogLease {
 				h.phase = HoldUnrenewable
 			}
@@ -147,11 +147,11 @@ func (l *lock) noteListeners(r *Result) {
 	}
 }
 
-// onConfirmed notes that the key is this host's as a Take or a Keep wanted it.
+// onConfirmed notes that the key is this host's as a Take or a Renew wanted it.
 func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 	c, h := &l.claim, l.holds
 	if q := l.queue; q != nil {
-		q.arbiter.onClaim(now, c.state)
+		q.arbiter.onAcquired(now, c.state)
 	}
 	lease := op.leaseMS
 	if h != nil && h.isRenewed() {

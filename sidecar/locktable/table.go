@@ -56,10 +56,10 @@ type Config struct {
 
 	// While another host is known to want a lock, it passes between local owners at
 	// most HandoffBudget times in a row and for HandoffTime; then it is released in
-	// Redis, and this sidecar backs off for StandBack. Defaults 64, 50 ms, 10 ms.
+	// Redis, and this sidecar backs off for Backoff. Defaults 64, 50 ms, 10 ms.
 	HandoffBudget int
 	HandoffTime   time.Duration
-	StandBack     time.Duration
+	Backoff       time.Duration
 
 	// A client that polls, and does not subscribe, is not known to wait. So a lock that
 	// passes between local owners without a pause is released after QuietTime, and
@@ -125,7 +125,7 @@ func (c *Config) setDefaults() {
 	def(&c.NewNames, 1000)
 	def(&c.HandoffBudget, 64)
 	def(&c.HandoffTime, 50*time.Millisecond)
-	def(&c.StandBack, 10*time.Millisecond)
+	def(&c.Backoff, 10*time.Millisecond)
 	def(&c.QuietTime, 100*time.Millisecond)
 	def(&c.QuietPause, 4*time.Millisecond)
 	def(&c.RivalMemory, time.Minute)

@@ -65,8 +65,8 @@ func BenchmarkPairs(b *testing.B) {
 	}
 }
 
-// BenchmarkKeep renews 10,000 locks again and again; one op is one lock.
-func BenchmarkKeep(b *testing.B) {
+// BenchmarkRenew renews 10,000 locks again and again; one op is one lock.
+func BenchmarkRenew(b *testing.B) {
 	s := startRedis(b)
 	r := connected(b, s.url())
 	ops := make([]locktable.Op, 10_000)

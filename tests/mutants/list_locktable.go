@@ -705,7 +705,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a host that yields a lock backs off before it tries again",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `		a.backoffUntil = now + int64(p.cfg.StandBack)`,
+		old:  `		a.backoffUntil = now + int64(p.cfg.Backoff)`,
 		new:  `		a.backoffUntil = now`,
 		by:   simulation,
 	},

@@ -89,7 +89,7 @@ var storeMutants = []mutant{
 		rule: "checks with different entries run apart",
 		file: "sidecar/store/script.go",
 		old:  `s == renew && op.Count != first.Count:`,
-		new:  `op.Kind == locktable.Keep && op.Count != first.Count:`,
+		new:  `op.Kind == locktable.Renew && op.Count != first.Count:`,
 		by:   differential,
 	},
 	{

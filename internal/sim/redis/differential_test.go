@@ -646,7 +646,7 @@ func checkOrder(results []locktable.Result) error {
 			rank = 1
 		}
 		if rank < last {
-			return fmt.Errorf("the Keep or Check of %s was carried out after something that can wait", results[i].Name)
+			return fmt.Errorf("the Renew or Check of %s was carried out after something that can wait", results[i].Name)
 		}
 		last = rank
 	}

@@ -75,7 +75,7 @@ func fewer[T any](list []T, fails func([]T) bool) []T {
 }
 
 func showOp(op *locktable.Op) string {
-	kind := [...]string{"NoOp", "Take", "Keep", "Check", "Drop"}[op.Kind]
+	kind := [...]string{"NoOp", "Take", "Renew", "Check", "Drop"}[op.Kind]
 	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.HoldID, op.Count, op.LeaseMS)
 	if op.Kind == locktable.Take {
 		text += fmt.Sprintf(" reserve %d held %v behind %v", op.Reserve, op.RequireExisting, op.AfterPendingDrop)

@@ -75,8 +75,9 @@ local function take(lock, counter, num, entries, draw, move, free)
     if type(expires) == 'table' then return expires.err end
   end
 
-  -- Tokens. A counter that is new or below the floor may have lost its value: it was
-  -- deleted or flushed, or it is that of a replica that lags. It continues from Redis's
+  -- Tokens keep increasing after FLUSHALL and failover. A counter that is new or below the
+  -- floor may have lost its value: it was deleted or flushed, or it is that of a replica
+  -- that lags. It continues from Redis's
   -- clock in µs, or from birth if that is later. That is above every token that this
   -- sidecar knows: a counter starts at the time, and grows by less than one per µs,
   -- because a round trip takes longer than the tokens that it draws.
