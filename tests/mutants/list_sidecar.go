@@ -91,8 +91,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "an error that lasts is logged when it begins",
 		file: "sidecar/loglimit.go",
-		old:  `	return !known || now.Sub(last) > time.Minute`,
-		new:  `	return !known || now.Sub(last) >= 0`,
+		old:  `	return !occurred || now.Sub(last) > time.Minute`,
+		new:  `	return !occurred || now.Sub(last) >= 0`,
 		by:   test("sidecar", "TestErrorThatLastsIsLoggedWhenItBegins"),
 	},
 	{
@@ -133,14 +133,14 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a lock is not forced by another user",
 		file: "sidecar/share.go",
-		old:  `caller == holder && caller != l.strangers`,
-		new:  `caller != l.strangers`,
+		old:  `caller == holder && caller != l.overflowUID`,
+		new:  `caller != l.overflowUID`,
 		by:   test("sidecar", "TestLockIsForcedByItsUserOrAnAdministrator"),
 	},
 	{
 		rule: "a uid that stands for many users forces no lock",
 		file: "sidecar/share.go",
-		old:  `caller == holder && caller != l.strangers`,
+		old:  `caller == holder && caller != l.overflowUID`,
 		new:  `caller == holder`,
 		by:   test("sidecar", "TestOverflowUIDForcesNoRelease"),
 	},
@@ -298,7 +298,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a client that ended while no daemon ran holds nothing",
 		file: "sidecar/session.go",
-		old:  `		case process == ended:`,
+		old:  `		case process == peerEnded:`,
 		new:  `		case false:`,
 		by:   test("sidecar", "TestWhoDiedMeanwhileHoldsNothing"),
 	},
