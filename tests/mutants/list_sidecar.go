@@ -395,4 +395,32 @@ var sidecarMutants = []mutant{
 		new:  `	case func() chan struct{} { r.slots = make(chan struct{}, maxCommandReads); return r.slots }() <- struct{}{}:`,
 		by:   test("sidecar", "TestBlockedCommandLineOccupiesFewReadersAndDelaysNoSession"),
 	},
+	{
+		rule: "no other user connects to a socket before its mode is set",
+		file: "sidecar/listen.go",
+		old:  `err = unix.Fchmod(int(fd), 0o600)`,
+		new:  `err = unix.Fchmod(int(fd), 0o666)`,
+		by:   test("sidecar", "TestSocketIsPrivateBeforeItsModeIsSet"),
+	},
+	{
+		rule: "an error that may pass does not keep the daemon from being started again",
+		file: "sidecar/setting.go",
+		old:  `errors.As(err, &errno) && !slices.Contains(permanentErrnos, errno) {`,
+		new:  `false && errors.As(err, &errno) && !slices.Contains(permanentErrnos, errno) {`,
+		by:   test("sidecar", "TestOnlyErrorsThatStayAreSettingErrors"),
+	},
+	{
+		rule: "a check on reload uses the socket of the socket unit",
+		file: "cmd/locksidecar/serve.go",
+		old:  `	if cfg.Listener == nil && inherited {`,
+		new:  `	if false && inherited {`,
+		by:   test("cmd/locksidecar", "TestCheckOnReloadUsesTheSocketThatSystemdMade"),
+	},
+	{
+		rule: "run starts another guard when its guard dies",
+		file: "cmd/locksidecar/deathpipe.go",
+		old:  `	go f.keepGuard(guard)`,
+		new:  `	_ = guard; close(f.ended)`,
+		by:   test("cmd/locksidecar", "TestRunStartsAnotherGuardWhenItsGuardDies"),
+	},
 }
