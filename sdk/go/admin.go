@@ -6,7 +6,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// What operators ask: none of it is needed to lock and unlock.
+// These requests are for operators. To lock and to unlock needs none of them.
 
 // LockInfo describes one lock, as a sidecar knows it.
 type LockInfo = protocol.LockRow
@@ -17,12 +17,12 @@ type WaiterInfo = protocol.WaiterRow
 // Info describes a lock; false: the sidecar knows nothing of it.
 func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) {
 	if err := protocol.CheckName(name); err != nil {
-		return LockInfo{}, false, &failure{text: err.Error()}
+		return LockInfo{}, false, &clientError{text: err.Error()}
 	}
 	var ok protocol.InfoOK
-	err := c.ask(ctx, &call{task: task{"ask about", name}, answer: &ok, request: func(id uint64) protocol.Request {
+	err := c.ask(ctx, newCall(queryCall, task{"ask about", name}, &ok, func(id uint64) protocol.Request {
 		return protocol.Info{ID: id, Name: name}
-	}})
+	}))
 	if err != nil || ok.Lock == nil {
 		return LockInfo{}, false, err
 	}
@@ -32,27 +32,26 @@ func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) 
 // List returns every lock that a process of this host holds or waits for.
 func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
 	var locks []LockInfo
-	var over *wire
+	var conn *connection // of the last page
 	place := make(map[string]int)
 	for after := uint64(0); ; {
 		var page protocol.ListOK
-		ask := &call{task: task{"list the locks", ""}, answer: &page, request: func(id uint64) protocol.Request {
+		ask := newCall(queryCall, task{"list the locks", ""}, &page, func(id uint64) protocol.Request {
 			return protocol.List{ID: id, After: after}
-		}}
+		})
 		if err := c.ask(ctx, ask); err != nil {
 			return nil, err
 		}
-		if ask.over != over && after != 0 {
-			// The page is another sidecar's, whose locks stand in another order.
+		if ask.conn != conn && after != 0 {
+			// The page is of another sidecar, which lists its locks in another order.
 			locks, after = nil, 0
 			clear(place)
 			continue
 		}
-		over = ask.over
+		conn = ask.conn
 		for _, row := range page.Locks {
-			// A lock that moved while it was listed comes twice; the later row
-			// is the newer one.
-			if i, twice := place[row.Name]; twice {
+			// The sidecar may list a lock twice; the later row is the newer one.
+			if i, isListed := place[row.Name]; isListed {
 				locks[i] = row
 				continue
 			}
@@ -72,12 +71,12 @@ func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
 // before it answers, the error is ErrUnavailable, and the hold may have ended.
 func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) {
 	if err := protocol.CheckName(name); err != nil {
-		return 0, &failure{text: err.Error()}
+		return 0, &clientError{text: err.Error()}
 	}
 	var ok protocol.ForceReleaseOK
-	err := c.ask(ctx, &call{task: task{"force the release of", name}, answer: &ok, once: true, request: func(id uint64) protocol.Request {
+	err := c.ask(ctx, newCall(forceCall, task{"force the release of", name}, &ok, func(id uint64) protocol.Request {
 		return protocol.ForceRelease{ID: id, Name: name}
-	}})
+	}))
 	return ok.Hold, err
 }
 
@@ -91,7 +90,7 @@ func (c *Client) Ping(ctx context.Context) (string, error) {
 type Health struct {
 	Redis        string // "ok", or one sentence about what is wrong
 	RedisAddress string // where the sidecar connects to Redis, and the number of the database
-	RedisRunID   string // of the Redis server; "": it is not connected, or not known
+	RedisRunID   string // of the Redis server; "": the sidecar is not connected, or Redis does not report it
 	KeyPrefix    string // what the sidecar puts before the names of locks in Redis; "": nothing
 }
 
@@ -99,12 +98,12 @@ type Health struct {
 // only if they use the same Redis, with the same key prefix.
 func (c *Client) Health(ctx context.Context) (Health, error) {
 	var ok protocol.PingOK
-	err := c.ask(ctx, &call{task: task{"ping the sidecar", ""}, answer: &ok, request: func(id uint64) protocol.Request {
+	err := c.ask(ctx, newCall(queryCall, task{"ping the sidecar", ""}, &ok, func(id uint64) protocol.Request {
 		return protocol.Ping{ID: id}
-	}})
+	}))
 	return Health{ok.Redis, ok.RedisAddress, ok.RedisRunID, ok.KeyPrefix}, err
 }
 
 func (c *Client) ask(ctx context.Context, ask *call) error {
-	return c.with(ctx, ask.task, func(s *session) error { return s.ask(ctx, ask) })
+	return c.withSession(ctx, ask.task, func(s *session) error { return s.ask(ctx, ask) })
 }

@@ -28,8 +28,8 @@ type Client struct {
 
 	current atomic.Pointer[session]
 
-	mu     sync.Mutex // guards closed, and changes of current; held for moments only
-	closed bool
+	mu       sync.Mutex // guards isClosed, and changes of current; no other mutex is taken under it
+	isClosed bool
 }
 
 // Dial connects to the sidecar that listens at the path; "" is
@@ -41,7 +41,7 @@ type Client struct {
 // ErrUnsupported and [errors.ErrUnsupported].
 func Dial(ctx context.Context, path string, options ...DialOption) (*Client, error) {
 	if runtime.GOOS != "linux" {
-		return nil, &failure{
+		return nil, &clientError{
 			text: "the sidecar runs on Linux only, and this program runs on " + runtime.GOOS + "; run it on a Linux host or in a Linux container, beside a sidecar",
 			kind: ErrUnsupported, cause: errors.ErrUnsupported,
 		}
@@ -56,7 +56,7 @@ func Dial(ctx context.Context, path string, options ...DialOption) (*Client, err
 	}
 	for _, o := range options {
 		if err := o.apply(c); err != nil {
-			return nil, &failure{text: err.Error(), cause: err}
+			return nil, &clientError{text: err.Error(), cause: err}
 		}
 	}
 	if err := c.dial(ctx); err != nil {
@@ -65,20 +65,20 @@ func Dial(ctx context.Context, path string, options ...DialOption) (*Client, err
 	return c, nil
 }
 
-// dial begins the first session.
+// dial starts the first session.
 func (c *Client) dial(ctx context.Context) error {
-	w, err := c.dialer.first(ctx, c.dialPatience)
+	conn, err := c.dialer.dialFirst(ctx, c.dialPatience)
 	if err != nil {
 		return err
 	}
-	c.begin(w)
+	c.startSession(conn)
 	return nil
 }
 
-// begin makes a session the current one.
-func (c *Client) begin(w *wire) *session {
+// startSession starts a session and makes it the current one.
+func (c *Client) startSession(conn *connection) *session {
 	s := newSession(&c.dialer, c.patience)
-	s.start(w)
+	s.start(conn)
 	c.current.Store(s)
 	return s
 }
@@ -90,7 +90,7 @@ func (c *Client) begin(w *wire) *session {
 // have ended. Close returns nil.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	c.closed = true
+	c.isClosed = true
 	c.mu.Unlock()
 	if s := c.current.Load(); s != nil {
 		s.close()
@@ -98,21 +98,21 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// session returns the session, and begins one if the last has ended: the sidecar
-// and this client did not understand each other.
+// session returns the current session. It starts one if the last has ended because one side
+// broke the protocol.
 func (c *Client) session() (*session, error) {
-	if s := c.current.Load(); s.lives() {
+	if s := c.current.Load(); s.isOpen() {
 		return s, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
-		return nil, &failure{text: "the client was closed", kind: ErrClosed}
+	if c.isClosed {
+		return nil, &clientError{text: "the client was closed", kind: ErrClosed}
 	}
-	if s := c.current.Load(); s.lives() {
+	if s := c.current.Load(); s.isOpen() {
 		return s, nil
 	}
-	return c.begin(nil), nil
+	return c.startSession(nil), nil
 }
 
 // Lock acquires the lock, and waits for it as long as ctx allows. On one host, waiting
@@ -133,30 +133,30 @@ func (c *Client) TryLock(ctx context.Context, name string, options ...Option) (*
 
 func (c *Client) acquire(ctx context.Context, name string, try bool, options []Option) (*Lock, error) {
 	if err := protocol.CheckName(name); err != nil {
-		return nil, &failure{text: err.Error()}
+		return nil, &clientError{text: err.Error()}
 	}
 	t := task{"lock", name}
 	req := protocol.Acquire{Name: name, Owner: ownerOf(ctx)}
 	if len(options) > 0 {
 		var err error
-		if req, err = adjusted(req, options); err != nil {
-			return nil, &failure{text: t.String() + ": " + err.Error(), cause: err}
+		if req, err = withOptions(req, options); err != nil {
+			return nil, &clientError{text: t.String() + ": " + err.Error(), cause: err}
 		}
 	}
 	var l *Lock
-	err := c.with(ctx, t, func(s *session) (err error) {
+	err := c.withSession(ctx, t, func(s *session) (err error) {
 		l, err = s.lock(ctx, t, req, try)
 		return err
 	})
 	return l, err
 }
 
-// with calls do with the session, and with a new one if the first turns out to
-// have ended before anything was sent.
-func (c *Client) with(ctx context.Context, t task, do func(*session) error) error {
+// withSession calls do with the session. If do returns errNotSent, because that session has
+// just ended, it calls do with a new one.
+func (c *Client) withSession(ctx context.Context, t task, do func(*session) error) error {
 	for range 2 {
 		if ctx.Err() != nil {
-			return ended(ctx, t)
+			return contextError(ctx, t)
 		}
 		s, err := c.session()
 		if err != nil {
@@ -166,5 +166,5 @@ func (c *Client) with(ctx context.Context, t task, do func(*session) error) erro
 			return err
 		}
 	}
-	return &failure{text: t.String() + ": the sidecar ends sessions as soon as they are begun; see its log", kind: ErrUnavailable}
+	return &clientError{text: t.String() + ": the sidecar ends sessions as soon as they are begun; see its log", kind: ErrUnavailable}
 }

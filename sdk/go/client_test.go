@@ -68,7 +68,7 @@ func TestDialSaysWhatIsWrong(t *testing.T) {
 		words []string
 	}{
 		{missing, ErrUnavailable, []string{missing, "no socket", "locksidecar serve", "LOCKSIDECAR_SOCKET"}},
-		{dead, ErrUnavailable, []string{dead, "nobody listens", "locksidecar serve"}},
+		{dead, ErrUnavailable, []string{dead, "no process listens", "locksidecar serve"}},
 		{filepath.Join(dir, strings.Repeat("x", 120)), nil, []string{"107"}},
 	} {
 		_, err := Dial(context.Background(), tt.path, WithPatience(0))
@@ -85,18 +85,18 @@ func TestDialSaysWhatIsWrong(t *testing.T) {
 	if err := os.Chmod(dead, 0o660); err != nil {
 		t.Fatal(err)
 	}
-	f := unreachable(dead, denied)
+	f := connectError(dead, denied)
 	mustBe(t, f, ErrDenied, os.ErrPermission)
 	says(t, f, dead, "permission", "mode 0660", "join that group", fmt.Sprint("user ", os.Geteuid()))
 	if err := os.Chmod(dead, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	says(t, unreachable(dead, denied), "mode 0600", "run as its user")
-	says(t, unreachable(missing, denied), "ask for access to its directory")
-	busy := unreachable(dead, os.NewSyscallError("connect", syscall.EAGAIN))
+	says(t, connectError(dead, denied), "mode 0600", "run as its user")
+	says(t, connectError(missing, denied), "ask for access to its directory")
+	busy := connectError(dead, os.NewSyscallError("connect", syscall.EAGAIN))
 	mustBe(t, busy, ErrUnavailable)
 	says(t, busy, "overloaded")
-	mustBe(t, unreachable(dead, errors.New("odd")), ErrUnavailable)
+	mustBe(t, connectError(dead, errors.New("odd")), ErrUnavailable)
 }
 
 func says(t *testing.T, err error, words ...string) {
@@ -344,9 +344,9 @@ func TestAStoppedSidecarHoldsNobodyUp(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
-	s.wire.out.mu.Lock()
-	piled := s.wire.out.w.Unwritten()
-	s.wire.out.mu.Unlock()
+	s.conn.out.mu.Lock()
+	piled := s.conn.out.w.Unwritten()
+	s.conn.out.mu.Unlock()
 	if piled == 0 {
 		t.Error("the socket took everything; the test needs one that does not")
 	}

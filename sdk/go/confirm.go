@@ -11,7 +11,7 @@ import (
 
 // UnlockOption changes how one lock is unlocked.
 type UnlockOption struct {
-	confirm context.Context // bounds the wait for the confirmation; nil: there is none
+	confirm context.Context // bounds the wait for the confirmation; nil: none is requested
 }
 
 // Confirmed makes Unlock wait until the sidecar has confirmed that Redis has executed the
@@ -55,9 +55,8 @@ func Confirmed(ctx context.Context) UnlockOption {
 	return UnlockOption{confirm: ctx}
 }
 
-// errNewSession is the end of a request for a confirmation if the sidecar's successor has
-// begun a new session instead of resuming the one of that request. No caller of the
-// package gets it.
+// errNewSession is the error of a confirmCall if the sidecar has begun a new session instead
+// of resuming the one of that call. No caller of the package gets it.
 var errNewSession = errors.New("the session was not resumed")
 
 // confirmation is an Unlock that waits for Redis. Its hold is released already.
@@ -65,15 +64,15 @@ type confirmation struct {
 	call
 	session *session
 	ctx     context.Context
-	sidecar string   // uuid of the sidecar that executes the release
-	wire    *wire    // on which the request was sent first; nil: there was no connection
-	unsent  *failure // why the request was not sent; nil: it was, or will be
+	sidecar string       // uuid of the sidecar that executes the release
+	sentOn  *connection  // on which the request was sent first; nil: there was no connection
+	refusal *clientError // why the request was not sent; nil: it was, or will be
 }
 
-// requestConfirmation queues the request for the confirmation of a release that was queued
-// before. It returns nil if no option requests one. The caller holds mu, and flushes w.
-// The session has not ended.
-func (s *session) requestConfirmation(h *hold, w *wire, options []UnlockOption) *confirmation {
+// requestConfirmationLocked queues the request for the confirmation of a release that was
+// queued before. It returns nil if no option requests one. wasOrphaned says that the sidecar
+// knew nothing of the hold; otherwise the session is open. The caller flushes conn.
+func (s *session) requestConfirmationLocked(h *hold, wasOrphaned bool, conn *connection, options []UnlockOption) *confirmation {
 	var ctx context.Context
 	for _, o := range options {
 		if o.confirm != nil {
@@ -83,61 +82,61 @@ func (s *session) requestConfirmation(h *hold, w *wire, options []UnlockOption) 
 	if ctx == nil {
 		return nil
 	}
-	c := &confirmation{session: s, ctx: ctx, sidecar: s.sidecar, wire: w}
-	c.call = *newConfirm(h, s.leaseEnd(h))
+	c := &confirmation{session: s, ctx: ctx, sidecar: s.sidecar, sentOn: conn}
+	c.call = *newConfirmCall(h, h.leaseEndLocked())
 	switch {
-	case h.stray:
-		c.unsent = c.unknownRelease()
+	case wasOrphaned:
+		c.refusal = c.unknownRelease()
 	case ctx.Err() != nil:
-		c.unsent = ended(ctx, c.task)
+		c.refusal = contextError(ctx, c.task)
 	default:
-		c.unsent = s.post(&c.call, w)
+		c.refusal = s.postLocked(&c.call, conn)
 	}
 	return c
 }
 
-// newConfirm returns the call that is answered when Redis has executed the release of h.
-// free is when the lease of h ends.
-func newConfirm(h *hold, free int64) *call {
-	return &call{
-		task: task{"confirm the release of", h.name}, unlocks: h, free: free,
-		done: make(chan struct{}, 1), answer: new(protocol.ConfirmOK),
-		request: func(id uint64) protocol.Request { return protocol.Confirm{ID: id, Name: h.name} },
-	}
+// newConfirmCall returns the call that is answered when Redis has executed the release of h.
+// freeAt is when the lease of h ends.
+func newConfirmCall(h *hold, freeAt int64) *call {
+	c := newCall(confirmCall, task{"confirm the release of", h.name}, new(protocol.ConfirmOK), func(id uint64) protocol.Request {
+		return protocol.Confirm{ID: id, Name: h.name}
+	})
+	c.hold, c.freeAt = h, freeAt
+	return c
 }
 
 // await returns nil when the release is confirmed, and an error when it will not be.
 func (c *confirmation) await() error {
 	s := c.session
-	f := c.unsent
-	if f == nil {
-		if c.wire == nil {
-			s.want()
+	why := c.refusal
+	if why == nil {
+		if c.sentOn == nil {
+			s.wakeReconnect()
 		}
-		f = s.await(c.ctx, &c.call, c.wire)
+		why = s.await(c.ctx, &c.call, c.sentOn)
 	}
-	if f == nil && c.err == errNewSession {
-		f = c.awaitInNewSession()
-	} else if f == nil && c.err != nil {
-		f = c.err.(*failure)
+	if why == nil && c.err == errNewSession {
+		why = c.awaitInNewSession()
+	} else if why == nil && c.err != nil {
+		why = c.err.(*clientError)
 	}
-	if f == nil {
+	if why == nil {
 		return nil
 	}
-	if f.kind == ErrUnsupported {
-		f.text = fmt.Sprintf("%s: this sidecar is older than this client and does not confirm releases; upgrade it", c.task)
+	if why.kind == ErrUnsupported {
+		why.text = fmt.Sprintf("%s: this sidecar is older than this client and does not confirm releases; upgrade it", c.task)
 	}
 	s.mu.Lock()
-	left := time.Duration(c.free - s.clock())
+	left := time.Duration(c.freeAt - s.clock())
 	s.mu.Unlock()
 	free := "its lease has ended in Redis meanwhile"
 	if left > 0 {
 		// Rounded up to seconds, so that it is not too short.
 		free = fmt.Sprintf("other hosts find it free within %v at the latest, when its lease ends", (left + time.Second - 1).Truncate(time.Second))
 	}
-	return &failure{
-		text: fmt.Sprintf("%s; the lock is released here, and %s", f.text, free),
-		kind: ErrUnconfirmed, cause: f,
+	return &clientError{
+		text: fmt.Sprintf("%s; the lock is released here, and %s", why.text, free),
+		kind: ErrUnconfirmed, cause: why,
 	}
 }
 
@@ -146,84 +145,71 @@ func (c *confirmation) await() error {
 // A successor with the same uuid still knows which releases its predecessor had not
 // executed, and can confirm them. If it still has the hold, the predecessor did not read
 // the release, and an answer to confirm would prove nothing.
-func (c *confirmation) awaitInNewSession() *failure {
+func (c *confirmation) awaitInNewSession() *clientError {
 	s := c.session
 	for {
 		s.mu.Lock()
 		sidecar := s.sidecar
-		c.free = s.leaseEnd(c.unlocks)
+		c.freeAt = c.hold.leaseEndLocked()
 		s.mu.Unlock()
 		if sidecar != c.sidecar {
 			return c.unknownRelease()
 		}
 		var info protocol.InfoOK
-		look := newConfirm(c.unlocks, c.free)
+		look := newConfirmCall(c.hold, c.freeAt)
 		look.answer, look.request = &info, func(id uint64) protocol.Request {
-			return protocol.Info{ID: id, Name: c.unlocks.name}
+			return protocol.Info{ID: id, Name: c.hold.name}
 		}
-		if f := c.put(look); f != nil {
-			return f
+		if err := c.ask(look); err != nil {
+			return err
 		}
 		if look.err == errNewSession {
 			continue
 		}
-		if look.over.hello.Sidecar != c.sidecar {
+		if look.conn.hello.Sidecar != c.sidecar {
 			return c.unknownRelease()
 		}
-		if info.Lock != nil && info.Lock.Hold == c.unlocks.num {
-			return &failure{text: c.String() + ": the sidecar was restarted before it had read the release, and its successor did not resume this client's session"}
+		if info.Lock != nil && info.Lock.Hold == c.hold.id {
+			return &clientError{text: c.String() + ": the sidecar was restarted before it had read the release, and its successor did not resume this client's session"}
 		}
-		confirm := newConfirm(c.unlocks, c.free)
-		if f := c.put(confirm); f != nil {
-			return f
+		confirm := newConfirmCall(c.hold, c.freeAt)
+		if err := c.ask(confirm); err != nil {
+			return err
 		}
 		if confirm.err == errNewSession {
 			continue
 		}
-		if confirm.over.hello.Sidecar != c.sidecar {
+		if confirm.conn.hello.Sidecar != c.sidecar {
 			return c.unknownRelease()
 		}
 		return nil
 	}
 }
 
-// put sends a request and waits for its answer. It returns why there is none, or the error
-// that it is. It returns nil if there is an answer, or if the call has ended with
+// ask sends a request and waits for its answer. It returns why there is none, or the error
+// that it is. It returns nil if there is an answer, or if the call has failed with
 // errNewSession.
-func (c *confirmation) put(request *call) *failure {
+func (c *confirmation) ask(request *call) *clientError {
 	s := c.session
-	w, err := s.send(request)
+	conn, err := s.send(request)
 	switch err := err.(type) {
 	case nil:
-	case *failure:
+	case *clientError:
 		return err
 	default: // errNotSent
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return request.unanswered(s.err)
+		return request.unanswered(s.refusal)
 	}
-	if f := s.await(c.ctx, request, w); f != nil {
-		return f
+	if err := s.await(c.ctx, request, conn); err != nil {
+		return err
 	}
-	f, _ := request.err.(*failure)
-	return f
+	refusal, _ := request.err.(*clientError)
+	return refusal
 }
 
-// unknownRelease is the failure of a confirmation after the sidecar that had the hold was
+// unknownRelease is the error of a confirmation after the sidecar that had the hold was
 // replaced by one with another uuid.
-func (c *call) unknownRelease() *failure {
-	return &failure{text: c.String() + ": the sidecar was restarted without its state, and does not know of the release"}
-}
-
-// leaseEnd returns when the lease of a released hold ends in Redis, at the latest, if
-// Redis does not execute the release. The caller holds mu.
-func (s *session) leaseEnd(h *hold) int64 {
-	if h.leaseMS != 0 {
-		// The deadline is a hundredth of the lease and 2 ms before the end of the lease.
-		// Redis's delay comes on top.
-		margin := time.Duration(h.leaseMS)*time.Millisecond/50 + 10*time.Millisecond
-		return h.told() + int64(margin)
-	}
-	// The sidecar may just have renewed it, and the lease event may not have been received.
-	return max(h.told(), s.clock()+int64(s.lasts))
+func (c *confirmation) unknownRelease() *clientError {
+	return &clientError{text: c.String() + ": the sidecar was restarted without its state, and does not know of the release"}
 }

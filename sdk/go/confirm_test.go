@@ -545,7 +545,7 @@ func TestUnlockOfASessionThatEndedIsNotUnconfirmed(t *testing.T) {
 	l := p.lock(c, "a", 1, far())
 	session := c.current.Load()
 	p.say(protocol.Err{Code: protocol.BadFrame, Msg: "what was that"})
-	<-session.gone
+	<-session.done
 	err := l.Unlock(Confirmed(t.Context()))
 	mustBe(t, err, ErrUnavailable)
 	if errors.Is(err, ErrUnconfirmed) {
@@ -558,9 +558,9 @@ func TestSidecarThatDoesNotReadConfirmsNothing(t *testing.T) {
 	l := p.lock(c, "a", 1, far())
 	session := c.current.Load()
 	session.mu.Lock()
-	session.wire.out.mu.Lock()
-	session.wire.out.limit = -1 // as if too much were queued
-	session.wire.out.mu.Unlock()
+	session.conn.out.mu.Lock()
+	session.conn.out.limit = -1 // as if too much were queued
+	session.conn.out.mu.Unlock()
 	session.mu.Unlock()
 	err := l.Unlock(Confirmed(t.Context()))
 	only(t, err, ErrUnavailable)

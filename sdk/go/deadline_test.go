@@ -39,7 +39,7 @@ func bubble(t *testing.T, test func(t *testing.T, c *Client, p *recorder)) {
 		}
 		test(t, c, p)
 		c.Close()
-		<-c.current.Load().gone
+		<-c.current.Load().done
 		theirs.Close()
 		synctest.Wait()
 	})
@@ -49,9 +49,10 @@ type recorder struct {
 	*peer
 	asleep   atomic.Int64 // ns that timers have not seen
 	mu       sync.Mutex
-	deadline int64         // of the next grant; 0: none is made
-	end      int64         // of its max_hold; 0: it has none
-	late     time.Duration // if not 0: refusals come so long after the wait's end
+	deadline int64          // of the next grant; 0: none is made
+	end      int64          // of its max_hold; 0: it has none
+	late     time.Duration  // if not 0: refusals come so long after the wait's end
+	bye      protocol.Reply // the answer to bye; nil: ByeOK
 	holds    uint64
 	got      []protocol.Request
 }
@@ -82,7 +83,11 @@ func (p *recorder) record() {
 				p.say(protocol.AcquireOK{ID: m.ID, Token: p.holds, Hold: p.holds, Count: 1, DeadlineNS: p.deadline, EndNS: p.end})
 			}
 		case *protocol.Bye:
-			_, _ = p.nc.Write(protocol.ByeOK{ID: m.ID}.Append(nil)) // it may be gone
+			answer := p.bye
+			if answer == nil {
+				answer = protocol.ByeOK{ID: m.ID}
+			}
+			_, _ = p.nc.Write(answer.Append(nil)) // the connection may have ended
 		case *protocol.Release:
 			p.got = append(p.got, *m)
 		case *protocol.Cancel:
@@ -271,6 +276,20 @@ func TestALongWatchedLockIsRenewedManyTimes(t *testing.T) {
 	})
 }
 
+func TestCloseReturnsWhenSidecarReportsProtocolError(t *testing.T) {
+	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+		p.lock(c, "a", time.Minute)
+		p.bye = protocol.Err{Code: protocol.BadFrame, Msg: "the frame is odd"}
+		start := time.Now()
+		c.Close()
+		if d := time.Since(start); d != 0 {
+			t.Errorf("Close took %v", d)
+		}
+		<-c.current.Load().done
+		checkInvariants(t, c)
+	})
+}
+
 // The host sleeps, and no timer runs. When it wakes, the clock has gone on.
 func TestASuspendedHostFindsItsLocksLost(t *testing.T) {
 	bubble(t, func(t *testing.T, c *Client, p *recorder) {
@@ -280,7 +299,7 @@ func TestASuspendedHostFindsItsLocksLost(t *testing.T) {
 		p.asleep.Store(int64(time.Hour))
 		woke := time.Now()
 		<-done
-		if d := time.Since(woke); d > longestSleep {
+		if d := time.Since(woke); d > maxAlarmSleep {
 			t.Errorf("the loss was noticed %v after waking", d)
 		}
 		mustBe(t, l.Err(), ErrLost)
@@ -320,8 +339,8 @@ func TestWatchesEndInTheOrderOfTheirDeadlines(t *testing.T) {
 			time.Sleep(time.Minute)
 			synctest.Wait()
 		}
-		if len(s.watches.queue) != 0 || len(s.holds) != 0 {
-			t.Errorf("%d watches and %d holds are left", len(s.watches.queue), len(s.holds))
+		if len(s.alarm.queue) != 0 || len(s.holds) != 0 {
+			t.Errorf("%d watches and %d holds are left", len(s.alarm.queue), len(s.holds))
 		}
 	})
 }
@@ -382,7 +401,7 @@ func TestDialSaysWhatWasWrongWhenItsContextEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		start := time.Now()
-		_, err := d.first(ctx, time.Hour)
+		_, err := d.dialFirst(ctx, time.Hour)
 		mustBe(t, err, ErrUnavailable, context.DeadlineExceeded)
 		says(t, err, "/nowhere", "no socket")
 		if d := time.Since(start); d != time.Minute {
@@ -390,7 +409,7 @@ func TestDialSaysWhatWasWrongWhenItsContextEnds(t *testing.T) {
 		}
 
 		start = time.Now()
-		mustBe(t, second(d.first(t.Context(), 2*time.Second)), ErrUnavailable, os.ErrNotExist)
+		mustBe(t, second(d.dialFirst(t.Context(), 2*time.Second)), ErrUnavailable, os.ErrNotExist)
 		if d := time.Since(start); d != 2*time.Second {
 			t.Errorf("the patience of 2 s ended after %v", d)
 		}
@@ -404,7 +423,7 @@ func TestASidecarThatDoesNotAnswerHello(t *testing.T) {
 		go func() { _, _ = theirs.Read(make([]byte, 1000)) }()
 		d := dialer{path: "pipe", name: "test", clock: protocol.Now, connect: func(context.Context, string) (net.Conn, error) { return ours, nil }}
 		start := time.Now()
-		_, err := d.first(t.Context(), 0)
+		_, err := d.dialFirst(t.Context(), 0)
 		mustBe(t, err, ErrUnavailable)
 		if d := time.Since(start); d != protocol.HelloTimeout {
 			t.Errorf("returned after %v: %v", d, err)
@@ -417,17 +436,17 @@ func TestASidecarThatDoesNotAnswerHello(t *testing.T) {
 func TestALeaseEventThatTellsLessSpeaksOfNewerHolds(t *testing.T) {
 	s := &session{holds: map[uint64]*hold{}, calls: map[uint64]*call{}}
 	granted := func(num uint64, deadline int64) *hold {
-		return s.enterHold(&protocol.Acquire{Name: "x"}, &protocol.AcquireOK{Hold: num, Count: 1, DeadlineNS: deadline}).hold
+		return s.enterHoldLocked(&protocol.Acquire{Name: "x"}, &protocol.AcquireOK{Hold: num, Count: 1, DeadlineNS: deadline}).hold
 	}
 	told := func(deadline int64) {
-		if err := s.book(nil, &protocol.LeaseEvent{DeadlineNS: deadline}); err != nil {
+		if err := s.onMessage(nil, &protocol.LeaseEvent{DeadlineNS: deadline}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	wants := func(h *hold, until int64) {
 		t.Helper()
-		if got := h.until(); got != until {
-			t.Errorf("hold %d is valid until %d, want %d", h.num, got, until)
+		if got := h.deadlineLocked(); got != until {
+			t.Errorf("hold %d is valid until %d, want %d", h.id, got, until)
 		}
 	}
 	old := granted(1, 50)

@@ -15,28 +15,29 @@ import (
 )
 
 const (
-	defaultPatience = 10 * time.Second // with a connection that was lost
-	dialPatience    = 2 * time.Second  // with the first one
+	defaultPatience = 10 * time.Second // after a connection was lost
+	dialPatience    = 2 * time.Second  // for the first connection
 
-	// The pauses between two attempts to connect double from the first to the
-	// longest, and are rare when a minute has passed: then it takes somebody to
-	// start the sidecar.
+	// The pauses between two attempts to connect double from the first to the longest. After
+	// a minute they are rare: then the sidecar does not return by itself.
 	firstPause   = 5 * time.Millisecond
 	longestPause = 500 * time.Millisecond
-	lookPause    = 100 * time.Millisecond // the longest while nobody listens
+	lookPause    = 100 * time.Millisecond // the longest while no sidecar listens
 	rarePause    = time.Second
 )
 
-func longer(pause time.Duration) time.Duration {
+// nextPause returns the pause that follows another one.
+func nextPause(pause time.Duration) time.Duration {
 	return min(max(2*pause, firstPause), longestPause)
 }
 
-// jittered keeps the clients of a host from all coming in the same moment.
+// jittered varies a pause at random, so that the clients of a host do not all connect at the
+// same moment.
 func jittered(pause time.Duration) time.Duration {
 	return pause*3/4 + rand.N(pause/2+1)
 }
 
-// dialer is how a sidecar is reached.
+// dialer connects to a sidecar.
 type dialer struct {
 	path    string
 	name    string // of the client, as operators see it
@@ -44,153 +45,154 @@ type dialer struct {
 	clock   func() int64 // CLOCK_BOOTTIME
 }
 
-// first connects for the first time. It tries again and again while the sidecar
-// may be about to start, until the patience ends.
-func (d *dialer) first(ctx context.Context, patience time.Duration) (*wire, error) {
-	enough := time.NewTimer(patience)
-	defer enough.Stop()
-	var lately *failure
-	for pause := firstPause; ; pause = longer(pause) {
+// dialFirst connects for the first time. It tries again while the sidecar may be about to
+// start, until the patience ends.
+func (d *dialer) dialFirst(ctx context.Context, patience time.Duration) (*connection, error) {
+	giveUp := time.NewTimer(patience)
+	defer giveUp.Stop()
+	var last *clientError
+	for pause := firstPause; ; pause = nextPause(pause) {
 		if ctx.Err() != nil {
-			return nil, gaveUp(ctx, d.connecting(), lately)
+			return nil, contextErrorDuring(ctx, d.task(), last)
 		}
-		w, failed := d.dial(ctx, "")
+		conn, err := d.dial(ctx, "")
 		switch {
-		case failed == nil:
-			return w, nil
+		case err == nil:
+			return conn, nil
 		case ctx.Err() != nil:
-			return nil, gaveUp(ctx, d.connecting(), lately)
-		case !mayPass(failed):
-			return nil, failed
+			return nil, contextErrorDuring(ctx, d.task(), last)
+		case !isRetryable(err):
+			return nil, err
 		}
-		lately = failed
+		last = err
 		select {
 		case <-time.After(jittered(pause)):
-		case <-enough.C:
-			return nil, failed
+		case <-giveUp.C:
+			return nil, err
 		case <-ctx.Done():
 		}
 	}
 }
 
-func (d *dialer) connecting() task { return task{"connect to the sidecar at", d.path} }
+func (d *dialer) task() task { return task{"connect to the sidecar at", d.path} }
 
-// mayPass tells whether a sidecar that starts, or restarts, would mend this.
-func mayPass(err error) bool {
+// isRetryable reports whether a sidecar that starts, or restarts, would remove the cause of
+// the error.
+func isRetryable(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) ||
 		errors.Is(err, syscall.EAGAIN) || errors.Is(err, errNoHello)
 }
 
-// errNoHello: the sidecar ended the connection before it answered hello.
+// errNoHello is the cause of an error if the sidecar ended the connection before it answered
+// hello.
 var errNoHello = errors.New("no answer to hello")
 
-// dial connects and says hello, to resume the session of the ticket if there is
-// one.
-func (d *dialer) dial(ctx context.Context, ticket string) (*wire, *failure) {
+// dial connects and sends hello. If there is a ticket, hello asks to resume its session.
+func (d *dialer) dial(ctx context.Context, ticket string) (*connection, *clientError) {
 	nc, err := d.connect(ctx, d.path)
 	if err != nil {
-		return nil, unreachable(d.path, err)
+		return nil, connectError(d.path, err)
 	}
-	// Whatever blocks below ends with the context.
+	// What blocks below ends with the context.
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
-	w, failed := d.greet(nc, ticket)
-	if !stop() && failed == nil {
-		failed = ended(ctx, d.connecting())
+	conn, failure := d.greet(nc, ticket)
+	if !stop() && failure == nil {
+		failure = contextError(ctx, d.task())
 	}
-	if failed != nil {
+	if failure != nil {
 		nc.Close()
-		return nil, failed
+		return nil, failure
 	}
-	return w, nil
+	return conn, nil
 }
 
-// greet says hello, and makes a wire of the connection.
-func (d *dialer) greet(nc net.Conn, ticket string) (*wire, *failure) {
+// greet sends hello and checks the answer.
+func (d *dialer) greet(nc net.Conn, ticket string) (*connection, *clientError) {
 	_ = nc.SetDeadline(time.Now().Add(protocol.HelloTimeout))
-	asked := d.clock()
+	sentAt := d.clock()
 	hello := protocol.Hello{ID: 1, V: protocol.Version, Client: d.name, Resumable: true, Resume: ticket}
 	_, err := nc.Write(hello.Append(nil))
-	w := newWire(nc)
+	conn := newConnection(nc)
 	var body []byte
 	if err == nil {
-		body, err = w.frames.Next()
+		body, err = conn.frames.Next()
 	}
 	var broken *protocol.ConnError
 	switch {
 	case errors.As(err, &broken):
-		return nil, &failure{text: "what listens at " + d.path + " is not a sidecar: " + broken.Msg}
+		return nil, &clientError{text: "what listens at " + d.path + " is not a sidecar: " + broken.Msg}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, &failure{
+		return nil, &clientError{
 			text: fmt.Sprintf("the sidecar at %s did not answer within %v; is it stopped, or overloaded?", d.path, protocol.HelloTimeout),
 			kind: ErrUnavailable, cause: err,
 		}
 	case err != nil:
-		return nil, &failure{
+		return nil, &clientError{
 			text: fmt.Sprintf("the sidecar at %s ended the connection before it answered (%v); is it stopping?", d.path, err),
 			kind: ErrUnavailable, cause: errNoHello,
 		}
 	}
-	answer, err := w.decoder.Decode(body)
+	answer, err := conn.decoder.Decode(body)
 	if err == nil {
 		switch m := answer.(type) {
 		case *protocol.Answer:
-			err = m.Unpack(&w.hello)
+			err = m.Unpack(&conn.hello)
 		case *protocol.Err:
-			return nil, d.unwelcome(m)
+			return nil, d.helloRefused(m)
 		default:
 			err = errors.New("an event came before the answer to hello")
 		}
 	}
 	switch {
 	case err != nil:
-		return nil, &failure{text: "what listens at " + d.path + " is not a sidecar: " + err.Error(), cause: err}
-	case w.hello.V != protocol.Version:
-		return nil, d.unwelcome(&protocol.Err{
+		return nil, &clientError{text: "what listens at " + d.path + " is not a sidecar: " + err.Error(), cause: err}
+	case conn.hello.V != protocol.Version:
+		return nil, d.helloRefused(&protocol.Err{
 			Code: protocol.Unsupported,
-			Msg:  fmt.Sprintf("it (%s) speaks version %d", w.hello.Version, w.hello.V),
+			Msg:  fmt.Sprintf("it (%s) speaks version %d", conn.hello.Version, conn.hello.V),
 		})
 	}
-	// The sidecar read its clock between our question and now. A clock of ours
-	// that is behind would let us believe in locks for too long.
-	if now := d.clock(); w.hello.NowNS > now || w.hello.NowNS < asked-int64(time.Second) {
-		return nil, &failure{text: fmt.Sprintf("the clock of the sidecar at %s (CLOCK_BOOTTIME) differs from ours by %v; run both in one time namespace", d.path, time.Duration(w.hello.NowNS-now))}
+	// The sidecar read its clock after sentAt and before now. If this program's clock is
+	// behind that of the sidecar, deadlines would pass too late here.
+	if now := d.clock(); conn.hello.NowNS > now || conn.hello.NowNS < sentAt-int64(time.Second) {
+		return nil, &clientError{text: fmt.Sprintf("the clock of the sidecar at %s (CLOCK_BOOTTIME) differs from ours by %v; run both in one time namespace", d.path, time.Duration(conn.hello.NowNS-now))}
 	}
 	_ = nc.SetDeadline(time.Time{})
-	return w, nil
+	return conn, nil
 }
 
-// unwelcome makes an error of a refused hello.
-func (d *dialer) unwelcome(m *protocol.Err) *failure {
-	f := refused(d.connecting(), m)
+// helloRefused converts the sidecar's refusal of hello.
+func (d *dialer) helloRefused(m *protocol.Err) *clientError {
+	e := refusedError(d.task(), m)
 	switch m.Code {
 	case protocol.Unsupported:
-		f.text = fmt.Sprintf("the sidecar at %s does not speak version %d of the protocol, which this client needs; install a matching release of one of them (%s)", d.path, protocol.Version, m.Msg)
+		e.text = fmt.Sprintf("the sidecar at %s does not speak version %d of the protocol, which this client needs; install a matching release of one of them (%s)", d.path, protocol.Version, m.Msg)
 	case protocol.Unavailable:
-		f.cause = errNoHello
+		e.cause = errNoHello
 	}
-	return f
+	return e
 }
 
-// unreachable makes an error of a failed connect.
-func unreachable(path string, err error) *failure {
-	f := &failure{kind: ErrUnavailable, cause: err}
+// connectError converts the error of a connect.
+func connectError(path string, err error) *clientError {
+	e := &clientError{kind: ErrUnavailable, cause: err}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		f.text = fmt.Sprintf("no sidecar: there is no socket %s; start it (locksidecar serve), or say where it listens ($LOCKSIDECAR_SOCKET)", path)
+		e.text = fmt.Sprintf("no sidecar: there is no socket %s; start it (locksidecar serve), or say where it listens ($LOCKSIDECAR_SOCKET)", path)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		f.text = fmt.Sprintf("no sidecar: nobody listens at %s; start it (locksidecar serve)", path)
+		e.text = fmt.Sprintf("no sidecar: no process listens at %s; start it (locksidecar serve)", path)
 	case errors.Is(err, fs.ErrPermission):
-		f.kind = ErrDenied
-		f.text = fmt.Sprintf("user %d has no permission to connect to %s%s", os.Geteuid(), path, admits(path))
+		e.kind = ErrDenied
+		e.text = fmt.Sprintf("user %d has no permission to connect to %s%s", os.Geteuid(), path, socketPermissions(path))
 	case errors.Is(err, syscall.EAGAIN):
-		f.text = fmt.Sprintf("the sidecar at %s has more new clients than it takes in; is it stopped, or overloaded?", path)
+		e.text = fmt.Sprintf("the sidecar at %s has more new clients than it takes in; is it stopped, or overloaded?", path)
 	case errors.Is(err, syscall.EINVAL):
-		f.kind = nil
-		f.text = fmt.Sprintf("%s cannot be the path of a socket: it has %d bytes, at most 107 are possible", path, len(path))
+		e.kind = nil
+		e.text = fmt.Sprintf("%s cannot be the path of a socket: it has %d bytes, at most 107 are possible", path, len(path))
 	default:
-		f.text = fmt.Sprintf("cannot connect to the sidecar at %s: %v", path, err)
+		e.text = fmt.Sprintf("cannot connect to the sidecar at %s: %v", path, err)
 	}
-	return f
+	return e
 }
 
 // connectUnix is how a Client connects outside of tests.

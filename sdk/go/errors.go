@@ -11,7 +11,7 @@ import (
 // The kinds of errors, for errors.Is. A returned error wraps one of them in a sentence
 // about what happened and what to do.
 var (
-	ErrHeld        = errors.New("locksidecar: somebody else holds the lock")
+	ErrHeld        = errors.New("locksidecar: another owner holds the lock")
 	ErrTimeout     = error(timeout{})
 	ErrDeadlock    = errors.New("locksidecar: deadlock")
 	ErrUnavailable = errors.New("locksidecar: the sidecar or its Redis is unavailable")
@@ -24,8 +24,8 @@ var (
 	ErrUnsupported = errors.New("locksidecar: the sidecar or this system does not support the request")
 )
 
-// timeout is of the kind context.DeadlineExceeded, as callers expect of a
-// context's deadline, whoever noticed first that it passed.
+// timeout is of the kind context.DeadlineExceeded, as callers expect of a context's deadline,
+// whether the sidecar or this package noticed first that it passed.
 type timeout struct{}
 
 func (timeout) Error() string        { return "locksidecar: the lock was not free in time" }
@@ -44,9 +44,9 @@ const (
 	ReasonForgotten Reason = protocol.Forgotten // a sidecar that was restarted does not know it
 )
 
-// misunderstood: this side ended a connection on which nothing could be relied,
-// and with it what was held.
-const misunderstood Reason = "the sidecar could not be understood, and the connection was ended"
+// reasonProtocol is the reason if this side closed a connection over which the sidecar sent
+// something invalid, and with it ended the holds.
+const reasonProtocol Reason = "the sidecar could not be understood, and the connection was ended"
 
 // LostError is an ErrLost with the name of the lock and the reason.
 type LostError struct {
@@ -58,7 +58,7 @@ func (e *LostError) Error() string {
 	why, ok := map[Reason]string{
 		ReasonExpired:   "its deadline passed without a renewal",
 		ReasonDeleted:   "its key was deleted from Redis",
-		ReasonStolen:    "somebody else's name is in its key in Redis",
+		ReasonStolen:    "another owner's name is in its key in Redis",
 		ReasonForced:    "an operator ended it",
 		ReasonMaxHold:   "it was held for as long as WithMaxHold allows",
 		ReasonForgotten: "the sidecar was restarted, and what it remembers does not have it",
@@ -66,24 +66,24 @@ func (e *LostError) Error() string {
 	if !ok {
 		why = string(e.Reason)
 	}
-	return fmt.Sprintf("locksidecar: the lock %q is lost: %s; somebody else may hold it", e.Name, why)
+	return fmt.Sprintf("locksidecar: the lock %q is lost: %s; another owner may hold it", e.Name, why)
 }
 
 // Is makes every LostError an ErrLost.
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// failure is a sentence, the kind of error that it is (nil: none), and what
-// caused it (nil: nothing that is an error).
-type failure struct {
+// clientError is every error of this package but LostError: a sentence, the kind of error that
+// it is (nil: none), and the error that caused it (nil: none).
+type clientError struct {
 	text        string
 	kind, cause error
 }
 
-func (f *failure) Error() string { return "locksidecar: " + f.text }
+func (e *clientError) Error() string { return "locksidecar: " + e.text }
 
-func (f *failure) Unwrap() []error {
+func (e *clientError) Unwrap() []error {
 	var errs []error
-	for _, err := range []error{f.kind, f.cause} {
+	for _, err := range []error{e.kind, e.cause} {
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -91,7 +91,7 @@ func (f *failure) Unwrap() []error {
 	return errs
 }
 
-// kindOf returns the kind of error that a code stands for.
+// kindOf returns the kind of error for a code of the protocol; nil: there is none.
 func kindOf(code protocol.Code) error {
 	switch code {
 	case protocol.Timeout:
@@ -114,31 +114,31 @@ func kindOf(code protocol.Code) error {
 	return nil
 }
 
-// refused makes an error of the sidecar's answer to what was tried.
-func refused(what fmt.Stringer, e *protocol.Err) *failure {
+// refusedError converts the sidecar's error answer to a request.
+func refusedError(what fmt.Stringer, e *protocol.Err) *clientError {
 	msg := e.Msg
 	if msg == "" {
 		msg = string(e.Code)
 	}
-	return &failure{text: what.String() + ": " + msg, kind: kindOf(e.Code)}
+	return &clientError{text: what.String() + ": " + msg, kind: kindOf(e.Code)}
 }
 
-// ended makes an error of a context that ended while something was tried.
-func ended(ctx context.Context, what fmt.Stringer) *failure {
+// contextError is the error of something that was not done because a context has ended.
+func contextError(ctx context.Context, what fmt.Stringer) *clientError {
 	cause := context.Cause(ctx)
-	f := &failure{text: what.String() + ": " + cause.Error(), kind: ctx.Err(), cause: cause}
+	e := &clientError{text: what.String() + ": " + cause.Error(), kind: ctx.Err(), cause: cause}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		f.kind = ErrTimeout
+		e.kind = ErrTimeout
 	}
-	return f
+	return e
 }
 
-// gaveUp makes an error of a context that ended while something was tried; trouble
-// says why the sidecar was out of reach, if it was.
-func gaveUp(ctx context.Context, what fmt.Stringer, trouble *failure) *failure {
-	f := ended(ctx, what)
-	if trouble == nil {
-		return f
+// contextErrorDuring is contextError. outage is why there was no connection to the sidecar
+// when the context ended; nil: there was one.
+func contextErrorDuring(ctx context.Context, what fmt.Stringer, outage *clientError) *clientError {
+	e := contextError(ctx, what)
+	if outage == nil {
+		return e
 	}
-	return &failure{text: what.String() + ": " + trouble.text, kind: ErrUnavailable, cause: f}
+	return &clientError{text: what.String() + ": " + outage.text, kind: ErrUnavailable, cause: e}
 }

@@ -130,7 +130,7 @@ func (s *script) bury(c *Client) {
 	session := c.current.Load()
 	for {
 		select {
-		case <-session.gone:
+		case <-session.done:
 			return
 		case nc := <-s.accepts: // of a sidecar that has forgotten everything
 			p := newPeer(s.t, nc)

@@ -15,145 +15,20 @@ type Lock struct {
 	hold *hold
 
 	// Guarded by the session's mu.
-	state handleState
-	watch *watch // nil: nobody wants to be told of the end
-	next  *Lock  // of the hold's handles that are watched
+	state        handleState
+	observers    *observers // nil: neither Done nor Context was called
+	nextObserved *Lock      // of the hold's handles that have observers
 }
 
+// handleState is whether a handle was unlocked. Whether its lock is held is the phase of its
+// hold.
 type handleState uint8
 
 const (
-	entered  handleState = iota // held, unless the hold has ended
-	unlocked                    // by Unlock, while it was held
-	over                        // by Unlock, after the hold had ended
+	handleEntered      handleState = iota // not unlocked
+	handleUnlocked                        // unlocked while the lock was held
+	handleUnlockedLate                    // unlocked after the hold had ended; Err returns why it ended
 )
-
-// hold is one lock held by one owner. It has a handle for each of its entries;
-// the first is part of it. It has neither a timer nor a goroutine: a program may
-// hold very many.
-type hold struct {
-	// Immutable.
-	session *session
-	name    string
-	num     uint64
-	token   uint64
-	owned   bool   // its owner may re-enter it
-	leaseMS uint32 // its fixed lease; 0: it is the sidecar's, or not known
-
-	// Guarded by session.mu.
-	entries  uint32
-	fixed    bool   // its lease is not renewed: lease events do not speak of it
-	stray    bool   // the sidecar knows nothing of it any more
-	deadline int64  // told with the last grant
-	final    int64  // when its max_hold will have passed; 0: it has none
-	leases   uint64 // lease events before that
-	end      error  // *LostError, or an ErrClosed; nil: it is held
-	watched  *Lock  // the first of its handles that are watched
-	place    int32  // in session.watches, counted from 1; 0: it is not there
-
-	first Lock
-}
-
-// enterHold books a granted acquire. The caller holds mu.
-func (s *session) enterHold(req *protocol.Acquire, ok *protocol.AcquireOK) *Lock {
-	h := s.holds[ok.Hold]
-	if h != nil {
-		h.deadline = max(h.until(), ok.DeadlineNS)
-		h.leases = s.leases
-		h.entries++
-		return &Lock{hold: h}
-	}
-	h = &hold{
-		session: s, name: req.Name, num: ok.Hold, token: ok.Token,
-		// A re-entry of a hold that was given up here, by this clock, does not
-		// tell what lease the hold has: then it is good for as long as was told.
-		fixed:    req.LeaseMS != 0 || ok.Count > 1,
-		owned:    req.Owner != 0,
-		entries:  1,
-		deadline: ok.DeadlineNS,
-		final:    ok.EndNS,
-		leases:   s.leases,
-	}
-	if ok.Count == 1 {
-		h.leaseMS = uint32(req.LeaseMS) // the longest, 30 days, fits
-	}
-	h.first.hold = h
-	s.holds[h.num] = h
-	return &h.first
-}
-
-// until returns the deadline. The caller holds mu.
-func (h *hold) until() int64 {
-	if h.final != 0 {
-		return min(h.told(), h.final)
-	}
-	return h.told()
-}
-
-// told returns the largest deadline that was told. The caller holds mu.
-func (h *hold) told() int64 {
-	if !h.fixed && h.session.leases > h.leases {
-		return max(h.deadline, h.session.lease)
-	}
-	return h.deadline
-}
-
-// endHold marks a hold as held no more, whatever its handles do, and adds those
-// who are to be told. The caller holds mu.
-func (s *session) endHold(h *hold, why error, told []ending) []ending {
-	h.end = why
-	h.deadline, h.fixed = h.until(), true // it stays what it was
-	s.forget(h)
-	s.watches.remove(h)
-	for l := h.watched; l != nil; l = l.next {
-		told = append(told, ending{*l.watch, why})
-		l.watch = nil
-	}
-	h.watched = nil
-	return told
-}
-
-// forget unregisters a hold. The caller holds mu.
-func (s *session) forget(h *hold) {
-	if h.stray {
-		delete(s.strays, h)
-	} else {
-		delete(s.holds, h.num)
-	}
-}
-
-// expire ends the hold if its deadline had passed at now, and returns who is to be told.
-// What had arrived at now has been read: the deadline may have been moved by an event that
-// waited in the socket, because this process was stopped. What it gives back is to be
-// flushed: the sidecar may have renewed the hold without the news having arrived. The
-// caller holds mu.
-func (h *hold) expire(now int64) (told []ending, over bool) {
-	if h.end != nil || now < h.until() {
-		return nil, false
-	}
-	s := h.session
-	why := ReasonExpired
-	if h.final != 0 && now >= h.final {
-		why = ReasonMaxHold
-	}
-	told = s.endHold(h, &LostError{Name: h.name, Reason: why}, nil)
-	if !h.stray {
-		for range h.entries {
-			s.wire.queue(protocol.Release{Hold: h.num})
-		}
-	}
-	return told, true
-}
-
-// rest forgets a hold when the sidecar has said that it is released. Until then
-// an answer that re-enters it, sent before the release arrived, may be under way.
-func (s *session) rest(h *hold) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if h.entries == 0 && s.holds[h.num] == h {
-		delete(s.holds, h.num)
-	}
-}
 
 // Unlock releases the lock. Without options it does not wait for the sidecar, and no
 // context can keep it from working. While the sidecar is being restarted, the successor
@@ -170,63 +45,56 @@ func (s *session) rest(h *hold) {
 // because of a protocol error of this client: then the lock is free when its lease
 // ends. With Confirmed it may also be ErrUnconfirmed; the lock is released all the same.
 func (l *Lock) Unlock(options ...UnlockOption) error {
-	return l.unlock(lookFirst, options...)
+	return l.unlock(readFirst, options...)
 }
 
 // unlock is Unlock.
-func (l *Lock) unlock(how look, options ...UnlockOption) error {
+func (l *Lock) unlock(how expiryCheck, options ...UnlockOption) error {
 	h := l.hold
 	s := h.session
-	err := l.lockMu(how)
-	if err != nil {
-		if l.state == entered {
-			l.state = over
+	if err := l.lockMu(how); err != nil {
+		if l.state == handleEntered {
+			l.state = handleUnlockedLate
 		} else {
-			err = l.wasUnlocked()
+			err = l.alreadyUnlocked()
 		}
 		s.mu.Unlock()
 		return err
 	}
-	l.state = unlocked
+	l.state = handleUnlocked
 	h.entries--
-	var told []ending
-	if l.watch != nil {
-		h.watched = without(h.watched, l)
-		if h.watched == nil {
-			s.watches.remove(h)
-		}
-		told = []ending{{*l.watch, l.wasUnlocked()}}
-		l.watch = nil
+	notices := l.removeObserversLocked()
+	conn, refusal := s.conn, s.refusal
+	wasOrphaned := h.phase == holdOrphaned
+	if wasOrphaned {
+		conn, refusal = nil, nil // the sidecar knows nothing of the hold
 	}
-	w, gone := s.wire, s.err
-	if h.stray {
-		w, gone = nil, nil
-	}
-	s.release = protocol.Release{Hold: h.num}
+	s.release = protocol.Release{Hold: h.id}
 	switch {
 	case h.entries > 0:
-	case h.owned && w != nil:
-		// The answer to a re-entry may be under way. The answer to this release
-		// comes behind it, and tells that there is none.
+	case h.isOwned && conn != nil:
+		// The sidecar may have sent the answer to a re-entry before it receives this
+		// release. It sends the answer to the release after that one.
 		s.lastID++
 		s.release.ID = s.lastID
-		s.calls[s.lastID] = &call{last: h}
+		s.calls[s.lastID] = &call{kind: releaseCall, hold: h, id: s.lastID, conn: conn}
+		h.phase = holdReleasing
 	default:
-		s.forget(h)
+		h.leaveLocked(holdReleased)
 	}
-	w.queue(&s.release)
+	conn.queue(&s.release)
 	var c *confirmation
-	if len(options) > 0 && gone == nil {
-		c = s.requestConfirmation(h, w, options)
+	if len(options) > 0 && refusal == nil {
+		c = s.requestConfirmationLocked(h, wasOrphaned, conn, options)
 	}
 	s.mu.Unlock()
 
-	tell(told)
-	w.flush()
-	if gone != nil {
-		return &failure{
-			text: fmt.Sprintf("cannot release %q: %s; the lock is free when its lease ends", h.name, gone.text),
-			kind: ErrUnavailable, cause: gone.cause,
+	notify(notices)
+	conn.flush()
+	if refusal != nil {
+		return &clientError{
+			text: fmt.Sprintf("cannot release %q: %s; the lock is free when its lease ends", h.name, refusal.text),
+			kind: ErrUnavailable, cause: refusal.cause,
 		}
 	}
 	if c != nil {
@@ -235,42 +103,44 @@ func (l *Lock) unlock(how look, options ...UnlockOption) error {
 	return nil
 }
 
-// look says whether a lock whose deadline has passed is lost only if nothing that has
-// arrived moves the deadline.
-type look bool
+// expiryCheck is what a lock whose deadline has passed depends on.
+type expiryCheck bool
 
 const (
-	lookFirst look = true
-	asBooked  look = false // for the goroutine that has the turn to read: it cannot read now
+	// It is lost only if nothing that has arrived moves its deadline.
+	readFirst expiryCheck = true
+
+	// It is lost. For the goroutine that has the turn to read: it cannot read now.
+	asHandled expiryCheck = false
 )
 
-// lockMu locks mu, and returns what Err returns. It looks at the clock first.
-func (l *Lock) lockMu(how look) error {
+// lockMu locks session.mu, and returns what Err returns. It checks the clock first.
+func (l *Lock) lockMu(how expiryCheck) error {
 	h := l.hold
 	s := h.session
 	now := s.clock()
 	s.mu.Lock()
-	if how == lookFirst && h.end == nil && now >= h.until() {
-		w := s.wire
+	if how == readFirst && h.isHeldLocked() && now >= h.deadlineLocked() {
+		conn := s.conn
 		s.mu.Unlock()
-		s.catchUp(w)
+		s.readArrived(conn)
 		s.mu.Lock()
 	}
-	if told, over := h.expire(now); over {
-		w := s.wire
+	if notices, expired := h.expireLocked(now); expired {
+		conn := s.conn
 		s.mu.Unlock()
-		tell(told)
-		w.flush()
+		notify(notices)
+		conn.flush()
 		s.mu.Lock()
 	}
-	if l.state == unlocked {
-		return l.wasUnlocked()
+	if l.state == handleUnlocked {
+		return l.alreadyUnlocked()
 	}
-	return h.end
+	return h.cause
 }
 
-func (l *Lock) wasUnlocked() error {
-	return &failure{text: fmt.Sprintf("the lock %q was unlocked; each Lock is for one Unlock", l.hold.name), kind: ErrNotHeld}
+func (l *Lock) alreadyUnlocked() error {
+	return &clientError{text: fmt.Sprintf("the lock %q was unlocked; each Lock is for one Unlock", l.hold.name), kind: ErrNotHeld}
 }
 
 // Name returns the name of the lock.
@@ -286,15 +156,15 @@ func (l *Lock) Deadline() time.Time {
 	h := l.hold
 	s := h.session
 	s.mu.Lock()
-	w, ended := s.wire, h.end != nil
+	conn, isHeld := s.conn, h.isHeldLocked()
 	s.mu.Unlock()
-	if !ended {
-		s.catchUp(w)
+	if isHeld {
+		s.readArrived(conn)
 	}
 	s.mu.Lock()
-	until := h.until()
+	deadline := h.deadlineLocked()
 	s.mu.Unlock()
-	return time.Now().Add(time.Duration(until - s.clock()))
+	return time.Now().Add(time.Duration(deadline - s.clock()))
 }
 
 // Err returns nil while the lock is held. After that it returns an ErrLost, of type
@@ -302,7 +172,7 @@ func (l *Lock) Deadline() time.Time {
 // closed. Err reads the clock: a lock whose deadline has passed is lost, whether or not
 // the sidecar has reported it.
 func (l *Lock) Err() error {
-	err := l.lockMu(lookFirst)
+	err := l.lockMu(readFirst)
 	l.hold.session.mu.Unlock()
 	return err
 }
@@ -311,16 +181,16 @@ func (l *Lock) Err() error {
 // or unlocked. Err returns which. The channel is closed at the deadline even if the
 // sidecar is stopped or gone.
 func (l *Lock) Done() <-chan struct{} {
-	err := l.lockMu(lookFirst)
+	err := l.lockMu(readFirst)
 	defer l.hold.session.mu.Unlock()
 	if err != nil {
 		return closedChannel
 	}
-	w := l.watched()
-	if w.done == nil {
-		w.done = make(chan struct{})
+	o := l.observersLocked()
+	if o.done == nil {
+		o.done = make(chan struct{})
 	}
-	return w.done
+	return o.done
 }
 
 var closedChannel = func() chan struct{} {
@@ -335,43 +205,53 @@ var closedChannel = func() chan struct{} {
 func (l *Lock) Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	mu := &l.hold.session.mu
-	if err := l.lockMu(lookFirst); err != nil {
+	if err := l.lockMu(readFirst); err != nil {
 		mu.Unlock()
 		cancel(err)
 		return ctx, func() {}
 	}
 	mine := &cancel
-	w := l.watched()
-	w.cancels = append(w.cancels, mine)
+	o := l.observersLocked()
+	o.cancels = append(o.cancels, mine)
 	mu.Unlock()
 	return ctx, func() {
 		mu.Lock()
-		if w := l.watch; w != nil {
-			w.cancels = slices.DeleteFunc(w.cancels, func(c *context.CancelCauseFunc) bool { return c == mine })
+		if o := l.observers; o != nil {
+			o.cancels = slices.DeleteFunc(o.cancels, func(c *context.CancelCauseFunc) bool { return c == mine })
 		}
 		mu.Unlock()
 		cancel(nil)
 	}
 }
 
-// watched returns the handle's watch. The caller holds mu, and the handle's hold
-// has not ended.
-func (l *Lock) watched() *watch {
-	if l.watch == nil {
-		l.watch = new(watch)
-		l.next, l.hold.watched = l.hold.watched, l
-		l.hold.session.watches.add(l.hold)
+// observersLocked returns the handle's observers. The lock is held, and the handle is not
+// unlocked.
+func (l *Lock) observersLocked() *observers {
+	if l.observers == nil {
+		l.observers = new(observers)
+		l.nextObserved, l.hold.observed = l.hold.observed, l
+		l.hold.session.alarm.add(l.hold)
 	}
-	return l.watch
+	return l.observers
 }
 
-// without takes a handle out of a list of handles.
-func without(list, l *Lock) *Lock {
-	for at := &list; *at != nil; at = &(*at).next {
+// removeObserversLocked removes the observers of a handle that was unlocked, and returns the
+// notice for them.
+func (l *Lock) removeObserversLocked() []endNotice {
+	if l.observers == nil {
+		return nil
+	}
+	h := l.hold
+	for at := &h.observed; *at != nil; at = &(*at).nextObserved {
 		if *at == l {
-			*at, l.next = l.next, nil
+			*at, l.nextObserved = l.nextObserved, nil
 			break
 		}
 	}
-	return list
+	if h.observed == nil {
+		h.session.alarm.remove(h)
+	}
+	notices := []endNotice{{*l.observers, l.alreadyUnlocked()}}
+	l.observers = nil
+	return notices
 }

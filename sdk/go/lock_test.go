@@ -238,8 +238,8 @@ func TestUnlockOnce(t *testing.T) {
 	late, stop := l.Context(context.Background())
 	stop()
 	mustBe(t, context.Cause(late), ErrNotHeld)
-	if s := c.current.Load(); len(s.holds) != 1 || len(s.watches.queue) != 0 {
-		t.Errorf("%d holds and %d watches are left", len(s.holds), len(s.watches.queue))
+	if s := c.current.Load(); len(s.holds) != 1 || len(s.alarm.queue) != 0 {
+		t.Errorf("%d holds and %d watches are left", len(s.holds), len(s.alarm.queue))
 	}
 }
 
@@ -529,8 +529,8 @@ func TestManyLocksAreCheap(t *testing.T) {
 		t.Errorf("%d goroutines, before the locks %d", n, goroutines)
 	}
 	s := c.current.Load()
-	if len(s.holds) != many || s.watches.alarm != nil {
-		t.Errorf("%d holds, alarm %v", len(s.holds), s.watches.alarm)
+	if len(s.holds) != many || s.alarm.timer != nil {
+		t.Errorf("%d holds, alarm %v", len(s.holds), s.alarm.timer)
 	}
 
 	// What they take is what comes free with them; the toy's own locks stay.

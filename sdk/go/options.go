@@ -12,9 +12,9 @@ import (
 // Option changes how one lock is acquired or held.
 type Option struct{ apply func(*protocol.Acquire) error }
 
-// adjusted applies options to a request. What they point to is on the heap: a request
-// without options is spared that.
-func adjusted(req protocol.Acquire, options []Option) (protocol.Acquire, error) {
+// withOptions applies options to a request. It moves the request to the heap, so it is not
+// called without options.
+func withOptions(req protocol.Acquire, options []Option) (protocol.Acquire, error) {
 	for _, o := range options {
 		if err := o.apply(&req); err != nil {
 			return req, err

@@ -12,15 +12,15 @@ import (
 // outbox holds frames until the socket takes them. Neither queue nor flush ever blocks,
 // so that a sidecar that is stopped does not keep a caller past the end of its context.
 type outbox struct {
-	mu    sync.Mutex // guards what follows; no other lock is taken under it
+	mu    sync.Mutex // guards what follows; no other mutex is taken under it
 	w     *rawio.Writer
 	limit int    // offer takes nothing while more bytes than that are queued or held
-	held  bool   // frames that are queued wait for release
+	held  bool   // frames that are queued wait for unhold
 	later []byte // those frames
 }
 
-// maxUnwritten bounds what a sidecar that does not read makes us keep. Releases and
-// cancels go beyond it: there is at most one for each lock that is held or waited for.
+// maxUnwritten bounds the memory for frames that the sidecar does not read. Releases and
+// cancels exceed it: there is at most one for each lock that is held or waited for.
 const maxUnwritten = 1 << 20
 
 // newOutbox returns the outbox of a connection. raw is nil if it has no descriptor.
@@ -34,23 +34,23 @@ func newOutbox(nc net.Conn, raw syscall.RawConn) *outbox {
 func (o *outbox) queue(m protocol.Request) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.add(m)
+	o.addLocked(m)
 }
 
-// offer queues a frame, unless too much is queued already.
+// offer queues a frame, unless more than limit is queued already.
 func (o *outbox) offer(m protocol.Request) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.w.Queued)+len(o.later) > o.limit {
 		return false
 	}
-	o.add(m)
+	o.addLocked(m)
 	return true
 }
 
-func (o *outbox) add(m protocol.Request) {
+func (o *outbox) addLocked(m protocol.Request) {
 	switch {
-	case !o.w.Accepts(): // the reader finds out why
+	case !o.w.Accepts(): // the goroutine that reads finds out why
 	case o.held:
 		o.later = m.Append(o.later)
 	default:
@@ -58,15 +58,15 @@ func (o *outbox) add(m protocol.Request) {
 	}
 }
 
-// hold makes the frames that are queued from now on wait for release.
+// hold makes the frames that are queued from now on wait for unhold.
 func (o *outbox) hold() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.held = true
 }
 
-// release ends hold, and writes the frames that waited.
-func (o *outbox) release() {
+// unhold ends hold, and writes the frames that waited.
+func (o *outbox) unhold() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.held = false

@@ -51,11 +51,11 @@ func stop(t *testing.T, lease time.Duration, names ...string) (*stopped, []*Lock
 
 func (s *stopped) clock() int64 { return protocol.Now() + s.asleep.Load() }
 
-func (s *stopped) inbox() *inbox {
+func (s *stopped) inbox() *sharedReader {
 	session := s.c.current.Load()
 	session.mu.Lock()
 	defer session.mu.Unlock()
-	return session.wire.in
+	return session.conn.in
 }
 
 // checks are all that may find that a deadline has passed. Each returns nil if the lock is
@@ -83,8 +83,8 @@ var checks = map[string]func(s *stopped, l *Lock) error{
 		return nil
 	},
 	"the alarm": func(s *stopped, l *Lock) error {
-		s.c.current.Load().wake()
-		return l.hold.end
+		s.c.current.Load().onAlarm()
+		return l.hold.cause
 	},
 }
 

@@ -24,11 +24,11 @@ func turn(t *testing.T, c *Client, taken bool) {
 	t.Helper()
 	s := c.current.Load()
 	s.mu.Lock()
-	in := s.wire.in
+	in := s.conn.in
 	s.mu.Unlock()
 	for limit := time.Now().Add(10 * time.Second); time.Now().Before(limit); runtime.Gosched() {
 		in.mu.Lock()
-		now := in.taken
+		now := in.phase == turnTaken
 		in.mu.Unlock()
 		if now == taken {
 			return
@@ -109,7 +109,7 @@ func TestCloseWhileACallerReads(t *testing.T) {
 		t.Error(err)
 	}
 	select {
-	case <-c.current.Load().gone:
+	case <-c.current.Load().done:
 	case <-time.After(10 * time.Second):
 		t.Error("the session goes on")
 	}
@@ -125,7 +125,7 @@ func TestCloseWhileNobodyReads(t *testing.T) {
 	if _, err := closed(); err != nil {
 		t.Error(err)
 	}
-	<-c.current.Load().gone
+	<-c.current.Load().done
 }
 
 func TestAConnectionIsCutWhileACallerReads(t *testing.T) {
@@ -352,7 +352,7 @@ func TestClientsAreClosedAtAnyMoment(t *testing.T) {
 		}
 		users.Wait()
 		for _, c := range clients {
-			<-c.current.Load().gone
+			<-c.current.Load().done
 		}
 	}
 	toy.stop()
@@ -421,14 +421,14 @@ func pair(t *testing.T) (ours, theirs net.Conn, raw syscall.RawConn) {
 func TestWithoutNotifierOnlyBackgroundGoroutineReads(t *testing.T) {
 	ours, _, raw := pair(t)
 	ours.Close()
-	in := newInbox(ours, raw)
+	in := newSharedReader(ours, raw)
 	if in.share() {
 		t.Error("there is a notifier for a connection that is closed")
 	}
 	if in.take() {
 		t.Error("a caller can have the turn")
 	}
-	in.push()
+	in.interrupt()
 	in.hangUp()
 	in.close()
 }

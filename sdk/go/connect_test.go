@@ -239,7 +239,7 @@ func converse(t *testing.T, toy *toy) {
 			t.Errorf("confirmed unlock: %v", err)
 		}
 		toy.locked(func() {
-			if toy.holds[again.hold.num] != nil {
+			if toy.holds[again.hold.id] != nil {
 				t.Error("a release was confirmed, and the sidecar has the hold")
 			}
 		})
@@ -260,7 +260,7 @@ func converse(t *testing.T, toy *toy) {
 	<-done
 	last := lockThrough(t, toy, c)
 	c.Close()
-	<-c.current.Load().gone
+	<-c.current.Load().done
 	for hung := false; !hung; runtime.Gosched() {
 		toy.locked(func() { hung = len(toy.conns) == 0 })
 	}
@@ -295,13 +295,11 @@ func agree(t *testing.T, toy *toy, c *Client, want map[string]uint32) {
 		}
 	}
 	ours, theirs, waiters := make(map[string]uint32), make(map[string]uint32), 0
+	checkInvariants(t, c)
 	s := c.current.Load()
 	s.mu.Lock()
-	for num, h := range s.holds {
+	for _, h := range s.holds {
 		ours[h.name] += h.entries
-		if num != h.num || h.entries == 0 {
-			t.Errorf("%+v is booked under %d", h, num)
-		}
 	}
 	calls := len(s.calls)
 	s.mu.Unlock()
@@ -372,6 +370,7 @@ func TestTheClientComesBack(t *testing.T) {
 	for range 100 {
 		for before := turns.Load(); turns.Load() == before && !t.Failed(); {
 			runtime.Gosched()
+			checkInvariants(t, c)
 		}
 		toy.cut()
 	}
@@ -473,9 +472,34 @@ func TestASidecarThatForgotTheSession(t *testing.T) {
 	} else {
 		p.say(protocol.ClaimOK{ID: claim})
 	}
-	if len(session.strays) != 0 {
-		t.Errorf("%d holds of before are remembered", len(session.strays))
+	if len(session.orphans) != 0 {
+		t.Errorf("%d holds of before are remembered", len(session.orphans))
 	}
+}
+
+// A sidecar without the state of its predecessor grants holds with the same ids again.
+func TestExpiryOfReleasedHoldLeavesNewHoldWithItsID(t *testing.T) {
+	virtually(t, func(t *testing.T, c *Client, r *road) {
+		released := lockNow(t, c, "released")
+		if err := released.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(20 * time.Second)
+		r.cut()
+		r.locked(func() { clear(r.sessions); clear(r.locks); clear(r.holds); r.last = 0 })
+		held := lockNow(t, c, "held")
+		if held.hold.id != released.hold.id {
+			t.Fatalf("the ids are %d and %d; the test needs equal ones", released.hold.id, held.hold.id)
+		}
+		time.Sleep(20 * time.Second) // the deadline of the released hold has passed
+		mustBe(t, released.Err(), ErrNotHeld)
+		r.cut()
+		time.Sleep(time.Second)
+		agree(t, r.toy, c, map[string]uint32{"held": 1})
+		if err := held.Err(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestCloseEndsWhatTheSidecarForgotToo(t *testing.T) {
@@ -733,9 +757,12 @@ func virtually(t *testing.T, test func(t *testing.T, c *Client, r *road)) {
 			t.Fatal(err)
 		}
 		test(t, c, r)
+		checkInvariants(t, c)
 		r.close(nil)
 		c.Close()
-		<-c.current.Load().gone
+		checkInvariants(t, c)
+		<-c.current.Load().done
+		checkInvariants(t, c)
 		r.cut()
 		r.wg.Wait()
 		if r.fault != "" {
@@ -1017,7 +1044,7 @@ func TestCloseSaysBye(t *testing.T) {
 	ends := func(t *testing.T, c *Client, low, high time.Duration) {
 		t.Helper()
 		start := time.Now()
-		<-c.current.Load().gone
+		<-c.current.Load().done
 		if d := time.Since(start); d < low || d > high {
 			t.Errorf("the session ended after %v, want %v to %v", d, low, high)
 		}

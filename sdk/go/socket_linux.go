@@ -1,5 +1,3 @@
-//go:build linux
-
 package locksidecar
 
 import (
@@ -10,8 +8,9 @@ import (
 	"syscall"
 )
 
-// admits says which users the socket admits, if this process may see that.
-func admits(path string) string {
+// socketPermissions says which users may connect to a socket, and what a user can do about
+// it, as far as this process may see that.
+func socketPermissions(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {
 		return "; ask for access to its directory"
