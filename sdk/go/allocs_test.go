@@ -4,13 +4,13 @@ package locksidecar
 
 import "testing"
 
-// What waits for a confirmation is made for Confirmed only.
+// Only Confirmed allocates something that waits for a confirmation.
 func TestUnlockWithoutOptionsAllocatesNothing(t *testing.T) {
 	c, p := listen(t).dial()
 	const rounds = 100
-	locks := make([]*Lock, 0, rounds+1) // AllocsPerRun begins with one round that does not count
+	locks := make([]*Lock, 0, rounds+1) // AllocsPerRun does one round more
 	for hold := range uint64(rounds + 1) {
-		locks = append(locks, p.lock(c, "a", hold+1, far()))
+		locks = append(locks, p.lock(c, "a", hold+1, inOneHour()))
 	}
 	next := 0
 	if n := testing.AllocsPerRun(rounds, func() {

@@ -9,9 +9,9 @@ import (
 )
 
 func BenchmarkLockUnlock(b *testing.B) {
-	toy := startToy(filepath.Join(shortDir(b), "s"))
-	defer toy.stop()
-	c, err := Dial(context.Background(), toy.path)
+	sidecar := startFakeSidecar(filepath.Join(shortDir(b), "s"))
+	defer sidecar.stop()
+	c, err := Dial(context.Background(), sidecar.path)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -30,9 +30,9 @@ func BenchmarkLockUnlock(b *testing.B) {
 }
 
 func BenchmarkLockUnlockConfirmed(b *testing.B) {
-	toy := startToy(filepath.Join(shortDir(b), "s"))
-	defer toy.stop()
-	c, err := Dial(context.Background(), toy.path)
+	sidecar := startFakeSidecar(filepath.Join(shortDir(b), "s"))
+	defer sidecar.stop()
+	c, err := Dial(context.Background(), sidecar.path)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -52,9 +52,9 @@ func BenchmarkLockUnlockConfirmed(b *testing.B) {
 
 // Ten goroutines share one connection; each has a lock of its own.
 func BenchmarkLockUnlockParallel(b *testing.B) {
-	toy := startToy(filepath.Join(shortDir(b), "s"))
-	defer toy.stop()
-	c, err := Dial(context.Background(), toy.path)
+	sidecar := startFakeSidecar(filepath.Join(shortDir(b), "s"))
+	defer sidecar.stop()
+	c, err := Dial(context.Background(), sidecar.path)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-func TestDialSaysHello(t *testing.T) {
+func TestDialSendsHello(t *testing.T) {
 	s := listen(t)
 	for _, name := range []string{"go/" + Version, "shop/7"} {
 		var options []DialOption
@@ -30,18 +30,18 @@ func TestDialSaysHello(t *testing.T) {
 		p := s.accept()
 		hello := expect[protocol.Hello](p)
 		if hello.ID == 0 || hello.V != 1 || hello.Client != name {
-			t.Errorf("said %+v", hello)
+			t.Errorf("sent %+v", hello)
 		}
-		p.say(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "s", Version: "1", NowNS: protocol.Now()})
+		p.send(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "s", Version: "1", NowNS: protocol.Now()})
 		c, err := dialed()
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.bury(c)
+		s.closeClient(c)
 	}
 }
 
-func TestDialRefusesBadOptions(t *testing.T) {
+func TestDialRejectsInvalidOptions(t *testing.T) {
 	for want, o := range map[string]DialOption{
 		"WithPatience(-1s)": WithPatience(-time.Second),
 		"129 bytes":         WithClientName(strings.Repeat("n", 129)),
@@ -52,7 +52,7 @@ func TestDialRefusesBadOptions(t *testing.T) {
 	}
 }
 
-func TestDialSaysWhatIsWrong(t *testing.T) {
+func TestDialErrorSaysWhatToDo(t *testing.T) {
 	dir := shortDir(t)
 	dead := filepath.Join(dir, "dead")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead})
@@ -73,46 +73,33 @@ func TestDialSaysWhatIsWrong(t *testing.T) {
 	} {
 		_, err := Dial(context.Background(), tt.path, WithPatience(0))
 		if tt.kind != nil {
-			mustBe(t, err, tt.kind)
+			wantKind(t, err, tt.kind)
 		}
-		says(t, err, tt.words...)
+		wantText(t, err, tt.words...)
 	}
-	mustBe(t, second(Dial(context.Background(), missing, WithPatience(0))), os.ErrNotExist)
+	wantKind(t, errOf(Dial(context.Background(), missing, WithPatience(0))), os.ErrNotExist)
 
-	// Who may connect to everything cannot be refused: the errors of the system
-	// are made up.
+	// A process of root may connect to every socket. So the test makes up these errors of
+	// connect.
 	denied := &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", syscall.EACCES)}
 	if err := os.Chmod(dead, 0o660); err != nil {
 		t.Fatal(err)
 	}
 	f := connectError(dead, denied)
-	mustBe(t, f, ErrDenied, os.ErrPermission)
-	says(t, f, dead, "permission", "mode 0660", "join that group", fmt.Sprint("user ", os.Geteuid()))
+	wantKind(t, f, ErrDenied, os.ErrPermission)
+	wantText(t, f, dead, "permission", "mode 0660", "join that group", fmt.Sprint("user ", os.Geteuid()))
 	if err := os.Chmod(dead, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	says(t, connectError(dead, denied), "mode 0600", "run as its user")
-	says(t, connectError(missing, denied), "ask for access to its directory")
+	wantText(t, connectError(dead, denied), "mode 0600", "run as its user")
+	wantText(t, connectError(missing, denied), "ask for access to its directory")
 	busy := connectError(dead, os.NewSyscallError("connect", syscall.EAGAIN))
-	mustBe(t, busy, ErrUnavailable)
-	says(t, busy, "overloaded")
-	mustBe(t, connectError(dead, errors.New("odd")), ErrUnavailable)
+	wantKind(t, busy, ErrUnavailable)
+	wantText(t, busy, "overloaded")
+	wantKind(t, connectError(dead, errors.New("odd")), ErrUnavailable)
 }
 
-func says(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Errorf("no error; want one that says %q", words)
-		return
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("%q does not say %q", err, w)
-		}
-	}
-}
-
-func TestDialToWhatIsNoSidecarForUs(t *testing.T) {
+func TestDialRejectsIncompatibleServer(t *testing.T) {
 	s := listen(t)
 	now := protocol.Now()
 	for _, tt := range []struct {
@@ -138,18 +125,18 @@ func TestDialToWhatIsNoSidecarForUs(t *testing.T) {
 			t.Error(err)
 		}
 		_, err := dialed()
-		says(t, err, tt.words...)
+		wantText(t, err, tt.words...)
 		if tt.kind != nil {
-			mustBe(t, err, tt.kind)
+			wantKind(t, err, tt.kind)
 		} else if errors.Is(err, ErrUnavailable) {
-			t.Errorf("%v is taken for something that passes", err)
+			t.Errorf("%v is ErrUnavailable", err)
 		}
 	}
 }
 
-// A sidecar that is about to start, or to restart, is waited for.
-func TestDialWaitsForASidecarThatStarts(t *testing.T) {
-	s := &script{t: t, path: filepath.Join(shortDir(t), "s")}
+// Dial waits for a sidecar that is about to start, or to restart.
+func TestDialWaitsForStartingSidecar(t *testing.T) {
+	s := &scriptedSidecar{t: t, path: filepath.Join(shortDir(t), "s")}
 	attempts := make(chan struct{}, 1000)
 	c := &Client{dialer: dialer{path: s.path, name: "test", clock: protocol.Now}, dialPatience: time.Minute}
 	c.dialer.connect = func(ctx context.Context, path string) (net.Conn, error) {
@@ -160,80 +147,81 @@ func TestDialWaitsForASidecarThatStarts(t *testing.T) {
 	<-attempts
 	<-attempts
 	s.open()
-	s.accept().nc.Close() // it stops again, and another one starts
+	s.accept().nc.Close() // the sidecar stops again, and another one starts
 	p := s.accept()
 	hello := expect[protocol.Hello](p)
-	p.say(protocol.Err{ID: hello.ID, Code: protocol.Unavailable, Msg: "stopping"})
+	p.send(protocol.Err{ID: hello.ID, Code: protocol.Unavailable, Msg: "stopping"})
 	p.nc.Close()
-	s.accept().greet()
+	s.accept().answerHello()
 	if _, err := got(); err != nil {
 		t.Error(err)
 	}
-	s.bury(c)
+	s.closeClient(c)
 }
 
-func TestDialGivesUpWithItsContext(t *testing.T) {
+func TestContextEndsDial(t *testing.T) {
 	over, cancel := context.WithDeadline(context.Background(), time.Unix(1, 0))
 	defer cancel()
 	s := listen(t)
-	mustBe(t, second(Dial(over, s.path)), context.DeadlineExceeded)
+	wantKind(t, errOf(Dial(over, s.path)), context.DeadlineExceeded)
 
-	// It ends while the sidecar accepts and says nothing.
+	// The context ends after the sidecar has accepted the connection.
 	ctx, cancel := context.WithCancel(context.Background())
 	dialed := async(func() (*Client, error) { return Dial(ctx, s.path) })
 	p := s.accept()
 	expect[protocol.Hello](p)
 	cancel()
-	mustBe(t, second(dialed()), context.Canceled)
+	wantKind(t, errOf(dialed()), context.Canceled)
 	if _, err := p.frames.Next(); err == nil {
-		t.Error("the connection goes on")
+		t.Error("the connection is open")
 	}
 }
 
-// A sidecar that blames us keeps what we hold until its deadline, and nothing else.
-func TestASidecarThatBlamesTheClientEndsTheSession(t *testing.T) {
+// A sidecar that reports a protocol error of the client keeps its holds until their deadlines,
+// and nothing else.
+func TestProtocolErrorReportedBySidecarEndsSession(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	held := p.lock(c, "held", 1, far())
+	held := p.lock(c, "held", 1, inOneHour())
 	short := p.lock(c, "short", 2, protocol.Now()+int64(time.Millisecond))
 	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "wanted") })
 	expect[protocol.Acquire](p)
 	forced := async(func() (uint64, error) { return c.ForceRelease(context.Background(), "held") })
 	expect[protocol.ForceRelease](p)
-	p.say(protocol.Err{Code: protocol.BadFrame, Msg: "the frame is odd"})
+	p.send(protocol.Err{Code: protocol.BadFrame, Msg: "the frame is odd"})
 	p.nc.Close()
 
 	_, err := locked()
-	mustBe(t, err, ErrUnavailable)
-	says(t, err, `"wanted"`, "the frame is odd", "not held")
+	wantKind(t, err, ErrUnavailable)
+	wantText(t, err, `"wanted"`, "the frame is odd", "not held")
 	_, err = forced()
-	mustBe(t, err, ErrUnavailable)
-	says(t, err, "may have happened")
+	wantKind(t, err, ErrUnavailable)
+	wantText(t, err, "may have happened")
 	if err := held.Err(); err != nil {
-		t.Errorf("what is held ended with the connection: %v", err)
+		t.Errorf("the hold ended with the connection: %v", err)
 	}
 	<-short.Done()
-	mustBe(t, short.Err(), ErrLost)
+	wantKind(t, short.Err(), ErrLost)
 
 	// The next call begins a new session.
 	peers := make(chan *peer, 1)
 	go func() {
 		p := s.accept()
-		p.greet()
+		p.answerHello()
 		peers <- p
 	}()
 	locked = async(func() (*Lock, error) { return c.Lock(context.Background(), "wanted") })
 	p = <-peers
-	p.grant(7, far())
+	p.grant(7, inOneHour())
 	l, err := locked()
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	err = held.Unlock()
-	mustBe(t, err, ErrUnavailable)
-	says(t, err, `"held"`, "lease ends")
-	mustBe(t, held.Unlock(), ErrNotHeld)
+	wantKind(t, err, ErrUnavailable)
+	wantText(t, err, `"held"`, "lease ends")
+	wantKind(t, held.Unlock(), ErrNotHeld)
 	if err := l.Unlock(); err != nil {
 		t.Error(err)
 	}
@@ -243,7 +231,7 @@ func TestASidecarThatBlamesTheClientEndsTheSession(t *testing.T) {
 	p.expectNothing(c)
 }
 
-func TestWhatCannotBeUnderstoodEndsTheConnection(t *testing.T) {
+func TestInvalidFrameEndsConnection(t *testing.T) {
 	for name, frame := range map[string][]byte{
 		"a bad frame":          []byte("\x00\x00\x00\x01\xc0"),
 		"a bad length":         []byte("\xff\xff\xff\xff"),
@@ -265,18 +253,18 @@ func TestWhatCannotBeUnderstoodEndsTheConnection(t *testing.T) {
 	c, p := listen(t).dial()
 	pinged := async(func() (string, error) { return c.Ping(context.Background()) })
 	ping := expect[protocol.Ping](p)
-	p.say(protocol.ReleaseOK{ID: ping.ID, Count: 1})
+	p.send(protocol.ReleaseOK{ID: ping.ID, Count: 1})
 	_, err := pinged()
-	mustBe(t, err, ErrUnavailable)
-	says(t, err, "cannot be understood", "now_ns")
+	wantKind(t, err, ErrUnavailable)
+	wantText(t, err, "cannot be understood", "now_ns")
 }
 
-func TestWhatIsNotKnownIsIgnored(t *testing.T) {
+func TestUnknownIDsAndEventsAreIgnored(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "a", 1, far())
-	p.say(protocol.PingOK{ID: 999, NowNS: 1, Redis: "ok"})
-	p.say(protocol.Err{ID: 998, Code: protocol.Timeout})
-	p.say(protocol.LostEvent{Hold: 999, Reason: protocol.Expired})
+	l := p.lock(c, "a", 1, inOneHour())
+	p.send(protocol.PingOK{ID: 999, NowNS: 1, Redis: "ok"})
+	p.send(protocol.Err{ID: 998, Code: protocol.Timeout})
+	p.send(protocol.LostEvent{Hold: 999, Reason: protocol.Expired})
 	if _, err := p.nc.Write([]byte("\x00\x00\x00\x0c\x81\xa2ev\xa7weather")); err != nil {
 		t.Error(err)
 	}
@@ -286,9 +274,9 @@ func TestWhatIsNotKnownIsIgnored(t *testing.T) {
 	}
 }
 
-func TestCloseEndsEverything(t *testing.T) {
+func TestCloseEndsCallsAndHolds(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "held", 1, far())
+	l := p.lock(c, "held", 1, inOneHour())
 	done := l.Done()
 	ctx, stop := l.Context(context.Background())
 	defer stop()
@@ -296,33 +284,33 @@ func TestCloseEndsEverything(t *testing.T) {
 	expect[protocol.Acquire](p)
 	closed := async(func() (any, error) { return nil, c.Close() })
 	bye := expect[protocol.Bye](p)
-	mustBe(t, l.Err(), ErrClosed)
-	p.say(protocol.ByeOK(bye))
+	wantKind(t, l.Err(), ErrClosed)
+	p.send(protocol.ByeOK(bye))
 	if _, err := closed(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.frames.Next(); err == nil {
-		t.Error("the connection goes on")
+		t.Error("the connection is open")
 	}
-	mustBe(t, second(locked()), ErrClosed)
+	wantKind(t, errOf(locked()), ErrClosed)
 	<-done
 	<-ctx.Done()
-	mustBe(t, context.Cause(ctx), ErrClosed)
-	mustBe(t, l.Err(), ErrClosed)
-	mustBe(t, l.Unlock(), ErrClosed)
-	mustBe(t, l.Unlock(), ErrNotHeld)
-	mustBe(t, second(c.Lock(context.Background(), "a")), ErrClosed)
-	mustBe(t, second(c.Ping(context.Background())), ErrClosed)
+	wantKind(t, context.Cause(ctx), ErrClosed)
+	wantKind(t, l.Err(), ErrClosed)
+	wantKind(t, l.Unlock(), ErrClosed)
+	wantKind(t, l.Unlock(), ErrNotHeld)
+	wantKind(t, errOf(c.Lock(context.Background(), "a")), ErrClosed)
+	wantKind(t, errOf(c.Ping(context.Background())), ErrClosed)
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// A sidecar that is stopped reads nothing. However much piles up, no call waits
-// longer than its context says.
-func TestAStoppedSidecarHoldsNobodyUp(t *testing.T) {
+// A stopped sidecar reads nothing. However many requests wait to be written, no call waits
+// longer than its context allows.
+func TestStoppedSidecarDelaysNoCaller(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	ctx, cancel := context.WithCancel(context.Background())
 	name := strings.Repeat("n", protocol.MaxName)
 	var wg sync.WaitGroup
@@ -334,9 +322,9 @@ func TestAStoppedSidecarHoldsNobodyUp(t *testing.T) {
 		})
 	}
 	s := c.current.Load()
-	for asked := 0; asked < 2000; runtime.Gosched() {
+	for sent := 0; sent < 2000; runtime.Gosched() {
 		s.mu.Lock()
-		asked = len(s.calls)
+		sent = len(s.calls)
 		s.mu.Unlock()
 	}
 	if err := l.Unlock(); err != nil {
@@ -345,13 +333,13 @@ func TestAStoppedSidecarHoldsNobodyUp(t *testing.T) {
 	cancel()
 	wg.Wait()
 	s.conn.out.mu.Lock()
-	piled := s.conn.out.w.Unwritten()
+	unwritten := s.conn.out.w.Unwritten()
 	s.conn.out.mu.Unlock()
-	if piled == 0 {
+	if unwritten == 0 {
 		t.Error("the socket took everything; the test needs one that does not")
 	}
 
-	// It goes on, and everything comes, in order and whole.
+	// When the sidecar continues, it reads all requests whole.
 	acquires, cancels := 0, 0
 	_ = p.nc.SetReadDeadline(time.Now().Add(30 * time.Second))
 	for acquires < 2000 || cancels < 2000 {
@@ -373,7 +361,7 @@ func TestAStoppedSidecarHoldsNobodyUp(t *testing.T) {
 	p.expectNothing(c)
 }
 
-func TestWhatOperatorsAsk(t *testing.T) {
+func TestOperatorRequests(t *testing.T) {
 	c, p := listen(t).dial()
 	ctx := context.Background()
 
@@ -387,7 +375,7 @@ func TestWhatOperatorsAsk(t *testing.T) {
 			return info{row, known}, err
 		})
 		req := expect[protocol.Info](p)
-		p.say(protocol.InfoOK{ID: req.ID, Lock: row})
+		p.send(protocol.InfoOK{ID: req.ID, Lock: row})
 		got, err := asked()
 		if err != nil || req.Name != "a" || got.known != (row != nil) || got.known && (got.row.Hold != 7 || got.row.PID != 12) {
 			t.Errorf("info: %+v, %v", got, err)
@@ -404,10 +392,10 @@ func TestWhatOperatorsAsk(t *testing.T) {
 	for _, page := range pages {
 		req := expect[protocol.List](p)
 		if req.After != after {
-			t.Errorf("asked for what comes after %d, want %d", req.After, after)
+			t.Errorf("requested the page after %d, want %d", req.After, after)
 		}
 		page.ID, after = req.ID, page.Next
-		p.say(page)
+		p.send(page)
 	}
 	rows, err := listed()
 	if err != nil || len(rows) != 3 || rows[0].Hold != 3 || rows[1].Name != "b" || rows[2].Name != "c" {
@@ -416,18 +404,18 @@ func TestWhatOperatorsAsk(t *testing.T) {
 
 	forced := async(func() (uint64, error) { return c.ForceRelease(ctx, "a") })
 	req := expect[protocol.ForceRelease](p)
-	p.say(protocol.ForceReleaseOK{ID: req.ID, Hold: 7})
+	p.send(protocol.ForceReleaseOK{ID: req.ID, Hold: 7})
 	if hold, err := forced(); hold != 7 || err != nil {
 		t.Errorf("force_release: %d, %v", hold, err)
 	}
 	for code, kind := range map[protocol.Code]error{protocol.NotHeld: ErrNotHeld, protocol.Denied: ErrDenied} {
 		forced = async(func() (uint64, error) { return c.ForceRelease(ctx, "a") })
-		p.say(protocol.Err{ID: expect[protocol.ForceRelease](p).ID, Code: code, Msg: "no"})
-		mustBe(t, second(forced()), kind)
+		p.send(protocol.Err{ID: expect[protocol.ForceRelease](p).ID, Code: code, Msg: "no"})
+		wantKind(t, errOf(forced()), kind)
 	}
 
 	pinged := async(func() (string, error) { return c.Ping(ctx) })
-	p.say(protocol.PingOK{ID: expect[protocol.Ping](p).ID, NowNS: 1, Redis: "it is away"})
+	p.send(protocol.PingOK{ID: expect[protocol.Ping](p).ID, NowNS: 1, Redis: "it is away"})
 	if redis, err := pinged(); redis != "it is away" || err != nil {
 		t.Errorf("ping: %q, %v", redis, err)
 	}
@@ -440,24 +428,24 @@ func TestWhatOperatorsAsk(t *testing.T) {
 	}
 }
 
-func TestALockIsLostBeforeItsConnectionIsEndedFromHere(t *testing.T) {
+func TestHoldsEndBeforeConnectionIsClosed(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	ctx, stop := l.Context(context.Background())
 	defer stop()
 	if _, err := p.nc.Write([]byte("\x00\x00\x00\x01\xc0")); err != nil {
 		t.Fatal(err)
 	}
-	// The end of the connection has the sidecar give the lock to somebody else.
+	// When the connection ends the sidecar grants the lock to another owner.
 	if _, err := p.frames.Next(); err == nil {
-		t.Fatal("the connection goes on")
+		t.Fatal("the connection is open")
 	}
-	mustBe(t, l.Err(), ErrLost)
-	mustBe(t, context.Cause(ctx), ErrLost)
-	mustBe(t, l.Unlock(), ErrLost)
+	wantKind(t, l.Err(), ErrLost)
+	wantKind(t, context.Cause(ctx), ErrLost)
+	wantKind(t, l.Unlock(), ErrLost)
 }
 
-func TestASidecarThatDoesNotReadFillsNoMemory(t *testing.T) {
+func TestUnreadRequestsAreBounded(t *testing.T) {
 	c, _ := listen(t).dial()
 	name := strings.Repeat("n", protocol.MaxName)
 	for tries := 0; ; tries++ {
@@ -465,12 +453,12 @@ func TestASidecarThatDoesNotReadFillsNoMemory(t *testing.T) {
 		time.AfterFunc(time.Microsecond, stop)
 		_, err := c.Lock(ctx, name)
 		if errors.Is(err, ErrUnavailable) {
-			says(t, err, "has not read", "not sent")
+			wantText(t, err, "has not read", "not sent")
 			return
 		}
-		mustBe(t, err, context.Canceled)
+		wantKind(t, err, context.Canceled)
 		if tries > 100_000 {
-			t.Fatal("it takes request after request")
+			t.Fatal("no request was refused")
 		}
 	}
 }

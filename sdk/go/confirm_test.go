@@ -17,23 +17,23 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// unlocking unlocks with a confirmation, and returns a function that waits for the end.
-func unlocking(ctx context.Context, l *Lock) func() error {
+// startUnlock calls Unlock with Confirmed, and returns a function that waits until it returns.
+func startUnlock(ctx context.Context, l *Lock) func() error {
 	done := async(func() (struct{}, error) { return struct{}{}, l.Unlock(Confirmed(ctx)) })
-	return func() error { return second(done()) }
+	return func() error { return errOf(done()) }
 }
 
-// confirmed reads a release of the hold and a confirm after it, and returns the id of the
-// confirm.
-func (p *peer) confirmed(hold uint64, name string) uint64 {
+// expectReleaseAndConfirm reads a release of the hold and a confirm after it, and returns the
+// id of the confirm.
+func (p *peer) expectReleaseAndConfirm(hold uint64, name string) uint64 {
 	p.t.Helper()
 	if got := expect[protocol.Release](p); got.Hold != hold {
 		p.t.Errorf("sent %+v, want the release of %d", got, hold)
 	}
-	return p.confirm(name)
+	return p.expectConfirm(name)
 }
 
-func (p *peer) confirm(name string) uint64 {
+func (p *peer) expectConfirm(name string) uint64 {
 	p.t.Helper()
 	got := expect[protocol.Confirm](p)
 	if got.Name != name {
@@ -42,42 +42,42 @@ func (p *peer) confirm(name string) uint64 {
 	return got.ID
 }
 
-// only checks that an error is ErrUnconfirmed and these other kinds, and no more.
-func only(t *testing.T, err error, kinds ...error) {
+// wantOnlyKinds checks that an error is ErrUnconfirmed and of these kinds, and of no other.
+func wantOnlyKinds(t *testing.T, err error, kinds ...error) {
 	t.Helper()
-	mustBe(t, err, append(kinds, ErrUnconfirmed)...)
+	wantKind(t, err, append(kinds, ErrUnconfirmed)...)
 	for _, other := range []error{ErrHeld, ErrTimeout, ErrDeadlock, ErrUnavailable, ErrDenied, ErrLimit, ErrClosed, ErrLost, ErrNotHeld, ErrUnsupported, context.Canceled} {
 		wanted := false
 		for _, kind := range kinds {
 			wanted = wanted || errors.Is(kind, other)
 		}
 		if !wanted && errors.Is(err, other) {
-			t.Errorf("the error %v is %v too", err, other)
+			t.Errorf("the error %v is %v, too", err, other)
 		}
 	}
 }
 
-func TestConfirmedUnlockReturnsWhenTheSidecarHasConfirmed(t *testing.T) {
+func TestConfirmedUnlockReturnsWhenConfirmed(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	done := l.Done()
-	unlocked := unlocking(t.Context(), l)
-	id := p.confirmed(1, "a")
-	<-done // it is released before it is confirmed
-	mustBe(t, l.Err(), ErrNotHeld)
+	unlocked := startUnlock(t.Context(), l)
+	id := p.expectReleaseAndConfirm(1, "a")
+	<-done // the lock is released before the release is confirmed
+	wantKind(t, l.Err(), ErrNotHeld)
 	p.expectNothing(c)
-	p.say(protocol.ConfirmOK{ID: id})
+	p.send(protocol.ConfirmOK{ID: id})
 	if err := unlocked(); err != nil {
 		t.Error(err)
 	}
-	mustBe(t, l.Unlock(Confirmed(t.Context())), ErrNotHeld)
+	wantKind(t, l.Unlock(Confirmed(t.Context())), ErrNotHeld)
 	p.expectNothing(c)
 	if s := c.current.Load(); len(s.calls) != 0 || len(s.holds) != 0 {
 		t.Errorf("%d calls and %d holds are left", len(s.calls), len(s.holds))
 	}
 }
 
-// countedConn counts the calls that write to it.
+// countedConn counts the system calls that write to it.
 type countedConn struct {
 	*net.UnixConn
 	writes *atomic.Int32
@@ -98,7 +98,7 @@ func (r countedRaw) Write(f func(fd uintptr) bool) error {
 	return r.RawConn.Write(f)
 }
 
-func TestReleaseAndConfirmLeaveInOneWrite(t *testing.T) {
+func TestReleaseAndConfirmAreOneWrite(t *testing.T) {
 	s := listen(t)
 	var writes atomic.Int32
 	counted := DialOption{func(c *Client) error {
@@ -114,15 +114,15 @@ func TestReleaseAndConfirmLeaveInOneWrite(t *testing.T) {
 	c, p := s.dial(counted)
 	for _, ctx := range []context.Context{context.Background(), WithOwner(context.Background())} {
 		locked := async(func() (*Lock, error) { return c.Lock(ctx, "a") })
-		p.grant(1, far())
+		p.grant(1, inOneHour())
 		l, err := locked()
 		if err != nil {
 			t.Fatal(err)
 		}
 		before := writes.Load()
-		unlocked := unlocking(t.Context(), l)
-		id := p.confirmed(1, "a")
-		p.say(protocol.ConfirmOK{ID: id})
+		unlocked := startUnlock(t.Context(), l)
+		id := p.expectReleaseAndConfirm(1, "a")
+		p.send(protocol.ConfirmOK{ID: id})
 		if err := unlocked(); err != nil {
 			t.Error(err)
 		}
@@ -132,28 +132,28 @@ func TestReleaseAndConfirmLeaveInOneWrite(t *testing.T) {
 	}
 }
 
-func TestConfirmedUnlockOfALostLockIsErrLost(t *testing.T) {
+func TestConfirmedUnlockOfLostLockIsErrLost(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "a", 1, far())
-	p.say(protocol.LostEvent{Hold: 1, Reason: protocol.Stolen})
+	l := p.lock(c, "a", 1, inOneHour())
+	p.send(protocol.LostEvent{Hold: 1, Reason: protocol.Stolen})
 	p.expectNothing(c)
 	err := l.Unlock(Confirmed(t.Context()))
-	mustBe(t, err, ErrLost)
+	wantKind(t, err, ErrLost)
 	if errors.Is(err, ErrUnconfirmed) {
 		t.Errorf("the error is %v", err)
 	}
-	mustBe(t, l.Unlock(Confirmed(t.Context())), ErrNotHeld)
+	wantKind(t, l.Unlock(Confirmed(t.Context())), ErrNotHeld)
 	p.expectNothing(c)
 }
 
-func TestEntriesThatAreLeftAreConfirmedLikeAnyRelease(t *testing.T) {
+func TestUnlockOfOneEntryIsConfirmed(t *testing.T) {
 	c, p := listen(t).dial()
 	owner := WithOwner(context.Background())
 	var locks []*Lock
 	for count := range uint32(2) {
 		locked := async(func() (*Lock, error) { return c.Lock(owner, "a") })
 		a := expect[protocol.Acquire](p)
-		p.say(protocol.AcquireOK{ID: a.ID, Token: 9, Hold: 5, Count: count + 1, DeadlineNS: far()})
+		p.send(protocol.AcquireOK{ID: a.ID, Token: 9, Hold: 5, Count: count + 1, DeadlineNS: inOneHour()})
 		l, err := locked()
 		if err != nil {
 			t.Fatal(err)
@@ -161,13 +161,13 @@ func TestEntriesThatAreLeftAreConfirmedLikeAnyRelease(t *testing.T) {
 		locks = append(locks, l)
 	}
 	for i, l := range locks {
-		unlocked := unlocking(t.Context(), l)
+		unlocked := startUnlock(t.Context(), l)
 		release := expect[protocol.Release](p)
-		id := p.confirm("a")
+		id := p.expectConfirm("a")
 		if release.ID != 0 {
-			p.say(protocol.ReleaseOK{ID: release.ID})
+			p.send(protocol.ReleaseOK{ID: release.ID})
 		}
-		p.say(protocol.ConfirmOK{ID: id})
+		p.send(protocol.ConfirmOK{ID: id})
 		if err := unlocked(); err != nil {
 			t.Errorf("entry %d: %v", i, err)
 		}
@@ -178,7 +178,7 @@ func TestEntriesThatAreLeftAreConfirmedLikeAnyRelease(t *testing.T) {
 	p.expectNothing(c)
 }
 
-func TestRefusalsOfAConfirmation(t *testing.T) {
+func TestRefusedConfirmationIsErrUnconfirmed(t *testing.T) {
 	c, p := listen(t).dial()
 	hold := uint64(0)
 	for code, tt := range map[protocol.Code]struct {
@@ -191,35 +191,35 @@ func TestRefusalsOfAConfirmation(t *testing.T) {
 		"sunspots":           {nil, "Redis refused"},
 	} {
 		hold++
-		unlocked := unlocking(t.Context(), p.lock(c, "a", hold, far()))
-		p.say(protocol.Err{ID: p.confirmed(hold, "a"), Code: code, Msg: "Redis refused"})
+		unlocked := startUnlock(t.Context(), p.lock(c, "a", hold, inOneHour()))
+		p.send(protocol.Err{ID: p.expectReleaseAndConfirm(hold, "a"), Code: code, Msg: "Redis refused"})
 		err := unlocked()
 		if tt.kind == nil {
-			only(t, err)
+			wantOnlyKinds(t, err)
 		} else {
-			only(t, err, tt.kind)
+			wantOnlyKinds(t, err, tt.kind)
 		}
-		says(t, err, `locksidecar: cannot confirm the release of "a": `, tt.text, "the lock is released here", "within")
+		wantText(t, err, `locksidecar: cannot confirm the release of "a": `, tt.text, "the lock is released here", "within")
 	}
 	p.expectNothing(c)
 }
 
-func TestContextEndsTheWaitForAConfirmationOnly(t *testing.T) {
+func TestContextEndsOnlyTheWaitForConfirmation(t *testing.T) {
 	c, p := listen(t).dial()
 	ctx, cancel := context.WithCancelCause(context.Background())
-	unlocked := unlocking(ctx, p.lock(c, "a", 1, far()))
-	late := p.confirmed(1, "a")
+	unlocked := startUnlock(ctx, p.lock(c, "a", 1, inOneHour()))
+	late := p.expectReleaseAndConfirm(1, "a")
 	why := errors.New("the user went away")
 	cancel(why)
 	err := unlocked()
-	only(t, err, context.Canceled)
-	mustBe(t, err, why)
-	says(t, err, "the user went away", "the lock is released here", "when its lease ends")
-	p.say(protocol.ConfirmOK{ID: late}) // after its call has ended
+	wantOnlyKinds(t, err, context.Canceled)
+	wantKind(t, err, why)
+	wantText(t, err, "the user went away", "the lock is released here", "when its lease ends")
+	p.send(protocol.ConfirmOK{ID: late}) // after its call has ended
 
 	// The lock is released even if the context had ended before.
-	l := p.lock(c, "b", 2, far())
-	only(t, l.Unlock(Confirmed(ctx)), context.Canceled)
+	l := p.lock(c, "b", 2, inOneHour())
+	wantOnlyKinds(t, l.Unlock(Confirmed(ctx)), context.Canceled)
 	if got := expect[protocol.Release](p); got.Hold != 2 {
 		t.Errorf("sent %+v, want the release of 2", got)
 	}
@@ -227,16 +227,16 @@ func TestContextEndsTheWaitForAConfirmationOnly(t *testing.T) {
 
 	limited, stop := context.WithTimeout(context.Background(), time.Millisecond)
 	defer stop()
-	err = p.lock(c, "c", 3, far()).Unlock(Confirmed(limited))
-	only(t, err, context.DeadlineExceeded, ErrTimeout)
-	p.confirmed(3, "c")
+	err = p.lock(c, "c", 3, inOneHour()).Unlock(Confirmed(limited))
+	wantOnlyKinds(t, err, context.DeadlineExceeded, ErrTimeout)
+	p.expectReleaseAndConfirm(3, "c")
 	p.expectNothing(c)
 	if s := c.current.Load(); len(s.calls) != 0 {
 		t.Errorf("%d calls are left", len(s.calls))
 	}
 }
 
-func TestConfirmedNeedsAContext(t *testing.T) {
+func TestConfirmedNeedsContext(t *testing.T) {
 	defer func() {
 		if text, _ := recover().(string); !strings.Contains(text, "context.Background()") {
 			t.Errorf("the panic is %q", text)
@@ -246,36 +246,36 @@ func TestConfirmedNeedsAContext(t *testing.T) {
 	Confirmed(none)
 }
 
-func TestOptionsThatChangeNothing(t *testing.T) {
+func TestZeroUnlockOptionRequestsNoConfirmation(t *testing.T) {
 	c, p := listen(t).dial()
-	if err := p.lock(c, "a", 1, far()).Unlock(UnlockOption{}); err != nil {
+	if err := p.lock(c, "a", 1, inOneHour()).Unlock(UnlockOption{}); err != nil {
 		t.Error(err)
 	}
 	expect[protocol.Release](p)
 	p.expectNothing(c)
 }
 
-func TestConfirmationIsRequestedAgainFromASuccessor(t *testing.T) {
+func TestConfirmationIsRequestedAgainFromSuccessor(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	kept := p.lock(c, "kept", 1, far())
-	unlocked := unlocking(t.Context(), p.lock(c, "a", 2, far()))
-	last := p.confirmed(2, "a")
+	kept := p.lock(c, "kept", 1, inOneHour())
+	unlocked := startUnlock(t.Context(), p.lock(c, "a", 2, inOneHour()))
+	last := p.expectReleaseAndConfirm(2, "a")
 	for range 3 {
 		p.nc.Close()
-		p = s.again()
-		claim, holds := p.claimed()
+		p = s.acceptResumed()
+		claim, holds := p.expectClaim()
 		if !maps.Equal(holds, map[uint64]uint32{1: 1}) {
 			t.Errorf("claimed %v", holds)
 		}
-		p.say(protocol.ClaimOK{ID: claim})
-		again := p.confirm("a")
+		p.send(protocol.ClaimOK{ID: claim})
+		again := p.expectConfirm("a")
 		if again <= last {
 			t.Errorf("the id %d comes after %d", again, last)
 		}
 		last = again
 	}
-	p.say(protocol.ConfirmOK{ID: last})
+	p.send(protocol.ConfirmOK{ID: last})
 	if err := unlocked(); err != nil {
 		t.Error(err)
 	}
@@ -285,87 +285,87 @@ func TestConfirmationIsRequestedAgainFromASuccessor(t *testing.T) {
 	}
 }
 
-func TestUnlockWithoutAConnectionIsConfirmedByTheSuccessor(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		l := lockNow(t, c, "a")
-		kept := lockNow(t, c, "kept")
-		r.close(os.ErrNotExist)
-		unlocked := took(func() error { return l.Unlock(Confirmed(context.Background())) })
+func TestUnlockWithoutConnectionIsConfirmedBySuccessor(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		l := mustLock(t, c, "a")
+		kept := mustLock(t, c, "kept")
+		network.fail(os.ErrNotExist)
+		unlocked := measure(func() error { return l.Unlock(Confirmed(context.Background())) })
 		time.Sleep(9 * time.Second)
-		if holds, _ := r.held(); holds != 2 {
-			t.Errorf("%d holds are remembered", holds)
+		if holds, _ := network.counts(); holds != 2 {
+			t.Errorf("the sidecar has %d holds", holds)
 		}
-		r.close(nil)
+		network.restore()
 		d, err := unlocked()
 		if err != nil || d < 9*time.Second || d > 9*time.Second+longestPause*5/4 {
 			t.Errorf("after %v: %v", d, err)
 		}
-		agree(t, r.toy, c, map[string]uint32{"kept": 1})
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{"kept": 1})
 		if err := kept.Err(); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-func TestUnlockWhileClaimsAreDueIsConfirmedAfterThem(t *testing.T) {
+func TestUnlockDuringClaimIsConfirmedAfterClaim(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	p.nc.Close()
-	p = s.again()
-	claim, holds := p.claimed()
+	p = s.acceptResumed()
+	claim, holds := p.expectClaim()
 	if !maps.Equal(holds, map[uint64]uint32{1: 1}) {
 		t.Errorf("claimed %v", holds)
 	}
-	unlocked := unlocking(t.Context(), l)
+	unlocked := startUnlock(t.Context(), l)
 	<-l.Done()
-	p.say(protocol.ClaimOK{ID: claim})
-	p.say(protocol.ConfirmOK{ID: p.confirmed(1, "a")})
+	p.send(protocol.ClaimOK{ID: claim})
+	p.send(protocol.ConfirmOK{ID: p.expectReleaseAndConfirm(1, "a")})
 	if err := unlocked(); err != nil {
 		t.Error(err)
 	}
 }
 
-// The successor ends sessions that hold nothing, and knows what it has to release for
-// them.
-func TestConfirmationIsRequestedInANewSessionOfTheSameSidecar(t *testing.T) {
+// The successor ends sessions that hold nothing, and knows which of their holds it has to
+// release.
+func TestConfirmationIsRequestedInNewSessionOfSameSidecar(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	unlocked := unlocking(t.Context(), p.lock(c, "a", 7, far()))
-	p.confirmed(7, "a")
+	unlocked := startUnlock(t.Context(), p.lock(c, "a", 7, inOneHour()))
+	p.expectReleaseAndConfirm(7, "a")
 	reconnect := func() *peer {
 		p.nc.Close()
 		p := s.accept()
-		p.greet()
+		p.answerHello()
 		return p
 	}
-	look := func() {
+	answerInfo := func() {
 		info := expect[protocol.Info](p)
 		if info.Name != "a" {
 			t.Errorf("sent %+v", info)
 		}
 		// Another owner of this host has the lock by now.
-		p.say(protocol.InfoOK{ID: info.ID, Lock: &protocol.LockRow{Name: "a", State: protocol.StateHeld, Hold: 9}})
+		p.send(protocol.InfoOK{ID: info.ID, Lock: &protocol.LockRow{Name: "a", State: protocol.StateHeld, Hold: 9}})
 	}
 	p = reconnect()
 	expect[protocol.Info](p) // it is not answered
 	p = reconnect()
-	look()
-	p.confirm("a") // neither is this
+	answerInfo()
+	p.expectConfirm("a") // it is not answered either
 	p = reconnect()
-	look()
-	p.confirm("a")
+	answerInfo()
+	p.expectConfirm("a")
 
-	// This session holds something, and is resumed.
-	p.lock(c, "b", 10, far())
+	// This session has a hold, so it is resumed.
+	p.lock(c, "b", 10, inOneHour())
 	p.nc.Close()
-	p = s.again()
-	claim, holds := p.claimed()
+	p = s.acceptResumed()
+	claim, holds := p.expectClaim()
 	if !maps.Equal(holds, map[uint64]uint32{10: 1}) {
 		t.Errorf("claimed %v", holds)
 	}
-	p.say(protocol.ClaimOK{ID: claim})
-	p.say(protocol.ConfirmOK{ID: p.confirm("a")})
+	p.send(protocol.ClaimOK{ID: claim})
+	p.send(protocol.ConfirmOK{ID: p.expectConfirm("a")})
 	if err := unlocked(); err != nil {
 		t.Error(err)
 	}
@@ -373,132 +373,132 @@ func TestConfirmationIsRequestedInANewSessionOfTheSameSidecar(t *testing.T) {
 }
 
 // A sidecar that still has the hold has not read the release.
-func TestSidecarThatHasTheHoldConfirmsNothing(t *testing.T) {
+func TestSidecarThatStillHasHoldConfirmsNothing(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	unlocked := unlocking(t.Context(), p.lock(c, "a", 7, far()))
-	p.confirmed(7, "a")
+	unlocked := startUnlock(t.Context(), p.lock(c, "a", 7, inOneHour()))
+	p.expectReleaseAndConfirm(7, "a")
 	p.nc.Close()
 	p = s.accept()
-	p.greet()
+	p.answerHello()
 	info := expect[protocol.Info](p)
-	p.say(protocol.InfoOK{ID: info.ID, Lock: &protocol.LockRow{Name: "a", State: protocol.StateHeld, Hold: 7}})
+	p.send(protocol.InfoOK{ID: info.ID, Lock: &protocol.LockRow{Name: "a", State: protocol.StateHeld, Hold: 7}})
 	err := unlocked()
-	only(t, err)
-	says(t, err, "before it had read the release", "the lock is released here")
+	wantOnlyKinds(t, err)
+	wantText(t, err, "before it had read the release", "the lock is released here")
 	p.expectNothing(c)
 }
 
 // A successor without its predecessor's state cannot know whether Redis has executed
 // what its predecessor sent.
-func TestSidecarThatForgotTheSessionConfirmsNothing(t *testing.T) {
-	for _, asked := range []int{0, 1, 2} { // of what is asked in a new session
+func TestSidecarWithoutStateConfirmsNothing(t *testing.T) {
+	for _, sent := range []int{0, 1, 2} { // requests in a new session before that
 		s := listen(t)
 		c, p := s.dial()
-		stray := p.lock(c, "stray", 2, far())
-		unlocked := unlocking(t.Context(), p.lock(c, "a", 1, protocol.Now()+int64(10*time.Second)))
-		p.confirmed(1, "a")
-		if asked > 0 {
+		orphan := p.lock(c, "orphan", 2, inOneHour())
+		unlocked := startUnlock(t.Context(), p.lock(c, "a", 1, protocol.Now()+int64(10*time.Second)))
+		p.expectReleaseAndConfirm(1, "a")
+		if sent > 0 {
 			p.nc.Close()
 			p = s.accept()
-			p.greet()
+			p.answerHello()
 			info := expect[protocol.Info](p)
-			if asked > 1 {
-				p.say(protocol.InfoOK{ID: info.ID})
-				p.confirm("a")
+			if sent > 1 {
+				p.send(protocol.InfoOK{ID: info.ID})
+				p.expectConfirm("a")
 			}
 		}
 		p.nc.Close()
 		p = s.accept()
-		p.greetAs("another")
+		p.answerHelloAs("another")
 		err := unlocked()
-		only(t, err)
-		says(t, err, "restarted", `"a"`, "the lock is released here", "within 30s")
-		err = stray.Unlock(Confirmed(t.Context()))
-		only(t, err)
-		says(t, err, "restarted", `"stray"`, "within 1h0m0s")
+		wantOnlyKinds(t, err)
+		wantText(t, err, "restarted", `"a"`, "the lock is released here", "within 30s")
+		err = orphan.Unlock(Confirmed(t.Context()))
+		wantOnlyKinds(t, err)
+		wantText(t, err, "restarted", `"orphan"`, "within 1h0m0s")
 		p.expectNothing(c)
 	}
 }
 
-// The context, the end of the client and a refusal end the wait in a new session, too,
-// whichever of its two requests they meet.
-func TestConfirmationInANewSessionMayFail(t *testing.T) {
+// The context, Close and a refusal end the wait in a new session, too, whichever of its two
+// requests waits.
+func TestConfirmationInNewSessionMayFail(t *testing.T) {
 	for _, request := range []string{"info", "confirm"} {
 		for _, kind := range []error{ErrDenied, context.Canceled, ErrClosed} {
 			s := listen(t)
 			c, p := s.dial()
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
-			unlocked := unlocking(ctx, p.lock(c, "a", 7, far()))
-			p.confirmed(7, "a")
+			unlocked := startUnlock(ctx, p.lock(c, "a", 7, inOneHour()))
+			p.expectReleaseAndConfirm(7, "a")
 			p.nc.Close()
 			p = s.accept()
-			p.greet()
+			p.answerHello()
 			id := expect[protocol.Info](p).ID
 			if request == "confirm" {
-				p.say(protocol.InfoOK{ID: id})
-				id = p.confirm("a")
+				p.send(protocol.InfoOK{ID: id})
+				id = p.expectConfirm("a")
 			}
 			switch kind {
 			case ErrDenied:
-				p.say(protocol.Err{ID: id, Code: protocol.Denied, Msg: "no"})
+				p.send(protocol.Err{ID: id, Code: protocol.Denied, Msg: "no"})
 			case context.Canceled:
 				cancel()
 			case ErrClosed:
-				s.bury(c)
+				s.closeClient(c)
 			}
 			err := unlocked()
-			only(t, err, kind)
-			says(t, err, "the lock is released here")
+			wantOnlyKinds(t, err, kind)
+			wantText(t, err, "the lock is released here")
 		}
 	}
 }
 
-func TestConfirmationIsWaitedForAsLongAsPatienceAllows(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		r.locked(func() { r.away = true })
-		before := took(func() error { return lockNow(t, c, "a").Unlock(Confirmed(context.Background())) })
+func TestPatienceBoundsWaitForConfirmation(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		network.locked(func() { network.redisIsDown = true })
+		before := measure(func() error { return mustLock(t, c, "a").Unlock(Confirmed(context.Background())) })
 		time.Sleep(time.Minute)
-		l := lockNow(t, c, "b")
-		r.close(os.ErrNotExist)
-		after := took(func() error { return l.Unlock(Confirmed(context.Background())) })
+		l := mustLock(t, c, "b")
+		network.fail(os.ErrNotExist)
+		after := measure(func() error { return l.Unlock(Confirmed(context.Background())) })
 		for want, result := range map[time.Duration]func() (time.Duration, error){
 			time.Minute + defaultPatience: before, defaultPatience: after,
 		} {
 			d, err := result()
-			only(t, err, ErrUnavailable)
-			says(t, err, "/road", "start it", "the lock is released here")
+			wantOnlyKinds(t, err, ErrUnavailable)
+			wantText(t, err, "/fake", "start it", "the lock is released here")
 			if d < want || d > want+firstPause {
 				t.Errorf("it took %v, want %v", d, want)
 			}
 		}
-		r.close(nil)
+		network.restore()
 		time.Sleep(2 * rarePause)
-		agree(t, r.toy, c, map[string]uint32{})
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{})
 	})
 }
 
-func TestCloseEndsTheWaitForAConfirmation(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		r.locked(func() { r.away = true })
-		unlocked := took(func() error { return lockNow(t, c, "a").Unlock(Confirmed(context.Background())) })
+func TestCloseEndsWaitForConfirmation(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		network.locked(func() { network.redisIsDown = true })
+		unlocked := measure(func() error { return mustLock(t, c, "a").Unlock(Confirmed(context.Background())) })
 		time.Sleep(time.Second)
 		c.Close()
 		d, err := unlocked()
-		only(t, err, ErrClosed)
-		says(t, err, "the client was closed; the lock is released here")
+		wantOnlyKinds(t, err, ErrClosed)
+		wantText(t, err, "the client was closed; the lock is released here")
 		if d != time.Second {
 			t.Errorf("it took %v", d)
 		}
-		if holds, _ := r.held(); holds != 0 {
+		if holds, _ := network.counts(); holds != 0 {
 			t.Errorf("%d holds are left", holds)
 		}
 	})
 }
 
-// The error of an Unlock that was not confirmed says until when Redis may keep the lock.
-func TestUnconfirmedUnlockSaysWhenTheLeaseEnds(t *testing.T) {
+// The error of an Unlock that was not confirmed says when Redis frees the lock at the latest.
+func TestErrUnconfirmedSaysWhenLeaseEnds(t *testing.T) {
 	for name, tt := range map[string]struct {
 		options []Option
 		waits   time.Duration
@@ -510,61 +510,61 @@ func TestUnconfirmedUnlockSaysWhenTheLeaseEnds(t *testing.T) {
 		"a fixed lease that ended": {[]Option{WithLease(time.Minute)}, time.Minute, "its lease has ended in Redis meanwhile"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			virtually(t, func(t *testing.T, c *Client, r *road) {
-				r.locked(func() { r.away = true })
-				l := lockNow(t, c, "a", tt.options...)
+			inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+				network.locked(func() { network.redisIsDown = true })
+				l := mustLock(t, c, "a", tt.options...)
 				ctx, cancel := context.WithTimeout(context.Background(), tt.waits)
 				defer cancel()
 				err := l.Unlock(Confirmed(ctx))
-				only(t, err, ErrTimeout)
-				says(t, err, tt.want)
+				wantOnlyKinds(t, err, ErrTimeout)
+				wantText(t, err, tt.want)
 			})
 		})
 	}
 }
 
 // The successor may have renewed the lock until the client resumed its session.
-func TestResumeMovesTheEndOfTheLeaseInTheError(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		r.locked(func() { r.away = true })
-		lockNow(t, c, "kept")
-		l := lockNow(t, c, "a")
+func TestResumeMovesLeaseEndInErrUnconfirmed(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		network.locked(func() { network.redisIsDown = true })
+		mustLock(t, c, "kept")
+		l := mustLock(t, c, "a")
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		unlocked := unlocking(ctx, l)
+		unlocked := startUnlock(ctx, l)
 		time.Sleep(8 * time.Second)
-		r.cut()
+		network.disconnectAll()
 		err := unlocked()
-		only(t, err, ErrTimeout)
-		says(t, err, "within 28s at the latest")
+		wantOnlyKinds(t, err, ErrTimeout)
+		wantText(t, err, "within 28s at the latest")
 	})
 }
 
-func TestUnlockOfASessionThatEndedIsNotUnconfirmed(t *testing.T) {
+func TestUnlockAfterProtocolErrorIsErrUnavailable(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	session := c.current.Load()
-	p.say(protocol.Err{Code: protocol.BadFrame, Msg: "what was that"})
+	p.send(protocol.Err{Code: protocol.BadFrame, Msg: "the frame is odd"})
 	<-session.done
 	err := l.Unlock(Confirmed(t.Context()))
-	mustBe(t, err, ErrUnavailable)
+	wantKind(t, err, ErrUnavailable)
 	if errors.Is(err, ErrUnconfirmed) {
 		t.Errorf("the error is %v", err)
 	}
 }
 
-func TestSidecarThatDoesNotReadConfirmsNothing(t *testing.T) {
+func TestConfirmationFailsIfSidecarDoesNotRead(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	session := c.current.Load()
 	session.mu.Lock()
 	session.conn.out.mu.Lock()
-	session.conn.out.limit = -1 // as if too much were queued
+	session.conn.out.limit = -1 // as if the sidecar had read nothing for long
 	session.conn.out.mu.Unlock()
 	session.mu.Unlock()
 	err := l.Unlock(Confirmed(t.Context()))
-	only(t, err, ErrUnavailable)
-	says(t, err, "stopped or hangs", "the lock is released here")
+	wantOnlyKinds(t, err, ErrUnavailable)
+	wantText(t, err, "stopped or hangs", "the lock is released here")
 	if got := expect[protocol.Release](p); got.Hold != 1 {
 		t.Errorf("sent %+v, want the release of 1", got)
 	}

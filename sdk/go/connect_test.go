@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -23,30 +22,30 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-func TestASidecarThatStopsIsNoticedByNobody(t *testing.T) {
+func TestRestartOfSidecarEndsNoCall(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	held := p.lock(c, "held", 1, far())
-	released := p.lock(c, "released", 2, far())
+	held := p.lock(c, "held", 1, inOneHour())
+	released := p.lock(c, "released", 2, inOneHour())
 	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "wanted") })
 	before := expect[protocol.Acquire](p)
 	tried := async(func() (*Lock, error) { return c.TryLock(context.Background(), "tried") })
 	expect[protocol.Acquire](p)
 	pinged := async(func() (string, error) { return c.Ping(context.Background()) })
 	expect[protocol.Ping](p)
-	p.say(protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping"})
+	p.send(protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping"})
 	p.nc.Close()
-	p = s.again()
+	p = s.acceptResumed()
 
-	// What is unlocked while the claim is under way, is released behind it.
-	claim, holds := p.claimed()
+	// A hold that is unlocked before the claim is answered is released after it.
+	claim, holds := p.expectClaim()
 	if !maps.Equal(holds, map[uint64]uint32{1: 1, 2: 1}) {
 		t.Errorf("claimed %v", holds)
 	}
 	if err := released.Unlock(); err != nil {
 		t.Error(err)
 	}
-	p.say(protocol.ClaimOK{ID: claim})
+	p.send(protocol.ClaimOK{ID: claim})
 	again := expect[protocol.Acquire](p)
 	if again.Name != "wanted" || again.ID == before.ID || again.WaitMS != protocol.Forever {
 		t.Errorf("sent %+v", again)
@@ -59,26 +58,26 @@ func TestASidecarThatStopsIsNoticedByNobody(t *testing.T) {
 	if got := expect[protocol.Release](p); got.Hold != 2 {
 		t.Errorf("sent %+v, want the release of 2", got)
 	}
-	p.say(protocol.Err{ID: try.ID, Code: protocol.Timeout, Msg: "pid 7 holds it"})
-	p.say(protocol.PingOK{ID: ping.ID, NowNS: 1, Redis: "ok"})
-	p.say(protocol.AcquireOK{ID: again.ID, Token: 3, Hold: 3, Count: 1, DeadlineNS: far()})
+	p.send(protocol.Err{ID: try.ID, Code: protocol.Timeout, Msg: "pid 7 holds it"})
+	p.send(protocol.PingOK{ID: ping.ID, NowNS: 1, Redis: "ok"})
+	p.send(protocol.AcquireOK{ID: again.ID, Token: 3, Hold: 3, Count: 1, DeadlineNS: inOneHour()})
 	l, err := locked()
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustBe(t, second(tried()), ErrHeld)
+	wantKind(t, errOf(tried()), ErrHeld)
 	if redis, err := pinged(); redis != "ok" || err != nil {
 		t.Errorf("ping: %q, %v", redis, err)
 	}
 	if held.Err() != nil || l.Err() != nil {
 		t.Errorf("%v, %v", held.Err(), l.Err())
 	}
-	p.say(protocol.LostEvent{Hold: 1, Reason: protocol.Stolen})
+	p.send(protocol.LostEvent{Hold: 1, Reason: protocol.Stolen})
 	p.expectNothing(c)
-	mustBe(t, held.Err(), ErrLost)
+	wantKind(t, held.Err(), ErrLost)
 }
 
-func TestWaitersAreQueuedAgainInTheirOrder(t *testing.T) {
+func TestReconnectKeepsOrderOfWaiters(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
 	const many = 50
@@ -99,12 +98,12 @@ func TestWaitersAreQueuedAgainInTheirOrder(t *testing.T) {
 	}
 	for range 3 {
 		p.nc.Close()
-		p = s.again()
-		claim, holds := p.claimed()
+		p = s.acceptResumed()
+		claim, holds := p.expectClaim()
 		if len(holds) != 0 {
 			t.Errorf("claimed %v", holds)
 		}
-		p.say(protocol.ClaimOK{ID: claim})
+		p.send(protocol.ClaimOK{ID: claim})
 		asked := make([]protocol.Acquire, many)
 		for i := range asked {
 			asked[i] = expect[protocol.Acquire](p)
@@ -123,44 +122,44 @@ func TestWaitersAreQueuedAgainInTheirOrder(t *testing.T) {
 		return
 	}
 	for i := range many {
-		p.say(protocol.AcquireOK{ID: last - many + 1 + uint64(i), Token: 1, Hold: uint64(i + 1), Count: 1, DeadlineNS: far()})
+		p.send(protocol.AcquireOK{ID: last - many + 1 + uint64(i), Token: 1, Hold: uint64(i + 1), Count: 1, DeadlineNS: inOneHour()})
 		if l, err := locked[i](); err != nil || l.Name() != names[i] {
 			t.Errorf("%d: %v, %v", i, l, err)
 		}
 	}
 }
 
-// One conversation, with its connection cut after each byte in each direction, and
-// with several cuts at random.
-func TestAConversationSurvivesACutAnywhere(t *testing.T) {
-	toy := startToy(filepath.Join(shortDir(t), "s"))
-	defer toy.stop()
-	var fuses [][2]int
-	toy.locked(func() {
-		toy.fuse = func() (int, int) {
-			if len(fuses) == 0 {
+// The same calls, while the connection ends after each byte in each direction, and after several
+// bytes at random.
+func TestSessionSurvivesDisconnectAtEveryByte(t *testing.T) {
+	sidecar := startFakeSidecar(filepath.Join(shortDir(t), "s"))
+	defer sidecar.stop()
+	var limits [][2]int // bytes that are read and written before each connection ends
+	sidecar.locked(func() {
+		sidecar.cutAfter = func() (int, int) {
+			if len(limits) == 0 {
 				return -1, -1
 			}
-			f := fuses[0]
-			fuses = fuses[1:]
-			return f[0], f[1]
+			next := limits[0]
+			limits = limits[1:]
+			return next[0], next[1]
 		}
 	})
-	cuts := 0
-	run := func(f ...[2]int) (whole bool) {
-		toy.locked(func() { fuses, toy.hellos = f, 0 })
-		converse(t, toy)
-		toy.locked(func() {
-			whole = toy.hellos == 1 && len(fuses) == 0
-			if toy.fault != "" {
-				t.Error(toy.fault)
+	runs := 0
+	run := func(of ...[2]int) (isComplete bool) {
+		sidecar.locked(func() { limits, sidecar.hellos = of, 0 })
+		runConversation(t, sidecar)
+		sidecar.locked(func() {
+			isComplete = sidecar.hellos == 1 && len(limits) == 0
+			if sidecar.violation != "" {
+				t.Error(sidecar.violation)
 			}
 		})
 		if t.Failed() {
-			t.Fatalf("with the fuses %v", f)
+			t.Fatalf("with the limits %v", of)
 		}
-		cuts++
-		return whole
+		runs++
+		return isComplete
 	}
 	step := 3
 	if testing.Short() {
@@ -172,19 +171,18 @@ func TestAConversationSurvivesACutAnywhere(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 1800 / step {
-		var f [][2]int
+		var of [][2]int
 		for range 1 + rng.IntN(5) {
-			f = append(f, [2]int{rng.IntN(900) - 1, rng.IntN(900) - 1})
+			of = append(of, [2]int{rng.IntN(900) - 1, rng.IntN(900) - 1})
 		}
-		run(f...)
+		run(of...)
 	}
-	t.Logf("%d conversations", cuts)
+	t.Logf("%d runs", runs)
 }
 
-// converse is a conversation in which everything happens, and at the end of which
-// both sides must agree.
-func converse(t *testing.T, toy *toy) {
-	c, err := Dial(context.Background(), toy.path)
+// runConversation makes every kind of call. In the end both sides must have the same state.
+func runConversation(t *testing.T, sidecar *fakeSidecar) {
+	c, err := Dial(context.Background(), sidecar.path)
 	if err != nil {
 		t.Error(err)
 		return
@@ -219,14 +217,14 @@ func converse(t *testing.T, toy *toy) {
 			return
 		}
 		token = max(token, b.Token())
-		mustBe(t, second(c.TryLock(owner, "b")), ErrHeld)
+		wantKind(t, errOf(c.TryLock(owner, "b")), ErrHeld)
 		unlock(inner)
 		ctx, cancel := context.WithCancel(context.Background())
-		gone := async(func() (*Lock, error) { return c.Lock(ctx, "b") })
+		canceled := async(func() (*Lock, error) { return c.Lock(ctx, "b") })
 		waiting := async(func() (*Lock, error) { return c.Lock(context.Background(), "b") })
 		runtime.Gosched()
 		cancel()
-		mustBe(t, second(gone()), context.Canceled)
+		wantKind(t, errOf(canceled()), context.Canceled)
 		again := lock(owner, "a", false)
 		unlock(outer)
 		unlock(b)
@@ -238,8 +236,8 @@ func converse(t *testing.T, toy *toy) {
 		if err := again.Unlock(Confirmed(context.Background())); err != nil {
 			t.Errorf("confirmed unlock: %v", err)
 		}
-		toy.locked(func() {
-			if toy.holds[again.hold.id] != nil {
+		sidecar.locked(func() {
+			if sidecar.holds[again.hold.id] != nil {
 				t.Error("a release was confirmed, and the sidecar has the hold")
 			}
 		})
@@ -250,35 +248,34 @@ func converse(t *testing.T, toy *toy) {
 			t.Error(err)
 		}
 
-		// What one ping has answered, made the client send what the next has.
-		agree(t, toy, c, map[string]uint32{"a": 2, "b": 1})
+		wantSameHolds(t, sidecar, c, map[string]uint32{"a": 2, "b": 1})
 		unlock(fourth)
 		unlock(third)
 		unlock(next)
-		agree(t, toy, c, map[string]uint32{})
+		wantSameHolds(t, sidecar, c, map[string]uint32{})
 	}()
 	<-done
-	last := lockThrough(t, toy, c)
+	last := lockLast(t, sidecar, c)
 	c.Close()
 	<-c.current.Load().done
-	for hung := false; !hung; runtime.Gosched() {
-		toy.locked(func() { hung = len(toy.conns) == 0 })
+	for isEmpty := false; !isEmpty; runtime.Gosched() {
+		sidecar.locked(func() { isEmpty = len(sidecar.conns) == 0 })
 	}
-	if holds, waiters := toy.held(); holds != 0 || waiters != 0 {
+	if holds, waiters := sidecar.counts(); holds != 0 || waiters != 0 {
 		t.Errorf("%d holds and %d waiters are left", holds, waiters)
 	}
 	if last != nil {
-		mustBe(t, last.Err(), ErrClosed)
+		wantKind(t, last.Err(), ErrClosed)
 	}
-	toy.locked(func() {
-		if len(toy.sessions) != 0 {
-			t.Errorf("%d sessions are left", len(toy.sessions))
+	sidecar.locked(func() {
+		if len(sidecar.sessions) != 0 {
+			t.Errorf("%d sessions are left", len(sidecar.sessions))
 		}
 	})
 }
 
-// lockThrough leaves Close something to release.
-func lockThrough(t *testing.T, toy *toy, c *Client) *Lock {
+// lockLast acquires a lock that Close has to release.
+func lockLast(t *testing.T, sidecar *fakeSidecar, c *Client) *Lock {
 	l, err := c.Lock(context.Background(), "last")
 	if err != nil {
 		t.Errorf("the last lock: %v", err)
@@ -286,9 +283,11 @@ func lockThrough(t *testing.T, toy *toy, c *Client) *Lock {
 	return l
 }
 
-// agree checks that both sides have the same holds, with the same entries.
-func agree(t *testing.T, toy *toy, c *Client, want map[string]uint32) {
+// wantSameHolds checks that both sides have these holds, by name, with the same entries.
+func wantSameHolds(t *testing.T, sidecar *fakeSidecar, c *Client, want map[string]uint32) {
 	t.Helper()
+	// The answer to the first ping comes after those to all requests before it, and the
+	// answer to the second after those to the requests that the client sent meanwhile.
 	for range 2 {
 		if _, err := c.Ping(context.Background()); err != nil {
 			t.Error(err)
@@ -303,8 +302,8 @@ func agree(t *testing.T, toy *toy, c *Client, want map[string]uint32) {
 	}
 	calls := len(s.calls)
 	s.mu.Unlock()
-	toy.locked(func() {
-		for num, l := range toy.holds {
+	sidecar.locked(func() {
+		for num, l := range sidecar.holds {
 			theirs[l.name] += l.count
 			waiters += len(l.waiters)
 			if h := s.holds[num]; h == nil || h.token != 1_000_000+num {
@@ -317,11 +316,11 @@ func agree(t *testing.T, toy *toy, c *Client, want map[string]uint32) {
 	}
 }
 
-// The sidecar is killed again and again under load, and nobody notices.
-func TestTheClientComesBack(t *testing.T) {
-	toy, c := toySidecar(t)
+// The sidecar is killed again and again under load, and no call fails.
+func TestReconnectUnderLoad(t *testing.T) {
+	sidecar, c := dialFakeSidecar(t)
 	var inside [3]atomic.Int32
-	var turns atomic.Int64
+	var grants atomic.Int64
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	for g := range 8 {
@@ -341,12 +340,12 @@ func TestTheClientComesBack(t *testing.T) {
 				}
 				l, err := c.Lock(ctx, fmt.Sprint("lock", n))
 				if err != nil {
-					mustBe(t, err, ErrTimeout)
+					wantKind(t, err, ErrTimeout)
 					cancel()
 					continue
 				}
 				if inside[n].Add(1) != 1 || l.Token() <= token[n] {
-					t.Errorf("two are inside, or the token %d is not larger than %d", l.Token(), token[n])
+					t.Errorf("two goroutines hold the lock, or the token %d is not larger than %d", l.Token(), token[n])
 				}
 				token[n] = l.Token()
 				if again, err := c.TryLock(context.WithoutCancel(ctx), l.Name()); err != nil || again.Token() != l.Token() {
@@ -354,7 +353,7 @@ func TestTheClientComesBack(t *testing.T) {
 				} else if err := again.Unlock(); err != nil {
 					t.Error(err)
 				}
-				turns.Add(1)
+				grants.Add(1)
 				inside[n].Add(-1)
 				var options []UnlockOption
 				if rng.IntN(2) == 0 {
@@ -368,20 +367,20 @@ func TestTheClientComesBack(t *testing.T) {
 		})
 	}
 	for range 100 {
-		for before := turns.Load(); turns.Load() == before && !t.Failed(); {
+		for before := grants.Load(); grants.Load() == before && !t.Failed(); {
 			runtime.Gosched()
 			checkInvariants(t, c)
 		}
-		toy.cut()
+		sidecar.disconnectAll()
 	}
 	close(stop)
 	wg.Wait()
-	agree(t, toy, c, map[string]uint32{})
+	wantSameHolds(t, sidecar, c, map[string]uint32{})
 }
 
 func TestTenThousandHoldsAreClaimedInPages(t *testing.T) {
 	const many = 10_000
-	toy, c := toySidecar(t)
+	sidecar, c := dialFakeSidecar(t)
 	locks := make([]*Lock, many)
 	var wg sync.WaitGroup
 	for g := range 8 {
@@ -400,7 +399,7 @@ func TestTenThousandHoldsAreClaimedInPages(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	toy.cut()
+	sidecar.disconnectAll()
 	want := make(map[string]uint32)
 	for i, l := range locks {
 		want[l.Name()] = 1
@@ -411,53 +410,53 @@ func TestTenThousandHoldsAreClaimedInPages(t *testing.T) {
 			}
 		}
 	}
-	agree(t, toy, c, want)
-	toy.locked(func() {
-		if len(toy.claims) != 3 || toy.claims[0] != protocol.MaxClaims || toy.claims[1] != protocol.MaxClaims {
-			t.Errorf("claimed %v", toy.claims)
+	wantSameHolds(t, sidecar, c, want)
+	sidecar.locked(func() {
+		if len(sidecar.claims) != 3 || sidecar.claims[0] != protocol.MaxClaims || sidecar.claims[1] != protocol.MaxClaims {
+			t.Errorf("claimed %v", sidecar.claims)
 		}
 	})
 }
 
-// A successor that lost its state, or does not accept the ticket.
-func TestASidecarThatForgotTheSession(t *testing.T) {
+// The successor has lost its state, or does not accept the ticket.
+func TestNewSessionOrphansHolds(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	held := p.lock(c, "held", 1, far())
-	watched := p.lock(c, "watched", 2, protocol.Now()+int64(50*time.Millisecond))
-	done := watched.Done()
+	held := p.lock(c, "held", 1, inOneHour())
+	observed := p.lock(c, "observed", 2, protocol.Now()+int64(50*time.Millisecond))
+	done := observed.Done()
 	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "wanted") })
 	expect[protocol.Acquire](p)
 	session := c.current.Load()
-	p.say(protocol.LeaseEvent{DeadlineNS: protocol.Now() + int64(50*time.Millisecond)})
+	p.send(protocol.LeaseEvent{DeadlineNS: protocol.Now() + int64(50*time.Millisecond)})
 	p.nc.Close()
 	p = s.accept()
 	hello := expect[protocol.Hello](p)
-	p.say(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "another", NowNS: protocol.Now(), Ticket: "a new one"})
+	p.send(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "another", NowNS: protocol.Now(), Ticket: "a new one"})
 
-	// Its numbers may be those of before.
-	a := p.grant(1, far())
+	// Its holds may have the ids of earlier ones.
+	a := p.grant(1, inOneHour())
 	l, err := locked()
 	if err != nil || a.Name != "wanted" {
 		t.Fatal(err)
 	}
-	p.say(protocol.LeaseEvent{DeadlineNS: far()})
+	p.send(protocol.LeaseEvent{DeadlineNS: inOneHour()})
 	p.expectNothing(c)
-	if c.current.Load() != session || held.Err() != nil || watched.Err() != nil {
-		t.Errorf("%v, %v", held.Err(), watched.Err())
+	if c.current.Load() != session || held.Err() != nil || observed.Err() != nil {
+		t.Errorf("%v, %v", held.Err(), observed.Err())
 	}
 	<-done
 	var lost *LostError
-	if !errors.As(watched.Err(), &lost) || lost.Reason != ReasonExpired {
-		t.Errorf("it ended with %v", watched.Err())
+	if !errors.As(observed.Err(), &lost) || lost.Reason != ReasonExpired {
+		t.Errorf("the error is %v", observed.Err())
 	}
 	if err := held.Unlock(); err != nil {
 		t.Error(err)
 	}
-	p.say(protocol.LostEvent{Hold: 2, Reason: protocol.Stolen})
+	p.send(protocol.LostEvent{Hold: 2, Reason: protocol.Stolen})
 	p.expectNothing(c) // nothing was released
 	if err := l.Err(); err != nil {
-		t.Errorf("an old hold's end hurt the new one of the same number: %v", err)
+		t.Errorf("the end of an old hold ended the new one with its id: %v", err)
 	}
 
 	p.nc.Close()
@@ -466,101 +465,101 @@ func TestASidecarThatForgotTheSession(t *testing.T) {
 	if hello.Resume != "a new one" {
 		t.Errorf("resumes %q, not the newest ticket", hello.Resume)
 	}
-	p.say(protocol.HelloOK{ID: hello.ID, V: 1, NowNS: protocol.Now(), Ticket: "a new one", Resumed: true})
-	if claim, holds := p.claimed(); !maps.Equal(holds, map[uint64]uint32{1: 1}) {
+	p.send(protocol.HelloOK{ID: hello.ID, V: 1, NowNS: protocol.Now(), Ticket: "a new one", Resumed: true})
+	if claim, holds := p.expectClaim(); !maps.Equal(holds, map[uint64]uint32{1: 1}) {
 		t.Errorf("claimed %v", holds)
 	} else {
-		p.say(protocol.ClaimOK{ID: claim})
+		p.send(protocol.ClaimOK{ID: claim})
 	}
 	if len(session.orphans) != 0 {
-		t.Errorf("%d holds of before are remembered", len(session.orphans))
+		t.Errorf("%d orphans are left", len(session.orphans))
 	}
 }
 
 // A sidecar without the state of its predecessor grants holds with the same ids again.
 func TestExpiryOfReleasedHoldLeavesNewHoldWithItsID(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		released := lockNow(t, c, "released")
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		released := mustLock(t, c, "released")
 		if err := released.Unlock(); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(20 * time.Second)
-		r.cut()
-		r.locked(func() { clear(r.sessions); clear(r.locks); clear(r.holds); r.last = 0 })
-		held := lockNow(t, c, "held")
+		network.disconnectAll()
+		network.locked(func() { clear(network.sessions); clear(network.locks); clear(network.holds); network.lastID = 0 })
+		held := mustLock(t, c, "held")
 		if held.hold.id != released.hold.id {
 			t.Fatalf("the ids are %d and %d; the test needs equal ones", released.hold.id, held.hold.id)
 		}
 		time.Sleep(20 * time.Second) // the deadline of the released hold has passed
-		mustBe(t, released.Err(), ErrNotHeld)
-		r.cut()
+		wantKind(t, released.Err(), ErrNotHeld)
+		network.disconnectAll()
 		time.Sleep(time.Second)
-		agree(t, r.toy, c, map[string]uint32{"held": 1})
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{"held": 1})
 		if err := held.Err(); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-func TestCloseEndsWhatTheSidecarForgotToo(t *testing.T) {
+func TestCloseEndsOrphanedHolds(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	held := p.lock(c, "held", 1, far())
+	held := p.lock(c, "held", 1, inOneHour())
 	p.nc.Close()
 	p = s.accept()
-	p.greet()
+	p.answerHello()
 	p.expectNothing(c)
-	s.bury(c)
-	mustBe(t, held.Err(), ErrClosed)
+	s.closeClient(c)
+	wantKind(t, held.Err(), ErrClosed)
 }
 
-func TestASidecarThatForgotAHold(t *testing.T) {
+func TestForgottenHoldIsLost(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	held := p.lock(c, "held", 1, far())
+	held := p.lock(c, "held", 1, inOneHour())
 	ctx, stop := held.Context(context.Background())
 	defer stop()
 	p.nc.Close()
-	p = s.again()
-	claim, _ := p.claimed()
-	p.say(protocol.LostEvent{Hold: 1, Reason: protocol.Forgotten})
-	p.say(protocol.LostEvent{Hold: 77, Reason: protocol.Forgotten})
-	p.say(protocol.ClaimOK{ID: claim})
+	p = s.acceptResumed()
+	claim, _ := p.expectClaim()
+	p.send(protocol.LostEvent{Hold: 1, Reason: protocol.Forgotten})
+	p.send(protocol.LostEvent{Hold: 77, Reason: protocol.Forgotten})
+	p.send(protocol.ClaimOK{ID: claim})
 	<-ctx.Done()
 	var lost *LostError
 	if !errors.As(context.Cause(ctx), &lost) || lost.Reason != ReasonForgotten {
-		t.Errorf("it ended with %v", context.Cause(ctx))
+		t.Errorf("the context ended with %v", context.Cause(ctx))
 	}
-	says(t, lost, "restarted")
+	wantText(t, lost, "restarted")
 	p.expectNothing(c)
 }
 
-func TestAForcedReleaseIsNotAskedForTwice(t *testing.T) {
+func TestForceReleaseIsNotSentTwice(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
 	forced := async(func() (uint64, error) { return c.ForceRelease(context.Background(), "a") })
 	expect[protocol.ForceRelease](p)
 	p.nc.Close()
 	_, err := forced()
-	mustBe(t, err, ErrUnavailable)
-	says(t, err, "may have happened")
+	wantKind(t, err, ErrUnavailable)
+	wantText(t, err, "may have happened")
 
-	// Nothing of ours was with the sidecar: the next call connects. Its request is
-	// not sent before the claim is answered, and so it is asked for yet.
+	// The sidecar has nothing of the session, so only the next call connects. Its request is
+	// not sent before the claim is answered, and so it is sent over the next connection.
 	forced = async(func() (uint64, error) { return c.ForceRelease(context.Background(), "b") })
-	p = s.again()
-	p.claimed()
+	p = s.acceptResumed()
+	p.expectClaim()
 	p.nc.Close()
-	p = s.again()
-	claim, _ := p.claimed()
-	p.say(protocol.ClaimOK{ID: claim})
-	p.say(protocol.ForceReleaseOK{ID: expect[protocol.ForceRelease](p).ID, Hold: 7})
+	p = s.acceptResumed()
+	claim, _ := p.expectClaim()
+	p.send(protocol.ClaimOK{ID: claim})
+	p.send(protocol.ForceReleaseOK{ID: expect[protocol.ForceRelease](p).ID, Hold: 7})
 	if hold, err := forced(); hold != 7 || err != nil {
 		t.Errorf("force_release: %d, %v", hold, err)
 	}
 }
 
-func TestAForcedReleaseThatNobodyWaitsForMayHappen(t *testing.T) {
+func TestCanceledForceReleaseMayHaveHappened(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -568,65 +567,65 @@ func TestAForcedReleaseThatNobodyWaitsForMayHappen(t *testing.T) {
 	expect[protocol.ForceRelease](p)
 	cancel()
 	_, err := forced()
-	mustBe(t, err, context.Canceled)
-	says(t, err, "may have happened")
+	wantKind(t, err, context.Canceled)
+	wantText(t, err, "may have happened")
 }
 
-// Another sidecar has the locks in another order.
-func TestAListIsBegunAgain(t *testing.T) {
+// Another sidecar lists its locks in another order.
+func TestListStartsAgainAfterReconnect(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
 	listed := async(func() ([]LockInfo, error) { return c.List(context.Background()) })
-	p.say(protocol.ListOK{ID: expect[protocol.List](p).ID, Locks: []protocol.LockRow{{Name: "a", State: "free"}}, Next: 9})
+	p.send(protocol.ListOK{ID: expect[protocol.List](p).ID, Locks: []protocol.LockRow{{Name: "a", State: "free"}}, Next: 9})
 	expect[protocol.List](p)
 	p.nc.Close()
-	p = s.again()
-	claim, _ := p.claimed()
-	p.say(protocol.ClaimOK{ID: claim})
+	p = s.acceptResumed()
+	claim, _ := p.expectClaim()
+	p.send(protocol.ClaimOK{ID: claim})
 	for _, after := range []uint64{9, 0} {
 		req := expect[protocol.List](p)
 		if req.After != after {
-			t.Errorf("asked for what comes after %d, want %d", req.After, after)
+			t.Errorf("requested the page after %d, want %d", req.After, after)
 		}
-		p.say(protocol.ListOK{ID: req.ID, Locks: []protocol.LockRow{{Name: "b", State: "free"}}})
+		p.send(protocol.ListOK{ID: req.ID, Locks: []protocol.LockRow{{Name: "b", State: "free"}}})
 	}
 	if rows, err := listed(); err != nil || len(rows) != 1 || rows[0].Name != "b" {
 		t.Errorf("list: %+v, %v", rows, err)
 	}
 }
 
-// A successor with a shorter lease tells smaller deadlines than those of before.
-func TestRenewalsOfASuccessorAreHeard(t *testing.T) {
+// A successor with a shorter lease sends earlier deadlines than its predecessor did.
+func TestLeaseEventsOfSuccessorWithShorterLeaseCount(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
 	old := p.lock(c, "old", 1, protocol.Now()+int64(time.Minute))
-	p.say(protocol.LeaseEvent{DeadlineNS: far()})
+	p.send(protocol.LeaseEvent{DeadlineNS: inOneHour()})
 	p.expectNothing(c)
 	p.nc.Close()
-	p = s.again()
-	claim, _ := p.claimed()
-	p.say(protocol.ClaimOK{ID: claim})
+	p = s.acceptResumed()
+	claim, _ := p.expectClaim()
+	p.send(protocol.ClaimOK{ID: claim})
 	young := p.lock(c, "young", 2, protocol.Now()+int64(time.Minute))
-	p.say(protocol.LeaseEvent{DeadlineNS: protocol.Now() + int64(10*time.Minute)})
+	p.send(protocol.LeaseEvent{DeadlineNS: protocol.Now() + int64(10*time.Minute)})
 	p.expectNothing(c)
 	if d := time.Until(young.Deadline()); d < 9*time.Minute || d > 10*time.Minute {
-		t.Errorf("the young lock is good for %v", d)
+		t.Errorf("the young lock is valid for %v", d)
 	}
 	if d := time.Until(old.Deadline()); d < 59*time.Minute {
-		t.Errorf("the old lock is good for %v", d)
+		t.Errorf("the old lock is valid for %v", d)
 	}
 }
 
-func TestRenewalsOfANewSessionAreHeard(t *testing.T) {
+func TestLeaseEventsOfNewSessionCount(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	p.say(protocol.LeaseEvent{DeadlineNS: far()})
+	p.send(protocol.LeaseEvent{DeadlineNS: inOneHour()})
 	p.expectNothing(c)
 	p.nc.Close()
 	peers := make(chan *peer, 1)
 	go func() {
 		p := s.accept()
-		p.greet()
+		p.answerHello()
 		peers <- p
 	}()
 	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "a") })
@@ -636,15 +635,15 @@ func TestRenewalsOfANewSessionAreHeard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.say(protocol.LeaseEvent{DeadlineNS: protocol.Now() + int64(10*time.Minute)})
+	p.send(protocol.LeaseEvent{DeadlineNS: protocol.Now() + int64(10*time.Minute)})
 	p.expectNothing(c)
 	if d := time.Until(l.Deadline()); d < 9*time.Minute || d > 10*time.Minute {
-		t.Errorf("it is good for %v", d)
+		t.Errorf("it is valid for %v", d)
 	}
 }
 
-// What waited before is not what a sidecar that does not read makes us keep.
-func TestRequestsAreTakenWhileManyAreAskedAgain(t *testing.T) {
+// The requests that are sent again do not count against the limit of unread requests.
+func TestRequestsSentAgainDoNotCountAsUnread(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
 	const many = maxUnwritten/protocol.MaxName + 1
@@ -652,20 +651,20 @@ func TestRequestsAreTakenWhileManyAreAskedAgain(t *testing.T) {
 	name := strings.Repeat("n", protocol.MaxName)
 	var wg sync.WaitGroup
 	for range many {
-		wg.Go(func() { mustBe(t, second(c.Lock(ctx, name)), context.Canceled) })
+		wg.Go(func() { wantKind(t, errOf(c.Lock(ctx, name)), context.Canceled) })
 	}
 	for range many {
 		expect[protocol.Acquire](p)
 	}
 	p.nc.Close()
-	p = s.again()
-	claim, _ := p.claimed()
+	p = s.acceptResumed()
+	claim, _ := p.expectClaim()
 	pinged := async(func() (string, error) { return c.Ping(context.Background()) })
-	p.say(protocol.ClaimOK{ID: claim})
+	p.send(protocol.ClaimOK{ID: claim})
 	for range many {
 		expect[protocol.Acquire](p)
 	}
-	p.say(protocol.PingOK{ID: expect[protocol.Ping](p).ID, NowNS: 1, Redis: "ok"})
+	p.send(protocol.PingOK{ID: expect[protocol.Ping](p).ID, NowNS: 1, Redis: "ok"})
 	if _, err := pinged(); err != nil {
 		t.Error(err)
 	}
@@ -673,134 +672,57 @@ func TestRequestsAreTakenWhileManyAreAskedAgain(t *testing.T) {
 	wg.Wait()
 }
 
-// What was claimed is with the sidecar until it is known to be released.
-func TestAClientComesBackForAReleaseThatWasNotRead(t *testing.T) {
+// A hold that was claimed is with the sidecar until its release is answered.
+func TestClientReconnectsForUnreadRelease(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	p.nc.Close()
-	p = s.again()
-	claim, holds := p.claimed()
+	p = s.acceptResumed()
+	claim, holds := p.expectClaim()
 	if !maps.Equal(holds, map[uint64]uint32{1: 1}) {
 		t.Errorf("claimed %v", holds)
 	}
 	if err := l.Unlock(); err != nil {
 		t.Error(err)
 	}
-	p.say(protocol.ClaimOK{ID: claim})
+	p.send(protocol.ClaimOK{ID: claim})
 	p.nc.Close()
-	p = s.again()
-	claim, holds = p.claimed()
+	p = s.acceptResumed()
+	claim, holds = p.expectClaim()
 	if len(holds) != 0 {
 		t.Errorf("claimed %v", holds)
 	}
-	p.say(protocol.ClaimOK{ID: claim})
+	p.send(protocol.ClaimOK{ID: claim})
 	p.expectNothing(c)
 }
 
-func TestASidecarThatRefusesAClaimIsNotUnderstood(t *testing.T) {
+func TestRefusedClaimEndsSession(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	p.nc.Close()
-	p = s.again()
-	claim, _ := p.claimed()
-	p.say(protocol.Err{ID: claim, Code: protocol.Unsupported, Msg: "what is a claim?"})
+	p = s.acceptResumed()
+	claim, _ := p.expectClaim()
+	p.send(protocol.Err{ID: claim, Code: protocol.Unsupported, Msg: "what is a claim?"})
 	if _, err := p.frames.Next(); err == nil {
-		t.Error("the connection goes on")
+		t.Error("the connection is open")
 	}
-	mustBe(t, l.Err(), ErrLost)
+	wantKind(t, l.Err(), ErrLost)
 }
 
-// road leads to a toy in virtual time, and can be closed.
-type road struct {
-	*toy
-	mu       sync.Mutex
-	closed   error
-	attempts []time.Time
-}
-
-func (r *road) close(why error) {
-	r.mu.Lock()
-	r.closed, r.attempts = why, nil
-	r.mu.Unlock()
-	if why != nil {
-		r.cut()
-	}
-	synctest.Wait()
-}
-
-func (r *road) connect(context.Context, string) (net.Conn, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.attempts = append(r.attempts, time.Now())
-	if r.closed != nil {
-		return nil, r.closed
-	}
-	ours, theirs := net.Pipe()
-	r.wg.Go(func() { r.serve(theirs) })
-	return ours, nil
-}
-
-func (r *road) tried() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.attempts)
-}
-
-func virtually(t *testing.T, test func(t *testing.T, c *Client, r *road)) {
-	synctest.Test(t, func(t *testing.T) {
-		r := &road{toy: newToy()}
-		r.clock = func() int64 { return time.Now().UnixNano() }
-		c := &Client{dialer: dialer{path: "/road", name: "test", clock: r.clock, connect: r.connect}, patience: defaultPatience}
-		if err := c.dial(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		test(t, c, r)
-		checkInvariants(t, c)
-		r.close(nil)
-		c.Close()
-		checkInvariants(t, c)
-		<-c.current.Load().done
-		checkInvariants(t, c)
-		r.cut()
-		r.wg.Wait()
-		if r.fault != "" {
-			t.Error(r.fault)
-		}
-	})
-}
-
-func lockNow(t *testing.T, c *Client, name string, options ...Option) *Lock {
-	t.Helper()
-	l, err := c.Lock(context.Background(), name, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
-// took returns how long do takes, and its error.
-func took(do func() error) func() (time.Duration, error) {
-	start := time.Now()
-	return async(func() (time.Duration, error) {
-		err := do()
-		return time.Since(start), err
-	})
-}
-
-func TestCallsAreAsPatientAsWasSaid(t *testing.T) {
+func TestPatienceBoundsWaitForSidecar(t *testing.T) {
 	for _, patience := range []time.Duration{0, time.Second, defaultPatience} {
-		virtually(t, func(t *testing.T, c *Client, r *road) {
+		inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
 			c.current.Load().patience = patience
-			lockNow(t, c, "held")
-			waiting := took(func() error { return second(c.Lock(context.Background(), "held")) })
-			asked := took(func() error { return second(c.Lock(context.Background(), "held")) })
+			mustLock(t, c, "held")
+			waiting := measure(func() error { return errOf(c.Lock(context.Background(), "held")) })
+			asked := measure(func() error { return errOf(c.Lock(context.Background(), "held")) })
 			time.Sleep(time.Minute)
-			r.close(os.ErrNotExist)
+			network.fail(os.ErrNotExist)
 			time.Sleep(patience / 3)
-			late := took(func() error { return second(c.TryLock(context.Background(), "other")) })
-			forced := took(func() error { return second(c.ForceRelease(context.Background(), "other")) })
+			late := measure(func() error { return errOf(c.TryLock(context.Background(), "other")) })
+			forced := measure(func() error { return errOf(c.ForceRelease(context.Background(), "other")) })
 			for _, tt := range []struct {
 				result func() (time.Duration, error)
 				want   time.Duration
@@ -812,9 +734,9 @@ func TestCallsAreAsPatientAsWasSaid(t *testing.T) {
 				{forced, patience, "not done"},
 			} {
 				d, err := tt.result()
-				mustBe(t, err, ErrUnavailable, os.ErrNotExist)
-				says(t, err, "/road", "start it", tt.words)
-				// There is one more attempt, a moment after the one before.
+				wantKind(t, err, ErrUnavailable, os.ErrNotExist)
+				wantText(t, err, "/fake", "start it", tt.words)
+				// When the patience ends there is one more attempt.
 				if d < tt.want || d > tt.want+firstPause {
 					t.Errorf("patience %v: it took %v, want %v", patience, d, tt.want)
 				}
@@ -823,16 +745,16 @@ func TestCallsAreAsPatientAsWasSaid(t *testing.T) {
 	}
 }
 
-func TestACallThatWaitsForASidecarIsAnsweredWhenThereIsOne(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		l := lockNow(t, c, "a")
-		r.close(os.ErrNotExist)
-		tried := took(func() error { return second(c.TryLock(context.Background(), "a")) })
-		locked := took(func() error { return second(c.Lock(context.Background(), "b")) })
+func TestWaitingCallIsAnsweredAfterReconnect(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		l := mustLock(t, c, "a")
+		network.fail(os.ErrNotExist)
+		tried := measure(func() error { return errOf(c.TryLock(context.Background(), "a")) })
+		locked := measure(func() error { return errOf(c.Lock(context.Background(), "b")) })
 		time.Sleep(9 * time.Second)
-		r.close(nil)
+		network.restore()
 		d, err := tried()
-		mustBe(t, err, ErrHeld)
+		wantKind(t, err, ErrHeld)
 		if d > 9*time.Second+longestPause*5/4 {
 			t.Errorf("it took %v", d)
 		}
@@ -842,206 +764,206 @@ func TestACallThatWaitsForASidecarIsAnsweredWhenThereIsOne(t *testing.T) {
 		if err := l.Err(); err != nil {
 			t.Error(err)
 		}
-		agree(t, r.toy, c, map[string]uint32{"a": 1, "b": 1})
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{"a": 1, "b": 1})
 	})
 }
 
-func TestAContextThatEndsWhileNobodyListens(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		lockNow(t, c, "held")
+func TestContextEndsWaitForSidecar(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		mustLock(t, c, "held")
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 		defer cancel()
 		canceled, giveUp := context.WithCancelCause(context.Background())
-		waiting := took(func() error { return second(c.Lock(ctx, "held")) })
-		gone := took(func() error { return second(c.Lock(canceled, "held")) })
+		waiting := measure(func() error { return errOf(c.Lock(ctx, "held")) })
+		gone := measure(func() error { return errOf(c.Lock(canceled, "held")) })
 		synctest.Wait()
-		r.close(os.ErrNotExist)
-		late := took(func() error { return second(c.TryLock(ctx, "other")) })
+		network.fail(os.ErrNotExist)
+		late := measure(func() error { return errOf(c.TryLock(ctx, "other")) })
 		why := errors.New("enough")
 		giveUp(why)
 		d, err := gone()
-		mustBe(t, err, context.Canceled, why)
+		wantKind(t, err, context.Canceled, why)
 		if d != 0 {
 			t.Errorf("it took %v", d)
 		}
 		for _, result := range []func() (time.Duration, error){waiting, late} {
 			d, err := result()
-			mustBe(t, err, ErrTimeout, context.DeadlineExceeded, ErrUnavailable)
-			says(t, err, "/road", "start it")
+			wantKind(t, err, ErrTimeout, context.DeadlineExceeded, ErrUnavailable)
+			wantText(t, err, "/fake", "start it")
 			if d < 3*time.Second || d > 3*time.Second+answerGrace {
 				t.Errorf("it took %v", d)
 			}
 		}
-		r.close(nil)
-		agree(t, r.toy, c, map[string]uint32{"held": 1})
+		network.restore()
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{"held": 1})
 	})
 }
 
-// A wait that is limited goes on with what is left of it.
-func TestAWaitGoesOnWithWhatIsLeftOfIt(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		lockNow(t, c, "held")
+// After a reconnect, a limited wait is requested for the time that is left of it.
+func TestReconnectSendsRemainingWait(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		mustLock(t, c, "held")
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		waiting := took(func() error { return second(c.Lock(ctx, "held")) })
+		waiting := measure(func() error { return errOf(c.Lock(ctx, "held")) })
 		time.Sleep(20 * time.Second)
-		r.close(os.ErrNotExist)
+		network.fail(os.ErrNotExist)
 		time.Sleep(5 * time.Second)
-		r.close(nil)
+		network.restore()
 		time.Sleep(time.Second)
-		r.locked(func() {
-			ms := r.locks["held"].waiters[0].req.WaitMS
+		network.locked(func() {
+			ms := network.locks["held"].waiters[0].req.WaitMS
 			if ms > 35_000 || ms < 34_000 {
-				t.Errorf("it waits for another %d ms", ms)
+				t.Errorf("it waits for %d ms more", ms)
 			}
 		})
 		d, err := waiting()
-		mustBe(t, err, ErrTimeout)
-		says(t, err, "held for all that time")
+		wantKind(t, err, ErrTimeout)
+		wantText(t, err, "held for all that time")
 		if d < time.Minute-time.Millisecond || d > time.Minute {
 			t.Errorf("it took %v", d)
 		}
 	})
 }
 
-func TestASidecarThatDoesNotComeBack(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		l := lockNow(t, c, "a")
+func TestHoldsExpireIfSidecarDoesNotReturn(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		l := mustLock(t, c, "a")
 		ctx, stop := l.Context(context.Background())
 		defer stop()
-		released := lockNow(t, c, "b")
-		silent := lockNow(t, c, "c")
-		r.close(os.ErrNotExist)
+		released := mustLock(t, c, "b")
+		unobserved := mustLock(t, c, "c")
+		network.fail(os.ErrNotExist)
 		if err := released.Unlock(); err != nil {
 			t.Error(err)
 		}
-		if d := left(l); d != 30*time.Second {
-			t.Errorf("it ended after %v", d)
+		if d := untilDone(l); d != 30*time.Second {
+			t.Errorf("it was lost after %v", d)
 		}
 		<-ctx.Done()
-		for _, err := range []error{l.Err(), context.Cause(ctx), silent.Err(), silent.Unlock()} {
+		for _, err := range []error{l.Err(), context.Cause(ctx), unobserved.Err(), unobserved.Unlock()} {
 			var lost *LostError
 			if !errors.As(err, &lost) || lost.Reason != ReasonExpired {
-				t.Errorf("it ended with %v", err)
+				t.Errorf("the error is %v", err)
 			}
 		}
 		time.Sleep(time.Hour)
-		if n := r.tried(); n < 3600*4/5 || n > 3600*4/3 {
+		if n := network.tried(); n < 3600*4/5 || n > 3600*4/3 {
 			t.Errorf("tried to connect %d times in an hour", n)
 		}
-		// What the successor has renewed goes back.
-		if holds, _ := r.held(); holds != 3 {
-			t.Errorf("%d holds are remembered", holds)
+		// What the successor has renewed is released.
+		if holds, _ := network.counts(); holds != 3 {
+			t.Errorf("the sidecar has %d holds", holds)
 		}
-		r.close(nil)
+		network.restore()
 		time.Sleep(2 * rarePause)
-		agree(t, r.toy, c, map[string]uint32{})
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{})
 	})
 }
 
-func TestAClientWithNothingAtStakeConnectsWhenItIsAsked(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
+func TestClientWithoutRemoteStateReconnectsOnDemand(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
 		if _, err := c.Ping(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		r.close(os.ErrNotExist)
+		network.fail(os.ErrNotExist)
 		time.Sleep(time.Hour)
-		if n := r.tried(); n != 0 {
+		if n := network.tried(); n != 0 {
 			t.Errorf("tried to connect %d times", n)
 		}
-		mustBe(t, second(c.Ping(context.Background())), ErrUnavailable)
-		if n := r.tried(); n == 0 || n > 50 {
+		wantKind(t, errOf(c.Ping(context.Background())), ErrUnavailable)
+		if n := network.tried(); n == 0 || n > 50 {
 			t.Errorf("tried to connect %d times", n)
 		}
-		r.close(nil)
+		network.restore()
 		time.Sleep(time.Hour)
-		if n := r.tried(); n != 0 {
-			t.Errorf("tried to connect %d times when nobody waited any more", n)
+		if n := network.tried(); n != 0 {
+			t.Errorf("tried to connect %d times when no call waited any more", n)
 		}
-		lockNow(t, c, "a")
+		mustLock(t, c, "a")
 
-		// What was given back is with the sidecar until it was told.
-		if err := lockNow(t, c, "b").Unlock(); err != nil {
+		// A hold is with the sidecar until the sidecar has received its release.
+		if err := mustLock(t, c, "b").Unlock(); err != nil {
 			t.Error(err)
 		}
-		r.close(os.ErrNotExist)
+		network.fail(os.ErrNotExist)
 		time.Sleep(10 * time.Second)
-		if n := r.tried(); n < 20 {
+		if n := network.tried(); n < 20 {
 			t.Errorf("tried to connect %d times", n)
 		}
 
-		// What it knows now is one hold: that brings the client back again.
+		// The sidecar has one hold of the session now, so the client reconnects.
 		for range 2 {
-			r.close(nil)
+			network.restore()
 			time.Sleep(time.Second)
-			if n := r.tried(); n != 1 {
+			if n := network.tried(); n != 1 {
 				t.Errorf("connected %d times", n)
 			}
-			agree(t, r.toy, c, map[string]uint32{"a": 1})
-			r.close(os.ErrNotExist)
+			wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{"a": 1})
+			network.fail(os.ErrNotExist)
 		}
 		time.Sleep(time.Minute)
-		r.close(nil)
+		network.restore()
 		time.Sleep(2 * rarePause)
-		agree(t, r.toy, c, map[string]uint32{})
-		r.close(os.ErrNotExist)
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{})
+		network.fail(os.ErrNotExist)
 		time.Sleep(time.Hour)
-		if n := r.tried(); n != 0 {
-			t.Errorf("tried to connect %d times for nothing", n)
+		if n := network.tried(); n != 0 {
+			t.Errorf("tried to connect %d times without need", n)
 		}
 	})
 }
 
-// A request that kills the sidecar must not keep killing it.
-func TestASidecarThatDiesOfARequestIsNotAskedForever(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		l := lockNow(t, c, "held")
-		before := r.tried()
-		r.locked(func() { r.deadly = true })
-		d, err := took(func() error { return second(c.Lock(context.Background(), "poison")) })()
-		mustBe(t, err, ErrUnavailable)
-		says(t, err, "not held", "given up")
+// A request that kills the sidecar is not sent again without end.
+func TestRequestThatKillsSidecarIsGivenUp(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		l := mustLock(t, c, "held")
+		before := network.tried()
+		network.locked(func() { network.diesOnAcquire = true })
+		d, err := measure(func() error { return errOf(c.Lock(context.Background(), "deadly")) })()
+		wantKind(t, err, ErrUnavailable)
+		wantText(t, err, "not held", "given up")
 		if d < defaultPatience || d > defaultPatience+longestPause*5/4 {
 			t.Errorf("it took %v", d)
 		}
-		if n := r.tried() - before; n > 40 {
+		if n := network.tried() - before; n > 40 {
 			t.Errorf("it was killed %d times", n)
 		}
-		r.locked(func() { r.deadly = false })
+		network.locked(func() { network.diesOnAcquire = false })
 		time.Sleep(longestPause)
-		agree(t, r.toy, c, map[string]uint32{"held": 1})
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{"held": 1})
 		if err := l.Err(); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-func TestWhatIsLostByTheClockIsNotClaimed(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		lockNow(t, c, "unwatched")
-		l := lockNow(t, c, "watched")
+func TestExpiredHoldIsNotClaimed(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		mustLock(t, c, "unobserved")
+		l := mustLock(t, c, "observed")
 		l.Done()
 		time.Sleep(20 * time.Second)
-		later := lockNow(t, c, "later")
-		r.close(os.ErrNotExist)
+		later := mustLock(t, c, "later")
+		network.fail(os.ErrNotExist)
 		time.Sleep(20 * time.Second)
-		r.close(nil)
+		network.restore()
 		time.Sleep(time.Second)
-		agree(t, r.toy, c, map[string]uint32{"later": 1})
-		mustBe(t, l.Err(), ErrLost)
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{"later": 1})
+		wantKind(t, l.Err(), ErrLost)
 		if err := later.Err(); err != nil {
 			t.Error(err)
 		}
-		r.locked(func() {
-			if !slices.Equal(r.claims, []int{1}) {
-				t.Errorf("claimed %v", r.claims)
+		network.locked(func() {
+			if !slices.Equal(network.claims, []int{1}) {
+				t.Errorf("claimed %v", network.claims)
 			}
 		})
 	})
 }
 
-func TestCloseSaysBye(t *testing.T) {
-	ends := func(t *testing.T, c *Client, low, high time.Duration) {
+func TestCloseSendsBye(t *testing.T) {
+	wantEnd := func(t *testing.T, c *Client, low, high time.Duration) {
 		t.Helper()
 		start := time.Now()
 		<-c.current.Load().done
@@ -1049,7 +971,7 @@ func TestCloseSaysBye(t *testing.T) {
 			t.Errorf("the session ended after %v, want %v to %v", d, low, high)
 		}
 	}
-	closes := func(t *testing.T, c *Client, want time.Duration) {
+	wantClose := func(t *testing.T, c *Client, want time.Duration) {
 		t.Helper()
 		start := time.Now()
 		if err := c.Close(); err != nil {
@@ -1059,144 +981,146 @@ func TestCloseSaysBye(t *testing.T) {
 			t.Errorf("Close took %v, want %v", d, want)
 		}
 	}
-	gone := func(t *testing.T, r *road) {
+	wantNothingLeft := func(t *testing.T, network *fakeNetwork) {
 		t.Helper()
 		synctest.Wait()
-		holds, waiters := r.held()
-		r.locked(func() {
-			if holds != 0 || waiters != 0 || len(r.sessions) != 0 {
-				t.Errorf("%d holds, %d waiters and %d sessions are left", holds, waiters, len(r.sessions))
+		holds, waiters := network.counts()
+		network.locked(func() {
+			if holds != 0 || waiters != 0 || len(network.sessions) != 0 {
+				t.Errorf("%d holds, %d waiters and %d sessions are left", holds, waiters, len(network.sessions))
 			}
 		})
 	}
-	for name, test := range map[string]func(t *testing.T, c *Client, r *road){
-		"and is answered": func(t *testing.T, c *Client, r *road) {
-			lockNow(t, c, "a")
-			closes(t, c, 0)
-			ends(t, c, 0, 0)
-			gone(t, r)
+	for name, test := range map[string]func(t *testing.T, c *Client, network *fakeNetwork){
+		"which is answered": func(t *testing.T, c *Client, network *fakeNetwork) {
+			mustLock(t, c, "a")
+			wantClose(t, c, 0)
+			wantEnd(t, c, 0, 0)
+			wantNothingLeft(t, network)
 		},
-		"to a successor": func(t *testing.T, c *Client, r *road) {
-			l := lockNow(t, c, "a")
-			r.close(os.ErrNotExist)
-			waiting := took(func() error { return second(c.Lock(context.Background(), "a")) })
+		"to a successor": func(t *testing.T, c *Client, network *fakeNetwork) {
+			l := mustLock(t, c, "a")
+			network.fail(os.ErrNotExist)
+			waiting := measure(func() error { return errOf(c.Lock(context.Background(), "a")) })
 			synctest.Wait()
-			closes(t, c, 0)
-			mustBe(t, l.Err(), ErrClosed)
+			wantClose(t, c, 0)
+			wantKind(t, l.Err(), ErrClosed)
 			_, err := waiting()
-			mustBe(t, err, ErrClosed)
+			wantKind(t, err, ErrClosed)
 			time.Sleep(10 * time.Second)
-			r.close(nil)
-			ends(t, c, 0, longestPause*5/4)
-			gone(t, r)
-			r.locked(func() {
-				if len(r.claims) != 0 {
-					t.Errorf("claimed %v", r.claims)
+			network.restore()
+			wantEnd(t, c, 0, longestPause*5/4)
+			wantNothingLeft(t, network)
+			network.locked(func() {
+				if len(network.claims) != 0 {
+					t.Errorf("claimed %v", network.claims)
 				}
 			})
 		},
-		"when the connection ends without an answer": func(t *testing.T, c *Client, r *road) {
-			lockNow(t, c, "a")
-			r.locked(func() { r.deaf = true })
-			closed := async(func() (any, error) { closes(t, c, 500*time.Millisecond); return nil, nil })
+		"again if the connection ends before the answer": func(t *testing.T, c *Client, network *fakeNetwork) {
+			mustLock(t, c, "a")
+			network.locked(func() { network.isSilent = true })
+			closed := async(func() (any, error) { wantClose(t, c, 500*time.Millisecond); return nil, nil })
 			time.Sleep(500 * time.Millisecond)
-			r.locked(func() { r.deaf = false })
-			r.cut()
+			network.locked(func() { network.isSilent = false })
+			network.disconnectAll()
 			_, _ = closed()
-			ends(t, c, 0, longestPause)
-			gone(t, r)
+			wantEnd(t, c, 0, longestPause)
+			wantNothingLeft(t, network)
 		},
-		"to nobody, until nothing can be held any more": func(t *testing.T, c *Client, r *road) {
-			lockNow(t, c, "a", WithLease(time.Second))
+		"until the leases have ended, if no sidecar listens": func(t *testing.T, c *Client, network *fakeNetwork) {
+			mustLock(t, c, "a", WithLease(time.Second))
 			time.Sleep(10 * time.Second)
-			lockNow(t, c, "b")
-			r.close(os.ErrNotExist)
-			closes(t, c, 0)
-			ends(t, c, time.Minute, time.Minute)
+			mustLock(t, c, "b")
+			network.fail(os.ErrNotExist)
+			wantClose(t, c, 0)
+			wantEnd(t, c, time.Minute, time.Minute)
 		},
-		"to one that hangs": func(t *testing.T, c *Client, r *road) {
-			lockNow(t, c, "a")
-			r.locked(func() { r.deaf = true })
-			closes(t, c, byeGrace)
-			ends(t, c, time.Minute-byeGrace, time.Minute-byeGrace)
-			r.locked(func() { r.deaf = false })
+		"to a sidecar that hangs": func(t *testing.T, c *Client, network *fakeNetwork) {
+			mustLock(t, c, "a")
+			network.locked(func() { network.isSilent = true })
+			wantClose(t, c, byeGrace)
+			wantEnd(t, c, time.Minute-byeGrace, time.Minute-byeGrace)
+			network.locked(func() { network.isSilent = false })
 		},
-		"to a successor that hangs": func(t *testing.T, c *Client, r *road) {
-			lockNow(t, c, "a")
-			r.close(os.ErrNotExist)
-			closes(t, c, 0)
-			r.locked(func() { r.deaf = true })
-			r.close(nil)
-			ends(t, c, time.Minute, time.Minute)
-			if n := r.tried(); n != 1 {
+		"to a successor that hangs": func(t *testing.T, c *Client, network *fakeNetwork) {
+			mustLock(t, c, "a")
+			network.fail(os.ErrNotExist)
+			wantClose(t, c, 0)
+			network.locked(func() { network.isSilent = true })
+			network.restore()
+			wantEnd(t, c, time.Minute, time.Minute)
+			if n := network.tried(); n != 1 {
 				t.Errorf("connected %d times", n)
 			}
-			r.locked(func() { r.deaf = false })
+			network.locked(func() { network.isSilent = false })
 		},
-		"to one that hangs, and needs not to be told": func(t *testing.T, c *Client, r *road) {
-			r.locked(func() { r.deaf = true })
-			closes(t, c, byeGrace)
-			ends(t, c, 0, 0)
-			r.locked(func() { r.deaf = false })
+		"to a sidecar that hangs and has nothing of the session": func(t *testing.T, c *Client, network *fakeNetwork) {
+			network.locked(func() { network.isSilent = true })
+			wantClose(t, c, byeGrace)
+			wantEnd(t, c, 0, 0)
+			network.locked(func() { network.isSilent = false })
 		},
-		"to nobody if nobody needs to be told": func(t *testing.T, c *Client, r *road) {
-			r.close(os.ErrNotExist)
-			closes(t, c, 0)
-			ends(t, c, 0, 0)
-			if n := r.tried(); n != 0 {
+		"only if the sidecar has something of the session": func(t *testing.T, c *Client, network *fakeNetwork) {
+			network.fail(os.ErrNotExist)
+			wantClose(t, c, 0)
+			wantEnd(t, c, 0, 0)
+			if n := network.tried(); n != 0 {
 				t.Errorf("tried to connect %d times", n)
 			}
 		},
-		"to one that has forgotten everything": func(t *testing.T, c *Client, r *road) {
-			lockNow(t, c, "a")
-			r.close(os.ErrNotExist)
-			closes(t, c, 0)
-			r.locked(func() { clear(r.sessions); clear(r.locks); clear(r.holds) })
-			r.close(nil)
-			ends(t, c, 0, longestPause)
-			gone(t, r)
+		"not to a successor without the state": func(t *testing.T, c *Client, network *fakeNetwork) {
+			mustLock(t, c, "a")
+			network.fail(os.ErrNotExist)
+			wantClose(t, c, 0)
+			network.locked(func() { clear(network.sessions); clear(network.locks); clear(network.holds) })
+			network.restore()
+			wantEnd(t, c, 0, longestPause)
+			wantNothingLeft(t, network)
 		},
 	} {
-		t.Run(name, func(t *testing.T) { virtually(t, test) })
+		t.Run(name, func(t *testing.T) { inVirtualTime(t, test) })
 	}
 }
 
-func TestAnOlderSidecarIsLeftWithoutAWord(t *testing.T) {
+func TestCloseWithSidecarThatRefusesBye(t *testing.T) {
 	c, p := listen(t).dial()
-	p.lock(c, "a", 1, far())
+	p.lock(c, "a", 1, inOneHour())
 	closed := async(func() (any, error) { return nil, c.Close() })
-	p.say(protocol.Err{ID: expect[protocol.Bye](p).ID, Code: protocol.Unsupported, Msg: "what is bye?"})
+	p.send(protocol.Err{ID: expect[protocol.Bye](p).ID, Code: protocol.Unsupported, Msg: "what is bye?"})
 	if _, err := closed(); err != nil {
 		t.Error(err)
 	}
 	if _, err := p.frames.Next(); err == nil {
-		t.Error("the connection goes on")
+		t.Error("the connection is open")
 	}
 }
 
-// A connection that is taken up is not closed from here, however long the answer
-// to the claim takes, as long as a claimed hold is believed in.
-func TestAClaimIsWaitedFor(t *testing.T) {
-	virtually(t, func(t *testing.T, c *Client, r *road) {
-		l := lockNow(t, c, "a")
-		r.locked(func() { r.deaf = true })
-		r.cut()
+// After it has sent a claim, the client does not close the connection before the claim is
+// answered, however long that takes, because it believes in the claimed holds.
+func TestConnectionStaysOpenUntilClaimIsAnswered(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {
+		l := mustLock(t, c, "a")
+		network.locked(func() { network.isSilent = true })
+		network.disconnectAll()
 		time.Sleep(time.Second)
 		canceled, cancel := context.WithCancel(context.Background())
-		locked := took(func() error { return second(c.Lock(canceled, "b")) })
+		locked := measure(func() error { return errOf(c.Lock(canceled, "b")) })
 		time.Sleep(20 * time.Second)
 		cancel()
 		_, err := locked()
-		mustBe(t, err, context.Canceled)
+		wantKind(t, err, context.Canceled)
 		if err := l.Unlock(); err != nil {
 			t.Error(err)
 		}
-		if hellos := 2; r.hellos != hellos {
-			t.Errorf("said hello %d times", r.hellos)
-		}
-		r.locked(func() { r.deaf = false })
-		r.cut()
+		network.locked(func() {
+			if network.hellos != 2 {
+				t.Errorf("received %d hellos", network.hellos)
+			}
+		})
+		network.locked(func() { network.isSilent = false })
+		network.disconnectAll()
 		time.Sleep(time.Second)
-		agree(t, r.toy, c, map[string]uint32{})
+		wantSameHolds(t, network.fakeSidecar, c, map[string]uint32{})
 	})
 }

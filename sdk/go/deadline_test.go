@@ -16,13 +16,13 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// bubble runs a test in virtual time, with a client whose clock that is, and the
-// sidecar's end of its connection, on which requests are recorded.
-func bubble(t *testing.T, test func(t *testing.T, c *Client, p *recorder)) {
+// withRecorder runs a test in a synctest bubble, with a Client and the sidecar's end of its
+// connection, which records requests.
+func withRecorder(t *testing.T, test func(t *testing.T, c *Client, p *recorder)) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
 		p := &recorder{peer: newPeer(t, theirs)}
-		clock := func() int64 { return time.Now().UnixNano() + p.asleep.Load() }
+		clock := func() int64 { return time.Now().UnixNano() + p.suspended.Load() }
 		p.clock = clock
 		first := true
 		c := &Client{dialer: dialer{path: "pipe", name: "test", clock: clock}, patience: defaultPatience}
@@ -45,16 +45,18 @@ func bubble(t *testing.T, test func(t *testing.T, c *Client, p *recorder)) {
 	})
 }
 
+// recorder is a sidecar that answers a test as its fields say.
 type recorder struct {
 	*peer
-	asleep   atomic.Int64 // ns that timers have not seen
-	mu       sync.Mutex
-	deadline int64          // of the next grant; 0: none is made
-	end      int64          // of its max_hold; 0: it has none
-	late     time.Duration  // if not 0: refusals come so long after the wait's end
-	bye      protocol.Reply // the answer to bye; nil: ByeOK
-	holds    uint64
-	got      []protocol.Request
+	suspended atomic.Int64 // ns that the clock has counted, and timers have not
+
+	mu           sync.Mutex
+	deadline     int64          // of the next grant; 0: nothing is granted
+	end          int64          // of its max_hold; 0: it has none
+	refusalDelay time.Duration  // from the end of a wait to its refusal; 0: nothing is refused
+	bye          protocol.Reply // the answer to bye; nil: ByeOK
+	holds        uint64
+	got          []protocol.Request // acquires, releases and cancels since the last sent
 }
 
 func (p *recorder) record() {
@@ -71,16 +73,16 @@ func (p *recorder) record() {
 		p.mu.Lock()
 		switch m := m.(type) {
 		case *protocol.Hello:
-			p.say(protocol.HelloOK{ID: m.ID, V: 1, Sidecar: "fake", NowNS: p.clock()})
+			p.send(protocol.HelloOK{ID: m.ID, V: 1, Sidecar: "fake", NowNS: p.clock()})
 		case *protocol.Acquire:
 			p.got = append(p.got, *m)
-			if p.late != 0 {
+			if p.refusalDelay != 0 {
 				refusal := protocol.Err{ID: m.ID, Code: protocol.Timeout, Msg: "pid 7 holds it"}
-				time.AfterFunc(time.Duration(m.WaitMS)*time.Millisecond+p.late, func() { p.say(refusal) })
+				time.AfterFunc(time.Duration(m.WaitMS)*time.Millisecond+p.refusalDelay, func() { p.send(refusal) })
 			}
 			if p.deadline != 0 {
 				p.holds++
-				p.say(protocol.AcquireOK{ID: m.ID, Token: p.holds, Hold: p.holds, Count: 1, DeadlineNS: p.deadline, EndNS: p.end})
+				p.send(protocol.AcquireOK{ID: m.ID, Token: p.holds, Hold: p.holds, Count: 1, DeadlineNS: p.deadline, EndNS: p.end})
 			}
 		case *protocol.Bye:
 			answer := p.bye
@@ -97,7 +99,7 @@ func (p *recorder) record() {
 	}
 }
 
-// grants locks that are good for so long.
+// lock acquires a lock that is granted with that lease.
 func (p *recorder) lock(c *Client, name string, lease time.Duration, options ...Option) *Lock {
 	p.t.Helper()
 	p.mu.Lock()
@@ -121,17 +123,17 @@ func (p *recorder) sent() []protocol.Request {
 	return got
 }
 
-// left is how long the lock is held yet; it waits for the end.
-func left(l *Lock) time.Duration {
+// untilDone waits until the lock is not held any more, and returns how long that took.
+func untilDone(l *Lock) time.Duration {
 	start := time.Now()
 	<-l.Done()
 	return time.Since(start)
 }
 
-func TestALockEndsAtItsDeadlineWhateverTheSidecarDoes(t *testing.T) {
-	for name, gone := range map[string]bool{"the sidecar says nothing": false, "the sidecar is gone": true} {
+func TestLockIsLostAtItsDeadline(t *testing.T) {
+	for name, gone := range map[string]bool{"the sidecar is silent": false, "the sidecar is gone": true} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, c *Client, p *recorder) {
+			withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 				l := p.lock(c, "a", 10*time.Second)
 				silent := p.lock(c, "b", 10*time.Second)
 				late := p.lock(c, "c", 10*time.Second)
@@ -145,14 +147,14 @@ func TestALockEndsAtItsDeadlineWhateverTheSidecarDoes(t *testing.T) {
 				time.Sleep(10*time.Second - time.Nanosecond)
 				select {
 				case <-done:
-					t.Error("it ended too early")
+					t.Error("Done was closed too early")
 				default:
 				}
 				if l.Err() != nil || silent.Err() != nil || ctx.Err() != nil {
 					t.Error("it was lost too early")
 				}
 				if until := time.Until(l.Deadline()); until != time.Nanosecond {
-					t.Errorf("a nanosecond before its end it is good for %v", until)
+					t.Errorf("a nanosecond before its deadline it is valid for %v", until)
 				}
 				time.Sleep(time.Nanosecond)
 				synctest.Wait()
@@ -161,11 +163,11 @@ func TestALockEndsAtItsDeadlineWhateverTheSidecarDoes(t *testing.T) {
 				for _, err := range []error{l.Err(), silent.Err(), context.Cause(ctx), l.Unlock(), late.Unlock()} {
 					var lost *LostError
 					if !errors.As(err, &lost) || lost.Reason != ReasonExpired {
-						t.Errorf("it ended with %v", err)
+						t.Errorf("the error is %v", err)
 					}
 				}
-				mustBe(t, late.Unlock(), ErrNotHeld)
-				// The sidecar may have renewed all three unheard.
+				wantKind(t, late.Unlock(), ErrNotHeld)
+				// The sidecar may have renewed all three.
 				sent := p.sent()
 				if gone && len(sent) != 0 {
 					t.Errorf("sent %v over a connection that has ended", sent)
@@ -178,33 +180,33 @@ func TestALockEndsAtItsDeadlineWhateverTheSidecarDoes(t *testing.T) {
 						t.Errorf("sent %+v, want a release without an id", m)
 					}
 				}
-				// The event comes when everything is over.
+				// The event arrives after the locks were lost.
 				if !gone {
-					p.say(protocol.LostEvent{Hold: 1, Reason: protocol.Expired})
+					p.send(protocol.LostEvent{Hold: 1, Reason: protocol.Expired})
 				}
 				synctest.Wait()
 				if until := time.Until(l.Deadline()); until != 0 {
-					t.Errorf("after its end it is good for %v", until)
+					t.Errorf("after its deadline it is valid for %v", until)
 				}
 			})
 		})
 	}
 }
 
-func TestALockEndsWithItsMaxHoldWhateverTheRenewalsSay(t *testing.T) {
-	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+func TestMaxHoldEndsLockDespiteRenewals(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		p.mu.Lock()
 		p.end = p.clock() + int64(15*time.Second)
 		p.mu.Unlock()
 		l := p.lock(c, "a", 10*time.Second, WithMaxHold(15*time.Second))
 		l.Done()
 		time.Sleep(5 * time.Second)
-		p.say(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(20*time.Second)})
+		p.send(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(20*time.Second)})
 		synctest.Wait()
 		if got := time.Until(l.Deadline()); got != 10*time.Second {
-			t.Errorf("it is good for %v, want 10s", got)
+			t.Errorf("it is valid for %v, want 10s", got)
 		}
-		if d := left(l); d != 10*time.Second {
+		if d := untilDone(l); d != 10*time.Second {
 			t.Errorf("it ended after %v, want 10s", d)
 		}
 		var lost *LostError
@@ -214,8 +216,8 @@ func TestALockEndsWithItsMaxHoldWhateverTheRenewalsSay(t *testing.T) {
 	})
 }
 
-func TestRenewalsMoveTheDeadline(t *testing.T) {
-	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+func TestLeaseEventsMoveDeadlines(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		renewed := p.lock(c, "a", 10*time.Second)
 		unwatched := p.lock(c, "b", 10*time.Second)
 		fixed := p.lock(c, "c", 10*time.Second, WithLease(10*time.Second))
@@ -223,46 +225,46 @@ func TestRenewalsMoveTheDeadline(t *testing.T) {
 		renewed.Done()
 		fixed.Done()
 		time.Sleep(5 * time.Second)
-		p.say(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(20*time.Second)})
+		p.send(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(20*time.Second)})
 		synctest.Wait()
-		later := p.lock(c, "e", 10*time.Second) // the event did not speak of it
+		later := p.lock(c, "e", 10*time.Second) // the event does not concern it
 
 		for l, want := range map[*Lock]time.Duration{renewed: 20 * time.Second, unwatched: 20 * time.Second, fixed: 5 * time.Second, longer: 35 * time.Second, later: 10 * time.Second} {
 			if got := time.Until(l.Deadline()); got != want {
-				t.Errorf("%s is good for %v, want %v", l.Name(), got, want)
+				t.Errorf("%s is valid for %v, want %v", l.Name(), got, want)
 			}
 		}
-		if d := left(fixed); d != 5*time.Second {
+		if d := untilDone(fixed); d != 5*time.Second {
 			t.Errorf("the fixed lease ended after %v", d)
 		}
-		if d := left(later); d != 5*time.Second {
+		if d := untilDone(later); d != 5*time.Second {
 			t.Errorf("the later lock ended after %v", d)
 		}
-		// Told a smaller deadline, nobody believes less than what was told before,
-		// and who was granted since believes this.
+		// An event with an earlier deadline takes nothing from the holds that have a later
+		// one, and moves those that were granted since with a still earlier one.
 		young := p.lock(c, "f", 4*time.Second)
-		p.say(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(8*time.Second)})
+		p.send(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(8*time.Second)})
 		synctest.Wait()
-		if d := left(young); d != 8*time.Second {
+		if d := untilDone(young); d != 8*time.Second {
 			t.Errorf("the young lock ended after %v", d)
 		}
-		if d := left(renewed); d != 2*time.Second {
+		if d := untilDone(renewed); d != 2*time.Second {
 			t.Errorf("the renewed lock ended after another %v", d)
 		}
-		mustBe(t, unwatched.Err(), ErrLost)
+		wantKind(t, unwatched.Err(), ErrLost)
 		if err := longer.Unlock(); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-func TestALongWatchedLockIsRenewedManyTimes(t *testing.T) {
-	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+func TestObservedLockIsRenewedManyTimes(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		l := p.lock(c, "a", 30*time.Second)
 		done := l.Done()
 		for range 100 {
 			time.Sleep(10 * time.Second)
-			p.say(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(30*time.Second)})
+			p.send(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(30*time.Second)})
 			synctest.Wait()
 		}
 		select {
@@ -270,14 +272,14 @@ func TestALongWatchedLockIsRenewedManyTimes(t *testing.T) {
 			t.Fatalf("it ended: %v", l.Err())
 		default:
 		}
-		if d := left(l); d != 30*time.Second {
+		if d := untilDone(l); d != 30*time.Second {
 			t.Errorf("without renewals it ended after %v", d)
 		}
 	})
 }
 
 func TestCloseReturnsWhenSidecarReportsProtocolError(t *testing.T) {
-	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		p.lock(c, "a", time.Minute)
 		p.bye = protocol.Err{Code: protocol.BadFrame, Msg: "the frame is odd"}
 		start := time.Now()
@@ -290,24 +292,24 @@ func TestCloseReturnsWhenSidecarReportsProtocolError(t *testing.T) {
 	})
 }
 
-// The host sleeps, and no timer runs. When it wakes, the clock has gone on.
-func TestASuspendedHostFindsItsLocksLost(t *testing.T) {
-	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+// While a host is suspended no timer runs, and the clock goes on.
+func TestSuspendedHostFindsItsLocksLost(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		l := p.lock(c, "a", time.Minute)
 		done := l.Done()
 		time.Sleep(time.Second + time.Millisecond)
-		p.asleep.Store(int64(time.Hour))
-		woke := time.Now()
+		p.suspended.Store(int64(time.Hour))
+		resumed := time.Now()
 		<-done
-		if d := time.Since(woke); d > maxAlarmSleep {
-			t.Errorf("the loss was noticed %v after waking", d)
+		if d := time.Since(resumed); d > maxAlarmSleep {
+			t.Errorf("the loss was reported %v after the suspend", d)
 		}
-		mustBe(t, l.Err(), ErrLost)
+		wantKind(t, l.Err(), ErrLost)
 	})
 }
 
-func TestWatchesEndInTheOrderOfTheirDeadlines(t *testing.T) {
-	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+func TestObserversAreNotifiedInOrderOfDeadlines(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		s := c.current.Load()
 		var locks []*Lock
 		for i := range 50 {
@@ -332,7 +334,7 @@ func TestWatchesEndInTheOrderOfTheirDeadlines(t *testing.T) {
 					}
 				default:
 					if want {
-						t.Errorf("lock %d goes on at minute %d", i, minute)
+						t.Errorf("lock %d is held at minute %d", i, minute)
 					}
 				}
 			}
@@ -340,28 +342,28 @@ func TestWatchesEndInTheOrderOfTheirDeadlines(t *testing.T) {
 			synctest.Wait()
 		}
 		if len(s.alarm.queue) != 0 || len(s.holds) != 0 {
-			t.Errorf("%d watches and %d holds are left", len(s.alarm.queue), len(s.holds))
+			t.Errorf("%d holds in the alarm and %d holds are left", len(s.alarm.queue), len(s.holds))
 		}
 	})
 }
 
-func TestADeafSidecarDoesNotHoldUpAContext(t *testing.T) {
-	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+func TestContextEndsCallOfSilentSidecar(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		for _, tt := range []struct {
 			do   func(ctx context.Context) error
 			want time.Duration
 			sent int
 			kind error
 		}{
-			{func(ctx context.Context) error { return second(c.Lock(ctx, "a")) }, time.Second + answerGrace, 2, ErrTimeout},
-			{func(ctx context.Context) error { return second(c.TryLock(ctx, "a")) }, time.Second, 2, ErrTimeout},
-			{func(ctx context.Context) error { return second(c.Ping(ctx)) }, time.Second, 0, ErrUnavailable},
-			{func(ctx context.Context) error { return second(c.List(ctx)) }, time.Second, 0, ErrUnavailable},
+			{func(ctx context.Context) error { return errOf(c.Lock(ctx, "a")) }, time.Second + answerGrace, 2, ErrTimeout},
+			{func(ctx context.Context) error { return errOf(c.TryLock(ctx, "a")) }, time.Second, 2, ErrTimeout},
+			{func(ctx context.Context) error { return errOf(c.Ping(ctx)) }, time.Second, 0, ErrUnavailable},
+			{func(ctx context.Context) error { return errOf(c.List(ctx)) }, time.Second, 0, ErrUnavailable},
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			start := time.Now()
 			err := tt.do(ctx)
-			mustBe(t, err, tt.kind, context.DeadlineExceeded)
+			wantKind(t, err, tt.kind, context.DeadlineExceeded)
 			if d := time.Since(start); d != tt.want {
 				t.Errorf("returned after %v: %v", d, err)
 			}
@@ -373,14 +375,14 @@ func TestADeafSidecarDoesNotHoldUpAContext(t *testing.T) {
 	})
 }
 
-func TestTheSidecarSaysWhyTheWaitWasTooShort(t *testing.T) {
-	bubble(t, func(t *testing.T, c *Client, p *recorder) {
+func TestTimeoutErrorNamesHolder(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		for _, wait := range []time.Duration{time.Nanosecond, 2*time.Second + time.Microsecond} {
 			ctx, cancel := context.WithTimeout(t.Context(), wait)
-			p.late = 15 * time.Millisecond
+			p.refusalDelay = 15 * time.Millisecond
 			_, err := c.Lock(ctx, "a")
-			mustBe(t, err, ErrTimeout, context.DeadlineExceeded)
-			says(t, err, "pid 7")
+			wantKind(t, err, ErrTimeout, context.DeadlineExceeded)
+			wantText(t, err, "pid 7")
 			var timeout interface{ Timeout() bool }
 			if !errors.As(err, &timeout) || !timeout.Timeout() {
 				t.Errorf("%v is no timeout", err)
@@ -394,7 +396,7 @@ func TestTheSidecarSaysWhyTheWaitWasTooShort(t *testing.T) {
 	})
 }
 
-func TestDialSaysWhatWasWrongWhenItsContextEnds(t *testing.T) {
+func TestDialErrorHasLastFailureWhenContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := dialer{path: "/nowhere", clock: protocol.Now}
 		d.connect = func(context.Context, string) (net.Conn, error) { return nil, os.ErrNotExist }
@@ -402,21 +404,21 @@ func TestDialSaysWhatWasWrongWhenItsContextEnds(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		_, err := d.dialFirst(ctx, time.Hour)
-		mustBe(t, err, ErrUnavailable, context.DeadlineExceeded)
-		says(t, err, "/nowhere", "no socket")
+		wantKind(t, err, ErrUnavailable, context.DeadlineExceeded)
+		wantText(t, err, "/nowhere", "no socket")
 		if d := time.Since(start); d != time.Minute {
-			t.Errorf("gave up after %v", d)
+			t.Errorf("returned after %v", d)
 		}
 
 		start = time.Now()
-		mustBe(t, second(d.dialFirst(t.Context(), 2*time.Second)), ErrUnavailable, os.ErrNotExist)
+		wantKind(t, errOf(d.dialFirst(t.Context(), 2*time.Second)), ErrUnavailable, os.ErrNotExist)
 		if d := time.Since(start); d != 2*time.Second {
 			t.Errorf("the patience of 2 s ended after %v", d)
 		}
 	})
 }
 
-func TestASidecarThatDoesNotAnswerHello(t *testing.T) {
+func TestDialFailsIfHelloIsNotAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, theirs := net.Pipe()
 		defer theirs.Close()
@@ -424,21 +426,21 @@ func TestASidecarThatDoesNotAnswerHello(t *testing.T) {
 		d := dialer{path: "pipe", name: "test", clock: protocol.Now, connect: func(context.Context, string) (net.Conn, error) { return ours, nil }}
 		start := time.Now()
 		_, err := d.dialFirst(t.Context(), 0)
-		mustBe(t, err, ErrUnavailable)
+		wantKind(t, err, ErrUnavailable)
 		if d := time.Since(start); d != protocol.HelloTimeout {
 			t.Errorf("returned after %v: %v", d, err)
 		}
 	})
 }
 
-// A lease event speaks of every hold that was granted before it, also if it tells no
-// more, or less, than the one before; and it takes nothing from anybody.
-func TestALeaseEventThatTellsLessSpeaksOfNewerHolds(t *testing.T) {
+// A lease event concerns every hold that was granted before it, also if its deadline is that of
+// the event before, or earlier; and it takes nothing from a hold that has a later deadline.
+func TestLeaseEventMayLowerDeadlineOfNewerHolds(t *testing.T) {
 	s := &session{holds: map[uint64]*hold{}, calls: map[uint64]*call{}}
 	granted := func(num uint64, deadline int64) *hold {
 		return s.enterHoldLocked(&protocol.Acquire{Name: "x"}, &protocol.AcquireOK{Hold: num, Count: 1, DeadlineNS: deadline}).hold
 	}
-	told := func(deadline int64) {
+	onLease := func(deadline int64) {
 		if err := s.onMessage(nil, &protocol.LeaseEvent{DeadlineNS: deadline}); err != nil {
 			t.Fatal(err)
 		}
@@ -450,19 +452,19 @@ func TestALeaseEventThatTellsLessSpeaksOfNewerHolds(t *testing.T) {
 		}
 	}
 	old := granted(1, 50)
-	told(100)
+	onLease(100)
 	handed := granted(2, 60)
-	told(100)
+	onLease(100)
 	wants(handed, 100)
 	late := granted(3, 70)
-	told(90)
+	onLease(90)
 	wants(old, 100)
 	wants(handed, 100)
 	wants(late, 90)
-	told(95)
+	onLease(95)
 	wants(old, 100)
 	wants(late, 95)
-	told(110)
+	onLease(110)
 	for _, h := range []*hold{old, handed, late} {
 		wants(h, 110)
 	}

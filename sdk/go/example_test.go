@@ -29,8 +29,8 @@ func Example() {
 		}
 		defer l.Unlock()
 
-		// work ends when the lock is lost, and hands the token to whoever stores
-		// the result.
+		// work ends when the lock is lost. The resource gets the token, and refuses smaller
+		// ones.
 		work, stop := l.Context(ctx)
 		defer stop()
 		fmt.Println("charging", invoice, work.Err() == nil, l.Token() > 0)
@@ -58,8 +58,8 @@ func ExampleClient_TryLock() {
 	}
 	defer report.Unlock()
 	_, err = c.TryLock(ctx, "nightly-report")
-	fmt.Println("somebody else makes the report:", errors.Is(err, locksidecar.ErrHeld))
-	// Output: somebody else makes the report: true
+	fmt.Println("another owner makes the report:", errors.Is(err, locksidecar.ErrHeld))
+	// Output: another owner makes the report: true
 }
 
 func ExampleConfirmed() {

@@ -17,7 +17,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-func TestLockAsksForWhatWasWanted(t *testing.T) {
+func TestLockSendsOptions(t *testing.T) {
 	c, p := listen(t).dial()
 	owner := WithOwner(context.Background())
 	limited, cancel := context.WithTimeout(context.Background(), time.Hour)
@@ -43,13 +43,13 @@ func TestLockAsksForWhatWasWanted(t *testing.T) {
 	} {
 		hold := uint64(i + 1)
 		locked := async(tt.lock)
-		got := p.grant(hold, far())
+		got := p.grant(hold, inOneHour())
 		tt.want.ID = got.ID
 		if waited := tt.want.WaitMS - got.WaitMS; tt.want.WaitMS > 0 && waited >= 0 && waited < 60_000 {
-			got.WaitMS = tt.want.WaitMS // a part of it is over
+			got.WaitMS = tt.want.WaitMS // some of it has passed
 		}
 		if got != tt.want {
-			t.Errorf("%d: asked for %+v, want %+v", i, got, tt.want)
+			t.Errorf("%d: sent %+v, want %+v", i, got, tt.want)
 		}
 		l, err := locked()
 		if err != nil {
@@ -61,7 +61,7 @@ func TestLockAsksForWhatWasWanted(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeIsNotAskedFor(t *testing.T) {
+func TestInvalidArgumentsAreNotSent(t *testing.T) {
 	c, p := listen(t).dial()
 	ctx := context.Background()
 	canceled, cancel := context.WithCancelCause(ctx)
@@ -69,72 +69,70 @@ func TestWhatCannotBeIsNotAskedFor(t *testing.T) {
 	late, stop := context.WithDeadline(ctx, time.Unix(1, 0))
 	defer stop()
 	for want, err := range map[string]error{
-		"name is empty":      second(c.Lock(ctx, "")),
-		"513 bytes":          second(c.TryLock(ctx, strings.Repeat("n", 513))),
-		"UTF-8":              second(c.Lock(ctx, "\xff")),
-		"U+000A":             second(c.Lock(ctx, "a\nb")),
-		"WithLease(49":       second(c.Lock(ctx, "a", WithLease(49*time.Millisecond))),
-		"WithLease(-1":       second(c.Lock(ctx, "a", WithLease(-time.Second))),
-		"WithLease(0s)":      second(c.Lock(ctx, "a", WithLease(0))),
-		"WithLease(720h0":    second(c.Lock(ctx, "a", WithLease(720*time.Hour+1))),
-		"WithMaxHold(0s)":    second(c.Lock(ctx, "a", WithMaxHold(0))),
-		"WithMaxHold(-1":     second(c.Lock(ctx, "a", WithMaxHold(-1))),
-		"WithCrashDelay(1h0": second(c.Lock(ctx, "a", WithCrashDelay(time.Hour+1))),
-		"WithCrashDelay(-1":  second(c.Lock(ctx, "a", WithCrashDelay(-1))),
-		"enough":             second(c.Lock(canceled, "a")),
-		"deadline exceeded":  second(c.TryLock(late, "a")),
+		"name is empty":      errOf(c.Lock(ctx, "")),
+		"513 bytes":          errOf(c.TryLock(ctx, strings.Repeat("n", 513))),
+		"UTF-8":              errOf(c.Lock(ctx, "\xff")),
+		"U+000A":             errOf(c.Lock(ctx, "a\nb")),
+		"WithLease(49":       errOf(c.Lock(ctx, "a", WithLease(49*time.Millisecond))),
+		"WithLease(-1":       errOf(c.Lock(ctx, "a", WithLease(-time.Second))),
+		"WithLease(0s)":      errOf(c.Lock(ctx, "a", WithLease(0))),
+		"WithLease(720h0":    errOf(c.Lock(ctx, "a", WithLease(720*time.Hour+1))),
+		"WithMaxHold(0s)":    errOf(c.Lock(ctx, "a", WithMaxHold(0))),
+		"WithMaxHold(-1":     errOf(c.Lock(ctx, "a", WithMaxHold(-1))),
+		"WithCrashDelay(1h0": errOf(c.Lock(ctx, "a", WithCrashDelay(time.Hour+1))),
+		"WithCrashDelay(-1":  errOf(c.Lock(ctx, "a", WithCrashDelay(-1))),
+		"enough":             errOf(c.Lock(canceled, "a")),
+		"deadline exceeded":  errOf(c.TryLock(late, "a")),
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "locksidecar: ") {
 			t.Errorf("%q: %v", want, err)
 		}
 	}
-	mustBe(t, second(c.Lock(canceled, "a")), context.Canceled)
-	mustBe(t, second(c.Lock(late, "a")), context.DeadlineExceeded, ErrTimeout)
+	wantKind(t, errOf(c.Lock(canceled, "a")), context.Canceled)
+	wantKind(t, errOf(c.Lock(late, "a")), context.DeadlineExceeded, ErrTimeout)
 	p.expectNothing(c)
 }
 
-func second[T any](_ T, err error) error { return err }
-
-func TestErrorsOfTheSidecar(t *testing.T) {
+func TestErrorCodesBecomeErrorKinds(t *testing.T) {
 	c, p := listen(t).dial()
 	for code, kind := range map[protocol.Code]error{
 		protocol.Timeout: ErrTimeout, protocol.Deadlock: ErrDeadlock, protocol.Unavailable: ErrUnavailable,
 		protocol.Denied: ErrDenied, protocol.Limit: ErrLimit, protocol.BadRequest: nil, "sunspots": nil,
 	} {
 		locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "a") })
-		p.say(protocol.Err{ID: expect[protocol.Acquire](p).ID, Code: code, Msg: "do this and that"})
+		p.send(protocol.Err{ID: expect[protocol.Acquire](p).ID, Code: code, Msg: "do this and that"})
 		l, err := locked()
 		if l != nil || err == nil || err.Error() != `locksidecar: cannot lock "a": do this and that` {
 			t.Errorf("%s: %v, %v", code, l, err)
 		}
 		if kind != nil {
-			mustBe(t, err, kind)
+			wantKind(t, err, kind)
 		}
 		for _, other := range []error{ErrHeld, ErrTimeout, ErrDeadlock, ErrUnavailable, ErrDenied, ErrLimit, ErrClosed, ErrLost, ErrNotHeld, context.Canceled} {
 			if other != kind && errors.Is(err, other) {
-				t.Errorf("%s: the error is %v too", code, other)
+				t.Errorf("%s: the error is %v, too", code, other)
 			}
 		}
 	}
 	locked := async(func() (*Lock, error) { return c.Lock(context.Background(), "a") })
-	p.say(protocol.Err{ID: expect[protocol.Acquire](p).ID, Code: protocol.Timeout})
+	p.send(protocol.Err{ID: expect[protocol.Acquire](p).ID, Code: protocol.Timeout})
 	if _, err := locked(); err == nil || !strings.HasSuffix(err.Error(), "timeout") {
 		t.Errorf("without a message: %v", err)
 	}
 }
 
-func TestTryLockOfAHeldLockIsErrHeld(t *testing.T) {
+func TestTryLockOfHeldLockIsErrHeld(t *testing.T) {
 	c, p := listen(t).dial()
 	locked := async(func() (*Lock, error) { return c.TryLock(context.Background(), "a") })
-	p.say(protocol.Err{ID: expect[protocol.Acquire](p).ID, Code: protocol.Timeout, Msg: "pid 7 holds it"})
+	p.send(protocol.Err{ID: expect[protocol.Acquire](p).ID, Code: protocol.Timeout, Msg: "pid 7 holds it"})
 	_, err := locked()
-	mustBe(t, err, ErrHeld)
+	wantKind(t, err, ErrHeld)
 	if errors.Is(err, ErrTimeout) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "pid 7") {
 		t.Errorf("the error is %v", err)
 	}
 }
 
-func TestACancelledWaitGivesBackWhatIsGrantedYet(t *testing.T) {
+func TestGrantAfterCancelIsReleased(t *testing.T) {
 	c, p := listen(t).dial()
 	for _, try := range []bool{false, true} {
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -145,18 +143,18 @@ func TestACancelledWaitGivesBackWhatIsGrantedYet(t *testing.T) {
 			return c.Lock(ctx, "a")
 		})
 		a := expect[protocol.Acquire](p)
-		why := errors.New("the user went away")
+		why := errors.New("the user left")
 		cancel(why)
 		l, err := locked()
-		mustBe(t, err, context.Canceled, why)
+		wantKind(t, err, context.Canceled, why)
 		if l != nil {
 			t.Error("a lock was returned")
 		}
 		if got := expect[protocol.Cancel](p); got != (protocol.Cancel{Target: a.ID}) {
-			t.Errorf("sent %+v, want a cancel of %d that wants no answer", got, a.ID)
+			t.Errorf("sent %+v, want a cancel of %d without an id", got, a.ID)
 		}
-		// The grant was under way.
-		p.say(protocol.AcquireOK{ID: a.ID, Token: 1, Hold: 5, Count: 1, DeadlineNS: far()})
+		// The sidecar had granted it before it received the cancel.
+		p.send(protocol.AcquireOK{ID: a.ID, Token: 1, Hold: 5, Count: 1, DeadlineNS: inOneHour()})
 		if got := expect[protocol.Release](p); got != (protocol.Release{Hold: 5}) {
 			t.Errorf("sent %+v, want the release of 5", got)
 		}
@@ -166,41 +164,41 @@ func TestACancelledWaitGivesBackWhatIsGrantedYet(t *testing.T) {
 	locked := async(func() (*Lock, error) { return c.Lock(ctx, "a") })
 	a := expect[protocol.Acquire](p)
 	cancel()
-	mustBe(t, second(locked()), context.Canceled)
+	wantKind(t, errOf(locked()), context.Canceled)
 	expect[protocol.Cancel](p)
-	p.say(protocol.Err{ID: a.ID, Code: protocol.Canceled, Msg: "canceled"})
+	p.send(protocol.Err{ID: a.ID, Code: protocol.Canceled, Msg: "canceled"})
 	p.expectNothing(c)
 	if s := c.current.Load(); len(s.calls) != 0 || len(s.holds) != 0 {
 		t.Errorf("%d calls and %d holds are left", len(s.calls), len(s.holds))
 	}
 }
 
-// The first wait is given up while its grant is under way, and the sidecar makes a
-// re-entry of the second.
-func TestAReentryOfWhatWasGivenBackIsRenewed(t *testing.T) {
+// The caller of the first acquire leaves after it was granted, and the sidecar answers the
+// second one as a re-entry.
+func TestReentryOfAbandonedGrantIsRenewed(t *testing.T) {
 	c, p := listen(t).dial()
 	owner := WithOwner(context.Background())
 	ctx, cancel := context.WithCancel(owner)
 	gone := async(func() (*Lock, error) { return c.Lock(ctx, "a") })
 	first := expect[protocol.Acquire](p)
 	cancel()
-	mustBe(t, second(gone()), context.Canceled)
+	wantKind(t, errOf(gone()), context.Canceled)
 	expect[protocol.Cancel](p)
 	locked := async(func() (*Lock, error) { return c.Lock(owner, "a") })
 	again := expect[protocol.Acquire](p)
 	soon := protocol.Now() + int64(time.Minute)
-	p.say(protocol.AcquireOK{ID: first.ID, Token: 9, Hold: 5, Count: 1, DeadlineNS: soon})
-	p.say(protocol.AcquireOK{ID: again.ID, Token: 9, Hold: 5, Count: 2, DeadlineNS: soon})
-	p.say(protocol.LeaseEvent{DeadlineNS: far()})
+	p.send(protocol.AcquireOK{ID: first.ID, Token: 9, Hold: 5, Count: 1, DeadlineNS: soon})
+	p.send(protocol.AcquireOK{ID: again.ID, Token: 9, Hold: 5, Count: 2, DeadlineNS: soon})
+	p.send(protocol.LeaseEvent{DeadlineNS: inOneHour()})
 	l, err := locked()
 	if err != nil {
 		t.Fatal(err)
 	}
 	release := expect[protocol.Release](p)
-	p.say(protocol.ReleaseOK{ID: release.ID, Count: 1})
+	p.send(protocol.ReleaseOK{ID: release.ID, Count: 1})
 	p.expectNothing(c)
 	if time.Until(l.Deadline()) < 30*time.Minute {
-		t.Errorf("believed until %v only", l.Deadline())
+		t.Errorf("it is valid until %v only", l.Deadline())
 	}
 	if err := l.Unlock(); err != nil {
 		t.Error(err)
@@ -210,9 +208,9 @@ func TestAReentryOfWhatWasGivenBackIsRenewed(t *testing.T) {
 	}
 }
 
-func TestUnlockOnce(t *testing.T) {
+func TestOnlyFirstUnlockReleases(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	done := l.Done()
 	ctx, stop := l.Context(context.Background())
 	defer stop()
@@ -225,40 +223,40 @@ func TestUnlockOnce(t *testing.T) {
 	<-done
 	<-ctx.Done()
 	<-l.Done()
-	mustBe(t, context.Cause(ctx), ErrNotHeld)
-	mustBe(t, l.Err(), ErrNotHeld)
+	wantKind(t, context.Cause(ctx), ErrNotHeld)
+	wantKind(t, l.Err(), ErrNotHeld)
 
-	next := p.lock(c, "a", 2, far())
-	mustBe(t, l.Unlock(), ErrNotHeld)
-	mustBe(t, l.Unlock(), ErrNotHeld)
+	next := p.lock(c, "a", 2, inOneHour())
+	wantKind(t, l.Unlock(), ErrNotHeld)
+	wantKind(t, l.Unlock(), ErrNotHeld)
 	p.expectNothing(c)
 	if err := next.Err(); err != nil {
-		t.Errorf("the late unlocks hurt the next hold: %v", err)
+		t.Errorf("the late unlocks ended the next hold: %v", err)
 	}
 	late, stop := l.Context(context.Background())
 	stop()
-	mustBe(t, context.Cause(late), ErrNotHeld)
+	wantKind(t, context.Cause(late), ErrNotHeld)
 	if s := c.current.Load(); len(s.holds) != 1 || len(s.alarm.queue) != 0 {
-		t.Errorf("%d holds and %d watches are left", len(s.holds), len(s.alarm.queue))
+		t.Errorf("%d holds and %d in the alarm are left", len(s.holds), len(s.alarm.queue))
 	}
 }
 
-func TestALostLockIsToldToEverybodyWhoAsked(t *testing.T) {
+func TestLossIsReportedToAllObservers(t *testing.T) {
 	c, p := listen(t).dial()
 	for i, reason := range []Reason{ReasonExpired, ReasonDeleted, ReasonStolen, ReasonForced, ReasonMaxHold, "eclipse"} {
 		hold := uint64(i + 1)
-		l := p.lock(c, "a", hold, far())
-		silent := p.lock(c, "b", 100+hold, far())
-		other := p.lock(c, "c", 200+hold, far())
+		l := p.lock(c, "a", hold, inOneHour())
+		silent := p.lock(c, "b", 100+hold, inOneHour())
+		other := p.lock(c, "c", 200+hold, inOneHour())
 		done := l.Done()
 		if done != l.Done() {
-			t.Error("two calls of Done return two channels")
+			t.Error("two calls of Done return different channels")
 		}
 		ctx, stop := l.Context(context.Background())
 		stopped, stopIt := l.Context(context.Background())
 		stopIt()
-		p.say(protocol.LostEvent{Hold: hold, Reason: reason})
-		p.say(protocol.LostEvent{Hold: 100 + hold, Reason: reason})
+		p.send(protocol.LostEvent{Hold: hold, Reason: reason})
+		p.send(protocol.LostEvent{Hold: 100 + hold, Reason: reason})
 		<-done
 		<-ctx.Done()
 		p.expectNothing(c)
@@ -272,11 +270,11 @@ func TestALostLockIsToldToEverybodyWhoAsked(t *testing.T) {
 			t.Errorf("the stopped context ended with %v", context.Cause(stopped))
 		}
 		<-silent.Done()
-		mustBe(t, l.Unlock(), ErrLost)
-		mustBe(t, l.Unlock(), ErrNotHeld)
-		mustBe(t, l.Err(), ErrLost)
-		mustBe(t, silent.Unlock(), ErrLost)
-		p.expectNothing(c) // the sidecar knows
+		wantKind(t, l.Unlock(), ErrLost)
+		wantKind(t, l.Unlock(), ErrNotHeld)
+		wantKind(t, l.Err(), ErrLost)
+		wantKind(t, silent.Unlock(), ErrLost)
+		p.expectNothing(c) // the sidecar has ended both holds
 		if err := other.Unlock(); err != nil {
 			t.Error(err)
 		}
@@ -287,7 +285,7 @@ func TestALostLockIsToldToEverybodyWhoAsked(t *testing.T) {
 
 func TestContextEndsWithItsParent(t *testing.T) {
 	c, p := listen(t).dial()
-	l := p.lock(c, "a", 1, far())
+	l := p.lock(c, "a", 1, inOneHour())
 	why := errors.New("shutdown")
 	parent, cancel := context.WithCancelCause(context.Background())
 	ctx, stop := l.Context(parent)
@@ -299,13 +297,13 @@ func TestContextEndsWithItsParent(t *testing.T) {
 	}
 }
 
-func TestReentryIsOneHoldWithAHandleForEachEntry(t *testing.T) {
+func TestReentryIsOneHoldWithOneHandlePerEntry(t *testing.T) {
 	c, p := listen(t).dial()
 	ctx := WithOwner(context.Background())
 	enter := func(hold uint64, count uint32) *Lock {
 		t.Helper()
 		locked := async(func() (*Lock, error) { return c.Lock(ctx, "a") })
-		p.say(protocol.AcquireOK{ID: expect[protocol.Acquire](p).ID, Token: 9, Hold: hold, Count: count, DeadlineNS: far()})
+		p.send(protocol.AcquireOK{ID: expect[protocol.Acquire](p).ID, Token: 9, Hold: hold, Count: count, DeadlineNS: inOneHour()})
 		l, err := locked()
 		if err != nil {
 			t.Fatal(err)
@@ -321,8 +319,8 @@ func TestReentryIsOneHoldWithAHandleForEachEntry(t *testing.T) {
 		t.Errorf("sent %+v", got)
 	}
 	<-innerDone
-	mustBe(t, inner.Err(), ErrNotHeld)
-	mustBe(t, inner.Unlock(), ErrNotHeld)
+	wantKind(t, inner.Err(), ErrNotHeld)
+	wantKind(t, inner.Unlock(), ErrNotHeld)
 	select {
 	case <-outerDone:
 		t.Error("the outer handle ended with the inner one")
@@ -332,8 +330,8 @@ func TestReentryIsOneHoldWithAHandleForEachEntry(t *testing.T) {
 		t.Error(err)
 	}
 
-	// The last entry is left while somebody else of this owner enters, and the
-	// sidecar hears of the entry first.
+	// The last entry is unlocked while another caller of this owner enters the lock, and
+	// the sidecar receives the acquire first.
 	locked := async(func() (*Lock, error) { return c.Lock(ctx, "a") })
 	a := expect[protocol.Acquire](p)
 	if err := outer.Unlock(); err != nil {
@@ -343,37 +341,37 @@ func TestReentryIsOneHoldWithAHandleForEachEntry(t *testing.T) {
 	if release.ID == 0 || release.Hold != 1 {
 		t.Errorf("sent %+v, want a release of 1 that is answered", release)
 	}
-	p.say(protocol.AcquireOK{ID: a.ID, Token: 9, Hold: 1, Count: 2, DeadlineNS: protocol.Now() + 1})
-	p.say(protocol.ReleaseOK{ID: release.ID, Count: 1})
-	p.say(protocol.LeaseEvent{DeadlineNS: far()})
+	p.send(protocol.AcquireOK{ID: a.ID, Token: 9, Hold: 1, Count: 2, DeadlineNS: protocol.Now() + 1})
+	p.send(protocol.ReleaseOK{ID: release.ID, Count: 1})
+	p.send(protocol.LeaseEvent{DeadlineNS: inOneHour()})
 	again, err := locked()
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.expectNothing(c)
 	if again.Err() != nil || again.Token() != 9 {
-		t.Errorf("the re-entry was not taken for one: %v", again.Err())
+		t.Errorf("the re-entry is another hold: %v", again.Err())
 	}
 	if err := again.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-	p.say(protocol.Err{ID: expect[protocol.Release](p).ID, Code: protocol.NotHeld})
+	p.send(protocol.Err{ID: expect[protocol.Release](p).ID, Code: protocol.NotHeld})
 	p.expectNothing(c)
 	if s := c.current.Load(); len(s.holds) != 0 || len(s.calls) != 0 {
 		t.Errorf("%d holds and %d calls are left", len(s.holds), len(s.calls))
 	}
 	first, second := WithOwner(context.Background()), WithOwner(ctx)
 	if ownerOf(ctx) == 0 || ownerOf(first) == ownerOf(ctx) || ownerOf(second) == ownerOf(ctx) || ownerOf(context.Background()) != 0 {
-		t.Error("owners are not all different")
+		t.Error("two owners are equal")
 	}
 }
 
-func TestLossOfAReenteredHoldEndsEveryHandle(t *testing.T) {
+func TestLossOfReenteredHoldEndsAllHandles(t *testing.T) {
 	c, p := listen(t).dial()
 	var handles []*Lock
 	for i := range uint32(3) {
 		locked := async(func() (*Lock, error) { return c.Lock(WithOwner(context.Background()), "a") })
-		p.say(protocol.AcquireOK{ID: expect[protocol.Acquire](p).ID, Token: 9, Hold: 1, Count: i + 1, DeadlineNS: far()})
+		p.send(protocol.AcquireOK{ID: expect[protocol.Acquire](p).ID, Token: 9, Hold: 1, Count: i + 1, DeadlineNS: inOneHour()})
 		l, err := locked()
 		if err != nil {
 			t.Fatal(err)
@@ -385,19 +383,19 @@ func TestLossOfAReenteredHoldEndsEveryHandle(t *testing.T) {
 	}
 	expect[protocol.Release](p)
 	done := handles[2].Done()
-	p.say(protocol.LostEvent{Hold: 1, Reason: protocol.ByForce})
+	p.send(protocol.LostEvent{Hold: 1, Reason: protocol.ByForce})
 	<-done
-	mustBe(t, handles[0].Err(), ErrLost)
-	mustBe(t, handles[1].Err(), ErrNotHeld)
-	mustBe(t, handles[0].Unlock(), ErrLost)
-	mustBe(t, handles[2].Unlock(), ErrLost)
+	wantKind(t, handles[0].Err(), ErrLost)
+	wantKind(t, handles[1].Err(), ErrNotHeld)
+	wantKind(t, handles[0].Unlock(), ErrLost)
+	wantKind(t, handles[2].Unlock(), ErrLost)
 	p.expectNothing(c)
 }
 
-// Many goroutines lock, unlock, and give up at random moments. Nobody is inside
-// with somebody else, and in the end nothing is held and nobody waits.
-func TestNothingLeaksWhateverRacesWithACancel(t *testing.T) {
-	toy, c := toySidecar(t)
+// Goroutines lock, unlock, and give up at random moments. They exclude each other, and in the
+// end nothing is held and nothing waits.
+func TestCancelAtAnyMomentLeaksNothing(t *testing.T) {
+	sidecar, c := dialFakeSidecar(t)
 	var inside [3]atomic.Int32
 	var wg sync.WaitGroup
 	var got, gaveUp atomic.Int32
@@ -424,7 +422,7 @@ func TestNothingLeaksWhateverRacesWithACancel(t *testing.T) {
 					continue
 				}
 				if inside[n].Add(1) != 1 {
-					t.Error("two are inside")
+					t.Error("two goroutines hold the lock")
 				}
 				got.Add(1)
 				runtime.Gosched()
@@ -440,68 +438,78 @@ func TestNothingLeaksWhateverRacesWithACancel(t *testing.T) {
 	if got.Load() == 0 || gaveUp.Load() == 0 {
 		t.Errorf("%d got the lock, %d gave up; the test needs both", got.Load(), gaveUp.Load())
 	}
-	// What was sent last is dealt with when a ping is answered, and what that
-	// made the client send, when the next is.
+	// The answer to the first ping comes after those to all requests before it, and the
+	// answer to the second after those to the requests that the client sent meanwhile.
 	for range 2 {
 		if _, err := c.Ping(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if holds, waiters := toy.held(); holds != 0 || waiters != 0 {
+	if holds, waiters := sidecar.counts(); holds != 0 || waiters != 0 {
 		t.Errorf("%d holds and %d waiters are left", holds, waiters)
 	}
 	s := c.current.Load()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.calls) != 0 || len(s.holds) != 0 {
-		t.Errorf("%d calls and %d holds are left here", len(s.calls), len(s.holds))
+		t.Errorf("the client has %d calls and %d holds left", len(s.calls), len(s.holds))
 	}
 }
 
-func TestOwnersShareAndExclude(t *testing.T) {
-	toy, c := toySidecar(t)
-	var inside atomic.Int32
+func TestOwnersReenterAndExcludeEachOther(t *testing.T) {
+	sidecar, c := dialFakeSidecar(t)
+	var mu sync.Mutex
+	holder, entries := uint64(0), 0
+	enter := func(owner uint64) {
+		mu.Lock()
+		defer mu.Unlock()
+		if entries > 0 && holder != owner {
+			t.Errorf("the owners %d and %d hold the lock", holder, owner)
+		}
+		holder, entries = owner, entries+1
+	}
+	leave := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		entries--
+	}
 	var wg sync.WaitGroup
 	for range 4 {
-		wg.Go(func() {
-			ctx := WithOwner(context.Background())
-			var family sync.WaitGroup
-			for range 3 {
-				family.Go(func() {
-					for range 50 {
-						l, err := c.Lock(ctx, "a")
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						if n := inside.Load(); n != 0 && uint64(n) != ownerOf(ctx) {
-							t.Errorf("owner %d is inside with owner %d", ownerOf(ctx), n)
-						}
-						if err := l.Unlock(); err != nil {
-							t.Error(err)
-						}
+		ctx := WithOwner(context.Background())
+		for range 3 {
+			wg.Go(func() {
+				for range 50 {
+					l, err := c.Lock(ctx, "a")
+					if err != nil {
+						t.Error(err)
+						return
 					}
-				})
-			}
-			family.Wait()
-		})
+					enter(ownerOf(ctx))
+					runtime.Gosched()
+					leave()
+					if err := l.Unlock(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
 	}
 	wg.Wait()
 	if _, err := c.Ping(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if holds, waiters := toy.held(); holds != 0 || waiters != 0 {
+	if holds, waiters := sidecar.counts(); holds != 0 || waiters != 0 {
 		t.Errorf("%d holds and %d waiters are left", holds, waiters)
 	}
 }
 
-// A hundred thousand locks are neither goroutines nor timers, and little memory.
-func TestManyLocksAreCheap(t *testing.T) {
+// A hundred thousand holds need no goroutines, no timers, and little memory.
+func TestManyHoldsNeedLittleMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("acquires 100,000 locks")
 	}
 	const many = 100_000
-	_, c := toySidecar(t)
+	_, c := dialFakeSidecar(t)
 	names := make([]string, many)
 	for i := range names {
 		names[i] = fmt.Sprintf("lock-%06d", i)
@@ -533,7 +541,7 @@ func TestManyLocksAreCheap(t *testing.T) {
 		t.Errorf("%d holds, alarm %v", len(s.holds), s.alarm.timer)
 	}
 
-	// What they take is what comes free with them; the toy's own locks stay.
+	// The memory of the holds is what is freed with them. The fake sidecar keeps its locks.
 	before := inUse()
 	s.mu.Lock()
 	s.holds = make(map[uint64]*hold)

@@ -18,9 +18,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// turn returns when somebody has the turn to read what comes from the sidecar, or
-// nobody has.
-func turn(t *testing.T, c *Client, taken bool) {
+// awaitTurn returns when the turn to read is taken, or is free.
+func awaitTurn(t *testing.T, c *Client, phase turnPhase) {
 	t.Helper()
 	s := c.current.Load()
 	s.mu.Lock()
@@ -28,29 +27,29 @@ func turn(t *testing.T, c *Client, taken bool) {
 	s.mu.Unlock()
 	for limit := time.Now().Add(10 * time.Second); time.Now().Before(limit); runtime.Gosched() {
 		in.mu.Lock()
-		now := in.phase == turnTaken
+		now := in.phase
 		in.mu.Unlock()
-		if now == taken {
+		if now == phase {
 			return
 		}
 	}
-	t.Fatalf("it is not so that somebody has the turn: %v", taken)
+	t.Fatalf("the turn does not get into phase %d", phase)
 }
 
-// waiting has the client wait for a lock, and read meanwhile.
-func waiting(t *testing.T, ctx context.Context, c *Client, p *peer, name string) (protocol.Acquire, func() (*Lock, error)) {
+// lockWhileReading calls Lock, and returns when that call has the turn to read.
+func lockWhileReading(t *testing.T, ctx context.Context, c *Client, p *peer, name string) (protocol.Acquire, func() (*Lock, error)) {
 	t.Helper()
-	turn(t, c, false)
+	awaitTurn(t, c, turnFree)
 	locked := async(func() (*Lock, error) { return c.Lock(ctx, name) })
 	a := expect[protocol.Acquire](p)
-	turn(t, c, true)
+	awaitTurn(t, c, turnTaken)
 	return a, locked
 }
 
-func TestACancelledReaderReturnsAndTheOthersAreAnswered(t *testing.T) {
+func TestCanceledCallerPassesReadingOn(t *testing.T) {
 	c, p := listen(t).dial()
 	ctx, cancel := context.WithCancel(context.Background())
-	_, locked := waiting(t, ctx, c, p, "a")
+	_, locked := lockWhileReading(t, ctx, c, p, "a")
 	others := make(map[string]func() (*Lock, error))
 	asked := make(map[string]uint64)
 	for _, name := range []string{"b", "c"} {
@@ -58,26 +57,26 @@ func TestACancelledReaderReturnsAndTheOthersAreAnswered(t *testing.T) {
 		asked[name] = expect[protocol.Acquire](p).ID
 	}
 	cancel()
-	mustBe(t, second(locked()), context.Canceled)
+	wantKind(t, errOf(locked()), context.Canceled)
 	expect[protocol.Cancel](p)
 	for i, name := range []string{"c", "b"} {
-		p.say(protocol.AcquireOK{ID: asked[name], Token: 1, Hold: uint64(10 + i), Count: 1, DeadlineNS: far()})
+		p.send(protocol.AcquireOK{ID: asked[name], Token: 1, Hold: uint64(10 + i), Count: 1, DeadlineNS: inOneHour()})
 		if _, err := others[name](); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// timed is a context whose deadline passes when the test says so.
-type timed struct {
+// manualDeadline is a context whose deadline passes when the test says so.
+type manualDeadline struct {
 	context.Context
 	passed chan struct{}
 }
 
-func (timed) Deadline() (time.Time, bool) { return time.Now().Add(time.Hour), true }
-func (c timed) Done() <-chan struct{}     { return c.passed }
+func (manualDeadline) Deadline() (time.Time, bool) { return time.Now().Add(time.Hour), true }
+func (c manualDeadline) Done() <-chan struct{}     { return c.passed }
 
-func (c timed) Err() error {
+func (c manualDeadline) Err() error {
 	select {
 	case <-c.passed:
 		return context.DeadlineExceeded
@@ -86,40 +85,40 @@ func (c timed) Err() error {
 	}
 }
 
-func TestAReaderWhoseTimeIsUpReturns(t *testing.T) {
+func TestDeadlineEndsReadingCaller(t *testing.T) {
 	c, p := listen(t).dial()
-	ctx := timed{context.Background(), make(chan struct{})}
-	a, locked := waiting(t, ctx, c, p, "a")
+	ctx := manualDeadline{context.Background(), make(chan struct{})}
+	a, locked := lockWhileReading(t, ctx, c, p, "a")
 	close(ctx.passed)
-	mustBe(t, second(locked()), ErrTimeout)
+	wantKind(t, errOf(locked()), ErrTimeout)
 	if got := expect[protocol.Cancel](p); got.Target != a.ID {
 		t.Errorf("sent %+v, want a cancel of %d", got, a.ID)
 	}
 	p.expectNothing(c)
 }
 
-func TestCloseWhileACallerReads(t *testing.T) {
+func TestCloseWhileCallerReads(t *testing.T) {
 	c, p := listen(t).dial()
-	_, locked := waiting(t, context.Background(), c, p, "a")
+	_, locked := lockWhileReading(t, context.Background(), c, p, "a")
 	closed := async(func() (any, error) { return nil, c.Close() })
 	bye := expect[protocol.Bye](p)
-	mustBe(t, second(locked()), ErrClosed) // before the sidecar says a word
-	p.say(protocol.ByeOK(bye))
+	wantKind(t, errOf(locked()), ErrClosed) // before the sidecar answers
+	p.send(protocol.ByeOK(bye))
 	if _, err := closed(); err != nil {
 		t.Error(err)
 	}
 	select {
 	case <-c.current.Load().done:
 	case <-time.After(10 * time.Second):
-		t.Error("the session goes on")
+		t.Error("the session does not end")
 	}
 }
 
-// The sidecar has nothing of this client and says nothing: nobody reads, and what is
-// closed from here makes no sound by itself.
-func TestCloseWhileNobodyReads(t *testing.T) {
+// The sidecar has nothing of this client and sends nothing. No goroutine reads, and the notifier
+// does not report that this side has closed the connection.
+func TestCloseWhileTurnIsFree(t *testing.T) {
 	c, p := listen(t).dial()
-	turn(t, c, false)
+	awaitTurn(t, c, turnFree)
 	closed := async(func() (any, error) { return nil, c.Close() })
 	expect[protocol.Bye](p)
 	if _, err := closed(); err != nil {
@@ -128,19 +127,19 @@ func TestCloseWhileNobodyReads(t *testing.T) {
 	<-c.current.Load().done
 }
 
-func TestAConnectionIsCutWhileACallerReads(t *testing.T) {
+func TestDisconnectWhileCallerReads(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
-	held := p.lock(c, "held", 1, far())
-	_, locked := waiting(t, context.Background(), c, p, "a")
+	held := p.lock(c, "held", 1, inOneHour())
+	_, locked := lockWhileReading(t, context.Background(), c, p, "a")
 	p.nc.Close()
-	p = s.again()
-	claim, holds := p.claimed()
+	p = s.acceptResumed()
+	claim, holds := p.expectClaim()
 	if len(holds) != 1 {
 		t.Errorf("claimed %v", holds)
 	}
-	p.say(protocol.ClaimOK{ID: claim})
-	p.grant(2, far())
+	p.send(protocol.ClaimOK{ID: claim})
+	p.grant(2, inOneHour())
 	l, err := locked()
 	if err != nil {
 		t.Fatal(err)
@@ -150,79 +149,79 @@ func TestAConnectionIsCutWhileACallerReads(t *testing.T) {
 	}
 }
 
-func TestWhatACallerReadsEndsTheSessionForAll(t *testing.T) {
+func TestInvalidFrameReadByCallerEndsSession(t *testing.T) {
 	c, p := listen(t).dial()
-	_, locked := waiting(t, context.Background(), c, p, "a")
+	_, locked := lockWhileReading(t, context.Background(), c, p, "a")
 	if _, err := p.nc.Write([]byte("\xff\xff\xff\xff")); err != nil {
 		t.Error(err)
 	}
 	_, err := locked()
-	mustBe(t, err, ErrUnavailable)
-	says(t, err, "cannot be understood")
+	wantKind(t, err, ErrUnavailable)
+	wantText(t, err, "cannot be understood")
 }
 
-// Between two calls only the notifier reports that frames arrive.
-func TestWhatComesWhileNobodyCallsIsHeard(t *testing.T) {
+// While no caller reads, only the notifier reports that frames arrive.
+func TestEventsAreHandledWhileNoCallerReads(t *testing.T) {
 	s := listen(t)
 	c, p := s.dial()
 	for hold := uint64(1); hold <= 3; hold++ {
-		l := p.lock(c, "a", hold, far())
+		l := p.lock(c, "a", hold, inOneHour())
 		done := l.Done()
-		p.say(protocol.LostEvent{Hold: hold, Reason: protocol.ByForce})
+		p.send(protocol.LostEvent{Hold: hold, Reason: protocol.ByForce})
 		<-done
-		mustBe(t, l.Err(), ErrLost)
+		wantKind(t, l.Err(), ErrLost)
 	}
-	held := p.lock(c, "b", 9, far())
+	held := p.lock(c, "b", 9, inOneHour())
 	p.nc.Close()
-	p = s.again()
-	claim, holds := p.claimed()
+	p = s.acceptResumed()
+	claim, holds := p.expectClaim()
 	if holds[9] != 1 {
 		t.Errorf("claimed %v", holds)
 	}
-	p.say(protocol.ClaimOK{ID: claim})
+	p.send(protocol.ClaimOK{ID: claim})
 	p.expectNothing(c)
 	if err := held.Err(); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestWhatCameWithAnAnswerIsBooked(t *testing.T) {
+func TestFramesAfterAnswerAreHandled(t *testing.T) {
 	c, p := listen(t).dial()
-	first := p.lock(c, "first", 1, far())
-	a, locked := waiting(t, context.Background(), c, p, "a")
+	first := p.lock(c, "first", 1, inOneHour())
+	a, locked := lockWhileReading(t, context.Background(), c, p, "a")
 	// One write: an answer, a whole event, and half of another one.
 	lost := func(hold uint64) []byte {
 		return protocol.LostEvent{Hold: hold, Reason: protocol.Stolen}.Append(nil)
 	}
-	said := protocol.AcquireOK{ID: a.ID, Token: 7, Hold: 7, Count: 1, DeadlineNS: far()}.Append(nil)
-	said = append(said, lost(1)...)
+	frames := protocol.AcquireOK{ID: a.ID, Token: 7, Hold: 7, Count: 1, DeadlineNS: inOneHour()}.Append(nil)
+	frames = append(frames, lost(1)...)
 	half := len(lost(7)) / 2
-	if _, err := p.nc.Write(append(said, lost(7)[:half]...)); err != nil {
+	if _, err := p.nc.Write(append(frames, lost(7)[:half]...)); err != nil {
 		t.Fatal(err)
 	}
 	l, err := locked()
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustBe(t, first.Err(), ErrLost) // nobody read after the answer
+	wantKind(t, first.Err(), ErrLost) // it came after the answer
 	if l.Err() != nil {
-		t.Error("half of an event was booked")
+		t.Error("half of an event was handled")
 	}
 	done := l.Done()
 	if _, err := p.nc.Write(lost(7)[half:]); err != nil {
 		t.Fatal(err)
 	}
 	<-done
-	mustBe(t, l.Err(), ErrLost)
+	wantKind(t, l.Err(), ErrLost)
 }
 
-// The turn goes round among callers that lock, that ask, and that give up.
-func TestTheTurnGoesRound(t *testing.T) {
-	_, c := toySidecar(t)
+// Callers that lock, that ping and that give up read for each other.
+func TestCallersTakeTurnsReading(t *testing.T) {
+	_, c := dialFakeSidecar(t)
 	var wg sync.WaitGroup
 	for g := range 16 {
 		wg.Go(func() {
-			name := fmt.Sprint("lock ", g/2) // two want each
+			name := fmt.Sprint("lock ", g/2) // two goroutines for each lock
 			last := uint64(0)
 			for i := range 200 {
 				ctx, cancel := context.WithCancel(context.Background())
@@ -254,10 +253,10 @@ func TestTheTurnGoesRound(t *testing.T) {
 	wg.Wait()
 }
 
-// Callers come, read and go, some of them before they are answered; then nobody calls
-// any more. What is lost meanwhile and after that is heard.
-func TestWhatIsLostIsHeardWhoeverReads(t *testing.T) {
-	toy, c := toySidecar(t)
+// Callers take the turn and leave it, some of them before they are answered. Then there are no
+// calls any more. All losses are reported, before and after that.
+func TestLostEventsAreHandledWhileReadersChange(t *testing.T) {
+	sidecar, c := dialFakeSidecar(t)
 	const n = 8
 	for round := range 50 {
 		var lost [n]<-chan struct{}
@@ -268,13 +267,13 @@ func TestWhatIsLostIsHeardWhoeverReads(t *testing.T) {
 			}
 			lost[i] = l.Done()
 		}
-		quiet := make(chan struct{})
+		stop := make(chan struct{})
 		var callers sync.WaitGroup
 		for g := range 4 {
 			callers.Go(func() {
 				for i := 0; ; i++ {
 					select {
-					case <-quiet:
+					case <-stop:
 						return
 					default:
 					}
@@ -291,9 +290,9 @@ func TestWhatIsLostIsHeardWhoeverReads(t *testing.T) {
 		}
 		for i := range lost {
 			if i == n/2 {
-				close(quiet)
+				close(stop)
 			}
-			if !toy.rob(fmt.Sprint("lock ", i)) {
+			if !sidecar.steal(fmt.Sprint("lock ", i)) {
 				t.Fatalf("lock %d is not held", i)
 			}
 		}
@@ -301,17 +300,18 @@ func TestWhatIsLostIsHeardWhoeverReads(t *testing.T) {
 			select {
 			case <-lost[i]:
 			case <-time.After(10 * time.Second):
-				t.Fatalf("round %d: nobody heard that lock %d was lost", round, i)
+				t.Fatalf("round %d: the loss of lock %d was not reported", round, i)
 			}
 		}
 		callers.Wait()
 	}
 }
 
-// Clients are closed, by two at once, and their connections cut, while others call:
-// everybody is told, and neither descriptors nor, as TestMain sees, goroutines are left.
-func TestClientsAreClosedAtAnyMoment(t *testing.T) {
-	toy := startToy(filepath.Join(shortDir(t), "s"))
+// Clients are closed, by two goroutines at once, and their connections end, while other
+// goroutines call: every call returns, and no descriptor and no goroutine (see TestMain) is
+// left.
+func TestCloseAtAnyMomentLeaksNothing(t *testing.T) {
+	sidecar := startFakeSidecar(filepath.Join(shortDir(t), "s"))
 	descriptors := func() int {
 		open, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
@@ -324,7 +324,7 @@ func TestClientsAreClosedAtAnyMoment(t *testing.T) {
 		var users sync.WaitGroup
 		var clients []*Client
 		for range 3 {
-			c, err := Dial(context.Background(), toy.path)
+			c, err := Dial(context.Background(), sidecar.path)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -340,7 +340,7 @@ func TestClientsAreClosedAtAnyMoment(t *testing.T) {
 							err = l.Unlock()
 						}
 						if err != nil {
-							mustBe(t, err, ErrClosed)
+							wantKind(t, err, ErrClosed)
 							return
 						}
 					}
@@ -348,27 +348,27 @@ func TestClientsAreClosedAtAnyMoment(t *testing.T) {
 			}
 		}
 		if round%4 == 3 {
-			toy.cut()
+			sidecar.disconnectAll()
 		}
 		users.Wait()
 		for _, c := range clients {
 			<-c.current.Load().done
 		}
 	}
-	toy.stop()
-	if toy.fault != "" {
-		t.Error(toy.fault)
+	sidecar.stop()
+	if sidecar.violation != "" {
+		t.Error(sidecar.violation)
 	}
 	if n := descriptors(); n > before {
 		t.Errorf("%d descriptors are open, %d were", n, before)
 	}
 }
 
-// Two libraries of one program may have a client each: the race detector sees that the
-// lock guards n.
-func TestTheRaceDetectorSeesWhatALockGuards(t *testing.T) {
-	toy, one := toySidecar(t)
-	two, err := Dial(context.Background(), toy.path)
+// Two libraries of one program may have a Client each. The race detector sees that the lock
+// guards n.
+func TestRaceDetectorSeesLockAsSynchronization(t *testing.T) {
+	sidecar, one := dialFakeSidecar(t)
+	two, err := Dial(context.Background(), sidecar.path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -394,7 +394,7 @@ func TestTheRaceDetectorSeesWhatALockGuards(t *testing.T) {
 	}
 }
 
-// pair returns two ends of a connection, and how the first one is waited for.
+// pair returns the two ends of a connection, and the descriptor of the first.
 func pair(t *testing.T) (ours, theirs net.Conn, raw syscall.RawConn) {
 	t.Helper()
 	l, err := net.Listen("unix", shortDir(t)+"/s")
@@ -417,7 +417,7 @@ func pair(t *testing.T) (ours, theirs net.Conn, raw syscall.RawConn) {
 	return ours, theirs, raw
 }
 
-// The process may have no descriptor left for a notifier.
+// A process may have no descriptor left for a notifier.
 func TestWithoutNotifierOnlyBackgroundGoroutineReads(t *testing.T) {
 	ours, _, raw := pair(t)
 	ours.Close()

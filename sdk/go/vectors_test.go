@@ -27,7 +27,7 @@ type vector struct {
 	}
 }
 
-// replyVectors are those of the client's side.
+// replyVectors are the vectors of the client's side.
 func replyVectors(t *testing.T) []vector {
 	text, err := os.ReadFile("../../protocol/testdata/vectors.json")
 	if err != nil {
@@ -53,17 +53,17 @@ func (v *vector) frame(t *testing.T) []byte {
 	return append(b, make([]byte, v.Pad)...)
 }
 
-// asks has a Client send the request that a vector answers; nil: this SDK does not send it
-// with an id of its caller's.
-var asks = map[string]func(ctx context.Context, c *Client) error{
-	"acquire":       func(ctx context.Context, c *Client) error { return second(c.TryLock(ctx, "invoice:42")) },
+// requests make a Client send the request that a vector answers. There is none for requests that
+// no caller waits for.
+var requests = map[string]func(ctx context.Context, c *Client) error{
+	"acquire":       func(ctx context.Context, c *Client) error { return errOf(c.TryLock(ctx, "invoice:42")) },
 	"info":          func(ctx context.Context, c *Client) error { _, _, err := c.Info(ctx, "invoice:42"); return err },
-	"list":          func(ctx context.Context, c *Client) error { return second(c.List(ctx)) },
-	"force_release": func(ctx context.Context, c *Client) error { return second(c.ForceRelease(ctx, "invoice:42")) },
-	"ping":          func(ctx context.Context, c *Client) error { return second(c.Ping(ctx)) },
+	"list":          func(ctx context.Context, c *Client) error { return errOf(c.List(ctx)) },
+	"force_release": func(ctx context.Context, c *Client) error { return errOf(c.ForceRelease(ctx, "invoice:42")) },
+	"ping":          func(ctx context.Context, c *Client) error { return errOf(c.Ping(ctx)) },
 }
 
-// TestClientReadsEveryVectorAsSpecified has a sidecar send each vector of the client's side.
+// A sidecar sends each vector of the client's side.
 func TestClientReadsEveryVectorAsSpecified(t *testing.T) {
 	for _, v := range replyVectors(t) {
 		if v.Kind == "bad" && (v.Answers == "release" || v.Answers == "cancel") {
@@ -97,13 +97,13 @@ func (v *vector) testHello(t *testing.T) {
 	}
 }
 
-// test answers the vector's request with it, or sends it unasked.
+// test sends the vector as the answer to its request, or without a request.
 func (v *vector) test(t *testing.T) {
 	c, p := listen(t).dial()
 	var answered func() (struct{}, error)
-	if ask := asks[v.Answers]; ask != nil {
+	if request := requests[v.Answers]; request != nil {
 		setLastID(c, v.id(t)-1)
-		answered = async(func() (struct{}, error) { return struct{}{}, ask(context.Background(), c) })
+		answered = async(func() (struct{}, error) { return struct{}{}, request(context.Background(), c) })
 		if _, err := p.frames.Next(); err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func (v *vector) test(t *testing.T) {
 		t.Fatal(err)
 	}
 	if v.Message.Next != 0 {
-		p.say(protocol.ListOK{ID: expect[protocol.List](p).ID})
+		p.send(protocol.ListOK{ID: expect[protocol.List](p).ID})
 	}
 	ends := v.Kind == "bad" || v.Message.Err != nil && v.Message.ID == 0
 	if answered != nil {
@@ -125,7 +125,7 @@ func (v *vector) test(t *testing.T) {
 		p.expectNothing(c)
 		return
 	}
-	// The client ends the connection, and what it sends meanwhile is no request.
+	// The client closes the connection, and sends no request before that.
 	_ = p.nc.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if _, err := p.frames.Next(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the vector came %v, not the end of the connection", err)
@@ -139,7 +139,7 @@ func setLastID(c *Client, id uint64) {
 	s.lastID = id
 }
 
-// id is the id in the vector, whether or not it is good as a whole.
+// id is the id in the vector, whether or not the vector is valid as a whole.
 func (v *vector) id(t *testing.T) uint64 {
 	var d protocol.ReplyDecoder
 	m, err := d.Decode(v.frame(t)[4:])

@@ -1,0 +1,488 @@
+//go:build linux
+
+package locksidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// fakeSidecar is a sidecar without Redis. It has its locks in memory, and grants them in the
+// order of the requests. If it ends a connection itself, the session stays, as it does when a
+// sidecar is restarted.
+type fakeSidecar struct {
+	path     string
+	l        net.Listener
+	clock    func() int64
+	cutAfter func() (read, write int) // of the next connection: the bytes after which it ends, -1: never; nil: no connection ends
+	wg       sync.WaitGroup
+
+	mu            sync.Mutex
+	locks         map[string]*fakeLock
+	holds         map[uint64]*fakeLock
+	conns         map[*fakeConn]bool
+	sessions      map[string]*fakeSession // by ticket
+	lastID        uint64                  // of holds and tickets
+	hellos        int
+	claims        []int  // how many holds each claim named
+	redisIsDown   bool   // no confirm is answered
+	isSilent      bool   // only hello is answered
+	diesOnAcquire bool   // an acquire ends its connection
+	violation     string // how a client broke the protocol
+}
+
+type fakeSession struct {
+	ticket  string
+	conn    *fakeConn // nil: the client is not connected
+	claimed map[uint64]uint32
+}
+
+type fakeLock struct {
+	name    string
+	holder  *fakeSession // nil: free
+	hold    uint64
+	count   uint32
+	owner   uint64
+	waiters []fakeWaiter
+}
+
+type fakeWaiter struct {
+	conn *fakeConn
+	req  protocol.Acquire
+}
+
+type fakeConn struct {
+	nc      net.Conn
+	session *fakeSession
+	phase   fakeConnPhase
+	mu      sync.Mutex // of writing
+}
+
+type fakeConnPhase uint8
+
+const (
+	fakeServing  fakeConnPhase = iota // all requests are handled
+	fakeClaiming                      // claims are due
+	fakeCut                           // the sidecar has ended the connection
+)
+
+func (c *fakeConn) send(m protocol.Reply) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, _ = c.nc.Write(m.Append(nil))
+}
+
+func newFakeSidecar() *fakeSidecar {
+	return &fakeSidecar{
+		clock: protocol.Now, locks: map[string]*fakeLock{}, holds: map[uint64]*fakeLock{},
+		conns: map[*fakeConn]bool{}, sessions: map[string]*fakeSession{},
+	}
+}
+
+func startFakeSidecar(path string) *fakeSidecar {
+	f := newFakeSidecar()
+	f.path = path
+	f.listen()
+	return f
+}
+
+func (f *fakeSidecar) listen() {
+	l, err := net.Listen("unix", f.path)
+	if err != nil {
+		panic(err)
+	}
+	f.l = l
+	f.wg.Go(func() {
+		for {
+			nc, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f.wg.Go(func() { f.serve(nc) })
+		}
+	})
+}
+
+// stop ends the sidecar as a kill does.
+func (f *fakeSidecar) stop() {
+	f.l.Close()
+	f.disconnectAll()
+	f.wg.Wait()
+}
+
+// disconnectAll ends every connection, as a restart does.
+func (f *fakeSidecar) disconnectAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for c := range f.conns {
+		f.disconnectLocked(c)
+	}
+}
+
+// disconnectLocked ends a connection.
+func (f *fakeSidecar) disconnectLocked(c *fakeConn) {
+	c.phase = fakeCut
+	for _, l := range f.locks {
+		l.removeWaiters(func(w fakeWaiter) bool { return w.conn == c })
+	}
+	if c.session != nil && c.session.conn == c {
+		c.session.conn = nil
+	}
+	c.nc.Close()
+}
+
+// counts returns how many holds and waiters there are.
+func (f *fakeSidecar) counts() (holds, waiters int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, l := range f.locks {
+		waiters += len(l.waiters)
+	}
+	return len(f.holds), waiters
+}
+
+// steal takes a lock from its holder, and reports the loss. It returns false if the lock is free.
+func (f *fakeSidecar) steal(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.locks[name]
+	if l == nil || l.holder == nil || l.holder.conn == nil {
+		return false
+	}
+	l.holder.conn.send(protocol.LostEvent{Hold: l.hold, Reason: protocol.Stolen})
+	f.freeLocked(l)
+	return true
+}
+
+// cutConn is a connection that ends after a number of bytes. Write is called with the mutex
+// of the sidecar held.
+type cutConn struct {
+	net.Conn
+	read, write int // bytes left; -1: any number
+	cutLocked   func()
+	locked      func(func())
+}
+
+func (f *cutConn) Read(b []byte) (int, error) {
+	if f.read < 0 {
+		return f.Conn.Read(b)
+	}
+	if f.read == 0 {
+		f.locked(f.cutLocked)
+		return 0, io.EOF
+	}
+	n, err := f.Conn.Read(b[:min(len(b), f.read)])
+	f.read -= n
+	return n, err
+}
+
+func (f *cutConn) Write(b []byte) (int, error) {
+	if f.write < 0 || f.write >= len(b) {
+		if f.write >= 0 {
+			f.write -= len(b)
+		}
+		return f.Conn.Write(b)
+	}
+	n, _ := f.Conn.Write(b[:f.write])
+	f.write = 0
+	f.cutLocked()
+	return n, io.ErrClosedPipe
+}
+
+func (f *fakeSidecar) locked(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
+}
+
+func (f *fakeSidecar) serve(nc net.Conn) {
+	c := &fakeConn{nc: nc}
+	f.locked(func() {
+		if f.cutAfter != nil {
+			cut := &cutConn{Conn: nc, cutLocked: func() { f.disconnectLocked(c) }, locked: f.locked}
+			cut.read, cut.write = f.cutAfter()
+			c.nc = cut
+		}
+		f.conns[c] = true
+	})
+	defer f.onEnd(c)
+	frames := protocol.NewReader(c.nc)
+	var d protocol.RequestDecoder
+	for {
+		body, err := frames.Next()
+		if err != nil {
+			return
+		}
+		m, err := d.Decode(body)
+		if err == nil {
+			err = f.handle(c, m)
+		}
+		switch err {
+		case nil:
+			continue
+		case errBye:
+		default:
+			f.locked(func() { f.violation = err.Error() })
+		}
+		return
+	}
+}
+
+// onEnd is called when a connection has ended.
+func (f *fakeSidecar) onEnd(c *fakeConn) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.conns, c)
+	s := c.session
+	if s == nil || s.conn != c {
+		c.nc.Close()
+		return
+	}
+	wasServing := c.phase == fakeServing
+	f.disconnectLocked(c)
+	if wasServing {
+		f.endLocked(s)
+	}
+}
+
+// endLocked ends a session for good.
+func (f *fakeSidecar) endLocked(s *fakeSession) {
+	delete(f.sessions, s.ticket)
+	for _, l := range f.locks {
+		l.removeWaiters(func(w fakeWaiter) bool { return w.conn.session == s })
+	}
+	for _, l := range f.locks {
+		if l.holder == s {
+			f.freeLocked(l)
+		}
+	}
+}
+
+func (l *fakeLock) removeWaiters(which func(fakeWaiter) bool) (found bool) {
+	kept := l.waiters[:0]
+	for _, w := range l.waiters {
+		if which(w) {
+			found = true
+		} else {
+			kept = append(kept, w)
+		}
+	}
+	l.waiters = kept
+	return found
+}
+
+func (f *fakeSidecar) onHelloLocked(c *fakeConn, m *protocol.Hello) {
+	f.hellos++
+	s := f.sessions[m.Resume]
+	resumed := s != nil && s.conn == nil && f.holdsAnyLocked(s)
+	if resumed {
+		c.phase = fakeClaiming
+	} else {
+		f.lastID++
+		s = &fakeSession{ticket: fmt.Sprint("ticket ", f.lastID)}
+		f.sessions[s.ticket] = s
+	}
+	s.conn, s.claimed = c, map[uint64]uint32{}
+	c.session = s
+	c.send(protocol.HelloOK{ID: m.ID, V: 1, Sidecar: "fake", Version: "0", Session: 1, LeaseMS: 30000, NowNS: f.clock(), Ticket: s.ticket, Resumed: resumed})
+	if c.phase == fakeCut && !resumed {
+		delete(f.sessions, s.ticket) // the client did not receive the ticket
+	}
+}
+
+// holdsAnyLocked reports whether a session holds anything. If not, the sidecar forgets it.
+func (f *fakeSidecar) holdsAnyLocked(s *fakeSession) bool {
+	for _, l := range f.holds {
+		if l.holder == s {
+			return true
+		}
+	}
+	delete(f.sessions, s.ticket)
+	return false
+}
+
+func (f *fakeSidecar) onClaimLocked(c *fakeConn, m *protocol.Claim) error {
+	s := c.session
+	f.claims = append(f.claims, len(m.Holds))
+	for _, h := range m.Holds {
+		l := f.holds[h.Hold]
+		switch {
+		case l == nil || l.holder != s:
+			c.send(protocol.LostEvent{Hold: h.Hold, Reason: protocol.Forgotten})
+		case h.Entries > l.count:
+			return fmt.Errorf("%d entries of hold %d were claimed, which has %d", h.Entries, h.Hold, l.count)
+		default:
+			s.claimed[h.Hold] = h.Entries
+		}
+	}
+	if !m.More {
+		for hold, l := range f.holds {
+			if l.holder != s {
+				continue
+			}
+			if l.count = s.claimed[hold]; l.count == 0 {
+				f.freeLocked(l)
+			}
+		}
+		c.phase = fakeServing
+	}
+	c.send(protocol.ClaimOK{ID: m.ID})
+	return nil
+}
+
+// handle handles a request. It returns errBye after bye, and another error if the client broke
+// the protocol.
+func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c.phase == fakeCut {
+		return nil // the sidecar died before it read this
+	}
+	switch m.(type) {
+	case *protocol.Claim, *protocol.Bye, *protocol.Hello:
+	default:
+		if c.phase == fakeClaiming {
+			return fmt.Errorf("%+v came while claims were due", m)
+		}
+	}
+	if _, hello := m.(*protocol.Hello); f.isSilent && !hello {
+		return nil
+	}
+	switch m := m.(type) {
+	case *protocol.Hello:
+		f.onHelloLocked(c, m)
+	case *protocol.Claim:
+		if c.phase != fakeClaiming {
+			return errors.New("a claim came that was not due")
+		}
+		return f.onClaimLocked(c, m)
+	case *protocol.Bye:
+		f.endLocked(c.session)
+		c.session = nil
+		c.send(protocol.ByeOK{ID: m.ID})
+		return errBye
+	case *protocol.Ping:
+		c.send(protocol.PingOK{ID: m.ID, NowNS: f.clock(), Redis: "ok"})
+	case *protocol.Acquire:
+		if f.diesOnAcquire {
+			f.disconnectLocked(c)
+			return nil
+		}
+		f.onAcquireLocked(c, m)
+	case *protocol.Release:
+		code := protocol.NotHeld
+		l := f.holds[m.Hold]
+		if l != nil && l.holder == c.session {
+			code = ""
+			if l.count--; l.count == 0 {
+				f.freeLocked(l)
+			}
+		}
+		switch {
+		case m.ID == 0:
+		case code != "":
+			c.send(protocol.Err{ID: m.ID, Code: code, Msg: "you do not hold it"})
+		default:
+			c.send(protocol.ReleaseOK{ID: m.ID, Count: l.count})
+		}
+	case *protocol.Info:
+		ok := protocol.InfoOK{ID: m.ID}
+		if l := f.locks[m.Name]; l != nil {
+			ok.Lock = &protocol.LockRow{Name: l.name, State: protocol.StateHeld, Hold: l.hold, Count: l.count}
+		}
+		c.send(ok)
+	case *protocol.Confirm:
+		if !f.redisIsDown {
+			c.send(protocol.ConfirmOK{ID: m.ID})
+		}
+	case *protocol.Cancel:
+		for _, l := range f.locks {
+			if l.removeWaiters(func(w fakeWaiter) bool { return w.conn == c && w.req.ID == m.Target }) {
+				c.send(protocol.Err{ID: m.Target, Code: protocol.Canceled, Msg: "canceled"})
+			}
+		}
+	}
+	return nil
+}
+
+func (f *fakeSidecar) onAcquireLocked(c *fakeConn, m *protocol.Acquire) {
+	l := f.locks[m.Name]
+	if l == nil {
+		l = &fakeLock{name: m.Name}
+		f.locks[m.Name] = l
+	}
+	switch {
+	case l.holder == nil:
+		f.grantLocked(l, c, *m)
+	case l.holder == c.session && m.Owner != 0 && l.owner == m.Owner && !m.NotReentrant:
+		l.count++
+		f.answerLocked(l, c, m.ID)
+	case m.WaitMS == 0:
+		c.send(protocol.Err{ID: m.ID, Code: protocol.Timeout, Msg: "another owner holds it"})
+	default:
+		w := fakeWaiter{c, *m}
+		l.waiters = append(l.waiters, w)
+		if m.WaitMS > 0 {
+			time.AfterFunc(time.Duration(m.WaitMS)*time.Millisecond, func() { f.refuse(l, w, protocol.Timeout) })
+		}
+	}
+}
+
+func (f *fakeSidecar) refuse(l *fakeLock, w fakeWaiter, code protocol.Code) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if l.removeWaiters(func(other fakeWaiter) bool { return other == w }) {
+		w.conn.send(protocol.Err{ID: w.req.ID, Code: code, Msg: "it was held for all that time"})
+	}
+}
+
+func (f *fakeSidecar) grantLocked(l *fakeLock, c *fakeConn, req protocol.Acquire) {
+	f.lastID++
+	l.holder, l.hold, l.count, l.owner = c.session, f.lastID, 1, req.Owner
+	f.holds[l.hold] = l
+	f.answerLocked(l, c, req.ID)
+}
+
+func (f *fakeSidecar) answerLocked(l *fakeLock, c *fakeConn, id uint64) {
+	c.send(protocol.AcquireOK{ID: id, Token: 1_000_000 + l.hold, Hold: l.hold, Count: l.count, DeadlineNS: f.clock() + int64(30*time.Second)})
+}
+
+func (f *fakeSidecar) freeLocked(l *fakeLock) {
+	delete(f.holds, l.hold)
+	l.holder, l.count = nil, 0
+	if len(l.waiters) > 0 {
+		w := l.waiters[0]
+		l.waiters = l.waiters[1:]
+		f.grantLocked(l, w.conn, w.req)
+		return
+	}
+	delete(f.locks, l.name)
+}
+
+// dialFakeSidecar starts a sidecar and connects a Client.
+func dialFakeSidecar(t testing.TB) (*fakeSidecar, *Client) {
+	f := startFakeSidecar(filepath.Join(shortDir(t), "s"))
+	t.Cleanup(func() {
+		f.stop()
+		if f.violation != "" {
+			t.Error(f.violation)
+		}
+	})
+	c, err := Dial(context.Background(), f.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return f, c
+}
+
+var _ io.Closer = (*Client)(nil)
