@@ -120,13 +120,20 @@ func (c *Client) session() (*session, error) {
 //
 // ctx bounds the wait only. The lock is then held until Unlock, or until it is
 // lost; see [Lock.Context] for a context that ends with it.
+//
+// If the deadline of ctx passes, the error is ErrTimeout. It is ErrUnavailable, too, if
+// that was not because of another owner: Redis has not answered, or no sidecar listens.
+// To find out whether Redis has answered, Lock asks the sidecar, for at most 25 ms after
+// the deadline. If the sidecar does not answer in that time either, the error is
+// ErrTimeout only.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Lock, error) {
 	return c.acquire(ctx, name, false, options)
 }
 
 // TryLock acquires the lock if no other owner holds it and no other call on this host
 // waits for it; otherwise the error is ErrHeld. ctx bounds how long Redis and the
-// sidecar may take to answer.
+// sidecar may take to answer: if its deadline passes, the error is ErrUnavailable, and
+// ErrTimeout, too.
 func (c *Client) TryLock(ctx context.Context, name string, options ...Option) (*Lock, error) {
 	return c.acquire(ctx, name, true, options)
 }

@@ -55,6 +55,7 @@ type recorder struct {
 	end          int64          // of its max_hold; 0: it has none
 	refusalDelay time.Duration  // from the end of a wait to its refusal; 0: nothing is refused
 	bye          protocol.Reply // the answer to bye; nil: ByeOK
+	lockState    string         // in the answers to info; "": info is not answered
 	holds        uint64
 	got          []protocol.Request // acquires, releases and cancels since the last sent
 }
@@ -90,6 +91,10 @@ func (p *recorder) record() {
 				answer = protocol.ByeOK{ID: m.ID}
 			}
 			_, _ = p.nc.Write(answer.Append(nil)) // the connection may have ended
+		case *protocol.Info:
+			if p.lockState != "" {
+				p.send(protocol.InfoOK{ID: m.ID, Lock: &protocol.LockRow{Name: m.Name, State: p.lockState}})
+			}
 		case *protocol.Release:
 			p.got = append(p.got, *m)
 		case *protocol.Cancel:
@@ -355,8 +360,8 @@ func TestContextEndsCallOfSilentSidecar(t *testing.T) {
 			sent int
 			kind error
 		}{
-			{func(ctx context.Context) error { return errOf(c.Lock(ctx, "a")) }, time.Second + answerGrace, 2, ErrTimeout},
-			{func(ctx context.Context) error { return errOf(c.TryLock(ctx, "a")) }, time.Second, 2, ErrTimeout},
+			{func(ctx context.Context) error { return errOf(c.Lock(ctx, "a")) }, time.Second + answerGrace + infoGrace, 2, ErrTimeout},
+			{func(ctx context.Context) error { return errOf(c.TryLock(ctx, "a")) }, time.Second, 2, ErrUnavailable},
 			{func(ctx context.Context) error { return errOf(c.Ping(ctx)) }, time.Second, 0, ErrUnavailable},
 			{func(ctx context.Context) error { return errOf(c.List(ctx)) }, time.Second, 0, ErrUnavailable},
 		} {
@@ -375,6 +380,58 @@ func TestContextEndsCallOfSilentSidecar(t *testing.T) {
 	})
 }
 
+// The sidecar waits for Redis until 500 ms after an acquire, and answers only then.
+func TestShortDeadlineReportsSilenceOfRedis(t *testing.T) {
+	for state, want := range map[string]struct {
+		isUnavailable bool
+		after         time.Duration // the deadline
+	}{
+		protocol.StateBusy:   {true, answerGrace},
+		protocol.StateHeld:   {false, answerGrace + infoGrace},
+		protocol.StateRemote: {false, answerGrace + infoGrace},
+		protocol.StateFree:   {false, answerGrace + infoGrace},
+		"":                   {false, answerGrace + infoGrace}, // the sidecar is silent itself
+	} {
+		withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
+			p.lockState = state
+			const wait = 100 * time.Millisecond
+			ctx, cancel := context.WithTimeout(t.Context(), wait)
+			defer cancel()
+			start := time.Now()
+			_, err := c.Lock(ctx, "a")
+			wantKind(t, err, ErrTimeout, context.DeadlineExceeded)
+			if errors.Is(err, ErrUnavailable) != want.isUnavailable {
+				t.Errorf("%q: the error is %v", state, err)
+			}
+			if want.isUnavailable {
+				wantText(t, err, `cannot lock "a"`, "Redis has not answered", "is not known")
+			}
+			if d := time.Since(start); d != wait+want.after {
+				t.Errorf("%q: returned after %v", state, d)
+			}
+			if sent := p.sent(); len(sent) != 2 {
+				t.Errorf("%q: sent %+v, want an acquire and a cancel", state, sent)
+			}
+			checkInvariants(t, c)
+			if s := c.current.Load(); len(s.calls) != 1 {
+				t.Errorf("%q: %d calls wait, want the cancelled acquire", state, len(s.calls))
+			}
+		})
+	}
+}
+
+// The answer may come while the client asks what the sidecar waits for.
+func TestAnswerAfterQuestionForSilenceCounts(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
+		p.lockState, p.refusalDelay = protocol.StateHeld, answerGrace+infoGrace/2
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := c.Lock(ctx, "a")
+		wantKind(t, err, ErrTimeout)
+		wantText(t, err, "pid 7")
+	})
+}
+
 func TestTimeoutErrorNamesHolder(t *testing.T) {
 	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 		for _, wait := range []time.Duration{time.Nanosecond, 2*time.Second + time.Microsecond} {
@@ -383,6 +440,9 @@ func TestTimeoutErrorNamesHolder(t *testing.T) {
 			_, err := c.Lock(ctx, "a")
 			wantKind(t, err, ErrTimeout, context.DeadlineExceeded)
 			wantText(t, err, "pid 7")
+			if errors.Is(err, ErrUnavailable) {
+				t.Errorf("%v is ErrUnavailable", err)
+			}
 			var timeout interface{ Timeout() bool }
 			if !errors.As(err, &timeout) || !timeout.Timeout() {
 				t.Errorf("%v is no timeout", err)

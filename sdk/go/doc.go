@@ -69,7 +69,8 @@
 //	ErrTimeout       the context's deadline passed first; is context.DeadlineExceeded too
 //	context.Canceled the context was cancelled first
 //	ErrDeadlock      waiting would never end: the holder waits for this owner
-//	ErrUnavailable   the sidecar, or its Redis, cannot be reached
+//	ErrUnavailable   the sidecar, or its Redis, cannot be reached or does not answer; if a
+//	                 deadline passed meanwhile, the error is ErrTimeout, too: test this first
 //	ErrDenied        no permission: for the socket, for the key in Redis, to force
 //	ErrLimit         a limit of the sidecar; the text says which
 //	ErrClosed        the Client was closed

@@ -3,6 +3,7 @@ package locksidecar
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -110,9 +111,9 @@ func (s *session) lock(ctx context.Context, t task, req protocol.Acquire, try bo
 		return nil, err
 	}
 	s.readFor(ctx, c, conn)
-	if !c.await(ctx) {
+	if outcome := s.awaitGrant(ctx, c); outcome != acquireAnswered {
 		if err := s.giveUp(ctx, c); err != nil {
-			return nil, err
+			return nil, outcome.explain(c, err)
 		}
 		<-c.done // another goroutine has read the answer, and is about to store it
 	}
@@ -124,28 +125,110 @@ func (s *session) lock(ctx context.Context, t task, req protocol.Acquire, try bo
 	return l, err
 }
 
-// answerGrace is how long after the deadline of a context the answer `timeout` may arrive:
-// the sidecar knows why the lock was not free, and its clock ticks every 10 ms.
-const answerGrace = 25 * time.Millisecond
+// acquireOutcome is how the wait for the answer to an acquire has ended.
+type acquireOutcome uint8
 
-// await returns true when the acquire is answered, and false when the context ends. If the
-// sidecar knows the deadline of the context, its answer is waited for a moment longer.
-func (c *call) await(ctx context.Context) bool {
+const (
+	acquireAnswered   acquireOutcome = iota
+	acquireEnded                     // the context has ended
+	acquireUnanswered                // by the deadline, the sidecar or Redis has not answered a TryLock
+	redisSilent                      // by the deadline, Redis has not answered the sidecar
+)
+
+const (
+	// answerGrace is how long after the deadline of a context the answer `timeout` may
+	// arrive: the sidecar knows why the lock was not free, and its clock ticks every 10 ms.
+	answerGrace = 15 * time.Millisecond
+
+	// infoGrace is how long after that the answer to info may arrive.
+	infoGrace = 10 * time.Millisecond
+)
+
+// awaitGrant returns when an acquire is answered, or its context has ended.
+//
+// A sidecar that knows the deadline of the context answers `timeout` when it passes, if
+// another owner has the lock. It does not answer if Redis has not answered whether the lock is
+// free: it waits for Redis, until 500 ms after the request (SPEC §4.2). So after the deadline
+// awaitGrant asks the sidecar what it waits for. It does not wait for Redis itself: that could
+// take longer than the caller allowed.
+func (s *session) awaitGrant(ctx context.Context, c *call) acquireOutcome {
 	select {
 	case <-c.done:
-		return true
+		return acquireAnswered
 	case <-ctx.Done():
 	}
-	if c.deadline.IsZero() || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return false
+	switch {
+	case !errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return acquireEnded
+	case c.deadline.IsZero():
+		return acquireUnanswered
+	case time.Now().Before(c.deadline): // a context of another kind: the sidecar knows a later deadline
+		return acquireEnded
 	}
 	grace := time.NewTimer(answerGrace)
 	defer grace.Stop()
 	select {
 	case <-c.done:
-		return true
+		return acquireAnswered
 	case <-grace.C:
-		return false
+	}
+	var info protocol.InfoOK
+	query := newCall(queryCall, c.task, &info, func(id uint64) protocol.Request {
+		return protocol.Info{ID: id, Name: c.task.name}
+	})
+	if !s.sendWhileServing(query) {
+		return acquireEnded
+	}
+	defer s.forget(query)
+	grace.Reset(infoGrace)
+	for answered := query.done; ; {
+		select {
+		case <-c.done:
+			return acquireAnswered
+		case <-answered:
+			if query.err == nil && info.Lock != nil && info.Lock.State == protocol.StateBusy {
+				return redisSilent
+			}
+			answered = nil
+		case <-grace.C:
+			return acquireEnded
+		}
+	}
+}
+
+// explain adds to the error of an acquire whose context has ended what is known of the cause.
+func (o acquireOutcome) explain(c *call, e *clientError) *clientError {
+	var why string
+	switch {
+	case e.kind != ErrTimeout: // the caller has left, or there was no connection
+		return e
+	case o == redisSilent:
+		why = "Redis has not answered the sidecar"
+	case o == acquireUnanswered:
+		why = "the sidecar, or its Redis, has not answered"
+	default:
+		return e
+	}
+	text := fmt.Sprintf("%s: %s by the deadline of the context, and whether the lock is free is not known", c.task, why)
+	return &clientError{text: text, kind: ErrUnavailable, cause: e}
+}
+
+// sendWhileServing sends a call, unless that has to wait for the sidecar.
+func (s *session) sendWhileServing(c *call) bool {
+	s.mu.Lock()
+	conn := s.conn
+	isSent := s.phase.get() == sessionServing && s.postLocked(c, conn) == nil
+	s.mu.Unlock()
+	conn.flush()
+	return isSent
+}
+
+// forget removes a call from those that wait, if it was not answered.
+func (s *session) forget(c *call) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls[c.id] == c {
+		delete(s.calls, c.id)
 	}
 }
 

@@ -13,6 +13,7 @@
 //	stalled for less than a lease              TestStallShorterThanALeaseLosesNothing
 //	stalled for longer than a lease            TestStallLongerThanALeaseEndsHolds
 //	hanging, and requests that do not wait     TestTryIsAnsweredWhileRedisHangs
+//	hanging, and waits of less than 500 ms     TestShortWaitReportsThatRedisIsSilent
 //	failover to a replica that lags            TestFailoverToAReplicaThatLags
 //	planned failover, READONLY                 TestPlannedFailover, TestRedisBecomesAReplica
 //	connections killed, reset, half-open, slow;

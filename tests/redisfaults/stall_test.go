@@ -1,6 +1,8 @@
 package redisfaults
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"syscall"
@@ -8,6 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -73,6 +76,50 @@ func TestTryIsAnsweredWhileRedisHangs(t *testing.T) {
 	}
 	// The daemon releases what Redis granted after the refusal.
 	harness.Eventually(t, "the lock is free in Redis", func() bool { return r.Exists(t.Context(), "free 0").Val() == 0 })
+}
+
+// A wait of less than 500 ms ends before the daemon answers that Redis is silent. The Go SDK
+// asks the daemon what it waits for, but only for milliseconds: on a busy machine some waits
+// end before the answer.
+func TestShortWaitReportsThatRedisIsSilent(t *testing.T) {
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
+	c := harness.Dial(t, d)
+	const tries = 20
+	inSilence := func(try func() (isReported bool)) {
+		t.Helper()
+		for range tries {
+			// Redis answers again, so the next silence is a new one.
+			l, err := c.Lock(t.Context(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Unlock(locksidecar.Confirmed(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			r.Signal(syscall.SIGSTOP)
+			isReported := try()
+			r.Signal(syscall.SIGCONT)
+			if isReported || t.Failed() {
+				return
+			}
+		}
+		t.Errorf("none of %d waits reported that Redis was silent", tries)
+	}
+	inSilence(func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := c.Lock(ctx, "a")
+		harness.CheckError(t, err, locksidecar.ErrTimeout)
+		return errors.Is(err, locksidecar.ErrUnavailable)
+	})
+	inSilence(func() bool {
+		got := d.Run("run", "--wait", "100ms", "a", "--", "echo", "ran")
+		if got.Code != 69 && got.Code != 75 || got.Stdout != "" {
+			t.Errorf("run: exit code %d, output %q\n%s", got.Code, got.Stdout, got.Stderr)
+		}
+		return got.Code == 69
+	})
 }
 
 // Redis is suspended for longer than a lease: its connections stay open, and it does not
