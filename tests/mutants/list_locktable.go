@@ -164,7 +164,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a claim is stale after a Check that finds an earlier hold",
 		file: "sidecar/locktable/result.go",
-		old:  `			k.state = claimStale // so`,
+		old:  `			c.state = claimStale // so`,
 		new:  `			// so`,
 		by:   tableTest("TestCheckThatFindsAnEarlierHoldSetsTheKeyAgain"),
 	},
@@ -252,8 +252,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a deadline that passed before the result came has passed",
 		file: "sidecar/locktable/result.go",
-		old:  "	t.expireHold(now, l)\n\n	l.noteListeners(&r)\n	k, q := ",
-		new:  "	l.noteListeners(&r)\n	k, q := ",
+		old:  "	t.expireHold(now, l)\n\n	l.noteListeners(&r)\n	c, q := ",
+		new:  "	l.noteListeners(&r)\n	c, q := ",
 		by:   tableTest("TestHoldEndsAtItsDeadlineBeforeItsTimerFires"),
 	},
 	{

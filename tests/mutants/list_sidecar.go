@@ -56,7 +56,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "what is left over does not spin while Redis is silent",
 		file: "sidecar/loop.go",
-		old:  "if l.table.Busy() && !l.held {",
+		old:  "if l.table.Busy() && !l.redisBacklogged {",
 		new:  "if l.table.Busy() {",
 		by:   test("sidecar", "TestWorkThatIsLeftWaitsForRedis"),
 	},
