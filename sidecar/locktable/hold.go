@@ -329,7 +329,7 @@ func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease)
 		t.expireHold(now, l)
 	}
 	if l == nil || l.holds == nil {
-		t.refuse(s, req.ID, protocol.NotHeld, "nobody holds %q through this sidecar; force it on the host of its holder", req.Name)
+		t.refuse(s, req.ID, protocol.NotHeld, "no client of this sidecar holds %q; force it on the host of its holder", req.Name)
 	} else {
 		num := l.holds.id
 		t.loseHold(l.holds, protocol.ByForce, "")

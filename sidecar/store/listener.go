@@ -164,7 +164,7 @@ func (l *listener) run() {
 		l.deaf = err.Error()
 		l.mu.Unlock()
 		if news {
-			l.cfg.Log.Warn("releases are not heard; locks that are waited for are asked for again and again instead", "reason", err)
+			l.cfg.Log.Warn("the subscription does not work; locks that are waited for are polled instead", "reason", err)
 		}
 		if delay = nextDelay(delay); served >= backoffMax {
 			delay = 0
@@ -407,7 +407,7 @@ func (l *listener) onPong() error {
 	}
 	l.mu.Unlock()
 	if err == nil && deaf != "" {
-		l.cfg.Log.Info("releases are heard again")
+		l.cfg.Log.Info("the subscription works again")
 	}
 	return err
 }

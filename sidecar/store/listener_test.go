@@ -187,7 +187,7 @@ func TestSilentSubscriptionIsGivenUp(t *testing.T) {
 	if got := names(t, r.subscribed, 2, "subscription"); !got["a"] || !got["b"] {
 		t.Errorf("got %v", got)
 	}
-	if log := r.logged(); strings.Count(log, "releases are not heard") < 1 || strings.Count(log, "releases are heard again") != 1 {
+	if log := r.logged(); strings.Count(log, "the subscription does not work") < 1 || strings.Count(log, "the subscription works again") != 1 {
 		t.Errorf("log: %s", log)
 	}
 }

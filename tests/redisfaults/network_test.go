@@ -170,7 +170,7 @@ func TestWaiterFindsFreeLockAfterALostMessage(t *testing.T) {
 				}
 			}
 			// The next release wakes the waiter.
-			harness.Eventually(t, "the daemon has subscribed again", func() bool { return there.Log.Contains("releases are heard again") })
+			harness.Eventually(t, "the daemon has subscribed again", func() bool { return there.Log.Contains("the subscription works again") })
 			waiters[0].Unlock(holds[0].Name)
 			again := harness.LockEach(r, []*harness.Worker{holder}, c.what)[0]
 			again.PassTo(waiters[0], waiters[0].Enqueue(there, again.Name))
