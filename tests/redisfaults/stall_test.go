@@ -158,3 +158,40 @@ func TestStallLongerThanALeaseEndsHolds(t *testing.T) {
 		}
 	}
 }
+
+// The daemon itself is suspended while Redis answers. The answer waits in the daemon's
+// socket: when it continues, it does not take its own pause for a silence of Redis.
+func TestPauseOfTheDaemonIsNotBlamedOnRedis(t *testing.T) {
+	const tryWithin = 500 * time.Millisecond // after which a request that does not wait is answered
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
+	w := harness.DialRaw(t, d)
+	for attempt := range 20 {
+		name := fmt.Sprint("lock ", attempt)
+		r.Signal(syscall.SIGSTOP)
+		began := time.Now()
+		w.Send(harness.Message{"op": "acquire", "id": 100 + attempt, "name": name, "wait_ms": 0})
+		w.Send(harness.Message{"op": "ping", "id": 200 + attempt})
+		a, err := w.Next() // of ping: the operation has been sent
+		d.Suspend()
+		inTime := time.Since(began) < tryWithin/2 && err == nil && a["redis"] != nil
+		r.Signal(syscall.SIGCONT)
+		if inTime {
+			harness.Eventually(t, "Redis has executed the operation", func() bool { return len(r.Fields(name)) == 1 })
+			harness.Eventually(t, "the pause is longer than the daemon waits for Redis", func() bool { return time.Since(began) > 2*tryWithin })
+		}
+		d.Signal(syscall.SIGCONT)
+		next, err := w.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if inTime {
+			if next["err"] != nil {
+				t.Fatalf("the request is refused: %v", next)
+			}
+			return
+		}
+		// The machine was too slow: the refusal may have come before the pause.
+	}
+	t.Fatal("the daemon was never suspended in time")
+}
