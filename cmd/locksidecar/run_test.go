@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -32,6 +33,11 @@ func TestMain(m *testing.M) {
 	}
 	if name := os.Getenv(signalProbeEnv); name != "" {
 		os.Exit(signalProbe(name))
+	}
+	if signal.Ignored(syscall.SIGHUP) {
+		// Under nohup: run leaves an ignored signal ignored. A caught one has its default
+		// action in the programs that the tests start.
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
 	goleak.VerifyTestMain(m)
 }
