@@ -85,8 +85,10 @@ func (f *deathPipe) keepGuard(pid int) {
 		}
 		select {
 		case <-f.closing:
-			return
 		case <-time.After(time.Until(started.Add(guardPause))):
+		}
+		if f.isClosing() { // both may be ready: close ends the guard
+			return
 		}
 		next, err := f.startGuard()
 		switch {
@@ -96,6 +98,15 @@ func (f *deathPipe) keepGuard(pid int) {
 			printErr("the process %s has ended, and no other one can be started: %v; trying again; until then a kill of this program leaves processes of the command running", guardName, err)
 		}
 		pid = next
+	}
+}
+
+func (f *deathPipe) isClosing() bool {
+	select {
+	case <-f.closing:
+		return true
+	default:
+		return false
 	}
 }
 
