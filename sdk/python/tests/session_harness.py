@@ -64,6 +64,10 @@ class SessionHarness:
         self.session.submit(call, self.now)
         return call
 
+    def abandon(self, call: Call[Any]) -> None:
+        self.session.given_up += [call]
+        self.session.complete_given_up(0)
+
     def release_confirmed(self, entry: Entry, now: int) -> Confirm:
         call = confirm_call(entry.hold)
         entry.release_confirmed(call, now)

@@ -34,7 +34,7 @@ def requests(harness: SessionHarness) -> list[tuple[str, str]]:
 
 def test_next_acquire_is_sent_after_the_release_of_a_grant_that_crossed_the_cancel(harness: SessionHarness) -> None:
     first = harness.acquire("n")
-    harness.session.abandon(first, 0)
+    harness.abandon(first)
     second = harness.acquire("n")
     assert requests(harness) == [("acquire", "n"), ("cancel", "")]
     harness.deliver(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
@@ -47,7 +47,7 @@ def test_next_acquire_is_sent_after_the_release_of_a_grant_that_crossed_the_canc
 
 def test_next_acquire_is_sent_after_the_abandoned_one_is_canceled(harness: SessionHarness) -> None:
     first = harness.acquire("n")
-    harness.session.abandon(first, 0)
+    harness.abandon(first)
     harness.acquire("n")
     harness.sent()
     harness.deliver(id=first.id, err={"code": "canceled", "msg": "canceled"})
@@ -57,7 +57,7 @@ def test_next_acquire_is_sent_after_the_abandoned_one_is_canceled(harness: Sessi
 def test_abandoned_acquire_defers_the_owners_acquires_of_all_locks(harness: SessionHarness) -> None:
     """Otherwise the sidecar would count the abandoned grant when it looks for wait cycles."""
     first = harness.acquire("n")
-    harness.session.abandon(first, 0)
+    harness.abandon(first)
     harness.acquire("m")
     harness.acquire("m", owner=2)
     harness.submit(info_call("m"))
@@ -68,7 +68,7 @@ def test_abandoned_acquire_defers_the_owners_acquires_of_all_locks(harness: Sess
 
 def test_abandoned_acquire_of_an_anonymous_owner_defers_no_other(harness: SessionHarness) -> None:
     first = harness.acquire("n", owner=0)
-    harness.session.abandon(first, 0)
+    harness.abandon(first)
     harness.acquire("n", owner=0)
     assert requests(harness) == [("acquire", "n"), ("cancel", ""), ("acquire", "n")]
     harness.deliver(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
@@ -77,7 +77,7 @@ def test_abandoned_acquire_of_an_anonymous_owner_defers_no_other(harness: Sessio
 
 def test_deferred_acquire_is_sent_with_the_rest_of_its_timeout(harness: SessionHarness) -> None:
     first = harness.acquire("n")
-    harness.session.abandon(first, 0)
+    harness.abandon(first)
     harness.acquire("n", Options(timeout=2))
     harness.sent()
     harness.now = S // 2
@@ -88,9 +88,9 @@ def test_deferred_acquire_is_sent_with_the_rest_of_its_timeout(harness: SessionH
 
 def test_acquire_abandoned_while_deferred_is_never_sent(harness: SessionHarness) -> None:
     first = harness.acquire("n")
-    harness.session.abandon(first, 0)
+    harness.abandon(first)
     second = harness.acquire("n")
-    harness.session.abandon(second, 0)
+    harness.abandon(second)
     harness.sent()
     harness.deliver(id=first.id, err={"code": "canceled", "msg": "canceled"})
     assert harness.sent() == []
@@ -101,7 +101,7 @@ def test_acquire_abandoned_while_deferred_is_never_sent(harness: SessionHarness)
 def test_deferred_acquire_is_sent_on_the_next_connection(harness: SessionHarness) -> None:
     """The grant to the abandoned acquire is not claimed, so the sidecar releases it."""
     first = harness.acquire("n")
-    harness.session.abandon(first, 0)
+    harness.abandon(first)
     second = harness.acquire("n")
     harness.sent()
     harness.session.on_disconnected(0)
@@ -114,11 +114,39 @@ def test_deferred_acquire_is_sent_on_the_next_connection(harness: SessionHarness
 
 
 def test_failed_session_defers_no_acquires(harness: SessionHarness) -> None:
-    harness.session.abandon(harness.acquire("n"), 0)
+    harness.abandon(harness.acquire("n"))
     harness.acquire("n")
     harness.session.fail("It failed.")
     assert not harness.session.unanswered_cancels
     assert not harness.session._deferred
+
+
+def test_given_up_acquire_is_abandoned_before_the_next_request(harness: SessionHarness) -> None:
+    first = harness.acquire("n")
+    harness.session.given_up += [first]
+    second = harness.acquire("n")
+    assert requests(harness) == [("acquire", "n"), ("cancel", "")]
+    harness.deliver(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
+    assert requests(harness) == [("release", "7"), ("acquire", "n")]
+    harness.grant(second, hold=8).check(0)
+
+
+def test_given_up_acquire_is_abandoned_before_its_grant_is_processed(harness: SessionHarness) -> None:
+    first = harness.acquire("n")
+    harness.session.given_up += [first]
+    harness.deliver(id=first.id, token=1, hold=7, count=1, deadline_ns=30 * S)
+    assert requests(harness) == [("acquire", "n"), ("cancel", ""), ("release", "7")]
+    assert not harness.session.live_holds
+    assert not harness.session.given_up
+
+
+def test_given_up_entry_is_released_once_before_the_next_request(harness: SessionHarness) -> None:
+    entry = harness.acquired(hold=7)
+    harness.session.given_up += [entry, entry]
+    harness.acquire("n7")
+    assert requests(harness) == [("release", "7"), ("acquire", "n7")]
+    assert entry.released
+    assert not harness.session.given_up
 
 
 # --- Threads ---

@@ -180,7 +180,7 @@ def test_refused_info_leaves_the_release_unconfirmed_and_the_session_open(harnes
 def test_confirm_abandoned_before_the_answer_to_info_is_not_sent(harness: SessionHarness) -> None:
     confirm, _ = released(harness)
     info = new_session(harness)
-    harness.session.abandon(confirm, 0)
+    harness.abandon(confirm)
     harness.deliver(id=info)
     assert confirm.done
     assert harness.sent() == []
@@ -203,14 +203,14 @@ def test_confirm_is_not_sent_to_a_sidecar_with_another_uuid(harness: SessionHarn
 def test_abandoned_confirm_is_not_sent_again_and_its_answer_is_ignored(harness: SessionHarness) -> None:
     _, other = harness.acquired(8), harness.acquired(9)
     confirm, id = released(harness)
-    harness.session.abandon(confirm, 0)
+    harness.abandon(confirm)
     assert harness.sent() == []
     harness.deliver(id=id)
     assert confirm.done
 
     again = harness.release_confirmed(other, 0)
     harness.sent()
-    harness.session.abandon(again, 0)
+    harness.abandon(again)
     harness.session.on_disconnected(0)
     harness.connect(resumed=True)
     (claim,) = harness.sent()

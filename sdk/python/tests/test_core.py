@@ -237,7 +237,7 @@ def test_entry_into_a_hold_that_expired_here_gets_its_own_hold(harness: SessionH
 def test_lease_event_does_not_extend_a_reentry_of_unknown_lease(harness: SessionHarness, left: str) -> None:
     first = harness.acquire(options=Options(lease=1, reentrant=True))
     if left == "abandoned":
-        harness.session.abandon(first, 0)
+        harness.abandon(first)
         second = harness.acquire(options=Options(reentrant=True))
         harness.deliver(id=first.id, token=107, hold=7, count=1, deadline_ns=S)
     else:
@@ -253,7 +253,7 @@ def test_lease_event_does_not_extend_a_reentry_of_unknown_lease(harness: Session
 def test_abandoned_acquire_is_cancelled(harness: SessionHarness) -> None:
     call = harness.acquire()
     harness.sent()
-    harness.session.abandon(call, 0)
+    harness.abandon(call)
     assert harness.sent() == [{"op": "cancel", "target": call.id}]
     harness.deliver(id=call.id, err={"code": "canceled", "msg": ""})
     assert harness.sent() == []
@@ -261,7 +261,7 @@ def test_abandoned_acquire_is_cancelled(harness: SessionHarness) -> None:
 
 def test_grant_that_crosses_the_cancel_is_released(harness: SessionHarness) -> None:
     call = harness.acquire()
-    harness.session.abandon(call, 0)
+    harness.abandon(call)
     harness.sent()
     harness.deliver(id=call.id, token=1, hold=9, count=1, deadline_ns=30 * S)
     assert harness.sent() == [{"op": "release", "hold": 9}]
@@ -272,8 +272,8 @@ def test_acquire_abandoned_after_its_grant_is_released(harness: SessionHarness) 
     call = harness.acquire()
     harness.grant(call)
     harness.sent()
-    harness.session.abandon(call, 0)
-    harness.session.abandon(call, 0)
+    harness.abandon(call)
+    harness.abandon(call)
     assert harness.sent() == [{"op": "release", "hold": 7}]
     assert harness.session.live_holds == 0
 

@@ -6,6 +6,7 @@ function is called at the same points, and raises in place of a handler.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import msgpack
+import pytest
 from fake import frame
 from session_harness import S
 
@@ -31,24 +33,25 @@ class Interrupt(Exception):
 
 
 class Handler:
-    """Raises once, at the given point."""
+    """Raises at the given points."""
 
-    def __init__(self, point: int) -> None:
-        self.point = point
+    def __init__(self, *interrupted: int) -> None:
+        self.interrupted = interrupted
         self.points = 0
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         if event not in ("call", "c_return") or os.path.dirname(frame.f_code.co_filename) != OURS:
             return
         self.points += 1
-        if self.points == self.point:
+        if self.points in self.interrupted:
             raise Interrupt
 
     def run(self, step: Callable[[], object]) -> bool:
         """Whether the step was interrupted."""
-        if self.points >= self.point:
+        if self.points >= max(self.interrupted):
             step()
             return False
+        gc.disable()  # no finalizers of the clients of other tests
         sys.setprofile(self)
         try:
             step()
@@ -56,14 +59,15 @@ class Handler:
             return True
         finally:
             sys.setprofile(None)
+            gc.enable()
         return False
 
 
 class Scenario:
-    """All requests and all frames of a session, with an interrupt at one point."""
+    """All requests and all frames of a session, with interrupts at the given points."""
 
-    def __init__(self, point: int) -> None:
-        self.handler = Handler(point)
+    def __init__(self, *interrupted: int) -> None:
+        self.handler = Handler(*interrupted)
         self.session = Session("/path")
         self.sent_messages: list[dict[str, Any]] = []
         self.calls: list[Call[Any]] = []
@@ -98,9 +102,13 @@ class Scenario:
             if not self.handler.run(partial(self.session.submit, call, 0)):
                 self.calls.append(call)
                 return call
-            self.do(partial(self.session.abandon, call, 0))
+            self.abandon(call)
             assert self.session.unsent == queued
             call = Call(call.op, call.name, call.parse, call.encode, owner=call.owner)
+
+    def abandon(self, call: Call[Any]) -> None:
+        self.session.given_up += [call]
+        self.do(lambda: self.session.complete_given_up(0))
 
     def release(self, entry: Entry) -> None:
         def step() -> None:
@@ -132,7 +140,7 @@ class Scenario:
         )
         refused = self.submit(info_call("n"))
         crossed = self.submit(acquire_call("c", 3, Options(), 0))
-        self.do(lambda: session.abandon(crossed, 0))
+        self.abandon(crossed)
         after = self.submit(acquire_call("c", 3, Options(), 0))
         self.sent()
         self.receive(
@@ -143,7 +151,9 @@ class Scenario:
         self.receive({"id": after.id, "token": 104, "hold": 4, "count": 1, "deadline_ns": 30 * S})
         kept = Entry(session, after.hold) if after.hold is not None else None
         assert kept is not None
-        self.release(again)
+        session.given_up += [again]
+        self.do(lambda: session.complete_given_up(0))
+        assert again.released
         assert lost.hold.lost_reason == "stolen"
         # A restart: one hold was lost meanwhile, and the waiter waits again.
         self.do(lambda: session.on_disconnected(0))
@@ -197,6 +207,17 @@ def test_interrupt_at_any_point_does_not_change_the_session() -> None:
     assert expected[6] == 0
     for point in itertools.count(1):
         scenario = Scenario(point)
+        assert scenario.run_all() == expected, point
+        if scenario.handler.points < point:
+            break
+    assert point > 500
+
+
+@pytest.mark.parametrize("gap", [1, 2, 3, 5, 8, 13, 21, 34])
+def test_two_interrupts_do_not_change_the_session(gap: int) -> None:
+    expected = Scenario(0).run_all()
+    for point in itertools.count(1):
+        scenario = Scenario(point, point + gap)
         assert scenario.run_all() == expected, point
         if scenario.handler.points < point:
             break

@@ -150,9 +150,9 @@ def test_queries_are_sent_again_but_no_force_release(harness: SessionHarness) ->
 def test_abandoned_acquire_is_not_sent_again(harness: SessionHarness) -> None:
     before, after = harness.acquire("before"), harness.acquire("after")
     harness.sent()
-    harness.session.abandon(before, 0)
+    harness.abandon(before)
     harness.session.on_disconnected(0)
-    harness.session.abandon(after, 0)
+    harness.abandon(after)
     assert before.done
     assert after.done
     assert resume(harness) == {}  # the sidecar releases their grants
@@ -174,7 +174,7 @@ def test_acquire_abandoned_during_an_interrupted_resend_is_not_sent(harness: Ses
     answer = {"v": 1, "sidecar": "s", "version": "0", "session": 2, "lease_ms": 30_000, "now_ns": 0, "ticket": "t"}
     with pytest.raises(KeyboardInterrupt):
         harness.deliver(id=hello["id"], **answer)
-    harness.session.abandon(abandoned, 0)
+    harness.abandon(abandoned)
     harness.session.process(0)
     assert [(m["op"], m["name"]) for m in harness.sent()] == [("acquire", "b")]
 
@@ -460,9 +460,9 @@ def test_abandoned_acquire_may_be_granted_only_if_it_was_sent(harness: SessionHa
     harness.sent()
     harness.session.on_disconnected(0)
     never = harness.acquire()
-    harness.session.abandon(never, 0)
+    harness.abandon(never)
     assert not harness.session.unreleased_until
-    harness.session.abandon(sent, 0)
+    harness.abandon(sent)
     assert harness.session.unreleased_until
 
 
@@ -623,7 +623,8 @@ class Scenario:
                 self.confirms.append(confirm_call(entry.hold))
                 entry.release_confirmed(self.confirms[-1], self.network.now)
             case 6 if self.waiting:
-                session.abandon(self.waiting.pop(rng.randrange(len(self.waiting))), self.network.now)
+                session.given_up += [self.waiting.pop(rng.randrange(len(self.waiting)))]
+                session.complete_given_up(self.network.now)
             case 7:
                 self.queries.append(ping_call())
                 session.submit(self.queries[-1], self.network.now)

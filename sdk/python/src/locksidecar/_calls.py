@@ -110,9 +110,9 @@ class CallState(IntEnum):
         NEW ───────────► WAITING ─────────────────► QUEUED ────────────► DONE
          │                │   ▲                       │ │                 ▲
          │                │   └── connection lost ────┘ │ failure         │
-         └─ abandon() ────┴─ abandon(), failure ────────┴─────────────────┘
+         └─ abandoned ────┴─ abandoned, failure ────────┴─────────────────┘
 
-    abandon() of a QUEUED call does not end it: an acquire may still be granted, and the grant must be released. The
+    Abandoning a QUEUED call does not end it: an acquire may still be granted, and the grant must be released. The
     calls for bye go from NEW to DONE.
     """
 

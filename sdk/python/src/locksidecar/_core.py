@@ -81,8 +81,9 @@ class Session:
     resumed: it claims its holds, and then sends the waiting requests in their order.
 
     Invariant: after an owner abandoned an acquire, the owner's next acquire is sent only when the answer to the
-    abandoned one was received and, if it was a grant, its release is queued. Otherwise the sidecar might find that the
-    owner holds the lock, and answer deadlock, or enter the abandoned hold again.
+    abandoned one was received and, if it was a grant, its release is queued. The same holds after a release that was
+    interrupted. Otherwise the sidecar might find that the owner holds the lock, and answer deadlock, or enter the hold
+    again. So submit() first completes what was given up.
     """
 
     path: str
@@ -94,6 +95,10 @@ class Session:
     received: list[bytes] = field(default_factory=list)
     # The I/O layer deletes what it has sent.
     unsent: bytearray = field(default_factory=bytearray)
+    # What complete_given_up() completes: calls that no caller waits for, and entries whose release was interrupted.
+    # Code that is interrupted appends to it first, with += and so without a call, possibly in another thread. So it is
+    # never replaced, and items are deleted at its start only.
+    given_up: list[Call[Any] | Entry] = field(default_factory=list)
     # Abandoned acquires without an answer, by owner; those of anonymous owners by their negated id.
     unanswered_cancels: dict[int, Call[Any]] = field(default_factory=dict)
     # Why the session accepts no more requests. Its holds stay valid until their deadlines.
@@ -111,7 +116,6 @@ class Session:
     _queued_bytes: int = 0  # all bytes that were ever queued in unsent
     _last_id: int = 0
     _pending: dict[int, Call[Any]] = field(default_factory=dict)  # calls that are WAITING or QUEUED, by id
-    _to_undo: list[Call[Any]] = field(default_factory=list)  # abandoned acquires that are DONE: see undo_abandoned()
     # Calls that wait for the answer to their owner's abandoned acquire, by owner.
     _deferred: dict[int, list[Call[Any]]] = field(default_factory=dict)
     _holds: dict[int, Hold] = field(default_factory=dict)  # those of the current epoch, by number
@@ -342,7 +346,7 @@ class Session:
 
     def submit(self, call: Call[Any], now: int) -> None:
         """Queues call, or keeps it until it can be queued. If this raises, the call is not submitted."""
-        self.undo_abandoned(now)
+        self.complete_given_up(now)
         if self.failure is not None:
             raise _make_error(type(self.failure), str(self.failure), False)
         if len(self.unsent) > MAX_UNSENT:
@@ -401,15 +405,23 @@ class Session:
         # The sidecar may have renewed it just now, and the lease event may not have arrived.
         return max(deadline, now + self._watchdog_lease_ns)
 
-    def abandon(self, call: Call[Any], now: int) -> None:
-        """The caller of call does not wait for it any more. A grant to it, now or later, is released.
+    def complete_given_up(self, now: int) -> None:
+        """Abandons the calls and releases the entries that were given up.
 
+        A grant to an abandoned call, now or later, is released.
         Idempotent: if this is interrupted, it is called again.
         """
+        while self.given_up:
+            item = self.given_up[0]
+            if isinstance(item, Call):
+                self._abandon(item, now)
+            elif not item.released:
+                self._release_entry(item.hold, now, entry=item)
+            del self.given_up[0]
+
+    def _abandon(self, call: Call[Any], now: int) -> None:
         if call.done:
-            if call.hold is not None:
-                self._to_undo.append(call)
-                self.undo_abandoned(now)
+            self._undo_abandoned(call, now)
         elif call.id not in self._pending:
             call.abandoned, call.state = True, CallState.DONE  # it was never submitted
         elif self.stage is not Stage.SERVING or call.state is CallState.WAITING:
@@ -427,23 +439,17 @@ class Session:
             self._queued_bytes = queued
             self.unsent += frame
 
-    def undo_abandoned(self, now: int) -> None:
-        """Releases the grants to abandoned acquires, and sends the acquires that their owners submitted since.
-
-        Idempotent: if this is interrupted, it is called again.
-        """
-        while self._to_undo:
-            call = self._to_undo[-1]
-            if call.hold is not None:
-                self._release_entry(call.hold, now, call=call)
-            key = call.owner or -call.id
-            if self.unanswered_cancels.get(key) is call:
-                for waiting in self._deferred.get(key, ()):
-                    if waiting.state is CallState.WAITING:
-                        self._queue_call(waiting, waiting.id, now)
-                self._deferred.pop(key, None)
-                self.unanswered_cancels.pop(key, None)
-            self._to_undo.pop()
+    def _undo_abandoned(self, call: Call[Any], now: int) -> None:
+        """Releases the grant to call, if there is one, and sends the acquires that its owner submitted since."""
+        if call.hold is not None:
+            self._release_entry(call.hold, now, call=call)
+        key = call.owner or -call.id
+        if self.unanswered_cancels.get(key) is call:
+            for waiting in self._deferred.get(key, ()):
+                if waiting.state is CallState.WAITING:
+                    self._queue_call(waiting, waiting.id, now)
+            self._deferred.pop(key, None)
+            self.unanswered_cancels.pop(key, None)
 
     # --- Holds ---
 
@@ -523,7 +529,7 @@ class Session:
 
     def has_work(self) -> bool:
         """Whether there is something to process, or done calls whose callers the I/O layer has to wake."""
-        return bool(self.done_calls or self.received or self._to_undo) or self._processed < len(self._buffer)
+        return bool(self.done_calls or self.received or self.given_up) or self._processed < len(self._buffer)
 
     def process(self, now: int) -> None:
         """Processes what was received. A violation of the protocol ends the session.
@@ -531,7 +537,7 @@ class Session:
         If this is interrupted, the next call continues at the same frame.
         """
         try:
-            self.undo_abandoned(now)
+            self.complete_given_up(now)
             while self.stage > Stage.DISCONNECTED:
                 if self.received:
                     received = self._buffer[self._processed :] + b"".join(self.received)
@@ -545,8 +551,8 @@ class Session:
                 body, self._frame_end = found
                 self._on_frame(body, now)
                 self._processed = self._frame_end
-                if self._to_undo:
-                    self.undo_abandoned(now)
+                if self.given_up:
+                    self.complete_given_up(now)
         except ProtocolError as e:
             self.fail(f"the sidecar at {self.path} broke the protocol: {e}.", ProtocolError)
         except Unsupported as e:
@@ -620,20 +626,20 @@ class Session:
     def _on_answer(self, call: Call[Any], answer: object, error: LocksidecarError | None) -> None:
         """call is answered, and the answer is no grant."""
         acknowledged = max(self._acknowledged, call.end_offset)
-        to_undo = [call] if call.abandoned else []
+        given_up = [call] if call.abandoned else []
         # Commit:
         call.answer = answer
         call.error = error
         call.state = CallState.DONE
         del self._pending[call.id]
         self.done_calls += [call]
-        self._to_undo += to_undo
+        self.given_up += given_up
         self._acknowledged = acknowledged
         self._processed = self._frame_end
 
     def _on_grant(self, call: Call[Any], grant: protocol.AcquireOK) -> None:
         acknowledged = max(self._acknowledged, call.end_offset)
-        to_undo = [call] if call.abandoned else []
+        given_up = [call] if call.abandoned else []
         hold = self._holds.get(grant.hold)
         deadline = grant.deadline_ns
         live = self.live_holds
@@ -669,7 +675,7 @@ class Session:
         call.state = CallState.DONE
         del self._pending[call.id]
         self.done_calls += [call]
-        self._to_undo += to_undo
+        self.given_up += given_up
         self._acknowledged = acknowledged
         self._processed = self._frame_end
 
@@ -841,12 +847,19 @@ class Entry:
     read_at is as in Session.update_lost().
     """
 
-    __slots__ = ("hold", "released", "session")
+    __slots__ = ("given_up", "hold", "released", "session")
 
     def __init__(self, session: Session, hold: Hold) -> None:
         self.session = session
         self.hold = hold
         self.released = False
+        # Its release was interrupted. Session.complete_given_up() completes it before the session sends a request, so
+        # for its holder it is released already.
+        self.given_up = False
+
+    @property
+    def has_been_released(self) -> bool:
+        return self.released or self.given_up
 
     def check(self, read_at: int) -> None:
         self._require_held("is not held any more: it was released")
@@ -873,7 +886,7 @@ class Entry:
 
     def remaining(self, read_at: int) -> int:
         """Nanoseconds from read_at until the deadline; 0 if the lock is not held."""
-        if self.released or self.session.inherited or self.session.update_lost(self.hold, read_at):
+        if self.has_been_released or self.session.inherited or self.session.update_lost(self.hold, read_at):
             return 0
         return self.session.deadline(self.hold) - read_at
 
@@ -883,12 +896,12 @@ class Entry:
 
     def has_ended(self) -> bool:
         """Whether the entry is released or its hold LOST, or both belong to the parent of this process."""
-        return self.released or self.session.inherited or bool(self.hold.lost_reason)
+        return self.has_been_released or self.session.inherited or bool(self.hold.lost_reason)
 
     def _require_held(self, what: str) -> None:
         if self.session.inherited:
             raise NotHeld(f"the lock {self.hold.name!r} is the parent process's: nothing is inherited by fork")
-        if self.released:
+        if self.has_been_released:
             raise NotHeld(f"the lock {self.hold.name!r} {what}")
 
     def loss_error(self, reason: str) -> LockLost:

@@ -47,7 +47,7 @@ class Held:
 
     @property
     def released(self) -> bool:
-        return self._entry.released
+        return self._entry.has_been_released
 
     @property
     def remaining(self) -> float:
@@ -63,7 +63,7 @@ class Held:
         return self._shared.deadline(self._entry) / 1e9
 
     def __repr__(self) -> str:
-        state = "released" if self._entry.released else self._entry.hold.lost_reason or "held"
+        state = "released" if self._entry.has_been_released else self._entry.hold.lost_reason or "held"
         return f"<{type(self).__name__} {self.name!r} token={self.token} {state}>"
 
     def __reduce__(self) -> NoReturn:

@@ -10,11 +10,13 @@ release without a connection, or when the caller of an acquire does not wait any
 the release, or has answered the acquire.
 
 A signal handler may raise in the main thread, in every function here, and also while an interrupted function is being
-completed. So the first statement of an except clause starts a background thread that completes the function: handlers
-run in the main thread only. The start is one call of a C function, so no handler runs before it has returned.
-contextlib.suppress() around it would be a Python function, and could be interrupted. After that, the interrupted thread
-completes the function too, because background threads may not be able to run. The duplicate is intended: completion is
-idempotent.
+completed. So the first statements of an except clause make no call. They record in Session.given_up what the function
+leaves behind, an unanswered call or a hold. The next thread that uses the session completes that before anything else,
+so the next acquire of the same owner is not sent too early. The next statement starts a background thread that
+completes the function, so that completion does not depend on another use: handlers run in the main thread only. The
+start is one call of a C function, so no handler runs before it has returned. contextlib.suppress() around it would be a
+Python function, and could be interrupted. After that, the interrupted thread completes the function too, because
+background threads may not be able to run. The duplicate is intended: completion is idempotent.
 """
 
 from __future__ import annotations
@@ -108,35 +110,37 @@ class SharedSession:
                 self._flush()
             self._wait_for(call, timeouts)
         except LocksidecarError:
-            self.abandon(call)
+            self.session.given_up += [call]
+            self.complete_given_up()
             raise
         except BaseException:
+            self.session.given_up += [call]
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._complete_interrupted, (call,))
+                _thread.start_new_thread(self.complete_interrupted, ())
             except RuntimeError:  # no thread can be started
                 pass
-            self._complete_interrupted(call)
+            self.complete_interrupted()
             raise
 
-    def abandon(self, call: Call[Any]) -> None:
-        """The caller does not wait for call any more. A grant to it, now or later, is released.
+    def complete_given_up(self) -> None:
+        """Completes what the caller has added to Session.given_up.
 
-        This does not depend on the next use of the client: the releaser reads the answer.
+        A grant to an abandoned acquire, now or later, is released. This does not depend on the next use of the client:
+        the releaser reads the answer.
         """
         try:
-            self._complete_interrupted(call)
+            self.complete_interrupted()
         except BaseException:
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._complete_interrupted, (call,))
+                _thread.start_new_thread(self.complete_interrupted, ())
             except RuntimeError:  # no thread can be started
                 pass
             raise
 
-    def _complete_interrupted(self, call: Call[Any] | None = None) -> None:
-        """Completes what a signal handler interrupted, and abandons call. Idempotent."""
+    def complete_interrupted(self) -> None:
+        """Completes what a signal handler interrupted, and what was given up. Idempotent."""
         with self.mutex:
-            if call is not None:
-                self.session.abandon(call, self._clock())
+            self.session.complete_given_up(self._clock())
             self._process_arrived()
             self._flush()
             unreleased = self._has_unreleased() and self.session.failure is None  # else close() starts it
@@ -338,10 +342,10 @@ class SharedSession:
                 return self.session.failure is None
         except BaseException:
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._complete_interrupted, ())
+                _thread.start_new_thread(self.complete_interrupted, ())
             except RuntimeError:  # no thread can be started
                 pass
-            self._complete_interrupted()
+            self.complete_interrupted()
             raise
 
     def check(self, entry: Entry) -> None:
@@ -380,10 +384,10 @@ class SharedSession:
             raise
         except BaseException:
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._complete_interrupted, ())
+                _thread.start_new_thread(self.complete_interrupted, ())
             except RuntimeError:  # no thread can be started
                 pass
-            self._complete_interrupted()
+            self.complete_interrupted()
             raise
 
     def _is_connected_or_failed(self) -> bool:
@@ -404,18 +408,22 @@ class SharedSession:
     def release(self, entry: Entry, confirm: Timeouts | None = None) -> None:
         """Releases entry. confirm: the timeouts of the wait for the confirmation; None: none is requested."""
         call: Confirm | None = None
+        unfinished: list[Call[Any] | Entry] = [entry]
         try:
             self.reset_if_forked()
             if confirm is not None:
                 call = confirm_call(entry.hold)
+                unfinished += [call]  # no thread will wait for it
             error = self._release_entry(entry, call)
         except BaseException:
             # The sidecar would renew a lock that is not released without end.
+            self.session.given_up += unfinished
+            entry.given_up = True
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._complete_release, (entry, call))
+                _thread.start_new_thread(self.complete_interrupted, ())
             except RuntimeError:  # no thread can be started
                 pass
-            self._complete_release(entry, call)
+            self.complete_interrupted()
             raise
         if error is not None:
             raise error
@@ -452,14 +460,6 @@ class SharedSession:
             self._flush()
         return None
 
-    def _complete_release(self, entry: Entry, call: Confirm | None) -> None:
-        """Completes a release that was interrupted. No thread waits for its confirmation."""
-        with self.mutex:
-            self._process_arrived()
-            if not entry.released:
-                self._release_and_flush(entry, self._clock(), None)
-        self._complete_interrupted(call)
-
     def _wait_for_confirmation(self, call: Confirm, timeouts: Timeouts) -> None:
         """Waits for the confirmation; raises Unconfirmed."""
         try:
@@ -467,7 +467,8 @@ class SharedSession:
                 try:
                     self._wait_for(call, timeouts)
                 except BaseException:
-                    self.abandon(call)
+                    self.session.given_up += [call]
+                    self.complete_given_up()
                     raise
             call.result()
         except LocksidecarError as e:

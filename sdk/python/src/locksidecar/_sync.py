@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -113,23 +112,21 @@ class Lock:
             raise
         except BaseException:  # a signal handler raised: release the lock before this is raised
             if held is not None:
+                held._shared.session.given_up += [held._entry]
+                held._entry.given_up = True
                 try:  # noqa: SIM105
-                    _thread.start_new_thread(self._complete_release, ([held],))
+                    _thread.start_new_thread(held._shared.complete_interrupted, ())
                 except RuntimeError:  # no thread can be started
                     pass
-            self._complete_release([held or self._handle_to_release()])
+            else:
+                held = self._handle_to_release()
+                held._shared.session.given_up += [held._entry]
+                held._entry.given_up = True
+            held._shared.complete_given_up()
             raise
         finally:
             if held is not None and held.released and not held._scoped:
                 self._remove_handle(held)
-
-    def _complete_release(self, ended: list[Held]) -> None:
-        """Releases the entries that are not released because a signal handler raised."""
-        for held in ended:
-            if not held.released:
-                with contextlib.suppress(LocksidecarError):
-                    held.release()
-            self._remove_handle(held)
 
     def _handle_to_release(self) -> Held:
         with self._client._process_state().handles_lock:
@@ -171,17 +168,32 @@ class Lock:
         except LocksidecarError:
             raise
         except BaseException:  # a signal handler raised: release the lock before this is raised
-            if ended is not None:
+            if ended:
+                first, last = ended[0], ended[-1]  # there are at most two: see Handles.handles_of_block()
+                first._scoped = False
+                first._shared.session.given_up += [first._entry]
+                first._entry.given_up = True
+                last._shared.session.given_up += [last._entry]
+                last._entry.given_up = True
                 try:  # noqa: SIM105
-                    _thread.start_new_thread(self._complete_release, (ended,))
+                    _thread.start_new_thread(self._complete_end, (ended,))
                 except RuntimeError:  # no thread can be started
                     pass
-            self._complete_release(self._handles_to_end() if ended is None else ended)
+            self._complete_end(self._handles_to_end() if ended is None else ended)
             raise
 
     def _handles_to_end(self) -> list[Held]:
         with self._client._process_state().handles_lock:
             return self._handles.handles_of_block(_owners.of_thread())
+
+    def _complete_end(self, ended: list[Held]) -> None:
+        """Completes the end of a block that a signal handler interrupted."""
+        for held in ended:
+            held._shared.session.given_up += [held._entry]
+            held._entry.given_up = True
+            held._scoped = False
+            held._shared.complete_given_up()
+            self._remove_handle(held)
 
     def _end_block(self, ended: list[Held], exc: BaseException | None) -> None:
         if not ended:
@@ -212,34 +224,38 @@ class Lock:
         call = acquire_call(self.name, owner if options.reentrant else _owners.of_context(), options, client._clock())
         shared = client._usable_session()
         held: Held | None = None
+        given_up: list[Call[Any] | Entry] = [call]
         try:
             shared.execute(call, Timeouts.for_acquire(options.timeout))
             call.result()
             assert call.hold is not None
             _owners.bind_to_task(call.hold)
             held = Held(shared, Entry(shared.session, call.hold), scoped)
+            given_up = [held._entry]
             with client._process_state().handles_lock:
                 self._handles.push(owner, held)
         except LocksidecarError:
             if call.hold is not None:
-                shared.abandon(call)
+                shared.session.given_up += given_up
+                shared.complete_given_up()
             raise
         except BaseException:  # a signal handler raised: the caller does not get the lock
+            shared.session.given_up += given_up
+            if held is not None:
+                held._scoped = False
+                held._entry.given_up = True
             try:  # noqa: SIM105
-                _thread.start_new_thread(self._undo_acquire, (shared, call, held))
+                _thread.start_new_thread(self._undo_acquire, (shared, held))
             except RuntimeError:  # no thread can be started
                 pass
-            self._undo_acquire(shared, call, held)
+            self._undo_acquire(shared, held)
             raise
         return held
 
-    def _undo_acquire(self, shared: SharedSession, call: Call[Any], held: Held | None) -> None:
-        if held is None:
-            shared.abandon(call)
-            return
-        with contextlib.suppress(LocksidecarError):
-            held.release()
-        self._remove_handle(held)
+    def _undo_acquire(self, shared: SharedSession, held: Held | None) -> None:
+        shared.complete_interrupted()
+        if held is not None:
+            self._remove_handle(held)
 
     def __repr__(self) -> str:
         return f"<locksidecar.{type(self).__name__} {self.name!r}>"

@@ -96,7 +96,8 @@ class _AsyncSession:
             self.session.submit(call, self.clock())
             await self._wait(call, timeouts)
         except BaseException:
-            self.abandon(call)
+            self.session.given_up += [call]
+            self.complete_given_up()
             raise
 
     async def _wait(self, call: Call[Any], timeouts: Timeouts) -> None:
@@ -128,15 +129,16 @@ class _AsyncSession:
         elif left != math.inf:
             waiter.timer = self.loop.call_later(left, self._set_timer, waiter)
 
-    def abandon(self, call: Call[Any]) -> None:
-        """The caller does not wait for call any more. A grant to it, now or later, is released: the loop reads it.
+    def complete_given_up(self) -> None:
+        """Completes what the caller has added to Session.given_up, before the call of anything that can be interrupted.
 
-        If a signal handler interrupts this, it starts again, and raises the exception at the end.
+        A grant to an abandoned acquire, now or later, is released: the loop reads it. If a signal handler interrupts
+        this, it starts again, and raises the exception at the end.
         """
         interrupt: BaseException | None = None
         for _ in INTERRUPT_RETRIES:
             try:
-                self.session.abandon(call, self.clock())
+                self.session.complete_given_up(self.clock())
                 self._flush_releases()
                 break
             except BaseException as e:
@@ -306,7 +308,8 @@ class _AsyncSession:
                 try:
                     await self._wait(call, timeouts)
                 except BaseException:
-                    self.abandon(call)
+                    self.session.given_up += [call]
+                    self.complete_given_up()
                     raise
             call.result()
         except LocksidecarError as e:
@@ -812,13 +815,17 @@ class Client:
     async def _acquire(self, name: str, owner: int, options: Options, scoped: bool) -> Held:
         shared = self._usable_session()
         call = acquire_call(name, owner, options, self._clock())
+        given_up: list[Call[Any] | Entry] = [call]
         await shared.execute(call, Timeouts.for_acquire(options.timeout))
         try:
             call.result()
             assert call.hold is not None
-            return Held(self, shared, Entry(shared.session, call.hold), scoped)
+            entry = Entry(shared.session, call.hold)
+            given_up = [entry]
+            return Held(self, shared, entry, scoped)
         except BaseException:
-            shared.abandon(call)
+            shared.session.given_up += given_up
+            shared.complete_given_up()
             raise
 
     async def _call(self, call: Call[T]) -> T:
