@@ -258,5 +258,23 @@ async def test_grant_to_a_task_whose_acquire_was_interrupted_repeatedly_is_relea
         await asyncio.to_thread(sidecar.wait_for, lambda: not sidecar.holder("n"))
 
 
+async def test_task_gets_a_new_hold_after_repeated_interrupts_of_its_release(
+    sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await locksidecar.aconnect(sidecar.path) as client:
+        shared = client._shared
+        assert shared is not None
+        lock = client.rlock("n")
+        for use in (lock.release, lambda: lock.held.release(), lambda: lock.release(confirm=True)):
+            await lock.acquire()
+            with monkeypatch.context() as patch, pytest.raises(Interrupt):
+                patch.setattr(shared, "clock", interrupting_clock)
+                use()
+            assert not lock.locked()
+            async with lock:
+                assert sidecar.grants[-1][2] == 1
+            await asyncio.to_thread(sidecar.wait_for, lambda: not sidecar.holder("n"))
+
+
 def interrupting_clock() -> int:
     raise Interrupt

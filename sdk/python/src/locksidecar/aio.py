@@ -286,19 +286,37 @@ class _AsyncSession:
         return read_at
 
     def release(self, entry: Entry) -> None:
-        read_at = self._refresh(entry)
         try:
-            entry.release(read_at)
-        finally:
-            self._flush_releases()
+            read_at = self._refresh(entry)
+            try:
+                entry.release(read_at)
+            finally:
+                self._flush_releases()
+        except LocksidecarError:
+            raise
+        except BaseException:  # a signal handler raised: release the lock before this is raised
+            self.session.given_up += [entry]
+            entry.given_up = True
+            self.complete_given_up()
+            raise
 
     def release_confirmed(self, entry: Entry) -> Confirm:
-        call = confirm_call(entry.hold)
-        read_at = self._refresh(entry)
+        given_up: list[Call[Any] | Entry] = [entry]
         try:
-            entry.release_confirmed(call, read_at)
-        finally:
-            self._flush_releases()
+            call = confirm_call(entry.hold)
+            given_up += [call]
+            read_at = self._refresh(entry)
+            try:
+                entry.release_confirmed(call, read_at)
+            finally:
+                self._flush_releases()
+        except LocksidecarError:
+            raise
+        except BaseException:  # a signal handler raised: release the lock before this is raised
+            self.session.given_up += given_up
+            entry.given_up = True
+            self.complete_given_up()
+            raise
         return call
 
     async def confirmation(self, call: Confirm, timeouts: Timeouts) -> None:
@@ -592,9 +610,17 @@ class Lock:
         held = self._handles.handle_to_release(_owners.of_task())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
-        if not held._scoped:
-            self._handles.remove(held)
-        return held.release(confirm=confirm, timeout=timeout)
+        try:
+            if not held._scoped:
+                self._handles.remove(held)
+            return held.release(confirm=confirm, timeout=timeout)
+        except LocksidecarError:
+            raise
+        except BaseException:  # a signal handler raised: release the lock before this is raised
+            held._shared.session.given_up += [held._entry]
+            held._entry.given_up = True
+            held._shared.complete_given_up()
+            raise
 
     def locked(self) -> bool:
         """Whether a task holds the lock through this object. Client.info() knows about other holders."""
@@ -628,11 +654,17 @@ class Lock:
             for held in ended:
                 self._handles.remove(held)
             confirmation = ended[0]._end_block(exc, confirm, timeout)
+            for held in ended[1:]:  # the first one was released in the body
+                confirmation = held._end_block(exc, confirm, timeout)
         except BaseException:  # LockLost and NotHeld too; or a signal handler raised before the release
-            self._release_all(ended)
+            first, last = ended[0], ended[-1]  # there are at most two: see Handles.handles_of_block()
+            first._scoped = False
+            first._shared.session.given_up += [first._entry]
+            first._entry.given_up = True
+            last._shared.session.given_up += [last._entry]
+            last._entry.given_up = True
+            self._complete_release(ended)
             raise
-        for held in ended[1:]:  # the first one was released in the body
-            confirmation = held._end_block(exc, confirm, timeout)
         if confirmation is None:
             return
         try:
@@ -648,15 +680,17 @@ class Lock:
         try:
             self._handles.push(owner, held)
         except BaseException:  # a signal handler raised: the caller does not get held
-            self._release_all([held])
+            held._scoped = False
+            held._shared.session.given_up += [held._entry]
+            held._entry.given_up = True
+            self._complete_release([held])
             raise
         return held
 
-    def _release_all(self, ended: list[Held]) -> None:
+    def _complete_release(self, ended: list[Held]) -> None:
         """Releases the entries that no caller can release any more. Those that are released already stay so."""
         for held in ended:
-            with contextlib.suppress(LockLost, NotHeld):
-                held.release()
+            held._shared.complete_given_up()
             with contextlib.suppress(ValueError, KeyError, NotHeld):
                 self._handles.remove(held)
 
