@@ -99,7 +99,7 @@ var sidecarMutants = []mutant{
 		rule: "a client does not get the last descriptors",
 		file: "sidecar/server.go",
 		old:  `	case isResourceExhausted(err), err == nil && uint64(highest) >= clientFDLimit():`,
-		new:  `	case isResourceExhausted(err), err == nil && uint64(highest) >= maxFiles():`,
+		new:  `	case isResourceExhausted(err), err == nil && uint64(highest) >= fdLimit():`,
 		by:   check{"tests/clientfaults", "^TestDaemonAtItsLimitOfDescriptorsServesItsClients$"},
 	},
 	{
