@@ -23,9 +23,7 @@ func TestPingShowsWhichRedisAHostUses(t *testing.T) {
 		if out.Code != 0 || !strings.Contains(out.Stdout, health.RedisAddress+", run id "+health.RedisRunID) {
 			t.Errorf("host %d: ping exits with %d and prints %q", i, out.Code, out.Stdout)
 		}
-		if !host.Log.Contains("run_id=" + health.RedisRunID) {
-			t.Errorf("host %d: the log does not name the run id", i)
-		}
+		host.Log.AwaitWords(t, "run_id="+health.RedisRunID)
 	}
 	if id[0] != id[1] || id[0] == id[2] {
 		t.Errorf("the hosts have the Redis %q; want the first two the same, and the last another", id)

@@ -61,10 +61,7 @@ func TestTenThousandConnectionsLeaveNothing(t *testing.T) {
 	// The daemon has ended without a shutdown. Its successor finds one session and one lock.
 	d.Start(harness.LongLease)
 	d.AwaitSocket()
-	harness.Eventually(t, "the daemon takes over", func() bool { return d.Log.Contains("took over") })
-	if !d.Log.Contains("locks=1 clients=1 ended=0") {
-		t.Errorf("the successor did not find one lock and one client:\n%s", harness.Tail(d.Log.String(), 5))
-	}
+	d.Log.AwaitWords(t, "took over", "locks=1 clients=1 ended=0")
 	stay.Must(harness.Command{Do: "check", As: "stays"})
 }
 

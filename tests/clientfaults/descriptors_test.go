@@ -296,7 +296,7 @@ func TestDaemonRestartedWithTooFewDescriptorsKeepsLocks(t *testing.T) {
 	back := func() int { return strings.Count(d.Log.String(), "client is back") }
 	harness.Eventually(t, "the daemon refuses clients", func() bool { return d.Log.Contains("clients are refused") })
 	harness.Eventually(t, "some clients have reconnected", func() bool { return back() >= 10 })
-	harness.CheckContains(t, d.Log.String(), "too few files", "LimitNOFILE")
+	d.Log.AwaitWords(t, "too few files", "LimitNOFILE")
 	for i, l := range locks {
 		if err := l.Err(); err != nil {
 			t.Errorf("%s: the SDK of the holder reports %v", name(i), err)
@@ -335,5 +335,5 @@ func TestDaemonRestartedWithTooFewDescriptorsKeepsLocks(t *testing.T) {
 	d.MaxFiles = 100
 	d.Start()
 	harness.Eventually(t, "a daemon with a limit that leaves no descriptors for clients does not start", d.HasEnded)
-	harness.CheckContains(t, d.Log.String(), "100 files", "LimitNOFILE")
+	d.Log.AwaitWords(t, "100 files", "LimitNOFILE")
 }

@@ -74,5 +74,5 @@ func TestOneUserLeavesRoomForOthers(t *testing.T) {
 	if got := d.Run("force-release", "crowd:7"); got.Code != 0 {
 		t.Errorf("force-release: exit code %d, %s", got.Code, got.Stderr)
 	}
-	harness.CheckContains(t, d.Log.String(), "client forced the release of a lock", "lock=crowd:7", "force-release crowd:7", "uid=0")
+	d.Log.AwaitWords(t, "client forced the release of a lock", "lock=crowd:7", "force-release crowd:7", "uid=0")
 }

@@ -27,9 +27,7 @@ func TestRemovedSocketIsMadeAgain(t *testing.T) {
 	if _, err := other.TryLock(t.Context(), "held"); err == nil {
 		t.Error("a client of the new socket was granted the lock, too")
 	}
-	if !d.Log.Contains("the socket was removed, and is made again") {
-		t.Errorf("the log does not mention it:\n%s", d.Log.String())
-	}
+	d.Log.AwaitWords(t, "the socket was removed, and is made again")
 	other.Close()
 	c.Close()
 	d.Terminate()

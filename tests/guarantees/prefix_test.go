@@ -111,9 +111,7 @@ func TestRestartWithAnotherKeyPrefixLosesTheHolds(t *testing.T) {
 		d.Start("--lease=3s", "--key-prefix="+prefix)
 		d.AwaitSocket()
 		d.AwaitRedis("ok")
-		if !d.Log.Contains(fmt.Sprintf(`key prefix was \"app0:\" when the state was written, and is \"%s\" now`, prefix)) {
-			t.Error("the log does not say why the state is not used")
-		}
+		d.Log.AwaitWords(t, fmt.Sprintf(`key prefix was \"app0:\" when the state was written, and is \"%s\" now`, prefix))
 		if a := w.Try(harness.Command{Do: "lost", As: name}); a.Reason != string(protocol.Forgotten) && a.Reason != string(protocol.Expired) {
 			t.Errorf("the SDK of the holder reports %+v", a)
 		}

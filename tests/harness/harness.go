@@ -259,6 +259,17 @@ func (o *Output) String() string {
 // Contains reports whether the process has written s.
 func (o *Output) Contains(s string) bool { return strings.Contains(o.String(), s) }
 
+// AwaitWords waits until the process has written words, in upper or lower case. What it writes
+// reaches the test through a pipe: perhaps after the test has seen what it is about.
+func (o *Output) AwaitWords(t testing.TB, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		Eventually(t, fmt.Sprintf("the log contains %q", w), func() bool {
+			return strings.Contains(strings.ToLower(o.String()), strings.ToLower(w))
+		})
+	}
+}
+
 // Tail returns the last n lines of s.
 func Tail(s string, n int) string {
 	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")

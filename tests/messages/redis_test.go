@@ -24,7 +24,7 @@ func checkReported(t *testing.T, url string, words ...string) {
 	harness.CheckError(t, err, locksidecar.ErrUnavailable, words...)
 	w := harness.DialRaw(t, d)
 	harness.CheckContains(t, w.ExpectRefusal(protocol.Unavailable, harness.Message{"op": "acquire", "name": "x", "wait_ms": 50}), words...)
-	harness.CheckContains(t, d.Log.String(), words...)
+	d.Log.AwaitWords(t, words...)
 	if r := d.Run("ping"); r.Code == 0 {
 		t.Error("`locksidecar ping` reports no error")
 	} else {
