@@ -127,7 +127,7 @@ func TestProcessNameIsThatOfTheKernel(t *testing.T) {
 }
 
 // A daemon serves clients whose command lines block the reader.
-func TestClientsWhoseCommandLinesBlockAreServed(t *testing.T) {
+func TestClientIsServedThoughReadingItsCommandLineBlocks(t *testing.T) {
 	redis, err := embedded.Start(t.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
 	if err != nil {
 		t.Fatal(err)

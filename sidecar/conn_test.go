@@ -53,7 +53,7 @@ func TestAnswersOfAnEndedConnectionAreNotUnread(t *testing.T) {
 
 // A `lease` event speaks of the holds that were granted before it, so the newest
 // one stands behind all grants that it covers, and the older ones are not sent.
-func TestASlowReaderGetsTheNewestLeaseBehindTheGrantsItCovers(t *testing.T) {
+func TestSlowReaderGetsTheNewestLeaseAfterTheGrantsItCovers(t *testing.T) {
 	c, client := connPair(t)
 	c.sayLease(&protocol.LeaseEvent{DeadlineNS: 1 << 40})
 	c.say(&protocol.AcquireOK{ID: 7, Hold: 9, Token: 3, Count: 1, DeadlineNS: 1 << 40})

@@ -137,7 +137,7 @@ func (c *wire) row(name string) *protocol.LockRow {
 	return info.Lock
 }
 
-func TestARestartLosesNoLock(t *testing.T) {
+func TestRestartLosesNoLock(t *testing.T) {
 	h := newHouse(t, nil)
 	a, first := h.hello(true, "")
 	kept, lone := a.hold("kept"), a.hold("released in between")
@@ -317,7 +317,7 @@ func TestASocketWithoutAPathNeedsAStateFile(t *testing.T) {
 	}
 }
 
-func TestWhoDiedMeanwhileHoldsNothing(t *testing.T) {
+func TestClientThatDiedDuringARestartHoldsNothing(t *testing.T) {
 	h := newHouse(t, nil)
 	// The socket is this process's, but the session was begun by a child: to the
 	// kernel whoever connects is the peer.
@@ -360,7 +360,7 @@ func TestHelperHoldsALock(t *testing.T) {
 	select {}
 }
 
-func TestWhoCannotResumeKeepsItsLocksToTheirDeadlines(t *testing.T) {
+func TestClientThatCannotResumeKeepsItsLocksToTheirDeadlines(t *testing.T) {
 	h := newHouse(t, func(c *sidecar.Config) { c.Lease = time.Second })
 	a, first := h.hello(false, "")
 	if first.Ticket != "" {
@@ -375,7 +375,7 @@ func TestWhoCannotResumeKeepsItsLocksToTheirDeadlines(t *testing.T) {
 	}
 }
 
-func TestWhoDoesNotComeBackIsRenewedForAWhile(t *testing.T) {
+func TestAbsentClientIsRenewedForResumeWithin(t *testing.T) {
 	h := newHouse(t, func(c *sidecar.Config) { c.Lease = 600 * time.Millisecond; c.ResumeWithin = 2 * time.Second })
 	a, _ := h.hello(true, "")
 	held := a.hold("x")

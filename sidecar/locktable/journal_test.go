@@ -338,7 +338,7 @@ func TestAClaimIsNoMoreThanWasGranted(t *testing.T) {
 	}
 }
 
-func TestWhatIsGoneIsToldToWhoClaimsIt(t *testing.T) {
+func TestClaimOfALostHoldIsAnsweredWithLost(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.takes(1, "b")
@@ -701,7 +701,7 @@ func TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown(t *testing.T) {
 }
 
 // The key lives until the deadline that the dead client was sent, and so does the hold.
-func TestACrashDelayBeginsWithWhatWasToldBeforeTheRestart(t *testing.T) {
+func TestCrashDelayAfterRestartBeginsWithTheDeadlineSentBefore(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a", crash(time.Minute))
 	l.cfg.Lease = time.Second

@@ -220,7 +220,7 @@ func (r *rig) two() (drop, take locktable.Op) {
 
 // The answers may come in any order, and the release may have failed: the take says
 // how things are. Nothing else is asked before both are answered.
-func TestATakeBehindAReleaseStandsForItself(t *testing.T) {
+func TestTakePipelinedAfterADropHasItsOwnResult(t *testing.T) {
 	for _, first := range []locktable.Outcome{locktable.Done, locktable.NotSent, locktable.Unknown, locktable.Retryable, locktable.Refused} {
 		for _, late := range []bool{false, true} {
 			r := newRig(t)
@@ -333,7 +333,7 @@ func TestAnAnonymousOwnerWaitsForItself(t *testing.T) {
 	r.want("subscribe a", "s1 refused timeout")
 }
 
-func TestHandoffIsAnsweredBeforeRedisIsTold(t *testing.T) {
+func TestHandoffIsAnsweredBeforeTheOperationIsSent(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(locktable.Take, locktable.Done)
@@ -512,7 +512,7 @@ func TestAfterDataLossHoldsAreAssertedAgain(t *testing.T) {
 	}
 }
 
-func TestTheHandoffBudgetEndsWhenSomebodyRemoteWaits(t *testing.T) {
+func TestHandoffBudgetIsBoundedWhileAnotherHostWaits(t *testing.T) {
 	r := newRig(t)
 	r.others = 1
 	r.acquire(1, "a")
@@ -557,7 +557,7 @@ func TestTheHandoffBudgetEndsWhenSomebodyRemoteWaits(t *testing.T) {
 
 // While one other host listens, who has given the lock back lets it go first about every
 // second time. What it has published itself does not change that, whenever it hears it.
-func TestWhoHasJustHadTheLockLetsAnotherGoFirst(t *testing.T) {
+func TestHostThatJustHeldTheLockRetriesLater(t *testing.T) {
 	const rounds = 1000
 	r := newRig(t)
 	r.others = 2
@@ -595,7 +595,7 @@ func TestWhoHasJustHadTheLockLetsAnotherGoFirst(t *testing.T) {
 // Of many who hear of a release few ask at once, and the others soon. Who has let as
 // many turns pass as there are others asks sooner; and nobody is put off by being told
 // again and again.
-func TestOfManyWhoAreWokenFewAskAtOnce(t *testing.T) {
+func TestFewOfManyWaitingHostsRetryAtOnceAfterARelease(t *testing.T) {
 	const rounds, others = 1000, 40
 	r := newRig(t)
 	r.others = others + 1
@@ -636,7 +636,7 @@ func TestOfManyWhoAreWokenFewAskAtOnce(t *testing.T) {
 	t.Error("told of a release every millisecond, it never asks")
 }
 
-func TestASubscriptionThatNobodyNeedsEndsAfterAFewMessages(t *testing.T) {
+func TestUnneededSubscriptionEndsAfterAFewMessages(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(locktable.Take, locktable.HeldByOther)
@@ -735,7 +735,7 @@ func TestADetachedSessionKeepsItsHoldsUnrenewed(t *testing.T) {
 	}
 }
 
-func TestACircleOfOwnersIsToldToTheNewcomer(t *testing.T) {
+func TestWaitCycleIsRefusedWithItsOwners(t *testing.T) {
 	r := newRig(t)
 	for s, name := range []string{"a", "b", "c"} {
 		r.acquire(locktable.SessionID(s+1), name, owner(5))
@@ -812,7 +812,7 @@ func TestAnAmbiguousTakeIsAskedAgainOrDropped(t *testing.T) {
 	}
 }
 
-func TestARefusalOfRedisIsToldToAllWhoWait(t *testing.T) {
+func TestRefusalOfRedisRefusesAllWaiters(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.acquire(2, "a")
@@ -821,7 +821,7 @@ func TestARefusalOfRedisIsToldToAllWhoWait(t *testing.T) {
 	r.quiet()
 }
 
-func TestLimitsAreToldApart(t *testing.T) {
+func TestEachLimitIsNamedInItsRefusal(t *testing.T) {
 	r := newRig(t)
 	r.tb = locktable.New(locktable.Config{MaxLocks: 3, MaxHolds: 2, MaxWaiters: 1}, r.now)
 	r.tb.Up(r.now, false)
@@ -944,7 +944,7 @@ func (r *rig) answerFor(name string) {
 // A session was told a deadline, and gets locks that are good for less. One of them is
 // renewed, another is not for a while: the first may be believed in for as long as the
 // second, not only for as long as it was granted.
-func TestOneWhoWasToldMoreHearsOfLess(t *testing.T) {
+func TestLeaseEventMayLowerDeadline(t *testing.T) {
 	r := newRig(t)
 	answer := r.answerFor
 	r.acquire(1, "renewed")

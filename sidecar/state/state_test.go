@@ -428,7 +428,7 @@ func patch(at int64, b ...byte) func(*testing.T, string) {
 }
 
 // A file that had many locks once takes no more than the few that are left.
-func TestFileShrinksWhenItIsTakenOver(t *testing.T) {
+func TestFileShrinksWhenItIsRestored(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	f := mustOpen(t, path, thisHost())
 	const many = 50_000

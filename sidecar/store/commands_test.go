@@ -1121,7 +1121,7 @@ func TestStrangeRepliesAreUnknown(t *testing.T) {
 }
 
 // Without INFO a start says nothing about the data: an operator must not look for a loss.
-func TestLogSaysWhetherDataWasLostOnlyIfRedisTells(t *testing.T) {
+func TestLogNamesDataLossOnlyIfRedisIdentifiesItself(t *testing.T) {
 	s := startRedis(t)
 	for _, tt := range []struct{ name, url, runID, want string }{
 		{"INFO is not permitted", s.userURL("few", "~*", "&*", "+@all", "-info"), "", "data_lost=unknown"},

@@ -40,7 +40,7 @@ func names(t *testing.T, from chan string, n int, what string) map[string]bool {
 	return got
 }
 
-func TestReleasesAreHeard(t *testing.T) {
+func TestPublishedReleaseIsReceived(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		r := connected(t, b.url)
 		for _, name := range []string{"invoice:42", "order:{7}:x", "odd{", "with space", "ключ"} {
@@ -247,7 +247,7 @@ func TestDeniedChannelsDoNotPoisonOthers(t *testing.T) {
 	}
 }
 
-func TestNobodyMaySubscribe(t *testing.T) {
+func TestDeniedSubscriptionsAreReported(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.userURL("deaf", "~*", "&*", "+@all", "-subscribe", "-ping"))
 	for i := range 10 {

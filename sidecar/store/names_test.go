@@ -37,7 +37,7 @@ func TestNamesAreRedissons(t *testing.T) {
 
 // What counts is the key: with a prefix, a name may be like another lock's counter, and
 // must not become one together with the prefix.
-func TestReservedNamesAreThoseWhoseKeysBelongToOtherLocks(t *testing.T) {
+func TestNameIsReservedIfItsKeyBelongsToAnotherLock(t *testing.T) {
 	for _, tt := range []struct{ prefix, name, want string }{
 		{"", "lock", ""},
 		{"", "redisson_lock", ""},

@@ -290,7 +290,7 @@ func TestOverdueConnectionIsCutAtSecondCheck(t *testing.T) {
 
 // A connection is cut with commands.mu held: that must not wait for a peer that takes
 // nothing any more, not even to be told goodbye.
-func TestACutSaysNothing(t *testing.T) {
+func TestCutDoesNotWaitForThePeer(t *testing.T) {
 	cert := httptest.NewUnstartedServer(nil)
 	cert.StartTLS()
 	defer cert.Close()

@@ -673,7 +673,7 @@ func TestRetakeLeavesOtherStructuresAlone(t *testing.T) {
 
 // A counter that is behind the floor is lifted, however little it is behind: an attempt
 // to change the field alone must not bring it to the floor.
-func TestRetakeLiftsACounterThatIsOneBehindTheFloor(t *testing.T) {
+func TestRetakeLiftsACounterThatIsOneBelowTheFloor(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		r := connected(t, b.url)
 		b.admin.HSet(ctx, "lock", field(ourUUID, 1), "1")

@@ -66,7 +66,7 @@ var locktableMutants = []mutant{
 		file: "sidecar/locktable/claim.go",
 		old:  "		c.phase = windowIdle\n		return op, true\n",
 		new:  "		c.phase = windowIdle\n		return inFlight{kind: Drop}, false\n",
-		by:   tableTest("TestATakeBehindAReleaseStandsForItself"),
+		by:   tableTest("TestTakePipelinedAfterADropHasItsOwnResult"),
 	},
 	{
 		rule: "a Take follows a Drop only while no other host is subscribed",
@@ -331,7 +331,7 @@ var locktableMutants = []mutant{
 		file: "sidecar/locktable/hold.go",
 		old:  `	c.validUntil = max(c.validUntil, t.deadline(h)) // it`,
 		new:  `	_ = c // it`,
-		by:   tableTest("TestACrashDelayBeginsWithWhatWasToldBeforeTheRestart"),
+		by:   tableTest("TestCrashDelayAfterRestartBeginsWithTheDeadlineSentBefore"),
 	},
 	{
 		rule: "what was promised under a longer lease stays true",
@@ -512,7 +512,7 @@ var locktableMutants = []mutant{
 		file: "sidecar/locktable/resume.go",
 		old:  `if h == nil || h.session != s || h.isOrphan() {`,
 		new:  `if h == nil || h.isOrphan() {`,
-		by:   tableTest("TestWhatIsGoneIsToldToWhoClaimsIt"),
+		by:   tableTest("TestClaimOfALostHoldIsAnsweredWithLost"),
 	},
 	{
 		rule: "a client claims no more entries than it was granted",
@@ -777,14 +777,14 @@ var locktableMutants = []mutant{
 		file: "sidecar/locktable/arbiter.go",
 		old:  `a.unneededMessages >= maxUnneededMessages {`,
 		new:  `false {`,
-		by:   tableTest("TestASubscriptionThatNobodyNeedsEndsAfterAFewMessages"),
+		by:   tableTest("TestUnneededSubscriptionEndsAfterAFewMessages"),
 	},
 	{
 		rule: "a host does not take its own message for another host's",
 		file: "sidecar/locktable/arbiter.go",
 		old:  `		a.ownPublishesPending++` + "\n",
 		new:  ``,
-		by:   tableTest("TestWhoHasJustHadTheLockLetsAnotherGoFirst"),
+		by:   tableTest("TestHostThatJustHeldTheLockRetriesLater"),
 	},
 	{
 		rule: "a message of this host that was lost is not expected for long",
@@ -856,14 +856,14 @@ var locktableMutants = []mutant{
 		file: "sidecar/locktable/user.go",
 		old:  `return s.holds.len >= t.cfg.MaxHolds`,
 		new:  `return false`,
-		by:   tableTest("TestLimitsAreToldApart"),
+		by:   tableTest("TestEachLimitIsNamedInItsRefusal"),
 	},
 	{
 		rule: "a session does not wait for more than it may",
 		file: "sidecar/locktable/user.go",
 		old:  `	case len(s.requests)+len(s.confirms) >= t.cfg.MaxWaiters:`,
 		new:  `	case false:`,
-		by:   tableTest("TestLimitsAreToldApart"),
+		by:   tableTest("TestEachLimitIsNamedInItsRefusal"),
 	},
 	{
 		rule: "a sidecar does not know more locks than it may",

@@ -146,7 +146,7 @@ var storeMutants = []mutant{
 		file: "sidecar/store/names.go",
 		old:  `strings.CutPrefix(reserved, keyPrefix)`,
 		new:  `strings.CutPrefix(reserved, "")`,
-		by:   test("sidecar/store", "TestReservedNamesAreThoseWhoseKeysBelongToOtherLocks"),
+		by:   test("sidecar/store", "TestNameIsReservedIfItsKeyBelongsToAnotherLock"),
 	},
 	{
 		rule: "a Redis that is out of memory may recover",
