@@ -18,8 +18,10 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
-// session is one client's conversation with the sidecar, as the loop knows it. A resumable
-// one outlives its connection and this process: its successor finds it in the state file.
+// session is one client's conversation with the sidecar, as the loop knows it: its connection,
+// its process and its ticket. What it holds and asks for is in the table (locktable/session.go,
+// and locktable/resume.go for its claims). A resumable session outlives its connection and this
+// process: the successor finds it in the state file.
 type session struct {
 	id        locktable.SessionID
 	peer      locktable.Peer

@@ -2,6 +2,12 @@ package locktable
 
 import "fmt"
 
+// Exclusion between two hosts rests on Redis: a script sets a key only if it is free or this
+// host's (scripts/ownership.lua in package store), and a holder believes only until the
+// deadline of the lease that the key was given. The table keeps its side of that: it grants a
+// hold only under a claim, with a deadline that the claim covers. The simulation checks both
+// sides together, over several hosts.
+//
 // The invariants of the design that a lock can break are asserted where they could be
 // broken, in every build: a sidecar that broke one stops, and its successor continues from
 // the journal, which is better than a second holder.

@@ -7,7 +7,11 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// Resume says that the client of an absent session is here, and about to claim.
+// A client resumes its session after a restart of the sidecar: the loop has checked its ticket
+// (sidecar/session.go, onHello), Restore has made its holds again (journal.go), and the client
+// claims those that it still has.
+
+// Resume notes that the client of an absent session is connected, and about to claim.
 func (t *Table) Resume(id SessionID, p Peer) {
 	s := t.sessions[id]
 	s.peer = p
