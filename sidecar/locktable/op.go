@@ -21,7 +21,9 @@ const (
 	// Take: the field HoldID with Count, and a lease of LeaseMS, if the key is free or this
 	// sidecar's. Reserve tokens are drawn. With RequireExisting a missing key is not set: a
 	// Take then moves a lock that this sidecar has to a later hold, and never takes a free
-	// one.
+	// one. With Enqueue, a Take that finds another owner has a ticket in the lock's queue
+	// afterwards: Ticket, if that stands there, or else HoldID. With InOrder, a free key
+	// goes to the first of the queue, if there is one.
 	Take
 
 	// Renew: the same, if the key is this sidecar's. No token is drawn.
@@ -30,8 +32,10 @@ const (
 	// Check: no change. The result says whether the key has the field HoldID with Count.
 	Check
 
-	// Drop: no key, if it is this sidecar's. The unlock message is published, also if there
-	// was no key: when a key expires, Redis notifies no waiter.
+	// Drop: no field of this sidecar, if the key has one, and no Ticket in the queue. The lock
+	// goes to the first of the queue that can be told; or else the key is deleted and the
+	// unlock message is published, also if there was no key: when a key expires, Redis
+	// notifies no waiter.
 	Drop
 )
 
@@ -45,6 +49,10 @@ type Op struct {
 	Reserve          uint16 // Take: tokens to draw; 0 draws none
 	RequireExisting  bool   // Take: a missing key is not set
 	AfterPendingDrop bool   // Take: it is pipelined after a Drop of the same lock that has no result yet
+	Enqueue          bool   // Take: a ticket is to stand in the queue if another owner has the key
+	InOrder          bool   // Take with Enqueue: a free key goes to the first of the queue
+	Ticket           uint64 // Take with Enqueue: the ticket that may stand in the queue already. Drop: a ticket that is given up. 0: none
+	PassedMS         uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
 }
 
 // Outcome is what became of an Op.
@@ -85,6 +93,12 @@ const (
 	Retryable
 )
 
+// NotQueued is the Rank of a Take that has no ticket in the queue.
+const NotQueued = int32(-1)
+
+// HolderNotTold is the HolderReached of a Take that did not recall the lock.
+const HolderNotTold = int32(-1)
+
 // Uncounted: the subscribers were not counted. They are counted where it costs nothing or
 // matters: by a Drop, which publishes, and by a Take that is refused, that moves a lock, or
 // that draws more tokens than the one that its waiter gets.
@@ -100,6 +114,15 @@ type Result struct {
 	Made      bool   // Take, Done, Reserve > 0: there was no token counter, and now there is one
 	Listeners int32  // subscribers of the lock's channel, this sidecar's included; −1: unknown; or Uncounted
 	TTLMS     int64  // HeldByOther: PTTL of the key; −1: it has none
-	Field     string // HeldByOther, NotALock: the owner field that was found, or a description of what is there
-	Msg       string // NotALock, NotSent, Unknown, Refused, Retryable: one sentence for people, says what to do
+
+	// The queue.
+	Rank          int32  // Take, HeldByOther: place of this sidecar's ticket, 0 is the first; or NotQueued
+	Ticket        uint64 // Take: HeldByOther: the ticket that stands in the queue, 0: none. Done: the number that the field has, 0: HoldID
+	HolderReached int32  // Take, HeldByOther: how many connections received the recall; 0: the holder is no sidecar, or has no connection; or HolderNotTold
+	Waiting       uint32 // Take, Done, and Drop with Passed: tickets in the queue
+	Passed        bool   // Drop, Done: the lock went to the first of the queue
+	Paused        bool   // Drop, Done: the lock is free although there is a queue, so that programs that are no sidecars get their chance
+
+	Field string // HeldByOther, NotALock: the owner field that was found, or a description of what is there
+	Msg   string // NotALock, NotSent, Unknown, Refused, Retryable: one sentence for people, says what to do
 }

@@ -1,0 +1,41 @@
+package locktable
+
+// Message is what was published to this sidecar: on its own channel, or on the channel of a
+// lock that it is subscribed to. Messages and results come in the order in which Redis made
+// them.
+type Message struct {
+	Kind MessageKind
+	Name string
+
+	// Of Transferred.
+	Ticket    uint64 // of this sidecar: the field that the key has now
+	LastToken uint64 // tokens LastToken − Tokens + 1 to LastToken are drawn for it
+	Tokens    uint16
+	LeaseMS   uint32 // that the key was given
+	Waiting   uint32 // tickets in the queue behind it
+	PassedMS  uint32 // for how long the lock has passed from owner to owner without having been free, ms
+
+	// Of Freed.
+	PauseMS uint32 // for how long sidecars leave the lock free, ms
+}
+
+// MessageKind says what was published.
+type MessageKind uint8
+
+const (
+	// Unlocked, on the channel of the lock: a program released the lock.
+	Unlocked MessageKind = iota
+
+	// Transferred: the lock passed to this sidecar, under its Ticket.
+	Transferred
+
+	// Recalled, to the sidecar that has the lock: another one waits for it.
+	Recalled
+
+	// Freed, to the first of the queue: the lock is free. It asks again after PauseMS.
+	Freed
+
+	// Requeue: the ticket of this sidecar left the queue without the lock, because it had not
+	// asked for too long. It asks again.
+	Requeue
+)
