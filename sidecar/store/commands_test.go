@@ -1088,6 +1088,11 @@ func TestStrangeRepliesAreUnknown(t *testing.T) {
 		{"*1\r\n:-4\r\n", []locktable.Op{drop}},
 		{"*1\r\n*1\r\n:1\r\n", []locktable.Op{drop}},
 		{"*2\r\n:1\r\n$-1\r\n", []locktable.Op{take, drop}},
+		{"~1\r\n:5\r\n", []locktable.Op{take}},
+		{"%1\r\n:5\r\n:5\r\n", []locktable.Op{take, drop}},
+		{"*1\r\n~2\r\n:5\r\n:1\r\n", []locktable.Op{take}},
+		{"*1\r\n#t\r\n", []locktable.Op{keep}},
+		{"*1\r\n,1\r\n", []locktable.Op{keep}},
 	} {
 		l := listen(t)
 		speak(t, l, func(args []string) string {

@@ -382,10 +382,13 @@ func (p *pipeline) decode(cl *call, answer reply, results []locktable.Result) er
 		for i := range results {
 			refuse(&results[i], answer.text)
 		}
-	case len(answer.list) != len(results):
+	case answer.kind != '*', len(answer.list) != len(results):
 		return &unexpectedReply{cl.script, answer}
 	default:
 		for i, status := range answer.list {
+			if len(status.list) > 0 && status.kind != '*' {
+				return &unexpectedReply{cl.script, status}
+			}
 			refusal, silent, err := decode(status, &results[i])
 			if err != nil {
 				return err

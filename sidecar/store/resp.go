@@ -9,10 +9,10 @@ import (
 	"strconv"
 )
 
-// What is sent and received on a command connection after its handshake: the part of
-// RESP2 that scripts need. A client library would make an object of each command
-// and each value of a reply, and costs more than the rest of the way of an
-// operation through the sidecar.
+// What is sent and received on a connection after its greeting: the part of RESP3 that
+// scripts and subscriptions need. A client library would make an object of each command
+// and each value of a reply, and costs more than the rest of the way of an operation
+// through the sidecar.
 
 // A command is an array of bulk strings.
 
@@ -38,18 +38,29 @@ func appendHead(dst []byte, kind byte, n int) []byte {
 	return append(dst, '\r', '\n')
 }
 
-// A reply is one value that Redis answered.
+// A reply is one value that Redis sent: the answer to a command, or a push, which answers
+// none.
 type reply struct {
-	kind byte    // ':' an integer, '$' a string, '-' an error, '*' a list, 0: nil
-	num  int64   // integer
-	text string  // string, error
-	list []reply // good until the next reply is read
+	kind byte    // see below
+	num  int64   // integer, boolean
+	text string  // string, error, other number
+	list []reply // good until the next reply is read; of a map, keys and values alternate
 }
+
+// Kinds of replies are the first bytes of their RESP. Strings of all forms are '$', and errors
+// of both forms '-'. Nil is 0. No script of ours answers ',', '(', '#', '%' or '~': they are
+// read, and refused by what expects something else.
+//
+// longText is a string of a push that was read and not kept. Any program may publish it.
+const longText = 'L'
 
 // Bounds of what our scripts answer, with room to spare.
 const (
-	maxReplyText = 64 << 10
-	maxReplyList = 4 * runMax
+	maxReplyText  = 64 << 10 // of a string; of a push, of all its strings
+	maxReplyList  = 4 * runMax
+	maxReplyDepth = 4 // HELLO answers a map with a list of modules, which are maps with lists
+
+	maxPushText = 1 << 40 // what is read and not kept; Redis has less memory
 )
 
 // errStrange: this is not the RESP of a Redis that answers us.
@@ -59,11 +70,17 @@ var errStrange = errors.New("it gave a reply that is not RESP, or far too large"
 type replies struct {
 	in    *bufio.Reader
 	items []reply // of a list
+
+	inPush bool  // a push is being read
+	room   int64 // how many bytes of strings are kept of the rest of the push
 }
 
-func newReplies(r io.Reader) *replies { return &replies{in: bufio.NewReaderSize(r, maxReplyText)} }
+func newReplies(r io.Reader) *replies { return &replies{in: bufio.NewReaderSize(r, maxReplyText+2)} }
 
-func (r *replies) next() (reply, error) { return r.value(0) }
+func (r *replies) next() (reply, error) {
+	r.inPush = false
+	return r.value(0)
+}
 
 func (r *replies) value(depth int) (reply, error) {
 	line, err := r.line()
@@ -74,8 +91,21 @@ func (r *replies) value(depth int) (reply, error) {
 	switch kind {
 	case '+':
 		return reply{kind: '$', text: string(rest)}, nil
-	case '-':
-		return reply{kind: '-', text: string(rest)}, nil
+	case '-', ',', '(':
+		return reply{kind: kind, text: string(rest)}, nil
+	case '_':
+		if len(rest) > 0 {
+			return reply{}, errStrange
+		}
+		return reply{}, nil
+	case '#':
+		switch string(rest) {
+		case "t":
+			return reply{kind: '#', num: 1}, nil
+		case "f":
+			return reply{kind: '#'}, nil
+		}
+		return reply{}, errStrange
 	}
 	n, ok := number(rest)
 	if !ok {
@@ -84,45 +114,91 @@ func (r *replies) value(depth int) (reply, error) {
 	switch kind {
 	case ':':
 		return reply{kind: ':', num: n}, nil
-	case '$':
-		if n == -1 {
+	case '$', '=', '!':
+		if kind == '$' && n == -1 {
 			return reply{}, nil
 		}
-		if n < 0 || n > maxReplyText {
-			return reply{}, errStrange
-		}
-		text := make([]byte, n+2)
-		if _, err := io.ReadFull(r.in, text); err != nil {
-			return reply{}, err
-		}
-		if text[n] != '\r' || text[n+1] != '\n' {
-			return reply{}, errStrange
-		}
-		return reply{kind: '$', text: string(text[:n])}, nil
-	case '*':
-		if n == -1 {
+		return r.text(kind, n)
+	case '*', '~', '%', '>':
+		if kind == '*' && n == -1 {
 			return reply{}, nil
 		}
-		if n < 0 || n > maxReplyList || depth > 1 {
+		if n < 0 || n > maxReplyList || depth > maxReplyDepth || kind == '>' && depth > 0 {
 			return reply{}, errStrange
 		}
-		var items []reply
-		if depth == 0 {
-			items = r.items[:0]
+		if kind == '>' {
+			r.inPush, r.room = true, maxReplyText
 		}
-		for range n {
-			item, err := r.value(depth + 1)
-			if err != nil {
-				return reply{}, err
-			}
-			items = append(items, item)
+		if kind == '%' {
+			n *= 2
 		}
-		if depth == 0 {
-			r.items = items
-		}
-		return reply{kind: '*', list: items}, nil
+		return r.list(kind, n, depth)
 	}
 	return reply{}, errStrange
+}
+
+// text reads the n bytes of a string, an error ('!'), or a string with its format ('=').
+func (r *replies) text(kind byte, n int64) (reply, error) {
+	switch {
+	case n < 0:
+		return reply{}, errStrange
+	case r.inPush && n > r.room && n <= maxPushText:
+		if _, err := r.in.Discard(int(n)); err != nil {
+			return reply{}, err
+		}
+		end, err := r.in.Peek(2)
+		if err != nil {
+			return reply{}, err
+		}
+		if string(end) != "\r\n" {
+			return reply{}, errStrange
+		}
+		_, _ = r.in.Discard(2)
+		return reply{kind: longText}, nil
+	case n > maxReplyText:
+		return reply{}, errStrange
+	}
+	if r.inPush {
+		r.room -= n
+	}
+	bytes, err := r.in.Peek(int(n) + 2)
+	if err != nil {
+		return reply{}, err
+	}
+	if bytes[n] != '\r' || bytes[n+1] != '\n' {
+		return reply{}, errStrange
+	}
+	text := string(bytes[:n])
+	_, _ = r.in.Discard(len(bytes)) // they are in the buffer
+	switch kind {
+	case '!':
+		kind = '-'
+	case '=':
+		if n < 4 || text[3] != ':' {
+			return reply{}, errStrange
+		}
+		kind, text = '$', text[4:]
+	}
+	return reply{kind: kind, text: text}, nil
+}
+
+// list reads n values.
+func (r *replies) list(kind byte, n int64, depth int) (reply, error) {
+	var items []reply
+	if depth == 0 {
+		items = r.items[:0]
+	}
+	for range n {
+		item, err := r.value(depth + 1)
+		if err != nil {
+			return reply{}, err
+		}
+		items = append(items, item)
+	}
+	if depth == 0 {
+		r.items = items
+	}
+	return reply{kind: kind, list: items}, nil
 }
 
 // line reads up to CRLF, and returns at least the byte of the kind. It is
@@ -174,8 +250,14 @@ func (r reply) String() string {
 		return "a string"
 	case '-':
 		return "an error"
-	case '*':
+	case '*', '~', '%':
 		return fmt.Sprintf("a list of %d", len(r.list))
+	case '>':
+		return "a push"
+	case '#':
+		return "a boolean"
+	case ',', '(':
+		return "a number that is no integer"
 	}
 	return "nil"
 }

@@ -31,6 +31,19 @@ var replyCases = []struct {
 	{"$4\r\na\r\nb\r\n", reply{kind: '$', text: "a\r\nb"}},
 	{"*0\r\n", reply{kind: '*'}},
 	{"*3\r\n:1\r\n:7\r\n:-1\r\n", reply{kind: '*', list: []reply{{kind: ':', num: 1}, {kind: ':', num: 7}, {kind: ':', num: -1}}}},
+	{"_\r\n", reply{}},
+	{"#t\r\n", reply{kind: '#', num: 1}},
+	{"#f\r\n", reply{kind: '#'}},
+	{",1.25e3\r\n", reply{kind: ',', text: "1.25e3"}},
+	{"(3492890328409238509324850943850943825024385\r\n", reply{kind: '(', text: "3492890328409238509324850943850943825024385"}},
+	{"=7\r\ntxt:a\r\n\r\n", reply{kind: '$', text: "a\r\n"}},
+	{"!6\r\nOOM no\r\n", reply{kind: '-', text: "OOM no"}},
+	{"~1\r\n:1\r\n", reply{kind: '~', list: []reply{{kind: ':', num: 1}}}},
+	{"%2\r\n+a\r\n:1\r\n+b\r\n*1\r\n%1\r\n+c\r\n*0\r\n", reply{kind: '%', list: []reply{
+		{kind: '$', text: "a"}, {kind: ':', num: 1}, {kind: '$', text: "b"},
+		{kind: '*', list: []reply{{kind: '%', list: []reply{{kind: '$', text: "c"}, {kind: '*'}}}}}}}},
+	{">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n0\r\n", reply{kind: '>', list: []reply{{kind: '$', text: "message"}, {kind: '$', text: "c"}, {kind: '$', text: "0"}}}},
+	{">2\r\n+x\r\n*1\r\n_\r\n", reply{kind: '>', list: []reply{{kind: '$', text: "x"}, {kind: '*', list: []reply{{}}}}}},
 	{"*2\r\n*2\r\n:5\r\n$1\r\nx\r\n+OOM\r\n", reply{kind: '*', list: []reply{{kind: '*', list: []reply{{kind: ':', num: 5}, {kind: '$', text: "x"}}}, {kind: '$', text: "OOM"}}}},
 }
 
@@ -72,10 +85,37 @@ func TestWhatIsNoReplyIsRefused(t *testing.T) {
 	for _, text := range []string{
 		"\r\n", "x\r\n", "HTTP/1.1 400 Bad Request\r\n", ":\r\n", ":1x\r\n", ":-\r\n", ":99999999999999999999\r\n", ":1\n", "+OK\n",
 		"$-2\r\n", "$x\r\n", "$1\r\nab\r\n", "$65537\r\n", "*-2\r\n", "*x\r\n", fmt.Sprintf("*%d\r\n", maxReplyList+1),
-		"*1\r\n*1\r\n*1\r\n:1\r\n", "+" + strings.Repeat("x", maxReplyText) + "\r\n", "%1\r\n", "_\r\n", ">1\r\n:1\r\n",
+		strings.Repeat("*1\r\n", maxReplyDepth+2) + ":1\r\n", "+" + strings.Repeat("x", maxReplyText) + "\r\n",
+		"_x\r\n", "#x\r\n", "#\r\n", "=3\r\ntxt\r\n", "=5\r\ntextx\r\n", "=-1\r\n", "!-1\r\n", "%-1\r\n", "~-1\r\n", ">-1\r\n",
+		"*1\r\n>1\r\n:1\r\n", ">1\r\n>1\r\n:1\r\n", "|1\r\n+a\r\n+b\r\n:1\r\n", "$?\r\n", "*?\r\n", fmt.Sprintf("%%%d\r\n", maxReplyList+1),
+		fmt.Sprintf(">1\r\n$%d\r\n", maxPushText+1), fmt.Sprintf(">1\r\n$%d\r\n%s:)", maxReplyText+1, strings.Repeat("x", maxReplyText+1)),
 	} {
 		if got, err := newReplies(strings.NewReader(text)).next(); !errors.Is(err, errStrange) {
 			t.Errorf("%.40q: got %+v, %v", text, got, err)
+		}
+	}
+}
+
+// Any program may publish a text of any length. It is read, and what follows is understood.
+func TestLongTextOfPushIsReadAndNotKept(t *testing.T) {
+	text := func(n int) string { return fmt.Sprintf("$%d\r\n%s\r\n", n, strings.Repeat("x", n)) }
+	const half = maxReplyText / 2
+	in := ">3\r\n" + text(7) + text(1) + text(1<<20) +
+		">4\r\n" + text(half) + text(half) + text(1) + text(0) +
+		":7\r\n" + text(maxReplyText)
+	kept := func(n int) reply { return reply{kind: '$', text: strings.Repeat("x", n)} }
+	long := reply{kind: longText}
+	for how, from := range map[string]io.Reader{"whole": strings.NewReader(in), "byte by byte": iotest.OneByteReader(strings.NewReader(in))} {
+		r := newReplies(from)
+		for i, want := range []reply{
+			{kind: '>', list: []reply{kept(7), kept(1), long}},
+			{kind: '>', list: []reply{kept(half), kept(half), long, kept(0)}},
+			{kind: ':', num: 7},
+			kept(maxReplyText),
+		} {
+			if got, err := r.next(); err != nil || !sameReply(got, want) {
+				t.Fatalf("%s: reply %d is %v, %v", how, i, got, err)
+			}
 		}
 	}
 }
