@@ -16,6 +16,7 @@ func startInProcess() (*Redis, error) {
 	if err := m.StartAddr("127.0.0.1:0"); err != nil {
 		return nil, fmt.Errorf("the in-process Redis cannot listen on 127.0.0.1: %w", err)
 	}
+	addPubSub(m)
 	return &Redis{
 		url:  "redis://:" + password + "@" + m.Addr() + "/0",
 		kind: "in-process",
