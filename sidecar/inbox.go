@@ -11,14 +11,15 @@ import (
 // event is an input of the loop that does not come from a client's connection. Which fields it
 // has depends on kind.
 type event struct {
-	kind    eventKind
-	flag    bool
-	session locktable.SessionID
-	results []locktable.Result
-	redis   store.Identity
-	names   []string
-	text    string
-	done    chan struct{}
+	kind     eventKind
+	flag     bool
+	session  locktable.SessionID
+	results  []locktable.Result
+	messages []locktable.Message
+	redis    store.Identity
+	names    []string
+	text     string
+	done     chan struct{}
 }
 
 type eventKind uint8
@@ -27,9 +28,10 @@ const (
 	loopPing     eventKind = iota // done
 	processEnded                  // session
 
-	redisResults // results; flag: redis has a new floor of tokens
-	redisUp      // flag: data may be lost; redis
-	redisDown    // text
+	redisResults  // results; flag: redis has a new floor of tokens
+	redisMessages // messages
+	redisUp       // flag: data may be lost; redis
+	redisDown     // text
 	redisSubscribed
 	redisUnsubscribed
 )
@@ -60,29 +62,37 @@ const (
 func (k requestKind) isLast() bool { return k == clientDisconnected || k == clientProtocolError }
 
 // inbox is the queue of the loop's inputs. Its length is bounded by its senders: conn.throttle,
-// maxQueuedOfProcess, and the number of operations in flight.
+// maxQueuedOfProcess, and the number of operations in flight; and for messages, which any
+// program can publish, by addMessages.
 //
-// Events come first, in order: results of Redis and ends of processes must not wait for
-// requests of clients. Requests come from the users in turn, and of each user from its
+// Events come first, in order: results of Redis, messages and ends of processes must not wait
+// for requests of clients. Requests come from the users in turn, and of each user from its
 // processes in turn, in order for each connection: see fairQueue.
 type inbox struct {
 	ready chan struct{} // has an element when the loop has to read the inbox
 
 	mu              sync.Mutex // guards what follows
 	events          []event
-	messages        map[string]int // by name: how many were received since the last step
+	unlocked        map[string]int // by name: how many messages of kind Unlocked the last event has
+	ownMessages     int            // messages of other kinds that events have
 	requests        fairQueue
 	unblocked       bool // addRequests does not block any more
 	redisBacklogged bool // requests wait, because too many operations wait to be sent to Redis
 }
 
-// maxMessages is how many messages for one lock the table gets in one step. More of them have no
-// further effect.
-const maxMessages = 8
+const (
+	// maxUnlocked is how many messages of kind Unlocked for one lock the table gets with nothing
+	// else between them. More of them have no further effect.
+	maxUnlocked = 8
+
+	// maxOwnMessages is how many messages of other kinds wait for one step, at most. Sidecars do
+	// not send that many; and each may be lost, because a waiter asks Redis again now and then.
+	maxOwnMessages = 1 << 14
+)
 
 func (b *inbox) init() {
 	b.ready = make(chan struct{}, 1)
-	b.messages = make(map[string]int)
+	b.unlocked = make(map[string]int)
 	b.requests.init()
 }
 
@@ -91,14 +101,35 @@ func (b *inbox) addEvent(e event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.events = append(b.events, e)
+	b.beginMessages()
 }
 
-// addMessages adds a received message for each of the names.
-func (b *inbox) addMessages(names []string) {
+// addMessages adds messages, without those that have no further effect: to the last event, if
+// that has messages, or as an event.
+func (b *inbox) addMessages(messages []locktable.Message) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, name := range names {
-		b.messages[name] = min(b.messages[name]+1, maxMessages)
+	if n := len(b.events); n == 0 || b.events[n-1].kind != redisMessages {
+		b.events = append(b.events, event{kind: redisMessages})
+	}
+	e := &b.events[len(b.events)-1]
+	for _, m := range messages {
+		switch {
+		case m.Kind == locktable.Unlocked && b.unlocked[m.Name] < maxUnlocked:
+			b.unlocked[m.Name]++
+		case m.Kind != locktable.Unlocked && b.ownMessages < maxOwnMessages:
+			b.ownMessages++
+		default:
+			continue
+		}
+		e.messages = append(e.messages, m)
+	}
+}
+
+// beginMessages: the next messages are not of the same event as those before. The caller holds mu.
+func (b *inbox) beginMessages() {
+	if len(b.unlocked) > 0 {
+		clear(b.unlocked)
 	}
 }
 
@@ -135,16 +166,17 @@ func (b *inbox) wake() {
 func (b *inbox) hasInput() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.events) > 0 || len(b.messages) > 0 || b.requests.len > 0 && !b.redisBacklogged
+	return len(b.events) > 0 || b.requests.len > 0 && !b.redisBacklogged
 }
 
-// swapEvents returns the events and messages, and continues with these empty ones.
-func (b *inbox) swapEvents(events []event, messages map[string]int) ([]event, map[string]int) {
+// swapEvents returns the events, and continues with these emptied ones.
+func (b *inbox) swapEvents(events []event) []event {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.events, events = events[:0], b.events
-	b.messages, messages = messages, b.messages
-	return events, messages
+	b.beginMessages()
+	b.ownMessages = 0
+	return events
 }
 
 // setRedisBacklogged has requests wait in the inbox, or ends that.

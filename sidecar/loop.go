@@ -42,9 +42,8 @@ type loop struct {
 	stopping        bool
 	redisBacklogged bool // requests wait, because too many operations wait to be sent: see step
 
-	events   []event        // emptied, for the next takeEvents
-	messages map[string]int // the same
-	request  request        // the one that is being done
+	events  []event // emptied, for the next takeEvents
+	request request // the one that is being done
 
 	timer   *time.Timer // wakes run
 	planned int64       // when it does, or did; never later than something is due; MaxInt64: nothing is
@@ -204,21 +203,15 @@ func (l *loop) step() (now int64) {
 }
 
 func (l *loop) takeEvents(now int64) {
-	events, messages := l.inbox.swapEvents(l.events, l.messages)
+	events := l.inbox.swapEvents(l.events)
 	for i := range events {
 		l.onEvent(now, &events[i])
 	}
-	for name, n := range messages {
-		for range n {
-			l.table.Message(now, name)
-		}
-	}
 	clear(events)
-	clear(messages)
 	if cap(events) > 1<<10 {
 		events = nil // a burst's memory is not kept
 	}
-	l.events, l.messages = events, messages
+	l.events = events
 }
 
 // takeRequests does requests of clients, in the order of the inbox, for requestTime.
@@ -288,6 +281,10 @@ func (l *loop) onEvent(now int64, e *event) {
 			l.table.Result(now, e.results[i])
 		}
 		l.store.Recycle(e.results)
+	case redisMessages:
+		for i := range e.messages {
+			l.onMessage(now, &e.messages[i])
+		}
 	case redisUp:
 		redis := e.redis // e is emptied before applyEffects
 		l.newRedis = &redis
@@ -304,6 +301,14 @@ func (l *loop) onEvent(now int64, e *event) {
 		}
 	case loopPing:
 		close(e.done)
+	}
+}
+
+// onMessage gives the table a message. This is where messages to the sidecar are dropped as
+// long as the table has no queue between hosts: no script sends them.
+func (l *loop) onMessage(now int64, m *locktable.Message) {
+	if m.Kind == locktable.Unlocked {
+		l.table.Message(now, m.Name)
 	}
 }
 

@@ -63,7 +63,6 @@ func Listen(cfg Config) (_ *Server, err error) {
 	s.commands.init()
 	s.running.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*session)
-	s.messages = make(map[string]int)
 	s.misplaced.Store(new(string))
 	s.redis.Store(&redisHealth{status: "Redis has not been reached yet"})
 
@@ -99,7 +98,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnDown:         s.redisDown,
 		OnSubscribed:   func(n []string) { s.submitEvent(event{kind: redisSubscribed, names: n}) },
 		OnUnsubscribed: func(n []string) { s.submitEvent(event{kind: redisUnsubscribed, names: n}) },
-		OnMessage:      func(n []string) { s.inbox.addMessages(n); s.runIfIdle() },
+		OnMessages:     func(m []locktable.Message) { s.inbox.addMessages(m); s.runIfIdle() },
 	})
 	if err != nil {
 		return nil, asSettingError(err)

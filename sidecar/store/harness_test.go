@@ -210,7 +210,14 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 		OnDown:         func(err error) { r.downs <- err },
 		OnSubscribed:   each(r.subscribed),
 		OnUnsubscribed: each(r.unsubscribed),
-		OnMessage:      each(r.messages),
+		OnMessages: func(messages []locktable.Message) {
+			for _, m := range messages {
+				if m != (locktable.Message{Kind: locktable.Unlocked, Name: m.Name}) {
+					t.Errorf("message %+v", m)
+				}
+				r.messages <- m.Name
+			}
+		},
 	}
 	for _, f := range change {
 		f(&cfg)

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 const (
@@ -367,8 +368,8 @@ func (l *listener) receive(ps *redis.PubSub) error {
 			l.heard = protocol.Now()
 			names := l.want[f.Channel]
 			l.mu.Unlock()
-			if len(names) > 0 && l.cfg.OnMessage != nil {
-				l.cfg.OnMessage(append([]string(nil), names...))
+			if len(names) > 0 && l.cfg.OnMessages != nil {
+				l.cfg.OnMessages(unlocked(names))
 			}
 		case *redis.Subscription:
 			err = l.onConfirmation(f)
@@ -379,6 +380,15 @@ func (l *listener) receive(ps *redis.PubSub) error {
 			return err
 		}
 	}
+}
+
+// unlocked returns a message for each of the names that have one channel.
+func unlocked(names []string) []locktable.Message {
+	messages := make([]locktable.Message, len(names))
+	for i, name := range names {
+		messages[i] = locktable.Message{Kind: locktable.Unlocked, Name: name}
+	}
+	return messages
 }
 
 // oldest returns the request to which a frame belongs, given what it answers. mu

@@ -69,10 +69,10 @@ type Config struct {
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
 	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If a
 	// connection was lost they come back by themselves.
-	// OnMessage: something was published on these locks' channels.
+	// OnMessages: something was published on the channels of locks.
 	OnSubscribed   func(names []string)
 	OnUnsubscribed func(names []string)
-	OnMessage      func(names []string)
+	OnMessages     func(messages []locktable.Message)
 }
 
 // Identity is what was connected to what: which data Redis had, by which
