@@ -230,7 +230,8 @@ func (s *Server) redisResults(results []locktable.Result, raised *store.Identity
 	s.submitEvent(e)
 }
 
-func (s *Server) redisUp(dataLost bool, id store.Identity) {
+// redisUp ignores listening: no message to the sidecar has an effect yet, see loop.onMessage.
+func (s *Server) redisUp(dataLost, _ bool, id store.Identity) {
 	s.redis.Store(&redisHealth{"ok", id.RunID})
 	s.submitEvent(event{kind: redisUp, flag: dataLost, redis: id})
 }

@@ -43,7 +43,7 @@ func BenchmarkPairs(b *testing.B) {
 			}
 			r := open(b, s.url(), func(c *Config) {
 				c.OnResults = onResults
-				c.OnUp = func(bool, Identity) { close(ready) }
+				c.OnUp = func(bool, bool, Identity) { close(ready) }
 			})
 			store = r.Store
 			<-ready

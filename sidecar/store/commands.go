@@ -20,22 +20,21 @@ const (
 
 	// The end of a connection is noticed at once, because other hosts may reconnect to a
 	// Redis that lost the locks before this one does. A connection that ends without a packet
-	// is found by a ping.
+	// is found by a ping, while it owes nothing, and was silent for so long.
 	idlePing = 5 * time.Second
 
 	backoffMin = 50 * time.Millisecond
 	backoffMax = time.Second
 )
 
-// commands owns the command connection. Operations come from any goroutine. The goroutine
-// that brings one also writes it, if the connection is free for it: see pipeline. The
-// goroutine run makes and checks the connection, and returns the operations that cannot be
-// sent. Another goroutine reads while there is a connection, and one dials while there is
+// commands owns the connection. Operations come from any goroutine. The goroutine that brings
+// one also writes it, if the connection is free for it: see pipeline. The goroutine run makes
+// and checks the connection, has channels subscribed, and returns the operations that cannot
+// be sent. Another goroutine reads while there is a connection, and one dials while there is
 // none.
 type commands struct {
-	cfg        Config
-	dial       *dialer
-	onDataLoss func() // the data may be on another server now: the listener reconnects
+	cfg  Config
+	dial *dialer
 
 	wake   chan struct{} // run is to look at the queued operations, at closing and at the pipeline's next check
 	dialed chan dialed   // from the dialing goroutine
@@ -45,17 +44,20 @@ type commands struct {
 
 	spareResults resultPool
 
-	mu      sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
-	keeps   fifo[locktable.Op]
-	others  fifo[locktable.Op]
-	pipe    *pipeline // nil while down
-	closing bool
-	closed  bool
-	batch   []locktable.Op // emptied, for pump
+	mu       sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
+	keeps    fifo[locktable.Op]
+	others   fifo[locktable.Op]
+	listener listener
+	pipe     *pipeline // nil while down
+	closing  bool
+	closed   bool
+	batch    []locktable.Op // emptied, for pump
 
 	unsentOps atomic.Int64 // what keeps and others have
 
-	publishTold bool // owned by the pipeline's reader: that PUBLISH is not permitted was logged
+	// Owned by the pipeline's reader: what was logged as not permitted.
+	publishTold   bool
+	subscribeTold bool
 
 	// Owned by run.
 	last     Identity // of the last session that was up, perhaps in another process
@@ -64,6 +66,7 @@ type commands struct {
 	down     bool          // OnDown was called for this outage
 	why      string        // Redis cannot be asked
 	killTold bool          // that CLIENT KILL is not permitted was logged
+	ownTold  bool          // that the sidecar's channel is not permitted was logged
 }
 
 type dialed struct {
@@ -71,14 +74,14 @@ type dialed struct {
 	err     error
 }
 
-func newCommands(cfg Config, d *dialer, moved func()) *commands {
+func newCommands(cfg Config, d *dialer) *commands {
 	c := &commands{
-		cfg:        cfg,
-		dial:       d,
-		onDataLoss: moved,
-		wake:       make(chan struct{}, 1),
-		dialed:     make(chan dialed),
-		done:       make(chan struct{}),
+		cfg:      cfg,
+		dial:     d,
+		wake:     make(chan struct{}, 1),
+		dialed:   make(chan dialed),
+		done:     make(chan struct{}),
+		listener: newListener(d.keys),
 
 		spareResults: make(resultPool, 4),
 		why:          "Redis at " + d.address + " is not connected yet",
@@ -112,10 +115,31 @@ func (c *commands) do(ops []locktable.Op) {
 	c.pump(c.pipe)
 }
 
-// pump queues on the pipeline the operations that it may take now: renewals first, because a
-// late one costs a client its lock. The caller holds mu; Flush releases it for the time of
-// a system call.
+func (c *commands) subscribe(name string) {
+	c.mu.Lock()
+	c.listener.subscribe(name)
+	c.mu.Unlock()
+	c.nudge() // it can wait for a moment, and then one command has several channels
+}
+
+func (c *commands) unsubscribe(name string) {
+	c.mu.Lock()
+	c.listener.unsubscribe(name)
+	c.mu.Unlock()
+	c.nudge()
+}
+
+// pump queues on the pipeline the requests about channels and the operations that it may take
+// now: renewals first, because a late one costs a client its lock. The caller holds mu; Flush
+// releases it for the time of a system call.
 func (c *commands) pump(p *pipeline) {
+	for p.canSubscribe() && !c.closing {
+		r := c.listener.next()
+		if r == nil {
+			break
+		}
+		p.queueChannels(protocol.Now(), r)
+	}
 	for c.hasQueued() && p.canSend() {
 		c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
 		c.batch = c.others.pop(c.batch, batchOthers)
@@ -231,8 +255,9 @@ func (c *commands) checkPipeline() (next time.Duration, over bool) {
 	}
 	now := protocol.Now()
 	at := p.checkLiveness(now)
-	p.out.Flush()
-	return time.Duration(at - now), false
+	c.listener.check()
+	c.pump(p)
+	return time.Duration(min(at, p.nextCheck) - now), false
 }
 
 // connect tries until it has a session, and gives it to run. delay is the time
@@ -289,14 +314,17 @@ func (c *commands) onConnected(s *readyConn) {
 	if s.id.RunID == "" && c.upAt.IsZero() {
 		c.cfg.Log.Info("Redis does not tell its run id (INFO is not permitted or not known): after each reconnect every lock is asserted again")
 	}
-	c.cfg.Log.Info("redis is up", "version", s.version, "database", c.dial.options.DB, "run_id", s.id.RunID, "data_lost", c.dataLost(s))
+	listening := s.refused == ""
+	if !listening && !c.ownTold {
+		c.ownTold = true
+		c.cfg.Log.Warn("this user may not subscribe to the channel on which other sidecars reach this one; let its ACL have +subscribe and the channels "+ownChannel("*"),
+			"reason", clip(s.refused))
+	}
+	c.cfg.Log.Info("redis is up", "version", s.version, "database", c.dial.options.DB, "run_id", s.id.RunID, "data_lost", c.dataLost(s), "own_channel", listening)
 	c.last, c.upAt = s.id, time.Now()
 	c.down, c.why = false, ""
-	if lost {
-		c.onDataLoss()
-	}
 	if c.cfg.OnUp != nil {
-		c.cfg.OnUp(lost, s.id)
+		c.cfg.OnUp(lost, listening, s.id)
 	}
 	p := newPipe(c, s)
 	go p.read()
@@ -342,6 +370,7 @@ func (c *commands) onDisconnect() {
 	c.pipe = nil
 	err, served := p.out.Err(), p.served
 	c.last = p.id // its floor may have risen
+	unsubscribed := c.listener.onDisconnect()
 	c.mu.Unlock()
 	why := c.dial.broken(err)
 	if told, ok := err.(unavailableError); ok {
@@ -361,6 +390,9 @@ func (c *commands) onDisconnect() {
 	c.onDown(unavailableError(why))
 	if len(results) > 0 {
 		c.deliver(results, nil)
+	}
+	if len(unsubscribed) > 0 && c.cfg.OnUnsubscribed != nil {
+		c.cfg.OnUnsubscribed(unsubscribed)
 	}
 }
 

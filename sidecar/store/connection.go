@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 // dialer knows the way to one Redis, and which keys are ours there. Immutable.
@@ -26,6 +28,7 @@ type dialer struct {
 	timeout time.Duration // of silence while an answer is owed
 	tls     TLS
 	keys    keyspace
+	channel string // of the sidecar
 }
 
 // parse reads the URL. What it says about a bad one never repeats the part that
@@ -59,7 +62,7 @@ func parse(cfg Config) (*dialer, error) {
 	if err := CheckKeyPrefix(cfg.KeyPrefix); err != nil {
 		return nil, err
 	}
-	d := &dialer{address: o.Addr, timeout: cfg.Timeout, tls: cfg.TLS, keys: newKeyspace(cfg.KeyPrefix)}
+	d := &dialer{address: o.Addr, timeout: cfg.Timeout, tls: cfg.TLS, keys: newKeyspace(cfg.KeyPrefix), channel: ownChannel(cfg.UUID)}
 	if o.ClientName == "" {
 		o.ClientName = "locksidecar"
 	}
@@ -160,7 +163,9 @@ func (d *dialer) dial(ctx context.Context) (*redisConn, error) {
 		cn.ClientSetName(ctx, name)
 		return nil
 	}
-	o.Protocol = 2 // nothing here needs more, and RESP3 looks for push frames before each reply
+	// Without a subscription Redis sends replies only. So go-redis has read everything that
+	// Redis sent when it has the last reply, and the socket can be taken over: see subscribe.
+	o.Protocol = 2
 	o.TLSConfig = nil
 	o.MaxRetries = -1
 	o.DialerRetries = 1
@@ -186,11 +191,14 @@ func (l *redisConn) close() {
 }
 
 // A readyConn is a link that has been probed and may run scripts. It is greeted by
-// go-redis, which knows how (users, passwords, TLS, databases); the scripts are then
-// run by a pipe.
+// go-redis, which knows how (users, passwords, TLS, databases). Then it is switched to RESP3
+// and subscribed to the sidecar's channel; the scripts are run by a pipe.
 type readyConn struct {
 	*redisConn
 	conn    *redis.Conn
+	in      *inputSource
+	replies *replies // of in, after the switch to RESP3
+	refused string   // why Redis refused the subscription to the sidecar's channel; "": it did not
 	id      Identity
 	clock   int64  // the server's time at clockAt, µs
 	clockAt int64  // CLOCK_BOOTTIME in ns
@@ -251,7 +259,46 @@ func (d *dialer) connect(ctx context.Context, last Identity) (*readyConn, error)
 		s.close()
 		return nil, err
 	}
+	if err := d.subscribe(s); err != nil {
+		s.close()
+		return nil, err
+	}
 	return s, nil
+}
+
+// inputSource is where replies come from: the greeting's blocking reads, then the pipeline's.
+type inputSource struct{ io.Reader }
+
+// subscribe switches to RESP3, in which one connection has replies and messages, and subscribes
+// to the sidecar's channel. go-redis does not use the connection any more.
+func (d *dialer) subscribe(s *readyConn) error {
+	s.in = &inputSource{s.wire}
+	s.replies = newReplies(s.in)
+	text := appendString(appendString(appendArray(nil, 2), "hello"), "3")
+	text = appendChannelsRequest(text, &channelsRequest{channels: []string{d.channel}})
+	s.wire.SetDeadline(time.Now().Add(s.wire.patience))
+	if _, err := s.wire.Write(text); err != nil {
+		return unavailableError(d.broken(err))
+	}
+	hello, err := s.replies.next()
+	if err != nil {
+		return unavailableError(d.broken(err))
+	}
+	if hello.kind != '%' {
+		return d.noRESP3(hello)
+	}
+	answer, err := s.replies.next()
+	switch {
+	case err != nil:
+		return unavailableError(d.broken(err))
+	case answer.kind == '-' && outcomeOf(code(answer.text)) == locktable.Retryable:
+		return unavailablef("Redis at %s does not accept the subscription of this sidecar: %s", d.address, clip(answer.text))
+	case answer.kind == '-':
+		s.refused = reason(answer.text)
+	case answer.kind != '>' || !hasKinds(answer.list, "$$:") || answer.list[0].text != "subscribe":
+		return unavailableError(d.broken(&unexpectedReply{reply: answer}))
+	}
+	return nil
 }
 
 // probe fills in what s is to know, in two exchanges.

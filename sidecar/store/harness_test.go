@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
+	"github.com/locksidecar/locksidecar/sidecar/embedded"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -122,15 +122,18 @@ func (s *server) signal(sig syscall.Signal) {
 	}
 }
 
-// admin is a client of the test's own, on a connection named "admin".
-func admin(t testing.TB, network, addr string) *redis.Client {
-	c := redis.NewClient(&redis.Options{Network: network, Addr: addr, Protocol: 2, PoolSize: 1, PipelinePoolSize: -1,
-		ClientName: "admin", MaxRetries: -1, DisableIdentity: true})
+// admin is a client of the test's own, on a connection named "admin", to the server at options.
+func admin(t testing.TB, options *redis.Options) *redis.Client {
+	options.Protocol, options.PoolSize, options.PipelinePoolSize = 2, 1, -1
+	options.ClientName, options.MaxRetries, options.DisableIdentity = "admin", -1, true
+	c := redis.NewClient(options)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
 
-func (s *server) admin() *redis.Client { return admin(s.t, "unix", s.socket()) }
+func (s *server) admin() *redis.Client {
+	return admin(s.t, &redis.Options{Network: "unix", Addr: s.socket()})
+}
 
 // backend is a Redis to run the same test against.
 type backend struct {
@@ -146,9 +149,12 @@ func backends(t *testing.T, f func(t *testing.T, b backend)) {
 		f(t, backend{s.url(), s.admin(), s})
 	})
 	t.Run("miniredis", func(t *testing.T) {
-		m := miniredis.RunT(t)
-		m.ClockTTL(true)
-		f(t, backend{"redis://" + m.Addr(), admin(t, "tcp", m.Addr()), nil})
+		m, err := embedded.Start(ctx, slog.New(slog.DiscardHandler), embedded.InProcess())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Close)
+		f(t, backend{m.URL(), admin(t, must(redis.ParseURL(m.URL()))), nil})
 	})
 }
 
@@ -182,8 +188,8 @@ func (r *recorder) logged() string {
 
 // upped is what OnUp was given.
 type upped struct {
-	lost bool
-	id   Identity
+	lost, listening bool
+	id              Identity
 }
 
 // open makes a Store whose callbacks are recorded. It does not wait for Redis.
@@ -206,7 +212,7 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 		URL: url, UUID: ourUUID,
 		Log:            slog.New(slog.NewTextHandler(r, nil)),
 		OnResults:      func(rs []locktable.Result, _ *Identity) { r.results <- rs },
-		OnUp:           func(lost bool, id Identity) { r.ups <- upped{lost, id} },
+		OnUp:           func(lost, listening bool, id Identity) { r.ups <- upped{lost, listening, id} },
 		OnDown:         func(err error) { r.downs <- err },
 		OnSubscribed:   each(r.subscribed),
 		OnUnsubscribed: each(r.unsubscribed),

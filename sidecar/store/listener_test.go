@@ -1,7 +1,9 @@
 package store
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"syscall"
@@ -67,7 +69,7 @@ func TestPublishedReleaseIsReceived(t *testing.T) {
 	})
 }
 
-// "a" and "{a}" have one channel. Each is heard while it is wanted.
+// "a" and "{a}" have one channel. Each has its messages while it is subscribed.
 func TestTwoNamesWithOneChannel(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
@@ -79,7 +81,7 @@ func TestTwoNamesWithOneChannel(t *testing.T) {
 	}
 	a.Publish(ctx, channelOf("a"), "0")
 	if got := names(t, r.messages, 2, "message"); !got["a"] || !got["{a}"] {
-		t.Errorf("heard %v", got)
+		t.Errorf("messages of %v", got)
 	}
 	r.Unsubscribe("a")
 	r.Subscribe("b") // the order of what the listener does is the order of our calls
@@ -87,7 +89,7 @@ func TestTwoNamesWithOneChannel(t *testing.T) {
 	}
 	a.Publish(ctx, channelOf("a"), "0")
 	if got := recv(t, r.messages, "message"); got != "{a}" {
-		t.Errorf("heard %q", got)
+		t.Errorf("message of %q", got)
 	}
 	r.Unsubscribe("{a}")
 	listeners(t, a, "a", 0)
@@ -107,8 +109,7 @@ func TestThousandSubscriptions(t *testing.T) {
 	}
 	names(t, r.messages, n, "message")
 
-	// The connection dies: all are told that they may have missed something, and
-	// all are back.
+	// The connection ends: messages may be missed until all are subscribed again.
 	a.ClientKillByFilter(ctx, "TYPE", "pubsub")
 	names(t, r.unsubscribed, n, "end of subscription")
 	names(t, r.subscribed, n, "subscription")
@@ -136,8 +137,8 @@ func TestSubscribeIsAlwaysConfirmed(t *testing.T) {
 	}
 }
 
-// However fast minds are changed, and though the connection dies meanwhile: in
-// the end exactly what is wanted is heard.
+// However fast subscriptions begin and end, and though the connection ends meanwhile: in the
+// end exactly what is wanted is subscribed.
 func TestChangingMinds(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
@@ -187,27 +188,21 @@ func TestSilentSubscriptionIsGivenUp(t *testing.T) {
 	if got := names(t, r.subscribed, 2, "subscription"); !got["a"] || !got["b"] {
 		t.Errorf("got %v", got)
 	}
-	if log := r.logged(); strings.Count(log, "the subscription does not work") < 1 || strings.Count(log, "the subscription works again") != 1 {
-		t.Errorf("log: %s", log)
-	}
 }
 
-// Without subscriptions there is nothing to watch; a dead connection is found out
-// by the next subscription.
-func TestSubscriptionOnADeadIdleConnection(t *testing.T) {
+// A SUBSCRIBE that Redis does not answer shows that the connection is dead, as a script does.
+func TestUnansweredSubscriptionEndsTheConnection(t *testing.T) {
 	s := startRedis(t)
-	a := s.admin()
 	r := connected(t, s.url(), func(c *Config) { c.Timeout = 200 * time.Millisecond })
-	r.Subscribe("a")
-	recv(t, r.subscribed, "subscription")
-	r.Unsubscribe("a")
-	listeners(t, a, "a", 0)
 	s.signal(syscall.SIGSTOP)
-	r.Subscribe("b")
-	r.down() // the command connection has noticed, so the other had time for it, too
+	r.Subscribe("a")
+	r.down()
 	s.signal(syscall.SIGCONT)
-	if got := recv(t, r.subscribed, "subscription"); got != "b" {
+	if got := recv(t, r.subscribed, "subscription"); got != "a" {
 		t.Errorf("got %q", got)
+	}
+	if len(r.unsubscribed) > 0 {
+		t.Error("the end of a subscription that was not confirmed")
 	}
 }
 
@@ -237,7 +232,7 @@ func TestDeniedChannelsDoNotPoisonOthers(t *testing.T) {
 			t.Errorf("%q is denied", name)
 		}
 	}
-	if n := strings.Count(r.logged(), "may not hear"); n != 1 {
+	if n := strings.Count(r.logged(), "may not subscribe to the channels of locks"); n != 1 {
 		t.Errorf("the log tells %d times: %s", n, r.logged())
 	}
 	// Permitted now, and asked again.
@@ -256,6 +251,109 @@ func TestDeniedSubscriptionsAreReported(t *testing.T) {
 	names(t, r.unsubscribed, 10, "denial")
 	if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
 		t.Errorf("%+v", res)
+	}
+}
+
+// Redis permits everything but the sidecar's own channel: locks are served without it.
+func TestOwnChannelThatIsDenied(t *testing.T) {
+	s := startRedis(t)
+	r := open(t, s.userURL("others", "~*", "&redisson_lock__channel:{a*", "+@all"))
+	if r.up().listening {
+		t.Error("OnUp says that messages to this sidecar are received")
+	}
+	r.Subscribe("a")
+	recv(t, r.subscribed, "subscription")
+	if res := r.one(takeOp("a", 1)); res.Outcome != locktable.Done {
+		t.Errorf("%+v", res)
+	}
+	s.admin().ClientKillByFilter(ctx, "TYPE", "pubsub")
+	r.down()
+	r.up()
+	if log := r.logged(); strings.Count(log, "let its ACL have +subscribe and the channels redisson_lock__channel:{locksidecar}:*") != 1 {
+		t.Errorf("the log does not say once what to permit: %s", log)
+	}
+	// Permitted now.
+	s.admin().ACLSetUser(ctx, "others", "allchannels")
+	s.admin().ClientKillByFilter(ctx, "TYPE", "pubsub")
+	r.down()
+	if !r.up().listening {
+		t.Error("the channel is permitted, but not subscribed")
+	}
+}
+
+// What other sidecars publish to this one is received from OnUp on, without a call of
+// Subscribe, on each connection.
+func TestMessagesToThisSidecar(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		got := make(chan locktable.Message, 100)
+		r := open(t, b.url, func(c *Config) {
+			c.KeyPrefix = "app1:"
+			c.OnMessages = func(messages []locktable.Message) {
+				for _, m := range messages {
+					got <- m
+				}
+			}
+		})
+		for range 2 {
+			if !r.up().listening {
+				t.Fatal("OnUp says that messages to this sidecar are not received")
+			}
+			for _, text := range []string{"0", "recall app2:a", "unknown app1:a", strings.Repeat("x", 1<<20), "free 10 app1:a b"} {
+				if n := must(b.admin.Publish(ctx, "redisson_lock__channel:{locksidecar}:"+ourUUID, text).Result()); n != 1 {
+					t.Fatalf("%d receivers", n)
+				}
+			}
+			if m, want := recv(t, got, "message"), (locktable.Message{Kind: locktable.Freed, Name: "a b", PauseMS: 10}); m != want {
+				t.Errorf("%+v, want %+v", m, want)
+			}
+			if b.server == nil {
+				return
+			}
+			b.admin.ClientKillByFilter(ctx, "TYPE", "pubsub")
+			r.down()
+		}
+	})
+}
+
+// Redis is busy with another script: channels are requested again when it may answer.
+func TestSubscriptionIsRequestedAgainAfterAnErrorThatPasses(t *testing.T) {
+	url, greeted := greet(t)
+	r := connected(t, url, func(c *Config) { c.Timeout = patience })
+	conn := recv(t, greeted, "connection")
+	defer conn.Close()
+	pipeOf(r.Store)
+	in := bufio.NewReader(conn)
+	next := func() []string { // at one of the next checks of the connection
+		received := make(chan []string, 1)
+		go func() { received <- must(readCommand(in)) }()
+		for {
+			select {
+			case args := <-received:
+				return args
+			default:
+				r.Store.commands.nudge()
+			}
+		}
+	}
+	r.Subscribe("a")
+	next()
+	io.WriteString(conn, "-BUSY Redis is busy running a script.\r\n")
+	if args := next(); args[0] != "subscribe" || args[1] != channelOf("a") {
+		t.Fatalf("command %q", args)
+	}
+	io.WriteString(conn, confirmation("subscribe", channelOf("a")))
+	if name := recv(t, r.subscribed, "subscription"); name != "a" {
+		t.Errorf("subscribed: %q", name)
+	}
+	// The same with the end of a subscription.
+	r.Unsubscribe("a")
+	next()
+	io.WriteString(conn, "-BUSY Redis is busy running a script.\r\n")
+	if args := next(); args[0] != "unsubscribe" || args[1] != channelOf("a") {
+		t.Fatalf("command %q", args)
+	}
+	if len(r.unsubscribed) > 0 {
+		t.Error("a denial was reported")
 	}
 }
 

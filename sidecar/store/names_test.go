@@ -95,8 +95,8 @@ func TestKeyPrefixesThatAreRefused(t *testing.T) {
 	}
 }
 
-// Redis has the keys and the channels of the prefix and no others, and what the store
-// returns are names without it.
+// Redis has the keys of the prefix and the channels of its locks, apart from those of the
+// sidecars; and what the store returns are names without it.
 func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		r := connected(t, b.url, func(c *Config) { c.KeyPrefix = "app1:" })
@@ -119,7 +119,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 				t.Errorf("the subscription of %q is confirmed for %q", name, got)
 			}
 			channels, err := b.admin.PubSubChannels(ctx, "*").Result()
-			expect("channels", channels, err, channel)
+			expect("channels", channels, err, channel, ownChannel(ourUUID), ownChannel(otherUUID))
 			for _, op := range []locktable.Op{takeOp(name, 1), more, keepOp(name, 2), checkOp(name, 2)} {
 				res := r.one(op) // finds the result by its name
 				if res.Outcome != locktable.Done || op.Reserve == 2 && res.Listeners != 1 {
@@ -163,8 +163,8 @@ func TestPermissionsOfAPrefix(t *testing.T) {
 	least := slices.DeleteFunc(slices.Clone(leastRules), func(rule string) bool { return rule == "~*" || rule == "&*" })
 	for prefix, rules := range map[string][]string{
 		"app1:": {"~app1:*", "~redisson_lock_token:{app1:*", "~redisson_lock_token:app1:*",
-			"&redisson_lock__channel:{app1:*", "&redisson_lock__channel:app1:*"},
-		"{app1}:": {"~{app1}:*", "~redisson_lock_token:{app1}:*", "&redisson_lock__channel:{app1}:*"},
+			"&redisson_lock__channel:{app1:*", "&redisson_lock__channel:app1:*", "&redisson_lock__channel:{locksidecar}:*"},
+		"{app1}:": {"~{app1}:*", "~redisson_lock_token:{app1}:*", "&redisson_lock__channel:{app1}:*", "&redisson_lock__channel:{locksidecar}:*"},
 	} {
 		url := s.userURL(fmt.Sprint("prefix", len(prefix)), append(rules, least...)...)
 		r := connected(t, url, func(c *Config) { c.KeyPrefix = prefix })

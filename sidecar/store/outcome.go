@@ -205,6 +205,15 @@ func (d *dialer) loading() error {
 	return unavailablef("Redis at %s is loading its data; waiting until it has", d.address)
 }
 
+// noRESP3 is for a server that did not switch to RESP3.
+func (d *dialer) noRESP3(answer reply) error {
+	why := "it answers in RESP2"
+	if answer.kind == '-' {
+		why = clip(answer.text)
+	}
+	return unavailablef("Redis at %s does not speak RESP3 (HELLO 3): locksidecar needs it, which Redis has since version 6; a proxy in between may be the reason (%s)", d.address, why)
+}
+
 // scriptError is for a Redis that does not run our scripts.
 func (d *dialer) scriptError(err error) error {
 	switch code(err.Error()) {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -26,9 +27,10 @@ const (
 	localInFlight = 2
 )
 
-// A pipeline is a session in use. Commands are written as they come, answers are read
-// as they come, by a goroutine of its own: full duplex. The goroutine that queues a
-// command mostly writes it, too.
+// A pipeline is a session in use. Commands are written as they come, answers and messages are
+// read as they come, by a goroutine of its own: full duplex. The goroutine that queues a
+// command mostly writes it, too. Results and messages are delivered in the order in which Redis
+// sent them.
 type pipeline struct {
 	// Immutable.
 	*readyConn
@@ -50,11 +52,11 @@ type pipeline struct {
 	raised        bool             // a token has raised session.id's floor since the last OnResults
 	scriptLoading map[*script]bool // that it is being taught a script is among the calls
 
-	// Of the reader.
-	replies *replies
-	now     int64              // when it last read something
-	results []locktable.Result // of what was answered, not delivered yet
-	silent  string             // a lock whose release could not be published
+	// Of the reader, with the replies of readyConn.
+	now      int64               // when it last read something
+	results  []locktable.Result  // of what was answered, not delivered yet
+	messages []locktable.Message // not delivered yet; all came after the results
+	silent   string              // a lock whose release could not be published
 }
 
 // liveness is whether Redis replies to what it is sent.
@@ -97,10 +99,10 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 	}
 	s.wire.release()
 	if s.wire.secure {
-		p.replies = newReplies(deliveringReader{p, s.wire})
+		p.in.Reader = deliveringReader{p, s.wire}
 		p.out = rawio.NewWriter(&c.mu, s.wire, nil)
 	} else {
-		p.replies = newReplies(deliveringReader{p, rawio.NewReader(s.wire.raw)})
+		p.in.Reader = deliveringReader{p, rawio.NewReader(s.wire.raw)}
 		p.out = rawio.NewWriter(&c.mu, s.wire, s.wire.raw)
 	}
 	p.out.OnClose = func(error) {
@@ -113,7 +115,17 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 // canSend reports whether a command may be sent now. The caller holds mu.
 func (p *pipeline) canSend() bool {
 	near := p.minRTT <= localRTT
-	return p.drainReason == "" && p.out.Accepts() && p.flight.len() < maxFlight && !(near && p.calls.len() >= localInFlight)
+	inFlight := p.calls.len() - p.commands.listener.inFlight // subscriptions keep no operation waiting
+	return p.drainReason == "" && p.out.Accepts() && p.flight.len() < maxFlight && !(near && inFlight >= localInFlight)
+}
+
+// canSubscribe reports whether channels may be requested now. The caller holds mu.
+func (p *pipeline) canSubscribe() bool { return p.drainReason == "" && p.out.Accepts() }
+
+// queueChannels queues a request about channels. The caller holds mu.
+func (p *pipeline) queueChannels(now int64, r *channelsRequest) {
+	p.register(now, call{form: subscribing, channels: r})
+	p.out.Queued = appendChannelsRequest(p.out.Queued, r)
 }
 
 // isIdle reports whether every command is answered. The caller holds mu.
@@ -194,14 +206,17 @@ func (p *pipeline) checkLiveness(now int64) (next int64) {
 	return next
 }
 
-// read takes in what Redis answers until the connection ends. It is the pipe's
-// goroutine.
+// read takes in what Redis sends until the connection ends. It is the pipe's goroutine.
 func (p *pipeline) read() {
 	defer close(p.ended)
 	var err error
 	for err == nil {
 		var answer reply
-		if answer, err = p.replies.next(); err == nil {
+		switch answer, err = p.replies.next(); {
+		case err != nil:
+		case answer.kind == '>':
+			err = p.onPush(answer)
+		default:
 			err = p.onReply(answer)
 		}
 	}
@@ -225,24 +240,150 @@ func (h deliveringReader) Read(b []byte) (int, error) {
 	}
 	n, err := h.from.Read(b)
 	h.now = protocol.Now()
+	if n > 0 {
+		h.onInput()
+	}
 	return n, err
 }
 
+// onInput notes that Redis sent something: it is alive, whatever it was.
+func (p *pipeline) onInput() {
+	mu := &p.commands.mu
+	mu.Lock()
+	defer mu.Unlock()
+	p.lastReply = max(p.lastReply, p.now)
+	if p.liveness == overdue {
+		p.setLiveness(waiting)
+	}
+}
+
 // deliverResults sends the operations that waited for the replies which have come, and
-// delivers their results. The error ends the pipeline.
+// delivers their results, and messages. The error ends the pipeline.
 func (p *pipeline) deliverResults() error {
 	// Redis gets the operations that waited before the loop gets the results.
 	err := p.commands.sendQueued(p)
-	if len(p.results) > 0 {
-		p.commands.deliver(p.results, p.takeRaised())
-		p.results = p.commands.spareResults.get()
-	}
+	p.deliver()
 	if p.silent != "" && !p.commands.publishTold {
 		p.commands.publishTold = true
 		p.commands.cfg.Log.Warn("this user may not publish: those who wait for a lock elsewhere learn late that it is free; let its ACL have +publish and the channels "+p.commands.dial.keys.channelPatterns(),
 			"lock", p.silent)
 	}
 	return err
+}
+
+// deliver delivers the results that were read, and the messages that came after them. It is
+// called before a result is noted that came after a message.
+func (p *pipeline) deliver() {
+	if len(p.results) > 0 {
+		p.commands.deliver(p.results, p.takeRaised())
+		p.results = p.commands.spareResults.get()
+	}
+	if len(p.messages) > 0 {
+		if report := p.commands.cfg.OnMessages; report != nil {
+			report(p.messages)
+		}
+		p.messages = nil
+	}
+}
+
+// onPush takes in what Redis sends without having been asked, and confirmations of
+// subscriptions. The error is that of a connection that cannot be used further.
+func (p *pipeline) onPush(push reply) error {
+	parts := push.list
+	if len(parts) != 3 || parts[0].kind != '$' || parts[1].kind != '$' {
+		return nil // no message, and no confirmation
+	}
+	switch kind, channel := parts[0].text, parts[1].text; kind {
+	case "message":
+		p.onMessage(channel, parts[2])
+	case "subscribe", "unsubscribe":
+		return p.onConfirmation(push, kind == "unsubscribe", channel)
+	}
+	return nil
+}
+
+// onMessage notes a message. What it says matters on the sidecar's channel only.
+func (p *pipeline) onMessage(channel string, text reply) {
+	if channel == p.commands.dial.channel {
+		m, ok := p.encoder.keys.message(text.text)
+		if ok && text.kind == '$' {
+			p.messages = append(p.messages, m)
+		}
+		return
+	}
+	mu := &p.commands.mu
+	mu.Lock()
+	names := p.commands.listener.want[channel]
+	mu.Unlock()
+	if len(names) > 0 {
+		p.messages = unlocked(p.messages, names)
+	}
+}
+
+// onConfirmation takes in the confirmation of one channel. When a whole SUBSCRIBE is
+// confirmed, OnSubscribed is called for those of its channels that are still wanted.
+func (p *pipeline) onConfirmation(push reply, unsubscribed bool, channel string) error {
+	mu := &p.commands.mu
+	mu.Lock()
+	var r *channelsRequest
+	if !p.isIdle() {
+		r = p.calls.front().channels
+	}
+	if r == nil || r.unsubscribe != unsubscribed {
+		mu.Unlock()
+		return &unexpectedReply{reply: push}
+	}
+	names, answered := p.commands.listener.onConfirmation(r, channel)
+	if answered {
+		p.onAnswered()
+	}
+	mu.Unlock()
+	if report := p.commands.cfg.OnSubscribed; len(names) > 0 && report != nil {
+		p.deliver()
+		report(names)
+	}
+	return nil
+}
+
+// onRefusal takes in the answer to a request about channels that is no confirmation. denied are
+// the names of a channel that is not permitted. The caller holds mu.
+func (p *pipeline) onRefusal(r *channelsRequest, answer reply) (denied []string, err error) {
+	if answer.kind != '-' {
+		return nil, &unexpectedReply{reply: answer}
+	}
+	word := code(answer.text)
+	if endsSession(word) && p.drainReason == "" {
+		p.drainReason = fmt.Sprintf("Redis at %s does not accept subscriptions any more (%s)", p.commands.dial.address, clip(answer.text))
+	}
+	halves, denied := p.commands.listener.onRefusal(r, outcomeOf(word) == locktable.Retryable)
+	p.onAnswered()
+	for _, half := range halves {
+		p.queueChannels(p.now, half)
+	}
+	return denied, nil
+}
+
+// reportDenied reports names whose channel is not permitted, and logs the first of all.
+func (p *pipeline) reportDenied(names []string, why string) {
+	c := p.commands
+	if !c.subscribeTold {
+		c.subscribeTold = true
+		c.cfg.Log.Warn("this user may not subscribe to the channels of locks: the daemon asks again and again for a lock that another host holds; let its ACL have +subscribe and the channels "+c.dial.keys.channelPatterns(),
+			"lock", names[0], "reason", clip(why))
+	}
+	if c.cfg.OnUnsubscribed != nil {
+		p.deliver()
+		c.cfg.OnUnsubscribed(names)
+	}
+}
+
+// onAnswered removes the oldest call, which carries out no operations. The caller holds mu.
+func (p *pipeline) onAnswered() {
+	p.served = true
+	p.calls.drop(1)
+	if p.isIdle() {
+		p.setLiveness(idle)
+	}
 }
 
 // farAhead is how far Redis's clock may once have been ahead of what it is now.
@@ -278,18 +419,33 @@ func (p *pipeline) takeRaised() *Identity {
 	return &id
 }
 
-// onReply takes one reply in, and notes the results of what it answers. The error is
-// that of a connection that cannot be used further.
+// onReply takes one reply in. The error is that of a connection that cannot be used further.
 func (p *pipeline) onReply(answer reply) error {
+	if len(p.messages) > 0 {
+		p.deliver()
+	}
 	mu := &p.commands.mu
 	mu.Lock()
-	defer mu.Unlock()
 	if p.isIdle() {
+		mu.Unlock()
 		return &unexpectedReply{reply: answer}
 	}
+	if r := p.calls.front().channels; r != nil {
+		denied, err := p.onRefusal(r, answer)
+		mu.Unlock()
+		if len(denied) > 0 {
+			p.reportDenied(denied, answer.text)
+		}
+		return err
+	}
+	defer mu.Unlock()
+	return p.onResults(answer)
+}
+
+// onResults notes the results of what a reply answers. The caller holds mu.
+func (p *pipeline) onResults(answer reply) error {
 	cl := *p.calls.front()
-	p.lastReply, p.served = p.now, true
-	p.setLiveness(waiting)
+	p.served = true
 	if cl.ops > 0 { // something on the way may answer a ping
 		p.minRTT = min(p.minRTT, p.now-cl.sent)
 	}

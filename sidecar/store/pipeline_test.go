@@ -37,25 +37,43 @@ func greet(t *testing.T) (url string, greeted chan net.Conn) {
 				t.Errorf("greeting: %v", err)
 				return
 			}
-			answer := "+OK\r\n"
-			switch args[0] {
-			case "info":
-				answer = bulk("redis_version:7.0.15\r\nrole:master\r\nrun_id:abc\r\nmaster_replid:def\r\n")
-			case "hello":
-				answer = "*4\r\n" + bulk("id") + ":3\r\n" + bulk("role") + bulk("master")
-			case "time":
-				answer = "*2\r\n" + bulk("1700000000") + bulk("0")
-			case "eval", "evalsha":
-				answer = "*0\r\n"
-			}
-			io.WriteString(conn, answer)
-			if args[0] == "evalsha" { // the last
+			io.WriteString(conn, greeting(args))
+			if args[0] == "subscribe" { // the last
 				greeted <- conn
 				return
 			}
 		}
 	}()
 	return "redis://" + l.Addr().String(), greeted
+}
+
+// greeting is what a server answers to the commands of a greeting.
+func greeting(args []string) string {
+	switch command := strings.ToLower(args[0]); {
+	case command == "info":
+		return bulk("redis_version:7.0.15\r\nrole:master\r\nrun_id:abc\r\nmaster_replid:def\r\n")
+	case command == "hello" && args[1] == "3":
+		return "%2\r\n" + bulk("proto") + ":3\r\n" + bulk("modules") + "*0\r\n"
+	case command == "hello":
+		return "*4\r\n" + bulk("id") + ":3\r\n" + bulk("role") + bulk("master")
+	case command == "time":
+		return "*2\r\n" + bulk("1700000000") + bulk("0")
+	case command == "script":
+		return bulk("sha")
+	case command == "eval", command == "evalsha":
+		return "*0\r\n"
+	case command == "subscribe":
+		return confirmation("subscribe", args[1:]...)
+	}
+	return "+OK\r\n"
+}
+
+// confirmation is what Redis sends after SUBSCRIBE or UNSUBSCRIBE.
+func confirmation(kind string, channels ...string) (text string) {
+	for i, ch := range channels {
+		text += fmt.Sprintf(">3\r\n%s%s:%d\r\n", bulk(kind), bulk(ch), i+1)
+	}
+	return text
 }
 
 // pipeOf returns the pipe of a store that is up. OnUp comes a moment before there is one.
@@ -174,6 +192,172 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 		if len(results) != 1 || results[0].Name != part.of || results[0].Outcome != locktable.Done {
 			t.Fatalf("%+v; want that %q is done", results, part.of)
 		}
+	}
+}
+
+// Results, messages and confirmations are reported in the order in which Redis sent them,
+// however the network cuts them.
+func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
+	own, x := ownChannel(ourUUID), channelOf("x")
+	message := func(ch, text string) string { return ">3\r\n" + bulk("message") + bulk(ch) + bulk(text) }
+	const result = "*1\r\n:1700000000000001\r\n"
+	long := strings.Repeat("x", maxReplyText+1)
+	stream := message(own, "recall m1") + result +
+		message(own, "recall m2") + message(own, "free 5 m2") + message(own, long) + result + result +
+		">2\r\n" + bulk("invalidate") + "*1\r\n" + bulk("x") + ">4\r\n" + bulk("pmessage") + bulk("*") + bulk(x) + bulk("0") + message("other", "0") +
+		confirmation("subscribe", x) + message(x, long) + "-NOPERM no\r\n" + message(own, "requeue m3") + message(x, "0") +
+		"-NOPERM no\r\n" + message(own, "recall m4") + result + message(x, "")
+	want := []string{"message 2 m1", "result a", "message 2 m2", "message 3 m2", "result b", "result c",
+		"subscribed x", "message 0 x", "result d", "message 4 m3", "message 0 x",
+		"unsubscribed y", "message 2 m4", "result e", "message 0 x"}
+	for _, size := range []int{1, 2, 7, 64, 4000, len(stream)} {
+		url, greeted := greet(t)
+		got := make(chan string, 100)
+		names := func(what string) func([]string) {
+			return func(names []string) { got <- what + " " + strings.Join(names, " ") }
+		}
+		r := connected(t, url, func(c *Config) {
+			c.Timeout = patience
+			c.OnResults = func(results []locktable.Result, _ *Identity) {
+				for _, res := range results {
+					got <- "result " + res.Name
+				}
+			}
+			c.OnMessages = func(messages []locktable.Message) {
+				for _, m := range messages {
+					got <- fmt.Sprintf("message %d %s", m.Kind, m.Name)
+				}
+			}
+			c.OnSubscribed, c.OnUnsubscribed = names("subscribed"), names("unsubscribed")
+		})
+		conn := recv(t, greeted, "connection")
+		pipeOf(r.Store)
+		in := bufio.NewReader(conn)
+		expect := func(command string) {
+			t.Helper()
+			if args := must(readCommand(in)); args[0] != command {
+				t.Fatalf("command %q, want %s", args, command)
+			}
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			r.Do([]locktable.Op{takeOp(name, 1)})
+			expect("evalsha")
+		}
+		r.Subscribe("x")
+		expect("subscribe")
+		r.Do([]locktable.Op{takeOp("d", 1)})
+		expect("evalsha")
+		r.Subscribe("y")
+		expect("subscribe")
+		r.Do([]locktable.Op{takeOp("e", 1)})
+		expect("evalsha")
+		for rest := stream; rest != ""; {
+			n := min(size, len(rest))
+			io.WriteString(conn, rest[:n])
+			rest = rest[n:]
+		}
+		for i, w := range want {
+			if g := recv(t, got, "report"); g != w {
+				t.Fatalf("in pieces of %d bytes: report %d is %q, want %q", size, i, g, w)
+			}
+		}
+		conn.Close()
+	}
+}
+
+// A subscription ends with its connection: after what was read on it, and after the results of
+// what was in flight.
+func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
+	url, greeted := greet(t)
+	got := make(chan string, 100)
+	r := connected(t, url, func(c *Config) {
+		c.Timeout = patience
+		c.OnResults = func(results []locktable.Result, _ *Identity) {
+			for _, res := range results {
+				got <- fmt.Sprintf("result %s %d", res.Name, res.Outcome)
+			}
+		}
+		c.OnMessages = func(messages []locktable.Message) { got <- "message " + messages[0].Name }
+		c.OnSubscribed = func(names []string) { got <- "subscribed " + names[0] }
+		c.OnUnsubscribed = func(names []string) { got <- "unsubscribed " + strings.Join(names, " ") }
+		c.OnDown = func(error) {
+			select {
+			case got <- "down":
+			default: // there is no Redis any more
+			}
+		}
+	})
+	conn := recv(t, greeted, "connection")
+	pipeOf(r.Store)
+	in := bufio.NewReader(conn)
+	r.Subscribe("x")
+	must(readCommand(in))
+	r.Subscribe("y")
+	must(readCommand(in))
+	r.Do([]locktable.Op{takeOp("a", 1)})
+	must(readCommand(in))
+	io.WriteString(conn, confirmation("subscribe", channelOf("x"))+">3\r\n"+bulk("message")+bulk(channelOf("x"))+bulk("0"))
+	conn.Close()
+	for _, want := range []string{"subscribed x", "message x", "down", fmt.Sprint("result a ", locktable.Unknown), "unsubscribed x"} {
+		if g := recv(t, got, "report"); g != want {
+			t.Fatalf("%q, want %q", g, want)
+		}
+	}
+}
+
+// A Redis that sends messages is alive, although a reply is overdue.
+func TestMessagesAreASignOfLife(t *testing.T) {
+	url, greeted := greet(t)
+	r := connected(t, url, func(c *Config) { c.Timeout = patience })
+	conn := recv(t, greeted, "connection")
+	defer conn.Close()
+	p := pipeOf(r.Store)
+	mu := &r.Store.commands.mu
+	r.Subscribe("x")
+	in := bufio.NewReader(conn)
+	must(readCommand(in))
+	io.WriteString(conn, confirmation("subscribe", channelOf("x")))
+	recv(t, r.subscribed, "subscription")
+	r.Do([]locktable.Op{takeOp("a", 1)})
+	must(readCommand(in))
+	mu.Lock()
+	p.lastReply -= p.patience
+	late := p.lastReply
+	p.checkLiveness(protocol.Now())
+	if p.liveness != overdue {
+		t.Fatalf("liveness %d", p.liveness)
+	}
+	mu.Unlock()
+	io.WriteString(conn, ">3\r\n"+bulk("message")+bulk(channelOf("x"))+bulk("0"))
+	recv(t, r.messages, "message")
+	mu.Lock()
+	defer mu.Unlock()
+	if p.liveness != waiting || p.lastReply <= late {
+		t.Errorf("liveness %d, last sign of life %d ns after the one before", p.liveness, p.lastReply-late)
+	}
+}
+
+// A confirmation of what was not requested shows that replies and commands do not match.
+func TestConfirmationThatWasNotRequestedEndsTheConnection(t *testing.T) {
+	for _, sent := range []string{
+		confirmation("subscribe", channelOf("x")),
+		confirmation("unsubscribe", channelOf("a")),
+		"+OK\r\n",
+		":1\r\n",
+	} {
+		url, greeted := greet(t)
+		r := connected(t, url, func(c *Config) { c.Timeout = patience })
+		conn := recv(t, greeted, "connection")
+		pipeOf(r.Store)
+		if !strings.HasPrefix(sent, ">3\r\n"+bulk("subscribe")) {
+			r.Subscribe("a")
+			must(readCommand(bufio.NewReader(conn)))
+		}
+		io.WriteString(conn, sent)
+		if why := r.down(); !strings.Contains(why, "cannot be understood") {
+			t.Errorf("%q: %s", sent, why)
+		}
+		conn.Close()
 	}
 }
 

@@ -47,21 +47,23 @@ const runMax = 128
 // A call is one command under way: a run of a script, or what keeps the connection in
 // shape.
 type call struct {
-	form   form
-	script *script // nil: a ping
-	ops    int     // how many operations it carries out
-	sent   int64   // CLOCK_BOOTTIME in ns, read before it was written
-	from   int64   // where in the stream of the connection it begins, bytes
-	again  bool    // Redis was taught the script after it did not know it for these operations
+	form     form
+	script   *script          // nil: a ping, or subscribing
+	ops      int              // how many operations it carries out
+	sent     int64            // CLOCK_BOOTTIME in ns, read before it was written
+	from     int64            // where in the stream of the connection it begins, bytes
+	again    bool             // Redis was taught the script after it did not know it for these operations
+	channels *channelsRequest // subscribing
 }
 
 type form uint8
 
 const (
-	byDigest form = iota // EVALSHA: run a script that Redis knows
-	byText               // EVAL: run and teach it
-	loading              // SCRIPT LOAD: teach it
-	alive                // PING
+	byDigest    form = iota // EVALSHA: run a script that Redis knows
+	byText                  // EVAL: run and teach it
+	loading                 // SCRIPT LOAD: teach it
+	alive                   // PING
+	subscribing             // SUBSCRIBE or UNSUBSCRIBE
 )
 
 // encoder turns operations into commands.

@@ -1,8 +1,8 @@
 // Package store executes the lock table's operations in Redis.
 //
-// It has two connections: one for scripts, and one that is subscribed to the channels of
-// locks. Each has a lifecycle of its own: it is made in the background, checked, closed
-// when it fails a check, and made again. Nothing here decides anything about locks.
+// It has one connection, for scripts and for subscriptions to channels. It is made in the
+// background, checked, closed when it fails a check, and made again. Nothing here decides
+// anything about locks.
 package store
 
 import (
@@ -51,25 +51,29 @@ type Config struct {
 	// 0 or less: 2 s.
 	Timeout time.Duration
 
-	// The callbacks come from the store's goroutines, those of one line one after
-	// the other. They must not block, and may call Do, Subscribe and Unsubscribe.
-	// nil: not called. What they are given is theirs; results may be given back with Recycle.
+	// The callbacks come from the store's goroutines, one after the other. They must not
+	// block, and may call Do, Subscribe and Unsubscribe. nil: not called. What they are given
+	// is theirs; results may be given back with Recycle.
+	//
+	// While there is a connection, OnResults, OnMessages, OnSubscribed and OnUnsubscribed come
+	// in the order in which Redis sent what they bring.
 
 	// OnResults brings results, and, if a token raised the floor of tokens, the identity
 	// with its new floor; otherwise nil. When a connection is lost, OnDown comes
 	// first, so that nothing is sent again to a Redis that is gone.
 	// OnUp: Redis can be asked. dataLost: it is not certainly the same data as
-	// before (another run, another replication history, or it does not tell). id is
+	// before (another run, another replication history, or it does not tell). listening:
+	// messages to this sidecar are received; false: Redis does not permit it. id is
 	// what a successor of this process needs as its Last.
 	// OnDown, once per outage: err is the sentence that an operator reads.
 	OnResults func(results []locktable.Result, raised *Identity)
-	OnUp      func(dataLost bool, id Identity)
+	OnUp      func(dataLost, listening bool, id Identity)
 	OnDown    func(err error)
 
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
-	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If a
+	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If the
 	// connection was lost they come back by themselves.
-	// OnMessages: something was published on the channels of locks.
+	// OnMessages: something was published on the channels of locks, or to this sidecar.
 	OnSubscribed   func(names []string)
 	OnUnsubscribed func(names []string)
 	OnMessages     func(messages []locktable.Message)
@@ -81,7 +85,7 @@ type Config struct {
 type Identity struct {
 	RunID    string // of the server process; "": it does not tell
 	ReplID   string // of the replication history, "/", and the number of the database
-	ClientID int64  // of the command connection, to be ended before any operation is sent again; 0: the server does not tell
+	ClientID int64  // of the connection, to be ended before any operation is sent again; 0: the server does not tell
 	Floor    int64  // µs: the server's time at FloorAt, or the largest token known then if that is larger
 	FloorAt  int64  // CLOCK_BOOTTIME in ns
 }
@@ -115,7 +119,6 @@ func (id *Identity) sameServer(other *Identity) bool {
 // Store is the way to one Redis. Its methods never block, Close apart.
 type Store struct {
 	commands *commands
-	listener *listener
 	close    sync.Once
 }
 
@@ -145,9 +148,7 @@ func Open(cfg Config) (*Store, error) {
 	if cfg.KeyPrefix != "" {
 		cfg.Log = cfg.Log.With("key_prefix", cfg.KeyPrefix)
 	}
-	s := &Store{listener: newListener(cfg, d)}
-	s.commands = newCommands(cfg, d, s.listener.reset)
-	go s.listener.run()
+	s := &Store{commands: newCommands(cfg, d)}
 	go s.commands.run()
 	return s, nil
 }
@@ -176,20 +177,19 @@ func (s *Store) Unsent() int { return int(s.commands.unsentOps.Load()) }
 
 // Subscribe subscribes to the channel of a lock until Unsubscribe. OnSubscribed
 // follows every call once Redis has confirmed it, unless Unsubscribe comes first.
-func (s *Store) Subscribe(name string) { s.listener.subscribe(name) }
+func (s *Store) Subscribe(name string) { s.commands.subscribe(name) }
 
 // Unsubscribe ends Subscribe. A callback that is under way may still arrive.
-func (s *Store) Unsubscribe(name string) { s.listener.unsubscribe(name) }
+func (s *Store) Unsubscribe(name string) { s.commands.unsubscribe(name) }
 
-// Close sends what is queued, for as long as ctx allows, and ends both
-// connections. What could not be sent by then is answered Unsent or Unknown.
+// Close sends what is queued, for as long as ctx allows, and ends the
+// connection. What could not be sent by then is answered Unsent or Unknown.
 // When Close returns, no goroutine and no callback is left. The error is ctx's,
 // if it ended first.
 func (s *Store) Close(ctx context.Context) error {
 	var err error
 	s.close.Do(func() {
 		err = s.commands.close(ctx)
-		s.listener.close()
 	})
 	return err
 }

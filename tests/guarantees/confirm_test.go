@@ -100,7 +100,7 @@ func TestConfirmedReleaseIsExecutedBeforeAnotherHostIsSignalled(t *testing.T) {
 func disconnect(t *testing.T, way *harness.Proxy) {
 	t.Helper()
 	way.Refuse()
-	if way.Blackhole([]harness.ConnectionKind{harness.Commands}, harness.ToRedis, harness.FromRedis) == 0 {
+	if way.Blackhole(harness.ToRedis, harness.FromRedis) == 0 {
 		t.Fatal("the daemon has no connection to Redis")
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// For a thousand locks of fifty processes, a daemon needs two connections to Redis and a few
+// For a thousand locks of fifty processes, a daemon needs one connection to Redis and a few
 // goroutines for each session. It renews all of them.
-func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
+func TestFiftyProcessesShareOneRedisConnection(t *testing.T) {
 	const processes, locksEach = 50, 20
 	r := harness.StartRedis(t)
 	d := harness.StartDaemon(t, r.UnixURL(), "--lease=6s")
@@ -37,8 +37,8 @@ func TestFiftyProcessesShareTwoRedisConnections(t *testing.T) {
 	harness.Eventually(t, "the daemon has subscribed", func() bool {
 		return r.PubSubNumSub(ctx, "redisson_lock__channel:{elsewhere}").Val()["redisson_lock__channel:{elsewhere}"] == 1
 	})
-	if clients := r.LockConnections(); len(clients) != 2 {
-		t.Errorf("%d Redis connections for locking, not 2: %+v", len(clients), clients)
+	if clients := r.LockConnections(); len(clients) != 1 {
+		t.Errorf("%d Redis connections for locking, not 1: %+v", len(clients), clients)
 	}
 
 	// The time to live of each lock grows more often than it is renewed in one lease.

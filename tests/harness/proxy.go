@@ -1,7 +1,6 @@
 package harness
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"sync"
@@ -29,8 +28,7 @@ type relay struct {
 	proxy    *Proxy
 	down, up net.Conn // to the daemon, to Redis
 
-	subscribed bool    // it has sent SUBSCRIBE
-	lost       [2]bool // by direction: nothing is forwarded
+	lost [2]bool // by direction: nothing is forwarded
 }
 
 // Direction is one of the two directions of a connection.
@@ -39,14 +37,6 @@ type Direction int
 const (
 	ToRedis Direction = iota
 	FromRedis
-)
-
-// ConnectionKind tells the two connections of a daemon apart.
-type ConnectionKind int
-
-const (
-	Commands ConnectionKind = iota
-	Subscription
 )
 
 // StartProxy starts a proxy that forwards to r.
@@ -96,24 +86,18 @@ func (p *Proxy) Reset() int {
 	return n
 }
 
-// Blackhole makes the present connections of these kinds half-open, in one direction or in
-// both: they stay open, and nothing is forwarded any more, not even a FIN. It returns how
-// many connections there were.
-func (p *Proxy) Blackhole(kinds []ConnectionKind, ways ...Direction) int {
+// Blackhole makes the present connections half-open, in one direction or in both: they stay
+// open, and nothing is forwarded any more, not even a FIN. It returns how many connections
+// there were.
+func (p *Proxy) Blackhole(ways ...Direction) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := 0
 	for c := range p.relays {
-		for _, k := range kinds {
-			if c.subscribed == (k == Subscription) {
-				n++
-				for _, way := range ways {
-					c.lost[way] = true
-				}
-			}
+		for _, way := range ways {
+			c.lost[way] = true
 		}
 	}
-	return n
+	return len(p.relays)
 }
 
 // Refuse makes the proxy close new connections at once. Present connections stay.
@@ -188,9 +172,6 @@ func (c *relay) pass(way Direction) {
 	for {
 		n, err := from.Read(buf)
 		p.mu.Lock()
-		if way == ToRedis && bytes.Contains(bytes.ToLower(buf[:n]), []byte("\r\nsubscribe\r\n")) {
-			c.subscribed = true
-		}
 		lost, delay := c.lost[way], p.delay
 		p.mu.Unlock()
 		if n > 0 && !lost {

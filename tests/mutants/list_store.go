@@ -137,7 +137,7 @@ var storeMutants = []mutant{
 	{
 		rule: "the channel of a subscription has the prefix",
 		file: "sidecar/store/listener.go",
-		old:  "func (l *listener) subscribe(name string) {\n	ch := l.dial.keys.channel(name)",
+		old:  "func (l *listener) subscribe(name string) {\n	ch := l.keys.channel(name)",
 		new:  "func (l *listener) subscribe(name string) {\n	ch := new(keyspace).channel(name)",
 		by:   test("sidecar/store", "TestRedisHasOnlyKeysAndChannelsWithThePrefix"),
 	},
@@ -198,38 +198,106 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestFloorRisesMoreSlowlyThanTheClock"),
 	},
 	{
-		rule: "the subscriptions follow the data to another Redis",
-		file: "sidecar/store/commands.go",
-		old:  "	if lost {\n		c.onDataLoss()\n	}\n",
+		rule: "after a reconnect all channels are subscribed again",
+		file: "sidecar/store/listener.go",
+		old:  "	for ch := range l.want {\n		l.dirty[ch] = struct{}{}\n	}",
 		new:  "",
-		by:   test("sidecar/store", "TestDemotedMasterIsLeft"),
+		by:   test("sidecar/store", "TestOneConnectionAndNoMore"),
 	},
 	{
 		rule: "the end of a connection ends its subscriptions",
-		file: "sidecar/store/listener.go",
-		old:  "	if len(names) > 0 && l.cfg.OnUnsubscribed != nil {\n		l.cfg.OnUnsubscribed(names)\n	}",
-		new:  "	_ = names",
-		by:   test("sidecar/store", "TestTwoConnectionsAndNoMore"),
+		file: "sidecar/store/commands.go",
+		old:  `if len(unsubscribed) > 0 && c.cfg.OnUnsubscribed != nil {`,
+		new:  `if false {`,
+		by:   test("sidecar/store", "TestOneConnectionAndNoMore"),
 	},
 	{
 		rule: "a subscription that was asked for again is confirmed again",
 		file: "sidecar/store/listener.go",
-		old:  `			again = append(again, names...)`,
-		new:  `			_ = again`,
+		old:  `wanted && subscribed && !a.confirmed:`,
+		new:  `wanted && subscribed:`,
 		by:   test("sidecar/store", "TestTwoNamesWithOneChannel"),
 	},
 	{
 		rule: "a confirmation counts for the request that it answers",
 		file: "sidecar/store/listener.go",
-		old:  `	if a := l.asked[f.Channel]; a != nil && a.by == r {`,
-		new:  `	if a := l.asked[f.Channel]; a != nil {`,
-		by:   test("sidecar/store", "TestChangingMinds"),
+		old: `	if a := l.asked[ch]; a.by == r {
+		if r.unsubscribe {`,
+		new: `	if a := l.asked[ch]; a.by != nil {
+		if r.unsubscribe {`,
+		by: test("sidecar/store", "TestChangingMinds"),
 	},
 	{
 		rule: "one denied channel does not deny the others",
 		file: "sidecar/store/listener.go",
-		old:  `	if len(channels) > 1 {`,
-		new:  `	if false {`,
+		old:  `	case len(channels) > 1:`,
+		new:  `	case false:`,
 		by:   test("sidecar/store", "TestDeniedChannelsDoNotPoisonOthers"),
+	},
+	{
+		rule: "a channel that Redis could not be asked for is requested again",
+		file: "sidecar/store/listener.go",
+		old:  `	l.later = append(l.later, channels...)`,
+		new:  ``,
+		by:   test("sidecar/store", "TestSubscriptionIsRequestedAgainAfterAnErrorThatPasses"),
+	},
+	{
+		rule: "a message does not overtake the results before it",
+		file: "sidecar/store/pipeline.go",
+		old: `	if len(p.results) > 0 {
+		p.commands.deliver(`,
+		new: `	if len(p.results) > 0 {
+		if report := p.commands.cfg.OnMessages; report != nil {
+			report(p.messages)
+		}
+		p.messages = nil
+		p.commands.deliver(`,
+		by: test("sidecar/store", "TestWhatRedisSendsIsReportedInItsOrder"),
+	},
+	{
+		rule: "a result does not overtake the messages before it",
+		file: "sidecar/store/pipeline.go",
+		old: `	if len(p.messages) > 0 {
+		p.deliver()
+	}
+	mu := `,
+		new: `	mu := `,
+		by:  test("sidecar/store", "TestWhatRedisSendsIsReportedInItsOrder"),
+	},
+	{
+		rule: "a confirmation does not overtake what was read before it",
+		file: "sidecar/store/pipeline.go",
+		old: `		p.deliver()
+		report(names)`,
+		new: `		report(names)`,
+		by:  test("sidecar/store", "TestWhatRedisSendsIsReportedInItsOrder"),
+	},
+	{
+		rule: "a Redis that sends messages is alive",
+		file: "sidecar/store/pipeline.go",
+		old:  `		h.onInput()`,
+		new:  `		_ = h.onInput`,
+		by:   test("sidecar/store", "TestMessagesAreASignOfLife"),
+	},
+	{
+		rule: "a server that answers HELLO 3 in RESP2 is refused",
+		file: "sidecar/store/connection.go",
+		old:  `if hello.kind != '%' {`,
+		new:  `if hello.kind == '-' {`,
+		by:   test("sidecar/store", "TestDownSaysWhatIsWrong"),
+	},
+	{
+		rule: "a text that another program publishes is bounded, and ends no connection",
+		file: "sidecar/store/resp.go",
+		old:  `case r.inPush && n > r.room && n <= maxPushText:`,
+		new:  `case false:`,
+		by:   test("sidecar/store", "TestMessagesToThisSidecar"),
+	},
+	{
+		rule: "a message for a lock under another key prefix is ignored",
+		file: "sidecar/store/message.go",
+		old:  `	if !ok || protocol.CheckName(name) != nil {`,
+		new:  `	if protocol.CheckName(name) != nil {`,
+		by:   test("sidecar/store", "TestMessageForAnotherPrefixIsIgnored"),
 	},
 }

@@ -3,6 +3,7 @@ package redis_test
 import (
 	"bufio"
 	"context"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,9 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	goredis "github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
+
+	"github.com/locksidecar/locksidecar/sidecar/embedded"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,18 +42,24 @@ func (b backend) inProcess() bool { return b.socket == "" }
 func withBackends(t *testing.T, f func(t *testing.T, b backend)) {
 	t.Run("redis", func(t *testing.T) {
 		socket := startRedis(t)
-		f(t, backend{"unix://" + socket, socket, newAdmin(t, "unix", socket)})
+		f(t, backend{"unix://" + socket, socket, newAdmin(t, &goredis.Options{Network: "unix", Addr: socket})})
 	})
 	t.Run("miniredis", func(t *testing.T) {
-		m := miniredis.RunT(t)
-		m.ClockTTL(true)
-		f(t, backend{"redis://" + m.Addr(), "", newAdmin(t, "tcp", m.Addr())})
+		r, err := embedded.Start(ctx, slog.New(slog.DiscardHandler), embedded.InProcess())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(r.Close)
+		at := must(goredis.ParseURL(r.URL()))
+		f(t, backend{r.URL(), "", newAdmin(t, at)})
 	})
 }
 
-func newAdmin(t *testing.T, network, addr string) *goredis.Client {
-	c := goredis.NewClient(&goredis.Options{Network: network, Addr: addr, Protocol: 2, PoolSize: 1, PipelinePoolSize: -1,
-		MaxRetries: -1, DisableIdentity: true})
+// newAdmin returns a client of the server at options.
+func newAdmin(t *testing.T, options *goredis.Options) *goredis.Client {
+	options.Protocol, options.PoolSize, options.PipelinePoolSize = 2, 1, -1
+	options.MaxRetries, options.DisableIdentity = -1, true
+	c := goredis.NewClient(options)
 	t.Cleanup(func() { c.Close() })
 	return c
 }

@@ -54,7 +54,7 @@ func (e *rawEvalsha) prepare() error {
 		URL: e.Redis, UUID: uuid.NewString(),
 		Log:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		OnResults: func(rs []locktable.Result, _ *store.Identity) { e.results(rs) },
-		OnUp: func(bool, store.Identity) {
+		OnUp: func(bool, bool, store.Identity) {
 			select {
 			case e.up <- struct{}{}:
 			default:
