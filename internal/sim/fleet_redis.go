@@ -161,6 +161,8 @@ func (f *Fleet) run(host int16, op *locktable.Op, at int64) locktable.Result {
 	res := locktable.Result{
 		Kind: op.Kind, Name: op.Name, Outcome: reply.Outcome,
 		Token: reply.Token, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
+		Rank: reply.Rank, Ticket: reply.Ticket, HolderReached: reply.HolderReached,
+		Waiting: reply.Waiting, Passed: reply.Passed, Paused: reply.Paused,
 	}
 	switch {
 	case op.Kind == locktable.Drop:

@@ -333,6 +333,8 @@ func (o *operation) setResult(reply *redis.Reply, name *redisName) {
 	res := &o.res
 	res.Outcome, res.Msg, res.TTLMS = reply.Outcome, reply.Code, reply.TTLMS
 	res.Token, res.Made, res.Listeners = reply.Token, reply.Made, reply.Listeners
+	res.Rank, res.Ticket, res.HolderReached = reply.Rank, reply.Ticket, reply.HolderReached
+	res.Waiting, res.Passed, res.Paused = reply.Waiting, reply.Passed, reply.Paused
 	switch {
 	case reply.Outcome == locktable.NotALock:
 		res.Field, res.Msg = "a string", "it is a string"

@@ -698,7 +698,7 @@ func TestPermissions(t *testing.T) {
 			hash   map[string]string
 			ops    []locktable.Op
 		}{
-			{"hlen", nil, []locktable.Op{takeOp("a", 1), dropOp("a", 1), keepOp("a", 1)}},
+			{"hlen", theirs, []locktable.Op{takeOp("a", 1), dropOp("a", 1), keepOp("a", 1)}},
 			{"hdel", theirs, []locktable.Op{dropOp("a", 1)}},
 			{"hkeys", theirs, []locktable.Op{takeOp("a", 1), dropOp("a", 1), keepOp("a", 1)}},
 			{"hget", theirs, []locktable.Op{keepOp("a", 1)}},
@@ -1022,8 +1022,8 @@ func TestFloorNeverFalls(t *testing.T) {
 				return "*2\r\n" + bulk(fmt.Sprint(clock/1_000_000)) + bulk(fmt.Sprint(clock%1_000_000))
 			case "eval", "evalsha":
 				if args[2] == "2" { // keys of one take
-					floors.Store(must(strconv.ParseInt(args[10], 10, 64)))
-					return "*1\r\n:" + args[7] + "\r\n"
+					floors.Store(must(strconv.ParseInt(args[9], 10, 64)))
+					return "*1\r\n:0\r\n"
 				}
 			}
 			return greeting(args)
@@ -1095,7 +1095,12 @@ func TestStrangeRepliesAreUnknown(t *testing.T) {
 		{"*1\r\n*1\r\n:1\r\n", []locktable.Op{keep}},
 		{"*1\r\n*2\r\n$1\r\nx\r\n:1\r\n", []locktable.Op{keep}},
 		{"*1\r\n:-4\r\n", []locktable.Op{drop}},
-		{"*1\r\n*1\r\n:1\r\n", []locktable.Op{drop}},
+		{"*1\r\n*1\r\n:-1\r\n", []locktable.Op{drop}},
+		{"*1\r\n*2\r\n:-3\r\n:4\r\n", []locktable.Op{drop}},
+		{"*1\r\n*2\r\n:0\r\n:0\r\n", []locktable.Op{drop}},
+		{"*1\r\n*4\r\n:1\r\n:1\r\n:-1\r\n:0\r\n", []locktable.Op{take}},
+		{"*1\r\n*6\r\n:1\r\n$1\r\nx\r\n:1\r\n:-1\r\n:7\r\n:0\r\n", []locktable.Op{take}},
+		{"*1\r\n*6\r\n:1\r\n$1\r\nx\r\n:1\r\n:0\r\n:0\r\n:0\r\n", []locktable.Op{take}},
 		{"*2\r\n:1\r\n$-1\r\n", []locktable.Op{take, drop}},
 		{"~1\r\n:5\r\n", []locktable.Op{take}},
 		{"%1\r\n:5\r\n:5\r\n", []locktable.Op{take, drop}},

@@ -151,6 +151,23 @@ func TestCommandsAreEncoded(t *testing.T) {
 	lone := takeOp("lone", 5)
 	lone.AfterPendingDrop = true // a drop that was said before
 	mixed := []locktable.Op{moved, lone, dropOp("a{b}c", 1<<53-2), takeOp("b", 4), again, dropOp("c", 6)}
+	wait := func(op locktable.Op, ticket uint64) locktable.Op {
+		op.Enqueue, op.Ticket = true, ticket
+		return op
+	}
+	drop := func(name string, num, ticket uint64, passedMS uint32) locktable.Op {
+		return locktable.Op{Kind: locktable.Drop, Name: name, HoldID: num, LeaseMS: 40_000, Ticket: ticket, PassedMS: passedMS}
+	}
+	reserves := wait(takeOp("d", 8), 0)
+	reserves.Reserve, reserves.AfterPendingDrop = 64, true
+	inOrder := wait(takeOp("e", 9), 0)
+	inOrder.InOrder = true
+	asks := wait(takeOp("f", 11), 3)
+	asks.AfterPendingDrop = true
+	queued := []locktable.Op{
+		drop("d", 7, 0, 60), reserves, drop("f", 10, 2, 20), asks, wait(takeOp("g", 12), 13), inOrder, wait(takeOp("h", 14), 0), takeOp("i", 15),
+		drop("j", 16, 0, 70), drop("k", 17, 18, 80),
+	}
 	for _, tt := range []struct {
 		bytes []byte
 		want  []string
@@ -158,16 +175,24 @@ func TestCommandsAreEncoded(t *testing.T) {
 		{e.run(nil, byDigest, acquireRelease, 7, mixed),
 			[]string{"evalsha", acquireRelease.sha, "9", "b", "lone", "größe 1", "c", "a{b}c",
 				"redisson_lock_token:{b}", "redisson_lock_token:{lone}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
-				ourUUID + ":", "2", "1", "1", "30000", "1700000000000001", "7", "0",
-				"4", "5", "12", "3", "64", "1", "6", "redisson_lock__channel:{c}",
-				"9007199254740990", "redisson_lock__channel:a{b}c", "9007199254740991"}},
+				ourUUID + ":", "\x02\x00\x01\x01\x00\x01", "30000", "0", "1700000000000001", "7", "0",
+				"4", "5", "12", "3", "64", "1", "0", "0", "6", "redisson_lock__channel:{c}", "0",
+				"9007199254740990", "redisson_lock__channel:a{b}c", "0", "9007199254740991", "1", "0"}},
+		{e.run(nil, byDigest, acquireRelease, 7, queued),
+			[]string{"evalsha", acquireRelease.sha, "14", "i", "h", "e", "g", "j", "k", "d", "f",
+				"redisson_lock_token:{i}", "redisson_lock_token:{h}", "redisson_lock_token:{e}", "redisson_lock_token:{g}", "redisson_lock_token:{d}", "redisson_lock_token:{f}",
+				ourUUID + ":", "\x01\x01\x02\x01\x01\x01", "30000", "40000", "1700000000000001", "7", "0",
+				"15", "14", "9", "1", "1", "0", "2", "0", "12", "1", "1", "0", "1", "13",
+				"16", "redisson_lock__channel:{j}", "70", "17", "redisson_lock__channel:{k}", "80", "18",
+				"7", "redisson_lock__channel:{d}", "49", "8", "64", "1",
+				"10", "redisson_lock__channel:{f}", "20", "11", "1", "1", "2", "3"}},
 		{e.run(nil, byText, acquireRelease, 7, []locktable.Op{dropOp("a", 7)}), []string{"eval", acquireRelease.text, "1", "a",
-			ourUUID + ":", "0", "0", "1", "0", "1700000000000001", "7", "0", "7", "redisson_lock__channel:{a}"}},
+			ourUUID + ":", "\x00\x00\x00\x01\x00\x00", "0", "0", "1700000000000001", "7", "0", "7", "redisson_lock__channel:{a}", "0"}},
 		{e.run(nil, byDigest, renew, 7, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", renew.sha, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "1", "20"}},
 		{prefixed.run(nil, byDigest, acquireRelease, 7, []locktable.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", acquireRelease.sha, "3",
 			"app1:größe", "app1:a{b}", "redisson_lock_token:{app1:größe}",
-			ourUUID + ":", "1", "0", "1", "30000", "0", "7", "0", "1", "2", "redisson_lock__channel:app1:a{b}"}},
+			ourUUID + ":", "\x01\x00\x00\x01\x00\x00", "30000", "0", "0", "7", "0", "1", "2", "redisson_lock__channel:app1:a{b}", "0"}},
 		{prefixed.run(nil, byDigest, renew, 7, []locktable.Op{keepOp("a", 1)}), []string{"evalsha", renew.sha, "1", "app1:a",
 			ourUUID + ":", "30000", "1", "1"}},
 		{appendLoad(nil, acquireRelease), []string{"script", "load", acquireRelease.text}},
@@ -176,7 +201,7 @@ func TestCommandsAreEncoded(t *testing.T) {
 		in := bufio.NewReader(bytes.NewReader(tt.bytes))
 		got, err := readCommand(in)
 		if err != nil || !reflect.DeepEqual(got, tt.want) {
-			t.Errorf("got %q, %v\nwant %q", got, err, tt.want)
+			t.Errorf("got %.60q, %v\nwant %.60q", got, err, tt.want)
 		}
 		if n := in.Buffered(); n != 0 {
 			t.Errorf("%q: %d bytes too many", tt.want[0], n)

@@ -100,8 +100,14 @@ func sortForBatching(ops []locktable.Op) {
 		}
 		return 2
 	}
+	lease := func(op *locktable.Op) uint32 {
+		if op.Kind == locktable.Drop {
+			return 0 // before the Take that is pipelined after it
+		}
+		return op.LeaseMS
+	}
 	slices.SortStableFunc(ops, func(a, b locktable.Op) int {
-		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(a.LeaseMS, b.LeaseMS)); c != 0 || scriptOf(a.Kind) != renew {
+		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(lease(&a), lease(&b))); c != 0 || scriptOf(a.Kind) != renew {
 			return c
 		}
 		return cmp.Compare(a.Count, b.Count)
@@ -110,15 +116,20 @@ func sortForBatching(ops []locktable.Op) {
 
 // batchPrefix returns how many of ops, at least one, one run of a script executes, and which
 // script: neighbours with the same script and one lease; and if they are renewed or checked,
-// with the same number of entries. Drops go with any lease.
+// with the same number of entries. Drops, which have a lease for what they pass on, go with
+// any lease of the others.
 func batchPrefix(ops []locktable.Op) (*script, int) {
 	s := scriptOf(ops[0].Kind)
-	var first *locktable.Op // with a lease
+	var first, drop *locktable.Op // of those with a lease
 	n := 0
 	for ; n < min(len(ops), runMax) && scriptOf(ops[n].Kind) == s; n++ {
 		op := &ops[n]
 		switch {
 		case op.Kind == locktable.Drop:
+			if drop != nil && op.LeaseMS != drop.LeaseMS {
+				return s, n
+			}
+			drop = op
 		case first == nil:
 			first = op
 		case op.LeaseMS != first.LeaseMS, s == renew && op.Count != first.Count:
@@ -133,33 +144,57 @@ func batchPrefix(ops []locktable.Op) (*script, int) {
 type argSection int
 
 const (
-	taken argSection = iota // or renewed
+	taken  argSection = iota // or renewed
+	waited                   // like taken, with Enqueue
 	set
-	// moved is like set, but ordered after it: once a script has written anything, Redis no
-	// longer enforces maxmemory for it, so plain sets must run before.
-	moved
+	// setLate is like set, but ordered after it: these may write although Redis is out of
+	// memory, and once a script has written anything, Redis no longer enforces maxmemory for
+	// it, so plain sets must run before.
+	setLate
 	dropped
-	retaken // by two operations, a drop and a take pipelined after it
+	left // dropped, with a ticket that is given up
+
+	// By two operations, a drop and a take pipelined after it.
+	retaken
+	retakenWithTickets
 	turns
 )
+
+// maxPairPassedMS bounds PassedMS of a Drop that has a Take pipelined after it: a lock that
+// has passed from owner to owner for longer is left free for a moment.
+const maxPairPassedMS = 49
 
 func argSectionOf(op *locktable.Op) argSection {
 	switch {
 	case op.Kind == locktable.Renew, op.Kind == locktable.Check:
 		return taken
+	case op.Kind == locktable.Drop && op.Ticket != 0:
+		return left
 	case op.Kind == locktable.Drop:
 		return dropped
-	case op.RequireExisting:
-		return moved
+	case op.RequireExisting, op.Ticket != 0, op.InOrder:
+		return setLate
 	case op.Count != 1 || op.Reserve != 1:
 		return set
+	case op.Enqueue:
+		return waited
 	}
 	return taken
 }
 
-// retakes reports whether the first two of ops are a lock that is dropped and taken again.
-func retakes(ops []locktable.Op) bool {
-	return len(ops) > 1 && ops[0].Kind == locktable.Drop && ops[1].AfterPendingDrop && argSectionOf(&ops[1]) == taken && ops[0].Name == ops[1].Name
+// pairSectionOf returns the section of the first two of ops if they are a lock that is dropped
+// and taken again.
+func pairSectionOf(ops []locktable.Op) (section argSection, ok bool) {
+	if len(ops) < 2 || ops[0].Kind != locktable.Drop || !ops[1].AfterPendingDrop || ops[0].Name != ops[1].Name {
+		return 0, false
+	}
+	if take := &ops[1]; take.RequireExisting || take.Count != 1 || take.Reserve == 0 {
+		return 0, false
+	}
+	if ops[0].Ticket != 0 || ops[1].Ticket != 0 {
+		return retakenWithTickets, true
+	}
+	return retaken, true
 }
 
 // orderArgs puts ops, which one run executes, into the order of its script.
@@ -176,8 +211,8 @@ func (e *encoder) orderArgs(ops []locktable.Op) {
 	}
 	for i := 0; i < len(ops); {
 		t, n := argSectionOf(&ops[i]), 1
-		if retakes(ops[i:]) {
-			t, n = retaken, 2
+		if section, ok := pairSectionOf(ops[i:]); ok {
+			t, n = section, 2
 		}
 		e.turns[t] = append(e.turns[t], ops[i:i+n]...)
 		i += n
@@ -198,20 +233,94 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 	for i := range e.turns {
 		counts[i] = len(e.turns[i])
 	}
-	pairs := counts[retaken] / 2
-	again := len(ops) - counts[retaken] // there they begin
-	sets := counts[set] + counts[moved]
-	var leased locktable.Op
+	if s == renew {
+		return e.renewals(dst, f, ops)
+	}
+	counts[set] += counts[setLate]
+	pairs := (counts[retaken] + counts[retakenWithTickets]) / 2
+	again := len(ops) - 2*pairs // there they begin
+	drops := counts[dropped] + counts[left]
+	var lease, passLease uint32
 	for i := range ops {
-		if ops[i].Kind != locktable.Drop {
-			leased = ops[i]
+		if ops[i].Kind == locktable.Drop {
+			passLease = ops[i].LeaseMS
+		} else {
+			lease = ops[i].LeaseMS
 		}
 	}
-	keys, args := len(ops)-pairs, 3+len(ops)
-	if s == acquireRelease {
-		keys += keys - counts[dropped]
-		args += 5 + 3*sets + counts[dropped] + pairs
+	locks := len(ops) - pairs
+	keys := locks + locks - drops
+	args := 7 + len(ops) + 5*counts[set] + 2*drops + counts[left] + 4*pairs + counts[retakenWithTickets]
+	dst = appendCommand(dst, f, s, keys, args)
+	for i := range ops {
+		if i < again || ops[i].Kind == locktable.Drop {
+			dst = e.keys.appendKey(dst, ops[i].Name)
+		}
 	}
+	for i := range ops {
+		if ops[i].Kind == locktable.Take {
+			dst = e.keys.appendDerived(dst, counterPrefix, ops[i].Name)
+		}
+	}
+	dst = appendString(dst, e.prefix)
+	dst = append(appendHead(dst, '$', 6), byte(counts[taken]), byte(counts[waited]), byte(counts[set]),
+		byte(counts[dropped]), byte(counts[left]), byte(counts[retaken]/2), '\r', '\n')
+	dst = appendNumber(dst, int64(lease))
+	dst = appendNumber(dst, int64(passLease))
+	dst = appendNumber(dst, e.floor)
+	dst = appendNumber(dst, birth)
+	dst = appendNumber(dst, e.expiry)
+	for i := range ops[:again] {
+		op := &ops[i]
+		dst = appendNumber(dst, int64(op.HoldID))
+		switch section := argSectionOf(op); section {
+		case set, setLate:
+			dst = appendNumber(dst, int64(op.Count))
+			dst = appendNumber(dst, int64(op.Reserve))
+			dst = appendFlag(dst, op.RequireExisting)
+			dst = appendWait(dst, op)
+			dst = appendNumber(dst, int64(op.Ticket))
+		case dropped, left:
+			dst = e.keys.appendDerived(dst, channelPrefix, op.Name)
+			dst = appendNumber(dst, int64(op.PassedMS))
+			if section == left {
+				dst = appendNumber(dst, int64(op.Ticket))
+			}
+		}
+	}
+	for i := again; i < len(ops); i += 2 {
+		drop, take := &ops[i], &ops[i+1]
+		dst = appendNumber(dst, int64(drop.HoldID))
+		dst = e.keys.appendDerived(dst, channelPrefix, drop.Name)
+		dst = appendNumber(dst, int64(min(drop.PassedMS, maxPairPassedMS)))
+		dst = appendNumber(dst, int64(take.HoldID))
+		dst = appendNumber(dst, int64(take.Reserve))
+		dst = appendWait(dst, take)
+		if i >= again+counts[retaken] {
+			dst = appendNumber(dst, int64(drop.Ticket))
+			dst = appendNumber(dst, int64(take.Ticket))
+		}
+	}
+	return dst
+}
+
+// renewals appends the command that renews or checks the locks of ops.
+func (e *encoder) renewals(dst []byte, f form, ops []locktable.Op) []byte {
+	dst = appendCommand(dst, f, renew, len(ops), 3+len(ops))
+	for i := range ops {
+		dst = e.keys.appendKey(dst, ops[i].Name)
+	}
+	dst = appendString(dst, e.prefix)
+	dst = appendNumber(dst, int64(ops[0].LeaseMS))
+	dst = appendNumber(dst, int64(ops[0].Count))
+	for i := range ops {
+		dst = appendNumber(dst, int64(ops[i].HoldID))
+	}
+	return dst
+}
+
+// appendCommand appends the beginning of a command that runs a script, up to the keys.
+func appendCommand(dst []byte, f form, s *script, keys, args int) []byte {
 	dst = appendArray(dst, 3+keys+args)
 	if f == byText {
 		dst = appendString(dst, "eval")
@@ -219,49 +328,25 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 	} else {
 		dst = append(dst, s.evalsha...)
 	}
-	dst = appendNumber(dst, int64(keys))
-	for i := range ops {
-		if i < again || ops[i].Kind == locktable.Drop {
-			dst = e.keys.appendKey(dst, ops[i].Name)
-		}
+	return appendNumber(dst, int64(keys))
+}
+
+func appendFlag(dst []byte, on bool) []byte {
+	if on {
+		return appendNumber(dst, 1)
 	}
-	if s == acquireRelease {
-		for i := range ops {
-			if ops[i].Kind == locktable.Take {
-				dst = e.keys.appendDerived(dst, counterPrefix, ops[i].Name)
-			}
-		}
+	return appendNumber(dst, 0)
+}
+
+// appendWait appends how a Take waits.
+func appendWait(dst []byte, op *locktable.Op) []byte {
+	switch {
+	case !op.Enqueue:
+		return appendNumber(dst, 0)
+	case !op.InOrder:
+		return appendNumber(dst, 1)
 	}
-	dst = appendString(dst, e.prefix)
-	if s == acquireRelease {
-		dst = appendNumber(dst, int64(counts[taken]))
-		dst = appendNumber(dst, int64(sets))
-		dst = appendNumber(dst, int64(counts[dropped]))
-		dst = appendNumber(dst, int64(leased.LeaseMS))
-		dst = appendNumber(dst, e.floor)
-		dst = appendNumber(dst, birth)
-		dst = appendNumber(dst, e.expiry)
-	} else {
-		dst = appendNumber(dst, int64(leased.LeaseMS))
-		dst = appendNumber(dst, int64(leased.Count))
-	}
-	for i := range ops {
-		op := &ops[i]
-		dst = appendNumber(dst, int64(op.HoldID))
-		switch argSectionOf(op) {
-		case set, moved:
-			dst = appendNumber(dst, int64(op.Count))
-			dst = appendNumber(dst, int64(op.Reserve))
-			held := int64(0)
-			if op.RequireExisting {
-				held = 1
-			}
-			dst = appendNumber(dst, held)
-		case dropped:
-			dst = e.keys.appendDerived(dst, channelPrefix, op.Name)
-		}
-	}
-	return dst
+	return appendNumber(dst, 2)
 }
 
 func appendLoad(dst []byte, s *script) []byte {
@@ -310,9 +395,17 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 	case r.Kind == locktable.Take && hasKinds(parts, "::") && parts[0].num != -1:
 		decodeTaken(parts[0].num, r)
 		r.Listeners = int32(parts[1].num)
+	case r.Kind == locktable.Take && hasKinds(parts, "::::") && parts[0].num != -1 && parts[2].num >= 0 && parts[3].num >= 0:
+		decodeTaken(parts[0].num, r)
+		r.Listeners = int32(parts[1].num)
+		r.Waiting, r.Ticket = uint32(parts[2].num), uint64(parts[3].num)
 	case r.Kind == locktable.Take && hasKinds(parts, ":$:"):
 		decodeOther(parts[0].num, parts[1].text, r)
 		r.Listeners = int32(parts[2].num)
+	case r.Kind == locktable.Take && hasKinds(parts, ":$::::") && parts[3].num >= 0 && parts[4].num > 0:
+		decodeOther(parts[0].num, parts[1].text, r)
+		r.Listeners = int32(parts[2].num)
+		r.Rank, r.Ticket, r.HolderReached = int32(parts[3].num), uint64(parts[4].num), int32(parts[5].num)
 
 	case scriptOf(r.Kind) == acquireRelease && hasKinds(parts, "$"):
 		r.Outcome, r.Field = locktable.NotALock, readable(parts[0].text)
@@ -324,6 +417,11 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 		return "", true, nil
 	case r.Kind == locktable.Drop && number && status.num == -3:
 		r.Outcome = locktable.Done
+	case r.Kind == locktable.Drop && hasKinds(parts, ":") && parts[0].num >= 0:
+		r.Outcome, r.Passed, r.Waiting = locktable.Done, true, uint32(parts[0].num)
+	case r.Kind == locktable.Drop && hasKinds(parts, "::") && parts[0].num >= -2 && parts[1].num > 0:
+		r.Outcome, r.Paused, r.Listeners = locktable.Done, true, int32(max(parts[0].num, -1))
+		return "", parts[0].num == -2, nil
 
 	default:
 		return "", false, &unexpectedReply{scriptOf(r.Kind), status}
@@ -350,7 +448,7 @@ func decodeTaken(last int64, r *locktable.Result) {
 }
 
 func decodeOther(ttl int64, field string, r *locktable.Result) {
-	r.Outcome = locktable.HeldByOther
+	r.Outcome, r.Rank, r.HolderReached = locktable.HeldByOther, locktable.NotQueued, locktable.HolderNotTold
 	r.TTLMS = max(ttl, -1)
 	r.Field = readable(field)
 }

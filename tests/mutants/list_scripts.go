@@ -71,8 +71,8 @@ var scriptMutants = []mutant{
 	{
 		rule: "a drop of a lock that has expired publishes",
 		file: acquireRelease,
-		old:  `    if fields ~= 0 then`,
-		new:  "    if fields == 0 then return -3 end\n    if fields ~= 0 then",
+		old:  "    if fields ~= 0 then\n      if not owner(",
+		new:  "    if fields == 0 then return -3 end\n    if fields ~= 0 then\n      if not owner(",
 		by:   differential,
 	},
 	{
@@ -106,8 +106,8 @@ var scriptMutants = []mutant{
 	{
 		rule: "a take that moves a hold does not take a free lock",
 		file: acquireRelease,
-		old:  `    if fields == 0 and move then return -1 end` + "\n",
-		new:  ``,
+		old:  `    elseif move then`,
+		new:  `    elseif false then`,
 		by:   differential,
 	},
 	{
@@ -151,8 +151,8 @@ var scriptMutants = []mutant{
 	{
 		rule: "a take counts the subscribers if it draws more tokens than one",
 		file: acquireRelease,
-		old:  `if fields ~= 0 or draw ~= '1' then`,
-		new:  `if fields ~= 0 then`,
+		old:  `  if fields ~= 0 or n ~= '1' then`,
+		new:  `  if fields ~= 0 then`,
 		by:   differential,
 	},
 	{
@@ -165,8 +165,8 @@ var scriptMutants = []mutant{
 	{
 		rule: "a counter is lifted above what the sidecar knows of tokens",
 		file: acquireRelease,
-		old:  `math.max(time[1] * 1000000 + time[2], birth) + n`,
-		new:  `time[1] * 1000000 + time[2] + n`,
+		old:  `math.max(now(), birth) + n`,
+		new:  `now() + n`,
 		by:   differential,
 	},
 	{
@@ -179,8 +179,8 @@ var scriptMutants = []mutant{
 	{
 		rule: "a new counter has the configured expiry",
 		file: acquireRelease,
-		old:  `      elseif made then`,
-		new:  `      elseif false then`,
+		old:  `    elseif made then`,
+		new:  `    elseif false then`,
 		by:   differential,
 	},
 	{
@@ -193,7 +193,7 @@ var scriptMutants = []mutant{
 	{
 		rule: "a counter does not expire unless it is configured to",
 		file: acquireRelease,
-		old:  `          ask('PERSIST', counter)` + "\n",
+		old:  `      ask('PERSIST', counter)` + "\n",
 		new:  ``,
 		by:   differential,
 	},
@@ -214,12 +214,9 @@ var scriptMutants = []mutant{
 	{
 		rule: "a subscriber of a pattern does not count as one that waits",
 		file: acquireRelease,
-		old: `  local listeners = ask('PUBSUB', 'NUMSUB', channel)
-  return listeners.err and -1 or listeners[2]
-`,
-		new: `  return receivers
-`,
-		by: differential,
+		old:  `  return receivers == 0 and 0 or count_subscribers(channel)`,
+		new:  `  return receivers`,
+		by:   differential,
 	},
 	{
 		rule: "a retake leaves a hash of several fields to drop and take",
@@ -231,7 +228,7 @@ var scriptMutants = []mutant{
 	{
 		rule: "a retake leaves a counter that is behind the floor to take",
 		file: acquireRelease,
-		old:  `if last - 1 >= floor and last < 2 ^ 53 and`,
+		old:  `if last - n >= floor and last < 2 ^ 53 and`,
 		new:  `if last < 2 ^ 53 and`,
 		by:   differential,
 	},
@@ -246,7 +243,7 @@ var scriptMutants = []mutant{
 	{
 		rule: "a retake that does not succeed undoes its draw",
 		file: acquireRelease,
-		old:  `  if last == 1 then ask('DEL', counter) else ask('INCRBY', counter, '-1') end` + "\n",
+		old:  `  if last == n + 0 then ask('DEL', counter) else ask('INCRBY', counter, '-' .. n) end` + "\n",
 		new:  ``,
 		by:   differential,
 	},
@@ -260,12 +257,9 @@ var scriptMutants = []mutant{
 	{
 		rule: "a retake publishes the release",
 		file: acquireRelease,
-		old: `    local receivers = ask('PUBLISH', channel, unlocked)
-    if receivers ~= 0 then receivers = count_listeners(channel, receivers) end
-    statuses`,
-		new: `    local receivers = 0
-    statuses`,
-		by: differential,
+		old:  `statuses[n + 1], statuses[n + 2] = publish(channel), `,
+		new:  `statuses[n + 1], statuses[n + 2] = 0, `,
+		by:   differential,
 	},
 
 	{

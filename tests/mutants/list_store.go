@@ -123,9 +123,13 @@ var storeMutants = []mutant{
 	{
 		rule: "the key of a lock has the prefix",
 		file: "sidecar/store/script.go",
-		old:  `e.keys.appendKey(dst, ops[i].Name)`,
-		new:  `appendString(dst, ops[i].Name)`,
-		by:   differential,
+		old: `	for i := range ops {
+		dst = e.keys.appendKey(dst, ops[i].Name)
+`,
+		new: `	for i := range ops {
+		dst = appendString(dst, ops[i].Name)
+`,
+		by: differential,
 	},
 	{
 		rule: "the channel of a release has the prefix",

@@ -14,6 +14,7 @@ package redis_test
 //	go test ./internal/sim/redis -run 'TestScriptsBehaveAsTheirModel/redis' -diff.seed=4711                  one lap
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -118,11 +119,14 @@ type lapRun struct {
 	store    *store.Store
 	results  chan delivery
 	floor    int64          // tokens of the connection are above it
+	clock    int64          // of Redis, before the batch; µs
 	identity store.Identity // what the store knows of tokens
 	contents contents
 	since    time.Time        // no time to live in contents is from before it
 	unloaded bool             // the store may have to load the script of renewals, so that they run after others
 	log      *strings.Builder // nil: none is written
+
+	storeSubscribes int32 // how many connections of the store are subscribed to its sidecar's channel
 }
 
 // delivery is one call of OnResults.
@@ -131,11 +135,21 @@ type delivery struct {
 	raised  *store.Identity
 }
 
+// errCrossed: a ticket got too old while a batch was carried out.
+var errCrossed = errors.New("a ticket got too old while a batch was carried out")
+
 // run runs a lap, and returns the first difference.
 func (d *differential) run(l lap, log *strings.Builder) (err error) {
+	for err = errCrossed; errors.Is(err, errCrossed); {
+		err = d.runOnce(l, log)
+	}
+	return err
+}
+
+func (d *differential) runOnce(l lap, log *strings.Builder) (err error) {
 	d.admin.FlushAll(ctx)
 	r := &lapRun{differential: d, lap: l, results: make(chan delivery, 1000), since: time.Now(), log: log}
-	r.contents = contents{make(map[string][]redis.Key), make(map[string][]counter), make(map[string]*redis.Channel)}
+	r.contents = newContents(make(map[string]*redis.Channel))
 	for _, s := range d.subscribers {
 		for channel := range s.on {
 			if err := s.subscribe(channel, false); err != nil {
@@ -159,6 +173,8 @@ func (d *differential) run(l lap, log *strings.Builder) (err error) {
 	case <-time.After(patience):
 		return errors.New("the store does not connect")
 	}
+	ours := redis.SidecarChannel(ourUUID)
+	r.storeSubscribes = int32(must(d.admin.PubSubNumSub(ctx, ours).Result())[ours])
 	for i := range l.rounds {
 		if err := r.round(&l.rounds[i]); err != nil {
 			return fmt.Errorf("round %d: %w", i+1, err)
@@ -201,6 +217,7 @@ func (r *lapRun) round(rd *round) error {
 	if err != nil {
 		return err
 	}
+	r.clock = before
 	calls := r.publishCalls()
 	r.note("a batch (scripts forgotten: %v, memory exhausted: %v), after", rd.forget, rd.full)
 	for _, c := range rd.changes {
@@ -226,6 +243,9 @@ func (r *lapRun) round(rd *round) error {
 	if err != nil {
 		return err
 	}
+	if r.contents.crosses(before, after) {
+		return errCrossed
+	}
 	calls = r.publishCalls() - calls
 
 	if err := r.raise(raised, after); err != nil {
@@ -242,14 +262,14 @@ func (r *lapRun) round(rd *round) error {
 		}
 	}
 	fresh, freshAfter := max(before, birth), max(after, birthAfter)
-	published, err := r.compareResults(rd, results, []int64{floor, r.floor}, fresh, freshAfter-fresh)
+	published, messages, err := r.compareResults(rd, results, []int64{floor, r.floor}, fresh, freshAfter-fresh)
 	if err != nil {
 		return err
 	}
-	if err := r.compareContents(found, elapsed); err != nil {
+	if err := r.compareContents(found, elapsed, after-before); err != nil {
 		return err
 	}
-	return r.compareMessages(calls, published)
+	return r.compareMessages(calls, published, messages)
 }
 
 // collect waits for the results of a batch.
@@ -276,6 +296,7 @@ func (r *lapRun) collect(n int) (results []locktable.Result, raised *store.Ident
 // prepare changes what is in Redis and in the model, before the operations of the round.
 // It returns the time of Redis then, µs.
 func (r *lapRun) prepare(rd *round) (now int64, err error) {
+	start := must(r.admin.Time(ctx).Result()).UnixMicro()
 	pipe := r.admin.Pipeline()
 	mayExpire := false
 	for i := range rd.changes {
@@ -283,6 +304,8 @@ func (r *lapRun) prepare(rd *round) (now int64, err error) {
 		pipe.Del(ctx, c.key)
 		switch {
 		case c.kind == "":
+		case c.tickets != nil || c.asked != nil:
+			c.writeQueue(pipe, start)
 		case c.number != nil:
 			pipe.Set(ctx, c.key, c.number.above(r.floor), 0)
 		case c.kind == "string":
@@ -305,7 +328,7 @@ func (r *lapRun) prepare(rd *round) (now int64, err error) {
 		case c.ttl > 0:
 			pipe.PExpire(ctx, c.key, c.ttl)
 		}
-		r.contents.set(c, r.floor)
+		r.contents.set(c, r.floor, start)
 	}
 	if rd.forget {
 		pipe.ScriptFlush(ctx)
@@ -339,7 +362,7 @@ func (r *lapRun) look() (found contents, now int64, err error) {
 	if _, err := pipe.Exec(ctx); err != nil {
 		return found, 0, err
 	}
-	found = contents{make(map[string][]redis.Key), make(map[string][]counter), r.contents.channels}
+	found = newContents(r.contents.channels)
 	for _, entry := range all.Val().([]any) {
 		e := entry.([]any)
 		content := redis.Content{Type: e[1].(string)}
@@ -347,7 +370,18 @@ func (r *lapRun) look() (found contents, now int64, err error) {
 		if err != nil {
 			return found, 0, err
 		}
-		switch parts := e[3].([]any); content.Type {
+		expireAt := expiry(time.Duration(ttl) * time.Millisecond)
+		parts := e[3].([]any)
+		if _, signs, ok := queueOf(e[0].(string)); ok {
+			if content.Type != map[bool]string{false: "zset", true: "hash"}[signs] {
+				parts = nil
+			}
+			if err := found.readQueue(e[0].(string), parts, expireAt); err != nil {
+				return found, 0, err
+			}
+			continue
+		}
+		switch content.Type {
 		case "hash":
 			content.Hash = make(map[string]string)
 			for i := 0; i < len(parts); i += 2 {
@@ -358,7 +392,7 @@ func (r *lapRun) look() (found contents, now int64, err error) {
 				content.Text += part.(string)
 			}
 		}
-		found.put(e[0].(string), content, expiry(time.Duration(ttl)*time.Millisecond))
+		found.put(e[0].(string), content, expireAt)
 	}
 	return found, clock.Val().UnixMicro(), nil
 }
@@ -372,6 +406,7 @@ for i, key in ipairs(redis.call('KEYS', '*')) do
   elseif kind == 'string' then content = {redis.call('GET', key)}
   elseif kind == 'list' then content = redis.call('LRANGE', key, 0, -1)
   elseif kind == 'set' then content = redis.call('SMEMBERS', key)
+  elseif kind == 'zset' and string.find(key, 'locksidecar_queue:', 1, true) == 1 then content = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   elseif kind == 'zset' then content = redis.call('ZRANGE', key, 0, -1)
   elseif kind == 'stream' then content = {redis.call('XRANGE', key, '-', '+')[1][2][2]} end
   found[i] = {key, kind, tostring(redis.call('PTTL', key)), content}
@@ -396,7 +431,12 @@ func (r *lapRun) publishCalls() int {
 type contents struct {
 	keys     map[string][]redis.Key
 	counters map[string][]counter
+	queues   map[string][]*redis.Queue // by lock
 	channels map[string]*redis.Channel
+}
+
+func newContents(channels map[string]*redis.Channel) contents {
+	return contents{make(map[string][]redis.Key), make(map[string][]counter), make(map[string][]*redis.Queue), channels}
 }
 
 // counter is a token counter whose value is that of the model, or larger by up to slack.
@@ -404,8 +444,6 @@ type counter struct {
 	redis.Counter
 	slack int64
 }
-
-var prefixes = []string{ourUUID + ":", otherUUID + ":"}
 
 // expiry is when something expires that lives so long; a ttl that is not positive means
 // that it does not expire.
@@ -432,7 +470,11 @@ func (s *contents) put(key string, content redis.Content, expireAt int64) {
 }
 
 // set is what a change of a round does.
-func (s *contents) set(c *change, floor int64) {
+func (s *contents) set(c *change, floor, now int64) {
+	if _, _, ok := queueOf(c.key); ok {
+		s.setQueue(c, now)
+		return
+	}
 	delete(s.keys, c.key)
 	delete(s.counters, c.key)
 	if c.kind == "" || c.expired {
@@ -512,8 +554,8 @@ func (s *contents) mayHaveCountOne(lock string) {
 // compareResults carries the operations out in the model, in the order in which Redis did,
 // and compares what they return. The store's connection had one of these floors, and new
 // counters begin above fresh, or up to slack later. It returns how often a release was
-// published on each channel.
-func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []int64, fresh, slack int64) (published map[string]int, err error) {
+// published on each channel, and what was sent to sidecars.
+func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []int64, fresh, slack int64) (published map[string]int, sent []expectation, err error) {
 	ops := make([]*locktable.Op, len(results))
 	for i := range results {
 		for j := range rd.ops {
@@ -522,7 +564,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 			}
 		}
 		if ops[i] == nil {
-			return nil, fmt.Errorf("a result for no operation: %s %s", results[i].Name, showResult(&results[i]))
+			return nil, nil, fmt.Errorf("a result for no operation: %s %s", results[i].Name, showResult(&results[i]))
 		}
 		r.note("  %s\n    %s", showOp(ops[i]), showResult(&results[i]))
 	}
@@ -535,7 +577,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 	r.unloaded = r.unloaded || rd.forget
 	if !r.unloaded {
 		if err := checkOrder(results); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	for i := range results {
@@ -545,17 +587,31 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 	}
 
 	published = make(map[string]int)
-	ours := slices.ContainsFunc(keyed, r.takesOurs)
+	writes := slices.ContainsFunc(keyed, r.writesWithoutMemory)
+	var previous redis.Reply
 	for i, op := range keyed {
 		c := r.command(op)
 		// A run that has written gets memory even if Redis has none: after a Take that
-		// renewed a lock of ours, and for what is taken again after a Drop.
+		// renewed a lock of ours, or that asked again with its ticket, and for what is taken
+		// again after a Drop.
 		again := takenAgain(ops, i)
-		c.NoMemory = rd.full && (results[i].Outcome == locktable.Retryable || !ours && !again)
-		reply, err := r.explain(&c, &results[i], floors, fresh, slack)
-		if err != nil {
-			return nil, err
+		circumstances := r.circumstances(rd, ops, i)
+		c.NoMemory = rd.full && (results[i].Outcome == locktable.Retryable || !writes && !again)
+		if again {
+			c.PassedOn = previous.Passed
 		}
+		if i+1 < len(ops) && takenAgain(ops, i+1) {
+			c.Next = keyed[i+1]
+		}
+		if rd.full && writes && !again {
+			circumstances = append(circumstances, func(c *redis.Command) { c.NoMemory = !c.NoMemory })
+		}
+		reply, messages, err := r.explain(&c, circumstances, &results[i], floors, fresh, slack)
+		if err != nil {
+			return nil, nil, err
+		}
+		sent = append(sent, messages...)
+		previous = reply
 		if reply.Outcome == locktable.Refused && again {
 			r.contents.mayHaveCountOne(op.Name)
 		}
@@ -563,64 +619,106 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 			published[redis.ChannelName(op.Name)]++
 		}
 	}
-	return published, nil
+	return published, sent, nil
+}
+
+// circumstances returns what the test cannot see of how an operation was carried out.
+func (r *lapRun) circumstances(rd *round, ops []*locktable.Op, i int) []func(*redis.Command) {
+	as := []func(*redis.Command){func(*redis.Command) {}}
+	if ops[i].AfterPendingDrop {
+		as = append(as, func(c *redis.Command) { c.KeepsCounterExpiry = true })
+	}
+	// A Drop and the Take that follows it are in one run, unless the batch may have had to be
+	// divided between them.
+	leases := make(map[uint32]bool)
+	for _, op := range ops {
+		if op.Kind == locktable.Take {
+			leases[op.LeaseMS] = true
+		}
+	}
+	if len(leases) > 1 || len(ops) > runMax || users[r.user].key != nil {
+		as = append(as, func(c *redis.Command) { c.Next, c.PassedOn = nil, false },
+			func(c *redis.Command) { c.Next, c.PassedOn, c.NoMemory = nil, false, rd.full })
+	}
+	return as
 }
 
 // command is an operation as the lap's sidecar issues it. The name is that of the key.
 func (r *lapRun) command(op *locktable.Op) redis.Command {
-	return redis.Command{Op: op, Prefixes: prefixes, Expiry: int64(r.expiry), Denied: deniedOf(r.user, r.prefix, op.Name)}
+	return redis.Command{
+		Op: op, Prefixes: prefixes, Expiry: int64(r.expiry), Denied: deniedOf(r.user, r.prefix, op.Name),
+		Clock: r.clock, Receivers: r.receivers,
+	}
 }
 
-// takesOurs reports whether an operation is a Take that finds that the lock is ours.
-func (r *lapRun) takesOurs(op *locktable.Op) bool {
+// writesWithoutMemory reports whether an operation is a Take that may write although Redis is
+// out of memory.
+func (r *lapRun) writesWithoutMemory(op *locktable.Op) bool {
 	keys, _, _ := r.contents.find(op.Name)
 	c := r.command(op)
-	return op.Kind == locktable.Take && c.Standing(&keys[0]).Ours()
+	q := r.contents.queue(op.Name)
+	return op.Kind == locktable.Take &&
+		(c.Standing(&keys[0]).Ours() || op.Enqueue && q.Rank(0, op.Ticket) >= 0 || op.InOrder && len(q.Tickets) > 0)
 }
 
 // explain runs a command in the model, under all circumstances that are possible and on
 // all contents that are, and keeps what the contents are afterwards if it returns what
 // Redis did. There must be at least one such case.
-func (r *lapRun) explain(c *redis.Command, got *locktable.Result, floors []int64, fresh, slack int64) (reply redis.Reply, err error) {
+func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command), got *locktable.Result, floors []int64, fresh, slack int64) (reply redis.Reply, sent []expectation, err error) {
 	keys, counters, channel := r.contents.find(c.Op.Name)
-	keeps := []bool{false}
-	if c.Op.AfterPendingDrop {
-		keeps = append(keeps, true)
-	}
+	r.contents.queue(c.Op.Name)
 	var keysAfter []redis.Key
 	var countersAfter []counter
+	var queuesAfter []*redis.Queue
 	var difference error
+	run := func(c redis.Command, key redis.Key, cn counter, queue *redis.Queue) {
+		k, n := key, cn
+		c.Queue = queue.Clone()
+		if cn.Other == nil && cn.Value < c.Floor { // it is lifted if it is drawn from
+			n.slack = slack
+		}
+		want := c.Run(&k, &n.Counter, channel)
+		if n.Counter == cn.Counter {
+			n.slack = cn.slack // it was not
+		}
+		if token := int64(got.Token); want.Token != 0 && token >= n.Value && token <= n.Value+n.slack {
+			n.Value, n.slack, want.Token = token, 0, got.Token
+		}
+		if difference = compareResult(&c, &k, &want, got); difference != nil {
+			return
+		}
+		messages := make([]expectation, len(want.Sent))
+		for i := range want.Sent {
+			messages[i] = newExpectation(&want.Sent[i], n.slack)
+		}
+		if keysAfter == nil {
+			sent = messages
+		} else if mergeErr := merge(sent, messages); mergeErr != nil {
+			err = mergeErr
+		}
+		reply = want
+		keysAfter, countersAfter, queuesAfter = add(keysAfter, k), add(countersAfter, n), append(queuesAfter, c.Queue)
+	}
 	for _, key := range keys {
 		for _, cn := range counters {
-			for _, floor := range floors {
-				for _, keep := range keeps {
-					c.Floor, c.Fresh, c.KeepsCounterExpiry = floor, fresh, keep
-					k, n := key, cn
-					if cn.Other == nil && cn.Value < floor { // it is lifted if it is drawn from
-						n.slack = slack
+			for _, queue := range r.contents.queues[c.Op.Name] {
+				for _, floor := range floors {
+					for _, circumstance := range circumstances {
+						c := *c
+						c.Floor, c.Fresh = floor, fresh
+						circumstance(&c)
+						run(c, key, cn, queue)
 					}
-					want := c.Run(&k, &n.Counter, channel)
-					if n.Counter == cn.Counter {
-						n.slack = cn.slack // it was not
-					}
-					if token := int64(got.Token); want.Token != 0 && token >= n.Value && token <= n.Value+n.slack {
-						n.Value, n.slack, want.Token = token, 0, got.Token
-					}
-					if err := compareResult(c, &key, &want, got); err != nil {
-						difference = err
-						continue
-					}
-					reply = want
-					keysAfter, countersAfter = add(keysAfter, k), add(countersAfter, n)
 				}
 			}
 		}
 	}
-	if keysAfter == nil {
-		return reply, difference
+	if keysAfter == nil || err != nil {
+		return reply, nil, cmp.Or(err, difference)
 	}
-	r.contents.keys[c.Op.Name], r.contents.counters[redis.CounterName(c.Op.Name)] = keysAfter, countersAfter
-	return reply, nil
+	name := c.Op.Name
+	r.contents.keys[name], r.contents.counters[redis.CounterName(name)], r.contents.queues[name] = keysAfter, countersAfter, queuesAfter
+	return reply, sent, nil
 }
 
 func add[T comparable](list []T, v T) []T {
@@ -662,8 +760,8 @@ func takenAgain(ops []*locktable.Op, i int) bool {
 	return i > 0 && ops[i].AfterPendingDrop && ops[i-1].Kind == locktable.Drop && ops[i-1].Name == ops[i].Name
 }
 
-// compareResult compares what one operation returned with what the model returns, in which
-// the key was this one.
+// compareResult compares what one operation returned with what the model returns, which has
+// left this key.
 func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *locktable.Result) error {
 	field := ""
 	if want.Outcome == locktable.HeldByOther || want.Outcome == locktable.NotALock {
@@ -682,6 +780,14 @@ func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *loc
 		return wrong("token %d", got.Token)
 	case got.Made != want.Made:
 		return wrong("it made its counter: %v", got.Made)
+	case got.Rank != want.Rank || got.Ticket != want.Ticket:
+		return wrong("rank %d, ticket %d", got.Rank, got.Ticket)
+	case got.HolderReached != want.HolderReached:
+		return wrong("it reached %d connections of the holder", got.HolderReached)
+	case got.Waiting != want.Waiting:
+		return wrong("%d wait", got.Waiting)
+	case got.Passed != want.Passed || got.Paused != want.Paused:
+		return wrong("passed on: %v, paused: %v", got.Passed, got.Paused)
 	case got.Field != readable(field):
 		return wrong("field %q", got.Field)
 	case want.Outcome == locktable.HeldByOther && got.TTLMS != ttl &&
@@ -717,11 +823,13 @@ func compareMessage(key string, got *locktable.Result, field string, want *redis
 
 // compareContents compares what Redis has with what the model may have, and continues with
 // the former: it is exact.
-func (r *lapRun) compareContents(found contents, elapsed int64) error {
+func (r *lapRun) compareContents(found contents, elapsed, clockElapsed int64) error {
 	names := slices.Collect(maps.Keys(found.keys))
 	names = slices.AppendSeq(names, maps.Keys(r.contents.keys))
 	names = slices.AppendSeq(names, maps.Keys(found.counters))
 	names = slices.AppendSeq(names, maps.Keys(r.contents.counters))
+	names = slices.AppendSeq(names, maps.Keys(found.queues))
+	names = slices.AppendSeq(names, maps.Keys(r.contents.queues))
 	near := func(got, want int64) bool {
 		return got == want || want != redis.NoExpiry && got <= want && got >= want-elapsed*1e6
 	}
@@ -751,8 +859,11 @@ func (r *lapRun) compareContents(found contents, elapsed int64) error {
 		if wantCounters == nil {
 			wantCounters = []counter{{}}
 		}
+		r.contents.queue(name)
+		gotQueue, wantQueues := found.queue(name), r.contents.queues[name]
 		if !slices.ContainsFunc(wantKeys, func(want redis.Key) bool { return same(&want, &gotKey) }) ||
-			!slices.ContainsFunc(wantCounters, func(want counter) bool { return sameCounter(&want, &gotCounter) }) {
+			!slices.ContainsFunc(wantCounters, func(want counter) bool { return sameCounter(&want, &gotCounter) }) ||
+			!slices.ContainsFunc(wantQueues, func(want *redis.Queue) bool { return sameQueue(want, gotQueue, r.clock, clockElapsed, near) }) {
 			return fmt.Errorf("after that batch\nRedis has     %s\nthe model has %s (%d ms later)", found.show(name), r.contents.show(name), elapsed)
 		}
 	}
@@ -793,26 +904,26 @@ func (s *subscriber) receive() (any, error) { return s.pubsub.ReceiveTimeout(ctx
 
 // compareMessages compares what was published with what the model published. calls is
 // how often Redis says that something was published.
-func (r *lapRun) compareMessages(calls int, published map[string]int) error {
-	total := 0
+func (r *lapRun) compareMessages(calls int, published map[string]int, sent []expectation) error {
+	total := len(sent)
 	for _, n := range published {
 		total += n
 	}
 	if !r.inProcess() && calls != total {
-		return fmt.Errorf("Redis published %d times, the model %v", calls, published)
+		return fmt.Errorf("Redis published %d times, the model %v and %+v", calls, published, sent)
 	}
 	for _, s := range r.subscribers {
 		if len(s.on) == 0 {
 			continue
 		}
-		received := make(map[string]int)
+		received, toSidecars := make(map[string]int), make(map[string][]string)
 		channels := slices.Collect(maps.Keys(s.on))
 		if s.on[""] {
 			channels = []string{everyChannel}
 		}
 		for _, channel := range channels {
 			r.marks++
-			if err := s.until(r.admin, channel, fmt.Sprint("mark ", r.marks), received); err != nil {
+			if err := s.until(r.admin, channel, fmt.Sprint("mark ", r.marks), received, toSidecars); err != nil {
 				return err
 			}
 		}
@@ -823,12 +934,15 @@ func (r *lapRun) compareMessages(calls int, published map[string]int) error {
 		if !maps.Equal(received, want) {
 			return fmt.Errorf("a subscriber of %q received %v, the model published %v", channels, received, want)
 		}
+		if err := compareToSidecars(toSidecars, sent, func(channel string) bool { return s.on[""] || s.on[channel] }); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // until publishes a mark, and counts what a subscriber receives before it.
-func (s *subscriber) until(admin *goredis.Client, channel, mark string, received map[string]int) error {
+func (s *subscriber) until(admin *goredis.Client, channel, mark string, received map[string]int, toSidecars map[string][]string) error {
 	must(admin.Publish(ctx, channel, mark).Result())
 	for {
 		m, err := s.receive()
@@ -843,6 +957,8 @@ func (s *subscriber) until(admin *goredis.Client, channel, mark string, received
 			case m.Payload == mark:
 				return nil
 			case strings.HasPrefix(m.Payload, "mark "): // of another subscriber
+			case strings.HasPrefix(m.Channel, redis.SidecarChannel("")):
+				toSidecars[m.Channel] = append(toSidecars[m.Channel], m.Payload)
 			default:
 				return fmt.Errorf("a message %q on %q", m.Payload, m.Channel)
 			}

@@ -37,12 +37,21 @@ type round struct {
 // change is what stands under a key from now on.
 type change struct {
 	key     string
-	kind    string // of content; "": the key is deleted
+	tickets []place // of a queue
+	asked   []place // of the signs of a queue
+	kind    string  // of content; "": the key is deleted
 	hash    map[string]string
 	text    string        // of a list, a set, …: the one element
 	number  *tokenValue   // of a string; nil: text
 	ttl     time.Duration // 0: none
 	expired bool          // it was there, and its time to live has just ended
+}
+
+// place is a ticket of a queue, or the sign of a sidecar.
+type place struct {
+	owner redis.Owner
+	num   uint64
+	age   time.Duration // how long before the change the ticket came, or the sidecar asked
 }
 
 // tokenValue is a value of a token counter: relative to the floor of the connection, or
@@ -106,6 +115,11 @@ var users = map[string]user{
 	"nopersist": {denied: redis.Denied{Persist: true}},
 	"nopexpire": {denied: redis.Denied{PExpire: true}},
 	"noload":    {},
+	"noqueue":   {key: redis.QueueName},
+	"nosigns":   {key: redis.SignsName},
+	"nosidecar": {denied: redis.Denied{Sidecars: true}},
+	"nozadd":    {denied: redis.Denied{ZAdd: true}},
+	"noexists":  {},
 }
 
 // deniedOf returns what the ACL denies a user of the lock with this key.
@@ -115,6 +129,8 @@ func deniedOf(name, prefix, key string) redis.Denied {
 	if u.key != nil {
 		denied.Key = u.key(prefix+forbidden) == key
 		denied.Counter = u.key(prefix+forbidden) == redis.CounterName(key)
+		denied.Queue = u.key(prefix+forbidden) == redis.QueueName(key)
+		denied.Signs = u.key(prefix+forbidden) == redis.SignsName(key)
 	}
 	if u.channel != nil {
 		denied.Channel = u.channel(prefix+forbidden) == redis.ChannelName(key)
@@ -130,27 +146,30 @@ func aclUser(user, prefix string) string {
 // aclOf returns the ACL rules of a user.
 func aclOf(user, prefix string) []string {
 	literal := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, "^", `\^`, " ", "?")
-	// A counter or a channel of a lock of the many.
+	// A derived key or a channel of a lock of the many.
 	many := func(derived func(string) string) string {
 		return strings.TrimSuffix(literal.Replace(derived(prefix+"many:")), "}") + "*"
 	}
 	except := func(key string) (rules []string) {
 		for _, name := range lockNames {
-			for _, k := range []string{prefix + name, redis.CounterName(prefix + name)} {
+			for _, k := range []string{prefix + name, redis.CounterName(prefix + name), redis.QueueName(prefix + name), redis.SignsName(prefix + name)} {
 				if k != key {
 					rules = append(rules, "~"+literal.Replace(k))
 				}
 			}
 		}
-		return append(rules, "~"+literal.Replace(prefix)+"many:*", "~"+many(redis.CounterName), "&*", "+@all")
+		return append(rules, "~"+literal.Replace(prefix)+"many:*", "~"+many(redis.CounterName), "~"+many(redis.QueueName), "~"+many(redis.SignsName), "&*", "+@all")
 	}
 	switch user {
-	case "nokey", "nocounter":
+	case "nokey", "nocounter", "noqueue", "nosigns":
 		return except(users[user].key(prefix + forbidden))
-	case "nochannel":
+	case "nochannel", "nosidecar":
 		rules := []string{"~*", "+@all", "&" + many(redis.ChannelName)}
+		if user == "nochannel" {
+			rules = append(rules, "&"+redis.SidecarChannel("*"))
+		}
 		for _, name := range lockNames {
-			if name != forbidden {
+			if name != forbidden || user == "nosidecar" {
 				rules = append(rules, "&"+literal.Replace(redis.ChannelName(prefix+name)))
 			}
 		}
@@ -173,6 +192,7 @@ func pick[T any](r dice, from ...T) T { return from[r.IntN(len(from))] }
 const (
 	ourUUID   = "11111111-2222-3333-4444-555555555555"
 	otherUUID = "99999999-8888-7777-6666-555555555555"
+	thirdUUID = "aaaaaaaa-8888-7777-6666-555555555555"
 
 	runMax   = 128                  // operations that one run of a script carries out, at most
 	farAhead = 366 * 24 * time.Hour // a counter further ahead of Redis's clock raises no floor
@@ -220,6 +240,12 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 		if r.oneIn(2) {
 			rd.changes = append(rd.changes, drawCounter(r, redis.CounterName(prefix+name)))
 		}
+		if r.oneIn(2) {
+			rd.changes = append(rd.changes, drawQueue(r, redis.QueueName(prefix+name), base))
+		}
+		if r.oneIn(3) {
+			rd.changes = append(rd.changes, drawSigns(r, redis.SignsName(prefix+name)))
+		}
 	}
 	for _, name := range names[:min(len(names), 11)] {
 		if r.oneIn(4) {
@@ -229,6 +255,11 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 	if r.oneIn(12) {
 		rd.subs = append(rd.subs, subscription{2, "", r.oneIn(2)})
 	}
+	for _, uuid := range uuids {
+		if r.oneIn(2) {
+			rd.subs = append(rd.subs, subscription{r.IntN(2), redis.SidecarChannel(uuid), !r.oneIn(3)})
+		}
+	}
 	rd.forget = r.oneIn(12)
 	rd.full = !inProcess && r.oneIn(8)
 
@@ -237,6 +268,23 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 		leases = append(leases, 5_400_000)
 	}
 	num := func() uint64 { return base + r.Uint64N(6) }
+	ticket := func() uint64 { return pick(r, 0, num(), num()) }
+	dropLease := pick(r, 0, leases[0], leases[0], leases[0], 5_400_000)
+	// of a Drop
+	drop := func(op *locktable.Op) {
+		op.LeaseMS = dropLease
+		if r.oneIn(2) {
+			op.Ticket = ticket()
+		}
+		op.PassedMS = pick[uint32](r, 0, 0, 0, 49, 50, 99, 100, 1<<31)
+	}
+	// of a Take
+	wait := func(op *locktable.Op) {
+		if op.Enqueue = !r.oneIn(3); op.Enqueue {
+			op.InOrder = r.oneIn(3)
+			op.Ticket = pick(r, 0, ticket())
+		}
+	}
 	for _, name := range names {
 		op := locktable.Op{Name: name, HoldID: num(), Count: 1, LeaseMS: pick(r, leases...)}
 		if r.oneIn(4) {
@@ -250,19 +298,23 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 			}
 			op.RequireExisting = r.oneIn(4)
 			op.AfterPendingDrop = r.oneIn(16) // its Drop was asked for in an earlier batch
+			wait(&op)
 		case x < 60:
 			op.Kind = locktable.Renew
 		case x < 68:
 			op.Kind, op.LeaseMS = locktable.Check, 0
 		case x < 84:
-			op.Kind, op.Count, op.LeaseMS = locktable.Drop, 1, 0
+			op.Kind, op.Count = locktable.Drop, 1
+			drop(&op)
 		default:
-			drop := locktable.Op{Kind: locktable.Drop, Name: name, HoldID: op.HoldID, Count: 1}
+			first := locktable.Op{Kind: locktable.Drop, Name: name, HoldID: op.HoldID, Count: 1}
+			drop(&first)
 			op.Kind, op.HoldID, op.Count, op.Reserve, op.AfterPendingDrop = locktable.Take, op.HoldID+1+r.Uint64N(2), 1, 1, true
 			if r.oneIn(4) {
 				op.Reserve = pick[uint16](r, 2, 64)
 			}
-			rd.ops = append(rd.ops, drop)
+			wait(&op)
+			rd.ops = append(rd.ops, first)
 		}
 		rd.ops = append(rd.ops, op)
 	}
@@ -307,6 +359,49 @@ func drawKey(r dice, key string, base uint64, inProcess bool) change {
 		c.kind, c.text = pick(r, "string", "list", "set", "zset", "stream"), "x"
 	}
 	return c
+}
+
+// drawQueue is what stands under the key of a queue.
+func drawQueue(r dice, key string, base uint64) change {
+	c := change{key: key, kind: "zset", ttl: pick(r, 0, 5*time.Minute, 20*time.Minute), expired: r.oneIn(12)}
+	if r.oneIn(5) {
+		return change{key: key}
+	}
+	if r.oneIn(12) {
+		c.kind, c.text = pick(r, "string", "list", "set", "stream"), "x"
+		return c
+	}
+	n := uint64(1 + r.IntN(5))
+	if r.oneIn(30) { // about as many as one operation looks at
+		n = 125 + r.Uint64N(8)
+		for i := range n {
+			c.tickets = append(c.tickets, place{2, base + 10 + i, time.Hour + time.Duration(n-i)*time.Second})
+		}
+		n = 2
+	}
+	for range n {
+		c.tickets = append(c.tickets, place{redis.Owner(r.IntN(3)), base + r.Uint64N(7), drawAge(r)})
+	}
+	return c
+}
+
+// drawSigns is what stands under the key of a queue's signs.
+func drawSigns(r dice, key string) change {
+	c := change{key: key, kind: "hash", ttl: pick(r, 0, 5*time.Minute, 20*time.Minute), expired: r.oneIn(12)}
+	if r.oneIn(12) {
+		c.kind, c.text = pick(r, "string", "list", "set", "zset", "stream"), "x"
+		return c
+	}
+	for range 1 + r.IntN(3) {
+		c.asked = append(c.asked, place{owner: redis.Owner(r.IntN(3)), age: drawAge(r)})
+	}
+	return c
+}
+
+// drawAge is how long ago a sidecar came or asked. It may be in the future of a clock that was
+// set back.
+func drawAge(r dice) time.Duration {
+	return pick(r, 100*time.Millisecond, 9*time.Second, 17*time.Second, 17*time.Second, time.Hour, -time.Hour) + time.Duration(r.IntN(3))*time.Microsecond
 }
 
 // drawCounter is what stands under the name of a token counter.

@@ -145,6 +145,23 @@ func ChannelName(name string) string { return "redisson_lock__channel:" + slotte
 // CounterName is the key of the token counter of a lock.
 func CounterName(name string) string { return "redisson_lock_token:" + slotted(name) }
 
+// SidecarChannel is the channel on which messages to a sidecar are published.
+func SidecarChannel(uuid string) string { return "redisson_lock__channel:{locksidecar}:" + uuid }
+
+// QueueName is the key of the queue of a lock.
+func QueueName(name string) string { return "locksidecar_queue:" + tagged(name) }
+
+// SignsName is the key of the signs of a lock's queue.
+func SignsName(name string) string { return "locksidecar_signs:" + tagged(name) }
+
+// tagged differs for any two names, unlike slotted: two locks have two queues.
+func tagged(name string) string {
+	if strings.Contains(name, "{") {
+		return ":" + name
+	}
+	return "{" + name + "}"
+}
+
 func slotted(name string) string {
 	if strings.Contains(name, "{") {
 		return name

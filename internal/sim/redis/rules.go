@@ -74,6 +74,7 @@ const (
 	Nothing Change = iota
 	Write          // the key becomes a hash with this one field, count and lease
 	Remove         // our field is deleted, and the key with it if it was the only one
+	Pass           // the key becomes a hash with the field of a ticket, with one entry
 )
 
 // Verdict is what one operation must do and return, as long as Redis refuses nothing.
@@ -82,7 +83,7 @@ type Verdict struct {
 	Change    Change
 	Draws     bool // Reserve tokens, before the key changes
 	Publishes bool // the release, and returns the number of subscribers
-	Counts    bool // the subscribers of the channel
+	Counts    bool // the subscribers of the channel. A Take that finds another owner decides that by its rank
 }
 
 // Judge is the table of all operations.
@@ -124,7 +125,7 @@ func Judge(op *locktable.Op, s Standing) Verdict {
 
 func judgeTake(op *locktable.Op, s Standing) Verdict {
 	// A take counts the subscribers if it draws more tokens than its waiter needs, moves a
-	// hold, or is refused.
+	// hold, or finds another owner and is one of the first to wait for it.
 	v := Verdict{Counts: s != Free || op.Reserve != 1}
 	switch s {
 	case Free:
@@ -132,8 +133,7 @@ func judgeTake(op *locktable.Op, s Standing) Verdict {
 			return Verdict{Outcome: locktable.KeyMissing}
 		}
 	case Foreign, Shared, Structure:
-		v.Outcome = locktable.HeldByOther
-		return v
+		return Verdict{Outcome: locktable.HeldByOther}
 	case WrongType:
 		return Verdict{Outcome: locktable.NotALock}
 	}
@@ -149,11 +149,11 @@ const MaxToken = 1<<53 - 1
 //
 // A counter below the floor may have lost what it once was: deleted, flushed, or read from
 // a replica that is behind. It continues above fresh.
-func (c *Counter) draw(cmd *Command) (last int64, made bool, code string) {
+func (c *Counter) draw(cmd *Command, n int64) (last int64, made bool, code string) {
 	if c.HasExpired(cmd.Now) {
 		*c = Counter{}
 	}
-	switch n := int64(cmd.Op.Reserve); {
+	switch {
 	case c.Other != nil && c.Other.Type != "string":
 		return 0, false, "WRONGTYPE"
 	case c.Other != nil:

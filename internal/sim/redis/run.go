@@ -20,17 +20,24 @@ type Command struct {
 
 	Denied Denied
 
+	Queue     *Queue                    // of the lock; nil: it has none, and no operation uses one
+	Clock     int64                     // µs: what Redis's TIME returns
+	Receivers func(sidecar Owner) int32 // how many connections receive what is published to a sidecar; nil: none
+
 	// What the rest of the run decides.
 
-	NoMemory           bool // Redis grants no more memory, and the run has written nothing
-	KeepsCounterExpiry bool // a Take that follows its Drop in one run does not look at the expiry of the counter
+	NoMemory           bool          // Redis grants no more memory, and the run has written nothing
+	KeepsCounterExpiry bool          // a Take that follows its Drop in one run does not look at the expiry of the counter
+	PassedOn           bool          // the Drop before this Take in the same run passed the lock on
+	Next               *locktable.Op // the Take that follows this Drop in the same run; nil: none does
 }
 
 // Denied is what the ACL of Redis denies the user of the sidecar. Nothing is done of a
 // command whose Key or Counter is denied.
 type Denied struct {
-	Key, Counter, Channel                   bool // of this lock
-	Publish, PubSub, Type, Persist, PExpire bool // commands
+	Key, Counter, Channel, Queue, Signs           bool // of this lock
+	Sidecars                                      bool // the channels of sidecars
+	Publish, PubSub, Type, Persist, PExpire, ZAdd bool // commands
 }
 
 // Publication is what became of the message of a release.
@@ -53,23 +60,58 @@ type Reply struct {
 	TTLMS       int64  // of the key, if Outcome is Other
 	Change      Change // of the key
 	Publication Publication
+
+	// The queue: as in [locktable.Result].
+	Rank          int32
+	Ticket        uint64
+	HolderReached int32
+	Waiting       uint32
+	Passed        bool
+	Paused        bool
+	Sent          []Sent // to sidecars, in this order
 }
 
 // Run carries out a command on the key, the token counter and the channel of its lock.
 func (c *Command) Run(key *Key, counter *Counter, channel *Channel) Reply {
+	run := *c // to note what it has done
+	return run.execute(key, counter, channel)
+}
+
+func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	op := c.Op
 	if c.Denied.Key || op.Kind == locktable.Take && c.Denied.Counter {
 		return refusal("NOPERM")
 	}
 	key.Expire(c.Now)
+	if c.Queue != nil {
+		c.Queue.expire(c.Now)
+	}
+	var sent []Sent
 	standing := c.Standing(key)
+	switch {
+	case op.Kind == locktable.Drop && c.hasTickets():
+		c.Queue.remove(c.Owner, op.Ticket)
+		if c.hasTickets() && (standing == Free || standing.Ours()) {
+			return c.dropToQueue(key, counter, channel, standing != Free)
+		}
+	case op.Kind == locktable.Take && op.InOrder && !op.RequireExisting && standing == Free && c.hasTickets():
+		reply, done := c.takeInOrder(key, counter, channel)
+		if done {
+			return reply
+		}
+		sent = reply.Sent
+	}
 	verdict := Judge(op, standing)
-	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: locktable.Uncounted}
+	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: locktable.Uncounted, Sent: sent}
 	if verdict.Counts {
 		reply.Listeners, reply.Counted = c.count(channel)
 	}
 	if verdict.Outcome == locktable.HeldByOther {
 		reply.TTLMS = key.TTL(c.Now)
+		reply.Rank, reply.HolderReached = locktable.NotQueued, locktable.HolderNotTold
+		if op.Kind == locktable.Take {
+			c.refuse(key, channel, op.Ticket, &reply)
+		}
 	}
 	expireAt := c.Now + int64(op.LeaseMS)*1e6
 	if verdict.Change == Write {
@@ -87,7 +129,7 @@ func (c *Command) Run(key *Key, counter *Counter, channel *Channel) Reply {
 		}
 	}
 	if verdict.Draws {
-		last, made, code := counter.draw(c)
+		last, made, code := counter.draw(c, int64(op.Reserve))
 		if code != "" {
 			return refusal(code)
 		}
@@ -104,6 +146,10 @@ func (c *Command) Run(key *Key, counter *Counter, channel *Channel) Reply {
 	}
 	if verdict.Publishes {
 		c.publish(channel, &reply)
+	}
+	if op.Kind == locktable.Take && reply.Outcome == locktable.Done && c.hasTickets() {
+		c.Queue.remove(c.Owner, op.Ticket)
+		reply.Waiting = uint32(len(c.Queue.Tickets))
 	}
 	return reply
 }

@@ -78,14 +78,18 @@ func showOp(op *locktable.Op) string {
 	kind := [...]string{"NoOp", "Take", "Renew", "Check", "Drop"}[op.Kind]
 	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.HoldID, op.Count, op.LeaseMS)
 	if op.Kind == locktable.Take {
-		text += fmt.Sprintf(" reserve %d held %v behind %v", op.Reserve, op.RequireExisting, op.AfterPendingDrop)
+		text += fmt.Sprintf(" reserve %d held %v behind %v enqueue %v in order %v", op.Reserve, op.RequireExisting, op.AfterPendingDrop, op.Enqueue, op.InOrder)
+	}
+	if op.Ticket != 0 || op.PassedMS != 0 {
+		text += fmt.Sprintf(" ticket %d passed %d", op.Ticket, op.PassedMS)
 	}
 	return text
 }
 
 func showResult(res *locktable.Result) string {
 	outcome := [...]string{"Done", "Other", "Missing", "Differs", "NotALock", "Unsent", "Unknown", "Refused", "Busy"}[res.Outcome]
-	return fmt.Sprintf("%s token %d listeners %d TTL %d field %q msg %q", outcome, res.Token, res.Listeners, res.TTLMS, res.Field, res.Msg)
+	return fmt.Sprintf("%s token %d listeners %d TTL %d field %q rank %d ticket %d reached %d waiting %d passed %v paused %v msg %q", outcome, res.Token, res.Listeners, res.TTLMS, res.Field,
+		res.Rank, res.Ticket, res.HolderReached, res.Waiting, res.Passed, res.Paused, res.Msg)
 }
 
 // show is what there is under a key, or may be.
@@ -102,6 +106,16 @@ func (s *contents) show(key string) string {
 			text += " or"
 		}
 		text += showCounter(&c)
+	}
+	lock := key
+	if of, _, ok := queueOf(key); ok {
+		lock = of
+	}
+	for i, q := range s.queues[lock] {
+		if i > 0 {
+			text += " or"
+		}
+		text += fmt.Sprintf(" queue %+v", *q)
 	}
 	if s.keys[key] == nil && s.counters[key] == nil {
 		text += " no key"

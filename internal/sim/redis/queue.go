@@ -1,0 +1,343 @@
+package redis
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// The queue of a lock between sidecars.
+
+const (
+	queueExpiry  = 10 * 60 * 1e9 // ns: how long a queue outlives its last use
+	maxAge       = 15e6          // µs: a ticket whose sidecar has not asked for longer gets nothing
+	maxOffers    = 128           // tickets that one operation looks at
+	passedTokens = 32            // drawn for a lock that is passed on
+
+	// For how long a lock passes from owner to owner before it is free for a moment, ms: if
+	// anything subscribes to its channel, and in any case.
+	maxPassedMS, maxPassedAloneMS = 50, 100
+
+	// For how long sidecars leave it free then, ms: if anything subscribes, and otherwise.
+	pauseMS, pauseAloneMS = 10, 4
+)
+
+// Ticket is a place in a queue.
+type Ticket struct {
+	Owner Owner
+	Num   uint64
+	Time  int64 // µs: Redis's clock when it came
+}
+
+// Queue is the queue of a lock, with its signs. The zero value does not exist.
+type Queue struct {
+	Tickets  []Ticket // in their order
+	ExpireAt int64    // ns; or NoExpiry
+	Broken   bool     // the key is of another type
+
+	Signs         map[Owner]int64 // s: Redis's clock when a sidecar last asked again
+	SignsExpireAt int64           // ns; or NoExpiry
+	SignsBroken   bool            // the key is of another type
+}
+
+// Clone returns a copy.
+func (q *Queue) Clone() *Queue {
+	c := *q
+	c.Tickets, c.Signs = slices.Clone(q.Tickets), maps.Clone(q.Signs)
+	return &c
+}
+
+// Add adds a ticket, which may be in the queue already. Tickets that came at one time are in
+// the order of their fields: owners are numbered in the order of their uuids.
+func (q *Queue) Add(t Ticket) {
+	q.remove(t.Owner, t.Num)
+	i, _ := slices.BinarySearchFunc(q.Tickets, t, func(a, b Ticket) int {
+		return cmp.Or(cmp.Compare(a.Time, b.Time), cmp.Compare(a.Owner, b.Owner),
+			strings.Compare(strconv.FormatUint(a.Num, 10), strconv.FormatUint(b.Num, 10)))
+	})
+	q.Tickets = slices.Insert(q.Tickets, i, t)
+}
+
+// Rank returns the place of a ticket, or NotQueued.
+func (q *Queue) Rank(owner Owner, num uint64) int32 {
+	return int32(slices.IndexFunc(q.Tickets, func(t Ticket) bool { return t.Owner == owner && t.Num == num }))
+}
+
+func (q *Queue) remove(owner Owner, num uint64) {
+	q.Tickets = slices.DeleteFunc(q.Tickets, func(t Ticket) bool { return t.Owner == owner && t.Num == num })
+}
+
+// expire deletes what has expired.
+func (q *Queue) expire(now int64) {
+	if len(q.Tickets) > 0 && now >= q.ExpireAt {
+		q.Tickets = nil
+	}
+	if len(q.Signs) > 0 && now >= q.SignsExpireAt {
+		q.Signs = nil
+	}
+}
+
+// isOld reports whether the sidecar of a ticket has not asked for so long that the lock must
+// not pass to it.
+func (q *Queue) isOld(t Ticket, clock int64, denied bool) bool {
+	seen := t.Time
+	if !q.SignsBroken && !denied {
+		seen = max(seen, q.Signs[t.Owner]*1e6)
+	}
+	return clock-seen > maxAge
+}
+
+// Sent is a message that was published to a sidecar, whether anything received it or not.
+type Sent struct {
+	To Owner
+	locktable.Message
+	Reached int32 // connections that received it
+}
+
+// queue returns the queue of the lock if the sidecar can use it, or nil.
+func (c *Command) queue() *Queue {
+	if c.Queue == nil || c.Queue.Broken || c.Denied.Queue {
+		return nil
+	}
+	return c.Queue
+}
+
+// hasTickets reports whether the sidecar finds tickets in the queue.
+func (c *Command) hasTickets() bool {
+	q := c.queue()
+	return q != nil && len(q.Tickets) > 0
+}
+
+// tell publishes a message to a sidecar, and reports how many connections received it.
+func (c *Command) tell(to Owner, m locktable.Message, reply *Reply) int32 {
+	if to == NoOwner || c.Denied.Publish || c.Denied.Sidecars {
+		return 0
+	}
+	reached := int32(0)
+	if c.Receivers != nil {
+		reached = c.Receivers(to)
+	}
+	m.Name = c.Op.Name
+	reply.Sent = append(reply.Sent, Sent{To: to, Message: m, Reached: reached})
+	return reached
+}
+
+// stand puts the ticket of a Take into the queue, unless the given one is there.
+func (c *Command) stand(given uint64) (rank int32, ticket uint64) {
+	q := c.queue()
+	if q == nil {
+		return locktable.NotQueued, 0
+	}
+	lives := func(at *int64, existed bool) {
+		if !c.Denied.PExpire {
+			*at = c.Now + queueExpiry
+		} else if !existed {
+			*at = NoExpiry
+		}
+	}
+	if rank := q.Rank(c.Owner, given); given != 0 && rank >= 0 {
+		lives(&q.ExpireAt, true)
+		// The expiry permits the run to use memory.
+		if !q.SignsBroken && !c.Denied.Signs && !(c.NoMemory && c.Denied.PExpire) {
+			existed := len(q.Signs) > 0
+			if !existed {
+				q.Signs = make(map[Owner]int64)
+			}
+			q.Signs[c.Owner] = c.Clock / 1e6
+			lives(&q.SignsExpireAt, existed)
+		}
+		return rank, given
+	}
+	if c.NoMemory || c.Denied.ZAdd {
+		return locktable.NotQueued, 0
+	}
+	lives(&q.ExpireAt, len(q.Tickets) > 0)
+	q.Add(Ticket{Owner: c.Owner, Num: c.Op.HoldID, Time: c.Clock})
+	return int32(len(q.Tickets)) - 1, c.Op.HoldID
+}
+
+// offer offers the lock to the tickets in their order, until one accepts. The tickets before
+// it are removed, and the one that accepts, unless it stays. Tickets of this sidecar up to
+// the operation's hold number were given up, unless they are asked for.
+func (c *Command) offer(reply *Reply, asked, stays bool, accept func(t Ticket) bool) (accepted Ticket, ok bool) {
+	q := c.Queue
+	for range maxOffers {
+		if len(q.Tickets) == 0 {
+			break
+		}
+		t := q.Tickets[0]
+		if !stays {
+			q.remove(t.Owner, t.Num)
+		}
+		switch own := t.Owner == c.Owner; {
+		case own && !asked && t.Num <= c.Op.HoldID:
+		case !own && q.isOld(t, c.Clock, c.Denied.Signs):
+			c.tell(t.Owner, locktable.Message{Kind: locktable.Requeue}, reply)
+		case accept(t):
+			return t, true
+		}
+		q.remove(t.Owner, t.Num)
+	}
+	return Ticket{}, false
+}
+
+// pass passes the lock on to the first ticket whose sidecar receives that, or with asked also
+// to the first of this sidecar. If there is none, the lock is free. The code is that of an
+// error, after which it is not passed on.
+func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, asked bool) (to Ticket, ok bool, code string) {
+	op := c.Op
+	if c.Denied.PExpire {
+		return to, false, "NOPERM"
+	}
+	expireAt := c.Now + int64(op.LeaseMS)*1e6
+	key.ExpireAt = expireAt
+	if c.Denied.Counter {
+		return to, false, "NOPERM"
+	}
+	last, made, code := counter.draw(c, tokens)
+	if code != "" {
+		return to, false, code
+	}
+	reply.Token, reply.Made = uint64(last), made
+	passedMS := uint32(0)
+	more := uint32(0)
+	if op.Kind == locktable.Drop {
+		passedMS = op.PassedMS
+		if c.Next != nil {
+			passedMS = min(passedMS, maxPassedMS-1)
+			if c.Next.Enqueue {
+				more = 1
+			}
+		}
+	}
+	to, ok = c.offer(reply, asked, false, func(t Ticket) bool {
+		*key = Key{Owner: t.Owner, Num: t.Num, Count: 1, ExpireAt: expireAt}
+		reply.Waiting = uint32(len(c.Queue.Tickets)) + more
+		if asked && t.Owner == c.Owner {
+			return true
+		}
+		return c.tell(t.Owner, locktable.Message{
+			Kind: locktable.Transferred, Ticket: t.Num, LastToken: uint64(last), Tokens: passedTokens,
+			LeaseMS: op.LeaseMS, Waiting: reply.Waiting, PassedMS: passedMS,
+		}, reply) > 0
+	})
+	if ok {
+		reply.Change = Pass
+	} else {
+		*key = NoKey
+		reply.Waiting, reply.Token, reply.Made = 0, 0, false
+	}
+	return to, ok, ""
+}
+
+// takeInOrder carries out a Take of a free lock whose queue has tickets. done is false if
+// none of them can be told.
+func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (reply Reply, done bool) {
+	op := c.Op
+	reply = Reply{Listeners: locktable.Uncounted}
+	_, ticket := c.stand(op.Ticket)
+	to, ok, code := c.pass(key, counter, &reply, max(int64(op.Reserve), passedTokens), true)
+	if !ok && ticket == op.HoldID {
+		c.Queue.remove(c.Owner, ticket)
+	}
+	c.NoMemory = false // the run has written
+	switch {
+	case code != "":
+		reply = refusal(code)
+		*key = NoKey
+		return reply, true
+	case !ok:
+		return reply, false
+	case to.Owner == c.Owner:
+		reply.Outcome, reply.Ticket, reply.Change = locktable.Done, to.Num, Write
+		if op.Reserve == 0 {
+			reply.Token, reply.Made = 0, false
+		}
+		if op.Reserve != 1 {
+			reply.Listeners, reply.Counted = c.count(channel)
+		}
+		return reply, true
+	}
+	reply.Outcome, reply.Waiting, reply.Token, reply.Made = locktable.HeldByOther, 0, 0, false
+	reply.TTLMS = key.TTL(c.Now)
+	c.PassedOn = true
+	if ticket == 0 {
+		ticket = op.Ticket
+	}
+	c.refuse(key, channel, ticket, &reply)
+	return reply, true
+}
+
+// refuse is what a Take does that finds another owner's field.
+func (c *Command) refuse(key *Key, channel *Channel, ticket uint64, reply *Reply) {
+	if c.Op.Enqueue {
+		reply.Rank, reply.Ticket = c.stand(ticket)
+	} else {
+		reply.Rank = locktable.NotQueued
+	}
+	reply.HolderReached = locktable.HolderNotTold
+	if !c.PassedOn && (reply.Rank == 0 || reply.Rank == 1) {
+		reply.HolderReached = c.tell(c.holder(key), locktable.Message{Kind: locktable.Recalled}, reply)
+	}
+	if reply.Rank < 2 {
+		reply.Listeners, reply.Counted = c.count(channel)
+	}
+}
+
+// holder returns the sidecar that has the key, or NoOwner.
+func (c *Command) holder(key *Key) Owner {
+	if key.Other == nil {
+		return key.Owner
+	}
+	for field := range key.Other.Hash {
+		for owner, prefix := range c.Prefixes {
+			digits, has := strings.CutPrefix(field, prefix)
+			if has && len(key.Other.Hash) == 1 && digits != "" && strings.Trim(digits, "0123456789") == "" {
+				return Owner(owner)
+			}
+		}
+	}
+	return NoOwner
+}
+
+// dropToQueue carries out a Drop of a lock that has a queue, and is ours or free.
+func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, existed bool) Reply {
+	op := c.Op
+	reply := Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted}
+	pauses := false
+	if c.Next == nil && op.PassedMS >= maxPassedMS {
+		listeners, _ := c.count(channel)
+		pauses = listeners > 0 || op.PassedMS >= maxPassedAloneMS
+	}
+	refused := op.LeaseMS == 0
+	if !pauses && !refused {
+		_, ok, code := c.pass(key, counter, &reply, passedTokens, false)
+		if ok {
+			reply.Passed, reply.Token, reply.Made = true, 0, false
+			return reply
+		}
+		refused = code != ""
+	}
+	*key = NoKey
+	if existed {
+		reply.Change = Remove
+	}
+	c.publish(channel, &reply)
+	if pauses || refused {
+		pause := uint32(0)
+		if pauses {
+			reply.Paused = true
+			if pause = pauseMS; reply.Listeners == 0 {
+				pause = pauseAloneMS
+			}
+		}
+		c.offer(&reply, false, true, func(t Ticket) bool {
+			return c.tell(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, &reply) > 0
+		})
+	}
+	return reply
+}
