@@ -72,10 +72,11 @@ const (
 
 // State of a lock as a LockRow shows it.
 const (
-	StateHeld   = "held"   // by a session of this sidecar
-	StateRemote = "remote" // by another host or program, and local waiters wait
-	StateBusy   = "busy"   // an operation on Redis is in flight
-	StateFree   = "free"   // no session of this sidecar holds it or waits
+	StateHeld      = "held"      // by a session of this sidecar
+	StateRemote    = "remote"    // by another host or program, and local waiters wait
+	StateBusy      = "busy"      // an operation on Redis is in flight
+	StateLingering = "lingering" // kept for this host for a moment after its release
+	StateFree      = "free"      // no session of this sidecar holds it or waits
 )
 
 // ConnError is an error after which the connection must be closed: the other side broke a rule

@@ -11,15 +11,16 @@ import (
 // event is an input of the loop that does not come from a client's connection. Which fields it
 // has depends on kind.
 type event struct {
-	kind     eventKind
-	flag     bool
-	session  locktable.SessionID
-	results  []locktable.Result
-	messages []locktable.Message
-	redis    store.Identity
-	names    []string
-	text     string
-	done     chan struct{}
+	kind      eventKind
+	flag      bool
+	listening bool
+	session   locktable.SessionID
+	results   []locktable.Result
+	messages  []locktable.Message
+	redis     store.Identity
+	names     []string
+	text      string
+	done      chan struct{}
 }
 
 type eventKind uint8
@@ -30,7 +31,7 @@ const (
 
 	redisResults  // results; flag: redis has a new floor of tokens
 	redisMessages // messages
-	redisUp       // flag: data may be lost; redis
+	redisUp       // flag: data may be lost; listening; redis
 	redisDown     // text
 	redisSubscribed
 	redisUnsubscribed

@@ -283,12 +283,12 @@ func (l *loop) onEvent(now int64, e *event) {
 		l.store.Recycle(e.results)
 	case redisMessages:
 		for i := range e.messages {
-			l.onMessage(now, &e.messages[i])
+			l.table.Message(now, e.messages[i])
 		}
 	case redisUp:
 		redis := e.redis // e is emptied before applyEffects
 		l.newRedis = &redis
-		l.table.Up(now, e.flag)
+		l.table.Up(now, e.flag, e.listening)
 	case redisDown:
 		l.table.Down(now, e.text)
 	case redisSubscribed:
@@ -301,14 +301,6 @@ func (l *loop) onEvent(now int64, e *event) {
 		}
 	case loopPing:
 		close(e.done)
-	}
-}
-
-// onMessage gives the table a message. This is where messages to the sidecar are dropped as
-// long as the table has no queue between hosts: no script sends them.
-func (l *loop) onMessage(now int64, m *locktable.Message) {
-	if m.Kind == locktable.Unlocked {
-		l.table.Message(now, m.Name)
 	}
 }
 

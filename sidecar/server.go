@@ -230,10 +230,9 @@ func (s *Server) redisResults(results []locktable.Result, raised *store.Identity
 	s.submitEvent(e)
 }
 
-// redisUp ignores listening: no message to the sidecar has an effect yet, see loop.onMessage.
-func (s *Server) redisUp(dataLost, _ bool, id store.Identity) {
+func (s *Server) redisUp(dataLost, listening bool, id store.Identity) {
 	s.redis.Store(&redisHealth{"ok", id.RunID})
-	s.submitEvent(event{kind: redisUp, flag: dataLost, redis: id})
+	s.submitEvent(event{kind: redisUp, flag: dataLost, listening: listening, redis: id})
 }
 
 func (s *Server) redisDown(err error) {

@@ -93,7 +93,7 @@ type lockOnHost struct {
 	hold           hold
 	inFlight       int32 // index of the operation in flight; or noOp
 	dropPending    int32 // index of a Drop that has no reply, after which the operation in flight was sent; or noOp
-	pipelinedTakes int   // Takes in a row that were sent after such a Drop
+	pipelinedSince int64 // host clock: when the first of the Takes in a row was sent that were sent after such a Drop; 0: the last one was not
 
 	unconfirmed   bool              // Redis has executed nothing since the table was made
 	lastOutcome   locktable.Outcome // of an operation
@@ -106,15 +106,17 @@ type lockOnHost struct {
 	tokens        tokenRanges
 
 	// Whether the table knows that other hosts wait, and what it does then.
-	listeners   int32 // as the table was told last
-	forgotten   bool  // the table may have forgotten that, while it had no use for the lock
-	contendedAt int64 // host clock: since when the table knows that others wait; 0: it does not
-	handoffs    int   // since then
-	rivalUntil  int64 // host clock: until then it may count another host that has had the lock among those that wait
-	mayYield    bool  // as of the last Take
-	yielding    bool  // it released the lock for others, and backs off
-	yieldedAt   int64 // host clock: when it did so although a client waited here; 0: it did not
-	droppedAt   int64 // host clock: when the table was told that the lock is released
+	listeners  int32  // as the table was told last
+	forgotten  bool   // the table may have forgotten that, while it had no use for the lock
+	waiting    uint32 // sidecars that wait, as the table was told last, while this host has the lock
+	cameAt     int64  // host clock: when the lock came to this host
+	turnGrants int    // since then
+	isTold     bool   // a sidecar has the lock, and tells the first of the queue when it is free
+	rivalUntil int64  // host clock: until then it may count another host that has had the lock among those that wait
+	mayYield   bool   // as of the last Take
+	yielding   bool   // it released the lock for others, and backs off
+	yieldedAt  int64  // host clock: when it did so although a client waited here; 0: it did not
+	droppedAt  int64  // host clock: when the table was told that the lock is released
 
 	localGrants      int   // since Redis was last asked for the lock
 	localGrantsSince int64 // host clock
@@ -148,6 +150,7 @@ func (l *lockOnHost) othersListen() bool {
 
 // Times that the lock table promises to keep.
 const (
+	longestTurn  = 20 * ms  // while another sidecar waits
 	yieldBackoff = 10 * ms  // at least, before a host competes again for a lock that it released for others
 	quietRun     = 100 * ms // local handoffs without a moment in which the lock is free, at most
 	quietPause   = 4 * ms   // that moment

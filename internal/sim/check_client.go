@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -122,7 +123,7 @@ func (w *world) onGranted(h *host, e *locktable.Effect) {
 	w.checkFirstEntry(h, s, e, &q)
 	w.checkToken(h, n, e.Token)
 	w.checkHandoff(h, n, now)
-	w.checkQuietRun(h, n, now)
+	w.checkQuietRun(h, n, now, &q)
 	l.yieldedAt = 0
 	*c = hold{
 		state: live, num: e.Hold, token: e.Token, count: 1, owner: q.acquire.Owner, session: s.id,
@@ -137,6 +138,7 @@ func (w *world) onGranted(h *host, e *locktable.Effect) {
 	}
 	w.believed++
 	w.check.meet(FirstEntry)
+	w.check.meetIf(GrantedLingering, l.turnGrants > 1 && !q.obstructed)
 	w.check.meetIf(Handoff, w.redis.names[n].key.Num != e.Hold)
 	w.checkCovered(h, n)
 	holds := 0
@@ -233,16 +235,26 @@ func (w *world) checkToken(h *host, n int, token uint64) {
 // local owners no more often and no longer than it may.
 func (w *world) checkHandoff(h *host, n int, now int64) {
 	l := &h.locks[n]
-	if l.contendedAt == 0 || !h.up { // while Redis is away no other host could get it
+	limit := int64(math.MaxInt64)
+	switch t := &w.plan.table; {
+	case !h.up: // no other host could get it
 		return
+	case l.waiting > 0 && t.Turn > 0:
+		limit = int64(t.Turn)
+	case l.waiting > 0:
+		limit = longestTurn
+	case l.othersListen() && t.HandoffTime > 0:
+		limit = int64(t.HandoffTime)
+	case l.othersListen():
+		limit = 50 * ms
 	}
-	budget, limit := w.handoffBudget(), 50*ms
-	if t := w.plan.table.HandoffTime; t > 0 {
-		limit = int64(t)
+	if l.turnGrants == 0 && l.cameAt == 0 { // it was restored
+		l.cameAt = now
 	}
-	if l.handoffs++; l.handoffs > budget || now-l.contendedAt > limit {
-		w.violation(n, "host %d handed the lock over %d times in %s while others wait", h.index, l.handoffs, time.Duration(now-l.contendedAt))
+	if had := now - l.cameAt; l.turnGrants > 0 && limit != math.MaxInt64 && (l.turnGrants >= w.handoffBudget() || had > limit) {
+		w.violation(n, "host %d handed the lock over %d times in %s, and %d sidecars wait", h.index, l.turnGrants+1, time.Duration(had), l.waiting)
 	}
+	l.turnGrants++
 }
 
 func (w *world) handoffBudget() int {
@@ -254,21 +266,26 @@ func (w *world) handoffBudget() int {
 
 // checkQuietRun checks that a lock does not pass between local owners for long without a
 // moment in which another program could take it, whether or not one is known to want it.
-func (w *world) checkQuietRun(h *host, n int, now int64) {
+func (w *world) checkQuietRun(h *host, n int, now int64, q *request) {
 	l := &h.locks[n]
 	if l.localGrants == 0 {
 		l.localGrantsSince = now
 	}
-	if l.localGrants++; l.localGrants > 2 && h.up && now-l.localGrantsSince >= quietRun {
+	if l.localGrants++; l.localGrants > 2 && h.up && q.waits(now) && now-l.localGrantsSince >= quietRun {
 		w.violation(n, "host %d has handed the lock over %d times in %s, and never left it free", h.index, l.localGrants, time.Duration(now-l.localGrantsSince))
 	}
 }
 
 // endRuns: a lock for which no client here waits will be released in Redis when its holder
-// releases it.
+// releases it, unless it lingers.
 func (w *world) endRuns(h *host) {
+	now := h.clock(w.now)
 	for n := range w.plan.names {
-		if l := &h.locks[n]; l.localGrants > 0 && !h.someoneWaits(n, h.clock(w.now)) {
+		l := &h.locks[n]
+		if l.localGrants == 0 || h.someoneWaits(n, now) {
+			continue
+		}
+		if row, _ := h.table.Info(now, lockNames[n]); row.State != protocol.StateLingering && row.State != protocol.StateHeld {
 			l.localGrants = 0
 		}
 	}
@@ -372,7 +389,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 	w.check.refused[e.Code]++
 	switch e.Code {
 	case protocol.Timeout:
-		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.mayYield
+		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.waiting > 0 || l.mayYield
 		silent := h.up && h.silence(now) >= tryWithin
 		switch {
 		case q.waits(now):

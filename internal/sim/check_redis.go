@@ -21,7 +21,7 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 	if l.inFlight != noOp || l.dropPending != noOp {
 		w.checkPipelined(h, n, op)
 	} else if op.Kind == locktable.Take {
-		l.pipelinedTakes = 0
+		l.pipelinedSince = 0
 	}
 	w.check.meetIf(KeptForOrphan, c.state == orphaned && op.Kind == locktable.Renew)
 	w.check.meetIf(RenewedWhileDisconnected, c.state == away && op.Kind == locktable.Renew)
@@ -50,18 +50,17 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
 		l.ownMessageUntil = w.now + sec + eps
-		l.yielding = l.listeners != 0 || l.contendedAt != 0
+		l.yielding = l.listeners != 0 || l.waiting > 0
 		if l.yieldedAt == 0 || !h.someoneWaits(n, l.yieldedAt) {
 			l.yieldedAt = 0
-			if l.contendedAt != 0 && h.someoneWaits(n, now) {
+			if l.othersListen() && l.waiting == 0 && h.someoneWaits(n, now) {
 				l.yieldedAt = now
 			}
 		}
-		l.contendedAt, l.handoffs = 0, 0
 	case op.Kind == locktable.Take && !op.RequireExisting:
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
-		if now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
+		if queues := op.AfterPendingDrop && l.waiting > 0; !queues && now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
 			w.violation(n, "host %d released the lock for others, and does not back off", h.index)
 		}
 		l.yielding, l.yieldedAt = false, 0
@@ -79,9 +78,15 @@ func (w *world) checkPipelined(h *host, n int, op locktable.Op) {
 	if op.HoldID <= w.ops[l.inFlight].op.HoldID {
 		w.violation(n, "the Drop before it would undo %s", opString(op))
 	}
-	if l.pipelinedTakes++; l.pipelinedTakes > w.handoffBudget() || l.othersListen() {
-		w.violation(n, "host %d takes the lock that it releases, for the %dth time in a row; %d are subscribed", h.index, l.pipelinedTakes, l.listeners)
+	now := h.clock(w.now)
+	if l.pipelinedSince == 0 {
+		l.pipelinedSince = now
 	}
+	if queues := l.waiting > 0 && op.Enqueue; !queues && (now-l.pipelinedSince > quietRun || l.othersListen() || l.waiting > 0) {
+		w.violation(n, "host %d takes the lock that it releases, since %s; %d are subscribed, %d sidecars wait",
+			h.index, time.Duration(now-l.pipelinedSince), l.listeners, l.waiting)
+	}
+	w.check.meetIf(QueuedBehind, l.waiting > 0)
 	l.dropPending, l.inFlight = l.inFlight, noOp
 	w.check.meet(TakePipelined)
 }
@@ -91,7 +96,7 @@ func (w *world) checkPipelined(h *host, n int, op locktable.Op) {
 func (w *world) checkQuietPause(h *host, n int, op locktable.Op, now int64) {
 	l := &h.locks[n]
 	if op.Kind == locktable.Drop {
-		l.pausing = l.localGrants > 1 && l.contendedAt == 0 && h.someoneWaits(n, now)
+		l.pausing = l.localGrants > 1 && l.waiting == 0 && !l.othersListen() && h.someoneWaits(n, now)
 		l.pauseSince = now
 		return
 	}
@@ -141,19 +146,22 @@ func (w *world) checkResult(h *host, o *operation) {
 	case locktable.KeyMissing, locktable.HeldByOther, locktable.NotALock:
 		if r.Outcome == locktable.HeldByOther {
 			l.otherIssuedAt = h.clock(o.issuedAt)
-			if l.listeners == 0 || l.listeners == 1 && l.subscribed {
+			l.isTold = r.Ticket != 0 && r.HolderReached != 0
+			if (l.listeners == 0 || l.listeners == 1 && l.subscribed) && (r.Ticket == 0 || r.HolderReached == 0) {
 				l.rivalUntil = now + rivalMemory
 			}
 		}
 		if r.Kind == locktable.Drop {
 			break // the Take after it says what became of the key
 		}
-		w.check.lossKnown[h.index] |= 1 << n
+		if o.at >= w.redis.names[n].lostAt {
+			w.check.lossKnown[h.index] |= 1 << n
+		}
 		l.tokens = tokenRanges{}
 		if l.hold.state == orphaned { // there is no client to be notified
 			w.endHold(h, n)
 		}
-		l.contendedAt, l.handoffs = 0, 0
+		l.waiting, l.turnGrants = 0, 0
 	case locktable.Refused:
 		w.check.meetIf(DrawRefused, r.Msg == "WRONGTYPE" && l.hold.state == live)
 		if r.Kind == locktable.Drop {
@@ -171,6 +179,14 @@ func (w *world) onDone(h *host, o *operation) {
 	if r.Kind == locktable.Drop {
 		if l.dropPending == noOp || o != &w.ops[l.dropPending] { // else the lock was taken again at once
 			l.droppedAt = now
+			l.yielding = l.yielding || l.waiting > 0 || r.Paused
+			l.waiting, l.turnGrants = 0, 0
+			if r.Passed {
+				l.pausing, l.pipelinedSince = false, 0
+			}
+			if r.Passed || !l.othersListen() {
+				l.yieldedAt = 0
+			}
 		}
 		return
 	}
@@ -190,14 +206,9 @@ func (w *world) onDone(h *host, o *operation) {
 		l.tokens.add(tokenRange{r.Token - uint64(o.op.Reserve) + 1, r.Token, o.at})
 	}
 	l.mayYield = l.othersListen() || now < l.rivalUntil
-	if l.mayYield || l.listeners > 0 {
-		l.localGrants = 0 // a new run may begin
-	}
-	switch others := l.othersListen(); {
-	case !others:
-		l.contendedAt, l.handoffs = 0, 0
-	case l.contendedAt == 0:
-		l.contendedAt = now
+	l.waiting = r.Waiting
+	if !o.op.RequireExisting && o.op.HoldID > l.hold.num && !l.isProtected(now) { // not an assertion
+		l.cameAt, l.turnGrants, l.localGrants = now, 0, 0
 	}
 }
 
@@ -221,25 +232,18 @@ func (w *world) checkDraw(n int, first, last, floor uint64) {
 	})
 }
 
-// longestRetry is how long a host may leave the lock to others. Where holds are long, the
-// subscribed hosts retry 20 ms apart, on average, and the last holder's host three times
-// as late as the rest. The number of subscribers may include this host.
-func (w *world) longestRetry() int64 {
-	return int64(w.plan.hosts+w.plan.redissonClients)*3*20*ms + 10*ms
-}
-
 // checkWakeUp is called when a Take gets a free key. It checks that no host has left the
 // lock free for too long, though a client waited there, and the host could know.
 func (w *world) checkWakeUp(n int) {
 	name := &w.redis.names[n]
 	longest := pollInterval + 6*w.slowest + 2*sec
 	if w.lossless && !name.unannounced {
-		longest = 16*w.slowest + 20*ms + 2*eps + w.longestRetry()
+		longest = 16*w.slowest + 20*ms + 2*eps + yieldBackoff
 	}
 	for _, g := range w.hosts {
 		l := &g.locks[n]
 		bound, since := longest, max(name.freedAt, g.troubleAt, l.refusedAt, l.endedAt)
-		if l.wantsMessages && !l.subscribed && l.deafSince > 0 {
+		if l.wantsMessages && !l.subscribed && l.deafSince > 0 && !l.isTold {
 			bound = min(bound, 500*ms+6*w.slowest+sec)
 			since = max(since, l.deafSince)
 		}
@@ -270,9 +274,34 @@ func (w *world) checkBack(h *host) {
 	}
 }
 
-// noteMessage is called when a message reaches a host. If another program has deleted the
-// key of a hold there, its holder must be notified soon.
-func (w *world) noteMessage(h *host, n int) {
+// noteMessage is called when a message from another sidecar reaches a host.
+func (w *world) noteMessage(h *host, n int, m *locktable.Message, sentAt int64) {
+	l := &h.locks[n]
+	name := &w.redis.names[n]
+	w.expire(n)
+	has := int(name.key.Owner) == h.index
+	switch m.Kind {
+	case locktable.Transferred:
+		l.tokens.add(tokenRange{m.LastToken - uint64(m.Tokens) + 1, m.LastToken, sentAt})
+		h.floor.raise(h.clock(w.now), int64(m.LastToken))
+		if has && name.key.Num == m.Ticket {
+			name.ghost = false
+		}
+		accepted := l.inFlight == noOp && l.dropPending == noOp && l.hold.state == none && h.someoneWaits(n, h.clock(w.now))
+		w.check.meetIf(TransferAccepted, accepted)
+		w.check.meetIf(TransferDoubted, !accepted)
+		l.waiting, l.cameAt, l.turnGrants, l.localGrants = m.Waiting, h.clock(w.now), 0, 0
+		l.pipelinedSince = 0
+	case locktable.Recalled:
+		w.check.meet(Recalled)
+		w.check.meetIf(RecalledGhost, has && name.ghost && l.inFlight == noOp)
+		l.waiting = max(1, l.waiting)
+	}
+}
+
+// noteUnlocked is called when a message on the channel of a lock reaches a host. If another
+// program has deleted the key of a hold there, its holder must be notified soon.
+func (w *world) noteUnlocked(h *host, n int) {
 	l := &h.locks[n]
 	w.expire(n)
 	c := &l.hold

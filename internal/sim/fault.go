@@ -15,9 +15,6 @@ func (w *world) drawFaults() {
 	if r.oneIn(p.commandBreaks) && !h.isDown() {
 		w.breakConnection(h, false)
 	}
-	if r.oneIn(p.subscriptionBreaks) && !h.isDown() {
-		w.breakSubscription(h)
-	}
 	if r.oneIn(p.redisRestarts) && !w.redis.down {
 		w.restartRedis()
 	}
@@ -25,11 +22,16 @@ func (w *world) drawFaults() {
 		for n := range p.names {
 			w.destroy(n, "FLUSHALL")
 			w.loseCounter(n, redis.Counter{})
+			w.loseQueue(n)
 		}
 	}
 	if r.oneIn(p.deletions) && !w.redis.down {
 		n := int(r.below(int64(p.names)))
-		w.destroy(n, "deleted by an operator")
+		if r.oneIn(3) {
+			w.loseQueue(n) // alone
+		} else {
+			w.destroy(n, "deleted by an operator")
+		}
 		if r.oneIn(4) {
 			w.loseCounter(n, redis.Counter{})
 		}
@@ -74,6 +76,6 @@ func (w *world) drawFaults() {
 		w.jumpClock(d)
 	}
 	if p.redisRestarts > 0 && !w.redis.down && r.oneIn(3) {
-		w.redis.snapshot = w.redis.names // the replica has caught up
+		w.redis.keepSnapshot()
 	}
 }

@@ -159,7 +159,7 @@ func NewFleet(p FleetPlan) *Fleet {
 		}
 		h.offset = f.random.below(3600 * sec)
 		h.table = locktable.New(locktable.Config{Seed: p.Seed<<16 + uint64(i)}, h.clock(f.now))
-		h.table.Up(h.clock(f.now), false)
+		h.table.Up(h.clock(f.now), false, true)
 		h.clients = make([]fleetClient, max(p.Clients, 1))
 		for c := range h.clients {
 			h.clients[c].askedAt = never
@@ -267,14 +267,14 @@ func (f *Fleet) handle(e event) {
 		}
 	case fleetMessage:
 		f.messages++
-		h.table.Message(now, fleetName(0))
+		h.table.Message(now, locktable.Message{Name: fleetName(0)})
 		f.drain(e.host)
 	case fleetConnect:
 		h.connecting = true
 		f.enqueue(e.host)
 	case fleetUp:
 		h.up = true
-		h.table.Up(now, f.lostData)
+		h.table.Up(now, f.lostData, true)
 		f.drain(e.host)
 	case fleetResubscribe:
 		if h.subscribes {

@@ -16,7 +16,7 @@ const (
 	abandoned                // the same, and there will never be one: its state is lost
 )
 
-// host is one sidecar: its table, its two connections, its clients, and what the checker
+// host is one sidecar: its table, its connection, its clients, and what the checker
 // knows about it.
 type host struct {
 	hostClock
@@ -30,7 +30,8 @@ type host struct {
 	table   lockTable
 
 	mayNotSubscribe bool
-	suspended       bool // until resumeAt; events of the host are deferred until then
+	receivesUntil   int64 // until then Redis counts a connection of this host that is gone as a receiver
+	suspended       bool  // until resumeAt; events of the host are deferred until then
 	resumeAt        int64
 	deferred        []event
 
@@ -44,7 +45,6 @@ type host struct {
 	up        bool // as the table was told
 	upKnown   bool // it was told whether Redis can be reached
 	conn      connection
-	sub       subscription
 	floor     tokenFloor // what the store knows of tokens
 	sessions  []session
 	locks     [maxNames]lockOnHost
@@ -98,9 +98,7 @@ func (w *world) boot(h *host) {
 	h.asleep = true
 	h.up, h.upKnown = false, false
 	h.conn.gen++
-	h.sub.gen++
 	w.after(w.random.below(10*ms), event{kind: evConnect, host: int16(h.index), gen: h.conn.gen})
-	w.after(w.random.below(10*ms), event{kind: evResubscribe, host: int16(h.index), gen: h.sub.gen})
 }
 
 // wake advances the table of a host, which wanted that about now.

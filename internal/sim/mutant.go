@@ -138,9 +138,9 @@ func (t *mutantTable) List(now int64, after uint64, yield func(protocol.LockRow)
 	return next
 }
 
-func (t *mutantTable) Message(now int64, name string) {
+func (t *mutantTable) Message(now int64, m locktable.Message) {
 	if !t.ignoresMessages {
-		t.Table.Message(now, name)
+		t.Table.Message(now, m)
 	}
 }
 

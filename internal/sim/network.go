@@ -4,8 +4,8 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-// The command connection of a host: what is in flight on it, and what becomes of that when
-// it breaks.
+// The connection of a host: what is in flight on it, and what becomes of that when it
+// breaks.
 
 // operation is one Op on its way to Redis and back.
 type operation struct {
@@ -32,6 +32,7 @@ const noOp = int32(-1) // the index of no operation
 type connection struct {
 	gen       uint32
 	ok        bool // the store believes that it works
+	inRedis   bool // Redis has it
 	dead      bool // nothing comes through any more, whether the store has detected it or not
 	late      bool // what a dead connection carried comes through much later, at lateAt
 	lateAt    int64
@@ -46,6 +47,8 @@ type connection struct {
 	nextRun   int        // run id of the connection that is being made
 	inFlight  []int32
 	queue     []int32 // half duplex: waits for the reply to the batch before
+
+	isListening bool // Redis has its subscription of the host's own channel
 }
 
 // tokenFloor is what a host knows of tokens: the largest one that Redis gave it, and when
@@ -278,9 +281,14 @@ func (w *world) breakConnection(h *host, serverDied bool) {
 		return
 	}
 	if w.trace.on {
-		w.trace.add(w, -1, h, "the command connection breaks")
+		w.trace.add(w, -1, h, "the connection breaks")
 	}
-	c.dead = true
+	c.dead, c.inRedis = true, false
+	w.endSubscriptions(h)
+	if !serverDied && c.isListening && w.random.oneIn(2) {
+		// Redis does not know that the connection is gone.
+		h.receivesUntil = w.now + w.random.magnitude(ms, 60*sec)
+	}
 	c.late = w.plan.lateOps && !serverDied && w.random.oneIn(2)
 	c.lateAt = w.now + w.random.magnitude(ms, 10*sec)
 	h.troubleAt = w.now
@@ -337,6 +345,7 @@ func (w *world) reportDown(h *host) {
 	h.up, h.upKnown = false, true
 	h.table.Down(h.clock(w.now), "Redis cannot be reached")
 	w.drain(h)
+	w.reportUnsubscribed(h)
 }
 
 // failInFlight gives the table the results of everything that the dead connection will not
@@ -392,6 +401,8 @@ func (w *world) connect(h *host, gen uint32) {
 	c.clock = tokenFloor{w.time(), now}
 	c.floor = max(w.time(), h.floor.now(now))
 	c.nextRun = w.redis.run
+	c.dead, c.inRedis, c.isListening = false, true, !h.mayNotSubscribe
+	c.lastExec, c.lastReply = w.now, w.now
 	w.after(w.lag(), event{kind: evConnected, host: int16(h.index), gen: c.gen})
 }
 
@@ -401,15 +412,15 @@ func (w *world) onConnected(h *host, e event) {
 	if h.isDown() || e.gen != c.gen {
 		return
 	}
-	if w.redis.down || w.redis.run != c.nextRun {
+	if w.redis.down || w.redis.run != c.nextRun || c.dead {
+		c.dead, c.inRedis, c.isListening = true, false, false
 		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: c.gen})
 		return
 	}
 	w.drainDeferred(h)
 	dataLost := c.run != 0 && c.run != c.nextRun
 	c.run = c.nextRun // the journal has it when the table's holds are known to be in doubt
-	c.ok, c.dead = true, false
-	c.lastExec, c.lastReply = w.now, w.now
+	c.ok = true
 	h.up, h.upKnown = true, true
 	h.troubleAt = w.now
 	if w.trace.on {
@@ -421,8 +432,9 @@ func (w *world) onConnected(h *host, e event) {
 			h.locks[n].tokens = tokenRanges{}
 		}
 	}
-	h.table.Up(h.clock(w.now), dataLost)
+	h.table.Up(h.clock(w.now), dataLost, c.isListening)
 	w.drain(h)
+	w.resubscribe(h)
 	w.checkBack(h)
 	if dataLost && w.phase == faulty && w.plan.crashes > 0 && w.random.oneIn(4) {
 		w.check.meet(KilledInDoubt)

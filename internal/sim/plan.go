@@ -33,7 +33,7 @@ type plan struct {
 	// Faults: once in so many opportunities; 0: never.
 	slowOps, busy, denied, unsent                                int64 // of operations
 	unknownScript                                                int64 // of operations: Redis does not know their script, so they run after later ones
-	commandBreaks, subscriptionBreaks, redisRestarts             int64 // of the times at which faults are drawn
+	commandBreaks, redisRestarts                                 int64 // of the times at which faults are drawn
 	flushes, deletions, stateLosses                              int64
 	redissonForces, redissonDeaths                               int64 // of the actions of a Redisson client
 	lostMessages                                                 int64 // of messages
@@ -42,6 +42,7 @@ type plan struct {
 	clockJumps                                                   int64 // of Redis's clock
 	faultEvery                                                   int64
 	deafHost                                                     bool // the first host may not subscribe
+	deniedQueues                                                 bool // the ACL denies the queues of sidecars
 	lateOps                                                      bool // what a broken connection carried may still reach Redis
 	killsOld                                                     bool // a host that connects ends its former connection
 
@@ -78,6 +79,18 @@ func drawPlan(seed uint64, r *random) plan {
 	if r.oneIn(2) {
 		p.table.HandoffBudget = int(r.between(1, 8))
 		p.table.HandoffTime = time.Duration(r.magnitude(5*ms, 500*ms))
+	}
+	switch r.below(4) {
+	case 0:
+		p.table.Turn = 1
+	case 1:
+		p.table.Turn = time.Duration(r.magnitude(100*µs, 20*ms))
+	}
+	switch r.below(4) {
+	case 0:
+		p.table.Linger = locktable.NoLinger
+	case 1:
+		p.table.Linger = time.Duration(r.magnitude(ms, 20*ms))
 	}
 	if r.oneIn(12) {
 		p.table.MaxLocks = int(r.between(1, 4))
@@ -131,7 +144,6 @@ func drawPlan(seed uint64, r *random) plan {
 	p.denied = rarely(6, 50, 1000)
 	p.unsent = rarely(4, 20, 500)
 	p.commandBreaks = rarely(2, 1, 8)
-	p.subscriptionBreaks = rarely(2, 1, 8)
 	p.redisRestarts = rarely(4, 4, 20)
 	p.flushes = rarely(5, 4, 20)
 	p.deletions = rarely(5, 2, 10)
@@ -142,6 +154,7 @@ func drawPlan(seed uint64, r *random) plan {
 	p.numsubFails = r.oneIn(5)
 	p.deniedChannels = rarely(8, 1, 4)
 	p.deafHost = r.oneIn(10)
+	p.deniedQueues = r.oneIn(12)
 	p.overwrites = rarely(6, 2, 20)
 	p.brokenCounters = rarely(6, 2, 20)
 	p.stalls = rarely(5, 1, 6)
@@ -173,7 +186,7 @@ func drawPlan(seed uint64, r *random) plan {
 // isLossless reports whether every message arrives, so that no host ever has to find by
 // polling that a lock is free.
 func (p *plan) isLossless() bool {
-	return p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.subscriptionBreaks|p.redisRestarts|p.flushes|p.deletions|
+	return p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.flushes|p.deletions|
 		p.stateLosses|p.lostMessages|p.deniedChannels|p.overwrites|p.brokenCounters|p.stalls|p.crashes|p.suspends|p.clockJumps == 0 &&
-		!p.deafHost
+		!p.deafHost && !p.deniedQueues
 }

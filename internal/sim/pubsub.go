@@ -1,19 +1,21 @@
 package sim
 
-// The pub/sub connection of a host.
+import "github.com/locksidecar/locksidecar/sidecar/locktable"
 
-type subscription struct {
-	gen       uint32
-	ok        bool  // the store believes that it works
-	lastSent  int64 // when what was sent last reaches Redis
-	lastReply int64 // when what Redis sent last reaches the host
+// Subscriptions and messages. They use the connection of the host, on which operations and
+// results are, too: what Redis sends comes in the order in which Redis made it.
+
+// message is a message on its way to a host.
+type message struct {
+	locktable.Message
+	sentAt int64
 }
 
 // subscribe subscribes a host to the channel of a lock, as soon as it has a connection.
 func (w *world) subscribe(h *host, n int) {
 	l := &h.locks[n]
 	l.wantsMessages, l.subscribed, l.deafSince = true, false, 0
-	if h.sub.ok {
+	if h.conn.ok {
 		w.sendSubscription(h, n, evSubscribe)
 	}
 }
@@ -21,28 +23,29 @@ func (w *world) subscribe(h *host, n int) {
 func (w *world) unsubscribe(h *host, n int) {
 	l := &h.locks[n]
 	l.wantsMessages, l.subscribed = false, false
-	if h.sub.ok {
+	if h.conn.ok {
 		w.sendSubscription(h, n, evUnsubscribe)
 	}
 }
 
 func (w *world) sendSubscription(h *host, n int, kind eventKind) {
-	s := &h.sub
-	s.lastSent = max(s.lastSent, w.now+w.lag())
-	w.after(s.lastSent-w.now, event{kind: kind, host: int16(h.index), name: int8(n), gen: s.gen})
+	c := &h.conn
+	c.lastExec = max(c.lastExec, w.now+w.lag())
+	w.after(c.lastExec-w.now, event{kind: kind, host: int16(h.index), name: int8(n), gen: c.gen})
 }
 
 func (w *world) subscribeArrives(h *host, e event) {
-	if e.gen != h.sub.gen {
+	c := &h.conn
+	if e.gen != c.gen || c.dead {
 		return
 	}
 	w.setSubscribed(h, int(e.name), !w.redis.names[e.name].deniedChannel && !h.mayNotSubscribe)
-	h.sub.lastReply = max(h.sub.lastReply, w.now+w.lag())
-	w.after(h.sub.lastReply-w.now, event{kind: evSubscribed, host: e.host, name: e.name, gen: e.gen})
+	c.lastReply = max(c.lastReply, w.now+w.lag())
+	w.after(c.lastReply-w.now, event{kind: evSubscribed, host: e.host, name: e.name, gen: e.gen})
 }
 
 func (w *world) unsubscribeArrives(h *host, e event) {
-	if e.gen == h.sub.gen {
+	if e.gen == h.conn.gen && !h.conn.dead {
 		w.setSubscribed(h, int(e.name), false)
 	}
 }
@@ -63,7 +66,7 @@ func (w *world) setSubscribed(h *host, n int, on bool) {
 // onSubscribed handles Redis's reply to a SUBSCRIBE.
 func (w *world) onSubscribed(h *host, e event) {
 	l := &h.locks[e.name]
-	if e.gen != h.sub.gen || !l.wantsMessages || h.isDown() {
+	if e.gen != h.conn.gen || h.conn.dead || !l.wantsMessages || h.isDown() {
 		return
 	}
 	if w.redis.names[e.name].deniedChannel || h.mayNotSubscribe {
@@ -86,58 +89,80 @@ func (w *world) onSubscribed(h *host, e event) {
 // publish publishes the release of a lock.
 func (w *world) publish(name int) {
 	for _, h := range w.hosts {
-		lost := w.random.oneIn(w.plan.lostMessages)
 		w.sharers(name, func(n int) {
-			if !h.locks[n].inRedis || lost {
-				return
+			if h.locks[n].inRedis {
+				w.sendMessage(h, locktable.Message{Kind: locktable.Unlocked, Name: lockNames[n]})
 			}
-			h.sub.lastReply = max(h.sub.lastReply, w.now+w.lag())
-			w.after(h.sub.lastReply-w.now, event{kind: evMessage, host: int16(h.index), name: int8(n), gen: h.sub.gen})
 		})
 	}
 }
 
-func (w *world) onMessage(h *host, e event) {
-	if e.gen != h.sub.gen || h.isDown() {
+// reaches reports whether Redis counts a host as a receiver of what is published to it: its
+// connection, or one that Redis does not know to be gone.
+func (w *world) reaches(h *host) bool {
+	return !h.mayNotSubscribe && (h.conn.isListening && !h.conn.dead || w.now < h.receivesUntil)
+}
+
+// sendMessage has Redis send a message to a host. It is lost if the connection is.
+func (w *world) sendMessage(h *host, m locktable.Message) {
+	c := &h.conn
+	if c.dead || !c.inRedis || w.random.oneIn(w.plan.lostMessages) {
+		w.check.meetIf(TransferLost, m.Kind == locktable.Transferred)
 		return
 	}
-	if !h.locks[e.name].wantsMessages && w.random.oneIn(2) {
+	i := w.newMessage()
+	w.messages[i] = message{Message: m, sentAt: w.now}
+	c.lastReply = max(c.lastReply, w.now+w.lag())
+	w.after(c.lastReply-w.now, event{kind: evMessage, host: int16(h.index), arg: i, gen: c.gen})
+}
+
+func (w *world) newMessage() int32 {
+	if n := len(w.freeMessages); n > 0 {
+		i := w.freeMessages[n-1]
+		w.freeMessages = w.freeMessages[:n-1]
+		return i
+	}
+	w.messages = append(w.messages, message{})
+	return int32(len(w.messages) - 1)
+}
+
+func (w *world) onMessage(h *host, e event) {
+	m, sentAt := w.messages[e.arg].Message, w.messages[e.arg].sentAt
+	w.freeMessages = append(w.freeMessages, e.arg)
+	if e.gen != h.conn.gen || !h.conn.ok || h.conn.dead || h.isDown() {
+		w.check.meetIf(TransferLost, m.Kind == locktable.Transferred)
 		return
+	}
+	n := nameIndex(m.Name)
+	if m.Kind == locktable.Unlocked {
+		if !h.locks[n].wantsMessages && w.random.oneIn(2) {
+			return
+		}
+		w.noteUnlocked(h, n)
+	} else {
+		w.drainDeferred(h) // what the table did before it knew
+		w.noteMessage(h, n, &m, sentAt)
 	}
 	if w.trace.on {
-		w.trace.add(w, int(e.name), h, "message")
+		w.trace.add(w, n, h, "message: %s", messageString(&m))
 	}
-	w.noteMessage(h, int(e.name))
-	h.table.Message(h.clock(w.now), lockNames[e.name])
+	h.table.Message(h.clock(w.now), m)
 	w.afterInput(h)
 }
 
-// breakSubscription breaks the connection: what is on its way is lost, and so is what is
-// published until the store has detected it and has subscribed again.
-func (w *world) breakSubscription(h *host) {
-	s := &h.sub
-	if !s.ok {
-		return
-	}
-	if w.trace.on {
-		w.trace.add(w, -1, h, "the subscription breaks")
-	}
-	s.gen++
+// endSubscriptions is part of the end of a connection: what is on its way is lost, and so is
+// what is published until the host has another one.
+func (w *world) endSubscriptions(h *host) {
 	for n := range w.plan.names {
 		w.setSubscribed(h, n, false)
 	}
-	w.after(w.random.magnitude(10*µs, 2*sec), event{kind: evSubscriptionLost, host: int16(h.index), gen: s.gen})
 }
 
-func (w *world) onSubscriptionLost(h *host, gen uint32) {
-	s := &h.sub
-	if h.isDown() || gen != s.gen || !s.ok {
-		return
-	}
-	s.ok = false
+// reportUnsubscribed tells the table that its subscriptions are gone.
+func (w *world) reportUnsubscribed(h *host) {
 	for n := range w.plan.names {
 		l := &h.locks[n]
-		if !l.wantsMessages {
+		if !l.subscribed {
 			continue
 		}
 		l.subscribed, l.deafSince = false, w.now
@@ -145,23 +170,12 @@ func (w *world) onSubscriptionLost(h *host, gen uint32) {
 			w.trace.add(w, n, h, "unsubscribed")
 		}
 		h.table.Unsubscribed(h.clock(w.now), lockNames[n])
-		w.afterInput(h)
+		w.drain(h)
 	}
-	w.after(w.random.magnitude(5*ms, 3*sec), event{kind: evResubscribe, host: int16(h.index), gen: gen})
 }
 
-func (w *world) resubscribe(h *host, gen uint32) {
-	s := &h.sub
-	if h.isDown() || gen != s.gen || s.ok {
-		return
-	}
-	if w.redis.down {
-		w.after(w.random.between(10*ms, 300*ms), event{kind: evResubscribe, host: int16(h.index), gen: gen})
-		return
-	}
-	s.ok = true
-	s.gen++
-	s.lastSent, s.lastReply = w.now, w.now
+// resubscribe subscribes a host on its new connection.
+func (w *world) resubscribe(h *host) {
 	for n := range w.plan.names {
 		if h.locks[n].wantsMessages {
 			w.sendSubscription(h, n, evSubscribe)

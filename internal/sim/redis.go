@@ -28,13 +28,17 @@ type redisServer struct {
 type redisName struct {
 	key            redis.Key
 	counter        redis.Counter
-	unjumpedExpiry int64 // when the key would expire, had Redis's clock not jumped; 0: it did not
+	queue          *redis.Queue // of sidecars
+	unjumpedExpiry int64        // when the key would expire, had Redis's clock not jumped; 0: it did not
 
 	// Faults.
 	denied        bool // the ACL denies the key
 	deniedChannel bool // the ACL denies the channel
 	overwritten   bool // the key is of another type, and no owner's
 	brokenCounter bool // the counter is of another type
+
+	passedBy    int16  // the host that passed the lock on last,
+	passedBatch uint32 // and in which batch
 
 	// For the checker.
 	drawn       uint64 // largest token ever drawn, whatever Redis remembers of it
@@ -51,9 +55,24 @@ func (r *redisServer) init() {
 	r.run = 1
 	for n := range r.names {
 		r.names[n].key = redis.NoKey
+		r.names[n].queue = new(redis.Queue)
 		r.names[n].unannounced = true
 	}
+	r.keepSnapshot()
+}
+
+// keepSnapshot has the replica catch up.
+func (r *redisServer) keepSnapshot() {
 	r.snapshot = r.names
+	for n := range r.snapshot {
+		r.snapshot[n].queue = r.names[n].queue.Clone()
+	}
+}
+
+// loseQueue deletes the queue of a lock.
+func (w *world) loseQueue(n int) {
+	w.check.meetIf(QueueLost, len(w.redis.names[n].queue.Tickets) > 0)
+	w.redis.names[n].queue = new(redis.Queue)
 }
 
 // time is what TIME returns, in µs.
@@ -215,7 +234,6 @@ func (w *world) restartRedis() {
 		if !h.isDown() {
 			h.conn.late = false
 			w.breakConnection(h, true)
-			w.breakSubscription(h)
 		}
 	}
 	mode := w.random.below(3)
@@ -229,6 +247,7 @@ func (w *world) restartRedis() {
 		case 1:
 			w.destroy(n, "lost")
 			w.loseCounter(n, redis.Counter{})
+			w.loseQueue(n)
 		case 2:
 			old := &r.snapshot[n]
 			if name.key != old.key || name.unjumpedExpiry != old.unjumpedExpiry {
@@ -239,9 +258,10 @@ func (w *world) restartRedis() {
 			}
 			name.lostAt = w.now
 			w.loseCounter(n, old.counter)
+			name.queue = old.queue
 		}
 	}
-	r.snapshot = r.names
+	r.keepSnapshot()
 	w.after(w.random.magnitude(ms, 3*sec), event{kind: evRedisUp})
 }
 
@@ -268,7 +288,11 @@ func (w *world) execute(h *host, o *operation) {
 	c := redis.Command{
 		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
 		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry, KeepsCounterExpiry: o.op.AfterPendingDrop,
-		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel},
+		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
+		Queue:  name.queue, Clock: w.time(), PassedOn: o.op.AfterPendingDrop && w.passedInBatch(o),
+		Receivers: func(sidecar redis.Owner) int32 {
+			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar])))
+		},
 	}
 	shared := &w.redis.names[w.counterOf(n)]
 	draws := redis.Judge(&o.op, c.Standing(&name.key)).Draws
@@ -293,6 +317,9 @@ func (w *world) execute(h *host, o *operation) {
 	switch reply.Change {
 	case redis.Remove:
 		w.freeKey(n)
+	case redis.Pass:
+		name.passedBy, name.passedBatch = o.host, o.batch
+		w.onPass(n, &reply, o.floor)
 	case redis.Write:
 		name.unjumpedExpiry = 0
 		if before.Owner == redis.NoOwner {
@@ -303,6 +330,11 @@ func (w *world) execute(h *host, o *operation) {
 	}
 	if reply.Publication != redis.NotPublished {
 		w.publish(n)
+	}
+	for i := range reply.Sent {
+		if m := &reply.Sent[i]; m.Reached > 0 {
+			w.sendMessage(w.hosts[m.To], m.Message)
+		}
 	}
 	if reply.Token != 0 {
 		floor := o.floor
@@ -328,6 +360,26 @@ func (w *world) execute(h *host, o *operation) {
 	}
 }
 
+// onPass notes that an operation passed the key on to a ticket.
+func (w *world) onPass(n int, reply *redis.Reply, floor int64) {
+	name := &w.redis.names[n]
+	name.unjumpedExpiry = 0
+	name.ghost = true // until its host is told
+	w.check.meet(LockTransferred)
+	for i := range reply.Sent {
+		m := &reply.Sent[i]
+		if m.Kind == locktable.Transferred {
+			w.check.meetIf(DeadTicketSkipped, m.Reached == 0)
+			if m.Reached == 0 {
+				continue // the tokens are for the next one
+			}
+			w.checkDraw(n, m.LastToken-uint64(m.Tokens)+1, m.LastToken, uint64(floor))
+		} else if m.Kind == locktable.Requeue {
+			w.check.meet(OldTicketSkipped)
+		}
+	}
+}
+
 // setResult makes the reply of Redis the result for the table.
 func (o *operation) setResult(reply *redis.Reply, name *redisName) {
 	res := &o.res
@@ -343,4 +395,9 @@ func (o *operation) setResult(reply *redis.Reply, name *redisName) {
 	case reply.Outcome == locktable.HeldByOther:
 		res.Field = ownerField(name.key.Owner)
 	}
+}
+
+// passedInBatch reports whether the Drop before a Take of the same batch passed the lock on.
+func (w *world) passedInBatch(o *operation) bool {
+	return w.plan.oneScriptPerBatch && w.redis.names[o.name].passedBatch == o.batch && w.redis.names[o.name].passedBy == o.host
 }

@@ -189,7 +189,6 @@ func (w *world) end(h *host) {
 	h.conn = connection{gen: h.conn.gen + 1, run: h.journal.run}
 	h.floor = h.journal.floor
 	h.closing = 0
-	h.sub = subscription{gen: h.sub.gen + 1}
 	h.process = down
 	h.asleep, h.up, h.undrained = true, false, false
 	h.noWait, h.unanswered = 0, 0

@@ -31,6 +31,17 @@ const (
 	CounterBeganAboveClock // of Redis, at what its host knew
 	FloorRaised            // of a connection, because its host got a token that is ahead of Redis's clock
 	UnavailableInSilence   // an acquire, because Redis did not reply
+	LockTransferred        // from one sidecar to the next in the queue
+	TransferLost           // the message, because the connection of the receiver ended
+	TransferAccepted       // by a host that waited for it
+	TransferDoubted        // by a host whose ticket it was not, or that had an operation in flight
+	DeadTicketSkipped      // because its sidecar was not reached
+	OldTicketSkipped       // because its sidecar had not asked for long
+	QueueLost              // with tickets
+	Recalled               // a lock, of the sidecar that had it
+	RecalledGhost          // a lock, of a sidecar that did not know to have it
+	QueuedBehind           // all others, by a host that passed the lock on
+	GrantedLingering       // a lock, which no operation was sent for since its last release
 	GrantedToNone          // a lock, after the acquire that it was taken for was answered
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
@@ -95,6 +106,17 @@ var situationNames = [situations]string{
 	CounterBeganAboveClock: "counter-began-above-clock",
 	FloorRaised:            "floor-raised",
 	UnavailableInSilence:   "unavailable-in-silence",
+	LockTransferred:        "lock-transferred",
+	TransferLost:           "transfer-lost",
+	TransferAccepted:       "transfer-accepted",
+	TransferDoubted:        "transfer-doubted",
+	DeadTicketSkipped:      "dead-ticket-skipped",
+	OldTicketSkipped:       "old-ticket-skipped",
+	QueueLost:              "queue-lost",
+	Recalled:               "recalled",
+	RecalledGhost:          "recalled-ghost",
+	QueuedBehind:           "queued-behind",
+	GrantedLingering:       "granted-lingering",
 	GrantedToNone:          "granted-to-none",
 
 	KilledBeforeJournal:      "killed-before-journal",

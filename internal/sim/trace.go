@@ -106,13 +106,16 @@ func opString(op locktable.Op) string {
 		if op.RequireExisting {
 			held = " held"
 		}
+		if op.Enqueue {
+			held += fmt.Sprintf(" enqueue ticket=%d", op.Ticket)
+		}
 		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.HoldID, op.Count, op.LeaseMS, op.Reserve)
 	case locktable.Renew:
 		return fmt.Sprintf("keep num=%d count=%d lease=%dms", op.HoldID, op.Count, op.LeaseMS)
 	case locktable.Check:
 		return fmt.Sprintf("check num=%d", op.HoldID)
 	case locktable.Drop:
-		return fmt.Sprintf("drop num=%d", op.HoldID)
+		return fmt.Sprintf("drop num=%d ticket=%d passed=%dms", op.HoldID, op.Ticket, op.PassedMS)
 	}
 	return fmt.Sprintf("op %d", op.Kind)
 }
@@ -124,11 +127,29 @@ func resultString(r locktable.Result) string {
 	}
 	switch {
 	case r.Outcome == locktable.Done && r.Kind == locktable.Take:
-		return fmt.Sprintf("%s, token %d", what, r.Token)
+		return fmt.Sprintf("%s, token %d, %d wait", what, r.Token, r.Waiting)
 	case r.Outcome == locktable.HeldByOther:
-		return fmt.Sprintf("%s, %s, ttl %d ms", what, r.Field, r.TTLMS)
+		return fmt.Sprintf("%s, %s, ttl %d ms, ticket %d rank %d reached %d", what, r.Field, r.TTLMS, r.Ticket, r.Rank, r.HolderReached)
+	case r.Passed:
+		return fmt.Sprintf("%s, passed, %d wait", what, r.Waiting)
+	case r.Paused:
+		return what + ", free for a moment"
 	}
 	return what
+}
+
+func messageString(m *locktable.Message) string {
+	switch m.Kind {
+	case locktable.Transferred:
+		return fmt.Sprintf("transferred ticket=%d tokens=%d last=%d lease=%dms waiting=%d passed=%dms", m.Ticket, m.Tokens, m.LastToken, m.LeaseMS, m.Waiting, m.PassedMS)
+	case locktable.Recalled:
+		return "recalled"
+	case locktable.Freed:
+		return fmt.Sprintf("freed for %d ms", m.PauseMS)
+	case locktable.Requeue:
+		return "requeue"
+	}
+	return "unlocked"
 }
 
 func keyString(k redis.Key) string {

@@ -48,8 +48,12 @@ type world struct {
 	lossless bool  // the plan has no faults
 	slowest  int64 // longest way between a host and Redis
 
-	ops      []operation
-	freeOps  []int32
+	ops     []operation
+	freeOps []int32
+
+	messages     []message
+	freeMessages []int32
+
 	newTable tableMaker
 
 	withoutTokenFloor bool // a mutant: no host knows what tokens it has seen, or the time in Redis
@@ -76,32 +80,30 @@ const (
 
 // What happens in a world.
 const (
-	evExec             eventKind = iota // an operation reaches Redis
-	evReply                             // its reply reaches the host
-	evNotSent                           // the store returns an operation that it did not send
-	evConnectionLost                    // the store detects that its connection is dead
-	evFailInFlight                      // the store fails what the dead connection carried
-	evConnect                           // the store tries to connect
-	evConnected                         // and has done so
-	evSubscribe                         // SUBSCRIBE reaches Redis
-	evSubscribed                        // its reply reaches the host
-	evUnsubscribe                       // UNSUBSCRIBE reaches Redis
-	evMessage                           // a published message reaches the host
-	evSubscriptionLost                  // the store detects that its subscription is dead
-	evResubscribe                       // and makes a new one
-	evClient                            // a client acts
-	evOpen                              // a client connects
-	evRedisson                          // a Redisson client acts
-	evFault                             // faults are drawn
-	evRedisUp                           // Redis has restarted
-	evRepair                            // the faults of a name in Redis end
-	evStart                             // a sidecar is started again
-	evExit                              // a sidecar that was stopped has finished
-	evReturn                            // a client finds its sidecar gone, and tries to resume its session
-	evClaim                             // a client that has resumed claims what it holds
-	evAbandon                           // the sidecar stops waiting for a client
-	evResume                            // a suspended host resumes
-	evNothing                           // the world looks whether the phase has ended
+	evExec           eventKind = iota // an operation reaches Redis
+	evReply                           // its reply reaches the host
+	evNotSent                         // the store returns an operation that it did not send
+	evConnectionLost                  // the store detects that its connection is dead
+	evFailInFlight                    // the store fails what the dead connection carried
+	evConnect                         // the store tries to connect
+	evConnected                       // and has done so
+	evSubscribe                       // SUBSCRIBE reaches Redis
+	evSubscribed                      // its reply reaches the host
+	evUnsubscribe                     // UNSUBSCRIBE reaches Redis
+	evMessage                         // a published message reaches the host
+	evClient                          // a client acts
+	evOpen                            // a client connects
+	evRedisson                        // a Redisson client acts
+	evFault                           // faults are drawn
+	evRedisUp                         // Redis has restarted
+	evRepair                          // the faults of a name in Redis end
+	evStart                           // a sidecar is started again
+	evExit                            // a sidecar that was stopped has finished
+	evReturn                          // a client finds its sidecar gone, and tries to resume its session
+	evClaim                           // a client that has resumed claims what it holds
+	evAbandon                         // the sidecar stops waiting for a client
+	evResume                          // a suspended host resumes
+	evNothing                         // the world looks whether the phase has ended
 )
 
 // tableMaker makes the table of a host.
@@ -116,12 +118,12 @@ type lockTable interface {
 	Release(now int64, s locktable.SessionID, req protocol.Release)
 	Cancel(now int64, s locktable.SessionID, req protocol.Cancel)
 	ForceRelease(now int64, s locktable.SessionID, req protocol.ForceRelease)
-	Up(now int64, dataLost bool)
+	Up(now int64, dataLost, isListening bool)
 	Down(now int64, why string)
 	Result(now int64, r locktable.Result)
 	Subscribed(now int64, name string)
 	Unsubscribed(now int64, name string)
-	Message(now int64, name string)
+	Message(now int64, m locktable.Message)
 	Confirm(now int64, s locktable.SessionID, req protocol.Confirm)
 	Advance(now int64)
 	Work(now int64)
@@ -260,10 +262,6 @@ func (w *world) handle(e event) {
 		w.unsubscribeArrives(h, e)
 	case evMessage:
 		w.onMessage(h, e)
-	case evSubscriptionLost:
-		w.onSubscriptionLost(h, e.gen)
-	case evResubscribe:
-		w.resubscribe(h, e.gen)
 	case evClient:
 		s := &h.sessions[e.arg]
 		if s.gen != e.gen {
@@ -315,7 +313,7 @@ func (w *world) longestLease() int64 {
 }
 
 // pollInterval is the longest time between two attempts of a table to take a lock.
-const pollInterval = 5 * sec
+const pollInterval = 6250 * ms
 
 // endFaults ends all faults: from here on every request must be answered.
 func (w *world) endFaults() {

@@ -1,6 +1,9 @@
 package locktable
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // remoteClaim is what Redis has for this host under one name, as far as this host knows,
 // and the operations on it that are in flight. It knows neither clients nor other hosts:
@@ -30,7 +33,8 @@ type remoteClaim struct {
 //	    Drop done; or another host, another program or no key was found
 //
 // restored is confirmed as a predecessor of this process knew it; its first operation
-// makes it confirmed.
+// makes it confirmed. A transfer makes an absent claim confirmed, too, if it is of the ticket
+// that stands for this host, and uncertain otherwise: see place.go.
 type claimState uint8
 
 const (
@@ -70,11 +74,22 @@ type content struct {
 	holdID      uint64
 	confirmedAt int64 // when the result came that this is from
 	validUntil  int64 // the key is this host's until then at least, by the rate of Redis's own clock
+	busySince   int64 // since when the key has had no free moment, as far as this host knows, whichever host had it
+	cameAt      int64 // when it came to this host: its turn began
+	lingerUntil int64 // it is kept until then although no local client wants it; 0: it is not
 	count       uint32
 	leaseMS     uint32
+	grants      uint16 // in this turn, up to maxGrants
 	tokensLeft  uint16 // fencing tokens that were drawn from the counter and not granted
 	state       claimState
 	unassigned  bool // it was acquired for the queue, and no hold has had holdID yet
+}
+
+const maxGrants = 1 << 15
+
+// isTired reports whether the key has had no free moment for QuietTime.
+func (c *content) isTired(cfg *Config, now int64) bool {
+	return c.busySince != 0 && now-c.busySince >= int64(cfg.QuietTime)
 }
 
 func (c *content) hasTokens() bool { return c.tokensLeft > 0 }
@@ -99,9 +114,6 @@ func (c *content) dropTokens() { c.tokensLeft = 0 }
 type window struct {
 	op    inFlight // the operation sent last; NoOp: it has its result
 	phase windowPhase
-
-	pipelined      uint16 // so many Takes in a row were pipelined after a Drop,
-	pipelinedSince uint32 // and when the first of them was; see shortMillis
 }
 
 type windowPhase uint8
@@ -123,8 +135,11 @@ type inFlight struct {
 	count           uint32
 	leaseMS         uint32
 	reserve         uint16
+	passedMS        uint32 // of a Drop; of a Take: of the transfer that was received since it was sent
 	kind            OpKind
 	unassigned      bool // for the queue, not for a hold
+	enqueue         bool // see Op.Enqueue
+	isDoubted       bool // a transfer was received since it was sent, which it may have made
 	mayBeFree       bool // a release was published, or Redis is reached again: a result "another host's" may be out of date
 	checkAgain      bool // another program may have changed the key since it was sent
 	mayHaveLostData bool // Redis may have lost its data since it was sent
@@ -142,12 +157,17 @@ type want struct {
 	isRenewed   bool
 	isChecked   bool
 	tokens      int   // local handoffs that there are to be tokens for
-	reserveAt   int64 // from when tokens may be reserved for the waiters; never: there are none
+	reserveAt   int64 // from when tokens may be reserved; never: there is nothing to reserve them for
+	isHot       bool  // tokens are reserved before the last one is granted, and Redis is told of handoffs later
 
 	// Of wantForQueue.
 	reserve     uint16 // tokens to draw
+	enqueue     bool   // a ticket is to stand in the queue if another host has the lock
 	notBefore   int64  // unless the claim is this host's already
 	mayPipeline bool   // after a Drop in flight
+
+	// Of wantForQueue and wantNothing.
+	ticket uint64 // that may stand in the queue; 0: none
 }
 
 type wantKind uint8
@@ -155,7 +175,8 @@ type wantKind uint8
 const (
 	wantNothing  wantKind = iota // no field of this host
 	wantHold                     // the field of a local hold
-	wantForQueue                 // a field for the first local waiter
+	wantForQueue                 // a field for the first local waiter, or a ticket
+	wantLinger                   // what there is, although no local client wants it
 )
 
 // handoffSyncDelay is how long Redis may have an earlier hold of this host than the one that
@@ -164,6 +185,10 @@ const (
 // ten handoffs, and they were a third fewer. That another host waits, which the result says,
 // is known some milliseconds later.
 const handoffSyncDelay = int64(5 * time.Millisecond)
+
+// hotSyncDelay is the same for a lock that lingers between its holds: no other host is known
+// to want it, and another sidecar would say so.
+const hotSyncDelay = int64(50 * time.Millisecond)
 
 // isReleasing reports whether a Drop is the one operation in flight.
 func (c *remoteClaim) isReleasing() bool {
@@ -191,9 +216,12 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 	case w.kind == wantHold:
 		return c.chooseForHold(a, w)
 	case w.kind == wantForQueue && (c.state.isOurs() || a.due(w.notBefore)):
-		return Op{Kind: Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve, AfterPendingDrop: w.mayPipeline}
-	case w.kind == wantNothing && c.state != claimAbsent:
-		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1}
+		return Op{
+			Kind: Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve,
+			AfterPendingDrop: w.mayPipeline, Enqueue: w.enqueue, Ticket: w.ticket,
+		}
+	case w.kind == wantNothing && (c.state != claimAbsent || w.ticket != 0):
+		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.leaseMS, Ticket: w.ticket, PassedMS: c.passedMS(a.now)}
 	}
 	return Op{}
 }
@@ -207,10 +235,14 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
 		reserve = uint16(w.tokens)
 	}
 	op := Op{HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS}
+	syncDelay := handoffSyncDelay
+	if w.isHot {
+		syncDelay = hotSyncDelay
+	}
 	switch {
 	case c.state.isUnsure():
 		op.Kind, op.Reserve = Take, reserve // assert it
-	case handedOver && a.due(c.confirmedAt+handoffSyncDelay), !c.hasTokens() && a.due(w.reserveAt):
+	case handedOver && a.due(c.confirmedAt+syncDelay), (!c.hasTokens() || w.isHot && reserve > 0) && a.due(w.reserveAt):
 		op.Kind, op.Reserve, op.RequireExisting = Take, reserve, true
 	case (c.state == claimStale || c.count != w.count) && !handedOver, w.isRenewed && a.due(c.renewAt),
 		c.state == claimRestored, // like a renewal: there may be very many
@@ -230,22 +262,16 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
 func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 	c.op = inFlight{
 		kind: op.Kind, unassigned: unassigned, holdID: op.HoldID, sentAt: now,
-		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve,
+		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve, passedMS: op.PassedMS, enqueue: op.Enqueue,
 	}
-	switch {
-	case op.AfterPendingDrop:
-		if c.pipelined == 0 {
-			c.pipelinedSince = shortMillis(now)
-		}
-		c.pipelined++
+	c.phase = windowOne
+	if op.AfterPendingDrop {
+		busySince := c.busySince // the key does not disappear in between
 		c.forget(claimUncertain)
+		c.busySince = busySince
 		c.phase = windowDropAndTake
-	default:
-		if op.Kind == Take && unassigned {
-			c.pipelined = 0
-		}
-		c.phase = windowOne
 	}
+	c.lingerUntil = 0
 	c.maxHoldID = max(c.maxHoldID, op.HoldID)
 	if op.Kind == Take || op.Kind == Renew {
 		// It may shorten the key's life as soon as it is sent.
@@ -281,12 +307,36 @@ func (c *remoteClaim) forget(s claimState) { c.content = content{state: s} }
 // confirmed notes that Redis has the field as a Take or a Renew wanted it. until is the end
 // of its validity.
 func (c *remoteClaim) confirmed(now, until int64, op *inFlight, lastToken uint64) {
+	if c.state == claimAbsent || c.state == claimUncertain {
+		c.cameAt, c.grants = now, 0
+	}
+	if c.busySince == 0 {
+		c.busySince = now - ms(op.passedMS)
+	}
 	c.state, c.unassigned = claimConfirmed, op.unassigned
 	c.holdID, c.count, c.leaseMS = op.holdID, op.count, op.leaseMS
 	c.confirmedAt, c.validUntil = now, until
 	if op.kind == Take && op.reserve > 0 {
 		c.nextToken, c.tokensLeft = lastToken-uint64(op.reserve)+1, op.reserve
 	}
+}
+
+// transferred notes that another sidecar passed the key on to the ticket of this host. until is
+// the end of its validity.
+func (c *remoteClaim) transferred(now, until int64, m *Message) {
+	c.content = content{
+		state: claimConfirmed, unassigned: true, holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
+		confirmedAt: now, validUntil: until, cameAt: now, busySince: now - ms(m.PassedMS),
+		nextToken: m.LastToken - uint64(m.Tokens) + 1, tokensLeft: m.Tokens,
+	}
+}
+
+// passedMS is for how long the key has had no free moment, ms.
+func (c *content) passedMS(now int64) uint32 {
+	if !c.state.isOurs() || c.busySince == 0 {
+		return 0
+	}
+	return uint32(min((now-c.busySince)/int64(time.Millisecond), math.MaxUint32))
 }
 
 // unknown notes that an operation may have been executed or may yet be. The next one does

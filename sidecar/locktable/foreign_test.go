@@ -28,7 +28,7 @@ func (r *rig) answer(kind locktable.OpKind, res locktable.Result) locktable.Op {
 
 // message is a release by another program.
 func (r *rig) message(name string) {
-	r.tb.Message(r.now, name)
+	r.tb.Message(r.now, locktable.Message{Name: name})
 	r.collect()
 }
 
@@ -362,7 +362,7 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		r.redis(locktable.Drop, locktable.Unknown)
 		r.pass(time.Minute)
 		r.want("s1 released count=0")
-		r.tb.Up(r.now, false)
+		r.tb.Up(r.now, false, false)
 		r.redis(locktable.Drop, locktable.Done)
 		r.want("s1 confirmed 7")
 	})
@@ -412,7 +412,7 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 	t.Run("too many", func(t *testing.T) {
 		r := &rig{T: t, now: int64(time.Hour)}
 		r.tb = locktable.New(locktable.Config{MaxWaiters: 2}, r.now)
-		r.tb.Up(r.now, false)
+		r.tb.Up(r.now, false, false)
 		r.tb.Open(r.now, 1, locktable.Peer{})
 		r.acquire(1, "a")
 		r.redis(locktable.Take, locktable.Done)

@@ -306,6 +306,7 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 		}
 		if h.entries == 0 {
 			t.endHold(h)
+			t.linger(now, l)
 		}
 	}
 	t.reconcile(now, l)

@@ -33,8 +33,8 @@ type Journal interface {
 	PutLastHoldID(id uint64)
 }
 
-// LockRecord is a lock for which Redis may have a field of this sidecar. If the lock has no
-// hold, that field is to be dropped.
+// LockRecord is a lock for which Redis may have a field or a ticket of this sidecar. If the
+// lock has no hold, the field is to be dropped. A ticket is given back when it is transferred.
 type LockRecord struct {
 	Name      string
 	MaxHoldID uint64 // largest number that any hold of it, or operation on it, had
@@ -227,9 +227,10 @@ func (t *Table) Unstored() int { return len(t.dirty.unstored) }
 // RetryJournal has the next Effects store what found no room, if there is room now.
 func (t *Table) RetryJournal() { t.dirty.retry = true }
 
-// hasRemoteState reports whether Redis has, or may yet have, a field of this sidecar.
+// hasRemoteState reports whether Redis has, or may yet have, a field or a ticket of this
+// sidecar.
 func (l *lock) hasRemoteState() bool {
-	return l.holds != nil || l.claim.state != claimAbsent || l.claim.isBusy()
+	return l.holds != nil || l.claim.state != claimAbsent || l.claim.isBusy() || l.queue != nil && l.queue.place.phase != placeNone
 }
 
 func (t *Table) fillRecord(r *HoldRecord, h *hold) {
@@ -266,7 +267,7 @@ func (s *session) record() SessionRecord {
 // dropped, when Redis can be reached.
 func (t *Table) Restore(now int64, m *Snapshot) {
 	t.lastNum, t.dirty.lastHoldID = m.LastHoldID, m.LastHoldID
-	t.wheel.MaxPending = 2 * max(t.cfg.MaxLocks, len(m.Locks))
+	t.wheel.MaxPending = 2*max(t.cfg.MaxLocks, len(m.Locks)) + strayCells
 	for _, r := range m.Sessions {
 		s := t.open(r.ID, r.Peer)
 		s.leaseSent, s.leaseSeq, s.phase = r.LeaseSent, r.LeaseSeq, r.RestoredPhase()
@@ -314,6 +315,7 @@ func (t *Table) restoreHold(now int64, r *RestoredHold, s *session) {
 	if r.InDoubt {
 		l.claim.state = claimInDoubt
 	}
+	l.claim.busySince, l.claim.cameAt = r.Granted, now
 	h := t.holds.get()
 	*h = hold{
 		id: r.ID, token: r.Token, owner: r.Owner, lock: l, session: s, slot: r.Slot, granted: r.Granted,

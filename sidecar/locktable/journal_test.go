@@ -150,7 +150,7 @@ func newRestartHarness(t *testing.T) *restartHarness {
 	l := &restartHarness{rig: rig{T: t, now: int64(time.Hour)}, journal: &memJournal{room: 1 << 20, holdRoom: 1 << 20, killAfter: -1}}
 	l.cfg.Journal = l.journal
 	l.tb = locktable.New(l.cfg, l.now)
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	for s := range locktable.SessionID(4) {
 		p := locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)}
 		l.tb.Open(l.now, s+1, p)
@@ -210,7 +210,7 @@ func TestHoldIsRestored(t *testing.T) {
 		t.Fatalf("restored: %+v\nbefore: %+v", after, before)
 	}
 	l.quiet()
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	if op := l.redis(locktable.Renew, locktable.Done); op.HoldID != 1 || op.Count != 2 {
 		t.Fatalf("confirming: %+v", op)
 	}
@@ -236,7 +236,7 @@ func TestWaitersAreNotRestored(t *testing.T) {
 	if n := l.row("a").Waiting; n != 0 {
 		t.Fatalf("%d wait", n)
 	}
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.redis(locktable.Renew, locktable.Done)
 	for s := locktable.SessionID(1); s <= 3; s++ {
 		l.tb.Resume(s, locktable.Peer{})
@@ -266,7 +266,7 @@ func TestPendingDropsAreSentAfterRestore(t *testing.T) {
 	if n := l.tb.PendingReleases(); n != 0 {
 		t.Fatalf("it owes Redis %d locks, which cannot be asked", n)
 	}
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.collect()
 	if len(l.ops) != 2 || l.ops[0].Kind != locktable.Drop || l.ops[1].Kind != locktable.Drop {
 		t.Fatalf("operations: %+v", l.ops)
@@ -375,7 +375,7 @@ func TestRestoredHoldEndsAtItsDeadline(t *testing.T) {
 	l.want("s1 lost hold=3 max_hold")
 	l.killed(time.Minute)
 	l.want("s1 lost hold=1 expired")
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.collect()
 	if len(l.ops) != 3 {
 		t.Fatalf("giving back: %+v", l.ops)
@@ -418,7 +418,7 @@ func TestUnservedSessionIsRestoredAsGivenUp(t *testing.T) {
 	l.tb.Suspend(l.now, 1)
 	l.collect()
 	l.killed(time.Second)
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.redis(locktable.Renew, locktable.Done)
 	l.pass(28600 * time.Millisecond)
 	l.quiet() // not renewed
@@ -435,7 +435,7 @@ func TestTheDeadAreReleasedAndTheOthersRunOut(t *testing.T) {
 	l.killed(time.Second)
 	l.tb.Close(l.now, 1)
 	l.tb.Suspend(l.now, 2)
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.collect()
 	kinds := map[string]locktable.OpKind{}
 	for _, op := range l.ops {
@@ -608,7 +608,7 @@ func TestLostPrecedesLeaseAfterRestore(t *testing.T) {
 	l.killed(time.Second)
 	l.tb.Resume(1, locktable.Peer{})
 	l.tb.ForceRelease(l.now, 2, protocol.ForceRelease{ID: 1, Name: "a"})
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.collect()
 	for _, op := range l.ops {
 		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
@@ -627,7 +627,7 @@ func TestAShorterLeaseBreaksNoOlderPromise(t *testing.T) {
 	l.cfg.Lease = time.Second
 	l.killed(5 * time.Second)
 	l.tb.Suspend(l.now, 2) // it cannot come back
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.collect()
 	for _, op := range l.ops {
 		if op.LeaseMS < 24_900 {
@@ -649,7 +649,7 @@ func TestStaleLongDeadlineDoesNotSuppressLeaseEvents(t *testing.T) {
 	l.takes(1, "a")
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.redis(locktable.Renew, locktable.Done)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
@@ -674,7 +674,7 @@ func TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown(t *testing.T) {
 	l.takes(1, "a")
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.redis(locktable.Renew, locktable.Done)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
@@ -719,16 +719,16 @@ func TestHoldInDoubtIsAssertedAfterRestore(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.tb.Down(l.now, "gone")
-	l.tb.Up(l.now, true)
+	l.tb.Up(l.now, true, false)
 	l.collect()
 	l.killed(time.Second)
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	if op := l.redis(locktable.Take, locktable.Done); op.RequireExisting || op.HoldID != 1 {
 		t.Fatalf("asserting: %+v", op)
 	}
 	l.collect()
 	l.killed(time.Second)
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.redis(locktable.Renew, locktable.KeyMissing)
 	l.want("s1 lost hold=1 deleted")
 }
@@ -831,7 +831,7 @@ func TestHandoffSurvivesDeathAfterEveryCall(t *testing.T) {
 		if row := l.row("a"); row.Hold != want.hold {
 			t.Errorf("after %d calls hold %d is restored, want %d", calls, row.Hold, want.hold)
 		}
-		l.tb.Up(l.now, false)
+		l.tb.Up(l.now, false, false)
 		l.collect()
 		if len(l.ops) != 1 || l.ops[0].Kind != want.kind || l.ops[0].HoldID != want.num {
 			t.Errorf("after %d calls: %+v, want a %v for hold %d", calls, l.ops, want.kind, want.num)

@@ -54,6 +54,8 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 		}
 	case l.claim.isBusy():
 		r.State = protocol.StateBusy
+	case l.claim.lingerUntil != 0 && l.claim.state.isOurs():
+		r.State = protocol.StateLingering
 	}
 	if q != nil {
 		r.Waiting = q.waiters.len

@@ -20,6 +20,8 @@ type lock struct {
 	index      uint32             // in Table.locks
 	slot       uint32             // of the journal; 0: none
 	unstored   uint32             // its index in dirtySet.unstored plus 1; 0: it is not there
+	releasedAt uint32             // when a client here released it last, see shortMillis; 0: not known
+	isHot      bool               // it was acquired here soon after that: it lingers when it is released
 	isDirty    bool               // in dirtySet.locks
 	isDeferred bool               // in Table.deferred
 
@@ -36,6 +38,7 @@ func (t *Table) lockFor(name string) *lock {
 	if l == nil {
 		l = &lock{name: name, index: uint32(len(t.locks))}
 		l.timer.Value = l
+		l.releasedAt = t.releases.at(name)
 		t.byName[name] = l
 		t.locks = append(t.locks, l)
 		t.cells += Cells(name)
@@ -122,43 +125,61 @@ func (l *lock) isIdle() bool {
 // syncRemote sends the operation, if there is one, that brings Redis nearer to what it
 // should have.
 func (t *Table) syncRemote(a *alarm, l *lock) {
-	if !t.redis.isUp() {
-		return
-	}
-	w := t.want(a.now, l)
-	if op := l.claim.step(a, &w); op.Kind != NoOp {
+	for t.redis.isUp() { // a Take may be pipelined after a Drop
+		w := t.want(a, l)
+		op := l.claim.step(a, &w)
+		if op.Kind == NoOp {
+			return
+		}
 		t.send(a.now, l, &op)
 	}
 }
 
 // want is what Redis should have for a lock.
-func (t *Table) want(now int64, l *lock) want {
-	q, h, waiting := l.queue, l.holds, l.waiting()
+func (t *Table) want(a *alarm, l *lock) want {
+	now, q, h, waiting := a.now, l.queue, l.holds, l.waiting()
 	switch {
 	case h != nil:
 		w := want{
 			kind: wantHold, holdID: h.id, count: h.entries, leaseMS: t.leaseToSet(now, h), fullLeaseMS: t.leaseOf(h.lease, h.leaseMS),
 			isRenewed: h.isRenewed(), isChecked: h.isChecked(), tokens: t.cfg.HandoffBudget, reserveAt: never,
 		}
-		if waiting > 0 {
+		switch {
+		case waiting > 0:
 			w.reserveAt = q.drawAt
+		case l.isHot:
+			w.isHot, w.tokens, w.reserveAt = true, hotTokens, now
 		}
 		return w
-	case waiting > 0 && !(q.arbiter.phase == yielding && l.claim.state != claimAbsent):
-		first := q.waiters.head.request
-		w := want{
-			kind: wantForQueue, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseOf(first.lease, first.leaseMS), reserve: 1,
-			notBefore: q.arbiter.nextTry, mayPipeline: l.claim.isReleasing() && q.arbiter.mayPipeline(&t.policy, now, &l.claim.window),
+	case waiting > 0:
+		mayPipeline := l.claim.isReleasing() && q.arbiter.mayPipeline(&t.policy, now, &l.claim, t.redis.isListening)
+		if q.arbiter.phase == yielding && l.claim.state != claimAbsent && !mayPipeline {
+			break
 		}
+		first := q.waiters.head
+		w := want{
+			kind: wantForQueue, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseOf(first.request.lease, first.request.leaseMS), reserve: 1,
+			notBefore: q.arbiter.nextTry, mayPipeline: mayPipeline,
+			ticket: q.place.live(),
+		}
+		w.enqueue = t.redis.isListening && (w.ticket != 0 || waiting > 1 || !first.isTrying())
 		switch {
+		case l.isHot:
+			w.reserve = hotTokens
 		case waiting > 1:
 			w.reserve = uint16(max(2, t.cfg.HandoffBudget))
 		case l.rivals.listeners < 0:
 			w.reserve = 2 // so that they are counted
 		}
 		return w
+	case l.lingers(a, t):
+		return want{kind: wantLinger}
 	}
-	return want{kind: wantNothing}
+	w := want{kind: wantNothing, leaseMS: t.leaseMS}
+	if q != nil {
+		w.ticket = q.place.ticket
+	}
+	return w
 }
 
 // leaseToSet is the lease that Redis is given for a hold now.
@@ -183,13 +204,13 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 	l.claim.assertSent(l, op)
 	if op.Kind == Take && l.holds == nil {
 		t.lastNum = op.HoldID
-		l.queue.arbiter.onTake()
-		if op.AfterPendingDrop {
-			l.rivals.since = 0
+		if op.Enqueue {
+			l.queue.place.onTakeSent(now, op)
 		}
 	}
 	if op.Kind == Drop && l.queue != nil {
 		l.queue.arbiter.onDropSent(now)
+		l.queue.place.onDropSent()
 	}
 	l.claim.sent(now, op, l.holds == nil)
 	if op.Kind == Take || op.Kind == Renew {
@@ -202,7 +223,10 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 // forgetClaim notes that Redis has no field of this host, or that nothing is known of it.
 func (l *lock) forgetClaim(s claimState) {
 	l.claim.forget(s)
-	l.rivals.since = 0
+	l.rivals.waiting = 0
+	if s == claimAbsent && l.queue != nil {
+		l.queue.arbiter.phase = contending // there is nothing to yield
+	}
 }
 
 // nextCheck is when the key of a hold with a fixed lease is checked again.

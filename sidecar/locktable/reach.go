@@ -4,11 +4,14 @@ import "time"
 
 // reachability is whether Redis can be asked, and whether it answers.
 type reachability struct {
-	phase  redisPhase
-	cause  string // of redisDown, for people
-	owed   int    // operations that have no Result yet
-	silent int64  // since when Redis has owed a Result without giving any, while owed is not 0
-	paused int64  // until when the caller last took no input; see Paused
+	phase redisPhase
+	cause string // of redisDown, for people
+
+	isListening bool // this sidecar has its own channel: it may stand in queues, and locks may linger
+
+	owed   int   // operations that have no Result yet
+	silent int64 // since when Redis has owed a Result without giving any, while owed is not 0
+	paused int64 // until when the caller last took no input; see Paused
 }
 
 // redisPhase is whether Redis can be asked.
@@ -83,17 +86,21 @@ func (t *Table) SilentAt() (int64, bool) {
 
 // Up says that Redis can be asked. With dataLost it may have forgotten what it
 // knew: holds whose deadline has not passed are asserted again, and tokens drawn
-// before are not handed out any more.
-func (t *Table) Up(now int64, dataLost bool) {
-	t.redis.phase, t.redis.cause = redisUp, ""
+// before are not handed out any more. isListening: the sidecar is subscribed to its own channel
+// on the connection that results come from. Messages from before are lost.
+func (t *Table) Up(now int64, dataLost, isListening bool) {
+	t.redis.phase, t.redis.cause, t.redis.isListening = redisUp, "", isListening
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		l := t.locks[i]
 		l.claim.retryAt = 0
 		if dataLost {
 			l.claim.dataLost()
 		}
-		if l.queue != nil {
-			l.queue.arbiter.tryBy(now)
+		if q := l.queue; q != nil {
+			if !isListening {
+				q.place = place{} // a transfer would reach no connection, so Redis passes it on
+			}
+			q.arbiter.tryBy(now)
 		}
 		t.reconcile(now, l)
 	}

@@ -56,10 +56,12 @@ func inSession(r *request) *links[request] { return &r.inSession }
 func ofOwner(r *request) *links[request]   { return &r.ofOwner }
 
 // queue is what a lock needs while it is contended: its local waiters in the order of
-// their arrival, the confirmations that clients wait for, and its arbiter.
+// their arrival, the confirmations that clients wait for, its arbiter, and its place in the
+// queue of the hosts, which is in Redis.
 type queue struct {
 	waiters list[waiter]
 	arbiter arbiter
+	place   place
 
 	drawAt    int64  // no tokens are reserved for the waiters before, after an attempt failed
 	searched  uint64 // the last search for a wait cycle that met this lock
@@ -119,6 +121,9 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	q := t.needQueue(l)
 	t.skipEnded(q)
 	isFree := l.holds == nil && q.waiters.head == nil
+	if isFree {
+		t.warm(now, l)
+	}
 	switch {
 	case req.WaitMS == 0 && !isFree:
 		code, msg := t.explain(now, l, now, false)
@@ -298,7 +303,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 			continue
 		}
 		if l.claim.state.isOurs() && l.claim.op.kind != Drop &&
-			q.arbiter.mayGrant(&t.policy, now, w.isTrying(), t.redis.isUp()) && t.isCovered(now, l, r) {
+			q.arbiter.mayGrant(&t.policy, now, &l.claim, w.isTrying(), t.redis.isUp()) && t.isCovered(now, l, r) {
 			if t.isFull(r.session) { // since it began to wait
 				t.endRequest(r)
 				t.refuse(r.session, r.id, protocol.Limit, "%s", t.fullOfHolds())
@@ -358,7 +363,7 @@ func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 // grant makes a request a hold. If another hold had the lock before, this is a handoff:
 // an operation is sent to Redis after the answer.
 func (t *Table) grant(now int64, l *lock, r *request) {
-	c, q, s := &l.claim, l.queue, r.session
+	c, s := &l.claim, r.session
 	t.endRequest(r)
 	id := c.holdID
 	if !c.unassigned || id != c.maxHoldID {
@@ -387,7 +392,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		c.validUntil = until
 		t.onWatchdogGrant(s, until)
 	}
-	q.arbiter.onGrant(now)
+	c.grants, c.lingerUntil = min(c.grants+1, maxGrants), 0
 	t.addHold(h)
 	t.linkHold(h)
 	t.trackDeadline(h)
@@ -426,8 +431,9 @@ func (t *Table) reenterOthers(h *hold) {
 }
 
 // DropWaiters ends all requests that wait, without an answer, because the sidecar stops:
-// their clients send them to its successor again.
+// their clients send them to its successor again. No lock lingers from now on.
 func (t *Table) DropWaiters(now int64) {
+	t.isStopping = true
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		l := t.locks[i]
 		for l.queue != nil && l.queue.waiters.head != nil {

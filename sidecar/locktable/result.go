@@ -17,13 +17,22 @@ func (t *Table) Result(now int64, r Result) {
 	if l == nil {
 		panic("locktable: a result for a lock that is not known: " + r.Name)
 	}
+	if r.Outcome < NotSent {
+		t.policy.noteTrip(now - r.Sent)
+	}
+	if r.Kind == Drop && l.queue != nil {
+		l.queue.place.onDropResult(&r)
+	}
 	op, pipelined := l.claim.answered(r.Kind)
 	if pipelined {
-		// Nothing to learn here: the result of the Take pipelined after this Drop reports
-		// the key's state.
+		// Nothing more to learn here: the result of the Take pipelined after this Drop
+		// reports the key's state.
 		l.noteListeners(&r)
 		t.reconcile(now, l)
 		return
+	}
+	if op.enqueue {
+		l.queue.place.onTakeResult(op.holdID, &r)
 	}
 	// A deadline that passed before this answer came has passed: the holder has
 	// stopped believing, whatever Redis did.
@@ -38,7 +47,7 @@ func (t *Table) Result(now int64, r Result) {
 	case Done:
 		switch op.kind {
 		case Drop:
-			t.onDropDone(now, l)
+			t.onDropDone(now, l, &op, &r)
 		case Check:
 			c.confirmedAt = now
 			c.renewAt = t.nextCheck(now)
@@ -51,6 +60,7 @@ func (t *Table) Result(now int64, r Result) {
 
 	case HeldByOther:
 		l.forgetClaim(claimAbsent)
+		t.cool(l)
 		if l.holds != nil {
 			t.loseHold(l.holds, protocol.Stolen, r.Field)
 		}
@@ -86,15 +96,12 @@ func (t *Table) Result(now int64, r Result) {
 		t.onRedisError(l, r.Msg)
 
 	case Unknown:
-		if op.kind == Drop {
-			l.rivals.since = 0
-		}
 		c.unknown(now, &op)
 		t.onRedisError(l, r.Msg)
 
 	case Retryable:
 		if op.reserve > 0 && l.holds != nil {
-			l.queue.reserveFailed(now)
+			t.reserveFailed(now, l)
 		} else {
 			c.retryAt = now + int64(t.cfg.RetryAfter)
 		}
@@ -109,7 +116,7 @@ func (t *Table) Result(now int64, r Result) {
 				l.queue.refusal = r.Msg
 			}
 		case op.reserve > 0 && l.holds != nil:
-			l.queue.reserveFailed(now)
+			t.reserveFailed(now, l)
 		case l.holds != nil:
 			c.retryAt = now + int64(t.cfg.RetryAfter)
 			if h := l.holds; h.phase == HoldLive && h.lease == WatchdogLease {
@@ -125,9 +132,10 @@ func (t *Table) Result(now int64, r Result) {
 // reserveFailed notes that no tokens could be reserved for the waiters of a held lock. The
 // operation may have failed for their sake alone, so it is not tried again until a while
 // later: until then nothing keeps the hold from being renewed.
-func (q *queue) reserveFailed(now int64) {
-	if q != nil {
-		q.drawAt = now + int64(reservePause)
+func (t *Table) reserveFailed(now int64, l *lock) {
+	t.cool(l)
+	if l.queue != nil {
+		l.queue.drawAt = now + int64(reservePause)
 	}
 }
 
@@ -151,7 +159,7 @@ func (l *lock) noteListeners(r *Result) {
 func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 	c, h := &l.claim, l.holds
 	if q := l.queue; q != nil {
-		q.arbiter.onAcquired(now, c.state)
+		q.arbiter.onAcquired(c.state)
 	}
 	lease := op.leaseMS
 	if h != nil && h.isRenewed() {
@@ -166,32 +174,12 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 		if r.Made && l.user != nil {
 			t.countNewName(now, l.user)
 		}
-		t.noteRivals(now, l)
+		l.rivals.waiting = r.Waiting
 	}
 	if h != nil && h.phase == HoldUnrenewable {
 		h.phase = HoldLive
 	}
 	t.trackDeadline(h)
-}
-
-// noteRivals notes whether another host is known to want the lock.
-func (t *Table) noteRivals(now int64, l *lock) {
-	q, areKnown := l.queue, false
-	if q == nil {
-		areKnown = l.rivals.listeners != 0
-	} else {
-		areKnown = q.arbiter.isContended() || now < q.arbiter.rivalUntil
-	}
-	if areKnown == l.rivals.areKnown() {
-		return
-	}
-	l.rivals.since = 0
-	if areKnown {
-		l.rivals.since = now
-	}
-	if q != nil {
-		q.arbiter.onRivalsChanged()
-	}
 }
 
 // jitter keeps locks that were acquired together from being renewed together for good: up
@@ -209,10 +197,13 @@ func (t *Table) alignRenewal(at int64) int64 {
 }
 
 // onDropDone notes that the key has no field of this host.
-func (t *Table) onDropDone(now int64, l *lock) {
-	l.forgetClaim(claimAbsent)
+func (t *Table) onDropDone(now int64, l *lock, op *inFlight, r *Result) {
 	if q := l.queue; q != nil {
-		q.arbiter.onRelease(&t.policy, now, q.firstTries())
+		q.arbiter.onDropDone(&t.policy, now, r, q.firstTries())
+	}
+	l.forgetClaim(claimAbsent)
+	if op.isDoubted {
+		l.claim.state = claimUncertain
 	}
 }
 
@@ -220,7 +211,7 @@ func (t *Table) onDropDone(now int64, l *lock) {
 func (t *Table) onHeldByOther(now int64, l *lock, op *inFlight, r *Result) {
 	q := l.queue
 	a := &q.arbiter
-	a.onHeldByOther(&t.policy, now, printable(r.Field), r.TTLMS, op, q.firstTries())
+	a.onHeldByOther(&t.policy, now, r, op)
 	for q.firstTries() && q.waiters.head.request.since <= op.sentAt {
 		req := q.waiters.head.request
 		t.endRequest(req)
@@ -258,24 +249,24 @@ func (t *Table) updateSubscription(a *alarm, l *lock) {
 	if q == nil {
 		return
 	}
-	if effect := q.arbiter.updateSubscription(&t.policy, a, q.waiters.head, l.holds != nil); effect != 0 {
+	if effect := q.arbiter.updateSubscription(&t.policy, a, q.waiters.head, l.holds != nil, &q.place); effect != 0 {
 		t.emit(Effect{Kind: effect, Name: l.name})
 	}
-	if q.waiters.head == nil && len(q.confirms) == 0 && q.arbiter.isIdle() {
+	isRivalKnown := l.claim.state.isOurs() && a.now < q.arbiter.rivalUntil
+	if q.waiters.head == nil && len(q.confirms) == 0 && q.place.phase == placeNone && q.arbiter.isIdle() && !isRivalKnown {
 		l.queue = nil
 		*q = queue{}
 		t.queues.put(q)
 	}
 }
 
-// Message notes a message on the lock's channel.
-func (t *Table) Message(now int64, name string) {
-	l := t.byName[name]
-	if l == nil || l.queue == nil {
-		return
-	}
+// onUnlocked notes a message on the lock's channel.
+func (t *Table) onUnlocked(now int64, l *lock) {
 	q := l.queue
-	own := q.arbiter.onMessage(now)
+	own := q.arbiter.onOwnPublish(now)
+	if !own {
+		l.claim.lingerUntil = 0
+	}
 	l.claim.op.mayBeFree = true // even if a local client believes to have it: the result may say otherwise
 	if l.holds != nil && !own {
 		l.checkSoon(now)
@@ -283,10 +274,9 @@ func (t *Table) Message(now int64, name string) {
 	switch {
 	case q.waiters.head == nil:
 		q.arbiter.onUnneededMessage(now)
-	case l.holds == nil:
-		q.arbiter.onPublishedRelease(&t.policy, now, own, q.firstTries(), l.claim.isBusy())
+	case l.holds == nil && !l.claim.isBusy() && q.arbiter.phase != yielding:
+		q.arbiter.tryBy(now)
 	}
-	t.reconcile(now, l)
 }
 
 // Subscribed notes that Redis confirmed the subscription, for the first time or again.

@@ -259,7 +259,7 @@ func TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease(t *testing.T) {
 	l.takes(1, "a")
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
-	l.tb.Up(l.now, false)
+	l.tb.Up(l.now, false, false)
 	l.redis(locktable.Renew, locktable.Refused)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
@@ -309,7 +309,7 @@ func TestTimerThatCanWaitDoesNotPutOffTheRenewal(t *testing.T) {
 	const others = 20_200
 	r := newRig(t)
 	r.tb = locktable.New(locktable.Config{Lease: 3 * time.Second}, r.now)
-	r.tb.Up(r.now, false)
+	r.tb.Up(r.now, false, false)
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	r.tb.Open(r.now, 2, locktable.Peer{})
 	renewed := false
@@ -482,7 +482,7 @@ func TestTimerIsForTheNextChangeOnly(t *testing.T) {
 	t.Run("an operation was sent", func(t *testing.T) {
 		r := newRig(t)
 		r.tb = locktable.New(locktable.Config{HandoffBudget: 1}, r.now)
-		r.tb.Up(r.now, false)
+		r.tb.Up(r.now, false, false)
 		for s := range locktable.SessionID(3) {
 			r.tb.Open(r.now, s+1, locktable.Peer{})
 		}
@@ -636,7 +636,7 @@ func TestHostThatYieldsDropsTheLockAfterAnOutage(t *testing.T) {
 	r.message("a")
 	r.pass(time.Second)
 	r.quiet()
-	r.tb.Up(r.now, false)
+	r.tb.Up(r.now, false, false)
 	r.redis(locktable.Drop, locktable.Done)
 	r.pass(9 * time.Millisecond)
 	r.quiet() // it backs off

@@ -307,6 +307,7 @@ func (p *pipeline) onMessage(channel string, text reply) {
 	if channel == p.commands.dial.channel {
 		m, ok := p.encoder.keys.message(text.text)
 		if ok && text.kind == '$' {
+			p.checkTokens(&m)
 			p.messages = append(p.messages, m)
 		}
 		return
@@ -317,6 +318,22 @@ func (p *pipeline) onMessage(channel string, text reply) {
 	mu.Unlock()
 	if len(names) > 0 {
 		p.messages = unlocked(p.messages, names)
+	}
+}
+
+// checkTokens takes the tokens out of a transfer that are not above the floor of this
+// connection: another sidecar drew them, whose floor may be lower. This one draws its own then.
+func (p *pipeline) checkTokens(m *locktable.Message) {
+	if m.Kind != locktable.Transferred {
+		return
+	}
+	mu := &p.commands.mu
+	mu.Lock()
+	defer mu.Unlock()
+	if int64(m.LastToken)-int64(m.Tokens) < p.encoder.floor {
+		m.Tokens = 0
+	} else {
+		p.raiseFloor(p.now, m.LastToken)
 	}
 }
 

@@ -1,0 +1,205 @@
+package locktable
+
+// place is what this host has in the queue of a lock in Redis, as far as it knows: a ticket,
+// with which it waits for a transfer.
+//
+// A ticket is a hold number that a Take put into the queue, because another host had the lock.
+// When a sidecar releases the lock, Redis writes the first ticket into the key as the field of
+// its new owner, and tells that owner. So a host can come to own a lock at a moment at which
+// it sends nothing. What makes that safe:
+//
+//   - A ticket is used once: it is made by one Take, and is in the queue at most once.
+//   - The validity of a transfer counts from the last Take to which Redis answered that the
+//     ticket stands. The ticket was in the queue after that Take was sent, so the transfer, and
+//     with it the lease of the key, began later. No clock but this host's is used.
+//   - A ticket that is given up is dead when the Drop is sent that removes it. If it was
+//     transferred before, the Drop passes the lock on.
+//   - What a host is told and does not accept makes its claim uncertain: it asks Redis.
+//
+// Messages and results come over one connection, in the order in which Redis made them.
+//
+//	        a Take with Enqueue is sent              Redis: it stands
+//	none ─────────────────────────────────▶ asked ──────────────────────▶ queued ◀─┐ the same,
+//	 ▲                                        │                           │ │   └──┘ asked again
+//	 └──────────────────────────────────────◀─┴──◀────────────────────────┘ │
+//	 ▲  the lock is this host's, or the ticket is not in the queue          │
+//	 │                                                                      │ a Drop is sent
+//	 └───────────────────◀──── leaving ◀────────────────────────────────────┘
+//	     the Drop is done
+type place struct {
+	phase      placePhase
+	ticket     uint64 // it may stand in the queue; 0: of placeNone
+	validSince int64  // a transfer of the ticket happens after this
+	rank       int32  // tickets before it, at the last result
+}
+
+type placePhase uint8
+
+const (
+	placeNone    placePhase = iota // Redis has no ticket of this host
+	placeAsked                     // a Take was sent that makes the ticket, and has no result
+	placeQueued                    // the ticket stands, or was transferred
+	placeLeaving                   // it is given up, and dead
+)
+
+// isQueued reports whether Redis has answered that the ticket stands.
+func (p *place) isQueued() bool { return p.phase == placeQueued }
+
+// live is the ticket that may be transferred to this host; 0: none.
+func (p *place) live() uint64 {
+	if p.phase == placeLeaving {
+		return 0
+	}
+	return p.ticket
+}
+
+// onTakeSent notes a Take with Enqueue.
+func (p *place) onTakeSent(now int64, op *Op) {
+	if p.live() == 0 {
+		*p = place{phase: placeAsked, ticket: op.HoldID, validSince: now}
+	}
+}
+
+// onTakeResult notes the result of a Take with Enqueue. id is its hold number.
+func (p *place) onTakeResult(id uint64, r *Result) {
+	switch {
+	case r.Outcome == HeldByOther && r.Ticket != 0:
+		*p = place{phase: placeQueued, ticket: r.Ticket, validSince: r.Sent, rank: r.Rank}
+	case r.Outcome == Unknown:
+	case r.Outcome == Done, r.Outcome == HeldByOther, p.ticket == id:
+		*p = place{}
+	}
+}
+
+// onDropSent notes that a Drop is sent, which gives the ticket up.
+func (p *place) onDropSent() {
+	if p.phase != placeNone {
+		p.phase = placeLeaving
+	}
+}
+
+// onDropResult notes the result of that Drop.
+func (p *place) onDropResult(r *Result) {
+	if p.phase == placeLeaving && (r.Outcome == Done || r.Outcome == NotALock || r.Outcome == Refused) {
+		*p = place{}
+	}
+}
+
+// Message notes what was published to this host.
+func (t *Table) Message(now int64, m Message) {
+	l := t.byName[m.Name]
+	switch m.Kind {
+	case Unlocked:
+		if l != nil && l.queue != nil {
+			t.onUnlocked(now, l)
+		}
+	case Transferred:
+		if l = t.lockOfMessage(l, &m); l != nil {
+			t.onTransferred(now, l, &m)
+		}
+	case Recalled:
+		if l = t.lockOfMessage(l, &m); l != nil {
+			t.onRecalled(l)
+		}
+	case Freed:
+		if l != nil && l.queue != nil && l.waiting() > 0 {
+			l.queue.arbiter.onFreed(now, ms(m.PauseMS), l.queue.firstTries())
+		}
+	case Requeue:
+		if l != nil && l.queue != nil && l.queue.place.isQueued() && !l.claim.isBusy() {
+			l.queue.place = place{}
+			l.queue.arbiter.tryBy(now)
+		}
+	}
+	if l != nil {
+		t.reconcile(now, l)
+	}
+}
+
+// strayCells is the room beyond MaxLocks for locks that no client here asked for: those that
+// messages are about.
+const strayCells = 4096
+
+// lockOfMessage returns the lock of a message that says that Redis has, or had, a field of
+// this host; nil: the table does not know it and has no room. An operation of a connection that
+// is gone, or of a predecessor, may have made the field.
+func (t *Table) lockOfMessage(l *lock, m *Message) *lock {
+	if l == nil && t.cells+Cells(m.Name) <= t.cfg.MaxLocks+strayCells {
+		l = t.lockFor(m.Name)
+	}
+	return l
+}
+
+// onTransferred takes a lock that another sidecar passed on to a ticket of this host.
+func (t *Table) onTransferred(now int64, l *lock, m *Message) {
+	c, q := &l.claim, l.queue
+	isLive := q != nil && q.place.live() == m.Ticket
+	switch {
+	case c.isBusy() && !isLive && c.isDropping(m.Ticket):
+		// It is being given back, if the Drop is executed.
+		if c.state == claimAbsent {
+			c.state = claimUncertain
+		}
+	case c.state.isOurs():
+		// The key was deleted, and a ticket got it that this host, or its predecessor, had given
+		// up: the next operation sets it again.
+		if c.state == claimConfirmed {
+			c.state = claimStale
+		}
+		c.lingerUntil = 0
+	case c.isBusy():
+		// The operation in flight was executed after the transfer. Its result is of the same
+		// field, or of what became of it.
+		c.op.passedMS = m.PassedMS
+		c.op.isDoubted = c.op.kind == Drop // it may have made the transfer
+		t.doubt(l)
+	case isLive && l.holds == nil:
+		q.arbiter.onAcquired(c.state)
+		c.transferred(now, q.place.validSince+validity(m.LeaseMS), m)
+		c.renewAt = t.alignRenewal(q.place.validSince + ms(m.LeaseMS)/3 + t.jitter())
+		q.place = place{}
+		l.rivals.waiting = m.Waiting
+	default:
+		t.doubt(l)
+	}
+}
+
+// isDropping reports whether a Drop in flight gives back a field with that number.
+func (c *remoteClaim) isDropping(id uint64) bool {
+	switch c.phase {
+	case windowOne:
+		return c.op.kind == Drop && id <= c.op.holdID
+	case windowDropAndTake:
+		return id < c.op.holdID // what the Take made is live
+	}
+	return false
+}
+
+// onRecalled notes that another sidecar waits for a lock that Redis has for this host.
+func (t *Table) onRecalled(l *lock) {
+	c := &l.claim
+	switch {
+	case c.state.isOurs(): // a Drop in flight passes it on, or has
+		l.rivals.waiting = max(1, l.rivals.waiting)
+		t.cool(l)
+	case c.isBusy():
+		if c.op.kind == Take {
+			l.rivals.waiting = max(1, l.rivals.waiting)
+		}
+	default:
+		t.doubt(l)
+	}
+}
+
+// doubt notes that Redis has, or had, a field of this host that the table did not know of. A
+// Drop of it is to meet all such fields and tickets.
+func (t *Table) doubt(l *lock) {
+	c := &l.claim
+	if c.state == claimAbsent {
+		c.state = claimUncertain
+	}
+	c.maxHoldID = t.lastNum
+	if l.queue != nil {
+		l.queue.arbiter.tryBy(t.now)
+	}
+}
