@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
@@ -46,11 +47,13 @@ type pipeline struct {
 	drainReason   string             // why no further command is to be sent here, although it can be; "": it may
 	minRTT        int64              // the shortest time that an answer took
 	liveness      liveness
-	lastReply     int64            // when Redis last sent anything or, if later, when liveness became waiting
+	lastReply     int64            // when Redis last sent anything, as of the last check or, if later, when liveness became waiting
 	nextCheck     int64            // when run checks liveness next, at the latest
 	served        bool             // Redis answered a command
 	raised        bool             // a token has raised session.id's floor since the last OnResults
 	scriptLoading map[*script]bool // that it is being taught a script is among the calls
+
+	lastInput atomic.Int64 // when Redis last sent anything: replies and messages show that it is alive
 
 	// Of the reader, with the replies of readyConn.
 	now      int64               // when it last read something
@@ -182,6 +185,12 @@ func (p *pipeline) setLiveness(l liveness) {
 // makes that earlier when it sends a command on an idle connection. The caller holds mu,
 // and flushes.
 func (p *pipeline) checkLiveness(now int64) (next int64) {
+	if at := p.lastInput.Load(); at > p.lastReply {
+		p.lastReply = at
+		if p.liveness == overdue {
+			p.liveness = waiting
+		}
+	}
 	if p.liveness == idle && now >= p.lastReply+int64(idlePing) {
 		p.ping(now)
 	}
@@ -241,20 +250,9 @@ func (h deliveringReader) Read(b []byte) (int, error) {
 	n, err := h.from.Read(b)
 	h.now = protocol.Now()
 	if n > 0 {
-		h.onInput()
+		h.lastInput.Store(h.now)
 	}
 	return n, err
-}
-
-// onInput notes that Redis sent something: it is alive, whatever it was.
-func (p *pipeline) onInput() {
-	mu := &p.commands.mu
-	mu.Lock()
-	defer mu.Unlock()
-	p.lastReply = max(p.lastReply, p.now)
-	if p.liveness == overdue {
-		p.setLiveness(waiting)
-	}
 }
 
 // deliverResults sends the operations that waited for the replies which have come, and

@@ -321,19 +321,20 @@ func TestMessagesAreASignOfLife(t *testing.T) {
 	r.Do([]locktable.Op{takeOp("a", 1)})
 	must(readCommand(in))
 	mu.Lock()
-	p.lastReply -= p.patience
-	late := p.lastReply
-	p.checkLiveness(protocol.Now())
+	late := protocol.Now() + p.patience
+	p.checkLiveness(late)
 	if p.liveness != overdue {
-		t.Fatalf("liveness %d", p.liveness)
+		t.Errorf("liveness %d; want that the reply is overdue", p.liveness)
 	}
 	mu.Unlock()
+	for protocol.Now() == late-p.patience {
+	}
 	io.WriteString(conn, ">3\r\n"+bulk("message")+bulk(channelOf("x"))+bulk("0"))
 	recv(t, r.messages, "message")
 	mu.Lock()
 	defer mu.Unlock()
-	if p.liveness != waiting || p.lastReply <= late {
-		t.Errorf("liveness %d, last sign of life %d ns after the one before", p.liveness, p.lastReply-late)
+	if next := p.checkLiveness(late); p.liveness != waiting || next <= late {
+		t.Errorf("liveness %d, next check %d ns after the reply was overdue", p.liveness, next-late)
 	}
 }
 

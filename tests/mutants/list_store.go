@@ -279,8 +279,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a Redis that sends messages is alive",
 		file: "sidecar/store/pipeline.go",
-		old:  `		h.onInput()`,
-		new:  `		_ = h.onInput`,
+		old:  `		h.lastInput.Store(h.now)`,
+		new:  `		_ = &h.lastInput`,
 		by:   test("sidecar/store", "TestMessagesAreASignOfLife"),
 	},
 	{
