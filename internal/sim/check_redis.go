@@ -237,7 +237,9 @@ func (w *world) checkDraw(n int, first, last, floor uint64) {
 func (w *world) checkWakeUp(n int) {
 	name := &w.redis.names[n]
 	longest := pollInterval + 6*w.slowest + 2*sec
-	if w.lossless && !name.unannounced {
+	if isTold := name.lostAt == 0 || w.now-name.lostAt > pollInterval+sec; w.lossless && !name.unannounced && isTold {
+		// No host of the queue took part when a key was deleted: none may know that it is the
+		// first now, until it has asked again.
 		longest = 16*w.slowest + 20*ms + 2*eps + yieldBackoff
 	}
 	for _, g := range w.hosts {
@@ -291,7 +293,10 @@ func (w *world) noteMessage(h *host, n int, m *locktable.Message, sentAt int64) 
 		w.check.meetIf(TransferAccepted, accepted)
 		w.check.meetIf(TransferDoubted, !accepted)
 		l.waiting, l.cameAt, l.turnGrants, l.localGrants = m.Waiting, h.clock(w.now), 0, 0
+		l.mayYield = l.othersListen() || h.clock(w.now) < l.rivalUntil
 		l.pipelinedSince = 0
+	case locktable.Freed:
+		l.yielding = true // the lock is left to others, until the next Take
 	case locktable.Recalled:
 		w.check.meet(Recalled)
 		w.check.meetIf(RecalledGhost, has && name.ghost && l.inFlight == noOp)
