@@ -31,7 +31,7 @@ func (t *Table) Result(now int64, r Result) {
 		t.reconcile(now, l)
 		return
 	}
-	if op.enqueue {
+	if op.enqueue && l.queue != nil { // Up may have forgotten the ticket, and with it the queue
 		l.queue.place.onTakeResult(op.holdID, &r)
 	}
 	// A deadline that passed before this answer came has passed: the holder has
