@@ -380,6 +380,8 @@ func (a *arbiter) updateSubscription(p *policy, at *alarm, head *waiter, isHeld 
 	isNeeded, isPolling := false, false
 	switch isAway := !isHeld && a.remote.isKnown; {
 	case head == nil:
+	case isAway && (pl.phase == placeAsked || pl.phase == placeLeaving):
+		isNeeded, isPolling = a.sub != unsubscribed, a.isPolling // until the result that is to come
 	case isAway && (!pl.isQueued() || pl.rank < 2 && !a.remote.isSidecar):
 		isNeeded, isPolling = true, a.sub != subscribed
 	case isHeld, isAway && pl.rank == 0:

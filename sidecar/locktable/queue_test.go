@@ -23,9 +23,49 @@ func newListeningRig(t *testing.T, cfg locktable.Config) *rig {
 	return r
 }
 
+// queued answers the Take in flight: another sidecar has the lock, and the ticket stands at
+// this rank.
+func (r *rig) queued(rank int32) locktable.Op {
+	r.Helper()
+	return r.refusedTake(rank, 1, 20_000)
+}
+
+// refusedTake answers the Take in flight: another host has the lock, and the ticket stands at
+// this rank. reached is how many connections received the recall.
+func (r *rig) refusedTake(rank, reached int32, ttlMS int64) locktable.Op {
+	r.Helper()
+	res := locktable.Result{
+		Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: ttlMS, Listeners: r.others,
+		Rank: rank, HolderReached: reached,
+	}
+	if rank != locktable.NotQueued {
+		r.collect()
+		if len(r.ops) != 1 || !r.ops[0].Enqueue {
+			r.Fatalf("operations in flight: %+v, want one Take that enqueues", r.ops)
+		}
+		if res.Ticket = r.ops[0].Ticket; res.Ticket == 0 {
+			res.Ticket = r.ops[0].HoldID
+		}
+	}
+	return r.answer(locktable.Take, res)
+}
+
 func (r *rig) cancel(s locktable.SessionID, id uint64) {
 	r.tb.Cancel(r.now, s, protocol.Cancel{Target: id})
 	r.collect()
+}
+
+// untilAsked passes time until an operation is sent, and returns how long that took.
+func (r *rig) untilAsked(most time.Duration) time.Duration {
+	r.Helper()
+	begin := r.now
+	for r.collect(); len(r.ops) == 0; r.collect() {
+		if r.now-begin > int64(most) {
+			r.Fatalf("no operation is sent within %v", most)
+		}
+		r.pass(time.Millisecond)
+	}
+	return time.Duration(r.now - begin)
 }
 
 // forgotten checks that the table has forgotten the lock "a".
@@ -35,6 +75,40 @@ func (r *rig) forgotten() {
 	if row, ok := r.tb.Info(r.now, "a"); ok {
 		r.Fatalf("the table still knows the lock: %+v", row)
 	}
+}
+
+// What Redis answers decides: a subscription that is not needed costs as much as a script.
+func TestHostDoesNotSubscribeWhileItsTicketIsOnItsWay(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	id := r.acquire(1, "a")
+	r.queued(1)
+	r.cancel(1, id)
+	r.acquire(1, "a")
+	r.want("s1 refused canceled") // its Drop is in flight
+	r.redis(locktable.Drop, locktable.Done)
+	r.queued(1)
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Requeue, Name: "a"})
+	r.want() // and now a Take
+	r.queued(1)
+	r.want()
+}
+
+// A host without a place in the queue, because Redis does not permit it one, stays subscribed
+// while it asks again.
+func TestHostWithoutAPlaceStaysSubscribed(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{SubscriptionLinger: time.Millisecond})
+	r.acquire(1, "a")
+	r.refusedTake(locktable.NotQueued, locktable.HolderNotTold, 20_000)
+	r.want("subscribe a")
+	r.tb.Subscribed(r.now, "a")
+	r.pass(10 * time.Millisecond)
+	r.refusedTake(locktable.NotQueued, locktable.HolderNotTold, 20_000)
+	for range 3 {
+		r.untilAsked(6 * time.Second)
+		r.pass(10 * time.Millisecond)
+		r.refusedTake(locktable.NotQueued, locktable.HolderNotTold, 20_000)
+	}
+	r.want()
 }
 
 // A Take was sent with a ticket, and its sidecar has its channel no more when the result
