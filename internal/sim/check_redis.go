@@ -53,7 +53,7 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 		l.yielding = l.listeners != 0 || l.waiting > 0
 		if l.yieldedAt == 0 || !h.someoneWaits(n, l.yieldedAt) {
 			l.yieldedAt = 0
-			if l.othersListen() && l.waiting == 0 && h.someoneWaits(n, now) {
+			if op.Ticket == 0 && l.othersListen() && l.waiting == 0 && h.someoneWaits(n, now) { // else it gives up a place, not the lock
 				l.yieldedAt = now
 			}
 		}

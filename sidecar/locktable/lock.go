@@ -156,6 +156,9 @@ func (t *Table) want(a *alarm, l *lock) want {
 		if q.arbiter.phase == yielding && l.claim.state != claimAbsent && !mayPipeline {
 			break
 		}
+		if q.place.phase == placeLeaving {
+			break // the journal has no record of a ticket that is forgotten
+		}
 		first := q.waiters.head
 		w := want{
 			kind: wantForQueue, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseOf(first.request.lease, first.request.leaseMS), reserve: 1,

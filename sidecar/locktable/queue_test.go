@@ -124,3 +124,29 @@ func TestTakeThatEnqueuedMayEndAfterTheChannelIsGone(t *testing.T) {
 	r.redis(locktable.Drop, locktable.Done)
 	r.forgotten()
 }
+
+// The journal has it until Redis has executed its Drop. If a client here asked for the lock
+// before that, and the table forgot the ticket for the new one, Redis could pass the lock on to
+// a dead process whose successor does not know.
+func TestTicketThatWasGivenUpIsDroppedBeforeTheNextOne(t *testing.T) {
+	l := newRestartHarness(t)
+	l.tb.Up(l.now, false, true)
+	id := l.acquire(1, "a")
+	l.queued(1)
+	l.cancel(1, id)
+	l.tb.Down(l.now, "gone")
+	l.redis(locktable.Drop, locktable.Unknown)
+	l.acquire(2, "a")
+	l.tb.Up(l.now, false, true)
+	l.collect()
+	if m := l.journal.snapshot(); len(m.Locks) != 1 {
+		t.Fatalf("stored while the drop is in flight: %+v", m.Locks)
+	}
+	if op := l.redis(locktable.Drop, locktable.Done); op.Ticket != 1 {
+		t.Errorf("the drop: %+v", op)
+	}
+	if op := l.queued(1); op.HoldID != 2 || op.Ticket != 0 {
+		t.Errorf("the take: %+v", op)
+	}
+	l.want("s1 refused canceled")
+}
