@@ -77,6 +77,14 @@ func (r *rig) forgotten() {
 	}
 }
 
+// quietBut checks that so many operations are in flight.
+func (r *rig) quietBut(n int) {
+	r.Helper()
+	if r.collect(); len(r.ops) != n {
+		r.Fatalf("operations in flight: %+v, want %d", r.ops, n)
+	}
+}
+
 // What Redis answers decides: a subscription that is not needed costs as much as a script.
 func TestHostDoesNotSubscribeWhileItsTicketIsOnItsWay(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
@@ -109,6 +117,12 @@ func TestHostWithoutAPlaceStaysSubscribed(t *testing.T) {
 		r.refusedTake(locktable.NotQueued, locktable.HolderNotTold, 20_000)
 	}
 	r.want()
+}
+
+// lastHold is the number of the hold of the lock "a".
+func (r *rig) lastHold() uint64 {
+	row, _ := r.tb.Info(r.now, "a")
+	return row.Hold
 }
 
 // A Take was sent with a ticket, and its sidecar has its channel no more when the result

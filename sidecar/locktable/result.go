@@ -253,7 +253,8 @@ func (t *Table) updateSubscription(a *alarm, l *lock) {
 		t.emit(Effect{Kind: effect, Name: l.name})
 	}
 	isRivalKnown := l.claim.state.isOurs() && a.now < q.arbiter.rivalUntil
-	if q.waiters.head == nil && len(q.confirms) == 0 && q.place.phase == placeNone && q.arbiter.isIdle() && !isRivalKnown {
+	if q.waiters.head == nil && len(q.confirms) == 0 && q.place.phase == placeNone && q.arbiter.isIdle() && !isRivalKnown &&
+		a.due(q.arbiter.backoffUntil) { // the next client must not end a pause that the arbiter made
 		l.queue = nil
 		*q = queue{}
 		t.queues.put(q)
