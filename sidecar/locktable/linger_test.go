@@ -1,9 +1,12 @@
 package locktable_test
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -26,6 +29,263 @@ func warmUp(r *rig) (hold uint64) {
 	r.collect()
 	r.log = nil
 	return r.lastHold()
+}
+
+// lingers checks that the lock "a" lingers.
+func (r *rig) lingers() {
+	r.Helper()
+	r.quiet()
+	if row, ok := r.tb.Info(r.now, "a"); !ok || row.State != protocol.StateLingering {
+		r.Fatalf("the lock does not linger: %+v", row)
+	}
+}
+
+func newLingeringRig(t *testing.T, cfg locktable.Config) *rig {
+	t.Helper()
+	r := newListeningRig(t, cfg)
+	r.release(1, warmUp(r))
+	r.want("s1 released count=0")
+	r.lingers()
+	return r
+}
+
+func TestLockThatLingersIsGrantedWithoutAnOperation(t *testing.T) {
+	r := newLingeringRig(t, locktable.Config{})
+	for i := range uint64(10) { // until Redis is told the number of the hold
+		r.pass(4 * time.Millisecond) // shorter than Linger
+		s := locktable.SessionID(1 + i%4)
+		r.acquire(s, "a")
+		hold := r.lastHold()
+		r.release(s, hold)
+		// Tokens 1 and 2 to 257 were drawn, and 2 was granted.
+		r.want(fmt.Sprintf("s%d granted hold=%d token=%d count=1", s, hold, 3+i), fmt.Sprintf("s%d released count=0", s))
+		r.lingers()
+	}
+}
+
+// Its holder could be on any host until then: a lock is not hot from the first.
+func TestOnlyALockThatIsAcquiredSoonAfterItsReleaseLingers(t *testing.T) {
+	for _, tt := range []struct {
+		pause   time.Duration
+		lingers bool
+	}{{48 * time.Millisecond, true}, {51 * time.Millisecond, false}} {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.release(1, 1)
+		r.redis(locktable.Drop, locktable.Done)
+		r.pass(tt.pause)
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.release(1, 2)
+		r.collect()
+		if lingers := len(r.ops) == 0; lingers != tt.lingers {
+			t.Errorf("acquired again after %v, it lingers: %v", tt.pause, lingers)
+		}
+	}
+}
+
+func TestLingeringEndsAfterItsTime(t *testing.T) {
+	for _, tt := range []struct{ configured, want time.Duration }{{0, 5 * time.Millisecond}, {18 * time.Millisecond, 18 * time.Millisecond}} {
+		r := newLingeringRig(t, locktable.Config{Linger: tt.configured})
+		if d := r.untilAsked(time.Second); d < tt.want || d > tt.want+3*time.Millisecond {
+			t.Errorf("it lingers for %v, want %v", d, tt.want)
+		}
+		if op := r.redis(locktable.Drop, locktable.Done); op.HoldID < 2 || op.PassedMS < uint32(tt.want/time.Millisecond) {
+			t.Errorf("the drop: %+v", op)
+		}
+		r.forgotten()
+	}
+}
+
+func TestNoLingerIsNever(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+	for hold := uint64(1); hold < 4; hold++ {
+		r.acquire(1, "a")
+		if op := r.redis(locktable.Take, locktable.Done); op.Reserve != 1 {
+			t.Errorf("the take: %+v", op)
+		}
+		r.release(1, hold)
+		r.redis(locktable.Drop, locktable.Done)
+	}
+}
+
+// Whatever says that the lock must not linger has it dropped at once.
+func TestLingeringEnds(t *testing.T) {
+	for says, end := range map[string]func(r *rig){
+		"another sidecar waits": func(r *rig) { r.recall("a") },
+		"a client waits for its release": func(r *rig) {
+			r.tb.Confirm(r.now, 2, protocol.Confirm{ID: 7, Name: "a"})
+		},
+		"the sidecar stops": func(r *rig) { r.tb.DropWaiters(r.now) },
+		"Redis may have lost its data": func(r *rig) {
+			r.tb.Down(r.now, "gone")
+			r.quiet()
+			r.tb.Up(r.now, true, true)
+		},
+		"Redis was away for longer": func(r *rig) {
+			r.tb.Down(r.now, "gone")
+			r.pass(10 * time.Millisecond)
+			r.quiet()
+			r.tb.Up(r.now, false, true)
+		},
+		"the sidecar has its channel no more": func(r *rig) {
+			r.tb.Down(r.now, "gone")
+			r.tb.Up(r.now, false, false)
+		},
+		"a ticket that was left behind got the lock": func(r *rig) { r.transfer(1, 900) },
+	} {
+		t.Run(says, func(t *testing.T) {
+			r := newLingeringRig(t, locktable.Config{})
+			end(r)
+			if op := r.redis(locktable.Drop, locktable.Done); op.LeaseMS != 30_000 {
+				t.Errorf("the drop: %+v", op)
+			}
+			r.collect()
+			if len(r.log) > 1 || len(r.log) == 1 && r.log[0] != "s2 confirmed 7" {
+				t.Errorf("effects: %q", r.log)
+			}
+			r.log = nil
+			r.forgotten()
+
+			// No token from before is granted.
+			if says == "the sidecar stops" {
+				return
+			}
+			r.acquire(1, "a")
+			r.tokens = 5000
+			op := r.redis(locktable.Take, locktable.Done)
+			r.want(fmt.Sprintf("s1 granted hold=%d token=5001 count=1", op.HoldID))
+		})
+	}
+}
+
+// A recall comes while the lock is held: it does not linger afterwards.
+func TestRecalledLockDoesNotLinger(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	hold := warmUp(r)
+	r.recall("a")
+	r.release(1, hold)
+	r.answer(locktable.Drop, locktable.Result{Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
+	r.forgotten()
+}
+
+// Another host that took the lock in between is found by the take.
+func TestLockThatAnotherHostHadInBetweenIsNotHot(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.redis(locktable.Drop, locktable.Done)
+	r.acquire(1, "a")
+	if op := r.queued(1); op.Reserve != 256 {
+		t.Fatalf("the take: %+v", op)
+	}
+	r.transfer(2, 32)
+	r.release(1, 2)
+	r.redis(locktable.Drop, locktable.Done)
+}
+
+// A program that is subscribed waits for the message of a release.
+func TestLockWithSubscribersDoesNotLinger(t *testing.T) {
+	for _, listeners := range []int32{1, -1} {
+		r := newListeningRig(t, locktable.Config{})
+		r.others = listeners
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.release(1, 1)
+		r.redis(locktable.Drop, locktable.Done)
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.release(1, 2)
+		r.redis(locktable.Drop, locktable.Done)
+	}
+}
+
+// While a hot lock is held or lingers, Redis is told of its holds each 50 ms, and says whether
+// a program has subscribed since.
+func TestHotLockIsSyncedEach50MS(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{QuietTime: time.Hour})
+	hold := warmUp(r)
+	synced := r.now
+	for range 3 {
+		for r.collect(); len(r.ops) == 0; r.collect() {
+			r.release(1, hold)
+			r.acquire(1, "a")
+			hold = r.lastHold()
+			r.pass(2 * time.Millisecond)
+			if r.now-synced > int64(time.Second) {
+				t.Fatal("Redis is told nothing for a second")
+			}
+		}
+		if d := time.Duration(r.now - synced); d < 50*time.Millisecond || d > 54*time.Millisecond {
+			t.Errorf("Redis is told of the hold after %v", d)
+		}
+		if op := r.redis(locktable.Take, locktable.Done); op.HoldID > hold || op.HoldID < hold-1 || !op.RequireExisting {
+			t.Errorf("%+v for hold %d", op, hold)
+		}
+		synced = r.now
+	}
+	for r.collect(); len(r.ops) == 0; r.collect() {
+		r.release(1, hold)
+		r.acquire(1, "a")
+		hold = r.lastHold()
+		r.pass(2 * time.Millisecond)
+	}
+	r.others = 1
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, hold)
+	r.redis(locktable.Drop, locktable.Done)
+}
+
+// If the tokens ended, an acquire would wait for a round trip.
+func TestTokensOfAHotLockAreReservedBeforeTheLast(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	hold := warmUp(r) // with the first of 256
+	granted := 1
+	for r.collect(); len(r.ops) == 0; r.collect() {
+		r.release(1, hold)
+		r.acquire(1, "a")
+		hold = r.lastHold()
+		if granted++; granted > 256 {
+			t.Fatal("no tokens are reserved")
+		}
+	}
+	if granted != 193 {
+		t.Errorf("tokens are reserved when %d are left", 256-granted)
+	}
+	// The holds go on while the operation is in flight.
+	for range 40 {
+		r.release(1, hold)
+		r.acquire(1, "a")
+		hold = r.lastHold()
+	}
+	if len(r.ops) != 1 || r.ops[0].Reserve != 256 || !r.ops[0].RequireExisting {
+		t.Fatalf("tokens are reserved by %+v", r.ops)
+	}
+	r.log = nil
+	r.tokens = 10_000
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, hold)
+	r.acquire(1, "a")
+	r.want("s1 released count=0", fmt.Sprintf("s1 granted hold=%d token=10001 count=1", r.lastHold()))
+}
+
+// Redis may be short of memory. The lock is then used like any other.
+func TestHotLockWhoseTokensCannotBeReservedIsDropped(t *testing.T) {
+	for _, outcome := range []locktable.Outcome{locktable.Refused, locktable.Retryable} {
+		r := newListeningRig(t, locktable.Config{})
+		hold := warmUp(r)
+		for r.collect(); len(r.ops) == 0; r.collect() {
+			r.release(1, hold)
+			r.acquire(1, "a")
+			hold = r.lastHold()
+		}
+		r.redis(locktable.Take, outcome)
+		r.quiet()
+		r.release(1, hold)
+		r.redis(locktable.Drop, locktable.Done)
+	}
 }
 
 // A client that polls is not known to wait. So the lock is free for a moment now and then.
@@ -83,5 +343,118 @@ func TestPauseOfALockThatNoClientWantsEnds(t *testing.T) {
 	r.forgotten()
 	if at, ok := r.tb.Next(); ok {
 		t.Errorf("an empty table wants to wake in %v", time.Duration(at-r.now))
+	}
+}
+
+// It is not renewed while it lingers, so it must not linger until its lease ends.
+func TestLockDoesNotLingerUntilItsLeaseEnds(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Lease: 600 * time.Millisecond, Linger: time.Second})
+	hold := warmUp(r)
+	sent := r.now
+	r.pass(100 * time.Millisecond)
+	r.answerAll()
+	sent = max(sent, r.now-int64(100*time.Millisecond))
+	r.release(1, hold)
+	r.lingers()
+	r.untilAsked(time.Second)
+	r.redis(locktable.Drop, locktable.Done)
+	// valid for 592 ms from the last operation, less a third of the lease
+	if d := time.Duration(r.now - sent); d < 390*time.Millisecond || d > 396*time.Millisecond {
+		t.Errorf("it lingers until %v after its lease began", d)
+	}
+}
+
+// A waiter with a longer lease needs an operation, as in a handoff.
+func TestLockThatLingersIsTakenForALongerLease(t *testing.T) {
+	r := newLingeringRig(t, locktable.Config{})
+	r.acquire(1, "a", fixed(10*time.Minute))
+	r.want()
+	if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 600_000 {
+		t.Errorf("the take: %+v", op)
+	}
+	r.want(fmt.Sprintf("s1 granted hold=%d token=%d count=1", r.lastHold(), r.tokens-255))
+}
+
+// A hold that ends in another way than by its release is of a lock that is in trouble, or is
+// not wanted again.
+func TestOnlyAReleasedLockLingers(t *testing.T) {
+	for says, end := range map[string]func(r *rig){
+		"its client died": func(r *rig) { r.tb.Close(r.now, 1) },
+		"it was forced":   func(r *rig) { r.tb.ForceRelease(r.now, 2, protocol.ForceRelease{ID: 1, Name: "a"}) },
+	} {
+		t.Run(says, func(t *testing.T) {
+			r := newListeningRig(t, locktable.Config{})
+			warmUp(r)
+			end(r)
+			r.redis(locktable.Drop, locktable.Done)
+		})
+	}
+}
+
+// The successor of a process that dies drops what lingered.
+func TestLockThatLingersIsInTheJournal(t *testing.T) {
+	l := newRestartHarness(t)
+	l.tb.Up(l.now, false, true)
+	l.release(1, warmUp(&l.rig))
+	l.lingers()
+	hold := l.journal.lastHoldID
+	if m := l.journal.snapshot(); len(m.Locks) != 1 || m.Locks[0].MaxHoldID != hold || len(m.Holds) != 0 {
+		t.Fatalf("stored while it lingers: %+v", m)
+	}
+	l.killed(time.Second)
+	l.tb.Up(l.now, false, true)
+	if op := l.redis(locktable.Drop, locktable.Done); op.HoldID != hold {
+		t.Errorf("the successor drops %+v", op)
+	}
+	l.forgotten()
+
+	// A lock whose holds were not told to Redis one by one is dropped up to the last of them.
+	l = newRestartHarness(t)
+	l.tb.Up(l.now, false, true)
+	for h, i := warmUp(&l.rig), 0; i < 5; i++ {
+		l.release(1, h)
+		l.acquire(1, "a")
+		h = l.lastHold()
+	}
+	l.quiet()
+	l.killed(time.Second)
+	l.tb.Up(l.now, false, true)
+	if op := l.redis(locktable.Renew, locktable.Done); op.HoldID != l.lastHold() {
+		t.Errorf("the successor renews %+v", op)
+	}
+}
+
+// Many locks may linger at a time, and none is lost sight of.
+func TestManyLocksLinger(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	var names []string
+	for i := range 100 {
+		names = append(names, fmt.Sprint("lock ", i))
+	}
+	for range 2 {
+		for _, name := range names {
+			r.acquire(1, name)
+		}
+		r.answerAll()
+		for _, name := range names {
+			row, _ := r.tb.Info(r.now, name)
+			r.release(1, row.Hold)
+		}
+		if len(r.ops) != 0 && len(r.ops) != len(names) {
+			t.Fatalf("%d operations", len(r.ops))
+		}
+		r.answerAll()
+	}
+	if n := r.tb.PendingReleases(); n != len(names) {
+		t.Fatalf("%d locks linger", n)
+	}
+	r.pass(8 * time.Millisecond)
+	r.collect()
+	dropped := 0
+	for _, op := range r.ops {
+		dropped += btoi(op.Kind == locktable.Drop && slices.Contains(names, op.Name))
+	}
+	if dropped != len(names) {
+		t.Errorf("%d locks of %d are dropped", dropped, len(names))
 	}
 }

@@ -50,6 +50,29 @@ func (r *rig) refusedTake(rank, reached int32, ttlMS int64) locktable.Op {
 	return r.answer(locktable.Take, res)
 }
 
+// transfer is the message that the lock "a" passed to a ticket, with the tokens up to last.
+func (r *rig) transfer(ticket, last uint64, more ...func(*locktable.Message)) {
+	m := locktable.Message{Kind: locktable.Transferred, Name: "a", Ticket: ticket, LastToken: last, Tokens: 32, LeaseMS: 30_000}
+	for _, change := range more {
+		change(&m)
+	}
+	r.tb.Message(r.now, m)
+	r.collect()
+}
+
+func waitingAfter(n uint32) func(*locktable.Message) {
+	return func(m *locktable.Message) { m.Waiting = n }
+}
+
+func passedFor(ms uint32) func(*locktable.Message) {
+	return func(m *locktable.Message) { m.PassedMS = ms }
+}
+
+func (r *rig) recall(name string) {
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Recalled, Name: name})
+	r.collect()
+}
+
 func (r *rig) cancel(s locktable.SessionID, id uint64) {
 	r.tb.Cancel(r.now, s, protocol.Cancel{Target: id})
 	r.collect()
@@ -77,11 +100,842 @@ func (r *rig) forgotten() {
 	}
 }
 
+func (r *rig) deadline() time.Duration {
+	r.Helper()
+	row, ok := r.tb.Info(r.now, "a")
+	if !ok || row.State != protocol.StateHeld {
+		r.Fatalf("the lock is not held: %+v", row)
+	}
+	return time.Duration(row.DeadlineNS)
+}
+
+// believed is for how long a lease of 30 s may be believed in.
+const believed = 29698 * time.Millisecond
+
+func TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	if op := r.queued(1); op.HoldID != 1 || op.Ticket != 0 || op.InOrder {
+		t.Fatalf("the first take: %+v", op)
+	}
+	r.want() // not even a subscription
+	r.pass(4990 * time.Millisecond)
+	r.quiet()
+	r.untilAsked(1300 * time.Millisecond)
+	if op := r.queued(1); op.HoldID != 2 || op.Ticket != 1 {
+		t.Fatalf("asking again: %+v", op)
+	}
+	r.transfer(1, 132)
+	r.want("s1 granted hold=3 token=101 count=1") // 2 may yet be executed
+	r.quiet()
+	r.release(1, 3)
+	r.want("s1 released count=0")
+	if op := r.redis(locktable.Drop, locktable.Done); op.HoldID != 3 || op.Ticket != 0 {
+		t.Errorf("the drop: %+v", op)
+	}
+	r.forgotten()
+}
+
+// The danger: a sidecar that has died, or hangs, keeps its place and is handed the lock, which
+// no host then has until the lease ends. So each sidecar asks again while it waits, with its
+// ticket, so that Redis knows of each ticket that its sidecar lives.
+func TestTicketIsRefreshed(t *testing.T) {
+	for _, tt := range []struct{ lease, poll, least time.Duration }{
+		{30 * time.Second, 0, 5 * time.Second},
+		{10 * time.Minute, 0, 5 * time.Second}, // or Redis would take it for dead after 15 s
+		{3 * time.Second, 0, 500 * time.Millisecond},
+		{30 * time.Second, 2 * time.Second, 2 * time.Second},
+	} {
+		r := newListeningRig(t, locktable.Config{Lease: tt.lease, Poll: tt.poll})
+		r.acquire(1, "a")
+		r.queued(3)
+		for range 5 {
+			if d := r.untilAsked(7 * time.Second); d < tt.least || d > tt.least*5/4+5*time.Millisecond {
+				t.Errorf("with a lease of %v the ticket is refreshed after %v", tt.lease, d)
+			}
+			if op := r.queued(3); op.Ticket != 1 || op.Kind != locktable.Take {
+				t.Errorf("refreshed by %+v", op)
+			}
+		}
+		r.want()
+	}
+}
+
+// The other waiters here get the tokens that came with the transfer. No operation is needed
+// before the first grants.
+func TestTransferredLockIsHandedOverHere(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.acquire(2, "a")
+	r.queued(0)
+	r.transfer(1, 132)
+	r.release(1, 1)
+	r.want("s1 granted hold=1 token=101 count=1", "s1 released count=0", "s2 granted hold=2 token=102 count=1")
+	r.quiet()
+	r.pass(10 * time.Millisecond)
+	if op := r.redis(locktable.Take, locktable.Done); op.HoldID != 2 || !op.RequireExisting {
+		t.Errorf("Redis gets the number of the new hold by %+v", op)
+	}
+}
+
+// The transfer happened after the last question to which Redis answered that the ticket
+// stands. Its lease began later than that; how much later, this host cannot know.
+func TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion(t *testing.T) {
+	setUp := func(t *testing.T) (r *rig, asked time.Duration) {
+		r = newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		asked = time.Duration(r.now)
+		r.collect()
+		r.ops = nil
+		r.now += int64(2 * time.Second) // a slow answer
+		r.tb.Result(r.now, locktable.Result{
+			Kind: locktable.Take, Name: "a", Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000,
+			Ticket: 1, HolderReached: 1, Sent: int64(asked),
+		})
+		return r, asked
+	}
+	t.Run("the first", func(t *testing.T) {
+		r, asked := setUp(t)
+		r.pass(3 * time.Second)
+		r.transfer(1, 32)
+		if d := r.deadline(); d != asked+believed {
+			t.Errorf("the deadline is %v after the question, want %v", d-asked, believed)
+		}
+	})
+	t.Run("a later one", func(t *testing.T) {
+		r, _ := setUp(t)
+		r.untilAsked(7 * time.Second)
+		asked := time.Duration(r.now)
+		r.queued(0)
+		r.pass(time.Second)
+		r.transfer(1, 32)
+		if d := r.deadline(); d != asked+believed {
+			t.Errorf("the deadline is %v after the question, want %v", d-asked, believed)
+		}
+	})
+	for _, outcome := range []locktable.Outcome{locktable.NotSent, locktable.Retryable, locktable.Unknown} {
+		t.Run(fmt.Sprintf("a later one has the outcome %d", outcome), func(t *testing.T) {
+			r, asked := setUp(t)
+			r.untilAsked(7 * time.Second)
+			if outcome == locktable.Unknown {
+				r.tb.Down(r.now, "gone")
+			}
+			r.redis(locktable.Take, outcome)
+			r.transfer(1, 32)
+			if d := r.deadline(); d != asked+believed {
+				t.Errorf("the deadline is %v after the answered question, want %v", d-asked, believed)
+			}
+		})
+	}
+}
+
+// The watchdog has to have time to renew it.
+func TestTransferWithLittleLeftOfItsLeaseIsAskedFor(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.queued(1)
+	for end := r.now + int64(22*time.Second); r.now < end; {
+		r.untilAsked(7 * time.Second)
+		r.redis(locktable.Take, locktable.Retryable)
+	}
+	r.transfer(1, 32)
+	r.want()
+	r.untilAsked(200 * time.Millisecond)
+	r.redis(locktable.Take, locktable.Done)
+	sent := time.Duration(r.now)
+	if d := r.deadline(); d != sent+believed {
+		t.Errorf("the deadline is %v after the take, want %v", d-sent, believed)
+	}
+}
+
+// The sidecar that passes the lock on may have another lease configured.
+func TestTransferWithAnotherLease(t *testing.T) {
+	t.Run("a shorter one", func(t *testing.T) {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.queued(0)
+		r.transfer(1, 32, func(m *locktable.Message) { m.LeaseMS = 1000 })
+		r.want() // it is not worth having
+		if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 30_000 {
+			t.Errorf("the take: %+v", op)
+		}
+		r.want("s1 granted hold=2 token=1 count=1")
+	})
+	t.Run("a longer one", func(t *testing.T) {
+		r := newListeningRig(t, locktable.Config{Lease: 3 * time.Second})
+		r.acquire(1, "a")
+		r.queued(0)
+		asked := time.Duration(r.now)
+		r.transfer(1, 32)
+		r.want("s1 granted hold=1 token=1 count=1")
+		if d := r.deadline(); d > asked+3*time.Second {
+			t.Errorf("the hold is believed in for %v, with a lease of 3 s", d-asked)
+		}
+		if op := r.redis(locktable.Renew, locktable.Done); op.LeaseMS > 3000 {
+			t.Errorf("the key would outlive this sidecar: %+v", op)
+		}
+	})
+	t.Run("a fixed one is longer", func(t *testing.T) {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a", fixed(10*time.Minute))
+		r.queued(0)
+		r.transfer(1, 32)
+		r.want()
+		if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 600_000 {
+			t.Errorf("the take: %+v", op)
+		}
+		r.want("s1 granted hold=2 token=1 count=1")
+	})
+}
+
+// The danger: a client gives up, and its sidecar sends the Drop of its ticket. Before that
+// reaches Redis, the lock passes to the ticket; meanwhile another client here has asked. If
+// the sidecar granted that transfer, the Drop would then pass the lock on to another host,
+// and two would have it. So a ticket is dead when its Drop is sent, whatever becomes of that.
+func TestTransferOfATicketThatWasGivenUpIsGivenBack(t *testing.T) {
+	setUp := func(t *testing.T) *rig {
+		r := newListeningRig(t, locktable.Config{})
+		id := r.acquire(1, "a")
+		r.queued(0)
+		r.cancel(1, id)
+		r.want("s1 refused canceled")
+		return r
+	}
+	dropOfTicket := func(r *rig, outcome locktable.Outcome) {
+		r.Helper()
+		if op := r.redis(locktable.Drop, outcome); op.HoldID < 1 || op.Ticket != 1 || op.LeaseMS != 30_000 {
+			r.Fatalf("the drop of the ticket: %+v", op)
+		}
+	}
+	t.Run("its Drop is in flight", func(t *testing.T) {
+		r := setUp(t)
+		r.acquire(2, "a")
+		r.transfer(1, 32)
+		r.want()
+		dropOfTicket(r, locktable.Done)
+		r.want()
+		if op := r.queued(0); op.HoldID != 2 || op.Ticket != 0 {
+			t.Fatalf("the take for the second client: %+v", op)
+		}
+		r.transfer(2, 64)
+		r.want("s2 granted hold=2 token=33 count=1")
+	})
+	t.Run("no other client asks", func(t *testing.T) {
+		r := setUp(t)
+		r.transfer(1, 32)
+		dropOfTicket(r, locktable.Done)
+		r.want()
+		r.forgotten()
+	})
+	for _, outcome := range []locktable.Outcome{locktable.NotSent, locktable.Retryable} {
+		t.Run(fmt.Sprintf("its Drop has the outcome %d", outcome), func(t *testing.T) {
+			r := setUp(t)
+			dropOfTicket(r, outcome)
+			r.acquire(2, "a")
+			r.transfer(1, 32)
+			r.want()
+			r.untilAsked(200 * time.Millisecond)
+			dropOfTicket(r, locktable.Done)
+			r.want()
+			if op := r.queued(0); op.HoldID != 2 || op.Ticket != 0 {
+				t.Fatalf("the take for the second client: %+v", op)
+			}
+		})
+	}
+	t.Run("its Drop is lost with the connection", func(t *testing.T) {
+		r := setUp(t)
+		r.tb.Down(r.now, "gone")
+		r.redis(locktable.Drop, locktable.Unknown)
+		r.acquire(2, "a")
+		r.tb.Up(r.now, false, true)
+		dropOfTicket(r, locktable.Done)
+		r.want()
+		if op := r.queued(0); op.HoldID != 2 || op.Ticket != 0 {
+			t.Fatalf("the take for the second client: %+v", op)
+		}
+	})
+}
+
+// The clients may have gone while Redis could not be asked, so that the ticket is not given up
+// yet. It is then dropped as the lock that it has become.
+func TestTransferThatNoClientWaitsForIsDropped(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	id := r.acquire(1, "a")
+	r.queued(1)
+	r.untilAsked(7 * time.Second)
+	r.redis(locktable.Take, locktable.Retryable)
+	r.cancel(1, id)
+	r.transfer(1, 32)
+	r.want("s1 refused canceled")
+	r.untilAsked(200 * time.Millisecond)
+	if op := r.redis(locktable.Drop, locktable.Done); op.HoldID < 1 {
+		t.Errorf("the drop: %+v", op)
+	}
+	r.forgotten()
+}
+
+func TestTransferDuringATakeIsConfirmedByItsResult(t *testing.T) {
+	setUp := func(t *testing.T) *rig {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.queued(1)
+		r.untilAsked(7 * time.Second)
+		r.transfer(1, 32, passedFor(40))
+		r.want() // the Take was executed after it, and may have changed the field
+		return r
+	}
+	t.Run("it has the lock", func(t *testing.T) {
+		r := setUp(t)
+		r.tokens = 100
+		r.redis(locktable.Take, locktable.Done)
+		r.want("s1 granted hold=2 token=101 count=1")
+		r.release(1, 2)
+		if op := r.redis(locktable.Drop, locktable.Done); op.PassedMS != 40 {
+			t.Errorf("the drop says that the lock was passed on for %d ms, want 40", op.PassedMS)
+		}
+	})
+	t.Run("it finds another host", func(t *testing.T) {
+		r := setUp(t)
+		r.refusedTake(2, locktable.HolderNotTold, 20_000)
+		r.want()
+		r.quiet()
+		r.transfer(1, 64)
+		r.want("s1 granted hold=3 token=33 count=1")
+	})
+	t.Run("its result is lost", func(t *testing.T) {
+		r := setUp(t)
+		r.tb.Down(r.now, "gone")
+		r.redis(locktable.Take, locktable.Unknown)
+		r.tb.Up(r.now, false, true)
+		r.tokens = 200
+		r.redis(locktable.Take, locktable.Done)
+		r.want("s1 granted hold=3 token=201 count=1")
+	})
+	t.Run("the client has gone", func(t *testing.T) {
+		r := setUp(t)
+		r.cancel(1, 1)
+		r.refusedTake(2, locktable.HolderNotTold, 20_000)
+		if op := r.redis(locktable.Drop, locktable.Done); op.Ticket != 1 {
+			t.Errorf("the drop: %+v", op)
+		}
+		r.want("s1 refused canceled")
+		r.forgotten()
+	})
+}
+
+// An operation of a connection that is gone, or of a predecessor of this process, made the
+// ticket.
+func TestTransferOfALockThatIsNotKnownIsGivenBack(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "b")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.redis(locktable.Drop, locktable.Done)
+	r.log = nil
+	r.transfer(1, 32)
+	if op := r.redis(locktable.Drop, locktable.Done); op.Name != "a" || op.HoldID < 1 || op.LeaseMS != 30_000 {
+		t.Errorf("the drop: %+v", op)
+	}
+	r.want()
+	r.forgotten()
+}
+
+func TestTransferOfALockThatIsNotKnownIsTakenByAClientThatAsks(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.tb.Down(r.now, "gone")
+	r.transfer(1, 32)
+	r.acquire(1, "a")
+	r.tb.Up(r.now, false, true)
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=1 token=1 count=1")
+}
+
+// Another program deleted the key, and a ticket that was left behind got the lock.
+func TestTransferUnderAHoldHasTheKeySetAgain(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.queued(0)
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Requeue, Name: "a"})
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=2 token=1 count=1")
+	r.transfer(1, 32)
+	r.want()
+	if op := r.redis(locktable.Renew, locktable.Done); op.HoldID != 2 || op.Count != 1 {
+		t.Errorf("the key is set by %+v", op)
+	}
+	r.quiet()
+}
+
+// The danger: a ticket that has left the queue is put there again under the same number. A
+// message about it that was stuck on its way could then be taken for a newer transfer, and
+// the lease of that would be counted from a question that came after it.
+func TestTicketThatLeftTheQueueIsNotUsedAgain(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.queued(0)
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Requeue, Name: "a"})
+	if op := r.queued(3); op.HoldID != 2 || op.Ticket != 0 {
+		t.Fatalf("asking again: %+v", op)
+	}
+	r.transfer(1, 32) // it was stuck on its way
+	r.want()
+	if op := r.redis(locktable.Take, locktable.HeldByOther); op.HoldID != 3 || op.Ticket != 2 {
+		t.Fatalf("is it this host's? %+v", op)
+	}
+	r.want("subscribe a")
+
+	// Its answer was that no ticket stands: the next one is new, too.
+	r.tb.Message(r.now, locktable.Message{Name: "a"})
+	r.untilAsked(7 * time.Second)
+	if op := r.queued(3); op.HoldID != 4 || op.Ticket != 0 {
+		t.Fatalf("asking again: %+v", op)
+	}
+}
+
+func TestRequeueDuringATakeChangesNothing(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.queued(1)
+	r.untilAsked(7 * time.Second)
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Requeue, Name: "a"})
+	r.quietBut(1)
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 2, Rank: 2, HolderReached: locktable.HolderNotTold})
+	r.transfer(2, 32)
+	r.want("s1 granted hold=2 token=1 count=1")
+}
+
 // quietBut checks that so many operations are in flight.
 func (r *rig) quietBut(n int) {
 	r.Helper()
 	if r.collect(); len(r.ops) != n {
 		r.Fatalf("operations in flight: %+v, want %d", r.ops, n)
+	}
+}
+
+// The danger: Redis has a field of this sidecar that the table knows nothing of, made by a
+// late command or told of by a message that was lost. Every other host waits until its lease
+// ends. The recall of the first that wants the lock ends that.
+func TestRecallOfALockThatIsNotKnownHasItDropped(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "b")
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.recall("a")
+	if op := r.redis(locktable.Drop, locktable.Done); op.Name != "a" || op.HoldID != 1 || op.LeaseMS != 30_000 {
+		t.Errorf("the drop: %+v", op)
+	}
+	r.want()
+	r.forgotten()
+}
+
+func TestRecallOfALockThatAClientWaitsForHasItAskedFor(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.queued(1)
+	r.recall("a")
+	if op := r.redis(locktable.Take, locktable.Done); op.Ticket != 1 {
+		t.Errorf("the take: %+v", op)
+	}
+	r.want("s1 granted hold=2 token=1 count=1")
+}
+
+func TestRecallDuringAReleaseAsksForNothingMore(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.recall("a")
+	r.redis(locktable.Drop, locktable.Done)
+	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
+	r.forgotten()
+}
+
+// It was published before the Take was executed, and to this sidecar: the key is its own.
+func TestRecallDuringATakeChangesNothing(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.recall("a")
+	r.quietBut(1)
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.quiet()
+}
+
+// takeTurn has session 1 hold the lock "a", and session 2 wait for it, while another sidecar
+// waits.
+func takeTurn(r *rig) {
+	r.Helper()
+	r.acquire(1, "a")
+	r.acquire(2, "a")
+	r.queued(0)
+	r.transfer(1, 32, waitingAfter(1))
+	r.want("s1 granted hold=1 token=1 count=1")
+}
+
+// handOver has the holder of the lock "a" release it, and ask for it again.
+func (r *rig) handOver(hold uint64) {
+	s := locktable.SessionID(2 - hold%2)
+	r.release(s, hold)
+	r.acquire(s, "a")
+}
+
+// The host that has had its turn passes the lock on, and stands behind all others: in one
+// step, so that its ticket comes before those of later hosts.
+func TestTurnEndsByItsBudget(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{HandoffBudget: 3, Turn: time.Hour, HandoffTime: time.Hour})
+	takeTurn(r)
+	r.handOver(1)
+	r.handOver(2)
+	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1", "s2 released count=0", "s1 granted hold=3 token=3 count=1")
+	r.quiet()
+	r.handOver(3)
+	r.want("s1 released count=0")
+	drop, take := r.two()
+	if drop.HoldID != 3 || drop.Ticket != 0 || drop.LeaseMS != 30_000 {
+		t.Errorf("the drop: %+v", drop)
+	}
+	if take.HoldID != 4 || !take.AfterPendingDrop || !take.Enqueue || take.Ticket != 0 {
+		t.Errorf("the take behind it: %+v", take)
+	}
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 2, Listeners: locktable.Uncounted})
+	r.ops = []locktable.Op{take}
+	r.refusedTake(1, locktable.HolderNotTold, 30_000)
+	r.want()
+	r.quiet()
+	r.transfer(4, 64, waitingAfter(1))
+	r.want("s2 granted hold=4 token=33 count=1")
+}
+
+func TestTurnEndsByItsTime(t *testing.T) {
+	for _, turn := range []time.Duration{1, 8 * time.Millisecond} {
+		r := newListeningRig(t, locktable.Config{Turn: turn})
+		takeTurn(r)
+		begin := r.now
+		for hold := uint64(1); len(r.ops) == 0; hold++ {
+			r.pass(time.Millisecond)
+			r.handOver(hold)
+			if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == locktable.Take && r.ops[0].RequireExisting {
+				r.redis(locktable.Take, locktable.Done) // Redis gets the number of the new hold
+				r.recall("a")                           // and says that the other one waits
+			}
+			if hold > 100 {
+				t.Fatal("the turn does not end")
+			}
+		}
+		drop, take := r.two()
+		if d := time.Duration(r.now - begin); d < turn || d > turn+2*time.Millisecond {
+			t.Errorf("a turn of %v took %v", turn, d)
+		}
+		if !take.Enqueue || drop.PassedMS != uint32(time.Duration(r.now-begin)/time.Millisecond) {
+			t.Errorf("%+v, %+v", drop, take)
+		}
+	}
+}
+
+// A turn is four round trips to Redis long, within bounds.
+func TestTurnIsAsLongAsRedisIsFar(t *testing.T) {
+	for _, tt := range []struct{ trip, least, most time.Duration }{
+		{0, 300 * time.Microsecond, 300 * time.Microsecond},
+		{time.Millisecond, 4 * time.Millisecond, 4 * time.Millisecond},
+		{15 * time.Millisecond, 20 * time.Millisecond, 20 * time.Millisecond},
+	} {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.acquire(2, "a")
+		asked := r.now
+		r.collect()
+		r.ops = nil
+		r.now += int64(tt.trip)
+		r.tb.Result(r.now, locktable.Result{
+			Kind: locktable.Take, Name: "a", Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000,
+			Ticket: 1, HolderReached: 1, Sent: asked,
+		})
+		r.transfer(1, 32, waitingAfter(1))
+		r.now += int64(tt.least) - int64(100*time.Microsecond)
+		r.handOver(1)
+		r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0", "s2 granted hold=2 token=2 count=1")
+		r.now += int64(100 * time.Microsecond)
+		r.handOver(2)
+		r.want("s2 released count=0")
+	}
+}
+
+// The danger: the host that has the lock does not get, or forgets, that another one waits, and
+// keeps it. What a handoff or a renewal answers must not erase what a recall said before.
+func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{HandoffBudget: 4, Turn: time.Hour, HandoffTime: time.Hour})
+	r.acquire(1, "a", owner(1))
+	r.acquire(2, "a")
+	r.answerAll()
+	r.recall("a")
+	r.acquire(1, "a", owner(1))
+	r.redis(locktable.Renew, locktable.Done) // two entries
+	r.release(1, 1)
+	r.redis(locktable.Renew, locktable.Done)
+	r.log = nil
+	hold := uint64(1)
+	for ; len(r.ops) == 0; hold++ {
+		r.handOver(hold)
+		if r.collect(); hold > 10 {
+			t.Fatal("the turn does not end")
+		}
+	}
+	r.two()
+	if hold != 5 {
+		t.Errorf("%d holds in a turn of 4", hold-1)
+	}
+}
+
+// No other host wants it: that budget is not theirs.
+func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{HandoffBudget: 2, Turn: 1})
+	r.acquire(1, "a")
+	r.acquire(2, "a")
+	r.answerAll()
+	r.pass(time.Millisecond)
+	for hold := uint64(1); hold < 10; hold++ {
+		r.handOver(hold)
+		for r.collect(); len(r.ops) > 0; r.collect() {
+			if op := r.ops[0]; op.Kind != locktable.Take || !op.RequireExisting {
+				t.Fatalf("%+v", op)
+			}
+			r.redis(locktable.Take, locktable.Done)
+		}
+	}
+}
+
+// What a recall said is of that time. When the lock comes to this host again, Redis says how
+// many wait.
+func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{HandoffBudget: 2, Turn: time.Hour, HandoffTime: time.Hour})
+	r.acquire(1, "a")
+	r.acquire(2, "a")
+	r.recall("a") // while the Take is in flight, which then finds that no ticket is left
+	r.answerAll()
+	for hold := uint64(1); hold < 5; hold++ {
+		r.handOver(hold)
+		r.answerAll()
+	}
+	if hold := r.lastHold(); hold != 5 {
+		t.Errorf("after four handoffs the lock is hold %d's", hold)
+	}
+}
+
+// The danger: programs that are no sidecars get the lock only in a moment in which it is free.
+// If the time without one began again with each host, such a program would wait as long as
+// the sidecars pass the lock on.
+func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
+	setUp := func(t *testing.T, passed uint32) *rig {
+		r := newListeningRig(t, locktable.Config{Turn: time.Millisecond, Linger: locktable.NoLinger})
+		r.acquire(1, "a")
+		r.acquire(2, "a")
+		r.queued(0)
+		r.transfer(1, 32, waitingAfter(1), passedFor(passed))
+		r.want("s1 granted hold=1 token=1 count=1")
+		r.pass(9 * time.Millisecond)
+		return r
+	}
+	t.Run("not for long yet", func(t *testing.T) {
+		r := setUp(t, 40)
+		r.handOver(1)
+		if drop, _ := r.two(); drop.PassedMS != 49 {
+			t.Errorf("passed on for %d ms, want 49", drop.PassedMS)
+		}
+	})
+	// A Take behind the Drop would find the lock free that is to be left free.
+	t.Run("long enough to be left free", func(t *testing.T) {
+		r := setUp(t, 41)
+		r.release(1, 1)
+		r.log = nil
+		drop := r.answer(locktable.Drop, locktable.Result{Paused: true, Listeners: 1})
+		if drop.PassedMS != 50 {
+			t.Errorf("passed on for %d ms, want 50", drop.PassedMS)
+		}
+		r.pass(9 * time.Millisecond)
+		r.quiet()
+		r.pass(3 * time.Millisecond)
+		if op := r.queued(0); op.Ticket != 0 {
+			t.Errorf("after the pause: %+v", op)
+		}
+	})
+	t.Run("long enough, and passed on all the same", func(t *testing.T) {
+		r := setUp(t, 60)
+		r.release(1, 1)
+		r.answer(locktable.Drop, locktable.Result{Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
+		r.queued(1) // at once
+	})
+	t.Run("no client here waits any more", func(t *testing.T) {
+		r := setUp(t, 40)
+		r.cancel(2, 2)
+		r.release(1, 1)
+		if op := r.redis(locktable.Drop, locktable.Done); op.PassedMS != 49 {
+			t.Errorf("passed on for %d ms, want 49", op.PassedMS)
+		}
+		r.forgotten()
+		// It was free, and comes by a Take: the time begins again.
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.pass(5 * time.Millisecond)
+		r.release(1, 2)
+		if op := r.redis(locktable.Drop, locktable.Done); op.PassedMS != 5 {
+			t.Errorf("passed on for %d ms, want 5", op.PassedMS)
+		}
+	})
+}
+
+// The danger: a transfer gives the key the lease that came with the Drop. With none, Redis
+// would delete what it has just passed on.
+func TestEveryDropHasALease(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	drops := func(says string) {
+		t.Helper()
+		if op := r.redis(locktable.Drop, locktable.Done); op.LeaseMS != 30_000 || op.Count != 1 {
+			t.Errorf("%s: %+v", says, op)
+		}
+	}
+	r.acquire(1, "a", fixed(time.Second))
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	drops("a fixed lease")
+	r.acquire(1, "a")
+	r.queued(0)
+	r.cancel(1, 2+1)
+	drops("a ticket")
+	r.recall("b")
+	drops("a recalled lock")
+	r.transfer(2, 32)
+	drops("a transfer")
+}
+
+func TestFreedLockIsAskedForAfterItsPause(t *testing.T) {
+	freed := locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10}
+	t.Run("a client waits", func(t *testing.T) {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.queued(0)
+		r.tb.Message(r.now, freed)
+		r.pass(9 * time.Millisecond)
+		r.quiet()
+		r.acquire(2, "a")
+		r.quiet()
+		r.pass(3 * time.Millisecond)
+		if op := r.redis(locktable.Take, locktable.Done); op.Ticket != 1 {
+			t.Errorf("after the pause: %+v", op)
+		}
+		r.want("s1 granted hold=2 token=1 count=1")
+	})
+	t.Run("without a pause", func(t *testing.T) {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.queued(0)
+		r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a"})
+		r.redis(locktable.Take, locktable.Done)
+		r.want("s1 granted hold=2 token=1 count=1")
+	})
+	t.Run("no client waits any more", func(t *testing.T) {
+		r := newListeningRig(t, locktable.Config{})
+		id := r.acquire(1, "a")
+		r.queued(0)
+		r.cancel(1, id)
+		r.tb.Message(r.now, freed)
+		r.redis(locktable.Drop, locktable.Done)
+		r.forgotten()
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done) // at once
+		r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "not known"})
+	})
+}
+
+// However its clients leave, the ticket leaves the queue.
+func TestTicketLeavesTheQueueWithTheLastWaiter(t *testing.T) {
+	for says, leave := range map[string]func(r *rig, id uint64){
+		"canceled":            func(r *rig, id uint64) { r.cancel(1, id) },
+		"waited long enough":  func(r *rig, _ uint64) { r.pass(1010 * time.Millisecond) },
+		"its process ended":   func(r *rig, _ uint64) { r.tb.Close(r.now, 1) },
+		"broke the protocol":  func(r *rig, _ uint64) { r.tb.Suspend(r.now, 1) },
+		"the sidecar stops":   func(r *rig, _ uint64) { r.tb.DropWaiters(r.now) },
+		"Redis denies it now": func(r *rig, _ uint64) { r.pass(6300 * time.Millisecond) },
+	} {
+		t.Run(says, func(t *testing.T) {
+			r := newListeningRig(t, locktable.Config{})
+			opts := []opt{wait(time.Second)}
+			if says == "Redis denies it now" {
+				opts = nil
+			}
+			id := r.acquire(1, "a", opts...)
+			r.queued(1)
+			leave(r, id)
+			r.tb.Work(r.now)
+			if says == "Redis denies it now" {
+				r.redis(locktable.Take, locktable.Refused)
+			}
+			if op := r.redis(locktable.Drop, locktable.Done); op.Ticket != 1 || op.HoldID < 1 {
+				t.Errorf("the drop: %+v", op)
+			}
+			r.forgotten()
+		})
+	}
+}
+
+// Its ticket has its place for the others here.
+func TestTicketStaysWhileAnotherWaiterIsLeft(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	id := r.acquire(1, "a")
+	r.acquire(2, "a")
+	r.queued(0)
+	r.cancel(1, id)
+	r.quiet()
+	r.transfer(1, 32)
+	r.want("s1 refused canceled", "s2 granted hold=1 token=1 count=1")
+}
+
+// When a holder lets its lease end, the first in the queue takes the lock. The others ask
+// later, so that it has the time.
+func TestHostsAskInTheirOrderWhenALeaseEnds(t *testing.T) {
+	for rank := range int32(5) {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.refusedTake(rank, 1, 300)
+		want := 301*time.Millisecond + time.Duration(rank)*5*time.Millisecond
+		if d := r.untilAsked(time.Second); d < want || d > want+3*time.Millisecond {
+			t.Errorf("rank %d asks after %v, want %v", rank, d, want)
+		}
+	}
+}
+
+// A holder that is a sidecar passes the lock on, or tells the first of the queue. Of one that
+// is not, only its message on the lock's channel says that the lock is free: two hosts are
+// enough that receive it.
+func TestHostSubscribesOnlyIfNoSidecarWouldTellIt(t *testing.T) {
+	for _, tt := range []struct {
+		rank, reached int32
+		after         time.Duration // -1: it does not
+	}{
+		{0, 0, 0},
+		{1, 0, 0},
+		{2, locktable.HolderNotTold, -1},
+		{locktable.NotQueued, locktable.HolderNotTold, 0},
+		{0, 1, 100 * time.Millisecond}, // so that it notices if a program deletes the key
+		{1, 1, -1},
+		{1, locktable.HolderNotTold, -1}, // the lock had just passed to it
+	} {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.refusedTake(tt.rank, tt.reached, 20_000)
+		says := fmt.Sprintf("rank %d, %d reached: ", tt.rank, tt.reached)
+		got := time.Duration(-1)
+		for d := time.Duration(0); d <= 300*time.Millisecond && got < 0; d += 10 * time.Millisecond {
+			if r.collect(); len(r.log) > 0 {
+				got = d
+			}
+			if len(r.ops) > 0 { // it polls, until it is subscribed
+				r.refusedTake(tt.rank, tt.reached, 20_000)
+			}
+			r.pass(10 * time.Millisecond)
+		}
+		if got != tt.after {
+			t.Errorf("%s: it subscribes after %v, want %v", says, got, tt.after)
+		}
 	}
 }
 
@@ -119,10 +973,79 @@ func TestHostWithoutAPlaceStaysSubscribed(t *testing.T) {
 	r.want()
 }
 
+func TestHostThatMayNotSubscribePollsAHolderThatIsNoSidecar(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.refusedTake(0, 0, 20_000)
+	r.tb.Unsubscribed(r.now, "a") // the ACL denies it
+	for range 10 {
+		if d := r.untilAsked(50 * time.Millisecond); d < 12*time.Millisecond || d > 40*time.Millisecond {
+			t.Errorf("it asks again after %v", d)
+		}
+		if op := r.refusedTake(0, 0, 20_000); op.Ticket != 1 {
+			t.Errorf("it asks by %+v", op)
+		}
+	}
+	// With a subscription it only refreshes its ticket.
+	r.tb.Subscribed(r.now, "a")
+	r.refusedTake(0, 0, 20_000)
+	if d := r.untilAsked(7 * time.Second); d < 5*time.Second {
+		t.Errorf("subscribed, it asks again after %v", d)
+	}
+	r.refusedTake(0, 0, 20_000)
+	r.message("a")
+	r.redis(locktable.Take, locktable.Done) // at once
+	r.want("subscribe a", "s1 granted hold="+itoa(r.lastHold())+" token=1 count=1")
+}
+
 // lastHold is the number of the hold of the lock "a".
 func (r *rig) lastHold() uint64 {
 	row, _ := r.tb.Info(r.now, "a")
 	return row.Hold
+}
+
+func TestAcquireThatDoesNotWaitDoesNotEnqueue(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a", wait(0))
+	if op := r.redis(locktable.Take, locktable.HeldByOther); op.Enqueue || op.Ticket != 0 {
+		t.Errorf("a try: %+v", op)
+	}
+	r.want("s1 refused timeout")
+	r.forgotten()
+}
+
+// Without its own channel a sidecar would not get the message of a transfer.
+func TestSidecarWithoutItsChannelDoesNotEnqueue(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	if op := r.redis(locktable.Take, locktable.HeldByOther); op.Enqueue {
+		t.Errorf("the take: %+v", op)
+	}
+	r.want("subscribe a")
+}
+
+// What was published while it had no connection is lost, so each ticket asks.
+func TestTicketsAskAgainAfterAnOutage(t *testing.T) {
+	for _, isListening := range []bool{true, false} {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.queued(3)
+		r.tb.Down(r.now, "gone")
+		r.pass(time.Minute)
+		r.quiet()
+		r.tb.Up(r.now, false, isListening)
+		op := r.redis(locktable.Take, locktable.HeldByOther)
+		if want := uint64(btoi(isListening)); op.Ticket != want || op.Enqueue != isListening {
+			t.Errorf("listening %v: %+v", isListening, op)
+		}
+	}
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // A Take was sent with a ticket, and its sidecar has its channel no more when the result
@@ -137,6 +1060,30 @@ func TestTakeThatEnqueuedMayEndAfterTheChannelIsGone(t *testing.T) {
 	r.want("s1 refused canceled")
 	r.redis(locktable.Drop, locktable.Done)
 	r.forgotten()
+}
+
+// The journal has what a successor must know: that Redis may pass the lock on to a ticket of
+// this sidecar. The successor drops both; its clients ask again.
+func TestTicketIsInTheJournal(t *testing.T) {
+	l := newRestartHarness(t)
+	l.tb.Up(l.now, false, true)
+	l.acquire(1, "a")
+	l.queued(0)
+	if m := l.journal.snapshot(); len(m.Locks) != 1 || m.Locks[0].MaxHoldID != 1 {
+		t.Fatalf("stored while the ticket stands: %+v", m.Locks)
+	}
+	l.killed(time.Second)
+	l.tb.Up(l.now, false, true)
+	l.collect()
+	l.transfer(1, 32) // the predecessor's
+	l.want()
+	if op := l.redis(locktable.Drop, locktable.Done); op.Name != "a" || op.HoldID < 1 {
+		t.Errorf("the drop: %+v", op)
+	}
+	l.forgotten()
+	if m := l.journal.snapshot(); len(m.Locks) != 0 {
+		t.Errorf("still stored: %+v", m.Locks)
+	}
 }
 
 // The journal has it until Redis has executed its Drop. If a client here asked for the lock
@@ -163,4 +1110,30 @@ func TestTicketThatWasGivenUpIsDroppedBeforeTheNextOne(t *testing.T) {
 		t.Errorf("the take: %+v", op)
 	}
 	l.want("s1 refused canceled")
+}
+
+// Messages about locks that the table does not know make it know them. There may be so many
+// of those beyond MaxLocks.
+func TestLocksThatMessagesAreAboutAreBounded(t *testing.T) {
+	const maxLocks, strays = 8, 4096
+	r := newListeningRig(t, locktable.Config{MaxLocks: maxLocks})
+	for i := range maxLocks + strays + 100 {
+		r.recall(fmt.Sprint("stray ", i))
+	}
+	if len(r.ops) != maxLocks+strays {
+		t.Fatalf("%d locks are dropped, want %d", len(r.ops), maxLocks+strays)
+	}
+	r.acquire(1, "new")
+	r.want("s1 refused limit")
+	for _, op := range r.ops {
+		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+	}
+	r.ops = nil
+	r.collect()
+	if err := r.tb.Audit(); err != nil {
+		t.Error(err)
+	}
+	r.acquire(1, "new")
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=1 token=1 count=1")
 }
