@@ -75,8 +75,8 @@ const (
 	StateHeld      = "held"      // by a session of this sidecar
 	StateRemote    = "remote"    // by another host or program, and local waiters wait
 	StateBusy      = "busy"      // an operation on Redis is in flight
-	StateLingering = "lingering" // kept for this host for a moment after its release
-	StateFree      = "free"      // no session of this sidecar holds it or waits
+	StateLingering = "lingering" // kept in Redis for this host for a moment after a release
+	StateFree      = "free"      // none of these
 )
 
 // ConnError is an error after which the connection must be closed: the other side broke a rule

@@ -106,7 +106,7 @@ type LeaseEvent struct{ DeadlineNS int64 }
 // LockRow shows operators one lock. Fields that do not apply to its State are zero.
 type LockRow struct {
 	Name  string
-	State string
+	State string // StateHeld, StateRemote, StateBusy, StateLingering or StateFree; of a later sidecar perhaps another one
 
 	// Held.
 	Hold, Token uint64

@@ -131,9 +131,10 @@ func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Loc
 }
 
 // TryLock acquires the lock if no other owner holds it and no other call on this host
-// waits for it; otherwise the error is ErrHeld. ctx bounds how long Redis and the
-// sidecar may take to answer: if its deadline passes, the error is ErrUnavailable, and
-// ErrTimeout, too.
+// waits for it; otherwise the error is ErrHeld. It may also be ErrHeld for a few
+// milliseconds after a release on another host, whose sidecar keeps the lock for its next
+// client. ctx bounds how long Redis and the sidecar may take to answer: if its deadline
+// passes, the error is ErrUnavailable, and ErrTimeout, too.
 func (c *Client) TryLock(ctx context.Context, name string, options ...Option) (*Lock, error) {
 	return c.acquire(ctx, name, true, options)
 }

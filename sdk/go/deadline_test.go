@@ -386,11 +386,12 @@ func TestShortDeadlineReportsSilenceOfRedis(t *testing.T) {
 		isUnavailable bool
 		after         time.Duration // the deadline
 	}{
-		protocol.StateBusy:   {true, answerGrace},
-		protocol.StateHeld:   {false, answerGrace + infoGrace},
-		protocol.StateRemote: {false, answerGrace + infoGrace},
-		protocol.StateFree:   {false, answerGrace + infoGrace},
-		"":                   {false, answerGrace + infoGrace}, // the sidecar is silent itself
+		protocol.StateBusy:      {true, answerGrace},
+		protocol.StateHeld:      {false, answerGrace + infoGrace},
+		protocol.StateRemote:    {false, answerGrace + infoGrace},
+		protocol.StateLingering: {false, answerGrace + infoGrace},
+		protocol.StateFree:      {false, answerGrace + infoGrace},
+		"":                      {false, answerGrace + infoGrace}, // the sidecar is silent itself
 	} {
 		withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
 			p.lockState = state

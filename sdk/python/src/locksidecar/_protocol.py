@@ -161,7 +161,10 @@ class LockInfo:
     - "held": by a process of this host; the fields from hold to lease_ms describe the hold and its holder;
     - "remote": held elsewhere; remote_field and remote_ttl_ms are set;
     - "busy": an operation on Redis is in flight;
+    - "lingering": no process holds it, and the sidecar keeps it in Redis for a moment after a release;
     - "free".
+
+    A later sidecar may have other states.
 
     lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted, and the holder has not
     reconnected yet. orphan: the session of the holder has ended, and the lock is still kept.
