@@ -31,7 +31,8 @@ FOR is how long the holder has held or the waiter has waited; a wait counts from
 later. LEFT is how long the lock would stay held
 without a renewal; "fixed" means that it is not renewed. STATE is held, absent (held; its process lives
 and has not come back since the daemon was restarted), orphan (its process is gone, and the lock is kept
-a little longer), remote (held elsewhere), busy (being asked of Redis) or free.
+a little longer), remote (held elsewhere), busy (being asked of Redis), lingering (released, and kept in Redis
+for this host for a few milliseconds) or free.
 
 Examples:
 

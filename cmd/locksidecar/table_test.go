@@ -44,6 +44,7 @@ func someLocks() []lockView {
 		},
 		{Name: "eternal", State: protocol.StateRemote, RemoteField: "somebody", RemoteTTLMS: -1},
 		{Name: "asking", State: protocol.StateBusy},
+		{Name: "kept", State: protocol.StateLingering},
 		{Name: "a-lock-with-quite-a-long-name:that-tells-everything:" + "0123456789", State: protocol.StateHeld, Token: 1, Count: 1, UID: 4242, HeldMS: 1, DeadlineNS: at(1)},
 	}
 	users[4242] = "4242"
