@@ -8,7 +8,10 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -56,6 +59,19 @@ type Config struct {
 	// 1 h to 10 years.
 	TokenExpiry time.Duration
 
+	// Linger is how long a lock that clients of this host acquire again and again stays this
+	// host's in Redis after a release, so that the next acquire needs no round trip. That ends
+	// at once if another sidecar waits for the lock. A program that is no sidecar may find the
+	// lock taken for so long, although no client holds it. Up to 20 ms; NoLinger: no lock
+	// lingers. Default 5 ms.
+	Linger time.Duration
+	// Turn is how long this host hands a lock over between its own clients while another
+	// sidecar waits for it. Then the lock passes to that one. A turn also ends after 64 grants,
+	// and when the lock is left free for programs that are no sidecars, each 100 ms. Up to 1 s;
+	// OneGrant: after each grant. Default: AutoTurn, which is four round trips to Redis, but at
+	// least 0.3 ms and at most 20 ms.
+	Turn time.Duration
+
 	// State is the file from which a successor restores the sessions and holds of this
 	// sidecar. It is made with mode 0600, and must survive a restart, not a reboot. Default:
 	// the path of the socket and ".state". StateNone: no file, and every lock ends with its
@@ -91,8 +107,16 @@ const (
 	// StateNone is the Config.State of a sidecar without a state file.
 	StateNone = "none"
 
+	// NoLinger is the Config.Linger with which no lock lingers.
+	NoLinger = locktable.NoLinger
+	// AutoTurn is the Config.Turn that follows the round trips to Redis.
+	AutoTurn = time.Duration(0)
+	// OneGrant is the Config.Turn with which hosts alternate at each grant.
+	OneGrant = time.Duration(1)
+
 	DefaultRedis       = "redis://127.0.0.1:6379/0"
 	DefaultLease       = 30 * time.Second
+	DefaultLinger      = 5 * time.Millisecond
 	DefaultSocketMode  = os.FileMode(0o660)
 	DefaultMaxSessions = 4096
 	DefaultMaxLocks    = 1 << 20
@@ -103,6 +127,10 @@ const (
 	minLease = 300 * time.Millisecond
 	maxLease = time.Hour
 
+	// While a lock lingers, tryLock of a Redisson program is refused although no client holds it.
+	maxLinger = 20 * time.Millisecond
+	maxTurn   = time.Second
+
 	// A counter that expired begins again at Redis's clock. With a shorter expiry the tokens
 	// would depend on that clock more often.
 	minTokenExpiry = time.Hour
@@ -111,6 +139,20 @@ const (
 
 // A state file has room for each prefix that a store accepts.
 const _ = uint(state.MaxKeyPrefix - store.MaxKeyPrefix)
+
+// table returns the configuration of the lock table, without its journal and its seed.
+func (c *Config) table() locktable.Config {
+	return locktable.Config{
+		Lease:      c.Lease,
+		Linger:     c.Linger,
+		Turn:       c.Turn,
+		MaxLocks:   c.MaxLocks,
+		MaxHolds:   c.MaxHolds,
+		MaxWaiters: c.MaxWaiters,
+		NewNames:   c.MaxNewNames,
+		UID:        int64(unix.Geteuid()),
+	}
+}
 
 func (c *Config) tls() store.TLS {
 	return store.TLS{CA: c.RedisCA, Cert: c.RedisCert, Key: c.RedisKey, ServerName: c.RedisServerName}
@@ -147,6 +189,7 @@ func (c *Config) setDefaults() error {
 	or(&c.SocketMode, DefaultSocketMode)
 	or(&c.Redis, DefaultRedis)
 	or(&c.Lease, DefaultLease)
+	or(&c.Linger, DefaultLinger)
 	or(&c.ResumeWithin, DefaultResumeWithin)
 	or(&c.ResumeUnseen, c.Lease)
 	if c.State == "" {
@@ -177,6 +220,12 @@ func (c *Config) setDefaults() error {
 	}
 	if c.TokenExpiry != 0 && (c.TokenExpiry < minTokenExpiry || c.TokenExpiry > maxTokenExpiry) {
 		errs = append(errs, fmt.Errorf("token-expiry %v: choose %v to %v, or 0 for none", c.TokenExpiry, minTokenExpiry, maxTokenExpiry))
+	}
+	if c.Linger < 0 || c.Linger > maxLinger {
+		errs = append(errs, fmt.Errorf("linger %v: choose up to %v, or 0 to have no lock linger", c.Linger, maxLinger))
+	}
+	if c.Turn < 0 || c.Turn > maxTurn {
+		errs = append(errs, fmt.Errorf("turn %v: choose auto, up to %v, or 0 for one grant a turn", c.Turn, maxTurn))
 	}
 	if c.ResumeWithin < 0 || c.ResumeWithin > maxResumeWithin {
 		errs = append(errs, fmt.Errorf("resume-within %v: choose up to %v, or 0 for the default", c.ResumeWithin, maxResumeWithin))

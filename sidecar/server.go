@@ -128,15 +128,8 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // never fails
-	table := locktable.Config{
-		Lease:      cfg.Lease,
-		MaxLocks:   cfg.MaxLocks,
-		MaxHolds:   cfg.MaxHolds,
-		MaxWaiters: cfg.MaxWaiters,
-		NewNames:   cfg.MaxNewNames,
-		UID:        int64(unix.Geteuid()),
-		Seed:       binary.LittleEndian.Uint64(seed[:]),
-	}
+	table := cfg.table()
+	table.Seed = binary.LittleEndian.Uint64(seed[:])
 	if s.state != nil {
 		table.Journal = s.state
 	}

@@ -377,11 +377,15 @@ func TestTwoSidecarsDoNotShareASocketAndADeadOnesIsReplaced(t *testing.T) {
 
 func TestBadOptionsAreRefused(t *testing.T) {
 	for want, cfg := range map[string]sidecar.Config{
-		"lease":         {Lease: time.Millisecond},
-		"max-holds -1":  {MaxHolds: -1},
-		"at most 107":   {Socket: "/" + strings.Repeat("x", 200)},
-		"no such group": {Socket: filepath.Join(t.TempDir(), "s"), SocketGroup: "nobody-has-this-group"},
-		"redis":         {Redis: "http://example"},
+		"lease":                                {Lease: time.Millisecond},
+		"max-holds -1":                         {MaxHolds: -1},
+		"at most 107":                          {Socket: "/" + strings.Repeat("x", 200)},
+		"no such group":                        {Socket: filepath.Join(t.TempDir(), "s"), SocketGroup: "nobody-has-this-group"},
+		"redis":                                {Redis: "http://example"},
+		"linger 21ms: choose up to 20ms, or 0": {Linger: 21 * time.Millisecond},
+		"linger -1ms: choose up to 20ms, or 0": {Linger: -time.Millisecond},
+		"turn 1.001s: choose auto, up to 1s":   {Turn: time.Second + time.Millisecond},
+		"turn -1ms: choose auto, up to 1s":     {Turn: -time.Millisecond},
 	} {
 		cfg.Log = slog.New(slog.DiscardHandler)
 		if cfg.Socket == "" {

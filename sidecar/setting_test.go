@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,6 +47,25 @@ func TestOnlyErrorsThatStayAreSettingErrors(t *testing.T) {
 		var refused *SettingError
 		if got := errors.As(asSettingError(tt.err), &refused); got != tt.want {
 			t.Errorf("%v: a SettingError %v, want %v", tt.err, got, tt.want)
+		}
+	}
+}
+
+// The lock table has the times of the settings.
+func TestTimesReachTheLockTable(t *testing.T) {
+	for _, tt := range []struct {
+		cfg                 Config
+		lease, linger, turn time.Duration
+	}{
+		{Config{}, DefaultLease, DefaultLinger, AutoTurn},
+		{Config{Lease: time.Minute, Linger: NoLinger, Turn: OneGrant}, time.Minute, NoLinger, OneGrant},
+		{Config{Lease: time.Second, Linger: maxLinger, Turn: maxTurn}, time.Second, maxLinger, maxTurn},
+	} {
+		if err := tt.cfg.setDefaults(); err != nil {
+			t.Fatal(err)
+		}
+		if got := tt.cfg.table(); got.Lease != tt.lease || got.Linger != tt.linger || got.Turn != tt.turn {
+			t.Errorf("lease %v, linger %v, turn %v; want %v, %v, %v", got.Lease, got.Linger, got.Turn, tt.lease, tt.linger, tt.turn)
 		}
 	}
 }

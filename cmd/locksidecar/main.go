@@ -96,6 +96,7 @@ func newParser(c *cli, stdout, stderr io.Writer, extra ...kong.Option) *kong.Kon
 			"socket_mode":   fileMode(sidecar.DefaultSocketMode).String(),
 			"redis":         sidecar.DefaultRedis,
 			"lease":         sidecar.DefaultLease.String(),
+			"linger":        sidecar.DefaultLinger.String(),
 			"resume_within": sidecar.DefaultResumeWithin.String(),
 			"max_sessions":  fmt.Sprint(sidecar.DefaultMaxSessions),
 			"max_locks":     fmt.Sprint(sidecar.DefaultMaxLocks),

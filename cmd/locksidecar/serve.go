@@ -73,6 +73,10 @@ func (c *serveCmd) BeforeResolve(ctx *kong.Context) error {
 
 // config returns the settings as the sidecar takes them, without its Redis.
 func (s *settings) config() sidecar.Config {
+	linger := time.Duration(s.Linger)
+	if linger == 0 {
+		linger = sidecar.NoLinger
+	}
 	return sidecar.Config{
 		Socket:          s.Socket,
 		SocketMode:      os.FileMode(s.SocketMode),
@@ -84,6 +88,8 @@ func (s *settings) config() sidecar.Config {
 		KeyPrefix:       s.KeyPrefix,
 		Lease:           time.Duration(s.Lease),
 		TokenExpiry:     time.Duration(s.TokenExpiry),
+		Linger:          linger,
+		Turn:            time.Duration(s.Turn),
 		State:           s.State,
 		ResumeWithin:    time.Duration(s.ResumeWithin),
 		ResumeUnseen:    time.Duration(s.ResumeUnseen),

@@ -109,6 +109,9 @@ func TestErrorNamesTheRefusedSetting(t *testing.T) {
 		{name: "a duration without a unit in TOML", file: "lease = 30", want: `duration "30": write a number with its unit, such as "30s"`},
 		{name: "a duration without a unit in a text", file: "resume_within = '30'", want: "write a number with its unit"},
 		{name: "a duration without a unit in a flag", args: []string{"--lease", "30"}, want: "write a number with its unit"},
+		{name: "a turn in a variable", env: "LOCKSIDECAR_TURN=soon", want: `$LOCKSIDECAR_TURN: turn "soon": write "auto", or a number with its unit`},
+		{name: "a turn without a unit in TOML", file: "turn = 5", want: `turn "5": write "auto", or a number with its unit, such as "5ms"`},
+		{name: "a linger without a unit", args: []string{"--linger", "5"}, want: "write a number with its unit"},
 		{name: "a log level", args: []string{"--log-level", "loud"}, want: `must be one of "debug","info","warn","error"`},
 		{name: "a log format in the file", file: "log_format = 'xml'", want: `must be one of "text","json"`},
 		{name: "a file that is not there", args: []string{"--config", "/nonexistent.toml"}, want: "/nonexistent.toml"},
@@ -184,6 +187,38 @@ func TestEverySettingReachesTheSidecar(t *testing.T) {
 		if got := config.FieldByName(name); !got.IsValid() || got.IsZero() {
 			t.Errorf("the setting %s does not reach the sidecar", name)
 		}
+	}
+}
+
+// To the sidecar, 0 stands for the default. A user writes 0 for no lingering, and for turns of one
+// grant.
+func TestZeroOfLingerAndTurnIsNotTheDefault(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		file         string
+		args         []string
+		linger, turn time.Duration
+	}{
+		{name: "the defaults", linger: sidecar.DefaultLinger, turn: sidecar.AutoTurn},
+		{name: "the defaults, written", args: []string{"--linger=5ms", "--turn=auto"}, linger: 5 * time.Millisecond, turn: sidecar.AutoTurn},
+		{name: "0 in flags", args: []string{"--linger=0", "--turn=0"}, linger: sidecar.NoLinger, turn: sidecar.OneGrant},
+		{name: "0 in the file", file: "linger = \"0s\"\nturn = \"0s\"", linger: sidecar.NoLinger, turn: sidecar.OneGrant},
+		{name: "other durations", file: "linger = \"20ms\"\nturn = \"1s\"", linger: 20 * time.Millisecond, turn: time.Second},
+		{name: "a flag over the file", file: "turn = \"1s\"", args: []string{"--turn=auto"}, linger: sidecar.DefaultLinger, turn: sidecar.AutoTurn},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cleanEnv(t)
+			if tt.file != "" {
+				tt.args = append(tt.args, "--config", writeFile(t, "s.toml", tt.file))
+			}
+			c, err := parseServe(t, tt.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if cfg := c.config(); cfg.Linger != tt.linger || cfg.Turn != tt.turn {
+				t.Errorf("linger %v, turn %v; want %v, %v", cfg.Linger, cfg.Turn, tt.linger, tt.turn)
+			}
+		})
 	}
 }
 

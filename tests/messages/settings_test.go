@@ -22,6 +22,9 @@ func TestServeRefusesBadSettings(t *testing.T) {
 		words []string
 	}{
 		{[]string{"--lease", "1ms"}, []string{"lease", "1ms"}},
+		{[]string{"--linger", "1s"}, []string{"linger 1s", "20ms", "0"}},
+		{[]string{"--turn", "2s"}, []string{"turn 2s", "auto", "1s"}},
+		{[]string{"--turn", "5"}, []string{"--turn", "\"auto\"", "\"5ms\""}},
 		{[]string{"--redis", "http://example.org"}, []string{"redis", "unix://"}},
 		{[]string{"--redis", "redis://:secret@127.0.0.1"}, []string{"--redis-file", "password"}},
 		{[]string{"--config", file}, []string{"lock_lease", file}},
