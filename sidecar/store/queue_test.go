@@ -1,0 +1,102 @@
+package store
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// queueRules are the commands for the queue of a lock between sidecars, beside leastRules.
+var queueRules = []string{"+zadd", "+zcard", "+zpopmin", "+zrange", "+zrank", "+zrem"}
+
+// Two sidecars with the permissions that deploy/README.md names pass a lock on. Without those for
+// queues no sidecar queues, and locks are taken and dropped as before.
+func TestPermissionsOfQueues(t *testing.T) {
+	s := startRedis(t)
+	isPattern := func(rule string) bool { return rule[0] == '~' || rule[0] == '&' }
+	commands := slices.DeleteFunc(slices.Clone(leastRules), isPattern)
+	all := append(slices.Clone(commands), queueRules...)
+	for _, tt := range []struct {
+		user, prefix string
+		rules        []string
+		isQueued     bool
+	}{
+		{"all", "", append([]string{"~*", "&*"}, all...), true},
+		{"prefix", "app1:", append([]string{
+			"~app1:*", "~redisson_lock_token:{app1:*", "~redisson_lock_token:app1:*",
+			"~locksidecar_queue:{app1:*", "~locksidecar_queue::app1:*", "~locksidecar_signs:{app1:*", "~locksidecar_signs::app1:*",
+			"&redisson_lock__channel:{app1:*", "&redisson_lock__channel:app1:*", "&redisson_lock__channel:{locksidecar}:*",
+		}, all...), true},
+		{"tag", "{app1}:", append([]string{
+			"~{app1}:*", "~redisson_lock_token:{app1}:*", "~locksidecar_queue::{app1}:*", "~locksidecar_signs::{app1}:*",
+			"&redisson_lock__channel:{app1}:*", "&redisson_lock__channel:{locksidecar}:*",
+		}, all...), true},
+		{"nokeys", "app1:", append([]string{
+			"~app1:*", "~redisson_lock_token:{app1:*", "~redisson_lock_token:app1:*", "&*",
+		}, all...), false},
+		{"nocommands", "", append([]string{"~*", "&*"}, commands...), false},
+	} {
+		t.Run(tt.user, func(t *testing.T) {
+			s.admin().FlushAll(ctx)
+			url := s.userURL(tt.user, tt.rules...)
+			received := make(chan locktable.Message, 100)
+			receive := func(messages []locktable.Message) {
+				for _, m := range messages {
+					if m.Kind != locktable.Recalled {
+						received <- m
+					}
+				}
+			}
+			a := connected(t, url, func(c *Config) { c.KeyPrefix, c.OnMessages = tt.prefix, receive })
+			b := connected(t, url, func(c *Config) { c.KeyPrefix, c.UUID, c.OnMessages = tt.prefix, otherUUID, receive })
+			for _, name := range []string{"lock", "{a}b"} {
+				if res := a.one(takeOp(name, 1)); res.Outcome != locktable.Done {
+					t.Fatalf("%+v", res)
+				}
+				wait := takeOp(name, 1)
+				wait.Enqueue = true
+				first := b.one(wait)
+				again := wait
+				again.HoldID, again.Ticket = 2, first.Ticket
+				second := b.one(again)
+				for _, res := range []locktable.Result{first, second} {
+					if res.Outcome != locktable.HeldByOther || (res.Rank == 0 && res.Ticket == 1 && res.HolderReached == 1) != tt.isQueued ||
+						(res.Rank == locktable.NotQueued) == tt.isQueued {
+						t.Errorf("%q: a Take of the other sidecar: %+v", name, res)
+					}
+				}
+				drop := dropOp(name, 1)
+				drop.LeaseMS = 30_000
+				if res := a.one(drop); res.Outcome != locktable.Done || res.Passed != tt.isQueued {
+					t.Errorf("%q: the Drop: %+v", name, res)
+				}
+				if !tt.isQueued {
+					if res := b.one(again); res.Outcome != locktable.Done {
+						t.Errorf("%q: a Take after the Drop: %+v", name, res)
+					}
+					continue
+				}
+				if m := recv(t, received, "message"); m.Kind != locktable.Transferred || m.Name != name || m.Ticket != 1 {
+					t.Errorf("%q: the message %+v", name, m)
+				}
+
+				wait.HoldID = 2
+				if res := a.one(wait); res.Ticket != 2 {
+					t.Errorf("%q: a Take of the first sidecar: %+v", name, res)
+				}
+				drop.PassedMS = 100
+				if res := b.one(drop); res.Outcome != locktable.Done || !res.Paused {
+					t.Errorf("%q: a Drop after 100 ms: %+v", name, res)
+				}
+				if m := recv(t, received, "message"); m.Kind != locktable.Freed || m.Name != name {
+					t.Errorf("%q: the message %+v", name, m)
+				}
+				wait.HoldID, wait.Ticket = 3, 2
+				if res := a.one(wait); res.Outcome != locktable.Done || res.Waiting != 0 {
+					t.Errorf("%q: a Take with a ticket: %+v", name, res)
+				}
+			}
+		})
+	}
+}
