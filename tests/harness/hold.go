@@ -2,7 +2,6 @@ package harness
 
 import (
 	"fmt"
-	"maps"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -14,7 +13,7 @@ type Hold struct {
 	Name  string
 	Token uint64
 
-	fields map[string]string // of the key in Redis, when the lock was granted
+	owner string // sidecar that the key in Redis belonged to when the lock was granted
 }
 
 // LockEach has each worker acquire a lock of its own.
@@ -23,7 +22,7 @@ func LockEach(r *Redis, workers []*Worker, prefix string) []Hold {
 	for i, w := range workers {
 		name := fmt.Sprint(prefix, " ", i)
 		token := w.Lock(name).Token
-		holds = append(holds, Hold{w, name, token, r.Fields(name)})
+		holds = append(holds, Hold{w, name, token, r.Owner(name)})
 	}
 	return holds
 }
@@ -49,10 +48,12 @@ func (h *Hold) ExpectLost(reason protocol.Reason) Answer {
 	return a
 }
 
-// AwaitInRedis waits until the key in Redis is as it was when the lock was granted.
+// AwaitInRedis waits until the key in Redis belongs to the sidecar that it belonged to when the
+// lock was granted. The hold number may differ: Redis may have that of an earlier hold after a
+// local handoff, and has that of this hold when the sidecar has set the key again.
 func (h *Hold) AwaitInRedis(r *Redis) {
 	h.t.Helper()
-	Eventually(h.t, h.Name+" is in Redis as before", func() bool { return maps.Equal(r.Fields(h.Name), h.fields) })
+	Eventually(h.t, h.Name+" is in Redis as before", func() bool { return h.owner != "" && r.Owner(h.Name) == h.owner })
 }
 
 // PassTo releases the lock and checks that next, which waits for it, is granted it after

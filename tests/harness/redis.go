@@ -153,6 +153,19 @@ func (r *Redis) Fields(lock string) map[string]string {
 	return fields
 }
 
+// Owner returns the uuid of the sidecar that the key of a lock belongs to, and "" if there is no
+// such key or it has not exactly one entry of one owner.
+func (r *Redis) Owner(lock string) string {
+	r.t.Helper()
+	fields := r.Fields(lock)
+	for field, count := range fields {
+		if uuid, _, ok := strings.Cut(field, ":"); ok && len(fields) == 1 && count == "1" {
+			return uuid
+		}
+	}
+	return ""
+}
+
 // Subscribers returns how many clients have subscribed to the channel of a lock.
 func (r *Redis) Subscribers(lock string) int64 {
 	r.t.Helper()
