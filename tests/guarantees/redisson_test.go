@@ -574,12 +574,11 @@ func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
 		if v := r.Get(t.Context(), h.Name).Val(); v != "a value" {
 			t.Errorf("the value is %q now", v)
 		}
-		named := slices.ContainsFunc(strings.Split(d.Log.String(), "\n"), func(line string) bool {
-			return strings.Contains(line, h.Name) && strings.Contains(line, "string")
+		harness.Eventually(t, "a line of the log names "+h.Name+" and its type", func() bool {
+			return slices.ContainsFunc(strings.Split(d.Log.String(), "\n"), func(line string) bool {
+				return strings.Contains(line, h.Name) && strings.Contains(line, "string")
+			})
 		})
-		if !named {
-			t.Errorf("no line of the log names %s and its type", h.Name)
-		}
 	}
 }
 
