@@ -67,6 +67,7 @@ type commands struct {
 	why      string        // Redis cannot be asked
 	killTold bool          // that CLIENT KILL is not permitted was logged
 	ownTold  bool          // that the sidecar's channel is not permitted was logged
+	noQueue  bool          // that the queues of locks are not permitted was logged
 }
 
 type dialed struct {
@@ -319,6 +320,11 @@ func (c *commands) onConnected(s *readyConn) {
 		c.ownTold = true
 		c.cfg.Log.Warn("this user may not subscribe to the channel on which other sidecars reach this one; let its ACL have +subscribe and the channels "+ownChannel("*"),
 			"reason", clip(s.refused))
+	}
+	if s.noQueue != "" && !c.noQueue {
+		c.noQueue = true
+		c.cfg.Log.Warn("this user may not use the queues of locks: this host waits for a lock without a place in its queue; let its ACL have +zadd +zcard +zrank +zrange +zrem +zpopmin and the keys "+c.dial.keys.queuePatterns(),
+			"reason", clip(s.noQueue))
 	}
 	c.cfg.Log.Info("redis is up", "version", s.version, "database", c.dial.options.DB, "run_id", s.id.RunID, "data_lost", c.dataLost(s), "own_channel", listening)
 	c.last, c.upAt = s.id, time.Now()

@@ -600,7 +600,8 @@ func (s *server) userURL(name string, rules ...string) string {
 
 // What the documentation tells an operator to permit, and no more.
 var leastRules = []string{"~*", "&*", "+evalsha", "+script|load", "+time",
-	"+exists", "+hlen", "+hkeys", "+hget", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+incrby", "+set", "+pubsub", "+publish", "+subscribe", "+unsubscribe", "+ping"}
+	"+exists", "+hlen", "+hkeys", "+hget", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+incrby", "+set", "+pubsub", "+publish", "+subscribe", "+unsubscribe", "+ping",
+	"+zadd", "+zcard", "+zrank", "+zrange", "+zrem", "+zpopmin"}
 
 func TestLeastPermissions(t *testing.T) {
 	s := startRedis(t)

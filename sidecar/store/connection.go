@@ -199,6 +199,7 @@ type readyConn struct {
 	in      *inputSource
 	replies *replies // of in, after the switch to RESP3
 	refused string   // why Redis refused the subscription to the sidecar's channel; "": it did not
+	noQueue string   // why this user may not use the queues of locks; "": it may
 	id      Identity
 	clock   int64  // the server's time at clockAt, µs
 	clockAt int64  // CLOCK_BOOTTIME in ns
@@ -359,6 +360,13 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	eval := redis.NewCmd(ctx, "eval", renew.text, 0, "", 0)
 	evalsha := redis.NewCmd(ctx, "evalsha", renew.sha, 0, "", 0)
 	cmds = append(cmds, eval, evalsha)
+	// There is no lock whose name is empty, so this changes nothing.
+	queue := d.keys.queue("")
+	queueCmds := []redis.Cmder{
+		redis.NewCmd(ctx, "zadd", queue, "xx", "0", "-"), redis.NewCmd(ctx, "zcard", queue), redis.NewCmd(ctx, "zrank", queue, "-"),
+		redis.NewCmd(ctx, "zrange", queue, "0", "0"), redis.NewCmd(ctx, "zrem", queue, "-"), redis.NewCmd(ctx, "zpopmin", queue),
+	}
+	cmds = append(cmds, queueCmds...)
 	var kill *redis.IntCmd
 	if last.ClientID != 0 && s.id.sameServer(&last) {
 		kill = redis.NewIntCmd(ctx, "client", "kill", "id", strconv.FormatInt(last.ClientID, 10))
@@ -371,6 +379,12 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 		return d.scriptError(err)
 	}
 	s.loads = cmds[0].Err() == nil
+	for _, cmd := range queueCmds {
+		if err := cmd.Err(); err != nil && code(err.Error()) == "NOPERM" {
+			s.noQueue = err.Error()
+			break
+		}
+	}
 	if kill != nil {
 		s.killed = kill.Err()
 	}

@@ -14,6 +14,7 @@ import (
 const (
 	channelPrefix = "redisson_lock__channel:"
 	counterPrefix = "redisson_lock_token:"
+	queuePrefix   = "locksidecar_queue:"
 )
 
 // MaxKeyPrefix is how many bytes Config.KeyPrefix may have.
@@ -96,6 +97,14 @@ func (k *keyspace) isTagged(name string) bool {
 	return k.tagged || strings.IndexByte(name, '{') >= 0
 }
 
+// queue returns the key of a lock's queue, as scripts/acquire_release.lua makes it.
+func (k *keyspace) queue(name string) string {
+	if k.isTagged(name) {
+		return queuePrefix + ":" + k.prefix + name
+	}
+	return queuePrefix + "{" + k.prefix + name + "}"
+}
+
 // appendKey appends key(name) as an argument of a command.
 func (k *keyspace) appendKey(dst []byte, name string) []byte {
 	dst = appendHead(dst, '$', len(k.prefix)+len(name))
@@ -124,10 +133,27 @@ func (k *keyspace) appendDerived(dst []byte, from, name string) []byte {
 
 // channelPatterns names, for an ACL, the channels of all locks.
 func (k *keyspace) channelPatterns() string {
-	literal := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(k.prefix)
+	literal := k.literalPrefix()
 	switch {
 	case k.prefix == "" || k.tagged:
 		return channelPrefix + literal + "*"
 	}
 	return channelPrefix + "{" + literal + "* and " + channelPrefix + literal + "*"
+}
+
+// queuePatterns names, for an ACL, the keys that the queues of all locks have.
+func (k *keyspace) queuePatterns() string {
+	literal := k.literalPrefix()
+	switch {
+	case k.prefix == "":
+		return "locksidecar_*"
+	case k.tagged:
+		return "locksidecar_*::" + literal + "*"
+	}
+	return "locksidecar_*:{" + literal + "* and locksidecar_*::" + literal + "*"
+}
+
+// literalPrefix is the prefix as a part of a pattern.
+func (k *keyspace) literalPrefix() string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(k.prefix)
 }

@@ -162,9 +162,9 @@ func TestPermissionsOfAPrefix(t *testing.T) {
 	s := startRedis(t)
 	least := slices.DeleteFunc(slices.Clone(leastRules), func(rule string) bool { return rule == "~*" || rule == "&*" })
 	for prefix, rules := range map[string][]string{
-		"app1:": {"~app1:*", "~redisson_lock_token:{app1:*", "~redisson_lock_token:app1:*",
+		"app1:": {"~app1:*", "~redisson_lock_token:{app1:*", "~redisson_lock_token:app1:*", "~locksidecar_*:{app1:*", "~locksidecar_*::app1:*",
 			"&redisson_lock__channel:{app1:*", "&redisson_lock__channel:app1:*", "&redisson_lock__channel:{locksidecar}:*"},
-		"{app1}:": {"~{app1}:*", "~redisson_lock_token:{app1}:*", "&redisson_lock__channel:{app1}:*", "&redisson_lock__channel:{locksidecar}:*"},
+		"{app1}:": {"~{app1}:*", "~redisson_lock_token:{app1}:*", "~locksidecar_*::{app1}:*", "&redisson_lock__channel:{app1}:*", "&redisson_lock__channel:{locksidecar}:*"},
 	} {
 		url := s.userURL(fmt.Sprint("prefix", len(prefix)), append(rules, least...)...)
 		r := connected(t, url, func(c *Config) { c.KeyPrefix = prefix })
@@ -207,6 +207,45 @@ func TestChannelPatternsOfAPrefix(t *testing.T) {
 		if got := k.channelPatterns(); got != want {
 			t.Errorf("%q: %q, want %q", prefix, got, want)
 		}
+	}
+}
+
+// A daemon whose user may not use the queues takes and drops locks, and logs once what to permit.
+func TestQueuesThatAreNotPermitted(t *testing.T) {
+	for prefix, want := range map[string]string{
+		"":        "the keys locksidecar_*\"",
+		"app1:":   "the keys locksidecar_*:{app1:* and locksidecar_*::app1:*\"",
+		"{app1}:": "the keys locksidecar_*::{app1}:*\"",
+	} {
+		t.Run("prefix "+prefix, func(t *testing.T) {
+			s := startRedis(t)
+			url := s.userURL("queueless", "~"+prefix+"a", "~redisson_*", "&*", "+@all")
+			r := connected(t, url, func(c *Config) { c.KeyPrefix, c.OnMessages = prefix, nil })
+			other := connected(t, s.url(), func(c *Config) { c.KeyPrefix, c.UUID = prefix, otherUUID })
+			waiting := takeOp("a", 1)
+			waiting.Enqueue = true
+			r.one(takeOp("a", 1))
+			if res := other.one(waiting); res.Outcome != locktable.HeldByOther || res.Ticket != 1 {
+				t.Errorf("a user who may use the queues gets %+v", res)
+			}
+			r.one(dropOp("a", 1)) // to this user, there is no queue
+			if res := other.one(waiting); res.Outcome != locktable.Done {
+				t.Errorf("after the drop: %+v", res)
+			}
+			waiting.HoldID = 2
+			if res := r.one(waiting); res.Outcome != locktable.HeldByOther || res.Rank != locktable.NotQueued {
+				t.Errorf("a user who may not use the queues gets %+v", res)
+			}
+			s.admin().ClientKillByFilter(ctx, "TYPE", "pubsub")
+			r.down()
+			r.up()
+			if log := r.logged(); strings.Count(log, "may not use the queues of locks") != 1 || !strings.Contains(log, want) {
+				t.Errorf("the log does not say once what to permit: %s", log)
+			}
+			if log := other.logged(); strings.Contains(log, "queues of locks") {
+				t.Errorf("the log of a user who may use the queues: %s", log)
+			}
+		})
 	}
 }
 
