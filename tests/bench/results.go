@@ -48,7 +48,8 @@ type Scenario struct {
 	WorkUS    int     `json:"work_us"`         // time spent with the lock held
 	Count     int     `json:"count,omitempty"` // locks held
 	LeaseMS   float64 `json:"lease_ms"`
-	WAN       bool    `json:"wan"` // Redis is behind the delaying proxy
+	WAN       bool    `json:"wan"`               // Redis is behind the delaying proxy
+	Setting   string  `json:"setting,omitempty"` // a flag of our daemon, if it is not the default
 }
 
 // A ScenarioResult is a scenario and how all who took part in it did.

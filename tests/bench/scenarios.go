@@ -12,10 +12,13 @@ func scenarios() []Scenario {
 	both := []Scenario{
 		{Name: "uncontended 1x1", Kind: Uncontended, Hosts: 1, Processes: 1, Workers: 1},
 		{Name: "uncontended 8x8", Kind: Uncontended, Hosts: 1, Processes: 8, Workers: 8},
+		{Name: "uncontended 8x8 no linger", Kind: Uncontended, Hosts: 1, Processes: 8, Workers: 8, Setting: "--linger=0"},
 		{Name: "uncontended 64x1", Kind: Uncontended, Hosts: 1, Processes: 64, Workers: 1},
 		{Name: "contended 16x1", Kind: Contended, Hosts: 1, Processes: 16, Workers: 1},
 		{Name: "contended 16x1 1ms", Kind: Contended, Hosts: 1, Processes: 16, Workers: 1, WorkUS: 1000},
 		{Name: "two hosts 2x8x1", Kind: Contended, Hosts: 2, Processes: 16, Workers: 1},
+		// As the peers do: whichever host has the lock, another one may get it next.
+		{Name: "two hosts alternating", Kind: Contended, Hosts: 2, Processes: 16, Workers: 1, Setting: "--turn=0"},
 	}
 	var all []Scenario
 	for _, wan := range []bool{false, true} {

@@ -176,7 +176,11 @@ func (b *bench) startEtcd(ctx context.Context, st *stage, wan bool) error {
 // startDaemon starts the daemon of a host and returns when it has reached Redis.
 func (b *bench) startDaemon(ctx context.Context, st *stage, s Scenario, host int) error {
 	socket := st.socket(host)
-	cmd := exec.Command(b.programs.daemon, "serve", "--socket", socket, "--lease", s.lease().String(), "--log-level", "warn")
+	args := []string{"serve", "--socket", socket, "--lease", s.lease().String(), "--log-level", "warn"}
+	if s.Setting != "" {
+		args = append(args, s.Setting)
+	}
+	cmd := exec.Command(b.programs.daemon, args...)
 	cmd.Env = append(withoutOurs(os.Environ()), "LOCKSIDECAR_REDIS="+st.redisURL)
 	p, err := start(fmt.Sprintf("daemon %d", host), cmd)
 	if err != nil {
