@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -74,6 +75,7 @@ type encoder struct {
 	expiry int64 // of token counters after their last use, ms; 0: none
 
 	turns [turns][]locktable.Op // of the operations that are being arranged
+	words []byte                // to be used again
 }
 
 // scriptOf is the script for operations of a kind.
@@ -144,19 +146,14 @@ func batchPrefix(ops []locktable.Op) (*script, int) {
 type argSection int
 
 const (
-	taken  argSection = iota // or renewed
-	waited                   // like taken, with Enqueue
+	taken argSection = iota // or renewed
 	set
 	// setLate is like set, but ordered after it: these may write although Redis is out of
 	// memory, and once a script has written anything, Redis no longer enforces maxmemory for
 	// it, so plain sets must run before.
 	setLate
 	dropped
-	left // dropped, with a ticket that is given up
-
-	// By two operations, a drop and a take pipelined after it.
-	retaken
-	retakenWithTickets
+	retaken // by two operations, a drop and a take pipelined after it
 	turns
 )
 
@@ -168,33 +165,23 @@ func argSectionOf(op *locktable.Op) argSection {
 	switch {
 	case op.Kind == locktable.Renew, op.Kind == locktable.Check:
 		return taken
-	case op.Kind == locktable.Drop && op.Ticket != 0:
-		return left
 	case op.Kind == locktable.Drop:
 		return dropped
 	case op.RequireExisting, op.Ticket != 0, op.InOrder:
 		return setLate
 	case op.Count != 1 || op.Reserve != 1:
 		return set
-	case op.Enqueue:
-		return waited
 	}
 	return taken
 }
 
-// pairSectionOf returns the section of the first two of ops if they are a lock that is dropped
-// and taken again.
-func pairSectionOf(ops []locktable.Op) (section argSection, ok bool) {
+// retakes reports whether the first two of ops are a lock that is dropped and taken again.
+func retakes(ops []locktable.Op) bool {
 	if len(ops) < 2 || ops[0].Kind != locktable.Drop || !ops[1].AfterPendingDrop || ops[0].Name != ops[1].Name {
-		return 0, false
+		return false
 	}
-	if take := &ops[1]; take.RequireExisting || take.Count != 1 || take.Reserve == 0 {
-		return 0, false
-	}
-	if ops[0].Ticket != 0 || ops[1].Ticket != 0 {
-		return retakenWithTickets, true
-	}
-	return retaken, true
+	take := &ops[1]
+	return !take.RequireExisting && take.Count == 1 && take.Reserve != 0
 }
 
 // orderArgs puts ops, which one run executes, into the order of its script.
@@ -211,8 +198,8 @@ func (e *encoder) orderArgs(ops []locktable.Op) {
 	}
 	for i := 0; i < len(ops); {
 		t, n := argSectionOf(&ops[i]), 1
-		if section, ok := pairSectionOf(ops[i:]); ok {
-			t, n = section, 2
+		if retakes(ops[i:]) {
+			t, n = retaken, 2
 		}
 		e.turns[t] = append(e.turns[t], ops[i:i+n]...)
 		i += n
@@ -237,9 +224,8 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 		return e.renewals(dst, f, ops)
 	}
 	counts[set] += counts[setLate]
-	pairs := (counts[retaken] + counts[retakenWithTickets]) / 2
-	again := len(ops) - 2*pairs // there they begin
-	drops := counts[dropped] + counts[left]
+	pairs := counts[retaken] / 2
+	again := len(ops) - counts[retaken] // there they begin
 	var lease, passLease uint32
 	for i := range ops {
 		if ops[i].Kind == locktable.Drop {
@@ -249,8 +235,8 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 		}
 	}
 	locks := len(ops) - pairs
-	keys := locks + locks - drops
-	args := 7 + len(ops) + 5*counts[set] + 2*drops + counts[left] + 4*pairs + counts[retakenWithTickets]
+	keys := locks + locks - counts[dropped]
+	args := 8 + len(ops) + 3*counts[set] + counts[dropped] + 2*pairs
 	dst = appendCommand(dst, f, s, keys, args)
 	for i := range ops {
 		if i < again || ops[i].Kind == locktable.Drop {
@@ -263,45 +249,61 @@ func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktabl
 		}
 	}
 	dst = appendString(dst, e.prefix)
-	dst = append(appendHead(dst, '$', 6), byte(counts[taken]), byte(counts[waited]), byte(counts[set]),
-		byte(counts[dropped]), byte(counts[left]), byte(counts[retaken]/2), '\r', '\n')
+	hasBrace := byte(0)
+	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return e.keys.isTagged(op.Name) }) {
+		hasBrace = 1
+	}
+	dst = append(appendHead(dst, '$', 4), byte(counts[taken]), byte(counts[set]), byte(counts[dropped]), hasBrace, '\r', '\n')
 	dst = appendNumber(dst, int64(lease))
 	dst = appendNumber(dst, int64(passLease))
 	dst = appendNumber(dst, e.floor)
 	dst = appendNumber(dst, birth)
 	dst = appendNumber(dst, e.expiry)
-	for i := range ops[:again] {
+	dst = e.appendQueueWords(dst, ops, again)
+	for i := range ops {
 		op := &ops[i]
 		dst = appendNumber(dst, int64(op.HoldID))
-		switch section := argSectionOf(op); section {
-		case set, setLate:
+		switch section := argSectionOf(op); {
+		case i >= again && op.Kind == locktable.Take:
+			dst = appendNumber(dst, int64(op.Reserve))
+		case section == set, section == setLate:
 			dst = appendNumber(dst, int64(op.Count))
 			dst = appendNumber(dst, int64(op.Reserve))
-			dst = appendFlag(dst, op.RequireExisting)
-			dst = appendWait(dst, op)
-			dst = appendNumber(dst, int64(op.Ticket))
-		case dropped, left:
-			dst = e.keys.appendDerived(dst, channelPrefix, op.Name)
-			dst = appendNumber(dst, int64(op.PassedMS))
-			if section == left {
-				dst = appendNumber(dst, int64(op.Ticket))
+			held := int64(0)
+			if op.RequireExisting {
+				held = 1
 			}
-		}
-	}
-	for i := again; i < len(ops); i += 2 {
-		drop, take := &ops[i], &ops[i+1]
-		dst = appendNumber(dst, int64(drop.HoldID))
-		dst = e.keys.appendDerived(dst, channelPrefix, drop.Name)
-		dst = appendNumber(dst, int64(min(drop.PassedMS, maxPairPassedMS)))
-		dst = appendNumber(dst, int64(take.HoldID))
-		dst = appendNumber(dst, int64(take.Reserve))
-		dst = appendWait(dst, take)
-		if i >= again+counts[retaken] {
-			dst = appendNumber(dst, int64(drop.Ticket))
-			dst = appendNumber(dst, int64(take.Ticket))
+			dst = appendNumber(dst, held)
+		case section == dropped:
+			dst = e.keys.appendDerived(dst, channelPrefix, op.Name)
 		}
 	}
 	return dst
+}
+
+// appendQueueWords appends, as one argument, what the operations say of queues. Most locks
+// have none, and then Redis does not take it apart.
+func (e *encoder) appendQueueWords(dst []byte, ops []locktable.Op, again int) []byte {
+	words, end := e.words[:0], 0 // of those that are not 0
+	for i := range ops {
+		op := &ops[i]
+		first := uint64(op.PassedMS)
+		switch {
+		case op.Kind == locktable.Drop && i >= again:
+			first = min(first, maxPairPassedMS)
+		case op.InOrder && op.Enqueue:
+			first = 2
+		case op.Enqueue:
+			first = 1
+		}
+		words = append(strconv.AppendUint(words, first, 10), ' ')
+		words = append(strconv.AppendUint(words, op.Ticket, 10), ' ')
+		if first != 0 || op.Ticket != 0 {
+			end = len(words)
+		}
+	}
+	e.words = words
+	return append(append(appendHead(dst, '$', end), words[:end]...), '\r', '\n')
 }
 
 // renewals appends the command that renews or checks the locks of ops.
@@ -329,24 +331,6 @@ func appendCommand(dst []byte, f form, s *script, keys, args int) []byte {
 		dst = append(dst, s.evalsha...)
 	}
 	return appendNumber(dst, int64(keys))
-}
-
-func appendFlag(dst []byte, on bool) []byte {
-	if on {
-		return appendNumber(dst, 1)
-	}
-	return appendNumber(dst, 0)
-}
-
-// appendWait appends how a Take waits.
-func appendWait(dst []byte, op *locktable.Op) []byte {
-	switch {
-	case !op.Enqueue:
-		return appendNumber(dst, 0)
-	case !op.InOrder:
-		return appendNumber(dst, 1)
-	}
-	return appendNumber(dst, 2)
 }
 
 func appendLoad(dst []byte, s *script) []byte {

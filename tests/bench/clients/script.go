@@ -30,12 +30,12 @@ func command(keys, args []string, ops []*pending, takes int) ([]string, []string
 	for _, p := range ops[:takes] {
 		keys = append(keys, "redisson_lock_token:{"+p.op.name+"}")
 	}
-	counts := string([]byte{byte(takes), 0, 0, byte(len(ops) - takes), 0, 0})
-	args = append(args, owner, counts, strconv.Itoa(leaseMS), strconv.Itoa(leaseMS), "1", "1", "0")
+	counts := string([]byte{byte(takes), 0, byte(len(ops) - takes), 0})
+	args = append(args, owner, counts, strconv.Itoa(leaseMS), strconv.Itoa(leaseMS), "1", "1", "0", "")
 	for _, p := range ops {
 		args = append(args, strconv.FormatUint(p.op.num, 10))
 		if p.op.drop {
-			args = append(args, "redisson_lock__channel:{"+p.op.name+"}", "0")
+			args = append(args, "redisson_lock__channel:{"+p.op.name+"}")
 		}
 	}
 	return keys, args
