@@ -258,9 +258,9 @@ func (a *arbiter) mayPipeline(p *policy, now int64, c *remoteClaim, mayQueue boo
 	return !a.areRivalsKnown(now) && !c.isTired(p.cfg, now)
 }
 
-// pauseAfterMS is PassedMS of a Drop from which on it may leave the lock free although
-// there is a queue; see scripts/acquire_release.lua in package store.
-const pauseAfterMS = 50
+// pauseAfterMS is PassedMS of a Drop from which on it leaves the lock free although there is
+// a queue; see scripts/acquire_release.lua in package store.
+const pauseAfterMS = 100
 
 // onDropDone notes that Redis has executed this host's release.
 func (a *arbiter) onDropDone(p *policy, now int64, r *Result, noWait bool) {
@@ -303,6 +303,7 @@ func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight) {
 		pause = pause/2 + p.rng.Int64N(pause)
 	}
 	a.nextTry, a.phase = now+pause, contending
+	a.backoffUntil = min(a.backoffUntil, now) // the moment in which it was free is over
 	if a.others() == 0 && !a.remote.isSidecar {
 		a.rivalUntil = now + int64(p.cfg.RivalMemory)
 	}

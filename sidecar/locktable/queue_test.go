@@ -736,20 +736,20 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 		return r
 	}
 	t.Run("not for long yet", func(t *testing.T) {
-		r := setUp(t, 40)
+		r := setUp(t, 90)
 		r.handOver(1)
-		if drop, _ := r.two(); drop.PassedMS != 49 {
-			t.Errorf("passed on for %d ms, want 49", drop.PassedMS)
+		if drop, _ := r.two(); drop.PassedMS != 99 {
+			t.Errorf("passed on for %d ms, want 99", drop.PassedMS)
 		}
 	})
 	// A Take behind the Drop would find the lock free that is to be left free.
 	t.Run("long enough to be left free", func(t *testing.T) {
-		r := setUp(t, 41)
+		r := setUp(t, 91)
 		r.release(1, 1)
 		r.log = nil
 		drop := r.answer(locktable.Drop, locktable.Result{Paused: true, Listeners: 1})
-		if drop.PassedMS != 50 {
-			t.Errorf("passed on for %d ms, want 50", drop.PassedMS)
+		if drop.PassedMS != 100 {
+			t.Errorf("passed on for %d ms, want 100", drop.PassedMS)
 		}
 		r.pass(9 * time.Millisecond)
 		r.quiet()
@@ -759,7 +759,7 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 		}
 	})
 	t.Run("long enough, and passed on all the same", func(t *testing.T) {
-		r := setUp(t, 60)
+		r := setUp(t, 110)
 		r.release(1, 1)
 		r.answer(locktable.Drop, locktable.Result{Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
 		r.queued(1) // at once

@@ -181,7 +181,7 @@ func TestCommandsAreEncoded(t *testing.T) {
 		{e.run(nil, byDigest, acquireRelease, 7, queued),
 			[]string{"evalsha", acquireRelease.sha, "14", "h", "i", "e", "g", "j", "k", "d", "f",
 				"redisson_lock_token:{h}", "redisson_lock_token:{i}", "redisson_lock_token:{e}", "redisson_lock_token:{g}", "redisson_lock_token:{d}", "redisson_lock_token:{f}",
-				ourUUID + ":", "\x02\x02\x02\x00", "30000", "40000", "1700000000000001", "7", "0", "1 0 0 0 2 0 1 13 70 0 80 18 49 0 1 0 20 2 1 3 ",
+				ourUUID + ":", "\x02\x02\x02\x00", "30000", "40000", "1700000000000001", "7", "0", "1 0 0 0 2 0 1 13 70 0 80 18 60 0 1 0 20 2 1 3 ",
 				"14", "15", "9", "1", "1", "0", "12", "1", "1", "0",
 				"16", "redisson_lock__channel:{j}", "17", "redisson_lock__channel:{k}",
 				"7", "redisson_lock__channel:{d}", "8", "64", "10", "redisson_lock__channel:{f}", "11", "1"}},

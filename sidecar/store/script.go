@@ -159,7 +159,7 @@ const (
 
 // maxPairPassedMS bounds PassedMS of a Drop that has a Take pipelined after it: a lock that
 // has passed from owner to owner for longer is left free for a moment.
-const maxPairPassedMS = 49
+const maxPairPassedMS = 99
 
 func argSectionOf(op *locktable.Op) argSection {
 	switch {

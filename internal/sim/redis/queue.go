@@ -208,7 +208,7 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, a
 	if op.Kind == locktable.Drop {
 		passedMS = op.PassedMS
 		if c.Next != nil {
-			passedMS = min(passedMS, maxPassedMS-1)
+			passedMS = min(passedMS, maxPassedAloneMS-1)
 			if c.Next.Enqueue {
 				more = 1
 			}

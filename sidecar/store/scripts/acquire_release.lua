@@ -18,7 +18,7 @@
 -- ARGV[7]  expiry of a counter after its last use, ms; 0: counters do not expire
 -- ARGV[8]  of the queue: for each operation two numbers, each followed by a space; missing
 --          ones are 0. Of a take: wait; ticket, 0: none. Of a drop: for how long the lock
---          has passed from owner to owner without having been free, ms, and below 50 if it
+--          has passed from owner to owner without having been free, ms, and below 100 if it
 --          is taken again; the ticket that is given up, 0: none
 -- ARGV[9…] for each lock, in the order of KEYS: hold number, decimal, below 2^53; and
 --          if it is set: entries of the hold; how many tokens to draw, 0 draws none; "1":
@@ -74,8 +74,9 @@
 -- whose sidecar has not asked for 15 s, which is told "requeue", and one of this sidecar up
 -- to the hold that is dropped: it was given up. After 128 such tickets the lock is free.
 -- After a lock has passed from owner to owner for 50 ms, it is free for a moment if clients
--- subscribe to its channel, and after 100 ms in any case, and the first of the queue is
--- told "free". It is told so too if a lock that has a queue cannot be passed on.
+-- subscribe to its channel, unless it is taken again, and after 100 ms in any case. The first
+-- of the queue is told "free" then. It is told so too if a lock that has a queue cannot be
+-- passed on.
 --
 -- Messages to a sidecar, on redisson_lock__channel:{locksidecar}:<uuid>:
 --   transfer <ticket> <last token> <tokens> <lease, ms> <waiting> <passed, ms> <lock>
@@ -347,7 +348,7 @@ local function define_queue_functions()
     local fields = ask('HLEN', lock)
     local old = fields ~= 0 and owner(lock, fields, num) or nil
     if fields ~= 0 and not old then return release(lock, num, channel) end
-    local pauses = passed + 0 >= 100 or passed + 0 >= 50 and count_subscribers(channel) > 0
+    local pauses = passed + 0 >= 100 or not again and passed + 0 >= 50 and count_subscribers(channel) > 0
     local given = {old = old, lease = ARGV[4], passed = passed, more = more}
     local refused = given.lease == '0'
     if not pauses and not refused then
