@@ -35,19 +35,19 @@ type mutantTable struct {
 	madeAt int64
 
 	// Inputs.
-	onAcquire       func(now int64, s locktable.SessionID, req *protocol.Acquire) (forward bool)
-	onInput         func(now int64) // before Cancel, Close and Suspend
-	onDetach        func(now int64, s locktable.SessionID)
-	onClose         func(now int64, s locktable.SessionID)
-	onResult        func(now int64, r *locktable.Result)
-	onList          func(now int64)
-	onRestore       func(m *locktable.Snapshot)
-	onResume        func(s locktable.SessionID)
-	onClaim         func(s locktable.SessionID, req *protocol.Claim)
-	onDropWaiters   func(now int64)
-	ignoresMessages bool
-	ignoresDown     bool
-	lateBy          int64 // timers
+	onAcquire     func(now int64, s locktable.SessionID, req *protocol.Acquire) (forward bool)
+	onInput       func(now int64) // before Cancel, Close and Suspend
+	onDetach      func(now int64, s locktable.SessionID)
+	onClose       func(now int64, s locktable.SessionID)
+	onResult      func(now int64, r *locktable.Result)
+	onList        func(now int64)
+	onRestore     func(m *locktable.Snapshot)
+	onResume      func(s locktable.SessionID)
+	onClaim       func(s locktable.SessionID, req *protocol.Claim)
+	onDropWaiters func(now int64)
+	onMessage     func(now int64, m *locktable.Message) (forward bool)
+	ignoresDown   bool
+	lateBy        int64 // timers
 
 	// Effects.
 	onEffect     func(e *locktable.Effect) (times int)
@@ -139,7 +139,7 @@ func (t *mutantTable) List(now int64, after uint64, yield func(protocol.LockRow)
 }
 
 func (t *mutantTable) Message(now int64, m locktable.Message) {
-	if !t.ignoresMessages {
+	if t.onMessage == nil || t.onMessage(now, &m) {
 		t.Table.Message(now, m)
 	}
 }
@@ -247,6 +247,11 @@ func changeRequest(change func(req *protocol.Acquire)) func(int64, locktable.Ses
 		change(req)
 		return true
 	}
+}
+
+// ignore returns an onMessage that leaves messages of one kind out.
+func ignore(kind locktable.MessageKind) func(int64, *locktable.Message) bool {
+	return func(_ int64, m *locktable.Message) bool { return m.Kind != kind }
 }
 
 // change returns an onEffect that changes effects, and leaves none out.

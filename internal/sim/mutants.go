@@ -241,7 +241,7 @@ var Mutants = []Mutant{
 		Rule:     "a host finds that a lock is free",
 		Detected: `lost wake-up`,
 		mutate: func(t *mutantTable) {
-			t.ignoresMessages = true
+			t.onMessage = func(int64, *locktable.Message) bool { return false }
 			t.onResult = func(_ int64, r *locktable.Result) {
 				if r.Outcome == locktable.HeldByOther {
 					r.TTLMS = 1 << 40
@@ -390,6 +390,94 @@ var Mutants = []Mutant{
 		Rule:     "subscriptions end",
 		Detected: `is still subscribed|subscribes twice`,
 		mutate:   func(t *mutantTable) { t.onEffect = without(is(locktable.Unsubscribe)) },
+	},
+
+	// The queue of the sidecars. Mutants that use a number or a ticket again, or accept the
+	// transfer of a dead ticket, need so many faults to meet that no seed in reach detects them:
+	// tests/mutants breaks these rules.
+	{
+		Name:     "transfer-counts-from-message",
+		Rule:     "the deadline of a transfer counts from the last question to which Redis answered that the ticket stands",
+		Detected: `is believed in until`,
+		mutate: func(t *mutantTable) {
+			asked := make(map[string]int64)
+			t.onResult = func(_ int64, r *locktable.Result) {
+				if r.Ticket != 0 {
+					asked[r.Name] = r.Sent
+				}
+			}
+			t.onMessage = func(now int64, m *locktable.Message) bool {
+				if at := asked[m.Name]; m.Kind == locktable.Transferred && at != 0 {
+					m.LeaseMS += uint32((now - at) / ms)
+				}
+				return true
+			}
+		},
+	},
+	{
+		Name:     "transfer-with-token-of-before",
+		Rule:     "a transfer has the tokens that were drawn for it",
+		Detected: `was used before or never drawn`,
+		mutate: func(t *mutantTable) {
+			t.onMessage = func(_ int64, m *locktable.Message) bool {
+				m.Tokens++
+				return true
+			}
+		},
+	},
+	{
+		Name:     "transfer-ignored",
+		Rule:     "a host that is told of a transfer which it does not accept asks Redis",
+		Detected: `has forgotten that Redis has|does nothing about`,
+		mutate:   func(t *mutantTable) { t.onMessage = ignore(locktable.Transferred) },
+	},
+	{
+		Name:     "recall-ignored",
+		Rule:     "a recall limits the turn of the host that has the lock",
+		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,
+		mutate:   func(t *mutantTable) { t.onMessage = ignore(locktable.Recalled) },
+	},
+	{
+		Name:     "freed-ignored",
+		Rule:     "the first of the queue asks for a lock that was left free",
+		Detected: `lost wake-up`,
+		mutate:   func(t *mutantTable) { t.onMessage = ignore(locktable.Freed) },
+	},
+	{
+		Name:     "waiting-sidecars-forgotten",
+		Rule:     "a turn is over when a Take returned that another sidecar waits",
+		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,
+		mutate: func(t *mutantTable) {
+			t.onResult = func(_ int64, r *locktable.Result) { r.Waiting = 0 }
+		},
+	},
+	{
+		Name:     "turn-too-long",
+		Rule:     "a turn is no longer than it may be while another sidecar waits",
+		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,
+		mutate: func(t *mutantTable) {
+			t.configure(func(c *locktable.Config) { c.Turn, c.HandoffBudget = time.Hour, 1<<14 })
+		},
+	},
+	{
+		Name:     "never-left-free",
+		Rule:     "a lock is left free now and then",
+		Detected: `never left it free|takes the lock that it releases`,
+		mutate: func(t *mutantTable) {
+			t.configure(func(c *locktable.Config) { c.QuietTime = time.Hour })
+		},
+	},
+	{
+		Name:     "ticket-not-kept",
+		Rule:     "a host keeps its place in the queue, and learns of it",
+		Detected: `lost wake-up`,
+		mutate: func(t *mutantTable) {
+			t.onEffect = change(func(e *locktable.Effect) {
+				if e.Op.Kind == locktable.Take {
+					e.Op.Ticket = 0
+				}
+			})
+		},
 	},
 
 	// The journal.
