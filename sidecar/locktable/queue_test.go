@@ -1137,3 +1137,153 @@ func TestLocksThatMessagesAreAboutAreBounded(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 }
+
+// Redis may have the ticket of a Take that has no result.
+func TestTicketOfATakeWithoutAResultMayStand(t *testing.T) {
+	setUp := func(t *testing.T) (r *rig, id uint64) {
+		r = newListeningRig(t, locktable.Config{})
+		id = r.acquire(1, "a")
+		r.tb.Down(r.now, "gone")
+		r.redis(locktable.Take, locktable.Unknown)
+		return r, id
+	}
+	t.Run("its client still waits", func(t *testing.T) {
+		r, _ := setUp(t)
+		r.tb.Up(r.now, false, true)
+		if op := r.queued(1); op.Ticket != 1 || op.HoldID != 2 {
+			t.Errorf("asking again: %+v", op)
+		}
+		r.transfer(1, 32)
+		r.want("s1 granted hold=3 token=1 count=1")
+	})
+	t.Run("its client has gone", func(t *testing.T) {
+		r, id := setUp(t)
+		r.cancel(1, id)
+		r.tb.Up(r.now, false, true)
+		if op := r.redis(locktable.Drop, locktable.Done); op.Ticket != 1 || op.HoldID != 1 {
+			t.Errorf("the drop: %+v", op)
+		}
+		r.want("s1 refused canceled")
+		r.forgotten()
+	})
+}
+
+// yieldTo has this host end its turn with a Drop and a Take behind it, which are in flight.
+func yieldTo(r *rig) (drop, take locktable.Op) {
+	r.Helper()
+	takeTurn(r)
+	r.release(1, 1)
+	r.log = nil
+	return r.two()
+}
+
+// The other host has left the queue meanwhile: the Take gets the lock that the Drop freed.
+func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Turn: 1, HandoffBudget: 1})
+	_, take := yieldTo(r)
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
+	r.want()
+	r.ops = []locktable.Op{take}
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s2 granted hold=2 token=1 count=1")
+	r.quiet()
+}
+
+// Another program deleted the key, and a ticket from before got the lock: the Drop that is in
+// flight gives it back.
+func TestTransferOfADeadTicketAtTheEndOfATurn(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Turn: 1, HandoffBudget: 1})
+	_, take := yieldTo(r)
+	r.transfer(1, 64)
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
+	r.want()
+	r.ops = []locktable.Op{take}
+	r.refusedTake(0, locktable.HolderNotTold, 30_000)
+	r.want()
+	r.quiet()
+}
+
+// Redis leaves the lock free for programs that are no sidecars, although there is a queue. So
+// does the host that released it, also for clients that asked after the release.
+func TestLockThatRedisLeavesFreeIsNotTakenAtOnce(t *testing.T) {
+	setUp := func(t *testing.T) *rig {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.pass(150 * time.Millisecond)
+		r.release(1, 1)
+		r.log = nil
+		return r
+	}
+	paused := func(r *rig, listeners int32) {
+		r.Helper()
+		if op := r.answer(locktable.Drop, locktable.Result{Paused: true, Listeners: listeners}); op.PassedMS != 150 {
+			r.Errorf("the drop: %+v", op)
+		}
+	}
+	for listeners, pause := range map[int32]time.Duration{0: 4 * time.Millisecond, 1: 10 * time.Millisecond} {
+		r := setUp(t)
+		r.acquire(2, "a")
+		paused(r, listeners)
+		if d := r.untilAsked(time.Second); d < pause || d > pause+3*time.Millisecond {
+			t.Errorf("with %d listeners it is asked for after %v, want %v", listeners, d, pause)
+		}
+	}
+	t.Run("an acquire that does not wait", func(t *testing.T) {
+		r := setUp(t)
+		r.acquire(2, "a", wait(0))
+		paused(r, 0)
+		r.redis(locktable.Take, locktable.Done)
+		r.want("s2 granted hold=2 token=2 count=1")
+	})
+}
+
+// The ticket of clients that have gone was the first. The message about it is no reason to
+// refuse a client that does not wait.
+func TestFreedLockIsNotKeptFromAnAcquireThatDoesNotWait(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	id := r.acquire(1, "a")
+	r.queued(0)
+	r.cancel(1, id)
+	r.acquire(2, "a", wait(0))
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10})
+	r.redis(locktable.Drop, locktable.Done)
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 refused canceled", "s2 granted hold=2 token=1 count=1")
+}
+
+func TestHostThatLostItsSubscriptionPolls(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.refusedTake(0, 0, 20_000)
+	r.want("subscribe a")
+	r.tb.Subscribed(r.now, "a")
+	r.refusedTake(0, 0, 20_000)
+	r.tb.Unsubscribed(r.now, "a")
+	for range 3 {
+		if d := r.untilAsked(time.Second); d > 40*time.Millisecond {
+			t.Errorf("it asks after %v", d)
+		}
+		r.refusedTake(0, 0, 20_000)
+	}
+	r.want()
+}
+
+// The release of a hold publishes a message on the lock's channel, which its own host gets.
+func TestOwnMessageDoesNotHaveTheKeyChecked(t *testing.T) {
+	r := newRig(t)
+	r.others = 1
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.HeldByOther)
+	r.tb.Subscribed(r.now, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 2)
+	r.redis(locktable.Drop, locktable.Done)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(20 * time.Millisecond)
+	r.message("a")
+	r.quiet()
+	r.message("a") // of another program
+	r.redis(locktable.Renew, locktable.Done)
+}
