@@ -101,3 +101,50 @@ func TestPermissionsOfQueues(t *testing.T) {
 		})
 	}
 }
+
+// The danger: the sidecar that passes a lock on knows of fewer tokens than the one that gets
+// it, and draws tokens from a counter that Redis has lost meanwhile.
+func TestTokensOfATransferAreAboveTheFloorOfItsReceiver(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		connectsBefore bool // the counter is made
+		tokens         uint16
+	}{{"a receiver from before", true, 32}, {"a receiver that knows later tokens", false, 0}} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := startRedis(t)
+			received := make(chan locktable.Message, 100)
+			connectReceiver := func() *recorder {
+				return connected(t, s.url(), func(c *Config) {
+					c.UUID = otherUUID
+					c.OnMessages = func(messages []locktable.Message) {
+						for _, m := range messages {
+							received <- m
+						}
+					}
+				})
+			}
+			var receiver *recorder
+			if tt.connectsBefore {
+				receiver = connectReceiver()
+			}
+			holder := connected(t, s.url(), func(c *Config) { c.OnMessages = func([]locktable.Message) {} }) // the recall
+			if res := holder.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+				t.Fatalf("%+v", res)
+			}
+			if !tt.connectsBefore {
+				receiver = connectReceiver()
+			}
+			wait := takeOp("lock", 1)
+			wait.Enqueue = true
+			receiver.one(wait)
+			drop := dropOp("lock", 1)
+			drop.LeaseMS = 30_000
+			if res := holder.one(drop); !res.Passed {
+				t.Fatalf("%+v", res)
+			}
+			if m := recv(t, received, "message"); m.Kind != locktable.Transferred || m.Tokens != tt.tokens {
+				t.Errorf("the receiver got %+v, want %d tokens", m, tt.tokens)
+			}
+		})
+	}
+}
