@@ -331,12 +331,15 @@ func (c *remoteClaim) transferred(now, until int64, m *Message) {
 	}
 }
 
-// passedMS is for how long the key has had no free moment, ms.
+// passedMS is for how long the key has had no free moment, ms. The next host adds its turn to
+// that. A turn may be shorter than a millisecond, so a part of one is rounded up as often as it
+// is large: by where in its millisecond now is.
 func (c *content) passedMS(now int64) uint32 {
 	if !c.state.isOurs() || c.busySince == 0 {
 		return 0
 	}
-	return uint32(min((now-c.busySince)/int64(time.Millisecond), math.MaxUint32))
+	const ms = int64(time.Millisecond)
+	return uint32(min((now-c.busySince+now%ms)/ms, math.MaxUint32))
 }
 
 // unknown notes that an operation may have been executed or may yet be. The next one does

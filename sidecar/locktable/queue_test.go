@@ -783,6 +783,25 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	})
 }
 
+// The danger: turns are often shorter than a millisecond. If each of them counted as none, a lock
+// that passes between such hosts would never be left free.
+func TestTurnsOfLessThanAMillisecondAddUp(t *testing.T) {
+	const turn, turns = 310 * time.Microsecond, 1000
+	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+	sum := time.Duration(0)
+	for range turns {
+		r.acquire(1, "a")
+		r.transfer(r.queued(0).HoldID, 32, passedFor(30))
+		r.pass(turn)
+		r.release(1, r.lastHold())
+		drop := r.answer(locktable.Drop, locktable.Result{Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
+		sum += time.Duration(drop.PassedMS-30) * time.Millisecond
+	}
+	if sum < turns*turn*9/10 || sum > turns*turn*11/10 {
+		t.Errorf("%d turns of %v count as %v", turns, turn, sum)
+	}
+}
+
 // The danger: a transfer gives the key the lease that came with the Drop. With none, Redis
 // would delete what it has just passed on.
 func TestEveryDropHasALease(t *testing.T) {
