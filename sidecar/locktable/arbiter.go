@@ -180,6 +180,23 @@ func (a *arbiter) onFreed(now, pause int64, noWait bool) {
 	a.leaveFree(now, pause)
 }
 
+// onUnlocked notes that a release was published while a client here waits for another host.
+//
+// A sidecar passes a lock on to the first of its queue, and publishes only if it leaves the lock
+// free for programs that are no sidecars. So a host with a ticket backs off if a sidecar had the
+// lock. If a program had it, the first two of the queue ask at once.
+func (a *arbiter) onUnlocked(p *policy, now int64, pl *place) {
+	switch {
+	case !pl.isQueued():
+		a.tryBy(now)
+	case pl.rank >= 2: // those before it ask
+	case a.remote.isSidecar:
+		a.tryBy(now + int64(p.cfg.Backoff))
+	default:
+		a.tryBy(now)
+	}
+}
+
 // pollPause is how long a lock that another host has is not asked for if no message comes, by
 // a host that has no ticket.
 func (a *arbiter) pollPause(p *policy) int64 {

@@ -826,6 +826,45 @@ func TestEveryDropHasALease(t *testing.T) {
 	drops("a transfer")
 }
 
+// The danger: a lock is left free so that a program gets it that is no sidecar, and the sidecars
+// that are subscribed to its channel take it first.
+func TestReleaseThatIsPublishedLeavesAPauseToPrograms(t *testing.T) {
+	published := locktable.Message{Kind: locktable.Unlocked, Name: "a"}
+	const sidecar, program = 1, 0 // connections that the recall reached
+	for _, c := range []struct {
+		what    string
+		rank    int32
+		holder  int32
+		within  time.Duration // it asks, at the latest
+		atLeast time.Duration
+	}{
+		{"the first, and a sidecar had the lock", 0, sidecar, 12 * time.Millisecond, 10 * time.Millisecond},
+		{"the second, and a sidecar had the lock", 1, sidecar, 12 * time.Millisecond, 10 * time.Millisecond},
+		{"the first, and a program had the lock", 0, program, 0, 0},
+		{"the second, and a program had the lock", 1, program, 0, 0},
+		{"the third", 2, locktable.HolderNotTold, 7 * time.Second, 4 * time.Second},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			r := newListeningRig(t, locktable.Config{})
+			r.acquire(1, "a")
+			r.refusedTake(c.rank, c.holder, 20_000)
+			r.tb.Message(r.now, published)
+			if took := r.untilAsked(7 * time.Second); took < c.atLeast || took > c.within {
+				t.Errorf("it asks after %v, want %v to %v", took, c.atLeast, c.within)
+			}
+		})
+	}
+	t.Run("a host without a place", func(t *testing.T) {
+		r := newRig(t)
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.HeldByOther)
+		r.tb.Message(r.now, published)
+		if took := r.untilAsked(7 * time.Second); took != 0 {
+			t.Errorf("it asks after %v", took)
+		}
+	})
+}
+
 func TestFreedLockIsAskedForAfterItsPause(t *testing.T) {
 	freed := locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10}
 	t.Run("a client waits", func(t *testing.T) {

@@ -276,7 +276,7 @@ func (t *Table) onUnlocked(now int64, l *lock) {
 	case q.waiters.head == nil:
 		q.arbiter.onUnneededMessage(now)
 	case l.holds == nil && !l.claim.isBusy() && q.arbiter.phase != yielding:
-		q.arbiter.tryBy(now)
+		q.arbiter.onUnlocked(&t.policy, now, &q.place)
 	}
 }
 
