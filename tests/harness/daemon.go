@@ -23,6 +23,7 @@ const LongLease = "--lease=10m"
 type Daemon struct {
 	Socket   string // its path
 	MaxFiles int    // limit of open files; 0: that of the test process
+	Program  string // the locksidecar that Start runs; "": the one that is tested
 	Log      Output // of all processes that were started
 
 	t        testing.TB
@@ -35,6 +36,17 @@ type Daemon struct {
 func StartDaemon(t testing.TB, redisURL string, args ...string) *Daemon {
 	t.Helper()
 	d := LaunchDaemon(t, redisURL, args...)
+	d.AwaitRedis("ok")
+	return d
+}
+
+// StartDaemonOf is StartDaemon with another locksidecar than the one that is tested.
+func StartDaemonOf(t testing.TB, program, redisURL string, args ...string) *Daemon {
+	t.Helper()
+	d := NewDaemon(t, redisURL)
+	d.Program = program
+	d.Start(args...)
+	d.AwaitSocket()
 	d.AwaitRedis("ok")
 	return d
 }
@@ -59,7 +71,11 @@ func NewDaemon(t testing.TB, redisURL string) *Daemon {
 // process has ended: then the new process is the successor of the old one.
 func (d *Daemon) Start(args ...string) {
 	d.t.Helper()
-	args = append([]string{Program(d.t), "serve", "--socket", d.Socket}, args...)
+	program := d.Program
+	if program == "" {
+		program = Program(d.t)
+	}
+	args = append([]string{program, "serve", "--socket", d.Socket}, args...)
 	if d.MaxFiles > 0 {
 		args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$@"`, d.MaxFiles), "sh"}, args...)
 	}

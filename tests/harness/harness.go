@@ -135,34 +135,13 @@ func findRoot() (string, error) {
 // for the others the Go command finds it up to date. With a link of its own, a process
 // keeps the binary that it began with if another process rebuilds it from changed source.
 func build() (string, error) {
-	name := "locksidecar"
-	args := []string{"build"}
-	if RaceEnabled {
-		// The daemon reports its races to its log, which the harness checks.
-		name += "-race"
-		args = append(args, "-race")
-	}
-	shared := filepath.Join(root, "bin", "test", name)
-	if err := os.MkdirAll(filepath.Dir(shared), 0o755); err != nil {
-		return "", err
-	}
-	lock, err := os.OpenFile(shared+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	shared, unlock, err := lockBinary("locksidecar")
 	if err != nil {
 		return "", err
 	}
-	defer lock.Close()
-	for {
-		if err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != syscall.EINTR {
-			break
-		}
-	}
-	if err != nil {
-		return "", fmt.Errorf("locking %s: %w", lock.Name(), err)
-	}
-	cmd := exec.Command("go", append(args, "-o", shared, "./cmd/locksidecar")...)
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building the binary: %w\n%s", err, out)
+	defer unlock()
+	if err := compile(root, shared); err != nil {
+		return "", err
 	}
 	if programDir, err = os.MkdirTemp("", "lsc-bin"); err != nil {
 		return "", err
@@ -178,6 +157,47 @@ func build() (string, error) {
 		return "", err
 	}
 	return own, nil
+}
+
+// lockBinary returns the path of a binary in bin/test, and locks it against other processes until
+// unlock. Its name says whether it was built with the race detector.
+func lockBinary(name string) (path string, unlock func(), err error) {
+	if RaceEnabled {
+		name += "-race"
+	}
+	path = filepath.Join(root, "bin", "test", name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return "", nil, err
+	}
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", nil, err
+	}
+	for {
+		if err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != syscall.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		lock.Close()
+		return "", nil, fmt.Errorf("locking %s: %w", lock.Name(), err)
+	}
+	return path, func() { lock.Close() }, nil
+}
+
+// compile builds locksidecar from the source in a directory, with flags.
+func compile(source, binary string, flags ...string) error {
+	args := []string{"build", "-o", binary}
+	if RaceEnabled {
+		// The daemon reports its races to its log, which the harness checks.
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(append(args, flags...), "./cmd/locksidecar")...)
+	cmd.Dir = source
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building the binary: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // copyFile copies an executable file.

@@ -177,6 +177,17 @@ func (r *Redis) Subscribers(lock string) int64 {
 	return n[channel]
 }
 
+// Tickets returns how many tickets of sidecars stand in the queue of a lock, whose name has no
+// brace.
+func (r *Redis) Tickets(lock string) int64 {
+	r.t.Helper()
+	n, err := r.ZCard(r.t.Context(), "locksidecar_queue:{"+lock+"}").Result()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return n
+}
+
 // A Connection is a line of CLIENT LIST.
 type Connection struct{ ID, Name, Cmd string }
 

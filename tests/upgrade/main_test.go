@@ -1,0 +1,31 @@
+// Package upgrade shows what holds while daemons of the last release and of this tree use one
+// Redis, and when a host is upgraded or downgraded. To each other, daemons of the two versions
+// are programs that are no sidecars: those of the last release have no queue in Redis.
+//
+//	mutual exclusion, tokens                   TestDaemonsOfTwoVersionsExcludeEachOther
+//	a release wakes a waiter                   TestReleaseWakesAWaiterOfTheOtherVersion
+//	shares of a lock that both want            TestDaemonsOfTwoVersionsShareALock
+//	restart into the other version, under load TestNoIncrementIsLostInUpgradesUnderLoad
+//	downgrade: holds, waiters                  TestDowngradedDaemonRestoresHoldsAndWaiters
+//	downgrade: a ticket in the queue           TestDowngradedDaemonIsNotPassedALock
+//	downgrade: a lock that lingers             TestDowngradedDaemonReleasesALockThatLingers
+//
+// The binary of the last release is built from the history of the repository. Without it, the
+// tests are skipped.
+package upgrade
+
+import (
+	"testing"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m, harness.Config{}) }
+
+// versions returns the binaries of the two versions: "" is that of this tree.
+func versions(t *testing.T) []version {
+	t.Helper()
+	return []version{{"last release", harness.LastRelease(t)}, {"this tree", ""}}
+}
+
+type version struct{ name, program string }

@@ -1,0 +1,142 @@
+package upgrade
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+// Processes in both languages on hosts of both versions increment one counter by reading it and
+// writing the value plus one. No increment is lost, and tokens grow in the order of the holds.
+func TestDaemonsOfTwoVersionsExcludeEachOther(t *testing.T) {
+	r := harness.StartRedis(t)
+	const hostsPerVersion, workersPerHost, rounds = 2, 2, 60
+	var fleet []*harness.Worker
+	for _, v := range versions(t) {
+		for range hostsPerVersion {
+			d := harness.StartDaemonOf(t, v.program, r.UnixURL())
+			for i := range workersPerHost {
+				fleet = append(fleet, harness.StartNthWorker(t, d, i))
+			}
+		}
+	}
+	var answers []<-chan harness.Answer
+	for _, w := range fleet {
+		answers = append(answers, w.Send(harness.Hammer(r, rounds)))
+	}
+	var all []harness.Round
+	for i, w := range fleet {
+		a := w.Await(answers[i])
+		if a.Err != "" {
+			t.Fatalf("worker %d: %s: %s", i, a.Err, a.Msg)
+		}
+		all = append(all, a.Rounds...)
+	}
+	harness.CheckCounter(t, r, all, len(fleet)*rounds)
+}
+
+// A release by one version wakes a waiter of the other one. Without a message, the waiter would
+// try again after five seconds. On a busy machine a grant may take that long although a message
+// has woken the waiter, so some may.
+func TestReleaseWakesAWaiterOfTheOtherVersion(t *testing.T) {
+	const (
+		poll   = 5 * time.Second
+		rounds = 20
+		most   = rounds / 4 // grants that may take as long as that
+	)
+	all := versions(t)
+	for i, holding := range all {
+		waiting := all[1-i]
+		t.Run(waiting.name+" waits", func(t *testing.T) {
+			r := harness.StartRedis(t)
+			here := harness.StartDaemonOf(t, holding.program, r.UnixURL(), harness.LongLease)
+			there := harness.StartDaemonOf(t, waiting.program, r.UnixURL(), harness.LongLease)
+			holder, waiter := harness.StartGoWorker(t, here), harness.StartGoWorker(t, there)
+			var longest time.Duration
+			for round, late := 0, 0; round < rounds; round++ {
+				h := harness.LockEach(r, []*harness.Worker{holder}, fmt.Sprint("round ", round))[0]
+				granted := waiter.Enqueue(there, h.Name)
+				harness.Eventually(t, "the waiter has subscribed", func() bool { return r.Subscribers(h.Name) == 1 })
+				released := time.Now()
+				h.PassTo(waiter, granted)
+				took := time.Since(released)
+				longest = max(longest, took)
+				if took >= poll*9/10 {
+					late++
+				}
+				if late > most {
+					t.Fatalf("%d of %d grants took as long as if no message woke the waiter", late, round+1)
+				}
+			}
+			t.Logf("the longest of %d grants took %v after the release", rounds, longest)
+		})
+	}
+}
+
+// While clients of both versions want one lock all the time, each host is granted it again and
+// again. Between versions there is no order. Hosts of this tree pass the lock on between them
+// until they leave it free for programs that are no sidecars, after 50 ms; then a host of the
+// last release gets a turn, of 64 grants at most. So its share is smaller if they are several.
+//
+// The bounds are a fraction of what was measured: 43 to 57 % of the grants each for two hosts,
+// 21 to 46 % for two of the last release beside one of this tree, 3 to 6 % for one of the last
+// release beside two of this tree.
+func TestDaemonsOfTwoVersionsShareALock(t *testing.T) {
+	const (
+		window                = 3 * time.Second
+		lastRelease, thisTree = 0, 1
+	)
+	for _, clients := range []int{1, 4} {
+		for _, c := range []struct {
+			hosts []int // their versions
+			least int   // share of each host, %
+		}{
+			{[]int{lastRelease, thisTree}, 10},
+			{[]int{lastRelease, lastRelease, thisTree}, 5},
+			{[]int{lastRelease, thisTree, thisTree}, 1},
+		} {
+			t.Run(fmt.Sprintf("%d of %d hosts of this tree, clients on each: %d", thisTreeCount(c.hosts), len(c.hosts), clients), func(t *testing.T) {
+				r := harness.StartRedis(t)
+				all := versions(t)
+				var fleet []*harness.Worker
+				for _, v := range c.hosts {
+					d := harness.StartDaemonOf(t, all[v].program, r.UnixURL())
+					for range clients {
+						fleet = append(fleet, harness.StartGoWorker(t, d))
+					}
+				}
+				var answers []<-chan harness.Answer
+				for _, w := range fleet {
+					answers = append(answers, w.Send(harness.Command{Do: "poll", Name: "shared", WaitMS: -1, ForMS: window.Milliseconds()}))
+				}
+				grants, longest, total := make([]int, len(c.hosts)), make([]time.Duration, len(c.hosts)), 0
+				for i, w := range fleet {
+					a := w.Await(answers[i])
+					if a.Err != "" {
+						t.Errorf("client %d: %s: %s", i, a.Err, a.Msg)
+					}
+					host := i / clients
+					grants[host] += a.Grants
+					longest[host] = max(longest[host], time.Duration(a.LongestNS))
+					total += a.Grants
+				}
+				for host, n := range grants {
+					name := all[c.hosts[host]].name
+					t.Logf("host %d, %s: %d grants, %.1f %%, longest wait %v", host, name, n, float64(n)*100/float64(total), longest[host].Round(time.Millisecond))
+					if n*100 < total*c.least {
+						t.Errorf("host %d, %s: %d of %d grants, less than %d %%", host, name, n, total, c.least)
+					}
+				}
+			})
+		}
+	}
+}
+
+func thisTreeCount(hosts []int) (n int) {
+	for _, v := range hosts {
+		n += v
+	}
+	return n
+}
