@@ -110,7 +110,8 @@ type Config struct {
 	// sees to everything else. Renewals are not held up by them. Default 64.
 	MaxWork int
 
-	Seed uint64 // of what is left to chance: when locks are renewed, and whose turn it is
+	Seed   uint64      // of what is left to chance: when locks are renewed and asked for again
+	Chance rand.Source // of the same, for tests; nil: a generator with that Seed
 
 	Journal Journal // nil: nothing is stored for a successor
 }
@@ -212,7 +213,11 @@ func New(cfg Config, now int64) *Table {
 		byName:   make(map[string]*lock),
 		byHold:   make(map[uint64]*hold),
 	}
-	t.policy = policy{cfg: &t.cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x10c4)), trip: int64(20 * time.Millisecond)}
+	chance := cfg.Chance
+	if chance == nil {
+		chance = rand.NewPCG(cfg.Seed, 0x10c4)
+	}
+	t.policy = policy{cfg: &t.cfg, rng: rand.New(chance), trip: int64(20 * time.Millisecond)}
 	t.wheel.MaxPending = 2*cfg.MaxLocks + strayCells // one per lock, one per waiter
 	return t
 }
