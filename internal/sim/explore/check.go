@@ -1,0 +1,206 @@
+package explore
+
+import (
+	"slices"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// onGranted notes that a client is granted the lock.
+func (w *world) onGranted(h *host, cl *client, e *locktable.Effect) {
+	if cl.phase != waiting && cl.phase != trying || e.ID != cl.request {
+		w.violated("a client of host %d is granted what it did not ask for", h.index)
+	}
+	if e.Token <= w.granted {
+		w.violated("a client of host %d is granted token %d after token %d", h.index, e.Token, w.granted)
+	}
+	w.granted = max(w.granted, e.Token)
+	cl.phase, cl.hold, cl.token, cl.deadline = believes, e.Hold, e.Token, e.Deadline
+}
+
+// check checks what must be true in every state.
+func (w *world) check() {
+	var holder *client
+	for _, h := range w.hosts {
+		for c := range h.clients {
+			cl := &h.clients[c]
+			if cl.phase != believes || w.now >= cl.deadline {
+				continue
+			}
+			if holder != nil {
+				w.violated("two clients believe that they have the lock: in tokens %d and %d", holder.token, cl.token)
+			}
+			holder = cl
+			switch k := &w.key; {
+			case int(k.Owner) != h.index:
+				w.violated("client %d of host %d believes in hold %d for %d ms, and the key is not of its host", c, h.index, cl.hold, (cl.deadline-w.now)/ms)
+			case k.ExpireAt < cl.deadline:
+				w.violated("client %d of host %d believes in hold %d for %d ms, and the key expires in %d ms", c, h.index, cl.hold, (cl.deadline-w.now)/ms, (k.ExpireAt-w.now)/ms)
+			}
+		}
+	}
+}
+
+// isQuiet reports whether nothing is on the way, and every host has a connection.
+func (w *world) isQuiet() bool {
+	for _, h := range w.hosts {
+		if h.process == nil || h.stalled || h.old != nil || !h.conn.isOpen || !h.conn.isServed || len(h.conn.requests)+len(h.conn.frames) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// When faults have ended, and every client releases what it is granted, each request is answered
+// within settleWithin: until a host with a ticket asks again. If no fault has happened, no host
+// needs to ask again: there is a pause at most, in which the lock is left free.
+const (
+	settleWithin          = lease/6 + 2*tick
+	settleWithinFaultless = tick
+)
+
+// A key that no client has or waits for is deleted within keptWithin: it may linger.
+const keptWithin = lingerFor
+
+// settle ends all faults and runs the world fairly: what is on the way arrives, and each client
+// that is granted the lock releases it. It returns the world in which nothing is left, how long
+// that took, and the longest time after which a client got an answer.
+func (w *world) settle() (last *world, longest int64) {
+	return w.settleWith(func(*world, action) {})
+}
+
+func (w *world) settleWith(each func(*world, action)) (last *world, longest int64) {
+	n := w.clone()
+	defer func() {
+		if p := recover(); p != nil {
+			n.violated("the table panics: %v", p)
+			last = n
+		}
+	}()
+	start, within := n.now, settleWithin
+	if n.faults == 0 {
+		within = settleWithinFaultless
+	}
+	unused := int64(-1) // since when there is a key that no client has or waits for
+	for steps := 0; n.violation == ""; steps++ {
+		waits := n.waits()
+		a, ok := n.nextFair()
+		if !ok {
+			at, more := n.nextTick()
+			if !more {
+				break
+			}
+			if waits && at-start > within || at-start > 8*lease || steps > 10_000 {
+				n.violated("the world does not come to rest: waits=%v, %d steps, %d ms", waits, steps, (at-start)/ms)
+				break
+			}
+			switch {
+			case waits || !n.key.Exists() || n.isGhost():
+				unused = -1
+			case unused < 0:
+				unused = n.now
+			}
+			if unused >= 0 && at-unused > keptWithin {
+				n.violated("host %d keeps key %d, which no client has or waits for, for more than %d ms", n.key.Owner, n.key.Num, (n.now-unused)/ms)
+				break
+			}
+			a = actionOf(passTime, 0, 0)
+		}
+		each(n, a)
+		faults := n.faults
+		n = n.step(a)
+		n.clients, n.faults, n.ticks = 0, faults, 0
+		if waits {
+			longest = n.now - start
+		}
+	}
+	if n.violation == "" {
+		n.checkRest()
+	}
+	return n, longest
+}
+
+// isGhost reports whether an operation of a connection that was given up made the key, and the
+// sidecar was sent no message of it. It stays until another host wants the lock, or its lease
+// ends.
+func (w *world) isGhost() bool { return slices.Contains(w.hosts[w.key.Owner].late, w.key.Num) }
+
+func (w *world) waits() bool {
+	for _, h := range w.hosts {
+		for c := range h.clients {
+			if p := h.clients[c].phase; p == waiting || p == trying {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// nextFair is what happens next in a world that is run fairly; false: time passes.
+func (w *world) nextFair() (action, bool) {
+	for i, h := range w.hosts {
+		switch {
+		case h.old != nil && len(h.old.requests) > 0:
+			return actionOf(executeOld, i, 0), true
+		case h.old != nil:
+			return actionOf(closeOld, i, 0), true
+		case h.process == nil:
+			return actionOf(restart, i, 0), true
+		case h.stalled:
+			return actionOf(resume, i, 0), true
+		case !h.conn.isOpen:
+			return actionOf(reconnect, i, 0), true
+		case !h.conn.isServed && len(h.conn.frames) == 0:
+			return actionOf(giveUp, i, 0), true
+		}
+	}
+	// The one for which more is on the way is first.
+	first, length := -1, 0
+	for i, h := range w.hosts {
+		if n := len(h.conn.requests) + len(h.conn.frames); n > length {
+			first, length = i, n
+		}
+	}
+	if first >= 0 {
+		if len(w.hosts[first].conn.frames) > 0 {
+			return actionOf(deliver, first, 0), true
+		}
+		return actionOf(execute, first, 0), true
+	}
+	for i, h := range w.hosts {
+		for c := range h.clients {
+			switch cl := &h.clients[c]; {
+			case cl.away:
+				return actionOf(claim, i, c), true
+			case cl.phase == believes:
+				return actionOf(release, i, c), true
+			}
+		}
+	}
+	return 0, false
+}
+
+// checkRest checks a world in which nothing will happen any more.
+func (w *world) checkRest() {
+	if w.key.Exists() {
+		w.violated("host %d keeps the lock, which no client has or waits for", w.key.Owner)
+	}
+	// A ticket that an operation of a dead connection or process has made stays until it is met,
+	// or expires.
+	if n := len(w.queue.Tickets); n > 0 && w.faults == 0 {
+		w.violated("%d tickets are left in the queue", n)
+	}
+	for i, h := range w.hosts {
+		for c := range h.clients {
+			if p := h.clients[c].phase; p != idle {
+				w.violated("client %d of host %d is in phase %d at the end: a wake-up is lost", c, i, p)
+			}
+		}
+		if _, ok := h.process.table.Info(w.now, lockName); ok {
+			w.violated("the table of host %d does not forget the lock", i)
+		}
+		if h.journal.lock.Name != "" {
+			w.violated("the journal of host %d still has the lock", i)
+		}
+	}
+}

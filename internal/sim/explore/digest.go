@@ -1,0 +1,306 @@
+package explore
+
+import (
+	"math/bits"
+	"slices"
+
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// digester makes a number of a world, which is the same for worlds that behave in the same
+// way:
+//
+//   - Times are relative to now.
+//   - Hold numbers of a host and tokens only matter by their order, so each is replaced by its
+//     rank among all that the world has.
+//   - Hosts, and the clients of one host, are all alike. A host is described by what there is
+//     of it anywhere, also in Redis, and the numbers of the two descriptions are combined in
+//     an order of their own. Clients are numbered as they occur.
+//
+// Two worlds that are not alike may have the same number by chance, once in 2^64 times.
+type digester struct {
+	now   int64
+	hosts [hostCount]description
+
+	tokens, numbers []uint64 // in their order
+}
+
+// description is a host in words.
+type description struct {
+	digester *digester
+	words    []uint64
+	numbers  []int // indices of words that are hold numbers
+	tokens   []int // indices of words that are tokens
+
+	clients  [clientsOf]int // by the order of their occurrence
+	met      int
+	sessions [clientsOf]locktable.SessionID
+}
+
+func (d *description) Value(x uint64) { d.words = append(d.words, x) }
+func (d *description) Time(at int64)  { d.words = append(d.words, uint64(at-d.digester.now)) }
+
+func (d *description) Number(id uint64) {
+	d.numbers = append(d.numbers, len(d.words))
+	d.words = append(d.words, id)
+}
+
+func (d *description) Token(token uint64) {
+	d.tokens = append(d.tokens, len(d.words))
+	d.words = append(d.words, token)
+}
+
+func (d *description) Session(id locktable.SessionID) {
+	c := clientOf(id)
+	if d.sessions[c] != id {
+		d.Value(1 << 32) // of a client that is dead
+		return
+	}
+	d.Value(uint64(d.order(c)))
+}
+
+// order is the number of a client, by the order of their occurrence.
+func (d *description) order(c int) int {
+	for i, met := range d.clients[:d.met] {
+		if met == c {
+			return i
+		}
+	}
+	d.clients[d.met] = c
+	d.met++
+	return d.met - 1
+}
+
+func (d *description) flags(flags ...bool) {
+	x := uint64(1)
+	for _, f := range flags {
+		x <<= 1
+		if f {
+			x |= 1
+		}
+	}
+	d.Value(x)
+}
+
+// digest returns the number of a world.
+func (g *digester) digest(w *world) uint64 {
+	g.now = w.now
+	g.tokens = append(g.tokens[:0], w.granted, uint64(w.counter.Value))
+	for i := range g.hosts {
+		d := &g.hosts[i]
+		d.digester = g
+		d.words, d.numbers, d.tokens, d.met = d.words[:0], d.numbers[:0], d.tokens[:0], 0
+		w.describe(d, w.hosts[i])
+		for _, at := range d.tokens {
+			g.tokens = append(g.tokens, d.words[at])
+		}
+	}
+	slices.Sort(g.tokens)
+	var sums [hostCount]uint64
+	for i := range g.hosts {
+		d := &g.hosts[i]
+		for _, at := range d.tokens {
+			d.words[at] = rankIn(g.tokens, d.words[at])
+		}
+		g.numbers = append(g.numbers[:0], 0) // it stands for none
+		for _, at := range d.numbers {
+			g.numbers = append(g.numbers, d.words[at])
+		}
+		slices.Sort(g.numbers)
+		for _, at := range d.numbers {
+			d.words[at] = rankIn(g.numbers, d.words[at])
+		}
+		sums[i] = hash(d.words)
+	}
+	if sums[0] > sums[1] {
+		sums[0], sums[1] = sums[1], sums[0]
+	}
+	all := [...]uint64{sums[0], sums[1], uint64(w.clients)<<16 | uint64(w.faults)<<8 | uint64(w.ticks), rankIn(g.tokens, w.granted), rankIn(g.tokens, uint64(w.counter.Value))}
+	return hash(all[:])
+}
+
+// rankIn returns how many different numbers of a sorted slice are smaller.
+func rankIn(sorted []uint64, x uint64) (rank uint64) {
+	for i, y := range sorted {
+		if y == x {
+			break
+		}
+		if i == 0 || y != sorted[i-1] {
+			rank++
+		}
+	}
+	return rank
+}
+
+func hash(words []uint64) uint64 {
+	h := uint64(len(words))
+	for _, x := range words {
+		hi, lo := bits.Mul64(h^0x9e3779b97f4a7c15, x^0xd6e8feb86659fd93)
+		h = (hi ^ lo) + h*0xff51afd7ed558ccd
+	}
+	h ^= h >> 32
+	return h * 0x9fb21c651e98df25
+}
+
+// describe describes a host, with what Redis has of it.
+func (w *world) describe(d *description, h *host) {
+	for c := range h.clients {
+		d.sessions[c] = h.clients[c].session
+	}
+	own := redis.Owner(h.index)
+	d.flags(h.process != nil, h.stalled, h.conn.isOpen, h.conn.isServed, h.conn.subscribed, h.old != nil,
+		w.isSubscribed(wire(h.index, false)), w.isSubscribed(wire(h.index, true)), w.key.Owner == own)
+	d.Value(uint64(h.doom)<<8 | uint64(len(h.late)))
+	for _, id := range h.late {
+		d.Number(id)
+	}
+	if w.key.Owner == own {
+		d.Number(w.key.Num)
+		d.Value(uint64(w.key.Count))
+		d.Time(w.key.ExpireAt)
+	}
+	for i, t := range w.queue.Tickets {
+		if t.Owner == own {
+			d.Value(uint64(i) | 1<<40)
+			d.Number(t.Num)
+			d.Value(w.ticksOf(t.Time))
+		}
+	}
+	if sign, ok := w.queue.Signs[own]; ok && len(w.queue.Tickets) > 0 {
+		d.Value(w.ticksOf(sign*1_000_000) | 1<<41)
+	}
+	if h.process != nil {
+		d.flags(h.process.listens)
+		h.process.table.Describe(d, w.now, lockName)
+	}
+	w.describeJournal(d, h)
+	w.describeConnection(d, &h.conn)
+	if h.old != nil {
+		w.describeConnection(d, h.old)
+	}
+	w.describeClients(d, h)
+	d.Value(h.notes.digest(w))
+}
+
+// ticksOf describes the age of a ticket.
+func (w *world) ticksOf(at int64) uint64 {
+	const perTick = tick / 1000 * clockRate
+	return uint64(min((w.now/1000*clockRate-at+perTick-1)/perTick, 15_000_000/perTick+1))
+}
+
+func (w *world) describeJournal(d *description, h *host) {
+	j := h.journal
+	d.flags(j.lock.Name != "", j.hold.ID != 0)
+	if j.lock.Name != "" {
+		d.Number(j.lock.MaxHoldID)
+	}
+	if r := &j.hold; r.ID != 0 {
+		d.Number(r.ID)
+		d.Session(r.Session)
+		d.Time(max(r.Granted, w.now-4*tick))
+		d.Time(max(r.Deadline, w.now))
+		s := j.session(r.Session)
+		d.flags(r.InDoubt, s != nil, s != nil && s.LeaseSeq == r.LeaseSeq)
+		d.Value(uint64(r.Phase)<<32 | uint64(r.Entries))
+		d.Value(uint64(r.LeaseMS))
+		if s != nil {
+			d.Time(max(s.LeaseSent, w.now))
+		}
+	}
+	if h.process == nil {
+		d.Number(j.lastHold)
+	}
+}
+
+func (w *world) describeConnection(d *description, c *connection) {
+	d.Value(uint64(len(c.requests))<<16 | uint64(len(c.frames))<<8 | uint64(len(c.unanswered)))
+	for i := range c.requests {
+		r := &c.requests[i]
+		d.flags(i > 0 && r.batch == c.requests[i-1].batch)
+		d.Value(uint64(r.kind))
+		if r.kind == locktable.Redis {
+			w.describeOp(d, r)
+		}
+	}
+	for i := range c.frames {
+		w.describeFrame(d, &c.frames[i])
+	}
+}
+
+func (w *world) describeOp(d *description, r *request) {
+	op := &r.op
+	d.flags(op.RequireExisting, op.AfterPendingDrop, op.Enqueue, op.InOrder, op.Ticket != 0)
+	d.Value(uint64(op.Kind)<<48 | uint64(op.Reserve)<<32 | uint64(op.LeaseMS))
+	d.Value(uint64(op.Count)<<32 | uint64(min(op.PassedMS, 100)))
+	d.Number(op.HoldID)
+	if op.Ticket != 0 {
+		d.Number(op.Ticket)
+	}
+	d.Time(max(r.sent, w.now-lease))
+}
+
+func (w *world) describeFrame(d *description, f *frame) {
+	d.Value(uint64(f.kind))
+	switch f.kind {
+	case resultFrame:
+		r := &f.result
+		d.flags(r.Passed, r.Paused, r.Ticket != 0, r.Token != 0)
+		d.Value(uint64(r.Kind)<<8 | uint64(r.Outcome))
+		d.Value(uint64(uint32(r.Listeners))<<32 | uint64(uint32(r.Rank)))
+		d.Value(uint64(uint32(r.HolderReached))<<32 | uint64(r.Waiting))
+		d.Time(max(r.Sent, w.now-lease))
+		if r.Ticket != 0 {
+			d.Number(r.Ticket)
+		}
+		if r.Token != 0 {
+			d.Token(r.Token)
+		}
+		if r.Outcome == locktable.HeldByOther {
+			d.Value(uint64(r.TTLMS))
+		}
+	case messageFrame:
+		m := &f.message
+		d.Value(uint64(m.Kind)<<32 | uint64(m.PauseMS))
+		if m.Kind == locktable.Transferred {
+			d.Number(m.Ticket)
+			d.Token(m.LastToken)
+			d.Value(uint64(m.LeaseMS)<<16 | uint64(m.Tokens))
+			d.Value(uint64(m.Waiting)<<32 | uint64(min(m.PassedMS, 100)))
+		}
+	}
+}
+
+// rank is a number of clients that differ.
+func (c *client) rank() (rank int) {
+	rank = 4 * int(c.phase)
+	if c.away {
+		rank += 2
+	}
+	if c.dead {
+		rank++
+	}
+	return rank
+}
+
+// describeClients describes the clients: those that the table has named, and then the others.
+func (w *world) describeClients(d *description, h *host) {
+	if d.met == 0 && h.clients[0].rank() < h.clients[1].rank() {
+		d.order(1) // two that nothing names, in an order of their own
+	}
+	for c := range h.clients {
+		d.order(c)
+	}
+	for _, c := range d.clients[:d.met] {
+		cl := &h.clients[c]
+		d.flags(cl.away, cl.dead)
+		d.Value(uint64(cl.phase))
+		if cl.phase == believes {
+			d.Number(cl.hold)
+			d.Time(max(cl.deadline, w.now))
+		}
+		if h.process != nil {
+			h.process.table.DescribeSession(d, w.now, cl.session)
+		}
+	}
+}

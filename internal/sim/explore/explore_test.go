@@ -1,0 +1,56 @@
+package explore
+
+import (
+	"flag"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+)
+
+var (
+	deep   = flag.Bool("explore.deep", false, "explore with the larger budgets")
+	budget = flag.String("explore.budget", "", "explore with this budget: what clients do, faults and passages of time, as in 3,1,0")
+	limit  = flag.Duration("explore.for", 0, "begin no further level after this time, for each root and budget")
+)
+
+// Each budget is explored from each root, until there is no further state.
+var (
+	budgets = []Budget{{Clients: 4}, {Clients: 2, Ticks: 1}, {Clients: 2, Faults: 1}, {Clients: 1, Faults: 1, Ticks: 1}}
+	larger  = []Budget{
+		{Clients: 6}, {Clients: 4, Ticks: 1}, {Clients: 3, Ticks: 2}, {Clients: 3, Faults: 1},
+		{Clients: 2, Faults: 1, Ticks: 1}, {Clients: 2, Faults: 2}, {Clients: 1, Faults: 2, Ticks: 1}, {Clients: 1, Faults: 1, Ticks: 2},
+	}
+)
+
+func TestExplore(t *testing.T) {
+	all := budgets
+	if *deep {
+		all = larger
+	}
+	if *budget != "" {
+		var b Budget
+		if _, err := fmt.Sscanf(*budget, "%d,%d,%d", &b.Clients, &b.Faults, &b.Ticks); err != nil {
+			t.Fatalf("-explore.budget: %v", err)
+		}
+		all = []Budget{b}
+	}
+	for _, b := range all {
+		for _, root := range roots {
+			t.Run(fmt.Sprintf("%s from %s", b, root.name), func(t *testing.T) {
+				p := &Plan{Budget: b, Prefix: root.steps, Settle: 8, Workers: runtime.GOMAXPROCS(0), Limit: *limit}
+				start := time.Now()
+				r := Explore(p)
+				if v := r.Violation; v != nil {
+					t.Fatalf("%d steps from here: %s\n%s", v.Depth, v.Text, v.Trace())
+				}
+				complete := "all"
+				if !r.Complete {
+					complete = "not all"
+				}
+				t.Logf("%s: %d states, %d transitions, %d steps deep, %.0f transitions a second; %d states were run to the end, for %v at most",
+					complete, r.States, r.Transitions, r.Depth, float64(r.Transitions)/time.Since(start).Seconds(), r.Settled, r.Longest)
+			})
+		}
+	}
+}

@@ -1,0 +1,362 @@
+package explore
+
+import (
+	"slices"
+
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// ---- connections -------------------------------------------------------------
+
+// connect makes a connection. The sidecar is subscribed to its own channel before the table
+// knows of the connection.
+func (w *world) connect(h *host) {
+	h.conn = connection{isOpen: true, isServed: true}
+	if h.process.listens {
+		h.conn.requests = push(h.conn.requests, request{kind: locktable.Subscribe})
+	}
+	h.process.table.Up(w.now, false, true)
+	w.drain(h)
+}
+
+func (w *world) reconnect(i int) { w.connect(w.changeTable(i)) }
+
+// cut ends a connection at Redis: what the host has sent and Redis has not executed is lost,
+// and nothing that is published reaches the host. What was sent to it may still arrive.
+func (w *world) cut(i int) {
+	h := w.change(i)
+	h.conn.isServed, h.conn.requests = false, nil
+	w.unsubscribe(wire(i, false))
+}
+
+// giveUp is what a host does that notices the end of its connection, or takes it for ended.
+func (w *world) giveUp(i int) {
+	h := w.changeTable(i)
+	t := h.process.table
+	unanswered, subscribed := h.conn.unanswered, h.conn.subscribed
+	w.loseConnection(h)
+	t.Down(w.now, "Redis cannot be reached")
+	w.drain(h)
+	for _, r := range unanswered {
+		if h.process == nil {
+			return
+		}
+		w.result(h, locktable.Result{Kind: r.op.Kind, Name: lockName, Outcome: locktable.Unknown, Sent: r.sent, Msg: "connection lost"})
+	}
+	if h.process != nil && subscribed {
+		t.Unsubscribed(w.now, lockName)
+		w.drain(h)
+	}
+}
+
+// loseConnection ends a connection for the host. Redis may still have it.
+func (w *world) loseConnection(h *host) {
+	if c := &h.conn; c.isServed {
+		w.unsubscribe(wire(h.index, true))
+		if w.isSubscribed(wire(h.index, false)) {
+			w.unsubscribe(wire(h.index, false))
+			w.subscribe(wire(h.index, true))
+		}
+		h.old = &connection{isServed: true, requests: c.requests}
+	}
+	h.conn = connection{}
+}
+
+// closeOld has Redis notice the end of a connection that the host has given up.
+func (w *world) closeOld(i int) {
+	w.change(i).old = nil
+	w.unsubscribe(wire(i, true))
+}
+
+func (w *world) isSubscribed(id int32) bool {
+	for _, s := range w.subscribers.Subscribers {
+		if s == id {
+			return true
+		}
+	}
+	return false
+}
+
+// The list of subscribers is shared between worlds, so it is made again.
+
+func (w *world) subscribe(id int32) {
+	w.unsubscribe(id)
+	w.subscribers.Subscribers = push(w.subscribers.Subscribers, id)
+}
+
+func (w *world) unsubscribe(id int32) {
+	var rest []int32
+	for _, s := range w.subscribers.Subscribers {
+		if s != id {
+			rest = append(rest, s)
+		}
+	}
+	w.subscribers.Subscribers = rest
+}
+
+// ---- processes ---------------------------------------------------------------
+
+// crash kills a sidecar.
+func (w *world) crash(i int) { w.end(w.change(i)) }
+
+// end ends a process. Its clients know that at once.
+func (w *world) end(h *host) {
+	if h.process == nil {
+		return
+	}
+	h.journal = h.process.journal
+	h.process = nil
+	w.loseConnection(h)
+	h.stalled, h.doom = false, noDoom
+	for c := range h.clients {
+		switch cl := &h.clients[c]; cl.phase {
+		case waiting, trying:
+			cl.phase = idle // it may send its request again
+			fallthrough
+		default:
+			cl.away = true
+		}
+	}
+}
+
+// restart starts the successor of a dead process, which restores what is in the journal.
+func (w *world) restart(i int) {
+	h := w.change(i)
+	h.journal = h.journal.clone()
+	h.process = &process{journal: h.journal}
+	t := locktable.New(w.config(h), w.now)
+	h.process.table = t
+	snapshot := h.journal.snapshot()
+	w.plan.mutant.restore(h, &snapshot)
+	t.Restore(w.now, &snapshot)
+	w.drain(h)
+	for _, s := range snapshot.Sessions {
+		cl := &h.clients[clientOf(s.ID)]
+		if cl.session == s.ID && !cl.dead && t.Holds(s.ID) > 0 {
+			continue // it may resume its session
+		}
+		t.Close(w.now, s.ID)
+		w.drain(h)
+	}
+	for c := range h.clients {
+		cl := &h.clients[c]
+		if cl.dead || t.Holds(cl.session) == 0 {
+			if cl.phase == believes && w.now < cl.deadline {
+				w.violated("client %d of host %d believes in hold %d, and the journal does not have it", c, i, cl.hold)
+			}
+			w.openSession(h, c)
+		}
+	}
+	w.copyProcess(h)
+}
+
+// ---- Redis -------------------------------------------------------------------
+
+// execute has Redis execute what is next on a connection: one command, or a Drop and the Take
+// that was sent with it.
+func (w *world) execute(i int, old bool) {
+	h := w.change(i)
+	var c *connection
+	if old {
+		o := *h.old
+		c = &o
+		h.old = c
+	} else {
+		c = &h.conn
+	}
+	r := c.requests[0]
+	c.requests = c.requests[1:]
+	id := wire(i, old)
+	switch r.kind {
+	case locktable.Subscribe:
+		w.subscribe(id)
+		c.frames = push(c.frames, frame{kind: subscribedFrame})
+		return
+	case locktable.Unsubscribe:
+		w.unsubscribe(id)
+		return
+	}
+	w.key.Expire(w.now)
+	w.queue = w.queue.Clone()
+	var next *request
+	if len(c.requests) > 0 && c.requests[0].kind == locktable.Redis && c.requests[0].op.AfterPendingDrop && c.requests[0].batch == r.batch {
+		next = &c.requests[0]
+		c.requests = c.requests[1:]
+	}
+	passed := w.run(h, c, &r, next, false)
+	if next != nil {
+		w.run(h, c, next, nil, passed)
+	}
+}
+
+// run runs one operation. next is the Take in the same run, passed: the Drop in the same run
+// passed the lock on.
+func (w *world) run(h *host, c *connection, r, next *request, passed bool) bool {
+	w.scripts++
+	cmd := redis.Command{
+		Op: &r.op, Owner: redis.Owner(h.index), Now: w.now, Floor: 1, Fresh: freshToken,
+		Queue: w.queue, Clock: w.clock(), PassedOn: passed, KeepsCounterExpiry: r.op.AfterPendingDrop,
+		Receivers: func(to redis.Owner) int32 {
+			n := int32(0)
+			if w.hosts[to].conn.isServed {
+				n++
+			}
+			if w.hosts[to].old != nil {
+				n++
+			}
+			return n
+		},
+	}
+	if next != nil {
+		cmd.Next = &next.op
+	}
+	reply := cmd.Run(&w.key, &w.counter, &w.subscribers)
+	if c == h.old && r.op.Kind == locktable.Take {
+		h.late = push(h.late, r.op.HoldID)
+	}
+	own := c.frames
+	if w.plan.PushAfterReply {
+		c.frames = push(c.frames, frame{result: w.resultOf(r, &reply)})
+		own = nil
+	}
+	for i := range reply.Sent {
+		if m := &reply.Sent[i]; m.Reached > 0 {
+			w.publish(h, c, int(m.To), m.Message)
+		}
+	}
+	if reply.Publication == redis.Published {
+		for _, s := range w.subscribers.Subscribers {
+			if s < hostCount {
+				w.publish(h, c, int(s), locktable.Message{Kind: locktable.Unlocked, Name: lockName})
+			}
+		}
+	}
+	if !w.plan.PushAfterReply {
+		c.frames = push(c.frames, frame{result: w.resultOf(r, &reply)})
+	}
+	_ = own
+	return reply.Passed
+}
+
+// publish sends a message to a host, if Redis has a connection on which it arrives.
+func (w *world) publish(h *host, c *connection, to int, m locktable.Message) {
+	f := frame{kind: messageFrame, message: m}
+	switch {
+	case to != h.index:
+		if w.hosts[to].conn.isServed {
+			other := w.change(to)
+			other.conn.frames = push(other.conn.frames, f)
+		}
+	case h.conn.isServed:
+		h.conn.frames = push(h.conn.frames, f) // c may be the old one
+	}
+}
+
+// clock is what Redis's TIME returns, in µs. Each script takes some.
+func (w *world) clock() int64 { return w.now/1000*clockRate + w.scripts }
+
+func (w *world) resultOf(r *request, reply *redis.Reply) locktable.Result {
+	res := locktable.Result{
+		Kind: r.op.Kind, Name: lockName, Outcome: reply.Outcome, Sent: r.sent, Msg: reply.Code,
+		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
+		Rank: reply.Rank, Ticket: reply.Ticket, HolderReached: reply.HolderReached, Waiting: reply.Waiting,
+		Passed: reply.Passed, Paused: reply.Paused,
+	}
+	if reply.Outcome == locktable.HeldByOther {
+		res.Field = "another host"
+	}
+	return res
+}
+
+// ---- what arrives at hosts ---------------------------------------------------
+
+// deliver has a host read the next frame of its connection.
+func (w *world) deliver(i int) {
+	h := w.changeTable(i)
+	f := h.conn.frames[0]
+	h.conn.frames = h.conn.frames[1:]
+	switch f.kind {
+	case resultFrame:
+		h.conn.unanswered = h.conn.unanswered[1:]
+		w.result(h, f.result)
+		return
+	case messageFrame:
+		if m := &f.message; m.Kind == locktable.Transferred && slices.Contains(h.late, m.Ticket) {
+			h.late = slices.DeleteFunc(slices.Clone(h.late), func(id uint64) bool { return id == m.Ticket })
+		}
+		if w.plan.mutant.message(w, h, &f.message) {
+			h.process.table.Message(w.now, f.message)
+		}
+	case subscribedFrame:
+		if !h.process.listens {
+			return
+		}
+		h.conn.subscribed = true
+		h.process.table.Subscribed(w.now, lockName)
+	}
+	w.drain(h)
+}
+
+func (w *world) result(h *host, r locktable.Result) {
+	w.plan.mutant.result(w, h, &r)
+	h.process.table.Result(w.now, r)
+	w.drain(h)
+}
+
+// ---- time --------------------------------------------------------------------
+
+// nextTick is when something is due that happens by itself; false: there is nothing.
+func (w *world) nextTick() (int64, bool) {
+	at, ok := int64(0), false
+	add := func(t int64) {
+		t = max((t+tick-1)/tick*tick, w.now)
+		if !ok || t < at {
+			at, ok = t, true
+		}
+	}
+	for _, h := range w.hosts {
+		if h.process != nil && !h.stalled {
+			if t, ok := h.process.table.NextDeadline(); ok {
+				add(t + w.plan.mutant.lateBy())
+			}
+		}
+	}
+	if w.key.Exists() {
+		add(w.key.ExpireAt)
+	}
+	return at, ok
+}
+
+// advance moves the time to the next tick at which something is due.
+func (w *world) advance() {
+	at, _ := w.nextTick()
+	if at > w.now {
+		w.now, w.scripts = at, 0
+	}
+	w.key.Expire(w.now)
+	for i := range w.hosts {
+		if !w.hosts[i].stalled {
+			w.fire(i)
+		}
+	}
+}
+
+// fire fires the timers of a table that are due.
+func (w *world) fire(i int) {
+	h := w.hosts[i]
+	if h.process == nil {
+		return
+	}
+	if at, ok := h.process.table.NextDeadline(); ok && at+w.plan.mutant.lateBy() <= w.now {
+		h = w.changeTable(i)
+		h.process.table.Advance(w.now)
+		w.drain(h)
+	}
+}
+
+// resume ends a stall: the host's timers come first.
+func (w *world) resume(i int) {
+	w.change(i).stalled = false
+	w.fire(i)
+}

@@ -1,0 +1,32 @@
+package explore
+
+// root is a state from which an exploration begins, by the steps from the initial state.
+type root struct {
+	name  string
+	steps []action
+}
+
+var (
+	a0 = actionOf(acquire, 0, 0)
+	b0 = actionOf(acquire, 0, 1)
+	a1 = actionOf(acquire, 1, 0)
+	b1 = actionOf(acquire, 1, 1)
+	x0 = actionOf(execute, 0, 0)
+	x1 = actionOf(execute, 1, 0)
+	d0 = actionOf(deliver, 0, 0)
+	d1 = actionOf(deliver, 1, 0)
+	r0 = actionOf(release, 0, 0)
+)
+
+// In the states of roots, no step that leads on is missing, and no fault has happened.
+var roots = []root{
+	{"nothing", nil},
+	// Client 0 of host 0 has the lock. A ticket of host 1 stands in the queue, and all know that.
+	{"queued", []action{a0, x0, d0, a1, x1, d0, d1}},
+	// The same, and the lock passes to host 1: the message is on the way, and so is the result.
+	{"transfer", []action{a0, x0, d0, a1, x1, d0, d1, r0, x0}},
+	// As "queued", with a second client of each host.
+	{"crowd", []action{a0, x0, d0, a1, x1, d0, d1, b0, b1, x0, d0}},
+	// Host 0 has the lock, which lingers there.
+	{"lingering", []action{a0, x0, d0, r0, x0, d0, a0, x0, d0, r0}},
+}

@@ -1,0 +1,116 @@
+package explore
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Trace describes the way to a violation, and after each step what has changed.
+func (v *Violation) Trace() string {
+	var b strings.Builder
+	w := newWorld(v.Plan)
+	line := func(a action) {
+		next := w.step(a)
+		fmt.Fprintf(&b, "%5d ms  %s\n", (w.now-startOfRun)/ms, a)
+		next.traceChanges(&b, w)
+		w = next
+	}
+	for _, a := range v.Path {
+		line(a)
+	}
+	if w.violation == "" {
+		b.WriteString("from here it is run fairly:\n")
+		w.settleWith(func(_ *world, a action) { line(a) })
+	}
+	fmt.Fprintf(&b, "%s\n", v.Text)
+	return b.String()
+}
+
+func (w *world) traceChanges(b *strings.Builder, before *world) {
+	out := func(format string, args ...any) { fmt.Fprintf(b, "            "+format+"\n", args...) }
+	for i, h := range w.hosts {
+		was := before.hosts[i]
+		for c := range h.clients {
+			if cl := &h.clients[c]; *cl != was.clients[c] {
+				out("client %d of host %d: %s", c, i, cl.text(w))
+			}
+		}
+		for _, r := range added(was.conn.requests, h.conn.requests) {
+			out("host %d sends %s", i, r.text())
+		}
+		for _, f := range added(was.conn.frames, h.conn.frames) {
+			out("Redis sends to host %d: %s", i, f.text())
+		}
+	}
+	if w.key != before.key {
+		out("the key is now %s", keyText(w))
+	}
+	if t, was := fmt.Sprint(w.queue.Tickets), fmt.Sprint(before.queue.Tickets); t != was {
+		out("the queue is now %s", queueText(w.queue))
+	}
+}
+
+// added returns what was appended to a stream from which the first may have been taken.
+func added[T any](before, after []T) []T {
+	if len(after) > 0 && len(before) > 0 {
+		for i := range before {
+			if &before[i] == &after[0] || fmt.Sprint(before[i]) == fmt.Sprint(after[0]) {
+				return after[min(len(before)-i, len(after)):]
+			}
+		}
+	}
+	return after
+}
+
+func (c *client) text(w *world) string {
+	switch c.phase {
+	case waiting:
+		return "waits"
+	case trying:
+		return "tries"
+	case believes:
+		return fmt.Sprintf("believes in hold %d, token %d, for %d ms; away: %v", c.hold, c.token-freshToken, (c.deadline-w.now)/ms, c.away)
+	}
+	return fmt.Sprintf("idle; away: %v, dead: %v", c.away, c.dead)
+}
+
+func (r *request) text() string {
+	if r.kind != locktable.Redis {
+		return [...]string{locktable.Subscribe: "subscribe", locktable.Unsubscribe: "unsubscribe"}[r.kind]
+	}
+	op := &r.op
+	name := [...]string{locktable.Take: "take", locktable.Renew: "renew", locktable.Check: "check", locktable.Drop: "drop"}[op.Kind]
+	return fmt.Sprintf("%s(%d) ticket=%d enqueue=%v reserve=%d lease=%d afterDrop=%v existing=%v passed=%d", name, op.HoldID, op.Ticket, op.Enqueue, op.Reserve, op.LeaseMS, op.AfterPendingDrop, op.RequireExisting, op.PassedMS)
+}
+
+func (f *frame) text() string {
+	switch f.kind {
+	case subscribedFrame:
+		return "subscribed"
+	case messageFrame:
+		m := &f.message
+		name := [...]string{"unlocked", "transferred", "recalled", "freed", "requeue"}[m.Kind]
+		return fmt.Sprintf("%s ticket=%d lease=%d waiting=%d", name, m.Ticket, m.LeaseMS, m.Waiting)
+	}
+	r := &f.result
+	name := [...]string{"done", "held by other", "key missing", "differs", "not a lock", "not sent", "unknown", "refused", "retryable"}[r.Outcome]
+	return fmt.Sprintf("%s ticket=%d rank=%d reached=%d waiting=%d passed=%v paused=%v listeners=%d", name, r.Ticket, r.Rank, r.HolderReached, r.Waiting, r.Passed, r.Paused, r.Listeners)
+}
+
+func keyText(w *world) string {
+	if !w.key.Exists() {
+		return "free"
+	}
+	return fmt.Sprintf("host %d's, %d, for %d ms", w.key.Owner, w.key.Num, (w.key.ExpireAt-w.now)/ms)
+}
+
+func queueText(q *redis.Queue) string {
+	var b strings.Builder
+	for _, t := range q.Tickets {
+		fmt.Fprintf(&b, "[%d of host %d]", t.Num, t.Owner)
+	}
+	return b.String()
+}

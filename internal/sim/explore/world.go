@@ -1,0 +1,415 @@
+package explore
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+const (
+	ms = int64(time.Millisecond)
+
+	// tick is the unit of time: what happens within it happens at one moment. It is a multiple
+	// of what the table rounds times to, so that states that were reached at different times
+	// become equal.
+	tick  = 32 * ms
+	lease = 16 * tick
+
+	lingerFor = 2 * tick
+
+	lockName   = "a"
+	hostCount  = 2
+	clientsOf  = 2 // a host
+	startOfRun = 1000 * lease
+
+	// Redis's clock, by which it tells an old ticket: 15 s are half a lease, as they are of the
+	// default lease.
+	clockRate = 15_000_000 * 2 / (lease / 1000) // its µs in one of ours
+
+	freshToken = 1 << 30 // the counter begins above it
+)
+
+// tableConfig is the configuration of the tables. The times stand in the same order as the
+// defaults, in few ticks. Grants and tokens are few, so that their limits are reached.
+func tableConfig() locktable.Config {
+	return locktable.Config{
+		Lease:              time.Duration(lease),
+		HandoffBudget:      2,
+		Turn:               time.Duration(tick),
+		HandoffTime:        time.Duration(2 * tick),
+		Backoff:            time.Duration(tick),
+		QuietTime:          time.Duration(3 * tick),
+		QuietPause:         time.Duration(tick),
+		RivalMemory:        time.Duration(4 * tick),
+		Poll:               time.Duration(8 * tick), // with a ticket: a sixth of the lease
+		PollDeaf:           time.Duration(tick),
+		WatchAfter:         time.Duration(4 * tick),
+		Linger:             time.Duration(lingerFor),
+		SubscriptionLinger: time.Duration(4 * tick),
+		RetryAfter:         time.Duration(tick),
+		TryWithin:          time.Duration(4 * tick),
+		MaxLocks:           16,
+		Chance:             least{},
+	}
+}
+
+// least is a source of chance from which package rand always makes the least number. (With 0 it
+// would draw again and again.)
+type least struct{}
+
+func (least) Uint64() uint64 { return 1 }
+
+// world is one state: two hosts with their clients, Redis, and what is on the way between
+// them. It is a value: a step makes another one, which shares what the step does not change.
+type world struct {
+	plan    *Plan
+	now     int64
+	scripts int64  // that Redis has run since the last tick
+	granted uint64 // the largest token
+
+	// Steps so far of the kinds that a plan limits.
+	clients, faults, ticks int8
+
+	hosts [hostCount]*host
+
+	// Redis.
+	key         redis.Key
+	counter     redis.Counter
+	queue       *redis.Queue
+	subscribers redis.Channel // connections that are subscribed to the lock's channel; see host.wire
+
+	violation string // of a rule, by the last step
+}
+
+// host is a host: its sidecar, which may be dead, its connection to Redis and its clients.
+type host struct {
+	index   int
+	process *process // nil: it is dead
+	journal *journal // what the successor of a dead process finds
+
+	conn connection // of the process
+
+	// A connection that the host has given up, or whose process is dead, and of which Redis does
+	// not know that yet. What was sent on it may be executed late, and what is published to the
+	// host seems to be received.
+	old  *connection
+	late []uint64 // numbers of Takes that were executed on it; see isGhost
+
+	clients  [clientsOf]client
+	sessions uint64 // opened so far
+	requests uint64 // sent so far
+
+	stalled bool // its timers do not fire
+	doom    doom
+
+	notes notes // of a mutant
+}
+
+// doom says that the process dies in the next input: what the table stored in the journal is
+// there, but not all effects are carried out.
+type doom uint8
+
+const (
+	noDoom      doom = iota
+	doomBefore       // it dies before any effect is carried out
+	doomBetween      // it dies when it has sent its operations, and no frame to a client
+)
+
+// process is a sidecar: its table and its journal.
+type process struct {
+	table   *locktable.Table
+	listens bool // the table wants to be subscribed to the lock's channel
+	*journal
+}
+
+// connection is a connection to Redis. Each direction is a FIFO stream.
+type connection struct {
+	isOpen     bool // the host believes that it works
+	isServed   bool // Redis has it
+	batch      uint32
+	requests   []request // on the way to Redis, or not executed yet
+	frames     []frame   // on the way to the host
+	unanswered []request // operations without a result
+	subscribed bool      // the table was told that it is subscribed to the lock's channel
+}
+
+// request is what a host sends to Redis.
+type request struct {
+	kind  locktable.EffectKind // Redis, Subscribe or Unsubscribe
+	op    locktable.Op
+	sent  int64
+	batch uint32 // requests of one batch are executed together
+}
+
+// frame is what Redis sends to a host.
+type frame struct {
+	kind    frameKind
+	result  locktable.Result
+	message locktable.Message
+}
+
+type frameKind uint8
+
+const (
+	resultFrame frameKind = iota
+	messageFrame
+	subscribedFrame
+)
+
+// client is a process that locks, with its session. A client that dies is followed by another
+// one.
+type client struct {
+	phase    clientPhase
+	session  locktable.SessionID
+	request  uint64 // the acquire, of a client that waits
+	since    int64  // when it was sent
+	hold     uint64 // of a client that believes
+	token    uint64
+	deadline int64
+	away     bool // its sidecar was restarted, and it has not claimed its hold
+	dead     bool // and its sidecar does not know: it was restarted, or is down
+}
+
+type clientPhase uint8
+
+const (
+	idle     clientPhase = iota
+	waiting              // until it is granted the lock
+	trying               // it does not wait for another owner
+	believes             // it was granted the lock, and was not notified of a loss
+)
+
+// wire numbers connections for the channel of the lock.
+func wire(h int, old bool) int32 {
+	if old {
+		return int32(h) + hostCount
+	}
+	return int32(h)
+}
+
+func newWorld(p *Plan) *world {
+	w := &world{plan: p, now: startOfRun, key: redis.NoKey, queue: new(redis.Queue)}
+	for i := range w.hosts {
+		h := &host{index: i, journal: &journal{}}
+		w.hosts[i] = h
+		h.process = &process{journal: h.journal}
+		h.process.table = locktable.New(w.config(h), w.now)
+		for c := range h.clients {
+			w.openSession(h, c)
+		}
+		w.connect(h)
+		w.copyProcess(h)
+	}
+	return w
+}
+
+func (w *world) config(h *host) locktable.Config {
+	cfg := tableConfig()
+	cfg.Journal = h.journal
+	return cfg
+}
+
+// clone returns a copy that shares the hosts.
+func (w *world) clone() *world {
+	c := *w
+	return &c
+}
+
+// change replaces a host by a copy, which shares its table.
+func (w *world) change(i int) *host {
+	h := *w.hosts[i]
+	w.hosts[i] = &h
+	return &h
+}
+
+// changeTable replaces a host by a copy with a copy of its table, before an input of that.
+func (w *world) changeTable(i int) *host {
+	h := w.change(i)
+	if h.process != nil {
+		w.copyProcess(h)
+	}
+	return h
+}
+
+func (w *world) copyProcess(h *host) {
+	if w.plan.noCopies {
+		return
+	}
+	j := h.process.journal.clone()
+	h.process = &process{table: h.process.table.Clone(j), listens: h.process.listens, journal: j}
+	h.journal = j
+}
+
+func (w *world) violated(format string, args ...any) {
+	if w.violation == "" {
+		w.violation = fmt.Sprintf(format, args...)
+	}
+}
+
+// sessionOf is the number of a session: the client is in its last bit.
+func (h *host) newSession(c int) locktable.SessionID {
+	h.sessions++
+	return locktable.SessionID(h.sessions<<1 | uint64(c))
+}
+
+func clientOf(id locktable.SessionID) int { return int(id & 1) }
+
+func (w *world) openSession(h *host, c int) {
+	h.clients[c] = client{session: h.newSession(c)}
+	peer := locktable.Peer{PID: int64(c) + 1, UID: 1}
+	h.process.open(h.clients[c].session, peer)
+	h.process.table.Open(w.now, h.clients[c].session, peer)
+}
+
+// ---- what clients do ---------------------------------------------------------
+
+func (w *world) acquire(i, c int, wait int64) {
+	h := w.changeTable(i)
+	cl := &h.clients[c]
+	h.requests++
+	cl.phase, cl.request, cl.since = waiting, h.requests, w.now
+	if wait == 0 {
+		cl.phase = trying
+	}
+	h.process.table.Acquire(w.now, cl.session, protocol.Acquire{ID: cl.request, Name: lockName, WaitMS: wait})
+	w.drain(h)
+}
+
+func (w *world) cancel(i, c int) {
+	h := w.changeTable(i)
+	cl := &h.clients[c]
+	target := cl.request
+	h.process.table.Cancel(w.now, cl.session, protocol.Cancel{Target: target})
+	w.drain(h)
+}
+
+func (w *world) release(i, c int) {
+	h := w.changeTable(i)
+	cl := &h.clients[c]
+	hold := cl.hold
+	cl.phase = idle
+	h.process.table.Release(w.now, cl.session, protocol.Release{Hold: hold})
+	w.drain(h)
+}
+
+// die kills a client, whose sidecar notices that at once, if there is one. Another client
+// takes its place.
+func (w *world) die(i, c int) {
+	h := w.changeTable(i)
+	cl := &h.clients[c]
+	if h.process == nil {
+		*cl = client{session: cl.session, dead: true}
+		return
+	}
+	session := cl.session
+	w.openSession(h, c)
+	h.process.table.Close(w.now, session)
+	w.drain(h)
+}
+
+// claim resumes the session of a client after a restart of its sidecar.
+func (w *world) claim(i, c int) {
+	h := w.changeTable(i)
+	cl := &h.clients[c]
+	h.requests++
+	req := protocol.Claim{ID: h.requests}
+	if cl.phase == believes && w.now < cl.deadline {
+		req.Holds = []protocol.ClaimedHold{{Hold: cl.hold, Entries: 1}}
+	} else {
+		cl.phase = idle
+	}
+	cl.away = false
+	h.process.table.Resume(cl.session, locktable.Peer{PID: int64(c) + 1, UID: 1})
+	if fault := h.process.table.Claim(w.now, cl.session, &req); fault != "" {
+		w.violated("the claim of a client breaks the protocol: %s", fault)
+	}
+	w.drain(h)
+}
+
+// ---- effects -----------------------------------------------------------------
+
+// drain carries out the effects of the last input.
+func (w *world) drain(h *host) {
+	t := h.process.table
+	for h.process != nil {
+		for t.Busy() {
+			t.Work(w.now)
+		}
+		effects := w.plan.mutant.effects(w, h, t.Effects())
+		if len(effects) == 0 {
+			break
+		}
+		h.conn.batch++
+		for i := range effects {
+			w.apply(h, &effects[i])
+		}
+	}
+	if h.doom != noDoom {
+		h.doom = noDoom
+		w.end(h)
+	}
+}
+
+func (w *world) apply(h *host, e *locktable.Effect) {
+	switch e.Kind {
+	case locktable.Redis, locktable.Subscribe, locktable.Unsubscribe:
+		if h.doom != doomBefore {
+			w.send(h, e)
+		}
+		return
+	case locktable.Closed:
+		if h.doom == noDoom {
+			h.process.closed(e.Session)
+		}
+		return
+	}
+	c := clientOf(e.Session)
+	cl := &h.clients[c]
+	if h.doom != noDoom || cl.session != e.Session {
+		return // nothing receives it
+	}
+	switch e.Kind {
+	case locktable.Granted:
+		w.onGranted(h, cl, e)
+	case locktable.Refusal:
+		if cl.phase != waiting && cl.phase != trying || e.ID != cl.request {
+			w.violated("client %d of host %d is refused what it did not ask for", c, h.index)
+		}
+		cl.phase = idle
+	case locktable.Lost:
+		if cl.phase == believes && cl.hold == e.Hold {
+			cl.phase = idle
+		}
+	case locktable.Lease:
+		if cl.phase == believes {
+			cl.deadline = max(cl.deadline, e.Deadline)
+		}
+	}
+}
+
+// send gives an operation, or a command of the lock's channel, to the connection.
+func (w *world) send(h *host, e *locktable.Effect) {
+	c := &h.conn
+	r := request{kind: e.Kind, op: e.Op, sent: w.now, batch: c.batch}
+	switch e.Kind {
+	case locktable.Redis:
+		if !c.isOpen {
+			w.violated("host %d sends an operation although Redis is down", h.index)
+			return
+		}
+		c.unanswered = push(c.unanswered, r)
+	case locktable.Subscribe:
+		h.process.listens = true
+	case locktable.Unsubscribe:
+		h.process.listens, c.subscribed = false, false
+	}
+	if c.isServed {
+		c.requests = push(c.requests, r)
+	}
+}
+
+// push appends to a slice that other worlds may share.
+func push[T any](s []T, v T) []T { return append(s[:len(s):len(s)], v) }
