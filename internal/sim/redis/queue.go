@@ -162,8 +162,8 @@ func (c *Command) stand(given uint64) (rank int32, ticket uint64) {
 
 // offer offers the lock to the tickets in their order, until one accepts. The tickets before
 // it are removed, and the one that accepts, unless it stays. Tickets of this sidecar up to
-// the operation's hold number were given up, unless they are asked for.
-func (c *Command) offer(reply *Reply, asked, stays bool, accept func(t Ticket) bool) (accepted Ticket, ok bool) {
+// the operation's hold number were given up, but for mine; 0: all of them.
+func (c *Command) offer(reply *Reply, mine uint64, stays bool, accept func(t Ticket) bool) (accepted Ticket, ok bool) {
 	q := c.Queue
 	for range maxOffers {
 		if len(q.Tickets) == 0 {
@@ -174,7 +174,7 @@ func (c *Command) offer(reply *Reply, asked, stays bool, accept func(t Ticket) b
 			q.remove(t.Owner, t.Num)
 		}
 		switch own := t.Owner == c.Owner; {
-		case own && !asked && t.Num <= c.Op.HoldID:
+		case own && t.Num != mine && t.Num <= c.Op.HoldID:
 		case !own && q.isOld(t, c.Clock, c.Denied.Signs):
 			c.tell(t.Owner, locktable.Message{Kind: locktable.Requeue}, reply)
 		case accept(t):
@@ -185,10 +185,10 @@ func (c *Command) offer(reply *Reply, asked, stays bool, accept func(t Ticket) b
 	return Ticket{}, false
 }
 
-// pass passes the lock on to the first ticket whose sidecar receives that, or with asked also
-// to the first of this sidecar. If there is none, the lock is free. The code is that of an
-// error, after which it is not passed on.
-func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, asked bool) (to Ticket, ok bool, code string) {
+// pass passes the lock on to the first ticket whose sidecar receives that, or to mine, which
+// is of this sidecar; 0: there is none. If no ticket gets it, the lock is free. The code is
+// that of an error, after which it is not passed on.
+func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, mine uint64) (to Ticket, ok bool, code string) {
 	op := c.Op
 	if c.Denied.PExpire {
 		return to, false, "NOPERM"
@@ -214,10 +214,10 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, a
 			}
 		}
 	}
-	to, ok = c.offer(reply, asked, false, func(t Ticket) bool {
+	to, ok = c.offer(reply, mine, false, func(t Ticket) bool {
 		*key = Key{Owner: t.Owner, Num: t.Num, Count: 1, ExpireAt: expireAt}
 		reply.Waiting = uint32(len(c.Queue.Tickets)) + more
-		if asked && t.Owner == c.Owner {
+		if t.Owner == c.Owner && t.Num == mine {
 			return true
 		}
 		return c.tell(t.Owner, locktable.Message{
@@ -240,7 +240,7 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 	op := c.Op
 	reply = Reply{Listeners: locktable.Uncounted}
 	_, ticket := c.stand(op.Ticket)
-	to, ok, code := c.pass(key, counter, &reply, max(int64(op.Reserve), passedTokens), true)
+	to, ok, code := c.pass(key, counter, &reply, max(int64(op.Reserve), passedTokens), ticket)
 	if !ok && ticket == op.HoldID {
 		c.Queue.remove(c.Owner, ticket)
 	}
@@ -252,7 +252,7 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 		return reply, true
 	case !ok:
 		return reply, false
-	case to.Owner == c.Owner:
+	case to.Owner == c.Owner && to.Num == ticket:
 		reply.Outcome, reply.Ticket, reply.Change = locktable.Done, to.Num, Write
 		if op.Reserve == 0 {
 			reply.Token, reply.Made = 0, false
@@ -315,7 +315,7 @@ func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, exis
 	}
 	refused := op.LeaseMS == 0
 	if !pauses && !refused {
-		_, ok, code := c.pass(key, counter, &reply, passedTokens, false)
+		_, ok, code := c.pass(key, counter, &reply, passedTokens, 0)
 		if ok {
 			reply.Passed, reply.Token, reply.Made = true, 0, false
 			return reply
@@ -335,7 +335,7 @@ func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, exis
 				pause = pauseAloneMS
 			}
 		}
-		c.offer(&reply, false, true, func(t Ticket) bool {
+		c.offer(&reply, 0, true, func(t Ticket) bool {
 			return c.tell(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, &reply) > 0
 		})
 	}

@@ -256,9 +256,9 @@ local function define_queue_functions()
   -- pause: the lock is free for so many ms, and the ticket keeps its place.
   --
   -- given: the lock passes to the ticket. It has old, the key's field, nil if there is no
-  -- key, and last, lease, passed and more, which are parts of the message; and mine: the
-  -- first ticket of this sidecar gets the lock, and no message. If no ticket gets it, the key
-  -- is deleted.
+  -- key, and last, lease, passed and more, which are parts of the message; and mine, a ticket
+  -- of this sidecar that may get the lock, and no message. If no ticket gets it, the key is
+  -- deleted.
   local function offer(lock, queue, num, pause, given)
     num = num + 0
     local old, mine = given and given.old, given and given.mine
@@ -273,7 +273,7 @@ local function define_queue_functions()
         local sign = ask('HGET', signs_of(queue), string.sub(field, 1, 36))
         is_old = now() - (tonumber(sign) or 0) * 1000000 > 15000000
       end
-      if not ticket or own and not mine and ticket + 0 <= num then
+      if not ticket or own and ticket ~= mine and ticket + 0 <= num then
         -- No ticket, or one that was given up.
       elseif is_old then
         send(field, 'requeue ' .. lock)
@@ -284,7 +284,7 @@ local function define_queue_functions()
         if old then redis.call('HDEL', lock, old) else redis.call('PEXPIRE', lock, given.lease) end
         old = field
         local waiting = count(queue) + given.more
-        if own and mine then return field, waiting end
+        if own and ticket == mine then return field, waiting end
         local message = string.format('transfer %s %.0f 32 %s %d %s ', ticket, given.last, given.lease, waiting, given.passed)
         if send(field, message .. lock) > 0 then return field, waiting end
       end
@@ -315,12 +315,12 @@ local function define_queue_functions()
     if wait ~= '2' or count(queue) == 0 then return end
     local _, stands = stand(queue, num, ticket)
     local field, waiting, last, made = pass(lock, counter, queue, num, n + 0 < 32 and '32' or n,
-      {lease = lease, passed = '0', more = 0, mine = true})
+      {lease = lease, passed = '0', more = 0, mine = stands})
     if not field then
       if stands == num then ask('ZREM', queue, prefix .. num) end
       return waiting -- an error, or nil
     end
-    if string.sub(field, 1, #prefix) ~= prefix then
+    if field ~= prefix .. (stands or '') then
       words[2 * op] = stands or ticket
       return refuse(op, lock, channel, num, field, false)
     end
