@@ -117,6 +117,7 @@ type lockOnHost struct {
 	yielding   bool   // it released the lock for others, and backs off
 	yieldedAt  int64  // host clock: when it did so although a client waited here; 0: it did not
 	droppedAt  int64  // host clock: when the table was told that the lock is released
+	freedUntil int64  // host clock: until then a sidecar leaves the lock free, as the table was told
 
 	localGrants      int   // since Redis was last asked for the lock
 	localGrantsSince int64 // host clock

@@ -100,7 +100,8 @@ func (w *world) checkQuietPause(h *host, n int, op locktable.Op, now int64) {
 		l.pauseSince = now
 		return
 	}
-	if l.pausing && h.someoneWaits(n, l.pauseSince) && now < l.droppedAt+quietPause && !h.triesFirst(n, now) {
+	queues := op.AfterPendingDrop && l.waiting > 0 // a sidecar recalled it meanwhile
+	if l.pausing && !queues && h.someoneWaits(n, l.pauseSince) && now < l.droppedAt+quietPause && !h.triesFirst(n, now) {
 		w.violation(n, "host %d released the lock for a moment, and takes it %s later", h.index, time.Duration(now-l.droppedAt))
 	}
 	w.check.meetIf(PausedForPollers, l.pausing)
@@ -207,7 +208,7 @@ func (w *world) onDone(h *host, o *operation) {
 	}
 	l.mayYield = l.othersListen() || now < l.rivalUntil
 	l.waiting = r.Waiting
-	if !o.op.RequireExisting && o.op.HoldID > l.hold.num && !l.isProtected(now) { // not an assertion
+	if (!o.op.RequireExisting || o.op.Enqueue) && o.op.HoldID > l.hold.num && !l.isProtected(now) { // not an assertion
 		l.cameAt, l.turnGrants, l.localGrants = now, 0, 0
 	}
 }
@@ -270,7 +271,7 @@ func (w *world) checkBack(h *host) {
 	now := h.clock(w.now)
 	for n := range w.plan.names {
 		l := &h.locks[n]
-		if l.hold.state == none && l.inFlight == noOp && l.dropPending == noOp && now >= l.droppedAt+yieldBackoff && h.someoneWaits(n, now) {
+		if l.hold.state == none && l.inFlight == noOp && l.dropPending == noOp && now >= max(l.droppedAt+yieldBackoff, l.freedUntil) && h.someoneWaits(n, now) {
 			w.violation(n, "Redis is back, and host %d does not ask for the lock", h.index)
 		}
 	}
@@ -297,6 +298,7 @@ func (w *world) noteMessage(h *host, n int, m *locktable.Message, sentAt int64) 
 		l.pipelinedSince = 0
 	case locktable.Freed:
 		l.yielding = true // the lock is left to others, until the next Take
+		l.freedUntil = h.clock(w.now) + int64(m.PauseMS)*ms
 	case locktable.Recalled:
 		w.check.meet(Recalled)
 		w.check.meetIf(RecalledGhost, has && name.ghost && l.inFlight == noOp)

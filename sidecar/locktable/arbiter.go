@@ -177,6 +177,7 @@ func (a *arbiter) onFreed(now, pause int64, noWait bool) {
 	if noWait {
 		pause = 0
 	}
+	a.remote.isKnown = false
 	a.leaveFree(now, pause)
 }
 
@@ -194,6 +195,25 @@ func (a *arbiter) onUnlocked(p *policy, now int64, pl *place) {
 		a.tryBy(now + int64(p.cfg.Backoff))
 	default:
 		a.tryBy(now)
+	}
+}
+
+// mustOnlyAsk decides whether a Take of this host, which shows that it still waits, leaves a
+// free lock alone. Such a lock was left free for a moment: for programs that are no sidecars,
+// and then for the first of the queue. With a thousand hosts, one of them asks in every such
+// moment.
+func (a *arbiter) mustOnlyAsk(now int64, pl *place) bool {
+	hasExpired := a.remote.ttlMS >= 0 && now > a.remote.seenAt+ms(a.remote.ttlMS)
+	return a.remote.isKnown && a.isTold(pl) && pl.rank > 0 && !hasExpired
+}
+
+// onFoundFree notes that such a Take found the lock free. If it is still free in a moment, no
+// other host wants it. A request that does not wait is not kept from it.
+func (a *arbiter) onFoundFree(p *policy, now int64, noWait bool) {
+	a.remote.isKnown = false
+	a.nextTry = max(now, a.backoffUntil)
+	if !noWait {
+		a.nextTry = max(now+int64(p.cfg.Backoff), a.backoffUntil)
 	}
 }
 
@@ -297,13 +317,13 @@ func (a *arbiter) onDropDone(p *policy, now int64, r *Result, noWait bool) {
 
 // onHeldByOther notes the result that another host has the lock, and until when there is
 // no use in asking again.
-func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight) {
+func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight, pl *place) {
 	isQueued := r.Ticket != 0
 	a.remote = remoteHolder{
 		isKnown: true, isSidecar: isQueued && r.HolderReached != 0,
 		field: printable(r.Field), ttlMS: min(r.TTLMS, maxTTL), seenAt: now, askedAt: op.sentAt,
 	}
-	isTold := isQueued && (a.remote.isSidecar || r.Rank >= 2)
+	isTold := a.isTold(pl)
 	pause := a.pollPause(p)
 	if isTold || isQueued && a.sub == subscribed {
 		pause = p.refreshPause()
@@ -327,6 +347,12 @@ func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight) {
 	if op.mayBeFree {
 		a.tryBy(now)
 	}
+}
+
+// isTold reports whether a sidecar will tell this host when it can have the lock, or when to
+// ask: it has a ticket, and the holder is a sidecar or others stand before it that would ask.
+func (a *arbiter) isTold(pl *place) bool {
+	return pl.isQueued() && (a.remote.isSidecar || pl.rank >= 2)
 }
 
 // onOwnPublish notes a message on the lock's channel. It returns whether this host published
@@ -389,24 +415,37 @@ func (a *arbiter) onUnsubscribed(p *policy, now int64) {
 //   - while local waiters wait for another host, and no sidecar would tell them that the lock
 //     is free: there is no ticket, or the holder is no sidecar and only one ticket, or none,
 //     stands before this host's;
-//   - while local waiters have waited for long, for a local holder, or as the first of the
+//   - while local waiters have waited for long for one local holder, or as the first of the
 //     queue: so that they notice at once if a program deletes the key;
-//   - and for some time after.
+//   - and for some time after; in the second case not if sidecars queue for the lock. Every
+//     subscriber counts as a program that waits, for which they leave the lock free more often
+//     and for longer.
 //
-// head is the first waiter, or nil. It returns the effect that is needed; 0: none.
-func (a *arbiter) updateSubscription(p *policy, at *alarm, head *waiter, isHeld bool, pl *place) (effect EffectKind) {
+// head is the first waiter, or nil; heldSince is when the local hold was granted, or never.
+// It returns the effect that is needed; 0: none.
+func (a *arbiter) updateSubscription(p *policy, at *alarm, head *waiter, heldSince int64, pl *place) (effect EffectKind) {
 	isNeeded, isPolling := false, false
+	lingerUntil := at.now + int64(p.cfg.SubscriptionLinger)
+	isHeld := heldSince != never
 	switch isAway := !isHeld && a.remote.isKnown; {
 	case head == nil:
 	case isAway && (pl.phase == placeAsked || pl.phase == placeLeaving):
 		isNeeded, isPolling = a.sub != unsubscribed, a.isPolling // until the result that is to come
-	case isAway && (!pl.isQueued() || pl.rank < 2 && !a.remote.isSidecar):
+		lingerUntil = at.now
+	case isAway && !a.isTold(pl):
 		isNeeded, isPolling = true, a.sub != subscribed
-	case isHeld, isAway && pl.rank == 0:
-		isNeeded = at.due(head.request.since + int64(p.cfg.WatchAfter))
+	case isHeld || isAway && pl.rank == 0:
+		since := heldSince
+		if isAway {
+			since = pl.since
+		}
+		isNeeded = at.due(max(head.request.since, since) + int64(p.cfg.WatchAfter))
+		if pl.isQueued() || a.rivals.waiting > 0 {
+			lingerUntil = at.now
+		}
 	}
 	if isNeeded {
-		a.lingerUntil, a.unneededMessages = at.now+int64(p.cfg.SubscriptionLinger), 0
+		a.lingerUntil, a.unneededMessages = max(a.lingerUntil, lingerUntil), 0
 		if a.sub == unsubscribed {
 			a.sub, effect = subscribing, Subscribe
 		}

@@ -165,6 +165,8 @@ type want struct {
 	enqueue     bool   // a ticket is to stand in the queue if another host has the lock
 	notBefore   int64  // unless the claim is this host's already
 	mayPipeline bool   // after a Drop in flight
+	onlyAsk     bool   // a free lock is left to the hosts before this one in the queue
+	inOrder     bool   // a free lock goes to the first of the queue, if there is one
 
 	// Of wantForQueue and wantNothing.
 	ticket uint64 // that may stand in the queue; 0: none
@@ -218,7 +220,7 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 	case w.kind == wantForQueue && (c.state.isOurs() || a.due(w.notBefore)):
 		return Op{
 			Kind: Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve,
-			AfterPendingDrop: w.mayPipeline, Enqueue: w.enqueue, Ticket: w.ticket,
+			AfterPendingDrop: w.mayPipeline, Enqueue: w.enqueue, Ticket: w.ticket, RequireExisting: w.onlyAsk, InOrder: w.inOrder,
 		}
 	case w.kind == wantNothing && (c.state != claimAbsent || w.ticket != 0):
 		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.leaseMS, Ticket: w.ticket, PassedMS: c.passedMS(a.now)}

@@ -165,7 +165,9 @@ func (t *Table) want(a *alarm, l *lock) want {
 			notBefore: q.arbiter.nextTry, mayPipeline: mayPipeline,
 			ticket: q.place.live(),
 		}
+		w.onlyAsk = l.claim.state == claimAbsent && !first.isTrying() && q.arbiter.mustOnlyAsk(now, &q.place)
 		w.enqueue = t.redis.isListening && (w.ticket != 0 || waiting > 1 || !first.isTrying())
+		w.inOrder = w.enqueue && w.ticket == 0
 		switch {
 		case l.isHot:
 			w.reserve = hotTokens

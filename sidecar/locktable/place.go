@@ -29,6 +29,7 @@ package locktable
 type place struct {
 	phase      placePhase
 	ticket     uint64 // it may stand in the queue; 0: of placeNone
+	since      int64  // when the Take was sent that made it
 	validSince int64  // a transfer of the ticket happens after this
 	rank       int32  // tickets before it, at the last result
 }
@@ -56,7 +57,7 @@ func (p *place) live() uint64 {
 // onTakeSent notes a Take with Enqueue.
 func (p *place) onTakeSent(now int64, op *Op) {
 	if p.live() == 0 {
-		*p = place{phase: placeAsked, ticket: op.HoldID, validSince: now}
+		*p = place{phase: placeAsked, ticket: op.HoldID, since: now, validSince: now}
 	}
 }
 
@@ -64,7 +65,11 @@ func (p *place) onTakeSent(now int64, op *Op) {
 func (p *place) onTakeResult(id uint64, r *Result) {
 	switch {
 	case r.Outcome == HeldByOther && r.Ticket != 0:
-		*p = place{phase: placeQueued, ticket: r.Ticket, validSince: r.Sent, rank: r.Rank}
+		since := p.since
+		if r.Ticket != p.ticket {
+			since = r.Sent
+		}
+		*p = place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: r.Rank}
 	case r.Outcome == Unknown:
 	case r.Outcome == Done, r.Outcome == HeldByOther, p.ticket == id:
 		*p = place{}

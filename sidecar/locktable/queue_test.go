@@ -115,7 +115,7 @@ const believed = 29698 * time.Millisecond
 func TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	if op := r.queued(1); op.HoldID != 1 || op.Ticket != 0 || op.InOrder {
+	if op := r.queued(1); op.HoldID != 1 || op.Ticket != 0 || !op.InOrder {
 		t.Fatalf("the first take: %+v", op)
 	}
 	r.want() // not even a subscription

@@ -77,6 +77,8 @@ func (t *Table) Result(now int64, r Result) {
 		l.forgetClaim(claimAbsent)
 		if l.holds != nil {
 			t.loseHold(l.holds, protocol.Deleted, "")
+		} else if q != nil && op.enqueue {
+			q.arbiter.onFoundFree(&t.policy, now, q.firstTries())
 		}
 
 	case Differs:
@@ -198,7 +200,11 @@ func (t *Table) alignRenewal(at int64) int64 {
 
 // onDropDone notes that the key has no field of this host.
 func (t *Table) onDropDone(now int64, l *lock, op *inFlight, r *Result) {
-	if q := l.queue; q != nil {
+	q := l.queue
+	if r.Paused {
+		q = t.needQueue(l) // it remembers for how long the lock is left free
+	}
+	if q != nil {
 		q.arbiter.onDropDone(&t.policy, now, r, q.firstTries())
 	}
 	l.forgetClaim(claimAbsent)
@@ -211,7 +217,7 @@ func (t *Table) onDropDone(now int64, l *lock, op *inFlight, r *Result) {
 func (t *Table) onHeldByOther(now int64, l *lock, op *inFlight, r *Result) {
 	q := l.queue
 	a := &q.arbiter
-	a.onHeldByOther(&t.policy, now, r, op)
+	a.onHeldByOther(&t.policy, now, r, op, &q.place)
 	for q.firstTries() && q.waiters.head.request.since <= op.sentAt {
 		req := q.waiters.head.request
 		t.endRequest(req)
@@ -249,7 +255,11 @@ func (t *Table) updateSubscription(a *alarm, l *lock) {
 	if q == nil {
 		return
 	}
-	if effect := q.arbiter.updateSubscription(&t.policy, a, q.waiters.head, l.holds != nil, &q.place); effect != 0 {
+	heldSince := int64(never)
+	if l.holds != nil {
+		heldSince = l.holds.granted
+	}
+	if effect := q.arbiter.updateSubscription(&t.policy, a, q.waiters.head, heldSince, &q.place); effect != 0 {
 		t.emit(Effect{Kind: effect, Name: l.name})
 	}
 	isRivalKnown := l.claim.state.isOurs() && a.now < q.arbiter.rivalUntil

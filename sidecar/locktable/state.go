@@ -299,6 +299,7 @@ func (p *place) describe(d Description, now int64, cfg *Config) {
 	if p.phase != placeNone {
 		d.Number(p.ticket)
 		d.Value(uint64(uint32(p.rank)))
+		describeAge(d, now, p.since, cfg.WatchAfter)
 		describeAge(d, now, p.validSince, cfg.Lease)
 	}
 }
@@ -310,6 +311,8 @@ func (a *arbiter) describe(d Description, now int64, cfg *Config) {
 	d.Time(max(a.rivalUntil, now))
 	if a.remote.isKnown {
 		describeAge(d, now, a.remote.askedAt, cfg.Lease)
+		d.Value(bit(a.remote.ttlMS >= 0))
+		d.Time(max(a.remote.seenAt+ms(max(a.remote.ttlMS, 0)), now))
 	}
 	if a.sub != unsubscribed {
 		d.Time(max(a.lingerUntil, now))

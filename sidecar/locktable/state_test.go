@@ -30,7 +30,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		{reflect.TypeFor[waiter](), 3},
 		{reflect.TypeFor[request](), 15},
 		{reflect.TypeFor[confirm](), 3},
-		{reflect.TypeFor[place](), 4},
+		{reflect.TypeFor[place](), 5},
 		{reflect.TypeFor[arbiter](), 12},
 		{reflect.TypeFor[remoteHolder](), 6},
 		{reflect.TypeFor[dirtySet](), 7},

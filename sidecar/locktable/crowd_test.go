@@ -1,0 +1,99 @@
+package locktable_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Very many hosts in the queue of one lock: none of them may do anything at each release but
+// the one that gets the lock, and none may take a lock that was left free for others.
+
+func TestHostInQueueSubscribesForLongHoldsOnly(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.acquire(2, "a")
+	ticket := r.queued(7).HoldID
+	r.pass(time.Second) // more than WatchAfter
+	r.transfer(ticket, 32, waitingAfter(9))
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.pass(90 * time.Millisecond)
+	r.want() // its waiter has waited for longer, but not for this hold
+	r.pass(20 * time.Millisecond)
+	r.want("subscribe a")
+	r.tb.Subscribed(r.now, "a")
+	for r.collect(); len(r.ops) > 0; r.collect() { // the renewal that looks whether the key is there still
+		r.redis(r.ops[0].Kind, locktable.Done)
+	}
+	r.recall("a")
+	r.release(1, 1)
+	r.answer(locktable.Drop, locktable.Result{Outcome: locktable.Done, Paused: true, Listeners: 1})
+	r.pass(20 * time.Millisecond)
+	r.queued(9)
+	r.want("s1 lease +29s", "s1 released count=0", "unsubscribe a") // it would count as a program for which the lock is left free
+}
+
+func TestRefreshLeavesFreeLockToHostsBeforeIt(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	first := r.queued(5)
+	if !first.InOrder || first.RequireExisting {
+		t.Errorf("the first take of a lock is %+v, want one in the order of the queue", first)
+	}
+	r.pass(7 * time.Second) // the longest refresh
+	refresh := r.answer(locktable.Take, locktable.Result{Outcome: locktable.KeyMissing})
+	if !refresh.RequireExisting || refresh.Ticket != first.HoldID {
+		t.Errorf("the refresh is %+v, want one that takes no free lock", refresh)
+	}
+	r.pass(9 * time.Millisecond)
+	r.quiet()
+	r.pass(3 * time.Millisecond)
+	r.collect()
+	if len(r.ops) != 1 || r.ops[0].RequireExisting || r.ops[0].Ticket != first.HoldID {
+		t.Errorf("operations in flight: %+v, want a take of a lock that no other host took", r.ops)
+	}
+}
+
+func TestFirstOfQueueTakesLockThatWasLeftFree(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	ticket := r.queued(5).HoldID // others before it leave
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 4})
+	r.pass(3 * time.Millisecond)
+	r.quiet()
+	r.pass(3 * time.Millisecond)
+	if op := r.redis(locktable.Take, locktable.Done); op.RequireExisting || op.Ticket != ticket {
+		t.Errorf("it sends %+v, want a take", op)
+	}
+	r.want("s1 granted hold=2 token=1 count=1")
+}
+
+func TestTakeAfterExpiryOfLeaseTakesFreeLock(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.refusedTake(3, locktable.HolderNotTold, 1000)
+	r.pass(1010 * time.Millisecond)
+	r.quiet() // the hosts before it ask first
+	r.pass(10 * time.Millisecond)
+	if op := r.redis(locktable.Take, locktable.Done); op.RequireExisting {
+		t.Errorf("it sends %+v, want a take", op)
+	}
+}
+
+func TestHostThatLeftLockFreeDoesNotTakeItAtOnce(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.recall("a")
+	r.pass(200 * time.Millisecond)
+	r.release(1, 1)
+	r.answer(locktable.Drop, locktable.Result{Outcome: locktable.Done, Paused: true, Listeners: 0})
+	r.pass(time.Millisecond) // no client wants it, so the table may forget the lock
+	r.acquire(1, "a")
+	r.quiet()
+	r.pass(12 * time.Millisecond)
+	if op := r.redis(locktable.Take, locktable.Done); !op.InOrder {
+		t.Errorf("it sends %+v, want a take in the order of the queue", op)
+	}
+}
