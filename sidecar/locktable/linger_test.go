@@ -51,7 +51,7 @@ func newLingeringRig(t *testing.T, cfg locktable.Config) *rig {
 
 func TestLockThatLingersIsGrantedWithoutAnOperation(t *testing.T) {
 	r := newLingeringRig(t, locktable.Config{})
-	for i := range uint64(10) { // until Redis is told the number of the hold
+	for i := range uint64(10) { // until Redis gets the number of the hold
 		r.pass(4 * time.Millisecond) // shorter than Linger
 		s := locktable.SessionID(1 + i%4)
 		r.acquire(s, "a")
@@ -202,8 +202,8 @@ func TestLockWithSubscribersDoesNotLinger(t *testing.T) {
 	}
 }
 
-// While a hot lock is held or lingers, Redis is told of its holds each 50 ms, and says whether
-// a program has subscribed since.
+// While a hot lock is held or lingers, Redis gets the number of its hold each 50 ms, and returns
+// whether a program has subscribed since.
 func TestHotLockIsSyncedEach50MS(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{QuietTime: time.Hour})
 	hold := warmUp(r)
@@ -215,11 +215,11 @@ func TestHotLockIsSyncedEach50MS(t *testing.T) {
 			hold = r.lastHold()
 			r.pass(2 * time.Millisecond)
 			if r.now-synced > int64(time.Second) {
-				t.Fatal("Redis is told nothing for a second")
+				t.Fatal("no operation is sent for a second")
 			}
 		}
 		if d := time.Duration(r.now - synced); d < 50*time.Millisecond || d > 54*time.Millisecond {
-			t.Errorf("Redis is told of the hold after %v", d)
+			t.Errorf("Redis gets the number of the hold after %v", d)
 		}
 		if op := r.redis(locktable.Take, locktable.Done); op.HoldID > hold || op.HoldID < hold-1 || !op.RequireExisting {
 			t.Errorf("%+v for hold %d", op, hold)
@@ -408,7 +408,7 @@ func TestLockThatLingersIsInTheJournal(t *testing.T) {
 	}
 	l.forgotten()
 
-	// A lock whose holds were not told to Redis one by one is dropped up to the last of them.
+	// A lock of whose holds Redis does not have the last one is renewed for that one.
 	l = newRestartHarness(t)
 	l.tb.Up(l.now, false, true)
 	for h, i := warmUp(&l.rig), 0; i < 5; i++ {
