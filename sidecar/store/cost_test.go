@@ -27,6 +27,7 @@ type host struct {
 	conn net.Conn
 	in   *bufio.Reader
 	enc  encoder
+	now  int64 // of what is encoded, ns
 }
 
 func dialHost(t testing.TB, s *server, uuid string) *host {
@@ -45,7 +46,7 @@ func (h *host) bytes(ops ...locktable.Op) (text []byte, replies int) {
 	sortForBatching(ops)
 	for len(ops) > 0 {
 		script, n := batchPrefix(ops)
-		text = h.enc.run(text, byDigest, script, 0, ops[:n])
+		text = h.enc.run(text, byDigest, script, h.now, 0, ops[:n])
 		ops = ops[n:]
 		replies++
 	}

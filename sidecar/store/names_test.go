@@ -276,8 +276,8 @@ func TestNamesOfOperationsAreNotCopied(t *testing.T) {
 		e := encoder{prefix: ourUUID + ":", keys: newKeyspace(prefix)}
 		out := make([]byte, 0, 1<<14)
 		if n := testing.AllocsPerRun(100, func() {
-			e.run(out, byDigest, acquireRelease, 7, ops)
-			e.run(out, byDigest, renew, 7, renewals)
+			e.run(out, byDigest, acquireRelease, 0, 7, ops)
+			e.run(out, byDigest, renew, 0, 7, renewals)
 			Reserved(prefix, ops[2].Name)
 		}); n != 0 {
 			t.Errorf("with prefix %q, to encode some operations takes %v allocations", prefix, n)

@@ -148,7 +148,7 @@ func (p *pipeline) queueBatch(now int64, ops []locktable.Op) {
 func (p *pipeline) queueCommand(now int64, cl call, ops []locktable.Op) {
 	cl.ops = len(ops)
 	p.register(now, cl)
-	p.out.Queued = p.encoder.run(p.out.Queued, cl.form, cl.script, p.id.floor(now), ops)
+	p.out.Queued = p.encoder.run(p.out.Queued, cl.form, cl.script, now, p.id.floor(now), ops)
 	for i := range ops {
 		p.flight.push(ops[i])
 	}
@@ -552,6 +552,10 @@ func (p *pipeline) decode(cl *call, answer reply, results []locktable.Result) er
 	case answer.kind == '-':
 		for i := range results {
 			refuse(&results[i], answer.text)
+		}
+	case cl.script == renew && answer.kind == ':' && answer.num == int64(len(results)):
+		for i := range results {
+			results[i].Outcome, results[i].Listeners = locktable.Done, locktable.Uncounted
 		}
 	case answer.kind != '*', len(answer.list) != len(results):
 		return &unexpectedReply{cl.script, answer}

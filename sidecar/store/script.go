@@ -212,16 +212,16 @@ func (e *encoder) orderArgs(ops []locktable.Op) {
 }
 
 // run appends the command that runs a script for ops, and arranges them: EVALSHA, or
-// EVAL, which also teaches Redis the script. The first token of a new counter is above
-// birth, µs.
-func (e *encoder) run(dst []byte, f form, s *script, birth int64, ops []locktable.Op) []byte {
+// EVAL, which also teaches Redis the script. It is sent at now, ns. The first token of a new
+// counter is above birth, µs.
+func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []locktable.Op) []byte {
 	e.orderArgs(ops)
 	counts := [turns]int{}
 	for i := range e.turns {
 		counts[i] = len(e.turns[i])
 	}
 	if s == renew {
-		return e.renewals(dst, f, ops)
+		return e.renewals(dst, f, now, ops)
 	}
 	counts[set] += counts[setLate]
 	pairs := counts[retaken] / 2
@@ -307,18 +307,39 @@ func (e *encoder) appendQueueWords(dst []byte, ops []locktable.Op, again int) []
 }
 
 // renewals appends the command that renews or checks the locks of ops.
-func (e *encoder) renewals(dst []byte, f form, ops []locktable.Op) []byte {
-	dst = appendCommand(dst, f, renew, len(ops), 3+len(ops))
+func (e *encoder) renewals(dst []byte, f form, now int64, ops []locktable.Op) []byte {
+	dst = appendCommand(dst, f, renew, len(ops), 4+len(ops))
 	for i := range ops {
 		dst = e.keys.appendKey(dst, ops[i].Name)
 	}
 	dst = appendString(dst, e.prefix)
 	dst = appendNumber(dst, int64(ops[0].LeaseMS))
 	dst = appendNumber(dst, int64(ops[0].Count))
+	looks := int64(0)
+	if looksForOthers(now, &ops[0]) {
+		looks = 1
+	}
+	dst = appendNumber(dst, looks)
 	for i := range ops {
 		dst = appendNumber(dst, int64(ops[i].HoldID))
 	}
 	return dst
+}
+
+// lookEvery is how many renewals of a lock there are for one that looks for the fields of
+// others, which is a third of what a renewal costs Redis.
+const lookEvery = 4
+
+// looksForOthers reports whether a run whose first operation is this one, sent at a time, ns,
+// looks for fields of others in the keys. A lock is renewed every third of its lease, so it is
+// in such a run at every fourth renewal as long as the same locks are renewed together, and on
+// average otherwise. The hold number is there so that not all runs look at one time.
+func looksForOthers(now int64, first *locktable.Op) bool {
+	if first.Kind == locktable.Check {
+		return true
+	}
+	third := int64(first.LeaseMS) * 1e6 / 3
+	return (uint64(now/max(third, 1))+first.HoldID)%lookEvery == 0
 }
 
 // appendCommand appends the beginning of a command that runs a script, up to the keys.

@@ -80,7 +80,6 @@ func TestScripts(t *testing.T) {
 		{says: "keep recognises a read-write lock", hash: readers, op: keep(7), want: other, field: "a read-write lock in mode read"},
 		{says: "keep leaves any other hash alone", hash: crowd, op: keep(7), want: other, field: "a hash with 3 fields"},
 		{says: "keep leaves a string alone", value: "x", op: keep(7), want: other, field: aString},
-		{says: "keep takes its own field among others for another structure", hash: map[string]string{field(ourUUID, 7): "1", "mode": "read"}, op: keep(7), want: other, field: "a read-write lock in mode read"},
 
 		{says: "check of our own hold changes nothing", hash: ours(7), op: check(7), want: done},
 		{says: "check finds an earlier hold of ours, and changes nothing", hash: ours(6), op: check(7), want: locktable.Differs},
@@ -242,6 +241,66 @@ func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Only some renewals look for what other programs have put beside our field. All find a lock
+// that is not ours, and a check always looks.
+func TestRenewalsLookForFieldsOfOthersIfAsked(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		ours := field(ourUUID, 7)
+		for _, tt := range []struct {
+			says    string
+			hash    map[string]string
+			lease   int
+			looks   string
+			renewed bool
+		}{
+			{"a renewal of our lock", map[string]string{ours: "1"}, 30_000, "0", true},
+			{"a renewal of our lock that looks", map[string]string{ours: "1"}, 30_000, "1", true},
+			{"a renewal of our field in another structure", map[string]string{ours: "1", "mode": "read"}, 30_000, "0", true},
+			{"a renewal of our field in another structure that looks", map[string]string{ours: "1", "mode": "read"}, 30_000, "1", false},
+			{"a renewal of our field with other entries in another structure", map[string]string{ours: "2", "mode": "read"}, 30_000, "0", false},
+			{"a renewal of another owner's lock", map[string]string{field(otherUUID, 7): "1"}, 30_000, "0", false},
+			{"a check of our field in another structure", map[string]string{ours: "1", "mode": "read"}, 0, "1", false},
+		} {
+			b.admin.FlushAll(ctx)
+			b.admin.HSet(ctx, "lock", tt.hash)
+			b.admin.PExpire(ctx, "lock", time.Minute)
+			status := must(b.admin.Eval(ctx, renew.text, []string{"lock"}, ourUUID+":", tt.lease, 1, tt.looks, 7).Result())
+			if (status == int64(1)) != tt.renewed {
+				t.Errorf("%s: %v", tt.says, status)
+			}
+			if ttl := must(b.admin.PTTL(ctx, "lock").Result()); (ttl <= 30*time.Second) != tt.renewed {
+				t.Errorf("%s: TTL %v", tt.says, ttl)
+			}
+			if got := b.admin.HGetAll(ctx, "lock").Val(); !maps.Equal(got, tt.hash) {
+				t.Errorf("%s: Redis has %v", tt.says, got)
+			}
+		}
+	})
+}
+
+// The renewals of a lock, a third of its lease apart, look at every fourth one.
+func TestEveryFourthRenewalLooks(t *testing.T) {
+	for _, lease := range []uint32{100, 30_000, 4_000_000_000} {
+		op := keepOp("lock", 1_000_003)
+		op.LeaseMS = lease
+		third := int64(lease) * 1e6 / 3
+		for start := range int64(8) {
+			looks := 0
+			for i := range int64(lookEvery) {
+				if looksForOthers(start*third/2+i*third, &op) {
+					looks++
+				}
+			}
+			if looks != 1 {
+				t.Errorf("lease %d: %d of %d look", lease, looks, lookEvery)
+			}
+		}
+	}
+	if check := checkOp("lock", 1); !looksForOthers(0, &check) || !looksForOthers(1e18, &check) {
+		t.Error("a check does not look")
+	}
 }
 
 // A run of one script compares every lock with the same entries.

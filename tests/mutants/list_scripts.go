@@ -553,9 +553,16 @@ var scriptMutants = []mutant{
 	{
 		rule: "a renewal leaves a hash of several fields alone, with its own field too",
 		file: renew,
-		old:  `and ask('HLEN', lock) == 1 and (not renew`,
-		new:  `and (not renew`,
-		by:   differential,
+		old:  ` or looks and ask('HLEN', lock) ~= 1`,
+		new:  ``,
+		by:   test("sidecar/store", "TestRenewalsLookForFieldsOfOthersIfAsked"),
+	},
+	{
+		rule: "only a renewal that is asked to looks for fields of others",
+		file: renew,
+		old:  `or looks and ask('HLEN', lock) ~= 1`,
+		new:  `or ask('HLEN', lock) ~= 1`,
+		by:   test("sidecar/store", "TestRenewalsLookForFieldsOfOthersIfAsked"),
 	},
 	{
 		rule: "a check changes nothing",

@@ -628,6 +628,9 @@ func (r *lapRun) circumstances(rd *round, ops []*locktable.Op, i int) []func(*re
 	if ops[i].AfterPendingDrop {
 		as = append(as, func(c *redis.Command) { c.KeepsCounterExpiry = true })
 	}
+	if ops[i].Kind == locktable.Renew {
+		as = append(as, func(c *redis.Command) { c.SkipsLook = true })
+	}
 	// A Drop and the Take that follows it are in one run, unless the batch may have had to be
 	// divided between them.
 	leases := make(map[uint32]bool)

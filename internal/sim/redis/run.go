@@ -3,6 +3,7 @@ package redis
 import (
 	"fmt"
 	"maps"
+	"strconv"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -19,6 +20,8 @@ type Command struct {
 	Expiry int64 // ns: how long token counters outlive their last use; 0: they do not expire
 
 	Denied Denied
+
+	SkipsLook bool // a Renew does not look for fields of others beside ours, as most do not
 
 	Queue     *Queue                    // of the lock; nil: it has none, and no operation uses one
 	Clock     int64                     // µs: what Redis's TIME returns
@@ -101,6 +104,10 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		}
 		sent = reply.Sent
 	}
+	if op.Kind == locktable.Renew && standing == Shared && c.SkipsLook && c.hasCount(key.Other) && !c.Denied.PExpire {
+		key.ExpireAt = c.Now + int64(op.LeaseMS)*1e6
+		return Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted}
+	}
 	verdict := Judge(op, standing)
 	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: locktable.Uncounted, Sent: sent}
 	if verdict.Counts {
@@ -152,6 +159,11 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		reply.Waiting = uint32(len(c.Queue.Tickets))
 	}
 	return reply
+}
+
+// hasCount reports whether our field has the entries of the operation.
+func (c *Command) hasCount(content *Content) bool {
+	return content.Hash[fieldOf(c.Prefixes[c.Owner], c.Op.HoldID)] == strconv.FormatUint(uint64(c.Op.Count), 10)
 }
 
 func refusal(code string) Reply {

@@ -4,9 +4,13 @@
 -- ARGV[1]  prefix of this sidecar's owner fields
 -- ARGV[2]  lease, ms; 0: check only, and leave the expiry as it is
 -- ARGV[3]  entries of the holds
--- ARGV[4…] for each key: hold number, decimal, below 2^53
+-- ARGV[4]  "1": look for fields of others beside ours. Without it, a renewal of a lock that has
+--          our field with these entries renews the key, whatever else is in it. Another
+--          program that builds a structure around our field is found by the next run that
+--          looks.
+-- ARGV[5…] for each key: hold number, decimal, below 2^53
 --
--- Returns for each key
+-- Returns the number of keys if all of them are 1, and otherwise for each key
 --         1               ours: the field has this number and these entries; if renewed, the key has this lease
 --         2               ours, with other entries or a lower number: found by a check
 --         0               there is no such key
@@ -15,9 +19,8 @@
 --
 -- With no keys the script changes nothing: it shows that this user may run scripts.
 
-local lease, entries = ARGV[2], ARGV[3]
+local lease, entries, looks = ARGV[2], ARGV[3], ARGV[4] == '1'
 local renew = lease ~= '0'
-local statuses = {}
 
 -- Like redis.call, but the error keeps its code in every version of Redis.
 local function call(...)
@@ -48,16 +51,20 @@ local function reconcile(lock, num)
   return 1
 end
 
-local ask = redis.pcall
+local ask, numbers = redis.pcall, ARGV
+local statuses
 for i, lock in ipairs(KEYS) do
-  local num = ARGV[i + 3]
+  local num, status = numbers[i + 4], 1
   -- The fast path, which nearly every lock takes: it is as this sidecar left it.
-  if ask('HGET', lock, prefix .. num) == entries and ask('HLEN', lock) == 1 and (not renew or ask('PEXPIRE', lock, lease) == 1) then
-    statuses[i] = 1
-  else
-    local ok, status = pcall(reconcile, lock, num)
+  if ask('HGET', lock, prefix .. num) ~= entries or looks and ask('HLEN', lock) ~= 1 or renew and ask('PEXPIRE', lock, lease) ~= 1 then
+    local ok
+    ok, status = pcall(reconcile, lock, num)
     if not ok and type(status) == 'table' then status = status.err end
-    statuses[i] = status
+    if not statuses and status ~= 1 then
+      statuses = {}
+      for before = 1, i - 1 do statuses[before] = 1 end
+    end
   end
+  if statuses then statuses[i] = status end
 end
-return statuses
+return statuses or #KEYS
