@@ -250,6 +250,74 @@ func BenchmarkRedisFanOut(b *testing.B) {
 	}
 }
 
+// BenchmarkRedisQueue measures what it costs Redis that a lock passes from host to host by its
+// queue: the Drop and the Take after it, one script, and the message. So many hosts want each
+// of the locks, and all locks pass on in each round.
+func BenchmarkRedisQueue(b *testing.B) {
+	for _, shape := range []struct{ hosts, locks int }{{2, 1}, {2, 32}, {40, 16}, {1000, 1}} {
+		b.Run(fmt.Sprintf("hosts=%d,locks=%d", shape.hosts, shape.locks), func(b *testing.B) {
+			s := startRedis(b)
+			admin := s.admin()
+			for _, script := range scripts {
+				admin.ScriptLoad(ctx, script.text)
+			}
+			type queued struct {
+				*host
+				messages *host
+				num      uint64
+			}
+			crowd := make([]queued, shape.hosts*shape.locks) // those of a lock in the order of its queue
+			lock := func(i int) string { return fmt.Sprintf("lock:%04d", i/shape.hosts) }
+			for i := range crowd {
+				uuid := fmt.Sprintf("%08d-2222-3333-4444-555555555555", i)
+				messages := dialHost(b, s, uuid)
+				channel := sidecarChannel(uuid)
+				messages.write(fmt.Appendf(nil, "*2\r\n$9\r\nSUBSCRIBE\r\n$%d\r\n%s\r\n", len(channel), channel))
+				messages.reply()
+				crowd[i] = queued{dialHost(b, s, uuid), messages, 1}
+				if i%shape.hosts == 0 {
+					crowd[i].ask(takeOp(lock(i), 1))
+					continue
+				}
+				crowd[i].ask(waitOp(lock(i), 1, 0))
+				if i%shape.hosts < 3 { // the first two recall the lock
+					crowd[i-i%shape.hosts].messages.reply()
+				}
+			}
+			round := func(n, turn int) {
+				for k := range n {
+					i := k*shape.hosts + turn
+					c := &crowd[i]
+					take := waitOp(lock(i), c.num+1, 0)
+					take.AfterPendingDrop = true
+					text, _ := c.bytes(passOp(lock(i), c.num, 10), take)
+					c.write(text)
+					c.num++
+				}
+				for k := range n {
+					i := k*shape.hosts + turn
+					crowd[i].reply()
+					crowd[k*shape.hosts+(turn+1)%shape.hosts].messages.reply()
+				}
+			}
+			b.ResetTimer()
+			before := s.cpu(admin)
+			for turn, left := 0, b.N; left > 0; turn++ {
+				// All locks pass on, so that their queues stay alike.
+				round(shape.locks, turn%shape.hosts)
+				left -= shape.locks
+			}
+			rounds := (b.N + shape.locks - 1) / shape.locks
+			b.ReportMetric((s.cpu(admin)-before)/float64(rounds*shape.locks), "redis-µs/transfer")
+			b.ReportMetric(0, "ns/op")
+			b.StopTimer()
+			if n := admin.ZCard(ctx, "locksidecar_queue:{lock:0000}").Val(); n != int64(shape.hosts-1) {
+				b.Fatalf("%d hosts wait, want %d", n, shape.hosts-1)
+			}
+		})
+	}
+}
+
 // BenchmarkRedisConnect measures what a sidecar that connects costs Redis.
 func BenchmarkRedisConnect(b *testing.B) {
 	s := startRedis(b)
