@@ -22,6 +22,18 @@
 //	a lost message                             TestWaiterFindsFreeLockAfterALostMessage
 //	full (maxmemory)                           TestFullRedis
 //
+// Hosts that wait in the queue of a lock:
+//
+//	its daemon is killed, or its connection
+//	is reset, or it is suspended for 15 s      TestLockIsNotPassedOnToAHostThatIsKnownToBeGone
+//	suspended for less, lock passed on to it   TestHostThatIsSuspendedForAMomentIsPassedALock,
+//	                                           TestHostThatIsSuspendedPastTheLeaseDoesNotGrantTheLockItWasPassed
+//	half-open, lock passed on to it            TestHostWithAHalfOpenConnectionFindsTheLockItWasPassed
+//	restarted, lock passed on to it            TestDaemonThatDiesBeforeItReadsATransferKeepsNoLock
+//	the host of the holder dies                TestHostsAreGrantedTheLockOfAHostThatDied
+//	the keys of the queue are deleted          TestHostsThatLostTheirPlaceAreGrantedTheLock
+//	an ACL without the queue or its channels   TestHostThatMayNotQueueIsServed
+//
 // What users and operators can read meanwhile is in tests/messages.
 package redisfaults
 
