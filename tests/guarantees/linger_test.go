@@ -1,8 +1,13 @@
 package guarantees
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
+	"time"
 
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -42,4 +47,142 @@ func TestLockThatOneHostUsesAgainAndAgainLingers(t *testing.T) {
 	} else if err := l.Unlock(); err != nil {
 		t.Error(err)
 	}
+}
+
+// makeHot has a client acquire and release a lock several times. After that the lock lingers for a
+// moment, if the machine is not too slow.
+func makeHot(t *testing.T, c *locksidecar.Client, name string) {
+	t.Helper()
+	for range 20 {
+		l, err := c.Lock(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A lock lingers after its release. Another host that waits for it is granted it at once all the
+// same, with a larger token. A request that does not wait is refused at most until the lock has
+// lingered.
+func TestLockThatLingersIsGivenToAnotherHost(t *testing.T) {
+	const rounds = 20
+	r := harness.StartRedis(t)
+	here := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), harness.LongLease, "--linger=20ms"))
+	there := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), harness.LongLease, "--linger=20ms"))
+	lingered, refused, longest := 0, 0, time.Duration(0)
+	for i := range rounds {
+		name := fmt.Sprint("waited for ", i)
+		makeHot(t, here, name)
+		before := r.Owner(name)
+		asked := time.Now()
+		l, err := there.Lock(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if before != "" {
+			lingered++
+			longest = max(longest, time.Since(asked))
+		}
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+
+		name = fmt.Sprint("tried ", i)
+		makeHot(t, here, name)
+		harness.Eventually(t, "a request that does not wait is granted", func() bool {
+			l, err := there.TryLock(t.Context(), name)
+			if errors.Is(err, locksidecar.ErrHeld) {
+				refused++
+				return false
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l.Unlock() == nil
+		})
+	}
+	t.Logf("%d of %d locks lingered when another host asked; the longest wait was %v; %d tries were refused", lingered, rounds, longest, refused)
+	if lingered == 0 {
+		t.Error("no lock lingered")
+	}
+}
+
+// On the host that released it, a request that does not wait is granted a lock that lingers.
+func TestTryRightAfterAReleaseIsGranted(t *testing.T) {
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.UnixURL())
+	c := harness.Dial(t, d)
+	last := uint64(0)
+	for i := range 200 {
+		l, err := c.TryLock(t.Context(), "tried")
+		if err != nil {
+			t.Fatalf("try %d: %v", i, err)
+		}
+		if l.Token() <= last {
+			t.Fatalf("try %d: token %d after %d", i, l.Token(), last)
+		}
+		last = l.Token()
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A release that is confirmed is executed in Redis, however often the lock was acquired before.
+func TestConfirmedReleaseDoesNotLinger(t *testing.T) {
+	r := harness.StartRedis(t)
+	c := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), "--linger=20ms"))
+	for range 50 {
+		makeHot(t, c, "confirmed")
+		l, err := c.Lock(t.Context(), "confirmed")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Unlock(locksidecar.Confirmed(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		if fields := r.Fields("confirmed"); len(fields) > 0 {
+			t.Fatalf("after a confirmed release, Redis has %v", fields)
+		}
+	}
+}
+
+// ls shows that a lock lingers. A lock lingers for a moment only, so ls is called while a process
+// acquires and releases the lock without a pause.
+func TestLsShowsALockThatLingers(t *testing.T) {
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL(), "--linger=20ms")
+	w := harness.StartGoWorker(t, d)
+	ended := w.Send(harness.Command{Do: "poll", Name: "hot", WaitMS: -1, ForMS: (10 * time.Minute).Milliseconds()})
+	harness.Eventually(t, "ls shows that the lock lingers", func() bool {
+		got := d.Run("ls")
+		return got.Code == 0 && strings.Contains(got.Stdout, "hot") && strings.Contains(got.Stdout, "lingering")
+	})
+	w.Must(harness.Command{Do: "stop"})
+	if a := w.Await(ended); a.Err != "" {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A daemon is killed while a lock lingers that no process holds. Its successor frees the lock,
+// long before the end of the lease. The moment is short, so the test may have to kill several
+// times.
+func TestLockThatLingersIsFreedAfterARestart(t *testing.T) {
+	r := harness.StartRedis(t)
+	for range 20 {
+		d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease, "--linger=20ms")
+		c := harness.Dial(t, d)
+		makeHot(t, c, "left")
+		d.Kill()
+		lingered := len(r.Fields("left")) > 0
+		d.Start(harness.LongLease)
+		d.AwaitSocket()
+		awaitFree(t, r, "left")
+		if lingered {
+			return
+		}
+	}
+	t.Fatal("the daemon was never killed while the lock lingered")
 }
