@@ -15,10 +15,12 @@ import (
 // and one Redis that has one core (fleet_redis.go). It shares the clock, the event queue
 // and the model of Redis with the world. Its network and its hosts are its own, because it
 // counts what the world leaves out: how long Redis is busy with what, and who waits for it.
-// Nothing fails here but Redis as a whole.
+// What fails here is Redis as a whole (Outage), or hosts (Kill).
 //
-// The connections behave as the store's do: renewals first, and near Redis few batches at a
-// time.
+// Each host has one connection, on which operations and subscriptions reach Redis in the
+// order in which they were sent, and replies and messages come back in the order in which
+// Redis wrote them. The connections behave as the store's do: renewals first, and near Redis
+// few batches at a time.
 
 const (
 	storeKeys   = 128            // locks of one run of a script
@@ -35,14 +37,15 @@ const (
 // FleetPlan is what a fleet does. Its hosts either contend for one lock or hold locks of
 // their own.
 type FleetPlan struct {
-	Seed          uint64
-	Hosts         int
-	Clients       int           // of each host, that want the one lock again as soon as they have released it
-	Held          int           // locks of its own that each host holds
-	Trip          time.Duration // to Redis and back
-	FarTrip       time.Duration // of the last host, if not Trip: those between are spread evenly in ratio
-	Work          time.Duration // of a client that has the lock
-	HideListeners bool          // Redis does not tell how many are subscribed
+	Seed       uint64
+	Hosts      int
+	Clients    int           // of each host, that want the one lock again as soon as they have released it
+	Held       int           // locks of its own that each host holds
+	Trip       time.Duration // to Redis and back
+	FarTrip    time.Duration // of the last host, if not Trip: those between are spread evenly in ratio
+	Work       time.Duration // of a client that has the lock
+	Think      time.Duration // of a client that has released it, before it wants it again
+	DenyQueues bool          // the ACL of Redis permits no queue between hosts
 }
 
 // Fleet is one run of a plan.
@@ -51,6 +54,7 @@ type Fleet struct {
 	plan      FleetPlan
 	hosts     []*fleetHost
 	locks     []fleetLock
+	names     []string
 	readQueue []int16 // connections that Redis will read, in that order
 	busy      bool    // Redis is
 	lostData  bool    // in the last outage
@@ -59,51 +63,69 @@ type Fleet struct {
 
 // What happens in a fleet.
 const (
-	fleetBatch     eventKind = iota // a batch reaches Redis
-	fleetDone                       // Redis has executed what it has read
-	fleetReply                      // the replies to a batch reach the host
-	fleetSubscribe                  // SUBSCRIBE reaches Redis
-	fleetUnsubscribe
-	fleetSubscribed
-	fleetMessage
+	fleetBatch   eventKind = iota // a batch reaches Redis
+	fleetDone                     // Redis has executed what it has read
+	fleetReceive                  // what Redis wrote next for a host reaches it
 	fleetTimer
 	fleetBegin   // a host's clients begin
-	fleetRelease // a client releases its lock, and wants it again
-	fleetConnect // a connection is made again
-	fleetUp
-	fleetResubscribe // the subscription is made again
+	fleetRelease // a client releases its lock
+	fleetAcquire // and wants it again
+	fleetConnect // a host connects again
+	fleetUp      // it is connected
+	fleetClosed  // Redis reads the end of the connection of a host that died
 )
 
 // fleetHost is one host.
 type fleetHost struct {
 	hostClock
-	table       *locktable.Table
-	way         int64 // to Redis, at least
-	up          bool
-	gen         uint32 // of its connections
-	timerAt     int64  // of the earliest fleetTimer that is scheduled; or never
-	renewals    []locktable.Op
-	others      []locktable.Op
-	inFlight    []*batch // oldest first
-	queued      bool     // Redis will read its connection
-	connecting  bool     // and find a greeting
-	lastOut     int64    // when what was sent last reaches Redis
-	lastIn      int64    // when what was replied last reaches the host
-	subscribes  bool
-	lastMessage int64 // when the last message comes: messages do not overtake each other
-	clients     []fleetClient
-	grants      int
-	first       int64 // grant; or never
-	last        int   // number of the turn that it had last, of all turns
-	missed      int   // turns of others in a row, at most
+	table      *locktable.Table
+	way        int64 // to Redis, at least
+	up         bool
+	dead       bool
+	gen        uint32 // of its connections
+	timerAt    int64  // of the earliest fleetTimer that is scheduled; or never
+	renewals   []locktable.Op
+	others     []locktable.Op
+	inFlight   []*batch   // oldest first
+	incoming   []received // what Redis has written and the host has not read, oldest first
+	queued     bool       // Redis will read its connection
+	connecting bool       // and find a greeting
+	listening  bool       // Redis has its connection, to which messages go
+	lastOut    int64      // when what was sent last reaches Redis
+	lastIn     int64      // when what Redis wrote last reaches the host
+	subscribes []int32    // locks whose channels it wants
+	clients    []fleetClient
+	grants     int
+	first      int64 // grant; or never
+	stands     bool  // a ticket of it, in the queue,
+	standsAt   int   // since so many turns of all hosts
+	passedOver int   // turns of others while a ticket stood, at most
 }
 
-// batch is what a host has sent at one time.
+// batch is what a host has sent at one time: operations, or a subscription.
 type batch struct {
 	ops     []locktable.Op
 	results []locktable.Result // so far
 	sent    int64
 	arrived bool
+
+	subscription locktable.EffectKind // Subscribe or Unsubscribe; 0: operations
+	lock         int32                // of the subscription
+	executed     bool                 // it is
+}
+
+// isExecuted reports whether Redis has executed all of it.
+func (b *batch) isExecuted() bool {
+	if b.subscription != 0 {
+		return b.executed
+	}
+	return len(b.results) == len(b.ops)
+}
+
+// received is what Redis writes to a host: the reply to its oldest batch, or a message.
+type received struct {
+	isMessage bool
+	message   locktable.Message
 }
 
 type fleetClient struct {
@@ -115,9 +137,9 @@ type fleetClient struct {
 // fleetCount is what is counted since the last Reset.
 type fleetCount struct {
 	since    int64
-	taken    int // takes of a free lock
-	failed   int // takes that found another owner
-	drops    int
+	came     int // times that the lock came to a host: a transfer, or a take of a free lock
+	passed   int // of these: transfers
+	asked    int // takes of a host that waits already, which did not get the lock
 	ran      int // scripts
 	keeps    int // scripts
 	renewed  int // locks
@@ -127,8 +149,6 @@ type fleetCount struct {
 	grants   int
 	lost     int
 	waits    []int64
-	retry    int   // takes that failed since the lock was free last
-	retries  []int // of each time that it was taken
 	load     []int // operations, by fleetBucket
 	scripts  []int // by fleetBucket
 }
@@ -137,9 +157,9 @@ const fleetBucket = 10 * ms
 
 // Reset begins to count again.
 func (f *Fleet) Reset() {
-	f.fleetCount = fleetCount{since: f.now, waits: f.waits[:0], retries: f.retries[:0]}
+	f.fleetCount = fleetCount{since: f.now, waits: f.waits[:0]}
 	for _, h := range f.hosts {
-		h.grants, h.first, h.last, h.missed = 0, never, 0, 0
+		h.grants, h.first, h.standsAt, h.passedOver = 0, never, 0, 0
 	}
 }
 
@@ -148,11 +168,13 @@ func NewFleet(p FleetPlan) *Fleet {
 	f := &Fleet{plan: p}
 	f.random.Seed(p.Seed, planStream)
 	f.locks = make([]fleetLock, max(1, p.Hosts*p.Held))
+	f.names = make([]string, len(f.locks))
 	for i := range f.locks {
 		f.locks[i].reset()
+		f.names[i] = fmt.Sprintf("lock-%07d", i)
 	}
 	for i := range p.Hosts {
-		h := &fleetHost{up: true, timerAt: never, first: never}
+		h := &fleetHost{up: true, listening: true, timerAt: never, first: never}
 		h.way = int64(p.Trip) / 2
 		if p.FarTrip > 0 {
 			h.way = int64(float64(h.way) * math.Pow(float64(p.FarTrip)/float64(p.Trip), float64(i)/float64(p.Hosts-1)))
@@ -192,8 +214,6 @@ func (f *Fleet) RunFor(d time.Duration, done func() bool) {
 	f.now = max(f.now, end)
 }
 
-func fleetName(i int) string { return fmt.Sprintf("lock-%07d", i) }
-
 func fleetIndex(name string) int {
 	i, err := strconv.Atoi(name[len("lock-"):])
 	if err != nil {
@@ -209,6 +229,9 @@ func (f *Fleet) handle(e event) {
 		return
 	}
 	h := f.hosts[e.host]
+	if h.dead && e.kind != fleetBatch && e.kind != fleetClosed {
+		return
+	}
 	now := h.clock(f.now)
 	switch e.kind {
 	case fleetTimer:
@@ -235,6 +258,13 @@ func (f *Fleet) handle(e event) {
 	case fleetRelease:
 		h.table.Release(now, locktable.SessionID(e.arg+1), protocol.Release{Hold: h.clients[e.arg].hold})
 		f.drain(e.host)
+		if f.plan.Think > 0 {
+			f.after(int64(f.plan.Think), event{kind: fleetAcquire, host: e.host, arg: e.arg})
+			return
+		}
+		f.acquire(e.host, int(e.arg), 0)
+		return
+	case fleetAcquire:
 		f.acquire(e.host, int(e.arg), 0)
 		return
 	}
@@ -247,27 +277,15 @@ func (f *Fleet) handle(e event) {
 		h.inFlight[i].arrived = true
 		f.count(h.inFlight[i])
 		f.enqueue(e.host)
-	case fleetReply:
-		b := h.inFlight[0]
-		h.inFlight = h.inFlight[1:]
-		for i := range b.results {
-			h.table.Result(now, b.results[i])
+	case fleetReceive:
+		r := h.incoming[0]
+		h.incoming = h.incoming[1:]
+		if r.isMessage {
+			f.messages++
+			h.table.Message(now, r.message)
+		} else {
+			f.onReply(h, now)
 		}
-		f.drain(e.host)
-	case fleetSubscribe:
-		f.locks[e.arg].channel.Subscribe(int32(e.host))
-		e.kind = fleetSubscribed
-		f.after(f.lag(h), e)
-	case fleetUnsubscribe:
-		f.locks[e.arg].channel.Unsubscribe(int32(e.host))
-	case fleetSubscribed:
-		if h.subscribes {
-			h.table.Subscribed(now, fleetName(int(e.arg)))
-			f.drain(e.host)
-		}
-	case fleetMessage:
-		f.messages++
-		h.table.Message(now, locktable.Message{Name: fleetName(0)})
 		f.drain(e.host)
 	case fleetConnect:
 		h.connecting = true
@@ -276,10 +294,23 @@ func (f *Fleet) handle(e event) {
 		h.up = true
 		h.table.Up(now, f.lostData, true)
 		f.drain(e.host)
-	case fleetResubscribe:
-		if h.subscribes {
-			f.after(f.lag(h), event{kind: fleetSubscribe, host: e.host, gen: h.gen})
+		for _, lock := range h.subscribes {
+			f.sendSubscription(e.host, locktable.Subscribe, lock)
 		}
+	case fleetClosed:
+		f.disconnect(e.host)
+	}
+}
+
+// onReply handles the reply to the oldest batch of a host.
+func (f *Fleet) onReply(h *fleetHost, now int64) {
+	b := h.inFlight[0]
+	h.inFlight = h.inFlight[1:]
+	if b.subscription == locktable.Subscribe && slices.Contains(h.subscribes, b.lock) {
+		h.table.Subscribed(now, f.names[b.lock])
+	}
+	for i := range b.results {
+		h.table.Result(now, b.results[i])
 	}
 }
 
@@ -288,7 +319,7 @@ func (f *Fleet) acquire(host int16, c, lock int) {
 	k := &h.clients[c]
 	k.lastID++
 	k.askedAt = min(k.askedAt, f.now)
-	h.table.Acquire(h.clock(f.now), locktable.SessionID(c+1), protocol.Acquire{ID: k.lastID, Name: fleetName(lock), WaitMS: protocol.Forever})
+	h.table.Acquire(h.clock(f.now), locktable.SessionID(c+1), protocol.Acquire{ID: k.lastID, Name: f.names[lock], WaitMS: protocol.Forever})
 	f.drain(host)
 }
 
@@ -305,12 +336,13 @@ func (f *Fleet) drain(host int16) {
 		case locktable.Refusal:
 			panic("refused: " + e.Msg)
 		case locktable.Subscribe, locktable.Unsubscribe:
-			kind := fleetSubscribe
-			if h.subscribes = e.Kind == locktable.Subscribe; !h.subscribes {
-				kind = fleetUnsubscribe
+			lock := int32(fleetIndex(e.Name))
+			h.subscribes = slices.DeleteFunc(h.subscribes, func(other int32) bool { return other == lock })
+			if e.Kind == locktable.Subscribe {
+				h.subscribes = append(h.subscribes, lock)
 			}
 			if h.up {
-				f.after(f.lag(h), event{kind: kind, host: host, arg: int32(fleetIndex(e.Name)), gen: h.gen})
+				f.sendSubscription(host, e.Kind, lock)
 			}
 		case locktable.Redis:
 			if e.Op.Kind == locktable.Renew {
@@ -351,20 +383,32 @@ func (f *Fleet) onGranted(host int16, e *locktable.Effect) {
 func (f *Fleet) send(host int16) {
 	h := f.hosts[host]
 	for h.up && len(h.renewals)+len(h.others) > 0 {
-		flying := 0
+		ops, batches := 0, 0
 		for _, b := range h.inFlight {
-			flying += len(b.ops)
+			ops += len(b.ops)
+			batches += btoi(b.subscription == 0)
 		}
-		if int64(f.plan.Trip) <= storeNear && len(h.inFlight) >= storeCalls || flying >= storeFlight {
+		if int64(f.plan.Trip) <= storeNear && batches >= storeCalls || ops >= storeFlight {
 			return
 		}
 		b := &batch{sent: h.clock(f.now)}
 		b.move(&h.renewals, storeKeeps)
 		b.move(&h.others, storeOthers)
-		h.inFlight = append(h.inFlight, b)
-		h.lastOut = max(h.lastOut, f.now+f.lag(h))
-		f.after(h.lastOut-f.now, event{kind: fleetBatch, host: host, gen: h.gen})
+		f.write(host, b)
 	}
+}
+
+// sendSubscription begins or ends the subscription to the channel of a lock.
+func (f *Fleet) sendSubscription(host int16, kind locktable.EffectKind, lock int32) {
+	f.write(host, &batch{subscription: kind, lock: lock})
+}
+
+// write writes a batch to the connection of a host.
+func (f *Fleet) write(host int16, b *batch) {
+	h := f.hosts[host]
+	h.inFlight = append(h.inFlight, b)
+	h.lastOut = max(h.lastOut, f.now+f.lag(h))
+	f.after(h.lastOut-f.now, event{kind: fleetBatch, host: host, gen: h.gen})
 }
 
 // move moves the first operations to the batch.
@@ -383,11 +427,15 @@ func (f *Fleet) Outage(d time.Duration, lost bool) {
 	}
 	f.lostData = lost
 	for i, h := range f.hosts {
+		host := int16(i)
+		f.disconnect(host)
+		if h.dead {
+			continue
+		}
 		now := h.clock(f.now)
-		h.gen++
-		h.up, h.queued = false, false
+		h.up = false
 		inFlight := h.inFlight
-		h.inFlight = nil
+		h.inFlight, h.incoming = nil, nil
 		unsent := append(h.renewals, h.others...)
 		h.renewals, h.others = nil, nil
 		h.table.Down(now, "Redis cannot be reached")
@@ -399,11 +447,22 @@ func (f *Fleet) Outage(d time.Duration, lost bool) {
 		for _, op := range unsent {
 			h.table.Result(now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.NotSent})
 		}
-		if h.subscribes {
-			h.table.Unsubscribed(now, fleetName(0))
+		for _, lock := range h.subscribes {
+			h.table.Unsubscribed(now, f.names[lock])
 		}
-		f.drain(int16(i))
-		f.after(int64(d)+f.random.below(storeDelay), event{kind: fleetConnect, host: int16(i), gen: h.gen})
-		f.after(int64(d)+f.random.below(storeDelay), event{kind: fleetResubscribe, host: int16(i), gen: h.gen})
+		f.drain(host)
+		f.after(int64(d)+f.random.below(storeDelay), event{kind: fleetConnect, host: host, gen: h.gen})
+	}
+}
+
+// Kill ends a host, with its clients. Redis reads the end of its connection after what the
+// host sent before. With silently the host lost its power or its network: Redis never learns
+// that the connection is gone.
+func (f *Fleet) Kill(host int, silently bool) {
+	h := f.hosts[host]
+	h.dead = true
+	if !silently {
+		h.lastOut = max(h.lastOut, f.now+f.lag(h))
+		f.after(h.lastOut-f.now, event{kind: fleetClosed, host: int16(host), gen: h.gen})
 	}
 }

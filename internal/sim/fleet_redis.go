@@ -12,27 +12,35 @@ import (
 
 // What things cost Redis, ns of one core, over loopback, where a write to a socket pays
 // for its receipt too: go test ./sidecar/store -run '^$' -bench BenchmarkRedis. Scripts
-// by their instructions (98,600 are 8.8 µs), which no neighbour on the machine changes.
+// by their instructions (98,600 are 8.8 µs), which no neighbour on the machine changes; what
+// they do with queues by CPU time: a grant to the next host is 41 to 44 µs as one script, of
+// which 5 are its message, and 52 to 61 µs as two.
 const (
-	costArrival  = 6500   // one connection has something: poll, read, write
-	costRun      = 3000   // a run of takes and drops
-	costTake     = 2800   // and draws a token
-	costAssert   = 3000   // take that draws none, and counts the subscribers
-	costOther    = 3000   // take that finds another owner
-	costDrop     = 1500   // without the subscribers
-	costKeep     = 2200   // a run of renewals
-	costKey      = 1600   // and each lock
-	costListener = 5000   // of each that a message goes to
-	costConnect  = 101000 // connection, greeting, probe
+	costArrival   = 6500   // one connection has something: poll, read, write
+	costRun       = 3000   // a run of takes and drops
+	costTake      = 2800   // and draws a token
+	costAssert    = 3000   // take that draws none, and counts the subscribers
+	costOther     = 3000   // take that finds another owner, and is not queued
+	costEnqueue   = 12500  // take that finds another owner, and puts a ticket into the queue
+	costAsk       = 11500  // take that finds another owner, and the ticket in the queue
+	costDrop      = 1500   // of a lock that becomes free, without the subscribers
+	costPass      = 17000  // drop that passes the lock on, without the message
+	costSkip      = 6000   // and each ticket whose sidecar cannot receive that
+	costKeep      = 2200   // a run of renewals
+	costKey       = 1600   // and each lock
+	costListener  = 5000   // of each connection that a message goes to
+	costSubscribe = 1500   // a SUBSCRIBE or UNSUBSCRIBE
+	costConnect   = 139000 // connection, greeting, probe, own channel
 
 	redisReads = 16 << 10 // bytes of one connection that Redis reads before it looks at the next
 )
 
-// fleetLock is what Redis has under the three names of a lock.
+// fleetLock is what Redis has under the names of a lock.
 type fleetLock struct {
 	key     redis.Key
 	counter redis.Counter
 	channel redis.Channel // subscribers: hosts
+	queue   redis.Queue
 }
 
 func (l *fleetLock) reset() { *l = fleetLock{key: redis.NoKey} }
@@ -45,6 +53,16 @@ func (l *fleetLock) restart(lost bool) {
 	}
 }
 
+// disconnect has Redis close the connection of a host.
+func (f *Fleet) disconnect(host int16) {
+	h := f.hosts[host]
+	h.gen++
+	h.listening, h.queued = false, false
+	for _, lock := range h.subscribes {
+		f.locks[lock].channel.Unsubscribe(int32(host))
+	}
+}
+
 // enqueue has Redis read the connection of a host when it is its turn.
 func (f *Fleet) enqueue(host int16) {
 	if h := f.hosts[host]; !h.queued {
@@ -54,10 +72,10 @@ func (f *Fleet) enqueue(host int16) {
 	f.serve()
 }
 
-// unfinished is the oldest batch of the host that Redis has and has not finished, or nil.
+// unfinished is the oldest batch of the host that Redis has and has not executed, or nil.
 func (h *fleetHost) unfinished() *batch {
 	for _, b := range h.inFlight {
-		if b.arrived && len(b.results) < len(b.ops) {
+		if b.arrived && !b.isExecuted() {
 			return b
 		}
 	}
@@ -75,22 +93,22 @@ func (f *Fleet) serve() {
 	h := f.hosts[host]
 	at := f.now + costArrival
 	if h.connecting {
-		h.connecting = false
+		h.connecting, h.listening = false, true
 		at += costConnect
-		f.after(at-f.now+f.lag(h), event{kind: fleetUp, host: host, gen: h.gen})
+		h.lastIn = max(h.lastIn, at+f.lag(h))
+		f.after(h.lastIn-f.now, event{kind: fleetUp, host: host, gen: h.gen})
 	}
-	finished := 0
+	replies := 0
 	b := h.unfinished()
 	for read := 0; read < redisReads && b != nil; {
 		read += f.execute(host, b, &at)
-		if len(b.results) == len(b.ops) {
-			finished++
+		if b.isExecuted() {
+			replies++
 			b = h.unfinished()
 		}
 	}
-	for range finished {
-		h.lastIn = max(h.lastIn, at+f.lag(h))
-		f.after(h.lastIn-f.now, event{kind: fleetReply, host: host, gen: h.gen})
+	for range replies {
+		f.reply(host, at, received{})
 	}
 	if h.queued = b != nil; h.queued {
 		f.readQueue = append(f.readQueue, host)
@@ -100,99 +118,162 @@ func (f *Fleet) serve() {
 	f.after(at-f.now, event{kind: fleetDone})
 }
 
-// execute runs the next script of a batch at a time, which it moves on by what that costs,
-// and returns the length of the command.
+// reply writes to the connection of a host, at that time.
+func (f *Fleet) reply(host int16, at int64, r received) {
+	h := f.hosts[host]
+	if h.dead {
+		return
+	}
+	h.incoming = append(h.incoming, r)
+	h.lastIn = max(h.lastIn, at+f.lag(h))
+	f.after(h.lastIn-f.now, event{kind: fleetReceive, host: host, gen: h.gen})
+}
+
+// execute executes the next command of a batch, one script or a subscription. It moves the
+// time on by what that costs, and returns the length of the command.
 func (f *Fleet) execute(host int16, b *batch, at *int64) int {
-	op := &b.ops[len(b.results)]
+	if b.subscription != 0 {
+		*at += costSubscribe
+		if channel := &f.locks[b.lock].channel; b.subscription == locktable.Subscribe {
+			channel.Subscribe(int32(host))
+		} else {
+			channel.Unsubscribe(int32(host))
+		}
+		b.executed = true
+		return 80
+	}
+	first := &b.ops[len(b.results)]
 	f.ran++
-	if op.Kind == locktable.Renew {
+	if first.Kind == locktable.Renew {
 		*at += costKeep
 		n := 0
 		for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind == locktable.Renew {
 			*at += costKey
-			b.reply(f.run(host, &b.ops[len(b.results)], *at))
+			op := &b.ops[len(b.results)]
+			reply := f.run(host, op, nil, false, *at)
+			b.addResult(op, &reply)
 			n++
 		}
 		f.bytes += int64(130 + 37*n)
 		return 126 + 33*n
 	}
 	*at += costRun
-	n := 0
+	n, passedOn := 0, false
 	for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind != locktable.Renew {
 		op := &b.ops[len(b.results)]
-		res := f.run(host, op, *at)
-		switch {
-		case op.Kind == locktable.Drop:
-			*at += costDrop
-			if l := &f.locks[fleetIndex(op.Name)]; !l.key.Exists() {
-				*at = f.publish(l, *at)
-			}
-		case res.Outcome != locktable.Done:
-			*at += costOther
-			f.bytes += 53
-		case op.Reserve == 0:
-			*at += costAssert
-		default:
-			*at += costTake
+		var next *locktable.Op // the Take that follows this Drop in the same script
+		if i := len(b.results) + 1; n+1 < storeKeys && i < len(b.ops) && b.ops[i].AfterPendingDrop && b.ops[i].Name == op.Name {
+			next = &b.ops[i]
 		}
-		b.reply(res)
+		reply := f.run(host, op, next, passedOn && op.AfterPendingDrop, *at)
+		passedOn = reply.Passed
+		*at += f.cost(op, &reply)
+		f.publish(op, &reply, at)
+		b.addResult(op, &reply)
 		n++
 	}
 	f.bytes += int64(154 + 83*n)
 	return 150 + 71*n
 }
 
-func (b *batch) reply(res locktable.Result) {
-	res.Sent = b.sent
+// cost is what a Take or a Drop costs, without what it publishes.
+func (f *Fleet) cost(op *locktable.Op, reply *redis.Reply) int64 {
+	skipped := int64(0)
+	for i := range reply.Sent {
+		skipped += int64(btoi(reply.Sent[i].Reached == 0)) * costSkip
+	}
+	switch {
+	case op.Kind == locktable.Drop && reply.Passed:
+		return costPass + skipped
+	case op.Kind == locktable.Take && reply.Change == redis.Pass:
+		return costEnqueue + costPass + skipped
+	case op.Kind == locktable.Drop:
+		return costDrop + skipped
+	case reply.Outcome == locktable.HeldByOther && reply.Ticket == 0:
+		f.bytes += 53
+		return costOther
+	case reply.Outcome == locktable.HeldByOther && reply.Ticket == op.Ticket:
+		f.bytes += 53
+		return costAsk
+	case reply.Outcome == locktable.HeldByOther:
+		f.bytes += 53
+		return costEnqueue
+	case op.Reserve == 0:
+		return costAssert
+	}
+	return costTake
+}
+
+func (b *batch) addResult(op *locktable.Op, reply *redis.Reply) {
+	res := locktable.Result{
+		Kind: op.Kind, Name: op.Name, Outcome: reply.Outcome, Sent: b.sent,
+		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
+		Rank: reply.Rank, Ticket: reply.Ticket, HolderReached: reply.HolderReached,
+		Waiting: reply.Waiting, Passed: reply.Passed, Paused: reply.Paused,
+	}
+	if res.Outcome == locktable.HeldByOther {
+		res.Field = "another host"
+	}
 	b.results = append(b.results, res)
 }
 
-// run is what the script does to one lock.
-func (f *Fleet) run(host int16, op *locktable.Op, at int64) locktable.Result {
+// run is what the script does to one lock. next is the Take that follows a Drop in the same
+// script; passedOn: the Drop before a Take passed the lock on.
+func (f *Fleet) run(host int16, op, next *locktable.Op, passedOn bool, at int64) redis.Reply {
 	l := &f.locks[fleetIndex(op.Name)]
 	l.key.Expire(at)
 	wasFree := !l.key.Exists()
 	c := redis.Command{
 		Op: op, Owner: redis.Owner(host), Now: at,
 		Floor: 1, Fresh: 1, Expiry: counterExpiry, KeepsCounterExpiry: op.AfterPendingDrop,
-		Denied: redis.Denied{PubSub: f.plan.HideListeners},
+		Denied: redis.Denied{Queue: f.plan.DenyQueues},
+		Queue:  &l.queue, Clock: at / µs, Receivers: f.receivers, Next: next, PassedOn: passedOn,
 	}
 	reply := c.Run(&l.key, &l.counter, &l.channel)
-	res := locktable.Result{
-		Kind: op.Kind, Name: op.Name, Outcome: reply.Outcome,
-		Token: reply.Token, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
-		Rank: reply.Rank, Ticket: reply.Ticket, HolderReached: reply.HolderReached,
-		Waiting: reply.Waiting, Passed: reply.Passed, Paused: reply.Paused,
-	}
 	switch {
-	case op.Kind == locktable.Drop:
-		f.drops++
-		if reply.Change == redis.Remove {
-			f.retries = append(f.retries, f.retry)
-			f.retry = 0
+	case reply.Change == redis.Pass:
+		f.passed++
+		f.onCame(f.hosts[l.key.Owner])
+	case op.Kind == locktable.Take && reply.Outcome == locktable.Done && wasFree:
+		f.onCame(f.hosts[host])
+	case op.Kind == locktable.Take && reply.Outcome != locktable.Done:
+		f.asked += btoi(op.Ticket != 0)
+		if h := f.hosts[host]; reply.Ticket != 0 && !h.stands {
+			h.stands, h.standsAt = true, f.came
 		}
-	case res.Outcome == locktable.HeldByOther:
-		f.failed++
-		f.retry++
-		res.Field = "another host"
-	case op.Kind == locktable.Take && res.Outcome == locktable.Done && wasFree:
-		f.taken++
-		h := f.hosts[host]
-		h.missed, h.last = max(h.missed, f.taken-h.last-1), f.taken
 	}
-	return res
+	return reply
 }
 
-// publish writes to one connection after the other. The host that subscribed last comes
-// first, as in Redis 7.
-func (f *Fleet) publish(l *fleetLock, at int64) int64 {
-	for _, id := range slices.Backward(l.channel.Subscribers) {
-		at += costListener
-		h := f.hosts[id]
-		h.lastMessage = max(h.lastMessage, at+f.lag(h))
-		f.after(h.lastMessage-f.now, event{kind: fleetMessage, host: int16(id), gen: h.gen})
+// onCame notes that Redis gave the lock to a host.
+func (f *Fleet) onCame(h *fleetHost) {
+	if h.stands {
+		h.passedOver = max(h.passedOver, f.came-h.standsAt)
+		h.stands = false
 	}
-	return at
+	f.came++
+}
+
+// receivers is how many connections receive what is published to the sidecar of a host.
+func (f *Fleet) receivers(host redis.Owner) int32 { return int32(btoi(f.hosts[host].listening)) }
+
+// publish writes what an operation publishes to one connection after the other. Of the
+// subscribers of a lock the host that subscribed last comes first, as in Redis 7.
+func (f *Fleet) publish(op *locktable.Op, reply *redis.Reply, at *int64) {
+	if reply.Publication == redis.Published && reply.Listeners != 0 {
+		m := locktable.Message{Kind: locktable.Unlocked, Name: op.Name}
+		for _, host := range slices.Backward(f.locks[fleetIndex(op.Name)].channel.Subscribers) {
+			*at += costListener
+			f.reply(int16(host), *at, received{true, m})
+		}
+	}
+	for i := range reply.Sent {
+		if m := &reply.Sent[i]; m.Reached > 0 {
+			*at += costListener
+			f.bytes += 150
+			f.reply(int16(m.To), *at, received{true, m.Message})
+		}
+	}
 }
 
 // count counts what a batch has for Redis.

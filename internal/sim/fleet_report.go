@@ -9,8 +9,8 @@ import (
 // Now is how long the fleet has run.
 func (f *Fleet) Now() time.Duration { return time.Duration(f.now) }
 
-// Taken is how often Redis has granted a free lock since the last Reset.
-func (f *Fleet) Taken() int { return f.taken }
+// Came is how often the lock has come to a host since the last Reset.
+func (f *Fleet) Came() int { return f.came }
 
 // Granted is how many acquires were answered with a lock since the last Reset.
 func (f *Fleet) Granted() int { return f.grants }
@@ -19,6 +19,9 @@ func (f *Fleet) Granted() int { return f.grants }
 // send.
 func (f *Fleet) IsIdle() bool {
 	for _, h := range f.hosts {
+		if h.dead {
+			continue
+		}
 		if !h.up || len(h.inFlight)+len(h.renewals)+len(h.others) > 0 {
 			return false
 		}
@@ -26,26 +29,45 @@ func (f *Fleet) IsIdle() bool {
 	return true
 }
 
-// Contend runs a fleet that contends for one lock, until it has passed from host to host so
-// many times for each of them.
+// Contend runs a fleet that contends for one lock, until it has come to a host so many times
+// for each of them. It counts from when it has come once for each.
 func Contend(p FleetPlan, turns int) *Fleet {
 	f := NewFleet(p)
-	f.RunFor(10*time.Minute, func() bool { return f.taken >= turns*p.Hosts })
+	f.RunFor(10*time.Minute, func() bool { return f.came >= p.Hosts })
+	f.Reset()
+	f.RunFor(10*time.Minute, func() bool { return f.came >= turns*p.Hosts })
 	return f
 }
 
-// Contention is what was counted of one lock since the last Reset.
+// Holder is the host that has the lock in Redis, or -1.
+func (f *Fleet) Holder() int {
+	l := &f.locks[0]
+	l.key.Expire(f.now)
+	return int(l.key.Owner)
+}
+
+// First returns the hosts of the first tickets in the queue.
+func (f *Fleet) First(n int) (hosts []int) {
+	tickets := f.locks[0].queue.Tickets
+	for i := range tickets[:min(n, len(tickets))] {
+		hosts = append(hosts, int(tickets[i].Owner))
+	}
+	return hosts
+}
+
+// Contention is what was counted of one lock since the last Reset. Hosts that died do not
+// count.
 type Contention struct {
 	Plan                  FleetPlan
 	Span                  float64 // s
-	Grants, Changes       float64 // per second; changes: grants by Redis, the others are handoffs
-	Scripts, Messages     float64 // per second
-	PerChange             float64 // scripts
-	Retries, MostRetries  int     // failed takes between two releases: median, most
+	Grants, Turns         float64 // per second; a turn begins when the lock comes to a host, the other grants are handoffs
+	Scripts, Messages     float64 // of a turn
+	Refreshes             float64 // of a turn: takes of hosts that wait already, which did not get the lock
+	Cost                  float64 // of a turn: time of Redis, µs
 	Core                  float64 // of Redis that is busy
 	Median, Tail, Longest float64 // wait, s: of half of the clients, of 99 of 100, of all; including those that still wait
 	Least, Most, Never    int     // grants of a host; hosts without any
-	Missed                int     // turns of others in a row that a host missed, at most
+	PassedOver            int     // turns of others while a host stood in the queue, at most
 }
 
 // Contention returns what was counted.
@@ -53,6 +75,9 @@ func (f *Fleet) Contention() Contention {
 	waits := slices.Clone(f.waits)
 	c := Contention{Plan: f.plan, Span: seconds(f.now - f.since), Least: f.grants}
 	for _, h := range f.hosts {
+		if h.dead {
+			continue
+		}
 		for _, client := range h.clients {
 			if client.askedAt != never {
 				waits = append(waits, f.now-max(client.askedAt, f.since))
@@ -62,33 +87,38 @@ func (f *Fleet) Contention() Contention {
 		if h.grants == 0 {
 			c.Never++
 		}
-		c.Missed = max(c.Missed, h.missed, f.taken-h.last)
+		c.PassedOver = max(c.PassedOver, h.passedOver)
+		if h.stands {
+			c.PassedOver = max(c.PassedOver, f.came-h.standsAt)
+		}
 	}
 	slices.Sort(waits)
 	c.Median, c.Tail, c.Longest = seconds(waits[len(waits)/2]), seconds(waits[len(waits)*99/100]), seconds(waits[len(waits)-1])
-	retries := append(slices.Clone(f.retries), f.retry)
-	slices.Sort(retries)
-	c.Retries, c.MostRetries = retries[len(retries)/2], retries[len(retries)-1]
-	c.Grants, c.Changes = float64(f.grants)/c.Span, float64(f.taken)/c.Span
-	c.Scripts, c.Messages = float64(f.ran)/c.Span, float64(f.messages)/c.Span
-	c.PerChange = float64(f.ran) / float64(max(1, f.taken))
+	turns := float64(max(1, f.came))
+	c.Grants, c.Turns = float64(f.grants)/c.Span, float64(f.came)/c.Span
+	c.Scripts, c.Messages, c.Refreshes = float64(f.ran)/turns, float64(f.messages)/turns, float64(f.asked)/turns
+	c.Cost = float64(f.served) / turns / 1e3
 	c.Core = seconds(f.served) / c.Span
 	return c
 }
 
 func (c Contention) String() string {
 	p := c.Plan
-	return fmt.Sprintf("hosts=%d×%d trip=%v to %v work=%v | grants/s=%.0f changes/s=%.0f | scripts/s=%.0f per change=%.1f messages/s=%.0f retries=%d, at most %d | core=%.0f%% | wait p50=%.2fs p99=%.1fs max=%.1fs | grants of a host %d to %d, none: %d hosts, missed turns %d | %.1fs",
+	return fmt.Sprintf("hosts=%d×%d trip=%v to %v work=%v | grants/s=%.0f turns/s=%.0f | of a turn: scripts=%.2f messages=%.2f refreshes=%.2f Redis=%.0fµs | core=%.1f%% | wait p50=%.4fs p99=%.3fs max=%.3fs | grants of a host %d to %d, none: %d hosts, passed over %d | %.2fs",
 		p.Hosts, p.Clients, p.Trip, max(p.Trip, p.FarTrip), p.Work,
-		c.Grants, c.Changes, c.Scripts, c.PerChange, c.Messages, c.Retries, c.MostRetries, 100*c.Core,
-		c.Median, c.Tail, c.Longest, c.Least, c.Most, c.Never, c.Missed, c.Span)
+		c.Grants, c.Turns, c.Scripts, c.Messages, c.Refreshes, c.Cost, 100*c.Core,
+		c.Median, c.Tail, c.Longest, c.Least, c.Most, c.Never, c.PassedOver, c.Span)
 }
 
-// LongestGap is how long it may take from one grant by Redis to the next one, s: a release,
-// a message and a take, with the variance of their ways, and what Redis needs for the failed
-// takes of all hosts, twice.
-func (p FleetPlan) LongestGap() float64 {
-	return 2.5*p.Trip.Seconds() + 2*p.Work.Seconds() + float64(2*p.Hosts)*seconds(costArrival+costOther+costListener) + 0.01
+// LongestTurn is how long it may take on average from one turn to the next one, s: the ways
+// of a transfer and of the drop before it, each up to a fifth longer than the shortest; a
+// turn of several grants; what Redis needs; and once in 100 ms a moment in which the lock is
+// left free.
+func (p FleetPlan) LongestTurn() float64 {
+	trip := 1.2 * p.Trip.Seconds()
+	grant := 2*seconds(localHop) + p.Work.Seconds()
+	turn := trip + min(max(4*trip, 0.0003), 0.02) + grant + 0.00015
+	return turn * (1 + (0.01+2*trip)/max(0.1, turn))
 }
 
 // RenewalPeriod is about the time in which every lock is renewed once.
