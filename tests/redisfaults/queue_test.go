@@ -256,17 +256,29 @@ func TestHostWithAHalfOpenConnectionFindsTheLockItWasPassed(t *testing.T) {
 }
 
 // A daemon dies after the lock was passed on to it, and before it has read that. Its successor
-// gives the lock to the client that waits, or to the next host, long before the end of the lease.
+// grants the lock to the client that waits, or gives it back if that client died, too: long before
+// the end of the lease.
 func TestDaemonThatDiesBeforeItReadsATransferKeepsNoLock(t *testing.T) {
-	q := startQueue(t, harness.LongLease)
-	q.passToFirst(q.first.d.Suspend, func() { q.first.d.Signal(syscall.SIGCONT) })
-	q.first.d.Kill()
-	if q.next.isGranted() || q.r.Owner(q.name) != q.first.uuid {
-		t.Fatalf("before the restart, the lock was granted, or is %v", q.r.Fields(q.name))
+	for _, isClientDead := range []bool{false, true} {
+		t.Run(fmt.Sprintf("client dies: %v", isClientDead), func(t *testing.T) {
+			q := startQueue(t, harness.LongLease)
+			q.passToFirst(q.first.d.Suspend, func() { q.first.d.Signal(syscall.SIGCONT) })
+			q.first.d.Kill()
+			if q.next.isGranted() || q.r.Owner(q.name) != q.first.uuid {
+				t.Fatalf("before the restart, the lock was granted, or is %v", q.r.Fields(q.name))
+			}
+			if isClientDead {
+				q.first.Kill()
+			}
+			q.first.d.Start(harness.LongLease)
+			q.first.d.AwaitSocket()
+			if isClientDead {
+				q.expect(&q.next)
+			} else {
+				q.serveBoth()
+			}
+		})
 	}
-	q.first.d.Start(harness.LongLease)
-	q.first.d.AwaitSocket()
-	q.serveBoth()
 }
 
 // The host of the holder dies while others wait. They are granted the lock after the end of its
