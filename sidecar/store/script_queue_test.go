@@ -145,7 +145,7 @@ func TestQueueInScripts(t *testing.T) {
 		{says: "a lock that was dropped and is wanted again is not left free for others",
 			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 1000), again(waitOp(lock, 4, 0))},
 			want: []string{"passed, 1 wait", "held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
-			messages: []string{otherUUID + ": transfer 7 # 32 20000 1 49 lock"}},
+			messages: []string{otherUUID + ": transfer 7 # 32 20000 1 99 lock"}},
 
 		{says: "after 50 ms a lock that programs wait for is free for a moment",
 			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, listeners: true, ops: []locktable.Op{passOp(lock, 3, 50)},
