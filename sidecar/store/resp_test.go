@@ -241,6 +241,29 @@ func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
 	}
 }
 
+// A Drop runs before the Take that is pipelined after it, whatever leases they have.
+func TestDropComesBeforeItsTake(t *testing.T) {
+	take := takeOp("lock", 2)
+	take.AfterPendingDrop, take.LeaseMS = true, 5000
+	short := takeOp("short", 1)
+	short.LeaseMS = 10_000
+	ops := []locktable.Op{short, passOp("lock", 1, 0), take}
+	sortForBatching(ops)
+	var e encoder
+	var order []string
+	for len(ops) > 0 {
+		_, n := batchPrefix(ops)
+		e.orderArgs(ops[:n])
+		for _, op := range ops[:n] {
+			order = append(order, fmt.Sprint(op.Name, op.HoldID))
+		}
+		ops = ops[n:]
+	}
+	if got, want := strings.Join(order, " "), "lock1 lock2 short1"; got != want {
+		t.Errorf("order %s, want %s", got, want)
+	}
+}
+
 // What may run together does, up to a bound.
 func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 	longer := takeOp("a", 1)
@@ -257,7 +280,9 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 		{"one", []locktable.Op{take}, acquireRelease, 1},
 		{"takes and drops", []locktable.Op{drop, take, drop, take}, acquireRelease, 4},
 		{"another lease", []locktable.Op{take, drop, longer, take}, acquireRelease, 2},
-		{"drops have none", []locktable.Op{drop, longer, drop, longer}, acquireRelease, 4},
+		{"drops go with any", []locktable.Op{drop, longer, drop, longer}, acquireRelease, 4},
+		{"drops that pass locks on with another lease", []locktable.Op{drop, passOp("a", 1, 0), longer}, acquireRelease, 1},
+		{"drops that pass locks on, and takes", []locktable.Op{passOp("a", 1, 0), longer, passOp("b", 1, 0)}, acquireRelease, 3},
 		{"renewals", []locktable.Op{keep, keep, take}, scriptOf(locktable.Renew), 2},
 		{"no more than so many", ops(runMax+1, drop), acquireRelease, runMax},
 		{"renewals with more entries", []locktable.Op{keep, twice}, scriptOf(locktable.Renew), 1},

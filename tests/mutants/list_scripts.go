@@ -602,4 +602,32 @@ var scriptMutants = []mutant{
 `,
 		by: differential,
 	},
+	{
+		rule: "what may write in a Redis that is full runs after what must not",
+		file: "sidecar/store/script.go",
+		old:  `	case op.RequireExisting, op.Ticket != 0, op.InOrder:`,
+		new:  `	case op.RequireExisting:`,
+		by:   test("sidecar/store", "TestQueueOfAFullRedis"),
+	},
+	{
+		rule: "a drop passes a lock on with its own lease",
+		file: "sidecar/store/script.go",
+		old:  `			passLease = ops[i].LeaseMS`,
+		new:  `			passLease, lease = lease, ops[i].LeaseMS`,
+		by:   test("sidecar/store", "TestQueueInScripts"),
+	},
+	{
+		rule: "a drop runs before the take that is pipelined after it",
+		file: "sidecar/store/script.go",
+		old:  `			return 0 // before the Take that is pipelined after it`,
+		new:  `			return op.LeaseMS`,
+		by:   test("sidecar/store", "TestDropComesBeforeItsTake"),
+	},
+	{
+		rule: "every fourth renewal looks for fields of others",
+		file: "sidecar/store/script.go",
+		old:  `+first.HoldID)%lookEvery == 0`,
+		new:  `+first.HoldID)%lookEvery == 4`,
+		by:   test("sidecar/store", "TestEveryFourthRenewalLooks"),
+	},
 }
