@@ -747,7 +747,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a host subscribes if a waiter waits for long for a local holder",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `isNeeded = at.due(head.request.since + int64(p.cfg.WatchAfter))`,
+		old:  `isNeeded = at.due(max(head.request.since, since) + int64(p.cfg.WatchAfter))`,
 		new:  `isNeeded = false`,
 		by:   tableTest("TestReleaseByAnotherProgramUnderAHoldIsLookedInto"),
 	},
@@ -840,8 +840,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "the deadline of a transfer counts from the last answered question",
 		file: "sidecar/locktable/place.go",
-		old:  `ticket: r.Ticket, validSince: r.Sent, rank: r.Rank}`,
-		new:  `ticket: r.Ticket, validSince: max(p.validSince, 1), rank: r.Rank}`,
+		old:  `validSince: r.Sent, rank: r.Rank}`,
+		new:  `validSince: max(p.validSince, 1), rank: r.Rank}`,
 		by:   tableTest("TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion"),
 	},
 	{
@@ -1206,22 +1206,22 @@ var locktableMutants = []mutant{
 	{
 		rule: "a host subscribes if the holder is no sidecar",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `(!pl.isQueued() || pl.rank < 2 && !a.remote.isSidecar):`,
-		new:  `(!pl.isQueued()):`,
+		old:  `	case isAway && !a.isTold(pl):`,
+		new:  `	case isAway && !pl.isQueued():`,
 		by:   tableTest("TestHostSubscribesOnlyIfTheHolderIsNoSidecar"),
 	},
 	{
 		rule: "only the first two hosts of the queue subscribe",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `pl.rank < 2 && !a.remote.isSidecar):`,
-		new:  `!a.remote.isSidecar || pl.rank >= 2):`,
+		old:  `	return pl.isQueued() && (a.remote.isSidecar || pl.rank >= 2)`,
+		new:  `	return pl.isQueued() && a.remote.isSidecar`,
 		by:   tableTest("TestHostSubscribesOnlyIfTheHolderIsNoSidecar"),
 	},
 	{
 		rule: "a host without a place in the queue subscribes",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `(!pl.isQueued() || pl.rank < 2`,
-		new:  `(pl.rank < 2`,
+		old:  `	return pl.isQueued() && (a.remote.isSidecar`,
+		new:  `	return (a.remote.isSidecar`,
 		by:   tableTest("TestHostSubscribesOnlyIfTheHolderIsNoSidecar"),
 	},
 	{
@@ -1234,7 +1234,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "the first of the queue subscribes if it waits for long",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `	case isHeld, isAway && pl.rank == 0:`,
+		old:  `	case isHeld || isAway && pl.rank == 0:`,
 		new:  `	case isHeld:`,
 		by:   tableTest("TestHostSubscribesOnlyIfTheHolderIsNoSidecar"),
 	},
