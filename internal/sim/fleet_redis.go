@@ -13,8 +13,8 @@ import (
 // What things cost Redis, ns of one core, over loopback, where a write to a socket pays
 // for its receipt too: go test ./sidecar/store -run '^$' -bench BenchmarkRedis. Scripts
 // by their instructions (98,600 are 8.8 µs), which no neighbour on the machine changes; what
-// they do with queues by CPU time: a grant to the next host is 41 to 44 µs as one script, of
-// which 5 are its message, and 52 to 61 µs as two.
+// they do with queues by CPU time: one script that passes a lock on and queues again, with
+// its message, is 40 to 50 µs (BenchmarkRedisQueue), here 44. As two scripts it is 53.5.
 const (
 	costArrival   = 6500   // one connection has something: poll, read, write
 	costRun       = 3000   // a run of takes and drops
