@@ -52,7 +52,7 @@ var buildLastRelease = sync.OnceValues(func() (string, error) {
 		}
 	}
 	built := path + ".new"
-	if err := compile(source, built, "-trimpath", "-buildvcs=false"); err != nil {
+	if err := compile(source, built, "-buildvcs=false"); err != nil {
 		return "", err
 	}
 	return path, os.Rename(built, path)
