@@ -51,7 +51,7 @@ type arbiter struct {
 //	           the turn is over
 //	contending ────────────────▶ yielding
 //	     ▲                          │ the Drop is done, or another sidecar or a result
-//	     └──────────────────────────┘ of Redis gives this host the lock anew
+//	     └──────────────────────────┘ of Redis gives this host the lock
 type contention uint8
 
 const (

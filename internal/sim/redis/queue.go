@@ -117,8 +117,8 @@ func (c *Command) hasTickets() bool {
 	return q != nil && len(q.Tickets) > 0
 }
 
-// tell publishes a message to a sidecar, and reports how many connections received it.
-func (c *Command) tell(to Owner, m locktable.Message, reply *Reply) int32 {
+// send publishes a message to a sidecar, and reports how many connections received it.
+func (c *Command) send(to Owner, m locktable.Message, reply *Reply) int32 {
 	if to == NoOwner || c.Denied.Publish || c.Denied.Sidecars {
 		return 0
 	}
@@ -131,8 +131,8 @@ func (c *Command) tell(to Owner, m locktable.Message, reply *Reply) int32 {
 	return reached
 }
 
-// stand puts the ticket of a Take into the queue, unless the given one is there.
-func (c *Command) stand(given uint64) (rank int32, ticket uint64) {
+// enqueue puts the ticket of a Take into the queue, unless the given one is there.
+func (c *Command) enqueue(given uint64) (rank int32, ticket uint64) {
 	q := c.queue()
 	if q == nil {
 		return locktable.NotQueued, 0
@@ -181,7 +181,7 @@ func (c *Command) offer(reply *Reply, mine uint64, stays bool, accept func(t Tic
 		switch own := t.Owner == c.Owner; {
 		case own && t.Num != mine && t.Num <= c.Op.HoldID:
 		case !own && q.isOld(t, c.Clock, c.Denied.Signs):
-			c.tell(t.Owner, locktable.Message{Kind: locktable.Requeue}, reply)
+			c.send(t.Owner, locktable.Message{Kind: locktable.Requeue}, reply)
 		case accept(t):
 			return t, true
 		}
@@ -225,7 +225,7 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 		if t.Owner == c.Owner && t.Num == mine {
 			return true
 		}
-		return c.tell(t.Owner, locktable.Message{
+		return c.send(t.Owner, locktable.Message{
 			Kind: locktable.Transferred, Ticket: t.Num, LastToken: uint64(last), Tokens: passedTokens,
 			LeaseMS: op.LeaseMS, Waiting: reply.Waiting, PassedMS: passedMS,
 		}, reply) > 0
@@ -240,11 +240,11 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 }
 
 // takeInOrder carries out a Take of a free lock whose queue has tickets. done is false if
-// none of them can be told.
+// no sidecar received it.
 func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (reply Reply, done bool) {
 	op := c.Op
 	reply = Reply{Listeners: locktable.Uncounted}
-	_, ticket := c.stand(op.Ticket)
+	_, ticket := c.enqueue(op.Ticket)
 	to, ok, code := c.pass(key, counter, &reply, max(int64(op.Reserve), passedTokens), ticket)
 	if !ok && ticket == op.HoldID {
 		c.Queue.remove(c.Owner, ticket)
@@ -280,13 +280,13 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 // refuse is what a Take does that finds another owner's field.
 func (c *Command) refuse(key *Key, channel *Channel, ticket uint64, reply *Reply) {
 	if c.Op.Enqueue {
-		reply.Rank, reply.Ticket = c.stand(ticket)
+		reply.Rank, reply.Ticket = c.enqueue(ticket)
 	} else {
 		reply.Rank = locktable.NotQueued
 	}
 	reply.HolderReached = locktable.HolderNotTold
 	if !c.PassedOn && (reply.Rank == 0 || reply.Rank == 1) {
-		reply.HolderReached = c.tell(c.holder(key), locktable.Message{Kind: locktable.Recalled}, reply)
+		reply.HolderReached = c.send(c.holder(key), locktable.Message{Kind: locktable.Recalled}, reply)
 	}
 	if reply.Rank < 2 {
 		reply.Listeners, reply.Counted = c.count(channel)
@@ -341,7 +341,7 @@ func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, exis
 			}
 		}
 		c.offer(&reply, 0, true, func(t Ticket) bool {
-			return c.tell(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, &reply) > 0
+			return c.send(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, &reply) > 0
 		})
 	}
 	return reply

@@ -62,21 +62,27 @@
 -- without use. They are no KEYS, so that a user who may not use them may use the locks: to
 -- such a user each queue is empty, and no ticket stands.
 --
--- wait of a take is 0, or 1: if another owner has the lock, a ticket is to stand in the
--- queue afterwards: the given one, if it does, or else one with the hold number. The take
--- returns its rank. The holder is told "recall" if the ticket is one of the first two. Or 2:
--- the same, and a free lock goes to the first of its queue, which may be a ticket of this
--- sidecar. The ticket of a take that succeeds is removed.
+-- wait of a take:
+--   0  it gets no ticket
+--   1  if another owner has the lock, a ticket is in the queue afterwards: the given one, if
+--      it is there, or else one with the hold number. The holder receives "recall" if the
+--      ticket is one of the first two
+--   2  the same, and a free lock goes to the first ticket of its queue, which may be the one
+--      of this take
+-- The ticket of a take that succeeds is removed.
 --
--- A drop passes a lock, if it is ours or free, to the first of its queue: the key gets the
--- field of the ticket and a lease, 32 tokens are drawn for it, and its sidecar is told
--- "transfer". A ticket whose sidecar does not receive that is removed, and so is a ticket
--- whose sidecar has not asked for 15 s, which is told "requeue", and one of this sidecar up
--- to the hold that is dropped: it was given up. After 128 such tickets the lock is free.
--- After a lock has passed from owner to owner for 50 ms, it is free for a moment if clients
+-- A drop passes a lock that is ours or free to the first ticket of its queue: the key gets
+-- the field of the ticket and a lease, 32 tokens are drawn for it, and its sidecar receives
+-- "transfer". Some tickets are removed instead:
+--   a ticket whose sidecar does not receive the message;
+--   a ticket whose sidecar has not asked for 15 s; that receives "requeue";
+--   a ticket of this sidecar up to the hold that is dropped: it was given up.
+-- After 128 such tickets the lock is free.
+--
+-- A lock that has passed from owner to owner for 50 ms is left free for a moment if clients
 -- subscribe to its channel, unless it is taken again, and after 100 ms in any case. The first
--- of the queue is told "free" then. It is told so too if a lock that has a queue cannot be
--- passed on.
+-- ticket stays, and its sidecar receives "free". It also does if a lock that has a queue
+-- cannot be passed on.
 --
 -- Messages to a sidecar, on redisson_lock__channel:{locksidecar}:<uuid>:
 --   transfer <ticket> <last token> <tokens> <lease, ms> <waiting> <passed, ms> <lock>
@@ -217,7 +223,7 @@ local function define_queue_functions()
 
   -- Puts a ticket into the queue, unless the given one stands there. Returns the rank and
   -- the number of the one that stands; -1: none does.
-  local function stand(queue, num, ticket)
+  local function enqueue(queue, num, ticket)
     if ticket ~= '0' then
       local rank = ask('ZRANK', queue, prefix .. ticket)
       if type(rank) == 'number' then
@@ -240,7 +246,7 @@ local function define_queue_functions()
   local function refuse(op, lock, channel, num, other, recalls)
     local rank, reached = -1, -1
     local wait, ticket = words_of(op)
-    if wait ~= '0' then rank, ticket = stand(queue_of(lock), num, ticket) end
+    if wait ~= '0' then rank, ticket = enqueue(queue_of(lock), num, ticket) end
     if recalls and (rank == 0 or rank == 1) then reached = send(other, 'recall ' .. lock) end
     local ttl = redis.call('PTTL', lock)
     -- Tickets further behind do not wait for the lock's channel.
@@ -313,7 +319,7 @@ local function define_queue_functions()
     local wait, ticket = words_of(op)
     local queue = queue_of(lock)
     if wait ~= '2' or count(queue) == 0 then return end
-    local _, stands = stand(queue, num, ticket)
+    local _, stands = enqueue(queue, num, ticket)
     local field, waiting, last, made = pass(lock, counter, queue, num, n + 0 < 32 and '32' or n,
       {lease = lease, passed = '0', more = 0, mine = stands})
     if not field then
