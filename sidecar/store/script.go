@@ -150,7 +150,8 @@ const (
 	set
 	// setLate is like set, but ordered after it: these may write although Redis is out of
 	// memory, and once a script has written anything, Redis no longer enforces maxmemory for
-	// it, so plain sets must run before.
+	// it, so plain sets must run before. A Take in order may write then as well, but nearly
+	// every Take is one, and nearly every lock is free and has no queue.
 	setLate
 	dropped
 	retaken // by two operations, a drop and a take pipelined after it
@@ -167,7 +168,7 @@ func argSectionOf(op *locktable.Op) argSection {
 		return taken
 	case op.Kind == locktable.Drop:
 		return dropped
-	case op.RequireExisting, op.Ticket != 0, op.InOrder:
+	case op.RequireExisting, op.Ticket != 0:
 		return setLate
 	case op.Count != 1 || op.Reserve != 1:
 		return set
