@@ -231,7 +231,11 @@ func drawRound(r dice, prefix string, base uint64, inProcess bool) round {
 	r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	names = names[:1+r.IntN(pick(r, 2, 4, len(names)))]
 	if r.oneIn(40) {
-		names = append(names, manyNames(2*runMax+r.IntN(runMax))...)
+		many := 2*runMax + r.IntN(runMax)
+		if inProcess { // it visits every key at each command
+			many /= 16
+		}
+		names = append(names, manyNames(many)...)
 	}
 	for _, name := range names {
 		if !r.oneIn(3) {
