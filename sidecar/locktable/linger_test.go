@@ -170,6 +170,19 @@ func TestRecalledLockDoesNotLinger(t *testing.T) {
 	r.forgotten()
 }
 
+// The recall may have been lost. The Take returns how many wait.
+func TestLockThatSidecarsWaitForDoesNotLinger(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.redis(locktable.Drop, locktable.Done)
+	r.acquire(1, "a")
+	r.answer(locktable.Take, locktable.Result{Token: 300, Waiting: 1})
+	r.release(1, 2)
+	r.redis(locktable.Drop, locktable.Done)
+}
+
 // Another host that took the lock in between is found by the take.
 func TestLockThatAnotherHostHadInBetweenIsNotHot(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})

@@ -1218,13 +1218,6 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestHostSubscribesOnlyIfTheHolderIsNoSidecar"),
 	},
 	{
-		rule: "a host without a place in the queue subscribes",
-		file: "sidecar/locktable/arbiter.go",
-		old:  `	return pl.isQueued() && (a.remote.isSidecar`,
-		new:  `	return (a.remote.isSidecar`,
-		by:   tableTest("TestHostSubscribesOnlyIfTheHolderIsNoSidecar"),
-	},
-	{
 		rule: "a holder that got no recall because it has just got the lock is a sidecar",
 		file: "sidecar/locktable/arbiter.go",
 		old:  `isSidecar: isQueued && r.HolderReached != 0,`,
@@ -1259,7 +1252,7 @@ var locktableMutants = []mutant{
 		file: "sidecar/locktable/linger.go",
 		old:  `	if !l.isHot || l.waiting() > 0`,
 		new:  `	if l.waiting() > 0`,
-		by:   tableTest("TestOnlyALockThatIsAcquiredSoonAfterItsReleaseLingers"),
+		by:   tableTest("TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage"),
 	},
 	{
 		rule: "a lock is hot if it is acquired soon after its release",
@@ -1325,11 +1318,11 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestLockWithSubscribersDoesNotLinger"),
 	},
 	{
-		rule: "a recalled lock does not linger",
+		rule: "a lock that sidecars wait for does not linger",
 		file: "sidecar/locktable/linger.go",
 		old:  `	return l.rivals.waiting > 0 || l.rivals.listeners != 0`,
 		new:  `	return l.rivals.listeners != 0`,
-		by:   tableTest("TestRecalledLockDoesNotLinger"),
+		by:   tableTest("TestLockThatSidecarsWaitForDoesNotLinger"),
 	},
 	{
 		rule: "a lock whose data Redis may have lost does not linger",
