@@ -41,19 +41,10 @@ func (w *world) check() {
 	}
 }
 
-// isQuiet reports whether nothing is on the way, and every host has a connection.
-func (w *world) isQuiet() bool {
-	for _, h := range w.hosts {
-		if h.process == nil || h.stalled || h.old != nil || !h.conn.isOpen || !h.conn.isServed || len(h.conn.requests)+len(h.conn.frames) > 0 {
-			return false
-		}
-	}
-	return true
-}
-
 // When faults have ended, and every client releases what it is granted, each request is answered
-// within settleWithin: until a host with a ticket asks again. If no fault has happened, no host
-// needs to ask again: there is a pause at most, in which the lock is left free.
+// within settleWithin: until a host with a ticket asks again. If no fault has happened, and
+// nothing was late, no host needs to ask again: there is a pause at most, in which the lock is
+// left free.
 const (
 	settleWithin          = lease/6 + 2*tick
 	settleWithinFaultless = tick
@@ -78,7 +69,7 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 		}
 	}()
 	start, within := n.now, settleWithin
-	if n.faults == 0 {
+	if n.faults == 0 && !n.wasLate {
 		within = settleWithinFaultless
 	}
 	unused := int64(-1) // since when there is a key that no client has or waits for
@@ -101,7 +92,7 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 				unused = n.now
 			}
 			if unused >= 0 && at-unused > keptWithin {
-				n.violated("host %d keeps key %d, which no client has or waits for, for more than %d ms", n.key.Owner, n.key.Num, (n.now-unused)/ms)
+				n.violated("host %d keeps key %d, which no client has or waits for, for more than %d ms", n.key.Owner, n.key.Num, keptWithin/ms)
 				break
 			}
 			a = actionOf(passTime, 0, 0)

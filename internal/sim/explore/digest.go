@@ -116,7 +116,11 @@ func (g *digester) digest(w *world) uint64 {
 	if sums[0] > sums[1] {
 		sums[0], sums[1] = sums[1], sums[0]
 	}
-	all := [...]uint64{sums[0], sums[1], uint64(w.clients)<<16 | uint64(w.faults)<<8 | uint64(w.ticks), rankIn(g.tokens, w.granted), rankIn(g.tokens, uint64(w.counter.Value))}
+	limits := uint64(w.clients)<<16 | uint64(w.faults)<<8 | uint64(w.ticks)
+	if w.wasLate {
+		limits |= 1 << 32
+	}
+	all := [...]uint64{sums[0], sums[1], limits, rankIn(g.tokens, w.granted), rankIn(g.tokens, uint64(w.counter.Value))}
 	return hash(all[:])
 }
 
@@ -180,7 +184,6 @@ func (w *world) describe(d *description, h *host) {
 		w.describeConnection(d, h.old)
 	}
 	w.describeClients(d, h)
-	d.Value(h.notes.digest(w))
 }
 
 // ticksOf describes the age of a ticket.

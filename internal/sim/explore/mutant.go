@@ -2,42 +2,23 @@ package explore
 
 import "github.com/locksidecar/locksidecar/sidecar/locktable"
 
-// Mutant is a faulty table, which breaks one rule.
+// Mutant is a faulty sidecar, which breaks one rule: it changes the inputs or the effects of a
+// correct table. An exploration that never finds a violation proves nothing; it must detect
+// each mutant, within a budget and from a root that need few states.
+//
+// Rules that can only be broken inside of the table are broken there, by tests/mutants.
 type Mutant struct {
 	Name     string
-	Rule     string
-	Detected string
+	Rule     string // that it breaks
+	Detected string // what the violation says: a regular expression
+	Root     string
+	Budget   Budget
 
-	onEffects func(w *world, h *host, e []locktable.Effect) []locktable.Effect
-	onMessage func(w *world, h *host, m *locktable.Message) (forward bool)
 	onResult  func(w *world, h *host, r *locktable.Result)
-	onRestore func(h *host, s *locktable.Snapshot)
-	late      int64
-}
-
-// notes are what a mutant has noted of a host.
-type notes struct {
-	at   int64
-	num  uint64
-	flag bool
-}
-
-func (n *notes) digest(w *world) uint64 {
-	if *n == (notes{}) {
-		return 0
-	}
-	return hash([]uint64{uint64(max(n.at-w.now, -lease)), n.num, uint64(n.at)})
-}
-
-func (m *Mutant) effects(w *world, h *host, e []locktable.Effect) []locktable.Effect {
-	if m == nil || m.onEffects == nil {
-		return e
-	}
-	return m.onEffects(w, h, e)
-}
-
-func (m *Mutant) message(w *world, h *host, msg *locktable.Message) bool {
-	return m == nil || m.onMessage == nil || m.onMessage(w, h, msg)
+	onMessage func(h *host, m *locktable.Message) (forward bool)
+	onOp      func(op *locktable.Op)
+	onRestore func(s *locktable.Snapshot)
+	late      int64 // by how much timers fire too late
 }
 
 func (m *Mutant) result(w *world, h *host, r *locktable.Result) {
@@ -46,9 +27,19 @@ func (m *Mutant) result(w *world, h *host, r *locktable.Result) {
 	}
 }
 
-func (m *Mutant) restore(h *host, s *locktable.Snapshot) {
+func (m *Mutant) message(h *host, msg *locktable.Message) (forward bool) {
+	return m == nil || m.onMessage == nil || m.onMessage(h, msg)
+}
+
+func (m *Mutant) operation(op *locktable.Op) {
+	if m != nil && m.onOp != nil {
+		m.onOp(op)
+	}
+}
+
+func (m *Mutant) restore(s *locktable.Snapshot) {
 	if m != nil && m.onRestore != nil {
-		m.onRestore(h, s)
+		m.onRestore(s)
 	}
 }
 
@@ -57,4 +48,174 @@ func (m *Mutant) lateBy() int64 {
 		return 0
 	}
 	return m.late
+}
+
+// isWanted reports whether a client of the host waits.
+func (h *host) isWanted() bool {
+	for c := range h.clients {
+		if p := h.clients[c].phase; p == waiting || p == trying {
+			return true
+		}
+	}
+	return false
+}
+
+// isHeld reports whether a client of the host has the lock.
+func (h *host) isHeld() bool {
+	for c := range h.clients {
+		if h.clients[c].phase == believes {
+			return true
+		}
+	}
+	return false
+}
+
+// ignores returns an onMessage that leaves out messages of one kind, unless the host expects
+// them.
+func ignores(kind locktable.MessageKind, isExpected func(h *host) bool) func(*host, *locktable.Message) bool {
+	return func(h *host, m *locktable.Message) bool { return m.Kind != kind || isExpected(h) }
+}
+
+func never(*host) bool { return false }
+
+// Mutants are all mutants.
+var Mutants = []Mutant{
+	{
+		Name:     "transfer-counts-from-reply",
+		Rule:     "the validity of a transfer counts from when the Take was sent after which the ticket stood",
+		Detected: "the key (is not of its host|expires in)",
+		Root:     "transfer", Budget: Budget{Clients: 2, Ticks: 1},
+		onResult: func(w *world, _ *host, r *locktable.Result) {
+			if r.Ticket != 0 {
+				r.Sent = w.now
+			}
+		},
+	},
+	{
+		Name:     "take-counts-from-reply",
+		Rule:     "a deadline counts from when the operation was sent",
+		Detected: "and the key (expires in|is not of its host)",
+		Root:     "nothing", Budget: Budget{Clients: 1, Ticks: 1},
+		onResult: func(w *world, _ *host, r *locktable.Result) {
+			if r.Outcome == locktable.Done {
+				r.Sent = w.now
+			}
+		},
+	},
+	{
+		Name:     "unknown-as-not-sent",
+		Rule:     "an operation without a result may have been executed",
+		Detected: "which no client has or waits for",
+		Root:     "nothing", Budget: Budget{Clients: 2, Faults: 1},
+		onResult: func(_ *world, _ *host, r *locktable.Result) {
+			if r.Outcome == locktable.Unknown {
+				r.Outcome = locktable.NotSent
+			}
+		},
+	},
+	{
+		Name:     "unaccepted-transfer-ignored",
+		Rule:     "a transfer that is not accepted makes the claim uncertain",
+		Detected: "which no client has or waits for",
+		Root:     "nothing", Budget: Budget{Clients: 2, Faults: 1},
+		onMessage: ignores(locktable.Transferred, (*host).isWanted),
+	},
+	{
+		Name:     "transfers-ignored",
+		Rule:     "a host that waits gets the lock by a transfer",
+		Detected: "does not come to rest",
+		Root:     "queued", Budget: Budget{Clients: 1},
+		onMessage: ignores(locktable.Transferred, never),
+	},
+	{
+		Name:     "recalls-ignored",
+		Rule:     "a recall ends the lingering of a lock",
+		Detected: "does not come to rest",
+		Root:     "lingering", Budget: Budget{Clients: 1},
+		onMessage: ignores(locktable.Recalled, never),
+	},
+	{
+		Name:     "recall-of-ghost-ignored",
+		Rule:     "a recall of a lock that the host does not know to have makes the claim uncertain",
+		Detected: "does not come to rest",
+		Root:     "nothing", Budget: Budget{Clients: 2, Faults: 1},
+		onMessage: ignores(locktable.Recalled, (*host).isHeld),
+	},
+	{
+		Name:     "freed-ignored",
+		Rule:     "the first of the queue asks again when the lock was left free",
+		Detected: "does not come to rest",
+		Root:     "queued", Budget: Budget{Clients: 2, Ticks: 1},
+		onMessage: ignores(locktable.Freed, never),
+	},
+	{
+		Name:     "timers-late",
+		Rule:     "what is due happens",
+		Detected: "does not come to rest|which no client has or waits for",
+		Root:     "lingering", Budget: Budget{Clients: 1, Ticks: 1},
+		late: 4 * tick,
+	},
+	{
+		Name:     "drop-keeps-ticket",
+		Rule:     "a ticket that is given up is removed from the queue",
+		Detected: "tickets are left in the queue",
+		Root:     "queued", Budget: Budget{Clients: 2, Ticks: 1},
+		onOp: func(op *locktable.Op) {
+			if op.Kind == locktable.Drop {
+				op.Ticket = 0
+			}
+		},
+	},
+	{
+		Name:     "take-without-ticket",
+		Rule:     "a host that asks again keeps its ticket",
+		Detected: "tickets are left in the queue|which no client has or waits for|does not come to rest|token",
+		Root:     "queued", Budget: Budget{Clients: 1, Ticks: 2},
+		onOp: func(op *locktable.Op) {
+			if op.Kind == locktable.Take {
+				op.Ticket = 0
+			}
+		},
+	},
+	{
+		Name:     "renewal-shortens",
+		Rule:     "a renewal leaves the key no shorter than the holder believes",
+		Detected: "the key expires in",
+		Root:     "queued", Budget: Budget{Clients: 1, Ticks: 1},
+		onOp: func(op *locktable.Op) {
+			if op.Kind == locktable.Renew {
+				op.LeaseMS = 1
+			}
+		},
+	},
+	{
+		Name:     "lock-without-hold-not-in-journal",
+		Rule:     "the journal has every lock for which Redis may have a field or a ticket",
+		Detected: "which no client has or waits for|still has the lock",
+		Root:     "queued", Budget: Budget{Clients: 1, Faults: 1},
+		onRestore: func(s *locktable.Snapshot) {
+			if len(s.Holds) == 0 {
+				s.Locks = nil
+			}
+		},
+	},
+	{
+		Name:     "hold-numbers-not-in-journal",
+		Rule:     "a successor does not use a hold number of its predecessor",
+		Detected: "which no client has or waits for|two clients|the key is not of its host|never replaces",
+		Root:     "nothing", Budget: Budget{Clients: 3, Faults: 1},
+		onRestore: func(s *locktable.Snapshot) {
+			s.LastHoldID = 0
+			for i := range s.Locks {
+				s.Locks[i].MaxHoldID = 0
+			}
+		},
+	},
+	{
+		Name:     "restored-holds-forgotten",
+		Rule:     "a successor keeps what a living client holds",
+		Detected: "the journal does not have it|the key is not of its host",
+		Root:     "queued", Budget: Budget{Clients: 1, Faults: 1},
+		onRestore: func(s *locktable.Snapshot) { s.Holds = nil },
+	},
 }

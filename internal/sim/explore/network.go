@@ -128,7 +128,7 @@ func (w *world) restart(i int) {
 	t := locktable.New(w.config(h), w.now)
 	h.process.table = t
 	snapshot := h.journal.snapshot()
-	w.plan.mutant.restore(h, &snapshot)
+	w.plan.mutant.restore(&snapshot)
 	t.Restore(w.now, &snapshot)
 	w.drain(h)
 	for _, s := range snapshot.Sessions {
@@ -285,7 +285,7 @@ func (w *world) deliver(i int) {
 		if m := &f.message; m.Kind == locktable.Transferred && slices.Contains(h.late, m.Ticket) {
 			h.late = slices.DeleteFunc(slices.Clone(h.late), func(id uint64) bool { return id == m.Ticket })
 		}
-		if w.plan.mutant.message(w, h, &f.message) {
+		if w.plan.mutant.message(h, &f.message) {
 			h.process.table.Message(w.now, f.message)
 		}
 	case subscribedFrame:
@@ -332,6 +332,9 @@ func (w *world) nextTick() (int64, bool) {
 func (w *world) advance() {
 	at, _ := w.nextTick()
 	if at > w.now {
+		for _, h := range w.hosts {
+			w.wasLate = w.wasLate || len(h.conn.requests)+len(h.conn.frames) > 0
+		}
 		w.now, w.scripts = at, 0
 	}
 	w.key.Expire(w.now)

@@ -18,10 +18,11 @@ var (
 	r0 = actionOf(release, 0, 0)
 )
 
-// In the states of roots, no step that leads on is missing, and no fault has happened.
+// The steps to a root have no fault, and do not count against a budget.
 var roots = []root{
 	{"nothing", nil},
-	// Client 0 of host 0 has the lock. A ticket of host 1 stands in the queue, and all know that.
+	// Client 0 of host 0 has the lock. A ticket of host 1 stands in the queue, and both hosts have
+	// what Redis sent of that.
 	{"queued", []action{a0, x0, d0, a1, x1, d0, d1}},
 	// The same, and the lock passes to host 1: the message is on the way, and so is the result.
 	{"transfer", []action{a0, x0, d0, a1, x1, d0, d1, r0, x0}},

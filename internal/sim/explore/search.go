@@ -153,7 +153,7 @@ func newRoot(p *Plan) *world {
 	for _, a := range p.Prefix {
 		w = w.step(a)
 	}
-	w.clients, w.faults, w.ticks = 0, 0, 0
+	w.clients, w.faults, w.ticks, w.wasLate = 0, 0, 0, false
 	return w
 }
 

@@ -25,7 +25,7 @@ const (
 	clientsOf  = 2 // a host
 	startOfRun = 1000 * lease
 
-	// Redis's clock, by which it tells an old ticket: 15 s are half a lease, as they are of the
+	// Redis's clock, by which it finds that a ticket is old: 15 s are half a lease, as they are of the
 	// default lease.
 	clockRate = 15_000_000 * 2 / (lease / 1000) // its µs in one of ours
 
@@ -73,6 +73,8 @@ type world struct {
 	// Steps so far of the kinds that a plan limits.
 	clients, faults, ticks int8
 
+	wasLate bool // time has passed while something was on its way
+
 	hosts [hostCount]*host
 
 	// Redis.
@@ -104,8 +106,6 @@ type host struct {
 
 	stalled bool // its timers do not fire
 	doom    doom
-
-	notes notes // of a mutant
 }
 
 // doom says that the process dies in the next input: what the table stored in the journal is
@@ -133,7 +133,7 @@ type connection struct {
 	requests   []request // on the way to Redis, or not executed yet
 	frames     []frame   // on the way to the host
 	unanswered []request // operations without a result
-	subscribed bool      // the table was told that it is subscribed to the lock's channel
+	subscribed bool      // to the lock's channel, as the table knows
 }
 
 // request is what a host sends to Redis.
@@ -338,7 +338,7 @@ func (w *world) drain(h *host) {
 		for t.Busy() {
 			t.Work(w.now)
 		}
-		effects := w.plan.mutant.effects(w, h, t.Effects())
+		effects := t.Effects()
 		if len(effects) == 0 {
 			break
 		}
@@ -394,6 +394,7 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 func (w *world) send(h *host, e *locktable.Effect) {
 	c := &h.conn
 	r := request{kind: e.Kind, op: e.Op, sent: w.now, batch: c.batch}
+	w.plan.mutant.operation(&r.op)
 	switch e.Kind {
 	case locktable.Redis:
 		if !c.isOpen {

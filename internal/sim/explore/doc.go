@@ -1,0 +1,61 @@
+// Package explore runs the lock table through every order of events in a small world: two hosts
+// with two clients each, one lock, the real [locktable.Table], and the model of Redis in
+// internal/sim/redis. The simulation (internal/sim) runs large worlds in random orders; this
+// package runs a small one in all orders, up to a budget.
+//
+// # What happens in this world
+//
+// One step is one of these:
+//
+//   - A client acquires the lock and waits, or tries (wait 0); cancels; releases; or dies, and
+//     another client takes its place. Its sidecar receives that at once, and the client receives
+//     the answer at once.
+//   - Redis executes the next operation of a host, or the next Drop and the Take of the same
+//     batch. Results and messages go into the one FIFO stream of each connection.
+//   - A host receives the next result or message of its stream.
+//   - Time passes until a table has a timer, or until the key expires. Timers fire on time.
+//   - A fault: Redis closes a connection; a host gives one up that Redis still has, so that what was
+//     sent on it is executed late or never, and Redis counts it as a receiver until it notices;
+//     a sidecar is killed, at rest or within its next input, before or after it has sent
+//     operations; a sidecar is suspended, and its timers fire late.
+//   - What follows a fault: a host notices, connects again, continues; a successor restores the
+//     journal, and each client claims its hold.
+//
+// A [Budget] limits the actions of clients, the faults and the passages of time on one path. Then
+// there are finitely many states, and the search ends when it has found all of them. It begins
+// from several roots: the initial state, a ticket in the queue, a transfer on its way, a
+// crowd, a lock that lingers.
+//
+// States that differ only in their time, in the size of growing numbers, in which host or
+// which client is which, are one state (digest.go). A test compares what follows states that
+// were merged.
+//
+// # What is checked
+//
+//   - In every state: at most one client believes that it has the lock, and only while the
+//     key is its host's and lives at least as long as the deadline that it was sent.
+//   - At every grant: the token is larger than all before.
+//   - The assertions of the table, which panic.
+//   - From a sample of the states: when faults end, and each client releases what it is
+//     granted, every request is answered within a refresh of the queue; at once, if no fault
+//     happened and nothing was late. A key that no client has or waits for is deleted as soon as it has lingered.
+//     Finally tables, journals and queue are empty. (A ticket or a key that was made by an
+//     operation of a connection that was given up may stay: the next host that wants the lock
+//     ends it.)
+//
+// Each of the [Mutants] breaks a rule, and must be detected.
+//
+// # What is not explored
+//
+// There is one clock, which moves in ticks of 32 ms; what happens within a tick happens at
+// one moment, so that no drift of clocks is explored. The times of the tables have the order of
+// the defaults, in few ticks; what is left to chance is always the least. All holds have the
+// watchdog's lease, and no owner re-enters. Redis keeps its data, refuses nothing and is not
+// denied anything; no other program uses the lock. A journal is never full or torn. A host
+// carries out the effects of each input before it takes the next, and notices the end of its
+// connection before the results of what was in flight. The simulation has all of that.
+//
+//	go test ./internal/sim/explore                                               small budgets
+//	make explore                                                                 larger ones
+//	go test ./internal/sim/explore -run 'TestExplore$' -v -explore.budget=3,1,0  this one
+package explore
