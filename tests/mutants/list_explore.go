@@ -1,0 +1,93 @@
+package main
+
+// What the lock table does with the queue between hosts. The exploration of a small world
+// notices these, and needs no luck for it.
+
+var exploration = test("internal/sim/explore", "TestExplore")
+
+var explorationMutants = []mutant{
+	{
+		rule: "the validity of a transfer does not count from its message",
+		file: "sidecar/locktable/place.go",
+		old:  `c.transferred(now, q.place.validSince+validity(m.LeaseMS), m)`,
+		new:  `c.transferred(now, now+validity(m.LeaseMS), m)`,
+		by:   exploration,
+	},
+	{
+		rule: "a transfer that is not accepted makes the claim uncertain",
+		file: "sidecar/locktable/place.go",
+		old:  "\t\tl.rivals.waiting = m.Waiting\n\tdefault:\n\t\tt.doubt(l)\n",
+		new:  "\t\tl.rivals.waiting = m.Waiting\n\tdefault:\n",
+		by:   exploration,
+	},
+	{
+		rule: "a transfer of a lock that the table does not know makes the claim uncertain",
+		file: "sidecar/locktable/place.go",
+		old:  "if l = t.lockOfMessage(l, &m); l != nil {\n\t\t\tt.onTransferred(",
+		new:  "if l != nil {\n\t\t\tt.onTransferred(",
+		by:   exploration,
+	},
+	{
+		rule: "a recall of a lock that the table does not know makes the claim uncertain",
+		file: "sidecar/locktable/place.go",
+		old:  "if l = t.lockOfMessage(l, &m); l != nil {\n\t\t\tt.onRecalled(",
+		new:  "if l != nil {\n\t\t\tt.onRecalled(",
+		by:   exploration,
+	},
+	{
+		rule: "a recall ends the lingering of a lock",
+		file: "sidecar/locktable/place.go",
+		old:  "\t\tl.rivals.waiting = max(1, l.rivals.waiting)\n\t\tt.cool(l)\n",
+		new:  "",
+		by:   exploration,
+	},
+	{
+		rule: "a doubted claim is dropped with every number that was used",
+		file: "sidecar/locktable/place.go",
+		old:  "\tc.maxHoldID = t.lastNum\n",
+		new:  "",
+		by:   exploration,
+	},
+	{
+		rule: "a host whose turn it is asks for a lock that was left free",
+		file: "sidecar/locktable/place.go",
+		old:  `l.queue.arbiter.onFreed(now, ms(m.PauseMS), l.queue.firstTries())`,
+		new:  `_ = l`,
+		by:   exploration,
+	},
+	{
+		rule: "the journal has a lock for which a ticket may stand: a successor drops it",
+		file: "sidecar/locktable/journal.go",
+		old:  `l.claim.isBusy() || l.queue != nil && l.queue.place.phase != placeNone`,
+		new:  `l.claim.isBusy()`,
+		by:   exploration,
+	},
+	{
+		rule: "a Drop takes the ticket out of the queue",
+		file: "sidecar/locktable/lock.go",
+		old:  "\t\tw.ticket = q.place.ticket\n",
+		new:  "\t\tw.ticket = 0\n",
+		by:   exploration,
+	},
+	{
+		rule: "a ticket is given up although Redis has no field of this host",
+		file: "sidecar/locktable/claim.go",
+		old:  `case w.kind == wantNothing && (c.state != claimAbsent || w.ticket != 0):`,
+		new:  `case w.kind == wantNothing && c.state != claimAbsent:`,
+		by:   exploration,
+	},
+	{
+		rule: "a Take without a result may have made a field",
+		file: "sidecar/locktable/claim.go",
+		old:  "\tcase c.state == claimAbsent:\n\t\tc.state = claimUncertain\n\tcase c.state == claimConfirmed:",
+		new:  "\tcase c.state == claimConfirmed:",
+		by:   exploration,
+	},
+	{
+		rule: "a Drop without a result may have left the field",
+		file: "sidecar/locktable/claim.go",
+		old:  "\tcase op.kind == Drop:\n\t\tc.forget(claimUncertain)",
+		new:  "\tcase op.kind == Drop:\n\t\tc.forget(claimAbsent)",
+		by:   exploration,
+	},
+}
