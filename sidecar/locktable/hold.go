@@ -1,6 +1,10 @@
 package locktable
 
-import "github.com/locksidecar/locksidecar/protocol"
+import (
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
 
 // hold is one granted request, until it is released or lost.
 //
@@ -168,7 +172,7 @@ func (t *Table) expire(a *alarm, l *lock) {
 	if !h.isOrphan() {
 		switch s := h.session; {
 		case s.phase == SessionEnded:
-			if t.orphan(h); l.holds != h {
+			if t.orphan(a.now, h); l.holds != h {
 				return
 			}
 		case s.phase.IsOver() && h.phase != HoldUnserved:
@@ -178,14 +182,15 @@ func (t *Table) expire(a *alarm, l *lock) {
 	}
 	switch {
 	case a.due(t.deadline(h)):
-		t.loseHold(h, protocol.Expired, "")
+		t.loseHold(a.now, h, protocol.Expired, "")
 	case h.endAt != 0 && a.due(h.endAt):
-		t.loseHold(h, protocol.MaxHold, "") // an orphan has no client to notify
+		t.loseHold(a.now, h, protocol.MaxHold, "") // an orphan has no client to notify
 	}
 }
 
 // orphan ends a hold whose session has ended, or keeps it for its crash delay.
-func (t *Table) orphan(h *hold) {
+func (t *Table) orphan(now int64, h *hold) {
+	t.stats.CrashReleases++
 	t.unlinkHold(h)
 	c := &h.lock.claim
 	c.validUntil = max(c.validUntil, t.deadline(h)) // it may be from before a restart
@@ -195,7 +200,7 @@ func (t *Table) orphan(h *hold) {
 		h.phase = HoldGivenUp
 	}
 	if h.crashDelayMS == 0 {
-		t.endHold(h)
+		t.endHold(now, h)
 	} else if end := h.session.endedAt + ms(h.crashDelayMS); h.endAt == 0 || end < h.endAt {
 		h.endAt = end
 	}
@@ -212,6 +217,7 @@ func (t *Table) giveUpAt(h *hold) int64 {
 // giveUpUnrenewable notifies the client of a hold that Redis refuses to renew.
 func (t *Table) giveUpUnrenewable(h *hold) {
 	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0})
+	t.groupStats(h.lock).Losses[lossIndex(protocol.Expired)]++
 	h.deadline = t.deadline(h)
 	t.unlinkHold(h)
 	h.phase = HoldGivenUp
@@ -219,18 +225,20 @@ func (t *Table) giveUpUnrenewable(h *hold) {
 
 // loseHold ends a hold that its owner did not release, and notifies the owner. found is
 // what is under its name in Redis, if that is the reason.
-func (t *Table) loseHold(h *hold, why protocol.Reason, found string) {
+func (t *Table) loseHold(now int64, h *hold, why protocol.Reason, found string) {
 	if !h.isOrphan() {
 		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found})
+		t.groupStats(h.lock).Losses[lossIndex(why)]++
 	}
-	t.endHold(h)
+	t.endHold(now, h)
 }
 
 // endHold makes the lock free for the next local waiter, or to be dropped.
-func (t *Table) endHold(h *hold) {
+func (t *Table) endHold(now int64, h *hold) {
 	t.unlinkHold(h)
 	delete(t.byHold, h.id)
 	l := h.lock
+	t.groupStats(l).Held.Observe(LongTimes, time.Duration(now-h.granted))
 	for at := &l.holds; ; at = &(*at).next {
 		if *at == h {
 			*at = h.next
@@ -278,6 +286,7 @@ func (h *hold) isOwnedBy(s *session, owner uint64) bool {
 // reenter grants a further entry of a hold to its owner.
 func (t *Table) reenter(h *hold, id uint64) {
 	h.entries++
+	t.groupStats(h.lock).Acquires[AcquireReentered]++
 	if h.isRenewed() {
 		h.deadline = max(t.deadline(h), h.lock.claim.validUntil)
 	}
@@ -305,7 +314,7 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: h.entries})
 		}
 		if h.entries == 0 {
-			t.endHold(h)
+			t.endHold(now, h)
 			t.linger(now, l)
 		}
 	}
@@ -333,7 +342,7 @@ func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease)
 		t.refuse(s, req.ID, protocol.NotHeld, "no client of this sidecar holds %q; force it on the host of its holder", req.Name)
 	} else {
 		num := l.holds.id
-		t.loseHold(l.holds, protocol.ByForce, "")
+		t.loseHold(now, l.holds, protocol.ByForce, "")
 		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num, Name: req.Name})
 	}
 	if l != nil {

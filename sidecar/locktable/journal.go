@@ -316,6 +316,7 @@ func (t *Table) restoreHold(now int64, r *RestoredHold, s *session) {
 		l.claim.state = claimInDoubt
 	}
 	l.claim.busySince, l.claim.cameAt = r.Granted, now
+	t.stats.TakenOver++
 	h := t.holds.get()
 	*h = hold{
 		id: r.ID, token: r.Token, owner: r.Owner, lock: l, session: s, slot: r.Slot, granted: r.Granted,

@@ -24,6 +24,7 @@ type lock struct {
 	isHot      bool               // it was acquired here soon after that: it lingers when it is released
 	isDirty    bool               // in dirtySet.locks
 	isDeferred bool               // in Table.deferred
+	group      uint8              // in which it counts: see groupOf
 
 	claim  remoteClaim
 	holds  *hold // linked by hold.next
@@ -39,6 +40,7 @@ func (t *Table) lockFor(name string) *lock {
 		l = &lock{name: name, index: uint32(len(t.locks))}
 		l.timer.Value = l
 		l.releasedAt = t.releases.at(name)
+		l.group = t.groupOf(name)
 		t.byName[name] = l
 		t.locks = append(t.locks, l)
 		t.cells += Cells(name)

@@ -160,6 +160,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 		t.doubt(l)
 	case isLive && l.holds == nil:
 		q.arbiter.onAcquired(c.state)
+		t.stats.Handoffs[HandoffTransfer]++
 		c.transferred(now, q.place.validSince+validity(m.LeaseMS), m)
 		c.renewAt = t.alignRenewal(q.place.validSince + ms(m.LeaseMS)/3 + t.jitter())
 		q.place = place{}

@@ -127,12 +127,12 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	switch {
 	case req.WaitMS == 0 && !isFree:
 		code, msg := t.explain(now, l, now, false)
-		t.refuse(s, req.ID, code, "%s", msg)
+		t.refuseAcquire(l, s, req.ID, code, msg)
 		t.reconcile(now, l)
 		return
 	case req.WaitMS != 0 && req.Owner != 0 && l.holds != nil:
 		if cycle := t.findWaitCycle(s, req.Owner, l); cycle != "" {
-			t.refuse(s, req.ID, protocol.Deadlock, "%s", cycle)
+			t.refuseAcquire(l, s, req.ID, protocol.Deadlock, cycle)
 			t.reconcile(now, l)
 			return
 		}
@@ -175,6 +175,18 @@ func (t *Table) endRequest(r *request) {
 	t.requests.put(r)
 }
 
+// abandon takes out a request that gets no answer.
+func (t *Table) abandon(r *request) {
+	t.groupStats(r.at.lock).Acquires[AcquireAbandoned]++
+	t.endRequest(r)
+}
+
+// refuseAcquire answers an acquire of a lock with an error.
+func (t *Table) refuseAcquire(l *lock, s *session, id uint64, code protocol.Code, msg string) {
+	t.groupStats(l).Acquires[resultOf(code)]++
+	t.refuse(s, id, code, "%s", msg)
+}
+
 // Cancel ends a waiting acquire of the session.
 func (t *Table) Cancel(now int64, id SessionID, req protocol.Cancel) {
 	s := t.sessions[id]
@@ -184,7 +196,7 @@ func (t *Table) Cancel(now int64, id SessionID, req protocol.Cancel) {
 	r := s.requests[req.Target]
 	if r != nil {
 		t.endRequest(r)
-		t.refuse(s, r.id, protocol.Canceled, "canceled by the client")
+		t.refuseAcquire(r.at.lock, s, r.id, protocol.Canceled, "canceled by the client")
 	}
 	if req.ID != 0 {
 		t.emit(Effect{Kind: Canceled, Session: id, ID: req.ID, WasWaiting: r != nil})
@@ -216,7 +228,7 @@ func (r *request) due(t *Table, now int64) {
 	if code == protocol.Timeout {
 		msg = "waited " + milliseconds(now-r.since) + "; " + msg
 	}
-	t.refuse(r.session, r.id, code, "%s", msg)
+	t.refuseAcquire(l, r.session, r.id, code, msg)
 	t.reconcile(now, l)
 }
 
@@ -294,19 +306,19 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 		w := q.waiters.head
 		r := w.request
 		if r.session.phase.IsOver() {
-			t.endRequest(r)
+			t.abandon(r)
 			continue
 		}
 		if q.denial != "" {
 			t.endRequest(r)
-			t.refuse(r.session, r.id, protocol.Denied, "%s", q.denial)
+			t.refuseAcquire(l, r.session, r.id, protocol.Denied, q.denial)
 			continue
 		}
 		if l.claim.state.isOurs() && l.claim.op.kind != Drop &&
 			q.arbiter.mayGrant(&t.policy, now, &l.claim, w.isTrying(), t.redis.isUp()) && t.isCovered(now, l, r) {
 			if t.isFull(r.session) { // since it began to wait
 				t.endRequest(r)
-				t.refuse(r.session, r.id, protocol.Limit, "%s", t.fullOfHolds())
+				t.refuseAcquire(l, r.session, r.id, protocol.Limit, t.fullOfHolds())
 				continue
 			}
 			t.grant(now, l, r)
@@ -321,7 +333,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 		}
 		t.endRequest(r)
 		code, msg := t.explain(now, l, r.since, r.isAlone)
-		t.refuse(r.session, r.id, code, "%s", msg)
+		t.refuseAcquire(l, r.session, r.id, code, msg)
 	}
 	if q.waiters.head == nil {
 		q.denial = ""
@@ -333,7 +345,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 // there are more, a request that does not wait finds them before it.
 func (t *Table) skipEnded(q *queue) {
 	for left := 64 * t.cfg.MaxWork; q.waiters.head != nil && q.waiters.head.request.session.phase.IsOver() && left > 0; left-- {
-		t.endRequest(q.waiters.head.request)
+		t.abandon(q.waiters.head.request)
 	}
 }
 
@@ -370,6 +382,16 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		t.lastNum++
 		id = t.lastNum
 		c.maxHoldID = id
+	}
+	g := t.groupStats(l)
+	g.Acquires[AcquireGranted]++
+	g.Wait.Observe(ShortTimes, time.Duration(now-r.since))
+	switch {
+	case c.unassigned:
+	case c.lingerUntil != 0:
+		t.stats.Handoffs[HandoffLingering]++
+	default:
+		t.stats.Handoffs[HandoffLocal]++
 	}
 	c.unassigned = false
 	h := t.holds.get()
@@ -437,7 +459,7 @@ func (t *Table) DropWaiters(now int64) {
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		l := t.locks[i]
 		for l.queue != nil && l.queue.waiters.head != nil {
-			t.endRequest(l.queue.waiters.head.request)
+			t.abandon(l.queue.waiters.head.request)
 		}
 		t.dropConfirms(l)
 		t.reconcile(now, l)

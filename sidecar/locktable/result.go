@@ -19,6 +19,10 @@ func (t *Table) Result(now int64, r Result) {
 	}
 	if r.Outcome < NotSent {
 		t.policy.noteTrip(now - r.Sent)
+		t.stats.Scripts.Observe(ShortTimes, time.Duration(now-r.Sent))
+	}
+	if r.Kind == Renew {
+		t.stats.Renewals[r.Outcome]++
 	}
 	if r.Kind == Drop && l.queue != nil {
 		l.queue.place.onDropResult(&r)
@@ -62,7 +66,7 @@ func (t *Table) Result(now int64, r Result) {
 		l.forgetClaim(claimAbsent)
 		t.cool(l)
 		if l.holds != nil {
-			t.loseHold(l.holds, protocol.Stolen, r.Field)
+			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
 		}
 		if q = l.queue; q != nil {
 			t.onHeldByOther(now, l, &op, &r)
@@ -76,7 +80,7 @@ func (t *Table) Result(now int64, r Result) {
 		}
 		l.forgetClaim(claimAbsent)
 		if l.holds != nil {
-			t.loseHold(l.holds, protocol.Deleted, "")
+			t.loseHold(now, l.holds, protocol.Deleted, "")
 		} else if q != nil && op.enqueue {
 			q.arbiter.onFoundFree(&t.policy, now, q.firstTries())
 		}
@@ -89,7 +93,7 @@ func (t *Table) Result(now int64, r Result) {
 	case NotALock:
 		l.forgetClaim(claimAbsent)
 		if l.holds != nil {
-			t.loseHold(l.holds, protocol.Stolen, r.Field)
+			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
 		}
 		t.denyWaiters(l, r.Msg)
 
@@ -163,6 +167,9 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 	if q := l.queue; q != nil {
 		q.arbiter.onAcquired(c.state)
 	}
+	if op.kind == Renew {
+		t.stats.RenewalMargin.Observe(LeaseTimes, time.Duration(c.validUntil-now))
+	}
 	lease := op.leaseMS
 	if h != nil && h.isRenewed() {
 		lease = min(lease, t.leaseMS) // what is above it covers what was sent before
@@ -221,7 +228,7 @@ func (t *Table) onHeldByOther(now int64, l *lock, op *inFlight, r *Result) {
 	for q.firstTries() && q.waiters.head.request.since <= op.sentAt {
 		req := q.waiters.head.request
 		t.endRequest(req)
-		t.refuse(req.session, req.id, protocol.Timeout, "%s", a.remote.String())
+		t.refuseAcquire(l, req.session, req.id, protocol.Timeout, a.remote.String())
 	}
 	if q.firstTries() {
 		a.nextTry = now // it came after the operation was sent
@@ -244,7 +251,7 @@ func (t *Table) onRedisError(l *lock, msg string) {
 	for l.holds == nil && q.firstTries() {
 		r := q.waiters.head.request
 		t.endRequest(r)
-		t.refuse(r.session, r.id, protocol.Unavailable, "%s", msg)
+		t.refuseAcquire(l, r.session, r.id, protocol.Unavailable, msg)
 	}
 }
 

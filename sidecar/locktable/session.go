@@ -184,7 +184,7 @@ func (t *Table) sweep(now int64, s *session, most int) (left int) {
 		}
 		most--
 		r := s.byAge.head
-		t.endRequest(r)
+		t.abandon(r)
 		t.reconcile(now, r.at.lock)
 	}
 	if s.phase != SessionEnded {

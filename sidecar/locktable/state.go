@@ -40,8 +40,9 @@ func (t *Table) Clone(j Journal) *Table {
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
 		cells:    t.cells, waiting: t.waiting, releases: t.releases, isStopping: t.isStopping,
-		searches: t.searches, lastNum: t.lastNum, redis: t.redis, now: t.now,
+		searches: t.searches, lastNum: t.lastNum, redis: t.redis, now: t.now, stats: t.stats,
 	}
+	n.stats.Groups = slices.Clone(t.stats.Groups)
 	n.cfg.Journal = j
 	n.policy.cfg = &n.cfg
 	n.dirty.lastHoldID = t.dirty.lastHoldID
@@ -76,7 +77,7 @@ func (s *session) clone(n *Table) *session {
 // addClone adds a copy of another table's lock.
 func (t *Table) addClone(l *lock) {
 	c := &lock{
-		name: l.name, index: l.index, slot: l.slot, releasedAt: l.releasedAt, isHot: l.isHot, claim: l.claim, rivals: l.rivals,
+		name: l.name, index: l.index, slot: l.slot, releasedAt: l.releasedAt, isHot: l.isHot, group: l.group, claim: l.claim, rivals: l.rivals,
 	}
 	c.timer.Value = c
 	if l.user != nil {

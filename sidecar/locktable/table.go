@@ -113,6 +113,10 @@ type Config struct {
 	Seed   uint64      // of what is left to chance: when locks are renewed and asked for again
 	Chance rand.Source // of the same, for tests; nil: a generator with that Seed
 
+	// NamePatterns are groups of names that are counted apart: see Stats. A name counts for the
+	// first pattern that it matches. At most MaxNamePatterns.
+	NamePatterns []NamePattern
+
 	Journal Journal // nil: nothing is stored for a successor
 }
 
@@ -188,6 +192,7 @@ type Table struct {
 	redis      reachability
 	leaseQueue []*session // that may need a lease event
 	now        int64      // of the last change
+	stats      Stats      // without what there is at one moment
 }
 
 // timed is what a timer of the wheel belongs to: a lock or a request.
@@ -217,6 +222,7 @@ func New(cfg Config, now int64) *Table {
 	if chance == nil {
 		chance = rand.NewPCG(cfg.Seed, 0x10c4)
 	}
+	t.stats.Groups = make([]GroupStats, 1+len(cfg.NamePatterns))
 	t.policy = policy{cfg: &t.cfg, rng: rand.New(chance), trip: int64(20 * time.Millisecond)}
 	t.wheel.MaxPending = 2*cfg.MaxLocks + strayCells // one per lock, one per waiter
 	return t

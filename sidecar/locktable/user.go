@@ -121,6 +121,7 @@ func (t *Table) refuseOverLimit(now int64, s *session, l *lock, req *protocol.Ac
 		why = t.noRoomForName(now, s.user, req.Name)
 	}
 	if why != "" {
+		t.CountRefusal(req.Name, protocol.Limit)
 		t.refuse(s, req.ID, protocol.Limit, "%s", why)
 	}
 	return why != ""

@@ -1,0 +1,307 @@
+package locktable_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// acquires are the results that were counted, without those that are 0.
+func acquires(g locktable.GroupStats) string {
+	text := ""
+	for i, n := range g.Acquires {
+		if n > 0 {
+			text += fmt.Sprintf("%v %d, ", locktable.AcquireResult(i), n)
+		}
+	}
+	return text
+}
+
+func losses(g locktable.GroupStats) string {
+	text := ""
+	for i, n := range g.Losses {
+		if n > 0 {
+			text += fmt.Sprintf("%s %d, ", locktable.LossReason(i), n)
+		}
+	}
+	return text
+}
+
+func (r *rig) wantAcquires(want string) {
+	r.Helper()
+	if got := acquires(r.tb.Stats().Groups[0]); got != want {
+		r.Errorf("acquires: %s want: %s", got, want)
+	}
+}
+
+func TestEachAcquireIsCountedOnceByItsResult(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", owner(7))
+	r.answerAll()
+	r.acquire(1, "a", owner(7))          // reentered
+	r.acquire(2, "a", wait(0))           // timeout at once
+	r.acquire(2, "a", wait(time.Second)) // timeout later
+	canceled := r.acquire(3, "a")        // canceled
+	r.acquire(4, "a")                    // abandoned
+	r.acquire(2, "b", owner(8))          // granted
+	r.answerAll()                        //
+	r.acquire(2, "a", owner(8))          // granted after a wait
+	r.acquire(1, "b", owner(7))          // deadlock
+	r.cancel(3, canceled)
+	r.tb.Close(r.now, 4)
+	r.pass(2 * time.Second)
+	r.wantAcquires("granted 2, reentered 1, timeout 2, deadlock 1, canceled 1, abandoned 1, ")
+	r.release(1, 1)
+	r.release(1, 1)
+	r.wantAcquires("granted 3, reentered 1, timeout 2, deadlock 1, canceled 1, abandoned 1, ")
+
+	s := r.tb.Stats()
+	if s.Handoffs != [locktable.HandoffKinds]uint64{locktable.HandoffLocal: 1} {
+		t.Errorf("handoffs: %v", s.Handoffs)
+	}
+	g := s.Groups[0]
+	if n, sum := g.Wait.Count(), g.Wait.Sum; n != 3 || sum != 2*time.Second {
+		t.Errorf("%d waits of %v in all, want 3 of 2 s", n, sum)
+	}
+	if n, sum := g.Held.Count(), g.Held.Sum; n != 1 || sum != 2*time.Second {
+		t.Errorf("%d holds of %v in all, want 1 of 2 s", n, sum)
+	}
+	if s.Sessions != 3 || s.Holds != 2 || s.Locks != 2 || s.Waiters != 0 || !s.IsRedisUp {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestRefusedAcquiresAreCounted(t *testing.T) {
+	r := newRig(t)
+	r.tb = locktable.New(locktable.Config{MaxHolds: 1}, r.now)
+	r.tb.Open(r.now, 1, locktable.Peer{})
+	r.tb.Open(r.now, 2, locktable.Peer{})
+	r.tb.Down(r.now, "no way")
+	r.acquire(1, "a", wait(0)) // unavailable
+	r.tb.Up(r.now, false, false)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(1, "b") // limit
+	r.acquire(2, "c") // denied
+	r.redis(locktable.Take, locktable.Refused)
+	r.tb.CountRefusal("", protocol.BadRequest)
+	r.wantAcquires("granted 1, unavailable 1, limit 1, denied 1, bad_request 1, ")
+}
+
+func TestLossesAreCountedByReason(t *testing.T) {
+	r := newRig(t)
+	for i, name := range []string{"expired", "deleted", "stolen", "forced", "max", "crashed"} {
+		opts := []opt{}
+		switch name {
+		case "expired":
+			opts = append(opts, fixed(time.Second))
+		case "max":
+			opts = append(opts, maxHold(time.Second))
+		}
+		r.acquire(locktable.SessionID(1+i/5), name, opts...)
+		r.redis(locktable.Take, locktable.Done)
+	}
+	r.tb.ForceRelease(r.now, 1, protocol.ForceRelease{ID: 99, Name: "forced"})
+	r.tb.Close(r.now, 2) // with "crashed"
+	r.pass(2 * time.Second)
+	r.answerAll() // the drops of those that have ended
+	r.pass(10 * time.Second)
+	for _, op := range r.ops {
+		outcome := locktable.Done
+		switch op.Name {
+		case "deleted":
+			outcome = locktable.KeyMissing
+		case "stolen":
+			outcome = locktable.HeldByOther
+		}
+		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now - int64(3*time.Millisecond), Field: "another:1"})
+	}
+	s := r.tb.Stats()
+	if got, want := losses(s.Groups[0]), "expired 1, deleted 1, stolen 1, forced 1, max_hold 1, "; got != want {
+		t.Errorf("losses: %s want: %s", got, want)
+	}
+	if s.CrashReleases != 1 {
+		t.Errorf("%d crash releases", s.CrashReleases)
+	}
+	if s.Renewals[locktable.KeyMissing] != 1 || s.Renewals[locktable.HeldByOther] != 1 {
+		t.Errorf("renewals: %v", s.Renewals)
+	}
+	if s.Groups[0].Held.Count() != 6 {
+		t.Errorf("%d holds have ended, want 6", s.Groups[0].Held.Count())
+	}
+}
+
+func TestRenewalsAreCountedWithTheirMargin(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.pass(12 * time.Second)
+	r.redis(locktable.Renew, locktable.Done)
+	s := r.tb.Stats()
+	if s.Renewals[locktable.Done] != 1 || s.RenewalMargin.Count() != 1 {
+		t.Fatalf("renewals: %v, %d margins", s.Renewals, s.RenewalMargin.Count())
+	}
+	// 30 s less a hundredth and 2 ms, less 12 s.
+	if want := 17698 * time.Millisecond; s.RenewalMargin.Sum != want {
+		t.Errorf("the margin is %v, want %v", s.RenewalMargin.Sum, want)
+	}
+}
+
+func TestTransferAndLingeringLockAreCountedAsHandoffs(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	ticket := r.queued(0).HoldID
+	r.transfer(ticket, 64)
+	r.want(fmt.Sprintf("s1 granted hold=%d token=33 count=1", ticket))
+	if got := r.tb.Stats().Handoffs; got != [locktable.HandoffKinds]uint64{locktable.HandoffTransfer: 1} {
+		t.Errorf("handoffs: %v", got)
+	}
+
+	r = newListeningRig(t, locktable.Config{})
+	for hold := range uint64(3) {
+		r.acquire(1, "b")
+		if hold < 2 {
+			r.redis(locktable.Take, locktable.Done)
+		}
+		r.release(1, hold+1)
+		r.collect()
+		if hold == 0 {
+			r.redis(locktable.Drop, locktable.Done)
+		}
+	}
+	if got := r.tb.Stats().Handoffs; got != [locktable.HandoffKinds]uint64{locktable.HandoffLingering: 1} {
+		t.Errorf("handoffs: %v", got)
+	}
+}
+
+func TestNamesAreCountedByTheFirstPatternThatMatches(t *testing.T) {
+	for _, c := range []struct {
+		pattern locktable.NamePattern
+		name    string
+		want    bool
+	}{
+		{"invoice:*", "invoice:42", true}, {"invoice:*", "invoice:", true}, {"invoice:*", "invoice", false},
+		{"leader", "leader", true}, {"leader", "leaders", false}, {"*", "", true}, {"", "a", false},
+	} {
+		if got := c.pattern.Matches(c.name); got != c.want {
+			t.Errorf("%q matches %q: %v", c.pattern, c.name, got)
+		}
+	}
+
+	r := newRig(t)
+	r.tb = locktable.New(locktable.Config{NamePatterns: []locktable.NamePattern{"invoice:*", "*"}}, r.now)
+	r.tb.Up(r.now, false, false)
+	r.tb.Open(r.now, 1, locktable.Peer{})
+	for _, name := range []string{"invoice:1", "invoice:2", "other"} {
+		r.acquire(1, name)
+		r.redis(locktable.Take, locktable.Done)
+	}
+	s := r.tb.Stats()
+	for i, want := range []string{"", "granted 2, ", "granted 1, "} {
+		if got := acquires(s.Groups[i]); got != want {
+			t.Errorf("group %d: %s want: %s", i, got, want)
+		}
+	}
+}
+
+func TestSurveyFindsWhatHasWaitedAndLastedLongest(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "old")
+	r.answerAll()
+	oldHold := r.now
+	r.pass(time.Second)
+	oldWait := r.now
+	r.acquire(2, "old")
+	r.pass(time.Second)
+	r.acquire(3, "old")
+	r.acquire(3, "new")
+	r.answerAll()
+
+	var v locktable.Survey
+	parts := 1
+	for r.tb.Survey(r.now, &v, 1) {
+		parts++
+	}
+	g := v.Groups[0]
+	if parts != 2 || g.Holds != 2 || g.Waiters != 2 || v.RenewalsLate != 0 {
+		t.Errorf("in %d parts: %+v", parts, v)
+	}
+	if want := (locktable.Oldest{Since: oldHold, Name: "old", Session: 1, Peer: locktable.Peer{PID: 100, Cmd: "worker-1"}}); g.OldestHold != want {
+		t.Errorf("oldest hold: %+v, want %+v", g.OldestHold, want)
+	}
+	if want := (locktable.Oldest{Since: oldWait, Name: "old", Session: 2, Peer: locktable.Peer{PID: 101, Cmd: "worker-2"}}); g.OldestWaiter != want {
+		t.Errorf("oldest waiter: %+v, want %+v", g.OldestWaiter, want)
+	}
+
+	r.pass(20 * time.Second) // Redis answers nothing: no renewal is done
+	v = locktable.Survey{}
+	r.tb.Survey(r.now, &v, 100)
+	if v.RenewalsLate != 2 {
+		t.Errorf("%d renewals are late, want 2", v.RenewalsLate)
+	}
+}
+
+func TestHistogramPutsEachDurationIntoItsBucket(t *testing.T) {
+	for _, s := range []*locktable.Scale{locktable.ShortTimes, locktable.LongTimes, locktable.LeaseTimes} {
+		bounds := s.Bounds()
+		for i, bound := range bounds {
+			for _, c := range []struct {
+				d    time.Duration
+				want int
+			}{{bound, i}, {bound + 1, i + 1}} {
+				var h locktable.Histogram
+				h.Observe(s, c.d)
+				if h.Counts[c.want] != 1 || h.Count() != 1 || h.Sum != c.d {
+					t.Errorf("%v of %v: %v", c.d, bounds, h)
+				}
+			}
+		}
+		var h locktable.Histogram
+		h.Observe(s, -time.Second)
+		h.Observe(s, 1<<63-1)
+		if h.Counts[0] != 1 || h.Counts[len(bounds)] != 1 {
+			t.Errorf("the least and the greatest: %v", h)
+		}
+	}
+}
+
+func TestEveryCounterHasAName(t *testing.T) {
+	seen := make(map[string]bool)
+	note := func(name string) {
+		if name == "" || seen[name] {
+			t.Errorf("%q names two values, or none", name)
+		}
+		seen[name] = true
+	}
+	for i := range locktable.AcquireResults {
+		note("result " + locktable.AcquireResult(i).String())
+	}
+	for i := range locktable.HandoffKinds {
+		note("kind " + locktable.HandoffKind(i).String())
+	}
+	for i := range locktable.Outcomes {
+		note("outcome " + locktable.Outcome(i).String())
+	}
+	for i := range locktable.LossReasons {
+		note("reason " + string(locktable.LossReason(i)))
+	}
+	if locktable.LossReason(locktable.LossForgotten) != protocol.Forgotten {
+		t.Error("LossForgotten is not the index of forgotten")
+	}
+}
+
+// BenchmarkCount is what one acquire and one release add to count themselves.
+func BenchmarkCount(b *testing.B) {
+	var g locktable.GroupStats
+	for i := range b.N {
+		g.Acquires[locktable.AcquireGranted]++
+		g.Wait.Observe(locktable.ShortTimes, time.Duration(i&0xfffff))
+		g.Held.Observe(locktable.LongTimes, time.Duration(i&0xffffff))
+	}
+	if g.Wait.Count() != uint64(b.N) {
+		b.Fatal("lost some")
+	}
+}
