@@ -21,12 +21,14 @@ type event struct {
 	names     []string
 	text      string
 	done      chan struct{}
+	query     func(now int64)
 }
 
 type eventKind uint8
 
 const (
 	loopPing     eventKind = iota // done
+	loopQuery                     // query, done
 	processEnded                  // session
 
 	redisResults  // results; flag: redis has a new floor of tokens

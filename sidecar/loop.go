@@ -19,10 +19,11 @@ import (
 // was left meanwhile and what is due. Before run and after it, Listen and Serve have it.
 type loop struct {
 	// Immutable after Listen.
-	cfg  Config
-	log  *slog.Logger
-	uuid string   // of the sidecar, of which this process may be a later one
-	key  [32]byte // of tickets
+	cfg       Config
+	log       *slog.Logger
+	startedAt int64    // CLOCK_BOOTTIME, ns
+	uuid      string   // of the sidecar, of which this process may be a later one
+	key       [32]byte // of tickets
 	// overflowUID is the uid of all users that have none in this user namespace; −1: all have
 	// one.
 	overflowUID int64
@@ -50,6 +51,7 @@ type loop struct {
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	logLimit    logLimit
+	counters    counters
 
 	// Collected in one step and carried out at its end.
 	dirty   []*conn
@@ -177,6 +179,7 @@ func (l *loop) next(now int64) (at int64, ok bool) {
 // step handles the inputs in the inbox and applies the effects of the table. It reads the clock
 // once: a time that is a little old makes deadlines earlier, never later.
 func (l *loop) step() (now int64) {
+	begin := time.Now()
 	now = protocol.Now()
 	if now-l.planned > int64(pausedAfter) {
 		l.table.Paused(now)
@@ -199,6 +202,7 @@ func (l *loop) step() (now int64) {
 	if len(l.byes) > 0 {
 		l.finishByes(now)
 	}
+	l.counters.steps.Observe(locktable.ShortTimes, time.Since(begin))
 	return now
 }
 
@@ -301,6 +305,9 @@ func (l *loop) onEvent(now int64, e *event) {
 		}
 	case loopPing:
 		close(e.done)
+	case loopQuery:
+		e.query(now)
+		close(e.done)
 	}
 }
 
@@ -343,6 +350,7 @@ func (l *loop) onRequest(now int64, in *request) {
 	switch in.kind {
 	case clientAcquire:
 		if reserved := store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); reserved != "" {
+			l.table.CountRefusal(in.acquire.Name, protocol.Denied)
 			l.refuse(c, in.acquire.ID, protocol.Denied, "the key of this lock in Redis would begin with "+reserved+", and such keys are reserved for the token counters and queues of other locks; choose another name")
 			return
 		}
@@ -381,6 +389,9 @@ func (l *loop) onRequest(now int64, in *request) {
 		redis := l.redis.Load()
 		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix})
 	case *refused:
+		if r.Op == "acquire" {
+			l.table.CountRefusal("", r.Code)
+		}
 		if id != 0 {
 			l.refuse(c, id, r.Code, r.Msg)
 		}

@@ -21,6 +21,7 @@ import (
 type house struct {
 	*testing.T
 	cfg  sidecar.Config
+	srv  *sidecar.Server
 	stop func()
 }
 
@@ -50,6 +51,7 @@ func (h *house) start() {
 	if err != nil {
 		h.Fatal(err)
 	}
+	h.srv = srv
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(ctx) }()

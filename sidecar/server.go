@@ -35,6 +35,7 @@ type Server struct {
 
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands commandReader
+	surveyor surveyor
 	// misplaced is why a successor would not find the state; "": it would.
 	misplaced atomic.Pointer[string]
 	readers   sync.WaitGroup // accept loop and one reader for each connection
@@ -58,7 +59,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if err := checkFDLimit(); err != nil {
 		return nil, asSettingError(err)
 	}
-	s := &Server{loop: loop{cfg: cfg, log: cfg.Log}, conns: make(map[*conn]struct{})}
+	s := &Server{loop: loop{cfg: cfg, log: cfg.Log, startedAt: protocol.Now()}, conns: make(map[*conn]struct{})}
 	s.inbox.init()
 	s.commands.init()
 	s.running.Lock() // until run

@@ -273,6 +273,8 @@ func (l *loop) onClaim(now int64, cl *session, m *protocol.Claim) {
 
 // onResumed ends the absence of a client that has claimed all that it has.
 func (l *loop) onResumed(cl *session) {
+	l.counters.resumed++
+	l.counters.forgotten += uint64(cl.forgotten)
 	cl.missed = nil
 	if cl.phase == locktable.SessionClaiming {
 		cl.phase = locktable.SessionServing

@@ -1,0 +1,117 @@
+package sidecar
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Stats is what a sidecar has counted since it started, and what there is at one moment.
+type Stats struct {
+	locktable.Stats
+	Survey locktable.Survey // of SurveyedAt
+
+	Now        int64 // CLOCK_BOOTTIME, ns
+	StartedAt  int64 // the same, of Listen
+	SurveyedAt int64 // the same; a little before Now if there are very many locks: see surveyShare
+
+	Redis     string              // "ok", or one sentence that says what is wrong
+	Resumed   uint64              // sessions that clients resumed
+	Steps     locktable.Histogram // how long a step of the loop took, on locktable.ShortTimes
+	LoopDelay time.Duration       // how long the loop took to answer this query
+}
+
+// counters is what the loop counts beside the table.
+type counters struct {
+	resumed   uint64
+	forgotten uint64 // holds that clients claimed and no sidecar knew
+	steps     locktable.Histogram
+}
+
+const (
+	// surveyPart is how many locks a survey looks at in one step of the loop.
+	surveyPart = 256
+
+	// A survey of a large table is not repeated before surveyShare times the time has passed that
+	// it took of the loop: so the surveys take a twentieth of the loop's time at most, however
+	// often they are asked for.
+	surveyShare = 20
+)
+
+// surveyor makes surveys, one at a time.
+type surveyor struct {
+	mu   sync.Mutex // locked during a survey
+	last locktable.Survey
+	at   int64         // of last, CLOCK_BOOTTIME; 0: there is none
+	cost time.Duration // of last: the time that it took of the loop
+}
+
+// query has the loop call f between two inputs, and returns when it has. f must be short.
+func (s *Server) query(ctx context.Context, f func(now int64)) error {
+	done := make(chan struct{})
+	s.submitEvent(event{kind: loopQuery, query: f, done: done})
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the loop did not answer: %w", ctx.Err())
+	}
+}
+
+// Stats returns what the sidecar has counted.
+func (s *Server) Stats(ctx context.Context) (*Stats, error) {
+	survey, at, err := s.survey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	answered := make(chan Stats, 1)
+	err = s.query(ctx, func(now int64) {
+		st := Stats{Stats: s.table.Stats(), Now: now, LoopDelay: time.Since(begin), Resumed: s.counters.resumed, Steps: s.counters.steps}
+		st.Groups[0].Losses[locktable.LossForgotten] += s.counters.forgotten
+		answered <- st
+	})
+	if err != nil {
+		return nil, err
+	}
+	st := <-answered
+	st.Survey, st.SurveyedAt, st.StartedAt, st.Redis = survey, at, s.startedAt, s.Redis()
+	return &st, nil
+}
+
+// survey walks over all locks, in parts between which the loop does everything else.
+func (s *Server) survey(ctx context.Context) (locktable.Survey, int64, error) {
+	y := &s.surveyor
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if y.at != 0 && protocol.Now()-y.at < surveyShare*int64(y.cost) {
+		return y.last, y.at, nil
+	}
+	type part struct {
+		survey locktable.Survey
+		at     int64
+		cost   time.Duration
+		more   bool
+	}
+	p := part{more: true}
+	for p.more {
+		answered := make(chan part, 1) // a query that was not waited for changes nothing here
+		err := s.query(ctx, func(now int64) {
+			begin := time.Now()
+			next := p
+			next.more = s.table.Survey(now, &next.survey, surveyPart)
+			next.at, next.cost = now, p.cost+time.Since(begin)
+			answered <- next
+		})
+		if err != nil {
+			return locktable.Survey{}, 0, err
+		}
+		p = <-answered
+	}
+	y.last, y.at, y.cost = p.survey, p.at, p.cost
+	return y.last, y.at, nil
+}

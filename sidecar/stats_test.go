@@ -1,0 +1,84 @@
+package sidecar_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+func (h *house) stats() *sidecar.Stats {
+	h.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	s, err := h.srv.Stats(ctx)
+	if err != nil {
+		h.Fatal(err)
+	}
+	return s
+}
+
+func TestStatsCountsWhatClientsDid(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	c.hold("a")
+	other := greeted(t, h.cfg.Socket)
+	other.refused(other.acquire("a", 0), protocol.Timeout, "")
+	other.acquire("a", protocol.Forever)
+	other.ping() // it is behind the acquire
+
+	s := h.stats()
+	g, v := s.Groups[0], s.Survey.Groups[0]
+	if g.Acquires[locktable.AcquireGranted] != 1 || g.Acquires[locktable.AcquireTimeout] != 1 {
+		t.Errorf("acquires: %v", g.Acquires)
+	}
+	if s.Sessions != 2 || s.Holds != 1 || s.Waiters != 1 || v.Holds != 1 || v.Waiters != 1 {
+		t.Errorf("%+v", s)
+	}
+	if v.OldestHold.Name != "a" || v.OldestWaiter.Name != "a" || v.OldestHold.Session == v.OldestWaiter.Session {
+		t.Errorf("%+v", v)
+	}
+	if s.Redis != "ok" || s.Scripts.Count() == 0 || s.Steps.Count() == 0 || s.LoopDelay <= 0 || s.Now < s.StartedAt {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestStatsCountsResumedSessionsAndForgottenHolds(t *testing.T) {
+	h := newHouse(t, nil)
+	c, m := h.hello(true, "")
+	hold := c.hold("a").Hold
+	h.restart()
+	c = h.resumed(m.Ticket)
+	c.claim(protocol.ClaimedHold{Hold: hold, Entries: 1}, protocol.ClaimedHold{Hold: hold + 1000, Entries: 1})
+	s := h.stats()
+	if s.Resumed != 1 || s.TakenOver != 1 || s.Groups[0].Losses[locktable.LossForgotten] != 1 {
+		t.Errorf("resumed %d, taken over %d, losses %v", s.Resumed, s.TakenOver, s.Groups[0].Losses)
+	}
+}
+
+// More locks than one step looks at.
+func TestSurveyOfManyLocksIsMadeInParts(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	const n = 1000
+	for i := range n {
+		c.hold(fmt.Sprintf("lock-%d", i))
+	}
+	if v := h.stats().Survey.Groups[0]; v.Holds != n || v.OldestHold.Name != "lock-0" {
+		t.Errorf("%d holds, and the oldest is %s", v.Holds, v.OldestHold.Name)
+	}
+}
+
+func TestStatsOfALoopThatDoesNotAnswerIsAnError(t *testing.T) {
+	h := newHouse(t, nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	h.stop()
+	if _, err := h.srv.Stats(ctx); err == nil {
+		t.Error("there is no error")
+	}
+}
