@@ -96,6 +96,16 @@ type Config struct {
 	// does not apply to root and the user of this process. Default 1,000.
 	MaxNewNames int
 
+	// Metrics is where metrics and the status page are served over HTTP: an address of this host
+	// and a port, as in "127.0.0.1:9377", or the absolute path of a Unix socket, which has
+	// SocketMode and SocketGroup. An address without a host is on 127.0.0.1. Listen opens the
+	// listener; package monitor serves it. Default: none.
+	Metrics string
+	// MetricsNames are patterns of names that are counted apart: a name, or the beginning of
+	// names and "*". A name counts for the first pattern that it matches. At most 16, each of at
+	// most 64 bytes, printable. Default: none.
+	MetricsNames []string
+
 	// Version is sent to clients and logged. Default "dev".
 	Version string
 	// Log gets one line for each event that an operator acts on. Default slog.Default().
@@ -151,6 +161,8 @@ func (c *Config) table() locktable.Config {
 		MaxWaiters: c.MaxWaiters,
 		NewNames:   c.MaxNewNames,
 		UID:        int64(unix.Geteuid()),
+
+		NamePatterns: c.namePatterns(),
 	}
 }
 
@@ -233,6 +245,10 @@ func (c *Config) setDefaults() error {
 	if c.ResumeUnseen < 0 || c.ResumeUnseen > maxResumeWithin {
 		errs = append(errs, fmt.Errorf("resume-unseen %v: choose up to %v, or 0 for the lease", c.ResumeUnseen, maxResumeWithin))
 	}
+	if _, _, err := metricsAddress(c.Metrics); c.Metrics != "" && err != nil {
+		errs = append(errs, err)
+	}
+	errs = append(errs, checkMetricsNames(c.MetricsNames))
 	for _, m := range []struct {
 		what string
 		n    int

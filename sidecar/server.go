@@ -36,6 +36,7 @@ type Server struct {
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands commandReader
 	surveyor surveyor
+	metrics  net.Listener // nil: there is none
 	// misplaced is why a successor would not find the state; "": it would.
 	misplaced atomic.Pointer[string]
 	readers   sync.WaitGroup // accept loop and one reader for each connection
@@ -109,6 +110,16 @@ func Listen(cfg Config) (_ *Server, err error) {
 			_ = s.store.Close(context.Background())
 		}
 	}()
+	if cfg.Metrics != "" {
+		if s.metrics, err = listenMetrics(&s.cfg); err != nil {
+			return nil, asSettingError(err)
+		}
+		defer func() {
+			if err != nil {
+				s.metrics.Close()
+			}
+		}()
+	}
 	listener, err := listen(&s.cfg)
 	if err != nil {
 		return nil, asSettingError(err)
@@ -161,6 +172,13 @@ func (s *Server) Addr() string {
 	defer s.endpoint.mu.Unlock()
 	return s.endpoint.listener.Addr().String()
 }
+
+// Config returns the settings, with their defaults.
+func (s *Server) Config() Config { return s.cfg }
+
+// MetricsListener returns the listener of the setting Metrics, or nil. The caller serves it, and
+// closes it.
+func (s *Server) MetricsListener() net.Listener { return s.metrics }
 
 // Trouble returns why clients cannot connect, or why a restart would end their locks; "": neither
 // is the case. restart: a restart by systemd helps.

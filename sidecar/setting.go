@@ -64,6 +64,9 @@ func (c Config) Check() error {
 	if c.State != StateNone {
 		errs = append(errs, checkState(&c))
 	}
+	if c.Metrics != "" {
+		errs = append(errs, checkMetrics(&c))
+	}
 	return asSettingError(errors.Join(errs...))
 }
 

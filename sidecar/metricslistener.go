@@ -1,0 +1,151 @@
+package sidecar
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// MetricsServer is the Server header of every answer over the metrics listener.
+const MetricsServer = "locksidecar"
+
+// maxNamePattern is how many bytes a pattern of MetricsNames may have: it is a label.
+const maxNamePattern = 64
+
+// metricsAddress returns the network and the address of the setting Metrics.
+func metricsAddress(setting string) (network, address string, err error) {
+	if filepath.IsAbs(setting) {
+		return "unix", setting, checkSocketPath(setting)
+	}
+	host, port, err := net.SplitHostPort(setting)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if host == "" || host == "localhost" {
+		host = "127.0.0.1"
+	}
+	if err == nil {
+		_, err = netip.ParseAddr(host)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("metrics %q: write an IP address of this host and a port, such as \"127.0.0.1:9377\", or the absolute path of a Unix socket", setting)
+	}
+	return "tcp", net.JoinHostPort(host, port), nil
+}
+
+// listenMetrics opens the listener of the setting Metrics.
+func listenMetrics(cfg *Config) (net.Listener, error) {
+	network, address, err := metricsAddress(cfg.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	if network == "tcp" {
+		l, err := net.Listen(network, address)
+		if err != nil {
+			return nil, errMetrics(cfg.Metrics, err)
+		}
+		return l, nil
+	}
+	gid := -1
+	if cfg.SocketGroup != "" {
+		if gid, err = groupID(cfg.SocketGroup); err != nil {
+			return nil, err
+		}
+	}
+	l, err := bind(address, cfg.SocketMode, gid)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	return l, nil
+}
+
+func errMetrics(setting string, err error) error {
+	hint := "choose another address, or leave the setting out"
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		hint = "another program listens there; stop it, or choose another port"
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		hint = "this host does not have that address; choose 127.0.0.1, or an address that \"ip address\" shows"
+	case errors.Is(err, unix.EACCES):
+		hint = "this user may not listen there; choose a port from 1024"
+	}
+	return fmt.Errorf("metrics %q: %w: %s", setting, err, hint)
+}
+
+// checkMetrics returns the error that listenMetrics would return if no other sidecar had the
+// listener.
+func checkMetrics(cfg *Config) error {
+	network, address, err := metricsAddress(cfg.Metrics)
+	if err != nil {
+		return err
+	}
+	if network == "unix" {
+		if err := checkSocket(&Config{Socket: address, SocketGroup: cfg.SocketGroup}); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+		return nil
+	}
+	l, err := net.Listen(network, address)
+	switch {
+	case err == nil:
+		return l.Close()
+	case errors.Is(err, unix.EADDRINUSE) && isMetricsServer(address):
+		return nil // the sidecar that these settings are for
+	}
+	return errMetrics(cfg.Metrics, err)
+}
+
+// isMetricsServer reports whether a sidecar answers at an address.
+func isMetricsServer(address string) bool {
+	c, err := net.DialTimeout("tcp", address, time.Second)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := io.WriteString(c, "GET /none HTTP/1.0\r\n\r\n"); err != nil {
+		return false
+	}
+	answer, _ := io.ReadAll(io.LimitReader(c, 4096))
+	return strings.Contains(string(answer), "\r\nServer: "+MetricsServer+"\r\n")
+}
+
+// checkMetricsNames checks the setting MetricsNames.
+func checkMetricsNames(patterns []string) error {
+	if len(patterns) > locktable.MaxNamePatterns {
+		return fmt.Errorf("metrics-names: there are %d patterns; choose at most %d, because each of them makes some 60 time series", len(patterns), locktable.MaxNamePatterns)
+	}
+	seen := make(map[string]bool)
+	for _, p := range patterns {
+		switch {
+		case p == "" || len(p) > maxNamePattern || !utf8.ValidString(p) || strings.ContainsFunc(p, func(r rune) bool { return !unicode.IsPrint(r) }):
+			return fmt.Errorf("metrics-names: the pattern %q: choose 1 to %d printable bytes", p, maxNamePattern)
+		case strings.Contains(p[:len(p)-1], "*"):
+			return fmt.Errorf("metrics-names: the pattern %q: \"*\" can stand at the end only", p)
+		case seen[p]:
+			return fmt.Errorf("metrics-names: the pattern %q is there twice", p)
+		}
+		seen[p] = true
+	}
+	return nil
+}
+
+func (c *Config) namePatterns() []locktable.NamePattern {
+	var patterns []locktable.NamePattern
+	for _, p := range c.MetricsNames {
+		patterns = append(patterns, locktable.NamePattern(p))
+	}
+	return patterns
+}

@@ -1,0 +1,153 @@
+package sidecar
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestMetricsAddressWithoutAHostIsLoopback(t *testing.T) {
+	long := "/" + strings.Repeat("x", 107)
+	for _, tt := range []struct{ setting, network, address string }{
+		{"127.0.0.1:9377", "tcp", "127.0.0.1:9377"},
+		{":9377", "tcp", "127.0.0.1:9377"},
+		{"localhost:9377", "tcp", "127.0.0.1:9377"},
+		{"0.0.0.0:0", "tcp", "0.0.0.0:0"},
+		{"[::1]:9377", "tcp", "[::1]:9377"},
+		{"/run/m.sock", "unix", "/run/m.sock"},
+		{"", "", ""}, {"9377", "", ""}, {"127.0.0.1", "", ""}, {"127.0.0.1:http", "", ""}, {"127.0.0.1:65536", "", ""},
+		{"host.example:9377", "", ""}, {"m.sock", "", ""}, {"@m", "", ""}, {long, "", ""},
+	} {
+		network, address, err := metricsAddress(tt.setting)
+		if tt.network == "" {
+			if err == nil {
+				t.Errorf("%q is accepted", tt.setting)
+			}
+			continue
+		}
+		if network != tt.network || address != tt.address || err != nil {
+			t.Errorf("%q: %s %s, %v", tt.setting, network, address, err)
+		}
+	}
+}
+
+func TestBadPatternsOfNamesAreRefused(t *testing.T) {
+	many := make([]string, 17)
+	for i := range many {
+		many[i] = strings.Repeat("a", i+1)
+	}
+	for _, tt := range []struct {
+		patterns []string
+		want     string
+	}{
+		{nil, ""}, {many[:16], ""}, {[]string{"*", "a*", "a", strings.Repeat("x", 64)}, ""},
+		{many, "at most 16"}, {[]string{""}, "1 to 64"}, {[]string{strings.Repeat("x", 65)}, "1 to 64"}, {[]string{"a\n"}, "printable"},
+		{[]string{"\xff"}, "printable"}, {[]string{"a*b"}, "at the end only"}, {[]string{"**"}, "at the end only"}, {[]string{"a", "a"}, "twice"},
+	} {
+		err := checkMetricsNames(tt.patterns)
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%q: %v, want %q", tt.patterns, err, tt.want)
+		}
+	}
+}
+
+// The start and the check agree, and say what to do.
+func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	go func() { // a program that is no sidecar
+		_ = http.Serve(other, http.NotFoundHandler())
+	}()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, setting, want string
+		stays               bool
+	}{
+		{"taken", other.Addr().String(), "another program listens there", false},
+		{"an address of another host", "192.0.2.1:9377", "this host does not have that address", false},
+		{"no address", "nine", "write an IP address of this host and a port", true},
+		{"a file", file, "there is a file that is not a socket", true},
+		{"no directory", filepath.Join(file, "m"), file + "/m", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := Config{Socket: filepath.Join(t.TempDir(), "s"), Metrics: tt.setting}
+			_, started := Listen(cfg)
+			for when, err := range map[string]error{"start": started, "check": cfg.Check()} {
+				if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "metrics") {
+					t.Errorf("%s: %v, want %q", when, err, tt.want)
+				}
+				var stays *SettingError
+				if errors.As(err, &stays) != tt.stays {
+					t.Errorf("%s: %v: a SettingError: %v", when, err, !tt.stays)
+				}
+			}
+			if _, err := os.Stat(cfg.Socket); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("a sidecar that cannot start has left its socket: %v", err)
+			}
+		})
+	}
+}
+
+func TestCheckAcceptsTheMetricsListenerOfARunningSidecar(t *testing.T) {
+	own, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	go func() {
+		_ = http.Serve(own, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Server", MetricsServer)
+			w.WriteHeader(http.StatusNotFound)
+		}))
+	}()
+	if err := checkMetrics(&Config{Metrics: own.Addr().String()}); err != nil {
+		t.Error(err)
+	}
+	if err := checkMetrics(&Config{Metrics: "127.0.0.1:0"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMetricsSocketHasTheModeOfTheSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m")
+	// One that a killed daemon left.
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	dead.Close()
+	cfg := Config{Metrics: path, SocketMode: 0o640}
+	if err := checkMetrics(&cfg); err != nil {
+		t.Error(err)
+	}
+	l, err := listenMetrics(&cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o640 {
+		t.Errorf("%v, %v", st, err)
+	}
+	if c, err := net.Dial("unix", path); err != nil {
+		t.Error(err)
+	} else {
+		c.Close()
+	}
+	var errno unix.Errno
+	if _, err := listenMetrics(&cfg); err == nil || errors.As(err, &errno) {
+		t.Errorf("a second listener: %v", err)
+	}
+}
