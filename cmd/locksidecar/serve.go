@@ -19,6 +19,7 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
+	"github.com/locksidecar/locksidecar/sidecar/monitor"
 )
 
 type serveCmd struct {
@@ -98,6 +99,8 @@ func (s *settings) config() sidecar.Config {
 		MaxHolds:        s.MaxHolds,
 		MaxWaiters:      s.MaxWaiters,
 		MaxNewNames:     s.MaxNewNames,
+		Metrics:         s.Metrics,
+		MetricsNames:    s.MetricsNames,
 		Version:         locksidecar.Version,
 	}
 }
@@ -176,9 +179,18 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 		defer close(notified)
 		newNotifier(log).run(ctx, server)
 	}()
+	monitored := make(chan struct{})
+	go func() {
+		defer close(monitored)
+		if l := server.MetricsListener(); l != nil {
+			log.Info("serving metrics", "address", l.Addr())
+			monitor.New(server, monitor.Build{Version: locksidecar.Version, Commit: build()}).Serve(ctx, l)
+		}
+	}()
 	err = server.Serve(ctx)
 	stop()
 	<-notified
+	<-monitored
 	if err != nil {
 		return err
 	}

@@ -43,6 +43,8 @@ type settings struct {
 	MaxHolds        int      `toml:"max_holds" default:"${max_holds}" placeholder:"N" help:"Locks held by one client (default: ${default})."`
 	MaxWaiters      int      `toml:"max_waiters" default:"${max_waiters}" placeholder:"N" help:"Requests of one client that wait (default: ${default})."`
 	MaxNewNames     int      `toml:"max_new_names" default:"${max_new_names}" placeholder:"N" help:"Names that one user may lock in a second for the first time: each leaves a key in Redis (default: ${default})."`
+	Metrics         string   `toml:"metrics" placeholder:"ADDRESS" help:"Serve metrics and a status page over HTTP at this IP address and port, such as 127.0.0.1:9377, or on a Unix socket at this path (default: not at all)."`
+	MetricsNames    []string `toml:"metrics_names" placeholder:"PATTERN,…" help:"Count names that match these patterns apart, in metrics of their own: a name, or its beginning and * (default: none)."`
 	LogLevel        string   `toml:"log_level" default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"debug, info, warn or error (default: ${default})."`
 	LogFormat       string   `toml:"log_format" default:"text" enum:"text,json" placeholder:"FORMAT" help:"text or json (default: ${default})."`
 }
@@ -87,10 +89,18 @@ func newSettingsResolver(path string) (*settingsResolver, error) {
 	v := reflect.ValueOf(s)
 	for i, key := range settingKeys() {
 		if meta.IsDefined(key) {
-			r.file[key] = fmt.Sprint(v.Field(i).Interface())
+			r.file[key] = settingText(v.Field(i).Interface())
 		}
 	}
 	return r, nil
+}
+
+// settingText returns the value of a setting as a flag has it.
+func settingText(v any) string {
+	if list, ok := v.([]string); ok {
+		return kong.JoinEscaped(list, ',')
+	}
+	return fmt.Sprint(v)
 }
 
 func settingKeys() []string {

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -147,11 +148,14 @@ func TestExampleFileHasEveryKeyWithItsDefault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if shown.settings != defaults.settings {
+	if len(shown.MetricsNames) == 0 {
+		shown.MetricsNames = nil // an empty list is none
+	}
+	if !reflect.DeepEqual(shown.settings, defaults.settings) {
 		t.Errorf("the example has\n%+v\nbut the defaults are\n%+v", shown.settings, defaults.settings)
 	}
 	for _, key := range settingKeys() {
-		if shown.resolver.file[key] == "" && !strings.Contains(example, "\n"+key+" = \"\"\n") {
+		if shown.resolver.file[key] == "" && !strings.Contains(example, "\n"+key+" = \"\"\n") && !strings.Contains(example, "\n"+key+" = []\n") {
 			t.Errorf("the example does not show %s", key)
 		}
 	}
@@ -176,6 +180,8 @@ func TestEverySettingReachesTheSidecar(t *testing.T) {
 			f.SetUint(7)
 		case f.Kind() == reflect.String:
 			f.SetString("seven")
+		case f.Kind() == reflect.Slice:
+			f.Set(reflect.ValueOf([]string{"seven"}))
 		}
 	}
 	config := reflect.ValueOf(set.config())
@@ -187,6 +193,34 @@ func TestEverySettingReachesTheSidecar(t *testing.T) {
 		if got := config.FieldByName(name); !got.IsValid() || got.IsZero() {
 			t.Errorf("the setting %s does not reach the sidecar", name)
 		}
+	}
+}
+
+// A list is an array in the file, and one text with commas elsewhere.
+func TestListIsTheSameInEachSpelling(t *testing.T) {
+	for _, tt := range []struct {
+		name, file, env string
+		args            []string
+	}{
+		{name: "file", file: `metrics_names = ["invoice:*", "a,b"]`},
+		{name: "variable", env: `invoice:*,a\,b`},
+		{name: "flag", args: []string{"--metrics-names", `invoice:*,a\,b`}},
+		{name: "flags", args: []string{"--metrics-names", "invoice:*", "--metrics-names", `a\,b`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cleanEnv(t)
+			t.Setenv("LOCKSIDECAR_METRICS_NAMES", tt.env)
+			if tt.file != "" {
+				tt.args = []string{"--config", writeFile(t, "s.toml", tt.file)}
+			}
+			c, err := parseServe(t, tt.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := []string{"invoice:*", "a,b"}; !slices.Equal(c.MetricsNames, want) {
+				t.Errorf("%q, want %q", c.MetricsNames, want)
+			}
+		})
 	}
 }
 

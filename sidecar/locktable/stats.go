@@ -163,6 +163,14 @@ func (h *Histogram) Observe(s *Scale, d time.Duration) {
 	h.Sum += d
 }
 
+// Add adds what another histogram on the same scale has.
+func (h *Histogram) Add(o *Histogram) {
+	for i, n := range o.Counts {
+		h.Counts[i] += n
+	}
+	h.Sum += o.Sum
+}
+
 // Scale is the upper bounds of the buckets of a histogram. The last bucket has none.
 type Scale struct {
 	bounds []time.Duration
@@ -254,8 +262,8 @@ func (t *Table) CountRefusal(name string, code protocol.Code) {
 type Survey struct {
 	Groups []GroupSurvey // as Stats.Groups
 
-	// RenewalsLate is how many holds under the watchdog have less than half of their lease left:
-	// their renewal was due a sixth of the lease ago or earlier.
+	// RenewalsLate is how many holds under the watchdog have less than half of their lease left
+	// in Redis: their renewal was due a sixth of the lease ago or earlier.
 	RenewalsLate int
 
 	next uint64
@@ -268,6 +276,14 @@ type GroupSurvey struct {
 	OldestHold     Oldest
 }
 
+// Add adds what there is of other names.
+func (g *GroupSurvey) Add(o *GroupSurvey) {
+	g.Holds += o.Holds
+	g.Waiters += o.Waiters
+	g.OldestWaiter.add(&o.OldestWaiter)
+	g.OldestHold.add(&o.OldestHold)
+}
+
 // Oldest is the acquire that has waited for the longest time, or the hold that has lasted for
 // the longest time.
 type Oldest struct {
@@ -275,6 +291,12 @@ type Oldest struct {
 	Name    string
 	Session SessionID
 	Peer    Peer
+}
+
+func (o *Oldest) add(other *Oldest) {
+	if other.Since != 0 && (o.Since == 0 || other.Since < o.Since) {
+		*o = *other
+	}
 }
 
 func (o *Oldest) take(since int64, l *lock, s *session) {
@@ -297,7 +319,7 @@ func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 		for h := l.holds; h != nil; h = h.next {
 			g.Holds++
 			g.OldestHold.take(h.granted, l, h.session)
-			if h.isRenewed() && t.deadline(h)-now < int64(t.cfg.Lease)/2 {
+			if h.isRenewed() && l.claim.validUntil-now < int64(t.cfg.Lease)/2 {
 				v.RenewalsLate++
 			}
 		}

@@ -96,6 +96,15 @@ var bans = []ban{
 		why: "an in-process Redis and a command line are the binary's business, not the daemon's",
 	},
 	{
+		from: "sidecar", to: []string{"github.com/prometheus/...", "./sidecar/monitor"},
+		why: "the daemon counts; in which format the numbers are read is the business of package monitor",
+	},
+	{
+		from: "sidecar/monitor", to: []string{"./..."},
+		except: []string{"./sidecar/...", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "what operators see comes from the daemon, which is asked for copies",
+	},
+	{
 		from: "sdk/go", to: []string{"./..."}, except: []string{"./sdk/go/...", "./protocol", "./internal/rawio"},
 		why: "the SDK is thin: it talks to the socket and nothing else",
 	},

@@ -1,0 +1,175 @@
+package monitor_test
+
+import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/locksidecar/locksidecar/sidecar"
+)
+
+var goVersion = runtime.Version()
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// allMetrics returns each metric that there is.
+func allMetrics(t *testing.T) map[string]*dto.MetricFamily {
+	t.Helper()
+	return start(t, func(c *sidecar.Config) { c.MetricsNames = []string{"a*"} }).scrape()
+}
+
+// docs/metrics.md has each metric with its type, its labels and their values, and no other one.
+func TestDocumentHasEachMetric(t *testing.T) {
+	metrics := allMetrics(t)
+	text := readFile(t, "../../docs/metrics.md")
+	row := regexp.MustCompile("(?m)^\\| `(locksidecar_[a-z_]+)(?:\\{([a-z,]+)\\})?` \\| (\\w+) \\| (.+) \\|$")
+	seen := make(map[string]bool)
+	for _, m := range row.FindAllStringSubmatch(text, -1) {
+		name, labels, kind, meaning := m[1], m[2], m[3], m[4]
+		seen[name] = true
+		f := metrics[name]
+		if f == nil {
+			t.Errorf("the document has %s, which does not exist", name)
+			continue
+		}
+		if want := strings.ToLower(f.GetType().String()); kind != want {
+			t.Errorf("%s is a %s, and a %s in the document", name, want, kind)
+		}
+		var has []string
+		for _, l := range f.Metric[0].Label {
+			has = append(has, l.GetName())
+		}
+		if strings.Join(has, ",") != labels {
+			t.Errorf("%s has the labels %v, and %q in the document", name, has, labels)
+		}
+		if !strings.HasPrefix(meaning, f.GetHelp()) {
+			t.Errorf("%s: the document begins with %q, and its help is %q", name, meaning, f.GetHelp())
+		}
+		for _, m := range f.Metric {
+			for _, l := range m.Label {
+				if slices.Contains([]string{"result", "reason", "kind"}, l.GetName()) && !strings.Contains(text, "`"+l.GetValue()+"`") {
+					t.Errorf("the document does not explain %s %q of %s", l.GetName(), l.GetValue(), name)
+				}
+			}
+		}
+	}
+	for name := range metrics {
+		if strings.HasPrefix(name, "locksidecar_") && !seen[name] {
+			t.Errorf("the document lacks %s", name)
+		}
+	}
+}
+
+// named returns the metrics that a text of queries names.
+func named(text string) []string {
+	return regexp.MustCompile(`\b(?:locksidecar|process|go)_[a-z_]+`).FindAllString(text, -1)
+}
+
+// exists reports whether a query can name a metric.
+func exists(metrics map[string]*dto.MetricFamily, name string) bool {
+	if f := metrics[name]; f != nil {
+		return f.GetType() != dto.MetricType_HISTOGRAM // which has no series of its own name
+	}
+	for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+		if base, ok := strings.CutSuffix(name, suffix); ok && metrics[base] != nil && metrics[base].GetType() == dto.MetricType_HISTOGRAM {
+			return true
+		}
+	}
+	return false
+}
+
+func TestAlertRulesNameMetricsThatExist(t *testing.T) {
+	metrics := allMetrics(t)
+	text := readFile(t, "../../deploy/locksidecar-alerts.yml")
+	var file struct {
+		Groups []struct {
+			Name  string
+			Rules []struct {
+				Alert, Expr, For    string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(text), &file); err != nil {
+		t.Fatal(err)
+	}
+	document := readFile(t, "../../docs/metrics.md")
+	rules := 0
+	for _, g := range file.Groups {
+		for _, r := range g.Rules {
+			rules++
+			names := named(r.Expr)
+			if len(names) == 0 {
+				t.Errorf("%s names no metric: %s", r.Alert, r.Expr)
+			}
+			for _, name := range names {
+				if !exists(metrics, name) {
+					t.Errorf("%s names %s, which does not exist", r.Alert, name)
+				}
+			}
+			if r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
+				t.Errorf("%s lacks a severity, a summary or a description", r.Alert)
+			}
+			if !strings.Contains(document, "`"+r.Alert+"`") {
+				t.Errorf("docs/metrics.md does not name the alert %s", r.Alert)
+			}
+		}
+	}
+	if rules != 5 {
+		t.Errorf("there are %d rules, want 5", rules)
+	}
+}
+
+func TestDashboardNamesMetricsThatExist(t *testing.T) {
+	metrics := allMetrics(t)
+	var dashboard struct {
+		Title  string
+		Panels []struct {
+			ID      int
+			Title   string
+			Type    string
+			Targets []struct{ Expr string }
+			GridPos struct{ X, Y, W, H int }
+		}
+	}
+	if err := json.Unmarshal([]byte(readFile(t, "../../deploy/locksidecar-dashboard.json")), &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	ids := make(map[int]bool)
+	queries := 0
+	for _, p := range dashboard.Panels {
+		if ids[p.ID] || p.Title == "" || p.GridPos.W == 0 || p.GridPos.X+p.GridPos.W > 24 {
+			t.Errorf("panel %d %q: the id is used twice, or it has no title or no place", p.ID, p.Title)
+		}
+		ids[p.ID] = true
+		for _, target := range p.Targets {
+			queries++
+			names := named(target.Expr)
+			if len(names) == 0 {
+				t.Errorf("%s names no metric: %s", p.Title, target.Expr)
+			}
+			for _, name := range names {
+				if !exists(metrics, name) {
+					t.Errorf("%s names %s, which does not exist", p.Title, name)
+				}
+			}
+		}
+	}
+	if queries < 10 {
+		t.Errorf("the dashboard has %d queries", queries)
+	}
+}

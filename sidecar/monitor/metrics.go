@@ -1,0 +1,207 @@
+package monitor
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// collector turns a copy of the sidecar's counters into metrics, at each scrape.
+type collector struct {
+	sidecar *sidecar.Server
+	build   Build
+}
+
+// Build is what is known of this program.
+type Build struct{ Version, Commit string }
+
+// statsTimeout bounds how long a scrape, and a check of the loop, wait for the loop.
+const statsTimeout = 2 * time.Second
+
+func newRegistry(c *collector) *prometheus.Registry {
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(c, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("locksidecar_"+name, help, labels, nil)
+}
+
+// The metrics. docs/metrics.md has the same, and what to alert on; a test compares the two.
+var (
+	buildInfo      = describe("build_info", "Is 1. The labels have the version, the commit and the version of Go.", "version", "commit", "goversion")
+	loopResponding = describe("loop_responding", "Whether the loop of the daemon answered this scrape within 2 s. Without an answer, most other metrics are missing.")
+	loopAnswer     = describe("loop_answer_seconds", "How long the loop took to answer this scrape.")
+	loopLatency    = describe("loop_latency_seconds", "How long the steps of the loop took: an input that arrives meanwhile waits for so long at most.")
+
+	redisUp        = describe("redis_up", "Whether the daemon is connected to Redis, and Redis executes its scripts.")
+	redisRoundtrip = describe("redis_roundtrip_seconds", "Round trips of operations to Redis, from their sending to their results.")
+
+	leaseSeconds       = describe("lease_seconds", "The watchdog lease, which is renewed every third of it.")
+	sessions           = describe("sessions", "Sessions of clients.")
+	sessionsLimit      = describe("sessions_limit", "How many sessions there may be (max_sessions).")
+	holds              = describe("holds", "Holds: locks that clients of this host hold.")
+	waiters            = describe("waiters", "Acquires that wait for a lock.")
+	waiterOldest       = describe("waiter_oldest_seconds", "For how long the oldest waiter has waited. 0: there is none.")
+	holdOldest         = describe("hold_oldest_seconds", "For how long the oldest hold has lasted. 0: there is none.")
+	acquires           = describe("acquires_total", "Acquires that ended, by result.", "result")
+	acquireWait        = describe("acquire_wait_seconds", "How long acquires that were granted had waited.")
+	holdSeconds        = describe("hold_seconds", "How long holds lasted, from the grant to the end.")
+	handoffs           = describe("handoffs_total", "Grants that needed no operation of their own, by kind.", "kind")
+	losses             = describe("losses_total", "Holds that ended without a release by their owner, of which the owner was notified, by reason.", "reason")
+	crashReleases      = describe("crash_releases_total", "Holds whose session ended before they were released.")
+	renewals           = describe("renewals_total", "Renewals of a hold in Redis, by result.", "result")
+	renewalMargin      = describe("renewal_margin_seconds", "How much of the lease was left when a renewal was done.")
+	renewalsLate       = describe("renewals_late", "Holds under the watchdog that have less than half of their lease left.")
+	sessionsResumed    = describe("sessions_resumed_total", "Sessions that clients resumed after a restart of the daemon.")
+	restartTakenOver   = describe("restart_holds_taken_over", "Holds that this daemon took over from its predecessor when it started.")
+	stateUnstoredLocks = describe("state_unstored_locks", "Locks that the state file has no room for. While it is not 0, a restart of the daemon loses all holds.")
+
+	namedHolds        = describe("named_holds", "As holds, for names that match a pattern of metrics_names.", "names")
+	namedWaiters      = describe("named_waiters", "As waiters, for names that match a pattern of metrics_names.", "names")
+	namedWaiterOldest = describe("named_waiter_oldest_seconds", "As waiter_oldest_seconds, for names that match a pattern of metrics_names.", "names")
+	namedHoldOldest   = describe("named_hold_oldest_seconds", "As hold_oldest_seconds, for names that match a pattern of metrics_names.", "names")
+	namedAcquires     = describe("named_acquires_total", "As acquires_total, for names that match a pattern of metrics_names.", "names", "result")
+	namedAcquireWait  = describe("named_acquire_wait_seconds", "As acquire_wait_seconds, for names that match a pattern of metrics_names.", "names")
+	namedHoldSeconds  = describe("named_hold_seconds", "As hold_seconds, for names that match a pattern of metrics_names.", "names")
+	namedLosses       = describe("named_losses_total", "As losses_total, for names that match a pattern of metrics_names.", "names", "reason")
+)
+
+var descriptions = []*prometheus.Desc{
+	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisRoundtrip, leaseSeconds, sessions, sessionsLimit,
+	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
+	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, stateUnstoredLocks,
+	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range descriptions {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(buildInfo, 1, c.build.Version, c.build.Commit, runtime.Version())
+	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
+	defer cancel()
+	s, err := c.sidecar.Stats(ctx)
+	if err != nil {
+		gauge(loopResponding, 0)
+		return
+	}
+	gauge(loopResponding, 1)
+	collect(ch, s, c.sidecar.Config())
+}
+
+// collect sends the metrics of a copy of the counters.
+func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	histogram := func(d *prometheus.Desc, h *locktable.Histogram, scale *locktable.Scale, labels ...string) {
+		buckets := make(map[float64]uint64)
+		n := uint64(0)
+		for i, bound := range scale.Bounds() {
+			n += h.Counts[i]
+			buckets[bound.Seconds()] = n
+		}
+		ch <- prometheus.MustNewConstHistogram(d, h.Count(), h.Sum.Seconds(), buckets, labels...)
+	}
+	age := func(o *locktable.Oldest) float64 {
+		if o.Since == 0 {
+			return 0
+		}
+		return max(0, time.Duration(s.Now-o.Since).Seconds())
+	}
+
+	gauge(loopAnswer, s.LoopDelay.Seconds())
+	histogram(loopLatency, &s.Steps, locktable.ShortTimes)
+	gauge(redisUp, truth(s.Redis == "ok"))
+	histogram(redisRoundtrip, &s.Scripts, locktable.ShortTimes)
+	gauge(leaseSeconds, cfg.Lease.Seconds())
+	gauge(sessions, float64(s.Sessions))
+	gauge(sessionsLimit, float64(cfg.MaxSessions))
+	gauge(holds, float64(s.Holds))
+	gauge(waiters, float64(s.Waiters))
+
+	all, v := sum(s)
+	gauge(waiterOldest, age(&v.OldestWaiter))
+	gauge(holdOldest, age(&v.OldestHold))
+	for i, n := range all.Acquires {
+		counter(acquires, n, locktable.AcquireResult(i).String())
+	}
+	histogram(acquireWait, &all.Wait, locktable.ShortTimes)
+	histogram(holdSeconds, &all.Held, locktable.LongTimes)
+	for i, n := range s.Handoffs {
+		counter(handoffs, n, locktable.HandoffKind(i).String())
+	}
+	for i, n := range all.Losses {
+		counter(losses, n, string(locktable.LossReason(i)))
+	}
+	counter(crashReleases, s.CrashReleases)
+	for i, n := range s.Renewals {
+		if o := locktable.Outcome(i); o != locktable.Differs && o != locktable.NotALock { // which a Renew does not have
+			counter(renewals, n, o.String())
+		}
+	}
+	histogram(renewalMargin, &s.RenewalMargin, locktable.LeaseTimes)
+	gauge(renewalsLate, float64(s.Survey.RenewalsLate))
+	counter(sessionsResumed, s.Resumed)
+	gauge(restartTakenOver, float64(s.TakenOver))
+	gauge(stateUnstoredLocks, float64(s.Unstored))
+
+	for i, pattern := range cfg.MetricsNames {
+		g, v := &s.Groups[i+1], &s.Survey.Groups[i+1]
+		gauge(namedHolds, float64(v.Holds), pattern)
+		gauge(namedWaiters, float64(v.Waiters), pattern)
+		gauge(namedWaiterOldest, age(&v.OldestWaiter), pattern)
+		gauge(namedHoldOldest, age(&v.OldestHold), pattern)
+		for i, n := range g.Acquires {
+			counter(namedAcquires, n, pattern, locktable.AcquireResult(i).String())
+		}
+		histogram(namedAcquireWait, &g.Wait, locktable.ShortTimes, pattern)
+		histogram(namedHoldSeconds, &g.Held, locktable.LongTimes, pattern)
+		for i, n := range g.Losses {
+			counter(namedLosses, n, pattern, string(locktable.LossReason(i)))
+		}
+	}
+}
+
+// sum adds up the groups of names.
+func sum(s *sidecar.Stats) (all locktable.GroupStats, v locktable.GroupSurvey) {
+	for i := range s.Groups {
+		g := &s.Groups[i]
+		for i, n := range g.Acquires {
+			all.Acquires[i] += n
+		}
+		for i, n := range g.Losses {
+			all.Losses[i] += n
+		}
+		all.Wait.Add(&g.Wait)
+		all.Held.Add(&g.Held)
+		v.Add(&s.Survey.Groups[i])
+	}
+	return all, v
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

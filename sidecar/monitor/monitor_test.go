@@ -1,0 +1,381 @@
+package monitor_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"go.uber.org/goleak"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/embedded"
+	"github.com/locksidecar/locksidecar/sidecar/monitor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// station is a sidecar on an in-process Redis with a metrics listener, until the test ends.
+type station struct {
+	*testing.T
+	redis  *embedded.Redis
+	server *sidecar.Server
+	socket string
+	http   http.Client
+	dial   func() (net.Conn, error)
+	stop   func() // the sidecar, but not its listener
+}
+
+func start(t *testing.T, change func(*sidecar.Config)) *station {
+	t.Helper()
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	redis, err := embedded.Start(t.Context(), log, embedded.InProcess())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(redis.Close)
+	dir := t.TempDir()
+	cfg := sidecar.Config{Socket: filepath.Join(dir, "s"), Redis: redis.URL(), Metrics: filepath.Join(dir, "m"), Log: log}
+	if change != nil {
+		change(&cfg)
+	}
+	s := &station{T: t, redis: redis, socket: cfg.Socket}
+	if s.server, err = sidecar.Listen(cfg); err != nil {
+		t.Fatal(err)
+	}
+	l := s.server.MetricsListener()
+	s.dial = func() (net.Conn, error) { return net.Dial(l.Addr().Network(), l.Addr().String()) }
+	s.http = http.Client{
+		Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return s.dial() }},
+		Timeout:   20 * time.Second,
+	}
+	t.Cleanup(s.http.CloseIdleConnections)
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan struct{})
+	monitored := make(chan struct{})
+	go func() {
+		defer close(monitored)
+		monitor.New(s.server, monitor.Build{Version: "1.2.3", Commit: "abc"}).Serve(ctx, l)
+	}()
+	loop, stop := context.WithCancel(context.Background())
+	go func() {
+		defer close(served)
+		if err := s.server.Serve(loop); err != nil {
+			t.Error(err)
+		}
+	}()
+	s.stop = func() {
+		stop()
+		<-served
+	}
+	t.Cleanup(func() {
+		s.stop()
+		cancel()
+		<-monitored
+	})
+	return s
+}
+
+func (s *station) client() *locksidecar.Client {
+	s.Helper()
+	c, err := locksidecar.Dial(s.Context(), s.socket)
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { c.Close() })
+	return c
+}
+
+// get returns the status and the body of a page.
+func (s *station) get(path string) (int, string) {
+	s.Helper()
+	r, err := s.http.Get("http://localhost" + path)
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return r.StatusCode, string(body)
+}
+
+// scrape returns the metrics by name.
+func (s *station) scrape() map[string]*dto.MetricFamily {
+	s.Helper()
+	status, text := s.get("/metrics")
+	if status != http.StatusOK {
+		s.Fatalf("status %d: %s", status, text)
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return families
+}
+
+// value is that of a counter or gauge, or the count of a histogram, with these labels, as
+// "name=value".
+func value(s *station, families map[string]*dto.MetricFamily, name string, labels ...string) float64 {
+	s.Helper()
+	f := families["locksidecar_"+name]
+	if f == nil {
+		s.Fatalf("there is no metric %s", name)
+	}
+	for _, m := range f.Metric {
+		has := make([]string, 0, len(m.Label))
+		for _, l := range m.Label {
+			has = append(has, l.GetName()+"="+l.GetValue())
+		}
+		if strings.Join(has, ",") != strings.Join(labels, ",") {
+			continue
+		}
+		switch {
+		case m.Counter != nil:
+			return m.Counter.GetValue()
+		case m.Gauge != nil:
+			return m.Gauge.GetValue()
+		case m.Histogram != nil:
+			return float64(m.Histogram.GetSampleCount())
+		}
+	}
+	s.Fatalf("%s has no %v: %v", name, labels, f)
+	return 0
+}
+
+func TestMetricsShowWhatClientsDo(t *testing.T) {
+	s := start(t, func(c *sidecar.Config) { c.MetricsNames = []string{"invoice:*"} })
+	c := s.client()
+	ctx := s.Context()
+	held, err := c.Lock(ctx, "invoice:42")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other, err := s.client().TryLock(ctx, "invoice:42"); err == nil {
+		t.Fatalf("%v is held twice", other)
+	}
+	if _, err := c.Lock(ctx, "other"); err != nil {
+		t.Fatal(err)
+	}
+	f := s.scrape()
+	for _, want := range []struct {
+		name   string
+		labels []string
+		value  float64
+	}{
+		{"build_info", []string{"commit=abc", "goversion=" + goVersion, "version=1.2.3"}, 1},
+		{"loop_responding", nil, 1}, {"redis_up", nil, 1}, {"sessions", nil, 2}, {"sessions_limit", nil, 4096}, {"holds", nil, 2},
+		{"waiters", nil, 0}, {"waiter_oldest_seconds", nil, 0}, {"lease_seconds", nil, 30},
+		{"acquires_total", []string{"result=granted"}, 2}, {"acquires_total", []string{"result=timeout"}, 1},
+		{"acquire_wait_seconds", nil, 2}, {"hold_seconds", nil, 0}, {"losses_total", []string{"reason=forced"}, 0},
+		{"named_holds", []string{"names=invoice:*"}, 1}, {"named_acquires_total", []string{"names=invoice:*", "result=timeout"}, 1},
+		{"named_acquire_wait_seconds", []string{"names=invoice:*"}, 1},
+	} {
+		if got := value(s, f, want.name, want.labels...); got != want.value {
+			t.Errorf("%s%v is %v, want %v", want.name, want.labels, got, want.value)
+		}
+	}
+	for _, name := range []string{"redis_roundtrip_seconds", "loop_latency_seconds", "hold_oldest_seconds", "loop_answer_seconds"} {
+		if value(s, f, name) <= 0 {
+			t.Errorf("%s is 0", name)
+		}
+	}
+	if f["process_open_fds"] == nil || f["go_goroutines"] == nil {
+		t.Error("metrics of the process, or of Go, are missing")
+	}
+
+	if _, err := c.ForceRelease(ctx, "invoice:42"); err != nil {
+		t.Fatal(err)
+	}
+	<-held.Done()
+	f = s.scrape()
+	if value(s, f, "losses_total", "reason=forced") != 1 || value(s, f, "named_losses_total", "names=invoice:*", "reason=forced") != 1 || value(s, f, "hold_seconds") != 1 {
+		t.Error("the lost hold is not counted")
+	}
+}
+
+// The number of time series depends on the settings alone.
+func TestNoMetricHasTheNameOfALock(t *testing.T) {
+	s := start(t, nil)
+	before := s.scrape()
+	c := s.client()
+	for i := range 20 {
+		if _, err := c.Lock(s.Context(), fmt.Sprintf("secret-%d", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, text := s.get("/metrics"); strings.Contains(text, "secret") {
+		t.Error("a metric has the name of a lock")
+	}
+	for name, f := range s.scrape() {
+		if strings.HasPrefix(name, "locksidecar_") && len(before[name].GetMetric()) != len(f.Metric) {
+			t.Errorf("%s has %d series after 20 locks, and had %d", name, len(f.Metric), len(before[name].GetMetric()))
+		}
+	}
+}
+
+func TestMetricsKeepTheConventionsOfPrometheus(t *testing.T) {
+	s := start(t, func(c *sidecar.Config) { c.MetricsNames = []string{"a", "b*"} })
+	_, text := s.get("/metrics")
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+func TestReadinessIsThatOfRedisAndLivenessIsThatOfTheLoop(t *testing.T) {
+	s := start(t, nil)
+	c := s.client()
+	if _, err := c.Lock(s.Context(), "a"); err != nil { // Redis serves
+		t.Fatal(err)
+	}
+	c.Close()
+	for _, path := range []string{"/live", "/ready"} {
+		if status, body := s.get(path); status != http.StatusOK || body != "ok\n" {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+	s.redis.Close()
+	s.await(func() bool { return s.server.Redis() != "ok" })
+	if status, body := s.get("/ready"); status != http.StatusServiceUnavailable || !strings.Contains(body, "Redis") {
+		t.Errorf("ready without Redis: %d %s", status, body)
+	}
+	if status, body := s.get("/live"); status != http.StatusOK {
+		t.Errorf("live without Redis: %d %s", status, body)
+	}
+	if value(s, s.scrape(), "redis_up") != 0 {
+		t.Error("redis_up is 1 without Redis")
+	}
+	s.stop()
+	for _, path := range []string{"/live", "/ready"} {
+		if status, body := s.get(path); status != http.StatusServiceUnavailable || !strings.Contains(body, "the loop did not answer") {
+			t.Errorf("%s without a loop: %d %s", path, status, body)
+		}
+	}
+	f := s.scrape()
+	if value(s, f, "loop_responding") != 0 || f["process_open_fds"] == nil || f["locksidecar_holds"] != nil {
+		t.Error("metrics without a loop")
+	}
+}
+
+// await waits for something that another goroutine does.
+func (s *station) await(done func() bool) {
+	s.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(20 * time.Second); !done(); <-tick.C {
+		if time.Now().After(end) {
+			s.Fatal("it did not happen in 20 s")
+		}
+	}
+}
+
+// A web page that has its own name resolve to 127.0.0.1 reads nothing.
+func TestForeignNameOfThisHostIsRefused(t *testing.T) {
+	s := start(t, nil)
+	for host, isOwn := range map[string]bool{
+		"localhost:9377": true, "127.0.0.1:9377": true, "[::1]:9377": true, "localhost": true, "evil.example": false, "localhost.evil.example:80": false,
+	} {
+		r, err := http.NewRequest(http.MethodGet, "http://localhost/ready", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = host
+		answer, err := s.http.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if isRefused := answer.StatusCode == http.StatusMisdirectedRequest; isRefused == isOwn {
+			t.Errorf("%s: %d", host, answer.StatusCode)
+		}
+	}
+}
+
+func TestMonitorIsReadOnly(t *testing.T) {
+	s := start(t, nil)
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
+		for _, path := range []string{"/", "/metrics", "/ready"} {
+			r, err := http.NewRequest(method, "http://localhost"+path, strings.NewReader("x"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := s.http.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer.Body.Close()
+			if answer.StatusCode != http.StatusMethodNotAllowed && answer.StatusCode != http.StatusNotFound {
+				t.Errorf("%s %s: %d", method, path, answer.StatusCode)
+			}
+		}
+	}
+}
+
+// Readers that send nothing, or read nothing, take all connections. The loop serves its clients,
+// and other readers are served when one of these is gone.
+func TestSlowReadersKeepNothingFromTheLoop(t *testing.T) {
+	s := start(t, nil)
+	var slow []net.Conn
+	for i := range 16 {
+		c, err := s.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		request := "GET /metrics HT"
+		if i%2 == 0 {
+			request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+		}
+		if _, err := io.WriteString(c, request); err != nil {
+			t.Fatal(err)
+		}
+		slow = append(slow, c)
+	}
+	// Connections are accepted in their order.
+	refused, err := s.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer refused.Close()
+	_ = refused.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := bufio.NewReader(refused).ReadByte(); err != io.EOF && !strings.Contains(fmt.Sprint(err), "reset") {
+		t.Errorf("a connection too many: %v", err)
+	}
+	c := s.client()
+	for range 10 {
+		l, err := c.Lock(s.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slow[1].Close()
+	s.await(func() bool {
+		r, err := s.http.Get("http://localhost/live")
+		if err != nil {
+			return false
+		}
+		r.Body.Close()
+		return r.StatusCode == http.StatusOK
+	})
+}
