@@ -66,6 +66,7 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 			Name:         o.name(),
 			Owner:        o.uint(fieldOwner),
 			NotReentrant: !o.bool(fieldReentrant, true),
+			Fair:         o.bool(fieldFair, false),
 			WaitMS:       o.int(fieldWaitMS, Forever, 0, MaxDurationMS),
 			LeaseMS:      o.int(fieldLeaseMS, 0, MinLeaseMS, MaxDurationMS),
 			MaxHoldMS:    o.int(fieldMaxHoldMS, 0, 1, MaxDurationMS),

@@ -19,6 +19,7 @@ const (
 	fieldName
 	fieldOwner
 	fieldReentrant
+	fieldFair
 	fieldWaitMS
 	fieldLeaseMS
 	fieldMaxHoldMS
@@ -71,7 +72,7 @@ var fieldNames = [fields]string{
 	fieldID: "id", fieldOp: "op", fieldEv: "ev", fieldErr: "err",
 	fieldV: "v", fieldClient: "client", fieldResumable: "resumable", fieldResume: "resume",
 	fieldName: "name", fieldOwner: "owner",
-	fieldReentrant: "reentrant", fieldWaitMS: "wait_ms", fieldLeaseMS: "lease_ms",
+	fieldReentrant: "reentrant", fieldFair: "fair", fieldWaitMS: "wait_ms", fieldLeaseMS: "lease_ms",
 	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms",
 	fieldHold: "hold", fieldTarget: "target", fieldAfter: "after", fieldHolds: "holds", fieldMore: "more",
 	fieldCode: "code", fieldMsg: "msg", fieldSidecar: "sidecar", fieldVersion: "version",
@@ -114,6 +115,8 @@ func fieldOf(key []byte) field {
 		return fieldOwner
 	case "reentrant":
 		return fieldReentrant
+	case "fair":
+		return fieldFair
 	case "wait_ms":
 		return fieldWaitMS
 	case "lease_ms":

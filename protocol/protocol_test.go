@@ -20,7 +20,7 @@ import (
 var everyRequest = []Request{
 	&Hello{ID: 1, V: 2, Client: "go/1.0.0"},
 	&Hello{ID: 1, V: 2, Client: "go/1.0.0", Resumable: true, Resume: "ticket"},
-	&Acquire{ID: 2, Name: "invoice:42", Owner: 3, NotReentrant: true, WaitMS: 0, LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2},
+	&Acquire{ID: 2, Name: "invoice:42", Owner: 3, NotReentrant: true, Fair: true, WaitMS: 0, LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2},
 	&Acquire{ID: 2, Name: "invoice:42", WaitMS: Forever},
 	&Release{ID: 4, Hold: 5},
 	&Release{Hold: 5},

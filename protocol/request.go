@@ -26,6 +26,7 @@ type Acquire struct {
 	Name         string
 	Owner        uint64 // the owner that may re-enter; 0: an anonymous one, which never does
 	NotReentrant bool   // the owner waits also for a hold of its own
+	Fair         bool   // it is granted in the order in which such requests reach Redis, over all hosts
 	WaitMS       int64  // 0: try once; Forever
 	LeaseMS      int64  // fixed lease; 0: the watchdog's
 	MaxHoldMS    int64  // 0: no limit
@@ -142,6 +143,7 @@ func (m Acquire) Append(dst []byte) []byte {
 	if m.NotReentrant {
 		w.bool("reentrant", false)
 	}
+	w.boolIf("fair", m.Fair)
 	if m.WaitMS != Forever {
 		w.int("wait_ms", m.WaitMS)
 	}

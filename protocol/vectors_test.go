@@ -318,6 +318,7 @@ type fieldsOf struct {
 	Resume       string
 	Owner        uint64
 	Reentrant    *bool
+	Fair         bool
 	WaitMS       *int64 `json:"wait_ms"`
 	LeaseMS      int64  `json:"lease_ms"`
 	MaxHoldMS    int64  `json:"max_hold_ms"`
@@ -404,7 +405,7 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return &Hello{m.ID, m.V, m.Client, m.Resumable, m.Resume}
 	case "acquire":
 		a := &Acquire{ID: m.ID, Name: m.Name, Owner: m.Owner, WaitMS: Forever, LeaseMS: m.LeaseMS, MaxHoldMS: m.MaxHoldMS, CrashDelayMS: m.CrashDelayMS}
-		a.NotReentrant = m.Reentrant != nil && !*m.Reentrant
+		a.NotReentrant, a.Fair = m.Reentrant != nil && !*m.Reentrant, m.Fair
 		if m.WaitMS != nil {
 			a.WaitMS = *m.WaitMS
 		}
