@@ -25,6 +25,7 @@ type runCmd struct {
 	Lease      time.Duration  `help:"Hold the lock for at most this long, unrenewed (default: renewed as long as the command runs)." placeholder:"DURATION"`
 	MaxHold    time.Duration  `help:"End the command when it has held the lock this long." placeholder:"DURATION"`
 	CrashDelay time.Duration  `help:"If this program is killed, keep the lock this much longer." placeholder:"DURATION"`
+	Fair       bool           `help:"Strict order between hosts: such commands run in the order in which their requests reach Redis."`
 	KillAfter  time.Duration  `help:"From SIGTERM to SIGKILL when the command is ended (default: ${default})." default:"5s" placeholder:"DURATION"`
 
 	Name    string   `arg:"" help:"The lock."`
@@ -250,6 +251,9 @@ func (c *runCmd) lock(ctx context.Context, client *locksidecar.Client) (*locksid
 	}
 	if c.CrashDelay > 0 {
 		opts = append(opts, locksidecar.WithCrashDelay(c.CrashDelay))
+	}
+	if c.Fair {
+		opts = append(opts, locksidecar.Fair())
 	}
 	if c.Wait != nil && *c.Wait == 0 {
 		return client.TryLock(ctx, c.Name, opts...)

@@ -263,10 +263,10 @@ func TestRunPassesNameAndTokenToTheCommand(t *testing.T) {
 
 func TestRunSendsItsOptionsWithTheAcquire(t *testing.T) {
 	f := startFake(t)
-	p := start(t, f, "run", "--lease", "90s", "job", "--max-hold=2m", "--crash-delay", "3s", "--", "true")
+	p := start(t, f, "run", "--lease", "90s", "--fair", "job", "--max-hold=2m", "--crash-delay", "3s", "--", "true")
 	expectExit(t, p, 0, "")
 	a := <-f.acquired
-	if a.Name != "job" || a.LeaseMS != 90_000 || a.MaxHoldMS != 120_000 || a.CrashDelayMS != 3_000 || a.WaitMS != protocol.Forever {
+	if a.Name != "job" || a.LeaseMS != 90_000 || a.MaxHoldMS != 120_000 || a.CrashDelayMS != 3_000 || !a.Fair || a.WaitMS != protocol.Forever {
 		t.Errorf("acquired with %+v", a)
 	}
 	p = start(t, f, "run", "--wait", "0", "job", "--", "true")

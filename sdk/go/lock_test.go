@@ -34,6 +34,7 @@ func TestLockSendsOptions(t *testing.T) {
 		{func() (*Lock, error) { return c.Lock(endless, "a") }, protocol.Acquire{Name: "a", WaitMS: protocol.Forever}},
 		{func() (*Lock, error) { return c.Lock(owner, "a") }, protocol.Acquire{Name: "a", WaitMS: protocol.Forever, Owner: ownerOf(owner)}},
 		{func() (*Lock, error) { return c.Lock(owner, "a", NonReentrant()) }, protocol.Acquire{Name: "a", WaitMS: protocol.Forever, Owner: ownerOf(owner), NotReentrant: true}},
+		{func() (*Lock, error) { return c.Lock(context.Background(), "a", Fair()) }, protocol.Acquire{Name: "a", WaitMS: protocol.Forever, Fair: true}},
 		{func() (*Lock, error) {
 			return c.TryLock(context.Background(), "b", WithLease(50*time.Millisecond), WithMaxHold(time.Microsecond), WithCrashDelay(1500*time.Microsecond))
 		}, protocol.Acquire{Name: "b", LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2}},

@@ -61,6 +61,18 @@ func NonReentrant() Option {
 	}}
 }
 
+// Fair asks for strict order between hosts: the locks that are requested with Fair are
+// granted over all hosts in the order in which the requests reach Redis. Without it a lock
+// stays on one host for several grants, which is faster: with Fair each grant of a lock that
+// others want takes a message from Redis. Every request for the lock should have it, or the
+// sidecars the setting fair. It has no effect on TryLock.
+func Fair() Option {
+	return Option{func(a *protocol.Acquire) error {
+		a.Fair = true
+		return nil
+	}}
+}
+
 func inMS(option string, d time.Duration, low, high int64) (int64, error) {
 	ms := int64(d / time.Millisecond)
 	if d%time.Millisecond > 0 {

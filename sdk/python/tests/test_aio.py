@@ -87,6 +87,12 @@ async def test_acquire_and_release(sidecar: FakeSidecar, client: aio.Client, oth
     assert "wait_ms" not in sidecar.requests("acquire")[-1]
 
 
+async def test_fair_is_sent(sidecar: FakeSidecar, client: aio.Client) -> None:
+    async with client.lock("n", fair=True), client.rlock("m", fair=True), client.lock("o"):
+        pass
+    assert [request.get("fair", False) for request in sidecar.requests("acquire")] == [True, True, False]
+
+
 async def test_timeout_raises_and_the_body_does_not_run(client: aio.Client, other: aio.Client) -> None:
     async with other.lock("n"):
         with pytest.raises(LockTimeout):

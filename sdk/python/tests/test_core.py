@@ -33,7 +33,7 @@ def harness() -> SessionHarness:
 
 def test_acquire_omits_defaults(harness: SessionHarness) -> None:
     harness.acquire(owner=3)
-    harness.acquire(owner=3, options=Options(1.2501, 0.05, 60, 2.5, reentrant=True))
+    harness.acquire(owner=3, options=Options(1.2501, 0.05, 60, 2.5, reentrant=True, fair=True))
     assert harness.sent() == [
         {"op": "acquire", "id": 1, "name": "n", "owner": 3, "reentrant": False},
         {
@@ -41,6 +41,7 @@ def test_acquire_omits_defaults(harness: SessionHarness) -> None:
             "id": 2,
             "name": "n",
             "owner": 3,
+            "fair": True,
             "wait_ms": 1251,
             "lease_ms": 50,
             "max_hold_ms": 60000,

@@ -37,6 +37,7 @@ from locksidecar import (
     Unsupported,
     _transport,
 )
+from locksidecar._calls import acquire_call
 from locksidecar._transport import Timeouts
 
 S = 1_000_000_000
@@ -92,9 +93,12 @@ def test_acquire_and_release_like_threading_lock(sidecar: FakeSidecar, client: C
 
 
 def test_options_are_sent(sidecar: FakeSidecar, client: Client) -> None:
-    with client.lock("n", timeout=3, lease=4.5, max_hold=5, crash_delay=6):
+    with client.lock("n", timeout=3, lease=4.5, max_hold=5, crash_delay=6, fair=True):
         pass
-    (request,) = sidecar.requests("acquire")
+    with client.rlock("n", fair=True):
+        pass
+    request, reentrant = sidecar.requests("acquire")
+    assert (request["fair"], reentrant["fair"]) == (True, True)
     assert 0 < request["wait_ms"] <= 3000
     assert (request["lease_ms"], request["max_hold_ms"], request["crash_delay_ms"]) == (4500, 5000, 6000)
     assert request["owner"] > 0
@@ -671,6 +675,8 @@ def test_pickles_of_version_0_1_can_be_loaded() -> None:
         assert type(lock) is kind
         assert (lock._client.path, lock.name) == ("/p", "n")
         assert (lock._options.timeout, lock._options.lease, lock._options.reentrant) == (0, 7, True)
+        request = acquire_call("n", 1, lock._options, 0).encode(2, 0)
+        assert b"fair" not in request
     locksidecar._sync._clients.clear()
     locksidecar.aio._clients.clear()
 

@@ -32,6 +32,7 @@ class Options:
     reentrant: bool = False
     confirm: bool = False  # whether a block waits for the confirmation of its release
     confirm_timeout: float | None = None  # None: no limit
+    fair: bool = False
 
     def __post_init__(self) -> None:
         if self.timeout == -1:
@@ -220,6 +221,7 @@ def acquire_call(name: str, owner: int, options: Options, now: int) -> Call[prot
             name,
             owner,
             reentrant=options.reentrant,
+            fair=getattr(options, "fair", False),  # Options of an older pickle lack it
             wait_ms=None if until is None else -(min(at - until, 0) // 1_000_000),
             lease_ms=_ms(options.lease),
             max_hold_ms=_ms(options.max_hold),

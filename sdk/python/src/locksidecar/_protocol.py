@@ -64,6 +64,7 @@ def acquire(
     owner: int,
     *,
     reentrant: bool = True,
+    fair: bool = False,
     wait_ms: int | None = None,
     lease_ms: int | None = None,
     max_hold_ms: int | None = None,
@@ -74,6 +75,8 @@ def acquire(
         message["owner"] = owner
     if not reentrant:
         message["reentrant"] = False
+    if fair:
+        message["fair"] = True
     if wait_ms is not None:
         message["wait_ms"] = wait_ms
     if lease_ms is not None:

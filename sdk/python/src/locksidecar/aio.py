@@ -738,6 +738,7 @@ class Client:
         crash_delay: float = 0.0,
         confirm: bool = False,
         confirm_timeout: float | None = None,
+        fair: bool = False,
     ) -> Lock:
         """Makes a lock that is used like asyncio.Lock; this does not acquire it. Durations are in seconds.
 
@@ -750,8 +751,10 @@ class Client:
         that exception is raised instead, with a note (Python 3.11). A block that is cancelled, or that
         KeyboardInterrupt or GeneratorExit leaves, releases without waiting.
         confirm_timeout: how long the block waits for the confirmation; None: no limit.
+        fair: whether such acquires are granted over all hosts in the order in which they reach Redis. Without it a lock
+        stays on one host for several grants, which is faster. It has no effect with timeout 0.
         """
-        options = Options(timeout, lease, max_hold, crash_delay, confirm=confirm, confirm_timeout=confirm_timeout)
+        options = Options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair)
         return Lock(self, name, options)
 
     def rlock(
@@ -764,12 +767,13 @@ class Client:
         crash_delay: float = 0.0,
         confirm: bool = False,
         confirm_timeout: float | None = None,
+        fair: bool = False,
     ) -> RLock:
         """Makes a re-entrant lock: the task that holds it may acquire it again. Otherwise as lock().
 
         The end of an inner block is confirmed at once: the lock stays held.
         """
-        options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout)
+        options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair)
         return RLock(self, name, options)
 
     async def info(self, name: str) -> LockInfo | None:
