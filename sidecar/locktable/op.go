@@ -23,7 +23,10 @@ const (
 	// Take then moves a lock that this sidecar has to a later hold, and never takes a free
 	// one. With Enqueue, a Take that finds another owner has a ticket in the lock's queue
 	// afterwards: Ticket, if that stands there, or else HoldID. With InOrder, a free key
-	// goes to the first of the queue, if there is one.
+	// goes to the first of the queue, if there is one. With Arrived, the ticket stands before
+	// those that arrived later; and if the Take is pipelined after a Drop, that passes the key
+	// on to the first of all tickets, this one among them. If the Drop leaves the key free for
+	// a moment, so does the Take: the result is HeldByOther without a Field.
 	Take
 
 	// Renew: the same, if the key is this sidecar's. No token is drawn.
@@ -31,6 +34,10 @@ const (
 
 	// Check: no change. The result says whether the key has the field HoldID with Count.
 	Check
+
+	// Arrive: no change. The result says what time it was in Redis, and when the first of the
+	// queue arrived.
+	Arrive
 
 	// Drop: no field of this sidecar, if the key has one, and no Ticket in the queue. The lock
 	// goes to the first of the queue that can be told; or else the key is deleted and the
@@ -51,6 +58,7 @@ type Op struct {
 	AfterPendingDrop bool   // Take: it is pipelined after a Drop of the same lock that has no result yet
 	Enqueue          bool   // Take: a ticket is to stand in the queue if another owner has the key
 	InOrder          bool   // Take with Enqueue: a free key goes to the first of the queue
+	Arrived          uint64 // Take with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now
 	Ticket           uint64 // Take with Enqueue: the ticket that may stand in the queue already. Drop: a ticket that is given up. 0: none
 	PassedMS         uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
 }
@@ -118,11 +126,13 @@ type Result struct {
 	// The queue.
 	Rank          int32  // Take, HeldByOther: place of this sidecar's ticket, 0 is the first; or NotQueued
 	Ticket        uint64 // Take: HeldByOther: the ticket that stands in the queue, 0: none. Done: the number that the field has, 0: HoldID
+	Arrived       uint64 // Take, HeldByOther, with a ticket; and Arrive: Redis's clock when it was executed, µs
+	FirstArrived  uint64 // Arrive: when the first of the queue arrived, by Redis's clock, µs; 0: no ticket is there
 	HolderReached int32  // Take, HeldByOther: how many connections received the recall; 0: the holder is no sidecar, or has no connection; or HolderNotTold
 	Waiting       uint32 // Take, Done, and Drop with Passed: tickets in the queue
 	Passed        bool   // Drop, Done: the lock went to the first of the queue
 	Paused        bool   // Drop, Done: the lock is free although there is a queue, so that programs that are no sidecars get their chance
 
-	Field string // HeldByOther, NotALock: the owner field that was found, or a description of what is there
+	Field string // HeldByOther, NotALock: the owner field that was found, or a description of what is there; "": the key is left free for a moment
 	Msg   string // NotALock, NotSent, Unknown, Refused, Retryable: one sentence for people, says what to do
 }

@@ -164,6 +164,10 @@ func TestCommandsAreEncoded(t *testing.T) {
 	inOrder.InOrder = true
 	asks := wait(takeOp("f", 11), 3)
 	asks.AfterPendingDrop = true
+	arrived := wait(takeOp("b", 21), 0)
+	arrived.InOrder, arrived.Arrived = true, 1700000000000123
+	arrivedAgain := arrived
+	arrivedAgain.AfterPendingDrop = true
 	queued := []locktable.Op{
 		drop("d", 7, 0, 60), reserves, drop("f", 10, 2, 20), asks, wait(takeOp("g", 12), 13), inOrder, wait(takeOp("h", 14), 0), takeOp("i", 15),
 		drop("j", 16, 0, 70), drop("k", 17, 18, 80),
@@ -185,6 +189,15 @@ func TestCommandsAreEncoded(t *testing.T) {
 				"9", "14", "15", "12", "1", "1", "0",
 				"16", "redisson_lock__channel:{j}", "17", "redisson_lock__channel:{k}",
 				"7", "redisson_lock__channel:{d}", "8", "64", "10", "redisson_lock__channel:{f}", "11", "1"}},
+		{e.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{arrived}),
+			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
+				ourUUID + ":", "\x01\x00\x00\x00", "30000", "0", "1700000000000001", "7", "0", "1700000000000123 0 ", "21"}},
+		{e.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{drop("b", 20, 0, 120), arrivedAgain}),
+			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
+				ourUUID + ":", "\x00\x00\x00\x02", "30000", "40000", "1700000000000001", "7", "0", "120 0 1700000000000123 0 ",
+				"20", "redisson_lock__channel:{b}", "21", "1"}},
+		{e.run(nil, byDigest, arrive, 0, 7, []locktable.Op{{Kind: locktable.Arrive, Name: "a"}, {Kind: locktable.Arrive, Name: "b{c}"}}),
+			[]string{"evalsha", arrive.sha, "2", "a", "b{c}"}},
 		{e.run(nil, byText, acquireRelease, 0, 7, []locktable.Op{dropOp("a", 7)}), []string{"eval", acquireRelease.text, "1", "a",
 			ourUUID + ":", "\x00\x00\x01\x00", "0", "0", "1700000000000001", "7", "0", "", "7", "redisson_lock__channel:{a}"}},
 		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", renew.sha, "2", "a", "b",

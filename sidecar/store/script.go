@@ -28,11 +28,14 @@ var (
 	acquireReleaseText string
 	//go:embed scripts/renew.lua
 	renewText string
+	//go:embed scripts/arrive.lua
+	arriveText string
 
 	acquireRelease = newScript(ownershipText + acquireReleaseText) // takes and drops
 	renew          = newScript(ownershipText + renewText)
+	arrive         = newScript(arriveText)
 
-	scripts = []*script{acquireRelease, renew}
+	scripts = []*script{acquireRelease, renew, arrive}
 )
 
 func newScript(text string) *script {
@@ -85,13 +88,15 @@ func scriptOf(k locktable.OpKind) *script {
 		return acquireRelease
 	case locktable.Renew, locktable.Check:
 		return renew
+	case locktable.Arrive:
+		return arrive
 	}
 	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
 }
 
 // sortForBatching puts ops that are sent at one time into an order in which few scripts
 // execute them: renewals first, because a late one costs a client its lock; then checks; then
-// takes and drops, those with the same lease together.
+// arrivals; then takes and drops, those with the same lease together.
 func sortForBatching(ops []locktable.Op) {
 	class := func(op *locktable.Op) int {
 		switch op.Kind {
@@ -99,8 +104,10 @@ func sortForBatching(ops []locktable.Op) {
 			return 0
 		case locktable.Check:
 			return 1
+		case locktable.Arrive:
+			return 2
 		}
-		return 2
+		return 3
 	}
 	lease := func(op *locktable.Op) uint32 {
 		if op.Kind == locktable.Drop {
@@ -164,7 +171,7 @@ const maxPairPassedMS = 99
 
 func argSectionOf(op *locktable.Op) argSection {
 	switch {
-	case op.Kind == locktable.Renew, op.Kind == locktable.Check:
+	case op.Kind == locktable.Renew, op.Kind == locktable.Check, op.Kind == locktable.Arrive:
 		return taken
 	case op.Kind == locktable.Drop:
 		return dropped
@@ -221,8 +228,15 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 	for i := range e.turns {
 		counts[i] = len(e.turns[i])
 	}
-	if s == renew {
+	switch s {
+	case renew:
 		return e.renewals(dst, f, now, ops)
+	case arrive:
+		dst = appendCommand(dst, f, arrive, len(ops), 0)
+		for i := range ops {
+			dst = e.keys.appendKey(dst, ops[i].Name)
+		}
+		return dst
 	}
 	counts[set] += counts[setLate]
 	pairs := counts[retaken] / 2
@@ -250,11 +264,14 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 		}
 	}
 	dst = appendString(dst, e.prefix)
-	hasBrace := byte(0)
-	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return e.keys.isTagged(op.Name) }) {
-		hasBrace = 1
+	flags := byte(0)
+	if slices.ContainsFunc(ops[again:], func(op locktable.Op) bool { return op.Enqueue && op.Arrived != 0 }) {
+		flags = 2
 	}
-	dst = append(appendHead(dst, '$', 4), byte(counts[taken]), byte(counts[set]), byte(counts[dropped]), hasBrace, '\r', '\n')
+	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return e.keys.isTagged(op.Name) }) {
+		flags++
+	}
+	dst = append(appendHead(dst, '$', 4), byte(counts[taken]), byte(counts[set]), byte(counts[dropped]), flags, '\r', '\n')
 	dst = appendNumber(dst, int64(lease))
 	dst = appendNumber(dst, int64(passLease))
 	dst = appendNumber(dst, e.floor)
@@ -290,9 +307,11 @@ func (e *encoder) appendQueueWords(dst []byte, ops []locktable.Op, again int) []
 		op := &ops[i]
 		first := uint64(op.PassedMS)
 		switch {
-		case op.Kind == locktable.Drop && i >= again:
+		case op.Kind == locktable.Drop && i >= again && ops[i+1].Arrived == 0:
 			first = min(first, maxPairPassedMS)
-		case op.InOrder && op.Enqueue:
+		case op.Enqueue && op.Arrived != 0:
+			first = max(op.Arrived, 3)
+		case op.Enqueue && op.InOrder:
 			first = 2
 		case op.Enqueue:
 			first = 1
@@ -408,10 +427,14 @@ func decode(status reply, r *locktable.Result) (refusal string, silent bool, err
 	case r.Kind == locktable.Take && hasKinds(parts, ":$:"):
 		decodeOther(parts[0].num, parts[1].text, r)
 		r.Listeners = int32(parts[2].num)
-	case r.Kind == locktable.Take && hasKinds(parts, ":$::::") && parts[3].num >= 0 && parts[4].num > 0:
+	case r.Kind == locktable.Take && hasKinds(parts, ":$:::::") && parts[3].num >= 0 && parts[4].num > 0:
 		decodeOther(parts[0].num, parts[1].text, r)
 		r.Listeners = int32(parts[2].num)
 		r.Rank, r.Ticket, r.HolderReached = int32(parts[3].num), uint64(parts[4].num), int32(parts[5].num)
+		r.Arrived = uint64(parts[6].num)
+
+	case r.Kind == locktable.Arrive && hasKinds(parts, "::"):
+		r.Outcome, r.Arrived, r.FirstArrived = locktable.Done, uint64(parts[0].num), uint64(parts[1].num)
 
 	case scriptOf(r.Kind) == acquireRelease && hasKinds(parts, "$"):
 		r.Outcome, r.Field = locktable.NotALock, readable(parts[0].text)

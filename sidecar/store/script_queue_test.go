@@ -42,11 +42,12 @@ type queueCase struct {
 	counter   string         // before: the value of the token counter; "": there is none
 	listens   []string       // sidecars that receive messages
 	listeners bool           // a program subscribes to the channel of the lock
-	ops       []locktable.Op // one batch
+	ops       []locktable.Op // one batch; Arrived is how many seconds ago
 	want      []string       // outcome of each
 	after     string         // owner field of the key
 	queue     []string       // members, in order
 	messages  []string       // "<uuid>: <text>", with # instead of a token
+	freedFor  uint32         // this sidecar is told that the lock is free for so long, ms; 0: it is not
 }
 
 func TestQueueInScripts(t *testing.T) {
@@ -57,6 +58,10 @@ func TestQueueInScripts(t *testing.T) {
 	}
 	inOrder := func(op locktable.Op) locktable.Op {
 		op.InOrder = true
+		return op
+	}
+	arrived := func(op locktable.Op, age uint64) locktable.Op {
+		op.InOrder, op.Arrived = true, age
 		return op
 	}
 	leaves := func(op locktable.Op, ticket uint64) locktable.Op {
@@ -179,6 +184,37 @@ func TestQueueInScripts(t *testing.T) {
 			ops:  []locktable.Op{inOrder(waitOp(lock, 4, 0))},
 			want: []string{"done, 0 wait, ticket 0"}, after: ours(4)},
 
+		{says: "a ticket stands in the queue as of when its request arrived",
+			holder: other(7), tickets: map[string]int{third(1): 9, third(2): 5}, listens: both, ops: []locktable.Op{arrived(waitOp(lock, 4, 0), 7)},
+			want: []string{"held, rank 1, ticket 4, reached 1, 0 listeners"}, after: other(7), queue: []string{third(1), ours(4), third(2)},
+			messages: []string{otherUUID + ": recall lock"}},
+		{says: "and moves to when another one did",
+			holder: other(7), tickets: map[string]int{ours(3): 20, third(1): 9, third(2): 5}, ops: []locktable.Op{arrived(waitOp(lock, 4, 3), 7)},
+			want: []string{"held, rank 1, ticket 3, reached 0, 0 listeners"}, after: other(7), queue: []string{third(1), ours(3), third(2)}},
+		{says: "a ticket of a request that arrived long ago is not old",
+			tickets: map[string]int{other(7): 60}, signs: map[string]int{otherUUID: 0}, listens: both, ops: []locktable.Op{arrived(waitOp(lock, 4, 0), 40)},
+			want: []string{"held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
+			messages: []string{otherUUID + ": transfer 7 # 32 30000 1 0 lock"}},
+		{says: "a lock that is dropped and wanted again passes to the first that arrived",
+			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 30), again(arrived(waitOp(lock, 4, 0), 7))},
+			want: []string{"passed, 2 wait", "held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4), third(1)},
+			messages: []string{otherUUID + ": transfer 7 # 32 20000 2 30 lock"}},
+		{says: "which may be the next one of this sidecar",
+			holder: ours(3), tickets: map[string]int{third(1): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 30), again(arrived(waitOp(lock, 4, 0), 7))},
+			want: []string{"passed, 1 wait", "done, 1 wait, ticket 0"}, after: ours(4), queue: []string{third(1)}},
+		{says: "it is left free for a moment with its place in the queue",
+			holder: ours(3), tickets: map[string]int{third(1): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 100), again(arrived(waitOp(lock, 4, 0), 7))}, freedFor: 4,
+			want: []string{"paused, 0 listeners", "held, rank 0, ticket 4, reached -1, 0 listeners"}, queue: []string{ours(4), third(1)}},
+		{says: "also if no other sidecar waits",
+			holder: ours(3), listeners: true, ops: []locktable.Op{passOp(lock, 3, 50), again(arrived(waitOp(lock, 4, 0), 7))}, freedFor: 10,
+			want: []string{"paused, 1 listeners", "held, rank 0, ticket 4, reached -1, 1 listeners"}, queue: []string{ours(4)}},
+		{says: "an Arrive says when the first of the queue arrived",
+			tickets: map[string]int{third(1): 9, other(7): 5}, ops: []locktable.Op{{Kind: locktable.Arrive, Name: lock}},
+			want: []string{"arrived, the first 9 s ago"}, queue: []string{third(1), other(7)}},
+		{says: "or that there is none",
+			ops:  []locktable.Op{{Kind: locktable.Arrive, Name: lock}},
+			want: []string{"arrived, none before"}},
+
 		{says: "names with and without braces have different queues",
 			name: "{lock}", holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []locktable.Op{passOp("{lock}", 3, 0)},
 			want: []string{"done"}, queue: []string{other(7)}},
@@ -198,6 +234,7 @@ func (tt *queueCase) run(t *testing.T, b backend, queue string) {
 	if name == "" {
 		name = "lock"
 	}
+	r.await(locktable.Message{Kind: locktable.Freed, Name: name, PauseMS: tt.freedFor})
 	if tt.holder != "" {
 		b.admin.HSet(ctx, name, tt.holder, "1")
 		b.admin.PExpire(ctx, name, time.Minute)
@@ -227,13 +264,22 @@ func (tt *queueCase) run(t *testing.T, b backend, queue string) {
 		must(sidecars.Receive(ctx))
 	}
 
+	ops := slices.Clone(tt.ops)
+	for i := range ops {
+		if age := ops[i].Arrived; age != 0 {
+			ops[i].Arrived = uint64(now.UnixMicro()) - age*1_000_000
+		}
+	}
 	var got []string
-	for _, res := range r.ask(tt.ops...) {
+	for _, res := range r.ask(ops...) {
 		got = append(got, showQueueResult(&res))
 	}
 
 	if !slices.Equal(got, tt.want) {
 		t.Errorf("got %q, want %q", got, tt.want)
+	}
+	if tt.freedFor != 0 {
+		<-r.messages
 	}
 	hash := b.admin.HGetAll(ctx, name).Val()
 	want := map[string]string{}
@@ -274,6 +320,10 @@ func showQueueResult(res *locktable.Result) string {
 	switch {
 	case res.Outcome == locktable.HeldByOther:
 		return fmt.Sprintf("held, rank %d, ticket %d, reached %d, %d listeners", res.Rank, res.Ticket, res.HolderReached, res.Listeners)
+	case res.Outcome == locktable.Done && res.Kind == locktable.Arrive && res.FirstArrived == 0:
+		return "arrived, none before"
+	case res.Outcome == locktable.Done && res.Kind == locktable.Arrive:
+		return fmt.Sprintf("arrived, the first %d s ago", (res.Arrived-res.FirstArrived)/1_000_000)
 	case res.Outcome == locktable.Done && res.Kind == locktable.Take:
 		return fmt.Sprintf("done, %d wait, ticket %d", res.Waiting, res.Ticket)
 	case res.Outcome == locktable.Done && res.Passed:

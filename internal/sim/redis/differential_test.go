@@ -119,6 +119,7 @@ type lapRun struct {
 	store    *store.Store
 	results  chan delivery
 	floor    int64          // tokens of the connection are above it
+	start    int64          // of Redis's clock: what ages of the round are before; µs
 	clock    int64          // of Redis, before the batch; µs
 	identity store.Identity // what the store knows of tokens
 	contents contents
@@ -217,6 +218,7 @@ func (r *lapRun) round(rd *round) error {
 	if err != nil {
 		return err
 	}
+	rd = rd.at(r.start)
 	r.clock = before
 	calls := r.publishCalls()
 	r.note("a batch (scripts forgotten: %v, memory exhausted: %v), after", rd.forget, rd.full)
@@ -297,6 +299,7 @@ func (r *lapRun) collect(n int) (results []locktable.Result, raised *store.Ident
 // It returns the time of Redis then, µs.
 func (r *lapRun) prepare(rd *round) (now int64, err error) {
 	start := must(r.admin.Time(ctx).Result()).UnixMicro()
+	r.start = start
 	pipe := r.admin.Pipeline()
 	mayExpire := false
 	for i := range rd.changes {
@@ -599,6 +602,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 		c.NoMemory = rd.full && (results[i].Outcome == locktable.Retryable || !writes && !again)
 		if again {
 			c.PassedOn = previous.Passed
+			c.LeftFree = previous.Paused && op.Enqueue && op.Arrived != 0
 		}
 		if i+1 < len(ops) && takenAgain(ops, i+1) {
 			c.Next = keyed[i+1]
@@ -640,8 +644,8 @@ func (r *lapRun) circumstances(rd *round, ops []*locktable.Op, i int) []func(*re
 		}
 	}
 	if len(leases) > 1 || len(ops) > runMax || users[r.user].key != nil {
-		as = append(as, func(c *redis.Command) { c.Next, c.PassedOn = nil, false },
-			func(c *redis.Command) { c.Next, c.PassedOn, c.NoMemory = nil, false, rd.full })
+		as = append(as, func(c *redis.Command) { c.Next, c.PassedOn, c.LeftFree = nil, false, false },
+			func(c *redis.Command) { c.Next, c.PassedOn, c.LeftFree, c.NoMemory = nil, false, false, rd.full })
 	}
 	return as
 }
@@ -745,6 +749,8 @@ func checkOrder(results []locktable.Result) error {
 			rank = 0
 		case locktable.Check:
 			rank = 1
+		case locktable.Arrive: // whenever Redis knows its script
+			continue
 		}
 		if rank < last {
 			return fmt.Errorf("the Renew or Check of %s was carried out after something that can wait", results[i].Name)
@@ -752,6 +758,18 @@ func checkOrder(results []locktable.Result) error {
 		last = rank
 	}
 	return nil
+}
+
+// at returns the round whose requests arrived before start, µs, by the ages that Arrived has.
+func (rd *round) at(start int64) *round {
+	resolved := *rd
+	resolved.ops = slices.Clone(rd.ops)
+	for i := range resolved.ops {
+		if op := &resolved.ops[i]; op.Arrived != 0 {
+			op.Arrived = uint64(start - int64(op.Arrived))
+		}
+	}
+	return &resolved
 }
 
 // isRenewal reports whether operations of a kind are carried out by the script of renewals.
@@ -767,7 +785,7 @@ func takenAgain(ops []*locktable.Op, i int) bool {
 // left this key.
 func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *locktable.Result) error {
 	field := ""
-	if want.Outcome == locktable.HeldByOther || want.Outcome == locktable.NotALock {
+	if (want.Outcome == locktable.HeldByOther || want.Outcome == locktable.NotALock) && key.Exists() {
 		field = redis.Describe(key, prefixes, c.Denied)
 	}
 	wrong := func(what string, args ...any) error {
@@ -785,6 +803,10 @@ func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *loc
 		return wrong("it made its counter: %v", got.Made)
 	case got.Rank != want.Rank || got.Ticket != want.Ticket:
 		return wrong("rank %d, ticket %d", got.Rank, got.Ticket)
+	case (want.Arrived == 0) != (got.Arrived == 0) || got.Arrived < want.Arrived || got.Arrived > want.Arrived+uint64(patience.Microseconds()):
+		return wrong("arrived at %d", got.Arrived)
+	case got.FirstArrived != want.FirstArrived:
+		return wrong("the first arrived at %d", got.FirstArrived)
 	case got.HolderReached != want.HolderReached:
 		return wrong("it reached %d connections of the holder", got.HolderReached)
 	case got.Waiting != want.Waiting:

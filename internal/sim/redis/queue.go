@@ -131,8 +131,8 @@ func (c *Command) send(to Owner, m locktable.Message, reply *Reply) int32 {
 	return reached
 }
 
-// enqueue puts the ticket of a Take into the queue, unless the given one is there.
-func (c *Command) enqueue(given uint64) (rank int32, ticket uint64) {
+// enqueue puts the ticket num of a Take into the queue, unless the given one is there.
+func (c *Command) enqueue(take *locktable.Op, given uint64) (rank int32, ticket uint64) {
 	q := c.queue()
 	if q == nil {
 		return locktable.NotQueued, 0
@@ -144,25 +144,42 @@ func (c *Command) enqueue(given uint64) (rank int32, ticket uint64) {
 			*at = NoExpiry
 		}
 	}
+	sign := func() {
+		if q.SignsBroken || c.Denied.Signs {
+			return
+		}
+		existed := len(q.Signs) > 0
+		if !existed {
+			q.Signs = make(map[Owner]int64)
+		}
+		q.Signs[c.Owner] = c.Clock / 1e6
+		lives(&q.SignsExpireAt, existed)
+	}
+	arrived := c.Clock
+	if take.Arrived != 0 {
+		arrived = min(arrived, int64(take.Arrived))
+	}
 	if rank := q.Rank(c.Owner, given); given != 0 && rank >= 0 {
 		lives(&q.ExpireAt, true)
-		// The expiry permits the run to use memory.
-		if !q.SignsBroken && !c.Denied.Signs && !(c.NoMemory && c.Denied.PExpire) {
-			existed := len(q.Signs) > 0
-			if !existed {
-				q.Signs = make(map[Owner]int64)
-			}
-			q.Signs[c.Owner] = c.Clock / 1e6
-			lives(&q.SignsExpireAt, existed)
+		if c.NoMemory && c.Denied.PExpire { // the expiry permits the run to use memory
+			return rank, given
 		}
-		return rank, given
+		sign()
+		if take.Arrived != 0 && !c.Denied.ZAdd {
+			q.Add(Ticket{Owner: c.Owner, Num: given, Time: arrived})
+		}
+		return q.Rank(c.Owner, given), given
 	}
 	if c.NoMemory || c.Denied.ZAdd {
 		return locktable.NotQueued, 0
 	}
 	lives(&q.ExpireAt, len(q.Tickets) > 0)
-	q.Add(Ticket{Owner: c.Owner, Num: c.Op.HoldID, Time: c.Clock})
-	return int32(len(q.Tickets)) - 1, c.Op.HoldID
+	q.Add(Ticket{Owner: c.Owner, Num: take.HoldID, Time: arrived})
+	if take.Arrived == 0 {
+		return int32(len(q.Tickets)) - 1, take.HoldID
+	}
+	sign()
+	return q.Rank(c.Owner, take.HoldID), take.HoldID
 }
 
 // offer offers the lock to the tickets in their order, until one accepts. The tickets before
@@ -213,9 +230,9 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 	if op.Kind == locktable.Drop {
 		passedMS = op.PassedMS
 		if c.Next != nil {
-			passedMS = min(passedMS, maxPassedAloneMS-1)
-			if c.Next.Enqueue {
-				more = 1
+			if !c.hasNextArrived() {
+				passedMS = min(passedMS, maxPassedAloneMS-1)
+				more = uint32(btoi(c.Next.Enqueue))
 			}
 		}
 	}
@@ -244,7 +261,7 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (reply Reply, done bool) {
 	op := c.Op
 	reply = Reply{Listeners: locktable.Uncounted}
-	_, ticket := c.enqueue(op.Ticket)
+	_, ticket := c.enqueue(op, op.Ticket)
 	to, ok, code := c.pass(key, counter, &reply, max(int64(op.Reserve), passedTokens), ticket)
 	if !ok && ticket == op.HoldID {
 		c.Queue.remove(c.Owner, ticket)
@@ -280,12 +297,14 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 // refuse is what a Take does that finds another owner's field.
 func (c *Command) refuse(key *Key, channel *Channel, ticket uint64, reply *Reply) {
 	if c.Op.Enqueue {
-		reply.Rank, reply.Ticket = c.enqueue(ticket)
+		if reply.Rank, reply.Ticket = c.enqueue(c.Op, ticket); reply.Ticket != 0 {
+			reply.Arrived = uint64(c.Clock)
+		}
 	} else {
 		reply.Rank = locktable.NotQueued
 	}
 	reply.HolderReached = locktable.HolderNotTold
-	if !c.PassedOn && (reply.Rank == 0 || reply.Rank == 1) {
+	if !c.PassedOn && !c.LeftFree && (reply.Rank == 0 || reply.Rank == 1) {
 		reply.HolderReached = c.send(c.holder(key), locktable.Message{Kind: locktable.Recalled}, reply)
 	}
 	if reply.Rank < 2 {
@@ -309,21 +328,44 @@ func (c *Command) holder(key *Key) Owner {
 	return NoOwner
 }
 
-// dropToQueue carries out a Drop of a lock that has a queue, and is ours or free.
-func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, existed bool) Reply {
+// hasNextArrived reports whether a Take follows in the same run whose request arrived at a given
+// time.
+func (c *Command) hasNextArrived() bool {
+	return c.Next != nil && c.Next.Enqueue && c.Next.Arrived != 0
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// dropToQueue carries out a Drop of a lock that is ours or free, and has a queue, or gets one.
+// done is false if it does not after all.
+func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, existed bool) (reply Reply, done bool) {
 	op := c.Op
-	reply := Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted}
+	if !c.hasTickets() && !c.hasNextArrived() {
+		return reply, false
+	}
+	reply = Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted}
 	pauses := false
-	if c.Next == nil && op.PassedMS >= maxPassedMS {
+	if (c.Next == nil || c.hasNextArrived()) && op.PassedMS >= maxPassedMS {
 		listeners, _ := c.count(channel)
 		pauses = listeners > 0 || op.PassedMS >= maxPassedAloneMS
 	}
+	mine := uint64(0)
+	if c.hasNextArrived() {
+		if _, mine = c.enqueue(c.Next, 0); !c.hasTickets() && !pauses {
+			return reply, false
+		}
+	}
 	refused := op.LeaseMS == 0
 	if !pauses && !refused {
-		_, ok, code := c.pass(key, counter, &reply, passedTokens, 0)
+		_, ok, code := c.pass(key, counter, &reply, passedTokens, mine)
 		if ok {
 			reply.Passed, reply.Token, reply.Made = true, 0, false
-			return reply
+			return reply, true
 		}
 		refused = code != ""
 	}
@@ -340,9 +382,11 @@ func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, exis
 				pause = pauseAloneMS
 			}
 		}
-		c.offer(&reply, 0, true, func(t Ticket) bool {
-			return c.send(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, &reply) > 0
-		})
+		if c.hasTickets() {
+			c.offer(&reply, 0, true, func(t Ticket) bool {
+				return c.send(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, &reply) > 0
+			})
+		}
 	}
-	return reply
+	return reply, true
 }

@@ -109,6 +109,8 @@ func Judge(op *locktable.Op, s Standing) Verdict {
 			return Verdict{Outcome: locktable.Differs}
 		}
 		return Verdict{Outcome: locktable.HeldByOther}
+	case locktable.Arrive:
+		return Verdict{Outcome: locktable.Done}
 	case locktable.Drop:
 		switch s {
 		case Free: // no host was notified of the expiry

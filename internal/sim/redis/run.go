@@ -32,6 +32,7 @@ type Command struct {
 	NoMemory           bool          // Redis grants no more memory, and the run has written nothing
 	KeepsCounterExpiry bool          // a Take that follows its Drop in one run does not look at the expiry of the counter
 	PassedOn           bool          // the Drop before this Take in the same run passed the lock on
+	LeftFree           bool          // the same Drop left it free for a moment, and the Take must
 	Next               *locktable.Op // the Take that follows this Drop in the same run; nil: none does
 }
 
@@ -67,6 +68,8 @@ type Reply struct {
 	// The queue: as in [locktable.Result].
 	Rank          int32
 	Ticket        uint64
+	Arrived       uint64
+	FirstArrived  uint64
 	HolderReached int32
 	Waiting       uint32
 	Passed        bool
@@ -89,13 +92,28 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	if c.Queue != nil {
 		c.Queue.expire(c.Now)
 	}
+	if op.Kind == locktable.Arrive {
+		reply := Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted, Arrived: uint64(c.Clock)}
+		if c.hasTickets() {
+			reply.FirstArrived = uint64(c.queue().Tickets[0].Time)
+		}
+		return reply
+	}
 	var sent []Sent
 	standing := c.Standing(key)
 	switch {
-	case op.Kind == locktable.Drop && c.hasTickets():
-		c.Queue.remove(c.Owner, op.Ticket)
-		if c.hasTickets() && (standing == Free || standing.Ours()) {
-			return c.dropToQueue(key, counter, channel, standing != Free)
+	case op.Kind == locktable.Take && c.LeftFree:
+		reply := Reply{Outcome: locktable.HeldByOther, TTLMS: -1, Listeners: locktable.Uncounted}
+		c.refuse(key, channel, op.Ticket, &reply)
+		return reply
+	case op.Kind == locktable.Drop && (c.hasTickets() || c.hasNextArrived()):
+		if c.hasTickets() {
+			c.Queue.remove(c.Owner, op.Ticket)
+		}
+		if standing == Free || standing.Ours() {
+			if reply, done := c.dropToQueue(key, counter, channel, standing != Free); done {
+				return reply
+			}
 		}
 	case op.Kind == locktable.Take && op.InOrder && !op.RequireExisting && standing == Free && c.hasTickets():
 		reply, done := c.takeInOrder(key, counter, channel)

@@ -75,10 +75,10 @@ func fewer[T any](list []T, fails func([]T) bool) []T {
 }
 
 func showOp(op *locktable.Op) string {
-	kind := [...]string{"NoOp", "Take", "Renew", "Check", "Drop"}[op.Kind]
+	kind := [...]string{"NoOp", "Take", "Renew", "Check", "Arrive", "Drop"}[op.Kind]
 	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.HoldID, op.Count, op.LeaseMS)
 	if op.Kind == locktable.Take {
-		text += fmt.Sprintf(" reserve %d held %v behind %v enqueue %v in order %v", op.Reserve, op.RequireExisting, op.AfterPendingDrop, op.Enqueue, op.InOrder)
+		text += fmt.Sprintf(" reserve %d held %v behind %v enqueue %v in order %v arrived %d", op.Reserve, op.RequireExisting, op.AfterPendingDrop, op.Enqueue, op.InOrder, op.Arrived)
 	}
 	if op.Ticket != 0 || op.PassedMS != 0 {
 		text += fmt.Sprintf(" ticket %d passed %d", op.Ticket, op.PassedMS)
@@ -88,8 +88,8 @@ func showOp(op *locktable.Op) string {
 
 func showResult(res *locktable.Result) string {
 	outcome := [...]string{"Done", "Other", "Missing", "Differs", "NotALock", "Unsent", "Unknown", "Refused", "Busy"}[res.Outcome]
-	return fmt.Sprintf("%s token %d listeners %d TTL %d field %q rank %d ticket %d reached %d waiting %d passed %v paused %v msg %q", outcome, res.Token, res.Listeners, res.TTLMS, res.Field,
-		res.Rank, res.Ticket, res.HolderReached, res.Waiting, res.Passed, res.Paused, res.Msg)
+	return fmt.Sprintf("%s token %d listeners %d TTL %d field %q rank %d ticket %d reached %d waiting %d arrived %d first %d passed %v paused %v msg %q", outcome, res.Token, res.Listeners, res.TTLMS, res.Field,
+		res.Rank, res.Ticket, res.HolderReached, res.Waiting, res.Arrived, res.FirstArrived, res.Passed, res.Paused, res.Msg)
 }
 
 // show is what there is under a key, or may be.

@@ -10,7 +10,9 @@
 --          those that are dropped and taken again, with one entry;
 --          then, for each that is not only dropped, its token counter, STRING
 -- ARGV[1]  prefix of this sidecar's owner fields
--- ARGV[2]  bytes: how many are taken; are set; are dropped; and 1 if a lock may have a brace
+-- ARGV[2]  bytes: how many are taken; are set; are dropped; and 1 if a lock may have a brace,
+--          and 2 more if a lock that is dropped is taken again for a request that arrived at a
+--          given time
 -- ARGV[3]  lease of what is taken, ms
 -- ARGV[4]  lease of what is passed on by a drop, ms; 0: nothing is passed on
 -- ARGV[5]  floor: tokens of this connection are above it; µs
@@ -19,7 +21,7 @@
 -- ARGV[8]  of the queue: for each operation two numbers, each followed by a space; missing
 --          ones are 0. Of a take: wait; ticket, 0: none. Of a drop: for how long the lock
 --          has passed from owner to owner without having been free, ms, and below 100 if it
---          is taken again; the ticket that is given up, 0: none
+--          is taken again by a take with wait 0 to 2; the ticket that is given up, 0: none
 -- ARGV[9…] for each lock, in the order of KEYS: hold number, decimal, below 2^53; and
 --          if it is set: entries of the hold; how many tokens to draw, 0 draws none; "1":
 --          only move a lock that is ours already to this hold, never take a free one
@@ -38,10 +40,10 @@
 --          -1              there is no such key (of a lock that is only to be moved)
 --          {PTTL, owner field or a description, listeners}
 --                          it is not ours; nothing was changed, and no ticket stands
---          {PTTL, owner field or a description, listeners, rank, ticket, reached}
+--          {PTTL, owner field or a description, listeners, rank, ticket, reached, arrived}
 --                          it is not ours; this ticket stands in the queue, rank others
 --                          before it; so many connections received the recall of the lock,
---                          -1: it was not recalled
+--                          -1: it was not recalled; arrived: Redis's clock, µs
 -- a drop   n >= 0          our field is gone, or was before; published; n clients subscribe
 --          -1              the same; to count the subscribers is not permitted
 --          -2              the same; to publish is not permitted
@@ -69,6 +71,8 @@
 --      ticket is one of the first two
 --   2  the same, and a free lock goes to the first ticket of its queue, which may be the one
 --      of this take
+--   n  above 2: the same, for a request that arrived when Redis's clock was n, µs: its ticket
+--      stands before those of requests that arrived later
 -- The ticket of a take that succeeds is removed.
 --
 -- A drop passes a lock that is ours or free to the first ticket of its queue: the key gets
@@ -83,6 +87,10 @@
 -- subscribe to its channel, unless it is taken again, and after 100 ms in any case. The first
 -- ticket stays, and its sidecar receives "free". It also does if a lock that has a queue
 -- cannot be passed on.
+--
+-- A lock that is dropped and taken again for a request that arrived at a given time passes to
+-- the first of all tickets, that of the take among them. It may be left free for a moment, too.
+-- Then the take only has its ticket, and its status has no owner.
 --
 -- Messages to a sidecar, on redisson_lock__channel:{locksidecar}:<uuid>:
 --   transfer <ticket> <last token> <tokens> <lease, ms> <waiting> <passed, ms> <lock>
@@ -221,24 +229,36 @@ local function define_queue_functions()
     return type(reached) == 'number' and reached or 0
   end
 
-  -- Puts a ticket into the queue, unless the given one stands there. Returns the rank and
-  -- the number of the one that stands; -1: none does.
-  local function enqueue(queue, num, ticket)
+  -- Notes that this sidecar has asked.
+  local function sign(queue)
+    local signs = signs_of(queue)
+    local signed = ask('HSET', signs, string.sub(prefix, 1, -2), string.format('%d', math.floor(now() / 1000000)))
+    if type(signed) == 'number' then ask('PEXPIRE', signs, '600000') end
+  end
+
+  -- Puts a ticket into the queue, unless the given one stands there. wait: see above. Returns
+  -- the rank and the number of the one that stands; -1: none does.
+  local function enqueue(queue, num, ticket, wait)
+    local arrived = wait + 0 > 2 and string.format('%.0f', math.min(wait + 0, now()))
     if ticket ~= '0' then
       local rank = ask('ZRANK', queue, prefix .. ticket)
       if type(rank) == 'number' then
-        -- The expiry first: after it this script may write, and the sign needs memory.
+        -- The expiry first: after it this script may write, and the others need memory.
         ask('PEXPIRE', queue, '600000')
-        local signs = signs_of(queue)
-        local signed = ask('HSET', signs, string.sub(prefix, 1, -2), string.format('%d', math.floor(now() / 1000000)))
-        if type(signed) == 'number' then ask('PEXPIRE', signs, '600000') end
+        sign(queue)
+        if arrived then
+          ask('ZADD', queue, arrived, prefix .. ticket)
+          rank = ask('ZRANK', queue, prefix .. ticket)
+        end
         return rank, ticket
       end
     end
-    local added = ask('ZADD', queue, string.format('%.0f', now()), prefix .. num)
+    local added = ask('ZADD', queue, arrived or string.format('%.0f', now()), prefix .. num)
     if type(added) == 'table' then return -1 end
     ask('PEXPIRE', queue, '600000')
-    return count(queue) - 1, num
+    if not arrived then return count(queue) - 1, num end
+    sign(queue) -- without it, the ticket would be as old as its request
+    return ask('ZRANK', queue, prefix .. num), num
   end
 
   -- The status of a take of a lock that has another owner's field. recalls: the holder
@@ -246,13 +266,13 @@ local function define_queue_functions()
   local function refuse(op, lock, channel, num, other, recalls)
     local rank, reached = -1, -1
     local wait, ticket = words_of(op)
-    if wait ~= '0' then rank, ticket = enqueue(queue_of(lock), num, ticket) end
+    if wait ~= '0' then rank, ticket = enqueue(queue_of(lock), num, ticket, wait) end
     if recalls and (rank == 0 or rank == 1) then reached = send(other, 'recall ' .. lock) end
     local ttl = redis.call('PTTL', lock)
     -- Tickets further behind do not wait for the lock's channel.
     local listeners = rank < 2 and count_subscribers(channel) or -2
     if rank < 0 then return {ttl, other, listeners} end
-    return {ttl, other, listeners, rank, ticket + 0, reached}
+    return {ttl, other, listeners, rank, ticket + 0, reached, now()}
   end
 
   -- Offers a lock to the tickets of its queue in their order, until a sidecar receives the
@@ -318,8 +338,8 @@ local function define_queue_functions()
   local function take_in_order(op, lock, counter, channel, num, n)
     local wait, ticket = words_of(op)
     local queue = queue_of(lock)
-    if wait ~= '2' or count(queue) == 0 then return end
-    local _, stands = enqueue(queue, num, ticket)
+    if wait + 0 < 2 or count(queue) == 0 then return end
+    local _, stands = enqueue(queue, num, ticket, wait)
     local field, waiting, last, made = pass(lock, counter, queue, num, n + 0 < 32 and '32' or n,
       {lease = lease, passed = '0', more = 0, mine = stands})
     if not field then
@@ -343,19 +363,27 @@ local function define_queue_functions()
     return count(queue)
   end
 
-  -- Drops a lock that may have a queue. again: a take follows. Returns the status, and true
-  -- if the lock was passed on.
+  -- Drops a lock that may have a queue. again: the hold number of the take that follows; nil:
+  -- none does. Returns the status; true if the lock was passed on; and true if the take must
+  -- leave it free.
   local function drop(op, lock, num, channel, again)
     local passed, ticket = words_of(op)
-    local more = again and words_of(op + 1) ~= '0' and 1 or 0 -- tickets, behind those of the queue
+    local wait = again and words_of(op + 1) or '0'
+    local arrived = wait + 0 > 2
     local queue = queue_of(lock)
     if ticket ~= '0' then ask('ZREM', queue, prefix .. ticket) end
-    if count(queue) == 0 then return release(lock, num, channel) end
+    if not arrived and count(queue) == 0 then return release(lock, num, channel) end
     local fields = ask('HLEN', lock)
     local old = fields ~= 0 and owner(lock, fields, num) or nil
     if fields ~= 0 and not old then return release(lock, num, channel) end
-    local pauses = passed + 0 >= 100 or not again and passed + 0 >= 50 and count_subscribers(channel) > 0
-    local given = {old = old, lease = ARGV[4], passed = passed, more = more}
+    local pauses = passed + 0 >= 100 or (arrived or not again) and passed + 0 >= 50 and count_subscribers(channel) > 0
+    -- A take without arrival gets a ticket behind those of the queue.
+    local given = {old = old, lease = ARGV[4], passed = passed, more = (arrived or wait == '0') and 0 or 1}
+    if arrived then
+      local _, stands = enqueue(queue, again, '0', wait)
+      given.mine = stands
+      if not pauses and count(queue) == 0 then return release(lock, num, channel) end
+    end
     local refused = given.lease == '0'
     if not pauses and not refused then
       local counter = 'redisson_lock_token:' .. string.sub(channel, #'redisson_lock__channel:' + 1)
@@ -367,13 +395,17 @@ local function define_queue_functions()
     if pauses then
       local pause = listeners == 0 and 4 or 10
       offer(lock, queue, num, pause)
-      return {listeners, pause}
+      return {listeners, pause}, false, arrived
     end
     if refused then offer(lock, queue, num, 0) end
     return listeners
   end
 
-  local function waits(lock) return count(queue_of(lock)) > 0 end
+  -- Whether a lock that is dropped by op and taken again may go to another owner.
+  local function waits(op, lock)
+    local passed = words_of(op)
+    return passed + 0 >= 50 and words_of(op + 1) + 0 > 2 or count(queue_of(lock)) > 0
+  end
 
   return {waits = waits, refuse = refuse, take_in_order = take_in_order, leave = leave, drop = drop}
 end
@@ -439,7 +471,7 @@ local function take(op, lock, counter, num, entries, n, move, free, passed_on)
   return listeners and {last, listeners} or last
 end
 
-local takes, sets, drops, has_brace = string.byte(args[2], 1, 4)
+local takes, sets, drops, flags = string.byte(args[2], 1, 4)
 local locks = (#keys + drops) / 2
 
 local statuses = {}
@@ -454,7 +486,7 @@ end
 -- finds that out for all.
 local names = {unpack(keys, 1, takes + locks)} -- which makes room
 for i = 1, locks do names[takes + i] = 'locksidecar_queue:{' .. keys[i] .. '}' end
-for i = 1, has_brace == 1 and locks or 0 do
+for i = 1, flags % 2 == 1 and locks or 0 do
   if string.find(keys[i], '{', 1, true) then names[takes + i] = 'locksidecar_queue::' .. keys[i] end
 end
 local found = ask('EXISTS', unpack(names))
@@ -462,9 +494,10 @@ local free = found == 0
 if not free then
   -- This user may not be permitted to use all queues.
   wanted = takes == 0 or ask('EXISTS', unpack(names, takes + 1)) ~= 0
-  if wanted then queues = define_queue_functions() end
   if type(found) == 'table' and takes > 1 then free = ask('EXISTS', unpack(keys, 1, takes)) == 0 end
 end
+wanted = wanted or flags >= 2
+if wanted then queues = define_queue_functions() end
 
 local again = takes + sets + drops + 1
 for i = 1, again - 1 do
@@ -514,21 +547,25 @@ for i = again, locks do
   local lock, counter = keys[i], keys[counters]
   local num, channel, later, draws = args[a], args[a + 1], args[a + 2], args[a + 3]
   a = a + 4
-  local last = not (wanted and queues.waits(lock)) and retake(lock, counter, num, later, draws)
+  local last = not (wanted and queues.waits(n + 1, lock)) and retake(lock, counter, num, later, draws)
   if last then
     local receivers = ask('PUBLISH', channel, unlocked)
     if receivers ~= 0 then receivers = type(receivers) == 'table' and -2 or count_subscribers(channel) end
     statuses[n + 1], statuses[n + 2] = receivers, draws == '1' and last or {last, count_subscribers(channel)}
     n = n + 2
   else
-    local ok, status, passed_on
+    local ok, status, passed_on, stays_free
     if wanted then
-      ok, status, passed_on = pcall(queues.drop, n + 1, lock, num, channel, true)
+      ok, status, passed_on, stays_free = pcall(queues.drop, n + 1, lock, num, channel, later)
     else
       ok, status = pcall(release, lock, num, channel)
     end
     note(ok, status)
-    note(pcall(take, n + 1, lock, counter, later, '1', draws, false, false, ok and passed_on))
+    if stays_free then
+      note(pcall(queues.refuse, n + 1, lock, channel, later, '', false))
+    else
+      note(pcall(take, n + 1, lock, counter, later, '1', draws, false, false, ok and passed_on))
+    end
   end
 end
 return statuses

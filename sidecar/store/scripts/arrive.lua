@@ -1,0 +1,18 @@
+-- arrive: say when requests for locks arrived, and how long others have waited for them.
+--
+-- KEYS     the locks
+--
+-- Returns for each key {Redis's clock, µs; when the request of the first ticket in the queue
+-- of the lock arrived, µs, 0: there is none, or this user may not use the queue}. It changes
+-- nothing.
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local statuses = {}
+for i, lock in ipairs(KEYS) do
+  local queue = 'locksidecar_queue:{' .. lock .. '}'
+  if string.find(lock, '{', 1, true) then queue = 'locksidecar_queue::' .. lock end
+  local first = redis.pcall('ZRANGE', queue, '0', '0', 'WITHSCORES')
+  statuses[i] = {now, tonumber(first[2] or 0)}
+end
+return statuses
