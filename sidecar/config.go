@@ -71,6 +71,10 @@ type Config struct {
 	// OneGrant: after each grant. Default: AutoTurn, which is four round trips to Redis, but at
 	// least 0.3 ms and at most 20 ms.
 	Turn time.Duration
+	// Fair are patterns of names whose locks go to waiters in the order in which their requests
+	// arrive at Redis, over all hosts, as if each acquire had asked for that: a name, or the
+	// beginning of names and "*". All hosts should have the same. Default: none.
+	Fair []string
 
 	// State is the file from which a successor restores the sessions and holds of this
 	// sidecar. It is made with mode 0600, and must survive a restart, not a reboot. Default:
@@ -162,7 +166,8 @@ func (c *Config) table() locktable.Config {
 		NewNames:   c.MaxNewNames,
 		UID:        int64(unix.Geteuid()),
 
-		NamePatterns: c.namePatterns(),
+		Fair:         namePatterns(c.Fair),
+		NamePatterns: namePatterns(c.MetricsNames),
 	}
 }
 
@@ -248,7 +253,7 @@ func (c *Config) setDefaults() error {
 	if _, _, err := metricsAddress(c.Metrics); c.Metrics != "" && err != nil {
 		errs = append(errs, err)
 	}
-	errs = append(errs, checkMetricsNames(c.MetricsNames))
+	errs = append(errs, checkPatterns("fair", c.Fair), checkMetricsNames(c.MetricsNames))
 	for _, m := range []struct {
 		what string
 		n    int

@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -20,9 +18,6 @@ import (
 
 // MetricsServer is the Server header of every answer over the metrics listener.
 const MetricsServer = "locksidecar"
-
-// maxNamePattern is how many bytes a pattern of MetricsNames may have: it is a label.
-const maxNamePattern = 64
 
 // metricsAddress returns the network and the address of the setting Metrics.
 func metricsAddress(setting string) (network, address string, err error) {
@@ -127,25 +122,5 @@ func checkMetricsNames(patterns []string) error {
 	if len(patterns) > locktable.MaxNamePatterns {
 		return fmt.Errorf("metrics-names: there are %d patterns; choose at most %d, because each of them makes some 60 time series", len(patterns), locktable.MaxNamePatterns)
 	}
-	seen := make(map[string]bool)
-	for _, p := range patterns {
-		switch {
-		case p == "" || len(p) > maxNamePattern || !utf8.ValidString(p) || strings.ContainsFunc(p, func(r rune) bool { return !unicode.IsPrint(r) }):
-			return fmt.Errorf("metrics-names: the pattern %q: choose 1 to %d printable bytes", p, maxNamePattern)
-		case strings.Contains(p[:len(p)-1], "*"):
-			return fmt.Errorf("metrics-names: the pattern %q: \"*\" can stand at the end only", p)
-		case seen[p]:
-			return fmt.Errorf("metrics-names: the pattern %q is there twice", p)
-		}
-		seen[p] = true
-	}
-	return nil
-}
-
-func (c *Config) namePatterns() []locktable.NamePattern {
-	var patterns []locktable.NamePattern
-	for _, p := range c.MetricsNames {
-		patterns = append(patterns, locktable.NamePattern(p))
-	}
-	return patterns
+	return checkPatterns("metrics-names", patterns)
 }

@@ -91,6 +91,7 @@ func (s *settings) config() sidecar.Config {
 		TokenExpiry:     time.Duration(s.TokenExpiry),
 		Linger:          linger,
 		Turn:            time.Duration(s.Turn),
+		Fair:            s.Fair,
 		State:           s.State,
 		ResumeWithin:    time.Duration(s.ResumeWithin),
 		ResumeUnseen:    time.Duration(s.ResumeUnseen),

@@ -148,8 +148,10 @@ func TestExampleFileHasEveryKeyWithItsDefault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(shown.MetricsNames) == 0 {
-		shown.MetricsNames = nil // an empty list is none
+	for _, list := range []*[]string{&shown.Fair, &shown.MetricsNames} {
+		if len(*list) == 0 {
+			*list = nil // an empty list is none
+		}
 	}
 	if !reflect.DeepEqual(shown.settings, defaults.settings) {
 		t.Errorf("the example has\n%+v\nbut the defaults are\n%+v", shown.settings, defaults.settings)

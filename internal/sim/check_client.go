@@ -121,8 +121,9 @@ func (w *world) onGranted(h *host, e *locktable.Effect) {
 		return
 	}
 	w.checkFirstEntry(h, s, e, &q)
+	w.checkOrder(h, n, &q)
 	w.checkToken(h, n, e.Token)
-	w.checkHandoff(h, n, now)
+	w.checkHandoff(h, n, now, &q)
 	w.checkQuietRun(h, n, now, &q)
 	l.yieldedAt = 0
 	*c = hold{
@@ -233,12 +234,13 @@ func (w *world) checkToken(h *host, n int, token uint64) {
 
 // checkHandoff checks that while the table knows that others wait, a lock passes between
 // local owners no more often and no longer than it may.
-func (w *world) checkHandoff(h *host, n int, now int64) {
+func (w *world) checkHandoff(h *host, n int, now int64, q *request) {
 	l := &h.locks[n]
 	limit := int64(math.MaxInt64)
 	switch t := &w.plan.table; {
 	case !h.up: // no other host could get it
 		return
+	case l.waiting > 0 && (w.wantsOrder(h, n) || q.acquire.Fair): // its turn is that of its waiters
 	case l.waiting > 0 && t.Turn > 0:
 		limit = int64(t.Turn)
 	case l.waiting > 0:

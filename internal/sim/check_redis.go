@@ -23,16 +23,21 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 	} else if op.Kind == locktable.Take {
 		l.pipelinedSince = 0
 	}
+	w.check.meetIf(TicketMoved, op.Ticket != 0 && op.Kind == locktable.Take && op.Arrived > w.arrivalOf(h, n, op.Ticket))
 	w.check.meetIf(KeptForOrphan, c.state == orphaned && op.Kind == locktable.Renew)
 	w.check.meetIf(RenewedWhileDisconnected, c.state == away && op.Kind == locktable.Renew)
 	w.check.meetIf(AssertedAfterDataLoss, c.state == live && op.Kind == locktable.Take && !op.RequireExisting && op.HoldID == c.num)
 	h.journal.checkOperation(n, op)
-	if c.state == orphaned && op.Kind != locktable.Drop {
+	if c.state == orphaned && op.Kind != locktable.Drop && op.Kind != locktable.Arrive {
 		// No client believes in it, and the lease may be shorter than it was.
 		until := now + int64(op.LeaseMS)*ms*99/100 - 2*ms
 		c.deadline, c.confirmed = min(c.deadline, until), min(c.confirmed, until)
 	}
-	if op.Count == 0 || op.Kind != locktable.Drop && (op.LeaseMS == 0) != (op.Kind == locktable.Check) {
+	if op.Kind == locktable.Arrive {
+		if op.Name == "" || op.HoldID != 0 || op.LeaseMS != 0 {
+			w.violation(n, "an Arrive that says more than a lock: %s", opString(op))
+		}
+	} else if op.Count == 0 || op.Kind != locktable.Drop && (op.LeaseMS == 0) != (op.Kind == locktable.Check) {
 		w.violation(n, "an operation without a count or a lease: %s", opString(op))
 	}
 	if l.isProtected(now) {
@@ -53,14 +58,17 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 		l.yielding = l.listeners != 0 || l.waiting > 0
 		if l.yieldedAt == 0 || !h.someoneWaits(n, l.yieldedAt) {
 			l.yieldedAt = 0
-			if op.Ticket == 0 && l.othersListen() && l.waiting == 0 && h.someoneWaits(n, now) { // else it gives up a place, not the lock
+			first := h.first(n)
+			asksForOrder := first != nil && (!first.obstructed || h.worldTime(first.arrived) >= l.endedAt-1) && w.wantsOrder(h, n) // it came after all grants
+			if op.Ticket == 0 && !asksForOrder && l.othersListen() && l.waiting == 0 && h.someoneWaits(n, now) {                   // else it gives up a place, not the lock
 				l.yieldedAt = now
 			}
 		}
 	case op.Kind == locktable.Take && !op.RequireExisting:
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
-		if queues := op.AfterPendingDrop && l.waiting > 0; !queues && now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
+		queues := op.AfterPendingDrop && (l.waiting > 0 || w.wantsOrder(h, n))
+		if !queues && now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
 			w.violation(n, "host %d released the lock for others, and does not back off", h.index)
 		}
 		l.yielding, l.yieldedAt = false, 0
@@ -82,7 +90,11 @@ func (w *world) checkPipelined(h *host, n int, op locktable.Op) {
 	if l.pipelinedSince == 0 {
 		l.pipelinedSince = now
 	}
-	if queues := l.waiting > 0 && op.Enqueue; !queues && (now-l.pipelinedSince > quietRun || l.othersListen() || l.waiting > 0) {
+	queues := op.Enqueue && (l.waiting > 0 || w.wantsOrder(h, n))
+	if passed := w.ops[l.inFlight].op.PassedMS; queues && passed >= 100 && op.Arrived == 0 {
+		w.violation(n, "host %d queues at once for a lock that has not been free for %d ms", h.index, passed)
+	}
+	if !queues && (now-l.pipelinedSince > quietRun || l.othersListen() || l.waiting > 0) {
 		w.violation(n, "host %d takes the lock that it releases, since %s; %d are subscribed, %d sidecars wait",
 			h.index, time.Duration(now-l.pipelinedSince), l.listeners, l.waiting)
 	}
@@ -96,11 +108,12 @@ func (w *world) checkPipelined(h *host, n int, op locktable.Op) {
 func (w *world) checkQuietPause(h *host, n int, op locktable.Op, now int64) {
 	l := &h.locks[n]
 	if op.Kind == locktable.Drop {
-		l.pausing = l.localGrants > 1 && l.waiting == 0 && !l.othersListen() && h.someoneWaits(n, now)
+		isForOrder := int64(op.PassedMS)*ms <= quietRun && w.wantsOrder(h, n) // it is released to ask who is first
+		l.pausing = l.localGrants > 1 && l.waiting == 0 && !l.othersListen() && h.someoneWaits(n, now) && !isForOrder
 		l.pauseSince = now
 		return
 	}
-	queues := op.AfterPendingDrop && l.waiting > 0 // a sidecar recalled it meanwhile
+	queues := op.AfterPendingDrop && (l.waiting > 0 || w.wantsOrder(h, n)) // a sidecar recalled it meanwhile
 	if l.pausing && !queues && h.someoneWaits(n, l.pauseSince) && now < l.droppedAt+quietPause && !h.triesFirst(n, now) {
 		w.violation(n, "host %d released the lock for a moment, and takes it %s later", h.index, time.Duration(now-l.droppedAt))
 	}
@@ -108,9 +121,18 @@ func (w *world) checkQuietPause(h *host, n int, op locktable.Op, now int64) {
 	l.pausing = false
 }
 
-// triesFirst reports whether the oldest acquire of the lock here does not wait.
-func (h *host) triesFirst(n int, now int64) bool {
-	var first *request
+// arrivalOf returns when the request of a ticket arrived, µs; MaxUint64: there is no such ticket.
+func (w *world) arrivalOf(h *host, n int, num uint64) uint64 {
+	for _, t := range w.redis.names[n].queue.Tickets {
+		if int(t.Owner) == h.index && t.Num == num {
+			return uint64(t.Time)
+		}
+	}
+	return math.MaxUint64
+}
+
+// first returns the oldest acquire of the lock here that has no answer, or nil.
+func (h *host) first(n int) (first *request) {
 	for i := range h.sessions {
 		for j := range h.sessions[i].requests {
 			if q := &h.sessions[i].requests[j]; q.kind == reqAcquire && int(q.name) == n && (first == nil || q.arrival < first.arrival) {
@@ -118,6 +140,12 @@ func (h *host) triesFirst(n int, now int64) bool {
 			}
 		}
 	}
+	return first
+}
+
+// triesFirst reports whether the oldest acquire of the lock here does not wait.
+func (h *host) triesFirst(n int, now int64) bool {
+	first := h.first(n)
 	return first != nil && !first.waits(now)
 }
 
@@ -127,7 +155,16 @@ func (w *world) checkResult(h *host, o *operation) {
 	l := &h.locks[n]
 	r := &o.res
 	now := h.clock(w.now)
-	l.lastOutcome, l.lastRepliedAt = r.Outcome, now
+	l.lastRepliedAt = now
+	if r.Kind == locktable.Arrive {
+		if r.Outcome != locktable.Done {
+			h.troubleAt = w.now
+		} else if r.FirstArrived != 0 && l.hold.state != none {
+			l.waiting = max(1, l.waiting)
+		}
+		return
+	}
+	l.lastOutcome = r.Outcome
 	if r.Outcome == locktable.Refused || r.Outcome == locktable.NotALock {
 		l.deniedAt = w.now
 	}

@@ -47,13 +47,16 @@ type request struct {
 	arrived int64  // host clock
 	target  uint64 // release, force: the hold. cancel: the request.
 
-	canceled     bool          // cancel: its target was answered with canceled
-	mayDeadlock  bool          // acquire
-	mustDeadlock bool          // acquire
-	obstructed   bool          // acquire: another owner held the lock or waited for it when it came
-	wantError    protocol.Code // release, force: the error that it must get; "": none
-	either       bool          // release, force: the hold is just expiring, so both answers are right
-	left         uint32        // release: entries that it leaves
+	canceled       bool          // cancel: its target was answered with canceled
+	mayDeadlock    bool          // acquire
+	mustDeadlock   bool          // acquire
+	reached        int64         // acquire: when it arrived at Redis, by its clock, µs; 0: it has not
+	reachedFirst   int64         // acquire: the same, for the first time
+	isArrivalKnown bool          // acquire: to its table
+	obstructed     bool          // acquire: another owner held the lock or waited for it when it came
+	wantError      protocol.Code // release, force: the error that it must get; "": none
+	either         bool          // release, force: the hold is just expiring, so both answers are right
+	left           uint32        // release: entries that it leaves
 }
 
 // waits reports whether an acquire waits for more than the reply of Redis.
@@ -229,6 +232,7 @@ func (w *world) acquire(h *host, s *session) {
 	if p.fixedLease && r.oneIn(3) {
 		req.LeaseMS = r.magnitude(protocol.MinLeaseMS, int64(2*p.table.Lease)/ms)
 	}
+	req.Fair = r.oneIn(p.fair)
 	if p.maxHold && r.oneIn(4) {
 		req.MaxHoldMS = r.magnitude(1, int64(p.table.Lease)/ms)
 	}
@@ -252,8 +256,8 @@ func (w *world) sendAcquire(h *host, s *session, n int, req protocol.Acquire) {
 		h.noWait++
 	}
 	if w.trace.on {
-		w.trace.add(w, n, h, "s%d acquire id=%d owner=%d wait=%d lease=%d max_hold=%d crash_delay=%d reentrant=%v",
-			s.id, req.ID, req.Owner, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS, !req.NotReentrant)
+		w.trace.add(w, n, h, "s%d acquire id=%d owner=%d wait=%d lease=%d max_hold=%d crash_delay=%d reentrant=%v fair=%v",
+			s.id, req.ID, req.Owner, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS, !req.NotReentrant, req.Fair)
 	}
 	h.table.Acquire(now, s.id, req)
 	w.drain(h)

@@ -444,6 +444,26 @@ var Mutants = []Mutant{
 		mutate:   func(t *mutantTable) { t.onMessage = ignore(locktable.Freed) },
 	},
 	{
+		Name:     "first-of-the-queue-forgotten",
+		Rule:     "a host that has the lock keeps it only for acquires that arrived before the first ticket",
+		Detected: `out of order`,
+		mutate: func(t *mutantTable) {
+			t.onResult = func(_ int64, r *locktable.Result) { r.FirstArrived = 0 }
+		},
+	},
+	{
+		Name:     "arrival-not-kept",
+		Rule:     "the ticket of a host stands where its first acquire arrived",
+		Detected: `out of order`,
+		mutate: func(t *mutantTable) {
+			t.onEffect = change(func(e *locktable.Effect) {
+				if e.Kind == locktable.Redis {
+					e.Op.Arrived = 0
+				}
+			})
+		},
+	},
+	{
 		Name:     "waiting-sidecars-forgotten",
 		Rule:     "a turn is over when a Take returned that another sidecar waits",
 		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,

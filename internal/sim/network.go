@@ -19,6 +19,7 @@ type operation struct {
 	batch    uint32 // of the connection: one script with others of the same
 	at       int64  // it reaches Redis no earlier; or, if executed, when it did
 	issuedAt int64  // when the table issued it
+	sentAt   int64  // the same, by the clock of the host
 	queued   bool   // an event refers to it
 	executed bool
 	resend   bool // its reply is that Redis does not know the script
@@ -104,6 +105,7 @@ func (w *world) issue(h *host, op locktable.Op) {
 	i := w.newOp()
 	o := &w.ops[i]
 	o.op, o.host, o.name, o.issuedAt = op, int16(h.index), int8(n), w.now
+	o.sentAt = h.clock(w.now)
 	o.res = locktable.Result{Kind: op.Kind, Name: op.Name}
 	h.locks[n].inFlight = i
 	if h.unanswered == 0 {
@@ -116,7 +118,8 @@ func (w *world) issue(h *host, op locktable.Op) {
 		w.after(w.random.below(ms), event{kind: evNotSent, host: o.host, arg: i})
 		return
 	}
-	if w.plan.halfDuplex && len(c.inFlight)+len(c.queue) > 0 {
+	isOfBatch := w.plan.oneScriptPerBatch && c.written == c.batch && len(c.inFlight) > 0 && len(c.queue) == 0
+	if w.plan.halfDuplex && len(c.inFlight)+len(c.queue) > 0 && !isOfBatch {
 		c.queue = append(c.queue, i)
 		return
 	}
@@ -231,6 +234,10 @@ func (c *connection) popInFlight() int32 {
 // deliver gives the table the one result of an operation.
 func (w *world) deliver(h *host, i int32) {
 	o := &w.ops[i]
+	if o.op.Kind == locktable.Drop {
+		w.drainDeferred(h) // a Take may have been pipelined after it
+		o = &w.ops[i]
+	}
 	o.settled = true
 	h.unanswered--
 	h.silentSince = h.clock(w.now)

@@ -28,7 +28,8 @@ type plan struct {
 	owners, notReentrant, fixedLease, maxHold, crashDelay  bool
 	finiteWaits, cancels, forces, deaths, detaches, pauses bool
 	confirms                                               bool
-	polling                                                bool // Redisson clients do not subscribe
+	fair                                                   int64 // one acquire in so many wants strict order; 0: none
+	polling                                                bool  // Redisson clients do not subscribe
 
 	// Faults: once in so many opportunities; 0: never.
 	slowOps, busy, denied, unsent                                int64 // of operations
@@ -115,6 +116,12 @@ func drawPlan(seed uint64, r *random) plan {
 	p.detaches = r.oneIn(4)
 	p.pauses = r.oneIn(3)
 	p.confirms = r.oneIn(2)
+	switch r.below(4) {
+	case 0:
+		p.fair = 1
+	case 1:
+		p.fair = r.between(2, 5)
+	}
 	p.oneScriptPerBatch = r.oneIn(2)
 	p.sharedCounters = p.names > 1 && r.oneIn(4)
 	if r.oneIn(3) {

@@ -39,6 +39,8 @@ type redisName struct {
 
 	passedBy    int16  // the host that passed the lock on last,
 	passedBatch uint32 // and in which batch
+	freedBy     int16  // the host that left the lock free for a moment last,
+	freeBatch   uint32 // and in which batch
 
 	// For the checker.
 	drawn       uint64 // largest token ever drawn, whatever Redis remembers of it
@@ -290,9 +292,13 @@ func (w *world) execute(h *host, o *operation) {
 		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry, KeepsCounterExpiry: o.op.AfterPendingDrop,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
 		Queue:  name.queue, Clock: w.time(), PassedOn: o.op.AfterPendingDrop && w.passedInBatch(o),
+		LeftFree: o.op.AfterPendingDrop && o.op.Enqueue && o.op.Arrived != 0 && name.freeBatch == o.batch && name.freedBy == o.host && w.plan.oneScriptPerBatch,
 		Receivers: func(sidecar redis.Owner) int32 {
 			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar])))
 		},
+	}
+	if take := w.takeAfter(h, o); take != nil {
+		c.Next = &take.op
 	}
 	shared := &w.redis.names[w.counterOf(n)]
 	draws := redis.Judge(&o.op, c.Standing(&name.key)).Draws
@@ -347,7 +353,12 @@ func (w *world) execute(h *host, o *operation) {
 	if reply.Counted && w.plan.numsubFails && w.random.oneIn(3) {
 		reply.Listeners = -1
 	}
+	if reply.Paused {
+		name.freedBy, name.freeBatch = o.host, o.batch
+	}
 	o.setResult(&reply, name)
+	w.noteArrival(h, n, o, &reply)
+	w.check.meetIf(PassedToItself, reply.Change == redis.Pass && int16(name.key.Owner) == o.host && o.op.Kind == locktable.Drop)
 	if w.trace.on {
 		late := ""
 		if o.settled {
@@ -387,14 +398,25 @@ func (o *operation) setResult(reply *redis.Reply, name *redisName) {
 	res.Token, res.Made, res.Listeners = reply.Token, reply.Made, reply.Listeners
 	res.Rank, res.Ticket, res.HolderReached = reply.Rank, reply.Ticket, reply.HolderReached
 	res.Waiting, res.Passed, res.Paused = reply.Waiting, reply.Passed, reply.Paused
+	res.Arrived, res.FirstArrived = reply.Arrived, reply.FirstArrived
 	switch {
 	case reply.Outcome == locktable.NotALock:
 		res.Field, res.Msg = "a string", "it is a string"
 	case reply.Outcome == locktable.HeldByOther && name.overwritten:
 		res.Field = "a string"
-	case reply.Outcome == locktable.HeldByOther:
+	case reply.Outcome == locktable.HeldByOther && name.key.Owner != redis.NoOwner:
 		res.Field = ownerField(name.key.Owner)
 	}
+}
+
+// takeAfter returns the Take that was pipelined after a Drop in the same batch, or nil.
+func (w *world) takeAfter(h *host, o *operation) *operation {
+	if l := &h.locks[o.name]; w.plan.oneScriptPerBatch && o.op.Kind == locktable.Drop && !o.settled && l.inFlight != noOp {
+		if take := &w.ops[l.inFlight]; take.op.AfterPendingDrop && take.batch == o.batch && !take.lost {
+			return take
+		}
+	}
+	return nil
 }
 
 // passedInBatch reports whether the Drop before a Take of the same batch passed the lock on.

@@ -42,6 +42,10 @@ const (
 	RecalledGhost          // a lock, of a sidecar that did not know to have it
 	QueuedBehind           // all others, by a host that passed the lock on
 	GrantedLingering       // a lock, which no operation was sent for since its last release
+	GrantedInOrder         // of the acquires of all hosts
+	HandedOverInOrder      // by a host that knows that no other one waits before
+	PassedToItself         // a lock, by a host whose next acquire arrived before those of others
+	TicketMoved            // to the arrival of the next acquire, because the first one is gone
 	GrantedToNone          // a lock, after the acquire that it was taken for was answered
 
 	KilledBeforeJournal      // a sidecar, with inputs that its journal does not have
@@ -117,6 +121,10 @@ var situationNames = [situations]string{
 	RecalledGhost:          "recalled-ghost",
 	QueuedBehind:           "queued-behind",
 	GrantedLingering:       "granted-lingering",
+	GrantedInOrder:         "granted-in-order",
+	HandedOverInOrder:      "handed-over-in-order",
+	PassedToItself:         "passed-to-itself",
+	TicketMoved:            "ticket-moved",
 	GrantedToNone:          "granted-to-none",
 
 	KilledBeforeJournal:      "killed-before-journal",

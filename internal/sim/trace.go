@@ -109,11 +109,16 @@ func opString(op locktable.Op) string {
 		if op.Enqueue {
 			held += fmt.Sprintf(" enqueue ticket=%d", op.Ticket)
 		}
+		if op.InOrder {
+			held += fmt.Sprintf(" in order arrived=%d", op.Arrived)
+		}
 		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.HoldID, op.Count, op.LeaseMS, op.Reserve)
 	case locktable.Renew:
 		return fmt.Sprintf("keep num=%d count=%d lease=%dms", op.HoldID, op.Count, op.LeaseMS)
 	case locktable.Check:
 		return fmt.Sprintf("check num=%d", op.HoldID)
+	case locktable.Arrive:
+		return "arrive"
 	case locktable.Drop:
 		return fmt.Sprintf("drop num=%d ticket=%d passed=%dms", op.HoldID, op.Ticket, op.PassedMS)
 	}
@@ -127,9 +132,11 @@ func resultString(r locktable.Result) string {
 	}
 	switch {
 	case r.Outcome == locktable.Done && r.Kind == locktable.Take:
-		return fmt.Sprintf("%s, token %d, %d wait", what, r.Token, r.Waiting)
+		return fmt.Sprintf("%s, token %d, ticket %d, %d wait", what, r.Token, r.Ticket, r.Waiting)
+	case r.Kind == locktable.Arrive:
+		return fmt.Sprintf("%s, arrived %d, first %d", what, r.Arrived, r.FirstArrived)
 	case r.Outcome == locktable.HeldByOther:
-		return fmt.Sprintf("%s, %s, ttl %d ms, ticket %d rank %d reached %d", what, r.Field, r.TTLMS, r.Ticket, r.Rank, r.HolderReached)
+		return fmt.Sprintf("%s, %s, ttl %d ms, ticket %d rank %d reached %d arrived %d", what, r.Field, r.TTLMS, r.Ticket, r.Rank, r.HolderReached, r.Arrived)
 	case r.Passed:
 		return fmt.Sprintf("%s, passed, %d wait", what, r.Waiting)
 	case r.Paused:

@@ -46,6 +46,7 @@ type world struct {
 	counterExpiry int64 // of token counters
 
 	lossless bool  // the plan has no faults
+	ordered  bool  // see isOrdered
 	slowest  int64 // longest way between a host and Redis
 
 	ops     []operation
@@ -149,6 +150,7 @@ func newWorld(seed uint64, newTable tableMaker) *world {
 	w.random.Seed(seed, planStream)
 	w.plan = drawPlan(seed, &w.random)
 	w.lossless = w.plan.isLossless()
+	w.ordered = w.plan.isOrdered()
 	w.slowest = max(w.plan.latency, w.plan.slow)
 	w.counterExpiry = counterExpiry
 	if w.plan.shortCounters {

@@ -247,13 +247,13 @@ func (a *arbiter) onAcquired(was claimState) {
 // whether the host has to yield. A request that does not wait is not kept from a lock that
 // no other host is known to want. isReachable: Redis can be asked; otherwise no other host
 // could get the lock.
-func (a *arbiter) mayGrant(p *policy, now int64, c *remoteClaim, noWait, isReachable bool) bool {
+func (a *arbiter) mayGrant(p *policy, now int64, c *remoteClaim, noWait, isReachable, inOrder bool) bool {
 	if !isReachable {
 		a.phase = contending
 		return true
 	}
 	if a.phase != yielding {
-		if isQuiet := !a.areRivalsKnown(now); a.isTurnOver(p, now, c) && (!isQuiet || !noWait) {
+		if isQuiet := !a.areRivalsKnown(now); a.isTurnOver(p, now, c, inOrder) && (!isQuiet || !noWait) {
 			a.phase = yielding
 		}
 	}
@@ -262,19 +262,25 @@ func (a *arbiter) mayGrant(p *policy, now int64, c *remoteClaim, noWait, isReach
 
 // areRivalsKnown reports whether another host is known to want the lock, or a program is
 // likely to.
-func (a *arbiter) areRivalsKnown(now int64) bool { return a.isContended() || now < a.rivalUntil }
+func (a *arbiter) areRivalsKnown(now int64) bool { return a.rivals.waiting > 0 || a.arePrograms(now) }
+
+// arePrograms reports whether a program that is no sidecar is known to want the lock, or likely
+// to.
+func (a *arbiter) arePrograms(now int64) bool { return a.others() != 0 || now < a.rivalUntil }
 
 // isTurnOver reports whether this host has had the lock for long enough in a row.
 //
 // If no other host is known to want it, one handoff is always allowed: the waiter of a holder
-// that was killed after hours gets the lock at once.
-func (a *arbiter) isTurnOver(p *policy, now int64, c *remoteClaim) bool {
+// that was killed after hours gets the lock at once. Between sidecars, a lock that is in order
+// has no turns.
+func (a *arbiter) isTurnOver(p *policy, now int64, c *remoteClaim, inOrder bool) bool {
 	cfg := p.cfg
+	othersWait := a.rivals.waiting > 0 && !inOrder
 	switch had := now - c.cameAt; {
 	case c.grants == 0:
 		return false
-	case a.rivals.waiting > 0 && (int(c.grants) >= cfg.HandoffBudget || had >= p.turn()),
-		a.areRivalsKnown(now) && (int(c.grants) >= cfg.HandoffBudget || had >= int64(cfg.HandoffTime)):
+	case othersWait && (int(c.grants) >= cfg.HandoffBudget || had >= p.turn()),
+		(othersWait || a.arePrograms(now)) && (int(c.grants) >= cfg.HandoffBudget || had >= int64(cfg.HandoffTime)):
 		return true
 	}
 	return c.grants >= 2 && c.isTired(cfg, now)
@@ -287,10 +293,12 @@ func (a *arbiter) isTurnOver(p *policy, now int64, c *remoteClaim) bool {
 // With a pipelined Take the key never disappears, so no other host can win it. Pipeline
 // only while no other host is subscribed, and for QuietTime at most, because a client that
 // may not subscribe polls instead. A host whose turn is over pipelines the Take that puts it
-// behind all others in the queue, unless the lock may be left free by the Drop.
-func (a *arbiter) mayPipeline(p *policy, now int64, c *remoteClaim, mayQueue bool) bool {
-	if a.phase == yielding {
-		return mayQueue && a.rivals.waiting > 0 && c.op.passedMS < pauseAfterMS
+// behind all others in the queue, unless the lock may be left free by the Drop. yields: its waiters
+// are not to get the lock before. inOrder: the Take
+// puts its next waiter to where it belongs, and leaves a lock free that the Drop leaves free.
+func (a *arbiter) mayPipeline(p *policy, now int64, c *remoteClaim, yields, mayQueue, inOrder bool) bool {
+	if yields {
+		return mayQueue && (inOrder || a.rivals.waiting > 0 && c.op.passedMS < pauseAfterMS)
 	}
 	return !a.areRivalsKnown(now) && !c.isTired(p.cfg, now)
 }
@@ -308,20 +316,42 @@ func (a *arbiter) onDropDone(p *policy, now int64, r *Result, noWait bool) {
 		a.nextTry, a.phase = max(now, a.backoffUntil), contending
 	case isQuiet && noWait:
 		a.leaveFree(now, 0)
-	case isQuiet:
-		a.leaveFree(now, int64(p.cfg.QuietPause))
 	default:
-		a.leaveFree(now, int64(p.cfg.Backoff))
+		a.leaveFree(now, p.freePause(isQuiet))
 	}
 }
 
+// freePause is how long a host leaves a lock free that it has released for others. isQuiet: none
+// is known to want it.
+func (p *policy) freePause(isQuiet bool) int64 {
+	if isQuiet {
+		return int64(p.cfg.QuietPause)
+	}
+	return int64(p.cfg.Backoff)
+}
+
 // onHeldByOther notes the result that another host has the lock, and until when there is
-// no use in asking again.
-func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight, pl *place) {
+// no use in asking again. noWait: the first waiter is a try that came after the operation was
+// sent.
+func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight, pl *place, noWait bool) {
 	isQueued := r.Ticket != 0
 	a.remote = remoteHolder{
 		isKnown: true, isSidecar: isQueued && r.HolderReached != 0,
 		field: printable(r.Field), ttlMS: min(r.TTLMS, maxTTL), seenAt: now, askedAt: op.sentAt,
+	}
+	a.phase = contending
+	if r.Field == "" {
+		// This host has left it free. The first of the queue asks after the pause; so does a host
+		// without a place in it.
+		switch {
+		case noWait && !a.areRivalsKnown(now):
+			a.leaveFree(now, 0)
+		case r.Rank > 0:
+			a.nextTry = now + p.refreshPause()
+		default:
+			a.leaveFree(now, p.freePause(!a.arePrograms(now)))
+		}
+		return
 	}
 	isTold := a.isTold(pl)
 	pause := a.pollPause(p)
@@ -339,7 +369,7 @@ func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight, p
 		// Its period must not be that of the pauses which the holder's host makes.
 		pause = pause/2 + p.rng.Int64N(pause)
 	}
-	a.nextTry, a.phase = now+pause, contending
+	a.nextTry = now + pause
 	a.backoffUntil = min(a.backoffUntil, now) // the moment in which it was free is over
 	if a.others() == 0 && !a.remote.isSidecar {
 		a.rivalUntil = now + int64(p.cfg.RivalMemory)

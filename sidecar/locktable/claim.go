@@ -128,6 +128,9 @@ const (
 // isBusy reports whether an operation is in flight.
 func (w *window) isBusy() bool { return w.phase != windowIdle }
 
+// mayChange reports whether an operation in flight may change the key, or the queue.
+func (w *window) mayChange() bool { return w.isBusy() && w.op.kind != Arrive }
+
 // inFlight is an operation in flight.
 type inFlight struct {
 	holdID          uint64
@@ -167,9 +170,14 @@ type want struct {
 	mayPipeline bool   // after a Drop in flight
 	onlyAsk     bool   // a free lock is left to the hosts before this one in the queue
 	inOrder     bool   // a free lock goes to the first of the queue, if there is one
+	arrived     uint64 // see Op.Arrived
 
 	// Of wantForQueue and wantNothing.
 	ticket uint64 // that may stand in the queue; 0: none
+
+	// Of wantHold, and of wantForQueue with a ticket.
+	arrives  bool  // there are waiters whose arrival is not known
+	arriveAt int64 // and from then on Redis is asked for it
 }
 
 type wantKind uint8
@@ -216,11 +224,18 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 	c.retryAt = 0
 	switch {
 	case w.kind == wantHold:
-		return c.chooseForHold(a, w)
+		op := c.chooseForHold(a, w)
+		if op.Kind == NoOp && w.arrives && a.due(w.arriveAt) {
+			op = Op{Kind: Arrive}
+		}
+		return op
+	case w.kind == wantForQueue && !c.state.isOurs() && w.arrives && a.due(w.arriveAt):
+		return Op{Kind: Arrive}
 	case w.kind == wantForQueue && (c.state.isOurs() || a.due(w.notBefore)):
 		return Op{
 			Kind: Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve,
 			AfterPendingDrop: w.mayPipeline, Enqueue: w.enqueue, Ticket: w.ticket, RequireExisting: w.onlyAsk, InOrder: w.inOrder,
+			Arrived: w.arrived,
 		}
 	case w.kind == wantNothing && (c.state != claimAbsent || w.ticket != 0):
 		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.leaseMS, Ticket: w.ticket, PassedMS: c.passedMS(a.now)}

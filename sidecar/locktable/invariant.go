@@ -32,7 +32,7 @@ func (c *remoteClaim) assertSent(l *lock, op *Op) {
 	switch {
 	case c.isBusy() && !(op.Kind == Take && op.AfterPendingDrop && c.phase == windowOne && c.op.kind == Drop):
 		violated("One operation in flight", l, "operation %d is sent during operation %d", op.Kind, c.op.kind)
-	case op.HoldID < c.holdID:
+	case op.HoldID < c.holdID && op.Kind != Arrive:
 		violated("A lower hold number never replaces a higher one", l, "operation %d has %d, and Redis has %d", op.Kind, op.HoldID, c.holdID)
 	}
 }

@@ -152,24 +152,37 @@ func (t *Table) want(a *alarm, l *lock) want {
 		case l.isHot:
 			w.isHot, w.tokens, w.reserveAt = true, hotTokens, now
 		}
+		if t.isInOrder(l) {
+			w.arrives, w.arriveAt = q.order.newcomer != nil, q.order.retryAt
+		}
 		return w
 	case waiting > 0:
-		mayPipeline := l.claim.isReleasing() && q.arbiter.mayPipeline(&t.policy, now, &l.claim, t.redis.isListening)
-		if q.arbiter.phase == yielding && l.claim.state != claimAbsent && !mayPipeline {
+		first := q.waiters.head
+		yields := q.arbiter.phase == yielding && l.claim.state != claimAbsent || l.claim.state.isOurs() && !t.isServed(l, first)
+		enqueues := t.redis.isListening && (q.place.live() != 0 || waiting > 1 || !first.isTrying())
+		mayPipeline := l.claim.isReleasing() &&
+			q.arbiter.mayPipeline(&t.policy, now, &l.claim, yields, enqueues, t.isInOrder(l) && first.request.arrived != 0)
+		if yields && !mayPipeline {
 			break
 		}
 		if q.place.phase == placeLeaving {
 			break // the journal has no record of a ticket that is forgotten
 		}
-		first := q.waiters.head
 		w := want{
 			kind: wantForQueue, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseOf(first.request.lease, first.request.leaseMS), reserve: 1,
 			notBefore: q.arbiter.nextTry, mayPipeline: mayPipeline,
 			ticket: q.place.live(),
 		}
 		w.onlyAsk = l.claim.state == claimAbsent && !first.isTrying() && q.arbiter.mustOnlyAsk(now, &q.place)
-		w.enqueue = t.redis.isListening && (w.ticket != 0 || waiting > 1 || !first.isTrying())
+		w.enqueue = enqueues
 		w.inOrder = w.enqueue && w.ticket == 0
+		if w.enqueue && t.isInOrder(l) {
+			w.inOrder, w.arrived = true, first.request.arrived
+			w.arrives, w.arriveAt = w.ticket != 0 && q.order.newcomer != nil, q.order.retryAt
+			if q.mustMove() {
+				w.notBefore = min(w.notBefore, max(now, q.arbiter.backoffUntil))
+			}
+		}
 		switch {
 		case l.isHot:
 			w.reserve = hotTokens
@@ -213,11 +226,16 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 		t.lastNum = op.HoldID
 		if op.Enqueue {
 			l.queue.place.onTakeSent(now, op)
+			l.queue.order.asked = op.Arrived
 		}
 	}
 	if op.Kind == Drop && l.queue != nil {
 		l.queue.arbiter.onDropSent(now)
 		l.queue.place.onDropSent()
+		l.queue.order.served = served{}
+		if l.waiting() > 0 && l.queue.arbiter.arePrograms(now) && !l.queue.waiters.head.request.isAlone {
+			l.queue.arbiter.phase = yielding // those that wake up get their chance
+		}
 	}
 	l.claim.sent(now, op, l.holds == nil)
 	if op.Kind == Take || op.Kind == Renew {
@@ -231,6 +249,9 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 func (l *lock) forgetClaim(s claimState) {
 	l.claim.forget(s)
 	l.rivals.waiting = 0
+	if l.queue != nil {
+		l.queue.order.served = served{}
+	}
 	if s == claimAbsent && l.queue != nil {
 		l.queue.arbiter.phase = contending // there is nothing to yield
 	}

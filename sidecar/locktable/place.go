@@ -32,6 +32,7 @@ type place struct {
 	since      int64  // when the Take was sent that made it
 	validSince int64  // a transfer of the ticket happens after this
 	rank       int32  // tickets before it, at the last result
+	arrived    uint64 // it stands in the queue as of a request that arrived then, by Redis's clock, µs
 }
 
 type placePhase uint8
@@ -61,15 +62,23 @@ func (p *place) onTakeSent(now int64, op *Op) {
 	}
 }
 
-// onTakeResult notes the result of a Take with Enqueue. id is its hold number.
-func (p *place) onTakeResult(id uint64, r *Result) {
+// onTakeResult notes the result of a Take with Enqueue. id is its hold number, and arrived its
+// Arrived.
+func (p *place) onTakeResult(id, arrived uint64, r *Result) {
 	switch {
 	case r.Outcome == HeldByOther && r.Ticket != 0:
 		since := p.since
 		if r.Ticket != p.ticket {
 			since = r.Sent
 		}
-		*p = place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: r.Rank}
+		switch {
+		case arrived != 0:
+		case r.Ticket == id:
+			arrived = r.Arrived
+		default:
+			arrived = p.arrived
+		}
+		*p = place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: r.Rank, arrived: arrived}
 	case r.Outcome == Unknown:
 	case r.Outcome == Done, r.Outcome == HeldByOther, p.ticket == id:
 		*p = place{}
@@ -111,7 +120,7 @@ func (t *Table) Message(now int64, m Message) {
 			l.queue.arbiter.onFreed(now, ms(m.PauseMS), l.queue.firstTries())
 		}
 	case Requeue:
-		if l != nil && l.queue != nil && l.queue.place.isQueued() && !l.claim.isBusy() {
+		if l != nil && l.queue != nil && l.queue.place.isQueued() && !l.claim.mayChange() {
 			l.queue.place = place{}
 			l.queue.arbiter.tryBy(now)
 		}
@@ -140,7 +149,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 	c, q := &l.claim, l.queue
 	isLive := q != nil && q.place.live() == m.Ticket
 	switch {
-	case c.isBusy() && !isLive && c.isDropping(m.Ticket):
+	case c.mayChange() && !isLive && c.isDropping(m.Ticket):
 		// It is being given back, if the Drop is executed.
 		if c.state == claimAbsent {
 			c.state = claimUncertain
@@ -152,10 +161,13 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 			c.state = claimStale
 		}
 		c.lingerUntil = 0
-	case c.isBusy():
+	case c.mayChange():
 		// The operation in flight was executed after the transfer. Its result is of the same
 		// field, or of what became of it.
 		c.op.passedMS = m.PassedMS
+		if isLive {
+			q.order.asked = q.place.arrived // a Take finds the lock as this ticket's
+		}
 		c.op.isDoubted = c.op.kind == Drop // it may have made the transfer
 		t.doubt(l)
 	case isLive && l.holds == nil:
@@ -163,6 +175,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 		t.stats.Handoffs[HandoffTransfer]++
 		c.transferred(now, q.place.validSince+validity(m.LeaseMS), m)
 		c.renewAt = t.alignRenewal(q.place.validSince + ms(m.LeaseMS)/3 + t.jitter())
+		q.order.served = served{upTo: q.place.arrived}
 		q.place = place{}
 		l.rivals.waiting = m.Waiting
 	default:
@@ -188,7 +201,7 @@ func (t *Table) onRecalled(l *lock) {
 	case c.state.isOurs(): // a Drop in flight passes it on, or has
 		l.rivals.waiting = max(1, l.rivals.waiting)
 		t.cool(l)
-	case c.isBusy():
+	case c.mayChange():
 		if c.op.kind == Take {
 			l.rivals.waiting = max(1, l.rivals.waiting)
 		}

@@ -20,12 +20,15 @@ type request struct {
 	owner uint64
 	since int64
 
+	arrived uint64 // by Redis's clock, µs; 0: it is not known; see order
+
 	leaseMS, maxHoldMS, crashDelayMS uint32
 
 	lease        LeaseKind
 	phase        requestPhase
 	isAlone      bool // when it came, no other client here held the lock or waited for it
 	notReentrant bool
+	isFair       bool // it wants strict order
 }
 
 // requestPhase says what a request waits for.
@@ -62,6 +65,7 @@ type queue struct {
 	waiters list[waiter]
 	arbiter arbiter
 	place   place
+	order   order
 
 	drawAt    int64  // no tokens are reserved for the waiters before, after an attempt failed
 	searched  uint64 // the last search for a wait cycle that met this lock
@@ -121,7 +125,11 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	q := t.needQueue(l)
 	t.skipEnded(q)
 	isFree := l.holds == nil && q.waiters.head == nil
-	if isFree {
+	isFair := t.wantsOrder(&req)
+	switch {
+	case isFair:
+		t.cool(l) // a local waiter is not to pass those that wait in Redis
+	case isFree:
 		t.warm(now, l)
 	}
 	switch {
@@ -141,7 +149,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	*r = request{
 		session: s, id: req.ID, owner: req.Owner, since: now,
 		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS),
-		isAlone: isFree, notReentrant: req.NotReentrant,
+		isAlone: isFree, notReentrant: req.NotReentrant, isFair: isFair,
 	}
 	if r.leaseMS != 0 {
 		r.lease = FixedLease
@@ -155,6 +163,10 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 		q.arbiter.onFirstRequest(now, r.at.isTrying())
 	}
 	q.waiters.push(&r.at, inQueue)
+	if q.order.newcomer == nil {
+		q.order.newcomer = &r.at
+	}
+	q.order.fair += btoi(isFair)
 	s.addRequest(r)
 	t.waiting++
 	switch {
@@ -169,7 +181,12 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 // endRequest takes a request out of everything. Its fields are good until the next Acquire.
 func (t *Table) endRequest(r *request) {
 	t.wheel.Remove(&r.timer)
-	r.at.lock.queue.waiters.remove(&r.at, inQueue)
+	q := r.at.lock.queue
+	if q.order.newcomer == &r.at {
+		q.order.newcomer = r.at.inQueue.next
+	}
+	q.order.fair -= btoi(r.isFair)
+	q.waiters.remove(&r.at, inQueue)
 	r.session.removeRequest(r)
 	t.waiting--
 	t.requests.put(r)
@@ -274,7 +291,12 @@ const anothersTurn = "it is another host's turn"
 // has the lock.
 func (r *remoteHolder) isKnownSince(at int64) bool { return r.isKnown && r.askedAt >= at }
 
-func (r *remoteHolder) String() string { return "held by " + r.field + ", not on this host" }
+func (r *remoteHolder) String() string {
+	if r.field == "" {
+		return anothersTurn
+	}
+	return "held by " + r.field + ", not on this host"
+}
 
 func milliseconds(ns int64) string { return time.Duration(ns).Round(time.Millisecond).String() }
 
@@ -315,7 +337,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 			continue
 		}
 		if l.claim.state.isOurs() && l.claim.op.kind != Drop &&
-			q.arbiter.mayGrant(&t.policy, now, &l.claim, w.isTrying(), t.redis.isUp()) && t.isCovered(now, l, r) {
+			q.arbiter.mayGrant(&t.policy, now, &l.claim, w.isTrying(), t.redis.isUp(), t.isInOrder(l)) && t.isServed(l, w) && t.isCovered(now, l, r) {
 			if t.isFull(r.session) { // since it began to wait
 				t.endRequest(r)
 				t.refuseAcquire(l, r.session, r.id, protocol.Limit, t.fullOfHolds())

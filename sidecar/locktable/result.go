@@ -35,8 +35,16 @@ func (t *Table) Result(now int64, r Result) {
 		t.reconcile(now, l)
 		return
 	}
+	if op.kind == Arrive {
+		t.onArrived(now, l, &op, &r)
+		t.reconcile(now, l)
+		return
+	}
 	if op.enqueue && l.queue != nil { // Up may have forgotten the ticket, and with it the queue
-		l.queue.place.onTakeResult(op.holdID, &r)
+		l.queue.place.onTakeResult(op.holdID, l.queue.order.asked, &r)
+		if r.Outcome == HeldByOther && r.Arrived != 0 {
+			l.queue.arrive(op.sentAt, r.Arrived)
+		}
 	}
 	// A deadline that passed before this answer came has passed: the holder has
 	// stopped believing, whatever Redis did.
@@ -166,6 +174,12 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 	c, h := &l.claim, l.holds
 	if q := l.queue; q != nil {
 		q.arbiter.onAcquired(c.state)
+		if op.kind == Take && !c.state.isOurs() {
+			q.order.onAcquired(op)
+		}
+	}
+	if r.Ticket != 0 { // it stood in the queue
+		op.holdID = r.Ticket
 	}
 	if op.kind == Renew {
 		t.stats.RenewalMargin.Observe(LeaseTimes, time.Duration(c.validUntil-now))
@@ -224,7 +238,7 @@ func (t *Table) onDropDone(now int64, l *lock, op *inFlight, r *Result) {
 func (t *Table) onHeldByOther(now int64, l *lock, op *inFlight, r *Result) {
 	q := l.queue
 	a := &q.arbiter
-	a.onHeldByOther(&t.policy, now, r, op, &q.place)
+	a.onHeldByOther(&t.policy, now, r, op, &q.place, q.firstTries() && q.waiters.head.request.since > op.sentAt)
 	for q.firstTries() && q.waiters.head.request.since <= op.sentAt {
 		req := q.waiters.head.request
 		t.endRequest(req)
@@ -292,7 +306,7 @@ func (t *Table) onUnlocked(now int64, l *lock) {
 	switch {
 	case q.waiters.head == nil:
 		q.arbiter.onUnneededMessage(now)
-	case l.holds == nil && !l.claim.isBusy() && q.arbiter.phase != yielding:
+	case l.holds == nil && !l.claim.mayChange() && q.arbiter.phase != yielding:
 		q.arbiter.onUnlocked(&t.policy, now, &q.place)
 	}
 }

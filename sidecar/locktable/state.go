@@ -106,11 +106,14 @@ func (t *Table) addClone(l *lock) {
 		cr := &request{
 			session: t.sessions[r.session.id], id: r.id, owner: r.owner, since: r.since,
 			leaseMS: r.leaseMS, maxHoldMS: r.maxHoldMS, crashDelayMS: r.crashDelayMS,
-			lease: r.lease, phase: r.phase, isAlone: r.isAlone, notReentrant: r.notReentrant,
+			lease: r.lease, phase: r.phase, isAlone: r.isAlone, notReentrant: r.notReentrant, isFair: r.isFair, arrived: r.arrived,
 		}
 		cr.timer.Value = cr
 		cr.at = waiter{request: cr, lock: c}
 		q.waiters.push(&cr.at, inQueue)
+		if w == l.queue.order.newcomer {
+			q.order.newcomer = &cr.at
+		}
 		waiters := cr.session.user.waiters
 		cr.session.addRequest(cr)
 		cr.session.user.waiters = waiters // which counts it already
@@ -211,6 +214,9 @@ func (t *Table) Describe(d Description, now int64, name string) {
 		}
 	}
 	q.place.describe(d, now, &t.cfg)
+	if q.order.fair > 0 {
+		q.order.describe(d, now, q)
+	}
 	q.arbiter.describe(d, now, &t.cfg)
 }
 
@@ -302,6 +308,20 @@ func (p *place) describe(d Description, now int64, cfg *Config) {
 		d.Value(uint64(uint32(p.rank)))
 		describeAge(d, now, p.since, cfg.WatchAfter)
 		describeAge(d, now, p.validSince, cfg.Lease)
+	}
+}
+
+// describe describes the order of a lock that is in order. Outside of it, nothing depends on it.
+func (o *order) describe(d Description, now int64, q *queue) {
+	d.Value(uint64(o.fair))
+	d.Value(o.asked)
+	d.Value(q.place.arrived)
+	d.Time(max(o.retryAt, now))
+	d.Value(o.served.upTo)
+	d.Value(bit(o.served.until != 0))
+	for w := q.waiters.head; w != nil; w = w.inQueue.next {
+		d.Value(w.request.arrived)
+		d.Value(bit(w.request.isFair)<<2 | bit(w == o.newcomer)<<1 | bit(o.served.includes(w.request)))
 	}
 }
 

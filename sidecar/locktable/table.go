@@ -61,6 +61,9 @@ type Config struct {
 	HandoffBudget int
 	Turn          time.Duration
 
+	// Fair are the locks for which every acquire that waits wants strict order: see order.go.
+	Fair []NamePattern
+
 	// While a program that is no sidecar is known to want a lock, or is likely to, a turn
 	// ends after HandoffTime, too. Then the lock is released in Redis, and this sidecar
 	// backs off for Backoff. Defaults 50 ms, 10 ms.

@@ -58,8 +58,8 @@ var explorationMutants = []mutant{
 	{
 		rule: "the journal has a lock for which a ticket may stand: a successor drops it",
 		file: "sidecar/locktable/journal.go",
-		old:  `l.claim.isBusy() || l.queue != nil && l.queue.place.phase != placeNone`,
-		new:  `l.claim.isBusy()`,
+		old:  `l.claim.mayChange() || l.queue != nil && l.queue.place.phase != placeNone`,
+		new:  `l.claim.mayChange()`,
 		by:   exploration,
 	},
 	{

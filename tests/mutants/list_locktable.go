@@ -684,22 +684,22 @@ var locktableMutants = []mutant{
 	{
 		rule: "a host that yields releases the lock in Redis",
 		file: "sidecar/locktable/lock.go",
-		old:  `		if q.arbiter.phase == yielding && l.claim.state != claimAbsent && !mayPipeline {`,
+		old:  `		if yields && !mayPipeline {`,
 		new:  `		if false {`,
 		by:   simulation,
 	},
 	{
 		rule: "a host that yields a lock backs off before it tries again",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `		a.leaveFree(now, int64(p.cfg.Backoff))`,
-		new:  `		a.leaveFree(now, 0)`,
+		old:  `	return int64(p.cfg.Backoff)` + "\n",
+		new:  `	return 0` + "\n",
 		by:   simulation,
 	},
 	{
 		rule: "a lock that is released for polling hosts stays free for a moment",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `		a.leaveFree(now, int64(p.cfg.QuietPause))`,
-		new:  `		a.leaveFree(now, 0)`,
+		old:  `		return int64(p.cfg.QuietPause)`,
+		new:  `		return 0`,
 		by:   simulation,
 	},
 	{
@@ -733,8 +733,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a run of handoffs ends after a number while another program waits",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `a.areRivalsKnown(now) && (int(c.grants) >= cfg.HandoffBudget || had`,
-		new:  `a.areRivalsKnown(now) && (had`,
+		old:  `(othersWait || a.arePrograms(now)) && (int(c.grants) >= cfg.HandoffBudget || had`,
+		new:  `(othersWait || a.arePrograms(now)) && (had`,
 		by:   tableTest("TestHandoffBudgetIsBoundedWhileAnotherHostWaits"),
 	},
 	{
@@ -840,8 +840,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "the deadline of a transfer counts from the last answered question",
 		file: "sidecar/locktable/place.go",
-		old:  `validSince: r.Sent, rank: r.Rank}`,
-		new:  `validSince: max(p.validSince, 1), rank: r.Rank}`,
+		old:  `validSince: r.Sent, rank: r.Rank, arrived`,
+		new:  `validSince: max(p.validSince, 1), rank: r.Rank, arrived`,
 		by:   tableTest("TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion"),
 	},
 	{
@@ -875,7 +875,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a Take in flight says more of a ticket than a message from before",
 		file: "sidecar/locktable/place.go",
-		old:  `l.queue.place.isQueued() && !l.claim.isBusy() {`,
+		old:  `l.queue.place.isQueued() && !l.claim.mayChange() {`,
 		new:  `l.queue.place.isQueued() {`,
 		by:   tableTest("TestRequeueDuringATakeChangesNothing"),
 	},
@@ -903,8 +903,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "the result of a Take in flight confirms a transfer",
 		file: "sidecar/locktable/place.go",
-		old:  "	case c.isBusy():\n		// The operation in flight was",
-		new:  "	case c.isBusy() && c.op.kind != Take:\n		// The operation in flight was",
+		old:  "	case c.mayChange():\n		// The operation in flight was",
+		new:  "	case c.mayChange() && c.op.kind != Take:\n		// The operation in flight was",
 		by:   tableTest("TestTransferDuringATakeIsConfirmedByItsResult"),
 	},
 	{
@@ -1036,15 +1036,15 @@ var locktableMutants = []mutant{
 	{
 		rule: "an acquire that does not wait does not enqueue",
 		file: "sidecar/locktable/lock.go",
-		old:  `t.redis.isListening && (w.ticket != 0 || waiting > 1 || !first.isTrying())`,
+		old:  `t.redis.isListening && (q.place.live() != 0 || waiting > 1 || !first.isTrying())`,
 		new:  `t.redis.isListening`,
 		by:   tableTest("TestAcquireThatDoesNotWaitDoesNotEnqueue"),
 	},
 	{
 		rule: "a host without its channel does not enqueue",
 		file: "sidecar/locktable/lock.go",
-		old:  `w.enqueue = t.redis.isListening && (`,
-		new:  `w.enqueue = (`,
+		old:  `enqueues := t.redis.isListening && (`,
+		new:  `enqueues := (`,
 		by:   tableTest("TestSidecarWithoutItsChannelDoesNotEnqueue"),
 	},
 	{
@@ -1066,8 +1066,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a turn ends by its budget while another sidecar waits",
 		file: "sidecar/locktable/arbiter.go",
-		old:  "a.rivals.waiting > 0 && (int(c.grants) >= cfg.HandoffBudget || had >= p.turn()),\n		a.areRivalsKnown(now) && (int(c.grants) >= cfg.HandoffBudget || had",
-		new:  "a.rivals.waiting > 0 && (had >= p.turn()),\n		a.areRivalsKnown(now) && (had",
+		old:  "othersWait && (int(c.grants) >= cfg.HandoffBudget || had >= p.turn()),\n		(othersWait || a.arePrograms(now)) && (int(c.grants) >= cfg.HandoffBudget || had",
+		new:  "othersWait && (had >= p.turn()),\n		(othersWait || a.arePrograms(now)) && (had",
 		by:   tableTest("TestTurnEndsByItsBudget"),
 	},
 	{
@@ -1094,9 +1094,81 @@ var locktableMutants = []mutant{
 	{
 		rule: "a host whose turn is over stands behind all others at once",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `		return mayQueue && a.rivals.waiting > 0 && c.op.passedMS < pauseAfterMS`,
+		old:  `		return mayQueue && (inOrder || a.rivals.waiting > 0 && c.op.passedMS < pauseAfterMS)`,
 		new:  `		return false`,
 		by:   tableTest("TestTurnEndsByItsBudget"),
+	},
+	{
+		rule: "a waiter of a lock in order arrives when an operation is sent after it came",
+		file: "sidecar/locktable/order.go",
+		old:  `o.newcomer != nil && o.newcomer.request.since <= sentAt`,
+		new:  `o.newcomer != nil`,
+		by:   tableTest("TestWaitersOfAHolderArriveAtRedis"),
+	},
+	{
+		rule: "a lock in order passes on here only to waiters that arrived before others",
+		file: "sidecar/locktable/order.go",
+		old:  `r.arrived != 0 && r.arrived <= s.upTo`,
+		new:  `r.arrived != 0`,
+		by:   tableTest("TestLockPassesOnHereIfNoOtherHostWaitsBefore"),
+	},
+	{
+		rule: "a ticket moves if its waiter is gone",
+		file: "sidecar/locktable/order.go",
+		old:  `first.arrived != 0 && first.arrived != q.place.arrived`,
+		new:  `first.arrived == 1`,
+		by:   tableTest("TestTicketMovesIfItsWaiterIsGone"),
+	},
+	{
+		rule: "a Take that finds a transferred ticket is served as that ticket",
+		file: "sidecar/locktable/place.go",
+		old:  `			q.order.asked = q.place.arrived // a Take`,
+		new:  `			// a Take`,
+		by:   tableTest("TestTransferForAWaiterThatIsGoneIsNotForTheNext"),
+	},
+	{
+		rule: "a fair acquire does not use a lock that lingers",
+		file: "sidecar/locktable/request.go",
+		old:  `		t.cool(l) // a local waiter is not`,
+		new:  `		// a local waiter is not`,
+		by:   tableTest("TestFairAcquireDoesNotUseALingeringLock"),
+	},
+	{
+		rule: "a lock in order has no turns",
+		file: "sidecar/locktable/arbiter.go",
+		old:  `othersWait := a.rivals.waiting > 0 && !inOrder`,
+		new:  `othersWait := a.rivals.waiting > 0`,
+		by:   tableTest("TestLockInOrderHasNoTurns"),
+	},
+	{
+		rule: "a lock in order is left free for the pause after its Drop",
+		file: "sidecar/locktable/arbiter.go",
+		old: `if r.Field == "" {
+`,
+		new: `if false {
+`,
+		by: tableTest("TestLockInOrderIsLeftFreeForAMoment"),
+	},
+	{
+		rule: "a failed Arrive is not sent again at once",
+		file: "sidecar/locktable/order.go",
+		old:  `q.order.retryAt = now + int64(t.cfg.RetryAfter)`,
+		new:  `q.order.retryAt = now`,
+		by:   tableTest("TestFailedArriveIsAskedAgain"),
+	},
+	{
+		rule: "without a place in the queue there is no order",
+		file: "sidecar/locktable/order.go",
+		old:  `l.queue.order.fair > 0 && t.redis.isListening`,
+		new:  `l.queue.order.fair > 0`,
+		by:   tableTest("TestFairAcquireWithoutAPlaceInTheQueue"),
+	},
+	{
+		rule: "a fair acquire that does not wait is a try",
+		file: "sidecar/locktable/order.go",
+		old:  `return req.WaitMS != 0 && (req.Fair`,
+		new:  `return (req.Fair`,
+		by:   tableTest("TestFairAcquireThatDoesNotWaitIsATry"),
 	},
 	{
 		rule: "no Take follows a Drop that may leave the lock free",
@@ -1406,7 +1478,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a release is confirmed when Redis has executed it",
 		file: "sidecar/locktable/confirm.go",
-		old:  ` || q.refusal == "" && l.holds == nil && (l.claim.state != claimAbsent || l.claim.isBusy()) {`,
+		old:  ` || q.refusal == "" && l.holds == nil && (l.claim.state != claimAbsent || l.claim.mayChange()) {`,
 		new:  ` {`,
 		by:   simulation,
 	},

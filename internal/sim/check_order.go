@@ -1,0 +1,79 @@
+package sim
+
+import (
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Strict order: in a world without faults and without other programs, in which all acquires
+// that wait want it, they are granted in the order in which they arrived at Redis, over all
+// hosts. An acquire arrives when Redis executes the first operation for its lock that was sent
+// after the acquire came.
+//
+// A lease that ends in Redis before the release arrives there, because it is not longer than some
+// ways to Redis, frees a lock for which its host has no place in the queue.
+
+// isOrdered reports whether the world is such a one.
+func (p *plan) isOrdered() bool {
+	return p.isLossless() && p.fair == 1 && p.redissonClients == 0 && !p.fixedLease && p.oneScriptPerBatch && !p.batchedInputs
+}
+
+// noteArrival notes, for the acquires of a host, that Redis has executed an operation. A Take
+// that is done is the arrival of those that came before it as long as the lock stays there: the
+// table does not know its time, so that they arrive again with a later operation.
+func (w *world) noteArrival(h *host, n int, o *operation, reply *redis.Reply) {
+	isKnown := reply.Arrived != 0
+	if isTaken := o.op.Kind == locktable.Take && reply.Outcome == locktable.Done && !o.op.RequireExisting; !w.ordered || !isKnown && !isTaken {
+		return
+	}
+	for i := range h.sessions {
+		for j := range h.sessions[i].requests {
+			q := &h.sessions[i].requests[j]
+			if q.kind != reqAcquire || int(q.name) != n || q.arrived > o.sentAt || q.isArrivalKnown {
+				continue
+			}
+			if q.reached, q.isArrivalKnown = w.time(), isKnown; q.reachedFirst == 0 {
+				q.reachedFirst = q.reached
+			}
+		}
+	}
+}
+
+// checkOrder checks that no other acquire that still waits arrived at Redis before the one that
+// is granted.
+func (w *world) checkOrder(h *host, n int, q *request) {
+	if !w.ordered || !q.waits(h.clock(w.now)) { // a try, or one that goes on as a try
+		return
+	}
+	for _, g := range w.hosts {
+		now := g.clock(w.now)
+		for i := range g.sessions {
+			for j := range g.sessions[i].requests {
+				p := &g.sessions[i].requests[j]
+				if p.kind != reqAcquire || int(p.name) != n || p.reached == 0 || q.reached != 0 && p.reached >= q.reachedFirst || !p.waits(now) {
+					continue
+				}
+				w.violation(n, "out of order: host %d grants what arrived at %d, and request %d of session %d on host %d arrived at %d",
+					h.index, q.reachedFirst, p.id, g.sessions[i].id, g.index, p.reached)
+			}
+		}
+	}
+	w.check.meetIf(GrantedInOrder, q.reached != 0)
+	w.check.meetIf(HandedOverInOrder, h.locks[n].localGrants > 0)
+}
+
+// wantsOrder reports whether an acquire on the host waits for the lock in strict order, as far as
+// its table may know: some may be of a session that was closed.
+func (w *world) wantsOrder(h *host, n int) bool {
+	if w.plan.fair > 0 && h.closing > 0 {
+		return true
+	}
+	for i := range h.sessions {
+		for j := range h.sessions[i].requests {
+			if q := &h.sessions[i].requests[j]; q.kind == reqAcquire && int(q.name) == n && q.acquire.Fair && q.acquire.WaitMS != 0 {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,111 @@
+package locktable
+
+import (
+	"slices"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// Strict order between hosts. A lock is in order while a request waits for it here that wants it:
+// then its waiters get it in the order in which they arrived at Redis, over all hosts.
+//
+// A request arrives when Redis executes the first operation for its lock that was sent after
+// the request came: a Take that finds another owner, or an Arrive, which does nothing else. The
+// result says what Redis's clock was. All that came in between have the same arrival, and stay
+// in their order.
+//
+// This host has one ticket in the queue in Redis, however many wait here. It stands there with
+// the arrival of the first waiter:
+//
+//   - The Take that is pipelined after a Drop carries the arrival of the next waiter. The script
+//     puts that into the queue before it passes the lock on, so the lock comes back at once if
+//     no other host waits before that waiter.
+//   - If the first waiter is gone, the ticket moves to the arrival of the next.
+//
+// Between two such releases, the lock passes from waiter to waiter of this host as long as it is
+// known that no other host waits before them: see served.
+type order struct {
+	fair     int     // waiters that want it
+	newcomer *waiter // the first waiter whose arrival is not known, as those behind it; nil: there is none
+	asked    uint64  // the arrival that the last Take carried; 0: none
+	served   served
+	retryAt  int64 // no Arrive before, because the last one failed
+}
+
+// served says which waiters may get the lock that this host has, without a look at the queue in
+// Redis: no ticket in it arrived before them.
+type served struct {
+	until int64  // those that came here until then, by this host's clock; 0: none
+	upTo  uint64 // those that arrived until then, by Redis's clock, µs
+}
+
+func (s *served) includes(r *request) bool {
+	return s.until != 0 && r.since <= s.until || r.arrived != 0 && r.arrived <= s.upTo
+}
+
+// wantsOrder reports whether an acquire waits in order.
+func (t *Table) wantsOrder(req *protocol.Acquire) bool {
+	return req.WaitMS != 0 && (req.Fair || slices.ContainsFunc(t.cfg.Fair, func(p NamePattern) bool { return p.Matches(req.Name) }))
+}
+
+// isInOrder reports whether the lock is in order. A host that has no place in the queue cannot
+// keep it.
+func (t *Table) isInOrder(l *lock) bool {
+	return l.queue != nil && l.queue.order.fair > 0 && t.redis.isListening
+}
+
+// isServed reports whether no other host waits before the first waiter, as far as the order
+// matters. If Redis cannot be asked, no other host could get the lock.
+func (t *Table) isServed(l *lock, first *waiter) bool {
+	return !t.isInOrder(l) || !t.redis.isUp() || first.isTrying() && !first.request.isFair || l.queue.order.served.includes(first.request)
+}
+
+// arrive notes the arrival of all waiters that came until an operation was sent.
+func (q *queue) arrive(sentAt int64, arrived uint64) {
+	o := &q.order
+	for o.newcomer != nil && o.newcomer.request.since <= sentAt {
+		o.newcomer.request.arrived = arrived
+		o.newcomer = o.newcomer.inQueue.next
+	}
+}
+
+// mustMove reports whether the ticket stands in the queue for a waiter that is gone.
+func (q *queue) mustMove() bool {
+	first := q.waiters.head.request
+	return q.place.isQueued() && first.arrived != 0 && first.arrived != q.place.arrived
+}
+
+// onAcquired notes that a Take got the lock for this host. Its ticket, or none, was the first.
+func (o *order) onAcquired(op *inFlight) {
+	if op.enqueue && o.asked != 0 {
+		o.served = served{upTo: o.asked}
+	} else {
+		o.served = served{until: op.sentAt}
+	}
+}
+
+// onArrived takes the result of an Arrive.
+func (t *Table) onArrived(now int64, l *lock, op *inFlight, r *Result) {
+	q := l.queue
+	if r.Outcome != Done {
+		if q != nil { // it says nothing of the lock
+			q.order.retryAt = now + int64(t.cfg.RetryAfter)
+		}
+		return
+	}
+	isOurs := l.claim.state.isOurs()
+	if isOurs && r.FirstArrived != 0 {
+		l.rivals.waiting = max(1, l.rivals.waiting)
+	}
+	if q == nil {
+		return
+	}
+	q.arrive(op.sentAt, r.Arrived)
+	if isOurs {
+		upTo := r.Arrived
+		if r.FirstArrived != 0 {
+			upTo = min(upTo, r.FirstArrived)
+		}
+		q.order.served.upTo = max(q.order.served.upTo, upTo)
+	}
+}

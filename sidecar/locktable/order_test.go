@@ -1,0 +1,257 @@
+package locktable_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Strict order between hosts.
+
+func fair(a *protocol.Acquire) { a.Fair = true }
+
+// waitsInOrder answers the Take in flight: another sidecar has the lock, the ticket of the Take
+// stands at this rank, and Redis's clock is arrived.
+func (r *rig) waitsInOrder(rank int32, arrived uint64) (take locktable.Op) {
+	r.Helper()
+	r.collect()
+	if len(r.ops) != 1 || r.ops[0].Kind != locktable.Take || !r.ops[0].Enqueue {
+		r.Fatalf("operations in flight: %+v, want a Take that enqueues", r.ops)
+	}
+	ticket := r.ops[0].Ticket
+	if ticket == 0 {
+		ticket = r.ops[0].HoldID
+	}
+	return r.answer(locktable.Take, locktable.Result{
+		Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000, Rank: rank, Ticket: ticket, HolderReached: 1, Arrived: arrived,
+	})
+}
+
+// arrive answers the Arrive in flight. first is the arrival of the first of the queue.
+func (r *rig) arrive(arrived, first uint64) {
+	r.Helper()
+	r.answer(locktable.Arrive, locktable.Result{Arrived: arrived, FirstArrived: first, Listeners: locktable.Uncounted})
+}
+
+// holdsInOrder has session 1 hold the lock, and sessions 2 and 3 wait for it in order.
+func holdsInOrder(t *testing.T, cfg locktable.Config) *rig {
+	r := newListeningRig(t, cfg)
+	r.acquire(1, "a", fair)
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=1 token=1 count=1")
+	r.acquire(2, "a", fair)
+	r.redis(locktable.Take, locktable.Done) // which draws tokens for them
+	r.pass(time.Millisecond)
+	r.acquire(3, "a", fair)
+	return r
+}
+
+func TestWaitersOfAHolderArriveAtRedis(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.arrive(1000, 0) // of session 2 only: the other came after it was sent
+	r.arrive(2000, 0)
+	r.quiet()
+}
+
+func TestLockPassesOnHereIfNoOtherHostWaitsBefore(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.arrive(1000, 0)
+	r.arrive(2000, 1500)
+	r.release(1, 1)
+	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
+	r.release(2, 2)
+	r.want("s2 released count=0") // not session 3, which arrived after another host
+	drop, take := r.two()
+	if drop.Kind != locktable.Drop || take.Arrived != 2000 || !take.InOrder || !take.Enqueue || take.Ticket != 0 {
+		t.Errorf("%+v, %+v", drop, take)
+	}
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Listeners: locktable.Uncounted})
+	r.ops = []locktable.Op{take}
+	r.waitsInOrder(0, 3000)
+	r.transfer(take.HoldID, 64)
+	r.want("s3 granted hold=3 token=33 count=1")
+}
+
+// A Drop and a Take behind it pass the lock to the host itself if its next waiter is the first.
+func TestLockThatComesBackAtOnceIsGranted(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.release(1, 1) // no arrival is known
+	r.want("s1 released count=0")
+	r.arrive(1000, 900)
+	drop, take := r.two()
+	if take.Arrived != 1000 {
+		t.Fatalf("%+v, %+v", drop, take)
+	}
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
+	r.ops = []locktable.Op{take}
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 40, Listeners: locktable.Uncounted, Waiting: 1})
+	r.want("s2 granted hold=2 token=" + itoa(40-uint64(take.Reserve)+1) + " count=1")
+}
+
+func TestTicketMovesIfItsWaiterIsGone(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	first := r.acquire(1, "a", fair)
+	take := r.waitsInOrder(0, 1000)
+	if take.Arrived != 0 || !take.InOrder {
+		t.Errorf("the first take: %+v", take)
+	}
+	r.pass(time.Millisecond)
+	r.acquire(2, "a", fair)
+	r.arrive(2000, 1000)
+	r.quiet()
+	r.cancel(1, first)
+	r.want("s1 refused canceled")
+	if moved := r.waitsInOrder(1, 3000); moved.Ticket != take.HoldID || moved.Arrived != 2000 {
+		t.Errorf("the ticket of the next: %+v", moved)
+	}
+	r.quiet()
+	r.transfer(take.HoldID, 64)
+	r.want("s2 granted hold=3 token=33 count=1")
+}
+
+// The lock passes to the ticket of a waiter that is gone. The next one arrived later, and others
+// may wait before it.
+func TestTransferForAWaiterThatIsGoneIsNotForTheNext(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	first := r.acquire(1, "a", fair)
+	r.waitsInOrder(0, 1000)
+	r.pass(time.Millisecond)
+	r.acquire(2, "a", fair)
+	r.arrive(2000, 1000)
+	r.cancel(1, first)
+	r.want("s1 refused canceled")
+	r.transfer(1, 64, waitingAfter(1)) // while the Take that moves the ticket is under way
+	r.want()
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 66, Listeners: locktable.Uncounted, Waiting: 1})
+	r.want()
+	if _, take := r.two(); take.Arrived != 2000 {
+		t.Errorf("the ticket of the next: %+v", take)
+	}
+}
+
+// lingering returns a rig in which the lock lingers.
+func lingering(t *testing.T) *rig {
+	r := newListeningRig(t, locktable.Config{Linger: 5 * time.Millisecond})
+	for hold := uint64(1); hold <= 2; hold++ {
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		r.release(1, hold)
+		if hold == 1 {
+			r.redis(locktable.Drop, locktable.Done)
+		}
+	}
+	r.quiet()
+	r.log = nil
+	return r
+}
+
+func TestFairAcquireDoesNotUseALingeringLock(t *testing.T) {
+	r := lingering(t)
+	r.acquire(2, "a", fair)
+	r.want()
+	r.redis(locktable.Drop, locktable.Done)
+	r.redis(locktable.Take, locktable.Done)
+	r.collect()
+	if len(r.log) != 1 {
+		t.Fatalf("%q", r.log)
+	}
+	r.log = nil
+	r.release(2, 3)
+	r.redis(locktable.Drop, locktable.Done) // it does not linger either
+}
+
+func TestLockInOrderHasNoTurns(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{HandoffBudget: 1, Turn: 1})
+	r.arrive(1000, 0)
+	r.arrive(2000, 0)
+	r.recall("a")
+	r.release(1, 1)
+	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
+	if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == locktable.Take && r.ops[0].RequireExisting {
+		r.redis(locktable.Take, locktable.Done)
+	}
+	r.release(2, 2)
+	r.want("s2 released count=0", "s3 granted hold=3 token=3 count=1")
+}
+
+// A lock that has had no free moment for long is left free for one. Its next waiter keeps its
+// place meanwhile.
+func TestLockInOrderIsLeftFreeForAMoment(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.arrive(1000, 0)
+	r.arrive(2000, 0)
+	r.pass(50 * time.Millisecond)
+	r.release(1, 1)
+	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
+	if r.pass(60 * time.Millisecond); len(r.ops) == 1 && r.ops[0].Kind == locktable.Take {
+		r.redis(locktable.Take, locktable.Done)
+	}
+	r.release(2, 2)
+	r.want("s2 released count=0")
+	drop, take := r.two()
+	if drop.PassedMS < 100 || take.Arrived != 2000 {
+		t.Fatalf("%+v, %+v", drop, take)
+	}
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Paused: true})
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 4})
+	r.ops = []locktable.Op{take}
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, TTLMS: -1, Ticket: take.HoldID, HolderReached: locktable.HolderNotTold, Arrived: 3000})
+	r.quiet()
+	if d := r.untilAsked(time.Second); d < 4*time.Millisecond || d > 8*time.Millisecond {
+		t.Errorf("it is taken after %v", d)
+	}
+	again := r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 99, Ticket: take.HoldID, Listeners: locktable.Uncounted})
+	if again.Ticket != take.HoldID || again.Arrived != 2000 {
+		t.Errorf("%+v", again)
+	}
+	if r.collect(); len(r.log) != 1 {
+		t.Errorf("%q", r.log)
+	}
+}
+
+func TestFailedArriveIsAskedAgain(t *testing.T) {
+	for _, outcome := range []locktable.Outcome{locktable.NotSent, locktable.Unknown, locktable.Retryable, locktable.Refused} {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a", fair)
+		r.redis(locktable.Take, locktable.Done)
+		r.acquire(2, "a", fair)
+		r.redis(locktable.Take, locktable.Done) // which draws tokens
+		r.redis(locktable.Arrive, outcome)
+		r.quiet()
+		if d := r.untilAsked(time.Minute); d < 10*time.Millisecond {
+			t.Errorf("outcome %d: asked again after %v", outcome, d)
+		}
+		r.redis(locktable.Arrive, locktable.Done)
+	}
+}
+
+// Without its own channel a sidecar has no place in the queue, and there is no order to keep.
+func TestFairAcquireWithoutAPlaceInTheQueue(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", fair)
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(2, "a", fair)
+	r.redis(locktable.Take, locktable.Done) // which draws tokens
+	r.quiet()
+	r.log = nil
+	r.release(1, 1)
+	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
+}
+
+func TestFairAcquireThatDoesNotWaitIsATry(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a", fair, wait(0))
+	if op := r.redis(locktable.Take, locktable.HeldByOther); op.Enqueue {
+		t.Errorf("it queues: %+v", op)
+	}
+	r.want("s1 refused timeout")
+
+	r = lingering(t)
+	r.acquire(1, "a", fair, wait(0))
+	if r.collect(); len(r.log) != 1 || !strings.Contains(r.log[0], "granted") {
+		t.Errorf("a try for a lock that lingers: %q", r.log)
+	}
+}
