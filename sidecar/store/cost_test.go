@@ -43,7 +43,7 @@ func dialHost(t testing.TB, s *server, uuid string) *host {
 
 // bytes is what the store writes for ops, and how many replies that has.
 func (h *host) bytes(ops ...locktable.Op) (text []byte, replies int) {
-	sortForBatching(ops)
+	sortForBatching(h.now, ops)
 	for len(ops) > 0 {
 		script, n := batchPrefix(ops)
 		text = h.enc.run(text, byDigest, script, h.now, 0, ops[:n])

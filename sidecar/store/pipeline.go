@@ -136,7 +136,7 @@ func (p *pipeline) isIdle() bool { return p.calls.len() == 0 }
 
 // queueBatch queues ops, which are one batch, in an order of its own. The caller holds mu.
 func (p *pipeline) queueBatch(now int64, ops []locktable.Op) {
-	sortForBatching(ops)
+	sortForBatching(now, ops)
 	for len(ops) > 0 {
 		s, n := batchPrefix(ops)
 		p.queueCommand(now, call{script: s}, ops[:n])

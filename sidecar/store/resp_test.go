@@ -202,8 +202,8 @@ func TestCommandsAreEncoded(t *testing.T) {
 			ourUUID + ":", "\x00\x00\x01\x00", "0", "0", "1700000000000001", "7", "0", "", "7", "redisson_lock__channel:{a}"}},
 		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", renew.sha, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "0", "1", "20"}},
-		{e.run(nil, byDigest, renew, 30_000_000_000, 7, []locktable.Op{keepOp("a", 1), keepOp("b", 20)}), []string{"evalsha", renew.sha, "2", "a", "b",
-			ourUUID + ":", "30000", "1", "1", "1", "20"}},
+		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{keepOp("a", 8), keepOp("b", 16), keepOp("c", 20)}), []string{"evalsha", renew.sha, "3", "a", "b", "c",
+			ourUUID + ":", "30000", "1", "2", "8", "16", "20"}},
 		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{checkOp("a", 1)}), []string{"evalsha", renew.sha, "1", "a",
 			ourUUID + ":", "0", "1", "1", "1"}},
 		{prefixed.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", acquireRelease.sha, "3",
@@ -233,7 +233,7 @@ func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
 		short.LeaseMS, twice.Count = 5000, 2
 		ops = append(ops, short, twice, dropOp(fmt.Sprint("drop:", i), 1), keepOp(fmt.Sprint("keep:", i), 1), takeOp(fmt.Sprint("take:", i), 1))
 	}
-	sortForBatching(ops)
+	sortForBatching(0, ops)
 	var e encoder
 	var runs []string
 	for len(ops) > 0 {
@@ -261,7 +261,7 @@ func TestDropComesBeforeItsTake(t *testing.T) {
 	short := takeOp("short", 1)
 	short.LeaseMS = 10_000
 	ops := []locktable.Op{short, passOp("lock", 1, 0), take}
-	sortForBatching(ops)
+	sortForBatching(0, ops)
 	var e encoder
 	var order []string
 	for len(ops) > 0 {

@@ -94,10 +94,11 @@ func scriptOf(k locktable.OpKind) *script {
 	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
 }
 
-// sortForBatching puts ops that are sent at one time into an order in which few scripts
+// sortForBatching puts ops that are sent at now, ns, into an order in which few scripts
 // execute them: renewals first, because a late one costs a client its lock; then checks; then
-// arrivals; then takes and drops, those with the same lease together.
-func sortForBatching(ops []locktable.Op) {
+// arrivals; then takes and drops, those with the same lease together. Of the renewals that one
+// script executes, those that look for the fields of others come first.
+func sortForBatching(now int64, ops []locktable.Op) {
 	class := func(op *locktable.Op) int {
 		switch op.Kind {
 		case locktable.Renew:
@@ -119,7 +120,16 @@ func sortForBatching(ops []locktable.Op) {
 		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(lease(&a), lease(&b))); c != 0 || scriptOf(a.Kind) != renew {
 			return c
 		}
-		return cmp.Compare(a.Count, b.Count)
+		if c := cmp.Compare(a.Count, b.Count); c != 0 {
+			return c
+		}
+		switch looks := looksForOthers(now, &a); {
+		case looks == looksForOthers(now, &b):
+			return 0
+		case looks:
+			return -1
+		}
+		return 1
 	})
 }
 
@@ -335,31 +345,35 @@ func (e *encoder) renewals(dst []byte, f form, now int64, ops []locktable.Op) []
 	dst = appendString(dst, e.prefix)
 	dst = appendNumber(dst, int64(ops[0].LeaseMS))
 	dst = appendNumber(dst, int64(ops[0].Count))
-	looks := int64(0)
-	if looksForOthers(now, &ops[0]) {
-		looks = 1
+	looks := 0
+	for looks < len(ops) && looksForOthers(now, &ops[looks]) {
+		looks++
 	}
-	dst = appendNumber(dst, looks)
+	dst = appendNumber(dst, int64(looks))
 	for i := range ops {
 		dst = appendNumber(dst, int64(ops[i].HoldID))
 	}
 	return dst
 }
 
-// lookEvery is how many renewals of a lock there are for one that looks for the fields of
-// others, which is a third of what a renewal costs Redis.
-const lookEvery = 4
+// lookEvery is how many renewals of a lock there are, on average, for one that looks for the
+// fields of others, which is a third of what a renewal costs Redis.
+const lookEvery = 8
 
-// looksForOthers reports whether a run whose first operation is this one, sent at a time, ns,
-// looks for fields of others in the keys. A lock is renewed every third of its lease, so it is
-// in such a run at every fourth renewal as long as the same locks are renewed together, and on
-// average otherwise. The hold number is there so that not all runs look at one time.
-func looksForOthers(now int64, first *locktable.Op) bool {
-	if first.Kind == locktable.Check {
+// looksForOthers reports whether an operation that is sent at a time, ns, looks for fields of
+// others in the key. Time is divided into windows. The renewals of a lock in every eighth window
+// look; which window that is depends on the hold, so that in each of them one lock of eight is
+// looked at.
+//
+// A window is two fifths of the lease. That is longer than any time between two renewals of a
+// lock that Redis executes in time (see locktable.Table.jitter and alignRenewal), so no lock
+// skips a window: each is looked at again after eight windows and a renewal at the latest.
+func looksForOthers(now int64, op *locktable.Op) bool {
+	if op.Kind == locktable.Check {
 		return true
 	}
-	third := int64(first.LeaseMS) * 1e6 / 3
-	return (uint64(now/max(third, 1))+first.HoldID)%lookEvery == 0
+	window := max(int64(op.LeaseMS)*1e6/5*2, 1)
+	return (uint64(now/window)+op.HoldID)%lookEvery == 0
 }
 
 // appendCommand appends the beginning of a command that runs a script, up to the keys.

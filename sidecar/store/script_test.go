@@ -255,19 +255,32 @@ func TestRenewalsLookForFieldsOfOthersIfAsked(t *testing.T) {
 			looks   string
 			renewed bool
 		}{
-			{"a renewal of our lock", map[string]string{ours: "1"}, 30_000, "0", true},
-			{"a renewal of our lock that looks", map[string]string{ours: "1"}, 30_000, "1", true},
-			{"a renewal of our field in another structure", map[string]string{ours: "1", "mode": "read"}, 30_000, "0", true},
-			{"a renewal of our field in another structure that looks", map[string]string{ours: "1", "mode": "read"}, 30_000, "1", false},
-			{"a renewal of our field with other entries in another structure", map[string]string{ours: "2", "mode": "read"}, 30_000, "0", false},
-			{"a renewal of another owner's lock", map[string]string{field(otherUUID, 7): "1"}, 30_000, "0", false},
-			{"a check of our field in another structure", map[string]string{ours: "1", "mode": "read"}, 0, "1", false},
+			{"a renewal of our lock", map[string]string{ours: "1"}, 30_000, "no", true},
+			{"a renewal of our lock that looks", map[string]string{ours: "1"}, 30_000, "yes", true},
+			{"a renewal of our field in another structure", map[string]string{ours: "1", "mode": "read"}, 30_000, "no", true},
+			{"a renewal of our field in another structure, after one that looks", map[string]string{ours: "1", "mode": "read"}, 30_000, "not so far", true},
+			{"a renewal of our field in another structure that looks", map[string]string{ours: "1", "mode": "read"}, 30_000, "yes", false},
+			{"a renewal of our field with other entries in another structure", map[string]string{ours: "2", "mode": "read"}, 30_000, "no", false},
+			{"a renewal of another owner's lock", map[string]string{field(otherUUID, 7): "1"}, 30_000, "no", false},
+			{"a check of our field in another structure", map[string]string{ours: "1", "mode": "read"}, 0, "yes", false},
 		} {
 			b.admin.FlushAll(ctx)
 			b.admin.HSet(ctx, "lock", tt.hash)
 			b.admin.PExpire(ctx, "lock", time.Minute)
-			status := must(b.admin.Eval(ctx, renew.text, []string{"lock"}, ourUUID+":", tt.lease, 1, tt.looks, 7).Result())
-			if (status == int64(1)) != tt.renewed {
+			b.admin.HSet(ctx, "first", ours, "1")
+			keys, looks := []string{"lock"}, 1
+			switch tt.looks {
+			case "no":
+				looks = 0
+			case "not so far":
+				keys = []string{"first", "lock"}
+			}
+			args := []any{ourUUID + ":", tt.lease, 1, looks, 7, 7}[:4+len(keys)]
+			status := must(b.admin.Eval(ctx, renew.text, keys, args...).Result())
+			if list, isList := status.([]any); isList {
+				status = list[len(keys)-1]
+			}
+			if (status == int64(len(keys))) != tt.renewed {
 				t.Errorf("%s: %v", tt.says, status)
 			}
 			if ttl := must(b.admin.PTTL(ctx, "lock").Result()); (ttl <= 30*time.Second) != tt.renewed {
@@ -280,26 +293,54 @@ func TestRenewalsLookForFieldsOfOthersIfAsked(t *testing.T) {
 	})
 }
 
-// The renewals of a lock, a third of its lease apart, look at every fourth one.
-func TestEveryFourthRenewalLooks(t *testing.T) {
+// However far apart the renewals of a lock are, up to the latest, one within eight windows looks;
+// and of many locks, one in eight is looked at.
+func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 	for _, lease := range []uint32{100, 30_000, 4_000_000_000} {
 		op := keepOp("lock", 1_000_003)
 		op.LeaseMS = lease
-		third := int64(lease) * 1e6 / 3
-		for start := range int64(8) {
-			looks := 0
-			for i := range int64(lookEvery) {
-				if looksForOthers(start*third/2+i*third, &op) {
-					looks++
+		leaseNS := int64(lease) * 1e6
+		// A third of the lease, up to a twentieth for the jitter, and the alignment.
+		for _, apart := range []int64{leaseNS / 3, leaseNS/3 + leaseNS/40, leaseNS/3 + leaseNS/20 + leaseNS/300} {
+			var now, looked int64
+			for now < 200*leaseNS {
+				if looksForOthers(now, &op) {
+					looked = now
+				}
+				now += apart
+				if unseen := now - looked; unseen > leaseNS/5*2*lookEvery+apart {
+					t.Fatalf("lease %d: renewed every %d ns, the lock is not looked at for %d ns", lease, apart, unseen)
 				}
 			}
-			if looks != 1 {
-				t.Errorf("lease %d: %d of %d look", lease, looks, lookEvery)
+		}
+		looks := 0
+		for id := range uint64(800) {
+			op.HoldID = id
+			if looksForOthers(int64(lease)*7e6, &op) {
+				looks++
 			}
+		}
+		if looks != 800/lookEvery {
+			t.Errorf("lease %d: %d of 800 locks are looked at", lease, looks)
 		}
 	}
 	if check := checkOp("lock", 1); !looksForOthers(0, &check) || !looksForOthers(1e18, &check) {
 		t.Error("a check does not look")
+	}
+}
+
+// The script looks at the first of its keys only.
+func TestRenewalsThatLookComeFirst(t *testing.T) {
+	var ops []locktable.Op
+	for id := range uint64(20) {
+		ops = append(ops, keepOp(fmt.Sprint("lock:", id), id+1))
+	}
+	sortForBatching(0, ops)
+	if ops[0].HoldID != 8 || ops[1].HoldID != 16 || ops[2].HoldID != 1 {
+		t.Errorf("the first are of the holds %d, %d and %d; those of 8 and 16 look", ops[0].HoldID, ops[1].HoldID, ops[2].HoldID)
+	}
+	if _, n := batchPrefix(ops); n != len(ops) {
+		t.Errorf("one script executes %d of them", n)
 	}
 }
 

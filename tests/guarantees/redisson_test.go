@@ -702,7 +702,7 @@ func TestMultiLockOfRedissonRespectsALockOfASidecar(t *testing.T) {
 
 // A sidecar respects a read-write lock of Redisson with the name of a lock. The reverse is not
 // true: Redisson grants both the read lock and the write lock while a client of a sidecar
-// holds the lock. That client loses it at the next renewal.
+// holds the lock. That client loses it at the next renewal that looks for fields of others.
 func TestReadWriteLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := harness.StartRedis(t)

@@ -4,10 +4,10 @@
 -- ARGV[1]  prefix of this sidecar's owner fields
 -- ARGV[2]  lease, ms; 0: check only, and leave the expiry as it is
 -- ARGV[3]  entries of the holds
--- ARGV[4]  "1": look for fields of others beside ours. Without it, a renewal of a lock that has
---          our field with these entries renews the key, whatever else is in it. Another
---          program that builds a structure around our field is found by the next run that
---          looks.
+-- ARGV[4]  in how many of the keys, from the first, to look for fields of others beside ours.
+--          A renewal of another key that has our field with these entries renews it, whatever
+--          else is in it. Another program that builds a structure around our field is found
+--          by the next run that looks.
 -- ARGV[5…] for each key: hold number, decimal, below 2^53
 --
 -- Returns the number of keys if all of them are 1, and otherwise for each key
@@ -19,7 +19,7 @@
 --
 -- With no keys the script changes nothing: it shows that this user may run scripts.
 
-local lease, entries, looks = ARGV[2], ARGV[3], ARGV[4] == '1'
+local lease, entries, looks = ARGV[2], ARGV[3], (ARGV[4] or 0) + 0
 local renew = lease ~= '0'
 
 -- Like redis.call, but the error keeps its code in every version of Redis.
@@ -56,7 +56,7 @@ local statuses
 for i, lock in ipairs(KEYS) do
   local num, status = numbers[i + 4], 1
   -- The fast path, which nearly every lock takes: it is as this sidecar left it.
-  if ask('HGET', lock, prefix .. num) ~= entries or looks and ask('HLEN', lock) ~= 1 or renew and ask('PEXPIRE', lock, lease) ~= 1 then
+  if ask('HGET', lock, prefix .. num) ~= entries or i <= looks and ask('HLEN', lock) ~= 1 or renew and ask('PEXPIRE', lock, lease) ~= 1 then
     local ok
     ok, status = pcall(reconcile, lock, num)
     if not ok and type(status) == 'table' then status = status.err end
