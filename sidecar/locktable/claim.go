@@ -11,11 +11,10 @@ import (
 // brings Redis nearer to that.
 type remoteClaim struct {
 	content
-	window
+	*window // &atRest: no operation is in flight, and the last one did not fail
 
 	maxHoldID uint64 // largest number that any hold of this lock, or operation on it, had
 	renewAt   int64  // when the key is to be renewed (watchdog), or checked (fixed lease)
-	retryAt   int64  // no operation before, because the last one failed; 0: it did not
 }
 
 // claimState is what this host knows of its field in Redis.
@@ -111,9 +110,40 @@ func (c *content) dropTokens() { c.tokensLeft = 0 }
 //	  │◀──result────┘◀──────────result of the Drop───────┘        │ result of the Take
 //	  │                                                           ▼
 //	  └◀────────────────────result of the Drop────────────── lateDrop
+//
+// A lock has a window of its own from send to the end of the reconcile after which nothing is
+// in flight and no failed operation waits. Nearly all of a hundred thousand held locks have none
+// at any moment: these share atRest.
 type window struct {
-	op    inFlight // the operation sent last; NoOp: it has its result
-	phase windowPhase
+	op      inFlight // the operation sent last; NoOp: it has its result
+	retryAt int64    // no operation before, because the last one failed; 0: it did not
+	phase   windowPhase
+}
+
+// atRest is never written.
+var atRest window
+
+// openWindow gives a lock a window of its own.
+func (t *Table) openWindow(l *lock) {
+	if l.claim.window == &atRest {
+		l.claim.window = t.windows.get()
+	}
+}
+
+// closeWindow takes the window from a lock that needs none.
+func (t *Table) closeWindow(l *lock) {
+	if w := l.claim.window; w != &atRest && w.phase == windowIdle && w.retryAt == 0 {
+		*w = window{}
+		t.windows.put(w)
+		l.claim.window = &atRest
+	}
+}
+
+// endPause has the next operation sent without waiting for retryAt.
+func (w *window) endPause() {
+	if w.retryAt != 0 {
+		w.retryAt = 0
+	}
 }
 
 type windowPhase uint8
@@ -221,7 +251,7 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 	if c.isBusy() && !w.mayPipeline || !a.due(c.retryAt) {
 		return Op{}
 	}
-	c.retryAt = 0
+	c.endPause()
 	switch {
 	case w.kind == wantHold:
 		op := c.chooseForHold(a, w)
@@ -379,9 +409,19 @@ func (c *remoteClaim) unknown(now int64, op *inFlight) {
 // such: the next operation finds no key, see KeyMissing in Table.Result.)
 func (c *remoteClaim) dataLost() {
 	c.dropTokens()
-	c.op.mayHaveLostData = true // if there is one, it may meet the new data
+	if c.isBusy() {
+		c.op.mayHaveLostData = true // it may meet the new data
+	}
 	if c.state.isOurs() {
 		c.state = claimInDoubt
+	}
+}
+
+// noteMayBeFree notes that the operation in flight, if there is one, may find another host's field
+// that is gone by the time of its result.
+func (c *remoteClaim) noteMayBeFree() {
+	if c.isBusy() {
+		c.op.mayBeFree = true
 	}
 }
 

@@ -50,9 +50,18 @@ func (q *list[T]) remove(v *T, at func(*T) *links[T]) {
 
 // pool keeps what most operations need for a moment, for the next one: otherwise that
 // would be most of what there is to collect.
-type pool[T any] struct{ free []*T }
+type pool[T any] struct {
+	free []*T
+	max  int // so many are kept, maxFree at least
+}
 
-const maxFree = 256
+const (
+	maxFree = 256
+
+	// maxFreeWindows is more than a hundred thousand locks have in flight when those that are
+	// due in the same hundred milliseconds are renewed.
+	maxFreeWindows = 4096
+)
 
 // get returns a T: a new one, or one as it was put back.
 func (p *pool[T]) get() *T {
@@ -67,7 +76,7 @@ func (p *pool[T]) get() *T {
 }
 
 func (p *pool[T]) put(v *T) {
-	if len(p.free) < maxFree {
+	if len(p.free) < max(p.max, maxFree) {
 		p.free = append(p.free, v)
 	}
 }

@@ -38,7 +38,7 @@ func (t *Table) lockFor(name string) *lock {
 	l := t.byName[name]
 	if l == nil {
 		l = &lock{name: name, index: uint32(len(t.locks))}
-		l.timer.Value = l
+		l.timer.Value, l.claim.window = l, &atRest
 		l.releasedAt = t.releases.at(name)
 		l.group = t.groupOf(name)
 		t.byName[name] = l
@@ -108,6 +108,7 @@ func (t *Table) reconcile(now int64, l *lock) {
 	t.syncRemote(&a, l)
 	t.answerConfirms(l)
 	t.updateSubscription(&a, l)
+	t.closeWindow(l)
 	if l.isIdle() {
 		t.forget(l)
 		return
@@ -237,6 +238,7 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 			l.queue.arbiter.phase = yielding // those that wake up get their chance
 		}
 	}
+	t.openWindow(l)
 	l.claim.sent(now, op, l.holds == nil)
 	if op.Kind == Take || op.Kind == Renew {
 		t.trackDeadline(l.holds)
@@ -267,7 +269,9 @@ func (t *Table) nextCheck(now int64) int64 {
 // checkPause after the last time.
 func (l *lock) checkSoon(now int64) {
 	l.claim.renewAt = min(l.claim.renewAt, max(now, l.claim.confirmedAt+checkPause))
-	l.claim.op.checkAgain = true // what is in flight may have been executed before
+	if l.claim.isBusy() {
+		l.claim.op.checkAgain = true // it may have been executed before
+	}
 }
 
 const checkPause = int64(10 * time.Millisecond)

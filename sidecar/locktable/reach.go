@@ -92,7 +92,7 @@ func (t *Table) Up(now int64, dataLost, isListening bool) {
 	t.redis.phase, t.redis.cause, t.redis.isListening = redisUp, "", isListening
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		l := t.locks[i]
-		l.claim.retryAt = 0
+		l.claim.endPause()
 		if dataLost {
 			l.claim.dataLost()
 		}

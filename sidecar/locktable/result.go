@@ -299,7 +299,7 @@ func (t *Table) onUnlocked(now int64, l *lock) {
 	if !own {
 		l.claim.lingerUntil = 0
 	}
-	l.claim.op.mayBeFree = true // even if a local client believes to have it: the result may say otherwise
+	l.claim.noteMayBeFree() // even if a local client believes to have it: the result may say otherwise
 	if l.holds != nil && !own {
 		l.checkSoon(now)
 	}
@@ -315,7 +315,7 @@ func (t *Table) onUnlocked(now int64, l *lock) {
 func (t *Table) Subscribed(now int64, name string) {
 	if l := t.byName[name]; l != nil && l.queue != nil && l.queue.arbiter.sub != unsubscribed {
 		q := l.queue
-		l.claim.op.mayBeFree = true
+		l.claim.noteMayBeFree()
 		if l.holds != nil {
 			l.checkSoon(now)
 		}

@@ -80,6 +80,10 @@ func (t *Table) addClone(l *lock) {
 		name: l.name, index: l.index, slot: l.slot, releasedAt: l.releasedAt, isHot: l.isHot, group: l.group, claim: l.claim, rivals: l.rivals,
 	}
 	c.timer.Value = c
+	if l.claim.window != &atRest {
+		w := *l.claim.window
+		c.claim.window = &w
+	}
 	if l.user != nil {
 		c.user = t.users[l.user.uid]
 	}

@@ -183,6 +183,7 @@ type Table struct {
 	requests pool[request]
 	queues   pool[queue]
 	holds    pool[hold]
+	windows  pool[window]
 
 	releases   recentReleases
 	isStopping bool // no lock lingers any more
@@ -220,6 +221,7 @@ func New(cfg Config, now int64) *Table {
 		users:    make(map[int64]*user),
 		byName:   make(map[string]*lock),
 		byHold:   make(map[uint64]*hold),
+		windows:  pool[window]{max: maxFreeWindows},
 	}
 	chance := cfg.Chance
 	if chance == nil {

@@ -115,8 +115,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "an operation in flight while Redis lost its data may have met the new data",
 		file: "sidecar/locktable/claim.go",
-		old:  `	c.op.mayHaveLostData = true // if`,
-		new:  `	// if`,
+		old:  `		c.op.mayHaveLostData = true // it`,
+		new:  `		// it`,
 		by:   tableTest("TestARenewalThatMeetsAnEmptyRedisIsNoDeletion"),
 	},
 	{
@@ -181,6 +181,20 @@ var locktableMutants = []mutant{
 		old:  `		c.leaseMS > w.fullLeaseMS && w.leaseMS <= w.fullLeaseMS:`,
 		new:  `		false:`,
 		by:   tableTest("TestAWatchdogHoldThatInheritsALongLeaseIsRenewedInTime"),
+	},
+	{
+		rule: "the window of a lock stays while a failed operation waits",
+		file: "sidecar/locktable/claim.go",
+		old:  `w.phase == windowIdle && w.retryAt == 0 {`,
+		new:  `w.phase == windowIdle {`,
+		by:   tableTest("TestLocksAtRestShareAWindow"),
+	},
+	{
+		rule: "no lock writes the window that locks at rest share",
+		file: "sidecar/locktable/claim.go",
+		old:  "	if c.isBusy() {\n		c.op.mayHaveLostData",
+		new:  "	{\n		c.op.mayHaveLostData",
+		by:   tableTest("TestLocksAtRestShareAWindow"),
 	},
 	{
 		rule: "after an error Redis is asked again",
@@ -352,8 +366,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "tokens from before Redis lost its data are not granted",
 		file: "sidecar/locktable/claim.go",
-		old:  "	c.dropTokens()\n	c.op.mayHaveLostData",
-		new:  `	c.op.mayHaveLostData`,
+		old:  "	c.dropTokens()\n	if c.isBusy() {",
+		new:  `	if c.isBusy() {`,
 		by:   simulation,
 	},
 	{
@@ -494,8 +508,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a message during a check has the key checked again",
 		file: "sidecar/locktable/lock.go",
-		old:  `	l.claim.op.checkAgain = true // what`,
-		new:  `	// what`,
+		old:  `		l.claim.op.checkAgain = true // it`,
+		new:  `		// it`,
 		by:   tableTest("TestMessageDuringACheckHasTheKeyCheckedAgain"),
 	},
 
