@@ -37,7 +37,8 @@ A stop, or a kill, frees no lock: the next daemon finds in the state file who ho
 Each setting is taken from its flag, its variable, the settings file or its default: the first that has it.
 The Redis URL may also come as the systemd credential "redis-url", and the files for TLS as "redis-ca", "redis-cert"
 and "redis-key".
-GOMAXPROCS and GOGC are Go's own; without them, serve runs on two processors and collects garbage at 40 %.
+GOMAXPROCS and GOGC are Go's own; without them, serve runs on two processors, collects garbage at 40 %, and returns
+free memory to the system after ten seconds in which it did little.
 
 --check looks at settings, Redis URL, group, directories and files, as the user that runs it and with the
 environment that it has. It does not connect to Redis. systemctl reload locksidecar runs it as the daemon would,
@@ -155,6 +156,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	defer stop()
 	// After the first signal, a second one has its default action: it kills the program.
 	context.AfterFunc(ctx, stop)
+	startReturningMemory(ctx, os.Getenv)
 	defer ignoreHangups(log)()
 
 	if target.embedded {
