@@ -274,7 +274,7 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 		c.Timeout = patience
 		c.OnResults = func(results []locktable.Result, _ *Identity) {
 			for _, res := range results {
-				got <- fmt.Sprintf("result %s %d", res.Name, res.Outcome)
+				got <- fmt.Sprintf("result %s %v", res.Name, res.Outcome)
 			}
 		}
 		c.OnMessages = func(messages []locktable.Message) { got <- "message " + messages[0].Name }
