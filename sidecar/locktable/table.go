@@ -239,9 +239,15 @@ func (t *Table) Effects() []Effect {
 	t.flushLeaseEvents()
 	t.writeJournal()
 	out := t.out
-	t.out = t.out[:0]
+	if t.out = t.out[:0]; cap(out) > maxIdleEffects {
+		t.out = nil // after a burst: many timers were late, for instance
+	}
 	return out
 }
+
+// maxIdleEffects is how many effects there is room for between bursts. A host that renews a hundred
+// thousand locks has some thousands at a time.
+const maxIdleEffects = 1 << 13
 
 func (t *Table) emit(e Effect) { t.out = append(t.out, e) }
 
