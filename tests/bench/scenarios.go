@@ -19,6 +19,7 @@ func scenarios() []Scenario {
 		{Name: "two hosts 2x8x1", Kind: Contended, Hosts: 2, Processes: 16, Workers: 1},
 		// As the peers do: whichever host has the lock, another one may get it next.
 		{Name: "two hosts alternating", Kind: Contended, Hosts: 2, Processes: 16, Workers: 1, Setting: "--turn=0"},
+		{Name: "two hosts in order", Kind: Contended, Hosts: 2, Processes: 16, Workers: 1, Setting: "--fair=*"},
 	}
 	var all []Scenario
 	for _, wan := range []bool{false, true} {

@@ -63,6 +63,8 @@ var goals = []goal{
 	{"two hosts 2x8x1", WaitMaxMS, bound{}},
 	{"two hosts alternating", HostChangesPerSecond, bound{ratioAtLeast, 2}},
 	{"two hosts alternating", WaitMaxMS, bound{ratioAtMost, 0.25}},
+	{"two hosts in order", OwnerChangesPerSecond, bound{}},
+	{"two hosts in order", WaitMaxMS, bound{}},
 	{"contended 16x1 wan", OwnerChangesPerSecond, bound{ratioAtLeast, 20}},
 	{"contended 16x1 wan", WaitMaxMS, bound{}},
 	{"contended 16x1 1ms wan", OwnerChangesPerSecond, bound{}},
@@ -70,6 +72,8 @@ var goals = []goal{
 	{"two hosts 2x8x1 wan", HostChangesPerSecond, bound{}},
 	{"two hosts alternating wan", HostChangesPerSecond, bound{ratioAtLeast, 2}},
 	{"two hosts 2x8x1 wan", WaitMaxMS, bound{}},
+	{"two hosts in order wan", OwnerChangesPerSecond, bound{}},
+	{"two hosts in order wan", WaitMaxMS, bound{}},
 	{"held 10k", ServerCPUPerSecMS, bound{}},
 	{"held 100k", ServerCPUPerSecMS, bound{ratioAtMost, 0.5}},
 	// A thousandth of the lease of 10 s.
