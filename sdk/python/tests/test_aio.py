@@ -228,7 +228,7 @@ async def test_loss_read_together_with_the_grant_cancels_the_body(sidecar: FakeS
 
     task = asyncio.create_task(wait())
     await wait_until(sidecar, lambda: sidecar.requests("acquire"))
-    with sidecar._lock:
+    with sidecar._lock_all:
         sidecar.answer_all()
         sidecar.lose("n", "deleted")
     with pytest.raises(LockLost, match="deleted"):

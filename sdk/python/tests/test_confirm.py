@@ -278,7 +278,7 @@ def test_unconfirmed_can_be_pickled() -> None:
 def test_release_returns_when_it_is_confirmed(
     sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor, of_the_lock: bool
 ) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     lock = client.lock("n")
     lock.acquire()
     releasing = pool.submit(lock.release if of_the_lock else lock.held.release, confirm=True)
@@ -367,7 +367,7 @@ def test_refused_confirmation_raises_unconfirmed(
 
 @pytest.mark.parametrize("timeout", [0.01, 0, -1, float("nan")])
 def test_confirmation_timeout_raises_unconfirmed(sidecar: FakeSidecar, client: Client, timeout: float) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     with client.lock("n") as held, pytest.raises(Unconfirmed, match="in time") as e:
         held.release(confirm=True, timeout=timeout)
     assert isinstance(why(e.value), TimeoutError)
@@ -392,7 +392,7 @@ def test_block_ends_when_the_release_is_confirmed(
         with lock:
             assert sidecar.requests("confirm") == []
 
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     block = pool.submit(body)
     sidecar.wait_for(lambda: sidecar.requests("confirm"))
     assert not sidecar.holder("n")
@@ -403,7 +403,7 @@ def test_block_ends_when_the_release_is_confirmed(
 
 
 def test_block_without_a_confirmation_raises_unconfirmed(sidecar: FakeSidecar, client: Client) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(Unconfirmed), lock:
         pass
@@ -415,7 +415,7 @@ def test_block_without_a_confirmation_raises_unconfirmed(sidecar: FakeSidecar, c
 def test_exception_of_the_body_gets_a_note_about_unconfirmed(
     sidecar: FakeSidecar, client: Client, exc: BaseException
 ) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(type(exc)) as e, lock:
         raise exc
@@ -430,7 +430,7 @@ def test_exception_of_the_body_gets_a_note_about_unconfirmed(
 def test_interrupted_block_does_not_wait_for_the_confirmation(
     sidecar: FakeSidecar, client: Client, exc: BaseException
 ) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     lock = client.lock("n", confirm=True)
     with pytest.raises(type(exc)), lock:
         raise exc
@@ -457,7 +457,7 @@ def test_ctrl_c_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: C
         sidecar.wait_for(lambda: sidecar.requests("confirm"))
         ctrl_c(client, interrupted)
 
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     lock = client.lock("n", confirm=block)
     interrupted = threading.Event()
     thread = threading.Thread(target=interrupt)
@@ -481,7 +481,7 @@ def test_ctrl_c_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: C
 
 
 def test_close_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: Client, pool: ThreadPoolExecutor) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     lock = client.lock("n")
     lock.acquire()
     releasing = pool.submit(lock.release, confirm=True)
@@ -504,7 +504,7 @@ def test_new_sidecar_confirms_a_release(
         client.lock("other").acquire()
     lock = client.lock("n")
     lock.acquire()
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     releasing = pool.submit(lock.release, confirm=True)
     sidecar.wait_for(lambda: len(sidecar.requests("confirm")) == 1)
     sidecar.restart()
@@ -522,7 +522,7 @@ def test_release_is_confirmed_when_a_sidecar_listens_again(
 ) -> None:
     lock = client.lock("n")
     lock.acquire()
-    with sidecar._lock:
+    with sidecar._lock_all:
         sidecar.stop_listening()
         sidecar.restart()
     releasing = pool.submit(lock.release, confirm=True)
@@ -542,7 +542,7 @@ def test_release_without_a_sidecar_raises_unconfirmed(
 ) -> None:
     lock = client.lock("n")
     lock.acquire()
-    with sidecar._lock:
+    with sidecar._lock_all:
         sidecar.stop_listening()
         sidecar.restart()
     with monkeypatch.context() as patch:
@@ -563,7 +563,7 @@ def test_sidecar_without_its_state_leaves_releases_unconfirmed(
     lock.acquire()
     stray.acquire()
     held = stray.held
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     releasing = pool.submit(lock.release, confirm=True, timeout=TIMEOUT)
     # Another thread acquired the lock: any thread may release a lock that is not re-entrant.
     sidecar.wait_for(lambda: sidecar.requests("confirm"))

@@ -45,7 +45,7 @@ async def wait_confirm_requests(sidecar: FakeSidecar, times: int = 1) -> None:
 
 
 async def test_call_releases_and_await_confirms(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     held = await acquired(client)
     confirmation = held.release(confirm=True)
     assert held.released
@@ -140,7 +140,7 @@ async def test_refused_confirmation_raises_unconfirmed(
 async def test_confirmation_timeout_raises_unconfirmed(
     sidecar: FakeSidecar, client: aio.Client, timeout: float
 ) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     held = await acquired(client)
     with pytest.raises(Unconfirmed, match="in time") as e:
         await held.release(confirm=True, timeout=timeout)
@@ -167,7 +167,7 @@ async def test_cancellation_ends_the_wait_and_nothing_else(
     sidecar: FakeSidecar, client: aio.Client, block: bool
 ) -> None:
     """The lock was released once, and stays released."""
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     lock = client.lock("n", confirm=block)
 
     async def work() -> None:
@@ -200,7 +200,7 @@ async def test_cancellation_ends_the_wait_and_nothing_else(
 
 
 async def test_wait_for_ends_the_wait(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     held = await acquired(client)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(held.release(confirm=True), 0.01)
@@ -217,7 +217,7 @@ async def test_block_ends_when_the_release_is_confirmed(sidecar: FakeSidecar, cl
         async with client.lock("n", confirm=True):
             assert sidecar.requests("confirm") == []
 
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     block = asyncio.ensure_future(body())
     await wait_confirm_requests(sidecar)
     await wait_free(sidecar, "n")
@@ -227,7 +227,7 @@ async def test_block_ends_when_the_release_is_confirmed(sidecar: FakeSidecar, cl
 
 
 async def test_block_without_a_confirmation_raises_unconfirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     lock = client.lock("n", confirm=True, confirm_timeout=0.01)
     with pytest.raises(Unconfirmed):
         async with lock:
@@ -237,7 +237,7 @@ async def test_block_without_a_confirmation_raises_unconfirmed(sidecar: FakeSide
 
 
 async def test_exception_of_the_body_gets_a_note_about_unconfirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     exc = ValueError("of the body")
     with pytest.raises(ValueError, match="of the body") as e:
         async with client.lock("n", confirm=True, confirm_timeout=0.01):
@@ -257,7 +257,7 @@ async def test_cancelled_block_does_not_wait_for_the_confirmation(sidecar: FakeS
             inside.set()
             await asyncio.get_running_loop().create_future()
 
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     task = asyncio.ensure_future(body())
     await inside.wait()
     task.cancel()
@@ -294,7 +294,7 @@ async def test_new_sidecar_confirms_a_release(sidecar: FakeSidecar, client: aio.
     if more:
         await acquired(client, "other")
     held = await acquired(client)
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     releasing = asyncio.ensure_future(held.release(confirm=True))
     await wait_confirm_requests(sidecar)
     sidecar.restart()
@@ -309,7 +309,7 @@ async def test_new_sidecar_confirms_a_release(sidecar: FakeSidecar, client: aio.
 
 async def test_release_is_confirmed_when_a_sidecar_listens_again(sidecar: FakeSidecar, client: aio.Client) -> None:
     held = await acquired(client)
-    with sidecar._lock:
+    with sidecar._lock_all:
         sidecar.stop_listening()
         sidecar.restart()
     releasing = asyncio.ensure_future(held.release(confirm=True))
@@ -327,7 +327,7 @@ async def test_release_without_a_sidecar_raises_unconfirmed(
     sidecar: FakeSidecar, client: aio.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = await acquired(client)
-    with sidecar._lock:
+    with sidecar._lock_all:
         sidecar.stop_listening()
         sidecar.restart()
     with monkeypatch.context() as patch:
@@ -341,7 +341,7 @@ async def test_release_without_a_sidecar_raises_unconfirmed(
 
 async def test_sidecar_without_its_state_leaves_releases_unconfirmed(sidecar: FakeSidecar, client: aio.Client) -> None:
     held, stray = await acquired(client), await acquired(client, "stray")
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     releasing = asyncio.ensure_future(held.release(confirm=True))
     await wait_confirm_requests(sidecar)
     sidecar.restart_without_state()
@@ -353,7 +353,7 @@ async def test_sidecar_without_its_state_leaves_releases_unconfirmed(sidecar: Fa
 
 
 async def test_close_ends_the_wait_for_a_confirmation(sidecar: FakeSidecar, client: aio.Client) -> None:
-    sidecar.redis_down = True
+    sidecar.redis_slow = True
     held = await acquired(client)
     releasing = asyncio.ensure_future(held.release(confirm=True))
     await wait_confirm_requests(sidecar)

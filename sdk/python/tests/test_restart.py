@@ -221,7 +221,7 @@ def test_leader_uses_the_connection_that_another_thread_made(
     sidecar.wait_for(lambda: sidecar.waiting("n"))
     # After its first attempt the leader does not connect for a long time.
     monkeypatch.setattr(Transport, "next_backoff", lambda _: 3600.0)
-    with sidecar._lock:
+    with sidecar._lock_all:
         sidecar.stop_listening()
         sidecar.restart()
     shared = client._shared
@@ -238,7 +238,7 @@ def test_leader_uses_the_connection_that_another_thread_made(
 def test_loss_during_a_restart_is_reported(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.lock("n")
     lock.acquire()
-    with sidecar._lock:
+    with sidecar._lock_all:
         sidecar.restart()
         sidecar.lose("n", "forced")
     with pytest.raises(LockLost, match="forced"):
@@ -367,7 +367,7 @@ def test_calls_fail_if_no_sidecar_comes_back(sidecar: FakeSidecar, client: Clien
     other.lock("n").acquire()
     waits = [pool.submit(client.lock("n").acquire) for _ in range(3)]
     sidecar.wait_for(lambda: sidecar.waiting("n") == 3)
-    with sidecar._lock:
+    with sidecar._lock_all:
         sidecar.stop_listening()
         sidecar.restart()
     for wait in waits:
@@ -393,7 +393,7 @@ def test_grant_to_an_expired_acquire_is_released(
     sidecar.wait_for(lambda: sidecar.requests("acquire"))
     shared = client._shared
     assert shared is not None
-    with shared.mutex, sidecar._lock:  # the answer is not read
+    with shared.mutex, sidecar._lock_all:  # the answer is not read
         (session,) = sidecar.sessions.values()
         sidecar._on_acquire(session, sidecar.requests("acquire")[-1])
         shared.session.on_disconnected(boottime())
@@ -449,7 +449,7 @@ def test_release_that_was_sent_but_not_read_is_delivered_later(sidecar: FakeSide
     lock, other = client.lock("n"), client.lock("other")
     lock.acquire()
     other.acquire()
-    with sidecar._lock:
+    with sidecar._lock_all:
         lock.release()
         sidecar.restart()
     assert sidecar.holder("n")
@@ -462,7 +462,7 @@ def test_check_without_a_sidecar_starts_the_delivery_of_an_unread_release(sideca
     lock, other = client.lock("n"), client.lock("other")
     lock.acquire()
     other.acquire()
-    with sidecar._lock:
+    with sidecar._lock_all:
         lock.release()
         sidecar.stop_listening()
         sidecar.restart()
@@ -687,7 +687,7 @@ def test_threads_exclude_each_other_over_many_disconnects(
                     assert sidecar._changed.wait(TIMEOUT)
             if finished.is_set():
                 return
-            with sidecar._lock:
+            with sidecar._lock_all:
                 if kind == "stop_listening":
                     sidecar.stop_listening()
                 sidecar.restart()
@@ -784,7 +784,7 @@ def test_with_block_interrupted_at_any_point_over_a_restart_leaves_no_lock_held(
         last = 0
         lock.acquire()
         lock.held._scoped = True  # as by __enter__
-        with sidecar._lock:
+        with sidecar._lock_all:
             if not listening:
                 sidecar.stop_listening()
             sidecar.restart()

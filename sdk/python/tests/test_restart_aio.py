@@ -47,7 +47,7 @@ def claimed(sidecar: FakeSidecar, times: int) -> bool:
 
 def kill(sidecar: FakeSidecar) -> None:
     """Kills the sidecar, which is not restarted until listen()."""
-    with sidecar._lock:
+    with sidecar._lock_all:
         sidecar.stop_listening()
         sidecar.restart()
 

@@ -174,7 +174,7 @@ def test_thread_that_closes_a_cycle_gets_deadlock(
 
     cycle = pool.submit(other)
     sidecar.wait_for(lambda: sidecar.waiting("a"))
-    with pytest.raises(Deadlock, match=r"b is held by owner .*a is held by owner"):
+    with pytest.raises(Deadlock, match=r"you ask for \"b\", held by owner .*who waits for \"a\", which you hold"):
         b.acquire()
     a.release()
     cycle.result(TIMEOUT)

@@ -256,5 +256,10 @@ def ping_call() -> Call[protocol.PingOK]:
     return Call("ping", "", protocol.ping_ok, lambda id, _: protocol.ping(id))
 
 
+def watch_call() -> Call[bool]:
+    """It is never sent. A thread that waits for it processes events until Session.end_watch()."""
+    return Call("watch", "", lambda _: True, lambda id, _: b"")
+
+
 def bye_call() -> Call[bool]:
     return Call("bye", "", lambda _: True, lambda id, _: protocol.bye(id))

@@ -23,6 +23,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final
 
+from . import _log
 from . import _protocol as protocol
 from ._calls import NO_EPOCH, AwaitedAnswer, Call, CallState, Confirm, Hold, bye_call
 from ._errors import (
@@ -49,6 +50,14 @@ if sys.platform == "linux":
     boottime: Final[Callable[[], int]] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 else:
     boottime: Final[Callable[[], int]] = time.monotonic_ns  # never used for a deadline: connecting raises Unsupported
+
+# The clocks of the sidecars in memory of this process (locksidecar.testing), by the paths of their sockets.
+clocks: Final[dict[str, Callable[[], int]]] = {}
+
+
+def clock_of(path: str) -> Callable[[], int]:
+    """The clock of the deadlines that the sidecar at path sends."""
+    return clocks.get(path, boottime)
 
 
 class Stage(IntEnum):
@@ -91,6 +100,8 @@ class Session:
     # The calls that became DONE, and the holds that became LOST. The I/O layer removes them and wakes their callers.
     done_calls: list[Call[Any]] = field(default_factory=list)
     lost_holds: list[Hold] = field(default_factory=list)
+    # What the I/O layer writes to the log.
+    log: list[_log.Record] = field(default_factory=list)
     # What the I/O layer received, in chunks. process() moves it to _buffer.
     received: list[bytes] = field(default_factory=list)
     # The I/O layer deletes what it has sent.
@@ -136,6 +147,7 @@ class Session:
     _releases_after_claims: bytearray = field(default_factory=bytearray)  # releases during CLAIMING
     _needs_reset: bool = False  # the last connection has ended, and _reset() is not complete
     _bye: Call[bool] | None = None  # None: close() was not called
+    _away_since: int = 0  # when the last connection ended that had served; 0: none has, or another one serves
 
     # --- Connections ---
 
@@ -171,7 +183,20 @@ class Session:
         if self.stage > Stage.DISCONNECTED:
             if self._last_release_end > self._acknowledged:  # the sidecar may have died before it read it
                 self._note_unreleased(now + 2 * self._watchdog_lease_ns)
+            log: list[_log.Record] = []
+            since = self._away_since
+            if self.stage is Stage.SERVING and self._bye is None:
+                since = now
+                log = [
+                    (
+                        _log.INFO,
+                        "the sidecar at %s has closed the connection; locks held: %d",
+                        (self.path, self.live_holds),
+                    )
+                ]
             # Commit:
+            self.log += log
+            self._away_since = since
             self._needs_reset = True
             self.stage = Stage.DISCONNECTED
             self._reset(now)
@@ -242,6 +267,9 @@ class Session:
         elif self._bye is not None:
             self.finish()
         else:
+            if self.live_holds:
+                what = "the sidecar at %s does not know this session: it cannot renew the %d locks held"
+                self.log += [(_log.WARNING, what, (self.path, self.live_holds))]
             self._on_new_session()
             self._ticket = answer.ticket  # after _on_new_session(): the holds belong to the session of the old ticket
             self._start_serving(now)
@@ -310,6 +338,18 @@ class Session:
             call.end_offset = self._queued_bytes + len(out)
             call.state = CallState.QUEUED
             pending[call.id] = call
+        log: list[_log.Record] = []
+        if self._away_since:
+            away = (now - self._away_since) / 1e9
+            log = [
+                (
+                    _log.INFO,
+                    "connected to the sidecar at %s again after %.3f s; locks held: %d",
+                    (self.path, away, self.live_holds),
+                )
+            ]
+        self.log += log
+        self._away_since = 0
         self._acknowledged = self._queued_bytes
         self._last_release_end = self._queued_bytes + releases
         self._pending = pending
@@ -512,10 +552,12 @@ class Session:
         self.live_holds = live
 
     def _mark_lost(self, hold: Hold, reason: str) -> None:
+        record = _loss_record(hold, reason)
         # Commit:
         hold.lost_reason = reason
         self.live_holds -= 1
         self.lost_holds += [hold]
+        self.log += [record]
 
     def latest_deadline(self) -> int:
         """The latest deadline of all holds that are neither RELEASED nor LOST; 0 if there are none."""
@@ -686,11 +728,13 @@ class Session:
         lost = [] if hold.lost_reason else [hold]
         live = self.live_holds - len(lost)
         why = hold.lost_reason or reason
+        log = [_loss_record(hold, reason)] if lost else []
         # Commit:
         hold.epoch = NO_EPOCH
         hold.lost_reason = why
         self.live_holds = live
         self.lost_holds += lost
+        self.log += log
         del self._holds[number]
         self._processed = self._frame_end
 
@@ -704,6 +748,10 @@ class Session:
         self._lease_events += 1
         self._lease_deadline = deadline
         self._processed = self._frame_end
+
+    def end_watch(self, call: Call[Any]) -> None:
+        """call is a watch_call()."""
+        self._mark_done(call)
 
     def _mark_done(self, call: Call[Any]) -> None:
         # Commit:
@@ -907,6 +955,11 @@ class Entry:
     def loss_error(self, reason: str) -> LockLost:
         what = _LOSS_TEXTS.get(reason, reason)
         return LockLost(f"the lock {self.hold.name!r} was lost: {what}", name=self.hold.name, reason=reason)
+
+
+def _loss_record(hold: Hold, reason: str) -> _log.Record:
+    level = _log.INFO if reason == "closed" else _log.WARNING
+    return level, "the lock %r (token %d) was lost: %s", (hold.name, hold.token, _LOSS_TEXTS.get(reason, reason))
 
 
 _LOSS_TEXTS: Final = {

@@ -140,6 +140,11 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_prefix(prefix: str) -> str:
+    """Returns prefix if names of locks can begin with it, or if it is empty; raises BadRequest or TypeError."""
+    return check_name(prefix) if prefix or not isinstance(prefix, str) else prefix
+
+
 # --- Replies --------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,9 @@ A background thread, the releaser, runs only while the sidecar may keep a lock t
 release without a connection, or when the caller of an acquire does not wait any more. It ends when the sidecar has read
 the release, or has answered the acquire.
 
+Another background thread, the watcher, runs only while a hold has an on_lost callback. It waits like a thread whose
+call is not answered, so it processes events when no other thread does. It calls the callbacks.
+
 A signal handler may raise in the main thread, in every function here, and also while an interrupted function is being
 completed. So the first statements of an except clause make no call. They record in Session.given_up what the function
 leaves behind, an unanswered call or a hold. The next thread that uses the session completes that before anything else,
@@ -31,10 +34,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from . import _fork
-from ._calls import Call, Confirm, confirm_call, ping_call
+from . import _fork, _log
+from ._calls import Call, Confirm, confirm_call, ping_call, watch_call
 from ._core import Entry, Stage
-from ._errors import LocksidecarError, Unavailable
+from ._errors import LockLost, LocksidecarError, Unavailable
 from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, Timeouts, Transport, wait_ready
 
 T = TypeVar("T")
@@ -44,6 +47,8 @@ INTERRUPT_RETRIES: Final = (1, 2, 3, 4, 5)
 
 # Seconds between two attempts of the releaser.
 _RELEASER_PAUSE: Final = 0.1
+# The longest sleep of the watcher after the session has failed.
+_WATCHER_PAUSE: Final = 0.5
 
 
 class _CallWaiter:
@@ -94,6 +99,9 @@ class SharedSession:
         self._next_attempt = 0.0  # by time.monotonic()
         self._waker = _Waker()
         self._releaser_running = False  # or is about to
+        self._watched: dict[Entry, Callable[[LockLost], object]] = {}  # the on_lost callbacks
+        self._watcher_running = False  # or is about to
+        self._watch: Call[Any] | None = None  # what the watcher waits for
         _fork.register(self)
 
     # --- Calls ---
@@ -109,6 +117,8 @@ class SharedSession:
                 self.session.submit(call, self._clock())
                 self._flush()
             self._wait_for(call, timeouts)
+            if self.session.log:
+                _log.write(self.session.log)
         except LocksidecarError:
             self.session.given_up += [call]
             self.complete_given_up()
@@ -253,8 +263,10 @@ class SharedSession:
         """Wakes the threads whose calls are DONE. If it is interrupted, its next run continues."""
         session = self.session
         if session.lost_holds:
+            self._wake_watcher()
             session.lost_holds.clear()  # their holders read the loss from the Hold
         if session.failure is not None:
+            self._wake_watcher()
             session.fail_pending()
             self._close_if_unneeded()
         if self._disconnect_notified is not (self.transport.sock is None):
@@ -376,11 +388,16 @@ class SharedSession:
                         state = read(read_at)
                         # The process may have been stopped after it had read. Then a later deadline may have arrived.
                         if entry.has_ended() or self._clock() < self.session.deadline(entry.hold):
-                            return state
+                            break
                         continue
                 self._reconnect_once()
                 reconnected = True
+            if self.session.log:
+                _log.write(self.session.log)
+            return state
         except LocksidecarError:
+            if self.session.log:
+                _log.write(self.session.log)
             raise
         except BaseException:
             try:  # noqa: SIM105
@@ -425,6 +442,10 @@ class SharedSession:
                 pass
             self.complete_interrupted()
             raise
+        if self._watched:
+            self._unwatch(entry)
+        if self.session.log:
+            _log.write(self.session.log)
         if error is not None:
             raise error
         if call is not None and confirm is not None:
@@ -474,6 +495,88 @@ class SharedSession:
         except LocksidecarError as e:
             raise call.unconfirmed_error(e, self._clock()) from e
 
+    # --- Callbacks ---
+
+    def watch(self, entry: Entry, on_lost: Callable[[LockLost], object]) -> None:
+        """Calls on_lost, in the watcher, if the hold of entry is lost before entry is released."""
+        with self.mutex:
+            self._watched[entry] = on_lost
+            self._wake_watcher()  # the deadline of this hold may be the first
+            self._notify()
+            if self._watcher_running:
+                return
+            self._watcher_running = True
+            try:
+                _thread.start_new_thread(self._watcher_thread, ())  # as in _start_releaser()
+            except RuntimeError:  # the interpreter is ending, and the session with it
+                self._watcher_running = False
+
+    def _unwatch(self, entry: Entry) -> None:
+        with self.mutex:
+            if entry.released and entry in self._watched:
+                del self._watched[entry]
+                if not self._watched:
+                    self._wake_watcher()  # it ends
+                    self._notify()
+
+    def _wake_watcher(self) -> None:
+        """The caller holds the mutex, and calls _notify() if it is not _notify() itself."""
+        call = self._watch
+        if call is not None and not call.done:
+            self.session.end_watch(call)
+
+    def _watcher_thread(self) -> None:
+        try:
+            while self._watch_once():
+                pass
+        except BaseException:
+            self._watcher_running = False
+            raise
+
+    def _watch_once(self) -> bool:
+        """Waits for a loss, or for a deadline. Calls the callbacks of the holds that are lost.
+
+        Returns False if nothing is watched any more.
+        """
+        with self.mutex:
+            lost = self._take_lost()
+            if not self._watched and not lost:
+                self._watcher_running = False
+                self._watch = None
+                return False
+            self._watch = call = watch_call()
+            failed = self.session.failure is not None
+            now = self._clock()
+            left = min([self.session.deadline(entry.hold) - now for entry in self._watched], default=0) / 1e9
+        for entry, on_lost in lost:
+            _call_back(on_lost, entry.loss_error(entry.hold.lost_reason))
+        if lost:
+            return True
+        left = max(left, 0.0)
+        if failed:  # nothing arrives any more, and the socket must not be polled
+            time.sleep(min(left, _WATCHER_PAUSE))
+        else:
+            with contextlib.suppress(LocksidecarError):  # a deadline has passed
+                self._wait_for(call, Timeouts(math.inf, no_server=math.inf, reconnect=math.inf, total=left))
+        for entry in list(self._watched):
+            # Another thread may have released it meanwhile. A deadline that has passed is a loss only after a look at
+            # what has arrived.
+            if not entry.has_ended() and self._clock() >= self.session.deadline(entry.hold):
+                self.lost(entry)
+        if self.session.log:
+            _log.write(self.session.log)
+        return True
+
+    def _take_lost(self) -> list[tuple[Entry, Callable[[LockLost], object]]]:
+        """Removes the entries that are lost or released from those that are watched. Returns the lost ones."""
+        lost = []
+        for entry, on_lost in list(self._watched.items()):
+            if entry.has_ended():
+                del self._watched[entry]
+                if entry.hold.lost_reason and not entry.has_been_released and not self.session.inherited:
+                    lost.append((entry, on_lost))
+        return lost
+
     # --- The end ---
 
     def close(self) -> None:
@@ -485,6 +588,8 @@ class SharedSession:
                 self._flush()
                 if not bye.done:
                     self._connect()
+            if self.session.log:
+                _log.write(self.session.log)
             if not bye.done:
                 with contextlib.suppress(LocksidecarError):
                     self._wait_for(bye, Timeouts(grace=BYE_WAIT, no_server=0.0, reconnect=0.0))
@@ -573,8 +678,18 @@ class SharedSession:
         self._polling = False
         self._waiting.clear()
         self._releaser_running = False
+        self._watched.clear()
+        self._watcher_running = False
+        self._watch = None
         self.transport.close_inherited()
         self._waker.close()
+
+
+def _call_back(on_lost: Callable[[LockLost], object], loss: LockLost) -> None:
+    try:
+        on_lost(loss)
+    except Exception:
+        _log.logger.exception("on_lost of the lock %r failed", loss.name)
 
 
 def _wake_thread(wakeup: threading.Lock) -> None:

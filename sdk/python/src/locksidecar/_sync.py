@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from . import _fork, _held, _owners
+from . import _fork, _held, _owners, _tracing
 from . import _protocol as protocol
 from ._calls import Call, Options, acquire_call, force_release_call, info_call, list_call, ping_call
-from ._core import Entry, Session, boottime
+from ._core import Entry, Session, clock_of
+from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
 from ._protocol import LockInfo
@@ -23,6 +25,7 @@ from ._transport import Timeouts, Transport, socket_path
 __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Held(_held.Held):
@@ -66,14 +69,19 @@ class Lock:
     gets Deadlock for a lock that another task holds.
     """
 
-    __slots__ = ("__weakref__", "_client", "_handles", "_options", "name")
+    __slots__ = ("__weakref__", "_client", "_handles", "_on_lost", "_options", "name")
 
     name: str
 
-    def __init__(self, client: Client, name: str, options: Options) -> None:
+    def __init__(
+        self, client: Client, name: str, options: Options, on_lost: Callable[[LockLost], object] | None = None
+    ) -> None:
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost must be a function, not {on_lost!r}")
         self.name = protocol.check_name(name)
         self._client = client
         self._options = options
+        self._on_lost = on_lost
         self._handles: Handles[Held] = Handles(any_owner=not options.reentrant)  # guarded by the client's handles_lock
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
@@ -225,21 +233,28 @@ class Lock:
         shared = client._usable_session()
         held: Held | None = None
         given_up: list[Call[Any] | Entry] = [call]
+        span = _tracing.start(self.name, options.timeout)
         try:
             shared.execute(call, Timeouts.for_acquire(options.timeout))
-            call.result()
+            grant = call.result()
             assert call.hold is not None
             _owners.bind_to_task(call.hold)
             held = Held(shared, Entry(shared.session, call.hold), scoped)
             given_up = [held._entry]
             with client._process_state().handles_lock:
                 self._handles.push(owner, held)
-        except LocksidecarError:
+            if self._on_lost is not None:
+                shared.watch(held._entry, self._on_lost)
+            if span is not None:
+                _tracing.granted(span, grant.token)
+        except LocksidecarError as e:
             if call.hold is not None:
                 shared.session.given_up += given_up
                 shared.complete_given_up()
+            if span is not None:
+                _tracing.failed(span, e)
             raise
-        except BaseException:  # a signal handler raised: the caller does not get the lock
+        except BaseException as e:  # a signal handler raised: the caller does not get the lock
             shared.session.given_up += given_up
             if held is not None:
                 held._scoped = False
@@ -249,6 +264,8 @@ class Lock:
             except RuntimeError:  # no thread can be started
                 pass
             self._undo_acquire(shared, held)
+            if span is not None:
+                _tracing.failed(span, e)
             raise
         return held
 
@@ -260,8 +277,10 @@ class Lock:
     def __repr__(self) -> str:
         return f"<locksidecar.{type(self).__name__} {self.name!r}>"
 
-    def __reduce__(self) -> tuple[type[Lock], tuple[Client, str, Options]]:
-        return type(self), (self._client, self.name, self._options)
+    def __reduce__(self) -> tuple[type[Lock], tuple[Any, ...]]:
+        # A pickle of a lock without on_lost can be loaded by version 0.1.
+        state = (self._client, self.name, self._options)
+        return type(self), state if self._on_lost is None else (*state, self._on_lost)
 
 
 class RLock(Lock):
@@ -295,13 +314,18 @@ class Client:
 
     It connects at its first use, and reconnects after a disconnect: when the sidecar is killed, restarted or upgraded,
     locks stay held and waits continue. After a fork, the child's copy connects again, with a new session, and holds
-    nothing. A pickled client is the path of the socket.
+    nothing. A pickled client is the path of the socket and the prefix.
     """
 
-    def __init__(self, path: str | os.PathLike[str] = "") -> None:
-        """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock."""
+    def __init__(self, path: str | os.PathLike[str] = "", *, name_prefix: str = "") -> None:
+        """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock.
+
+        name_prefix: put before the names that lock(), rlock(), info() and force_release() are given. The name of a
+        Lock, of a Held, and in errors and in list() is the whole one.
+        """
         self.path = socket_path(path)
-        self._clock: Callable[[], int] = boottime
+        self.name_prefix = protocol.check_prefix(name_prefix)
+        self._clock: Callable[[], int] = clock_of(self.path)
         self._closed = False
         # By process id, so that a forked child does not use its copy of the parent's.
         self._processes: dict[int, _ProcessState] = {}
@@ -318,6 +342,7 @@ class Client:
         confirm: bool = False,
         confirm_timeout: float | None = None,
         fair: bool = False,
+        on_lost: Callable[[LockLost], object] | None = None,
     ) -> Lock:
         """Makes a lock that is used like threading.Lock; this does not acquire it. Durations are in seconds.
 
@@ -331,9 +356,12 @@ class Client:
         confirm_timeout: how long the block waits for the confirmation; None: no limit.
         fair: whether such acquires are granted over all hosts in the order in which they reach Redis. Without it a lock
         stays on one host for several grants, which is faster. It has no effect with timeout 0.
+        on_lost: called with the LockLost, once, if the lock is lost before its release. A background thread calls it at
+        once; it runs while such a lock is held. Without on_lost, a thread finds the loss in check() or at the end of
+        the block.
         """
         options = Options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair)
-        return Lock(self, name, options)
+        return Lock(self, self._whole(name), options, on_lost)
 
     def rlock(
         self,
@@ -346,18 +374,56 @@ class Client:
         confirm: bool = False,
         confirm_timeout: float | None = None,
         fair: bool = False,
+        on_lost: Callable[[LockLost], object] | None = None,
     ) -> RLock:
         """Makes a lock that is used like threading.RLock: the thread that holds it may acquire it again.
 
         Otherwise as lock(). The end of an inner block is confirmed at once: the lock stays held.
         """
         options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair)
-        return RLock(self, name, options)
+        return RLock(self, self._whole(name), options, on_lost)
+
+    def synchronized(
+        self,
+        name: str | Callable[..., str],
+        *,
+        timeout: float | None = None,
+        lease: float | None = None,
+        max_hold: float | None = None,
+        crash_delay: float = 0.0,
+        reentrant: bool = False,
+        fair: bool = False,
+        on_lost: Callable[[LockLost], object] | None = None,
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Makes a decorator: the function runs while its thread holds the lock.
+
+        name: the name of the lock, or a function that returns it; it gets the arguments of each call.
+        reentrant: the lock is an rlock(), so the function may call itself.
+
+        The other arguments are those of lock(). The call raises LockTimeout, and LockLost after the function has
+        returned. A function that needs the fencing token uses a with block instead.
+        """
+        make = self.rlock if reentrant else self.lock
+        make_lock = functools.partial(
+            make, timeout=timeout, lease=lease, max_hold=max_hold, crash_delay=crash_delay, fair=fair, on_lost=on_lost
+        )
+        make_lock(name if isinstance(name, str) else "x")  # raises if an argument is wrong
+
+        def decorate(function: Callable[P, T]) -> Callable[P, T]:
+            require_function(function, coroutine=False)
+
+            @functools.wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                with make_lock(name if isinstance(name, str) else name(*args, **kwargs)):
+                    return function(*args, **kwargs)
+
+            return call
+
+        return decorate
 
     def info(self, name: str) -> LockInfo | None:
         """Returns what the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
-        protocol.check_name(name)
-        return self._call(info_call(name)).lock
+        return self._call(info_call(self._whole(name))).lock
 
     def list(self) -> tuple[LockInfo, ...]:
         """Returns all locks that the sidecar knows."""
@@ -372,8 +438,7 @@ class Client:
 
     def force_release(self, name: str) -> None:
         """Ends the hold of any owner on this host. Raises NotHeld if there is none."""
-        protocol.check_name(name)
-        self._call(force_release_call(name))
+        self._call(force_release_call(self._whole(name)))
 
     def ping(self) -> str:
         """Returns the state of the sidecar's Redis: "ok", or a sentence that says what is wrong."""
@@ -407,8 +472,15 @@ class Client:
     def __repr__(self) -> str:
         return f"<locksidecar.Client {self.path}>"
 
-    def __reduce__(self) -> tuple[Callable[[str], Client], tuple[str]]:
-        return _of_this_process, (self.path,)
+    def __reduce__(self) -> tuple[Callable[..., Client], tuple[str, ...]]:
+        # A pickle of a client without a prefix can be loaded by version 0.1.
+        return _of_this_process, (self.path, self.name_prefix) if self.name_prefix else (self.path,)
+
+    def _whole(self, name: str) -> str:
+        """The name of a lock with the prefix."""
+        if not isinstance(name, str):
+            protocol.check_name(name)  # raises
+        return protocol.check_name(self.name_prefix + name)
 
     @property
     def _shared(self) -> SharedSession | None:
@@ -447,16 +519,19 @@ class Client:
             return shared
 
 
-_clients: dict[str, Client] = {}
+_clients: dict[tuple[str, str], Client] = {}
 
 
-def _of_this_process(path: str) -> Client:
-    """Returns the client that all unpickled locks and clients with this path share. Pickles refer to it by name."""
-    return _clients.setdefault(path, Client(path))
+def _of_this_process(path: str, name_prefix: str = "") -> Client:
+    """Returns the client that all unpickled locks and clients with this path and prefix share.
+
+    Pickles refer to this function by name.
+    """
+    return _clients.setdefault((path, name_prefix), Client(path, name_prefix=name_prefix))
 
 
-def connect(path: str | os.PathLike[str] = "") -> Client:
-    """Returns a connected client. path: as in Client."""
-    client = Client(path)
+def connect(path: str | os.PathLike[str] = "", *, name_prefix: str = "") -> Client:
+    """Returns a connected client. path, name_prefix: as in Client."""
+    client = Client(path, name_prefix=name_prefix)
     client.connect()
     return client

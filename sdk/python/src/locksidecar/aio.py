@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -16,9 +17,9 @@ import warnings
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
 
-from . import _fork, _held, _owners
+from . import _fork, _held, _log, _owners, _tracing
 from . import _protocol as protocol
 from ._calls import (
     Call,
@@ -32,7 +33,8 @@ from ._calls import (
     list_call,
     ping_call,
 )
-from ._core import Entry, Session, Stage, boottime
+from ._core import Entry, Session, Stage, clock_of
+from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
 from ._protocol import LockInfo
@@ -42,6 +44,7 @@ from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
 __all__ = ["Client", "Held", "Lock", "RLock", "connect"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
@@ -244,6 +247,8 @@ class _AsyncSession:
             for body in self._bodies.get(session.lost_holds[0], ()):
                 body.cancel_soon()
             session.lost_holds.pop(0)
+        if session.log:
+            _log.write(session.log)
         if self.transport.sock is not self._socket or session.failure is not None:
             self._update_reader()
             self.transport.close_if_unneeded()
@@ -715,15 +720,20 @@ class Client:
 
     It connects at its first use, and reconnects after a disconnect: when the sidecar is killed, restarted or upgraded,
     locks stay held and waits continue. After a fork, the child's copy connects again, with a new session, and holds
-    nothing. A pickled client is the path of the socket.
+    nothing. A pickled client is the path of the socket and the prefix.
     """
 
-    def __init__(self, path: str | os.PathLike[str] = "") -> None:
-        """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock."""
+    def __init__(self, path: str | os.PathLike[str] = "", *, name_prefix: str = "") -> None:
+        """path: the sidecar's socket. Empty: $LOCKSIDECAR_SOCKET, or /run/locksidecar/locksidecar.sock.
+
+        name_prefix: put before the names that lock(), rlock(), info() and force_release() are given. The name of a
+        Lock, of a Held, and in errors and in list() is the whole one.
+        """
         self._shared: _AsyncSession | None = None
         self._pid = os.getpid()
         self.path = socket_path(path)
-        self._clock: Callable[[], int] = boottime
+        self.name_prefix = protocol.check_prefix(name_prefix)
+        self._clock: Callable[[], int] = clock_of(self.path)
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         _fork.register(self)
@@ -755,7 +765,7 @@ class Client:
         stays on one host for several grants, which is faster. It has no effect with timeout 0.
         """
         options = Options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair)
-        return Lock(self, name, options)
+        return Lock(self, self._whole(name), options)
 
     def rlock(
         self,
@@ -774,12 +784,48 @@ class Client:
         The end of an inner block is confirmed at once: the lock stays held.
         """
         options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair)
-        return RLock(self, name, options)
+        return RLock(self, self._whole(name), options)
+
+    def synchronized(
+        self,
+        name: str | Callable[..., str],
+        *,
+        timeout: float | None = None,
+        lease: float | None = None,
+        max_hold: float | None = None,
+        crash_delay: float = 0.0,
+        reentrant: bool = False,
+        fair: bool = False,
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+        """Makes a decorator: the coroutine function runs while its task holds the lock. It is cancelled at a loss.
+
+        name: the name of the lock, or a function that returns it; it gets the arguments of each call.
+        reentrant: the lock is an rlock(), so the function may call itself.
+
+        The other arguments are those of lock(). The call raises LockTimeout and LockLost. A function that needs the
+        fencing token uses an async with block instead.
+        """
+        make = self.rlock if reentrant else self.lock
+        make_lock = functools.partial(
+            make, timeout=timeout, lease=lease, max_hold=max_hold, crash_delay=crash_delay, fair=fair
+        )
+        make_lock(name if isinstance(name, str) else "x")  # raises if an argument is wrong
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+            require_function(function, coroutine=True)
+
+            @functools.wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                async with make_lock(name if isinstance(name, str) else name(*args, **kwargs)):
+                    return await function(*args, **kwargs)
+
+            return call
+
+        return decorate
 
     async def info(self, name: str) -> LockInfo | None:
         """Returns what the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
-        protocol.check_name(name)
-        return (await self._call(info_call(name))).lock
+        return (await self._call(info_call(self._whole(name)))).lock
 
     async def list(self) -> tuple[LockInfo, ...]:
         """Returns all locks that the sidecar knows."""
@@ -794,8 +840,7 @@ class Client:
 
     async def force_release(self, name: str) -> None:
         """Ends the hold of any owner on this host. Raises NotHeld if there is none."""
-        protocol.check_name(name)
-        await self._call(force_release_call(name))
+        await self._call(force_release_call(self._whole(name)))
 
     async def ping(self) -> str:
         """Returns the state of the sidecar's Redis: "ok", or a sentence that says what is wrong."""
@@ -842,8 +887,15 @@ class Client:
     def __repr__(self) -> str:
         return f"<locksidecar.aio.Client {self.path}>"
 
-    def __reduce__(self) -> tuple[Callable[[str], Client], tuple[str]]:
-        return _of_this_process, (self.path,)
+    def __reduce__(self) -> tuple[Callable[..., Client], tuple[str, ...]]:
+        # A pickle of a client without a prefix can be loaded by version 0.1.
+        return _of_this_process, (self.path, self.name_prefix) if self.name_prefix else (self.path,)
+
+    def _whole(self, name: str) -> str:
+        """The name of a lock with the prefix."""
+        if not isinstance(name, str):
+            protocol.check_name(name)  # raises
+        return protocol.check_name(self.name_prefix + name)
 
     def after_fork_in_child(self) -> None:
         self._pid = os.getpid()
@@ -854,16 +906,27 @@ class Client:
         shared = self._usable_session()
         call = acquire_call(name, owner, options, self._clock())
         given_up: list[Call[Any] | Entry] = [call]
-        await shared.execute(call, Timeouts.for_acquire(options.timeout))
+        span = _tracing.start(name, options.timeout)
         try:
-            call.result()
+            await shared.execute(call, Timeouts.for_acquire(options.timeout))
+        except BaseException as e:
+            if span is not None:
+                _tracing.failed(span, e)
+            raise
+        try:
+            grant = call.result()
             assert call.hold is not None
             entry = Entry(shared.session, call.hold)
             given_up = [entry]
-            return Held(self, shared, entry, scoped)
-        except BaseException:
+            held = Held(self, shared, entry, scoped)
+            if span is not None:
+                _tracing.granted(span, grant.token)
+            return held
+        except BaseException as e:
             shared.session.given_up += given_up
             shared.complete_given_up()
+            if span is not None:
+                _tracing.failed(span, e)
             raise
 
     async def _call(self, call: Call[T]) -> T:
@@ -893,12 +956,15 @@ class Client:
         self._loop = loop
 
 
-_clients: Final[dict[str, Client]] = {}
+_clients: Final[dict[tuple[str, str], Client]] = {}
 
 
-def _of_this_process(path: str) -> Client:
-    """Returns the client that all unpickled locks and clients with this path share. Pickles refer to it by name."""
-    return _clients.setdefault(path, Client(path))
+def _of_this_process(path: str, name_prefix: str = "") -> Client:
+    """Returns the client that all unpickled locks and clients with this path and prefix share.
+
+    Pickles refer to this function by name.
+    """
+    return _clients.setdefault((path, name_prefix), Client(path, name_prefix=name_prefix))
 
 
 class _Connecting(Coroutine[Any, Any, Client]):
@@ -933,13 +999,16 @@ class _Connecting(Coroutine[Any, Any, Client]):
         await self._client.aclose()
 
 
-def connect(path: str | os.PathLike[str] = "") -> _Connecting:
-    """Returns a connected client: `await connect()`, or `async with connect() as client`. path: as in Client."""
-    return _Connecting(_connected(path))
+def connect(path: str | os.PathLike[str] = "", *, name_prefix: str = "") -> _Connecting:
+    """Returns a connected client: `await connect()`, or `async with connect() as client`.
+
+    path, name_prefix: as in Client.
+    """
+    return _Connecting(_connected(path, name_prefix))
 
 
-async def _connected(path: str | os.PathLike[str]) -> Client:
-    client = Client(path)
+async def _connected(path: str | os.PathLike[str], name_prefix: str) -> Client:
+    client = Client(path, name_prefix=name_prefix)
     try:
         await client.connect()
     except BaseException:

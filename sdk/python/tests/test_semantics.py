@@ -1,0 +1,346 @@
+"""What a lock does: the same tests against the sidecar in memory and against the daemon, so that they cannot differ."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import locksidecar
+from locksidecar import Client, Deadlock, Denied, Held, LockInfo, LockLost, LockTimeout, NotHeld, aio, testing
+
+BINARY = os.environ.get("LOCKSIDECAR_BINARY", "")
+
+
+@dataclass
+class System:
+    """A sidecar that serves at path."""
+
+    path: str
+    advance: Callable[[float], None]  # of the daemon, nothing: its clock is the host's
+
+
+@pytest.fixture(scope="module", params=["memory", "daemon"])
+def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    if request.param == "memory":
+        with testing.Sidecar() as sidecar:
+            yield System(sidecar.path, sidecar.advance)
+        return
+    if not BINARY:
+        pytest.skip("$LOCKSIDECAR_BINARY is not set; `make test` sets it")
+    path = str(Path(tmp_path_factory.mktemp("daemon")) / "s")
+    daemon = subprocess.Popen([BINARY, "serve", "--socket", path, "--embedded"])
+    with Client(path) as client:
+        client.connect()
+        yield System(path, lambda seconds: None)
+    daemon.terminate()
+    assert daemon.wait(30) == 0
+
+
+@pytest.fixture
+def client(system: System) -> Iterator[Client]:
+    with locksidecar.connect(system.path) as client:
+        yield client
+
+
+@pytest.fixture
+def other(system: System) -> Iterator[Client]:
+    with locksidecar.connect(system.path) as client:
+        yield client
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
+
+
+def row(client: Client, name: str) -> LockInfo:
+    info = client.info(name)
+    assert info is not None
+    return info
+
+
+def wait_until(what: Callable[[], object]) -> None:
+    while not what():
+        pass
+
+
+def wait_lost(system: System, held: Held, seconds: float) -> None:
+    """Waits until held is lost, which takes `seconds`."""
+    system.advance(seconds)
+    wait_until(lambda: held.lost)
+
+
+def waiting(client: Client, name: str) -> int:
+    info = client.info(name)
+    return info.waiting if info else 0
+
+
+def test_owners_exclude_each_other(client: Client, other: Client, name: str) -> None:
+    with client.lock(name):
+        assert not other.lock(name).acquire(blocking=False)
+        with pytest.raises(LockTimeout), other.lock(name, timeout=0.01):
+            pass
+    with other.lock(name, timeout=5):
+        pass
+
+
+def test_tokens_increase(client: Client, other: Client, name: str) -> None:
+    tokens = []
+    for user in (client, other, client, client, other):
+        with user.lock(name) as held:
+            tokens.append(held.token)
+    assert tokens == sorted(set(tokens))
+
+
+def test_waiters_get_the_lock_in_their_order(client: Client, other: Client, name: str) -> None:
+    order: list[int] = []
+
+    def wait(i: int) -> None:
+        with other.lock(name) as held:
+            order.append(i)
+            held.check()
+
+    with client.lock(name):
+        threads = [threading.Thread(target=wait, args=(i,)) for i in range(3)]
+        for n, thread in enumerate(threads, 1):
+            thread.start()
+            while waiting(client, name) < n:
+                pass
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2]
+
+
+def test_timeout_ends_a_wait_and_leaves_no_waiter(system: System, client: Client, other: Client, name: str) -> None:
+    with client.lock(name):
+        assert not other.lock(name).acquire(timeout=0.02)
+        assert row(client, name).waiting == 0
+
+
+def test_rlock_is_reentered(client: Client, other: Client, name: str) -> None:
+    lock = client.rlock(name)
+    with lock as outer, lock as inner:
+        assert outer.token == inner.token
+        assert row(client, name).count == 2
+        inner.release()
+        assert row(client, name).count == 1
+        assert not other.lock(name).acquire(blocking=False)
+        lock.acquire()
+    with other.lock(name, timeout=5):
+        pass
+
+
+def test_owner_that_waits_for_itself_gets_deadlock(client: Client, name: str) -> None:
+    with client.lock(name), pytest.raises(Deadlock, match=r"you ask for .*, which you hold"):
+        client.lock(name).acquire()
+
+
+def test_try_of_the_holder_is_no_deadlock(client: Client, name: str) -> None:
+    with client.lock(name):
+        assert not client.lock(name).acquire(blocking=False)
+
+
+def test_owners_that_wait_for_each_other_get_deadlock(client: Client, other: Client, name: str) -> None:
+    a, b = f"{name} a", f"{name} b"
+    has_b, may_end = threading.Event(), threading.Event()
+
+    def hold_b_and_wait_for_a() -> None:
+        with other.lock(b):
+            has_b.set()
+            with other.lock(a):
+                may_end.wait()
+
+    thread = threading.Thread(target=hold_b_and_wait_for_a)
+    with client.lock(a):
+        thread.start()
+        has_b.wait()
+        wait_until(lambda: waiting(client, a))
+        with pytest.raises(
+            Deadlock, match=f"held by owner .* of pid {os.getpid()} .*, who waits for .*, which you hold"
+        ):
+            client.lock(b).acquire()
+    may_end.set()
+    thread.join()
+
+
+def test_fixed_lease_ends(system: System, client: Client, other: Client, name: str) -> None:
+    lock = client.lock(name, lease=0.3)
+    lock.acquire()
+    held = lock.held
+    assert row(client, name).lease_ms == 300
+    assert 0 < held.remaining <= 0.3
+    wait_lost(system, held, 0.3)
+    with other.lock(name, timeout=5) as later:
+        assert held.lost == "expired"
+        assert held.remaining == 0
+        assert later.token > held.token
+        with pytest.raises(LockLost, match="expired"):
+            held.release()
+        later.check()
+
+
+def test_reentry_keeps_the_lease_of_the_first_entry(client: Client, name: str) -> None:
+    first = client.rlock(name, lease=60)
+    with first as held, client.rlock(name, lease=1000) as inner:
+        assert inner.deadline == held.deadline
+        assert row(client, name).lease_ms == 60_000
+
+
+def test_max_hold_ends_a_renewed_hold(system: System, client: Client, other: Client, name: str) -> None:
+    lock = client.lock(name, max_hold=0.3)
+    lock.acquire()
+    held = lock.held
+    assert row(client, name).lease_ms == 0
+    wait_lost(system, held, 0.3)
+    assert held.lost == "max_hold"
+    with other.lock(name, timeout=5):
+        pass
+
+
+def test_close_releases_and_ends_waits(system: System, client: Client, name: str) -> None:
+    with locksidecar.connect(system.path) as leaver:
+        leaver.lock(name).acquire()
+        leaver.lock(f"{name} too").acquire()
+    with client.lock(name, timeout=5), client.lock(f"{name} too", timeout=5):
+        pass
+
+
+def test_crash_delay_keeps_the_lock_after_its_session(system: System, client: Client, name: str) -> None:
+    with locksidecar.connect(system.path) as leaver:
+        leaver.lock(name, crash_delay=0.5).acquire()
+    assert row(client, name).orphan
+    assert not client.lock(name).acquire(blocking=False)
+    system.advance(0.5)
+    with client.lock(name, timeout=5):
+        pass
+
+
+def test_release_before_close_is_not_delayed(system: System, client: Client, name: str) -> None:
+    with locksidecar.connect(system.path) as leaver, leaver.lock(name, crash_delay=3600):
+        pass
+    with client.lock(name, timeout=5):
+        pass
+
+
+def test_force_release(client: Client, other: Client, name: str) -> None:
+    lock = client.lock(name)
+    lock.acquire()
+    other.force_release(name)
+    with pytest.raises(LockLost, match="forced"):
+        lock.held.check()
+    with pytest.raises(NotHeld):
+        other.force_release(name)
+    with other.lock(name, timeout=5) as held:
+        with pytest.raises(LockLost, match="forced"):
+            lock.release()
+        held.check()
+
+
+def test_info_describes_holder_and_waiters(client: Client, other: Client, name: str) -> None:
+    assert client.info(name) is None
+    with client.lock(name) as held:
+        thread = threading.Thread(target=lambda: other.lock(name).acquire())
+        thread.start()
+        wait_until(lambda: waiting(client, name))
+        info = row(client, name)
+        assert (info.state, info.token, info.count, info.pid, info.uid) == (
+            "held",
+            held.token,
+            1,
+            os.getpid(),
+            os.getuid(),
+        )
+        assert info.owner
+        assert "py" in info.cmd
+        assert info.deadline_ns / 1e9 == pytest.approx(held.deadline)
+        (waiter,) = info.waiters
+        assert (waiter.pid, waiter.uid) == (os.getpid(), os.getuid())
+        assert waiter.session != info.session
+        assert name in {x.name for x in other.list()}
+    thread.join()
+    assert row(client, name).session == waiter.session
+
+
+def test_reserved_names_are_denied(client: Client) -> None:
+    with pytest.raises(Denied, match="reserved"):
+        client.lock("redisson_lock__channel").acquire()
+
+
+def test_confirmed_release(client: Client, other: Client, name: str) -> None:
+    with client.lock(name, confirm=True, confirm_timeout=20):
+        pass
+    assert other.lock(name).acquire(blocking=False)
+
+
+def test_hold_is_released_once(client: Client, other: Client, name: str) -> None:
+    lock = client.lock(name)
+    lock.acquire()
+    held = lock.held
+    held.release()
+    with other.lock(name, timeout=5) as later:
+        with pytest.raises(NotHeld):
+            held.release()
+        later.check()
+
+
+def test_decorated_function_excludes_others(client: Client, other: Client, name: str) -> None:
+    @client.synchronized(name, timeout=5)
+    def work() -> bool:
+        return other.lock(name).acquire(blocking=False)
+
+    assert not work()
+    assert other.lock(name).acquire(timeout=5)
+
+
+async def test_tasks_exclude_each_other(system: System, name: str) -> None:
+    inside = 0
+
+    async def work(client: aio.Client) -> None:
+        nonlocal inside
+        for _ in range(5):
+            async with client.lock(name) as held:
+                inside += 1
+                assert inside == 1
+                await asyncio.sleep(0)
+                held.check()
+                inside -= 1
+
+    async with aio.connect(system.path) as one, aio.connect(system.path) as two:
+        await asyncio.gather(work(one), work(one), work(two))
+
+
+async def test_loss_cancels_the_task(system: System, name: str) -> None:
+    async with aio.connect(system.path) as client, aio.connect(system.path) as other:
+        with pytest.raises(LockLost, match="forced"):
+            async with client.lock(name):
+                await other.force_release(name)
+                await asyncio.Event().wait()
+
+
+async def test_end_of_a_fixed_lease_cancels_the_task(system: System, name: str) -> None:
+    async with aio.connect(system.path) as client:
+        with pytest.raises(LockLost, match="expired"):
+            async with client.lock(name, lease=0.2):
+                system.advance(0.2)
+                await asyncio.Event().wait()
+
+
+async def test_cancelled_wait_leaves_no_waiter(system: System, name: str) -> None:
+    async with aio.connect(system.path) as client, aio.connect(system.path) as other, client.lock(name):
+        task = asyncio.create_task(other.lock(name).acquire())
+        while not (info := await client.info(name)) or not info.waiting:
+            pass
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await other.ping() == "ok"
+        info = await client.info(name)
+        assert info is not None
+        assert info.waiting == 0
