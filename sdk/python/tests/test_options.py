@@ -160,6 +160,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     monkeypatch.setattr(_tracing, "tracer", provider.get_tracer("locksidecar"))
     return exporter
 
@@ -208,6 +209,12 @@ def test_span_is_a_child_of_the_current_one(client: Client, spans: InMemorySpanE
     acquire = spans.get_finished_spans()[0]
     assert acquire.parent is not None
     assert acquire.parent.span_id == request.get_span_context().span_id
+
+
+def test_no_span_is_made_without_an_sdk(client: Client) -> None:
+    assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+    assert _tracing.tracer is not None
+    assert _tracing.start("n", None) is None
 
 
 def test_package_works_without_opentelemetry(sidecar: FakeSidecar) -> None:

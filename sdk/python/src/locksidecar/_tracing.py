@@ -1,7 +1,7 @@
 """An OpenTelemetry span for each acquire, if the package opentelemetry-api is installed.
 
-The span begins with the acquire and ends with its answer. Without a configured SDK the API makes spans that record
-nothing.
+The span begins with the acquire and ends with its answer. Without a configured SDK there is none: spans of the API that
+record nothing would cost a quarter of the time of a lock/unlock pair.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ else:
 
 def start(name: str, timeout: float | None) -> Span | None:
     """Begins the span of an acquire. The caller ends it with granted() or failed(); None: nothing is recorded."""
-    if tracer is None:
+    if tracer is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     span = tracer.start_span("locksidecar acquire", kind=trace.SpanKind.CLIENT)
     if not span.is_recording():
