@@ -104,6 +104,10 @@ func (s *session) onDisconnected(conn *connection, why *clientError) (goOn, wasU
 	default:
 		s.phase.set(sessionOver)
 	}
+	if wasServing && s.isOpen() {
+		s.servedUntil = now
+	}
+	held := len(s.holds) + len(s.orphans)
 	s.conn, s.outage = nil, outage{why: why}
 	for id, c := range s.calls {
 		hasEnded := false
@@ -131,6 +135,9 @@ func (s *session) onDisconnected(conn *connection, why *clientError) (goOn, wasU
 		s.noteDeadlineLocked(c)
 	}
 	s.mu.Unlock()
+	if wasServing && goOn {
+		s.logDisconnect(why, held)
+	}
 	for _, c := range failed {
 		c.fail(c.unanswered(why))
 	}
@@ -255,10 +262,18 @@ func (s *session) attach(conn *connection) bool {
 		s.phase.set(sessionServing)
 		s.servingSince = s.clock()
 	}
+	wasServed, away, held := s.servedUntil != 0, time.Duration(s.clock()-s.servedUntil), conn.claimedHolds
+	if !isResumed {
+		held = len(s.orphans)
+	}
+	s.servedUntil = 0
 	failed := s.sendAgainLocked(conn)
 	conn.out.raiseLimit()
 	s.conn, s.outage = conn, outage{}
 	s.mu.Unlock()
+	if wasServed {
+		s.logConnect(isResumed, away, held)
+	}
 	notify(notices)
 	for _, c := range failed {
 		c.fail(errNewSession)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -43,6 +44,7 @@ type dialer struct {
 	name    string // of the client, as operators see it
 	connect func(ctx context.Context, path string) (net.Conn, error)
 	clock   func() int64 // CLOCK_BOOTTIME
+	log     *slog.Logger // nil: nothing is logged
 }
 
 // dialFirst connects for the first time. It tries again while the sidecar may be about to

@@ -21,10 +21,12 @@ type observers struct {
 type endNotice struct {
 	observers
 	cause error
+	loss  lossReport
 }
 
 func notify(notices []endNotice) {
 	for _, n := range notices {
+		n.loss.write()
 		if n.done != nil {
 			close(n.done)
 		}

@@ -157,10 +157,13 @@ func (h *hold) endLocked(cause error, notices []endNotice) []endNotice {
 	h.cause = cause
 	h.session.alarm.remove(h)
 	for l := h.observed; l != nil; l = l.nextObserved {
-		notices = append(notices, endNotice{*l.observers, cause})
+		notices = append(notices, endNotice{observers: *l.observers, cause: cause})
 		l.observers = nil
 	}
 	h.observed = nil
+	if report := h.lossReportLocked(); report.log != nil {
+		notices = append(notices, endNotice{loss: report})
+	}
 	return notices
 }
 

@@ -251,7 +251,7 @@ func (l *Lock) removeObserversLocked() []endNotice {
 	if h.observed == nil {
 		h.session.alarm.remove(h)
 	}
-	notices := []endNotice{{*l.observers, l.alreadyUnlocked()}}
+	notices := []endNotice{{observers: *l.observers, cause: l.alreadyUnlocked()}}
 	l.observers = nil
 	return notices
 }

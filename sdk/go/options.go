@@ -3,6 +3,7 @@ package locksidecar
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -128,6 +129,21 @@ func WithClientName(name string) DialOption {
 			return fmt.Errorf("WithClientName: the name has %d bytes; at most %d are allowed", len(name), protocol.MaxClient)
 		}
 		c.dialer.name = name
+		return nil
+	}}
+}
+
+// WithLogger makes the Client log, each with the path of the socket or the name of the lock:
+//
+//   - at level Warn the loss of a lock, with its token and the reason, when it is noticed, and
+//     a sidecar that was restarted without its state and so cannot renew what is held;
+//   - at level Info the loss of the connection to the sidecar, and the next connection, with
+//     the time in between.
+//
+// Default: nothing is logged.
+func WithLogger(log *slog.Logger) DialOption {
+	return DialOption{func(c *Client) error {
+		c.dialer.log = log
 		return nil
 	}}
 }

@@ -54,6 +54,7 @@ type session struct {
 	orphans map[*hold]struct{} // those that are orphaned
 
 	servingSince  int64         // in sessionServing
+	servedUntil   int64         // when the last connection ended that had served; 0: none has, or another one serves
 	watchdogLease time.Duration // of the sidecar
 	byeTimer      *time.Timer   // ends the attempts to send bye; nil: there are none
 
