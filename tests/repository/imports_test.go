@@ -113,6 +113,14 @@ var bans = []ban{
 		why: "a program that locks through the sidecar must not carry a Redis client",
 	},
 	{
+		from: "cmd/...", to: []string{"./sdk/go/locksidecartest"},
+		why: "the sidecar for the tests of users is part of no program",
+	},
+	{
+		from: "sidecar/...", to: []string{"./sdk/..."},
+		why: "the daemon knows its clients by the protocol alone",
+	},
+	{
 		from: "internal/flashsale", to: []string{"./..."},
 		except: []string{"./internal/flashsale", "./sdk/go", "./sidecar/embedded", "./protocol", "./internal/rawio"},
 		why:    "the tills lock as every program does: through the SDK",
