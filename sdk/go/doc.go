@@ -61,6 +61,11 @@
 // The lock is released at once in any case. If only the confirmation is missing, the
 // error is ErrUnconfirmed, and its text says when the lock is free at the latest.
 //
+// # Logging and tests
+//
+// [WithLogger] makes a Client log losses and reconnects. Package locksidecartest starts a
+// sidecar, with its Redis, in the process of a test.
+//
 // # Errors
 //
 // For [errors.Is]:

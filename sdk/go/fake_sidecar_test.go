@@ -404,6 +404,15 @@ func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
 		if !f.redisIsDown {
 			c.send(protocol.ConfirmOK{ID: m.ID})
 		}
+	case *protocol.ForceRelease:
+		l := f.locks[m.Name]
+		if l == nil || l.holder == nil || l.holder.conn == nil {
+			c.send(protocol.Err{ID: m.ID, Code: protocol.NotHeld, Msg: "no client holds it"})
+			break
+		}
+		l.holder.conn.send(protocol.LostEvent{Hold: l.hold, Reason: protocol.ByForce})
+		c.send(protocol.ForceReleaseOK{ID: m.ID, Hold: l.hold})
+		f.freeLocked(l)
 	case *protocol.Cancel:
 		for _, l := range f.locks {
 			if l.removeWaiters(func(w fakeWaiter) bool { return w.conn == c && w.req.ID == m.Target }) {
