@@ -756,9 +756,9 @@ def test_grant_that_crosses_ctrl_c_is_released(sidecar: FakeSidecar, client: Cli
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a generator's close()
-@pytest.mark.parametrize("confirm", [False, True])
+@pytest.mark.parametrize(("confirm", "watched"), [(False, False), (True, False), (False, True)])
 def test_with_block_interrupted_at_any_point_leaves_no_lock_held(
-    sidecar: FakeSidecar, client: Client, confirm: bool
+    sidecar: FakeSidecar, client: Client, confirm: bool, watched: bool
 ) -> None:
     """Except before the first instruction of __exit__: a Python function cannot prevent that a handler runs there.
 
@@ -785,7 +785,8 @@ def test_with_block_interrupted_at_any_point_leaves_no_lock_held(
 
         return profile
 
-    lock = client.lock("n", confirm=confirm)
+    losses: list[LockLost] = []
+    lock = client.lock("n", confirm=confirm, on_lost=losses.append if watched else None)
     kept = client.lock("kept")
     kept.acquire()
     for point in itertools.count(1):
@@ -806,6 +807,10 @@ def test_with_block_interrupted_at_any_point_leaves_no_lock_held(
         join_releasers()
         assert client.ping() == "ok"
         assert client._shared is not None
+        while client._shared._watcher_running:
+            pass
+        assert not client._shared._watched, point
+        assert not losses, point
         assert not client._shared.session._pending, point  # would be sent again after a restart, without a caller
         if not interrupted:
             break

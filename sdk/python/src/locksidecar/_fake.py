@@ -617,6 +617,8 @@ class Server(Table):
     # --- Controls ---
 
     def listen(self) -> None:
+        if sys.platform == "win32":
+            raise OSError("there are no Unix sockets here")
         with self._lock_all:
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(self.path)

@@ -152,6 +152,11 @@ class SharedSession:
         with self.mutex:
             self.session.complete_given_up(self._clock())
             self._process_arrived()
+            if self._watched:
+                for entry in [e for e in self._watched if e.has_been_released]:
+                    self._watched.pop(entry, None)
+                self._wake_watcher()  # it ends if nothing is left
+                self._notify()
             self._flush()
             unreleased = self._has_unreleased() and self.session.failure is None  # else close() starts it
         if unreleased:
