@@ -99,11 +99,12 @@ def test_tokens_increase(client: Client, other: Client, name: str) -> None:
     assert tokens == sorted(set(tokens))
 
 
-def test_waiters_get_the_lock_in_their_order(client: Client, other: Client, name: str) -> None:
+@pytest.mark.parametrize("fair", [False, True])
+def test_waiters_get_the_lock_in_their_order(client: Client, other: Client, name: str, fair: bool) -> None:
     order: list[int] = []
 
     def wait(i: int) -> None:
-        with other.lock(name) as held:
+        with other.lock(name, fair=fair) as held:
             order.append(i)
             held.check()
 
