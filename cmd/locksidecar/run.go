@@ -8,28 +8,18 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 type runCmd struct {
-	socketFlag
-	Wait       *time.Duration `help:"How long to wait for the lock; 0: try once (default: forever)." placeholder:"DURATION"`
-	Lease      time.Duration  `help:"Hold the lock for at most this long, unrenewed (default: renewed as long as the command runs)." placeholder:"DURATION"`
-	MaxHold    time.Duration  `help:"End the command when it has held the lock this long." placeholder:"DURATION"`
-	CrashDelay time.Duration  `help:"If this program is killed, keep the lock this much longer." placeholder:"DURATION"`
-	Fair       bool           `help:"Strict order between hosts: such commands run in the order in which their requests reach Redis."`
-	KillAfter  time.Duration  `help:"From SIGTERM to SIGKILL when the command is ended (default: ${default})." default:"5s" placeholder:"DURATION"`
-
-	Name    string   `arg:"" help:"The lock."`
-	Command []string `arg:"" passthrough:"partial" name:"command" help:"The command and its arguments, best behind --."`
+	lockFlags
+	KillAfter time.Duration `help:"From SIGTERM to SIGKILL when the command is ended (default: ${default})." default:"5s" placeholder:"DURATION"`
+	Command   []string      `arg:"" passthrough:"partial" name:"command" help:"The command and its arguments, best behind --."`
 }
 
 func (runCmd) Help() string {
@@ -70,30 +60,10 @@ Exit codes:
 }
 
 func (c *runCmd) Validate() error {
-	const longest = protocol.MaxDurationMS * time.Millisecond
-	for _, d := range []struct {
-		flag            string
-		value, min, max time.Duration // 0 is the default, too
-	}{
-		{"lease", c.Lease, protocol.MinLeaseMS * time.Millisecond, longest},
-		{"max-hold", c.MaxHold, time.Millisecond, longest},
-		{"crash-delay", c.CrashDelay, 0, protocol.MaxCrashDelayMS * time.Millisecond},
-		{"kill-after", c.KillAfter, 0, longest},
-	} {
-		switch {
-		case d.value < 0:
-			return fmt.Errorf("--%s must not be negative", d.flag)
-		case d.value > d.max, d.value != 0 && d.value < d.min:
-			return fmt.Errorf("--%s %v: choose %v to %v", d.flag, d.value, d.min, d.max)
-		}
-	}
-	if err := protocol.CheckName(c.Name); err != nil {
+	if err := checkDuration("kill-after", c.KillAfter, 0, longestDuration); err != nil {
 		return err
 	}
-	if c.Wait != nil && *c.Wait < 0 {
-		return errors.New("--wait must not be negative; leave it out to wait forever")
-	}
-	return nil
+	return c.lockFlags.Validate()
 }
 
 func (c *runCmd) Run(ctx context.Context) error {
@@ -111,7 +81,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 
 	signals := make(chan os.Signal, 64)
 	relay(signals, endingSignals...)
-	sidecar, lock, err := c.acquire(ctx, signals)
+	sidecar, lock, err := c.acquire(ctx, signals, nil)
 	if err != nil {
 		return err
 	}
@@ -167,137 +137,6 @@ func (c *runCmd) Run(ctx context.Context) error {
 	return exitStatus(exitSignal + int(sig))
 }
 
-// confirmWait is how long run waits for Redis to execute the release of its lock.
-const confirmWait = 2 * time.Second
-
-// unlockConfirmed releases the lock and waits for the confirmation, until one of endingSignals
-// arrives or confirmWait has passed.
-func unlockConfirmed(ctx context.Context, lock *locksidecar.Lock, signals <-chan os.Signal) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	ctx, stop := context.WithTimeoutCause(ctx, confirmWait, fmt.Errorf("no confirmation within %v (is Redis slow or away?)", confirmWait))
-	defer stop()
-	go func() {
-		for {
-			select {
-			case sig := <-signals:
-				if slices.Contains(endingSignals, sig) {
-					cancel(fmt.Errorf("the wait was ended by signal %d (%v)", sig, sig))
-				}
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return lock.Unlock(locksidecar.Confirmed(ctx))
-}
-
-// acquire returns the lock, or an error that has the exit code of the failure. A signal ends
-// the wait.
-func (c *runCmd) acquire(ctx context.Context, signals <-chan os.Signal) (*locksidecar.Client, *locksidecar.Lock, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type outcome struct {
-		client *locksidecar.Client
-		lock   *locksidecar.Lock
-		err    error
-	}
-	done := make(chan outcome, 1)
-	go func() {
-		var o outcome
-		ctx, cancel := c.withWait(ctx)
-		defer cancel()
-		if o.client, o.err = c.dial(ctx); o.err == nil {
-			explained := make(chan struct{})
-			looking, stop := context.WithCancel(ctx)
-			go func() {
-				defer close(explained)
-				if c.Wait == nil || *c.Wait > 0 {
-					explainWait(looking, o.client, c.Name)
-				}
-			}()
-			o.lock, o.err = c.lock(ctx, o.client)
-			stop()
-			<-explained
-			if o.err != nil {
-				o.client.Close()
-			}
-		}
-		done <- o
-	}()
-	select {
-	case o := <-done:
-		if o.err != nil {
-			return nil, nil, c.notAcquired(o.err)
-		}
-		return o.client, o.lock, nil
-	case sig := <-signals:
-		cancel()
-		if o := <-done; o.err == nil {
-			_ = o.lock.Unlock() // closing the session releases it in any case
-			o.client.Close()
-		}
-		return nil, nil, exitStatus(exitSignal + int(sig.(syscall.Signal)))
-	}
-}
-
-func (c *runCmd) lock(ctx context.Context, client *locksidecar.Client) (*locksidecar.Lock, error) {
-	var opts []locksidecar.Option
-	if c.Lease > 0 {
-		opts = append(opts, locksidecar.WithLease(c.Lease))
-	}
-	if c.MaxHold > 0 {
-		opts = append(opts, locksidecar.WithMaxHold(c.MaxHold))
-	}
-	if c.CrashDelay > 0 {
-		opts = append(opts, locksidecar.WithCrashDelay(c.CrashDelay))
-	}
-	if c.Fair {
-		opts = append(opts, locksidecar.Fair())
-	}
-	if c.Wait != nil && *c.Wait == 0 {
-		return client.TryLock(ctx, c.Name, opts...)
-	}
-	return client.Lock(ctx, c.Name, opts...)
-}
-
-// withWait returns a context that ends when --wait has passed.
-func (c *runCmd) withWait(ctx context.Context) (context.Context, context.CancelFunc) {
-	if c.Wait == nil || *c.Wait == 0 {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, *c.Wait)
-}
-
-// dial connects. If a sidecar listens and does not answer, because it is stopped or its host
-// is overloaded, dial waits for it as it would for the lock.
-func (c *runCmd) dial(ctx context.Context) (*locksidecar.Client, error) {
-	for reported := false; ; reported = true {
-		client, err := locksidecar.Dial(ctx, c.Socket)
-		switch {
-		case errors.Is(err, locksidecar.ErrTimeout): // --wait has passed
-			return nil, coded{exitUnavailable, err}
-		case !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil || c.Wait != nil && *c.Wait == 0:
-			return client, err
-		case !reported:
-			printErr("%v; waiting for it", err)
-		}
-	}
-}
-
-func (c *runCmd) notAcquired(err error) error {
-	switch {
-	case errors.Is(err, locksidecar.ErrUnavailable): // before ErrTimeout: an error that is both names the cause here
-		return err
-	case errors.Is(err, locksidecar.ErrHeld):
-		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by another process or host; locksidecar ls %[1]q shows by which", c.Name)}
-	case errors.Is(err, locksidecar.ErrTimeout):
-		return coded{exitNotAcquired, fmt.Errorf("the lock %q was not free within %v; locksidecar ls %[1]q shows who holds it", c.Name, *c.Wait)}
-	default:
-		return err
-	}
-}
-
 // cannotRun returns an error with the exit code that shells use for it.
 func cannotRun(command string, err error) error {
 	code := exitCannotRun
@@ -315,22 +154,3 @@ func cannotRun(command string, err error) error {
 	}
 	return coded{code, fmt.Errorf("cannot run %s: %w", command, err)}
 }
-
-// relay sends signals to c. A signal that the parent of this process had it ignore (nohup)
-// stays ignored.
-func relay(c chan<- os.Signal, signals ...os.Signal) {
-	for _, s := range signals {
-		if !signal.Ignored(s) {
-			signal.Notify(c, s)
-		}
-	}
-}
-
-var (
-	// endingSignals end a wait for the lock, and are forwarded to the command once it runs.
-	endingSignals = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
-
-	// forwardedSignals are forwarded to the command. While this program waits for the lock
-	// they have their usual effect on it.
-	forwardedSignals = []os.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGTSTP, unix.SIGCONT}
-)

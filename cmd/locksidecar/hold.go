@@ -1,0 +1,214 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+// lockFlags are the lock, and how it is acquired: what the commands that hold a lock have in
+// common.
+type lockFlags struct {
+	socketFlag
+	Wait       *time.Duration `help:"How long to wait for the lock; 0: try once (default: forever)." placeholder:"DURATION"`
+	Lease      time.Duration  `help:"Hold the lock for at most this long, unrenewed (default: renewed until it is released)." placeholder:"DURATION"`
+	MaxHold    time.Duration  `help:"End the hold when it has lasted this long." placeholder:"DURATION"`
+	CrashDelay time.Duration  `help:"If this program is killed, keep the lock this much longer." placeholder:"DURATION"`
+	Fair       bool           `help:"Strict order between hosts: such commands get the lock in the order in which their requests reach Redis."`
+
+	Name string `arg:"" help:"The lock."`
+}
+
+const longestDuration = protocol.MaxDurationMS * time.Millisecond
+
+func (c *lockFlags) Validate() error {
+	if err := cmp.Or(
+		checkDuration("lease", c.Lease, protocol.MinLeaseMS*time.Millisecond, longestDuration),
+		checkDuration("max-hold", c.MaxHold, time.Millisecond, longestDuration),
+		checkDuration("crash-delay", c.CrashDelay, 0, protocol.MaxCrashDelayMS*time.Millisecond),
+		protocol.CheckName(c.Name),
+	); err != nil {
+		return err
+	}
+	if c.Wait != nil && *c.Wait < 0 {
+		return errors.New("--wait must not be negative; leave it out to wait forever")
+	}
+	return nil
+}
+
+// checkDuration returns an error if the value of a flag is not from min to max. 0 is the
+// default, and always allowed.
+func checkDuration(flag string, value, min, max time.Duration) error {
+	switch {
+	case value < 0:
+		return fmt.Errorf("--%s must not be negative", flag)
+	case value > max, value != 0 && value < min:
+		return fmt.Errorf("--%s %v: choose %v to %v", flag, value, min, max)
+	}
+	return nil
+}
+
+// acquire returns the lock, or an error that has the exit code of the failure. A signal ends
+// the wait, and so does inputEnded, if it is not nil.
+func (c *lockFlags) acquire(ctx context.Context, signals <-chan os.Signal, inputEnded <-chan struct{}) (*locksidecar.Client, *locksidecar.Lock, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type outcome struct {
+		client *locksidecar.Client
+		lock   *locksidecar.Lock
+		err    error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		var o outcome
+		ctx, cancel := c.withWait(ctx)
+		defer cancel()
+		if o.client, o.err = c.dial(ctx); o.err == nil {
+			explained := make(chan struct{})
+			looking, stop := context.WithCancel(ctx)
+			go func() {
+				defer close(explained)
+				if c.Wait == nil || *c.Wait > 0 {
+					explainWait(looking, o.client, c.Name)
+				}
+			}()
+			o.lock, o.err = c.lock(ctx, o.client)
+			stop()
+			<-explained
+			if o.err != nil {
+				o.client.Close()
+			}
+		}
+		done <- o
+	}()
+	var ended error
+	select {
+	case o := <-done:
+		if o.err != nil {
+			return nil, nil, c.notAcquired(o.err)
+		}
+		return o.client, o.lock, nil
+	case sig := <-signals:
+		ended = exitStatus(exitSignal + int(sig.(syscall.Signal)))
+	case <-inputEnded:
+		ended = coded{exitNotAcquired, fmt.Errorf("standard input ended before the lock %q was acquired", c.Name)}
+	}
+	cancel()
+	if o := <-done; o.err == nil {
+		_ = o.lock.Unlock() // closing the session releases it in any case
+		o.client.Close()
+	}
+	return nil, nil, ended
+}
+
+func (c *lockFlags) lock(ctx context.Context, client *locksidecar.Client) (*locksidecar.Lock, error) {
+	var opts []locksidecar.Option
+	if c.Lease > 0 {
+		opts = append(opts, locksidecar.WithLease(c.Lease))
+	}
+	if c.MaxHold > 0 {
+		opts = append(opts, locksidecar.WithMaxHold(c.MaxHold))
+	}
+	if c.CrashDelay > 0 {
+		opts = append(opts, locksidecar.WithCrashDelay(c.CrashDelay))
+	}
+	if c.Fair {
+		opts = append(opts, locksidecar.Fair())
+	}
+	if c.Wait != nil && *c.Wait == 0 {
+		return client.TryLock(ctx, c.Name, opts...)
+	}
+	return client.Lock(ctx, c.Name, opts...)
+}
+
+// withWait returns a context that ends when --wait has passed.
+func (c *lockFlags) withWait(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.Wait == nil || *c.Wait == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, *c.Wait)
+}
+
+// dial connects. If a sidecar listens and does not answer, because it is stopped or its host
+// is overloaded, dial waits for it as it would for the lock.
+func (c *lockFlags) dial(ctx context.Context) (*locksidecar.Client, error) {
+	for reported := false; ; reported = true {
+		client, err := locksidecar.Dial(ctx, c.Socket)
+		switch {
+		case errors.Is(err, locksidecar.ErrTimeout): // --wait has passed
+			return nil, coded{exitUnavailable, err}
+		case !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil || c.Wait != nil && *c.Wait == 0:
+			return client, err
+		case !reported:
+			printErr("%v; waiting for it", err)
+		}
+	}
+}
+
+func (c *lockFlags) notAcquired(err error) error {
+	switch {
+	case errors.Is(err, locksidecar.ErrUnavailable): // before ErrTimeout: an error that is both names the cause here
+		return err
+	case errors.Is(err, locksidecar.ErrHeld):
+		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by another process or host; locksidecar ls %[1]q shows by which", c.Name)}
+	case errors.Is(err, locksidecar.ErrTimeout):
+		return coded{exitNotAcquired, fmt.Errorf("the lock %q was not free within %v; locksidecar ls %[1]q shows who holds it", c.Name, *c.Wait)}
+	default:
+		return err
+	}
+}
+
+// confirmWait is how long run waits for Redis to execute the release of its lock.
+const confirmWait = 2 * time.Second
+
+// unlockConfirmed releases the lock and waits for the confirmation, until one of endingSignals
+// arrives or confirmWait has passed.
+func unlockConfirmed(ctx context.Context, lock *locksidecar.Lock, signals <-chan os.Signal) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ctx, stop := context.WithTimeoutCause(ctx, confirmWait, fmt.Errorf("no confirmation within %v (is Redis slow or away?)", confirmWait))
+	defer stop()
+	go func() {
+		for {
+			select {
+			case sig := <-signals:
+				if slices.Contains(endingSignals, sig) {
+					cancel(fmt.Errorf("the wait was ended by signal %d (%v)", sig, sig))
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return lock.Unlock(locksidecar.Confirmed(ctx))
+}
+
+// relay sends signals to c. A signal that the parent of this process had it ignore (nohup)
+// stays ignored.
+func relay(c chan<- os.Signal, signals ...os.Signal) {
+	for _, s := range signals {
+		if !signal.Ignored(s) {
+			signal.Notify(c, s)
+		}
+	}
+}
+
+var (
+	// endingSignals end a wait for the lock, and are forwarded to the command once it runs.
+	endingSignals = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
+
+	// forwardedSignals are forwarded to the command. While this program waits for the lock
+	// they have their usual effect on it.
+	forwardedSignals = []os.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGTSTP, unix.SIGCONT}
+)
