@@ -20,6 +20,7 @@ import (
 type cli struct {
 	Serve        serveCmd        `cmd:"" help:"Serve locks to the processes of this host."`
 	Run          runCmd          `cmd:"" help:"Run a command while holding a lock."`
+	Lock         lockCmd         `cmd:"" help:"Hold a lock until standard input ends, for scripts."`
 	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`
 	ForceRelease forceReleaseCmd `cmd:"" help:"End a lock that a process of this host holds."`
 	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`

@@ -3,7 +3,9 @@ package harness
 import (
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -11,13 +13,14 @@ import (
 	"time"
 )
 
-// A RunProcess is a process that runs `locksidecar run` with a shell script.
+// A RunProcess is a process that runs `locksidecar run` with a shell script, or a shell or another
+// program that uses locksidecar.
 type RunProcess struct {
 	Output Output // standard output and standard error
 
 	t      testing.TB
 	cmd    *exec.Cmd
-	stdin  io.Closer
+	stdin  io.WriteCloser
 	exited chan struct{} // closed when the process has ended
 }
 
@@ -25,9 +28,16 @@ type RunProcess struct {
 func StartRun(t testing.TB, d *Daemon, name, script string, flags ...string) *RunProcess {
 	t.Helper()
 	args := append([]string{"run"}, flags...)
+	return StartProcess(t, d, Program(t), append(args, name, "--", "sh", "-c", script)...)
+}
+
+// StartProcess starts a program, which finds the socket of the daemon in its environment and
+// locksidecar in its PATH.
+func StartProcess(t testing.TB, d *Daemon, program string, args ...string) *RunProcess {
+	t.Helper()
 	r := &RunProcess{t: t, exited: make(chan struct{})}
-	r.cmd = exec.Command(Program(t), append(args, name, "--", "sh", "-c", script)...)
-	r.cmd.Env = append(PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket)
+	r.cmd = exec.Command(program, args...)
+	r.cmd.Env = append(PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket, "PATH="+filepath.Dir(Program(t))+":"+os.Getenv("PATH"))
 	r.cmd.Stdout, r.cmd.Stderr = &r.Output, &r.Output
 	// Processes that survive a killed run may keep the output open, and Wait with it.
 	r.cmd.WaitDelay = time.Second
@@ -69,6 +79,14 @@ func (r *RunProcess) AwaitOutput(s string) string {
 		return r.Output.Contains(s)
 	})
 	return r.Output.String()
+}
+
+// Write writes to the standard input of the script.
+func (r *RunProcess) Write(text string) {
+	r.t.Helper()
+	if _, err := io.WriteString(r.stdin, text); err != nil {
+		r.t.Fatal(err)
+	}
 }
 
 // CloseStdin closes the standard input of the script.
