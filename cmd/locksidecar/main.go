@@ -21,6 +21,7 @@ type cli struct {
 	Serve        serveCmd        `cmd:"" help:"Serve locks to the processes of this host."`
 	Run          runCmd          `cmd:"" help:"Run a command while holding a lock."`
 	Lock         lockCmd         `cmd:"" help:"Hold a lock until standard input ends, for scripts."`
+	Pipe         pipeCmd         `cmd:"" help:"Speak the protocol in JSON lines, for other languages."`
 	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`
 	ForceRelease forceReleaseCmd `cmd:"" help:"End a lock that a process of this host holds."`
 	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 type program struct {
 	t      *testing.T
 	cmd    *exec.Cmd
-	stdin  io.Closer
+	stdin  io.WriteCloser
 	out    *bufio.Reader
 	stderr bytes.Buffer
 }
