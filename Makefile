@@ -76,7 +76,7 @@ endef
 redis:
 	@command -v redis-server >/dev/null || { $(call apt,redis-server); }
 
-# The race detector links against the C library.
+# The race detector links against the C library, and examples/c is compiled.
 .PHONY: cc
 cc:
 	@command -v cc >/dev/null || command -v gcc >/dev/null || { $(call apt,gcc libc6-dev); }
@@ -131,7 +131,7 @@ test: test-go test-python ## run every test; installs what they need
 .PHONY: test-go
 test-go: fmt-check redis cc venv redisson
 	go vet ./...
-	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 go test -race -timeout 10m ./...
+	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 go test -race -timeout 10m ./...
 	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
 	GOOS=wasip1 GOARCH=wasm go test -exec 'env -u GOOS -u GOARCH go run $(WAZERO) run' ./sdk/go
 
