@@ -91,6 +91,7 @@ func TestIgnoredFieldsPassThroughJSON(t *testing.T) {
 		{"\xcf\xff\xff\xff\xff\xff\xff\xff\xff", `18446744073709551615`},
 		{"\xd3\x80\x00\x00\x00\x00\x00\x00\x00", `-9223372036854775808`},
 		{"\xa2\xff\n", "\"\ufffd\\u000a\""},
+		{"\xa9\xc2\x85\xe2\x80\xa8\xe2\x80\xa9\x7f", `"\u0085\u2028\u2029\u007f"`},
 		{"\x82\x01\x02\xa1a\x03", `null`},
 		{"\x92\x81\xa1a\x90\x80", `[{"a":[]},{}]`},
 	} {

@@ -64,7 +64,7 @@ const (
 	lengthPrefix = 4 // bytes before the body of a frame; SPEC.md §2
 
 	// byeWait is how long the pipe waits for the next frame after it has sent bye.
-	byeWait = 2 * time.Second
+	byeWait = 5 * time.Second
 )
 
 // pipe passes requests from its input to a sidecar, and answers and events to its output. One

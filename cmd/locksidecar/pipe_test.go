@@ -286,6 +286,74 @@ func TestPipeReportsThatThereIsNoSidecar(t *testing.T) {
 	expectExit(t, p, 0, "")
 }
 
+// A program that does not read ends its session all the same, and finds every line if it reads
+// later.
+func TestEndOfInputEndsTheSessionOfAProgramThatDoesNotRead(t *testing.T) {
+	const events = 4096 // in all more than the buffers between the three processes have room for
+	path := filepath.Join(t.TempDir(), "s.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := start(t, &fakeSidecar{path: path}, "pipe")
+	p.send(helloLine)
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	frames := protocol.NewReader(conn)
+	next(t, frames)
+	p.stdin.Close()
+	bye := make(chan uint64)
+	go func() {
+		body, err := frames.Next()
+		if request, err2 := new(protocol.RequestDecoder).Decode(body); err == nil && err2 == nil {
+			bye <- request.RequestID()
+		}
+		close(bye)
+	}()
+	event := protocol.Err{ID: 5, Code: protocol.Timeout, Msg: strings.Repeat("x", protocol.MaxMessage)}.Append(nil)
+	written := make(chan error, 1)
+	go func() {
+		for range events {
+			if _, err := conn.Write(event); err != nil {
+				written <- err
+				return
+			}
+		}
+		written <- nil
+	}()
+	id := <-bye // nothing has been read from the pipe
+	if id == 0 {
+		t.Fatal("the sidecar received no bye")
+	}
+	lines := make(chan int, 1)
+	go func() {
+		n := 0
+		for {
+			if _, err := p.out.ReadString('\n'); err != nil {
+				lines <- n
+				return
+			}
+			n++
+		}
+	}()
+	if err := <-written; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Write(protocol.ByeOK{ID: id}.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-lines; n != events {
+		t.Errorf("the pipe printed %d lines, not %d", n, events)
+	}
+	if code := exitCodeOf(t, p.cmd.Wait()); code != 0 {
+		t.Errorf("exit code %d: %s", code, p.stderr.String())
+	}
+}
+
 // The end of input sends bye after everything else, and the last answers are printed.
 func TestEndOfInputEndsTheSessionOfAPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
