@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"strconv"
 	"syscall"
@@ -135,12 +134,30 @@ const guardName = "locksidecar-guard"
 // runGuard is the main function of a guard. It does not return.
 func runGuard() {
 	const readEnd = 3
-	// The guard must not keep files of the user open.
-	_ = unix.CloseRange(readEnd+1, math.MaxUint32, 0)
+	closeInherited(readEnd + 1)
 	var b [1]byte
 	for {
 		if _, err := unix.Read(readEnd, b[:]); err != unix.EINTR {
 			os.Exit(0)
+		}
+	}
+}
+
+// closeInherited closes the descriptors from first on that this process inherited: a guard must
+// not keep files of the user open. Only they lack the flag close-on-exec. The Go runtime may have
+// opened descriptors of its own by now, all with the flag; without them it crashes.
+func closeInherited(first int) {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return // /proc was there a moment ago: this program was started from /proc/self/exe
+	}
+	for _, entry := range list {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil || fd < first {
+			continue
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			unix.Close(fd)
 		}
 	}
 }

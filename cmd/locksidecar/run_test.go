@@ -34,6 +34,10 @@ func TestMain(m *testing.M) {
 	if name := os.Getenv(signalProbeEnv); name != "" {
 		os.Exit(signalProbe(name))
 	}
+	if os.Getenv(inheritedEnv) != "" {
+		keepWhatTheRuntimeHas()
+		os.Exit(0)
+	}
 	if signal.Ignored(syscall.SIGHUP) {
 		// Under nohup: run leaves an ignored signal ignored. A caught one has its default
 		// action in the programs that the tests start.
@@ -510,6 +514,41 @@ func TestGuardEndsWithRun(t *testing.T) {
 	if _, err := os.Stat("/proc/" + guard); err == nil {
 		t.Errorf("the guard %s is there", guard)
 	}
+}
+
+// inheritedEnv makes the test binary run keepWhatTheRuntimeHas.
+const inheritedEnv = "LOCKSIDECAR_TEST_INHERITED"
+
+// keepWhatTheRuntimeHas does what a guard does, in a process in which the runtime has descriptors
+// of its own: timers make it open them. The second timer crashes the process if they are closed.
+func keepWhatTheRuntimeHas() {
+	<-time.After(time.Millisecond)
+	closeInherited(3)
+	<-time.After(time.Millisecond)
+	os.Stdout.WriteString("closed\n")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// A guard closes the files of the user, and runs on.
+func TestGuardClosesOnlyWhatItInherited(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	cmd := command(&fakeSidecar{})
+	cmd.Env = append(os.Environ(), inheritedEnv+"=1")
+	cmd.ExtraFiles = []*os.File{w}
+	p := startProgram(t, cmd)
+	w.Close()
+	if line := p.line(); line != "closed" {
+		t.Errorf("printed %q", line)
+	}
+	if n, err := r.Read(make([]byte, 1)); err != io.EOF { // blocks while the process has the other end
+		t.Errorf("read %d bytes, %v", n, err)
+	}
+	p.stdin.Close()
+	expectExit(t, p, 0, "")
 }
 
 // Without a guard, the kernel would not kill the group of a run that is killed.

@@ -1,8 +1,22 @@
 package main
 
-// What the commands promise to scripts, and to programs that speak in JSON lines.
+// What the commands promise to scripts, to their users, and to programs that speak in JSON lines.
 
 var commandMutants = []mutant{
+	{
+		rule: "the guard of run keeps the descriptors of the runtime, and lives",
+		file: "cmd/locksidecar/deathpipe.go",
+		old:  `flags&unix.FD_CLOEXEC == 0 {`,
+		new:  `flags >= 0 {`,
+		by:   test("cmd/locksidecar", "TestGuardClosesOnlyWhatItInherited"),
+	},
+	{
+		rule: "the guard of run keeps no file of the user open",
+		file: "cmd/locksidecar/deathpipe.go",
+		old:  `flags&unix.FD_CLOEXEC == 0 {`,
+		new:  `flags < 0 {`,
+		by:   test("cmd/locksidecar", "TestGuardClosesOnlyWhatItInherited"),
+	},
 	{
 		rule: "the loss of its lock ends the command lock",
 		file: "cmd/locksidecar/lock.go",
