@@ -500,11 +500,8 @@ func TestCommandInheritsOnlyTheDescriptorsOfTheUser(t *testing.T) {
 	}
 }
 
-// printGuard prints the pid of the guard of the run that started the shell. The guard may get its
-// name later than the shell starts.
-const printGuard = `guard=
-while [ -z "$guard" ]; do guard=$(ps -o pid=,args= --ppid $PPID | sed -n 's/^ *\([0-9]*\) locksidecar-guard$/\1/p'); done
-echo $guard`
+// printGuard prints the pid of the guard of the run that started the shell.
+const printGuard = `ps -o pid=,args= --ppid $PPID | sed -n 's/^ *\([0-9]*\) locksidecar-guard$/\1/p'`
 
 func TestGuardEndsWithRun(t *testing.T) {
 	f := startFake(t)
