@@ -18,6 +18,7 @@ type RequestDecoder struct {
 	info         Info
 	list         List
 	forceRelease ForceRelease
+	metrics      Metrics
 	ping         Ping
 	bye          Bye
 	claim        Claim
@@ -93,6 +94,9 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	case "force_release":
 		d.forceRelease = ForceRelease{ID: id, Name: o.name()}
 		m = &d.forceRelease
+	case "metrics":
+		d.metrics = Metrics{ID: id, After: o.uint(fieldAfter)}
+		m = &d.metrics
 	case "ping":
 		d.ping = Ping{ID: id}
 		m = &d.ping
@@ -352,6 +356,11 @@ func (m *ListOK) unpack(id uint64, o *object) {
 func (m *ForceReleaseOK) unpack(id uint64, o *object) {
 	o.require(fieldHold)
 	*m = ForceReleaseOK{ID: id, Hold: o.uint(fieldHold)}
+}
+
+func (m *MetricsOK) unpack(id uint64, o *object) {
+	o.require(fieldText)
+	*m = MetricsOK{ID: id, Text: o.text(fieldText, 0), Next: o.uint(fieldNext)}
 }
 
 func (m *PingOK) unpack(id uint64, o *object) {

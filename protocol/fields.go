@@ -51,6 +51,7 @@ const (
 	fieldRedisRunID
 	fieldKeyPrefix
 	fieldReason
+	fieldText
 
 	fieldState
 	fieldPID
@@ -79,7 +80,7 @@ var fieldNames = [fields]string{
 	fieldSession: "session", fieldNowNS: "now_ns", fieldTicket: "ticket", fieldResumed: "resumed",
 	fieldToken: "token", fieldCount: "count",
 	fieldDeadlineNS: "deadline_ns", fieldEndNS: "end_ns", fieldCanceled: "canceled", fieldLock: "lock",
-	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason",
+	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason", fieldText: "text",
 	fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldKeyPrefix: "key_prefix",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
 	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldRemoteField: "remote_field",
@@ -177,6 +178,8 @@ func fieldOf(key []byte) field {
 		return fieldKeyPrefix
 	case "reason":
 		return fieldReason
+	case "text":
+		return fieldText
 	case "state":
 		return fieldState
 	case "pid":

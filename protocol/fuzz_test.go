@@ -176,6 +176,8 @@ func isTruncated(m any) bool {
 		return len(m.Reason) > MaxClient
 	case *HelloOK:
 		return len(m.Sidecar) > MaxClient || len(m.Version) > MaxClient
+	case *MetricsOK:
+		return len(m.Text) > MetricsRoom
 	case *PingOK:
 		return len(m.Redis) > MaxMessage || len(m.RedisAddress) > MaxField || len(m.RedisRunID) > MaxField || len(m.KeyPrefix) > MaxField
 	case *InfoOK:

@@ -65,6 +65,17 @@ type ForceReleaseOK struct {
 	Hold uint64
 }
 
+// MetricsOK answers Metrics with whole metrics in the text format of Prometheus. Next is 0 for the
+// last page.
+type MetricsOK struct {
+	ID   uint64
+	Text string // truncated to MetricsRoom bytes
+	Next uint64
+}
+
+// MetricsRoom is how many bytes of text a MetricsOK has room for.
+const MetricsRoom = MaxFrame - 64
+
 // PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. RedisAddress is the
 // address of Redis with the number of the database. RedisRunID is the run id of the Redis
 // server; "" while there is no connection, or if it is not known.
@@ -145,6 +156,7 @@ func (CancelOK) reply()       {}
 func (InfoOK) reply()         {}
 func (ListOK) reply()         {}
 func (ForceReleaseOK) reply() {}
+func (MetricsOK) reply()      {}
 func (PingOK) reply()         {}
 func (ByeOK) reply()          {}
 func (ClaimOK) reply()        {}
@@ -212,6 +224,13 @@ func (m ListOK) Append(dst []byte) []byte {
 func (m ForceReleaseOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
 	w.uint("hold", m.Hold)
+	return w.finish()
+}
+
+func (m MetricsOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.text("text", m.Text, MetricsRoom)
+	w.uintIf("next", m.Next)
 	return w.finish()
 }
 

@@ -70,6 +70,12 @@ type ForceRelease struct {
 	Name string
 }
 
+// Metrics requests a page of the sidecar's metrics.
+type Metrics struct {
+	ID    uint64
+	After uint64 // 0: the first page; then Next of the page before
+}
+
 // Ping checks that the sidecar answers, and requests the state of its Redis.
 type Ping struct{ ID uint64 }
 
@@ -105,6 +111,7 @@ func (m Cancel) RequestID() uint64       { return m.ID }
 func (m Info) RequestID() uint64         { return m.ID }
 func (m List) RequestID() uint64         { return m.ID }
 func (m ForceRelease) RequestID() uint64 { return m.ID }
+func (m Metrics) RequestID() uint64      { return m.ID }
 func (m Ping) RequestID() uint64         { return m.ID }
 func (m Bye) RequestID() uint64          { return m.ID }
 func (m Claim) RequestID() uint64        { return m.ID }
@@ -118,6 +125,7 @@ func (Cancel) request()       {}
 func (Info) request()         {}
 func (List) request()         {}
 func (ForceRelease) request() {}
+func (Metrics) request()      {}
 func (Ping) request()         {}
 func (Bye) request()          {}
 func (Claim) request()        {}
@@ -194,6 +202,12 @@ func (m List) Append(dst []byte) []byte {
 func (m ForceRelease) Append(dst []byte) []byte {
 	w := begin(dst, "force_release", m.ID)
 	w.str("name", m.Name)
+	return w.finish()
+}
+
+func (m Metrics) Append(dst []byte) []byte {
+	w := begin(dst, "metrics", m.ID)
+	w.uintIf("after", m.After)
 	return w.finish()
 }
 

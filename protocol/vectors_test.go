@@ -258,7 +258,7 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the ops of all requests of this version.
-var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
@@ -278,6 +278,8 @@ func answerTo(op string) OK {
 		return new(ListOK)
 	case "force_release":
 		return new(ForceReleaseOK)
+	case "metrics":
+		return new(MetricsOK)
 	case "ping":
 		return new(PingOK)
 	case "bye":
@@ -344,6 +346,7 @@ type fieldsOf struct {
 	Lock                    *rowFields
 	Locks                   []rowFields
 	Next                    uint64
+	Text                    string
 	Reason                  Reason
 }
 
@@ -422,6 +425,8 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return &List{m.ID, m.After}
 	case "force_release":
 		return &ForceRelease{m.ID, m.Name}
+	case "metrics":
+		return &Metrics{m.ID, m.After}
 	case "ping":
 		return &Ping{m.ID}
 	case "bye":
@@ -475,6 +480,8 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		return ok
 	case "force_release":
 		return &ForceReleaseOK{m.ID, m.Hold}
+	case "metrics":
+		return &MetricsOK{m.ID, m.Text, m.Next}
 	case "ping":
 		return &PingOK{m.ID, m.NowNS, m.Redis, m.RedisAddress, m.RedisRunID, m.KeyPrefix}
 	case "bye":

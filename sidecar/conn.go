@@ -245,6 +245,9 @@ func handOver(c *conn, req protocol.Request) request {
 	case *protocol.Bye:
 		v := *r
 		in.other = &v
+	case *protocol.Metrics:
+		v := *r
+		in.other = &v
 	case *protocol.Ping:
 		v := *r
 		in.other = &v

@@ -21,9 +21,11 @@ type loop struct {
 	// Immutable after Listen.
 	cfg       Config
 	log       *slog.Logger
-	startedAt int64    // CLOCK_BOOTTIME, ns
-	uuid      string   // of the sidecar, of which this process may be a later one
-	key       [32]byte // of tickets
+	startedAt int64 // CLOCK_BOOTTIME, ns
+	// gatherMetrics has metrics gathered, and calls answer with a page of them; nil: there are none.
+	gatherMetrics func(after uint64, answer func(protocol.MetricsOK, error))
+	uuid          string   // of the sidecar, of which this process may be a later one
+	key           [32]byte // of tickets
 	// overflowUID is the uid of all users that have none in this user namespace; −1: all have
 	// one.
 	overflowUID int64
@@ -52,6 +54,7 @@ type loop struct {
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	logLimit    logLimit
 	counters    counters
+	gathering   int // requests for metrics that are being answered
 
 	// Collected in one step and carried out at its end.
 	dirty   []*conn
@@ -385,6 +388,8 @@ func (l *loop) onRequest(now int64, in *request) {
 		// When what it asked before has been answered: see step.
 		cl.phase = locktable.SessionLeaving
 		l.byes = append(l.byes, bye{cl, id})
+	case *protocol.Metrics:
+		l.onMetrics(c, cl, r)
 	case *protocol.Ping:
 		redis := l.redis.Load()
 		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix})

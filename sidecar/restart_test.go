@@ -20,8 +20,11 @@ import (
 // house is a host whose sidecar can be restarted.
 type house struct {
 	*testing.T
-	cfg  sidecar.Config
-	srv  *sidecar.Server
+	cfg sidecar.Config
+	srv *sidecar.Server
+
+	gather func() ([]string, error) // metrics; nil: there are none
+
 	stop func()
 }
 
@@ -52,6 +55,9 @@ func (h *house) start() {
 		h.Fatal(err)
 	}
 	h.srv = srv
+	if h.gather != nil {
+		srv.SetMetrics(h.gather)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(ctx) }()

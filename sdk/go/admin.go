@@ -2,6 +2,7 @@ package locksidecar
 
 import (
 	"context"
+	"strings"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -78,6 +79,32 @@ func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) 
 		return protocol.ForceRelease{ID: id, Name: name}
 	}))
 	return ok.Hold, err
+}
+
+// Metrics returns what the sidecar counts, in the text format of Prometheus.
+func (c *Client) Metrics(ctx context.Context) (string, error) {
+	var text strings.Builder
+	var conn *connection // of the last page
+	for after := uint64(0); ; {
+		var page protocol.MetricsOK
+		ask := newCall(queryCall, task{"read the metrics", ""}, &page, func(id uint64) protocol.Request {
+			return protocol.Metrics{ID: id, After: after}
+		})
+		if err := c.ask(ctx, ask); err != nil {
+			return "", err
+		}
+		if ask.conn != conn && after != 0 {
+			text.Reset() // the page is of another sidecar
+			after = 0
+			continue
+		}
+		conn = ask.conn
+		text.WriteString(page.Text)
+		if page.Next == 0 {
+			return text.String(), nil
+		}
+		after = page.Next
+	}
 }
 
 // Ping returns "ok", or one sentence about what is wrong between the sidecar and Redis.

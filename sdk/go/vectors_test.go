@@ -60,6 +60,7 @@ var requests = map[string]func(ctx context.Context, c *Client) error{
 	"info":          func(ctx context.Context, c *Client) error { _, _, err := c.Info(ctx, "invoice:42"); return err },
 	"list":          func(ctx context.Context, c *Client) error { return errOf(c.List(ctx)) },
 	"force_release": func(ctx context.Context, c *Client) error { return errOf(c.ForceRelease(ctx, "invoice:42")) },
+	"metrics":       func(ctx context.Context, c *Client) error { return errOf(c.Metrics(ctx)) },
 	"ping":          func(ctx context.Context, c *Client) error { return errOf(c.Ping(ctx)) },
 }
 
@@ -111,7 +112,11 @@ func (v *vector) test(t *testing.T) {
 	if _, err := p.nc.Write(v.frame(t)); err != nil {
 		t.Fatal(err)
 	}
-	if v.Message.Next != 0 {
+	switch {
+	case v.Message.Next == 0:
+	case v.Answers == "metrics":
+		p.send(protocol.MetricsOK{ID: expect[protocol.Metrics](p).ID})
+	default:
 		p.send(protocol.ListOK{ID: expect[protocol.List](p).ID})
 	}
 	ends := v.Kind == "bad" || v.Message.Err != nil && v.Message.ID == 0

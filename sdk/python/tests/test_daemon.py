@@ -261,6 +261,19 @@ def test_restarted_daemon_renews_for_a_process_that_has_not_reconnected(restarta
         pass
 
 
+async def read_metrics(socket: str) -> str:
+    async with await aio.connect(socket) as client:
+        return await client.metrics()
+
+
+def test_metrics_are_those_of_the_daemon(restartable: Daemon) -> None:
+    client = locksidecar.connect(restartable.socket)
+    with client.lock("n"):
+        for text in client.metrics(), asyncio.run(read_metrics(restartable.socket)):
+            assert "\nlocksidecar_holds 1\n" in text
+            assert "\nprocess_open_fds " in text
+
+
 def test_release_without_a_daemon_is_completed_later(restartable: Daemon) -> None:
     client = locksidecar.connect(restartable.socket)
     lock = client.lock("n")

@@ -39,6 +39,7 @@ PARSERS: dict[str, Callable[[Fields], Any]] = {
     "info": protocol.info_ok,
     "list": protocol.list_ok,
     "force_release": protocol.force_release_ok,
+    "metrics": protocol.metrics_ok,
     "ping": protocol.ping_ok,
     "claim": lambda _: _NoFields(),
     "confirm": lambda _: _NoFields(),
@@ -101,9 +102,10 @@ def normalized(got: Any) -> Any:
     match got:
         case (id, (protocol.InfoOK() | protocol.ListOK()) as answer):
             return id, answer
-        case (id, (protocol.AcquireOK() | protocol.HelloOK() | protocol.PingOK()) as answer):
+        case (id, (protocol.AcquireOK() | protocol.HelloOK() | protocol.MetricsOK() | protocol.PingOK()) as answer):
             may_be_absent = {
                 "end_ns": 0,
+                "next": 0,
                 "ticket": "",
                 "resumed": False,
                 "redis_address": "",
@@ -275,6 +277,8 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
             assert protocol.list_(id, message.get("after", 0)) == whole(vector)
         case {"op": "force_release", "id": id, "name": name}:
             assert protocol.force_release(id, name) == whole(vector)
+        case {"op": "metrics", "id": id}:
+            assert protocol.metrics(id, message.get("after", 0)) == whole(vector)
         case {"op": "ping", "id": id}:
             assert protocol.ping(id) == whole(vector)
 

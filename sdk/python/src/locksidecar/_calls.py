@@ -252,6 +252,10 @@ def force_release_call(name: str) -> Call[protocol.ForceReleaseOK]:
     return Call("force_release", name, protocol.force_release_ok, lambda id, _: protocol.force_release(id, name))
 
 
+def metrics_call(after: int) -> Call[protocol.MetricsOK]:
+    return Call("metrics", "", protocol.metrics_ok, lambda id, _: protocol.metrics(id, after))
+
+
 def ping_call() -> Call[protocol.PingOK]:
     return Call("ping", "", protocol.ping_ok, lambda id, _: protocol.ping(id))
 

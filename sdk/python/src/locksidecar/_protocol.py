@@ -119,6 +119,10 @@ def force_release(id: int, name: str) -> bytes:
     return frame({"op": "force_release", "id": id, "name": name})
 
 
+def metrics(id: int, after: int) -> bytes:
+    return frame({"op": "metrics", "id": id, "after": after} if after else {"op": "metrics", "id": id})
+
+
 def ping(id: int) -> bytes:
     return frame({"op": "ping", "id": id})
 
@@ -316,6 +320,12 @@ class ForceReleaseOK:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsOK:
+    text: str
+    next: int  # 0: this was the last page
+
+
+@dataclass(frozen=True, slots=True)
 class PingOK:
     now_ns: int
     redis: str
@@ -369,6 +379,10 @@ def list_ok(f: Fields) -> ListOK:
 
 def force_release_ok(f: Fields) -> ForceReleaseOK:
     return ForceReleaseOK(f.integer("hold"))
+
+
+def metrics_ok(f: Fields) -> MetricsOK:
+    return MetricsOK(f.text("text"), f.integer("next", 0))
 
 
 def ping_ok(f: Fields) -> PingOK:
@@ -455,6 +469,7 @@ _KNOWN: Final = frozenset(
         "lock",
         "locks",
         "next",
+        "text",
         "redis",
         "redis_address",
         "redis_run_id",

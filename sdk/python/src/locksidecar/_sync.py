@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from . import _fork, _held, _owners, _tracing
 from . import _protocol as protocol
-from ._calls import Call, Options, acquire_call, force_release_call, info_call, list_call, ping_call
+from ._calls import Call, Options, acquire_call, force_release_call, info_call, list_call, metrics_call, ping_call
 from ._core import Entry, Session, clock_of
 from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
@@ -439,6 +439,17 @@ class Client:
     def force_release(self, name: str) -> None:
         """Ends the hold of any owner on this host. Raises NotHeld if there is none."""
         self._call(force_release_call(self._whole(name)))
+
+    def metrics(self) -> str:
+        """Returns what the sidecar counts, in the text format of Prometheus."""
+        text = ""
+        after = 0
+        while True:
+            page = self._call(metrics_call(after))
+            text += page.text
+            if not page.next:
+                return text
+            after = page.next
 
     def ping(self) -> str:
         """Returns the state of the sidecar's Redis: "ok", or a sentence that says what is wrong."""

@@ -31,6 +31,7 @@ from ._calls import (
     force_release_call,
     info_call,
     list_call,
+    metrics_call,
     ping_call,
 )
 from ._core import Entry, Session, Stage, clock_of
@@ -841,6 +842,17 @@ class Client:
     async def force_release(self, name: str) -> None:
         """Ends the hold of any owner on this host. Raises NotHeld if there is none."""
         await self._call(force_release_call(self._whole(name)))
+
+    async def metrics(self) -> str:
+        """Returns what the sidecar counts, in the text format of Prometheus."""
+        text = ""
+        after = 0
+        while True:
+            page = await self._call(metrics_call(after))
+            text += page.text
+            if not page.next:
+                return text
+            after = page.next
 
     async def ping(self) -> str:
         """Returns the state of the sidecar's Redis: "ok", or a sentence that says what is wrong."""
