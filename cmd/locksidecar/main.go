@@ -24,6 +24,7 @@ type cli struct {
 	Pipe         pipeCmd         `cmd:"" help:"Speak the protocol in JSON lines, for other languages."`
 	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`
 	ForceRelease forceReleaseCmd `cmd:"" help:"End a lock that a process of this host holds."`
+	Metrics      metricsCmd      `cmd:"" help:"Print the metrics of the sidecar."`
 	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`
 	Demo         demoCmd         `cmd:"" help:"Watch a flash sale without and with locks."`
 	Version      versionCmd      `cmd:"" help:"Print the version."`
@@ -36,7 +37,7 @@ type socketFlag struct {
 	Socket string `help:"The sidecar's socket (default: $$LOCKSIDECAR_SOCKET, then /run/locksidecar/locksidecar.sock)." placeholder:"PATH"`
 }
 
-// requestTimeout bounds ls, ping and force-release. A sidecar that works answers their
+// requestTimeout bounds ls, metrics, ping and force-release. A sidecar that works answers their
 // requests at once.
 const requestTimeout = 10 * time.Second
 

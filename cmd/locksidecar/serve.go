@@ -182,12 +182,14 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 		defer close(notified)
 		newNotifier(log).run(ctx, server)
 	}()
+	shown := monitor.New(server, monitor.Build{Version: locksidecar.Version, Commit: build()})
+	server.SetMetrics(shown.Metrics)
 	monitored := make(chan struct{})
 	go func() {
 		defer close(monitored)
 		if l := server.MetricsListener(); l != nil {
 			log.Info("serving metrics", "address", l.Addr())
-			monitor.New(server, monitor.Build{Version: locksidecar.Version, Commit: build()}).Serve(ctx, l)
+			shown.Serve(ctx, l)
 		}
 	}()
 	err = server.Serve(ctx)

@@ -62,12 +62,14 @@ func start(t *testing.T, change func(*sidecar.Config)) *station {
 		Timeout:   20 * time.Second,
 	}
 	t.Cleanup(s.http.CloseIdleConnections)
+	shown := monitor.New(s.server, monitor.Build{Version: "1.2.3", Commit: "abc"})
+	s.server.SetMetrics(shown.Metrics)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan struct{})
 	monitored := make(chan struct{})
 	go func() {
 		defer close(monitored)
-		monitor.New(s.server, monitor.Build{Version: "1.2.3", Commit: "abc"}).Serve(ctx, l)
+		shown.Serve(ctx, l)
 	}()
 	loop, stop := context.WithCancel(context.Background())
 	go func() {
@@ -205,6 +207,34 @@ func TestMetricsShowWhatClientsDo(t *testing.T) {
 	f = s.scrape()
 	if value(s, f, "losses_total", "reason=forced") != 1 || value(s, f, "named_losses_total", "names=invoice:*", "reason=forced") != 1 || value(s, f, "hold_seconds") != 1 {
 		t.Error("the lost hold is not counted")
+	}
+}
+
+// Over the socket of the daemon comes the same as over the listener, also if it does not fit into
+// one frame.
+func TestClientReadsAllPagesOfTheMetrics(t *testing.T) {
+	s := start(t, func(c *sidecar.Config) {
+		for i := range 16 { // as long as they may be
+			c.MetricsNames = append(c.MetricsNames, fmt.Sprintf("%063d*", i))
+		}
+	})
+	text, err := s.client().Metrics(s.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	scraped := s.scrape()
+	for name, f := range scraped {
+		if len(families[name].GetMetric()) != len(f.Metric) {
+			t.Errorf("%s has %d series, and %d over the listener", name, len(families[name].GetMetric()), len(f.Metric))
+		}
+	}
+	if len(text) < 1<<16 || len(families) != len(scraped) {
+		t.Errorf("%d bytes, %d metrics; want more than a frame, and %d", len(text), len(families), len(scraped))
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -131,19 +130,21 @@ func isLocalName(host string) bool {
 	return err == nil || host == "" || strings.EqualFold(host, "localhost")
 }
 
-// WriteMetrics writes the metrics in the text format.
-func (m *Monitor) WriteMetrics(w io.Writer) error {
+// Metrics returns each metric in the text format, by name.
+func (m *Monitor) Metrics() ([]string, error) {
 	families, err := m.registry.Gather()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	e := expfmt.NewEncoder(w, expfmt.NewFormat(expfmt.TypeTextPlain))
-	for _, f := range families {
-		if err := e.Encode(f); err != nil {
-			return err
+	metrics := make([]string, len(families))
+	for i, f := range families {
+		var text strings.Builder
+		if err := expfmt.NewEncoder(&text, expfmt.NewFormat(expfmt.TypeTextPlain)).Encode(f); err != nil {
+			return nil, err
 		}
+		metrics[i] = text.String()
 	}
-	return nil
+	return metrics, nil
 }
 
 // live answers whether the daemon works. If it does not, a restart helps.

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"context"
+	"io"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+type metricsCmd struct {
+	socketFlag
+}
+
+func (metricsCmd) Help() string {
+	return `Prints what the sidecar counts, once, in the text format of Prometheus. It asks over the sidecar's socket, so
+the setting "metrics" is not needed. docs/metrics.md has each metric, its unit and what to alert on.
+
+Example, for the textfile collector of the node exporter:
+
+    locksidecar metrics > locksidecar.prom.tmp && mv locksidecar.prom.tmp /var/lib/node_exporter/locksidecar.prom
+
+` + exitTable
+}
+
+func (c *metricsCmd) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	if err != nil {
+		return err
+	}
+	defer sidecar.Close()
+	text, err := sidecar.Metrics(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(out, text)
+	return err
+}
