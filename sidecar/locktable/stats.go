@@ -1,6 +1,7 @@
 package locktable
 
 import (
+	"cmp"
 	"math/bits"
 	"slices"
 	"time"
@@ -266,7 +267,35 @@ type Survey struct {
 	// in Redis: their renewal was due a sixth of the lease ago or earlier.
 	RenewalsLate int
 
+	MostWaited  []Ranked // the locks with the most waiters, most first; Rank is their number
+	LongestHeld []Ranked // the locks with the oldest holds, oldest first; Rank is the age, ns
+
 	next uint64
+}
+
+// Ranked is a lock in a list of a Survey.
+type Ranked struct {
+	Name string
+	Rank int64
+}
+
+// maxRanked is how many locks such a list has at most.
+const maxRanked = 50
+
+// rank adds a lock to a list, if it is one of the highest. A lock that is met twice is in it once.
+func rank(list []Ranked, l *lock, by int64) []Ranked {
+	if len(list) == maxRanked {
+		if by <= list[maxRanked-1].Rank {
+			return list
+		}
+	}
+	if i := slices.IndexFunc(list, func(r Ranked) bool { return r.Name == l.name }); i >= 0 {
+		list = slices.Delete(list, i, i+1)
+	} else if len(list) == maxRanked {
+		list = list[:maxRanked-1]
+	}
+	i, _ := slices.BinarySearchFunc(list, by, func(r Ranked, by int64) int { return cmp.Compare(by, r.Rank) })
+	return slices.Insert(list, i, Ranked{l.name, by})
 }
 
 // GroupSurvey is what there is of some of the names.
@@ -319,12 +348,14 @@ func (t *Table) Survey(now int64, v *Survey, most int) (more bool) {
 		for h := l.holds; h != nil; h = h.next {
 			g.Holds++
 			g.OldestHold.take(h.granted, l, h.session)
+			v.LongestHeld = rank(v.LongestHeld, l, now-h.granted)
 			if h.isRenewed() && l.claim.validUntil-now < int64(t.cfg.Lease)/2 {
 				v.RenewalsLate++
 			}
 		}
 		if q := l.queue; q != nil && q.waiters.head != nil {
 			g.Waiters += q.waiters.len
+			v.MostWaited = rank(v.MostWaited, l, int64(q.waiters.len))
 			g.OldestWaiter.take(q.waiters.head.request.since, l, q.waiters.head.request.session)
 		}
 	}

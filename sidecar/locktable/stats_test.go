@@ -244,6 +244,36 @@ func TestSurveyFindsWhatHasWaitedAndLastedLongest(t *testing.T) {
 	}
 }
 
+func TestSurveyListsTheMostWaitedAndTheLongestHeldLocks(t *testing.T) {
+	r := newRig(t)
+	for i := range 60 {
+		name := fmt.Sprintf("lock-%02d", i)
+		r.acquire(1, name)
+		r.answerAll()
+		for range i % 7 {
+			r.acquire(2, name)
+		}
+		r.pass(time.Millisecond)
+	}
+	var v locktable.Survey
+	for r.tb.Survey(r.now, &v, 7) {
+	}
+	if len(v.MostWaited) != 50 || len(v.LongestHeld) != 50 {
+		t.Fatalf("%d and %d", len(v.MostWaited), len(v.LongestHeld))
+	}
+	for i := range 50 {
+		if want := fmt.Sprintf("lock-%02d", i); v.LongestHeld[i].Name != want || v.LongestHeld[i].Rank != int64(time.Duration(60-i)*time.Millisecond) {
+			t.Errorf("place %d of the longest held is %+v, want %s", i, v.LongestHeld[i], want)
+		}
+		if i > 0 && v.MostWaited[i].Rank > v.MostWaited[i-1].Rank {
+			t.Errorf("place %d of the most waited is above the one before", i)
+		}
+	}
+	if first, last := v.MostWaited[0].Rank, v.MostWaited[49].Rank; first != 6 || last != 1 {
+		t.Errorf("the most waited have %d to %d waiters", first, last)
+	}
+}
+
 func TestHistogramPutsEachDurationIntoItsBucket(t *testing.T) {
 	for _, s := range []*locktable.Scale{locktable.ShortTimes, locktable.LongTimes, locktable.LeaseTimes} {
 		bounds := s.Bounds()
