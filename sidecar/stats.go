@@ -83,6 +83,24 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 	return &st, nil
 }
 
+// Rows returns the rows of the locks that have one of these names and are known.
+func (s *Server) Rows(ctx context.Context, names []string) ([]protocol.LockRow, error) {
+	answered := make(chan []protocol.LockRow, 1)
+	err := s.query(ctx, func(now int64) {
+		var rows []protocol.LockRow
+		for _, name := range names {
+			if row, ok := s.table.Info(now, name); ok {
+				rows = append(rows, row)
+			}
+		}
+		answered <- rows
+	})
+	if err != nil {
+		return nil, err
+	}
+	return <-answered, nil
+}
+
 // survey walks over all locks, in parts between which the loop does everything else.
 func (s *Server) survey(ctx context.Context) (locktable.Survey, int64, error) {
 	y := &s.surveyor

@@ -122,12 +122,6 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 		}
 		ch <- prometheus.MustNewConstHistogram(d, h.Count(), h.Sum.Seconds(), buckets, labels...)
 	}
-	age := func(o *locktable.Oldest) float64 {
-		if o.Since == 0 {
-			return 0
-		}
-		return max(0, time.Duration(s.Now-o.Since).Seconds())
-	}
 
 	gauge(loopAnswer, s.LoopDelay.Seconds())
 	histogram(loopLatency, &s.Steps, locktable.ShortTimes)
@@ -140,8 +134,8 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 	gauge(waiters, float64(s.Waiters))
 
 	all, v := sum(s)
-	gauge(waiterOldest, age(&v.OldestWaiter))
-	gauge(holdOldest, age(&v.OldestHold))
+	gauge(waiterOldest, age(s, &v.OldestWaiter))
+	gauge(holdOldest, age(s, &v.OldestHold))
 	for i, n := range all.Acquires {
 		counter(acquires, n, locktable.AcquireResult(i).String())
 	}
@@ -169,8 +163,8 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 		g, v := &s.Groups[i+1], &s.Survey.Groups[i+1]
 		gauge(namedHolds, float64(v.Holds), pattern)
 		gauge(namedWaiters, float64(v.Waiters), pattern)
-		gauge(namedWaiterOldest, age(&v.OldestWaiter), pattern)
-		gauge(namedHoldOldest, age(&v.OldestHold), pattern)
+		gauge(namedWaiterOldest, age(s, &v.OldestWaiter), pattern)
+		gauge(namedHoldOldest, age(s, &v.OldestHold), pattern)
 		for i, n := range g.Acquires {
 			counter(namedAcquires, n, pattern, locktable.AcquireResult(i).String())
 		}
@@ -180,6 +174,14 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 			counter(namedLosses, n, pattern, string(locktable.LossReason(i)))
 		}
 	}
+}
+
+// age is for how long the oldest has waited or lasted, in seconds; 0: there is none.
+func age(s *sidecar.Stats, o *locktable.Oldest) float64 {
+	if o.Since == 0 {
+		return 0
+	}
+	return max(0, time.Duration(s.Now-o.Since).Seconds())
 }
 
 // sum adds up the groups of names.

@@ -3,6 +3,8 @@ package monitor_test
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"io"
 	"log/slog"
@@ -276,7 +278,7 @@ func TestReadinessIsThatOfRedisAndLivenessIsThatOfTheLoop(t *testing.T) {
 	if _, err := c.Lock(s.Context(), "a"); err != nil { // Redis serves
 		t.Fatal(err)
 	}
-	c.Close()
+	c.Close() // it would wait for a successor
 	for _, path := range []string{"/live", "/ready"} {
 		if status, body := s.get(path); status != http.StatusOK || body != "ok\n" {
 			t.Errorf("%s: %d %s", path, status, body)
@@ -336,6 +338,77 @@ func TestForeignNameOfThisHostIsRefused(t *testing.T) {
 		if isRefused := answer.StatusCode == http.StatusMisdirectedRequest; isRefused == isOwn {
 			t.Errorf("%s: %d", host, answer.StatusCode)
 		}
+	}
+}
+
+// A browser shows the page as it is meant: tests/page. Here is what needs no browser.
+func TestPageIsSelfContainedAndEscapesNames(t *testing.T) {
+	s := start(t, nil)
+	c := s.client()
+	for _, name := range []string{`<script>alert("x")</script>`, "\u202egnp"} {
+		if _, err := c.Lock(s.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := s.http.Get("http://localhost/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(body)
+	_, style, _ := strings.Cut(text, "<style>")
+	style, _, _ = strings.Cut(style, "</style>")
+	sum := sha256.Sum256([]byte(style))
+	policy := r.Header.Get("Content-Security-Policy")
+	if !strings.Contains(policy, "default-src 'none'; style-src 'sha256-"+base64.StdEncoding.EncodeToString(sum[:])+"'") {
+		t.Errorf("the policy %q is not that of the style", policy)
+	}
+	if r.StatusCode != http.StatusOK || !strings.Contains(text, "&lt;script&gt;alert") || !strings.Contains(text, "?gnp") {
+		t.Errorf("status %d: %s", r.StatusCode, text)
+	}
+	for _, resource := range []string{"<script", "<img", "<form", " src=", "url(", "@import", "style=", "http:", "https:"} {
+		if strings.Contains(text, resource) {
+			t.Errorf("the page has %q", resource)
+		}
+	}
+	for path, refreshes := range map[string]bool{"/": true, "/?refresh=no": false} {
+		if _, text := s.get(path); strings.Contains(text, `http-equiv="refresh"`) != refreshes {
+			t.Errorf("%s loads itself again: %v", path, !refreshes)
+		}
+	}
+	c.Close() // it would wait for a successor
+	s.stop()
+	if status, _ := s.get("/"); status != http.StatusServiceUnavailable {
+		t.Errorf("without a loop: %d", status)
+	}
+}
+
+// Names of locks, and commands, are for this host.
+func TestPageIsNotServedToOtherHosts(t *testing.T) {
+	s := start(t, func(c *sidecar.Config) { c.Metrics = "0.0.0.0:0" })
+	if status, _ := s.get("/"); status != http.StatusNotFound {
+		t.Errorf("the page: %d", status)
+	}
+	if status, _ := s.get("/metrics"); status != http.StatusOK {
+		t.Errorf("the metrics: %d", status)
+	}
+}
+
+func TestPageSaysHowManyLocksItLeavesOut(t *testing.T) {
+	s := start(t, nil)
+	c := s.client()
+	for i := range 60 {
+		if _, err := c.Lock(s.Context(), fmt.Sprintf("lock-%02d", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, text := s.get("/")
+	if n := strings.Count(text, `<tr class="lock">`); n != 50 || !strings.Contains(text, "10 more, with fewer waiters and younger holds") {
+		t.Errorf("the page has %d locks: %s", n, text)
 	}
 }
 

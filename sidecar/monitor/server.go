@@ -39,6 +39,8 @@ const (
 // Monitor is what a sidecar shows.
 type Monitor struct {
 	sidecar  *sidecar.Server
+	build    Build
+	history  history
 	registry *prometheus.Registry
 	log      *slog.Logger
 	answers  chan struct{} // has an element for each answer that is being made
@@ -46,7 +48,7 @@ type Monitor struct {
 
 // New returns what a sidecar shows.
 func New(s *sidecar.Server, build Build) *Monitor {
-	m := &Monitor{sidecar: s, log: s.Config().Log, answers: make(chan struct{}, maxAnswers)}
+	m := &Monitor{sidecar: s, build: build, log: s.Config().Log, answers: make(chan struct{}, maxAnswers)}
 	m.registry = newRegistry(&collector{sidecar: s, build: build})
 	return m
 }
@@ -63,6 +65,13 @@ func (m *Monitor) Serve(ctx context.Context, l net.Listener) {
 		ErrorLog:          slog.NewLogLogger(m.log.Handler(), slog.LevelDebug),
 	}
 	server.SetKeepAlivesEnabled(true)
+	sampled := make(chan struct{})
+	go func() {
+		defer close(sampled)
+		if isLocal(l.Addr()) {
+			m.history.run(ctx, m.sidecar)
+		}
+	}()
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -75,9 +84,9 @@ func (m *Monitor) Serve(ctx context.Context, l net.Listener) {
 	}()
 	if err := server.Serve(newLimitedListener(l)); !errors.Is(err, http.ErrServerClosed) {
 		m.log.Error("the metrics are not served any more", "error", err)
-		return
 	}
 	<-stopped
+	<-sampled
 }
 
 // handler returns what is served at an address.
@@ -85,6 +94,9 @@ func (m *Monitor) handler(at net.Addr) http.Handler {
 	mux := http.NewServeMux()
 	metrics := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError})
 	mux.Handle("GET /metrics", m.oneOfFew(metrics))
+	if isLocal(at) {
+		mux.Handle("GET /{$}", m.oneOfFew(http.HandlerFunc(m.status)))
+	}
 	mux.HandleFunc("GET /live", m.live)
 	mux.HandleFunc("GET /ready", m.ready)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,0 +1,279 @@
+package monitor
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"fmt"
+	"html/template"
+	"net/http"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+//go:embed page.html
+var pageText string
+
+var pageTemplate = template.Must(template.New("page").Parse(pageText))
+
+// pagePolicy permits the page's own style, and nothing else: no script, no other resource.
+var pagePolicy = func() string {
+	_, style, _ := strings.Cut(pageText, "<style>")
+	style, _, _ = strings.Cut(style, "</style>")
+	sum := sha256.Sum256([]byte(style))
+	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}()
+
+// refreshSeconds is how often a browser loads the page again.
+const refreshSeconds = 5
+
+// page is what page.html shows. Texts that processes chose are printable.
+type page struct {
+	Host, Version, At string
+	Refresh           int // seconds; 0: the page is not loaded again
+
+	IsWell   bool
+	Verdict  string
+	Facts    []fact
+	Charts   []chart
+	Locks    []lockRow
+	MoreText string // that the table of locks does not have all; "": it has
+	Losses   []lossRow
+	Hosts    []hostRow
+}
+
+type fact struct{ Name, Value string }
+
+type lockRow struct {
+	Name, State           string
+	PID, User, For, Left  string
+	Token, Cmd            string
+	Waiting               int
+	Waiters               []waiterRow
+	MoreWaiters           int
+	holdNS, longestWaitNS int64
+}
+
+type waiterRow struct{ PID, User, Waited, Cmd string }
+
+type lossRow struct {
+	Reason, Meaning string
+	Recent, Total   uint64
+}
+
+type hostRow struct {
+	Name  string
+	Locks int
+}
+
+// status serves the page.
+func (m *Monitor) status(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), statsTimeout)
+	defer cancel()
+	p, err := m.page(ctx)
+	if err != nil {
+		http.Error(w, "the daemon does not answer: "+err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	if r.URL.Query().Get("refresh") != "no" {
+		p.Refresh = refreshSeconds
+	}
+	var text strings.Builder
+	if err := pageTemplate.Execute(&text, p); err != nil {
+		m.log.Error("the status page cannot be made", "error", err)
+		http.Error(w, "the page cannot be made", http.StatusInternalServerError)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", pagePolicy)
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cache-Control", "no-store")
+	fmt.Fprint(w, text.String())
+}
+
+func (m *Monitor) page(ctx context.Context) (*page, error) {
+	s, err := m.sidecar.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, list := range [][]locktable.Ranked{s.Survey.MostWaited, s.Survey.LongestHeld} {
+		for _, l := range list {
+			if !slices.Contains(names, l.Name) {
+				names = append(names, l.Name)
+			}
+		}
+	}
+	rows, err := m.sidecar.Rows(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	samples := m.history.until(sampleOf(s))
+	p := &page{Version: m.build.Version, At: time.Now().Format("2006-01-02 15:04:05 MST"), IsWell: true, Verdict: "Clients can lock."}
+	p.Host, _ = os.Hostname()
+	if why, _ := m.sidecar.Trouble(); why != "" {
+		p.IsWell, p.Verdict = false, why
+	} else if s.Redis != "ok" {
+		p.IsWell, p.Verdict = false, s.Redis
+	}
+	p.Facts = facts(s, m.sidecar)
+	p.Charts = charts(samples)
+	p.Locks, p.Hosts = lockRows(s.Now, rows), hostRows(p.Host, s.Holds, rows)
+	if more := s.Locks - len(p.Locks); more > 0 {
+		p.MoreText = fmt.Sprintf("%d more, with fewer waiters and younger holds; \"locksidecar ls\" has them all", more)
+	}
+	p.Losses = lossRows(samples)
+	return p, nil
+}
+
+func facts(s *sidecar.Stats, server *sidecar.Server) []fact {
+	_, v := sum(s)
+	oldest := func(o *locktable.Oldest) string {
+		if o.Since == 0 {
+			return "none"
+		}
+		return fmt.Sprintf("%s, %s by pid %d (%s)", duration(s.Now-o.Since), printable(o.Name), o.Peer.PID, strings.TrimSpace(printable(o.Peer.Cmd)))
+	}
+	roundTrip := "not known yet"
+	if s.Scripts.Count() > 0 {
+		roundTrip = s.RoundTrip.Round(time.Microsecond).String()
+	}
+	return []fact{
+		{"Serves since", time.Now().Add(-time.Duration(s.Now-s.StartedAt)).Format("2006-01-02 15:04:05") + " (" + duration(s.Now-s.StartedAt) + ")"},
+		{"Redis", server.RedisServer()},
+		{"Round trip to Redis", roundTrip},
+		{"Sessions", strconv.Itoa(s.Sessions)},
+		{"Holds", strconv.Itoa(s.Holds)},
+		{"Waiters", strconv.Itoa(s.Waiters)},
+		{"Oldest waiter", oldest(&v.OldestWaiter)},
+		{"Oldest hold", oldest(&v.OldestHold)},
+		{"Renewals that are late", strconv.Itoa(s.Survey.RenewalsLate)},
+		{"Taken over at the start", strconv.FormatUint(s.TakenOver, 10) + " holds"},
+	}
+}
+
+func lockRows(now int64, rows []protocol.LockRow) []lockRow {
+	users := make(map[int64]string)
+	locks := make([]lockRow, 0, len(rows))
+	for i := range rows {
+		r := &rows[i]
+		l := lockRow{Name: printable(r.Name), State: r.State, Waiting: r.Waiting, MoreWaiters: r.Waiting - len(r.Waiters)}
+		switch r.State {
+		case protocol.StateHeld:
+			l.holdNS = r.HeldMS * int64(time.Millisecond)
+			l.PID, l.User, l.For, l.Left = strconv.FormatInt(r.PID, 10), userName(users, r.UID), duration(l.holdNS), duration(max(0, r.DeadlineNS-now))
+			l.Token, l.Cmd = strconv.FormatUint(r.Token, 10), printable(r.Cmd)
+			switch {
+			case r.Orphan:
+				l.State = "orphan"
+			case r.Absent:
+				l.State = "absent"
+			}
+			if r.LeaseMS > 0 {
+				l.Left += " fixed"
+			}
+		case protocol.StateRemote:
+			l.Cmd = "elsewhere: " + printable(r.RemoteField)
+			if r.RemoteTTLMS >= 0 {
+				l.Left = duration(r.RemoteTTLMS * int64(time.Millisecond))
+			}
+		}
+		for _, w := range r.Waiters {
+			waited := w.WaitedMS * int64(time.Millisecond)
+			l.longestWaitNS = max(l.longestWaitNS, waited)
+			l.Waiters = append(l.Waiters, waiterRow{strconv.FormatInt(w.PID, 10), userName(users, w.UID), duration(waited), printable(w.Cmd)})
+		}
+		locks = append(locks, l)
+	}
+	slices.SortFunc(locks, func(a, b lockRow) int {
+		return cmp.Or(-cmp.Compare(a.Waiting, b.Waiting), -cmp.Compare(a.longestWaitNS, b.longestWaitNS), -cmp.Compare(a.holdNS, b.holdNS), cmp.Compare(a.Name, b.Name))
+	})
+	return locks
+}
+
+// hostRows returns this host, and the owners elsewhere of locks that clients here wait for.
+func hostRows(self string, holds int, rows []protocol.LockRow) []hostRow {
+	hosts := []hostRow{{Name: self + " (this host)", Locks: holds}}
+	elsewhere := make(map[string]int)
+	for i := range rows {
+		if rows[i].State == protocol.StateRemote {
+			owner, _, _ := strings.Cut(rows[i].RemoteField, ":")
+			elsewhere[owner]++
+		}
+	}
+	for owner, n := range elsewhere {
+		hosts = append(hosts, hostRow{Name: printable(owner), Locks: n})
+	}
+	slices.SortFunc(hosts[1:], func(a, b hostRow) int { return cmp.Or(-cmp.Compare(a.Locks, b.Locks), cmp.Compare(a.Name, b.Name)) })
+	return hosts
+}
+
+var lossMeanings = map[protocol.Reason]string{
+	protocol.Expired:   "the lease ended before a renewal, or a fixed lease ended",
+	protocol.Deleted:   "another program deleted the key in Redis",
+	protocol.Stolen:    "another program replaced the key in Redis",
+	protocol.ByForce:   "an operator ended the hold",
+	protocol.MaxHold:   "the client's own limit",
+	protocol.Forgotten: "a client came back with a hold that no state file had",
+}
+
+func lossRows(samples []sample) []lossRow {
+	first, last := &samples[0], &samples[len(samples)-1]
+	rows := make([]lossRow, 0, locktable.LossReasons)
+	for i := range locktable.LossReasons {
+		reason := locktable.LossReason(i)
+		rows = append(rows, lossRow{string(reason), lossMeanings[reason], last.losses[i] - first.losses[i], last.losses[i]})
+	}
+	return rows
+}
+
+func userName(cache map[int64]string, uid int64) string {
+	name, ok := cache[uid]
+	if !ok {
+		name = strconv.FormatInt(uid, 10)
+		if u, err := user.LookupId(name); err == nil {
+			name = u.Username
+		}
+		cache[uid] = name
+	}
+	return name
+}
+
+// printable replaces what is no text: names and command lines are what processes chose. The
+// template escapes the rest.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// duration is a time as people read it, in its two largest units.
+func duration(ns int64) string {
+	d := time.Duration(ns)
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%d.%ds", d/time.Second, d.Milliseconds()/100%10)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d/time.Second%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d/time.Minute%60)
+	}
+	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d/time.Hour%24)
+}
