@@ -76,6 +76,10 @@ endef
 redis:
 	@command -v redis-server >/dev/null || { $(call apt,redis-server); }
 
+.PHONY: chromium
+chromium:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { $(call apt,chromium); }
+
 # The race detector links against the C library, and examples/c is compiled.
 .PHONY: cc
 cc:
@@ -134,6 +138,11 @@ test-go: fmt-check redis cc venv redisson
 	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 go test -race -timeout 10m ./...
 	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
 	GOOS=wasip1 GOARCH=wasm go test -exec 'env -u GOOS -u GOARCH go run $(WAZERO) run' ./sdk/go
+
+# The status page in a browser; the tests say what they need.
+.PHONY: test-page
+test-page: redis chromium ## the status page of the daemon in a headless Chromium
+	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_CHROMIUM=1 go test -count=1 -timeout 5m ./tests/page
 
 .PHONY: test-python
 test-python: redis venv build
