@@ -447,8 +447,36 @@ var scriptMutants = []mutant{
 	{
 		rule: "a drop removes the ticket that is given up",
 		file: acquireRelease,
-		old:  `    if ticket ~= '0' then ask('ZREM', queue, prefix .. ticket) end` + "\n    if not arrived",
-		new:  "    if not arrived",
+		old:  `      ask('ZREM', queue, prefix .. ticket)` + "\n",
+		new:  ``,
+		by:   differential,
+	},
+	{
+		rule: "the ticket after one that is given up asks again, if a program has the lock",
+		file: acquireRelease,
+		old:  `      notifies = ask('ZRANK', queue, prefix .. ticket) == 0`,
+		new:  `      notifies = false`,
+		by:   differential,
+	},
+	{
+		rule: "the first ticket asks again if a program has the lock that is dropped",
+		file: acquireRelease,
+		old:  `    local notifies = true`,
+		new:  `    local notifies = false`,
+		by:   differential,
+	},
+	{
+		rule: "a ticket that was not the first is given up without a message",
+		file: acquireRelease,
+		old:  `      notifies = ask('ZRANK', queue, prefix .. ticket) == 0` + "\n",
+		new:  ``,
+		by:   differential,
+	},
+	{
+		rule: "the drop of a lock that another sidecar has is no reason to ask again",
+		file: acquireRelease,
+		old:  `if notifies and not has_receiver(other) then`,
+		new:  `if notifies then`,
 		by:   differential,
 	},
 	{

@@ -654,7 +654,7 @@ func (r *lapRun) circumstances(rd *round, ops []*locktable.Op, i int) []func(*re
 func (r *lapRun) command(op *locktable.Op) redis.Command {
 	return redis.Command{
 		Op: op, Prefixes: prefixes, Expiry: int64(r.expiry), Denied: deniedOf(r.user, r.prefix, op.Name),
-		Clock: r.clock, Receivers: r.receivers,
+		Clock: r.clock, Receivers: r.receivers, Patterns: r.patterns,
 	}
 }
 

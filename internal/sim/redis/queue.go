@@ -341,6 +341,30 @@ func btoi(b bool) int {
 	return 0
 }
 
+// notifyFirst has the first ticket ask again after a Drop of a lock that a program has which is
+// no sidecar. It returns the messages.
+func (c *Command) notifyFirst(key *Key) []Sent {
+	if holder := c.holder(key); holder != NoOwner && !c.Denied.PubSub && c.Receivers != nil {
+		subscribed := c.Receivers(holder)
+		if c.Patterns != nil {
+			subscribed -= c.Patterns(holder)
+		}
+		if subscribed > 0 {
+			return nil
+		}
+	}
+	var reply Reply
+	c.freed(0, &reply)
+	return reply.Sent
+}
+
+// freed has the first ticket ask after a pause, ms.
+func (c *Command) freed(pause uint32, reply *Reply) {
+	c.offer(reply, 0, true, func(t Ticket) bool {
+		return c.send(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, reply) > 0
+	})
+}
+
 // dropToQueue carries out a Drop of a lock that is ours or free, and has a queue, or gets one.
 // done is false if it does not after all.
 func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, existed bool) (reply Reply, done bool) {
@@ -383,9 +407,7 @@ func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, exis
 			}
 		}
 		if c.hasTickets() {
-			c.offer(&reply, 0, true, func(t Ticket) bool {
-				return c.send(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, &reply) > 0
-			})
+			c.freed(pause, &reply)
 		}
 	}
 	return reply, true

@@ -168,6 +168,11 @@ func (r *lapRun) receivers(to redis.Owner) int32 {
 	return n
 }
 
+// patterns returns how many of them subscribe to a pattern.
+func (r *lapRun) patterns(to redis.Owner) int32 {
+	return int32(r.contents.channel(redis.SidecarChannel(uuids[to])).Patterns)
+}
+
 // expectation is one message to a sidecar, or more than one where that depends on what the
 // test cannot see.
 type expectation struct {

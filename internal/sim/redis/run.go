@@ -26,6 +26,7 @@ type Command struct {
 	Queue     *Queue                    // of the lock; nil: it has none, and no operation uses one
 	Clock     int64                     // µs: what Redis's TIME returns
 	Receivers func(sidecar Owner) int32 // how many connections receive what is published to a sidecar; nil: none
+	Patterns  func(sidecar Owner) int32 // how many of them subscribe to a pattern, and are no sidecar; nil: none
 
 	// What the rest of the run decides.
 
@@ -107,13 +108,17 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		c.refuse(key, channel, op.Ticket, &reply)
 		return reply
 	case op.Kind == locktable.Drop && (c.hasTickets() || c.hasNextArrived()):
+		notifies := op.Ticket == 0
 		if c.hasTickets() {
+			notifies = notifies || c.Queue.Rank(c.Owner, op.Ticket) == 0
 			c.Queue.remove(c.Owner, op.Ticket)
 		}
 		if standing == Free || standing.Ours() {
 			if reply, done := c.dropToQueue(key, counter, channel, standing != Free); done {
 				return reply
 			}
+		} else if notifies && c.hasTickets() {
+			sent = c.notifyFirst(key)
 		}
 	case op.Kind == locktable.Take && op.InOrder && !op.RequireExisting && standing == Free && c.hasTickets():
 		reply, done := c.takeInOrder(key, counter, channel)

@@ -83,6 +83,10 @@
 --   a ticket of this sidecar up to the hold that is dropped: it was given up.
 -- After 128 such tickets the lock is free.
 --
+-- A drop may find the lock of a program that is no sidecar, and so can pass nothing on. Then
+-- the first ticket's sidecar receives "free" with a pause of 0, unless the drop only gave a
+-- ticket up that was not the first.
+--
 -- A lock that has passed from owner to owner for 50 ms is left free for a moment if clients
 -- subscribe to its channel, unless it is taken again, and after 100 ms in any case. The first
 -- ticket stays, and its sidecar receives "free". It also does if a lock that has a queue
@@ -236,6 +240,12 @@ local function define_queue_functions()
     if type(signed) == 'number' then ask('PEXPIRE', signs, '600000') end
   end
 
+  -- Whether the sidecar of an owner field receives messages, as far as this user may know.
+  local function has_receiver(field)
+    if not string.find(field, '^:%d+$', 37) then return false end
+    return count_subscribers('redisson_lock__channel:{locksidecar}:' .. string.sub(field, 1, 36)) > 0
+  end
+
   -- Puts a ticket into the queue, unless the given one stands there. wait: see above. Returns
   -- the rank and the number of the one that stands; -1: none does.
   local function enqueue(queue, num, ticket, wait)
@@ -371,11 +381,21 @@ local function define_queue_functions()
     local wait = again and words_of(op + 1) or '0'
     local arrived = wait + 0 > 2
     local queue = queue_of(lock)
-    if ticket ~= '0' then ask('ZREM', queue, prefix .. ticket) end
+    local notifies = true
+    if ticket ~= '0' then
+      notifies = ask('ZRANK', queue, prefix .. ticket) == 0
+      ask('ZREM', queue, prefix .. ticket)
+    end
     if not arrived and count(queue) == 0 then return release(lock, num, channel) end
     local fields = ask('HLEN', lock)
-    local old = fields ~= 0 and owner(lock, fields, num) or nil
-    if fields ~= 0 and not old then return release(lock, num, channel) end
+    local old, other
+    if fields ~= 0 then old, other = owner(lock, fields, num) end
+    if other then
+      -- A program that is no sidecar has the lock, and passes it to no ticket. The first one
+      -- may not know that it is the first, or that the holder is no sidecar.
+      if notifies and not has_receiver(other) then offer(lock, queue, num, 0) end
+      return release(lock, num, channel)
+    end
     local pauses = passed + 0 >= 100 or (arrived or not again) and passed + 0 >= 50 and count_subscribers(channel) > 0
     -- A take without arrival gets a ticket behind those of the queue.
     local given = {old = old, lease = ARGV[4], passed = passed, more = (arrived or wait == '0') and 0 or 1}
