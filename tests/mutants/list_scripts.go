@@ -475,9 +475,16 @@ var scriptMutants = []mutant{
 	{
 		rule: "the drop of a lock that another sidecar has is no reason to ask again",
 		file: acquireRelease,
-		old:  `if notifies and not has_receiver(other) then`,
-		new:  `if notifies then`,
+		old:  `if not has_receiver(other) then offer(`,
+		new:  `if true then offer(`,
 		by:   differential,
+	},
+	{
+		rule: "the ticket after the first asks again if that moves back, and a program has the lock",
+		file: acquireRelease,
+		old:  `    if recalls and was_first and rank > 0 then notify_first(lock, other, 0) end` + "\n",
+		new:  ``,
+		by:   test("sidecar/store", "TestQueueInScripts"),
 	},
 	{
 		rule: "a take that succeeds removes its ticket",

@@ -184,8 +184,8 @@ func (c *Command) enqueue(take *locktable.Op, given uint64) (rank int32, ticket 
 
 // offer offers the lock to the tickets in their order, until one accepts. The tickets before
 // it are removed, and the one that accepts, unless it stays. Tickets of this sidecar up to
-// the operation's hold number were given up, but for mine; 0: all of them.
-func (c *Command) offer(reply *Reply, mine uint64, stays bool, accept func(t Ticket) bool) (accepted Ticket, ok bool) {
+// that number were given up, but for mine; 0: all of them.
+func (c *Command) offer(reply *Reply, mine, upTo uint64, stays bool, accept func(t Ticket) bool) (accepted Ticket, ok bool) {
 	q := c.Queue
 	for range maxOffers {
 		if len(q.Tickets) == 0 {
@@ -196,7 +196,7 @@ func (c *Command) offer(reply *Reply, mine uint64, stays bool, accept func(t Tic
 			q.remove(t.Owner, t.Num)
 		}
 		switch own := t.Owner == c.Owner; {
-		case own && t.Num != mine && t.Num <= c.Op.HoldID:
+		case own && t.Num != mine && t.Num <= upTo:
 		case !own && q.isOld(t, c.Clock, c.Denied.Signs):
 			c.send(t.Owner, locktable.Message{Kind: locktable.Requeue}, reply)
 		case accept(t):
@@ -236,7 +236,7 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 			}
 		}
 	}
-	to, ok = c.offer(reply, mine, false, func(t Ticket) bool {
+	to, ok = c.offer(reply, mine, op.HoldID, false, func(t Ticket) bool {
 		*key = Key{Owner: t.Owner, Num: t.Num, Count: 1, ExpireAt: expireAt}
 		reply.Waiting = uint32(len(c.Queue.Tickets)) + more
 		if t.Owner == c.Owner && t.Num == mine {
@@ -296,6 +296,7 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 
 // refuse is what a Take does that finds another owner's field.
 func (c *Command) refuse(key *Key, channel *Channel, ticket uint64, reply *Reply) {
+	wasFirst := c.Op.Enqueue && c.hasTickets() && c.Queue.Rank(c.Owner, ticket) == 0
 	if c.Op.Enqueue {
 		if reply.Rank, reply.Ticket = c.enqueue(c.Op, ticket); reply.Ticket != 0 {
 			reply.Arrived = uint64(c.Clock)
@@ -306,6 +307,9 @@ func (c *Command) refuse(key *Key, channel *Channel, ticket uint64, reply *Reply
 	reply.HolderReached = locktable.HolderNotTold
 	if !c.PassedOn && !c.LeftFree && (reply.Rank == 0 || reply.Rank == 1) {
 		reply.HolderReached = c.send(c.holder(key), locktable.Message{Kind: locktable.Recalled}, reply)
+	}
+	if !c.PassedOn && !c.LeftFree && wasFirst && reply.Rank > 0 {
+		c.notifyFirst(key, 0, reply)
 	}
 	if reply.Rank < 2 {
 		reply.Listeners, reply.Counted = c.count(channel)
@@ -341,26 +345,24 @@ func btoi(b bool) int {
 	return 0
 }
 
-// notifyFirst has the first ticket ask again after a Drop of a lock that a program has which is
-// no sidecar. It returns the messages.
-func (c *Command) notifyFirst(key *Key) []Sent {
+// notifyFirst has the first ticket ask again if a program has the lock which is no sidecar. upTo:
+// see offer.
+func (c *Command) notifyFirst(key *Key, upTo uint64, reply *Reply) {
 	if holder := c.holder(key); holder != NoOwner && !c.Denied.PubSub && c.Receivers != nil {
 		subscribed := c.Receivers(holder)
 		if c.Patterns != nil {
 			subscribed -= c.Patterns(holder)
 		}
 		if subscribed > 0 {
-			return nil
+			return
 		}
 	}
-	var reply Reply
-	c.freed(0, &reply)
-	return reply.Sent
+	c.freed(0, upTo, reply)
 }
 
-// freed has the first ticket ask after a pause, ms.
-func (c *Command) freed(pause uint32, reply *Reply) {
-	c.offer(reply, 0, true, func(t Ticket) bool {
+// freed has the first ticket ask after a pause, ms. upTo: see offer.
+func (c *Command) freed(pause uint32, upTo uint64, reply *Reply) {
+	c.offer(reply, 0, upTo, true, func(t Ticket) bool {
 		return c.send(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, reply) > 0
 	})
 }
@@ -407,7 +409,7 @@ func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, exis
 			}
 		}
 		if c.hasTickets() {
-			c.freed(pause, &reply)
+			c.freed(pause, op.HoldID, &reply)
 		}
 	}
 	return reply, true

@@ -118,7 +118,9 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 				return reply
 			}
 		} else if notifies && c.hasTickets() {
-			sent = c.notifyFirst(key)
+			var reply Reply
+			c.notifyFirst(key, op.HoldID, &reply)
+			sent = reply.Sent
 		}
 	case op.Kind == locktable.Take && op.InOrder && !op.RequireExisting && standing == Free && c.hasTickets():
 		reply, done := c.takeInOrder(key, counter, channel)

@@ -85,7 +85,7 @@
 --
 -- A drop may find the lock of a program that is no sidecar, and so can pass nothing on. Then
 -- the first ticket's sidecar receives "free" with a pause of 0, unless the drop only gave a
--- ticket up that was not the first.
+-- ticket up that was not the first. It also does if a take moves the first ticket back.
 --
 -- A lock that has passed from owner to owner for 50 ms is left free for a moment if clients
 -- subscribe to its channel, unless it is taken again, and after 100 ms in any case. The first
@@ -247,7 +247,8 @@ local function define_queue_functions()
   end
 
   -- Puts a ticket into the queue, unless the given one stands there. wait: see above. Returns
-  -- the rank and the number of the one that stands; -1: none does.
+  -- the rank and the number of the one that stands, and true if it was the first before; -1:
+  -- none does.
   local function enqueue(queue, num, ticket, wait)
     local arrived = wait + 0 > 2 and string.format('%.0f', math.min(wait + 0, now()))
     if ticket ~= '0' then
@@ -256,11 +257,12 @@ local function define_queue_functions()
         -- The expiry first: after it this script may write, and the others need memory.
         ask('PEXPIRE', queue, '600000')
         sign(queue)
+        local was_first = rank == 0
         if arrived then
           ask('ZADD', queue, arrived, prefix .. ticket)
           rank = ask('ZRANK', queue, prefix .. ticket)
         end
-        return rank, ticket
+        return rank, ticket, was_first
       end
     end
     local added = ask('ZADD', queue, arrived or string.format('%.0f', now()), prefix .. num)
@@ -269,20 +271,6 @@ local function define_queue_functions()
     if not arrived then return count(queue) - 1, num end
     sign(queue) -- without it, the ticket would be as old as its request
     return ask('ZRANK', queue, prefix .. num), num
-  end
-
-  -- The status of a take of a lock that has another owner's field. recalls: the holder
-  -- receives that, unless two tickets wait before this one.
-  local function refuse(op, lock, channel, num, other, recalls)
-    local rank, reached = -1, -1
-    local wait, ticket = words_of(op)
-    if wait ~= '0' then rank, ticket = enqueue(queue_of(lock), num, ticket, wait) end
-    if recalls and (rank == 0 or rank == 1) then reached = send(other, 'recall ' .. lock) end
-    local ttl = redis.call('PTTL', lock)
-    -- Tickets further behind do not wait for the lock's channel.
-    local listeners = rank < 2 and count_subscribers(channel) or -2
-    if rank < 0 then return {ttl, other, listeners} end
-    return {ttl, other, listeners, rank, ticket + 0, reached, now()}
   end
 
   -- Offers a lock to the tickets of its queue in their order, until a sidecar receives the
@@ -327,6 +315,28 @@ local function define_queue_functions()
       if pause then ask('ZREM', queue, field) end
     end
     if old then ask('DEL', lock) end
+  end
+
+  -- A lock was found to have another owner's field. If that is no sidecar, it passes the lock to
+  -- no ticket: the first one has to ask again, because it may not know that it is the first, or
+  -- that the holder is no sidecar.
+  local function notify_first(lock, other, num)
+    if not has_receiver(other) then offer(lock, queue_of(lock), num, 0) end
+  end
+
+  -- The status of a take of a lock that has another owner's field. recalls: the holder
+  -- receives that, unless two tickets wait before this one.
+  local function refuse(op, lock, channel, num, other, recalls)
+    local rank, reached, was_first = -1, -1, false
+    local wait, ticket = words_of(op)
+    if wait ~= '0' then rank, ticket, was_first = enqueue(queue_of(lock), num, ticket, wait) end
+    if recalls and (rank == 0 or rank == 1) then reached = send(other, 'recall ' .. lock) end
+    if recalls and was_first and rank > 0 then notify_first(lock, other, 0) end
+    local ttl = redis.call('PTTL', lock)
+    -- Tickets further behind do not wait for the lock's channel.
+    local listeners = rank < 2 and count_subscribers(channel) or -2
+    if rank < 0 then return {ttl, other, listeners} end
+    return {ttl, other, listeners, rank, ticket + 0, reached, now()}
   end
 
   -- Passes a lock on, see offer. Returns the ticket that has it, how many wait, the last
@@ -391,9 +401,7 @@ local function define_queue_functions()
     local old, other
     if fields ~= 0 then old, other = owner(lock, fields, num) end
     if other then
-      -- A program that is no sidecar has the lock, and passes it to no ticket. The first one
-      -- may not know that it is the first, or that the holder is no sidecar.
-      if notifies and not has_receiver(other) then offer(lock, queue, num, 0) end
+      if notifies then notify_first(lock, other, num) end
       return release(lock, num, channel)
     end
     local pauses = passed + 0 >= 100 or (arrived or not again) and passed + 0 >= 50 and count_subscribers(channel) > 0
