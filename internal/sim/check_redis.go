@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -67,13 +68,20 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 	case op.Kind == locktable.Take && !op.RequireExisting:
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
-		queues := op.AfterPendingDrop && (l.waiting > 0 || w.wantsOrder(h, n))
-		if !queues && now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
+		if !w.queuesBehind(h, n, op) && now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
 			w.violation(n, "host %d released the lock for others, and does not back off", h.index)
 		}
 		l.yielding, l.yieldedAt = false, 0
 	}
 	w.issue(h, op)
+}
+
+// queuesBehind reports whether a Take was pipelined after the Drop of the lock because a sidecar
+// recalled it, or because order is wanted: it puts the host into the queue. If the recall and the result of
+// the Drop came in one batch of inputs, the checker has noted the result before this Take.
+func (w *world) queuesBehind(h *host, n int, op locktable.Op) bool {
+	l := &h.locks[n]
+	return op.AfterPendingDrop && (l.waiting > 0 || w.wantsOrder(h, n) || op.Enqueue && l.dropPending == noOp)
 }
 
 // checkPipelined judges an operation that is issued while another one is in flight: only a
@@ -113,8 +121,7 @@ func (w *world) checkQuietPause(h *host, n int, op locktable.Op, now int64) {
 		l.pauseSince = now
 		return
 	}
-	queues := op.AfterPendingDrop && (l.waiting > 0 || w.wantsOrder(h, n)) // a sidecar recalled it meanwhile
-	if l.pausing && !queues && h.someoneWaits(n, l.pauseSince) && now < l.droppedAt+quietPause && !h.triesFirst(n, now) {
+	if l.pausing && !w.queuesBehind(h, n, op) && h.someoneWaits(n, l.pauseSince) && now < l.droppedAt+quietPause && !h.triesFirst(n, now) {
 		w.violation(n, "host %d released the lock for a moment, and takes it %s later", h.index, time.Duration(now-l.droppedAt))
 	}
 	w.check.meetIf(PausedForPollers, l.pausing)
@@ -270,15 +277,13 @@ func (w *world) checkDraw(n int, first, last, floor uint64) {
 	})
 }
 
-// checkWakeUp is called when a Take gets a free key. It checks that no host has left the
+// checkWakeUp is called when a Take gets a free key, or when an operation passes one on. It checks that no host has left the
 // lock free for too long, though a client waited there, and the host could know.
 func (w *world) checkWakeUp(n int) {
 	name := &w.redis.names[n]
 	longest := pollInterval + 6*w.slowest + 2*sec
-	if isTold := name.lostAt == 0 || w.now-name.lostAt > pollInterval+sec; w.lossless && !name.unannounced && isTold {
-		// No host of the queue took part when a key was deleted: none may know that it is the
-		// first now, until it has asked again.
-		longest = 16*w.slowest + 20*ms + 2*eps + yieldBackoff
+	if w.isFirstTold(n) && !name.unannounced {
+		longest = w.soon()
 	}
 	for _, g := range w.hosts {
 		l := &g.locks[n]
@@ -299,6 +304,38 @@ func (w *world) checkWakeUp(n int) {
 				}
 			}
 		}
+	}
+}
+
+// soon is how long it takes at most until a host has done what a message has it do.
+func (w *world) soon() int64 { return 16*w.slowest + 20*ms + 2*eps + yieldBackoff }
+
+// isFirstTold reports whether the first ticket of a queue is notified of all that it has to know.
+//
+// No host of the queue took part when the key of a sidecar was deleted: none may know that a
+// program has it now, until it has asked again. Whatever became of the key of a program, the
+// first of the queue listens.
+func (w *world) isFirstTold(n int) bool {
+	name := &w.redis.names[n]
+	return w.lossless && (name.takenFromAt == 0 || w.now-name.takenFromAt > pollInterval+sec)
+}
+
+// checkFirstListens is called when a program that is no sidecar releases a lock. It checks that
+// the host of the first ticket is subscribed to the lock's channel.
+func (w *world) checkFirstListens(n int) {
+	name := &w.redis.names[n]
+	if len(name.queue.Tickets) == 0 || !w.isFirstTold(n) || w.now-max(name.programAt, name.firstSince) <= w.soon() {
+		return
+	}
+	t := name.queue.Tickets[0]
+	h := w.hosts[t.Owner]
+	if h.process != serving || !h.someoneWaits(n, h.clock(w.now-w.soon())) {
+		return
+	}
+	w.check.meet(FirstListened)
+	if !slices.Contains(w.channel(n).Subscribers, int32(h.index)) {
+		w.violation(n, "ticket %d of host %d is the first since %s, a program has the lock since %s, and the host is not subscribed",
+			t.Num, h.index, clockString(name.firstSince), clockString(name.programAt))
 	}
 }
 

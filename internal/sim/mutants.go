@@ -464,6 +464,14 @@ var Mutants = []Mutant{
 		},
 	},
 	{
+		Name:     "first-ticket-does-not-ask",
+		Rule:     "a host asks again when its ticket is the first of a lock that a program has",
+		Detected: `is the first since .* and the host is not subscribed`,
+		mutate: func(t *mutantTable) {
+			t.onMessage = func(_ int64, m *locktable.Message) bool { return m.Kind != locktable.Freed || m.PauseMS > 0 }
+		},
+	},
+	{
 		Name:     "waiting-sidecars-forgotten",
 		Rule:     "a turn is over when a Take returned that another sidecar waits",
 		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,

@@ -135,6 +135,14 @@ func drawPlan(seed uint64, r *random) plan {
 		}
 	}
 	if r.oneIn(4) {
+		if p.redissonClients > 0 && r.oneIn(2) {
+			// Tickets leave a queue in which more of them wait for a program than listen to its
+			// release.
+			p.hosts, p.names, p.sharedCounters, p.finiteWaits, p.cancels = 3, 1, false, true, true
+			p.redissonClients, p.polling, p.redissonForces = 1, true, 0
+			p.latency, p.thinkTime = r.magnitude(100*µs, ms), r.magnitude(100*ms, sec)
+			p.table.SubscriptionLinger = 50 * time.Millisecond
+		}
 		return p // a world without faults
 	}
 	rarely := func(oneIn, lo, hi int64) int64 {

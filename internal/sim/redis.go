@@ -43,14 +43,18 @@ type redisName struct {
 	freeBatch   uint32 // and in which batch
 
 	// For the checker.
-	drawn       uint64 // largest token ever drawn, whatever Redis remembers of it
-	granted     uint64 // largest token ever granted
-	restartedAt int64  // when tokens began again below, because the clock had been set back
-	lostAt      int64  // when the key or the counter was last destroyed from outside
-	freedAt     int64  // when the key was last freed
-	unannounced bool   // and no message was published
-	ghost       bool   // the key was written by an operation that its table had given up, or was restored from a replica
-	counterLost bool   // since the last draw
+	drawn       uint64       // largest token ever drawn, whatever Redis remembers of it
+	granted     uint64       // largest token ever granted
+	restartedAt int64        // when tokens began again below, because the clock had been set back
+	lostAt      int64        // when the key or the counter was last destroyed from outside
+	first       redis.Ticket // of the queue,
+	firstSince  int64        // and since when
+	programAt   int64        // when a program that is no sidecar last took the key
+	takenFromAt int64        // when the key of a sidecar was last destroyed from outside
+	freedAt     int64        // when the key was last freed
+	unannounced bool         // and no message was published
+	ghost       bool         // the key was written by an operation that its table had given up, or was restored from a replica
+	counterLost bool         // since the last draw
 }
 
 func (r *redisServer) init() {
@@ -209,6 +213,9 @@ func (w *world) destroy(name int, why string) {
 	w.expire(name)
 	n := &w.redis.names[name]
 	n.lostAt = w.now
+	if k := &n.key; k.Owner != redis.NoOwner && k.Owner < firstRedisson {
+		n.takenFromAt = w.now
+	}
 	if w.trace.on {
 		w.trace.add(w, name, nil, "the key is %s", why)
 	}
@@ -325,6 +332,9 @@ func (w *world) execute(h *host, o *operation) {
 		w.freeKey(n)
 	case redis.Pass:
 		name.passedBy, name.passedBatch = o.host, o.batch
+		if before.Owner == redis.NoOwner {
+			w.checkWakeUp(n)
+		}
 		w.onPass(n, &reply, o.floor)
 	case redis.Write:
 		name.unjumpedExpiry = 0
@@ -334,6 +344,8 @@ func (w *world) execute(h *host, o *operation) {
 		// If the table does not know of the key, a successor does if the journal does.
 		name.ghost = o.settled && (!h.isDown() || h.journal.find(n) == nil)
 	}
+	w.noteFirst(n)
+	w.check.meetIf(FirstNotified, o.op.Kind == locktable.Drop && reply.Publication == redis.NotPublished && !reply.Passed && len(reply.Sent) > 0)
 	if reply.Publication != redis.NotPublished {
 		w.publish(n)
 	}
@@ -388,6 +400,18 @@ func (w *world) onPass(n int, reply *redis.Reply, floor int64) {
 		} else if m.Kind == locktable.Requeue {
 			w.check.meet(OldTicketSkipped)
 		}
+	}
+}
+
+// noteFirst notes which ticket is the first of a queue.
+func (w *world) noteFirst(n int) {
+	name := &w.redis.names[n]
+	var first redis.Ticket
+	if len(name.queue.Tickets) > 0 {
+		first = name.queue.Tickets[0]
+	}
+	if first != name.first {
+		name.first, name.firstSince = first, w.now
 	}
 }
 

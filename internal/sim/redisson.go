@@ -57,6 +57,7 @@ func (w *world) redissonActs(f *redissonClient) {
 				f.name = -1
 				break
 			}
+			w.checkFirstListens(n)
 			w.freeKey(n)
 			w.publish(n)
 			if w.trace.on {
@@ -67,6 +68,7 @@ func (w *world) redissonActs(f *redissonClient) {
 		}
 	case k.Owner == redis.NoOwner:
 		k.Owner, k.Num, k.Count = f.id, f.num, 1
+		w.redis.names[n].programAt = w.now
 		k.ExpireAt = w.now + w.random.magnitude(10*ms, 5*sec)
 		if w.random.oneIn(10) {
 			k.ExpireAt = redis.NoExpiry

@@ -27,6 +27,8 @@ const (
 	LossFoundByMessage     // a deletion, because a message came
 	FoundWrongType         // a key of another type under a hold
 	DrawRefused            // for a hold, which was renewed all the same
+	FirstListened          // the first ticket had waited for a program, and was subscribed when that released the lock
+	FirstNotified          // a Drop found the lock of a program, and had the first ticket ask again
 	PausedForPollers       // a lock was left free for clients that poll
 	CounterBeganAboveClock // of Redis, at what its host knew
 	FloorRaised            // of a connection, because its host got a token that is ahead of Redis's clock
@@ -106,6 +108,8 @@ var situationNames = [situations]string{
 	LossFoundByMessage:     "loss-found-by-message",
 	FoundWrongType:         "found-wrong-type",
 	DrawRefused:            "draw-refused",
+	FirstListened:          "first-listened",
+	FirstNotified:          "first-notified",
 	PausedForPollers:       "paused-for-pollers",
 	CounterBeganAboveClock: "counter-began-above-clock",
 	FloorRaised:            "floor-raised",
