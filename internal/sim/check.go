@@ -106,18 +106,19 @@ type lockOnHost struct {
 	tokens        tokenRanges
 
 	// Whether the table knows that other hosts wait, and what it does then.
-	listeners  int32  // as the table was told last
-	forgotten  bool   // the table may have forgotten that, while it had no use for the lock
-	waiting    uint32 // sidecars that wait, as the table was told last, while this host has the lock
-	cameAt     int64  // host clock: when the lock came to this host
-	turnGrants int    // since then
-	isTold     bool   // a sidecar has the lock, and tells the first of the queue when it is free
-	rivalUntil int64  // host clock: until then it may count another host that has had the lock among those that wait
-	mayYield   bool   // as of the last Take
-	yielding   bool   // it released the lock for others, and backs off
-	yieldedAt  int64  // host clock: when it did so although a client waited here; 0: it did not
-	droppedAt  int64  // host clock: when the table was told that the lock is released
-	freedUntil int64  // host clock: until then a sidecar leaves the lock free, as the table was told
+	listeners   int32  // as the table was told last
+	forgotten   bool   // the table may have forgotten that, while it had no use for the lock
+	waiting     uint32 // sidecars that wait, as the table was told last, while this host has the lock
+	cameAt      int64  // host clock: when the lock came to this host
+	turnGrants  int    // since then
+	isTold      bool   // a sidecar has the lock, and tells the first of the queue when it is free
+	pollerUntil int64  // host clock: it must know of a program that may poll
+	rivalUntil  int64  // host clock: until then it may count another host that has had the lock among those that wait
+	mayYield    bool   // as of the last Take
+	yielding    bool   // it released the lock for others, and backs off
+	yieldedAt   int64  // host clock: when it did so although a client waited here; 0: it did not
+	droppedAt   int64  // host clock: when the table was told that the lock is released
+	freedUntil  int64  // host clock: until then a sidecar leaves the lock free, as the table was told
 
 	localGrants      int   // since Redis was last asked for the lock
 	localGrantsSince int64 // host clock
@@ -154,6 +155,7 @@ const (
 	longestTurn  = 20 * ms  // while another sidecar waits
 	yieldBackoff = 10 * ms  // at least, before a host competes again for a lock that it released for others
 	quietRun     = 100 * ms // local handoffs without a moment in which the lock is free, at most
+	pollerRun    = 30 * ms  // the same if a program was found to have the lock without being subscribed
 	quietPause   = 4 * ms   // that moment
 	rivalMemory  = 60 * sec
 	tryWithin    = 500 * ms // in which an acquire is answered that does not wait, although Redis is silent

@@ -194,7 +194,13 @@ func (w *world) checkResult(h *host, o *operation) {
 			l.isTold = r.Ticket != 0 && r.HolderReached != 0
 			if (l.listeners == 0 || l.listeners == 1 && l.subscribed) && (r.Ticket == 0 || r.HolderReached == 0) {
 				l.rivalUntil = now + rivalMemory
+				if o.op.Enqueue && r.Field != "" {
+					l.pollerUntil = now + rivalMemory
+				}
 			}
+		}
+		if r.Kind == locktable.Take && r.Outcome == locktable.HeldByOther && r.Field != "" {
+			l.pausing, l.yieldedAt = false, 0 // another program or host has had the moment
 		}
 		if r.Kind == locktable.Drop {
 			break // the Take after it says what became of the key

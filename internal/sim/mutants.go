@@ -496,6 +496,14 @@ var Mutants = []Mutant{
 		},
 	},
 	{
+		Name:     "pollers-forgotten",
+		Rule:     "a lock that a program may poll is left free more often",
+		Detected: `never left it free`,
+		mutate: func(t *mutantTable) {
+			t.configure(func(c *locktable.Config) { c.PollerTime = time.Hour })
+		},
+	},
+	{
 		Name:     "ticket-not-kept",
 		Rule:     "a host keeps its place in the queue, and learns of it",
 		Detected: `lost wake-up`,

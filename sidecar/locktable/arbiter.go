@@ -25,7 +25,8 @@ import (
 // the queue. If it is subscribed to the lock's channel, a turn ends after HandoffTime, too.
 // If it polls, nothing is known of it. So a lock that has passed from owner to owner without a
 // free moment for QuietTime is released and left free for QuietPause; the time counts over
-// all hosts (see remoteClaim.busySince).
+// all hosts (see remoteClaim.busySince). If a program was found to have the lock within the
+// last RivalMemory, the time is PollerTime.
 //
 // A host that has no place in the queue, because Redis does not permit it one, waits as
 // those programs do: it is subscribed, or polls.
@@ -79,6 +80,15 @@ type remoteHolder struct {
 type rivals struct {
 	waiting   uint32 // tickets in the queue while this host has the lock, as far as is known
 	listeners int32  // subscribers of the lock's channel, this sidecar among them; −1: unknown
+	pollerAt  uint32 // when a program was found to have the lock without being subscribed: see shortMillis; 0: it is not known
+}
+
+// quietTime is how long the lock passes from owner to owner without a free moment.
+func (r *rivals) quietTime(cfg *Config, now int64) int64 {
+	if r.pollerAt != 0 && shortMillis(now)-r.pollerAt < shortMillis(int64(cfg.RivalMemory)) {
+		return int64(cfg.PollerTime)
+	}
+	return int64(cfg.QuietTime)
 }
 
 type subscription uint8
@@ -171,14 +181,26 @@ func (a *arbiter) leaveFree(now, pause int64) {
 	a.nextTry, a.phase = a.backoffUntil, contending
 }
 
+// lookForPoller has Redis asked while the lock is left free, at a moment that is left to chance: a
+// program that polls has the lock then, with luck. Without that, only a program that has it for
+// longer is met. It is asked again until the answer may come after the pause, and not if a program
+// was met lately. Such a Take takes nothing: see want.onlyAsk.
+func (a *arbiter) lookForPoller(p *policy, now int64) {
+	isKnown := a.rivals.pollerAt != 0 && shortMillis(now)-a.rivals.pollerAt < shortMillis(int64(p.cfg.RivalMemory)/2)
+	if left := a.backoffUntil - now - 2*p.trip; p.trip > 0 && left > 0 && !isKnown {
+		a.nextTry = now + p.rng.Int64N(left)
+	}
+}
+
 // onFreed notes that another sidecar left the lock free for so long. A request that does not
 // wait is not kept from it.
-func (a *arbiter) onFreed(now, pause int64, noWait bool) {
+func (a *arbiter) onFreed(p *policy, now, pause int64, noWait bool) {
 	if noWait {
 		pause = 0
 	}
 	a.remote.isKnown = false
 	a.leaveFree(now, pause)
+	a.lookForPoller(p, now)
 }
 
 // onUnlocked notes that a release was published while a client here waits for another host.
@@ -212,7 +234,9 @@ func (a *arbiter) mustOnlyAsk(now int64, pl *place) bool {
 func (a *arbiter) onFoundFree(p *policy, now int64, noWait bool) {
 	a.remote.isKnown = false
 	a.nextTry = max(now, a.backoffUntil)
-	if !noWait {
+	if a.isBackingOff(now) {
+		a.lookForPoller(p, now)
+	} else if !noWait {
 		a.nextTry = max(now+int64(p.cfg.Backoff), a.backoffUntil)
 	}
 }
@@ -283,7 +307,7 @@ func (a *arbiter) isTurnOver(p *policy, now int64, c *remoteClaim, inOrder bool)
 		(othersWait || a.arePrograms(now)) && (int(c.grants) >= cfg.HandoffBudget || had >= int64(cfg.HandoffTime)):
 		return true
 	}
-	return c.grants >= 2 && c.isTired(cfg, now)
+	return c.grants >= 2 && c.isTired(cfg, a.rivals, now)
 }
 
 // mayPipeline decides whether a Take may be pipelined after a Drop of the same key, so that
@@ -300,7 +324,7 @@ func (a *arbiter) mayPipeline(p *policy, now int64, c *remoteClaim, yields, mayQ
 	if yields {
 		return mayQueue && (inOrder || a.rivals.waiting > 0 && c.op.passedMS < pauseAfterMS)
 	}
-	return !a.areRivalsKnown(now) && !c.isTired(p.cfg, now)
+	return !a.areRivalsKnown(now) && !c.isTired(p.cfg, a.rivals, now)
 }
 
 // pauseAfterMS is PassedMS of a Drop from which on it leaves the lock free although there is
@@ -318,6 +342,9 @@ func (a *arbiter) onDropDone(p *policy, now int64, r *Result, noWait bool) {
 		a.leaveFree(now, 0)
 	default:
 		a.leaveFree(now, p.freePause(isQuiet))
+		if isQuiet {
+			a.lookForPoller(p, now)
+		}
 	}
 }
 
@@ -373,6 +400,7 @@ func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight, p
 	a.backoffUntil = min(a.backoffUntil, now) // the moment in which it was free is over
 	if a.others() == 0 && !a.remote.isSidecar {
 		a.rivalUntil = now + int64(p.cfg.RivalMemory)
+		a.rivals.pollerAt = max(1, shortMillis(now))
 	}
 	if op.mayBeFree {
 		a.tryBy(now)

@@ -86,9 +86,10 @@ type content struct {
 
 const maxGrants = 1 << 15
 
-// isTired reports whether the key has had no free moment for QuietTime.
-func (c *content) isTired(cfg *Config, now int64) bool {
-	return c.busySince != 0 && now-c.busySince >= int64(cfg.QuietTime)
+// isTired reports whether the key has had no free moment for QuietTime, or for PollerTime if a
+// program may be polling it.
+func (c *content) isTired(cfg *Config, r *rivals, now int64) bool {
+	return c.busySince != 0 && now-c.busySince >= r.quietTime(cfg, now)
 }
 
 func (c *content) hasTokens() bool { return c.tokensLeft > 0 }
@@ -202,6 +203,9 @@ type want struct {
 	inOrder     bool   // a free lock goes to the first of the queue, if there is one
 	arrived     uint64 // see Op.Arrived
 
+	// Of wantNothing.
+	passedMS uint32 // at least so long is sent
+
 	// Of wantForQueue and wantNothing.
 	ticket uint64 // that may stand in the queue; 0: none
 
@@ -268,7 +272,7 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 			Arrived: w.arrived,
 		}
 	case w.kind == wantNothing && (c.state != claimAbsent || w.ticket != 0):
-		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.leaseMS, Ticket: w.ticket, PassedMS: c.passedMS(a.now)}
+		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.leaseMS, Ticket: w.ticket, PassedMS: max(c.passedMS(a.now), w.passedMS)}
 	}
 	return Op{}
 }

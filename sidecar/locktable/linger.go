@@ -19,7 +19,7 @@ const hotWithin = 50 * time.Millisecond
 const hotTokens = 256
 
 // linger has a lock linger that was released by its owner, if no other host is known to want
-// it. A lock that has had no free moment for QuietTime is dropped instead, and stays free for
+// it. A lock that has had no free moment for long is dropped instead, and stays free for
 // a moment.
 func (t *Table) linger(now int64, l *lock) {
 	l.releasedAt = max(1, shortMillis(now))
@@ -28,7 +28,7 @@ func (t *Table) linger(now int64, l *lock) {
 	if !l.isHot || l.waiting() > 0 || l.isWanted(now) || !t.mayLinger() {
 		return
 	}
-	if c.grants >= 2 && c.isTired(&t.cfg, now) {
+	if c.grants >= 2 && c.isTired(&t.cfg, &l.rivals, now) {
 		t.needQueue(l).arbiter.phase = yielding
 		return
 	}
@@ -77,16 +77,16 @@ func (t *Table) cool(l *lock) {
 	l.isHot, l.releasedAt, l.claim.lingerUntil = false, 0, 0
 }
 
-// recentReleases remembers when locks were released, also those that the table has forgotten
+// recentTimes remembers when something happened to locks, also those that the table has forgotten
 // since. It has a fixed size: two names may share a cell, and then a lock may linger for a
-// moment although it is not hot.
-type recentReleases [1 << 10]uint32
+// moment although it is not hot, or have free moments that no program needs.
+type recentTimes [1 << 10]uint32
 
-// note notes the time of a release; see shortMillis.
-func (r *recentReleases) note(name string, at uint32) { r[hash(name)%uint32(len(r))] = at }
+// note notes the time of an event; see shortMillis.
+func (r *recentTimes) note(name string, at uint32) { r[hash(name)%uint32(len(r))] = at }
 
-// at is when the lock was released last; 0: it is not known.
-func (r *recentReleases) at(name string) uint32 { return r[hash(name)%uint32(len(r))] }
+// at is when it happened to the lock last; 0: it is not known.
+func (r *recentTimes) at(name string) uint32 { return r[hash(name)%uint32(len(r))] }
 
 // hash is FNV-1a.
 func hash(name string) uint32 {

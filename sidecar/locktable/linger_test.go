@@ -301,26 +301,106 @@ func TestHotLockWhoseTokensCannotBeReservedIsDropped(t *testing.T) {
 	}
 }
 
+// useUntilDropped acquires and releases a lock that lingers until the table drops it, and returns
+// how long that took.
+func (r *rig) useUntilDropped(hold uint64) time.Duration {
+	r.Helper()
+	begin := r.now
+	for {
+		r.pass(5 * time.Millisecond)
+		r.answerAll()
+		if r.release(1, hold); len(r.ops) > 0 && r.ops[0].Kind == locktable.Drop {
+			return time.Duration(r.now - begin)
+		}
+		r.answerAll()
+		r.pass(2 * time.Millisecond)
+		r.acquire(1, "a")
+		if hold = r.lastHold(); r.now-begin > int64(time.Second) {
+			r.Fatal("it lingers for a second without a free moment")
+		}
+	}
+}
+
+// While a program is remembered that had the lock without being subscribed, it may poll, and the
+// lock is free more often. The table remembers it although it has forgotten the lock.
+func TestLockThatAProgramMayPollIsLeftFreeMoreOften(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	id := r.acquire(1, "a")
+	r.refusedTake(0, 0, 20_000)
+	r.cancel(1, id)
+	r.answerAll()
+	r.pass(11 * time.Second)
+	r.answerAll()
+	r.forgotten()
+	r.log = nil
+	for _, want := range []time.Duration{30 * time.Millisecond, 100 * time.Millisecond} {
+		if took := r.useUntilDropped(warmUp(r)); took < want || took > want+5*time.Millisecond {
+			t.Errorf("the lock is dropped after %v, want %v", took, want)
+		}
+		if op := r.redis(locktable.Drop, locktable.Done); op.PassedMS < 100 {
+			t.Errorf("Redis may pass it on: %+v", op)
+		}
+		r.pass(time.Minute) // and the program is forgotten
+		r.answerAll()
+		r.log = nil
+	}
+}
+
+// A lock that is left free is looked at in that time, which takes it from no program. A
+// program that has it then may poll it: it is not looked for again.
+func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
+	const pause = 4 * time.Millisecond
+	r := newListeningRig(t, locktable.Config{})
+	freed := func() (after time.Duration) {
+		r.Helper()
+		r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 4})
+		return r.untilAsked(time.Second)
+	}
+	// Redis answers after a while: it is near, but not so near that the round trip is not known.
+	answer := func(res locktable.Result) (op locktable.Op) {
+		r.Helper()
+		if r.collect(); len(r.ops) != 1 {
+			r.Fatalf("operations in flight: %+v", r.ops)
+		}
+		op, r.ops = r.ops[0], nil
+		res.Kind, res.Name, res.Sent = op.Kind, op.Name, r.now
+		r.now += int64(200 * time.Microsecond)
+		r.tb.Result(r.now, res)
+		return op
+	}
+	held := func(reached int32) locktable.Result {
+		return locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 1, HolderReached: reached}
+	}
+	r.acquire(1, "a")
+	answer(held(1))
+	after := freed()
+	begin := r.now
+	for looks := 0; ; looks++ {
+		if r.now-begin >= int64(pause-after) {
+			if op := answer(held(1)); looks == 0 || r.now-begin > int64(pause-after+3*time.Millisecond) || op.RequireExisting {
+				t.Errorf("after %d looks: %+v", looks, op)
+			}
+			break
+		}
+		if op := answer(locktable.Result{Outcome: locktable.KeyMissing}); !op.RequireExisting || op.Ticket != 1 {
+			t.Errorf("in the pause: %+v", op)
+		}
+		r.untilAsked(time.Second)
+	}
+	if after, op := freed(), answer(held(0)); after >= pause || !op.RequireExisting {
+		t.Errorf("after %v: %+v", after, op)
+	}
+	if after, op := freed(), answer(held(0)); after < pause || op.RequireExisting {
+		t.Errorf("a program was met, and after %v: %+v", after, op)
+	}
+}
+
 // A client that polls is not known to wait. So the lock is free for a moment now and then.
 func TestLockThatLingersIsLeftFreeNowAndThen(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		r := newListeningRig(t, locktable.Config{})
 		hold := warmUp(r)
-		begin := r.now
-		for {
-			r.pass(2 * time.Millisecond)
-			r.answerAll()
-			if r.release(1, hold); len(r.ops) > 0 && r.ops[0].Kind == locktable.Drop {
-				break
-			}
-			r.answerAll()
-			r.pass(time.Millisecond)
-			r.acquire(1, "a")
-			if hold = r.lastHold(); r.now-begin > int64(time.Second) {
-				t.Fatal("it lingers for a second without a free moment")
-			}
-		}
-		if d := time.Duration(r.now - begin); d < 100*time.Millisecond || d > 105*time.Millisecond {
+		if d := r.useUntilDropped(hold); d < 100*time.Millisecond || d > 105*time.Millisecond {
 			t.Errorf("the lock is dropped after %v", d)
 		}
 		if !late {

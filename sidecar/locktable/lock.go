@@ -21,16 +21,16 @@ type lock struct {
 	slot       uint32             // of the journal; 0: none
 	unstored   uint32             // its index in dirtySet.unstored plus 1; 0: it is not there
 	releasedAt uint32             // when a client here released it last, see shortMillis; 0: not known
-	isHot      bool               // it was acquired here soon after that: it lingers when it is released
-	isDirty    bool               // in dirtySet.locks
-	isDeferred bool               // in Table.deferred
-	group      uint8              // in which it counts: see groupOf
+	rivals     rivals
+	isHot      bool  // it was acquired here soon after that: it lingers when it is released
+	isDirty    bool  // in dirtySet.locks
+	isDeferred bool  // in Table.deferred
+	group      uint8 // in which it counts: see groupOf
 
-	claim  remoteClaim
-	holds  *hold // linked by hold.next
-	ended  *hold // those whose records are still in the journal, linked by hold.next
-	rivals rivals
-	queue  *queue // nil while there are no waiters and no subscription
+	claim remoteClaim
+	holds *hold  // linked by hold.next
+	ended *hold  // those whose records are still in the journal, linked by hold.next
+	queue *queue // nil while there are no waiters and no subscription
 }
 
 // lockFor returns the lock of a name, made if need be.
@@ -39,7 +39,7 @@ func (t *Table) lockFor(name string) *lock {
 	if l == nil {
 		l = &lock{name: name, index: uint32(len(t.locks))}
 		l.timer.Value, l.claim.window = l, &atRest
-		l.releasedAt = t.releases.at(name)
+		l.releasedAt, l.rivals.pollerAt = t.releases.at(name), t.pollers.at(name)
 		l.group = t.groupOf(name)
 		t.byName[name] = l
 		t.locks = append(t.locks, l)
@@ -184,6 +184,13 @@ func (t *Table) want(a *alarm, l *lock) want {
 				w.notBefore = min(w.notBefore, max(now, q.arbiter.backoffUntil))
 			}
 		}
+		if a := &q.arbiter; a.isBackingOff(now) && w.notBefore < a.backoffUntil {
+			// The lock is left free. It may be looked at, see lookForPoller.
+			w.onlyAsk = l.claim.state == claimAbsent && w.enqueue && !first.isTrying()
+			if !w.onlyAsk {
+				w.notBefore = a.backoffUntil
+			}
+		}
 		switch {
 		case l.isHot:
 			w.reserve = hotTokens
@@ -197,6 +204,9 @@ func (t *Table) want(a *alarm, l *lock) want {
 		return want{kind: wantLinger}
 	}
 	w := want{kind: wantNothing, leaseMS: t.leaseMS}
+	if l.claim.isTired(&t.cfg, &l.rivals, now) {
+		w.passedMS = pauseAfterMS // Redis leaves it free, too
+	}
 	if q != nil {
 		w.ticket = q.place.ticket
 	}

@@ -117,7 +117,7 @@ func (t *Table) Message(now int64, m Message) {
 		}
 	case Freed:
 		if l != nil && l.queue != nil && l.waiting() > 0 {
-			l.queue.arbiter.onFreed(now, ms(m.PauseMS), l.queue.firstTries())
+			l.queue.arbiter.onFreed(&t.policy, now, ms(m.PauseMS), l.queue.firstTries())
 		}
 	case Requeue:
 		if l != nil && l.queue != nil && l.queue.place.isQueued() && !l.claim.mayChange() {

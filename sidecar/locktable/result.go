@@ -239,6 +239,9 @@ func (t *Table) onHeldByOther(now int64, l *lock, op *inFlight, r *Result) {
 	q := l.queue
 	a := &q.arbiter
 	a.onHeldByOther(&t.policy, now, r, op, &q.place, q.firstTries() && q.waiters.head.request.since > op.sentAt)
+	if l.rivals.pollerAt == max(1, shortMillis(now)) {
+		t.pollers.note(l.name, l.rivals.pollerAt)
+	}
 	for q.firstTries() && q.waiters.head.request.since <= op.sentAt {
 		req := q.waiters.head.request
 		t.endRequest(req)

@@ -39,7 +39,7 @@ func (t *Table) Clone(j Journal) *Table {
 		users:    make(map[int64]*user, len(t.users)),
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
-		cells:    t.cells, waiting: t.waiting, releases: t.releases, isStopping: t.isStopping,
+		cells:    t.cells, waiting: t.waiting, releases: t.releases, pollers: t.pollers, isStopping: t.isStopping,
 		searches: t.searches, lastNum: t.lastNum, redis: t.redis, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
@@ -184,9 +184,11 @@ func (t *Table) Describe(d Description, now int64, name string) {
 	d.Value(bit(l != nil))
 	if l == nil {
 		describeRelease(d, now, t.releases.at(name))
+		t.describePoller(d, now, t.pollers.at(name))
 		return
 	}
 	describeRelease(d, now, l.releasedAt)
+	t.describePoller(d, now, l.rivals.pollerAt)
 	d.Value(bit(l.isHot)<<1 | bit(l.timer.Pending()))
 	if l.timer.Pending() {
 		d.Time(max(l.timer.Deadline(), now))
@@ -227,6 +229,19 @@ func (t *Table) Describe(d Description, now int64, name string) {
 // describeRelease describes when a lock was released last; at is as lock.releasedAt.
 func describeRelease(d Description, now int64, at uint32) {
 	age := shortMillis(int64(hotWithin))
+	if at != 0 {
+		age = min(age, shortMillis(now)-at)
+	}
+	d.Value(uint64(age))
+}
+
+// describePoller describes for how long a program is remembered; at is as rivals.pollerAt. It
+// matters only if its lock has free moments more often.
+func (t *Table) describePoller(d Description, now int64, at uint32) {
+	if t.cfg.PollerTime == t.cfg.QuietTime {
+		return
+	}
+	age := shortMillis(int64(t.cfg.RivalMemory))
 	if at != 0 {
 		age = min(age, shortMillis(now)-at)
 	}

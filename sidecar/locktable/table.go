@@ -73,11 +73,13 @@ type Config struct {
 	// A program that polls, and does not subscribe, is not known to wait. So a lock that
 	// passes between owners without a free moment is released after QuietTime, and
 	// stays free for QuietPause. If another program took it in that time, or had it for
-	// another reason, this sidecar behaves for RivalMemory as if it were known to wait.
-	// Defaults 100 ms, 4 ms, 1 min.
+	// another reason, this sidecar behaves for RivalMemory as if it were known to wait, and
+	// QuietTime is as short as PollerTime, however many other locks it has in between.
+	// Defaults 100 ms, 4 ms, 1 min, 30 ms.
 	QuietTime   time.Duration
 	QuietPause  time.Duration
 	RivalMemory time.Duration
+	PollerTime  time.Duration
 
 	// A lock that another host has is asked for again at the latest after Poll, whatever
 	// messages came; with a ticket in the queue, after a sixth of the lease if that is less,
@@ -151,6 +153,8 @@ func (c *Config) setDefaults() {
 	def(&c.QuietTime, 100*time.Millisecond)
 	def(&c.QuietPause, 4*time.Millisecond)
 	def(&c.RivalMemory, time.Minute)
+	def(&c.PollerTime, 30*time.Millisecond)
+	c.PollerTime = min(c.PollerTime, c.QuietTime)
 	def(&c.Poll, 5*time.Second)
 	def(&c.PollDeaf, 25*time.Millisecond)
 	def(&c.PollDeafLeast, 2*time.Millisecond)
@@ -185,8 +189,9 @@ type Table struct {
 	holds    pool[hold]
 	windows  pool[window]
 
-	releases   recentReleases
-	isStopping bool // no lock lingers any more
+	releases   recentTimes // of locks that were released here
+	pollers    recentTimes // of locks that a program had which is no sidecar, and is not subscribed
+	isStopping bool        // no lock lingers any more
 
 	searches uint64 // for wait cycles, so far
 	path     []step // emptied, for the next search

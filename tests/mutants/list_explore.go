@@ -51,7 +51,7 @@ var explorationMutants = []mutant{
 	{
 		rule: "a host whose turn it is asks for a lock that was left free",
 		file: "sidecar/locktable/place.go",
-		old:  `l.queue.arbiter.onFreed(now, ms(m.PauseMS), l.queue.firstTries())`,
+		old:  `l.queue.arbiter.onFreed(&t.policy, now, ms(m.PauseMS), l.queue.firstTries())`,
 		new:  `_ = l`,
 		by:   exploration,
 	},

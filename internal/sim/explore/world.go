@@ -42,6 +42,7 @@ func tableConfig() locktable.Config {
 		HandoffTime:        time.Duration(2 * tick),
 		Backoff:            time.Duration(tick),
 		QuietTime:          time.Duration(3 * tick),
+		PollerTime:         time.Duration(3 * tick), // what the table knows of programs is no part of a state
 		QuietPause:         time.Duration(tick),
 		RivalMemory:        time.Duration(4 * tick),
 		Poll:               time.Duration(8 * tick), // with a ticket: a sixth of the lease
