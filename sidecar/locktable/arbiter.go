@@ -152,9 +152,6 @@ func (a *arbiter) others() int32 {
 	return n
 }
 
-// isContended reports whether a client on another host may be waiting.
-func (a *arbiter) isContended() bool { return a.rivals.waiting > 0 || a.others() != 0 }
-
 // isBackingOff reports whether the lock is left to other hosts.
 func (a *arbiter) isBackingOff(now int64) bool { return now < a.backoffUntil }
 

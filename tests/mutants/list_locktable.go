@@ -79,7 +79,7 @@ var locktableMutants = []mutant{
 		rule: "a Take follows a Drop only while no polling host is known",
 		file: "sidecar/locktable/arbiter.go",
 		old:  `return !a.areRivalsKnown(now) && !c.isTired(p.cfg, a.rivals, now)`,
-		new:  `return !a.isContended() && !c.isTired(p.cfg, a.rivals, now)`,
+		new:  `return a.rivals.waiting == 0 && a.others() == 0 && !c.isTired(p.cfg, a.rivals, now)`,
 		by:   tableTest("TestTakeDoesNotFollowADropWhileAPollingHostIsKnown"),
 	},
 	{
