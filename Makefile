@@ -85,6 +85,11 @@ chromium:
 cc:
 	@command -v cc >/dev/null || command -v gcc >/dev/null || { $(call apt,gcc libc6-dev); }
 
+# The completions and the manual pages are tried with what reads them.
+.PHONY: readers
+readers:
+	@{ command -v zsh && command -v fish && command -v mandoc; } >/dev/null || { $(call apt,zsh fish mandoc); }
+
 .PHONY: venv
 venv: .venv/.ready ## make .venv with the pinned Python packages and sdk/python in place
 
@@ -133,9 +138,9 @@ fmt-check:
 test: test-go test-python ## run every test; installs what they need
 
 .PHONY: test-go
-test-go: fmt-check redis cc venv redisson
+test-go: fmt-check redis cc venv redisson readers
 	go vet ./...
-	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 go test -race -timeout 10m ./...
+	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 LOCKSIDECAR_REQUIRE_READERS=1 go test -race -timeout 10m ./...
 	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
 	GOOS=wasip1 GOARCH=wasm go test -exec 'env -u GOOS -u GOARCH go run $(WAZERO) run' ./sdk/go
 

@@ -27,6 +27,8 @@ type cli struct {
 	Metrics      metricsCmd      `cmd:"" help:"Print the metrics of the sidecar."`
 	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`
 	Demo         demoCmd         `cmd:"" help:"Watch a flash sale without and with locks."`
+	Completion   completionCmd   `cmd:"" help:"Print completions for a shell."`
+	Man          manCmd          `cmd:"" help:"Write the manual pages into a directory."`
 	Version      versionCmd      `cmd:"" help:"Print the version."`
 
 	PrintVersion versionFlag `name:"version" help:"Print the version."`
