@@ -16,7 +16,7 @@ WAZERO      := github.com/tetratelabs/wazero/cmd/wazero@v1.12.0
 PYTHON      ?= python3
 
 # Everything that counts as Go source. .venv may hold foreign .go files.
-GO_DIRS := $(wildcard cmd internal protocol sdk sidecar tests wheel)
+GO_DIRS := $(wildcard cmd internal packaging protocol sdk sidecar tests wheel)
 # Packages with benchmarks and fuzz targets.
 GO_CORE := ./wheel ./protocol ./internal/... ./sidecar/... ./sdk/go/...
 
@@ -53,11 +53,15 @@ clean: ## remove what was built
 	rm -rf bin dist .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target
 
 .PHONY: release
-release: venv ## the artefacts of a release, in dist/: archives, sdist, wheel, checksums
+release: venv ## the artefacts of a release, in dist/: archives, packages, image, sdist, wheel, checksums
 	.ci/release $(VERSION) $(COMMIT)
 
+.PHONY: packages
+packages: release package-readers ## the same, and a check of what is in the .deb, the .rpm and the image
+	.ci/packages-check $(VERSION)
+
 .PHONY: release-check
-release-check: release ## build a release, and see that it installs and works
+release-check: release package-readers ## build a release, and see that it installs and works
 	.ci/release-check $(VERSION) $(COMMIT)
 
 # ---- what tests and tools need -----------------------------------------------
@@ -89,6 +93,10 @@ cc:
 .PHONY: readers
 readers:
 	@{ command -v zsh && command -v fish && command -v mandoc; } >/dev/null || { $(call apt,zsh fish mandoc); }
+
+.PHONY: package-readers
+package-readers: readers
+	@{ command -v rpm && command -v lintian; } >/dev/null || { $(call apt,rpm lintian); }
 
 .PHONY: venv
 venv: .venv/.ready ## make .venv with the pinned Python packages and sdk/python in place
@@ -159,6 +167,7 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --st
 	for system in darwin windows freebsd; do GOOS=$$system go vet ./sdk/...; done
 	go run $(STATICCHECK) ./...
 	cd tests/bench && go vet ./... && go run $(STATICCHECK) ./...
+	cd packaging && go vet ./... && go run $(STATICCHECK) ./...
 	.venv/bin/ruff check sdk/python
 	.venv/bin/ruff format --check sdk/python
 	.venv/bin/ruff check --config sdk/python/pyproject.toml internal tests
