@@ -57,8 +57,9 @@ release: venv ## the artefacts of a release, in dist/: archives, packages, image
 	.ci/release $(VERSION) $(COMMIT)
 
 .PHONY: packages
-packages: release package-readers ## the same, and a check of what is in the .deb, the .rpm and the image
+packages: release package-readers ## the same, and a check of the .deb, the .rpm, the image and the DaemonSet
 	.ci/packages-check $(VERSION)
+	cd packaging && go test ./...
 
 .PHONY: release-check
 release-check: release package-readers ## build a release, and see that it installs and works

@@ -28,6 +28,7 @@ type cli struct {
 	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`
 	Demo         demoCmd         `cmd:"" help:"Watch a flash sale without and with locks."`
 	Completion   completionCmd   `cmd:"" help:"Print completions for a shell."`
+	Prepare      prepareCmd      `cmd:"" help:"Make the directory of the socket for a daemon in a container."`
 	Man          manCmd          `cmd:"" help:"Write the manual pages into a directory."`
 	Version      versionCmd      `cmd:"" help:"Print the version."`
 
