@@ -96,7 +96,7 @@ readers:
 	@{ command -v zsh && command -v fish && command -v mandoc; } >/dev/null || { $(call apt,zsh fish mandoc); }
 
 .PHONY: package-readers
-package-readers: readers
+package-readers: readers .venv/.twine
 	@{ command -v rpm && command -v lintian; } >/dev/null || { $(call apt,rpm lintian); }
 
 .PHONY: venv
@@ -115,6 +115,10 @@ venv: .venv/.ready ## make .venv with the pinned Python packages and sdk/python 
 # The Python locks that the benchmark compares with.
 .venv/.bench: .venv/.ready tests/bench/python/requirements.txt
 	.venv/bin/pip install -q --disable-pip-version-check -r tests/bench/python/requirements.txt
+	@touch $@
+
+.venv/.twine: .venv/.ready packaging/requirements.txt
+	.venv/bin/pip install -q --disable-pip-version-check -r packaging/requirements.txt
 	@touch $@
 
 # What locks with Redisson in the tests, and in the benchmark.
