@@ -44,8 +44,8 @@ func inheritedListener() (*net.UnixListener, error) {
 // $MAINPID, and a check that did not know of the socket would look at another path than the
 // daemon uses. false: there is no such socket, or it cannot be found out.
 func socketOfMainProcess() (address string, inherited bool) {
-	pid := os.Getenv("MAINPID")
-	if pid == "" || strings.Trim(pid, "0123456789") != "" {
+	pid, ok := mainProcess()
+	if !ok {
 		return "", false
 	}
 	environ, err := os.ReadFile("/proc/" + pid + "/environ")
@@ -58,6 +58,13 @@ func socketOfMainProcess() (address string, inherited bool) {
 		return "", false
 	}
 	return listeningSocket(pid)
+}
+
+// mainProcess returns the pid of the main process of this service, in a process that systemd
+// has started for ExecReload=.
+func mainProcess() (pid string, ok bool) {
+	pid = os.Getenv("MAINPID")
+	return pid, pid != "" && strings.Trim(pid, "0123456789") == ""
 }
 
 // listeningSocket returns the address of the Unix socket on which a process listens, if

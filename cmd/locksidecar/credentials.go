@@ -20,9 +20,23 @@ import (
 // (LoadCredential=redis-url:/etc/locksidecar/redis-url).
 const credentialName = "redis-url"
 
+// credentialsDirectory returns the directory of the credentials; "": there is none. For
+// ExecReload= of a unit with a mount namespace, systemd sets $CREDENTIALS_DIRECTORY, and makes
+// the directory inaccessible (seen with version 252). The check of a reload then reads the
+// credentials of the main process, which runs as the same user.
+func credentialsDirectory() string {
+	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	if _, err := os.Stat(dir); dir != "" && errors.Is(err, fs.ErrPermission) {
+		if pid, ok := mainProcess(); ok {
+			return "/proc/" + pid + "/root" + dir
+		}
+	}
+	return dir
+}
+
 // credential returns the path of a systemd credential; "": it is not set.
 func credential(name string) (string, error) {
-	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	dir := credentialsDirectory()
 	if dir == "" {
 		return "", nil
 	}
@@ -39,7 +53,7 @@ func credential(name string) (string, error) {
 // checkCredentials returns an error if a credential looks like one of the daemon's and is not
 // in known. used are files that settings name.
 func checkCredentials(known []string, used ...string) error {
-	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	dir := credentialsDirectory()
 	if dir == "" {
 		return nil
 	}
