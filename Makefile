@@ -184,6 +184,12 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --st
 	MYPYPATH=tests/storm .venv/bin/mypy --strict tests/storm/storm.py tests/storm/locker.py
 	.venv/bin/mypy --strict tests/bench/python/worker.py
 
+.PHONY: test-systemd
+test-systemd: redis release ## the .deb under a real systemd: install, restart, kill, upgrade, remove; as root, two minutes
+	@[ -x /lib/systemd/systemd ] || { $(call apt,systemd dbus); }
+	@command -v unshare nsenter >/dev/null || { $(call apt,util-linux); }
+	.ci/test-systemd $(VERSION)
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@for pkg in $$(go list $(GO_CORE)); do \
