@@ -19,6 +19,7 @@ type RequestDecoder struct {
 	list         List
 	forceRelease ForceRelease
 	metrics      Metrics
+	events       Events
 	ping         Ping
 	bye          Bye
 	claim        Claim
@@ -97,6 +98,9 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	case "metrics":
 		d.metrics = Metrics{ID: id, After: o.uint(fieldAfter)}
 		m = &d.metrics
+	case "events":
+		d.events = Events{ID: id, After: o.uint(fieldAfter), Wait: o.bool(fieldWait, false)}
+		m = &d.events
 	case "ping":
 		d.ping = Ping{ID: id}
 		m = &d.ping
@@ -363,6 +367,16 @@ func (m *MetricsOK) unpack(id uint64, o *object) {
 	*m = MetricsOK{ID: id, Text: o.text(fieldText, 0), Next: o.uint(fieldNext)}
 }
 
+func (m *EventsOK) unpack(id uint64, o *object) {
+	o.require(fieldEvents)
+	o.require(fieldNext)
+	*m = EventsOK{ID: id, Next: o.uint(fieldNext), Missed: o.uint(fieldMissed)}
+	o.each(fieldEvents, func(at int) int {
+		m.Events = append(m.Events, EventRow{})
+		return m.Events[len(m.Events)-1].unpack(o.p, at)
+	})
+}
+
 func (m *PingOK) unpack(id uint64, o *object) {
 	o.require(fieldNowNS)
 	o.require(fieldRedis)
@@ -426,6 +440,35 @@ func (r *WaiterRow) unpack(p *parser, at int) int {
 		Cmd:      o.text(fieldCmd, 0),
 		Owner:    o.uint(fieldOwner),
 		WaitedMS: o.int(fieldWaitedMS, 0, 0, math.MaxInt64),
+	}
+	return end
+}
+
+// unpack decodes the event at the offset and returns the offset after it.
+func (r *EventRow) unpack(p *parser, at int) int {
+	var o object
+	end := p.object(at, &o)
+	if p.connError != nil {
+		return end
+	}
+	o.require(fieldAtNS)
+	o.require(fieldKind)
+	*r = EventRow{
+		AtNS:        o.int(fieldAtNS, 0, 0, math.MaxInt64),
+		Kind:        o.text(fieldKind, 0),
+		Name:        o.text(fieldName, 0),
+		Hold:        o.uint(fieldHold),
+		Token:       o.uint(fieldToken),
+		Session:     o.uint(fieldSession),
+		PID:         o.int(fieldPID, 0, 0, math.MaxInt64),
+		UID:         o.int(fieldUID, 0, 0, math.MaxInt64),
+		Cmd:         o.text(fieldCmd, 0),
+		WaitedMS:    o.int(fieldWaitedMS, 0, 0, math.MaxInt64),
+		HeldMS:      o.int(fieldHeldMS, 0, 0, math.MaxInt64),
+		Reason:      Reason(o.text(fieldReason, 0)),
+		RemoteField: o.text(fieldRemoteField, 0),
+		Count:       o.count(),
+		Msg:         o.text(fieldMsg, 0),
 	}
 	return end
 }

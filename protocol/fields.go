@@ -29,6 +29,7 @@ const (
 	fieldAfter
 	fieldHolds
 	fieldMore
+	fieldWait
 
 	fieldCode
 	fieldMsg
@@ -66,6 +67,11 @@ const (
 	fieldWaiters
 	fieldWaitedMS
 
+	fieldEvents
+	fieldMissed
+	fieldAtNS
+	fieldKind
+
 	fields // the number of fields
 )
 
@@ -75,7 +81,7 @@ var fieldNames = [fields]string{
 	fieldName: "name", fieldOwner: "owner",
 	fieldReentrant: "reentrant", fieldFair: "fair", fieldWaitMS: "wait_ms", fieldLeaseMS: "lease_ms",
 	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms",
-	fieldHold: "hold", fieldTarget: "target", fieldAfter: "after", fieldHolds: "holds", fieldMore: "more",
+	fieldHold: "hold", fieldTarget: "target", fieldAfter: "after", fieldHolds: "holds", fieldMore: "more", fieldWait: "wait",
 	fieldCode: "code", fieldMsg: "msg", fieldSidecar: "sidecar", fieldVersion: "version",
 	fieldSession: "session", fieldNowNS: "now_ns", fieldTicket: "ticket", fieldResumed: "resumed",
 	fieldToken: "token", fieldCount: "count",
@@ -86,6 +92,7 @@ var fieldNames = [fields]string{
 	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
 	fieldWaitedMS: "waited_ms",
+	fieldEvents:   "events", fieldMissed: "missed", fieldAtNS: "at_ns", fieldKind: "kind",
 }
 
 func (f field) String() string { return fieldNames[f] }
@@ -136,6 +143,8 @@ func fieldOf(key []byte) field {
 		return fieldHolds
 	case "more":
 		return fieldMore
+	case "wait":
+		return fieldWait
 	case "code":
 		return fieldCode
 	case "msg":
@@ -204,6 +213,14 @@ func fieldOf(key []byte) field {
 		return fieldWaiters
 	case "waited_ms":
 		return fieldWaitedMS
+	case "events":
+		return fieldEvents
+	case "missed":
+		return fieldMissed
+	case "at_ns":
+		return fieldAtNS
+	case "kind":
+		return fieldKind
 	}
 	return 0
 }
@@ -216,6 +233,8 @@ func nesting(f field) int {
 		return MaxDepth + 1 // the map
 	case fieldWaiters:
 		return MaxDepth + 2 // array, waiter
+	case fieldEvents:
+		return MaxDepth + 2 // array, event
 	case fieldLock:
 		return MaxDepth + 3 // row, waiters
 	case fieldLocks:

@@ -191,6 +191,16 @@ func isTruncated(m any) bool {
 			size += m.Locks[i].Size()
 		}
 		return size > ListRoom
+	case *EventsOK:
+		size := 0
+		for i := range m.Events {
+			e := &m.Events[i]
+			if len(e.Kind) > MaxClient || len(e.Cmd) > MaxCmd || len(e.Reason) > MaxClient || len(e.RemoteField) > MaxField || len(e.Msg) > MaxMessage {
+				return true
+			}
+			size += e.Size()
+		}
+		return size > ListRoom
 	}
 	return false
 }

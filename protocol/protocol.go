@@ -79,6 +79,15 @@ const (
 	StateFree      = "free"      // none of these
 )
 
+// Kind of an event as an EventRow shows it.
+const (
+	EventGranted  = "granted"  // after a wait
+	EventLost     = "lost"     // a hold ended without a release
+	EventForced   = "forced"   // a client ended a hold by force
+	EventDeadlock = "deadlock" // a request was refused, because it would have closed a wait cycle
+	EventTakeover = "takeover" // the sidecar was restarted, and continues with the holds of its predecessor
+)
+
 // ConnError is an error after which the connection must be closed: the other side broke a rule
 // of SPEC.md §2. A sidecar sends it as Err without an ID and closes the connection.
 type ConnError struct {

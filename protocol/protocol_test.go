@@ -180,6 +180,26 @@ func TestRowsOfListRoomFitIntoAFrame(t *testing.T) {
 	}
 }
 
+func TestEventsOfListRoomFitIntoAFrame(t *testing.T) {
+	m := EventsOK{ID: 1<<63 - 1, Next: 1<<63 - 1, Missed: 1<<63 - 1}
+	room := ListRoom
+	big := EventRow{AtNS: 1 << 62, Kind: EventDeadlock, Name: strings.Repeat("n", MaxName), Cmd: strings.Repeat("c", MaxCmd), Msg: strings.Repeat("m", 2*MaxMessage)}
+	for _, row := range []EventRow{big, {Kind: "k"}} {
+		for row.Size() <= room {
+			m.Events = append(m.Events, row)
+			room -= row.Size()
+		}
+	}
+	body, err := NewReader(bytes.NewReader(m.Append(nil))).Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeReply(body, "events")
+	if err != nil || len(got.(*EventsOK).Events) != len(m.Events) || len(got.(*EventsOK).Events[0].Msg) != MaxMessage {
+		t.Errorf("%d events were written, read: %v", len(m.Events), err)
+	}
+}
+
 func TestEncodingAnInvalidMessagePanics(t *testing.T) {
 	ticket := strings.Repeat("t", MaxTicket+1)
 	for name, m := range map[string]interface{ Append([]byte) []byte }{

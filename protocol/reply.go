@@ -76,6 +76,34 @@ type MetricsOK struct {
 // MetricsRoom is how many bytes of text a MetricsOK has room for.
 const MetricsRoom = MaxFrame - 64
 
+// EventsOK answers Events with a page. The sum of the sizes of its rows is at most ListRoom.
+type EventsOK struct {
+	ID     uint64
+	Events []EventRow // in the order in which they happened
+	Next   uint64     // the number of the last of them, for the next request
+	Missed uint64     // events before Next that the sidecar does not have any more
+}
+
+// EventRow shows operators what happened to one lock. Fields that do not apply to its Kind are
+// zero.
+type EventRow struct {
+	AtNS int64  // CLOCK_BOOTTIME
+	Kind string // EventGranted, EventLost, EventForced, EventDeadlock or EventTakeover; of a later sidecar perhaps another one
+	Name string
+
+	Hold, Token uint64
+	Session     uint64 // the holder; of EventForced the client that forced it; of EventDeadlock the one that was refused
+	PID, UID    int64
+	Cmd         string // truncated to MaxCmd bytes
+	WaitedMS    int64  // of EventGranted
+	HeldMS      int64  // of EventLost
+
+	Reason      Reason // of EventLost
+	RemoteField string // of EventLost, if it is Stolen: what Redis has; truncated to MaxField bytes
+	Count       uint32 // of EventTakeover: the holds that were taken over
+	Msg         string // of EventDeadlock and EventTakeover: one sentence, truncated to MaxMessage bytes
+}
+
 // PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. RedisAddress is the
 // address of Redis with the number of the database. RedisRunID is the run id of the Redis
 // server; "" while there is no connection, or if it is not known.
@@ -157,6 +185,7 @@ func (InfoOK) reply()         {}
 func (ListOK) reply()         {}
 func (ForceReleaseOK) reply() {}
 func (MetricsOK) reply()      {}
+func (EventsOK) reply()       {}
 func (PingOK) reply()         {}
 func (ByeOK) reply()          {}
 func (ClaimOK) reply()        {}
@@ -234,6 +263,17 @@ func (m MetricsOK) Append(dst []byte) []byte {
 	return w.finish()
 }
 
+func (m EventsOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.array("events", len(m.Events))
+	for i := range m.Events {
+		w.event(&m.Events[i])
+	}
+	w.uint("next", m.Next)
+	w.uintIf("missed", m.Missed)
+	return w.finish()
+}
+
 func (m PingOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
 	w.int("now_ns", m.NowNS)
@@ -281,7 +321,7 @@ func (m LeaseEvent) Append(dst []byte) []byte {
 	return w.finish()
 }
 
-// ListRoom is the largest sum of LockRow.Size of the rows of a ListOK.
+// ListRoom is the largest sum of the sizes of the rows of a ListOK or an EventsOK.
 const ListRoom = MaxFrame - 64
 
 // Size returns the number of bytes of the row in a frame.
@@ -329,5 +369,35 @@ func (w *writer) waiter(r *WaiterRow) {
 	w.textIf("cmd", r.Cmd, MaxCmd)
 	w.uintIf("owner", r.Owner)
 	w.intIf("waited_ms", r.WaitedMS)
+	w.endMap(outer)
+}
+
+// Size returns the number of bytes of the row in a frame.
+func (r *EventRow) Size() int {
+	w := newWriter(nil)
+	defer w.free()
+	w.event(r)
+	return len(w.buf)
+}
+
+func (w *writer) event(r *EventRow) {
+	outer := w.beginMap()
+	w.int("at_ns", r.AtNS)
+	w.text("kind", r.Kind, MaxClient)
+	if r.Name != "" {
+		w.str("name", r.Name)
+	}
+	w.uintIf("hold", r.Hold)
+	w.uintIf("token", r.Token)
+	w.uintIf("session", r.Session)
+	w.intIf("pid", r.PID)
+	w.intIf("uid", r.UID)
+	w.textIf("cmd", r.Cmd, MaxCmd)
+	w.intIf("waited_ms", r.WaitedMS)
+	w.intIf("held_ms", r.HeldMS)
+	w.textIf("reason", string(r.Reason), MaxClient)
+	w.textIf("remote_field", r.RemoteField, MaxField)
+	w.uintIf("count", uint64(r.Count))
+	w.textIf("msg", r.Msg, MaxMessage)
 	w.endMap(outer)
 }

@@ -76,6 +76,13 @@ type Metrics struct {
 	After uint64 // 0: the first page; then Next of the page before
 }
 
+// Events requests what happened to locks after an event.
+type Events struct {
+	ID    uint64
+	After uint64 // 0: the oldest that the sidecar has; then Next of the answer before
+	Wait  bool   // if nothing has happened since, the answer waits until something does
+}
+
 // Ping checks that the sidecar answers, and requests the state of its Redis.
 type Ping struct{ ID uint64 }
 
@@ -112,6 +119,7 @@ func (m Info) RequestID() uint64         { return m.ID }
 func (m List) RequestID() uint64         { return m.ID }
 func (m ForceRelease) RequestID() uint64 { return m.ID }
 func (m Metrics) RequestID() uint64      { return m.ID }
+func (m Events) RequestID() uint64       { return m.ID }
 func (m Ping) RequestID() uint64         { return m.ID }
 func (m Bye) RequestID() uint64          { return m.ID }
 func (m Claim) RequestID() uint64        { return m.ID }
@@ -126,6 +134,7 @@ func (Info) request()         {}
 func (List) request()         {}
 func (ForceRelease) request() {}
 func (Metrics) request()      {}
+func (Events) request()       {}
 func (Ping) request()         {}
 func (Bye) request()          {}
 func (Claim) request()        {}
@@ -208,6 +217,13 @@ func (m ForceRelease) Append(dst []byte) []byte {
 func (m Metrics) Append(dst []byte) []byte {
 	w := begin(dst, "metrics", m.ID)
 	w.uintIf("after", m.After)
+	return w.finish()
+}
+
+func (m Events) Append(dst []byte) []byte {
+	w := begin(dst, "events", m.ID)
+	w.uintIf("after", m.After)
+	w.boolIf("wait", m.Wait)
 	return w.finish()
 }
 

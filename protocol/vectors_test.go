@@ -258,7 +258,7 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the ops of all requests of this version.
-var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
@@ -280,6 +280,8 @@ func answerTo(op string) OK {
 		return new(ForceReleaseOK)
 	case "metrics":
 		return new(MetricsOK)
+	case "events":
+		return new(EventsOK)
 	case "ping":
 		return new(PingOK)
 	case "bye":
@@ -328,7 +330,7 @@ type fieldsOf struct {
 	Hold, Target uint64
 	After        uint64
 	Holds        []uint64 // hold, entries, hold, entries, …
-	More         bool
+	More, Wait   bool
 
 	Sidecar, Version, Redis string
 	RedisAddress            string `json:"redis_address"`
@@ -348,6 +350,23 @@ type fieldsOf struct {
 	Next                    uint64
 	Text                    string
 	Reason                  Reason
+	Events                  []eventFields
+	Missed                  uint64
+}
+
+type eventFields struct {
+	AtNS        int64 `json:"at_ns"`
+	Kind, Name  string
+	Hold, Token uint64
+	Session     uint64
+	PID, UID    int64
+	Cmd         string
+	WaitedMS    int64 `json:"waited_ms"`
+	HeldMS      int64 `json:"held_ms"`
+	Reason      Reason
+	RemoteField string `json:"remote_field"`
+	Count       uint32
+	Msg         string
 }
 
 type rowFields struct {
@@ -427,6 +446,8 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return &ForceRelease{m.ID, m.Name}
 	case "metrics":
 		return &Metrics{m.ID, m.After}
+	case "events":
+		return &Events{m.ID, m.After, m.Wait}
 	case "ping":
 		return &Ping{m.ID}
 	case "bye":
@@ -482,6 +503,12 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		return &ForceReleaseOK{m.ID, m.Hold}
 	case "metrics":
 		return &MetricsOK{m.ID, m.Text, m.Next}
+	case "events":
+		ok := &EventsOK{ID: m.ID, Next: m.Next, Missed: m.Missed}
+		for _, e := range m.Events {
+			ok.Events = append(ok.Events, EventRow(e))
+		}
+		return ok
 	case "ping":
 		return &PingOK{m.ID, m.NowNS, m.Redis, m.RedisAddress, m.RedisRunID, m.KeyPrefix}
 	case "bye":

@@ -183,7 +183,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 		default:
 			batch = append(batch, handOver(c, req))
 		}
-		if _, list := req.(*protocol.List); list || len(batch) >= maxQueued || frames.Buffered() == 0 {
+		if list := isPaged(req); list || len(batch) >= maxQueued || frames.Buffered() == 0 {
 			ok := s.submit(c, batch)
 			clear(batch)
 			batch = batch[:0]
@@ -196,6 +196,15 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			}
 		}
 	}
+}
+
+// isPaged reports whether the answer to a request is a page, which can be long.
+func isPaged(req protocol.Request) bool {
+	switch req.(type) {
+	case *protocol.List, *protocol.Events:
+		return true
+	}
+	return false
 }
 
 // decode returns a request, or what is wrong with it: a request error, or the last frame
@@ -236,6 +245,9 @@ func handOver(c *conn, req protocol.Request) request {
 		v := *r
 		in.other = &v
 	case *protocol.ForceRelease:
+		v := *r
+		in.other = &v
+	case *protocol.Events:
 		v := *r
 		in.other = &v
 	case *protocol.Claim:

@@ -51,6 +51,11 @@ type loop struct {
 	timer   *time.Timer // wakes run
 	planned int64       // when it does, or did; never later than something is due; MaxInt64: nothing is
 
+	eventLog     eventLog
+	followers    []follower // that wait for events, at most maxFollowers
+	followersDue int64      // when the next of them is answered; 0: there is no event for them
+	stepAt       int64      // when the step began
+
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	logLimit    logLimit
 	counters    counters
@@ -69,6 +74,8 @@ type loop struct {
 	lost     protocol.LostEvent
 	lease    protocol.LeaseEvent
 	page     protocol.ListOK
+
+	eventPage protocol.EventsOK
 }
 
 const (
@@ -148,7 +155,7 @@ func (l *loop) run(stop <-chan struct{}) {
 // that to later: then the timer stays, and what it wakes looks again.
 func (l *loop) armTimer(now int64) {
 	at, ok := l.next(now)
-	for _, due := range []int64{l.absentUntil, l.logLimit.end, l.stateDue()} {
+	for _, due := range []int64{l.absentUntil, l.logLimit.end, l.stateDue(), l.followersDue} {
 		if due != 0 && (!ok || due < at) {
 			at, ok = due, true
 		}
@@ -187,6 +194,7 @@ func (l *loop) step() (now int64) {
 	if now-l.planned > int64(pausedAfter) {
 		l.table.Paused(now)
 	}
+	l.stepAt = now
 	l.table.Advance(now)
 	l.endAbsence(now)
 	l.retryState(now)
@@ -201,6 +209,7 @@ func (l *loop) step() (now int64) {
 		l.table.Work(now)
 		l.takeRequests(now)
 	}
+	l.answerFollowers(now)
 	l.applyEffects()
 	if len(l.byes) > 0 {
 		l.finishByes(now)
@@ -376,6 +385,8 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.say(c, &m)
 	case *protocol.List:
 		l.say(c, l.list(now, r))
+	case *protocol.Events:
+		l.onEvents(cl, r)
 	case *protocol.ForceRelease:
 		if row, ok := l.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !l.mayForceRelease(cl.peer.UID, row.UID) {
 			l.refuse(c, id, protocol.Denied, "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root")
@@ -431,7 +442,7 @@ func (l *loop) violation(cl *session, in *request, id uint64) string {
 		return "a claim that is not due; a session is claimed once, when it was resumed"
 	case cl.phase == locktable.SessionClaiming && !claim && !isBye:
 		return "claims are due; a session that was resumed is claimed before anything else"
-	case id != 0 && l.table.InUse(cl.id, id):
+	case id != 0 && (l.table.InUse(cl.id, id) || l.isFollowing(cl, id)):
 		return "the id is in use by a request that is not answered yet; choose another"
 	}
 	return ""
@@ -499,6 +510,7 @@ func (l *loop) applyEffects() {
 	for i := range effects {
 		e := &effects[i]
 		cl := l.sessions[e.Session]
+		l.recordEffect(e, cl)
 		if e.Kind == locktable.Lost && e.Reason != protocol.Forgotten {
 			l.logLost(e, cl)
 		}

@@ -145,7 +145,9 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.state != nil {
 		table.Journal = s.state
 	}
-	s.table = locktable.New(table, protocol.Now())
+	now := protocol.Now()
+	s.table = locktable.New(table, now)
+	s.eventLog.begin(now)
 	return s, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"fmt"
 	"log/slog"
 	"strconv"
 	"strings"
@@ -149,7 +150,27 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 		l.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within resume-unseen lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
 			"clients", unknown)
 	}
+	if holds := len(recovered.Snapshot.Holds); holds > 0 {
+		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventTakeover, Count: uint32(holds), Msg: describeTakeover(holds, len(l.sessions), dead)})
+	}
 	l.log.Info("took over from the sidecar before", "locks", len(recovered.Snapshot.Locks), "clients", len(l.sessions), "ended", dead)
+}
+
+// describeTakeover describes what a sidecar continues with: holds of all clients of the
+// predecessor, clients whose processes live, and how many had ended.
+func describeTakeover(holds, clients, ended int) string {
+	text := fmt.Sprintf("took over %s; %s with locks may come back", plural(holds, "hold"), plural(clients, "client"))
+	if ended > 0 {
+		text += fmt.Sprintf("; the processes of %s had ended", plural(ended, "client"))
+	}
+	return text
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // resumeTimeout is how long a client that is away is waited for.

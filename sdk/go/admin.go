@@ -66,6 +66,38 @@ func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
 	}
 }
 
+// Event is what happened to a lock. Its Kind is one of the constants whose names begin with Event,
+// or of a later sidecar another one; with each kind, other fields are set.
+type Event = protocol.EventRow
+
+// Kinds of an Event.
+const (
+	EventGranted  = protocol.EventGranted  // a request that had waited for at least 10 ms was granted
+	EventLost     = protocol.EventLost     // a hold ended without a release
+	EventForced   = protocol.EventForced   // a client ended a hold by force
+	EventDeadlock = protocol.EventDeadlock // a request was refused, because it would have closed a wait cycle
+	EventTakeover = protocol.EventTakeover // the sidecar was restarted, and continues with the holds of its predecessor
+)
+
+// EventPage is a part of the events that a sidecar has in memory.
+type EventPage struct {
+	Events []Event // in the order in which they happened
+	Next   uint64  // for the next request
+	Missed uint64  // events after those requested that the sidecar does not have any more
+}
+
+// Events returns what happened to locks of this host. after is 0 for the oldest event that the
+// sidecar has, or Next of an earlier page. With wait, Events returns when there is an event, or when
+// ctx ends. The sidecar keeps the newest events only: a program that reads them too slowly finds in
+// Missed how many it did not get. A restart of the sidecar is an event, too, if it had holds.
+func (c *Client) Events(ctx context.Context, after uint64, wait bool) (EventPage, error) {
+	var ok protocol.EventsOK
+	err := c.ask(ctx, newCall(queryCall, task{"read the events", ""}, &ok, func(id uint64) protocol.Request {
+		return protocol.Events{ID: id, After: after, Wait: wait}
+	}))
+	return EventPage{ok.Events, ok.Next, ok.Missed}, err
+}
+
 // ForceRelease ends the hold that a process of this host has on the lock, and
 // returns its number. The holder is notified that it lost the lock, but not stopped.
 // Root, the sidecar's user and the holder's user may do this. If the sidecar stops

@@ -59,6 +59,7 @@ var requests = map[string]func(ctx context.Context, c *Client) error{
 	"acquire":       func(ctx context.Context, c *Client) error { return errOf(c.TryLock(ctx, "invoice:42")) },
 	"info":          func(ctx context.Context, c *Client) error { _, _, err := c.Info(ctx, "invoice:42"); return err },
 	"list":          func(ctx context.Context, c *Client) error { return errOf(c.List(ctx)) },
+	"events":        func(ctx context.Context, c *Client) error { return errOf(c.Events(ctx, 0, true)) },
 	"force_release": func(ctx context.Context, c *Client) error { return errOf(c.ForceRelease(ctx, "invoice:42")) },
 	"metrics":       func(ctx context.Context, c *Client) error { return errOf(c.Metrics(ctx)) },
 	"ping":          func(ctx context.Context, c *Client) error { return errOf(c.Ping(ctx)) },
@@ -116,7 +117,7 @@ func (v *vector) test(t *testing.T) {
 	case v.Message.Next == 0:
 	case v.Answers == "metrics":
 		p.send(protocol.MetricsOK{ID: expect[protocol.Metrics](p).ID})
-	default:
+	case v.Answers == "list":
 		p.send(protocol.ListOK{ID: expect[protocol.List](p).ID})
 	}
 	ends := v.Kind == "bad" || v.Message.Err != nil && v.Message.ID == 0

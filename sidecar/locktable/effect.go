@@ -35,9 +35,10 @@ type Effect struct {
 	Token      uint64
 	Deadline   int64 // CLOCK_BOOTTIME, ns
 	End        int64 // the same, when max_hold will have passed; 0: never
+	Since      int64 // Granted: when the request came, unless it is a re-entry; Lost: when the hold was granted; 0: not known
 	Code       protocol.Code
 	Reason     protocol.Reason
 	Msg        string
-	Name       string
+	Name       string // of the lock: Granted, Lost, Forced, Subscribe, Unsubscribe, and the Refusal of an acquire that reached its lock
 	Op         Op
 }

@@ -216,7 +216,7 @@ func (t *Table) giveUpAt(h *hold) int64 {
 
 // giveUpUnrenewable notifies the client of a hold that Redis refuses to renew.
 func (t *Table) giveUpUnrenewable(h *hold) {
-	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0})
+	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0, Since: h.granted})
 	t.groupStats(h.lock).Losses[lossIndex(protocol.Expired)]++
 	h.deadline = t.deadline(h)
 	t.unlinkHold(h)
@@ -227,7 +227,7 @@ func (t *Table) giveUpUnrenewable(h *hold) {
 // what is under its name in Redis, if that is the reason.
 func (t *Table) loseHold(now int64, h *hold, why protocol.Reason, found string) {
 	if !h.isOrphan() {
-		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found})
+		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found, Since: h.granted})
 		t.groupStats(h.lock).Losses[lossIndex(why)]++
 	}
 	t.endHold(now, h)

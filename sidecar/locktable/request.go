@@ -201,7 +201,9 @@ func (t *Table) abandon(r *request) {
 // refuseAcquire answers an acquire of a lock with an error.
 func (t *Table) refuseAcquire(l *lock, s *session, id uint64, code protocol.Code, msg string) {
 	t.groupStats(l).Acquires[resultOf(code)]++
-	t.refuse(s, id, code, "%s", msg)
+	if !s.phase.IsOver() {
+		t.emit(Effect{Kind: Refusal, Session: s.id, ID: id, Code: code, Msg: msg, Name: l.name})
+	}
 }
 
 // Cancel ends a waiting acquire of the session.
@@ -441,7 +443,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	t.linkHold(h)
 	t.trackDeadline(h)
 	t.assertGranted(now, h)
-	t.emit(Effect{Kind: Granted, Session: s.id, ID: r.id, Token: h.token, Hold: id, Count: 1, Deadline: until, End: h.endAt})
+	t.emit(Effect{Kind: Granted, Session: s.id, ID: r.id, Token: h.token, Hold: id, Count: 1, Deadline: until, End: h.endAt, Since: r.since, Name: l.name})
 	t.reenterOthers(h)
 }
 

@@ -3,6 +3,29 @@ package main
 // What the daemon promises: whose request is done, whose session ends, and in which order.
 
 var sidecarMutants = []mutant{
+	// What operators see.
+	{
+		rule: "grants do not displace the events of losses",
+		file: "sidecar/eventlog.go",
+		old:  "		ring = &g.grants\n",
+		new:  "",
+		by:   test("sidecar", "TestGrantsDoNotDisplaceLosses"),
+	},
+	{
+		rule: "a slow reader of events receives how many it missed",
+		file: "sidecar/eventlog.go",
+		old:  "return rows, next, next - from - uint64(len(rows)-begin)",
+		new:  "return rows, next, 0",
+		by:   test("sidecar", "TestGrantsDoNotDisplaceLosses"),
+	},
+	{
+		rule: "clients that left do not count among the requests that wait for events",
+		file: "sidecar/events.go",
+		old:  "	l.followers = slices.DeleteFunc(l.followers, func(f follower) bool { return f.isOver() })\n	if why := l.checkFollowers(",
+		new:  "	if why := l.checkFollowers(",
+		by:   test("sidecar", "TestRequestsThatWaitForEventsAreLimited"),
+	},
+
 	// Neighbours.
 	{
 		rule: "a user with many processes has no more of the loop than another user",
@@ -191,7 +214,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the id of an unanswered request is not used again",
 		file: "sidecar/loop.go",
-		old:  `	case id != 0 && l.table.InUse(cl.id, id):`,
+		old:  `	case id != 0 && (l.table.InUse(cl.id, id) || l.isFollowing(cl, id)):`,
 		new:  `	case false:`,
 		by:   test("sidecar", "TestIDInUseIsABrokenFrame"),
 	},

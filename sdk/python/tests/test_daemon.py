@@ -201,6 +201,28 @@ def restartable(tmp_path: Path, redis: str) -> Iterator[Daemon]:
     assert daemon.process.wait(30) == 0
 
 
+def test_events_are_read_as_they_happen(daemon: Daemon) -> None:
+    client, other = locksidecar.connect(daemon.socket), locksidecar.connect(daemon.socket)
+    begin = client.events()
+    assert begin.events == ()
+    pages: list[locksidecar.EventPage] = []
+    reader = threading.Thread(target=lambda: pages.append(client.events(begin.next, wait=True)))
+    reader.start()
+    lock = other.lock("n")
+    assert lock.acquire()
+    other.force_release("n")
+    reader.join(30)
+    lost, forced = pages[0].events
+    assert (lost.kind, lost.name, lost.reason, lost.pid) == ("lost", "n", "forced", os.getpid())
+    assert (forced.kind, forced.hold, pages[0].missed) == ("forced", lost.hold, 0)
+
+    async def read() -> locksidecar.EventPage:
+        async with aio.connect(daemon.socket) as client:
+            return await client.events(begin.next, wait=True)
+
+    assert asyncio.run(read()) == pages[0]
+
+
 def stop(daemon: Daemon) -> None:
     daemon.process.terminate()
     assert daemon.process.wait(30) == 0

@@ -38,6 +38,7 @@ PARSERS: dict[str, Callable[[Fields], Any]] = {
     "acquire": protocol.acquire_ok,
     "info": protocol.info_ok,
     "list": protocol.list_ok,
+    "events": protocol.events_ok,
     "force_release": protocol.force_release_ok,
     "metrics": protocol.metrics_ok,
     "ping": protocol.ping_ok,
@@ -86,6 +87,9 @@ def expected(vector: Vector) -> Any:
             return message["id"], protocol.InfoOK(lock(message["lock"]) if "lock" in message else None)
         case "list":
             return message["id"], protocol.ListOK(tuple(map(lock, message["locks"])), message.get("next", 0))
+        case "events":
+            events = tuple(protocol.Event(**e) for e in message["events"])
+            return message["id"], protocol.EventPage(events, message["next"], message.get("missed", 0))
     match message:
         case {"ev": "lost", "hold": hold, "reason": reason}:
             return protocol.LostEvent(hold, reason)
@@ -100,7 +104,7 @@ def expected(vector: Vector) -> Any:
 
 def normalized(got: Any) -> Any:
     match got:
-        case (id, (protocol.InfoOK() | protocol.ListOK()) as answer):
+        case (id, (protocol.InfoOK() | protocol.ListOK() | protocol.EventPage()) as answer):
             return id, answer
         case (id, (protocol.AcquireOK() | protocol.HelloOK() | protocol.MetricsOK() | protocol.PingOK()) as answer):
             may_be_absent = {
@@ -275,6 +279,8 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
             assert protocol.info(id, name) == whole(vector)
         case {"op": "list", "id": id}:
             assert protocol.list_(id, message.get("after", 0)) == whole(vector)
+        case {"op": "events", "id": id}:
+            assert protocol.events(id, message.get("after", 0), message.get("wait", False)) == whole(vector)
         case {"op": "force_release", "id": id, "name": name}:
             assert protocol.force_release(id, name) == whole(vector)
         case {"op": "metrics", "id": id}:

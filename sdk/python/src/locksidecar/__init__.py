@@ -27,7 +27,7 @@ from ._errors import (
     Unconfirmed,
     Unsupported,
 )
-from ._protocol import LockInfo, WaiterInfo
+from ._protocol import Event, EventPage, LockInfo, WaiterInfo
 from ._sync import Client, Held, Lock, RLock, connect
 from ._version import __version__
 from .aio import connect as aconnect
@@ -38,6 +38,8 @@ __all__ = [
     "ClientClosed",
     "Deadlock",
     "Denied",
+    "Event",
+    "EventPage",
     "Held",
     "LimitExceeded",
     "Lock",

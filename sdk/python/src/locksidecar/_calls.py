@@ -248,6 +248,10 @@ def list_call(after: int) -> Call[protocol.ListOK]:
     return Call("list", "", protocol.list_ok, lambda id, _: protocol.list_(id, after))
 
 
+def events_call(after: int, wait: bool) -> Call[protocol.EventPage]:
+    return Call("events", "", protocol.events_ok, lambda id, _: protocol.events(id, after, wait))
+
+
 def force_release_call(name: str) -> Call[protocol.ForceReleaseOK]:
     return Call("force_release", name, protocol.force_release_ok, lambda id, _: protocol.force_release(id, name))
 

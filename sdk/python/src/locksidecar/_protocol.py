@@ -115,6 +115,15 @@ def list_(id: int, after: int) -> bytes:
     return frame({"op": "list", "id": id, "after": after} if after else {"op": "list", "id": id})
 
 
+def events(id: int, after: int, wait: bool) -> bytes:
+    message: dict[str, int | str | bool] = {"op": "events", "id": id}
+    if after:
+        message["after"] = after
+    if wait:
+        message["wait"] = True
+    return frame(message)
+
+
 def force_release(id: int, name: str) -> bytes:
     return frame({"op": "force_release", "id": id, "name": name})
 
@@ -201,6 +210,52 @@ class LockInfo:
     remote_ttl_ms: int = 0
     waiting: int = 0
     waiters: tuple[WaiterInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a lock.
+
+    kind is one of
+
+    - "granted": a request that had waited for at least 10 ms was granted;
+    - "lost": a hold ended without a release; reason says why;
+    - "forced": a client ended a hold by force;
+    - "deadlock": a request was refused, because it would have closed a wait cycle;
+    - "takeover": the sidecar was restarted, and continues with the holds of its predecessor, as many as count.
+
+    A later sidecar may have other kinds. session, pid, uid and cmd are those of the holder, of the client that forced
+    the release, or of the one that was refused. at_ns is a time of CLOCK_BOOTTIME.
+    """
+
+    at_ns: int
+    kind: str
+    name: str = ""
+    hold: int = 0
+    token: int = 0
+    session: int = 0
+    pid: int = 0
+    uid: int = 0
+    cmd: str = ""
+    waited_ms: int = 0
+    held_ms: int = 0
+    reason: str = ""
+    remote_field: str = ""
+    count: int = 0
+    msg: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """A part of the events that the sidecar has in memory, in the order in which they happened.
+
+    next is the value of after for the next request. missed is the number of events that the sidecar does not have any
+    more.
+    """
+
+    events: tuple[Event, ...]
+    next: int
+    missed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +440,10 @@ def metrics_ok(f: Fields) -> MetricsOK:
     return MetricsOK(f.text("text"), f.integer("next", 0))
 
 
+def events_ok(f: Fields) -> EventPage:
+    return EventPage(tuple([_event(e) for e in f.maps("events")]), f.integer("next"), f.integer("missed", 0))
+
+
 def ping_ok(f: Fields) -> PingOK:
     return PingOK(
         f.integer("now_ns"),
@@ -427,6 +486,26 @@ def _waiter(f: Fields) -> WaiterInfo:
         cmd=f.text("cmd", ""),
         owner=f.integer("owner", 0),
         waited_ms=f.integer("waited_ms", 0),
+    )
+
+
+def _event(f: Fields) -> Event:
+    return Event(
+        at_ns=f.integer("at_ns"),
+        kind=f.text("kind"),
+        name=f.text("name", ""),
+        hold=f.integer("hold", 0),
+        token=f.integer("token", 0),
+        session=f.integer("session", 0),
+        pid=f.integer("pid", 0),
+        uid=f.integer("uid", 0),
+        cmd=f.text("cmd", ""),
+        waited_ms=f.integer("waited_ms", 0),
+        held_ms=f.integer("held_ms", 0),
+        reason=f.text("reason", ""),
+        remote_field=f.text("remote_field", ""),
+        count=f.integer("count", 0, most=_MAX_COUNT),
+        msg=f.text("msg", ""),
     )
 
 
@@ -474,6 +553,10 @@ _KNOWN: Final = frozenset(
         "redis_address",
         "redis_run_id",
         "key_prefix",
+        "events",
+        "missed",
+        "at_ns",
+        "kind",
         "name",
         "state",
         "owner",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -13,12 +14,22 @@ from typing import Any, ParamSpec, TypeVar
 
 from . import _fork, _held, _owners, _tracing
 from . import _protocol as protocol
-from ._calls import Call, Options, acquire_call, force_release_call, info_call, list_call, metrics_call, ping_call
+from ._calls import (
+    Call,
+    Options,
+    acquire_call,
+    events_call,
+    force_release_call,
+    info_call,
+    list_call,
+    metrics_call,
+    ping_call,
+)
 from ._core import Entry, Session, clock_of
 from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
-from ._protocol import LockInfo
+from ._protocol import EventPage, LockInfo
 from ._shared_session import SharedSession
 from ._transport import Timeouts, Transport, socket_path
 
@@ -436,6 +447,14 @@ class Client:
                 return tuple(locks.values())
             after = page.next
 
+    def events(self, after: int = 0, *, wait: bool = False) -> EventPage:
+        """Returns what happened to locks of this host.
+
+        after is 0 for the oldest event that the sidecar has, or the next of an earlier page. With wait, the call
+        returns when there is an event.
+        """
+        return self._call(events_call(after, wait), Timeouts(math.inf if wait else 0.0))
+
     def force_release(self, name: str) -> None:
         """Ends the hold of any owner on this host. Raises NotHeld if there is none."""
         self._call(force_release_call(self._whole(name)))
@@ -512,8 +531,8 @@ class Client:
     def after_fork_in_child(self) -> None:
         self._processes = {}
 
-    def _call(self, call: Call[T]) -> T:
-        self._usable_session().execute(call, Timeouts())
+    def _call(self, call: Call[T], timeouts: Timeouts | None = None) -> T:
+        self._usable_session().execute(call, timeouts or Timeouts())
         return call.result()
 
     def _usable_session(self) -> SharedSession:

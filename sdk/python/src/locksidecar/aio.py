@@ -28,6 +28,7 @@ from ._calls import (
     Options,
     acquire_call,
     confirm_call,
+    events_call,
     force_release_call,
     info_call,
     list_call,
@@ -38,7 +39,7 @@ from ._core import Entry, Session, Stage, clock_of
 from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
-from ._protocol import LockInfo
+from ._protocol import EventPage, LockInfo
 from ._shared_session import INTERRUPT_RETRIES, SharedSession
 from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
 
@@ -839,6 +840,14 @@ class Client:
                 return tuple(locks.values())
             after = page.next
 
+    async def events(self, after: int = 0, *, wait: bool = False) -> EventPage:
+        """Returns what happened to locks of this host.
+
+        after is 0 for the oldest event that the sidecar has, or the next of an earlier page. With wait, the call
+        returns when there is an event.
+        """
+        return await self._call(events_call(after, wait), Timeouts(math.inf if wait else 0.0))
+
     async def force_release(self, name: str) -> None:
         """Ends the hold of any owner on this host. Raises NotHeld if there is none."""
         await self._call(force_release_call(self._whole(name)))
@@ -941,8 +950,8 @@ class Client:
                 _tracing.failed(span, e)
             raise
 
-    async def _call(self, call: Call[T]) -> T:
-        await self._usable_session().execute(call, Timeouts())
+    async def _call(self, call: Call[T], timeouts: Timeouts | None = None) -> T:
+        await self._usable_session().execute(call, timeouts or Timeouts())
         return call.result()
 
     def _usable_session(self) -> _AsyncSession:

@@ -1,0 +1,108 @@
+package sidecar
+
+import (
+	"sort"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// eventLog has the newest events, in memory that is bounded. Each event has the number after that
+// of the event before. Grants do not displace other events: one contended lock has thousands of
+// them in a second, and an operator looks for the loss among them.
+type eventLog struct {
+	first  uint64 // the number before that of the first event
+	last   uint64 // the number of the newest event
+	grants eventRing
+	others eventRing
+}
+
+// maxEvents is how many events each ring of an eventLog keeps.
+const maxEvents = 1024
+
+// begin sets the first number. It is the time in µs, so that the numbers of a successor are larger:
+// no sidecar has a million events a second all the time.
+func (g *eventLog) begin(now int64) {
+	g.first = uint64(now / 1000)
+	g.last = g.first
+}
+
+func (g *eventLog) add(row protocol.EventRow) {
+	g.last++
+	ring := &g.others
+	if row.Kind == protocol.EventGranted {
+		ring = &g.grants
+	}
+	ring.add(numberedEvent{g.last, row})
+}
+
+// position returns the number from which a client continues that has read the events up to after.
+// Numbers that are not of this log are of a predecessor, or of a sidecar before the host started.
+func (g *eventLog) position(after uint64) uint64 {
+	if after > g.last {
+		return g.first
+	}
+	return max(after, g.first)
+}
+
+func (g *eventLog) hasAfter(after uint64) bool { return g.position(after) < g.last }
+
+// page appends events after a number to rows, as many as have room bytes in a frame, and at least
+// one. next is the number of the last of them, and missed how many of those before next the log
+// does not have any more.
+func (g *eventLog) page(after uint64, room int, rows []protocol.EventRow) (_ []protocol.EventRow, next, missed uint64) {
+	from := g.position(after)
+	next = from
+	begin := len(rows)
+	i, j := g.grants.after(from), g.others.after(from)
+	for i < len(g.grants.events) || j < len(g.others.events) {
+		e := g.others.at(j)
+		isGrant := e == nil || i < len(g.grants.events) && g.grants.at(i).number < e.number
+		if isGrant {
+			e = g.grants.at(i)
+		}
+		if room -= e.row.Size(); room < 0 && len(rows) > begin {
+			break
+		}
+		if isGrant {
+			i++
+		} else {
+			j++
+		}
+		rows = append(rows, e.row)
+		next = e.number
+	}
+	return rows, next, next - from - uint64(len(rows)-begin)
+}
+
+type numberedEvent struct {
+	number uint64
+	row    protocol.EventRow
+}
+
+// eventRing has the newest maxEvents events that were added.
+type eventRing struct {
+	events []numberedEvent
+	oldest int // its index; not 0 only if there are maxEvents
+}
+
+func (r *eventRing) add(e numberedEvent) {
+	if len(r.events) < maxEvents {
+		r.events = append(r.events, e)
+		return
+	}
+	r.events[r.oldest] = e
+	r.oldest = (r.oldest + 1) % maxEvents
+}
+
+// at returns the event i places after the oldest; nil: there are not so many.
+func (r *eventRing) at(i int) *numberedEvent {
+	if i >= len(r.events) {
+		return nil
+	}
+	return &r.events[(r.oldest+i)%len(r.events)]
+}
+
+// after returns how many places after the oldest the first event with a larger number is.
+func (r *eventRing) after(number uint64) int {
+	return sort.Search(len(r.events), func(i int) bool { return r.at(i).number > number })
+}

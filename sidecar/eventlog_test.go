@@ -1,0 +1,109 @@
+package sidecar
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+func grantEvent(name string) protocol.EventRow {
+	return protocol.EventRow{Kind: protocol.EventGranted, Name: name}
+}
+
+func lostEvent(name string) protocol.EventRow {
+	return protocol.EventRow{Kind: protocol.EventLost, Name: name}
+}
+
+func names(rows []protocol.EventRow) string {
+	text := ""
+	for _, r := range rows {
+		text += r.Name
+	}
+	return text
+}
+
+func TestEventsAreReadInTheirOrderOverPages(t *testing.T) {
+	var g eventLog
+	g.begin(5_000_000)
+	if g.hasAfter(0) || g.hasAfter(1<<60) {
+		t.Error("an empty log has events")
+	}
+	for _, row := range []protocol.EventRow{grantEvent("a"), lostEvent("b"), lostEvent("c"), grantEvent("d")} {
+		g.add(row)
+	}
+	room := g.others.at(0).row.Size() + g.grants.at(0).row.Size()
+	first, next, missed := g.page(0, room, nil)
+	if names(first) != "ab" || next != 5_002 || missed != 0 || !g.hasAfter(next) {
+		t.Errorf("%q, next %d, missed %d", names(first), next, missed)
+	}
+	second, next, missed := g.page(next, 1, nil) // at least one
+	if names(second) != "c" || missed != 0 {
+		t.Errorf("%q, missed %d", names(second), missed)
+	}
+	third, next, missed := g.page(next, room, nil)
+	if names(third) != "d" || next != 5_004 || missed != 0 || g.hasAfter(next) {
+		t.Errorf("%q, next %d, missed %d", names(third), next, missed)
+	}
+	if rows, again, _ := g.page(next, room, nil); len(rows) != 0 || again != next {
+		t.Errorf("after the newest: %d events, next %d", len(rows), again)
+	}
+}
+
+func TestGrantsDoNotDisplaceLosses(t *testing.T) {
+	var g eventLog
+	g.begin(5_000_000)
+	g.add(lostEvent("lost"))
+	for i := range 10 * maxEvents {
+		g.add(grantEvent(fmt.Sprint(i)))
+	}
+	rows, next, missed := g.page(0, 1<<30, nil)
+	if len(rows) != maxEvents+1 || rows[0].Name != "lost" || rows[1].Name != fmt.Sprint(9*maxEvents) || next != g.last || missed != 9*maxEvents {
+		t.Errorf("%d events, the first %q and %q, missed %d", len(rows), rows[0].Name, rows[1].Name, missed)
+	}
+	// A client that reads slowly receives the number of events that it missed.
+	rows, _, missed = g.page(g.last-maxEvents-7, 1<<30, nil)
+	if len(rows) != maxEvents || missed != 7 {
+		t.Errorf("%d events, missed %d", len(rows), missed)
+	}
+}
+
+// The numbers of another daemon are before those of this one, or after the newest.
+func TestNumbersOfAnotherDaemonMeanTheOldestEvent(t *testing.T) {
+	var g eventLog
+	g.begin(5_000_000)
+	g.add(lostEvent("a"))
+	for _, after := range []uint64{0, 7, 4_999, 5_002, 1<<63 - 1} {
+		if rows, _, missed := g.page(after, 1<<20, nil); names(rows) != "a" || missed != 0 || !g.hasAfter(after) {
+			t.Errorf("after %d: %q, missed %d", after, names(rows), missed)
+		}
+	}
+}
+
+// The last requests that may wait for events are for root and the user of the sidecar.
+func TestUserHasAShareOfTheRequestsThatWaitForEvents(t *testing.T) {
+	s, end := unserved(t)
+	defer end()
+	const user, other = 1 << 20, 1<<20 + 1
+	follow := func(uid int64) {
+		cl := &session{peer: locktable.Peer{UID: uid}}
+		s.followers = append(s.followers, follower{session: cl, conn: &conn{session: cl}})
+	}
+	for n, uid := range []int64{user, user, user, user, user, user, user, user, user, user, user, user, other, other, other} {
+		if why := s.checkFollowers(uid); why != "" {
+			t.Errorf("after %d: %s", n, why)
+		}
+		follow(uid)
+		if n == 11 && s.checkFollowers(user) == "" {
+			t.Error("one user may have all")
+		}
+	}
+	if s.checkFollowers(other) == "" || s.checkFollowers(0) != "" {
+		t.Error("the last one is not for root")
+	}
+	follow(0)
+	if s.checkFollowers(0) == "" {
+		t.Error("there is no limit")
+	}
+}

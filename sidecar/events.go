@@ -1,0 +1,152 @@
+package sidecar
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+const (
+	// A grant is an event if its request had waited for so long: longer than a round trip to a
+	// Redis nearby, so that an uncontended lock has no events.
+	longWait = 10 * time.Millisecond
+
+	// What happens in so long is gathered before the requests that wait for events are answered.
+	eventDelay = 50 * time.Millisecond
+
+	// So many requests of all clients may wait for events.
+	maxFollowers = 16
+)
+
+// follower is an `events` request that waits for an event.
+type follower struct {
+	session *session
+	conn    *conn
+	id      uint64
+	after   uint64
+}
+
+// isOver reports whether no client waits for the answer any more.
+func (f *follower) isOver() bool { return f.conn.session != f.session || f.session.phase.IsOver() }
+
+// record adds an event to the log. The requests that wait for it are answered a little later:
+// see answerFollowers.
+func (l *loop) record(row protocol.EventRow) {
+	l.eventLog.add(row)
+	if len(l.followers) > 0 && l.followersDue == 0 {
+		l.followersDue = row.AtNS + int64(eventDelay)
+	}
+}
+
+// recordEffect records the effects of the table that operators want to know of. cl is the
+// session of the effect; nil: it is over.
+func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
+	var row protocol.EventRow
+	switch e.Kind {
+	case locktable.Granted:
+		if e.Since == 0 || l.stepAt-e.Since < int64(longWait) {
+			return
+		}
+		row = protocol.EventRow{Kind: protocol.EventGranted, Token: e.Token, WaitedMS: (l.stepAt - e.Since) / 1e6}
+	case locktable.Lost:
+		if e.Reason == protocol.Forgotten { // its name is not known
+			return
+		}
+		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, HeldMS: max(0, l.stepAt-e.Since) / 1e6}
+	case locktable.Forced:
+		row = protocol.EventRow{Kind: protocol.EventForced}
+	case locktable.Refusal:
+		if e.Code != protocol.Deadlock {
+			return
+		}
+		row = protocol.EventRow{Kind: protocol.EventDeadlock, Msg: e.Msg}
+	default:
+		return
+	}
+	row.AtNS, row.Name, row.Hold, row.Session = l.stepAt, e.Name, e.Hold, uint64(e.Session)
+	if cl != nil {
+		row.PID, row.UID, row.Cmd = cl.peer.PID, cl.peer.UID, cl.peer.Cmd
+	}
+	l.record(row)
+}
+
+// onEvents answers an `events` request, or has it wait.
+func (l *loop) onEvents(cl *session, m *protocol.Events) {
+	c := cl.conn
+	if i := l.followerOf(cl); i >= 0 {
+		l.answerFollower(i)
+	}
+	if !m.Wait || l.eventLog.hasAfter(m.After) {
+		l.sayEvents(c, m.ID, m.After)
+		return
+	}
+	l.followers = slices.DeleteFunc(l.followers, func(f follower) bool { return f.isOver() })
+	if why := l.checkFollowers(cl.peer.UID); why != "" {
+		l.refuse(c, m.ID, protocol.Limit, why)
+		return
+	}
+	l.followers = append(l.followers, follower{cl, c, m.ID, m.After})
+}
+
+// checkFollowers returns why a user may not have one more request that waits for events; "": it
+// may.
+func (l *loop) checkFollowers(uid int64) string {
+	unreserved, share, own := maxFollowers, maxFollowers, 0
+	if !isPrivileged(uid) {
+		unreserved, share = locktable.Unreserved(maxFollowers), locktable.Share(maxFollowers)
+	}
+	for i := range l.followers {
+		if l.followers[i].session.peer.UID == uid {
+			own++
+		}
+	}
+	if len(l.followers) < unreserved && own < share {
+		return ""
+	}
+	return fmt.Sprintf("%d requests wait for events, %d of them of user %d; all users may have %d, and one user %d; end a program that follows the events", len(l.followers), own, uid, unreserved, share)
+}
+
+// followerOf is the index of the session's request that waits for an event; −1: there is none.
+func (l *loop) followerOf(cl *session) int {
+	return slices.IndexFunc(l.followers, func(f follower) bool { return f.session == cl && !f.isOver() })
+}
+
+// isFollowing reports whether the session's request with this id waits for an event.
+func (l *loop) isFollowing(cl *session, id uint64) bool {
+	i := l.followerOf(cl)
+	return i >= 0 && l.followers[i].id == id
+}
+
+func (l *loop) answerFollower(i int) {
+	f := l.followers[i]
+	l.followers = slices.Delete(l.followers, i, i+1)
+	l.sayEvents(f.conn, f.id, f.after)
+}
+
+// answerFollowers answers one request that waits for events, if it is time. Another step answers
+// the next one: an answer can be long.
+func (l *loop) answerFollowers(now int64) {
+	if l.followersDue == 0 || now < l.followersDue {
+		return
+	}
+	l.followers = slices.DeleteFunc(l.followers, func(f follower) bool { return f.isOver() })
+	for i := range l.followers {
+		if l.eventLog.hasAfter(l.followers[i].after) {
+			l.answerFollower(i)
+			l.followersDue = now
+			return
+		}
+	}
+	l.followersDue = 0
+}
+
+func (l *loop) sayEvents(c *conn, id, after uint64) {
+	m := &l.eventPage
+	m.ID = id
+	m.Events, m.Next, m.Missed = l.eventLog.page(after, pageSize, m.Events[:0])
+	l.say(c, m)
+	clear(m.Events)
+}
