@@ -24,6 +24,7 @@ type fakeSidecar struct {
 	acquired chan protocol.Acquire // every acquire, after it was answered or left waiting
 	released chan struct{}         // every release, before it is answered
 	confirms chan protocol.Confirm // every confirm, before it is answered
+	followed chan protocol.Events  // every events request that waits; it is not answered
 	closed   chan struct{}         // every end of a connection
 
 	mu   sync.Mutex // guards conn
@@ -52,6 +53,7 @@ func startFake(t *testing.T, change ...func(*fakeSidecar)) *fakeSidecar {
 		acquired: make(chan protocol.Acquire, 16),
 		released: make(chan struct{}, 16),
 		confirms: make(chan protocol.Confirm, 16),
+		followed: make(chan protocol.Events, 16),
 		closed:   make(chan struct{}, 16),
 	}
 	for _, c := range change {
@@ -160,6 +162,19 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 			{Name: "b", State: protocol.StateHeld, Hold: fakeHold, Token: fakeToken, Count: 1, PID: 1, Cmd: "init", DeadlineNS: protocol.Now() + int64(f.lease)},
 			{Name: "a", State: protocol.StateBusy},
 		}}
+	case *protocol.Events:
+		// There are two, which are sent one at a time.
+		names := []string{"first", "second"}
+		switch {
+		case r.After < 2:
+			return protocol.EventsOK{ID: r.ID, Next: r.After + 1, Missed: 7 * (1 - r.After), Events: []protocol.EventRow{
+				{AtNS: protocol.Now(), Kind: protocol.EventForced, Name: "ab"[r.After:][:1], Session: 1, PID: 1, Cmd: names[r.After]},
+			}}
+		case r.Wait:
+			f.followed <- *r
+			return nil
+		}
+		return protocol.EventsOK{ID: r.ID, Next: r.After}
 	case *protocol.Ping:
 		redis := "ok"
 		if f.redis != nil {

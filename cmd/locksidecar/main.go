@@ -23,6 +23,7 @@ type cli struct {
 	Lock         lockCmd         `cmd:"" help:"Hold a lock until standard input ends, for scripts."`
 	Pipe         pipeCmd         `cmd:"" help:"Speak the protocol in JSON lines, for other languages."`
 	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`
+	Events       eventsCmd       `cmd:"" help:"Print what happened to locks, and what happens."`
 	ForceRelease forceReleaseCmd `cmd:"" help:"End a lock that a process of this host holds."`
 	Metrics      metricsCmd      `cmd:"" help:"Print the metrics of the sidecar."`
 	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`

@@ -1,0 +1,239 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+type eventsCmd struct {
+	socketFlag
+	Prefix  string        `arg:"" optional:"" help:"Only locks whose name starts so."`
+	Follow  bool          `short:"f" help:"Continue with events as they happen, also over restarts of the daemon."`
+	MinWait time.Duration `help:"Leave out grants after a shorter wait." placeholder:"TIME"`
+	JSON    bool          `help:"Print a JSON object on each line."`
+}
+
+func (eventsCmd) Help() string {
+	return `Prints what happened to the locks of this host: grants after a wait of 10 ms or more, losses, forced releases,
+deadlocks, and restarts of the daemon that took over holds. The daemon keeps the newest 1,024 grants, and the newest 1,024
+other events, since its start.
+
+Examples:
+
+    locksidecar events
+    locksidecar events --follow --min-wait 1s
+    locksidecar events --follow invoice:
+    locksidecar events --json | jq 'select(.kind == "lost")'
+
+Fields of --json; those in brackets are absent where they do not apply:
+
+    time, kind: granted, lost, forced, deadlock, takeover, missed
+    [name, hold, token, session, pid, uid, user, cmd]  of the holder; of forced: who forced it; of deadlock: who was refused
+    [waited_ms] of granted, [held_ms, reason, remote_field] of lost, [msg] of deadlock and takeover
+    [count] of takeover: the holds; of missed: the events that came faster than they were read
+
+` + exitTable
+}
+
+// awayInterval is how often events --follow looks whether there is a sidecar again.
+const awayInterval = time.Second
+
+func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
+	connecting, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	sidecar, err := locksidecar.Dial(connecting, c.Socket)
+	if err != nil {
+		return err
+	}
+	defer sidecar.Close()
+	p := eventPrinter{out: out, json: c.JSON, prefix: c.Prefix, minWait: c.MinWait, users: make(userNames), zone: time.Local}
+	after := uint64(0)
+	isAway := false
+	for {
+		page, err := sidecar.Events(ctx, after, c.Follow && after != 0)
+		switch {
+		case c.Follow && after != 0 && errors.Is(err, locksidecar.ErrUnavailable):
+			if !isAway {
+				printErr("%v; waiting for a sidecar", err)
+			}
+			isAway = true
+			time.Sleep(awayInterval)
+			continue
+		case err != nil:
+			return err
+		}
+		isAway = false
+		if after == 0 {
+			page.Missed = 0 // they are older than what is asked for
+		}
+		if err := p.page(&page, protocol.Now(), time.Now()); err != nil {
+			return err
+		}
+		if after = page.Next; len(page.Events) == 0 && !c.Follow {
+			return p.end()
+		}
+	}
+}
+
+// eventView is an event as --json prints it. The help documents its field names, which do not
+// change.
+type eventView struct {
+	Time        time.Time `json:"time"`
+	Kind        string    `json:"kind"`
+	Name        string    `json:"name,omitempty"`
+	Hold        uint64    `json:"hold,omitempty"`
+	Token       uint64    `json:"token,omitempty"`
+	Session     uint64    `json:"session,omitempty"`
+	PID         int64     `json:"pid,omitempty"`
+	UID         *int64    `json:"uid,omitempty"`
+	User        string    `json:"user,omitempty"`
+	Cmd         string    `json:"cmd,omitempty"`
+	WaitedMS    *int64    `json:"waited_ms,omitempty"`
+	HeldMS      *int64    `json:"held_ms,omitempty"`
+	Reason      string    `json:"reason,omitempty"`
+	RemoteField string    `json:"remote_field,omitempty"`
+	Count       uint64    `json:"count,omitempty"`
+	Msg         string    `json:"msg,omitempty"`
+}
+
+// kindMissed is the kind of the line that stands for events that were missed. It is none of the
+// protocol.
+const kindMissed = "missed"
+
+// eventPrinter prints events, each on one line.
+type eventPrinter struct {
+	out     io.Writer
+	json    bool
+	prefix  string
+	minWait time.Duration
+	users   userNames
+	zone    *time.Location
+	printed bool
+}
+
+// page prints the events of a page; now and at are the same moment on CLOCK_BOOTTIME and on the
+// wall clock.
+func (p *eventPrinter) page(page *locksidecar.EventPage, now int64, at time.Time) error {
+	if page.Missed > 0 {
+		if err := p.print(&eventView{Time: at, Kind: kindMissed, Count: page.Missed}); err != nil {
+			return err
+		}
+	}
+	for i := range page.Events {
+		e := &page.Events[i]
+		isShort := e.Kind == protocol.EventGranted && e.WaitedMS < p.minWait.Milliseconds()
+		if isShort || !strings.HasPrefix(e.Name, p.prefix) {
+			continue
+		}
+		v := viewEvent(e, p.users)
+		v.Time = at.Add(time.Duration(e.AtNS - now))
+		if err := p.print(&v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func viewEvent(e *locksidecar.Event, users userNames) eventView {
+	v := eventView{
+		Kind: e.Kind, Name: e.Name, Hold: e.Hold, Token: e.Token, Session: e.Session, PID: e.PID, Cmd: e.Cmd,
+		Reason: string(e.Reason), RemoteField: e.RemoteField, Count: uint64(e.Count), Msg: e.Msg,
+	}
+	if e.Session != 0 {
+		v.UID, v.User = &e.UID, users.name(e.UID)
+	}
+	switch e.Kind {
+	case protocol.EventGranted:
+		v.WaitedMS = &e.WaitedMS
+	case protocol.EventLost:
+		v.HeldMS = &e.HeldMS
+	}
+	return v
+}
+
+func (p *eventPrinter) print(v *eventView) error {
+	p.printed = true
+	if p.json {
+		v.Time = v.Time.UTC()
+		return json.NewEncoder(p.out).Encode(v)
+	}
+	_, err := fmt.Fprintf(p.out, "%s  %-8s  %s\n", v.Time.In(p.zone).Format("Jan _2 15:04:05.000"), v.Kind, printable(v.describe()))
+	return err
+}
+
+// end is called after the last page.
+func (p *eventPrinter) end() error {
+	if p.printed || p.json {
+		return nil
+	}
+	what := "no events since the sidecar was started"
+	if p.prefix != "" {
+		what += fmt.Sprintf(" of locks that start with %q", p.prefix)
+	}
+	_, err := fmt.Fprintln(p.out, what)
+	return err
+}
+
+// describe describes an event for people.
+func (v *eventView) describe() string {
+	switch v.Kind {
+	case protocol.EventGranted:
+		return fmt.Sprintf("%s  to %s, after %s; token %d", v.Name, v.client(), ms(*v.WaitedMS), v.Token)
+	case protocol.EventLost:
+		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", v.Name, v.Reason, describeReason(protocol.Reason(v.Reason)), ms(*v.HeldMS), v.client())
+		if v.RemoteField != "" {
+			text += "; Redis has " + v.RemoteField
+		}
+		return text
+	case protocol.EventForced:
+		return fmt.Sprintf("%s  by %s", v.Name, v.client())
+	case protocol.EventDeadlock:
+		return fmt.Sprintf("%s  refused to %s: %s", v.Name, v.client(), v.Msg)
+	case protocol.EventTakeover:
+		return "the daemon was restarted: it " + v.Msg
+	case kindMissed:
+		return fmt.Sprintf("%d events came faster than they were read", v.Count)
+	}
+	return strings.TrimSpace(v.Name + "  " + v.Msg) // of a later sidecar
+}
+
+// client describes the client of an event for people.
+func (v *eventView) client() string { return describeClient(v.PID, v.Cmd, v.User) }
+
+func describeClient(pid int64, cmd, user string) string {
+	text := "a process that is not visible from here"
+	if pid != 0 {
+		text = fmt.Sprintf("pid %d (%s)", pid, cmd)
+	}
+	if user != "" {
+		text += " of " + user
+	}
+	return text
+}
+
+// describeReason describes why a hold was lost.
+func describeReason(why protocol.Reason) string {
+	switch why {
+	case protocol.Expired:
+		return "its deadline passed"
+	case protocol.Deleted:
+		return "its key was deleted in Redis"
+	case protocol.Stolen:
+		return "another owner has its key in Redis"
+	case protocol.ByForce:
+		return "a client ended it by force"
+	case protocol.MaxHold:
+		return "its max_hold passed"
+	case protocol.Forgotten:
+		return "the sidecar was restarted without its state"
+	}
+	return "see the log of the sidecar"
+}
