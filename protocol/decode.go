@@ -20,6 +20,7 @@ type RequestDecoder struct {
 	forceRelease ForceRelease
 	metrics      Metrics
 	events       Events
+	status       Status
 	ping         Ping
 	bye          Bye
 	claim        Claim
@@ -101,6 +102,9 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	case "events":
 		d.events = Events{ID: id, After: o.uint(fieldAfter), Wait: o.bool(fieldWait, false)}
 		m = &d.events
+	case "status":
+		d.status = Status{ID: id}
+		m = &d.status
 	case "ping":
 		d.ping = Ping{ID: id}
 		m = &d.ping
@@ -377,6 +381,65 @@ func (m *EventsOK) unpack(id uint64, o *object) {
 	})
 }
 
+func (m *StatusOK) unpack(id uint64, o *object) {
+	for _, f := range []field{fieldNowNS, fieldStartedNS, fieldVersion, fieldRedis, fieldSessions, fieldHeld, fieldWaiting} {
+		o.require(f)
+	}
+	*m = StatusOK{id, StatusRow{
+		NowNS:        o.int(fieldNowNS, 0, 0, math.MaxInt64),
+		StartedNS:    o.int(fieldStartedNS, 0, 0, math.MaxInt64),
+		Version:      o.text(fieldVersion, 0),
+		Redis:        o.text(fieldRedis, 0),
+		RedisAddress: o.text(fieldRedisAddress, 0),
+		RedisRunID:   o.text(fieldRedisRunID, 0),
+		KeyPrefix:    o.text(fieldKeyPrefix, 0),
+		RoundTripNS:  o.int(fieldRoundTripNS, 0, 0, math.MaxInt64),
+		Trouble:      o.text(fieldTrouble, 0),
+		Sessions:     o.number(fieldSessions),
+		Held:         o.number(fieldHeld),
+		Waiting:      o.number(fieldWaiting),
+		OldestWaiter: o.age(fieldOldestWaiter),
+		OldestHold:   o.age(fieldOldestHold),
+		RenewalsLate: o.number(fieldRenewalsLate),
+	}}
+	o.each(fieldLost, func(at int) int {
+		var l object
+		end := o.p.object(at, &l)
+		if o.p.connError != nil {
+			return end
+		}
+		l.require(fieldReason)
+		l.require(fieldCount)
+		m.Lost = append(m.Lost, LossRow{Reason(l.text(fieldReason, 0)), l.count()})
+		return end
+	})
+	if _, ok := o.head(fieldRestart, kindMap); ok {
+		var r object
+		o.p.object(int(o.at[fieldRestart]), &r)
+		m.Restart = &RestartRow{
+			Reason: r.text(fieldReason, 0), Held: r.number(fieldHeld), Sessions: r.number(fieldSessions), Ended: r.number(fieldEnded),
+			Back: r.number(fieldBack), Away: r.number(fieldAway),
+		}
+	}
+}
+
+// number returns a field that counts something; absent: 0.
+func (o *object) number(f field) int { return int(o.int(f, 0, 0, math.MaxInt32)) }
+
+// age returns the map of a field, or nil if it is absent.
+func (o *object) age(f field) *AgeRow {
+	if _, ok := o.head(f, kindMap); !ok {
+		return nil
+	}
+	var a object
+	o.p.object(int(o.at[f]), &a)
+	a.require(fieldName)
+	return &AgeRow{
+		Name: a.text(fieldName, 0), Session: a.uint(fieldSession), PID: a.int(fieldPID, 0, 0, math.MaxInt64),
+		UID: a.int(fieldUID, 0, 0, math.MaxInt64), Cmd: a.text(fieldCmd, 0), AgeMS: a.int(fieldAgeMS, 0, 0, math.MaxInt64),
+	}
+}
+
 func (m *PingOK) unpack(id uint64, o *object) {
 	o.require(fieldNowNS)
 	o.require(fieldRedis)
@@ -418,7 +481,7 @@ func (r *LockRow) unpack(p *parser, at int) int {
 		Orphan:      o.bool(fieldOrphan, false),
 		RemoteField: o.text(fieldRemoteField, 0),
 		RemoteTTLMS: o.int(fieldRemoteTTLMS, 0, -1, math.MaxInt64),
-		Waiting:     int(o.int(fieldWaiting, 0, 0, math.MaxInt32)),
+		Waiting:     o.number(fieldWaiting),
 	}
 	o.each(fieldWaiters, func(at int) int {
 		r.Waiters = append(r.Waiters, WaiterRow{})

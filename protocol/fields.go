@@ -72,6 +72,21 @@ const (
 	fieldAtNS
 	fieldKind
 
+	fieldStartedNS
+	fieldRoundTripNS
+	fieldTrouble
+	fieldSessions
+	fieldHeld
+	fieldOldestWaiter
+	fieldOldestHold
+	fieldAgeMS
+	fieldRenewalsLate
+	fieldLost
+	fieldRestart
+	fieldEnded
+	fieldBack
+	fieldAway
+
 	fields // the number of fields
 )
 
@@ -93,6 +108,8 @@ var fieldNames = [fields]string{
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
 	fieldWaitedMS: "waited_ms",
 	fieldEvents:   "events", fieldMissed: "missed", fieldAtNS: "at_ns", fieldKind: "kind",
+	fieldStartedNS: "started_ns", fieldRoundTripNS: "roundtrip_ns", fieldTrouble: "trouble", fieldSessions: "sessions", fieldHeld: "held", fieldOldestWaiter: "oldest_waiter", fieldOldestHold: "oldest_hold",
+	fieldAgeMS: "age_ms", fieldRenewalsLate: "renewals_late", fieldLost: "lost", fieldRestart: "restart", fieldEnded: "ended", fieldBack: "back", fieldAway: "away",
 }
 
 func (f field) String() string { return fieldNames[f] }
@@ -221,6 +238,34 @@ func fieldOf(key []byte) field {
 		return fieldAtNS
 	case "kind":
 		return fieldKind
+	case "started_ns":
+		return fieldStartedNS
+	case "roundtrip_ns":
+		return fieldRoundTripNS
+	case "trouble":
+		return fieldTrouble
+	case "sessions":
+		return fieldSessions
+	case "held":
+		return fieldHeld
+	case "oldest_waiter":
+		return fieldOldestWaiter
+	case "oldest_hold":
+		return fieldOldestHold
+	case "age_ms":
+		return fieldAgeMS
+	case "renewals_late":
+		return fieldRenewalsLate
+	case "lost":
+		return fieldLost
+	case "restart":
+		return fieldRestart
+	case "ended":
+		return fieldEnded
+	case "back":
+		return fieldBack
+	case "away":
+		return fieldAway
 	}
 	return 0
 }
@@ -229,11 +274,11 @@ func fieldOf(key []byte) field {
 // depth of the field's own structure.
 func nesting(f field) int {
 	switch f {
-	case fieldErr:
+	case fieldErr, fieldOldestWaiter, fieldOldestHold, fieldRestart:
 		return MaxDepth + 1 // the map
 	case fieldWaiters:
 		return MaxDepth + 2 // array, waiter
-	case fieldEvents:
+	case fieldEvents, fieldLost:
 		return MaxDepth + 2 // array, event
 	case fieldLock:
 		return MaxDepth + 3 // row, waiters

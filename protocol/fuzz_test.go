@@ -191,6 +191,21 @@ func isTruncated(m any) bool {
 			size += m.Locks[i].Size()
 		}
 		return size > ListRoom
+	case *StatusOK:
+		long := len(m.Version) > MaxClient || len(m.Redis) > MaxMessage || len(m.RedisAddress) > MaxField || len(m.RedisRunID) > MaxField ||
+			len(m.KeyPrefix) > MaxField || len(m.Trouble) > MaxMessage || m.Restart != nil && len(m.Restart.Reason) > MaxMessage
+		size := 0
+		for _, a := range []*AgeRow{m.OldestWaiter, m.OldestHold} {
+			if a != nil {
+				long = long || len(a.Cmd) > MaxCmd
+				size += len(a.Name)
+			}
+		}
+		for _, l := range m.Lost {
+			long = long || len(l.Reason) > MaxClient
+			size += len(l.Reason) + 20
+		}
+		return long || size > ListRoom-4*MaxMessage
 	case *EventsOK:
 		size := 0
 		for i := range m.Events {

@@ -104,6 +104,58 @@ type EventRow struct {
 	Msg         string // of EventDeadlock and EventTakeover: one sentence, truncated to MaxMessage bytes
 }
 
+// StatusOK answers Status.
+type StatusOK struct {
+	ID uint64
+	StatusRow
+}
+
+// StatusRow shows operators how a sidecar and its locks are.
+type StatusRow struct {
+	NowNS     int64 // CLOCK_BOOTTIME
+	StartedNS int64 // the same, when the daemon was started
+	Version   string
+
+	Redis        string // as in PingOK
+	RedisAddress string
+	RedisRunID   string
+	KeyPrefix    string
+	RoundTripNS  int64  // of the last command that Redis answered; 0: there was none
+	Trouble      string // why clients cannot connect, or why a restart would end their locks; "": neither is the case
+
+	Sessions, Held, Waiting int
+	OldestWaiter            *AgeRow // nil: no request waits
+	OldestHold              *AgeRow // nil: there is none
+	RenewalsLate            int     // holds of the watchdog with less than half of their lease left
+	Lost                    []LossRow
+	Restart                 *RestartRow // nil: no sidecar before this one left its state
+}
+
+// AgeRow is the oldest waiter or hold of a StatusRow.
+type AgeRow struct {
+	Name     string
+	Session  uint64
+	PID, UID int64
+	Cmd      string
+	AgeMS    int64
+}
+
+// LossRow is how many holds were lost in the last hour for a Reason.
+type LossRow struct {
+	Reason Reason
+	Count  uint32
+}
+
+// RestartRow is what the daemon found of its predecessor when it was started.
+type RestartRow struct {
+	Reason   string // why the state could not be used, and nothing was taken over; "": it was used
+	Held     int    // holds that were taken over
+	Sessions int    // whose clients may come back; those with holds
+	Ended    int    // sessions whose processes had ended
+	Back     int    // sessions whose clients have come back
+	Away     int    // sessions whose clients have not come back
+}
+
 // PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. RedisAddress is the
 // address of Redis with the number of the database. RedisRunID is the run id of the Redis
 // server; "" while there is no connection, or if it is not known.
@@ -186,6 +238,7 @@ func (ListOK) reply()         {}
 func (ForceReleaseOK) reply() {}
 func (MetricsOK) reply()      {}
 func (EventsOK) reply()       {}
+func (StatusOK) reply()       {}
 func (PingOK) reply()         {}
 func (ByeOK) reply()          {}
 func (ClaimOK) reply()        {}
@@ -272,6 +325,61 @@ func (m EventsOK) Append(dst []byte) []byte {
 	w.uint("next", m.Next)
 	w.uintIf("missed", m.Missed)
 	return w.finish()
+}
+
+func (m StatusOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.int("now_ns", m.NowNS)
+	w.int("started_ns", m.StartedNS)
+	w.text("version", m.Version, MaxClient)
+	w.text("redis", m.Redis, MaxMessage)
+	w.textIf("redis_address", m.RedisAddress, MaxField)
+	w.textIf("redis_run_id", m.RedisRunID, MaxField)
+	w.textIf("key_prefix", m.KeyPrefix, MaxField)
+	w.intIf("roundtrip_ns", m.RoundTripNS)
+	w.textIf("trouble", m.Trouble, MaxMessage)
+	w.int("sessions", int64(m.Sessions))
+	w.int("held", int64(m.Held))
+	w.int("waiting", int64(m.Waiting))
+	w.age("oldest_waiter", m.OldestWaiter)
+	w.age("oldest_hold", m.OldestHold)
+	w.intIf("renewals_late", int64(m.RenewalsLate))
+	if len(m.Lost) > 0 {
+		w.array("lost", len(m.Lost))
+		for _, l := range m.Lost {
+			outer := w.beginMap()
+			w.text("reason", string(l.Reason), MaxClient)
+			w.uint("count", uint64(l.Count))
+			w.endMap(outer)
+		}
+	}
+	if r := m.Restart; r != nil {
+		w.key("restart")
+		outer := w.beginMap()
+		w.textIf("reason", r.Reason, MaxMessage)
+		w.intIf("held", int64(r.Held))
+		w.intIf("sessions", int64(r.Sessions))
+		w.intIf("ended", int64(r.Ended))
+		w.intIf("back", int64(r.Back))
+		w.intIf("away", int64(r.Away))
+		w.endMap(outer)
+	}
+	return w.finish()
+}
+
+func (w *writer) age(k string, r *AgeRow) {
+	if r == nil {
+		return
+	}
+	w.key(k)
+	outer := w.beginMap()
+	w.str("name", r.Name)
+	w.uintIf("session", r.Session)
+	w.intIf("pid", r.PID)
+	w.intIf("uid", r.UID)
+	w.textIf("cmd", r.Cmd, MaxCmd)
+	w.intIf("age_ms", r.AgeMS)
+	w.endMap(outer)
 }
 
 func (m PingOK) Append(dst []byte) []byte {

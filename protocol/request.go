@@ -83,6 +83,9 @@ type Events struct {
 	Wait  bool   // if nothing has happened since, the answer waits until something does
 }
 
+// Status requests how the sidecar and its locks are.
+type Status struct{ ID uint64 }
+
 // Ping checks that the sidecar answers, and requests the state of its Redis.
 type Ping struct{ ID uint64 }
 
@@ -120,6 +123,7 @@ func (m List) RequestID() uint64         { return m.ID }
 func (m ForceRelease) RequestID() uint64 { return m.ID }
 func (m Metrics) RequestID() uint64      { return m.ID }
 func (m Events) RequestID() uint64       { return m.ID }
+func (m Status) RequestID() uint64       { return m.ID }
 func (m Ping) RequestID() uint64         { return m.ID }
 func (m Bye) RequestID() uint64          { return m.ID }
 func (m Claim) RequestID() uint64        { return m.ID }
@@ -135,6 +139,7 @@ func (List) request()         {}
 func (ForceRelease) request() {}
 func (Metrics) request()      {}
 func (Events) request()       {}
+func (Status) request()       {}
 func (Ping) request()         {}
 func (Bye) request()          {}
 func (Claim) request()        {}
@@ -225,6 +230,10 @@ func (m Events) Append(dst []byte) []byte {
 	w.uintIf("after", m.After)
 	w.boolIf("wait", m.Wait)
 	return w.finish()
+}
+
+func (m Status) Append(dst []byte) []byte {
+	return begin(dst, "status", m.ID).finish()
 }
 
 func (m Ping) Append(dst []byte) []byte {

@@ -258,7 +258,7 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the ops of all requests of this version.
-var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
@@ -282,6 +282,8 @@ func answerTo(op string) OK {
 		return new(MetricsOK)
 	case "events":
 		return new(EventsOK)
+	case "status":
+		return new(StatusOK)
 	case "ping":
 		return new(PingOK)
 	case "bye":
@@ -352,6 +354,26 @@ type fieldsOf struct {
 	Reason                  Reason
 	Events                  []eventFields
 	Missed                  uint64
+
+	StartedNS    int64 `json:"started_ns"`
+	RoundTripNS  int64 `json:"roundtrip_ns"`
+	Trouble      string
+	Sessions     int
+	Held         int
+	Waiting      int
+	OldestWaiter *ageFields `json:"oldest_waiter"`
+	OldestHold   *ageFields `json:"oldest_hold"`
+	RenewalsLate int        `json:"renewals_late"`
+	Lost         []LossRow
+	Restart      *RestartRow
+}
+
+type ageFields struct {
+	Name     string
+	Session  uint64
+	PID, UID int64
+	Cmd      string
+	AgeMS    int64 `json:"age_ms"`
 }
 
 type eventFields struct {
@@ -448,6 +470,8 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return &Metrics{m.ID, m.After}
 	case "events":
 		return &Events{m.ID, m.After, m.Wait}
+	case "status":
+		return &Status{m.ID}
 	case "ping":
 		return &Ping{m.ID}
 	case "bye":
@@ -509,6 +533,11 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 			ok.Events = append(ok.Events, EventRow(e))
 		}
 		return ok
+	case "status":
+		return &StatusOK{m.ID, StatusRow{
+			m.NowNS, m.StartedNS, m.Version, m.Redis, m.RedisAddress, m.RedisRunID, m.KeyPrefix, m.RoundTripNS, m.Trouble,
+			m.Sessions, m.Held, m.Waiting, (*AgeRow)(m.OldestWaiter), (*AgeRow)(m.OldestHold), m.RenewalsLate, m.Lost, m.Restart,
+		}}
 	case "ping":
 		return &PingOK{m.ID, m.NowNS, m.Redis, m.RedisAddress, m.RedisRunID, m.KeyPrefix}
 	case "bye":

@@ -181,13 +181,18 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			// waits for its answers to be read like any other.
 			batch = append(batch, request{kind: clientOther, conn: c, other: &refused{bad}})
 		default:
+			if status, ok := req.(*protocol.Status); ok {
+				// What the client requested before does not wait for the survey.
+				if !s.submitBatch(c, &batch) {
+					return nil
+				}
+				batch = append(batch, request{kind: clientOther, conn: c, other: s.prepareStatus(status)})
+				break
+			}
 			batch = append(batch, handOver(c, req))
 		}
 		if list := isPaged(req); list || len(batch) >= maxQueued || frames.Buffered() == 0 {
-			ok := s.submit(c, batch)
-			clear(batch)
-			batch = batch[:0]
-			if !ok {
+			if !s.submitBatch(c, &batch) {
 				return nil
 			}
 			if list {
@@ -283,6 +288,17 @@ func (s *Server) submit(c *conn, batch []request) bool {
 	c.queued += len(batch)
 	c.mu.Unlock()
 	s.hand(c, batch...)
+	return ok
+}
+
+// submitBatch submits a batch, and empties it.
+func (s *Server) submitBatch(c *conn, batch *[]request) bool {
+	if len(*batch) == 0 {
+		return true
+	}
+	ok := s.submit(c, *batch)
+	clear(*batch)
+	*batch = (*batch)[:0]
 	return ok
 }
 

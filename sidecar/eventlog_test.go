@@ -3,6 +3,7 @@ package sidecar
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -105,5 +106,62 @@ func TestUserHasAShareOfTheRequestsThatWaitForEvents(t *testing.T) {
 	follow(0)
 	if s.checkFollowers(0) == "" {
 		t.Error("there is no limit")
+	}
+}
+
+func TestLossesCountForAnHour(t *testing.T) {
+	var w lossWindow
+	const minute = int64(time.Minute)
+	begin := 1000 * minute
+	w.add(begin, protocol.Expired, 1)
+	w.add(begin+minute-1, protocol.Expired, 1)
+	w.add(begin+30*minute, protocol.Stolen, 1)
+	w.add(begin+59*minute, protocol.Expired, 1)
+	for _, tt := range []struct {
+		at   int64
+		want string
+	}{
+		{begin + 59*minute, "[{expired 3} {stolen 1}]"},
+		{begin + 60*minute, "[{expired 1} {stolen 1}]"},
+		{begin + 90*minute, "[{expired 1}]"},
+		{begin + 119*minute, "[]"},
+	} {
+		if got := fmt.Sprint(w.rows(tt.at)); got != tt.want {
+			t.Errorf("after %v: %s, want %s", time.Duration(tt.at-begin), got, tt.want)
+		}
+	}
+	w.add(begin+60*minute, protocol.Expired, 1) // in the place of the first minute
+	if got := fmt.Sprint(w.rows(begin + 60*minute)); got != "[{expired 2} {stolen 1}]" {
+		t.Errorf("after an hour and a loss: %s", got)
+	}
+}
+
+// A loop that has no time to look at all its locks refuses to say how they are.
+func TestStatusOfAnOverloadedSidecarIsRefused(t *testing.T) {
+	s, end := unserved(t)
+	defer end()
+	now := protocol.Now()
+	c, client := connPair(t)
+	defer c.end()
+	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
+	s.onRequest(now, &request{kind: clientOther, conn: c, other: &statusRequest{Status: &protocol.Status{ID: 2}}})
+	s.applyEffects()
+	frames := protocol.NewReader(client)
+	var d protocol.ReplyDecoder
+	for {
+		body, err := frames.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := d.Decode(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, ok := m.(*protocol.Err); ok {
+			if e.ID != 2 || e.Code != protocol.Unavailable {
+				t.Errorf("got %+v", e)
+			}
+			return
+		}
 	}
 }

@@ -55,6 +55,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		if e.Reason == protocol.Forgotten { // its name is not known
 			return
 		}
+		l.losses.add(l.stepAt, e.Reason, 1)
 		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, HeldMS: max(0, l.stepAt-e.Since) / 1e6}
 	case locktable.Forced:
 		row = protocol.EventRow{Kind: protocol.EventForced}

@@ -55,6 +55,8 @@ type loop struct {
 	followers    []follower // that wait for events, at most maxFollowers
 	followersDue int64      // when the next of them is answered; 0: there is no event for them
 	stepAt       int64      // when the step began
+	losses       lossWindow
+	takeover     takeover
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	logLimit    logLimit
@@ -387,6 +389,8 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.say(c, l.list(now, r))
 	case *protocol.Events:
 		l.onEvents(cl, r)
+	case *statusRequest:
+		l.onStatus(now, c, r)
 	case *protocol.ForceRelease:
 		if row, ok := l.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !l.mayForceRelease(cl.peer.UID, row.UID) {
 			l.refuse(c, id, protocol.Denied, "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root")

@@ -103,6 +103,7 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 		if recovered.ResetReason == "" {
 			l.log.Info("no sidecar before this one left its state", "file", l.cfg.State)
 		} else {
+			l.takeover.reset = recovered.ResetReason
 			l.log.Warn("the state of an earlier sidecar cannot be used; its locks end with their leases", "file", l.cfg.State, "reason", recovered.ResetReason)
 		}
 		return
@@ -150,7 +151,9 @@ func (l *loop) restore(now int64, recovered *state.Recovered) {
 		l.log.Warn("cannot find out whether the processes that have the pids of some clients are still those clients; those that do not come back within resume-unseen lose their locks; let the sidecar read the start times of processes (/proc without hidepid), or use Linux 6.9 or later",
 			"clients", unknown)
 	}
-	if holds := len(recovered.Snapshot.Holds); holds > 0 {
+	holds := len(recovered.Snapshot.Holds)
+	l.takeover = takeover{holds: holds, opened: len(l.sessions), ended: dead}
+	if holds > 0 {
 		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventTakeover, Count: uint32(holds), Msg: describeTakeover(holds, len(l.sessions), dead)})
 	}
 	l.log.Info("took over from the sidecar before", "locks", len(recovered.Snapshot.Locks), "clients", len(l.sessions), "ended", dead)
@@ -296,6 +299,8 @@ func (l *loop) onClaim(now int64, cl *session, m *protocol.Claim) {
 func (l *loop) onResumed(cl *session) {
 	l.counters.resumed++
 	l.counters.forgotten += uint64(cl.forgotten)
+	l.losses.add(l.stepAt, protocol.Forgotten, uint32(cl.forgotten))
+	l.takeover.back++
 	cl.missed = nil
 	if cl.phase == locktable.SessionClaiming {
 		cl.phase = locktable.SessionServing

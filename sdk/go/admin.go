@@ -98,6 +98,18 @@ func (c *Client) Events(ctx context.Context, after uint64, wait bool) (EventPage
 	return EventPage{ok.Events, ok.Next, ok.Missed}, err
 }
 
+// Status is how a sidecar and its locks are.
+type Status = protocol.StatusRow
+
+// Status returns how the sidecar and its locks are.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	var ok protocol.StatusOK
+	err := c.ask(ctx, newCall(queryCall, task{"read the status", ""}, &ok, func(id uint64) protocol.Request {
+		return protocol.Status{ID: id}
+	}))
+	return ok.StatusRow, err
+}
+
 // ForceRelease ends the hold that a process of this host has on the lock, and
 // returns its number. The holder is notified that it lost the lock, but not stopped.
 // Root, the sidecar's user and the holder's user may do this. If the sidecar stops

@@ -45,7 +45,7 @@ const (
 	// granted is released.
 	acquireCall callKind = iota
 
-	// info, list, metrics, events or ping. It changes nothing, so it is sent again.
+	// info, list, metrics, events, status or ping. It changes nothing, so it is sent again.
 	queryCall
 
 	// force_release. Once it was sent it fails with its connection, because it may have

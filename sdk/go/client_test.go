@@ -402,6 +402,12 @@ func TestOperatorRequests(t *testing.T) {
 		t.Errorf("list: %+v, %v", rows, err)
 	}
 
+	looked := async(func() (Status, error) { return c.Status(ctx) })
+	p.send(protocol.StatusOK{ID: expect[protocol.Status](p).ID, StatusRow: protocol.StatusRow{Redis: "ok", Held: 7}})
+	if status, err := looked(); err != nil || status.Held != 7 {
+		t.Errorf("status: %+v, %v", status, err)
+	}
+
 	read := async(func() (EventPage, error) { return c.Events(ctx, 7, true) })
 	events := expect[protocol.Events](p)
 	p.send(protocol.EventsOK{ID: events.ID, Events: []protocol.EventRow{{AtNS: 1, Kind: EventLost, Name: "a"}}, Next: 9, Missed: 1})

@@ -60,6 +60,7 @@ var requests = map[string]func(ctx context.Context, c *Client) error{
 	"info":          func(ctx context.Context, c *Client) error { _, _, err := c.Info(ctx, "invoice:42"); return err },
 	"list":          func(ctx context.Context, c *Client) error { return errOf(c.List(ctx)) },
 	"events":        func(ctx context.Context, c *Client) error { return errOf(c.Events(ctx, 0, true)) },
+	"status":        func(ctx context.Context, c *Client) error { return errOf(c.Status(ctx)) },
 	"force_release": func(ctx context.Context, c *Client) error { return errOf(c.ForceRelease(ctx, "invoice:42")) },
 	"metrics":       func(ctx context.Context, c *Client) error { return errOf(c.Metrics(ctx)) },
 	"ping":          func(ctx context.Context, c *Client) error { return errOf(c.Ping(ctx)) },

@@ -54,6 +54,7 @@ type commands struct {
 	batch    []locktable.Op // emptied, for pump
 
 	unsentOps atomic.Int64 // what keeps and others have
+	roundTrip atomic.Int64 // of the last command that Redis answered, ns; 0: there was none
 
 	// Owned by the pipeline's reader: what was logged as not permitted.
 	publishTold   bool

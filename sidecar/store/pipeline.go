@@ -464,6 +464,7 @@ func (p *pipeline) onResults(answer reply) error {
 	if cl.ops > 0 { // something on the way may answer a ping
 		p.minRTT = min(p.minRTT, p.now-cl.sent)
 	}
+	p.commands.roundTrip.Store(p.now - cl.sent)
 	if cl.form == loading || cl.form == byText {
 		delete(p.scriptLoading, cl.script)
 	}

@@ -175,6 +175,9 @@ func (s *Store) Recycle(results []locktable.Result) { s.commands.spareResults.pu
 // before them.
 func (s *Store) Unsent() int { return int(s.commands.unsentOps.Load()) }
 
+// RoundTrip is how long the last command took that Redis answered; 0: there was none.
+func (s *Store) RoundTrip() time.Duration { return time.Duration(s.commands.roundTrip.Load()) }
+
 // Subscribe subscribes to the channel of a lock until Unsubscribe. OnSubscribed
 // follows every call once Redis has confirmed it, unless Unsubscribe comes first.
 func (s *Store) Subscribe(name string) { s.commands.subscribe(name) }

@@ -26,6 +26,21 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestRequestsThatWaitForEventsAreLimited"),
 	},
 
+	{
+		rule: "losses of more than an hour ago are not shown",
+		file: "sidecar/status.go",
+		old:  "			if w[j].minute >= first {\n",
+		new:  "			if true {\n",
+		by:   test("sidecar", "TestLossesCountForAnHour"),
+	},
+	{
+		rule: "status counts the clients that came back",
+		file: "sidecar/session.go",
+		old:  "	l.takeover.back++\n",
+		new:  "",
+		by:   test("sidecar", "TestStatusShowsWhatARestartTookOver"),
+	},
+
 	// Neighbours.
 	{
 		rule: "a user with many processes has no more of the loop than another user",

@@ -203,13 +203,12 @@ def restartable(tmp_path: Path, redis: str) -> Iterator[Daemon]:
 
 def test_events_are_read_as_they_happen(daemon: Daemon) -> None:
     client, other = locksidecar.connect(daemon.socket), locksidecar.connect(daemon.socket)
+    assert client.events().events == ()
+    assert other.lock("n").acquire()
     begin = client.events()
-    assert begin.events == ()
     pages: list[locksidecar.EventPage] = []
     reader = threading.Thread(target=lambda: pages.append(client.events(begin.next, wait=True)))
     reader.start()
-    lock = other.lock("n")
-    assert lock.acquire()
     other.force_release("n")
     reader.join(30)
     lost, forced = pages[0].events
@@ -221,6 +220,21 @@ def test_events_are_read_as_they_happen(daemon: Daemon) -> None:
             return await client.events(begin.next, wait=True)
 
     assert asyncio.run(read()) == pages[0]
+
+
+def test_status_has_the_oldest_hold(daemon: Daemon) -> None:
+    client = locksidecar.connect(daemon.socket)
+    with client.lock("n"):
+        status = client.status()
+        assert status.oldest_hold is not None
+        assert (status.held, status.oldest_hold.name, status.oldest_hold.pid) == (1, "n", os.getpid())
+
+    async def read() -> locksidecar.Status:
+        async with aio.connect(daemon.socket) as client:
+            return await client.status()
+
+    status = asyncio.run(read())
+    assert (status.redis, status.held, status.oldest_hold, status.restart, status.lost) == ("ok", 0, None, None, {})
 
 
 def stop(daemon: Daemon) -> None:

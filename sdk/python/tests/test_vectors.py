@@ -39,6 +39,7 @@ PARSERS: dict[str, Callable[[Fields], Any]] = {
     "info": protocol.info_ok,
     "list": protocol.list_ok,
     "events": protocol.events_ok,
+    "status": protocol.status_ok,
     "force_release": protocol.force_release_ok,
     "metrics": protocol.metrics_ok,
     "ping": protocol.ping_ok,
@@ -90,6 +91,17 @@ def expected(vector: Vector) -> Any:
         case "events":
             events = tuple(protocol.Event(**e) for e in message["events"])
             return message["id"], protocol.EventPage(events, message["next"], message.get("missed", 0))
+        case "status":
+            id = message.pop("id")
+            for key, kind in (
+                ("oldest_waiter", protocol.Oldest),
+                ("oldest_hold", protocol.Oldest),
+                ("restart", protocol.Restart),
+            ):
+                if key in message:
+                    message[key] = kind(**message[key])
+            message["lost"] = {row["reason"]: row["count"] for row in message.get("lost", ())}
+            return id, protocol.Status(**message)
     match message:
         case {"ev": "lost", "hold": hold, "reason": reason}:
             return protocol.LostEvent(hold, reason)
@@ -104,7 +116,7 @@ def expected(vector: Vector) -> Any:
 
 def normalized(got: Any) -> Any:
     match got:
-        case (id, (protocol.InfoOK() | protocol.ListOK() | protocol.EventPage()) as answer):
+        case (id, (protocol.InfoOK() | protocol.ListOK() | protocol.EventPage() | protocol.Status()) as answer):
             return id, answer
         case (id, (protocol.AcquireOK() | protocol.HelloOK() | protocol.MetricsOK() | protocol.PingOK()) as answer):
             may_be_absent = {
@@ -281,6 +293,8 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
             assert protocol.list_(id, message.get("after", 0)) == whole(vector)
         case {"op": "events", "id": id}:
             assert protocol.events(id, message.get("after", 0), message.get("wait", False)) == whole(vector)
+        case {"op": "status", "id": id}:
+            assert protocol.status(id) == whole(vector)
         case {"op": "force_release", "id": id, "name": name}:
             assert protocol.force_release(id, name) == whole(vector)
         case {"op": "metrics", "id": id}:

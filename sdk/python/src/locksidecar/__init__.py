@@ -27,7 +27,7 @@ from ._errors import (
     Unconfirmed,
     Unsupported,
 )
-from ._protocol import Event, EventPage, LockInfo, WaiterInfo
+from ._protocol import Event, EventPage, LockInfo, Oldest, Restart, Status, WaiterInfo
 from ._sync import Client, Held, Lock, RLock, connect
 from ._version import __version__
 from .aio import connect as aconnect
@@ -48,8 +48,11 @@ __all__ = [
     "LockTimeout",
     "LocksidecarError",
     "NotHeld",
+    "Oldest",
     "ProtocolError",
     "RLock",
+    "Restart",
+    "Status",
     "Unavailable",
     "Unconfirmed",
     "Unsupported",

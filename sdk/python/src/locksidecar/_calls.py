@@ -252,6 +252,10 @@ def events_call(after: int, wait: bool) -> Call[protocol.EventPage]:
     return Call("events", "", protocol.events_ok, lambda id, _: protocol.events(id, after, wait))
 
 
+def status_call() -> Call[protocol.Status]:
+    return Call("status", "", protocol.status_ok, lambda id, _: protocol.status(id))
+
+
 def force_release_call(name: str) -> Call[protocol.ForceReleaseOK]:
     return Call("force_release", name, protocol.force_release_ok, lambda id, _: protocol.force_release(id, name))
 

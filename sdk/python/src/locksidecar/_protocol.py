@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgpack
@@ -122,6 +122,10 @@ def events(id: int, after: int, wait: bool) -> bytes:
     if wait:
         message["wait"] = True
     return frame(message)
+
+
+def status(id: int) -> bytes:
+    return frame({"op": "status", "id": id})
 
 
 def force_release(id: int, name: str) -> bytes:
@@ -256,6 +260,63 @@ class EventPage:
     events: tuple[Event, ...]
     next: int
     missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Oldest:
+    """The waiter that has waited, or the hold that has lasted, for the longest time."""
+
+    name: str
+    session: int = 0
+    pid: int = 0
+    uid: int = 0
+    cmd: str = ""
+    age_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What the daemon found of its predecessor when it was started.
+
+    reason: why the state could not be used; "" if it was used. held: the holds that were taken over. sessions: those
+    whose clients may come back. ended: those whose processes had ended. back and away: how many clients have come back,
+    and have not.
+    """
+
+    reason: str = ""
+    held: int = 0
+    sessions: int = 0
+    ended: int = 0
+    back: int = 0
+    away: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the sidecar and its locks are.
+
+    redis is "ok", or a sentence that says what is wrong. trouble says why clients cannot connect, or why a restart
+    would end their locks. renewals_late counts the holds that have less than half of their lease left. lost has the
+    losses of the last hour by reason. restart is None if no sidecar before this one left its state.
+    """
+
+    now_ns: int
+    started_ns: int
+    version: str
+    redis: str
+    sessions: int
+    held: int
+    waiting: int
+    redis_address: str = ""
+    redis_run_id: str = ""
+    key_prefix: str = ""
+    roundtrip_ns: int = 0
+    trouble: str = ""
+    oldest_waiter: Oldest | None = None
+    oldest_hold: Oldest | None = None
+    renewals_late: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    restart: Restart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +505,28 @@ def events_ok(f: Fields) -> EventPage:
     return EventPage(tuple([_event(e) for e in f.maps("events")]), f.integer("next"), f.integer("missed", 0))
 
 
+def status_ok(f: Fields) -> Status:
+    return Status(
+        now_ns=f.integer("now_ns"),
+        started_ns=f.integer("started_ns"),
+        version=f.text("version"),
+        redis=f.text("redis"),
+        sessions=f.integer("sessions"),
+        held=f.integer("held"),
+        waiting=f.integer("waiting"),
+        redis_address=f.text("redis_address", ""),
+        redis_run_id=f.text("redis_run_id", ""),
+        key_prefix=f.text("key_prefix", ""),
+        roundtrip_ns=f.integer("roundtrip_ns", 0),
+        trouble=f.text("trouble", ""),
+        oldest_waiter=_oldest(f.map("oldest_waiter")) if "oldest_waiter" in f else None,
+        oldest_hold=_oldest(f.map("oldest_hold")) if "oldest_hold" in f else None,
+        renewals_late=f.integer("renewals_late", 0),
+        lost=dict(map(_loss, f.maps("lost"))) if "lost" in f else {},
+        restart=_restart(f.map("restart")) if "restart" in f else None,
+    )
+
+
 def ping_ok(f: Fields) -> PingOK:
     return PingOK(
         f.integer("now_ns"),
@@ -509,6 +592,32 @@ def _event(f: Fields) -> Event:
     )
 
 
+def _oldest(f: Fields) -> Oldest:
+    return Oldest(
+        name=f.text("name"),
+        session=f.integer("session", 0),
+        pid=f.integer("pid", 0),
+        uid=f.integer("uid", 0),
+        cmd=f.text("cmd", ""),
+        age_ms=f.integer("age_ms", 0),
+    )
+
+
+def _loss(f: Fields) -> tuple[str, int]:
+    return f.text("reason"), f.integer("count", most=_MAX_COUNT)
+
+
+def _restart(f: Fields) -> Restart:
+    return Restart(
+        reason=f.text("reason", ""),
+        held=f.integer("held", 0),
+        sessions=f.integer("sessions", 0),
+        ended=f.integer("ended", 0),
+        back=f.integer("back", 0),
+        away=f.integer("away", 0),
+    )
+
+
 _MAX_COUNT: Final = (1 << 32) - 1
 
 # The answer to an acquire without max_hold: the fields in the order of SPEC.md, each key in its shortest format, each
@@ -557,6 +666,20 @@ _KNOWN: Final = frozenset(
         "missed",
         "at_ns",
         "kind",
+        "started_ns",
+        "roundtrip_ns",
+        "trouble",
+        "sessions",
+        "held",
+        "oldest_waiter",
+        "oldest_hold",
+        "age_ms",
+        "renewals_late",
+        "lost",
+        "restart",
+        "ended",
+        "back",
+        "away",
         "name",
         "state",
         "owner",

@@ -24,12 +24,13 @@ from ._calls import (
     list_call,
     metrics_call,
     ping_call,
+    status_call,
 )
 from ._core import Entry, Session, clock_of
 from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
-from ._protocol import EventPage, LockInfo
+from ._protocol import EventPage, LockInfo, Status
 from ._shared_session import SharedSession
 from ._transport import Timeouts, Transport, socket_path
 
@@ -454,6 +455,10 @@ class Client:
         returns when there is an event.
         """
         return self._call(events_call(after, wait), Timeouts(math.inf if wait else 0.0))
+
+    def status(self) -> Status:
+        """Returns how the sidecar and its locks are."""
+        return self._call(status_call())
 
     def force_release(self, name: str) -> None:
         """Ends the hold of any owner on this host. Raises NotHeld if there is none."""

@@ -1,0 +1,126 @@
+package sidecar
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// takeover is what the sidecar found of its predecessor when it was started.
+type takeover struct {
+	reset  string // why the state could not be used; "": it was used, or there was none
+	holds  int    // that were taken over
+	opened int    // sessions whose clients may come back
+	ended  int    // sessions whose processes had ended
+	back   int    // sessions whose clients came back
+}
+
+// lossWindow counts the holds that were lost in the last hour, by minute and reason.
+type lossWindow [60]lossMinute
+
+type lossMinute struct {
+	minute int64                         // since the host was started
+	counts [locktable.LossReasons]uint32 // by the index of locktable.LossReason
+}
+
+// add counts n losses for a reason.
+func (w *lossWindow) add(now int64, why protocol.Reason, n uint32) {
+	minute := now / int64(time.Minute)
+	m := &w[minute%int64(len(w))]
+	if m.minute != minute {
+		*m = lossMinute{minute: minute}
+	}
+	for i := range m.counts {
+		if locktable.LossReason(i) == why {
+			m.counts[i] += n
+		}
+	}
+}
+
+// rows returns the reasons for which holds were lost.
+func (w *lossWindow) rows(now int64) (rows []protocol.LossRow) {
+	first := now/int64(time.Minute) - int64(len(w)) + 1
+	for i := range locktable.LossReasons {
+		row := protocol.LossRow{Reason: locktable.LossReason(i)}
+		for j := range w {
+			if w[j].minute >= first {
+				row.Count += w[j].counts[i]
+			}
+		}
+		if row.Count > 0 {
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// surveyTimeout bounds how long a status request waits for the survey of the locks.
+const surveyTimeout = 2 * time.Second
+
+// statusRequest is a status request with what is not the loop's.
+type statusRequest struct {
+	*protocol.Status
+	survey  *locktable.Survey // nil: the loop did not make one in time
+	trouble string
+}
+
+// prepareStatus has the locks surveyed for a status request. It runs on the reader of the
+// connection, because a survey takes several steps of the loop: until it is made, no further
+// requests of this client are read.
+func (s *Server) prepareStatus(m *protocol.Status) *statusRequest {
+	ctx, cancel := context.WithTimeout(context.Background(), surveyTimeout)
+	defer cancel()
+	v := *m
+	r := &statusRequest{Status: &v}
+	if survey, _, err := s.survey(ctx); err == nil {
+		r.survey = &survey
+	}
+	r.trouble, _ = s.Trouble()
+	return r
+}
+
+// onStatus answers a status request.
+func (l *loop) onStatus(now int64, c *conn, r *statusRequest) {
+	if r.survey == nil {
+		l.refuse(c, r.ID, protocol.Unavailable, fmt.Sprintf("the sidecar is overloaded: it did not look at all its locks within %v", surveyTimeout))
+		return
+	}
+	stats := l.table.Stats()
+	redis := l.redis.Load()
+	m := &protocol.StatusOK{ID: r.ID, StatusRow: protocol.StatusRow{
+		NowNS: now, StartedNS: l.startedAt, Version: l.cfg.Version,
+		Redis: redis.status, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix,
+		RoundTripNS: int64(l.store.RoundTrip()), Trouble: r.trouble,
+		Sessions: len(l.sessions), Held: stats.Holds, Waiting: stats.Waiters,
+		RenewalsLate: r.survey.RenewalsLate, Lost: l.losses.rows(now),
+	}}
+	if silence := l.table.Silence(now); m.Redis == "ok" && l.table.IsSilent(now) {
+		m.Redis = fmt.Sprintf("Redis has not answered for %v", silence.Round(time.Millisecond))
+	}
+	for i := range r.survey.Groups {
+		g := &r.survey.Groups[i]
+		m.OldestWaiter = older(now, m.OldestWaiter, &g.OldestWaiter)
+		m.OldestHold = older(now, m.OldestHold, &g.OldestHold)
+	}
+	if t := &l.takeover; t.holds > 0 || t.ended > 0 || t.reset != "" {
+		m.Restart = &protocol.RestartRow{Reason: t.reset, Held: t.holds, Sessions: t.opened, Ended: t.ended, Back: t.back}
+		for _, cl := range l.sessions {
+			if cl.phase.IsAway() || cl.phase == locktable.SessionGivenUp {
+				m.Restart.Away++
+			}
+		}
+	}
+	l.say(c, m)
+}
+
+// older returns the row of the older one of the two.
+func older(now int64, row *protocol.AgeRow, o *locktable.Oldest) *protocol.AgeRow {
+	age := (now - o.Since) / int64(time.Millisecond)
+	if o.Since == 0 || row != nil && row.AgeMS >= age {
+		return row
+	}
+	return &protocol.AgeRow{Name: o.Name, Session: uint64(o.Session), PID: o.Peer.PID, UID: o.Peer.UID, Cmd: o.Peer.Cmd, AgeMS: max(0, age)}
+}
