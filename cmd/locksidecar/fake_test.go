@@ -175,6 +175,12 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 			return nil
 		}
 		return protocol.EventsOK{ID: r.ID, Next: r.After}
+	case *protocol.Status:
+		now := protocol.Now()
+		return protocol.StatusOK{ID: r.ID, StatusRow: protocol.StatusRow{
+			NowNS: now, StartedNS: now - int64(2*time.Second), Version: "0.0.0-fake", Redis: "ok", Sessions: 1, Held: 1, Waiting: 1,
+			OldestWaiter: &protocol.AgeRow{Name: nameWait, Session: 1, AgeMS: 10},
+		}}
 	case *protocol.Ping:
 		redis := "ok"
 		if f.redis != nil {

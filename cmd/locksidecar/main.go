@@ -23,6 +23,7 @@ type cli struct {
 	Lock         lockCmd         `cmd:"" help:"Hold a lock until standard input ends, for scripts."`
 	Pipe         pipeCmd         `cmd:"" help:"Speak the protocol in JSON lines, for other languages."`
 	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`
+	Status       statusCmd       `cmd:"" help:"Show how the sidecar, its Redis and its locks are."`
 	Events       eventsCmd       `cmd:"" help:"Print what happened to locks, and what happens."`
 	ForceRelease forceReleaseCmd `cmd:"" help:"End a lock that a process of this host holds."`
 	Metrics      metricsCmd      `cmd:"" help:"Print the metrics of the sidecar."`
@@ -41,7 +42,7 @@ type socketFlag struct {
 	Socket string `help:"The sidecar's socket (default: $$LOCKSIDECAR_SOCKET, then /run/locksidecar/locksidecar.sock)." placeholder:"PATH"`
 }
 
-// requestTimeout bounds ls, metrics, ping and force-release. A sidecar that works answers their
+// requestTimeout bounds ls, metrics, status, ping and force-release. A sidecar that works answers their
 // requests at once.
 const requestTimeout = 10 * time.Second
 

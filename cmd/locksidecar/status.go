@@ -1,0 +1,245 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+type statusCmd struct {
+	socketFlag
+	JSON bool `help:"Print a JSON object."`
+}
+
+func (statusCmd) Help() string {
+	return `Prints how the sidecar and its locks are: since when it runs, how Redis is and how long its last round trip took,
+the oldest waiter and the oldest hold with their processes, renewals that are late, the losses of the last hour, and what
+the last restart took over. Exit code 0 means that the sidecar answered; locksidecar ping is a health check.
+
+Example:
+
+    locksidecar status
+
+Fields of --json; those in brackets are absent where they do not apply:
+
+    version, started, redis ("ok", or a sentence), redis_address, [redis_run_id, key_prefix, roundtrip_us, trouble]
+    sessions, held, waiting, renewals_late, lost_last_hour: an object with the reasons and their counts
+    [oldest_hold, oldest_waiter: name, session, pid, uid, user, cmd, age_ms; of a waiter also held_by: state, pid, …]
+    [restart: reason, held, sessions, ended, back, away]
+
+` + exitTable
+}
+
+func (c *statusCmd) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	if err != nil {
+		return err
+	}
+	defer sidecar.Close()
+	status, err := sidecar.Status(ctx)
+	if err != nil {
+		return err
+	}
+	users := make(userNames)
+	v := viewStatus(&status, time.Now(), users)
+	if w := v.OldestWaiter; w != nil {
+		row, ok, err := sidecar.Info(ctx, w.Name)
+		if err != nil {
+			return err
+		}
+		if ok {
+			w.HeldBy = viewHolder(&row, users)
+		}
+	}
+	if c.JSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		v.Started = v.Started.UTC()
+		return e.Encode(v)
+	}
+	_, err = io.WriteString(out, v.text())
+	return err
+}
+
+// statusView is the status as --json prints it. The help documents its field names, which do not
+// change.
+type statusView struct {
+	Version      string            `json:"version"`
+	Started      time.Time         `json:"started"`
+	Redis        string            `json:"redis"`
+	RedisAddress string            `json:"redis_address"`
+	RedisRunID   string            `json:"redis_run_id,omitempty"`
+	KeyPrefix    string            `json:"key_prefix,omitempty"`
+	RoundTripUS  *int64            `json:"roundtrip_us,omitempty"`
+	Trouble      string            `json:"trouble,omitempty"`
+	Sessions     int               `json:"sessions"`
+	Held         int               `json:"held"`
+	Waiting      int               `json:"waiting"`
+	RenewalsLate int               `json:"renewals_late"`
+	LostLastHour map[string]uint32 `json:"lost_last_hour"`
+	OldestHold   *oldestView       `json:"oldest_hold,omitempty"`
+	OldestWaiter *oldestView       `json:"oldest_waiter,omitempty"`
+	Restart      *restartView      `json:"restart,omitempty"`
+	lost         []protocol.LossRow
+	runsFor      time.Duration
+}
+
+type oldestView struct {
+	Name    string      `json:"name"`
+	Session uint64      `json:"session"`
+	PID     int64       `json:"pid"`
+	UID     int64       `json:"uid"`
+	User    string      `json:"user"`
+	Cmd     string      `json:"cmd"`
+	AgeMS   int64       `json:"age_ms"`
+	HeldBy  *holderView `json:"held_by,omitempty"`
+}
+
+// holderView is the holder of the lock that the oldest waiter waits for.
+type holderView struct {
+	State       string `json:"state"`
+	PID         int64  `json:"pid,omitempty"`
+	User        string `json:"user,omitempty"`
+	Cmd         string `json:"cmd,omitempty"`
+	HeldMS      int64  `json:"held_ms,omitempty"`
+	RemoteField string `json:"remote_field,omitempty"`
+}
+
+type restartView struct {
+	Reason   string `json:"reason,omitempty"`
+	Held     int    `json:"held"`
+	Sessions int    `json:"sessions"`
+	Ended    int    `json:"ended"`
+	Back     int    `json:"back"`
+	Away     int    `json:"away"`
+}
+
+// viewStatus views a status of the time now.
+func viewStatus(s *locksidecar.Status, now time.Time, users userNames) *statusView {
+	v := &statusView{
+		Version: s.Version, Redis: s.Redis, RedisAddress: s.RedisAddress, RedisRunID: s.RedisRunID, KeyPrefix: s.KeyPrefix, Trouble: s.Trouble,
+		Sessions: s.Sessions, Held: s.Held, Waiting: s.Waiting, RenewalsLate: s.RenewalsLate,
+		OldestHold: viewOldest(s.OldestHold, users), OldestWaiter: viewOldest(s.OldestWaiter, users), Restart: (*restartView)(s.Restart),
+		LostLastHour: make(map[string]uint32), lost: s.Lost, runsFor: time.Duration(s.NowNS - s.StartedNS),
+	}
+	v.Started = now.Add(-v.runsFor)
+	if s.RoundTripNS != 0 {
+		us := s.RoundTripNS / 1000
+		v.RoundTripUS = &us
+	}
+	for _, l := range s.Lost {
+		v.LostLastHour[string(l.Reason)] = l.Count
+	}
+	return v
+}
+
+func viewOldest(r *protocol.AgeRow, users userNames) *oldestView {
+	if r == nil {
+		return nil
+	}
+	return &oldestView{Name: r.Name, Session: r.Session, PID: r.PID, UID: r.UID, User: users.name(r.UID), Cmd: r.Cmd, AgeMS: r.AgeMS}
+}
+
+func viewHolder(row *locksidecar.LockInfo, users userNames) *holderView {
+	v := &holderView{State: row.State, RemoteField: row.RemoteField}
+	if row.State == protocol.StateHeld {
+		v.PID, v.User, v.Cmd, v.HeldMS = row.PID, users.name(row.UID), row.Cmd, row.HeldMS
+	}
+	return v
+}
+
+// text renders the status for people.
+func (v *statusView) text() string {
+	var b strings.Builder
+	line := func(label, format string, args ...any) {
+		fmt.Fprintf(&b, "%-9s %s\n", label, printable(fmt.Sprintf(format, args...)))
+	}
+	line("sidecar", "%s, for %s, since %s", v.Version, ms(v.runsFor.Milliseconds()), v.Started.Format("Mon Jan _2 15:04:05"))
+	if v.Trouble != "" {
+		line("TROUBLE", "%s", v.Trouble)
+	}
+	place := cmp.Or(v.RedisAddress, "unknown address")
+	if v.KeyPrefix != "" {
+		place += fmt.Sprintf(", key prefix %q", v.KeyPrefix)
+	}
+	switch {
+	case v.Redis != "ok":
+		line("REDIS", "does not serve: %s (%s)", v.Redis, place)
+	case v.RoundTripUS == nil:
+		line("redis", "serves; no round trip yet (%s)", place)
+	default:
+		line("redis", "serves; the last round trip took %s (%s)", describeMicros(*v.RoundTripUS), place)
+	}
+	line("sessions", "%d", v.Sessions)
+	if o := v.OldestHold; o == nil {
+		line("held", "%d", v.Held)
+	} else {
+		line("held", "%d; the oldest, %s, has been held for %s by %s", v.Held, quoted(o.Name), ms(o.AgeMS), describeClient(o.PID, o.Cmd, o.User))
+	}
+	if o := v.OldestWaiter; o == nil {
+		line("waiting", "%d", v.Waiting)
+	} else {
+		line("waiting", "%d; the oldest, %s, has waited %s for %s", v.Waiting, describeClient(o.PID, o.Cmd, o.User), ms(o.AgeMS), quoted(o.Name))
+		if h := o.HeldBy; h != nil {
+			line("", "%s is %s", quoted(o.Name), h.describe())
+		}
+	}
+	if v.RenewalsLate > 0 {
+		line("RENEWALS", "%d late: less than half of their lease is left", v.RenewalsLate)
+	} else {
+		line("renewals", "in time")
+	}
+	if len(v.lost) == 0 {
+		line("lost", "none in the last hour")
+	} else {
+		var parts []string
+		for _, l := range v.lost {
+			parts = append(parts, fmt.Sprintf("%d %s", l.Count, l.Reason))
+		}
+		line("LOST", "in the last hour: %s; locksidecar events has the names", strings.Join(parts, ", "))
+	}
+	if v.Restart == nil {
+		line("restart", "there was no sidecar before this one, or it had no locks")
+	} else {
+		label, text := v.Restart.describe()
+		line(label, "%s", text)
+	}
+	return b.String()
+}
+
+func (h *holderView) describe() string {
+	switch h.State {
+	case protocol.StateHeld:
+		return fmt.Sprintf("held for %s by %s", ms(h.HeldMS), describeClient(h.PID, h.Cmd, h.User))
+	case protocol.StateRemote:
+		return "held elsewhere: " + h.RemoteField
+	}
+	return h.State
+}
+
+// describe describes the last restart, with the label of its line.
+func (r *restartView) describe() (label, text string) {
+	if r.Reason != "" {
+		return "RESTART", "the state of the sidecar before could not be used, and its locks ended with their leases: " + r.Reason
+	}
+	text = fmt.Sprintf("took over %d held locks of %d clients: %d back, %d away", r.Held, r.Sessions, r.Back, r.Away)
+	if r.Ended > 0 {
+		text += fmt.Sprintf("; the processes of %d had ended, and their locks were released", r.Ended)
+	}
+	return "restart", text
+}
+
+func quoted(name string) string { return fmt.Sprintf("%q", name) }
+
+func describeMicros(us int64) string {
+	return (time.Duration(us) * time.Microsecond).String()
+}

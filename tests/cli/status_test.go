@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+// status names the oldest waiter, the process that it waits for, and what a restart took over.
+func TestStatusShowsWaiterHolderAndRestart(t *testing.T) {
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	holder := harness.StartRun(t, d, "job", "echo running; read line")
+	holder.AwaitOutput("running")
+	waiter := harness.StartRun(t, d, "job", "echo ran")
+	harness.Eventually(t, "the second run waits", func() bool { return harness.Waiters(t, d, "job") == 1 })
+	d.Kill()
+	d.Start()
+	d.AwaitSocket()
+	d.AwaitRedis("ok")
+	harness.Eventually(t, "both are back", func() bool { return harness.Waiters(t, d, "job") == 1 })
+
+	var v struct {
+		Redis        string
+		Held         int
+		OldestWaiter struct {
+			PID    int
+			HeldBy struct{ PID int } `json:"held_by"`
+		} `json:"oldest_waiter"`
+		Restart struct{ Held, Back int }
+	}
+	harness.Eventually(t, "the status has the waiter and its holder", func() bool {
+		got := d.Run("status", "--json")
+		if err := json.Unmarshal([]byte(got.Stdout), &v); err != nil || got.Code != 0 {
+			t.Fatalf("status --json: exit code %d, %v\n%s%s", got.Code, err, got.Stdout, got.Stderr)
+		}
+		return v.OldestWaiter.PID == waiter.PID() && v.OldestWaiter.HeldBy.PID == holder.PID()
+	})
+	if v.Redis != "ok" || v.Held != 1 || v.Restart.Held != 1 || v.Restart.Back != 1 {
+		t.Errorf("status --json: %+v", v)
+	}
+	harness.CheckContains(t, d.Run("status").Stdout, `has waited`, `for "job"`, `"job" is held for `, "redis     serves", "restart   took over 1 held locks of 1 clients: 1 back, 0 away")
+}
