@@ -481,6 +481,7 @@ func (r *LockRow) unpack(p *parser, at int) int {
 		Orphan:      o.bool(fieldOrphan, false),
 		RemoteField: o.text(fieldRemoteField, 0),
 		RemoteTTLMS: o.int(fieldRemoteTTLMS, 0, -1, math.MaxInt64),
+		Grants:      uint32(o.int(fieldGrants, 0, 0, math.MaxUint32)),
 		Waiting:     o.number(fieldWaiting),
 	}
 	o.each(fieldWaiters, func(at int) int {

@@ -86,6 +86,7 @@ const (
 	fieldEnded
 	fieldBack
 	fieldAway
+	fieldGrants
 
 	fields // the number of fields
 )
@@ -109,7 +110,7 @@ var fieldNames = [fields]string{
 	fieldWaitedMS: "waited_ms",
 	fieldEvents:   "events", fieldMissed: "missed", fieldAtNS: "at_ns", fieldKind: "kind",
 	fieldStartedNS: "started_ns", fieldRoundTripNS: "roundtrip_ns", fieldTrouble: "trouble", fieldSessions: "sessions", fieldHeld: "held", fieldOldestWaiter: "oldest_waiter", fieldOldestHold: "oldest_hold",
-	fieldAgeMS: "age_ms", fieldRenewalsLate: "renewals_late", fieldLost: "lost", fieldRestart: "restart", fieldEnded: "ended", fieldBack: "back", fieldAway: "away",
+	fieldAgeMS: "age_ms", fieldRenewalsLate: "renewals_late", fieldLost: "lost", fieldRestart: "restart", fieldEnded: "ended", fieldBack: "back", fieldAway: "away", fieldGrants: "grants",
 }
 
 func (f field) String() string { return fieldNames[f] }
@@ -266,6 +267,8 @@ func fieldOf(key []byte) field {
 		return fieldBack
 	case "away":
 		return fieldAway
+	case "grants":
+		return fieldGrants
 	}
 	return 0
 }

@@ -216,6 +216,7 @@ type LockRow struct {
 	RemoteField string // truncated to MaxField bytes
 	RemoteTTLMS int64  // -1: the key does not expire
 
+	Grants  uint32      // first entries of local owners since the sidecar knows the name
 	Waiting int         // local waiters
 	Waiters []WaiterRow // the first MaxWaiters of them
 }
@@ -459,6 +460,7 @@ func (w *writer) row(r *LockRow) {
 	w.boolIf("orphan", r.Orphan)
 	w.textIf("remote_field", r.RemoteField, MaxField)
 	w.intIf("remote_ttl_ms", r.RemoteTTLMS)
+	w.uintIf("grants", uint64(r.Grants))
 	w.intIf("waiting", int64(r.Waiting))
 	if n := min(len(r.Waiters), MaxWaiters); n > 0 {
 		w.array("waiters", n)

@@ -406,6 +406,7 @@ type rowFields struct {
 	Orphan      bool
 	RemoteField string `json:"remote_field"`
 	RemoteTTLMS int64  `json:"remote_ttl_ms"`
+	Grants      uint32
 	Waiting     int
 	Waiters     []waiterFields
 }
@@ -422,7 +423,7 @@ func (r rowFields) row() LockRow {
 	row := LockRow{
 		Name: r.Name, State: r.State, Hold: r.Hold, Token: r.Token, Count: r.Count, Owner: r.Owner,
 		Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, HeldMS: r.HeldMS, DeadlineNS: r.DeadlineNS,
-		LeaseMS: r.LeaseMS, Absent: r.Absent, Orphan: r.Orphan, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, Waiting: r.Waiting,
+		LeaseMS: r.LeaseMS, Absent: r.Absent, Orphan: r.Orphan, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, Grants: r.Grants, Waiting: r.Waiting,
 	}
 	for _, w := range r.Waiters {
 		row.Waiters = append(row.Waiters, WaiterRow(w))

@@ -108,3 +108,29 @@ func TestStatusShowsWhyRedisDoesNotServe(t *testing.T) {
 		t.Errorf("status: %+v", s)
 	}
 }
+
+func TestRowsCountGrants(t *testing.T) {
+	socket := start(t, nil)
+	a, b := greeted(t, socket), greeted(t, socket)
+	grants := func() uint32 {
+		var m protocol.InfoOK
+		b.send(protocol.Info{ID: 90, Name: "x"})
+		b.answer(90, &m)
+		return m.Lock.Grants
+	}
+	var first, again protocol.AcquireOK
+	a.send(protocol.Acquire{ID: 50, Name: "x", Owner: 1, WaitMS: protocol.Forever})
+	a.answer(50, &first)
+	a.send(protocol.Acquire{ID: 51, Name: "x", Owner: 1, WaitMS: protocol.Forever})
+	a.answer(51, &again)
+	wait := b.acquire("x", protocol.Forever)
+	if n := grants(); n != 1 || again.Count != 2 {
+		t.Errorf("%d grants after a re-entry", n)
+	}
+	a.send(protocol.Release{Hold: first.Hold})
+	a.send(protocol.Release{Hold: first.Hold})
+	b.answer(wait, new(protocol.AcquireOK))
+	if n := grants(); n != 2 {
+		t.Errorf("%d grants after a handoff", n)
+	}
+}

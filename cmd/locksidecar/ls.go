@@ -42,7 +42,7 @@ Examples:
 
 Fields of --json; those in brackets are absent where they do not apply:
 
-    name, state, waiting, waiters[]
+    name, state, waiting, waiters[], [grants]
     [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent, orphan]
     [remote_field, remote_ttl_ms]
     of a waiter: session, pid, uid, user, cmd, owner, waited_ms
@@ -109,6 +109,7 @@ type lockView struct {
 	Orphan      bool         `json:"orphan,omitempty"`
 	RemoteField string       `json:"remote_field,omitempty"`
 	RemoteTTLMS *int64       `json:"remote_ttl_ms,omitempty"`
+	Grants      uint32       `json:"grants,omitempty"`
 	Waiting     int          `json:"waiting"`
 	Waiters     []waiterView `json:"waiters"`
 }
@@ -124,7 +125,7 @@ type waiterView struct {
 }
 
 func viewLock(row protocol.LockRow, now int64, users userNames) lockView {
-	v := lockView{Name: row.Name, State: row.State, Waiting: row.Waiting, Waiters: []waiterView{}}
+	v := lockView{Name: row.Name, State: row.State, Grants: row.Grants, Waiting: row.Waiting, Waiters: []waiterView{}}
 	switch row.State {
 	case protocol.StateHeld:
 		left := max(0, (row.DeadlineNS-now)/1e6)

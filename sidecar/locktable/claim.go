@@ -82,6 +82,10 @@ type content struct {
 	tokensLeft  uint16 // fencing tokens that were drawn from the counter and not granted
 	state       claimState
 	unassigned  bool // it was acquired for the queue, and no hold has had holdID yet
+
+	// granted counts the grants since the lock is known, modulo 2^16: see Table.countGrant. It is
+	// not about the key, and stands here because nothing else has room for it.
+	granted uint16
 }
 
 const maxGrants = 1 << 15
@@ -353,7 +357,7 @@ func (c *remoteClaim) answered(kind OpKind) (op inFlight, pipelined bool) {
 
 // forget notes that Redis has no field of this host, or that it may have one, which
 // nothing more is known of.
-func (c *remoteClaim) forget(s claimState) { c.content = content{state: s} }
+func (c *remoteClaim) forget(s claimState) { c.content = content{state: s, granted: c.granted} }
 
 // confirmed notes that Redis has the field as a Take or a Renew wanted it. until is the end
 // of its validity.
@@ -376,7 +380,8 @@ func (c *remoteClaim) confirmed(now, until int64, op *inFlight, lastToken uint64
 // the end of its validity.
 func (c *remoteClaim) transferred(now, until int64, m *Message) {
 	c.content = content{
-		state: claimConfirmed, unassigned: true, holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
+		granted: c.granted,
+		state:   claimConfirmed, unassigned: true, holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
 		confirmedAt: now, validUntil: until, cameAt: now, busySince: now - ms(m.PassedMS),
 		nextToken: m.LastToken - uint64(m.Tokens) + 1, tokensLeft: m.Tokens,
 	}

@@ -35,7 +35,7 @@ func (t *Table) List(now int64, after uint64, yield func(protocol.LockRow) bool)
 }
 
 func (t *Table) row(now int64, l *lock) protocol.LockRow {
-	r := protocol.LockRow{Name: l.name, State: protocol.StateFree}
+	r := protocol.LockRow{Name: l.name, State: protocol.StateFree, Grants: t.grantsOf(l)}
 	h, q := l.holds, l.queue
 	switch {
 	case h != nil:
@@ -69,6 +69,16 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 	}
 	return r
 }
+
+// countGrant counts a grant of the lock. The counter of a lock has 16 bits, because there may be a
+// hundred thousand locks; what is above is counted apart, for the few that need it.
+func (t *Table) countGrant(l *lock) {
+	if l.claim.granted++; l.claim.granted == 0 {
+		t.grantCarries[l.name]++
+	}
+}
+
+func (t *Table) grantsOf(l *lock) uint32 { return t.grantCarries[l.name]<<16 | uint32(l.claim.granted) }
 
 func millis(ns int64) int64 { return max(0, ns/int64(time.Millisecond)) }
 

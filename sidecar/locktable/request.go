@@ -438,6 +438,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 		c.validUntil = until
 		t.onWatchdogGrant(s, until)
 	}
+	t.countGrant(l)
 	c.grants, c.lingerUntil = min(c.grants+1, maxGrants), 0
 	t.addHold(h)
 	t.linkHold(h)

@@ -39,7 +39,7 @@ func (t *Table) Clone(j Journal) *Table {
 		users:    make(map[int64]*user, len(t.users)),
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
-		cells:    t.cells, waiting: t.waiting, releases: t.releases, pollers: t.pollers, isStopping: t.isStopping,
+		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), releases: t.releases, pollers: t.pollers, isStopping: t.isStopping,
 		searches: t.searches, lastNum: t.lastNum, redis: t.redis, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)

@@ -12,7 +12,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		of     reflect.Type
 		fields int
 	}{
-		{reflect.TypeFor[Table](), 29},
+		{reflect.TypeFor[Table](), 30},
 		{reflect.TypeFor[Config](), 28},
 		{reflect.TypeFor[policy](), 4},
 		{reflect.TypeFor[reachability](), 6},
@@ -22,7 +22,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		{reflect.TypeFor[lock](), 16},
 		{reflect.TypeFor[rivals](), 3},
 		{reflect.TypeFor[remoteClaim](), 4},
-		{reflect.TypeFor[content](), 13},
+		{reflect.TypeFor[content](), 14},
 		{reflect.TypeFor[window](), 3},
 		{reflect.TypeFor[inFlight](), 13},
 		{reflect.TypeFor[hold](), 22},
@@ -39,5 +39,24 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		if n := known.of.NumField(); n != known.fields {
 			t.Errorf("%v has %d fields, and had %d when Clone and Describe were written: look whether they need the others, and correct the number", known.of, n, known.fields)
 		}
+	}
+}
+
+// The counter of grants is longer than the field of the lock, and does not depend on what Redis has.
+func TestGrantsAreCountedBeyondTheFieldOfTheLock(t *testing.T) {
+	tb := New(Config{}, 0)
+	l := tb.lockFor("a")
+	const grants = 3<<16 + 5
+	for range grants {
+		tb.countGrant(l)
+	}
+	l.claim.forget(claimAbsent)
+	l.claim.transferred(0, 0, &Message{})
+	if n := tb.grantsOf(l); n != grants {
+		t.Errorf("%d grants, want %d", n, grants)
+	}
+	tb.forget(l)
+	if n := tb.grantsOf(tb.lockFor("a")); n != 0 {
+		t.Errorf("%d grants of a lock that was forgotten", n)
 	}
 }

@@ -178,9 +178,12 @@ type Table struct {
 	users    map[int64]*user // by uid
 	byName   map[string]*lock
 	byHold   map[uint64]*hold
-	locks    []*lock // every lock, in no order; lock.index is its index
-	cells    int     // that the locks take of MaxLocks: see Cells
-	waiting  int     // waiters in all
+
+	grantCarries map[string]uint32 // by the name of a lock: see countGrant
+
+	locks   []*lock // every lock, in no order; lock.index is its index
+	cells   int     // that the locks take of MaxLocks: see Cells
+	waiting int     // waiters in all
 
 	sweeping []*session // that are over, and have requests or holds left; see Work
 	deferred []*lock    // that have more requests to answer than one step may; see Work
@@ -226,7 +229,9 @@ func New(cfg Config, now int64) *Table {
 		users:    make(map[int64]*user),
 		byName:   make(map[string]*lock),
 		byHold:   make(map[uint64]*hold),
-		windows:  pool[window]{max: maxFreeWindows},
+
+		grantCarries: make(map[string]uint32),
+		windows:      pool[window]{max: maxFreeWindows},
 	}
 	chance := cfg.Chance
 	if chance == nil {

@@ -192,7 +192,8 @@ class LockInfo:
     A later sidecar may have other states.
 
     lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted, and the holder has not
-    reconnected yet. orphan: the session of the holder has ended, and the lock is still kept.
+    reconnected yet. orphan: the session of the holder has ended, and the lock is still kept. grants: how often an owner
+    on this host got the lock since the sidecar knows the name.
     """
 
     name: str
@@ -212,6 +213,7 @@ class LockInfo:
     orphan: bool = False
     remote_field: str = ""
     remote_ttl_ms: int = 0
+    grants: int = 0
     waiting: int = 0
     waiters: tuple[WaiterInfo, ...] = ()
 
@@ -556,6 +558,7 @@ def _lock(f: Fields) -> LockInfo:
         orphan=f.flag("orphan", False),
         remote_field=f.text("remote_field", ""),
         remote_ttl_ms=f.integer("remote_ttl_ms", 0, least=-1),
+        grants=f.integer("grants", 0, most=_MAX_COUNT),
         waiting=f.integer("waiting", 0),
         waiters=tuple([_waiter(w) for w in f.maps("waiters")]) if "waiters" in f else (),
     )
@@ -680,6 +683,7 @@ _KNOWN: Final = frozenset(
         "ended",
         "back",
         "away",
+        "grants",
         "name",
         "state",
         "owner",
