@@ -24,6 +24,7 @@ type cli struct {
 	Pipe         pipeCmd         `cmd:"" help:"Speak the protocol in JSON lines, for other languages."`
 	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`
 	Status       statusCmd       `cmd:"" help:"Show how the sidecar, its Redis and its locks are."`
+	Top          topCmd          `cmd:"" help:"Watch the locks for which processes wait."`
 	Events       eventsCmd       `cmd:"" help:"Print what happened to locks, and what happens."`
 	ForceRelease forceReleaseCmd `cmd:"" help:"End a lock that a process of this host holds."`
 	Metrics      metricsCmd      `cmd:"" help:"Print the metrics of the sidecar."`

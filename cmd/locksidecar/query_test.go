@@ -78,7 +78,7 @@ func TestPingRetriesUntilRedisServes(t *testing.T) {
 
 func TestHelpOfEverySubcommandHasAnExample(t *testing.T) {
 	help := expectExit(t, start(t, &fakeSidecar{}, "--help"), 0, "")
-	for _, name := range []string{"serve", "run", "ls", "status", "events", "force-release", "ping", "demo", "version"} {
+	for _, name := range []string{"serve", "run", "ls", "status", "top", "events", "force-release", "ping", "demo", "version"} {
 		if !strings.Contains(help, "\n  "+name+" ") {
 			t.Errorf("the help does not name %s", name)
 		}

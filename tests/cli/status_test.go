@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"strconv"
 	"testing"
 
 	"github.com/locksidecar/locksidecar/tests/harness"
@@ -14,6 +15,8 @@ func TestStatusShowsWaiterHolderAndRestart(t *testing.T) {
 	holder.AwaitOutput("running")
 	waiter := harness.StartRun(t, d, "job", "echo ran")
 	harness.Eventually(t, "the second run waits", func() bool { return harness.Waiters(t, d, "job") == 1 })
+	table := d.Run("top", "--interval", "100ms")
+	harness.CheckContains(t, table.Stdout, "1 held, 1 waiting", "1 locks by waiters", "job", strconv.Itoa(holder.PID()))
 	d.Kill()
 	d.Start()
 	d.AwaitSocket()

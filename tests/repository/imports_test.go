@@ -61,6 +61,14 @@ var bans = []ban{
 		why: "the simulation is for tests: the daemon's binary does not contain it",
 	},
 	{
+		from: "sidecar/...", to: []string{"charm.land/...", "github.com/charmbracelet/..."},
+		why: "only commands have a terminal",
+	},
+	{
+		from: "sdk/go", to: []string{"charm.land/...", "github.com/charmbracelet/..."},
+		why: "only commands have a terminal",
+	},
+	{
 		from: "sidecar/...", to: []string{"./internal/sim/..."},
 		why: "the simulation is for tests: what ships does not contain it",
 	},
