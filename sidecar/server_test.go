@@ -1,7 +1,6 @@
 package sidecar_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -452,28 +451,39 @@ func BenchmarkPair(b *testing.B) {
 	}
 	defer nc.Close()
 	frames := protocol.NewReader(nc)
-	read := func() { // an answer: a lease event may come before it
-		for isEvent := true; isEvent; {
-			body, err := frames.Next()
-			if err != nil {
-				b.Fatal(err)
-			}
-			isEvent = bytes.Contains(body, []byte("\xa2ev"))
+	var decoder protocol.ReplyDecoder
+	read := func() protocol.Received {
+		body, err := frames.Next()
+		if err != nil {
+			b.Fatal(err)
 		}
+		m, err := decoder.Decode(body)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return m
 	}
 	if _, err := nc.Write(protocol.Hello{ID: 1, V: 1}.Append(nil)); err != nil {
 		b.Fatal(err)
 	}
 	read()
 	var buf []byte
+	var granted protocol.AcquireOK
 	b.ReportAllocs()
 	for i := range b.N {
 		buf = protocol.Acquire{ID: uint64(i + 2), Name: "invoice:42", WaitMS: protocol.Forever}.Append(buf[:0])
 		if _, err := nc.Write(buf); err != nil {
 			b.Fatal(err)
 		}
-		read()
-		buf = protocol.Release{Hold: uint64(i + 1)}.Append(buf[:0])
+		granted.Hold = 0
+		for granted.Hold == 0 { // a lease event may come first
+			if a, ok := read().(*protocol.Answer); ok {
+				if err := a.Unpack(&granted); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		buf = protocol.Release{Hold: granted.Hold}.Append(buf[:0])
 		if _, err := nc.Write(buf); err != nil {
 			b.Fatal(err)
 		}
