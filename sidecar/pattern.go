@@ -2,9 +2,6 @@ package sidecar
 
 import (
 	"fmt"
-	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -16,12 +13,10 @@ const maxNamePattern = 64
 func checkPatterns(setting string, patterns []string) error {
 	seen := make(map[string]bool)
 	for _, p := range patterns {
-		switch {
-		case p == "" || len(p) > maxNamePattern || !utf8.ValidString(p) || strings.ContainsFunc(p, func(r rune) bool { return !unicode.IsPrint(r) }):
-			return fmt.Errorf("%s: the pattern %q: choose 1 to %d printable bytes", setting, p, maxNamePattern)
-		case strings.Contains(p[:len(p)-1], "*"):
-			return fmt.Errorf("%s: the pattern %q: \"*\" can stand at the end only", setting, p)
-		case seen[p]:
+		if fault := locktable.NamePattern(p).Fault(maxNamePattern); fault != "" {
+			return fmt.Errorf("%s: the pattern %q: %s", setting, p, fault)
+		}
+		if seen[p] {
 			return fmt.Errorf("%s: the pattern %q is there twice", setting, p)
 		}
 		seen[p] = true

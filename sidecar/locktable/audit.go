@@ -11,7 +11,8 @@ import "fmt"
 //   - each user has exactly the sessions, the waiters, the pending confirmations and the
 //     cells that sessions, queues and locks count as that user's;
 //   - a user who is not in the table has none of them;
-//   - a lock that is held counts as its holder's.
+//   - a lock that is held counts as its holder's;
+//   - each quota counts the holds and the requests that it bounds.
 func (t *Table) Audit() error {
 	counted := make(map[*user]user)
 	add := func(u *user, more user) {
@@ -20,6 +21,16 @@ func (t *Table) Audit() error {
 		c.waiters += more.waiters
 		c.cells += more.cells
 		counted[u] = c
+	}
+	quotas := make(map[*Quota]int)
+	for _, s := range t.sessions {
+		if s.terms != nil {
+			for _, b := range []ByName[*Quota]{s.terms.Holds, s.terms.Waiters} {
+				for _, f := range b {
+					quotas[f.Value] += 0
+				}
+			}
+		}
 	}
 	total := 0
 	for _, l := range t.locks {
@@ -30,13 +41,29 @@ func (t *Table) Audit() error {
 		if l.queue != nil {
 			for w := l.queue.waiters.head; w != nil; w = w.inQueue.next {
 				add(w.request.session.user, user{waiters: 1})
+				if s := w.request.session; s.terms != nil {
+					if q, ok := s.terms.Waiters.Of(l.name); ok {
+						quotas[q]++
+					}
+				}
 			}
 			for _, c := range l.queue.confirms {
 				add(c.user, user{waiters: 1})
 			}
 		}
+		for h := l.holds; h != nil; h = h.next {
+			if h.isCounted {
+				q, _ := h.session.terms.Holds.Of(l.name)
+				quotas[q]++
+			}
+		}
 		if h := l.holds; h != nil && h.session.user != l.user {
 			return fmt.Errorf("%s is held by user %d and counts as another user's", l.name, h.session.user.uid)
+		}
+	}
+	for q, n := range quotas {
+		if q.used != n {
+			return fmt.Errorf("%d %s of rule %s are counted, and there are %d", q.used, q.What, q.Rule, n)
 		}
 	}
 	if total != t.cells {

@@ -41,7 +41,7 @@ func (t *Table) findWaitCycle(s *session, owner uint64, l *lock) string {
 			for j := i; j >= 0; j = path[j].from {
 				locks = append(locks, path[j].lock)
 			}
-			return describeCycle(locks)
+			return s.describeCycle(locks)
 		}
 		if h == nil || h.owner == 0 || h.isOrphan() || h.session.phase.IsOver() {
 			continue
@@ -70,14 +70,15 @@ type step struct {
 }
 
 // describeCycle describes a wait cycle: the new request's owner holds locks[0], the holder
-// of each further lock waits for the one before it, and the new request asks for the last.
-func describeCycle(locks []*lock) string {
+// of each further lock waits for the one before it, and the new request, of this session, asks
+// for the last.
+func (s *session) describeCycle(locks []*lock) string {
 	var b strings.Builder
 	last := len(locks) - 1
 	fmt.Fprintf(&b, "waiting would never end: you ask for %q", locks[last].name)
 	for i := last; i > 0; i-- {
 		h := locks[i].holds
-		fmt.Fprintf(&b, ", held by owner %d of %s, who waits for %q", h.owner, h.session.peer, locks[i-1].name)
+		fmt.Fprintf(&b, ", held by owner %d of %s, who waits for %q", h.owner, s.describe(locks[i].name, h.session.peer), locks[i-1].name)
 	}
 	b.WriteString(", which you hold; release it first, or take the two in one order everywhere")
 	if b.Len() <= protocol.MaxMessage {

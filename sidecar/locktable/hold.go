@@ -36,6 +36,7 @@ type hold struct {
 	mode           Mode
 	phase          HoldPhase
 	isTracked      bool // its deadline counts in session.deadlineBuckets
+	isCounted      bool // it counts for a quota of its session: see Terms
 }
 
 // Mode says which other holds of a lock a hold excludes. See compatible. The journal has
@@ -236,6 +237,7 @@ func (t *Table) loseHold(now int64, h *hold, why protocol.Reason, found string) 
 // endHold makes the lock free for the next local waiter, or to be dropped.
 func (t *Table) endHold(now int64, h *hold) {
 	t.unlinkHold(h)
+	h.uncountHold()
 	delete(t.byHold, h.id)
 	l := h.lock
 	t.groupStats(l).Held.Observe(LongTimes, time.Duration(now-h.granted))

@@ -134,7 +134,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	}
 	switch {
 	case req.WaitMS == 0 && !isFree:
-		code, msg := t.explain(now, l, now, false)
+		code, msg := t.explain(now, l, s, now, false)
 		t.refuseAcquire(l, s, req.ID, code, msg)
 		t.reconcile(now, l)
 		return
@@ -243,7 +243,7 @@ func (r *request) due(t *Table, now int64) {
 		return
 	}
 	t.endRequest(r)
-	code, msg := t.explain(now, l, r.since, r.isAlone)
+	code, msg := t.explain(now, l, r.session, r.since, r.isAlone)
 	if code == protocol.Timeout {
 		msg = "waited " + milliseconds(now-r.since) + "; " + msg
 	}
@@ -251,12 +251,12 @@ func (r *request) due(t *Table, now int64) {
 	t.reconcile(now, l)
 }
 
-// explain says why a request that came at since, and is in no queue any more, does not get
-// the lock.
-func (t *Table) explain(now int64, l *lock, since int64, wasAlone bool) (protocol.Code, string) {
+// explain says why a request of a session that came at since, and is in no queue any more, does
+// not get the lock.
+func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bool) (protocol.Code, string) {
 	q := l.queue
 	if l.holds != nil {
-		return protocol.Timeout, "held by " + l.holds.session.peer.String() + " on this host"
+		return protocol.Timeout, "held by " + s.describe(l.name, l.holds.session.peer) + " on this host"
 	}
 	if why := t.whyNoResult(l); why != "" {
 		return protocol.Unavailable, why
@@ -340,9 +340,9 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 		}
 		if l.claim.state.isOurs() && l.claim.op.kind != Drop &&
 			q.arbiter.mayGrant(&t.policy, now, &l.claim, w.isTrying(), t.redis.isUp(), t.isInOrder(l)) && t.isServed(l, w) && t.isCovered(now, l, r) {
-			if t.isFull(r.session) { // since it began to wait
+			if why := t.fullOfHolds(r.session, l.name); why != "" { // since it began to wait
 				t.endRequest(r)
-				t.refuseAcquire(l, r.session, r.id, protocol.Limit, t.fullOfHolds())
+				t.refuseAcquire(l, r.session, r.id, protocol.Limit, why)
 				continue
 			}
 			t.grant(now, l, r)
@@ -356,7 +356,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 			return false // until Redis returns a result
 		}
 		t.endRequest(r)
-		code, msg := t.explain(now, l, r.since, r.isAlone)
+		code, msg := t.explain(now, l, r.session, r.since, r.isAlone)
 		t.refuseAcquire(l, r.session, r.id, code, msg)
 	}
 	if q.waiters.head == nil {
@@ -442,6 +442,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	c.grants, c.lingerUntil = min(c.grants+1, maxGrants), 0
 	t.addHold(h)
 	t.linkHold(h)
+	h.countHold()
 	t.trackDeadline(h)
 	t.assertGranted(now, h)
 	t.emit(Effect{Kind: Granted, Session: s.id, ID: r.id, Token: h.token, Hold: id, Count: 1, Deadline: until, End: h.endAt, Since: r.since, Name: l.name})

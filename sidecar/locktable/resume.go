@@ -43,6 +43,7 @@ func (t *Table) Claim(now int64, id SessionID, req *protocol.Claim) (fault strin
 			return fmt.Sprintf("more entries of hold %d are claimed than were granted", c.Hold)
 		}
 		h.claimedEntries = c.Entries
+		h.countHold()
 		t.reconcile(now, h.lock) // it may be over just now
 	}
 	if !req.More {

@@ -68,6 +68,7 @@ type session struct {
 	id    SessionID
 	peer  Peer
 	user  *user
+	terms *Terms // nil: the policy says nothing about it
 	phase SessionPhase
 
 	isSweeping bool // in Table.sweeping
@@ -116,6 +117,7 @@ func (s *session) addRequest(r *request) {
 		s.owners[r.owner].push(r, ofOwner)
 	}
 	s.user.waiters++
+	s.countWaiter(r.at.lock.name, 1)
 }
 
 func (s *session) removeRequest(r *request) {
@@ -128,6 +130,7 @@ func (s *session) removeRequest(r *request) {
 		}
 	}
 	s.user.waiters--
+	s.countWaiter(r.at.lock.name, -1)
 }
 
 // Close ends a session because its client died: its requests vanish without an answer,

@@ -28,7 +28,7 @@ type Description interface {
 
 // Clone returns a copy of the table, which shares nothing with it that an input changes, and
 // writes to the journal j. Precondition: Effects was called after the last input, Busy reports
-// false, the journal has room, and Config.Chance has no state.
+// false, the journal has room, Config.Chance has no state, and no session has terms.
 func (t *Table) Clone(j Journal) *Table {
 	if t.cfg.Chance == nil || len(t.out)+len(t.dirty.locks)+len(t.dirty.sessions)+len(t.dirty.unstored)+len(t.leaseQueue) > 0 || t.Busy() {
 		panic("locktable: a table is cloned that has effects, or whose chances cannot be cloned")
@@ -65,6 +65,9 @@ func (t *Table) Clone(j Journal) *Table {
 
 // clone returns a copy of the session, without its holds and requests.
 func (s *session) clone(n *Table) *session {
+	if s.terms != nil {
+		panic("locktable: a session is cloned whose quotas other sessions share")
+	}
 	c := &session{
 		id: s.id, peer: s.peer, user: n.users[s.user.uid], phase: s.phase, endedAt: s.endedAt,
 		confirms: maps.Clone(s.confirms), requests: make(map[uint64]*request), owners: make(map[uint64]*list[request]),

@@ -2,9 +2,13 @@ package locktable
 
 import (
 	"cmp"
+	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -246,6 +250,17 @@ func (p NamePattern) Matches(name string) bool {
 		return string(p) == name
 	}
 	return len(name) >= last && name[:last] == string(p[:last])
+}
+
+// Fault says what is wrong with a pattern of at most so many bytes; "": nothing.
+func (p NamePattern) Fault(most int) string {
+	switch s := string(p); {
+	case s == "" || len(s) > most || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return fmt.Sprintf("choose 1 to %d printable bytes", most)
+	case strings.Contains(s[:len(s)-1], "*"):
+		return "\"*\" can stand at the end only"
+	}
+	return ""
 }
 
 // MaxNamePatterns bounds Config.NamePatterns.

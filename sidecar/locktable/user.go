@@ -107,17 +107,25 @@ func (t *Table) limits(u *user) (most, share int) {
 // count: MaxWaiters bounds them.
 func (t *Table) isFull(s *session) bool { return s.holds.len >= t.cfg.MaxHolds }
 
-func (t *Table) fullOfHolds() string {
+// fullOfHolds says why the session may not have one more hold, of this name; "": it may.
+func (t *Table) fullOfHolds(s *session, name string) string {
+	if !t.isFull(s) {
+		return s.overHolds(name)
+	}
 	return fmt.Sprintf("this client holds %d locks; release some, or raise max-holds of the sidecar", t.cfg.MaxHolds)
 }
 
 // refuseOverLimit refuses an acquire that would go over a limit. l is its lock; nil: there is
 // none yet.
 func (t *Table) refuseOverLimit(now int64, s *session, l *lock, req *protocol.Acquire) bool {
-	why := ""
-	if t.isFull(s) {
-		why = t.fullOfHolds()
-	} else if why = t.noRoomToWait(s); why == "" && l == nil {
+	why := t.fullOfHolds(s, req.Name)
+	if why == "" {
+		why = s.overWaiters(req.Name)
+	}
+	if why == "" {
+		why = t.noRoomToWait(s)
+	}
+	if why == "" && l == nil {
 		why = t.noRoomForName(now, s.user, req.Name)
 	}
 	if why != "" {

@@ -1,0 +1,200 @@
+package locktable_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+func quota(what string, most int) *locktable.Quota {
+	return &locktable.Quota{What: what, Rule: "team", Sharers: "user 1000", Most: most}
+}
+
+func holdsOf(q *locktable.Quota, names ...locktable.NamePattern) locktable.ByName[*locktable.Quota] {
+	return locktable.ByName[*locktable.Quota]{{Names: names, Value: q}}
+}
+
+func TestQuotaBoundsTheHoldsOfAllSessionsThatShareIt(t *testing.T) {
+	r := newUsersRig(t, locktable.Config{}, 1000, 1000, 2000)
+	q := quota("holds", 3)
+	for id := range locktable.SessionID(2) {
+		r.tb.Bind(id+1, &locktable.Terms{Holds: holdsOf(q, "a*")})
+	}
+	if n := r.takes(1, "a"); n != 3 || q.Used() != 3 {
+		t.Errorf("%d holds, and %d are counted; want 3", n, q.Used())
+	}
+	if n := r.takes(2, "ab"); n != 0 {
+		t.Errorf("another session that shares the quota got %d holds more", n)
+	}
+	for _, name := range []string{"b0"} { // not of the quota
+		r.acquire(1, name)
+		r.collect()
+		r.redis(locktable.Take, locktable.Done)
+		r.collect()
+	}
+	r.tb.Close(r.now, 1)
+	r.redisDoesAll()
+	if q.Used() != 0 {
+		t.Errorf("%d holds are counted after the end of their session", q.Used())
+	}
+	if n := r.takes(2, "ab"); n != 3 {
+		t.Errorf("%d holds after the others ended, want 3", n)
+	}
+}
+
+// A client that dies with a crash delay, and opens another session, has no more holds than one
+// that does not.
+func TestHoldCountsForItsQuotaDuringItsCrashDelay(t *testing.T) {
+	r := newUsersRig(t, locktable.Config{}, 1000, 1000)
+	q := quota("holds", 1)
+	for id := range locktable.SessionID(2) {
+		r.tb.Bind(id+1, &locktable.Terms{Holds: holdsOf(q)})
+	}
+	r.tb.Acquire(r.now, 1, protocol.Acquire{ID: 1, Name: "a", WaitMS: protocol.Forever, CrashDelayMS: 1000})
+	r.redisDoesAll()
+	r.tb.Close(r.now, 1)
+	r.redisDoesAll()
+	if n := r.takes(2, "b"); n != 0 || q.Used() != 1 {
+		t.Errorf("%d holds more during the crash delay; %d are counted, want 1", n, q.Used())
+	}
+	r.now += int64(2 * time.Second)
+	r.tb.Advance(r.now)
+	r.redisDoesAll()
+	if q.Used() != 0 {
+		t.Errorf("%d holds are counted after the crash delay", q.Used())
+	}
+}
+
+func TestQuotaBoundsAcquiresThatAreNotAnswered(t *testing.T) {
+	r := newUsersRig(t, locktable.Config{}, 2000, 1000)
+	q := quota("waiters", 2)
+	r.tb.Bind(2, &locktable.Terms{Waiters: holdsOf(q)})
+	r.acquire(1, "a")
+	r.redisDoesAll()
+	for id := range uint64(3) {
+		r.tb.Acquire(r.now, 2, protocol.Acquire{ID: 10 + id, Name: "a", WaitMS: protocol.Forever})
+	}
+	var refused []string
+	for _, e := range r.tb.Effects() {
+		if e.Kind == locktable.Refusal {
+			refused = append(refused, fmt.Sprint(e.ID, " ", e.Code, " ", e.Msg))
+		}
+	}
+	if len(refused) != 1 || !strings.HasPrefix(refused[0], `12 limit rule "team" of the policy limits waiters of user 1000 to 2`) {
+		t.Errorf("refused %q, want the third one, by the rule", refused)
+	}
+	r.tb.Cancel(r.now, 2, protocol.Cancel{Target: 10})
+	if r.collect(); q.Used() != 1 {
+		t.Errorf("%d waiters are counted after a cancel, want 1", q.Used())
+	}
+}
+
+// A waiter that was admitted before the quota of holds was used up is refused when the lock
+// comes to it.
+func TestQuotaOfHoldsIsCheckedAtTheGrant(t *testing.T) {
+	r := newUsersRig(t, locktable.Config{}, 2000, 1000)
+	q := quota("holds", 1)
+	r.tb.Bind(2, &locktable.Terms{Holds: holdsOf(q)})
+	r.acquire(1, "a")
+	r.redisDoesAll()
+	r.acquire(2, "a") // waits
+	r.acquire(2, "b")
+	r.redisDoesAll()
+	r.tb.Close(r.now, 1)
+	r.collect()
+	r.want("s2 refused limit")
+	if q.Used() != 1 {
+		t.Errorf("%d holds are counted, want 1", q.Used())
+	}
+}
+
+func TestRefusalHidesProcessesOfOthers(t *testing.T) {
+	const cmd = "payroll --month"
+	for _, tt := range []struct {
+		name  string
+		terms locktable.Terms
+		want  string
+	}{
+		{"everything is shown", locktable.Terms{UID: 1000}, "pid 7 (payroll --month)"},
+		{"commands are hidden", locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}}, "held by pid 7 on"},
+		{"processes are hidden", locktable.Terms{UID: 1000, Scope: locktable.ByName[locktable.Scope]{{Value: locktable.ScopeOwn}}}, "held by a process of another user on"},
+		{"those of the own user are shown", locktable.Terms{UID: 2000, Scope: locktable.ByName[locktable.Scope]{{Value: locktable.ScopeOwn}}}, "pid 7 (payroll --month)"},
+		{"only those of other names are hidden", locktable.Terms{UID: 1000, Scope: locktable.ByName[locktable.Scope]{{Names: []locktable.NamePattern{"b*"}, Value: locktable.ScopeOwn}}}, "pid 7 (payroll --month)"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			r.tb = locktable.New(locktable.Config{}, r.now)
+			r.tb.Up(r.now, false, false)
+			r.tb.Open(r.now, 1, locktable.Peer{PID: 7, UID: 2000, Cmd: cmd})
+			r.tb.Open(r.now, 2, locktable.Peer{PID: 8, UID: 1000})
+			r.tb.Bind(2, &tt.terms)
+			r.acquire(1, "a")
+			r.redisDoesAll()
+			r.tb.Acquire(r.now, 2, protocol.Acquire{ID: 1, Name: "a"})
+			effects := r.tb.Effects()
+			if len(effects) != 1 || !strings.Contains(effects[0].Msg, tt.want) {
+				t.Errorf("%+v, want a refusal with %q", effects, tt.want)
+			}
+		})
+	}
+}
+
+func TestRedactShowsAListerWhatItMayKnow(t *testing.T) {
+	row := func() *protocol.LockRow {
+		return &protocol.LockRow{
+			Name: "a", State: protocol.StateHeld, Hold: 3, Token: 4, Owner: 5, Session: 6, PID: 7, UID: 2000, Cmd: "payroll", Waiting: 2,
+			Waiters: []protocol.WaiterRow{{Session: 8, PID: 9, UID: 3000, Cmd: "other"}, {Session: 10, PID: 11, UID: 1000, Cmd: "mine"}},
+		}
+	}
+	own := locktable.ByName[locktable.Scope]{{Value: locktable.ScopeOwn}}
+	r := row()
+	if isListed := (&locktable.Terms{UID: 1000, Scope: own}).Redact(r); !isListed || r.PID != 0 || r.Cmd != "" || r.Session != 0 || r.Hold != 0 ||
+		len(r.Waiters) != 1 || r.Waiters[0].Cmd != "mine" || r.Waiting != 2 || r.State != protocol.StateHeld {
+		t.Errorf("listed %v, %+v; want the own waiter only", isListed, r)
+	}
+	r = row()
+	if isListed := (&locktable.Terms{UID: 4000, Scope: own}).Redact(r); isListed {
+		t.Errorf("a lock of other users is listed: %+v", r)
+	}
+	r = row()
+	if isListed := (&locktable.Terms{UID: -1, Scope: own}).Redact(r); isListed {
+		t.Errorf("a uid that stands for many users has own locks: %+v", r)
+	}
+	r = row()
+	if isListed := (&locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}}).Redact(r); !isListed || r.Cmd != "" || r.PID != 7 ||
+		r.Waiters[0].Cmd != "" || r.Waiters[1].Cmd != "mine" {
+		t.Errorf("listed %v, %+v; want no commands of others", isListed, r)
+	}
+	r = row()
+	if isListed := (&locktable.Terms{UID: 3000, Scope: locktable.ByName[locktable.Scope]{{Value: locktable.ScopeNone}}}).Redact(r); isListed || r.PID != 0 {
+		t.Errorf("listed %v, %+v; want nothing", isListed, r)
+	}
+}
+
+// What an acquire and its release cost the table, with quotas and without.
+func BenchmarkTerms(b *testing.B) {
+	for _, terms := range []*locktable.Terms{nil, {
+		Holds:   locktable.ByName[*locktable.Quota]{{Names: []locktable.NamePattern{"team-a:*", "shared:*"}, Value: quota("holds", 10)}, {Names: []locktable.NamePattern{"team-b:*"}, Value: quota("holds", 10)}, {Value: quota("holds", 10)}},
+		Waiters: locktable.ByName[*locktable.Quota]{{Value: quota("waiters", 10)}},
+	}} {
+		b.Run(fmt.Sprint("entries=", terms != nil), func(b *testing.B) {
+			now := int64(time.Hour)
+			tb := locktable.New(locktable.Config{}, now)
+			tb.Up(now, false, false)
+			tb.Open(now, 1, locktable.Peer{})
+			tb.Bind(1, terms)
+			var token uint64
+			b.ReportAllocs()
+			for i := range b.N {
+				tb.Acquire(now, 1, protocol.Acquire{ID: uint64(i + 1), Name: "invoice:42", WaitMS: protocol.Forever})
+				answer(tb, now, &token)
+				tb.Release(now, 1, protocol.Release{Hold: uint64(i + 1)})
+				answer(tb, now, &token)
+			}
+		})
+	}
+}
