@@ -90,6 +90,15 @@ var bans = []ban{
 		why: "the table does no I/O: a simulation runs it millions of steps a second",
 	},
 	{
+		from: "sidecar/policy", to: []string{"./..."},
+		except: []string{"./sidecar/policy", "./sidecar/locktable", "./protocol", "./wheel", "./internal/rawio"},
+		why:    "the policy is pure: entries, a peer and a request become a decision",
+	},
+	{
+		from: "sidecar/policy", to: []string{"net", "net/...", "os/exec", "os/user", "log/slog", "github.com/BurntSushi/..."},
+		why: "the policy reads no file and no directory of users: the daemon tells it who a peer is",
+	},
+	{
 		from: "sidecar/store", to: []string{"./..."},
 		except: []string{"./sidecar/store", "./sidecar/locktable", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "the store carries out operations; sessions and sockets are not its business",
@@ -173,7 +182,7 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// The lock table, the wheel, the simulation and the model of the scripts are given the
+// The lock table, the policy, the wheel, the simulation and the model of the scripts are given the
 // time and start no goroutine: the same inputs give the same effects.
 func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 	clocks := map[string]bool{
@@ -181,7 +190,7 @@ func TestPureCodeReadsNoClockAndStartsNoGoroutine(t *testing.T) {
 		"time.After": true, "time.AfterFunc": true, "time.Tick": true,
 		"time.NewTimer": true, "time.NewTicker": true, "protocol.Now": true, "rawio.BootTime": true,
 	}
-	for _, dir := range []string{"wheel", "sidecar/locktable", "internal/sim", "internal/sim/redis"} {
+	for _, dir := range []string{"wheel", "sidecar/locktable", "sidecar/policy", "internal/sim", "internal/sim/redis"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", dir, err)

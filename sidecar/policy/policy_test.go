@@ -1,0 +1,322 @@
+package policy_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
+)
+
+const now = int64(time.Hour)
+
+var resolver = policy.Resolver{
+	User:  numberIn(map[string]int64{"deploy": 1000, "batch": 1001, "root": 0}),
+	Group: numberIn(map[string]int64{"team-a": 2000, "ops": 2001}),
+}
+
+func numberIn(known map[string]int64) func(string) (int64, error) {
+	return func(name string) (int64, error) {
+		if n, ok := known[name]; ok {
+			return n, nil
+		}
+		return 0, errors.New("unknown")
+	}
+}
+
+func compile(t *testing.T, entries ...policy.Entry) *policy.Policy {
+	t.Helper()
+	for i := range entries {
+		if entries[i].Name == "" {
+			entries[i].Name = fmt.Sprintf("r%d", i)
+		}
+	}
+	p, err := policy.New(entries, resolver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// open returns the session of a peer; nil: the policy says nothing about it.
+func open(t *testing.T, l *policy.Ledger, p *policy.Policy, peer policy.Peer) *policy.Session {
+	t.Helper()
+	rules, refusal := p.For(&peer)
+	if refusal != nil {
+		t.Fatal(refusal.Msg)
+	}
+	if rules == nil {
+		return nil
+	}
+	s, refusal := l.Open(now, rules, peer.UID, false)
+	if refusal != nil {
+		t.Fatal(refusal.Msg)
+	}
+	return s
+}
+
+func TestEntryIsAboutThePeersThatMatchEachOfItsLists(t *testing.T) {
+	deny := func(e policy.Entry) policy.Entry { e.Acquire = "deny"; return e }
+	deploy := policy.Peer{UID: 1000, GIDs: []int64{100, 2000}, Cgroup: "/system.slice/web.service"}
+	root := policy.Peer{UID: 0, Cgroup: "/kubepods.slice/pod1/c", IsPrivileged: true}
+	user := policy.Peer{UID: 1001, GIDs: []int64{1001}, Cgroup: "/user.slice/user-1001.slice/user@1001.service/app.slice/web.service"}
+	for _, tt := range []struct {
+		name  string
+		entry policy.Entry
+		want  []bool // for deploy, root, user
+	}{
+		{"everyone", policy.Entry{}, []bool{true, false, true}},
+		{"a user", policy.Entry{Users: []string{"deploy"}}, []bool{true, false, false}},
+		{"a number", policy.Entry{Users: []string{"7", "1001"}}, []bool{false, false, true}},
+		{"root by name", policy.Entry{Users: []string{"root"}}, []bool{false, true, false}},
+		{"a supplementary group", policy.Entry{Groups: []string{"ops", "team-a"}}, []bool{true, false, false}},
+		{"a primary group", policy.Entry{Groups: []string{"1001"}}, []bool{false, false, true}},
+		{"a unit, and no unit of a user with its name", policy.Entry{Units: []string{"web.service"}}, []bool{true, false, false}},
+		{"units of users", policy.Entry{Units: []string{"user@*"}}, []bool{false, false, true}},
+		{"a slice", policy.Entry{Cgroups: []string{"/system.slice"}}, []bool{true, false, false}},
+		{"not the slice whose name begins so", policy.Entry{Cgroups: []string{"/system.sl"}}, []bool{false, false, false}},
+		{"any cgroup", policy.Entry{Cgroups: []string{"/"}}, []bool{true, true, true}},
+		{"containers of root", policy.Entry{Cgroups: []string{"/kubepods.slice"}}, []bool{false, true, false}},
+		{"a user and a group", policy.Entry{Users: []string{"deploy"}, Groups: []string{"ops"}}, []bool{false, false, false}},
+		{"a user and a unit", policy.Entry{Users: []string{"deploy"}, Units: []string{"web.service"}}, []bool{true, false, false}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := compile(t, deny(tt.entry))
+			var got []bool
+			for _, peer := range []policy.Peer{deploy, root, user} {
+				got = append(got, open(t, new(policy.Ledger), p, peer) != nil)
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("about deploy, root and user: %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// An entry that denies must not be avoided by a process that cannot be looked at.
+func TestPeerWithoutCgroupIsRefusedIfAnEntryDependsOnIt(t *testing.T) {
+	p := compile(t, policy.Entry{Name: "backup", Users: []string{"deploy"}, Units: []string{"backup.service"}, Acquire: "deny"})
+	if _, refusal := p.For(&policy.Peer{UID: 1000}); refusal == nil || refusal.Code != protocol.Denied || !strings.Contains(refusal.Msg, `rule "backup"`) {
+		t.Errorf("%+v, want denied by the rule", refusal)
+	}
+	if rules, refusal := p.For(&policy.Peer{UID: 1001}); rules != nil || refusal != nil {
+		t.Errorf("%+v, %+v for a user that the entry does not name", rules, refusal)
+	}
+}
+
+func TestFirstEntryThatDecidesWins(t *testing.T) {
+	p := compile(t,
+		policy.Entry{Name: "team-a", Groups: []string{"team-a"}, Names: []string{"a:*", "shared"}, Acquire: "allow"},
+		policy.Entry{Name: "rest", Acquire: "deny", LongestHold: "1m", LongestLease: "30s"},
+		policy.Entry{Name: "late", Acquire: "allow"},
+	)
+	var l policy.Ledger
+	member := open(t, &l, p, policy.Peer{UID: 1000, GIDs: []int64{2000}})
+	other := open(t, &l, p, policy.Peer{UID: 1001})
+	for _, tt := range []struct {
+		s    *policy.Session
+		req  protocol.Acquire
+		code protocol.Code
+		rule string
+		hold int64
+	}{
+		{s: member, req: protocol.Acquire{Name: "a:1"}, hold: 60_000},
+		{s: member, req: protocol.Acquire{Name: "shared", MaxHoldMS: 500, LeaseMS: 30_000}, hold: 500},
+		{s: member, req: protocol.Acquire{Name: "shared2"}, code: protocol.Denied, rule: "rest"},
+		{s: other, req: protocol.Acquire{Name: "a:1"}, code: protocol.Denied, rule: "rest"},
+		{s: member, req: protocol.Acquire{Name: "a:1", LeaseMS: 30_001}, code: protocol.Limit, rule: "rest"},
+		{s: member, req: protocol.Acquire{Name: "a:1", MaxHoldMS: 60_001}, code: protocol.Limit, rule: "rest"},
+	} {
+		why := tt.s.Acquire(&tt.req)
+		switch {
+		case tt.code == "" && (why != nil || tt.req.MaxHoldMS != tt.hold):
+			t.Errorf("%+v: %+v; want a max_hold of %d ms", tt.req, why, tt.hold)
+		case tt.code != "" && (why == nil || why.Code != tt.code || why.Rule != tt.rule || !strings.Contains(why.Msg, `rule "`+tt.rule+`"`)):
+			t.Errorf("%+v: %+v; want %s by %s", tt.req, why, tt.code, tt.rule)
+		}
+	}
+}
+
+func TestForceReleaseIsDecidedByUserOfTheHolder(t *testing.T) {
+	p := compile(t,
+		policy.Entry{Name: "ops", Groups: []string{"ops"}, ForceRelease: "all"},
+		policy.Entry{Name: "payroll", Names: []string{"payroll:*"}, ForceRelease: "none"},
+		policy.Entry{Name: "own", Users: []string{"deploy"}, ForceRelease: "own"},
+	)
+	l := policy.Ledger{SharedUID: 1000}
+	ops := open(t, &l, p, policy.Peer{UID: 5, GIDs: []int64{2001}})
+	shared := open(t, &l, p, policy.Peer{UID: 1000})
+	l.SharedUID = -1
+	deploy := open(t, &l, p, policy.Peer{UID: 1000})
+	other := open(t, &l, p, policy.Peer{UID: 6})
+	for _, tt := range []struct {
+		who     *policy.Session
+		name    string
+		holder  int64
+		decides bool
+		rule    string // that refuses
+	}{
+		{ops, "payroll:1", 7, true, ""},
+		{deploy, "payroll:1", 1000, true, "payroll"},
+		{deploy, "x", 1000, true, ""},
+		{deploy, "x", 7, true, "own"},
+		{shared, "x", 1000, true, "own"},
+		{other, "x", 6, false, ""},
+	} {
+		why, decides := tt.who.ForceRelease(tt.name, true, tt.holder)
+		if decides != tt.decides || (why != nil) != (tt.rule != "") || why != nil && (why.Rule != tt.rule || why.Code != protocol.Denied) {
+			t.Errorf("%q of user %d: %+v, decides %v; want %+v", tt.name, tt.holder, why, decides, tt)
+		}
+	}
+}
+
+func TestListAndInfoAreHiddenByName(t *testing.T) {
+	p := compile(t,
+		policy.Entry{Name: "a", Users: []string{"deploy"}, Names: []string{"a:*"}, List: "all", Acquire: "allow"},
+		policy.Entry{Name: "none", List: "none"},
+		policy.Entry{Name: "closed", Names: []string{"closed"}, Acquire: "deny"},
+	)
+	var l policy.Ledger
+	deploy, other := open(t, &l, p, policy.Peer{UID: 1000}), open(t, &l, p, policy.Peer{UID: 5})
+	if why := deploy.List(); why != nil {
+		t.Errorf("a client that may list some locks: %+v", why)
+	}
+	if why := other.List(); why == nil || why.Rule != "none" || why.Code != protocol.Denied {
+		t.Errorf("a client that may list none: %+v", why)
+	}
+	if why := other.Info("open"); why != nil {
+		t.Errorf("info about a name that may be acquired: %+v", why)
+	}
+	if why := other.Info("closed"); why == nil || why.Rule != "closed" {
+		t.Errorf("info about a name that may not be acquired or listed: %+v", why)
+	}
+	for name, want := range map[string]bool{"a:1": true, "b": false} {
+		if got := deploy.Terms().Redact(&protocol.LockRow{Name: name}); got != want {
+			t.Errorf("%q is listed: %v", name, got)
+		}
+	}
+}
+
+func TestSessionsAreCountedForEachUserOrForTheEntry(t *testing.T) {
+	for per, want := range map[string]string{"user": "user 5 to 2", "entry": "all its processes together to 2"} {
+		p := compile(t, policy.Entry{Name: "few", Per: per, Sessions: 2})
+		var l policy.Ledger
+		peer := policy.Peer{UID: 5}
+		first := open(t, &l, p, peer)
+		open(t, &l, p, peer)
+		rules, _ := p.For(&peer)
+		if _, why := l.Open(now, rules, 5, false); why == nil || why.Code != protocol.Limit || !strings.Contains(why.Msg, `rule "few" of the policy limits sessions of `+want) {
+			t.Errorf("per %s: the third session: %+v", per, why)
+		}
+		if _, why := l.Open(now, rules, 6, false); (why != nil) != (per == "entry") {
+			t.Errorf("per %s: a session of another user: %+v", per, why)
+		}
+		if _, why := l.Open(now, rules, 5, true); why != nil {
+			t.Errorf("per %s: a session that is resumed: %+v", per, why)
+		} else {
+			first.Close()
+		}
+	}
+}
+
+func TestQuotaIsSharedBySessionsOfOneUser(t *testing.T) {
+	p := compile(t, policy.Entry{Names: []string{"a*"}, Holds: 3, Waiters: 4}, policy.Entry{Holds: 7})
+	var l policy.Ledger
+	one, two, other := open(t, &l, p, policy.Peer{UID: 5}), open(t, &l, p, policy.Peer{UID: 5}), open(t, &l, p, policy.Peer{UID: 6})
+	of := func(s *policy.Session, name string) *locktable.Quota {
+		q, _ := s.Terms().Holds.Of(name)
+		return q
+	}
+	if of(one, "a") != of(two, "a") || of(one, "a") == of(other, "a") || of(one, "a") == of(one, "b") || of(one, "a").Most != 3 || of(one, "b").Most != 7 {
+		t.Error("a quota is not that of one user and one entry")
+	}
+	if _, ok := one.Terms().Waiters.Of("b"); ok {
+		t.Error("the waiters of a name are limited by an entry about others")
+	}
+}
+
+// A user that reconnects all the time does not get another allowance.
+func TestRequestsPerSecondAreSharedAndOutlastASession(t *testing.T) {
+	p := compile(t, policy.Entry{Name: "slow", RequestsPerSecond: 10})
+	var l policy.Ledger
+	count := func(at int64, n int) (allowed int) {
+		s := open(t, &l, p, policy.Peer{UID: 5})
+		defer s.Close()
+		for range n {
+			if why := s.CountRequest(at); why == nil {
+				allowed++
+			} else if why.Code != protocol.Limit || why.Rule != "slow" {
+				t.Fatalf("%+v", why)
+			}
+		}
+		return allowed
+	}
+	if a, b := count(now, 6), count(now, 6); a != 6 || b != 4 {
+		t.Errorf("%d and %d of 12 requests are allowed at once, want 10 in all", a, b)
+	}
+	if n := count(now+int64(300*time.Millisecond), 10); n != 3 {
+		t.Errorf("%d requests are allowed after 300 ms, want 3", n)
+	}
+	if n := count(now+int64(time.Hour), 100); n != 10 {
+		t.Errorf("%d requests are allowed at once after an hour, want 10", n)
+	}
+}
+
+// Users that come and go leave nothing.
+func TestLedgerForgetsWhoHasNothing(t *testing.T) {
+	p := compile(t, policy.Entry{Sessions: 5, Holds: 5, RequestsPerSecond: 1000})
+	var l policy.Ledger
+	for uid := range int64(10_000) {
+		open(t, &l, p, policy.Peer{UID: uid}).Close()
+	}
+	if n := l.Accounts(); n > 200 {
+		t.Errorf("%d accounts are left of users that have no session", n)
+	}
+}
+
+func TestBadEntriesAreNamedWithKeyAndReason(t *testing.T) {
+	for _, tt := range []struct {
+		entry     policy.Entry
+		key, want string
+	}{
+		{policy.Entry{Acquire: "deny"}, "", "it has no name"},
+		{policy.Entry{Name: "a b", Acquire: "deny"}, "name", "letters"},
+		{policy.Entry{Name: "x"}, "", "decides nothing"},
+		{policy.Entry{Name: "x", Acquire: "no"}, "acquire", `"allow" or "deny"`},
+		{policy.Entry{Name: "x", List: "some"}, "list", `"own"`},
+		{policy.Entry{Name: "x", ForceRelease: "yes"}, "force_release", `"own"`},
+		{policy.Entry{Name: "x", Per: "group", Holds: 1}, "per", `"entry"`},
+		{policy.Entry{Name: "x", Users: []string{"noone"}, Holds: 1}, "users", "no such name"},
+		{policy.Entry{Name: "x", Groups: []string{"-1"}, Holds: 1}, "groups", "no such name"},
+		{policy.Entry{Name: "x", Units: []string{"*.service"}, Holds: 1}, "units", "at the end only"},
+		{policy.Entry{Name: "x", Units: []string{"web"}, Holds: 1}, "units", "web.service"},
+		{policy.Entry{Name: "x", Units: []string{"a.slice"}, Holds: 1}, "units", "cgroups"},
+		{policy.Entry{Name: "x", Units: []string{""}, Holds: 1}, "units", "name of a unit"},
+		{policy.Entry{Name: "x", Cgroups: []string{"system.slice"}, Holds: 1}, "cgroups", "begins with"},
+		{policy.Entry{Name: "x", Names: []string{"a*b"}, Holds: 1}, "names", "at the end only"},
+		{policy.Entry{Name: "x", Names: []string{""}, Holds: 1}, "names", "printable"},
+		{policy.Entry{Name: "x", Holds: -1}, "holds", "1 or more"},
+		{policy.Entry{Name: "x", Names: []string{"a"}, Sessions: 1}, "sessions", "without names"},
+		{policy.Entry{Name: "x", Names: []string{"a"}, RequestsPerSecond: 1}, "requests_per_second", "without names"},
+		{policy.Entry{Name: "x", LongestLease: "30"}, "longest_lease", "with its unit"},
+		{policy.Entry{Name: "x", LongestHold: "1ms"}, "longest_hold", "50ms"},
+		{policy.Entry{Name: "good", Holds: 1}, "name", "same name"},
+	} {
+		_, err := policy.New([]policy.Entry{{Name: "good", Holds: 1}, tt.entry}, resolver)
+		var e *policy.EntryError
+		if !errors.As(err, &e) || e.Index != 1 || e.Key != tt.key || !strings.Contains(e.Reason, tt.want) {
+			t.Errorf("%+v: got %v, want key %q and %q", tt.entry, err, tt.key, tt.want)
+		}
+	}
+	if _, err := policy.New(make([]policy.Entry, policy.MaxEntries+1), resolver); err == nil || !strings.Contains(err.Error(), "there can be 64 entries") {
+		t.Errorf("too many entries: %v", err)
+	}
+	if p, err := policy.New(nil, resolver); p != nil || err != nil {
+		t.Errorf("no entries: %v, %v", p, err)
+	}
+}

@@ -1,0 +1,295 @@
+package policy
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// Rules are what a policy says about one peer. Peers that the same entries match share them. They
+// never change.
+type Rules struct {
+	acquire  locktable.ByName[*rule]
+	lease    locktable.ByName[*rule]
+	hold     locktable.ByName[*rule]
+	force    locktable.ByName[*rule]
+	list     locktable.ByName[*rule]
+	holds    locktable.ByName[*rule]
+	waiters  locktable.ByName[*rule]
+	sessions *rule // nil: no entry limits them
+	requests *rule // nil: no entry limits them
+
+	scope    locktable.ByName[locktable.Scope]
+	commands locktable.ByName[bool]
+}
+
+// For returns what the policy says about a peer; nil: nothing. refusal: the peer is refused,
+// because an entry depends on what cannot be known of it.
+func (p *Policy) For(peer *Peer) (rules *Rules, refusal *protocol.Err) {
+	if p == nil {
+		return nil, nil
+	}
+	set := uint64(0)
+	for _, r := range p.rules {
+		matches, needsCgroup := r.matches(peer)
+		if needsCgroup {
+			return nil, &protocol.Err{Code: protocol.Denied, Msg: fmt.Sprintf("rule %q of the policy depends on the cgroup of your process, which the sidecar cannot find out; connect from the pid namespace of the sidecar, and do not end the process that connects", r.Name)}
+		}
+		if matches {
+			set |= 1 << r.index
+		}
+	}
+	if set == 0 {
+		return nil, nil
+	}
+	if p.found[set] == nil {
+		p.found[set] = p.collect(set)
+	}
+	return p.found[set], nil
+}
+
+// collect makes the rules of a set of entries.
+func (p *Policy) collect(set uint64) *Rules {
+	rs := new(Rules)
+	for _, r := range p.rules {
+		if set&(1<<r.index) == 0 {
+			continue
+		}
+		for _, d := range []struct {
+			to      *locktable.ByName[*rule]
+			decides bool
+		}{
+			{&rs.acquire, r.Acquire != ""},
+			{&rs.lease, r.lease != 0},
+			{&rs.hold, r.hold != 0},
+			{&rs.force, r.ForceRelease != ""},
+			{&rs.list, r.List != ""},
+			{&rs.holds, r.Holds != 0},
+			{&rs.waiters, r.Waiters != 0},
+		} {
+			if d.decides {
+				*d.to = append(*d.to, locktable.ForNames[*rule]{Names: r.patterns, Value: r})
+			}
+		}
+		if r.List != "" {
+			rs.scope = append(rs.scope, locktable.ForNames[locktable.Scope]{Names: r.patterns, Value: r.list})
+		}
+		if r.Commands != nil {
+			rs.commands = append(rs.commands, locktable.ForNames[bool]{Names: r.patterns, Value: *r.Commands})
+		}
+		if r.Sessions != 0 && rs.sessions == nil {
+			rs.sessions = r
+		}
+		if r.RequestsPerSecond != 0 && rs.requests == nil {
+			rs.requests = r
+		}
+	}
+	return rs
+}
+
+// Ledger counts what entries limit. One goroutine owns it.
+type Ledger struct {
+	// SharedUID is the uid that stands for many users; −1: there is none.
+	SharedUID int64
+
+	accounts map[accountKey]*account
+	swept    int // accounts after the last sweep
+}
+
+// accountKey identifies an account: an entry, and the user, if the limits of the entry are for
+// each user.
+type accountKey struct {
+	entry    int
+	perEntry bool
+	uid      int64
+}
+
+// account is what those who share the limits of one entry use of them.
+type account struct {
+	holds, waiters, sessions locktable.Quota
+	requests                 int64 // when the requests so far would have been sent at the allowed rate
+	users                    int   // sessions that have it
+}
+
+func (a *account) isIdle(now int64) bool {
+	return a.users == 0 && a.holds.Used() == 0 && a.waiters.Used() == 0 && a.requests <= now
+}
+
+// Accounts is how many accounts there are.
+func (l *Ledger) Accounts() int { return len(l.accounts) }
+
+// account returns the account of a rule for a user, made if need be.
+func (l *Ledger) account(now int64, r *rule, uid int64) *account {
+	key, sharers := accountKey{entry: r.index, uid: uid}, fmt.Sprintf("user %d", uid)
+	if r.perEntry {
+		key, sharers = accountKey{entry: r.index, perEntry: true}, "all its processes together"
+	}
+	a := l.accounts[key]
+	if a != nil {
+		return a
+	}
+	if l.accounts == nil {
+		l.accounts = make(map[accountKey]*account)
+	}
+	if len(l.accounts) >= 2*l.swept+64 {
+		for k, a := range l.accounts {
+			if a.isIdle(now) {
+				delete(l.accounts, k)
+			}
+		}
+		l.swept = len(l.accounts)
+	}
+	quota := func(what string, most int) locktable.Quota {
+		return locktable.Quota{What: what, Rule: r.Name, Sharers: sharers, Most: most}
+	}
+	a = &account{holds: quota("holds", r.Holds), waiters: quota("waiters", r.Waiters), sessions: quota("sessions", r.Sessions)}
+	l.accounts[key] = a
+	return a
+}
+
+// Session is what a policy says about one session, and what the session counts for.
+type Session struct {
+	rules    *Rules
+	uid      int64
+	terms    locktable.Terms
+	accounts []*account
+	sessions *account // nil: its number is not limited
+	requests *account // nil: their rate is not limited
+}
+
+// Open returns the session of a peer of this user, and counts it. refusal: there may be no further
+// session. A session that is resumed is not refused: it has locks.
+func (l *Ledger) Open(now int64, rules *Rules, uid int64, isResumed bool) (s *Session, refusal *protocol.Err) {
+	if r := rules.sessions; r != nil && !isResumed {
+		if why := l.account(now, r, uid).sessions.Refusal(); why != "" {
+			return nil, &protocol.Err{Code: protocol.Limit, Msg: why}
+		}
+	}
+	s = &Session{rules: rules, uid: uid}
+	if s.terms.UID = uid; uid == l.SharedUID {
+		s.terms.UID = -1
+	}
+	s.terms.Scope, s.terms.Commands = rules.scope, rules.commands
+	open := func(r *rule) *account {
+		a := l.account(now, r, uid)
+		a.users++
+		s.accounts = append(s.accounts, a)
+		return a
+	}
+	for _, f := range rules.holds {
+		s.terms.Holds = append(s.terms.Holds, locktable.ForNames[*locktable.Quota]{Names: f.Names, Value: &open(f.Value).holds})
+	}
+	for _, f := range rules.waiters {
+		s.terms.Waiters = append(s.terms.Waiters, locktable.ForNames[*locktable.Quota]{Names: f.Names, Value: &open(f.Value).waiters})
+	}
+	if rules.sessions != nil {
+		s.sessions = open(rules.sessions)
+		s.sessions.sessions.Add(1)
+	}
+	if rules.requests != nil {
+		s.requests = open(rules.requests)
+	}
+	return s, nil
+}
+
+// Close is the reverse of Open. Its holds may outlast it.
+func (s *Session) Close() {
+	if s.sessions != nil {
+		s.sessions.sessions.Add(-1)
+	}
+	for _, a := range s.accounts {
+		a.users--
+	}
+	s.accounts = nil
+}
+
+// Terms are what the lock table has to know of the session.
+func (s *Session) Terms() *locktable.Terms { return &s.terms }
+
+// Refusal is a request that a policy refuses, and which rule of it does.
+type Refusal struct {
+	Code protocol.Code
+	Rule string
+	Msg  string
+}
+
+func refusal(code protocol.Code, r *rule, format string, args ...any) *Refusal {
+	return &Refusal{Code: code, Rule: r.Name, Msg: fmt.Sprintf("rule %q of the policy ", r.Name) + fmt.Sprintf(format, args...)}
+}
+
+// CountRequest counts a request, unless too many were counted within the last second.
+func (s *Session) CountRequest(now int64) *Refusal {
+	if s.requests == nil {
+		return nil
+	}
+	r := s.rules.requests
+	a := s.requests
+	if a.requests-now > int64(time.Second)-int64(time.Second)/int64(r.RequestsPerSecond) {
+		return refusal(protocol.Limit, r, "limits requests_per_second to %d, and more were sent; send fewer, or raise requests_per_second of that rule", r.RequestsPerSecond)
+	}
+	a.requests = max(a.requests, now) + int64(time.Second)/int64(r.RequestsPerSecond)
+	return nil
+}
+
+// Acquire decides an acquire, and bounds its max_hold. How many holds and waiters the session
+// may have is the table's to decide.
+func (s *Session) Acquire(req *protocol.Acquire) *Refusal {
+	if r, ok := s.rules.acquire.Of(req.Name); ok && r.isDeny {
+		return refusal(protocol.Denied, r, "denies acquire of this name to user %d; ask for a name that you may lock, or change that rule", s.uid)
+	}
+	if r, ok := s.rules.lease.Of(req.Name); ok && req.LeaseMS > r.lease.Milliseconds() {
+		return refusal(protocol.Limit, r, "limits leases to %v, and %v was asked for; ask for a shorter one, or raise longest_lease of that rule", r.lease, time.Duration(req.LeaseMS)*time.Millisecond)
+	}
+	if r, ok := s.rules.hold.Of(req.Name); ok {
+		switch longest := r.hold.Milliseconds(); {
+		case req.MaxHoldMS > longest:
+			return refusal(protocol.Limit, r, "limits holds to %v, and a max_hold of %v was asked for; ask for a shorter one, or raise longest_hold of that rule", r.hold, time.Duration(req.MaxHoldMS)*time.Millisecond)
+		case req.MaxHoldMS == 0:
+			req.MaxHoldMS = longest
+		}
+	}
+	return nil
+}
+
+// ForceRelease decides whether the session may end the hold of a lock, if it is held, which is by
+// a process of the user holder. decides: a rule does.
+func (s *Session) ForceRelease(name string, isHeld bool, holder int64) (refused *Refusal, decides bool) {
+	r, ok := s.rules.force.Of(name)
+	if !ok {
+		return nil, false
+	}
+	switch {
+	case r.force == locktable.ScopeNone:
+		return refusal(protocol.Denied, r, "denies force_release of this name to user %d", s.uid), true
+	case r.force == locktable.ScopeOwn && isHeld && holder != s.terms.UID:
+		return refusal(protocol.Denied, r, "lets user %d force only locks of its own processes free, and this one is held by a process of another user", s.uid), true
+	}
+	return nil, true
+}
+
+// List decides whether the session may list locks at all. Which of them, Terms says.
+func (s *Session) List() *Refusal {
+	if len(s.rules.list) > 0 && len(s.rules.list[0].Names) == 0 && s.rules.list[0].Value.list == locktable.ScopeNone {
+		return refusal(protocol.Denied, s.rules.list[0].Value, "denies list to user %d", s.uid)
+	}
+	return nil
+}
+
+// Info decides whether the session may ask for one lock. A client that may acquire it learns from
+// that whether it is held; which processes hold it, Terms hides.
+func (s *Session) Info(name string) *Refusal {
+	if s.scope(name) != locktable.ScopeNone {
+		return nil
+	}
+	if r, ok := s.rules.acquire.Of(name); ok && r.isDeny {
+		return refusal(protocol.Denied, r, "denies acquire of this name to user %d, and list is \"none\" for it", s.uid)
+	}
+	return nil
+}
+
+func (s *Session) scope(name string) locktable.Scope {
+	scope, _ := s.rules.scope.Of(name)
+	return scope
+}
