@@ -12,6 +12,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -110,6 +111,10 @@ type Config struct {
 	// most 64 bytes, printable. Default: none.
 	MetricsNames []string
 
+	// Policy are the entries that say what processes of the host may do, and how much of it: see
+	// package policy. Default: none, and every process that may write to the socket may lock.
+	Policy []policy.Entry
+
 	// Version is sent to clients and logged. Default "dev".
 	Version string
 	// Log gets one line for each event that an operator acts on. Default slog.Default().
@@ -169,6 +174,16 @@ func (c *Config) table() locktable.Config {
 		Fair:         namePatterns(c.Fair),
 		NamePatterns: namePatterns(c.MetricsNames),
 	}
+}
+
+// policy compiles the entries; nil: there are none.
+func (c *Config) policy() (*policy.Policy, error) { return policy.New(c.Policy, resolver) }
+
+// CheckPolicy returns what is wrong with the entries of a policy, a policy.EntryError for each
+// fault, joined.
+func CheckPolicy(entries []policy.Entry) error {
+	_, err := policy.New(entries, resolver)
+	return err
 }
 
 func (c *Config) tls() store.TLS {
@@ -253,7 +268,7 @@ func (c *Config) setDefaults() error {
 	if _, _, err := metricsAddress(c.Metrics); c.Metrics != "" && err != nil {
 		errs = append(errs, err)
 	}
-	errs = append(errs, checkPatterns("fair", c.Fair), checkMetricsNames(c.MetricsNames))
+	errs = append(errs, CheckPolicy(c.Policy), checkPatterns("fair", c.Fair), checkMetricsNames(c.MetricsNames))
 	for _, m := range []struct {
 		what string
 		n    int

@@ -14,6 +14,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
@@ -50,7 +51,11 @@ type conn struct {
 	// Set before the reader hands over anything, then owned by the loop.
 	peer    locktable.Peer
 	process state.Process
+	gid     int64
 	pidfd   int // −1: not watched, or the client's by now
+
+	policyPeer *policy.Peer  // the peer, as the policy needs it; nil: there is no policy
+	denial     *protocol.Err // why that is not known; nil: it is
 
 	// Owned by the loop.
 	session *session // nil: there is none
@@ -174,6 +179,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			if c.peer.PID > 0 {
 				c.peer.Cmd, c.process = s.commands.read(c.peer.PID), processOf(c.pidfd, c.peer.PID)
 			}
+			c.policyPeer, c.denial = s.readPolicyPeer(c)
 			h := *hello
 			batch = append(batch, request{kind: clientHello, conn: c, other: &h})
 		case bad != nil:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -29,6 +30,7 @@ type loop struct {
 	// overflowUID is the uid of all users that have none in this user namespace; −1: all have
 	// one.
 	overflowUID int64
+	policy      *policy.Policy // nil: there is none
 
 	inbox inbox
 	redis atomic.Pointer[redisHealth]
@@ -40,6 +42,7 @@ type loop struct {
 	pids            *pidWatch
 	state           *state.File // nil: nothing is kept for a successor
 	sessions        map[locktable.SessionID]*session
+	ledger          policy.Ledger
 	last            locktable.SessionID // newest session
 	newRedis        *store.Identity     // what a successor must know of Redis, if it changed in this step
 	stopping        bool
@@ -92,8 +95,10 @@ const (
 	// due, waits for the end of a step.
 	requestTime = 50 * time.Microsecond
 
-	// A page of a list is filled with so many bytes of rows.
-	pageSize = 16 << 10
+	// A page of a list is filled with so many bytes of rows, and ends after so many locks that the
+	// policy hides from the client.
+	pageSize  = 16 << 10
+	maxHidden = 256
 
 	// While so many operations wait to be sent to Redis, no requests are done: they would
 	// make more, and a client that asks for little would wait for those of one that asks
@@ -361,6 +366,9 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.onProtocolError(now, c, badFrame(msg))
 		return
 	}
+	if cl.policy != nil && l.isRefusedByPolicy(now, cl, in, id) {
+		return
+	}
 	switch in.kind {
 	case clientAcquire:
 		if reserved := store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); reserved != "" {
@@ -380,23 +388,15 @@ func (l *loop) onRequest(now int64, in *request) {
 	case *protocol.Cancel:
 		l.table.Cancel(now, cl.id, *r)
 	case *protocol.Info:
-		m := protocol.InfoOK{ID: id}
-		if row, ok := l.table.Info(now, r.Name); ok {
-			m.Lock = &row
-		}
-		l.say(c, &m)
+		l.info(now, cl, r)
 	case *protocol.List:
-		l.say(c, l.list(now, r))
+		l.say(c, l.list(now, cl, r))
 	case *protocol.Events:
 		l.onEvents(cl, r)
 	case *statusRequest:
 		l.onStatus(now, c, r)
 	case *protocol.ForceRelease:
-		if row, ok := l.table.Info(now, r.Name); ok && row.State == protocol.StateHeld && !l.mayForceRelease(cl.peer.UID, row.UID) {
-			l.refuse(c, id, protocol.Denied, "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root")
-			return
-		}
-		l.table.ForceRelease(now, cl.id, *r)
+		l.forceRelease(now, cl, r)
 	case *protocol.Claim:
 		l.onClaim(now, cl, r)
 	case *protocol.Bye:
@@ -453,12 +453,16 @@ func (l *loop) violation(cl *session, in *request, id uint64) string {
 }
 
 // list fills one page. It is small: a client that asks for thousands of locks pays for
-// each page with a turn.
-func (l *loop) list(now int64, r *protocol.List) *protocol.ListOK {
+// each page with a turn. If the policy hides locks from the client, a page may be empty.
+func (l *loop) list(now int64, cl *session, r *protocol.List) *protocol.ListOK {
 	m := &l.page
 	m.ID, m.Locks = r.ID, m.Locks[:0]
-	size := 0
+	size, hidden := 0, 0
 	m.Next = l.table.List(now, r.After, func(row protocol.LockRow) bool {
+		if cl.policy != nil && !cl.policy.Terms().Redact(&row) {
+			hidden++
+			return hidden < maxHidden
+		}
 		size += row.Size()
 		if size > pageSize && len(m.Locks) > 0 {
 			return false

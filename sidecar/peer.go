@@ -24,7 +24,7 @@ func (c *conn) identify() (highest int, err error) {
 			err = fmt.Errorf("reading the peer's credentials: %w", err)
 			return
 		}
-		c.peer.PID, c.peer.UID = int64(cred.Pid), int64(cred.Uid)
+		c.peer.PID, c.peer.UID, c.gid = int64(cred.Pid), int64(cred.Uid), int64(cred.Gid)
 		var e error
 		if c.pidfd, e = unix.GetsockoptInt(highest, unix.SOL_SOCKET, unix.SO_PEERPIDFD); e != nil {
 			c.pidfd = -1

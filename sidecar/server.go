@@ -61,6 +61,9 @@ func Listen(cfg Config) (_ *Server, err error) {
 		return nil, asSettingError(err)
 	}
 	s := &Server{loop: loop{cfg: cfg, log: cfg.Log, startedAt: protocol.Now()}, conns: make(map[*conn]struct{})}
+	if s.policy, err = cfg.policy(); err != nil {
+		return nil, asSettingError(err)
+	}
 	s.inbox.init()
 	s.commands.init()
 	s.running.Lock() // until run
@@ -132,6 +135,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.overflowUID = overflowUID(); s.overflowUID >= 0 {
 		s.log.Warn("users of this host cannot be told apart: they have one uid here; only root and the user of the sidecar may force their locks free, and they share limits; leave PrivateUsers= out of the unit", "uid", s.overflowUID)
 	}
+	s.ledger.SharedUID = s.overflowUID
 	s.endpoint = newEndpoint(&s.cfg, listener, socketLock)
 	s.recordServing()
 	if s.pids, err = watchPids(func(id locktable.SessionID) { s.submitEvent(event{kind: processEnded, session: id}) }); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -430,14 +431,27 @@ func FuzzServer(f *testing.F) {
 
 // BenchmarkPair is one acquire and one release over the socket, the sidecar and
 // an in-process Redis; an echo of frames of the same size bounds it.
-func BenchmarkPair(b *testing.B) {
+func BenchmarkPair(b *testing.B) { benchmarkPair(b, sidecar.Config{}) }
+
+// BenchmarkPairWithPolicy is BenchmarkPair with three entries of a policy that are about the
+// client: see also BenchmarkDecisions of package policy.
+func BenchmarkPairWithPolicy(b *testing.B) {
+	benchmarkPair(b, sidecar.Config{Policy: []policy.Entry{
+		{Name: "team-a", Users: me(), Names: []string{"team-a:*", "shared:*"}, Acquire: "allow", Holds: 100},
+		{Name: "team-b", Users: me(), Names: []string{"invoice:*"}, Acquire: "allow", Holds: 100},
+		{Name: "rest", Users: me(), Acquire: "deny", Waiters: 100, RequestsPerSecond: 1 << 30, LongestHold: "1h"},
+	}})
+}
+
+func benchmarkPair(b *testing.B, cfg sidecar.Config) {
 	redis, err := embedded.Start(b.Context(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer redis.Close()
 	socket := filepath.Join(b.TempDir(), "s")
-	srv, err := sidecar.Listen(sidecar.Config{Socket: socket, Redis: redis.URL(), Log: slog.New(slog.DiscardHandler)})
+	cfg.Socket, cfg.Redis, cfg.Log = socket, redis.URL(), slog.New(slog.DiscardHandler)
+	srv, err := sidecar.Listen(cfg)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 )
 
@@ -30,6 +31,7 @@ type session struct {
 	conn      *conn // nil: there is none
 	pidfd     int   // −1: not watched
 	resumable bool
+	policy    *policy.Session // nil: the policy says nothing about it
 
 	// While its client is away:
 	until  int64                      // how long it is waited for
@@ -235,6 +237,9 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	case m.V != protocol.Version:
 		err = protocol.Err{Code: protocol.Unsupported, Msg: "this sidecar (" + l.cfg.Version + ") speaks version 1 of the protocol only; install a client and a sidecar of the same release"}
 	}
+	if err.Code == "" && c.denial != nil {
+		err = *c.denial
+	}
 	var cl *session
 	if err.Code == "" && m.Resume != "" {
 		cl = l.sessionForTicket(m.Resume, c.peer.UID)
@@ -243,6 +248,14 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	if !resumed && err.Code == "" {
 		if why := checkShare("clients", c.peer.UID, len(l.sessions), l.table.Sessions(c.peer.UID), l.cfg.MaxSessions); why != nil {
 			err = *why
+		}
+	}
+	var policed *policy.Session
+	if err.Code == "" {
+		var why *protocol.Err
+		if policed, why = l.openPolicy(now, c, cl); why != nil {
+			err = *why
+			l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "the policy refused a client", string(err.Code)}, "code", err.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", err.Msg)
 		}
 	}
 	if err.Code != "" {
@@ -270,6 +283,10 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 		l.table.Open(now, cl.id, c.peer)
 	}
 	cl.conn, c.session = c, cl
+	if policed != nil && cl.policy == nil {
+		cl.policy = policed
+		l.table.Bind(cl.id, policed.Terms())
+	}
 	cl.peer = c.peer
 	cl.pidfd, c.pidfd = c.pidfd, -1
 	l.watch(cl)
@@ -400,6 +417,9 @@ func (l *loop) close(now int64, cl *session, why string) {
 func (l *loop) end(now int64, cl *session) {
 	l.table.Close(now, cl.id)
 	delete(l.sessions, cl.id)
+	if cl.policy != nil {
+		cl.policy.Close()
+	}
 	cl.unwatch()
 	if cl.conn != nil {
 		cl.conn.session = nil // what it still sends is ignored

@@ -1,0 +1,197 @@
+package sidecar
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
+)
+
+// resolver finds users and groups of this host.
+var resolver = policy.Resolver{
+	User: func(name string) (int64, error) {
+		u, err := user.Lookup(name)
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseInt(u.Uid, 10, 64)
+	},
+	Group: func(name string) (int64, error) {
+		g, err := user.LookupGroup(name)
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseInt(g.Gid, 10, 64)
+	},
+}
+
+// readPolicyPeer reads what the policy depends on of the process of a connection. Its credentials
+// are those that it had when it connected, so this is done once. nil: there is no policy.
+func (s *Server) readPolicyPeer(c *conn) (*policy.Peer, *protocol.Err) {
+	if s.policy == nil {
+		return nil, nil
+	}
+	peer := policy.Peer{UID: c.peer.UID, IsPrivileged: isPrivileged(c.peer.UID)}
+	if s.policy.NeedsGroups() {
+		groups, err := c.groups()
+		if err != nil {
+			return nil, &protocol.Err{Code: protocol.Denied, Msg: "the sidecar cannot find out the groups of your process, on which its policy depends: " + err.Error()}
+		}
+		peer.GIDs = append(groups, c.gid)
+	}
+	if s.policy.NeedsCgroup() && c.pidfd >= 0 {
+		peer.Cgroup = cgroupOf(c.peer.PID)
+		if hasEnded(c.pidfd) {
+			peer.Cgroup = "" // another process may have the pid by now
+		}
+	}
+	return &peer, nil
+}
+
+// groups returns the supplementary groups that the peer had when it connected.
+func (c *conn) groups() (groups []int64, err error) {
+	list := make([]uint32, 32)
+	read := func(fd uintptr) (size uint32, errno unix.Errno) {
+		size = uint32(4 * len(list))
+		_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&list[0])), uintptr(unsafe.Pointer(&size)), 0)
+		return size, errno
+	}
+	var size uint32
+	var errno unix.Errno
+	failed := c.raw.Control(func(fd uintptr) {
+		if size, errno = read(fd); errno == unix.ERANGE {
+			list = make([]uint32, size/4)
+			size, errno = read(fd)
+		}
+	})
+	switch {
+	case failed != nil:
+		return nil, failed
+	case errno != 0:
+		return nil, fmt.Errorf("getsockopt SO_PEERGROUPS: %w", errno)
+	}
+	for _, g := range list[:size/4] {
+		groups = append(groups, int64(g))
+	}
+	return groups, nil
+}
+
+// cgroupOf returns the path of a process's cgroup in the unified hierarchy, or else in systemd's
+// own one of cgroups version 1; "": it cannot be read.
+func cgroupOf(pid int64) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return ""
+	}
+	return cgroupIn(string(b))
+}
+
+// cgroupIn returns the path in the contents of /proc/PID/cgroup.
+func cgroupIn(text string) (path string) {
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		if p, ok := strings.CutPrefix(line, "0::"); ok && path == "" {
+			path = p
+		} else if _, p, ok := strings.Cut(line, ":name=systemd:"); ok {
+			path = p // in the hybrid layout, units are here
+		}
+	}
+	return strings.TrimSuffix(path, " (deleted)")
+}
+
+// openPolicy finds out what the policy says about a session, and counts it; nil: it says nothing.
+// A session that is resumed has its holds from before; one that is resumed again keeps what was
+// found out first.
+func (l *loop) openPolicy(now int64, c *conn, resumed *session) (s *policy.Session, refusal *protocol.Err) {
+	if resumed != nil && resumed.policy != nil {
+		return resumed.policy, nil
+	}
+	if c.policyPeer == nil {
+		return nil, nil
+	}
+	rules, refusal := l.policy.For(c.policyPeer)
+	if rules == nil {
+		return nil, refusal
+	}
+	return l.ledger.Open(now, rules, c.peer.UID, resumed != nil)
+}
+
+// isRefusedByPolicy answers a request that the policy does not allow. What gives something back is
+// never refused. Precondition: the policy says something about the session.
+func (l *loop) isRefusedByPolicy(now int64, cl *session, in *request, id uint64) bool {
+	switch in.other.(type) {
+	case *protocol.Claim, *protocol.Bye, *protocol.Cancel, *refused:
+		return false
+	}
+	if in.kind == clientRelease {
+		return false
+	}
+	why := cl.policy.CountRequest(now)
+	if why == nil {
+		switch r := in.other.(type) {
+		case nil: // see request
+			why = cl.policy.Acquire(&in.acquire)
+		case *protocol.List:
+			why = cl.policy.List()
+		case *protocol.Info:
+			why = cl.policy.Info(r.Name)
+		}
+	}
+	if why == nil {
+		return false
+	}
+	if in.kind == clientAcquire {
+		l.table.CountRefusal(in.acquire.Name, why.Code)
+	}
+	l.refuseByPolicy(cl, id, why)
+	return true
+}
+
+func (l *loop) refuseByPolicy(cl *session, id uint64, why *policy.Refusal) {
+	if id != 0 {
+		l.refuse(cl.conn, id, why.Code, why.Msg)
+	}
+	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "the policy refused a request", why.Rule},
+		"rule", why.Rule, "code", why.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", why.Msg)
+}
+
+// info answers a request for one lock.
+func (l *loop) info(now int64, cl *session, r *protocol.Info) {
+	m := protocol.InfoOK{ID: r.ID}
+	if row, ok := l.table.Info(now, r.Name); ok {
+		if cl.policy != nil {
+			cl.policy.Terms().Redact(&row)
+		}
+		m.Lock = &row
+	}
+	l.say(cl.conn, &m)
+}
+
+// forceRelease ends the hold of a lock, if the client may do that.
+func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
+	row, ok := l.table.Info(now, r.Name)
+	isHeld := ok && row.State == protocol.StateHeld
+	if cl.policy != nil {
+		if why, decides := cl.policy.ForceRelease(r.Name, isHeld, row.UID); why != nil {
+			l.refuseByPolicy(cl, r.ID, why)
+			return
+		} else if decides {
+			l.table.ForceRelease(now, cl.id, *r)
+			return
+		}
+	}
+	if isHeld && !l.mayForceRelease(cl.peer.UID, row.UID) {
+		l.refuse(cl.conn, r.ID, protocol.Denied, "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root")
+		return
+	}
+	l.table.ForceRelease(now, cl.id, *r)
+}

@@ -1,0 +1,161 @@
+package sidecar_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
+)
+
+// me is the user of this process, by number: root and the user of the sidecar are bound only by
+// entries that name them.
+func me() []string { return []string{fmt.Sprint(os.Geteuid())} }
+
+func withPolicy(entries ...policy.Entry) func(*sidecar.Config) {
+	return func(c *sidecar.Config) { c.Policy = entries }
+}
+
+func TestRequestsThatThePolicyRefusesNameTheRule(t *testing.T) {
+	no := false
+	socket := start(t, withPolicy(
+		policy.Entry{Name: "open", Users: me(), Names: []string{"a:*", "b:*"}, Acquire: "allow"},
+		policy.Entry{Name: "closed", Users: me(), Acquire: "deny", List: "none", ForceRelease: "none", Commands: &no},
+		policy.Entry{Name: "short", Users: me(), LongestLease: "1s", LongestHold: "1h"},
+		policy.Entry{Name: "few", Users: me(), Holds: 2, Sessions: 2},
+	))
+	c := greeted(t, socket)
+	if m := c.hold("a:1"); m.EndNS == 0 {
+		t.Errorf("%+v: longest_hold ends no hold of a client that set no max_hold", m)
+	}
+	c.refused(c.acquire("c", 0), protocol.Denied, `rule "closed" of the policy denies acquire`)
+	c.id++
+	c.send(protocol.Acquire{ID: c.id, Name: "a:2", LeaseMS: 2000})
+	c.refused(c.id, protocol.Limit, `rule "short"`)
+	c.hold("b:1")
+	c.refused(c.acquire("b:2", 0), protocol.Limit, `rule "few" of the policy limits holds of user`)
+	c.id++
+	c.send(protocol.List{ID: c.id})
+	c.refused(c.id, protocol.Denied, `rule "closed"`)
+	c.id++
+	c.send(protocol.ForceRelease{ID: c.id, Name: "a:1"})
+	c.refused(c.id, protocol.Denied, `rule "closed"`)
+
+	var info protocol.InfoOK
+	c.id++
+	c.send(protocol.Info{ID: c.id, Name: "a:1"})
+	c.answer(c.id, &info)
+	c.id++
+	c.send(protocol.Info{ID: c.id, Name: "c"})
+	c.refused(c.id, protocol.Denied, `rule "closed"`)
+
+	greeted(t, socket)
+	third := connect(t, socket)
+	third.send(protocol.Hello{ID: 1, V: protocol.Version})
+	third.refused(1, protocol.Limit, `rule "few" of the policy limits sessions`)
+	third.ended()
+}
+
+func TestRequestsPerSecondAreRefusedAndReleasesAreNot(t *testing.T) {
+	socket := start(t, withPolicy(policy.Entry{Name: "slow", Users: me(), RequestsPerSecond: 1}))
+	c := greeted(t, socket)
+	m := c.hold("a")
+	for code := protocol.Code(""); code != protocol.Limit; { // a request each second is allowed
+		c.id++
+		c.send(protocol.Ping{ID: c.id})
+		if e, ok := c.next().(*protocol.Err); ok {
+			if code = e.Code; !strings.Contains(e.Msg, `rule "slow"`) {
+				t.Fatalf("refused: %+v", e)
+			}
+		}
+	}
+	c.id++
+	c.send(protocol.Release{ID: c.id, Hold: m.Hold})
+	var released protocol.ReleaseOK
+	c.answer(c.id, &released)
+}
+
+// Without an entry that names it, the user of the sidecar is not bound: a person must be able to
+// repair what a policy broke.
+func TestPolicyForEveryoneDoesNotBindTheUserOfTheSidecar(t *testing.T) {
+	socket := start(t, withPolicy(policy.Entry{Name: "rest", Acquire: "deny", List: "none", ForceRelease: "none", Sessions: 1}))
+	greeted(t, socket)
+	c := greeted(t, socket)
+	c.hold("a")
+	var forced protocol.ForceReleaseOK
+	c.id++
+	c.send(protocol.ForceRelease{ID: c.id, Name: "a"})
+	if a, ok := c.next().(*protocol.LostEvent); !ok || a.Reason != protocol.ByForce {
+		t.Fatalf("%+v, want the loss", a)
+	}
+	c.answer(c.id, &forced)
+}
+
+// Holds of before a restart count from when their client claims them, and none is lost although
+// the policy allows fewer by then.
+func TestHoldsOfAResumedSessionCountForThePolicy(t *testing.T) {
+	h := newHouse(t, nil)
+	c, hello := h.hello(true, "")
+	var holds []protocol.ClaimedHold
+	for _, name := range []string{"a", "b"} {
+		holds = append(holds, protocol.ClaimedHold{Hold: c.hold(name).Hold, Entries: 1})
+	}
+	h.cfg.Policy = []policy.Entry{{Name: "few", Users: me(), Holds: 2, Sessions: 1}}
+	h.restart()
+	other, _ := h.hello(true, "") // the only session that is allowed, while the first is away
+	c, resumed := h.hello(true, hello.Ticket)
+	if !resumed.Resumed {
+		t.Fatal("not resumed")
+	}
+	c.id++
+	c.send(protocol.Claim{ID: c.id, Holds: holds})
+	for claimed := false; !claimed; {
+		switch m := c.next().(type) {
+		case *protocol.Answer:
+			claimed = true
+		case *protocol.Err, *protocol.LostEvent:
+			t.Fatalf("%+v", m)
+		}
+	}
+	other.refused(other.acquire("c", 0), protocol.Limit, `rule "few" of the policy limits holds of user`)
+}
+
+// The groups and the cgroup of a peer come from the kernel.
+func TestPeerIsMatchedBySupplementaryGroupAndCgroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to run a process with other groups")
+	}
+	if os.Getenv("LOCKSIDECAR_TEST_POLICY_SOCKET") != "" {
+		c := greeted(t, os.Getenv("LOCKSIDECAR_TEST_POLICY_SOCKET"))
+		c.refused(c.acquire("by-group", 0), protocol.Denied, `rule "group"`)
+		c.refused(c.acquire("by-cgroup", 0), protocol.Denied, `rule "cgroup"`)
+		c.hold("other")
+		return
+	}
+	h := newHouse(t, func(c *sidecar.Config) {
+		c.SocketMode = 0o666
+		c.Policy = []policy.Entry{
+			{Name: "group", Groups: []string{"54321"}, Names: []string{"by-group"}, Acquire: "deny"},
+			{Name: "cgroup", Groups: []string{"54321"}, Cgroups: []string{"/"}, Names: []string{"by-cgroup"}, Acquire: "deny"},
+		}
+	})
+	greeted(t, h.cfg.Socket).hold("by-group") // of this process, which is not in the group
+	if err := os.Chmod(strings.TrimSuffix(h.cfg.Socket, "/s"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestPeerIsMatchedBySupplementaryGroupAndCgroup$", "-test.v")
+	cmd.Env = append(os.Environ(), "LOCKSIDECAR_TEST_POLICY_SOCKET="+h.cfg.Socket)
+	groups := []uint32{}
+	for i := range uint32(40) { // more than are read at first
+		groups = append(groups, 60_000+i)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 0, Gid: 0, Groups: append(groups, 54321)}}
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("%v: %s", err, out)
+	}
+}
