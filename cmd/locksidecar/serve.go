@@ -35,6 +35,7 @@ func (serveCmd) Help() string {
 A stop, or a kill, frees no lock: the next daemon finds in the state file who holds what, and goes on.
 
 Each setting is taken from its flag, its variable, the settings file or its default: the first that has it.
+Only the settings file can have a policy: [[policy]] entries say which processes may lock what, and how much of it.
 The Redis URL may also come as the systemd credential "redis-url", and the files for TLS as "redis-ca", "redis-cert"
 and "redis-key".
 GOMAXPROCS and GOGC are Go's own; without them, serve runs on two processors, collects garbage at 40 %, and returns
@@ -118,6 +119,10 @@ func (c *serveCmd) read(parsed *kong.Context) (cfg sidecar.Config, target redisT
 	}
 	cfg = c.config()
 	cfg.Redis = target.url
+	cfg.Policy = c.resolver.policy
+	if err = c.resolver.placeFaults(sidecar.CheckPolicy(cfg.Policy)); err != nil {
+		return cfg, target, err
+	}
 	for _, file := range []struct {
 		credential string
 		path       *string

@@ -227,6 +227,14 @@ func TestServeAndCheckRefuseSettingsThatCannotWork(t *testing.T) {
 		{"a negative limit", func(string) []string { return []string{"--max-locks=-1"} }, "max-locks -1"},
 		{"a key prefix with half a hash tag", func(string) []string { return []string{"--key-prefix", "app1{"} }, "outside of a hash tag"},
 		{"a key prefix that is reserved", func(string) []string { return []string{"--key-prefix", "locksidecar_"} }, "reserved"},
+		{"a policy with an unknown key", func(dir string) []string {
+			writeIn(t, dir, "s.toml", "\n[[policy]]\nname = 'x'\nhold = 1\n")
+			return []string{"--config", dir + "/s.toml"}
+		}, `s.toml, line 4: entry 1 of the policy ("x"): hold: there is no such key`},
+		{"a policy with a user that there is not", func(dir string) []string {
+			writeIn(t, dir, "s.toml", "\n[[policy]]\nname = 'x'\nholds = 1\nusers = ['no-such-user']\n")
+			return []string{"--config", dir + "/s.toml"}
+		}, `s.toml, line 5: entry 1 of the policy ("x"): users: "no-such-user"`},
 		{"a settings file that is not there", func(string) []string { return []string{"--config", "/nonexistent.toml"} }, "cannot be read"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
 // settings are the daemon's. Each has one name in three spellings: the flag
@@ -66,6 +67,9 @@ type settingsResolver struct {
 	path    string // of the file; "": none
 	file    map[string]string
 	origins map[string]origin // by key
+
+	policy      []policy.Entry // which only the file can have
+	policyLines []entryLines   // where each of them is
 }
 
 func newSettingsResolver(path string) (*settingsResolver, error) {
@@ -73,8 +77,15 @@ func newSettingsResolver(path string) (*settingsResolver, error) {
 	if path == "" {
 		return r, nil
 	}
-	var s settings
-	meta, err := toml.DecodeFile(path, &s)
+	var s struct {
+		settings
+		Policy []map[string]any `toml:"policy"`
+	}
+	text, err := os.ReadFile(path)
+	var meta toml.MetaData
+	if err == nil {
+		meta, err = toml.Decode(string(text), &s)
+	}
 	if err != nil {
 		var pathErr *fs.PathError
 		if errors.As(err, &pathErr) {
@@ -84,10 +95,14 @@ func newSettingsResolver(path string) (*settingsResolver, error) {
 	}
 	if unknown := meta.Undecoded(); len(unknown) > 0 {
 		return nil, fmt.Errorf("the settings file %s has the unknown key %q; the keys are %s",
-			path, unknown[0], strings.Join(settingKeys(), ", "))
+			path, unknown[0], strings.Join(append(settingKeys(), "policy"), ", "))
+	}
+	r.policyLines = policyLines(string(text))
+	if r.policy, err = r.readPolicy(s.Policy); err != nil {
+		return nil, err
 	}
 	r.file = make(map[string]string)
-	v := reflect.ValueOf(s)
+	v := reflect.ValueOf(s.settings)
 	for i, key := range settingKeys() {
 		if meta.IsDefined(key) {
 			r.file[key] = settingText(v.Field(i).Interface())
