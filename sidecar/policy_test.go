@@ -45,6 +45,12 @@ func TestRequestsThatThePolicyRefusesNameTheRule(t *testing.T) {
 	c.id++
 	c.send(protocol.ForceRelease{ID: c.id, Name: "a:1"})
 	c.refused(c.id, protocol.Denied, `rule "closed"`)
+	c.id++
+	c.send(protocol.Events{ID: c.id})
+	c.refused(c.id, protocol.Denied, `rule "closed"`)
+	c.id++
+	c.send(protocol.Status{ID: c.id})
+	c.refused(c.id, protocol.Denied, `rule "closed"`)
 
 	var info protocol.InfoOK
 	c.id++

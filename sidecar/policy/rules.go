@@ -20,6 +20,7 @@ type Rules struct {
 	waiters  locktable.ByName[*rule]
 	sessions *rule // nil: no entry limits them
 	requests *rule // nil: no entry limits them
+	overview *rule // the first that hides anything; nil: none does
 
 	scope    locktable.ByName[locktable.Scope]
 	commands locktable.ByName[bool]
@@ -78,6 +79,9 @@ func (p *Policy) collect(set uint64) *Rules {
 		}
 		if r.Commands != nil {
 			rs.commands = append(rs.commands, locktable.ForNames[bool]{Names: r.patterns, Value: *r.Commands})
+		}
+		if hides := r.List != "" && r.list != locktable.ScopeAll || r.Commands != nil && !*r.Commands; hides && rs.overview == nil {
+			rs.overview = r
 		}
 		if r.Sessions != 0 && rs.sessions == nil {
 			rs.sessions = r
@@ -273,6 +277,15 @@ func (s *Session) ForceRelease(name string, isHeld bool, holder int64) (refused 
 func (s *Session) List() *Refusal {
 	if len(s.rules.list) > 0 && len(s.rules.list[0].Names) == 0 && s.rules.list[0].Value.list == locktable.ScopeNone {
 		return refusal(protocol.Denied, s.rules.list[0].Value, "denies list to user %d", s.uid)
+	}
+	return nil
+}
+
+// Overview decides whether the session may ask for what is about all locks at once, and leaves
+// nothing out: the status and the events.
+func (s *Session) Overview() *Refusal {
+	if r := s.rules.overview; r != nil {
+		return refusal(protocol.Denied, r, "hides other users' processes, their command lines or all locks from user %d, and status and events show them; ask as root or as the sidecar's user", s.uid)
 	}
 	return nil
 }
