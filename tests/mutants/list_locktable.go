@@ -48,8 +48,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a session that is full when its turn comes is refused",
 		file: "sidecar/locktable/request.go",
-		old:  `if t.isFull(r.session) {`,
-		new:  `if false {`,
+		old:  `if why := t.fullOfHolds(r.session, l.name); why != "" {`,
+		new:  `if why := ""; why != "" {`,
 		by:   tableTest("TestMaxHoldsCountsHolds"),
 	},
 
@@ -1532,8 +1532,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a hold that was not released does not linger",
 		file: "sidecar/locktable/hold.go",
-		old:  "	t.unlinkHold(h)\n	delete(t.byHold, h.id)\n",
-		new:  "	t.unlinkHold(h)\n	defer t.linger(t.now, h.lock)\n	delete(t.byHold, h.id)\n",
+		old:  "	t.unlinkHold(h)\n	h.uncountHold()\n",
+		new:  "	t.unlinkHold(h)\n	defer t.linger(t.now, h.lock)\n	h.uncountHold()\n",
 		by:   tableTest("TestOnlyAReleasedLockLingers"),
 	},
 
