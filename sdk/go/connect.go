@@ -2,6 +2,7 @@ package locksidecar
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -160,6 +161,9 @@ func (s *session) reconnect(ctx context.Context, pause *time.Duration) *connecti
 		*pause = nextPause(*pause)
 		conn, err := s.dialer.dial(ctx, s.ticket)
 		switch {
+		case err != nil && errors.Is(err, errRefused):
+			s.fail(err, func(*hold) error { return nil })
+			return nil
 		case err != nil:
 			s.connectFailed(err)
 			// An attempt to connect costs a sidecar that does not listen nothing.

@@ -711,6 +711,54 @@ func TestRefusedClaimEndsSession(t *testing.T) {
 	wantKind(t, l.Err(), ErrLost)
 }
 
+// A sidecar that refuses hello for good ends the session: its ticket is not used again.
+func TestRefusedHelloEndsSession(t *testing.T) {
+	s := listen(t)
+	c, p := s.dial()
+	l := p.lock(c, "a", 1, inOneHour())
+	waits := async(func() (*Lock, error) { return c.Lock(context.Background(), "b") })
+	expect[protocol.Acquire](p)
+	p.nc.Close()
+	p = s.accept()
+	p.send(protocol.Err{ID: expect[protocol.Hello](p).ID, Code: protocol.Unsupported, Msg: "it speaks version 2"})
+	p.nc.Close()
+	_, err := waits()
+	wantKind(t, err, ErrUnsupported)
+	if err := l.Err(); err != nil {
+		t.Errorf("%v; the lock is held until its deadline", err)
+	}
+	waits = async(func() (*Lock, error) { return c.Lock(context.Background(), "c") })
+	p = s.accept()
+	hello := expect[protocol.Hello](p)
+	if hello.Resume != "" {
+		t.Errorf("sent %+v, want a hello that resumes nothing", hello)
+	}
+	p.send(protocol.HelloOK{ID: hello.ID, V: 1, Sidecar: "fake", NowNS: p.clock(), Ticket: ticket})
+	p.grant(1, inOneHour())
+	if _, err := waits(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A sidecar that has no room, or is stopping, is tried again with the ticket.
+func TestHelloThatIsRefusedForNowIsSentAgain(t *testing.T) {
+	for _, code := range []protocol.Code{protocol.Unavailable, protocol.Limit, protocol.NoHello} {
+		s := listen(t)
+		c, p := s.dial()
+		l := p.lock(c, "a", 1, inOneHour())
+		p.nc.Close()
+		p = s.accept()
+		p.send(protocol.Err{ID: expect[protocol.Hello](p).ID, Code: code, Msg: "try again"})
+		p.nc.Close()
+		p = s.acceptResumed()
+		claim, _ := p.expectClaim()
+		p.send(protocol.ClaimOK{ID: claim})
+		if err := l.Err(); err != nil {
+			t.Errorf("%s: %v", code, err)
+		}
+	}
+}
+
 func TestPatienceBoundsWaitForSidecar(t *testing.T) {
 	for _, patience := range []time.Duration{0, time.Second, defaultPatience} {
 		inVirtualTime(t, func(t *testing.T, c *Client, network *fakeNetwork) {

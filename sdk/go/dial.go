@@ -85,6 +85,10 @@ func isRetryable(err error) bool {
 		errors.Is(err, syscall.EAGAIN) || errors.Is(err, errNoHello)
 }
 
+// errRefused is the cause of an error if the sidecar refused hello for a reason that does not
+// pass.
+var errRefused = errors.New("hello was refused")
+
 // errNoHello is the cause of an error if the sidecar ended the connection before it answered
 // hello.
 var errNoHello = errors.New("no answer to hello")
@@ -166,11 +170,14 @@ func (d *dialer) greet(nc net.Conn, ticket string) (*connection, *clientError) {
 // helloRefused converts the sidecar's refusal of hello.
 func (d *dialer) helloRefused(m *protocol.Err) *clientError {
 	e := refusedError(d.task(), m)
+	e.cause = errRefused
 	switch m.Code {
 	case protocol.Unsupported:
 		e.text = fmt.Sprintf("the sidecar at %s does not speak version %d of the protocol, which this client needs; install a matching release of one of them (%s)", d.path, protocol.Version, m.Msg)
 	case protocol.Unavailable:
 		e.cause = errNoHello
+	case protocol.Limit, protocol.NoHello: // no_hello: hello came too late
+		e.cause = nil
 	}
 	return e
 }

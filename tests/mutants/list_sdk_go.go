@@ -28,6 +28,13 @@ var sdkGoMutants = []mutant{
 		by:   test("sdk/go", "TestSessionSurvivesDisconnectAtEveryByte"),
 	},
 	{
+		rule: "a ticket that was refused for good is not used again",
+		file: sdkConnect,
+		old:  "		case err != nil && errors.Is(err, errRefused):\n",
+		new:  "		case err != nil && !errors.Is(err, err):\n",
+		by:   test("sdk/go", "TestRefusedHelloEndsSession"),
+	},
+	{
 		rule: "calls are sent again in their order",
 		file: sdkConnect,
 		old:  "slices.Sorted(maps.Keys(s.calls))",
