@@ -11,7 +11,7 @@ import pytest
 from fake import Connection, Sidecar, frame
 from session_harness import S, SessionHarness
 
-from locksidecar import ClientClosed, LimitExceeded, LockLost, ProtocolError, Unavailable, Unsupported
+from locksidecar import ClientClosed, Denied, LockLost, ProtocolError, Unavailable, Unsupported
 from locksidecar import _protocol as protocol
 from locksidecar._calls import (
     Call,
@@ -82,6 +82,7 @@ def test_stopping_sidecar_is_a_disconnect(harness: SessionHarness) -> None:
         {"err": {"code": "limit", "msg": "no file descriptors to spare"}},
         {"err": {"code": "no_hello", "msg": "no hello within 5 s"}},
         {"id": True, "err": {"code": "unavailable", "msg": "the sidecar is stopping"}},
+        {"id": True, "err": {"code": "limit", "msg": "too many sessions"}},
     ],
 )
 def test_refused_resume_is_tried_again(harness: SessionHarness, refusal: dict[str, Any]) -> None:
@@ -397,7 +398,7 @@ def test_session_without_a_ticket_is_not_resumed(harness: SessionHarness) -> Non
         ({"v": 2}, Unsupported, "speaks protocol version 2, this client 1"),
         ({"now_ns": 60 * S}, Unsupported, "time namespace"),
         ({"ticket": "t" * 129}, ProtocolError, "more than 128 bytes"),
-        ({"err": {"code": "limit", "msg": "raise --max-sessions"}}, LimitExceeded, "--max-sessions"),
+        ({"err": {"code": "denied", "msg": "the process cannot be found"}}, Denied, "process"),
         ({"err": {"code": "sunspots", "msg": "wait for the night"}}, Exception, "night"),
     ],
 )

@@ -630,8 +630,9 @@ class Session:
                 self._on_connection_error(reply, now)
             case protocol.Refusal(id=id, code=code, msg=msg):
                 if id in self._answer_handlers:
-                    if self._ticket and code == "unavailable":
-                        self.on_disconnected(now)  # the sidecar is stopping
+                    # The sidecar is stopping, or is full just now. The session can still be resumed.
+                    if self._ticket and (code == "unavailable" or (code == "limit" and self.stage is Stage.GREETING)):
+                        self.on_disconnected(now)
                         return
                     error = _ERRORS_BY_CODE.get(code, LocksidecarError)
                     self.fail(f"the sidecar at {self.path} refused the session: {msg or code}.", error)
