@@ -50,7 +50,7 @@ build: ## build bin/locksidecar
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin dist .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target
+	rm -rf bin dist .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target examples/typescript/dist examples/typescript/node_modules
 
 .PHONY: release
 release: venv ## the artefacts of a release, in dist/: archives, packages, image, sdist, wheel, checksums
@@ -141,6 +141,18 @@ $(TEST_JAR): $(shell find tests/redisson -type f -not -path '*/target/*' 2>/dev/
 $(BENCH_JAR): tests/redisson/parent.pom.xml tests/bench/redisson/pom.xml $(shell find tests/bench/redisson/src -type f 2>/dev/null)
 	$(call jar,tests/bench/redisson)
 
+.PHONY: typescript
+typescript: examples/typescript/dist/.ready ## compile the example client in TypeScript
+
+examples/typescript/node_modules/.ready: examples/typescript/package.json examples/typescript/package-lock.json
+	@{ command -v node && command -v npm; } >/dev/null || { $(call apt,nodejs npm); }
+	cd examples/typescript && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+examples/typescript/dist/.ready: examples/typescript/node_modules/.ready examples/typescript/tsconfig.json $(wildcard examples/typescript/src/*.ts)
+	cd examples/typescript && rm -rf dist && npm run --silent build
+	@touch $@
+
 # ---- checks ------------------------------------------------------------------
 
 .PHONY: fmt-check
@@ -151,9 +163,9 @@ fmt-check:
 test: test-go test-python ## run every test; installs what they need
 
 .PHONY: test-go
-test-go: fmt-check redis cc venv redisson readers
+test-go: fmt-check redis cc venv redisson typescript readers
 	go vet ./...
-	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 LOCKSIDECAR_REQUIRE_READERS=1 go test -race -timeout 10m ./...
+	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 LOCKSIDECAR_REQUIRE_READERS=1 LOCKSIDECAR_REQUIRE_NODE=1 go test -race -timeout 10m ./...
 	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
 	GOOS=wasip1 GOARCH=wasm go test -exec 'env -u GOOS -u GOARCH go run $(WAZERO) run' ./sdk/go
 

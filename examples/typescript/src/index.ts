@@ -1,0 +1,3 @@
+export { Client, type ConnectOptions, type LockOptions, connect } from "./client.js";
+export * from "./errors.js";
+export type { Lock } from "./lock.js";
