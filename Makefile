@@ -193,6 +193,7 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --st
 	cd sdk/python && for system in darwin win32; do ../../.venv/bin/mypy --strict --platform $$system src; done
 	.venv/bin/mypy --strict internal/flashsale/till.py tests/harness/worker.py
 	.venv/bin/mypy --strict tests/chaos/worker.py
+	.venv/bin/mypy --strict tests/conform/driver.py
 	MYPYPATH=tests/storm .venv/bin/mypy --strict tests/storm/storm.py tests/storm/locker.py
 	.venv/bin/mypy --strict tests/bench/python/worker.py
 
@@ -220,6 +221,10 @@ diff: redis ## a long hunt of the scripts' differential test: DIFF_LAPS laps
 .PHONY: mutants
 mutants: redis ## break the rules of the code one at a time, and list the broken rules that no test notices
 	go run ./tests/mutants -run '$(MUTANTS)'
+
+.PHONY: conform
+conform: typescript ## break the rules of a client one at a time: does locksidecar conform notice each?
+	go test ./tests/conform -run '^TestEachSceneFindsABrokenClient$$' -count 1 -v -judge
 
 .PHONY: chaos
 chaos: redis venv build ## break daemons, Redis and clients for CHAOS_TIME (10m), or kill daemons CHAOS_KILLS times

@@ -29,6 +29,7 @@ type cli struct {
 	ForceRelease forceReleaseCmd `cmd:"" help:"End a lock that a process of this host holds."`
 	Metrics      metricsCmd      `cmd:"" help:"Print the metrics of the sidecar."`
 	Ping         pingCmd         `cmd:"" help:"Ask whether the sidecar and its Redis answer."`
+	Conform      conformCmd      `cmd:"" help:"Test a client of the protocol: play the sidecar, and judge."`
 	Demo         demoCmd         `cmd:"" help:"Watch a flash sale without and with locks."`
 	Completion   completionCmd   `cmd:"" help:"Print completions for a shell."`
 	Prepare      prepareCmd      `cmd:"" help:"Make the directory of the socket for a daemon in a container."`

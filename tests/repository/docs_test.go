@@ -207,7 +207,7 @@ func TestDocumentsNamePathsOfTestsThatExist(t *testing.T) {
 func documents(t *testing.T) []string {
 	t.Helper()
 	var all []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/decisions/*.md", "deploy/*.md", "protocol/*.md", "sdk/python/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/decisions/*.md", "deploy/*.md", "protocol/*.md", "sdk/python/*.md", "examples/*/*.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil || len(found) == 0 {
 			t.Fatalf("no file matches %s (%v)", pattern, err)

@@ -143,6 +143,11 @@ var bans = []ban{
 		why:    "the tills lock as every program does: through the SDK",
 	},
 	{
+		from: "internal/conform", to: []string{"./..."},
+		except: []string{"./internal/conform", "./protocol", "./internal/rawio"},
+		why:    "the judge of clients knows the protocol, and neither the daemon nor a client",
+	},
+	{
 		from: "sidecar/...", to: []string{"./internal/flashsale"},
 		why: "the daemon does not carry its demo",
 	},

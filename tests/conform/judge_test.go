@@ -1,0 +1,176 @@
+package conform
+
+import (
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/conform"
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+var playAll = flag.Bool("judge", false, "play the scenes of all faults, not of each fifth one")
+
+// A fault is a change of the TypeScript client that breaks rules of the protocol. Each of the
+// scenes has to fail.
+type fault struct {
+	rule     string // that is broken
+	file     string // a compiled one, without .js
+	old, new string // old occurs once
+	scenes   string // their names, or the beginnings of their names with a slash at the end
+}
+
+var faults = []fault{
+	{"hello has v 1", "client", "v: 1, client", "v: 2, client", "hello/first"},
+	{"an error code has its error", "errors", "unsupported: UnsupportedError", "unsupported: LimitError", "hello/refused"},
+	{"the version is checked", "client", "if (version !== 1n)", "if (false)", "hello/other-version"},
+	{"the clocks are compared", "client", "now > boottime() || now < this.helloSentAt - SECOND", "false", "hello/clock-ahead hello/clock-behind"},
+	{"hello is resumable", "client", "resumable: true", "resumable: undefined", "hello/not-resumable"},
+	{"close ends the holds", "client", "this.loseAll(this.closed);", "", "close/gives-up-holds"},
+	{"one release for each entry", "lock", "hold.holder.sendRelease(hold);", "hold.holder.sendRelease(hold); hold.holder.sendRelease(hold);", "lock/grant-and-release"},
+	{"a try sends wait_ms 0", "client", "wait_ms = Math.ceil(timeout);", "wait_ms = Math.ceil(timeout) || undefined;", "lock/try"},
+	{"wait_ms is what was given", "client", "Math.max(1, Math.min(left, call.fields.wait_ms))", "2 * call.fields.wait_ms", "lock/wait"},
+	{"tokens have 63 bits", "protocol", "decode(bytes, { useBigInt64: true })", "decode(bytes)", "lock/token"},
+	{"lease_ms is sent", "client", "lease_ms: options.leaseMs", "lease_ms: undefined", "lock/lease deadline/lease-event-fixed"},
+	{"max_hold_ms is sent", "client", "max_hold_ms: options.maxHoldMs", "max_hold_ms: undefined", "lock/max-hold"},
+	{"crash_delay_ms is sent", "client", "crash_delay_ms: options.crashDelayMs", "crash_delay_ms: undefined", "lock/crash-delay"},
+	{"msg may be absent", "client", `err.has("msg") ? err.text("msg") : ""`, `err.text("msg")`, "lock/errors"},
+	{"a handle is released once", "lock", "this.released = true;", "", "lock/second-release"},
+	{"answers are matched by id", "client", "const call = this.calls.get(id);\n        if (call === undefined)\n            return; // a page", "const call = [...this.calls.values()][0]; id = call?.id;\n        if (call === undefined)\n            return; // a page", "lock/answers-in-any-order"},
+	{"the owner is sent", "client", "owner: options.owner", "owner: undefined", "lock/owners"},
+	{"a frame may arrive in pieces", "protocol", "if (this.buffer.length < 4 + length)\n            return undefined;", "", "frames/byte-by-byte"},
+	{"ignored fields may nest 8 deep", "protocol", "const MAX_DEPTH = 8;", "const MAX_DEPTH = 7;", "frames/unusual"},
+	{"a lost event ends the hold", "client", "hold.lose(new LockLostError(hold.name, reason));", "", "lost/reasons lost/with-the-grant lost/notified resume/lost-meanwhile"},
+	{"a lost event of another hold is ignored", "client", "if (hold !== undefined) {\n                    this.holds.delete", "if (true) {\n                    this.holds.delete", "lost/reasons cancel/lost-grant"},
+	{"the reason of a loss is reported", "client", "new LockLostError(hold.name, reason)", `new LockLostError(hold.name, "?")`, "lost/reasons deadline/late-lost-event"},
+	{"a loss is reported", "lock", "this.controller.abort(why);", "", "lost/notified deadline/notified"},
+	{"a hold ends at its deadline", "lock", "if (this.ended !== undefined || boottime() < this.end)", "if (true)", "deadline/passes deadline/lease-event deadline/max-hold deadline/notified hang/deadline resume/orphan-expires"},
+	{"a released hold is not claimed", "client", "if (hold.entries === 0 || hold.ended !== undefined)\n            this.holds.delete(hold.number);", "", "resume/released-meanwhile claims/released-meanwhile confirm/resumed"},
+	{"a lease event moves deadlines", "client", "hold.extend(deadline);\n                break", "break", "deadline/lease-event deadline/late-lease-event resume/lease-event"},
+	{"the largest deadline counts", "lock", "if (deadline > this.deadline)", "if (true)", "deadline/lease-event-not-earlier"},
+	{"a fixed lease has no lease events", "client", "if (!hold.fixed)", "if (true)", "deadline/lease-event-fixed"},
+	{"end_ns counts", "lock", "this.maxHoldEnd < this.deadline", "false", "deadline/max-hold"},
+	{"the client reads before it decides", "lock", "await arrived();", "", "deadline/late-lease-event"},
+	{"each entry of an expired hold is released", "lock", "i < entries; i++", "i < 1; i++", "deadline/entries"},
+	{"a grant that no caller gets is released", "client", `this.write(frame({ op: "release", hold: answer.int("hold") }));`, "", "hang/late-grant cancel/too-late"},
+	{"to give up waiting is to cancel", "client", `this.write(frame({ op: "cancel", target: call.id }));`, "", "cancel/waiting"},
+	{"a bad frame ends the connection", "client", "this.onViolation(error);", "", "bad-frame/"},
+	{"no hold outlives the connection", "client", `hold.lose(new LockLostError(hold.name, "protocol"));`, "", "bad-frame/array"},
+	{"no key occurs twice", "protocol", "if (this.values.has(key))", "if (false)", "bad-frame/key-twice bad-frame/unknown-key-twice"},
+	{"no byte follows the map", "protocol", "!scan.atEnd()", "false", "bad-frame/trailing-byte"},
+	{"strings are UTF-8", "protocol", "fatal: true", "fatal: false", "bad-frame/key-not-utf8 bad-frame/reason-not-utf8"},
+	{"ignored fields nest 8 deep at most", "protocol", "if (depth === 0)", "if (false)", "bad-frame/too-deep"},
+	{"integers have their ranges", "protocol", "value < low || value > MAX_INT", "false", "bad-frame/hold-too-large bad-frame/token-text"},
+	{"a lost session has no holds", "client", "hold.orphaned = true;", "", "end/new-session resume/orphan-expires"},
+	{"the newest ticket is used", "client", "this.ticket = ticket;", "this.ticket ??= ticket;", "resume/claims resume/not-resumed claims/interrupted"},
+	{"a claim has the entries", "client", "[hold.number, hold.entries]", "[hold.number, 1]", "resume/entries"},
+	{"a claim has 4,096 holds at most", "protocol", "MAX_CLAIMS = 4096", "MAX_CLAIMS = 5000", "resume/pages"},
+	{"the pages of claims say whether more follow", "client", "holds: numbers, more }", "holds: numbers }", "resume/pages"},
+	{"hello is tried again after limit", "client", `code === "limit" && this.ticket !== undefined`, "false", "resume/refused-for-now"},
+	{"a refused ticket is not used again", "client", `if (code === "unavailable" || (code`, `if (true || (code`, "resume/refused-for-good"},
+	{"a connection error ends the session", "client", `else if (code === "unavailable")`, "else if (true)", "resume/connection-error"},
+	{"unavailable does not end the session", "client", `else if (code === "unavailable")`, "else if (false)", "resume/unavailable"},
+	{"pauses grow", "client", "pause * (0.75 + Math.random() / 2)", "0", "resume/pauses"},
+	{"a release waits for the claims", "client", "if (this.phase === \"serving\")\n            this.write(release);", "if (true)\n            this.write(release);", "claims/release-while-due"},
+	{"an acquire waits for the claims", "client", "if (this.phase === \"serving\")\n            this.sendCall(call);", "if (this.phase !== \"disconnected\")\n            this.sendCall(call);", "claims/acquire-while-due"},
+	{"what is left of wait_ms is sent", "client", "Math.max(1, Math.min(left, call.fields.wait_ms))", "call.fields.wait_ms", "waiters/after-claims waiters/new-session"},
+	{"unanswered acquires are sent again", "client", "const calls = [...this.calls.values()];\n        this.calls.clear();\n        for (const call of calls) {", "const calls = [];\n        for (const call of calls) {", "waiters/after-claims waiters/new-session waiters/grant-not-read"},
+	{"canceled acquires are not sent again", "client", "giveUp(call, why) {", "giveUp(call, why) {\n        return call.reject(why);", "waiters/canceled-meanwhile"},
+	{"close sends bye", "client", `this.write(frame({ op: "bye", id: this.bye.id }));`, "", "close/bye close/bye-interrupted"},
+	{"bye is sent instead of claims", "client", "if (isResumed)\n                this.sendBye();", "if (isResumed)\n                this.sendClaims();", "close/bye-interrupted"},
+	{"a release is confirmed", "lock", "if (options.confirm)", "if (false)", "confirm/answered confirm/refused confirm/resumed"},
+	{"an unconfirmed release is an error", "client", "throw new UnconfirmedError(", "void new UnconfirmedError(", "confirm/refused confirm/not-read confirm/other-sidecar"},
+	{"a new session needs a proof", "client", `call.op = "info";`, "", "confirm/same-sidecar confirm/not-read"},
+	{"another sidecar cannot confirm", "client", "call.sidecar === this.sidecar", "true", "confirm/other-sidecar"},
+}
+
+// Each scene fails for a client that breaks its rule. An ordinary run plays the scenes of each
+// fifth fault; make conform those of all.
+func TestEachSceneFindsABrokenClient(t *testing.T) {
+	node, dist := harness.TypeScript(t)
+	all := conform.Scenes()
+	isFound := make(map[string]bool)
+	for i, f := range faults {
+		var scenes []conform.Scene
+		for name := range strings.FieldsSeq(f.scenes) {
+			before := len(scenes)
+			for _, s := range all {
+				if s.Name == name || strings.HasSuffix(name, "/") && strings.HasPrefix(s.Name, name) {
+					scenes = append(scenes, s)
+					isFound[s.Name] = true
+				}
+			}
+			if len(scenes) == before {
+				t.Errorf("%s: there is no scene %s", f.rule, name)
+			}
+		}
+		t.Run(f.rule, func(t *testing.T) {
+			t.Parallel()
+			driver := f.apply(t, dist)
+			if !*playAll && i%5 != 0 {
+				return
+			}
+			// A broken client often sends nothing, and a scene notices that when its patience ends.
+			o := conform.Options{Command: []string{node, driver}, Scenes: scenes, Jobs: 4, Patience: time.Second}
+			err := conform.Run(context.Background(), o, func(r conform.Result) {
+				if r.Verdict != conform.Failed {
+					t.Errorf("%s is %s for a client that breaks the rule: %s", r.Scene.Name, r.Verdict, f.rule)
+				}
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for _, s := range all {
+		if !isFound[s.Name] {
+			t.Errorf("no fault is for the scene %s: can it fail?", s.Name)
+		}
+	}
+}
+
+// apply makes a copy of the client with the fault, and returns the path of its driver.
+func (f fault) apply(t *testing.T, dist string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "dist"), os.DirFS(dist)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"node_modules", "package.json"} {
+		if err := os.Symlink(filepath.Join(dist, "..", name), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "dist", f.file+".js")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), f.old); n != 1 {
+		t.Fatalf("%s.js has %q %d times; want once", f.file, f.old, n)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), f.old, f.new, 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "dist", "driver.js")
+}
+
+// The names of scenes are for --only, and each scene says what it demands, and where SPEC.md
+// does.
+func TestScenesAreDescribed(t *testing.T) {
+	var names []string
+	for _, s := range conform.Scenes() {
+		if slices.Contains(names, s.Name) {
+			t.Errorf("two scenes are named %s", s.Name)
+		}
+		names = append(names, s.Name)
+		if !strings.HasSuffix(s.Demand, ".") || !strings.HasPrefix(s.Spec, "§") {
+			t.Errorf("%s demands %q in %q", s.Name, s.Demand, s.Spec)
+		}
+	}
+}
