@@ -48,6 +48,7 @@ type commands struct {
 	keeps    fifo[locktable.Op]
 	others   fifo[locktable.Op]
 	listener listener
+	queries  fifo[*query]
 	pipe     *pipeline // nil while down
 	closing  bool
 	closed   bool
@@ -59,6 +60,8 @@ type commands struct {
 	// Owned by the pipeline's reader: what was logged as not permitted.
 	publishTold   bool
 	subscribeTold bool
+
+	announceTold atomic.Bool // that the name of the host is not permitted was logged
 
 	// Owned by run.
 	last     Identity // of the last session that was up, perhaps in another process
@@ -149,6 +152,7 @@ func (c *commands) pump(p *pipeline) {
 		clear(c.batch)
 	}
 	c.unsentOps.Store(int64(c.keeps.len() + c.others.len()))
+	c.pumpQueries(p)
 	if at := p.lastReply + p.patience; p.liveness == waiting && at < p.nextCheck {
 		p.nextCheck = at // run expected an idle connection
 		c.nudge()
@@ -219,9 +223,11 @@ func (c *commands) run() {
 			if waits := c.drainQueued(); len(waits) > 0 {
 				c.deliver(c.unsent(waits), nil)
 			}
+			fail(c.drainQueries(), c.why)
 		}
 		next, over := c.checkPipeline()
 		if over {
+			fail(c.drainQueries(), "the sidecar is stopping")
 			return
 		}
 		look.Reset(next)
@@ -393,8 +399,9 @@ func (c *commands) onDisconnect() {
 	default:
 		c.delay = nextDelay(c.delay)
 	}
-	results := p.close(why)
+	results, queries := p.close(why)
 	c.onDown(unavailableError(why))
+	fail(queries, why)
 	if len(results) > 0 {
 		c.deliver(results, nil)
 	}

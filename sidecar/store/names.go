@@ -15,6 +15,8 @@ const (
 	channelPrefix = "redisson_lock__channel:"
 	counterPrefix = "redisson_lock_token:"
 	queuePrefix   = "locksidecar_queue:"
+	hostPrefix    = "locksidecar_host:"
+	hostsPrefix   = "locksidecar_hosts:"
 )
 
 // MaxKeyPrefix is how many bytes Config.KeyPrefix may have.
@@ -98,11 +100,20 @@ func (k *keyspace) isTagged(name string) bool {
 }
 
 // queue returns the key of a lock's queue, as scripts/acquire_release.lua makes it.
-func (k *keyspace) queue(name string) string {
+func (k *keyspace) queue(name string) string { return k.ours(queuePrefix, name) }
+
+// host returns the key of what the sidecar with this uuid published of itself.
+func (k *keyspace) host(uuid string) string { return k.ours(hostPrefix, uuid) }
+
+// hosts returns the key of the index of all sidecars with the same prefix.
+func (k *keyspace) hosts() string { return k.ours(hostsPrefix, "") }
+
+// ours returns a key that only sidecars use.
+func (k *keyspace) ours(from, name string) string {
 	if k.isTagged(name) {
-		return queuePrefix + ":" + k.prefix + name
+		return from + ":" + k.prefix + name
 	}
-	return queuePrefix + "{" + k.prefix + name + "}"
+	return from + "{" + k.prefix + name + "}"
 }
 
 // appendKey appends key(name) as an argument of a command.

@@ -52,6 +52,7 @@ type pipeline struct {
 	served        bool             // Redis answered a command
 	raised        bool             // a token has raised session.id's floor since the last OnResults
 	scriptLoading map[*script]bool // that it is being taught a script is among the calls
+	queryCalls    int              // how many of the calls are commands of queries
 
 	lastInput atomic.Int64 // when Redis last sent anything: replies and messages show that it is alive
 
@@ -118,7 +119,7 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 // canSend reports whether a command may be sent now. The caller holds mu.
 func (p *pipeline) canSend() bool {
 	near := p.minRTT <= localRTT
-	inFlight := p.calls.len() - p.commands.listener.inFlight // subscriptions keep no operation waiting
+	inFlight := p.calls.len() - p.commands.listener.inFlight - p.queryCalls // these keep no operation waiting
 	return p.drainReason == "" && p.out.Accepts() && p.flight.len() < maxFlight && !(near && inFlight >= localInFlight)
 }
 
@@ -303,6 +304,15 @@ func (p *pipeline) onPush(push reply) error {
 // onMessage notes a message. What it says matters on the sidecar's channel only.
 func (p *pipeline) onMessage(channel string, text reply) {
 	if channel == p.commands.dial.channel {
+		if from, body, isAnswer, ok := question(text.text); ok {
+			if report := p.commands.cfg.OnQuestion; !isAnswer && report != nil {
+				report(from, []byte(body))
+			}
+			if report := p.commands.cfg.OnAnswer; isAnswer && report != nil {
+				report([]byte(body))
+			}
+			return
+		}
 		m, ok := p.encoder.keys.message(text.text)
 		if ok && text.kind == '$' {
 			p.checkTokens(&m)
@@ -453,6 +463,14 @@ func (p *pipeline) onReply(answer reply) error {
 		}
 		return err
 	}
+	if p.calls.front().query != nil {
+		q := p.onQueryReply(answer)
+		mu.Unlock()
+		if q != nil {
+			q.done(q.replies, nil)
+		}
+		return nil
+	}
 	defer mu.Unlock()
 	return p.onResults(answer)
 }
@@ -584,9 +602,9 @@ func (p *pipeline) decode(cl *call, answer reply, results []locktable.Result) er
 }
 
 // close ends the connection, and returns the results of what was under way: where
-// nothing of a command was written, it certainly was not carried out. The reader has
+// nothing of a command was written, it certainly was not carried out; and the queries. The reader has
 // ended, or will by itself.
-func (p *pipeline) close(why string) []locktable.Result {
+func (p *pipeline) close(why string) ([]locktable.Result, []*query) {
 	mu := &p.commands.mu
 	mu.Lock()
 	p.cut(net.ErrClosed)
@@ -606,6 +624,7 @@ func (p *pipeline) close(why string) []locktable.Result {
 		}
 		p.flight.drop(cl.ops)
 	}
+	queries := p.unansweredQueries()
 	p.calls = fifo[call]{}
-	return results
+	return results, queries
 }

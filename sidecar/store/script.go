@@ -52,12 +52,13 @@ const runMax = 128
 // shape.
 type call struct {
 	form     form
-	script   *script          // nil: a ping, or subscribing
+	script   *script          // nil: a ping, subscribing or querying
 	ops      int              // how many operations it carries out
 	sent     int64            // CLOCK_BOOTTIME in ns, read before it was written
 	from     int64            // where in the stream of the connection it begins, bytes
 	again    bool             // Redis was taught the script after it did not know it for these operations
 	channels *channelsRequest // subscribing
+	query    *query           // querying
 }
 
 type form uint8
@@ -68,6 +69,7 @@ const (
 	loading                 // SCRIPT LOAD: teach it
 	alive                   // PING
 	subscribing             // SUBSCRIBE or UNSUBSCRIBE
+	querying                // a command of a query
 )
 
 // encoder turns operations into commands.

@@ -77,6 +77,11 @@ type Config struct {
 	OnSubscribed   func(names []string)
 	OnUnsubscribed func(names []string)
 	OnMessages     func(messages []locktable.Message)
+
+	// OnQuestion: the sidecar with the uuid from asked this one. OnAnswer: a sidecar answered,
+	// as any program that may publish can pretend to. See Ask.
+	OnQuestion func(from string, body []byte)
+	OnAnswer   func(body []byte)
 }
 
 // Identity is what was connected to what: which data Redis had, by which

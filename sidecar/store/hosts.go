@@ -1,0 +1,237 @@
+package store
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/google/uuid"
+)
+
+// Host is what a sidecar publishes of itself for people.
+type Host struct {
+	UUID    string `json:"-"` // of the sidecar
+	Name    string `json:"host"`
+	Version string `json:"version"`
+	PID     int64  `json:"pid"`
+	Started int64  `json:"started_ms"` // Unix time
+}
+
+const (
+	// HostInterval is how often a sidecar publishes its Host.
+	HostInterval = time.Minute
+
+	// hostExpiry is how long a Host outlives the connection of its sidecar.
+	hostExpiry = 3 * HostInterval
+
+	// HostPage is how many sidecars Hosts returns at most.
+	HostPage = 100
+
+	// MaxHostName is how many bytes the name of a host may have.
+	MaxHostName = 64
+)
+
+// CheckHostName returns what is wrong with the name of a host; "": nothing.
+func CheckHostName(name string) string {
+	switch {
+	case len(name) > MaxHostName:
+		return "it has more than " + strconv.Itoa(MaxHostName) + " bytes"
+	case name != readableName(name) || strings.ContainsAny(name, " \t"):
+		return "it has a space, or a character that is not printable"
+	case uuid.Validate(name) == nil:
+		return "it is a uuid, and those name sidecars"
+	}
+	return ""
+}
+
+// readableName returns a text that another sidecar published as it may be printed: any program may
+// write that key.
+func readableName(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(text, "?"))
+	if len(text) > MaxHostName {
+		text = strings.ToValidUTF8(text[:MaxHostName], "")
+	}
+	return text
+}
+
+// hostField is the one field of the hash of a Host. A hash, because the permissions for locks
+// have the commands for it.
+const hostField = "about"
+
+// Announce publishes what this sidecar is. h.UUID is not used. If Redis does not permit it, the log
+// has that once.
+func (s *Store) Announce(h Host) {
+	c := s.commands
+	text, err := json.Marshal(h)
+	if err != nil {
+		panic(err) // it has only strings and numbers
+	}
+	keys := &c.dial.keys
+	own, index, expiry := keys.host(c.cfg.UUID), keys.hosts(), strconv.FormatInt(hostExpiry.Milliseconds(), 10)
+	c.ask(&query{
+		commands: [][]string{
+			{"hset", own, hostField, string(text)}, {"pexpire", own, expiry},
+			{"zadd", index, "0", c.cfg.UUID}, {"pexpire", index, expiry},
+			// The next ones in the order of uuids, after the last one the first ones: see prune.
+			{"zrange", index, "(" + c.cfg.UUID, "+", "bylex", "limit", "0", "2"},
+			{"zrange", index, "-", "+", "bylex", "limit", "0", "2"},
+		},
+		done: func(replies []reply, err error) {
+			if err != nil {
+				return // it comes again with the next connection
+			}
+			if err := refusal(replies); err == nil {
+				c.prune(append(replies[4].list, replies[5].list...))
+			} else if !c.announceTold.Swap(true) {
+				c.cfg.Log.Warn("other hosts cannot show the name of this one: Redis refused to store it; let the ACL of this user have +hset +pexpire +zadd +zrange and the keys "+keys.queuePatterns(),
+					"reason", err)
+			}
+		},
+	})
+}
+
+// prune removes uuids from the index of hosts whose keys have expired. Each sidecar looks after the
+// next ones in the index whenever it publishes: so it becomes empty of them, and no command takes
+// long, however many hosts there are.
+func (c *commands) prune(uuids []reply) {
+	uuids = uuids[:min(len(uuids), 2)]
+	if len(uuids) == 0 {
+		return
+	}
+	q := &query{}
+	for _, id := range uuids {
+		q.commands = append(q.commands, []string{"exists", c.dial.keys.host(id.text)})
+	}
+	q.done = func(replies []reply, err error) {
+		if err != nil || refusal(replies) != nil {
+			return // the next time
+		}
+		remove := []string{"zrem", c.dial.keys.hosts()}
+		for i, r := range replies {
+			if r.kind == ':' && r.num == 0 {
+				remove = append(remove, uuids[i].text)
+			}
+		}
+		if len(remove) > 2 {
+			c.ask(&query{commands: [][]string{remove}, done: func([]reply, error) {}})
+		}
+	}
+	c.ask(q)
+}
+
+// Host finds out what the sidecar with this uuid published. known: it did, and lives, or did until
+// a few minutes ago.
+func (s *Store) Host(id string, done func(h Host, known bool, err error)) {
+	s.commands.hosts([]string{id}, func(hosts []Host, err error) {
+		if len(hosts) == 0 {
+			done(Host{}, false, err)
+			return
+		}
+		done(hosts[0], true, nil)
+	})
+}
+
+// Hosts returns the sidecars with the same key prefix, in the order of their uuids: at most
+// HostPage of them, after the one with the uuid after; "": from the first. last is the uuid from
+// which the next page goes on; "": there is no other page.
+func (s *Store) Hosts(after string, done func(hosts []Host, last string, err error)) {
+	c := s.commands
+	from := "-"
+	if after != "" {
+		from = "(" + after
+	}
+	c.ask(&query{
+		commands: [][]string{{"zrange", c.dial.keys.hosts(), from, "+", "bylex", "limit", "0", strconv.Itoa(HostPage)}},
+		done: func(replies []reply, err error) {
+			if err == nil {
+				err = refusal(replies)
+			}
+			if err != nil || len(replies[0].list) == 0 {
+				done(nil, "", err)
+				return
+			}
+			var ids []string
+			for _, r := range replies[0].list {
+				ids = append(ids, r.text)
+			}
+			last := ""
+			if len(ids) == HostPage {
+				last = ids[len(ids)-1]
+			}
+			c.hosts(ids, func(hosts []Host, err error) { done(hosts, last, err) })
+		},
+	})
+}
+
+// hosts reads what sidecars published. Those whose keys have expired are left out.
+func (c *commands) hosts(ids []string, done func([]Host, error)) {
+	q := &query{}
+	for _, id := range ids {
+		q.commands = append(q.commands, []string{"hget", c.dial.keys.host(id), hostField})
+	}
+	q.done = func(replies []reply, err error) {
+		if err == nil {
+			err = refusal(replies)
+		}
+		var hosts []Host
+		for i, r := range replies {
+			h := Host{}
+			if r.kind != '$' || json.Unmarshal([]byte(r.text), &h) != nil || h.Name == "" {
+				continue
+			}
+			h.UUID, h.Name, h.Version = ids[i], readableName(h.Name), readableName(h.Version)
+			h.PID, h.Started = max(h.PID, 0), max(h.Started, 0)
+			hosts = append(hosts, h)
+		}
+		done(hosts, err)
+	}
+	c.ask(q)
+}
+
+// Ask sends a question to the sidecar with this uuid. done: reached says whether that sidecar is
+// connected to Redis. The answer comes by OnAnswer, or not at all.
+func (s *Store) Ask(id string, body []byte, done func(reached bool, err error)) {
+	s.publish(id, "ask "+s.commands.cfg.UUID+" "+string(body), done)
+}
+
+// Answer sends an answer to the sidecar that asked.
+func (s *Store) Answer(id string, body []byte) {
+	s.publish(id, "answer "+string(body), func(bool, error) {})
+}
+
+func (s *Store) publish(id, text string, done func(reached bool, err error)) {
+	s.commands.ask(&query{
+		commands: [][]string{{"publish", ownChannel(id), text}},
+		done: func(replies []reply, err error) {
+			if err == nil {
+				err = refusal(replies)
+			}
+			done(err == nil && replies[0].num > 0, err)
+		},
+	})
+}
+
+// question reads a message of another sidecar that is not about a lock:
+//
+//	ask <uuid of the sender> <body>
+//	answer <body>
+//
+// isAnswer: it answers a question of this sidecar. ok: it is one of these messages.
+func question(text string) (from, body string, isAnswer, ok bool) {
+	word, rest, _ := strings.Cut(text, " ")
+	switch word {
+	case "answer":
+		return "", rest, true, true
+	case "ask":
+		from, body, ok = strings.Cut(rest, " ")
+		return from, body, false, ok && len(from) == 36 && uuid.Validate(from) == nil
+	}
+	return "", "", false, false
+}

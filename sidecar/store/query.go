@@ -1,0 +1,110 @@
+package store
+
+import (
+	"slices"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// A query is a few commands for people and not for locks: which hosts there are, and questions
+// to them. Its commands are sent on the connection of the scripts when nothing waits there.
+type query struct {
+	commands [][]string
+	replies  []reply // so far
+	done     func(replies []reply, err error)
+}
+
+const (
+	// maxQueries bounds the queries that wait to be sent. Further ones fail.
+	maxQueries = 256
+
+	// maxQueryCalls bounds the commands of queries that are in flight.
+	maxQueryCalls = 64
+)
+
+// ask sends a query. done is called once, from a goroutine of the store, and must not block; err
+// is a sentence for people.
+func (c *commands) ask(q *query) {
+	c.mu.Lock()
+	var err error
+	switch {
+	case c.closed || c.closing:
+		err = unavailableError("the sidecar is stopping")
+	case c.queries.len() >= maxQueries:
+		err = unavailableError("too many questions to Redis wait at this moment")
+	default:
+		c.queries.push(q)
+		if c.pipe == nil {
+			c.nudge() // run fails it
+		} else {
+			c.pump(c.pipe)
+		}
+	}
+	c.mu.Unlock()
+	if err != nil {
+		go q.done(nil, err) // the caller may hold a mutex that done locks
+	}
+}
+
+// pumpQueries queues queries on the pipeline. The caller holds mu, and flushes.
+func (c *commands) pumpQueries(p *pipeline) {
+	for c.queries.len() > 0 && p.canSubscribe() && p.queryCalls < maxQueryCalls && !c.hasQueued() {
+		q := *c.queries.front()
+		c.queries.drop(1)
+		for _, command := range q.commands {
+			p.register(protocol.Now(), call{form: querying, query: q})
+			p.queryCalls++
+			p.out.Queued = appendArray(p.out.Queued, len(command))
+			for _, arg := range command {
+				p.out.Queued = appendString(p.out.Queued, arg)
+			}
+		}
+	}
+}
+
+// drainQueries removes the queries that wait to be sent.
+func (c *commands) drainQueries() []*query {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.queries.pop(nil, c.queries.len())
+}
+
+// fail ends queries that Redis has not answered.
+func fail(queries []*query, why string) {
+	for _, q := range queries {
+		q.done(nil, unavailableError(why))
+	}
+}
+
+// onQueryReply notes the reply to one command of the oldest call, which is a query's. It returns
+// the query when it is complete. The caller holds mu.
+func (p *pipeline) onQueryReply(answer reply) (complete *query) {
+	q := p.calls.front().query
+	p.queryCalls--
+	p.onAnswered()
+	answer.list = slices.Clone(answer.list)
+	if q.replies = append(q.replies, answer); len(q.replies) == len(q.commands) {
+		return q
+	}
+	return nil
+}
+
+// unansweredQueries returns the queries that are in flight. The caller holds mu.
+func (p *pipeline) unansweredQueries() (queries []*query) {
+	for _, cl := range p.calls.head(p.calls.len()) {
+		if q := cl.query; q != nil && (len(queries) == 0 || queries[len(queries)-1] != q) {
+			queries = append(queries, q)
+		}
+	}
+	return queries
+}
+
+// refusal returns the first error among replies, or nil.
+func refusal(replies []reply) error {
+	for _, r := range replies {
+		if r.kind == '-' {
+			return unavailableError("Redis refused it: " + clip(r.text))
+		}
+	}
+	return nil
+}
