@@ -22,6 +22,10 @@ type RequestDecoder struct {
 	events       Events
 	status       Status
 	ping         Ping
+	hosts        Hosts
+	hostInfo     HostInfo
+	hostList     HostList
+	hostForce    HostForceRelease
 	bye          Bye
 	claim        Claim
 	unknown      Unknown
@@ -105,6 +109,18 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	case "status":
 		d.status = Status{ID: id}
 		m = &d.status
+	case "hosts":
+		d.hosts = Hosts{ID: id, After: o.text(fieldAfterHost, MaxClient)}
+		m = &d.hosts
+	case "host_info":
+		d.hostInfo = HostInfo{ID: id, Host: o.host(), Name: o.name()}
+		m = &d.hostInfo
+	case "host_list":
+		d.hostList = HostList{ID: id, Host: o.host(), After: o.uint(fieldAfter)}
+		m = &d.hostList
+	case "host_force_release":
+		d.hostForce = HostForceRelease{ID: id, Host: o.host(), Name: o.name()}
+		m = &d.hostForce
 	case "ping":
 		d.ping = Ping{ID: id}
 		m = &d.ping
@@ -440,6 +456,32 @@ func (o *object) age(f field) *AgeRow {
 	}
 }
 
+func (m *HostsOK) unpack(id uint64, o *object) {
+	o.require(fieldHosts)
+	*m = HostsOK{ID: id, More: o.bool(fieldMore, false)}
+	o.each(fieldHosts, func(at int) int {
+		var r object
+		end := o.p.object(at, &r)
+		if o.p.connError != nil {
+			return end
+		}
+		r.require(fieldSidecar)
+		r.require(fieldHost)
+		m.Hosts = append(m.Hosts, HostRow{
+			Sidecar: r.text(fieldSidecar, 0),
+			Host:    r.text(fieldHost, 0),
+			Version: r.text(fieldVersion, 0),
+			PID:     r.int(fieldPID, 0, 0, math.MaxInt64),
+			Started: r.int(fieldStartedMS, 0, 0, math.MaxInt64),
+		})
+		return end
+	})
+}
+
+func (m *HostInfoOK) unpack(id uint64, o *object)         { (*InfoOK)(m).unpack(id, o) }
+func (m *HostListOK) unpack(id uint64, o *object)         { (*ListOK)(m).unpack(id, o) }
+func (m *HostForceReleaseOK) unpack(id uint64, o *object) { (*ForceReleaseOK)(m).unpack(id, o) }
+
 func (m *PingOK) unpack(id uint64, o *object) {
 	o.require(fieldNowNS)
 	o.require(fieldRedis)
@@ -480,6 +522,7 @@ func (r *LockRow) unpack(p *parser, at int) int {
 		Absent:      o.bool(fieldAbsent, false),
 		Orphan:      o.bool(fieldOrphan, false),
 		RemoteField: o.text(fieldRemoteField, 0),
+		RemoteHost:  o.text(fieldRemoteHost, 0),
 		RemoteTTLMS: o.int(fieldRemoteTTLMS, 0, -1, math.MaxInt64),
 		Grants:      uint32(o.int(fieldGrants, 0, 0, math.MaxUint32)),
 		Waiting:     o.number(fieldWaiting),

@@ -63,6 +63,11 @@ const (
 	fieldOrphan
 	fieldRemoteField
 	fieldRemoteTTLMS
+	fieldRemoteHost
+	fieldHost
+	fieldHosts
+	fieldAfterHost
+	fieldStartedMS
 	fieldWaiting
 	fieldWaiters
 	fieldWaitedMS
@@ -111,6 +116,7 @@ var fieldNames = [fields]string{
 	fieldEvents:   "events", fieldMissed: "missed", fieldAtNS: "at_ns", fieldKind: "kind",
 	fieldStartedNS: "started_ns", fieldRoundTripNS: "roundtrip_ns", fieldTrouble: "trouble", fieldSessions: "sessions", fieldHeld: "held", fieldOldestWaiter: "oldest_waiter", fieldOldestHold: "oldest_hold",
 	fieldAgeMS: "age_ms", fieldRenewalsLate: "renewals_late", fieldLost: "lost", fieldRestart: "restart", fieldEnded: "ended", fieldBack: "back", fieldAway: "away", fieldGrants: "grants",
+	fieldRemoteHost: "remote_host", fieldHost: "host", fieldHosts: "hosts", fieldAfterHost: "after_host", fieldStartedMS: "started_ms",
 }
 
 func (f field) String() string { return fieldNames[f] }
@@ -225,6 +231,16 @@ func fieldOf(key []byte) field {
 		return fieldRemoteField
 	case "remote_ttl_ms":
 		return fieldRemoteTTLMS
+	case "remote_host":
+		return fieldRemoteHost
+	case "host":
+		return fieldHost
+	case "hosts":
+		return fieldHosts
+	case "after_host":
+		return fieldAfterHost
+	case "started_ms":
+		return fieldStartedMS
 	case "waiting":
 		return fieldWaiting
 	case "waiters":

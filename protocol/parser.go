@@ -411,6 +411,16 @@ func (o *object) name() string {
 	return name
 }
 
+// host returns the name of a host, or the uuid of its sidecar.
+func (o *object) host() string {
+	o.require(fieldHost)
+	host := o.text(fieldHost, MaxClient)
+	if host == "" && o.has(fieldHost) {
+		o.p.rejectField("host is empty; name a host, or the uuid of its sidecar")
+	}
+	return host
+}
+
 // requestID returns the id; 0: absent. One that is not valid is a connection error, because the
 // request could not be answered.
 func (o *object) requestID() uint64 {

@@ -31,6 +31,11 @@ var everyRequest = []Request{
 	&List{ID: 9, After: 10},
 	&ForceRelease{ID: 11, Name: "n"},
 	&Metrics{ID: 11, After: 3},
+	&Hosts{ID: 1},
+	&Hosts{ID: 1, After: "uuid"},
+	&HostInfo{ID: 1, Host: "db-7", Name: "n"},
+	&HostList{ID: 1, Host: "db-7", After: 2},
+	&HostForceRelease{ID: 1, Host: "db-7", Name: "n"},
 	&Ping{ID: 12},
 	&Bye{ID: 14},
 	&Claim{ID: 15},
@@ -43,7 +48,7 @@ var everyRequest = []Request{
 var fullRow = LockRow{
 	Name: strings.Repeat("n", MaxName), State: StateHeld, Hold: 1, Token: 1 << 50, Count: 3, Owner: 4, Session: 5, PID: 6, UID: 7,
 	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, Orphan: true,
-	RemoteField: strings.Repeat("f", MaxField), RemoteTTLMS: -1, Waiting: 11,
+	RemoteField: strings.Repeat("f", MaxField), RemoteTTLMS: -1, RemoteHost: strings.Repeat("h", MaxClient), Waiting: 11,
 	Waiters: []WaiterRow{{Session: 12, PID: 13, UID: 14, Cmd: "w", Owner: 15, WaitedMS: 16}, {}},
 }
 
@@ -59,6 +64,10 @@ var everyReply = []Reply{
 	&ListOK{ID: 1, Locks: []LockRow{fullRow, {Name: "a", State: StateFree}}, Next: 2},
 	&ForceReleaseOK{ID: 1, Hold: 2},
 	&MetricsOK{ID: 1, Text: "locksidecar_holds 3\n", Next: 4},
+	&HostsOK{ID: 1, Hosts: []HostRow{{Sidecar: "uuid", Host: "db-7", Version: "0.1", PID: 2, Started: 3}, {Sidecar: "uuid2", Host: "db-8"}}, More: true},
+	&HostInfoOK{ID: 1, Lock: &fullRow},
+	&HostListOK{ID: 1, Locks: []LockRow{fullRow}, Next: 2},
+	&HostForceReleaseOK{ID: 1, Hold: 2},
 	&PingOK{ID: 1, NowNS: 2, Redis: "ok", RedisAddress: "redis.example:6379/0", RedisRunID: "5f3c", KeyPrefix: "app1:"},
 	&ConfirmOK{ID: 1},
 	&ByeOK{ID: 1},
@@ -126,7 +135,7 @@ func TestAnotherMsgpackDecoderReadsEveryReply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if row := m["lock"].(map[string]any); len(row) != 19 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
+	if row := m["lock"].(map[string]any); len(row) != 20 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
 		t.Errorf("the row has %d fields: %v", len(row), row)
 	}
 }

@@ -156,6 +156,30 @@ type RestartRow struct {
 	Away     int    // sessions whose clients have not come back
 }
 
+// HostsOK answers Hosts with a page; More: there is another one.
+type HostsOK struct {
+	ID    uint64
+	Hosts []HostRow
+	More  bool
+}
+
+// HostRow shows operators one sidecar.
+type HostRow struct {
+	Sidecar string // its uuid
+	Host    string // name of its host
+	Version string
+	PID     int64
+	Started int64 // Unix time, ms
+}
+
+// HostInfoOK, HostListOK and HostForceReleaseOK answer as InfoOK, ListOK and ForceReleaseOK do on
+// the other host. The deadlines in their rows are times of this host.
+type (
+	HostInfoOK         InfoOK
+	HostListOK         ListOK
+	HostForceReleaseOK ForceReleaseOK
+)
+
 // PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. RedisAddress is the
 // address of Redis with the number of the database. RedisRunID is the run id of the Redis
 // server; "" while there is no connection, or if it is not known.
@@ -214,6 +238,7 @@ type LockRow struct {
 
 	// Remote.
 	RemoteField string // truncated to MaxField bytes
+	RemoteHost  string // name of the host of the sidecar that has it; "": not known, or no sidecar has it
 	RemoteTTLMS int64  // -1: the key does not expire
 
 	Grants  uint32      // first entries of local owners since the sidecar knows the name
@@ -230,23 +255,27 @@ type WaiterRow struct {
 	WaitedMS int64
 }
 
-func (HelloOK) reply()        {}
-func (AcquireOK) reply()      {}
-func (ReleaseOK) reply()      {}
-func (CancelOK) reply()       {}
-func (InfoOK) reply()         {}
-func (ListOK) reply()         {}
-func (ForceReleaseOK) reply() {}
-func (MetricsOK) reply()      {}
-func (EventsOK) reply()       {}
-func (StatusOK) reply()       {}
-func (PingOK) reply()         {}
-func (ByeOK) reply()          {}
-func (ClaimOK) reply()        {}
-func (ConfirmOK) reply()      {}
-func (Err) reply()            {}
-func (LostEvent) reply()      {}
-func (LeaseEvent) reply()     {}
+func (HelloOK) reply()            {}
+func (AcquireOK) reply()          {}
+func (ReleaseOK) reply()          {}
+func (CancelOK) reply()           {}
+func (InfoOK) reply()             {}
+func (ListOK) reply()             {}
+func (ForceReleaseOK) reply()     {}
+func (MetricsOK) reply()          {}
+func (PingOK) reply()             {}
+func (ByeOK) reply()              {}
+func (ClaimOK) reply()            {}
+func (ConfirmOK) reply()          {}
+func (Err) reply()                {}
+func (LostEvent) reply()          {}
+func (LeaseEvent) reply()         {}
+func (HostsOK) reply()            {}
+func (HostInfoOK) reply()         {}
+func (HostListOK) reply()         {}
+func (HostForceReleaseOK) reply() {}
+func (EventsOK) reply()           {}
+func (StatusOK) reply()           {}
 
 func (m HelloOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
@@ -383,6 +412,27 @@ func (w *writer) age(k string, r *AgeRow) {
 	w.endMap(outer)
 }
 
+func (m HostsOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.array("hosts", len(m.Hosts))
+	for i := range m.Hosts {
+		r := &m.Hosts[i]
+		outer := w.beginMap()
+		w.text("sidecar", r.Sidecar, MaxClient)
+		w.text("host", r.Host, MaxClient)
+		w.textIf("version", r.Version, MaxClient)
+		w.intIf("pid", r.PID)
+		w.intIf("started_ms", r.Started)
+		w.endMap(outer)
+	}
+	w.boolIf("more", m.More)
+	return w.finish()
+}
+
+func (m HostInfoOK) Append(dst []byte) []byte         { return InfoOK(m).Append(dst) }
+func (m HostListOK) Append(dst []byte) []byte         { return ListOK(m).Append(dst) }
+func (m HostForceReleaseOK) Append(dst []byte) []byte { return ForceReleaseOK(m).Append(dst) }
+
 func (m PingOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
 	w.int("now_ns", m.NowNS)
@@ -459,6 +509,7 @@ func (w *writer) row(r *LockRow) {
 	w.boolIf("absent", r.Absent)
 	w.boolIf("orphan", r.Orphan)
 	w.textIf("remote_field", r.RemoteField, MaxField)
+	w.textIf("remote_host", r.RemoteHost, MaxClient)
 	w.intIf("remote_ttl_ms", r.RemoteTTLMS)
 	w.uintIf("grants", uint64(r.Grants))
 	w.intIf("waiting", int64(r.Waiting))

@@ -86,6 +86,33 @@ type Events struct {
 // Status requests how the sidecar and its locks are.
 type Status struct{ ID uint64 }
 
+// Hosts requests a page of the sidecars that use the same Redis with the same key prefix.
+type Hosts struct {
+	ID    uint64
+	After string // "": the first page; then the Sidecar of the last row before
+}
+
+// HostInfo requests the row that the sidecar of another host has of one lock.
+type HostInfo struct {
+	ID   uint64
+	Host string // name of the host, or uuid of the sidecar
+	Name string
+}
+
+// HostList requests a page of rows of the sidecar of another host.
+type HostList struct {
+	ID    uint64
+	Host  string // as in HostInfo
+	After uint64 // as in List
+}
+
+// HostForceRelease ends the hold that the sidecar of another host has on a lock.
+type HostForceRelease struct {
+	ID   uint64
+	Host string // as in HostInfo
+	Name string
+}
+
 // Ping checks that the sidecar answers, and requests the state of its Redis.
 type Ping struct{ ID uint64 }
 
@@ -129,21 +156,30 @@ func (m Bye) RequestID() uint64          { return m.ID }
 func (m Claim) RequestID() uint64        { return m.ID }
 func (m Unknown) RequestID() uint64      { return m.ID }
 
-func (Hello) request()        {}
-func (Acquire) request()      {}
-func (Release) request()      {}
-func (Confirm) request()      {}
-func (Cancel) request()       {}
-func (Info) request()         {}
-func (List) request()         {}
-func (ForceRelease) request() {}
-func (Metrics) request()      {}
-func (Events) request()       {}
-func (Status) request()       {}
-func (Ping) request()         {}
-func (Bye) request()          {}
-func (Claim) request()        {}
-func (Unknown) request()      {}
+func (Hello) request()                       {}
+func (Acquire) request()                     {}
+func (Release) request()                     {}
+func (Confirm) request()                     {}
+func (Cancel) request()                      {}
+func (Info) request()                        {}
+func (List) request()                        {}
+func (ForceRelease) request()                {}
+func (Metrics) request()                     {}
+func (Events) request()                      {}
+func (Status) request()                      {}
+func (Ping) request()                        {}
+func (Bye) request()                         {}
+func (Claim) request()                       {}
+func (Unknown) request()                     {}
+func (m Hosts) RequestID() uint64            { return m.ID }
+func (m HostInfo) RequestID() uint64         { return m.ID }
+func (m HostList) RequestID() uint64         { return m.ID }
+func (m HostForceRelease) RequestID() uint64 { return m.ID }
+
+func (Hosts) request()            {}
+func (HostInfo) request()         {}
+func (HostList) request()         {}
+func (HostForceRelease) request() {}
 
 func (m Hello) Append(dst []byte) []byte {
 	w := begin(dst, "hello", m.ID)
@@ -234,6 +270,35 @@ func (m Events) Append(dst []byte) []byte {
 
 func (m Status) Append(dst []byte) []byte {
 	return begin(dst, "status", m.ID).finish()
+}
+
+func (m Hosts) Append(dst []byte) []byte {
+	w := begin(dst, "hosts", m.ID)
+	w.textIf("after_host", m.After, MaxClient)
+	return w.finish()
+}
+
+func (m HostInfo) Append(dst []byte) []byte {
+	w := begin(dst, "host_info", m.ID)
+	w.str("host", m.Host)
+	w.str("name", m.Name)
+	return w.finish()
+}
+
+func (m HostList) Append(dst []byte) []byte {
+	w := begin(dst, "host_list", m.ID)
+	w.str("host", m.Host)
+	if m.After != 0 {
+		w.uint("after", m.After)
+	}
+	return w.finish()
+}
+
+func (m HostForceRelease) Append(dst []byte) []byte {
+	w := begin(dst, "host_force_release", m.ID)
+	w.str("host", m.Host)
+	w.str("name", m.Name)
+	return w.finish()
 }
 
 func (m Ping) Append(dst []byte) []byte {

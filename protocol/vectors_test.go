@@ -258,7 +258,7 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the ops of all requests of this version.
-var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_force_release", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
@@ -284,6 +284,14 @@ func answerTo(op string) OK {
 		return new(EventsOK)
 	case "status":
 		return new(StatusOK)
+	case "hosts":
+		return new(HostsOK)
+	case "host_info":
+		return new(HostInfoOK)
+	case "host_list":
+		return new(HostListOK)
+	case "host_force_release":
+		return new(HostForceReleaseOK)
 	case "ping":
 		return new(PingOK)
 	case "bye":
@@ -352,6 +360,9 @@ type fieldsOf struct {
 	Next                    uint64
 	Text                    string
 	Reason                  Reason
+	Host                    string
+	AfterHost               string `json:"after_host"`
+	Hosts                   []hostFields
 	Events                  []eventFields
 	Missed                  uint64
 
@@ -391,6 +402,12 @@ type eventFields struct {
 	Msg         string
 }
 
+type hostFields struct {
+	Sidecar, Host, Version string
+	PID                    int64
+	Started                int64 `json:"started_ms"`
+}
+
 type rowFields struct {
 	Name, State string
 	Hold, Token uint64
@@ -407,6 +424,7 @@ type rowFields struct {
 	RemoteField string `json:"remote_field"`
 	RemoteTTLMS int64  `json:"remote_ttl_ms"`
 	Grants      uint32
+	RemoteHost  string `json:"remote_host"`
 	Waiting     int
 	Waiters     []waiterFields
 }
@@ -423,7 +441,7 @@ func (r rowFields) row() LockRow {
 	row := LockRow{
 		Name: r.Name, State: r.State, Hold: r.Hold, Token: r.Token, Count: r.Count, Owner: r.Owner,
 		Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, HeldMS: r.HeldMS, DeadlineNS: r.DeadlineNS,
-		LeaseMS: r.LeaseMS, Absent: r.Absent, Orphan: r.Orphan, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, Grants: r.Grants, Waiting: r.Waiting,
+		LeaseMS: r.LeaseMS, Absent: r.Absent, Orphan: r.Orphan, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, RemoteHost: r.RemoteHost, Grants: r.Grants, Waiting: r.Waiting,
 	}
 	for _, w := range r.Waiters {
 		row.Waiters = append(row.Waiters, WaiterRow(w))
@@ -473,6 +491,14 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return &Events{m.ID, m.After, m.Wait}
 	case "status":
 		return &Status{m.ID}
+	case "hosts":
+		return &Hosts{m.ID, m.AfterHost}
+	case "host_info":
+		return &HostInfo{m.ID, m.Host, m.Name}
+	case "host_list":
+		return &HostList{m.ID, m.Host, m.After}
+	case "host_force_release":
+		return &HostForceRelease{m.ID, m.Host, m.Name}
 	case "ping":
 		return &Ping{m.ID}
 	case "bye":
@@ -511,19 +537,33 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		return &ConfirmOK{m.ID}
 	case "cancel":
 		return &CancelOK{m.ID, m.Canceled}
-	case "info":
+	case "info", "host_info":
 		ok := &InfoOK{ID: m.ID}
 		if m.Lock != nil {
 			row := m.Lock.row()
 			ok.Lock = &row
 		}
+		if answers == "host_info" {
+			return (*HostInfoOK)(ok)
+		}
 		return ok
-	case "list":
+	case "list", "host_list":
 		ok := &ListOK{ID: m.ID, Next: m.Next}
 		for _, r := range m.Locks {
 			ok.Locks = append(ok.Locks, r.row())
 		}
+		if answers == "host_list" {
+			return (*HostListOK)(ok)
+		}
 		return ok
+	case "hosts":
+		ok := &HostsOK{ID: m.ID, More: m.More}
+		for _, r := range m.Hosts {
+			ok.Hosts = append(ok.Hosts, HostRow(r))
+		}
+		return ok
+	case "host_force_release":
+		return &HostForceReleaseOK{m.ID, m.Hold}
 	case "force_release":
 		return &ForceReleaseOK{m.ID, m.Hold}
 	case "metrics":

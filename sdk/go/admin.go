@@ -151,6 +151,89 @@ func (c *Client) Metrics(ctx context.Context) (string, error) {
 	}
 }
 
+// HostInfo describes one sidecar that uses the same Redis with the same key prefix.
+type HostInfo = protocol.HostRow
+
+// Hosts returns the sidecars that use the same Redis with the same key prefix, this one among them,
+// in no particular order. One that has stopped is listed for a few minutes more.
+func (c *Client) Hosts(ctx context.Context) ([]HostInfo, error) {
+	var hosts []HostInfo
+	for after := ""; ; {
+		var page protocol.HostsOK
+		err := c.ask(ctx, newCall(queryCall, task{"list the hosts", ""}, &page, func(id uint64) protocol.Request {
+			return protocol.Hosts{ID: id, After: after}
+		}))
+		if err != nil {
+			return nil, err
+		}
+		hosts = append(hosts, page.Hosts...)
+		if !page.More || len(page.Hosts) == 0 {
+			return hosts, nil
+		}
+		after = page.Hosts[len(page.Hosts)-1].Sidecar
+	}
+}
+
+// InfoOn describes a lock as the sidecar of another host knows it. host is the name of the host, or
+// the uuid of its sidecar, which the RemoteField of a LockInfo begins with. The error is
+// ErrUnavailable if that sidecar did not answer within half a second. Requests of this client that
+// are sent in the meantime wait for it.
+func (c *Client) InfoOn(ctx context.Context, host, name string) (LockInfo, bool, error) {
+	if err := protocol.CheckName(name); err != nil {
+		return LockInfo{}, false, &clientError{text: err.Error()}
+	}
+	var ok protocol.HostInfoOK
+	err := c.ask(ctx, newCall(queryCall, task{"ask host " + host + " about", name}, &ok, func(id uint64) protocol.Request {
+		return protocol.HostInfo{ID: id, Host: host, Name: name}
+	}))
+	if err != nil || ok.Lock == nil {
+		return LockInfo{}, false, err
+	}
+	return *ok.Lock, true, nil
+}
+
+// ListOn returns every lock that a process of another host holds or waits for. host is as for
+// InfoOn.
+func (c *Client) ListOn(ctx context.Context, host string) ([]LockInfo, error) {
+	var locks []LockInfo
+	place := make(map[string]int)
+	for after := uint64(0); ; {
+		var page protocol.HostListOK
+		err := c.ask(ctx, newCall(queryCall, task{"list the locks of host " + host, ""}, &page, func(id uint64) protocol.Request {
+			return protocol.HostList{ID: id, Host: host, After: after}
+		}))
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range page.Locks {
+			// The sidecar may list a lock twice; the later row is the newer one.
+			if i, isListed := place[row.Name]; isListed {
+				locks[i] = row
+				continue
+			}
+			place[row.Name] = len(locks)
+			locks = append(locks, row)
+		}
+		if after = page.Next; after == 0 {
+			return locks, nil
+		}
+	}
+}
+
+// ForceReleaseOn is ForceRelease for a hold that a process of another host has. host is as for
+// InfoOn. Root and the user of this sidecar may do this, if the setting other_hosts of the other
+// sidecar permits it. After ErrUnavailable the hold may have ended.
+func (c *Client) ForceReleaseOn(ctx context.Context, host, name string) (uint64, error) {
+	if err := protocol.CheckName(name); err != nil {
+		return 0, &clientError{text: err.Error()}
+	}
+	var ok protocol.HostForceReleaseOK
+	err := c.ask(ctx, newCall(forceCall, task{"force the release on host " + host + " of", name}, &ok, func(id uint64) protocol.Request {
+		return protocol.HostForceRelease{ID: id, Host: host, Name: name}
+	}))
+	return ok.Hold, err
+}
+
 // Ping returns "ok", or one sentence about what is wrong between the sidecar and Redis.
 func (c *Client) Ping(ctx context.Context) (string, error) {
 	h, err := c.Health(ctx)

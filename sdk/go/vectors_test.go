@@ -22,6 +22,7 @@ type vector struct {
 	Message                      struct {
 		ID    uint64
 		Next  uint64
+		More  bool
 		NowNS int64 `json:"now_ns"`
 		Err   *struct{}
 	}
@@ -64,6 +65,15 @@ var requests = map[string]func(ctx context.Context, c *Client) error{
 	"force_release": func(ctx context.Context, c *Client) error { return errOf(c.ForceRelease(ctx, "invoice:42")) },
 	"metrics":       func(ctx context.Context, c *Client) error { return errOf(c.Metrics(ctx)) },
 	"ping":          func(ctx context.Context, c *Client) error { return errOf(c.Ping(ctx)) },
+	"hosts":         func(ctx context.Context, c *Client) error { return errOf(c.Hosts(ctx)) },
+	"host_info": func(ctx context.Context, c *Client) error {
+		_, _, err := c.InfoOn(ctx, "db-7", "invoice:42")
+		return err
+	},
+	"host_list": func(ctx context.Context, c *Client) error { return errOf(c.ListOn(ctx, "db-7")) },
+	"host_force_release": func(ctx context.Context, c *Client) error {
+		return errOf(c.ForceReleaseOn(ctx, "db-7", "invoice:42"))
+	},
 }
 
 // A sidecar sends each vector of the client's side.
@@ -118,8 +128,13 @@ func (v *vector) test(t *testing.T) {
 	case v.Message.Next == 0:
 	case v.Answers == "metrics":
 		p.send(protocol.MetricsOK{ID: expect[protocol.Metrics](p).ID})
+	case v.Answers == "host_list":
+		p.send(protocol.HostListOK{ID: expect[protocol.HostList](p).ID})
 	case v.Answers == "list":
 		p.send(protocol.ListOK{ID: expect[protocol.List](p).ID})
+	}
+	if v.Message.More {
+		p.send(protocol.HostsOK{ID: expect[protocol.Hosts](p).ID})
 	}
 	ends := v.Kind == "bad" || v.Message.Err != nil && v.Message.ID == 0
 	if answered != nil {

@@ -437,3 +437,22 @@ def test_process_stopped_past_its_lease_keeps_a_renewed_lock(daemon: Daemon, kin
             assert process.stdout.readline() == "None\n"
         process.stdin.close()
         assert process.wait(30) == 0
+
+
+def test_hosts_are_listed_and_asked(daemon: Daemon) -> None:
+    with locksidecar.connect(daemon.socket) as client, client.lock("job") as held:
+        while not (hosts := client.hosts()):  # until the daemon has published its name
+            pass
+        assert [host.pid for host in hosts] == [daemon.process.pid]
+        assert hosts[0].host
+        row = client.info("job", host=hosts[0].sidecar)
+        assert row is not None
+        assert (row.state, row.pid, row.token) == ("held", os.getpid(), held.token)
+        assert [r.name for r in client.list(host=hosts[0].host)] == ["job"]
+        with pytest.raises(locksidecar.LocksidecarError, match="no sidecar has published"):
+            client.info("job", host="no-such-host")
+        with pytest.raises(locksidecar.Denied, match="other_hosts"):
+            client.force_release("job", host=hosts[0].sidecar)
+        row = client.info("job")
+        assert row is not None
+        assert row.token == held.token

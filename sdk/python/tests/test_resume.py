@@ -133,19 +133,22 @@ def test_answer_to_a_request_of_an_earlier_connection_is_a_protocol_error(harnes
 def test_queries_are_sent_again_but_no_force_release(harness: SessionHarness) -> None:
     queries: list[Call[Any]] = [
         harness.submit(info_call("n")),
+        harness.submit(info_call("n", "db-7")),
         harness.submit(list_call(5)),
         harness.submit(ping_call()),
     ]
-    forced = harness.submit(force_release_call("n"))
+    forced = [harness.submit(force_release_call("n")), harness.submit(force_release_call("n", "db-7"))]
     harness.sent()
-    unsent = harness.submit(force_release_call("n"))
+    unsent = [harness.submit(force_release_call("n")), harness.submit(force_release_call("n", "db-7"))]
     harness.session.on_disconnected(0)
-    with pytest.raises(Unavailable, match="may have been carried out") as e:
-        forced.result()
-    assert e.value.may_have_happened
-    assert not any(call.done for call in [*queries, unsent])
+    for call in forced:
+        with pytest.raises(Unavailable, match="may have been carried out") as e:
+            call.result()
+        assert e.value.may_have_happened
+    assert not any(call.done for call in [*queries, *unsent])
     resume(harness)
-    assert [m["op"] for m in harness.sent()] == ["info", "list", "ping", "force_release"]
+    ops = ["info", "host_info", "list", "ping", "force_release", "host_force_release"]
+    assert [m["op"] for m in harness.sent()] == ops
 
 
 def test_abandoned_acquire_is_not_sent_again(harness: SessionHarness) -> None:

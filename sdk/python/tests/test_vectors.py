@@ -42,6 +42,10 @@ PARSERS: dict[str, Callable[[Fields], Any]] = {
     "status": protocol.status_ok,
     "force_release": protocol.force_release_ok,
     "metrics": protocol.metrics_ok,
+    "hosts": protocol.hosts_ok,
+    "host_info": protocol.info_ok,
+    "host_list": protocol.list_ok,
+    "host_force_release": protocol.force_release_ok,
     "ping": protocol.ping_ok,
     "claim": lambda _: _NoFields(),
     "confirm": lambda _: _NoFields(),
@@ -84,9 +88,12 @@ def lock(row: Vector) -> protocol.LockInfo:
 def expected(vector: Vector) -> Any:
     message: dict[str, Any] = dict(vector["message"])
     match vector.get("answers"):
-        case "info":
+        case "hosts":
+            rows = tuple(protocol.HostInfo(**row) for row in message["hosts"])
+            return message["id"], protocol.HostsOK(rows, message.get("more", False))
+        case "info" | "host_info":
             return message["id"], protocol.InfoOK(lock(message["lock"]) if "lock" in message else None)
-        case "list":
+        case "list" | "host_list":
             return message["id"], protocol.ListOK(tuple(map(lock, message["locks"])), message.get("next", 0))
         case "events":
             events = tuple(protocol.Event(**e) for e in message["events"])
@@ -116,7 +123,12 @@ def expected(vector: Vector) -> Any:
 
 def normalized(got: Any) -> Any:
     match got:
-        case (id, (protocol.InfoOK() | protocol.ListOK() | protocol.EventPage() | protocol.Status()) as answer):
+        case (
+            id,
+            (
+                protocol.InfoOK() | protocol.ListOK() | protocol.HostsOK() | protocol.EventPage() | protocol.Status()
+            ) as answer,
+        ):
             return id, answer
         case (id, (protocol.AcquireOK() | protocol.HelloOK() | protocol.MetricsOK() | protocol.PingOK()) as answer):
             may_be_absent = {
@@ -299,6 +311,14 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
             assert protocol.force_release(id, name) == whole(vector)
         case {"op": "metrics", "id": id}:
             assert protocol.metrics(id, message.get("after", 0)) == whole(vector)
+        case {"op": "hosts", "id": id}:
+            assert protocol.hosts(id, message.get("after_host", "")) == whole(vector)
+        case {"op": "host_info", "id": id, "host": host, "name": name}:
+            assert protocol.host_info(id, host, name) == whole(vector)
+        case {"op": "host_list", "id": id, "host": host}:
+            assert protocol.host_list(id, host, message.get("after", 0)) == whole(vector)
+        case {"op": "host_force_release", "id": id, "host": host, "name": name}:
+            assert protocol.host_force_release(id, host, name) == whole(vector)
         case {"op": "ping", "id": id}:
             assert protocol.ping(id) == whole(vector)
 

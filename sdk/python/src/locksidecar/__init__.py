@@ -27,7 +27,7 @@ from ._errors import (
     Unconfirmed,
     Unsupported,
 )
-from ._protocol import Event, EventPage, LockInfo, Oldest, Restart, Status, WaiterInfo
+from ._protocol import Event, EventPage, HostInfo, LockInfo, Oldest, Restart, Status, WaiterInfo
 from ._sync import Client, Held, Lock, RLock, connect
 from ._version import __version__
 from .aio import connect as aconnect
@@ -41,6 +41,7 @@ __all__ = [
     "Event",
     "EventPage",
     "Held",
+    "HostInfo",
     "LimitExceeded",
     "Lock",
     "LockInfo",

@@ -240,12 +240,18 @@ def confirm_call(hold: Hold) -> Confirm:
     )
 
 
-def info_call(name: str) -> Call[protocol.InfoOK]:
-    return Call("info", name, protocol.info_ok, lambda id, _: protocol.info(id, name))
+def info_call(name: str, host: str | None = None) -> Call[protocol.InfoOK]:
+    if host is None:
+        return Call("info", name, protocol.info_ok, lambda id, _: protocol.info(id, name))
+    protocol.check_host(host)
+    return Call("host_info", name, protocol.info_ok, lambda id, _: protocol.host_info(id, host, name))
 
 
-def list_call(after: int) -> Call[protocol.ListOK]:
-    return Call("list", "", protocol.list_ok, lambda id, _: protocol.list_(id, after))
+def list_call(after: int, host: str | None = None) -> Call[protocol.ListOK]:
+    if host is None:
+        return Call("list", "", protocol.list_ok, lambda id, _: protocol.list_(id, after))
+    protocol.check_host(host)
+    return Call("host_list", "", protocol.list_ok, lambda id, _: protocol.host_list(id, host, after))
 
 
 def events_call(after: int, wait: bool) -> Call[protocol.EventPage]:
@@ -256,8 +262,20 @@ def status_call() -> Call[protocol.Status]:
     return Call("status", "", protocol.status_ok, lambda id, _: protocol.status(id))
 
 
-def force_release_call(name: str) -> Call[protocol.ForceReleaseOK]:
-    return Call("force_release", name, protocol.force_release_ok, lambda id, _: protocol.force_release(id, name))
+def hosts_call(after: str) -> Call[protocol.HostsOK]:
+    return Call("hosts", "", protocol.hosts_ok, lambda id, _: protocol.hosts(id, after))
+
+
+def force_release_call(name: str, host: str | None = None) -> Call[protocol.ForceReleaseOK]:
+    if host is None:
+        return Call("force_release", name, protocol.force_release_ok, lambda id, _: protocol.force_release(id, name))
+    protocol.check_host(host)
+    return Call(
+        "host_force_release",
+        name,
+        protocol.force_release_ok,
+        lambda id, _: protocol.host_force_release(id, host, name),
+    )
 
 
 def metrics_call(after: int) -> Call[protocol.MetricsOK]:

@@ -212,7 +212,7 @@ class Session:
                 call.state = CallState.WAITING
             if call.abandoned:
                 self._drop_abandoned(call, now)
-            elif call.sent_before and call.op == "force_release":
+            elif call.sent_before and call.op in ("force_release", "host_force_release"):
                 call.error = Unavailable(
                     f"the connection to the sidecar at {self.path} ended; has it been restarted? "
                     f"This {call.op} may have been carried out",

@@ -19,6 +19,7 @@ from ._strict import Fields
 VERSION: Final = 1
 MAX_FRAME: Final = 65_536
 MAX_NAME: Final = 512
+MAX_HOST: Final = 128
 MAX_DURATION_MS: Final = 2_592_000_000
 MIN_LEASE_MS: Final = 50
 MAX_CRASH_DELAY_MS: Final = 3_600_000
@@ -136,6 +137,25 @@ def metrics(id: int, after: int) -> bytes:
     return frame({"op": "metrics", "id": id, "after": after} if after else {"op": "metrics", "id": id})
 
 
+def hosts(id: int, after: str) -> bytes:
+    return frame({"op": "hosts", "id": id, "after_host": after} if after else {"op": "hosts", "id": id})
+
+
+def host_info(id: int, host: str, name: str) -> bytes:
+    return frame({"op": "host_info", "id": id, "host": check_host(host), "name": name})
+
+
+def host_list(id: int, host: str, after: int) -> bytes:
+    message: dict[str, Field] = {"op": "host_list", "id": id, "host": check_host(host)}
+    if after:
+        message["after"] = after
+    return frame(message)
+
+
+def host_force_release(id: int, host: str, name: str) -> bytes:
+    return frame({"op": "host_force_release", "id": id, "host": check_host(host), "name": name})
+
+
 def ping(id: int) -> bytes:
     return frame({"op": "ping", "id": id})
 
@@ -155,6 +175,15 @@ def check_name(name: str) -> str:
     if _CONTROL.search(name):
         raise BadRequest(f"the name of a lock must not contain control characters: {name!r}")
     return name
+
+
+def check_host(host: str) -> str:
+    """Returns host if it can be the name of a host or a uuid; raises BadRequest or TypeError."""
+    if not isinstance(host, str):
+        raise TypeError(f"the name of a host must be a str, not {type(host).__name__}")
+    if not 0 < len(host.encode(errors="replace")) <= MAX_HOST:
+        raise BadRequest(f"the name of a host has 1 to {MAX_HOST} bytes of UTF-8: {host!r}")
+    return host
 
 
 def check_prefix(prefix: str) -> str:
@@ -184,7 +213,8 @@ class LockInfo:
     state is one of
 
     - "held": by a process of this host; the fields from hold to lease_ms describe the hold and its holder;
-    - "remote": held elsewhere; remote_field and remote_ttl_ms are set;
+    - "remote": held elsewhere; remote_field and remote_ttl_ms are set, and remote_host if a sidecar has it and the name
+      of its host is known;
     - "busy": an operation on Redis is in flight;
     - "lingering": no process holds it, and the sidecar keeps it in Redis for a moment after a release;
     - "free".
@@ -214,6 +244,7 @@ class LockInfo:
     remote_field: str = ""
     remote_ttl_ms: int = 0
     grants: int = 0
+    remote_host: str = ""
     waiting: int = 0
     waiters: tuple[WaiterInfo, ...] = ()
 
@@ -319,6 +350,17 @@ class Status:
     renewals_late: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     restart: Restart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostInfo:
+    """A sidecar that uses the same Redis with the same key prefix. started_ms is Unix time."""
+
+    sidecar: str
+    host: str
+    version: str = ""
+    pid: int = 0
+    started_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +486,12 @@ class MetricsOK:
 
 
 @dataclass(frozen=True, slots=True)
+class HostsOK:
+    hosts: tuple[HostInfo, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PingOK:
     now_ns: int
     redis: str
@@ -529,6 +577,20 @@ def status_ok(f: Fields) -> Status:
     )
 
 
+def hosts_ok(f: Fields) -> HostsOK:
+    return HostsOK(tuple([_host(row) for row in f.maps("hosts")]), f.flag("more", False))
+
+
+def _host(f: Fields) -> HostInfo:
+    return HostInfo(
+        sidecar=f.text("sidecar"),
+        host=f.text("host"),
+        version=f.text("version", ""),
+        pid=f.integer("pid", 0),
+        started_ms=f.integer("started_ms", 0),
+    )
+
+
 def ping_ok(f: Fields) -> PingOK:
     return PingOK(
         f.integer("now_ns"),
@@ -559,6 +621,7 @@ def _lock(f: Fields) -> LockInfo:
         remote_field=f.text("remote_field", ""),
         remote_ttl_ms=f.integer("remote_ttl_ms", 0, least=-1),
         grants=f.integer("grants", 0, most=_MAX_COUNT),
+        remote_host=f.text("remote_host", ""),
         waiting=f.integer("waiting", 0),
         waiters=tuple([_waiter(w) for w in f.maps("waiters")]) if "waiters" in f else (),
     )
@@ -695,6 +758,11 @@ _KNOWN: Final = frozenset(
         "orphan",
         "remote_field",
         "remote_ttl_ms",
+        "remote_host",
+        "host",
+        "hosts",
+        "started_ms",
+        "more",
         "waiting",
         "waiters",
         "waited_ms",

@@ -311,7 +311,7 @@ class Transport:
         else:
             error = Unavailable(
                 f"the sidecar at {self.session.path} does not answer; is it stopped or overloaded?",
-                may_have_happened=call.op == "force_release" and call.may_have_been_read,
+                may_have_happened=call.op in ("force_release", "host_force_release") and call.may_have_been_read,
             )
         if isinstance(call, Confirm):
             return error

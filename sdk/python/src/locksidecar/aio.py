@@ -30,6 +30,7 @@ from ._calls import (
     confirm_call,
     events_call,
     force_release_call,
+    hosts_call,
     info_call,
     list_call,
     metrics_call,
@@ -40,7 +41,7 @@ from ._core import Entry, Session, Stage, clock_of
 from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
-from ._protocol import EventPage, LockInfo, Status
+from ._protocol import EventPage, HostInfo, LockInfo, Status
 from ._shared_session import INTERRUPT_RETRIES, SharedSession
 from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
 
@@ -826,16 +827,20 @@ class Client:
 
         return decorate
 
-    async def info(self, name: str) -> LockInfo | None:
-        """Returns what the sidecar knows about the lock; None if no owner on this host holds it or waits for it."""
-        return (await self._call(info_call(self._whole(name)))).lock
+    async def info(self, name: str, *, host: str | None = None) -> LockInfo | None:
+        """Returns what the sidecar knows about the lock; None if no owner on this host holds it or waits for it.
 
-    async def list(self) -> tuple[LockInfo, ...]:
-        """Returns all locks that the sidecar knows."""
+        host: asks the sidecar of another host, by the name of the host or the uuid of the sidecar. Raises Unavailable
+        if it does not answer within half a second; other calls of this client wait for that.
+        """
+        return (await self._call(info_call(self._whole(name), host))).lock
+
+    async def list(self, *, host: str | None = None) -> tuple[LockInfo, ...]:
+        """Returns all locks that the sidecar knows, or the sidecar of another host, as in info()."""
         locks: dict[str, LockInfo] = {}
         after = 0
         while True:
-            page = await self._call(list_call(after))
+            page = await self._call(list_call(after, host))
             locks.update((row.name, row) for row in page.locks)
             if not page.next:
                 return tuple(locks.values())
@@ -853,9 +858,24 @@ class Client:
         """Returns how the sidecar and its locks are."""
         return await self._call(status_call())
 
-    async def force_release(self, name: str) -> None:
-        """Ends the hold of any owner on this host. Raises NotHeld if there is none."""
-        await self._call(force_release_call(self._whole(name)))
+    async def hosts(self) -> tuple[HostInfo, ...]:
+        """Returns the sidecars that use the same Redis with the same key prefix, this one among them."""
+        found: dict[str, HostInfo] = {}
+        after = ""
+        while True:
+            page = await self._call(hosts_call(after))
+            found.update((row.sidecar, row) for row in page.hosts)
+            if not page.more or not page.hosts:
+                return tuple(found.values())
+            after = page.hosts[-1].sidecar
+
+    async def force_release(self, name: str, *, host: str | None = None) -> None:
+        """Ends the hold of any owner on this host. Raises NotHeld if there is none.
+
+        host: asks the sidecar of another host, as in info(), for root and the user of this sidecar, and where the other
+        one permits it.
+        """
+        await self._call(force_release_call(self._whole(name), host))
 
     async def metrics(self) -> str:
         """Returns what the sidecar counts, in the text format of Prometheus."""
