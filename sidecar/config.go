@@ -91,6 +91,13 @@ type Config struct {
 	// busy for long, and also of clients that died during the restart. Default: the lease.
 	ResumeUnseen time.Duration
 
+	// HostName is the name of this host, which the sidecars of other hosts show to people. At
+	// most 64 bytes, printable, without spaces. Default: that of the kernel.
+	HostName string
+	// OtherHosts is what the sidecars of other hosts may see and do here. They ask through
+	// Redis: every program that may publish there can ask, too. Default OtherHostsShow.
+	OtherHosts OtherHosts
+
 	MaxSessions int // clients at one time. Default 4,096
 	MaxLocks    int // names held or waited for, and waiters, in all. Default 1,048,576
 	MaxHolds    int // locks held by one client. Default 262,144
@@ -268,7 +275,7 @@ func (c *Config) setDefaults() error {
 	if _, _, err := metricsAddress(c.Metrics); c.Metrics != "" && err != nil {
 		errs = append(errs, err)
 	}
-	errs = append(errs, CheckPolicy(c.Policy), checkPatterns("fair", c.Fair), checkMetricsNames(c.MetricsNames))
+	errs = append(errs, CheckPolicy(c.Policy), c.setHostDefaults(), checkPatterns("fair", c.Fair), checkMetricsNames(c.MetricsNames))
 	for _, m := range []struct {
 		what string
 		n    int

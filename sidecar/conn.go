@@ -186,6 +186,12 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			// Counted as a request, so that an endless stream of bad ones
 			// waits for its answers to be read like any other.
 			batch = append(batch, request{kind: clientOther, conn: c, other: &refused{bad}})
+		case isAboutHosts(req):
+			// What the client requested before does not wait for other hosts.
+			if !s.submitBatch(c, &batch) {
+				return nil
+			}
+			batch = append(batch, request{kind: clientOther, conn: c, other: s.askHosts(c.peer.UID, req)})
 		default:
 			if status, ok := req.(*protocol.Status); ok {
 				// What the client requested before does not wait for the survey.

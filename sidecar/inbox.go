@@ -20,6 +20,7 @@ type event struct {
 	redis     store.Identity
 	names     []string
 	text      string
+	body      []byte
 	done      chan struct{}
 	query     func(now int64)
 }
@@ -30,6 +31,8 @@ const (
 	loopPing     eventKind = iota // done
 	loopQuery                     // query, done
 	processEnded                  // session
+
+	hostQuestion // text: uuid of the sidecar that asks; body
 
 	redisResults  // results; flag: redis has a new floor of tokens
 	redisMessages // messages

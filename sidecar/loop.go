@@ -65,6 +65,8 @@ type loop struct {
 	logLimit    logLimit
 	counters    counters
 	gathering   int // requests for metrics that are being answered
+	names       hostNames
+	questions   questions
 
 	// Collected in one step and carried out at its end.
 	dirty   []*conn
@@ -322,6 +324,8 @@ func (l *loop) onEvent(now int64, e *event) {
 		for _, name := range e.names {
 			l.table.Unsubscribed(now, name)
 		}
+	case hostQuestion:
+		l.answerHost(now, e.text, e.body)
 	case loopPing:
 		close(e.done)
 	case loopQuery:
@@ -397,6 +401,8 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.onStatus(now, c, r)
 	case *protocol.ForceRelease:
 		l.forceRelease(now, cl, r)
+	case *answered:
+		l.say(c, r.reply)
 	case *protocol.Claim:
 		l.onClaim(now, cl, r)
 	case *protocol.Bye:
@@ -459,7 +465,7 @@ func (l *loop) list(now int64, cl *session, r *protocol.List) *protocol.ListOK {
 	m.ID, m.Locks = r.ID, m.Locks[:0]
 	size, hidden := 0, 0
 	m.Next = l.table.List(now, r.After, func(row protocol.LockRow) bool {
-		if cl.policy != nil && !cl.policy.Terms().Redact(&row) {
+		if cl != nil && cl.policy != nil && !cl.policy.Terms().Redact(&row) {
 			hidden++
 			return hidden < maxHidden
 		}

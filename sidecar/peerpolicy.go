@@ -144,7 +144,7 @@ func (l *loop) isRefusedByPolicy(now int64, cl *session, in *request, id uint64)
 			why = cl.policy.List()
 		case *protocol.Info:
 			why = cl.policy.Info(r.Name)
-		case *protocol.Events, *statusRequest:
+		case *protocol.Events, *statusRequest, *answered:
 			why = cl.policy.Overview()
 		}
 	}

@@ -36,7 +36,10 @@ type Server struct {
 	unread   atomic.Int64 // bytes of answers that no client's socket has taken
 	commands commandReader
 	surveyor surveyor
-	metrics  net.Listener // nil: there is none
+	asker    asker
+	// redisIsUp has an element when a connection to Redis was made.
+	redisIsUp chan struct{}
+	metrics   net.Listener // nil: there is none
 	// misplaced is why a successor would not find the state; "": it would.
 	misplaced atomic.Pointer[string]
 	readers   sync.WaitGroup // accept loop and one reader for each connection
@@ -66,6 +69,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	s.inbox.init()
 	s.commands.init()
+	s.redisIsUp = make(chan struct{}, 1)
 	s.running.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*session)
 	s.misplaced.Store(new(string))
@@ -104,6 +108,8 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnSubscribed:   func(n []string) { s.submitEvent(event{kind: redisSubscribed, names: n}) },
 		OnUnsubscribed: func(n []string) { s.submitEvent(event{kind: redisUnsubscribed, names: n}) },
 		OnMessages:     func(m []locktable.Message) { s.inbox.addMessages(m); s.runIfIdle() },
+		OnQuestion:     s.onQuestion,
+		OnAnswer:       s.asker.onAnswer,
 	})
 	if err != nil {
 		return nil, asSettingError(err)
@@ -145,6 +151,10 @@ func Listen(cfg Config) (_ *Server, err error) {
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // never fails
 	table := cfg.table()
+	if cfg.OtherHosts != OtherHostsNone {
+		s.names.lookUp = s.store.Host
+		table.HostName = s.names.of
+	}
 	table.Seed = binary.LittleEndian.Uint64(seed[:])
 	if s.state != nil {
 		table.Journal = s.state
@@ -250,6 +260,10 @@ func (s *Server) redisResults(results []locktable.Result, raised *store.Identity
 
 func (s *Server) redisUp(dataLost, listening bool, id store.Identity) {
 	s.redis.Store(&redisHealth{"ok", id.RunID})
+	select {
+	case s.redisIsUp <- struct{}{}:
+	default:
+	}
 	s.submitEvent(event{kind: redisUp, flag: dataLost, listening: listening, redis: id})
 }
 
@@ -287,6 +301,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		}
 	}()
 	s.readers.Go(func() { s.lookAround(stop, accept) })
+	s.readers.Go(func() { s.announce(stop) })
 	s.run(stop)
 	s.endpoint.close()
 	s.hangUp()

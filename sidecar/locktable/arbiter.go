@@ -359,6 +359,9 @@ func (p *policy) freePause(isQuiet bool) int64 {
 // sent.
 func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight, pl *place, noWait bool) {
 	isQueued := r.Ticket != 0
+	if p.cfg.HostName != nil && r.Field != "" && r.Field != a.remote.field {
+		p.cfg.HostName(r.Field) // so that it is known when a message needs it
+	}
 	a.remote = remoteHolder{
 		isKnown: true, isSidecar: isQueued && r.HolderReached != 0,
 		field: printable(r.Field), ttlMS: min(r.TTLMS, maxTTL), seenAt: now, askedAt: op.sentAt,

@@ -337,17 +337,38 @@ func (t *Table) ForceRelease(now int64, id SessionID, req protocol.ForceRelease)
 		return
 	}
 	l := t.byName[req.Name]
-	if l != nil {
-		t.expireHold(now, l)
-	}
-	if l == nil || l.holds == nil {
+	num, ok := t.forceHold(now, l)
+	if !ok {
 		t.refuse(s, req.ID, protocol.NotHeld, "no client of this sidecar holds %q; force it on the host of its holder", req.Name)
 	} else {
-		num := l.holds.id
-		t.loseHold(now, l.holds, protocol.ByForce, "")
 		t.emit(Effect{Kind: Forced, Session: id, ID: req.ID, Hold: num, Name: req.Name})
 	}
 	if l != nil {
 		t.reconcile(now, l)
 	}
+}
+
+// EndHold ends the hold that a session has on a lock, with reason forced, and returns its number.
+// False: no session holds the lock.
+func (t *Table) EndHold(now int64, name string) (num uint64, ok bool) {
+	l := t.byName[name]
+	num, ok = t.forceHold(now, l)
+	if l != nil {
+		t.reconcile(now, l)
+	}
+	return num, ok
+}
+
+// forceHold ends the hold on a lock, if there is one. l may be nil. The caller reconciles.
+func (t *Table) forceHold(now int64, l *lock) (num uint64, ok bool) {
+	if l == nil {
+		return 0, false
+	}
+	t.expireHold(now, l)
+	if l.holds == nil {
+		return 0, false
+	}
+	num = l.holds.id
+	t.loseHold(now, l.holds, protocol.ByForce, "")
+	return num, true
 }

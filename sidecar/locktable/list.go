@@ -48,7 +48,7 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 	case q != nil && q.arbiter.remote.isKnown:
 		remote := &q.arbiter.remote
 		r.State = protocol.StateRemote
-		r.RemoteField, r.RemoteTTLMS = remote.field, remote.ttlMS
+		r.RemoteField, r.RemoteHost, r.RemoteTTLMS = remote.field, remote.host(&t.cfg), remote.ttlMS
 		if remote.ttlMS >= 0 {
 			r.RemoteTTLMS = max(0, remote.ttlMS-millis(now-remote.seenAt))
 		}

@@ -276,7 +276,7 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 	case a.isYielding(now):
 		return protocol.Timeout, anothersTurn
 	case a.remote.isKnown:
-		return protocol.Timeout, a.remote.String()
+		return protocol.Timeout, a.remote.describe(&t.cfg)
 	case !wasAlone && first != nil && first.request.since <= since:
 		return protocol.Timeout, "others on this host wait for it"
 	case !wasAlone:
@@ -293,11 +293,23 @@ const anothersTurn = "it is another host's turn"
 // has the lock.
 func (r *remoteHolder) isKnownSince(at int64) bool { return r.isKnown && r.askedAt >= at }
 
-func (r *remoteHolder) String() string {
+// describe describes the holder for people.
+func (r *remoteHolder) describe(cfg *Config) string {
 	if r.field == "" {
 		return anothersTurn
 	}
+	if host := r.host(cfg); host != "" {
+		return "held on host " + host + " (" + r.field + "), not on this host"
+	}
 	return "held by " + r.field + ", not on this host"
+}
+
+// host returns the name of the holder's host; "": it is not known.
+func (r *remoteHolder) host(cfg *Config) string {
+	if cfg.HostName == nil || r.field == "" {
+		return ""
+	}
+	return cfg.HostName(r.field)
 }
 
 func milliseconds(ns int64) string { return time.Duration(ns).Round(time.Millisecond).String() }

@@ -245,7 +245,7 @@ func (t *Table) onHeldByOther(now int64, l *lock, op *inFlight, r *Result) {
 	for q.firstTries() && q.waiters.head.request.since <= op.sentAt {
 		req := q.waiters.head.request
 		t.endRequest(req)
-		t.refuseAcquire(l, req.session, req.id, protocol.Timeout, a.remote.String())
+		t.refuseAcquire(l, req.session, req.id, protocol.Timeout, a.remote.describe(&t.cfg))
 	}
 	if q.firstTries() {
 		a.nextTry = now // it came after the operation was sent

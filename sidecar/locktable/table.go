@@ -54,6 +54,11 @@ type Config struct {
 
 	UID int64 // of the sidecar's process: this user and root are not bounded by a user's share
 
+	// HostName returns the name of the host of the sidecar that has this owner field in Redis;
+	// "": it is not known yet, or the field is of another program. It must not block. nil: no
+	// name is known.
+	HostName func(field string) string
+
 	// While another sidecar waits for a lock, it passes between local owners at most
 	// HandoffBudget times in a row and for Turn; then it passes to the first in the queue.
 	// The Turn 0 stands for four round trips to Redis, within 300 µs and 20 ms. With a Turn

@@ -1,0 +1,390 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/store"
+)
+
+// A sidecar asks another one by a message on its channel in Redis. A question is the body of an
+// info, list or force_release request of the protocol, and an answer is the body of the answer to
+// it, with one difference: deadline_ns is relative to the moment of the answer, because each host
+// has its own clock.
+
+const (
+	// hostTimeout is how long a client waits for what other hosts are asked.
+	hostTimeout = 500 * time.Millisecond
+
+	// maxQuestions bounds the questions of all clients that have no answer.
+	maxQuestions = 16
+
+	// maxAnswers is how many questions a sidecar answers in a second. Others are dropped: any
+	// program that may publish can send them. One client that lists the locks of a host, page
+	// after page, sends about as many.
+	maxAnswers = 4000
+
+	// maxUnansweredQuestions is how many questions wait for a step of the loop. Others are dropped.
+	maxUnansweredQuestions = 16
+
+	// maxHostPages bounds the search for a host by its name.
+	maxHostPages = 50
+)
+
+// asker has the questions of clients to other hosts.
+type asker struct {
+	mu      sync.Mutex               // guards what follows
+	waiting map[uint64]chan<- []byte // by number: where the answer goes
+	byUser  map[int64]int            // questions of each user
+	total   int
+}
+
+// begin reserves room for a question of a user. The caller ends it with end.
+func (a *asker) begin(uid int64) *protocol.Err {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	unreserved, share := maxQuestions, maxQuestions
+	if !isPrivileged(uid) {
+		unreserved, share = locktable.Unreserved(maxQuestions), locktable.Share(maxQuestions)
+	}
+	if a.total >= unreserved || a.byUser[uid] >= share {
+		return &protocol.Err{Code: protocol.Limit, Msg: fmt.Sprintf("clients of this sidecar wait for %d answers of other hosts, user %d for %d of them; try again in a moment", a.total, uid, a.byUser[uid])}
+	}
+	if a.byUser == nil {
+		a.byUser, a.waiting = make(map[int64]int), make(map[uint64]chan<- []byte)
+	}
+	a.total++
+	a.byUser[uid]++
+	return nil
+}
+
+func (a *asker) end(uid int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.total--
+	if a.byUser[uid]--; a.byUser[uid] == 0 {
+		delete(a.byUser, uid)
+	}
+}
+
+// expect returns the number of a new question, and where its answer comes. Numbers are random, so
+// that a program that cannot read questions cannot answer them either.
+func (a *asker) expect() (number uint64, answer <-chan []byte) {
+	number = uint64(rand.Int64N(math.MaxInt64-1)) + 1
+	c := make(chan []byte, 1)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.waiting[number] = c
+	return number, c
+}
+
+func (a *asker) forget(number uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.waiting, number)
+}
+
+// onAnswer takes in what was published as an answer.
+func (a *asker) onAnswer(body []byte) {
+	var d protocol.ReplyDecoder
+	got, err := d.Decode(body)
+	if err != nil {
+		return
+	}
+	number := uint64(0)
+	switch m := got.(type) {
+	case *protocol.Answer:
+		number = m.ID
+	case *protocol.Err:
+		number = m.ID
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.waiting[number]; c != nil {
+		delete(a.waiting, number)
+		c <- body
+	}
+}
+
+// answered is a request that was answered before it reached the loop.
+type answered struct {
+	id    uint64
+	reply protocol.Reply
+}
+
+func (a *answered) RequestID() uint64 { return a.id }
+
+// isAboutHosts reports whether a request is answered by other hosts, or by what they published.
+func isAboutHosts(req protocol.Request) bool {
+	switch req.(type) {
+	case *protocol.Hosts, *protocol.HostInfo, *protocol.HostList, *protocol.HostForceRelease:
+		return true
+	}
+	return false
+}
+
+// askHosts answers a request about other hosts. It runs on the reader of the connection, because
+// the answer takes time: until then no further requests of this client are read.
+func (s *Server) askHosts(uid int64, req protocol.Request) *answered {
+	id := req.RequestID()
+	reply, refusal := s.tryHosts(uid, req)
+	if refusal != nil {
+		refusal.ID = id
+		return &answered{id, refusal}
+	}
+	return &answered{id, reply}
+}
+
+func (s *Server) tryHosts(uid int64, req protocol.Request) (protocol.Reply, *protocol.Err) {
+	if s.cfg.OtherHosts == OtherHostsNone {
+		return nil, &protocol.Err{Code: protocol.Denied, Msg: "this sidecar has nothing to do with other hosts: its setting other_hosts is none"}
+	}
+	if _, ok := req.(*protocol.HostForceRelease); ok && !isPrivileged(uid) {
+		return nil, &protocol.Err{Code: protocol.Denied, Msg: "only root and the sidecar's user may force locks of other hosts free; ask as one of them, or on that host"}
+	}
+	if refusal := s.asker.begin(uid); refusal != nil {
+		return nil, refusal
+	}
+	defer s.asker.end(uid)
+	ctx, cancel := context.WithTimeout(context.Background(), hostTimeout)
+	defer cancel()
+	switch r := req.(type) {
+	case *protocol.Hosts:
+		return s.listHosts(ctx, r)
+	case *protocol.HostInfo:
+		ok := new(protocol.HostInfoOK)
+		refusal := s.askHost(ctx, r.Host, func(n uint64) protocol.Request { return protocol.Info{ID: n, Name: r.Name} }, ok)
+		ok.ID = r.ID
+		if ok.Lock != nil {
+			toOwnClock(ok.Lock)
+		}
+		return ok, refusal
+	case *protocol.HostList:
+		ok := new(protocol.HostListOK)
+		refusal := s.askHost(ctx, r.Host, func(n uint64) protocol.Request { return protocol.List{ID: n, After: r.After} }, ok)
+		ok.ID = r.ID
+		for i := range ok.Locks {
+			toOwnClock(&ok.Locks[i])
+		}
+		return ok, refusal
+	case *protocol.HostForceRelease:
+		ok := new(protocol.HostForceReleaseOK)
+		refusal := s.askHost(ctx, r.Host, func(n uint64) protocol.Request { return protocol.ForceRelease{ID: n, Name: r.Name} }, ok)
+		ok.ID = r.ID
+		return ok, refusal
+	}
+	panic(fmt.Sprintf("%T is not about hosts", req))
+}
+
+// toOwnClock makes the deadline in a row of another host a time of this one.
+func toOwnClock(row *protocol.LockRow) {
+	if row.State == protocol.StateHeld {
+		row.DeadlineNS = min(row.DeadlineNS, math.MaxInt64/2) + protocol.Now()
+	}
+}
+
+// toRelative is the inverse of toOwnClock.
+func toRelative(now int64, row *protocol.LockRow) { row.DeadlineNS = max(0, row.DeadlineNS-now) }
+
+// askHost asks the sidecar of a host, and decodes its answer into ok.
+func (s *Server) askHost(ctx context.Context, host string, question func(number uint64) protocol.Request, ok protocol.OK) *protocol.Err {
+	sidecar, refusal := s.sidecarOf(ctx, host)
+	if refusal != nil {
+		return refusal
+	}
+	number, answer := s.asker.expect()
+	defer s.asker.forget(number)
+	reached := make(chan error, 1)
+	s.store.Ask(sidecar, frameBody(question(number).Append(nil)), func(is bool, err error) {
+		if !is && err == nil {
+			err = errNotReached
+		}
+		if err != nil {
+			reached <- err
+		}
+	})
+	select {
+	case body := <-answer:
+		return unpackAnswer(body, ok)
+	case err := <-reached:
+		if errors.Is(err, errNotReached) {
+			return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("the sidecar of host %s does not run, or is not connected to Redis", host)}
+		}
+		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s could not be asked: %v", host, err)}
+	case <-ctx.Done():
+		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s did not answer within %v; whether it did what was requested is not known", host, hostTimeout)}
+	}
+}
+
+var errNotReached = errors.New("no sidecar is subscribed to the channel")
+
+// frameBody returns the body of a frame.
+func frameBody(frame []byte) []byte { return frame[4:] }
+
+func unpackAnswer(body []byte, ok protocol.OK) *protocol.Err {
+	var d protocol.ReplyDecoder
+	got, err := d.Decode(body)
+	if err == nil {
+		switch m := got.(type) {
+		case *protocol.Err:
+			return &protocol.Err{Code: m.Code, Msg: m.Msg}
+		case *protocol.Answer:
+			err = m.Unpack(ok)
+		}
+	}
+	if err != nil {
+		return &protocol.Err{Code: protocol.Unavailable, Msg: "the other host gave an answer that cannot be read: " + err.Error()}
+	}
+	return nil
+}
+
+// sidecarOf returns the uuid of the sidecar of a host.
+func (s *Server) sidecarOf(ctx context.Context, host string) (string, *protocol.Err) {
+	if len(host) == len(s.uuid) && uuid.Validate(host) == nil {
+		return host, nil
+	}
+	var found []string
+	after := ""
+	for range maxHostPages {
+		hosts, last, err := s.hostPage(ctx, after)
+		if err != nil {
+			return "", &protocol.Err{Code: protocol.Unavailable, Msg: "the hosts cannot be listed: " + err.Error()}
+		}
+		for i := range hosts {
+			if hosts[i].Name == host {
+				found = append(found, hosts[i].UUID)
+			}
+		}
+		if after = last; last == "" {
+			break
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", &protocol.Err{Code: protocol.BadRequest, Msg: fmt.Sprintf("no sidecar has published that its host is %q; locksidecar ls --all lists the hosts", host)}
+	case 1:
+		return found[0], nil
+	}
+	return "", &protocol.Err{Code: protocol.BadRequest, Msg: fmt.Sprintf("%d sidecars have published that their host is %q: name one by its uuid, %s for instance", len(found), host, found[0])}
+}
+
+// hostPage returns a page of what sidecars have published; last: see store.Store.Hosts.
+func (s *Server) hostPage(ctx context.Context, after string) ([]store.Host, string, error) {
+	type page struct {
+		hosts []store.Host
+		last  string
+		err   error
+	}
+	read := make(chan page, 1)
+	s.store.Hosts(after, func(hosts []store.Host, last string, err error) { read <- page{hosts, last, err} })
+	select {
+	case p := <-read:
+		return p.hosts, p.last, p.err
+	case <-ctx.Done():
+		return nil, "", fmt.Errorf("Redis has not answered for %v", hostTimeout)
+	}
+}
+
+func (s *Server) listHosts(ctx context.Context, r *protocol.Hosts) (protocol.Reply, *protocol.Err) {
+	m := &protocol.HostsOK{ID: r.ID}
+	for after := r.After; len(m.Hosts) == 0; { // the sidecars of a whole page may have ended
+		hosts, last, err := s.hostPage(ctx, after)
+		if err != nil {
+			return nil, &protocol.Err{Code: protocol.Unavailable, Msg: "the hosts cannot be listed: " + err.Error()}
+		}
+		for i := range hosts {
+			h := &hosts[i]
+			m.Hosts = append(m.Hosts, protocol.HostRow{Sidecar: h.UUID, Host: h.Name, Version: h.Version, PID: h.PID, Started: h.Started})
+		}
+		m.More, after = last != "", last
+		if last == "" {
+			break
+		}
+	}
+	return m, nil
+}
+
+// questions bounds what other sidecars may ask of this one.
+type questions struct {
+	waiting atomic.Int32 // for a step of the loop
+
+	// Of the goroutine that reads from Redis.
+	second   int64 // since the host was started
+	answered int   // in that second
+}
+
+// take reports whether a question is to be answered. The loop calls done for it.
+func (q *questions) take(now int64) bool {
+	if second := now / int64(time.Second); second != q.second {
+		q.second, q.answered = second, 0
+	}
+	if q.answered >= maxAnswers || q.waiting.Load() >= maxUnansweredQuestions {
+		return false
+	}
+	q.answered++
+	q.waiting.Add(1)
+	return true
+}
+
+func (q *questions) done() { q.waiting.Add(-1) }
+
+// onQuestion hands a question of another sidecar to the loop.
+func (s *Server) onQuestion(from string, body []byte) {
+	if s.cfg.OtherHosts != OtherHostsNone && s.questions.take(protocol.Now()) {
+		s.submitEvent(event{kind: hostQuestion, text: from, body: body})
+	}
+}
+
+// answerHost answers a question of another sidecar.
+func (l *loop) answerHost(now int64, from string, body []byte) {
+	l.questions.done()
+	var d protocol.RequestDecoder
+	req, err := d.Decode(body)
+	if err != nil {
+		return // a sidecar has checked it: this was sent by another program
+	}
+	var reply protocol.Reply
+	switch r := req.(type) {
+	case *protocol.Info:
+		m := &protocol.InfoOK{ID: r.ID}
+		if row, ok := l.table.Info(now, r.Name); ok {
+			toRelative(now, &row)
+			m.Lock = &row
+		}
+		reply = m
+	case *protocol.List:
+		m := l.list(now, nil, r)
+		for i := range m.Locks {
+			toRelative(now, &m.Locks[i])
+		}
+		reply = m
+	case *protocol.ForceRelease:
+		reply = l.forceForHost(now, from, r)
+	default:
+		return
+	}
+	l.store.Answer(from, frameBody(reply.Append(nil)))
+}
+
+// forceForHost ends a hold for another sidecar, if that is permitted here.
+func (l *loop) forceForHost(now int64, from string, r *protocol.ForceRelease) protocol.Reply {
+	if l.cfg.OtherHosts != OtherHostsForceRelease {
+		return &protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: fmt.Sprintf("host %s does not permit it: its setting other_hosts is not %s; force it there", l.cfg.HostName, OtherHostsForceRelease)}
+	}
+	hold, ok := l.table.EndHold(now, r.Name)
+	if !ok {
+		return &protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: fmt.Sprintf("no client on host %s holds %q", l.cfg.HostName, r.Name)}
+	}
+	l.log.Info("another host forced the release of a lock", "lock", r.Name, "hold", hold, "host", l.names.of(from+":"), "sidecar", from)
+	return &protocol.ForceReleaseOK{ID: r.ID, Hold: hold}
+}
