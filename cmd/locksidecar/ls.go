@@ -20,6 +20,7 @@ import (
 type lsCmd struct {
 	socketFlag
 	Prefix string `arg:"" optional:"" help:"Only locks whose name starts so."`
+	All    bool   `help:"Every host that uses the same Redis, each with its locks."`
 	JSON   bool   `help:"Print a JSON array, sorted by name."`
 }
 
@@ -32,20 +33,30 @@ later. LEFT is how long the lock would stay held
 without a renewal; "fixed" means that it is not renewed. STATE is held, absent (held; its process lives
 and has not come back since the daemon was restarted), orphan (its process is gone, and the lock is kept
 a little longer), remote (held elsewhere), busy (being asked of Redis), lingering (released, and kept in Redis
-for this host for a few milliseconds) or free.
+for this host for a few milliseconds) or free. For a remote lock, the daemon of its host is asked for the process,
+for at most a second in all.
+
+--all asks the daemons of all hosts, through Redis, for at most ten seconds in all. A host is listed until three
+minutes after its daemon ended; one that did not answer is shown as such.
 
 Examples:
 
     locksidecar ls
     locksidecar ls invoice:
+    locksidecar ls --all
     locksidecar ls --json | jq '.[] | select(.waiting > 10) | .name'
 
 Fields of --json; those in brackets are absent where they do not apply:
 
     name, state, waiting, waiters[], [grants]
     [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent, orphan]
-    [remote_field, remote_ttl_ms]
+    [remote_field, remote_ttl_ms, remote_host, remote_pid, remote_cmd]
     of a waiter: session, pid, uid, user, cmd, owner, waited_ms
+
+With --all, the array is of hosts, sorted by name. user is then a number:
+
+    host, sidecar, version, pid, started, locks[]
+    [error]
 
 ` + exitTable
 }
@@ -58,19 +69,15 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer sidecar.Close()
+	if c.All {
+		return c.listHosts(ctx, sidecar, out)
+	}
 	rows, err := sidecar.List(ctx)
 	if err != nil {
 		return err
 	}
-	now := protocol.Now()
-	users := make(userNames)
-	locks := make([]lockView, 0, len(rows))
-	for _, row := range rows {
-		if strings.HasPrefix(row.Name, c.Prefix) {
-			locks = append(locks, viewLock(row, now, users))
-		}
-	}
-	slices.SortFunc(locks, func(a, b lockView) int { return strings.Compare(a.Name, b.Name) })
+	locks := viewLocks(rows, c.Prefix, make(userNames))
+	findHolders(ctx, sidecar, locks)
 	if c.JSON {
 		e := json.NewEncoder(out)
 		e.SetIndent("", "  ")
@@ -86,6 +93,20 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	_, err = io.WriteString(out, lockTable(locks, width(out)))
 	return err
+}
+
+// viewLocks returns the locks whose names begin with prefix, sorted. users is nil for locks of
+// another host, whose users are not those of this one.
+func viewLocks(rows []protocol.LockRow, prefix string, users userNames) []lockView {
+	now := protocol.Now()
+	locks := make([]lockView, 0, len(rows))
+	for _, row := range rows {
+		if strings.HasPrefix(row.Name, prefix) {
+			locks = append(locks, viewLock(row, now, users))
+		}
+	}
+	slices.SortFunc(locks, func(a, b lockView) int { return strings.Compare(a.Name, b.Name) })
+	return locks
 }
 
 // lockView is a lock as --json prints it. The help documents its field names, which do not
@@ -110,6 +131,9 @@ type lockView struct {
 	RemoteField string       `json:"remote_field,omitempty"`
 	RemoteTTLMS *int64       `json:"remote_ttl_ms,omitempty"`
 	Grants      uint32       `json:"grants,omitempty"`
+	RemoteHost  string       `json:"remote_host,omitempty"`
+	RemotePID   int64        `json:"remote_pid,omitempty"`
+	RemoteCmd   string       `json:"remote_cmd,omitempty"`
 	Waiting     int          `json:"waiting"`
 	Waiters     []waiterView `json:"waiters"`
 }
@@ -133,7 +157,7 @@ func viewLock(row protocol.LockRow, now int64, users userNames) lockView {
 		v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.name(row.UID), row.Cmd
 		v.HeldMS, v.LeftMS, v.LeaseMS, v.Absent, v.Orphan = &row.HeldMS, &left, row.LeaseMS, row.Absent, row.Orphan
 	case protocol.StateRemote:
-		v.RemoteField, v.RemoteTTLMS = row.RemoteField, &row.RemoteTTLMS
+		v.RemoteField, v.RemoteHost, v.RemoteTTLMS = row.RemoteField, row.RemoteHost, &row.RemoteTTLMS
 	}
 	for _, w := range row.Waiters {
 		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.name(w.UID), w.Cmd, w.Owner, w.WaitedMS})
@@ -148,6 +172,9 @@ func (u userNames) name(uid int64) string {
 	name, ok := u[uid]
 	if !ok {
 		name = strconv.FormatInt(uid, 10)
+		if u == nil {
+			return name
+		}
 		if found, err := user.LookupId(name); err == nil {
 			name = found.Username
 		}

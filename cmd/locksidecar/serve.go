@@ -97,6 +97,8 @@ func (s *settings) config() sidecar.Config {
 		State:           s.State,
 		ResumeWithin:    time.Duration(s.ResumeWithin),
 		ResumeUnseen:    time.Duration(s.ResumeUnseen),
+		HostName:        s.HostName,
+		OtherHosts:      sidecar.OtherHosts(s.OtherHosts),
 		MaxSessions:     s.MaxSessions,
 		MaxLocks:        s.MaxLocks,
 		MaxHolds:        s.MaxHolds,

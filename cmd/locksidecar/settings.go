@@ -40,6 +40,8 @@ type settings struct {
 	State           string   `toml:"state" placeholder:"PATH" help:"File in which the next daemon finds who holds what (default: the socket's path and .state; none: a restart loses all locks)."`
 	ResumeWithin    duration `toml:"resume_within" default:"${resume_within}" placeholder:"DURATION" help:"After a restart, how long to renew for a living process that does not come back (default: ${default})."`
 	ResumeUnseen    duration `toml:"resume_unseen" placeholder:"DURATION" help:"The same for a process that the daemon cannot watch, in another pid namespace for instance (default: the lease)."`
+	HostName        string   `toml:"host_name" placeholder:"NAME" help:"Name of this host, for people on other hosts (default: that of the kernel)."`
+	OtherHosts      string   `toml:"other_hosts" default:"show" enum:"none,show,force-release" placeholder:"WHAT" help:"What other hosts may do here, through Redis: show locks and their holders, also force-release, or none (default: ${default})."`
 	MaxSessions     int      `toml:"max_sessions" default:"${max_sessions}" placeholder:"N" help:"Clients at one time (default: ${default})."`
 	MaxLocks        int      `toml:"max_locks" default:"${max_locks}" placeholder:"N" help:"Names held or waited for, in all (default: ${default})."`
 	MaxHolds        int      `toml:"max_holds" default:"${max_holds}" placeholder:"N" help:"Locks held by one client (default: ${default})."`

@@ -58,9 +58,20 @@ func lockRow(l lockView) []string {
 		if *l.RemoteTTLMS >= 0 {
 			row[5] = ms(*l.RemoteTTLMS)
 		}
-		row[7] = "elsewhere: " + l.RemoteField
+		row[7] = elsewhere(&l)
 	}
 	return row
+}
+
+// elsewhere describes the holder of a lock that this host does not have.
+func elsewhere(l *lockView) string {
+	switch {
+	case l.RemoteHost == "":
+		return "elsewhere: " + l.RemoteField
+	case l.RemotePID == 0:
+		return "held on host " + l.RemoteHost + ": " + l.RemoteField
+	}
+	return fmt.Sprintf("held on host %s by pid %d (%s)", l.RemoteHost, l.RemotePID, l.RemoteCmd)
 }
 
 func alignRows(rows [][]string, width int) string {

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+const (
+	// holdersTimeout bounds how long ls asks other hosts for the processes that hold locks.
+	holdersTimeout = time.Second
+
+	// maxHolders is for how many locks it asks them.
+	maxHolders = 256
+)
+
+// findHolders adds the processes that hold remote locks, as the sidecars of their hosts report
+// them. A sidecar that does not answer is not asked again.
+func findHolders(ctx context.Context, sidecar *locksidecar.Client, locks []lockView) {
+	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
+	defer cancel()
+	silent := make(map[string]bool)
+	asked := 0
+	for i := range locks {
+		l := &locks[i]
+		id, _, _ := strings.Cut(l.RemoteField, ":")
+		if l.RemoteHost == "" || silent[id] || asked == maxHolders {
+			continue
+		}
+		asked++
+		row, known, err := sidecar.InfoOn(ctx, id, l.Name)
+		switch {
+		case err != nil:
+			silent[id] = true
+		case known && row.State == protocol.StateHeld:
+			l.RemotePID, l.RemoteCmd = row.PID, row.Cmd
+		}
+	}
+}
+
+// hostView is a host as ls --all --json prints it. The help of ls documents its field names,
+// which do not change.
+type hostView struct {
+	Host    string     `json:"host"`
+	Sidecar string     `json:"sidecar"`
+	Version string     `json:"version"`
+	PID     int64      `json:"pid"`
+	Started time.Time  `json:"started"`
+	Error   string     `json:"error,omitempty"`
+	Locks   []lockView `json:"locks"`
+}
+
+// listHosts prints every host with its locks.
+func (c *lsCmd) listHosts(ctx context.Context, sidecar *locksidecar.Client, out io.Writer) error {
+	rows, err := sidecar.Hosts(ctx)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(rows, func(a, b locksidecar.HostInfo) int {
+		return cmp.Or(strings.Compare(a.Host, b.Host), strings.Compare(a.Sidecar, b.Sidecar))
+	})
+	hosts := make([]hostView, 0, len(rows))
+	for i := range rows {
+		r := &rows[i]
+		v := hostView{Host: r.Host, Sidecar: r.Sidecar, Version: r.Version, PID: r.PID, Started: time.UnixMilli(r.Started).UTC(), Locks: []lockView{}}
+		locks, err := sidecar.ListOn(ctx, r.Sidecar)
+		switch {
+		case ctx.Err() != nil:
+			v.Error = fmt.Sprintf("not asked: all hosts together took longer than %v", requestTimeout)
+		case err != nil:
+			v.Error = err.Error()
+		default:
+			v.Locks = viewLocks(locks, c.Prefix, nil)
+		}
+		hosts = append(hosts, v)
+	}
+	if c.JSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		return e.Encode(hosts)
+	}
+	if len(hosts) == 0 {
+		_, err = fmt.Fprintln(out, "no hosts: none has published its name")
+		return err
+	}
+	_, err = io.WriteString(out, hostTables(hosts, width(out), time.Now()))
+	return err
+}
+
+// hostTables renders hosts, each with its locks.
+func hostTables(hosts []hostView, width int, now time.Time) string {
+	var text strings.Builder
+	for i := range hosts {
+		h := &hosts[i]
+		if i > 0 {
+			text.WriteByte('\n')
+		}
+		fmt.Fprintf(&text, "HOST %s: locksidecar %s, pid %s, for %s\n", printable(h.Host), printable(h.Version), pid(h.PID), ms(max(0, now.Sub(h.Started).Milliseconds())))
+		switch {
+		case h.Error != "":
+			text.WriteString("no answer: " + printable(h.Error) + "\n")
+		case len(h.Locks) == 0:
+			text.WriteString("no locks\n")
+		default:
+			text.WriteString(lockTable(h.Locks, width))
+		}
+	}
+	return text.String()
+}

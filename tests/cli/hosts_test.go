@@ -1,0 +1,170 @@
+package cli
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+// twoHosts starts the daemons of the hosts db-7 and web-1.
+func twoHosts(t *testing.T, argsOf7 ...string) (d7, d1 *harness.Daemon) {
+	redis := harness.StartRedis(t).UnixURL()
+	d7 = harness.StartDaemon(t, redis, append(argsOf7, "--host-name=db-7")...)
+	d1 = harness.StartDaemon(t, redis, "--host-name=web-1")
+	return d7, d1
+}
+
+// Errors and ls name the host that has a lock, and ls also the process. The daemons learn the names
+// from Redis.
+func TestOtherHostsAreNamed(t *testing.T) {
+	d7, d1 := twoHosts(t)
+	awaitHosts(t, d1, 2)
+	holder := harness.StartRun(t, d7, "job", "echo running; read line")
+	holder.AwaitOutput("running")
+	harness.StartRun(t, d1, "job", "echo ran")
+	harness.Eventually(t, "the run on web-1 waits", func() bool { return harness.Waiters(t, d1, "job") == 1 })
+
+	raw := harness.DialRaw(t, d1)
+	defer raw.Conn.Close()
+	harness.Eventually(t, "an error names the host", func() bool {
+		why := raw.ExpectRefusal(protocol.Timeout, harness.Message{"op": "acquire", "name": "job", "wait_ms": 10})
+		return strings.Contains(why, "held on host db-7 (")
+	})
+	want := "held on host db-7 by pid " + strconv.Itoa(holder.PID()) + " ("
+	harness.Eventually(t, "ls names host and process", func() bool { return strings.Contains(d1.Run("ls").Stdout, want) })
+
+	var rows []struct {
+		Host string `json:"remote_host"`
+		PID  int    `json:"remote_pid"`
+		Cmd  string `json:"remote_cmd"`
+	}
+	harness.Eventually(t, "so does ls --json", func() bool {
+		rows = nil
+		decode(t, d1.Run("ls", "--json").Stdout, &rows)
+		return len(rows) == 1 && rows[0].Host == "db-7" && rows[0].PID == holder.PID()
+	})
+	harness.CheckContains(t, rows[0].Cmd, "locksidecar")
+}
+
+type hostRow struct {
+	Host  string  `json:"host"`
+	PID   int     `json:"pid"`
+	Error string  `json:"error"`
+	Locks []lsRow `json:"locks"`
+}
+
+// ls --all lists every host with its locks. One whose daemon has ended is shown as such.
+func TestLsAllListsEveryHost(t *testing.T) {
+	d7, d1 := twoHosts(t)
+	holder := harness.StartRun(t, d7, "job", "echo running; read line")
+	holder.AwaitOutput("running")
+	list := func() map[string]hostRow {
+		got := d1.Run("ls", "--all", "--json")
+		if got.Code != 0 {
+			t.Fatalf("exit code %d: %s", got.Code, got.Stderr)
+		}
+		var rows []hostRow
+		decode(t, got.Stdout, &rows)
+		byName := make(map[string]hostRow)
+		for _, r := range rows {
+			byName[r.Host] = r
+		}
+		return byName
+	}
+	var hosts map[string]hostRow
+	harness.Eventually(t, "both hosts answer", func() bool {
+		hosts = list()
+		return len(hosts) == 2 && hosts["db-7"].Error == "" && hosts["web-1"].Error == ""
+	})
+	if r := hosts["db-7"]; r.PID != d7.PID() || len(r.Locks) != 1 || r.Locks[0].Name != "job" || r.Locks[0].PID != holder.PID() {
+		t.Errorf("db-7 is shown as %+v", r)
+	}
+	if r := hosts["web-1"]; r.PID != d1.PID() || len(r.Locks) != 0 {
+		t.Errorf("web-1 is shown as %+v", r)
+	}
+	harness.CheckContains(t, d1.Run("ls", "--all").Stdout, "HOST db-7: ", "HOST web-1: ", "job", "no locks")
+
+	d7.Kill()
+	harness.Eventually(t, "db-7 does not answer", func() bool { return list()["db-7"].Error != "" })
+	harness.CheckContains(t, d1.Run("ls", "--all").Stdout, "HOST db-7: ", "no answer: ", "does not run")
+}
+
+// force-release --host ends a hold of another host only where the daemon of that host permits it.
+func TestForceReleaseOnAnotherHost(t *testing.T) {
+	d7, d1 := twoHosts(t, "--other-hosts=force-release")
+	lock := func(d *harness.Daemon) *harness.Worker {
+		w := harness.StartGoWorker(t, d)
+		w.Lock("stuck")
+		return w
+	}
+	w := lock(d7)
+	awaitHosts(t, d1, 2)
+	got := d1.Run("force-release", "--host", "db-7", "stuck")
+	if got.Code != 0 {
+		t.Fatalf("exit code %d: %s", got.Code, got.Stderr)
+	}
+	harness.CheckContains(t, got.Stdout, "ended hold", "on host db-7")
+	if a := w.Try(harness.Command{Do: "lost", As: "stuck"}); a.Err != "lost" || a.Reason != "forced" {
+		t.Errorf("the SDK of the holder reports %+v", a)
+	}
+	d7.Log.AwaitWords(t, "another host forced the release", "lock=stuck")
+	if got := d1.Run("force-release", "--host", "db-7", "stuck"); got.Code == 0 {
+		t.Error("force-release of a lock that db-7 does not hold ends with exit code 0")
+	}
+
+	lock(d1)
+	awaitHosts(t, d7, 2)
+	if got := d7.Run("force-release", "--host", "web-1", "stuck"); got.Code == 0 {
+		t.Error("web-1 ended a hold for another host, which its settings do not permit")
+	} else {
+		harness.CheckContains(t, got.Stderr, "web-1", "other_hosts")
+	}
+	if got := d1.Run("ls", "--json"); findRow(t, got.Stdout, "stuck").State != "held" {
+		t.Errorf("the lock that was not forced: %s", got.Stdout)
+	}
+	if got := d1.Run("force-release", "--host", "db-8", "stuck"); got.Code == 0 {
+		t.Error("force-release on a host that does not exist ends with exit code 0")
+	} else {
+		harness.CheckContains(t, got.Stderr, "db-8", "ls --all")
+	}
+}
+
+// A daemon with other_hosts = "none" publishes nothing, and does not answer.
+func TestHostThatShowsNothing(t *testing.T) {
+	d7, d1 := twoHosts(t, "--other-hosts=none")
+	awaitHosts(t, d1, 1)
+	if got := d7.Run("ls", "--all"); got.Code == 0 {
+		t.Error("ls --all of a host that has nothing to do with others ends with exit code 0")
+	} else {
+		harness.CheckContains(t, got.Stderr, "other_hosts is none")
+	}
+	raw := harness.ConnectRaw(t, d7)
+	defer raw.Conn.Close()
+	sidecar, _ := raw.Call(harness.Message{"op": "hello", "v": protocol.Version, "client": "wire"})["sidecar"].(string)
+	if got := d1.Run("force-release", "--host", sidecar, "stuck"); got.Code == 0 {
+		t.Error("the host answers")
+	} else {
+		harness.CheckContains(t, got.Stderr, "did not answer")
+	}
+}
+
+// awaitHosts waits until a daemon lists n hosts.
+func awaitHosts(t *testing.T, d *harness.Daemon, n int) {
+	t.Helper()
+	harness.Eventually(t, "all hosts have published their names", func() bool {
+		var rows []hostRow
+		decode(t, d.Run("ls", "--all", "--json").Stdout, &rows)
+		return len(rows) == n
+	})
+}
+
+func decode(t *testing.T, text string, into any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+}
