@@ -431,3 +431,22 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		r.want("s1 granted hold=2 token=2 count=1", "s1 released count=0", "s1 confirmed 10")
 	})
 }
+
+// A message names the host of the holder if its name is known. The table asks for the name when it
+// learns of the holder.
+func TestMessageNamesTheHost(t *testing.T) {
+	asked, name := "", ""
+	r := newListeningRig(t, locktable.Config{HostName: func(field string) string { asked = field; return name }})
+	r.acquire(1, "b")
+	r.queued(1)
+	if asked != "another:1" {
+		t.Errorf("before any message, the table asked for the host of %q", asked)
+	}
+	r.acquire(1, "a", wait(0))
+	r.redis(locktable.Take, locktable.HeldByOther)
+	r.refused(1, protocol.Timeout, "held by another:1, not on this host")
+	name = "db-7"
+	r.acquire(1, "a", wait(0))
+	r.redis(locktable.Take, locktable.HeldByOther)
+	r.refused(1, protocol.Timeout, "held on host db-7 (another:1), not on this host")
+}

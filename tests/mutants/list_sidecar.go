@@ -41,6 +41,29 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestStatusShowsWhatARestartTookOver"),
 	},
 
+	// Other hosts.
+	{
+		rule: "another host ends a hold only where a setting permits it",
+		file: "sidecar/question.go",
+		old:  `	if l.cfg.OtherHosts != OtherHostsForceRelease {`,
+		new:  `	if l.cfg.OtherHosts == OtherHostsNone {`,
+		by:   test("tests/cli", "TestForceReleaseOnAnotherHost"),
+	},
+	{
+		rule: "a sidecar that shows nothing does not answer",
+		file: "sidecar/question.go",
+		old:  `	if s.cfg.OtherHosts != OtherHostsNone && s.questions.take(protocol.Now()) {`,
+		new:  `	if s.questions.take(protocol.Now()) {`,
+		by:   test("tests/cli", "TestHostThatShowsNothing"),
+	},
+	{
+		rule: "an answer reaches the question with its number only",
+		file: "sidecar/question.go",
+		old:  `	if c := a.waiting[number]; c != nil {`,
+		new:  "	for n := range a.waiting {\n		number = n\n	}\n	if c := a.waiting[number]; c != nil {",
+		by:   test("sidecar", "TestAnswersReachTheirQuestions"),
+	},
+
 	// Neighbours.
 	{
 		rule: "a user with many processes has no more of the loop than another user",

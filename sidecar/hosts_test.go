@@ -1,0 +1,169 @@
+package sidecar
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/store"
+)
+
+const someUUID = "99999999-8888-7777-6666-555555555555"
+
+// Messages do not wait for the name of a host: it is looked up once, for the next message.
+func TestHostNameIsLookedUpOnce(t *testing.T) {
+	var pending []func(store.Host, bool, error)
+	n := hostNames{lookUp: func(_ string, done func(store.Host, bool, error)) { pending = append(pending, done) }}
+	answer := func(h store.Host, known bool, err error) {
+		t.Helper()
+		if len(pending) != 1 {
+			t.Fatalf("%d names are looked up", len(pending))
+		}
+		done := pending[0]
+		pending = nil
+		done(h, known, err)
+	}
+	expect := func(field, want string) {
+		t.Helper()
+		if got := n.of(field); got != want {
+			t.Errorf("the host of %s is %q, want %q", field, got, want)
+		}
+	}
+
+	expect(someUUID+":1", "")
+	expect(someUUID+":2", "") // and not looked up twice
+	answer(store.Host{}, false, errors.New("Redis is away"))
+	expect(someUUID+":1", "")
+	answer(store.Host{Name: "db-7"}, true, nil)
+	expect(someUUID+":1", "db-7")
+	expect(someUUID+":3", "db-7")
+
+	program := strings.Replace(someUUID, "9", "1", 1)
+	expect(program+":1", "")
+	answer(store.Host{}, false, nil)
+	expect(program+":1", "") // not at each message
+	for _, field := range []string{"", "a", "a:1", someUUID} {
+		expect(field, "")
+	}
+	if len(pending) != 0 {
+		t.Errorf("%d names are looked up without need", len(pending))
+	}
+}
+
+func TestHostNamesAreBounded(t *testing.T) {
+	n := hostNames{lookUp: func(_ string, done func(store.Host, bool, error)) { done(store.Host{Name: "h"}, true, nil) }}
+	for i := range 2 * maxHostNames {
+		n.of(fmt.Sprintf("99999999-8888-7777-6666-%012d:1", i))
+	}
+	if len(n.names) > maxHostNames {
+		t.Errorf("%d names are kept", len(n.names))
+	}
+}
+
+// One user cannot take all the questions to other hosts.
+func TestOneUserLeavesRoomForQuestions(t *testing.T) {
+	var a asker
+	const user, other = 4711, 4712
+	n := 0
+	var refusal *protocol.Err
+	for ; refusal == nil; n++ {
+		refusal = a.begin(user)
+	}
+	if n--; n == 0 || n >= maxQuestions || refusal.Code != protocol.Limit {
+		t.Errorf("one user has %d questions of %d, then %v", n, maxQuestions, refusal)
+	}
+	if refusal := a.begin(other); refusal != nil {
+		t.Errorf("another user is refused: %s", refusal.Msg)
+	}
+	a.end(user)
+	if refusal := a.begin(user); refusal != nil {
+		t.Errorf("after the end of a question, the user is refused: %s", refusal.Msg)
+	}
+}
+
+// An answer reaches the question with its number, once. Others are ignored, and block nothing.
+func TestAnswersReachTheirQuestions(t *testing.T) {
+	var a asker
+	if refusal := a.begin(int64(os.Getuid())); refusal != nil {
+		t.Fatal(refusal)
+	}
+	number, answers := a.expect()
+	answer := func(id uint64, hold uint64) []byte {
+		return frameBody(protocol.ForceReleaseOK{ID: id, Hold: hold}.Append(nil))
+	}
+	a.onAnswer(answer(number^1, 1))
+	a.onAnswer([]byte("no answer"))
+	a.onAnswer(nil)
+	a.onAnswer(answer(number, 2))
+	a.onAnswer(answer(number, 3))
+	var ok protocol.ForceReleaseOK
+	if refusal := unpackAnswer(<-answers, &ok); refusal != nil || ok.Hold != 2 {
+		t.Errorf("the answer is %+v, %v", ok, refusal)
+	}
+	if len(answers) != 0 {
+		t.Error("a question is answered twice")
+	}
+	if refusal := unpackAnswer([]byte{0x81}, &ok); refusal == nil {
+		t.Error("an answer that is truncated is accepted")
+	}
+}
+
+// A flood of questions is not answered: neither in one step, nor in a second.
+func TestFloodOfQuestionsIsDropped(t *testing.T) {
+	var q questions
+	taken := 0
+	for range 2 * maxUnansweredQuestions {
+		if q.take(5) {
+			taken++
+		}
+	}
+	if taken != maxUnansweredQuestions {
+		t.Errorf("%d questions wait for a step", taken)
+	}
+	for range taken {
+		q.done()
+	}
+	for range 2 * maxAnswers {
+		if q.take(5) {
+			taken++
+			q.done()
+		}
+	}
+	if taken != maxAnswers {
+		t.Errorf("%d questions are answered in a second", taken)
+	}
+	if !q.take(5 + 1e9) {
+		t.Error("a question of the next second is dropped")
+	}
+}
+
+// A deadline passes between hosts as the time that is left.
+func TestDeadlineOfAnotherHostIsATimeOfThisOne(t *testing.T) {
+	row := protocol.LockRow{State: protocol.StateHeld, DeadlineNS: 1e18 + 5e9}
+	toRelative(1e18, &row)
+	before := protocol.Now()
+	toOwnClock(&row)
+	if left := row.DeadlineNS - before; left < 5e9 || left > 5e9+int64(10e9) {
+		t.Errorf("5 s are left there, and %d ns here", left)
+	}
+	free := protocol.LockRow{State: protocol.StateFree}
+	toRelative(1e18, &free)
+	if toOwnClock(&free); free.DeadlineNS != 0 {
+		t.Errorf("a free lock has the deadline %d", free.DeadlineNS)
+	}
+}
+
+func TestSettingsAboutOtherHosts(t *testing.T) {
+	c := Config{}
+	if err := c.setHostDefaults(); err != nil || c.OtherHosts != OtherHostsShow || c.HostName == "" {
+		t.Errorf("the defaults are %q and %q: %v", c.OtherHosts, c.HostName, err)
+	}
+	for _, c := range []Config{{OtherHosts: "all"}, {HostName: "a b"}, {HostName: "a\n"}, {HostName: someUUID}, {HostName: strings.Repeat("h", store.MaxHostName+1)}} {
+		if c.setHostDefaults() == nil {
+			t.Errorf("%q and %q are accepted", c.OtherHosts, c.HostName)
+		}
+	}
+}
