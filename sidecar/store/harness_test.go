@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -119,6 +120,23 @@ func (s *server) signal(sig syscall.Signal) {
 	s.t.Helper()
 	if err := s.cmd.Process.Signal(sig); err != nil {
 		s.t.Fatal(err)
+	}
+}
+
+// suspend stops the server, and returns when it does nothing any more.
+func (s *server) suspend() {
+	s.t.Helper()
+	s.signal(syscall.SIGSTOP)
+	stat := fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid)
+	for {
+		text, err := os.ReadFile(stat)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if _, state, _ := strings.Cut(string(text), ") "); strings.HasPrefix(state, "T") {
+			return
+		}
+		runtime.Gosched()
 	}
 }
 

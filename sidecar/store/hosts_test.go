@@ -3,7 +3,6 @@ package store
 import (
 	"fmt"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -199,10 +198,10 @@ func TestQuestionsAndAnswers(t *testing.T) {
 func TestQueriesFailWithTheConnection(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.url())
-	s.signal(syscall.SIGSTOP) // it does not answer
+	s.suspend() // it does not answer
 	found := make(chan foundHost, 1)
 	r.Host(ourUUID, func(h Host, known bool, err error) { found <- foundHost{h, known, err} })
-	s.stop()
+	s.cmd.Process.Kill()
 	if got := recv(t, found, "failure"); got.err == nil {
 		t.Errorf("found %+v without Redis", got)
 	}

@@ -9,7 +9,6 @@ from fake import FakeSidecar
 
 import locksidecar
 
-
 # A shell that starts the tests in the background may ignore SIGINT, and a process inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
