@@ -191,7 +191,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			if !s.submitBatch(c, &batch) {
 				return nil
 			}
-			batch = append(batch, request{kind: clientOther, conn: c, other: s.askHosts(c.peer.UID, req)})
+			batch = append(batch, request{kind: clientOther, conn: c, other: s.askHosts(c, req)})
 		default:
 			if status, ok := req.(*protocol.Status); ok {
 				// What the client requested before does not wait for the survey.

@@ -167,3 +167,37 @@ func TestSettingsAboutOtherHosts(t *testing.T) {
 		}
 	}
 }
+
+// Whatever can publish in Redis can answer a question, with rows that no sidecar makes.
+func TestAnswerThatDoesNotFitIsRefused(t *testing.T) {
+	rows := make([]*protocol.LockRow, 3500)
+	for i := range rows {
+		rows[i] = &protocol.LockRow{Name: "a", State: protocol.StateHeld}
+	}
+	if refusal := acceptRows("db-7", rows[:10]...); refusal != nil {
+		t.Errorf("ten rows: %s", refusal.Msg)
+	}
+	for what, refusal := range map[string]*protocol.Err{
+		"too many rows":      acceptRows("db-7", rows...),
+		"a row without name": acceptRows("db-7", &protocol.LockRow{State: protocol.StateHeld}),
+	} {
+		if refusal == nil || refusal.Code != protocol.Unavailable || !strings.Contains(refusal.Msg, "db-7") {
+			t.Errorf("%s: %+v", what, refusal)
+		}
+	}
+}
+
+func TestCgroupIsReadFromItsOwnField(t *testing.T) {
+	const ours = "12:cpu:/x\n1:name=systemd:/user.slice/user-1000.slice/user@1000.service\n"
+	for _, tt := range []struct{ text, want string }{
+		{"0::/system.slice/backup.service\n", "/system.slice/backup.service"},
+		{ours + "0::/init.scope\n", "/user.slice/user-1000.slice/user@1000.service"},
+		{ours + "0::/user.slice/x:name=systemd:/system.slice/backup.service\n", "/user.slice/user-1000.slice/user@1000.service"},
+		{"0::/a:b (deleted)\n", "/a:b"},
+		{"", ""},
+	} {
+		if got := cgroupIn(tt.text); got != tt.want {
+			t.Errorf("in %q the cgroup is %q, want %q", tt.text, got, tt.want)
+		}
+	}
+}

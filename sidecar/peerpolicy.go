@@ -98,11 +98,16 @@ func cgroupOf(pid int64) string {
 // cgroupIn returns the path in the contents of /proc/PID/cgroup.
 func cgroupIn(text string) (path string) {
 	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		if p, ok := strings.CutPrefix(line, "0::"); ok && path == "" {
-			path = p
-		} else if _, p, ok := strings.Cut(line, ":name=systemd:"); ok {
-			path = p // in the hybrid layout, units are here
+		// The third field is a path, in which a user may choose what stands.
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(fields) < 3 {
+			continue
+		}
+		switch {
+		case fields[1] == "name=systemd":
+			path = fields[2] // in the hybrid layout, units are here
+		case fields[0] == "0" && fields[1] == "" && path == "":
+			path = fields[2]
 		}
 	}
 	return strings.TrimSuffix(path, " (deleted)")
@@ -144,7 +149,7 @@ func (l *loop) isRefusedByPolicy(now int64, cl *session, in *request, id uint64)
 			why = cl.policy.List()
 		case *protocol.Info:
 			why = cl.policy.Info(r.Name)
-		case *protocol.Events, *statusRequest, *answered:
+		case *protocol.Events, *statusRequest:
 			why = cl.policy.Overview()
 		}
 	}

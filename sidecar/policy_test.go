@@ -51,6 +51,14 @@ func TestRequestsThatThePolicyRefusesNameTheRule(t *testing.T) {
 	c.id++
 	c.send(protocol.Status{ID: c.id})
 	c.refused(c.id, protocol.Denied, `rule "closed"`)
+	for _, about := range []func(id uint64) protocol.Request{
+		func(id uint64) protocol.Request { return protocol.Hosts{ID: id} },
+		func(id uint64) protocol.Request { return protocol.HostForceRelease{ID: id, Host: "db-7", Name: "a:1"} },
+	} {
+		c.id++
+		c.send(about(c.id))
+		c.refused(c.id, protocol.Denied, `rule "open" of the policy is about your process`)
+	}
 
 	var info protocol.InfoOK
 	c.id++

@@ -135,9 +135,9 @@ func isAboutHosts(req protocol.Request) bool {
 
 // askHosts answers a request about other hosts. It runs on the reader of the connection, because
 // the answer takes time: until then no further requests of this client are read.
-func (s *Server) askHosts(uid int64, req protocol.Request) *answered {
+func (s *Server) askHosts(c *conn, req protocol.Request) *answered {
 	id := req.RequestID()
-	reply, refusal := s.tryHosts(uid, req)
+	reply, refusal := s.tryHosts(c, req)
 	if refusal != nil {
 		refusal.ID = id
 		return &answered{id, refusal}
@@ -145,7 +145,11 @@ func (s *Server) askHosts(uid int64, req protocol.Request) *answered {
 	return &answered{id, reply}
 }
 
-func (s *Server) tryHosts(uid int64, req protocol.Request) (protocol.Reply, *protocol.Err) {
+func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *protocol.Err) {
+	uid := c.peer.UID
+	if refusal := s.refuseHostsByPolicy(c); refusal != nil {
+		return nil, refusal
+	}
 	if s.cfg.OtherHosts == OtherHostsNone {
 		return nil, &protocol.Err{Code: protocol.Denied, Msg: "this sidecar has nothing to do with other hosts: its setting other_hosts is none"}
 	}
@@ -165,16 +169,20 @@ func (s *Server) tryHosts(uid int64, req protocol.Request) (protocol.Reply, *pro
 		ok := new(protocol.HostInfoOK)
 		refusal := s.askHost(ctx, r.Host, func(n uint64) protocol.Request { return protocol.Info{ID: n, Name: r.Name} }, ok)
 		ok.ID = r.ID
-		if ok.Lock != nil {
-			toOwnClock(ok.Lock)
+		if refusal == nil && ok.Lock != nil {
+			refusal = acceptRows(r.Host, ok.Lock)
 		}
 		return ok, refusal
 	case *protocol.HostList:
 		ok := new(protocol.HostListOK)
 		refusal := s.askHost(ctx, r.Host, func(n uint64) protocol.Request { return protocol.List{ID: n, After: r.After} }, ok)
 		ok.ID = r.ID
-		for i := range ok.Locks {
-			toOwnClock(&ok.Locks[i])
+		if refusal == nil {
+			rows := make([]*protocol.LockRow, len(ok.Locks))
+			for i := range ok.Locks {
+				rows[i] = &ok.Locks[i]
+			}
+			refusal = acceptRows(r.Host, rows...)
 		}
 		return ok, refusal
 	case *protocol.HostForceRelease:
@@ -184,6 +192,35 @@ func (s *Server) tryHosts(uid int64, req protocol.Request) (protocol.Reply, *pro
 		return ok, refusal
 	}
 	panic(fmt.Sprintf("%T is not about hosts", req))
+}
+
+// refuseHostsByPolicy says why the policy does not let a client ask other hosts; nil: it does. What
+// it hides or forbids here would be open there, so only those may ask that no entry is about.
+func (s *Server) refuseHostsByPolicy(c *conn) *protocol.Err {
+	if c.denial != nil {
+		refusal := *c.denial
+		return &refusal
+	}
+	if c.policyPeer == nil {
+		return nil
+	}
+	if rule := s.policy.About(c.policyPeer); rule != "" {
+		return &protocol.Err{Code: protocol.Denied, Msg: fmt.Sprintf("rule %q of the policy is about your process, and requests about other hosts are for those that no rule is about; ask as root or as the sidecar's user", rule)}
+	}
+	return nil
+}
+
+// acceptRows makes the deadlines in the rows of another host times of this one. Whatever can
+// publish in Redis can answer a question: rows that do not fit into a frame are refused.
+func acceptRows(host string, rows ...*protocol.LockRow) *protocol.Err {
+	size := 0
+	for _, row := range rows {
+		toOwnClock(row)
+		if size += row.Size(); size > protocol.ListRoom || protocol.CheckName(row.Name) != nil {
+			return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s gave an answer that no sidecar makes; find out which program publishes on the channel of its sidecar", host)}
+		}
+	}
+	return nil
 }
 
 // toOwnClock makes the deadline in a row of another host a time of this one.

@@ -301,6 +301,17 @@ func (r *rule) matches(p *Peer) (matches, needsCgroup bool) {
 	return len(r.Cgroups) == 0 || slices.ContainsFunc(r.Cgroups, func(g string) bool { return isWithin(p.Cgroup, g) }), false
 }
 
+// About returns the name of the first entry that is about a peer, or that would be if more were
+// known of the peer; "": none is. It is safe for concurrent use.
+func (p *Policy) About(peer *Peer) string {
+	for _, r := range p.rules {
+		if matches, needsCgroup := r.matches(peer); matches || needsCgroup {
+			return r.Name
+		}
+	}
+	return ""
+}
+
 // Unit returns the unit of the host's systemd that a cgroup belongs to: the first part of its
 // path that is no slice. Parts after it are made by the unit's own processes, which can choose
 // any name for them. "": it belongs to none.
