@@ -148,6 +148,9 @@ func (c *commands) pump(p *pipeline) {
 	for c.hasQueued() && p.canSend() {
 		c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
 		c.batch = c.others.pop(c.batch, batchOthers)
+		if n := len(c.batch); n > 0 && c.others.len() > 0 && isPair(&c.batch[n-1], c.others.front()) {
+			c.batch = c.others.pop(c.batch, 1)
+		}
 		p.queueBatch(protocol.Now(), c.batch)
 		clear(c.batch)
 	}

@@ -306,3 +306,26 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 		}
 	}
 }
+
+// A Drop and the Take that is pipelined after it are in one script, whatever else is sent with them.
+func TestPairsAreInOneScript(t *testing.T) {
+	var ops []locktable.Op
+	for i := range uint64(300) {
+		short := takeOp(fmt.Sprint("short", i), 1)
+		short.LeaseMS = 100 + uint32(i%3)
+		again := takeOp(fmt.Sprint("again", i), 2)
+		again.AfterPendingDrop, again.LeaseMS = true, 30_000-uint32(i%2)
+		ops = append(ops, short, dropOp(again.Name, 1), again, dropOp(fmt.Sprint("dropped", i), 1))
+	}
+	sortForBatching(0, ops)
+	for begin := 0; begin < len(ops); {
+		_, n := batchPrefix(ops[begin:])
+		run := ops[begin : begin+n]
+		for i := range run {
+			if run[i].AfterPendingDrop && !slices.ContainsFunc(run, func(op locktable.Op) bool { return op.Kind == locktable.Drop && op.Name == run[i].Name }) {
+				t.Fatalf("the Take of %s is in another script than its Drop", run[i].Name)
+			}
+		}
+		begin += n
+	}
+}

@@ -99,7 +99,8 @@ func scriptOf(k locktable.OpKind) *script {
 // sortForBatching puts ops that are sent at now, ns, into an order in which few scripts
 // execute them: renewals first, because a late one costs a client its lock; then checks; then
 // arrivals; then takes and drops, those with the same lease together. Of the renewals that one
-// script executes, those that look for the fields of others come first.
+// script executes, those that look for the fields of others come first. A Drop stays with the Take
+// that is pipelined after it: in one script, no other host gets the lock in between.
 func sortForBatching(now int64, ops []locktable.Op) {
 	class := func(op *locktable.Op) int {
 		switch op.Kind {
@@ -112,9 +113,18 @@ func sortForBatching(now int64, ops []locktable.Op) {
 		}
 		return 3
 	}
+	var ofTake map[string]uint32 // leases of the Takes that are pipelined after a Drop
+	for i := range ops {
+		if op := &ops[i]; op.AfterPendingDrop {
+			if ofTake == nil {
+				ofTake = make(map[string]uint32)
+			}
+			ofTake[op.Name] = op.LeaseMS
+		}
+	}
 	lease := func(op *locktable.Op) uint32 {
 		if op.Kind == locktable.Drop {
-			return 0 // before the Take that is pipelined after it
+			return ofTake[op.Name] // 0: with any other
 		}
 		return op.LeaseMS
 	}
@@ -142,22 +152,34 @@ func sortForBatching(now int64, ops []locktable.Op) {
 func batchPrefix(ops []locktable.Op) (*script, int) {
 	s := scriptOf(ops[0].Kind)
 	var first, drop *locktable.Op // of those with a lease
-	n := 0
-	for ; n < min(len(ops), runMax) && scriptOf(ops[n].Kind) == s; n++ {
-		op := &ops[n]
+	belongs := func(op *locktable.Op) bool {
 		switch {
+		case scriptOf(op.Kind) != s:
+			return false
+		case op.Kind == locktable.Drop && drop != nil:
+			return op.LeaseMS == drop.LeaseMS
 		case op.Kind == locktable.Drop:
-			if drop != nil && op.LeaseMS != drop.LeaseMS {
-				return s, n
-			}
 			drop = op
 		case first == nil:
 			first = op
-		case op.LeaseMS != first.LeaseMS, s == renew && op.Count != first.Count:
-			return s, n
+		default:
+			return op.LeaseMS == first.LeaseMS && (s != renew || op.Count == first.Count)
 		}
+		return true
+	}
+	n := 0
+	for n < min(len(ops), runMax) && belongs(&ops[n]) {
+		n++
+	}
+	if n > 1 && n < len(ops) && isPair(&ops[n-1], &ops[n]) {
+		n-- // the next script executes both
 	}
 	return s, n
+}
+
+// isPair reports whether the second operation is a Take that is pipelined after the first, a Drop.
+func isPair(drop, take *locktable.Op) bool {
+	return drop.Kind == locktable.Drop && take.AfterPendingDrop && take.Name == drop.Name
 }
 
 // argSection is the section of the script's arguments that an operation goes into. A script

@@ -708,11 +708,18 @@ var scriptMutants = []mutant{
 		by:   test("sidecar/store", "TestQueueInScripts"),
 	},
 	{
-		rule: "a drop runs before the take that is pipelined after it",
+		rule: "a drop is in one script with the take that is pipelined after it",
 		file: "sidecar/store/script.go",
-		old:  `			return 0 // before the Take that is pipelined after it`,
-		new:  `			return op.LeaseMS`,
-		by:   test("sidecar/store", "TestDropComesBeforeItsTake"),
+		old:  `			return ofTake[op.Name] // 0: with any other`,
+		new:  `			return 0`,
+		by:   test("sidecar/store", "TestPairsAreInOneScript"),
+	},
+	{
+		rule: "a script does not end between a drop and its take",
+		file: "sidecar/store/script.go",
+		old:  `		n-- // the next script executes both`,
+		new:  `		n += 0 // the next script executes both`,
+		by:   test("sidecar/store", "TestPairsAreInOneScript"),
 	},
 	{
 		rule: "the renewals of a lock look for fields of others in every eighth window",
