@@ -267,14 +267,14 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 			op = Op{Kind: Arrive}
 		}
 		return op
-	case w.kind == wantForQueue && !c.state.isOurs() && w.arrives && a.due(w.arriveAt):
-		return Op{Kind: Arrive}
 	case w.kind == wantForQueue && (c.state.isOurs() || a.due(w.notBefore)):
 		return Op{
 			Kind: Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve,
 			AfterPendingDrop: w.mayPipeline, Enqueue: w.enqueue, Ticket: w.ticket, RequireExisting: w.onlyAsk, InOrder: w.inOrder,
 			Arrived: w.arrived,
 		}
+	case w.kind == wantForQueue && w.arrives && a.due(w.arriveAt):
+		return Op{Kind: Arrive} // a Take that is due is an arrival, too
 	case w.kind == wantNothing && (c.state != claimAbsent || w.ticket != 0):
 		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.leaseMS, Ticket: w.ticket, PassedMS: max(c.passedMS(a.now), w.passedMS)}
 	}

@@ -255,3 +255,23 @@ func TestFairAcquireThatDoesNotWaitIsATry(t *testing.T) {
 		t.Errorf("a try for a lock that lingers: %q", r.log)
 	}
 }
+
+// However often requests come, the host keeps its place in the queue.
+func TestArrivalsDoNotKeepTheTicketFromBeingRefreshed(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a", fair)
+	r.waitsInOrder(0, 1000)
+	for range 100 {
+		r.acquire(2, "a", fair)
+		r.pass(100 * time.Millisecond)
+		if r.collect(); len(r.ops) != 1 {
+			t.Fatalf("operations in flight: %+v", r.ops)
+		}
+		if r.ops[0].Kind == locktable.Take {
+			return
+		}
+		r.acquire(3, "a", fair) // before the result: there is always one more
+		r.arrive(2000, 1000)
+	}
+	t.Error("the Take that keeps the place was not sent within 10 s")
+}

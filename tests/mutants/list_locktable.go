@@ -1176,6 +1176,13 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestLockPassesOnHereIfNoOtherHostWaitsBefore"),
 	},
 	{
+		rule: "arrivals do not keep a ticket from being refreshed",
+		file: "sidecar/locktable/claim.go",
+		old:  `	case w.kind == wantForQueue && (c.state.isOurs() || a.due(w.notBefore)):`,
+		new:  `	case w.kind == wantForQueue && (c.state.isOurs() || a.due(w.notBefore) && !w.arrives):`,
+		by:   tableTest("TestArrivalsDoNotKeepTheTicketFromBeingRefreshed"),
+	},
+	{
 		rule: "a ticket moves if its waiter is gone",
 		file: "sidecar/locktable/order.go",
 		old:  `first.arrived != 0 && first.arrived != q.place.arrived`,
