@@ -88,15 +88,15 @@ var storeMutants = []mutant{
 	{
 		rule: "checks with different entries run apart",
 		file: "sidecar/store/script.go",
-		old:  `s == renew && op.Count != first.Count:`,
-		new:  `op.Kind == locktable.Renew && op.Count != first.Count:`,
+		old:  `(s != renew || op.Count == first.Count)`,
+		new:  `(op.Kind != locktable.Renew || op.Count == first.Count)`,
 		by:   differential,
 	},
 	{
 		rule: "operations with different leases run apart",
 		file: "sidecar/store/script.go",
-		old:  `case op.LeaseMS != first.LeaseMS, s == renew`,
-		new:  `case s == renew`,
+		old:  `return op.LeaseMS == first.LeaseMS && (s`,
+		new:  `return (s`,
 		by:   differential,
 	},
 	{
