@@ -51,16 +51,17 @@ type reply struct {
 // of both forms '-'. Nil is 0. No script of ours answers ',', '(', '#', '%' or '~': they are
 // read, and refused by what expects something else.
 //
-// longText is a string of a push that was read and not kept. Any program may publish it.
+// longText is a string that was read and not kept, because it is longer than any of ours. Any
+// program may publish it, or store it under a key that a query reads.
 const longText = 'L'
 
 // Bounds of what our scripts answer, with room to spare.
 const (
-	maxReplyText  = 64 << 10 // of a string; of a push, of all its strings
+	maxReplyText  = 64 << 10 // of a string that is kept; of a push, of all its strings
 	maxReplyList  = 4 * runMax
 	maxReplyDepth = 4 // HELLO answers a map with a list of modules, which are maps with lists
 
-	maxPushText = 1 << 40 // what is read and not kept; Redis has less memory
+	maxSkippedText = 1 << 40 // of a string that is read and not kept; Redis has less memory
 )
 
 // errStrange: this is not the RESP of a Redis that answers us.
@@ -140,9 +141,9 @@ func (r *replies) value(depth int) (reply, error) {
 // text reads the n bytes of a string, an error ('!'), or a string with its format ('=').
 func (r *replies) text(kind byte, n int64) (reply, error) {
 	switch {
-	case n < 0:
+	case n < 0, n > maxSkippedText:
 		return reply{}, errStrange
-	case r.inPush && n > r.room && n <= maxPushText:
+	case n > maxReplyText, r.inPush && n > r.room:
 		if _, err := r.in.Discard(int(n)); err != nil {
 			return reply{}, err
 		}
@@ -155,8 +156,6 @@ func (r *replies) text(kind byte, n int64) (reply, error) {
 		}
 		_, _ = r.in.Discard(2)
 		return reply{kind: longText}, nil
-	case n > maxReplyText:
-		return reply{}, errStrange
 	}
 	if r.inPush {
 		r.room -= n

@@ -84,11 +84,11 @@ func sameReply(a, b reply) bool {
 func TestWhatIsNoReplyIsRefused(t *testing.T) {
 	for _, text := range []string{
 		"\r\n", "x\r\n", "HTTP/1.1 400 Bad Request\r\n", ":\r\n", ":1x\r\n", ":-\r\n", ":99999999999999999999\r\n", ":1\n", "+OK\n",
-		"$-2\r\n", "$x\r\n", "$1\r\nab\r\n", "$65537\r\n", "*-2\r\n", "*x\r\n", fmt.Sprintf("*%d\r\n", maxReplyList+1),
+		"$-2\r\n", "$x\r\n", "$1\r\nab\r\n", fmt.Sprintf("$%d\r\n", maxSkippedText+1), fmt.Sprintf("$%d\r\n%s:)", maxReplyText+1, strings.Repeat("x", maxReplyText+1)), "*-2\r\n", "*x\r\n", fmt.Sprintf("*%d\r\n", maxReplyList+1),
 		strings.Repeat("*1\r\n", maxReplyDepth+2) + ":1\r\n", "+" + strings.Repeat("x", maxReplyText) + "\r\n",
 		"_x\r\n", "#x\r\n", "#\r\n", "=3\r\ntxt\r\n", "=5\r\ntextx\r\n", "=-1\r\n", "!-1\r\n", "%-1\r\n", "~-1\r\n", ">-1\r\n",
 		"*1\r\n>1\r\n:1\r\n", ">1\r\n>1\r\n:1\r\n", "|1\r\n+a\r\n+b\r\n:1\r\n", "$?\r\n", "*?\r\n", fmt.Sprintf("%%%d\r\n", maxReplyList+1),
-		fmt.Sprintf(">1\r\n$%d\r\n", maxPushText+1), fmt.Sprintf(">1\r\n$%d\r\n%s:)", maxReplyText+1, strings.Repeat("x", maxReplyText+1)),
+		fmt.Sprintf(">1\r\n$%d\r\n", maxSkippedText+1), fmt.Sprintf(">1\r\n$%d\r\n%s:)", maxReplyText+1, strings.Repeat("x", maxReplyText+1)),
 	} {
 		if got, err := newReplies(strings.NewReader(text)).next(); !errors.Is(err, errStrange) {
 			t.Errorf("%.40q: got %+v, %v", text, got, err)
@@ -96,13 +96,15 @@ func TestWhatIsNoReplyIsRefused(t *testing.T) {
 	}
 }
 
-// Any program may publish a text of any length. It is read, and what follows is understood.
-func TestLongTextOfPushIsReadAndNotKept(t *testing.T) {
+// Any program may publish or store a text of any length. It is read, and what follows is
+// understood.
+func TestLongTextIsReadAndNotKept(t *testing.T) {
 	text := func(n int) string { return fmt.Sprintf("$%d\r\n%s\r\n", n, strings.Repeat("x", n)) }
 	const half = maxReplyText / 2
 	in := ">3\r\n" + text(7) + text(1) + text(1<<20) +
 		">4\r\n" + text(half) + text(half) + text(1) + text(0) +
-		":7\r\n" + text(maxReplyText)
+		":7\r\n" + text(maxReplyText) +
+		text(maxReplyText+1) + "*3\r\n" + text(1) + text(1<<20) + text(maxReplyText) + ":8\r\n"
 	kept := func(n int) reply { return reply{kind: '$', text: strings.Repeat("x", n)} }
 	long := reply{kind: longText}
 	for how, from := range map[string]io.Reader{"whole": strings.NewReader(in), "byte by byte": iotest.OneByteReader(strings.NewReader(in))} {
@@ -112,6 +114,9 @@ func TestLongTextOfPushIsReadAndNotKept(t *testing.T) {
 			{kind: '>', list: []reply{kept(half), kept(half), long, kept(0)}},
 			{kind: ':', num: 7},
 			kept(maxReplyText),
+			long,
+			{kind: '*', list: []reply{kept(1), long, kept(maxReplyText)}},
+			{kind: ':', num: 8},
 		} {
 			if got, err := r.next(); err != nil || !sameReply(got, want) {
 				t.Fatalf("%s: reply %d is %v, %v", how, i, got, err)

@@ -291,9 +291,9 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestDownSaysWhatIsWrong"),
 	},
 	{
-		rule: "a text that another program publishes is bounded, and ends no connection",
+		rule: "a text that another program publishes or stores is bounded, and ends no connection",
 		file: "sidecar/store/resp.go",
-		old:  `case r.inPush && n > r.room && n <= maxPushText:`,
+		old:  `case n > maxReplyText, r.inPush && n > r.room:`,
 		new:  `case false:`,
 		by:   test("sidecar/store", "TestMessagesToThisSidecar"),
 	},
