@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -97,33 +98,47 @@ func (s *Store) Announce(h Host) {
 	})
 }
 
-// prune removes uuids from the index of hosts whose keys have expired. Each sidecar looks after the
-// next ones in the index whenever it publishes: so it becomes empty of them, and no command takes
-// long, however many hosts there are.
-func (c *commands) prune(uuids []reply) {
-	uuids = uuids[:min(len(uuids), 2)]
-	if len(uuids) == 0 {
-		return
-	}
+// prune removes uuids from the index of hosts whose keys have expired, and members that are no
+// uuids, unless they are too long to be kept. Each sidecar looks after the next ones in the index
+// whenever it publishes: so it becomes empty of them, and no command takes long, however many
+// hosts there are.
+func (c *commands) prune(members []reply) {
+	remove := []string{"zrem", c.dial.keys.hosts()}
+	var uuids []string
 	q := &query{}
-	for _, id := range uuids {
-		q.commands = append(q.commands, []string{"exists", c.dial.keys.host(id.text)})
+	members = slices.DeleteFunc(members, func(m reply) bool { return m.kind != '$' })
+	for _, m := range members[:min(len(members), 2)] {
+		if !isUUID(m) {
+			remove = append(remove, m.text)
+			continue
+		}
+		uuids = append(uuids, m.text)
+		q.commands = append(q.commands, []string{"exists", c.dial.keys.host(m.text)})
 	}
 	q.done = func(replies []reply, err error) {
-		if err != nil || refusal(replies) != nil {
+		if err != nil {
 			return // the next time
 		}
-		remove := []string{"zrem", c.dial.keys.hosts()}
 		for i, r := range replies {
 			if r.kind == ':' && r.num == 0 {
-				remove = append(remove, uuids[i].text)
+				remove = append(remove, uuids[i])
 			}
 		}
 		if len(remove) > 2 {
 			c.ask(&query{commands: [][]string{remove}, done: func([]reply, error) {}})
 		}
 	}
+	if len(q.commands) == 0 {
+		q.done(nil, nil)
+		return
+	}
 	c.ask(q)
+}
+
+// isUUID reports whether a member of the index of hosts is the uuid of a sidecar. Any program may
+// write that key.
+func isUUID(member reply) bool {
+	return member.kind == '$' && len(member.text) == 36 && uuid.Validate(member.text) == nil
 }
 
 // Host finds out what the sidecar with this uuid published. known: it did, and lives, or did until
@@ -139,8 +154,8 @@ func (s *Store) Host(id string, done func(h Host, known bool, err error)) {
 }
 
 // Hosts returns the sidecars with the same key prefix, in the order of their uuids: at most
-// HostPage of them, after the one with the uuid after; "": from the first. last is the uuid from
-// which the next page goes on; "": there is no other page.
+// HostPage of them, after the one with the uuid after; "": from the first. last is the member of
+// the index from which the next page goes on; "": there is no other page.
 func (s *Store) Hosts(after string, done func(hosts []Host, last string, err error)) {
 	c := s.commands
 	from := "-"
@@ -153,31 +168,38 @@ func (s *Store) Hosts(after string, done func(hosts []Host, last string, err err
 			if err == nil {
 				err = refusal(replies)
 			}
-			if err != nil || len(replies[0].list) == 0 {
+			if err != nil {
 				done(nil, "", err)
 				return
 			}
 			var ids []string
-			for _, r := range replies[0].list {
-				ids = append(ids, r.text)
-			}
 			last := ""
-			if len(ids) == HostPage {
-				last = ids[len(ids)-1]
+			for _, r := range replies[0].list {
+				if isUUID(r) {
+					ids = append(ids, r.text)
+				}
+				if r.kind == '$' && len(replies[0].list) == HostPage {
+					last = r.text
+				}
+			}
+			if len(ids) == 0 {
+				done(nil, last, nil)
+				return
 			}
 			c.hosts(ids, func(hosts []Host, err error) { done(hosts, last, err) })
 		},
 	})
 }
 
-// hosts reads what sidecars published. Those whose keys have expired are left out.
+// hosts reads what sidecars published. Those whose keys have expired, or hold something else, are
+// left out. It fails if Redis refuses to read all of them for another reason.
 func (c *commands) hosts(ids []string, done func([]Host, error)) {
 	q := &query{}
 	for _, id := range ids {
 		q.commands = append(q.commands, []string{"hget", c.dial.keys.host(id), hostField})
 	}
 	q.done = func(replies []reply, err error) {
-		if err == nil {
+		if err == nil && !slices.ContainsFunc(replies, func(r reply) bool { return r.kind != '-' || code(r.text) == "WRONGTYPE" }) {
 			err = refusal(replies)
 		}
 		var hosts []Host

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -125,6 +126,91 @@ func TestEndedHostsLeaveTheIndex(t *testing.T) {
 	}
 	if got := s.admin().ZRange(ctx, k.hosts(), 0, -1).Val(); len(got) != 2 || got[0] != ourUUID {
 		t.Errorf("the index has %v", got)
+	}
+}
+
+// longMember is a member of the index of hosts that is too long to be kept.
+func longMember(first string, i int) redis.Z {
+	return redis.Z{Member: fmt.Sprintf("%s%0*d", first, maxReplyText+1, i)}
+}
+
+// Texts of any length in what hosts publish cost no connection, and hide no other host.
+func TestLongTextsOfOtherProgramsInHosts(t *testing.T) {
+	s := startRedis(t)
+	k := newKeyspace("")
+	uuids := manyHosts(s, HostPage)
+	s.admin().HSet(ctx, k.host(otherUUID), hostField, `{"host":"`+strings.Repeat("x", maxReplyText)+`"}`)
+	s.admin().ZAdd(ctx, k.hosts(), longMember("!", 0), longMember("12", 1), longMember("z", 2), redis.Z{Member: otherUUID})
+	r := connected(t, s.url())
+	r.announce(aHost)
+	if got := r.host(otherUUID); got.err != nil || got.known {
+		t.Errorf("found %+v", got)
+	}
+	var got []string
+	for after, more := "", true; more; more = after != "" {
+		p := r.hostPage(after)
+		if p.err != nil {
+			t.Fatal(p.err)
+		}
+		for _, h := range p.hosts {
+			got = append(got, h.UUID)
+		}
+		after = p.last
+	}
+	if want := append([]string{ourUUID}, uuids...); !slices.Equal(got, want) {
+		t.Errorf("listed %d hosts, want %d: %v", len(got), len(want), got)
+	}
+	if res := r.one(takeOp("a", 1)); res.Token == 0 {
+		t.Errorf("%+v", res)
+	}
+	select {
+	case down := <-r.downs:
+		t.Errorf("the connection ended: %v", down)
+	default:
+	}
+}
+
+// Sidecars remove from the index what is no uuid, also next to members that are too long to be
+// kept. No such member is listed as a host.
+func TestMembersThatAreNoUUIDsLeaveTheIndex(t *testing.T) {
+	s := startRedis(t)
+	k := newKeyspace("")
+	uuids := manyHosts(s, 1)
+	s.admin().ZAdd(ctx, k.hosts(), longMember("!", 0))
+	for _, member := range []string{"", "-", "{" + otherUUID + "}", otherUUID + "0", "zz"} {
+		s.admin().ZAdd(ctx, k.hosts(), redis.Z{Member: member})
+		s.admin().HSet(ctx, k.host(member), hostField, `{"host":"none"}`)
+	}
+	r := connected(t, s.url())
+	if got := r.hostPage(""); got.err != nil || len(got.hosts) != 1 || got.hosts[0].UUID != uuids[0] {
+		t.Errorf("listed %+v", got)
+	}
+	end := time.Now().Add(patience)
+	for s.admin().ZCard(ctx, k.hosts()).Val() != 3 && time.Now().Before(end) {
+		r.announce(aHost)
+	}
+	if got := s.admin().ZRange(ctx, k.hosts(), 1, -1).Val(); !slices.Equal(got, []string{ourUUID, uuids[0]}) {
+		t.Errorf("the index has %.50q", got)
+	}
+}
+
+// A key of another type under the name of a host hides that host alone.
+func TestHostKeyOfAnotherType(t *testing.T) {
+	s := startRedis(t)
+	k := newKeyspace("")
+	uuids := manyHosts(s, 3)
+	s.admin().Set(ctx, k.host(uuids[1]), "text", 0)
+	r := connected(t, s.url())
+	got := r.hostPage("")
+	if got.err != nil || len(got.hosts) != 2 || got.hosts[0].UUID != uuids[0] || got.hosts[1].UUID != uuids[2] {
+		t.Errorf("listed %+v", got)
+	}
+	if got := r.host(uuids[1]); got.err != nil || got.known {
+		t.Errorf("found %+v", got)
+	}
+	s.admin().ZRem(ctx, k.hosts(), uuids[0], uuids[2])
+	if got := r.hostPage(""); got.err != nil || len(got.hosts) != 0 {
+		t.Errorf("of this host alone, listed %+v", got)
 	}
 }
 
