@@ -272,7 +272,11 @@ func (c *Config) setDefaults() error {
 	if c.ResumeUnseen < 0 || c.ResumeUnseen > maxResumeWithin {
 		errs = append(errs, fmt.Errorf("resume-unseen %v: choose up to %v, or 0 for the lease", c.ResumeUnseen, maxResumeWithin))
 	}
-	if _, _, err := metricsAddress(c.Metrics); c.Metrics != "" && err != nil {
+	if c.Metrics != "" {
+		network, path, err := metricsAddress(c.Metrics)
+		if err == nil && network == "unix" && isSameSocket(path, c.socketPath()) {
+			err = fmt.Errorf("metrics %q: clients of locks connect to this socket; choose another path", c.Metrics)
+		}
 		errs = append(errs, err)
 	}
 	errs = append(errs, CheckPolicy(c.Policy), c.setHostDefaults(), checkPatterns("fair", c.Fair), checkMetricsNames(c.MetricsNames))

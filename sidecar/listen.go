@@ -57,11 +57,7 @@ func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 		// Another sidecar may run although this process has the lock, because its lock
 		// file was removed.
 		if pid, isOpen := probeListener(path); isOpen && !awaitExit(pid) {
-			who := "another process"
-			if pid > 0 {
-				who += fmt.Sprintf(" (pid %d)", pid)
-			}
-			return nil, inUse("socket %s: %s listens on it; stop that process, or choose another socket", path, who)
+			return nil, errListening(path, pid)
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("removing the socket %s that a dead sidecar left: %w", path, err)
@@ -82,6 +78,15 @@ func bind(path string, mode os.FileMode, gid int) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("mode of socket %s: %w", path, err)
 	}
 	return ln, nil
+}
+
+// errListening is the error that a process listens on a socket; pid 0: it is not known.
+func errListening(path string, pid int64) error {
+	who := "another process"
+	if pid > 0 {
+		who += fmt.Sprintf(" (pid %d)", pid)
+	}
+	return inUse("socket %s: %s listens on it; stop that process, or choose another socket", path, who)
 }
 
 // listenPrivately makes a socket that only this user can connect to, until bind has set its

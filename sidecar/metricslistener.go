@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -38,6 +39,18 @@ func metricsAddress(setting string) (network, address string, err error) {
 		return "", "", fmt.Errorf("metrics %q: write an IP address of this host and a port, such as \"127.0.0.1:9377\", or the absolute path of a Unix socket", setting)
 	}
 	return "tcp", net.JoinHostPort(host, port), nil
+}
+
+// isSameSocket reports whether two paths of sockets name the same file, which need not exist.
+func isSameSocket(a, b string) bool {
+	a, b = filepath.Clean(a), filepath.Clean(b)
+	if filepath.Base(a) != filepath.Base(b) {
+		return false
+	}
+	a, b = filepath.Dir(a), filepath.Dir(b)
+	dirA, errA := os.Stat(a)
+	dirB, errB := os.Stat(b)
+	return a == b || errA == nil && errB == nil && os.SameFile(dirA, dirB)
 }
 
 // listenMetrics opens the listener of the setting Metrics.
@@ -90,21 +103,24 @@ func checkMetrics(cfg *Config) error {
 		if err := checkSocket(&Config{Socket: address, SocketGroup: cfg.SocketGroup}); err != nil {
 			return fmt.Errorf("metrics: %w", err)
 		}
+		if pid, isOpen := probeListener(address); isOpen && !isMetricsServer(network, address) {
+			return fmt.Errorf("metrics: %w", errListening(address, pid))
+		}
 		return nil
 	}
 	l, err := net.Listen(network, address)
 	switch {
 	case err == nil:
 		return l.Close()
-	case errors.Is(err, unix.EADDRINUSE) && isMetricsServer(address):
+	case errors.Is(err, unix.EADDRINUSE) && isMetricsServer(network, address):
 		return nil // the sidecar that these settings are for
 	}
 	return errMetrics(cfg.Metrics, err)
 }
 
 // isMetricsServer reports whether a sidecar answers at an address.
-func isMetricsServer(address string) bool {
-	c, err := net.DialTimeout("tcp", address, time.Second)
+func isMetricsServer(network, address string) bool {
+	c, err := net.DialTimeout(network, address, time.Second)
 	if err != nil {
 		return false
 	}

@@ -67,6 +67,14 @@ func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
 	go func() { // a program that is no sidecar
 		_ = http.Serve(other, http.NotFoundHandler())
 	}()
+	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "m"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	go func() {
+		_ = http.Serve(socket, http.NotFoundHandler())
+	}()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -76,6 +84,7 @@ func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
 		stays               bool
 	}{
 		{"taken", other.Addr().String(), "another program listens there", false},
+		{"a socket that is taken", socket.Addr().String(), "listens on it", false},
 		{"an address of another host", "192.0.2.1:9377", "this host does not have that address", false},
 		{"no address", "nine", "write an IP address of this host and a port", true},
 		{"a file", file, "there is a file that is not a socket", true},
@@ -100,20 +109,43 @@ func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
 	}
 }
 
-func TestCheckAcceptsTheMetricsListenerOfARunningSidecar(t *testing.T) {
-	own, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+func TestMetricsOnTheSocketOfClientsIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	defer own.Close()
-	go func() {
-		_ = http.Serve(own, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Server", MetricsServer)
-			w.WriteHeader(http.StatusNotFound)
-		}))
-	}()
-	if err := checkMetrics(&Config{Metrics: own.Addr().String()}); err != nil {
-		t.Error(err)
+	socket := filepath.Join(dir, "s")
+	for metrics, want := range map[string]bool{
+		socket: true, dir + "/./s": true, filepath.Join(link, "s"): true,
+		filepath.Join(dir, "m"): false, filepath.Join(t.TempDir(), "s"): false,
+	} {
+		cfg := Config{Socket: socket, Metrics: metrics}
+		for how, err := range map[string]error{"own": cfg.Check(), "inherited": cfg.CheckInherited(socket)} {
+			var refused *SettingError
+			if got := errors.As(err, &refused) && strings.Contains(err.Error(), "choose another path"); got != want {
+				t.Errorf("%s socket, metrics %s: %v; refused: want %v", how, metrics, err, want)
+			}
+		}
+	}
+}
+
+func TestCheckAcceptsTheMetricsListenerOfARunningSidecar(t *testing.T) {
+	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": filepath.Join(t.TempDir(), "m")} {
+		own, err := net.Listen(network, address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer own.Close()
+		go func() {
+			_ = http.Serve(own, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Server", MetricsServer)
+				w.WriteHeader(http.StatusNotFound)
+			}))
+		}()
+		if err := checkMetrics(&Config{Metrics: own.Addr().String()}); err != nil {
+			t.Error(err)
+		}
 	}
 	if err := checkMetrics(&Config{Metrics: "127.0.0.1:0"}); err != nil {
 		t.Error(err)
