@@ -111,7 +111,7 @@ type Config struct {
 	// Metrics is where metrics and the status page are served over HTTP: an address of this host
 	// and a port, as in "127.0.0.1:9377", or the absolute path of a Unix socket, which has
 	// SocketMode and SocketGroup. An address without a host is on 127.0.0.1. Listen opens the
-	// listener; package monitor serves it. Default: none.
+	// listener, or MetricsListener if Listen cannot; package monitor serves it. Default: none.
 	Metrics string
 	// MetricsNames are patterns of names that are counted apart: a name, or the beginning of
 	// names and "*". A name counts for the first pattern that it matches. At most 16, each of at

@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,9 @@ import (
 
 // MetricsServer is the Server header of every answer over the metrics listener.
 const MetricsServer = "locksidecar"
+
+// metricsRetry is how often a sidecar tries to open the metrics listener while it cannot.
+const metricsRetry = 5 * time.Second
 
 // metricsAddress returns the network and the address of the setting Metrics.
 func metricsAddress(setting string) (network, address string, err error) {
@@ -39,6 +43,44 @@ func metricsAddress(setting string) (network, address string, err error) {
 		return "", "", fmt.Errorf("metrics %q: write an IP address of this host and a port, such as \"127.0.0.1:9377\", or the absolute path of a Unix socket", setting)
 	}
 	return "tcp", net.JoinHostPort(host, port), nil
+}
+
+// openMetrics opens the listener of the setting Metrics. It returns only SettingErrors: an error
+// that may pass is logged, because a restart must not end the holds if another program took the
+// port meanwhile.
+func (s *Server) openMetrics() (err error) {
+	if s.metrics, err = listenMetrics(&s.cfg); err == nil {
+		return nil
+	}
+	var refused *SettingError
+	if err = asSettingError(err); errors.As(err, &refused) {
+		return err
+	}
+	s.log.Error("the metrics are not served yet; locks are", "error", err, "retry", metricsRetry)
+	return nil
+}
+
+// MetricsListener returns the listener of the setting Metrics as soon as it is open; nil: there
+// is no such setting, or ctx ended before. While another program listens there, it tries again
+// every five seconds. The caller serves the listener, and closes it. It is called once.
+func (s *Server) MetricsListener(ctx context.Context) net.Listener {
+	if s.cfg.Metrics == "" || s.metrics != nil {
+		return s.metrics
+	}
+	tick := time.NewTicker(metricsRetry)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		l, err := listenMetrics(&s.cfg)
+		if err == nil {
+			return l
+		}
+		s.log.Debug("the metrics are not served yet", "error", err)
+	}
 }
 
 // isSameSocket reports whether two paths of sockets name the same file, which need not exist.
@@ -93,7 +135,7 @@ func errMetrics(setting string, err error) error {
 }
 
 // checkMetrics returns the error that listenMetrics would return if no other sidecar had the
-// listener.
+// listener. With some of these errors a sidecar starts, but serves no metrics.
 func checkMetrics(cfg *Config) error {
 	network, address, err := metricsAddress(cfg.Metrics)
 	if err != nil {

@@ -1,15 +1,21 @@
 package sidecar
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/sidecar/embedded"
 )
 
 func TestMetricsAddressWithoutAHostIsLoopback(t *testing.T) {
@@ -92,8 +98,11 @@ func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cfg := Config{Socket: filepath.Join(t.TempDir(), "s"), Metrics: tt.setting}
-			_, started := Listen(cfg)
-			for when, err := range map[string]error{"start": started, "check": cfg.Check()} {
+			errs := map[string]error{"check": cfg.Check()}
+			if tt.stays { // with the others, a sidecar starts
+				_, errs["start"] = Listen(cfg)
+			}
+			for when, err := range errs {
 				if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "metrics") {
 					t.Errorf("%s: %v, want %q", when, err, tt.want)
 				}
@@ -107,6 +116,63 @@ func TestMetricsListenerThatCannotBeOpenedIsRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A restart ends no hold because another program took the port meanwhile.
+func TestLocksAreServedUntilTheMetricsListenerCanBeOpened(t *testing.T) {
+	redis, err := embedded.Start(t.Context(), slog.New(slog.DiscardHandler), embedded.InProcess())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer redis.Close()
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	var log strings.Builder
+	address := other.Addr().String()
+	s, err := Listen(Config{
+		Socket: filepath.Join(t.TempDir(), "s"), Redis: redis.URL(), State: StateNone, Metrics: address,
+		Log: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		if text := log.String(); strings.Count(text, "another program listens there; stop it") != 1 || !strings.Contains(text, address) {
+			t.Errorf("the log does not say once what to do: %q", text)
+		}
+	}()
+	if err := s.Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		stopped, stop := context.WithCancel(t.Context())
+		time.AfterFunc(3*metricsRetry, stop)
+		if l := s.MetricsListener(stopped); l != nil {
+			t.Errorf("there is a listener at the address of another: %v", l.Addr())
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		time.AfterFunc(metricsRetry+time.Second, func() { other.Close() })
+		begin := time.Now()
+		l := s.MetricsListener(t.Context())
+		if l == nil {
+			t.Fatal("there is no listener")
+		}
+		defer l.Close()
+		if took := time.Since(begin); l.Addr().String() != address || took != 2*metricsRetry {
+			t.Errorf("%v after %v, want %v after %v", l.Addr(), took, address, 2*metricsRetry)
+		}
+	})
 }
 
 func TestMetricsOnTheSocketOfClientsIsRefused(t *testing.T) {

@@ -39,7 +39,7 @@ type Server struct {
 	asker    asker
 	// redisIsUp has an element when a connection to Redis was made.
 	redisIsUp chan struct{}
-	metrics   net.Listener // nil: there is none
+	metrics   net.Listener // nil: there is none, or not yet
 	// misplaced is why a successor would not find the state; "": it would.
 	misplaced atomic.Pointer[string]
 	readers   sync.WaitGroup // accept loop and one reader for each connection
@@ -120,11 +120,11 @@ func Listen(cfg Config) (_ *Server, err error) {
 		}
 	}()
 	if cfg.Metrics != "" {
-		if s.metrics, err = listenMetrics(&s.cfg); err != nil {
-			return nil, asSettingError(err)
+		if err = s.openMetrics(); err != nil {
+			return nil, err
 		}
 		defer func() {
-			if err != nil {
+			if err != nil && s.metrics != nil {
 				s.metrics.Close()
 			}
 		}()
@@ -191,10 +191,6 @@ func (s *Server) Addr() string {
 
 // Config returns the settings, with their defaults.
 func (s *Server) Config() Config { return s.cfg }
-
-// MetricsListener returns the listener of the setting Metrics, or nil. The caller serves it, and
-// closes it.
-func (s *Server) MetricsListener() net.Listener { return s.metrics }
 
 // Trouble returns why clients cannot connect, or why a restart would end their locks; "": neither
 // is the case. restart: a restart by systemd helps.

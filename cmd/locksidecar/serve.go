@@ -194,7 +194,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	monitored := make(chan struct{})
 	go func() {
 		defer close(monitored)
-		if l := server.MetricsListener(); l != nil {
+		if l := server.MetricsListener(ctx); l != nil {
 			log.Info("serving metrics", "address", l.Addr())
 			shown.Serve(ctx, l)
 		}

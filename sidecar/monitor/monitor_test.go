@@ -57,7 +57,7 @@ func start(t *testing.T, change func(*sidecar.Config)) *station {
 	if s.server, err = sidecar.Listen(cfg); err != nil {
 		t.Fatal(err)
 	}
-	l := s.server.MetricsListener()
+	l := s.server.MetricsListener(t.Context())
 	s.dial = func() (net.Conn, error) { return net.Dial(l.Addr().Network(), l.Addr().String()) }
 	s.http = http.Client{
 		Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return s.dial() }},
