@@ -16,7 +16,8 @@ import (
 // were made. A script that publishes to its own connection has its reply after the message, as
 // in Redis 7.0.
 type pubsub struct {
-	data *miniredis.Miniredis
+	data   *miniredis.Miniredis
+	server *redis.Server // miniredis forgets it when it is closed, while connections still end
 
 	// executing is held while a command of a subscribed connection is executed and answered.
 	// It is locked before the mutex of data.
@@ -33,8 +34,8 @@ type subscriber struct {
 
 // addPubSub adds subscriptions in RESP3 to a started miniredis.
 func addPubSub(m *miniredis.Miniredis) {
-	p := &pubsub{data: m}
-	m.Server().SetPreHook(p.dispatch)
+	p := &pubsub{data: m, server: m.Server()}
+	p.server.SetPreHook(p.dispatch)
 }
 
 // dispatch executes a command, or returns false if miniredis is to execute it. It is also
@@ -81,7 +82,7 @@ func (p *pubsub) execute(c *redis.Peer, args ...string) string {
 	var answer bytes.Buffer
 	own := redis.NewPeer(bufio.NewWriter(&answer))
 	own.Ctx, own.Resp3, own.ClientName = c.Ctx, true, c.ClientName
-	p.data.Server().Dispatch(own, args)
+	p.server.Dispatch(own, args)
 	own.Flush()
 	c.Ctx, c.ClientName = own.Ctx, own.ClientName
 	return answer.String()
