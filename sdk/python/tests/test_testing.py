@@ -97,6 +97,15 @@ def test_lost_lock_passes_to_the_next_waiter() -> None:
         assert tokens[0] > lock.held.token
 
 
+def test_lock_is_held_elsewhere_after_a_release_whose_answer_no_client_awaited() -> None:
+    with testing.Sidecar() as sidecar, sidecar.connect() as client:
+        for _ in range(100):
+            with client.lock("n"):
+                pass
+            with sidecar.held_elsewhere("n"):
+                pass
+
+
 def test_lock_held_elsewhere() -> None:
     with testing.Sidecar() as sidecar, sidecar.connect() as client:
         with sidecar.held_elsewhere("n") as token:

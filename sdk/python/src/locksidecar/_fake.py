@@ -669,6 +669,7 @@ class Server(Table):
             self._wake()
 
     def hold_elsewhere(self, name: str) -> int:
+        self.wait_for(lambda: not self.holder(name), 5)  # no client waits for the answer to a release
         with self._lock_all:
             return super().hold_elsewhere(name)
 
