@@ -60,7 +60,7 @@ const (
 	// sent again if the session is resumed. In a new session it fails with errNewSession.
 	confirmCall
 
-	// bye. The session itself sends it again.
+	// bye. No goroutine waits for it. The session itself sends it again.
 	byeCall
 )
 

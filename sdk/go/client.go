@@ -85,9 +85,9 @@ func (c *Client) startSession(conn *connection) *session {
 
 // Close ends the session: the sidecar releases every lock that the Client holds, as if
 // the program had ended (see WithCrashDelay), and their handles return ErrClosed. Close
-// waits for the answer of the sidecar for at most a second. Without an answer the Client
-// keeps trying to reach the sidecar, or its successor, until the leases of the locks
-// have ended. Close returns nil.
+// waits for the answer of the sidecar for at most a second, and not at all if no sidecar
+// listens. Without an answer the Client keeps trying to reach the sidecar, or its
+// successor, until the leases of the locks have ended. Close returns nil.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.isClosed = true

@@ -40,7 +40,7 @@ func (s *session) shutdown() {
 	s.stop()
 	s.mu.Lock()
 	s.phase.set(sessionOver)
-	s.conn = nil
+	s.conn, s.outage.hasDeadline = nil, false
 	if s.byeTimer != nil {
 		s.byeTimer.Stop()
 	}
@@ -113,12 +113,10 @@ func (s *session) onDisconnected(conn *connection, why *clientError) (goOn, wasU
 	for id, c := range s.calls {
 		hasEnded := false
 		switch {
-		case c.phase == callAbandoned, c.kind == releaseCall:
-			// The claims release the hold.
+		case c.phase == callAbandoned, c.kind == releaseCall, c.kind == byeCall:
+			// The claims release the hold, and attach sends bye again.
 			delete(s.calls, id)
 			continue
-		case c.kind == byeCall:
-			hasEnded = true
 		case c.kind == forceCall:
 			hasEnded = wasServing // before that it was held back
 		}
@@ -218,6 +216,12 @@ func (s *session) connectFailed(why *clientError) {
 	s.mu.Lock()
 	now := s.clock()
 	s.outage = outage{why: why}
+	if s.phase.get() == sessionByeDue {
+		select {
+		case s.byeFailed <- struct{}{}:
+		default:
+		}
+	}
 	for id, c := range s.calls {
 		if c.waitingSince+int64(s.patience) > now {
 			s.noteDeadlineLocked(c)
@@ -245,6 +249,7 @@ func (s *session) attach(conn *connection) bool {
 		s.mu.Unlock()
 		return false
 	case sessionByeDue:
+		s.outage = outage{}
 		if isResumed {
 			s.phase.set(sessionByeSent)
 			s.conn = conn

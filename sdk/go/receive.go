@@ -130,7 +130,6 @@ func (s *session) onAnswer(conn *connection, m *protocol.Answer) error {
 		s.onReleased(c.hold)
 		return nil
 	case byeCall:
-		c.finish()
 		return errBye
 	}
 	err := m.Unpack(c.answer)
@@ -182,7 +181,6 @@ func (s *session) onError(conn *connection, m *protocol.Err) error {
 	case c.kind == releaseCall:
 		s.onReleased(c.hold)
 	case c.kind == byeCall: // an older sidecar; the end of the connection ends the session as well
-		c.finish()
 		return errBye
 	default:
 		c.fail(refusedError(c.task, m))

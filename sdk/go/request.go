@@ -52,7 +52,7 @@ func (s *session) postLocked(c *call, conn *connection) *clientError {
 	return nil
 }
 
-// wakeReconnect makes run check again whether calls wait for a connection.
+// wakeReconnect makes run check again whether an attempt to connect is due.
 func (s *session) wakeReconnect() {
 	select {
 	case s.reconnectNow <- struct{}{}:

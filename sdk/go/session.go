@@ -27,7 +27,8 @@ type session struct {
 	stop     context.CancelFunc // makes run return
 	done     chan struct{}      // closed when run has returned
 
-	reconnectNow chan struct{} // wakes run while it waits to reconnect, when a call was made; room for one
+	reconnectNow chan struct{} // wakes run while it waits to reconnect, when a call was made or the session was closed; room for one
+	byeFailed    chan struct{} // ends the wait of close: bye cannot be sent now; room for one
 	spares       sync.Pool     // of calls for locks
 
 	// Owned by the goroutine that starts the session, then by run.
@@ -160,6 +161,7 @@ func newSession(d *dialer, patience time.Duration) *session {
 		clock:        d.clock,
 		done:         make(chan struct{}),
 		reconnectNow: make(chan struct{}, 1),
+		byeFailed:    make(chan struct{}, 1),
 		lastID:       1, // of hello
 		calls:        make(map[uint64]*call),
 		holds:        make(map[uint64]*hold),
@@ -207,8 +209,9 @@ func failAll(calls map[uint64]*call, why *clientError) {
 // byeGrace is how long Close waits for the sidecar to confirm it.
 const byeGrace = time.Second
 
-// close ends the session for good, and with it every hold. If the sidecar does not answer bye
-// at once, run goes on trying for as long as a successor might renew what was held.
+// close ends the session for good, and with it every hold. It waits for the answer to bye for
+// byeGrace, or until an attempt to connect has failed. Without an answer, run goes on trying
+// for as long as a successor might renew what was held.
 func (s *session) close() {
 	why := &clientError{text: "the client was closed", kind: ErrClosed}
 	s.mu.Lock()
@@ -225,13 +228,13 @@ func (s *session) close() {
 		return why
 	})
 	conn, isNeeded := s.conn, s.hasRemoteState
-	var bye *call
 	switch {
 	case conn != nil:
-		bye = s.queueByeLocked(conn)
+		s.queueByeLocked(conn)
 		s.phase.set(sessionByeSent)
 	case isNeeded:
 		s.phase.set(sessionByeDue)
+		s.outage.hasDeadline, s.outage.deadline = true, now
 	default:
 		s.phase.set(sessionOver)
 	}
@@ -241,29 +244,30 @@ func (s *session) close() {
 	s.mu.Unlock()
 	notify(notices)
 	failAll(failed, why)
-	isAnswered := false
 	if conn != nil {
 		conn.in.interrupt() // the goroutine that reads may be one whose call has failed
 		conn.flush()
+	} else {
+		s.wakeReconnect()
+	}
+	if conn != nil || isNeeded {
 		grace := time.NewTimer(byeGrace)
 		defer grace.Stop()
 		select {
-		case <-bye.done:
-			isAnswered = bye.err == nil
+		case <-s.done: // bye was answered
+		case <-s.byeFailed:
 		case <-grace.C:
 		}
 	}
-	if isAnswered || !isNeeded {
+	if !isNeeded {
 		s.stop()
 		<-s.done
 	}
 }
 
 // queueByeLocked queues the session's last request.
-func (s *session) queueByeLocked(conn *connection) *call {
+func (s *session) queueByeLocked(conn *connection) {
 	s.lastID++
-	c := &call{kind: byeCall, id: s.lastID, conn: conn, done: make(chan struct{}, 1)}
-	s.calls[c.id] = c
-	conn.queue(protocol.Bye{ID: c.id})
-	return c
+	s.calls[s.lastID] = &call{kind: byeCall, id: s.lastID, conn: conn}
+	conn.queue(protocol.Bye{ID: s.lastID})
 }
