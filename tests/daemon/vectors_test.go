@@ -216,7 +216,11 @@ func expectAnswer(t *testing.T, w *harness.RawClient, v *vector) {
 	case op == "hello":
 	case op == "acquire": // the next vector may acquire the same name
 		w.LastID = 1 << 20
-		expectID(t, w.Call(harness.Message{"op": "release", "hold": a["hold"]}))
+		released := w.Call(harness.Message{"op": "release", "hold": a["hold"]})
+		if v.Message["max_hold_ms"] != nil && released["ev"] == "lost" {
+			break // the longest hold ended first
+		}
+		expectID(t, released)
 	case op == "claim":
 		w.LastID = 1 << 20
 		if v.Message["more"] == true {
