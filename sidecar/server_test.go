@@ -381,7 +381,7 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		"lease":                                {Lease: time.Millisecond},
 		"max-holds -1":                         {MaxHolds: -1},
 		"at most 107":                          {Socket: "/" + strings.Repeat("x", 200)},
-		"no such group":                        {Socket: filepath.Join(t.TempDir(), "s"), SocketGroup: "nobody-has-this-group"},
+		"no such group":                        {Socket: filepath.Join(t.TempDir(), "s"), SocketGroup: "no-such-group-here"},
 		"redis":                                {Redis: "http://example"},
 		"linger 21ms: choose up to 20ms, or 0": {Linger: 21 * time.Millisecond},
 		"linger -1ms: choose up to 20ms, or 0": {Linger: -time.Millisecond},
