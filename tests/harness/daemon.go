@@ -30,6 +30,7 @@ type Daemon struct {
 	redisURL string
 	cmd      *exec.Cmd
 	exited   chan struct{} // closed when the process has ended
+	ends     []func()      // of all processes that were started: kills it, and returns when it has ended
 }
 
 // StartDaemon starts a daemon and returns when it has connected to its Redis.
@@ -64,7 +65,25 @@ func LaunchDaemon(t testing.TB, redisURL string, args ...string) *Daemon {
 // NewDaemon returns a daemon that has not been started. Its socket will be in a directory
 // of its own. "": no Redis is configured.
 func NewDaemon(t testing.TB, redisURL string) *Daemon {
-	return &Daemon{t: t, redisURL: redisURL, Socket: filepath.Join(ShortDir(t), "s.sock")}
+	d := &Daemon{t: t, redisURL: redisURL, Socket: filepath.Join(ShortDir(t), "s.sock")}
+	// Clients of any of its processes are closed before: see Dial.
+	t.Cleanup(d.end)
+	return d
+}
+
+// end kills the daemon at the end of the test, and looks for crashes in its log.
+func (d *Daemon) end() {
+	for _, end := range d.ends {
+		end()
+	}
+	switch {
+	case d.Log.Contains("DATA RACE"):
+		d.t.Errorf("the daemon has a data race:\n%s", d.Log.String())
+	case d.Log.Contains("panic:") || d.Log.Contains("fatal error:"):
+		d.t.Errorf("the daemon crashed:\n%s", Tail(d.Log.String(), 200))
+	case d.t.Failed() && d.cmd != nil:
+		d.t.Logf("daemon %d:\n%s", d.cmd.Process.Pid, Tail(d.Log.String(), 60))
+	}
 }
 
 // Start starts a process of the daemon and returns at once. It can be called again when the
@@ -90,16 +109,9 @@ func (d *Daemon) Start(args ...string) {
 	d.exited = exited
 	cmd := d.cmd
 	go func() { cmd.Wait(); close(exited) }()
-	d.t.Cleanup(func() {
+	d.ends = append(d.ends, func() {
 		cmd.Process.Kill()
 		<-exited
-		if d.Log.Contains("DATA RACE") {
-			d.t.Errorf("the daemon has a data race:\n%s", d.Log.String())
-		} else if d.Log.Contains("panic:") || d.Log.Contains("fatal error:") {
-			d.t.Errorf("the daemon crashed:\n%s", Tail(d.Log.String(), 200))
-		} else if d.t.Failed() {
-			d.t.Logf("daemon %d:\n%s", cmd.Process.Pid, Tail(d.Log.String(), 60))
-		}
 	})
 }
 
