@@ -125,20 +125,12 @@ func TestNoIncrementIsLostInRestartsUnderLoad(t *testing.T) {
 	hosts := []*harness.Daemon{harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.TCPURL())}
 	const workersPerHost, rounds, restarts = 4, 120, 12
 
-	var fleet []*harness.Worker
-	var answers []<-chan harness.Answer
-	for _, d := range hosts {
-		for i := range workersPerHost {
-			fleet = append(fleet, harness.StartNthWorker(t, d, i))
-		}
-	}
+	fleet := harness.StartFleet(t, workersPerHost, hosts...)
 	for _, w := range fleet { // the first connection of an SDK is tried for 2 s only
 		w.Lock("connected")
 		w.Unlock("connected")
 	}
-	for _, w := range fleet {
-		answers = append(answers, w.Send(harness.Hammer(r, rounds)))
-	}
+	answers := harness.SendHammers(r, fleet, rounds)
 	total := len(fleet) * rounds
 	for i := range restarts {
 		// The restarts are spread over the run, at random moments.
@@ -160,17 +152,7 @@ func TestNoIncrementIsLostInRestartsUnderLoad(t *testing.T) {
 		d.Start()
 		d.AwaitSocket()
 	}
-	var all []harness.Round
-	for i, w := range fleet {
-		a := w.Await(answers[i])
-		if a.Err != "" {
-			t.Errorf("worker %d: %s: %s", i, a.Err, a.Msg)
-		}
-		all = append(all, a.Rounds...)
-	}
-	if !t.Failed() {
-		harness.CheckCounter(t, r, all, total)
-	}
+	harness.CheckCounter(t, r, harness.AwaitRounds(t, fleet, answers), total)
 }
 
 // A daemon that is stopped removes its socket and frees no lock.

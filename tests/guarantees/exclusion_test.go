@@ -11,28 +11,9 @@ import (
 // the value plus one. No increment is lost, and tokens grow in the order of the holds.
 func TestProcessesInTwoLanguagesOnTwoHostsExcludeEachOther(t *testing.T) {
 	r := harness.StartRedis(t)
-	hosts := []*harness.Daemon{harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.TCPURL())}
 	const workersPerHost, rounds = 4, 50
-
-	var fleet []*harness.Worker
-	var answers []<-chan harness.Answer
-	for _, d := range hosts {
-		for i := range workersPerHost {
-			fleet = append(fleet, harness.StartNthWorker(t, d, i))
-		}
-	}
-	for _, w := range fleet {
-		answers = append(answers, w.Send(harness.Hammer(r, rounds)))
-	}
-	var all []harness.Round
-	for i, w := range fleet {
-		a := w.Await(answers[i])
-		if a.Err != "" {
-			t.Fatalf("worker %d: %s: %s", i, a.Err, a.Msg)
-		}
-		all = append(all, a.Rounds...)
-	}
-	harness.CheckCounter(t, r, all, len(fleet)*rounds)
+	fleet := harness.StartFleet(t, workersPerHost, harness.StartDaemon(t, r.UnixURL()), harness.StartDaemon(t, r.TCPURL()))
+	harness.HammerTogether(t, r, fleet, rounds)
 }
 
 // Waiters of one host are granted the lock in the order of their requests, whatever process

@@ -133,13 +133,9 @@ func runHammers(t *testing.T, fleet []*harness.Worker, commands []harness.Comman
 	for i, w := range fleet {
 		answers = append(answers, w.Send(commands[i]))
 	}
-	for i, w := range fleet {
-		a := w.Await(answers[i])
-		if a.Err != "" {
-			t.Fatalf("worker %d: %s: %s", i, a.Err, a.Msg)
-		}
-		all = append(all, a.Rounds...)
-		want += commands[i].Count
+	all = harness.AwaitRounds(t, fleet, answers)
+	for _, c := range commands {
+		want += c.Count
 	}
 	t.Logf("%d holds in %v", want, time.Since(start).Round(time.Millisecond))
 	return all, want

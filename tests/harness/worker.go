@@ -154,6 +154,17 @@ func StartNthWorker(t testing.TB, d *Daemon, i int) *Worker {
 	return StartGoWorker(t, d)
 }
 
+// StartFleet starts so many workers on each host, in Go and Python by turns.
+func StartFleet(t testing.TB, workersPerHost int, hosts ...*Daemon) (fleet []*Worker) {
+	t.Helper()
+	for _, d := range hosts {
+		for i := range workersPerHost {
+			fleet = append(fleet, StartNthWorker(t, d, i))
+		}
+	}
+	return fleet
+}
+
 var pythonPath = sync.OnceValue(func() string {
 	for _, p := range []string{os.Getenv("LOCKSIDECAR_PYTHON"), filepath.Join(root, ".venv/bin/python"), "python3"} {
 		if p == "" {

@@ -47,13 +47,8 @@ func TestNoIncrementIsLostInFaultsUnderLoad(t *testing.T) {
 			ways := []*harness.Proxy{harness.StartProxy(t, r), harness.StartProxy(t, r)}
 			hosts := []*harness.Daemon{harness.StartDaemon(t, ways[0].URL()), harness.StartDaemon(t, ways[1].URL())}
 			const rounds = 150
-			var fleet []*harness.Worker
-			var answers []<-chan harness.Answer
-			for i := range 6 {
-				w := harness.StartNthWorker(t, hosts[i%2], i/2)
-				fleet = append(fleet, w)
-				answers = append(answers, w.Send(harness.Hammer(r, rounds)))
-			}
+			fleet := harness.StartFleet(t, 3, hosts...)
+			answers := harness.SendHammers(r, fleet, rounds)
 			done := len(fleet) * rounds
 			hits := 0
 			for progress := 0; hits < f.times; {
@@ -70,15 +65,7 @@ func TestNoIncrementIsLostInFaultsUnderLoad(t *testing.T) {
 					hits++
 				}
 			}
-			var all []harness.Round
-			for i, w := range fleet {
-				a := w.Await(answers[i])
-				if a.Err != "" {
-					t.Fatalf("worker %d: %s: %s", i, a.Err, a.Msg)
-				}
-				all = append(all, a.Rounds...)
-			}
-			harness.CheckCounter(t, r, all, done)
+			harness.CheckCounter(t, r, harness.AwaitRounds(t, fleet, answers), done)
 			for _, d := range hosts {
 				d.AwaitRedis("ok")
 			}

@@ -405,25 +405,8 @@ func TestHostThatMayNotQueueIsServed(t *testing.T) {
 			r := harness.StartRedis(t)
 			r.AddUser("limited", append([]string{">pw", "+@all"}, c.rules...)...)
 			limited := harness.StartDaemon(t, r.URLOf("limited", "pw"))
-			var fleet []*harness.Worker
-			for _, d := range []*harness.Daemon{limited, harness.StartDaemon(t, r.UnixURL())} {
-				for i := range workersPerHost {
-					fleet = append(fleet, harness.StartNthWorker(t, d, i))
-				}
-			}
-			var answers []<-chan harness.Answer
-			for _, w := range fleet {
-				answers = append(answers, w.Send(harness.Hammer(r, rounds)))
-			}
-			var all []harness.Round
-			for i, w := range fleet {
-				a := w.Await(answers[i])
-				if a.Err != "" {
-					t.Fatalf("worker %d: %s: %s", i, a.Err, a.Msg)
-				}
-				all = append(all, a.Rounds...)
-			}
-			harness.CheckCounter(t, r, all, len(fleet)*rounds)
+			fleet := harness.StartFleet(t, workersPerHost, limited, harness.StartDaemon(t, r.UnixURL()))
+			harness.HammerTogether(t, r, fleet, rounds)
 			limited.Log.AwaitWords(t, c.words...)
 			if n := strings.Count(limited.Log.String(), c.words[0]); n != 1 {
 				t.Errorf("the log says so %d times:\n%s", n, limited.Log.String())

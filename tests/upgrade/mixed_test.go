@@ -13,28 +13,13 @@ import (
 func TestDaemonsOfTwoVersionsExcludeEachOther(t *testing.T) {
 	r := harness.StartRedis(t)
 	const hostsPerVersion, workersPerHost, rounds = 2, 2, 60
-	var fleet []*harness.Worker
+	var hosts []*harness.Daemon
 	for _, v := range versions(t) {
 		for range hostsPerVersion {
-			d := harness.StartDaemonOf(t, v.program, r.UnixURL())
-			for i := range workersPerHost {
-				fleet = append(fleet, harness.StartNthWorker(t, d, i))
-			}
+			hosts = append(hosts, harness.StartDaemonOf(t, v.program, r.UnixURL()))
 		}
 	}
-	var answers []<-chan harness.Answer
-	for _, w := range fleet {
-		answers = append(answers, w.Send(harness.Hammer(r, rounds)))
-	}
-	var all []harness.Round
-	for i, w := range fleet {
-		a := w.Await(answers[i])
-		if a.Err != "" {
-			t.Fatalf("worker %d: %s: %s", i, a.Err, a.Msg)
-		}
-		all = append(all, a.Rounds...)
-	}
-	harness.CheckCounter(t, r, all, len(fleet)*rounds)
+	harness.HammerTogether(t, r, harness.StartFleet(t, workersPerHost, hosts...), rounds)
 }
 
 // A release by one version wakes a waiter of the other one. Without a message, the waiter would

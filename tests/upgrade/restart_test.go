@@ -32,22 +32,15 @@ func TestNoIncrementIsLostInUpgradesUnderLoad(t *testing.T) {
 	all := versions(t)
 	const hosts, workersPerHost, rounds = 3, 2, 150
 	var daemons []*harness.Daemon
-	var fleet []*harness.Worker
 	for range hosts {
-		d := harness.StartDaemonOf(t, all[0].program, r.UnixURL())
-		daemons = append(daemons, d)
-		for i := range workersPerHost {
-			fleet = append(fleet, harness.StartNthWorker(t, d, i))
-		}
+		daemons = append(daemons, harness.StartDaemonOf(t, all[0].program, r.UnixURL()))
 	}
+	fleet := harness.StartFleet(t, workersPerHost, daemons...)
 	for _, w := range fleet { // the first connection of an SDK is tried for 2 s only
 		w.Lock("connected")
 		w.Unlock("connected")
 	}
-	var answers []<-chan harness.Answer
-	for _, w := range fleet {
-		answers = append(answers, w.Send(harness.Hammer(r, rounds)))
-	}
+	answers := harness.SendHammers(r, fleet, rounds)
 	total, restarts := len(fleet)*rounds, 2*hosts
 	for i := range restarts {
 		harness.Eventually(t, "the counter rises", func() bool {
@@ -60,17 +53,7 @@ func TestNoIncrementIsLostInUpgradesUnderLoad(t *testing.T) {
 		}
 		become(daemons[i%hosts], to.program, ends[i%2].end)
 	}
-	var rows []harness.Round
-	for i, w := range fleet {
-		a := w.Await(answers[i])
-		if a.Err != "" {
-			t.Errorf("worker %d: %s: %s", i, a.Err, a.Msg)
-		}
-		rows = append(rows, a.Rounds...)
-	}
-	if !t.Failed() {
-		harness.CheckCounter(t, r, rows, total)
-	}
+	harness.CheckCounter(t, r, harness.AwaitRounds(t, fleet, answers), total)
 }
 
 // A host is upgraded, or downgraded, while its processes hold locks and wait for others. Each
