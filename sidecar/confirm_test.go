@@ -130,7 +130,7 @@ func (c *wire) release(hold uint64) {
 	c.Helper()
 	c.id++
 	c.send(protocol.Release{ID: c.id, Hold: hold})
-	c.await(c.id, new(protocol.ReleaseOK))
+	c.answer(c.id, new(protocol.ReleaseOK))
 }
 
 // confirm sends a confirm, and returns its id.
@@ -141,29 +141,12 @@ func (c *wire) confirm(name string) uint64 {
 	return c.id
 }
 
-// await expects the good answer to id. Lease events may come before it.
-func (c *wire) await(id uint64, ok protocol.OK) {
-	c.Helper()
-	for {
-		switch m := c.next().(type) {
-		case *protocol.LeaseEvent:
-		case *protocol.Answer:
-			if err := m.Unpack(ok); err != nil || m.ID != id {
-				c.Fatalf("answer to %d, want %d: %v", m.ID, id, err)
-			}
-			return
-		default:
-			c.Fatalf("got %+v, want the answer to %d", m, id)
-		}
-	}
-}
-
 // ping returns when the sidecar has handled what was sent before.
 func (c *wire) ping() {
 	c.Helper()
 	c.id++
 	c.send(protocol.Ping{ID: c.id})
-	c.await(c.id, new(protocol.PingOK))
+	c.answer(c.id, new(protocol.PingOK))
 }
 
 func TestConfirmIsAnsweredAfterRedisHasExecutedTheRelease(t *testing.T) {
@@ -182,11 +165,11 @@ func TestConfirmIsAnsweredAfterRedisHasExecutedTheRelease(t *testing.T) {
 		b.refused(b.acquire("x", 0), protocol.Timeout, "") // the answer to the release says nothing of Redis
 		a.ping()
 		g.set(false)
-		a.await(id, new(protocol.ConfirmOK))
+		a.answer(id, new(protocol.ConfirmOK))
 		var got protocol.AcquireOK
-		b.await(b.acquire("x", 0), &got)
+		b.answer(b.acquire("x", 0), &got)
 		b.release(got.Hold)
-		b.await(b.confirm("x"), new(protocol.ConfirmOK))
+		b.answer(b.confirm("x"), new(protocol.ConfirmOK))
 	}
 }
 
@@ -203,18 +186,18 @@ func TestConfirmWithNothingToWaitForIsAnsweredAtOnce(t *testing.T) {
 	twice()
 	entered := twice()
 	g.set(true)
-	a.await(a.confirm("never seen"), new(protocol.ConfirmOK))
-	a.await(a.confirm("held"), new(protocol.ConfirmOK))
+	a.answer(a.confirm("never seen"), new(protocol.ConfirmOK))
+	a.answer(a.confirm("held"), new(protocol.ConfirmOK))
 	a.release(entered.Hold)
-	a.await(a.confirm("entered twice"), new(protocol.ConfirmOK))
+	a.answer(a.confirm("entered twice"), new(protocol.ConfirmOK))
 
 	// A local waiter gets the lock when it is released.
 	g.set(false)
 	waiting := b.acquire("held", protocol.Forever)
 	b.ping()
 	a.release(held.Hold)
-	a.await(a.confirm("held"), new(protocol.ConfirmOK))
-	b.await(waiting, new(protocol.AcquireOK))
+	a.answer(a.confirm("held"), new(protocol.ConfirmOK))
+	b.answer(waiting, new(protocol.AcquireOK))
 }
 
 func TestConfirmsCountAmongTheWaitersOfASession(t *testing.T) {
@@ -229,10 +212,10 @@ func TestConfirmsCountAmongTheWaitersOfASession(t *testing.T) {
 	a.refused(a.acquire("z", protocol.Forever), protocol.Limit, "max-waiters")
 	a.id++
 	a.send(protocol.Confirm{ID: a.id, Name: "never seen"}) // which waits for nothing
-	a.await(a.id, new(protocol.ConfirmOK))
+	a.answer(a.id, new(protocol.ConfirmOK))
 	g.set(false)
-	a.await(first, new(protocol.ConfirmOK))
-	a.await(a.confirm("y"), new(protocol.ConfirmOK))
+	a.answer(first, new(protocol.ConfirmOK))
+	a.answer(a.confirm("y"), new(protocol.ConfirmOK))
 }
 
 // A client sends its confirm again to the successor, which executes what its predecessor
@@ -273,7 +256,7 @@ func TestConfirmIsAnsweredBySuccessor(t *testing.T) {
 		a.id++
 		a.ask(protocol.Confirm{ID: a.id, Name: "x"}, new(protocol.ConfirmOK))
 		b := greeted(t, there.cfg.Socket)
-		b.await(b.acquire("x", 0), new(protocol.AcquireOK))
+		b.answer(b.acquire("x", 0), new(protocol.AcquireOK))
 	}
 }
 

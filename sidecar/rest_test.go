@@ -22,7 +22,7 @@ func TestLoopRestsWhileRedisIsSilent(t *testing.T) {
 	here, _, g := twoHouses(t, nil)
 	a := greeted(t, here.cfg.Socket)
 	for i := range 500 {
-		a.await(a.acquire(fmt.Sprint("x", i), protocol.Forever), new(protocol.AcquireOK))
+		a.answer(a.acquire(fmt.Sprint("x", i), protocol.Forever), new(protocol.AcquireOK))
 	}
 	g.set(true)
 	defer g.set(false)

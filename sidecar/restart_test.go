@@ -107,7 +107,6 @@ func (c *wire) claim(holds ...protocol.ClaimedHold) map[uint64]protocol.Reason {
 		switch m := c.next().(type) {
 		case *protocol.LostEvent:
 			lost[m.Hold] = m.Reason
-		case *protocol.LeaseEvent:
 		case *protocol.Answer:
 			if err := m.Unpack(new(protocol.ClaimOK)); err != nil || m.ID != c.id {
 				c.Fatalf("answer %d: %v", m.ID, err)
@@ -119,21 +118,17 @@ func (c *wire) claim(holds ...protocol.ClaimedHold) map[uint64]protocol.Reason {
 	}
 }
 
-// ask is answer for a client that lease events do not disturb.
-func (c *wire) ask(m protocol.Request, ok protocol.OK) {
+// ask sends a request, and expects the good answer to it next.
+func (c *wire) ask(request protocol.Request, ok protocol.OK) {
 	c.Helper()
-	c.send(m)
-	for {
-		switch a := c.next().(type) {
-		case *protocol.LeaseEvent:
-		case *protocol.Answer:
-			if err := a.Unpack(ok); err != nil {
-				c.Fatal(err)
-			}
-			return
-		default:
-			c.Fatalf("got %+v", a)
-		}
+	c.send(request)
+	m := c.next()
+	a, isAnswer := m.(*protocol.Answer)
+	if !isAnswer {
+		c.Fatalf("got %+v", m)
+	}
+	if err := a.Unpack(ok); err != nil {
+		c.Fatal(err)
 	}
 }
 
