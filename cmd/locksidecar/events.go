@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -165,7 +166,7 @@ func (p *eventPrinter) print(v *eventView) error {
 		v.Time = v.Time.UTC()
 		return json.NewEncoder(p.out).Encode(v)
 	}
-	_, err := fmt.Fprintf(p.out, "%s  %-8s  %s\n", v.Time.In(p.zone).Format("Jan _2 15:04:05.000"), v.Kind, printable(v.describe()))
+	_, err := fmt.Fprintf(p.out, "%s  %-8s  %s\n", v.Time.In(p.zone).Format("Jan _2 15:04:05.000"), v.Kind, display.Printable(v.describe()))
 	return err
 }
 
@@ -186,9 +187,9 @@ func (p *eventPrinter) end() error {
 func (v *eventView) describe() string {
 	switch v.Kind {
 	case protocol.EventGranted:
-		return fmt.Sprintf("%s  to %s, after %s; token %d", v.Name, v.client(), ms(*v.WaitedMS), v.Token)
+		return fmt.Sprintf("%s  to %s, after %s; token %d", v.Name, v.client(), display.Duration(ms(*v.WaitedMS)), v.Token)
 	case protocol.EventLost:
-		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", v.Name, v.Reason, describeReason(protocol.Reason(v.Reason)), ms(*v.HeldMS), v.client())
+		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", v.Name, v.Reason, describeReason(protocol.Reason(v.Reason)), display.Duration(ms(*v.HeldMS)), v.client())
 		if v.RemoteField != "" {
 			text += "; Redis has " + v.RemoteField
 		}

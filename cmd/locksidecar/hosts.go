@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -103,10 +104,10 @@ func hostTables(hosts []hostView, width int, now time.Time) string {
 		if i > 0 {
 			text.WriteByte('\n')
 		}
-		fmt.Fprintf(&text, "HOST %s: locksidecar %s, pid %s, for %s\n", printable(h.Host), printable(h.Version), pid(h.PID), ms(max(0, now.Sub(h.Started).Milliseconds())))
+		fmt.Fprintf(&text, "HOST %s: locksidecar %s, pid %s, for %s\n", display.Printable(h.Host), display.Printable(h.Version), pid(h.PID), display.Duration(max(0, now.Sub(h.Started))))
 		switch {
 		case h.Error != "":
-			text.WriteString("no answer: " + printable(h.Error) + "\n")
+			text.WriteString("no answer: " + display.Printable(h.Error) + "\n")
 		case len(h.Locks) == 0:
 			text.WriteString("no locks\n")
 		default:

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -161,9 +162,9 @@ func viewHolder(row *locksidecar.LockInfo, users userNames) *holderView {
 func (v *statusView) text() string {
 	var b strings.Builder
 	line := func(label, format string, args ...any) {
-		fmt.Fprintf(&b, "%-9s %s\n", label, printable(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(&b, "%-9s %s\n", label, display.Printable(fmt.Sprintf(format, args...)))
 	}
-	line("sidecar", "%s, for %s, since %s", v.Version, ms(v.runsFor.Milliseconds()), v.Started.Format("Mon Jan _2 15:04:05"))
+	line("sidecar", "%s, for %s, since %s", v.Version, display.Duration(v.runsFor), v.Started.Format("Mon Jan _2 15:04:05"))
 	if v.Trouble != "" {
 		line("TROUBLE", "%s", v.Trouble)
 	}
@@ -183,12 +184,12 @@ func (v *statusView) text() string {
 	if o := v.OldestHold; o == nil {
 		line("held", "%d", v.Held)
 	} else {
-		line("held", "%d; the oldest, %s, has been held for %s by %s", v.Held, quoted(o.Name), ms(o.AgeMS), describeClient(o.PID, o.Cmd, o.User))
+		line("held", "%d; the oldest, %s, has been held for %s by %s", v.Held, quoted(o.Name), display.Duration(ms(o.AgeMS)), describeClient(o.PID, o.Cmd, o.User))
 	}
 	if o := v.OldestWaiter; o == nil {
 		line("waiting", "%d", v.Waiting)
 	} else {
-		line("waiting", "%d; the oldest, %s, has waited %s for %s", v.Waiting, describeClient(o.PID, o.Cmd, o.User), ms(o.AgeMS), quoted(o.Name))
+		line("waiting", "%d; the oldest, %s, has waited %s for %s", v.Waiting, describeClient(o.PID, o.Cmd, o.User), display.Duration(ms(o.AgeMS)), quoted(o.Name))
 		if h := o.HeldBy; h != nil {
 			line("", "%s is %s", quoted(o.Name), h.describe())
 		}
@@ -219,7 +220,7 @@ func (v *statusView) text() string {
 func (h *holderView) describe() string {
 	switch h.State {
 	case protocol.StateHeld:
-		return fmt.Sprintf("held for %s by %s", ms(h.HeldMS), describeClient(h.PID, h.Cmd, h.User))
+		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), describeClient(h.PID, h.Cmd, h.User))
 	case protocol.StateRemote:
 		return "held elsewhere: " + h.RemoteField
 	}

@@ -5,8 +5,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
+
+	"github.com/locksidecar/locksidecar/internal/display"
 )
 
 // Least widths of a lock's name and of a command on a narrow terminal.
@@ -25,7 +26,7 @@ func lockTable(locks []lockView, width int) string {
 		rows = append(rows, lockRow(l))
 		for i, w := range l.Waiters {
 			rows = append(rows, []string{
-				"  waiter " + strconv.Itoa(i+1), "", pid(w.PID), w.User, ms(w.WaitedMS), "", "", w.Cmd,
+				"  waiter " + strconv.Itoa(i+1), "", pid(w.PID), w.User, display.Duration(ms(w.WaitedMS)), "", "", w.Cmd,
 			})
 		}
 		if more := l.Waiting - len(l.Waiters); more > 0 {
@@ -47,8 +48,8 @@ func lockRow(l lockView) []string {
 		if l.Count > 1 {
 			row[1] += fmt.Sprintf(" ×%d", l.Count)
 		}
-		row[2], row[3], row[4] = pid(l.PID), l.User, ms(*l.HeldMS)
-		row[5] = ms(*l.LeftMS)
+		row[2], row[3], row[4] = pid(l.PID), l.User, display.Duration(ms(*l.HeldMS))
+		row[5] = display.Duration(ms(*l.LeftMS))
 		if l.LeaseMS > 0 {
 			row[5] += " fixed"
 		}
@@ -56,7 +57,7 @@ func lockRow(l lockView) []string {
 	case l.RemoteTTLMS != nil:
 		row[5] = "no expiry"
 		if *l.RemoteTTLMS >= 0 {
-			row[5] = ms(*l.RemoteTTLMS)
+			row[5] = display.Duration(ms(*l.RemoteTTLMS))
 		}
 		row[7] = elsewhere(&l)
 	}
@@ -79,7 +80,7 @@ func alignRows(rows [][]string, width int) string {
 	widths := make([]int, last+1)
 	for _, row := range rows {
 		for i, cell := range row {
-			row[i] = printable(cell)
+			row[i] = display.Printable(cell)
 			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
 	}
@@ -117,17 +118,6 @@ func cut(s string, width int) string {
 	return string([]rune(s)[:width-1]) + "…"
 }
 
-// printable replaces control characters: a process chooses its own command line, and must not
-// control an operator's terminal by it.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
-}
-
 func pid(n int64) string {
 	if n == 0 {
 		return "?"
@@ -135,19 +125,5 @@ func pid(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// ms prints a duration in its two largest units.
-func ms(n int64) string {
-	d := time.Duration(n) * time.Millisecond
-	switch {
-	case d < time.Second:
-		return fmt.Sprintf("%dms", n)
-	case d < time.Minute:
-		return fmt.Sprintf("%d.%ds", n/1000, n/100%10)
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", d/time.Minute, d/time.Second%60)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%02dm", d/time.Hour, d/time.Minute%60)
-	default:
-		return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d/time.Hour%24)
-	}
-}
+// ms converts a number of milliseconds, as the protocol has them.
+func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

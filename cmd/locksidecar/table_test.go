@@ -87,14 +87,3 @@ func TestLsJSONHasStableFields(t *testing.T) {
 	}
 	golden(t, "ls.json", string(text)+"\n")
 }
-
-func TestDurationsShowTheirTwoLargestUnits(t *testing.T) {
-	for n, want := range map[int64]string{
-		0: "0ms", 999: "999ms", 1000: "1.0s", 59_999: "59.9s", 60_000: "1m00s", 3_599_000: "59m59s",
-		3_600_000: "1h00m", 86_399_000: "23h59m", 86_400_000: "1d00h", 2_592_000_000: "30d00h",
-	} {
-		if got := ms(n); got != want {
-			t.Errorf("ms(%d) = %q, want %q", n, got, want)
-		}
-	}
-}

@@ -13,6 +13,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -347,13 +348,13 @@ func (m *topModel) summary() string {
 	if s.Trouble != "" {
 		text = "TROUBLE: " + s.Trouble + "; " + text
 	}
-	return printable(text)
+	return display.Printable(text)
 }
 
 // caption describes the rows in one line.
 func (m *topModel) caption(shown int) string {
 	if m.err != nil {
-		return printable("NOT UP TO DATE: " + strings.TrimPrefix(m.err.Error(), "locksidecar: "))
+		return display.Printable("NOT UP TO DATE: " + strings.TrimPrefix(m.err.Error(), "locksidecar: "))
 	}
 	text := fmt.Sprintf("%d locks by %s", shown, m.order.name)
 	if m.isReversed {
@@ -365,13 +366,13 @@ func (m *topModel) caption(shown int) string {
 	if m.isPaused {
 		text += "; PAUSED"
 	}
-	return printable(text)
+	return display.Printable(text)
 }
 
 // prompt is the last line on a terminal.
 func (m *topModel) prompt() string {
 	if m.isTyping {
-		return "names that contain: " + printable(m.filter) + "_"
+		return "names that contain: " + display.Printable(m.filter) + "_"
 	}
 	return "sort: w waiters, t wait, h hold, c changes, n name, r reverse   / filter   p pause   q quit"
 }
@@ -385,14 +386,14 @@ func (m *topModel) table(rows []topRow, width int) string {
 		r := &rows[i]
 		row := []string{r.lock.Name, strconv.Itoa(r.lock.Waiting), "", "", "", r.lock.State, "", "", ""}
 		if r.wait >= 0 {
-			row[2] = ms(r.wait)
+			row[2] = display.Duration(ms(r.wait))
 		}
 		if r.changes >= 0 {
 			row[4] = strconv.FormatFloat(r.changes, 'f', 1, 64)
 		}
 		switch r.lock.State {
 		case protocol.StateHeld:
-			row[3], row[6], row[7], row[8] = ms(r.held), pid(r.lock.PID), m.users.name(r.lock.UID), r.lock.Cmd
+			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), m.users.name(r.lock.UID), r.lock.Cmd
 		case protocol.StateRemote:
 			row[8] = "elsewhere: " + r.lock.RemoteField
 		}

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/locksidecar/locksidecar/internal/display"
 )
 
 // chart is one picture of the last minutes: an area over time, drawn in a box of chartWidth by
@@ -28,7 +30,7 @@ func charts(samples []sample) []chart {
 	return []chart{
 		newChart("Waiters", "", samples, func(s *sample) float64 { return float64(s.waiters) }, func(v float64) string { return strconv.Itoa(int(v)) }),
 		newChart("Oldest waiter", "waits for", samples, func(s *sample) float64 { return s.oldest.Seconds() },
-			func(v float64) string { return duration(int64(v * float64(time.Second))) }),
+			func(v float64) string { return display.Duration(time.Duration(v * float64(time.Second))) }),
 	}
 }
 

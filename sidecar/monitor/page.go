@@ -15,8 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -56,13 +56,13 @@ type page struct {
 type fact struct{ Name, Value string }
 
 type lockRow struct {
-	Name, State           string
-	PID, User, For, Left  string
-	Token, Cmd            string
-	Waiting               int
-	Waiters               []waiterRow
-	MoreWaiters           int
-	holdNS, longestWaitNS int64
+	Name, State          string
+	PID, User, For, Left string
+	Token, Cmd           string
+	Waiting              int
+	Waiters              []waiterRow
+	MoreWaiters          int
+	held, longestWait    time.Duration
 }
 
 type waiterRow struct{ PID, User, Waited, Cmd string }
@@ -144,14 +144,15 @@ func facts(s *sidecar.Stats, server *sidecar.Server) []fact {
 		if o.Since == 0 {
 			return "none"
 		}
-		return fmt.Sprintf("%s, %s by pid %d (%s)", duration(s.Now-o.Since), printable(o.Name), o.Peer.PID, strings.TrimSpace(printable(o.Peer.Cmd)))
+		return fmt.Sprintf("%s, %s by pid %d (%s)", display.Duration(time.Duration(s.Now-o.Since)), display.Printable(o.Name), o.Peer.PID, strings.TrimSpace(display.Printable(o.Peer.Cmd)))
 	}
 	roundTrip := "not known yet"
 	if s.Scripts.Count() > 0 {
 		roundTrip = s.RoundTrip.Round(time.Microsecond).String()
 	}
+	servesFor := time.Duration(s.Now - s.StartedAt)
 	return []fact{
-		{"Serves since", time.Now().Add(-time.Duration(s.Now-s.StartedAt)).Format("2006-01-02 15:04:05") + " (" + duration(s.Now-s.StartedAt) + ")"},
+		{"Serves since", time.Now().Add(-servesFor).Format("2006-01-02 15:04:05") + " (" + display.Duration(servesFor) + ")"},
 		{"Redis", server.RedisServer()},
 		{"Round trip to Redis", roundTrip},
 		{"Sessions", strconv.Itoa(s.Sessions)},
@@ -169,12 +170,12 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 	locks := make([]lockRow, 0, len(rows))
 	for i := range rows {
 		r := &rows[i]
-		l := lockRow{Name: printable(r.Name), State: r.State, Waiting: r.Waiting, MoreWaiters: r.Waiting - len(r.Waiters)}
+		l := lockRow{Name: display.Printable(r.Name), State: r.State, Waiting: r.Waiting, MoreWaiters: r.Waiting - len(r.Waiters)}
 		switch r.State {
 		case protocol.StateHeld:
-			l.holdNS = r.HeldMS * int64(time.Millisecond)
-			l.PID, l.User, l.For, l.Left = strconv.FormatInt(r.PID, 10), userName(users, r.UID), duration(l.holdNS), duration(max(0, r.DeadlineNS-now))
-			l.Token, l.Cmd = strconv.FormatUint(r.Token, 10), printable(r.Cmd)
+			l.held = time.Duration(r.HeldMS) * time.Millisecond
+			l.PID, l.User, l.For, l.Left = strconv.FormatInt(r.PID, 10), userName(users, r.UID), display.Duration(l.held), display.Duration(time.Duration(max(0, r.DeadlineNS-now)))
+			l.Token, l.Cmd = strconv.FormatUint(r.Token, 10), display.Printable(r.Cmd)
 			switch {
 			case r.Orphan:
 				l.State = "orphan"
@@ -185,20 +186,20 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 				l.Left += " fixed"
 			}
 		case protocol.StateRemote:
-			l.Cmd = "elsewhere: " + printable(r.RemoteField)
+			l.Cmd = "elsewhere: " + display.Printable(r.RemoteField)
 			if r.RemoteTTLMS >= 0 {
-				l.Left = duration(r.RemoteTTLMS * int64(time.Millisecond))
+				l.Left = display.Duration(time.Duration(r.RemoteTTLMS) * time.Millisecond)
 			}
 		}
 		for _, w := range r.Waiters {
-			waited := w.WaitedMS * int64(time.Millisecond)
-			l.longestWaitNS = max(l.longestWaitNS, waited)
-			l.Waiters = append(l.Waiters, waiterRow{strconv.FormatInt(w.PID, 10), userName(users, w.UID), duration(waited), printable(w.Cmd)})
+			waited := time.Duration(w.WaitedMS) * time.Millisecond
+			l.longestWait = max(l.longestWait, waited)
+			l.Waiters = append(l.Waiters, waiterRow{strconv.FormatInt(w.PID, 10), userName(users, w.UID), display.Duration(waited), display.Printable(w.Cmd)})
 		}
 		locks = append(locks, l)
 	}
 	slices.SortFunc(locks, func(a, b lockRow) int {
-		return cmp.Or(-cmp.Compare(a.Waiting, b.Waiting), -cmp.Compare(a.longestWaitNS, b.longestWaitNS), -cmp.Compare(a.holdNS, b.holdNS), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(-cmp.Compare(a.Waiting, b.Waiting), -cmp.Compare(a.longestWait, b.longestWait), -cmp.Compare(a.held, b.held), cmp.Compare(a.Name, b.Name))
 	})
 	return locks
 }
@@ -214,7 +215,7 @@ func hostRows(self string, holds int, rows []protocol.LockRow) []hostRow {
 		}
 	}
 	for owner, n := range elsewhere {
-		hosts = append(hosts, hostRow{Name: printable(owner), Locks: n})
+		hosts = append(hosts, hostRow{Name: display.Printable(owner), Locks: n})
 	}
 	slices.SortFunc(hosts[1:], func(a, b hostRow) int { return cmp.Or(-cmp.Compare(a.Locks, b.Locks), cmp.Compare(a.Name, b.Name)) })
 	return hosts
@@ -249,31 +250,4 @@ func userName(cache map[int64]string, uid int64) string {
 		cache[uid] = name
 	}
 	return name
-}
-
-// printable replaces what is no text: names and command lines are what processes chose. The
-// template escapes the rest.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
-}
-
-// duration is a time as people read it, in its two largest units.
-func duration(ns int64) string {
-	d := time.Duration(ns)
-	switch {
-	case d < time.Second:
-		return fmt.Sprintf("%dms", d.Milliseconds())
-	case d < time.Minute:
-		return fmt.Sprintf("%d.%ds", d/time.Second, d.Milliseconds()/100%10)
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", d/time.Minute, d/time.Second%60)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%02dm", d/time.Hour, d/time.Minute%60)
-	}
-	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d/time.Hour%24)
 }

@@ -118,8 +118,12 @@ var bans = []ban{
 	},
 	{
 		from: "sidecar/monitor", to: []string{"./..."},
-		except: []string{"./sidecar/...", "./protocol", "./wheel", "./internal/rawio"},
+		except: []string{"./sidecar/...", "./internal/display", "./protocol", "./wheel", "./internal/rawio"},
 		why:    "what operators see comes from the daemon, which is asked for copies",
+	},
+	{
+		from: "internal/display", to: []string{"./..."}, except: []string{"./internal/display", "./protocol", "./internal/rawio"},
+		why: "texts for people are made from values of the protocol, not from the daemon or a client",
 	},
 	{
 		from: "sdk/go", to: []string{"./..."}, except: []string{"./sdk/go/...", "./protocol", "./internal/rawio"},

@@ -1,0 +1,43 @@
+// Package display makes the texts that the command line and the status page both show.
+//
+// The texts are the same for a terminal and for HTML. The caller aligns, cuts or escapes them.
+package display
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// Printable returns s with each character that is not printable replaced by a question mark. A
+// space is printable; a tab, a line feed and an escape character are not. A byte that is not valid
+// UTF-8 becomes U+FFFD.
+//
+// A process chooses its command line and the names of its locks. Without this, it could send escape
+// sequences to the terminal of an operator.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// Duration returns d in its two largest units, rounded down: "30d00h", "1h05m", "2m09s". From one
+// second to a minute it returns seconds with one decimal, "7.8s". Below one second it returns
+// milliseconds, "910ms", also if d is negative.
+func Duration(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%d.%ds", d/time.Second, d.Milliseconds()/100%10)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d/time.Second%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d/time.Minute%60)
+	}
+	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d/time.Hour%24)
+}
