@@ -55,7 +55,7 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer sidecar.Close()
-	p := eventPrinter{out: out, json: c.JSON, prefix: c.Prefix, minWait: c.MinWait, users: make(userNames), zone: time.Local}
+	p := eventPrinter{out: out, json: c.JSON, prefix: c.Prefix, minWait: c.MinWait, users: make(display.UserNames), zone: time.Local}
 	after := uint64(0)
 	isAway := false
 	for {
@@ -115,7 +115,7 @@ type eventPrinter struct {
 	json    bool
 	prefix  string
 	minWait time.Duration
-	users   userNames
+	users   display.UserNames
 	zone    *time.Location
 	printed bool
 }
@@ -143,13 +143,13 @@ func (p *eventPrinter) page(page *locksidecar.EventPage, now int64, at time.Time
 	return nil
 }
 
-func viewEvent(e *locksidecar.Event, users userNames) eventView {
+func viewEvent(e *locksidecar.Event, users display.UserNames) eventView {
 	v := eventView{
 		Kind: e.Kind, Name: e.Name, Hold: e.Hold, Token: e.Token, Session: e.Session, PID: e.PID, Cmd: e.Cmd,
 		Reason: string(e.Reason), RemoteField: e.RemoteField, Count: uint64(e.Count), Msg: e.Msg,
 	}
 	if e.Session != 0 {
-		v.UID, v.User = &e.UID, users.name(e.UID)
+		v.UID, v.User = &e.UID, users.Name(e.UID)
 	}
 	switch e.Kind {
 	case protocol.EventGranted:

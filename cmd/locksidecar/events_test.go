@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -38,7 +39,7 @@ func someEvents() *locksidecar.EventPage {
 func printEvents(t *testing.T, change func(*eventPrinter)) string {
 	t.Helper()
 	var out strings.Builder
-	p := eventPrinter{out: &out, users: userNames{0: "root", 1000: "app"}, zone: time.FixedZone("", 3600)}
+	p := eventPrinter{out: &out, users: display.UserNames{0: "root", 1000: "app"}, zone: time.FixedZone("", 3600)}
 	change(&p)
 	if err := p.page(someEvents(), 1_000_000_000_000, time.Date(2026, 3, 7, 2, 0, 0, 123_456_789, time.UTC)); err != nil {
 		t.Fatal(err)

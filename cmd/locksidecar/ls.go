@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/user"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -76,7 +75,7 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	locks := viewLocks(rows, c.Prefix, make(userNames))
+	locks := viewLocks(rows, c.Prefix, make(display.UserNames))
 	findHolders(ctx, sidecar, locks)
 	if c.JSON {
 		e := json.NewEncoder(out)
@@ -97,7 +96,7 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 
 // viewLocks returns the locks whose names begin with prefix, sorted. users is nil for locks of
 // another host, whose users are not those of this one.
-func viewLocks(rows []protocol.LockRow, prefix string, users userNames) []lockView {
+func viewLocks(rows []protocol.LockRow, prefix string, users display.UserNames) []lockView {
 	now := protocol.Now()
 	locks := make([]lockView, 0, len(rows))
 	for _, row := range rows {
@@ -148,39 +147,21 @@ type waiterView struct {
 	WaitedMS int64  `json:"waited_ms"`
 }
 
-func viewLock(row protocol.LockRow, now int64, users userNames) lockView {
+func viewLock(row protocol.LockRow, now int64, users display.UserNames) lockView {
 	v := lockView{Name: row.Name, State: row.State, Grants: row.Grants, Waiting: row.Waiting, Waiters: []waiterView{}}
 	switch row.State {
 	case protocol.StateHeld:
 		left := max(0, (row.DeadlineNS-now)/1e6)
 		v.Hold, v.Token, v.Count, v.Owner, v.Session = row.Hold, row.Token, row.Count, row.Owner, row.Session
-		v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.name(row.UID), row.Cmd
+		v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.Name(row.UID), row.Cmd
 		v.HeldMS, v.LeftMS, v.LeaseMS, v.Absent, v.Orphan = &row.HeldMS, &left, row.LeaseMS, row.Absent, row.Orphan
 	case protocol.StateRemote:
 		v.RemoteField, v.RemoteHost, v.RemoteTTLMS = row.RemoteField, row.RemoteHost, &row.RemoteTTLMS
 	}
 	for _, w := range row.Waiters {
-		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.name(w.UID), w.Cmd, w.Owner, w.WaitedMS})
+		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.Name(w.UID), w.Cmd, w.Owner, w.WaitedMS})
 	}
 	return v
-}
-
-// userNames caches the names of users by uid.
-type userNames map[int64]string
-
-func (u userNames) name(uid int64) string {
-	name, ok := u[uid]
-	if !ok {
-		name = strconv.FormatInt(uid, 10)
-		if u == nil {
-			return name
-		}
-		if found, err := user.LookupId(name); err == nil {
-			name = found.Username
-		}
-		u[uid] = name
-	}
-	return name
 }
 
 // width returns the width of the terminal out; 0: out is not a terminal.

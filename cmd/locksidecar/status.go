@@ -50,7 +50,7 @@ func (c *statusCmd) Run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	users := make(userNames)
+	users := make(display.UserNames)
 	v := viewStatus(&status, time.Now(), users)
 	if w := v.OldestWaiter; w != nil {
 		row, ok, err := sidecar.Info(ctx, w.Name)
@@ -125,7 +125,7 @@ type restartView struct {
 }
 
 // viewStatus views a status of the time now.
-func viewStatus(s *locksidecar.Status, now time.Time, users userNames) *statusView {
+func viewStatus(s *locksidecar.Status, now time.Time, users display.UserNames) *statusView {
 	v := &statusView{
 		Version: s.Version, Redis: s.Redis, RedisAddress: s.RedisAddress, RedisRunID: s.RedisRunID, KeyPrefix: s.KeyPrefix, Trouble: s.Trouble,
 		Sessions: s.Sessions, Held: s.Held, Waiting: s.Waiting, RenewalsLate: s.RenewalsLate,
@@ -143,17 +143,17 @@ func viewStatus(s *locksidecar.Status, now time.Time, users userNames) *statusVi
 	return v
 }
 
-func viewOldest(r *protocol.AgeRow, users userNames) *oldestView {
+func viewOldest(r *protocol.AgeRow, users display.UserNames) *oldestView {
 	if r == nil {
 		return nil
 	}
-	return &oldestView{Name: r.Name, Session: r.Session, PID: r.PID, UID: r.UID, User: users.name(r.UID), Cmd: r.Cmd, AgeMS: r.AgeMS}
+	return &oldestView{Name: r.Name, Session: r.Session, PID: r.PID, UID: r.UID, User: users.Name(r.UID), Cmd: r.Cmd, AgeMS: r.AgeMS}
 }
 
-func viewHolder(row *locksidecar.LockInfo, users userNames) *holderView {
+func viewHolder(row *locksidecar.LockInfo, users display.UserNames) *holderView {
 	v := &holderView{State: row.State, RemoteField: row.RemoteField}
 	if row.State == protocol.StateHeld {
-		v.PID, v.User, v.Cmd, v.HeldMS = row.PID, users.name(row.UID), row.Cmd, row.HeldMS
+		v.PID, v.User, v.Cmd, v.HeldMS = row.PID, users.Name(row.UID), row.Cmd, row.HeldMS
 	}
 	return v
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -14,7 +15,7 @@ import (
 func statuses() map[string]*statusView {
 	const second = int64(time.Second)
 	now := time.Date(2026, 3, 7, 2, 0, 0, 0, time.UTC)
-	users := userNames{0: "root", 1000: "app", 1001: "batch"}
+	users := display.UserNames{0: "root", 1000: "app", 1001: "batch"}
 	busy := locksidecar.Status{
 		NowNS: 300_000 * second, StartedNS: 25_000 * second, Version: "0.1.0",
 		Redis: "ok", RedisAddress: "10.0.0.5:6379/0", RedisRunID: "4f0c", KeyPrefix: "app1:", RoundTripNS: 213_400,

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
@@ -16,7 +17,7 @@ var update = flag.Bool("update", false, "write the golden files")
 func someLocks() []lockView {
 	const now = 1_000_000_000_000
 	at := func(ms int64) int64 { return now + ms*1_000_000 }
-	users := userNames{0: "root", 1000: "app", 1001: "batch"}
+	users := display.UserNames{0: "root", 1000: "app", 1001: "batch"}
 	rows := []protocol.LockRow{
 		{
 			Name: "invoice:42", State: protocol.StateHeld, Hold: 17, Token: 1763695812000017, Count: 1, Owner: 3,

@@ -155,7 +155,7 @@ var (
 type topModel struct {
 	look     func() topSample
 	interval time.Duration
-	users    userNames
+	users    display.UserNames
 
 	order      *topOrder
 	isReversed bool
@@ -172,7 +172,7 @@ type topModel struct {
 }
 
 func newTopModel(look func() topSample, interval time.Duration) *topModel {
-	return &topModel{look: look, interval: interval, users: make(userNames), order: byWaiters}
+	return &topModel{look: look, interval: interval, users: make(display.UserNames), order: byWaiters}
 }
 
 // lookAgain is the message that it is time for the next look.
@@ -393,7 +393,7 @@ func (m *topModel) table(rows []topRow, width int) string {
 		}
 		switch r.lock.State {
 		case protocol.StateHeld:
-			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), m.users.name(r.lock.UID), r.lock.Cmd
+			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), m.users.Name(r.lock.UID), r.lock.Cmd
 		case protocol.StateRemote:
 			row[8] = "elsewhere: " + r.lock.RemoteField
 		}

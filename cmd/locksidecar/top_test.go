@@ -9,6 +9,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -43,7 +44,7 @@ func topSamples() (before, cur topSample) {
 // topOn returns what top shows on a terminal of that size after two looks.
 func topOn(width, height int) *topModel {
 	m := newTopModel(nil, time.Second)
-	m.users = userNames{0: "root", 1000: "app"}
+	m.users = display.UserNames{0: "root", 1000: "app"}
 	before, cur := topSamples()
 	m.Update(tea.WindowSizeMsg{Width: width, Height: height})
 	m.Update(before)
@@ -184,7 +185,7 @@ func TestTopPrintsTablesWithoutATerminal(t *testing.T) {
 	samples = append(samples, before, cur, later)
 	looks := 0
 	m := newTopModel(func() topSample { looks++; return samples[looks-1] }, 0)
-	m.users, m.filter = userNames{0: "root", 1000: "app"}, "e"
+	m.users, m.filter = display.UserNames{0: "root", 1000: "app"}, "e"
 	var out strings.Builder
 	if err := m.printTables(&out, 2); err != nil {
 		t.Fatal(err)

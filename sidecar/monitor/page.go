@@ -10,7 +10,6 @@ import (
 	"html/template"
 	"net/http"
 	"os"
-	"os/user"
 	"slices"
 	"strconv"
 	"strings"
@@ -166,7 +165,7 @@ func facts(s *sidecar.Stats, server *sidecar.Server) []fact {
 }
 
 func lockRows(now int64, rows []protocol.LockRow) []lockRow {
-	users := make(map[int64]string)
+	users := make(display.UserNames)
 	locks := make([]lockRow, 0, len(rows))
 	for i := range rows {
 		r := &rows[i]
@@ -174,7 +173,7 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 		switch r.State {
 		case protocol.StateHeld:
 			l.held = time.Duration(r.HeldMS) * time.Millisecond
-			l.PID, l.User, l.For, l.Left = strconv.FormatInt(r.PID, 10), userName(users, r.UID), display.Duration(l.held), display.Duration(time.Duration(max(0, r.DeadlineNS-now)))
+			l.PID, l.User, l.For, l.Left = strconv.FormatInt(r.PID, 10), users.Name(r.UID), display.Duration(l.held), display.Duration(time.Duration(max(0, r.DeadlineNS-now)))
 			l.Token, l.Cmd = strconv.FormatUint(r.Token, 10), display.Printable(r.Cmd)
 			switch {
 			case r.Orphan:
@@ -194,7 +193,7 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 		for _, w := range r.Waiters {
 			waited := time.Duration(w.WaitedMS) * time.Millisecond
 			l.longestWait = max(l.longestWait, waited)
-			l.Waiters = append(l.Waiters, waiterRow{strconv.FormatInt(w.PID, 10), userName(users, w.UID), display.Duration(waited), display.Printable(w.Cmd)})
+			l.Waiters = append(l.Waiters, waiterRow{strconv.FormatInt(w.PID, 10), users.Name(w.UID), display.Duration(waited), display.Printable(w.Cmd)})
 		}
 		locks = append(locks, l)
 	}
@@ -238,16 +237,4 @@ func lossRows(samples []sample) []lossRow {
 		rows = append(rows, lossRow{string(reason), lossMeanings[reason], last.losses[i] - first.losses[i], last.losses[i]})
 	}
 	return rows
-}
-
-func userName(cache map[int64]string, uid int64) string {
-	name, ok := cache[uid]
-	if !ok {
-		name = strconv.FormatInt(uid, 10)
-		if u, err := user.LookupId(name); err == nil {
-			name = u.Username
-		}
-		cache[uid] = name
-	}
-	return name
 }

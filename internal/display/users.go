@@ -1,0 +1,29 @@
+package display
+
+import (
+	"os/user"
+	"strconv"
+)
+
+// UserNames maps the uids of users of this host to their names. It keeps each name that Name has
+// looked up. One goroutine at a time may use it.
+//
+// A nil UserNames is for the uids of another host: it looks up no names.
+type UserNames map[int64]string
+
+// Name returns the name of the user with this uid. If the host has no such user, or u is nil, it
+// returns the uid in decimal.
+func (u UserNames) Name(uid int64) string {
+	if name, ok := u[uid]; ok {
+		return name
+	}
+	name := strconv.FormatInt(uid, 10)
+	if u == nil {
+		return name
+	}
+	if found, err := user.LookupId(name); err == nil {
+		name = found.Username
+	}
+	u[uid] = name
+	return name
+}
