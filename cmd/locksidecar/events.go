@@ -189,7 +189,7 @@ func (v *eventView) describe() string {
 	case protocol.EventGranted:
 		return fmt.Sprintf("%s  to %s, after %s; token %d", v.Name, v.client(), display.Duration(ms(*v.WaitedMS)), v.Token)
 	case protocol.EventLost:
-		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", v.Name, v.Reason, describeReason(protocol.Reason(v.Reason)), display.Duration(ms(*v.HeldMS)), v.client())
+		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", v.Name, v.Reason, display.Reason(protocol.Reason(v.Reason)), display.Duration(ms(*v.HeldMS)), v.client())
 		if v.RemoteField != "" {
 			text += "; Redis has " + v.RemoteField
 		}
@@ -218,23 +218,4 @@ func describeClient(pid int64, cmd, user string) string {
 		text += " of " + user
 	}
 	return text
-}
-
-// describeReason describes why a hold was lost.
-func describeReason(why protocol.Reason) string {
-	switch why {
-	case protocol.Expired:
-		return "its deadline passed"
-	case protocol.Deleted:
-		return "its key was deleted in Redis"
-	case protocol.Stolen:
-		return "another owner has its key in Redis"
-	case protocol.ByForce:
-		return "a client ended it by force"
-	case protocol.MaxHold:
-		return "its max_hold passed"
-	case protocol.Forgotten:
-		return "the sidecar was restarted without its state"
-	}
-	return "see the log of the sidecar"
 }

@@ -220,21 +220,12 @@ func hostRows(self string, holds int, rows []protocol.LockRow) []hostRow {
 	return hosts
 }
 
-var lossMeanings = map[protocol.Reason]string{
-	protocol.Expired:   "the lease ended before a renewal, or a fixed lease ended",
-	protocol.Deleted:   "another program deleted the key in Redis",
-	protocol.Stolen:    "another program replaced the key in Redis",
-	protocol.ByForce:   "an operator ended the hold",
-	protocol.MaxHold:   "the client's own limit",
-	protocol.Forgotten: "a client came back with a hold that no state file had",
-}
-
 func lossRows(samples []sample) []lossRow {
 	first, last := &samples[0], &samples[len(samples)-1]
 	rows := make([]lossRow, 0, locktable.LossReasons)
 	for i := range locktable.LossReasons {
 		reason := locktable.LossReason(i)
-		rows = append(rows, lossRow{string(reason), lossMeanings[reason], last.losses[i] - first.losses[i], last.losses[i]})
+		rows = append(rows, lossRow{string(reason), display.Reason(reason), last.losses[i] - first.losses[i], last.losses[i]})
 	}
 	return rows
 }
