@@ -55,11 +55,7 @@ func lockRow(l lockView) []string {
 		}
 		row[6], row[7] = strconv.FormatUint(l.Token, 10), l.Cmd
 	case l.RemoteTTLMS != nil:
-		row[5] = "no expiry"
-		if *l.RemoteTTLMS >= 0 {
-			row[5] = display.Duration(ms(*l.RemoteTTLMS))
-		}
-		row[7] = elsewhere(&l)
+		row[5], row[7] = display.Expiry(ms(*l.RemoteTTLMS)), elsewhere(&l)
 	}
 	return row
 }

@@ -41,3 +41,12 @@ func Duration(d time.Duration) string {
 	}
 	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d/time.Hour%24)
 }
+
+// Expiry returns after which time a key in Redis expires, as Duration does. left is negative if the
+// key has no expiry: Expiry then returns "no expiry".
+func Expiry(left time.Duration) string {
+	if left < 0 {
+		return "no expiry"
+	}
+	return Duration(left)
+}

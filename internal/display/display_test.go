@@ -34,3 +34,11 @@ func TestDurationsShowTheirTwoLargestUnits(t *testing.T) {
 		}
 	}
 }
+
+func TestKeyWithoutExpiryIsShownAsSuch(t *testing.T) {
+	for left, want := range map[time.Duration]string{-time.Millisecond: "no expiry", 0: "0ms", 12 * time.Second: "12.0s"} {
+		if got := display.Expiry(left); got != want {
+			t.Errorf("Expiry(%v) = %q, want %q", left, got, want)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
@@ -409,6 +411,40 @@ func TestPageSaysHowManyLocksItLeavesOut(t *testing.T) {
 	_, text := s.get("/")
 	if n := strings.Count(text, `<tr class="lock">`); n != 50 || !strings.Contains(text, "10 more, with fewer waiters and younger holds") {
 		t.Errorf("the page has %d locks: %s", n, text)
+	}
+}
+
+func TestPageSaysThatARemoteLockHasNoExpiry(t *testing.T) {
+	s := start(t, nil)
+	options, err := redis.ParseURL(s.redis.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := redis.NewClient(options)
+	t.Cleanup(func() { other.Close() })
+	if err := other.HSet(t.Context(), "eternal", "somebody", 1).Err(); err != nil {
+		t.Fatal(err)
+	}
+	c := s.client()
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := c.Lock(ctx, "eternal")
+		waiting <- err
+	}()
+	var row string
+	s.await(func() bool {
+		_, text := s.get("/")
+		_, row, _ = strings.Cut(text, `<th scope="row">eternal</th>`)
+		row, _, _ = strings.Cut(row, "</tr>")
+		return strings.Contains(row, "elsewhere: somebody")
+	})
+	if !strings.HasPrefix(row, "<td>remote</td>") || !strings.Contains(row, `<td class="number">no expiry</td>`) {
+		t.Errorf("the row of the lock has %s", row)
+	}
+	cancel()
+	if err := <-waiting; !errors.Is(err, context.Canceled) {
+		t.Errorf("the wait ended with %v", err)
 	}
 }
 

@@ -185,10 +185,7 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 				l.Left += " fixed"
 			}
 		case protocol.StateRemote:
-			l.Cmd = "elsewhere: " + display.Printable(r.RemoteField)
-			if r.RemoteTTLMS >= 0 {
-				l.Left = display.Duration(time.Duration(r.RemoteTTLMS) * time.Millisecond)
-			}
+			l.Left, l.Cmd = display.Expiry(time.Duration(r.RemoteTTLMS)*time.Millisecond), "elsewhere: "+display.Printable(r.RemoteField)
 		}
 		for _, w := range r.Waiters {
 			waited := time.Duration(w.WaitedMS) * time.Millisecond
