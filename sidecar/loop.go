@@ -204,7 +204,11 @@ func (l *loop) step() (now int64) {
 		l.table.Paused(now)
 	}
 	l.stepAt = now
-	l.table.Advance(now)
+	if l.redisBacklogged {
+		l.table.AdvanceUrgent(now)
+	} else {
+		l.table.Advance(now)
+	}
 	l.endAbsence(now)
 	l.retryState(now)
 	if l.logLimit.end != 0 && now >= l.logLimit.end {

@@ -181,7 +181,7 @@ func TestConnectionThatCannotBeWrittenToIsEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.send(protocol.Ping{ID: 9})
-		b.answer(wait, new(protocol.AcquireOK))
+	b.answer(wait, new(protocol.AcquireOK))
 }
 
 func TestABrokenFrameEndsItsConnectionAndNoOther(t *testing.T) {

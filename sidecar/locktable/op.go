@@ -46,10 +46,14 @@ const (
 	Drop
 )
 
+// NoUser is the User of an Op for a lock that counts for no user.
+const NoUser = int64(-1)
+
 // Op is one operation on one lock.
 type Op struct {
 	Kind             OpKind
 	Name             string
+	User             int64  // as whose the lock counts, by uid; NoUser: it counts for no user
 	HoldID           uint64 // hold number; only grows
 	Count            uint32 // entries of the hold; 1 or more
 	LeaseMS          uint32 // time to live of the key, ms

@@ -95,6 +95,113 @@ func TestRenewalsGoBeforeOtherTimers(t *testing.T) {
 	}
 }
 
+// While many operations wait to be sent, holds that end do not add to them, and are renewed all the
+// same.
+func TestOnlyRenewalsAreDoneWhileOperationsWait(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "ends", maxHold(5*time.Second))
+	r.acquire(1, "renewed")
+	r.answerAll()
+	r.now += int64(11 * time.Second)
+	r.tb.AdvanceUrgent(r.now)
+	r.collect()
+	if len(r.ops) != 1 || r.ops[0].Kind != locktable.Renew || r.ops[0].Name != "renewed" {
+		t.Errorf("operations in flight: %+v, want one renewal", r.ops)
+	}
+	r.tb.Work(r.now)
+	r.collect()
+	if len(r.ops) != 2 || r.ops[1].Kind != locktable.Drop || r.ops[1].Name != "ends" {
+		t.Errorf("operations in flight: %+v, want the Drop of the other lock too", r.ops)
+	}
+}
+
+// oldest gives the oldest operation in flight this outcome.
+func (r *rig) oldest(outcome locktable.Outcome) {
+	r.Helper()
+	if r.collect(); len(r.ops) == 0 {
+		r.Fatal("no operation is in flight")
+	}
+	op := r.ops[0]
+	r.ops = r.ops[1:]
+	r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now})
+	r.collect()
+}
+
+// newEndingRig has a user whose locks have just ended, of which a few are deleted at a time.
+func newEndingRig(t *testing.T, locks, most int) *rig {
+	r := newUsersRig(t, locktable.Config{MaxDrops: most}, 1000, 2000)
+	for i := range locks {
+		r.acquire(1, fmt.Sprint("lock ", i), maxHold(time.Second))
+	}
+	r.acquire(2, "another's")
+	r.answerAll()
+	r.now += int64(time.Second)
+	r.tb.Advance(r.now)
+	if r.collect(); len(r.ops) != most {
+		t.Fatalf("%d operations are in flight, want %d", len(r.ops), most)
+	}
+	return r
+}
+
+func TestLocksOfOneUserThatEndDoNotDelayThoseOfAnother(t *testing.T) {
+	const locks, most = 50, 3
+	r := newEndingRig(t, locks, most)
+	r.release(2, locks+1)
+	if len(r.ops) != most+1 || r.ops[most].Name != "another's" {
+		t.Fatalf("operations in flight: %+v, want the Drop of the other user", r.ops)
+	}
+	for range locks + 1 {
+		r.oldest(locktable.Done)
+	}
+	r.quiet()
+}
+
+func TestLockThatEndedIsTakenAgainAtOnce(t *testing.T) {
+	const locks, most = 5, 1
+	r := newEndingRig(t, locks, most)
+	r.acquire(2, "lock 4")
+	if len(r.ops) != most+1 || r.ops[most].Name != "lock 4" || r.ops[most].Kind != locktable.Take {
+		t.Fatalf("operations in flight: %+v, want a Take of the lock that is wanted", r.ops)
+	}
+	r.redisDoesAll()
+}
+
+// Other hosts may wait for the one that has the first place.
+func TestPlaceInQueueIsGivenUpAtOnce(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{MaxDrops: 1})
+	id := r.acquire(1, "queued for")
+	r.queued(0)
+	for _, name := range []string{"a", "b"} {
+		r.acquire(1, name, maxHold(time.Second))
+		r.redis(locktable.Take, locktable.Done)
+	}
+	r.now += int64(time.Second)
+	r.tb.Advance(r.now)
+	if r.collect(); len(r.ops) != 1 {
+		t.Fatalf("operations in flight: %+v, want one", r.ops)
+	}
+	r.cancel(1, id)
+	if len(r.ops) != 2 || r.ops[1].Name != "queued for" || r.ops[1].Kind != locktable.Drop {
+		t.Fatalf("operations in flight: %+v, want the Drop of the place, too", r.ops)
+	}
+	r.redisDoesAll()
+}
+
+func TestLocksThatEndAreDeletedAfterRedisWasAway(t *testing.T) {
+	const locks, most = 5, 2
+	r := newEndingRig(t, locks, most)
+	r.tb.Down(r.now, "away")
+	for range most {
+		r.oldest(locktable.Unknown)
+	}
+	r.quiet()
+	r.tb.Up(r.now, false, false)
+	for range locks {
+		r.oldest(locktable.Done)
+	}
+	r.quiet()
+}
+
 func TestEndOfALargeSessionIsSpreadOverSteps(t *testing.T) {
 	const holds, most = 200, 64
 	r := newRig(t)

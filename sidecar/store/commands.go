@@ -45,7 +45,7 @@ type commands struct {
 	spareResults resultPool
 
 	mu       sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
-	keeps    fifo[locktable.Op]
+	keeps    lanes      // Renew and Check
 	others   fifo[locktable.Op]
 	listener listener
 	queries  fifo[*query]
@@ -54,7 +54,7 @@ type commands struct {
 	closed   bool
 	batch    []locktable.Op // emptied, for pump
 
-	unsentOps atomic.Int64 // what keeps and others have
+	unsentOps atomic.Int64 // what others has
 	roundTrip atomic.Int64 // of the last command that Redis answered, ns; 0: there was none
 
 	// Owned by the pipeline's reader: what was logged as not permitted.
@@ -106,13 +106,13 @@ func (c *commands) do(ops []locktable.Op) {
 		return
 	}
 	for i := range ops {
-		if ops[i].Kind == locktable.Renew {
+		if k := ops[i].Kind; k == locktable.Renew || k == locktable.Check {
 			c.keeps.push(ops[i])
 		} else {
 			c.others.push(ops[i])
 		}
 	}
-	c.unsentOps.Store(int64(c.keeps.len() + c.others.len()))
+	c.unsentOps.Store(int64(c.others.len()))
 	if c.pipe == nil {
 		c.nudge() // run has the answer
 		return
@@ -154,7 +154,7 @@ func (c *commands) pump(p *pipeline) {
 		p.queueBatch(protocol.Now(), c.batch)
 		clear(c.batch)
 	}
-	c.unsentOps.Store(int64(c.keeps.len() + c.others.len()))
+	c.unsentOps.Store(int64(c.others.len()))
 	c.pumpQueries(p)
 	if at := p.lastReply + p.patience; p.liveness == waiting && at < p.nextCheck {
 		p.nextCheck = at // run expected an idle connection
@@ -237,7 +237,7 @@ func (c *commands) run() {
 	}
 }
 
-// drainQueued takes all that drainQueued.
+// drainQueued takes all operations that wait to be sent.
 func (c *commands) drainQueued() []locktable.Op {
 	c.mu.Lock()
 	defer c.mu.Unlock()

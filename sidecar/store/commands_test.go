@@ -1007,6 +1007,76 @@ func TestRenewalsAreNotStarved(t *testing.T) {
 	t.Error("the renewal waits behind the takes")
 }
 
+// A renewal goes before a crowd of renewals and checks that another user queued earlier.
+func TestRenewalsOfOneUserDoNotDelayThoseOfAnother(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url())
+	r.one(takeOp("held", 1))
+	var ops []locktable.Op
+	for i := range 20 * batchKeeps {
+		op := keepOp(fmt.Sprint(i), 1)
+		if i%2 == 0 {
+			op.Kind, op.LeaseMS = locktable.Check, 0
+		}
+		op.User = 1001
+		ops = append(ops, op)
+	}
+	mine := keepOp("held", 1)
+	mine.User = 1002
+	r.Do(append(ops, mine))
+	for _, res := range recv(t, r.results, "first batch") {
+		if res.Name == "held" {
+			return
+		}
+	}
+	t.Error("the renewal waits behind those of another user")
+}
+
+// Operations of one user keep their order, and n users that have enough get an equal part of
+// what is popped, but for a turn.
+func TestLanes(t *testing.T) {
+	var l lanes
+	random := rand.New(rand.NewPCG(5, 6))
+	in, out := make(map[int64]uint64), make(map[int64]uint64)
+	total := 0
+	for range 2000 {
+		for range random.IntN(300) {
+			user := random.Int64N(5) - 1
+			l.push(locktable.Op{User: user, HoldID: in[user]})
+			in[user]++
+			total++
+		}
+		queued := make(map[int64]int)
+		for user := range in {
+			queued[user] = int(in[user] - out[user])
+		}
+		n := random.IntN(300)
+		got := l.pop(nil, n)
+		if len(got) != min(n, total) {
+			t.Fatalf("%d operations of %d, not %d", len(got), total, n)
+		}
+		total -= len(got)
+		popped := make(map[int64]int)
+		for _, op := range got {
+			if op.HoldID != out[op.User] {
+				t.Fatalf("operation %d of user %d came after %d", op.HoldID, op.User, out[op.User])
+			}
+			out[op.User]++
+			popped[op.User]++
+		}
+		for a := range queued {
+			for b := range queued {
+				if popped[a] < queued[a] && popped[b] > popped[a]+2*laneTurn {
+					t.Fatalf("user %d has sent %d of %d, and user %d has sent %d", a, popped[a], queued[a], b, popped[b])
+				}
+			}
+		}
+		if l.len() != total {
+			t.Fatalf("%d are left, not %d", l.len(), total)
+		}
+	}
+}
+
 // After a failover the new master's clock may be behind the old one's. The floor
 // of tokens never falls, and goes on with the time, over connections and over
 // processes.

@@ -75,6 +75,13 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestConnectionWithUnreadReplyIsNotCut"),
 	},
 	{
+		rule: "renewals of users are sent in turn",
+		file: "sidecar/store/lanes.go",
+		old:  `min(n, laneTurn)`,
+		new:  `n`,
+		by:   test("sidecar/store", "TestRenewalsOfOneUserDoNotDelayThoseOfAnother"),
+	},
+	{
 		rule: "renewals run before everything else of a batch",
 		file: "sidecar/store/script.go",
 		old: `		case locktable.Renew:
@@ -169,8 +176,8 @@ var storeMutants = []mutant{
 	{
 		rule: "renewals do not wait in one queue with takes",
 		file: "sidecar/store/commands.go",
-		old:  `if ops[i].Kind == locktable.Renew {`,
-		new:  `if ops[i].Kind == locktable.NoOp {`,
+		old:  `k == locktable.Renew || k == locktable.Check {`,
+		new:  `k == locktable.NoOp {`,
 		by:   test("sidecar/store", "TestRenewalsAreNotStarved"),
 	},
 	{
