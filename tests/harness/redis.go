@@ -169,7 +169,17 @@ func (r *Redis) Owner(lock string) string {
 // Subscribers returns how many clients have subscribed to the channel of a lock.
 func (r *Redis) Subscribers(lock string) int64 {
 	r.t.Helper()
-	channel := "redisson_lock__channel:{" + lock + "}"
+	return r.subscribersOf("redisson_lock__channel:{" + lock + "}")
+}
+
+// IsReached reports whether the sidecar with this uuid receives messages, as far as Redis knows.
+func (r *Redis) IsReached(uuid string) bool {
+	r.t.Helper()
+	return r.subscribersOf("redisson_lock__channel:{locksidecar}:"+uuid) > 0
+}
+
+func (r *Redis) subscribersOf(channel string) int64 {
+	r.t.Helper()
 	n, err := r.PubSubNumSub(r.t.Context(), channel).Result()
 	if err != nil {
 		r.t.Fatal(err)

@@ -146,19 +146,22 @@ func (h *queuedHost) isGranted() bool {
 // goes to the next host in the same script: leases are far longer than this test. When the host
 // is back, it is granted the lock in its turn.
 func TestLockIsNotPassedOnToAHostThatIsKnownToBeGone(t *testing.T) {
+	awaitDisconnect := func(r *harness.Redis, h *queuedHost) {
+		harness.Eventually(t, "Redis has noticed that the connection ended", func() bool { return !r.IsReached(h.uuid) })
+	}
 	for _, c := range []struct {
 		what string
-		fail func(h *queuedHost)
+		fail func(r *harness.Redis, h *queuedHost)
 		heal func(h *queuedHost)
 	}{
 		{"its daemon is killed",
-			func(h *queuedHost) { h.d.Kill() },
+			func(r *harness.Redis, h *queuedHost) { h.d.Kill(); awaitDisconnect(r, h) },
 			func(h *queuedHost) { h.d.Start(harness.LongLease); h.d.AwaitSocket() }},
 		{"its connection is reset",
-			func(h *queuedHost) { h.way.Refuse(); h.way.Reset() },
+			func(r *harness.Redis, h *queuedHost) { h.way.Refuse(); h.way.Reset(); awaitDisconnect(r, h) },
 			func(h *queuedHost) { h.way.Admit() }},
 		{"its daemon is suspended for longer than 15 s",
-			func(h *queuedHost) {
+			func(_ *harness.Redis, h *queuedHost) {
 				h.d.Suspend()
 				stopped := time.Now()
 				harness.Eventually(t, "the host is taken for dead", func() bool { return time.Since(stopped) > signOfLife+1500*time.Millisecond })
@@ -168,7 +171,7 @@ func TestLockIsNotPassedOnToAHostThatIsKnownToBeGone(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			t.Parallel() // one of them mostly waits
 			q := startQueue(t, harness.LongLease)
-			c.fail(&q.first)
+			c.fail(q.r, &q.first)
 			released := time.Now()
 			q.release()
 			a := q.expect(&q.next)
