@@ -147,6 +147,19 @@ func (d *differential) run(l lap, log *strings.Builder) (err error) {
 	return err
 }
 
+// awaitNoStore waits until Redis has noticed that the connection of the store of the lap before has
+// ended, which counts as a subscriber before. The test itself is subscribed to nothing now.
+func (d *differential) awaitNoStore() error {
+	ours := redis.SidecarChannel(ourUUID)
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+		counts, err := d.admin.PubSubNumSub(ctx, ours).Result()
+		if err != nil || counts[ours] == 0 {
+			return err
+		}
+	}
+	return errors.New("the store of the lap before is still subscribed")
+}
+
 func (d *differential) runOnce(l lap, log *strings.Builder) (err error) {
 	d.admin.FlushAll(ctx)
 	r := &lapRun{differential: d, lap: l, results: make(chan delivery, 1000), since: time.Now(), log: log}
@@ -157,6 +170,9 @@ func (d *differential) runOnce(l lap, log *strings.Builder) (err error) {
 				return err
 			}
 		}
+	}
+	if err := d.awaitNoStore(); err != nil {
+		return err
 	}
 	up := make(chan store.Identity, 1)
 	r.store, err = store.Open(store.Config{
