@@ -345,6 +345,24 @@ func btoi(b bool) int {
 	return 0
 }
 
+// movesField reports whether a Drop and the Take after it only change the field, because the lock
+// is exactly as this sidecar left it, and no other host waits.
+func (c *Command) movesField(key *Key, counter *Counter) bool {
+	op, next := c.Op, c.Next
+	if next == nil || c.hasTickets() || op.PassedMS >= maxPassedMS || c.Denied.PExpire || c.Denied.Counter || c.NoMemory {
+		return false
+	}
+	n := *counter
+	if n.HasExpired(c.Now) || n.Other != nil || n.Value < c.Floor || n.Value+int64(next.Reserve) > MaxToken {
+		return false
+	}
+	if key.Other == nil {
+		return key.Owner == c.Owner && key.Num == op.HoldID
+	}
+	_, isOurs := key.Other.Hash[fieldOf(c.Prefixes[c.Owner], op.HoldID)]
+	return isOurs && len(key.Other.Hash) == 1
+}
+
 // notifyFirst has the first ticket ask again if a program has the lock which is no sidecar. upTo:
 // see offer.
 func (c *Command) notifyFirst(key *Key, upTo uint64, reply *Reply) {

@@ -113,6 +113,9 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 			notifies = notifies || c.Queue.Rank(c.Owner, op.Ticket) == 0
 			c.Queue.remove(c.Owner, op.Ticket)
 		}
+		if c.movesField(key, counter) {
+			break
+		}
 		if standing == Free || standing.Ours() {
 			if reply, done := c.dropToQueue(key, counter, channel, standing != Free); done {
 				return reply
