@@ -742,4 +742,11 @@ var scriptMutants = []mutant{
 		new:  `		case true:`,
 		by:   test("sidecar/store", "TestRenewalsThatLookComeFirst"),
 	},
+	{
+		rule: "the sign of a sidecar that is gone is deleted with its ticket",
+		file: "sidecar/store/scripts/acquire_release.lua",
+		old:  "        ask('HDEL', signs_of(queue), string.sub(field, 1, 36))\n",
+		new:  "",
+		by:   differential,
+	},
 }

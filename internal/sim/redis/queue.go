@@ -198,6 +198,9 @@ func (c *Command) offer(reply *Reply, mine, upTo uint64, stays bool, accept func
 		switch own := t.Owner == c.Owner; {
 		case own && t.Num != mine && t.Num <= upTo:
 		case !own && q.isOld(t, c.Clock, c.Denied.Signs):
+			if !q.SignsBroken && !c.Denied.Signs {
+				delete(q.Signs, t.Owner)
+			}
 			c.send(t.Owner, locktable.Message{Kind: locktable.Requeue}, reply)
 		case accept(t):
 			return t, true

@@ -79,7 +79,8 @@
 -- the field of the ticket and a lease, 32 tokens are drawn for it, and its sidecar receives
 -- "transfer". Some tickets are removed instead:
 --   a ticket whose sidecar does not receive the message;
---   a ticket whose sidecar has not asked for 15 s; that receives "requeue";
+--   a ticket whose sidecar has not asked for 15 s, with what its sidecar has in
+--   locksidecar_signs; that receives "requeue";
 --   a ticket of this sidecar up to the hold that is dropped: it was given up.
 -- After 128 such tickets the lock is free.
 --
@@ -300,6 +301,7 @@ local function define_queue_functions()
       if not ticket or own and ticket ~= mine and ticket + 0 <= num then
         -- No ticket, or one that was given up.
       elseif is_old then
+        ask('HDEL', signs_of(queue), string.sub(field, 1, 36))
         send(field, 'requeue ' .. lock)
       elseif pause then
         if send(field, 'free ' .. pause .. ' ' .. lock) > 0 then return field end
