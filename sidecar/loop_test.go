@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -103,6 +104,63 @@ func TestReleaseBeforeTheEndOfItsProcessIsRead(t *testing.T) {
 	}
 	s.table.Effects()
 	s.table.Result(now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: now})
+}
+
+func TestLoopThatDoesNotAnswerIsAnError(t *testing.T) {
+	s, end := unserved(t)
+	defer end()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	for name, err := range map[string]error{
+		"Stats": func() error { _, err := s.Stats(ctx); return err }(),
+		"Ping":  s.Ping(ctx),
+	} {
+		if err == nil || !strings.HasPrefix(err.Error(), "the loop did not answer") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A client releases its only lock and breaks the protocol, and one step does both. The release is
+// answered before the last frame.
+func TestAnswersComeBeforeTheFaultThatEndsTheConnection(t *testing.T) {
+	s, end := unserved(t)
+	defer end()
+	now := protocol.Now()
+	s.table.Up(now, false, true)
+	c, client := connPair(t)
+	defer c.end()
+	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
+	s.onRequest(now, &request{kind: clientAcquire, conn: c, acquire: protocol.Acquire{ID: 2, Name: "a", WaitMS: protocol.Forever}})
+	s.table.Effects()
+	s.table.Result(now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: now, Token: 1})
+	s.applyEffects()
+	row, _ := s.table.Info(now, "a")
+
+	s.onRequest(now, &request{kind: clientRelease, conn: c, release: protocol.Release{ID: 3, Hold: row.Hold}})
+	s.onRequest(now, &request{kind: clientProtocolError, conn: c, fault: badFrame("it is broken")})
+	s.applyEffects()
+	_ = client.SetReadDeadline(time.Now().Add(protocol.HelloTimeout))
+	frames := protocol.NewReader(client)
+	var got []string
+	for {
+		body, err := frames.Next()
+		if err != nil {
+			break
+		}
+		var dec protocol.ReplyDecoder
+		switch m, err := dec.Decode(body); m := m.(type) {
+		case *protocol.Answer:
+			got = append(got, fmt.Sprint("answer ", m.ID))
+		case *protocol.Err:
+			got = append(got, string(m.Code))
+		default:
+			t.Fatalf("%+v, %v", m, err)
+		}
+	}
+	if want := []string{"answer 1", "answer 2", "answer 3", "bad_frame"}; !slices.Equal(got, want) {
+		t.Errorf("the client was sent %q, want %q", got, want)
+	}
 }
 
 // While many operations wait to be sent to Redis, what the table has left over waits for an

@@ -271,6 +271,13 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestConnectionErrorCountsBeforeRequestError"),
 	},
 	{
+		rule: "what came before a broken frame is answered",
+		file: "sidecar/session.go",
+		old:  "	l.applyEffects() // a session that is over is sent no answer\n",
+		new:  "",
+		by:   test("sidecar", "TestAnswersComeBeforeTheFaultThatEndsTheConnection"),
+	},
+	{
 		rule: "requests before a broken frame are carried out",
 		file: "sidecar/conn.go",
 		old:  `		if len(batch) > 0 {`,
