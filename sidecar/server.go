@@ -39,7 +39,8 @@ type Server struct {
 	asker    asker
 	// redisIsUp has an element when a connection to Redis was made.
 	redisIsUp chan struct{}
-	metrics   net.Listener // nil: there is none, or not yet
+	ended     chan struct{} // closed when the loop is not run any more
+	metrics   net.Listener  // nil: there is none, or not yet
 	// misplaced is why a successor would not find the state; "": it would.
 	misplaced atomic.Pointer[string]
 	readers   sync.WaitGroup // accept loop and one reader for each connection
@@ -69,7 +70,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	s.inbox.init()
 	s.commands.init()
-	s.redisIsUp = make(chan struct{}, 1)
+	s.redisIsUp, s.ended = make(chan struct{}, 1), make(chan struct{})
 	s.running.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*session)
 	s.misplaced.Store(new(string))
@@ -313,6 +314,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	for s.step(); s.inbox.hasInput(); { // the last requests of the readers
 		s.step()
 	}
+	close(s.ended)
 	s.flushSuppressed()
 	for _, cl := range s.sessions {
 		cl.unwatch()
@@ -405,9 +407,16 @@ func passing(err error) bool {
 func (s *Server) Ping(ctx context.Context) error {
 	done := make(chan struct{})
 	s.submitEvent(event{kind: loopPing, done: done})
+	return s.awaitLoop(ctx, done)
+}
+
+// awaitLoop waits until the loop has closed done.
+func (s *Server) awaitLoop(ctx context.Context, done <-chan struct{}) error {
 	select {
 	case <-done:
 		return nil
+	case <-s.ended:
+		return errors.New("the sidecar has stopped")
 	case <-ctx.Done():
 		return fmt.Errorf("the loop did not answer: %w", ctx.Err())
 	}

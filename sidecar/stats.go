@@ -2,7 +2,6 @@ package sidecar
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -54,12 +53,7 @@ type surveyor struct {
 func (s *Server) query(ctx context.Context, f func(now int64)) error {
 	done := make(chan struct{})
 	s.submitEvent(event{kind: loopQuery, query: f, done: done})
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("the loop did not answer: %w", ctx.Err())
-	}
+	return s.awaitLoop(ctx, done)
 }
 
 // Stats returns what the sidecar has counted.

@@ -73,12 +73,15 @@ func TestSurveyOfManyLocksIsMadeInParts(t *testing.T) {
 	}
 }
 
-func TestStatsOfALoopThatDoesNotAnswerIsAnError(t *testing.T) {
+func TestStatsOfASidecarThatHasStoppedIsAnErrorAtOnce(t *testing.T) {
 	h := newHouse(t, nil)
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
 	h.stop()
-	if _, err := h.srv.Stats(ctx); err == nil {
-		t.Error("there is no error")
+	for name, err := range map[string]error{
+		"Stats": func() error { _, err := h.srv.Stats(context.Background()); return err }(),
+		"Ping":  h.srv.Ping(context.Background()),
+	} {
+		if err == nil || err.Error() != "the sidecar has stopped" {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -299,7 +299,7 @@ func TestReadinessIsThatOfRedisAndLivenessIsThatOfTheLoop(t *testing.T) {
 	}
 	s.stop()
 	for _, path := range []string{"/live", "/ready"} {
-		if status, body := s.get(path); status != http.StatusServiceUnavailable || !strings.Contains(body, "the loop did not answer") {
+		if status, body := s.get(path); status != http.StatusServiceUnavailable || body != "the sidecar has stopped\n" {
 			t.Errorf("%s without a loop: %d %s", path, status, body)
 		}
 	}

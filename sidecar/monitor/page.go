@@ -78,20 +78,15 @@ type hostRow struct {
 
 // status serves the page.
 func (m *Monitor) status(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), statsTimeout)
-	defer cancel()
-	p, err := m.page(ctx)
-	if err != nil {
-		http.Error(w, "the daemon does not answer: "+err.Error(), http.StatusServiceUnavailable)
-		return
-	}
+	refresh := 0
 	if r.URL.Query().Get("refresh") != "no" {
-		p.Refresh = refreshSeconds
+		refresh = refreshSeconds
 	}
 	var text strings.Builder
-	if err := pageTemplate.Execute(&text, p); err != nil {
-		m.log.Error("the status page cannot be made", "error", err)
-		http.Error(w, "the page cannot be made", http.StatusInternalServerError)
+	var why string
+	m.pacer.do(func() { why = m.writePage(&text, refresh) })
+	if why != "" {
+		http.Error(w, why, http.StatusServiceUnavailable)
 		return
 	}
 	h := w.Header()
@@ -100,6 +95,24 @@ func (m *Monitor) status(w http.ResponseWriter, r *http.Request) {
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cache-Control", "no-store")
 	fmt.Fprint(w, text.String())
+}
+
+// writePage writes the page, which a browser loads again after so many seconds; 0: it does not. It
+// returns why there is no page; "": there is one.
+func (m *Monitor) writePage(text *strings.Builder, refresh int) (why string) {
+	// A browser that leaves ends no survey: the next one would have to begin anew.
+	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
+	defer cancel()
+	p, err := m.page(ctx)
+	if err != nil {
+		return "the daemon does not answer: " + err.Error()
+	}
+	p.Refresh = refresh
+	if err := pageTemplate.Execute(text, p); err != nil {
+		m.log.Error("the status page cannot be made", "error", err)
+		return "the page cannot be made; the log of the daemon says why"
+	}
+	return ""
 }
 
 func (m *Monitor) page(ctx context.Context) (*page, error) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/locksidecar/locksidecar/sidecar"
@@ -29,7 +30,7 @@ const (
 	// An unused connection is closed after idleTimeout: there are maxConns in all.
 	idleTimeout = 10 * time.Second
 	maxConns    = 16
-	// Of an answer that needs the loop, so many are made at a time.
+	// So many requests at a time wait for an answer that needs the loop. The others are refused.
 	maxAnswers = 2
 
 	maxRequestHeader = 8 << 10
@@ -42,13 +43,14 @@ type Monitor struct {
 	build    Build
 	history  history
 	registry *prometheus.Registry
+	pacer    *pacer // of what asks the loop
 	log      *slog.Logger
-	answers  chan struct{} // has an element for each answer that is being made
+	answers  chan struct{} // has an element for each request that waits for an answer of the loop
 }
 
 // New returns what a sidecar shows.
 func New(s *sidecar.Server, build Build) *Monitor {
-	m := &Monitor{sidecar: s, build: build, log: s.Config().Log, answers: make(chan struct{}, maxAnswers)}
+	m := &Monitor{sidecar: s, build: build, log: s.Config().Log, pacer: newPacer(), answers: make(chan struct{}, maxAnswers)}
 	m.registry = newRegistry(&collector{sidecar: s, build: build})
 	return m
 }
@@ -92,7 +94,7 @@ func (m *Monitor) Serve(ctx context.Context, l net.Listener) {
 // handler returns what is served at an address.
 func (m *Monitor) handler(at net.Addr) http.Handler {
 	mux := http.NewServeMux()
-	metrics := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError})
+	metrics := promhttp.HandlerFor(prometheus.GathererFunc(m.gather), promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError})
 	mux.Handle("GET /metrics", m.oneOfFew(metrics))
 	if isLocal(at) {
 		mux.Handle("GET /{$}", m.oneOfFew(http.HandlerFunc(m.status)))
@@ -110,7 +112,7 @@ func (m *Monitor) handler(at net.Addr) http.Handler {
 	})
 }
 
-// oneOfFew bounds how many answers are made at a time: each asks the loop for something.
+// oneOfFew bounds how many requests wait for an answer that needs the loop.
 func (m *Monitor) oneOfFew(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -142,9 +144,15 @@ func isLocalName(host string) bool {
 	return err == nil || host == "" || strings.EqualFold(host, "localhost")
 }
 
+// gather returns the metrics.
+func (m *Monitor) gather() (families []*dto.MetricFamily, err error) {
+	m.pacer.do(func() { families, err = m.registry.Gather() })
+	return families, err
+}
+
 // Metrics returns each metric in the text format, by name.
 func (m *Monitor) Metrics() ([]string, error) {
-	families, err := m.registry.Gather()
+	families, err := m.gather()
 	if err != nil {
 		return nil, err
 	}
