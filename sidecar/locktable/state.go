@@ -224,6 +224,8 @@ func (t *Table) Describe(d Description, now int64, name string) {
 		d.Value(uint64(r.leaseMS)<<32 | uint64(r.lease)<<4 | uint64(r.phase)<<3 | bit(r.isAlone)<<2 | bit(r.notReentrant)<<1 | bit(r.timer.Pending()))
 		d.Value(uint64(r.maxHoldMS)<<32 | uint64(r.crashDelayMS))
 		d.Time(max(r.since, now-int64(t.cfg.Lease)))
+		// It matters which operations were sent after it came. All that come later are.
+		d.Value(bit(r.since <= l.claim.op.sentAt)<<1 | bit(q.arbiter.remote.isKnownSince(r.since)))
 		if r.timer.Pending() {
 			d.Time(max(r.timer.Deadline(), now))
 		}

@@ -39,7 +39,17 @@ type description struct {
 }
 
 func (d *description) Value(x uint64) { d.words = append(d.words, x) }
-func (d *description) Time(at int64)  { d.words = append(d.words, uint64(at-d.digester.now)) }
+
+// Time rounds up to µs: the nanoseconds that make a request later than what happened before
+// are fewer.
+func (d *description) Time(at int64) {
+	const µs = 1000
+	left := at - d.digester.now
+	if left > 0 {
+		left += µs - 1
+	}
+	d.Value(uint64(left / µs))
+}
 
 func (d *description) Number(id uint64) {
 	d.numbers = append(d.numbers, len(d.words))
@@ -188,8 +198,7 @@ func (w *world) describe(d *description, h *host) {
 
 // ticksOf describes the age of a ticket.
 func (w *world) ticksOf(at int64) uint64 {
-	const perTick = tick / 1000 * clockRate
-	return uint64(min((w.now/1000*clockRate-at+perTick-1)/perTick, 15_000_000/perTick+1))
+	return uint64(min((w.now/tick*clockPerTick-at+clockPerTick-1)/clockPerTick, 15_000_000/clockPerTick+1))
 }
 
 func (w *world) describeJournal(d *description, h *host) {

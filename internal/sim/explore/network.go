@@ -177,7 +177,7 @@ func (w *world) execute(i int, old bool) {
 		w.unsubscribe(id)
 		return
 	}
-	w.key.Expire(w.now)
+	w.key.Expire(w.tickNow())
 	w.queue = w.queue.Clone()
 	var next *request
 	if len(c.requests) > 0 && c.requests[0].kind == locktable.Redis && c.requests[0].op.AfterPendingDrop && c.requests[0].batch == r.batch {
@@ -195,7 +195,7 @@ func (w *world) execute(i int, old bool) {
 func (w *world) run(h *host, c *connection, r, next *request, passed bool) bool {
 	w.scripts++
 	cmd := redis.Command{
-		Op: &r.op, Owner: redis.Owner(h.index), Now: w.now, Floor: 1, Fresh: freshToken,
+		Op: &r.op, Owner: redis.Owner(h.index), Now: w.tickNow(), Floor: 1, Fresh: freshToken,
 		Queue: w.queue, Clock: w.clock(), PassedOn: passed, KeepsCounterExpiry: r.op.AfterPendingDrop,
 		Receivers: func(to redis.Owner) int32 {
 			n := int32(0)
@@ -253,8 +253,11 @@ func (w *world) publish(h *host, c *connection, to int, m locktable.Message) {
 	}
 }
 
+// tickNow is the beginning of the tick.
+func (w *world) tickNow() int64 { return w.now / tick * tick }
+
 // clock is what Redis's TIME returns, in µs. Each script takes some.
-func (w *world) clock() int64 { return w.now/1000*clockRate + w.scripts }
+func (w *world) clock() int64 { return w.now/tick*clockPerTick + w.scripts }
 
 func (w *world) resultOf(r *request, reply *redis.Reply) locktable.Result {
 	res := locktable.Result{
@@ -299,6 +302,7 @@ func (w *world) deliver(i int) {
 }
 
 func (w *world) result(h *host, r locktable.Result) {
+	r.Sent = w.now - (w.now-r.Sent)/tick*tick // a round trip takes whole ticks
 	w.plan.mutant.result(w, h, &r)
 	h.process.table.Result(w.now, r)
 	w.drain(h)
@@ -309,8 +313,9 @@ func (w *world) result(h *host, r locktable.Result) {
 // nextTick is when something is due that happens by itself; false: there is nothing.
 func (w *world) nextTick() (int64, bool) {
 	at, ok := int64(0), false
+	within := w.now % tick
 	add := func(t int64) {
-		t = max((t+tick-1)/tick*tick, w.now)
+		t = max((t-within+tick-1)/tick*tick+within, w.now)
 		if !ok || t < at {
 			at, ok = t, true
 		}
@@ -337,7 +342,7 @@ func (w *world) advance() {
 		}
 		w.now, w.scripts = at, 0
 	}
-	w.key.Expire(w.now)
+	w.key.Expire(w.tickNow())
 	for i := range w.hosts {
 		if !w.hosts[i].stalled {
 			w.fire(i)

@@ -25,9 +25,9 @@ const (
 	clientsOf  = 2 // a host
 	startOfRun = 1000 * lease
 
-	// Redis's clock, by which it finds that a ticket is old: 15 s are half a lease, as they are of the
-	// default lease.
-	clockRate = 15_000_000 * 2 / (lease / 1000) // its µs in one of ours
+	// Redis's clock, by which it finds that a ticket is old, goes 2 s in a tick: 15 s are half a
+	// lease, as they are of the default lease. These are whole seconds, as the signs are.
+	clockPerTick = 2_000_000 // µs
 
 	freshToken = 1 << 30 // the counter begins above it
 )
@@ -66,8 +66,13 @@ func (least) Uint64() uint64 { return 1 }
 // world is one state: two hosts with their clients, Redis, and what is on the way between
 // them. It is a value: a step makes another one, which shares what the step does not change.
 type world struct {
-	plan    *Plan
-	now     int64
+	plan *Plan
+
+	// now is what hosts read. What happens within a tick happens at one moment, but a request comes
+	// a nanosecond later than what happened before: the table compares the two. Redis's time,
+	// and the times in a digest, are without these nanoseconds.
+	now int64
+
 	scripts int64  // that Redis has run since the last tick
 	granted uint64 // the largest token
 
@@ -268,6 +273,7 @@ func (w *world) openSession(h *host, c int) {
 // ---- what clients do ---------------------------------------------------------
 
 func (w *world) acquire(i, c int, wait int64) {
+	w.now++
 	h := w.changeTable(i)
 	cl := &h.clients[c]
 	h.requests++
