@@ -48,8 +48,8 @@ func (t *Table) wantsOrder(req *protocol.Acquire) bool {
 	return req.WaitMS != 0 && (req.Fair || slices.ContainsFunc(t.cfg.Fair, func(p NamePattern) bool { return p.Matches(req.Name) }))
 }
 
-// isInOrder reports whether the lock is in order. A host that has no place in the queue cannot
-// keep it.
+// isInOrder reports whether the lock is in order. A host that cannot listen has no place in the
+// queue, and keeps no order.
 func (t *Table) isInOrder(l *lock) bool {
 	return l.queue != nil && l.queue.order.fair > 0 && t.redis.isListening
 }

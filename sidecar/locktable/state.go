@@ -23,6 +23,7 @@ type Description interface {
 	Time(at int64)        // it matters how far from now it is
 	Number(id uint64)     // of a hold: it matters which of two is larger
 	Token(token uint64)   // the same
+	Arrival(at uint64)    // of a request, by Redis's clock: it matters which of two is earlier; 0: it is not known
 	Session(id SessionID) // it matters which one it is
 }
 
@@ -173,8 +174,9 @@ func (t *Table) NextDeadline() (at int64, ok bool) {
 }
 
 // Describe describes a table that knows no other lock than that of the name, except for its
-// sessions: see DescribeSession.
-func (t *Table) Describe(d Description, now int64, name string) {
+// sessions: see DescribeSession. Nothing depends on arrivals unless a request has wanted strict
+// order or may come that does: mayBeInOrder.
+func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder bool) {
 	r := &t.redis
 	d.Value(uint64(r.phase)<<2 | bit(r.isListening)<<1 | bit(t.isStopping))
 	d.Value(uint64(r.owed))
@@ -231,8 +233,8 @@ func (t *Table) Describe(d Description, now int64, name string) {
 		}
 	}
 	q.place.describe(d, now, &t.cfg)
-	if q.order.fair > 0 {
-		q.order.describe(d, now, q)
+	if mayBeInOrder {
+		t.describeOrder(d, now, l)
 	}
 	q.arbiter.describe(d, now, &t.cfg)
 }
@@ -341,17 +343,25 @@ func (p *place) describe(d Description, now int64, cfg *Config) {
 	}
 }
 
-// describe describes the order of a lock that is in order. Outside of it, nothing depends on it.
-func (o *order) describe(d Description, now int64, q *queue) {
-	d.Value(uint64(o.fair))
-	d.Value(o.asked)
-	d.Value(q.place.arrived)
+// describeOrder describes what is known of arrivals. A lock that is not in order becomes it with
+// the next request that wants strict order, which finds the arrivals of those that wait already.
+func (t *Table) describeOrder(d Description, now int64, l *lock) {
+	q, c := l.queue, &l.claim
+	o := &q.order
 	d.Time(max(o.retryAt, now))
-	d.Value(o.served.upTo)
-	d.Value(bit(o.served.until != 0))
+	if c.op.enqueue {
+		d.Arrival(o.asked)
+	}
+	if q.place.phase != placeNone {
+		d.Arrival(q.place.arrived)
+	}
+	isOurs := c.state.isOurs() // only then does it matter which waiters are served
+	if isOurs {
+		d.Arrival(o.served.upTo)
+	}
 	for w := q.waiters.head; w != nil; w = w.inQueue.next {
-		d.Value(w.request.arrived)
-		d.Value(bit(w.request.isFair)<<2 | bit(w == o.newcomer)<<1 | bit(o.served.includes(w.request)))
+		d.Arrival(w.request.arrived)
+		d.Value(bit(w.request.isFair)<<2 | bit(w == o.newcomer)<<1 | bit(isOurs && o.served.includes(w.request)))
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 // way:
 //
 //   - Times are relative to now.
-//   - Hold numbers of a host and tokens only matter by their order, so each is replaced by its
-//     rank among all that the world has.
+//   - Hold numbers of a host, tokens and arrivals only matter by their order, so each is replaced
+//     by its rank among all that the world has.
 //   - Hosts, and the clients of one host, are all alike. A host is described by what there is
 //     of it anywhere, also in Redis, and the numbers of the two descriptions are combined in
 //     an order of their own. Clients are numbered as they occur.
@@ -23,7 +23,7 @@ type digester struct {
 	now   int64
 	hosts [hostCount]description
 
-	tokens, numbers []uint64 // in their order
+	tokens, arrivals, numbers []uint64 // in their order
 }
 
 // description is a host in words.
@@ -32,6 +32,7 @@ type description struct {
 	words    []uint64
 	numbers  []int // indices of words that are hold numbers
 	tokens   []int // indices of words that are tokens
+	arrivals []int // indices of words that are arrivals
 
 	clients  [clientsOf]int // by the order of their occurrence
 	met      int
@@ -59,6 +60,11 @@ func (d *description) Number(id uint64) {
 func (d *description) Token(token uint64) {
 	d.tokens = append(d.tokens, len(d.words))
 	d.words = append(d.words, token)
+}
+
+func (d *description) Arrival(at uint64) {
+	d.arrivals = append(d.arrivals, len(d.words))
+	d.words = append(d.words, at)
 }
 
 func (d *description) Session(id locktable.SessionID) {
@@ -97,21 +103,29 @@ func (d *description) flags(flags ...bool) {
 func (g *digester) digest(w *world) uint64 {
 	g.now = w.now
 	g.tokens = append(g.tokens[:0], w.granted, uint64(w.counter.Value))
+	g.arrivals = append(g.arrivals[:0], 0) // it is not known
 	for i := range g.hosts {
 		d := &g.hosts[i]
 		d.digester = g
-		d.words, d.numbers, d.tokens, d.met = d.words[:0], d.numbers[:0], d.tokens[:0], 0
+		d.words, d.numbers, d.tokens, d.arrivals, d.met = d.words[:0], d.numbers[:0], d.tokens[:0], d.arrivals[:0], 0
 		w.describe(d, w.hosts[i])
 		for _, at := range d.tokens {
 			g.tokens = append(g.tokens, d.words[at])
 		}
+		for _, at := range d.arrivals {
+			g.arrivals = append(g.arrivals, d.words[at])
+		}
 	}
 	slices.Sort(g.tokens)
+	slices.Sort(g.arrivals)
 	var sums [hostCount]uint64
 	for i := range g.hosts {
 		d := &g.hosts[i]
 		for _, at := range d.tokens {
 			d.words[at] = rankIn(g.tokens, d.words[at])
+		}
+		for _, at := range d.arrivals {
+			d.words[at] = rankIn(g.arrivals, d.words[at])
 		}
 		g.numbers = append(g.numbers[:0], 0) // it stands for none
 		for _, at := range d.numbers {
@@ -186,7 +200,7 @@ func (w *world) describe(d *description, h *host) {
 	}
 	if h.process != nil {
 		d.flags(h.process.listens)
-		h.process.table.Describe(d, w.now, lockName)
+		h.process.table.Describe(d, w.now, lockName, false)
 	}
 	w.describeJournal(d, h)
 	w.describeConnection(d, &h.conn)
