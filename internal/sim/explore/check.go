@@ -50,6 +50,9 @@ const (
 	settleWithinFaultless = tick
 )
 
+// A world that is run fairly comes to rest within settleSteps.
+const settleSteps = 1000
+
 // A key that no client has or waits for is deleted within keptWithin: it may linger.
 const keptWithin = lingerFor
 
@@ -75,13 +78,17 @@ func (w *world) settleWith(each func(*world, action)) (last *world, longest int6
 	unused := int64(-1) // since when there is a key that no client has or waits for
 	for steps := 0; n.violation == ""; steps++ {
 		waits := n.waits()
+		if steps > settleSteps {
+			n.violated("the world does not come to rest: waits=%v, %d steps, %d ms", waits, steps, (n.now-start)/ms)
+			break
+		}
 		a, ok := n.nextFair()
 		if !ok {
 			at, more := n.nextTick()
 			if !more {
 				break
 			}
-			if waits && at-start > within || at-start > 8*lease || steps > 10_000 {
+			if waits && at-start > within || at-start > 8*lease {
 				n.violated("the world does not come to rest: waits=%v, %d steps, %d ms", waits, steps, (at-start)/ms)
 				break
 			}
