@@ -13,7 +13,8 @@ type actionKind uint8
 
 const (
 	// Of a client.
-	acquire actionKind = iota
+	acquire     actionKind = iota
+	acquireFair            // it asks for strict order
 	try
 	cancel
 	release
@@ -41,7 +42,7 @@ const (
 )
 
 var actionNames = [actionKinds]string{
-	"acquires", "tries", "cancels", "releases", "dies", "claims",
+	"acquires", "acquires in strict order", "tries", "cancels", "releases", "dies", "claims",
 	"Redis executes the next operation of", "Redis executes, on the connection that was given up, the next operation of",
 	"the next result or message reaches", "the connection is given up by", "reconnects", "Redis notices the connection that was given up by", "restarts", "continues",
 	"Redis ends the connection of", "crashes", "will crash in the next input, before its effects,", "will crash in the next input, after its operations,", "stands still", "time passes",
@@ -87,6 +88,9 @@ func (w *world) actions(to []action) []action {
 				switch cl.phase {
 				case idle:
 					to = append(to, actionOf(acquire, i, c))
+					if w.plan.Fair == someFair {
+						to = append(to, actionOf(acquireFair, i, c))
+					}
 					to = append(to, actionOf(try, i, c))
 				case waiting:
 					to = append(to, actionOf(cancel, i, c))
@@ -163,9 +167,11 @@ func (w *world) step(a action) (next *world) {
 	}
 	switch a.kind() {
 	case acquire:
-		n.acquire(i, c, protocol.Forever)
+		n.acquire(i, c, protocol.Forever, false)
+	case acquireFair:
+		n.acquire(i, c, protocol.Forever, true)
 	case try:
-		n.acquire(i, c, 0)
+		n.acquire(i, c, 0, false)
 	case cancel:
 		n.cancel(i, c)
 	case release:

@@ -1,8 +1,10 @@
 package explore
 
 import (
+	"cmp"
 	"slices"
 
+	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -15,7 +17,50 @@ func (w *world) onGranted(h *host, cl *client, e *locktable.Effect) {
 		w.violated("a client of host %d is granted token %d after token %d", h.index, e.Token, w.granted)
 	}
 	w.granted = max(w.granted, e.Token)
+	w.checkOrder(h, cl)
 	cl.phase, cl.hold, cl.token, cl.deadline = believes, e.Hold, e.Token, e.Deadline
+}
+
+// isOrdered reports whether acquires that wait are granted in the order of their arrival: all of
+// them want it, and no fault has happened. A lease that ends frees a lock for which its host has no
+// place in the queue, and a ticket that is too old loses its place.
+func (w *world) isOrdered() bool { return w.plan.Fair == allFair && w.faults == 0 && !w.hasLapsed }
+
+// noteArrival notes, for the acquires of a host, that Redis has executed an operation. An acquire
+// arrives with the first operation for its lock that was sent after it came. A Take that is done is
+// the arrival of those that came before it as long as the lock stays there: the table does not know
+// its time, so that they arrive again with a later operation.
+func (w *world) noteArrival(h *host, r *request, reply *redis.Reply) {
+	isKnown := reply.Arrived != 0
+	if isTaken := r.op.Kind == locktable.Take && reply.Outcome == locktable.Done && !r.op.RequireExisting; !isKnown && !isTaken || !w.isOrdered() {
+		return
+	}
+	for c := range h.clients {
+		cl := &h.clients[c]
+		if cl.phase != waiting || cl.since > r.sent || cl.isArrivalKnown {
+			continue
+		}
+		if cl.reached, cl.isArrivalKnown = uint64(w.clock()), isKnown; cl.reachedFirst == 0 {
+			cl.reachedFirst = cl.reached
+		}
+	}
+}
+
+// checkOrder checks that no other acquire that waits arrived at Redis before the one that is granted.
+func (w *world) checkOrder(h *host, cl *client) {
+	if !w.isOrdered() || cl.phase != waiting {
+		return
+	}
+	for _, g := range w.hosts {
+		for c := range g.clients {
+			other := &g.clients[c]
+			if other == cl || other.phase != waiting || other.reached == 0 || cl.reached != 0 && other.reached >= cl.reachedFirst {
+				continue
+			}
+			w.violated("out of order: host %d grants an acquire that %s, and client %d of host %d waits, whose acquire %s",
+				h.index, cmp.Or(arrivedText("", cl.reachedFirst), "has not arrived"), c, g.index, arrivedText("", other.reached))
+		}
+	}
 }
 
 // check checks what must be true in every state.

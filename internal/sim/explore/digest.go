@@ -144,6 +144,9 @@ func (g *digester) digest(w *world) uint64 {
 	if w.wasLate {
 		limits |= 1 << 32
 	}
+	if w.plan.Fair == allFair && w.hasLapsed {
+		limits |= 1 << 33
+	}
 	all := [...]uint64{sums[0], sums[1], limits, rankIn(g.tokens, w.granted), rankIn(g.tokens, uint64(w.counter.Value))}
 	return hash(all[:])
 }
@@ -193,6 +196,7 @@ func (w *world) describe(d *description, h *host) {
 			d.Value(uint64(i) | 1<<40)
 			d.Number(t.Num)
 			d.Value(w.ticksOf(t.Time))
+			w.describeArrivals(d, uint64(t.Time))
 		}
 	}
 	if sign, ok := w.queue.Signs[own]; ok && len(w.queue.Tickets) > 0 {
@@ -200,7 +204,7 @@ func (w *world) describe(d *description, h *host) {
 	}
 	if h.process != nil {
 		d.flags(h.process.listens)
-		h.process.table.Describe(d, w.now, lockName, false)
+		h.process.table.Describe(d, w.now, lockName, w.plan.Fair != noneFair)
 	}
 	w.describeJournal(d, h)
 	w.describeConnection(d, &h.conn)
@@ -208,6 +212,16 @@ func (w *world) describe(d *description, h *host) {
 		w.describeConnection(d, h.old)
 	}
 	w.describeClients(d, h)
+}
+
+// describeArrivals describes arrivals, if any requests want strict order.
+func (w *world) describeArrivals(d *description, arrivals ...uint64) {
+	if w.plan.Fair == noneFair {
+		return
+	}
+	for _, at := range arrivals {
+		d.Arrival(at)
+	}
 }
 
 // ticksOf describes the age of a ticket.
@@ -264,6 +278,7 @@ func (w *world) describeOp(d *description, r *request) {
 		d.Number(op.Ticket)
 	}
 	d.Time(max(r.sent, w.now-lease))
+	w.describeArrivals(d, op.Arrived)
 }
 
 func (w *world) describeFrame(d *description, f *frame) {
@@ -285,6 +300,7 @@ func (w *world) describeFrame(d *description, f *frame) {
 		if r.Outcome == locktable.HeldByOther {
 			d.Value(uint64(r.TTLMS))
 		}
+		w.describeArrivals(d, r.Arrived, r.FirstArrived)
 	case messageFrame:
 		m := &f.message
 		d.Value(uint64(m.Kind)<<32 | uint64(m.PauseMS))
@@ -321,9 +337,14 @@ func (w *world) describeClients(d *description, h *host) {
 		cl := &h.clients[c]
 		d.flags(cl.away, cl.dead)
 		d.Value(uint64(cl.phase))
-		if cl.phase == believes {
+		switch {
+		case cl.phase == believes:
 			d.Number(cl.hold)
 			d.Time(max(cl.deadline, w.now))
+		case cl.phase == waiting && w.isOrdered():
+			d.flags(cl.isArrivalKnown)
+			d.Arrival(cl.reached)
+			d.Arrival(cl.reachedFirst)
 		}
 		if h.process != nil {
 			h.process.table.DescribeSession(d, w.now, cl.session)

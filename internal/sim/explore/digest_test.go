@@ -1,6 +1,7 @@
 package explore
 
 import (
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -12,11 +13,13 @@ var unlimited = Budget{Clients: 100, Faults: 3, Ticks: 100}
 // The search forgets a state whose digest it has met. So two states with one digest must have
 // the same future: what follows them must have the same digests, too.
 func TestStatesWithOneDigestHaveTheSameSuccessors(t *testing.T) {
-	for _, root := range roots {
-		t.Run(root.name, func(t *testing.T) {
-			t.Parallel()
-			testDigests(t, &Plan{Prefix: root.steps, Budget: unlimited}, 4)
-		})
+	for _, fair := range []fairness{noneFair, allFair, someFair} {
+		for _, root := range rootsOf(fair) {
+			t.Run(fmt.Sprintf("%s fair, from %s", fair, root.name), func(t *testing.T) {
+				t.Parallel()
+				testDigests(t, &Plan{Prefix: root.steps, Budget: unlimited, Fair: fair}, 4)
+			})
+		}
 	}
 }
 
@@ -83,8 +86,9 @@ func difference(a, b map[uint64]action) (only [2][]action) {
 func TestCopiesOfATableBehaveAsTheTable(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 0))
-		copied := newRoot(&Plan{Budget: unlimited})
-		table := newRoot(&Plan{Budget: unlimited, noCopies: true})
+		fair := fairness(seed % 3)
+		copied := newRoot(&Plan{Budget: unlimited, Fair: fair})
+		table := newRoot(&Plan{Budget: unlimited, Fair: fair, noCopies: true})
 		var g, h digester
 		for i := range 200 {
 			all := copied.actions(nil)

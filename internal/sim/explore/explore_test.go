@@ -21,12 +21,36 @@ var (
 		{Clients: 6}, {Clients: 4, Ticks: 1}, {Clients: 3, Ticks: 2}, {Clients: 3, Faults: 1},
 		{Clients: 1, Faults: 1, Ticks: 1}, {Clients: 2, Faults: 1, Ticks: 1}, {Clients: 2, Faults: 2}, {Clients: 1, Faults: 2, Ticks: 1}, {Clients: 1, Faults: 1, Ticks: 2},
 	}
+
+	// The same if requests want strict order. There are more states: it matters which of two
+	// arrived first.
+	allFairBudgets  = budgets
+	someFairBudgets = []Budget{{Clients: 3}, {Clients: 2, Ticks: 1}, {Clients: 1, Faults: 1}}
+	largerFair      = []Budget{{Clients: 5}, {Clients: 3, Ticks: 1}, {Clients: 2, Ticks: 2}, {Clients: 3, Faults: 1}, {Clients: 1, Faults: 1, Ticks: 1}}
 )
 
 func TestExplore(t *testing.T) {
-	all, settle := budgets, 8
+	all := budgets
 	if *deep {
-		all, settle = larger, 64
+		all = larger
+	}
+	explore(t, noneFair, all)
+}
+
+func TestExploreStrictOrder(t *testing.T) {
+	all, some := allFairBudgets, someFairBudgets
+	if *deep {
+		all, some = largerFair, largerFair
+	}
+	explore(t, allFair, all)
+	explore(t, someFair, some)
+}
+
+// explore explores each budget from each root.
+func explore(t *testing.T, fair fairness, all []Budget) {
+	settle := 8
+	if *deep {
+		settle = 64
 	}
 	if *budget != "" {
 		var b Budget
@@ -36,9 +60,9 @@ func TestExplore(t *testing.T) {
 		all = []Budget{b}
 	}
 	for _, b := range all {
-		for _, root := range roots {
-			passed := t.Run(fmt.Sprintf("%s from %s", b, root.name), func(t *testing.T) {
-				p := &Plan{Budget: b, Prefix: root.steps, Settle: settle, Workers: runtime.GOMAXPROCS(0), Limit: *limit}
+		for _, root := range rootsOf(fair) {
+			passed := t.Run(fmt.Sprintf("%s fair, %s from %s", fair, b, root.name), func(t *testing.T) {
+				p := &Plan{Budget: b, Fair: fair, Prefix: root.steps, Settle: settle, Workers: runtime.GOMAXPROCS(0), Limit: *limit}
 				start := time.Now()
 				r := Explore(p)
 				if v := r.Violation; v != nil {
@@ -52,7 +76,7 @@ func TestExplore(t *testing.T) {
 					complete, r.States, r.Transitions, r.Depth, float64(r.Transitions)/time.Since(start).Seconds(), r.Settled, r.Longest)
 			})
 			if !passed {
-				return // others are likely to find the same
+				t.FailNow() // others are likely to find the same
 			}
 		}
 	}

@@ -13,6 +13,7 @@ type Mutant struct {
 	Detected string // what the violation says: a regular expression
 	Root     string
 	Budget   Budget
+	Fair     fairness
 
 	onResult  func(w *world, h *host, r *locktable.Result)
 	onMessage func(h *host, m *locktable.Message) (forward bool)
@@ -217,5 +218,30 @@ var Mutants = []Mutant{
 		Detected: "the journal does not have it|the key is not of its host",
 		Root:     "queued", Budget: Budget{Clients: 1, Faults: 1},
 		onRestore: func(s *locktable.Snapshot) { s.Holds = nil },
+	},
+	{
+		Name:     "first-of-the-queue-forgotten",
+		Rule:     "a host that has the lock keeps it only for acquires that arrived before the first ticket",
+		Detected: "out of order",
+		Root:     "nothing", Budget: Budget{Clients: 3}, Fair: allFair,
+		onResult: func(_ *world, _ *host, r *locktable.Result) { r.FirstArrived = 0 },
+	},
+	{
+		Name:     "arrival-not-kept",
+		Rule:     "the ticket of a host stands where its first acquire arrived",
+		Detected: "out of order|does not come to rest",
+		Root:     "crowd", Budget: Budget{Clients: 2}, Fair: allFair,
+		onOp: func(op *locktable.Op) { op.Arrived = 0 },
+	},
+	{
+		Name:     "takes-do-not-arrive",
+		Rule:     "a Take that queues is the arrival of the acquires that came before it was sent",
+		Detected: "out of order",
+		Root:     "nothing", Budget: Budget{Clients: 3}, Fair: allFair,
+		onResult: func(_ *world, _ *host, r *locktable.Result) {
+			if r.Kind == locktable.Take {
+				r.Arrived = 0
+			}
+		},
 	},
 }

@@ -184,19 +184,19 @@ func (w *world) execute(i int, old bool) {
 		next = &c.requests[0]
 		c.requests = c.requests[1:]
 	}
-	passed := w.run(h, c, &r, next, false)
+	dropped := w.run(h, c, &r, next, nil)
 	if next != nil {
-		w.run(h, c, next, nil, passed)
+		w.run(h, c, next, nil, dropped)
 	}
 }
 
-// run runs one operation. next is the Take in the same run, passed: the Drop in the same run
-// passed the lock on.
-func (w *world) run(h *host, c *connection, r, next *request, passed bool) bool {
+// run runs one operation. next is the Take in the same run, and dropped what the Drop in the same
+// run returned; nil: there is none.
+func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Reply) *redis.Reply {
 	w.scripts++
 	cmd := redis.Command{
 		Op: &r.op, Owner: redis.Owner(h.index), Now: w.tickNow(), Floor: 1, Fresh: freshToken,
-		Queue: w.queue, Clock: w.clock(), PassedOn: passed, KeepsCounterExpiry: r.op.AfterPendingDrop,
+		Queue: w.queue, Clock: w.clock(), KeepsCounterExpiry: r.op.AfterPendingDrop,
 		Receivers: func(to redis.Owner) int32 {
 			n := int32(0)
 			if w.hosts[to].conn.isServed {
@@ -211,9 +211,18 @@ func (w *world) run(h *host, c *connection, r, next *request, passed bool) bool 
 	if next != nil {
 		cmd.Next = &next.op
 	}
+	if dropped != nil {
+		cmd.PassedOn = dropped.Passed
+		cmd.LeftFree = dropped.Paused && r.op.Enqueue && r.op.Arrived != 0
+	}
 	reply := cmd.Run(&w.key, &w.counter, &w.subscribers)
+	w.noteArrival(h, r, &reply)
 	if c == h.old && r.op.Kind == locktable.Take {
-		h.late = push(h.late, r.op.HoldID)
+		id := r.op.HoldID
+		if reply.Outcome == locktable.Done && reply.Ticket != 0 {
+			id = reply.Ticket // which has got the lock
+		}
+		h.late = push(h.late, id)
 	}
 	own := c.frames
 	if w.plan.PushAfterReply {
@@ -221,7 +230,9 @@ func (w *world) run(h *host, c *connection, r, next *request, passed bool) bool 
 		own = nil
 	}
 	for i := range reply.Sent {
-		if m := &reply.Sent[i]; m.Reached > 0 {
+		m := &reply.Sent[i]
+		w.hasLapsed = w.hasLapsed || m.Kind == locktable.Requeue
+		if m.Reached > 0 {
 			w.publish(h, c, int(m.To), m.Message)
 		}
 	}
@@ -236,7 +247,7 @@ func (w *world) run(h *host, c *connection, r, next *request, passed bool) bool 
 		c.frames = push(c.frames, frame{result: w.resultOf(r, &reply)})
 	}
 	_ = own
-	return reply.Passed
+	return &reply
 }
 
 // publish sends a message to a host, if Redis has a connection on which it arrives.
@@ -264,9 +275,9 @@ func (w *world) resultOf(r *request, reply *redis.Reply) locktable.Result {
 		Kind: r.op.Kind, Name: lockName, Outcome: reply.Outcome, Sent: r.sent, Msg: reply.Code,
 		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
 		Rank: reply.Rank, Ticket: reply.Ticket, HolderReached: reply.HolderReached, Waiting: reply.Waiting,
-		Passed: reply.Passed, Paused: reply.Paused,
+		Passed: reply.Passed, Paused: reply.Paused, Arrived: reply.Arrived, FirstArrived: reply.FirstArrived,
 	}
-	if reply.Outcome == locktable.HeldByOther {
+	if reply.Outcome == locktable.HeldByOther && w.key.Exists() {
 		res.Field = "another host"
 	}
 	return res
@@ -342,6 +353,7 @@ func (w *world) advance() {
 		}
 		w.now, w.scripts = at, 0
 	}
+	w.hasLapsed = w.hasLapsed || w.key.Exists() && w.key.ExpireAt <= w.now
 	w.key.Expire(w.tickNow())
 	for i := range w.hosts {
 		if !w.hosts[i].stalled {

@@ -1,5 +1,7 @@
 package explore
 
+import "slices"
+
 // root is a state from which an exploration begins, by the steps from the initial state.
 type root struct {
 	name  string
@@ -30,4 +32,12 @@ var roots = []root{
 	{"crowd", []action{a0, x0, d0, a1, x1, d0, d1, b0, b1, x0, d0}},
 	// Host 0 has the lock, which lingers there.
 	{"lingering", []action{a0, x0, d0, r0, x0, d0, a0, x0, d0, r0}},
+}
+
+// rootsOf returns the roots that there are. A lock that all want in strict order does not linger.
+func rootsOf(fair fairness) []root {
+	if fair != allFair {
+		return roots
+	}
+	return slices.DeleteFunc(slices.Clone(roots), func(r root) bool { return r.name == "lingering" })
 }

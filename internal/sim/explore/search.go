@@ -15,6 +15,8 @@ type Plan struct {
 	Limit   time.Duration // no level is begun after it; 0: none
 	Workers int
 
+	Fair fairness
+
 	// A message that a script publishes to its own connection comes after its result, as Redis
 	// has it since 7.2, and not before it.
 	PushAfterReply bool
@@ -22,6 +24,17 @@ type Plan struct {
 	mutant   *Mutant
 	noCopies bool // the tables are not copied, so that each world can be used once
 }
+
+// fairness is which of the requests that wait want strict order between hosts.
+type fairness uint8
+
+const (
+	noneFair fairness = iota
+	allFair           // all: the setting names the lock
+	someFair          // a client chooses with each request
+)
+
+func (f fairness) String() string { return [...]string{"none", "all", "some"}[f] }
 
 // Budget is how many steps of a kind one path may have. It makes the number of states finite.
 type Budget struct {
@@ -153,7 +166,7 @@ func newRoot(p *Plan) *world {
 	for _, a := range p.Prefix {
 		w = w.step(a)
 	}
-	w.clients, w.faults, w.ticks, w.wasLate = 0, 0, 0, false
+	w.clients, w.faults, w.ticks, w.wasLate, w.hasLapsed = 0, 0, 0, false, false
 	return w
 }
 

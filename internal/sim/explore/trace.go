@@ -68,7 +68,7 @@ func added[T any](before, after []T) []T {
 func (c *client) text(w *world) string {
 	switch c.phase {
 	case waiting:
-		return "waits"
+		return "waits" + arrivedText(", ", c.reached)
 	case trying:
 		return "tries"
 	case believes:
@@ -82,8 +82,9 @@ func (r *request) text() string {
 		return [...]string{locktable.Subscribe: "subscribe", locktable.Unsubscribe: "unsubscribe"}[r.kind]
 	}
 	op := &r.op
-	name := [...]string{locktable.Take: "take", locktable.Renew: "renew", locktable.Check: "check", locktable.Drop: "drop"}[op.Kind]
-	return fmt.Sprintf("%s(%d) ticket=%d enqueue=%v reserve=%d lease=%d afterDrop=%v existing=%v passed=%d", name, op.HoldID, op.Ticket, op.Enqueue, op.Reserve, op.LeaseMS, op.AfterPendingDrop, op.RequireExisting, op.PassedMS)
+	name := [...]string{locktable.Take: "take", locktable.Renew: "renew", locktable.Check: "check", locktable.Arrive: "arrive", locktable.Drop: "drop"}[op.Kind]
+	return fmt.Sprintf("%s(%d) ticket=%d enqueue=%v reserve=%d lease=%d afterDrop=%v existing=%v passed=%d", name, op.HoldID, op.Ticket, op.Enqueue, op.Reserve, op.LeaseMS, op.AfterPendingDrop, op.RequireExisting, op.PassedMS) +
+		arrivedText(" ", op.Arrived)
 }
 
 func (f *frame) text() string {
@@ -97,8 +98,20 @@ func (f *frame) text() string {
 	}
 	r := &f.result
 	name := [...]string{"done", "held by other", "key missing", "differs", "not a lock", "not sent", "unknown", "refused", "retryable"}[r.Outcome]
-	return fmt.Sprintf("%s ticket=%d rank=%d reached=%d waiting=%d passed=%v paused=%v listeners=%d", name, r.Ticket, r.Rank, r.HolderReached, r.Waiting, r.Passed, r.Paused, r.Listeners)
+	return fmt.Sprintf("%s ticket=%d rank=%d reached=%d waiting=%d passed=%v paused=%v listeners=%d", name, r.Ticket, r.Rank, r.HolderReached, r.Waiting, r.Passed, r.Paused, r.Listeners) +
+		arrivedText(" ", r.Arrived) + arrivedText(" first ", r.FirstArrived)
 }
+
+// arrivedText is empty if the time of an arrival is 0.
+func arrivedText(before string, at uint64) string {
+	if at == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%sarrived at %d µs", before, sinceStart(at))
+}
+
+// sinceStart is a time of Redis's clock, from when the world began.
+func sinceStart(at uint64) int64 { return int64(at) - startOfRun/tick*clockPerTick }
 
 func keyText(w *world) string {
 	if !w.key.Exists() {
@@ -110,7 +123,7 @@ func keyText(w *world) string {
 func queueText(q *redis.Queue) string {
 	var b strings.Builder
 	for _, t := range q.Tickets {
-		fmt.Fprintf(&b, "[%d of host %d]", t.Num, t.Owner)
+		fmt.Fprintf(&b, "[%d of host %d%s]", t.Num, t.Owner, arrivedText(" ", uint64(t.Time)))
 	}
 	return b.String()
 }

@@ -79,7 +79,8 @@ type world struct {
 	// Steps so far of the kinds that a plan limits.
 	clients, faults, ticks int8
 
-	wasLate bool // time has passed while something was on its way
+	wasLate   bool // time has passed while something was on its way
+	hasLapsed bool // the lease of a key has ended, or a ticket was removed because its host had not asked for long
 
 	hosts [hostCount]*host
 
@@ -104,7 +105,7 @@ type host struct {
 	// not know that yet. What was sent on it may be executed late, and what is published to the
 	// host seems to be received.
 	old  *connection
-	late []uint64 // numbers of Takes that were executed on it; see isGhost
+	late []uint64 // numbers that Takes which were executed on it may have left in Redis; see isGhost
 
 	clients  [clientsOf]client
 	sessions uint64 // opened so far
@@ -168,10 +169,16 @@ const (
 // client is a process that locks, with its session. A client that dies is followed by another
 // one.
 type client struct {
-	phase    clientPhase
-	session  locktable.SessionID
-	request  uint64 // the acquire, of a client that waits
-	since    int64  // when it was sent
+	phase   clientPhase
+	session locktable.SessionID
+	request uint64 // the acquire, of a client that waits
+	since   int64  // when it was sent
+
+	// When the acquire of a client that waits has reached Redis, by Redis's clock, and when for the
+	// first time; 0: it has not. See noteArrival.
+	reached, reachedFirst uint64
+	isArrivalKnown        bool // the table will know it
+
 	hold     uint64 // of a client that believes
 	token    uint64
 	deadline int64
@@ -215,6 +222,9 @@ func newWorld(p *Plan) *world {
 func (w *world) config(h *host) locktable.Config {
 	cfg := tableConfig()
 	cfg.Journal = h.journal
+	if w.plan.Fair == allFair {
+		cfg.Fair = []locktable.NamePattern{lockName}
+	}
 	return cfg
 }
 
@@ -272,16 +282,17 @@ func (w *world) openSession(h *host, c int) {
 
 // ---- what clients do ---------------------------------------------------------
 
-func (w *world) acquire(i, c int, wait int64) {
+func (w *world) acquire(i, c int, wait int64, fair bool) {
 	w.now++
 	h := w.changeTable(i)
 	cl := &h.clients[c]
 	h.requests++
 	cl.phase, cl.request, cl.since = waiting, h.requests, w.now
+	cl.reached, cl.reachedFirst, cl.isArrivalKnown = 0, 0, false
 	if wait == 0 {
 		cl.phase = trying
 	}
-	h.process.table.Acquire(w.now, cl.session, protocol.Acquire{ID: cl.request, Name: lockName, WaitMS: wait})
+	h.process.table.Acquire(w.now, cl.session, protocol.Acquire{ID: cl.request, Name: lockName, WaitMS: wait, Fair: fair})
 	w.drain(h)
 }
 
