@@ -3,7 +3,10 @@ package main
 // What the lock table does with the queue between hosts. The exploration of a small world
 // notices these, and needs no luck for it.
 
-var exploration = test("internal/sim/explore", "TestExplore")
+var (
+	exploration            = test("internal/sim/explore", "TestExplore")
+	explorationStrictOrder = test("internal/sim/explore", "TestExploreStrictOrder")
+)
 
 var explorationMutants = []mutant{
 	{
@@ -89,5 +92,75 @@ var explorationMutants = []mutant{
 		old:  "\tcase op.kind == Drop:\n\t\tc.forget(claimUncertain)",
 		new:  "\tcase op.kind == Drop:\n\t\tc.forget(claimAbsent)",
 		by:   exploration,
+	},
+	{
+		rule: "a waiter that no other host waits before is served",
+		file: "sidecar/locktable/order.go",
+		old:  `l.queue.order.served.includes(first.request)`,
+		new:  `false`,
+		by:   explorationStrictOrder,
+	},
+	{
+		rule: "a Take for a waiter that has arrived serves those that arrived before it",
+		file: "sidecar/locktable/order.go",
+		old:  `op.enqueue && o.asked != 0`,
+		new:  `false`,
+		by:   explorationStrictOrder,
+	},
+	{
+		rule: "what came until a Take was sent does not serve a waiter that came later",
+		file: "sidecar/locktable/order.go",
+		old:  `s.until != 0 && r.since <= s.until`,
+		new:  `s.until != 0`,
+		by:   explorationStrictOrder,
+	},
+	{
+		rule: "the arrival that a Take carries is remembered until its result",
+		file: "sidecar/locktable/lock.go",
+		old:  "\t\t\tl.queue.order.asked = op.Arrived\n",
+		new:  "",
+		by:   explorationStrictOrder,
+	},
+	{
+		rule: "a transfer serves the waiters that arrived before its ticket",
+		file: "sidecar/locktable/place.go",
+		old:  `q.order.served = served{upTo: q.place.arrived}`,
+		new:  `q.order.served = served{until: now}`,
+		by:   explorationStrictOrder,
+	},
+	{
+		rule: "a ticket that stands keeps its arrival",
+		file: "sidecar/locktable/place.go",
+		old:  "\t\t\tarrived = p.arrived\n",
+		new:  "\t\t\tarrived = 0\n",
+		by:   explorationStrictOrder,
+	},
+	{
+		rule: "a new ticket stands as of when its Take was executed",
+		file: "sidecar/locktable/place.go",
+		old:  "\t\t\tarrived = r.Arrived\n",
+		new:  "\t\t\tarrived = 0\n",
+		by:   explorationStrictOrder,
+	},
+	{
+		rule: "a lock is transferred while an Arrive is in flight",
+		file: "sidecar/locktable/claim.go",
+		old:  `return w.isBusy() && w.op.kind != Arrive`,
+		new:  `return w.isBusy()`,
+		by:   explorationStrictOrder,
+	},
+	{
+		rule: "if a waiter is gone that has not arrived, those after it still arrive",
+		file: "sidecar/locktable/request.go",
+		old:  "\t\tq.order.newcomer = r.at.inQueue.next\n",
+		new:  "\t\tq.order.newcomer = nil\n",
+		by:   explorationStrictOrder,
+	},
+	{
+		rule: "waiters with a ticket arrive at Redis",
+		file: "sidecar/locktable/lock.go",
+		old:  `w.arrives, w.arriveAt = w.ticket != 0 && q.order.newcomer != nil, q.order.retryAt`,
+		new:  `w.arriveAt = q.order.retryAt`,
+		by:   explorationStrictOrder,
 	},
 }
