@@ -362,8 +362,11 @@ func (c *Command) movesField(key *Key, counter *Counter) bool {
 	if key.Other == nil {
 		return key.Owner == c.Owner && key.Num == op.HoldID
 	}
+	if len(key.Other.Hash) != 1 {
+		return false
+	}
 	_, isOurs := key.Other.Hash[fieldOf(c.Prefixes[c.Owner], op.HoldID)]
-	return isOurs && len(key.Other.Hash) == 1
+	return isOurs
 }
 
 // notifyFirst has the first ticket ask again if a program has the lock which is no sidecar. upTo:
