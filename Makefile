@@ -163,11 +163,12 @@ fmt-check:
 test: test-go test-python ## run every test; installs what they need
 
 # A world of the simulation is one goroutine: the race detector finds nothing there, and takes most
-# of the time.
+# of the time. Most other tests wait for something most of the time: so one package more than there
+# are processors is tested at a time.
 .PHONY: test-go
 test-go: fmt-check redis cc venv redisson typescript readers
 	go vet ./...
-	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 LOCKSIDECAR_REQUIRE_READERS=1 LOCKSIDECAR_REQUIRE_NODE=1 go test -race -timeout 10m $$(go list ./... | grep -v /internal/sim)
+	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 LOCKSIDECAR_REQUIRE_READERS=1 LOCKSIDECAR_REQUIRE_NODE=1 go test -race -p $$(($$(nproc) + 1)) -timeout 10m $$(go list ./... | grep -v /internal/sim)
 	LOCKSIDECAR_REQUIRE_REDIS=1 go test -timeout 10m ./internal/sim/...
 	go test -race -timeout 10m -short -run 'TestSimulation$$|TestExplore$$' ./internal/sim/...
 	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
