@@ -204,11 +204,7 @@ func (l *loop) step() (now int64) {
 		l.table.Paused(now)
 	}
 	l.stepAt = now
-	if l.redisBacklogged {
-		l.table.AdvanceUrgent(now)
-	} else {
-		l.table.Advance(now)
-	}
+	l.table.Advance(now)
 	l.endAbsence(now)
 	l.retryState(now)
 	if l.logLimit.end != 0 && now >= l.logLimit.end {

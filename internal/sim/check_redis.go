@@ -345,18 +345,6 @@ func (w *world) checkFirstListens(n int) {
 	}
 }
 
-// postponesDrops reports whether a host may wait for results before it gives up further locks for
-// which no client waits.
-func (w *world) postponesDrops(h *host) bool {
-	drops := 0
-	for n := range w.plan.names {
-		if l := &h.locks[n]; l.dropPending != noOp || l.inFlight != noOp && w.ops[l.inFlight].op.Kind == locktable.Drop {
-			drops++
-		}
-	}
-	return w.plan.table.MaxDrops > 0 && drops >= w.plan.table.MaxDrops
-}
-
 // checkBack checks that a host to which Redis is back asks at once for every lock that a
 // client waits for.
 func (w *world) checkBack(h *host) {

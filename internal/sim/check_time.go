@@ -111,7 +111,7 @@ func (w *world) checkKeyCurrent(h *host, n int, now int64) {
 	if c.state == none {
 		if row, ok := h.table.Info(now, lockNames[n]); !ok {
 			w.violation(n, "host %d has forgotten that Redis has %s", h.index, keyString(*k))
-		} else if row.State == protocol.StateFree && row.Waiting == 0 && !w.postponesDrops(h) {
+		} else if row.State == protocol.StateFree && row.Waiting == 0 {
 			w.violation(n, "host %d does nothing about %s", h.index, keyString(*k))
 		}
 	}

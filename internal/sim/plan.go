@@ -76,7 +76,6 @@ func drawPlan(seed uint64, r *random) plan {
 	}
 	if r.oneIn(3) {
 		p.table.MaxWork = int(r.between(1, 3))
-		p.table.MaxDrops = int(r.between(1, 2))
 	}
 	if r.oneIn(2) {
 		p.table.HandoffBudget = int(r.between(1, 8))

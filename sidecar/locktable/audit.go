@@ -9,8 +9,7 @@ import "fmt"
 // The invariants are those of the limits:
 //   - cells is the sum of Cells over the names of all locks;
 //   - each user has exactly the sessions, the waiters, the pending confirmations and the
-//     cells that sessions, queues and locks count as that user's, and so many Drops in flight;
-//   - while Drops of a user are postponed, others of the user are in flight;
+//     cells that sessions, queues and locks count as that user's;
 //   - a user who is not in the table has none of them;
 //   - a lock that is held counts as its holder's;
 //   - each quota counts the holds and the requests that it bounds.
@@ -21,10 +20,8 @@ func (t *Table) Audit() error {
 		c.sessions += more.sessions
 		c.waiters += more.waiters
 		c.cells += more.cells
-		c.drops += more.drops
 		counted[u] = c
 	}
-	postponed := make(map[*user]int)
 	quotas := make(map[*Quota]int)
 	for _, s := range t.sessions {
 		if s.terms != nil {
@@ -40,12 +37,6 @@ func (t *Table) Audit() error {
 		cells := Cells(l.name)
 		if total += cells; l.user != nil {
 			add(l.user, user{cells: cells})
-		}
-		if l.claim.isPostponed {
-			postponed[l.user]++
-		}
-		if u := l.claim.dropper; u != nil {
-			add(u, user{drops: 1})
 		}
 		if l.queue != nil {
 			for w := l.queue.waiters.head; w != nil; w = w.inQueue.next {
@@ -83,16 +74,13 @@ func (t *Table) Audit() error {
 	}
 	for _, u := range t.users {
 		want := counted[u]
-		if u.sessions != want.sessions || u.waiters != want.waiters || u.cells != want.cells || u.drops != want.drops {
+		if u.sessions != want.sessions || u.waiters != want.waiters || u.cells != want.cells {
 			return fmt.Errorf("the table counts %+v for user %d, who has %+v", *u, u.uid, want)
-		}
-		if n := postponed[u]; n != len(u.dropsToDo) || n > 0 && (u.drops == 0 || !t.redis.isUp()) {
-			return fmt.Errorf("user %d has %d locks whose Drop is postponed, %d of them in the queue, while %d are in flight", u.uid, n, len(u.dropsToDo), u.drops)
 		}
 		delete(counted, u)
 	}
 	for u, c := range counted {
-		if c.sessions+c.waiters+c.cells+c.drops > 0 {
+		if c != (user{}) {
 			return fmt.Errorf("user %d is not in the table, and has %+v", u.uid, c)
 		}
 	}

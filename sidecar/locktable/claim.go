@@ -117,15 +117,12 @@ func (c *content) dropTokens() { c.tokensLeft = 0 }
 //	  └◀────────────────────result of the Drop────────────── lateDrop
 //
 // A lock has a window of its own from send to the end of the reconcile after which nothing is
-// in flight and no operation waits that failed or was postponed. Nearly all of a hundred thousand held locks have none
+// in flight and no failed operation waits. Nearly all of a hundred thousand held locks have none
 // at any moment: these share atRest.
 type window struct {
 	op      inFlight // the operation sent last; NoOp: it has its result
 	retryAt int64    // no operation before, because the last one failed; 0: it did not
-	dropper *user    // whose Drop is in flight; nil: none, or no user's
 	phase   windowPhase
-
-	isPostponed bool // the lock is in user.dropsToDo
 }
 
 // atRest is never written.
@@ -140,7 +137,7 @@ func (t *Table) openWindow(l *lock) {
 
 // closeWindow takes the window from a lock that needs none.
 func (t *Table) closeWindow(l *lock) {
-	if w := l.claim.window; w != &atRest && w.phase == windowIdle && w.retryAt == 0 && !w.isPostponed {
+	if w := l.claim.window; w != &atRest && w.phase == windowIdle && w.retryAt == 0 {
 		*w = window{}
 		t.windows.put(w)
 		l.claim.window = &atRest

@@ -132,7 +132,7 @@ func (t *Table) syncRemote(a *alarm, l *lock) {
 	for t.redis.isUp() { // a Take may be pipelined after a Drop
 		w := t.want(a, l)
 		op := l.claim.step(a, &w)
-		if op.Kind == NoOp || op.Kind == Drop && t.postponesDrop(l, &op) {
+		if op.Kind == NoOp {
 			return
 		}
 		t.send(a.now, l, &op)
@@ -232,10 +232,7 @@ func (t *Table) leaseToSet(now int64, h *hold) uint32 {
 }
 
 func (t *Table) send(now int64, l *lock, op *Op) {
-	op.Name, op.User = l.name, NoUser
-	if l.user != nil {
-		op.User = l.user.uid
-	}
+	op.Name = l.name
 	l.claim.assertSent(l, op)
 	if op.Kind == Take && l.holds == nil {
 		t.lastNum = op.HoldID
@@ -253,9 +250,6 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 		}
 	}
 	t.openWindow(l)
-	if op.Kind == Drop {
-		t.onDropSent(l)
-	}
 	l.claim.sent(now, op, l.holds == nil)
 	if op.Kind == Take || op.Kind == Renew {
 		t.trackDeadline(l.holds)

@@ -110,9 +110,6 @@ func (t *Table) Up(now int64, dataLost, isListening bool) {
 // Down says that Redis cannot be asked until Up; why is for people.
 func (t *Table) Down(now int64, why string) {
 	t.redis.phase, t.redis.cause = redisDown, why
-	for _, u := range t.users {
-		u.forgetPostponed() // Up begins anew
-	}
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		t.reconcile(now, t.locks[i])
 	}

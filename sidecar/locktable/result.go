@@ -24,13 +24,8 @@ func (t *Table) Result(now int64, r Result) {
 	if r.Kind == Renew {
 		t.stats.Renewals[r.Outcome]++
 	}
-	if r.Kind == Drop {
-		if l.queue != nil {
-			l.queue.place.onDropResult(&r)
-		}
-		if u := t.onDropAnswered(l); u != nil {
-			defer t.sendPostponed(now, u)
-		}
+	if r.Kind == Drop && l.queue != nil {
+		l.queue.place.onDropResult(&r)
 	}
 	op, pipelined := l.claim.answered(r.Kind)
 	if pipelined {

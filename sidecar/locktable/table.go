@@ -120,10 +120,6 @@ type Config struct {
 	// sees to everything else. Renewals are not held up by them. Default 64.
 	MaxWork int
 
-	// So many operations that delete a lock in Redis may one user have in flight, apart from
-	// those for which a request may wait. Default 1024.
-	MaxDrops int
-
 	Seed   uint64      // of what is left to chance: when locks are renewed and asked for again
 	Chance rand.Source // of the same, for tests; nil: a generator with that Seed
 
@@ -173,7 +169,6 @@ func (c *Config) setDefaults() {
 	def(&c.RetryAfter, 100*time.Millisecond)
 	def(&c.TryWithin, 500*time.Millisecond)
 	def(&c.MaxWork, 64)
-	def(&c.MaxDrops, 1024)
 }
 
 // Table is the lock table of one sidecar. One goroutine owns it.
@@ -286,17 +281,10 @@ func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string,
 
 // Advance fires timers that are due. If there are very many, renewals come first, and
 // the rest are left for Work and for the next Advance.
-func (t *Table) Advance(now int64) { t.advance(now, t.cfg.MaxWork) }
-
-// AdvanceUrgent is Advance while many operations wait to be sent to Redis: it fires the timers
-// of renewals, and leaves all others for Work.
-func (t *Table) AdvanceUrgent(now int64) { t.advance(now, 0) }
-
-// advance fires the timers that are due: at most that many, and those that must not wait.
-func (t *Table) advance(now int64, most int) {
+func (t *Table) Advance(now int64) {
 	n := 0
 	t.wheel.AdvanceSome(now, 8*t.cfg.MaxWork, func(tm *wheel.Timer[timed]) {
-		if n++; n > most && !t.mustNotWait(now, tm.Value) {
+		if n++; n > t.cfg.MaxWork && !t.mustNotWait(now, tm.Value) {
 			t.wheel.Defer(tm)
 			return
 		}

@@ -2,7 +2,6 @@ package locktable
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -25,9 +24,6 @@ type user struct {
 	waiters  int
 	cells    int // of the locks that count as this user's: see charge
 
-	drops     int     // in flight
-	dropsToDo []*lock // that wait until fewer are in flight; each has window.isPostponed
-
 	// When the names that it gave would have been given at the rate of NewNames: the
 	// generic cell rate algorithm.
 	namesUntil int64
@@ -49,7 +45,7 @@ func (t *Table) userOf(uid int64) *user {
 
 // isIdle reports whether the table needs to know nothing of the user.
 func (u *user) isIdle(now int64) bool {
-	return u.sessions == 0 && u.waiters == 0 && u.cells == 0 && u.drops == 0 && u.namesUntil <= now
+	return u.sessions == 0 && u.waiters == 0 && u.cells == 0 && u.namesUntil <= now
 }
 
 // forgetIfIdle forgets a user that has nothing left. One that has just given many new names is
@@ -79,10 +75,6 @@ func (t *Table) charge(l *lock, u *user) {
 		return
 	}
 	cells := Cells(l.name)
-	if l.claim.isPostponed {
-		l.claim.isPostponed = false
-		was.dropsToDo = slices.DeleteFunc(was.dropsToDo, func(other *lock) bool { return other == l })
-	}
 	if l.user = u; u != nil {
 		u.cells += cells
 	}
@@ -90,67 +82,6 @@ func (t *Table) charge(l *lock, u *user) {
 		was.cells -= cells
 		t.forgetIfIdle(was)
 	}
-}
-
-// A client can have a hundred thousand locks end at one moment, and for each of them a Drop is
-// due. So a user has at most MaxDrops of them in flight, apart from those for which a request
-// here waits, and those that give up a place in a queue, for which other hosts may wait:
-// operations of others do not wait behind more than that.
-
-// postponesDrop reports whether the Drop of a lock waits, because its user has so many in flight.
-// A result of one of them then sends it.
-func (t *Table) postponesDrop(l *lock, op *Op) bool {
-	u := l.user
-	if u == nil || u.drops < t.cfg.MaxDrops || op.Ticket != 0 || l.waiting() > 0 || l.queue != nil && len(l.queue.confirms) > 0 {
-		return false
-	}
-	t.openWindow(l)
-	if w := l.claim.window; !w.isPostponed {
-		w.isPostponed = true
-		u.dropsToDo = append(u.dropsToDo, l)
-	}
-	return true
-}
-
-// onDropSent counts a Drop that is in flight from now on.
-func (t *Table) onDropSent(l *lock) {
-	if l.user != nil {
-		l.claim.dropper = l.user
-		l.user.drops++
-	}
-}
-
-// onDropAnswered counts a Drop that has its result, and returns the user whose it was; nil: no
-// user's.
-func (t *Table) onDropAnswered(l *lock) *user {
-	u := l.claim.dropper
-	if u != nil {
-		l.claim.dropper = nil
-		u.drops--
-	}
-	return u
-}
-
-// sendPostponed sends Drops of the user that were postponed, as far as they are still due.
-func (t *Table) sendPostponed(now int64, u *user) {
-	for t.redis.isUp() && u.drops < t.cfg.MaxDrops && len(u.dropsToDo) > 0 {
-		l := u.dropsToDo[0]
-		u.dropsToDo[0] = nil
-		if u.dropsToDo = u.dropsToDo[1:]; len(u.dropsToDo) == 0 {
-			u.dropsToDo = nil // its memory is freed
-		}
-		l.claim.isPostponed = false
-		t.reconcile(now, l)
-	}
-	t.forgetIfIdle(u)
-}
-
-// forgetPostponed forgets that Drops were postponed.
-func (u *user) forgetPostponed() {
-	for _, l := range u.dropsToDo {
-		l.claim.isPostponed = false
-	}
-	u.dropsToDo = nil
 }
 
 // countNewName counts a name that was not known in Redis.

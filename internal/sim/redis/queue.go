@@ -349,10 +349,10 @@ func btoi(b bool) int {
 }
 
 // movesField reports whether a Drop and the Take after it only change the field, because the lock
-// is exactly as this sidecar left it, and no other host waits.
+// is exactly as this sidecar left it. The queue had no ticket.
 func (c *Command) movesField(key *Key, counter *Counter) bool {
 	op, next := c.Op, c.Next
-	if next == nil || c.hasTickets() || op.PassedMS >= maxPassedMS || c.Denied.PExpire || c.Denied.Counter || c.NoMemory {
+	if next == nil || op.PassedMS >= maxPassedMS || c.Denied.PExpire || c.Denied.Counter || c.NoMemory {
 		return false
 	}
 	n := *counter

@@ -108,12 +108,12 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		c.refuse(key, channel, op.Ticket, &reply)
 		return reply
 	case op.Kind == locktable.Drop && (c.hasTickets() || c.hasNextArrived()):
-		notifies := op.Ticket == 0
-		if c.hasTickets() {
+		notifies, hadTickets := op.Ticket == 0, c.hasTickets()
+		if hadTickets {
 			notifies = notifies || c.Queue.Rank(c.Owner, op.Ticket) == 0
 			c.Queue.remove(c.Owner, op.Ticket)
 		}
-		if c.movesField(key, counter) {
+		if !hadTickets && c.movesField(key, counter) {
 			break
 		}
 		if standing == Free || standing.Ours() {
