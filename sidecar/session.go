@@ -354,9 +354,11 @@ func badFrame(msg string) *protocol.Err { return &protocol.Err{Code: protocol.Ba
 // onProtocolError ends the service to a client that broke the protocol; fault is its last
 // frame. What it holds it keeps until the deadlines, or until its process ends.
 func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
-	l.applyEffects() // a session that is over is sent no answer
-	l.closeAfterFlush(c, fault)
 	cl := c.session
+	if cl != nil && cl.phase != locktable.SessionClaiming { // what a claim finds lost is told when the session is claimed again
+		l.applyEffects() // a session that is over is sent no answer
+	}
+	l.closeAfterFlush(c, fault)
 	if cl == nil {
 		closePidfd(&c.pidfd)
 		l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(fault.Code)}, "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
