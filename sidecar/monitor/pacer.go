@@ -3,14 +3,14 @@ package monitor
 import "time"
 
 const (
-	// After an answer that took a time to make, none is made for paceShare times that time: so
-	// answers take a fifth of a processor at most, however often they are asked for.
+	// After what an answer shows took a time to gather, nothing is gathered for paceShare times that
+	// time. The text of metrics is made outside of it.
 	paceShare = 4
 	// An answer that waits for the loop takes long, and costs little.
 	longestPace = 50 * time.Millisecond
 )
 
-// A pacer has answers made one at a time, at a bounded cost.
+// A pacer has what answers show gathered for one of them at a time, with pauses.
 type pacer struct {
 	turn chan struct{} // has an element while an answer is made
 	next time.Time     // no answer is made before; the one who has the turn uses it

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestAnswersTakeAFifthOfAProcessorAtMost(t *testing.T) {
+func TestAnswersAreMadeOneAtATimeWithPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPacer()
 		var all sync.WaitGroup
