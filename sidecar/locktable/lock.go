@@ -232,7 +232,11 @@ func (t *Table) leaseToSet(now int64, h *hold) uint32 {
 }
 
 func (t *Table) send(now int64, l *lock, op *Op) {
-	op.Name = l.name
+	op.Name, op.User = l.name, NoUser
+	if l.user != nil {
+		op.User = l.user.uid
+	}
+	op.CanWait = op.Kind == Drop && !l.isAwaited(op)
 	l.claim.assertSent(l, op)
 	if op.Kind == Take && l.holds == nil {
 		t.lastNum = op.HoldID
@@ -256,6 +260,13 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 	}
 	t.redis.onSent(now)
 	t.emit(Effect{Kind: Redis, Op: *op})
+}
+
+// isAwaited reports whether a request of this host, another host, or a program that is subscribed
+// waits for the lock that a Drop frees, as far as this host knows.
+func (l *lock) isAwaited(op *Op) bool {
+	q := l.queue
+	return op.Ticket != 0 || l.rivals.waiting > 0 || l.rivals.listeners > 0 || q != nil && (q.waiters.head != nil || len(q.confirms) > 0)
 }
 
 // forgetClaim notes that Redis has no field of this host, or that nothing is known of it.

@@ -95,6 +95,41 @@ func TestRenewalsGoBeforeOtherTimers(t *testing.T) {
 	}
 }
 
+// A Drop for which something waits goes before thousands that free locks which nothing wants.
+func TestDropSaysWhetherItCanWait(t *testing.T) {
+	for what, c := range map[string]struct {
+		want     bool
+		programs int32 // that are subscribed
+		wait     func(r *rig)
+	}{
+		"nothing waits":           {true, 0, func(*rig) {}},
+		"another host waits":      {false, 0, func(r *rig) { r.recall("a") }},
+		"a program is subscribed": {false, 1, func(*rig) {}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+			r.acquire(1, "a")
+			r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Listeners: c.programs, Token: 1})
+			c.wait(r)
+			r.release(1, 1)
+			if len(r.ops) != 1 || r.ops[0].Kind != locktable.Drop || r.ops[0].CanWait != c.want {
+				t.Errorf("operations in flight: %+v, want a Drop that can wait: %v", r.ops, c.want)
+			}
+			r.redisDoesAll()
+		})
+	}
+
+	// A place in the queue is given up, while others may wait behind it.
+	r := newListeningRig(t, locktable.Config{})
+	id := r.acquire(1, "a")
+	r.queued(0)
+	r.cancel(1, id)
+	if len(r.ops) != 1 || r.ops[0].Kind != locktable.Drop || r.ops[0].CanWait {
+		t.Errorf("operations in flight: %+v, want a Drop that cannot wait", r.ops)
+	}
+	r.redisDoesAll()
+}
+
 func TestEndOfALargeSessionIsSpreadOverSteps(t *testing.T) {
 	const holds, most = 200, 64
 	r := newRig(t)

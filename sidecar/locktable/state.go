@@ -52,9 +52,6 @@ func (t *Table) Clone(j Journal) *Table {
 	n.wheel = wheel.New[timed](1<<62, 4, t.now)
 	n.wheel.MaxPending = t.wheel.MaxPending
 	for uid, u := range t.users {
-		if len(u.dropsToDo) > 0 {
-			panic("locktable: a table is cloned that postpones operations")
-		}
 		c := *u
 		n.users[uid] = &c
 	}
@@ -89,9 +86,6 @@ func (t *Table) addClone(l *lock) {
 	c.timer.Value = c
 	if l.claim.window != &atRest {
 		w := *l.claim.window
-		if w.dropper != nil {
-			w.dropper = t.users[w.dropper.uid]
-		}
 		c.claim.window = &w
 	}
 	if l.user != nil {

@@ -15,8 +15,9 @@ import (
 const (
 	// A batch is as large as Redis answers in a few milliseconds, so that what
 	// comes in meanwhile does not wait long.
-	batchKeeps  = 8 * runMax
-	batchOthers = 512
+	batchKeeps   = 8 * runMax
+	batchDeletes = 2 * runMax
+	batchOthers  = 512
 
 	// The end of a connection is noticed at once, because other hosts may reconnect to a
 	// Redis that lost the locks before this one does. A connection that ends without a packet
@@ -46,6 +47,7 @@ type commands struct {
 
 	mu       sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
 	keeps    lanes      // Renew and Check
+	deletes  lanes      // Drops that can wait
 	others   fifo[locktable.Op]
 	listener listener
 	queries  fifo[*query]
@@ -106,9 +108,12 @@ func (c *commands) do(ops []locktable.Op) {
 		return
 	}
 	for i := range ops {
-		if k := ops[i].Kind; k == locktable.Renew || k == locktable.Check {
+		switch k := ops[i].Kind; {
+		case k == locktable.Renew || k == locktable.Check:
 			c.keeps.push(ops[i])
-		} else {
+		case ops[i].CanWait:
+			c.deletes.push(ops[i])
+		default:
 			c.others.push(ops[i])
 		}
 	}
@@ -147,6 +152,7 @@ func (c *commands) pump(p *pipeline) {
 	}
 	for c.hasQueued() && p.canSend() {
 		c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
+		c.batch = c.deletes.pop(c.batch, batchDeletes)
 		c.batch = c.others.pop(c.batch, batchOthers)
 		if n := len(c.batch); n > 0 && c.others.len() > 0 && isPair(&c.batch[n-1], c.others.front()) {
 			c.batch = c.others.pop(c.batch, 1)
@@ -164,7 +170,7 @@ func (c *commands) pump(p *pipeline) {
 }
 
 // hasQueued reports whether operations wait to be sent. The caller holds mu.
-func (c *commands) hasQueued() bool { return c.keeps.len()+c.others.len() > 0 }
+func (c *commands) hasQueued() bool { return c.keeps.len()+c.deletes.len()+c.others.len() > 0 }
 
 // sendQueued sends the operations that waited for replies, which have come. The error ends
 // the pipeline.
@@ -242,6 +248,7 @@ func (c *commands) drainQueued() []locktable.Op {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ops := c.keeps.pop(nil, c.keeps.len())
+	ops = c.deletes.pop(ops, c.deletes.len())
 	c.unsentOps.Store(0)
 	return c.others.pop(ops, c.others.len())
 }

@@ -1032,6 +1032,41 @@ func TestRenewalsOfOneUserDoNotDelayThoseOfAnother(t *testing.T) {
 	t.Error("the renewal waits behind those of another user")
 }
 
+// Many locks of one user end at once. What another user asks for, and the end of its lock, do not
+// wait behind them, and they are not counted: the loop would do no requests meanwhile.
+func TestDropsThatCanWaitDelayNothingElse(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url())
+	r.one(takeOp("held", 1))
+	var ops []locktable.Op
+	drop := func(name string, user int64) {
+		op := dropOp(name, 1)
+		op.User, op.CanWait = user, true
+		ops = append(ops, op)
+	}
+	for i := range 40 * batchDeletes {
+		drop(fmt.Sprint(i), 1001)
+	}
+	drop("held", 1002)
+	r.Do(append(ops, takeOp("another", 1)))
+	if n := r.Unsent(); n != 0 {
+		t.Errorf("%d operations count as waiting", n)
+	}
+	before := make(map[string]int) // how many results came before the one of that name
+	for done := 0; done < len(ops)+1; {
+		results := recv(t, r.results, "results")
+		for _, res := range results {
+			before[res.Name] = done
+			done++
+		}
+	}
+	for _, name := range []string{"held", "another"} {
+		if n := before[name]; n > 2*batchDeletes {
+			t.Errorf("%d results came before that of %q", n, name)
+		}
+	}
+}
+
 // Operations of one user keep their order, and n users that have enough get an equal part of
 // what is popped, but for a turn.
 func TestLanes(t *testing.T) {

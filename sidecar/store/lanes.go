@@ -5,8 +5,8 @@ import "github.com/locksidecar/locksidecar/sidecar/locktable"
 // laneTurn is how many operations of one user are sent before those of the next.
 const laneTurn = 32
 
-// lanes is a queue of operations that users share: each user has a lane, and the lanes are served
-// in turn. However many operations one user has queued, those of another wait for laneTurn of
+// lanes is a queue of operations that users share, for those of which one user can have a hundred
+// thousand at one moment: each user has a lane, and the lanes are served in turn. However many operations one user has queued, those of another wait for laneTurn of
 // each user at most. Operations of one user keep their order. (This is round robin as in
 // fair queueing of packets.)
 type lanes struct {

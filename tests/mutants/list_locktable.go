@@ -478,6 +478,20 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestCrashDelayEndsNoLaterThanMaxHold"),
 	},
 	{
+		rule: "a lock that another host waits for is not given up behind those that nothing wants",
+		file: "sidecar/locktable/lock.go",
+		old:  `op.Ticket != 0 || l.rivals.waiting > 0 ||`,
+		new:  `op.Ticket != 0 ||`,
+		by:   tableTest("TestDropSaysWhetherItCanWait"),
+	},
+	{
+		rule: "a place in a queue is not given up behind locks that nothing wants",
+		file: "sidecar/locktable/lock.go",
+		old:  `op.Ticket != 0 || l.rivals.waiting > 0 ||`,
+		new:  `l.rivals.waiting > 0 ||`,
+		by:   tableTest("TestDropSaysWhetherItCanWait"),
+	},
+	{
 		rule: "the end of a large session is spread over steps",
 		file: "sidecar/locktable/session.go",
 		old:  `t.sweep(now, s, t.cfg.MaxWork) == 0`,

@@ -82,6 +82,13 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestRenewalsOfOneUserDoNotDelayThoseOfAnother"),
 	},
 	{
+		rule: "locks of one user that end do not delay what others ask for",
+		file: "sidecar/store/commands.go",
+		old:  `		case ops[i].CanWait:`,
+		new:  `		case false:`,
+		by:   test("sidecar/store", "TestDropsThatCanWaitDelayNothingElse"),
+	},
+	{
 		rule: "renewals run before everything else of a batch",
 		file: "sidecar/store/script.go",
 		old: `		case locktable.Renew:
@@ -176,8 +183,8 @@ var storeMutants = []mutant{
 	{
 		rule: "renewals do not wait in one queue with takes",
 		file: "sidecar/store/commands.go",
-		old:  `k == locktable.Renew || k == locktable.Check {`,
-		new:  `k == locktable.NoOp {`,
+		old:  `case k == locktable.Renew || k == locktable.Check:`,
+		new:  `case k == locktable.NoOp:`,
 		by:   test("sidecar/store", "TestRenewalsAreNotStarved"),
 	},
 	{
