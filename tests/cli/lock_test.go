@@ -140,7 +140,7 @@ func TestChildOfAKilledScriptKeepsItsLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer work.Close()
-	s := startScript(t, d, "sh", fmt.Sprintf(`lock job; echo ready; cat %q; echo never`, fifo))
+	s := startScript(t, d, "sh", fmt.Sprintf(`lock job; (exec <%q; echo ready; exec cat); echo never`, fifo)) // ready: the child has opened it
 	s.AwaitOutput("ready")
 	s.Signal(syscall.SIGKILL)
 	if code := s.Wait(); code != 128+9 {
