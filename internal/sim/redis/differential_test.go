@@ -151,7 +151,9 @@ func (d *differential) run(l lap, log *strings.Builder) (err error) {
 // ended, which counts as a subscriber before. The test itself is subscribed to nothing now.
 func (d *differential) awaitNoStore() error {
 	ours := redis.SidecarChannel(ourUUID)
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+	look := time.NewTicker(100 * time.Microsecond)
+	defer look.Stop()
+	for end := time.Now().Add(patience); time.Now().Before(end); <-look.C {
 		counts, err := d.admin.PubSubNumSub(ctx, ours).Result()
 		if err != nil || counts[ours] == 0 {
 			return err
