@@ -177,6 +177,7 @@ type inFlight struct {
 	kind            OpKind
 	unassigned      bool // for the queue, not for a hold
 	enqueue         bool // see Op.Enqueue
+	canWait         bool // see Op.CanWait
 	isDoubted       bool // a transfer was received since it was sent, which it may have made
 	mayBeFree       bool // a release was published, or Redis is reached again: a result "another host's" may be out of date
 	checkAgain      bool // another program may have changed the key since it was sent
@@ -317,7 +318,7 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
 func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 	c.op = inFlight{
 		kind: op.Kind, unassigned: unassigned, holdID: op.HoldID, sentAt: now,
-		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve, passedMS: op.PassedMS, enqueue: op.Enqueue,
+		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve, passedMS: op.PassedMS, enqueue: op.Enqueue, canWait: op.CanWait,
 	}
 	c.phase = windowOne
 	if op.AfterPendingDrop {

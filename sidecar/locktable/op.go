@@ -64,7 +64,7 @@ type Op struct {
 	InOrder          bool   // Take with Enqueue: a free key goes to the first of the queue
 	Arrived          uint64 // Take with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now
 	Ticket           uint64 // Take with Enqueue: the ticket that may stand in the queue already. Drop: a ticket that is given up. 0: none
-	CanWait          bool   // Drop: it is not known that anything waits for the lock
+	CanWait          bool   // Drop: it is not known that anything waits for the lock. Take: it is sent behind such a Drop, of the same User
 	PassedMS         uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
 }
 

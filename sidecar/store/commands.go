@@ -47,7 +47,7 @@ type commands struct {
 
 	mu       sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
 	keeps    lanes      // Renew and Check
-	deletes  lanes      // Drops that can wait
+	deletes  lanes      // Drops that can wait, and Takes behind them
 	others   fifo[locktable.Op]
 	listener listener
 	queries  fifo[*query]
@@ -56,7 +56,7 @@ type commands struct {
 	closed   bool
 	batch    []locktable.Op // emptied, for pump
 
-	unsentOps atomic.Int64 // what others has
+	unsentOps atomic.Int64 // how many others has
 	roundTrip atomic.Int64 // of the last command that Redis answered, ns; 0: there was none
 
 	// Owned by the pipeline's reader: what was logged as not permitted.
@@ -153,10 +153,7 @@ func (c *commands) pump(p *pipeline) {
 	for c.hasQueued() && p.canSend() {
 		c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
 		c.batch = c.deletes.pop(c.batch, batchDeletes)
-		c.batch = c.others.pop(c.batch, batchOthers)
-		if n := len(c.batch); n > 0 && c.others.len() > 0 && isPair(&c.batch[n-1], c.others.front()) {
-			c.batch = c.others.pop(c.batch, 1)
-		}
+		c.batch = popWithPair(&c.others, c.batch, batchOthers)
 		p.queueBatch(protocol.Now(), c.batch)
 		clear(c.batch)
 	}

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -989,81 +990,92 @@ func TestCloseWhileRedisIsAway(t *testing.T) {
 	}
 }
 
-// Renewals go before a crowd of takes that came earlier.
-func TestRenewalsAreNotStarved(t *testing.T) {
-	s := startRedis(t)
-	r := connected(t, s.url())
-	r.one(takeOp("held", 1))
-	var ops []locktable.Op
-	for i := range 20 * batchOthers {
-		ops = append(ops, takeOp(fmt.Sprint(i), 1))
+// next returns the next n results, in their order.
+func (r *recorder) next(n int) (all []locktable.Result) {
+	r.t.Helper()
+	for len(all) < n {
+		all = append(all, recv(r.t, r.results, "results")...)
 	}
-	r.Do(append(ops, keepOp("held", 1)))
-	for _, res := range recv(t, r.results, "first batch") {
-		if res.Name == "held" {
-			return
-		}
-	}
-	t.Error("the renewal waits behind the takes")
+	return all
 }
 
-// A renewal goes before a crowd of renewals and checks that another user queued earlier.
+// overtakes checks that some operations get their results among the first, although a crowd was
+// queued before them.
+func (r *recorder) overtakes(t *testing.T, crowd []locktable.Op, late ...locktable.Op) {
+	t.Helper()
+	r.Do(append(crowd, late...))
+	all := r.next(len(crowd) + len(late))
+	for _, op := range late {
+		i := slices.IndexFunc(all, func(res locktable.Result) bool { return res.Name == op.Name })
+		if i > len(crowd)/4 {
+			t.Errorf("of %d results, %d came before that of %q", len(all), i, op.Name)
+		}
+	}
+}
+
+func ofUser(uid int64, op locktable.Op) locktable.Op { op.User = uid; return op }
+
+func thatCanWait(op locktable.Op) locktable.Op { op.CanWait = true; return op }
+
+func TestRenewalsAreNotStarved(t *testing.T) {
+	r := connected(t, startRedis(t).url())
+	var takes []locktable.Op
+	for i := range 20 * batchOthers {
+		takes = append(takes, takeOp(fmt.Sprint(i), 1))
+	}
+	r.overtakes(t, takes, keepOp("held", 1))
+}
+
 func TestRenewalsOfOneUserDoNotDelayThoseOfAnother(t *testing.T) {
-	s := startRedis(t)
-	r := connected(t, s.url())
-	r.one(takeOp("held", 1))
-	var ops []locktable.Op
+	r := connected(t, startRedis(t).url())
+	var keeps []locktable.Op
 	for i := range 20 * batchKeeps {
-		op := keepOp(fmt.Sprint(i), 1)
+		op := ofUser(1001, keepOp(fmt.Sprint(i), 1))
 		if i%2 == 0 {
 			op.Kind, op.LeaseMS = locktable.Check, 0
 		}
-		op.User = 1001
-		ops = append(ops, op)
+		keeps = append(keeps, op)
 	}
-	mine := keepOp("held", 1)
-	mine.User = 1002
-	r.Do(append(ops, mine))
-	for _, res := range recv(t, r.results, "first batch") {
-		if res.Name == "held" {
-			return
-		}
-	}
-	t.Error("the renewal waits behind those of another user")
+	r.overtakes(t, keeps, ofUser(1002, keepOp("held", 1)))
 }
 
-// Many locks of one user end at once. What another user asks for, and the end of its lock, do not
-// wait behind them, and they are not counted: the loop would do no requests meanwhile.
-func TestDropsThatCanWaitDelayNothingElse(t *testing.T) {
-	s := startRedis(t)
-	r := connected(t, s.url())
-	r.one(takeOp("held", 1))
-	var ops []locktable.Op
-	drop := func(name string, user int64) {
-		op := dropOp(name, 1)
-		op.User, op.CanWait = user, true
-		ops = append(ops, op)
-	}
+// dropsThatCanWait are those of many locks of one user that end at once.
+func dropsThatCanWait() (drops []locktable.Op) {
 	for i := range 40 * batchDeletes {
-		drop(fmt.Sprint(i), 1001)
+		drops = append(drops, thatCanWait(ofUser(1001, dropOp(fmt.Sprint(i), 1))))
 	}
-	drop("held", 1002)
-	r.Do(append(ops, takeOp("another", 1)))
+	return drops
+}
+
+// They are not counted either: otherwise the loop would do no requests meanwhile.
+func TestDropsThatCanWaitDelayNothingElse(t *testing.T) {
+	r := connected(t, startRedis(t).url())
+	r.overtakes(t, dropsThatCanWait(), thatCanWait(ofUser(1002, dropOp("held", 1))), takeOp("another", 1))
+	drops := dropsThatCanWait()
+	r.Do(drops)
 	if n := r.Unsent(); n != 0 {
 		t.Errorf("%d operations count as waiting", n)
 	}
-	before := make(map[string]int) // how many results came before the one of that name
-	for done := 0; done < len(ops)+1; {
-		results := recv(t, r.results, "results")
-		for _, res := range results {
-			before[res.Name] = done
-			done++
+	r.next(len(drops))
+}
+
+// A Take never overtakes the Drop of its lock: it would find the lock taken, and strict order would
+// be lost.
+func TestTakeBehindADropThatCanWaitIsSentAfterIt(t *testing.T) {
+	r := connected(t, startRedis(t).url())
+	take := thatCanWait(ofUser(1001, takeOp("held", 2)))
+	take.AfterPendingDrop = true
+	drops := append(dropsThatCanWait(), thatCanWait(ofUser(1001, dropOp("held", 1))))
+	r.Do(drops)
+	r.Do([]locktable.Op{take})
+	var kinds []locktable.OpKind
+	for _, res := range r.next(len(drops) + 1) {
+		if res.Name == "held" {
+			kinds = append(kinds, res.Kind)
 		}
 	}
-	for _, name := range []string{"held", "another"} {
-		if n := before[name]; n > 2*batchDeletes {
-			t.Errorf("%d results came before that of %q", n, name)
-		}
+	if want := []locktable.OpKind{locktable.Drop, locktable.Take}; !slices.Equal(kinds, want) {
+		t.Errorf("results of kinds %v, want %v", kinds, want)
 	}
 }
 

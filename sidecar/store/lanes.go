@@ -5,10 +5,10 @@ import "github.com/locksidecar/locksidecar/sidecar/locktable"
 // laneTurn is how many operations of one user are sent before those of the next.
 const laneTurn = 32
 
-// lanes is a queue of operations that users share, for those of which one user can have a hundred
-// thousand at one moment: each user has a lane, and the lanes are served in turn. However many operations one user has queued, those of another wait for laneTurn of
-// each user at most. Operations of one user keep their order. (This is round robin as in
-// fair queueing of packets.)
+// lanes is a queue that users share: each user has a lane, and the lanes are served in turn (round
+// robin, as in the fair queueing of packets). It is for operations of which one user can have a
+// hundred thousand at one moment. However many these are, an operation of another user waits
+// for laneTurn of each user at most. Operations of one user keep their order.
 type lanes struct {
 	byUser map[int64]*lane // those that are not empty, by uid
 	turns  fifo[*lane]     // the same, in the order of their turns
@@ -40,12 +40,13 @@ func (s *lanes) push(op locktable.Op) {
 	s.size++
 }
 
-// pop moves up to n operations to the end of dst.
+// pop moves up to n operations to the end of dst, and with a Drop also the Take that is pipelined
+// after it, if that comes next: up to one more for each turn.
 func (s *lanes) pop(dst []locktable.Op, n int) []locktable.Op {
 	for n > 0 && s.size > 0 {
 		l := *s.turns.front()
 		before := len(dst)
-		dst = l.ops.pop(dst, min(n, laneTurn))
+		dst = popWithPair(&l.ops, dst, min(n, laneTurn))
 		popped := len(dst) - before
 		n -= popped
 		s.size -= popped
@@ -56,6 +57,17 @@ func (s *lanes) pop(dst []locktable.Op, n int) []locktable.Op {
 		}
 		delete(s.byUser, l.user)
 		s.spare = l
+	}
+	return dst
+}
+
+// popWithPair moves up to n of the oldest operations to the end of dst, and one more if that makes
+// the last two a pair.
+func popWithPair(ops *fifo[locktable.Op], dst []locktable.Op, n int) []locktable.Op {
+	before := len(dst)
+	dst = ops.pop(dst, n)
+	if len(dst) > before && ops.len() > 0 && isPair(&dst[len(dst)-1], ops.front()) {
+		dst = ops.pop(dst, 1)
 	}
 	return dst
 }

@@ -177,7 +177,8 @@ func (s *Store) Do(ops []locktable.Op) { s.commands.do(ops) }
 func (s *Store) Recycle(results []locktable.Result) { s.commands.spareResults.put(results) }
 
 // Unsent is how many operations wait to be sent, because Redis has not answered those
-// before them. Renewals, checks and Drops that can wait do not count: they are sent beside all others.
+// before them. Renewals, checks and what can wait do not count: they are sent beside all
+// others.
 func (s *Store) Unsent() int { return int(s.commands.unsentOps.Load()) }
 
 // RoundTrip is how long the last command took that Redis answered; 0: there was none.
