@@ -355,8 +355,10 @@ func badFrame(msg string) *protocol.Err { return &protocol.Err{Code: protocol.Ba
 // frame. What it holds it keeps until the deadlines, or until its process ends.
 func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
 	cl := c.session
-	if cl != nil && cl.phase != locktable.SessionClaiming { // what a claim finds lost is told when the session is claimed again
-		l.applyEffects() // a session that is over is sent no answer
+	if cl != nil && cl.phase != locktable.SessionClaiming {
+		// The session may be over after this, and is then sent no answer. While claims are
+		// due there are none, and what is lost is told when the session is claimed again.
+		l.applyEffects()
 	}
 	l.closeAfterFlush(c, fault)
 	if cl == nil {

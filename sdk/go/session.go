@@ -149,7 +149,8 @@ func (p *atomicPhase) set(to sessionPhase) {
 type outage struct {
 	why *clientError // why there is no connection; nil: none was tried yet
 
-	// When the patience of the first call that waits ends, if any call waits.
+	// When run tries to connect at the latest: when the patience of the first call that waits
+	// ends, if any call waits; at once, when the session was closed and bye is due.
 	hasDeadline bool
 	deadline    int64
 }

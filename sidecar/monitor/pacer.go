@@ -3,17 +3,18 @@ package monitor
 import "time"
 
 const (
-	// After what an answer shows took a time to gather, nothing is gathered for paceShare times that
-	// time. The text of metrics is made outside of it.
+	// After a piece of work there is a pause, which is paceShare times as long as the work took.
 	paceShare = 4
-	// An answer that waits for the loop takes long, and costs little.
+	// Work that waits for the loop takes long, and costs little: its pause is longestPace.
 	longestPace = 50 * time.Millisecond
 )
 
-// A pacer has what answers show gathered for one of them at a time, with pauses.
+// A pacer does one piece of work at a time, with pauses. It bounds what it costs to gather the
+// metrics and to make the page, however often they are asked for. The text of the metrics is made
+// outside of it.
 type pacer struct {
-	turn chan struct{} // has an element while an answer is made
-	next time.Time     // no answer is made before; the one who has the turn uses it
+	turn chan struct{} // has an element while there is work
+	next time.Time     // no work begins before; used by the goroutine that has the turn
 }
 
 func newPacer() *pacer { return &pacer{turn: make(chan struct{}, 1)} }

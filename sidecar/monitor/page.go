@@ -100,7 +100,8 @@ func (m *Monitor) status(w http.ResponseWriter, r *http.Request) {
 // writePage writes the page, which a browser loads again after so many seconds; 0: it does not. It
 // returns why there is no page; "": there is one.
 func (m *Monitor) writePage(text *strings.Builder, refresh int) (why string) {
-	// A browser that leaves ends no survey: the next one would have to begin anew.
+	// The context is not that of the request. Otherwise a browser that leaves would end a survey,
+	// and the next request would start the survey from the first lock.
 	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
 	defer cancel()
 	p, err := m.page(ctx)

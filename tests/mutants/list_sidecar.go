@@ -273,7 +273,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "what came before a broken frame is answered",
 		file: "sidecar/session.go",
-		old:  "		l.applyEffects() // a session that is over is sent no answer\n",
+		old:  "		// due there are none, and what is lost is told when the session is claimed again.\n		l.applyEffects()\n",
 		new:  "",
 		by:   test("sidecar", "TestAnswersComeBeforeTheFaultThatEndsTheConnection"),
 	},
