@@ -327,9 +327,7 @@ func (m ListOK) Append(dst []byte) []byte {
 	for i := range m.Locks {
 		w.row(&m.Locks[i])
 	}
-	if m.Next != 0 {
-		w.uint("next", m.Next)
-	}
+	w.uintIf("next", m.Next)
 	return w.finish()
 }
 

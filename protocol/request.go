@@ -195,9 +195,7 @@ func (m Hello) Append(dst []byte) []byte {
 func (m Acquire) Append(dst []byte) []byte {
 	w := begin(dst, "acquire", m.ID)
 	w.str("name", m.Name)
-	if m.Owner != 0 {
-		w.uint("owner", m.Owner)
-	}
+	w.uintIf("owner", m.Owner)
 	if m.NotReentrant {
 		w.bool("reentrant", false)
 	}
@@ -243,9 +241,7 @@ func (m Info) Append(dst []byte) []byte {
 
 func (m List) Append(dst []byte) []byte {
 	w := begin(dst, "list", m.ID)
-	if m.After != 0 {
-		w.uint("after", m.After)
-	}
+	w.uintIf("after", m.After)
 	return w.finish()
 }
 
@@ -288,9 +284,7 @@ func (m HostInfo) Append(dst []byte) []byte {
 func (m HostList) Append(dst []byte) []byte {
 	w := begin(dst, "host_list", m.ID)
 	w.str("host", m.Host)
-	if m.After != 0 {
-		w.uint("after", m.After)
-	}
+	w.uintIf("after", m.After)
 	return w.finish()
 }
 
