@@ -32,9 +32,8 @@ func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) 
 
 // List returns every lock that a process of this host holds or waits for.
 func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
-	var locks []LockInfo
+	var locks listedLocks
 	var conn *connection // of the last page
-	place := make(map[string]int)
 	for after := uint64(0); ; {
 		var page protocol.ListOK
 		ask := newCall(queryCall, task{"list the locks", ""}, &page, func(id uint64) protocol.Request {
@@ -45,24 +44,35 @@ func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
 		}
 		if ask.conn != conn && after != 0 {
 			// The page is of another sidecar, which lists its locks in another order.
-			locks, after = nil, 0
-			clear(place)
+			locks, after = listedLocks{}, 0
 			continue
 		}
 		conn = ask.conn
-		for _, row := range page.Locks {
-			// The sidecar may list a lock twice; the later row is the newer one.
-			if i, isListed := place[row.Name]; isListed {
-				locks[i] = row
-				continue
-			}
-			place[row.Name] = len(locks)
-			locks = append(locks, row)
+		locks.add(page.Locks)
+		if after = page.Next; after == 0 {
+			return locks.rows, nil
 		}
-		if page.Next == 0 {
-			return locks, nil
+	}
+}
+
+// listedLocks are the rows of the pages that were read of a list.
+type listedLocks struct {
+	rows  []LockInfo
+	place map[string]int // of the name in rows
+}
+
+func (l *listedLocks) add(page []LockInfo) {
+	if l.place == nil {
+		l.place = make(map[string]int, len(page))
+	}
+	for _, row := range page {
+		// The sidecar may list a lock twice; the later row is the newer one.
+		if i, isListed := l.place[row.Name]; isListed {
+			l.rows[i] = row
+			continue
 		}
-		after = page.Next
+		l.place[row.Name] = len(l.rows)
+		l.rows = append(l.rows, row)
 	}
 }
 
@@ -195,8 +205,7 @@ func (c *Client) InfoOn(ctx context.Context, host, name string) (LockInfo, bool,
 // ListOn returns every lock that a process of another host holds or waits for. host is as for
 // InfoOn.
 func (c *Client) ListOn(ctx context.Context, host string) ([]LockInfo, error) {
-	var locks []LockInfo
-	place := make(map[string]int)
+	var locks listedLocks
 	for after := uint64(0); ; {
 		var page protocol.HostListOK
 		err := c.ask(ctx, newCall(queryCall, task{"list the locks of host " + host, ""}, &page, func(id uint64) protocol.Request {
@@ -205,17 +214,9 @@ func (c *Client) ListOn(ctx context.Context, host string) ([]LockInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, row := range page.Locks {
-			// The sidecar may list a lock twice; the later row is the newer one.
-			if i, isListed := place[row.Name]; isListed {
-				locks[i] = row
-				continue
-			}
-			place[row.Name] = len(locks)
-			locks = append(locks, row)
-		}
+		locks.add(page.Locks)
 		if after = page.Next; after == 0 {
-			return locks, nil
+			return locks.rows, nil
 		}
 	}
 }
