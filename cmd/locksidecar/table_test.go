@@ -43,7 +43,7 @@ func someLocks() []lockView {
 			Name: "elsewhere", State: protocol.StateRemote, RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52", RemoteTTLMS: 12_000,
 			Waiting: 1, Waiters: []protocol.WaiterRow{{Session: 6, PID: 4712, UID: 1000, Cmd: "python3", WaitedMS: 61_000}},
 		},
-		{Name: "eternal", State: protocol.StateRemote, RemoteField: "somebody", RemoteTTLMS: -1},
+		{Name: "eternal", State: protocol.StateRemote, RemoteField: "foreign", RemoteTTLMS: -1},
 		{Name: "asking", State: protocol.StateBusy},
 		{Name: "kept", State: protocol.StateLingering},
 		{Name: "a-lock-with-quite-a-long-name:that-tells-everything:" + "0123456789", State: protocol.StateHeld, Token: 1, Count: 1, UID: 4242, HeldMS: 1, DeadlineNS: at(1)},

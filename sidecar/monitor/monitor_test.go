@@ -422,7 +422,7 @@ func TestPageSaysThatARemoteLockHasNoExpiry(t *testing.T) {
 	}
 	other := redis.NewClient(options)
 	t.Cleanup(func() { other.Close() })
-	if err := other.HSet(t.Context(), "eternal", "somebody", 1).Err(); err != nil {
+	if err := other.HSet(t.Context(), "eternal", "foreign", 1).Err(); err != nil {
 		t.Fatal(err)
 	}
 	c := s.client()
@@ -437,7 +437,7 @@ func TestPageSaysThatARemoteLockHasNoExpiry(t *testing.T) {
 		_, text := s.get("/")
 		_, row, _ = strings.Cut(text, `<th scope="row">eternal</th>`)
 		row, _, _ = strings.Cut(row, "</tr>")
-		return strings.Contains(row, "elsewhere: somebody")
+		return strings.Contains(row, "elsewhere: foreign")
 	})
 	if !strings.HasPrefix(row, "<td>remote</td>") || !strings.Contains(row, `<td class="number">no expiry</td>`) {
 		t.Errorf("the row of the lock has %s", row)
