@@ -69,8 +69,8 @@ type Config struct {
 	// Turn is how long this host hands a lock over between its own clients while another
 	// sidecar waits for it. Then the lock passes to that one. A turn also ends after 64 grants,
 	// and when the lock is left free for programs that are no sidecars, each 100 ms. Up to 1 s;
-	// OneGrant: after each grant. Default: AutoTurn, which is four round trips to Redis, but at
-	// least 0.3 ms and at most 20 ms.
+	// OneGrant: after each grant. Default: AutoTurn, which is two round trips to Redis, but at
+	// least 0.2 ms and at most 20 ms.
 	Turn time.Duration
 	// Fair are patterns of names whose locks go to waiters in the order in which their requests
 	// arrive at Redis, over all hosts, as if each acquire had asked for that: a name, or the

@@ -35,7 +35,7 @@ type settings struct {
 	Lease           duration `toml:"lease" default:"${lease}" placeholder:"DURATION" help:"How long Redis keeps a lock that is not renewed (default: ${default})."`
 	TokenExpiry     duration `toml:"token_expiry" placeholder:"DURATION" help:"Delete a lock's token counter this long after its last use (default: never). Not if a Redisson program draws fencing tokens."`
 	Linger          duration `toml:"linger" default:"${linger}" placeholder:"DURATION" help:"How long a lock that this host uses again and again stays its own after a release, unless another host waits; up to 20ms (default: ${default}; 0: not at all)."`
-	Turn            turn     `toml:"turn" default:"auto" placeholder:"DURATION" help:"How long processes of this host hand a lock to each other while another host waits; up to 1s (default: ${default}, four round trips to Redis; 0: one process, then the next host)."`
+	Turn            turn     `toml:"turn" default:"auto" placeholder:"DURATION" help:"How long processes of this host hand a lock to each other while another host waits; up to 1s (default: ${default}, two round trips to Redis; 0: one process, then the next host)."`
 	Fair            []string `toml:"fair" placeholder:"PATTERN,…" help:"Strict order between hosts for these locks: first come, first served, and no turns. A name, or its beginning and * (default: none)."`
 	State           string   `toml:"state" placeholder:"PATH" help:"File in which the next daemon finds who holds what (default: the socket's path and .state; none: a restart loses all locks)."`
 	ResumeWithin    duration `toml:"resume_within" default:"${resume_within}" placeholder:"DURATION" help:"After a restart, how long to renew for a living process that does not come back (default: ${default})."`

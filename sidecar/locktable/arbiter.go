@@ -133,13 +133,13 @@ func (p *policy) noteTrip(d int64) {
 	}
 }
 
-// turn is how long a turn may last while another sidecar waits: several round trips, so that
-// most of the time the lock is in use, and not on its way.
+// turn is how long a turn may last while another sidecar waits: two round trips, so that most of
+// the time the lock is in use, and not on its way.
 func (p *policy) turn() int64 {
 	if p.cfg.Turn != 0 {
 		return int64(p.cfg.Turn)
 	}
-	return min(max(4*p.trip, int64(300*time.Microsecond)), int64(20*time.Millisecond))
+	return min(max(2*p.trip, int64(200*time.Microsecond)), int64(20*time.Millisecond))
 }
 
 // others is how many programs are subscribed to the lock's channel, this host not counted, as

@@ -633,11 +633,11 @@ func TestTurnEndsByItsTime(t *testing.T) {
 	}
 }
 
-// A turn is four round trips to Redis long, within bounds.
+// A turn is two round trips to Redis long, within bounds.
 func TestTurnIsAsLongAsRedisIsFar(t *testing.T) {
 	for _, tt := range []struct{ trip, least, most time.Duration }{
-		{0, 300 * time.Microsecond, 300 * time.Microsecond},
-		{time.Millisecond, 4 * time.Millisecond, 4 * time.Millisecond},
+		{0, 200 * time.Microsecond, 200 * time.Microsecond},
+		{time.Millisecond, 2 * time.Millisecond, 2 * time.Millisecond},
 		{15 * time.Millisecond, 20 * time.Millisecond, 20 * time.Millisecond},
 	} {
 		r := newListeningRig(t, locktable.Config{})

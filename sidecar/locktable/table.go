@@ -61,7 +61,7 @@ type Config struct {
 
 	// While another sidecar waits for a lock, it passes between local owners at most
 	// HandoffBudget times in a row and for Turn; then it passes to the first in the queue.
-	// The Turn 0 stands for four round trips to Redis, within 300 µs and 20 ms. With a Turn
+	// The Turn 0 stands for two round trips to Redis, within 200 µs and 20 ms. With a Turn
 	// of 1 ns the hosts alternate. Default of HandoffBudget: 64.
 	HandoffBudget int
 	Turn          time.Duration
