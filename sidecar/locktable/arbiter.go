@@ -338,20 +338,21 @@ func (a *arbiter) onDropDone(p *policy, now int64, r *Result, noWait bool) {
 	case isQuiet && noWait:
 		a.leaveFree(now, 0)
 	default:
-		a.leaveFree(now, p.freePause(isQuiet))
+		a.leaveFree(now, p.freePause(a.arePrograms(now)))
 		if isQuiet {
 			a.lookForPoller(p, now)
 		}
 	}
 }
 
-// freePause is how long a host leaves a lock free that it has released for others. isQuiet: none
-// is known to want it.
-func (p *policy) freePause(isQuiet bool) int64 {
-	if isQuiet {
-		return int64(p.cfg.QuietPause)
+// freePause is how long a host leaves a lock free that it has released for others. arePrograms:
+// a program that is no sidecar is known to want it, or is likely to. The other sidecars of the
+// queue do not wait longer: they are told to ask after as long.
+func (p *policy) freePause(arePrograms bool) int64 {
+	if arePrograms {
+		return int64(p.cfg.Backoff)
 	}
-	return int64(p.cfg.Backoff)
+	return int64(p.cfg.QuietPause)
 }
 
 // onHeldByOther notes the result that another host has the lock, and until when there is
@@ -376,7 +377,7 @@ func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight, p
 		case r.Rank > 0:
 			a.nextTry = now + p.refreshPause()
 		default:
-			a.leaveFree(now, p.freePause(!a.arePrograms(now)))
+			a.leaveFree(now, p.freePause(a.arePrograms(now)))
 		}
 		return
 	}

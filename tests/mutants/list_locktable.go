@@ -726,8 +726,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a lock that is released for polling hosts stays free for a moment",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `		return int64(p.cfg.QuietPause)`,
-		new:  `		return 0`,
+		old:  `	return int64(p.cfg.QuietPause)`,
+		new:  `	return 0`,
 		by:   simulation,
 	},
 	{
@@ -1274,6 +1274,15 @@ var locktableMutants = []mutant{
 		old:  `	case !r.Paused && (a.phase`,
 		new:  `	case (a.phase`,
 		by:   tableTest("TestLockThatRedisLeavesFreeIsNotTakenAtOnce"),
+	},
+	{
+		rule: "other sidecars that wait make no longer pause",
+		file: "sidecar/locktable/arbiter.go",
+		old: `		a.leaveFree(now, p.freePause(a.arePrograms(now)))
+		if isQuiet {`,
+		new: `		a.leaveFree(now, p.freePause(!isQuiet))
+		if isQuiet {`,
+		by: tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
 	},
 	{
 		rule: "a turn begins when the lock comes back",
