@@ -469,7 +469,7 @@ func TestGetTokenIsNotBelowTheTokenOfTheHolder(t *testing.T) {
 func TestPollersAreGrantedALockThatIsHandedOver(t *testing.T) {
 	const name, grants, pauseMS = "wanted", 8, 100
 	r := harness.StartRedis(t)
-	end := harness.Contend(t, harness.StartDaemon(t, r.UnixURL()), name)
+	end := harness.Contend(t, name, 8, harness.StartDaemon(t, r.UnixURL()))
 	host := harness.StartRedisson(t, r)
 	other := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL()))
 	unsubscribed := harness.StartGoWorker(t, harness.StartDaemonWithoutSubscribe(t, r))

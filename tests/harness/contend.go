@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// Contend starts eight worker processes of one daemon that acquire and release one lock
+// Contend starts so many worker processes on each host, which acquire and release one lock
 // without a pause. The returned function stops them and returns how often they held it.
-func Contend(t testing.TB, d *Daemon, name string) (end func() int) {
+func Contend(t testing.TB, name string, workersPerHost int, hosts ...*Daemon) (end func() int) {
 	t.Helper()
-	var fleet []*Worker
+	fleet := StartFleet(t, workersPerHost, hosts...)
 	var ended []<-chan Answer
-	for i := range 8 {
-		w := StartNthWorker(t, d, i)
-		fleet = append(fleet, w)
+	for _, w := range fleet {
 		ended = append(ended, w.Send(Command{Do: "poll", Name: name, WaitMS: -1, ForMS: (10 * time.Minute).Milliseconds()}))
 	}
-	Eventually(t, "the processes want the lock", func() bool { return Waiters(t, d, name) >= 4 })
+	for _, d := range hosts {
+		Eventually(t, "the processes want the lock", func() bool { return Waiters(t, d, name) >= workersPerHost/2 })
+	}
 	return func() int {
 		t.Helper()
 		grants := 0

@@ -8,9 +8,9 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// A lock that a sidecar hands over between eight processes without a pause, and a client on
-// another host that requests it, too: how often it tries and is granted, how long it waits at
-// most, and how often the eight processes have the lock meanwhile.
+// A lock that sidecars hand over between eight processes without a pause, or that one process has
+// again and again; and a client on another host that requests it, too: how often it tries and is
+// granted, how long it waits at most, and how often the processes have the lock meanwhile.
 func TestMeasurePollers(t *testing.T) {
 	measured(t)
 	const name = "wanted"
@@ -33,23 +33,27 @@ func TestMeasurePollers(t *testing.T) {
 		start  func(*testing.T, *harness.Redis) *harness.Worker
 		object string
 		waitMS int64
+
+		workers, hosts int
 	}{
-		{"no other client", nil, "", 0},
-		{"RLock.tryLock(), each ms", redisson, "lock", 0},
-		{"RLock.tryLock(5 s)", redisson, "lock", 5000},
-		{"RLock.lock()", redisson, "lock", -1},
-		{"NonReentrantLock.lock()", redisson, "nonreentrant", -1},
-		{"RFencedLock.tryLockAndGetToken(0), each ms", redisson, "fenced", 0},
-		{"RFencedLock.lockAndGetToken()", redisson, "fenced", -1},
-		{"RSpinLock.lock()", redisson, "spin", -1},
-		{"RFairLock.tryLock(), each ms", redisson, "fair", 0},
-		{"RFairLock.lock()", redisson, "fair", -1},
-		{"RMultiLock.tryLock(5 s), this one and a free one", redisson, "multi", 5000}, // lock() cannot be interrupted
-		{"another sidecar, wait_ms 0, each ms", sidecar, "", 0},
-		{"another sidecar, wait_ms 5000", sidecar, "", 5000},
-		{"another sidecar, no limit", sidecar, "", -1},
-		{"a sidecar without SUBSCRIBE, wait_ms 0, each ms", unsubscribed, "", 0},
-		{"a sidecar without SUBSCRIBE, wait_ms 5000", unsubscribed, "", 5000},
+		{"no other client", nil, "", 0, 8, 1},
+		{"RLock.tryLock(), each ms", redisson, "lock", 0, 8, 1},
+		{"RLock.tryLock(), each ms, against one process", redisson, "lock", 0, 1, 1},
+		{"RLock.tryLock(), each ms, against two hosts", redisson, "lock", 0, 8, 2},
+		{"RLock.tryLock(5 s)", redisson, "lock", 5000, 8, 1},
+		{"RLock.lock()", redisson, "lock", -1, 8, 1},
+		{"NonReentrantLock.lock()", redisson, "nonreentrant", -1, 8, 1},
+		{"RFencedLock.tryLockAndGetToken(0), each ms", redisson, "fenced", 0, 8, 1},
+		{"RFencedLock.lockAndGetToken()", redisson, "fenced", -1, 8, 1},
+		{"RSpinLock.lock()", redisson, "spin", -1, 8, 1},
+		{"RFairLock.tryLock(), each ms", redisson, "fair", 0, 8, 1},
+		{"RFairLock.lock()", redisson, "fair", -1, 8, 1},
+		{"RMultiLock.tryLock(5 s), this one and a free one", redisson, "multi", 5000, 8, 1}, // lock() cannot be interrupted
+		{"another sidecar, wait_ms 0, each ms", sidecar, "", 0, 8, 1},
+		{"another sidecar, wait_ms 5000", sidecar, "", 5000, 8, 1},
+		{"another sidecar, no limit", sidecar, "", -1, 8, 1},
+		{"a sidecar without SUBSCRIBE, wait_ms 0, each ms", unsubscribed, "", 0, 8, 1},
+		{"a sidecar without SUBSCRIBE, wait_ms 5000", unsubscribed, "", 5000, 8, 1},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			r := harness.StartRedis(t)
@@ -57,7 +61,11 @@ func TestMeasurePollers(t *testing.T) {
 			if c.start != nil {
 				w = c.start(t, r)
 			}
-			end := harness.Contend(t, harness.StartDaemon(t, r.UnixURL()), name)
+			var hosts []*harness.Daemon
+			for range c.hosts {
+				hosts = append(hosts, harness.StartDaemon(t, r.UnixURL()))
+			}
+			end := harness.Contend(t, name, c.workers/c.hosts, hosts...)
 			start := time.Now()
 			result := ""
 			if w == nil {
@@ -73,7 +81,7 @@ func TestMeasurePollers(t *testing.T) {
 			if c.object != "" {
 				w.Disconnect()
 			}
-			row(c.what, "%-48s; the eight: %6.0f/s", result, float64(end())/took.Seconds())
+			row(c.what, "%-48s; the processes: %6.0f/s", result, float64(end())/took.Seconds())
 		})
 	}
 }
