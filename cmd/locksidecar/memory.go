@@ -15,9 +15,9 @@ import (
 const (
 	quietInterval = 10 * time.Second
 
-	// quietBytes is how much a quiet daemon allocates in an interval at most. 100 pairs of
-	// acquire and release a second, or the renewals of a million locks, are less.
-	quietBytes = 2 << 20
+	// quietBytes is how much a quiet daemon allocates in an interval at most. The renewals of
+	// 100,000 locks, and a reader of the metrics each second, are less.
+	quietBytes = 8 << 20
 )
 
 // heapSize is the memory of the Go heap at one moment, in bytes.
