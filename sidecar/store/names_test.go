@@ -139,12 +139,26 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			}
 			plain.one(dropOp(name, 1))
 
-			again := takeOp(name, 3)
-			again.AfterPendingDrop = true
-			for _, ops := range [][]locktable.Op{{dropOp(name, 2), again}, {dropOp(name, 3)}} {
-				if res := r.ask(ops...)[0]; res.Outcome != locktable.Done || res.Listeners != 1 {
-					t.Errorf("the drop is answered %+v", res)
+			// Four releases after which the lock is taken again, and one after which it is free.
+			published := 0
+			for hold := uint64(2); hold <= 6; hold++ {
+				ops := []locktable.Op{dropOp(name, hold)}
+				if hold < 6 {
+					again := takeOp(name, hold+1)
+					again.AfterPendingDrop = true
+					ops = append(ops, again)
 				}
+				switch res := r.ask(ops...)[0]; {
+				case res.Outcome == locktable.Done && res.Listeners == 1:
+					published++
+				case res.Outcome != locktable.Done || res.Listeners != locktable.Uncounted || hold == 6:
+					t.Errorf("the drop of hold %d is answered %+v", hold, res)
+				}
+			}
+			if published != 2 {
+				t.Errorf("%d releases were published, want one of the four and the last one", published)
+			}
+			for range 2 {
 				if got := recv(t, r.messages, "message"); got != name {
 					t.Errorf("a message for %q, want %q", got, name)
 				}

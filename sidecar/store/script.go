@@ -285,7 +285,7 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 	}
 	locks := len(ops) - pairs
 	keys := locks + locks - counts[dropped]
-	args := 8 + len(ops) + 3*counts[set] + counts[dropped] + 2*pairs
+	args := 8 + len(ops) + 3*counts[set] + counts[dropped] + pairs
 	dst = appendCommand(dst, f, s, keys, args)
 	for i := range ops {
 		if i < again || ops[i].Kind == locktable.Drop {
@@ -326,7 +326,7 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 				held = 1
 			}
 			dst = appendNumber(dst, held)
-		case section == dropped:
+		case i < again && section == dropped:
 			dst = e.keys.appendDerived(dst, channelPrefix, op.Name)
 		}
 	}

@@ -255,10 +255,24 @@ var scriptMutants = []mutant{
 		by:   differential,
 	},
 	{
-		rule: "a retake publishes the release",
+		rule: "each fourth retake publishes the release",
 		file: acquireRelease,
-		old:  `    local receivers = ask('PUBLISH', channel, unlocked)` + "\n    if receivers ~= 0",
-		new:  "    local receivers = 0\n    if receivers ~= 0",
+		old:  `draws == '1' and last % 4 == 0`,
+		new:  `draws == '1' and last % 8 == 0`,
+		by:   test("sidecar/store", "TestRedisHasOnlyKeysAndChannelsWithThePrefix"),
+	},
+	{
+		rule: "a retake that publishes the release counts the subscribers",
+		file: acquireRelease,
+		old:  `      receivers = ask('PUBLISH', channel, unlocked)`,
+		new:  `      receivers = 0`,
+		by:   differential,
+	},
+	{
+		rule: "a retake that draws several tokens counts the subscribers",
+		file: acquireRelease,
+		old:  `      last = {last, count_subscribers(channel)}`,
+		new:  `      last = {last, 0}`,
 		by:   differential,
 	},
 

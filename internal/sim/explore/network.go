@@ -209,7 +209,7 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 		},
 	}
 	if next != nil {
-		cmd.Next = &next.op
+		cmd.Next, cmd.HidesMoves = &next.op, true
 	}
 	if dropped != nil {
 		cmd.PassedOn = dropped.Passed

@@ -352,7 +352,10 @@ func btoi(b bool) int {
 // is exactly as this sidecar left it. The queue had no ticket.
 func (c *Command) movesField(key *Key, counter *Counter) bool {
 	op, next := c.Op, c.Next
-	if next == nil || op.PassedMS >= maxPassedMS || c.Denied.PExpire || c.Denied.Counter || c.NoMemory {
+	switch {
+	case next == nil || next.RequireExisting || next.Count != 1 || next.Reserve == 0:
+		return false
+	case c.hasNextArrived() && op.PassedMS >= maxPassedMS, c.Denied.PExpire, c.Denied.Counter, c.NoMemory:
 		return false
 	}
 	n := *counter
@@ -367,6 +370,12 @@ func (c *Command) movesField(key *Key, counter *Counter) bool {
 	}
 	_, isOurs := key.Other.Hash[fieldOf(c.Prefixes[c.Owner], op.HoldID)]
 	return isOurs
+}
+
+// publishesMove reports whether the release is published when a Drop and the Take after it only
+// change the field.
+func (c *Command) publishesMove(counter *Counter) bool {
+	return c.Next.Reserve == 1 && (counter.Value+1)%4 == 0 && !c.HidesMoves
 }
 
 // notifyFirst has the first ticket ask again if a program has the lock which is no sidecar. upTo:

@@ -35,6 +35,10 @@ type Command struct {
 	PassedOn           bool          // the Drop before this Take in the same run passed the lock on
 	LeftFree           bool          // the same Drop left it free for a moment, and the Take must
 	Next               *locktable.Op // the Take that follows this Drop in the same run; nil: none does
+
+	// HidesMoves: a release after which the lock is taken again in the same run is never
+	// published. It is for a world that does not tell one token from another.
+	HidesMoves bool
 }
 
 // Denied is what the ACL of Redis denies the user of the sidecar. Nothing is done of a
@@ -49,7 +53,7 @@ type Denied struct {
 type Publication uint8
 
 const (
-	NotPublished  Publication = iota // nothing was released
+	NotPublished  Publication = iota // nothing was released, or it was taken again at once
 	Published                        // to all subscribers
 	PublishDenied                    // something was released, and the ACL denies to publish it
 )
@@ -102,6 +106,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	}
 	var sent []Sent
 	standing := c.Standing(key)
+	isHidden := op.Kind == locktable.Drop && !c.hasTickets() && c.movesField(key, counter) && !c.publishesMove(counter)
 	switch {
 	case op.Kind == locktable.Take && c.LeftFree:
 		reply := Reply{Outcome: locktable.HeldByOther, TTLMS: -1, Listeners: locktable.Uncounted}
@@ -179,7 +184,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	case Remove:
 		c.remove(key)
 	}
-	if verdict.Publishes {
+	if verdict.Publishes && !isHidden {
 		c.publish(channel, &reply)
 	}
 	if op.Kind == locktable.Take && reply.Outcome == locktable.Done && c.hasTickets() {

@@ -26,8 +26,8 @@
 --          if it is set: entries of the hold; how many tokens to draw, 0 draws none; "1":
 --          only move a lock that is ours already to this hold, never take a free one
 --          if it is dropped, with this hold or an earlier one: channel
---          if it is dropped and taken again: channel; hold number of the new hold; how many
---          tokens to draw, at least 1
+--          if it is dropped and taken again: hold number of the new hold; how many tokens to
+--          draw, at least 1
 --
 -- Returns for each lock, and for a lock that is dropped and taken again first for the drop
 -- and then for the take,
@@ -47,7 +47,8 @@
 -- a drop   n >= 0          our field is gone, or was before; published; n clients subscribe
 --          -1              the same; to count the subscribers is not permitted
 --          -2              the same; to publish is not permitted
---          -3              the key has another owner's field, or a later one of ours
+--          -3              the key has another owner's field, or a later one of ours; nothing
+--                          was published
 --          {waiting}       the lock passed to the first of the queue; so many tickets wait
 --          {n, pause}      as n; the lock is free for others although there is a queue, and
 --                          its first asks again after the pause, ms
@@ -92,6 +93,10 @@
 -- subscribe to its channel, unless it is taken again, and after 100 ms in any case. The first
 -- ticket stays, and its sidecar receives "free". It also does if a lock that has a queue
 -- cannot be passed on.
+--
+-- A lock that is dropped and taken again is not free in between, unless it was not as this
+-- sidecar left it. So nobody has to be woken: of these releases only each fourth is published.
+-- That is enough to notice clients that subscribe.
 --
 -- A lock that is dropped and taken again for a request that arrived at a given time passes to
 -- the first of all tickets, that of the take among them. It may be left free for a moment, too.
@@ -575,13 +580,23 @@ end
 for i = again, locks do
   counters = counters + 1
   local lock, counter = keys[i], keys[counters]
-  local num, channel, later, draws = args[a], args[a + 1], args[a + 2], args[a + 3]
-  a = a + 4
+  local num, later, draws = args[a], args[a + 1], args[a + 2]
+  a = a + 3
   local last = not (wanted and queues.waits(n + 1, lock)) and retake(lock, counter, num, later, draws)
+  local is_published = last and draws == '1' and last % 4 == 0
+  local channel
+  if not last or draws ~= '1' or is_published then
+    channel = 'redisson_lock__channel:' .. string.sub(counter, #'redisson_lock_token:' + 1)
+  end
   if last then
-    local receivers = ask('PUBLISH', channel, unlocked)
-    if receivers ~= 0 then receivers = type(receivers) == 'table' and -2 or count_subscribers(channel) end
-    statuses[n + 1], statuses[n + 2] = receivers, draws == '1' and last or {last, count_subscribers(channel)}
+    local receivers = -3
+    if draws ~= '1' then
+      last = {last, count_subscribers(channel)}
+    elseif is_published then
+      receivers = ask('PUBLISH', channel, unlocked)
+      if receivers ~= 0 then receivers = type(receivers) == 'table' and -2 or count_subscribers(channel) end
+    end
+    statuses[n + 1], statuses[n + 2] = receivers, last
     n = n + 2
   else
     local ok, status, passed_on, stays_free
