@@ -150,7 +150,7 @@ func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 		for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind == locktable.Renew {
 			*at += costKey
 			op := &b.ops[len(b.results)]
-			reply := f.run(host, op, nil, false, *at)
+			reply := f.run(host, op, nil, &redis.Reply{}, *at)
 			b.addResult(op, &reply)
 			n++
 		}
@@ -158,15 +158,20 @@ func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 		return 126 + 33*n
 	}
 	*at += costRun
-	n, passedOn := 0, false
+	n := 0
+	var previous redis.Reply
 	for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind != locktable.Renew {
 		op := &b.ops[len(b.results)]
 		var next *locktable.Op // the Take that follows this Drop in the same script
 		if i := len(b.results) + 1; n+1 < storeKeys && i < len(b.ops) && b.ops[i].AfterPendingDrop && b.ops[i].Name == op.Name {
 			next = &b.ops[i]
 		}
-		reply := f.run(host, op, next, passedOn && op.AfterPendingDrop, *at)
-		passedOn = reply.Passed
+		dropped := redis.Reply{}
+		if op.AfterPendingDrop {
+			dropped = previous
+		}
+		reply := f.run(host, op, next, &dropped, *at)
+		previous = reply
 		*at += f.cost(op, &reply)
 		f.publish(op, &reply, at)
 		b.addResult(op, &reply)
@@ -218,8 +223,8 @@ func (b *batch) addResult(op *locktable.Op, reply *redis.Reply) {
 }
 
 // run is what the script does to one lock. next is the Take that follows a Drop in the same
-// script; passedOn: the Drop before a Take passed the lock on.
-func (f *Fleet) run(host int16, op, next *locktable.Op, passedOn bool, at int64) redis.Reply {
+// script; dropped is the reply to the Drop before a Take in it.
+func (f *Fleet) run(host int16, op, next *locktable.Op, dropped *redis.Reply, at int64) redis.Reply {
 	l := &f.locks[fleetIndex(op.Name)]
 	l.key.Expire(at)
 	wasFree := !l.key.Exists()
@@ -227,7 +232,7 @@ func (f *Fleet) run(host int16, op, next *locktable.Op, passedOn bool, at int64)
 		Op: op, Owner: redis.Owner(host), Now: at,
 		Floor: 1, Fresh: 1, Expiry: counterExpiry, KeepsCounterExpiry: op.AfterPendingDrop,
 		Denied: redis.Denied{Queue: f.plan.DenyQueues},
-		Queue:  &l.queue, Clock: at / µs, Receivers: f.receivers, Next: next, PassedOn: passedOn,
+		Queue:  &l.queue, Clock: at / µs, Receivers: f.receivers, Next: next, PassedOn: dropped.Passed, Moves: dropped.Moves,
 	}
 	reply := c.Run(&l.key, &l.counter, &l.channel)
 	switch {

@@ -41,6 +41,7 @@ type redisName struct {
 	passedBatch uint32 // and in which batch
 	freedBy     int16  // the host that left the lock free for a moment last,
 	freeBatch   uint32 // and in which batch
+	moved       movedKey
 
 	// For the checker.
 	drawn       uint64       // largest token ever drawn, whatever Redis remembers of it
@@ -300,6 +301,7 @@ func (w *world) execute(h *host, o *operation) {
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
 		Queue:  name.queue, Clock: w.time(), PassedOn: o.op.AfterPendingDrop && w.passedInBatch(o),
 		LeftFree: o.op.AfterPendingDrop && o.op.Enqueue && o.op.Arrived != 0 && name.freeBatch == o.batch && name.freedBy == o.host && w.plan.oneScriptPerBatch,
+		Moves:    name.moved.untilFor(o),
 		Receivers: func(sidecar redis.Owner) int32 {
 			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar])))
 		},
@@ -309,6 +311,7 @@ func (w *world) execute(h *host, o *operation) {
 	}
 	shared := &w.redis.names[w.counterOf(n)]
 	draws := redis.Judge(&o.op, c.Standing(&name.key)).Draws
+	moved := movedKey{host: o.host, batch: o.batch, unjumpedExpiry: name.unjumpedExpiry}
 	var reply redis.Reply
 	switch {
 	case name.overwritten:
@@ -338,6 +341,10 @@ func (w *world) execute(h *host, o *operation) {
 		w.onPass(n, &reply, o.floor)
 	case redis.Write:
 		name.unjumpedExpiry = 0
+		if o.op.KeepsExpiry && c.Moves != 0 {
+			name.unjumpedExpiry = name.moved.unjumpedExpiry
+			w.check.meet(ExpiryKept)
+		}
 		if before.Owner == redis.NoOwner {
 			w.checkWakeUp(n)
 		}
@@ -367,6 +374,9 @@ func (w *world) execute(h *host, o *operation) {
 	}
 	if reply.Paused {
 		name.freedBy, name.freeBatch = o.host, o.batch
+	}
+	if moved.until = reply.Moves; w.plan.oneScriptPerBatch {
+		name.moved = moved
 	}
 	o.setResult(&reply, name)
 	w.noteArrival(h, n, o, &reply)
@@ -441,6 +451,23 @@ func (w *world) takeAfter(h *host, o *operation) *operation {
 		}
 	}
 	return nil
+}
+
+// movedKey is the key before the Drop that was executed last, if the Take after it in the same
+// script only changes its field.
+type movedKey struct {
+	host           int16
+	batch          uint32
+	until          int64 // when it expires; 0: the Take sets the key
+	unjumpedExpiry int64 // as redisName has it
+}
+
+// untilFor returns when the key expires that an operation only moves; 0: it sets the key.
+func (m *movedKey) untilFor(o *operation) int64 {
+	if o.op.AfterPendingDrop && m.host == o.host && m.batch == o.batch {
+		return m.until
+	}
+	return 0
 }
 
 // passedInBatch reports whether the Drop before a Take of the same batch passed the lock on.

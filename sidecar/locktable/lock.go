@@ -172,7 +172,7 @@ func (t *Table) want(a *alarm, l *lock) want {
 		}
 		w := want{
 			kind: wantForQueue, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseOf(first.request.lease, first.request.leaseMS), reserve: 1,
-			notBefore: q.arbiter.nextTry, mayPipeline: mayPipeline,
+			notBefore: q.arbiter.nextTry, mayPipeline: mayPipeline, isRenewable: first.request.lease == WatchdogLease,
 			ticket: q.place.live(),
 		}
 		w.onlyAsk = l.claim.state == claimAbsent && !first.isTrying() && q.arbiter.mustOnlyAsk(now, &q.place)

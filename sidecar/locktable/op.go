@@ -60,6 +60,7 @@ type Op struct {
 	Reserve          uint16 // Take: tokens to draw; 0 draws none
 	RequireExisting  bool   // Take: a missing key is not set
 	AfterPendingDrop bool   // Take: it is pipelined after a Drop of the same lock that has no result yet
+	KeepsExpiry      bool   // Take with AfterPendingDrop and Reserve 1: if the Drop leaves it only the field to change, the key's expiry stays as it was
 	Enqueue          bool   // Take: a ticket is to stand in the queue if another owner has the key
 	InOrder          bool   // Take with Enqueue: a free key goes to the first of the queue
 	Arrived          uint64 // Take with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now

@@ -188,8 +188,12 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 	if h != nil && h.isRenewed() {
 		lease = min(lease, t.leaseMS) // what is above it covers what was sent before
 	}
-	c.confirmed(now, r.Sent+validity(lease), op, r.Token)
-	c.renewAt = t.alignRenewal(r.Sent + ms(lease)/3 + t.jitter())
+	set := r.Sent // when the lease began, at the latest
+	if op.keptUntil != 0 {
+		set = min(set, op.keptUntil-validity(lease))
+	}
+	c.confirmed(now, set+validity(lease), op, r.Token)
+	c.renewAt = t.alignRenewal(set + ms(lease)/3 + t.jitter())
 	if h != nil && h.isChecked() {
 		c.renewAt = t.nextCheck(now)
 	}

@@ -295,6 +295,7 @@ func (c *remoteClaim) describe(d Description, now int64, cfg *Config) {
 		describeAge(d, now, op.sentAt, cfg.Lease)
 		d.Value(uint64(op.count)<<32 | uint64(op.leaseMS))
 		d.Value(uint64(op.reserve)<<32 | uint64(min(op.passedMS, uint32(longestPass/time.Millisecond))))
+		d.Time(max(op.keptUntil, now))
 	}
 }
 

@@ -206,6 +206,51 @@ func TestAnAcquireDoesNotWaitForTheReleaseBeforeIt(t *testing.T) {
 	}
 }
 
+// A hold of a lock that is taken again does with what is left of the lease that Redis gave the key
+// before, if that is nearly all.
+func TestLockThatIsTakenAgainKeepsItsExpiry(t *testing.T) {
+	const lease = time.Second
+	for _, tt := range []struct {
+		says  string
+		after time.Duration // since Redis gave the key its lease
+		opts  []opt
+		keeps bool
+	}{
+		{"soon", 61 * time.Millisecond, nil, true},
+		{"later", 63 * time.Millisecond, nil, false},
+		{"with a fixed lease", time.Millisecond, []opt{fixed(lease)}, false},
+		{"with a fixed lease of its own", time.Millisecond, []opt{fixed(time.Hour)}, false},
+	} {
+		t.Run(tt.says, func(t *testing.T) {
+			r := newListeningRig(t, locktable.Config{Lease: lease, Linger: locktable.NoLinger})
+			r.acquire(1, "a")
+			r.redis(locktable.Take, locktable.Done)
+			given := r.deadline()
+			r.pass(tt.after)
+			r.release(1, 1)
+			r.acquire(2, "a", tt.opts...)
+			_, take := r.two()
+			if take.KeepsExpiry != tt.keeps {
+				t.Fatalf("the take: %+v", take)
+			}
+			r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Listeners: locktable.Uncounted})
+			r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2, Listeners: locktable.Uncounted})
+			if !tt.keeps {
+				if d := r.deadline(); d <= given {
+					t.Errorf("the hold is valid until %v, and the one before it was until %v", d, given)
+				}
+				return
+			}
+			if d := r.deadline(); d != given {
+				t.Errorf("the hold is valid until %v, and the key is this host's until %v", d, given)
+			}
+			if d := r.untilAsked(lease) + tt.after; d < lease/3 || d > lease/3+lease/10 {
+				t.Errorf("it is renewed %v after Redis gave the key its lease, want a third of %v", d, lease)
+			}
+		})
+	}
+}
+
 // two takes a Drop and the Take behind it.
 func (r *rig) two() (drop, take locktable.Op) {
 	r.Helper()

@@ -316,6 +316,8 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 		op := &ops[i]
 		dst = appendNumber(dst, int64(op.HoldID))
 		switch section := argSectionOf(op); {
+		case i >= again && op.Kind == locktable.Take && op.KeepsExpiry:
+			dst = appendNumber(dst, -1)
 		case i >= again && op.Kind == locktable.Take:
 			dst = appendNumber(dst, int64(op.Reserve))
 		case section == set, section == setLate:

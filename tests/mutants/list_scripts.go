@@ -250,8 +250,15 @@ var scriptMutants = []mutant{
 	{
 		rule: "a retake renews the lease",
 		file: acquireRelease,
-		old:  `      if ask('PEXPIRE', lock, lease) == 1 then return last end`,
+		old:  `      if keeps or ask('PEXPIRE', lock, lease) == 1 then return last end`,
 		new:  `      if last then return last end`,
+		by:   differential,
+	},
+	{
+		rule: "a retake keeps the expiry if the sidecar says so",
+		file: acquireRelease,
+		old:  `      if keeps or ask('PEXPIRE', lock, lease) == 1 then return last end`,
+		new:  `      if ask('PEXPIRE', lock, lease) == 1 then return last end`,
 		by:   differential,
 	},
 	{

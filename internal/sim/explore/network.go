@@ -214,6 +214,7 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 	if dropped != nil {
 		cmd.PassedOn = dropped.Passed
 		cmd.LeftFree = dropped.Paused && r.op.Enqueue && r.op.Arrived != 0
+		cmd.Moves = dropped.Moves
 	}
 	reply := cmd.Run(&w.key, &w.counter, &w.subscribers)
 	w.noteArrival(h, r, &reply)

@@ -621,6 +621,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 		if again {
 			c.PassedOn = previous.Passed
 			c.LeftFree = previous.Paused && op.Enqueue && op.Arrived != 0
+			c.Moves = previous.Moves
 		}
 		if i+1 < len(ops) && takenAgain(ops, i+1) {
 			c.Next = keyed[i+1]
@@ -662,8 +663,10 @@ func (r *lapRun) circumstances(rd *round, ops []*locktable.Op, i int) []func(*re
 		}
 	}
 	if len(leases) > 1 || len(ops) > runMax || users[r.user].key != nil {
-		as = append(as, func(c *redis.Command) { c.Next, c.PassedOn, c.LeftFree = nil, false, false },
-			func(c *redis.Command) { c.Next, c.PassedOn, c.LeftFree, c.NoMemory = nil, false, false, rd.full })
+		as = append(as, func(c *redis.Command) { c.Next, c.PassedOn, c.LeftFree, c.Moves = nil, false, false, 0 },
+			func(c *redis.Command) {
+				c.Next, c.PassedOn, c.LeftFree, c.Moves, c.NoMemory = nil, false, false, 0, rd.full
+			})
 	}
 	return as
 }

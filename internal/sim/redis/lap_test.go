@@ -322,8 +322,11 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 			if r.oneIn(4) {
 				op.Reserve = pick[uint16](r, 2, 64)
 			}
+			op.KeepsExpiry = op.Reserve == 1 && r.oneIn(2)
 			if wait(&op); len(names) > runMax || len(leases) > 1 || users[user].key != nil || rd.full {
-				op.Arrived = 0 // the test cannot see whether one run had both, and memory, and other messages are sent then
+				// The test cannot see whether one run had both, and memory; other messages are sent
+				// then, and another expiry is left.
+				op.Arrived, op.KeepsExpiry = 0, false
 			}
 			rd.ops = append(rd.ops, first)
 		}

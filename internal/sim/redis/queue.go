@@ -355,7 +355,7 @@ func (c *Command) movesField(key *Key, counter *Counter) bool {
 	switch {
 	case next == nil || next.RequireExisting || next.Count != 1 || next.Reserve == 0:
 		return false
-	case c.hasNextArrived() && op.PassedMS >= maxPassedMS, c.Denied.PExpire, c.Denied.Counter, c.NoMemory:
+	case c.hasNextArrived() && op.PassedMS >= maxPassedMS, c.Denied.PExpire && !next.KeepsExpiry, c.Denied.Counter, c.NoMemory:
 		return false
 	}
 	n := *counter

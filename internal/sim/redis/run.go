@@ -34,6 +34,7 @@ type Command struct {
 	KeepsCounterExpiry bool          // a Take that follows its Drop in one run does not look at the expiry of the counter
 	PassedOn           bool          // the Drop before this Take in the same run passed the lock on
 	LeftFree           bool          // the same Drop left it free for a moment, and the Take must
+	Moves              int64         // what the reply to the same Drop has
 	Next               *locktable.Op // the Take that follows this Drop in the same run; nil: none does
 
 	// HidesMoves: a release after which the lock is taken again in the same run is never
@@ -80,6 +81,10 @@ type Reply struct {
 	Passed        bool
 	Paused        bool
 	Sent          []Sent // to sidecars, in this order
+
+	// Moves is when the key expires of which the Take after this Drop only changes the field; 0: the
+	// Take sets the key.
+	Moves int64
 }
 
 // Run carries out a command on the key, the token counter and the channel of its lock.
@@ -106,7 +111,10 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	}
 	var sent []Sent
 	standing := c.Standing(key)
-	isHidden := op.Kind == locktable.Drop && !c.hasTickets() && c.movesField(key, counter) && !c.publishesMove(counter)
+	moves, isHidden := int64(0), false
+	if op.Kind == locktable.Drop && !c.hasTickets() && c.movesField(key, counter) {
+		moves, isHidden = key.ExpireAt, !c.publishesMove(counter)
+	}
 	switch {
 	case op.Kind == locktable.Take && c.LeftFree:
 		reply := Reply{Outcome: locktable.HeldByOther, TTLMS: -1, Listeners: locktable.Uncounted}
@@ -142,7 +150,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		return Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted}
 	}
 	verdict := Judge(op, standing)
-	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: locktable.Uncounted, Sent: sent}
+	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: locktable.Uncounted, Sent: sent, Moves: moves}
 	if verdict.Counts {
 		reply.Listeners, reply.Counted = c.count(channel)
 	}
@@ -154,6 +162,10 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		}
 	}
 	expireAt := c.Now + int64(op.LeaseMS)*1e6
+	keepsExpiry := op.KeepsExpiry && c.Moves != 0
+	if keepsExpiry {
+		expireAt = c.Moves
+	}
 	if verdict.Change == Write {
 		if c.NoMemory && !standing.Ours() {
 			return refusal("OOM")
@@ -177,7 +189,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	}
 	switch verdict.Change {
 	case Write:
-		if c.Denied.PExpire {
+		if c.Denied.PExpire && !keepsExpiry {
 			return refusal("NOPERM") // a lock without an expiry must not stay
 		}
 		*key = Key{Owner: c.Owner, Num: op.HoldID, Count: op.Count, ExpireAt: expireAt}

@@ -27,7 +27,8 @@
 --          only move a lock that is ours already to this hold, never take a free one
 --          if it is dropped, with this hold or an earlier one: channel
 --          if it is dropped and taken again: hold number of the new hold; how many tokens to
---          draw, at least 1
+--          draw, at least 1, or -1: one, and a key that is as this sidecar left it keeps its
+--          expiry
 --
 -- Returns for each lock, and for a lock that is dropped and taken again first for the drop
 -- and then for the take,
@@ -556,10 +557,10 @@ if again > locks then return statuses end
 -- Drops and takes a lock by changing only its field: to delete the key and make it again
 -- costs Redis more than all the rest, and no other host could have taken it in between.
 -- Returns the token. If the lock is not exactly as this sidecar left it, it returns
--- nothing and has changed nothing; then drop and take follow.
+-- nothing and has changed nothing; then drop and take follow. keeps: the key's expiry stays.
 --
 -- The expiry of the counter needs no look: the take before this one refreshed it.
-local function retake(lock, counter, old, num, text)
+local function retake(lock, counter, old, num, text, keeps)
   if ask('HLEN', lock) ~= 1 then return end
   local last, n = ask('INCRBY', counter, text), text + 0
   if type(last) == 'table' then return end
@@ -567,7 +568,7 @@ local function retake(lock, counter, old, num, text)
     if ask('HDEL', lock, prefix .. old) ~= 1 then
       ask('HDEL', lock, prefix .. num)
     else
-      if ask('PEXPIRE', lock, lease) == 1 then return last end
+      if keeps or ask('PEXPIRE', lock, lease) == 1 then return last end
       -- Only PEXPIRE is not permitted. The lock is dropped, and take returns the error.
       ask('DEL', lock)
     end
@@ -582,7 +583,9 @@ for i = again, locks do
   local lock, counter = keys[i], keys[counters]
   local num, later, draws = args[a], args[a + 1], args[a + 2]
   a = a + 3
-  local last = not (wanted and queues.waits(n + 1, lock)) and retake(lock, counter, num, later, draws)
+  local keeps = draws == '-1'
+  if keeps then draws = '1' end
+  local last = not (wanted and queues.waits(n + 1, lock)) and retake(lock, counter, num, later, draws, keeps)
   local is_published = last and draws == '1' and last % 4 == 0
   local channel
   if not last or draws ~= '1' or is_published then
