@@ -321,7 +321,10 @@ func (w *world) execute(h *host, o *operation) {
 		counter := brokenCounter
 		reply = c.Run(&name.key, &counter, w.channel(n))
 		name.key = before // without the longer lease, of which the table does not know
-	case !name.denied && w.random.oneIn(w.plan.busy):
+	case shared.brokenCounter && c.Next != nil:
+		counter := brokenCounter
+		reply = c.Run(&name.key, &counter, w.channel(n))
+	case !name.denied && w.random.oneIn(w.plan.busy) && c.Moves == 0: // one script is not half busy
 		reply = redis.Reply{Outcome: locktable.Retryable, Code: "BUSY", Listeners: locktable.Uncounted}
 	default:
 		if draws && !name.denied && shared.counter.HasExpired(w.now) {

@@ -128,7 +128,7 @@ func TestSimulationMeetsEverySituation(t *testing.T) {
 	const least = 10
 	var met sim.Met
 	refused, lost := make(map[protocol.Code]int), make(map[protocol.Reason]int)
-	for seed := uint64(1); seed <= 3400; seed++ {
+	for seed := uint64(1); seed <= 6000; seed++ {
 		r := sim.Run(seed, sim.Options{})
 		for s, n := range r.Met {
 			met[s] += n

@@ -311,8 +311,8 @@ func (a *arbiter) isTurnOver(p *policy, now int64, c *remoteClaim, inOrder bool)
 // an acquire right after a release costs one round trip and not two. They may even be
 // executed in the other order: a Drop touches no later number.
 //
-// With a pipelined Take the key never disappears, so no other host can win it. Pipeline
-// only while no other host is subscribed, and for QuietTime at most, because a client that
+// With a pipelined Take the key never disappears, so no other host can win it. Pipeline only
+// while no other host is known to be subscribed, and for QuietTime at most, because a client that
 // may not subscribe polls instead. A host whose turn is over pipelines the Take that puts it
 // behind all others in the queue, unless the lock may be left free by the Drop. yields: its waiters
 // are not to get the lock before. inOrder: the Take
@@ -338,7 +338,8 @@ func (a *arbiter) onDropDone(p *policy, now int64, r *Result, noWait bool) {
 	case isQuiet && noWait:
 		a.leaveFree(now, 0)
 	default:
-		a.leaveFree(now, p.freePause(a.arePrograms(now)))
+		// By the listeners, Redis has chosen the pause of the first of the queue.
+		a.leaveFree(now, p.freePause(a.arePrograms(now) || r.Paused && r.Listeners != 0))
 		if isQuiet {
 			a.lookForPoller(p, now)
 		}
@@ -346,8 +347,8 @@ func (a *arbiter) onDropDone(p *policy, now int64, r *Result, noWait bool) {
 }
 
 // freePause is how long a host leaves a lock free that it has released for others. arePrograms:
-// a program that is no sidecar is known to want it, or is likely to. The other sidecars of the
-// queue do not wait longer: they are told to ask after as long.
+// a program that is no sidecar is known to want it, or is likely to. That other sidecars are in the
+// queue makes no difference: the first of them asks after QuietPause or Backoff, too.
 func (p *policy) freePause(arePrograms bool) int64 {
 	if arePrograms {
 		return int64(p.cfg.Backoff)
@@ -433,7 +434,7 @@ func (a *arbiter) onUnneededMessage(now int64) {
 	}
 }
 
-// onDropSent notes that a Drop was sent, which publishes a message.
+// onDropSent notes that a Drop was sent, which publishes a message unless its result says otherwise.
 func (a *arbiter) onDropSent(now int64) {
 	if a.sub == subscribed && a.ownPublishesPending < math.MaxUint8 {
 		a.ownPublishesPending++

@@ -178,7 +178,6 @@ type inFlight struct {
 	kind            OpKind
 	unassigned      bool // for the queue, not for a hold
 	enqueue         bool // see Op.Enqueue
-	canWait         bool // see Op.CanWait
 	isDoubted       bool // a transfer was received since it was sent, which it may have made
 	mayBeFree       bool // a release was published, or Redis is reached again: a result "another host's" may be out of date
 	checkAgain      bool // another program may have changed the key since it was sent
@@ -316,9 +315,9 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
 	return op
 }
 
-// isFresh reports whether Redis has given the key this lease a short time ago, so that the next hold
-// can do with what is left of it. To set the expiry is a sixth of what it costs Redis to drop and take
-// a lock.
+// isFresh reports whether Redis has given the key this lease a short time ago, so that the next
+// hold can do with what is left of it. To set the expiry is a seventh of what it costs Redis to drop
+// and take a lock.
 func (c *remoteClaim) isFresh(now int64, leaseMS uint32) bool {
 	whole := validity(leaseMS)
 	return c.state == claimConfirmed && c.leaseMS == leaseMS && c.validUntil-now >= whole-whole/16
@@ -328,7 +327,7 @@ func (c *remoteClaim) isFresh(now int64, leaseMS uint32) bool {
 func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 	c.op = inFlight{
 		kind: op.Kind, unassigned: unassigned, holdID: op.HoldID, sentAt: now,
-		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve, passedMS: op.PassedMS, enqueue: op.Enqueue, canWait: op.CanWait,
+		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve, passedMS: op.PassedMS, enqueue: op.Enqueue,
 	}
 	c.phase = windowOne
 	if op.AfterPendingDrop {
@@ -430,10 +429,11 @@ func (c *remoteClaim) unknown(now int64, op *inFlight) {
 // dataLost notes that Redis may have lost its data, and tokens that were drawn before: after
 // a restart or a failover. (A FLUSHALL of a Redis that goes on running is not noticed as
 // such: the next operation finds no key, see KeyMissing in Table.Result.)
-func (c *remoteClaim) dataLost() {
+func (c *remoteClaim) dataLost(now int64) {
 	c.dropTokens()
 	if c.isBusy() {
-		c.op.mayHaveLostData = true // it may meet the new data
+		c.op.mayHaveLostData = true               // it may meet the new data,
+		c.op.keptUntil = min(c.op.keptUntil, now) // and a key with an older expiry
 	}
 	if c.state.isOurs() {
 		c.state = claimInDoubt

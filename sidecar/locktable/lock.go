@@ -236,7 +236,7 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 	if l.user != nil {
 		op.User = l.user.uid
 	}
-	op.CanWait = op.Kind == Drop && !l.isAwaited(op) || op.AfterPendingDrop && l.claim.op.canWait
+	op.CanWait = op.Kind == Drop && !l.isAwaited(op)
 	l.claim.assertSent(l, op)
 	if op.Kind == Take && l.holds == nil {
 		t.lastNum = op.HoldID

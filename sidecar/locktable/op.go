@@ -65,7 +65,7 @@ type Op struct {
 	InOrder          bool   // Take with Enqueue: a free key goes to the first of the queue
 	Arrived          uint64 // Take with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now
 	Ticket           uint64 // Take with Enqueue: the ticket that may stand in the queue already. Drop: a ticket that is given up. 0: none
-	CanWait          bool   // Drop: it is not known that anything waits for the lock. Take: it is sent behind such a Drop, of the same User
+	CanWait          bool   // Drop: it is not known that anything waits for the lock
 	PassedMS         uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
 }
 
@@ -114,7 +114,7 @@ const NotQueued = int32(-1)
 const HolderNotTold = int32(-1)
 
 // Uncounted: the subscribers were not counted. They are counted where it costs nothing or
-// matters: by a Drop, which publishes, and by a Take that is refused, that moves a lock, or
+// matters: by a Drop, if it publishes, and by a Take that is refused, that moves a lock, or
 // that draws more tokens than the one that its waiter gets.
 const Uncounted = int32(-2)
 

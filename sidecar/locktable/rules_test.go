@@ -130,19 +130,6 @@ func TestDropSaysWhetherItCanWait(t *testing.T) {
 	r.redisDoesAll()
 }
 
-// It would overtake the Drop otherwise.
-func TestTakeBehindADropThatCanWaitWaitsToo(t *testing.T) {
-	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
-	r.acquire(1, "a")
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 1})
-	r.release(1, 1)
-	r.acquire(2, "a")
-	if len(r.ops) != 2 || !r.ops[1].AfterPendingDrop || !r.ops[1].CanWait || r.ops[1].User != r.ops[0].User {
-		t.Errorf("operations in flight: %+v, want a Take behind the Drop that can wait", r.ops)
-	}
-	r.redisDoesAll()
-}
-
 func TestEndOfALargeSessionIsSpreadOverSteps(t *testing.T) {
 	const holds, most = 200, 64
 	r := newRig(t)

@@ -24,7 +24,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		{reflect.TypeFor[remoteClaim](), 4},
 		{reflect.TypeFor[content](), 14},
 		{reflect.TypeFor[window](), 3},
-		{reflect.TypeFor[inFlight](), 15},
+		{reflect.TypeFor[inFlight](), 14},
 		{reflect.TypeFor[hold](), 23},
 		{reflect.TypeFor[queue](), 10},
 		{reflect.TypeFor[waiter](), 3},

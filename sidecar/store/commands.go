@@ -47,7 +47,7 @@ type commands struct {
 
 	mu       sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
 	keeps    lanes      // Renew and Check
-	deletes  lanes      // Drops that can wait, and Takes behind them
+	deletes  lanes      // Drops that can wait
 	others   fifo[locktable.Op]
 	listener listener
 	queries  fifo[*query]
@@ -56,7 +56,7 @@ type commands struct {
 	closed   bool
 	batch    []locktable.Op // emptied, for pump
 
-	unsentOps atomic.Int64 // how many others has
+	unsentOps atomic.Int64 // the length of others
 	roundTrip atomic.Int64 // of the last command that Redis answered, ns; 0: there was none
 
 	// Owned by the pipeline's reader: what was logged as not permitted.
@@ -114,6 +114,13 @@ func (c *commands) do(ops []locktable.Op) {
 		case ops[i].CanWait:
 			c.deletes.push(ops[i])
 		default:
+			if ops[i].AfterPendingDrop {
+				// Something waits for the lock now. A Take never overtakes its Drop, so the
+				// Drop goes with it.
+				if drop, ok := c.deletes.removeDrop(ops[i].Name); ok {
+					c.others.push(drop)
+				}
+			}
 			c.others.push(ops[i])
 		}
 	}
@@ -153,7 +160,10 @@ func (c *commands) pump(p *pipeline) {
 	for c.hasQueued() && p.canSend() {
 		c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
 		c.batch = c.deletes.pop(c.batch, batchDeletes)
-		c.batch = popWithPair(&c.others, c.batch, batchOthers)
+		c.batch = c.others.pop(c.batch, batchOthers)
+		if n := len(c.batch); n > 0 && c.others.len() > 0 && isPair(&c.batch[n-1], c.others.front()) {
+			c.batch = c.others.pop(c.batch, 1)
+		}
 		p.queueBatch(protocol.Now(), c.batch)
 		clear(c.batch)
 	}

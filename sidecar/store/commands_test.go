@@ -1060,22 +1060,76 @@ func TestDropsThatCanWaitDelayNothingElse(t *testing.T) {
 }
 
 // A Take never overtakes the Drop of its lock: it would find the lock taken, and strict order would
-// be lost.
-func TestTakeBehindADropThatCanWaitIsSentAfterIt(t *testing.T) {
-	r := connected(t, startRedis(t).url())
-	take := thatCanWait(ofUser(1001, takeOp("held", 2)))
-	take.AfterPendingDrop = true
-	drops := append(dropsThatCanWait(), thatCanWait(ofUser(1001, dropOp("held", 1))))
-	r.Do(drops)
-	r.Do([]locktable.Op{take})
-	var kinds []locktable.OpKind
-	for _, res := range r.next(len(drops) + 1) {
-		if res.Name == "held" {
-			kinds = append(kinds, res.Kind)
+// be lost. But it does not wait for the Drops of other locks, either.
+func TestTakeTakesTheDropOfItsLockAlong(t *testing.T) {
+	for _, inBacklog := range []bool{true, false} {
+		r := connected(t, startRedis(t).url())
+		r.one(takeOp("held", 1))
+		drop, take := thatCanWait(ofUser(1001, dropOp("held", 1))), ofUser(1001, takeOp("held", 2))
+		take.AfterPendingDrop = true
+		crowd := dropsThatCanWait()
+		before, after := crowd[:len(crowd)/2], crowd[len(crowd)/2:]
+		if inBacklog {
+			r.Do(append(slices.Clone(before), drop))
+			r.Do(append(slices.Clone(after), take))
+		} else {
+			r.Do(append([]locktable.Op{drop}, before...))
+			r.Do(append(slices.Clone(after), take))
+		}
+		var kinds []locktable.OpKind
+		for i, res := range r.next(len(crowd) + 2) {
+			if res.Name != "held" {
+				continue
+			}
+			if kinds = append(kinds, res.Kind); res.Outcome != locktable.Done || i > len(crowd)/4 {
+				t.Errorf("%+v came after %d results", res, i)
+			}
+		}
+		if want := []locktable.OpKind{locktable.Drop, locktable.Take}; !slices.Equal(kinds, want) {
+			t.Errorf("results of kinds %v, want %v", kinds, want)
 		}
 	}
-	if want := []locktable.OpKind{locktable.Drop, locktable.Take}; !slices.Equal(kinds, want) {
-		t.Errorf("results of kinds %v, want %v", kinds, want)
+}
+
+// However Drops are pushed, popped and removed, those that are left are popped, each once, and those
+// of one user in order.
+func TestLanesLoseNothing(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var s lanes
+	left := make(map[string]locktable.Op)
+	var next uint64
+	popped := make(map[int64]uint64) // the last hold of each user
+	for step := range 200_000 {
+		switch random.IntN(5) {
+		case 0, 1:
+			next++
+			op := ofUser(int64(random.IntN(4)), dropOp(fmt.Sprint(next), next))
+			left[op.Name] = op
+			s.push(op)
+		case 2, 3:
+			name := fmt.Sprint(next - min(next, uint64(random.IntN(8))))
+			op, ok := s.removeDrop(name)
+			if want, isLeft := left[name]; ok != isLeft || op != want {
+				t.Fatalf("step %d: removed %+v, want %+v", step, op, want)
+			}
+			delete(left, name)
+		case 4:
+			n := random.IntN(6)
+			ops := s.pop(nil, n)
+			if len(ops) != min(n, len(left)) {
+				t.Fatalf("step %d: popped %d operations, want %d of %d", step, len(ops), n, len(left))
+			}
+			for _, op := range ops {
+				if left[op.Name] != op || op.HoldID <= popped[op.User] {
+					t.Fatalf("step %d: popped %+v", step, op)
+				}
+				popped[op.User] = op.HoldID
+				delete(left, op.Name)
+			}
+		}
+		if s.len() != len(left) || len(s.drops) != len(left) {
+			t.Fatalf("step %d: %d operations and %d places, want %d", step, s.len(), len(s.drops), len(left))
+		}
 	}
 }
 
@@ -1089,7 +1143,7 @@ func TestLanes(t *testing.T) {
 	for range 2000 {
 		for range random.IntN(300) {
 			user := random.Int64N(5) - 1
-			l.push(locktable.Op{User: user, HoldID: in[user]})
+			l.push(locktable.Op{Kind: locktable.Renew, User: user, HoldID: in[user]})
 			in[user]++
 			total++
 		}

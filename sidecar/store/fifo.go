@@ -38,6 +38,14 @@ func (l *fifo[T]) drop(n int) {
 	}
 }
 
+// dropNewest forgets the newest; there must be one.
+func (l *fifo[T]) dropNewest() {
+	clear(l.items[len(l.items)-1:])
+	if l.items = l.items[:len(l.items)-1]; l.len() == 0 {
+		l.items, l.first = l.items[:0], 0
+	}
+}
+
 // pop moves up to n of the oldest to the end of dst.
 func (l *fifo[T]) pop(dst []T, n int) []T {
 	n = min(n, l.len())

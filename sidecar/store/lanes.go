@@ -10,15 +10,24 @@ const laneTurn = 32
 // hundred thousand at one moment. However many these are, an operation of another user waits
 // for laneTurn of each user at most. Operations of one user keep their order.
 type lanes struct {
-	byUser map[int64]*lane // those that are not empty, by uid
-	turns  fifo[*lane]     // the same, in the order of their turns
-	size   int             // operations in all lanes
-	spare  *lane           // an empty one
+	byUser map[int64]*lane      // by uid
+	turns  fifo[*lane]          // the same, in the order of their turns
+	drops  map[string]lanePlace // where the Drop of a lock is, by name
+	size   int                  // operations in all lanes
+	most   int                  // of size, since it was 0
+	spare  *lane                // an empty one
 }
 
 type lane struct {
-	user int64
-	ops  fifo[locktable.Op]
+	user   int64
+	ops    fifo[locktable.Op] // NoOp: it was removed
+	popped uint64             // operations that it had before these
+}
+
+// lanePlace is the place of an operation.
+type lanePlace struct {
+	lane *lane
+	at   uint64 // so many operations of the lane were before it
 }
 
 func (s *lanes) len() int { return s.size }
@@ -36,20 +45,37 @@ func (s *lanes) push(op locktable.Op) {
 		s.byUser[op.User] = l
 		s.turns.push(l)
 	}
+	if op.Kind == locktable.Drop {
+		if s.drops == nil {
+			s.drops = make(map[string]lanePlace)
+		}
+		s.drops[op.Name] = lanePlace{l, l.popped + uint64(l.ops.len())}
+	}
 	l.ops.push(op)
 	s.size++
+	s.most = max(s.most, s.size)
 }
 
-// pop moves up to n operations to the end of dst, and with a Drop also the Take that is pipelined
-// after it, if that comes next: up to one more for each turn.
+// pop moves up to n operations to the end of dst.
 func (s *lanes) pop(dst []locktable.Op, n int) []locktable.Op {
 	for n > 0 && s.size > 0 {
 		l := *s.turns.front()
-		before := len(dst)
-		dst = popWithPair(&l.ops, dst, min(n, laneTurn))
-		popped := len(dst) - before
-		n -= popped
-		s.size -= popped
+		first := len(dst)
+		dst = l.ops.pop(dst, min(n, laneTurn))
+		l.popped += uint64(len(dst) - first)
+		kept := dst[:first]
+		for _, op := range dst[first:] {
+			switch op.Kind {
+			case locktable.NoOp:
+				continue
+			case locktable.Drop:
+				delete(s.drops, op.Name)
+			}
+			kept = append(kept, op)
+		}
+		dst = kept
+		n -= len(dst) - first
+		s.size -= len(dst) - first
 		s.turns.drop(1)
 		if l.ops.len() > 0 {
 			s.turns.push(l)
@@ -58,16 +84,28 @@ func (s *lanes) pop(dst []locktable.Op, n int) []locktable.Op {
 		delete(s.byUser, l.user)
 		s.spare = l
 	}
+	if s.size == 0 {
+		if s.most > maxIdleLane {
+			s.drops = nil // a burst's memory is not kept
+		}
+		s.most = 0
+	}
 	return dst
 }
 
-// popWithPair moves up to n of the oldest operations to the end of dst, and one more if that makes
-// the last two a pair.
-func popWithPair(ops *fifo[locktable.Op], dst []locktable.Op, n int) []locktable.Op {
-	before := len(dst)
-	dst = ops.pop(dst, n)
-	if len(dst) > before && ops.len() > 0 && isPair(&dst[len(dst)-1], ops.front()) {
-		dst = ops.pop(dst, 1)
+// removeDrop removes the Drop of a lock, if there is one.
+func (s *lanes) removeDrop(name string) (drop locktable.Op, ok bool) {
+	p, ok := s.drops[name]
+	if !ok {
+		return drop, false
 	}
-	return dst
+	delete(s.drops, name)
+	l, i := p.lane, int(p.at-p.lane.popped)
+	slot := &l.ops.head(l.ops.len())[i]
+	drop, *slot = *slot, locktable.Op{}
+	s.size--
+	if i == l.ops.len()-1 {
+		l.ops.dropNewest()
+	}
+	return drop, true
 }

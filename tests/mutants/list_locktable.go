@@ -115,8 +115,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "an operation in flight while Redis lost its data may have met the new data",
 		file: "sidecar/locktable/claim.go",
-		old:  `		c.op.mayHaveLostData = true // it`,
-		new:  `		// it`,
+		old:  `		c.op.mayHaveLostData = true `,
+		new:  `		`,
 		by:   tableTest("TestARenewalThatMeetsAnEmptyRedisIsNoDeletion"),
 	},
 	{
@@ -1306,7 +1306,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "other sidecars that wait make no longer pause",
 		file: "sidecar/locktable/arbiter.go",
-		old: `		a.leaveFree(now, p.freePause(a.arePrograms(now)))
+		old: `		a.leaveFree(now, p.freePause(a.arePrograms(now) || r.Paused && r.Listeners != 0))
 		if isQuiet {`,
 		new: `		a.leaveFree(now, p.freePause(!isQuiet))
 		if isQuiet {`,

@@ -69,7 +69,8 @@
 // There is one clock, which moves in ticks of 32 ms; what happens within a tick happens at
 // one moment, except that a request comes after what was sent before it. So no drift of clocks
 // is explored. The times of the tables have the order of the defaults, in few ticks; what is left
-// to chance is always the least. All holds have the watchdog's lease, and no owner re-enters. Redis
+// to chance is always the least. All holds have the watchdog's lease, and no owner re-enters. A
+// release after which the same host takes the lock again in one script is never published. Redis
 // keeps its data, refuses nothing and is not denied anything; no other program uses the lock. A
 // journal is never full or torn. A host carries out the effects of each input before it takes the
 // next, and notices the end of its connection before the results of what was in flight. The

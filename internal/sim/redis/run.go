@@ -82,8 +82,8 @@ type Reply struct {
 	Paused        bool
 	Sent          []Sent // to sidecars, in this order
 
-	// Moves is when the key expires of which the Take after this Drop only changes the field; 0: the
-	// Take sets the key.
+	// Moves is when the key expires of which the Take after this Drop only changes the field;
+	// 0: the Take sets the key.
 	Moves int64
 }
 

@@ -95,9 +95,10 @@
 -- ticket stays, and its sidecar receives "free". It also does if a lock that has a queue
 -- cannot be passed on.
 --
--- A lock that is dropped and taken again is not free in between, unless it was not as this
--- sidecar left it. So nobody has to be woken: of these releases only each fourth is published.
--- That is enough to notice clients that subscribe.
+-- If a lock that is dropped and taken again is as this sidecar left it, it is not free in
+-- between, and nobody has to be woken. So the release is published only if the new token is a
+-- multiple of 4: by its receivers the sidecar finds out that clients subscribe. A take that
+-- draws several tokens counts the subscribers instead.
 --
 -- A lock that is dropped and taken again for a request that arrived at a given time passes to
 -- the first of all tickets, that of the take among them. It may be left free for a moment, too.
