@@ -55,7 +55,7 @@ func TestTenThousandConnectionsLeaveNothing(t *testing.T) {
 	if now := stateSize(t, d); now != file {
 		t.Errorf("the state file grew from %d to %d bytes", file, now)
 	}
-	// A key is deleted before the daemon has read the answer. This release is answered later.
+	// So that the daemon has read the answers to all Drops before this one.
 	stay.Lock("last")
 	stay.Must(harness.Command{Do: "unlock", As: "last", Confirm: true})
 	if n := d.QuitAndCountGoroutines(); n > 40 {
