@@ -19,6 +19,9 @@ import (
 )
 
 const (
+	// While a connection is read more slowly, so many requests are handed over at a time.
+	pacedRequests = 8
+
 	// A client whose unread answers exceed maxUnread bytes, or whose requests in
 	// the inbox exceed maxQueued, is not read from until there are fewer. What
 	// can still be added then is bounded by its waiters and holds: one answer or
@@ -56,6 +59,12 @@ type conn struct {
 
 	policyPeer *policy.Peer  // the peer, as the policy needs it; nil: there is no policy
 	denial     *protocol.Err // why that is not known; nil: it is
+	rules      *policy.Rules // what the policy says about it; nil: nothing
+	refusal    *protocol.Err // why that is not known; nil: it is
+
+	// Owned by the reader.
+	pace     *pace // nil: the policy does not limit its requests
+	isSlowed bool  // its last requests came faster than that
 
 	// Owned by the loop.
 	session *session // nil: there is none
@@ -180,6 +189,14 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 				c.peer.Cmd, c.process = s.commands.read(c.peer.PID), processOf(c.pidfd, c.peer.PID)
 			}
 			c.policyPeer, c.denial = s.readPolicyPeer(c)
+			if c.policyPeer != nil {
+				c.rules, c.refusal = s.rulesFor(c.policyPeer)
+				c.pace = s.paces.open(protocol.Now(), c.rules, c.peer.UID)
+				defer s.paces.close(c.pace)
+				if c.pace != nil {
+					c.pause(c.pace.pauseToOpen(protocol.Now()))
+				}
+			}
 			h := *hello
 			batch = append(batch, request{kind: clientHello, conn: c, other: &h})
 		case bad != nil:
@@ -203,7 +220,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			}
 			batch = append(batch, handOver(c, req))
 		}
-		if list := isPaged(req); list || len(batch) >= maxQueued || frames.Buffered() == 0 {
+		if list := isPaged(req); list || len(batch) >= c.mostRequests() || frames.Buffered() == 0 {
 			if !s.submitBatch(c, &batch) {
 				return nil
 			}
@@ -213,6 +230,35 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			}
 		}
 	}
+}
+
+// pause waits for so long before requests are handed over, because they come faster than the policy
+// allows: see pace. The wait ends with the connection.
+func (c *conn) pause(d time.Duration) {
+	if c.isSlowed = d > 0; !c.isSlowed {
+		return
+	}
+	isOver := false
+	timer := time.AfterFunc(d, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		isOver = true
+		c.changed.Broadcast()
+	})
+	defer timer.Stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !isOver && !c.isEnding() {
+		c.changed.Wait()
+	}
+}
+
+// mostRequests is how many requests are handed over at a time.
+func (c *conn) mostRequests() int {
+	if c.isSlowed {
+		return pacedRequests
+	}
+	return maxQueued
 }
 
 // isPaged reports whether the answer to a request is a page, which can be long.
@@ -307,6 +353,9 @@ func (s *Server) submit(c *conn, batch []request) bool {
 func (s *Server) submitBatch(c *conn, batch *[]request) bool {
 	if len(*batch) == 0 {
 		return true
+	}
+	if c.pace != nil {
+		c.pause(c.pace.pause(protocol.Now(), len(*batch)))
 	}
 	ok := s.submit(c, *batch)
 	clear(*batch)

@@ -56,6 +56,13 @@ func (s *Server) readPolicyPeer(c *conn) (*policy.Peer, *protocol.Err) {
 	return &peer, nil
 }
 
+// rulesFor returns what the policy says about a peer; nil: nothing. refusal: it cannot be known.
+func (s *Server) rulesFor(peer *policy.Peer) (rules *policy.Rules, refusal *protocol.Err) {
+	s.policyMu.Lock()
+	defer s.policyMu.Unlock()
+	return s.policy.For(peer)
+}
+
 // groups returns the supplementary groups that the peer had when it connected.
 func (c *conn) groups() (groups []int64, err error) {
 	list := make([]uint32, 32)
@@ -123,11 +130,10 @@ func (l *loop) openPolicy(now int64, c *conn, resumed *session) (s *policy.Sessi
 	if c.policyPeer == nil {
 		return nil, nil
 	}
-	rules, refusal := l.policy.For(c.policyPeer)
-	if rules == nil {
-		return nil, refusal
+	if c.rules == nil {
+		return nil, c.refusal
 	}
-	return l.ledger.Open(now, rules, c.peer.UID, resumed != nil)
+	return l.ledger.Open(now, c.rules, c.peer.UID, resumed != nil)
 }
 
 // isRefusedByPolicy answers a request that the policy does not allow. What gives something back is

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
@@ -92,6 +93,48 @@ func TestRequestsPerSecondAreRefusedAndReleasesAreNot(t *testing.T) {
 	c.send(protocol.Release{ID: c.id, Hold: m.Hold})
 	var released protocol.ReleaseOK
 	c.answer(c.id, &released)
+}
+
+// A client that goes on sending although it is refused is read no faster than at twice the rate. It
+// gets every answer.
+func TestClientThatSendsTooFastIsReadMoreSlowly(t *testing.T) {
+	const perSecond, requests = 100, 400
+	socket := start(t, withPolicy(policy.Entry{Name: "slow", Users: me(), RequestsPerSecond: perSecond}))
+	begin := time.Now()
+	c := greeted(t, socket)
+	go func() {
+		for i := range uint64(requests) {
+			c.send(protocol.Ping{ID: 2 + i})
+		}
+	}()
+	refused := 0
+	for range requests {
+		if e, ok := c.next().(*protocol.Err); ok {
+			if refused++; e.Code != protocol.Limit {
+				t.Errorf("refused: %+v", e)
+			}
+		}
+	}
+	if refused == 0 || refused == requests {
+		t.Errorf("%d of %d requests are refused", refused, requests)
+	}
+	if took, least := time.Since(begin), time.Duration(requests-2*perSecond)*time.Second/(2*perSecond); took < least {
+		t.Errorf("%d requests are answered in %v, want %v at least", requests, took, least)
+	}
+}
+
+// To connect counts, too: a client that reconnects all the time is not served faster.
+func TestClientThatReconnectsTooFastWaits(t *testing.T) {
+	const perSecond, connections = 40, 20
+	socket := start(t, withPolicy(policy.Entry{Name: "slow", Users: me(), RequestsPerSecond: perSecond}))
+	begin := time.Now()
+	for range connections {
+		greeted(t, socket).nc.Close()
+	}
+	// Each counts as nine requests, the hello among them, and those of a second may come at once.
+	if took, least := time.Since(begin), time.Duration(9*connections-2*perSecond)*time.Second/(2*perSecond); took < least {
+		t.Errorf("%d clients are connected in %v, want %v at least", connections, took, least)
+	}
 }
 
 // Without an entry that names it, the user of the sidecar is not bound: a person must be able to

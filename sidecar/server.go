@@ -37,6 +37,8 @@ type Server struct {
 	commands commandReader
 	surveyor surveyor
 	asker    asker
+	paces    paces
+	policyMu sync.Mutex // of readers that ask the policy; no other lock is taken under it
 	// redisIsUp has an element when a connection to Redis was made.
 	redisIsUp chan struct{}
 	ended     chan struct{} // closed when the loop is not run any more

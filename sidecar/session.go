@@ -357,7 +357,7 @@ func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
 	cl := c.session
 	if cl != nil && cl.phase != locktable.SessionClaiming {
 		// The session may be over after this, and is then sent no answer. While claims are
-		// due there are none, and what is lost is told when the session is claimed again.
+		// due no answers are, and what is lost is told when the session is claimed again.
 		l.applyEffects()
 	}
 	l.closeAfterFlush(c, fault)

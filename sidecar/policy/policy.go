@@ -79,7 +79,7 @@ type Resolver struct {
 	User, Group func(name string) (int64, error)
 }
 
-// Policy is a compiled list of entries. One goroutine calls For.
+// Policy is a compiled list of entries. One goroutine at a time calls For.
 type Policy struct {
 	rules       []*rule
 	needsGroups bool

@@ -93,21 +93,37 @@ func (p *Policy) collect(set uint64) *Rules {
 	return rs
 }
 
+// Requests returns how many requests a second a user's processes may send, and with whom they share
+// that; 0: they are not limited.
+func (rs *Rules) Requests(uid int64) (perSecond int, shared Account) {
+	if rs == nil || rs.requests == nil {
+		return 0, Account{}
+	}
+	return rs.requests.RequestsPerSecond, accountOf(rs.requests, uid)
+}
+
 // Ledger counts what entries limit. One goroutine owns it.
 type Ledger struct {
 	// SharedUID is the uid that stands for many users; −1: there is none.
 	SharedUID int64
 
-	accounts map[accountKey]*account
+	accounts map[Account]*account
 	swept    int // accounts after the last sweep
 }
 
-// accountKey identifies an account: an entry, and the user, if the limits of the entry are for
-// each user.
-type accountKey struct {
+// Account identifies those who share the limits of an entry: an entry, and the user, if the limits
+// of the entry are for each user.
+type Account struct {
 	entry    int
 	perEntry bool
 	uid      int64
+}
+
+func accountOf(r *rule, uid int64) Account {
+	if r.perEntry {
+		return Account{entry: r.index, perEntry: true}
+	}
+	return Account{entry: r.index, uid: uid}
 }
 
 // account is what those who share the limits of one entry use of them.
@@ -126,16 +142,16 @@ func (l *Ledger) Accounts() int { return len(l.accounts) }
 
 // account returns the account of a rule for a user, made if need be.
 func (l *Ledger) account(now int64, r *rule, uid int64) *account {
-	key, sharers := accountKey{entry: r.index, uid: uid}, fmt.Sprintf("user %d", uid)
+	key, sharers := accountOf(r, uid), fmt.Sprintf("user %d", uid)
 	if r.perEntry {
-		key, sharers = accountKey{entry: r.index, perEntry: true}, "all its processes together"
+		sharers = "all its processes together"
 	}
 	a := l.accounts[key]
 	if a != nil {
 		return a
 	}
 	if l.accounts == nil {
-		l.accounts = make(map[accountKey]*account)
+		l.accounts = make(map[Account]*account)
 	}
 	if len(l.accounts) >= 2*l.swept+64 {
 		for k, a := range l.accounts {

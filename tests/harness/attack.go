@@ -98,7 +98,8 @@ func (a *attacker) send(requests ...protocol.Request) error {
 	return err
 }
 
-// granted reads answers until n requests were granted, and calls f for each grant.
+// granted reads until n requests were answered, and calls f for each that was granted. Those that a
+// policy refused are answered, too.
 func (a *attacker) granted(n int, f func(protocol.AcquireOK)) error {
 	var d protocol.ReplyDecoder
 	for n > 0 {
@@ -109,6 +110,9 @@ func (a *attacker) granted(n int, f func(protocol.AcquireOK)) error {
 		r, err := d.Decode(body)
 		if err != nil {
 			return err
+		}
+		if refusal, ok := r.(*protocol.Err); ok && refusal.ID != 0 {
+			n--
 		}
 		if answer, ok := r.(*protocol.Answer); ok {
 			var g protocol.AcquireOK
