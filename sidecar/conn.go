@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
@@ -71,8 +73,9 @@ type conn struct {
 	dirty   bool     // in loop.dirty
 
 	mu      sync.Mutex    // guards what follows; no other lock is taken under it
-	changed sync.Cond     // on mu: queued or out became less, or out takes no more
+	changed sync.Cond     // on mu: queued or out became less, out takes no more, or isLeft
 	queued  int           // requests that the loop has not taken
+	isLeft  bool          // see leave
 	out     *rawio.Writer // of frames; finished with the last frame
 	counted int           // what unread has of this connection
 	lease   int64         // position in out of the newest `lease` event; it is queued unless Begun is greater
@@ -150,6 +153,9 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 	var batch []request
 	defer func() {
 		if len(batch) > 0 {
+			if c.pace != nil {
+				c.pace.pause(protocol.Now(), len(batch)) // they count; nothing follows that could wait
+			}
 			s.submit(c, batch)
 		}
 	}()
@@ -194,7 +200,7 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 				c.pace = s.paces.open(protocol.Now(), c.rules, c.peer.UID)
 				defer s.paces.close(c.pace)
 				if c.pace != nil {
-					c.pause(c.pace.pauseToOpen(protocol.Now()))
+					c.pace.countOpen(protocol.Now()) // the hello waits for both
 				}
 			}
 			h := *hello
@@ -232,12 +238,42 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 	}
 }
 
-// pause waits for so long before requests are handed over, because they come faster than the policy
-// allows: see pace. The wait ends with the connection.
-func (c *conn) pause(d time.Duration) {
-	if c.isSlowed = d > 0; !c.isSlowed {
+// hangUpCheck is how soon a connection that is read slowly notices that the client has closed it.
+const hangUpCheck = 200 * time.Millisecond
+
+// keepPace waits before a batch of requests is handed over, if they come faster than the policy
+// allows: see pace. A client that has gone is not waited for, because that would keep its locks. Of
+// its requests those are handed over that give something back: nothing reads the other answers.
+func (c *conn) keepPace(batch *[]request) {
+	if c.pace == nil {
 		return
 	}
+	now := protocol.Now()
+	end := now + int64(c.pace.pause(now, len(*batch)))
+	c.isSlowed = end > now
+	for ; now < end && !c.hasGone(); now = protocol.Now() {
+		c.sleep(min(time.Duration(end-now), hangUpCheck))
+	}
+	if c.isSlowed && c.hasGone() {
+		*batch = slices.DeleteFunc(*batch, func(r request) bool { return !r.isNeededAfterwards() })
+	}
+}
+
+// isNeededAfterwards reports whether a request of a client that has gone is handed over.
+func (in *request) isNeededAfterwards() bool {
+	switch in.kind {
+	case clientHello, clientRelease:
+		return true
+	}
+	switch in.other.(type) {
+	case *protocol.Confirm, *protocol.Cancel, *protocol.Claim, *protocol.Bye:
+		return true
+	}
+	return false
+}
+
+// sleep waits for so long, or until leave is called.
+func (c *conn) sleep(d time.Duration) {
 	isOver := false
 	timer := time.AfterFunc(d, func() {
 		c.mu.Lock()
@@ -248,9 +284,35 @@ func (c *conn) pause(d time.Duration) {
 	defer timer.Stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for !isOver && !c.isEnding() {
+	for !isOver && !c.isLeft {
 		c.changed.Wait()
 	}
+}
+
+// leave notes that nothing reads the answers to what the connection still brings: the client's
+// process has ended, or the sidecar hangs up.
+func (c *conn) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.isLeft = true
+	c.changed.Broadcast()
+}
+
+// hasGone reports whether that is so, or the client has closed the connection.
+func (c *conn) hasGone() bool {
+	c.mu.Lock()
+	isLeft := c.isLeft
+	c.mu.Unlock()
+	if isLeft {
+		return true
+	}
+	isClosed := true
+	_ = c.raw.Control(func(fd uintptr) {
+		state := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(state, 0)
+		isClosed = err == nil && n == 1 && state[0].Revents&unix.POLLHUP != 0
+	})
+	return isClosed
 }
 
 // mostRequests is how many requests are handed over at a time.
@@ -354,8 +416,8 @@ func (s *Server) submitBatch(c *conn, batch *[]request) bool {
 	if len(*batch) == 0 {
 		return true
 	}
-	if c.pace != nil {
-		c.pause(c.pace.pause(protocol.Now(), len(*batch)))
+	if c.keepPace(batch); len(*batch) == 0 {
+		return true
 	}
 	ok := s.submit(c, *batch)
 	clear(*batch)
@@ -486,6 +548,7 @@ func (c *conn) readUntil(deadline time.Time) {
 // hangUp ends the reader; the last frame is written first.
 func (c *conn) hangUp(m protocol.Reply) {
 	c.sayLast(m)
+	c.leave()
 	_ = c.nc.SetReadDeadline(time.Now())
 }
 

@@ -10,11 +10,11 @@ import (
 // A pace bounds how fast the requests of those are read who share one requests_per_second: twice as
 // fast as that, with the releases and all others that a policy never refuses. Up to there a
 // client that sends too much is refused. A client that goes on all the same would cost the sidecar
-// and the host as much time as if it were not limited, so its connections are read more slowly. It
-// is safe for concurrent use. (This is a leaky bucket, as in the generic cell rate algorithm.)
+// and the host as much time as if it were not limited, so its connections are read more slowly: a
+// few requests at a time, each time after a pause of up to a second. A pace is safe for concurrent
+// use. (This is a leaky bucket, as in the generic cell rate algorithm.)
 type pace struct {
 	interval int64 // between two requests, ns
-	toOpen   int   // as so many requests a new connection counts
 	conns    int   // guarded by paces.mu
 
 	mu  sync.Mutex // guards what follows
@@ -25,17 +25,16 @@ const (
 	// paceBurst is how much earlier than at its pace a request may be read.
 	paceBurst = time.Second
 
-	// longestPause bounds how long a connection is not read, and so what the others pay that
-	// share the pace: their releases wait no longer than this, either.
+	// longestPause bounds how long a batch of requests waits, also those of others that share the
+	// pace: their releases, for instance.
 	longestPause = time.Second
 
-	// connectRequests is what it costs to connect, in requests. One of those that are allowed in
-	// a second is always enough.
-	connectRequests = 8
+	// connectRequests is how many requests a new connection counts as, besides its hello.
+	connectRequests = 2
 )
 
-// pauseToOpen is pause for a new connection.
-func (p *pace) pauseToOpen(now int64) time.Duration { return p.pause(now, p.toOpen) }
+// countOpen notes a new connection.
+func (p *pace) countOpen(now int64) { p.pause(now, connectRequests) }
 
 // pause notes that n requests were read at the time now, and returns for how long their connection
 // is not to be read, and they are not to be handed on.
@@ -75,7 +74,7 @@ func (p *paces) open(now int64, rules *policy.Rules, uid int64) *pace {
 			p.all = make(map[policy.Account]*pace)
 		}
 		p.sweep(now)
-		shared = &pace{interval: int64(time.Second) / int64(2*n), toOpen: min(connectRequests, n)}
+		shared = &pace{interval: int64(time.Second) / int64(2*n)}
 		p.all[account] = shared
 	}
 	shared.conns++

@@ -404,6 +404,7 @@ func (l *loop) onProcessExit(now int64, id locktable.SessionID) {
 	case cl.phase == locktable.SessionServing || cl.phase == locktable.SessionLeaving:
 		cl.phase = locktable.SessionDraining
 		rawio.Shutdown(cl.conn.raw)
+		cl.conn.leave()
 	default:
 		l.close(now, cl, "its process ended")
 		if cl.conn != nil {

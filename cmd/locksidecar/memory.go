@@ -10,8 +10,8 @@ import (
 // A burst of acquires leaves garbage, and the heap stays as large as it was: Go collects garbage
 // only when the heap has grown by GOGC, or every two minutes, and keeps what is free for the next
 // growth. So a daemon that has been quiet for an interval collects its garbage, and returns free
-// memory to the system. With 100,000 locks that are
-// renewed, that takes 30 ms of each 10 s. A daemon that is busier than that never does it.
+// memory to the system. With 100,000 locks that are renewed, a collection takes 30 ms of processor
+// time in 10 s. A daemon that allocates more than quietBytes is busy, and never does it.
 
 const (
 	quietInterval = 10 * time.Second

@@ -324,7 +324,7 @@ func (w *world) execute(h *host, o *operation) {
 	case shared.brokenCounter && c.Next != nil:
 		counter := brokenCounter
 		reply = c.Run(&name.key, &counter, w.channel(n))
-	case !name.denied && w.random.oneIn(w.plan.busy) && c.Moves == 0: // one script is not half busy
+	case !name.denied && w.random.oneIn(w.plan.busy) && c.Moves == 0: // not if the Drop of the same script was executed
 		reply = redis.Reply{Outcome: locktable.Retryable, Code: "BUSY", Listeners: locktable.Uncounted}
 	default:
 		if draws && !name.denied && shared.counter.HasExpired(w.now) {

@@ -1130,6 +1130,11 @@ func TestLanesLoseNothing(t *testing.T) {
 		if s.len() != len(left) || len(s.drops) != len(left) {
 			t.Fatalf("step %d: %d operations and %d places, want %d", step, s.len(), len(s.drops), len(left))
 		}
+		for _, l := range s.byUser {
+			if n := l.ops.len(); n > 0 && l.ops.newest().Kind == locktable.NoOp {
+				t.Fatalf("step %d: a lane ends with one that was removed", step)
+			}
+		}
 	}
 }
 

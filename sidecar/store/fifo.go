@@ -38,11 +38,14 @@ func (l *fifo[T]) drop(n int) {
 	}
 }
 
+// newest is the one that was pushed last; there must be one.
+func (l *fifo[T]) newest() *T { return &l.items[len(l.items)-1] }
+
 // dropNewest forgets the newest; there must be one.
 func (l *fifo[T]) dropNewest() {
 	clear(l.items[len(l.items)-1:])
 	if l.items = l.items[:len(l.items)-1]; l.len() == 0 {
-		l.items, l.first = l.items[:0], 0
+		l.drop(0)
 	}
 }
 

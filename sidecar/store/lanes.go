@@ -104,7 +104,7 @@ func (s *lanes) removeDrop(name string) (drop locktable.Op, ok bool) {
 	slot := &l.ops.head(l.ops.len())[i]
 	drop, *slot = *slot, locktable.Op{}
 	s.size--
-	if i == l.ops.len()-1 {
+	for l.ops.len() > 0 && l.ops.newest().Kind == locktable.NoOp {
 		l.ops.dropNewest()
 	}
 	return drop, true
