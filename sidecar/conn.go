@@ -72,13 +72,13 @@ type conn struct {
 	session *session // nil: there is none
 	dirty   bool     // in loop.dirty
 
-	mu      sync.Mutex    // guards what follows; no other lock is taken under it
-	changed sync.Cond     // on mu: queued or out became less, out takes no more, or isLeft
-	queued  int           // requests that the loop has not taken
-	isLeft  bool          // see leave
-	out     *rawio.Writer // of frames; finished with the last frame
-	counted int           // what unread has of this connection
-	lease   int64         // position in out of the newest `lease` event; it is queued unless Begun is greater
+	mu          sync.Mutex    // guards what follows; no other lock is taken under it
+	changed     sync.Cond     // on mu: queued or out became less, out takes no more, or isAbandoned
+	queued      int           // requests that the loop has not taken
+	isAbandoned bool          // see abandon
+	out         *rawio.Writer // of frames; finished with the last frame
+	counted     int           // what unread has of this connection
+	lease       int64         // position in out of the newest `lease` event; it is queued unless Begun is greater
 }
 
 func newConn(nc *net.UnixConn, unread *atomic.Int64) (*conn, error) {
@@ -251,10 +251,10 @@ func (c *conn) keepPace(batch *[]request) {
 	now := protocol.Now()
 	end := now + int64(c.pace.pause(now, len(*batch)))
 	c.isSlowed = end > now
-	for ; now < end && !c.hasGone(); now = protocol.Now() {
+	for ; now < end && !c.isUnread(); now = protocol.Now() {
 		c.sleep(min(time.Duration(end-now), hangUpCheck))
 	}
-	if c.isSlowed && c.hasGone() {
+	if c.isSlowed && c.isUnread() {
 		*batch = slices.DeleteFunc(*batch, func(r request) bool { return !r.isNeededAfterwards() })
 	}
 }
@@ -272,7 +272,7 @@ func (in *request) isNeededAfterwards() bool {
 	return false
 }
 
-// sleep waits for so long, or until leave is called.
+// sleep waits for so long, or until abandon is called.
 func (c *conn) sleep(d time.Duration) {
 	isOver := false
 	timer := time.AfterFunc(d, func() {
@@ -284,26 +284,27 @@ func (c *conn) sleep(d time.Duration) {
 	defer timer.Stop()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for !isOver && !c.isLeft {
+	for !isOver && !c.isAbandoned {
 		c.changed.Wait()
 	}
 }
 
-// leave notes that nothing reads the answers to what the connection still brings: the client's
+// abandon notes that nothing reads the answers to what the connection still brings: the client's
 // process has ended, or the sidecar hangs up.
-func (c *conn) leave() {
+func (c *conn) abandon() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.isLeft = true
+	c.isAbandoned = true
 	c.changed.Broadcast()
 }
 
-// hasGone reports whether that is so, or the client has closed the connection.
-func (c *conn) hasGone() bool {
+// isUnread reports whether nothing reads the answers: see abandon, or the client has closed the
+// connection.
+func (c *conn) isUnread() bool {
 	c.mu.Lock()
-	isLeft := c.isLeft
+	isAbandoned := c.isAbandoned
 	c.mu.Unlock()
-	if isLeft {
+	if isAbandoned {
 		return true
 	}
 	isClosed := true
@@ -548,7 +549,7 @@ func (c *conn) readUntil(deadline time.Time) {
 // hangUp ends the reader; the last frame is written first.
 func (c *conn) hangUp(m protocol.Reply) {
 	c.sayLast(m)
-	c.leave()
+	c.abandon()
 	_ = c.nc.SetReadDeadline(time.Now())
 }
 

@@ -7,12 +7,12 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
-// A pace bounds how fast the requests of those are read who share one requests_per_second: twice as
-// fast as that, with the releases and all others that a policy never refuses. Up to there a
-// client that sends too much is refused. A client that goes on all the same would cost the sidecar
-// and the host as much time as if it were not limited, so its connections are read more slowly: a
-// few requests at a time, each time after a pause of up to a second. A pace is safe for concurrent
-// use. (This is a leaky bucket, as in the generic cell rate algorithm.)
+// A pace is the backpressure of a policy's requests_per_second. Connections that share that limit
+// are read at twice its rate, releases and other requests that a policy never refuses included.
+// Below that rate, a client that sends too much is refused. A client that goes on sending would
+// cost the sidecar and the host as much time as if it were not limited, so its connections are read
+// more slowly: a few requests at a time, each time after a pause of up to a second. A pace is safe
+// for concurrent use. (This is a leaky bucket, as in the generic cell rate algorithm.)
 type pace struct {
 	interval int64 // between two requests, ns
 	conns    int   // guarded by paces.mu

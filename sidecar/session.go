@@ -356,8 +356,8 @@ func badFrame(msg string) *protocol.Err { return &protocol.Err{Code: protocol.Ba
 func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
 	cl := c.session
 	if cl != nil && cl.phase != locktable.SessionClaiming {
-		// The session may be over after this, and is then sent no answer. While claims are
-		// due no answers are, and what is lost is told when the session is claimed again.
+		// The session may be over after this, and is then sent no answer. A session whose
+		// claims are due has no answers; it is sent its losses when it is claimed again.
 		l.applyEffects()
 	}
 	l.closeAfterFlush(c, fault)
@@ -404,7 +404,7 @@ func (l *loop) onProcessExit(now int64, id locktable.SessionID) {
 	case cl.phase == locktable.SessionServing || cl.phase == locktable.SessionLeaving:
 		cl.phase = locktable.SessionDraining
 		rawio.Shutdown(cl.conn.raw)
-		cl.conn.leave()
+		cl.conn.abandon()
 	default:
 		l.close(now, cl, "its process ended")
 		if cl.conn != nil {

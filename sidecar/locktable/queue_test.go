@@ -745,7 +745,7 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	})
 	// A Take behind the Drop would find the lock free that is to be left free.
 	t.Run("long enough to be left free", func(t *testing.T) {
-		// As long as Redis told the first of the queue, which depends on the listeners, too.
+		// As long as the pause that Redis sends to the first of the queue. Both depend on the listeners.
 		for listeners, pause := range map[int32]time.Duration{0: 4 * time.Millisecond, 1: 10 * time.Millisecond} {
 			r := setUp(t, 91)
 			r.release(1, 1)

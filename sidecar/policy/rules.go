@@ -93,8 +93,8 @@ func (p *Policy) collect(set uint64) *Rules {
 	return rs
 }
 
-// Requests returns how many requests a second a user's processes may send, and with whom they share
-// that; 0: they are not limited.
+// Requests returns how many requests a second the processes of a user may send, and the account
+// that counts them; 0: their requests are not limited.
 func (rs *Rules) Requests(uid int64) (perSecond int, shared Account) {
 	if rs == nil || rs.requests == nil {
 		return 0, Account{}
@@ -111,8 +111,8 @@ type Ledger struct {
 	swept    int // accounts after the last sweep
 }
 
-// Account identifies those who share the limits of an entry: an entry, and the user, if the limits
-// of the entry are for each user.
+// Account identifies the processes that share the limits of an entry: by the entry, and by the user
+// if the limits of the entry are for each user.
 type Account struct {
 	entry    int
 	perEntry bool

@@ -280,7 +280,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a client that has gone is not read slowly",
 		file: "sidecar/conn.go",
-		old:  `now < end && !c.hasGone()`,
+		old:  `now < end && !c.isUnread()`,
 		new:  `now < end`,
 		by:   test("sidecar", "TestClientThatHasGoneIsNotReadSlowly"),
 	},
@@ -315,7 +315,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "what came before a broken frame is answered",
 		file: "sidecar/session.go",
-		old:  "		// due no answers are, and what is lost is told when the session is claimed again.\n		l.applyEffects()\n",
+		old:  "		// claims are due has no answers; it is sent its losses when it is claimed again.\n		l.applyEffects()\n",
 		new:  "",
 		by:   test("sidecar", "TestAnswersComeBeforeTheFaultThatEndsTheConnection"),
 	},

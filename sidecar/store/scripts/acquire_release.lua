@@ -96,9 +96,9 @@
 -- cannot be passed on.
 --
 -- If a lock that is dropped and taken again is as this sidecar left it, it is not free in
--- between, and nobody has to be woken. So the release is published only if the new token is a
--- multiple of 4: by its receivers the sidecar finds out that clients subscribe. A take that
--- draws several tokens counts the subscribers instead.
+-- between, so a client that waits for it is not woken. The release is published only if the
+-- new token is a multiple of 4: the number of its receivers shows the sidecar that clients
+-- subscribe. A take that draws several tokens counts the subscribers instead.
 --
 -- A lock that is dropped and taken again for a request that arrived at a given time passes to
 -- the first of all tickets, that of the take among them. It may be left free for a moment, too.

@@ -46,7 +46,7 @@ func TestMeasureAttacksUnderAPolicy(t *testing.T) {
 	if err := os.WriteFile(settings, []byte("[[policy]]\nname = \"guests\"\nrequests_per_second = 1000\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Whoever may send 1,000 requests a second does not get a hundred thousand locks meanwhile.
+	// A user that may send 1,000 requests a second cannot acquire 100,000 locks in the time of a run.
 	needsManyLocks := func(a harness.Attack) bool { return a.Kind == "max_hold" || a.Kind == "hold" }
 	measureAttacks(t, slices.DeleteFunc(slices.Clone(harness.Attacks), needsManyLocks), "--config="+settings)
 }
