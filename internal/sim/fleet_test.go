@@ -160,9 +160,9 @@ func TestScaleHeldLocks(t *testing.T) {
 
 // Renewals of locks that were taken together drift apart, and stay apart.
 func TestScaleRenewalsSpread(t *testing.T) {
-	hosts, held, periods := 20, 100, 60
+	hosts, held, periods := 200, 100, 60
 	if *scale {
-		held, periods = 1000, 350
+		hosts, held, periods = 1000, 1000, 60
 	}
 	f := sim.Hold(sim.FleetPlan{Seed: 1, Hosts: hosts, Held: held, Trip: 2 * time.Millisecond})
 	first, later, last := f.RunPeriods(2), f.RunPeriods(19), f.RunPeriods(periods-21)

@@ -281,11 +281,6 @@ func (l *lock) forgetClaim(s claimState) {
 	}
 }
 
-// nextCheck is when the key of a hold with a fixed lease is checked again.
-func (t *Table) nextCheck(now int64) int64 {
-	return t.alignRenewal(now + int64(t.cfg.Lease)/3 + t.jitter())
-}
-
 // checkSoon has the key of the current hold renewed or checked now, because another
 // program may have changed it. However many messages say so, it is not sooner than
 // checkPause after the last time.

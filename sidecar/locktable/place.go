@@ -174,7 +174,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 		q.arbiter.onAcquired(c.state)
 		t.stats.Handoffs[HandoffTransfer]++
 		c.transferred(now, q.place.validSince+validity(m.LeaseMS), m)
-		c.renewAt = t.alignRenewal(q.place.validSince + ms(m.LeaseMS)/3 + t.jitter())
+		c.renewAt = t.renewalAfter(q.place.validSince, ms(m.LeaseMS), c.holdID)
 		q.order.served = served{upTo: q.place.arrived}
 		q.place = place{}
 		l.rivals.waiting = m.Waiting

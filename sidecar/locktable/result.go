@@ -62,7 +62,7 @@ func (t *Table) Result(now int64, r Result) {
 			t.onDropDone(now, l, &op, &r)
 		case Check:
 			c.confirmedAt = now
-			c.renewAt = t.nextCheck(now)
+			c.renewAt = t.nextCheck(now, c)
 		default:
 			t.onConfirmed(now, l, &op, &r)
 		}
@@ -193,9 +193,9 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 		set = min(set, op.keptUntil-validity(lease))
 	}
 	c.confirmed(now, set+validity(lease), op, r.Token)
-	c.renewAt = t.alignRenewal(set + ms(lease)/3 + t.jitter())
+	c.renewAt = t.renewalAfter(set, ms(lease), c.holdID)
 	if h != nil && h.isChecked() {
-		c.renewAt = t.nextCheck(now)
+		c.renewAt = t.nextCheck(now, c)
 	}
 	if op.kind == Take {
 		if r.Made && l.user != nil {
@@ -207,20 +207,6 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 		h.phase = HoldLive
 	}
 	t.trackDeadline(h)
-}
-
-// jitter keeps locks that were acquired together from being renewed together for good: up
-// to half a second, less where the lease is short.
-func (t *Table) jitter() int64 {
-	return t.policy.rng.Int64N(min(int64(500*time.Millisecond), int64(t.cfg.Lease)/20) + 1)
-}
-
-// alignRenewal moves a renewal to where it meets others: the locks that are due in the
-// same hundred milliseconds of a lease of 30 s are sent together, and cost Redis a script
-// together. It is never early, and other hosts have other clocks.
-func (t *Table) alignRenewal(at int64) int64 {
-	cell := max(int64(t.cfg.Lease)/300, int64(wheelTick))
-	return (at + cell - 1) / cell * cell
 }
 
 // onDropDone notes that the key has no field of this host.

@@ -12,7 +12,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		of     reflect.Type
 		fields int
 	}{
-		{reflect.TypeFor[Table](), 30},
+		{reflect.TypeFor[Table](), 31},
 		{reflect.TypeFor[Config](), 29},
 		{reflect.TypeFor[policy](), 4},
 		{reflect.TypeFor[reachability](), 6},

@@ -204,12 +204,13 @@ type Table struct {
 	searches uint64 // for wait cycles, so far
 	path     []step // emptied, for the next search
 
-	lastNum    uint64   // last hold id used
-	dirty      dirtySet // what is not in the journal yet
-	redis      reachability
-	leaseQueue []*session // that may need a lease event
-	now        int64      // of the last change
-	stats      Stats      // without what there is at one moment
+	lastNum     uint64   // last hold id used
+	renewalSeed uint64   // of the offsets of renewal groups
+	dirty       dirtySet // what is not in the journal yet
+	redis       reachability
+	leaseQueue  []*session // that may need a lease event
+	now         int64      // of the last change
+	stats       Stats      // without what there is at one moment
 }
 
 // timed is what a timer of the wheel belongs to: a lock or a request.
@@ -244,6 +245,7 @@ func New(cfg Config, now int64) *Table {
 	}
 	t.stats.Groups = make([]GroupStats, 1+len(cfg.NamePatterns))
 	t.policy = policy{cfg: &t.cfg, rng: rand.New(chance), trip: int64(20 * time.Millisecond)}
+	t.renewalSeed = t.policy.rng.Uint64()
 	t.wheel.MaxPending = 2*cfg.MaxLocks + strayCells // one per lock, one per waiter
 	return t
 }

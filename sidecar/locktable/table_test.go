@@ -471,7 +471,7 @@ func TestTheWatchdogRenewsAtAThirdOfTheLease(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done)
 	r.pass(lease/3 - time.Millisecond)
 	r.quiet()
-	r.pass(501*time.Millisecond + 10*time.Millisecond) // jitter and a tick
+	r.pass(501*time.Millisecond + 10*time.Millisecond) // the delay of its group and a tick
 	r.redis(locktable.Renew, locktable.Done)
 	r.collect()
 	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +29s")
@@ -644,6 +644,80 @@ func TestRenewalsMeet(t *testing.T) {
 			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
 		}
 		r.ops = nil
+	}
+}
+
+// The locks of a renewal group that are due together stay together, and not all groups do.
+func TestRenewalGroupsStayTogether(t *testing.T) {
+	r := newRig(t)
+	const groups = 8
+	for i := range groups*locktable.RenewalGroupSize - 1 { // hold numbers begin with 1
+		r.acquire(1, fmt.Sprint("lock:", i))
+		r.redis(locktable.Take, locktable.Done)
+	}
+	renewedAt := make(map[uint64]int64) // by the group
+	for n := 0; n < 4*(groups*locktable.RenewalGroupSize-1); {
+		r.pass(10 * time.Millisecond)
+		r.collect()
+		due := make(map[uint64]int)
+		for _, op := range r.ops {
+			due[locktable.RenewalGroup(op.HoldID)]++
+			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+			n++
+		}
+		for group, locks := range due {
+			if want := locktable.RenewalGroupSize; locks != want && (group != 0 || locks != want-1) {
+				t.Fatalf("%d locks of group %d are renewed together", locks, group)
+			}
+			renewedAt[group] = r.now
+		}
+		r.ops = nil
+	}
+	moments := make(map[int64]bool)
+	for _, at := range renewedAt {
+		moments[at] = true
+	}
+	if len(moments) < groups/2 {
+		t.Errorf("after four renewals, %d groups are renewed at %d moments", groups, len(moments))
+	}
+}
+
+// Locks of a renewal group that were taken at different times are renewed together later.
+func TestRenewalGroupsMeet(t *testing.T) {
+	r := newRig(t)
+	const locks = 100
+	renewals := make(map[string]int)
+	last := make(map[string]int64)
+	for i := range locks {
+		name := fmt.Sprint("lock:", i)
+		r.acquire(1, name)
+		r.redis(locktable.Take, locktable.Done)
+		renewals[name] = 0
+		r.pass(30 * time.Millisecond)
+	}
+	// A lock is at most half a period away from its offset, which is 5.2 s, and gets nearer by
+	// an eighth of a second in each period, on average.
+	const periods = 80
+	for done := 0; done < locks; {
+		r.pass(10 * time.Millisecond)
+		r.collect()
+		for _, op := range r.ops {
+			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+			if renewals[op.Name]++; renewals[op.Name] == periods {
+				last[op.Name] = r.now
+				done++
+			}
+		}
+		r.ops = nil
+	}
+	var first int64
+	for name, at := range last {
+		if first == 0 {
+			first = at
+		}
+		if apart := time.Duration(at-first) % (lease/3 + lease/100); apart != 0 {
+			t.Fatalf("%s and another lock of its group are renewed %v apart", name, apart)
+		}
 	}
 }
 

@@ -46,7 +46,7 @@ func newScript(text string) *script {
 
 // runMax is how many operations one run of a script carries out. Redis runs a script
 // to its end before anybody else is served: at 1 to 3 µs each, this is well below 1 ms.
-const runMax = 128
+const runMax = locktable.RenewalGroupSize
 
 // A call is one command under way: a run of a script, or what keeps the connection in
 // shape.
@@ -99,8 +99,8 @@ func scriptOf(k locktable.OpKind) *script {
 // sortForBatching puts ops that are sent at now, ns, into an order in which few scripts
 // execute them: renewals first, because a late one costs a client its lock; then checks; then
 // arrivals; then takes and drops, those with the same lease together. Of the renewals that one
-// script executes, those that look for the fields of others come first. A Drop stays with the Take
-// that is pipelined after it: in one script, no other host gets the lock in between.
+// script executes, those that look for the fields of others come first, and then the locks of a
+// renewal group stay together. A Drop stays with the Take that is pipelined after it: in one script, no other host gets the lock in between.
 func sortForBatching(now int64, ops []locktable.Op) {
 	class := func(op *locktable.Op) int {
 		switch op.Kind {
@@ -137,7 +137,7 @@ func sortForBatching(now int64, ops []locktable.Op) {
 		}
 		switch looks := looksForOthers(now, &a); {
 		case looks == looksForOthers(now, &b):
-			return 0
+			return cmp.Compare(a.HoldID, b.HoldID)
 		case looks:
 			return -1
 		}
@@ -388,18 +388,18 @@ const lookEvery = 8
 
 // looksForOthers reports whether an operation that is sent at a time, ns, looks for fields of
 // others in the key. Time is divided into windows. The renewals of a lock in every eighth window
-// look; which window that is depends on the hold, so that in each of them one lock of eight is
-// looked at.
+// look; which window that is depends on the renewal group, so that in each of them one group of
+// eight is looked at.
 //
 // A window is two fifths of the lease. That is longer than any time between two renewals of a
-// lock that Redis executes in time (see locktable.Table.jitter and alignRenewal), so no lock
+// lock that Redis executes in time (see locktable.Table.renewalAfter), so no lock
 // skips a window: each is looked at again after eight windows and a renewal at the latest.
 func looksForOthers(now int64, op *locktable.Op) bool {
 	if op.Kind == locktable.Check {
 		return true
 	}
 	window := max(int64(op.LeaseMS)*1e6/5*2, 1)
-	return (uint64(now/window)+op.HoldID)%lookEvery == 0
+	return (uint64(now/window)+locktable.RenewalGroup(op.HoldID))%lookEvery == 0
 }
 
 // appendCommand appends the beginning of a command that runs a script, up to the keys.

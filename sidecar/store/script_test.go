@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -294,13 +295,13 @@ func TestRenewalsLookForFieldsOfOthersIfAsked(t *testing.T) {
 }
 
 // However far apart the renewals of a lock are, up to the latest, one within eight windows looks;
-// and of many locks, one in eight is looked at.
+// and of many renewal groups, one in eight is looked at.
 func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 	for _, lease := range []uint32{100, 30_000, 4_000_000_000} {
 		op := keepOp("lock", 1_000_003)
 		op.LeaseMS = lease
 		leaseNS := int64(lease) * 1e6
-		// A third of the lease, up to a twentieth for the jitter, and the alignment.
+		// A third of the lease, up to a twentieth for the delay of the group, and the alignment.
 		for _, apart := range []int64{leaseNS / 3, leaseNS/3 + leaseNS/40, leaseNS/3 + leaseNS/20 + leaseNS/300} {
 			var now, looked int64
 			for now < 200*leaseNS {
@@ -314,14 +315,14 @@ func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 			}
 		}
 		looks := 0
-		for id := range uint64(800) {
+		for id := range uint64(80 * locktable.RenewalGroupSize) {
 			op.HoldID = id
 			if looksForOthers(int64(lease)*7e6, &op) {
 				looks++
 			}
 		}
-		if looks != 800/lookEvery {
-			t.Errorf("lease %d: %d of 800 locks are looked at", lease, looks)
+		if looks != 80/lookEvery*locktable.RenewalGroupSize {
+			t.Errorf("lease %d: the locks of %.1f groups of 80 are looked at", lease, float64(looks)/locktable.RenewalGroupSize)
 		}
 	}
 	if check := checkOp("lock", 1); !looksForOthers(0, &check) || !looksForOthers(1e18, &check) {
@@ -331,13 +332,21 @@ func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 
 // The script looks at the first of its keys only.
 func TestRenewalsThatLookComeFirst(t *testing.T) {
+	const group = locktable.RenewalGroupSize
+	ids := []uint64{3, 9 * group, 8*group + 7, 1, 8*group + 5, 2}
 	var ops []locktable.Op
-	for id := range uint64(20) {
-		ops = append(ops, keepOp(fmt.Sprint("lock:", id), id+1))
+	for _, id := range ids {
+		ops = append(ops, keepOp(fmt.Sprint("lock:", id), id))
 	}
-	sortForBatching(0, ops)
-	if ops[0].HoldID != 8 || ops[1].HoldID != 16 || ops[2].HoldID != 1 {
-		t.Errorf("the first are of the holds %d, %d and %d; those of 8 and 16 look", ops[0].HoldID, ops[1].HoldID, ops[2].HoldID)
+	window := int64(ops[0].LeaseMS) * 1e6 / 5 * 2
+	sortForBatching(7*window, ops)
+	var got []uint64
+	for _, op := range ops {
+		got = append(got, op.HoldID)
+	}
+	// In the seventh window, the groups 1, 9, 17 … look; in each part, neighbours are together.
+	if want := []uint64{9 * group, 1, 2, 3, 8*group + 5, 8*group + 7}; !slices.Equal(got, want) {
+		t.Errorf("the renewals are of the holds %d, want %d", got, want)
 	}
 	if _, n := batchPrefix(ops); n != len(ops) {
 		t.Errorf("one script executes %d of them", n)

@@ -745,8 +745,8 @@ var scriptMutants = []mutant{
 	{
 		rule: "the renewals of a lock look for fields of others in every eighth window",
 		file: "sidecar/store/script.go",
-		old:  `+op.HoldID)%lookEvery == 0`,
-		new:  `+op.HoldID)%lookEvery == lookEvery`,
+		old:  `RenewalGroup(op.HoldID))%lookEvery == 0`,
+		new:  `RenewalGroup(op.HoldID))%lookEvery == lookEvery`,
 		by:   test("sidecar/store", "TestEachLockIsLookedAtWithinEightWindows"),
 	},
 	{
@@ -761,6 +761,13 @@ var scriptMutants = []mutant{
 		file: "sidecar/store/script.go",
 		old:  `		case looks == looksForOthers(now, &b):`,
 		new:  `		case true:`,
+		by:   test("sidecar/store", "TestRenewalsThatLookComeFirst"),
+	},
+	{
+		rule: "the locks of a renewal group are neighbours in a script",
+		file: "sidecar/store/script.go",
+		old:  `			return cmp.Compare(a.HoldID, b.HoldID)`,
+		new:  `			return 0`,
 		by:   test("sidecar/store", "TestRenewalsThatLookComeFirst"),
 	},
 	{
