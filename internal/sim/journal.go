@@ -20,8 +20,7 @@ type journal struct {
 	full     bool // it is not whole because there was no room for a lock
 	writes   int  // until the process is killed; or immortal, or killed
 
-	ended  uint32 // slot of a hold whose end is the first store of the next write; 0: none
-	stores int    // of the hold that follows, which a process makes that is killed in this write
+	stores int // of the hold that follows, which a process makes that is killed in this write
 }
 
 // record is what a journal has of a lock. There are exclusive holds only, so it has at most
@@ -74,11 +73,10 @@ func (j *journal) PutLock(slot uint32, l *locktable.LockRecord) uint32 {
 	if slot != 0 && j.writes != killed && j.slots[slot-1].lock.Name != l.Name {
 		j.w.violation(n, "host %d records a lock in slot %d, which it does not have", j.h.index, slot)
 	}
-	hasEnded := j.takeEnded(slot)
 	j.stores = 0
 	if j.isKilled() {
 		if slot != 0 && j.w.random.oneIn(2) && j.writes != killed {
-			j.tearLock(&j.slots[slot-1], l, hasEnded)
+			j.tearLock(&j.slots[slot-1], l)
 		}
 		j.writes = killed
 		return max(slot, 1)
@@ -97,30 +95,19 @@ func (j *journal) PutLock(slot uint32, l *locktable.LockRecord) uint32 {
 			return 0
 		}
 	}
-	r := &j.slots[slot-1]
-	if r.lock = *l; hasEnded {
-		r.hold = locktable.HoldRecord{}
-	}
+	j.slots[slot-1].lock = *l
 	return slot
 }
 
 // tearLock makes the first stores of a write.
-func (j *journal) tearLock(r *record, l *locktable.LockRecord, hasEnded bool) {
+func (j *journal) tearLock(r *record, l *locktable.LockRecord) {
 	stores := int(j.w.random.below(7))
-	store := func() bool { stores--; return stores >= 0 }
-	if r.hold.ID == 0 || hasEnded {
-		if store() {
-			r.hold = locktable.HoldRecord{}
-		}
-		if store() {
-			r.lock.MaxHoldID = l.MaxHoldID
-		}
-		return // the next hold appears with its last store
+	if stores == 0 {
+		return
 	}
-	if store() {
-		r.lock.MaxHoldID = l.MaxHoldID
+	if r.lock.MaxHoldID = l.MaxHoldID; r.hold.ID != 0 {
+		j.stores = stores - 1 // and the next hold of a lock appears with its last store
 	}
-	j.stores = stores
 }
 
 // tearHold makes the stores that are left of a write whose hold stays.
@@ -143,19 +130,8 @@ func (j *journal) tearHold(was, h *locktable.HoldRecord) {
 	}
 }
 
-// takeEnded reports whether the write of a lock begins with the end of its hold.
-func (j *journal) takeEnded(slot uint32) bool {
-	ended := j.ended
-	j.ended = 0
-	if ended != 0 && ended != slot {
-		j.w.violation(-1, "host %d deletes the hold in slot %d, and records the lock in slot %d next", j.h.index, ended, slot)
-	}
-	return ended != 0
-}
-
 // DeleteLock frees a slot.
 func (j *journal) DeleteLock(slot uint32) {
-	hasEnded := j.takeEnded(slot)
 	if j.isKilled() {
 		j.writes = killed
 		return
@@ -163,7 +139,7 @@ func (j *journal) DeleteLock(slot uint32) {
 	if slot == 0 || j.slots[slot-1].lock.Name == "" {
 		j.w.violation(-1, "host %d frees slot %d, which it does not have", j.h.index, slot)
 	}
-	if r := &j.slots[slot-1]; r.hold.ID != 0 && !hasEnded {
+	if r := &j.slots[slot-1]; r.hold.ID != 0 {
 		j.w.violation(nameIndex(r.lock.Name), "host %d frees the slot of a lock before that of hold %d", j.h.index, r.hold.ID)
 	}
 	j.slots[slot-1] = record{}
@@ -189,12 +165,17 @@ func (j *journal) PutHold(slot, lock uint32, h *locktable.HoldRecord) uint32 {
 	return lock
 }
 
-// DeleteHold frees the slot of a hold. That is done as a part of the next write.
+// DeleteHold frees the slot of a hold.
 func (j *journal) DeleteHold(slot uint32) {
-	if j.ended != 0 || j.writes != killed && (slot == 0 || j.slots[slot-1].hold.ID == 0) {
+	if j.writes != killed && (slot == 0 || j.slots[slot-1].hold.ID == 0) {
 		j.w.violation(-1, "host %d frees the hold in slot %d, which it does not have", j.h.index, slot)
 	}
-	j.ended = slot
+	if !j.isKilled() || j.writes != killed && j.w.random.oneIn(2) {
+		j.slots[slot-1].hold = locktable.HoldRecord{}
+	}
+	if j.writes == 0 {
+		j.writes = killed
+	}
 }
 
 // PutSession records a session.

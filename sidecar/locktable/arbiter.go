@@ -78,9 +78,9 @@ type remoteHolder struct {
 // rivals is what is known of other hosts that want the lock. It outlives the arbiter,
 // which exists only while the lock is contended.
 type rivals struct {
-	waiting   uint32 // tickets in the queue while this host has the lock, as far as is known
-	listeners int32  // subscribers of the lock's channel, this sidecar among them; −1: unknown
-	pollerAt  uint32 // when a program was found to have the lock without being subscribed: see shortMillis; 0: it is not known
+	pollerAt   uint32 // when a program was found to have the lock without being subscribed: see shortMillis; 0: it is not known
+	listeners  int16  // subscribers of the lock's channel, this sidecar among them, up to math.MaxInt16; −1: unknown
+	areWaiting bool   // there are tickets in the queue while this host has the lock, as far as is known
 }
 
 // quietTime is how long the lock passes from owner to owner without a free moment.
@@ -144,7 +144,7 @@ func (p *policy) turn() int64 {
 
 // others is how many programs are subscribed to the lock's channel, this host not counted, as
 // far as is known; −1: it is not.
-func (a *arbiter) others() int32 {
+func (a *arbiter) others() int16 {
 	n := a.rivals.listeners
 	if n > 0 && a.sub == subscribed {
 		n--
@@ -283,7 +283,7 @@ func (a *arbiter) mayGrant(p *policy, now int64, c *remoteClaim, noWait, isReach
 
 // areRivalsKnown reports whether another host is known to want the lock, or a program is
 // likely to.
-func (a *arbiter) areRivalsKnown(now int64) bool { return a.rivals.waiting > 0 || a.arePrograms(now) }
+func (a *arbiter) areRivalsKnown(now int64) bool { return a.rivals.areWaiting || a.arePrograms(now) }
 
 // arePrograms reports whether a program that is no sidecar is known to want the lock, or likely
 // to.
@@ -296,7 +296,7 @@ func (a *arbiter) arePrograms(now int64) bool { return a.others() != 0 || now < 
 // has no turns.
 func (a *arbiter) isTurnOver(p *policy, now int64, c *remoteClaim, inOrder bool) bool {
 	cfg := p.cfg
-	othersWait := a.rivals.waiting > 0 && !inOrder
+	othersWait := a.rivals.areWaiting && !inOrder
 	switch had := now - c.cameAt; {
 	case c.grants == 0:
 		return false
@@ -319,7 +319,7 @@ func (a *arbiter) isTurnOver(p *policy, now int64, c *remoteClaim, inOrder bool)
 // puts its next waiter to where it belongs, and leaves a lock free that the Drop leaves free.
 func (a *arbiter) mayPipeline(p *policy, now int64, c *remoteClaim, yields, mayQueue, inOrder bool) bool {
 	if yields {
-		return mayQueue && (inOrder || a.rivals.waiting > 0 && c.op.passedMS < pauseAfterMS)
+		return mayQueue && (inOrder || a.rivals.areWaiting && c.op.passedMS < pauseAfterMS)
 	}
 	return !a.areRivalsKnown(now) && !c.isTired(p.cfg, a.rivals, now)
 }
@@ -500,7 +500,7 @@ func (a *arbiter) updateSubscription(p *policy, at *alarm, head *waiter, heldSin
 			since = pl.since
 		}
 		isNeeded = at.due(max(head.request.since, since) + int64(p.cfg.WatchAfter))
-		if pl.isQueued() || a.rivals.waiting > 0 {
+		if pl.isQueued() || a.rivals.areWaiting {
 			lingerUntil = at.now
 		}
 	}

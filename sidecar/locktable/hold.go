@@ -15,7 +15,7 @@ type hold struct {
 	token uint64
 	owner uint64 // 0: anonymous
 	lock  *lock
-	next  *hold // another hold of the lock, or of lock.ended
+	next  *hold // another hold of the lock, or of dirtySet.ended
 
 	session   *session
 	inSession links[hold] // the other holds of the session, newest first; not if isOrphan
@@ -248,8 +248,8 @@ func (t *Table) endHold(now int64, h *hold) {
 		}
 	}
 	if h.slot != 0 {
-		*h = hold{slot: h.slot, next: l.ended} // until writeJournal
-		l.ended = h
+		*h = hold{slot: h.slot, next: t.dirty.ended} // until writeJournal
+		t.dirty.ended = h
 		return
 	}
 	t.freeHold(h)

@@ -114,8 +114,11 @@ type dirtySet struct {
 	lock LockRecord
 	hold HoldRecord
 
-	unstored []*lock // of which the journal lacks something; lock.unstored is the index plus 1
-	retry    bool    // RetryJournal was called
+	ended *hold // that have ended, and whose records are still in the journal, linked by hold.next
+
+	unstored   []*lock       // of which the journal lacks something
+	unstoredAt map[*lock]int // their indices in it
+	retry      bool          // RetryJournal was called
 }
 
 func (t *Table) markDirty(l *lock) {
@@ -139,9 +142,9 @@ func (t *Table) markSessionDirty(s *session) {
 //     send lease events to its client.
 //   - Other sessions come after the holds: their last deadline may have become an earlier
 //     one, which is true only of the new records of their holds.
-//   - Of a lock, the holds that have ended are deleted first. Then comes the lock with its
-//     largest hold number, then its holds; or it is deleted. In between, it has fewer holds than
-//     it had or will have: those have ended, or their clients have not been answered.
+//   - The holds that have ended are deleted first. Then comes each lock with its largest hold
+//     number, then its holds; or it is deleted. In between, it has fewer holds than it had or
+//     will have: those have ended, or their clients have not been answered.
 func (t *Table) writeJournal() {
 	j, d := t.cfg.Journal, &t.dirty
 	if j == nil {
@@ -156,6 +159,11 @@ func (t *Table) writeJournal() {
 			j.PutSession(r)
 		}
 	}
+	for h := d.ended; h != nil; h = d.ended {
+		j.DeleteHold(h.slot)
+		d.ended = h.next
+		t.freeHold(h)
+	}
 	for i, l := range d.locks {
 		l.isDirty = false
 		t.writeLock(j, l)
@@ -165,7 +173,8 @@ func (t *Table) writeJournal() {
 	for d.retry && len(d.unstored) > 0 {
 		l := d.unstored[len(d.unstored)-1]
 		t.writeLock(j, l)
-		d.retry = l.unstored == 0 // all of them have to be stored, so there is no use in trying others
+		_, isMissing := d.unstoredAt[l]
+		d.retry = !isMissing // all of them have to be stored, so there is no use in trying others
 	}
 	d.retry = false
 	for i, s := range d.sessions {
@@ -181,11 +190,6 @@ func (t *Table) writeJournal() {
 // writeLock stores a lock and its holds, or deletes them.
 func (t *Table) writeLock(j Journal, l *lock) {
 	d := &t.dirty
-	for h := l.ended; h != nil; h = l.ended {
-		j.DeleteHold(h.slot)
-		l.ended = h.next
-		t.freeHold(h)
-	}
 	isStored := true
 	switch {
 	case l.hasRemoteState():
@@ -206,17 +210,22 @@ func (t *Table) writeLock(j Journal, l *lock) {
 
 // track has unstored list the lock if, and only if, the journal lacks something of it.
 func (d *dirtySet) track(l *lock, isStored bool) {
+	i, isMissing := d.unstoredAt[l]
 	switch {
-	case isStored == (l.unstored == 0):
+	case isStored != isMissing:
 	case !isStored:
+		if d.unstoredAt == nil {
+			d.unstoredAt = make(map[*lock]int)
+		}
+		d.unstoredAt[l] = len(d.unstored)
 		d.unstored = append(d.unstored, l)
-		l.unstored = uint32(len(d.unstored))
 	default:
 		last := len(d.unstored) - 1
 		moved := d.unstored[last]
-		d.unstored[l.unstored-1], moved.unstored = moved, l.unstored
+		d.unstored[i], d.unstoredAt[moved] = moved, i
 		d.unstored[last] = nil
-		d.unstored, l.unstored = d.unstored[:last], 0
+		d.unstored = d.unstored[:last]
+		delete(d.unstoredAt, l)
 	}
 }
 

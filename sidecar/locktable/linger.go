@@ -46,7 +46,7 @@ func (l *lock) isWanted(now int64) bool {
 	if q := l.queue; q != nil {
 		return q.arbiter.areRivalsKnown(now) || len(q.confirms) > 0
 	}
-	return l.rivals.waiting > 0 || l.rivals.listeners != 0
+	return l.rivals.areWaiting || l.rivals.listeners != 0
 }
 
 // lingers reports whether the lock stays this host's in Redis although no local client wants

@@ -19,7 +19,6 @@ type lock struct {
 	user       *user              // as whose it counts; nil: it counts for no user
 	index      uint32             // in Table.locks
 	slot       uint32             // of the journal; 0: none
-	unstored   uint32             // its index in dirtySet.unstored plus 1; 0: it is not there
 	releasedAt uint32             // when a client here released it last, see shortMillis; 0: not known
 	rivals     rivals
 	isHot      bool  // it was acquired here soon after that: it lingers when it is released
@@ -29,7 +28,6 @@ type lock struct {
 
 	claim remoteClaim
 	holds *hold  // linked by hold.next
-	ended *hold  // those whose records are still in the journal, linked by hold.next
 	queue *queue // nil while there are no waiters and no subscription
 }
 
@@ -266,13 +264,13 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 // waits for the lock that a Drop frees, as far as this host knows.
 func (l *lock) isAwaited(op *Op) bool {
 	q := l.queue
-	return op.Ticket != 0 || l.rivals.waiting > 0 || l.rivals.listeners > 0 || q != nil && (q.waiters.head != nil || len(q.confirms) > 0)
+	return op.Ticket != 0 || l.rivals.areWaiting || l.rivals.listeners > 0 || q != nil && (q.waiters.head != nil || len(q.confirms) > 0)
 }
 
 // forgetClaim notes that Redis has no field of this host, or that nothing is known of it.
 func (l *lock) forgetClaim(s claimState) {
 	l.claim.forget(s)
-	l.rivals.waiting = 0
+	l.rivals.areWaiting = false
 	if l.queue != nil {
 		l.queue.order.served = served{}
 	}

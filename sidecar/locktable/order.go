@@ -95,7 +95,7 @@ func (t *Table) onArrived(now int64, l *lock, op *inFlight, r *Result) {
 	}
 	isOurs := l.claim.state.isOurs()
 	if isOurs && r.FirstArrived != 0 {
-		l.rivals.waiting = max(1, l.rivals.waiting)
+		l.rivals.areWaiting = true
 	}
 	if q == nil {
 		return

@@ -177,7 +177,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 		c.renewAt = t.renewalAfter(q.place.validSince, ms(m.LeaseMS), c.holdID)
 		q.order.served = served{upTo: q.place.arrived}
 		q.place = place{}
-		l.rivals.waiting = m.Waiting
+		l.rivals.areWaiting = m.Waiting > 0
 	default:
 		t.doubt(l)
 	}
@@ -199,11 +199,11 @@ func (t *Table) onRecalled(l *lock) {
 	c := &l.claim
 	switch {
 	case c.state.isOurs(): // a Drop in flight passes it on, or has
-		l.rivals.waiting = max(1, l.rivals.waiting)
+		l.rivals.areWaiting = true
 		t.cool(l)
 	case c.mayChange():
 		if c.op.kind == Take {
-			l.rivals.waiting = max(1, l.rivals.waiting)
+			l.rivals.areWaiting = true
 		}
 	default:
 		t.doubt(l)

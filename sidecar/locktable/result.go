@@ -1,6 +1,7 @@
 package locktable
 
 import (
+	"math"
 	"strings"
 	"time"
 
@@ -165,7 +166,7 @@ func (t *Table) denyWaiters(l *lock, msg string) {
 // noteListeners notes how many are subscribed, if Redis counted them.
 func (l *lock) noteListeners(r *Result) {
 	if (r.Outcome == Done || r.Outcome == HeldByOther) && r.Kind != Renew && r.Listeners != Uncounted {
-		l.rivals.listeners = r.Listeners
+		l.rivals.listeners = int16(min(r.Listeners, math.MaxInt16))
 	}
 }
 
@@ -201,7 +202,7 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 		if r.Made && l.user != nil {
 			t.countNewName(now, l.user)
 		}
-		l.rivals.waiting = r.Waiting
+		l.rivals.areWaiting = r.Waiting > 0
 	}
 	if h != nil && h.phase == HoldUnrenewable {
 		h.phase = HoldLive

@@ -31,7 +31,7 @@ type Description interface {
 // writes to the journal j. Precondition: Effects was called after the last input, Busy reports
 // false, the journal has room, Config.Chance has no state, and no session has terms.
 func (t *Table) Clone(j Journal) *Table {
-	if t.cfg.Chance == nil || len(t.out)+len(t.dirty.locks)+len(t.dirty.sessions)+len(t.dirty.unstored)+len(t.leaseQueue) > 0 || t.Busy() {
+	if t.cfg.Chance == nil || len(t.out)+len(t.dirty.locks)+len(t.dirty.sessions)+len(t.dirty.unstored)+len(t.leaseQueue) > 0 || t.dirty.ended != nil || t.Busy() {
 		panic("locktable: a table is cloned that has effects, or whose chances cannot be cloned")
 	}
 	n := &Table{
@@ -198,7 +198,7 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 	if l.timer.Pending() {
 		d.Time(max(l.timer.Deadline(), now))
 	}
-	d.Value(uint64(l.rivals.waiting)<<32 | uint64(uint32(l.rivals.listeners)))
+	d.Value(bit(l.rivals.areWaiting)<<16 | uint64(uint16(l.rivals.listeners)))
 	l.claim.describe(d, now, &t.cfg)
 	for h := l.holds; h != nil; h = h.next {
 		t.describeHold(d, now, h)

@@ -19,8 +19,8 @@ var explorationMutants = []mutant{
 	{
 		rule: "a transfer that is not accepted makes the claim uncertain",
 		file: "sidecar/locktable/place.go",
-		old:  "\t\tl.rivals.waiting = m.Waiting\n\tdefault:\n\t\tt.doubt(l)\n",
-		new:  "\t\tl.rivals.waiting = m.Waiting\n\tdefault:\n",
+		old:  "\t\tl.rivals.areWaiting = m.Waiting > 0\n\tdefault:\n\t\tt.doubt(l)\n",
+		new:  "\t\tl.rivals.areWaiting = m.Waiting > 0\n\tdefault:\n",
 		by:   exploration,
 	},
 	{
@@ -40,7 +40,7 @@ var explorationMutants = []mutant{
 	{
 		rule: "a recall ends the lingering of a lock",
 		file: "sidecar/locktable/place.go",
-		old:  "\t\tl.rivals.waiting = max(1, l.rivals.waiting)\n\t\tt.cool(l)\n",
+		old:  "\t\tl.rivals.areWaiting = true\n\t\tt.cool(l)\n",
 		new:  "",
 		by:   exploration,
 	},

@@ -79,7 +79,7 @@ var locktableMutants = []mutant{
 		rule: "a Take follows a Drop only while no polling host is known",
 		file: "sidecar/locktable/arbiter.go",
 		old:  `return !a.areRivalsKnown(now) && !c.isTired(p.cfg, a.rivals, now)`,
-		new:  `return a.rivals.waiting == 0 && a.others() == 0 && !c.isTired(p.cfg, a.rivals, now)`,
+		new:  `return !a.rivals.areWaiting && a.others() == 0 && !c.isTired(p.cfg, a.rivals, now)`,
 		by:   tableTest("TestTakeDoesNotFollowADropWhileAPollingHostIsKnown"),
 	},
 	{
@@ -480,15 +480,15 @@ var locktableMutants = []mutant{
 	{
 		rule: "a lock that another host waits for is not given up behind those that nothing wants",
 		file: "sidecar/locktable/lock.go",
-		old:  `op.Ticket != 0 || l.rivals.waiting > 0 ||`,
+		old:  `op.Ticket != 0 || l.rivals.areWaiting ||`,
 		new:  `op.Ticket != 0 ||`,
 		by:   tableTest("TestDropSaysWhetherItCanWait"),
 	},
 	{
 		rule: "a place in a queue is not given up behind locks that nothing wants",
 		file: "sidecar/locktable/lock.go",
-		old:  `op.Ticket != 0 || l.rivals.waiting > 0 ||`,
-		new:  `l.rivals.waiting > 0 ||`,
+		old:  `op.Ticket != 0 || l.rivals.areWaiting ||`,
+		new:  `l.rivals.areWaiting ||`,
 		by:   tableTest("TestDropSaysWhetherItCanWait"),
 	},
 	{
@@ -582,8 +582,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a hold that has ended is deleted before its lock is stored",
 		file: "sidecar/locktable/journal.go",
-		old:  "	for h := l.ended; h != nil; h = l.ended {\n		j.DeleteHold(h.slot)\n		l.ended = h.next\n		t.freeHold(h)\n	}\n",
-		new:  "	defer func() {\n		for h := l.ended; h != nil; h = l.ended {\n			j.DeleteHold(h.slot)\n			l.ended = h.next\n			t.freeHold(h)\n		}\n	}()\n",
+		old:  "	for h := d.ended; h != nil; h = d.ended {\n		j.DeleteHold(h.slot)\n		d.ended = h.next\n		t.freeHold(h)\n	}\n",
+		new:  "	defer func() {\n		for h := d.ended; h != nil; h = d.ended {\n			j.DeleteHold(h.slot)\n			d.ended = h.next\n			t.freeHold(h)\n		}\n	}()\n",
 		by:   tableTest("TestHandoffDeletesTheEndedHoldBeforeItStoresTheNext"),
 	},
 	{
@@ -1008,8 +1008,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a transfer that is not accepted has Redis asked",
 		file: "sidecar/locktable/place.go",
-		old:  "		l.rivals.waiting = m.Waiting\n	default:\n		t.doubt(l)\n",
-		new:  "		l.rivals.waiting = m.Waiting\n	default:\n",
+		old:  "		l.rivals.areWaiting = m.Waiting > 0\n	default:\n		t.doubt(l)\n",
+		new:  "		l.rivals.areWaiting = m.Waiting > 0\n	default:\n",
 		by:   tableTest("TestTransferOfALockThatIsNotKnownIsGivenBack"),
 	},
 	{
@@ -1036,7 +1036,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a transfer says how many wait",
 		file: "sidecar/locktable/place.go",
-		old:  "		l.rivals.waiting = m.Waiting\n	default:",
+		old:  "		l.rivals.areWaiting = m.Waiting > 0\n	default:",
 		new:  `	default:`,
 		by:   tableTest("TestTurnEndsByItsBudget"),
 	},
@@ -1078,29 +1078,29 @@ var locktableMutants = []mutant{
 	{
 		rule: "a recall limits the turn of the host that has the lock",
 		file: "sidecar/locktable/place.go",
-		old:  "		l.rivals.waiting = max(1, l.rivals.waiting)\n		t.cool(l)\n",
+		old:  "		l.rivals.areWaiting = true\n		t.cool(l)\n",
 		new:  "		t.cool(l)\n",
 		by:   tableTest("TestRecallLimitsTheTurnOfTheHostThatHasTheLock"),
 	},
 	{
 		rule: "a recall ends lingering",
 		file: "sidecar/locktable/place.go",
-		old:  "		l.rivals.waiting = max(1, l.rivals.waiting)\n		t.cool(l)\n",
+		old:  "		l.rivals.areWaiting = true\n		t.cool(l)\n",
 		new:  ``,
 		by:   tableTest("TestLingeringEnds"),
 	},
 	{
 		rule: "a recall of a lock that is not known has it dropped",
 		file: "sidecar/locktable/place.go",
-		old:  "			l.rivals.waiting = max(1, l.rivals.waiting)\n		}\n	default:\n		t.doubt(l)\n",
-		new:  "			l.rivals.waiting = max(1, l.rivals.waiting)\n		}\n	default:\n",
+		old:  "			l.rivals.areWaiting = true\n		}\n	default:\n		t.doubt(l)\n",
+		new:  "			l.rivals.areWaiting = true\n		}\n	default:\n",
 		by:   tableTest("TestRecallOfALockThatIsNotKnownHasItDropped"),
 	},
 	{
 		rule: "how many sidecars wait is what the last Take returned",
 		file: "sidecar/locktable/result.go",
-		old:  "		l.rivals.waiting = r.Waiting\n",
-		new:  "		l.rivals.waiting = max(l.rivals.waiting, r.Waiting)\n",
+		old:  "		l.rivals.areWaiting = r.Waiting > 0\n",
+		new:  "		l.rivals.areWaiting = l.rivals.areWaiting || r.Waiting > 0\n",
 		by:   tableTest("TestNumberOfWaitingSidecarsIsThatOfTheLastTake"),
 	},
 	{
@@ -1213,7 +1213,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a host whose turn is over stands behind all others at once",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `		return mayQueue && (inOrder || a.rivals.waiting > 0 && c.op.passedMS < pauseAfterMS)`,
+		old:  `		return mayQueue && (inOrder || a.rivals.areWaiting && c.op.passedMS < pauseAfterMS)`,
 		new:  `		return false`,
 		by:   tableTest("TestTurnEndsByItsBudget"),
 	},
@@ -1262,8 +1262,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a lock in order has no turns",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `othersWait := a.rivals.waiting > 0 && !inOrder`,
-		new:  `othersWait := a.rivals.waiting > 0`,
+		old:  `othersWait := a.rivals.areWaiting && !inOrder`,
+		new:  `othersWait := a.rivals.areWaiting`,
 		by:   tableTest("TestLockInOrderHasNoTurns"),
 	},
 	{
@@ -1299,8 +1299,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "no Take follows a Drop that may leave the lock free",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `a.rivals.waiting > 0 && c.op.passedMS < pauseAfterMS`,
-		new:  `a.rivals.waiting > 0`,
+		old:  `a.rivals.areWaiting && c.op.passedMS < pauseAfterMS`,
+		new:  `a.rivals.areWaiting`,
 		by:   tableTest("TestTimeWithoutAFreeMomentAddsUpOverHosts"),
 	},
 	{
@@ -1520,14 +1520,14 @@ var locktableMutants = []mutant{
 	{
 		rule: "a lock with subscribers does not linger",
 		file: "sidecar/locktable/linger.go",
-		old:  `	return l.rivals.waiting > 0 || l.rivals.listeners != 0`,
-		new:  `	return l.rivals.waiting > 0`,
+		old:  `	return l.rivals.areWaiting || l.rivals.listeners != 0`,
+		new:  `	return l.rivals.areWaiting`,
 		by:   tableTest("TestLockWithSubscribersDoesNotLinger"),
 	},
 	{
 		rule: "a lock that sidecars wait for does not linger",
 		file: "sidecar/locktable/linger.go",
-		old:  `	return l.rivals.waiting > 0 || l.rivals.listeners != 0`,
+		old:  `	return l.rivals.areWaiting || l.rivals.listeners != 0`,
 		new:  `	return l.rivals.listeners != 0`,
 		by:   tableTest("TestLockThatSidecarsWaitForDoesNotLinger"),
 	},
