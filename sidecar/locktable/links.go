@@ -58,9 +58,9 @@ type pool[T any] struct {
 const (
 	maxFree = 256
 
-	// maxFreeWindows is more than a hundred thousand locks have in flight when those that are
-	// due in the same hundred milliseconds are renewed.
-	maxFreeWindows = 4096
+	// maxFreeWindows is as many as there are in flight when a hundred thousand locks, which were
+	// acquired within two seconds, are renewed: 512 KiB.
+	maxFreeWindows = 8192
 )
 
 // get returns a T: a new one, or one as it was put back.

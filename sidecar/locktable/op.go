@@ -49,24 +49,25 @@ const (
 // NoUser is the User of an Op for a lock that counts for no user.
 const NoUser = int64(-1)
 
-// Op is one operation on one lock.
+// Op is one operation on one lock. When many locks are renewed there are thousands: the fields
+// are in an order that leaves no gaps.
 type Op struct {
-	Kind             OpKind
 	Name             string
 	User             int64  // as whose the lock counts, by uid; NoUser: it counts for no user
 	HoldID           uint64 // hold number; only grows
-	Count            uint32 // entries of the hold; 1 or more
-	LeaseMS          uint32 // time to live of the key, ms
-	Reserve          uint16 // Take: tokens to draw; 0 draws none
-	RequireExisting  bool   // Take: a missing key is not set
-	AfterPendingDrop bool   // Take: it is pipelined after a Drop of the same lock that has no result yet
-	KeepsExpiry      bool   // Take with AfterPendingDrop and Reserve 1: if the Drop leaves it only the field to change, the key's expiry stays as it was
-	Enqueue          bool   // Take: a ticket is to stand in the queue if another owner has the key
-	InOrder          bool   // Take with Enqueue: a free key goes to the first of the queue
 	Arrived          uint64 // Take with Enqueue and InOrder: when the request arrived, by Redis's clock, µs; 0: now
 	Ticket           uint64 // Take with Enqueue: the ticket that may stand in the queue already. Drop: a ticket that is given up. 0: none
-	CanWait          bool   // Drop: it is not known that anything waits for the lock
+	Count            uint32 // entries of the hold; 1 or more
+	LeaseMS          uint32 // time to live of the key, ms
 	PassedMS         uint32 // Drop: for how long the lock has passed from owner to owner without having been free, ms
+	Reserve          uint16 // Take: tokens to draw; 0 draws none
+	Kind             OpKind
+	RequireExisting  bool // Take: a missing key is not set
+	AfterPendingDrop bool // Take: it is pipelined after a Drop of the same lock that has no result yet
+	KeepsExpiry      bool // Take with AfterPendingDrop and Reserve 1: if the Drop leaves it only the field to change, the key's expiry stays as it was
+	Enqueue          bool // Take: a ticket is to stand in the queue if another owner has the key
+	InOrder          bool // Take with Enqueue: a free key goes to the first of the queue
+	CanWait          bool // Drop: it is not known that anything waits for the lock
 }
 
 // Outcome is what became of an Op.
@@ -118,26 +119,27 @@ const HolderNotTold = int32(-1)
 // that draws more tokens than the one that its waiter gets.
 const Uncounted = int32(-2)
 
-// Result is the one result that every Op gets.
+// Result is the one result that every Op gets. Its fields are in an order that leaves no gaps,
+// like those of Op.
 type Result struct {
-	Kind      OpKind
 	Name      string
-	Outcome   Outcome
 	Sent      int64  // CLOCK_BOOTTIME in ns, read before the operation was written to the socket
 	Token     uint64 // Take, Done, Reserve > 0: the last token drawn; the first is Token − Reserve + 1
-	Made      bool   // Take, Done, Reserve > 0: there was no token counter, and now there is one
-	Listeners int32  // subscribers of the lock's channel, this sidecar's included; −1: unknown; or Uncounted
 	TTLMS     int64  // HeldByOther: PTTL of the key; −1: it has none
+	Listeners int32  // subscribers of the lock's channel, this sidecar's included; −1: unknown; or Uncounted
+	Kind      OpKind
+	Outcome   Outcome
+	Made      bool // Take, Done, Reserve > 0: there was no token counter, and now there is one
 
 	// The queue.
+	Passed        bool   // Drop, Done: the lock went to the first of the queue
+	Paused        bool   // Drop, Done: the lock is free although there is a queue, so that programs that are no sidecars get their chance
 	Rank          int32  // Take, HeldByOther: place of this sidecar's ticket, 0 is the first; or NotQueued
+	HolderReached int32  // Take, HeldByOther: how many connections received the recall; 0: the holder is no sidecar, or has no connection; or HolderNotTold
+	Waiting       uint32 // Take, Done, and Drop with Passed: tickets in the queue
 	Ticket        uint64 // Take: HeldByOther: the ticket that stands in the queue, 0: none. Done: the number that the field has, 0: HoldID
 	Arrived       uint64 // Take, HeldByOther, with a ticket; and Arrive: Redis's clock when it was executed, µs
 	FirstArrived  uint64 // Arrive: when the first of the queue arrived, by Redis's clock, µs; 0: no ticket is there
-	HolderReached int32  // Take, HeldByOther: how many connections received the recall; 0: the holder is no sidecar, or has no connection; or HolderNotTold
-	Waiting       uint32 // Take, Done, and Drop with Passed: tickets in the queue
-	Passed        bool   // Drop, Done: the lock went to the first of the queue
-	Paused        bool   // Drop, Done: the lock is free although there is a queue, so that programs that are no sidecars get their chance
 
 	Field string // HeldByOther, NotALock: the owner field that was found, or a description of what is there; "": the key is left free for a moment
 	Msg   string // NotALock, NotSent, Unknown, Refused, Retryable: one sentence for people, says what to do

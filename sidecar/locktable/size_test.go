@@ -18,6 +18,12 @@ func TestSizesOfLocksAndHolds(t *testing.T) {
 	if size := unsafe.Sizeof(hold{}); size > 128 {
 		t.Errorf("a hold has %d bytes", size)
 	}
+	if size := unsafe.Sizeof(Op{}); size > 72 {
+		t.Errorf("an operation has %d bytes", size)
+	}
+	if size := unsafe.Sizeof(Result{}); size > 120 {
+		t.Errorf("a result has %d bytes", size)
+	}
 }
 
 // A lock has a window of its own only while an operation is in flight, or a failed one waits to be

@@ -430,7 +430,7 @@ func (c *commands) onDisconnect() {
 // A resultPool has slices for results that were given back.
 type resultPool chan []locktable.Result
 
-// maxSpareResults bounds a slice that is kept: 400 KiB.
+// maxSpareResults bounds a slice that is kept: 480 KiB.
 const maxSpareResults = 1 << 12
 
 // get returns an empty slice.

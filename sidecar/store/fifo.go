@@ -1,6 +1,6 @@
 package store
 
-// maxIdleLane is how many items an empty lane has room for: 800 KiB of operations.
+// maxIdleLane is how many items an empty lane has room for: 1.1 MiB of operations.
 const maxIdleLane = 1 << 14
 
 // A fifo is a queue.
