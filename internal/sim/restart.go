@@ -46,7 +46,7 @@ func (w *world) crash(h *host) {
 	case 0:
 		w.check.meetIf(KilledBeforeJournal, inputs)
 	case 1:
-		h.journal.writes = int(w.random.between(1, 4))
+		h.journal.writes = int(w.random.between(1, 8))
 		effects := h.table.Effects()
 		w.check.meetIf(KilledInJournal, h.journal.writes == killed)
 		h.journal.writes = immortal

@@ -839,6 +839,44 @@ func TestHandoffSurvivesDeathAfterEveryCall(t *testing.T) {
 	}
 }
 
+// A step hands two locks over, and the process dies after each number of calls that it makes. Each
+// lock has its old hold, or none, or the next one; and Redis is asked for just that.
+func TestTwoHandoffsSurviveDeathAfterEveryCall(t *testing.T) {
+	for calls := range 12 {
+		l := newRestartHarness(t)
+		l.takes(1, "a")
+		l.takes(1, "b")
+		for _, name := range []string{"a", "b"} {
+			l.acquire(2, name)
+			l.redis(locktable.Take, locktable.Done)
+			l.collect()
+		}
+		old := map[string]uint64{"a": l.row("a").Hold, "b": l.row("b").Hold}
+		l.journal.killAfter = calls
+		for _, hold := range old {
+			l.tb.Release(l.now, 1, protocol.Release{ID: 90 + hold, Hold: hold})
+		}
+		l.collect()
+		l.journal.killAfter = -1
+		l.killed(time.Second)
+		l.tb.Up(l.now, false, false)
+		l.collect()
+		if len(l.ops) != 2 {
+			t.Fatalf("after %d calls: operations %+v, want one for each lock", calls, l.ops)
+		}
+		for _, op := range l.ops {
+			switch row := l.row(op.Name); {
+			case op.HoldID < old[op.Name]:
+				t.Errorf("after %d calls: %+v is for an earlier hold than %d", calls, op, old[op.Name])
+			case row.Hold != 0 && (op.Kind != locktable.Renew || op.HoldID != row.Hold):
+				t.Errorf("after %d calls: %+v, and %s has hold %d", calls, op, op.Name, row.Hold)
+			case row.Hold == 0 && op.Kind != locktable.Drop:
+				t.Errorf("after %d calls: %+v, and %s has no hold", calls, op, op.Name)
+			}
+		}
+	}
+}
+
 // The journal has room for a lock and not for its hold.
 func TestHoldWithoutRoomIsStoredWhenThereIsRoom(t *testing.T) {
 	l := newRestartHarness(t)

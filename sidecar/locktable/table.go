@@ -123,6 +123,10 @@ type Config struct {
 	Seed   uint64      // of what is left to chance: when locks are renewed and asked for again
 	Chance rand.Source // of the same, for tests; nil: a generator with that Seed
 
+	// NoRenewalOffsets has a key renewed after a third of its lease, at whatever time that is: for
+	// the exploration, in whose states there is no time. See renewalAfter.
+	NoRenewalOffsets bool
+
 	// NamePatterns are groups of names that are counted apart: see Stats. A name counts for the
 	// first pattern that it matches. At most MaxNamePatterns.
 	NamePatterns []NamePattern

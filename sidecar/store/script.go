@@ -100,7 +100,8 @@ func scriptOf(k locktable.OpKind) *script {
 // execute them: renewals first, because a late one costs a client its lock; then checks; then
 // arrivals; then takes and drops, those with the same lease together. Of the renewals that one
 // script executes, those that look for the fields of others come first, and then the locks of a
-// renewal group stay together. A Drop stays with the Take that is pipelined after it: in one script, no other host gets the lock in between.
+// renewal group stay together. A Drop stays with the Take that is pipelined after it: in one
+// script, no other host gets the lock in between.
 func sortForBatching(now int64, ops []locktable.Op) {
 	class := func(op *locktable.Op) int {
 		switch op.Kind {
@@ -392,8 +393,8 @@ const lookEvery = 8
 // eight is looked at.
 //
 // A window is two fifths of the lease. That is longer than any time between two renewals of a
-// lock that Redis executes in time (see locktable.Table.renewalAfter), so no lock
-// skips a window: each is looked at again after eight windows and a renewal at the latest.
+// lock that Redis executes in time (see locktable.Table.renewalAfter), so no lock skips a window:
+// each is looked at again after eight windows and a renewal at the latest.
 func looksForOthers(now int64, op *locktable.Op) bool {
 	if op.Kind == locktable.Check {
 		return true

@@ -54,6 +54,7 @@ func tableConfig() locktable.Config {
 		TryWithin:          time.Duration(4 * tick),
 		MaxLocks:           16,
 		Chance:             least{},
+		NoRenewalOffsets:   true,
 	}
 }
 

@@ -1,0 +1,41 @@
+package locktable
+
+import (
+	"testing"
+	"time"
+)
+
+// Groups that were acquired at one moment reach their offsets, whatever the lease, and no renewal
+// is earlier than a third of the lease or later than a twentieth of it and a cell after that.
+func TestRenewalGroupsReachTheirOffsets(t *testing.T) {
+	const groups = 200
+	for _, lease := range []time.Duration{300 * time.Millisecond, 10 * time.Second, 30 * time.Second, 75 * time.Second, 2 * time.Minute, time.Hour} {
+		tb := New(Config{Lease: lease, Seed: 1}, 0)
+		cell, third := tb.renewalCell(), int64(lease)/3
+		moments := make(map[int64]int) // groups by the cell of their renewal in the last period
+		for group := range uint64(groups) {
+			at, phases := 100*int64(time.Hour), make([]int64, 0, 200)
+			for range 200 {
+				set := at + 1000 // what is sent at a moment begins the lease later
+				at = tb.renewalAfter(set, int64(lease), group*RenewalGroupSize)
+				if late := at - set - third; late < 0 || late > int64(lease)/20+cell {
+					t.Fatalf("lease %v: a renewal is %v after the last one", lease, time.Duration(at-set))
+				}
+				phases = append(phases, at-set)
+			}
+			for _, p := range phases[150:] {
+				if p != phases[199] {
+					t.Fatalf("lease %v: after 150 renewals group %d is not at its offset", lease, group)
+				}
+			}
+			moments[at/cell%(phases[199]/cell+1)]++
+		}
+		most := 0
+		for _, n := range moments {
+			most = max(most, n)
+		}
+		if most > groups/10 {
+			t.Errorf("lease %v: %d of %d groups are renewed at one moment", lease, most, groups)
+		}
+	}
+}
