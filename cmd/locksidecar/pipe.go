@@ -73,12 +73,12 @@ type pipe struct {
 	path    string
 	decoder protocol.RequestDecoder // of the goroutine that reads the input
 
-	mu   sync.Mutex // guards conn; never held during I/O
-	conn *pipeConn  // nil: not connected
+	mu     sync.Mutex // guards conn and outErr; never held during I/O
+	conn   *pipeConn  // nil: not connected
+	outErr error      // the first error of out
 
-	outMu  sync.Mutex // guards out and outErr; never taken together with mu
-	out    *bufio.Writer
-	outErr error // the first error of out
+	outMu sync.Mutex // guards out; never taken together with mu. A program that does not read has a write hold it
+	out   *bufio.Writer
 }
 
 // pipeConn is one connection to a sidecar.
@@ -328,19 +328,27 @@ func (p *pipe) print(line pipeLine) {
 }
 
 func (p *pipe) write(line []byte, flush bool) {
+	err := p.writeOut(line, flush)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.outErr == nil {
+		p.outErr = err
+	}
+}
+
+func (p *pipe) writeOut(line []byte, flush bool) error {
 	p.outMu.Lock()
 	defer p.outMu.Unlock()
 	_, err := p.out.Write(line)
 	if err == nil && flush {
 		err = p.out.Flush()
 	}
-	if p.outErr == nil {
-		p.outErr = err
-	}
+	return err
 }
 
+// outputErr returns the first error of the output. It does not wait for a write.
 func (p *pipe) outputErr() error {
-	p.outMu.Lock()
-	defer p.outMu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	return p.outErr
 }

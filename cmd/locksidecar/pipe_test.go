@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -305,6 +307,18 @@ func TestEndOfInputEndsTheSessionOfAProgramThatDoesNotRead(t *testing.T) {
 	defer conn.Close()
 	frames := protocol.NewReader(conn)
 	next(t, frames)
+	// The pipe prints until its program's buffer is full, and the sidecar writes until the pipe
+	// reads no more. Then the program sends another line, and ends its input.
+	event := protocol.Err{ID: 5, Code: protocol.Timeout, Msg: strings.Repeat("x", protocol.MaxMessage)}.Append(nil)
+	all := bytes.Repeat(event, events)
+	_ = conn.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+	wrote, err := conn.Write(all)
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("the pipe takes %d bytes that no program reads: %v", wrote, err)
+	}
+	_ = conn.SetWriteDeadline(time.Time{})
+	p.send(`{"op":"ping","id":6}`)
+	next(t, frames)
 	p.stdin.Close()
 	bye := make(chan uint64)
 	go func() {
@@ -313,17 +327,6 @@ func TestEndOfInputEndsTheSessionOfAProgramThatDoesNotRead(t *testing.T) {
 			bye <- request.RequestID()
 		}
 		close(bye)
-	}()
-	event := protocol.Err{ID: 5, Code: protocol.Timeout, Msg: strings.Repeat("x", protocol.MaxMessage)}.Append(nil)
-	written := make(chan error, 1)
-	go func() {
-		for range events {
-			if _, err := conn.Write(event); err != nil {
-				written <- err
-				return
-			}
-		}
-		written <- nil
 	}()
 	id := <-bye // nothing has been read from the pipe
 	if id == 0 {
@@ -340,7 +343,7 @@ func TestEndOfInputEndsTheSessionOfAProgramThatDoesNotRead(t *testing.T) {
 			n++
 		}
 	}()
-	if err := <-written; err != nil {
+	if _, err := conn.Write(all[wrote:]); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := conn.Write(protocol.ByeOK{ID: id}.Append(nil)); err != nil {
