@@ -47,13 +47,13 @@ func TestStepThatBeginsLateIsAPause(t *testing.T) {
 		planned time.Duration // from the step on
 		paused  bool
 	}{
-		{"it was due an hour ago", -time.Hour, true},
+		{"it was due ten seconds ago", -10 * time.Second, true},
 		{"it is not due yet", time.Hour, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, end := unserved(t)
 			defer end()
-			sent := protocol.Now() - int64(2*time.Hour)
+			sent := protocol.Now() - int64(20*time.Second) // the host may have just been booted
 			s.table.Up(sent, false, true)
 			s.table.Open(sent, 1, locktable.Peer{})
 			s.table.Acquire(sent, 1, protocol.Acquire{ID: 7, Name: "a"}) // does not wait for the lock
