@@ -677,6 +677,27 @@ var scriptMutants = []mutant{
 		by:   test("sidecar/store", "TestRenewalsLookForFieldsOfOthersIfAsked"),
 	},
 	{
+		rule: "the expiry of many renewals is the lease after the time of Redis",
+		file: renew,
+		old:  `math.floor(now[2] / 1000) + lease)`,
+		new:  `math.floor(now[2] / 1000))`,
+		by:   test("sidecar/store", "TestRenewalsOfManyLocksGiveTheLease"),
+	},
+	{
+		rule: "a script of few renewals does not ask for the time",
+		file: renew,
+		old:  `if renew and #KEYS >= 16 then`,
+		new:  `if renew then`,
+		by:   test("sidecar/store", "TestRenewalsOfManyLocksGiveTheLease"),
+	},
+	{
+		rule: "a user without permission for PEXPIREAT renews many locks with PEXPIRE",
+		file: renew,
+		old:  `    if status == 1 then expire, expires = 'PEXPIRE', lease end`,
+		new:  ``,
+		by:   test("sidecar/store", "TestRenewalsOfManyLocksGiveTheLease"),
+	},
+	{
 		rule: "a check changes nothing",
 		file: renew,
 		old:  `  if not renew then return have == entries and 1 or 2 end` + "\n",

@@ -105,21 +105,22 @@ type user struct {
 }
 
 var users = map[string]user{
-	"all":       {},
-	"nokey":     {key: func(forbidden string) string { return forbidden }},
-	"nocounter": {key: redis.CounterName},
-	"nochannel": {channel: redis.ChannelName},
-	"nopublish": {denied: redis.Denied{Publish: true}},
-	"nopubsub":  {denied: redis.Denied{PubSub: true}},
-	"notype":    {denied: redis.Denied{Type: true}},
-	"nopersist": {denied: redis.Denied{Persist: true}},
-	"nopexpire": {denied: redis.Denied{PExpire: true}},
-	"noload":    {},
-	"noqueue":   {key: redis.QueueName},
-	"nosigns":   {key: redis.SignsName},
-	"nosidecar": {denied: redis.Denied{Sidecars: true}},
-	"nozadd":    {denied: redis.Denied{ZAdd: true}},
-	"noexists":  {},
+	"all":         {},
+	"nokey":       {key: func(forbidden string) string { return forbidden }},
+	"nocounter":   {key: redis.CounterName},
+	"nochannel":   {channel: redis.ChannelName},
+	"nopublish":   {denied: redis.Denied{Publish: true}},
+	"nopubsub":    {denied: redis.Denied{PubSub: true}},
+	"notype":      {denied: redis.Denied{Type: true}},
+	"nopersist":   {denied: redis.Denied{Persist: true}},
+	"nopexpire":   {denied: redis.Denied{PExpire: true}},
+	"nopexpireat": {},
+	"noload":      {},
+	"noqueue":     {key: redis.QueueName},
+	"nosigns":     {key: redis.SignsName},
+	"nosidecar":   {denied: redis.Denied{Sidecars: true}},
+	"nozadd":      {denied: redis.Denied{ZAdd: true}},
+	"noexists":    {},
 }
 
 // deniedOf returns what the ACL denies a user of the lock with this key.
@@ -174,6 +175,8 @@ func aclOf(user, prefix string) []string {
 			}
 		}
 		return rules
+	case "nopexpire":
+		return []string{"~*", "&*", "+@all", "-pexpire", "-pexpireat"}
 	case "noload":
 		return []string{"~*", "&*", "+@all", "-script"}
 	case "all":

@@ -100,7 +100,7 @@ func TestMeasureHundredThousandLocks(t *testing.T) {
 	row(what+": sidecar memory when held for "+held.String(), "%d bytes of RSS a lock", (harness.ResidentMemory(t, d.PID())-before)/int64(locks))
 	const ballast = 8 // MiB that the daemon allocates and never uses
 	row(what+": of it alive", "%d bytes of heap a lock", int64(liveHeap(t, d)-ballast)<<20/int64(locks))
-	row(what+": renewals", "%.0f a second, in %.1f scripts a second", per("pexpire"), per("evalsha")+per("eval"))
+	row(what+": renewals", "%.0f a second, in %.1f scripts a second", per("pexpire")+per("pexpireat"), per("evalsha")+per("eval"))
 	row(what+": CPU while held", "sidecar %.1f %%, Redis %.1f %% of a core",
 		100*cpu.Seconds()/held.Seconds(), 100*redisCPU.Seconds()/held.Seconds())
 	if n := r.DBSize(t.Context()).Val(); n < int64(2*locks) {
