@@ -122,7 +122,7 @@ func (p FleetPlan) LongestTurn() float64 {
 }
 
 // RenewalPeriod is about the time in which every lock is renewed once.
-const RenewalPeriod = 10*time.Second + 250*time.Millisecond
+const RenewalPeriod = 11 * time.Second
 
 // Holding is what was counted of locks that are held since the last Reset.
 type Holding struct {

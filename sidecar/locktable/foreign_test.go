@@ -201,15 +201,15 @@ func TestFixedLeaseIsCheckedAThirdOfTheWatchdogLeaseApart(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 	for range 3 {
-		r.pass(9900 * time.Millisecond)
+		r.pass(lease/3 - 100*time.Millisecond)
 		r.quiet()
-		r.pass(800 * time.Millisecond)
+		r.pass(renewed - lease/3 + 100*time.Millisecond)
 		if op := r.redis(locktable.Check, locktable.Done); op.LeaseMS != 0 || op.HoldID != 1 {
 			t.Fatalf("%+v", op)
 		}
 		r.want()
 	}
-	r.pass(10700 * time.Millisecond)
+	r.pass(renewed)
 	r.answer(locktable.Check, locktable.Result{Outcome: locktable.HeldByOther, Field: "thief:1"})
 	r.want("s1 lost hold=1 stolen")
 }
@@ -268,7 +268,7 @@ func TestKeyOfAnotherTypeIsATheft(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(locktable.Take, locktable.Done)
-	r.pass(10600 * time.Millisecond)
+	r.pass(renewed)
 	r.collect()
 	r.ops = nil
 	r.tb.Result(r.now, locktable.Result{Kind: locktable.Renew, Name: "a", Outcome: locktable.HeldByOther, Sent: r.now, Field: what})

@@ -567,7 +567,7 @@ func TestLockWithoutRoomIsStoredWhenThereIsRoom(t *testing.T) {
 		t.Errorf("one RetryJournal is good for one round, and then the journal was called %q", l.journal.calls)
 	}
 	l.journal.room = 4
-	l.pass(11 * time.Second) // what changes is offered again in any case
+	l.pass(renewed) // what changes is offered again in any case
 	l.unstored(0, "a", "b", "c", "d")
 }
 
@@ -738,7 +738,7 @@ func TestHoldInDoubtIsAssertedAfterRestore(t *testing.T) {
 func TestSessionsAndHoldsAreStoredInAnOrderThatIsTrue(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a")
-	l.pass(10600 * time.Millisecond)
+	l.pass(renewed)
 	l.redis(locktable.Renew, locktable.Done)
 	l.collect() // with a lease event
 	l.killedUnread(time.Second)
@@ -793,7 +793,7 @@ func TestHandoffDeletesTheEndedHoldBeforeItStoresTheNext(t *testing.T) {
 func TestHoldIsDeletedBeforeItsLock(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a")
-	l.pass(10600 * time.Millisecond)
+	l.pass(renewed)
 	l.journal.calls = nil
 	l.redis(locktable.Renew, locktable.KeyMissing)
 	l.want("s1 lost hold=1 deleted")

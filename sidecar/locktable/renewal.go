@@ -1,9 +1,6 @@
 package locktable
 
-import (
-	"math/rand/v2"
-	"time"
-)
+import "math/rand/v2"
 
 // RenewalGroup returns the renewal group of a hold's lock. Locks with neighbouring hold numbers
 // are a group: Redis made their keys one after the other and has them side by side in memory, so
@@ -14,29 +11,30 @@ func RenewalGroup(holdID uint64) uint64 { return holdID / RenewalGroupSize }
 const RenewalGroupSize = 128
 
 // renewalAfter returns when the watchdog renews a key that got a lease, ns, at a time: after a
-// third of the lease, and up to half a second or four cells later, whichever is longer, but no
-// more than a twentieth of the daemon's lease.
+// third of the lease, and less than a twentieth of the daemon's lease later (three cells, which
+// are longer for a lease of less than 120 ms).
 //
-// Each renewal group has an offset in a period that is a little longer than a third of the lease.
-// The renewals of a lock move to the offset of its group, by the shorter way: some come later than
-// a period after the one before, and some earlier. So locks that were acquired together, by one
-// host or by many, are not renewed together for good; and the locks of a group are, also after a
-// time in which Redis was slow.
+// Each renewal group has an offset in a period that is two cells longer than a third of the lease.
+// The renewals of a lock move to the offset of its group, by the shorter way and a cell at most:
+// some come later than a period after the one before, and some earlier. So locks that were
+// acquired together, by one host or by many, are not renewed together for good; and the locks of a
+// group are, also after a time in which Redis was slow.
 func (t *Table) renewalAfter(set, lease int64, holdID uint64) int64 {
 	cell := t.renewalCell()
 	due := ceilDiv(set+lease/3, cell) // this and what follows is in cells
 	if t.cfg.NoRenewalOffsets {
 		return due * cell
 	}
-	most := max(min(max(int64(500*time.Millisecond)/cell, 4), int64(t.cfg.Lease)/20/cell), 2)
-	// What was sent at the end of a cell begins the lease a moment later: hence the 1.
-	period := ceilDiv(lease/3, cell) + 1 + most/2
+	// What was sent at the end of a cell begins the lease a moment later, so with no delay the
+	// next renewal is due after a third of the lease and a cell. One more cell makes a period:
+	// a lock that is at its offset has a delay of 1, and others move by a cell or not at all.
+	period := ceilDiv(lease/3, cell) + 2
 	group := RenewalGroup(holdID)
 	delay := (t.renewalDraw(group, 0, period) - due%period + period) % period // until the next moment with the offset
-	if delay > most {
-		later := t.renewalDraw(group, due/period, most/2+1)
+	if delay > 2 {
+		later := t.renewalDraw(group, due/period, 2)
 		if delay < period/2 {
-			later += (most + 1) / 2
+			later++
 		}
 		delay = later
 	}
@@ -44,9 +42,10 @@ func (t *Table) renewalAfter(set, lease int64, holdID uint64) int64 {
 }
 
 // renewalCell is the width of the cells of time at whose ends renewals are sent, ns. The locks
-// that are due in the same hundred milliseconds of a lease of 30 s are sent together, and cost
-// Redis a script together. Other hosts have other clocks.
-func (t *Table) renewalCell() int64 { return max(int64(t.cfg.Lease)/300, int64(wheelTick)) }
+// that are due in the same half second of a lease of 30 s are sent together: they share scripts,
+// and the scripts find Redis's code and data in the caches of the processor. Other hosts have
+// other clocks.
+func (t *Table) renewalCell() int64 { return max(int64(t.cfg.Lease)/60, int64(wheelTick)) }
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
@@ -60,4 +59,36 @@ func (t *Table) renewalDraw(group uint64, period, n int64) int64 {
 // nextCheck returns when the key of a hold with a fixed lease is checked again.
 func (t *Table) nextCheck(now int64, c *remoteClaim) int64 {
 	return t.renewalAfter(now, int64(t.cfg.Lease), c.holdID)
+}
+
+// renewalPace spreads the renewals that are due at one moment over the ticks after it.
+type renewalPace struct {
+	tick      int64 // of the last renewal that was due
+	begun     int   // in that tick
+	postponed int   // in that tick, to later ones
+}
+
+// renewalsPerTick is how many renewals are begun in a tick of the wheel: 256,000 a second, which
+// is two thirds of what Redis can execute. So they do not pile up in memory, and Redis has time
+// for what else this host asks.
+const renewalsPerTick = 4 * RenewalGroupSize
+
+// renewalTurn returns when a lock whose timer fires is renewed, if that is due: now, or in a later
+// tick if renewalsPerTick others were begun in this one. A renewal that is late by half a cell is
+// begun at once. What is due for another reason has its turn now.
+func (t *Table) renewalTurn(now int64, l *lock) int64 {
+	latest := l.claim.renewAt + t.renewalCell()/2
+	if now < l.claim.renewAt || now >= latest || !t.isUrgent(now, l) {
+		return now
+	}
+	p := &t.renewals
+	if tick := now / int64(wheelTick); p.tick != tick {
+		*p = renewalPace{tick: tick}
+	}
+	if p.begun < renewalsPerTick {
+		p.begun++
+		return now
+	}
+	p.postponed++
+	return min((p.tick+ceilDiv(int64(p.postponed), renewalsPerTick))*int64(wheelTick), latest)
 }

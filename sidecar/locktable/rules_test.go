@@ -32,7 +32,7 @@ func TestHoldEndsAtItsDeadlineBeforeItsTimerFires(t *testing.T) {
 		r := newRig(t)
 		r.acquire(1, "a")
 		r.redis(locktable.Take, locktable.Done)
-		r.pass(10600 * time.Millisecond)
+		r.pass(renewed)
 		r.now += int64(20 * time.Second)
 		r.redis(locktable.Renew, locktable.KeyMissing)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 expired")
@@ -266,7 +266,7 @@ func TestLesserDeadlineIsRestored(t *testing.T) {
 	for _, name := range names {
 		l.takes(2, name, fixed(leases[name]))
 	}
-	l.pass(10600 * time.Millisecond)
+	l.pass(renewed)
 	l.answerAll()
 	for _, name := range names {
 		l.acquire(1, name)
@@ -279,7 +279,7 @@ func TestLesserDeadlineIsRestored(t *testing.T) {
 	l.log = nil
 	l.answerFor("a")
 	l.answerFor("b")
-	l.want("s1 lease +14s", "s1 lease +16s")
+	l.want("s1 lease +13s", "s1 lease +15s")
 	before := l.row("a").DeadlineNS
 	l.killed(0)
 	if got := l.row("a").DeadlineNS; got != before {
@@ -554,12 +554,12 @@ func TestHoldThatIsRenewedAfterARefusalLastsUntilItsDeadline(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(locktable.Take, locktable.Done)
-	r.pass(10600 * time.Millisecond)
+	r.pass(renewed)
 	r.redis(locktable.Renew, locktable.Refused)
 	r.pass(110 * time.Millisecond)
 	r.redis(locktable.Renew, locktable.Done)
 	r.tb.Down(r.now, "gone")
-	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +29s")
+	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +30s")
 	r.pass(25 * time.Second)
 	r.want()
 	r.pass(5 * time.Second)
@@ -598,7 +598,7 @@ func TestHoldThatIsGivenUpExcludesOthersUntilItsDeadline(t *testing.T) {
 func TestHoldThatCouldNotBeRenewedLastsAfterARestart(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a")
-	l.pass(10600 * time.Millisecond)
+	l.pass(renewed)
 	l.redis(locktable.Renew, locktable.Refused)
 	l.collect()
 	l.killed(time.Second)

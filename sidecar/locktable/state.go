@@ -41,7 +41,7 @@ func (t *Table) Clone(j Journal) *Table {
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
 		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), releases: t.releases, pollers: t.pollers, isStopping: t.isStopping,
-		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, redis: t.redis, now: t.now, stats: t.stats,
+		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, redis: t.redis, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
 	n.cfg.Journal = j

@@ -208,8 +208,9 @@ type Table struct {
 	searches uint64 // for wait cycles, so far
 	path     []step // emptied, for the next search
 
-	lastNum     uint64   // last hold id used
-	renewalSeed uint64   // of the offsets of renewal groups
+	lastNum     uint64 // last hold id used
+	renewalSeed uint64 // of the offsets of renewal groups
+	renewals    renewalPace
 	dirty       dirtySet // what is not in the journal yet
 	redis       reachability
 	leaseQueue  []*session // that may need a lease event
@@ -290,6 +291,12 @@ func (t *Table) refuse(s *session, id uint64, code protocol.Code, format string,
 func (t *Table) Advance(now int64) {
 	n := 0
 	t.wheel.AdvanceSome(now, 8*t.cfg.MaxWork, func(tm *wheel.Timer[timed]) {
+		if l, ok := tm.Value.(*lock); ok {
+			if turn := t.renewalTurn(now, l); turn > now {
+				t.arm(tm, turn)
+				return
+			}
+		}
 		if n++; n > t.cfg.MaxWork && !t.mustNotWait(now, tm.Value) {
 			t.wheel.Defer(tm)
 			return

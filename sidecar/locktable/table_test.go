@@ -26,7 +26,10 @@ type rig struct {
 	ids    uint64
 }
 
-const lease = 30 * time.Second
+const (
+	lease   = 30 * time.Second
+	renewed = lease/3 + lease/20 // a lock is renewed by this time after the last renewal
+)
 
 func newRig(t *testing.T) *rig {
 	r := &rig{T: t, now: int64(time.Hour)}
@@ -126,8 +129,12 @@ func (r *rig) pass(d time.Duration) {
 		r.collect()
 	}
 	r.now = end
-	r.tb.Advance(r.now)
-	r.tb.Work(r.now)
+	for isDue := true; isDue; {
+		r.tb.Advance(r.now)
+		r.tb.Work(r.now)
+		at, ok := r.tb.Next()
+		isDue = ok && at <= r.now || r.tb.Busy()
+	}
 }
 
 type opt func(*protocol.Acquire)
@@ -471,10 +478,10 @@ func TestTheWatchdogRenewsAtAThirdOfTheLease(t *testing.T) {
 	r.redis(locktable.Take, locktable.Done)
 	r.pass(lease/3 - time.Millisecond)
 	r.quiet()
-	r.pass(501*time.Millisecond + 10*time.Millisecond) // the delay of its group and a tick
+	r.pass(renewed - lease/3 + 10*time.Millisecond) // and a tick
 	r.redis(locktable.Renew, locktable.Done)
 	r.collect()
-	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +29s")
+	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +28s")
 }
 
 func TestAFixedLeaseIsNotRenewedAndEnds(t *testing.T) {
@@ -496,7 +503,7 @@ func TestALockThatCannotBeRenewedIsLostAtItsDeadline(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(locktable.Take, locktable.Done)
-	r.pass(10600 * time.Millisecond)
+	r.pass(renewed)
 	r.redis(locktable.Renew, locktable.Unknown)
 	r.tb.Down(r.now, "gone")
 	r.want("s1 granted hold=1 token=1 count=1")
@@ -524,7 +531,7 @@ func TestADeletedKeyAndAStolenOneAreLost(t *testing.T) {
 		r := newRig(t)
 		r.acquire(1, "a")
 		r.redis(locktable.Take, locktable.Done)
-		r.pass(10600 * time.Millisecond)
+		r.pass(renewed)
 		r.redis(locktable.Renew, outcome)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 "+reason)
 		r.quiet() // nothing of ours is there to be dropped
@@ -619,7 +626,7 @@ func TestUnneededSubscriptionEndsAfterAFewMessages(t *testing.T) {
 	r.want("unsubscribe a")
 }
 
-// What is due in the same three hundredth of a lease is renewed together, and not early.
+// What is due in the same sixtieth of a lease is renewed together, and not early.
 func TestRenewalsMeet(t *testing.T) {
 	r := newRig(t)
 	taken := make(map[string]int64)
@@ -634,10 +641,10 @@ func TestRenewalsMeet(t *testing.T) {
 		r.pass(10 * time.Millisecond)
 		r.collect()
 		for _, op := range r.ops {
-			if r.now%int64(lease/300) != 0 {
+			if r.now%int64(lease/60) != 0 {
 				t.Errorf("%s is renewed alone", op.Name)
 			}
-			if age := time.Duration(r.now - taken[op.Name]); op.Kind != locktable.Renew || age < lease/3 || age > lease/3+lease/30 {
+			if age := time.Duration(r.now - taken[op.Name]); op.Kind != locktable.Renew || age < lease/3 || age > lease/3+lease/20 {
 				t.Errorf("%s: operation %d after %v", op.Name, op.Kind, age)
 			}
 			renewed++
@@ -656,8 +663,9 @@ func TestRenewalGroupsStayTogether(t *testing.T) {
 		r.redis(locktable.Take, locktable.Done)
 	}
 	renewedAt := make(map[uint64]int64) // by the group
+	r.pass(20 * time.Millisecond)       // the renewals of a cell take some ticks
 	for n := 0; n < 4*(groups*locktable.RenewalGroupSize-1); {
-		r.pass(10 * time.Millisecond)
+		r.pass(lease / 60)
 		r.collect()
 		due := make(map[uint64]int)
 		for _, op := range r.ops {
@@ -679,6 +687,48 @@ func TestRenewalGroupsStayTogether(t *testing.T) {
 	}
 	if len(moments) < groups/2 {
 		t.Errorf("after four renewals, %d groups are renewed at %d moments", groups, len(moments))
+	}
+}
+
+// Thousands of renewals that are due at one moment do not begin in one tick, but all within half a
+// cell: a hundred and twentieth of the lease.
+func TestManyRenewalsTakeSomeTicks(t *testing.T) {
+	const lease, tick, perTick = 3 * time.Second, 2 * time.Millisecond, 512
+	for _, locks := range []int{3 * perTick, 60 * perTick} {
+		r := newRig(t)
+		r.tb = locktable.New(locktable.Config{Lease: lease}, r.now)
+		r.tb.Up(r.now, false, false)
+		r.tb.Open(r.now, 1, locktable.Peer{})
+		for i := range locks {
+			r.acquire(1, fmt.Sprint("lock:", i))
+		}
+		r.collect()
+		for _, op := range r.ops {
+			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: 1})
+		}
+		fullTicks, atOnce := 0, 0
+		for n := 0; n < locks; n += len(r.ops) {
+			r.ops = nil
+			r.pass(tick)
+			r.collect()
+			for _, op := range r.ops {
+				r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+			}
+			late := time.Duration(r.now) % (lease / 60)
+			switch begun := len(r.ops); {
+			case begun > 0 && late > lease/120+tick:
+				t.Fatalf("of %d locks, %d are renewed %v late", locks, begun, late)
+			case begun > perTick && late < lease/120:
+				t.Fatalf("of %d locks, %d are renewed in one tick", locks, begun)
+			case begun > perTick:
+				atOnce++
+			case begun == perTick:
+				fullTicks++
+			}
+		}
+		if fullTicks == 0 || (atOnce > 0) != (locks > 30*perTick) {
+			t.Errorf("of %d locks, %d ticks had %d renewals each, and %d had more", locks, fullTicks, perTick, atOnce)
+		}
 	}
 }
 
@@ -715,7 +765,7 @@ func TestRenewalGroupsMeet(t *testing.T) {
 		if first == 0 {
 			first = at
 		}
-		if apart := time.Duration(at-first) % (lease/3 + lease/100); apart != 0 {
+		if apart := time.Duration(at-first) % (lease/3 + lease/30); apart != 0 {
 			t.Fatalf("%s and another lock of its group are renewed %v apart", name, apart)
 		}
 	}
@@ -960,7 +1010,7 @@ func TestAWatchdogHoldThatInheritsALongLeaseIsRenewedInTime(t *testing.T) {
 	if op := r.redis(locktable.Renew, locktable.Done); op.LeaseMS != 30_000 {
 		t.Fatalf("bringing the lease down: %+v", op)
 	}
-	r.pass(lease/3 + 600*time.Millisecond)
+	r.pass(renewed)
 	r.redis(locktable.Renew, locktable.Done)
 }
 
@@ -991,7 +1041,7 @@ func TestLeaseEventMayLowerDeadline(t *testing.T) {
 	answer("y")
 	r.acquire(2, "z", fixed(28*time.Second))
 	answer("z")
-	r.pass(10600 * time.Millisecond)
+	r.pass(renewed)
 	answer("renewed")
 	answer("y") // a check
 	answer("z")
@@ -999,14 +1049,14 @@ func TestLeaseEventMayLowerDeadline(t *testing.T) {
 	answer("y")
 	r.acquire(1, "z")
 	answer("z")
-	r.want("s1 granted hold=1 token=1 count=1", "s2 granted hold=2 token=2 count=1", "s2 granted hold=3 token=3 count=1", "s1 lease +29s")
+	r.want("s1 granted hold=1 token=1 count=1", "s2 granted hold=2 token=2 count=1", "s2 granted hold=3 token=3 count=1", "s1 lease +28s")
 	r.release(2, 2)
 	r.release(2, 3)
 	r.want("s2 released count=0", "s1 granted hold=4 token=4 count=1", "s2 released count=0", "s1 granted hold=5 token=68 count=1")
 	r.pass(20 * time.Millisecond)
 	answer("y")
-	r.want("s1 lease +16s")
-	r.pass(15 * time.Second) // y was granted until then
+	r.want("s1 lease +15s")
+	r.pass(14 * time.Second) // y was granted until then
 	r.want()
 	answer("z")
 	r.want("s1 lease +14s")
@@ -1016,7 +1066,7 @@ func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.redis(locktable.Take, locktable.Done)
-	r.pass(10600 * time.Millisecond)
+	r.pass(renewed)
 	r.tb.Down(r.now, "gone")
 	r.tb.Up(r.now, true, false) // the renewal that is in flight runs on what came up
 	r.redis(locktable.Renew, locktable.KeyMissing)

@@ -15,7 +15,8 @@ type Rules struct {
 	// it for no longer than this.
 	Lease time.Duration
 	// Outage is the shortest interruption by which a renewed lock may be lost. It is less than
-	// two thirds of the lease, because the lock is renewed every third.
+	// 0.59 of the lease, because the lock is renewed each third, and up to a twentieth and half a
+	// sixtieth later.
 	Outage time.Duration
 	// Settle is how long the consequences of a fault may last after it: leases have to end,
 	// and dead connections have to be detected and made again.

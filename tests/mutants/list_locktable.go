@@ -1050,9 +1050,23 @@ var locktableMutants = []mutant{
 	{
 		rule: "the renewals of a lock move to the offset of its group",
 		file: "sidecar/locktable/renewal.go",
-		old:  `		if delay < period/2 {`,
-		new:  `		if later < most/4 {`,
-		by:   tableTest("TestRenewalGroupsMeet"),
+		old:  `		delay = later`,
+		new:  `		delay = later*0 + 1`,
+		by:   tableTest("TestRenewalGroupsReachTheirOffsets"),
+	},
+	{
+		rule: "thousands of renewals do not begin in one tick",
+		file: "sidecar/locktable/renewal.go",
+		old:  `if p.begun < renewalsPerTick {`,
+		new:  `if p.begun >= 0 {`,
+		by:   tableTest("TestManyRenewalsTakeSomeTicks"),
+	},
+	{
+		rule: "a renewal is postponed by half a cell at most",
+		file: "sidecar/locktable/renewal.go",
+		old:  `return min((p.tick+ceilDiv(int64(p.postponed), renewalsPerTick))*int64(wheelTick), latest)`,
+		new:  `return (p.tick + ceilDiv(int64(p.postponed), renewalsPerTick)) * int64(wheelTick)`,
+		by:   tableTest("TestManyRenewalsTakeSomeTicks"),
 	},
 	{
 		rule: "a transferred lock is renewed when a third of its lease has passed",
