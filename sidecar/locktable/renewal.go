@@ -28,7 +28,7 @@ func (t *Table) renewalAfter(set, lease int64, holdID uint64) int64 {
 	// What was sent at the end of a cell begins the lease a moment later, so with no delay the
 	// next renewal is due after a third of the lease and a cell. One more cell makes a period:
 	// a lock that is at its offset has a delay of 1, and others move by a cell or not at all.
-	period := ceilDiv(lease/3, cell) + 2
+	period := (lease/3+cell/2)/cell + 2
 	group := RenewalGroup(holdID)
 	delay := (t.renewalDraw(group, 0, period) - due%period + period) % period // until the next moment with the offset
 	if delay > 2 {
@@ -69,17 +69,17 @@ type renewalPace struct {
 }
 
 // renewalsPerTick is how many renewals are begun in a tick of the wheel: 256,000 a second, which
-// is two thirds of what Redis can execute. So they do not pile up in memory, and Redis has time
+// is about half of what Redis can execute. So they do not pile up in memory, and Redis has time
 // for what else this host asks.
 const renewalsPerTick = 4 * RenewalGroupSize
 
-// renewalTurn returns when a lock whose timer fires is renewed, if that is due: now, or in a later
-// tick if renewalsPerTick others were begun in this one. A renewal that is late by half a cell is
-// begun at once. What is due for another reason has its turn now.
-func (t *Table) renewalTurn(now int64, l *lock) int64 {
-	latest := l.claim.renewAt + t.renewalCell()/2
-	if now < l.claim.renewAt || now >= latest || !t.isUrgent(now, l) {
-		return now
+// paceRenewal postpones a renewal or check that is due, if renewalsPerTick others were begun in this
+// tick: to a later tick, and by half a cell at most. Nothing else of the lock waits for that.
+func (t *Table) paceRenewal(now int64, l *lock) {
+	c, cell := &l.claim, t.renewalCell()
+	latest := c.renewAt/cell*cell + cell/2 // renewals are due at the beginning of a cell
+	if now < c.renewAt || now >= latest || c.isBusy() || l.holds == nil {
+		return
 	}
 	p := &t.renewals
 	if tick := now / int64(wheelTick); p.tick != tick {
@@ -87,8 +87,8 @@ func (t *Table) renewalTurn(now int64, l *lock) int64 {
 	}
 	if p.begun < renewalsPerTick {
 		p.begun++
-		return now
+		return
 	}
 	p.postponed++
-	return min((p.tick+ceilDiv(int64(p.postponed), renewalsPerTick))*int64(wheelTick), latest)
+	c.renewAt = min((p.tick+ceilDiv(int64(p.postponed), renewalsPerTick))*int64(wheelTick), latest)
 }

@@ -28,6 +28,9 @@ func TestRenewalGroupsReachTheirOffsets(t *testing.T) {
 					t.Fatalf("lease %v: after 150 renewals group %d is not at its offset", lease, group)
 				}
 			}
+			if last := phases[199]; last > third+2*cell {
+				t.Fatalf("lease %v: a lock at its offset is renewed each %v", lease, time.Duration(last))
+			}
 			moments[at/cell%(phases[199]/cell+1)]++
 		}
 		most := 0

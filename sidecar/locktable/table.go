@@ -292,10 +292,7 @@ func (t *Table) Advance(now int64) {
 	n := 0
 	t.wheel.AdvanceSome(now, 8*t.cfg.MaxWork, func(tm *wheel.Timer[timed]) {
 		if l, ok := tm.Value.(*lock); ok {
-			if turn := t.renewalTurn(now, l); turn > now {
-				t.arm(tm, turn)
-				return
-			}
+			t.paceRenewal(now, l)
 		}
 		if n++; n > t.cfg.MaxWork && !t.mustNotWait(now, tm.Value) {
 			t.wheel.Defer(tm)

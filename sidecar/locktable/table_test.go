@@ -698,16 +698,22 @@ func TestManyRenewalsTakeSomeTicks(t *testing.T) {
 		r := newRig(t)
 		r.tb = locktable.New(locktable.Config{Lease: lease}, r.now)
 		r.tb.Up(r.now, false, false)
-		r.tb.Open(r.now, 1, locktable.Peer{})
+		for s := range locktable.SessionID(4) { // one may not have so many
+			r.tb.Open(r.now, s+1, locktable.Peer{})
+		}
 		for i := range locks {
-			r.acquire(1, fmt.Sprint("lock:", i))
+			r.acquire(locktable.SessionID(1+i%4), fmt.Sprint("lock:", i))
 		}
 		r.collect()
 		for _, op := range r.ops {
 			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: 1})
 		}
 		fullTicks, atOnce := 0, 0
+		end := r.now + int64(lease/2)
 		for n := 0; n < locks; n += len(r.ops) {
+			if r.now > end {
+				t.Fatalf("%d of %d locks are renewed", n, locks)
+			}
 			r.ops = nil
 			r.pass(tick)
 			r.collect()
@@ -729,6 +735,43 @@ func TestManyRenewalsTakeSomeTicks(t *testing.T) {
 		if fullTicks == 0 || (atOnce > 0) != (locks > 30*perTick) {
 			t.Errorf("of %d locks, %d ticks had %d renewals each, and %d had more", locks, fullTicks, perTick, atOnce)
 		}
+	}
+}
+
+// A renewal that is postponed, because thousands are due, keeps nothing else of its lock back.
+func TestPostponedRenewalDoesNotPostponeTheEndOfAHold(t *testing.T) {
+	r := newRig(t)
+	const locks = 20_000
+	maxHolds := func(i int) time.Duration { return lease/3 + time.Duration(i)*100*time.Microsecond }
+	for i := range locks {
+		r.acquire(locktable.SessionID(1+i%4), fmt.Sprint("lock:", i), maxHold(maxHolds(i)))
+	}
+	r.collect()
+	start := r.now
+	for _, op := range r.ops {
+		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: 1})
+	}
+	r.collect()
+	lost := 0
+	for lost < locks && r.now < start+int64(lease) {
+		r.ops, r.log = nil, nil
+		r.pass(2 * time.Millisecond)
+		r.collect()
+		for _, op := range r.ops {
+			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+		}
+		for _, line := range r.log {
+			if strings.Contains(line, "max_hold") {
+				lost++
+			}
+		}
+		due := min(locks, max(0, int((r.now-start-int64(lease/3)-int64(5*time.Millisecond))/int64(100*time.Microsecond))))
+		if lost < due {
+			t.Fatalf("after %v, %d holds have ended, want %d", time.Duration(r.now-start), lost, due)
+		}
+	}
+	if lost < locks {
+		t.Errorf("%d of %d holds have ended", lost, locks)
 	}
 }
 

@@ -1064,8 +1064,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a renewal is postponed by half a cell at most",
 		file: "sidecar/locktable/renewal.go",
-		old:  `return min((p.tick+ceilDiv(int64(p.postponed), renewalsPerTick))*int64(wheelTick), latest)`,
-		new:  `return (p.tick + ceilDiv(int64(p.postponed), renewalsPerTick)) * int64(wheelTick)`,
+		old:  `c.renewAt = min((p.tick+ceilDiv(int64(p.postponed), renewalsPerTick))*int64(wheelTick), latest)`,
+		new:  `c.renewAt = max((p.tick+ceilDiv(int64(p.postponed), renewalsPerTick))*int64(wheelTick), latest)`,
 		by:   tableTest("TestManyRenewalsTakeSomeTicks"),
 	},
 	{

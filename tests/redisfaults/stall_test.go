@@ -18,7 +18,7 @@ import (
 // lease. No hold is lost.
 func TestStallShorterThanALeaseLosesNothing(t *testing.T) {
 	const lease = 12 * time.Second
-	const renewal = lease/3 + 500*time.Millisecond // with the delay of its group
+	const renewal = lease/3 + lease/20 // with the delay of its group
 	r := harness.StartRedis(t)
 	here, there := harness.StartDaemon(t, r.UnixURL(), "--lease="+lease.String()), harness.StartDaemon(t, r.UnixURL())
 	holds := harness.LockEach(r, harness.StartWorkerPerSDK(t, here), "held")
