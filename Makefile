@@ -25,7 +25,11 @@ FUZZTIME  ?= 30s
 BENCHTIME ?= 1s
 SIM_STEPS ?= 20000000
 SIM_SEED  ?=
+# The seed at which a search begins. It changes with the commit, so that each commit is tried on
+# seeds that no commit before it has passed; without a repository it is 1.
+SIM_FROM  ?= $(shell echo $$((0x$$(git rev-parse --verify -q HEAD 2>/dev/null | cut -c1-8 || echo 1))))
 DIFF_LAPS ?= 20000
+DIFF_FROM ?= $(SIM_FROM)
 # A regular expression over rules and files: make mutants MUTANTS='token|sidecar/store'
 MUTANTS   ?=
 # make chaos CHAOS_TIME=1h CHAOS_SEED=7; CHAOS_KILLS=500 kills daemons and breaks nothing else.
@@ -170,6 +174,7 @@ test-go: fmt-check redis cc venv redisson typescript readers
 	go vet ./...
 	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 LOCKSIDECAR_REQUIRE_READERS=1 LOCKSIDECAR_REQUIRE_NODE=1 go test -race -p $$(($$(nproc) + 1)) -timeout 10m $$(go list ./... | grep -v /internal/sim)
 	LOCKSIDECAR_REQUIRE_REDIS=1 go test -timeout 10m ./internal/sim/...
+	@$(MAKE) sim
 	go test -race -timeout 10m -short -run 'TestSimulation$$|TestExplore$$' ./internal/sim/...
 	cd tests/bench && go vet ./... && LOCKSIDECAR_REQUIRE_REDIS=1 go test -race -timeout 5m ./...
 	GOOS=wasip1 GOARCH=wasm go test -exec 'env -u GOOS -u GOARCH go run $(WAZERO) run' ./sdk/go
@@ -216,12 +221,12 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 		done; done
 
 .PHONY: sim
-sim: ## a long hunt of the lock table's simulation: SIM_STEPS steps; SIM_SEED=4711 prints one seed
-	go test ./internal/sim -run '^TestSimulation$$' -count 1 -timeout 2h -v $(if $(SIM_SEED),-sim.seed=$(SIM_SEED) -sim.trace,-sim.steps=$(SIM_STEPS))
+sim: ## search the simulation for a violation: SIM_STEPS steps from seed SIM_FROM; SIM_SEED=4711 prints one seed
+	go test ./internal/sim -run '^TestSimulation$$' -count 1 -timeout 2h -v $(if $(SIM_SEED),-sim.seed=$(SIM_SEED) -sim.trace,-sim.seed=$(SIM_FROM) -sim.steps=$(SIM_STEPS))
 
 .PHONY: diff
-diff: redis ## a long hunt of the scripts' differential test: DIFF_LAPS laps
-	go test ./internal/sim/redis -run '^TestScriptsBehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.laps=$(DIFF_LAPS)
+diff: redis ## search the scripts' differential test for a difference: DIFF_LAPS laps from seed DIFF_FROM
+	go test ./internal/sim/redis -run '^TestScriptsBehaveAsTheirModel$$' -count 1 -timeout 2h -v -diff.seed=$(DIFF_FROM) -diff.laps=$(DIFF_LAPS)
 
 .PHONY: mutants
 mutants: redis ## break the rules of the code one at a time, and list the broken rules that no test notices
