@@ -310,6 +310,10 @@ func (w *world) execute(h *host, o *operation) {
 		c.Next = &take.op
 	}
 	shared := &w.redis.names[w.counterOf(n)]
+	if shared.counter.HasExpired(w.now) { // also if what draws from it is a lock that passes on
+		w.loseCounter(w.counterOf(n), redis.Counter{})
+		w.check.meet(CounterExpired)
+	}
 	draws := redis.Judge(&o.op, c.Standing(&name.key)).Draws
 	moved := movedKey{host: o.host, batch: o.batch, unjumpedExpiry: name.unjumpedExpiry}
 	var reply redis.Reply
@@ -327,10 +331,6 @@ func (w *world) execute(h *host, o *operation) {
 	case !name.denied && w.random.oneIn(w.plan.busy) && c.Moves == 0: // not if the Drop of the same script was executed
 		reply = redis.Reply{Outcome: locktable.Retryable, Code: "BUSY", Listeners: locktable.Uncounted}
 	default:
-		if draws && !name.denied && shared.counter.HasExpired(w.now) {
-			w.loseCounter(w.counterOf(n), redis.Counter{})
-			w.check.meet(CounterExpired)
-		}
 		reply = c.Run(&name.key, &shared.counter, w.channel(n))
 	}
 	switch reply.Change {
