@@ -608,14 +608,14 @@ var scriptMutants = []mutant{
 	{
 		rule: "a ticket stands in the queue as of when its request arrived",
 		file: acquireRelease,
-		old:  `string.format('%.0f', math.min(wait + 0, now()))`,
-		new:  `string.format('%.0f', now())`,
+		old:  `string.format('%.0f', math.min(wait + 0, arrives))`,
+		new:  `string.format('%.0f', arrives)`,
 		by:   differential,
 	},
 	{
 		rule: "no request arrives later than now",
 		file: acquireRelease,
-		old:  `math.min(wait + 0, now())`,
+		old:  `math.min(wait + 0, arrives)`,
 		new:  `wait + 0`,
 		by:   differential,
 	},
@@ -653,6 +653,20 @@ var scriptMutants = []mutant{
 		old:  `wanted = wanted or flags >= 2`,
 		new:  `wanted = wanted or false`,
 		by:   differential,
+	},
+	{
+		rule: "a newcomer stands behind the tickets of a queue if the clock was set back",
+		file: acquireRelease,
+		old:  `math.max(now(), after)`,
+		new:  `now()`,
+		by:   test("sidecar/store", "TestQueueInScripts"),
+	},
+	{
+		rule: "a request arrives after the tickets of a queue if the clock was set back",
+		file: "sidecar/store/scripts/arrive.lua",
+		old:  `  if first[2] then`,
+		new:  `  if false then`,
+		by:   test("sidecar/store", "TestQueueInScripts"),
 	},
 	{
 		rule: "an Arrive says when the first of the queue arrived",

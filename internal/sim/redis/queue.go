@@ -117,6 +117,20 @@ func (c *Command) hasTickets() bool {
 	return q != nil && len(q.Tickets) > 0
 }
 
+// arrivalAt is when a request arrives that comes with this operation, µs: by Redis's clock, but later
+// than each ticket of another sidecar, because the clock may have been set back. An Arrive does not
+// know whose tickets they are.
+func (c *Command) arrivalAt() int64 {
+	if !c.hasTickets() {
+		return c.Clock
+	}
+	last := c.Queue.Tickets[len(c.Queue.Tickets)-1]
+	if last.Owner == c.Owner && c.Op.Kind != locktable.Arrive {
+		return max(c.Clock, last.Time)
+	}
+	return max(c.Clock, last.Time+1)
+}
+
 // send publishes a message to a sidecar, and reports how many connections received it.
 func (c *Command) send(to Owner, m locktable.Message, reply *Reply) int32 {
 	if to == NoOwner || c.Denied.Publish || c.Denied.Sidecars {
@@ -155,7 +169,7 @@ func (c *Command) enqueue(take *locktable.Op, given uint64) (rank int32, ticket 
 		q.Signs[c.Owner] = c.Clock / 1e6
 		lives(&q.SignsExpireAt, existed)
 	}
-	arrived := c.Clock
+	arrived := c.arrivalAt()
 	if take.Arrived != 0 {
 		arrived = min(arrived, int64(take.Arrived))
 	}
@@ -301,8 +315,9 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 func (c *Command) refuse(key *Key, channel *Channel, ticket uint64, reply *Reply) {
 	wasFirst := c.Op.Enqueue && c.hasTickets() && c.Queue.Rank(c.Owner, ticket) == 0
 	if c.Op.Enqueue {
+		arrives := c.arrivalAt()
 		if reply.Rank, reply.Ticket = c.enqueue(c.Op, ticket); reply.Ticket != 0 {
-			reply.Arrived = uint64(c.Clock)
+			reply.Arrived = uint64(arrives)
 		}
 	} else {
 		reply.Rank = locktable.NotQueued

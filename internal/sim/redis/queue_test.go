@@ -143,12 +143,15 @@ func (s *contents) crosses(from, to int64) bool {
 	return false
 }
 
+// maxSteps is more than the tickets that one batch puts into a queue, each 1 µs after the one before it.
+const maxSteps = 64
+
 // sameQueue compares what Redis has with what the model may have. Tickets and signs that the
 // model made at a time may have been made up to slack later, µs.
 func sameQueue(want, got *redis.Queue, at, slack int64, near func(got, want int64) bool) bool {
 	// The model may have put a ticket before one that Redis put it after.
 	sameTickets := slices.EqualFunc(want.Tickets, got.Tickets, func(w, g redis.Ticket) bool {
-		return w.Owner == g.Owner && w.Num == g.Num && (w.Time == g.Time || w.Time == at && g.Time >= at && g.Time <= at+slack)
+		return w.Owner == g.Owner && w.Num == g.Num && (w.Time == g.Time || at <= w.Time && w.Time < at+maxSteps && w.Time <= g.Time && g.Time <= w.Time+slack)
 	})
 	sameSigns := maps.EqualFunc(want.Signs, got.Signs, func(w, g int64) bool {
 		return w == g || w == at/1e6 && g >= w && g <= (at+slack)/1e6

@@ -103,7 +103,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		c.Queue.expire(c.Now)
 	}
 	if op.Kind == locktable.Arrive {
-		reply := Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted, Arrived: uint64(c.Clock)}
+		reply := Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted, Arrived: uint64(c.arrivalAt())}
 		if c.hasTickets() {
 			reply.FirstArrived = uint64(c.queue().Tickets[0].Time)
 		}

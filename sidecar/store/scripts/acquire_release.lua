@@ -44,7 +44,8 @@
 --          {PTTL, owner field or a description, listeners, rank, ticket, reached, arrived}
 --                          it is not ours; this ticket stands in the queue, rank others
 --                          before it; so many connections received the recall of the lock,
---                          -1: it was not recalled; arrived: Redis's clock, µs
+--                          -1: it was not recalled; arrived: when a request arrives that
+--                          comes with this take, µs
 -- a drop   n >= 0          our field is gone, or was before; published; n clients subscribe
 --          -1              the same; to count the subscribers is not permitted
 --          -2              the same; to publish is not permitted
@@ -61,7 +62,7 @@
 -- The queue of a lock is a ZSET, whose key is locksidecar_queue:{lock}, or if the lock's key
 -- has a brace, locksidecar_queue::lock. Its members are tickets: the owner field
 -- "<uuid>:<ticket>" that the lock gets if it passes to that ticket. Its scores are Redis's
--- clock when they came, µs. A HASH, locksidecar_signs:…, has for a uuid Redis's clock when
+-- clock when they came, µs, or 1 more than the last one if the clock was set back. A HASH, locksidecar_signs:…, has for a uuid Redis's clock when
 -- that sidecar last asked again with a ticket that stood, s. Both expire after 10 minutes
 -- without use. They are no KEYS, so that a user who may not use them may use the locks: to
 -- such a user each queue is empty, and no ticket stands.
@@ -220,6 +221,15 @@ local function define_queue_functions()
     return clock
   end
 
+  -- Redis's clock, but later than each ticket of another sidecar, µs: the clock may have been set
+  -- back, and a newcomer never stands before a ticket that came earlier.
+  local function arrival_at(queue)
+    local last = ask('ZRANGE', queue, '-1', '-1', 'WITHSCORES')
+    local after = tonumber(last[2]) or 0
+    if last[1] and string.sub(last[1], 1, #prefix) ~= prefix then after = after + 1 end
+    return math.min(math.max(now(), after), 2 ^ 53)
+  end
+
   local function queue_of(lock)
     if string.find(lock, '{', 1, true) then return 'locksidecar_queue::' .. lock end
     return 'locksidecar_queue:{' .. lock .. '}'
@@ -255,10 +265,11 @@ local function define_queue_functions()
   end
 
   -- Puts a ticket into the queue, unless the given one stands there. wait: see above. Returns
-  -- the rank and the number of the one that stands, and true if it was the first before; -1:
-  -- none does.
+  -- the rank and the number of the one that stands, true if it was the first before, and when a
+  -- request arrives that comes with this take, µs; rank -1: none stands.
   local function enqueue(queue, num, ticket, wait)
-    local arrived = wait + 0 > 2 and string.format('%.0f', math.min(wait + 0, now()))
+    local arrives = arrival_at(queue)
+    local arrived = wait + 0 > 2 and string.format('%.0f', math.min(wait + 0, arrives))
     if ticket ~= '0' then
       local rank = ask('ZRANK', queue, prefix .. ticket)
       if type(rank) == 'number' then
@@ -270,15 +281,15 @@ local function define_queue_functions()
           ask('ZADD', queue, arrived, prefix .. ticket)
           rank = ask('ZRANK', queue, prefix .. ticket)
         end
-        return rank, ticket, was_first
+        return rank, ticket, was_first, arrives
       end
     end
-    local added = ask('ZADD', queue, arrived or string.format('%.0f', now()), prefix .. num)
+    local added = ask('ZADD', queue, arrived or string.format('%.0f', arrives), prefix .. num)
     if type(added) == 'table' then return -1 end
     ask('PEXPIRE', queue, '600000')
-    if not arrived then return count(queue) - 1, num end
+    if not arrived then return count(queue) - 1, num, false, arrives end
     sign(queue) -- without it, the ticket would be as old as its request
-    return ask('ZRANK', queue, prefix .. num), num
+    return ask('ZRANK', queue, prefix .. num), num, false, arrives
   end
 
   -- Offers a lock to the tickets of its queue in their order, until a sidecar receives the
@@ -336,16 +347,16 @@ local function define_queue_functions()
   -- The status of a take of a lock that has another owner's field. recalls: the holder
   -- receives that, unless two tickets wait before this one.
   local function refuse(op, lock, channel, num, other, recalls)
-    local rank, reached, was_first = -1, -1, false
+    local rank, reached, was_first, arrives = -1, -1, false, nil
     local wait, ticket = words_of(op)
-    if wait ~= '0' then rank, ticket, was_first = enqueue(queue_of(lock), num, ticket, wait) end
+    if wait ~= '0' then rank, ticket, was_first, arrives = enqueue(queue_of(lock), num, ticket, wait) end
     if recalls and (rank == 0 or rank == 1) then reached = send(other, 'recall ' .. lock) end
     if recalls and was_first and rank > 0 then notify_first(lock, other, 0) end
     local ttl = redis.call('PTTL', lock)
     -- Tickets further behind do not wait for the lock's channel.
     local listeners = rank < 2 and count_subscribers(channel) or -2
     if rank < 0 then return {ttl, other, listeners} end
-    return {ttl, other, listeners, rank, ticket + 0, reached, now()}
+    return {ttl, other, listeners, rank, ticket + 0, reached, arrives}
   end
 
   -- Passes a lock on, see offer. Returns the ticket that has it, how many wait, the last

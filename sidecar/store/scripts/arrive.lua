@@ -2,7 +2,8 @@
 --
 -- KEYS     the locks
 --
--- Returns for each key {Redis's clock, µs; when the request of the first ticket in the queue
+-- Returns for each key {when a request arrives now: Redis's clock, but later than each ticket in
+-- the queue of the lock, µs; when the request of the first ticket in the queue
 -- of the lock arrived, µs, 0: there is none, or this user may not use the queue}. It changes
 -- nothing.
 
@@ -13,6 +14,11 @@ for i, lock in ipairs(KEYS) do
   local queue = 'locksidecar_queue:{' .. lock .. '}'
   if string.find(lock, '{', 1, true) then queue = 'locksidecar_queue::' .. lock end
   local first = redis.pcall('ZRANGE', queue, '0', '0', 'WITHSCORES')
-  statuses[i] = {now, tonumber(first[2] or 0)}
+  local arrives = now
+  if first[2] then -- the clock may have been set back since
+    local last = redis.pcall('ZRANGE', queue, '-1', '-1', 'WITHSCORES')
+    arrives = math.min(math.max(now, last[2] + 1), 2 ^ 53)
+  end
+  statuses[i] = {arrives, tonumber(first[2] or 0)}
 end
 return statuses
