@@ -93,6 +93,7 @@ type lockOnHost struct {
 	hold           hold
 	inFlight       int32 // index of the operation in flight; or noOp
 	dropPending    int32 // index of a Drop that has no reply, after which the operation in flight was sent; or noOp
+	arriving       int32 // index of the Arrive in flight; or noOp
 	pipelinedSince int64 // host clock: when the first of the Takes in a row was sent that were sent after such a Drop; 0: the last one was not
 
 	unconfirmed   bool              // Redis has executed nothing since the table was made
@@ -295,5 +296,5 @@ func (h *host) isObstructed(n int, arrival uint64) bool {
 func (h *host) isIdle(now int64, n int, arrival uint64) bool {
 	l := &h.locks[n]
 	held := l.hold.state != none && now < l.hold.end()
-	return !held && l.inFlight == noOp && l.dropPending == noOp && !l.wantsMessages && !h.waitsBefore(n, arrival)
+	return !held && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp && !l.wantsMessages && !h.waitsBefore(n, arrival)
 }

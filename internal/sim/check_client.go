@@ -399,7 +399,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 	w.check.refused[e.Code]++
 	switch e.Code {
 	case protocol.Timeout:
-		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.waiting > 0 || l.mayYield
+		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.waiting > 0 || l.mayYield || now < l.freedUntil
 		silent := h.up && h.silence(now) >= tryWithin
 		switch {
 		case q.waits(now):
@@ -717,7 +717,7 @@ func (w *world) checkNoWait(h *host) {
 		s := &h.sessions[i]
 		for j := range s.requests {
 			q := &s.requests[j]
-			if l := &h.locks[max(q.name, 0)]; q.kind == reqAcquire && q.acquire.WaitMS == 0 && l.inFlight == noOp && l.dropPending == noOp {
+			if l := &h.locks[max(q.name, 0)]; q.kind == reqAcquire && q.acquire.WaitMS == 0 && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp {
 				w.violation(int(q.name), "request %d of session %d has wait 0, and waits", q.id, s.id)
 			}
 		}

@@ -19,7 +19,11 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 	if !h.up {
 		w.violation(n, "host %d issues an operation while Redis is down", h.index)
 	}
-	if l.inFlight != noOp || l.dropPending != noOp {
+	if op.Kind == locktable.Arrive {
+		if l.arriving != noOp {
+			w.violation(n, "host %d has two Arrives in flight", h.index)
+		}
+	} else if l.inFlight != noOp || l.dropPending != noOp {
 		w.checkPipelined(h, n, op)
 	} else if op.Kind == locktable.Take {
 		l.pipelinedSince = 0
@@ -166,7 +170,7 @@ func (w *world) checkResult(h *host, o *operation) {
 	if r.Kind == locktable.Arrive {
 		if r.Outcome != locktable.Done {
 			h.troubleAt = w.now
-		} else if r.FirstArrived != 0 && l.hold.state != none {
+		} else if r.FirstArrived != 0 && (l.hold.state != none || int(w.redis.names[n].key.Owner) == h.index) {
 			l.waiting = max(1, l.waiting)
 		}
 		return
@@ -192,7 +196,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		if r.Outcome == locktable.HeldByOther {
 			l.otherIssuedAt = h.clock(o.issuedAt)
 			l.isTold = r.Ticket != 0 && r.HolderReached != 0
-			if (l.listeners == 0 || l.listeners == 1 && l.subscribed) && (r.Ticket == 0 || r.HolderReached == 0) {
+			if (l.listeners == 0 || l.forgotten || l.listeners == 1 && l.subscribed) && (r.Ticket == 0 || r.HolderReached == 0) {
 				l.rivalUntil = now + rivalMemory
 				if o.op.Enqueue && r.Field != "" {
 					l.pollerUntil = now + rivalMemory
@@ -351,7 +355,7 @@ func (w *world) checkBack(h *host) {
 	now := h.clock(w.now)
 	for n := range w.plan.names {
 		l := &h.locks[n]
-		if l.hold.state == none && l.inFlight == noOp && l.dropPending == noOp && now >= max(l.droppedAt+yieldBackoff, l.freedUntil) && h.someoneWaits(n, now) {
+		if l.hold.state == none && l.inFlight == noOp && l.dropPending == noOp && l.arriving == noOp && now >= max(l.droppedAt+yieldBackoff, l.freedUntil) && h.someoneWaits(n, now) {
 			w.violation(n, "Redis is back, and host %d does not ask for the lock", h.index)
 		}
 	}

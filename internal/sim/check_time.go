@@ -93,7 +93,7 @@ func (w *world) releaseGivenUp(h *host) {
 func (w *world) checkKeyCurrent(h *host, n int, now int64) {
 	k := &w.redis.names[n].key
 	l := &h.locks[n]
-	if int(k.Owner) != h.index || w.now >= k.ExpireAt || w.redis.names[n].ghost || l.inFlight != noOp || l.dropPending != noOp ||
+	if int(k.Owner) != h.index || w.now >= k.ExpireAt || w.redis.names[n].ghost || l.inFlight != noOp || l.dropPending != noOp || l.arriving != noOp ||
 		!h.up || h.conn.dead || w.now-max(h.troubleAt, l.refusedAt) < sec {
 		return
 	}

@@ -93,7 +93,7 @@ func (w *world) boot(h *host) {
 		h.table = locktable.New(cfg, h.clock(w.now))
 	}
 	for n := range h.locks {
-		h.locks[n].inFlight, h.locks[n].dropPending, h.locks[n].unconfirmed = noOp, noOp, true
+		h.locks[n].inFlight, h.locks[n].dropPending, h.locks[n].arriving, h.locks[n].unconfirmed = noOp, noOp, noOp, true
 	}
 	h.asleep = true
 	h.up, h.upKnown = false, false

@@ -107,7 +107,11 @@ func (w *world) issue(h *host, op locktable.Op) {
 	o.op, o.host, o.name, o.issuedAt = op, int16(h.index), int8(n), w.now
 	o.sentAt = h.clock(w.now)
 	o.res = locktable.Result{Kind: op.Kind, Name: op.Name}
-	h.locks[n].inFlight = i
+	if op.Kind == locktable.Arrive {
+		h.locks[n].arriving = i
+	} else {
+		h.locks[n].inFlight = i
+	}
 	if h.unanswered == 0 {
 		h.silentSince = h.clock(w.now)
 	}
@@ -247,7 +251,9 @@ func (w *world) deliver(h *host, i int32) {
 		w.trace.add(w, int(o.name), h, "result of %s: %s", opString(o.op), resultString(res))
 	}
 	l := &h.locks[o.name]
-	if l.dropPending == i {
+	if l.arriving == i {
+		l.arriving = noOp
+	} else if l.dropPending == i {
 		l.dropPending = noOp
 		w.check.meetIf(DropRepliedAfterTake, l.inFlight == noOp)
 	} else {
@@ -264,6 +270,9 @@ func (w *world) deliver(h *host, i int32) {
 		c.floor = token
 	}
 	h.table.Result(now, res)
+	if res.Kind == locktable.Arrive && l.inFlight != noOp {
+		w.drain(h) // the other result of the lock may be in the same batch
+	}
 }
 
 // onNotSent handles an operation that the store returns without having sent it.

@@ -199,7 +199,7 @@ func (w *world) end(h *host) {
 	for n := range h.locks {
 		l := &h.locks[n]
 		*l = lockOnHost{
-			hold: l.hold, inFlight: noOp, dropPending: noOp,
+			hold: l.hold, inFlight: noOp, dropPending: noOp, arriving: noOp,
 			excusedUntil: l.excusedUntil, endedAt: l.endedAt, refusedAt: l.refusedAt,
 			lastToken: l.lastToken, lastTokenDrawnAt: l.lastTokenDrawnAt,
 		}

@@ -159,6 +159,16 @@ func (a *arbiter) isBackingOff(now int64) bool { return now < a.backoffUntil }
 // another host.
 func (a *arbiter) isYielding(now int64) bool { return a.phase == yielding || a.isBackingOff(now) }
 
+// refusesTries reports whether a request that does not wait is refused because it is the turn of
+// another host. While the release that ends this host's turn is in flight, that takes another host
+// or a program that is known to want the lock: otherwise the result says whether any does.
+func (a *arbiter) refusesTries(now int64, c *remoteClaim) bool {
+	if a.phase == yielding && c.op.kind == Drop {
+		return a.rivals.areWaiting || a.others() > 0 || now < a.rivalUntil
+	}
+	return a.isYielding(now)
+}
+
 // onFirstRequest has Redis asked for the lock for a waiter that is now the first. noWait: it
 // waits for the result only.
 func (a *arbiter) onFirstRequest(now int64, noWait bool) {

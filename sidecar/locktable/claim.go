@@ -116,13 +116,19 @@ func (c *content) dropTokens() { c.tokensLeft = 0 }
 //	  │                                                           ▼
 //	  └◀────────────────────result of the Drop────────────── lateDrop
 //
+// An Arrive changes nothing, so the operations of a hold are in flight beside it: a renewal that is
+// due does not wait for its result. A Drop and a Take for the queue do: they say when requests
+// arrived.
+//
 // A lock has a window of its own from send to the end of the reconcile after which nothing is
 // in flight and no failed operation waits. Nearly all of a hundred thousand held locks have none
 // at any moment: these share atRest.
 type window struct {
-	op      inFlight // the operation sent last; NoOp: it has its result
-	retryAt int64    // no operation before, because the last one failed; 0: it did not
-	phase   windowPhase
+	op       inFlight // the operation sent last; NoOp: it has its result
+	retryAt  int64    // no operation before, because the last one failed; 0: it did not
+	askedAt  int64    // when the Arrive in flight was sent
+	phase    windowPhase
+	isAsking bool // an Arrive is in flight, beside the operations of phase
 }
 
 // atRest is never written.
@@ -137,7 +143,7 @@ func (t *Table) openWindow(l *lock) {
 
 // closeWindow takes the window from a lock that needs none.
 func (t *Table) closeWindow(l *lock) {
-	if w := l.claim.window; w != &atRest && w.phase == windowIdle && w.retryAt == 0 {
+	if w := l.claim.window; w != &atRest && w.isIdle() && w.retryAt == 0 {
 		*w = window{}
 		t.windows.put(w)
 		l.claim.window = &atRest
@@ -160,11 +166,12 @@ const (
 	windowLateDrop    // the Take has its result, the Drop that was sent before it has none yet
 )
 
-// isBusy reports whether an operation is in flight.
+// isBusy reports whether an operation is in flight that looks at the key or may change it: any but
+// an Arrive.
 func (w *window) isBusy() bool { return w.phase != windowIdle }
 
-// mayChange reports whether an operation in flight may change the key, or the queue.
-func (w *window) mayChange() bool { return w.isBusy() && w.op.kind != Arrive }
+// isIdle reports whether no operation is in flight.
+func (w *window) isIdle() bool { return w.phase == windowIdle && !w.isAsking }
 
 // inFlight is an operation in flight.
 type inFlight struct {
@@ -261,11 +268,14 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 	if c.isBusy() && !w.mayPipeline || !a.due(c.retryAt) {
 		return Op{}
 	}
+	if c.isAsking && w.kind != wantHold {
+		return Op{} // a Drop, and the Take after it, say when the requests arrived that are asked about
+	}
 	c.endPause()
 	switch {
 	case w.kind == wantHold:
 		op := c.chooseForHold(a, w)
-		if op.Kind == NoOp && w.arrives && a.due(w.arriveAt) {
+		if op.Kind == NoOp && c.mayAsk(a, w) {
 			op = Op{Kind: Arrive}
 		}
 		return op
@@ -275,12 +285,17 @@ func (c *remoteClaim) choose(a *alarm, w *want) Op {
 			AfterPendingDrop: w.mayPipeline, Enqueue: w.enqueue, Ticket: w.ticket, RequireExisting: w.onlyAsk, InOrder: w.inOrder,
 			Arrived: w.arrived, KeepsExpiry: w.mayPipeline && w.reserve == 1 && w.isRenewable && c.isFresh(a.now, w.leaseMS),
 		}
-	case w.kind == wantForQueue && w.arrives && a.due(w.arriveAt):
+	case w.kind == wantForQueue && c.mayAsk(a, w):
 		return Op{Kind: Arrive} // a Take that is due is an arrival, too
 	case w.kind == wantNothing && (c.state != claimAbsent || w.ticket != 0):
 		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.leaseMS, Ticket: w.ticket, PassedMS: max(c.passedMS(a.now), w.passedMS)}
 	}
 	return Op{}
+}
+
+// mayAsk reports whether Redis is to be asked now when requests arrived.
+func (c *remoteClaim) mayAsk(a *alarm, w *want) bool {
+	return w.arrives && !c.isAsking && a.due(w.arriveAt)
 }
 
 func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
@@ -325,6 +340,10 @@ func (c *remoteClaim) isFresh(now int64, leaseMS uint32) bool {
 
 // sent notes an operation that is being sent.
 func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
+	if op.Kind == Arrive {
+		c.isAsking, c.askedAt = true, now
+		return
+	}
 	c.op = inFlight{
 		kind: op.Kind, unassigned: unassigned, holdID: op.HoldID, sentAt: now,
 		count: op.Count, leaseMS: op.LeaseMS, reserve: op.Reserve, passedMS: op.PassedMS, enqueue: op.Enqueue,
@@ -351,6 +370,10 @@ func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 // pipelined: it was the Drop before a Take, whose result will say more.
 func (c *remoteClaim) answered(kind OpKind) (op inFlight, pipelined bool) {
 	switch {
+	case kind == Arrive && c.isAsking:
+		op = inFlight{kind: Arrive, sentAt: c.askedAt}
+		c.isAsking, c.askedAt = false, 0
+		return op, false
 	case kind == Drop && c.phase == windowDropAndTake:
 		c.phase = windowOne
 		return op, true

@@ -48,7 +48,7 @@ func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 // hold, or that it refuses the release. Those that one step may not answer, Work does.
 func (t *Table) answerConfirms(l *lock) {
 	q := l.queue
-	if q == nil || q.refusal == "" && l.holds == nil && (l.claim.state != claimAbsent || l.claim.mayChange()) {
+	if q == nil || q.refusal == "" && l.holds == nil && (l.claim.state != claimAbsent || l.claim.isBusy()) {
 		return
 	}
 	n := min(len(q.confirms), t.cfg.MaxWork)

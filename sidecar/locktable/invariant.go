@@ -30,9 +30,10 @@ func (t *Table) assertGranted(now int64, h *hold) {
 // assertSent panics if an operation that is about to be sent breaks an invariant.
 func (c *remoteClaim) assertSent(l *lock, op *Op) {
 	switch {
-	case c.isBusy() && !(op.Kind == Take && op.AfterPendingDrop && c.phase == windowOne && c.op.kind == Drop):
+	case op.Kind == Arrive && !c.isAsking:
+	case op.Kind == Arrive, c.isBusy() && !(op.Kind == Take && op.AfterPendingDrop && c.phase == windowOne && c.op.kind == Drop):
 		violated("One operation in flight", l, "operation %d is sent during operation %d", op.Kind, c.op.kind)
-	case op.HoldID < c.holdID && op.Kind != Arrive:
+	case op.HoldID < c.holdID:
 		violated("A lower hold number never replaces a higher one", l, "operation %d has %d, and Redis has %d", op.Kind, op.HoldID, c.holdID)
 	}
 }

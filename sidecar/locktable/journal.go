@@ -239,7 +239,7 @@ func (t *Table) RetryJournal() { t.dirty.retry = true }
 // hasRemoteState reports whether Redis has, or may yet have, a field or a ticket of this
 // sidecar.
 func (l *lock) hasRemoteState() bool {
-	return l.holds != nil || l.claim.state != claimAbsent || l.claim.mayChange() || l.queue != nil && l.queue.place.phase != placeNone
+	return l.holds != nil || l.claim.state != claimAbsent || l.claim.isBusy() || l.queue != nil && l.queue.place.phase != placeNone
 }
 
 func (t *Table) fillRecord(r *HoldRecord, h *hold) {

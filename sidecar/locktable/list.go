@@ -52,7 +52,7 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 		if remote.ttlMS >= 0 {
 			r.RemoteTTLMS = max(0, remote.ttlMS-millis(now-remote.seenAt))
 		}
-	case l.claim.mayChange():
+	case l.claim.isBusy():
 		r.State = protocol.StateBusy
 	case l.claim.lingerUntil != 0 && l.claim.state.isOurs():
 		r.State = protocol.StateLingering
@@ -95,7 +95,7 @@ func (t *Table) Holds(id SessionID) int {
 func (t *Table) PendingReleases() int {
 	n := 0
 	for _, l := range t.locks {
-		if l.holds == nil && (l.claim.mayChange() || t.redis.isUp() && l.claim.state != claimAbsent) {
+		if l.holds == nil && (l.claim.isBusy() || t.redis.isUp() && l.claim.state != claimAbsent) {
 			n++
 		}
 	}

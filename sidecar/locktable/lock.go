@@ -121,7 +121,7 @@ func (t *Table) reconcile(now int64, l *lock) {
 }
 
 func (l *lock) isIdle() bool {
-	return l.holds == nil && !l.claim.isBusy() && l.claim.state == claimAbsent && l.queue == nil
+	return l.holds == nil && l.claim.isIdle() && l.claim.state == claimAbsent && l.queue == nil
 }
 
 // syncRemote sends the operation, if there is one, that brings Redis nearer to what it
@@ -179,8 +179,11 @@ func (t *Table) want(a *alarm, l *lock) want {
 		if w.enqueue && t.isInOrder(l) {
 			w.inOrder, w.arrived = true, first.request.arrived
 			w.arrives, w.arriveAt = w.ticket != 0 && q.order.newcomer != nil, q.order.retryAt
-			if q.mustMove() {
+			switch {
+			case q.mustMove():
 				w.notBefore = min(w.notBefore, max(now, q.arbiter.backoffUntil))
+			case q.standsForAnother():
+				w.notBefore = never // the ticket moves to the arrival of the first waiter before it is used
 			}
 		}
 		if a := &q.arbiter; a.isBackingOff(now) && w.notBefore < a.backoffUntil {
@@ -247,7 +250,7 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 		l.queue.arbiter.onDropSent(now)
 		l.queue.place.onDropSent()
 		l.queue.order.served = served{}
-		if l.waiting() > 0 && l.queue.arbiter.arePrograms(now) && !l.queue.waiters.head.request.isAlone {
+		if l.waiting() > 0 && !l.queue.waiters.head.request.isAlone && l.mustLeaveFree(&t.cfg, now) {
 			l.queue.arbiter.phase = yielding // those that wake up get their chance
 		}
 	}
@@ -258,6 +261,13 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 	}
 	t.redis.onSent(now)
 	t.emit(Effect{Kind: Redis, Op: *op})
+}
+
+// mustLeaveFree reports whether a Drop is to leave the lock free for a moment: this host has it, and
+// other programs want it; or it has had no free moment for long, also if Redis may have lost it since.
+// A Drop that gives up no more than a ticket leaves nothing to others.
+func (l *lock) mustLeaveFree(cfg *Config, now int64) bool {
+	return l.claim.state.isOurs() && l.queue.arbiter.arePrograms(now) || l.claim.isTired(cfg, &l.rivals, now)
 }
 
 // isAwaited reports whether a request of this host, another host, or a program that is subscribed

@@ -20,7 +20,9 @@ import (
 //   - The Take that is pipelined after a Drop carries the arrival of the next waiter. The script
 //     puts that into the queue before it passes the lock on, so the lock comes back at once if
 //     no other host waits before that waiter.
-//   - If the first waiter is gone, the ticket moves to the arrival of the next.
+//   - If the first waiter is gone, the ticket moves to the arrival of the next. If that is not
+//     known, an Arrive finds it out first: the ticket gets the lock for no request that arrived
+//     later than the one for which it stands.
 //
 // Between two such releases, the lock passes from waiter to waiter of this host as long as it is
 // known that no other host waits before them: see served.
@@ -30,6 +32,7 @@ type order struct {
 	asked    uint64  // the arrival that the last Take carried; 0: none
 	served   served
 	retryAt  int64 // no Arrive before, because the last one failed
+	isDenied bool  // Redis refused the last one: arrivals cannot be known before a Take is executed
 }
 
 // served says which waiters may get the lock that this host has, without a look at the queue in
@@ -75,37 +78,51 @@ func (q *queue) mustMove() bool {
 	return q.place.isQueued() && first.arrived != 0 && first.arrived != q.place.arrived
 }
 
-// onAcquired notes that a Take got the lock for this host. Its ticket, or none, was the first.
-func (o *order) onAcquired(op *inFlight) {
+// standsForAnother reports whether the ticket stands in the queue, or may, for a waiter that is
+// gone, and the first waiter came after it, so that its arrival has to be asked for.
+func (q *queue) standsForAnother() bool {
+	first := q.waiters.head
+	return q.place.live() != 0 && !first.isTrying() && first.request.arrived == 0 && first.request.since > q.place.since && !q.order.isDenied
+}
+
+// onAcquired notes that a Take got the lock for this host. Its ticket, or none, was the first. If no
+// other waits, all requests that came here before it was sent are before any that arrives later.
+func (o *order) onAcquired(op *inFlight, r *Result) {
+	o.served = served{}
 	if op.enqueue && o.asked != 0 {
-		o.served = served{upTo: o.asked}
-	} else {
-		o.served = served{until: op.sentAt}
+		o.served.upTo = o.asked
+	}
+	if o.served.upTo == 0 || r.Waiting == 0 {
+		o.served.until = op.sentAt
 	}
 }
+
+// endPause has Redis asked for arrivals without waiting for retryAt.
+func (o *order) endPause() { o.retryAt, o.isDenied = 0, false }
 
 // onArrived takes the result of an Arrive.
 func (t *Table) onArrived(now int64, l *lock, op *inFlight, r *Result) {
 	q := l.queue
 	if r.Outcome != Done {
 		if q != nil { // it says nothing of the lock
-			q.order.retryAt = now + int64(t.cfg.RetryAfter)
+			q.order.retryAt, q.order.isDenied = now+int64(t.cfg.RetryAfter), r.Outcome == Refused
 		}
 		return
 	}
-	isOurs := l.claim.state.isOurs()
+	isOurs := l.claim.state.isOurs() && l.claim.op.kind != Drop // which may have passed it on since
 	if isOurs && r.FirstArrived != 0 {
 		l.rivals.areWaiting = true
 	}
 	if q == nil {
 		return
 	}
+	q.order.isDenied = false
 	q.arrive(op.sentAt, r.Arrived)
 	if isOurs {
 		upTo := r.Arrived
 		if r.FirstArrived != 0 {
 			upTo = min(upTo, r.FirstArrived)
 		}
-		q.order.served.upTo = max(q.order.served.upTo, upTo)
+		q.order.served.upTo = upTo // it may be less than before, if Redis's clock was set back
 	}
 }

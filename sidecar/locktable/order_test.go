@@ -1,6 +1,7 @@
 package locktable_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -274,4 +275,115 @@ func TestArrivalsDoNotKeepTheTicketFromBeingRefreshed(t *testing.T) {
 		r.arrive(2000, 1000)
 	}
 	t.Error("the Take that keeps the place was not sent within 10 s")
+}
+
+// The connection ends, and meanwhile the waiter of the ticket is gone. The next one came later: the
+// ticket must not get the lock for it in the place of the first.
+func TestTicketOfAWaiterThatIsGoneIsNotUsedForTheNext(t *testing.T) {
+	for _, outcome := range []locktable.Outcome{locktable.Unknown, locktable.NotSent} {
+		r := newListeningRig(t, locktable.Config{})
+		first := r.acquire(1, "a", fair)
+		take := r.waitsInOrder(1, 1000)
+		r.pass(time.Millisecond)
+		r.acquire(2, "a", fair)
+		r.tb.Down(r.now, "connection lost")
+		r.redis(locktable.Arrive, outcome)
+		r.cancel(1, first)
+		r.want("s1 refused canceled")
+		r.tb.Up(r.now, false, true)
+		r.untilAsked(time.Minute)
+		r.arrive(3000, 900)
+		if moved := r.waitsInOrder(1, 4000); moved.Ticket != take.HoldID || moved.Arrived != 3000 {
+			t.Errorf("outcome %d: the ticket of the next: %+v", outcome, moved)
+		}
+	}
+}
+
+// A user of Redis who may not send an Arrive waits all the same: the Take says when its waiter
+// arrived.
+func TestTicketIsUsedIfArrivalsAreDenied(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	first := r.acquire(1, "a", fair)
+	r.waitsInOrder(1, 1000)
+	r.pass(time.Millisecond)
+	r.acquire(2, "a", fair)
+	r.redis(locktable.Arrive, locktable.Refused)
+	r.cancel(1, first)
+	r.want("s1 refused canceled")
+	for range 100 {
+		r.pass(100 * time.Millisecond)
+		if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == locktable.Take {
+			return
+		} else if len(r.ops) == 1 {
+			r.redis(locktable.Arrive, locktable.Refused)
+		}
+	}
+	t.Error("the Take that keeps the place was not sent within 10 s")
+}
+
+// The request for which the Take was sent is gone, and no other host waits: the lock is not given
+// back before the next one, which came before the Take.
+func TestLockIsKeptForRequestsThatCameBeforeTheTake(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.arrive(1000, 900) // of session 2
+	r.arrive(2000, 900)
+	r.release(1, 1)
+	r.want("s1 released count=0")
+	drop, take := r.two()
+	if take.Arrived != 1000 {
+		t.Fatalf("%+v, %+v", drop, take)
+	}
+	r.acquire(4, "a", fair)
+	for _, s := range []locktable.SessionID{2, 3} {
+		r.tb.Close(r.now, s)
+	}
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Listeners: locktable.Uncounted})
+	r.ops = []locktable.Op{take}
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 99, Listeners: locktable.Uncounted})
+	if r.collect(); len(r.log) != 1 || !strings.HasPrefix(r.log[0], "s4 granted") {
+		t.Errorf("%q", r.log)
+	}
+}
+
+// Redis's clock was set back. What is known of arrivals from before keeps no host from the lock.
+func TestClockThatGoesBackDoesNotKeepTheLockHere(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.arrive(5000, 0)
+	r.arrive(6000, 0)
+	r.acquire(4, "a", fair)
+	r.arrive(1000, 900)
+	r.release(1, 1)
+	r.want("s1 released count=0")
+	if _, take := r.two(); take.Arrived != 5000 {
+		t.Errorf("%+v", take)
+	}
+}
+
+// Redis is slow to answer an Arrive. The renewal does not wait for it.
+func TestRenewalDoesNotWaitForAnArrive(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.pass(renewed)
+	r.collect()
+	if len(r.ops) != 2 || r.ops[0].Kind != locktable.Arrive || r.ops[1].Kind != locktable.Renew {
+		t.Fatalf("operations in flight: %+v, want an Arrive and a Renew", r.ops)
+	}
+	arrive, renew := r.ops[0], r.ops[1]
+	r.ops = []locktable.Op{renew}
+	r.redis(locktable.Renew, locktable.Done)
+	r.ops = append(r.ops, arrive)
+	r.pass(lease - renewed + time.Second) // the lease of the Take is over
+	if r.collect(); slices.ContainsFunc(r.log, func(line string) bool { return strings.Contains(line, "lost") }) {
+		t.Errorf("%q", r.log)
+	}
+}
+
+// What passes the lock on waits for the Arrive, which says for which request the ticket stands.
+func TestReleaseWaitsForAnArrive(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.release(1, 1)
+	r.want("s1 released count=0")
+	r.arrive(1000, 900)
+	if _, take := r.two(); take.Arrived != 1000 {
+		t.Errorf("%+v", take)
+	}
 }

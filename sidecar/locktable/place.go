@@ -120,7 +120,7 @@ func (t *Table) Message(now int64, m Message) {
 			l.queue.arbiter.onFreed(&t.policy, now, ms(m.PauseMS), l.queue.firstTries())
 		}
 	case Requeue:
-		if l != nil && l.queue != nil && l.queue.place.isQueued() && !l.claim.mayChange() {
+		if l != nil && l.queue != nil && l.queue.place.isQueued() && !l.claim.isBusy() {
 			l.queue.place = place{}
 			l.queue.arbiter.tryBy(now)
 		}
@@ -149,7 +149,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 	c, q := &l.claim, l.queue
 	isLive := q != nil && q.place.live() == m.Ticket
 	switch {
-	case c.mayChange() && !isLive && c.isDropping(m.Ticket):
+	case c.isBusy() && !isLive && c.isDropping(m.Ticket):
 		// It is being given back, if the Drop is executed.
 		if c.state == claimAbsent {
 			c.state = claimUncertain
@@ -161,7 +161,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 			c.state = claimStale
 		}
 		c.lingerUntil = 0
-	case c.mayChange():
+	case c.isBusy():
 		// The operation in flight was executed after the transfer. Its result is of the same
 		// field, or of what became of it.
 		c.op.passedMS = m.PassedMS
@@ -201,7 +201,7 @@ func (t *Table) onRecalled(l *lock) {
 	case c.state.isOurs(): // a Drop in flight passes it on, or has
 		l.rivals.areWaiting = true
 		t.cool(l)
-	case c.mayChange():
+	case c.isBusy():
 		if c.op.kind == Take {
 			l.rivals.areWaiting = true
 		}

@@ -102,6 +102,7 @@ func (t *Table) Up(now int64, dataLost, isListening bool) {
 			}
 			q.arbiter.remote.isKnown = false // of before
 			q.arbiter.tryBy(now)
+			q.order.endPause()
 		}
 		t.reconcile(now, l)
 	}

@@ -273,7 +273,7 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 	case !isKnown && (t.IsSilent(now) || asked >= int64(t.cfg.TryWithin)):
 		silence := max(asked, int64(t.Silence(now)))
 		return protocol.Unavailable, "Redis has not answered for " + milliseconds(silence) + "; whether the lock is free is not known"
-	case a.isYielding(now):
+	case a.refusesTries(now, &l.claim):
 		return protocol.Timeout, anothersTurn
 	case a.remote.isKnown:
 		return protocol.Timeout, a.remote.describe(&t.cfg)
@@ -364,7 +364,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 			return false
 		}
 		cannotAsk := l.claim.op.kind == NoOp && (t.redis.phase == redisDown || now < l.claim.retryAt)
-		if !cannotAsk && !q.arbiter.isYielding(now) && !t.IsSilent(now) {
+		if !cannotAsk && !q.arbiter.refusesTries(now, &l.claim) && !t.IsSilent(now) {
 			return false // until Redis returns a result
 		}
 		t.endRequest(r)

@@ -176,7 +176,7 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 	if q := l.queue; q != nil {
 		q.arbiter.onAcquired(c.state)
 		if op.kind == Take && !c.state.isOurs() {
-			q.order.onAcquired(op)
+			q.order.onAcquired(op, r)
 		}
 	}
 	if r.Ticket != 0 { // it stood in the queue
@@ -300,7 +300,7 @@ func (t *Table) onUnlocked(now int64, l *lock) {
 	switch {
 	case q.waiters.head == nil:
 		q.arbiter.onUnneededMessage(now)
-	case l.holds == nil && !l.claim.mayChange() && q.arbiter.phase != yielding:
+	case l.holds == nil && !l.claim.isBusy() && q.arbiter.phase != yielding:
 		q.arbiter.onUnlocked(&t.policy, now, &q.place)
 	}
 }

@@ -221,7 +221,7 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 		d.Value(uint64(r.maxHoldMS)<<32 | uint64(r.crashDelayMS))
 		d.Time(max(r.since, now-int64(t.cfg.Lease)))
 		// It matters which operations were sent after it came. All that come later are.
-		d.Value(bit(r.since <= l.claim.op.sentAt)<<1 | bit(q.arbiter.remote.isKnownSince(r.since)))
+		d.Value(bit(r.since <= l.claim.askedAt)<<2 | bit(r.since <= l.claim.op.sentAt)<<1 | bit(q.arbiter.remote.isKnownSince(r.since)))
 		if r.timer.Pending() {
 			d.Time(max(r.timer.Deadline(), now))
 		}
@@ -287,6 +287,10 @@ func (c *remoteClaim) describe(d Description, now int64, cfg *Config) {
 	}
 	d.Value(bit(c.lingerUntil != 0))
 	d.Time(max(c.lingerUntil, now))
+	d.Value(bit(c.isAsking))
+	if c.isAsking {
+		describeAge(d, now, c.askedAt, cfg.Lease)
+	}
 	if c.isBusy() {
 		op := &c.op
 		d.Value(uint64(op.kind)<<8 | bit(op.keptUntil != 0)<<7 | bit(op.unassigned)<<6 | bit(op.enqueue)<<5 | bit(op.isDoubted)<<4 |
@@ -344,6 +348,7 @@ func (t *Table) describeOrder(d Description, now int64, l *lock) {
 	q, c := l.queue, &l.claim
 	o := &q.order
 	d.Time(max(o.retryAt, now))
+	d.Value(bit(o.isDenied))
 	if c.op.enqueue {
 		d.Arrival(o.asked)
 	}
@@ -356,7 +361,8 @@ func (t *Table) describeOrder(d Description, now int64, l *lock) {
 	}
 	for w := q.waiters.head; w != nil; w = w.inQueue.next {
 		d.Arrival(w.request.arrived)
-		d.Value(bit(w.request.isFair)<<2 | bit(w == o.newcomer)<<1 | bit(isOurs && o.served.includes(w.request)))
+		cameLater := q.place.phase != placeNone && w.request.arrived == 0 && w.request.since > q.place.since
+		d.Value(bit(cameLater)<<3 | bit(w.request.isFair)<<2 | bit(w == o.newcomer)<<1 | bit(isOurs && o.served.includes(w.request)))
 	}
 }
 

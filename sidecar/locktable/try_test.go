@@ -183,3 +183,53 @@ func TestTryIsAnsweredBeforeRedisIsReached(t *testing.T) {
 	r.pass(tryWithinDefault + 2*time.Millisecond)
 	r.refused(1, protocol.Unavailable, "has not been reached yet")
 }
+
+// The turn of this host is over, because Redis did not say how many subscribe to the lock's
+// channel. A try waits for the result of the Drop, which does: nothing is known to want the lock.
+func TestTryIsNotRefusedForRivalsThatAreNotKnown(t *testing.T) {
+	for _, listeners := range []int32{-1, 0} {
+		r := newRig(t)
+		r.others = -1
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		waiter := r.acquire(2, "a")
+		r.answerAll()
+		r.pass(200 * time.Millisecond)
+		r.answerAll()
+		r.release(1, 1)
+		r.tb.Cancel(r.now, 2, protocol.Cancel{Target: waiter})
+		r.collect()
+		r.log = nil
+		r.acquire(3, "a", wait(0))
+		r.want()
+		r.others = listeners
+		r.redis(locktable.Drop, locktable.Done)
+		if listeners < 0 {
+			r.refused(3, protocol.Timeout, "another host's turn") // they are not counted at all
+			continue
+		}
+		r.redis(locktable.Take, locktable.Done)
+		if r.collect(); len(r.log) != 1 || !strings.HasPrefix(r.log[0], "s3 granted") {
+			t.Errorf("%q", r.log)
+		}
+	}
+}
+
+// A host that gives up a place in the queue leaves no lock to others, so it does not back off.
+func TestHostThatGivesUpOnlyATicketDoesNotBackOff(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.refusedTake(0, 0, 20_000) // a program may have it
+	r.tb.Down(r.now, "connection lost")
+	r.acquire(2, "a", wait(10*time.Second))
+	r.tb.Up(r.now, true, true)
+	r.collect()
+	for range 3 {
+		if len(r.ops) == 1 && r.ops[0].Kind == locktable.Drop {
+			r.redis(locktable.Drop, locktable.Done)
+			break
+		}
+		r.pass(time.Millisecond)
+	}
+	r.redis(locktable.Take, locktable.Done)
+}

@@ -143,13 +143,6 @@ var explorationMutants = []mutant{
 		by:   explorationStrictOrder,
 	},
 	{
-		rule: "a lock is transferred while an Arrive is in flight",
-		file: "sidecar/locktable/claim.go",
-		old:  `return w.isBusy() && w.op.kind != Arrive`,
-		new:  `return w.isBusy()`,
-		by:   explorationStrictOrder,
-	},
-	{
 		rule: "if a waiter is gone that has not arrived, those after it still arrive",
 		file: "sidecar/locktable/request.go",
 		old:  "\t\tq.order.newcomer = r.at.inQueue.next\n",
