@@ -101,8 +101,8 @@ func (t *Table) Up(now int64, dataLost, isListening bool) {
 				q.place = place{} // a transfer would reach no connection, so Redis passes it on
 			}
 			q.arbiter.remote.isKnown = false // of before
-			q.arbiter.tryBy(now)
 			q.order.endPause()
+			q.arbiter.tryBy(now)
 		}
 		t.reconcile(now, l)
 	}

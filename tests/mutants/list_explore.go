@@ -61,8 +61,8 @@ var explorationMutants = []mutant{
 	{
 		rule: "the journal has a lock for which a ticket may stand: a successor drops it",
 		file: "sidecar/locktable/journal.go",
-		old:  `l.claim.mayChange() || l.queue != nil && l.queue.place.phase != placeNone`,
-		new:  `l.claim.mayChange()`,
+		old:  `l.claim.isBusy() || l.queue != nil && l.queue.place.phase != placeNone`,
+		new:  `l.claim.isBusy()`,
 		by:   exploration,
 	},
 	{

@@ -952,7 +952,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a Take in flight says more of a ticket than a message from before",
 		file: "sidecar/locktable/place.go",
-		old:  `l.queue.place.isQueued() && !l.claim.mayChange() {`,
+		old:  `l.queue.place.isQueued() && !l.claim.isBusy() {`,
 		new:  `l.queue.place.isQueued() {`,
 		by:   tableTest("TestRequeueDuringATakeChangesNothing"),
 	},
@@ -980,8 +980,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "the result of a Take in flight confirms a transfer",
 		file: "sidecar/locktable/place.go",
-		old:  "	case c.mayChange():\n		// The operation in flight was",
-		new:  "	case c.mayChange() && c.op.kind != Take:\n		// The operation in flight was",
+		old:  "	case c.isBusy():\n		// The operation in flight was",
+		new:  "	case c.isBusy() && c.op.kind != Take:\n		// The operation in flight was",
 		by:   tableTest("TestTransferDuringATakeIsConfirmedByItsResult"),
 	},
 	{
@@ -1355,7 +1355,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a failed Arrive is not sent again at once",
 		file: "sidecar/locktable/order.go",
-		old:  `q.order.retryAt = now + int64(t.cfg.RetryAfter)`,
+		old:  `q.order.retryAt, q.order.isDenied = now+int64(t.cfg.RetryAfter), r.Outcome == Refused`,
 		new:  `q.order.retryAt = now`,
 		by:   tableTest("TestFailedArriveIsAskedAgain"),
 	},
@@ -1690,7 +1690,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a release is confirmed when Redis has executed it",
 		file: "sidecar/locktable/confirm.go",
-		old:  ` || q.refusal == "" && l.holds == nil && (l.claim.state != claimAbsent || l.claim.mayChange()) {`,
+		old:  ` || q.refusal == "" && l.holds == nil && (l.claim.state != claimAbsent || l.claim.isBusy()) {`,
 		new:  ` {`,
 		by:   simulation,
 	},
