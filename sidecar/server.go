@@ -15,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -171,7 +170,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 // openState takes the state file into possession and reads what the predecessor left.
 func (s *Server) openState() (err error) {
 	if s.cfg.State == StateNone {
-		s.uuid = uuid.NewString()
+		s.uuid = state.NewUUID().String()
 		_, _ = rand.Read(s.key[:])
 		s.recovered.Reset = true
 	} else {

@@ -369,8 +369,13 @@ func (w *world) noteMessage(h *host, n int, m *locktable.Message, sentAt int64) 
 	has := int(name.key.Owner) == h.index
 	switch m.Kind {
 	case locktable.Transferred:
-		l.tokens.add(tokenRange{m.LastToken - uint64(m.Tokens) + 1, m.LastToken, sentAt})
-		h.floor.raise(h.clock(w.now), int64(m.LastToken))
+		if m.Conn == (locktable.Conn{}) {
+			m.Tokens = 0 // the store takes them out
+			w.check.meet(TransferNotProved)
+		} else {
+			l.tokens.add(tokenRange{m.LastToken - uint64(m.Tokens) + 1, m.LastToken, sentAt})
+			h.floor.raise(h.clock(w.now), int64(m.LastToken))
+		}
 		if has && name.key.Num == m.Ticket {
 			name.ghost = false
 		}

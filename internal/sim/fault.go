@@ -18,6 +18,9 @@ func (w *world) drawFaults() {
 	if r.oneIn(p.redisRestarts) && !w.redis.down {
 		w.restartRedis()
 	}
+	if r.oneIn(p.roleChanges) && !w.redis.down {
+		w.changeRoles()
+	}
 	if r.oneIn(p.flushes) && !w.redis.down {
 		for n := range p.names {
 			w.destroy(n, "FLUSHALL")

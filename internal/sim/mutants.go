@@ -211,6 +211,12 @@ var Mutants = []Mutant{
 		withoutTokenFloor: true,
 	},
 	{
+		Name:          "origin-not-compared",
+		Rule:          "a transfer is accepted only from the server that executed it",
+		Detected:      `two owners|was used before`,
+		withoutOrigin: true,
+	},
+	{
 		Name:     "pipelined-take-reuses-number",
 		Rule:     "a Take after a Drop has a number of its own",
 		Detected: `the Drop before it would undo`,

@@ -14,6 +14,7 @@ type operation struct {
 	host     int16
 	name     int8
 	gen      uint32
+	server   int    // run id of that which its connection leads to
 	floor    int64  // of its connection
 	birth    int64  // a new counter begins above it
 	batch    uint32 // of the connection: one script with others of the same
@@ -45,7 +46,7 @@ type connection struct {
 	written   uint32     // the last batch of which something was written
 	replied   uint32     // the last batch of which something was replied
 	run       int        // run id seen last
-	nextRun   int        // run id of the connection that is being made
+	nextRun   int        // run id of the server that the connection leads to
 	inFlight  []int32
 	queue     []int32 // half duplex: waits for the reply to the batch before
 
@@ -135,7 +136,8 @@ func (w *world) send(h *host, i int32) {
 	c := &h.conn
 	o := &w.ops[i]
 	c.inFlight = append(c.inFlight, i)
-	o.gen, o.floor, o.batch = c.gen, c.floor, c.batch
+	o.gen, o.server, o.floor, o.batch = c.gen, c.nextRun, c.floor, c.batch
+	o.res.Conn = w.connOf(h)
 	o.birth = h.floor.now(h.clock(w.now))
 	if w.withoutTokenFloor {
 		o.floor, o.birth = 1, 0 // only a counter that is not there is below it
@@ -210,6 +212,7 @@ func (w *world) onReply(h *host, e event) {
 		return
 	}
 	batch := o.batch
+	isRefused := o.res.Msg == "READONLY"
 	w.deliver(h, e.arg)
 	for w.plan.oneScriptPerBatch && len(c.inFlight) > 0 {
 		i := c.inFlight[0]
@@ -226,6 +229,17 @@ func (w *world) onReply(h *host, e event) {
 		}
 		c.queue = c.queue[:0]
 	}
+	if isRefused { // the store ends the session
+		w.breakConnection(h, false)
+	}
+}
+
+// connOf returns the connection of a host as its table knows it.
+func (w *world) connOf(h *host) locktable.Conn {
+	if w.plan.namelessServers {
+		return locktable.Conn{}
+	}
+	return locktable.NewConn(h.conn.gen)
 }
 
 // popInFlight returns the oldest operation in flight, which is in flight no more.
@@ -301,7 +315,7 @@ func (w *world) breakConnection(h *host, serverDied bool) {
 	}
 	c.dead, c.inRedis = true, false
 	w.endSubscriptions(h)
-	if !serverDied && c.isListening && w.random.oneIn(2) {
+	if !serverDied && c.isListening && w.isAtMaster(h) && w.random.oneIn(2) {
 		// Redis does not know that the connection is gone.
 		h.receivesUntil = w.now + w.random.magnitude(ms, 60*sec)
 	}
@@ -428,7 +442,7 @@ func (w *world) onConnected(h *host, e event) {
 	if h.isDown() || e.gen != c.gen {
 		return
 	}
-	if w.redis.down || w.redis.run != c.nextRun || c.dead {
+	if w.redis.down || c.nextRun < w.redis.oldest || c.dead {
 		c.dead, c.inRedis, c.isListening = true, false, false
 		w.after(w.random.between(10*ms, 300*ms), event{kind: evConnect, host: int16(h.index), gen: c.gen})
 		return

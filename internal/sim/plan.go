@@ -35,6 +35,7 @@ type plan struct {
 	slowOps, busy, denied, unsent                                int64 // of operations
 	unknownScript                                                int64 // of operations: Redis does not know their script, so they run after later ones
 	commandBreaks, redisRestarts                                 int64 // of the times at which faults are drawn
+	roleChanges                                                  int64 // of the times at which faults are drawn: another server becomes the master, and connections stay
 	flushes, deletions, stateLosses                              int64
 	redissonForces, redissonDeaths                               int64 // of the actions of a Redisson client
 	lostMessages                                                 int64 // of messages
@@ -44,6 +45,8 @@ type plan struct {
 	faultEvery                                                   int64
 	deafHost                                                     bool // the first host may not subscribe
 	deniedQueues                                                 bool // the ACL denies the queues of sidecars
+	namelessServers                                              bool // servers do not tell their run ids
+	olderHost                                                    bool // the first host has the uuid of an older sidecar: messages to it have no origin
 	lateOps                                                      bool // what a broken connection carried may still reach Redis
 	killsOld                                                     bool // a host that connects ends its former connection
 
@@ -195,13 +198,34 @@ func drawPlan(seed uint64, r *random) plan {
 	p.clockJumps = rarely(6, 2, 12)
 	p.shortCounters = r.oneIn(5)
 	p.unknownScript = rarely(4, 4, 200)
+	p.drawRoleChanges(seed)
 	return p
+}
+
+const roleStream = 0x726f6c65
+
+// drawRoleChanges has random numbers of its own: what a seed does without role changes stays as it
+// was.
+func (p *plan) drawRoleChanges(seed uint64) {
+	var r random
+	r.Seed(seed, roleStream)
+	if !r.oneIn(6) {
+		return
+	}
+	p.roleChanges = r.magnitude(1, 6)
+	p.namelessServers = r.oneIn(8)
+	p.olderHost = r.oneIn(6)
+	if r.oneIn(2) {
+		// Hosts pass one lock between them all the time.
+		p.hosts, p.names, p.sharedCounters, p.deafHost, p.deniedQueues, p.deniedChannels = 3, 1, false, false, false, 0
+		p.thinkTime = min(p.thinkTime, 20*ms)
+	}
 }
 
 // isLossless reports whether every message arrives, so that no host ever has to find by
 // polling that a lock is free.
 func (p *plan) isLossless() bool {
-	return p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.flushes|p.deletions|
+	return p.slowOps|p.busy|p.denied|p.unsent|p.unknownScript|p.commandBreaks|p.redisRestarts|p.roleChanges|p.flushes|p.deletions|
 		p.stateLosses|p.lostMessages|p.deniedChannels|p.overwrites|p.brokenCounters|p.stalls|p.crashes|p.suspends|p.clockJumps == 0 &&
 		!p.deafHost && !p.deniedQueues
 }

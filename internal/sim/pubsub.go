@@ -9,6 +9,7 @@ import "github.com/locksidecar/locksidecar/sidecar/locktable"
 type message struct {
 	locktable.Message
 	sentAt int64
+	server int // run id of the one whose script sent it
 }
 
 // subscribe subscribes a host to the channel of a lock, as soon as it has a connection.
@@ -53,7 +54,7 @@ func (w *world) unsubscribeArrives(h *host, e event) {
 // setSubscribed notes whether Redis has a host's subscription of a lock. The connection is
 // subscribed to the channel as long as there is one of a lock that shares it.
 func (w *world) setSubscribed(h *host, n int, on bool) {
-	h.locks[n].inRedis = on
+	h.locks[n].inRedis = on && w.isAtMaster(h)
 	any := false
 	w.sharers(n, func(n int) { any = any || h.locks[n].inRedis })
 	if any {
@@ -100,19 +101,36 @@ func (w *world) publish(name int) {
 // reaches reports whether Redis counts a host as a receiver of what is published to it: its
 // connection, or one that Redis does not know to be gone.
 func (w *world) reaches(h *host) bool {
-	return !h.mayNotSubscribe && (h.conn.isListening && !h.conn.dead || w.now < h.receivesUntil)
+	return !h.mayNotSubscribe && (h.conn.isListening && !h.conn.dead && w.isAtMaster(h) || w.now < h.receivesUntil)
+}
+
+// replicateMessage has a replica, which was the master before, send to a host what the master
+// publishes. The master counts no receiver there.
+func (w *world) replicateMessage(h *host, m locktable.Message) {
+	if !w.isAtReplica(h) || !h.conn.isListening {
+		return
+	}
+	w.check.meetIf(TransferReplicated, m.Kind == locktable.Transferred)
+	w.push(h, m, w.now+w.lag())
 }
 
 // sendMessage has Redis send a message to a host. It is lost if the connection is.
 func (w *world) sendMessage(h *host, m locktable.Message) {
 	c := &h.conn
-	if c.dead || !c.inRedis || w.random.oneIn(w.plan.lostMessages) {
+	if c.dead || !c.inRedis || !w.isAtMaster(h) || w.random.oneIn(w.plan.lostMessages) {
 		w.check.meetIf(TransferLost, m.Kind == locktable.Transferred)
 		return
 	}
+	w.push(h, m, w.now)
+}
+
+// push sends a message over the connection of a host, after what was sent there before and not before
+// a time.
+func (w *world) push(h *host, m locktable.Message, from int64) {
+	c := &h.conn
 	i := w.newMessage()
-	w.messages[i] = message{Message: m, sentAt: w.now}
-	c.lastReply = max(c.lastReply, w.now+w.lag())
+	w.messages[i] = message{Message: m, sentAt: w.now, server: w.redis.run}
+	c.lastReply = max(c.lastReply, from+w.lag())
 	w.after(c.lastReply-w.now, event{kind: evMessage, host: int16(h.index), arg: i, gen: c.gen})
 }
 
@@ -128,6 +146,13 @@ func (w *world) newMessage() int32 {
 
 func (w *world) onMessage(h *host, e event) {
 	m, sentAt := w.messages[e.arg].Message, w.messages[e.arg].sentAt
+	isOlder := w.plan.olderHost && h.index == 0
+	if isOlder {
+		m.NamesTicket = false
+	}
+	if w.withoutOrigin || w.messages[e.arg].server == h.conn.nextRun && !isOlder {
+		m.Conn = w.connOf(h)
+	}
 	w.freeMessages = append(w.freeMessages, e.arg)
 	if e.gen != h.conn.gen || !h.conn.ok || h.conn.dead || h.isDown() {
 		w.check.meetIf(TransferLost, m.Kind == locktable.Transferred)

@@ -16,7 +16,8 @@ const counterExpiry = 7 * 24 * 3600 * sec
 // redisServer is Redis.
 type redisServer struct {
 	down       bool
-	run        int   // run id
+	run        int   // run id of the master
+	oldest     int   // run id of the oldest server that runs: from it on, all but the master are replicas
 	skew       int64 // of its clock
 	jumpedBack int64 // by how much its clock was set back, in all
 	names      [maxNames]redisName
@@ -59,7 +60,7 @@ type redisName struct {
 }
 
 func (r *redisServer) init() {
-	r.run = 1
+	r.run, r.oldest = 1, 1
 	for n := range r.names {
 		r.names[n].key = redis.NoKey
 		r.names[n].queue = new(redis.Queue)
@@ -278,8 +279,60 @@ func (w *world) restartRedis() {
 func (w *world) onRedisUp() {
 	w.redis.down = false
 	w.redis.run++
+	w.redis.oldest = w.redis.run
 	if w.trace.on {
 		w.trace.add(w, -1, nil, "Redis is up")
+	}
+}
+
+// changeRoles makes another server the master, which has all data. The connections of some hosts
+// end. Those of the others stay, to a server that is a replica now.
+func (w *world) changeRoles() {
+	if w.trace.on {
+		w.trace.add(w, -1, nil, "another server becomes the master")
+	}
+	for _, h := range w.hosts {
+		h.troubleAt = w.now
+		w.endSubscriptions(h) // at the master
+		h.receivesUntil = 0
+	}
+	w.redis.run++
+	w.check.meet(RolesChanged)
+	for _, h := range w.hosts {
+		if !h.isDown() && w.random.oneIn(3) {
+			w.breakConnection(h, false)
+		}
+	}
+}
+
+// isAtMaster reports whether the server of a host's connection is the master.
+func (w *world) isAtMaster(h *host) bool { return h.conn.nextRun == w.redis.run }
+
+// isAtReplica reports whether a host has a connection to a server that was the master before.
+func (w *world) isAtReplica(h *host) bool {
+	c := &h.conn
+	return c.inRedis && !c.dead && c.nextRun >= w.redis.oldest && !w.isAtMaster(h)
+}
+
+// executeAtReplica executes an operation at a server that was the master when it was sent.
+func (w *world) executeAtReplica(h *host, o *operation) {
+	n := int(o.name)
+	w.expire(n)
+	name := &w.redis.names[n]
+	w.check.meet(ExecutedAtReplica)
+	c := redis.Command{
+		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now, Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry,
+		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
+		Queue:  name.queue.Clone(), Clock: w.time(), ReadOnly: true,
+	}
+	key, counter := name.key, w.redis.names[w.counterOf(n)].counter
+	if name.overwritten {
+		key = overwrittenKey
+	}
+	reply := c.Run(&key, &counter, new(redis.Channel))
+	o.setResult(&reply, name)
+	if w.trace.on {
+		w.trace.add(w, n, h, "a replica executes %s: %s", opString(o.op), resultString(o.res))
 	}
 }
 
@@ -291,6 +344,10 @@ var (
 
 // execute executes an operation in Redis.
 func (w *world) execute(h *host, o *operation) {
+	if o.server != w.redis.run {
+		w.executeAtReplica(h, o)
+		return
+	}
 	n := int(o.name)
 	w.expire(n)
 	name := &w.redis.names[n]
@@ -360,8 +417,11 @@ func (w *world) execute(h *host, o *operation) {
 		w.publish(n)
 	}
 	for i := range reply.Sent {
-		if m := &reply.Sent[i]; m.Reached > 0 {
-			w.sendMessage(w.hosts[m.To], m.Message)
+		if m := &reply.Sent[i]; int(m.To) < len(w.hosts) {
+			if m.Reached > 0 {
+				w.sendMessage(w.hosts[m.To], m.Message)
+			}
+			w.replicateMessage(w.hosts[m.To], m.Message)
 		}
 	}
 	if reply.Token != 0 {

@@ -35,6 +35,10 @@ const (
 	FloorRaised            // of a connection, because its host got a token that is ahead of Redis's clock
 	UnavailableInSilence   // an acquire, because Redis did not reply
 	LockTransferred        // from one sidecar to the next in the queue
+	RolesChanged           // another server is the master; hosts stay connected to the former one
+	ExecutedAtReplica      // an operation, which the former master refused or only read for
+	TransferReplicated     // the message, by a former master
+	TransferNotProved      // the message does not name the server that the ticket stands at
 	TransferLost           // the message, because the connection of the receiver ended
 	TransferAccepted       // by a host that waited for it
 	TransferDoubted        // by a host whose ticket it was not, or that had an operation in flight
@@ -117,6 +121,10 @@ var situationNames = [situations]string{
 	FloorRaised:            "floor-raised",
 	UnavailableInSilence:   "unavailable-in-silence",
 	LockTransferred:        "lock-transferred",
+	RolesChanged:           "roles-changed",
+	ExecutedAtReplica:      "executed-at-replica",
+	TransferReplicated:     "transfer-replicated",
+	TransferNotProved:      "transfer-not-proved",
 	TransferLost:           "transfer-lost",
 	TransferAccepted:       "transfer-accepted",
 	TransferDoubted:        "transfer-doubted",

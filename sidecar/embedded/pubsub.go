@@ -3,6 +3,9 @@ package embedded
 import (
 	"bufio"
 	"bytes"
+	"crypto/rand"
+	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/alicebob/miniredis/v2"
@@ -18,6 +21,7 @@ import (
 type pubsub struct {
 	data   *miniredis.Miniredis
 	server *redis.Server // miniredis forgets it when it is closed, while connections still end
+	info   map[string]string
 
 	// executing is held while a command of a subscribed connection is executed and answered.
 	// It is locked before the mutex of data.
@@ -34,13 +38,21 @@ type subscriber struct {
 
 // addPubSub adds subscriptions in RESP3 to a started miniredis.
 func addPubSub(m *miniredis.Miniredis) {
-	p := &pubsub{data: m, server: m.Server()}
+	id := make([]byte, 20)
+	rand.Read(id)
+	p := &pubsub{data: m, server: m.Server(), info: map[string]string{
+		"server":      fmt.Sprintf("# Server\r\nrun_id:%x\r\n", id),
+		"replication": "# Replication\r\nrole:master\r\n",
+	}}
 	p.server.SetPreHook(p.dispatch)
 }
 
 // dispatch executes a command, or returns false if miniredis is to execute it. It is also
 // called for the commands of scripts, on connections of their own in RESP2.
 func (p *pubsub) dispatch(c *redis.Peer, cmd string, args ...string) bool {
+	if cmd == "INFO" && len(args) == 1 {
+		return p.tell(c, args[0])
+	}
 	if !c.Resp3 {
 		return false
 	}
@@ -73,6 +85,21 @@ func (p *pubsub) dispatch(c *redis.Peer, cmd string, args ...string) bool {
 		s.idle <- struct{}{}
 		c.Block(func(w *redis.Writer) { w.WriteRaw(answer) })
 	}
+	return true
+}
+
+// tell answers an INFO for a section that miniredis does not have; false: it has it. With the run
+// id of its Redis, a sidecar accepts a lock that another one passes on without asking for it again.
+func (p *pubsub) tell(c *redis.Peer, section string) bool {
+	text, ok := p.info[strings.ToLower(section)]
+	if !ok {
+		return false
+	}
+	if refusal := p.execute(c, "ECHO", ""); refusal[0] == '-' {
+		c.Block(func(w *redis.Writer) { w.WriteRaw(refusal) })
+		return true
+	}
+	c.WriteBulk(text)
 	return true
 }
 

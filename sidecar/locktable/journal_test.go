@@ -149,7 +149,7 @@ type restartHarness struct {
 func newRestartHarness(t *testing.T) *restartHarness {
 	l := &restartHarness{rig: rig{T: t, now: int64(time.Hour)}, journal: &memJournal{room: 1 << 20, holdRoom: 1 << 20, killAfter: -1}}
 	l.cfg.Journal = l.journal
-	l.tb = locktable.New(l.cfg, l.now)
+	l.tb = connect(locktable.New(l.cfg, l.now))
 	l.tb.Up(l.now, false, false)
 	for s := range locktable.SessionID(4) {
 		p := locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)}
@@ -178,7 +178,7 @@ func (l *restartHarness) killed(d time.Duration) {
 func (l *restartHarness) killedUnread(d time.Duration) {
 	l.ops, l.log = nil, nil
 	l.now += int64(d)
-	l.tb = locktable.New(l.cfg, l.now)
+	l.tb = connect(locktable.New(l.cfg, l.now))
 	l.tb.Restore(l.now, l.journal.snapshot())
 	l.journal.calls = nil
 }

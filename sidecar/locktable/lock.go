@@ -244,6 +244,9 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 		if op.Enqueue {
 			l.queue.place.onTakeSent(now, op)
 			l.queue.order.asked = op.Arrived
+			if p := &l.queue.place; p.mayHaveLock {
+				l.queue.order.asked = p.arrived // it finds the lock as this ticket's
+			}
 		}
 	}
 	if op.Kind == Drop && l.queue != nil {

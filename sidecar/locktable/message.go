@@ -7,8 +7,13 @@ type Message struct {
 	Kind MessageKind
 	Name string
 
+	// Conn is the connection that the message came over, if the server at its other end executed
+	// the script that sent the message. Otherwise it is not known: a replica received the message
+	// from its master, an older sidecar sent it, or another program did.
+	Conn Conn
+
 	// Of Transferred.
-	Ticket    uint64 // of this sidecar: the field that the key has now
+	Ticket    uint64 // of this sidecar: the field that the key has now. Of Requeue with NamesTicket: the one that was removed
 	LastToken uint64 // tokens LastToken − Tokens + 1 to LastToken are drawn for it
 	Tokens    uint16
 	LeaseMS   uint32 // that the key was given
@@ -17,7 +22,23 @@ type Message struct {
 
 	// Of Freed.
 	PauseMS uint32 // for how long sidecars leave the lock free, ms
+
+	// Of Requeue.
+	NamesTicket bool // older sidecars name no ticket
 }
+
+// Conn is a connection to Redis, and the proof that the server at its other end made what came
+// over it. The server was a master when the connection was made. The zero value proves nothing.
+type Conn struct {
+	number  uint32
+	isKnown bool
+}
+
+// NewConn returns the connection with a number, to a server that is known.
+func NewConn(number uint32) Conn { return Conn{number, true} }
+
+// isSame reports whether both are known, and are one connection.
+func (c Conn) isSame(other Conn) bool { return c.isKnown && c == other }
 
 // MessageKind says what was published.
 type MessageKind uint8
@@ -35,7 +56,7 @@ const (
 	// Freed, to the first of the queue: the lock is free. It asks again after PauseMS.
 	Freed
 
-	// Requeue: the ticket of this sidecar left the queue without the lock, because it had not
+	// Requeue: the Ticket of this sidecar left the queue without the lock, because it had not
 	// asked for too long. It asks again.
 	Requeue
 )

@@ -124,6 +124,7 @@ const Uncounted = int32(-2)
 type Result struct {
 	Name      string
 	Sent      int64  // CLOCK_BOOTTIME in ns, read before the operation was written to the socket
+	Conn      Conn   // that it came over; not known: Redis does not name the server
 	Token     uint64 // Take, Done, Reserve > 0: the last token drawn; the first is Token − Reserve + 1
 	TTLMS     int64  // HeldByOther: PTTL of the key; −1: it has none
 	Listeners int32  // subscribers of the lock's channel, this sidecar's included; −1: unknown; or Uncounted

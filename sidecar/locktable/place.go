@@ -9,6 +9,10 @@ package locktable
 // it sends nothing. What makes that safe:
 //
 //   - A ticket is used once: it is made by one Take, and is in the queue at most once.
+//   - A transfer counts only if the server that executed it is the one at the other end of
+//     this connection, and that server answered over this connection that the ticket stands.
+//     After a change of roles, a former master passes on the messages of its new one, whose
+//     script saw no receiver, and gave the lock to the next ticket.
 //   - The validity of a transfer counts from the last Take to which Redis answered that the
 //     ticket stands. The ticket was in the queue after that Take was sent, so the transfer, and
 //     with it the lease of the key, began later. No clock but this host's is used.
@@ -32,7 +36,12 @@ type place struct {
 	since      int64  // when the Take was sent that made it
 	validSince int64  // a transfer of the ticket happens after this
 	rank       int32  // tickets before it, at the last result
+	conn       Conn   // that this result came over; not known: there was none, or its server is not known
 	arrived    uint64 // it stands in the queue as of a request that arrived then, by Redis's clock, µs
+
+	// mayHaveLock: a message says that the lock passed to the ticket, and does not prove it. The
+	// next Take finds out.
+	mayHaveLock bool
 }
 
 type placePhase uint8
@@ -53,6 +62,16 @@ func (p *place) live() uint64 {
 		return 0
 	}
 	return p.ticket
+}
+
+// isProof reports whether a message, which says that the lock passed to the live ticket, proves
+// that: the server that answered last that the ticket stands has executed the transfer.
+func (p *place) isProof(m *Message) bool { return p.isQueued() && p.conn.isSame(m.Conn) }
+
+// isRemovedBy reports whether a message says that the ticket left the queue. Older sidecars do not
+// name the ticket.
+func (p *place) isRemovedBy(m *Message) bool {
+	return p.isQueued() && (!m.NamesTicket || m.Ticket == p.ticket)
 }
 
 // onTakeSent notes a Take with Enqueue.
@@ -78,7 +97,7 @@ func (p *place) onTakeResult(id, arrived uint64, r *Result) {
 		default:
 			arrived = p.arrived
 		}
-		*p = place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: r.Rank, arrived: arrived}
+		*p = place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: r.Rank, conn: r.Conn, arrived: arrived}
 	case r.Outcome == Unknown:
 	case r.Outcome == Done, r.Outcome == HeldByOther, p.ticket == id:
 		*p = place{}
@@ -120,7 +139,7 @@ func (t *Table) Message(now int64, m Message) {
 			l.queue.arbiter.onFreed(&t.policy, now, ms(m.PauseMS), l.queue.firstTries())
 		}
 	case Requeue:
-		if l != nil && l.queue != nil && l.queue.place.isQueued() && !l.claim.isBusy() {
+		if l != nil && l.queue != nil && l.queue.place.isRemovedBy(&m) && !l.claim.isBusy() {
 			l.queue.place = place{}
 			l.queue.arbiter.tryBy(now)
 		}
@@ -170,7 +189,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 		}
 		c.op.isDoubted = c.op.kind == Drop // it may have made the transfer
 		t.doubt(l)
-	case isLive && l.holds == nil:
+	case isLive && l.holds == nil && q.place.isProof(m):
 		q.arbiter.onAcquired(c.state)
 		t.stats.Handoffs[HandoffTransfer]++
 		c.transferred(now, q.place.validSince+validity(m.LeaseMS), m)
@@ -180,6 +199,9 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 		l.rivals.areWaiting = m.Waiting > 0
 	default:
 		t.doubt(l)
+		if isLive {
+			q.place.mayHaveLock = true
+		}
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // newListeningRig returns a rig whose sidecar is subscribed to its own channel.
 func newListeningRig(t *testing.T, cfg locktable.Config) *rig {
 	r := &rig{T: t, now: int64(time.Hour)}
-	r.tb = locktable.New(cfg, r.now)
+	r.tb = connect(locktable.New(cfg, r.now))
 	r.tb.Up(r.now, false, true)
 	for s := range locktable.SessionID(4) {
 		r.tb.Open(r.now, s+1, locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)})

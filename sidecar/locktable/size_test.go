@@ -21,7 +21,7 @@ func TestSizesOfLocksAndHolds(t *testing.T) {
 	if size := unsafe.Sizeof(Op{}); size > 72 {
 		t.Errorf("an operation has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(Result{}); size > 120 {
+	if size := unsafe.Sizeof(Result{}); size > 128 {
 		t.Errorf("a result has %d bytes", size)
 	}
 }

@@ -30,7 +30,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		{reflect.TypeFor[waiter](), 3},
 		{reflect.TypeFor[request](), 17},
 		{reflect.TypeFor[confirm](), 3},
-		{reflect.TypeFor[place](), 6},
+		{reflect.TypeFor[place](), 8},
 		{reflect.TypeFor[order](), 6},
 		{reflect.TypeFor[arbiter](), 12},
 		{reflect.TypeFor[remoteHolder](), 6},

@@ -16,7 +16,7 @@ import (
 // the test says so, and notes every other effect as a line.
 type rig struct {
 	*testing.T
-	tb     *locktable.Table
+	tb     *connectedTable
 	now    int64
 	ops    []locktable.Op // in flight
 	log    []string
@@ -33,12 +33,33 @@ const (
 
 func newRig(t *testing.T) *rig {
 	r := &rig{T: t, now: int64(time.Hour)}
-	r.tb = locktable.New(locktable.Config{}, r.now)
+	r.tb = connect(locktable.New(locktable.Config{}, r.now))
 	r.tb.Up(r.now, false, false)
 	for s := range locktable.SessionID(4) {
 		r.tb.Open(r.now, s+1, locktable.Peer{PID: int64(100 + s), Cmd: fmt.Sprintf("worker-%d", s+1)})
 	}
 	return r
+}
+
+// connectedTable is a table whose results and messages come over one connection, to the server
+// that makes them.
+type connectedTable struct {
+	*locktable.Table
+	conn locktable.Conn
+}
+
+func connect(tb *locktable.Table) *connectedTable {
+	return &connectedTable{tb, locktable.NewConn(1)}
+}
+
+func (t *connectedTable) Result(now int64, r locktable.Result) {
+	r.Conn = t.conn
+	t.Table.Result(now, r)
+}
+
+func (t *connectedTable) Message(now int64, m locktable.Message) {
+	m.Conn = t.conn
+	t.Table.Message(now, m)
 }
 
 // collect takes the effects since the last input.
@@ -696,7 +717,7 @@ func TestManyRenewalsTakeSomeTicks(t *testing.T) {
 	const lease, tick, perTick = 3 * time.Second, 2 * time.Millisecond, 512
 	for _, locks := range []int{3 * perTick, 60 * perTick} {
 		r := newRig(t)
-		r.tb = locktable.New(locktable.Config{Lease: lease}, r.now)
+		r.tb = connect(locktable.New(locktable.Config{Lease: lease}, r.now))
 		r.tb.Up(r.now, false, false)
 		for s := range locktable.SessionID(4) { // one may not have so many
 			r.tb.Open(r.now, s+1, locktable.Peer{})
@@ -949,7 +970,7 @@ func TestRefusalOfRedisRefusesAllWaiters(t *testing.T) {
 
 func TestEachLimitIsNamedInItsRefusal(t *testing.T) {
 	r := newRig(t)
-	r.tb = locktable.New(locktable.Config{MaxLocks: 3, MaxHolds: 2, MaxWaiters: 1}, r.now)
+	r.tb = connect(locktable.New(locktable.Config{MaxLocks: 3, MaxHolds: 2, MaxWaiters: 1}, r.now))
 	r.tb.Up(r.now, false, false)
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	r.tb.Open(r.now, 2, locktable.Peer{})
@@ -975,7 +996,7 @@ func TestEachLimitIsNamedInItsRefusal(t *testing.T) {
 // the next one is served.
 func TestMaxHoldsCountsHolds(t *testing.T) {
 	r := newRig(t)
-	r.tb = locktable.New(locktable.Config{MaxHolds: 2}, r.now)
+	r.tb = connect(locktable.New(locktable.Config{MaxHolds: 2}, r.now))
 	r.tb.Up(r.now, false, false)
 	for s := range locktable.SessionID(3) {
 		r.tb.Open(r.now, s+1, locktable.Peer{})

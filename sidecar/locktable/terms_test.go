@@ -127,7 +127,7 @@ func TestRefusalHidesProcessesOfOthers(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t)
-			r.tb = locktable.New(locktable.Config{}, r.now)
+			r.tb = connect(locktable.New(locktable.Config{}, r.now))
 			r.tb.Up(r.now, false, false)
 			r.tb.Open(r.now, 1, locktable.Peer{PID: 7, UID: 2000, Cmd: cmd})
 			r.tb.Open(r.now, 2, locktable.Peer{PID: 8, UID: 1000})

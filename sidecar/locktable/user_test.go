@@ -13,7 +13,7 @@ import (
 // newUsersRig has sessions of these users, numbered from 1.
 func newUsersRig(t *testing.T, cfg locktable.Config, uids ...int64) *rig {
 	r := newRig(t)
-	r.tb = locktable.New(cfg, r.now)
+	r.tb = connect(locktable.New(cfg, r.now))
 	r.tb.Up(r.now, false, false)
 	for i, uid := range uids {
 		r.tb.Open(r.now, locktable.SessionID(i+1), locktable.Peer{UID: uid})

@@ -9,6 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// NewUUID returns the random uuid of a new sidecar. It is of version 8: scripts name the server
+// that executes them in their messages to such a sidecar. Older sidecars, which do not know such
+// messages, and Redisson programs have uuids of version 4.
+func NewUUID() uuid.UUID {
+	id := uuid.New()
+	id[6] = id[6]&0x0f | 8<<4
+	return id
+}
+
 // reset begins the file with a new uuid, and without any record. reason is for Recovered.
 func (f *File) reset(own identity, reason string) error {
 	if err := unix.Ftruncate(f.fd, 0); err != nil {
@@ -17,7 +26,7 @@ func (f *File) reset(own identity, reason string) error {
 	if err := f.host.extend(f.fd, 0, minSize); err != nil {
 		return fmt.Errorf("state file %s: %w; make room on its file system, or choose another path", f.path, err)
 	}
-	id := uuid.New()
+	id := NewUUID()
 	var key [32]byte
 	rand.Read(key[:])
 	f.beginSequence(id)

@@ -66,6 +66,7 @@ type commands struct {
 	announceTold atomic.Bool // that the name of the host is not permitted was logged
 
 	// Owned by run.
+	number   uint32   // of the connection, the first one is 1
 	last     Identity // of the last session that was up, perhaps in another process
 	upAt     time.Time
 	delay    time.Duration // before the next attempt to connect
@@ -337,7 +338,7 @@ func (c *commands) onConnected(s *readyConn) {
 		c.cfg.Log.Info("this user may not end the connection before: what was under way on it may still run late, which is harmless; +client|kill permits it")
 	}
 	if s.id.RunID == "" && c.upAt.IsZero() {
-		c.cfg.Log.Info("Redis does not tell its run id (INFO is not permitted or not known): after each reconnect every lock is asserted again")
+		c.cfg.Log.Info("Redis does not tell its run id (INFO is not permitted or not known): after each reconnect every lock is asserted again, and each lock that another host passes on costs a round trip more; +info permits it")
 	}
 	listening := s.refused == ""
 	if !listening && !c.ownTold {
@@ -356,6 +357,7 @@ func (c *commands) onConnected(s *readyConn) {
 	if c.cfg.OnUp != nil {
 		c.cfg.OnUp(lost, listening, s.id)
 	}
+	c.number++
 	p := newPipe(c, s)
 	go p.read()
 	c.mu.Lock()

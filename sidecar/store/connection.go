@@ -201,6 +201,7 @@ type readyConn struct {
 	refused string   // why Redis refused the subscription to the sidecar's channel; "": it did not
 	noQueue string   // why this user may not use the queues of locks; "": it may
 	id      Identity
+	origin  origin // of what the server executes
 	clock   int64  // the server's time at clockAt, µs
 	clockAt int64  // CLOCK_BOOTTIME in ns
 	version string // of the server
@@ -346,6 +347,7 @@ func (d *dialer) probe(s *readyConn, last Identity) error {
 	}
 	s.id = Identity{RunID: info["run_id"], ReplID: info["master_replid"] + "/" + strconv.Itoa(d.options.DB), Floor: clock.Val().UnixMicro(), FloorAt: answered}
 	s.id.ClientID, _ = greeting["id"].(int64)
+	s.origin = originOf(s.id.RunID, role)
 	s.clock, s.clockAt = s.id.Floor, answered
 	if last.known() {
 		// If a new master's clock is behind the old one's, tokens still grow.

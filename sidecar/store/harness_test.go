@@ -27,8 +27,9 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	ourUUID   = "11111111-2222-3333-4444-555555555555"
-	otherUUID = "99999999-8888-7777-6666-555555555555"
+	ourUUID    = "11111111-2222-8333-8444-555555555555" // the other one is of an older sidecar
+	secondUUID = "22222222-2222-8333-8444-555555555555"
+	otherUUID  = "99999999-8888-7777-6666-555555555555"
 
 	// Long enough for any machine; nothing waits for it unless it is broken.
 	patience = 30 * time.Second
@@ -115,6 +116,27 @@ func (s *server) stop() {
 func (s *server) socket() string { return filepath.Join(s.dir, "redis.sock") }
 func (s *server) url() string    { return "unix://" + s.socket() }
 func (s *server) tcp() string    { return "127.0.0.1:" + s.port }
+
+// becomeReplica makes the server a replica that keeps its data and its clients. Its master does not
+// answer.
+func (s *server) becomeReplica() {
+	s.t.Helper()
+	must(s.admin().ReplicaOf(ctx, "127.0.0.1", freePort(s.t)).Result())
+}
+
+// follow makes the server a replica, which keeps its clients, and returns when it has the data of
+// its master.
+func (s *server) follow(master *server) {
+	s.t.Helper()
+	a := s.admin()
+	must(a.ReplicaOf(ctx, "127.0.0.1", master.port).Result())
+	for end := time.Now().Add(patience); infoFields(a.Info(ctx, "replication").Val())["master_link_status"] != "up"; {
+		if time.Now().After(end) {
+			s.t.Fatal("the replica does not get the data of its master")
+		}
+		runtime.Gosched()
+	}
+}
 
 func (s *server) signal(sig syscall.Signal) {
 	s.t.Helper()
@@ -250,6 +272,7 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 		OnUnsubscribed: each(r.unsubscribed),
 		OnMessages: func(messages []locktable.Message) {
 			for _, m := range messages {
+				m.Conn = locktable.Conn{}
 				if m != (locktable.Message{Kind: locktable.Unlocked, Name: m.Name}) && !r.isAwaited(m) {
 					t.Errorf("message %+v", m)
 				}

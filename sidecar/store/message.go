@@ -1,6 +1,7 @@
 package store
 
 import (
+	"math"
 	"strconv"
 	"strings"
 
@@ -15,45 +16,68 @@ func ownChannel(uuid string) string { return channelPrefix + "{locksidecar}:" + 
 // A message on the channel of a sidecar is a text of fields, with one space between two of
 // them. The last one is the key of the lock, in which any character may occur:
 //
-//	transfer <ticket> <last token> <tokens> <lease ms> <waiting> <passed ms> <key>
-//	recall <key>
-//	free <pause ms> <key>
-//	requeue <key>
+//	transfer:<origin> <ticket> <last token> <tokens> <lease ms> <waiting> <passed ms> <key>
+//	recall:<origin> <key>
+//	free:<origin> <pause ms> <key>
+//	requeue:<origin> <ticket> <key>
+//
+// To a sidecar whose uuid is not of version 8, and from older sidecars, no message has an origin,
+// and requeue has no ticket.
 
-// parseMessage reads a message. Its Name is the key of the lock, with the key prefix. False:
-// the text is none of these messages. Any program that may publish can have sent it.
-func parseMessage(text string) (m locktable.Message, ok bool) {
+// The largest numbers of a message. A script sends no larger ones, so a message with a larger one
+// is damaged or forged, and is not taken.
+const (
+	maxScriptNumber = 1<<53 - 1 // of a hold, and of a token
+	maxPauseMS      = 10        // see acquire_release.lua
+	maxTokens       = 32        // that a transfer has
+	maxLeaseMS      = protocol.MaxDurationMS
+)
+
+// parseMessage reads a message, and the origin that it names. Its Name is the key of the lock,
+// with the key prefix. False: the text is none of these messages. Any program that may publish
+// can have sent it.
+func parseMessage(text string) (m locktable.Message, from origin, ok bool) {
 	fields := messageFields{rest: text}
-	switch fields.next() {
+	word, name, hasOrigin := strings.Cut(fields.next(), ":")
+	if hasOrigin {
+		if from, ok = parseOrigin(name); !ok {
+			return m, origin{}, false
+		}
+	}
+	switch ok = true; word {
 	case "transfer":
 		m.Kind = locktable.Transferred
-		m.Ticket = fields.number(64)
-		m.LastToken = fields.number(64)
-		m.Tokens = uint16(fields.number(16))
-		m.LeaseMS = uint32(fields.number(32))
-		m.Waiting = uint32(fields.number(32))
-		m.PassedMS = uint32(fields.number(32))
 		// 0 is no ticket, no lease, and no token. Tokens begin at 1.
-		ok = m.Ticket > 0 && m.LeaseMS > 0 && m.Tokens > 0 && m.LastToken >= uint64(m.Tokens)
+		m.Ticket = fields.number(1, maxScriptNumber)
+		m.LastToken = fields.number(1, maxScriptNumber)
+		m.Tokens = uint16(fields.number(1, min(maxTokens, m.LastToken)))
+		m.LeaseMS = uint32(fields.number(1, maxLeaseMS))
+		m.Waiting = uint32(fields.number(0, math.MaxUint32))
+		m.PassedMS = uint32(fields.number(0, math.MaxUint32))
 	case "recall":
-		m.Kind, ok = locktable.Recalled, true
+		m.Kind = locktable.Recalled
 	case "free":
-		m.Kind, ok = locktable.Freed, true
-		m.PauseMS = uint32(fields.number(32))
+		m.Kind = locktable.Freed
+		m.PauseMS = uint32(fields.number(0, maxPauseMS))
 	case "requeue":
-		m.Kind, ok = locktable.Requeue, true
+		m.Kind = locktable.Requeue
+		if m.NamesTicket = hasOrigin; hasOrigin {
+			m.Ticket = fields.number(1, maxScriptNumber)
+		}
+	default:
+		ok = false
 	}
 	m.Name = fields.rest
 	if !ok || fields.broken || m.Name == "" {
-		return locktable.Message{}, false
+		return locktable.Message{}, origin{}, false
 	}
-	return m, true
+	return m, from, true
 }
 
 // messageFields are the fields of a message that were not read yet.
 type messageFields struct {
 	rest   string
-	broken bool // a field is missing, or is no number
+	broken bool // a field is missing, or is no number within its bounds
 }
 
 // next removes the first field.
@@ -66,26 +90,26 @@ func (f *messageFields) next() string {
 	return field
 }
 
-// number removes the first field, which is a decimal number of so many bits.
-func (f *messageFields) number(bits int) uint64 {
-	n, err := strconv.ParseUint(f.next(), 10, bits)
-	if err != nil {
+// number removes the first field, which is a decimal number from least to most.
+func (f *messageFields) number(least, most uint64) uint64 {
+	n, err := strconv.ParseUint(f.next(), 10, 64)
+	if err != nil || n < least || n > most {
 		f.broken = true
 	}
 	return n
 }
 
-// message reads a message that was published to this sidecar. False: it is none, or not of a
-// lock under the key prefix.
-func (k *keyspace) message(text string) (locktable.Message, bool) {
-	m, ok := parseMessage(text)
+// message reads a message that was published to this sidecar, and the origin that it names. False:
+// it is none, or not of a lock under the key prefix.
+func (k *keyspace) message(text string) (locktable.Message, origin, bool) {
+	m, from, ok := parseMessage(text)
 	if !ok {
-		return m, false
+		return m, from, false
 	}
 	name, ok := strings.CutPrefix(m.Name, k.prefix)
 	if !ok || protocol.CheckName(name) != nil {
-		return locktable.Message{}, false
+		return locktable.Message{}, origin{}, false
 	}
 	m.Name = name
-	return m, true
+	return m, from, true
 }

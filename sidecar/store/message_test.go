@@ -12,16 +12,22 @@ import (
 var messageCases = []struct {
 	text string
 	want locktable.Message // of kind Unlocked: the text is no message
+	from string            // origin; "": the message names none
 }{
+	{"transfer:0123abcd 7 1700000000000032 32 30000 5 49 invoice:42", locktable.Message{Kind: locktable.Transferred, Name: "invoice:42",
+		Ticket: 7, LastToken: 1700000000000032, Tokens: 32, LeaseMS: 30000, Waiting: 5, PassedMS: 49}, "0123abcd"},
 	{"transfer 7 1700000000000032 32 30000 5 49 invoice:42", locktable.Message{Kind: locktable.Transferred, Name: "invoice:42",
-		Ticket: 7, LastToken: 1700000000000032, Tokens: 32, LeaseMS: 30000, Waiting: 5, PassedMS: 49}},
-	{"transfer 18446744073709551615 65535 65535 4294967295 4294967295 4294967295 a", locktable.Message{Kind: locktable.Transferred, Name: "a",
-		Ticket: 1<<64 - 1, LastToken: 65535, Tokens: 65535, LeaseMS: 1<<32 - 1, Waiting: 1<<32 - 1, PassedMS: 1<<32 - 1}},
-	{"transfer 1 1 1 1 0 0  with  spaces ", locktable.Message{Kind: locktable.Transferred, Name: " with  spaces ", Ticket: 1, LastToken: 1, Tokens: 1, LeaseMS: 1}},
-	{"recall recall a", locktable.Message{Kind: locktable.Recalled, Name: "recall a"}},
-	{"free 10 a", locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10}},
-	{"free 0 10", locktable.Message{Kind: locktable.Freed, Name: "10"}},
-	{"requeue ключ{1}", locktable.Message{Kind: locktable.Requeue, Name: "ключ{1}"}},
+		Ticket: 7, LastToken: 1700000000000032, Tokens: 32, LeaseMS: 30000, Waiting: 5, PassedMS: 49}, ""},
+	{"transfer:- 9007199254740991 9007199254740991 32 2592000000 4294967295 4294967295 a", locktable.Message{Kind: locktable.Transferred, Name: "a",
+		Ticket: 1<<53 - 1, LastToken: 1<<53 - 1, Tokens: 32, LeaseMS: 2592000000, Waiting: 1<<32 - 1, PassedMS: 1<<32 - 1}, "-"},
+	{"transfer 1 1 1 1 0 0  with  spaces ", locktable.Message{Kind: locktable.Transferred, Name: " with  spaces ", Ticket: 1, LastToken: 1, Tokens: 1, LeaseMS: 1}, ""},
+	{"recall recall a", locktable.Message{Kind: locktable.Recalled, Name: "recall a"}, ""},
+	{"recall:ffffffff recall:- a", locktable.Message{Kind: locktable.Recalled, Name: "recall:- a"}, "ffffffff"},
+	{"free 10 a", locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10}, ""},
+	{"free:00000000 0 10", locktable.Message{Kind: locktable.Freed, Name: "10"}, "00000000"},
+	{"requeue ключ{1}", locktable.Message{Kind: locktable.Requeue, Name: "ключ{1}"}, ""},
+	{"requeue 7 a", locktable.Message{Kind: locktable.Requeue, Name: "7 a"}, ""},
+	{"requeue:- 7 a", locktable.Message{Kind: locktable.Requeue, Name: "a", Ticket: 7, NamesTicket: true}, "-"},
 
 	{text: ""},
 	{text: " "},
@@ -39,7 +45,20 @@ var messageCases = []struct {
 	{text: "free  10 a"},
 	{text: "free -1 a"},
 	{text: "free 1.5 a"},
-	{text: "free 4294967296 a"},
+	{text: "free 11 a"}, // longer than a script has a lock left free
+	{text: "free 4294967295 a"},
+	{text: "free:0123abcd 4294967295 a"},
+	{text: "recall: a"},
+	{text: "recall:0123abc a"},
+	{text: "recall:0123abcde a"},
+	{text: "recall:0123ABCD a"},
+	{text: "recall:0123abc- a"},
+	{text: "recall:-- a"},
+	{text: "recall:0123abcd:0123abcd a"},
+	{text: "requeue:0123abcd a"},
+	{text: "requeue:0123abcd 0 a"},
+	{text: "requeue:0123abcd 9007199254740992 a"},
+	{text: "0:0123abcd a"},
 	{text: "transfer"},
 	{text: "transfer 7 32 32 30000 5 49"},
 	{text: "transfer 7 32 32 30000 5 49 "},
@@ -49,7 +68,12 @@ var messageCases = []struct {
 	{text: "transfer 7 31 32 30000 5 49 a"},
 	{text: "transfer 7 32 0 30000 5 49 a"},
 	{text: "transfer 7 32 32 0 5 49 a"},
-	{text: "transfer 7 65536 65536 30000 5 49 a"},
+	{text: "transfer 7 33 33 30000 5 49 a"},
+	{text: "transfer 9007199254740992 32 32 30000 5 49 a"},
+	{text: "transfer 7 9007199254740992 32 30000 5 49 a"},
+	{text: "transfer 7 32 32 2592000001 5 49 a"},
+	{text: "transfer 7 32 32 30000 4294967296 49 a"},
+	{text: "transfer 7 32 32 30000 5 4294967296 a"},
 	{text: "transfer 18446744073709551616 32 32 30000 5 49 a"},
 	{text: "recall " + strings.Repeat("x", protocol.MaxName+1)},
 	{text: "recall a\x00"},
@@ -64,9 +88,9 @@ func TestMessagesOnTheChannelOfASidecar(t *testing.T) {
 				text = strings.TrimSuffix(text, tt.want.Name) + prefix + tt.want.Name
 			}
 			k := newKeyspace(prefix)
-			got, ok := k.message(text)
-			if got != tt.want || ok != (tt.want.Name != "") {
-				t.Errorf("%.80q, prefix %q: %+v, %v; want %+v", text, prefix, got, ok, tt.want)
+			got, from, ok := k.message(text)
+			if got != tt.want || ok != (tt.want.Name != "") || from.isKnown != (len(tt.from) == originDigits) || tt.from != "" && from.String() != tt.from {
+				t.Errorf("%.80q, prefix %q: %+v from %v, %v; want %+v from %q", text, prefix, got, from, ok, tt.want, tt.from)
 			}
 		}
 	}
@@ -76,7 +100,7 @@ func TestMessagesOnTheChannelOfASidecar(t *testing.T) {
 func TestMessageForAnotherPrefixIsIgnored(t *testing.T) {
 	k := newKeyspace("app1:")
 	for _, key := range []string{"a", "app2:a", "app1:", "app1"} {
-		if m, ok := k.message("recall " + key); ok {
+		if m, _, ok := k.message("recall " + key); ok {
 			t.Errorf("key %q: %+v", key, m)
 		}
 	}
@@ -91,22 +115,36 @@ func FuzzMessages(f *testing.F) {
 		f.Add(tt.text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		m, ok := parseMessage(text)
+		m, from, ok := parseMessage(text)
 		if !ok {
-			if m != (locktable.Message{}) {
-				t.Fatalf("refused, but %+v", m)
+			if m != (locktable.Message{}) || from != (origin{}) {
+				t.Fatalf("refused, but %+v from %v", m, from)
 			}
 			return
 		}
-		words := map[locktable.MessageKind]string{
-			locktable.Transferred: fmt.Sprint("transfer ", m.Ticket, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting, m.PassedMS),
-			locktable.Recalled:    "recall",
-			locktable.Freed:       fmt.Sprint("free ", m.PauseMS),
-			locktable.Requeue:     "requeue",
+		// No message has what no script sends.
+		if m.PauseMS > 10 || m.LeaseMS > protocol.MaxDurationMS || m.Tokens > 32 || max(m.Ticket, m.LastToken) >= 1<<53 ||
+			uint64(m.Tokens) > m.LastToken || m.Conn != (locktable.Conn{}) {
+			t.Fatalf("%q is %+v", text, m)
 		}
-		again := words[m.Kind] + " " + m.Name
-		if n, ok := parseMessage(again); !ok || n != m {
-			t.Fatalf("%q is %+v; %q is %+v, %v", text, m, again, n, ok)
+		word, numbers := "recall", ""
+		switch m.Kind {
+		case locktable.Transferred:
+			word, numbers = "transfer", fmt.Sprintf(" %d %d %d %d %d %d", m.Ticket, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting, m.PassedMS)
+		case locktable.Freed:
+			word, numbers = "free", fmt.Sprintf(" %d", m.PauseMS)
+		case locktable.Requeue:
+			word = "requeue"
+			if m.NamesTicket {
+				numbers = fmt.Sprintf(" %d", m.Ticket)
+			}
+		}
+		if from.isKnown || m.NamesTicket {
+			word += ":" + from.String()
+		}
+		again := word + numbers + " " + m.Name
+		if n, same, ok := parseMessage(again); !ok || n != m || same != from {
+			t.Fatalf("%q is %+v from %v; %q is %+v from %v, %v", text, m, from, again, n, same, ok)
 		}
 	})
 }

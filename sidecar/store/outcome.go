@@ -55,9 +55,12 @@ func outcomeOf(code string) locktable.Outcome {
 	return locktable.Refused
 }
 
-// endsSession reports whether a connection that replies with code must be made again:
-// the address may lead to another server by now, or the user is no longer known.
-func endsSession(code string) bool { return code == "READONLY" || code == "NOAUTH" }
+// endsSession reports whether a connection that replies with code must be made again: the server
+// has become a replica, and the address may lead to another one by now; or the user is no longer
+// known. A server that loads while it is connected replaces its data by those of its master.
+func endsSession(code string) bool {
+	return code == "READONLY" || code == "MASTERDOWN" || code == "LOADING" || code == "NOAUTH"
+}
 
 // notALock is the sentence for a lock whose key has another type.
 func (d *dialer) notALock(name, what string) string {
@@ -81,6 +84,8 @@ func (d *dialer) answered(name, text string) string {
 			d.address, name, d.keys.key(name), d.keys.counter(name), text)
 	case "READONLY":
 		return fmt.Sprintf("Redis at %s has become a read-only replica; point redis to the master (%s)", d.address, text)
+	case "MASTERDOWN":
+		return fmt.Sprintf("Redis at %s has become a replica, and has lost its master; point redis to the master (%s)", d.address, text)
 	case "LOADING":
 		return fmt.Sprintf("Redis at %s is loading its data; wait until it has (%s)", d.address, text)
 	case "OOM":

@@ -39,6 +39,7 @@ type pipeline struct {
 	encoder  encoder
 	ended    chan struct{} // closed when the reader has ended; out.Err says why
 	patience int64         // ns
+	conn     locktable.Conn
 
 	// Guarded by commands.mu.
 	calls         fifo[call]         // without an answer, oldest first
@@ -94,12 +95,15 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 	p := &pipeline{
 		readyConn:     s,
 		commands:      c,
-		encoder:       encoder{prefix: c.cfg.UUID + ":", keys: c.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds()},
+		encoder:       encoder{prefix: c.cfg.UUID + ":", keys: c.dial.keys, floor: s.id.Floor, expiry: c.cfg.TokenExpiry.Milliseconds(), origin: s.origin.String()},
 		ended:         make(chan struct{}),
 		patience:      int64(c.dial.timeout),
 		minRTT:        math.MaxInt64,
 		lastReply:     protocol.Now(),
 		scriptLoading: make(map[*script]bool),
+	}
+	if s.origin.isKnown {
+		p.conn = locktable.NewConn(c.number)
 	}
 	s.wire.release()
 	if s.wire.secure {
@@ -313,8 +317,11 @@ func (p *pipeline) onMessage(channel string, text reply) {
 			}
 			return
 		}
-		m, ok := p.encoder.keys.message(text.text)
+		m, from, ok := p.encoder.keys.message(text.text)
 		if ok && text.kind == '$' {
+			if from.isSame(p.origin) {
+				m.Conn = p.conn
+			}
 			p.checkTokens(&m)
 			p.messages = append(p.messages, m)
 		}
@@ -329,8 +336,10 @@ func (p *pipeline) onMessage(channel string, text reply) {
 	}
 }
 
-// checkTokens takes the tokens out of a transfer that are not above the floor of this
-// connection: another sidecar drew them, whose floor may be lower. This one draws its own then.
+// checkTokens takes the tokens out of a transfer that this sidecar must not grant unseen. It
+// draws its own then. These are tokens that are not above the floor of this connection: another
+// sidecar drew them, whose floor may be lower. And those that are ahead of Redis's clock: a
+// message can be forged, and must not raise the floors of other locks. The result of a draw may.
 func (p *pipeline) checkTokens(m *locktable.Message) {
 	if m.Kind != locktable.Transferred {
 		return
@@ -338,12 +347,21 @@ func (p *pipeline) checkTokens(m *locktable.Message) {
 	mu := &p.commands.mu
 	mu.Lock()
 	defer mu.Unlock()
-	if int64(m.LastToken)-int64(m.Tokens) < p.encoder.floor {
+	if int64(m.LastToken)-int64(m.Tokens) < p.encoder.floor || p.isAhead(p.now, int64(m.LastToken)) || m.Conn == (locktable.Conn{}) {
 		m.Tokens = 0
 	} else {
 		p.raiseFloor(p.now, m.LastToken)
 	}
 }
+
+// isAhead reports whether a token is ahead of Redis's clock. Then the clock was set back since the
+// counter was made. The caller holds mu.
+func (p *pipeline) isAhead(now, token int64) bool {
+	return token > p.redisClock(now)+int64(time.Second/time.Microsecond)
+}
+
+// redisClock is Redis's clock, as far as its time at the greeting shows it, µs.
+func (p *pipeline) redisClock(now int64) int64 { return p.clock + (now-p.clockAt)/1000 }
 
 // onConfirmation takes in the confirmation of one channel. When a whole SUBSCRIBE is
 // confirmed, OnSubscribed is called for those of its channels that are still wanted.
@@ -420,13 +438,13 @@ const farAhead = 366 * 24 * time.Hour
 // ahead, because another program set it, must not lift those of all other locks. The
 // caller holds mu.
 func (p *pipeline) raiseFloor(now int64, last uint64) {
-	token, clock := int64(last), p.clock+(now-p.clockAt)/1000
-	if token <= p.id.floor(now) || token >= clock+int64(farAhead/time.Microsecond) {
+	token := int64(last)
+	if token <= p.id.floor(now) || token >= p.redisClock(now)+int64(farAhead/time.Microsecond) {
 		return
 	}
 	p.id.Floor, p.id.FloorAt = token, now
 	p.raised = true
-	if token > clock+int64(time.Second/time.Microsecond) {
+	if p.isAhead(now, token) {
 		p.encoder.floor = max(p.encoder.floor, token)
 	}
 }
@@ -498,7 +516,7 @@ func (p *pipeline) onResults(answer reply) error {
 	}
 	at := len(p.results)
 	for _, op := range p.flight.head(cl.ops) {
-		p.results = append(p.results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent})
+		p.results = append(p.results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Conn: p.conn})
 	}
 	if err := p.decode(&cl, answer, p.results[at:]); err != nil {
 		p.results = p.results[:at] // they are still under way

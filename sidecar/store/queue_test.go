@@ -115,7 +115,7 @@ func TestTokensOfATransferAreAboveTheFloorOfItsReceiver(t *testing.T) {
 			received := make(chan locktable.Message, 100)
 			connectReceiver := func() *recorder {
 				return connected(t, s.url(), func(c *Config) {
-					c.UUID = otherUUID
+					c.UUID = secondUUID
 					c.OnMessages = func(messages []locktable.Message) {
 						for _, m := range messages {
 							received <- m

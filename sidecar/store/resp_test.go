@@ -148,8 +148,8 @@ func FuzzReplies(f *testing.F) {
 
 // A command is what Redis reads: an array of strings.
 func TestCommandsAreEncoded(t *testing.T) {
-	e := encoder{prefix: ourUUID + ":", floor: 1700000000000001}
-	prefixed := encoder{prefix: ourUUID + ":", keys: newKeyspace("app1:")}
+	e := encoder{prefix: ourUUID + ":", floor: 1700000000000001, origin: "0123abcd"}
+	prefixed := encoder{prefix: ourUUID + ":", keys: newKeyspace("app1:"), origin: noOrigin}
 	moved := locktable.Op{Kind: locktable.Take, Name: "größe 1", HoldID: 12, Count: 3, LeaseMS: 30000, Reserve: 64, RequireExisting: true}
 	again := takeOp("a{b}c", 1<<53-1)
 	again.AfterPendingDrop = true
@@ -184,27 +184,27 @@ func TestCommandsAreEncoded(t *testing.T) {
 		{e.run(nil, byDigest, acquireRelease, 0, 7, mixed),
 			[]string{"evalsha", acquireRelease.sha, "9", "b", "lone", "größe 1", "c", "a{b}c",
 				"redisson_lock_token:{b}", "redisson_lock_token:{lone}", "redisson_lock_token:{größe 1}", "redisson_lock_token:a{b}c",
-				ourUUID + ":", "\x02\x01\x01\x01", "30000", "0", "1700000000000001", "7", "0", "",
+				ourUUID + ":", "\x02\x01\x01\x01", "30000", "0", "1700000000000001", "7", "0", "", "0123abcd",
 				"4", "5", "12", "3", "64", "1", "6", "redisson_lock__channel:{c}",
 				"9007199254740990", "9007199254740991", "1"}},
 		{e.run(nil, byDigest, acquireRelease, 0, 7, queued),
 			[]string{"evalsha", acquireRelease.sha, "14", "e", "h", "i", "g", "j", "k", "d", "f",
 				"redisson_lock_token:{e}", "redisson_lock_token:{h}", "redisson_lock_token:{i}", "redisson_lock_token:{g}", "redisson_lock_token:{d}", "redisson_lock_token:{f}",
-				ourUUID + ":", "\x03\x01\x02\x00", "30000", "40000", "1700000000000001", "7", "0", "2 0 1 0 0 0 1 13 70 0 80 18 60 0 1 0 20 2 1 3 ",
+				ourUUID + ":", "\x03\x01\x02\x00", "30000", "40000", "1700000000000001", "7", "0", "2 0 1 0 0 0 1 13 70 0 80 18 60 0 1 0 20 2 1 3 ", "0123abcd",
 				"9", "14", "15", "12", "1", "1", "0",
 				"16", "redisson_lock__channel:{j}", "17", "redisson_lock__channel:{k}",
 				"7", "8", "64", "10", "11", "-1"}},
 		{e.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{arrived}),
 			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
-				ourUUID + ":", "\x01\x00\x00\x00", "30000", "0", "1700000000000001", "7", "0", "1700000000000123 0 ", "21"}},
+				ourUUID + ":", "\x01\x00\x00\x00", "30000", "0", "1700000000000001", "7", "0", "1700000000000123 0 ", "0123abcd", "21"}},
 		{e.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{drop("b", 20, 0, 120), arrivedAgain}),
 			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
-				ourUUID + ":", "\x00\x00\x00\x02", "30000", "40000", "1700000000000001", "7", "0", "120 0 1700000000000123 0 ",
+				ourUUID + ":", "\x00\x00\x00\x02", "30000", "40000", "1700000000000001", "7", "0", "120 0 1700000000000123 0 ", "0123abcd",
 				"20", "21", "1"}},
 		{e.run(nil, byDigest, arrive, 0, 7, []locktable.Op{{Kind: locktable.Arrive, Name: "a"}, {Kind: locktable.Arrive, Name: "b{c}"}}),
 			[]string{"evalsha", arrive.sha, "2", "a", "b{c}"}},
 		{e.run(nil, byText, acquireRelease, 0, 7, []locktable.Op{dropOp("a", 7)}), []string{"eval", acquireRelease.text, "1", "a",
-			ourUUID + ":", "\x00\x00\x01\x00", "0", "0", "1700000000000001", "7", "0", "", "7", "redisson_lock__channel:{a}"}},
+			ourUUID + ":", "\x00\x00\x01\x00", "0", "0", "1700000000000001", "7", "0", "", "0123abcd", "7", "redisson_lock__channel:{a}"}},
 		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{keepOp("a", 200), keepOp("b", 300)}), []string{"evalsha", renew.sha, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "0", "200", "300"}},
 		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{keepOp("a", 8), keepOp("b", 1040), keepOp("c", 200)}), []string{"evalsha", renew.sha, "3", "a", "b", "c",
@@ -213,7 +213,7 @@ func TestCommandsAreEncoded(t *testing.T) {
 			ourUUID + ":", "0", "1", "1", "1"}},
 		{prefixed.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", acquireRelease.sha, "3",
 			"app1:größe", "app1:a{b}", "redisson_lock_token:{app1:größe}",
-			ourUUID + ":", "\x01\x00\x01\x01", "30000", "0", "0", "7", "0", "", "1", "2", "redisson_lock__channel:app1:a{b}"}},
+			ourUUID + ":", "\x01\x00\x01\x01", "30000", "0", "0", "7", "0", "", "-", "1", "2", "redisson_lock__channel:app1:a{b}"}},
 		{prefixed.run(nil, byDigest, renew, 0, 7, []locktable.Op{keepOp("a", 200)}), []string{"evalsha", renew.sha, "1", "app1:a",
 			ourUUID + ":", "30000", "1", "0", "200"}},
 		{appendLoad(nil, acquireRelease), []string{"script", "load", acquireRelease.text}},

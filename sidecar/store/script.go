@@ -76,8 +76,9 @@ const (
 type encoder struct {
 	prefix string // of this sidecar's owner fields: "<uuid>:"
 	keys   keyspace
-	floor  int64 // of this connection's tokens, µs
-	expiry int64 // of token counters after their last use, ms; 0: none
+	floor  int64  // of this connection's tokens, µs
+	expiry int64  // of token counters after their last use, ms; 0: none
+	origin string // what messages name as theirs
 
 	turns [turns][]locktable.Op // of the operations that are being arranged
 	words []byte                // to be used again
@@ -286,7 +287,7 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 	}
 	locks := len(ops) - pairs
 	keys := locks + locks - counts[dropped]
-	args := 8 + len(ops) + 3*counts[set] + counts[dropped] + pairs
+	args := 9 + len(ops) + 3*counts[set] + counts[dropped] + pairs
 	dst = appendCommand(dst, f, s, keys, args)
 	for i := range ops {
 		if i < again || ops[i].Kind == locktable.Drop {
@@ -313,6 +314,7 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 	dst = appendNumber(dst, birth)
 	dst = appendNumber(dst, e.expiry)
 	dst = e.appendQueueWords(dst, ops, again)
+	dst = appendString(dst, e.origin)
 	for i := range ops {
 		op := &ops[i]
 		dst = appendNumber(dst, int64(op.HoldID))

@@ -185,8 +185,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "the window of a lock stays while a failed operation waits",
 		file: "sidecar/locktable/claim.go",
-		old:  `w.phase == windowIdle && w.retryAt == 0 {`,
-		new:  `w.phase == windowIdle {`,
+		old:  `w.isIdle() && w.retryAt == 0 {`,
+		new:  `w.isIdle() {`,
 		by:   tableTest("TestLocksAtRestShareAWindow"),
 	},
 	{
@@ -917,8 +917,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "the deadline of a transfer counts from the last answered question",
 		file: "sidecar/locktable/place.go",
-		old:  `validSince: r.Sent, rank: r.Rank, arrived`,
-		new:  `validSince: max(p.validSince, 1), rank: r.Rank, arrived`,
+		old:  `validSince: r.Sent, rank: r.Rank, conn: r.Conn, arrived`,
+		new:  `validSince: max(p.validSince, 1), rank: r.Rank, conn: r.Conn, arrived`,
 		by:   tableTest("TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion"),
 	},
 	{
@@ -952,8 +952,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a Take in flight says more of a ticket than a message from before",
 		file: "sidecar/locktable/place.go",
-		old:  `l.queue.place.isQueued() && !l.claim.isBusy() {`,
-		new:  `l.queue.place.isQueued() {`,
+		old:  `l.queue.place.isRemovedBy(&m) && !l.claim.isBusy() {`,
+		new:  `l.queue.place.isRemovedBy(&m) {`,
 		by:   tableTest("TestRequeueDuringATakeChangesNothing"),
 	},
 	{
@@ -1777,5 +1777,40 @@ var locktableMutants = []mutant{
 		old:  "	if was != nil {\n		was.cells -= cells\n",
 		new:  "	if was != nil {\n",
 		by:   tableTest("TestNoUserGetsAllOfMaxLocks"),
+	},
+	{
+		rule: "a transfer is accepted only if the server that executed it is known",
+		file: "sidecar/locktable/message.go",
+		old:  `return c.isKnown && c == other`,
+		new:  `return c == other`,
+		by:   tableTest("TestTransferOfAServerThatIsNotKnownIsAskedFor"),
+	},
+	{
+		rule: "a transfer is accepted only over the connection over which its ticket was answered",
+		file: "sidecar/locktable/message.go",
+		old:  `return c.isKnown && c == other`,
+		new:  `return c.isKnown && other.isKnown`,
+		by:   tableTest("TestTransferThatIsNotProvedIsAskedFor"),
+	},
+	{
+		rule: "a transfer is accepted only if it is proved",
+		file: "sidecar/locktable/place.go",
+		old:  `case isLive && l.holds == nil && q.place.isProof(m):`,
+		new:  `case isLive && l.holds == nil:`,
+		by:   tableTest("TestTransferThatIsNotProvedIsAskedFor"),
+	},
+	{
+		rule: "a lock that a Take finds after a transfer is the one of the ticket's arrival",
+		file: "sidecar/locktable/lock.go",
+		old:  `if p := &l.queue.place; p.mayHaveLock {`,
+		new:  `if p := &l.queue.place; false {`,
+		by:   tableTest("TestTransferThatIsNotProvedIsOfTheWaiterOfTheTicket"),
+	},
+	{
+		rule: "a requeue of another ticket changes nothing",
+		file: "sidecar/locktable/place.go",
+		old:  `(!m.NamesTicket || m.Ticket == p.ticket)`,
+		new:  `true`,
+		by:   tableTest("TestRequeueOfAnotherTicketChangesNothing"),
 	},
 }

@@ -293,14 +293,14 @@ var scriptMutants = []mutant{
 	{
 		rule: "a sidecar that asks again leaves a sign",
 		file: acquireRelease,
-		old:  `local signed = ask('HSET', signs, string.sub(prefix, 1, -2), string.format('%d', math.floor(now() / 1000000)))`,
+		old:  `local signed = write('HSET', signs, string.sub(prefix, 1, -2), string.format('%d', math.floor(now() / 1000000)))`,
 		new:  `local signed = ask('HLEN', signs)`,
 		by:   differential,
 	},
 	{
 		rule: "a sidecar that asks again refreshes the expiry of the queue",
 		file: acquireRelease,
-		old:  `        ask('PEXPIRE', queue, '600000')` + "\n        sign(queue)",
+		old:  `        write('PEXPIRE', queue, '600000')` + "\n        sign(queue)",
 		new:  "        sign(queue)",
 		by:   differential,
 	},
@@ -391,7 +391,7 @@ var scriptMutants = []mutant{
 	{
 		rule: "a sidecar whose ticket was removed receives that",
 		file: acquireRelease,
-		old:  `        send(field, 'requeue ' .. lock)` + "\n",
+		old:  "        send(field, 'requeue', string.sub(field, 15, 15) == '8' and ticket .. ' ' .. lock or lock)\n",
 		new:  ``,
 		by:   differential,
 	},
@@ -405,7 +405,7 @@ var scriptMutants = []mutant{
 	{
 		rule: "a ticket that cannot be told that the lock is free is removed",
 		file: acquireRelease,
-		old:  `      if pause then ask('ZREM', queue, field) end` + "\n",
+		old:  `      if pause then write('ZREM', queue, field) end` + "\n",
 		new:  ``,
 		by:   differential,
 	},
@@ -468,7 +468,7 @@ var scriptMutants = []mutant{
 	{
 		rule: "a drop removes the ticket that is given up",
 		file: acquireRelease,
-		old:  `      ask('ZREM', queue, prefix .. ticket)` + "\n",
+		old:  `      write('ZREM', queue, prefix .. ticket)` + "\n",
 		new:  ``,
 		by:   differential,
 	},
@@ -622,7 +622,7 @@ var scriptMutants = []mutant{
 	{
 		rule: "a ticket moves to when another request arrived",
 		file: acquireRelease,
-		old:  `          ask('ZADD', queue, arrived, prefix .. ticket)` + "\n",
+		old:  `          write('ZADD', queue, arrived, prefix .. ticket)` + "\n",
 		new:  ``,
 		by:   differential,
 	},
@@ -808,8 +808,22 @@ var scriptMutants = []mutant{
 	{
 		rule: "the sign of a sidecar that is gone is deleted with its ticket",
 		file: "sidecar/store/scripts/acquire_release.lua",
-		old:  "        ask('HDEL', signs_of(queue), string.sub(field, 1, 36))\n",
+		old:  "        write('HDEL', signs_of(queue), string.sub(field, 1, 36))\n",
 		new:  "",
 		by:   differential,
+	},
+	{
+		rule: "an operation that a replica refuses to write for ends with that error",
+		file: "sidecar/store/scripts/acquire_release.lua",
+		old:  `string.find(reply.err, 'READONLY', 1, true) then error(reply) end`,
+		new:  `false then error(reply) end`,
+		by:   test("sidecar/store", "TestReplicaEndsTheSessionOfAWaiter"),
+	},
+	{
+		rule: "older sidecars receive messages without an origin",
+		file: "sidecar/store/scripts/acquire_release.lua",
+		old:  `if string.sub(field, 15, 15) == '8' then word = word .. ':' .. ARGV[9] end`,
+		new:  `word = word .. ':' .. ARGV[9]`,
+		by:   test("sidecar/store", "TestQueueInScripts"),
 	},
 }

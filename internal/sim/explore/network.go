@@ -12,6 +12,7 @@ import (
 // connect makes a connection. The sidecar is subscribed to its own channel before the table
 // knows of the connection.
 func (w *world) connect(h *host) {
+	h.connects++
 	h.conn = connection{isOpen: true, isServed: true}
 	if h.process.listens {
 		h.conn.requests = push(h.conn.requests, request{kind: locktable.Subscribe})
@@ -294,9 +295,11 @@ func (w *world) deliver(i int) {
 	switch f.kind {
 	case resultFrame:
 		h.conn.unanswered = h.conn.unanswered[1:]
+		f.result.Conn = locktable.NewConn(h.connects)
 		w.result(h, f.result)
 		return
 	case messageFrame:
+		f.message.Conn = locktable.NewConn(h.connects)
 		if m := &f.message; m.Kind == locktable.Transferred && slices.Contains(h.late, m.Ticket) {
 			h.late = slices.DeleteFunc(slices.Clone(h.late), func(id uint64) bool { return id == m.Ticket })
 		}

@@ -100,7 +100,8 @@ type host struct {
 	process *process // nil: it is dead
 	journal *journal // what the successor of a dead process finds
 
-	conn connection // of the process
+	conn     connection // of the process
+	connects uint32     // connections so far
 
 	// A connection that the host has given up, or whose process is dead, and of which Redis does
 	// not know that yet. What was sent on it may be executed late, and what is published to the

@@ -121,13 +121,15 @@ type lapRun struct {
 	floor    int64          // tokens of the connection are above it
 	start    int64          // of Redis's clock: what ages of the round are before; µs
 	clock    int64          // of Redis, before the batch; µs
+	demoted  bool           // it is a replica
 	identity store.Identity // what the store knows of tokens
 	contents contents
 	since    time.Time        // no time to live in contents is from before it
 	unloaded bool             // the store may have to load the script of renewals, so that they run after others
 	log      *strings.Builder // nil: none is written
 
-	storeSubscribes int32 // how many connections of the store are subscribed to its sidecar's channel
+	origin          string // of the messages of the store
+	storeSubscribes int32  // how many connections of the store are subscribed to its sidecar's channel
 }
 
 // delivery is one call of OnResults.
@@ -192,6 +194,10 @@ func (d *differential) runOnce(l lap, log *strings.Builder) (err error) {
 	case <-time.After(patience):
 		return errors.New("the store does not connect")
 	}
+	if r.origin = "-"; l.user != "noinfo" {
+		_, id, _ := strings.Cut(must(d.admin.Info(ctx, "server").Result()), "run_id:")
+		r.origin = id[:8]
+	}
 	ours := redis.SidecarChannel(ourUUID)
 	r.storeSubscribes = int32(must(d.admin.PubSubNumSub(ctx, ours).Result())[ours])
 	for i := range l.rounds {
@@ -239,12 +245,17 @@ func (r *lapRun) round(rd *round) error {
 	rd = rd.at(r.start)
 	r.clock = before
 	calls := r.publishCalls()
-	r.note("a batch (scripts forgotten: %v, memory exhausted: %v), after", rd.forget, rd.full)
+	r.note("a batch (scripts forgotten: %v, memory exhausted: %v, a replica: %v), after", rd.forget, rd.full, rd.demoted)
 	for _, c := range rd.changes {
 		r.note("    %s", r.contents.show(c.key))
 	}
 	if rd.full {
 		must(r.admin.ConfigSet(ctx, "maxmemory", "1").Result())
+	}
+	if r.demoted = rd.demoted; rd.demoted {
+		must(r.admin.Keys(ctx, "*").Result()) // deletes what has expired: a replica does not
+		must(r.admin.ReplicaOf(ctx, "127.0.0.1", "1").Result())
+		defer func() { must(r.admin.ReplicaOf(ctx, "no", "one").Result()) }()
 	}
 	sent := protocol.Now()
 	r.store.Do(slices.Clone(rd.ops)) // which owns what it is given
@@ -675,7 +686,7 @@ func (r *lapRun) circumstances(rd *round, ops []*locktable.Op, i int) []func(*re
 func (r *lapRun) command(op *locktable.Op) redis.Command {
 	return redis.Command{
 		Op: op, Prefixes: prefixes, Expiry: int64(r.expiry), Denied: deniedOf(r.user, r.prefix, op.Name),
-		Clock: r.clock, Receivers: r.receivers, Patterns: r.patterns,
+		Clock: r.clock, Receivers: r.receivers, Patterns: r.patterns, ReadOnly: r.demoted,
 	}
 }
 
@@ -717,7 +728,7 @@ func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command),
 		}
 		messages := make([]expectation, len(want.Sent))
 		for i := range want.Sent {
-			messages[i] = newExpectation(&want.Sent[i], n.slack)
+			messages[i] = newExpectation(&want.Sent[i], n.slack, r.origin)
 		}
 		if keysAfter == nil {
 			sent = messages
@@ -854,6 +865,8 @@ func compareMessage(key string, got *locktable.Result, field string, want *redis
 		texts = []string{"Redis at ", name, "ACL"}
 	case want.Code == "OOM":
 		texts = []string{"Redis at ", "maxmemory"}
+	case want.Code == "READONLY":
+		texts = []string{"Redis at ", "read-only replica"}
 	case want.Code == "WRONGTYPE":
 		texts = []string{"Redis at ", strconv.Quote(redis.CounterName(key)), name, "not a counter"}
 	case want.Code == "ERR":

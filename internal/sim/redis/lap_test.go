@@ -31,6 +31,7 @@ type round struct {
 	subs    []subscription
 	forget  bool // SCRIPT FLUSH
 	full    bool // maxmemory is exhausted
+	demoted bool // Redis is a replica. The session ends with this round
 	ops     []locktable.Op
 }
 
@@ -121,6 +122,7 @@ var users = map[string]user{
 	"nosidecar":   {denied: redis.Denied{Sidecars: true}},
 	"nozadd":      {denied: redis.Denied{ZAdd: true}},
 	"noexists":    {},
+	"noinfo":      {},
 }
 
 // deniedOf returns what the ACL denies a user of the lock with this key.
@@ -193,9 +195,9 @@ func (r dice) oneIn(n int) bool { return r.IntN(n) == 0 }
 func pick[T any](r dice, from ...T) T { return from[r.IntN(len(from))] }
 
 const (
-	ourUUID   = "11111111-2222-3333-4444-555555555555"
-	otherUUID = "99999999-8888-7777-6666-555555555555"
-	thirdUUID = "aaaaaaaa-8888-7777-6666-555555555555"
+	ourUUID   = "11111111-2222-8333-8444-555555555555"
+	otherUUID = "99999999-8888-8777-8666-555555555555"
+	thirdUUID = "aaaaaaaa-8888-7777-6666-555555555555" // of an older sidecar
 
 	runMax   = 128                  // operations that one run of a script carries out, at most
 	farAhead = 366 * 24 * time.Hour // a counter further ahead of Redis's clock raises no floor
@@ -224,6 +226,10 @@ func drawLap(seed uint64, inProcess bool) lap {
 	l.prefix = pick(r, keyPrefixes...)
 	for range 1 + r.IntN(12) {
 		l.rounds = append(l.rounds, drawRound(r, l.user, l.prefix, base, inProcess))
+	}
+	if last := &l.rounds[len(l.rounds)-1]; l.user == "all" && !inProcess && len(last.ops) < runMax {
+		last.demoted = r.oneIn(3) && !slices.ContainsFunc(l.rounds, func(rd round) bool { return rd.forget })
+		last.full = last.full && !last.demoted
 	}
 	return l
 }

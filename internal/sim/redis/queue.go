@@ -206,6 +206,16 @@ func (c *Command) offer(reply *Reply, mine, upTo uint64, stays bool, accept func
 			break
 		}
 		t := q.Tickets[0]
+		if c.ReadOnly {
+			isDead := q.isOld(t, c.Clock, c.Denied.Signs)
+			if t.Owner == c.Owner {
+				isDead = t.Num <= upTo
+			}
+			if !isDead && accept(t) {
+				return t, true
+			}
+			break // it cannot be removed
+		}
 		if !stays {
 			q.remove(t.Owner, t.Num)
 		}
@@ -215,7 +225,7 @@ func (c *Command) offer(reply *Reply, mine, upTo uint64, stays bool, accept func
 			if !q.SignsBroken && !c.Denied.Signs {
 				delete(q.Signs, t.Owner)
 			}
-			c.send(t.Owner, locktable.Message{Kind: locktable.Requeue}, reply)
+			c.send(t.Owner, locktable.Message{Kind: locktable.Requeue, Ticket: t.Num, NamesTicket: true}, reply)
 		case accept(t):
 			return t, true
 		}

@@ -190,19 +190,32 @@ type pattern struct {
 	least, most   uint64
 }
 
-func newExpectation(sent *redis.Sent, slack int64) expectation {
+// newExpectation is the message that a server with this origin publishes. Older sidecars get no
+// origin.
+func newExpectation(sent *redis.Sent, slack int64, origin string) expectation {
 	var p pattern
+	isOlder := uuids[sent.To][14] != '8'
+	word := func(word string) string {
+		if isOlder {
+			return word + " "
+		}
+		return word + ":" + origin + " "
+	}
 	switch m := &sent.Message; m.Kind {
 	case locktable.Transferred:
-		p.before = fmt.Sprintf("transfer %d ", m.Ticket)
+		p.before = fmt.Sprintf("%s%d ", word("transfer"), m.Ticket)
 		p.after = fmt.Sprintf(" %d %d %d %d %s", m.Tokens, m.LeaseMS, m.Waiting, m.PassedMS, m.Name)
 		p.least, p.most = m.LastToken, m.LastToken+uint64(slack)
 	case locktable.Recalled:
-		p.before = "recall " + m.Name
+		p.before = word("recall") + m.Name
 	case locktable.Freed:
-		p.before = fmt.Sprintf("free %d %s", m.PauseMS, m.Name)
+		p.before = fmt.Sprintf("%s%d %s", word("free"), m.PauseMS, m.Name)
 	case locktable.Requeue:
-		p.before = "requeue " + m.Name
+		p.before = word("requeue")
+		if !isOlder {
+			p.before += fmt.Sprintf("%d ", m.Ticket)
+		}
+		p.before += m.Name
 	default:
 		panic("a message that no script publishes")
 	}

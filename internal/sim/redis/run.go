@@ -21,6 +21,10 @@ type Command struct {
 
 	Denied Denied
 
+	// ReadOnly: the server is a replica. It executes what only reads, and refuses an operation as soon
+	// as it would write.
+	ReadOnly bool
+
 	SkipsLook bool // a Renew does not look for fields of others beside ours, as most do not
 
 	Queue     *Queue                    // of the lock; nil: it has none, and no operation uses one
@@ -111,6 +115,13 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	}
 	var sent []Sent
 	standing := c.Standing(key)
+	if c.ReadOnly && c.writes(standing) {
+		reply := refusal("READONLY")
+		if op.Kind == locktable.Drop && op.Ticket == 0 && c.hasTickets() && standing != Free && !standing.Ours() {
+			c.notifyFirst(key, op.HoldID, &reply)
+		}
+		return reply
+	}
 	moves, isHidden := int64(0), false
 	if op.Kind == locktable.Drop && !c.hasTickets() && c.movesField(key, counter) {
 		moves, isHidden = key.ExpireAt, !c.publishesMove(counter)
@@ -206,6 +217,22 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	return reply
 }
 
+// writes reports whether an operation runs a command that writes.
+func (c *Command) writes(s Standing) bool {
+	switch op := c.Op; op.Kind {
+	case locktable.Drop:
+		return true
+	case locktable.Renew:
+		return s.Ours()
+	case locktable.Take:
+		if s == Free {
+			return !op.RequireExisting
+		}
+		return s.Ours() || s != WrongType && op.Enqueue
+	}
+	return false
+}
+
 // hasCount reports whether our field has the entries of the operation.
 func (c *Command) hasCount(content *Content) bool {
 	return content.Hash[fieldOf(c.Prefixes[c.Owner], c.Op.HoldID)] == strconv.FormatUint(uint64(c.Op.Count), 10)
@@ -213,7 +240,7 @@ func (c *Command) hasCount(content *Content) bool {
 
 func refusal(code string) Reply {
 	reply := Reply{Outcome: locktable.Refused, Code: code, Listeners: locktable.Uncounted}
-	if code == "OOM" {
+	if code == "OOM" || code == "READONLY" {
 		reply.Outcome = locktable.Retryable
 	}
 	return reply

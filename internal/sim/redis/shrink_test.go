@@ -47,7 +47,7 @@ func smaller(l lap, fails func(lap) bool) lap {
 		rd.ops = fewer(rd.ops, func(ops []locktable.Op) bool { less := rd; less.ops = ops; return with(less) })
 		rd.changes = fewer(rd.changes, func(changes []change) bool { less := rd; less.changes = changes; return with(less) })
 		rd.subs = fewer(rd.subs, func(subs []subscription) bool { less := rd; less.subs = subs; return with(less) })
-		for _, flag := range []*bool{&rd.forget, &rd.full} {
+		for _, flag := range []*bool{&rd.forget, &rd.full, &rd.demoted} {
 			was := *flag
 			*flag = false
 			*flag = was && !with(rd)

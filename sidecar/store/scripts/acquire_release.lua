@@ -22,7 +22,9 @@
 --          ones are 0. Of a take: wait; ticket, 0: none. Of a drop: for how long the lock
 --          has passed from owner to owner without having been free, ms, and below 100 if it
 --          is taken again by a take with wait 0 to 2; the ticket that is given up, 0: none
--- ARGV[9…] for each lock, in the order of KEYS: hold number, decimal, below 2^53; and
+-- ARGV[9]  origin: the server that executes this script, as the connection knows it; messages
+--          name it
+-- ARGV[10…] for each lock, in the order of KEYS: hold number, decimal, below 2^53; and
 --          if it is set: entries of the hold; how many tokens to draw, 0 draws none; "1":
 --          only move a lock that is ours already to this hold, never take a free one
 --          if it is dropped, with this hold or an earlier one: channel
@@ -106,10 +108,15 @@
 -- Then the take only has its ticket, and its status has no owner.
 --
 -- Messages to a sidecar, on redisson_lock__channel:{locksidecar}:<uuid>:
---   transfer <ticket> <last token> <tokens> <lease, ms> <waiting> <passed, ms> <lock>
---   recall <lock>
---   free <pause, ms> <lock>
---   requeue <lock>
+--   transfer:<origin> <ticket> <last token> <tokens> <lease, ms> <waiting> <passed, ms> <lock>
+--   recall:<origin> <lock>
+--   free:<origin> <pause, ms> <lock>
+--   requeue:<origin> <ticket> <lock>
+-- A sidecar whose uuid is not of version 8 may know no origins: its messages have none, and its
+-- requeue has no ticket.
+--
+-- A replica executes what only reads. So the first command of an operation that would write, and
+-- is refused with READONLY, ends the operation with this error: what it read may be out of date.
 --
 -- Commands that may fail (wrong type, memory, a read-only replica, permissions) run before
 -- the lock is written. Commands that may fail for lack of memory also run before the
@@ -243,18 +250,26 @@ local function define_queue_functions()
 
   local function signs_of(queue) return 'locksidecar_signs:' .. string.sub(queue, #'locksidecar_queue:' + 1) end
 
-  -- Sends a message to the sidecar of an owner field. Returns how many connections received
-  -- it.
-  local function send(field, message)
+  -- Executes a command that writes, and may fail for any reason but that this server is a replica.
+  local function write(...)
+    local reply = ask(...)
+    if type(reply) == 'table' and reply.err and string.find(reply.err, 'READONLY', 1, true) then error(reply) end
+    return reply
+  end
+
+  -- Sends a message, of a word and the rest, to the sidecar of an owner field. Returns how many
+  -- connections received it.
+  local function send(field, word, rest)
     if not string.find(field, '^:%d+$', 37) then return 0 end
-    local reached = ask('PUBLISH', 'redisson_lock__channel:{locksidecar}:' .. string.sub(field, 1, 36), message)
+    if string.sub(field, 15, 15) == '8' then word = word .. ':' .. ARGV[9] end
+    local reached = ask('PUBLISH', 'redisson_lock__channel:{locksidecar}:' .. string.sub(field, 1, 36), word .. ' ' .. rest)
     return type(reached) == 'number' and reached or 0
   end
 
   -- Notes that this sidecar has asked.
   local function sign(queue)
     local signs = signs_of(queue)
-    local signed = ask('HSET', signs, string.sub(prefix, 1, -2), string.format('%d', math.floor(now() / 1000000)))
+    local signed = write('HSET', signs, string.sub(prefix, 1, -2), string.format('%d', math.floor(now() / 1000000)))
     if type(signed) == 'number' then ask('PEXPIRE', signs, '600000') end
   end
 
@@ -274,17 +289,17 @@ local function define_queue_functions()
       local rank = ask('ZRANK', queue, prefix .. ticket)
       if type(rank) == 'number' then
         -- The expiry first: after it this script may write, and the others need memory.
-        ask('PEXPIRE', queue, '600000')
+        write('PEXPIRE', queue, '600000')
         sign(queue)
         local was_first = rank == 0
         if arrived then
-          ask('ZADD', queue, arrived, prefix .. ticket)
+          write('ZADD', queue, arrived, prefix .. ticket)
           rank = ask('ZRANK', queue, prefix .. ticket)
         end
         return rank, ticket, was_first, arrives
       end
     end
-    local added = ask('ZADD', queue, arrived or string.format('%.0f', arrives), prefix .. num)
+    local added = write('ZADD', queue, arrived or string.format('%.0f', arrives), prefix .. num)
     if type(added) == 'table' then return -1 end
     ask('PEXPIRE', queue, '600000')
     if not arrived then return count(queue) - 1, num, false, arrives end
@@ -306,7 +321,7 @@ local function define_queue_functions()
     num = num + 0
     local old, mine = given and given.old, given and given.mine
     for _ = 1, 128 do
-      local first = pause and ask('ZRANGE', queue, '0', '0', 'WITHSCORES') or ask('ZPOPMIN', queue)
+      local first = pause and ask('ZRANGE', queue, '0', '0', 'WITHSCORES') or write('ZPOPMIN', queue)
       local field, seen = first[1], first[2]
       if not field then break end
       local ticket = string.match(field, '^:(%d+)$', 37)
@@ -319,20 +334,20 @@ local function define_queue_functions()
       if not ticket or own and ticket ~= mine and ticket + 0 <= num then
         -- No ticket, or one that was given up.
       elseif is_old then
-        ask('HDEL', signs_of(queue), string.sub(field, 1, 36))
-        send(field, 'requeue ' .. lock)
+        write('HDEL', signs_of(queue), string.sub(field, 1, 36))
+        send(field, 'requeue', string.sub(field, 15, 15) == '8' and ticket .. ' ' .. lock or lock)
       elseif pause then
-        if send(field, 'free ' .. pause .. ' ' .. lock) > 0 then return field end
+        if send(field, 'free', pause .. ' ' .. lock) > 0 then return field end
       else
         redis.call('HSET', lock, field, '1')
         if old then redis.call('HDEL', lock, old) else redis.call('PEXPIRE', lock, given.lease) end
         old = field
         local waiting = count(queue) + given.more
         if own and ticket == mine then return field, waiting end
-        local message = string.format('transfer %s %.0f 32 %s %d %s ', ticket, given.last, given.lease, waiting, given.passed)
-        if send(field, message .. lock) > 0 then return field, waiting end
+        local message = string.format('%s %.0f 32 %s %d %s ', ticket, given.last, given.lease, waiting, given.passed)
+        if send(field, 'transfer', message .. lock) > 0 then return field, waiting end
       end
-      if pause then ask('ZREM', queue, field) end
+      if pause then write('ZREM', queue, field) end
     end
     if old then ask('DEL', lock) end
   end
@@ -350,7 +365,7 @@ local function define_queue_functions()
     local rank, reached, was_first, arrives = -1, -1, false, nil
     local wait, ticket = words_of(op)
     if wait ~= '0' then rank, ticket, was_first, arrives = enqueue(queue_of(lock), num, ticket, wait) end
-    if recalls and (rank == 0 or rank == 1) then reached = send(other, 'recall ' .. lock) end
+    if recalls and (rank == 0 or rank == 1) then reached = send(other, 'recall', lock) end
     if recalls and was_first and rank > 0 then notify_first(lock, other, 0) end
     local ttl = redis.call('PTTL', lock)
     -- Tickets further behind do not wait for the lock's channel.
@@ -414,7 +429,7 @@ local function define_queue_functions()
     local notifies = true
     if ticket ~= '0' then
       notifies = ask('ZRANK', queue, prefix .. ticket) == 0
-      ask('ZREM', queue, prefix .. ticket)
+      write('ZREM', queue, prefix .. ticket)
     end
     if not arrived and count(queue) == 0 then return release(lock, num, channel) end
     local fields = ask('HLEN', lock)
@@ -523,7 +538,7 @@ local takes, sets, drops, flags = string.byte(args[2], 1, 4)
 local locks = (#keys + drops) / 2
 
 local statuses = {}
-local counters, n, a = locks, 0, 9
+local counters, n, a = locks, 0, 10
 local function note(ok, status)
   if not ok and type(status) == 'table' then status = status.err end
   n = n + 1

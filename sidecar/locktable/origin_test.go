@@ -1,0 +1,112 @@
+package locktable_test
+
+import (
+	"testing"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// transferOver is the message that the lock "a" passed to a ticket, over a connection.
+func (r *rig) transferOver(conn locktable.Conn, ticket, last uint64) {
+	r.tb.Table.Message(r.now, locktable.Message{
+		Kind: locktable.Transferred, Name: "a", Conn: conn, Ticket: ticket, LastToken: last, Tokens: 32, LeaseMS: 30_000,
+	})
+	r.collect()
+}
+
+// The danger: a former master passes on the message of its new one, whose script saw no receiver
+// and gave the lock to the next ticket.
+func TestTransferThatIsNotProvedIsAskedFor(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		conn func(r *rig) locktable.Conn
+	}{
+		{"of a server that is not known", func(*rig) locktable.Conn { return locktable.Conn{} }},
+		{"over another connection than the answer", func(r *rig) locktable.Conn {
+			r.tb.conn = locktable.NewConn(2)
+			return r.tb.conn
+		}},
+		{"over the connection before", func(*rig) locktable.Conn { return locktable.NewConn(0) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newListeningRig(t, locktable.Config{})
+			r.acquire(1, "a")
+			r.queued(0)
+			r.transferOver(tt.conn(r), 1, 32)
+			r.want()
+			if op := r.redis(locktable.Take, locktable.Done); op.Ticket != 1 || op.HoldID != 2 || !op.Enqueue || op.Reserve != 1 {
+				t.Errorf("it is asked for by %+v", op)
+			}
+			r.want("s1 granted hold=2 token=1 count=1")
+			r.quiet()
+		})
+		t.Run(tt.name+", and another host has the lock", func(t *testing.T) {
+			r := newListeningRig(t, locktable.Config{})
+			r.acquire(1, "a")
+			r.queued(0)
+			r.transferOver(tt.conn(r), 1, 32)
+			r.queued(0)
+			r.want()
+			r.transfer(1, 64)
+			r.want("s1 granted hold=3 token=33 count=1")
+		})
+	}
+}
+
+// The answer of a server that is not known proves nothing, and so does a message.
+func TestTransferOfAServerThatIsNotKnownIsAskedFor(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.tb.conn = locktable.Conn{}
+	r.acquire(1, "a")
+	r.queued(0)
+	r.transferOver(locktable.Conn{}, 1, 32)
+	r.want()
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=2 token=1 count=1")
+}
+
+// A lock that passed to a ticket is the ticket's in strict order, also if a Take has found that
+// out for the next waiter.
+func TestTransferThatIsNotProvedIsOfTheWaiterOfTheTicket(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Fair: []locktable.NamePattern{"*"}})
+	first := r.acquire(1, "a")
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 1, Rank: 0, Arrived: 100, HolderReached: 1})
+	r.acquire(2, "a")
+	r.collect()
+	r.answer(locktable.Arrive, locktable.Result{Outcome: locktable.Done, Arrived: 300, FirstArrived: 100})
+	r.transferOver(locktable.Conn{}, 1, 32)
+	r.cancel(1, first)
+	r.collect()
+	r.log = nil
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 40, Waiting: 1, Listeners: locktable.Uncounted})
+	r.want() // another host may have asked between the two
+}
+
+func TestRequeueOfAnotherTicketChangesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		message locktable.Message
+		asks    bool
+	}{
+		{"of the live ticket", locktable.Message{Ticket: 1, NamesTicket: true}, true},
+		{"of another ticket", locktable.Message{Ticket: 7, NamesTicket: true}, false},
+		{"of an older sidecar, which names none", locktable.Message{}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newListeningRig(t, locktable.Config{})
+			r.acquire(1, "a")
+			r.queued(0)
+			tt.message.Kind, tt.message.Name = locktable.Requeue, "a"
+			r.tb.Message(r.now, tt.message)
+			if !tt.asks {
+				r.quiet()
+				r.transfer(1, 32)
+				r.want("s1 granted hold=1 token=1 count=1")
+				return
+			}
+			if op := r.queued(0); op.HoldID != 2 || op.Ticket != 0 {
+				t.Errorf("asking again: %+v", op)
+			}
+		})
+	}
+}

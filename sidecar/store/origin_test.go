@@ -1,0 +1,217 @@
+package store
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// receiver connects a sidecar, and returns what it receives on its channel.
+func receiver(t *testing.T, url, uuid string) (*recorder, chan locktable.Message) {
+	received := make(chan locktable.Message, 100)
+	r := connected(t, url, func(c *Config) {
+		c.UUID = uuid
+		c.OnMessages = func(messages []locktable.Message) {
+			for _, m := range messages {
+				received <- m
+			}
+		}
+	})
+	return r, received
+}
+
+// passTo has a sidecar queue for a lock, which another one passes on to it.
+func passTo(t *testing.T, holder, next *recorder, lock string) {
+	t.Helper()
+	if res := holder.one(takeOp(lock, 1)); res.Outcome != locktable.Done {
+		t.Fatalf("%+v", res)
+	}
+	wait := takeOp(lock, 1)
+	wait.Enqueue = true
+	if res := next.one(wait); res.Ticket != 1 {
+		t.Fatalf("%+v", res)
+	}
+	drop := dropOp(lock, 1)
+	drop.LeaseMS = 30_000
+	if res := holder.one(drop); !res.Passed {
+		t.Fatalf("%+v", res)
+	}
+}
+
+// A message proves what it says if the server at the other end of the connection made it.
+func TestMessageNamesItsServer(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		uuid    string
+		denied  string // to the sender
+		isKnown bool
+	}{
+		{"to a sidecar of this version", secondUUID, "", true},
+		{"to an older sidecar", otherUUID, "", false},
+		{"by a sidecar that may not ask for the run id", secondUUID, "-info", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			backends(t, func(t *testing.T, b backend) {
+				url := b.url
+				if tt.denied != "" {
+					if b.server == nil {
+						t.Skip("it has no users")
+					}
+					must(b.admin.ACLSetUser(ctx, "sender", "on", ">secret", "~*", "&*", "+@all", tt.denied).Result())
+					url = "redis://sender:secret@" + b.server.tcp()
+				}
+				holder := connected(t, url, func(c *Config) { c.OnMessages = func([]locktable.Message) {} })
+				next, received := receiver(t, b.url, tt.uuid)
+				passTo(t, holder, next, "lock")
+				m := recv(t, received, "message")
+				if m.Kind != locktable.Transferred || m.Ticket != 1 || (m.Conn == locktable.NewConn(1)) != tt.isKnown || (m.Tokens == 32) != tt.isKnown {
+					t.Errorf("%+v", m)
+				}
+			})
+		})
+	}
+}
+
+// The danger: the replica that a master has become passes on what its new master publishes.
+func TestMessageOverReplicationProvesNothing(t *testing.T) {
+	master, replica := startRedis(t, "--repl-diskless-sync-delay", "0"), startRedis(t)
+	_, received := receiver(t, replica.url(), secondUUID) // greeted as a master
+	replica.follow(master)
+	holder := connected(t, master.url(), func(c *Config) { c.OnMessages = func([]locktable.Message) {} })
+	if res := holder.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+		t.Fatalf("%+v", res)
+	}
+	drop := dropOp("lock", 1)
+	drop.LeaseMS = 30_000
+	// Its ticket is of the time before.
+	master.admin().ZAdd(ctx, "locksidecar_queue:{lock}", redis.Z{Score: float64(time.Now().UnixMicro()), Member: field(secondUUID, 1)})
+	if res := holder.one(drop); res.Passed {
+		t.Fatalf("%+v", res)
+	}
+	if m := recv(t, received, "message"); m.Kind != locktable.Transferred || m.Ticket != 1 || m.Conn != (locktable.Conn{}) || m.Tokens != 0 {
+		t.Errorf("%+v", m)
+	}
+}
+
+// The danger: a waiter stays at a former master, whose scripts read what they may not write.
+func TestReplicaEndsTheSessionOfAWaiter(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		op   func(queued *locktable.Result) locktable.Op
+	}{
+		{"a new ticket", func(*locktable.Result) locktable.Op { return waitOp("free of tickets", 9, 0) }},
+		{"a ticket that stands", func(queued *locktable.Result) locktable.Op { return waitOp("lock", 9, queued.Ticket) }},
+		{"a ticket that is given up", func(queued *locktable.Result) locktable.Op {
+			op := dropOp("lock", 9)
+			op.Ticket = queued.Ticket
+			return op
+		}},
+		{"a free lock", func(*locktable.Result) locktable.Op { return takeOp("free", 9) }},
+		{"a free lock in order", func(*locktable.Result) locktable.Op {
+			op := waitOp("free", 9, 0)
+			op.InOrder = true
+			return op
+		}},
+		{"a lock of its own", func(*locktable.Result) locktable.Op {
+			op := takeOp("own", 1)
+			op.Kind, op.Reserve = locktable.Renew, 0
+			return op
+		}},
+		{"a release", func(*locktable.Result) locktable.Op { return dropOp("own", 1) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := startRedis(t)
+			admin := s.admin()
+			for _, lock := range []string{"lock", "free of tickets"} {
+				admin.HSet(ctx, lock, field(otherUUID, 5), "1")
+				admin.PExpire(ctx, lock, time.Minute)
+			}
+			r := connected(t, s.url())
+			queued := r.one(waitOp("lock", 1, 0))
+			if queued.Ticket != 1 || r.one(takeOp("own", 1)).Outcome != locktable.Done {
+				t.Fatalf("%+v", queued)
+			}
+			s.becomeReplica()
+			if res := r.one(tt.op(&queued)); res.Outcome != locktable.Retryable || !strings.Contains(res.Msg, "read-only replica") {
+				t.Errorf("%+v", res)
+			}
+			if err := r.down(); !strings.Contains(err, "read-only replica") {
+				t.Errorf("the session ended with %v", err)
+			}
+		})
+	}
+}
+
+// The danger: one forged message has this host draw tokens that are a year ahead of Redis's clock,
+// and with them all hosts.
+func TestForgedTransferRaisesNoFloor(t *testing.T) {
+	s := startRedis(t)
+	admin := s.admin()
+	r, received := receiver(t, s.url(), secondUUID)
+	from := originOf(infoFields(admin.Info(ctx, "server").Val())["run_id"], "master")
+	if !from.isKnown {
+		t.Fatal("Redis names no run id")
+	}
+	now := time.Now().UnixMicro()
+	for _, tt := range []struct {
+		last   int64
+		tokens uint16
+	}{
+		{now + (365 * 24 * time.Hour).Microseconds(), 0},
+		{now + time.Hour.Microseconds(), 0},
+		{now + 500_000, 32}, // as if it had just been drawn
+	} {
+		text := fmt.Sprintf("transfer:%v 1 %d 32 30000 0 0 lock", from, tt.last)
+		admin.Publish(ctx, sidecarChannel(secondUUID), text)
+		if m := recv(t, received, "message"); m.Tokens != tt.tokens || m.Conn != locktable.NewConn(1) {
+			t.Errorf("%q: %+v", text, m)
+		}
+	}
+	if res := r.one(takeOp("another", 1)); res.Outcome != locktable.Done || int64(res.Token) > time.Now().UnixMicro()+1_000_000 {
+		t.Errorf("the next token of a new counter is %d s ahead: %+v", (int64(res.Token)-now)/1_000_000, res)
+	}
+}
+
+func TestOriginOf(t *testing.T) {
+	for _, tt := range []struct{ runID, role, want string }{
+		{"0123abcd9f", "master", "0123abcd"},
+		{"0123abcd9f", "", "-"}, // a replica may say neither
+		{"0123abcd9f", "slave", "-"},
+		{"", "master", "-"},
+		{"0123abc", "master", "-"},
+		{"not a run id", "master", "-"},
+	} {
+		if o := originOf(tt.runID, tt.role); o.String() != tt.want || o.isKnown != (tt.want != "-") || o.isSame(o) != o.isKnown {
+			t.Errorf("run id %q, role %q: %v, want %q", tt.runID, tt.role, o, tt.want)
+		}
+	}
+}
+
+// The tokens of a transfer that is accepted are granted. After Redis has lost its counter, new ones
+// are above them.
+func TestTokensOfATransferRaiseTheFloor(t *testing.T) {
+	p := &pipeline{readyConn: &readyConn{clockAt: protocol.Now(), clock: 1 << 50}, commands: &commands{}}
+	p.id = Identity{Floor: p.clock, FloorAt: p.clockAt}
+	p.now = p.clockAt
+	m := locktable.Message{Kind: locktable.Transferred, Conn: locktable.NewConn(1), LastToken: 1<<50 + 900_000, Tokens: 32}
+	if p.checkTokens(&m); m.Tokens != 32 || p.id.floor(p.now) != int64(m.LastToken) || p.encoder.floor != 0 {
+		t.Errorf("%+v, floor %d of %d", m, p.id.floor(p.now), p.encoder.floor)
+	}
+	last := uint64(1<<50 + 1_100_000)
+	for _, m := range []locktable.Message{
+		{Kind: locktable.Transferred, Conn: locktable.NewConn(1), LastToken: last, Tokens: 32},
+		{Kind: locktable.Transferred, Conn: locktable.NewConn(1), LastToken: math.MaxInt64, Tokens: 32},
+		{Kind: locktable.Transferred, LastToken: 1<<50 + 950_000, Tokens: 32},
+	} {
+		if p.checkTokens(&m); m.Tokens != 0 || p.id.floor(p.now) != 1<<50+900_000 || p.encoder.floor != 0 {
+			t.Errorf("%+v, floor %d of %d", m, p.id.floor(p.now), p.encoder.floor)
+		}
+	}
+}
