@@ -33,9 +33,11 @@ DIFF_FROM ?= $(SIM_FROM)
 # A regular expression over rules and files: make mutants MUTANTS='token|sidecar/store'
 MUTANTS   ?=
 # make chaos CHAOS_TIME=1h CHAOS_SEED=7; CHAOS_KILLS=500 kills daemons and breaks nothing else.
+# CHAOS_KILL_EVERY=150ms kills each daemon that long after its start, and kills and stops clients.
 CHAOS_TIME  ?= 10m
 CHAOS_SEED  ?= 1
 CHAOS_KILLS ?= 0
+CHAOS_KILL_EVERY ?= 0
 STORM_SECONDS ?= 8
 # See bin/bench -help.
 BENCH_FLAGS ?=
@@ -239,7 +241,7 @@ conform: typescript ## break the rules of a client one at a time: does locksidec
 .PHONY: chaos
 chaos: redis venv build ## break daemons, Redis and clients for CHAOS_TIME (10m), or kill daemons CHAOS_KILLS times
 	go build -o bin/chaos ./tests/chaos
-	bin/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -kills $(CHAOS_KILLS) -daemon bin/locksidecar -python .venv/bin/python
+	bin/chaos -time $(CHAOS_TIME) -seed $(CHAOS_SEED) -kills $(CHAOS_KILLS) $(if $(filter-out 0,$(CHAOS_KILL_EVERY)),-kill-every $(CHAOS_KILL_EVERY) -lease 1s -py 1 -plain 1) -daemon bin/locksidecar -python .venv/bin/python
 
 # The Python servers of the storm.
 .venv-storm/.ready: tests/storm/requirements.txt sdk/python/pyproject.toml

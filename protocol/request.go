@@ -16,7 +16,7 @@ type Hello struct {
 	ID        uint64
 	V         int64  // protocol version that the client speaks
 	Client    string // name and version of the client, for operators
-	Resumable bool   // the client will resume the session if the connection ends
+	Resumable bool   // the client will resume the session if the process of the sidecar ends
 	Resume    string // ticket of the session to resume; only if Resumable
 }
 

@@ -90,6 +90,19 @@ func TestStormOfFaultsBreaksNoRule(t *testing.T) {
 	}
 }
 
+// Daemons that live for 150 ms, and clients that are killed and stopped, of which some cannot
+// resume their sessions: no two clients rely on a lock at one time.
+func TestBarrageOfKillsBreaksNoRule(t *testing.T) {
+	set := smallRun(t)
+	set.length, set.lease = 6*time.Second, time.Second
+	set.killEvery, set.plain = 150*time.Millisecond, 1
+	set.hot, set.cool = 12, 60
+	o := run(t, set)
+	if o.faults[daemonKill] == 0 || o.faults[workerKill] == 0 || o.faults[workerStop] == 0 || o.report.Crossings == 0 {
+		t.Errorf("%v, %d holds on another host than the one before: this run proves little", o.faults, o.report.Crossings)
+	}
+}
+
 // Clients keep their locks over kill -9 of the daemon, and the next daemon serves the waiters.
 func TestKilledDaemonsLoseNoLock(t *testing.T) {
 	set := smallRun(t)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -19,10 +20,12 @@ type settings struct {
 	seed      uint64
 	length    time.Duration // of the faults; after that the workers finish
 	kills     int           // instead of length: the number of kills of daemons, without other faults
+	killEvery time.Duration // if above 0, the faults are a barrage of kills: the mean life of a daemon
 	lease     time.Duration
 	hosts     int
 	goWorkers int // Go workers a host
 	pyWorkers int // Python workers a host
+	plain     int // workers a host whose sessions are not resumable
 	actors    int // of a worker
 	think     int // mean pause of an actor between two sections, ms
 	hot       int
@@ -147,9 +150,15 @@ func newConductor(ctx context.Context, set settings) (*conductor, error) {
 		return c, err
 	}
 	for _, h := range c.hosts {
-		for i := range set.goWorkers + set.pyWorkers {
-			python := i >= set.goWorkers && set.python != ""
-			if err := c.fleet.launch(h, python); err != nil {
+		python := pythonKind
+		if set.python == "" {
+			python = goKind
+		}
+		for _, kind := range slices.Concat(
+			slices.Repeat([]workerKind{goKind}, set.goWorkers), slices.Repeat([]workerKind{python}, set.pyWorkers),
+			slices.Repeat([]workerKind{plainKind}, set.plain),
+		) {
+			if err := c.fleet.launch(h, kind); err != nil {
 				return c, err
 			}
 		}

@@ -20,17 +20,27 @@ import (
 
 // workerConfig is the configuration of a worker in Go or Python.
 type workerConfig struct {
-	Client   string `json:"client"`   // its name in the history
-	Socket   string `json:"socket"`   // of its host's daemon
-	Logs     string `json:"logs"`     // directory of the history
-	Register string `json:"register"` // socket of the resource that the locks guard
-	Seed     uint64 `json:"seed"`
-	Actors   int    `json:"actors"` // how many acquire locks at the same time
-	ThinkMS  int    `json:"think_ms"`
-	LeaseMS  int64  `json:"lease_ms"` // the daemon's
-	Hot      int    `json:"hot"`      // number of locks that all actors want, for short times
-	Cool     int    `json:"cool"`     // number of locks that are held for longer times
+	Client   string     `json:"client"` // its name in the history
+	Kind     workerKind `json:"kind"`
+	Socket   string     `json:"socket"`   // of its host's daemon
+	Logs     string     `json:"logs"`     // directory of the history
+	Register string     `json:"register"` // socket of the resource that the locks guard
+	Seed     uint64     `json:"seed"`
+	Actors   int        `json:"actors"` // how many acquire locks at the same time
+	ThinkMS  int        `json:"think_ms"`
+	LeaseMS  int64      `json:"lease_ms"` // the daemon's
+	Hot      int        `json:"hot"`      // number of locks that all actors want, for short times
+	Cool     int        `json:"cool"`     // number of locks that are held for longer times
 }
+
+// A workerKind is the kind of client of a worker.
+type workerKind string
+
+const (
+	goKind     workerKind = "go"
+	pythonKind workerKind = "py"
+	plainKind  workerKind = "plain" // in Go, with sessions that are not resumable
+)
 
 // workerEnv is the variable with the configuration; a process that has it is a worker.
 const workerEnv = "CHAOS_WORKER"
@@ -40,7 +50,7 @@ const workerEnv = "CHAOS_WORKER"
 type worker struct {
 	name   string
 	host   *host
-	python bool
+	kind   workerKind
 	cmd    *exec.Cmd
 	stdin  io.Closer
 	exited chan struct{}
@@ -68,26 +78,22 @@ func newFleet(c *conductor) (*fleet, error) {
 }
 
 // launch starts one more worker.
-func (f *fleet) launch(h *host, python bool) error {
+func (f *fleet) launch(h *host, kind workerKind) error {
 	f.mu.Lock()
 	f.started++
 	n := f.started
 	f.mu.Unlock()
-	lang := "go"
-	if python {
-		lang = "py"
-	}
-	w := &worker{name: fmt.Sprintf("%s-%s-%d", h.name, lang, n), host: h, python: python}
+	w := &worker{name: fmt.Sprintf("%s-%s-%d", h.name, kind, n), host: h, kind: kind}
 	w.log = filepath.Join(f.c.dir, w.name+".log")
 	config, err := json.Marshal(workerConfig{
-		Client: w.name, Socket: h.socket, Logs: f.c.logs, Register: f.c.registerSocket(),
+		Client: w.name, Kind: kind, Socket: h.socket, Logs: f.c.logs, Register: f.c.registerSocket(),
 		Seed: f.c.set.seed<<16 + uint64(n), Actors: f.c.set.actors, ThinkMS: f.c.set.think, LeaseMS: f.c.set.lease.Milliseconds(),
 		Hot: f.c.set.hot, Cool: f.c.set.cool,
 	})
 	if err != nil {
 		return err
 	}
-	if python {
+	if kind == pythonKind {
 		w.cmd = exec.Command(f.python, "-u", filepath.Join(f.c.dir, "worker.py"))
 	} else {
 		exe, err := os.Executable()
@@ -134,7 +140,7 @@ func (f *fleet) kill(w *worker) error {
 		w.stdin.Close()
 		f.c.log.Write(history.Event{Kind: history.Kill, Before: before, At: protocol.Now(), Client: w.name})
 	}
-	return f.launch(w.host, w.python)
+	return f.launch(w.host, w.kind)
 }
 
 // stop stops a worker with SIGSTOP for a while.

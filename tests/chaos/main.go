@@ -7,6 +7,7 @@
 //
 //	go build -o bin/chaos ./tests/chaos && bin/chaos -time 10m -seed 1
 //	bin/chaos -kills 500        # nothing but kill -9 of the daemons
+//	bin/chaos -kill-every 150ms -plain 1 -lease 1s -time 30m # and kills and stops of workers
 package main
 
 import (
@@ -43,18 +44,24 @@ func mainConductor() int {
 	flag.DurationVar(&set.length, "time", time.Minute, "duration of the faults")
 	flag.Uint64Var(&set.seed, "seed", 1, "seed of the plan of faults and of the workers' actions")
 	flag.IntVar(&set.kills, "kills", 0, "instead of -time: kill the daemons this many times, without other faults")
+	flag.DurationVar(&set.killEvery, "kill-every", 0, "instead of the plan of faults: kill each daemon this long after its start on average, and kill and stop workers")
 	flag.DurationVar(&set.lease, "lease", set.lease, "the daemons' lease")
 	flag.IntVar(&set.goWorkers, "go", 2, "Go workers a host")
 	flag.IntVar(&set.pyWorkers, "py", 2, "Python workers a host")
+	flag.IntVar(&set.plain, "plain", 0, "workers a host whose sessions are not resumable")
 	flag.IntVar(&set.actors, "actors", 4, "threads, tasks or goroutines of a worker that use locks")
 	flag.IntVar(&set.think, "think", 60, "mean pause of each of them between two locks, ms")
 	flag.StringVar(&set.program, "daemon", "", "locksidecar binary (default: build it)")
 	flag.StringVar(&set.python, "python", "", "Python that can import locksidecar (default: search for it)")
 	keep := flag.Bool("keep", false, "keep the logs also of a run without violations")
 	flag.Parse()
-	if flag.NArg() > 0 || set.length <= 0 || set.kills < 0 || set.lease < time.Second || set.goWorkers < 0 || set.pyWorkers < 0 || set.actors < 1 || set.think < 0 {
+	if flag.NArg() > 0 || set.length <= 0 || set.kills < 0 || set.lease < time.Second || set.goWorkers < 0 || set.pyWorkers < 0 || set.plain < 0 || set.killEvery < 0 || set.kills > 0 && set.killEvery > 0 || set.actors < 1 || set.think < 0 {
 		flag.Usage()
 		return 2
+	}
+	if set.killEvery > 0 {
+		// A lock whose holder cannot resume its session stays taken until its deadline.
+		set.hot, set.cool = 3*set.hot, 3*set.cool
 	}
 	if *plan {
 		for _, f := range drawPlan(set.seed, set.length, lanes(set.hosts, set.lease), set.schedule()) {
@@ -138,13 +145,16 @@ func conduct(ctx context.Context, set settings, progress io.Writer) (*outcome, e
 		return nil, err
 	}
 	o := &outcome{set: set, faults: c.done, skipped: c.skipped}
-	if set.kills > 0 {
+	switch {
+	case set.kills > 0:
 		o.kills, err = c.killDaemons(ctx, set.kills, func(done int) {
 			if done%50 == 0 {
 				fmt.Fprintf(progress, "%d kills\n", done)
 			}
 		})
-	} else {
+	case set.killEvery > 0:
+		err = c.barrage(ctx)
+	default:
 		err = c.storm(ctx, drawPlan(set.seed, set.length, lanes(set.hosts, set.lease), set.schedule()))
 	}
 	if err != nil {

@@ -32,26 +32,29 @@ const (
 	linkStall    faultKind = "link stalled"
 	linkHalfOpen faultKind = "connections half-open"
 
+	daemonBarrage faultKind = "daemons killed again and again"
+
 	workerKill faultKind = "worker kill -9"
 	workerStop faultKind = "worker SIGSTOP"
 )
 
 // effects are the consequences that a fault may have. Other faults must have none.
 var effects = map[faultKind][]history.Effect{
-	daemonKill:   {history.Interrupts},
-	daemonTerm:   {history.Interrupts},
-	daemonStop:   {history.Interrupts},
-	forced:       {history.Forces},
-	redisStop:    {history.Interrupts},
-	redisRestart: {history.Interrupts, history.LosesData},
-	redisFull:    {history.Interrupts},
-	flushAll:     {history.LosesData},
-	deleteLock:   {history.LosesData},
-	failover:     {history.Interrupts, history.LosesData},
-	linkDrop:     {history.Interrupts},
-	linkRefuse:   {history.Interrupts},
-	linkStall:    {history.Interrupts},
-	linkHalfOpen: {history.Interrupts},
+	daemonKill:    {history.Interrupts},
+	daemonTerm:    {history.Interrupts},
+	daemonBarrage: {history.Interrupts},
+	daemonStop:    {history.Interrupts},
+	forced:        {history.Forces},
+	redisStop:     {history.Interrupts},
+	redisRestart:  {history.Interrupts, history.LosesData},
+	redisFull:     {history.Interrupts},
+	flushAll:      {history.LosesData},
+	deleteLock:    {history.LosesData},
+	failover:      {history.Interrupts, history.LosesData},
+	linkDrop:      {history.Interrupts},
+	linkRefuse:    {history.Interrupts},
+	linkStall:     {history.Interrupts},
+	linkHalfOpen:  {history.Interrupts},
 }
 
 // A lane has one fault at a time: a daemon, the link of a host to Redis, Redis, or the fleet of

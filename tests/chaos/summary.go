@@ -41,7 +41,11 @@ func (o *outcome) print(w io.Writer) {
 	if o.set.kills > 0 {
 		fmt.Fprintf(w, "chaos: seed %d, %d kill -9 of a daemon under load, %v in all\n", o.set.seed, o.kills.kills, o.took.Round(time.Second))
 	} else {
-		fmt.Fprintf(w, "chaos: seed %d, %v of faults, %v in all\n", o.set.seed, o.set.length, o.took.Round(time.Second))
+		what := "faults"
+		if o.set.killEvery > 0 {
+			what = fmt.Sprintf("kills, of each daemon %v after its start", o.set.killEvery)
+		}
+		fmt.Fprintf(w, "chaos: seed %d, %v of %s, %v in all\n", o.set.seed, o.set.length, what, o.took.Round(time.Second))
 		total := 0
 		for _, n := range o.faults {
 			total += n

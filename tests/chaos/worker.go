@@ -46,6 +46,10 @@ func runWorker(config string) error {
 		return err
 	}
 	defer w.log.Close()
+	if w.Kind == plainKind {
+		w.runPlain()
+		return nil
+	}
 	// The daemon may be restarting.
 	for w.client == nil {
 		if w.client, err = locksidecar.Dial(context.Background(), w.Socket); err != nil && w.isFinishing() {
@@ -231,29 +235,32 @@ func (s *section) hold(d time.Duration) {
 }
 
 // write writes to the register.
-func (s *section) write() {
-	if s.fd == nil {
+func (s *section) write() { s.writeRegister(s.op, s.l.Name(), s.l.Token()) }
+
+// writeRegister writes to the register of a lock with a token, and records the result.
+func (a *actor) writeRegister(op int64, lock string, token uint64) {
+	if a.fd == nil {
 		var err error
-		if s.fd, err = net.Dial("unix", s.Register); err != nil {
-			s.fd = nil
+		if a.fd, err = net.Dial("unix", a.Register); err != nil {
+			a.fd = nil
 			return
 		}
-		s.in = json.NewDecoder(s.fd)
+		a.in = json.NewDecoder(a.fd)
 	}
-	w := writeRequest{Lock: s.l.Name(), Token: s.l.Token()}
+	w := writeRequest{Lock: lock, Token: token}
 	before := protocol.Now()
-	w.Value = fmt.Sprintf("%s/%d/%d", s.Client, s.op, before)
+	w.Value = fmt.Sprintf("%s/%d/%d", a.Client, op, before)
 	var done writeAnswer
-	err := json.NewEncoder(s.fd).Encode(w)
+	err := json.NewEncoder(a.fd).Encode(w)
 	if err == nil {
-		err = s.in.Decode(&done)
+		err = a.in.Decode(&done)
 	}
 	if err != nil { // the run has ended
-		s.closeRegister()
+		a.closeRegister()
 		return
 	}
-	s.log.Write(history.Event{
-		Kind: history.Write, Before: before, At: protocol.Now(), Op: s.op, Token: w.Token, Value: w.Value,
+	a.log.Write(history.Event{
+		Kind: history.Write, Before: before, At: protocol.Now(), Op: op, Token: w.Token, Value: w.Value,
 		Refused: done.Refused, PrevToken: done.PrevToken, PrevValue: done.PrevValue,
 	})
 }
