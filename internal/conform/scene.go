@@ -33,7 +33,7 @@ var Features = []struct {
 }{
 	{Resume, "the client resumes its session after its connection has ended"},
 	{Owners, "an owner can re-enter its hold: `owner` of `acquire`"},
-	{Concurrent, "the driver executes other commands while an `acquire` waits"},
+	{Concurrent, "the driver executes other commands while an `acquire` or a `close` waits"},
 	{Cancel, "an `acquire` that waits can be canceled: the command `cancel`"},
 	{Limit, "a wait with `wait_ms` ends by the client's own clock if the sidecar does not answer"},
 	{Confirm, "the client can wait until a release is confirmed: `confirm` of `release`"},

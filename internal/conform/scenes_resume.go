@@ -48,6 +48,29 @@ var resumeScenes = []Scene{
 		},
 	},
 	{
+		Name: "end/orphan-expires", Spec: "§5.2, §9.1",
+		Demand: "A hold of a session that has ended ends at its deadline, whatever is granted and renewed over the next session, also a hold with the same number.",
+		play: func(s *stage) {
+			c := s.open()
+			deadline := protocol.Now() + 2*soon
+			s.acquire(c, "a", 1, deadline)
+			c.end()
+			n := s.check("a")
+			x := s.send(command{Do: "acquire", As: "b", Name: "b"}) // a client may connect only now
+			next := s.connect()
+			next.welcome(false)
+			s.await(n, "the answer to check")
+			next.grant(next.acquire("b"), protocol.AcquireOK{Hold: 1, DeadlineNS: protocol.Now() + hour}) // the number that "a" had
+			s.awaitOK(x, "the acquire succeeds in the new session")
+			next.lease(protocol.Now() + hour)
+			s.acquire(next, "c", 2, protocol.Now()+hour) // it has read the event
+			s.sleepUntil(deadline)
+			s.lost("a", "its session has ended, so nothing renews it", "expired")
+			s.held("b", "its deadline is in an hour")
+			s.fence(next, "the new session does not have the hold of a")
+		},
+	},
+	{
 		Name: "resume/claims", Spec: "§4.11, §9.2", Needs: []Feature{Resume},
 		Demand: "The client connects again with the newest ticket, claims each hold with its entries, and goes on.",
 		play: func(s *stage) {
@@ -75,6 +98,28 @@ var resumeScenes = []Scene{
 			n := s.check("b")
 			next := s.connectResuming()
 			next.welcome(true)
+			next.answerClaim(next.claim(map[uint64]uint32{2: 1}))
+			s.awaitHeld(n, "b", "it was claimed")
+			s.fence(next, "the hold was not claimed")
+		},
+	},
+	{
+		Name: "resume/expired-meanwhile", Spec: "§4.11, §9.2", Needs: []Feature{Resume},
+		Demand: "A hold that the client found expired while no sidecar listens is neither claimed nor released later.",
+		play: func(s *stage) {
+			c := s.open()
+			s.acquire(c, "b", 2, protocol.Now()+hour)
+			deadline := protocol.Now() + soon
+			s.acquire(c, "a", 1, deadline)
+			s.unlisten()
+			c.end()
+			s.sleepUntil(deadline)
+			s.lost("a", "its deadline has passed", "expired")
+			s.listen()
+			n := s.check("b")
+			next := s.connectResuming()
+			next.welcome(true)
+			// A client that is late found that the hold has expired before the connection ended, and has released it.
 			next.answerClaim(next.claim(map[uint64]uint32{2: 1}))
 			s.awaitHeld(n, "b", "it was claimed")
 			s.fence(next, "the hold was not claimed")
@@ -335,6 +380,52 @@ var resumeScenes = []Scene{
 		},
 	},
 	{
+		Name: "claims/release-not-carried-over", Spec: "§4.11, §9.2", Needs: []Feature{Resume},
+		Demand: "A release that waited for the answer to the last claim is not sent over a later session.",
+		play: func(s *stage) {
+			c := s.holding("a", "b")
+			next, n := s.resumed(c, "a")
+			next.claim(map[uint64]uint32{1: 1, 2: 1})
+			r := s.send(command{Do: "release", As: "b"})
+			next.quiet("claims are due")
+			next.end()
+			last := s.connectNudged("a")
+			last.welcome(false)
+			s.awaitHeld(n, "a", "its deadline is in an hour")
+			s.await(r, "the answer to release")
+			s.acquire(last, "c", 2, protocol.Now()+hour) // the number that "b" had
+			s.fence(last, "the new session does not have the hold of b")
+			s.held("c", "only the hold of the earlier session was released")
+			s.release(last, "c", 2)
+		},
+	},
+	{
+		Name: "claims/all-pages", Spec: "§4.11, §8", Needs: []Feature{Resume, Concurrent},
+		Demand: "An acquire waits for the answer to the last of several claims.",
+		play: func(s *stage) {
+			const holds = protocol.MaxClaims + 4
+			c := s.open()
+			for i := range holds {
+				s.acquire(c, fmt.Sprint("n", i), uint64(i+1), protocol.Now()+hour)
+			}
+			next, n := s.resumed(c, "n0")
+			x := s.send(command{Do: "acquire", As: "x", Name: "x"})
+			next.answerClaim(expect[*protocol.Claim](next, "a claim"))
+			for {
+				m := expect[*protocol.Claim](next, "another claim")
+				next.quiet("claims are due")
+				isLast := !m.More
+				next.answerClaim(m)
+				if isLast {
+					break
+				}
+			}
+			next.grant(next.acquire("x"), protocol.AcquireOK{Hold: holds + 1, DeadlineNS: protocol.Now() + hour})
+			s.awaitOK(x, "the acquire succeeds")
+			s.awaitHeld(n, "n0", "it was claimed")
+		},
+	},
+	{
 		Name: "claims/acquire-while-due", Spec: "§4.11", Needs: []Feature{Resume, Concurrent},
 		Demand: "An acquire waits for the answer to the last claim.",
 		play: func(s *stage) {
@@ -404,6 +495,35 @@ var resumeScenes = []Scene{
 			bye := expect[*protocol.Bye](c, "bye")
 			c.end(protocol.ByeOK{ID: bye.ID})
 			s.awaitOK(n, "close succeeds")
+			s.isOpen = false
+		},
+	},
+	{
+		Name: "close/before-the-answer", Spec: "§7, §9.2", Needs: []Feature{Resume, Concurrent},
+		Demand: "When bye is sent, the client relies on no hold any more, before the sidecar has answered it.",
+		play: func(s *stage) {
+			c := s.holding("a")
+			n := s.send(command{Do: "close"})
+			bye := expect[*protocol.Bye](c, "bye")
+			s.lost("a", "the sidecar may have released it")
+			c.end(protocol.ByeOK{ID: bye.ID})
+			s.awaitOK(n, "close succeeds")
+			s.isOpen = false
+		},
+	},
+	{
+		Name: "close/while-disconnected", Spec: "§7, §9.2", Needs: []Feature{Resume},
+		Demand: "After close the client relies on no hold, also if no sidecar listened when it was called: a successor releases the holds.",
+		play: func(s *stage) {
+			c := s.holding("a")
+			s.unlisten()
+			c.end()
+			s.held("a", "its deadline is in an hour")
+			n := s.send(command{Do: "close"})
+			s.sleepUntil(protocol.Now() + int64(quietTime))
+			s.listen() // so that the client need not wait until its patience ends
+			s.serveUntilClosed(n)
+			s.lost("a", "the client was closed")
 			s.isOpen = false
 		},
 	},

@@ -1,6 +1,8 @@
 package conform
 
 import (
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -73,6 +75,46 @@ var deadlineScenes = []Scene{
 		},
 	},
 	{
+		Name: "deadline/re-entry-not-earlier", Spec: "§5.2", Needs: []Feature{Owners},
+		Demand: "The grant of a re-entry with an earlier deadline does not shorten a hold.",
+		play: func(s *stage) {
+			c := s.open()
+			grant := protocol.AcquireOK{Hold: 1, Token: 1, DeadlineNS: protocol.Now() + hour/2}
+			s.acquireAs(c, command{As: "one", Name: "a", Owner: 1}, grant)
+			c.lease(protocol.Now() + hour)
+			grant.Count, grant.DeadlineNS = 2, protocol.Now()+soon
+			s.acquireAs(c, command{As: "two", Name: "a", Owner: 1}, grant)
+			s.sleepUntil(grant.DeadlineNS)
+			s.held("one", "its largest deadline counts")
+			s.held("two", "the largest deadline of its hold counts")
+		},
+	},
+	{
+		Name: "deadline/re-entry-keeps-lease", Spec: "§4.2, §5.2", Needs: []Feature{Owners, Lease},
+		Demand: "The lease of a re-entry is ignored: lease events apply to a hold if its first entry had no fixed lease, and only then.",
+		play: func(s *stage) {
+			c := s.open()
+			deadline := protocol.Now() + 2*soon
+			renewed := protocol.AcquireOK{Hold: 1, Token: 1, DeadlineNS: deadline}
+			s.acquireAs(c, command{As: "renewed", Name: "a", Owner: 1}, renewed)
+			fixed := protocol.AcquireOK{Hold: 2, Token: 2, DeadlineNS: deadline}
+			s.acquireAs(c, command{As: "fixed", Name: "b", Owner: 1, LeaseMS: 1000}, fixed)
+			renewed.Count, fixed.Count = 2, 2
+			s.acquireAs(c, command{As: "renewed, second entry", Name: "a", Owner: 1, LeaseMS: 1000}, renewed)
+			s.acquireAs(c, command{As: "fixed, second entry", Name: "b", Owner: 1}, fixed)
+			c.lease(protocol.Now() + hour)
+			s.acquire(c, "c", 3, protocol.Now()+hour) // it has read the event
+			isLate := protocol.Now() > deadline-soon/2
+			s.sleepUntil(deadline)
+			if !isLate {
+				s.held("renewed", "a lease event has moved its deadline")
+				s.held("renewed, second entry", "a lease event has moved the deadline of its hold")
+			}
+			s.lost("fixed", "the lease of its first entry is fixed", "expired")
+			s.lost("fixed, second entry", "the lease of the first entry is fixed", "expired")
+		},
+	},
+	{
 		Name: "deadline/max-hold", Spec: "§4.2, §5.2", Needs: []Feature{MaxHold},
 		Demand: "A hold ends at its end_ns with the reason max_hold, whatever its deadline is.",
 		play: func(s *stage) {
@@ -91,6 +133,39 @@ var deadlineScenes = []Scene{
 		play: func(s *stage) {
 			c := s.open()
 			deadline := s.stoppedHolding(c)
+			c.lease(protocol.Now() + hour)
+			s.sleepUntil(deadline)
+			n := s.check("a")
+			s.thaw()
+			s.awaitHeld(n, "a", "the lease event arrived before the client looked")
+		},
+	},
+	{
+		Name: "deadline/late-lease-event-read-second", Spec: "§5.2",
+		Demand: "It reads before it decides also if the caller's check is the first of the two that it finds.",
+		play: func(s *stage) {
+			c := s.open()
+			// Which of the two the client reads first is up to its host: several times make both orders likely.
+			for range 3 {
+				deadline := s.stoppedHolding(c)
+				n := s.check("a") // it is in the driver's input before the event is in the socket
+				c.lease(protocol.Now() + hour)
+				s.sleepUntil(deadline)
+				s.thaw()
+				s.awaitHeld(n, "a", "the lease event arrived before the client looked")
+				s.release(c, "a", 1)
+			}
+		},
+	},
+	{
+		Name: "deadline/late-lease-event-after-much", Spec: "§5.2",
+		Demand: "It reads everything that has arrived before it decides, also if that takes more than one read.",
+		play: func(s *stage) {
+			c := s.open()
+			deadline := s.stoppedHolding(c)
+			for range 2 { // more than 65,536 bytes, and less than a socket has room for
+				c.raw(frame(pairs("ev", "weather", "rain", strings.Repeat("r", 40_000))))
+			}
 			c.lease(protocol.Now() + hour)
 			s.sleepUntil(deadline)
 			n := s.check("a")
@@ -159,6 +234,23 @@ var deadlineScenes = []Scene{
 			if len(released) != 2 {
 				s.fail("the releases of both holds", "%v", released)
 			}
+		},
+	},
+	{
+		Name: "hang/checks", Spec: "§5.2",
+		Demand: "While the sidecar neither reads nor answers, 20 checks one after the other take no longer than the patience of a scene.",
+		play: func(s *stage) {
+			c := s.open()
+			s.acquire(c, "a", 1, protocol.Now()+hour)
+			s.hangs = true
+			began := time.Now()
+			for range 20 {
+				s.held("a", "its deadline is in an hour")
+			}
+			if took := time.Since(began); took > s.patience {
+				s.fail(fmt.Sprintf("20 checks in at most %v", s.patience), "%v", took)
+			}
+			s.hangs = false
 		},
 	},
 	{

@@ -450,10 +450,18 @@ func (s *stage) end() {
 	if s.listener == nil {
 		s.listen()
 	}
-	n := s.send(command{Do: "close"})
+	s.serveUntilClosed(s.send(command{Do: "close"}))
+	// What the client still has to send, it may send in the background.
+	s.serveAll(0)
+}
+
+// serveUntilClosed serves the client until it has answered the command n, which is close.
+func (s *stage) serveUntilClosed(n int) {
+	s.isEnding = true
 	for start := time.Now(); ; {
 		if _, ok := s.reports[n]; ok {
-			break
+			delete(s.reports, n)
+			return
 		}
 		if time.Since(start) > s.patience {
 			s.fail("the answer to close", "none in %v", s.patience)
@@ -461,8 +469,6 @@ func (s *stage) end() {
 		s.serveAll(5 * time.Millisecond)
 		s.takeReports()
 	}
-	// What the client still has to send, it may send in the background.
-	s.serveAll(0)
 }
 
 // serveAll answers what the client sends over any connection.

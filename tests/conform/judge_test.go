@@ -87,6 +87,18 @@ var faults = []fault{
 	{"an unconfirmed release is an error", "client", "throw new UnconfirmedError(", "void new UnconfirmedError(", "confirm/refused confirm/not-read confirm/other-sidecar"},
 	{"a new session needs a proof", "client", `call.op = "info";`, "", "confirm/same-sidecar confirm/not-read"},
 	{"another sidecar cannot confirm", "client", "call.sidecar === this.sidecar", "true", "confirm/other-sidecar"},
+	{"a re-entry shortens no hold", "client", "known.extend(deadline);", "known.deadline = deadline;\n            known.setTimer();", "deadline/re-entry-not-earlier"},
+	{"the lease of a re-entry is ignored", "client", "known.extend(deadline);", "known.fixed = call.fields.lease_ms !== undefined;\n            known.extend(deadline);", "deadline/re-entry-keeps-lease"},
+	{"a check handles what has arrived before it decides", "client", "socket.on(\"data\", (chunk) => {", "socket.on(\"data\", async (chunk) => {\n            await new Promise((resolve) => setTimeout(resolve, 50));", "deadline/late-lease-event-read-second deadline/late-lease-event"},
+	{"everything that has arrived is read", "client", "const socket = createConnection({ path: this.path });", "const socket = createConnection({ path: this.path });\n        socket.on(\"data\", () => { socket.pause(); setTimeout(() => socket.resume(), 5); });", "deadline/late-lease-event-after-much"},
+	{"a check does not wait", "lock", "await this.hold.decide();", "await new Promise((resolve) => setTimeout(resolve, 1000));\n        await this.hold.decide();", "hang/checks"},
+	{"an ended session renews nothing", "client", "for (const hold of this.holds.values())\n                    if (!hold.fixed)", "for (const hold of [...this.holds.values(), ...this.orphans])\n                    if (!hold.fixed)", "end/orphan-expires resume/orphan-expires"},
+	{"a new session has new holds", "client", "const known = this.holds.get(number);", "const known = this.holds.get(number) ?? [...this.orphans].find((hold) => hold.number === number);", "end/orphan-expires"},
+	{"a hold that has expired is not claimed", "client", "if (hold.entries === 0 || hold.ended !== undefined)\n            this.holds.delete(hold.number);", "if (hold.entries === 0)\n            this.holds.delete(hold.number);", "resume/expired-meanwhile"},
+	{"no release is carried over", "client", "this.afterClaims = [];\n        socket?.destroy();", "socket?.destroy();", "claims/release-not-carried-over"},
+	{"requests wait for the last of the claims", "client", "id === this.lastClaim", "this.phase === \"claiming\"", "claims/all-pages"},
+	{"holds end before bye is sent", "client", "this.loseAll(this.closed);\n        this.rejectAll(this.closed);", "setTimeout(() => this.loseAll(this.closed), 500);\n        this.rejectAll(this.closed);", "close/before-the-answer"},
+	{"holds end also without a connection", "client", "this.loseAll(this.closed);\n        this.rejectAll(this.closed);", "if (this.phase !== \"disconnected\")\n            this.loseAll(this.closed);\n        this.rejectAll(this.closed);", "close/while-disconnected"},
 }
 
 // Each scene fails for a client that breaks its rule. An ordinary run plays the scenes of each
