@@ -420,6 +420,13 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestClientThatCannotResumeKeepsItsLocksToTheirDeadlines"),
 	},
 	{
+		rule: "a client that cannot resume keeps its locks to their deadlines",
+		file: "sidecar/session.go",
+		old:  "		if !cl.resumable && cl.phase == locktable.SessionAbsent {\n			l.giveUp(now, cl)\n",
+		new:  "		if !cl.resumable && cl.phase == locktable.SessionAbsent {\n			l.close(now, cl, \"its process ended\")\n",
+		by:   test("sidecar", "TestClientThatCannotResumeKeepsItsLocksToTheirDeadlines"),
+	},
+	{
 		rule: "a client that does not come back is renewed for a while only",
 		file: "sidecar/session.go",
 		old:  `		cl.until = now + int64(l.resumeTimeout(cl))`,
