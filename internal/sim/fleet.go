@@ -102,6 +102,9 @@ type fleetHost struct {
 	passedOver int   // turns of others while a ticket stood, at most
 }
 
+// conn is the connection of a host as its table knows it: Redis never changes roles here.
+func (h *fleetHost) conn() locktable.Conn { return locktable.NewConn(h.gen) }
+
 // batch is what a host has sent at one time: operations, or a subscription.
 type batch struct {
 	ops     []locktable.Op
@@ -282,6 +285,7 @@ func (f *Fleet) handle(e event) {
 		h.incoming = h.incoming[1:]
 		if r.isMessage {
 			f.messages++
+			r.message.Conn = h.conn()
 			h.table.Message(now, r.message)
 		} else {
 			f.onReply(h, now)
@@ -310,6 +314,7 @@ func (f *Fleet) onReply(h *fleetHost, now int64) {
 		h.table.Subscribed(now, f.names[b.lock])
 	}
 	for i := range b.results {
+		b.results[i].Conn = h.conn()
 		h.table.Result(now, b.results[i])
 	}
 }

@@ -37,7 +37,7 @@ func TestFaultyRedisChangesNothing(t *testing.T) {
 			fault.begin(name)
 			before := *name
 
-			o := operation{op: *op, floor: 1, birth: 1}
+			o := operation{op: *op, server: w.redis.run, floor: 1, birth: 1}
 			w.execute(h, &o)
 
 			if o.res.Outcome != want {
