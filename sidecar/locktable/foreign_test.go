@@ -240,15 +240,52 @@ func TestCheckWithUnknownEndIsAskedAgain(t *testing.T) {
 	r.quiet()
 }
 
-// A short lease is over before a check would be due.
-func TestShortFixedLeaseIsNotChecked(t *testing.T) {
-	r := newRig(t)
-	r.acquire(1, "a", fixed(9*time.Second))
-	r.redis(locktable.Take, locktable.Done)
-	r.pass(8 * time.Second)
-	r.quiet()
-	r.pass(time.Second)
-	r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 expired")
+// A lease that is shorter than the watchdog's is checked by its own length, and one that is not longer
+// than minCheckInterval not at all.
+func TestFixedLeaseIsCheckedByItsOwnLease(t *testing.T) {
+	for _, tt := range []struct {
+		lease  time.Duration
+		checks int
+		first  time.Duration // not before, and at most a sixtieth of the lease and a tick later
+	}{
+		{29 * time.Second, 2, 29 * time.Second / 3},
+		{8 * time.Second, 2, 8 * time.Second / 3},
+		{time.Second, 2, time.Second / 3},
+		{300 * time.Millisecond, 2, 100 * time.Millisecond},
+		{150 * time.Millisecond, 1, 100 * time.Millisecond},
+		{100 * time.Millisecond, 0, 0},
+		{10 * time.Millisecond, 0, 0},
+	} {
+		t.Run(tt.lease.String(), func(t *testing.T) {
+			r := newRig(t)
+			r.acquire(1, "a", fixed(tt.lease))
+			r.redis(locktable.Take, locktable.Done)
+			r.want("s1 granted hold=1 token=1 count=1")
+			granted := r.now
+			for i := range tt.checks {
+				asked := r.now
+				r.pass(max(tt.lease/3, 100*time.Millisecond) - time.Millisecond)
+				r.quiet()
+				r.pass(tt.lease/60 + 5*time.Millisecond)
+				r.redis(locktable.Check, locktable.Done)
+				r.quiet()
+				if i == 0 && time.Duration(r.now-asked) < tt.first {
+					t.Errorf("the first check is %v after the grant", time.Duration(r.now-asked))
+				}
+			}
+			r.pass(tt.lease - time.Duration(r.now-granted))
+			r.want("s1 lost hold=1 expired")
+		})
+	}
+	t.Run("the key is deleted", func(t *testing.T) {
+		r := newRig(t)
+		r.acquire(1, "a", fixed(8*time.Second))
+		r.redis(locktable.Take, locktable.Done)
+		r.want("s1 granted hold=1 token=1 count=1")
+		r.pass(3 * time.Second)
+		r.redis(locktable.Check, locktable.KeyMissing)
+		r.want("s1 lost hold=1 deleted")
+	})
 }
 
 // RBucket.set over a lock that is held.

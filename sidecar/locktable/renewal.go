@@ -1,6 +1,9 @@
 package locktable
 
-import "math/rand/v2"
+import (
+	"math/rand/v2"
+	"time"
+)
 
 // RenewalGroup returns the renewal group of a hold's lock. Locks with neighbouring hold numbers
 // are a group: Redis made their keys one after the other and has them side by side in memory, so
@@ -45,7 +48,9 @@ func (t *Table) renewalAfter(set, lease int64, holdID uint64) int64 {
 // that are due in the same half second of a lease of 30 s are sent together: they share scripts,
 // and the scripts find Redis's code and data in the caches of the processor. Other hosts have
 // other clocks.
-func (t *Table) renewalCell() int64 { return max(int64(t.cfg.Lease)/60, int64(wheelTick)) }
+func (t *Table) renewalCell() int64 { return cellOfLease(int64(t.cfg.Lease)) }
+
+func cellOfLease(lease int64) int64 { return max(lease/60, int64(wheelTick)) }
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
@@ -56,9 +61,33 @@ func (t *Table) renewalDraw(group uint64, period, n int64) int64 {
 	return int64(draw.Uint64() % uint64(n))
 }
 
-// nextCheck returns when the key of a hold with a fixed lease is checked again.
-func (t *Table) nextCheck(now int64, c *remoteClaim) int64 {
-	return t.renewalAfter(now, int64(t.cfg.Lease), c.holdID)
+// nextCheck returns when the key of a hold whose lease is not renewed is checked again: after a
+// third of its lease, like a renewal, or of the daemon's lease if that is shorter. So a program that
+// takes the lock away is noticed before most of the lease has passed.
+//
+// A hold with a shorter lease than the daemon's is checked twice at most before it ends, and has no
+// offset: what it costs is bounded by the acquire that it began with.
+func (t *Table) nextCheck(now int64, h *hold) int64 {
+	if lease := ms(t.leaseOf(h.lease, h.leaseMS)); lease < int64(t.cfg.Lease) {
+		cell := t.cellOf(h)
+		return ceilDiv(now+max(lease/3, minCheckInterval), cell) * cell
+	}
+	return t.renewalAfter(now, int64(t.cfg.Lease), h.lock.claim.holdID)
+}
+
+// minCheckInterval is how long the key of a hold is not checked again, unless another program has
+// published a release: a lock that is taken for a few milliseconds is not looked at each millisecond.
+// A lease that is not longer ends before a check is due, and no client relies on it for longer
+// than this interval.
+const minCheckInterval = int64(100 * time.Millisecond)
+
+// cellOf is the width of the cells of time in which renewals and checks of a hold are sent
+// together: that of the daemon's lease, or of its own if it is checked by a shorter one.
+func (t *Table) cellOf(h *hold) int64 {
+	if h.isRenewed() {
+		return t.renewalCell()
+	}
+	return min(t.renewalCell(), cellOfLease(ms(t.leaseOf(h.lease, h.leaseMS))))
 }
 
 // renewalPace spreads the renewals that are due at one moment over the ticks after it.
@@ -76,9 +105,13 @@ const renewalsPerTick = 4 * RenewalGroupSize
 // paceRenewal postpones a renewal or check that is due, if renewalsPerTick others were begun in this
 // tick: to a later tick, and by half a cell at most. Nothing else of the lock waits for that.
 func (t *Table) paceRenewal(now int64, l *lock) {
-	c, cell := &l.claim, t.renewalCell()
+	c := &l.claim
+	if now < c.renewAt || c.isBusy() || l.holds == nil {
+		return
+	}
+	cell := t.cellOf(l.holds)
 	latest := c.renewAt/cell*cell + cell/2 // renewals are due at the beginning of a cell
-	if now < c.renewAt || now >= latest || c.isBusy() || l.holds == nil {
+	if now >= latest {
 		return
 	}
 	p := &t.renewals

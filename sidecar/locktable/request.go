@@ -442,7 +442,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	until := min(c.validUntil, now+validity(t.leaseOf(r.lease, r.leaseMS)))
 	h.deadline, h.leaseSeq = until, s.leaseSeq
 	if h.lease == FixedLease {
-		c.renewAt = t.nextCheck(now, c)
+		c.renewAt = t.nextCheck(now, h)
 	} else {
 		// It may have been set for a hold with a fixed lease.
 		c.renewAt = min(c.renewAt, until-int64(t.cfg.Lease)/4)

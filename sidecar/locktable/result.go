@@ -63,7 +63,9 @@ func (t *Table) Result(now int64, r Result) {
 			t.onDropDone(now, l, &op, &r)
 		case Check:
 			c.confirmedAt = now
-			c.renewAt = t.nextCheck(now, c)
+			if h := l.holds; h != nil && h.isChecked() {
+				c.renewAt = t.nextCheck(now, h)
+			}
 		default:
 			t.onConfirmed(now, l, &op, &r)
 		}
@@ -196,7 +198,7 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 	c.confirmed(now, set+validity(lease), op, r.Token)
 	c.renewAt = t.renewalAfter(set, ms(lease), c.holdID)
 	if h != nil && h.isChecked() {
-		c.renewAt = t.nextCheck(now, c)
+		c.renewAt = t.nextCheck(now, h)
 	}
 	if op.kind == Take {
 		if r.Made && l.user != nil {

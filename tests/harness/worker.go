@@ -33,11 +33,12 @@ type Command struct {
 	Pause  int64  `json:"pause_ms,omitempty"` // poll: after each grant
 
 	// Redisson: lock, unlock, hammer, poll, stop (ends the poll), look, get_token,
-	// force_unlock, set_bucket, delete, set_permits, connect, disconnect.
+	// force_unlock, set_bucket, put_map, set_rate, acquire_rate, delete, set_permits, connect,
+	// disconnect.
 	Client   string   `json:"client,omitempty"`      // name of the RedissonClient; Send sets it
 	Thread   string   `json:"thread,omitempty"`      // name of the thread; Send sets it
-	Object   string   `json:"object,omitempty"`      // "": lock; nonreentrant, fenced, spin, fair, multi, read, write, semaphore
-	Names    []string `json:"names,omitempty"`       // multi: names of its locks
+	Object   string   `json:"object,omitempty"`      // "": lock; nonreentrant, fenced, spin, fair, multi, group, read, write, semaphore
+	Names    []string `json:"names,omitempty"`       // multi: names of its locks; group: its values
 	Watchdog int64    `json:"watchdog_ms,omitempty"` // connect: lockWatchdogTimeout; 0: Redisson's default
 	Prefix   string   `json:"prefix,omitempty"`      // connect: what a NameMapper puts before each name; "": no NameMapper
 
@@ -59,7 +60,7 @@ type Answer struct {
 	Tries      int     `json:"tries,omitempty"`       // poll: number of tries
 	Grants     int     `json:"grants,omitempty"`      // poll: number of grants
 	LongestNS  int64   `json:"longest_ns,omitempty"`  // poll: the longest time until a grant
-	Yes        bool    `json:"yes,omitempty"`         // look: it is locked; force_unlock, delete, set_permits: it had an effect
+	Yes        bool    `json:"yes,omitempty"`         // look: it is locked; force_unlock, put_map, set_rate, acquire_rate, delete, set_permits: it had an effect
 	Mine       bool    `json:"mine,omitempty"`        // look: the thread holds it
 	Entries    int     `json:"entries,omitempty"`     // look: how many times the thread holds it
 	TTLMS      int64   `json:"ttl_ms,omitempty"`      // look: until the key expires; -1: never; -2: there is no key

@@ -1,5 +1,6 @@
 package worker;
 
+import java.time.Duration;
 import java.util.OptionalLong;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -7,6 +8,7 @@ import org.json.JSONArray;
 import org.json.JSONObject;
 import org.redisson.api.RBucket;
 import org.redisson.api.RLock;
+import org.redisson.api.RateType;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
 
@@ -67,6 +69,14 @@ final class Caller {
                 client.getBucket(c.name(), StringCodec.INSTANCE).set("a value");
                 yield new JSONObject();
             }
+            case "put_map" -> new JSONObject()
+                    .put("yes", client.getMap(c.name(), StringCodec.INSTANCE).fastPut("a key", "a value"));
+            case "set_rate" -> new JSONObject()
+                    .put(
+                            "yes",
+                            client.getRateLimiter(c.name())
+                                    .trySetRate(RateType.OVERALL, c.count(), Duration.ofMinutes(10)));
+            case "acquire_rate" -> new JSONObject().put("yes", client.getRateLimiter(c.name()).tryAcquire());
             case "delete" -> new JSONObject().put("yes", client.getKeys().delete(c.name()) == 1);
             case "set_permits" -> new JSONObject().put("yes", client.getSemaphore(c.name()).trySetPermits(c.count()));
             default -> throw new IllegalArgumentException("no such command: " + c.verb());

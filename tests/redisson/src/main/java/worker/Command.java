@@ -13,12 +13,12 @@ import org.json.JSONObject;
  * @param thread name of the client's thread that does it: Redisson's locks belong to threads
  * @param object kind of the object; "lock", the default, is an RLock
  * @param name of the object
- * @param names of the locks in a multi-lock
+ * @param names multi: of its locks; group: of its values
  * @param waitMillis how long to wait for the lock; 0: one try; below 0: without limit
  * @param leaseMillis how long to hold the lock; 0: until the unlock, Redisson's watchdog renews
  * @param forMillis how long to poll
  * @param pauseMillis poll: between a grant's release and the next try
- * @param count hammer: rounds; poll: ends after so many grants, or does not if this is 0; set_permits: permits
+ * @param count hammer: rounds; poll: ends after so many grants, or does not if this is 0; set_permits, set_rate: permits
  * @param key hammer: key of the counter
  * @param redis connect: address
  * @param watchdogMillis connect: lockWatchdogTimeout; 0: Redisson's default

@@ -1,6 +1,7 @@
 package worker;
 
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.OptionalLong;
 import java.util.concurrent.TimeUnit;
 import org.redisson.api.RFencedLock;
@@ -36,6 +37,7 @@ sealed interface Lockable {
             case "spin" -> client.getSpinLock(c.name());
             case "fair" -> client.getFairLock(c.name());
             case "multi" -> client.getMultiLock(c.names().stream().map(client::getLock).toArray(RLock[]::new));
+            case "group" -> client.getMultiLock(c.name(), new ArrayList<>(c.names()));
             case "read" -> client.getReadWriteLock(c.name()).readLock();
             case "write" -> client.getReadWriteLock(c.name()).writeLock();
             default -> throw new IllegalArgumentException("no such lock: " + c.object());
