@@ -46,6 +46,7 @@ type hold struct {
 	state      holdState
 	fixed      bool // a fixed lease; otherwise the watchdog renews it
 	count      uint32
+	leaseMS    uint32 // the fixed lease
 	num, token uint64
 	owner      uint64
 	session    locktable.SessionID
@@ -130,9 +131,8 @@ type lockOnHost struct {
 	lastToken        uint64 // granted on this host
 	lastTokenDrawnAt int64  // world time
 
-	ownMessageUntil int64  // world time: until then a message may be that of its own release
-	goneHold        uint64 // a hold whose key another program deleted, and of which a message came
-	goneUntil       int64  // world time: by then its host looks at the key
+	ownMessageUntil int64 // world time: until then a message may be that of its own release
+	gone            goneKey
 
 	wantsMessages bool  // the table wants to be subscribed
 	inRedis       bool  // Redis has the subscription

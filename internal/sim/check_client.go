@@ -128,7 +128,7 @@ func (w *world) onGranted(h *host, e *locktable.Effect) {
 	l.yieldedAt = 0
 	*c = hold{
 		state: live, num: e.Hold, token: e.Token, count: 1, owner: q.acquire.Owner, session: s.id,
-		fixed: q.acquire.LeaseMS > 0, crashDelay: q.acquire.CrashDelayMS * ms,
+		fixed: q.acquire.LeaseMS > 0, leaseMS: uint32(q.acquire.LeaseMS), crashDelay: q.acquire.CrashDelayMS * ms,
 		granted: now, deadline: e.Deadline, confirmed: e.Deadline, confirmedBefore: e.Deadline, confirmedAt: now,
 	}
 	if m := q.acquire.MaxHoldMS; m > 0 {

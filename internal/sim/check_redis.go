@@ -395,33 +395,60 @@ func (w *world) noteMessage(h *host, n int, m *locktable.Message, sentAt int64) 
 	}
 }
 
+// goneKey is a hold whose key another program deleted, and by when its host looks at the key.
+type goneKey struct {
+	hold      uint64 // 0: there is none
+	since     int64  // world time
+	until     int64  // world time
+	byMessage bool   // a message of the deletion came
+}
+
+// noteDeleted is called when the key of a host's lock is deleted from outside. The next renewal or
+// check must find that.
+func (w *world) noteDeleted(h *host, n int) {
+	l := &h.locks[n]
+	c := &l.hold
+	if c.state != live || c.num == l.gone.hold {
+		return
+	}
+	lease := h.longest // at a restart, the lease may become shorter or longer
+	if c.fixed {
+		lease = min(lease, int64(c.leaseMS)*ms)
+	}
+	// A renewal or check comes a twentieth of the lease late, and half a cell later if many are due.
+	l.gone = goneKey{hold: c.num, since: w.now, until: w.now + max(lease/3, 100*ms) + lease/15 + 10*ms + 4*w.slowest + 2*eps}
+}
+
 // noteUnlocked is called when a message on the channel of a lock reaches a host. If another
 // program has deleted the key of a hold there, its holder must be notified soon.
 func (w *world) noteUnlocked(h *host, n int) {
 	l := &h.locks[n]
 	w.expire(n)
 	c := &l.hold
-	if c.state != live || !l.wantsMessages || int(w.redis.names[n].key.Owner) == h.index || l.goneHold == c.num || w.now <= l.ownMessageUntil {
+	isNoted := l.gone.hold == c.num && l.gone.byMessage
+	if c.state != live || !l.wantsMessages || int(w.redis.names[n].key.Owner) == h.index || isNoted || w.now <= l.ownMessageUntil {
 		return
 	}
-	l.goneHold, l.goneUntil = c.num, w.now+10*ms+4*w.slowest+2*eps
+	l.gone = goneKey{hold: c.num, since: w.now, until: w.now + 10*ms + 4*w.slowest + 2*eps, byMessage: true}
 }
 
 // checkGone finds a hold whose key is gone in Redis, although its host could know.
 func (w *world) checkGone(h *host, n int) {
 	l := &h.locks[n]
-	if l.goneHold == 0 {
+	g := &l.gone
+	if g.hold == 0 {
 		return
 	}
 	switch c := &l.hold; {
-	case c.num != l.goneHold || c.state != live:
-		w.check.meet(LossFoundByMessage)
-		l.goneHold = 0
-	case w.now <= l.goneUntil:
-	case !h.up || h.conn.dead || h.conn.late || w.now-max(h.troubleAt, l.refusedAt) < sec || w.plan.slowOps > 0 || int(w.redis.names[n].key.Owner) == h.index:
-		l.goneHold = 0 // the host could not, or has asserted the hold
+	case c.num != g.hold || c.state != live:
+		w.check.meetIf(LossFoundByMessage, g.byMessage)
+		w.check.meetIf(LossFoundInTime, !g.byMessage)
+		*g = goneKey{}
+	case !h.up || h.conn.dead || h.conn.late || max(h.troubleAt, l.refusedAt) > g.since-sec || h.resumedAt > g.since || w.plan.slowOps > 0 || int(w.redis.names[n].key.Owner) == h.index:
+		*g = goneKey{} // the host could not, or has asserted the hold
+	case w.now <= g.until || !g.byMessage && l.inFlight != noOp:
 	default:
-		w.violation(n, "hold %d of session %d on host %d is gone in Redis; a message came %s ago, and the host did not look at the key",
-			c.num, c.session, h.index, time.Duration(w.now-l.goneUntil))
+		w.violation(n, "hold %d of session %d on host %d is gone in Redis; its host could know that for %s, and did not look at the key",
+			c.num, c.session, h.index, time.Duration(w.now-g.until))
 	}
 }

@@ -32,6 +32,7 @@ type host struct {
 	mayNotSubscribe bool
 	receivesUntil   int64 // until then Redis counts a connection of this host that is gone as a receiver
 	suspended       bool  // until resumeAt; events of the host are deferred until then
+	resumedAt       int64 // world time: when it last was resumed
 	resumeAt        int64
 	deferred        []event
 
@@ -206,7 +207,7 @@ func (w *world) resume(h *host) {
 	if !h.suspended {
 		return
 	}
-	h.suspended, h.resumeAt = false, 0
+	h.suspended, h.resumeAt, h.resumedAt = false, 0, w.now
 	for _, e := range h.deferred {
 		w.after(0, e)
 	}

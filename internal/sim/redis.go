@@ -225,6 +225,7 @@ func (w *world) destroy(name int, why string) {
 		if int(k.Owner) < len(w.hosts) {
 			l := &w.hosts[k.Owner].locks[name]
 			l.excusedUntil = max(l.excusedUntil, k.ExpireAt)
+			w.noteDeleted(w.hosts[k.Owner], name)
 		}
 		w.freeKey(name)
 		n.unannounced = true

@@ -257,7 +257,7 @@ func (w *world) checkRecord(h *host, n int) {
 	was := c.state
 	if r.ID != c.num {
 		*c = hold{
-			num: r.ID, token: r.Token, count: r.Entries, owner: r.Owner, session: r.Session, fixed: r.LeaseMS > 0,
+			num: r.ID, token: r.Token, count: r.Entries, owner: r.Owner, session: r.Session, fixed: r.LeaseMS > 0, leaseMS: r.LeaseMS,
 			granted: r.Granted, maxHoldEnd: r.End, crashDelay: int64(r.CrashDelayMS) * ms, orphanedUntil: r.End,
 		}
 		was = none

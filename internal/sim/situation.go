@@ -25,6 +25,7 @@ const (
 	ConfirmedHandedOver    // a release, after which the lock passed to another owner here
 	ClosedInParts          // a session that had more than is done at one time
 	LossFoundByMessage     // a deletion, because a message came
+	LossFoundInTime        // a deletion, by the next renewal or check
 	FoundWrongType         // a key of another type under a hold
 	DrawRefused            // for a hold, which was renewed all the same
 	FirstListened          // the first ticket had waited for a program, and was subscribed when that released the lock
@@ -111,6 +112,7 @@ var situationNames = [situations]string{
 	ConfirmedHandedOver:    "confirmed-handed-over",
 	ClosedInParts:          "closed-in-parts",
 	LossFoundByMessage:     "loss-found-by-message",
+	LossFoundInTime:        "loss-found-in-time",
 	FoundWrongType:         "found-wrong-type",
 	DrawRefused:            "draw-refused",
 	FirstListened:          "first-listened",
