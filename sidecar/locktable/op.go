@@ -89,8 +89,8 @@ const (
 	// nothing was changed. Of Check.
 	Differs
 
-	// NotALock: the key is of another type (Field says which); nothing was changed. Of Take
-	// and Drop. After a Renew or a Check it is HeldByOther.
+	// NotALock: the key is of another type (Field says which), or, of a Take, it is a hash that is
+	// not a lock; nothing was changed. Of Take and Drop. After a Renew or a Check it is HeldByOther.
 	NotALock
 
 	// NotSent: certainly not executed, now or later.

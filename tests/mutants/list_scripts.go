@@ -36,8 +36,8 @@ var scriptMutants = []mutant{
 	{
 		rule: "a hash of several fields is not ours",
 		file: ownership,
-		old:  `  if fields > 1 then`,
-		new:  `  if fields > 2 then`,
+		old:  `  if fields == 1 then`,
+		new:  `  if fields <= 2 then`,
 		by:   differential,
 	},
 	{
@@ -57,7 +57,7 @@ var scriptMutants = []mutant{
 	{
 		rule: "a take of a key of another type is no refusal by another owner",
 		file: acquireRelease,
-		old:  `    if no_hash then return {other} end` + "\n",
+		old:  `    if no_lock then return {other} end` + "\n",
 		new:  ``,
 		by:   differential,
 	},

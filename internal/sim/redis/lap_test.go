@@ -365,7 +365,7 @@ func drawKey(r dice, key string, base uint64, inProcess bool) change {
 		c.hash = map[string]string{field(otherUUID, base+r.Uint64N(7)): count()}
 	case x == 13: // nearly ours
 		c.hash = map[string]string{pick(r, ours()+":write", "x"+ours(), ourUUID+":", ourUUID+":x", ourUUID,
-			ourUUID+":0"+strconv.FormatUint(base, 10), ""): "1"}
+			ourUUID+":0"+strconv.FormatUint(base, 10), "", "mode", "f:7x", "f:-7", "f:7:x", otherUUID+":x"): pick(r, "1", "read")}
 		if !inProcess && r.oneIn(4) { // whose Lua reads no such number
 			c.hash = map[string]string{ourUUID + ":18446744073709551617": "1"}
 		}

@@ -1,7 +1,9 @@
 package redis
 
 import (
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -10,14 +12,15 @@ import (
 type Standing uint8
 
 const (
-	Free       Standing = iota // there is no key, or it has expired
-	Same                       // its only field is ours, with the number and the count of the operation
-	OtherCount                 // its only field is ours, with the number of the operation and another count
-	Earlier                    // its only field is ours, with a lower number
-	Foreign                    // its only field is another owner's, or ours with a higher number
-	Shared                     // it has several fields, and ours with the number of the operation is one of them
-	Structure                  // it has several fields, and that one is not among them
-	WrongType                  // it is not a hash
+	Free            Standing = iota // there is no key, or it has expired
+	Same                            // its only field is ours, with the number and the count of the operation
+	OtherCount                      // its only field is ours, with the number of the operation and another count
+	Earlier                         // its only field is ours, with a lower number
+	Foreign                         // its only field is another owner's, or ours with a higher number; or it is a read-write lock without our field
+	Shared                          // it is a read-write lock, and has our field with the number of the operation
+	Structure                       // it is another hash, without that field
+	SharedStructure                 // the same, with that field
+	WrongType                       // it is not a hash
 )
 
 // Ours reports whether the lock belongs to the sidecar.
@@ -46,25 +49,48 @@ func (c *Command) standingOf(content *Content) Standing {
 	}
 	prefix := c.Prefixes[c.Owner]
 	own := fieldOf(prefix, c.Op.HoldID)
-	_, has := content.Hash[own]
-	switch {
-	case len(content.Hash) > 1 && has:
-		return Shared
-	case len(content.Hash) > 1:
-		return Structure
-	}
-	for field, count := range content.Hash {
+	if field, isOwned := soleOwner(content.Hash); isOwned {
 		num, ours := number(prefix, field)
 		switch {
 		case !ours || num > c.Op.HoldID:
 			return Foreign
 		case field != own:
 			return Earlier
-		case count != strconv.FormatUint(uint64(c.Op.Count), 10):
+		case content.Hash[field] != strconv.FormatUint(uint64(c.Op.Count), 10):
 			return OtherCount
 		}
+		return Same
 	}
-	return Same
+	_, has := content.Hash[own]
+	switch isLock := isReadWriteLock(content.Hash); {
+	case isLock && has:
+		return Shared
+	case isLock:
+		return Foreign
+	case has:
+		return SharedStructure
+	}
+	return Structure
+}
+
+// soleOwner returns the only field of a hash, if that is an owner field: "<id>:<number>", or
+// "<id>:<number>:<more>".
+func soleOwner(hash map[string]string) (field string, ok bool) {
+	if len(hash) != 1 {
+		return "", false
+	}
+	for field = range hash {
+	}
+	parts := strings.Split(field, ":")
+	return field, slices.ContainsFunc(parts[1:], func(part string) bool {
+		digits := strings.TrimPrefix(part, "-")
+		return digits != "" && strings.Trim(digits, "0123456789") == ""
+	})
+}
+
+// isReadWriteLock reports whether a hash is a read-write lock of Redisson, or what is left of one.
+func isReadWriteLock(hash map[string]string) bool {
+	return hash["mode"] == "read" || hash["mode"] == "write"
 }
 
 // Change is what an operation does to the key.
@@ -115,7 +141,7 @@ func Judge(op *locktable.Op, s Standing) Verdict {
 		switch s {
 		case Free: // no host was notified of the expiry
 			return Verdict{Outcome: locktable.Done, Publishes: true}
-		case Same, OtherCount, Earlier, Shared:
+		case Same, OtherCount, Earlier, Shared, SharedStructure:
 			return Verdict{Outcome: locktable.Done, Change: Remove, Publishes: true}
 		case WrongType:
 			return Verdict{Outcome: locktable.NotALock}
@@ -134,9 +160,9 @@ func judgeTake(op *locktable.Op, s Standing) Verdict {
 		if op.RequireExisting {
 			return Verdict{Outcome: locktable.KeyMissing}
 		}
-	case Foreign, Shared, Structure:
+	case Foreign, Shared:
 		return Verdict{Outcome: locktable.HeldByOther}
-	case WrongType:
+	case Structure, SharedStructure, WrongType:
 		return Verdict{Outcome: locktable.NotALock}
 	}
 	v.Outcome, v.Change, v.Draws = locktable.Done, Write, op.Reserve > 0

@@ -156,7 +156,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 		}
 		sent = reply.Sent
 	}
-	if op.Kind == locktable.Renew && standing == Shared && c.SkipsLook && c.hasCount(key.Other) && !c.Denied.PExpire {
+	if op.Kind == locktable.Renew && (standing == Shared || standing == SharedStructure) && c.SkipsLook && c.hasCount(key.Other) && !c.Denied.PExpire {
 		key.ExpireAt = c.Now + int64(op.LeaseMS)*1e6
 		return Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted}
 	}
@@ -293,14 +293,15 @@ func Describe(k *Key, prefixes []string, denied Denied) string {
 		}
 		return "a key of type " + kind + ", which is not a lock"
 	}
-	if mode, ok := hash["mode"]; ok && len(hash) > 1 {
-		return "a read-write lock in mode " + mode[:min(len(mode), 16)]
-	}
-	if len(hash) > 1 {
-		return fmt.Sprintf("a hash with %d fields", len(hash))
-	}
-	for field := range hash {
+	if field, isOwned := soleOwner(hash); isOwned {
 		return field[:min(len(field), 256)]
 	}
-	panic("redis: a hash without fields")
+	if isReadWriteLock(hash) {
+		return "a read-write lock in mode " + hash["mode"]
+	}
+	fields := "fields"
+	if len(hash) == 1 {
+		fields = "field"
+	}
+	return fmt.Sprintf("a hash with %d %s, which is not a lock", len(hash), fields)
 }

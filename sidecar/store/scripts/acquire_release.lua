@@ -56,7 +56,8 @@
 --          {waiting}       the lock passed to the first of the queue; so many tickets wait
 --          {n, pause}      as n; the lock is free for others although there is a queue, and
 --                          its first asks again after the pause, ms
--- either   {description}   the key is of another type; nothing was changed
+-- either   {description}   the key is of another type; for a take, also a hash that is not a
+--                          lock; nothing was changed
 --          "CODE text"     the error of Redis for this lock alone; the lock is as it was,
 --                          except for the lease of one that is ours already, and for the
 --                          entries of one that is taken again with the number that it has
@@ -486,9 +487,9 @@ local function take(op, lock, counter, num, entries, n, move, free, passed_on)
   if fields ~= 0 or n ~= '1' or wanted then
     local channel = 'redisson_lock__channel:' .. string.sub(counter, #'redisson_lock_token:' + 1)
     if fields ~= 0 then
-      local other, no_hash
-      old, other, no_hash = owner(lock, fields, num)
-      if no_hash then return {other} end
+      local other, no_lock
+      old, other, no_lock = owner(lock, fields, num)
+      if no_lock then return {other} end
       if not old then
         queues = queues or define_queue_functions()
         return queues.refuse(op, lock, channel, num, other, not passed_on)

@@ -1,7 +1,8 @@
 -- ownership: whose lock a key is. This text precedes the text of each script.
 --
 -- A lock that is held is a HASH with one field, "<uuid>:<hold number>", whose value is the
--- number of entries.
+-- number of entries. Other clients of the lock have fields of the same form: "<id>:<number>", or
+-- "<id>:<number>:<more>".
 
 local prefix = ARGV[1] -- of this sidecar's owner fields: "<uuid>:"
 
@@ -10,7 +11,7 @@ local prefix = ARGV[1] -- of this sidecar's owner fields: "<uuid>:"
 -- an error.
 --
 -- Returns the owner field if the key does. Otherwise it returns nil, and the owner field or
--- a description of what is there; and true if that is no hash. An error for another reason
+-- a description of what is there; and true if that is not a lock. An error for another reason
 -- than the key's type is raised.
 --
 -- It is one function, because Redis pays for each that a script defines.
@@ -19,17 +20,18 @@ local function owner(lock, fields, num)
     if string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then error(fields) end
     return nil, 'a key of type ' .. (redis.pcall('TYPE', lock).ok or 'unknown') .. ', which is not a lock', true
   end
-  -- A plain lock has one field. More are another structure under the same name.
-  if fields > 1 then
-    local mode = redis.pcall('HGET', lock, 'mode')
-    if type(mode) == 'string' then return nil, 'a read-write lock in mode ' .. string.sub(mode, 1, 16) end
-    return nil, 'a hash with ' .. fields .. ' fields'
+  if fields == 1 then
+    local keys = redis.pcall('HKEYS', lock)
+    if keys.err then error(keys) end
+    local field = keys[1] or ''
+    local n = string.sub(field, 1, #prefix) == prefix and string.match(field, '^%d+$', #prefix + 1)
+    if n and tonumber(n) <= tonumber(num) then return field end
+    if string.find(field .. ':', ':%-?%d+:') then return nil, string.sub(field, 1, 256) end
   end
-  local keys = redis.pcall('HKEYS', lock)
-  if keys.err then error(keys) end
-  local field = keys[1] or ''
-  local n = string.sub(field, 1, #prefix) == prefix and string.match(field, '^%d+$', #prefix + 1)
-  if n and tonumber(n) <= tonumber(num) then return field end
-  return nil, string.sub(field, 1, 256)
+  -- A plain lock has one field. Anything else is another structure under the same name.
+  local mode = redis.pcall('HGET', lock, 'mode')
+  if type(mode) == 'table' then error(mode) end
+  if mode == 'read' or mode == 'write' then return nil, 'a read-write lock in mode ' .. mode end
+  return nil, 'a hash with ' .. fields .. ' field' .. (fields == 1 and '' or 's') .. ', which is not a lock', true
 end
 
