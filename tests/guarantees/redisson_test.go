@@ -737,6 +737,115 @@ func TestReadWriteLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
 	}
 }
 
+// The unlock of a read lock deletes the key of a lock that a client of a sidecar holds. That client
+// loses it at the next renewal or check, before its deadline.
+func TestReadUnlockOfRedissonDeletesALockOfASidecar(t *testing.T) {
+	t.Parallel() // it mostly waits
+	r := harness.StartRedis(t)
+	host := harness.StartRedisson(t, r)
+	for _, tt := range []struct {
+		what    string
+		daemon  string
+		leaseMS int64
+	}{
+		{"a renewed lock", "--lease=3s", 0},
+		{"a lease that is shorter than the daemon's", "--lease=10m", 6000},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			host := host.In(t)
+			w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), tt.daemon))
+			name := "read beside " + tt.what
+			w.Must(harness.Command{Do: "lock", As: name, Name: name, WaitMS: -1, Lease: tt.leaseMS})
+			host.Must(harness.Command{Do: "lock", Object: "read", Name: name})
+			host.Must(harness.Command{Do: "unlock", Object: "read", Name: name})
+			if fields := r.Fields(name); len(fields) != 0 {
+				t.Errorf("after the unlock, the key is %v", fields)
+			}
+			h := harness.Hold{Worker: w, Name: name}
+			h.ExpectLost(protocol.Deleted)
+		})
+	}
+}
+
+// A map and a rate limiter of Redisson are hashes, as a lock is. If one has the name of a lock, an
+// acquire is refused with denied, and the hash stays as it is.
+func TestHashOfRedissonIsNotALock(t *testing.T) {
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
+	host := harness.StartRedisson(t, r)
+	for _, do := range []string{"put_map", "set_rate"} {
+		t.Run(do, func(t *testing.T) {
+			w, host := w.In(t), host.In(t)
+			name := "not a lock by " + do
+			host.Must(harness.Command{Do: do, Name: name, Count: 5})
+			before := r.Fields(name)
+			for _, wait := range []int64{0, -1} {
+				a := w.Try(harness.Command{Do: "lock", As: name, Name: name, WaitMS: wait})
+				if a.Err != "denied" {
+					t.Errorf("a request with wait_ms %d is answered %+v", wait, a)
+				}
+				harness.CheckContains(t, a.Msg, "which is not a lock")
+			}
+			if now := r.Fields(name); fmt.Sprint(now) != fmt.Sprint(before) {
+				t.Errorf("the hash is %v now, before it was %v", now, before)
+			}
+		})
+	}
+}
+
+// A map or a rate limiter that is made while a client of a sidecar holds the lock of that name is
+// written around its field. The client loses the lock at the next check. The hash has the expiry of
+// the lock, so the name is refused until that, and usable after it.
+func TestHashOfRedissonAroundALockOfASidecar(t *testing.T) {
+	t.Parallel() // it mostly waits
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
+	host := harness.StartRedisson(t, r)
+	for _, do := range []string{"put_map", "set_rate"} {
+		t.Run(do, func(t *testing.T) {
+			w, host := w.In(t), host.In(t)
+			h := harness.Hold{Worker: w, Name: "written around by " + do}
+			w.Must(harness.Command{Do: "lock", As: h.Name, Name: h.Name, WaitMS: -1, Lease: 6000})
+			if a := host.Must(harness.Command{Do: do, Name: h.Name, Count: 5}); !a.Yes {
+				t.Errorf("%s had no effect", do)
+			}
+			h.ExpectLost(protocol.Stolen)
+			if a := w.Try(harness.Command{Do: "lock", As: "again", Name: h.Name}); a.Err != "denied" {
+				t.Errorf("an acquire after the loss is answered %+v", a)
+			}
+			awaitFree(t, r, h.Name)
+			mustBeFree(t, w, harness.Command{Name: h.Name})
+		})
+	}
+}
+
+// A lock of a group of values is a hash with the name of the group. It is granted although a client
+// of a sidecar holds the lock of that name. While a Redisson program holds it, the name is refused.
+func TestGroupLockOfRedissonIgnoresALockOfASidecar(t *testing.T) {
+	t.Parallel() // it mostly waits
+	r := harness.StartRedis(t)
+	w := harness.StartNthWorker(t, harness.StartDaemon(t, r.UnixURL()), 0)
+	host := harness.StartRedisson(t, r)
+	lock := harness.Command{Do: "lock", Object: "group", Name: "a group", Names: []string{"one", "two"}}
+	unlock := lock
+	unlock.Do = "unlock"
+
+	host.Must(lock)
+	if a := w.Try(harness.Command{Do: "lock", As: lock.Name, Name: lock.Name, WaitMS: -1}); a.Err != "denied" {
+		t.Errorf("an acquire while the group is locked is answered %+v", a)
+	}
+	host.Must(unlock)
+	awaitFree(t, r, lock.Name)
+
+	h := harness.Hold{Worker: w, Name: lock.Name}
+	w.Must(harness.Command{Do: "lock", As: h.Name, Name: h.Name, WaitMS: -1, Lease: 6000})
+	host.Must(lock)
+	h.ExpectLost(protocol.Stolen)
+	host.Must(unlock)
+	awaitFree(t, r, h.Name)
+	mustBeFree(t, w, harness.Command{Name: h.Name})
+}
+
 // Redis refuses a semaphore with the name of a lock that is held, and a lock with the name of
 // a semaphore.
 func TestSemaphoreOfRedissonUnderTheNameOfALock(t *testing.T) {
