@@ -251,6 +251,46 @@ func TestHotLockIsSyncedEach50MS(t *testing.T) {
 	r.redis(locktable.Drop, locktable.Done)
 }
 
+func lastToken(r *rig) uint64 {
+	row, _ := r.tb.Info(r.now, "a")
+	return row.Token
+}
+
+// A program deletes the key of a lock that lingers, and acquires it. Local grants go on for 50 ms and
+// two ticks after the last operation that Redis answered, and no longer than until the next one is
+// answered. Their tokens were drawn before, so the program's is larger than all of them, and those
+// that are drawn after the loss are larger still.
+func TestKeyOfALingeringLockThatIsDeletedIsNoticedWithin50MS(t *testing.T) {
+	r := newLingeringRig(t, locktable.Config{QuietTime: time.Hour})
+	synced, taken := r.now, r.tokens+1 // the program's token
+	r.tokens = taken
+	for r.collect(); len(r.ops) == 0; r.collect() {
+		r.log = nil
+		r.acquire(1, "a")
+		hold := r.lastHold()
+		if token := lastToken(r); token >= taken {
+			t.Errorf("a grant without an operation has the token %d, and another owner has %d", token, taken)
+		}
+		r.pass(2 * time.Millisecond)
+		if r.collect(); len(r.ops) == 0 {
+			r.release(1, hold)
+		}
+		if d := time.Duration(r.now - synced); d > 54*time.Millisecond {
+			t.Fatalf("no operation is sent for %v", d)
+		}
+	}
+	r.log = nil
+	hold := r.lastHold()
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "thief:1", TTLMS: 20_000})
+	r.want("s1 lost hold=" + itoa(hold) + " stolen")
+	r.quiet()
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	if r.collect(); lastToken(r) <= taken {
+		t.Errorf("the token after the loss is %d, and another owner had %d", lastToken(r), taken)
+	}
+}
+
 // If the tokens ended, an acquire would wait for a round trip.
 func TestTokensOfAHotLockAreReservedBeforeTheLast(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})

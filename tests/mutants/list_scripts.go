@@ -41,6 +41,36 @@ var scriptMutants = []mutant{
 		by:   differential,
 	},
 	{
+		rule: "a hash whose only field is no owner is not a lock",
+		file: ownership,
+		old:  `    if string.find(field .. ':', ':%-?%d+:') then return`,
+		new:  `    if true then return`,
+		by:   differential,
+	},
+	{
+		rule: "an owner field may have more behind its number, and a negative number",
+		file: ownership,
+		old:  `string.find(field .. ':', ':%-?%d+:')`,
+		new:  `string.find(field, ':%d+$')`,
+		by:   differential,
+	},
+	{
+		rule: "what is left of a read-write lock is a lock",
+		file: ownership,
+		old:  `  if mode == 'read' or mode == 'write' then return`,
+		new:  `  if fields > 1 and (mode == 'read' or mode == 'write') then return`,
+		by:   differential,
+	},
+	{
+		rule: "a hash with several fields that is no read-write lock is not a lock",
+		file: ownership,
+		old: `, which is not a lock', true
+end`,
+		new: `, which is not a lock'
+end`,
+		by: differential,
+	},
+	{
 		rule: "an error for another reason than the type is reported as it is",
 		file: ownership,
 		old:  "    if string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then error(fields) end\n",
