@@ -554,6 +554,53 @@ func TestForceUnlockByRedissonIsNoticedAtTheNextCheck(t *testing.T) {
 	}
 }
 
+// Redisson force-unlocks a lock that lingers, and acquires it. For a moment the sidecar may grant it,
+// too: with a token that was drawn before, so that the resource refuses that holder.
+func TestGrantsAfterAForceUnlockOfALingeringLockHaveSmallerTokens(t *testing.T) {
+	r := harness.StartRedis(t)
+	w := harness.StartGoWorker(t, harness.StartDaemon(t, r.UnixURL(), "--linger=20ms"))
+	host := harness.StartRedisson(t, r)
+	fenced := harness.Command{Do: "lock", Object: "fenced", Name: "forced while it lingers"}
+	here := harness.Command{Do: "lock", As: "here", Name: fenced.Name, WaitMS: 0}
+	last, twoOwners := uint64(0), 0
+	for range 10 {
+		for range 20 {
+			l := w.Lock(fenced.Name)
+			if l.Token <= last {
+				t.Errorf("the token is %d after %d", l.Token, last)
+			}
+			last = l.Token
+			w.Unlock(fenced.Name)
+		}
+		host.Must(harness.Command{Do: "force_unlock", Name: fenced.Name})
+		theirs := host.Try(fenced)
+		if theirs.Err != "" {
+			continue // the sidecar has acquired it again
+		}
+		if theirs.Token <= last {
+			t.Errorf("Redisson's token is %d after %d", theirs.Token, last)
+		}
+		if a := w.Try(here); a.Err == "" {
+			twoOwners++
+			if a.Token >= theirs.Token || a.Token <= last {
+				t.Errorf("the sidecar's token is %d, after %d and beside that of Redisson, %d", a.Token, last, theirs.Token)
+			}
+			w.Try(harness.Command{Do: "unlock", As: here.As, Name: here.Name}) // it may be lost
+		}
+		last = theirs.Token
+		host.Must(harness.Command{Do: "unlock", Object: "fenced", Name: fenced.Name})
+		harness.Eventually(t, "the sidecar has noticed it", func() bool {
+			a := w.Try(here)
+			if a.Err != "" {
+				return false
+			}
+			w.Try(harness.Command{Do: "unlock", As: here.As, Name: here.Name})
+			return a.Token > last
+		})
+	}
+	t.Logf("there were two owners %d times", twoOwners)
+}
+
 // A Redisson program overwrites the key of a lock with a value. The holder loses the lock at
 // the next renewal, long before its deadline, and the log names the type of the value.
 func TestValueWrittenOverALockIsNoticedAtTheNextCheck(t *testing.T) {
