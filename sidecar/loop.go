@@ -375,9 +375,9 @@ func (l *loop) onRequest(now int64, in *request) {
 	}
 	switch in.kind {
 	case clientAcquire:
-		if reserved := store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); reserved != "" {
+		if why := store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); why != "" {
 			l.table.CountRefusal(in.acquire.Name, protocol.Denied)
-			l.refuse(c, in.acquire.ID, protocol.Denied, "the key of this lock in Redis would begin with "+reserved+", and such keys are reserved for the token counters and queues of other locks; choose another name")
+			l.refuse(c, in.acquire.ID, protocol.Denied, why+"; choose another name")
 			return
 		}
 		l.table.Acquire(now, cl.id, in.acquire)

@@ -265,7 +265,10 @@ func TestReservedNamesAreRefused(t *testing.T) {
 		"redisson_lock_token:{victim}", "redisson_lock_queue:{victim}", "redisson_lock_timeout:{victim}",
 		"redisson_lock__channel:{victim}", "redisson_unlock_latch:{victim}:1", "locksidecar_queue:{victim}",
 	} {
-		c.refused(c.acquire(name, 0), protocol.Denied, "reserved")
+		c.refused(c.acquire(name, 0), protocol.Denied, "such keys are reserved")
+	}
+	for _, uuid := range []string{"6ba7b810-9dad-11d1-80b4-00c04fd430c8"} {
+		c.refused(c.acquire("{locksidecar}:"+uuid, 0), protocol.Denied, "such channels are reserved")
 	}
 	c.hold("redisson_lock") // is only like one
 }

@@ -1,7 +1,5 @@
 package store
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable"
-
 const (
 	subscribeMax   = 100 // channels in one SUBSCRIBE
 	maxSubscribing = 4   // requests without an answer; what is wanted meanwhile joins the next one
@@ -12,7 +10,7 @@ const (
 // all channels are requested again. commands.mu guards it.
 type listener struct {
 	keys  keyspace
-	want  map[string][]string // by channel: the names that have it
+	want  map[string]string   // by channel: the name that has it
 	dirty map[string]struct{} // channels to compare again: wanted against requested
 	later []string            // channels to compare again at the next check of the connection
 
@@ -38,37 +36,38 @@ type channelsRequest struct {
 func newListener(keys keyspace) listener {
 	return listener{
 		keys:  keys,
-		want:  make(map[string][]string),
+		want:  make(map[string]string),
 		dirty: make(map[string]struct{}),
 		asked: make(map[string]asked),
 	}
 }
 
+// subscribe is not carried out, and not confirmed, for a name to whose channel this sidecar may
+// not subscribe. So a channel is wanted for one name at most, and never a sidecar's.
 func (l *listener) subscribe(name string) {
+	if !l.keys.maySubscribe(name) {
+		return
+	}
 	ch := l.keys.channel(name)
-	l.want[ch] = append(dropName(l.want[ch], name), name)
+	l.want[ch] = name
 	l.dirty[ch] = struct{}{}
 }
 
 func (l *listener) unsubscribe(name string) {
-	ch := l.keys.channel(name)
-	if names := dropName(l.want[ch], name); len(names) > 0 {
-		l.want[ch] = names
+	if !l.keys.maySubscribe(name) {
 		return
 	}
+	ch := l.keys.channel(name)
 	delete(l.want, ch)
 	l.dirty[ch] = struct{}{}
 }
 
-// dropName makes a new list: a callback may still have the old one.
-func dropName(names []string, name string) []string {
-	var rest []string
-	for _, n := range names {
-		if n != name {
-			rest = append(rest, n)
-		}
+// appendWanted appends the name for which a channel is wanted, if there is one.
+func (l *listener) appendWanted(names []string, ch string) []string {
+	if name, ok := l.want[ch]; ok {
+		names = append(names, name)
 	}
-	return rest
+	return names
 }
 
 // next reconciles: it compares the wanted channels with the requested ones, and returns a
@@ -82,7 +81,7 @@ func (l *listener) next() *channelsRequest {
 	for ch := range l.dirty {
 		a, known := l.asked[ch]
 		subscribed := known && !a.by.unsubscribe
-		wanted := l.want[ch] != nil
+		_, wanted := l.want[ch]
 		switch {
 		case !wanted && !subscribed, wanted && subscribed && !a.confirmed:
 			// What is wanted was requested. Its confirmation follows.
@@ -132,7 +131,7 @@ func (l *listener) onConfirmation(r *channelsRequest, ch string) (names []string
 	l.inFlight--
 	for _, ch := range r.channels {
 		if a := l.asked[ch]; a.by == r && a.confirmed {
-			names = append(names, l.want[ch]...)
+			names = l.appendWanted(names, ch)
 		}
 	}
 	return names, true
@@ -177,7 +176,7 @@ func (l *listener) onRefusal(r *channelsRequest, mayPass bool) (halves []*channe
 		}
 	default:
 		for _, ch := range channels {
-			names = append(names, l.want[ch]...)
+			names = l.appendWanted(names, ch)
 			delete(l.asked, ch)
 		}
 	}
@@ -189,7 +188,7 @@ func (l *listener) onRefusal(r *channelsRequest, mayPass bool) (halves []*channe
 func (l *listener) onDisconnect() (names []string) {
 	for ch, a := range l.asked {
 		if a.confirmed {
-			names = append(names, l.want[ch]...)
+			names = l.appendWanted(names, ch)
 		}
 	}
 	clear(l.asked)
@@ -198,14 +197,6 @@ func (l *listener) onDisconnect() (names []string) {
 		l.dirty[ch] = struct{}{}
 	}
 	return names
-}
-
-// unlocked returns a message for each of the names that have one channel.
-func unlocked(dst []locktable.Message, names []string) []locktable.Message {
-	for _, name := range names {
-		dst = append(dst, locktable.Message{Kind: locktable.Unlocked, Name: name})
-	}
-	return dst
 }
 
 func appendChannelsRequest(dst []byte, r *channelsRequest) []byte {

@@ -69,30 +69,56 @@ func TestPublishedReleaseIsReceived(t *testing.T) {
 	})
 }
 
-// "a" and "{a}" have one channel. Each has its messages while it is subscribed.
-func TestTwoNamesWithOneChannel(t *testing.T) {
+// "a" and "{a}" have one channel. A subscription for "{a}" would count as a program that waits
+// for "a".
+func TestOneOfTwoNamesWithOneChannelIsSubscribed(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
 	r := connected(t, s.url())
-	r.Subscribe("a")
-	recv(t, r.subscribed, "subscription")
-	r.Subscribe("{a}")
-	for recv(t, r.subscribed, "subscription") != "{a}" {
+	next := func(name string) { // the order of what the listener does is the order of our calls
+		t.Helper()
+		r.Subscribe(name)
+		if got := recv(t, r.subscribed, "subscription"); got != name {
+			t.Errorf("the subscription of %q is confirmed, want %q", got, name)
+		}
 	}
-	a.Publish(ctx, channelOf("a"), "0")
-	if got := names(t, r.messages, 2, "message"); !got["a"] || !got["{a}"] {
+	r.Subscribe("{a}")
+	next("b")
+	listeners(t, a, "a", 0)
+	next("a")
+	listeners(t, a, "a", 1)
+	a.Publish(ctx, channelOf("{a}"), "0")
+	a.Publish(ctx, channelOf("b"), "0")
+	if got := names(t, r.messages, 2, "message"); !got["a"] || !got["b"] {
 		t.Errorf("messages of %v", got)
 	}
-	r.Unsubscribe("a")
-	r.Subscribe("b") // the order of what the listener does is the order of our calls
-	for recv(t, r.subscribed, "subscription") != "b" {
-	}
-	a.Publish(ctx, channelOf("a"), "0")
-	if got := recv(t, r.messages, "message"); got != "{a}" {
-		t.Errorf("message of %q", got)
-	}
 	r.Unsubscribe("{a}")
+	next("c")
+	listeners(t, a, "a", 1)
+	r.Unsubscribe("a")
 	listeners(t, a, "a", 0)
+}
+
+// A lock could have such a name in the state file of an earlier version.
+func TestChannelOfASidecarIsNeverThatOfALock(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url())
+	for _, id := range []string{ourUUID, otherUUID} {
+		r.Subscribe("{locksidecar}:" + id)
+		r.Subscribe("b")
+		if got := recv(t, r.subscribed, "subscription"); got != "b" {
+			t.Errorf("the subscription of %q is confirmed", got)
+		}
+		r.Unsubscribe("{locksidecar}:" + id)
+		r.Unsubscribe("b")
+		listeners(t, a, "b", 0)
+	}
+	for id, want := range map[string]int64{ourUUID: 1, otherUUID: 0} {
+		if got := must(a.PubSubNumSub(ctx, ownChannel(id)).Result())[ownChannel(id)]; got != want {
+			t.Errorf("the channel of %s has %d subscribers, want %d", id, got, want)
+		}
+	}
 }
 
 func TestThousandSubscriptions(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 // ownChannel returns the channel on which sidecars reach the one with this uuid. It does not
 // depend on the key prefix: a sidecar computes it from an owner field alone.
-func ownChannel(uuid string) string { return channelPrefix + "{locksidecar}:" + uuid }
+func ownChannel(uuid string) string { return channelPrefix + ownTag + uuid }
 
 // A message on the channel of a sidecar is a text of fields, with one space between two of
 // them. The last one is the key of the lock, in which any character may occur:
@@ -107,7 +107,7 @@ func (k *keyspace) message(text string) (locktable.Message, origin, bool) {
 		return m, from, false
 	}
 	name, ok := strings.CutPrefix(m.Name, k.prefix)
-	if !ok || protocol.CheckName(name) != nil {
+	if !ok || protocol.CheckName(name) != nil || Reserved(k.prefix, name) != "" {
 		return locktable.Message{}, origin{}, false
 	}
 	m.Name = name

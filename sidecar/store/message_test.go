@@ -104,6 +104,12 @@ func TestMessageForAnotherPrefixIsIgnored(t *testing.T) {
 			t.Errorf("key %q: %+v", key, m)
 		}
 	}
+	k = newKeyspace("")
+	for _, name := range []string{"redisson_lock_token:{a}", "locksidecar_queue:{a}", "{locksidecar}:" + ourUUID} {
+		if m, _, ok := k.message("recall " + name); ok {
+			t.Errorf("a reserved name: %+v", m)
+		}
+	}
 	if got, want := ownChannel(ourUUID), "redisson_lock__channel:{locksidecar}:"+ourUUID; got != want {
 		t.Errorf("channel %q, want %q", got, want)
 	}

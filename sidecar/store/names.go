@@ -23,19 +23,43 @@ const (
 const MaxKeyPrefix = 128
 
 // reservedPrefixes are those of keys that belong to other locks: their token counters and
-// queues.
+// queues; and of keys that belong to sidecars.
 var reservedPrefixes = []string{"redisson_lock_", "redisson_unlock_latch:", "locksidecar_"}
 
-// Reserved returns the reserved prefix with which the key of a lock begins, or "". A lock
-// with such a key would be kept under the key of another lock's token counter or queue, and
-// break it.
-func Reserved(keyPrefix, name string) string {
+// ownTag begins what the channel of a sidecar has after channelPrefix: see ownChannel.
+const ownTag = "{locksidecar}:"
+
+// Reserved returns why no lock may have a name, or "". It decides by what the name becomes in
+// Redis:
+//   - A lock could have the key of another lock's token counter or queue, and break it.
+//   - A lock could have the channel of a sidecar. A waiter of the lock would subscribe to it, and
+//     its messages would be taken for those of the sidecar; or the sidecar would unsubscribe from
+//     its own channel.
+func Reserved(keyPrefix, name string) (why string) {
 	for _, reserved := range reservedPrefixes {
-		if rest, ok := strings.CutPrefix(reserved, keyPrefix); ok && strings.HasPrefix(name, rest) || strings.HasPrefix(keyPrefix, reserved) {
-			return reserved
+		if hasKeyPrefix(keyPrefix, name, reserved) {
+			return "the key of this lock in Redis would begin with " + reserved + ", and such keys are reserved for the token counters and queues of other locks"
 		}
 	}
+	if isChannelOfSidecars(keyPrefix, name) {
+		return "the channel of this lock in Redis would begin with " + ownChannel("") + ", and such channels are reserved for sidecars"
+	}
 	return ""
+}
+
+// hasKeyPrefix reports whether the key of a lock begins with a text.
+func hasKeyPrefix(keyPrefix, name, text string) bool {
+	rest, ok := strings.CutPrefix(text, keyPrefix)
+	return ok && strings.HasPrefix(name, rest) || strings.HasPrefix(keyPrefix, text)
+}
+
+// isChannelOfSidecars reports whether the channel of a lock begins like those of sidecars.
+func isChannelOfSidecars(keyPrefix, name string) bool {
+	if hasKeyPrefix(keyPrefix, name, ownTag) {
+		return true
+	}
+	// Without a brace in the key, the channel gets the brace with which the tag begins.
+	return hasKeyPrefix(keyPrefix, name, ownTag[1:]) && strings.IndexByte(keyPrefix, '{') < 0 && strings.IndexByte(name, '{') < 0
 }
 
 // CheckKeyPrefix returns why Open would refuse a KeyPrefix, or nil.
@@ -51,8 +75,8 @@ func CheckKeyPrefix(prefix string) error {
 			return fmt.Errorf("key-prefix %q has the character %U, which is not printable; leave it out", prefix, r)
 		}
 	}
-	if reserved := Reserved(prefix, ""); reserved != "" {
-		return fmt.Errorf("key-prefix %q: keys that begin with %s are reserved for the token counters and queues of locks; choose another prefix", prefix, reserved)
+	if why := Reserved(prefix, ""); why != "" {
+		return fmt.Errorf("key-prefix %q, with a lock: %s; choose another prefix", prefix, why)
 	}
 	if !strings.ContainsAny(prefix, "{}") {
 		return nil
@@ -81,11 +105,33 @@ func newKeyspace(prefix string) keyspace {
 // key returns the key of a lock.
 func (k *keyspace) key(name string) string { return k.prefix + name }
 
-// channel returns the channel on which the release of a lock is published. Without a
-// prefix, two names can share one: "a" and "{a}".
+// channel returns the channel on which the release of a lock is published. Two keys can share
+// one: "a" and "{a}".
 func (k *keyspace) channel(name string) string { return k.derived(channelPrefix, name) }
 
-// counter returns the key of a lock's fencing tokens.
+// maySubscribe reports whether this sidecar may subscribe to the channel of a lock. It may not:
+//   - if the channel is that of another key, too. The subscription for "{a}" would count as a
+//     foreign client that waits for "a", and slow "a" down, also for users who may not use "a".
+//   - if the channel is a sidecar's. Reserved keeps such names from the lock table; a state file
+//     of an earlier version can have one.
+func (k *keyspace) maySubscribe(name string) bool {
+	return !isChannelOfSidecars(k.prefix, name) && !k.sharesChannel(name)
+}
+
+// sharesChannel reports whether the key of a lock is another key in braces, which has the same
+// channel and the same counter.
+func (k *keyspace) sharesChannel(name string) bool {
+	last := len(k.prefix) + len(name) - 1
+	at := func(i int) byte {
+		if i < len(k.prefix) {
+			return k.prefix[i]
+		}
+		return name[i-len(k.prefix)]
+	}
+	return last > 1 && at(0) == '{' && at(last) == '}' && strings.Count(k.prefix, "{")+strings.Count(name, "{") == 1
+}
+
+// counter returns the key of a lock's fencing tokens. It is shared as the channel is.
 func (k *keyspace) counter(name string) string { return k.derived(counterPrefix, name) }
 
 func (k *keyspace) derived(from, name string) string {

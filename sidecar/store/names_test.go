@@ -2,10 +2,12 @@ package store
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -55,15 +57,131 @@ func TestNameIsReservedIfItsKeyBelongsToAnotherLock(t *testing.T) {
 		{"l", "ocksidecar_x", "locksidecar_"},
 		{"l", "locksidecar_x", ""},
 	} {
-		if got := Reserved(tt.prefix, tt.name); got != tt.want {
-			t.Errorf("name %q with prefix %q is reserved by %q, want %q", tt.name, tt.prefix, got, tt.want)
+		got := Reserved(tt.prefix, tt.name)
+		if tt.want == "" && got != "" || tt.want != "" && !strings.Contains(got, "begin with "+tt.want+", and such keys") {
+			t.Errorf("name %q with prefix %q is reserved because %q, want %q", tt.name, tt.prefix, got, tt.want)
 		}
 	}
 }
 
+// What counts is the channel: a name must not get one of a sidecar together with the prefix.
+func TestNameIsReservedIfItsChannelIsThatOfASidecar(t *testing.T) {
+	for _, tt := range []struct {
+		prefix, name string
+		want         bool
+	}{
+		{"", "{locksidecar}:" + ourUUID, true},
+		{"", "{locksidecar}:" + otherUUID, true},
+		{"", "{locksidecar}:", true},
+		{"", "locksidecar}:" + ourUUID, true},
+		{"", "locksidecar}:{a", false},
+		{"", "{locksidecar}", false},
+		{"", "locksidecar", false},
+		{"", "locksidecar:" + ourUUID, false},
+		{"", "a{locksidecar}:" + ourUUID, false},
+		{"{locksidecar}", ":" + ourUUID, true},
+		{"{locksidecar}", "a:" + ourUUID, false},
+		{"lock", "sidecar}:" + ourUUID, true},
+		{"lock", "{locksidecar}:" + ourUUID, false},
+		{"app1:", "{locksidecar}:" + ourUUID, false},
+		{"{app1}:", "{locksidecar}:" + ourUUID, false},
+	} {
+		got := Reserved(tt.prefix, tt.name)
+		if got != "" != tt.want || tt.want && !strings.Contains(got, "the channel of this lock in Redis would begin with redisson_lock__channel:{locksidecar}:") {
+			t.Errorf("name %q with prefix %q is reserved because %q, want %v", tt.name, tt.prefix, got, tt.want)
+		}
+		k := newKeyspace(tt.prefix)
+		if k.maySubscribe(tt.name) && tt.want {
+			t.Errorf("name %q with prefix %q: the sidecar would subscribe", tt.name, tt.prefix)
+		}
+	}
+}
+
+// Two locks have nothing in common in Redis, and none has anything in common with what sidecars
+// have for themselves. The exception is Redisson's: "a" and "{a}" have one counter and one
+// channel. The sidecars that this compares have two prefixes.
+func TestLocksShareNothingInRedis(t *testing.T) {
+	parts := []string{
+		"{", "{", "}", "}", ":", "a", "b", "lock", "sidecar", "locksidecar", "{locksidecar}:", "locksidecar}:", "redisson_", ourUUID, otherUUID,
+		counterPrefix, channelPrefix, queuePrefix, signsPrefix, hostPrefix, hostsPrefix, "redisson_unlock_latch:",
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	text := func(most int) (s string) {
+		for range rng.IntN(most + 1) {
+			s += parts[rng.IntN(len(parts))]
+		}
+		return s
+	}
+	type place struct{ what, of string }
+	const seeds = 20_000
+	pairs, subscribed := 0, 0
+	for range seeds {
+		var keyspaces []keyspace
+		for len(keyspaces) < 2 {
+			if prefix := text(2); CheckKeyPrefix(prefix) == nil {
+				keyspaces = append(keyspaces, newKeyspace(prefix))
+			}
+		}
+		places := make(map[string]place)
+		of := make(map[string]*keyspace) // by key
+		names := make(map[string]string) // by key
+		for i := range keyspaces {
+			k := &keyspaces[i]
+			for _, id := range []string{ourUUID, otherUUID} {
+				places[ownChannel(id)] = place{what: "channel of a sidecar"}
+				places[k.host(id)] = place{what: "host"}
+			}
+			places[k.hosts()] = place{what: "hosts"}
+		}
+		base := text(4)
+		for _, name := range []string{base, "{" + base + "}", base + "}", "{" + base, text(4)} {
+			for i := range keyspaces {
+				k := &keyspaces[i]
+				key := k.key(name)
+				if protocol.CheckName(name) != nil || Reserved(k.prefix, name) != "" || of[key] != nil {
+					continue
+				}
+				of[key], names[key] = k, name
+				for what, object := range map[string]string{
+					"lock": key, "counter": k.counter(name), "channel": k.channel(name), "queue": k.queue(name), "signs": signsOf(k.queue(name)),
+				} {
+					other, taken := places[object]
+					if !taken {
+						places[object] = place{what, key}
+						continue
+					}
+					isPair := key == "{"+other.of+"}" || other.of == "{"+key+"}"
+					if other.what != what || what != "counter" && what != "channel" || !isPair {
+						t.Fatalf("%q, the %s of %q, is the %s of %q", object, what, key, other.what, other.of)
+					}
+					if what == "channel" {
+						pairs++
+						if of[other.of].maySubscribe(names[other.of]) && k.maySubscribe(name) {
+							t.Fatalf("sidecars subscribe to %q for %q and for %q", object, key, other.of)
+						}
+					}
+				}
+				if k.maySubscribe(name) {
+					subscribed++
+				} else if !strings.HasPrefix(key, "{") || !strings.HasSuffix(key, "}") {
+					t.Fatalf("the sidecar does not subscribe for %q", key)
+				}
+			}
+		}
+	}
+	if pairs < seeds/100 || subscribed < seeds {
+		t.Errorf("%d pairs share a channel, and %d names are subscribed: these names do not show much", pairs, subscribed)
+	}
+}
+
+// signsPrefix and signsOf are what scripts/acquire_release.lua has.
+const signsPrefix = "locksidecar_signs:"
+
+func signsOf(queue string) string { return signsPrefix + strings.TrimPrefix(queue, queuePrefix) }
+
 func TestKeyPrefixesThatAreRefused(t *testing.T) {
 	for _, prefix := range []string{
-		"", "app1:", "größe 1 ", "a/b*?[x]\\", "{app}:", "a{app}{", "a}{app}", "redisson_", "locksidecar:",
+		"", "app1:", "größe 1 ", "a/b*?[x]\\", "{app}:", "a{app}{", "a}{app}", "redisson_", "locksidecar:", "{locksidecar}",
 		strings.Repeat("x", MaxKeyPrefix),
 	} {
 		if err := CheckKeyPrefix(prefix); err != nil {
@@ -80,10 +198,12 @@ func TestKeyPrefixesThatAreRefused(t *testing.T) {
 		"app}":                              "outside of a hash tag",
 		"{}:":                               "outside of a hash tag",
 		"}app{":                             "outside of a hash tag",
-		"redisson_lock_":                    "begin with redisson_lock_ are reserved",
-		"redisson_lock_token:":              "begin with redisson_lock_ are reserved",
-		"redisson_unlock_latch:{a}":         "begin with redisson_unlock_latch: are reserved",
-		"locksidecar_app1:":                 "begin with locksidecar_ are reserved",
+		"redisson_lock_":                    "begin with redisson_lock_, and such keys are reserved",
+		"redisson_lock_token:":              "begin with redisson_lock_, and such keys are reserved",
+		"redisson_unlock_latch:{a}":         "begin with redisson_unlock_latch:, and such keys are reserved",
+		"locksidecar_app1:":                 "begin with locksidecar_, and such keys are reserved",
+		"{locksidecar}:":                    "begin with redisson_lock__channel:{locksidecar}:, and such channels are reserved",
+		"{locksidecar}:app1:":               "such channels are reserved for sidecars",
 	} {
 		if err := CheckKeyPrefix(prefix); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "key-prefix ") {
 			t.Errorf("%q: %v, want %q", prefix, err, want)

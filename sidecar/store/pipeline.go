@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -329,10 +330,10 @@ func (p *pipeline) onMessage(channel string, text reply) {
 	}
 	mu := &p.commands.mu
 	mu.Lock()
-	names := p.commands.listener.want[channel]
+	name, wanted := p.commands.listener.want[channel]
 	mu.Unlock()
-	if len(names) > 0 {
-		p.messages = unlocked(p.messages, names)
+	if wanted {
+		p.messages = append(p.messages, locktable.Message{Kind: locktable.Unlocked, Name: name})
 	}
 }
 
@@ -372,8 +373,11 @@ func (p *pipeline) onConfirmation(push reply, unsubscribed bool, channel string)
 	if !p.isIdle() {
 		r = p.calls.front().channels
 	}
-	if r == nil || r.unsubscribe != unsubscribed {
+	if r == nil || r.unsubscribe != unsubscribed || !slices.Contains(r.channels, channel) {
 		mu.Unlock()
+		if channel == p.commands.dial.channel && unsubscribed {
+			return unavailablef("Redis at %s ended the subscription to the channel on which other sidecars reach this one; the connection is made again", p.commands.dial.address)
+		}
 		return &unexpectedReply{reply: push}
 	}
 	names, answered := p.commands.listener.onConfirmation(r, channel)

@@ -362,6 +362,33 @@ func TestConfirmationThatWasNotRequestedEndsTheConnection(t *testing.T) {
 	}
 }
 
+// Without its own channel, a sidecar gets no lock that another one passes on to it. It makes its
+// connection again, which begins with this subscription, and the reason is in the log and in the
+// status. A request of its own that has no answer yet does not hide that.
+func TestUnrequestedUnsubscribeOfTheOwnChannelEndsTheConnection(t *testing.T) {
+	for _, isUnsubscribing := range []bool{false, true} {
+		url, greeted := greet(t)
+		r := connected(t, url, func(c *Config) { c.Timeout = patience })
+		conn := recv(t, greeted, "connection")
+		pipeOf(r.Store)
+		if isUnsubscribing {
+			in := bufio.NewReader(conn)
+			r.Subscribe("a")
+			must(readCommand(in))
+			io.WriteString(conn, confirmation("subscribe", channelOf("a")))
+			recv(t, r.subscribed, "subscription")
+			r.Unsubscribe("a")
+			must(readCommand(in))
+		}
+		io.WriteString(conn, confirmation("unsubscribe", ownChannel(ourUUID)))
+		const want = "ended the subscription to the channel on which other sidecars reach this one"
+		if why := r.down(); !strings.Contains(why, want) || !strings.Contains(r.logged(), want) {
+			t.Errorf("it is down because %s; the log has %s", why, r.logged())
+		}
+		conn.Close()
+	}
+}
+
 // The lease of a lock begins in Redis at any time after the operation was written. A send
 // time from after that would have the holder believe in the lock for too long.
 func TestSendTimeIsFromBeforeTheOperationIsWritten(t *testing.T) {

@@ -173,8 +173,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a name under which Redis has another lock's counter or queue is refused",
 		file: "sidecar/loop.go",
-		old:  `store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); reserved != ""`,
-		new:  `store.Reserved(l.cfg.KeyPrefix, ""); reserved != ""`,
+		old:  `store.Reserved(l.cfg.KeyPrefix, in.acquire.Name); why != ""`,
+		new:  `store.Reserved(l.cfg.KeyPrefix, ""); why != ""`,
 		by:   test("sidecar", "TestNamesOfWhatBelongsToOtherLocksAreRefused"),
 	},
 	{
