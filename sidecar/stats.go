@@ -20,6 +20,7 @@ type Stats struct {
 
 	Redis     string              // "ok", or one sentence that says what is wrong
 	Resumed   uint64              // sessions that clients resumed
+	Ignored   uint64              // messages on the channel of this sidecar that say nothing to it
 	Steps     locktable.Histogram // how long a step of the loop took, on locktable.ShortTimes
 	LoopDelay time.Duration       // how long the loop took to answer this query
 }
@@ -74,6 +75,7 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 	}
 	st := <-answered
 	st.Survey, st.SurveyedAt, st.StartedAt, st.Redis = survey, at, s.startedAt, s.Redis()
+	st.Ignored = s.store.IgnoredMessages()
 	return &st, nil
 }
 

@@ -44,6 +44,8 @@ var (
 	redisUp        = describe("redis_up", "Whether the daemon is connected to Redis, and Redis executes its scripts.")
 	redisRoundtrip = describe("redis_roundtrip_seconds", "Round trips of operations to Redis, from their sending to their results.")
 
+	messagesIgnored = describe("messages_ignored_total", "Messages on the daemon's own channel in Redis that say nothing to it. Another program publishes there.")
+
 	leaseSeconds       = describe("lease_seconds", "The watchdog lease, which is renewed every third of it.")
 	sessions           = describe("sessions", "Sessions of clients.")
 	sessionsLimit      = describe("sessions_limit", "How many sessions there may be (max_sessions).")
@@ -75,7 +77,7 @@ var (
 )
 
 var descriptions = []*prometheus.Desc{
-	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisRoundtrip, leaseSeconds, sessions, sessionsLimit,
+	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit,
 	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
 	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, stateUnstoredLocks,
 	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
@@ -127,6 +129,7 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 	histogram(loopLatency, &s.Steps, locktable.ShortTimes)
 	gauge(redisUp, truth(s.Redis == "ok"))
 	histogram(redisRoundtrip, &s.Scripts, locktable.ShortTimes)
+	counter(messagesIgnored, s.Ignored)
 	gauge(leaseSeconds, cfg.Lease.Seconds())
 	gauge(sessions, float64(s.Sessions))
 	gauge(sessionsLimit, float64(cfg.MaxSessions))

@@ -59,6 +59,8 @@ type commands struct {
 	unsentOps atomic.Int64 // the length of others
 	roundTrip atomic.Int64 // of the last command that Redis answered, ns; 0: there was none
 
+	ignored ignoredMessages
+
 	// Owned by the pipeline's reader: what was logged as not permitted.
 	publishTold   bool
 	subscribeTold bool

@@ -276,6 +276,7 @@ type inputSource struct{ io.Reader }
 func (d *dialer) subscribe(s *readyConn) error {
 	s.in = &inputSource{s.wire}
 	s.replies = newReplies(s.in)
+	s.replies.known = [...]string{"message", d.channel}
 	text := appendString(appendString(appendArray(nil, 2), "hello"), "3")
 	text = appendChannelsRequest(text, &channelsRequest{channels: []string{d.channel}})
 	s.wire.SetDeadline(time.Now().Add(s.wire.patience))

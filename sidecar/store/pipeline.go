@@ -319,13 +319,15 @@ func (p *pipeline) onMessage(channel string, text reply) {
 			return
 		}
 		m, from, ok := p.encoder.keys.message(text.text)
-		if ok && text.kind == '$' {
-			if from.isSame(p.origin) {
-				m.Conn = p.conn
-			}
-			p.checkTokens(&m)
-			p.messages = append(p.messages, m)
+		if !ok || text.kind != '$' {
+			p.onIgnored()
+			return
 		}
+		if from.isSame(p.origin) {
+			m.Conn = p.conn
+		}
+		p.checkTokens(&m)
+		p.messages = append(p.messages, m)
 		return
 	}
 	mu := &p.commands.mu

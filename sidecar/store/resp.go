@@ -72,6 +72,8 @@ type replies struct {
 	in    *bufio.Reader
 	items []reply // of a list
 
+	known [2]string // strings that pushes often have: they cost no memory
+
 	inPush bool  // a push is being read
 	room   int64 // how many bytes of strings are kept of the rest of the push
 }
@@ -167,7 +169,7 @@ func (r *replies) text(kind byte, n int64) (reply, error) {
 	if bytes[n] != '\r' || bytes[n+1] != '\n' {
 		return reply{}, errStrange
 	}
-	text := string(bytes[:n])
+	text := r.string(bytes[:n])
 	_, _ = r.in.Discard(len(bytes)) // they are in the buffer
 	switch kind {
 	case '!':
@@ -179,6 +181,18 @@ func (r *replies) text(kind byte, n int64) (reply, error) {
 		kind, text = '$', text[4:]
 	}
 	return reply{kind: kind, text: text}, nil
+}
+
+// string returns a string with these bytes.
+func (r *replies) string(bytes []byte) string {
+	if r.inPush {
+		for _, known := range r.known {
+			if string(bytes) == known {
+				return known
+			}
+		}
+	}
+	return string(bytes)
 }
 
 // list reads n values.

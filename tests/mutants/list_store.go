@@ -195,6 +195,20 @@ var storeMutants = []mutant{
 		by:   test("sidecar/store", "TestUnrequestedUnsubscribeOfTheOwnChannelEndsTheConnection"),
 	},
 	{
+		rule: "ignored messages are counted",
+		file: "sidecar/store/ignored.go",
+		old:  `m.total.Add(1)`,
+		new:  `m.total.Load()`,
+		by:   test("sidecar/store", "TestFloodOfIgnoredMessagesIsCounted"),
+	},
+	{
+		rule: "a flood is logged once in ten minutes",
+		file: "sidecar/store/ignored.go",
+		old:  ` || m.isWarned && now-m.warnedAt < ignoredAgain`,
+		new:  ``,
+		by:   test("sidecar/store", "TestFloodIsLoggedOnceInTenMinutes"),
+	},
+	{
 		rule: "a message about a reserved name is ignored",
 		file: "sidecar/store/message.go",
 		old:  ` || Reserved(k.prefix, name) != ""`,

@@ -1,0 +1,69 @@
+package store
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// A flood is counted, and reaches no lock.
+func TestFloodOfIgnoredMessagesIsCounted(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	r := connected(t, s.url(), func(c *Config) { c.KeyPrefix = "app1:" })
+	texts := []string{"x", "0", "recall app2:a", "transfer 1", "recall app1:"}
+	for range 400 {
+		pipe := a.Pipeline()
+		for _, text := range texts {
+			pipe.Publish(ctx, ownChannel(ourUUID), text)
+		}
+		must(pipe.Exec(ctx))
+	}
+	r.one(takeOp("a", 1)) // its result comes after the messages
+	if n := r.IgnoredMessages(); n != uint64(400*len(texts)) {
+		t.Errorf("%d messages were ignored, want %d", n, 400*len(texts))
+	}
+	if len(r.messages) != 0 {
+		t.Errorf("%d messages reached locks", len(r.messages))
+	}
+}
+
+func TestFloodIsLoggedOnceInTenMinutes(t *testing.T) {
+	var m ignoredMessages
+	second := int64(time.Second)
+	lines := func(begin, n int64) (lines int) {
+		for i := range n {
+			if m.add(begin + i*second/n) {
+				lines++
+			}
+		}
+		return lines
+	}
+	for _, tt := range []struct {
+		at   int64 // s
+		n    int64 // messages in a second from then on
+		want int
+	}{{10, ignoredMost, 0}, {20, 5 * ignoredMost, 1}, {21, 5 * ignoredMost, 0}, {619, 5 * ignoredMost, 0}, {700, 5 * ignoredMost, 1}} {
+		if got := lines(tt.at*second, tt.n); got != tt.want {
+			t.Errorf("%d messages in a second at %d s: %d lines, want %d", tt.n, tt.at, got, tt.want)
+		}
+	}
+}
+
+// The kind and the channel of a message cost no memory: only its text does.
+func TestMessageCostsOneAllocation(t *testing.T) {
+	text := ">3\r\n" + bulk("message") + bulk(ownChannel(ourUUID)) + bulk(strings.Repeat("x", 40))
+	const runs = 100
+	r := newReplies(strings.NewReader(strings.Repeat(text, runs+2)))
+	r.known = [...]string{"message", ownChannel(ourUUID)}
+	if _, err := r.next(); err != nil { // makes the list
+		t.Fatal(err)
+	}
+	if got := testing.AllocsPerRun(runs, func() {
+		if _, err := r.next(); err != nil {
+			t.Fatal(err)
+		}
+	}); got > 1 {
+		t.Errorf("%v allocations, want 1", got)
+	}
+}
