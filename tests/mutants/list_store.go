@@ -190,8 +190,8 @@ var storeMutants = []mutant{
 	{
 		rule: "a confirmation is of a channel of the request",
 		file: "sidecar/store/pipeline.go",
-		old:  ` || !slices.Contains(r.channels, channel)`,
-		new:  ``,
+		old:  `|| !slices.Contains(r.channels, channel)`,
+		new:  `|| slices.Contains(r.channels, "")`,
 		by:   test("sidecar/store", "TestUnrequestedUnsubscribeOfTheOwnChannelEndsTheConnection"),
 	},
 	{
