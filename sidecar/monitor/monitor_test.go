@@ -1,7 +1,6 @@
 package monitor_test
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -9,10 +8,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -468,53 +469,132 @@ func TestMonitorIsReadOnly(t *testing.T) {
 	}
 }
 
-// Readers that send nothing, or read nothing, take all connections. The loop serves its clients,
-// and other readers are served when one of these is gone.
-func TestSlowReadersKeepNothingFromTheLoop(t *testing.T) {
-	s := start(t, nil)
-	var slow []net.Conn
-	for i := range 16 {
-		c, err := s.dial()
-		if err != nil {
-			t.Fatal(err)
+// slowForms are what a reader does that takes a place and gives nothing for it.
+var slowForms = map[string]func(net.Conn){
+	"sends nothing":       func(net.Conn) {},
+	"sends half a header": func(c net.Conn) { _, _ = io.WriteString(c, "GET /metrics HT") },
+	"sends half a body": func(c net.Conn) {
+		_, _ = io.WriteString(c, "GET /live HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\nx")
+	},
+	"reads no answer": func(c net.Conn) { _, _ = io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n") },
+	"asks on, and reads no answer": func(c net.Conn) {
+		_ = c.(interface{ SetReadBuffer(int) error }).SetReadBuffer(1)
+		requests := strings.Repeat("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 100)
+		for {
+			if _, err := io.WriteString(c, requests); err != nil {
+				return
+			}
 		}
-		defer c.Close()
-		request := "GET /metrics HT"
-		if i%2 == 0 {
-			request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+	},
+}
+
+// Connections that send nothing, or read nothing, keep no reader out and nothing from the loop,
+// however many there are.
+func TestSlowReadersKeepNoOtherReaderOut(t *testing.T) {
+	for form, act := range slowForms {
+		for _, n := range []int{24, 100, 1000} {
+			for network, at := range map[string]string{"tcp": "127.0.0.1:0", "unix": ""} {
+				t.Run(fmt.Sprintf("%d on %s: %s", n, network, form), func(t *testing.T) {
+					s := start(t, func(c *sidecar.Config) {
+						if at != "" {
+							c.Metrics = at
+						}
+					})
+					s.ready()
+					var acting sync.WaitGroup
+					defer acting.Wait()
+					for range n {
+						c, err := s.dial()
+						if err != nil {
+							t.Fatal(err)
+						}
+						defer c.Close()
+						acting.Go(func() { act(c) })
+					}
+					s.getAll()
+				})
+			}
 		}
-		if _, err := io.WriteString(c, request); err != nil {
-			t.Fatal(err)
-		}
-		slow = append(slow, c)
 	}
-	// Connections are accepted in their order.
-	refused, err := s.dial()
-	if err != nil {
-		t.Fatal(err)
+}
+
+// A reader that connects again as soon as its connection is closed, or that asks again and again,
+// keeps no reader out either.
+func TestReadersThatConnectAgainKeepNoOtherReaderOut(t *testing.T) {
+	forms := map[string]func(net.Conn){
+		"asks on, and reads": func(c net.Conn) {
+			go io.Copy(io.Discard, c)
+			slowForms["asks on, and reads no answer"](c)
+		},
 	}
-	defer refused.Close()
-	_ = refused.SetReadDeadline(time.Now().Add(20 * time.Second))
-	if _, err := bufio.NewReader(refused).ReadByte(); err != io.EOF && !strings.Contains(fmt.Sprint(err), "reset") {
-		t.Errorf("a connection too many: %v", err)
+	maps.Copy(forms, slowForms)
+	for form, act := range forms {
+		t.Run(form, func(t *testing.T) {
+			s := start(t, func(c *sidecar.Config) { c.Metrics = "127.0.0.1:0" })
+			s.ready()
+			ctx, stop := context.WithCancel(t.Context())
+			var attackers, connected sync.WaitGroup
+			for range 64 {
+				connected.Add(1)
+				attackers.Go(func() {
+					for i := 0; ctx.Err() == nil; i++ {
+						c, err := s.dial()
+						if i == 0 {
+							connected.Done()
+						}
+						if err != nil {
+							continue
+						}
+						end := context.AfterFunc(ctx, func() { c.Close() })
+						act(c)
+						_, _ = io.Copy(io.Discard, c)
+						end()
+						c.Close()
+					}
+				})
+			}
+			connected.Wait()
+			// This process may be too busy to send a request in the time that a connection has.
+			s.http.Transport.(*http.Transport).DisableKeepAlives = true
+			for _, path := range []string{"/live", "/ready", "/metrics", "/"} {
+				s.await(func() bool {
+					r, err := s.http.Get("http://localhost" + path)
+					if err != nil {
+						return false
+					}
+					defer r.Body.Close()
+					_, err = io.Copy(io.Discard, r.Body)
+					return err == nil && r.StatusCode == http.StatusOK
+				})
+			}
+			s.ready()
+			stop()
+			attackers.Wait()
+		})
 	}
+}
+
+// ready waits until Redis serves.
+func (s *station) ready() {
+	s.Helper()
 	c := s.client()
-	for range 10 {
-		l, err := c.Lock(s.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := l.Unlock(); err != nil {
-			t.Fatal(err)
+	l, err := c.Lock(s.Context(), "a")
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := l.Unlock(); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// getAll asks for each page over a connection of its own, and checks that the loop serves clients.
+func (s *station) getAll() {
+	s.Helper()
+	s.http.Transport.(*http.Transport).DisableKeepAlives = true
+	for _, path := range []string{"/live", "/ready", "/metrics", "/"} {
+		if status, text := s.get(path); status != http.StatusOK {
+			s.Errorf("%s: %d %s", path, status, text)
 		}
 	}
-	slow[1].Close()
-	s.await(func() bool {
-		r, err := s.http.Get("http://localhost/live")
-		if err != nil {
-			return false
-		}
-		r.Body.Close()
-		return r.StatusCode == http.StatusOK
-	})
+	s.ready()
 }

@@ -9,9 +9,8 @@ const (
 	longestPace = 50 * time.Millisecond
 )
 
-// A pacer does one piece of work at a time, with pauses. It bounds what it costs to gather the
-// metrics and to make the page, however often they are asked for. The text of the metrics is made
-// outside of it.
+// A pacer does one piece of work at a time, with pauses. It bounds what it costs to make the metrics
+// and the page, however often they are asked for.
 type pacer struct {
 	turn chan struct{} // has an element while there is work
 	next time.Time     // no work begins before; used by the goroutine that has the turn

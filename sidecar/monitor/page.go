@@ -34,13 +34,16 @@ var pagePolicy = func() string {
 	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 }()
 
-// refreshSeconds is how often a browser loads the page again.
-const refreshSeconds = 5
+const (
+	// refreshSeconds is how often a browser loads the page again.
+	refreshSeconds = 5
+	noRefresh      = 0
+)
 
 // page is what page.html shows. Texts that processes chose are printable.
 type page struct {
 	Host, Version, At string
-	Refresh           int // seconds; 0: the page is not loaded again
+	Refresh           int // seconds, or noRefresh
 
 	IsWell   bool
 	Verdict  string
@@ -78,15 +81,13 @@ type hostRow struct {
 
 // status serves the page.
 func (m *Monitor) status(w http.ResponseWriter, r *http.Request) {
-	refresh := 0
+	refresh := noRefresh
 	if r.URL.Query().Get("refresh") != "no" {
 		refresh = refreshSeconds
 	}
-	var text strings.Builder
-	var why string
-	m.pacer.do(func() { why = m.writePage(&text, refresh) })
-	if why != "" {
-		http.Error(w, why, http.StatusServiceUnavailable)
+	a := m.pages[refresh].get()
+	if a.why != "" {
+		http.Error(w, a.why, http.StatusServiceUnavailable)
 		return
 	}
 	h := w.Header()
@@ -94,26 +95,26 @@ func (m *Monitor) status(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Security-Policy", pagePolicy)
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cache-Control", "no-store")
-	fmt.Fprint(w, text.String())
+	fmt.Fprint(w, a.texts[0])
 }
 
-// writePage writes the page, which a browser loads again after so many seconds; 0: it does not. It
-// returns why there is no page; "": there is one.
-func (m *Monitor) writePage(text *strings.Builder, refresh int) (why string) {
+// writePage returns the page, which a browser loads again after so many seconds.
+func (m *Monitor) writePage(refresh int) answer {
 	// The context is not that of the request. Otherwise a browser that leaves would end a survey,
 	// and the next request would start the survey from the first lock.
 	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
 	defer cancel()
 	p, err := m.page(ctx)
 	if err != nil {
-		return "the daemon does not answer: " + err.Error()
+		return answer{why: "the daemon does not answer: " + err.Error()}
 	}
 	p.Refresh = refresh
-	if err := pageTemplate.Execute(text, p); err != nil {
+	var text strings.Builder
+	if err := pageTemplate.Execute(&text, p); err != nil {
 		m.log.Error("the status page cannot be made", "error", err)
-		return "the page cannot be made; the log of the daemon says why"
+		return answer{why: "the page cannot be made; the log of the daemon says why"}
 	}
-	return ""
+	return answer{texts: []string{text.String()}}
 }
 
 func (m *Monitor) page(ctx context.Context) (*page, error) {

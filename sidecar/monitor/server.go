@@ -7,17 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/locksidecar/locksidecar/sidecar"
@@ -27,15 +25,15 @@ const (
 	// A reader has so long to send its request, and to read the answer.
 	requestTimeout = 5 * time.Second
 	answerTimeout  = 10 * time.Second
-	// An unused connection is closed after idleTimeout: there are maxConns in all.
+	// An unused connection is closed after idleTimeout, or when another one needs its place.
 	idleTimeout = 10 * time.Second
-	maxConns    = 16
-	// So many requests at a time wait for an answer that needs the loop. The others are refused.
-	maxAnswers = 2
 
 	maxRequestHeader = 8 << 10
 	stopTimeout      = time.Second
 )
+
+// textFormat is that of the metrics.
+var textFormat = expfmt.NewFormat(expfmt.TypeTextPlain)
 
 // Monitor is what a sidecar shows.
 type Monitor struct {
@@ -43,15 +41,22 @@ type Monitor struct {
 	build    Build
 	history  history
 	registry *prometheus.Registry
-	pacer    *pacer // of what asks the loop
 	log      *slog.Logger
-	answers  chan struct{} // has an element for each request that waits for an answer of the loop
+
+	// What asks the loop.
+	metrics *shared
+	pages   map[int]*shared // by the seconds until a browser loads the page again
 }
 
 // New returns what a sidecar shows.
 func New(s *sidecar.Server, build Build) *Monitor {
-	m := &Monitor{sidecar: s, build: build, log: s.Config().Log, pacer: newPacer(), answers: make(chan struct{}, maxAnswers)}
+	m := &Monitor{sidecar: s, build: build, log: s.Config().Log, pages: make(map[int]*shared)}
 	m.registry = newRegistry(&collector{sidecar: s, build: build})
+	pacer := newPacer()
+	m.metrics = &shared{pacer: pacer, work: m.gather}
+	for _, refresh := range []int{noRefresh, refreshSeconds} {
+		m.pages[refresh] = &shared{pacer: pacer, work: func() answer { return m.writePage(refresh) }}
+	}
 	return m
 }
 
@@ -64,6 +69,8 @@ func (m *Monitor) Serve(ctx context.Context, l net.Listener) {
 		WriteTimeout:      answerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxRequestHeader,
+		ConnContext:       withConn,
+		ConnState:         onState,
 		ErrorLog:          slog.NewLogLogger(m.log.Handler(), slog.LevelDebug),
 	}
 	server.SetKeepAlivesEnabled(true)
@@ -94,14 +101,14 @@ func (m *Monitor) Serve(ctx context.Context, l net.Listener) {
 // handler returns what is served at an address.
 func (m *Monitor) handler(at net.Addr) http.Handler {
 	mux := http.NewServeMux()
-	metrics := promhttp.HandlerFor(prometheus.GathererFunc(m.gather), promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError})
-	mux.Handle("GET /metrics", m.oneOfFew(metrics))
+	mux.HandleFunc("GET /metrics", m.serveMetrics)
 	if isLocal(at) {
-		mux.Handle("GET /{$}", m.oneOfFew(http.HandlerFunc(m.status)))
+		mux.HandleFunc("GET /{$}", m.status)
 	}
 	mux.HandleFunc("GET /live", m.live)
 	mux.HandleFunc("GET /ready", m.ready)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		beginAnswer(w, r)
 		w.Header().Set("Server", sidecar.MetricsServer)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if isLocal(at) && !isLocalName(r.Host) {
@@ -109,20 +116,6 @@ func (m *Monitor) handler(at net.Addr) http.Handler {
 			return
 		}
 		mux.ServeHTTP(w, r)
-	})
-}
-
-// oneOfFew bounds how many requests wait for an answer that needs the loop.
-func (m *Monitor) oneOfFew(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case m.answers <- struct{}{}:
-			defer func() { <-m.answers }()
-			h.ServeHTTP(w, r)
-		default:
-			w.Header().Set("Retry-After", "1")
-			http.Error(w, "too many requests at one time; try again in a moment", http.StatusServiceUnavailable)
-		}
 	})
 }
 
@@ -144,27 +137,48 @@ func isLocalName(host string) bool {
 	return err == nil || host == "" || strings.EqualFold(host, "localhost")
 }
 
-// gather returns the metrics.
-func (m *Monitor) gather() (families []*dto.MetricFamily, err error) {
-	m.pacer.do(func() { families, err = m.registry.Gather() })
-	return families, err
+// gather returns the metrics in the text format.
+func (m *Monitor) gather() answer {
+	families, err := m.registry.Gather()
+	if err != nil {
+		m.log.Warn("not all metrics can be gathered", "error", err)
+		if len(families) == 0 {
+			return answer{why: err.Error()}
+		}
+	}
+	var a answer
+	for _, f := range families {
+		var text strings.Builder
+		if err := expfmt.NewEncoder(&text, textFormat).Encode(f); err != nil {
+			return answer{why: err.Error()}
+		}
+		a.texts = append(a.texts, text.String())
+	}
+	return a
 }
 
 // Metrics returns each metric in the text format, by name.
 func (m *Monitor) Metrics() ([]string, error) {
-	families, err := m.gather()
-	if err != nil {
-		return nil, err
+	a := m.metrics.get()
+	if a.why != "" {
+		return nil, errors.New(a.why)
 	}
-	metrics := make([]string, len(families))
-	for i, f := range families {
-		var text strings.Builder
-		if err := expfmt.NewEncoder(&text, expfmt.NewFormat(expfmt.TypeTextPlain)).Encode(f); err != nil {
-			return nil, err
+	return a.texts, nil
+}
+
+// serveMetrics serves the metrics.
+func (m *Monitor) serveMetrics(w http.ResponseWriter, _ *http.Request) {
+	a := m.metrics.get()
+	if a.why != "" {
+		http.Error(w, a.why, http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", string(textFormat))
+	for _, text := range a.texts {
+		if _, err := io.WriteString(w, text); err != nil {
+			return // the reader has left, or is slow
 		}
-		metrics[i] = text.String()
 	}
-	return metrics, nil
 }
 
 // live answers whether the daemon works. If it does not, a restart helps.
@@ -199,41 +213,4 @@ func (m *Monitor) ready(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	fmt.Fprintln(w, "ok")
-}
-
-// limitedListener has at most maxConns connections open. While it has, further ones are closed
-// at once: a reader that comes too often sees an error, and the kernel queues nothing.
-type limitedListener struct {
-	net.Listener
-	slots chan struct{}
-}
-
-func newLimitedListener(l net.Listener) *limitedListener {
-	return &limitedListener{Listener: l, slots: make(chan struct{}, maxConns)}
-}
-
-func (l *limitedListener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		select {
-		case l.slots <- struct{}{}:
-			return &limitedConn{Conn: c, slots: l.slots}, nil
-		default:
-			_ = c.Close()
-		}
-	}
-}
-
-type limitedConn struct {
-	net.Conn
-	slots chan struct{}
-	once  sync.Once
-}
-
-func (c *limitedConn) Close() error {
-	c.once.Do(func() { <-c.slots })
-	return c.Conn.Close()
 }

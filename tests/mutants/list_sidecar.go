@@ -5,6 +5,62 @@ package main
 var sidecarMutants = []mutant{
 	// What operators see.
 	{
+		rule: "the listener of the metrics has a limit of connections",
+		file: "sidecar/monitor/connections.go",
+		old:  "	if len(l.open) >= maxConns {\n",
+		new:  "	if false {\n",
+		by:   test("sidecar/monitor", "TestNewConnectionTakesThePlaceOfTheSlowestOfTheLargestParty"),
+	},
+	{
+		rule: "a connection to the metrics that has lost its place is closed",
+		file: "sidecar/monitor/connections.go",
+		old:  "		victim.evict()\n",
+		new:  "",
+		by:   test("sidecar/monitor", "TestNewConnectionTakesThePlaceOfTheSlowestOfTheLargestParty"),
+	},
+	{
+		rule: "idle connections of one party cost no other party its connection to the metrics",
+		file: "sidecar/monitor/connections.go",
+		old:  "of[c.party] > of[slowest.party] || of[c.party] == of[slowest.party] && c.since",
+		new:  "c.since",
+		by:   test("sidecar/monitor", "TestNewConnectionTakesThePlaceOfTheSlowestOfTheLargestParty"),
+	},
+	{
+		rule: "a reader that waits for its answer keeps its connection to the metrics",
+		file: "sidecar/monitor/connections.go",
+		old:  "	case sidecarMakes:\n	}\n	return false\n",
+		new:  "	case sidecarMakes:\n	}\n	return true\n",
+		by:   test("sidecar/monitor", "TestConnectionsHaveAHeadStart"),
+	},
+	{
+		rule: "a new connection to the metrics has a moment to send its request",
+		file: "sidecar/monitor/connections.go",
+		old:  "left := headStart - now.Sub(c.since); left > 0",
+		new:  "left := -now.Sub(c.since); left > 0",
+		by:   test("sidecar/monitor", "TestConnectionsHaveAHeadStart"),
+	},
+	{
+		rule: "slow readers of the metrics keep no other reader out",
+		file: "sidecar/monitor/connections.go",
+		old:  "		return c.hasRead || !c.queues(unix.TIOCINQ)\n",
+		new:  "		return false\n",
+		by:   test("sidecar/monitor", "TestSlowReadersKeepNoOtherReaderOut"),
+	},
+	{
+		rule: "readers that ask for the metrics at one time share an answer",
+		file: "sidecar/monitor/shared.go",
+		old:  "	s.next = p\n",
+		new:  "",
+		by:   test("sidecar/monitor", "TestReadersShareAnAnswer"),
+	},
+	{
+		rule: "an answer with the metrics was begun after the request",
+		file: "sidecar/monitor/shared.go",
+		old:  "		s.next = nil\n",
+		new:  "",
+		by:   test("sidecar/monitor", "TestReadersShareAnAnswer"),
+	},
+	{
 		rule: "grants do not displace the events of losses",
 		file: "sidecar/eventlog.go",
 		old:  "		ring = &g.grants\n",
