@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -60,6 +61,31 @@ func TestHostNamesAreBounded(t *testing.T) {
 	}
 	if len(n.names) > maxHostNames {
 		t.Errorf("%d names are kept", len(n.names))
+	}
+}
+
+// Another host knows only which sidecar asks. So that sidecar decides which users may ask it to end
+// a hold.
+func TestOnlyAdministratorsForceLocksOfOtherHostsFree(t *testing.T) {
+	for user, isRefused := range map[int64]bool{4711: true, 0: false, int64(os.Geteuid()): false} {
+		for _, setting := range []OtherHosts{OtherHostsShow, OtherHostsForceRelease} {
+			s := new(Server)
+			s.cfg.OtherHosts = setting
+			// The user has all its questions, so that a request that is permitted goes no further.
+			for s.asker.begin(user) == nil {
+			}
+			c := &conn{peer: locktable.Peer{UID: user}}
+			want := protocol.Limit
+			if isRefused {
+				want = protocol.Denied
+			}
+			if _, refusal := s.tryHosts(c, &protocol.HostForceRelease{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != want {
+				t.Errorf("user %d, other_hosts %s: %+v, want %s", user, setting, refusal, want)
+			}
+			if _, refusal := s.tryHosts(c, &protocol.HostInfo{ID: 1, Host: someUUID, Name: "a"}); refusal == nil || refusal.Code != protocol.Limit {
+				t.Errorf("user %d may not look at locks of other hosts: %+v", user, refusal)
+			}
+		}
 	}
 }
 

@@ -56,6 +56,7 @@ type recorder struct {
 	refusalDelay time.Duration  // from the end of a wait to its refusal; 0: nothing is refused
 	bye          protocol.Reply // the answer to bye; nil: ByeOK
 	lockState    string         // in the answers to info; "": info is not answered
+	reentries    uint32         // of the last hold, with the next grant; 0: the next grant is another hold
 	holds        uint64
 	got          []protocol.Request // acquires, releases and cancels since the last sent
 }
@@ -82,8 +83,11 @@ func (p *recorder) record() {
 				time.AfterFunc(time.Duration(m.WaitMS)*time.Millisecond+p.refusalDelay, func() { p.send(refusal) })
 			}
 			if p.deadline != 0 {
-				p.holds++
-				p.send(protocol.AcquireOK{ID: m.ID, Token: p.holds, Hold: p.holds, Count: 1, DeadlineNS: p.deadline, EndNS: p.end})
+				count := p.reentries + 1
+				if count == 1 {
+					p.holds++
+				}
+				p.send(protocol.AcquireOK{ID: m.ID, Token: p.holds, Hold: p.holds, Count: count, DeadlineNS: p.deadline, EndNS: p.end})
 			}
 		case *protocol.Bye:
 			answer := p.bye
@@ -196,6 +200,80 @@ func TestLockIsLostAtItsDeadline(t *testing.T) {
 			})
 		})
 	}
+}
+
+// reenter enters the last hold again, which is granted with that lease.
+func (p *recorder) reenter(ctx context.Context, c *Client, name string, lease time.Duration) *Lock {
+	p.t.Helper()
+	p.mu.Lock()
+	p.reentries++
+	p.deadline = p.clock() + int64(lease)
+	p.mu.Unlock()
+	l, err := c.Lock(ctx, name)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.sent() // the acquire
+	return l
+}
+
+// The sidecar counts entries. If it renewed a hold that is lost here, it keeps the lock until each
+// of them is released.
+func TestExpiredHoldIsReleasedOncePerEntry(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
+		ctx := WithOwner(context.Background())
+		p.mu.Lock()
+		p.deadline = p.clock() + int64(10*time.Second)
+		p.mu.Unlock()
+		outer, err := c.Lock(ctx, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.sent() // the acquire
+		p.reenter(ctx, c, "a", 10*time.Second)
+		inner := p.reenter(ctx, c, "a", 10*time.Second)
+		if err := inner.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		p.sent() // its release
+		if d := untilDone(outer); d != 10*time.Second {
+			t.Errorf("it ended after %v, want 10s", d)
+		}
+		sent := p.sent()
+		for _, m := range sent {
+			if m != (protocol.Release{Hold: 1}) {
+				t.Errorf("sent %+v, want a release of 1 without an id", m)
+			}
+		}
+		if len(sent) != 2 {
+			t.Errorf("sent %v for two entries", sent)
+		}
+	})
+}
+
+// The answer to a re-entry has the deadline that the sidecar knew when it sent it. A lease event
+// may have moved it before, and does not come again.
+func TestReentryLowersNoDeadline(t *testing.T) {
+	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
+		ctx := WithOwner(context.Background())
+		p.mu.Lock()
+		p.deadline = p.clock() + int64(10*time.Second)
+		p.mu.Unlock()
+		outer, err := c.Lock(ctx, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		inner := p.reenter(ctx, c, "a", 5*time.Second)
+		if got := time.Until(outer.Deadline()); got != 10*time.Second {
+			t.Errorf("after a re-entry it is valid for %v, want 10s", got)
+		}
+		p.send(protocol.LeaseEvent{DeadlineNS: p.clock() + int64(20*time.Second)})
+		synctest.Wait()
+		p.reenter(ctx, c, "a", 15*time.Second)
+		if d := untilDone(inner); d != 20*time.Second {
+			t.Errorf("after a renewal and a re-entry it ended after %v, want 20s", d)
+		}
+	})
 }
 
 func TestMaxHoldEndsLockDespiteRenewals(t *testing.T) {

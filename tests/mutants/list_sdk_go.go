@@ -14,6 +14,20 @@ const (
 
 var sdkGoMutants = []mutant{
 	{
+		rule: "a re-entered hold that expired is released once for each entry",
+		file: sdkHold,
+		old:  "	for range h.entries {\n		conn.queue(protocol.Release{Hold: h.id})\n	}\n",
+		new:  "	conn.queue(protocol.Release{Hold: h.id})\n",
+		by:   test("sdk/go", "TestExpiredHoldIsReleasedOncePerEntry"),
+	},
+	{
+		rule: "the answer to a re-entry lowers no deadline",
+		file: sdkHold,
+		old:  "		h.deadline = max(h.receivedDeadlineLocked(), ok.DeadlineNS)\n",
+		new:  "		h.deadline = ok.DeadlineNS\n",
+		by:   test("sdk/go", "TestReentryLowersNoDeadline"),
+	},
+	{
 		rule: "nothing is sent before the claims are answered",
 		file: sdkConnect,
 		old:  "	conn.out.hold()\n	return notices\n",

@@ -3,6 +3,14 @@ package main
 // What the daemon promises: whose request is done, whose session ends, and in which order.
 
 var sidecarMutants = []mutant{
+	{
+		rule: "only administrators force locks of other hosts free",
+		file: "sidecar/question.go",
+		old:  "ok && !isPrivileged(uid) {\n		return nil, &protocol.Err{Code: protocol.Denied, Msg: \"only root and",
+		new:  "ok && false {\n		return nil, &protocol.Err{Code: protocol.Denied, Msg: \"only root and",
+		by:   test("sidecar", "TestOnlyAdministratorsForceLocksOfOtherHostsFree"),
+	},
+
 	// What operators see.
 	{
 		rule: "the listener of the metrics has a limit of connections",
