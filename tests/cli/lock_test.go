@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -12,14 +13,78 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// shells are what examples/shell/lock.sh is for. On Debian sh is dash.
-var shells = []string{"sh", "bash"}
+// shells are what examples/shell/lock.sh is for. On Debian sh is dash. zsh is one if it is installed.
+var shells = func() []string {
+	all := []string{"sh", "bash"}
+	if _, err := exec.LookPath("zsh"); err == nil {
+		all = append(all, "zsh")
+	}
+	return all
+}()
 
 // startScript starts a script that has sourced examples/shell/lock.sh.
 func startScript(t *testing.T, d *harness.Daemon, shell, script string) *harness.RunProcess {
 	t.Helper()
 	source := ". " + filepath.Join(harness.Root(), "examples", "shell", "lock.sh") + "\n"
 	return harness.StartProcess(t, d, shell, "-c", source+script)
+}
+
+// A script has descriptors of its own, which it opens before or after it locks.
+func TestLockTakesNoDescriptorOfItsScript(t *testing.T) {
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	c := harness.Dial(t, d)
+	for _, shell := range shells {
+		for _, tt := range []struct{ what, script string }{
+			{"8 and 9 opened before", `exec 8>eight 9<nine; lock job`},
+			{"8 and 9 opened after", `lock job; exec 8>eight 9<nine`},
+			{"all but one opened before", `exec 3<nine 5<nine 6<nine 7<nine 8>eight 9<nine; lock job`},
+		} {
+			dir := t.TempDir()
+			for file, text := range map[string]string{"eight": "", "nine": "from 9\n"} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := startScript(t, d, shell, fmt.Sprintf("set -eu; cd %q\n%s\n", dir, tt.script)+`
+				echo held; read -r _ || :
+				unlock
+				echo "to 8" >&8
+				read -r line <&9
+				echo "read $line"
+				lock job; unlock
+				echo "again to 8" >&8`)
+			s.AwaitOutput("held")
+			if l, err := c.TryLock(t.Context(), "job"); err == nil {
+				t.Errorf("%s, %s: the script does not hold the lock", shell, tt.what)
+				_ = l.Unlock()
+			}
+			s.CloseStdin()
+			if code := s.Wait(); code != 0 {
+				t.Errorf("%s, %s: ended with %d: %s", shell, tt.what, code, s.Output.String())
+			}
+			harness.CheckContains(t, s.Output.String(), "read from 9\n")
+			if text, err := os.ReadFile(filepath.Join(dir, "eight")); err != nil || string(text) != "to 8\nagain to 8\n" {
+				t.Errorf("%s, %s: descriptor 8 received %q (%v)", shell, tt.what, text, err)
+			}
+		}
+	}
+}
+
+// dash has ten descriptors. A script that has opened all of them gets no lock, and loses none of
+// them.
+func TestLockWithoutAFreeDescriptorIsRefused(t *testing.T) {
+	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
+	if _, err := exec.LookPath("dash"); err != nil {
+		t.Skip("there is no dash")
+	}
+	s := startScript(t, d, "dash", `
+		for i in 3 4 5 6 7 8 9; do eval "exec $i>&1"; done
+		lock job || echo "status $?"
+		for i in 3 4 5 6 7 8 9; do eval "echo open $i >&$i"; done`)
+	if code := s.Wait(); code != 0 {
+		t.Errorf("ended with %d", code)
+	}
+	harness.CheckContains(t, s.Output.String(), "the descriptors 3 to 9 are open", "status 69\n", "open 3\n", "open 7\n", "open 9\n")
 }
 
 // When lock has ended because its input did, no other host finds the lock taken.
