@@ -3,6 +3,7 @@ package sidecar
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"testing"
@@ -108,6 +109,12 @@ func TestOneUserLeavesRoomForQuestions(t *testing.T) {
 	if refusal := a.begin(user); refusal != nil {
 		t.Errorf("after the end of a question, the user is refused: %s", refusal.Msg)
 	}
+	for range 2 * maxQuestions {
+		a.end(other)
+		if refusal := a.begin(other); refusal != nil {
+			t.Fatalf("questions that ended keep their room: %s", refusal.Msg)
+		}
+	}
 }
 
 // An answer reaches the question with its number, once. Others are ignored, and block nothing.
@@ -174,6 +181,10 @@ func TestDeadlineOfAnotherHostIsATimeOfThisOne(t *testing.T) {
 	toOwnClock(&row)
 	if left := row.DeadlineNS - before; left < 5e9 || left > 5e9+int64(10e9) {
 		t.Errorf("5 s are left there, and %d ns here", left)
+	}
+	far := protocol.LockRow{State: protocol.StateHeld, DeadlineNS: math.MaxInt64}
+	if toOwnClock(&far); far.DeadlineNS < before {
+		t.Errorf("the latest deadline there has passed here: %d", far.DeadlineNS)
 	}
 	free := protocol.LockRow{State: protocol.StateFree}
 	toRelative(1e18, &free)

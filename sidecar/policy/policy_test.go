@@ -224,6 +224,22 @@ func TestSessionsAreCountedForEachUserOrForTheEntry(t *testing.T) {
 	}
 }
 
+// Otherwise a user that has had its number of sessions would be refused until a restart.
+func TestSessionThatEndedIsNotCounted(t *testing.T) {
+	p := compile(t, policy.Entry{Name: "few", Sessions: 2})
+	var l policy.Ledger
+	peer := policy.Peer{UID: 5}
+	rules, _ := p.For(&peer)
+	open(t, &l, p, peer)
+	for range 10 {
+		open(t, &l, p, peer).Close()
+	}
+	open(t, &l, p, peer)
+	if s, why := l.Open(now, rules, 5, false); why == nil {
+		t.Errorf("a third session is open: %v", s)
+	}
+}
+
 func TestQuotaIsSharedBySessionsOfOneUser(t *testing.T) {
 	p := compile(t, policy.Entry{Names: []string{"a*"}, Holds: 3, Waiters: 4}, policy.Entry{Holds: 7})
 	var l policy.Ledger

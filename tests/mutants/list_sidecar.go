@@ -11,6 +11,35 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestOnlyAdministratorsForceLocksOfOtherHostsFree"),
 	},
 
+	{
+		rule: "a name that two hosts have names none of them",
+		file: "sidecar/question.go",
+		old:  "	case 1:\n		return found[0], nil\n",
+		new:  "	case 1, 2:\n		return found[0], nil\n",
+		by:   test("sidecar", "TestHoldOfAnAmbiguousHostIsNotForced"),
+	},
+	{
+		rule: "a question of another sidecar that was answered keeps no room",
+		file: "sidecar/question.go",
+		old:  "	l.questions.done()\n",
+		new:  "",
+		by:   test("sidecar", "TestSidecarAnswersQuestionAfterQuestion"),
+	},
+	{
+		rule: "a question to another host that ended keeps no room",
+		file: "sidecar/question.go",
+		old:  "	a.total--\n",
+		new:  "",
+		by:   test("sidecar", "TestOneUserLeavesRoomForQuestions"),
+	},
+	{
+		rule: "a session that ended does not count for the policy",
+		file: "sidecar/policy/rules.go",
+		old:  "		s.sessions.sessions.Add(-1)\n",
+		new:  "		s.sessions.sessions.Add(0)\n",
+		by:   test("sidecar/policy", "TestSessionThatEndedIsNotCounted"),
+	},
+
 	// What operators see.
 	{
 		rule: "the listener of the metrics has a limit of connections",

@@ -1,0 +1,69 @@
+package sidecar_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar"
+)
+
+// A question that was answered keeps no room: a sidecar answers any number of them, one after the
+// other.
+func TestSidecarAnswersQuestionAfterQuestion(t *testing.T) {
+	there := newHouse(t, nil)
+	here := newHouse(t, func(c *sidecar.Config) { c.Redis = there.cfg.Redis })
+	_, hello := there.hello(false, "")
+	c := greeted(t, here.cfg.Socket)
+	for i := range 100 { // more than may wait
+		if e := c.hostRequest(func(id uint64) protocol.Request { return protocol.HostInfo{ID: id, Host: hello.Sidecar, Name: "a"} }); e != nil {
+			t.Fatalf("question %d: %+v", i, e)
+		}
+	}
+}
+
+// A name that two hosts have names none of them: a hold might end on the wrong one.
+func TestHoldOfAnAmbiguousHostIsNotForced(t *testing.T) {
+	first := newHouse(t, func(c *sidecar.Config) { c.HostName, c.OtherHosts = "db-7", sidecar.OtherHostsForceRelease })
+	second := newHouse(t, func(c *sidecar.Config) {
+		c.HostName, c.OtherHosts, c.Redis = "db-7", sidecar.OtherHostsForceRelease, first.cfg.Redis
+	})
+	here := newHouse(t, func(c *sidecar.Config) { c.Redis = first.cfg.Redis })
+	holders := []*wire{greeted(t, first.cfg.Socket), greeted(t, second.cfg.Socket)}
+	for i, name := range []string{"a", "b"} {
+		holders[i].hold(name)
+	}
+	c := greeted(t, here.cfg.Socket)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for hosts := 0; hosts < 3; <-tick.C {
+		var m protocol.HostsOK
+		c.id++
+		c.send(protocol.Hosts{ID: c.id})
+		c.answer(c.id, &m)
+		hosts = len(m.Hosts)
+	}
+	for _, name := range []string{"a", "b"} {
+		e := c.hostRequest(func(id uint64) protocol.Request { return protocol.HostForceRelease{ID: id, Host: "db-7", Name: name} })
+		if e == nil || e.Code != protocol.BadRequest {
+			t.Errorf("force-release of %s on one of two hosts db-7: %+v", name, e)
+		}
+	}
+}
+
+// hostRequest sends a request about another host, and returns why it was refused; nil: it was not.
+func (c *wire) hostRequest(request func(id uint64) protocol.Request) *protocol.Err {
+	c.Helper()
+	c.id++
+	c.send(request(c.id))
+	switch m := c.next().(type) {
+	case *protocol.Err:
+		refusal := *m
+		return &refusal
+	case *protocol.Answer:
+		return nil
+	default:
+		c.Fatalf("got %+v", m)
+		return nil
+	}
+}
