@@ -13,8 +13,10 @@ import (
 func TestSidecarAnswersQuestionAfterQuestion(t *testing.T) {
 	there := newHouse(t, nil)
 	here := newHouse(t, func(c *sidecar.Config) { c.Redis = there.cfg.Redis })
-	_, hello := there.hello(false, "")
+	other, hello := there.hello(false, "")
+	other.hold("b") // Redis serves
 	c := greeted(t, here.cfg.Socket)
+	c.hold("c") // Redis serves
 	for i := range 100 { // more than may wait
 		if e := c.hostRequest(func(id uint64) protocol.Request { return protocol.HostInfo{ID: id, Host: hello.Sidecar, Name: "a"} }); e != nil {
 			t.Fatalf("question %d: %+v", i, e)
@@ -34,6 +36,7 @@ func TestHoldOfAnAmbiguousHostIsNotForced(t *testing.T) {
 		holders[i].hold(name)
 	}
 	c := greeted(t, here.cfg.Socket)
+	c.hold("c") // Redis serves
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for hosts := 0; hosts < 3; <-tick.C {
