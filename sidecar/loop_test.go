@@ -200,3 +200,28 @@ func TestWorkThatIsLeftWaitsForRedis(t *testing.T) {
 		s.table.Work(now)
 	}
 }
+
+// slowReply takes the loop longer than a step has for requests.
+type slowReply struct{ protocol.Reply }
+
+func (r slowReply) Append(dst []byte) []byte {
+	time.Sleep(requestTime)
+	return r.Reply.Append(dst)
+}
+
+// The last request of a step counts, also if it is the only one: otherwise a process whose requests
+// take long would have as many turns as the others.
+func TestRequestThatEndsAStepIsCharged(t *testing.T) {
+	s, end := unserved(t)
+	defer end()
+	now := protocol.Now()
+	c, _ := connPair(t)
+	defer c.end()
+	s.inbox.addConn(c)
+	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
+	s.inbox.addRequests(c.sender, []request{{kind: clientOther, conn: c, other: &answered{2, slowReply{&protocol.PingOK{ID: 2}}}}})
+	s.takeRequests(now)
+	if left := c.sender.flow.deficit; left > processQuantum-int64(requestTime) {
+		t.Errorf("after a request of %v, its process has %d ns left of its turn", requestTime, left)
+	}
+}

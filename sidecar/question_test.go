@@ -16,7 +16,7 @@ func TestSidecarAnswersQuestionAfterQuestion(t *testing.T) {
 	other, hello := there.hello(false, "")
 	other.hold("b") // Redis serves
 	c := greeted(t, here.cfg.Socket)
-	c.hold("c") // Redis serves
+	c.hold("c")          // Redis serves
 	for i := range 100 { // more than may wait
 		if e := c.hostRequest(func(id uint64) protocol.Request { return protocol.HostInfo{ID: id, Host: hello.Sidecar, Name: "a"} }); e != nil {
 			t.Fatalf("question %d: %+v", i, e)

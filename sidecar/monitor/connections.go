@@ -254,18 +254,22 @@ func partyOf(c net.Conn) string {
 	case *net.UnixConn:
 		return userOf(c)
 	case *net.TCPConn:
-		at, err := netip.ParseAddrPort(c.RemoteAddr().String())
-		addr := at.Addr().Unmap().WithZone("")
-		switch {
-		case err != nil || addr.IsLoopback():
-			return "loopback"
-		case addr.Is6():
-			network, _ := addr.Prefix(64) // it cannot fail
-			return network.String()
-		}
-		return addr.String()
+		return partyOfAddress(c.RemoteAddr().String())
 	}
 	return ""
+}
+
+func partyOfAddress(address string) string {
+	at, err := netip.ParseAddrPort(address)
+	addr := at.Addr().Unmap().WithZone("")
+	switch {
+	case err != nil || addr.IsLoopback():
+		return "loopback"
+	case addr.Is6():
+		network, _ := addr.Prefix(64) // it cannot fail
+		return network.String()
+	}
+	return addr.String()
 }
 
 func userOf(c *net.UnixConn) string {

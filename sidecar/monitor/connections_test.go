@@ -78,3 +78,26 @@ func TestConnectionsHaveAHeadStart(t *testing.T) {
 		}
 	})
 }
+
+// A process can choose its address among all loopback addresses, and a host among those of its IPv6
+// network. Otherwise each of its connections would be a party.
+func TestAddressesThatOnePeerCanChooseAreOneParty(t *testing.T) {
+	for _, tt := range []struct {
+		a, b  string
+		isOne bool
+	}{
+		{"127.0.0.1:1", "127.0.0.2:2", true},
+		{"127.0.0.1:1", "[::1]:2", true},
+		{"127.0.0.1:1", "[::ffff:127.0.0.3]:2", true},
+		{"10.0.0.1:1", "10.0.0.1:2", true},
+		{"10.0.0.1:1", "[::ffff:10.0.0.1]:2", true},
+		{"10.0.0.1:1", "10.0.0.2:1", false},
+		{"10.0.0.1:1", "127.0.0.1:1", false},
+		{"[2001:db8::1]:1", "[2001:db8::2]:1", true},
+		{"[2001:db8::1]:1", "[2001:db8:0:1::1]:1", false},
+	} {
+		if isOne := partyOfAddress(tt.a) == partyOfAddress(tt.b); isOne != tt.isOne {
+			t.Errorf("%s and %s are one party: %v, want %v", tt.a, tt.b, isOne, tt.isOne)
+		}
+	}
+}

@@ -40,6 +40,29 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar/policy", "TestSessionThatEndedIsNotCounted"),
 	},
 
+	{
+		rule: "the request that ends a step is charged to its process",
+		file: "sidecar/loop.go",
+		old:  "		l.inbox.charge(from, cost)\n",
+		new:  "		_ = cost\n",
+		by:   test("sidecar", "TestRequestThatEndsAStepIsCharged"),
+	},
+	{
+		rule: "a reader that sends half a body keeps no other reader of the metrics out",
+		file: "sidecar/monitor/connections.go",
+		old:  "	if r.ContentLength == 0 {\n",
+		new:  "	if true {\n",
+		by:   test("sidecar/monitor", "TestSlowReadersKeepNoOtherReaderOut"),
+	},
+
+	{
+		rule: "all loopback addresses are one party",
+		file: "sidecar/monitor/connections.go",
+		old:  "	case err != nil || addr.IsLoopback():\n",
+		new:  "	case err != nil:\n",
+		by:   test("sidecar/monitor", "TestAddressesThatOnePeerCanChooseAreOneParty"),
+	},
+
 	// What operators see.
 	{
 		rule: "the listener of the metrics has a limit of connections",
