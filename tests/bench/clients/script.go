@@ -31,7 +31,7 @@ func command(keys, args []string, ops []*pending, takes int) ([]string, []string
 		keys = append(keys, "redisson_lock_token:{"+p.op.name+"}")
 	}
 	counts := string([]byte{byte(takes), 0, byte(len(ops) - takes), 0})
-	args = append(args, owner, counts, strconv.Itoa(leaseMS), strconv.Itoa(leaseMS), "1", "1", "0", "")
+	args = append(args, owner, counts, strconv.Itoa(leaseMS), strconv.Itoa(leaseMS), "1", "1", "0", "", "-")
 	for _, p := range ops {
 		args = append(args, strconv.FormatUint(p.op.num, 10))
 		if p.op.drop {
