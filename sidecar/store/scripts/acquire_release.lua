@@ -62,13 +62,14 @@
 --                          except for the lease of one that is ours already, and for the
 --                          entries of one that is taken again with the number that it has
 --
--- The queue of a lock is a ZSET, whose key is locksidecar_queue:{lock}, or if the lock's key
--- has a brace, locksidecar_queue::lock. Its members are tickets: the owner field
+-- The queue of a lock is a ZSET, whose key is locksidecar_queue:{lock}, or if the lock's
+-- key has a brace, locksidecar_queue::lock. Its members are tickets: the owner field
 -- "<uuid>:<ticket>" that the lock gets if it passes to that ticket. Its scores are Redis's
--- clock when they came, µs, or 1 more than the last one if the clock was set back. A HASH, locksidecar_signs:…, has for a uuid Redis's clock when
--- that sidecar last asked again with a ticket that stood, s. Both expire after 10 minutes
--- without use. They are no KEYS, so that a user who may not use them may use the locks: to
--- such a user each queue is empty, and no ticket stands.
+-- clock when they came, µs, or 1 more than the last one if the clock was set back. A HASH,
+-- locksidecar_signs:…, has for a uuid Redis's clock when that sidecar last asked again with
+-- a ticket that stood, s. Both expire after 10 minutes without use. They are no KEYS, so
+-- that a user who may not use them may use the locks: to such a user each queue is empty,
+-- and no ticket stands.
 --
 -- wait of a take:
 --   0  it gets no ticket
