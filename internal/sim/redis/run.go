@@ -228,7 +228,7 @@ func (c *Command) writes(s Standing) bool {
 		if s == Free {
 			return !op.RequireExisting
 		}
-		return s.Ours() || s != WrongType && op.Enqueue
+		return s.Ours() || op.Enqueue && (s == Foreign || s == Shared)
 	}
 	return false
 }
