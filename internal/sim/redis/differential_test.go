@@ -621,6 +621,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 	published = make(map[string]int)
 	writes := slices.ContainsFunc(keyed, r.writesWithoutMemory)
 	var previous redis.Reply
+	var moves []int64
 	for i, op := range keyed {
 		c := r.command(op)
 		// A run that has written gets memory even if Redis has none: after a Take that
@@ -632,7 +633,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 		if again {
 			c.PassedOn = previous.Passed
 			c.LeftFree = previous.Paused && op.Enqueue && op.Arrived != 0
-			c.Moves = previous.Moves
+			circumstances = afterEach(moves, circumstances)
 		}
 		if i+1 < len(ops) && takenAgain(ops, i+1) {
 			c.Next = keyed[i+1]
@@ -640,10 +641,11 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 		if rd.full && writes && !again {
 			circumstances = append(circumstances, func(c *redis.Command) { c.NoMemory = !c.NoMemory })
 		}
-		reply, messages, err := r.explain(&c, circumstances, &results[i], floors, fresh, slack)
+		reply, replyMoves, messages, err := r.explain(&c, circumstances, &results[i], floors, fresh, slack)
 		if err != nil {
 			return nil, nil, err
 		}
+		moves = replyMoves
 		sent = append(sent, messages...)
 		previous = reply
 		if reply.Outcome == locktable.Refused && again {
@@ -702,8 +704,9 @@ func (r *lapRun) writesWithoutMemory(op *locktable.Op) bool {
 
 // explain runs a command in the model, under all circumstances that are possible and on
 // all contents that are, and keeps what the contents are afterwards if it returns what
-// Redis did. There must be at least one such case.
-func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command), got *locktable.Result, floors []int64, fresh, slack int64) (reply redis.Reply, sent []expectation, err error) {
+// Redis did. There must be at least one such case. It returns the reply of one of them, and what
+// the replies of all have as Moves.
+func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command), got *locktable.Result, floors []int64, fresh, slack int64) (reply redis.Reply, moves []int64, sent []expectation, err error) {
 	keys, counters, channel := r.contents.find(c.Op.Name)
 	r.contents.queue(c.Op.Name)
 	var keysAfter []redis.Key
@@ -735,7 +738,7 @@ func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command),
 		} else if mergeErr := merge(sent, messages); mergeErr != nil {
 			err = mergeErr
 		}
-		reply = want
+		reply, moves = want, add(moves, want.Moves)
 		keysAfter, countersAfter, queuesAfter = add(keysAfter, k), add(countersAfter, n), append(queuesAfter, c.Queue)
 	}
 	for _, key := range keys {
@@ -753,11 +756,26 @@ func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command),
 		}
 	}
 	if keysAfter == nil || err != nil {
-		return reply, nil, cmp.Or(err, difference)
+		return reply, nil, nil, cmp.Or(err, difference)
 	}
 	name := c.Op.Name
 	r.contents.keys[name], r.contents.counters[redis.CounterName(name)], r.contents.queues[name] = keysAfter, countersAfter, queuesAfter
-	return reply, sent, nil
+	return reply, moves, sent, nil
+}
+
+// afterEach returns the circumstances of a Take after each reply that the Drop before it in the
+// same run may have had. With two floors, the Drop may or may not have only changed the field.
+func afterEach(moves []int64, circumstances []func(*redis.Command)) []func(*redis.Command) {
+	var all []func(*redis.Command)
+	for _, m := range moves {
+		for _, circumstance := range circumstances {
+			all = append(all, func(c *redis.Command) {
+				c.Moves = m
+				circumstance(c)
+			})
+		}
+	}
+	return all
 }
 
 func add[T comparable](list []T, v T) []T {
