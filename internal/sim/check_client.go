@@ -163,7 +163,7 @@ func (w *world) checkFirstEntry(h *host, s *session, e *locktable.Effect, q *req
 	now := h.clock(w.now)
 	for i := range h.sessions {
 		for j := range h.sessions[i].requests {
-			if p := &h.sessions[i].requests[j]; p.kind == reqAcquire && p.name == q.name && p.arrival < q.arrival {
+			if p := &h.sessions[i].requests[j]; p.kind == reqAcquire && p.name == q.name && p.arrival < q.arrival && !p.isUnheard {
 				w.violation(n, "session %d was granted request %d out of turn: session %d's request %d came before", s.id, q.id, h.sessions[i].id, p.id)
 			}
 		}

@@ -50,7 +50,7 @@ func (w *world) checkOrder(h *host, n int, q *request) {
 		for i := range g.sessions {
 			for j := range g.sessions[i].requests {
 				p := &g.sessions[i].requests[j]
-				if p.kind != reqAcquire || int(p.name) != n || p.reached == 0 || q.reached != 0 && p.reached >= q.reachedFirst || !p.waits(now) {
+				if p.kind != reqAcquire || int(p.name) != n || p.isUnheard || p.reached == 0 || q.reached != 0 && p.reached >= q.reachedFirst || !p.waits(now) {
 					continue
 				}
 				w.violation(n, "out of order: host %d grants what arrived at %d, and request %d of session %d on host %d arrived at %d",

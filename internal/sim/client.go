@@ -48,6 +48,7 @@ type request struct {
 	target  uint64 // release, force: the hold. cancel: the request.
 
 	canceled       bool          // cancel: its target was answered with canceled
+	isUnheard      bool          // acquire: it was answered, by a sidecar that was killed before the client had that
 	mayDeadlock    bool          // acquire
 	mustDeadlock   bool          // acquire
 	reached        int64         // acquire: when it arrived at Redis, by its clock, µs; 0: it has not

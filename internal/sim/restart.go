@@ -115,8 +115,19 @@ func (w *world) dropEffect(h *host, e *locktable.Effect) {
 				w.endHold(h, n)
 			}
 		}
+	case locktable.Refusal:
+		w.noteUnheard(h, e)
 	case locktable.Granted:
+		w.noteUnheard(h, e)
 		w.check.meet(GrantNotReceived)
+	}
+}
+
+// noteUnheard notes that a request waits no more, to the sidecar that is being killed.
+func (w *world) noteUnheard(h *host, e *locktable.Effect) {
+	s := &h.sessions[slotOf(e.Session)]
+	if i := s.find(e.ID, reqAcquire); s.id == e.Session && i >= 0 {
+		s.requests[i].isUnheard = true
 	}
 }
 
