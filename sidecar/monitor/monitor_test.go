@@ -423,7 +423,7 @@ func TestPageSaysThatARemoteLockHasNoExpiry(t *testing.T) {
 	}
 	other := redis.NewClient(options)
 	t.Cleanup(func() { other.Close() })
-	if err := other.HSet(t.Context(), "eternal", "foreign", 1).Err(); err != nil {
+	if err := other.HSet(t.Context(), "eternal", "foreign:1", 1).Err(); err != nil {
 		t.Fatal(err)
 	}
 	c := s.client()
@@ -438,7 +438,7 @@ func TestPageSaysThatARemoteLockHasNoExpiry(t *testing.T) {
 		_, text := s.get("/")
 		_, row, _ = strings.Cut(text, `<th scope="row">eternal</th>`)
 		row, _, _ = strings.Cut(row, "</tr>")
-		return strings.Contains(row, "elsewhere: foreign")
+		return strings.Contains(row, "elsewhere: foreign:1")
 	})
 	if !strings.HasPrefix(row, "<td>remote</td>") || !strings.Contains(row, `<td class="number">no expiry</td>`) {
 		t.Errorf("the row of the lock has %s", row)
