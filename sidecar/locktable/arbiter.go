@@ -248,6 +248,10 @@ func (a *arbiter) onFoundFree(p *policy, now int64, noWait bool) {
 	}
 }
 
+// onRefused notes that Redis did not carry out an operation and does not say who has the lock: the
+// holder that it named before may be gone.
+func (a *arbiter) onRefused() { a.remote.isKnown = false }
+
 // pollPause is how long a lock that another host has is not asked for if no message comes, by
 // a host that has no ticket.
 func (a *arbiter) pollPause(p *policy) int64 {

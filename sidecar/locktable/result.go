@@ -125,6 +125,9 @@ func (t *Table) Result(now int64, r Result) {
 		t.onRedisError(l, r.Msg)
 
 	case Refused:
+		if q != nil && l.holds == nil {
+			q.arbiter.onRefused()
+		}
 		switch {
 		case op.kind == Drop:
 			// This sidecar may not touch the key any more; it ends with its lease.

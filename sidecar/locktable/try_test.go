@@ -233,3 +233,18 @@ func TestHostThatGivesUpOnlyATicketDoesNotBackOff(t *testing.T) {
 	}
 	r.redis(locktable.Take, locktable.Done)
 }
+
+// A host may have had the lock, and passed it on, before Redis refused the last operations.
+func TestRefusedOperationsSayNothingOfTheHolderBefore(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.queued(1)
+	r.pass(6300 * time.Millisecond)
+	r.redis(locktable.Take, locktable.Refused)
+	r.refused(1, protocol.Denied, "")
+	r.acquire(2, "a", wait(3*time.Millisecond))
+	r.pass(100 * time.Millisecond)
+	r.redis(locktable.Drop, locktable.Refused)
+	r.pass(410 * time.Millisecond)
+	r.refused(2, protocol.Unavailable, "Redis has not answered within 501ms whether the lock is free")
+}

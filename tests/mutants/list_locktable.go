@@ -89,6 +89,13 @@ var locktableMutants = []mutant{
 		new:  `return !a.areRivalsKnown(now)`,
 		by:   tableTest("TestLocalPollersLeaveTheKeyFreeNowAndThen"),
 	},
+	{
+		rule: "the holder of a lock is not known after Redis refused an operation",
+		file: "sidecar/locktable/result.go",
+		old:  "			q.arbiter.onRefused()\n",
+		new:  "",
+		by:   tableTest("TestRefusedOperationsSayNothingOfTheHolderBefore"),
+	},
 
 	// The claim: what Redis has for this host.
 	{
