@@ -319,6 +319,40 @@ func TestHostsAreGrantedTheLockOfAHostThatDied(t *testing.T) {
 	}
 }
 
+// Redis's clock is set back by an hour while a host waits, and two others acquire and release the
+// lock again and again. To those that come later, the ticket of the first is an hour ahead.
+//
+// The clock of the machine cannot be set back here. The score of the ticket is raised instead: the
+// two are the same to Redis, which compares its clock with scores only.
+func TestHostThatWaitsIsServedAfterTheClockOfRedisWasSetBack(t *testing.T) {
+	const name, back = "a", time.Hour
+	r := harness.StartRedis(t)
+	r.MustDo("HSET", name, "8743c9c0-0795-4907-87fd-6c719a6b4586:1", "1")
+	var fleet []*harness.Worker
+	for range 3 {
+		d := harness.StartDaemon(t, r.UnixURL(), harness.LongLease)
+		fleet = append(fleet, harness.StartGoWorker(t, d))
+	}
+	granted := fleet[0].Send(harness.Command{Do: "lock", As: name, Name: name, WaitMS: -1})
+	harness.Eventually(t, "the host has a ticket", func() bool { return r.Tickets(name) == 1 })
+	queue := "locksidecar_queue:{" + name + "}"
+	ticket := r.ZRange(t.Context(), queue, 0, -1).Val()[0]
+	r.MustDo("ZINCRBY", queue, back.Microseconds(), ticket)
+
+	for i, w := range fleet[1:] {
+		w.Send(harness.Command{Do: "poll", Name: name, WaitMS: -1, ForMS: (10 * time.Minute).Milliseconds()})
+		harness.Eventually(t, "the next host has a ticket", func() bool { return r.Tickets(name) == int64(i+2) })
+	}
+	if rank := r.ZRank(t.Context(), queue, ticket).Val(); rank != 0 {
+		t.Errorf("%d tickets that came later are before the one of the host", rank)
+	}
+	r.MustDo("DEL", name)
+	r.MustDo("PUBLISH", "redisson_lock__channel:{"+name+"}", "0")
+	if a := fleet[0].Await(granted); a.Err != "" {
+		t.Errorf("the host that waited got %+v", a)
+	}
+}
+
 // A queuedAnswer is what the client of one of several hosts got.
 type queuedAnswer struct {
 	host int
