@@ -6,11 +6,11 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -52,7 +52,7 @@ func openStore(ctx context.Context, s *server, _ string) (locks, error) {
 	up := make(chan struct{})
 	var err error
 	l.store, err = store.Open(store.Config{
-		URL: "redis://" + s.addr, UUID: uuid.NewString(),
+		URL: "redis://" + s.addr, UUID: state.NewUUID().String(),
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		OnResults: func(rs []locktable.Result, _ *store.Identity) {
 			for i := range rs {

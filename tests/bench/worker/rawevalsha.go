@@ -5,9 +5,8 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/google/uuid"
-
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -51,7 +50,7 @@ func (e *rawEvalsha) prepare() error {
 		return fmt.Errorf("the spec has %d names, and %d different ones: it takes at least one, each only once", len(e.Names), e.cold)
 	}
 	s, err := store.Open(store.Config{
-		URL: e.Redis, UUID: uuid.NewString(),
+		URL: e.Redis, UUID: state.NewUUID().String(),
 		Log:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		OnResults: func(rs []locktable.Result, _ *store.Identity) { e.results(rs) },
 		OnUp: func(bool, bool, store.Identity) {
