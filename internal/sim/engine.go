@@ -35,6 +35,15 @@ func (e *engine) after(d int64, ev event) {
 	e.queue.push(ev)
 }
 
+// first schedules events that were held back until now, in their order: before all others that are
+// due now, some of which may have been scheduled earlier.
+func (e *engine) first(held []event) {
+	for i, ev := range held {
+		ev.at, ev.seq = e.now, uint32(i)
+		e.queue.push(ev)
+	}
+}
+
 // event is something that will happen. What its fields mean is up to its kind.
 type event struct {
 	at   int64

@@ -208,9 +208,7 @@ func (w *world) resume(h *host) {
 		return
 	}
 	h.suspended, h.resumeAt, h.resumedAt = false, 0, w.now
-	for _, e := range h.deferred {
-		w.after(0, e)
-	}
+	w.first(h.deferred)
 	h.deferred = h.deferred[:0]
 	if w.trace.on {
 		w.trace.add(w, -1, h, "resumes")
