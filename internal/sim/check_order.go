@@ -18,6 +18,19 @@ func (p *plan) isOrdered() bool {
 	return p.isLossless() && p.fair == 1 && p.redissonClients == 0 && !p.fixedLease && p.oneScriptPerBatch && !p.batchedInputs
 }
 
+// checkNewTicket checks that a new ticket stands behind all others, whatever Redis's clock says. A
+// host could starve behind those that come later otherwise. In strict order, the ticket is as old as
+// its request.
+func (w *world) checkNewTicket(h *host, n int, o *operation, reply *redis.Reply) {
+	isNew := reply.Outcome == locktable.HeldByOther && reply.Ticket != 0 && reply.Ticket == o.op.HoldID
+	if o.op.Kind != locktable.Take || !isNew || o.op.Arrived != 0 {
+		return
+	}
+	if tickets := len(w.redis.names[n].queue.Tickets); int(reply.Rank) != tickets-1 {
+		w.violation(n, "the new ticket %d of host %d is number %d of %d in the queue", reply.Ticket, h.index, reply.Rank+1, tickets)
+	}
+}
+
 // noteArrival notes, for the acquires of a host, that Redis has executed an operation. A Take
 // that is done is the arrival of those that came before it as long as the lock stays there: the
 // table does not know its time, so that they arrive again with a later operation.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 // What should have happened by now.
@@ -99,8 +100,13 @@ func (w *world) checkKeyCurrent(h *host, n int, now int64) {
 	}
 	c := &l.hold
 	if c.isBelieved() && l.isProtected(now) {
-		// Redis gets a handoff a moment later, when the next tick has been noticed.
-		if k.Num < c.num && now-max(c.granted, l.lastRepliedAt) < 5*ms+10*ms+eps {
+		// Redis gets a handoff a moment later, when the next tick has been noticed: 5 ms, or 50 ms if
+		// the lock was acquired here soon after its release.
+		moment := 5 * ms
+		if w.plan.table.Linger != locktable.NoLinger {
+			moment = 50 * ms
+		}
+		if k.Num < c.num && now-max(c.granted, l.lastRepliedAt) < moment+10*ms+eps {
 			return
 		}
 		if k.Num != c.num || k.Count < c.count || k.Count > c.count && c.state == live {

@@ -16,6 +16,7 @@ type Mutant struct {
 	mutate            func(t *mutantTable)
 	withoutTokenFloor bool // the mutant is not in the table, but in the store
 	withoutOrigin     bool // the same
+	arrivesByClock    bool // the mutant is in Redis
 }
 
 // newTable makes the table of a host, with the mutant in front of it.

@@ -217,6 +217,12 @@ var Mutants = []Mutant{
 		withoutOrigin: true,
 	},
 	{
+		Name:           "place-by-clock-alone",
+		Rule:           "a ticket comes behind all others, also if Redis's clock was set back",
+		Detected:       `is number \d+ of \d+ in the queue`,
+		arrivesByClock: true,
+	},
+	{
 		Name:     "pipelined-take-reuses-number",
 		Rule:     "a Take after a Drop has a number of its own",
 		Detected: `the Drop before it would undo`,

@@ -357,7 +357,7 @@ func (w *world) execute(h *host, o *operation) {
 		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
 		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry, KeepsCounterExpiry: o.op.AfterPendingDrop,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
-		Queue:  name.queue, Clock: w.time(), PassedOn: o.op.AfterPendingDrop && w.passedInBatch(o),
+		Queue:  name.queue, Clock: w.time(), ArrivesByClock: w.arrivesByClock, PassedOn: o.op.AfterPendingDrop && w.passedInBatch(o),
 		LeftFree: o.op.AfterPendingDrop && o.op.Enqueue && o.op.Arrived != 0 && name.freeBatch == o.batch && name.freedBy == o.host && w.plan.oneScriptPerBatch,
 		Moves:    name.moved.untilFor(o),
 		Receivers: func(sidecar redis.Owner) int32 {
@@ -443,6 +443,7 @@ func (w *world) execute(h *host, o *operation) {
 		name.moved = moved
 	}
 	o.setResult(&reply, name)
+	w.checkNewTicket(h, n, o, &reply)
 	w.noteArrival(h, n, o, &reply)
 	w.check.meetIf(PassedToItself, reply.Change == redis.Pass && int16(name.key.Owner) == o.host && o.op.Kind == locktable.Drop)
 	if w.trace.on {

@@ -40,6 +40,7 @@ func Run(seed uint64, o Options) (r *Result) {
 	w := newWorld(seed, newTable)
 	w.trace.on = o.Trace
 	w.withoutOrigin = o.Mutant != nil && o.Mutant.withoutOrigin
+	w.arrivesByClock = o.Mutant != nil && o.Mutant.arrivesByClock
 	w.withoutTokenFloor = o.Mutant != nil && o.Mutant.withoutTokenFloor
 	defer func() {
 		r = &Result{

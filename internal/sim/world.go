@@ -58,6 +58,7 @@ type world struct {
 	newTable tableMaker
 
 	withoutOrigin     bool // a mutant: every message counts as one of the server that it came from
+	arrivesByClock    bool // a mutant: a new ticket gets its place by Redis's clock alone
 	withoutTokenFloor bool // a mutant: no host knows what tokens it has seen, or the time in Redis
 
 	phase    phase

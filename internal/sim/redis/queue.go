@@ -121,7 +121,7 @@ func (c *Command) hasTickets() bool {
 // than each ticket of another sidecar, because the clock may have been set back. An Arrive does not
 // know whose tickets they are.
 func (c *Command) arrivalAt() int64 {
-	if !c.hasTickets() {
+	if !c.hasTickets() || c.ArrivesByClock {
 		return c.Clock
 	}
 	last := c.Queue.Tickets[len(c.Queue.Tickets)-1]

@@ -27,6 +27,8 @@ type Command struct {
 
 	SkipsLook bool // a Renew does not look for fields of others beside ours, as most do not
 
+	ArrivesByClock bool // a mutant: a request arrives when Redis's clock says, also if that was set back
+
 	Queue     *Queue                    // of the lock; nil: it has none, and no operation uses one
 	Clock     int64                     // µs: what Redis's TIME returns
 	Receivers func(sidecar Owner) int32 // how many connections receive what is published to a sidecar; nil: none
