@@ -387,3 +387,27 @@ func TestReleaseWaitsForAnArrive(t *testing.T) {
 		t.Errorf("%+v", take)
 	}
 }
+
+// An Arrive for a waiter here finds the queue of the lock. Another host wants it: the turn of this one
+// is bounded, also when that waiter is gone.
+func TestArriveThatFindsAQueueBoundsTheTurn(t *testing.T) {
+	for _, first := range []uint64{0, 900} {
+		r := newListeningRig(t, locktable.Config{HandoffBudget: 1, Turn: time.Hour, HandoffTime: time.Hour})
+		r.acquire(1, "a")
+		r.redis(locktable.Take, locktable.Done)
+		waiter := r.acquire(2, "a", fair)
+		r.redis(locktable.Take, locktable.Done) // which draws tokens for it
+		r.arrive(1000, first)
+		r.cancel(2, waiter)
+		r.acquire(3, "a")
+		r.collect()
+		r.log = nil
+		r.release(1, 1)
+		if first == 0 {
+			r.want("s1 released count=0", "s3 granted hold=2 token=2 count=1")
+		} else {
+			r.want("s1 released count=0")
+			r.two()
+		}
+	}
+}

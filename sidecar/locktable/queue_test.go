@@ -1348,3 +1348,17 @@ func TestOwnMessageDoesNotHaveTheKeyChecked(t *testing.T) {
 	r.message("a") // of another program
 	r.redis(locktable.Renew, locktable.Done)
 }
+
+// The first of a queue takes a lock that was left free for a moment. All others leave it alone when
+// they show that they wait: with a thousand hosts, one asks for it.
+func TestOnlyTheFirstTakesAFreeLockWhenItKeepsItsPlace(t *testing.T) {
+	for _, rank := range []int32{0, 1, 2, 999} {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.queued(rank)
+		r.pass(6300 * time.Millisecond)
+		if op := r.redis(locktable.Take, locktable.Done); op.Ticket != 1 || op.RequireExisting != (rank > 0) {
+			t.Errorf("with %d before it: %+v", rank, op)
+		}
+	}
+}

@@ -239,19 +239,21 @@ func TestAnAcquireDoesNotWaitForTheReleaseBeforeIt(t *testing.T) {
 func TestLockThatIsTakenAgainKeepsItsExpiry(t *testing.T) {
 	const lease = time.Second
 	for _, tt := range []struct {
-		says  string
-		after time.Duration // since Redis gave the key its lease
-		opts  []opt
-		keeps bool
+		says   string
+		after  time.Duration // since Redis gave the key its lease
+		before []opt         // of the hold before
+		opts   []opt
+		keeps  bool
 	}{
-		{"soon", 61 * time.Millisecond, nil, true},
-		{"later", 63 * time.Millisecond, nil, false},
-		{"with a fixed lease", time.Millisecond, []opt{fixed(lease)}, false},
-		{"with a fixed lease of its own", time.Millisecond, []opt{fixed(time.Hour)}, false},
+		{"soon", 61 * time.Millisecond, nil, nil, true},
+		{"later", 63 * time.Millisecond, nil, nil, false},
+		{"with a fixed lease", time.Millisecond, nil, []opt{fixed(lease)}, false},
+		{"with a fixed lease of its own", time.Millisecond, nil, []opt{fixed(time.Hour)}, false},
+		{"after a longer fixed lease", time.Millisecond, []opt{fixed(time.Hour)}, nil, false},
 	} {
 		t.Run(tt.says, func(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{Lease: lease, Linger: locktable.NoLinger})
-			r.acquire(1, "a")
+			r.acquire(1, "a", tt.before...)
 			r.redis(locktable.Take, locktable.Done)
 			given := r.deadline()
 			r.pass(tt.after)
@@ -264,7 +266,7 @@ func TestLockThatIsTakenAgainKeepsItsExpiry(t *testing.T) {
 			r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Listeners: locktable.Uncounted})
 			r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2, Listeners: locktable.Uncounted})
 			if !tt.keeps {
-				if d := r.deadline(); d <= given {
+				if d := r.deadline(); d <= given && tt.before == nil {
 					t.Errorf("the hold is valid until %v, and the one before it was until %v", d, given)
 				}
 				return
@@ -1138,4 +1140,24 @@ func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
 		t.Fatalf("asserting: %+v", op)
 	}
 	r.quiet()
+}
+
+// Redis may have an older key than this host left, whose lease ends before the table expects it.
+func TestTakeThatMetOtherDataHasNotKeptItsExpiry(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.acquire(2, "a")
+	if _, take := r.two(); !take.KeepsExpiry {
+		t.Fatalf("the take: %+v", take)
+	}
+	r.tb.Up(r.now, true, true)
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Listeners: locktable.Uncounted})
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2, Listeners: locktable.Uncounted})
+	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
+	if take := r.redis(locktable.Take, locktable.Done); take.KeepsExpiry {
+		t.Errorf("the next take: %+v", take)
+	}
+	r.want("s2 granted hold=3 token=2 count=1")
 }

@@ -96,6 +96,55 @@ var locktableMutants = []mutant{
 		new:  "",
 		by:   tableTest("TestRefusedOperationsSayNothingOfTheHolderBefore"),
 	},
+	{
+		rule: "a Take that met other data than the release before it has not kept its expiry",
+		file: "sidecar/locktable/claim.go",
+		old:  `c.op.keptUntil = min(c.op.keptUntil, now) //`,
+		new:  `_ = now //`,
+		by:   tableTest("TestTakeThatMetOtherDataHasNotKeptItsExpiry"),
+	},
+	{
+		rule: "a key with another lease than the next hold's does not keep its expiry",
+		file: "sidecar/locktable/claim.go",
+		old:  `c.state == claimConfirmed && c.leaseMS == leaseMS && c.validUntil-now`,
+		new:  `c.state == claimConfirmed && c.validUntil-now`,
+		by:   tableTest("TestLockThatIsTakenAgainKeepsItsExpiry"),
+	},
+	{
+		rule: "only the first of a queue takes a free lock when it keeps its place",
+		file: "sidecar/locktable/arbiter.go",
+		old:  `a.isTold(pl) && pl.rank > 0 && !hasExpired`,
+		new:  `a.isTold(pl) && pl.rank > 1 && !hasExpired`,
+		by:   tableTest("TestOnlyTheFirstTakesAFreeLockWhenItKeepsItsPlace"),
+	},
+	{
+		rule: "the round trip is not that of the last answer",
+		file: "sidecar/locktable/arbiter.go",
+		old:  `	if d < p.trip {`,
+		new:  `	if true {`,
+		by:   tableTest("TestTripIsTheShortestOfLate"),
+	},
+	{
+		rule: "the round trip follows a network that has become slower",
+		file: "sidecar/locktable/arbiter.go",
+		old:  "		p.trip += (min(d, 2*p.trip+int64(time.Millisecond)) - p.trip) / 1024\n",
+		new:  "",
+		by:   tableTest("TestTripIsTheShortestOfLate"),
+	},
+	{
+		rule: "a renewal behind an operation in flight postpones no other",
+		file: "sidecar/locktable/renewal.go",
+		old:  `now < c.renewAt || c.isBusy() || l.holds == nil`,
+		new:  `now < c.renewAt || l.holds == nil`,
+		by:   tableTest("TestRenewalThatWaitsIsNotCounted"),
+	},
+	{
+		rule: "an Arrive that finds a queue bounds the turn",
+		file: "sidecar/locktable/order.go",
+		old:  "	if isOurs && r.FirstArrived != 0 {\n		l.rivals.areWaiting = true\n	}\n",
+		new:  "",
+		by:   tableTest("TestArriveThatFindsAQueueBoundsTheTurn"),
+	},
 
 	// The claim: what Redis has for this host.
 	{
