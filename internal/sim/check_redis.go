@@ -232,7 +232,7 @@ func (w *world) onDone(h *host, o *operation) {
 	r := &o.res
 	now := h.clock(w.now)
 	if r.Kind == locktable.Drop {
-		if l.dropPending == noOp || o != &w.ops[l.dropPending] { // else the lock was taken again at once
+		if l.dropPending == noOp || o != &w.ops[l.dropPending] || r.Paused { // else the lock was taken again at once
 			l.droppedAt = now
 			l.yielding = l.yielding || l.waiting > 0 || r.Paused
 			l.waiting, l.turnGrants = 0, 0
