@@ -97,3 +97,38 @@ func TestHostThatLeftLockFreeDoesNotTakeItAtOnce(t *testing.T) {
 		t.Errorf("it sends %+v, want a take in the order of the queue", op)
 	}
 }
+
+// Redis refuses a Take because the lock is left free for a moment. The first of the queue asks
+// after the pause. All others wait: with a thousand hosts, each such moment would have a thousand
+// Takes.
+func TestOnlyTheFirstOfTheQueueAsksAfterAFreeMoment(t *testing.T) {
+	for _, tt := range []struct {
+		rank        int32
+		least, most time.Duration
+	}{{0, 0, 12 * time.Millisecond}, {1, 4 * time.Second, 7 * time.Second}, {999, 4 * time.Second, 7 * time.Second}} {
+		r := newListeningRig(t, locktable.Config{})
+		r.acquire(1, "a")
+		r.answer(locktable.Take, locktable.Result{
+			Outcome: locktable.HeldByOther, Rank: tt.rank, Ticket: 1, HolderReached: locktable.HolderNotTold, Listeners: locktable.Uncounted,
+		})
+		if d := r.untilAsked(10 * time.Second); d < tt.least || d > tt.most {
+			t.Errorf("with %d tickets before it, it asks after %v, want %v to %v", tt.rank, d, tt.least, tt.most)
+		}
+	}
+}
+
+// The lock was left free for a moment, and a program took it. The moment is over: when the program
+// publishes its release, the host asks at once.
+func TestFreeMomentIsOverWhenTheLockIsFoundTaken(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.queued(0)
+	r.untilAsked(7 * time.Second)
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10})
+	r.refusedTake(0, 0, 20_000)
+	r.quiet()
+	r.log = nil
+	r.message("a")
+	r.redis(locktable.Take, locktable.Done)
+	r.want("s1 granted hold=3 token=1 count=1")
+}

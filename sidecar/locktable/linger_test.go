@@ -591,3 +591,52 @@ func TestManyLocksLinger(t *testing.T) {
 		t.Errorf("%d locks of %d are dropped", dropped, len(names))
 	}
 }
+
+// The result of the operation in flight is of a hold that has ended: the lock lingers for no time
+// in which its next operation waits for that.
+func TestLockDoesNotLingerWhileAnOperationIsInFlight(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{QuietTime: time.Hour})
+	hold := warmUp(r)
+	for r.collect(); len(r.ops) == 0; r.collect() {
+		r.release(1, hold)
+		r.acquire(1, "a")
+		hold = r.lastHold()
+	}
+	r.release(1, hold)
+	r.redis(locktable.Take, locktable.Done) // which reserves tokens
+	r.redis(locktable.Drop, locktable.Done)
+	r.forgotten()
+}
+
+// A lock without a token lingers for nothing: the next acquire needs an operation.
+func TestLockWithoutATokenDoesNotLinger(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{QuietTime: time.Hour})
+	hold := warmUp(r) // with the first of 256 tokens
+	for range 255 {
+		r.release(1, hold)
+		r.acquire(1, "a")
+		hold = r.lastHold()
+	}
+	r.redis(locktable.Take, locktable.NotSent)
+	r.release(1, hold)
+	if row, ok := r.tb.Info(r.now, "a"); !ok || row.State == protocol.StateLingering {
+		t.Errorf("the lock lingers: %+v", row)
+	}
+}
+
+// Another host had the lock in between, and the table has forgotten it since.
+func TestForgottenLockThatAnotherHostHadIsNotHot(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.release(1, 1)
+	r.redis(locktable.Drop, locktable.Done)
+	r.forgotten()
+	r.acquire(1, "a", wait(0))
+	r.refusedTake(locktable.NotQueued, 1, 20_000)
+	r.pass(10 * time.Millisecond)
+	r.acquire(1, "a", wait(0))
+	if op := r.redis(locktable.Take, locktable.Done); op.Reserve == 256 {
+		t.Errorf("the take: %+v", op)
+	}
+}

@@ -388,26 +388,82 @@ func TestReleaseWaitsForAnArrive(t *testing.T) {
 	}
 }
 
-// An Arrive for a waiter here finds the queue of the lock. Another host wants it: the turn of this one
-// is bounded, also when that waiter is gone.
-func TestArriveThatFindsAQueueBoundsTheTurn(t *testing.T) {
+// Redis was short of memory when the ticket was to be kept. The arrival that is known from before is
+// no reason to ask again at each answer.
+func TestHostThatLostItsTicketDoesNotAskAtEachAnswer(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a", fair)
+	r.waitsInOrder(0, 1000)
+	r.untilAsked(7 * time.Second)
+	r.refusedTake(locktable.NotQueued, 1, 20_000)
+	r.quiet()
+}
+
+// The lock passes to the first of the queue that an Arrive has found, also if no client here waits
+// any more: the release is not sent behind those that nothing waits for.
+func TestReleaseIsForTheQueueThatAnArriveFound(t *testing.T) {
 	for _, first := range []uint64{0, 900} {
-		r := newListeningRig(t, locktable.Config{HandoffBudget: 1, Turn: time.Hour, HandoffTime: time.Hour})
-		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
-		waiter := r.acquire(2, "a", fair)
-		r.redis(locktable.Take, locktable.Done) // which draws tokens for it
+		r := holdsInOrder(t, locktable.Config{})
 		r.arrive(1000, first)
-		r.cancel(2, waiter)
-		r.acquire(3, "a")
-		r.collect()
-		r.log = nil
+		r.arrive(2000, first)
+		r.cancel(2, 2)
+		r.cancel(3, 3)
 		r.release(1, 1)
-		if first == 0 {
-			r.want("s1 released count=0", "s3 granted hold=2 token=2 count=1")
-		} else {
-			r.want("s1 released count=0")
-			r.two()
+		if drop := r.redis(locktable.Drop, locktable.Done); drop.CanWait != (first == 0) {
+			t.Errorf("with a first arrival of %d: %+v", first, drop)
 		}
 	}
+}
+
+// A transfer is of the request for which the ticket stands. A later one of this host may have other
+// hosts before it.
+func TestTransferServesNoRequestThatArrivedLater(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a", fair)
+	r.waitsInOrder(0, 1000)
+	r.pass(time.Millisecond)
+	r.acquire(2, "a", fair)
+	r.arrive(2000, 1000)
+	r.transfer(1, 64, waitingAfter(1))
+	r.release(1, 1)
+	r.want("s1 granted hold=1 token=33 count=1", "s1 released count=0")
+	if _, take := r.two(); take.Arrived != 2000 {
+		t.Errorf("%+v", take)
+	}
+}
+
+// Redis could not carry out an Arrive, and may do so later. Until then the ticket is not used for a
+// waiter whose arrival is not known.
+func TestTicketIsNotUsedIfAnArriveMayPassLater(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	first := r.acquire(1, "a", fair)
+	r.waitsInOrder(1, 1000)
+	r.pass(time.Millisecond)
+	r.acquire(2, "a", fair)
+	r.redis(locktable.Arrive, locktable.Retryable)
+	r.cancel(1, first)
+	for range 100 {
+		r.pass(100 * time.Millisecond)
+		if r.collect(); len(r.ops) > 0 {
+			r.redis(locktable.Arrive, locktable.Retryable)
+		}
+	}
+}
+
+// While Redis cannot be reached, no other host can get the lock: it passes on here.
+func TestLockInOrderPassesOnHereWhileRedisIsAway(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.arrive(1000, 900)
+	r.tb.Down(r.now, "connection lost")
+	r.redis(locktable.Arrive, locktable.Unknown)
+	r.release(1, 1)
+	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
+}
+
+func TestWaiterBehindOneThatIsGoneArrives(t *testing.T) {
+	r := holdsInOrder(t, locktable.Config{})
+	r.cancel(2, 2)
+	r.arrive(1000, 0) // it was sent before session 3 asked
+	r.arrive(2000, 0)
+	r.quiet()
 }

@@ -2,6 +2,7 @@ package locktable_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -74,8 +75,10 @@ func TestTransferThatIsNotProvedIsOfTheWaiterOfTheTicket(t *testing.T) {
 	r.acquire(2, "a")
 	r.collect()
 	r.answer(locktable.Arrive, locktable.Result{Outcome: locktable.Done, Arrived: 300, FirstArrived: 100})
+	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10})
 	r.transferOver(locktable.Conn{}, 1, 32)
 	r.cancel(1, first)
+	r.pass(12 * time.Millisecond) // the Take after the pause is for session 2
 	r.collect()
 	r.log = nil
 	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 40, Waiting: 1, Listeners: locktable.Uncounted})

@@ -1349,16 +1349,100 @@ func TestOwnMessageDoesNotHaveTheKeyChecked(t *testing.T) {
 	r.redis(locktable.Renew, locktable.Done)
 }
 
-// The first of a queue takes a lock that was left free for a moment. All others leave it alone when
-// they show that they wait: with a thousand hosts, one asks for it.
-func TestOnlyTheFirstTakesAFreeLockWhenItKeepsItsPlace(t *testing.T) {
-	for _, rank := range []int32{0, 1, 2, 999} {
-		r := newListeningRig(t, locktable.Config{})
+// A round trip is as long as Redis is far, by the shortest answers. One slow answer is of a busy
+// Redis, and a network that has become slower is noticed.
+func TestRoundTripIsThatOfTheShortAnswers(t *testing.T) {
+	const near, far = time.Millisecond, 15 * time.Millisecond
+	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+	answer := func(kind locktable.OpKind, trip time.Duration) time.Duration {
+		sent := r.now
+		r.now += int64(trip)
+		r.collect()
+		r.tokens++
+		r.tb.Result(r.now, locktable.Result{Kind: kind, Name: "a", Sent: sent, Token: r.tokens, Listeners: locktable.Uncounted})
+		r.ops = nil
+		return r.tb.Stats().RoundTrip
+	}
+	use := func(trip time.Duration) time.Duration {
 		r.acquire(1, "a")
-		r.queued(rank)
-		r.pass(6300 * time.Millisecond)
-		if op := r.redis(locktable.Take, locktable.Done); op.Ticket != 1 || op.RequireExisting != (rank > 0) {
-			t.Errorf("with %d before it: %+v", rank, op)
-		}
+		answer(locktable.Take, trip)
+		r.release(1, r.lastHold())
+		return answer(locktable.Drop, trip)
+	}
+	if d := use(near); d != near {
+		t.Errorf("it is %v, and every answer took %v", d, near)
+	}
+	if d := use(far); d > near+near/100 {
+		t.Errorf("it is %v after two slow answers", d)
+	}
+	for range 5000 {
+		use(far)
+	}
+	if d := r.tb.Stats().RoundTrip; d < far*9/10 || d > far {
+		t.Errorf("it is %v after 10,000 answers that took %v each", d, far)
+	}
+}
+
+// Redis refuses the Drop that gives a ticket up, or finds no lock. It would do so again: nothing of
+// the lock stays here.
+func TestTicketIsForgottenIfItsDropIsRefused(t *testing.T) {
+	for _, outcome := range []locktable.Outcome{locktable.Refused, locktable.NotALock} {
+		r := newListeningRig(t, locktable.Config{})
+		id := r.acquire(1, "a")
+		r.queued(0)
+		r.cancel(1, id)
+		r.redis(locktable.Drop, outcome)
+		r.forgotten()
+	}
+}
+
+// While a ticket is given up, the lock passes to one that its Drop does not meet.
+func TestTransferThatADropDoesNotMeetIsGivenBack(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	id := r.acquire(1, "a")
+	r.queued(0)
+	r.cancel(1, id)
+	r.acquire(2, "b") // a larger number
+	r.ops = r.ops[:1]
+	r.transfer(2, 900)
+	r.redis(locktable.Drop, locktable.Done)
+	if drop := r.redis(locktable.Drop, locktable.Done); drop.HoldID < 2 {
+		t.Errorf("the second drop: %+v", drop)
+	}
+	r.forgotten()
+}
+
+// A transfer came without tokens, and Redis takes longer than a turn to draw one. The turn is not
+// over before a client here has had the lock.
+func TestTurnHasAGrant(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a")
+	r.acquire(2, "a")
+	r.queued(0)
+	r.transfer(1, 900, waitingAfter(1), func(m *locktable.Message) { m.Tokens = 0 })
+	r.pass(100 * time.Millisecond)
+	r.answer(locktable.Take, locktable.Result{Token: 1000, Waiting: 1, Listeners: locktable.Uncounted})
+	if r.collect(); len(r.log) != 1 {
+		t.Errorf("%q", r.log)
+	}
+}
+
+// This host is the one subscriber of the lock's channel. No turn ends for a program that there is
+// not.
+func TestOwnSubscriptionIsOfNoOtherProgram(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.others = 1
+	r.acquire(1, "a")
+	r.refusedTake(0, 0, 20_000)
+	r.tb.Subscribed(r.now, "a")
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Done) // which draws tokens
+	r.pass(60 * time.Millisecond)           // more than HandoffTime
+	r.collect()
+	r.log = nil
+	r.release(1, r.lastHold())
+	if r.collect(); len(r.log) != 2 {
+		t.Errorf("%q", r.log)
 	}
 }

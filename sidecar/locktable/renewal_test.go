@@ -43,27 +43,6 @@ func TestRenewalGroupsReachTheirOffsets(t *testing.T) {
 	}
 }
 
-// The round trip is the shortest of late, and not the last one; it follows a network that has become
-// slower.
-func TestTripIsTheShortestOfLate(t *testing.T) {
-	p := policy{trip: int64(20 * time.Millisecond)}
-	note := func(d time.Duration, n int) time.Duration {
-		for range n {
-			p.noteTrip(int64(d))
-		}
-		return time.Duration(p.trip)
-	}
-	if trip := note(time.Millisecond, 1); trip != time.Millisecond {
-		t.Errorf("%v after one answer within 1ms", trip)
-	}
-	if trip := note(time.Second, 10); trip > 1050*time.Microsecond {
-		t.Errorf("%v after ten late answers", trip)
-	}
-	if trip := note(5*time.Millisecond, 10_000); trip < 4*time.Millisecond || trip > 5*time.Millisecond {
-		t.Errorf("%v after ten thousand answers within 5ms", trip)
-	}
-}
-
 // Only a renewal that is begun counts: one that waits for the operation in flight does not postpone
 // those of other locks.
 func TestRenewalThatWaitsIsNotCounted(t *testing.T) {
