@@ -38,6 +38,9 @@ func (w *world) checkNewTicket(h *host, n int, o *operation, reply *redis.Reply)
 // that is done is the arrival of those that came before it as long as the lock stays there: the
 // table does not know its time, so that they arrive again with a later operation.
 func (w *world) noteArrival(h *host, n int, o *operation, reply *redis.Reply) {
+	if w.ordered && o.op.Kind == locktable.Drop {
+		w.forgetArrivals(h, n)
+	}
 	isKnown := reply.Arrived != 0
 	if isTaken := o.op.Kind == locktable.Take && reply.Outcome == locktable.Done && !o.op.RequireExisting; !w.ordered || !isKnown && !isTaken {
 		return
@@ -50,6 +53,18 @@ func (w *world) noteArrival(h *host, n int, o *operation, reply *redis.Reply) {
 			}
 			if q.reached, q.isArrivalKnown = w.time(), isKnown; q.reachedFirst == 0 {
 				q.reachedFirst = q.reached
+			}
+		}
+	}
+}
+
+// forgetArrivals notes that the lock leaves a host: the acquires whose arrival its table does not know
+// have not arrived until its next operation.
+func (w *world) forgetArrivals(h *host, n int) {
+	for i := range h.sessions {
+		for j := range h.sessions[i].requests {
+			if q := &h.sessions[i].requests[j]; q.kind == reqAcquire && int(q.name) == n && !q.isArrivalKnown {
+				q.reached = 0
 			}
 		}
 	}
