@@ -487,3 +487,14 @@ func TestMessageNamesTheHost(t *testing.T) {
 	r.redis(locktable.Take, locktable.HeldByOther)
 	r.refused(1, protocol.Timeout, "held on host db-7 (another:1), not on this host")
 }
+
+// An operation that sets the key of a hold with a long lease does not put its next check off.
+func TestFixedLeaseIsCheckedAfterAnOperationThatSetsItsKey(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", fixed(time.Hour))
+	r.redis(locktable.Take, locktable.Done)
+	r.acquire(2, "a")
+	r.redis(locktable.Take, locktable.Done) // which draws tokens
+	r.untilAsked(renewed)
+	r.redis(locktable.Check, locktable.Done)
+}

@@ -963,3 +963,20 @@ func TestClaimOfAClosedSessionHasNoEffect(t *testing.T) {
 	}
 	l.want()
 }
+
+// The state file lacks the session of a hold: no client can come back for it. It ends at its
+// deadline.
+func TestHoldWithoutASessionEnds(t *testing.T) {
+	l := newRestartHarness(t)
+	l.takes(1, "a")
+	l.journal.sessions = l.journal.sessions[1:]
+	l.killed(time.Second)
+	l.tb.Up(l.now, false, false)
+	for end := l.now + int64(lease+time.Second); l.now < end; {
+		if l.collect(); len(l.ops) > 0 {
+			l.redis(l.ops[0].Kind, locktable.Done)
+		}
+		l.pass(100 * time.Millisecond)
+	}
+	l.forgotten()
+}

@@ -2002,4 +2002,18 @@ var locktableMutants = []mutant{
 		new:  "		_ = 0\n",
 		by:   tableTest("TestWaiterBehindOneThatIsGoneArrives"),
 	},
+	{
+		rule: "an operation that sets the key of a fixed lease puts its check off no further",
+		file: "sidecar/locktable/result.go",
+		old:  "		c.renewAt = t.nextCheck(now, h)\n	}\n	if op.kind == Take {",
+		new:  "		_ = 0\n	}\n	if op.kind == Take {",
+		by:   tableTest("TestFixedLeaseIsCheckedAfterAnOperationThatSetsItsKey"),
+	},
+	{
+		rule: "a restored hold without a session is not renewed",
+		file: "sidecar/locktable/journal.go",
+		old:  `		if !r.Phase.IsOrphan() {`,
+		new:  `		if false {`,
+		by:   tableTest("TestHoldWithoutASessionEnds"),
+	},
 }

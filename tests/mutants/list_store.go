@@ -416,4 +416,18 @@ var storeMutants = []mutant{
 		new:  ` {`,
 		by:   test("sidecar/store", "TestTokensOfATransferRaiseTheFloor"),
 	},
+	{
+		rule: "queries that wait are bounded",
+		file: "sidecar/store/query.go",
+		old:  `case c.queries.len() >= maxQueries:`,
+		new:  `case false:`,
+		by:   test("sidecar/store", "TestQueriesThatWaitAreBounded"),
+	},
+	{
+		rule: "queries wait for operations",
+		file: "sidecar/store/query.go",
+		old:  ` && !c.hasQueued() {`,
+		new:  ` {`,
+		by:   test("sidecar/store", "TestQueriesWaitForOperations"),
+	},
 }

@@ -1,0 +1,45 @@
+package store
+
+import (
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/internal/rawio"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// While Redis is away, questions of people do not fill the memory.
+func TestQueriesThatWaitAreBounded(t *testing.T) {
+	c := &commands{wake: make(chan struct{}, 1)}
+	failed := make(chan error, 1)
+	ask := func() { c.ask(&query{done: func(_ []reply, err error) { failed <- err }}) }
+	for range maxQueries {
+		ask()
+	}
+	if n := c.queries.len(); n != maxQueries || len(failed) != 0 {
+		t.Fatalf("%d queries wait", n)
+	}
+	ask()
+	if n := c.queries.len(); n != maxQueries {
+		t.Fatalf("%d queries wait", n)
+	}
+	if err := <-failed; !strings.Contains(err.Error(), "too many questions") {
+		t.Error(err)
+	}
+}
+
+// Operations of locks that wait are sent before questions of people.
+func TestQueriesWaitForOperations(t *testing.T) {
+	for _, waits := range []bool{true, false} {
+		c := &commands{wake: make(chan struct{}, 1)}
+		p := &pipeline{readyConn: &readyConn{}, commands: c, out: rawio.NewWriter(&c.mu, io.Discard, nil)}
+		c.queries.push(&query{commands: [][]string{{"ping"}}})
+		if waits {
+			c.others.push(locktable.Op{})
+		}
+		if c.pumpQueries(p); (c.queries.len() > 0) != waits {
+			t.Errorf("an operation waits: %v; %d queries wait", waits, c.queries.len())
+		}
+	}
+}
