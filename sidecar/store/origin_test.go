@@ -215,3 +215,18 @@ func TestTokensOfATransferRaiseTheFloor(t *testing.T) {
 		}
 	}
 }
+
+// After Redis has lost its counters, tokens of this connection are above its floor. A transfer whose
+// first token is not is granted with none of its tokens.
+func TestTokensOfATransferAreAboveTheFloor(t *testing.T) {
+	const last, tokens = 1<<50 + 900_000, 32
+	for floor, want := range map[int64]uint16{last - tokens: tokens, last - tokens + 1: 0, last: 0, last + 1: 0} {
+		p := &pipeline{readyConn: &readyConn{clockAt: protocol.Now(), clock: 1 << 50}, commands: &commands{}}
+		p.id = Identity{Floor: p.clock, FloorAt: p.clockAt}
+		p.now, p.encoder.floor = p.clockAt, floor
+		m := locktable.Message{Kind: locktable.Transferred, Conn: locktable.NewConn(1), LastToken: last, Tokens: tokens}
+		if p.checkTokens(&m); m.Tokens != want {
+			t.Errorf("with a floor of %d below the last token: %d tokens, want %d", last-floor, m.Tokens, want)
+		}
+	}
+}

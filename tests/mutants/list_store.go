@@ -430,4 +430,11 @@ var storeMutants = []mutant{
 		new:  ` {`,
 		by:   test("sidecar/store", "TestQueriesWaitForOperations"),
 	},
+	{
+		rule: "all tokens of a transfer are above the floor",
+		file: "sidecar/store/pipeline.go",
+		old:  `int64(m.LastToken)-int64(m.Tokens) < p.encoder.floor ||`,
+		new:  `int64(m.LastToken) < p.encoder.floor ||`,
+		by:   test("sidecar/store", "TestTokensOfATransferAreAboveTheFloor"),
+	},
 }
