@@ -77,13 +77,13 @@ def test_greenlet_does_not_enter_the_rlock_of_another(sidecar: FakeSidecar, clie
 def test_client_makes_its_locks_at_its_first_use(sidecar: FakeSidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(sidecar.path)
     made: list[object] = []
-    lock_type = threading.Lock
+    lock_type = threading.RLock
 
     def patched() -> object:
         made.append(lock := lock_type())
         return lock
 
-    monkeypatch.setattr(threading, "Lock", patched)
+    monkeypatch.setattr(threading, "RLock", patched)
     assert client.ping() == "ok"
     assert client._process_state().handles_lock in made
     assert client._process_state().session_lock in made

@@ -97,6 +97,7 @@ class Hold:
     epoch: int
     max_hold_end: int = 0  # when max_hold ends; 0: there is no max_hold
     lease_ns: int = 0  # the fixed lease; 0: there is none, or it is not known
+    owner: int = 0
     entries: int = 0  # that are not released
     lost_reason: str = ""  # "": not LOST
     task: object = None  # the task that entered first, if a thread acquired the lock in an event loop

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from . import _log
 from . import _protocol as protocol
-from ._calls import NO_EPOCH, AwaitedAnswer, Call, CallState, Confirm, Hold, bye_call
+from ._calls import NO_EPOCH, AwaitedAnswer, Call, CallState, Confirm, Hold, bye_call, confirm_call
 from ._errors import (
     BadRequest,
     ClientClosed,
@@ -436,6 +436,12 @@ class Session:
         except LocksidecarError as e:
             call.error, call.state = e, CallState.DONE
 
+    def unconfirmed(self, hold: Hold, now: int) -> Confirm:
+        """The request for the confirmation of a release that is sent later. It is never sent."""
+        call = confirm_call(hold)
+        call.free_at = self._lease_end(hold, now)
+        return call
+
     def _lease_end(self, hold: Hold, now: int) -> int:
         """The latest time at which the lease of hold ends in Redis, if Redis does not execute its release."""
         deadline = self._lease_deadline_of(hold)
@@ -444,6 +450,14 @@ class Session:
             return deadline + hold.lease_ns // 50 + 10_000_000
         # The sidecar may have renewed it just now, and the lease event may not have arrived.
         return max(deadline, now + self._watchdog_lease_ns)
+
+    def is_used_by(self, name: str, owner: int) -> bool:
+        """Whether owner holds the lock, or waits for it."""
+        held = any(h.name == name and h.owner == owner and not h.lost_reason for h in list(self._holds.values()))
+        return held or any(
+            c.op == "acquire" and c.name == name and c.owner == owner and not c.abandoned
+            for c in list(self._pending.values())
+        )
 
     def complete_given_up(self, now: int) -> None:
         """Abandons the calls and releases the entries that were given up.
@@ -511,9 +525,16 @@ class Session:
         read_at: everything that had arrived at this time has been processed. A deadline that has passed since then
         does not count yet: a lease event with a later one may have arrived.
         """
-        if not hold.lost_reason and hold.entries and read_at >= self.deadline(hold):
-            self._mark_lost(hold, "max_hold" if hold.max_hold_end and read_at >= hold.max_hold_end else "expired")
-        return hold.lost_reason
+        reason = self.loss_at(hold, read_at)
+        if reason and not hold.lost_reason:
+            self._mark_lost(hold, reason)
+        return reason
+
+    def loss_at(self, hold: Hold, now: int) -> str:
+        """The reason of the loss of hold, as far as it is known at now, without a change; "": it is not LOST."""
+        if hold.lost_reason or not hold.entries or now < self.deadline(hold):
+            return hold.lost_reason
+        return "max_hold" if hold.max_hold_end and now >= hold.max_hold_end else "expired"
 
     def release_entry(self, entry: Entry, read_at: int) -> str:
         """Releases entry. Returns the reason of the loss of its hold, "" if the hold was not LOST before."""
@@ -702,6 +723,7 @@ class Session:
                 self._epoch,
                 grant.end_ns,
                 lease,
+                call.owner,
             )
             live += 1
         else:
@@ -893,7 +915,8 @@ class Entry:
 
     An Entry refers to one Hold for all its life, so a late release can never free a newer hold.
 
-    read_at is as in Session.update_lost().
+    read_at is as in Session.update_lost(). commits: whether a loss that is found is recorded. It is not in a frame that
+    has interrupted a change of the session: this frame only reads the last known state.
     """
 
     __slots__ = ("given_up", "hold", "released", "session")
@@ -910,13 +933,16 @@ class Entry:
     def has_been_released(self) -> bool:
         return self.released or self.given_up
 
-    def check(self, read_at: int) -> None:
+    def check(self, read_at: int, commits: bool = True) -> None:
         self._require_held("is not held any more: it was released")
-        if reason := self.session.update_lost(self.hold, read_at):
+        if reason := self._loss(read_at, commits):
             raise self.loss_error(reason)
 
-    def release(self, read_at: int) -> None:
+    def require_unreleased(self) -> None:
         self._require_held("was released before")
+
+    def release(self, read_at: int) -> None:
+        self.require_unreleased()
         if reason := self.session.release_entry(self, read_at):
             raise self.loss_error(reason)
 
@@ -928,20 +954,23 @@ class Entry:
         self.release(read_at)
         self.session.submit_confirm(call, read_at)
 
-    def lost(self, read_at: int) -> str:
+    def lost(self, read_at: int, commits: bool = True) -> str:
         if self.session.inherited:
             self._require_held("")
-        return self.session.update_lost(self.hold, read_at)
+        return self._loss(read_at, commits)
 
-    def remaining(self, read_at: int) -> int:
+    def remaining(self, read_at: int, commits: bool = True) -> int:
         """Nanoseconds from read_at until the deadline; 0 if the lock is not held."""
-        if self.has_been_released or self.session.inherited or self.session.update_lost(self.hold, read_at):
+        if self.has_been_released or self.session.inherited or self._loss(read_at, commits):
             return 0
         return self.session.deadline(self.hold) - read_at
 
-    def deadline(self, read_at: int) -> int:
-        self.session.update_lost(self.hold, read_at)
+    def deadline(self, read_at: int, commits: bool = True) -> int:
+        self._loss(read_at, commits)
         return self.session.deadline(self.hold)
+
+    def _loss(self, read_at: int, commits: bool) -> str:
+        return (self.session.update_lost if commits else self.session.loss_at)(self.hold, read_at)
 
     def has_ended(self) -> bool:
         """Whether the entry is released or its hold LOST, or both belong to the parent of this process."""

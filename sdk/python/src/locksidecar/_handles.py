@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -22,6 +23,9 @@ class Handles(Generic[H]):
     """The handles that the owners have acquired through one lock object, for each owner in the order of its acquires.
 
     A scoped handle is that of a `with` block. Only the end of the block removes it.
+
+    A signal handler may use the lock object between any two calls here. So no method relies on what it has read before
+    a call: it iterates over copies, and adds and removes a handle in one statement.
     """
 
     __slots__ = ("_any_owner", "_stacks")
@@ -29,21 +33,23 @@ class Handles(Generic[H]):
     def __init__(self, any_owner: bool) -> None:
         # Like a threading.Lock, a lock that is not re-entrant may be released by another owner.
         self._any_owner = any_owner
-        self._stacks: dict[int, list[H]] = {}
+        self._stacks: defaultdict[int, list[H]] = defaultdict(list)  # without empty lists
 
     def __iter__(self) -> Iterator[H]:
         for stack in list(self._stacks.values()):
             yield from list(stack)
 
     def push(self, owner: int, handle: H) -> None:
-        stack = self._stacks.setdefault(owner, [])
-        while stack and stack[-1].released and not stack[-1]._scoped:
-            stack.pop()
-        stack.append(handle)
+        for last in reversed(self._stack(owner)):
+            if last._scoped or not last.released:
+                break
+            self._remove_from(owner, last)
+        added = [handle]
+        self._stacks[owner] += added
 
     def newest(self, owner: int) -> H | None:
         """The newest handle of owner that is not released."""
-        for handle in reversed(self._stacks.get(owner, ())):
+        for handle in reversed(self._stack(owner)):
             if not handle.released:
                 return handle
         return None
@@ -60,7 +66,7 @@ class Handles(Generic[H]):
         If the body released the block's handle and acquired the lock again, as a threading.Condition does, the newer
         handle ends, too. The block of a generator may be ended by another owner than the one that began it.
         """
-        stack = self._stacks.get(owner, [])
+        stack = self._stack(owner)
         handle = next((h for h in reversed(stack) if h._scoped), None)
         if handle is None:
             only = _only([h for h in self if h._scoped])
@@ -72,12 +78,23 @@ class Handles(Generic[H]):
 
     def remove(self, handle: H) -> None:
         """Removes handle, if it is still there."""
-        for owner, stack in self._stacks.items():
-            if handle in stack:
-                stack.remove(handle)
-                if not stack:
-                    del self._stacks[owner]
+        for owner in list(self._stacks):
+            if self._remove_from(owner, handle):
                 return
+
+    def _stack(self, owner: int) -> list[H]:
+        """A copy."""
+        return list(self._stacks.get(owner, ()))
+
+    def _remove_from(self, owner: int, handle: H) -> bool:
+        stack = self._stacks.get(owner, [])
+        if handle not in stack:
+            return False
+        stack.remove(handle)
+        # A handler may have added a handle during the call of get(): the stack is looked at after it.
+        if self._stacks.get(owner) is stack and not stack:
+            del self._stacks[owner]
+        return True
 
 
 def _only(handles: list[H]) -> H | None:

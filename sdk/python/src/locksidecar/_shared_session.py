@@ -20,6 +20,32 @@ completes the function, so that completion does not depend on another use: handl
 start is one call of a C function, so no handler runs before it has returned. contextlib.suppress() around it would be a
 Python function, and could be interrupted. After that, the interrupted thread completes the function too, because
 background threads may not be able to run. The duplicate is intended: completion is idempotent.
+
+A signal handler, and a __del__ that the garbage collector runs, may also use the client. It is a frame on top of the
+frames that it has interrupted on the same thread. What it may do depends on the innermost of those that use the
+session::
+
+    OUTSIDE    it does not hold the mutex, and does not wait
+    FOLLOWING  it waits, and a waiter of another thread leads
+    LEADING    it waits and leads; it may be inside of the poll
+    INSIDE     it holds the mutex: the session may be changing
+
+                 OUTSIDE        FOLLOWING             LEADING                          INSIDE
+    read         as usual       as usual              as usual                         the last known state
+    release      as usual       as usual              as usual                         given up (see above)
+    close        as usual       as usual              as usual                         by a background thread
+    wait         as usual       as another follower   takes the lead, gives it back    in another session
+    confirm      as usual       as another follower   takes the lead, gives it back    raises Unconfirmed
+
+The mutex is an RLock only because an RLock knows its thread. No frame locks it twice: is_inside() comes first.
+
+INSIDE, the interrupted frame continues with what it had read before. So the upper frame changes nothing of the
+session. It only appends to Session.given_up, which the interrupted frame completes if it processes the session again,
+or else a background thread. A wait has no such thread: Client._usable_session() returns another SharedSession.
+
+LEADING, the upper frame becomes the leader. At its end the interrupted frame leads again, also if its call is DONE by
+then, and the waker ends its poll, which may be that of a socket that is closed now. FOLLOWING, the interrupted frame is
+not made the leader while the upper one waits.
 """
 
 from __future__ import annotations
@@ -58,21 +84,28 @@ class _CallWaiter:
 
                there is no leader
         NEW ─────────────────────────► LEADER ───── _hand_over() ──────┐
-         │                               ▲                             ▼
-         │                               │ the leader stops waiting    UNREGISTERED
-         │     there is a leader         │                             ▲
+         │                              │ ▲ ▲                          ▼
+         │       a frame on top leads   │ │ │ the leader stops waiting UNREGISTERED
+         │                              ▼ │ │                          ▲
+         │                       DISPLACED  │                          │
+         │     there is a leader            │                          │
          └─────────────────────────► FOLLOWER ── DONE, or a timeout ───┘
 
-    The leader is SharedSession._leader. A follower sleeps on its wakeup lock.
+    The leader is SharedSession._leader. A follower sleeps on its wakeup lock. A displaced leader is in the chain of
+    leads_for of the leader, and waits until that one has given the lead back.
     """
 
-    __slots__ = ("call", "registered", "wakeup")
+    __slots__ = ("call", "interrupted", "leads_for", "outer", "registered", "thread", "wakeup")
 
     def __init__(self, call: Call[Any]) -> None:
         self.call = call
-        self.registered = False  # LEADER or FOLLOWER; it must be unregistered before its thread returns
+        self.registered = False  # LEADER, DISPLACED or FOLLOWER; to be unregistered before its thread returns
         self.wakeup = threading.Lock()  # held while the thread sleeps; released to wake it
         self.wakeup.acquire()
+        self.thread = threading.get_ident()
+        self.outer: _CallWaiter | None = None  # of the frame of this thread that this waiter's frame has interrupted
+        self.interrupted = False  # a waiter has it as outer, and is registered
+        self.leads_for: _CallWaiter | None = None  # the displaced leader
 
 
 class SharedSession:
@@ -87,7 +120,7 @@ class SharedSession:
     """
 
     def __init__(self, transport: Transport, clock: Callable[[], int]) -> None:
-        self.mutex = threading.Lock()
+        self._make_mutex()
         self.transport = transport
         self.session = transport.session
         self.pid = os.getpid()
@@ -95,6 +128,7 @@ class SharedSession:
         self._leader: _CallWaiter | None = None
         self._polling = False  # the leader polls, or is about to
         self._waiting: dict[Call[Any], list[_CallWaiter]] = {}  # the registered waiters
+        self._innermost: dict[int, _CallWaiter] = {}  # the registered waiter of the uppermost frame of each thread
         self._disconnect_notified = False  # the waiters have been woken for the disconnect
         self._next_attempt = 0.0  # by time.monotonic()
         self._waker = _Waker()
@@ -104,10 +138,16 @@ class SharedSession:
         self._watch: Call[Any] | None = None  # what the watcher waits for
         _fork.register(self)
 
+    def _make_mutex(self) -> None:
+        mutex = threading.RLock()
+        self.mutex = mutex
+        # Whether the calling thread holds the mutex: a frame of it was interrupted INSIDE.
+        self.is_inside: Callable[[], bool] = mutex._is_owned  # type: ignore[attr-defined]
+
     # --- Calls ---
 
     def execute(self, call: Call[Any], timeouts: Timeouts) -> None:
-        """Sends call and waits until it is DONE, with an answer or an error.
+        """Sends call and waits until it is DONE, with an answer or an error. The caller is not INSIDE.
 
         If this raises, call is abandoned, unless it is DONE.
         """
@@ -148,7 +188,13 @@ class SharedSession:
             raise
 
     def complete_interrupted(self) -> None:
-        """Completes what a signal handler interrupted, and what was given up. Idempotent."""
+        """Completes what a signal handler interrupted, and what was given up. Idempotent.
+
+        INSIDE, a background thread completes it.
+        """
+        if self.is_inside():
+            self._run_in_background(self.complete_interrupted)
+            return
         with self.mutex:
             self.session.complete_given_up(self._clock())
             self._process_arrived()
@@ -162,6 +208,11 @@ class SharedSession:
         if unreleased:
             self._start_releaser()
 
+    def _run_in_background(self, function: Callable[[], None]) -> None:
+        """For a frame INSIDE: the function waits for the mutex."""
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            _thread.start_new_thread(function, ())
+
     def _wait_for(self, call: Call[Any], timeouts: Timeouts) -> None:
         waiter = _CallWaiter(call)
         transport = self.transport
@@ -169,19 +220,21 @@ class SharedSession:
             while True:
                 backoff = math.inf
                 with self.mutex:
-                    if transport.sock is None and self._leader in (None, waiter):
+                    leader = self._leader
+                    if transport.sock is None and (leader is None or leader.thread == waiter.thread):
                         backoff = self._connect_if_due()
                     if self.session.has_work():
                         self._receive()
                     if call.done:
                         return
                     if not waiter.registered:
-                        waiter.registered = True
-                        self._waiting.setdefault(call, []).append(waiter)
-                    if self._leader is None:
-                        self._leader = waiter
-                    leading = self._leader is waiter
+                        self._register(waiter)
+                    leader = self._leader
+                    leading = leader is None or leader.thread == waiter.thread
                     if leading:
+                        if leader is not waiter:
+                            waiter.leads_for = leader
+                            self._leader = waiter
                         self._polling = True
                     left = transport.expires_at(timeouts) - time.monotonic()
                 if left <= 0:
@@ -220,7 +273,8 @@ class SharedSession:
             self._polling = False
             self._waker.drain()
             self._receive()
-            self.transport.close_ended_sockets()
+            if waiter.leads_for is None:  # no frame polls an ended socket
+                self.transport.close_ended_sockets()
             if waiter.call.done:
                 self._hand_over(waiter)
 
@@ -283,11 +337,23 @@ class SharedSession:
 
     def _wake(self, waiter: _CallWaiter) -> None:
         """Wakes the thread of waiter, whose call is DONE."""
-        if waiter is self._leader:
-            self._wake_leader()
-            return
+        leader = self._leader
+        while leader is not None:
+            if waiter is leader:  # or a displaced leader, which gets the lead back
+                self._wake_leader()
+                return
+            leader = leader.leads_for
         _wake_thread(waiter.wakeup)
         self._unregister(waiter)  # here, so that its thread does not need the mutex
+
+    def _register(self, waiter: _CallWaiter) -> None:
+        waiter.registered = True
+        self._waiting.setdefault(waiter.call, []).append(waiter)
+        outer = self._innermost.get(waiter.thread)
+        if outer is not None and outer is not waiter:
+            waiter.outer = outer
+            outer.interrupted = True
+        self._innermost[waiter.thread] = waiter
 
     def _unregister(self, waiter: _CallWaiter) -> None:
         waiters = self._waiting.get(waiter.call, [])
@@ -295,6 +361,16 @@ class SharedSession:
             waiters.remove(waiter)
         if not waiters:
             self._waiting.pop(waiter.call, None)
+        if self._innermost.get(waiter.thread) is waiter:
+            outer = waiter.outer
+            while outer is not None and not outer.registered:
+                outer = outer.outer
+            if outer is None:
+                self._innermost.pop(waiter.thread, None)
+            else:
+                self._innermost[waiter.thread] = outer
+                outer.interrupted = False
+                _wake_thread(outer.wakeup)  # it leads if there is no leader now
         waiter.registered = False
 
     def _hand_over(self, waiter: _CallWaiter) -> None:
@@ -303,7 +379,13 @@ class SharedSession:
         Idempotent: if it is interrupted, it is called again.
         """
         if self._leader is waiter:
-            next_leader = self._next_leader(waiter)
+            next_leader = waiter.leads_for
+            while next_leader is not None and not next_leader.registered:
+                next_leader = next_leader.leads_for
+            if next_leader is not None:
+                self._waker.wake()  # its frame may be inside of the poll
+            else:
+                next_leader = self._next_leader(waiter)
             if next_leader is not None:
                 _wake_thread(next_leader.wakeup)  # before the commit: the waker wakes the leader only
             # Commit:
@@ -315,7 +397,7 @@ class SharedSession:
     def _next_leader(self, leader: _CallWaiter) -> _CallWaiter | None:
         for call, waiters in self._waiting.items():
             for waiter in waiters:
-                if waiter is not leader and not call.done:
+                if waiter is not leader and not waiter.interrupted and not call.done:
                     return waiter
         return None
 
@@ -352,7 +434,10 @@ class SharedSession:
     # --- Holds ---
 
     def check_usable(self) -> bool:
+        """Whether a call can be executed. False INSIDE."""
         self.reset_if_forked()
+        if self.is_inside():
+            return False
         try:
             with self.mutex:
                 self._process_arrived()
@@ -377,12 +462,15 @@ class SharedSession:
     def deadline(self, entry: Entry) -> int:
         return self._read_state(entry.deadline, entry)
 
-    def _read_state(self, read: Callable[[int], T], entry: Entry) -> T:
-        """Returns read(now), after everything that had arrived by now was processed.
+    def _read_state(self, read: Callable[[int, bool], T], entry: Entry) -> T:
+        """Returns read(now, True), after everything that had arrived by now was processed.
 
-        Without a connection it first tries to reconnect, once: the sidecar may have extended the deadlines.
+        Without a connection it first tries to reconnect, once: the sidecar may have extended the deadlines. INSIDE it
+        does neither, and returns the last known state.
         """
         self.reset_if_forked()
+        if self.is_inside():
+            return read(self._clock(), False)
         reconnected = False
         try:
             while True:
@@ -390,7 +478,7 @@ class SharedSession:
                     read_at = self._clock()
                     self._process_arrived()
                     if reconnected or self._is_connected_or_failed():
-                        state = read(read_at)
+                        state = read(read_at, True)
                         # The process may have been stopped after it had read. Then a later deadline may have arrived.
                         if entry.has_ended() or self._clock() < self.session.deadline(entry.hold):
                             break
@@ -429,6 +517,9 @@ class SharedSession:
 
     def release(self, entry: Entry, confirm: Timeouts | None = None) -> None:
         """Releases entry. confirm: the timeouts of the wait for the confirmation; None: none is requested."""
+        if self.is_inside():
+            self._release_later(entry, confirm is not None)
+            return
         call: Confirm | None = None
         unfinished: list[Call[Any] | Entry] = [entry]
         try:
@@ -455,6 +546,20 @@ class SharedSession:
             raise error
         if call is not None and confirm is not None:
             self._wait_for_confirmation(call, confirm)
+
+    def _release_later(self, entry: Entry, confirm: bool) -> None:
+        """Gives entry up, for a frame INSIDE."""
+        now = self._clock()
+        entry.require_unreleased()
+        reason = entry.lost(now, False)
+        self.session.given_up += [entry]
+        entry.given_up = True
+        self._run_in_background(self.complete_interrupted)
+        if reason:
+            raise entry.loss_error(reason)
+        if confirm:
+            why = LocksidecarError("this thread was interrupted inside of this client, and cannot wait for it")
+            raise self.session.unconfirmed(entry.hold, now).unconfirmed_error(why, now)
 
     def _release_entry(self, entry: Entry, call: Confirm | None) -> LocksidecarError | None:
         """Releases entry, and submits call, if there is one. Returns the error of the release."""
@@ -585,8 +690,11 @@ class SharedSession:
     # --- The end ---
 
     def close(self) -> None:
-        """Sends bye, and waits up to BYE_WAIT for its answer."""
+        """Sends bye, and waits up to BYE_WAIT for its answer. INSIDE, a background thread does that."""
         self.reset_if_forked()
+        if self.is_inside():
+            self._run_in_background(self.close)
+            return
         try:
             with self.mutex:
                 bye = self.session.close(self._clock())
@@ -678,10 +786,11 @@ class SharedSession:
 
     def after_fork_in_child(self) -> None:
         self.pid = os.getpid()
-        self.mutex = threading.Lock()
+        self._make_mutex()
         self._leader = None
         self._polling = False
         self._waiting.clear()
+        self._innermost.clear()
         self._releaser_running = False
         self._watched.clear()
         self._watcher_running = False

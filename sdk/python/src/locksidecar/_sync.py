@@ -29,7 +29,16 @@ from ._calls import (
 )
 from ._core import Entry, Session, clock_of
 from ._decorator import require_function
-from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
+from ._errors import (
+    ClientClosed,
+    Deadlock,
+    LockLost,
+    LocksidecarError,
+    LockTimeout,
+    NotHeld,
+    Unconfirmed,
+    add_note_about,
+)
 from ._handles import Handles
 from ._protocol import EventPage, HostInfo, LockInfo, Status
 from ._shared_session import SharedSession
@@ -244,6 +253,8 @@ class Lock:
         owner = _owners.of_thread()
         call = acquire_call(self.name, owner if options.reentrant else _owners.of_context(), options, client._clock())
         shared = client._usable_session()
+        if client._process_state().upper:
+            client._require_no_use_by(call.owner, self.name, shared)
         held: Held | None = None
         given_up: list[Call[Any] | Entry] = [call]
         span = _tracing.start(self.name, options.timeout)
@@ -312,14 +323,20 @@ class _ProcessState:
     It is made at the first use in the process, when monkey patching has replaced threading.Lock.
     """
 
-    __slots__ = ("handles_lock", "session_lock", "shared")
+    __slots__ = ("handles_lock", "session_lock", "shared", "upper")
 
     def __init__(self) -> None:
-        # Guards the handles of all locks of the client. No thread waits while it holds it.
-        self.handles_lock = threading.Lock()
+        # Guards the handles of all locks of the client. No thread waits while it holds it. A signal handler, or a
+        # __del__, may lock it again: see Handles.
+        self.handles_lock = threading.RLock()
         # Guards shared, which is replaced when its session has failed. Lock order: before SharedSession.mutex.
-        self.session_lock = threading.Lock()
+        self.session_lock = threading.RLock()
         self.shared: SharedSession | None = None
+        # Sessions of frames that have interrupted a change of shared: see _shared_session.py. They stay for later ones.
+        self.upper: list[SharedSession] = []
+
+    def sessions(self) -> list[SharedSession]:
+        return [*self.upper, *([] if self.shared is None else [self.shared])]
 
 
 class Client:
@@ -508,8 +525,10 @@ class Client:
         self._closed = True
         state = self._process_state()
         with state.session_lock:
-            shared, state.shared = state.shared, None
-        if shared is not None:
+            sessions = state.sessions()
+            state.shared = None
+            state.upper = []
+        for shared in sessions:
             shared.close()
 
     def connect(self) -> None:
@@ -549,8 +568,8 @@ class Client:
             state = self._processes.setdefault(pid, _ProcessState())
             for other in [p for p in self._processes if p != pid]:
                 inherited = self._processes.pop(other, None)
-                if inherited is not None and inherited.shared is not None:
-                    inherited.shared.reset_if_forked()  # closes this process's copy of the socket
+                for shared in [] if inherited is None else inherited.sessions():
+                    shared.reset_if_forked()  # closes this process's copy of the socket
         return state
 
     def after_fork_in_child(self) -> None:
@@ -565,13 +584,47 @@ class Client:
         shared = state.shared
         if shared is not None and shared.check_usable():
             return shared
+        lock_is_owned: bool = state.session_lock._is_owned()  # type: ignore[attr-defined]
+        if lock_is_owned or (shared is not None and shared.is_inside()):
+            return self._upper_session(state)
         with state.session_lock:
             shared = state.shared
             if shared is None or not shared.check_usable():
-                if self._closed:
-                    raise ClientClosed("the client was closed; make a new one with locksidecar.connect()")
-                state.shared = shared = SharedSession(Transport(Session(self.path), self._clock), self._clock)
+                state.shared = shared = self._new_session()
+                if self._closed:  # by a signal handler, which did not find the new session
+                    state.shared = None
+                    shared.close()
+                    self._require_open()
             return shared
+
+    def _upper_session(self, state: _ProcessState) -> SharedSession:
+        """The session for a frame that has interrupted a change of the client's session on the same thread."""
+        for shared in list(state.upper):
+            if shared.check_usable():
+                return shared
+        shared = self._new_session()
+        state.upper = [*[s for s in state.upper if s.session.failure is None], shared]
+        return shared
+
+    def _new_session(self) -> SharedSession:
+        self._require_open()
+        return SharedSession(Transport(Session(self.path), self._clock), self._clock)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the client was closed; make a new one with locksidecar.connect()")
+
+    def _require_no_use_by(self, owner: int, name: str, shared: SharedSession) -> None:
+        """Raises Deadlock if owner holds the lock, or waits for it, in another session than shared.
+
+        The sidecar cannot detect that: for it, these are two owners.
+        """
+        for other in self._process_state().sessions():
+            if other is not shared and other.session.is_used_by(name, owner):
+                raise Deadlock(
+                    f"acquire {name!r}: this thread holds it or waits for it already, in a frame that a signal handler "
+                    "or a __del__ has interrupted inside of this client"
+                )
 
 
 _clients: dict[tuple[str, str], Client] = {}

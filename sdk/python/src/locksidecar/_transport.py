@@ -117,15 +117,20 @@ class HasFileno(Protocol):
 def wait_ready(reads: Sequence[HasFileno], writes: Sequence[HasFileno], seconds: float) -> None:
     """Waits until one of reads is readable, or one of writes is writable, or the seconds have passed.
 
+    A closed file counts as readable: its owner has to notice that it was closed.
+
     The functions are looked up at each call, because monkey patching may replace them at any time: gevent installs its
     own poll(); eventlet removes poll() and installs its own select().
     """
     if sys.platform != "win32" and hasattr(select, "poll"):
         poll = select.poll()
         for file in reads:
-            poll.register(file, select.POLLIN | (select.POLLOUT if file in writes else 0))
+            fd = file.fileno()
+            if fd < 0:
+                return
+            poll.register(fd, select.POLLIN | (select.POLLOUT if file in writes else 0))
         poll.poll(seconds * 1000)
-    else:
+    elif all(file.fileno() >= 0 for file in reads):
         select.select(reads, writes, [], seconds)
 
 
