@@ -653,3 +653,13 @@ async def test_interrupt_around_a_grant_leaves_no_lock_held(
     async with lock:  # the session continues
         assert sidecar.holder("n")
     await wait_free(sidecar, "n")
+
+
+async def test_release_may_be_awaited(client: aio.Client, sidecar: FakeSidecar) -> None:
+    lock = client.lock("n")
+    await lock.acquire()
+    await lock.release()
+    assert not lock.locked()
+    async with lock as held:
+        await held.release()
+        assert held.released

@@ -85,13 +85,13 @@ async def test_release_and_confirm_are_sent_in_one_write(
     assert sidecar.requests("confirm")[0]["name"] == "n"
 
 
-async def test_release_without_confirm_returns_none(sidecar: FakeSidecar, client: aio.Client) -> None:
+async def test_release_without_confirm_may_be_awaited(sidecar: FakeSidecar, client: aio.Client) -> None:
     lock = client.lock("n", confirm=True)
     await lock.acquire()
-    result: object = lock.release()
-    assert result is None
-    result = (await acquired(client)).release(confirm=False, timeout=1)
-    assert result is None
+    released = lock.release()
+    assert not lock.locked()  # before the await
+    await released
+    await (await acquired(client)).release(confirm=False, timeout=1)
     assert await client.ping() == "ok"
     assert sidecar.requests("confirm") == []
 

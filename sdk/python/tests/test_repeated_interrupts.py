@@ -265,7 +265,12 @@ async def test_task_gets_a_new_hold_after_repeated_interrupts_of_its_release(
         shared = client._shared
         assert shared is not None
         lock = client.rlock("n")
-        for use in (lock.release, lambda: lock.held.release(), lambda: lock.release(confirm=True)):
+        uses: list[Callable[[], object]] = [
+            lock.release,
+            lambda: lock.held.release(),
+            lambda: lock.release(confirm=True),
+        ]
+        for use in uses:
             await lock.acquire()
             with monkeypatch.context() as patch, pytest.raises(Interrupt):
                 patch.setattr(shared, "clock", interrupting_clock)

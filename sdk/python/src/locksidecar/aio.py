@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
@@ -495,6 +495,19 @@ class _GuardedBody:
 _LOST_MESSAGE: Final = "locksidecar: the lock was lost"
 
 
+class _Completed:
+    """An awaitable without a wait. Unlike a coroutine, it may be dropped, and awaited again."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+_RELEASED: Final = _Completed()
+
+
 class Held(_held.Held):
     """One acquired lock, from its acquire to its release. Nothing here waits, except `await release(confirm=True)`.
 
@@ -511,19 +524,19 @@ class Held(_held.Held):
         self._body = _GuardedBody(shared, entry) if scoped else None
 
     @overload
-    def release(self, *, confirm: Literal[False] = False, timeout: float | None = None) -> None: ...
+    def release(self, *, confirm: Literal[False] = False, timeout: float | None = None) -> Awaitable[None]: ...
 
     @overload
     def release(self, *, confirm: Literal[True], timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
 
     @overload
-    def release(self, *, confirm: bool, timeout: float | None = None) -> Coroutine[Any, Any, None] | None: ...
+    def release(self, *, confirm: bool, timeout: float | None = None) -> Awaitable[None]: ...
 
-    def release(self, *, confirm: bool = False, timeout: float | None = None) -> Coroutine[Any, Any, None] | None:
+    def release(self, *, confirm: bool = False, timeout: float | None = None) -> Awaitable[None]:
         """Releases the lock. Raises LockLost if it was lost before, NotHeld if it was released before.
 
-        Without confirm there is nothing to await, and this returns before Redis has executed the release. If the
-        program then signals another host, that host may still find the lock taken.
+        Without confirm this returns before Redis has executed the release. An `await` of the result is permitted, and
+        ends at once. If the program then signals another host, that host may still find the lock taken.
 
         With confirm=True the call releases the lock, and returns an awaitable that ends after Redis has executed the
         release. Cancelling the `await` ends the wait and nothing else. Without a confirmation the `await` raises
@@ -538,12 +551,10 @@ class Held(_held.Held):
         """
         if not confirm:
             self._shared.release(self._entry)
-            return None
+            return _RELEASED
         return self._shared.confirmation(self._shared.release_confirmed(self._entry), Timeouts.for_confirm(timeout))
 
-    def _end_block(
-        self, exc: BaseException | None, confirm: bool, timeout: float | None
-    ) -> Coroutine[Any, Any, None] | None:
+    def _end_block(self, exc: BaseException | None, confirm: bool, timeout: float | None) -> Awaitable[None] | None:
         """Ends the `async with` block. The caller awaits the confirmation that this returns."""
         cancelled_here = self._body is not None and self._body.close(exc)
         if self._entry.released:
@@ -602,15 +613,15 @@ class Lock:
         return True
 
     @overload
-    def release(self, *, confirm: Literal[False] = False, timeout: float | None = None) -> None: ...
+    def release(self, *, confirm: Literal[False] = False, timeout: float | None = None) -> Awaitable[None]: ...
 
     @overload
     def release(self, *, confirm: Literal[True], timeout: float | None = None) -> Coroutine[Any, Any, None]: ...
 
     @overload
-    def release(self, *, confirm: bool, timeout: float | None = None) -> Coroutine[Any, Any, None] | None: ...
+    def release(self, *, confirm: bool, timeout: float | None = None) -> Awaitable[None]: ...
 
-    def release(self, *, confirm: bool = False, timeout: float | None = None) -> Coroutine[Any, Any, None] | None:
+    def release(self, *, confirm: bool = False, timeout: float | None = None) -> Awaitable[None]:
         """Releases the lock. Raises LockLost if it was lost before, NotHeld if it is not held.
 
         confirm, timeout: as in Held.release(): `await lock.release(confirm=True)`. The confirm and confirm_timeout that
