@@ -12,7 +12,7 @@ import (
 )
 
 // Client is a program's connection to the sidecar of its host. A program needs one
-// Client; many goroutines may use it at once. It has one goroutine and two file
+// Client; many goroutines may use it at once. A Client must not be copied. It has one goroutine and two file
 // descriptors, however many locks there are.
 //
 // The connection may be lost: the sidecar is restarted, upgraded or killed. The Client
@@ -25,7 +25,9 @@ type Client struct {
 	dialer       dialer
 	dialPatience time.Duration
 	patience     time.Duration
+	done         chan struct{} // closed by the first Close when it has ended the session
 
+	_       noCopy
 	current atomic.Pointer[session]
 
 	mu       sync.Mutex // guards isClosed, and changes of current; no other mutex is taken under it
@@ -49,11 +51,7 @@ func Dial(ctx context.Context, path string, options ...DialOption) (*Client, err
 	if path == "" {
 		path = protocol.DefaultSocket()
 	}
-	c := &Client{
-		dialer:       dialer{path: path, name: "go/" + Version, connect: connectUnix, clock: protocol.Now},
-		dialPatience: dialPatience,
-		patience:     defaultPatience,
-	}
+	c := newClient(dialer{path: path, name: "go/" + Version, connect: connectUnix, clock: protocol.Now})
 	for _, o := range options {
 		if err := o.apply(c); err != nil {
 			return nil, &clientError{text: err.Error(), cause: err}
@@ -63,6 +61,11 @@ func Dial(ctx context.Context, path string, options ...DialOption) (*Client, err
 		return nil, err
 	}
 	return c, nil
+}
+
+// newClient returns a Client without a session.
+func newClient(d dialer) *Client {
+	return &Client{dialer: d, dialPatience: dialPatience, patience: defaultPatience, done: make(chan struct{})}
 }
 
 // dial starts the first session.
@@ -90,13 +93,28 @@ func (c *Client) startSession(conn *connection) *session {
 // successor, until the leases of the locks have ended. Close returns nil.
 func (c *Client) Close() error {
 	c.mu.Lock()
+	isFirst := !c.isClosed
 	c.isClosed = true
 	c.mu.Unlock()
+	if isFirst {
+		defer close(c.done)
+	}
 	if s := c.current.Load(); s != nil {
 		s.close()
 	}
 	return nil
 }
+
+// Done returns a channel that is closed when the first Close has ended the session, just
+// before that Close returns: no lock of the Client is held, and every call returns
+// ErrClosed. Only Close closes it. The loss of the connection, or of a lock, does not.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// noCopy makes go vet report copies of the struct that has it as a field.
+type noCopy struct{}
+
+func (*noCopy) Lock()   {}
+func (*noCopy) Unlock() {}
 
 // session returns the current session. It starts one if the last has ended because one side
 // broke the protocol.

@@ -138,7 +138,8 @@ func TestDialRejectsIncompatibleServer(t *testing.T) {
 func TestDialWaitsForStartingSidecar(t *testing.T) {
 	s := &scriptedSidecar{t: t, path: filepath.Join(shortDir(t), "s")}
 	attempts := make(chan struct{}, 1000)
-	c := &Client{dialer: dialer{path: s.path, name: "test", clock: protocol.Now}, dialPatience: time.Minute}
+	c := newClient(dialer{path: s.path, name: "test", clock: protocol.Now})
+	c.dialPatience = time.Minute
 	c.dialer.connect = func(ctx context.Context, path string) (net.Conn, error) {
 		defer func() { attempts <- struct{}{} }()
 		return connectUnix(ctx, path)

@@ -3,14 +3,12 @@
 //
 //	c, err := locksidecar.Dial(ctx, "")      // the sidecar's default socket
 //	...
-//	l, err := c.Lock(ctx, "invoice:42")      // ctx bounds the wait, not the hold
-//	if err != nil {
-//		return err                           // not held
-//	}
-//	defer l.Unlock()
-//	ctx, stop := l.Context(ctx)              // ends when the lock is lost
-//	defer stop()
-//	return charge(ctx, l.Token())
+//	err = c.Do(ctx, "invoice:42", func(ctx context.Context, token uint64) error {
+//		return charge(ctx, token)            // ctx ends when the lock is lost
+//	})                                       // ErrLost is joined to the error of charge
+//
+// [Client.Lock] and [Client.TryLock] return a [Lock], whose [Lock.Unlock] returns ErrLost if
+// the lock was lost. Check that error: a deferred Unlock without a check drops it.
 //
 // A program needs one [Client]; any number of goroutines may use it. The sidecar
 // renews the locks that the program holds, and releases them when the program ends,

@@ -24,7 +24,7 @@ func Example_workerPool() {
 	defer c.Close()
 
 	var atWork, done, skipped atomic.Int32
-	work := func(ctx context.Context, job int) error {
+	work := func(ctx context.Context, job int) (err error) {
 		l, err := c.TryLock(ctx, fmt.Sprintf("job:%d", job))
 		if errors.Is(err, locksidecar.ErrHeld) {
 			skipped.Add(1)
@@ -33,8 +33,8 @@ func Example_workerPool() {
 		if err != nil {
 			return err // it is not known whether another worker has it: the queue delivers it again
 		}
-		defer l.Unlock()
-		ctx, stop := l.Context(ctx) // ends when the lock is lost
+		defer func() { err = errors.Join(err, l.Unlock()) }() // ErrLost, if it was lost
+		ctx, stop := l.Context(ctx)                           // ends when the lock is lost
 		defer stop()
 		if atWork.Add(1) != 1 {
 			fmt.Println("two workers have the job")

@@ -21,20 +21,14 @@ func Example() {
 	defer c.Close()
 
 	charge := func(ctx context.Context, invoice int) error {
-		wait, cancel := context.WithTimeout(ctx, 2*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second) // for the wait and the work
 		defer cancel()
-		l, err := c.Lock(wait, fmt.Sprintf("invoice:%d", invoice))
-		if err != nil {
-			return err // not held
-		}
-		defer l.Unlock()
-
-		// work ends when the lock is lost. The resource gets the token, and refuses smaller
-		// ones.
-		work, stop := l.Context(ctx)
-		defer stop()
-		fmt.Println("charging", invoice, work.Err() == nil, l.Token() > 0)
-		return nil
+		return c.Do(ctx, fmt.Sprintf("invoice:%d", invoice), func(ctx context.Context, token uint64) error {
+			// ctx ends when the lock is lost. The resource gets the token, and refuses
+			// smaller ones.
+			fmt.Println("charging", invoice, ctx.Err() == nil, token > 0)
+			return nil
+		}) // ErrLost is joined to the result
 	}
 	fmt.Println(charge(ctx, 42))
 	// Output:
@@ -56,10 +50,12 @@ func ExampleClient_TryLock() {
 		fmt.Println(err)
 		return
 	}
-	defer report.Unlock()
 	_, err = c.TryLock(ctx, "nightly-report")
 	fmt.Println("another owner makes the report:", errors.Is(err, locksidecar.ErrHeld))
-	// Output: another owner makes the report: true
+	fmt.Println("lost:", report.Unlock())
+	// Output:
+	// another owner makes the report: true
+	// lost: <nil>
 }
 
 func ExampleConfirmed() {

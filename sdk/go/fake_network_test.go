@@ -62,7 +62,7 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, c *Client, network *fak
 	synctest.Test(t, func(t *testing.T) {
 		network := &fakeNetwork{fakeSidecar: newFakeSidecar()}
 		network.clock = func() int64 { return time.Now().UnixNano() }
-		c := &Client{dialer: dialer{path: "/fake", name: "test", clock: network.clock, connect: network.connect}, patience: defaultPatience}
+		c := newClient(dialer{path: "/fake", name: "test", clock: network.clock, connect: network.connect})
 		if err := c.dial(t.Context()); err != nil {
 			t.Fatal(err)
 		}

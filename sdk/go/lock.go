@@ -10,8 +10,9 @@ import (
 )
 
 // Lock is a handle for one acquired lock, and for exactly one Unlock. Many goroutines
-// may call its methods at once.
+// may call its methods at once. A Lock must not be copied.
 type Lock struct {
+	_    noCopy
 	hold *hold
 
 	// Guarded by the session's mu.
@@ -153,18 +154,24 @@ func (l *Lock) Token() uint64 { return l.hold.token }
 // Deadline returns until when the lock is known to be held. The sidecar's
 // renewals move it; past it the lock is lost.
 func (l *Lock) Deadline() time.Time {
+	l.readArrived()
 	h := l.hold
 	s := h.session
-	s.mu.Lock()
-	conn, isHeld := s.conn, h.isHeldLocked()
-	s.mu.Unlock()
-	if isHeld {
-		s.readArrived(conn)
-	}
 	s.mu.Lock()
 	deadline := h.deadlineLocked()
 	s.mu.Unlock()
 	return time.Now().Add(time.Duration(deadline - s.clock()))
+}
+
+// readArrived handles what has arrived for a lock that is held.
+func (l *Lock) readArrived() {
+	s := l.hold.session
+	s.mu.Lock()
+	conn, isHeld := s.conn, l.hold.isHeldLocked()
+	s.mu.Unlock()
+	if isHeld {
+		s.readArrived(conn)
+	}
 }
 
 // Err returns nil while the lock is held. After that it returns an ErrLost, of type
