@@ -36,7 +36,7 @@ type Client struct {
 
 // Dial connects to the sidecar that listens at the path; "" is
 // $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock. Dial waits for a
-// sidecar that is just starting (see WithPatience), as long as ctx allows; ctx has no
+// sidecar that is just starting (see WithDialPatience), as long as ctx allows; ctx has no
 // meaning for the Client after that.
 //
 // The sidecar runs on Linux. On another system Dial returns an error that is both

@@ -43,12 +43,25 @@ func TestDialSendsHello(t *testing.T) {
 
 func TestDialRejectsInvalidOptions(t *testing.T) {
 	for want, o := range map[string]DialOption{
-		"WithPatience(-1s)": WithPatience(-time.Second),
-		"129 bytes":         WithClientName(strings.Repeat("n", 129)),
+		"WithDialPatience(-1s)": WithDialPatience(-time.Second),
+		"WithPatience(-1s)":     WithPatience(-time.Second),
+		"129 bytes":             WithClientName(strings.Repeat("n", 129)),
 	} {
 		if _, err := Dial(context.Background(), "", o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", want, err)
 		}
+	}
+}
+
+func TestPatienceOfDialAndOfCallsAreApart(t *testing.T) {
+	c := newClient(dialer{})
+	for _, o := range []DialOption{WithDialPatience(0), WithPatience(time.Minute)} {
+		if err := o.apply(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c.dialPatience != 0 || c.patience != time.Minute {
+		t.Errorf("Dial waits %v, calls %v", c.dialPatience, c.patience)
 	}
 }
 
@@ -71,13 +84,13 @@ func TestDialErrorSaysWhatToDo(t *testing.T) {
 		{dead, ErrUnavailable, []string{dead, "no process listens", "locksidecar serve"}},
 		{filepath.Join(dir, strings.Repeat("x", 120)), nil, []string{"107"}},
 	} {
-		_, err := Dial(context.Background(), tt.path, WithPatience(0))
+		_, err := Dial(context.Background(), tt.path, WithDialPatience(0))
 		if tt.kind != nil {
 			wantKind(t, err, tt.kind)
 		}
 		wantText(t, err, tt.words...)
 	}
-	wantKind(t, errOf(Dial(context.Background(), missing, WithPatience(0))), os.ErrNotExist)
+	wantKind(t, errOf(Dial(context.Background(), missing, WithDialPatience(0))), os.ErrNotExist)
 
 	// A process of root may connect to every socket. So the test makes up these errors of
 	// connect.

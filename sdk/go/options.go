@@ -108,15 +108,27 @@ func ownerOf(ctx context.Context) uint64 {
 // DialOption changes how a Client reaches its sidecar.
 type DialOption struct{ apply func(*Client) error }
 
-// WithPatience sets for how long a call waits while no sidecar listens, for example
-// during a restart. Default: 2 s for Dial; 10 s for every call after that, from the
-// moment at which it was made or the connection was lost. 0: one attempt.
+// WithDialPatience sets for how long Dial waits while no sidecar listens. Default: 2 s. 0:
+// one attempt.
+func WithDialPatience(d time.Duration) DialOption {
+	return DialOption{func(c *Client) error {
+		if d < 0 {
+			return fmt.Errorf("WithDialPatience(%v): it must not be negative", d)
+		}
+		c.dialPatience = d
+		return nil
+	}}
+}
+
+// WithPatience sets for how long a call of the Client waits while no sidecar listens, for
+// example during a restart: from the moment at which it was made or the connection was lost.
+// Default: 10 s. 0: one attempt. It does not concern Dial; see WithDialPatience.
 func WithPatience(d time.Duration) DialOption {
 	return DialOption{func(c *Client) error {
 		if d < 0 {
 			return fmt.Errorf("WithPatience(%v): it must not be negative", d)
 		}
-		c.dialPatience, c.patience = d, d
+		c.patience = d
 		return nil
 	}}
 }

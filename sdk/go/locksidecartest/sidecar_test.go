@@ -154,7 +154,7 @@ func TestRestartKeepsLocks(t *testing.T) {
 	if err := s.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := locksidecar.Dial(t.Context(), s.Path(), locksidecar.WithPatience(0)); !errors.Is(err, locksidecar.ErrUnavailable) {
+	if _, err := locksidecar.Dial(t.Context(), s.Path(), locksidecar.WithDialPatience(0)); !errors.Is(err, locksidecar.ErrUnavailable) {
 		t.Errorf("Dial without a sidecar returned %v", err)
 	}
 	if err := s.Restart(); err != nil {
