@@ -12,8 +12,8 @@ import (
 )
 
 // Client is a program's connection to the sidecar of its host. A program needs one
-// Client; many goroutines may use it at once. A Client must not be copied. It has one goroutine and two file
-// descriptors, however many locks there are.
+// Client; many goroutines may use it at once. A Client must not be copied. It has one
+// goroutine and two file descriptors, however many locks there are.
 //
 // The connection may be lost: the sidecar is restarted, upgraded or killed. The Client
 // then connects again by itself and resumes its session: held locks stay held, with
