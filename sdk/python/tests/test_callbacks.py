@@ -54,6 +54,45 @@ def test_each_loss_is_reported_once(sidecar: FakeSidecar, losses: Losses) -> Non
         assert losses.empty()
 
 
+@pytest.mark.parametrize("find", ["check", "release"])
+def test_loss_that_the_holder_finds_first_is_reported_once(sidecar: FakeSidecar, losses: Losses, find: str) -> None:
+    names = [f"n{i}" for i in range(100)]
+    with locksidecar.connect(sidecar.path) as client:
+        for name in names:
+            lock = client.lock(name, on_lost=losses.put)
+            lock.acquire()
+            held, shared = lock.held, client._shared
+            assert shared is not None
+            with shared.mutex:  # the watcher does not run
+                sidecar.lose(name, "stolen")
+                while not held._entry.hold.lost_reason:
+                    shared._process_arrived()
+            if find == "check":
+                with pytest.raises(LockLost):
+                    held.check()
+            with pytest.raises(LockLost):
+                lock.release()
+        assert sorted(losses.get(timeout=TIMEOUT).name for _ in names) == sorted(names)
+        wait_no_watcher(client)
+        assert losses.empty()
+
+
+def test_hold_that_ended_in_a_blocked_process_is_reported_once(losses: Losses) -> None:
+    with testing.Sidecar() as memory, memory.connect() as client:
+        for _ in range(20):
+            lock = client.lock("n", max_hold=10, on_lost=losses.put)
+            lock.acquire()
+            shared = client._shared
+            assert shared is not None
+            with shared.mutex:  # no thread of the process runs
+                memory.advance(20)
+            with pytest.raises(LockLost):
+                lock.release()
+            assert losses.get(timeout=TIMEOUT).reason == "max_hold"
+        wait_no_watcher(client)
+        assert losses.empty()
+
+
 def test_other_calls_are_answered_while_the_watcher_polls(sidecar: FakeSidecar, losses: Losses) -> None:
     with locksidecar.connect(sidecar.path) as client, client.lock("n", on_lost=losses.put):
         for _ in range(50):

@@ -562,7 +562,9 @@ class Session:
         ends = entries == 0 and self._holds.get(number) is hold
         holds = self._holds if ends else {number: hold}
         live = self.live_holds - (entries == 0 and not hold.lost_reason)
+        was_lost = bool(hold.lost_reason)
         # Commit:
+        released.was_lost = was_lost
         released.released = True
         granted.hold = None
         hold.entries = entries
@@ -874,6 +876,7 @@ class _Unused:
     """Takes the place of the entry, or of the call, that a release does not have, so that its commit has no branch."""
 
     released: bool = False
+    was_lost: bool = False
     hold: Hold | None = None
 
 
@@ -919,12 +922,13 @@ class Entry:
     has interrupted a change of the session: this frame only reads the last known state.
     """
 
-    __slots__ = ("given_up", "hold", "released", "session")
+    __slots__ = ("given_up", "hold", "released", "session", "was_lost")
 
     def __init__(self, session: Session, hold: Hold) -> None:
         self.session = session
         self.hold = hold
         self.released = False
+        self.was_lost = False  # its hold was LOST when it was released
         # Its release was interrupted. Session.complete_given_up() completes it before the session sends a request, so
         # for its holder it is released already.
         self.given_up = False
@@ -932,6 +936,10 @@ class Entry:
     @property
     def has_been_released(self) -> bool:
         return self.released or self.given_up
+
+    def has_lost_its_hold(self) -> bool:
+        """Whether its hold was LOST before it was released."""
+        return self.was_lost if self.released else bool(self.hold.lost_reason)
 
     def check(self, read_at: int, commits: bool = True) -> None:
         self._require_held("is not held any more: it was released")

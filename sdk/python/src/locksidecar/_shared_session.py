@@ -199,9 +199,7 @@ class SharedSession:
             self.session.complete_given_up(self._clock())
             self._process_arrived()
             if self._watched:
-                for entry in [e for e in self._watched if e.has_been_released]:
-                    self._watched.pop(entry, None)
-                self._wake_watcher()  # it ends if nothing is left
+                self._wake_watcher()  # it removes what was released
                 self._notify()
             self._flush()
             unreleased = self._has_unreleased() and self.session.failure is None  # else close() starts it
@@ -624,9 +622,10 @@ class SharedSession:
     def _unwatch(self, entry: Entry) -> None:
         with self.mutex:
             if entry.released and entry in self._watched:
-                del self._watched[entry]
-                if not self._watched:
-                    self._wake_watcher()  # it ends
+                if not entry.was_lost:
+                    del self._watched[entry]
+                if entry.was_lost or not self._watched:
+                    self._wake_watcher()  # it calls the callback of a hold that was lost before, or ends
                     self._notify()
 
     def _wake_watcher(self) -> None:
@@ -683,7 +682,7 @@ class SharedSession:
         for entry, on_lost in list(self._watched.items()):
             if entry.has_ended():
                 del self._watched[entry]
-                if entry.hold.lost_reason and not entry.has_been_released and not self.session.inherited:
+                if entry.has_lost_its_hold() and not self.session.inherited:
                     lost.append((entry, on_lost))
         return lost
 
