@@ -828,3 +828,21 @@ def test_interrupted_handshake_is_repeated(
     assert shared.session.failure is None
     lock.release()
     wait_free(sidecar, "n")
+
+
+@pytest.mark.parametrize("use", ["check", "release"])
+def test_socket_that_the_interpreter_closed_is_a_disconnect(sidecar: FakeSidecar, client: Client, use: str) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    shared = client._shared
+    assert shared is not None
+    assert shared.transport.sock is not None
+    shared.transport.sock.close()
+    with contextlib.suppress(LockLost):  # the sidecar ends the session of a connection that was closed
+        lock.held.check() if use == "check" else lock.release()
+    assert client.ping() == "ok"
+    if use == "check":
+        with contextlib.suppress(LockLost):
+            lock.release()
+    wait_free(sidecar, "n")
+    join_releasers()

@@ -342,7 +342,9 @@ class Transport:
                 _append_result(session.received, self.sock.recv, (_RECV_SIZE,))
             except BlockingIOError:
                 break
-            except _PEER_CLOSED:
+            except OSError as e:
+                if not self._has_ended(e):
+                    raise
                 self._on_disconnected()
                 break
             size = sum(map(len, session.received))
@@ -365,7 +367,9 @@ class Transport:
                 _append_result(sent, self.sock.send, (session.unsent,), _SEND_FLAGS)
             except BlockingIOError:
                 return False
-            except _PEER_CLOSED:
+            except OSError as e:
+                if not self._has_ended(e):
+                    raise
                 self.receive()  # the sidecar may have sent the reason
                 self._on_disconnected()
             finally:
@@ -386,8 +390,15 @@ class Transport:
             self.flush()
         self._greeting_budget -= time.monotonic() - started
 
+    def _has_ended(self, error: OSError) -> bool:
+        """Whether error means that the sidecar has closed the connection, or that the socket object was closed here.
+
+        The interpreter closes a socket that is collected together with its client and its event loop.
+        """
+        return isinstance(error, _PEER_CLOSED) or (self.sock is not None and self.sock.fileno() < 0)
+
     def _on_disconnected(self) -> None:
-        """The sidecar has closed the connection."""
+        """The connection has ended."""
         if self.session.stage is Stage.GREETING:
             self._last_error = OSError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         self.session.on_disconnected(self._clock())
