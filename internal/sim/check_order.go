@@ -42,7 +42,7 @@ func (w *world) noteArrival(h *host, n int, o *operation, reply *redis.Reply) {
 		w.forgetArrivals(h, n)
 	}
 	isKnown := reply.Arrived != 0
-	if isTaken := o.op.Kind == locktable.Take && reply.Outcome == locktable.Done && !o.op.RequireExisting; !w.ordered || !isKnown && !isTaken {
+	if isTaken := o.op.Kind == locktable.Take && reply.Outcome == locktable.Done && (!o.op.RequireExisting || o.op.Enqueue); !w.ordered || !isKnown && !isTaken {
 		return
 	}
 	for i := range h.sessions {
