@@ -121,7 +121,8 @@ func (w *world) checkQuietPause(h *host, n int, op locktable.Op, now int64) {
 	l := &h.locks[n]
 	if op.Kind == locktable.Drop {
 		isForOrder := int64(op.PassedMS)*ms <= quietRun && w.wantsOrder(h, n) // it is released to ask who is first
-		l.pausing = l.localGrants > 1 && l.waiting == 0 && !l.othersListen() && h.someoneWaits(n, now) && !isForOrder
+		// Of the inputs that a table takes in before it is killed, an acquire may come after the release.
+		l.pausing = l.localGrants > 1 && l.waiting == 0 && !l.othersListen() && h.someoneWaits(n, now) && !isForOrder && !h.dying
 		l.pauseSince = now
 		return
 	}
