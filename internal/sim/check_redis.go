@@ -102,7 +102,8 @@ func (w *world) checkPipelined(h *host, n int, op locktable.Op) {
 	if l.pipelinedSince == 0 {
 		l.pipelinedSince = now
 	}
-	queues := op.Enqueue && (l.waiting > 0 || w.wantsOrder(h, n))
+	isForOrder := op.InOrder && op.Arrived != 0 // perhaps for an acquire whose session has just ended
+	queues := op.Enqueue && (l.waiting > 0 || w.wantsOrder(h, n) || isForOrder)
 	if passed := w.ops[l.inFlight].op.PassedMS; queues && passed >= 100 && op.Arrived == 0 {
 		w.violation(n, "host %d queues at once for a lock that has not been free for %d ms", h.index, passed)
 	}
