@@ -199,7 +199,10 @@ class SharedSession:
             self.session.complete_given_up(self._clock())
             self._process_arrived()
             if self._watched:
-                self._wake_watcher()  # it removes what was released
+                for entry in [e for e in self._watched if e.has_been_released]:
+                    if not (entry.has_lost_its_hold() and self._watcher_running):
+                        self._watched.pop(entry, None)
+                self._wake_watcher()  # it calls the callbacks of holds that were lost before, or ends
                 self._notify()
             self._flush()
             unreleased = self._has_unreleased() and self.session.failure is None  # else close() starts it
