@@ -60,7 +60,8 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
 		l.ownMessageUntil = w.now + sec + eps
-		l.yielding = l.listeners != 0 || l.waiting > 0
+		isLeftFree := l.yielding && h.clock(w.now) < l.droppedAt+yieldBackoff // since an earlier Drop
+		l.yielding = l.listeners != 0 || l.waiting > 0 || isLeftFree
 		if l.yieldedAt == 0 || !h.someoneWaits(n, l.yieldedAt) {
 			l.yieldedAt = 0
 			first := h.first(n)
