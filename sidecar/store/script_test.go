@@ -892,6 +892,22 @@ func TestRetakeWithoutPermissionToPexpireDropsTheLock(t *testing.T) {
 }
 
 // What another program has written under a lock's name reaches terminals and logs.
+// Time goes on during a script in the embedded Redis: a key of which a script knows the number of
+// fields may expire before the script reads them. It is then no lock of another kind.
+func TestKeyThatExpiresDuringAScriptIsNotTakenForAnotherStructure(t *testing.T) {
+	backends(t, func(t *testing.T, b backend) {
+		for fields := range 3 {
+			text := ownershipText + `
+				local field, other, is_no_lock = owner(KEYS[1], tonumber(ARGV[2]), '5')
+				return {tostring(field), other, tostring(is_no_lock)}`
+			got := must(b.admin.Eval(ctx, text, []string{"gone"}, ourUUID+":", 1+fields).StringSlice())
+			if want := []string{"nil", "", "nil"}; !slices.Equal(got, want) {
+				t.Errorf("%d fields: %q, want %q", 1+fields, got, want)
+			}
+		}
+	})
+}
+
 func TestFieldsOfOthersAreMadeReadable(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		r := connected(t, b.url)
