@@ -53,11 +53,7 @@ func TestKeyPrefixesSeparateTheLocksOfOneRedis(t *testing.T) {
 		}
 	}
 	slices.Sort(keys)
-	got := slices.DeleteFunc(r.Keys(t.Context(), "*").Val(), func(key string) bool {
-		return strings.HasPrefix(key, "locksidecar_host") // of the daemons, not of locks
-	})
-	slices.Sort(got)
-	if !slices.Equal(got, keys) {
+	if got := keysOfLocks(t, r); !slices.Equal(got, keys) {
 		t.Errorf("Redis has the keys %q, want %q", got, keys)
 	}
 
@@ -132,4 +128,15 @@ func TestRestartWithAnotherKeyPrefixLosesTheHolds(t *testing.T) {
 		checkLayout(t, r, prefix+name, "1")
 		r.MustDo("FLUSHALL")
 	}
+}
+
+// keysOfLocks returns the keys of Redis, sorted, without those in which daemons publish their
+// host. A daemon writes these within some milliseconds of its start, and then each minute.
+func keysOfLocks(t *testing.T, r *harness.Redis) []string {
+	t.Helper()
+	keys := slices.DeleteFunc(r.Keys(t.Context(), "*").Val(), func(key string) bool {
+		return strings.HasPrefix(key, "locksidecar_host")
+	})
+	slices.Sort(keys)
+	return keys
 }

@@ -27,17 +27,16 @@ func TestKeysWithAPrefixAreThoseOfRedissonWithANameMapper(t *testing.T) {
 				c := harness.Command{Do: "lock", As: name, Name: name, Object: "fenced", WaitMS: -1}
 				channels = published(t, r, func() {
 					w.Must(c)
-					held = r.Keys(t.Context(), "*").Val()
+					held = keysOfLocks(t, r)
 					c.Do = "unlock"
 					w.Must(c)
 					awaitFree(t, r, prefix+name)
 				})
 				// Redisson does not wait for the deletion of the latch of its unlock.
 				harness.Eventually(t, "only the counter is left", func() bool {
-					left = r.Keys(t.Context(), "*").Val()
+					left = keysOfLocks(t, r)
 					return len(left) <= 1
 				})
-				slices.Sort(held)
 				return held, left, channels
 			}
 			held, left, channels := footprint(host)
