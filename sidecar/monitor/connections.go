@@ -246,7 +246,7 @@ func beginAnswer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// partyOf returns whom a connection counts for: the user of a Unix socket, or the address. A
+// partyOf returns the party of a connection: the user of a Unix socket, or the address. A
 // process of this host can choose among all loopback addresses, so these are one; and another
 // host among those of its IPv6 network.
 func partyOf(c net.Conn) string {
