@@ -63,6 +63,9 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 			w.violation(n, "host %d unsubscribes from what it is not subscribed to", h.index)
 		}
 		w.unsubscribe(h, n)
+		if l := &h.locks[n]; l.pollerUntil == h.clock(w.now)+rivalMemory {
+			l.pollerUntil = 0 // it may have unsubscribed before it read that only it is subscribed
+		}
 	default:
 		w.violation(-1, "effect of kind %d", e.Kind)
 	}
