@@ -173,8 +173,11 @@ func (w *world) checkResult(h *host, o *operation) {
 	if r.Kind == locktable.Arrive {
 		if r.Outcome != locktable.Done {
 			h.troubleAt = w.now
-		} else if r.FirstArrived != 0 && (l.hold.state != none || int(w.redis.names[n].key.Owner) == h.index) {
-			l.waiting = max(1, l.waiting)
+		} else if r.FirstArrived != 0 {
+			l.mayYield = true // to that host, if the key was this host's until its lease ended
+			if l.hold.state != none || int(w.redis.names[n].key.Owner) == h.index {
+				l.waiting = max(1, l.waiting)
+			}
 		}
 		return
 	}
