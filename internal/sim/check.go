@@ -100,6 +100,7 @@ type lockOnHost struct {
 	unconfirmed   bool              // Redis has executed nothing since the table was made
 	lastOutcome   locktable.Outcome // of an operation
 	lastRepliedAt int64             // host clock
+	lateReplyAt   int64             // host clock: when the last reply came that took tryWithin or longer
 	refusedAt     int64             // world time: when Redis last refused an operation on it
 	deniedAt      int64             // world time: the same, or it was not a lock
 	otherIssuedAt int64             // host clock: when the operation was issued that last found another owner
@@ -116,7 +117,7 @@ type lockOnHost struct {
 	isTold      bool   // a sidecar has the lock, and tells the first of the queue when it is free
 	pollerUntil int64  // host clock: it must know of a program that may poll
 	rivalUntil  int64  // host clock: until then it may count another host that has had the lock among those that wait
-	mayYield    bool   // as of the last Take
+	mayYield    bool   // as of the last Take or Arrive
 	yielding    bool   // it released the lock for others, and backs off
 	yieldedAt   int64  // host clock: when it did so although a client waited here; 0: it did not
 	droppedAt   int64  // host clock: when the table was told that the lock is released

@@ -418,7 +418,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 		if q.waits(now) {
 			w.violation(n, "request %d of session %d was unavailable too early", q.id, s.id)
 		}
-		silent := h.silence(now) >= tryWithin
+		silent := h.silence(now) >= tryWithin || l.lateReplyAt >= q.arrived
 		if l.inFlight != noOp {
 			silent = silent || now >= q.latest() || now-h.clock(w.ops[l.inFlight].issuedAt) >= tryWithin
 		}

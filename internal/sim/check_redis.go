@@ -170,6 +170,9 @@ func (w *world) checkResult(h *host, o *operation) {
 	r := &o.res
 	now := h.clock(w.now)
 	l.lastRepliedAt = now
+	if w.now-o.issuedAt >= tryWithin {
+		l.lateReplyAt = now
+	}
 	if r.Kind == locktable.Arrive {
 		if r.Outcome != locktable.Done {
 			h.troubleAt = w.now
