@@ -96,7 +96,7 @@ func (w *world) checkOrder(h *host, n int, q *request) {
 // wantsOrder reports whether an acquire on the host waits for the lock in strict order, as far as
 // its table may know: some may be of a session that was closed.
 func (w *world) wantsOrder(h *host, n int) bool {
-	if w.plan.fair > 0 && h.closing > 0 {
+	if w.plan.fair > 0 && (h.closing > 0 || h.detaching) {
 		return true
 	}
 	for i := range h.sessions {

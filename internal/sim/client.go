@@ -438,6 +438,7 @@ func (w *world) detach(h *host, s *session) {
 		w.trace.add(w, -1, h, "detach s%d", s.id)
 	}
 	w.onDetached(h, s)
+	h.detaching = true
 	h.table.Suspend(h.clock(w.now), s.id)
 	w.drain(h)
 }

@@ -55,6 +55,7 @@ type host struct {
 	unanswered  int             // operations whose results the table does not have
 	silentSince int64           // host clock: when the table got a result last, or issued the first of them
 	closing     int             // sessions that were closed, and of which something is left in the table
+	detaching   bool            // a session was detached, and its requests may be left in the table
 	dataLostAt  int64           // when the table was told last that Redis may have lost data
 	troubleAt   int64           // when something last failed between the host and Redis
 }
@@ -165,6 +166,8 @@ func (w *world) drain(h *host) {
 	next, ok := h.table.Next()
 	if h.table.Busy() {
 		next, ok = h.clock(w.now)-ms, true // now, however a clock rounds
+	} else {
+		h.detaching = false
 	}
 	if !ok {
 		h.asleep = true

@@ -28,6 +28,7 @@ func (w *world) crash(h *host) {
 		s := &h.sessions[w.random.below(int64(len(h.sessions)))]
 		switch {
 		case s.open && s.willNotReturn && s.restored && h.process == serving:
+			h.detaching = true
 			h.table.Suspend(h.clock(w.now), s.id)
 		case !s.open || s.detached || h.process == stopping || s.link == disconnected:
 			continue
@@ -199,7 +200,7 @@ func (w *world) end(h *host) {
 	}
 	h.conn = connection{gen: h.conn.gen + 1, run: h.journal.run}
 	h.floor = h.journal.floor
-	h.closing = 0
+	h.closing, h.detaching = 0, false
 	h.process = down
 	h.asleep, h.up, h.undrained = true, false, false
 	h.noWait, h.unanswered = 0, 0
