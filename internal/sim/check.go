@@ -74,6 +74,12 @@ func (c *hold) isOver(now int64) bool {
 	return now >= c.deadline || c.maxHoldEnd > 0 && now >= c.maxHoldEnd
 }
 
+// endsWithKeyOf reports whether the hold has a fixed lease, and its key ends with it after an
+// operation with that lease.
+func (c *hold) endsWithKeyOf(now int64, leaseMS uint32) bool {
+	return c.fixed && now+int64(leaseMS)*ms <= c.deadline+int64(c.leaseMS)*ms/100+4*ms
+}
+
 // end is until when no other owner may get the lock.
 func (c *hold) end() int64 {
 	end := c.deadline

@@ -51,7 +51,8 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 			w.violation(n, "hold %d is given up early: %s", c.num, opString(op))
 		case op.HoldID > c.num:
 			w.violation(n, "hold %d is replaced while it lasts: %s", c.num, opString(op))
-		case c.state == unserved && op.Kind == locktable.Renew && op.Count == c.count && now-c.detachedAt > h.longest && !l.unconfirmed:
+		case c.state == unserved && op.Kind == locktable.Renew && op.Count == c.count && now-c.detachedAt > h.longest && !l.unconfirmed &&
+			!c.endsWithKeyOf(now, op.LeaseMS):
 			w.violation(n, "hold %d of a detached session is renewed: %s", c.num, opString(op))
 		}
 	}
