@@ -245,6 +245,7 @@ func (w *world) onDone(h *host, o *operation) {
 		if l.dropPending == noOp || o != &w.ops[l.dropPending] || r.Paused { // else the lock was taken again at once
 			l.droppedAt = now
 			l.yielding = l.yielding || l.waiting > 0 || r.Paused
+			l.mayYield = l.mayYield || l.waiting > 0 // until the Take after it is executed
 			l.waiting, l.turnGrants = 0, 0
 			if r.Passed {
 				l.pausing, l.pipelinedSince = false, 0
