@@ -230,6 +230,7 @@ func (w *world) checkResult(h *host, o *operation) {
 	case locktable.Refused:
 		w.check.meetIf(DrawRefused, r.Msg == "WRONGTYPE" && l.hold.state == live)
 		if r.Kind == locktable.Drop {
+			l.yieldedAt = 0 // it has released nothing
 			w.redis.names[n].ghost = true
 		}
 	}
