@@ -226,7 +226,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		if l.hold.state == orphaned { // there is no client to be notified
 			w.endHold(h, n)
 		}
-		l.waiting, l.turnGrants = 0, 0
+		l.waiting, l.turnGrants, l.localGrants = 0, 0, 0
 	case locktable.Refused:
 		w.check.meetIf(DrawRefused, r.Msg == "WRONGTYPE" && l.hold.state == live)
 		if r.Kind == locktable.Drop {
