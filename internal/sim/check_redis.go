@@ -243,7 +243,11 @@ func (w *world) onDone(h *host, o *operation) {
 	r := &o.res
 	now := h.clock(w.now)
 	if r.Kind == locktable.Drop {
-		if l.dropPending == noOp || o != &w.ops[l.dropPending] || r.Paused { // else the lock was taken again at once
+		isPipelined := l.dropPending != noOp && o == &w.ops[l.dropPending]
+		if isPipelined && l.inFlight == noOp {
+			return // the result of the Take after it said more
+		}
+		if !isPipelined || r.Paused { // else the lock was taken again at once
 			l.droppedAt = now
 			l.yielding = l.yielding || l.waiting > 0 || r.Paused
 			l.mayYield = l.mayYield || l.waiting > 0 // until the Take after it is executed
