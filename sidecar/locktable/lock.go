@@ -242,11 +242,8 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 	if op.Kind == Take && l.holds == nil {
 		t.lastNum = op.HoldID
 		if op.Enqueue {
+			l.queue.order.onTakeSent(now, op, &l.queue.place)
 			l.queue.place.onTakeSent(now, op)
-			l.queue.order.asked = op.Arrived
-			if p := &l.queue.place; p.mayHaveLock {
-				l.queue.order.asked = p.arrived // it finds the lock as this ticket's
-			}
 		}
 	}
 	if op.Kind == Drop && l.queue != nil {

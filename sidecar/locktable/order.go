@@ -30,6 +30,7 @@ type order struct {
 	fair     int     // waiters that want it
 	newcomer *waiter // the first waiter whose arrival is not known, as those behind it; nil: there is none
 	asked    uint64  // the arrival that the last Take carried; 0: none
+	toServe  served  // who is served if that Take gets the lock
 	served   served
 	retryAt  int64 // no Arrive before, because the last one failed
 	isDenied bool  // Redis refused the last one: arrivals cannot be known before a Take is executed
@@ -85,14 +86,27 @@ func (q *queue) standsForAnother() bool {
 	return q.place.live() != 0 && !first.isTrying() && first.request.arrived == 0 && first.request.since > q.place.since && !q.order.isDenied
 }
 
+// onTakeSent notes a Take for the queue. p is the place before it.
+func (o *order) onTakeSent(now int64, op *Op, p *place) {
+	o.asked = op.Arrived
+	switch {
+	case p.mayHaveLock || op.Arrived == 0 && op.Ticket != 0:
+		o.toServe = p.served() // it gets the lock for those only for whom the ticket stands
+	case op.Arrived != 0:
+		o.toServe = served{upTo: op.Arrived}
+	default:
+		o.toServe = served{until: now}
+	}
+}
+
 // onAcquired notes that a Take got the lock for this host. Its ticket, or none, was the first. If no
 // other waits, all requests that came here before it was sent are before any that arrives later.
 func (o *order) onAcquired(op *inFlight, r *Result) {
-	o.served = served{}
-	if op.enqueue && o.asked != 0 {
-		o.served.upTo = o.asked
+	o.served = served{until: op.sentAt}
+	if op.enqueue {
+		o.served = o.toServe
 	}
-	if o.served.upTo == 0 || r.Waiting == 0 {
+	if r.Waiting == 0 {
 		o.served.until = op.sentAt
 	}
 }

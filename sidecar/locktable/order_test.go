@@ -467,3 +467,33 @@ func TestWaiterBehindOneThatIsGoneArrives(t *testing.T) {
 	r.arrive(2000, 0)
 	r.quiet()
 }
+
+// A short wait is over, so a Take is sent for it although the ticket stands for a waiter that is
+// gone. What the ticket gets is for no request that came after that one: another host waits.
+func TestTicketOfAWaiterThatIsGoneServesNoShortWait(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{})
+	r.acquire(1, "a", fair)
+	r.waitsInOrder(1, 1000)
+	r.pass(time.Millisecond)
+	r.acquire(2, "a", fair)
+	for _, s := range []locktable.SessionID{1, 2} {
+		r.tb.Close(r.now, s) // the ticket is kept until the Arrive for session 2 has its answer
+	}
+	r.pass(time.Millisecond)
+	r.acquire(3, "a", fair, wait(time.Millisecond))
+	r.acquire(4, "a", fair)
+	r.pass(2 * time.Millisecond)
+	r.arrive(2000, 900)
+	r.collect()
+	if len(r.ops) != 1 || r.ops[0].Ticket == 0 || r.ops[0].Arrived != 0 {
+		t.Fatalf("operations in flight: %+v, want a Take with the ticket, and no arrival", r.ops)
+	}
+	r.log = nil
+	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 99, Ticket: r.ops[0].Ticket, Waiting: 1, Listeners: locktable.Uncounted})
+	if r.collect(); slices.ContainsFunc(r.log, func(s string) bool { return strings.Contains(s, "granted") }) {
+		t.Errorf("%q", r.log)
+	}
+	if drop, take := r.two(); drop.Kind != locktable.Drop || take.Ticket != 0 || !take.InOrder {
+		t.Errorf("the next operations: %+v, %+v", drop, take)
+	}
+}

@@ -74,10 +74,19 @@ func (p *place) isRemovedBy(m *Message) bool {
 	return p.isQueued() && (!m.NamesTicket || m.Ticket == p.ticket)
 }
 
+// served returns which waiters may get the lock when the ticket does: those that arrived no later than
+// the one for which it stands, or, if its arrival is not known, those that came before the ticket.
+func (p *place) served() served {
+	if p.arrived != 0 {
+		return served{upTo: p.arrived}
+	}
+	return served{until: p.since}
+}
+
 // onTakeSent notes a Take with Enqueue.
 func (p *place) onTakeSent(now int64, op *Op) {
 	if p.live() == 0 {
-		*p = place{phase: placeAsked, ticket: op.HoldID, since: now, validSince: now}
+		*p = place{phase: placeAsked, ticket: op.HoldID, since: now, validSince: now, arrived: op.Arrived}
 	}
 }
 
@@ -185,7 +194,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 		// field, or of what became of it.
 		c.op.passedMS = m.PassedMS
 		if isLive {
-			q.order.asked = q.place.arrived // a Take finds the lock as this ticket's
+			q.order.toServe = q.place.served() // a Take finds the lock as this ticket's
 		}
 		c.op.isDoubted = c.op.kind == Drop // it may have made the transfer
 		t.doubt(l)
@@ -194,7 +203,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 		t.stats.Handoffs[HandoffTransfer]++
 		c.transferred(now, q.place.validSince+validity(m.LeaseMS), m)
 		c.renewAt = t.renewalAfter(q.place.validSince, ms(m.LeaseMS), c.holdID)
-		q.order.served = served{upTo: q.place.arrived}
+		q.order.served = q.place.served()
 		q.place = place{}
 		l.rivals.areWaiting = m.Waiting > 0
 	default:

@@ -352,6 +352,7 @@ func (t *Table) describeOrder(d Description, now int64, l *lock) {
 	d.Value(bit(o.isDenied))
 	if c.op.enqueue {
 		d.Arrival(o.asked)
+		d.Arrival(o.toServe.upTo)
 	}
 	if q.place.phase != placeNone {
 		d.Arrival(q.place.arrived)
@@ -363,7 +364,7 @@ func (t *Table) describeOrder(d Description, now int64, l *lock) {
 	for w := q.waiters.head; w != nil; w = w.inQueue.next {
 		d.Arrival(w.request.arrived)
 		cameLater := q.place.phase != placeNone && w.request.arrived == 0 && w.request.since > q.place.since
-		d.Value(bit(cameLater)<<3 | bit(w.request.isFair)<<2 | bit(w == o.newcomer)<<1 | bit(isOurs && o.served.includes(w.request)))
+		d.Value(bit(c.op.enqueue && o.toServe.includes(w.request))<<4 | bit(cameLater)<<3 | bit(w.request.isFair)<<2 | bit(w == o.newcomer)<<1 | bit(isOurs && o.served.includes(w.request)))
 	}
 }
 

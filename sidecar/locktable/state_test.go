@@ -31,7 +31,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		{reflect.TypeFor[request](), 17},
 		{reflect.TypeFor[confirm](), 3},
 		{reflect.TypeFor[place](), 8},
-		{reflect.TypeFor[order](), 6},
+		{reflect.TypeFor[order](), 7},
 		{reflect.TypeFor[arbiter](), 12},
 		{reflect.TypeFor[remoteHolder](), 6},
 		{reflect.TypeFor[dirtySet](), 9},

@@ -103,8 +103,8 @@ var explorationMutants = []mutant{
 	{
 		rule: "a Take for a waiter that has arrived serves those that arrived before it",
 		file: "sidecar/locktable/order.go",
-		old:  `op.enqueue && o.asked != 0`,
-		new:  `false`,
+		old:  `o.toServe = served{upTo: op.Arrived}`,
+		new:  `o.toServe = served{until: now}`,
 		by:   explorationStrictOrder,
 	},
 	{
@@ -116,15 +116,15 @@ var explorationMutants = []mutant{
 	},
 	{
 		rule: "the arrival that a Take carries is remembered until its result",
-		file: "sidecar/locktable/lock.go",
-		old:  "\t\t\tl.queue.order.asked = op.Arrived\n",
+		file: "sidecar/locktable/order.go",
+		old:  "\to.asked = op.Arrived\n",
 		new:  "",
 		by:   explorationStrictOrder,
 	},
 	{
 		rule: "a transfer serves the waiters that arrived before its ticket",
 		file: "sidecar/locktable/place.go",
-		old:  `q.order.served = served{upTo: q.place.arrived}`,
+		old:  `q.order.served = q.place.served()`,
 		new:  `q.order.served = served{until: now}`,
 		by:   explorationStrictOrder,
 	},

@@ -1332,8 +1332,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a lock in order stays here for what came before the Take that got it, if no other host waits",
 		file: "sidecar/locktable/order.go",
-		old:  ` || r.Waiting == 0 {`,
-		new:  ` {`,
+		old:  `if r.Waiting == 0 {`,
+		new:  `if false {`,
 		by:   tableTest("TestLockIsKeptForRequestsThatCameBeforeTheTake"),
 	},
 	{
@@ -1367,7 +1367,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a Take that finds a transferred ticket is served as that ticket",
 		file: "sidecar/locktable/place.go",
-		old:  `			q.order.asked = q.place.arrived // a Take`,
+		old:  `			q.order.toServe = q.place.served() // a Take`,
 		new:  `			// a Take`,
 		by:   tableTest("TestTransferForAWaiterThatIsGoneIsNotForTheNext"),
 	},
@@ -1843,9 +1843,9 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a lock that a Take finds after a transfer is the one of the ticket's arrival",
-		file: "sidecar/locktable/lock.go",
-		old:  `if p := &l.queue.place; p.mayHaveLock {`,
-		new:  `if p := &l.queue.place; false {`,
+		file: "sidecar/locktable/order.go",
+		old:  `p.mayHaveLock || op.Arrived == 0`,
+		new:  `op.Arrived == 0`,
 		by:   tableTest("TestTransferThatIsNotProvedIsOfTheWaiterOfTheTicket"),
 	},
 	{
@@ -1956,9 +1956,16 @@ var locktableMutants = []mutant{
 	{
 		rule: "a transfer serves no request that arrived later",
 		file: "sidecar/locktable/place.go",
-		old:  `served{upTo: q.place.arrived}`,
-		new:  `served{until: now, upTo: q.place.arrived}`,
+		old:  `q.order.served = q.place.served()`,
+		new:  `q.order.served = served{until: now, upTo: q.place.arrived}`,
 		by:   tableTest("TestTransferServesNoRequestThatArrivedLater"),
+	},
+	{
+		rule: "a ticket of a waiter that is gone serves no request that came later",
+		file: "sidecar/locktable/order.go",
+		old:  `p.mayHaveLock || op.Arrived == 0 && op.Ticket != 0`,
+		new:  `p.mayHaveLock`,
+		by:   tableTest("TestTicketOfAWaiterThatIsGoneServesNoShortWait"),
 	},
 	{
 		rule: "the own subscription is of no other program",
