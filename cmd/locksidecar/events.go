@@ -75,7 +75,7 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 		if after == 0 {
 			page.Missed = 0 // they are older than what is asked for
 		}
-		if err := p.page(&page, protocol.Now(), time.Now()); err != nil {
+		if err := p.page(&page, time.Now()); err != nil {
 			return err
 		}
 		if after = page.Next; len(page.Events) == 0 && !c.Follow {
@@ -87,26 +87,25 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 // eventView is an event as --json prints it. The help documents its field names, which do not
 // change.
 type eventView struct {
-	Time        time.Time `json:"time"`
-	Kind        string    `json:"kind"`
-	Name        string    `json:"name,omitempty"`
-	Hold        uint64    `json:"hold,omitempty"`
-	Token       uint64    `json:"token,omitempty"`
-	Session     uint64    `json:"session,omitempty"`
-	PID         int64     `json:"pid,omitempty"`
-	UID         *int64    `json:"uid,omitempty"`
-	User        string    `json:"user,omitempty"`
-	Cmd         string    `json:"cmd,omitempty"`
-	WaitedMS    *int64    `json:"waited_ms,omitempty"`
-	HeldMS      *int64    `json:"held_ms,omitempty"`
-	Reason      string    `json:"reason,omitempty"`
-	RemoteField string    `json:"remote_field,omitempty"`
-	Count       uint64    `json:"count,omitempty"`
-	Msg         string    `json:"msg,omitempty"`
+	Time        time.Time             `json:"time"`
+	Kind        locksidecar.EventKind `json:"kind"`
+	Name        string                `json:"name,omitempty"`
+	Hold        uint64                `json:"hold,omitempty"`
+	Token       uint64                `json:"token,omitempty"`
+	Session     uint64                `json:"session,omitempty"`
+	PID         int                   `json:"pid,omitempty"`
+	UID         *int                  `json:"uid,omitempty"`
+	User        string                `json:"user,omitempty"`
+	Cmd         string                `json:"cmd,omitempty"`
+	WaitedMS    *int64                `json:"waited_ms,omitempty"`
+	HeldMS      *int64                `json:"held_ms,omitempty"`
+	Reason      string                `json:"reason,omitempty"`
+	RemoteField string                `json:"remote_field,omitempty"`
+	Count       uint64                `json:"count,omitempty"`
+	Msg         string                `json:"msg,omitempty"`
 }
 
-// kindMissed is the kind of the line that stands for events that were missed. It is none of the
-// protocol.
+// kindMissed is the kind of the line that stands for events that were missed. The SDK does not have it.
 const kindMissed = "missed"
 
 // eventPrinter prints events, each on one line.
@@ -120,22 +119,20 @@ type eventPrinter struct {
 	printed bool
 }
 
-// page prints the events of a page; now and at are the same moment on CLOCK_BOOTTIME and on the
-// wall clock.
-func (p *eventPrinter) page(page *locksidecar.EventPage, now int64, at time.Time) error {
+// page prints the events of a page, which was read at now.
+func (p *eventPrinter) page(page *locksidecar.EventPage, now time.Time) error {
 	if page.Missed > 0 {
-		if err := p.print(&eventView{Time: at, Kind: kindMissed, Count: page.Missed}); err != nil {
+		if err := p.print(&eventView{Time: now, Kind: kindMissed, Count: page.Missed}); err != nil {
 			return err
 		}
 	}
 	for i := range page.Events {
 		e := &page.Events[i]
-		isShort := e.Kind == protocol.EventGranted && e.WaitedMS < p.minWait.Milliseconds()
+		isShort := e.Kind == locksidecar.EventGranted && e.Waited < p.minWait
 		if isShort || !strings.HasPrefix(e.Name, p.prefix) {
 			continue
 		}
 		v := viewEvent(e, p.users)
-		v.Time = at.Add(time.Duration(e.AtNS - now))
 		if err := p.print(&v); err != nil {
 			return err
 		}
@@ -145,17 +142,19 @@ func (p *eventPrinter) page(page *locksidecar.EventPage, now int64, at time.Time
 
 func viewEvent(e *locksidecar.Event, users display.UserNames) eventView {
 	v := eventView{
-		Kind: e.Kind, Name: e.Name, Hold: e.Hold, Token: e.Token, Session: e.Session, PID: e.PID, Cmd: e.Cmd,
-		Reason: string(e.Reason), RemoteField: e.RemoteField, Count: uint64(e.Count), Msg: e.Msg,
+		Time: e.At, Kind: e.Kind, Name: e.Name, Hold: e.Hold, Token: e.Token, Session: e.Session, PID: e.PID, Cmd: e.Cmd,
+		Reason: string(e.Reason), RemoteField: e.RemoteField, Count: uint64(e.Count), Msg: e.Message,
 	}
 	if e.Session != 0 {
 		v.UID, v.User = &e.UID, users.Name(e.UID)
 	}
 	switch e.Kind {
-	case protocol.EventGranted:
-		v.WaitedMS = &e.WaitedMS
-	case protocol.EventLost:
-		v.HeldMS = &e.HeldMS
+	case locksidecar.EventGranted:
+		waited := e.Waited.Milliseconds()
+		v.WaitedMS = &waited
+	case locksidecar.EventLost:
+		held := e.Held.Milliseconds()
+		v.HeldMS = &held
 	}
 	return v
 }
@@ -186,19 +185,19 @@ func (p *eventPrinter) end() error {
 // describe describes an event for people.
 func (v *eventView) describe() string {
 	switch v.Kind {
-	case protocol.EventGranted:
+	case locksidecar.EventGranted:
 		return fmt.Sprintf("%s  to %s, after %s; token %d", v.Name, v.client(), display.Duration(ms(*v.WaitedMS)), v.Token)
-	case protocol.EventLost:
+	case locksidecar.EventLost:
 		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", v.Name, v.Reason, display.Reason(protocol.Reason(v.Reason)), display.Duration(ms(*v.HeldMS)), v.client())
 		if v.RemoteField != "" {
 			text += "; Redis has " + v.RemoteField
 		}
 		return text
-	case protocol.EventForced:
+	case locksidecar.EventForced:
 		return fmt.Sprintf("%s  by %s", v.Name, v.client())
-	case protocol.EventDeadlock:
+	case locksidecar.EventDeadlock:
 		return fmt.Sprintf("%s  refused to %s: %s", v.Name, v.client(), v.Msg)
-	case protocol.EventTakeover:
+	case locksidecar.EventTakeover:
 		return "the daemon was restarted: it " + v.Msg
 	case kindMissed:
 		return fmt.Sprintf("%d events came faster than they were read", v.Count)
@@ -209,7 +208,7 @@ func (v *eventView) describe() string {
 // client describes the client of an event for people.
 func (v *eventView) client() string { return describeClient(v.PID, v.Cmd, v.User) }
 
-func describeClient(pid int64, cmd, user string) string {
+func describeClient(pid int, cmd, user string) string {
 	text := "a process that is not visible from here"
 	if pid != 0 {
 		text = fmt.Sprintf("pid %d (%s)", pid, cmd)

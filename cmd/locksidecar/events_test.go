@@ -11,28 +11,31 @@ import (
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
+// readAt is when someEvents were read.
+var readAt = time.Date(2026, 3, 7, 2, 0, 0, 123_456_789, time.UTC)
+
 // someEvents has every kind of event.
 func someEvents() *locksidecar.EventPage {
-	at := func(ms int64) int64 { return 1_000_000_000_000 - ms*1_000_000 }
-	worker := func(e protocol.EventRow) protocol.EventRow {
+	at := func(n int64) time.Time { return readAt.Add(-ms(n)) }
+	worker := func(e locksidecar.Event) locksidecar.Event {
 		e.Session, e.PID, e.UID, e.Cmd = 6, 4712, 1000, "python3 worker.py\x1b[2J"
 		return e
 	}
-	e := []protocol.EventRow{
-		{AtNS: at(90_061_000), Kind: protocol.EventTakeover, Count: 12, Msg: "took over 12 holds; 3 clients with locks may come back"},
-		worker(protocol.EventRow{AtNS: at(5_000), Kind: protocol.EventGranted, Name: "invoice:42", Hold: 78, Token: 1763695812000018, WaitedMS: 1_150}),
-		worker(protocol.EventRow{AtNS: at(4_000), Kind: protocol.EventGranted, Name: "stock", Hold: 79, Token: 17, WaitedMS: 10}),
-		worker(protocol.EventRow{AtNS: at(3_000), Kind: protocol.EventDeadlock, Name: "b", Msg: `waiting would never end: you ask for "b", which you hold`}),
-		{AtNS: at(1_001), Kind: "renamed", Name: "later", Msg: "of a later sidecar"},
+	e := []locksidecar.Event{
+		{At: at(90_061_000), Kind: locksidecar.EventTakeover, Count: 12, Message: "took over 12 holds; 3 clients with locks may come back"},
+		worker(locksidecar.Event{At: at(5_000), Kind: locksidecar.EventGranted, Name: "invoice:42", Hold: 78, Token: 1763695812000018, Waited: ms(1_150)}),
+		worker(locksidecar.Event{At: at(4_000), Kind: locksidecar.EventGranted, Name: "stock", Hold: 79, Token: 17, Waited: ms(10)}),
+		worker(locksidecar.Event{At: at(3_000), Kind: locksidecar.EventDeadlock, Name: "b", Message: `waiting would never end: you ask for "b", which you hold`}),
+		{At: at(1_001), Kind: "renamed", Name: "later", Message: "of a later sidecar"},
 	}
-	for _, why := range []protocol.Reason{protocol.Expired, protocol.Deleted, protocol.Stolen, protocol.ByForce, protocol.MaxHold} {
-		lost := worker(protocol.EventRow{AtNS: at(1_000), Kind: protocol.EventLost, Name: "invoice:42", Hold: 78, HeldMS: 3_210, Reason: why})
-		if why == protocol.Stolen {
+	for _, why := range []locksidecar.Reason{locksidecar.ReasonExpired, locksidecar.ReasonDeleted, locksidecar.ReasonStolen, locksidecar.ReasonForced, locksidecar.ReasonMaxHold} {
+		lost := worker(locksidecar.Event{At: at(1_000), Kind: locksidecar.EventLost, Name: "invoice:42", Hold: 78, Held: ms(3_210), Reason: why})
+		if why == locksidecar.ReasonStolen {
 			lost.RemoteField = "285475da-9152-4c83-822a-67ee2f116a79:52"
 		}
 		e = append(e, lost)
 	}
-	e = append(e, protocol.EventRow{AtNS: at(999), Kind: protocol.EventForced, Name: "invoice:42", Hold: 78, Session: 9})
+	e = append(e, locksidecar.Event{At: at(999), Kind: locksidecar.EventForced, Name: "invoice:42", Hold: 78, Session: 9})
 	return &locksidecar.EventPage{Events: e, Next: 100, Missed: 1203}
 }
 
@@ -41,7 +44,7 @@ func printEvents(t *testing.T, change func(*eventPrinter)) string {
 	var out strings.Builder
 	p := eventPrinter{out: &out, users: display.UserNames{0: "root", 1000: "app"}, zone: time.FixedZone("", 3600)}
 	change(&p)
-	if err := p.page(someEvents(), 1_000_000_000_000, time.Date(2026, 3, 7, 2, 0, 0, 123_456_789, time.UTC)); err != nil {
+	if err := p.page(someEvents(), readAt); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()

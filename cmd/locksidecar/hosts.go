@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/display"
-	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -41,7 +40,7 @@ func findHolders(ctx context.Context, sidecar *locksidecar.Client, locks []lockV
 		switch {
 		case err != nil:
 			silent[id] = true
-		case known && row.State == protocol.StateHeld:
+		case known && row.State == locksidecar.LockHeld:
 			l.RemotePID, l.RemoteCmd = row.PID, row.Cmd
 		}
 	}
@@ -53,7 +52,7 @@ type hostView struct {
 	Host    string     `json:"host"`
 	Sidecar string     `json:"sidecar"`
 	Version string     `json:"version"`
-	PID     int64      `json:"pid"`
+	PID     int        `json:"pid"`
 	Started time.Time  `json:"started"`
 	Error   string     `json:"error,omitempty"`
 	Locks   []lockView `json:"locks"`
@@ -71,7 +70,7 @@ func (c *lsCmd) listHosts(ctx context.Context, sidecar *locksidecar.Client, out 
 	hosts := make([]hostView, 0, len(rows))
 	for i := range rows {
 		r := &rows[i]
-		v := hostView{Host: r.Host, Sidecar: r.Sidecar, Version: r.Version, PID: r.PID, Started: time.UnixMilli(r.Started).UTC(), Locks: []lockView{}}
+		v := hostView{Host: r.Host, Sidecar: r.Sidecar, Version: r.Version, PID: r.PID, Started: r.Started.UTC(), Locks: []lockView{}}
 		locks, err := sidecar.ListOn(ctx, r.Sidecar)
 		switch {
 		case ctx.Err() != nil:

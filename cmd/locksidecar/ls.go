@@ -8,11 +8,11 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/internal/display"
-	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -96,12 +96,12 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 
 // viewLocks returns the locks whose names begin with prefix, sorted. users is nil for locks of
 // another host, whose users are not those of this one.
-func viewLocks(rows []protocol.LockRow, prefix string, users display.UserNames) []lockView {
-	now := protocol.Now()
+func viewLocks(rows []locksidecar.LockInfo, prefix string, users display.UserNames) []lockView {
+	now := time.Now()
 	locks := make([]lockView, 0, len(rows))
 	for _, row := range rows {
 		if strings.HasPrefix(row.Name, prefix) {
-			locks = append(locks, viewLock(row, now, users))
+			locks = append(locks, viewLock(&row, now, users))
 		}
 	}
 	slices.SortFunc(locks, func(a, b lockView) int { return strings.Compare(a.Name, b.Name) })
@@ -111,55 +111,59 @@ func viewLocks(rows []protocol.LockRow, prefix string, users display.UserNames) 
 // lockView is a lock as --json prints it. The help documents its field names, which do not
 // change.
 type lockView struct {
-	Name        string       `json:"name"`
-	State       string       `json:"state"`
-	Hold        uint64       `json:"hold,omitempty"`
-	Token       uint64       `json:"token,omitempty"`
-	Count       uint32       `json:"count,omitempty"`
-	Owner       uint64       `json:"owner,omitempty"`
-	Session     uint64       `json:"session,omitempty"`
-	PID         int64        `json:"pid,omitempty"`
-	UID         *int64       `json:"uid,omitempty"`
-	User        string       `json:"user,omitempty"`
-	Cmd         string       `json:"cmd,omitempty"`
-	HeldMS      *int64       `json:"held_ms,omitempty"`
-	LeftMS      *int64       `json:"left_ms,omitempty"`
-	LeaseMS     int64        `json:"lease_ms,omitempty"`
-	Absent      bool         `json:"absent,omitempty"`
-	Orphan      bool         `json:"orphan,omitempty"`
-	RemoteField string       `json:"remote_field,omitempty"`
-	RemoteTTLMS *int64       `json:"remote_ttl_ms,omitempty"`
-	Grants      uint32       `json:"grants,omitempty"`
-	RemoteHost  string       `json:"remote_host,omitempty"`
-	RemotePID   int64        `json:"remote_pid,omitempty"`
-	RemoteCmd   string       `json:"remote_cmd,omitempty"`
-	Waiting     int          `json:"waiting"`
-	Waiters     []waiterView `json:"waiters"`
+	Name        string                `json:"name"`
+	State       locksidecar.LockState `json:"state"`
+	Hold        uint64                `json:"hold,omitempty"`
+	Token       uint64                `json:"token,omitempty"`
+	Count       int                   `json:"count,omitempty"`
+	Owner       uint64                `json:"owner,omitempty"`
+	Session     uint64                `json:"session,omitempty"`
+	PID         int                   `json:"pid,omitempty"`
+	UID         *int                  `json:"uid,omitempty"`
+	User        string                `json:"user,omitempty"`
+	Cmd         string                `json:"cmd,omitempty"`
+	HeldMS      *int64                `json:"held_ms,omitempty"`
+	LeftMS      *int64                `json:"left_ms,omitempty"`
+	LeaseMS     int64                 `json:"lease_ms,omitempty"`
+	Absent      bool                  `json:"absent,omitempty"`
+	Orphan      bool                  `json:"orphan,omitempty"`
+	RemoteField string                `json:"remote_field,omitempty"`
+	RemoteTTLMS *int64                `json:"remote_ttl_ms,omitempty"`
+	Grants      uint64                `json:"grants,omitempty"`
+	RemoteHost  string                `json:"remote_host,omitempty"`
+	RemotePID   int                   `json:"remote_pid,omitempty"`
+	RemoteCmd   string                `json:"remote_cmd,omitempty"`
+	Waiting     int                   `json:"waiting"`
+	Waiters     []waiterView          `json:"waiters"`
 }
 
 type waiterView struct {
 	Session  uint64 `json:"session"`
-	PID      int64  `json:"pid"`
-	UID      int64  `json:"uid"`
+	PID      int    `json:"pid"`
+	UID      int    `json:"uid"`
 	User     string `json:"user"`
 	Cmd      string `json:"cmd"`
 	Owner    uint64 `json:"owner,omitempty"`
 	WaitedMS int64  `json:"waited_ms"`
 }
 
-func viewLock(row protocol.LockRow, now int64, users display.UserNames) lockView {
+func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames) lockView {
 	v := lockView{Name: row.Name, State: row.State, Grants: row.Grants, Waiting: row.Waiting, Waiters: []waiterView{}}
 	switch row.State {
-	case protocol.StateHeld:
-		left := max(0, (row.DeadlineNS-now)/1e6)
+	case locksidecar.LockHeld:
+		held, left := row.Held.Milliseconds(), max(0, row.Deadline.Sub(now).Milliseconds())
 		v.Hold, v.Token, v.Count, v.Owner, v.Session = row.Hold, row.Token, row.Count, row.Owner, row.Session
 		v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.Name(row.UID), row.Cmd
-		v.HeldMS, v.LeftMS, v.LeaseMS, v.Absent, v.Orphan = &row.HeldMS, &left, row.LeaseMS, row.Absent, row.Orphan
-	case protocol.StateRemote:
-		v.RemoteField, v.RemoteHost, v.RemoteTTLMS = row.RemoteField, row.RemoteHost, &row.RemoteTTLMS
+		v.HeldMS, v.LeftMS, v.LeaseMS, v.Absent, v.Orphan = &held, &left, row.Lease.Milliseconds(), row.Absent, row.Orphan
+	case locksidecar.LockRemote:
+		ttl := row.RemoteTTL.Milliseconds()
+		if row.RemotePersistent {
+			ttl = -1 // as PTTL
+		}
+		v.RemoteField, v.RemoteHost, v.RemoteTTLMS = row.RemoteField, row.RemoteHost, &ttl
 	}
 	for _, w := range row.Waiters {
-		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.Name(w.UID), w.Cmd, w.Owner, w.WaitedMS})
+		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.Name(w.UID), w.Cmd, w.Owner, w.Waited.Milliseconds()})
 	}
 	return v
 }

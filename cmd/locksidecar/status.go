@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/display"
-	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -74,31 +73,31 @@ func (c *statusCmd) Run(ctx context.Context, out io.Writer) error {
 // statusView is the status as --json prints it. The help documents its field names, which do not
 // change.
 type statusView struct {
-	Version      string            `json:"version"`
-	Started      time.Time         `json:"started"`
-	Redis        string            `json:"redis"`
-	RedisAddress string            `json:"redis_address"`
-	RedisRunID   string            `json:"redis_run_id,omitempty"`
-	KeyPrefix    string            `json:"key_prefix,omitempty"`
-	RoundTripUS  *int64            `json:"roundtrip_us,omitempty"`
-	Trouble      string            `json:"trouble,omitempty"`
-	Sessions     int               `json:"sessions"`
-	Held         int               `json:"held"`
-	Waiting      int               `json:"waiting"`
-	RenewalsLate int               `json:"renewals_late"`
-	LostLastHour map[string]uint32 `json:"lost_last_hour"`
-	OldestHold   *oldestView       `json:"oldest_hold,omitempty"`
-	OldestWaiter *oldestView       `json:"oldest_waiter,omitempty"`
-	Restart      *restartView      `json:"restart,omitempty"`
-	lost         []protocol.LossRow
+	Version      string         `json:"version"`
+	Started      time.Time      `json:"started"`
+	Redis        string         `json:"redis"`
+	RedisAddress string         `json:"redis_address"`
+	RedisRunID   string         `json:"redis_run_id,omitempty"`
+	KeyPrefix    string         `json:"key_prefix,omitempty"`
+	RoundTripUS  *int64         `json:"roundtrip_us,omitempty"`
+	Trouble      string         `json:"trouble,omitempty"`
+	Sessions     int            `json:"sessions"`
+	Held         int            `json:"held"`
+	Waiting      int            `json:"waiting"`
+	RenewalsLate int            `json:"renewals_late"`
+	LostLastHour map[string]int `json:"lost_last_hour"`
+	OldestHold   *oldestView    `json:"oldest_hold,omitempty"`
+	OldestWaiter *oldestView    `json:"oldest_waiter,omitempty"`
+	Restart      *restartView   `json:"restart,omitempty"`
+	lost         []locksidecar.LossCount
 	runsFor      time.Duration
 }
 
 type oldestView struct {
 	Name    string      `json:"name"`
 	Session uint64      `json:"session"`
-	PID     int64       `json:"pid"`
-	UID     int64       `json:"uid"`
+	PID     int         `json:"pid"`
+	UID     int         `json:"uid"`
 	User    string      `json:"user"`
 	Cmd     string      `json:"cmd"`
 	AgeMS   int64       `json:"age_ms"`
@@ -107,12 +106,12 @@ type oldestView struct {
 
 // holderView is the holder of the lock that the oldest waiter waits for.
 type holderView struct {
-	State       string `json:"state"`
-	PID         int64  `json:"pid,omitempty"`
-	User        string `json:"user,omitempty"`
-	Cmd         string `json:"cmd,omitempty"`
-	HeldMS      int64  `json:"held_ms,omitempty"`
-	RemoteField string `json:"remote_field,omitempty"`
+	State       locksidecar.LockState `json:"state"`
+	PID         int                   `json:"pid,omitempty"`
+	User        string                `json:"user,omitempty"`
+	Cmd         string                `json:"cmd,omitempty"`
+	HeldMS      int64                 `json:"held_ms,omitempty"`
+	RemoteField string                `json:"remote_field,omitempty"`
 }
 
 type restartView struct {
@@ -130,11 +129,10 @@ func viewStatus(s *locksidecar.Status, now time.Time, users display.UserNames) *
 		Version: s.Version, Redis: s.Redis, RedisAddress: s.RedisAddress, RedisRunID: s.RedisRunID, KeyPrefix: s.KeyPrefix, Trouble: s.Trouble,
 		Sessions: s.Sessions, Held: s.Held, Waiting: s.Waiting, RenewalsLate: s.RenewalsLate,
 		OldestHold: viewOldest(s.OldestHold, users), OldestWaiter: viewOldest(s.OldestWaiter, users), Restart: (*restartView)(s.Restart),
-		LostLastHour: make(map[string]uint32), lost: s.Lost, runsFor: time.Duration(s.NowNS - s.StartedNS),
+		LostLastHour: make(map[string]int), lost: s.Lost, Started: s.Started, runsFor: now.Sub(s.Started),
 	}
-	v.Started = now.Add(-v.runsFor)
-	if s.RoundTripNS != 0 {
-		us := s.RoundTripNS / 1000
+	if s.RoundTrip != 0 {
+		us := s.RoundTrip.Microseconds()
 		v.RoundTripUS = &us
 	}
 	for _, l := range s.Lost {
@@ -143,17 +141,17 @@ func viewStatus(s *locksidecar.Status, now time.Time, users display.UserNames) *
 	return v
 }
 
-func viewOldest(r *protocol.AgeRow, users display.UserNames) *oldestView {
+func viewOldest(r *locksidecar.Oldest, users display.UserNames) *oldestView {
 	if r == nil {
 		return nil
 	}
-	return &oldestView{Name: r.Name, Session: r.Session, PID: r.PID, UID: r.UID, User: users.Name(r.UID), Cmd: r.Cmd, AgeMS: r.AgeMS}
+	return &oldestView{Name: r.Name, Session: r.Session, PID: r.PID, UID: r.UID, User: users.Name(r.UID), Cmd: r.Cmd, AgeMS: r.Age.Milliseconds()}
 }
 
 func viewHolder(row *locksidecar.LockInfo, users display.UserNames) *holderView {
 	v := &holderView{State: row.State, RemoteField: row.RemoteField}
-	if row.State == protocol.StateHeld {
-		v.PID, v.User, v.Cmd, v.HeldMS = row.PID, users.Name(row.UID), row.Cmd, row.HeldMS
+	if row.State == locksidecar.LockHeld {
+		v.PID, v.User, v.Cmd, v.HeldMS = row.PID, users.Name(row.UID), row.Cmd, row.Held.Milliseconds()
 	}
 	return v
 }
@@ -204,7 +202,7 @@ func (v *statusView) text() string {
 	} else {
 		var parts []string
 		for _, l := range v.lost {
-			parts = append(parts, fmt.Sprintf("%d %s", l.Count, l.Reason))
+			parts = append(parts, fmt.Sprintf("%d %s", l.Count, string(l.Reason)))
 		}
 		line("LOST", "in the last hour: %s; locksidecar events has the names", strings.Join(parts, ", "))
 	}
@@ -219,12 +217,12 @@ func (v *statusView) text() string {
 
 func (h *holderView) describe() string {
 	switch h.State {
-	case protocol.StateHeld:
+	case locksidecar.LockHeld:
 		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), describeClient(h.PID, h.Cmd, h.User))
-	case protocol.StateRemote:
+	case locksidecar.LockRemote:
 		return "held elsewhere: " + h.RemoteField
 	}
-	return h.State
+	return string(h.State)
 }
 
 // describe describes the last restart, with the label of its line.

@@ -7,35 +7,33 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/display"
-	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 // statuses are situations that an operator has to tell apart.
 func statuses() map[string]*statusView {
-	const second = int64(time.Second)
 	now := time.Date(2026, 3, 7, 2, 0, 0, 0, time.UTC)
 	users := display.UserNames{0: "root", 1000: "app", 1001: "batch"}
 	busy := locksidecar.Status{
-		NowNS: 300_000 * second, StartedNS: 25_000 * second, Version: "0.1.0",
-		Redis: "ok", RedisAddress: "10.0.0.5:6379/0", RedisRunID: "4f0c", KeyPrefix: "app1:", RoundTripNS: 213_400,
+		Started: now.Add(-275_000 * time.Second), Version: "0.1.0",
+		Redis: "ok", RedisAddress: "10.0.0.5:6379/0", RedisRunID: "4f0c", KeyPrefix: "app1:", RoundTrip: 213_400,
 		Sessions: 12, Held: 37, Waiting: 3,
-		OldestWaiter: &protocol.AgeRow{Name: "invoice:42", Session: 6, PID: 4712, UID: 1000, Cmd: "python3 worker.py", AgeMS: 61_000},
-		OldestHold:   &protocol.AgeRow{Name: "nightly", Session: 9, PID: 977, UID: 1001, Cmd: "/usr/bin/report\x1b[2J", AgeMS: 7_500_000},
-		Restart:      &protocol.RestartRow{Held: 30, Sessions: 11, Back: 10, Away: 1, Ended: 2},
+		OldestWaiter: &locksidecar.Oldest{Name: "invoice:42", Session: 6, PID: 4712, UID: 1000, Cmd: "python3 worker.py", Age: ms(61_000)},
+		OldestHold:   &locksidecar.Oldest{Name: "nightly", Session: 9, PID: 977, UID: 1001, Cmd: "/usr/bin/report\x1b[2J", Age: ms(7_500_000)},
+		Restart:      &locksidecar.RestartInfo{Held: 30, Sessions: 11, Back: 10, Away: 1, Ended: 2},
 	}
 	busyView := viewStatus(&busy, now, users)
-	busyView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", State: protocol.StateHeld, PID: 4711, UID: 1000, Cmd: "python3 worker.py", HeldMS: 61_200}, users)
+	busyView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", State: locksidecar.LockHeld, PID: 4711, UID: 1000, Cmd: "python3 worker.py", Held: ms(61_200)}, users)
 
 	ill := busy
-	ill.Redis, ill.RoundTripNS, ill.KeyPrefix = "Redis has not answered for 12.3s", 12_300_000_000, ""
+	ill.Redis, ill.RoundTrip, ill.KeyPrefix = "Redis has not answered for 12.3s", 12_300_000_000, ""
 	ill.Trouble = "the state file was removed; restart the sidecar while no lock is held"
-	ill.RenewalsLate, ill.Lost = 4, []protocol.LossRow{{Reason: protocol.Expired, Count: 3}, {Reason: protocol.Stolen, Count: 1}}
-	ill.Restart = &protocol.RestartRow{Reason: "it is of another boot of this host"}
+	ill.RenewalsLate, ill.Lost = 4, []locksidecar.LossCount{{Reason: locksidecar.ReasonExpired, Count: 3}, {Reason: locksidecar.ReasonStolen, Count: 1}}
+	ill.Restart = &locksidecar.RestartInfo{Reason: "it is of another boot of this host"}
 	illView := viewStatus(&ill, now, users)
-	illView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", State: protocol.StateRemote, RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52"}, users)
+	illView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", State: locksidecar.LockRemote, RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52"}, users)
 
-	idle := locksidecar.Status{NowNS: 3 * second, StartedNS: second, Version: "0.1.0", Redis: "ok", RedisAddress: "127.0.0.1:6379/0", Sessions: 1}
+	idle := locksidecar.Status{Started: now.Add(-2 * time.Second), Version: "0.1.0", Redis: "ok", RedisAddress: "127.0.0.1:6379/0", Sessions: 1}
 	return map[string]*statusView{"busy": busyView, "ill": illView, "idle": viewStatus(&idle, now, users)}
 }
 

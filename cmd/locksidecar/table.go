@@ -37,7 +37,7 @@ func lockTable(locks []lockView, width int) string {
 }
 
 func lockRow(l lockView) []string {
-	row := []string{l.Name, l.State, "", "", "", "", "", ""}
+	row := []string{l.Name, string(l.State), "", "", "", "", "", ""}
 	switch {
 	case l.HeldMS != nil:
 		if l.Orphan {
@@ -114,12 +114,12 @@ func cut(s string, width int) string {
 	return string([]rune(s)[:width-1]) + "…"
 }
 
-func pid(n int64) string {
+func pid(n int) string {
 	if n == 0 {
 		return "?"
 	}
-	return strconv.FormatInt(n, 10)
+	return strconv.Itoa(n)
 }
 
-// ms converts a number of milliseconds, as the protocol has them.
+// ms converts a number of milliseconds, as the JSON output has them.
 func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

@@ -14,7 +14,6 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/locksidecar/locksidecar/internal/display"
-	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -107,7 +106,7 @@ type topRow struct {
 
 // topRows returns the rows of the locks in cur; before is the sample before; nil: there is none.
 func topRows(before, cur *topSample) []topRow {
-	grants := make(map[string]uint32)
+	grants := make(map[string]uint64)
 	if before != nil {
 		for i := range before.locks {
 			grants[before.locks[i].Name] = before.locks[i].Grants
@@ -117,10 +116,10 @@ func topRows(before, cur *topSample) []topRow {
 	for _, l := range cur.locks {
 		r := topRow{lock: l, wait: -1, held: -1, changes: -1}
 		if len(l.Waiters) > 0 {
-			r.wait = l.Waiters[0].WaitedMS
+			r.wait = l.Waiters[0].Waited.Milliseconds()
 		}
-		if l.State == protocol.StateHeld {
-			r.held = l.HeldMS
+		if l.State == locksidecar.LockHeld {
+			r.held = l.Held.Milliseconds()
 		}
 		if before != nil {
 			was := grants[l.Name]
@@ -329,8 +328,8 @@ func (m *topModel) summary() string {
 	switch {
 	case s.Redis != "ok":
 		redis = "REDIS does not serve: " + s.Redis
-	case s.RoundTripNS != 0:
-		redis += " " + describeMicros(s.RoundTripNS/1000)
+	case s.RoundTrip != 0:
+		redis += " " + describeMicros(s.RoundTrip.Microseconds())
 	default:
 		redis += " serves"
 	}
@@ -338,7 +337,7 @@ func (m *topModel) summary() string {
 	if s.RenewalsLate > 0 {
 		text += fmt.Sprintf("; %d RENEWALS LATE", s.RenewalsLate)
 	}
-	lost := uint32(0)
+	lost := 0
 	for _, l := range s.Lost {
 		lost += l.Count
 	}
@@ -384,7 +383,7 @@ func (m *topModel) table(rows []topRow, width int) string {
 	cells := [][]string{topHeader}
 	for i := range rows {
 		r := &rows[i]
-		row := []string{r.lock.Name, strconv.Itoa(r.lock.Waiting), "", "", "", r.lock.State, "", "", ""}
+		row := []string{r.lock.Name, strconv.Itoa(r.lock.Waiting), "", "", "", string(r.lock.State), "", "", ""}
 		if r.wait >= 0 {
 			row[2] = display.Duration(ms(r.wait))
 		}
@@ -392,9 +391,9 @@ func (m *topModel) table(rows []topRow, width int) string {
 			row[4] = strconv.FormatFloat(r.changes, 'f', 1, 64)
 		}
 		switch r.lock.State {
-		case protocol.StateHeld:
+		case locksidecar.LockHeld:
 			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), m.users.Name(r.lock.UID), r.lock.Cmd
-		case protocol.StateRemote:
+		case locksidecar.LockRemote:
 			row[8] = "elsewhere: " + r.lock.RemoteField
 		}
 		cells = append(cells, row)

@@ -10,17 +10,16 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/locksidecar/locksidecar/internal/display"
-	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 // topSamples are two looks, 2 s apart.
 func topSamples() (before, cur topSample) {
 	at := time.Date(2026, 3, 7, 2, 0, 0, 0, time.UTC)
-	held := func(name string, waiting int, waitMS, heldMS int64, grants uint32) locksidecar.LockInfo {
-		l := locksidecar.LockInfo{Name: name, State: protocol.StateHeld, PID: 4711, UID: 1000, Cmd: "python3 worker.py\x1b[2J", HeldMS: heldMS, Grants: grants, Waiting: waiting}
+	held := func(name string, waiting int, waitMS, heldMS int64, grants uint64) locksidecar.LockInfo {
+		l := locksidecar.LockInfo{Name: name, State: locksidecar.LockHeld, PID: 4711, UID: 1000, Cmd: "python3 worker.py\x1b[2J", Held: ms(heldMS), Grants: grants, Waiting: waiting}
 		if waiting > 0 {
-			l.Waiters = []protocol.WaiterRow{{WaitedMS: waitMS}, {WaitedMS: 1}}
+			l.Waiters = []locksidecar.WaiterInfo{{Waited: ms(waitMS)}, {Waited: ms(1)}}
 		}
 		return l
 	}
@@ -31,11 +30,11 @@ func topSamples() (before, cur topSample) {
 	}
 	cur = topSample{
 		at:     at.Add(2 * time.Second),
-		status: locksidecar.Status{Redis: "ok", RoundTripNS: 213_400, Sessions: 4, Held: 5, Waiting: 20, RenewalsLate: 1, Lost: []protocol.LossRow{{Reason: protocol.Expired, Count: 3}, {Reason: protocol.Stolen, Count: 1}}},
+		status: locksidecar.Status{Redis: "ok", RoundTrip: 213_400, Sessions: 4, Held: 5, Waiting: 20, RenewalsLate: 1, Lost: []locksidecar.LossCount{{Reason: locksidecar.ReasonExpired, Count: 3}, {Reason: locksidecar.ReasonStolen, Count: 1}}},
 		locks: []locksidecar.LockInfo{
 			held("hot", 2, 3, 0, 9_005), held("invoice:42", 17, 61_000, 61_200, 3), held("again", 0, 0, 2_010, 5), held("nightly", 0, 0, 7_500_000, 1),
-			{Name: "elsewhere", State: protocol.StateRemote, RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52", Waiting: 1, Waiters: []protocol.WaiterRow{{WaitedMS: 200}}},
-			{Name: "asking", State: protocol.StateBusy},
+			{Name: "elsewhere", State: locksidecar.LockRemote, RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52", Waiting: 1, Waiters: []locksidecar.WaiterInfo{{Waited: ms(200)}}},
+			{Name: "asking", State: locksidecar.LockBusy},
 		},
 	}
 	return before, cur

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
@@ -49,15 +48,15 @@ func whyWait(ctx context.Context, client *locksidecar.Client, name string) (stri
 		return health.Redis, nil
 	}
 	row, ok, err := client.Info(ctx, name)
-	if err != nil || !ok || row.State != protocol.StateHeld || row.PID <= 0 || !isAncestor(row.PID) {
+	if err != nil || !ok || row.State != locksidecar.LockHeld || row.PID <= 0 || !isAncestor(row.PID) {
 		return "", err
 	}
 	return fmt.Sprintf("process %d (%s) holds it and has started this command; if it waits for this command to end, neither of them ends", row.PID, row.Cmd), nil
 }
 
 // isAncestor reports whether a process is the parent of this one, its grandparent, and so on.
-func isAncestor(pid int64) bool {
-	for at := int64(os.Getppid()); at > 1; at = parentOf(at) {
+func isAncestor(pid int) bool {
+	for at := os.Getppid(); at > 1; at = parentOf(at) {
 		if at == pid {
 			return true
 		}
@@ -66,7 +65,7 @@ func isAncestor(pid int64) bool {
 }
 
 // parentOf returns the parent of a process; 0: not known.
-func parentOf(pid int64) int64 {
+func parentOf(pid int) int {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
@@ -77,7 +76,7 @@ func parentOf(pid int64) int64 {
 	if len(fields) < 2 {
 		return 0
 	}
-	parent, err := strconv.ParseInt(fields[1], 10, 64)
+	parent, err := strconv.Atoi(fields[1])
 	if err != nil {
 		return 0
 	}

@@ -9,15 +9,15 @@ import (
 // looked up. One goroutine at a time may use it.
 //
 // A nil UserNames is for the uids of another host: it looks up no names.
-type UserNames map[int64]string
+type UserNames map[int]string
 
 // Name returns the name of the user with this uid. If the host has no such user, or u is nil, it
 // returns the uid in decimal.
-func (u UserNames) Name(uid int64) string {
+func (u UserNames) Name(uid int) string {
 	if name, ok := u[uid]; ok {
 		return name
 	}
-	name := strconv.FormatInt(uid, 10)
+	name := strconv.Itoa(uid)
 	if u == nil {
 		return name
 	}

@@ -9,12 +9,6 @@ import (
 
 // These requests are for operators. To lock and to unlock needs none of them.
 
-// LockInfo describes one lock, as a sidecar knows it.
-type LockInfo = protocol.LockRow
-
-// WaiterInfo is one waiter of a LockInfo.
-type WaiterInfo = protocol.WaiterRow
-
 // Info describes a lock; false: the sidecar knows nothing of it.
 func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) {
 	if err := protocol.CheckName(name); err != nil {
@@ -27,7 +21,7 @@ func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) 
 	if err != nil || ok.Lock == nil {
 		return LockInfo{}, false, err
 	}
-	return *ok.Lock, true, nil
+	return newLockInfo(ok.Lock, c.readClocks()), true, nil
 }
 
 // List returns every lock that a process of this host holds or waits for.
@@ -48,7 +42,7 @@ func (c *Client) List(ctx context.Context) ([]LockInfo, error) {
 			continue
 		}
 		conn = ask.conn
-		locks.add(page.Locks)
+		locks.add(convertRows(page.Locks, c.readClocks(), newLockInfo))
 		if after = page.Next; after == 0 {
 			return locks.rows, nil
 		}
@@ -76,19 +70,6 @@ func (l *listedLocks) add(page []LockInfo) {
 	}
 }
 
-// Event is what happened to a lock. Its Kind is one of the constants whose names begin with Event,
-// or of a later sidecar another one; with each kind, other fields are set.
-type Event = protocol.EventRow
-
-// Kinds of an Event.
-const (
-	EventGranted  = protocol.EventGranted  // a request that had waited for at least 10 ms was granted
-	EventLost     = protocol.EventLost     // a hold ended without a release
-	EventForced   = protocol.EventForced   // a client ended a hold by force
-	EventDeadlock = protocol.EventDeadlock // a request was refused, because it would have closed a wait cycle
-	EventTakeover = protocol.EventTakeover // the sidecar was restarted, and continues with the holds of its predecessor
-)
-
 // EventPage is a part of the events that a sidecar has in memory.
 type EventPage struct {
 	Events []Event // in the order in which they happened
@@ -105,11 +86,8 @@ func (c *Client) Events(ctx context.Context, after uint64, wait bool) (EventPage
 	err := c.ask(ctx, newCall(queryCall, task{"read the events", ""}, &ok, func(id uint64) protocol.Request {
 		return protocol.Events{ID: id, After: after, Wait: wait}
 	}))
-	return EventPage{ok.Events, ok.Next, ok.Missed}, err
+	return EventPage{convertRows(ok.Events, c.readClocks(), newEvent), ok.Next, ok.Missed}, err
 }
-
-// Status is how a sidecar and its locks are.
-type Status = protocol.StatusRow
 
 // Status returns how the sidecar and its locks are.
 func (c *Client) Status(ctx context.Context) (Status, error) {
@@ -117,7 +95,10 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	err := c.ask(ctx, newCall(queryCall, task{"read the status", ""}, &ok, func(id uint64) protocol.Request {
 		return protocol.Status{ID: id}
 	}))
-	return ok.StatusRow, err
+	if err != nil {
+		return Status{}, err
+	}
+	return newStatus(&ok.StatusRow, c.readClocks()), nil
 }
 
 // ForceRelease ends the hold that a process of this host has on the lock, and
@@ -161,9 +142,6 @@ func (c *Client) Metrics(ctx context.Context) (string, error) {
 	}
 }
 
-// HostInfo describes one sidecar that uses the same Redis with the same key prefix.
-type HostInfo = protocol.HostRow
-
 // Hosts returns the sidecars that use the same Redis with the same key prefix, this one among them,
 // in no particular order. One that has stopped is listed for a few minutes more.
 func (c *Client) Hosts(ctx context.Context) ([]HostInfo, error) {
@@ -176,7 +154,7 @@ func (c *Client) Hosts(ctx context.Context) ([]HostInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		hosts = append(hosts, page.Hosts...)
+		hosts = append(hosts, convertRows(page.Hosts, c.readClocks(), newHostInfo)...)
 		if !page.More || len(page.Hosts) == 0 {
 			return hosts, nil
 		}
@@ -199,7 +177,7 @@ func (c *Client) InfoOn(ctx context.Context, host, name string) (LockInfo, bool,
 	if err != nil || ok.Lock == nil {
 		return LockInfo{}, false, err
 	}
-	return *ok.Lock, true, nil
+	return newLockInfo(ok.Lock, c.readClocks()), true, nil
 }
 
 // ListOn returns every lock that a process of another host holds or waits for. host is as for
@@ -214,7 +192,7 @@ func (c *Client) ListOn(ctx context.Context, host string) ([]LockInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		locks.add(page.Locks)
+		locks.add(convertRows(page.Locks, c.readClocks(), newLockInfo))
 		if after = page.Next; after == 0 {
 			return locks.rows, nil
 		}

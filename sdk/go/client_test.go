@@ -424,7 +424,7 @@ func TestOperatorRequests(t *testing.T) {
 
 	read := async(func() (EventPage, error) { return c.Events(ctx, 7, true) })
 	events := expect[protocol.Events](p)
-	p.send(protocol.EventsOK{ID: events.ID, Events: []protocol.EventRow{{AtNS: 1, Kind: EventLost, Name: "a"}}, Next: 9, Missed: 1})
+	p.send(protocol.EventsOK{ID: events.ID, Events: []protocol.EventRow{{AtNS: 1, Kind: protocol.EventLost, Name: "a"}}, Next: 9, Missed: 1})
 	if page, err := read(); err != nil || events.After != 7 || !events.Wait || len(page.Events) != 1 || page.Events[0].Name != "a" || page.Next != 9 || page.Missed != 1 {
 		t.Errorf("events: %+v, %v; requested %+v", page, err, events)
 	}

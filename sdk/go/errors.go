@@ -32,45 +32,62 @@ func (timeout) Error() string        { return "locksidecar: the lock was not fre
 func (timeout) Timeout() bool        { return true }
 func (timeout) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// Reason is why a lock was lost. A newer sidecar may send others than those below.
-type Reason = protocol.Reason
+// Reason is why a lock was lost. A newer sidecar may send reasons other than those below.
+type Reason string
 
 const (
-	ReasonExpired   Reason = protocol.Expired   // its deadline passed
-	ReasonDeleted   Reason = protocol.Deleted   // its key vanished from Redis
-	ReasonStolen    Reason = protocol.Stolen    // another owner's field is in the key
-	ReasonForced    Reason = protocol.ByForce   // an operator ended it
-	ReasonMaxHold   Reason = protocol.MaxHold   // WithMaxHold
-	ReasonForgotten Reason = protocol.Forgotten // a sidecar that was restarted does not know it
+	ReasonExpired   Reason = Reason(protocol.Expired)   // its deadline passed without a renewal
+	ReasonDeleted   Reason = Reason(protocol.Deleted)   // its key vanished from Redis
+	ReasonStolen    Reason = Reason(protocol.Stolen)    // another owner's field is in its key
+	ReasonForced    Reason = Reason(protocol.ByForce)   // an operator ended it, as with [Client.ForceRelease]
+	ReasonMaxHold   Reason = Reason(protocol.MaxHold)   // it was held for as long as WithMaxHold allows
+	ReasonForgotten Reason = Reason(protocol.Forgotten) // a sidecar that was restarted does not know it
 )
+
+// String describes the reason in a clause for people. string(r) is the reason in one word, as
+// metrics and logs have it.
+func (r Reason) String() string {
+	switch r {
+	case ReasonExpired:
+		return "its deadline passed without a renewal"
+	case ReasonDeleted:
+		return "its key was deleted from Redis"
+	case ReasonStolen:
+		return "another owner's name is in its key in Redis"
+	case ReasonForced:
+		return "an operator ended it"
+	case ReasonMaxHold:
+		return "it was held for as long as WithMaxHold allows"
+	case ReasonForgotten:
+		return "the sidecar was restarted, and what it remembers does not have it"
+	}
+	return string(r)
+}
 
 // reasonProtocol is the reason if this side closed a connection over which the sidecar sent
 // something invalid, and with it ended the holds.
 const reasonProtocol Reason = "the sidecar could not be understood, and the connection was ended"
 
-// LostError is an ErrLost with the name of the lock and the reason.
+// LostError is the error of a lock that was lost, with its name and the reason. For
+// [errors.Is] it is ErrLost, and a LostError whose fields that are set are the same:
+//
+//	errors.Is(err, &locksidecar.LostError{Reason: locksidecar.ReasonMaxHold})
 type LostError struct {
-	Name   string
+	Name   string // of the lock
 	Reason Reason
 }
 
 func (e *LostError) Error() string {
-	why, ok := map[Reason]string{
-		ReasonExpired:   "its deadline passed without a renewal",
-		ReasonDeleted:   "its key was deleted from Redis",
-		ReasonStolen:    "another owner's name is in its key in Redis",
-		ReasonForced:    "an operator ended it",
-		ReasonMaxHold:   "it was held for as long as WithMaxHold allows",
-		ReasonForgotten: "the sidecar was restarted, and what it remembers does not have it",
-	}[e.Reason]
-	if !ok {
-		why = string(e.Reason)
-	}
-	return fmt.Sprintf("locksidecar: the lock %q is lost: %s; another owner may hold it", e.Name, why)
+	return fmt.Sprintf("locksidecar: the lock %q is lost: %v; another owner may hold it", e.Name, e.Reason)
 }
 
-// Is makes every LostError an ErrLost.
-func (e *LostError) Is(target error) bool { return target == ErrLost }
+// Is reports whether target is ErrLost, or a *LostError without a field that is set otherwise.
+func (e *LostError) Is(target error) bool {
+	if t, ok := target.(*LostError); ok {
+		return (t.Name == "" || t.Name == e.Name) && (t.Reason == "" || t.Reason == e.Reason)
+	}
+	return target == ErrLost
+}
 
 // clientError is every error of this package but LostError: a sentence, the kind of error that
 // it is (nil: none), and the error that caused it (nil: none).

@@ -256,8 +256,8 @@ func TestLossIsReportedToAllObservers(t *testing.T) {
 		ctx, stop := l.Context(context.Background())
 		stopped, stopIt := l.Context(context.Background())
 		stopIt()
-		p.send(protocol.LostEvent{Hold: hold, Reason: reason})
-		p.send(protocol.LostEvent{Hold: 100 + hold, Reason: reason})
+		p.send(protocol.LostEvent{Hold: hold, Reason: protocol.Reason(reason)})
+		p.send(protocol.LostEvent{Hold: 100 + hold, Reason: protocol.Reason(reason)})
 		<-done
 		<-ctx.Done()
 		p.expectNothing(c)

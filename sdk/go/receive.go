@@ -206,7 +206,7 @@ func (s *session) onLost(m *protocol.LostEvent) {
 	var notices []endNotice
 	s.mu.Lock()
 	if h := s.holds[m.Hold]; h != nil {
-		notices = h.endLocked(&LostError{Name: h.name, Reason: m.Reason}, nil)
+		notices = h.endLocked(&LostError{Name: h.name, Reason: Reason(m.Reason)}, nil)
 	}
 	s.mu.Unlock()
 	notify(notices)

@@ -188,7 +188,7 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 		switch r.State {
 		case protocol.StateHeld:
 			l.held = time.Duration(r.HeldMS) * time.Millisecond
-			l.PID, l.User, l.For, l.Left = strconv.FormatInt(r.PID, 10), users.Name(r.UID), display.Duration(l.held), display.Duration(time.Duration(max(0, r.DeadlineNS-now)))
+			l.PID, l.User, l.For, l.Left = strconv.FormatInt(r.PID, 10), users.Name(int(r.UID)), display.Duration(l.held), display.Duration(time.Duration(max(0, r.DeadlineNS-now)))
 			l.Token, l.Cmd = strconv.FormatUint(r.Token, 10), display.Printable(r.Cmd)
 			switch {
 			case r.Orphan:
@@ -205,7 +205,7 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 		for _, w := range r.Waiters {
 			waited := time.Duration(w.WaitedMS) * time.Millisecond
 			l.longestWait = max(l.longestWait, waited)
-			l.Waiters = append(l.Waiters, waiterRow{strconv.FormatInt(w.PID, 10), users.Name(w.UID), display.Duration(waited), display.Printable(w.Cmd)})
+			l.Waiters = append(l.Waiters, waiterRow{strconv.FormatInt(w.PID, 10), users.Name(int(w.UID)), display.Duration(waited), display.Printable(w.Cmd)})
 		}
 		locks = append(locks, l)
 	}

@@ -184,7 +184,7 @@ func (c *conductor) forceRelease(ctx context.Context, f fault) bool {
 	rows, err := client.List(ctx)
 	var held []string
 	for _, row := range rows {
-		if row.State == "held" {
+		if row.State == locksidecar.LockHeld {
 			held = append(held, row.Name)
 		}
 	}

@@ -409,7 +409,7 @@ func (a *actor) awaitWaiters(lock string, n int) bool {
 		}
 		mine := 0
 		for _, w := range row.Waiters {
-			if w.PID == int64(os.Getpid()) {
+			if w.PID == os.Getpid() {
 				mine++
 			}
 		}

@@ -183,7 +183,7 @@ func TestForkedChildHoldsNothingAfterARestart(t *testing.T) {
 		if now := r.Fields("family"); !maps.Equal(now, before) {
 			t.Errorf("%s, Redis has %v of the lock of the parent; it had %v", when, now, before)
 		}
-		if row := harness.Info(t, d, "family"); row.PID != int64(parent) || row.Token != token {
+		if row := harness.Info(t, d, "family"); row.PID != parent || row.Token != token {
 			t.Errorf("%s, the lock is %+v", when, row)
 		}
 	}

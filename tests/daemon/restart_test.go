@@ -100,7 +100,7 @@ func restartLosesNothing(t *testing.T, end func(*harness.Daemon)) {
 			if now := r.HGetAll(t.Context(), name).Val(); !maps.Equal(now, fields[name]) {
 				t.Errorf("%s: Redis has %v, before the restart it had %v", name, now, fields[name])
 			}
-			if row := harness.Info(t, here, name); row.Token != tokens[name] || row.State != protocol.StateHeld {
+			if row := harness.Info(t, here, name); row.Token != tokens[name] || row.State != locksidecar.LockHeld {
 				t.Errorf("%s: the daemon has %+v, before the restart its token was %d", name, row, tokens[name])
 			}
 		}

@@ -92,8 +92,8 @@ func testTurns(t *testing.T, program string) {
 	expectExit(t, second, 0, "released")
 	fixed := harness.StartProcess(t, d, program, "job", "0", "60000")
 	token(t, fixed)
-	if row := harness.Info(t, d, "job"); row.LeaseMS != 60_000 {
-		t.Errorf("the lease is %d ms", row.LeaseMS)
+	if row := harness.Info(t, d, "job"); row.Lease != time.Minute {
+		t.Errorf("the lease is %v", row.Lease)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
@@ -110,7 +109,7 @@ func awaitRelease(t *testing.T, c *locksidecar.Client) {
 	t.Helper()
 	harness.Eventually(t, "the daemon has read the release", func() bool {
 		row, known, err := c.Info(t.Context(), "a")
-		return err == nil && (!known || row.State != protocol.StateHeld)
+		return err == nil && (!known || row.State != locksidecar.LockHeld)
 	})
 }
 

@@ -6,6 +6,7 @@ package main
 const (
 	sdkConnect = "sdk/go/connect.go"
 	sdkHold    = "sdk/go/hold.go"
+	sdkInfo    = "sdk/go/info.go"
 	sdkLock    = "sdk/go/lock.go"
 	sdkReader  = "sdk/go/reader.go"
 	sdkReceive = "sdk/go/receive.go"
@@ -159,5 +160,26 @@ var sdkGoMutants = []mutant{
 		old:  "info.Lock.State == protocol.StateBusy",
 		new:  "info.Lock.State != protocol.StateBusy",
 		by:   test("sdk/go", "TestShortDeadlineReportsSilenceOfRedis"),
+	},
+	{
+		rule: "no field of a row is forgotten",
+		file: sdkInfo,
+		old:  "Orphan: row.Orphan,\n",
+		new:  "\n",
+		by:   test("sdk/go", "TestEveryFieldOfARowIsConverted"),
+	},
+	{
+		rule: "a key without a time to live is persistent",
+		file: sdkInfo,
+		old:  "	if row.RemoteTTLMS < 0 {\n",
+		new:  "	if row.RemoteTTLMS < -1 {\n",
+		by:   test("sdk/go", "TestAKeyWithoutATimeToLiveIsPersistent"),
+	},
+	{
+		rule: "the start of a sidecar is relative to the moment of its status",
+		file: sdkInfo,
+		old:  "	now.boot = row.NowNS\n",
+		new:  "",
+		by:   test("sdk/go", "TestRowsHaveUnitsOfGo"),
 	},
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
@@ -80,7 +80,7 @@ func TestDowngradedDaemonRestoresHoldsAndWaiters(t *testing.T) {
 				for i := range held {
 					held[i].CheckHeld()
 					held[i].AwaitInRedis(r)
-					if row := harness.Info(t, here, held[i].Name); row.Token != held[i].Token || row.State != protocol.StateHeld {
+					if row := harness.Info(t, here, held[i].Name); row.Token != held[i].Token || row.State != locksidecar.LockHeld {
 						t.Errorf("%s: the daemon has %+v, before the restart its token was %d", held[i].Name, row, held[i].Token)
 					}
 					held[i].PassTo(elsewhere, taken[i])

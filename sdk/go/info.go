@@ -1,0 +1,260 @@
+package locksidecar
+
+import (
+	"math"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// LockInfo describes one lock, as a sidecar knows it. Fields that do not apply to its State
+// are zero.
+type LockInfo struct {
+	Name  string
+	State LockState
+
+	// Of LockHeld.
+	Hold     uint64        // number of the hold; the sidecar gives each hold another one
+	Token    uint64        // fencing token, as [Lock.Token] returns it
+	Count    int           // how often its owner has entered it and not unlocked it
+	Owner    uint64        // of WithOwner, in its session; 0: the holder cannot re-enter the lock
+	Session  uint64        // number of the holder's session
+	PID      int           // process of the holder; 0: it is not visible to the sidecar
+	UID      int           // user of the holder
+	Cmd      string        // command line of the holder, up to 64 bytes
+	Held     time.Duration // for how long it has been held
+	Deadline time.Time     // until when it is known to be held; renewals move it
+	Lease    time.Duration // of WithLease; 0: the sidecar renews the hold
+	Absent   bool          // the sidecar was restarted, and the holder has not connected to it yet
+	Orphan   bool          // the holder has ended, and WithCrashDelay keeps the lock
+
+	// Of LockRemote.
+	RemoteField      string        // owner field in Redis; that of a sidecar begins with its uuid
+	RemoteHost       string        // host whose sidecar has the lock; "": not known, or a foreign client has it
+	RemoteTTL        time.Duration // after which Redis deletes the key, unless it is renewed
+	RemotePersistent bool          // the key has no time to live: Redis does not delete it
+
+	Grants  uint64       // first entries of owners of this host since the sidecar knows the lock
+	Waiting int          // requests of this host that wait for the lock
+	Waiters []WaiterInfo // the first 16 of them, in the order in which they will get it
+}
+
+// LockState is the state of a lock in a LockInfo. A newer sidecar may send other states.
+type LockState string
+
+const (
+	LockHeld      LockState = protocol.StateHeld      // a process of the sidecar's host holds it
+	LockRemote    LockState = protocol.StateRemote    // another host or a foreign client holds it, and processes wait
+	LockBusy      LockState = protocol.StateBusy      // the sidecar waits for an answer of Redis about it
+	LockLingering LockState = protocol.StateLingering // released, and kept in Redis for this host for a moment
+	LockFree      LockState = protocol.StateFree      // none of these
+)
+
+// WaiterInfo describes one request that waits for a lock.
+type WaiterInfo struct {
+	Session uint64        // number of the client's session
+	PID     int           // process of the client; 0: it is not visible to the sidecar
+	UID     int           // user of the client
+	Cmd     string        // command line of the client, up to 64 bytes
+	Owner   uint64        // of WithOwner, in its session; 0: none
+	Waited  time.Duration // for how long it has waited
+}
+
+// Event is what happened to a lock. Fields that do not apply to its Kind are zero.
+type Event struct {
+	At   time.Time
+	Kind EventKind
+	Name string // of the lock; "" for EventTakeover
+
+	Hold    uint64        // number of the hold
+	Token   uint64        // fencing token of the hold
+	Session uint64        // session of the holder; of EventForced and EventDeadlock: of the client that asked
+	PID     int           // process of that session; 0: it is not visible to the sidecar
+	UID     int           // user of that session
+	Cmd     string        // command line of that process, up to 64 bytes
+	Waited  time.Duration // of EventGranted: how long the request had waited
+	Held    time.Duration // of EventLost: how long the lock was held
+
+	Reason      Reason // of EventLost
+	RemoteField string // of EventLost with ReasonStolen: the owner field that Redis has
+	Count       int    // of EventTakeover: holds that were taken over
+	Message     string // of EventDeadlock and EventTakeover: one sentence for people
+}
+
+// EventKind is the kind of an Event. A newer sidecar may send other kinds.
+type EventKind string
+
+const (
+	EventGranted  EventKind = protocol.EventGranted  // a request that had waited for at least 10 ms was granted
+	EventLost     EventKind = protocol.EventLost     // a hold ended without a release
+	EventForced   EventKind = protocol.EventForced   // a client ended a hold by force
+	EventDeadlock EventKind = protocol.EventDeadlock // a request was refused, because it would have closed a wait cycle
+	EventTakeover EventKind = protocol.EventTakeover // the sidecar was restarted, and continues with the holds of its predecessor
+)
+
+// Status is how a sidecar and its locks are.
+type Status struct {
+	Started time.Time // when the sidecar's process was started
+	Version string    // of the sidecar
+
+	Redis        string        // "ok", or one sentence about what is wrong
+	RedisAddress string        // where the sidecar connects to Redis, and the number of the database
+	RedisRunID   string        // of the Redis server; "": not connected, or Redis does not report it
+	KeyPrefix    string        // what stands before the names of locks in Redis
+	RoundTrip    time.Duration // of the last command that Redis answered; 0: it has answered none
+	Trouble      string        // why clients cannot connect, or a restart would end their locks; "": neither
+
+	Sessions     int          // connected clients, and those that may resume
+	Held         int          // locks that processes of this host hold
+	Waiting      int          // requests that wait for a lock
+	OldestWaiter *Oldest      // the request that has waited longest; nil: none waits
+	OldestHold   *Oldest      // the hold that has lasted longest; nil: there is none
+	RenewalsLate int          // renewed holds with less than half of their lease left
+	Lost         []LossCount  // losses of the last hour
+	Restart      *RestartInfo // what the sidecar took over; nil: it found no state of a predecessor
+}
+
+// Oldest is the oldest request or hold of a Status.
+type Oldest struct {
+	Name    string        // of the lock
+	Session uint64        // number of the client's session
+	PID     int           // process of the client; 0: it is not visible to the sidecar
+	UID     int           // user of the client
+	Cmd     string        // command line of the client, up to 64 bytes
+	Age     time.Duration // since the request or the grant
+}
+
+// LossCount is how many holds were lost in the last hour for one reason.
+type LossCount struct {
+	Reason Reason
+	Count  int
+}
+
+// RestartInfo is what a sidecar found of its predecessor when it was started.
+type RestartInfo struct {
+	Reason   string // why nothing could be taken over; "": the state was used
+	Held     int    // holds that were taken over
+	Sessions int    // sessions with holds, whose clients may resume them
+	Ended    int    // sessions whose processes had ended
+	Back     int    // sessions that their clients have resumed
+	Away     int    // sessions that their clients have not resumed yet
+}
+
+// HostInfo describes one sidecar that uses the same Redis with the same key prefix.
+type HostInfo struct {
+	Sidecar string    // uuid of the sidecar, with which its owner fields in Redis begin
+	Host    string    // name of its host
+	Version string    // of the sidecar
+	PID     int       // its process, on that host
+	Started time.Time // by the clock of that host
+}
+
+// clockReading is one moment on both clocks. The sidecar of this host sends times of
+// CLOCK_BOOTTIME.
+type clockReading struct {
+	boot int64 // ns
+	wall time.Time
+}
+
+// readClocks reads the clock of the protocol and the wall clock.
+func (c *Client) readClocks() clockReading { return clockReading{c.dialer.clock(), time.Now()} }
+
+// timeOf converts a time of CLOCK_BOOTTIME. A row has 0 if it has no such time.
+func (r clockReading) timeOf(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return r.wall.Add(time.Duration(ns - r.boot))
+}
+
+// durationOf converts milliseconds. What does not fit is the longest duration.
+func durationOf(ms int64) time.Duration {
+	return time.Duration(min(ms, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
+}
+
+func newLockInfo(row *protocol.LockRow, now clockReading) LockInfo {
+	info := LockInfo{
+		Name: row.Name, State: LockState(row.State),
+		Hold: row.Hold, Token: row.Token, Count: int(row.Count), Owner: row.Owner,
+		Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
+		Held: durationOf(row.HeldMS), Deadline: now.timeOf(row.DeadlineNS), Lease: durationOf(row.LeaseMS),
+		Absent: row.Absent, Orphan: row.Orphan,
+		RemoteField: row.RemoteField, RemoteHost: row.RemoteHost,
+		Grants: uint64(row.Grants), Waiting: row.Waiting, Waiters: convertRows(row.Waiters, now, newWaiterInfo),
+	}
+	if row.RemoteTTLMS < 0 {
+		info.RemotePersistent = true
+	} else {
+		info.RemoteTTL = durationOf(row.RemoteTTLMS)
+	}
+	return info
+}
+
+func newWaiterInfo(row *protocol.WaiterRow, _ clockReading) WaiterInfo {
+	return WaiterInfo{
+		Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
+		Owner: row.Owner, Waited: durationOf(row.WaitedMS),
+	}
+}
+
+func newEvent(row *protocol.EventRow, now clockReading) Event {
+	return Event{
+		At: now.timeOf(row.AtNS), Kind: EventKind(row.Kind), Name: row.Name,
+		Hold: row.Hold, Token: row.Token, Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
+		Waited: durationOf(row.WaitedMS), Held: durationOf(row.HeldMS),
+		Reason: Reason(row.Reason), RemoteField: row.RemoteField, Count: int(row.Count), Message: row.Msg,
+	}
+}
+
+// newStatus converts a status. Its times are relative to the moment at which the sidecar made it.
+func newStatus(row *protocol.StatusRow, now clockReading) Status {
+	now.boot = row.NowNS
+	return Status{
+		Started: now.timeOf(row.StartedNS), Version: row.Version,
+		Redis: row.Redis, RedisAddress: row.RedisAddress, RedisRunID: row.RedisRunID, KeyPrefix: row.KeyPrefix,
+		RoundTrip: time.Duration(row.RoundTripNS), Trouble: row.Trouble,
+		Sessions: row.Sessions, Held: row.Held, Waiting: row.Waiting,
+		OldestWaiter: newOldest(row.OldestWaiter), OldestHold: newOldest(row.OldestHold),
+		RenewalsLate: row.RenewalsLate, Lost: convertRows(row.Lost, now, newLossCount), Restart: newRestartInfo(row.Restart),
+	}
+}
+
+func newOldest(row *protocol.AgeRow) *Oldest {
+	if row == nil {
+		return nil
+	}
+	return &Oldest{
+		Name: row.Name, Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd, Age: durationOf(row.AgeMS),
+	}
+}
+
+func newLossCount(row *protocol.LossRow, _ clockReading) LossCount {
+	return LossCount{Reason: Reason(row.Reason), Count: int(row.Count)}
+}
+
+func newRestartInfo(row *protocol.RestartRow) *RestartInfo {
+	if row == nil {
+		return nil
+	}
+	return &RestartInfo{
+		Reason: row.Reason, Held: row.Held, Sessions: row.Sessions, Ended: row.Ended, Back: row.Back, Away: row.Away,
+	}
+}
+
+func newHostInfo(row *protocol.HostRow, _ clockReading) HostInfo {
+	return HostInfo{
+		Sidecar: row.Sidecar, Host: row.Host, Version: row.Version, PID: int(row.PID), Started: time.UnixMilli(row.Started),
+	}
+}
+
+// convertRows converts the rows of a page; nil: there are none.
+func convertRows[Row, Info any](rows []Row, now clockReading, convert func(*Row, clockReading) Info) []Info {
+	if len(rows) == 0 {
+		return nil
+	}
+	infos := make([]Info, len(rows))
+	for i := range rows {
+		infos[i] = convert(&rows[i], now)
+	}
+	return infos
+}
