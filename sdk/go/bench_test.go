@@ -62,7 +62,7 @@ func BenchmarkLockUnlockParallel(b *testing.B) {
 	b.SetParallelism(5)
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
-		ctx := WithOwner(context.Background())
+		ctx := NewOwner(context.Background())
 		name := string(rune('a' + ownerOf(ctx)%26))
 		for pb.Next() {
 			l, err := c.Lock(context.Background(), name)

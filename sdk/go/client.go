@@ -18,7 +18,7 @@ import (
 // The connection may be lost: the sidecar is restarted, upgraded or killed. The Client
 // then connects again by itself and resumes its session: held locks stay held, with
 // their tokens, and waiting calls are queued again in their order. Only if no sidecar
-// listens for too long (see [WithPatience]) do calls fail, with ErrUnavailable; locks
+// listens for too long (see [WithReconnectPatience]) do calls fail, with ErrUnavailable; locks
 // are held until their deadlines even then.
 type Client struct {
 	// Immutable.

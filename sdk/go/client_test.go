@@ -43,9 +43,9 @@ func TestDialSendsHello(t *testing.T) {
 
 func TestDialRejectsInvalidOptions(t *testing.T) {
 	for want, o := range map[string]DialOption{
-		"WithDialPatience(-1s)": WithDialPatience(-time.Second),
-		"WithPatience(-1s)":     WithPatience(-time.Second),
-		"129 bytes":             WithClientName(strings.Repeat("n", 129)),
+		"WithDialPatience(-1s)":      WithDialPatience(-time.Second),
+		"WithReconnectPatience(-1s)": WithReconnectPatience(-time.Second),
+		"129 bytes":                  WithClientName(strings.Repeat("n", 129)),
 	} {
 		if _, err := Dial(context.Background(), "", o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", want, err)
@@ -55,7 +55,7 @@ func TestDialRejectsInvalidOptions(t *testing.T) {
 
 func TestPatienceOfDialAndOfCallsAreApart(t *testing.T) {
 	c := newClient(dialer{})
-	for _, o := range []DialOption{WithDialPatience(0), WithPatience(time.Minute)} {
+	for _, o := range []DialOption{WithDialPatience(0), WithReconnectPatience(time.Minute)} {
 		if err := o.apply(c); err != nil {
 			t.Fatal(err)
 		}

@@ -25,7 +25,7 @@ type UnlockOption struct {
 //
 // If another owner of this host waits for the lock, the lock passes to that owner. The
 // sidecar then confirms the release at once, and other hosts find the lock taken by that
-// owner. The same is true while this owner has entries left (see [WithOwner]).
+// owner. The same is true while this owner has entries left (see [NewOwner]).
 //
 // The lock is released at once, as without this option, even if no confirmation follows.
 // ctx, which must not be nil, bounds the wait for the confirmation only. The Client sends
@@ -42,7 +42,7 @@ type UnlockOption struct {
 //	ctx.Err()       ctx ended first; ErrTimeout if its deadline passed
 //	ErrDenied       Redis refused the release
 //	ErrUnsupported  this sidecar is older and does not confirm releases: upgrade it
-//	ErrUnavailable  no sidecar answered for too long (see WithPatience)
+//	ErrUnavailable  no sidecar answered for too long (see WithReconnectPatience)
 //	ErrLimit        too many requests of this Client wait for an answer
 //	ErrClosed       the Client was closed in the meantime
 //

@@ -112,7 +112,7 @@ func TestReleaseAndConfirmAreOneWrite(t *testing.T) {
 		return nil
 	}}
 	c, p := s.dial(counted)
-	for _, ctx := range []context.Context{context.Background(), WithOwner(context.Background())} {
+	for _, ctx := range []context.Context{context.Background(), NewOwner(context.Background())} {
 		locked := async(func() (*Lock, error) { return c.Lock(ctx, "a") })
 		p.grant(1, inOneHour())
 		l, err := locked()
@@ -148,7 +148,7 @@ func TestConfirmedUnlockOfLostLockIsErrLost(t *testing.T) {
 
 func TestUnlockOfOneEntryIsConfirmed(t *testing.T) {
 	c, p := listen(t).dial()
-	owner := WithOwner(context.Background())
+	owner := NewOwner(context.Background())
 	var locks []*Lock
 	for count := range uint32(2) {
 		locked := async(func() (*Lock, error) { return c.Lock(owner, "a") })

@@ -187,7 +187,7 @@ func runConversation(t *testing.T, sidecar *fakeSidecar) {
 		t.Error(err)
 		return
 	}
-	owner := WithOwner(context.Background())
+	owner := NewOwner(context.Background())
 	token := uint64(0)
 	lock := func(ctx context.Context, name string, fresh bool) *Lock {
 		l, err := c.Lock(ctx, name)
@@ -334,7 +334,7 @@ func TestReconnectUnderLoad(t *testing.T) {
 				default:
 				}
 				n := rng.IntN(len(inside))
-				ctx, cancel := WithOwner(context.Background()), context.CancelFunc(func() {})
+				ctx, cancel := NewOwner(context.Background()), context.CancelFunc(func() {})
 				if rng.IntN(4) == 0 {
 					ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.IntN(2000))*time.Microsecond)
 				}

@@ -221,7 +221,7 @@ func (p *recorder) reenter(ctx context.Context, c *Client, name string, lease ti
 // of them is released.
 func TestExpiredHoldIsReleasedOncePerEntry(t *testing.T) {
 	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
-		ctx := WithOwner(context.Background())
+		ctx := NewOwner(context.Background())
 		p.mu.Lock()
 		p.deadline = p.clock() + int64(10*time.Second)
 		p.mu.Unlock()
@@ -255,7 +255,7 @@ func TestExpiredHoldIsReleasedOncePerEntry(t *testing.T) {
 // may have moved it before, and does not come again.
 func TestReentryLowersNoDeadline(t *testing.T) {
 	withRecorder(t, func(t *testing.T, c *Client, p *recorder) {
-		ctx := WithOwner(context.Background())
+		ctx := NewOwner(context.Background())
 		p.mu.Lock()
 		p.deadline = p.clock() + int64(10*time.Second)
 		p.mu.Unlock()

@@ -21,7 +21,7 @@
 // itself, held locks stay held with their tokens, waiting calls are queued again in
 // their order, and the successor releases what the program unlocked in the meantime.
 // Calls that are made in the meantime wait for the successor, for up to ten seconds (see
-// [WithPatience]).
+// [WithReconnectPatience]).
 //
 // There are two exceptions. A successor without the state of its predecessor cannot
 // renew the held locks: they are lost at their deadlines. And the Client does not repeat

@@ -85,7 +85,7 @@ func ExampleConfirmed() {
 	// Output: the next host finds it free
 }
 
-func ExampleWithOwner() {
+func ExampleNewOwner() {
 	ctx := context.Background()
 	c, err := locksidecar.Dial(ctx, "")
 	if err != nil {
@@ -94,7 +94,7 @@ func ExampleWithOwner() {
 	}
 	defer c.Close()
 
-	ctx = locksidecar.WithOwner(ctx)
+	ctx = locksidecar.NewOwner(ctx)
 	outer, _ := c.Lock(ctx, "account:7")
 	inner, _ := c.Lock(ctx, "account:7") // the same owner: at once
 	fmt.Println(outer.Token() == inner.Token())

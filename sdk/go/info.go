@@ -17,7 +17,7 @@ type LockInfo struct {
 	Hold     uint64        // number of the hold; the sidecar gives each hold another one
 	Token    uint64        // fencing token, as [Lock.Token] returns it
 	Count    int           // how often its owner has entered it and not unlocked it
-	Owner    uint64        // of WithOwner, in its session; 0: the holder cannot re-enter the lock
+	Owner    uint64        // of NewOwner, in its session; 0: the holder cannot re-enter the lock
 	Session  uint64        // number of the holder's session
 	PID      int           // process of the holder; 0: it is not visible to the sidecar
 	UID      int           // user of the holder
@@ -56,7 +56,7 @@ type WaiterInfo struct {
 	PID     int           // process of the client; 0: it is not visible to the sidecar
 	UID     int           // user of the client
 	Cmd     string        // command line of the client, up to 64 bytes
-	Owner   uint64        // of WithOwner, in its session; 0: none
+	Owner   uint64        // of NewOwner, in its session; 0: none
 	Waited  time.Duration // for how long it has waited
 }
 

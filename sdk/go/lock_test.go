@@ -19,7 +19,7 @@ import (
 
 func TestLockSendsOptions(t *testing.T) {
 	c, p := listen(t).dial()
-	owner := WithOwner(context.Background())
+	owner := NewOwner(context.Background())
 	limited, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
 	endless, cancel := context.WithTimeout(context.Background(), 1000*time.Hour)
@@ -178,7 +178,7 @@ func TestGrantAfterCancelIsReleased(t *testing.T) {
 // second one as a re-entry.
 func TestReentryOfAbandonedGrantIsRenewed(t *testing.T) {
 	c, p := listen(t).dial()
-	owner := WithOwner(context.Background())
+	owner := NewOwner(context.Background())
 	ctx, cancel := context.WithCancel(owner)
 	gone := async(func() (*Lock, error) { return c.Lock(ctx, "a") })
 	first := expect[protocol.Acquire](p)
@@ -300,7 +300,7 @@ func TestContextEndsWithItsParent(t *testing.T) {
 
 func TestReentryIsOneHoldWithOneHandlePerEntry(t *testing.T) {
 	c, p := listen(t).dial()
-	ctx := WithOwner(context.Background())
+	ctx := NewOwner(context.Background())
 	enter := func(hold uint64, count uint32) *Lock {
 		t.Helper()
 		locked := async(func() (*Lock, error) { return c.Lock(ctx, "a") })
@@ -361,7 +361,7 @@ func TestReentryIsOneHoldWithOneHandlePerEntry(t *testing.T) {
 	if s := c.current.Load(); len(s.holds) != 0 || len(s.calls) != 0 {
 		t.Errorf("%d holds and %d calls are left", len(s.holds), len(s.calls))
 	}
-	first, second := WithOwner(context.Background()), WithOwner(ctx)
+	first, second := NewOwner(context.Background()), NewOwner(ctx)
 	if ownerOf(ctx) == 0 || ownerOf(first) == ownerOf(ctx) || ownerOf(second) == ownerOf(ctx) || ownerOf(context.Background()) != 0 {
 		t.Error("two owners are equal")
 	}
@@ -371,7 +371,7 @@ func TestLossOfReenteredHoldEndsAllHandles(t *testing.T) {
 	c, p := listen(t).dial()
 	var handles []*Lock
 	for i := range uint32(3) {
-		locked := async(func() (*Lock, error) { return c.Lock(WithOwner(context.Background()), "a") })
+		locked := async(func() (*Lock, error) { return c.Lock(NewOwner(context.Background()), "a") })
 		p.send(protocol.AcquireOK{ID: expect[protocol.Acquire](p).ID, Token: 9, Hold: 1, Count: i + 1, DeadlineNS: inOneHour()})
 		l, err := locked()
 		if err != nil {
@@ -476,7 +476,7 @@ func TestOwnersReenterAndExcludeEachOther(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for range 4 {
-		ctx := WithOwner(context.Background())
+		ctx := NewOwner(context.Background())
 		for range 3 {
 			wg.Go(func() {
 				for range 50 {

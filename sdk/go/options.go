@@ -10,7 +10,8 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// Option changes how one lock is acquired or held.
+// Option changes how one lock is acquired or held. An invalid value makes Lock, TryLock or Do
+// return an error.
 type Option struct{ apply func(*protocol.Acquire) error }
 
 // withOptions applies options to a request. It moves the request to the heap, so it is not
@@ -24,9 +25,9 @@ func withOptions(req protocol.Acquire, options []Option) (protocol.Acquire, erro
 	return req, nil
 }
 
-// WithLease gives the lock a fixed lease instead of the sidecar's renewal: it is
-// lost after d, from 50 ms to 30 days, even if the program lives. A part of a
-// millisecond counts as a whole one.
+// WithLease gives the lock a fixed lease: it is lost after d, from 50 ms to 30 days, with
+// ReasonExpired, even if the program lives. Without this option the sidecar renews the lock
+// for as long as it is held. A part of a millisecond counts as a whole one.
 func WithLease(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
 		a.LeaseMS, err = inMS("WithLease", d, protocol.MinLeaseMS, protocol.MaxDurationMS)
@@ -35,7 +36,8 @@ func WithLease(d time.Duration) Option {
 }
 
 // WithMaxHold bounds how long the lock is held: after d, up to 30 days, it is lost with
-// ReasonMaxHold. So a worker that hangs does not keep it forever.
+// ReasonMaxHold. So a worker that hangs does not keep it forever. Until then the sidecar
+// renews the lock, unless it has a lease of its own (see [WithLease]).
 func WithMaxHold(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
 		a.MaxHoldMS, err = inMS("WithMaxHold", d, 1, protocol.MaxDurationMS)
@@ -43,8 +45,8 @@ func WithMaxHold(d time.Duration) Option {
 	}}
 }
 
-// WithCrashDelay keeps the lock for d, up to an hour, after the program ended while it
-// held the lock. Without this option such a lock is free within milliseconds.
+// WithCrashDelay keeps the lock for d, up to an hour, after the program ended, or closed the
+// Client, while it held the lock. An Unlock releases it at once. Without this option such a lock is free within milliseconds.
 func WithCrashDelay(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
 		a.CrashDelayMS, err = inMS("WithCrashDelay", d, 0, protocol.MaxCrashDelayMS)
@@ -52,9 +54,9 @@ func WithCrashDelay(d time.Duration) Option {
 	}}
 }
 
-// NonReentrant makes an owner made by WithOwner wait for this lock like any other owner,
-// instead of re-entering it. If that owner holds the lock itself, the error is
-// ErrDeadlock.
+// NonReentrant makes an owner of [NewOwner] wait for this lock like any other owner, instead
+// of re-entering it. If that owner holds the lock itself, the error is ErrDeadlock.
+// Without NewOwner it changes nothing.
 func NonReentrant() Option {
 	return Option{func(a *protocol.Acquire) error {
 		a.NotReentrant = true
@@ -89,14 +91,14 @@ type ownerKey struct{}
 
 var lastOwner atomic.Uint64
 
-// WithOwner returns a context that stands for a new owner. A call with this context, or
-// with one derived from it, re-enters a lock that such a call holds, at once and as
-// often as wanted; the lock is free after as many Unlocks. Without WithOwner every Lock
-// is an owner of its own, and waits even for a lock that the same goroutine holds.
+// NewOwner returns a context that stands for a new owner, also if ctx stands for one. A call
+// with this context, or with one derived from it, re-enters a lock that such a call holds, at
+// once and as often as wanted; the lock is free after as many Unlocks. Without NewOwner every
+// Lock is an owner of its own, and waits even for a lock that the same goroutine holds.
 //
 // All goroutines with the context share its locks: do not pass it to goroutines that
 // must exclude each other.
-func WithOwner(ctx context.Context) context.Context {
+func NewOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{}, lastOwner.Add(1))
 }
 
@@ -105,11 +107,12 @@ func ownerOf(ctx context.Context) uint64 {
 	return owner
 }
 
-// DialOption changes how a Client reaches its sidecar.
+// DialOption changes how a Client reaches its sidecar, or what it logs. An invalid value makes
+// Dial return an error.
 type DialOption struct{ apply func(*Client) error }
 
-// WithDialPatience sets for how long Dial waits while no sidecar listens. Default: 2 s. 0:
-// one attempt.
+// WithDialPatience sets for how long Dial waits while no sidecar listens, if its context
+// allows. Default: 2 s. 0: one attempt.
 func WithDialPatience(d time.Duration) DialOption {
 	return DialOption{func(c *Client) error {
 		if d < 0 {
@@ -120,13 +123,15 @@ func WithDialPatience(d time.Duration) DialOption {
 	}}
 }
 
-// WithPatience sets for how long a call of the Client waits while no sidecar listens, for
-// example during a restart: from the moment at which it was made or the connection was lost.
-// Default: 10 s. 0: one attempt. It does not concern Dial; see WithDialPatience.
-func WithPatience(d time.Duration) DialOption {
+// WithReconnectPatience sets for how long a call of the Client waits while no sidecar
+// listens, for example during a restart: from the moment at which it was made or the
+// connection was lost. Default: 10 s. 0: one attempt. It bounds neither the wait for a lock
+// that another owner holds, which the context of the call bounds, nor Dial (see
+// [WithDialPatience]).
+func WithReconnectPatience(d time.Duration) DialOption {
 	return DialOption{func(c *Client) error {
 		if d < 0 {
-			return fmt.Errorf("WithPatience(%v): it must not be negative", d)
+			return fmt.Errorf("WithReconnectPatience(%v): it must not be negative", d)
 		}
 		c.patience = d
 		return nil

@@ -103,7 +103,7 @@ func (h *host) hasCrashed() bool {
 // dial connects a new client as soon as the daemon answers.
 func (h *host) dial(ctx context.Context) (*locksidecar.Client, error) {
 	for {
-		client, err := locksidecar.Dial(ctx, h.socket, locksidecar.WithDialPatience(0), locksidecar.WithPatience(0), locksidecar.WithClientName("chaos probe"))
+		client, err := locksidecar.Dial(ctx, h.socket, locksidecar.WithDialPatience(0), locksidecar.WithReconnectPatience(0), locksidecar.WithClientName("chaos probe"))
 		if err == nil {
 			return client, nil
 		}

@@ -176,7 +176,7 @@ func (c *conductor) deleteLock(ctx context.Context, f fault) bool {
 func (c *conductor) forceRelease(ctx context.Context, f fault) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	client, err := locksidecar.Dial(ctx, c.hosts[f.host].socket, locksidecar.WithDialPatience(0), locksidecar.WithPatience(0))
+	client, err := locksidecar.Dial(ctx, c.hosts[f.host].socket, locksidecar.WithDialPatience(0), locksidecar.WithReconnectPatience(0))
 	if err != nil {
 		return false
 	}

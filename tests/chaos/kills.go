@@ -40,7 +40,7 @@ type longHolder struct {
 }
 
 func (c *conductor) newLongHolder(ctx context.Context, h *host) (k *longHolder, err error) {
-	k = &longHolder{host: h, owner: locksidecar.WithOwner(context.Background())}
+	k = &longHolder{host: h, owner: locksidecar.NewOwner(context.Background())}
 	if k.holder, err = c.newLocalClient(ctx, h, "keeper"); err != nil {
 		return k, err
 	}

@@ -303,7 +303,7 @@ func (s *section) runLong(d time.Duration) {
 }
 
 func (a *actor) reenter() {
-	ctx := locksidecar.WithOwner(context.Background())
+	ctx := locksidecar.NewOwner(context.Background())
 	slow := a.dice.IntN(8) == 0 // so that a fault may occur between the two acquires
 	request := history.Event{Lock: a.anyLock(), Owner: a.owners.Add(1)}
 	if slow {

@@ -29,7 +29,7 @@ func TestLockHasRedissonsLayout(t *testing.T) {
 			if _, err := sub.Receive(ctx); err != nil {
 				t.Fatal(err)
 			}
-			ctx = locksidecar.WithOwner(ctx)
+			ctx = locksidecar.NewOwner(ctx)
 			first, err := c.Lock(ctx, k.name)
 			if err != nil {
 				t.Fatal(err)

@@ -276,7 +276,7 @@ func TestReentryInASidecarIsRespectedByRedisson(t *testing.T) {
 	c := harness.Dial(t, harness.StartDaemon(t, r.UnixURL(), "--lease=10m"))
 	host := harness.StartRedisson(t, r)
 	const name = "acquired twice by an owner"
-	ctx := locksidecar.WithOwner(t.Context())
+	ctx := locksidecar.NewOwner(t.Context())
 	var entries []*locksidecar.Lock
 	for range 2 {
 		l, err := c.Lock(ctx, name)

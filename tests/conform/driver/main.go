@@ -114,7 +114,7 @@ func (d *driver) contextOf(c command) context.Context {
 	ctx := context.Background()
 	if c.Owner != 0 {
 		if d.owners[c.Owner] == nil {
-			d.owners[c.Owner] = locksidecar.WithOwner(ctx)
+			d.owners[c.Owner] = locksidecar.NewOwner(ctx)
 		}
 		ctx = d.owners[c.Owner]
 	}
