@@ -8,8 +8,11 @@ import (
 )
 
 // These requests are for operators. To lock and to unlock needs none of them.
+// Each waits for its answer as long as its context allows.
 
-// Info describes a lock; false: the sidecar knows nothing of it.
+// Info describes a lock, as the sidecar of this host knows it. It returns false if the sidecar
+// does not know the lock: no process of this host holds it or waits for it, or has just
+// released it. Another host may hold it.
 func (c *Client) Info(ctx context.Context, name string) (LockInfo, bool, error) {
 	if err := protocol.CheckName(name); err != nil {
 		return LockInfo{}, false, &clientError{text: err.Error()}
@@ -73,13 +76,13 @@ func (l *listedLocks) add(page []LockInfo) {
 // EventPage is a part of the events that a sidecar has in memory.
 type EventPage struct {
 	Events []Event // in the order in which they happened
-	Next   uint64  // for the next request
-	Missed uint64  // events after those requested that the sidecar does not have any more
+	Next   uint64  // argument after of the next call
+	Missed uint64  // how many events between after and Next the sidecar does not have any more
 }
 
 // Events returns what happened to locks of this host. after is 0 for the oldest event that the
-// sidecar has, or Next of an earlier page. With wait, Events returns when there is an event, or when
-// ctx ends. The sidecar keeps the newest events only: a program that reads them too slowly finds in
+// sidecar has, or Next of an earlier page. With wait, Events returns when there is an event, or,
+// with an error, when ctx ends. Without wait a page without events is the last one. The sidecar keeps the newest events only: a program that reads them too slowly finds in
 // Missed how many it did not get. A restart of the sidecar is an event, too, if it had holds.
 func (c *Client) Events(ctx context.Context, after uint64, wait bool) (EventPage, error) {
 	var ok protocol.EventsOK
@@ -89,7 +92,7 @@ func (c *Client) Events(ctx context.Context, after uint64, wait bool) (EventPage
 	return EventPage{convertRows(ok.Events, c.readClocks(), newEvent), ok.Next, ok.Missed}, err
 }
 
-// Status returns how the sidecar and its locks are.
+// Status returns how the sidecar of this host and its locks are.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var ok protocol.StatusOK
 	err := c.ask(ctx, newCall(queryCall, task{"read the status", ""}, &ok, func(id uint64) protocol.Request {
@@ -102,7 +105,7 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 }
 
 // ForceRelease ends the hold that a process of this host has on the lock, and
-// returns its number. The holder is notified that it lost the lock, but not stopped.
+// returns the number of that hold. The error is ErrNotHeld if there is none. The holder is notified that it lost the lock, but not stopped.
 // Root, the sidecar's user and the holder's user may do this. If the sidecar stops
 // before it answers, the error is ErrUnavailable, and the hold may have ended.
 func (c *Client) ForceRelease(ctx context.Context, name string) (uint64, error) {

@@ -11,8 +11,9 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// Client is a program's connection to the sidecar of its host. A program needs one
-// Client; many goroutines may use it at once. A Client must not be copied. It has one
+// Client is a program's connection to the sidecar of its host. [Dial] returns it; the zero
+// Client cannot be used. A program needs one Client; many goroutines may use it at once. A
+// Client must not be copied. It has one
 // goroutine and two file descriptors, however many locks there are.
 //
 // The connection may be lost: the sidecar is restarted, upgraded or killed. The Client
@@ -38,6 +39,9 @@ type Client struct {
 // $LOCKSIDECAR_SOCKET, or else /run/locksidecar/locksidecar.sock. Dial waits for a
 // sidecar that is just starting (see WithDialPatience), as long as ctx allows; ctx has no
 // meaning for the Client after that.
+//
+// The error is ErrUnavailable if no sidecar listens or answers, and ErrDenied if this user may
+// not connect to the socket.
 //
 // The sidecar runs on Linux. On another system Dial returns an error that is both
 // ErrUnsupported and [errors.ErrUnsupported].
@@ -134,7 +138,8 @@ func (c *Client) session() (*session, error) {
 }
 
 // Lock acquires the lock, and waits for it as long as ctx allows. On one host, waiting
-// calls get the lock in the order in which they were made.
+// calls get the lock in the order in which they were made. The name has 1 to 512 bytes of
+// UTF-8 without control characters, and is the same lock on all hosts with this Redis.
 //
 // ctx bounds the wait only. The lock is then held until Unlock, or until it is
 // lost; see [Lock.Context] for a context that ends with it.

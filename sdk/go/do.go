@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// Do acquires the lock as [Client.Lock] does, calls f while the lock is held, and releases
+// Do acquires the lock as [Client.Lock] does, and waits for it as long as ctx allows. It calls f while the lock is held, and releases
 // the lock. f gets the fencing token of the hold, and a context that ends when ctx ends or
 // the lock is lost; context.Cause then returns the reason.
 //

@@ -2,7 +2,10 @@
 // acquires and releases distributed locks by name.
 //
 //	c, err := locksidecar.Dial(ctx, "")      // the sidecar's default socket
-//	...
+//	if err != nil {
+//		return err
+//	}
+//	defer c.Close()
 //	err = c.Do(ctx, "invoice:42", func(ctx context.Context, token uint64) error {
 //		return charge(ctx, token)            // ctx ends when the lock is lost
 //	})                                       // ErrLost is joined to the error of charge
@@ -58,6 +61,17 @@
 //
 // The lock is released at once in any case. If only the confirmation is missing, the
 // error is ErrUnconfirmed, and its text says when the lock is free at the latest.
+//
+// # Owners
+//
+// Every Lock is an owner of its own. Calls whose contexts derive from one [NewOwner] are the
+// same owner, and re-enter each other's locks.
+//
+// # For operators
+//
+// [Client.Info], [Client.List], [Client.Events], [Client.Status] and [Client.Hosts] describe
+// locks and sidecars. [Client.ForceRelease] takes a lock away from its holder. The policy of a
+// sidecar may hide what other users do, or refuse the request with ErrDenied.
 //
 // # Logging and tests
 //

@@ -8,19 +8,42 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// The kinds of errors, for errors.Is. A returned error wraps one of them in a sentence
-// about what happened and what to do.
+// The kinds of errors, for [errors.Is]. A returned error wraps one of them, or several, in a
+// sentence about what happened and what to do. The package comment has the calls that return
+// them.
 var (
-	ErrHeld        = errors.New("locksidecar: another owner holds the lock")
-	ErrTimeout     = error(timeout{})
-	ErrDeadlock    = errors.New("locksidecar: deadlock")
+	// TryLock: another owner holds the lock, or a call on this host waits for it.
+	ErrHeld = errors.New("locksidecar: another owner holds the lock")
+
+	// The deadline of the context passed first. It is context.DeadlineExceeded, too.
+	ErrTimeout = error(timeout{})
+
+	// Waiting would never end: the holder waits for a lock of this owner.
+	ErrDeadlock = errors.New("locksidecar: deadlock")
+
+	// The sidecar, or its Redis, cannot be reached or does not answer.
 	ErrUnavailable = errors.New("locksidecar: the sidecar or its Redis is unavailable")
-	ErrDenied      = errors.New("locksidecar: permission denied")
-	ErrLimit       = errors.New("locksidecar: a limit of the sidecar is reached")
-	ErrClosed      = errors.New("locksidecar: the client is closed")
-	ErrLost        = errors.New("locksidecar: the lock is lost")
-	ErrNotHeld     = errors.New("locksidecar: the lock is not held")
+
+	// This process may not use the socket, the lock or the request, or Redis refused the key.
+	ErrDenied = errors.New("locksidecar: permission denied")
+
+	// A limit of the sidecar is reached; the text has which.
+	ErrLimit = errors.New("locksidecar: a limit of the sidecar is reached")
+
+	// Client.Close was called.
+	ErrClosed = errors.New("locksidecar: the client is closed")
+
+	// The lock was held, and ended without an Unlock. The error is a *LostError.
+	ErrLost = errors.New("locksidecar: the lock is lost")
+
+	// The handle was unlocked before; or ForceRelease found no hold of this host.
+	ErrNotHeld = errors.New("locksidecar: the lock is not held")
+
+	// Unlock with Confirmed: the lock is released, and Redis's confirmation is missing.
 	ErrUnconfirmed = errors.New("locksidecar: the release of the lock is not confirmed")
+
+	// The sidecar is older than this package or speaks another version; or Dial: this
+	// system is not Linux.
 	ErrUnsupported = errors.New("locksidecar: the sidecar or this system does not support the request")
 )
 
@@ -32,16 +55,17 @@ func (timeout) Error() string        { return "locksidecar: the lock was not fre
 func (timeout) Timeout() bool        { return true }
 func (timeout) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// Reason is why a lock was lost. A newer sidecar may send reasons other than those below.
+// Reason is why a lock was lost. A newer sidecar may send reasons other than those below, and
+// a Client that receives an invalid message ends its locks with a sentence as the reason.
 type Reason string
 
 const (
-	ReasonExpired   Reason = Reason(protocol.Expired)   // its deadline passed without a renewal
-	ReasonDeleted   Reason = Reason(protocol.Deleted)   // its key vanished from Redis
-	ReasonStolen    Reason = Reason(protocol.Stolen)    // another owner's field is in its key
-	ReasonForced    Reason = Reason(protocol.ByForce)   // an operator ended it, as with [Client.ForceRelease]
-	ReasonMaxHold   Reason = Reason(protocol.MaxHold)   // it was held for as long as WithMaxHold allows
-	ReasonForgotten Reason = Reason(protocol.Forgotten) // a sidecar that was restarted does not know it
+	ReasonExpired   Reason = "expired"   // its deadline passed without a renewal
+	ReasonDeleted   Reason = "deleted"   // its key vanished from Redis
+	ReasonStolen    Reason = "stolen"    // another owner's field is in its key
+	ReasonForced    Reason = "forced"    // an operator ended it, as with [Client.ForceRelease]
+	ReasonMaxHold   Reason = "max_hold"  // it was held for as long as WithMaxHold allows
+	ReasonForgotten Reason = "forgotten" // a sidecar that was restarted does not know it
 )
 
 // String describes the reason in a clause for people. string(r) is the reason in one word, as

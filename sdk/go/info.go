@@ -20,7 +20,7 @@ type LockInfo struct {
 	Owner    uint64        // of NewOwner, in its session; 0: the holder cannot re-enter the lock
 	Session  uint64        // number of the holder's session
 	PID      int           // process of the holder; 0: it is not visible to the sidecar
-	UID      int           // user of the holder
+	UID      int           // user of the holder, as os.Getuid returns it
 	Cmd      string        // command line of the holder, up to 64 bytes
 	Held     time.Duration // for how long it has been held
 	Deadline time.Time     // until when it is known to be held; renewals move it
@@ -43,11 +43,11 @@ type LockInfo struct {
 type LockState string
 
 const (
-	LockHeld      LockState = protocol.StateHeld      // a process of the sidecar's host holds it
-	LockRemote    LockState = protocol.StateRemote    // another host or a foreign client holds it, and processes wait
-	LockBusy      LockState = protocol.StateBusy      // the sidecar waits for an answer of Redis about it
-	LockLingering LockState = protocol.StateLingering // released, and kept in Redis for this host for a moment
-	LockFree      LockState = protocol.StateFree      // none of these
+	LockHeld      LockState = "held"      // a process of the sidecar's host holds it
+	LockRemote    LockState = "remote"    // another host or a foreign client holds it, and processes wait
+	LockBusy      LockState = "busy"      // the sidecar waits for an answer of Redis about it
+	LockLingering LockState = "lingering" // released, and kept in Redis for this host for a moment
+	LockFree      LockState = "free"      // none of these
 )
 
 // WaiterInfo describes one request that waits for a lock.
@@ -85,11 +85,11 @@ type Event struct {
 type EventKind string
 
 const (
-	EventGranted  EventKind = protocol.EventGranted  // a request that had waited for at least 10 ms was granted
-	EventLost     EventKind = protocol.EventLost     // a hold ended without a release
-	EventForced   EventKind = protocol.EventForced   // a client ended a hold by force
-	EventDeadlock EventKind = protocol.EventDeadlock // a request was refused, because it would have closed a wait cycle
-	EventTakeover EventKind = protocol.EventTakeover // the sidecar was restarted, and continues with the holds of its predecessor
+	EventGranted  EventKind = "granted"  // a request that had waited for at least 10 ms was granted
+	EventLost     EventKind = "lost"     // a hold ended without a release
+	EventForced   EventKind = "forced"   // a client ended a hold by force
+	EventDeadlock EventKind = "deadlock" // a request was refused, because it would have closed a wait cycle
+	EventTakeover EventKind = "takeover" // the sidecar was restarted, and continues with the holds of its predecessor
 )
 
 // Status is how a sidecar and its locks are.

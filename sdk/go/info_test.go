@@ -1,7 +1,11 @@
 package locksidecar
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -141,5 +145,49 @@ func TestAKeyWithoutATimeToLiveIsPersistent(t *testing.T) {
 		if got := newLockInfo(&protocol.LockRow{RemoteTTLMS: ms}, clockReading{}); !reflect.DeepEqual(got, want) {
 			t.Errorf("of %d ms: %+v", ms, got)
 		}
+	}
+}
+
+// The constants have the values of the protocol, and the protocol has no other ones.
+func TestEveryValueOfTheProtocolHasAConstant(t *testing.T) {
+	known := map[string]bool{}
+	for _, s := range []LockState{LockHeld, LockRemote, LockBusy, LockLingering, LockFree} {
+		known["State "+string(s)] = true
+	}
+	for _, k := range []EventKind{EventGranted, EventLost, EventForced, EventDeadlock, EventTakeover} {
+		known["Event "+string(k)] = true
+	}
+	for _, r := range []Reason{ReasonExpired, ReasonDeleted, ReasonStolen, ReasonForced, ReasonMaxHold, ReasonForgotten} {
+		known["Reason "+string(r)] = true
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), "../../protocol/protocol.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok || len(spec.Values) != 1 {
+			return true
+		}
+		kind := ""
+		if id, ok := spec.Type.(*ast.Ident); ok && id.Name == "Reason" {
+			kind = "Reason "
+		} else if strings.HasPrefix(spec.Names[0].Name, "State") {
+			kind = "State "
+		} else if strings.HasPrefix(spec.Names[0].Name, "Event") {
+			kind = "Event "
+		} else {
+			return true
+		}
+		value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+		if err != nil || !known[kind+value] {
+			t.Errorf("protocol.%s has no constant of the API (%v)", spec.Names[0].Name, err)
+		}
+		found++
+		return true
+	})
+	if found != len(known) {
+		t.Errorf("the protocol has %d of these values, the API %d", found, len(known))
 	}
 }

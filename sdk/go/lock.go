@@ -9,8 +9,9 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 )
 
-// Lock is a handle for one acquired lock, and for exactly one Unlock. Many goroutines
-// may call its methods at once. A Lock must not be copied.
+// Lock is a handle for one acquired lock, and for exactly one Unlock. [Client.Lock] and
+// [Client.TryLock] return it; the zero Lock cannot be used. Many goroutines may call its
+// methods at once. A Lock must not be copied.
 type Lock struct {
 	_    noCopy
 	hold *hold
@@ -152,7 +153,7 @@ func (l *Lock) Name() string { return l.hold.name }
 func (l *Lock) Token() uint64 { return l.hold.token }
 
 // Deadline returns until when the lock is known to be held. The sidecar's
-// renewals move it; past it the lock is lost.
+// renewals move it; past it the lock is lost. After the lock has ended it does not move.
 func (l *Lock) Deadline() time.Time {
 	l.readArrived()
 	h := l.hold
@@ -208,7 +209,7 @@ var closedChannel = func() chan struct{} {
 
 // Context returns a context that is cancelled when ctx is, or when the lock is not held
 // any more; context.Cause then returns what Err returns. Call the function when the
-// context is not needed any more.
+// context is not needed any more. It does not unlock the lock.
 func (l *Lock) Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	mu := &l.hold.session.mu

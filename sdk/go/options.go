@@ -11,7 +11,8 @@ import (
 )
 
 // Option changes how one lock is acquired or held. An invalid value makes Lock, TryLock or Do
-// return an error.
+// return an error. Durations are rounded up to milliseconds. A re-entry keeps the lease, the
+// maximum and the crash delay of the first entry.
 type Option struct{ apply func(*protocol.Acquire) error }
 
 // withOptions applies options to a request. It moves the request to the heap, so it is not
@@ -27,7 +28,7 @@ func withOptions(req protocol.Acquire, options []Option) (protocol.Acquire, erro
 
 // WithLease gives the lock a fixed lease: it is lost after d, from 50 ms to 30 days, with
 // ReasonExpired, even if the program lives. Without this option the sidecar renews the lock
-// for as long as it is held. A part of a millisecond counts as a whole one.
+// for as long as it is held.
 func WithLease(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
 		a.LeaseMS, err = inMS("WithLease", d, protocol.MinLeaseMS, protocol.MaxDurationMS)
@@ -35,7 +36,7 @@ func WithLease(d time.Duration) Option {
 	}}
 }
 
-// WithMaxHold bounds how long the lock is held: after d, up to 30 days, it is lost with
+// WithMaxHold bounds how long the lock is held: after d, from 1 ms to 30 days, it is lost with
 // ReasonMaxHold. So a worker that hangs does not keep it forever. Until then the sidecar
 // renews the lock, unless it has a lease of its own (see [WithLease]).
 func WithMaxHold(d time.Duration) Option {
@@ -46,7 +47,8 @@ func WithMaxHold(d time.Duration) Option {
 }
 
 // WithCrashDelay keeps the lock for d, up to an hour, after the program ended, or closed the
-// Client, while it held the lock. An Unlock releases it at once. Without this option such a lock is free within milliseconds.
+// Client, while it held the lock. Without this option such a lock is free within
+// milliseconds. An Unlock releases the lock at once.
 func WithCrashDelay(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
 		a.CrashDelayMS, err = inMS("WithCrashDelay", d, 0, protocol.MaxCrashDelayMS)
