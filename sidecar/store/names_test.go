@@ -85,6 +85,7 @@ func TestNameIsReservedIfItsChannelIsThatOfASidecar(t *testing.T) {
 		{"lock", "{locksidecar}:" + ourUUID, false},
 		{"app1:", "{locksidecar}:" + ourUUID, false},
 		{"{app1}:", "{locksidecar}:" + ourUUID, false},
+		{"locksidecar}:{app1}", "a", false}, // the key has a tag, and the channel gets no brace
 	} {
 		got := Reserved(tt.prefix, tt.name)
 		if got != "" != tt.want || tt.want && !strings.Contains(got, "the channel of this lock in Redis would begin with redisson_lock__channel:{locksidecar}:") {
@@ -93,6 +94,16 @@ func TestNameIsReservedIfItsChannelIsThatOfASidecar(t *testing.T) {
 		k := newKeyspace(tt.prefix)
 		if k.maySubscribe(tt.name) && tt.want {
 			t.Errorf("name %q with prefix %q: the sidecar would subscribe", tt.name, tt.prefix)
+		}
+	}
+}
+
+// A name in braces is subscribed if the text in the braces has another channel, or is no name.
+func TestNameInBracesThatSharesNoChannelIsSubscribed(t *testing.T) {
+	k := newKeyspace("")
+	for name, want := range map[string]bool{"{a}": false, "{a}{b}": true, "{}": true} {
+		if k.maySubscribe(name) != want {
+			t.Errorf("%q: the sidecar subscribes: %v, want %v", name, !want, want)
 		}
 	}
 }

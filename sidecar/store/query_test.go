@@ -43,3 +43,16 @@ func TestQueriesWaitForOperations(t *testing.T) {
 		}
 	}
 }
+
+// Questions of people take a bounded part of the connection.
+func TestQueriesInFlightAreBounded(t *testing.T) {
+	c := &commands{wake: make(chan struct{}, 1)}
+	p := &pipeline{readyConn: &readyConn{}, commands: c, out: rawio.NewWriter(&c.mu, io.Discard, nil)}
+	for range maxQueryCalls + 10 {
+		c.queries.push(&query{commands: [][]string{{"ping"}}})
+	}
+	c.pumpQueries(p)
+	if p.queryCalls != maxQueryCalls || c.queries.len() != 10 {
+		t.Errorf("%d commands are in flight, %d queries wait", p.queryCalls, c.queries.len())
+	}
+}

@@ -437,4 +437,32 @@ var storeMutants = []mutant{
 		new:  `int64(m.LastToken) < p.encoder.floor ||`,
 		by:   test("sidecar/store", "TestTokensOfATransferAreAboveTheFloor"),
 	},
+	{
+		rule: "commands of queries in flight are bounded",
+		file: "sidecar/store/query.go",
+		old:  ` && p.queryCalls < maxQueryCalls`,
+		new:  ``,
+		by:   test("sidecar/store", "TestQueriesInFlightAreBounded"),
+	},
+	{
+		rule: "a key with a tag of its own has no channel of a sidecar",
+		file: "sidecar/store/names.go",
+		old:  `strings.IndexByte(keyPrefix, '{') < 0 && strings.IndexByte(name, '{') < 0`,
+		new:  `strings.IndexByte(name, '{') < 0`,
+		by:   test("sidecar/store", "TestNameIsReservedIfItsChannelIsThatOfASidecar"),
+	},
+	{
+		rule: "a name of two tags shares no channel",
+		file: "sidecar/store/names.go",
+		old:  ` && strings.Count(k.prefix, "{")+strings.Count(name, "{") == 1`,
+		new:  ``,
+		by:   test("sidecar/store", "TestNameInBracesThatSharesNoChannelIsSubscribed"),
+	},
+	{
+		rule: "empty braces share no channel",
+		file: "sidecar/store/names.go",
+		old:  `return last > 1 && at(0)`,
+		new:  `return last > 0 && at(0)`,
+		by:   test("sidecar/store", "TestNameInBracesThatSharesNoChannelIsSubscribed"),
+	},
 }
