@@ -398,7 +398,8 @@ def test_session_without_a_ticket_is_not_resumed(harness: SessionHarness) -> Non
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        ({"v": 2}, Unsupported, "speaks protocol version 2, this client 1"),
+        ({"v": 2}, Unsupported, r"speaks protocol version 2, this client .* 1: upgrade this package"),
+        ({"v": 0}, Unsupported, r"speaks protocol version 0, this client .* 1: upgrade the sidecar"),
         ({"now_ns": 60 * S}, Unsupported, "time namespace"),
         ({"ticket": "t" * 129}, ProtocolError, "more than 128 bytes"),
         ({"err": {"code": "denied", "msg": "the process cannot be found"}}, Denied, "process"),

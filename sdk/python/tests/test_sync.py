@@ -36,6 +36,7 @@ from locksidecar import (
     Unavailable,
     Unsupported,
     _transport,
+    aio,
 )
 from locksidecar._calls import acquire_call
 from locksidecar._transport import Timeouts
@@ -378,6 +379,61 @@ def test_acquire_ends_soon_after_its_timeout_if_the_sidecar_is_stopped(timeout: 
 # --- Connections ---
 
 
+@pytest.mark.parametrize("path", ["redis://user:secret@localhost:6379/0", "unix:///run/sock"])
+def test_url_in_place_of_a_path_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for make in (locksidecar.connect, Client, aio.Client):
+        with pytest.raises(BadRequest, match="is not the path of a socket") as e:
+            make(path)
+        assert "secret" not in str(e.value)
+    monkeypatch.setenv("LOCKSIDECAR_SOCKET", path)
+    with pytest.raises(BadRequest, match="setting redis"):
+        Client()
+
+
+def test_error_of_a_connect_names_no_request(sidecar: FakeSidecar, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"or pass its path to connect\(\)\.$"):
+        locksidecar.connect(tmp_path / "none")
+    sidecar.rejection = {}
+    with pytest.raises(Unavailable, match=r"is it locksidecar\?$"):
+        locksidecar.connect(sidecar.path)
+
+
+class Foreign:
+    """A program that listens on a socket, and answers each connection with some bytes."""
+
+    def __init__(self, path: Path, answer: bytes) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.bind(str(path))
+        self.sock.listen()
+        self.answer = answer
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        connection, _ = self.sock.accept()
+        connection.recv(65536)
+        connection.sendall(self.answer)
+        connection.recv(65536)
+        connection.close()
+        self.sock.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "it sent text that begins with 'HTTP', and no frame"),
+        (b"\x00\x00\x00\x00", "a frame of 0 bytes"),
+        (b"\x00\x00\x00\x01\xc0", "a bad frame"),
+    ],
+)
+def test_answer_of_another_program_asks_if_it_is_locksidecar(tmp_path: Path, answer: bytes, why: str) -> None:
+    Foreign(tmp_path / "s", answer)
+    with pytest.raises(
+        ProtocolError, match=rf"{tmp_path}/s does not answer like a sidecar: .*Is it locksidecar\?$"
+    ) as e:
+        locksidecar.connect(tmp_path / "s")
+    assert why in str(e.value)
+
+
 def test_missing_socket_raises_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"no socket .*/none.*Is locksidecar running.*LOCKSIDECAR_SOCKET"):
         Client(tmp_path / "none").lock("n", timeout=0).acquire()
@@ -390,15 +446,24 @@ def test_socket_without_a_listener_raises_unavailable(tmp_path: Path) -> None:
         Client(tmp_path / "stale").lock("n", timeout=0).acquire()
 
 
-def test_denied_names_the_missing_permission(tmp_path: Path) -> None:
-    path = tmp_path / "sock"
-    path.touch(mode=0o660)
-    path.chmod(0o660)
-    error = _transport.connect_error(str(path), PermissionError(errno.EACCES, "Permission denied"))
-    assert isinstance(error, PermissionError)
-    assert "run it as a member of the group" in str(error)
-    assert "0660" in str(error)
+@pytest.mark.parametrize(
+    ("mode", "gid", "hint"),
+    [
+        (0o660, 12345, "run it as a member of the group 12345 (the socket's mode is 0660)"),
+        (0o600, 12345, "run it as the user 54321, or change the setting socket_mode of the sidecar"),
+        (0o640, 7, "run it as the user 54321"),
+        (0o660, 0, "set socket_group of the sidecar to a group of this process"),
+        (0o660, 7, "which permits it, so a security module"),
+        (0o666, 12345, "which permits it, so a security module"),
+    ],
+)
+def test_hint_depends_on_mode_and_group_of_the_socket(mode: int, gid: int, hint: str) -> None:
+    assert hint in _transport.socket_permission_hint(0o140000 | mode, 54321, gid, {7})
+
+
+def test_denied_names_a_directory_that_may_not_be_searched(tmp_path: Path) -> None:
     error = _transport.connect_error(str(tmp_path / "x" / "sock"), PermissionError(errno.EACCES, "Permission denied"))
+    assert isinstance(error, PermissionError)
     assert f"may not search the directory {tmp_path}/x" in str(error)
 
 
@@ -415,7 +480,7 @@ def test_denied_is_raised_for_another_user(sidecar: FakeSidecar) -> None:
             os.setresuid(65534, 65534, 65534)
             Client(sidecar.path).ping()
         except Denied as e:
-            os._exit(7 if "member of the group" in str(e) else 8)
+            os._exit(7 if "run it as the user root" in str(e) else 8)
         finally:
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
@@ -485,7 +550,7 @@ def test_hello_has_the_version_of_the_package(sidecar: FakeSidecar) -> None:
 
 def test_other_protocol_version_is_unsupported(sidecar: FakeSidecar) -> None:
     sidecar.version = 2
-    with pytest.raises(Unsupported, match="speaks protocol version 2, this client 1"):
+    with pytest.raises(Unsupported, match=r"speaks protocol version 2, .* upgrade this package"):
         locksidecar.connect(sidecar.path)
     sidecar.refuse["hello"] = ("unsupported", "this sidecar speaks 2 to 3")
     with pytest.raises(Unsupported, match="speaks 2 to 3"):

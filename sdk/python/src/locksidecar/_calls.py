@@ -158,6 +158,10 @@ class Call(Generic[T]):
     def done(self) -> bool:
         return self.state is CallState.DONE
 
+    def with_outcome(self, why: str, outcome: str) -> str:
+        """Adds to the text of an error what became of the request. The error of a connect says that itself."""
+        return why if self.op == "connect" else f"{why} This {self.op} {outcome}"
+
     def result(self) -> T:
         if self.error is not None:
             raise self.error
@@ -285,6 +289,11 @@ def metrics_call(after: int) -> Call[protocol.MetricsOK]:
 
 def ping_call() -> Call[protocol.PingOK]:
     return Call("ping", "", protocol.ping_ok, lambda id, _: protocol.ping(id))
+
+
+def connect_call() -> Call[protocol.PingOK]:
+    """A ping whose errors name the connect."""
+    return Call("connect", "", protocol.ping_ok, lambda id, _: protocol.ping(id))
 
 
 def watch_call() -> Call[bool]:

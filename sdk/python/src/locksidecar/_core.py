@@ -245,9 +245,10 @@ class Session:
     def _on_hello(self, fields: Fields, now: int) -> None:
         answer = protocol.hello_ok(fields)
         if answer.v != protocol.VERSION:
+            older = "this package (pip install -U locksidecar)" if answer.v > protocol.VERSION else "the sidecar"
             raise Unsupported(
                 f"the sidecar at {self.path} (version {answer.version}) speaks protocol version {answer.v}, "
-                f"this client {protocol.VERSION}: update the older of the two."
+                f"this client (version {__version__}) {protocol.VERSION}: upgrade {older}."
             )
         # The sidecar read its clock between the two readings here. If the clock here is behind, holds would be believed
         # in past their deadlines.
@@ -619,7 +620,11 @@ class Session:
                 if self.given_up:
                     self.complete_given_up(now)
         except ProtocolError as e:
-            self.fail(f"the sidecar at {self.path} broke the protocol: {e}.", ProtocolError)
+            if self.stage is Stage.GREETING and not self._ticket:
+                why = f"the process that listens on {self.path} does not answer like a sidecar: {e}. Is it locksidecar?"
+                self.fail(why, ProtocolError)
+            else:
+                self.fail(f"the sidecar at {self.path} broke the protocol: {e}.", ProtocolError)
         except Unsupported as e:
             self.fail(str(e), Unsupported)
 
@@ -856,11 +861,11 @@ class Session:
             if isinstance(call, Confirm):
                 call.error = _make_error(error, why, False)
             elif not (call.sent_before or (call.state is CallState.QUEUED and call.end_offset <= first_unsent)):
-                call.error = _make_error(error, f"{why} This {call.op} was not carried out", False)
+                call.error = _make_error(error, call.with_outcome(why, "was not carried out"), False)
             elif call.op == "acquire":
                 call.error = _make_error(error, f"{why} If this acquire was granted, that ended with the session", True)
             else:
-                call.error = _make_error(error, f"{why} This {call.op} may have been carried out", True)
+                call.error = _make_error(error, call.with_outcome(why, "may have been carried out"), True)
             self._mark_done(call)
         self._pending.clear()
         self.unanswered_cancels = {}

@@ -411,6 +411,8 @@ def split(received: bytes, start: int) -> tuple[bytes, int] | None:
         return None
     length = int.from_bytes(received[start:begin], "big")
     if not 0 < length <= MAX_FRAME:
+        if (text := received[begin - 4 : begin]).isascii() and text.decode().isprintable():
+            raise ProtocolError(f"it sent text that begins with {text.decode()!r}, and no frame")
         raise ProtocolError(f"it sent a frame of {length} bytes; 1 to {MAX_FRAME} are allowed")
     end = begin + length
     if len(received) < end:

@@ -18,6 +18,7 @@ from ._calls import (
     Call,
     Options,
     acquire_call,
+    connect_call,
     events_call,
     force_release_call,
     hosts_call,
@@ -533,7 +534,7 @@ class Client:
 
     def connect(self) -> None:
         """Connects, if there is no connection; raises if no sidecar listens."""
-        self.ping()
+        self._call(connect_call())
 
     def __enter__(self) -> Client:
         return self

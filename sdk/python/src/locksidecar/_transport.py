@@ -9,6 +9,7 @@ import os
 import random
 import select
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -62,6 +63,13 @@ def require_linux() -> None:
 def socket_path(path: str | os.PathLike[str] = "") -> str:
     """Returns path; if it is empty, $LOCKSIDECAR_SOCKET; if that is empty, the default."""
     path = os.fspath(path) or os.environ.get("LOCKSIDECAR_SOCKET", "") or DEFAULT_SOCKET
+    scheme, is_url, _ = path.partition("://")
+    if is_url and scheme.isalnum():
+        # Without the rest of the URL, which may have a password.
+        raise BadRequest(
+            f"{scheme}://… is not the path of a socket: pass the path of the sidecar's socket, such as "
+            f"{DEFAULT_SOCKET}, or nothing. The sidecar connects to Redis: its setting redis has the URL"
+        )
     if len(os.fsencode(path)) > 107:
         raise BadRequest(f"the path of a socket may have at most 107 bytes: {path}")
     return path
@@ -196,17 +204,46 @@ def connect_error(path: str, error: OSError) -> LocksidecarError:
 def _permission_hint(path: str) -> str:
     if sys.platform == "win32":
         return ""
-    import grp
-
     try:
         status = os.stat(path)
     except OSError:
         return f"it may not search the directory {os.path.dirname(path)}"
+    return socket_permission_hint(status.st_mode, status.st_uid, status.st_gid, {os.getegid(), *os.getgroups()})
+
+
+def socket_permission_hint(mode: int, uid: int, gid: int, groups: set[int]) -> str:
+    """What to do if a process in groups may not connect to a socket. A connect() needs the permission to write."""
+    shown = f"the socket's mode is {mode & 0o777:04o}"
+    if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and gid in groups):
+        return f"{shown}, which permits it, so a security module of the system (AppArmor, SELinux) forbids it"
+    if not mode & stat.S_IWGRP:
+        user = _user_name(uid)
+        return f"run it as the user {user}, or change the setting socket_mode of the sidecar ({shown})"
+    if gid == 0:
+        return f"set socket_group of the sidecar to a group of this process ({shown}, its group {_group_name(gid)})"
+    return f"run it as a member of the group {_group_name(gid)} ({shown})"
+
+
+def _user_name(uid: int) -> str:
+    if sys.platform == "win32":
+        return ""
+    import pwd
+
     try:
-        group = grp.getgrgid(status.st_gid).gr_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        group = str(status.st_gid)
-    return f"run it as a member of the group {group} (the socket's mode is {status.st_mode & 0o777:04o})"
+        return str(uid)
+
+
+def _group_name(gid: int) -> str:
+    if sys.platform == "win32":
+        return ""
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
 
 
 def _append_result(results: list[T], function: Callable[..., T], *args: tuple[object]) -> None:
@@ -314,13 +351,14 @@ class Transport:
         if self.sock is None:
             error = connect_error(self.session.path, self._last_error)
         else:
+            other = ", or another program than locksidecar" if self._availability is Availability.UNKNOWN else ""
             error = Unavailable(
-                f"the sidecar at {self.session.path} does not answer; is it stopped or overloaded?",
+                f"the sidecar at {self.session.path} does not answer; is it stopped or overloaded{other}?",
                 may_have_happened=call.op in ("force_release", "host_force_release") and call.may_have_been_read,
             )
         if isinstance(call, Confirm):
             return error
-        what = f"{sentence(str(error))} This {call.op} is given up"
+        what = call.with_outcome(sentence(str(error)), "is given up")
         if isinstance(error, Unavailable):
             return Unavailable(what, may_have_happened=error.may_have_happened or call.sent_before)
         return type(error)(what)

@@ -28,6 +28,7 @@ from ._calls import (
     Options,
     acquire_call,
     confirm_call,
+    connect_call,
     events_call,
     force_release_call,
     hosts_call,
@@ -912,7 +913,7 @@ class Client:
 
     async def connect(self) -> None:
         """Connects, if there is no connection; raises if no sidecar listens."""
-        await self.ping()
+        await self._call(connect_call())
 
     async def __aenter__(self) -> Client:
         return self
