@@ -75,6 +75,15 @@ def test_prefix_and_name_are_checked(sidecar: FakeSidecar) -> None:
         client.lock(1)  # type: ignore[arg-type]
 
 
+def _attributes_are_read_only(lock: locksidecar.Lock, held: locksidecar.Held, task: aio.Held) -> None:
+    """mypy refuses each of these, and an ignore that is not needed."""
+    held.token = 5  # type: ignore[misc]
+    held.name = "n"  # type: ignore[misc]
+    task.token = 5  # type: ignore[misc]
+    lock.name = "n"  # type: ignore[misc]
+    lock.token = 5  # type: ignore[misc]
+
+
 # --- Decorators ---
 
 

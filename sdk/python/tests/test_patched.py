@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Iterator
+from contextvars import copy_context
 
 import pytest
 from fake import FakeSidecar
@@ -65,12 +66,15 @@ def test_greenlets_are_owners_if_threading_is_patched_after_the_first_use(
 @pytest.mark.usefixtures("greenlets")
 def test_greenlet_does_not_enter_the_rlock_of_another(sidecar: FakeSidecar, client: Client) -> None:
     lock = client.rlock("n", timeout=0)
-    switch_to(1)
-    assert lock.acquire()
-    switch_to(2)
-    assert not lock.acquire()
-    switch_to(1)
-    assert lock.acquire()
+    contexts = {1: copy_context(), 2: copy_context()}  # a greenlet has a context of its own
+
+    def acquire(greenlet: int) -> bool:
+        switch_to(greenlet)
+        return contexts[greenlet].run(lock.acquire)
+
+    assert acquire(1)
+    assert not acquire(2)
+    assert acquire(1)
     assert [count for _, _, count in sidecar.grants] == [1, 2]
 
 

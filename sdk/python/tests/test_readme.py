@@ -6,6 +6,8 @@ import ast
 import asyncio
 import contextlib
 import inspect
+import logging
+import os
 import re
 import threading
 from pathlib import Path
@@ -53,6 +55,8 @@ def names(client: locksidecar.Client) -> dict[str, Any]:
         "fastapi": fastapi,
         "contextlib": contextlib,
         "gevent_timeout": 2,
+        "logging": logging,
+        "os": os,
         "pytest": pytest,
         "threading": threading,
         "__name__": "readme",
@@ -112,6 +116,18 @@ def test_decorated_function(space: dict[str, Any]) -> None:
     execute(block_with("client.synchronized"), space)
     with space["memory"].held_elsewhere("invoice:7"):
         space["charge_once"](8)
+
+
+def test_callback_ends_the_process(space: dict[str, Any]) -> None:
+    execute(block_with("def end_process"), space)
+    pid = os.fork()
+    if pid == 0:
+        lock = space["client"].lock("import", on_lost=space["end_process"])
+        lock.acquire()
+        space["client"].force_release("import")
+        threading.Event().wait(60)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
 
 
 def test_fastapi_endpoint(space: dict[str, Any]) -> None:

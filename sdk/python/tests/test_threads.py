@@ -17,7 +17,7 @@ from types import FrameType
 import pytest
 from fake import TIMEOUT, FakeSidecar
 
-from locksidecar import Client, Deadlock, Lock, LockLost, LockTimeout, NotHeld, _shared_session
+from locksidecar import Client, Deadlock, Held, Lock, LockLost, LockTimeout, NotHeld, _shared_session
 from locksidecar._calls import CallState, ping_call
 
 
@@ -226,11 +226,14 @@ def test_release_of_a_lost_lock_does_not_free_the_hold_of_another_thread(sidecar
     assert sidecar.holder("n")
 
 
-def test_call_of_a_pool_waits_for_the_lock_of_another_call_on_its_thread(sidecar: FakeSidecar, client: Client) -> None:
+@pytest.mark.parametrize("kind", [Client.lock, Client.rlock])
+def test_call_of_a_pool_waits_for_the_lock_of_another_call_on_its_thread(
+    sidecar: FakeSidecar, client: Client, kind: Callable[[Client, str], Lock]
+) -> None:
     """FastAPI enters and leaves a dependency that yields in two calls, each in its own context and on any thread of a
     pool."""
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
-        lock = client.lock("n")
+        lock = kind(client, "n")
 
         def dependency() -> Iterator[None]:
             with lock:
@@ -244,6 +247,101 @@ def test_call_of_a_pool_waits_for_the_lock_of_another_call_on_its_thread(sidecar
         assert waiting.exception(TIMEOUT) is None
         assert isinstance(second.submit(copy_context().run, next, other).exception(TIMEOUT), StopIteration)
     sidecar.wait_for(lambda: not sidecar.holder("n"))
+
+
+def test_call_of_a_pool_reenters_its_rlock(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.rlock("n")
+
+    def reenter() -> None:
+        with lock, lock:
+            copy_context().run(reenter_once)
+
+    def reenter_once() -> None:
+        with lock:
+            assert sidecar.grants[-1][2] == 3
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            assert pool.submit(copy_context().run, reenter).exception(TIMEOUT) is None
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+
+
+def test_another_thread_ends_nested_blocks_of_a_generator(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.rlock("n")
+
+    def dependency() -> Iterator[None]:
+        with lock, lock:
+            yield
+
+    generator = dependency()
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        assert first.submit(next, generator).exception(TIMEOUT) is None
+        assert isinstance(second.submit(next, generator).exception(TIMEOUT), StopIteration)
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+    assert not list(lock._handles)
+
+
+def test_another_thread_ends_a_block_while_the_one_before_it_ends(
+    sidecar: FakeSidecar, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first block has released its lock, and its handle is not removed yet."""
+    lock = client.lock("n")
+    reached, go_on = threading.Event(), threading.Event()
+    remove_handle = Lock._remove_handle
+
+    def remove_later(lock: Lock, held: Held) -> None:
+        if not reached.is_set():
+            reached.set()
+            assert go_on.wait(TIMEOUT)
+        remove_handle(lock, held)
+
+    def dependency() -> Iterator[None]:
+        with lock:
+            yield
+
+    first, other = dependency(), dependency()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two, ThreadPoolExecutor(1) as three:
+        one.submit(next, first).result(TIMEOUT)
+        monkeypatch.setattr(Lock, "_remove_handle", remove_later)
+        ending = one.submit(next, first)
+        assert reached.wait(TIMEOUT)
+        two.submit(next, other).result(TIMEOUT)
+        assert isinstance(three.submit(next, other).exception(TIMEOUT), StopIteration)
+        go_on.set()
+        assert isinstance(ending.exception(TIMEOUT), StopIteration)
+    sidecar.wait_for(lambda: not sidecar.holder("n"))
+    assert not list(lock._handles)
+
+
+def test_block_that_lost_its_lock_does_not_end_that_of_the_next_holder(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+
+    def dependency() -> Iterator[None]:
+        with lock:
+            yield
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        for thread in one, two:
+            first, other = dependency(), dependency()
+            one.submit(copy_context().run, next, first).result(TIMEOUT)
+            client.force_release("n")
+            one.submit(copy_context().run, next, other).result(TIMEOUT)
+            with pytest.raises(LockLost):
+                thread.submit(copy_context().run, next, first).result(TIMEOUT)
+            assert sidecar.holder("n")
+            assert isinstance(thread.submit(copy_context().run, next, other).exception(TIMEOUT), StopIteration)
+            sidecar.wait_for(lambda: not sidecar.holder("n"))
+
+
+def test_block_of_an_exit_stack_ends_in_another_call(sidecar: FakeSidecar, client: Client) -> None:
+    lock = client.lock("n")
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two, contextlib.ExitStack() as unused:
+        for _ in range(2):
+            stack = contextlib.ExitStack()
+            one.submit(copy_context().run, stack.enter_context, lock).result(TIMEOUT)
+            two.submit(copy_context().run, stack.close).result(TIMEOUT)
+            sidecar.wait_for(lambda: not sidecar.holder("n"))
+        one.submit(copy_context().run, unused.enter_context, lock).result(TIMEOUT)
 
 
 def test_thread_has_one_owner_in_its_own_context(sidecar: FakeSidecar, client: Client) -> None:

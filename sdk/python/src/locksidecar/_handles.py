@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from types import CodeType, FrameType
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from ._core import Entry
+
+# A with statement: the number and the code of the frame that executes it. The frame lives as long as the block, so no
+# two blocks that have begun have one number. ExitStack enters a block in a frame that ends at once, and leaves it in a
+# frame of other code.
+Block: TypeAlias = "tuple[int, CodeType]"
+
+
+def block_of(frame: FrameType) -> Block:
+    return id(frame), frame.f_code
 
 
 class Handle(Protocol):
@@ -13,7 +25,9 @@ class Handle(Protocol):
     @property
     def released(self) -> bool: ...
 
-    _scoped: bool
+    _entry: Entry
+    _scoped: bool  # the end of its block has not begun
+    _block: Block | None
 
 
 H = TypeVar("H", bound=Handle)
@@ -22,7 +36,8 @@ H = TypeVar("H", bound=Handle)
 class Handles(Generic[H]):
     """The handles that the owners have acquired through one lock object, for each owner in the order of its acquires.
 
-    A scoped handle is that of a `with` block. Only the end of the block removes it.
+    A scoped handle is that of a `with` block. Only the end of the block removes it: no other block takes it for its own
+    from then on.
 
     A signal handler may use the lock object between any two calls here. So no method relies on what it has read before
     a call: it iterates over copies, and adds and removes a handle in one statement.
@@ -60,17 +75,20 @@ class Handles(Generic[H]):
             handle = _only([h for h in self if not h.released])
         return handle
 
-    def handles_of_block(self, owner: int) -> list[H]:
+    def handles_of_block(self, owner: int, frame: FrameType | None = None) -> list[H]:
         """The handles that end with the current `with` block: the block's own first; none if there is no block.
 
         If the body released the block's handle and acquired the lock again, as a threading.Condition does, the newer
-        handle ends, too. The block of a generator may be ended by another owner than the one that began it.
+        handle ends, too. The block of a generator may be ended by another owner than the one that began it. If several
+        holds have a block then, because one was lost, the frame that executes the with statement tells them apart.
         """
         stack = self._stack(owner)
         handle = next((h for h in reversed(stack) if h._scoped), None)
         if handle is None:
-            only = _only([h for h in self if h._scoped])
-            return [] if only is None else [only]
+            scoped = [h for h in self if h._scoped]
+            if len(scoped) > 1 and frame is not None:
+                scoped = [h for h in scoped if h._block == block_of(frame)] or scoped
+            return scoped[-1:] if all(h._entry.hold is scoped[0]._entry.hold for h in scoped) else []
         if handle.released:
             within = stack[stack.index(handle) + 1 :]
             return [handle, *[h for h in within if not h.released][-1:]]

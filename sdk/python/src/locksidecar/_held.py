@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 from ._core import Entry
+from ._handles import Block
 
 
 class EntryReader(Protocol):
@@ -22,17 +23,18 @@ class EntryReader(Protocol):
 class Held:
     """One acquired lock, from its acquire to its release. The subclass of each client has its own release()."""
 
-    __slots__ = ("_entry", "_scoped", "_shared", "name", "token")
+    __slots__ = ("_block", "_entry", "_scoped", "_shared", "name", "token")
 
-    name: str
+    name: Final[str]
     """The name of the lock."""
-    token: int
+    token: Final[int]
     """The fencing token: larger for every later holder. Send it to the resource that the lock guards."""
 
-    def __init__(self, shared: EntryReader, entry: Entry, scoped: bool) -> None:
+    def __init__(self, shared: EntryReader, entry: Entry, scoped: bool, block: Block | None = None) -> None:
         self._shared = shared
         self._entry = entry
         self._scoped = scoped
+        self._block = block
         self.name = entry.hold.name
         self.token = entry.hold.token
 

@@ -41,7 +41,8 @@ def of_context() -> int:
 
     A thread that always runs in one context has one owner, of_thread(). A thread pool may run each call in a context of
     its own. There a call may end while it holds a lock, which another call on another thread releases: FastAPI runs a
-    dependency that yields in this way. So the next call on the same thread must be another owner.
+    dependency that yields in this way. So the next call on the same thread must be another owner: it would get Deadlock
+    for a lock, and would enter an rlock that the other request holds.
 
     The tasks of an event loop have contexts of their own, too, but are one owner: a task that waits blocks the loop, so
     the task that holds the lock could never release it.

@@ -6,11 +6,12 @@ import _thread
 import functools
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from . import _fork, _held, _owners, _tracing
 from . import _protocol as protocol
@@ -40,7 +41,7 @@ from ._errors import (
     Unconfirmed,
     add_note_about,
 )
-from ._handles import Handles
+from ._handles import Block, Handles, block_of
 from ._protocol import EventPage, HostInfo, LockInfo, Status
 from ._shared_session import SharedSession
 from ._transport import Timeouts, Transport, socket_path
@@ -86,7 +87,8 @@ class Lock:
     gets Deadlock. Threads may share the object; any of them may release it.
 
     A thread pool may run each call in a context of its own, as those of anyio and FastAPI do. Then the call is the
-    holder: another call on the same thread waits as another thread does.
+    holder: another call on the same thread waits as another thread does. A block may be left by another call or thread
+    than the one that has entered it.
 
     An acquire blocks its thread. Under asyncio use locksidecar.aio: here all tasks of a loop are one owner, and a task
     gets Deadlock for a lock that another task holds.
@@ -94,7 +96,7 @@ class Lock:
 
     __slots__ = ("__weakref__", "_client", "_handles", "_on_lost", "_options", "name")
 
-    name: str
+    name: Final[str]
 
     def __init__(
         self, client: Client, name: str, options: Options, on_lost: Callable[[LockLost], object] | None = None
@@ -124,7 +126,7 @@ class Lock:
         elif timeout is not None:
             options = replace(options, timeout=timeout)
         try:
-            self._acquire(options, scoped=False)
+            self._acquire(options, None)
         except LockTimeout:
             return False
         return True
@@ -161,13 +163,17 @@ class Lock:
 
     def _handle_to_release(self) -> Held:
         with self._client._process_state().handles_lock:
-            held = self._handles.handle_to_release(_owners.of_thread())
+            held = self._handles.handle_to_release(_owners.of_context())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held: it was released before, or never acquired here")
         return held
 
     def locked(self) -> bool:
-        """Whether a thread holds the lock through this object. Client.info() knows about other holders."""
+        """Whether a thread of this process holds the lock through this object.
+
+        False does not mean that the lock is free: another object, process or host may hold it. Only an acquire with
+        timeout 0 finds that out. Client.info() has the holder on this host.
+        """
         with self._client._process_state().handles_lock:
             handles = list(self._handles)
         return any(h.remaining > 0 for h in handles)
@@ -176,7 +182,7 @@ class Lock:
     def held(self) -> Held:
         """The Held of the calling thread; raises NotHeld if it does not hold the lock through this object."""
         with self._client._process_state().handles_lock:
-            held = self._handles.newest(_owners.of_thread())
+            held = self._handles.newest(_owners.of_context())
         if held is None:
             raise NotHeld(f"the lock {self.name!r} is not held by this thread")
         return held
@@ -187,7 +193,7 @@ class Lock:
         return self.held.token
 
     def __enter__(self) -> Held:
-        return self._acquire(self._options, scoped=True)
+        return self._acquire(self._options, block_of(sys._getframe(1)))
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -214,8 +220,9 @@ class Lock:
             raise
 
     def _handles_to_end(self) -> list[Held]:
+        """Only for __exit__(), whose caller is the frame of the block."""
         with self._client._process_state().handles_lock:
-            return self._handles.handles_of_block(_owners.of_thread())
+            return self._handles.handles_of_block(_owners.of_context(), sys._getframe(2))
 
     def _complete_end(self, ended: list[Held]) -> None:
         """Completes the end of a block that a signal handler interrupted."""
@@ -231,6 +238,8 @@ class Lock:
             raise NotHeld(f"the lock {self.name!r} is not held by the thread that leaves this with block")
         options = self._options
         error: LockLost | NotHeld | Unconfirmed | None = None
+        for held in ended:
+            held._scoped = False
         try:
             for held in ended:
                 if not held.released:
@@ -249,13 +258,13 @@ class Lock:
         with self._client._process_state().handles_lock:
             self._handles.remove(held)
 
-    def _acquire(self, options: Options, scoped: bool) -> Held:
+    def _acquire(self, options: Options, block: Block | None) -> Held:
         client = self._client
-        owner = _owners.of_thread()
-        call = acquire_call(self.name, owner if options.reentrant else _owners.of_context(), options, client._clock())
+        owner = _owners.of_context()
+        call = acquire_call(self.name, owner, options, client._clock())
         shared = client._usable_session()
         if client._process_state().upper:
-            client._require_no_use_by(call.owner, self.name, shared)
+            client._require_no_use_by(owner, self.name, shared)
         held: Held | None = None
         given_up: list[Call[Any] | Entry] = [call]
         span = _tracing.start(self.name, options.timeout)
@@ -264,7 +273,7 @@ class Lock:
             grant = call.result()
             assert call.hold is not None
             _owners.bind_to_task(call.hold)
-            held = Held(shared, Entry(shared.session, call.hold), scoped)
+            held = Held(shared, Entry(shared.session, call.hold), block is not None, block)
             given_up = [held._entry]
             with client._process_state().handles_lock:
                 self._handles.push(owner, held)
@@ -311,8 +320,12 @@ class Lock:
 class RLock(Lock):
     """A lock by name, used like a threading.RLock. Made by Client.rlock().
 
-    The thread that holds it may acquire it again. It must release it as often, and no other thread may release it. A
-    task of an event loop gets Deadlock for a lock that another task on its thread holds.
+    The thread that holds it may acquire it again. It must release it as often, and no other thread may release it,
+    except at the end of a block. A task of an event loop gets Deadlock for a lock that another task on its thread
+    holds.
+
+    In a thread pool that runs each call in a context of its own, the call is the holder, as for a Lock: another call
+    waits, also one of the same request.
     """
 
     __slots__ = ()
@@ -453,7 +466,10 @@ class Client:
         return decorate
 
     def info(self, name: str, *, host: str | None = None) -> LockInfo | None:
-        """Returns what the sidecar knows about the lock; None if no owner on this host holds it or waits for it.
+        """Returns what the sidecar knows about the lock; None: no owner on this host holds it or waits for it.
+
+        None does not mean that the lock is free: the sidecar does not ask Redis, and an owner on another host may hold
+        it. The sidecar knows that ("remote") while an owner on this host waits for the lock, and for a moment after.
 
         host: asks the sidecar of another host, by the name of the host or the uuid of the sidecar. Raises Unavailable
         if it does not answer within half a second; other calls of this client wait for that.

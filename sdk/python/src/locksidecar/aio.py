@@ -583,7 +583,7 @@ class Lock:
 
     __slots__ = ("__weakref__", "_client", "_handles", "_options", "name")
 
-    name: str
+    name: Final[str]
 
     def __init__(self, client: Client, name: str, options: Options) -> None:
         self.name = protocol.check_name(name)
@@ -644,7 +644,11 @@ class Lock:
             raise
 
     def locked(self) -> bool:
-        """Whether a task holds the lock through this object. Client.info() knows about other holders."""
+        """Whether a task of this process holds the lock through this object.
+
+        False does not mean that the lock is free: another object, process or host may hold it. Only an acquire with
+        timeout 0 finds that out. Client.info() has the holder on this host.
+        """
         return any(h.remaining > 0 for h in self._handles)
 
     @property
@@ -840,7 +844,10 @@ class Client:
         return decorate
 
     async def info(self, name: str, *, host: str | None = None) -> LockInfo | None:
-        """Returns what the sidecar knows about the lock; None if no owner on this host holds it or waits for it.
+        """Returns what the sidecar knows about the lock; None: no owner on this host holds it or waits for it.
+
+        None does not mean that the lock is free: the sidecar does not ask Redis, and an owner on another host may hold
+        it. The sidecar knows that ("remote") while an owner on this host waits for the lock, and for a moment after.
 
         host: asks the sidecar of another host, by the name of the host or the uuid of the sidecar. Raises Unavailable
         if it does not answer within half a second; other calls of this client wait for that.
