@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 )
 
 // Reader splits a stream into frames. It checks the length of a frame before it allocates
@@ -62,9 +63,17 @@ func (r *Reader) size() (int, error) {
 	}
 	n := binary.BigEndian.Uint32(r.buf[r.start:])
 	if n == 0 || n > MaxFrame {
+		if text := r.buf[r.start : r.start+prefix]; isPrintable(text) {
+			return 0, &ConnError{BadFrame, fmt.Sprintf("text that begins with %q came in place of a frame", text)}
+		}
 		return 0, &ConnError{BadFrame, fmt.Sprintf("a frame says that its body has %d bytes; 1 to %d are allowed", n, MaxFrame)}
 	}
 	return prefix + int(n), nil
+}
+
+// isPrintable reports whether b is printable ASCII, as the first bytes of HTTP are.
+func isPrintable(b []byte) bool {
+	return !slices.ContainsFunc(b, func(c byte) bool { return c < ' ' || c > '~' })
 }
 
 // fill reads from the stream once and appends to the buffer.

@@ -243,7 +243,11 @@ func TestTheFirstFrameIsHelloOnce(t *testing.T) {
 	c.ended()
 	c = connect(t, socket)
 	c.send(protocol.Hello{ID: 2, V: 7})
-	c.refused(2, protocol.Unsupported, "version 1")
+	c.refused(2, protocol.Unsupported, "version 1 of the protocol, the client version 7; upgrade the sidecar")
+	c.ended()
+	c = connect(t, socket)
+	c.send(protocol.Hello{ID: 3, V: 0})
+	c.refused(3, protocol.Unsupported, "upgrade the client")
 	c.ended()
 }
 

@@ -228,6 +228,18 @@ func (l *loop) watch(cl *session) {
 	}
 }
 
+// unsupportedVersion refuses a hello with version v of the protocol.
+func (l *loop) unsupportedVersion(v int64) protocol.Err {
+	older := "the sidecar"
+	if v < protocol.Version {
+		older = "the client"
+	}
+	return protocol.Err{
+		Code: protocol.Unsupported,
+		Msg:  fmt.Sprintf("this sidecar (%s) speaks version %d of the protocol, the client version %d; upgrade %s", l.cfg.Version, protocol.Version, v, older),
+	}
+}
+
 // onHello begins a session, or resumes one.
 func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	var err protocol.Err
@@ -235,7 +247,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	case l.stopping:
 		err = stopping
 	case m.V != protocol.Version:
-		err = protocol.Err{Code: protocol.Unsupported, Msg: "this sidecar (" + l.cfg.Version + ") speaks version 1 of the protocol only; install a client and a sidecar of the same release"}
+		err = l.unsupportedVersion(m.V)
 	}
 	if err.Code == "" && c.denial != nil {
 		err = *c.denial

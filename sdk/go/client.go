@@ -3,7 +3,9 @@ package locksidecar
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +56,10 @@ func Dial(ctx context.Context, path string, options ...DialOption) (*Client, err
 	}
 	if path == "" {
 		path = protocol.DefaultSocket()
+	}
+	if scheme, _, isURL := strings.Cut(path, "://"); isURL && !strings.Contains(scheme, "/") {
+		// Without the rest of the URL, which may have a password.
+		return nil, &clientError{text: fmt.Sprintf("%s://… is not the path of a socket: pass the path of the sidecar's socket, or \"\" for the default; the sidecar connects to Redis, and its setting redis has the URL", scheme)}
 	}
 	c := newClient(dialer{path: path, name: "go/" + Version, connect: connectUnix, clock: protocol.Now})
 	for _, o := range options {

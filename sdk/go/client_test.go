@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -83,6 +84,7 @@ func TestDialErrorSaysWhatToDo(t *testing.T) {
 		{missing, ErrUnavailable, []string{missing, "no socket", "locksidecar serve", "LOCKSIDECAR_SOCKET"}},
 		{dead, ErrUnavailable, []string{dead, "no process listens", "locksidecar serve"}},
 		{filepath.Join(dir, strings.Repeat("x", 120)), nil, []string{"107"}},
+		{"redis://user:secret@localhost:6379/0", nil, []string{"redis://… is not the path of a socket", "setting redis"}},
 	} {
 		_, err := Dial(context.Background(), tt.path, WithDialPatience(0))
 		if tt.kind != nil {
@@ -100,7 +102,23 @@ func TestDialErrorSaysWhatToDo(t *testing.T) {
 	}
 	f := connectError(dead, denied)
 	wantKind(t, f, ErrDenied, os.ErrPermission)
-	wantText(t, f, dead, "permission", "mode 0660", "join that group", fmt.Sprint("user ", os.Geteuid()))
+	wantText(t, f, dead, "permission", "mode 0660", "security module", fmt.Sprint("user ", os.Geteuid()))
+	for _, tt := range []struct {
+		mode     fs.FileMode
+		gid      uint32
+		isMember bool
+		want     string
+	}{
+		{0o660, 7, false, "mode 0660, group g); join that group"},
+		{0o660, 7, true, "the mode permits it"},
+		{0o666, 7, false, "the mode permits it"},
+		{0o660, 0, false, "set socket_group of the sidecar"},
+		{0o600, 7, true, "mode 0600); run as its user"},
+	} {
+		if got := permissionHint(tt.mode, tt.gid, "g", tt.isMember); !strings.Contains(got, tt.want) {
+			t.Errorf("%+v: %s", tt, got)
+		}
+	}
 	if err := os.Chmod(dead, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -121,11 +139,12 @@ func TestDialRejectsIncompatibleServer(t *testing.T) {
 		words []string
 	}{
 		{protocol.Err{ID: 1, Code: protocol.Unsupported, Msg: "I speak 2 and 3"}.Append(nil), nil, []string{"version 1", "I speak 2 and 3", "install"}},
-		{protocol.HelloOK{ID: 1, V: 2, Version: "9.1", NowNS: now}.Append(nil), nil, []string{"version 1", "9.1", "version 2"}},
+		{protocol.HelloOK{ID: 1, V: 2, Version: "9.1", NowNS: now}.Append(nil), ErrUnsupported, []string{"version 1", "9.1", "version 2", "upgrade the module of this client"}},
+		{protocol.HelloOK{ID: 1, V: 0, Version: "0.0", NowNS: now}.Append(nil), ErrUnsupported, []string{"version 0", "upgrade the sidecar"}},
 		{protocol.Err{ID: 1, Code: protocol.Limit, Msg: "4096 sessions"}.Append(nil), ErrLimit, []string{"4096 sessions", s.path}},
 		{protocol.Err{Code: protocol.NoHello, Msg: "late"}.Append(nil), nil, []string{"late"}},
 		{protocol.LeaseEvent{DeadlineNS: 1}.Append(nil), nil, []string{"not a sidecar"}},
-		{[]byte("HTTP/1.1 400 Bad Request\r\n"), nil, []string{"not a sidecar"}},
+		{[]byte("HTTP/1.1 400 Bad Request\r\n"), nil, []string{"not a sidecar", `text that begins with "HTTP"`}},
 		{protocol.PingOK{ID: 1, NowNS: 1}.Append(nil), nil, []string{"not a sidecar"}},
 		{[]byte("\x00\x00\x00\x01\xc0"), nil, []string{"not a sidecar"}},
 		{protocol.HelloOK{ID: 1, V: 1, NowNS: now + int64(time.Hour)}.Append(nil), nil, []string{"clock", "time namespace"}},

@@ -153,10 +153,14 @@ func (d *dialer) greet(nc net.Conn, ticket string) (*connection, *clientError) {
 	case err != nil:
 		return nil, &clientError{text: "what listens at " + d.path + " is not a sidecar: " + err.Error(), cause: err}
 	case conn.hello.V != protocol.Version:
-		return nil, d.helloRefused(&protocol.Err{
-			Code: protocol.Unsupported,
-			Msg:  fmt.Sprintf("it (%s) speaks version %d", conn.hello.Version, conn.hello.V),
-		})
+		older := "the sidecar"
+		if conn.hello.V > protocol.Version {
+			older = "the module of this client"
+		}
+		return nil, &clientError{
+			text: fmt.Sprintf("the sidecar at %s (%s) speaks version %d of the protocol, this client (%s) version %d; upgrade %s", d.path, conn.hello.Version, conn.hello.V, Version, protocol.Version, older),
+			kind: ErrUnsupported, cause: errRefused,
+		}
 	}
 	// The sidecar read its clock after sentAt and before now. If this program's clock is
 	// behind that of the sidecar, deadlines would pass too late here.
