@@ -207,7 +207,7 @@ lint: fmt-check venv .venv/.bench ## gofmt, go vet, staticcheck, ruff, mypy --st
 	.venv/bin/mypy --strict tests/chaos/worker.py
 	.venv/bin/mypy --strict tests/conform/driver.py
 	MYPYPATH=tests/storm .venv/bin/mypy --strict tests/storm/storm.py tests/storm/locker.py
-	.venv/bin/mypy --strict tests/bench/python/worker.py
+	.venv/bin/mypy --strict tests/bench/python/worker.py tests/bench/python/cost.py
 
 .PHONY: test-systemd
 test-systemd: redis release ## the .deb under a real systemd: install, restart, kill, upgrade, remove; as root, two minutes

@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from typing import Any
 
+import msgpack
 import pytest
 from fake import frame
 from session_harness import S, SessionHarness
@@ -22,7 +23,16 @@ from locksidecar import (
     Unavailable,
 )
 from locksidecar import _protocol as protocol
-from locksidecar._calls import Hold, Options, acquire_call, force_release_call, info_call, list_call, ping_call
+from locksidecar._calls import (
+    Hold,
+    Options,
+    acquire_call,
+    force_release_call,
+    info_call,
+    list_call,
+    make_options,
+    ping_call,
+)
 from locksidecar._core import MAX_UNSENT, Entry
 
 
@@ -392,6 +402,38 @@ def test_name_must_be_text() -> None:
 def test_invalid_duration_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(BadRequest, match=next(iter(bad))):
         Options(**bad)  # type: ignore[arg-type]
+
+
+# --- Encoding ---
+
+
+@pytest.mark.parametrize("n", [0, 1, 127, 128, 255, 256, 65535, 65536, (1 << 32) - 1, 1 << 32, (1 << 63) - 1])
+def test_packed_integers_are_those_of_msgpack(n: int) -> None:
+    assert protocol._packed_int(n) == msgpack.packb(n)
+    assert protocol.release(n) == frame({"op": "release", "hold": n})
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 255, 256, 512])
+def test_packed_names_are_those_of_msgpack(size: int) -> None:
+    for name in "n" * size, ("ä" * (size // 2 + 1))[: max(size // 2, 1)]:
+        assert protocol.acquire(7, name, 0) == frame({"op": "acquire", "id": 7, "name": name})
+
+
+def test_packed_acquire_has_each_option() -> None:
+    numbers = {"wait_ms": 0, "lease_ms": 300, "max_hold_ms": 70_000, "crash_delay_ms": 5}
+    packed = protocol.acquire(1 << 33, "n", 200, reentrant=False, fair=True, **numbers)
+    options = {"owner": 200, "reentrant": False, "fair": True, **numbers}
+    assert packed == frame({"op": "acquire", "id": 1 << 33, "name": "n", **options})
+
+
+def test_options_of_defaults_are_made_once() -> None:
+    plain = (None, None, None, 0.0, False, False, None, False)
+    assert make_options(*plain) is make_options(*plain)
+    for i, value in enumerate((1.0, 2.0, 3.0, 4.0, True, True, None, True)):
+        arguments = [*plain[:i], value, *plain[i + 1 :]]
+        assert make_options(*arguments) == Options(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="crash_delay must be a number"):
+        make_options(None, None, None, "0", False, False, None, False)  # type: ignore[arg-type]
 
 
 # --- Hostile input ---

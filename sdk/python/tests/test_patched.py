@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import threading
 from collections.abc import Iterator
 from contextvars import copy_context
@@ -111,3 +112,32 @@ def test_wait_works_without_poll(sidecar: FakeSidecar, monkeypatch: pytest.Monke
         assert held.lost == "stolen"
         waiting.join()
         assert sidecar.holder("n")
+
+
+def test_poll_that_is_reused_is_made_again_if_select_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    poll = select.poll
+
+    def make() -> select.poll:
+        made.append(poll())
+        return made[-1]
+
+    reused = _transport.ReusedPoll()
+    one, other = socket.socketpair()
+    with one, other:
+        other.send(b"x")
+        for _ in range(2):
+            reused.wait([one], 60)
+        monkeypatch.setattr(select, "poll", make)
+        for _ in range(2):
+            reused.wait([one], 60)
+        assert len(made) == 1
+        third = socket.socket()
+        with third:
+            reused.wait([one, third], 60)
+        assert len(made) == 2
+        reused.wait([one, third], 60)  # a closed file is readable
+        reused.wait([third], 60)
+        monkeypatch.delattr(select, "poll")
+        reused.wait([one], 60)
+        assert len(made) == 3

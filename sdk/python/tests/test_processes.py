@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 from fake import TIMEOUT, FakeSidecar
 
 import locksidecar
-from locksidecar import Client, ClientClosed, Lock, NotHeld, aio
+from locksidecar import Client, ClientClosed, Lock, NotHeld, _fork, aio
 
 # These tests fork while the thread of the fake sidecar runs. Python 3.12 warns about that.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -53,6 +54,37 @@ def in_child(what: Callable[[], object], fork: Callable[[], int] = os.fork) -> N
 def expect_not_held(what: Callable[[], object]) -> None:
     with pytest.raises(NotHeld, match="parent process"):
         what()
+
+
+@FORKS
+@pytest.mark.parametrize("page", [True, False])
+def test_process_id_is_that_of_each_child(fork: Callable[[], int], page: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not page:
+        monkeypatch.setattr(_fork, "_page", None)
+
+    def expect_own() -> None:
+        assert _fork.process_id() == os.getpid()
+
+    def expect_own_in_a_child(before: bool) -> None:
+        if before:
+            expect_own()
+        in_child(expect_own, fork)
+        expect_own()
+
+    expect_own()
+    for before in True, False:
+        in_child(lambda before=before: expect_own_in_a_child(before), fork)  # type: ignore[misc]
+    expect_own()
+
+
+def test_page_is_not_used_if_an_emulator_ignores_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ignoring(mmap.mmap):
+        def madvise(self, *advice: int) -> None:
+            pass
+
+    assert _fork._wiped_page() is not None
+    monkeypatch.setattr(mmap, "mmap", Ignoring)
+    assert _fork._wiped_page() is None
 
 
 @FORKS

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from . import _log
 from . import _protocol as protocol
-from ._calls import NO_EPOCH, AwaitedAnswer, Call, CallState, Confirm, Hold, bye_call, confirm_call
+from ._calls import DONE, NO_EPOCH, QUEUED, AwaitedAnswer, Call, CallState, Confirm, Hold, bye_call, confirm_call
 from ._errors import (
     BadRequest,
     ClientClosed,
@@ -80,6 +80,11 @@ class Stage(IntEnum):
     GREETING = 2  # hello is queued; ends with its answer
     CLAIMING = 3  # the claims are queued, releases and calls wait; ends with the answer to the last claim
     SERVING = 4  # requests are sent; ends with the connection
+
+
+# A global is read in a tenth of the time of a member of an Enum.
+SERVING: Final = Stage.SERVING
+DISCONNECTED: Final = Stage.DISCONNECTED
 
 
 @dataclass(slots=True, eq=False)
@@ -387,7 +392,8 @@ class Session:
 
     def submit(self, call: Call[Any], now: int) -> None:
         """Queues call, or keeps it until it can be queued. If this raises, the call is not submitted."""
-        self.complete_given_up(now)
+        if self.given_up:
+            self.complete_given_up(now)
         if self.failure is not None:
             raise _make_error(type(self.failure), str(self.failure), False)
         if len(self.unsent) > MAX_UNSENT:
@@ -396,10 +402,10 @@ class Session:
                 "Nothing was sent"
             )
         id = self._last_id + 1
-        if self.stage is Stage.SERVING and not (call.owner and call.owner in self.unanswered_cancels):
+        if self.stage is SERVING and not (call.owner and call.owner in self.unanswered_cancels):
             self._queue_call(call, id, now)
             return
-        if self.stage is Stage.SERVING:
+        if self.stage is SERVING:
             self._deferred.setdefault(call.owner, []).append(call)
         # Commit:
         self._last_id = id
@@ -415,7 +421,7 @@ class Session:
         self._last_id = last_id
         call.id = id
         call.end_offset = queued
-        call.state = CallState.QUEUED
+        call.state = QUEUED
         self._pending[id] = call
         self._queued_bytes = queued
         self.unsent += frame
@@ -533,8 +539,11 @@ class Session:
 
     def loss_at(self, hold: Hold, now: int) -> str:
         """The reason of the loss of hold, as far as it is known at now, without a change; "": it is not LOST."""
-        if hold.lost_reason or not hold.entries or now < self.deadline(hold):
+        # Without max_hold, no deadline is before the one of the grants.
+        if (now < hold.own_deadline and not hold.max_hold_end) or hold.lost_reason or not hold.entries:
             return hold.lost_reason
+        if now < self.deadline(hold):
+            return ""
         return "max_hold" if hold.max_hold_end and now >= hold.max_hold_end else "expired"
 
     def release_entry(self, entry: Entry, read_at: int) -> str:
@@ -548,13 +557,13 @@ class Session:
     ) -> None:
         """Releases entry; or the grant to call, which the caller never received."""
         known = hold.epoch == self._epoch
-        serving = self.stage is Stage.SERVING
+        serving = self.stage is SERVING
         frame = protocol.release(hold.number) if known and self.stage >= Stage.CLAIMING else b""
         if known and not serving and self.stage is not Stage.ENDED:
             # The sidecar may have renewed it until the connection ended, and the lease event did not arrive.
             self._note_unreleased(max(self.deadline(hold), now + self._watchdog_lease_ns) + self._watchdog_lease_ns)
-        released = entry or _Unused()
-        granted = call or _Unused()
+        released = entry or _UNUSED
+        granted = call or _UNUSED
         entries = hold.entries - 1
         out = self.unsent if serving else self._releases_after_claims
         queued = self._queued_bytes + (len(frame) if serving else 0)
@@ -603,10 +612,12 @@ class Session:
         If this is interrupted, the next call continues at the same frame.
         """
         try:
-            self.complete_given_up(now)
-            while self.stage > Stage.DISCONNECTED:
+            if self.given_up:
+                self.complete_given_up(now)
+            while self.stage > DISCONNECTED:
                 if self.received:
-                    received = self._buffer[self._processed :] + b"".join(self.received)
+                    joined = self.received[0] if len(self.received) == 1 else b"".join(self.received)
+                    received = self._buffer[self._processed :] + joined
                     nothing: list[bytes] = []
                     # Commit:
                     self._buffer = received
@@ -633,7 +644,7 @@ class Session:
         if (grant := protocol.grant(body)) is not None:
             id, answer = grant
             call = self._pending.get(id)
-            if call is not None and call.op == "acquire" and call.state is CallState.QUEUED:
+            if call is not None and call.op == "acquire" and call.state is QUEUED:
                 self._on_grant(call, answer)
                 return
         match reply := protocol.decode(body):
@@ -744,7 +755,7 @@ class Session:
         hold.entries = entries
         call.hold = hold
         call.answer = grant
-        call.state = CallState.DONE
+        call.state = DONE
         del self._pending[call.id]
         self.done_calls += [call]
         self.given_up += given_up
@@ -878,11 +889,17 @@ class Session:
 
 @dataclass(slots=True)
 class _Unused:
-    """Takes the place of the entry, or of the call, that a release does not have, so that its commit has no branch."""
+    """Takes the place of the entry, or of the call, that a release does not have, so that its commit has no branch.
+
+    What is written to it is never read.
+    """
 
     released: bool = False
     was_lost: bool = False
     hold: Hold | None = None
+
+
+_UNUSED: Final = _Unused()
 
 
 def _make_error(error: type[LocksidecarError], message: str, may_have_happened: bool) -> LocksidecarError:
@@ -955,7 +972,8 @@ class Entry:
         self._require_held("was released before")
 
     def release(self, read_at: int) -> None:
-        self.require_unreleased()
+        if self.released or self.given_up or self.session.inherited:
+            self.require_unreleased()
         if reason := self.session.release_entry(self, read_at):
             raise self.loss_error(reason)
 

@@ -83,6 +83,8 @@ class Handles(Generic[H]):
         holds have a block then, because one was lost, the frame that executes the with statement tells them apart.
         """
         stack = self._stack(owner)
+        if stack and stack[-1]._scoped and not stack[-1].released:
+            return stack[-1:]
         handle = next((h for h in reversed(stack) if h._scoped), None)
         if handle is None:
             scoped = [h for h in self if h._scoped]

@@ -47,13 +47,13 @@ def of_context() -> int:
     The tasks of an event loop have contexts of their own, too, but are one owner: a task that waits blocks the loop, so
     the task that holds the lock could never release it.
     """
-    thread = of_thread()
+    local = _locals.get(threading.local) or _local()
+    thread: int = getattr(local, "owner", 0) or of_thread()
     entered, owner = _context.get()
     if entered == thread:
         return owner
     if asyncio._get_running_loop() is not None:
         return thread
-    local = _local()
     owner = next(_NUMBERS) if getattr(local, "has_context", False) else thread
     local.has_context = True
     _context.set((thread, owner))
@@ -76,7 +76,7 @@ def of_task() -> int:
 
 def bind_to_task(hold: Hold) -> None:
     """Called for each new entry into hold. Raises Deadlock if another task on this thread holds it already."""
-    task = _task()
+    task = None if asyncio._get_running_loop() is None else asyncio.current_task()
     if hold.entries == 1:
         hold.task = task
     elif hold.task is not task:

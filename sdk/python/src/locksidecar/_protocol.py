@@ -7,6 +7,7 @@ ProtocolError, and costs no more memory than its size.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -71,32 +72,70 @@ def acquire(
     max_hold_ms: int | None = None,
     crash_delay_ms: int = 0,
 ) -> bytes:
-    message: dict[str, Field] = {"op": "acquire", "id": id, "name": name}
+    # The hot path: the constant parts of the map are packed in advance.
+    fields = 3
+    body = b"\xa2op\xa7acquire\xa2id" + _packed_int(id) + b"\xa4name" + _packed_text(name.encode())
     if owner:
-        message["owner"] = owner
+        fields += 1
+        body += b"\xa5owner" + _packed_int(owner)
     if not reentrant:
-        message["reentrant"] = False
+        fields += 1
+        body += b"\xa9reentrant\xc2"
     if fair:
-        message["fair"] = True
+        fields += 1
+        body += b"\xa4fair\xc3"
     if wait_ms is not None:
-        message["wait_ms"] = wait_ms
+        fields += 1
+        body += b"\xa7wait_ms" + _packed_int(wait_ms)
     if lease_ms is not None:
-        message["lease_ms"] = lease_ms
+        fields += 1
+        body += b"\xa8lease_ms" + _packed_int(lease_ms)
     if max_hold_ms is not None:
-        message["max_hold_ms"] = max_hold_ms
+        fields += 1
+        body += b"\xabmax_hold_ms" + _packed_int(max_hold_ms)
     if crash_delay_ms:
-        message["crash_delay_ms"] = crash_delay_ms
-    return frame(message)
+        fields += 1
+        body += b"\xaecrash_delay_ms" + _packed_int(crash_delay_ms)
+    return _FRAME_HEAD(len(body) + 1, 0x80 | fields) + body
+
+
+_FRAME_HEAD: Final = struct.Struct(">IB").pack  # the length of the body, and its first byte
+_FIXINT: Final = tuple(bytes((n,)) for n in range(128))
+_PACK_8: Final = struct.Struct(">BB").pack
+_PACK_16: Final = struct.Struct(">BH").pack
+_PACK_32: Final = struct.Struct(">BI").pack
+_PACK_64: Final = struct.Struct(">BQ").pack
+
+
+def _packed_int(n: int) -> bytes:
+    """msgpack.packb(n) for an integer from 0 on: that makes a Packer for each value."""
+    if n < 128:
+        return _FIXINT[n]
+    if n < 1 << 16:
+        return _PACK_16(0xCD, n) if n > 255 else _PACK_8(0xCC, n)
+    return _PACK_32(0xCE, n) if n < 1 << 32 else _PACK_64(0xCF, n)
+
+
+def _packed_text(utf8: bytes) -> bytes:
+    size = len(utf8)
+    if size < 32:
+        return _FIXSTR[size] + utf8
+    return (_PACK_8(0xD9, size) if size < 256 else _PACK_16(0xDA, size)) + utf8
+
+
+_FIXSTR: Final = tuple(bytes((0xA0 | n,)) for n in range(32))
 
 
 def release(hold: int) -> bytes:
     """Without an id, so it is not answered and costs no round trip."""
-    # The hot path: the constant part of the map is packed in advance.
-    body: bytes = _RELEASE + msgpack.packb(hold)
-    return len(body).to_bytes(4, "big") + body
+    number = _packed_int(hold)
+    return _RELEASE_HEADS[len(number)] + number
 
 
-_RELEASE: Final = b"\x82\xa2op\xa7release\xa4hold"
+# By the size of the packed number.
+_RELEASE_HEADS: Final = tuple(
+    _FRAME_HEAD(len(b" \xa2op\xa7release\xa4hold") + n, 0x82) + b"\xa2op\xa7release\xa4hold" for n in range(10)
+)
 
 
 def confirm(id: int, name: str) -> bytes:
@@ -164,6 +203,8 @@ def check_name(name: str) -> str:
     """Returns name if it is valid for a lock; raises BadRequest or TypeError."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a lock must be a str, not {type(name).__name__}")
+    if name.isascii() and name.isprintable() and 0 < len(name) <= MAX_NAME:
+        return name
     try:
         size = len(name.encode())
     except UnicodeEncodeError as e:
@@ -533,8 +574,8 @@ def grant(body: bytes) -> tuple[int, AcquireOK] | None:
     """
     if _GRANT.fullmatch(body) is None:
         return None
-    values: dict[str, int] = msgpack.unpackb(body)
-    return values.pop("id"), AcquireOK(**values)
+    id, token, hold, count, deadline_ns = msgpack.unpackb(body).values()
+    return id, AcquireOK(token, hold, count, deadline_ns)
 
 
 def info_ok(f: Fields) -> InfoOK:

@@ -64,7 +64,7 @@ from . import _fork, _log
 from ._calls import Call, Confirm, confirm_call, ping_call, watch_call
 from ._core import Entry, Stage
 from ._errors import LockLost, LocksidecarError, Unavailable
-from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, Timeouts, Transport, wait_ready
+from ._transport import ANSWER_GRACE, BYE_WAIT, NO_WAIT, ReusedPoll, Timeouts, Transport, wait_ready
 
 T = TypeVar("T")
 
@@ -132,6 +132,7 @@ class SharedSession:
         self._disconnect_notified = False  # the waiters have been woken for the disconnect
         self._next_attempt = 0.0  # by time.monotonic()
         self._waker = _Waker()
+        self._reused_poll = ReusedPoll()
         self._releaser_running = False  # or is about to
         self._watched: dict[Entry, Callable[[LockLost], object]] = {}  # the on_lost callbacks
         self._watcher_running = False  # or is about to
@@ -149,9 +150,8 @@ class SharedSession:
     def execute(self, call: Call[Any], timeouts: Timeouts) -> None:
         """Sends call and waits until it is DONE, with an answer or an error. The caller is not INSIDE.
 
-        If this raises, call is abandoned, unless it is DONE.
+        The session is of this process. If this raises, call is abandoned, unless it is DONE.
         """
-        self.reset_if_forked()
         try:
             with self.mutex:
                 self.session.submit(call, self._clock())
@@ -267,12 +267,17 @@ class SharedSession:
         sock = self.transport.sock
         if sock is None:
             wait_ready([self._waker], [], min(seconds, 3600.0))
+        elif (
+            not self.session.unsent and waiter.leads_for is None
+        ):  # the frame of a displaced leader may be inside of it
+            self._reused_poll.wait([self._waker, sock], min(seconds, 3600.0))
         else:
             # A thread that leaves bytes unsent, or connects, after unsent was read here wakes the leader.
             wait_ready([self._waker, sock], [sock] if self.session.unsent else [], min(seconds, 3600.0))
         with self.mutex:
             self._polling = False
-            self._waker.drain()
+            if self._waker.woken:
+                self._waker.drain()
             self._receive()
             if waiter.leads_for is None:  # no frame polls an ended socket
                 self.transport.close_ended_sockets()
@@ -322,6 +327,10 @@ class SharedSession:
     def _notify(self) -> None:
         """Wakes the threads whose calls are DONE. If it is interrupted, its next run continues."""
         session = self.session
+        if not session.done_calls and not session.lost_holds and session.failure is None:
+            if self._disconnect_notified is not (self.transport.sock is None):
+                self._on_connection_changed()
+            return
         if session.lost_holds:
             self._wake_watcher()
             session.lost_holds.clear()  # their holders read the loss from the Hold
@@ -333,7 +342,8 @@ class SharedSession:
             self._on_connection_changed()
         while session.done_calls:
             for waiter in tuple(self._waiting.get(session.done_calls[-1], ())):
-                self._wake(waiter)
+                if self._polling or waiter is not self._leader:  # else it is awake
+                    self._wake(waiter)
             session.done_calls.pop()
 
     def _wake(self, waiter: _CallWaiter) -> None:
@@ -435,8 +445,7 @@ class SharedSession:
     # --- Holds ---
 
     def check_usable(self) -> bool:
-        """Whether a call can be executed. False INSIDE."""
-        self.reset_if_forked()
+        """Whether a call can be executed. False INSIDE. The session is of this process."""
         if self.is_inside():
             return False
         try:
@@ -783,7 +792,7 @@ class SharedSession:
 
     def reset_if_forked(self) -> None:
         """Checks the process id, because not every fork runs the hooks of os.register_at_fork()."""
-        if self.pid != os.getpid():
+        if self.pid != _fork.process_id():
             self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
@@ -827,19 +836,19 @@ class _Waker:
                 raise Unavailable(
                     f"cannot connect to the sidecar: {e.strerror}. Raise the limit of open files (ulimit -n)"
                 ) from e
-        self._woken = False
+        self.woken = False
 
     def fileno(self) -> int:
         return self._fd
 
     def wake(self) -> None:
-        self._woken = True
+        self.woken = True
         if sys.platform == "linux":
             os.eventfd_write(self._fd, 1)
 
     def drain(self) -> None:
-        if self._woken and sys.platform == "linux":
-            self._woken = False
+        if self.woken and sys.platform == "linux":
+            self.woken = False
             with contextlib.suppress(BlockingIOError):  # wake() was interrupted
                 os.eventfd_read(self._fd)
 

@@ -25,6 +25,7 @@ from ._calls import (
     hosts_call,
     info_call,
     list_call,
+    make_options,
     metrics_call,
     ping_call,
     status_call,
@@ -262,8 +263,9 @@ class Lock:
         client = self._client
         owner = _owners.of_context()
         call = acquire_call(self.name, owner, options, client._clock())
-        shared = client._usable_session()
-        if client._process_state().upper:
+        state = client._process_state()
+        shared = client._usable_session(state)
+        if state.upper:
             client._require_no_use_by(owner, self.name, shared)
         held: Held | None = None
         given_up: list[Call[Any] | Entry] = [call]
@@ -275,7 +277,7 @@ class Lock:
             _owners.bind_to_task(call.hold)
             held = Held(shared, Entry(shared.session, call.hold), block is not None, block)
             given_up = [held._entry]
-            with client._process_state().handles_lock:
+            with state.handles_lock:
                 self._handles.push(owner, held)
             if self._on_lost is not None:
                 shared.watch(held._entry, self._on_lost)
@@ -404,7 +406,7 @@ class Client:
         once; it runs while such a lock is held. Without on_lost, a thread finds the loss in check() or at the end of
         the block.
         """
-        options = Options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair)
+        options = make_options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair)
         return Lock(self, self._whole(name), options, on_lost)
 
     def rlock(
@@ -424,7 +426,7 @@ class Client:
 
         Otherwise as lock(). The end of an inner block is confirmed at once: the lock stays held.
         """
-        options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair)
+        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair)
         return RLock(self, self._whole(name), options, on_lost)
 
     def synchronized(
@@ -569,8 +571,8 @@ class Client:
 
     def _whole(self, name: str) -> str:
         """The name of a lock with the prefix."""
-        if not isinstance(name, str):
-            protocol.check_name(name)  # raises
+        if not isinstance(name, str) or not self.name_prefix:
+            return protocol.check_name(name)
         return protocol.check_name(self.name_prefix + name)
 
     @property
@@ -579,7 +581,7 @@ class Client:
 
     def _process_state(self) -> _ProcessState:
         # Not every fork runs the hooks of os.register_at_fork(): uWSGI forks in C.
-        pid = os.getpid()
+        pid = _fork.process_id()
         state = self._processes.get(pid)
         if state is None:
             state = self._processes.setdefault(pid, _ProcessState())
@@ -593,11 +595,11 @@ class Client:
         self._processes = {}
 
     def _call(self, call: Call[T], timeouts: Timeouts | None = None) -> T:
-        self._usable_session().execute(call, timeouts or Timeouts())
+        self._usable_session(self._process_state()).execute(call, timeouts or Timeouts())
         return call.result()
 
-    def _usable_session(self) -> SharedSession:
-        state = self._process_state()
+    def _usable_session(self, state: _ProcessState) -> SharedSession:
+        """state is that of this process."""
         shared = state.shared
         if shared is not None and shared.check_usable():
             return shared

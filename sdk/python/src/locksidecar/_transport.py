@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import Any, Final, Protocol, TypeVar
 
 from ._calls import Call, Confirm, check_number
-from ._core import Session, Stage
+from ._core import DISCONNECTED, SERVING, Session, Stage
 from ._errors import BadRequest, ConfirmTimeout, Denied, LocksidecarError, Unavailable, Unsupported, sentence
 
 T = TypeVar("T")
@@ -140,6 +140,40 @@ def wait_ready(reads: Sequence[HasFileno], writes: Sequence[HasFileno], seconds:
         poll.poll(seconds * 1000)
     elif all(file.fileno() >= 0 for file in reads):
         select.select(reads, writes, [], seconds)
+
+
+class ReusedPoll:
+    """wait_ready() for files that stay the same, and without writes: makes a poll() for them once.
+
+    One frame at a time may wait in it. A poll() that is in use refuses a second wait.
+    """
+
+    __slots__ = ("_files", "_made_by", "_poll")
+
+    def __init__(self) -> None:
+        self._files: Sequence[HasFileno] = ()
+        self._made_by: object = None  # what select.poll was: monkey patching may replace it at any time
+        self._poll: Any = None
+
+    def wait(self, reads: Sequence[HasFileno], seconds: float) -> None:
+        make = getattr(select, "poll", None)
+        if make is None or sys.platform == "win32":
+            wait_ready(reads, [], seconds)
+            return
+        if self._made_by is not make or self._files != reads:
+            poll = make()
+            for file in reads:
+                if (fd := file.fileno()) < 0:
+                    return
+                poll.register(fd, select.POLLIN)
+            # Commit:
+            self._poll = poll
+            self._files = reads
+            self._made_by = make
+        for file in reads:
+            if file.fileno() < 0:
+                return
+        self._poll.poll(seconds * 1000)
 
 
 @dataclass(slots=True)
@@ -272,6 +306,9 @@ class Availability(IntEnum):
     AWAY = 2  # one has served it, and may come back
 
 
+_SERVES: Final = Availability.SERVING
+
+
 class Transport:
     """Moves the bytes of a session over a non-blocking socket; after a disconnect, over the next one.
 
@@ -336,7 +373,9 @@ class Transport:
     def expires_at(self, timeouts: Timeouts) -> float:
         """When a call with these timeouts expires, by time.monotonic(); inf: never. Depends on the availability."""
         end = timeouts.started + timeouts.total
-        if self._availability is Availability.SERVING:
+        if self._availability is _SERVES:
+            if end == math.inf == timeouts.answer:
+                return end
             return min(end, max(timeouts.started + timeouts.answer, self._since) + timeouts.grace)
         known = self._availability is not Availability.UNKNOWN
         until = max(timeouts.started, self._since) + (timeouts.reconnect if known else timeouts.no_server)
@@ -366,16 +405,16 @@ class Transport:
     def readable(self) -> bool:
         """Whether receive() may have something to do. This costs less than a recv() that finds nothing."""
         session = self.session
-        if session.stage is not Stage.SERVING or session.has_work():
+        if session.stage is not SERVING or session.has_work() or self._poll is None:
             return True
-        return self._poll is None or bool(self._poll.poll(0))
+        return bool(self._poll.poll(0))
 
     def receive(self) -> None:
         """Reads and processes everything that has arrived. If it is interrupted, it is called again."""
         session = self.session
         if session.has_work():
             session.process(self._clock())
-        while self.sock is not None and session.stage > Stage.DISCONNECTED:
+        while self.sock is not None and session.stage > DISCONNECTED:
             try:
                 _append_result(session.received, self.sock.recv, (_RECV_SIZE,))
             except BlockingIOError:
@@ -385,14 +424,14 @@ class Transport:
                     raise
                 self._on_disconnected()
                 break
-            size = sum(map(len, session.received))
+            size = len(session.received[-1])
             session.process(self._clock())
             if size == 0:
                 self._on_disconnected()
             elif size < _RECV_SIZE:
                 break
-        served = self._availability is Availability.SERVING
-        if session.stage is Stage.DISCONNECTED or served is not (session.stage is Stage.SERVING):
+        served = self._availability is _SERVES
+        if session.stage is DISCONNECTED or served is not (session.stage is SERVING):
             self._follow_stage()
 
     def flush(self) -> bool:

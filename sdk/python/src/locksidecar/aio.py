@@ -34,6 +34,7 @@ from ._calls import (
     hosts_call,
     info_call,
     list_call,
+    make_options,
     metrics_call,
     ping_call,
     status_call,
@@ -412,7 +413,7 @@ class _AsyncSession:
 
     def reset_if_forked(self) -> None:
         """Checks the process id, because not every fork runs the hooks of os.register_at_fork()."""
-        if self.pid != os.getpid():
+        if self.pid != _fork.process_id():
             self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
@@ -784,7 +785,7 @@ class Client:
         fair: whether such acquires are granted over all hosts in the order in which they reach Redis. Without it a lock
         stays on one host for several grants, which is faster. It has no effect with timeout 0.
         """
-        options = Options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair)
+        options = make_options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair)
         return Lock(self, self._whole(name), options)
 
     def rlock(
@@ -803,7 +804,7 @@ class Client:
 
         The end of an inner block is confirmed at once: the lock stays held.
         """
-        options = Options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair)
+        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair)
         return RLock(self, self._whole(name), options)
 
     def synchronized(
@@ -958,8 +959,8 @@ class Client:
 
     def _whole(self, name: str) -> str:
         """The name of a lock with the prefix."""
-        if not isinstance(name, str):
-            protocol.check_name(name)  # raises
+        if not isinstance(name, str) or not self.name_prefix:
+            return protocol.check_name(name)
         return protocol.check_name(self.name_prefix + name)
 
     def after_fork_in_child(self) -> None:
@@ -1000,7 +1001,7 @@ class Client:
 
     def _usable_session(self) -> _AsyncSession:
         loop = _running_loop()
-        if self._pid != os.getpid():  # not every fork runs the hooks of os.register_at_fork()
+        if self._pid != _fork.process_id():  # not every fork runs the hooks of os.register_at_fork()
             if self._shared is not None:
                 self._shared.reset_if_forked()
             self.after_fork_in_child()
