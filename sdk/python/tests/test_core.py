@@ -404,6 +404,25 @@ def test_invalid_duration_is_refused(bad: dict[str, float]) -> None:
         Options(**bad)  # type: ignore[arg-type]
 
 
+def test_lock_that_was_given_up_is_not_used(harness: SessionHarness) -> None:
+    """An acquire in another session must not be refused for it: it waits until this session has released the lock."""
+    options = Options(reentrant=True)
+    outer = harness.grant(harness.acquire("n", options), count=1)
+    inner = harness.grant(harness.acquire("n", options), count=2)
+    waiting = harness.acquire("m")
+    session = harness.session
+    assert session.is_used_by("n", 1)
+    session.given_up += [inner, inner]
+    assert session.is_used_by("n", 1)
+    session.given_up += [outer]
+    assert not session.is_used_by("n", 1)
+    assert session.is_used_by("m", 1)
+    session.given_up += [waiting]
+    assert not session.is_used_by("m", 1)
+    session.complete_given_up(0)
+    assert not session.is_used_by("n", 1)
+
+
 # --- Encoding ---
 
 

@@ -12,6 +12,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -19,7 +20,7 @@ import pytest
 from fake import FakeSidecar
 
 import locksidecar
-from locksidecar import Client, Held, Unconfirmed, _core
+from locksidecar import Client, ClientClosed, Deadlock, Held, LockLost, Unconfirmed, _core
 
 OURS = os.path.dirname(_core.__file__)
 HANG = 60  # seconds; only a process that hangs runs that long
@@ -57,6 +58,44 @@ def acquire(client: Client, other: Held) -> None:
         pass
 
 
+def acquire_with_timeout(client: Client, other: Held) -> None:
+    lock = client.lock("third")
+    assert lock.acquire(timeout=HANG)
+    lock.release()
+
+
+def acquire_busy(client: Client, other: Held) -> None:
+    assert client.lock("busy").acquire(timeout=0.002) is False
+
+
+def acquire_own(client: Client, other: Held) -> None:
+    """The lock that the interrupted frame acquires, holds or releases. A wait for it would have no end."""
+    with contextlib.suppress(Deadlock), client.lock("n"):
+        pass
+
+
+class Lender:
+    """A thread that holds a lock until a handler wants it. It cannot release it while the handler is in the way."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.lock = client.lock("lent", timeout=HANG)
+        self.holds, self.wanted = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._lend, daemon=True)
+        self.thread.start()
+        assert self.holds.wait(HANG)
+
+    def _lend(self) -> None:
+        with self.lock:
+            self.holds.set()
+            assert self.wanted.wait(HANG)
+
+    def acquire(self) -> None:
+        self.wanted.set()
+        with contextlib.suppress(Deadlock), self.client.lock("lent"):
+            pass
+
+
 class Owner:
     """Garbage that releases a lock when it is collected."""
 
@@ -74,7 +113,7 @@ def collect(client: Client, other: Held) -> None:
 
 
 def acquire_at_each_point(path: str, function: Callable[[Client, Held], None]) -> None:
-    with locksidecar.connect(path) as client:
+    with locksidecar.connect(path) as client, locksidecar.connect(path) as elsewhere, elsewhere.lock("busy"):
         for point in itertools.count(1):
             with contextlib.ExitStack() as stack:
                 # It is free again: an earlier handler has released it.
@@ -93,18 +132,71 @@ def acquire_at_each_point(path: str, function: Callable[[Client, Held], None]) -
                 return
 
 
-@pytest.mark.parametrize("function", [check, release, release_confirmed, acquire, collect])
-def test_handler_that_uses_the_client(sidecar: FakeSidecar, function: Callable[[Client, Held], None]) -> None:
+def lend_at_each_point(path: str) -> None:
+    with locksidecar.connect(path) as client:
+        for point in itertools.count(1):
+            lender = Lender(client)
+            handler = Handler(point, lender.acquire)
+            try:
+                sys.setprofile(handler)
+                with client.lock("n") as held:
+                    held.check()
+            finally:
+                sys.setprofile(None)
+            lender.wanted.set()
+            lender.thread.join()
+            if handler.left > 0:
+                return
+
+
+def close_at_each_point(path: str) -> None:
+    with locksidecar.connect(path) as elsewhere:
+        for point in itertools.count(1):
+            client = Client(path)
+            handler = Handler(point, client.close)
+            with contextlib.suppress(ClientClosed, LockLost):
+                try:
+                    sys.setprofile(handler)
+                    with client.lock("n", timeout=HANG) as held:
+                        held.check()
+                finally:
+                    sys.setprofile(None)
+            if handler.left > 0:
+                client.close()
+                return
+            with pytest.raises(ClientClosed):
+                client.ping()
+            with elsewhere.lock("n"):
+                pass
+
+
+def in_child(function: Callable[[], None]) -> None:
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(HANG)
-            acquire_at_each_point(sidecar.path, function)
+            function()
             status = 0
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [check, release, release_confirmed, acquire, acquire_with_timeout, acquire_busy, acquire_own, collect],
+)
+def test_handler_that_uses_the_client(sidecar: FakeSidecar, function: Callable[[Client, Held], None]) -> None:
+    in_child(lambda: acquire_at_each_point(sidecar.path, function))
+
+
+def test_handler_that_wants_the_lock_of_another_thread(sidecar: FakeSidecar) -> None:
+    in_child(lambda: lend_at_each_point(sidecar.path))
+
+
+def test_handler_that_closes_the_client(sidecar: FakeSidecar) -> None:
+    in_child(lambda: close_at_each_point(sidecar.path))

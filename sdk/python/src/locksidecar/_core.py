@@ -115,6 +115,8 @@ class Session:
     # Code that is interrupted appends to it first, with += and so without a call, possibly in another thread. So it is
     # never replaced, and items are deleted at its start only.
     given_up: list[Call[Any] | Entry] = field(default_factory=list)
+    # The names of locks whose releases may not be sent. The I/O layer deletes them when everything is sent.
+    unsent_releases: list[str] = field(default_factory=list)
     # Abandoned acquires without an answer, by owner; those of anonymous owners by their negated id.
     unanswered_cancels: dict[int, Call[Any]] = field(default_factory=dict)
     # Why the session accepts no more requests. Its holds stay valid until their deadlines.
@@ -459,11 +461,27 @@ class Session:
         return max(deadline, now + self._watchdog_lease_ns)
 
     def is_used_by(self, name: str, owner: int) -> bool:
-        """Whether owner holds the lock, or waits for it."""
-        held = any(h.name == name and h.owner == owner and not h.lost_reason for h in list(self._holds.values()))
-        return held or any(
-            c.op == "acquire" and c.name == name and c.owner == owner and not c.abandoned
+        """Whether owner holds the lock, or waits for it. What was given up does not count, completed or not."""
+        given_up = set(self.given_up)
+        for hold in list(self._holds.values()):
+            if hold.name == name and hold.owner == owner and not hold.lost_reason:
+                ending = [g for g in given_up if g.hold is hold and not (isinstance(g, Entry) and g.released)]
+                if hold.entries > len(ending):
+                    return True
+        return any(
+            c.op == "acquire" and c.name == name and c.owner == owner and not c.abandoned and c not in given_up
             for c in list(self._pending.values())
+        )
+
+    def is_used(self, name: str, except_by: int | None) -> bool:
+        """Whether the sidecar may have a hold of the lock, or a request for it, as long as nothing is sent or read.
+
+        except_by: an owner whose holds and requests do not count.
+        """
+        return (
+            name in self.unsent_releases
+            or any(h.name == name and h.owner != except_by for h in list(self._holds.values()))
+            or any(c.op == "acquire" and c.name == name and c.owner != except_by for c in list(self._pending.values()))
         )
 
     def complete_given_up(self, now: int) -> None:
@@ -573,7 +591,9 @@ class Session:
         holds = self._holds if ends else {number: hold}
         live = self.live_holds - (entries == 0 and not hold.lost_reason)
         was_lost = bool(hold.lost_reason)
+        released_names = [hold.name]
         # Commit:
+        self.unsent_releases += released_names
         released.was_lost = was_lost
         released.released = True
         granted.hold = None

@@ -265,8 +265,8 @@ class Lock:
         call = acquire_call(self.name, owner, options, client._clock())
         state = client._process_state()
         shared = client._usable_session(state)
-        if state.upper:
-            client._require_no_use_by(owner, self.name, shared)
+        if state.upper or state.handles_lock_is_owned():
+            client._require_no_use_by(owner, self.name, shared, state)
         held: Held | None = None
         given_up: list[Call[Any] | Entry] = [call]
         span = _tracing.start(self.name, options.timeout)
@@ -339,12 +339,15 @@ class _ProcessState:
     It is made at the first use in the process, when monkey patching has replaced threading.Lock.
     """
 
-    __slots__ = ("handles_lock", "session_lock", "shared", "upper")
+    __slots__ = ("handles_lock", "handles_lock_is_owned", "session_lock", "shared", "upper")
 
     def __init__(self) -> None:
         # Guards the handles of all locks of the client. No thread waits while it holds it. A signal handler, or a
         # __del__, may lock it again: see Handles.
-        self.handles_lock = threading.RLock()
+        handles_lock = threading.RLock()
+        self.handles_lock = handles_lock
+        # Whether the calling thread has locked it, in a frame that was interrupted.
+        self.handles_lock_is_owned: Callable[[], bool] = handles_lock._is_owned  # type: ignore[attr-defined]
         # Guards shared, which is replaced when its session has failed. Lock order: before SharedSession.mutex.
         self.session_lock = threading.RLock()
         self.shared: SharedSession | None = None
@@ -633,16 +636,24 @@ class Client:
         if self._closed:
             raise ClientClosed("the client was closed; make a new one with locksidecar.connect()")
 
-    def _require_no_use_by(self, owner: int, name: str, shared: SharedSession) -> None:
-        """Raises Deadlock if owner holds the lock, or waits for it, in another session than shared.
+    def _require_no_use_by(self, owner: int, name: str, shared: SharedSession, state: _ProcessState) -> None:
+        """Raises Deadlock if the wait for the lock would not end, because this process uses it.
 
-        The sidecar cannot detect that: for it, these are two owners.
+        The sidecar cannot detect that. For it, sessions have different owners. While a frame of this thread is inside
+        of a session, or has locked the handles, the other threads cannot release their locks.
         """
-        for other in self._process_state().sessions():
-            if other is not shared and other.session.is_used_by(name, owner):
+        handles_are_locked = state.handles_lock_is_owned()
+        for other in state.sessions():
+            if other.is_inside():
+                is_used = other.session.is_used(name, except_by=None)
+            elif other is not shared:
+                is_used = other.session.is_used_by(name, owner)
+            else:
+                is_used = False
+            if is_used or (handles_are_locked and other.session.is_used(name, except_by=owner)):
                 raise Deadlock(
-                    f"acquire {name!r}: this thread holds it or waits for it already, in a frame that a signal handler "
-                    "or a __del__ has interrupted inside of this client"
+                    f"acquire {name!r}: this process holds it, waits for it or releases it already, and cannot go on "
+                    "before the signal handler or the __del__ that acquires it here has ended"
                 )
 
 

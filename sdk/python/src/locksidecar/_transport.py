@@ -452,6 +452,8 @@ class Transport:
             finally:
                 if sent:  # no call here: a handler could raise before it returned
                     del session.unsent[: sent[0]]
+        if session.stage is SERVING or session.stage is Stage.ENDED:  # else a release is sent later, or not claimed
+            del session.unsent_releases[:]
         return True
 
     def finish_greeting(self) -> None:
