@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -420,6 +421,27 @@ def test_lock_that_was_given_up_is_not_used(harness: SessionHarness) -> None:
     session.given_up += [waiting]
     assert not session.is_used_by("m", 1)
     session.complete_given_up(0)
+    assert not session.is_used_by("n", 1)
+
+
+def test_grant_to_an_abandoned_acquire_is_not_used_by_its_owner(harness: SessionHarness) -> None:
+    """It arrives in another thread while the session is read."""
+    call = harness.acquire("n")
+    harness.abandon(call)
+    session = harness.session
+    arrived: list[bool] = []
+
+    class GivenUp(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            items = self[:]
+            if not arrived:
+                arrived.append(True)
+                session._on_grant(call, protocol.AcquireOK(107, 7, 1, 30 * S))
+            return iter(items)
+
+    session.given_up = GivenUp()
+    assert not session.is_used_by("n", 1)
+    assert call.hold is not None
     assert not session.is_used_by("n", 1)
 
 

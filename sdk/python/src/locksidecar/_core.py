@@ -461,17 +461,19 @@ class Session:
         return max(deadline, now + self._watchdog_lease_ns)
 
     def is_used_by(self, name: str, owner: int) -> bool:
-        """Whether owner holds the lock, or waits for it. What was given up does not count, completed or not."""
+        """Whether owner holds the lock, or waits for it. What was given up does not count, completed or not.
+
+        Any thread may change the session meanwhile. So what was given up is read last: a grant to an abandoned acquire
+        is given up in the commit that makes it a hold.
+        """
+        holds = [h for h in list(self._holds.values()) if h.name == name and h.owner == owner and not h.lost_reason]
+        calls = [c for c in list(self._pending.values()) if c.op == "acquire" and c.name == name and c.owner == owner]
         given_up = set(self.given_up)
-        for hold in list(self._holds.values()):
-            if hold.name == name and hold.owner == owner and not hold.lost_reason:
-                ending = [g for g in given_up if g.hold is hold and not (isinstance(g, Entry) and g.released)]
-                if hold.entries > len(ending):
-                    return True
-        return any(
-            c.op == "acquire" and c.name == name and c.owner == owner and not c.abandoned and c not in given_up
-            for c in list(self._pending.values())
-        )
+        for hold in holds:
+            ending = [g for g in given_up if g.hold is hold and not (isinstance(g, Entry) and g.released)]
+            if hold.entries > len(ending):
+                return True
+        return any(not (c.abandoned or c in given_up or c.done) for c in calls)
 
     def is_used(self, name: str, except_by: int | None) -> bool:
         """Whether the sidecar may have a hold of the lock, or a request for it, as long as nothing is sent or read.
