@@ -3,12 +3,14 @@
 A section is a file that is locked with flock(). If two holders enter one section, the second one finds the file locked;
 the kernel unlocks it when a process dies. All processes append to one log. Each event is one line:
 
+    process PID        a process has begun its first operation
     op                 an operation has ended: a block, or an acquire, possibly interrupted
     held NAME TOKEN    a hold, at its first entry
     interrupt          a timeout or a signal ended an operation
+    handler            a signal handler, or a __del__, has used the client
     window             an interrupt left the lock held, at one of the two moments that sdk/python/README.md names
     timeout            another owner held the lock for too long
-    overlap NAME       a violation: two holders were in one section
+    overlap NAME …     a violation: two holders were in one section
     error TEXT         an unexpected exception
 """
 
@@ -16,13 +18,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import fcntl
+import gc
+import itertools
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -35,7 +41,9 @@ NAMES = 6
 WAIT = 10.0  # for a lock, seconds
 INTERRUPT_AFTER = 0.0015  # at most, seconds
 REPEAT_AFTER = 0.002  # between the signals of one interrupt, seconds
-KINDS = ("block", "reenter", "acquire", "interrupt", "interrupt")
+KINDS = ("block", "reenter", "acquire", "interrupt", "interrupt", "handler", "handler")
+HANG = 60.0  # seconds; an operation that takes that long hangs
+HANDLERS = 6  # at most, for one operation
 
 
 class Interrupt(BaseException):
@@ -56,22 +64,32 @@ class AlarmInterrupter:
     """A signal handler that raises Interrupt in the main thread repeatedly.
 
     So it also interrupts the completion of an interrupted call, and raises again if a finalizer has swallowed it.
+    With call_after() it calls a function instead, once.
     """
 
     def __init__(self) -> None:
         self.armed = False
-        signal.signal(signal.SIGALRM, self._raise)
+        self._function: Callable[[], object] | None = None
+        signal.signal(signal.SIGALRM, self._on_alarm)
 
     def arm(self, seconds: float) -> None:
+        self._function = None
         self.armed = True
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-5), REPEAT_AFTER)
+
+    def call_after(self, seconds: float, function: Callable[[], object]) -> None:
+        self._function = function
+        self.armed = True
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-5))
 
     def disarm(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _raise(self, _: int, frame: FrameType | None) -> None:
+    def _on_alarm(self, _: int, frame: FrameType | None) -> None:
         if self.armed:
-            raise Interrupt
+            if self._function is None:
+                raise Interrupt
+            self._function()
 
 
 def write(line: str) -> None:
@@ -104,25 +122,168 @@ def _holder(fd: int) -> str:
     return ""
 
 
-@contextlib.contextmanager
-def section(name: str) -> Iterator[None]:
-    fd = os.open(DIRECTORY / f"section-{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+def section(name: str) -> FileIO:
+    """Enters a section; the end of the block leaves it.
+
+    The methods that a with statement calls are in C. So no signal handler can raise between their begin and the close.
+    """
+    file = FileIO(DIRECTORY / f"section-{name}", "a")
     try:
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if (pid := _holder(fd)) and _is_alive(pid):
-                    write(f"overlap {name}")
+                if (pid := _holder(file.fileno())) and _is_alive(pid):
+                    write(f"overlap {name} of {os.getpid()} and {pid}")
                     break
-        yield
-    finally:
-        os.close(fd)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+_announced = 0  # the process that has written its id
+
+
+def announce() -> None:
+    global _announced
+    if _announced != os.getpid():
+        _announced = os.getpid()
+        write(f"process {_announced}")
 
 
 def log_error(e: BaseException) -> None:
     write(f"error {type(e).__name__}: {e}".replace("\n", " "))
+
+
+class HangDetector:
+    """Ends the process, after it has written where its threads are, if an operation does not end.
+
+    It also writes that when the storm asks for it, because the process has not released a lock.
+    """
+
+    def __init__(self) -> None:
+        self._file = (DIRECTORY / f"hang-{os.getpid()}").open("w")
+        faulthandler.register(signal.SIGUSR2, file=self._file)
+
+    def __enter__(self) -> None:
+        faulthandler.dump_traceback_later(HANG, exit=True, file=self._file)
+
+    def __exit__(self, *_: object) -> None:
+        faulthandler.cancel_dump_traceback_later()
+
+
+_detectors: dict[int, HangDetector] = {}  # by process
+
+
+def hang_detector() -> HangDetector:
+    if os.getpid() not in _detectors:
+        _detectors[os.getpid()] = HangDetector()
+    return _detectors[os.getpid()]
+
+
+class Garbage:
+    """A cycle that releases a lock when the garbage collector finds it, at any point of the program."""
+
+    def __init__(self, held: locksidecar.Held) -> None:
+        self.held = held
+        self.cycle = self
+
+    def __del__(self) -> None:
+        try:
+            self.held.release()
+        except (locksidecar.NotHeld, locksidecar.LockLost):
+            pass
+        except BaseException as e:
+            log_error(e)
+        write("handler")
+
+
+_extra_numbers = itertools.count(1)
+
+
+class HandlerUse:
+    """What signal handlers do with the client while the main thread is in one operation.
+
+    Each handler may be interrupted by another one.
+    """
+
+    def __init__(self, client: locksidecar.Client, alarm: AlarmInterrupter, rng: random.Random, closes: bool) -> None:
+        self.client = client
+        self.closes = closes
+        self._alarm = alarm
+        self._rng = rng
+        self._left = rng.randrange(1, HANDLERS)
+        self._depth = 0
+        self._extra = [self._acquire_extra() for _ in range(3)]
+        for _ in range(2):
+            Garbage(self._acquire_extra())
+        self._threshold = gc.get_threshold()
+
+    def _acquire_extra(self) -> locksidecar.Held:
+        """A lock that no other process wants."""
+        lock = self.client.lock(f"extra-{os.getpid()}-{next(_extra_numbers)}", timeout=WAIT)
+        lock.acquire()
+        return lock.held
+
+    def begin(self) -> None:
+        # So that it collects inside of the client. A server has many old objects: those are left alone.
+        gc.set_threshold(40, 1000, 1000)
+        self._alarm.call_after(self._rng.random() * INTERRUPT_AFTER, self)
+
+    def end(self) -> None:
+        """Releases what no handler has released."""
+        self._alarm.armed = False
+        self._alarm.disarm()
+        gc.set_threshold(*self._threshold)
+        for held in self._extra:
+            with contextlib.suppress(locksidecar.NotHeld, locksidecar.LockLost):
+                held.release()
+        gc.collect(1)
+
+    def __call__(self) -> None:
+        self._left -= 1
+        self._depth += 1
+        if self._depth < 3 and self._left > 0 and self._rng.random() < 0.3:
+            self._alarm.call_after(self._rng.random() * INTERRUPT_AFTER, self)
+        try:
+            self._use()
+        except (locksidecar.NotHeld, locksidecar.LockLost, locksidecar.Deadlock, locksidecar.LockTimeout):
+            pass  # another handler has released it; the interrupted frame has it; another process has it
+        except (locksidecar.Unconfirmed, locksidecar.ClientClosed, locksidecar.Unavailable):
+            pass  # inside of a change of the session; closed; the daemon is restarted
+        except BaseException as e:
+            log_error(e)
+        write("handler")
+        self._depth -= 1
+        if self._left > 0 and self._depth == 0:
+            self._alarm.call_after(self._rng.random() * INTERRUPT_AFTER, self)
+
+    def _use(self) -> None:
+        rng = self._rng
+        held = rng.choice(self._extra)
+        match rng.randrange(8 if self.closes else 7):
+            case 0:
+                held.check()
+            case 1:
+                assert held.remaining >= 0
+                assert held.lost != ""
+            case 2:
+                held.release()
+            case 3:
+                held.release(confirm=True, timeout=1)
+            case 4:
+                gc.collect(1)
+            case 5 | 6:
+                name = f"closed-{os.getpid()}" if self.closes else f"n{rng.randrange(NAMES)}"
+                lock = self.client.lock(name)
+                if lock.acquire(timeout=rng.random() * 0.02):
+                    with section(name):
+                        write(f"held {name} {lock.token}")
+                    lock.release()
+            case 7:
+                self.client.close()
 
 
 class Locker:
@@ -135,10 +296,17 @@ class Locker:
     def operate(self, rng: random.Random, interrupter: Interrupter | None) -> None:
         name = f"n{rng.randrange(NAMES)}"
         kind = rng.choice(KINDS)
-        if kind == "interrupt" and interrupter is None:
+        if (kind == "interrupt" and interrupter is None) or (
+            kind == "handler" and not isinstance(interrupter, AlarmInterrupter)
+        ):
             kind = "block"
+        announce()
         try:
             match kind:
+                case "handler":
+                    assert isinstance(interrupter, AlarmInterrupter)
+                    with hang_detector():
+                        self._handled(name, rng, interrupter)
                 case "block":
                     self._block(self.client.lock(name, timeout=WAIT), name, rng)
                 case "reenter":
@@ -171,6 +339,28 @@ class Locker:
             self.sleep_for(rng.random() * 0.001)
             held.check()
 
+    def _handled(self, name: str, rng: random.Random, alarm: AlarmInterrupter) -> None:
+        """Blocks that are interrupted by handlers which use the client, and return."""
+        closes = rng.random() < 0.2
+        client = self.client
+        if closes:  # a lock that is lost then, so no other process may want it
+            client, name = locksidecar.Client(), f"closed-{os.getpid()}"
+        use = HandlerUse(client, alarm, rng, closes)
+        lock = client.lock(name, timeout=WAIT)
+        try:
+            use.begin()
+            for _ in range(rng.randrange(1, 5)):
+                self._block(lock, name, rng)
+        except locksidecar.LocksidecarError as e:
+            if not (closes and isinstance(e, locksidecar.ClientClosed | locksidecar.LockLost)):
+                raise
+        finally:
+            use.end()
+            if closes:
+                client.close()
+        if not closes:
+            assert not lock.locked()
+
     def _interrupted(self, name: str, rng: random.Random, interrupter: Interrupter) -> None:
         """An interrupted operation, which the same owner repeats at once."""
         kind = rng.choice((self.client.lock, self.client.rlock))
@@ -199,9 +389,10 @@ class AsyncLocker:
 
     async def operate(self, rng: random.Random) -> None:
         name = f"n{rng.randrange(NAMES)}"
+        announce()
         try:
             match rng.choice(KINDS):
-                case "block":
+                case "block" | "handler":
                     await self._block(self.client.lock(name, timeout=WAIT), name)
                 case "reenter":
                     lock = self.client.rlock(name, timeout=WAIT)
