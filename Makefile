@@ -56,7 +56,7 @@ build: ## build bin/locksidecar
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin dist .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target examples/typescript/dist examples/typescript/node_modules
+	rm -rf bin dist .promtool .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target examples/typescript/dist examples/typescript/node_modules
 
 .PHONY: release
 release: venv ## the artefacts of a release, in dist/: archives, packages, image, sdist, wheel, checksums
@@ -100,6 +100,17 @@ cc:
 .PHONY: readers
 readers:
 	@{ command -v zsh && command -v fish && command -v mandoc; } >/dev/null || { $(call apt,zsh fish mandoc); }
+
+# Prometheus's promtool alone: the package would start a server.
+.PHONY: promtool
+promtool:
+	@command -v promtool >/dev/null || [ -x .promtool/promtool ] || { \
+		command -v apt-get >/dev/null || { echo "error: promtool is needed: install Prometheus and try again" >&2; exit 1; }; \
+		mkdir -p .promtool; cd .promtool; \
+		apt-get -qq download prometheus 2>/dev/null || { \
+			as=; [ "$$(id -u)" = 0 ] || as=sudo; $$as apt-get -qq update; apt-get -qq download prometheus; }; \
+		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=3 ./usr/bin/promtool; \
+		rm prometheus_*.deb; }
 
 .PHONY: package-readers
 package-readers: readers .venv/.twine
@@ -172,9 +183,9 @@ test: test-go test-python ## run every test; installs what they need
 # of the time. Most other tests wait for something most of the time: so one package more than there
 # are processors is tested at a time.
 .PHONY: test-go
-test-go: fmt-check redis cc venv redisson typescript readers
+test-go: fmt-check redis cc venv redisson typescript readers promtool
 	go vet ./...
-	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 LOCKSIDECAR_REQUIRE_READERS=1 LOCKSIDECAR_REQUIRE_NODE=1 go test -race -p $$(($$(nproc) + 1)) -timeout 10m $$(go list ./... | grep -v /internal/sim)
+	LOCKSIDECAR_REQUIRE_REDIS=1 LOCKSIDECAR_REQUIRE_PYTHON=1 LOCKSIDECAR_REQUIRE_REDISSON=1 LOCKSIDECAR_REQUIRE_CC=1 LOCKSIDECAR_REQUIRE_READERS=1 LOCKSIDECAR_REQUIRE_NODE=1 LOCKSIDECAR_REQUIRE_PROMTOOL=1 go test -race -p $$(($$(nproc) + 1)) -timeout 10m $$(go list ./... | grep -v /internal/sim)
 	LOCKSIDECAR_REQUIRE_REDIS=1 go test -timeout 10m ./internal/sim/...
 	@$(MAKE) sim
 	go test -race -timeout 10m -short -run 'TestSimulation$$|TestExplore$$' ./internal/sim/...

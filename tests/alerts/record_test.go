@@ -1,0 +1,248 @@
+package alerts
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+var record = flag.Bool("record", false, "record the outages again, in real time: 7 minutes; as root, for a file system that is full")
+
+// stage is where an outage is recorded: a daemon, its Redis, and three programs that hold a lock
+// each, while two others take a fourth one in turn.
+type stage struct {
+	t     *testing.T
+	redis *harness.Redis
+	d     *harness.Daemon
+	start time.Time
+
+	mu     sync.Mutex
+	events map[string]float64
+}
+
+// note records when something happened.
+func (s *stage) note(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, is := s.events[what]; !is {
+		s.events[what] = time.Since(s.start).Round(100 * time.Millisecond).Seconds()
+	}
+}
+
+// at waits until so long after the first scrape.
+func (s *stage) at(d time.Duration) { time.Sleep(time.Until(s.start.Add(d))) }
+
+// outages are what is recorded: for how long, and what happens meanwhile.
+var outages = map[string]struct {
+	says string
+	last time.Duration
+	run  func(*stage)
+}{
+	"nothing": {"The daemon is started again, Redis does not answer for 3 s, and a program that holds a lock is killed.", 100 * time.Second, func(s *stage) {
+		s.at(20 * time.Second)
+		s.d.Terminate()
+		s.note("stopped")
+		s.d.Start()
+		s.at(50 * time.Second)
+		s.redis.Signal(syscall.SIGSTOP)
+		time.Sleep(3 * time.Second)
+		s.redis.Signal(syscall.SIGCONT)
+		s.at(75 * time.Second)
+		w := harness.StartGoWorker(s.t, s.d)
+		w.Lock("of a program that is killed")
+		w.Kill()
+	}},
+	"redis-stopped": {"Redis is killed, and does not come back.", 90 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		s.redis.Kill()
+	}},
+	"redis-hangs": {"Redis is stopped by SIGSTOP: connections stay, and nothing is answered.", 90 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		s.redis.Signal(syscall.SIGSTOP)
+		s.at(85 * time.Second)
+		s.redis.Signal(syscall.SIGCONT)
+	}},
+	"data-lost": {"FLUSHALL deletes the keys of all locks.", 70 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		s.redis.MustDo("FLUSHALL")
+	}},
+	"daemon-killed": {"The daemon is killed, and does not come back.", 90 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		s.d.Kill()
+	}},
+	"daemon-hangs": {"The daemon is stopped by SIGSTOP.", 90 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		s.d.Signal(syscall.SIGSTOP)
+		s.at(88 * time.Second)
+		s.d.Signal(syscall.SIGCONT)
+	}},
+	"waiter-stuck": {"A program waits for a lock that another one does not release.", 400 * time.Second, func(s *stage) {
+		s.at(20 * time.Second)
+		s.note("outage")
+		c := harness.Dial(s.t, s.d)
+		if _, err := c.Lock(s.t.Context(), "stuck"); err != nil {
+			s.t.Error(err)
+		}
+		go c.Lock(s.t.Context(), "stuck")
+	}},
+	"state-full": {"The file system of the state file has no room: the daemon cannot store 2,000 more locks.", 180 * time.Second, func(s *stage) {
+		s.at(20 * time.Second)
+		s.note("outage")
+		c := harness.Dial(s.t, s.d)
+		for i := range 2000 {
+			if _, err := c.Lock(s.t.Context(), fmt.Sprintf("many:%d", i)); err != nil {
+				s.t.Error(err)
+				return
+			}
+		}
+	}},
+}
+
+func TestRecordOutages(t *testing.T) {
+	if !*record {
+		t.Skip("go test ./tests/alerts -run Record -record")
+	}
+	for name, o := range outages {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &stage{t: t, redis: harness.StartRedis(t), events: make(map[string]float64)}
+			s.d = harness.NewDaemon(t, s.redis.TCPURL())
+			if name == "state-full" {
+				s.d.Socket = filepath.Join(smallFileSystem(t), "s.sock")
+			}
+			s.d.Start()
+			s.d.AwaitSocket()
+			s.d.AwaitRedis("ok")
+			s.use()
+			r := recording{Outage: o.says, Events: s.events, Series: make(map[string]string)}
+			s.start = time.Now()
+			done := make(chan struct{})
+			go func() { defer close(done); o.run(s) }()
+			s.scrape(&r, metricsOfRules(t), int(o.last/interval))
+			<-done
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			text, err := yaml.Marshal(&r)
+			if err == nil {
+				err = os.WriteFile(filepath.Join("testdata", name+".yml"), text, 0o644)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// use has programs use locks until the end of the recording.
+func (s *stage) use() {
+	for i := range 3 {
+		l, err := harness.Dial(s.t, s.d).Lock(s.t.Context(), fmt.Sprintf("held:%d", i))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		lost, cancel := l.Context(s.t.Context())
+		s.t.Cleanup(cancel)
+		go func() {
+			<-lost.Done()
+			if s.t.Context().Err() == nil {
+				s.note("lost")
+			}
+		}()
+	}
+	for range 2 {
+		c := harness.Dial(s.t, s.d)
+		go func() {
+			for s.t.Context().Err() == nil {
+				ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
+				if l, err := c.Lock(ctx, "in turn"); err == nil {
+					l.Unlock()
+				}
+				cancel()
+				time.Sleep(50 * time.Millisecond)
+			}
+		}()
+	}
+}
+
+// scrape reads the metrics as Prometheus does: so many times, and a daemon that does not answer
+// within 4 s is down.
+func (s *stage) scrape(r *recording, names []string, times int) {
+	values := make(map[string][]string)
+	for n := range times {
+		s.at(time.Duration(n) * interval)
+		ctx, cancel := context.WithTimeout(s.t.Context(), interval-time.Second)
+		cmd := exec.CommandContext(ctx, harness.Program(s.t), "metrics")
+		cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+s.d.Socket)
+		var out bytes.Buffer
+		cmd.Stdout = &out
+		err := cmd.Run()
+		cancel()
+		got := map[string]string{"up": "1"}
+		if err != nil {
+			got["up"] = "0"
+		}
+		for line := range strings.Lines(out.String()) {
+			series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if slices.Contains(names, strings.SplitN(series, "{", 2)[0]) {
+				got[series] = value
+			}
+		}
+		for series := range got {
+			if values[series] == nil {
+				values[series] = slices.Repeat([]string{"_"}, n)
+			}
+		}
+		for series := range values {
+			value, is := got[series]
+			switch {
+			case !is && n > 0 && values[series][n-1] != "_" && values[series][n-1] != "stale":
+				value = "stale"
+			case !is:
+				value = "_"
+			}
+			values[series] = append(values[series], value)
+		}
+	}
+	for _, series := range slices.Sorted(maps.Keys(values)) {
+		r.Series[withJob(series)] = strings.Join(values[series], " ")
+	}
+}
+
+// withJob adds the labels that Prometheus adds.
+func withJob(series string) string {
+	const labels = `instance="db-7",job="locksidecar"`
+	if name, own, has := strings.Cut(strings.TrimSuffix(series, "}"), "{"); has {
+		return name + "{" + labels + "," + own + "}"
+	}
+	return series + "{" + labels + "}"
+}
+
+// smallFileSystem mounts a file system of 128 KiB.
+func smallFileSystem(t *testing.T) string {
+	dir := harness.ShortDir(t)
+	if err := syscall.Mount("none", dir, "tmpfs", 0, "size=128k"); err != nil {
+		t.Skip("a file system that becomes full needs root: ", err)
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	return dir
+}
