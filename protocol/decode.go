@@ -78,6 +78,7 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 			LeaseMS:      o.int(fieldLeaseMS, 0, MinLeaseMS, MaxDurationMS),
 			MaxHoldMS:    o.int(fieldMaxHoldMS, 0, 1, MaxDurationMS),
 			CrashDelayMS: o.int(fieldCrashDelayMS, 0, 0, MaxCrashDelayMS),
+			KeepMS:       o.int(fieldKeepMS, 0, 0, MaxKeepMS),
 		}
 		m = &d.acquire
 	case "release":
@@ -521,6 +522,7 @@ func (r *LockRow) unpack(p *parser, at int) int {
 		LeaseMS:     o.int(fieldLeaseMS, 0, 0, math.MaxInt64),
 		Absent:      o.bool(fieldAbsent, false),
 		Orphan:      o.bool(fieldOrphan, false),
+		KeepLeftMS:  o.int(fieldKeepLeftMS, 0, 0, math.MaxInt64),
 		RemoteField: o.text(fieldRemoteField, 0),
 		RemoteHost:  o.text(fieldRemoteHost, 0),
 		RemoteTTLMS: o.int(fieldRemoteTTLMS, 0, -1, math.MaxInt64),

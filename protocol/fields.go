@@ -24,6 +24,7 @@ const (
 	fieldLeaseMS
 	fieldMaxHoldMS
 	fieldCrashDelayMS
+	fieldKeepMS
 	fieldHold
 	fieldTarget
 	fieldAfter
@@ -61,6 +62,7 @@ const (
 	fieldHeldMS
 	fieldAbsent
 	fieldOrphan
+	fieldKeepLeftMS
 	fieldRemoteField
 	fieldRemoteTTLMS
 	fieldRemoteHost
@@ -101,7 +103,7 @@ var fieldNames = [fields]string{
 	fieldV: "v", fieldClient: "client", fieldResumable: "resumable", fieldResume: "resume",
 	fieldName: "name", fieldOwner: "owner",
 	fieldReentrant: "reentrant", fieldFair: "fair", fieldWaitMS: "wait_ms", fieldLeaseMS: "lease_ms",
-	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms",
+	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms", fieldKeepMS: "keep_ms",
 	fieldHold: "hold", fieldTarget: "target", fieldAfter: "after", fieldHolds: "holds", fieldMore: "more", fieldWait: "wait",
 	fieldCode: "code", fieldMsg: "msg", fieldSidecar: "sidecar", fieldVersion: "version",
 	fieldSession: "session", fieldNowNS: "now_ns", fieldTicket: "ticket", fieldResumed: "resumed",
@@ -110,7 +112,7 @@ var fieldNames = [fields]string{
 	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason", fieldText: "text",
 	fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldKeyPrefix: "key_prefix",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
-	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldRemoteField: "remote_field",
+	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldKeepLeftMS: "keep_left_ms", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
 	fieldWaitedMS: "waited_ms",
 	fieldEvents:   "events", fieldMissed: "missed", fieldAtNS: "at_ns", fieldKind: "kind",
@@ -157,6 +159,8 @@ func fieldOf(key []byte) field {
 		return fieldMaxHoldMS
 	case "crash_delay_ms":
 		return fieldCrashDelayMS
+	case "keep_ms":
+		return fieldKeepMS
 	case "hold":
 		return fieldHold
 	case "target":
@@ -227,6 +231,8 @@ func fieldOf(key []byte) field {
 		return fieldAbsent
 	case "orphan":
 		return fieldOrphan
+	case "keep_left_ms":
+		return fieldKeepLeftMS
 	case "remote_field":
 		return fieldRemoteField
 	case "remote_ttl_ms":

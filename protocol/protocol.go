@@ -34,6 +34,7 @@ const (
 	MinLeaseMS      = 50
 	MaxDurationMS   = 2_592_000_000 // 30 days: the longest wait, lease and max_hold
 	MaxCrashDelayMS = 3_600_000     // 1 hour
+	MaxKeepMS       = 86_400_000    // 1 day
 
 	Forever = -1 // Acquire.WaitMS: no limit
 )

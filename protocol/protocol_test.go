@@ -20,7 +20,7 @@ import (
 var everyRequest = []Request{
 	&Hello{ID: 1, V: 2, Client: "go/1.0.0"},
 	&Hello{ID: 1, V: 2, Client: "go/1.0.0", Resumable: true, Resume: "ticket"},
-	&Acquire{ID: 2, Name: "invoice:42", Owner: 3, NotReentrant: true, Fair: true, WaitMS: 0, LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2},
+	&Acquire{ID: 2, Name: "invoice:42", Owner: 3, NotReentrant: true, Fair: true, WaitMS: 0, LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2, KeepMS: 3},
 	&Acquire{ID: 2, Name: "invoice:42", WaitMS: Forever},
 	&Release{ID: 4, Hold: 5},
 	&Release{Hold: 5},
@@ -47,7 +47,7 @@ var everyRequest = []Request{
 // fullRow has more fields than a row of any state, and more than a fixmap can have.
 var fullRow = LockRow{
 	Name: strings.Repeat("n", MaxName), State: StateHeld, Hold: 1, Token: 1 << 50, Count: 3, Owner: 4, Session: 5, PID: 6, UID: 7,
-	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, Orphan: true,
+	Cmd: strings.Repeat("c", MaxCmd), HeldMS: 8, DeadlineNS: 9, LeaseMS: 10, Absent: true, Orphan: true, KeepLeftMS: 12,
 	RemoteField: strings.Repeat("f", MaxField), RemoteTTLMS: -1, RemoteHost: strings.Repeat("h", MaxClient), Waiting: 11,
 	Waiters: []WaiterRow{{Session: 12, PID: 13, UID: 14, Cmd: "w", Owner: 15, WaitedMS: 16}, {}},
 }
@@ -135,7 +135,7 @@ func TestAnotherMsgpackDecoderReadsEveryReply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if row := m["lock"].(map[string]any); len(row) != 20 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
+	if row := m["lock"].(map[string]any); len(row) != 21 || row["remote_ttl_ms"] != int8(-1) || row["name"] != fullRow.Name {
 		t.Errorf("the row has %d fields: %v", len(row), row)
 	}
 }

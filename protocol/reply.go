@@ -234,7 +234,8 @@ type LockRow struct {
 	DeadlineNS  int64
 	LeaseMS     int64 // 0: the watchdog's
 	Absent      bool  // the sidecar was restarted, and the client has not resumed its session yet
-	Orphan      bool  // the session has ended, and the hold lasts for its crash_delay
+	Orphan      bool  // no client has the hold any more, and it lasts for its crash_delay, for its keep, or until its deadline
+	KeepLeftMS  int64 // how much longer its keep lasts; 0: it has none, or it is over
 
 	// Remote.
 	RemoteField string // truncated to MaxField bytes
@@ -506,6 +507,7 @@ func (w *writer) row(r *LockRow) {
 	w.intIf("lease_ms", r.LeaseMS)
 	w.boolIf("absent", r.Absent)
 	w.boolIf("orphan", r.Orphan)
+	w.intIf("keep_left_ms", r.KeepLeftMS)
 	w.textIf("remote_field", r.RemoteField, MaxField)
 	w.textIf("remote_host", r.RemoteHost, MaxClient)
 	w.intIf("remote_ttl_ms", r.RemoteTTLMS)

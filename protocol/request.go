@@ -31,6 +31,7 @@ type Acquire struct {
 	LeaseMS      int64  // fixed lease; 0: the watchdog's
 	MaxHoldMS    int64  // 0: no limit
 	CrashDelayMS int64
+	KeepMS       int64 // the lock stays held so long after the grant, however the hold ends
 }
 
 // Release ends one entry of a hold.
@@ -211,6 +212,9 @@ func (m Acquire) Append(dst []byte) []byte {
 	}
 	if m.CrashDelayMS != 0 {
 		w.int("crash_delay_ms", m.CrashDelayMS)
+	}
+	if m.KeepMS != 0 {
+		w.int("keep_ms", m.KeepMS)
 	}
 	return w.finish()
 }

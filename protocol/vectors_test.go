@@ -337,6 +337,7 @@ type fieldsOf struct {
 	LeaseMS      int64  `json:"lease_ms"`
 	MaxHoldMS    int64  `json:"max_hold_ms"`
 	CrashDelayMS int64  `json:"crash_delay_ms"`
+	KeepMS       int64  `json:"keep_ms"`
 	Hold, Target uint64
 	After        uint64
 	Holds        []uint64 // hold, entries, hold, entries, …
@@ -421,6 +422,7 @@ type rowFields struct {
 	LeaseMS     int64 `json:"lease_ms"`
 	Absent      bool
 	Orphan      bool
+	KeepLeftMS  int64  `json:"keep_left_ms"`
 	RemoteField string `json:"remote_field"`
 	RemoteTTLMS int64  `json:"remote_ttl_ms"`
 	Grants      uint32
@@ -441,7 +443,7 @@ func (r rowFields) row() LockRow {
 	row := LockRow{
 		Name: r.Name, State: r.State, Hold: r.Hold, Token: r.Token, Count: r.Count, Owner: r.Owner,
 		Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, HeldMS: r.HeldMS, DeadlineNS: r.DeadlineNS,
-		LeaseMS: r.LeaseMS, Absent: r.Absent, Orphan: r.Orphan, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, RemoteHost: r.RemoteHost, Grants: r.Grants, Waiting: r.Waiting,
+		LeaseMS: r.LeaseMS, Absent: r.Absent, Orphan: r.Orphan, KeepLeftMS: r.KeepLeftMS, RemoteField: r.RemoteField, RemoteTTLMS: r.RemoteTTLMS, RemoteHost: r.RemoteHost, Grants: r.Grants, Waiting: r.Waiting,
 	}
 	for _, w := range r.Waiters {
 		row.Waiters = append(row.Waiters, WaiterRow(w))
@@ -467,7 +469,7 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 	case "hello":
 		return &Hello{m.ID, m.V, m.Client, m.Resumable, m.Resume}
 	case "acquire":
-		a := &Acquire{ID: m.ID, Name: m.Name, Owner: m.Owner, WaitMS: Forever, LeaseMS: m.LeaseMS, MaxHoldMS: m.MaxHoldMS, CrashDelayMS: m.CrashDelayMS}
+		a := &Acquire{ID: m.ID, Name: m.Name, Owner: m.Owner, WaitMS: Forever, LeaseMS: m.LeaseMS, MaxHoldMS: m.MaxHoldMS, CrashDelayMS: m.CrashDelayMS, KeepMS: m.KeepMS}
 		a.NotReentrant, a.Fair = m.Reentrant != nil && !*m.Reentrant, m.Fair
 		if m.WaitMS != nil {
 			a.WaitMS = *m.WaitMS

@@ -525,7 +525,7 @@ func (l *loop) applyEffects() {
 		e := &effects[i]
 		cl := l.sessions[e.Session]
 		l.recordEffect(e, cl)
-		if e.Kind == locktable.Lost && e.Reason != protocol.Forgotten {
+		if e.Kind == locktable.Lost && e.Reason != protocol.Forgotten || e.Kind == locktable.KeepLost {
 			l.logLost(e, cl)
 		}
 		if cl == nil {
@@ -607,9 +607,13 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 	if c != nil {
 		peer = c.peer
 	}
-	kind := lineKind{slog.LevelWarn, peer.UID, "lock lost", string(e.Reason)}
+	what := "lock"
+	if e.Kind == locktable.KeepLost {
+		what = "kept lock"
+	}
+	kind := lineKind{slog.LevelWarn, peer.UID, what + " lost", string(e.Reason)}
 	if e.Reason == protocol.MaxHold || e.Reason == protocol.ByForce {
-		kind.level, kind.line = slog.LevelInfo, "lock ended"
+		kind.level, kind.line = slog.LevelInfo, what+" ended"
 	}
 	args := []any{"lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
 	if e.Msg != "" {

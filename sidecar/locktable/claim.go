@@ -2,6 +2,7 @@ package locktable
 
 import (
 	"math"
+	"math/bits"
 	"time"
 )
 
@@ -211,7 +212,7 @@ type want struct {
 	enqueue     bool   // a ticket is to stand in the queue if another host has the lock
 	notBefore   int64  // unless the claim is this host's already
 	mayPipeline bool   // after a Drop in flight
-	isRenewable bool   // its lease is that of the watchdog
+	isRenewable bool   // its lease is that of the watchdog, and it has no keep
 	onlyAsk     bool   // a free lock is left to the hosts before this one in the queue
 	inOrder     bool   // a free lock goes to the first of the queue, if there is one
 	arrived     uint64 // see Op.Arrived
@@ -485,6 +486,14 @@ func leaseCovering(d int64) uint32 {
 		leaseMS++
 	}
 	return leaseMS
+}
+
+// leaseKeeping is a lease whose validity is so long at least. It has eight significant bits, so
+// that a script renews many locks whose keeps end at different times.
+func leaseKeeping(d int64) uint32 {
+	lease := leaseCovering(d)
+	step := uint32(1) << max(0, bits.Len32(lease)-8)
+	return (lease + step - 1) &^ (step - 1)
 }
 
 func ms[T uint32 | int64](v T) int64 { return int64(v) * int64(time.Millisecond) }

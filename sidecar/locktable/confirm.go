@@ -18,7 +18,7 @@ type confirm struct {
 
 // Confirm is answered when Redis has executed every release of the lock that this
 // sidecar has answered. If another local owner has the lock by then, that is so, too: it
-// is taken, but not by an ended hold.
+// is taken, but not by an ended hold. So it is if the last hold is kept: Redis has it until then.
 func (t *Table) Confirm(now int64, id SessionID, req protocol.Confirm) {
 	s := t.sessions[id]
 	if s == nil || s.phase.IsOver() {

@@ -14,6 +14,7 @@ const (
 	Claimed                           // answer to a claim: IsLast
 	Confirmed                         // answer to a confirm
 	Lost                              // event to Session: Hold, Reason, WasClaimed; Msg: what Redis has instead, if it is Stolen
+	KeepLost                          // for the log: a kept hold has ended, Reason, and what Redis has instead, Msg
 	Lease                             // event to Session: Deadline
 	Redis                             // carry out Op and bring back its one Result
 	Closed                            // Session, which was closed, has nothing left: a successor need not know it
@@ -39,6 +40,6 @@ type Effect struct {
 	Code       protocol.Code
 	Reason     protocol.Reason
 	Msg        string
-	Name       string // of the lock: Granted, Lost, Forced, Subscribe, Unsubscribe, and the Refusal of an acquire that reached its lock
+	Name       string // of the lock: Granted, Lost, KeepLost, Forced, Subscribe, Unsubscribe, and the Refusal of an acquire that reached its lock
 	Op         Op
 }

@@ -37,6 +37,7 @@ type hold struct {
 	phase          HoldPhase
 	isTracked      bool // its deadline counts in session.deadlineBuckets
 	isCounted      bool // it counts for a quota of its session: see Terms
+	hasKeep        bool // see Table.keeps
 }
 
 // Mode says which other holds of a lock a hold excludes. See compatible. The journal has
@@ -56,7 +57,9 @@ const (
 )
 
 // HoldPhase is where a hold is between its grant and its end. Its release, max_hold, a
-// force-release and its loss in Redis end it in every phase. The journal has it, like Mode.
+// force-release and its loss in Redis end it in every phase. If its keep lasts, it is kept
+// instead of ended: by its release, by max_hold, at its deadline, and by the end of its session.
+// The journal has it, like Mode.
 //
 //	       session unserved
 //	 ┌───────────────────────────────▶ unserved ──────┐
@@ -88,6 +91,10 @@ const (
 	// HoldGivenUp: its client was notified of the loss, or cannot come back for it. Until its
 	// deadline no other client gets the lock.
 	HoldGivenUp
+
+	// HoldKept: it has ended for its client, and excludes others until its deadline, which is the
+	// end of its keep. Redis has its field until then without a renewal, also if this host dies.
+	HoldKept
 )
 
 // IsOrphan reports whether no session has the hold any more.
@@ -97,7 +104,7 @@ func (h *hold) isOrphan() bool { return h.phase.IsOrphan() }
 
 // isRenewed reports whether the watchdog renews the hold.
 func (h *hold) isRenewed() bool {
-	return h.lease == WatchdogLease && h.phase != HoldUnserved && h.phase != HoldGivenUp
+	return h.lease == WatchdogLease && h.phase != HoldUnserved && h.phase != HoldGivenUp && h.phase != HoldKept
 }
 
 // sharesLeaseEvents reports whether the lease events of its session are about it.
@@ -181,15 +188,20 @@ func (t *Table) expire(a *alarm, l *lock) {
 			h.deadline, h.phase = t.deadline(h), HoldUnserved
 		}
 	}
-	switch {
-	case a.due(t.deadline(h)):
-		t.loseHold(a.now, h, protocol.Expired, "")
-	case h.endAt != 0 && a.due(h.endAt):
-		t.loseHold(a.now, h, protocol.MaxHold, "") // an orphan has no client to notify
+	for l.holds == h {
+		switch {
+		case a.due(t.deadline(h)):
+			t.notifyLoss(h, protocol.Expired, "")
+		case h.endAt != 0 && a.due(h.endAt):
+			t.notifyLoss(h, protocol.MaxHold, "") // an orphan has no client to notify
+		default:
+			return
+		}
+		t.leave(a.now, h)
 	}
 }
 
-// orphan ends a hold whose session has ended, or keeps it for its crash delay.
+// orphan ends a hold whose session has ended, or lets it last for its crash delay.
 func (t *Table) orphan(now int64, h *hold) {
 	t.stats.CrashReleases++
 	t.unlinkHold(h)
@@ -201,7 +213,7 @@ func (t *Table) orphan(now int64, h *hold) {
 		h.phase = HoldGivenUp
 	}
 	if h.crashDelayMS == 0 {
-		t.endHold(now, h)
+		t.leave(now, h)
 	} else if end := h.session.endedAt + ms(h.crashDelayMS); h.endAt == 0 || end < h.endAt {
 		h.endAt = end
 	}
@@ -224,14 +236,50 @@ func (t *Table) giveUpUnrenewable(h *hold) {
 	h.phase = HoldGivenUp
 }
 
-// loseHold ends a hold that its owner did not release, and notifies the owner. found is
+// loseHold ends a hold whose lock has another owner or none, and notifies its client. found is
 // what is under its name in Redis, if that is the reason.
 func (t *Table) loseHold(now int64, h *hold, why protocol.Reason, found string) {
-	if !h.isOrphan() {
+	t.notifyLoss(h, why, found)
+	t.endHold(now, h)
+}
+
+// notifyLoss notifies the client of a hold, if it has one, that the hold has ended without a
+// release.
+func (t *Table) notifyLoss(h *hold, why protocol.Reason, found string) {
+	switch {
+	case !h.isOrphan():
 		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found, Since: h.granted})
 		t.groupStats(h.lock).Losses[lossIndex(why)]++
+	case h.phase == HoldKept && why != protocol.Expired:
+		t.emit(Effect{Kind: KeepLost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, Msg: found})
 	}
-	t.endHold(now, h)
+}
+
+// leave ends a hold for its client: the lock is kept, or else is free.
+func (t *Table) leave(now int64, h *hold) {
+	if now >= t.keepUntil(h) {
+		t.endHold(now, h)
+		return
+	}
+	t.observeEnd(now, h)
+	c := &h.lock.claim
+	c.validUntil = max(c.validUntil, t.keepUntil(h)) // since the grant
+	t.unlinkHold(h)
+	h.phase, h.deadline, h.endAt = HoldKept, t.keepUntil(h), 0
+	h.entries = max(h.entries, 1) // Redis has as many
+}
+
+// keepUntil is until when a hold excludes others, however it ends for its client; 0: it has no keep.
+func (t *Table) keepUntil(h *hold) int64 {
+	if !h.hasKeep {
+		return 0
+	}
+	return t.keeps[h.id]
+}
+
+// observeEnd notes for how long the client of a hold had it.
+func (t *Table) observeEnd(now int64, h *hold) {
+	t.groupStats(h.lock).Held.Observe(LongTimes, time.Duration(now-h.granted))
 }
 
 // endHold makes the lock free for the next local waiter, or to be dropped.
@@ -239,8 +287,13 @@ func (t *Table) endHold(now int64, h *hold) {
 	t.unlinkHold(h)
 	h.uncountHold()
 	delete(t.byHold, h.id)
+	if h.hasKeep {
+		delete(t.keeps, h.id)
+	}
+	if h.phase != HoldKept {
+		t.observeEnd(now, h)
+	}
 	l := h.lock
-	t.groupStats(l).Held.Observe(LongTimes, time.Duration(now-h.granted))
 	for at := &l.holds; ; at = &(*at).next {
 		if *at == h {
 			*at = h.next
@@ -316,8 +369,9 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: h.entries})
 		}
 		if h.entries == 0 {
-			t.endHold(now, h)
-			t.linger(now, l)
+			if t.leave(now, h); l.holds == nil {
+				t.linger(now, l)
+			}
 		}
 	}
 	t.reconcile(now, l)

@@ -40,14 +40,15 @@ type LockRecord struct {
 	MaxHoldID uint64 // largest number that any hold of it, or operation on it, had
 }
 
-// HoldRecord is a hold as its client knows it. ID, Token, Owner, Session, Granted, Permits,
-// Lease and Mode never change.
+// HoldRecord is a hold as its client knows it. ID, Token, Owner, Session, Granted, KeepUntil,
+// Permits, Lease and Mode never change.
 type HoldRecord struct {
 	ID, Token, Owner uint64
 	Session          SessionID
 	Granted          int64
 	Deadline         int64 // sent with the grant; see SessionRecord.LeaseSent
 	End              int64 // max_hold, or the end of the crash delay; 0: never
+	KeepUntil        int64 // until when it excludes others, however it ends; 0: it has no keep
 	LeaseSeq         uint32
 	LeaseMS          uint32 // of a fixed lease; of a watchdog lease that is not renewed any more; or 0
 	Entries          uint32
@@ -245,7 +246,7 @@ func (l *lock) hasRemoteState() bool {
 func (t *Table) fillRecord(r *HoldRecord, h *hold) {
 	*r = HoldRecord{
 		ID: h.id, Token: h.token, Owner: h.owner, Session: h.session.id,
-		Granted: h.granted, Deadline: h.deadline, End: h.endAt,
+		Granted: h.granted, Deadline: h.deadline, End: h.endAt, KeepUntil: t.keepUntil(h),
 		LeaseSeq: h.leaseSeq, LeaseMS: t.remainingLease(h), Entries: h.entries, CrashDelayMS: h.crashDelayMS,
 		Permits: h.permits, Lease: h.lease, Mode: h.mode, Phase: h.phase,
 		InDoubt: h.lock.claim.state.isUnsure(),
@@ -331,6 +332,10 @@ func (t *Table) restoreHold(now int64, r *RestoredHold, s *session) {
 		id: r.ID, token: r.Token, owner: r.Owner, lock: l, session: s, slot: r.Slot, granted: r.Granted,
 		deadline: r.Deadline, endAt: r.End, leaseSeq: r.LeaseSeq, entries: r.Entries, leaseMS: r.LeaseMS,
 		crashDelayMS: r.CrashDelayMS, permits: r.Permits, lease: r.Lease, mode: r.Mode, phase: r.Phase,
+	}
+	if r.KeepUntil != 0 {
+		h.hasKeep = true
+		t.keeps[h.id] = r.KeepUntil
 	}
 	if h.phase == HoldUnrenewable {
 		h.phase = HoldLive // until Redis refuses this process, too

@@ -147,10 +147,14 @@ func (t *Table) want(a *alarm, l *lock) want {
 			isRenewed: h.isRenewed(), isChecked: h.isChecked(), tokens: t.cfg.HandoffBudget, reserveAt: never,
 		}
 		switch {
+		case h.phase == HoldKept: // its end is the end of the claim, so nothing is handed over
 		case waiting > 0:
 			w.reserveAt = q.drawAt
 		case l.isHot:
 			w.isHot, w.tokens, w.reserveAt = true, hotTokens, now
+		}
+		if h.hasKeep {
+			w.fullLeaseMS = max(w.fullLeaseMS, leaseKeeping(t.keepUntil(h)-h.granted))
 		}
 		if t.isInOrder(l) {
 			w.arrives, w.arriveAt = q.order.newcomer != nil, q.order.retryAt
@@ -169,8 +173,8 @@ func (t *Table) want(a *alarm, l *lock) want {
 			break // the journal has no record of a ticket that is forgotten
 		}
 		w := want{
-			kind: wantForQueue, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseOf(first.request.lease, first.request.leaseMS), reserve: 1,
-			notBefore: q.arbiter.nextTry, mayPipeline: mayPipeline, isRenewable: first.request.lease == WatchdogLease,
+			kind: wantForQueue, holdID: t.lastNum + 1, count: 1, leaseMS: t.leaseToTake(first.request), reserve: 1,
+			notBefore: q.arbiter.nextTry, mayPipeline: mayPipeline, isRenewable: first.request.lease == WatchdogLease && first.request.keepMS == 0,
 			ticket: q.place.live(),
 		}
 		w.onlyAsk = l.claim.state == claimAbsent && !first.isTrying() && q.arbiter.mustOnlyAsk(now, &q.place)
@@ -217,6 +221,9 @@ func (t *Table) want(a *alarm, l *lock) want {
 
 // leaseToSet is the lease that Redis is given for a hold now.
 func (t *Table) leaseToSet(now int64, h *hold) uint32 {
+	if h.phase == HoldKept {
+		return leaseKeeping(h.deadline - now)
+	}
 	lease := t.leaseMS
 	if !h.isRenewed() {
 		// What is left of a fixed lease, and its drift, so that the key
@@ -228,6 +235,9 @@ func (t *Table) leaseToSet(now int64, h *hold) uint32 {
 	if !h.isRenewed() || !h.isOrphan() {
 		// What was sent when a longer lease was configured stays true.
 		lease = max(lease, leaseCovering(t.deadline(h)-now))
+	}
+	if h.hasKeep {
+		lease = max(lease, leaseKeeping(t.keepUntil(h)-now))
 	}
 	return lease
 }

@@ -22,7 +22,7 @@ type request struct {
 
 	arrived uint64 // by Redis's clock, µs; 0: it is not known; see order
 
-	leaseMS, maxHoldMS, crashDelayMS uint32
+	leaseMS, maxHoldMS, crashDelayMS, keepMS uint32
 
 	lease        LeaseKind
 	phase        requestPhase
@@ -148,7 +148,7 @@ func (t *Table) Acquire(now int64, id SessionID, req protocol.Acquire) {
 	r := t.requests.get()
 	*r = request{
 		session: s, id: req.ID, owner: req.Owner, since: now,
-		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS),
+		leaseMS: uint32(req.LeaseMS), maxHoldMS: uint32(req.MaxHoldMS), crashDelayMS: uint32(req.CrashDelayMS), keepMS: uint32(req.KeepMS),
 		isAlone: isFree, notReentrant: req.NotReentrant, isFair: isFair,
 	}
 	if r.leaseMS != 0 {
@@ -255,8 +255,12 @@ func (r *request) due(t *Table, now int64) {
 // not get the lock.
 func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bool) (protocol.Code, string) {
 	q := l.queue
-	if l.holds != nil {
-		return protocol.Timeout, "held by " + s.describe(l.name, l.holds.session.peer) + " on this host"
+	if h := l.holds; h != nil {
+		holder := s.describe(l.name, h.session.peer) + " on this host"
+		if h.phase == HoldKept {
+			return protocol.Timeout, "kept for another " + milliseconds(h.deadline-now) + ": the last hold was by " + holder + ", which asked to keep it"
+		}
+		return protocol.Timeout, "held by " + holder
 	}
 	if why := t.whyNoResult(l); why != "" {
 		return protocol.Unavailable, why
@@ -395,17 +399,29 @@ func (t *Table) deferReconcile(l *lock) {
 
 // isCovered reports whether the claim covers a request: with a token for it, and with
 // validity that is long enough to be worth having. A lease that was acquired for it may have
-// spent up to two thirds on the way; one that it inherits has to be as long as its own.
+// spent up to two thirds on the way; one that it inherits has to be as long as its own. A keep
+// begins when the lease does, which may be a moment before the grant; an inherited claim has to
+// be valid for all of it.
 func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 	c := &l.claim
 	if !c.hasTokens() {
 		return false
 	}
 	lease, left := t.leaseOf(r.lease, r.leaseMS), c.validUntil-now
-	if r.lease == WatchdogLease || c.unassigned && c.leaseMS == lease {
+	isOwn := c.unassigned && c.leaseMS == t.leaseToTake(r)
+	switch {
+	case !isOwn && left < ms(r.keepMS):
+		return false
+	case r.lease == WatchdogLease || isOwn:
 		return left >= ms(lease)/3
 	}
 	return left >= validity(lease)
+}
+
+// leaseToTake is the lease that Redis is given for a request: from the grant on, it has the lock
+// for all of the keep, so that the lock stays held if this host dies.
+func (t *Table) leaseToTake(r *request) uint32 {
+	return max(t.leaseOf(r.lease, r.leaseMS), leaseKeeping(ms(r.keepMS)))
 }
 
 // grant makes a request a hold. If another hold had the lock before, this is a handoff:
@@ -438,6 +454,10 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	t.charge(l, s.user)
 	if r.maxHoldMS != 0 {
 		h.endAt = now + ms(r.maxHoldMS)
+	}
+	if r.keepMS != 0 {
+		h.hasKeep = true
+		t.keeps[id] = min(now+ms(r.keepMS), c.validUntil)
 	}
 	until := min(c.validUntil, now+validity(t.leaseOf(r.lease, r.leaseMS)))
 	h.deadline, h.leaseSeq = until, s.leaseSeq

@@ -199,7 +199,7 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 		set = min(set, op.keptUntil-validity(lease))
 	}
 	c.confirmed(now, set+validity(lease), op, r.Token)
-	c.renewAt = t.renewalAfter(set, ms(lease), c.holdID)
+	c.renewAt = t.renewalAfter(set, ms(min(lease, t.leaseMS)), c.holdID)
 	if h != nil && h.isChecked() {
 		c.renewAt = t.nextCheck(now, h)
 	}

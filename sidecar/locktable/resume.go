@@ -62,7 +62,7 @@ func (t *Table) finishResume(now int64, s *session) {
 		next, l := h.inSession.next, h.lock
 		switch {
 		case h.claimedEntries == 0:
-			t.endHold(now, h)
+			t.leave(now, h)
 			changed = append(changed, l)
 		case h.entries != h.claimedEntries:
 			h.entries = h.claimedEntries

@@ -40,7 +40,7 @@ func (t *Table) Clone(j Journal) *Table {
 		users:    make(map[int64]*user, len(t.users)),
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
-		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), releases: t.releases, pollers: t.pollers, isStopping: t.isStopping,
+		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), releases: t.releases, pollers: t.pollers, isStopping: t.isStopping,
 		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, redis: t.redis, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
@@ -113,7 +113,7 @@ func (t *Table) addClone(l *lock) {
 		r := w.request
 		cr := &request{
 			session: t.sessions[r.session.id], id: r.id, owner: r.owner, since: r.since,
-			leaseMS: r.leaseMS, maxHoldMS: r.maxHoldMS, crashDelayMS: r.crashDelayMS,
+			leaseMS: r.leaseMS, maxHoldMS: r.maxHoldMS, crashDelayMS: r.crashDelayMS, keepMS: r.keepMS,
 			lease: r.lease, phase: r.phase, isAlone: r.isAlone, notReentrant: r.notReentrant, isFair: r.isFair, arrived: r.arrived,
 		}
 		cr.timer.Value = cr
@@ -219,6 +219,7 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 		d.Value(r.owner)
 		d.Value(uint64(r.leaseMS)<<32 | uint64(r.lease)<<4 | uint64(r.phase)<<3 | bit(r.isAlone)<<2 | bit(r.notReentrant)<<1 | bit(r.timer.Pending()))
 		d.Value(uint64(r.maxHoldMS)<<32 | uint64(r.crashDelayMS))
+		d.Value(uint64(r.keepMS))
 		d.Time(max(r.since, now-int64(t.cfg.Lease)))
 		// It matters which operations were sent after it came. All that come later are.
 		d.Value(bit(r.since <= l.claim.askedAt)<<2 | bit(r.since <= l.claim.op.sentAt)<<1 | bit(q.arbiter.remote.isKnownSince(r.since)))
@@ -327,6 +328,8 @@ func (t *Table) describeHold(d Description, now int64, h *hold) {
 	d.Time(max(t.deadline(h), now))
 	d.Value(bit(h.endAt != 0))
 	d.Time(max(h.endAt, now))
+	d.Value(bit(h.hasKeep))
+	d.Time(max(t.keepUntil(h), now))
 	if h.isTracked {
 		d.Time(h.bucket * t.bucketWidth())
 	}

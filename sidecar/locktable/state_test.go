@@ -12,7 +12,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		of     reflect.Type
 		fields int
 	}{
-		{reflect.TypeFor[Table](), 32},
+		{reflect.TypeFor[Table](), 33},
 		{reflect.TypeFor[Config](), 30},
 		{reflect.TypeFor[policy](), 4},
 		{reflect.TypeFor[reachability](), 6},
@@ -25,10 +25,10 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		{reflect.TypeFor[content](), 14},
 		{reflect.TypeFor[window](), 5},
 		{reflect.TypeFor[inFlight](), 14},
-		{reflect.TypeFor[hold](), 23},
+		{reflect.TypeFor[hold](), 24},
 		{reflect.TypeFor[queue](), 10},
 		{reflect.TypeFor[waiter](), 3},
-		{reflect.TypeFor[request](), 17},
+		{reflect.TypeFor[request](), 18},
 		{reflect.TypeFor[confirm](), 3},
 		{reflect.TypeFor[place](), 8},
 		{reflect.TypeFor[order](), 7},

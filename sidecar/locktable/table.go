@@ -189,6 +189,7 @@ type Table struct {
 	byHold   map[uint64]*hold
 
 	grantCarries map[string]uint32 // by the name of a lock: see countGrant
+	keeps        map[uint64]int64  // until when holds with a keep exclude others, by hold number: few have one
 
 	locks   []*lock // every lock, in no order; lock.index is its index
 	cells   int     // that the locks take of MaxLocks: see Cells
@@ -242,6 +243,7 @@ func New(cfg Config, now int64) *Table {
 		byHold:   make(map[uint64]*hold),
 
 		grantCarries: make(map[string]uint32),
+		keeps:        make(map[uint64]int64),
 		windows:      pool[window]{max: maxFreeWindows},
 	}
 	chance := cfg.Chance

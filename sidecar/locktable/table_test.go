@@ -77,6 +77,8 @@ func (r *rig) collect() {
 			r.log = append(r.log, fmt.Sprintf("s%d released count=%d", e.Session, e.Count))
 		case locktable.Lost:
 			r.log = append(r.log, fmt.Sprintf("s%d lost hold=%d %s", e.Session, e.Hold, e.Reason))
+		case locktable.KeepLost:
+			r.log = append(r.log, fmt.Sprintf("keep of hold=%d lost: %s", e.Hold, e.Reason))
 		case locktable.Lease:
 			r.log = append(r.log, fmt.Sprintf("s%d lease +%v", e.Session, time.Duration(e.Deadline-r.now).Round(time.Second)))
 		case locktable.Canceled:
@@ -248,6 +250,7 @@ func TestLockThatIsTakenAgainKeepsItsExpiry(t *testing.T) {
 		{"later", 63 * time.Millisecond, nil, false},
 		{"with a fixed lease", time.Millisecond, []opt{fixed(lease)}, false},
 		{"with a fixed lease of its own", time.Millisecond, []opt{fixed(time.Hour)}, false},
+		{"with a keep", time.Millisecond, []opt{keep(time.Millisecond)}, false},
 	} {
 		t.Run(tt.says, func(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{Lease: lease, Linger: locktable.NoLinger})

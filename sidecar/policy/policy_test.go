@@ -131,6 +131,8 @@ func TestFirstEntryThatDecidesWins(t *testing.T) {
 		{s: other, req: protocol.Acquire{Name: "a:1"}, code: protocol.Denied, rule: "rest"},
 		{s: member, req: protocol.Acquire{Name: "a:1", LeaseMS: 30_001}, code: protocol.Limit, rule: "rest"},
 		{s: member, req: protocol.Acquire{Name: "a:1", MaxHoldMS: 60_001}, code: protocol.Limit, rule: "rest"},
+		{s: member, req: protocol.Acquire{Name: "a:1", KeepMS: 60_001}, code: protocol.Limit, rule: "rest"},
+		{s: member, req: protocol.Acquire{Name: "shared", KeepMS: 60_000}, hold: 60_000},
 	} {
 		why := tt.s.Acquire(&tt.req)
 		switch {

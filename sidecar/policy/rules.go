@@ -266,6 +266,8 @@ func (s *Session) Acquire(req *protocol.Acquire) *Refusal {
 		switch longest := r.hold.Milliseconds(); {
 		case req.MaxHoldMS > longest:
 			return refusal(protocol.Limit, r, "limits holds to %v, and a max_hold of %v was asked for; ask for a shorter one, or raise longest_hold of that rule", r.hold, time.Duration(req.MaxHoldMS)*time.Millisecond)
+		case req.KeepMS > longest:
+			return refusal(protocol.Limit, r, "limits holds to %v, and a keep of %v was asked for; ask for a shorter one, or raise longest_hold of that rule", r.hold, time.Duration(req.KeepMS)*time.Millisecond)
 		case req.MaxHoldMS == 0:
 			req.MaxHoldMS = longest
 		}

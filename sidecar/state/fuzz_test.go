@@ -59,7 +59,7 @@ func mustMakeSense(t *testing.T, r Recovered, size int) world {
 	}
 	for _, h := range m.Holds {
 		if h.ID == 0 || h.ID > m.Locks[h.Lock].MaxHoldID || h.Entries == 0 || h.Permits == 0 || h.Mode != locktable.Exclusive ||
-			h.Phase > locktable.HoldGivenUp || h.Lease == locktable.FixedLease && h.LeaseMS == 0 ||
+			h.Phase > lastPhase(&h.HoldRecord) || h.Lease == locktable.FixedLease && h.LeaseMS == 0 ||
 			h.Deadline < 0 || h.Granted < 0 || h.End < 0 {
 			t.Fatalf("%+v", h)
 		}

@@ -50,8 +50,8 @@ func (f *File) DeleteLock(slot uint32) {
 }
 
 // PutHold implements locktable.Journal. The first hold of a lock is in the cell of the lock,
-// where there is always room. Others have a cell each, and the caller counts the locks with
-// holds that found none.
+// where there is always room, unless it has a keep, for which that cell has no word. Others have
+// a cell each, and the caller counts the locks with holds that found none.
 func (f *File) PutHold(slot, lock uint32, r *locktable.HoldRecord) uint32 {
 	if slot == 0 {
 		return f.addHold(lock, r)
@@ -71,13 +71,14 @@ func (f *File) PutHold(slot, lock uint32, r *locktable.HoldRecord) uint32 {
 func (f *File) addHold(lock uint32, r *locktable.HoldRecord) uint32 {
 	l := f.lockCell(lock)
 	c, slot := l, lock
-	if l[holdID] != 0 {
+	if l[holdID] != 0 || r.KeepUntil != 0 {
 		if slot = f.allocCell(); slot == 0 {
 			f.markIncomplete()
 			return 0
 		}
 		c = f.img.cell(slot)
 		f.write(&c[holdLock], pack(lock, sumOfName(l)))
+		f.write(&c[holdKeep], uint64(r.KeepUntil))
 	}
 	f.write(&c[holdToken], r.Token)
 	f.write(&c[holdOwner], r.Owner)
@@ -105,6 +106,9 @@ func withFlags(word uint64, r *locktable.HoldRecord) uint64 {
 	}
 	if r.Lease == locktable.FixedLease {
 		flags |= flagFixed
+	}
+	if r.KeepUntil != 0 {
+		flags |= flagKeep
 	}
 	return word&^(1<<32-1) | flags
 }

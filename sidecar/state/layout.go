@@ -107,9 +107,11 @@ const (
 	lockName      = holdFlags + 1
 )
 
-// holdLock is the word of a hold in a cell of its own that says which lock it is of: the
-// slot of the lock, the sum of the lock's name << 32.
-const holdLock = 1
+// Words of a hold in a cell of its own.
+const (
+	holdLock = 1             // which lock it is of: the slot of the lock, the sum of the lock's name << 32
+	holdKeep = holdFlags + 1 // KeepUntil, if it has flagKeep
+)
 
 // Of holdFlags.
 const (
@@ -118,7 +120,8 @@ const (
 	flagFixed    = 1 << 5 // LeaseKind
 	flagMode     = 8      // from this bit, 8 bits
 	flagPermits  = 16     // from this bit, 16 bits
-	flagsUnknown = 0xc0   // no hold has these
+	flagKeep     = 1 << 6 // it has a keep, and therefore a cell of its own
+	flagsUnknown = 1 << 7 // no hold has this
 )
 
 // Words of a session. The text is Cmd and Client.

@@ -343,9 +343,14 @@ func (c *cell) hold() (r locktable.HoldRecord, ok bool) {
 	if flags&flagFixed != 0 {
 		r.Lease = locktable.FixedLease
 	}
-	ok = r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode == locktable.Exclusive && r.Phase <= locktable.HoldGivenUp &&
+	hasKeep := flags&flagKeep != 0
+	if hasKeep && kindOf(c[0]) == kindHold {
+		r.KeepUntil = int64(c[holdKeep])
+	}
+	ok = r.ID != 0 && r.Entries != 0 && r.Permits != 0 && r.Mode == locktable.Exclusive && r.Phase <= locktable.HoldKept &&
 		flags&flagsUnknown == 0 && (r.Lease == locktable.WatchdogLease || r.LeaseMS != 0) &&
-		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd])
+		areTimes(c[holdGranted], c[holdDeadline], c[holdEnd], uint64(r.KeepUntil)) &&
+		hasKeep == (r.KeepUntil != 0) && (hasKeep || r.Phase != locktable.HoldKept)
 	return r, ok
 }
 

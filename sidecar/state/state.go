@@ -13,8 +13,8 @@
 //
 // The number of the cell of a record is its slot. The cell of a lock has room for one hold,
 // in the same words as a hold in a cell of its own. That is enough for a lock that is held
-// exclusively. Each further hold of a lock has a cell of its own, with the slot of the lock
-// and the sum of its name. A session is referred to by its id.
+// exclusively. Each further hold of a lock, and each hold with a keep, has a cell of its own,
+// with the slot of the lock and the sum of its name. A session is referred to by its id.
 //
 // # What a sudden end leaves
 //

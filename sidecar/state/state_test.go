@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -311,8 +312,11 @@ func TestDamagedRecordResetsTheFile(t *testing.T) {
 		{"a hold with no entries", lock, 8 * holdEntries, []byte{0}},
 		{"a hold with a larger number than its lock", lock, 8 * holdID, []byte{99}},
 		{"a time before the boot", lock, 8*holdDeadline + 7, []byte{0x80}},
-		{"an unknown flag", lock, 8 * holdFlags, []byte{byte(locktable.HoldUnserved) | flagFixed | 0x40}},
-		{"an unknown phase", lock, 8 * holdFlags, []byte{byte(locktable.HoldGivenUp+1) | flagFixed}},
+		{"an unknown flag", lock, 8 * holdFlags, []byte{byte(locktable.HoldUnserved) | flagFixed | flagsUnknown}},
+		{"a keep in the cell of a lock, which has no word for it", lock, 8 * holdFlags, []byte{byte(locktable.HoldUnserved) | flagFixed | flagKeep}},
+		{"a kept hold without a keep", hold, 8 * holdFlags, []byte{byte(locktable.HoldKept) | flagInDoubt}},
+		{"a keep that ends never", hold, 8 * holdFlags, []byte{byte(locktable.HoldCrashDelayed) | flagInDoubt | flagKeep}},
+		{"an unknown phase", lock, 8 * holdFlags, []byte{byte(locktable.HoldKept+1) | flagFixed}},
 		{"an unknown mode", lock, 8*holdFlags + flagMode/8, []byte{1}},
 		{"no permits", lock, 8*holdFlags + flagPermits/8, []byte{0}},
 		{"a fixed lease of no length", lock, 8*holdLease + 4, []byte{0, 0, 0, 0}},
@@ -473,6 +477,18 @@ func TestHeldLockTakesOneCell(t *testing.T) {
 	before := f.next
 	if f.PutHold(0, f.PutLock(0, lockRecord(strings.Repeat("x", 32), 1)), h) == 0 || f.next != before+1 || cellSize != 128 {
 		t.Errorf("%d cells of %d bytes", f.next-before, cellSize)
+	}
+}
+
+// Files of sidecars that knew no keep have a hold in a cell of its own whose word for it has
+// whatever the cell had before.
+func TestHoldWithoutAKeepIsReadWithoutIt(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	want, _ := aWorld(t, path, thisHost())
+	patch((firstCell+2)*cellSize+8*holdKeep, 1, 2, 3)(t, path)
+	w, err := worldOf(mustOpen(t, path, thisHost()).Recovered())
+	if err != nil || !reflect.DeepEqual(w, want) {
+		t.Errorf("%v, %+v, want %+v", err, w, want)
 	}
 }
 

@@ -195,6 +195,9 @@ func (g *source) newHold(id uint64, w world) (h locktable.HoldRecord) {
 	h.Lease = locktable.LeaseKind(g.IntN(2))
 	h.Permits = uint16(1 + g.IntN(1<<16-1))
 	h.LeaseMS = 1
+	if g.IntN(3) == 0 {
+		h.KeepUntil = 1 + g.Int64N(1<<50)
+	}
 	g.vary(&h)
 	if _, isOpen := w.sessions[h.Session]; !isOpen && g.IntN(20) > 0 {
 		h.Phase = locktable.HoldCrashDelayed
@@ -212,13 +215,21 @@ func (g *source) vary(h *locktable.HoldRecord) {
 		func() { h.LeaseMS = 1 + g.Uint32N(1<<31) },
 		func() { h.Entries = 1 + g.Uint32N(1<<31) },
 		func() { h.CrashDelayMS = g.Uint32() },
-		func() { h.Phase += locktable.HoldPhase(g.IntN(int(locktable.HoldGivenUp-h.Phase) + 1)) },
+		func() { h.Phase += locktable.HoldPhase(g.IntN(int(lastPhase(h)-h.Phase) + 1)) },
 		func() { h.InDoubt = !h.InDoubt },
 	} {
 		if g.IntN(2) == 0 {
 			change()
 		}
 	}
+}
+
+// lastPhase is the last phase that a hold may reach.
+func lastPhase(h *locktable.HoldRecord) locktable.HoldPhase {
+	if h.KeepUntil == 0 {
+		return locktable.HoldGivenUp
+	}
+	return locktable.HoldKept
 }
 
 var sessionPhases = []locktable.SessionPhase{locktable.SessionServing, locktable.SessionServing, locktable.SessionGivenUp, locktable.SessionUnserved}

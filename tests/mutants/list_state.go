@@ -57,8 +57,8 @@ var stateMutants = []mutant{
 	{
 		rule: "a second hold of a lock does not replace the first",
 		file: "sidecar/state/journal.go",
-		old:  "	if l[holdID] != 0 {\n		if slot",
-		new:  "	if false {\n		if slot",
+		old:  "	if l[holdID] != 0 || r.KeepUntil != 0 {",
+		new:  "	if r.KeepUntil != 0 {",
 		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
 	},
 	{

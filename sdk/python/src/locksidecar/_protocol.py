@@ -71,6 +71,7 @@ def acquire(
     lease_ms: int | None = None,
     max_hold_ms: int | None = None,
     crash_delay_ms: int = 0,
+    keep_ms: int = 0,
 ) -> bytes:
     # The hot path: the constant parts of the map are packed in advance.
     fields = 3
@@ -96,6 +97,9 @@ def acquire(
     if crash_delay_ms:
         fields += 1
         body += b"\xaecrash_delay_ms" + _packed_int(crash_delay_ms)
+    if keep_ms:
+        fields += 1
+        body += b"\xa7keep_ms" + _packed_int(keep_ms)
     return _FRAME_HEAD(len(body) + 1, 0x80 | fields) + body
 
 
@@ -263,7 +267,8 @@ class LockInfo:
     A later sidecar may have other states.
 
     lease_ms is 0 for a hold that the sidecar renews. absent: the sidecar was restarted, and the holder has not
-    reconnected yet. orphan: the session of the holder has ended, and the lock is still kept. grants: how often an owner
+    reconnected yet. orphan: no client has the hold any more, and the lock is still kept. keep_left_ms: how much
+    longer the keep of the hold lasts; 0: it has none, or it is over. grants: how often an owner
     on this host got the lock since the sidecar knows the name.
     """
 
@@ -288,6 +293,7 @@ class LockInfo:
     remote_host: str = ""
     waiting: int = 0
     waiters: tuple[WaiterInfo, ...] = ()
+    keep_left_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -661,6 +667,7 @@ def _lock(f: Fields) -> LockInfo:
         lease_ms=f.integer("lease_ms", 0),
         absent=f.flag("absent", False),
         orphan=f.flag("orphan", False),
+        keep_left_ms=f.integer("keep_left_ms", 0),
         remote_field=f.text("remote_field", ""),
         remote_ttl_ms=f.integer("remote_ttl_ms", 0, least=-1),
         grants=f.integer("grants", 0, most=_MAX_COUNT),
@@ -799,6 +806,7 @@ _KNOWN: Final = frozenset(
         "held_ms",
         "absent",
         "orphan",
+        "keep_left_ms",
         "remote_field",
         "remote_ttl_ms",
         "remote_host",
