@@ -25,6 +25,7 @@ type lockFlags struct {
 	Lease      time.Duration  `help:"Hold the lock for at most this long, unrenewed (default: renewed until it is released)." placeholder:"DURATION"`
 	MaxHold    time.Duration  `help:"End the hold when it has lasted this long." placeholder:"DURATION"`
 	CrashDelay time.Duration  `help:"If this program is killed, keep the lock this much longer." placeholder:"DURATION"`
+	Keep       time.Duration  `help:"Keep the lock held until this long after it was acquired, however this program ends: for a job that all hosts start at one time." placeholder:"DURATION"`
 	Fair       bool           `help:"Strict order between hosts: such commands get the lock in the order in which their requests reach Redis."`
 
 	Name string `arg:"" help:"The lock."`
@@ -37,6 +38,7 @@ func (c *lockFlags) Validate() error {
 		checkDuration("lease", c.Lease, protocol.MinLeaseMS*time.Millisecond, longestDuration),
 		checkDuration("max-hold", c.MaxHold, time.Millisecond, longestDuration),
 		checkDuration("crash-delay", c.CrashDelay, 0, protocol.MaxCrashDelayMS*time.Millisecond),
+		checkDuration("keep", c.Keep, 0, protocol.MaxKeepMS*time.Millisecond),
 		protocol.CheckName(c.Name),
 	); err != nil {
 		return err
@@ -122,6 +124,9 @@ func (c *lockFlags) lock(ctx context.Context, client *locksidecar.Client) (*lock
 	}
 	if c.CrashDelay > 0 {
 		opts = append(opts, locksidecar.WithCrashDelay(c.CrashDelay))
+	}
+	if c.Keep > 0 {
+		opts = append(opts, locksidecar.WithKeep(c.Keep))
 	}
 	if c.Fair {
 		opts = append(opts, locksidecar.Fair())

@@ -10,11 +10,11 @@ import (
 
 func TestLockPrintsTheTokenAndHoldsUntilItsInputEnds(t *testing.T) {
 	f := startFake(t)
-	p := start(t, f, "lock", "--lease", "90s", "--fair", "job", "--max-hold=2m", "--crash-delay", "3s", "--wait", "0")
+	p := start(t, f, "lock", "--lease", "90s", "--fair", "job", "--max-hold=2m", "--crash-delay", "3s", "--keep", "50s", "--wait", "0")
 	if token := p.line(); token != "4242" {
 		t.Errorf("printed %q", token)
 	}
-	if a := <-f.acquired; a.Name != "job" || a.LeaseMS != 90_000 || a.MaxHoldMS != 120_000 || a.CrashDelayMS != 3_000 || !a.Fair || a.WaitMS != 0 {
+	if a := <-f.acquired; a.Name != "job" || a.LeaseMS != 90_000 || a.MaxHoldMS != 120_000 || a.CrashDelayMS != 3_000 || a.KeepMS != 50_000 || !a.Fair || a.WaitMS != 0 {
 		t.Errorf("acquired with %+v", a)
 	}
 	select {

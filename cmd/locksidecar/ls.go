@@ -30,8 +30,8 @@ the order in which they will get it.
 FOR is how long the holder has held or the waiter has waited; a wait counts from the start of the daemon if that was
 later. LEFT is how long the lock would stay held
 without a renewal; "fixed" means that it is not renewed. STATE is held, absent (held; its process lives
-and has not come back since the daemon was restarted), orphan (its process is gone, and the lock is kept
-a little longer), remote (held elsewhere), busy (being asked of Redis), lingering (released, and kept in Redis
+and has not come back since the daemon was restarted), orphan (its process is gone, and the lock is held
+a little longer), kept (released, or its process is gone, and --keep has it held until LEFT has passed), remote (held elsewhere), busy (being asked of Redis), lingering (released, and kept in Redis
 for this host for a few milliseconds) or free. For a remote lock, the daemon of its host is asked for the process,
 for at most a second in all.
 
@@ -48,7 +48,8 @@ Examples:
 Fields of --json; those in brackets are absent where they do not apply:
 
     name, state, waiting, waiters[], [grants]
-    [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent, orphan]
+    [hold, token, count, owner, session, pid, uid, user, cmd, held_ms, left_ms, lease_ms, absent, orphan,
+     keep_left_ms]
     [remote_field, remote_ttl_ms, remote_host, remote_pid, remote_cmd]
     of a waiter: session, pid, uid, user, cmd, owner, waited_ms
 
@@ -127,6 +128,7 @@ type lockView struct {
 	LeaseMS     int64                 `json:"lease_ms,omitempty"`
 	Absent      bool                  `json:"absent,omitempty"`
 	Orphan      bool                  `json:"orphan,omitempty"`
+	KeepLeftMS  int64                 `json:"keep_left_ms,omitempty"`
 	RemoteField string                `json:"remote_field,omitempty"`
 	RemoteTTLMS *int64                `json:"remote_ttl_ms,omitempty"`
 	Grants      uint64                `json:"grants,omitempty"`
@@ -155,6 +157,7 @@ func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames)
 		v.Hold, v.Token, v.Count, v.Owner, v.Session = row.Hold, row.Token, row.Count, row.Owner, row.Session
 		v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.Name(row.UID), row.Cmd
 		v.HeldMS, v.LeftMS, v.LeaseMS, v.Absent, v.Orphan = &held, &left, row.Lease.Milliseconds(), row.Absent, row.Orphan
+		v.KeepLeftMS = row.KeepLeft.Milliseconds()
 	case locksidecar.LockRemote:
 		ttl := row.RemoteTTL.Milliseconds()
 		if row.RemotePersistent {

@@ -40,10 +40,15 @@ When the command has ended this program waits until Redis has executed the relea
 another host finds the lock free once this program has ended. SIGINT, SIGTERM, SIGHUP and SIGQUIT end the wait.
 If the release could not be confirmed, a warning says why. The exit code is the command's in any case.
 
+With --keep, the lock stays held until that long after it was acquired: when the command has ended, and also if this
+program, the daemon or the host dies. So of all hosts whose cron starts run --wait 0 --keep at one time, one runs
+the command, and the others end with 75.
+
 Examples:
 
     locksidecar run nightly-report -- ./report.sh --date today
     locksidecar run --wait 0 deploy -- make deploy || echo "another deployment runs"
+    locksidecar run --wait 0 --keep 50s nightly-report -- ./report.sh    # in the crontab of each host
     locksidecar run stock:42 --wait 30s --max-hold 5m -- sh -c 'sell --fence "$LOCKSIDECAR_TOKEN"'
     locksidecar run roll -- ./upgrade.sh && ssh next locksidecar run --wait 0 roll -- ./upgrade.sh
 

@@ -267,10 +267,10 @@ func TestRunPassesNameAndTokenToTheCommand(t *testing.T) {
 
 func TestRunSendsItsOptionsWithTheAcquire(t *testing.T) {
 	f := startFake(t)
-	p := start(t, f, "run", "--lease", "90s", "--fair", "job", "--max-hold=2m", "--crash-delay", "3s", "--", "true")
+	p := start(t, f, "run", "--lease", "90s", "--fair", "job", "--max-hold=2m", "--crash-delay", "3s", "--keep", "50s", "--", "true")
 	expectExit(t, p, 0, "")
 	a := <-f.acquired
-	if a.Name != "job" || a.LeaseMS != 90_000 || a.MaxHoldMS != 120_000 || a.CrashDelayMS != 3_000 || !a.Fair || a.WaitMS != protocol.Forever {
+	if a.Name != "job" || a.LeaseMS != 90_000 || a.MaxHoldMS != 120_000 || a.CrashDelayMS != 3_000 || a.KeepMS != 50_000 || !a.Fair || a.WaitMS != protocol.Forever {
 		t.Errorf("acquired with %+v", a)
 	}
 	p = start(t, f, "run", "--wait", "0", "job", "--", "true")
@@ -297,6 +297,7 @@ func TestRunReportsWhyTheLockWasNotAcquired(t *testing.T) {
 		{[]string{"--lease", "1000h", "job"}, 64, "choose 50ms to 720h0m0s"},
 		{[]string{"--max-hold", "1000h", "job"}, 64, "--max-hold 1000h0m0s: choose"},
 		{[]string{"--crash-delay", "2h", "job"}, 64, "--crash-delay 2h0m0s: choose 0s to 1h0m0s"},
+		{[]string{"--keep", "25h", "job"}, 64, "--keep 25h0m0s: choose 0s to 24h0m0s"},
 		{[]string{strings.Repeat("x", 513)}, 64, "at most 512"},
 		{[]string{""}, 64, "is empty"},
 	} {

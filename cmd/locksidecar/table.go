@@ -40,9 +40,12 @@ func lockRow(l lockView) []string {
 	row := []string{l.Name, string(l.State), "", "", "", "", "", ""}
 	switch {
 	case l.HeldMS != nil:
-		if l.Orphan {
+		switch {
+		case l.Orphan && l.KeepLeftMS > 0:
+			row[1] = "kept"
+		case l.Orphan:
 			row[1] = "orphan"
-		} else if l.Absent {
+		case l.Absent:
 			row[1] = "absent"
 		}
 		if l.Count > 1 {

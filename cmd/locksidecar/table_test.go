@@ -46,7 +46,11 @@ func someLocks() []lockView {
 		},
 		{Name: "eternal", State: locksidecar.LockRemote, RemoteField: "foreign", RemotePersistent: true},
 		{Name: "asking", State: locksidecar.LockBusy},
-		{Name: "kept", State: locksidecar.LockLingering},
+		{Name: "lingers", State: locksidecar.LockLingering},
+		{
+			Name: "report", State: locksidecar.LockHeld, Hold: 21, Token: 12, Count: 1,
+			Session: 8, PID: 980, UID: 1001, Cmd: "locksidecar run report", Held: ms(4_000), Deadline: at(46_000), Orphan: true, KeepLeft: ms(46_000),
+		},
 		{Name: "a-lock-with-quite-a-long-name:that-tells-everything:" + "0123456789", State: locksidecar.LockHeld, Token: 1, Count: 1, UID: 4242, Held: ms(1), Deadline: at(1)},
 	}
 	users[4242] = "4242"

@@ -60,8 +60,8 @@ func Example_workerPool() {
 }
 
 // A job that cron starts on every host at one time, and that only one of them runs. The lock
-// stays held for ten minutes, also after the program has ended. Without that, a host whose
-// clock is behind would find the lock free again.
+// stays held for ten minutes, also after Unlock and after the program has ended. Without that, a
+// host whose clock is behind would find the lock free again.
 func Example_cronJob() {
 	c, err := locksidecar.Dial(context.Background(), "")
 	if err != nil {
@@ -72,7 +72,7 @@ func Example_cronJob() {
 
 	runOnce := func(ctx context.Context, name string, job func(context.Context) error) error {
 		const window = 10 * time.Minute // longer than the clocks differ, shorter than the interval
-		l, err := c.TryLock(ctx, "cron:"+name, locksidecar.WithLease(window), locksidecar.WithCrashDelay(window))
+		l, err := c.TryLock(ctx, "cron:"+name, locksidecar.WithKeep(window))
 		if errors.Is(err, locksidecar.ErrHeld) {
 			fmt.Println("another host runs", name)
 			return nil
@@ -80,12 +80,9 @@ func Example_cronJob() {
 		if err != nil {
 			return err
 		}
-		ctx, stop := l.Context(ctx) // a job that takes longer is cancelled
+		ctx, stop := l.Context(ctx) // a job that loses the lock is cancelled
 		defer stop()
-		if err := job(ctx); err != nil {
-			return errors.Join(err, l.Unlock()) // another host may try
-		}
-		return nil // without Unlock
+		return errors.Join(job(ctx), l.Unlock())
 	}
 
 	report := func(context.Context) error { fmt.Println("reporting"); return nil }

@@ -52,6 +52,7 @@ type fakeLock struct {
 	hold    uint64
 	count   uint32
 	owner   uint64
+	kept    int64 // until when it stays held
 	waiters []fakeWaiter
 }
 
@@ -262,7 +263,7 @@ func (f *fakeSidecar) endLocked(s *fakeSession) {
 	}
 	for _, l := range f.locks {
 		if l.holder == s {
-			f.freeLocked(l)
+			f.leaveLocked(l)
 		}
 	}
 }
@@ -330,7 +331,7 @@ func (f *fakeSidecar) onClaimLocked(c *fakeConn, m *protocol.Claim) error {
 				continue
 			}
 			if l.count = s.claimed[hold]; l.count == 0 {
-				f.freeLocked(l)
+				f.leaveLocked(l)
 			}
 		}
 		c.phase = fakeServing
@@ -384,7 +385,7 @@ func (f *fakeSidecar) handle(c *fakeConn, m protocol.Request) error {
 		if l != nil && l.holder == c.session {
 			code = ""
 			if l.count--; l.count == 0 {
-				f.freeLocked(l)
+				f.leaveLocked(l)
 			}
 		}
 		switch {
@@ -457,12 +458,32 @@ func (f *fakeSidecar) refuse(l *fakeLock, w fakeWaiter, code protocol.Code) {
 func (f *fakeSidecar) grantLocked(l *fakeLock, c *fakeConn, req protocol.Acquire) {
 	f.lastID++
 	l.holder, l.hold, l.count, l.owner = c.session, f.lastID, 1, req.Owner
+	l.kept = f.clock() + req.KeepMS*int64(time.Millisecond)
 	f.holds[l.hold] = l
 	f.answerLocked(l, c, req.ID)
 }
 
 func (f *fakeSidecar) answerLocked(l *fakeLock, c *fakeConn, id uint64) {
 	c.send(protocol.AcquireOK{ID: id, Token: 1_000_000 + l.hold, Hold: l.hold, Count: l.count, DeadlineNS: f.clock() + int64(30*time.Second)})
+}
+
+// leaveLocked ends a hold for its client. The lock is free after its keep.
+func (f *fakeSidecar) leaveLocked(l *fakeLock) {
+	left := l.kept - f.clock()
+	if left <= 0 {
+		f.freeLocked(l)
+		return
+	}
+	delete(f.holds, l.hold)
+	l.holder, l.count = &fakeSession{}, 0 // no client has it
+	hold := l.hold
+	time.AfterFunc(time.Duration(left), func() {
+		f.locked(func() {
+			if l.hold == hold {
+				f.freeLocked(l)
+			}
+		})
+	})
 }
 
 func (f *fakeSidecar) freeLocked(l *fakeLock) {

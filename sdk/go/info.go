@@ -26,7 +26,8 @@ type LockInfo struct {
 	Deadline time.Time     // until when it is known to be held; renewals move it
 	Lease    time.Duration // of WithLease; 0: the sidecar renews the hold
 	Absent   bool          // the sidecar was restarted, and the holder has not connected to it yet
-	Orphan   bool          // the holder has ended, and WithCrashDelay keeps the lock
+	Orphan   bool          // no client has the hold any more: WithCrashDelay or WithKeep keeps the lock
+	KeepLeft time.Duration // how much longer WithKeep keeps the lock; 0: it does not
 
 	// Of LockRemote.
 	RemoteField      string        // owner field in Redis; that of a sidecar begins with its uuid
@@ -178,7 +179,7 @@ func newLockInfo(row *protocol.LockRow, now clockReading) LockInfo {
 		Hold: row.Hold, Token: row.Token, Count: int(row.Count), Owner: row.Owner,
 		Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
 		Held: durationOf(row.HeldMS), Deadline: now.timeOf(row.DeadlineNS), Lease: durationOf(row.LeaseMS),
-		Absent: row.Absent, Orphan: row.Orphan,
+		Absent: row.Absent, Orphan: row.Orphan, KeepLeft: durationOf(row.KeepLeftMS),
 		RemoteField: row.RemoteField, RemoteHost: row.RemoteHost,
 		Grants: uint64(row.Grants), Waiting: row.Waiting, Waiters: convertRows(row.Waiters, now, newWaiterInfo),
 	}

@@ -36,11 +36,11 @@ func TestLockSendsOptions(t *testing.T) {
 		{func() (*Lock, error) { return c.Lock(owner, "a", NonReentrant()) }, protocol.Acquire{Name: "a", WaitMS: protocol.Forever, Owner: ownerOf(owner), NotReentrant: true}},
 		{func() (*Lock, error) { return c.Lock(context.Background(), "a", Fair()) }, protocol.Acquire{Name: "a", WaitMS: protocol.Forever, Fair: true}},
 		{func() (*Lock, error) {
-			return c.TryLock(context.Background(), "b", WithLease(50*time.Millisecond), WithMaxHold(time.Microsecond), WithCrashDelay(1500*time.Microsecond))
-		}, protocol.Acquire{Name: "b", LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2}},
+			return c.TryLock(context.Background(), "b", WithLease(50*time.Millisecond), WithMaxHold(time.Microsecond), WithCrashDelay(1500*time.Microsecond), WithKeep(time.Microsecond))
+		}, protocol.Acquire{Name: "b", LeaseMS: 50, MaxHoldMS: 1, CrashDelayMS: 2, KeepMS: 1}},
 		{func() (*Lock, error) {
-			return c.TryLock(context.Background(), "b", WithLease(720*time.Hour), WithMaxHold(720*time.Hour), WithCrashDelay(time.Hour))
-		}, protocol.Acquire{Name: "b", LeaseMS: 2_592_000_000, MaxHoldMS: 2_592_000_000, CrashDelayMS: 3_600_000}},
+			return c.TryLock(context.Background(), "b", WithLease(720*time.Hour), WithMaxHold(720*time.Hour), WithCrashDelay(time.Hour), WithKeep(24*time.Hour))
+		}, protocol.Acquire{Name: "b", LeaseMS: 2_592_000_000, MaxHoldMS: 2_592_000_000, CrashDelayMS: 3_600_000, KeepMS: 86_400_000}},
 	} {
 		hold := uint64(i + 1)
 		locked := async(tt.lock)
@@ -82,6 +82,8 @@ func TestInvalidArgumentsAreNotSent(t *testing.T) {
 		"WithMaxHold(-1":     errOf(c.Lock(ctx, "a", WithMaxHold(-1))),
 		"WithCrashDelay(1h0": errOf(c.Lock(ctx, "a", WithCrashDelay(time.Hour+1))),
 		"WithCrashDelay(-1":  errOf(c.Lock(ctx, "a", WithCrashDelay(-1))),
+		"WithKeep(24h0":      errOf(c.Lock(ctx, "a", WithKeep(24*time.Hour+1))),
+		"WithKeep(-1":        errOf(c.Lock(ctx, "a", WithKeep(-1))),
 		"enough":             errOf(c.Lock(canceled, "a")),
 		"deadline exceeded":  errOf(c.TryLock(late, "a")),
 	} {

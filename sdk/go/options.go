@@ -48,10 +48,20 @@ func WithMaxHold(d time.Duration) Option {
 
 // WithCrashDelay keeps the lock for d, up to an hour, after the program ended, or closed the
 // Client, while it held the lock. Without this option such a lock is free within
-// milliseconds. An Unlock releases the lock at once.
+// milliseconds. An Unlock releases the lock at once, unless [WithKeep] keeps it.
 func WithCrashDelay(d time.Duration) Option {
 	return Option{func(a *protocol.Acquire) (err error) {
 		a.CrashDelayMS, err = inMS("WithCrashDelay", d, 0, protocol.MaxCrashDelayMS)
+		return err
+	}}
+}
+
+// WithKeep keeps the lock for d, up to a day, from the grant on: after Unlock and after a loss of
+// the lock, and also if the program, the daemon or the host dies. It is for a job that many hosts
+// start at one time, and that one of them is to run: each other TryLock returns ErrHeld until then.
+func WithKeep(d time.Duration) Option {
+	return Option{func(a *protocol.Acquire) (err error) {
+		a.KeepMS, err = inMS("WithKeep", d, 0, protocol.MaxKeepMS)
 		return err
 	}}
 }

@@ -45,7 +45,10 @@ func (t *Table) row(now int64, l *lock) protocol.LockRow {
 		r.Session, r.PID, r.UID, r.Cmd = uint64(h.session.id), p.PID, p.UID, p.Cmd
 		r.HeldMS, r.DeadlineNS = millis(now-h.granted), t.deadline(h)
 		r.KeepLeftMS = millis(t.keepUntil(h) - now)
-		r.LeaseMS, r.Orphan, r.Absent = int64(t.remainingLease(h)), h.isOrphan(), h.session.phase.IsAway() || h.session.phase == SessionGivenUp
+		r.Orphan, r.Absent = h.isOrphan(), h.session.phase.IsAway() || h.session.phase == SessionGivenUp
+		if h.phase != HoldKept {
+			r.LeaseMS = int64(t.remainingLease(h))
+		}
 	case q != nil && q.arbiter.remote.isKnown:
 		remote := &q.arbiter.remote
 		r.State = protocol.StateRemote

@@ -191,6 +191,8 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 			l.PID, l.User, l.For, l.Left = strconv.FormatInt(r.PID, 10), users.Name(int(r.UID)), display.Duration(l.held), display.Duration(time.Duration(max(0, r.DeadlineNS-now)))
 			l.Token, l.Cmd = strconv.FormatUint(r.Token, 10), display.Printable(r.Cmd)
 			switch {
+			case r.Orphan && r.KeepLeftMS > 0:
+				l.State = "kept"
 			case r.Orphan:
 				l.State = "orphan"
 			case r.Absent:
