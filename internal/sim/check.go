@@ -38,7 +38,7 @@ const (
 	unserved             // its client believes in it, and gets no more events of it
 	away                 // its client believes in it, and has no sidecar for now
 	unbelieved           // its host has it, and no client believes in it
-	orphaned             // its client is dead; it is kept for its crash delay
+	orphaned             // no client has it; it is held for its crash delay or its keep
 )
 
 // hold is what the checker knows of the newest hold of a lock on a host.
@@ -60,6 +60,7 @@ type hold struct {
 	maxHoldEnd      int64 // grant + max_hold; 0: none
 	crashDelay      int64
 	orphanedUntil   int64 // when the crash delay ends
+	keptUntil       int64 // no other owner gets the lock before; 0: it has no keep
 	detachedAt      int64
 
 	restored bool // its table may have sent events of it that its client did not get
@@ -138,6 +139,7 @@ type lockOnHost struct {
 	lastToken        uint64 // granted on this host
 	lastTokenDrawnAt int64  // world time
 
+	takenAt         int64 // host clock: when the last Take was sent that Redis did
 	ownMessageUntil int64 // world time: until then a message may be that of its own release
 	gone            goneKey
 
@@ -250,8 +252,25 @@ func (w *world) endHold(h *host, n int) {
 		s.noteEnded(c.num)
 		s.endedAt = w.now
 	}
-	c.state = none
+	c.state, c.keptUntil = none, 0
 	h.locks[n].endedAt = w.now
+}
+
+// leaveHold ends the hold of a lock, as far as its client is concerned. It is kept if its keep lasts.
+func (w *world) leaveHold(h *host, n int) {
+	c := &h.locks[n].hold
+	until := c.keptUntil
+	if w.endHold(h, n); h.clock(w.now) < until {
+		c.orphanUntil(until)
+		c.keptUntil = until
+		w.check.meet(KeptAfterItsEnd)
+	}
+}
+
+// orphanUntil notes that the host has the lock until then, and no client has it.
+func (c *hold) orphanUntil(until int64) {
+	c.state, c.fixed, c.maxHoldEnd = orphaned, true, 0
+	c.deadline, c.confirmed, c.orphanedUntil = until, until, until
 }
 
 // endExcuses ends the excuses of losses that the host was told of.

@@ -27,12 +27,14 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 		w.onCanceled(h, e)
 	case locktable.Forced:
 		w.onForced(h, e)
+	case locktable.KeepLost:
+		w.onKeepLost(h, e)
 	case locktable.Lost:
 		if slot := slotOf(e.Session); h.journal.session(e.Session) != nil && (h.sessions[slot].id != e.Session || !h.sessions[slot].open) {
 			// Its client is dead, and its sidecar was killed before it had recorded that.
 			for n := range w.plan.names {
 				if c := &h.locks[n].hold; c.num == e.Hold && c.state == unbelieved {
-					w.endHold(h, n)
+					w.loseHold(h, n, e.Reason)
 				}
 			}
 			break
@@ -140,6 +142,7 @@ func (w *world) onGranted(h *host, e *locktable.Effect) {
 	if e.End != c.maxHoldEnd {
 		w.violation(n, "hold %d is sent %d as its end; its max_hold ends at %d", e.Hold, e.End, c.maxHoldEnd)
 	}
+	w.noteKeep(h, n, &q)
 	w.believed++
 	w.check.meet(FirstEntry)
 	w.check.meetIf(GrantedLingering, l.turnGrants > 1 && !q.obstructed)
@@ -321,7 +324,7 @@ func (w *world) onReleased(h *host, e *locktable.Effect) {
 		w.violation(n, "hold %d is answered as released after it was lost", q.target)
 	}
 	if c.count--; c.count == 0 {
-		w.endHold(h, n)
+		w.leaveHold(h, n)
 	}
 }
 
@@ -506,8 +509,7 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 	now := h.clock(w.now)
 	w.check.lost[e.Reason]++
 	if c.state == unbelieved { // the table may know it for longer than its client did
-		c.state = none
-		l.endedAt = w.now
+		w.loseHold(h, n, e.Reason)
 		w.noteGivenUp(h, n)
 		return
 	}
@@ -545,13 +547,59 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 	if c.isBelieved() && !s.detached {
 		w.noteLost(h, s, n, e, received)
 	}
-	w.endHold(h, n)
+	w.loseHold(h, n, e.Reason)
 	switch {
 	case early:
-		c.state, c.fixed, c.orphanedUntil = orphaned, true, c.deadline
+		c.orphanUntil(max(c.deadline, c.keptUntil))
 	case h.life > 0:
 		w.noteGivenUp(h, n)
 	}
+}
+
+// loseHold ends a hold that its client did not release.
+func (w *world) loseHold(h *host, n int, why protocol.Reason) {
+	if why == protocol.Expired || why == protocol.MaxHold {
+		w.leaveHold(h, n)
+	} else {
+		w.endHold(h, n)
+	}
+}
+
+// noteKeep notes until when a hold that has just been granted excludes others. It is the keep after
+// the grant, or after the Take that gave Redis the lock, if its result took long.
+func (w *world) noteKeep(h *host, n int, q *request) {
+	l := &h.locks[n]
+	c := &l.hold
+	row, _ := h.table.Info(c.granted, lockNames[n])
+	if row.Hold != c.num { // it has ended in the same step
+		return
+	}
+	keep, left := q.acquire.KeepMS, row.KeepLeftMS
+	if took := (c.granted - l.takenAt) / ms; left > keep || left+1 < keep && left+2+took < keep {
+		w.violation(n, "hold %d is kept for %d ms after its grant, and %d ms were asked for; the Take was sent %d ms before", c.num, left, keep, took)
+	}
+	if keep > 0 {
+		c.keptUntil = c.granted + left*ms
+	}
+}
+
+// onKeepLost judges the end of a keep before its time.
+func (w *world) onKeepLost(h *host, e *locktable.Effect) {
+	n := nameIndex(e.Name)
+	l := &h.locks[n]
+	right := false
+	switch e.Reason {
+	case protocol.Deleted:
+		right = l.lastOutcome == locktable.KeyMissing
+	case protocol.Stolen:
+		right = l.lastOutcome == locktable.HeldByOther || l.lastOutcome == locktable.NotALock
+	case protocol.ByForce:
+		right = w.check.forcing == e.Hold
+	}
+	if !right {
+		w.violation(n, "the keep of hold %d is lost for the wrong reason: %s", e.Hold, e.Reason)
+	}
+	w.check.meet(KeepLost)
 }
 
 // checkNotRenewed checks that something kept the host from renewing a watchdog hold that

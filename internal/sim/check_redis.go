@@ -38,6 +38,12 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 		until := now + int64(op.LeaseMS)*ms*99/100 - 2*ms
 		c.deadline, c.confirmed = min(c.deadline, until), min(c.confirmed, until)
 	}
+	if isLeased := op.Kind == locktable.Take || op.Kind == locktable.Renew; isLeased && op.HoldID == c.num && c.state != none && now < c.keptUntil {
+		if until := now + int64(op.LeaseMS)*ms*99/100 - 2*ms; until+ms < c.keptUntil {
+			w.violation(n, "the key of hold %d is given less than its keep, which lasts for %s: %s", c.num, time.Duration(c.keptUntil-now), opString(op))
+		}
+		w.check.meetIf(KeepRenewed, int64(op.LeaseMS)*ms > h.longest)
+	}
 	if op.Kind == locktable.Arrive {
 		if op.Name == "" || op.HoldID != 0 || op.LeaseMS != 0 {
 			w.violation(n, "an Arrive that says more than a lock: %s", opString(op))
@@ -273,6 +279,7 @@ func (w *world) onDone(h *host, o *operation) {
 		return
 	}
 	w.check.meetIf(GrantedToNone, !h.isObstructed(n, math.MaxUint64))
+	l.takenAt = r.Sent
 	if o.op.Reserve > 0 {
 		l.tokens.add(tokenRange{r.Token - uint64(o.op.Reserve) + 1, r.Token, o.at})
 	}

@@ -240,6 +240,9 @@ func (w *world) acquire(h *host, s *session) {
 	if p.crashDelay && r.oneIn(2) {
 		req.CrashDelayMS = r.magnitude(1, int64(p.table.Lease)/ms*3/2)
 	}
+	if r.oneIn(p.keep) {
+		req.KeepMS = r.magnitude(1, int64(p.table.Lease)/ms*3/2)
+	}
 	w.sendAcquire(h, s, n, req)
 }
 
@@ -257,8 +260,8 @@ func (w *world) sendAcquire(h *host, s *session, n int, req protocol.Acquire) {
 		h.noWait++
 	}
 	if w.trace.on {
-		w.trace.add(w, n, h, "s%d acquire id=%d owner=%d wait=%d lease=%d max_hold=%d crash_delay=%d reentrant=%v fair=%v",
-			s.id, req.ID, req.Owner, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS, !req.NotReentrant, req.Fair)
+		w.trace.add(w, n, h, "s%d acquire id=%d owner=%d wait=%d lease=%d max_hold=%d crash_delay=%d keep=%d reentrant=%v fair=%v",
+			s.id, req.ID, req.Owner, req.WaitMS, req.LeaseMS, req.MaxHoldMS, req.CrashDelayMS, req.KeepMS, !req.NotReentrant, req.Fair)
 	}
 	h.table.Acquire(now, s.id, req)
 	w.drain(h)
@@ -285,7 +288,7 @@ func (w *world) release(h *host, s *session, n int) {
 	if !q.either {
 		// The client does not believe in this entry from here on, whatever the answer is.
 		if c.count--; c.count == 0 {
-			w.endHold(h, n)
+			w.leaveHold(h, n)
 		}
 	}
 	h.table.Release(now, s.id, req)
@@ -422,8 +425,7 @@ func (w *world) closeInTable(h *host, id locktable.SessionID) {
 			continue
 		}
 		crashDelay := c.crashDelay
-		w.endHold(h, n)
-		if crashDelay > 0 {
+		if w.leaveHold(h, n); c.state == none && crashDelay > 0 {
 			c.state = orphaned
 			c.orphanedUntil = now + crashDelay
 		}

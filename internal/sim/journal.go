@@ -297,7 +297,7 @@ func (j *journal) checkHold(n int, c *hold) {
 	}
 	h := &r.hold
 	if h.Token != c.token || h.Owner != c.owner || h.Session != c.session || h.Granted != c.granted || h.Phase.IsOrphan() ||
-		h.Entries < c.count || h.End != c.maxHoldEnd || int64(h.CrashDelayMS)*ms != c.crashDelay || j.deadline(h) < c.deadline {
+		h.Entries < c.count || h.End != c.maxHoldEnd || int64(h.CrashDelayMS)*ms != c.crashDelay || h.KeepUntil < c.keptUntil || j.deadline(h) < c.deadline {
 		j.w.violation(n, "the journal of host %d has %+v, with the deadline %d; it is %+v", j.h.index, *h, j.deadline(h), *c)
 	}
 }

@@ -143,6 +143,26 @@ var Mutants = []Mutant{
 		},
 	},
 	{
+		Name:     "no-keep",
+		Rule:     "a lock is kept for as long as was asked for",
+		Detected: `is kept for \d+ ms after its grant`,
+		mutate: func(t *mutantTable) {
+			t.onAcquire = changeRequest(func(req *protocol.Acquire) { req.KeepMS /= 2 })
+		},
+	},
+	{
+		Name:     "keep-not-in-redis",
+		Rule:     "Redis has a lock for its whole keep, also if its host dies",
+		Detected: `is given less than its keep`,
+		mutate: func(t *mutantTable) {
+			t.onEffect = change(func(e *locktable.Effect) {
+				if e.Kind == locktable.Redis && e.Op.Kind == locktable.Renew {
+					e.Op.LeaseMS = min(e.Op.LeaseMS, uint32(t.lease()/ms))
+				}
+			})
+		},
+	},
+	{
 		Name:     "detach-closes",
 		Rule:     "a client that misbehaves but lives does not lose its locks",
 		Detected: `is given up early|is replaced while it lasts|two owners`,
@@ -655,6 +675,12 @@ var Mutants = []Mutant{
 		Rule:     "a restored hold has its crash delay",
 		Detected: `is given up early|is replaced while it lasts|does not show hold|two owners`,
 		mutate:   func(t *mutantTable) { t.onRestoredHold(func(h *locktable.HoldRecord) { h.CrashDelayMS = 0 }) },
+	},
+	{
+		Name:     "restored-without-keep",
+		Rule:     "a restored hold has its keep",
+		Detected: `is given up early|is replaced while it lasts|does not show hold|two owners|is given less than its keep|the journal of host \d+ has`,
+		mutate:   func(t *mutantTable) { t.onRestoredHold(func(h *locktable.HoldRecord) { h.KeepUntil = 0 }) },
 	},
 	{
 		Name:     "restored-without-doubt",

@@ -26,6 +26,7 @@ type plan struct {
 
 	// What clients do.
 	owners, notReentrant, fixedLease, maxHold, crashDelay  bool
+	keep                                                   int64 // one acquire in so many has a keep; 0: none
 	finiteWaits, cancels, forces, deaths, detaches, pauses bool
 	confirms                                               bool
 	fair                                                   int64 // one acquire in so many wants strict order; 0: none
@@ -112,6 +113,7 @@ func drawPlan(seed uint64, r *random) plan {
 	p.fixedLease = r.oneIn(2)
 	p.maxHold = r.oneIn(3)
 	p.crashDelay = r.oneIn(2)
+	p.drawKeeps(seed)
 	p.finiteWaits = r.usually(3)
 	p.cancels = r.oneIn(2)
 	p.forces = r.oneIn(3)
@@ -200,6 +202,17 @@ func drawPlan(seed uint64, r *random) plan {
 	p.unknownScript = rarely(4, 4, 200)
 	p.drawRoleChanges(seed)
 	return p
+}
+
+const keepStream = 0x6b656570
+
+// drawKeeps has random numbers of its own, like drawRoleChanges.
+func (p *plan) drawKeeps(seed uint64) {
+	var r random
+	r.Seed(seed, keepStream)
+	if r.oneIn(4) {
+		p.keep = r.between(1, 4)
+	}
 }
 
 const roleStream = 0x726f6c65

@@ -271,8 +271,18 @@ func (w *world) checkRecord(h *host, n int) {
 		*c = hold{
 			num: r.ID, token: r.Token, count: r.Entries, owner: r.Owner, session: r.Session, fixed: r.LeaseMS > 0, leaseMS: r.LeaseMS,
 			granted: r.Granted, maxHoldEnd: r.End, crashDelay: int64(r.CrashDelayMS) * ms, orphanedUntil: r.End,
+			keptUntil: r.KeepUntil,
 		}
 		was = none
+	}
+	if r.KeepUntil < c.keptUntil {
+		w.violation(n, "the journal of host %d has a keep of hold %d until %d; it lasts until %d", h.index, c.num, r.KeepUntil, c.keptUntil)
+	}
+	if r.Phase == locktable.HoldKept {
+		c.count = r.Entries
+		c.orphanUntil(r.Deadline)
+		c.keptUntil = r.Deadline
+		return
 	}
 	if r.Phase.IsOrphan() {
 		if was != orphaned {
@@ -419,6 +429,10 @@ func (w *world) startWithoutState(h *host) {
 			c.state = unserved
 		case orphaned, unbelieved:
 			c.state = none
+		}
+		if l.hold.keptUntil > h.clock(w.now) { // the key lives without a sidecar
+			l.hold.orphanUntil(l.hold.keptUntil)
+			w.check.meet(KeptWithoutSidecar)
 		}
 		l.wantsMessages, l.subscribed = false, false
 		w.setSubscribed(h, n, false)

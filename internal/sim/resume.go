@@ -94,8 +94,9 @@ func (w *world) disconnect(h *host, s *session) {
 			}
 			if w.phase == faulty && w.random.oneIn(8) {
 				w.check.meet(ReleaseNotReceived)
+				until := c.keptUntil
 				w.endHold(h, n)
-				c.state = unbelieved
+				c.state, c.keptUntil = unbelieved, until
 				continue
 			}
 			c.restored = true
@@ -348,11 +349,11 @@ func (w *world) onClaimed(h *host, e *locktable.Effect) {
 		}
 		row, _ := h.table.Info(now, lockNames[n])
 		if c.state == unbelieved {
-			if row.State == protocol.StateHeld && row.Hold == c.num {
+			if row.State == protocol.StateHeld && row.Hold == c.num && !row.Orphan {
 				w.violation(n, "session %d did not claim hold %d, and still has it", s.id, c.num)
 			}
 			w.check.meet(UnclaimedHold)
-			w.endHold(h, n)
+			w.leaveHold(h, n)
 			continue
 		}
 		if row.Hold != c.num || row.Count != c.count || row.Token != c.token || row.Absent {

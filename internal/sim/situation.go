@@ -14,6 +14,10 @@ const (
 	ExecutedLate           // an operation, after its table was told that its outcome is unknown
 	ExecutedUnknown        // an operation, whose reply was lost
 	KeptForOrphan          // a hold whose client is dead
+	KeptAfterItsEnd        // a hold whose client has released or lost it
+	KeepRenewed            // a hold whose keep lasts for longer than the lease
+	KeepLost               // in Redis, or by force
+	KeptWithoutSidecar     // by the key alone
 	AssertedAfterDataLoss  // a hold
 	CounterExpired         // a token counter
 	TakePipelined          // after the Drop of the same lock
@@ -101,6 +105,10 @@ var situationNames = [situations]string{
 	ExecutedLate:           "executed-late",
 	ExecutedUnknown:        "executed-unknown",
 	KeptForOrphan:          "kept-for-orphan",
+	KeptAfterItsEnd:        "kept-after-its-end",
+	KeepRenewed:            "keep-renewed",
+	KeepLost:               "keep-lost",
+	KeptWithoutSidecar:     "kept-without-sidecar",
 	AssertedAfterDataLoss:  "asserted-after-data-loss",
 	CounterExpired:         "counter-expired",
 	TakePipelined:          "take-pipelined",

@@ -57,6 +57,8 @@ func (t *tracer) effect(w *world, h *host, e *locktable.Effect) {
 		t.add(w, name, h, "  → s%d forced id=%d hold=%d", e.Session, e.ID, e.Hold)
 	case locktable.Lost:
 		t.add(w, name, h, "  → s%d lost hold=%d %s", e.Session, e.Hold, e.Reason)
+	case locktable.KeepLost:
+		t.add(w, name, h, "  → keep of hold=%d lost: %s", e.Hold, e.Reason)
 	case locktable.Claimed:
 		t.add(w, -1, h, "  → s%d claimed id=%d last=%v", e.Session, e.ID, e.IsLast)
 	case locktable.Lease:

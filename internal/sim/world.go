@@ -337,7 +337,7 @@ func (w *world) endFaults() {
 			w.publish(n)
 		}
 	}
-	waiters := int64(0)
+	waiters, keeps := int64(0), int64(0)
 	for _, h := range w.hosts {
 		if h.suspended {
 			h.resumeAt = w.now
@@ -345,6 +345,9 @@ func (w *world) endFaults() {
 		}
 		for i := range h.sessions {
 			waiters += int64(len(h.sessions[i].resend))
+			for _, q := range h.sessions[i].resend {
+				keeps += q.acquire.KeepMS * ms
+			}
 		}
 		if h.isDown() {
 			continue
@@ -356,6 +359,9 @@ func (w *world) endFaults() {
 				w.close(h, s)
 			}
 			waiters += int64(len(s.requests))
+			for _, q := range s.requests {
+				keeps += q.acquire.KeepMS * ms
+			}
 			if w.findHeld(h, s) >= 0 {
 				w.schedule(h, s, w.pause())
 			}
@@ -364,7 +370,7 @@ func (w *world) endFaults() {
 	// The keys of dead holders expire. Then every waiter gets the lock, at worst because its
 	// host polls.
 	longest := w.longestLease()*6 + w.redis.jumpedBack + 20*sec
-	w.deadline = w.now + longest + (waiters+int64(p.names))*(pollInterval+sec)
+	w.deadline = w.now + longest + keeps + (waiters+int64(p.names))*(pollInterval+sec)
 	w.after(w.deadline-w.now+1, event{kind: evNothing})
 }
 

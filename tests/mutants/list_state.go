@@ -382,4 +382,18 @@ var stateMutants = []mutant{
 		new:  "	err := unix.Ftruncate(fd, off+n)\n	if !errors.Is(err, unix.EOPNOTSUPP) {",
 		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStoreWhileTheFileSystemIsFull"),
 	},
+	{
+		rule: "a hold with a keep has a cell of its own",
+		file: "sidecar/state/journal.go",
+		old:  "	if l[holdID] != 0 || r.KeepUntil != 0 {",
+		new:  "	if l[holdID] != 0 {",
+		by:   test("sidecar/state", "TestFileIsTrueAfterEveryStore"),
+	},
+	{
+		rule: "a kept hold without a keep is damaged",
+		file: "sidecar/state/read.go",
+		old:  " && (hasKeep || r.Phase != locktable.HoldKept)",
+		new:  "",
+		by:   test("sidecar/state", "TestDamagedRecordResetsTheFile"),
+	},
 }
