@@ -44,7 +44,7 @@ def harness() -> SessionHarness:
 
 def test_acquire_omits_defaults(harness: SessionHarness) -> None:
     harness.acquire(owner=3)
-    harness.acquire(owner=3, options=Options(1.2501, 0.05, 60, 2.5, reentrant=True, fair=True))
+    harness.acquire(owner=3, options=Options(1.2501, 0.05, 60, 2.5, reentrant=True, fair=True, keep=50))
     assert harness.sent() == [
         {"op": "acquire", "id": 1, "name": "n", "owner": 3, "reentrant": False},
         {
@@ -57,6 +57,7 @@ def test_acquire_omits_defaults(harness: SessionHarness) -> None:
             "lease_ms": 50,
             "max_hold_ms": 60000,
             "crash_delay_ms": 2500,
+            "keep_ms": 50000,
         },
     ]
 
@@ -398,6 +399,8 @@ def test_name_must_be_text() -> None:
         {"max_hold": 0},
         {"crash_delay": -1},
         {"crash_delay": 3601},
+        {"keep": -1},
+        {"keep": 86_401},
     ],
 )
 def test_invalid_duration_is_refused(bad: dict[str, float]) -> None:
@@ -461,20 +464,20 @@ def test_packed_names_are_those_of_msgpack(size: int) -> None:
 
 
 def test_packed_acquire_has_each_option() -> None:
-    numbers = {"wait_ms": 0, "lease_ms": 300, "max_hold_ms": 70_000, "crash_delay_ms": 5}
+    numbers = {"wait_ms": 0, "lease_ms": 300, "max_hold_ms": 70_000, "crash_delay_ms": 5, "keep_ms": 86_400_000}
     packed = protocol.acquire(1 << 33, "n", 200, reentrant=False, fair=True, **numbers)
     options = {"owner": 200, "reentrant": False, "fair": True, **numbers}
     assert packed == frame({"op": "acquire", "id": 1 << 33, "name": "n", **options})
 
 
 def test_options_of_defaults_are_made_once() -> None:
-    plain = (None, None, None, 0.0, False, False, None, False)
+    plain = (None, None, None, 0.0, False, False, None, False, 0.0)
     assert make_options(*plain) is make_options(*plain)
-    for i, value in enumerate((1.0, 2.0, 3.0, 4.0, True, True, None, True)):
+    for i, value in enumerate((1.0, 2.0, 3.0, 4.0, True, True, None, True, 5.0)):
         arguments = [*plain[:i], value, *plain[i + 1 :]]
         assert make_options(*arguments) == Options(*arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="crash_delay must be a number"):
-        make_options(None, None, None, "0", False, False, None, False)  # type: ignore[arg-type]
+        make_options(None, None, None, "0", False, False, None, False, 0.0)  # type: ignore[arg-type]
 
 
 # --- Hostile input ---

@@ -102,11 +102,11 @@ def test_decorated_function_holds_the_lock(sidecar: FakeSidecar, client: Client)
 
 
 def test_options_of_a_decorator_are_sent(sidecar: FakeSidecar, client: Client) -> None:
-    options = {"timeout": 3, "lease": 4, "max_hold": 5, "crash_delay": 6, "fair": True}
+    options = {"timeout": 3, "lease": 4, "max_hold": 5, "crash_delay": 6, "keep": 7, "fair": True}
     client.synchronized("n", **options)(lambda: None)()  # type: ignore[arg-type]
     request = sidecar.requests("acquire")[-1]
     assert request["fair"] is True
-    assert [request[f"{x}_ms"] for x in ("lease", "max_hold", "crash_delay")] == [4000, 5000, 6000]
+    assert [request[f"{x}_ms"] for x in ("lease", "max_hold", "crash_delay", "keep")] == [4000, 5000, 6000, 7000]
     assert request["wait_ms"] <= 3000
 
 

@@ -223,6 +223,33 @@ def test_crash_delay_keeps_the_lock_after_its_session(system: System, client: Cl
         pass
 
 
+def test_keep_keeps_the_lock_after_its_release(system: System, client: Client, other: Client, name: str) -> None:
+    lock = client.lock(name, keep=0.5)
+    with lock as first:
+        assert row(other, name).keep_left_ms > 0
+        assert not row(other, name).orphan
+    assert row(other, name).orphan
+    assert not lock.acquire(blocking=False)
+    assert not other.lock(name).acquire(blocking=False)
+    system.advance(0.5)
+    with other.lock(name, timeout=5) as held:
+        assert held.token > first.token
+
+
+def test_keep_keeps_the_lock_after_its_session_and_max_hold(system: System, client: Client, name: str) -> None:
+    with locksidecar.connect(system.path) as leaver:
+        leaver.lock(name, keep=3600).acquire()
+        lost = leaver.lock(f"{name} too", max_hold=0.1, keep=3600)
+        lost.acquire()
+        wait_lost(system, lost.held, 0.1)
+    for kept in (name, f"{name} too"):
+        assert row(client, kept).orphan
+        assert not client.lock(kept).acquire(blocking=False)
+        client.force_release(kept)
+        with client.lock(kept, timeout=5):
+            pass
+
+
 def test_release_before_close_is_not_delayed(system: System, client: Client, name: str) -> None:
     with locksidecar.connect(system.path) as leaver, leaver.lock(name, crash_delay=3600):
         pass

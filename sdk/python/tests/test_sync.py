@@ -94,7 +94,7 @@ def test_acquire_and_release_like_threading_lock(sidecar: FakeSidecar, client: C
 
 
 def test_options_are_sent(sidecar: FakeSidecar, client: Client) -> None:
-    with client.lock("n", timeout=3, lease=4.5, max_hold=5, crash_delay=6, fair=True):
+    with client.lock("n", timeout=3, lease=4.5, max_hold=5, crash_delay=6, keep=7, fair=True):
         pass
     with client.rlock("n", fair=True):
         pass
@@ -102,6 +102,7 @@ def test_options_are_sent(sidecar: FakeSidecar, client: Client) -> None:
     assert (request["fair"], reentrant["fair"]) == (True, True)
     assert 0 < request["wait_ms"] <= 3000
     assert (request["lease_ms"], request["max_hold_ms"], request["crash_delay_ms"]) == (4500, 5000, 6000)
+    assert request["keep_ms"] == 7000
     assert request["owner"] > 0
     assert request["reentrant"] is False
 
@@ -129,7 +130,7 @@ def test_acquire_checks_timeouts_like_threading(client: Client) -> None:
     lock.release()
 
 
-@pytest.mark.parametrize("parameter", ["timeout", "lease", "max_hold", "crash_delay"])
+@pytest.mark.parametrize("parameter", ["timeout", "lease", "max_hold", "crash_delay", "keep"])
 def test_duration_of_another_type_raises_type_error(client: Client, parameter: str) -> None:
     with pytest.raises(TypeError, match=f"{parameter} must be a number of seconds, not '2'"):
         client.lock("n", **{parameter: "2"})  # type: ignore[arg-type]

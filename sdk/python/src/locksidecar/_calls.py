@@ -33,6 +33,7 @@ class Options:
     confirm: bool = False  # whether a block waits for the confirmation of its release
     confirm_timeout: float | None = None  # None: no limit
     fair: bool = False
+    keep: float = 0.0
 
     def __post_init__(self) -> None:
         if self.timeout == -1:
@@ -44,6 +45,7 @@ class Options:
         if self.max_hold is not None:
             _check_duration("max_hold", self.max_hold, 1, protocol.MAX_DURATION_MS)
         _check_duration("crash_delay", self.crash_delay, 0, protocol.MAX_CRASH_DELAY_MS)
+        _check_duration("keep", self.keep, 0, protocol.MAX_KEEP_MS)
         if self.confirm_timeout is not None:
             _check_duration("confirm_timeout", self.confirm_timeout, 0, protocol.MAX_DURATION_MS)
             if not self.confirm:
@@ -79,11 +81,13 @@ def make_options(
     confirm: bool,
     confirm_timeout: float | None,
     fair: bool,
+    keep: float,
 ) -> Options:
     """Options(…), which is not made again if every argument but reentrant is the default."""
-    if timeout is lease is max_hold is confirm_timeout is None and crash_delay == 0.0 and not confirm and not fair:
+    delays = crash_delay or keep
+    if timeout is lease is max_hold is confirm_timeout is None and delays == 0.0 and not confirm and not fair:
         return _PLAIN_REENTRANT if reentrant else _PLAIN
-    return Options(timeout, lease, max_hold, crash_delay, reentrant, confirm, confirm_timeout, fair)
+    return Options(timeout, lease, max_hold, crash_delay, reentrant, confirm, confirm_timeout, fair, keep)
 
 
 def _ms(seconds: float | None) -> int | None:
@@ -257,6 +261,7 @@ def acquire_call(name: str, owner: int, options: Options, now: int) -> Call[prot
             lease_ms=_ms(options.lease),
             max_hold_ms=_ms(options.max_hold),
             crash_delay_ms=round(options.crash_delay * 1000),
+            keep_ms=round(getattr(options, "keep", 0.0) * 1000),  # the same
         ),
         owner=owner,
         fixed_lease=lease > 0,

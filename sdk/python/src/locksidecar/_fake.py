@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgpack
@@ -101,7 +101,8 @@ class Lock:
     deadline_ns: int = 0  # the same two, by Table.clock()
     end_ns: int = 0
     crash_delay_ns: int = 0
-    released_at: int | None = None  # when crash_delay ends; None: the session of the holder has not ended
+    released_at: int | None = None  # when crash_delay or keep ends; None: a client has the hold
+    kept_until: int = 0  # when keep ends
     waiters: deque[Waiter] = field(default_factory=deque)
 
     def next_end(self) -> int:
@@ -224,7 +225,8 @@ class Table:
 
     def held_by(self, number: int) -> dict[int, int]:
         """The holds of a session, with their counts."""
-        return {x.hold: x.count for x in self._locks.values() if x.session and x.session.number == number}
+        locks = self._locks.values()
+        return {x.hold: x.count for x in locks if x.session and x.session.number == number and x.released_at is None}
 
     # --- Time ---
 
@@ -254,7 +256,7 @@ class Table:
             if lock.session in (None, self._elsewhere):
                 continue
             if lock.released_at is not None and lock.released_at <= now:
-                self._free(lock)
+                self._leave(lock)
             elif lock.max_hold_end is not None and lock.max_hold_end <= now:
                 self._lose(lock, "max_hold")
             elif lock.ends_at <= now:
@@ -306,7 +308,7 @@ class Table:
             if lock.session is session and lock.crash_delay_ns and self.keeps_leases:
                 lock.released_at = self.now() + lock.crash_delay_ns
             elif lock.session is session:
-                self._free(lock)
+                self._leave(lock)
             else:
                 self._forget_if_free(lock)
 
@@ -381,7 +383,7 @@ class Table:
             if lock.session is session:
                 lock.count = claimed.get(lock.hold, 0)
                 if not lock.count:
-                    self._free(lock)
+                    self._leave(lock)
                 elif not lock.lease_ns:
                     deadlines.append(lock.deadline_ns)
         if deadlines and self.keeps_leases:
@@ -467,6 +469,7 @@ class Table:
         lock.end_ns = clock + m.get("max_hold_ms", 0) * _MS
         lock.crash_delay_ns = m.get("crash_delay_ms", 0) * _MS
         lock.released_at = None
+        lock.kept_until = now + m.get("keep_ms", 0) * _MS
         if self._next_renewal is None and self.keeps_leases:
             self._next_renewal = now + self.lease_ns // 3
         self._grant(lock, m)
@@ -484,7 +487,21 @@ class Table:
         if lock.session.connection is None:
             lock.session.unreported_losses[lock.hold] = reason
         self._send(lock.session, {"ev": "lost", "hold": lock.hold, "reason": reason})
-        self._free(lock)
+        if reason in ("expired", "max_hold"):
+            self._leave(lock)
+        else:
+            self._free(lock)
+
+    def _leave(self, lock: Lock) -> None:
+        """Ends the hold for its client. The lock stays held until its keep ends."""
+        now = self.now()
+        if lock.session is None or lock.kept_until <= now or not self.keeps_leases:
+            self._free(lock)
+            return
+        lock.session = replace(lock.session, connection=None)  # no client has it
+        lock.owner, lock.count, lock.max_hold_end = 0, 1, None
+        lock.ends_at = lock.released_at = lock.kept_until
+        lock.deadline_ns = self.clock() + lock.kept_until - now
 
     def _free(self, lock: Lock) -> None:
         """Ends the hold. The next waiter gets the lock; without Redis only from a hold whose lease has not ended."""
@@ -508,7 +525,7 @@ class Table:
         if "id" in m:
             self._send(session, {"id": m["id"], "count": lock.count})
         if lock.count == 0:
-            self._free(lock)
+            self._leave(lock)
 
     def _on_confirm(self, session: Session, m: Message) -> None:
         if self.redis_down or self.redis_slow:
@@ -557,6 +574,8 @@ class Table:
             if lock.lease_ns:
                 row["lease_ms"] = lock.lease_ns // _MS
             row["orphan"] = lock.released_at is not None
+            if lock.kept_until > now:
+                row["keep_left_ms"] = (lock.kept_until - now) // _MS
             row["absent"] = lock.session.connection is None and lock.released_at is None
         row["waiting"] = len(lock.waiters)
         row["waiters"] = [

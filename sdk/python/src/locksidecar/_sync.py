@@ -388,6 +388,7 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        keep: float = 0.0,
         confirm: bool = False,
         confirm_timeout: float | None = None,
         fair: bool = False,
@@ -399,6 +400,8 @@ class Client:
         lease: how long the lock is held at most, without renewal; None: the sidecar renews it until the release.
         max_hold: how long the lock is held at most, even if it is renewed; None: no limit.
         crash_delay: how much longer the lock stays held when this process dies.
+        keep: how long the lock stays held from the acquire on, up to a day: also after the release, and if this
+        process, the sidecar or the host dies. Of all hosts that start a job at one time with timeout=0, one runs it.
         confirm: whether a with block waits until Redis has executed the release, like held.release(confirm=True), and
         raises Unconfirmed without a confirmation. If the body raises an exception, that exception is raised instead,
         with a note (Python 3.11). A block that KeyboardInterrupt or GeneratorExit leaves releases without waiting.
@@ -409,7 +412,7 @@ class Client:
         once; it runs while such a lock is held. Without on_lost, a thread finds the loss in check() or at the end of
         the block.
         """
-        options = make_options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair)
+        options = make_options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair, keep)
         return Lock(self, self._whole(name), options, on_lost)
 
     def rlock(
@@ -420,6 +423,7 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        keep: float = 0.0,
         confirm: bool = False,
         confirm_timeout: float | None = None,
         fair: bool = False,
@@ -429,7 +433,7 @@ class Client:
 
         Otherwise as lock(). The end of an inner block is confirmed at once: the lock stays held.
         """
-        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair)
+        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair, keep)
         return RLock(self, self._whole(name), options, on_lost)
 
     def synchronized(
@@ -440,6 +444,7 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        keep: float = 0.0,
         reentrant: bool = False,
         fair: bool = False,
         on_lost: Callable[[LockLost], object] | None = None,
@@ -454,7 +459,14 @@ class Client:
         """
         make = self.rlock if reentrant else self.lock
         make_lock = functools.partial(
-            make, timeout=timeout, lease=lease, max_hold=max_hold, crash_delay=crash_delay, fair=fair, on_lost=on_lost
+            make,
+            timeout=timeout,
+            lease=lease,
+            max_hold=max_hold,
+            crash_delay=crash_delay,
+            keep=keep,
+            fair=fair,
+            on_lost=on_lost,
         )
         make_lock(name if isinstance(name, str) else "x")  # raises if an argument is wrong
 

@@ -767,6 +767,7 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        keep: float = 0.0,
         confirm: bool = False,
         confirm_timeout: float | None = None,
         fair: bool = False,
@@ -777,6 +778,8 @@ class Client:
         lease: how long the lock is held at most, without renewal; None: the sidecar renews it until the release.
         max_hold: how long the lock is held at most, even if it is renewed; None: no limit.
         crash_delay: how much longer the lock stays held when this process dies.
+        keep: how long the lock stays held from the acquire on, up to a day: also after the release, and if this
+        process, the sidecar or the host dies. Of all hosts that start a job at one time with timeout=0, one runs it.
         confirm: whether an `async with` block waits until Redis has executed the release, like `await
         held.release(confirm=True)`, and raises Unconfirmed without a confirmation. If the body raises an exception,
         that exception is raised instead, with a note (Python 3.11). A block that is cancelled, or that
@@ -785,7 +788,7 @@ class Client:
         fair: whether such acquires are granted over all hosts in the order in which they reach Redis. Without it a lock
         stays on one host for several grants, which is faster. It has no effect with timeout 0.
         """
-        options = make_options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair)
+        options = make_options(timeout, lease, max_hold, crash_delay, False, confirm, confirm_timeout, fair, keep)
         return Lock(self, self._whole(name), options)
 
     def rlock(
@@ -796,6 +799,7 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        keep: float = 0.0,
         confirm: bool = False,
         confirm_timeout: float | None = None,
         fair: bool = False,
@@ -804,7 +808,7 @@ class Client:
 
         The end of an inner block is confirmed at once: the lock stays held.
         """
-        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair)
+        options = make_options(timeout, lease, max_hold, crash_delay, True, confirm, confirm_timeout, fair, keep)
         return RLock(self, self._whole(name), options)
 
     def synchronized(
@@ -815,6 +819,7 @@ class Client:
         lease: float | None = None,
         max_hold: float | None = None,
         crash_delay: float = 0.0,
+        keep: float = 0.0,
         reentrant: bool = False,
         fair: bool = False,
     ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
@@ -828,7 +833,7 @@ class Client:
         """
         make = self.rlock if reentrant else self.lock
         make_lock = functools.partial(
-            make, timeout=timeout, lease=lease, max_hold=max_hold, crash_delay=crash_delay, fair=fair
+            make, timeout=timeout, lease=lease, max_hold=max_hold, crash_delay=crash_delay, keep=keep, fair=fair
         )
         make_lock(name if isinstance(name, str) else "x")  # raises if an argument is wrong
 
