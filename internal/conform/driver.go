@@ -27,6 +27,7 @@ type command struct {
 	LeaseMS      int64  `json:"lease_ms,omitempty"`       // acquire; absent: the watchdog's
 	MaxHoldMS    int64  `json:"max_hold_ms,omitempty"`    // acquire; absent: none
 	CrashDelayMS int64  `json:"crash_delay_ms,omitempty"` // acquire; absent: 0
+	KeepMS       int64  `json:"keep_ms,omitempty"`        // acquire; absent: 0
 	Owner        int    `json:"owner,omitempty"`          // acquire; absent: an owner that never re-enters
 	Target       int    `json:"target,omitempty"`         // cancel: n of an acquire
 	Confirm      bool   `json:"confirm,omitempty"`        // release

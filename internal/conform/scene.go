@@ -23,6 +23,7 @@ const (
 	Lease      Feature = "lease"      // lease_ms
 	MaxHold    Feature = "max_hold"   // max_hold_ms
 	CrashDelay Feature = "crash_delay"
+	Keep       Feature = "keep"
 	Notify     Feature = "notify" // reports a loss without being asked
 )
 
@@ -40,6 +41,7 @@ var Features = []struct {
 	{Lease, "`lease_ms` of `acquire`"},
 	{MaxHold, "`max_hold_ms` of `acquire`"},
 	{CrashDelay, "`crash_delay_ms` of `acquire`"},
+	{Keep, "`keep_ms` of `acquire`"},
 	{Notify, "the driver reports a loss without being asked"},
 }
 

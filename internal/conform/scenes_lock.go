@@ -102,8 +102,8 @@ var lockScenes = []Scene{
 		play: func(s *stage) {
 			c := s.open()
 			a := s.acquireAs(c, command{As: "a", Name: "invoice:42"}, protocol.AcquireOK{Hold: 7, DeadlineNS: protocol.Now() + hour})
-			if a.WaitMS != protocol.Forever || a.LeaseMS != 0 || a.MaxHoldMS != 0 || a.CrashDelayMS != 0 {
-				s.fail("an acquire without wait_ms, lease_ms, max_hold_ms and crash_delay_ms", "%+v", *a)
+			if a.WaitMS != protocol.Forever || a.LeaseMS != 0 || a.MaxHoldMS != 0 || a.CrashDelayMS != 0 || a.KeepMS != 0 {
+				s.fail("an acquire without wait_ms, lease_ms, max_hold_ms, crash_delay_ms and keep_ms", "%+v", *a)
 			}
 			s.held("a", "it was granted")
 			s.release(c, "a", 7)
@@ -183,6 +183,17 @@ var lockScenes = []Scene{
 			a := s.acquireAs(c, command{As: "a", Name: "a", CrashDelayMS: 81_234}, protocol.AcquireOK{Hold: 1, DeadlineNS: protocol.Now() + hour})
 			if a.CrashDelayMS != 81_234 {
 				s.fail("an acquire with crash_delay_ms 81234", "%+v", *a)
+			}
+		},
+	},
+	{
+		Name: "lock/keep", Spec: "§4.2", Needs: []Feature{Keep},
+		Demand: "keep_ms is sent as it was given.",
+		play: func(s *stage) {
+			c := s.open()
+			a := s.acquireAs(c, command{As: "a", Name: "a", KeepMS: 81_234}, protocol.AcquireOK{Hold: 1, DeadlineNS: protocol.Now() + hour})
+			if a.KeepMS != 81_234 {
+				s.fail("an acquire with keep_ms 81234", "%+v", *a)
 			}
 		},
 	},

@@ -19,7 +19,7 @@ from locksidecar import aio
 
 Object = dict[str, Any]
 
-FEATURES = ["resume", "owners", "concurrent", "limit", "confirm", "lease", "max_hold", "crash_delay"]
+FEATURES = ["resume", "owners", "concurrent", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep"]
 
 # The first class that fits counts.
 ERRORS: list[tuple[type[BaseException], str]] = [
@@ -59,6 +59,7 @@ def options(command: Object) -> Object:
         "lease": lease and lease / 1000,
         "max_hold": most and most / 1000,
         "crash_delay": command.get("crash_delay_ms", 0) / 1000,
+        "keep": command.get("keep_ms", 0) / 1000,
     }
 
 

@@ -39,6 +39,7 @@ var faults = []fault{
 	{"lease_ms is sent", "client", "lease_ms: options.leaseMs", "lease_ms: undefined", "lock/lease deadline/lease-event-fixed"},
 	{"max_hold_ms is sent", "client", "max_hold_ms: options.maxHoldMs", "max_hold_ms: undefined", "lock/max-hold"},
 	{"crash_delay_ms is sent", "client", "crash_delay_ms: options.crashDelayMs", "crash_delay_ms: undefined", "lock/crash-delay"},
+	{"keep_ms is sent", "client", "keep_ms: options.keepMs", "keep_ms: undefined", "lock/keep"},
 	{"msg may be absent", "client", `err.has("msg") ? err.text("msg") : ""`, `err.text("msg")`, "lock/errors"},
 	{"a handle is released once", "lock", "this.released = true;", "", "lock/second-release"},
 	{"answers are matched by id", "client", "const call = this.calls.get(id);\n        if (call === undefined)\n            return; // a page", "const call = [...this.calls.values()][0]; id = call?.id;\n        if (call === undefined)\n            return; // a page", "lock/answers-in-any-order"},

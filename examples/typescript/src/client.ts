@@ -44,6 +44,7 @@ export interface LockOptions {
   maxHoldMs?: number;
   /** How much longer the lock is kept if this process dies, in ms. Default: 0. */
   crashDelayMs?: number;
+  keepMs?: number;
   /** The owner that may re-enter the lock, from Client.newOwner(). Default: each lock has an owner of its own. */
   owner?: number;
 }
@@ -136,6 +137,7 @@ export class Client implements AsyncDisposable, Holder {
       lease_ms: options.leaseMs,
       max_hold_ms: options.maxHoldMs,
       crash_delay_ms: options.crashDelayMs,
+      keep_ms: options.keepMs,
     });
     const timeout = options.timeoutMs;
     if (timeout !== undefined) {

@@ -28,6 +28,7 @@ interface Command {
   lease_ms?: number;
   max_hold_ms?: number;
   crash_delay_ms?: number;
+  keep_ms?: number;
   owner?: number;
   target?: number;
   confirm?: boolean;
@@ -78,6 +79,7 @@ async function execute(c: Command): Promise<Record<string, unknown>> {
         ...(c.lease_ms !== undefined && { leaseMs: c.lease_ms }),
         ...(c.max_hold_ms !== undefined && { maxHoldMs: c.max_hold_ms }),
         ...(c.crash_delay_ms !== undefined && { crashDelayMs: c.crash_delay_ms }),
+        ...(c.keep_ms !== undefined && { keepMs: c.keep_ms }),
         ...(c.owner !== undefined && { owner: owners.get(c.owner)! }),
       });
       locks.set(c.as!, lock);
@@ -109,7 +111,7 @@ async function execute(c: Command): Promise<Record<string, unknown>> {
 
 report({
   driver: "typescript/0.1.0",
-  features: ["resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "notify"],
+  features: ["resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep", "notify"],
 });
 createInterface({ input: process.stdin }).on("line", (line) => {
   const command = JSON.parse(line) as Command;

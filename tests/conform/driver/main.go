@@ -25,6 +25,7 @@ type command struct {
 	LeaseMS      int64  `json:"lease_ms"`
 	MaxHoldMS    int64  `json:"max_hold_ms"`
 	CrashDelayMS int64  `json:"crash_delay_ms"`
+	KeepMS       int64  `json:"keep_ms"`
 	Owner        int    `json:"owner"`
 	Target       int    `json:"target"`
 	Confirm      bool   `json:"confirm"`
@@ -60,7 +61,7 @@ func newDriver() *driver {
 
 func main() {
 	print(object{"driver": "go/" + locksidecar.Version, "features": []string{
-		"resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "notify",
+		"resume", "owners", "concurrent", "cancel", "limit", "confirm", "lease", "max_hold", "crash_delay", "keep", "notify",
 	}})
 	d := newDriver()
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
@@ -135,6 +136,9 @@ func (d *driver) acquire(ctx context.Context, c command) {
 	}
 	if c.MaxHoldMS != 0 {
 		options = append(options, locksidecar.WithMaxHold(time.Duration(c.MaxHoldMS)*time.Millisecond))
+	}
+	if c.KeepMS != 0 {
+		options = append(options, locksidecar.WithKeep(time.Duration(c.KeepMS)*time.Millisecond))
 	}
 	if c.CrashDelayMS != 0 {
 		options = append(options, locksidecar.WithCrashDelay(time.Duration(c.CrashDelayMS)*time.Millisecond))
