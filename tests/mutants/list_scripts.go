@@ -707,6 +707,28 @@ end`,
 	},
 
 	{
+		rule: "a read-write lock is reported as one",
+		file: "sidecar/store/scripts/who.lua",
+		old:  `kind, what = 'read_write', mode end`,
+		new:  `kind, what = 'lock', mode end`,
+		by:   test("sidecar/store", "TestKeyIsReportedAsWhatItIs"),
+	},
+	{
+		rule: "a large hash under the name of a lock is not listed",
+		file: "sidecar/store/scripts/who.lua",
+		old:  `local listed = 256`,
+		new:  `local listed = 1000000`,
+		by:   test("sidecar/store", "TestKeyIsReportedAsWhatItIs"),
+	},
+	{
+		rule: "the tickets of a queue that are read for people are bounded",
+		file: "sidecar/store/scripts/who.lua",
+		old:  `string.format('%.0f', most - 1)`,
+		new:  `'-1'`,
+		by:   test("sidecar/store", "TestKeyHasTheQueueInItsOrder"),
+	},
+
+	{
 		rule: "a renewal leaves a hash of several fields alone, with its own field too",
 		file: renew,
 		old:  ` or i <= looks and ask('HLEN', lock) ~= 1`,

@@ -1,0 +1,145 @@
+package store
+
+import (
+	_ "embed"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// KeyState is what Redis has under the key of a lock.
+type KeyState string
+
+const (
+	KeyFree      KeyState = "free"       // nothing
+	KeyLock      KeyState = "lock"       // a lock, of a sidecar or of another program
+	KeyReadWrite KeyState = "read_write" // a read-write lock of another program
+	KeyOther     KeyState = "other"      // a structure that is no lock
+)
+
+// Key is what Redis has for one lock, at one moment.
+type Key struct {
+	State  KeyState
+	What   string // KeyReadWrite: "read" or "write"; KeyOther: a description
+	TTLMS  int64  // -1: the key does not expire; -2: there is none
+	Owners []KeyOwner
+
+	// The queue of the lock, in its order.
+	Tickets  []KeyTicket // the first MaxOwners
+	Queued   int         // how many tickets there are
+	NoQueues bool        // this user may not use queues
+}
+
+// KeyOwner is one owner of a key. A plain lock has one, a read-write lock one or several.
+type KeyOwner struct {
+	Field   string
+	Entries int64
+}
+
+// KeyTicket is one ticket in the queue of a lock.
+type KeyTicket struct {
+	Field    string
+	WaitedMS int64
+}
+
+// MaxOwners is how many owners and how many tickets Key returns at most.
+const MaxOwners = 32
+
+//go:embed scripts/who.lua
+var whoText string
+
+var who = newScript(whoText)
+
+// Key reads the key and the queue of a lock. Redis is sent one command, or a second time with the
+// text of the script, if it does not know that.
+func (s *Store) Key(name string, done func(Key, error)) {
+	c := s.commands
+	args := []string{"1", c.dial.keys.key(name), c.dial.keys.queue(name), strconv.Itoa(MaxOwners)}
+	run := append([]string{"evalsha", who.sha}, args...)
+	c.ask(&query{commands: [][]string{run}, done: func(replies []reply, err error) {
+		if err != nil || replies[0].kind != '-' || code(replies[0].text) != "NOSCRIPT" {
+			readKey(replies, err, done)
+			return
+		}
+		c.ask(&query{commands: [][]string{{"script", "load", who.text}, run}, done: func(replies []reply, err error) {
+			if err != nil || replies[0].kind != '-' {
+				if err == nil {
+					replies = replies[1:]
+				}
+				readKey(replies, err, done)
+				return
+			}
+			// A user may have the permission to run a text, and none to load it.
+			c.ask(&query{commands: [][]string{append([]string{"eval", who.text}, args...)}, done: func(replies []reply, err error) {
+				readKey(replies, err, done)
+			}})
+		}})
+	}})
+}
+
+// readKey hands over what the script returned.
+func readKey(replies []reply, err error, done func(Key, error)) {
+	if err == nil {
+		err = refusal(replies)
+	}
+	if err != nil {
+		done(Key{}, err)
+		return
+	}
+	k, ok := keyOf(replies[0].list)
+	if !ok {
+		err = unavailableError("Redis gave a reply that the script for this question does not make")
+	}
+	done(k, err)
+}
+
+// keyOf reads the list that the script returns.
+func keyOf(list []reply) (k Key, ok bool) {
+	const head = 5
+	if len(list) < head || list[0].kind != '$' || list[2].kind != ':' || list[3].kind != ':' || list[4].kind != ':' {
+		return k, false
+	}
+	k = Key{State: KeyState(list[0].text), What: list[1].text, TTLMS: max(list[2].num, -2), Queued: int(max(list[4].num, 0)), NoQueues: list[4].num < 0}
+	owners, pairs := int(list[3].num), list[head:]
+	if owners < 0 || owners > MaxOwners || 2*owners > len(pairs) || len(pairs)%2 != 0 {
+		return k, false
+	}
+	for i := 0; i < len(pairs); i += 2 {
+		field := readableText(pairs[i].text)
+		if i < 2*owners {
+			entries, _ := strconv.ParseInt(pairs[i+1].text, 10, 64)
+			k.Owners = append(k.Owners, KeyOwner{field, max(entries, 0)})
+		} else {
+			k.Tickets = append(k.Tickets, KeyTicket{field, max(pairs[i+1].num, 0)})
+		}
+	}
+	return k, true
+}
+
+// readableText returns a text of another program as UTF-8.
+func readableText(text string) string { return strings.ToValidUTF8(text, "?") }
+
+// UUIDOf returns the uuid that an owner field begins with; "": it begins with none. The field is
+// that of a sidecar, or of a Redisson program.
+func UUIDOf(field string) string {
+	id, _, ok := strings.Cut(field, ":")
+	if !ok || len(id) != 36 || uuid.Validate(id) != nil {
+		return ""
+	}
+	return id
+}
+
+// IsSidecar reports whether a uuid is one that only sidecars make: of version 8. Sidecars of
+// versions that ended have others.
+func IsSidecar(id string) bool { return len(id) == 36 && id[14] == '8' }
+
+// HostsOf returns what the sidecars with these uuids published, in any order. Those that published
+// nothing are left out. The caller bounds how many it names.
+func (s *Store) HostsOf(ids []string, done func([]Host, error)) {
+	if len(ids) == 0 {
+		done(nil, nil)
+		return
+	}
+	s.commands.hosts(ids, done)
+}

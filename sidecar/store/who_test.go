@@ -1,0 +1,165 @@
+package store
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+type readKeyResult struct {
+	key Key
+	err error
+}
+
+func (r *recorder) key(name string) readKeyResult {
+	r.t.Helper()
+	read := make(chan readKeyResult, 1)
+	r.Key(name, func(k Key, err error) { read <- readKeyResult{k, err} })
+	return recv(r.t, read, "key")
+}
+
+// What each program may leave under the key of a lock is reported as what it is.
+func TestKeyIsReportedAsWhatItIs(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url())
+	a := s.admin()
+	const thread = otherUUID + ":31"
+	a.HSet(ctx, "program", thread, "2")
+	a.PExpire(ctx, "program", time.Minute)
+	a.HSet(ctx, "eternal", thread, "1")
+	a.HSet(ctx, "reading", "mode", "read", thread, "1", otherUUID+":32", "3")
+	a.HSet(ctx, "writing", "mode", "write", thread+":write", "1")
+	a.HSet(ctx, "hash", "a", "1", "b", "2")
+	a.HSet(ctx, "one", "field", "1")
+	a.Set(ctx, "text", "x", 0)
+	a.HSet(ctx, "crowd", "mode", "read")
+	for i := range 300 {
+		a.HSet(ctx, "crowd", fmt.Sprint(otherUUID, ":", i), "1")
+		a.HSet(ctx, "large", fmt.Sprint(otherUUID, ":", i), "1")
+	}
+	for name, want := range map[string]Key{
+		"free":    {State: KeyFree, TTLMS: -2},
+		"eternal": {State: KeyLock, TTLMS: -1, Owners: []KeyOwner{{thread, 1}}},
+		"reading": {State: KeyReadWrite, What: "read", TTLMS: -1, Owners: []KeyOwner{{thread, 1}, {otherUUID + ":32", 3}}},
+		"writing": {State: KeyReadWrite, What: "write", TTLMS: -1, Owners: []KeyOwner{{thread + ":write", 1}}},
+		"hash":    {State: KeyOther, What: "a hash with 2 fields", TTLMS: -1},
+		"one":     {State: KeyOther, What: "a hash with 1 field", TTLMS: -1},
+		"text":    {State: KeyOther, What: "a key of type string", TTLMS: -1},
+		"crowd":   {State: KeyReadWrite, What: "read", TTLMS: -1},
+		"large":   {State: KeyOther, What: "a hash with 300 fields", TTLMS: -1},
+	} {
+		got := r.key(name)
+		if got.err != nil || got.key.State != want.State || got.key.What != want.What || got.key.TTLMS != want.TTLMS || !slices.Equal(got.key.Owners, want.Owners) {
+			t.Errorf("%s: %+v, want %+v", name, got, want)
+		}
+	}
+	if got := r.key("program"); got.key.TTLMS <= 0 || got.key.TTLMS > 60_000 || got.key.Owners[0].Entries != 2 {
+		t.Errorf("the lock of a program: %+v", got)
+	}
+}
+
+// The queue is returned in its order, and bounded.
+func TestKeyHasTheQueueInItsOrder(t *testing.T) {
+	for _, name := range []string{"a", "{a}"} {
+		s := startRedis(t)
+		holder, _ := receiver(t, s.url(), ourUUID)
+		waiter := connected(t, s.url(), func(c *Config) { c.UUID = secondUUID })
+		if res := holder.one(takeOp(name, 1)); res.Outcome != locktable.Done {
+			t.Fatalf("%+v", res)
+		}
+		wait := takeOp(name, 7)
+		wait.Enqueue = true
+		if res := waiter.one(wait); res.Ticket != 7 {
+			t.Fatalf("%+v", res)
+		}
+		k := newKeyspace("")
+		for i := range 2 * MaxOwners {
+			s.admin().ZAdd(ctx, k.queue(name), redis.Z{Score: 1e17 + float64(i), Member: fmt.Sprint(otherUUID, ":", i)})
+		}
+		got := waiter.key(name)
+		if got.err != nil || got.key.State != KeyLock || len(got.key.Owners) != 1 || got.key.Owners[0].Field != ourUUID+":1" {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if got.key.Queued != 2*MaxOwners+1 || len(got.key.Tickets) != MaxOwners || got.key.Tickets[0].Field != secondUUID+":7" || got.key.Tickets[1].Field != otherUUID+":0" {
+			t.Errorf("%s: the queue is %+v", name, got.key)
+		}
+	}
+}
+
+// The permissions in the manual are enough, and a user who may not use queues sees the lock.
+func TestKeyIsReadWithTheLeastPermissions(t *testing.T) {
+	s := startRedis(t)
+	s.admin().HSet(ctx, "a", otherUUID+":1", "1")
+	for _, rules := range [][]string{leastRules, {"~a", "&*", "+@all"}, {"~*", "&*", "+@all", "-script|load"}} {
+		r := connected(t, s.userURL("least", rules...))
+		s.admin().ScriptFlush(ctx)
+		got := r.key("a")
+		if got.err != nil || got.key.State != KeyLock || got.key.NoQueues != (rules[0] == "~a") {
+			t.Errorf("%v: %+v", rules, got)
+		}
+		r.Close(ctx)
+	}
+}
+
+// However many hosts there are, and however often they published, one lock is one command, and the
+// names of its hosts are one for each.
+func TestKeyCostsTheSameWithManyHosts(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.url())
+	r.key("a") // Redis knows the script
+	cost := func() (commands int64) {
+		t.Helper()
+		before := s.commandsRun()
+		r.key("a")
+		read := make(chan []Host, 1)
+		r.HostsOf([]string{otherUUID, secondUUID}, func(h []Host, _ error) { read <- h })
+		recv(t, read, "hosts")
+		return s.commandsRun() - before
+	}
+	one := cost()
+	manyHosts(s, 500)
+	if many := cost(); many != one {
+		t.Errorf("%d commands with 500 hosts, %d with one", many, one)
+	}
+}
+
+// commandsRun returns how many commands of clients Redis has run, scripts counted as one.
+func (s *server) commandsRun() (n int64) {
+	for line := range strings.Lines(s.admin().Info(ctx, "commandstats").Val()) {
+		name, calls, ok := strings.Cut(strings.TrimSpace(line), ":calls=")
+		if ok && (name == "cmdstat_evalsha" || name == "cmdstat_eval" || name == "cmdstat_hget" || name == "cmdstat_zrange" || name == "cmdstat_publish") {
+			var calling int64
+			fmt.Sscan(strings.SplitN(calls, ",", 2)[0], &calling)
+			n += calling
+		}
+	}
+	return n
+}
+
+func TestKeyThatCannotBeReadIsAnError(t *testing.T) {
+	s := startRedis(t)
+	r := connected(t, s.userURL("keys", "~ok", "&*", "+@all"))
+	if got := r.key("a"); got.err == nil {
+		t.Errorf("%+v", got)
+	}
+	s.stop()
+	if got := r.key("ok"); got.err == nil {
+		t.Errorf("%+v", got)
+	}
+	for _, list := range [][]reply{
+		nil, {{kind: '$', text: "lock"}},
+		{{kind: '$', text: "lock"}, {kind: '$'}, {kind: ':'}, {kind: ':', num: 2}, {kind: ':'}, {kind: '$'}, {kind: '$'}},
+		{{kind: '$', text: "lock"}, {kind: '$'}, {kind: ':'}, {kind: ':', num: -1}, {kind: ':'}},
+		{{kind: '$', text: "lock"}, {kind: '$'}, {kind: ':'}, {kind: ':'}, {kind: ':'}, {kind: '$'}},
+	} {
+		if k, ok := keyOf(list); ok {
+			t.Errorf("%v is read as %+v", list, k)
+		}
+	}
+}
