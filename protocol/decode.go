@@ -26,6 +26,7 @@ type RequestDecoder struct {
 	hostInfo     HostInfo
 	hostList     HostList
 	hostForce    HostForceRelease
+	who          Who
 	bye          Bye
 	claim        Claim
 	unknown      Unknown
@@ -122,6 +123,9 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	case "host_force_release":
 		d.hostForce = HostForceRelease{ID: id, Host: o.host(), Name: o.name()}
 		m = &d.hostForce
+	case "who":
+		d.who = Who{ID: id, Name: o.name()}
+		m = &d.who
 	case "ping":
 		d.ping = Ping{ID: id}
 		m = &d.ping
@@ -362,11 +366,7 @@ func (m *CancelOK) unpack(id uint64, o *object) {
 }
 
 func (m *InfoOK) unpack(id uint64, o *object) {
-	*m = InfoOK{ID: id}
-	if _, ok := o.head(fieldLock, kindMap); ok {
-		m.Lock = new(LockRow)
-		m.Lock.unpack(o.p, int(o.at[fieldLock]))
-	}
+	*m = InfoOK{ID: id, Lock: o.row(fieldLock)}
 }
 
 func (m *ListOK) unpack(id uint64, o *object) {
@@ -482,6 +482,53 @@ func (m *HostsOK) unpack(id uint64, o *object) {
 func (m *HostInfoOK) unpack(id uint64, o *object)         { (*InfoOK)(m).unpack(id, o) }
 func (m *HostListOK) unpack(id uint64, o *object)         { (*ListOK)(m).unpack(id, o) }
 func (m *HostForceReleaseOK) unpack(id uint64, o *object) { (*ForceReleaseOK)(m).unpack(id, o) }
+
+func (m *WhoOK) unpack(id uint64, o *object) {
+	o.require(fieldRedis)
+	*m = WhoOK{id, WhoRow{
+		Lock:    o.row(fieldLock),
+		Redis:   o.text(fieldRedis, 0),
+		Key:     o.text(fieldKey, 0),
+		Msg:     o.text(fieldMsg, 0),
+		TTLMS:   o.int(fieldTTLMS, 0, -1, math.MaxInt64),
+		Owners:  o.owners(fieldOwners),
+		Queue:   o.owners(fieldQueue),
+		Queued:  o.number(fieldQueued),
+		Holder:  o.row(fieldHolder),
+		Trouble: o.text(fieldTrouble, 0),
+	}}
+}
+
+// row returns the row of a field, or nil if it is absent.
+func (o *object) row(f field) *LockRow {
+	if _, ok := o.head(f, kindMap); !ok {
+		return nil
+	}
+	r := new(LockRow)
+	r.unpack(o.p, int(o.at[f]))
+	return r
+}
+
+// owners returns the array of a field.
+func (o *object) owners(f field) (rows []OwnerRow) {
+	o.each(f, func(at int) int {
+		var r object
+		end := o.p.object(at, &r)
+		if o.p.connError != nil {
+			return end
+		}
+		r.require(fieldField)
+		rows = append(rows, OwnerRow{
+			Field:    r.text(fieldField, 0),
+			Sidecar:  r.text(fieldSidecar, 0),
+			Host:     r.text(fieldHost, 0),
+			Entries:  r.int(fieldEntries, 0, 0, math.MaxInt64),
+			WaitedMS: r.int(fieldWaitedMS, 0, 0, math.MaxInt64),
+		})
+		return end
+	})
+	return rows
+}
 
 func (m *PingOK) unpack(id uint64, o *object) {
 	o.require(fieldNowNS)

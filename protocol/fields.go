@@ -95,6 +95,15 @@ const (
 	fieldAway
 	fieldGrants
 
+	fieldKey
+	fieldTTLMS
+	fieldOwners
+	fieldQueue
+	fieldQueued
+	fieldHolder
+	fieldField
+	fieldEntries
+
 	fields // the number of fields
 )
 
@@ -118,6 +127,7 @@ var fieldNames = [fields]string{
 	fieldEvents:   "events", fieldMissed: "missed", fieldAtNS: "at_ns", fieldKind: "kind",
 	fieldStartedNS: "started_ns", fieldRoundTripNS: "roundtrip_ns", fieldTrouble: "trouble", fieldSessions: "sessions", fieldHeld: "held", fieldOldestWaiter: "oldest_waiter", fieldOldestHold: "oldest_hold",
 	fieldAgeMS: "age_ms", fieldRenewalsLate: "renewals_late", fieldLost: "lost", fieldRestart: "restart", fieldEnded: "ended", fieldBack: "back", fieldAway: "away", fieldGrants: "grants",
+	fieldKey: "key", fieldTTLMS: "ttl_ms", fieldOwners: "owners", fieldQueue: "queue", fieldQueued: "queued", fieldHolder: "holder", fieldField: "field", fieldEntries: "entries",
 	fieldRemoteHost: "remote_host", fieldHost: "host", fieldHosts: "hosts", fieldAfterHost: "after_host", fieldStartedMS: "started_ms",
 }
 
@@ -291,6 +301,22 @@ func fieldOf(key []byte) field {
 		return fieldAway
 	case "grants":
 		return fieldGrants
+	case "key":
+		return fieldKey
+	case "ttl_ms":
+		return fieldTTLMS
+	case "owners":
+		return fieldOwners
+	case "queue":
+		return fieldQueue
+	case "queued":
+		return fieldQueued
+	case "holder":
+		return fieldHolder
+	case "field":
+		return fieldField
+	case "entries":
+		return fieldEntries
 	}
 	return 0
 }
@@ -303,9 +329,9 @@ func nesting(f field) int {
 		return MaxDepth + 1 // the map
 	case fieldWaiters:
 		return MaxDepth + 2 // array, waiter
-	case fieldEvents, fieldLost:
+	case fieldEvents, fieldLost, fieldOwners, fieldQueue:
 		return MaxDepth + 2 // array, event
-	case fieldLock:
+	case fieldLock, fieldHolder:
 		return MaxDepth + 3 // row, waiters
 	case fieldLocks:
 		return MaxDepth + 4 // array, row, waiters

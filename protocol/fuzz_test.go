@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"reflect"
+	"slices"
 	"testing"
 	"testing/iotest"
 
@@ -182,6 +183,19 @@ func isTruncated(m any) bool {
 		return len(m.Redis) > MaxMessage || len(m.RedisAddress) > MaxField || len(m.RedisRunID) > MaxField || len(m.KeyPrefix) > MaxField
 	case *InfoOK:
 		return m.Lock != nil && (long(m.Lock) || m.Lock.Size() > ListRoom)
+	case *WhoOK:
+		isLong := len(m.Redis) > MaxMessage || len(m.Key) > MaxClient || len(m.Msg) > MaxMessage || len(m.Trouble) > MaxMessage
+		size := 0
+		for _, r := range []*LockRow{m.Lock, m.Holder} {
+			if r != nil {
+				isLong = isLong || long(r)
+				size += r.Size()
+			}
+		}
+		for _, o := range slices.Concat(m.Owners, m.Queue) {
+			isLong = isLong || len(o.Field) > MaxField || len(o.Sidecar) > MaxClient || len(o.Host) > MaxClient
+		}
+		return isLong || len(m.Owners) > MaxOwners || len(m.Queue) > MaxOwners || size > MaxFrame/4
 	case *ListOK:
 		size := 0
 		for i := range m.Locks {

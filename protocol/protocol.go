@@ -26,6 +26,7 @@ const (
 	MaxCmd     = 64   // bytes of a row's cmd
 	MaxField   = 256  // bytes of a row's remote_field
 	MaxWaiters = 16   // waiters of a row
+	MaxOwners  = 32   // owners, and places in a queue, of the answer to who
 	MaxTicket  = 128  // bytes of a session's ticket
 	MaxClaims  = 4096 // holds in one claim
 

@@ -36,6 +36,7 @@ var everyRequest = []Request{
 	&HostInfo{ID: 1, Host: "db-7", Name: "n"},
 	&HostList{ID: 1, Host: "db-7", After: 2},
 	&HostForceRelease{ID: 1, Host: "db-7", Name: "n"},
+	&Who{ID: 1, Name: "n"},
 	&Ping{ID: 12},
 	&Bye{ID: 14},
 	&Claim{ID: 15},
@@ -68,6 +69,11 @@ var everyReply = []Reply{
 	&HostInfoOK{ID: 1, Lock: &fullRow},
 	&HostListOK{ID: 1, Locks: []LockRow{fullRow}, Next: 2},
 	&HostForceReleaseOK{ID: 1, Hold: 2},
+	&WhoOK{ID: 1, WhoRow: WhoRow{Redis: "ok", Key: KeyFree}},
+	&WhoOK{ID: 1, WhoRow: WhoRow{
+		Lock: &fullRow, Redis: "ok", Key: KeyReadWrite, Msg: "read", TTLMS: -1, Owners: []OwnerRow{{Field: "f", Sidecar: "uuid", Host: "db-7", Entries: 2}, {Field: "g"}},
+		Queue: []OwnerRow{{Field: "h", WaitedMS: 3}}, Queued: 4, Holder: &fullRow, Trouble: "t",
+	}},
 	&PingOK{ID: 1, NowNS: 2, Redis: "ok", RedisAddress: "redis.example:6379/0", RedisRunID: "5f3c", KeyPrefix: "app1:"},
 	&ConfirmOK{ID: 1},
 	&ByeOK{ID: 1},
@@ -186,6 +192,28 @@ func TestRowsOfListRoomFitIntoAFrame(t *testing.T) {
 	got, err := decodeReply(body, "list")
 	if err != nil || len(got.(*ListOK).Locks) != len(m.Locks) {
 		t.Errorf("%d rows were written, read: %v", len(m.Locks), err)
+	}
+}
+
+// The longest answer about one lock fits into a frame.
+func TestAnswerToWhoFitsIntoAFrame(t *testing.T) {
+	row := fullRow
+	for range MaxWaiters {
+		row.Waiters = append(row.Waiters, WaiterRow{1 << 62, 1 << 40, 1 << 32, strings.Repeat("c", MaxCmd), 1 << 62, 1 << 40})
+	}
+	long := strings.Repeat("x", MaxMessage)
+	var owners []OwnerRow
+	for range 2 * MaxOwners {
+		owners = append(owners, OwnerRow{long, long, long, 1 << 62, 1 << 62})
+	}
+	m := WhoOK{1<<63 - 1, WhoRow{&row, long, long, long, -1, owners, owners, 1 << 30, &row, long}}
+	body, err := NewReader(bytes.NewReader(m.Append(nil))).Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeReply(body, "who")
+	if err != nil || len(got.(*WhoOK).Owners) != MaxOwners || len(got.(*WhoOK).Queue) != MaxOwners {
+		t.Errorf("%d bytes: %v", len(body), err)
 	}
 }
 

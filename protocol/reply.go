@@ -200,6 +200,12 @@ type ByeOK struct{ ID uint64 }
 // ClaimOK answers Claim, after a LostEvent for each claimed hold that the session does not have.
 type ClaimOK struct{ ID uint64 }
 
+// WhoOK answers Who.
+type WhoOK struct {
+	ID uint64
+	WhoRow
+}
+
 // Err is the answer to a request that failed. Without an ID it is the last frame of a connection
 // that the sidecar closes.
 type Err struct {
@@ -247,6 +253,39 @@ type LockRow struct {
 	Waiters []WaiterRow // the first MaxWaiters of them
 }
 
+// WhoRow is who has a lock and who waits for it, on all hosts.
+type WhoRow struct {
+	Lock *LockRow // as this sidecar knows the lock; nil: it does not know it
+
+	Redis  string     // "ok", or one sentence about why Redis was not read: then Key to Queued are empty
+	Key    string     // KeyFree, KeyLock, KeyReadWrite or KeyOther; of a later sidecar perhaps another one
+	Msg    string     // KeyReadWrite: its mode; KeyOther: what the key is
+	TTLMS  int64      // -1: the key does not expire
+	Owners []OwnerRow // KeyLock: one; KeyReadWrite: the first of them
+	Queue  []OwnerRow // the sidecars that wait, in the order in which they get the lock; the first of them
+	Queued int        // how many there are
+
+	Holder  *LockRow // as the sidecar of the owner knows the lock; nil: it did not say
+	Trouble string   // one sentence about why Holder is nil; "": there is nothing to ask
+}
+
+// OwnerRow is an owner of a key in Redis, or a place in its queue.
+type OwnerRow struct {
+	Field    string // truncated to MaxField bytes
+	Sidecar  string // uuid of the sidecar; "": of another program, or of a sidecar that has ended
+	Host     string // name of its host; "": not known
+	Entries  int64  // of an owner
+	WaitedMS int64  // of a place
+}
+
+// What Redis has under the key of a lock.
+const (
+	KeyFree      = "free"       // nothing
+	KeyLock      = "lock"       // a lock with one owner
+	KeyReadWrite = "read_write" // a read-write lock of another program
+	KeyOther     = "other"      // no lock
+)
+
 // WaiterRow is one waiter of a LockRow.
 type WaiterRow struct {
 	Session  uint64
@@ -275,6 +314,7 @@ func (HostsOK) reply()            {}
 func (HostInfoOK) reply()         {}
 func (HostListOK) reply()         {}
 func (HostForceReleaseOK) reply() {}
+func (WhoOK) reply()              {}
 func (EventsOK) reply()           {}
 func (StatusOK) reply()           {}
 
@@ -315,10 +355,7 @@ func (m CancelOK) Append(dst []byte) []byte {
 
 func (m InfoOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
-	if m.Lock != nil {
-		w.key("lock")
-		w.row(m.Lock)
-	}
+	w.rowIf("lock", m.Lock)
 	return w.finish()
 }
 
@@ -431,6 +468,46 @@ func (m HostsOK) Append(dst []byte) []byte {
 func (m HostInfoOK) Append(dst []byte) []byte         { return InfoOK(m).Append(dst) }
 func (m HostListOK) Append(dst []byte) []byte         { return ListOK(m).Append(dst) }
 func (m HostForceReleaseOK) Append(dst []byte) []byte { return ForceReleaseOK(m).Append(dst) }
+
+func (m WhoOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.rowIf("lock", m.Lock)
+	w.text("redis", m.Redis, MaxMessage)
+	w.textIf("key", m.Key, MaxClient)
+	w.textIf("msg", m.Msg, MaxMessage)
+	w.intIf("ttl_ms", m.TTLMS)
+	w.owners("owners", m.Owners)
+	w.owners("queue", m.Queue)
+	w.intIf("queued", int64(m.Queued))
+	w.rowIf("holder", m.Holder)
+	w.textIf("trouble", m.Trouble, MaxMessage)
+	return w.finish()
+}
+
+func (w *writer) rowIf(k string, r *LockRow) {
+	if r != nil {
+		w.key(k)
+		w.row(r)
+	}
+}
+
+func (w *writer) owners(k string, rows []OwnerRow) {
+	if len(rows) == 0 {
+		return
+	}
+	rows = rows[:min(len(rows), MaxOwners)]
+	w.array(k, len(rows))
+	for i := range rows {
+		r := &rows[i]
+		outer := w.beginMap()
+		w.text("field", r.Field, MaxField)
+		w.textIf("sidecar", r.Sidecar, MaxClient)
+		w.textIf("host", r.Host, MaxClient)
+		w.intIf("entries", r.Entries)
+		w.intIf("waited_ms", r.WaitedMS)
+		w.endMap(outer)
+	}
+}
 
 func (m PingOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)

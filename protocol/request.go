@@ -114,6 +114,12 @@ type HostForceRelease struct {
 	Name string
 }
 
+// Who requests who has a lock and who waits for it, on all hosts.
+type Who struct {
+	ID   uint64
+	Name string
+}
+
 // Ping checks that the sidecar answers, and requests the state of its Redis.
 type Ping struct{ ID uint64 }
 
@@ -176,11 +182,13 @@ func (m Hosts) RequestID() uint64            { return m.ID }
 func (m HostInfo) RequestID() uint64         { return m.ID }
 func (m HostList) RequestID() uint64         { return m.ID }
 func (m HostForceRelease) RequestID() uint64 { return m.ID }
+func (m Who) RequestID() uint64              { return m.ID }
 
 func (Hosts) request()            {}
 func (HostInfo) request()         {}
 func (HostList) request()         {}
 func (HostForceRelease) request() {}
+func (Who) request()              {}
 
 func (m Hello) Append(dst []byte) []byte {
 	w := begin(dst, "hello", m.ID)
@@ -295,6 +303,12 @@ func (m HostList) Append(dst []byte) []byte {
 func (m HostForceRelease) Append(dst []byte) []byte {
 	w := begin(dst, "host_force_release", m.ID)
 	w.str("host", m.Host)
+	w.str("name", m.Name)
+	return w.finish()
+}
+
+func (m Who) Append(dst []byte) []byte {
+	w := begin(dst, "who", m.ID)
 	w.str("name", m.Name)
 	return w.finish()
 }

@@ -258,7 +258,7 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the ops of all requests of this version.
-var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_force_release", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_force_release", "who", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
@@ -292,6 +292,8 @@ func answerTo(op string) OK {
 		return new(HostListOK)
 	case "host_force_release":
 		return new(HostForceReleaseOK)
+	case "who":
+		return new(WhoOK)
 	case "ping":
 		return new(PingOK)
 	case "bye":
@@ -378,6 +380,20 @@ type fieldsOf struct {
 	RenewalsLate int        `json:"renewals_late"`
 	Lost         []LossRow
 	Restart      *RestartRow
+
+	Key    string
+	Msg    string
+	TTLMS  int64 `json:"ttl_ms"`
+	Owners []ownerFields
+	Queue  []ownerFields
+	Queued int
+	Holder *rowFields
+}
+
+type ownerFields struct {
+	Field, Sidecar, Host string
+	Entries              int64
+	WaitedMS             int64 `json:"waited_ms"`
 }
 
 type ageFields struct {
@@ -501,6 +517,8 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return &HostList{m.ID, m.Host, m.After}
 	case "host_force_release":
 		return &HostForceRelease{m.ID, m.Host, m.Name}
+	case "who":
+		return &Who{m.ID, m.Name}
 	case "ping":
 		return &Ping{m.ID}
 	case "bye":
@@ -581,6 +599,23 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 			m.NowNS, m.StartedNS, m.Version, m.Redis, m.RedisAddress, m.RedisRunID, m.KeyPrefix, m.RoundTripNS, m.Trouble,
 			m.Sessions, m.Held, m.Waiting, (*AgeRow)(m.OldestWaiter), (*AgeRow)(m.OldestHold), m.RenewalsLate, m.Lost, m.Restart,
 		}}
+	case "who":
+		ok := &WhoOK{m.ID, WhoRow{Redis: m.Redis, Key: m.Key, Msg: m.Msg, TTLMS: m.TTLMS, Queued: m.Queued, Trouble: m.Trouble}}
+		for _, r := range m.Owners {
+			ok.Owners = append(ok.Owners, OwnerRow(r))
+		}
+		for _, r := range m.Queue {
+			ok.Queue = append(ok.Queue, OwnerRow(r))
+		}
+		if m.Lock != nil {
+			row := m.Lock.row()
+			ok.Lock = &row
+		}
+		if m.Holder != nil {
+			row := m.Holder.row()
+			ok.Holder = &row
+		}
+		return ok
 	case "ping":
 		return &PingOK{m.ID, m.NowNS, m.Redis, m.RedisAddress, m.RedisRunID, m.KeyPrefix}
 	case "bye":

@@ -216,15 +216,22 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 			}
 			batch = append(batch, request{kind: clientOther, conn: c, other: s.askHosts(c, req)})
 		default:
-			if status, ok := req.(*protocol.Status); ok {
+			switch r := req.(type) {
+			case *protocol.Status:
 				// What the client requested before does not wait for the survey.
 				if !s.submitBatch(c, &batch) {
 					return nil
 				}
-				batch = append(batch, request{kind: clientOther, conn: c, other: s.prepareStatus(status)})
-				break
+				batch = append(batch, request{kind: clientOther, conn: c, other: s.prepareStatus(r)})
+			case *protocol.Who:
+				// What the client requested before does not wait for Redis.
+				if !s.submitBatch(c, &batch) {
+					return nil
+				}
+				batch = append(batch, request{kind: clientOther, conn: c, other: s.prepareWho(c, r)})
+			default:
+				batch = append(batch, handOver(c, req))
 			}
-			batch = append(batch, handOver(c, req))
 		}
 		if list := isPaged(req); list || len(batch) >= c.mostRequests() || frames.Buffered() == 0 {
 			if !s.submitBatch(c, &batch) {

@@ -399,6 +399,8 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.onEvents(cl, r)
 	case *statusRequest:
 		l.onStatus(now, c, r)
+	case *whoRequest:
+		l.who(now, cl, r)
 	case *protocol.ForceRelease:
 		l.forceRelease(now, cl, r)
 	case *answered:

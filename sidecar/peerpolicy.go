@@ -155,6 +155,8 @@ func (l *loop) isRefusedByPolicy(now int64, cl *session, in *request, id uint64)
 			why = cl.policy.List()
 		case *protocol.Info:
 			why = cl.policy.Info(r.Name)
+		case *whoRequest:
+			why = cl.policy.Info(r.Name)
 		case *protocol.Events, *statusRequest:
 			why = cl.policy.Overview()
 		}

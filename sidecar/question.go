@@ -239,6 +239,34 @@ func (s *Server) askHost(ctx context.Context, host string, question func(number 
 	if refusal != nil {
 		return refusal
 	}
+	err := s.askSidecar(ctx, sidecar, question, ok)
+	var refused refusedByHost
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &refused):
+		return &protocol.Err{Code: refused.Code, Msg: refused.Msg}
+	case errors.Is(err, errNotReached):
+		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("the sidecar of host %s does not run, or is not connected to Redis", host)}
+	case errors.Is(err, errNoAnswer):
+		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s did not answer within %v; whether it did what was requested is not known", host, hostTimeout)}
+	}
+	return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s could not be asked: %v", host, err)}
+}
+
+var (
+	errNotReached = errors.New("no sidecar is subscribed to the channel")
+	errNoAnswer   = errors.New("the sidecar did not answer in time")
+)
+
+// refusedByHost is the error that the sidecar of another host answered.
+type refusedByHost struct{ *protocol.Err }
+
+func (e refusedByHost) Error() string { return e.Msg }
+
+// askSidecar asks the sidecar with a uuid, and decodes its answer into ok. The error is
+// errNotReached, errNoAnswer, a refusedByHost, or another one of Redis.
+func (s *Server) askSidecar(ctx context.Context, sidecar string, question func(number uint64) protocol.Request, ok protocol.OK) error {
 	number, answer := s.asker.expect()
 	defer s.asker.forget(number)
 	reached := make(chan error, 1)
@@ -252,18 +280,16 @@ func (s *Server) askHost(ctx context.Context, host string, question func(number 
 	})
 	select {
 	case body := <-answer:
-		return unpackAnswer(body, ok)
-	case err := <-reached:
-		if errors.Is(err, errNotReached) {
-			return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("the sidecar of host %s does not run, or is not connected to Redis", host)}
+		if refusal := unpackAnswer(body, ok); refusal != nil {
+			return refusedByHost{refusal}
 		}
-		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s could not be asked: %v", host, err)}
+		return nil
+	case err := <-reached:
+		return err
 	case <-ctx.Done():
-		return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s did not answer within %v; whether it did what was requested is not known", host, hostTimeout)}
+		return errNoAnswer
 	}
 }
-
-var errNotReached = errors.New("no sidecar is subscribed to the channel")
 
 // frameBody returns the body of a frame.
 func frameBody(frame []byte) []byte { return frame[4:] }

@@ -39,6 +39,9 @@ func replyVectors(t *testing.T) []vector {
 		t.Fatal(err)
 	}
 	for _, v := range all {
+		if v.Answers == "who" {
+			continue // this SDK does not send it
+		}
 		if v.Kind == "reply" || v.Kind == "bad" && v.To == "client" {
 			ours = append(ours, v)
 		}

@@ -6,27 +6,19 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
-)
 
-// KeyState is what Redis has under the key of a lock.
-type KeyState string
-
-const (
-	KeyFree      KeyState = "free"       // nothing
-	KeyLock      KeyState = "lock"       // a lock, of a sidecar or of another program
-	KeyReadWrite KeyState = "read_write" // a read-write lock of another program
-	KeyOther     KeyState = "other"      // a structure that is no lock
+	"github.com/locksidecar/locksidecar/protocol"
 )
 
 // Key is what Redis has for one lock, at one moment.
 type Key struct {
-	State  KeyState
-	What   string // KeyReadWrite: "read" or "write"; KeyOther: a description
+	State  string // protocol.KeyFree, KeyLock, KeyReadWrite or KeyOther
+	What   string // of a read-write lock: "read" or "write"; of what is no lock: a description
 	TTLMS  int64  // -1: the key does not expire; -2: there is none
 	Owners []KeyOwner
 
 	// The queue of the lock, in its order.
-	Tickets  []KeyTicket // the first MaxOwners
+	Tickets  []KeyTicket // the first protocol.MaxOwners
 	Queued   int         // how many tickets there are
 	NoQueues bool        // this user may not use queues
 }
@@ -43,9 +35,6 @@ type KeyTicket struct {
 	WaitedMS int64
 }
 
-// MaxOwners is how many owners and how many tickets Key returns at most.
-const MaxOwners = 32
-
 //go:embed scripts/who.lua
 var whoText string
 
@@ -55,7 +44,7 @@ var who = newScript(whoText)
 // text of the script, if it does not know that.
 func (s *Store) Key(name string, done func(Key, error)) {
 	c := s.commands
-	args := []string{"1", c.dial.keys.key(name), c.dial.keys.queue(name), strconv.Itoa(MaxOwners)}
+	args := []string{"1", c.dial.keys.key(name), c.dial.keys.queue(name), strconv.Itoa(protocol.MaxOwners)}
 	run := append([]string{"evalsha", who.sha}, args...)
 	c.ask(&query{commands: [][]string{run}, done: func(replies []reply, err error) {
 		if err != nil || replies[0].kind != '-' || code(replies[0].text) != "NOSCRIPT" {
@@ -100,9 +89,9 @@ func keyOf(list []reply) (k Key, ok bool) {
 	if len(list) < head || list[0].kind != '$' || list[2].kind != ':' || list[3].kind != ':' || list[4].kind != ':' {
 		return k, false
 	}
-	k = Key{State: KeyState(list[0].text), What: list[1].text, TTLMS: max(list[2].num, -2), Queued: int(max(list[4].num, 0)), NoQueues: list[4].num < 0}
+	k = Key{State: list[0].text, What: readableText(list[1].text), TTLMS: max(list[2].num, -2), Queued: int(max(list[4].num, 0)), NoQueues: list[4].num < 0}
 	owners, pairs := int(list[3].num), list[head:]
-	if owners < 0 || owners > MaxOwners || 2*owners > len(pairs) || len(pairs)%2 != 0 {
+	if owners < 0 || owners > protocol.MaxOwners || 2*owners > len(pairs) || len(pairs)%2 != 0 {
 		return k, false
 	}
 	for i := 0; i < len(pairs); i += 2 {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -44,15 +45,15 @@ func TestKeyIsReportedAsWhatItIs(t *testing.T) {
 		a.HSet(ctx, "large", fmt.Sprint(otherUUID, ":", i), "1")
 	}
 	for name, want := range map[string]Key{
-		"free":    {State: KeyFree, TTLMS: -2},
-		"eternal": {State: KeyLock, TTLMS: -1, Owners: []KeyOwner{{thread, 1}}},
-		"reading": {State: KeyReadWrite, What: "read", TTLMS: -1, Owners: []KeyOwner{{thread, 1}, {otherUUID + ":32", 3}}},
-		"writing": {State: KeyReadWrite, What: "write", TTLMS: -1, Owners: []KeyOwner{{thread + ":write", 1}}},
-		"hash":    {State: KeyOther, What: "a hash with 2 fields", TTLMS: -1},
-		"one":     {State: KeyOther, What: "a hash with 1 field", TTLMS: -1},
-		"text":    {State: KeyOther, What: "a key of type string", TTLMS: -1},
-		"crowd":   {State: KeyReadWrite, What: "read", TTLMS: -1},
-		"large":   {State: KeyOther, What: "a hash with 300 fields", TTLMS: -1},
+		"free":    {State: protocol.KeyFree, TTLMS: -2},
+		"eternal": {State: protocol.KeyLock, TTLMS: -1, Owners: []KeyOwner{{thread, 1}}},
+		"reading": {State: protocol.KeyReadWrite, What: "read", TTLMS: -1, Owners: []KeyOwner{{thread, 1}, {otherUUID + ":32", 3}}},
+		"writing": {State: protocol.KeyReadWrite, What: "write", TTLMS: -1, Owners: []KeyOwner{{thread + ":write", 1}}},
+		"hash":    {State: protocol.KeyOther, What: "a hash with 2 fields", TTLMS: -1},
+		"one":     {State: protocol.KeyOther, What: "a hash with 1 field", TTLMS: -1},
+		"text":    {State: protocol.KeyOther, What: "a key of type string", TTLMS: -1},
+		"crowd":   {State: protocol.KeyReadWrite, What: "read", TTLMS: -1},
+		"large":   {State: protocol.KeyOther, What: "a hash with 300 fields", TTLMS: -1},
 	} {
 		got := r.key(name)
 		if got.err != nil || got.key.State != want.State || got.key.What != want.What || got.key.TTLMS != want.TTLMS || !slices.Equal(got.key.Owners, want.Owners) {
@@ -79,14 +80,14 @@ func TestKeyHasTheQueueInItsOrder(t *testing.T) {
 			t.Fatalf("%+v", res)
 		}
 		k := newKeyspace("")
-		for i := range 2 * MaxOwners {
+		for i := range 2 * protocol.MaxOwners {
 			s.admin().ZAdd(ctx, k.queue(name), redis.Z{Score: 1e17 + float64(i), Member: fmt.Sprint(otherUUID, ":", i)})
 		}
 		got := waiter.key(name)
-		if got.err != nil || got.key.State != KeyLock || len(got.key.Owners) != 1 || got.key.Owners[0].Field != ourUUID+":1" {
+		if got.err != nil || got.key.State != protocol.KeyLock || len(got.key.Owners) != 1 || got.key.Owners[0].Field != ourUUID+":1" {
 			t.Errorf("%s: %+v", name, got)
 		}
-		if got.key.Queued != 2*MaxOwners+1 || len(got.key.Tickets) != MaxOwners || got.key.Tickets[0].Field != secondUUID+":7" || got.key.Tickets[1].Field != otherUUID+":0" {
+		if got.key.Queued != 2*protocol.MaxOwners+1 || len(got.key.Tickets) != protocol.MaxOwners || got.key.Tickets[0].Field != secondUUID+":7" || got.key.Tickets[1].Field != otherUUID+":0" {
 			t.Errorf("%s: the queue is %+v", name, got.key)
 		}
 	}
@@ -100,7 +101,7 @@ func TestKeyIsReadWithTheLeastPermissions(t *testing.T) {
 		r := connected(t, s.userURL("least", rules...))
 		s.admin().ScriptFlush(ctx)
 		got := r.key("a")
-		if got.err != nil || got.key.State != KeyLock || got.key.NoQueues != (rules[0] == "~a") {
+		if got.err != nil || got.key.State != protocol.KeyLock || got.key.NoQueues != (rules[0] == "~a") {
 			t.Errorf("%v: %+v", rules, got)
 		}
 		r.Close(ctx)

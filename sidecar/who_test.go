@@ -1,0 +1,200 @@
+package sidecar_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
+)
+
+// who asks who has a lock.
+func (c *wire) who(name string) protocol.WhoRow {
+	c.Helper()
+	c.id++
+	c.send(protocol.Who{ID: c.id, Name: name})
+	var ok protocol.WhoOK
+	c.answer(c.id, &ok)
+	return ok.WhoRow
+}
+
+// awaitHosts waits until so many hosts are listed.
+func (c *wire) awaitHosts(n int) {
+	c.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for listed := 0; listed < n; <-tick.C {
+		var m protocol.HostsOK
+		c.id++
+		c.send(protocol.Hosts{ID: c.id})
+		c.answer(c.id, &m)
+		listed = len(m.Hosts)
+	}
+}
+
+func redisOf(t *testing.T, h *house) *redis.Client {
+	t.Helper()
+	opts, err := redis.ParseURL(h.cfg.Redis)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := redis.NewClient(opts)
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+const (
+	programField = "285475da-9152-4c83-822a-67ee2f116a79:52"
+	goneSidecar  = "285475da-9152-8c83-822a-67ee2f116a79"
+)
+
+// Each host names the process that holds a lock, and the hosts that wait for it in their order.
+func TestWhoAnswersFromEachHost(t *testing.T) {
+	there := newHouse(t, func(c *sidecar.Config) { c.HostName = "db-7" })
+	here := newHouse(t, func(c *sidecar.Config) { c.HostName, c.Redis = "db-8", there.cfg.Redis })
+	third := newHouse(t, func(c *sidecar.Config) { c.HostName, c.Redis = "db-9", there.cfg.Redis })
+	holder, waiter, other := greeted(t, there.cfg.Socket), greeted(t, here.cfg.Socket), greeted(t, third.cfg.Socket)
+	hold := holder.hold("a")
+	for _, c := range []*wire{holder, waiter, other} {
+		c.awaitHosts(3)
+	}
+	waiter.acquire("a", protocol.Forever)
+	asker := greeted(t, here.cfg.Socket)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for len(asker.who("a").Queue) == 0 {
+		<-tick.C
+	}
+	for name, c := range map[string]*wire{"the holder's": holder, "a waiter's": asker, "another": other} {
+		got := c.who("a")
+		if got.Redis != "ok" || got.Key != protocol.KeyLock || got.TTLMS <= 0 || len(got.Owners) != 1 || got.Owners[0].Host != "db-7" || got.Owners[0].Sidecar == "" {
+			t.Errorf("from %s host: %+v", name, got)
+		}
+		if got.Holder == nil || got.Holder.Hold != hold.Hold || got.Holder.Token != hold.Token || got.Holder.PID == 0 || got.Holder.State != protocol.StateHeld || got.Trouble != "" {
+			t.Errorf("from %s host: the holder is %+v, %s", name, got.Holder, got.Trouble)
+		}
+		if got.Queued != 1 || len(got.Queue) != 1 || got.Queue[0].Host != "db-8" {
+			t.Errorf("from %s host: the queue is %+v", name, got.Queue)
+		}
+	}
+	if got := asker.who("a"); got.Lock == nil || got.Lock.Waiting != 1 {
+		t.Errorf("the waiters here are %+v", got.Lock)
+	}
+	if got := other.who("b"); got.Key != protocol.KeyFree || got.Holder != nil || got.Lock != nil || got.Trouble != "" || got.TTLMS != 0 {
+		t.Errorf("of a free lock: %+v", got)
+	}
+}
+
+// What no sidecar has is reported as what it is, and nobody is asked in vain for long.
+func TestWhoReportsTheLocksOfOtherPrograms(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	c.hold("b") // Redis serves
+	r := redisOf(t, h)
+	ctx := context.Background()
+	r.HSet(ctx, "program", programField, 1)
+	r.HSet(ctx, "reading", "mode", "read", programField, 1)
+	r.HSet(ctx, "gone", goneSidecar+":3", 1)
+	r.PExpire(ctx, "gone", time.Minute)
+	r.Set(ctx, "text", "x", 0)
+	for name, want := range map[string]struct{ key, sidecar, trouble string }{
+		"program": {protocol.KeyLock, "", ""},
+		"reading": {protocol.KeyReadWrite, "", ""},
+		"text":    {protocol.KeyOther, "", ""},
+		"gone":    {protocol.KeyLock, goneSidecar, "is not connected to Redis"},
+	} {
+		got := c.who(name)
+		id := ""
+		if len(got.Owners) > 0 {
+			id = got.Owners[0].Sidecar
+		}
+		if got.Key != want.key || id != want.sidecar || !strings.Contains(got.Trouble, want.trouble) || (got.Trouble == "") != (want.trouble == "") || got.Holder != nil {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// A daemon that does not answer is reported, within a second, with 500 hosts.
+func TestWhoIsBoundedInTime(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	c.hold("b") // Redis serves
+	r := redisOf(t, h)
+	ctx := context.Background()
+	for i := range 500 {
+		uuid := fmt.Sprintf("22222222-0000-8000-8000-%012d", i)
+		r.ZAdd(ctx, "locksidecar_hosts:{}", redis.Z{Member: uuid})
+		r.HSet(ctx, "locksidecar_host:{"+uuid+"}", "about", fmt.Sprintf(`{"host":"host-%d"}`, i))
+		r.ZAdd(ctx, "locksidecar_queue:{a}", redis.Z{Score: float64(i), Member: fmt.Sprint(uuid, ":", i)})
+	}
+	const holder = "22222222-0000-8000-8000-000000000499"
+	r.HSet(ctx, "a", holder+":1", 1)
+	silent := r.Subscribe(ctx, "redisson_lock__channel:{locksidecar}:"+holder)
+	defer silent.Close()
+	if _, err := silent.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	got := c.who("a")
+	t.Logf("a daemon that does not answer, of 500: %v", time.Since(begin))
+	if got.Trouble == "" || !strings.Contains(got.Trouble, "host-499 did not answer within 800ms") || got.Holder != nil {
+		t.Errorf("%+v", got)
+	}
+	if got.Queued != 500 || len(got.Queue) != protocol.MaxOwners || got.Queue[1].Host != "host-1" {
+		t.Errorf("the queue is %+v", got.Queue)
+	}
+	r.Del(ctx, "a")
+	begin = time.Now()
+	if got := c.who("a"); got.Key != protocol.KeyFree || got.Trouble != "" {
+		t.Errorf("of a free lock: %+v", got)
+	}
+	t.Logf("a free lock, with 500 hosts: %v", time.Since(begin))
+}
+
+// Without Redis, the answer is what this sidecar knows, and says so.
+func TestWhoWithoutRedis(t *testing.T) {
+	h := newHouse(t, nil)
+	c := greeted(t, h.cfg.Socket)
+	c.hold("a")
+	h.cfg.Redis = "redis://127.0.0.1:1"
+	h.restart()
+	c = greeted(t, h.cfg.Socket)
+	got := c.who("a")
+	if got.Redis == "" || got.Redis == "ok" || got.Key != "" || got.Holder != nil {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Other hosts are for those that no rule of the policy is about, and for sidecars that ask others.
+func TestWhoShowsOtherHostsToThoseWhoMayListThem(t *testing.T) {
+	there := newHouse(t, func(c *sidecar.Config) { c.HostName = "db-7" })
+	greeted(t, there.cfg.Socket).hold("a")
+	bound := newHouse(t, func(c *sidecar.Config) {
+		c.Redis, c.Policy = there.cfg.Redis, []policy.Entry{{Name: "few", Users: me(), Holds: 2}}
+	})
+	c := greeted(t, bound.cfg.Socket)
+	c.hold("b")
+	got := c.who("a")
+	if !strings.Contains(got.Redis, `rule "few"`) || got.Key != "" || got.Holder != nil || got.Owners != nil {
+		t.Errorf("bound by the policy: %+v", got)
+	}
+	if got := c.who("b"); got.Lock == nil || got.Lock.State != protocol.StateHeld {
+		t.Errorf("bound by the policy, of its own lock: %+v", got)
+	}
+	alone := newHouse(t, func(c *sidecar.Config) { c.Redis, c.OtherHosts = there.cfg.Redis, sidecar.OtherHostsNone })
+	c = greeted(t, alone.cfg.Socket)
+	c.hold("c")
+	got = c.who("a")
+	if got.Key != protocol.KeyLock || got.Holder != nil || got.Owners[0].Host != "" || !strings.Contains(got.Trouble, "other_hosts is none") {
+		t.Errorf("of a sidecar that does not ask others: %+v", got)
+	}
+	if got := c.who("c"); got.Holder == nil || got.Trouble != "" {
+		t.Errorf("of a sidecar that does not ask others, of its own lock: %+v", got)
+	}
+}
