@@ -16,7 +16,7 @@ import (
 
 type eventsCmd struct {
 	socketFlag
-	Prefix  string        `arg:"" optional:"" help:"Only locks whose name starts so."`
+	Name    namePattern   `arg:"" optional:"" help:"Only the lock with this name; with * at the end, the locks whose names start so."`
 	Follow  bool          `short:"f" help:"Continue with events as they happen, also over restarts of the daemon."`
 	MinWait time.Duration `help:"Leave out grants after a shorter wait." placeholder:"TIME"`
 	JSON    bool          `help:"Print a JSON object on each line."`
@@ -55,7 +55,7 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer sidecar.Close()
-	p := eventPrinter{out: out, json: c.JSON, prefix: c.Prefix, minWait: c.MinWait, users: make(display.UserNames), zone: time.Local}
+	p := eventPrinter{out: out, json: c.JSON, pattern: c.Name, minWait: c.MinWait, users: make(display.UserNames), zone: time.Local}
 	after := uint64(0)
 	isAway := false
 	for {
@@ -112,7 +112,7 @@ const kindMissed = "missed"
 type eventPrinter struct {
 	out     io.Writer
 	json    bool
-	prefix  string
+	pattern namePattern
 	minWait time.Duration
 	users   display.UserNames
 	zone    *time.Location
@@ -129,7 +129,7 @@ func (p *eventPrinter) page(page *locksidecar.EventPage, now time.Time) error {
 	for i := range page.Events {
 		e := &page.Events[i]
 		isShort := e.Kind == locksidecar.EventGranted && e.Waited < p.minWait
-		if isShort || !strings.HasPrefix(e.Name, p.prefix) {
+		if isShort || !p.pattern.matches(e.Name) {
 			continue
 		}
 		v := viewEvent(e, p.users)
@@ -175,8 +175,8 @@ func (p *eventPrinter) end() error {
 		return nil
 	}
 	what := "no events since the sidecar was started"
-	if p.prefix != "" {
-		what += fmt.Sprintf(" of locks that start with %q", p.prefix)
+	if p.pattern != "" {
+		what += fmt.Sprintf(" of locks that match %q", string(p.pattern))
 	}
 	_, err := fmt.Fprintln(p.out, what)
 	return err

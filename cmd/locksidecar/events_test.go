@@ -65,7 +65,7 @@ func TestEventsJSONHasStableFields(t *testing.T) {
 }
 
 func TestEventsLeaveOutOtherLocksAndShortWaits(t *testing.T) {
-	if text := printEvents(t, func(p *eventPrinter) { p.prefix = "stock" }); strings.Contains(text, "invoice") || !strings.Contains(text, "stock") {
+	if text := printEvents(t, func(p *eventPrinter) { p.pattern = "stock*" }); strings.Contains(text, "invoice") || !strings.Contains(text, "stock") {
 		t.Errorf("of locks that start with stock:\n%s", text)
 	}
 	if text := printEvents(t, func(p *eventPrinter) { p.minWait = time.Second }); strings.Contains(text, "stock") || !strings.Contains(text, "after 1.1s") {
@@ -79,7 +79,7 @@ func TestEventsAreReadToTheNewest(t *testing.T) {
 	if n := strings.Count(out, "\n"); n != 2 || !strings.Contains(out, "a  by pid 1 (first) of root") || !strings.Contains(out, "b  by pid 1 (second) of root") {
 		t.Errorf("printed\n%s", out)
 	}
-	if out := expectExit(t, start(t, f, "events", "nothing"), 0, ""); out != "no events since the sidecar was started of locks that start with \"nothing\"\n" {
+	if out := expectExit(t, start(t, f, "events", "nothing"), 0, ""); out != "no events since the sidecar was started of locks that match \"nothing\"\n" {
 		t.Errorf("of no lock: %q", out)
 	}
 	if out := expectExit(t, start(t, f, "events", "--json", "nothing"), 0, ""); out != "" {

@@ -187,6 +187,11 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 			redis = f.redis()
 		}
 		return protocol.PingOK{ID: r.ID, NowNS: protocol.Now(), Redis: redis}
+	case *protocol.Who:
+		if f.redis != nil {
+			return protocol.WhoOK{ID: r.ID, WhoRow: protocol.WhoRow{Redis: f.redis()}}
+		}
+		return protocol.WhoOK{ID: r.ID, WhoRow: protocol.WhoRow{Redis: "ok", Key: protocol.KeyFree}}
 	case *protocol.Info:
 		if r.Name == nameWait {
 			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, PID: int64(os.Getpid()), Cmd: "the test"}}

@@ -22,7 +22,7 @@ but nothing stops it: make sure that it no longer works. The next waiter gets th
 Allowed for root, the sidecar's user and the holder's user.
 
 With --host, the daemon of this host asks that of the other one, through Redis. Allowed for root and the sidecar's
-user, where the setting other_hosts of the other daemon is "force-release". locksidecar ls shows which host
+user, where the setting other_hosts of the other daemon is "force-release". locksidecar who NAME shows which host
 holds a lock, and ls --all the hosts.
 
 Examples:
@@ -53,7 +53,7 @@ func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	hold, err := sidecar.ForceRelease(ctx, c.Name)
 	if errors.Is(err, locksidecar.ErrNotHeld) {
-		return fmt.Errorf("no process of this host holds the lock %q; locksidecar ls shows the holders", c.Name)
+		return fmt.Errorf("no process of this host holds the lock %q; %s shows who holds it", c.Name, whoCommand(c.Name))
 	}
 	if err != nil {
 		return err

@@ -166,9 +166,9 @@ func (c *lockFlags) notAcquired(err error) error {
 	case errors.Is(err, locksidecar.ErrUnavailable): // before ErrTimeout: an error that is both names the cause here
 		return err
 	case errors.Is(err, locksidecar.ErrHeld):
-		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by another process or host; locksidecar ls %[1]q shows by which", c.Name)}
+		return coded{exitNotAcquired, fmt.Errorf("the lock %q is held by another process or host; %s shows by which", c.Name, whoCommand(c.Name))}
 	case errors.Is(err, locksidecar.ErrTimeout):
-		return coded{exitNotAcquired, fmt.Errorf("the lock %q was not free within %v; locksidecar ls %[1]q shows who holds it", c.Name, *c.Wait)}
+		return coded{exitNotAcquired, fmt.Errorf("the lock %q was not free within %v; %s shows who holds it", c.Name, *c.Wait, whoCommand(c.Name))}
 	default:
 		return err
 	}

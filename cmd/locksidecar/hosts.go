@@ -78,7 +78,7 @@ func (c *lsCmd) listHosts(ctx context.Context, sidecar *locksidecar.Client, out 
 		case err != nil:
 			v.Error = err.Error()
 		default:
-			v.Locks = viewLocks(locks, c.Prefix, nil)
+			v.Locks = viewLocks(locks, c.Name, nil)
 		}
 		hosts = append(hosts, v)
 	}

@@ -18,14 +18,14 @@ import (
 
 type lsCmd struct {
 	socketFlag
-	Prefix string `arg:"" optional:"" help:"Only locks whose name starts so."`
-	All    bool   `help:"Every host that uses the same Redis, each with its locks."`
-	JSON   bool   `help:"Print a JSON array, sorted by name."`
+	Name namePattern `arg:"" optional:"" help:"Only the lock with this name; with * at the end, the locks whose names start so."`
+	All  bool        `help:"Every host that uses the same Redis, each with its locks."`
+	JSON bool        `help:"Print a JSON array, sorted by name."`
 }
 
 func (lsCmd) Help() string {
 	return `Lists the locks that processes of this host hold or wait for, and below each lock its waiters in
-the order in which they will get it.
+the order in which they will get it. locksidecar who NAME asks about one lock, on all hosts.
 
 FOR is how long the holder has held or the waiter has waited; a wait counts from the start of the daemon if that was
 later. LEFT is how long the lock would stay held
@@ -41,7 +41,8 @@ minutes after its daemon ended; one that did not answer is shown as such.
 Examples:
 
     locksidecar ls
-    locksidecar ls invoice:
+    locksidecar ls invoice:42
+    locksidecar ls 'invoice:*'
     locksidecar ls --all
     locksidecar ls --json | jq '.[] | select(.waiting > 10) | .name'
 
@@ -76,7 +77,7 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	locks := viewLocks(rows, c.Prefix, make(display.UserNames))
+	locks := viewLocks(rows, c.Name, make(display.UserNames))
 	findHolders(ctx, sidecar, locks)
 	if c.JSON {
 		e := json.NewEncoder(out)
@@ -84,24 +85,37 @@ func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
 		return e.Encode(locks)
 	}
 	if len(locks) == 0 {
-		if c.Prefix != "" {
-			_, err = fmt.Fprintf(out, "no locks that start with %q\n", c.Prefix)
-		} else {
-			_, err = fmt.Fprintln(out, "no locks")
-		}
+		_, err = fmt.Fprintln(out, nothingListed(c.Name, rows))
 		return err
 	}
 	_, err = io.WriteString(out, lockTable(locks, width(out)))
 	return err
 }
 
-// viewLocks returns the locks whose names begin with prefix, sorted. users is nil for locks of
+// nothingListed says that none of the locks of this host match a pattern, and which command would
+// find what was meant.
+func nothingListed(pattern namePattern, rows []locksidecar.LockInfo) string {
+	if pattern == "" {
+		return "no process of this host holds a lock or waits for one"
+	}
+	longer := pattern.withStar()
+	if pattern == longer {
+		return fmt.Sprintf("no process of this host holds a lock whose name starts with %q, or waits for one; locksidecar ls --all %s asks all hosts", strings.TrimSuffix(string(pattern), "*"), quoteForShell(string(pattern)))
+	}
+	text := fmt.Sprintf("no process of this host holds the lock %q or waits for it; %s asks Redis and other hosts", string(pattern), whoCommand(string(pattern)))
+	if n := len(viewLocks(rows, longer, nil)); n > 0 {
+		text += fmt.Sprintf("\nnames that start so: %d; locksidecar ls %s lists them", n, quoteForShell(string(longer)))
+	}
+	return text
+}
+
+// viewLocks returns the locks whose names a pattern matches, sorted. users is nil for locks of
 // another host, whose users are not those of this one.
-func viewLocks(rows []locksidecar.LockInfo, prefix string, users display.UserNames) []lockView {
+func viewLocks(rows []locksidecar.LockInfo, pattern namePattern, users display.UserNames) []lockView {
 	now := time.Now()
 	locks := make([]lockView, 0, len(rows))
 	for _, row := range rows {
-		if strings.HasPrefix(row.Name, prefix) {
+		if pattern.matches(row.Name) {
 			locks = append(locks, viewLock(&row, now, users))
 		}
 	}

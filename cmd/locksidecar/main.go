@@ -22,6 +22,7 @@ type cli struct {
 	Run          runCmd          `cmd:"" help:"Run a command while holding a lock."`
 	Lock         lockCmd         `cmd:"" help:"Hold a lock until standard input ends, for scripts."`
 	Pipe         pipeCmd         `cmd:"" help:"Speak the protocol in JSON lines, for other languages."`
+	Who          whoCmd          `cmd:"" help:"Say who has a lock and who waits for it, on all hosts."`
 	Ls           lsCmd           `cmd:"" help:"List locks with their holders and waiters."`
 	Status       statusCmd       `cmd:"" help:"Show how the sidecar, its Redis and its locks are."`
 	Top          topCmd          `cmd:"" help:"Watch the locks for which processes wait."`
@@ -44,7 +45,7 @@ type socketFlag struct {
 	Socket string `help:"The sidecar's socket (default: $$LOCKSIDECAR_SOCKET, then /run/locksidecar/locksidecar.sock)." placeholder:"PATH"`
 }
 
-// requestTimeout bounds ls, metrics, status, ping and force-release. A sidecar that works answers their
+// requestTimeout bounds who, ls, metrics, status, ping and force-release. A sidecar that works answers their
 // requests at once.
 const requestTimeout = 10 * time.Second
 

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 // The commands that ask a running sidecar.
@@ -17,8 +19,17 @@ func TestLsSortsAndFilters(t *testing.T) {
 	if out := expectExit(t, start(t, f, "ls", "a"), 0, ""); strings.Contains(out, "\nb ") {
 		t.Errorf("ls a printed\n%s", out)
 	}
-	if out := expectExit(t, start(t, f, "ls", "nothing"), 0, ""); out != "no locks that start with \"nothing\"\n" {
+	if out := expectExit(t, start(t, f, "ls", "nothing"), 0, ""); !strings.Contains(out, "locksidecar who nothing asks") || strings.Contains(out, "start") {
 		t.Errorf("ls nothing printed %q", out)
+	}
+	if out := expectExit(t, start(t, f, "ls", "b*"), 0, ""); !strings.Contains(out, "\nb ") || strings.Contains(out, "\na ") {
+		t.Errorf("ls of a pattern printed %q", out)
+	}
+	if out := nothingListed("f:", []locksidecar.LockInfo{{Name: "f:1"}, {Name: "g"}}); !strings.HasSuffix(out, "\nnames that start so: 1; locksidecar ls 'f:*' lists them") {
+		t.Errorf("ls of the beginning of a name prints %q", out)
+	}
+	if out := expectExit(t, start(t, f, "ls", "none*"), 0, ""); !strings.Contains(out, "ls --all 'none*' asks all hosts") {
+		t.Errorf("ls of a pattern that matches nothing printed %q", out)
 	}
 	if out := expectExit(t, start(t, f, "ls", "--json", "nothing"), 0, ""); out != "[]\n" {
 		t.Errorf("ls --json nothing printed %q", out)
@@ -78,7 +89,7 @@ func TestPingRetriesUntilRedisServes(t *testing.T) {
 
 func TestHelpOfEverySubcommandHasAnExample(t *testing.T) {
 	help := expectExit(t, start(t, &fakeSidecar{}, "--help"), 0, "")
-	for _, name := range []string{"serve", "run", "ls", "status", "top", "events", "force-release", "ping", "demo", "version"} {
+	for _, name := range []string{"serve", "run", "who", "ls", "status", "top", "events", "force-release", "ping", "demo", "version"} {
 		if !strings.Contains(help, "\n  "+name+" ") {
 			t.Errorf("the help does not name %s", name)
 		}

@@ -216,6 +216,24 @@ func (c *Client) ForceReleaseOn(ctx context.Context, host, name string) (uint64,
 	return ok.Hold, err
 }
 
+// Who returns who has a lock and who waits for it, on all hosts. The sidecar reads Redis once and
+// asks the sidecar of the owner, so the answer takes a second at most, however many hosts there are.
+// Requests of this client that are sent in the meantime wait for it. A program may see as much as
+// Info shows it, and of other hosts as much as Hosts and InfoOn do.
+func (c *Client) Who(ctx context.Context, name string) (Ownership, error) {
+	if err := protocol.CheckName(name); err != nil {
+		return Ownership{}, &clientError{text: err.Error()}
+	}
+	var ok protocol.WhoOK
+	err := c.ask(ctx, newCall(queryCall, task{"ask who has", name}, &ok, func(id uint64) protocol.Request {
+		return protocol.Who{ID: id, Name: name}
+	}))
+	if err != nil {
+		return Ownership{}, err
+	}
+	return newOwnership(&ok.WhoRow, c.readClocks()), nil
+}
+
 // Ping returns "ok", or one sentence about what is wrong between the sidecar and Redis.
 func (c *Client) Ping(ctx context.Context) (string, error) {
 	h, err := c.Health(ctx)

@@ -150,6 +150,43 @@ type HostInfo struct {
 	Started time.Time // by the clock of that host
 }
 
+// Ownership is who has a lock and who waits for it, on all hosts. Its parts are of different
+// moments: the lock may pass on while the sidecar reads Redis and asks the holder's host.
+type Ownership struct {
+	Lock *LockInfo // as the sidecar of this host knows the lock; nil: it does not know it
+
+	Redis      string        // "ok", or one sentence about why Redis was not read: then Key to Queued are empty
+	Key        KeyState      // what Redis has
+	Message    string        // of KeyReadWrite: "read" or "write"; of KeyOther: what it is
+	TTL        time.Duration // after which Redis deletes the key, unless it is renewed
+	Persistent bool          // the key has no time to live: Redis does not delete it
+	Owners     []LockOwner   // of KeyLock one; of KeyReadWrite the first 32
+	Queue      []LockOwner   // the first 32 hosts that wait, in the order in which they get the lock
+	Queued     int           // hosts that wait
+
+	Holder  *LockInfo // as the sidecar of the owner knows the lock; nil: it did not answer, or there is none
+	Trouble string    // one sentence about why Holder is nil, although a sidecar owns the key
+}
+
+// KeyState is what Redis has for a lock. A newer sidecar may send other states.
+type KeyState string
+
+const (
+	KeyFree      KeyState = protocol.KeyFree      // nothing
+	KeyLock      KeyState = protocol.KeyLock      // a lock with one owner, of a sidecar or of a foreign client
+	KeyReadWrite KeyState = protocol.KeyReadWrite // a read-write lock of a foreign client
+	KeyOther     KeyState = protocol.KeyOther     // no lock
+)
+
+// LockOwner is an owner of a lock in Redis, or a host in its queue.
+type LockOwner struct {
+	Field   string        // owner field in Redis
+	Sidecar string        // uuid of the sidecar; "": a foreign client
+	Host    string        // name of the sidecar's host; "": not known
+	Entries int           // of an owner: how often it has entered the lock
+	Waited  time.Duration // of a host in the queue: for how long it has waited
+}
+
 // clockReading is one moment on both clocks. The sidecar of this host sends times of
 // CLOCK_BOOTTIME.
 type clockReading struct {
@@ -246,6 +283,32 @@ func newHostInfo(row *protocol.HostRow, _ clockReading) HostInfo {
 	return HostInfo{
 		Sidecar: row.Sidecar, Host: row.Host, Version: row.Version, PID: int(row.PID), Started: time.UnixMilli(row.Started),
 	}
+}
+
+func newOwnership(row *protocol.WhoRow, now clockReading) Ownership {
+	o := Ownership{
+		Lock: newLockInfoOrNil(row.Lock, now), Redis: row.Redis, Key: KeyState(row.Key), Message: row.Msg,
+		Owners: convertRows(row.Owners, now, newLockOwner), Queue: convertRows(row.Queue, now, newLockOwner), Queued: row.Queued,
+		Holder: newLockInfoOrNil(row.Holder, now), Trouble: row.Trouble,
+	}
+	if row.TTLMS < 0 {
+		o.Persistent = true
+	} else {
+		o.TTL = durationOf(row.TTLMS)
+	}
+	return o
+}
+
+func newLockInfoOrNil(row *protocol.LockRow, now clockReading) *LockInfo {
+	if row == nil {
+		return nil
+	}
+	info := newLockInfo(row, now)
+	return &info
+}
+
+func newLockOwner(row *protocol.OwnerRow, _ clockReading) LockOwner {
+	return LockOwner{Field: row.Field, Sidecar: row.Sidecar, Host: row.Host, Entries: int(row.Entries), Waited: durationOf(row.WaitedMS)}
 }
 
 // convertRows converts the rows of a page; nil: there are none.

@@ -23,6 +23,7 @@ var leftOut = map[string]string{
 // renamed are the fields whose name in the API is not that of the row without its unit.
 var renamed = map[string]string{
 	"EventRow.Msg": "Message",
+	"WhoRow.Msg":   "Message",
 }
 
 func TestEveryFieldOfARowIsConverted(t *testing.T) {
@@ -40,6 +41,8 @@ func TestEveryFieldOfARowIsConverted(t *testing.T) {
 	checkConversion(t, unseen, now, newStatus)
 	checkConversion(t, unseen, now, newLossCount)
 	checkConversion(t, unseen, now, newHostInfo)
+	checkConversion(t, unseen, now, newOwnership, "Persistent")
+	checkConversion(t, unseen, now, newLockOwner)
 	checkConversion(t, unseen, now, func(row *protocol.AgeRow, _ clockReading) Oldest { return *newOldest(row) })
 	checkConversion(t, unseen, now, func(row *protocol.RestartRow, _ clockReading) RestartInfo { return *newRestartInfo(row) })
 	for field := range unseen {

@@ -12,6 +12,27 @@ var sidecarMutants = []mutant{
 	},
 
 	{
+		rule: "who shows nothing of other hosts to a process that the policy is about",
+		file: "sidecar/who.go",
+		old:  "	if refusal := s.refuseHostsByPolicy(c); refusal != nil {",
+		new:  "	if refusal := s.refuseHostsByPolicy(c); false && refusal != nil {",
+		by:   test("sidecar", "TestWhoShowsOtherHostsToThoseWhoMayListThem"),
+	},
+	{
+		rule: "a daemon that does not answer is reported by who",
+		file: "sidecar/who.go",
+		old:  "		r.found.Trouble = fmt.Sprintf(\"the daemon of %s did not answer within",
+		new:  "		_ = fmt.Sprintf(\"the daemon of %s did not answer within",
+		by:   test("sidecar", "TestWhoIsBoundedInTime"),
+	},
+	{
+		rule: "the daemon of a host without a name in Redis is known by its uuid",
+		file: "sidecar/store/who.go",
+		old:  "id[14] == '8'",
+		new:  "id[14] == '9'",
+		by:   test("sidecar", "TestWhoReportsTheLocksOfOtherPrograms"),
+	},
+	{
 		rule: "a name that two hosts have names none of them",
 		file: "sidecar/question.go",
 		old:  "	case 1:\n		return found[0], nil\n",

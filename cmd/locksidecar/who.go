@@ -1,0 +1,311 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/display"
+	"github.com/locksidecar/locksidecar/protocol"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+type whoCmd struct {
+	socketFlag
+	JSON bool   `help:"Print a JSON object."`
+	Name string `arg:"" help:"The lock: its whole name."`
+}
+
+func (whoCmd) Help() string {
+	return `Says who has a lock and who waits for it, on all hosts: the process that holds it, with its host, since when,
+its fencing token and its lease; the processes of this host that wait; and the hosts that wait, in the order in
+which they get the lock. It also says what Redis has if no sidecar has the lock: the owner field of a foreign client,
+such as a Redisson program, a read-write lock, or another structure.
+
+The daemon of this host reads the key of the lock in Redis once, and asks the daemon of the holder's host. That takes
+a second at most, however many hosts there are. If the other daemon does not answer, the output says so, and
+when the key expires. If Redis does not answer, it has what this host knows, which may be out of date.
+
+Examples:
+
+    locksidecar who invoice:42
+    locksidecar who --json invoice:42 | jq .holder.pid
+
+Fields of --json; those in brackets are absent where they do not apply. Times are RFC 3339:
+
+    name, redis ("ok", or why Redis was not read), owners[], queue[], queued
+    [key (free, lock, read_write or other), message, ttl_ms (-1: no expiry), expires]
+    [holder, since, here, trouble (why there is no holder)]
+    holder, here: as a lock of ls --json; holder is that of the owner's host, here that of this host
+    of an owner: field, [sidecar, host, entries]; of a place in the queue: field, [sidecar, host], waited_ms
+
+Exit codes:
+
+    0    Redis was read, also if no one has the lock
+    1    failed, see the message
+    64   wrong usage
+    69   the sidecar cannot be reached; or Redis was not read, and what is printed may be out of date
+    77   not permitted`
+}
+
+func (c *whoCmd) Validate() error { return protocol.CheckName(c.Name) }
+
+func (c *whoCmd) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	if err != nil {
+		return err
+	}
+	defer sidecar.Close()
+	found, err := sidecar.Who(ctx, c.Name)
+	if err != nil {
+		return err
+	}
+	v := viewOwnership(c.Name, &found, time.Now(), make(display.UserNames))
+	if c.JSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		err = e.Encode(v)
+	} else {
+		_, err = io.WriteString(out, v.text(time.Now(), time.Local))
+	}
+	if err == nil && !v.isRead() {
+		return exitStatus(exitUnavailable)
+	}
+	return err
+}
+
+// whoView is what --json prints. The help documents its field names, which do not change.
+type whoView struct {
+	Name    string               `json:"name"`
+	Redis   string               `json:"redis"`
+	Key     locksidecar.KeyState `json:"key,omitempty"`
+	Message string               `json:"message,omitempty"`
+	TTLMS   *int64               `json:"ttl_ms,omitempty"`
+	Expires *time.Time           `json:"expires,omitempty"`
+	Owners  []ownerView          `json:"owners"`
+	Holder  *lockView            `json:"holder,omitempty"`
+	Since   *time.Time           `json:"since,omitempty"`
+	Trouble string               `json:"trouble,omitempty"`
+	Queue   []placeView          `json:"queue"`
+	Queued  int                  `json:"queued"`
+	Here    *lockView            `json:"here,omitempty"`
+
+	isHere bool // the holder is a process of this host
+}
+
+type ownerView struct {
+	Field   string `json:"field"`
+	Sidecar string `json:"sidecar,omitempty"`
+	Host    string `json:"host,omitempty"`
+	Entries int    `json:"entries,omitempty"`
+}
+
+type placeView struct {
+	Field    string `json:"field"`
+	Sidecar  string `json:"sidecar,omitempty"`
+	Host     string `json:"host,omitempty"`
+	WaitedMS int64  `json:"waited_ms"`
+}
+
+func viewOwnership(name string, o *locksidecar.Ownership, now time.Time, users display.UserNames) *whoView {
+	v := &whoView{
+		Name: name, Redis: o.Redis, Key: o.Key, Message: o.Message, Owners: []ownerView{}, Trouble: o.Trouble,
+		Queue: []placeView{}, Queued: o.Queued,
+	}
+	if o.Key != "" && o.Key != locksidecar.KeyFree {
+		ttl := o.TTL.Milliseconds()
+		if o.Persistent {
+			ttl = -1 // as PTTL
+		} else {
+			expires := now.Add(o.TTL).UTC()
+			v.Expires = &expires
+		}
+		v.TTLMS = &ttl
+	}
+	for _, owner := range o.Owners {
+		v.Owners = append(v.Owners, ownerView{owner.Field, owner.Sidecar, owner.Host, owner.Entries})
+	}
+	for _, p := range o.Queue {
+		v.Queue = append(v.Queue, placeView{p.Field, p.Sidecar, p.Host, p.Waited.Milliseconds()})
+	}
+	if o.Lock != nil {
+		here := viewLock(o.Lock, now, users)
+		v.Here = &here
+	}
+	if o.Holder == nil {
+		return v
+	}
+	// Two hosts do not hold a lock at one time, and only the one that has it keeps it after a release.
+	v.isHere = o.Lock != nil && o.Lock.State == o.Holder.State && o.Lock.Hold == o.Holder.Hold &&
+		(o.Lock.State == locksidecar.LockHeld || o.Lock.State == locksidecar.LockLingering)
+	if !v.isHere {
+		users = nil
+	}
+	holder := viewLock(o.Holder, now, users)
+	v.Holder = &holder
+	if o.Holder.State == locksidecar.LockHeld {
+		since := now.Add(-o.Holder.Held).UTC()
+		v.Since = &since
+	}
+	return v
+}
+
+// isRead reports whether Redis was read, so that the answer is certain.
+func (v *whoView) isRead() bool { return v.Key != "" }
+
+// text describes what was found, with times of a zone.
+func (v *whoView) text(now time.Time, zone *time.Location) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "LOCK    %s\n", display.Printable(v.Name))
+	line := func(label, format string, args ...any) {
+		fmt.Fprintf(&b, "%-7s %s\n", label, display.Printable(fmt.Sprintf(format, args...)))
+	}
+	clock := func(t time.Time) string {
+		t = t.In(zone)
+		if t.Format(time.DateOnly) == now.In(zone).Format(time.DateOnly) {
+			return t.Format(time.TimeOnly)
+		}
+		return t.Format(time.DateTime)
+	}
+	line("STATE", "%s", v.state())
+	switch h := v.Holder; {
+	case !v.isRead():
+		line("", "Redis was not read, so this may be out of date: %s", v.Redis)
+	case h != nil && h.HeldMS != nil:
+		line("HOLDER", "pid %s, user %s: %s", pid(h.PID), h.User, cmp.Or(h.Cmd, "?"))
+		line("SINCE", "%s, for %s", clock(*v.Since), display.Duration(ms(*h.HeldMS)))
+		line("TOKEN", "%d", h.Token)
+		until := clock(now.Add(ms(*h.LeftMS)))
+		if h.LeaseMS > 0 {
+			line("LEASE", "%s left, until %s; fixed: it is not renewed", display.Duration(ms(*h.LeftMS)), until)
+		} else {
+			line("LEASE", "%s left, until %s; the daemon renews it", display.Duration(ms(*h.LeftMS)), until)
+		}
+		switch {
+		case h.Orphan:
+			line("", "its process is gone, and the lock is kept a little longer")
+		case h.Absent:
+			line("", "its process lives and has not come back since the daemon was restarted")
+		}
+		if !v.isHere && h.Waiting > 0 {
+			line("WAITING", "%d on the host of the holder", h.Waiting)
+		}
+	default:
+		if v.Trouble != "" {
+			line("", "%s", v.Trouble)
+		}
+		if v.Key == locksidecar.KeyReadWrite {
+			for _, o := range v.Owners {
+				line("OWNER", "%s", o.Field)
+			}
+		}
+		switch {
+		case v.Expires != nil:
+			line("EXPIRES", "in %s, at %s, unless it is renewed", display.Duration(ms(*v.TTLMS)), clock(*v.Expires))
+		case v.TTLMS != nil:
+			line("EXPIRES", "never: its key has no time to live")
+		}
+	}
+	v.waits(line)
+	return b.String()
+}
+
+// state says in a few words who has the lock.
+func (v *whoView) state() string {
+	switch v.Key {
+	case "":
+		return v.stateHere()
+	case locksidecar.KeyFree:
+		if v.Here != nil && v.Here.State == locksidecar.LockHeld {
+			return fmt.Sprintf("free in Redis, although pid %s of this host holds it: the key was deleted, or is on its way", pid(v.Here.PID))
+		}
+		return "free"
+	case locksidecar.KeyReadWrite:
+		return fmt.Sprintf("a read-write lock of a foreign client, in mode %s", v.Message)
+	case locksidecar.KeyOther:
+		return "no lock: Redis has " + v.Message + " under this name"
+	case locksidecar.KeyLock:
+	default:
+		return string(v.Key)
+	}
+	if len(v.Owners) == 0 {
+		return "held"
+	}
+	o := &v.Owners[0]
+	if o.Sidecar == "" {
+		return fmt.Sprintf("held by a foreign client (or a sidecar of an old version that has ended), whose owner field is %s", o.Field)
+	}
+	where := "host " + o.Host
+	switch {
+	case v.isHere && o.Host == "":
+		where = "this host"
+	case v.isHere:
+		where = "this host, " + o.Host
+	case o.Host == "":
+		where = "a host whose name is not known"
+	}
+	where += " (sidecar " + o.Sidecar + ")"
+	switch {
+	case v.Holder == nil:
+		return "held by " + where + "; by which process is not known"
+	case v.Holder.State == locksidecar.LockHeld:
+		return "held on " + where
+	case v.Holder.State == locksidecar.LockLingering:
+		return "released, and kept for a moment by " + where
+	}
+	return "on its way: Redis has it for " + where + ", whose daemon has not granted it yet; ask again"
+}
+
+// stateHere says what this host knows.
+func (v *whoView) stateHere() string {
+	h := v.Here
+	switch {
+	case h == nil:
+		return "not known: no process of this host holds it or waits for it"
+	case h.HeldMS != nil:
+		return fmt.Sprintf("held on this host by pid %s, user %s: %s", pid(h.PID), h.User, h.Cmd)
+	case h.RemoteTTLMS != nil:
+		return "when Redis last answered: " + elsewhere(h)
+	}
+	return "when Redis last answered: " + string(h.State)
+}
+
+// waits prints who waits: on this host, and which hosts.
+func (v *whoView) waits(line func(label, format string, args ...any)) {
+	if v.Here != nil {
+		for i, w := range v.Here.Waiters {
+			label := ""
+			if i == 0 {
+				label = "WAITING"
+			}
+			line(label, "here: pid %s, user %s, for %s: %s", pid(w.PID), w.User, display.Duration(ms(w.WaitedMS)), w.Cmd)
+		}
+		if more := v.Here.Waiting - len(v.Here.Waiters); more > 0 {
+			line("", "here: %d more", more)
+		}
+	}
+	for i, p := range v.Queue {
+		label := ""
+		if i == 0 {
+			label = "QUEUE"
+		}
+		line(label, "%s. %s, for %s", strconv.Itoa(i+1), placeName(&p), display.Duration(ms(p.WaitedMS)))
+	}
+	if more := v.Queued - len(v.Queue); more > 0 {
+		line("", "… %d more hosts", more)
+	}
+}
+
+func placeName(p *placeView) string {
+	if p.Host != "" {
+		return "host " + p.Host
+	}
+	return "sidecar " + cmp.Or(p.Sidecar, p.Field)
+}

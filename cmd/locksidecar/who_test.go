@@ -1,0 +1,117 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/locksidecar/locksidecar/internal/display"
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
+)
+
+// someOwnerships has every kind of answer, and each with its own name.
+func someOwnerships(now time.Time) (names []string, all []locksidecar.Ownership) {
+	const there, here, program = "1f0c9d5e-0000-8000-8000-000000000001", "1f0c9d5e-0000-8000-8000-000000000002", "285475da-9152-4c83-822a-67ee2f116a79:52"
+	add := func(name string, o locksidecar.Ownership) {
+		if o.Redis == "" {
+			o.Redis = "ok"
+		}
+		names, all = append(names, name), append(all, o)
+	}
+	hold := locksidecar.LockInfo{
+		Name: "x", State: locksidecar.LockHeld, Hold: 17, Token: 1763695812000017, Count: 1, Session: 5, PID: 4711, UID: 1000, Cmd: "worker.py --queue invoices",
+		Held: 192 * time.Second, Deadline: now.Add(24 * time.Second), Waiting: 3,
+	}
+	waits := locksidecar.LockInfo{
+		Name: "x", State: locksidecar.LockRemote, RemoteField: there + ":17", RemoteHost: "db-7", RemoteTTL: 24 * time.Second, Waiting: 18,
+		Waiters: []locksidecar.WaiterInfo{{PID: 812, UID: 0, Cmd: "run -- backup", Waited: 1200 * time.Millisecond}, {PID: 813, UID: 1000, Cmd: "x\x1b[2J", Waited: time.Second}},
+	}
+	owner := func(o locksidecar.LockOwner) []locksidecar.LockOwner { return []locksidecar.LockOwner{o} }
+	db7 := owner(locksidecar.LockOwner{Field: there + ":17", Sidecar: there, Host: "db-7", Entries: 1})
+	queue := []locksidecar.LockOwner{{Field: here + ":3", Sidecar: here, Host: "db-8", Waited: 1200 * time.Millisecond}, {Field: program, Sidecar: program[:36], Waited: time.Second}}
+	add("held elsewhere", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &hold, Lock: &waits, Queue: queue, Queued: 34})
+	fixed := hold
+	fixed.Lease, fixed.Held, fixed.Waiters, fixed.Orphan = time.Hour, 30*time.Hour, waits.Waiters[:1], true
+	add("held here", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &fixed, Lock: &fixed})
+	add("silent", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Trouble: "the daemon of host db-7 did not answer within 800ms: it hangs"})
+	lingering := locksidecar.LockInfo{State: locksidecar.LockLingering}
+	add("lingering", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &lingering})
+	busy := locksidecar.LockInfo{State: locksidecar.LockBusy}
+	add("on its way", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &busy})
+	add("foreign", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: owner(locksidecar.LockOwner{Field: program, Entries: 1})})
+	add("eternal", locksidecar.Ownership{Key: locksidecar.KeyReadWrite, Message: "read", Persistent: true, Owners: owner(locksidecar.LockOwner{Field: program, Entries: 1})})
+	add("other", locksidecar.Ownership{Key: locksidecar.KeyOther, Message: "a key of type string", Persistent: true})
+	add("free", locksidecar.Ownership{Key: locksidecar.KeyFree})
+	add("deleted", locksidecar.Ownership{Key: locksidecar.KeyFree, Lock: &hold})
+	add("no Redis", locksidecar.Ownership{Redis: "Redis refuses connections", Lock: &waits})
+	add("no Redis, held", locksidecar.Ownership{Redis: "Redis refuses connections", Lock: &hold})
+	add("no Redis, not known", locksidecar.Ownership{Redis: "Redis refuses connections"})
+	return names, all
+}
+
+func TestWhoPrintsWhatAnOperatorAsks(t *testing.T) {
+	now := time.Date(2026, 3, 7, 2, 14, 7, 0, time.UTC)
+	users := display.UserNames{0: "root", 1000: "app"}
+	var text, lines strings.Builder
+	names, all := someOwnerships(now)
+	for i := range all {
+		v := viewOwnership(names[i], &all[i], now, users)
+		if i > 0 {
+			text.WriteByte('\n')
+		}
+		text.WriteString(v.text(now, time.UTC))
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines.Write(append(b, '\n'))
+	}
+	golden(t, "who.txt", text.String())
+	golden(t, "who.jsonl", lines.String())
+}
+
+// A script sees in the exit code whether the answer is certain.
+func TestWhoEndsWith69IfRedisWasNotRead(t *testing.T) {
+	if out := expectExit(t, start(t, startFake(t), "who", "a"), 0, ""); out != "LOCK    a\nSTATE   free\n" {
+		t.Errorf("printed %q", out)
+	}
+	f := startFake(t, func(f *fakeSidecar) { f.redis = func() string { return "Redis refuses connections" } })
+	if out := expectExit(t, start(t, f, "who", "a"), exitUnavailable, ""); !strings.Contains(out, "Redis was not read, so this may be out of date: Redis refuses connections") {
+		t.Errorf("printed %q", out)
+	}
+	expectExit(t, start(t, f, "who", "--json", "a"), exitUnavailable, "")
+}
+
+// A message that names a command names one that answers: it can be copied as it is.
+func TestMessagesNameTheCommandThatAnswers(t *testing.T) {
+	f := startFake(t)
+	expectExit(t, start(t, f, "run", "--wait", "0", nameHeld, "--", "true"), exitNotAcquired, "locksidecar who 'held by another host' shows by which")
+	expectExit(t, start(t, f, "run", "--wait", "50ms", nameWait, "--", "true"), exitNotAcquired, "locksidecar who 'waits forever' shows who holds it")
+	expectExit(t, start(t, f, "force-release", "free"), 1, "locksidecar who free shows who holds it")
+}
+
+func TestNamesAreQuotedForAShell(t *testing.T) {
+	for name, want := range map[string]string{
+		"invoice:77": "locksidecar who invoice:77", "a b": "locksidecar who 'a b'", "it's": `locksidecar who 'it'\''s'`, "f*": "locksidecar who 'f*'",
+		"$(x)": "locksidecar who '$(x)'", "-x": "locksidecar who -- -x", "größe": "locksidecar who 'größe'",
+	} {
+		if got := whoCommand(name); got != want {
+			t.Errorf("%q: %s, want %s", name, got, want)
+		}
+	}
+}
+
+func TestPatternsSelectLocks(t *testing.T) {
+	for _, tt := range []struct {
+		pattern namePattern
+		name    string
+		want    bool
+	}{
+		{"", "a", true}, {"f:1", "f:1", true}, {"f:1", "f:10", false}, {"f:*", "f:10", true}, {"f:*", "g", false}, {"*", "g", true}, {"f*x", "f1x", false}, {"f*", "f*", true},
+	} {
+		if got := tt.pattern.matches(tt.name); got != tt.want {
+			t.Errorf("%q matches %q: %v", tt.pattern, tt.name, got)
+		}
+	}
+}
