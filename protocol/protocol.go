@@ -23,7 +23,7 @@ const (
 	MaxName    = 512  // bytes of a lock's name
 	MaxMessage = 1024 // bytes of an error's msg
 	MaxClient  = 128  // bytes of hello's client
-	MaxCmd     = 64   // bytes of a row's cmd
+	MaxCmd     = 256  // bytes of a row's cmd
 	MaxField   = 256  // bytes of a row's remote_field
 	MaxWaiters = 16   // waiters of a row
 	MaxOwners  = 32   // owners, and places in a queue, of the answer to who

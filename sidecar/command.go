@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -84,36 +85,71 @@ func (r *commandReader) read(pid int64) string {
 	}
 }
 
-// commandLine returns the start of a process's command line; "": it has none, or it cannot be
-// read.
+// commandLine returns a process's command line for people; "": it has none, or it cannot be read.
 func commandLine(pid int64) string {
-	return printable(startOfFile(fmt.Sprintf("/proc/%d/cmdline", pid)))
+	b := startOfFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return describeCommand(b, len(b) == maxCommandRead)
+}
+
+// describeCommand returns the command line of which b is the beginning. The folder of the program is
+// left out: two paths can have the same first bytes. Of "locksidecar run" only the command is
+// left that it runs: an operator looks for the job, and not for the flags.
+func describeCommand(b []byte, isMore bool) string {
+	args := strings.Split(strings.TrimRight(string(b), "\x00"), "\x00")
+	if len(args) == 1 {
+		if strings.ContainsRune(args[0], ' ') { // perhaps a process that has overwritten its arguments
+			return printable([]byte(args[0]), isMore)
+		}
+		return printable([]byte(baseName(args[0])), isMore)
+	}
+	args[0] = baseName(args[0])
+	if args[0] == "locksidecar" && args[1] == "run" {
+		if i := slices.Index(args, "--"); i > 0 && i+1 < len(args) {
+			command := args[i+1:]
+			command[0] = baseName(command[0])
+			args = append([]string{"locksidecar", "run", "--"}, command...)
+		}
+	}
+	return printable([]byte(strings.Join(args, " ")), isMore)
+}
+
+// baseName returns the last part of a path; the whole text if it is empty.
+func baseName(path string) string {
+	if base := path[strings.LastIndexByte(path, '/')+1:]; base != "" {
+		return base
+	}
+	return path
 }
 
 // processName returns the short name of a process, in brackets as ps(1) shows it; "": it cannot
 // be read.
 func processName(pid int64) string {
-	name := printable(startOfFile(fmt.Sprintf("/proc/%d/comm", pid)))
+	name := printable(startOfFile(fmt.Sprintf("/proc/%d/comm", pid)), false)
 	if name == "" {
 		return ""
 	}
 	return "[" + name + "]"
 }
 
-// startOfFile reads as much of a file as printable may need. The whole file may be megabytes.
+// maxCommandRead is how many bytes of a command line are read: with the flags of "locksidecar run"
+// before the command.
+const maxCommandRead = 4096
+
+// startOfFile reads the start of a file. The whole file may be megabytes.
 func startOfFile(path string) []byte {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
-	b := make([]byte, 4*protocol.MaxCmd)
+	b := make([]byte, maxCommandRead)
 	n, _ := io.ReadFull(f, b)
 	return b[:n]
 }
 
-// printable returns a text for people of at most protocol.MaxCmd bytes of UTF-8.
-func printable(b []byte) string {
+// printable returns a text for people of at most protocol.MaxCmd bytes of UTF-8. An ellipsis at its
+// end says that there is more.
+func printable(b []byte, isMore bool) string {
 	s := strings.Map(func(r rune) rune {
 		if r < 0x20 || r >= 0x7f && r < 0xa0 {
 			return ' '
@@ -121,11 +157,13 @@ func printable(b []byte) string {
 		return r
 	}, strings.ToValidUTF8(string(b), "?"))
 	s = strings.TrimSpace(s)
-	if len(s) > protocol.MaxCmd {
-		s = s[:protocol.MaxCmd]
-		for !utf8.ValidString(s) {
-			s = s[:len(s)-1]
-		}
+	if len(s) <= protocol.MaxCmd && !isMore {
+		return s
 	}
-	return s
+	const ellipsis = "…"
+	s = s[:min(len(s), protocol.MaxCmd-len(ellipsis))]
+	for !utf8.ValidString(s) {
+		s = s[:len(s)-1]
+	}
+	return s + ellipsis
 }

@@ -121,8 +121,41 @@ func TestProcessNameIsThatOfTheKernel(t *testing.T) {
 	if got := processName(1 << 30); got != "" {
 		t.Errorf("a process that there is not has the name %q", got)
 	}
-	if got := commandLine(int64(os.Getpid())); !strings.HasPrefix(got, os.Args[0][:min(len(os.Args[0]), protocol.MaxCmd)]) {
+	if got := commandLine(int64(os.Getpid())); !strings.HasPrefix(got, filepath.Base(os.Args[0])) {
 		t.Errorf("this command is %q", got)
+	}
+}
+
+// An operator sees which program and which job it is, whatever its path and its flags are, and that
+// a command was cut.
+func TestCommandsShowTheProgramAndTheJob(t *testing.T) {
+	long := strings.Repeat("é", 200)
+	for _, tt := range []struct {
+		args   string // NUL between arguments, as the kernel has them
+		isMore bool
+		want   string
+	}{
+		{"/opt/releases/2026-03-07T02-00-00Z/venv/lib/python3.13/bin/worker\x00--queue\x00invoices\x00", false, "worker --queue invoices"},
+		{"/usr/bin/worker\x00", false, "worker"},
+		{"nginx: worker process /etc/nginx", false, "nginx: worker process /etc/nginx"},
+		{"/usr/bin/locksidecar\x00run\x00--wait\x0010s\x00--socket\x00/run/x\x00invoice:42\x00--\x00/opt/jobs/export.sh\x00--full\x00", false, "locksidecar run -- export.sh --full"},
+		{"locksidecar\x00run\x00job\x00", false, "locksidecar run job"},
+		{"locksidecar\x00run\x00job\x00--\x00", false, "locksidecar run job --"},
+		{"locksidecar\x00lock\x00job\x00--\x00x\x00", false, "locksidecar lock job -- x"},
+		{"/\x00x\x00", false, "/ x"},
+		{"\x00\x00", false, ""},
+		{"", false, ""},
+		{"a\x1b[2J\x00\xff\x00", false, "a [2J ?"},
+		{"w\x00" + strings.Repeat("x", 254) + "\x00", false, "w " + strings.Repeat("x", 254)},
+		{"w\x00" + strings.Repeat("x", 255) + "\x00", false, "w " + strings.Repeat("x", 251) + "…"},
+		{"w\x00" + long + "\x00", false, "w " + strings.Repeat("é", 125) + "…"},
+		{"locksidecar\x00run\x00" + strings.Repeat("x", 5000), true, "locksidecar run " + strings.Repeat("x", 237) + "…"},
+		{"w\x00short", true, "w short…"},
+	} {
+		got := describeCommand([]byte(tt.args), tt.isMore)
+		if got != tt.want || len(got) > protocol.MaxCmd {
+			t.Errorf("%.60q: %q (%d bytes), want %q", tt.args, got, len(got), tt.want)
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ type LockInfo struct {
 	Session  uint64        // number of the holder's session
 	PID      int           // process of the holder; 0: it is not visible to the sidecar
 	UID      int           // user of the holder, as os.Getuid returns it
-	Cmd      string        // command line of the holder, up to 64 bytes
+	Cmd      string        // command line of the holder, up to 256 bytes
 	Held     time.Duration // for how long it has been held
 	Deadline time.Time     // until when it is known to be held; renewals move it
 	Lease    time.Duration // of WithLease; 0: the sidecar renews the hold
@@ -56,7 +56,7 @@ type WaiterInfo struct {
 	Session uint64        // number of the client's session
 	PID     int           // process of the client; 0: it is not visible to the sidecar
 	UID     int           // user of the client
-	Cmd     string        // command line of the client, up to 64 bytes
+	Cmd     string        // command line of the client, up to 256 bytes
 	Owner   uint64        // of NewOwner, in its session; 0: none
 	Waited  time.Duration // for how long it has waited
 }
@@ -72,7 +72,7 @@ type Event struct {
 	Session uint64        // session of the holder; of EventForced and EventDeadlock: of the client that asked
 	PID     int           // process of that session; 0: it is not visible to the sidecar
 	UID     int           // user of that session
-	Cmd     string        // command line of that process, up to 64 bytes
+	Cmd     string        // command line of that process, up to 256 bytes
 	Waited  time.Duration // of EventGranted: how long the request had waited
 	Held    time.Duration // of EventLost: how long the lock was held
 
@@ -121,7 +121,7 @@ type Oldest struct {
 	Session uint64        // number of the client's session
 	PID     int           // process of the client; 0: it is not visible to the sidecar
 	UID     int           // user of the client
-	Cmd     string        // command line of the client, up to 64 bytes
+	Cmd     string        // command line of the client, up to 256 bytes
 	Age     time.Duration // since the request or the grant
 }
 

@@ -3,6 +3,7 @@ package locktable
 import (
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -18,7 +19,21 @@ func (p Peer) String() string {
 	if p.Cmd == "" {
 		return fmt.Sprintf("pid %d", p.PID)
 	}
-	return fmt.Sprintf("pid %d (%s)", p.PID, p.Cmd)
+	return fmt.Sprintf("pid %d (%s)", p.PID, commandInSentence(p.Cmd))
+}
+
+// commandInSentence cuts a command line to 64 bytes, with an ellipsis: the sentence about a wait
+// cycle names several processes, and an error has room for 1,024 bytes.
+func commandInSentence(cmd string) string {
+	const most, ellipsis = 64, "…"
+	if len(cmd) <= most {
+		return cmd
+	}
+	end := most - len(ellipsis)
+	for !utf8.RuneStart(cmd[end]) {
+		end--
+	}
+	return cmd[:end] + ellipsis
 }
 
 // findWaitCycle searches the wait-for graph of the local owners: from the holder of l, by

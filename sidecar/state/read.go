@@ -359,7 +359,7 @@ func (im image) session(slot uint32) (s Session, ok bool) {
 	text, sum, ok := im.text(slot, sessionText)
 	cmd := int(uint32(c[sessionCmd]))
 	if !ok || uint32(c[sessionCmd]>>32) != sum || !utf8.Valid(text) ||
-		cmd > len(text) || cmd > protocol.MaxCmd || len(text)-cmd > protocol.MaxClient || !utf8.Valid(text[:cmd]) ||
+		cmd > len(text) || cmd > maxCommand || len(text)-cmd > protocol.MaxClient || !utf8.Valid(text[:cmd]) ||
 		c[sessionID] == 0 || c[sessionPID] > math.MaxInt32 || c[sessionUID] > math.MaxUint32 || !areTimes(c[sessionLeaseSent]) ||
 		c[sessionLease] >= 2*flagResumable {
 		return s, false

@@ -1,6 +1,8 @@
 package state
 
 import (
+	"strings"
+
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
@@ -22,11 +24,24 @@ type Process struct {
 // PutLastSessionID stores the largest id that a session ever had.
 func (f *File) PutLastSessionID(id uint64) { f.update(&f.img[hLastSessionID], id) }
 
+// maxCommand is how many bytes of a command line are stored. A daemon of an earlier version refuses a
+// record with more. A client that comes back has its command line read again.
+const maxCommand = 64
+
+// storedCommand returns what is stored of a command line. An ellipsis says that it was cut.
+func storedCommand(cmd string) string {
+	if len(cmd) <= maxCommand {
+		return strings.ToValidUTF8(cmd, "")
+	}
+	const ellipsis = "…"
+	return truncate(cmd, maxCommand-len(ellipsis)) + ellipsis
+}
+
 // OpenSession stores a session before its client is answered. If it is open already, this
 // is what is known of it now. A session for which there is no room is stored by Retry when
 // there is.
 func (f *File) OpenSession(s Session) {
-	cmd, client := truncate(s.Peer.Cmd, protocol.MaxCmd), truncate(s.Peer.Client, protocol.MaxClient)
+	cmd, client := storedCommand(s.Peer.Cmd), truncate(s.Peer.Client, protocol.MaxClient)
 	if f.reopenSession(s, cmd, client) {
 		return
 	}

@@ -503,7 +503,7 @@ func TestTextsAreTruncatedToValidUTF8(t *testing.T) {
 	f.Close()
 	r := mustOpen(t, path, thisHost()).Recovered()
 	p := r.Sessions[0].Peer
-	if p.Cmd != strings.Repeat("é", 32) || p.Client != "x"+strings.Repeat("é", 63) ||
+	if p.Cmd != strings.Repeat("é", 30)+"…" || p.Client != "x"+strings.Repeat("é", 63) ||
 		r.Redis.RunID != strings.Repeat("r", 64) || r.Redis.ReplID != "p" {
 		t.Errorf("%+v %+v", p, r.Redis)
 	}
