@@ -623,6 +623,7 @@ func (r *EventRow) unpack(p *parser, at int) int {
 		HeldMS:      o.int(fieldHeldMS, 0, 0, math.MaxInt64),
 		Reason:      Reason(o.text(fieldReason, 0)),
 		RemoteField: o.text(fieldRemoteField, 0),
+		RemoteHost:  o.text(fieldRemoteHost, 0),
 		Count:       o.count(),
 		Msg:         o.text(fieldMsg, 0),
 	}

@@ -224,7 +224,7 @@ func isTruncated(m any) bool {
 		size := 0
 		for i := range m.Events {
 			e := &m.Events[i]
-			if len(e.Kind) > MaxClient || len(e.Cmd) > MaxCmd || len(e.Reason) > MaxClient || len(e.RemoteField) > MaxField || len(e.Msg) > MaxMessage {
+			if len(e.Kind) > MaxClient || len(e.Cmd) > MaxCmd || len(e.Reason) > MaxClient || len(e.RemoteField) > MaxField || len(e.RemoteHost) > MaxClient || len(e.Msg) > MaxMessage {
 				return true
 			}
 			size += e.Size()

@@ -100,6 +100,7 @@ type EventRow struct {
 
 	Reason      Reason // of EventLost
 	RemoteField string // of EventLost, if it is Stolen: what Redis has; truncated to MaxField bytes
+	RemoteHost  string // name of the host of the sidecar that has it; "": not known, or no sidecar has it
 	Count       uint32 // of EventTakeover: the holds that were taken over
 	Msg         string // of EventDeadlock and EventTakeover: one sentence, truncated to MaxMessage bytes
 }
@@ -635,6 +636,7 @@ func (w *writer) event(r *EventRow) {
 	w.intIf("held_ms", r.HeldMS)
 	w.textIf("reason", string(r.Reason), MaxClient)
 	w.textIf("remote_field", r.RemoteField, MaxField)
+	w.textIf("remote_host", r.RemoteHost, MaxClient)
 	w.uintIf("count", uint64(r.Count))
 	w.textIf("msg", r.Msg, MaxMessage)
 	w.endMap(outer)

@@ -415,6 +415,7 @@ type eventFields struct {
 	HeldMS      int64 `json:"held_ms"`
 	Reason      Reason
 	RemoteField string `json:"remote_field"`
+	RemoteHost  string `json:"remote_host"`
 	Count       uint32
 	Msg         string
 }

@@ -56,7 +56,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 			return
 		}
 		l.losses.add(l.stepAt, e.Reason, 1)
-		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, HeldMS: max(0, l.stepAt-e.Since) / 1e6}
+		row = protocol.EventRow{Kind: protocol.EventLost, Reason: e.Reason, RemoteField: e.Msg, RemoteHost: l.hostOf(e.Msg), HeldMS: max(0, l.stepAt-e.Since) / 1e6}
 	case locktable.Forced:
 		row = protocol.EventRow{Kind: protocol.EventForced}
 	case locktable.Refusal:
@@ -72,6 +72,15 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		row.PID, row.UID, row.Cmd = cl.peer.PID, cl.peer.UID, cl.peer.Cmd
 	}
 	l.record(row)
+}
+
+// hostOf returns the name of the host whose sidecar has an owner field; "": it is not known, or no
+// sidecar has it.
+func (l *loop) hostOf(field string) string {
+	if l.cfg.OtherHosts == OtherHostsNone {
+		return ""
+	}
+	return l.names.of(field)
 }
 
 // onEvents answers an `events` request, or has it wait.
@@ -147,7 +156,14 @@ func (l *loop) answerFollowers(now int64) {
 func (l *loop) sayEvents(c *conn, id, after uint64) {
 	m := &l.eventPage
 	m.ID = id
+	// A name that was not known when the event happened may be known now. The rows of the page have
+	// room for names: a page is a quarter of a frame.
 	m.Events, m.Next, m.Missed = l.eventLog.page(after, pageSize, m.Events[:0])
+	for i := range m.Events {
+		if e := &m.Events[i]; e.RemoteField != "" && e.RemoteHost == "" {
+			e.RemoteHost = l.hostOf(e.RemoteField)
+		}
+	}
 	l.say(c, m)
 	clear(m.Events)
 }

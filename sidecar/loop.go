@@ -620,6 +620,9 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 	args := []any{"lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
 	if e.Msg != "" {
 		args = append(args, "found", e.Msg)
+		if host := l.hostOf(e.Msg); host != "" {
+			args = append(args, "host", host)
+		}
 	}
 	l.logAbout(kind, args...)
 }

@@ -198,3 +198,38 @@ func TestWhoShowsOtherHostsToThoseWhoMayListThem(t *testing.T) {
 		t.Errorf("of a sidecar that does not ask others, of its own lock: %+v", got)
 	}
 }
+
+// The event of a lock that another host took names that host.
+func TestEventOfAStolenLockNamesTheHost(t *testing.T) {
+	there := newHouse(t, func(c *sidecar.Config) { c.HostName = "db-7" })
+	here := newHouse(t, func(c *sidecar.Config) { c.Redis, c.Lease = there.cfg.Redis, 300*time.Millisecond })
+	other, hello := there.hello(false, "")
+	other.hold("b") // Redis serves
+	c := greeted(t, here.cfg.Socket)
+	c.hold("a")
+	c.awaitHosts(2)
+	r := redisOf(t, here)
+	ctx := context.Background()
+	if _, err := r.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		p.Del(ctx, "a")
+		p.HSet(ctx, "a", hello.Sidecar+":9", 1)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	reader := greeted(t, here.cfg.Socket)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var page protocol.EventsOK
+		reader.id++
+		reader.send(protocol.Events{ID: reader.id})
+		reader.answer(reader.id, &page)
+		for _, e := range page.Events {
+			if e.Kind == protocol.EventLost && e.Reason == protocol.Stolen && e.RemoteField == hello.Sidecar+":9" && e.RemoteHost == "db-7" {
+				return
+			}
+		}
+		<-tick.C
+	}
+}

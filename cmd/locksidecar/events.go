@@ -38,7 +38,7 @@ Fields of --json; those in brackets are absent where they do not apply:
 
     time, kind: granted, lost, forced, deadlock, takeover, missed
     [name, hold, token, session, pid, uid, user, cmd]  of the holder; of forced: who forced it; of deadlock: who was refused
-    [waited_ms] of granted, [held_ms, reason, remote_field] of lost, [msg] of deadlock and takeover
+    [waited_ms] of granted, [held_ms, reason, remote_field, remote_host] of lost, [msg] of deadlock and takeover
     [count] of takeover: the holds; of missed: the events that came faster than they were read
 
 ` + exitTable
@@ -101,6 +101,7 @@ type eventView struct {
 	HeldMS      *int64                `json:"held_ms,omitempty"`
 	Reason      string                `json:"reason,omitempty"`
 	RemoteField string                `json:"remote_field,omitempty"`
+	RemoteHost  string                `json:"remote_host,omitempty"`
 	Count       uint64                `json:"count,omitempty"`
 	Msg         string                `json:"msg,omitempty"`
 }
@@ -143,7 +144,7 @@ func (p *eventPrinter) page(page *locksidecar.EventPage, now time.Time) error {
 func viewEvent(e *locksidecar.Event, users display.UserNames) eventView {
 	v := eventView{
 		Time: e.At, Kind: e.Kind, Name: e.Name, Hold: e.Hold, Token: e.Token, Session: e.Session, PID: e.PID, Cmd: e.Cmd,
-		Reason: string(e.Reason), RemoteField: e.RemoteField, Count: uint64(e.Count), Msg: e.Message,
+		Reason: string(e.Reason), RemoteField: e.RemoteField, RemoteHost: e.RemoteHost, Count: uint64(e.Count), Msg: e.Message,
 	}
 	if e.Session != 0 {
 		v.UID, v.User = &e.UID, users.Name(e.UID)
@@ -190,7 +191,7 @@ func (v *eventView) describe() string {
 	case locksidecar.EventLost:
 		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", v.Name, v.Reason, display.Reason(protocol.Reason(v.Reason)), display.Duration(ms(*v.HeldMS)), v.client())
 		if v.RemoteField != "" {
-			text += "; Redis has " + v.RemoteField
+			text += "; now " + display.Elsewhere(v.RemoteHost, v.RemoteField)
 		}
 		return text
 	case locksidecar.EventForced:

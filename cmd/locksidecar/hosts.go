@@ -103,7 +103,7 @@ func hostTables(hosts []hostView, width int, now time.Time) string {
 		if i > 0 {
 			text.WriteByte('\n')
 		}
-		fmt.Fprintf(&text, "HOST %s: locksidecar %s, pid %s, for %s\n", display.Printable(h.Host), display.Printable(h.Version), pid(h.PID), display.Duration(max(0, now.Sub(h.Started))))
+		fmt.Fprintf(&text, "HOST %s: locksidecar %s, pid %s, for %s, uuid %s\n", display.Printable(h.Host), display.Printable(h.Version), pid(h.PID), display.Duration(max(0, now.Sub(h.Started))), display.Printable(h.Sidecar))
 		switch {
 		case h.Error != "":
 			text.WriteString("no answer: " + display.Printable(h.Error) + "\n")

@@ -112,6 +112,7 @@ type holderView struct {
 	Cmd         string                `json:"cmd,omitempty"`
 	HeldMS      int64                 `json:"held_ms,omitempty"`
 	RemoteField string                `json:"remote_field,omitempty"`
+	RemoteHost  string                `json:"remote_host,omitempty"`
 }
 
 type restartView struct {
@@ -149,7 +150,7 @@ func viewOldest(r *locksidecar.Oldest, users display.UserNames) *oldestView {
 }
 
 func viewHolder(row *locksidecar.LockInfo, users display.UserNames) *holderView {
-	v := &holderView{State: row.State, RemoteField: row.RemoteField}
+	v := &holderView{State: row.State, RemoteField: row.RemoteField, RemoteHost: row.RemoteHost}
 	if row.State == locksidecar.LockHeld {
 		v.PID, v.User, v.Cmd, v.HeldMS = row.PID, users.Name(row.UID), row.Cmd, row.Held.Milliseconds()
 	}
@@ -220,7 +221,7 @@ func (h *holderView) describe() string {
 	case locksidecar.LockHeld:
 		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), describeClient(h.PID, h.Cmd, h.User))
 	case locksidecar.LockRemote:
-		return "held elsewhere: " + h.RemoteField
+		return display.Elsewhere(h.RemoteHost, h.RemoteField)
 	}
 	return string(h.State)
 }

@@ -65,11 +65,8 @@ func lockRow(l lockView) []string {
 
 // elsewhere describes the holder of a lock that this host does not have.
 func elsewhere(l *lockView) string {
-	switch {
-	case l.RemoteHost == "":
-		return "elsewhere: " + l.RemoteField
-	case l.RemotePID == 0:
-		return "held on host " + l.RemoteHost + ": " + l.RemoteField
+	if l.RemotePID == 0 {
+		return display.Elsewhere(l.RemoteHost, l.RemoteField)
 	}
 	return fmt.Sprintf("held on host %s by pid %d (%s)", l.RemoteHost, l.RemotePID, l.RemoteCmd)
 }

@@ -394,7 +394,7 @@ func (m *topModel) table(rows []topRow, width int) string {
 		case locksidecar.LockHeld:
 			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), m.users.Name(r.lock.UID), r.lock.Cmd
 		case locksidecar.LockRemote:
-			row[8] = "elsewhere: " + r.lock.RemoteField
+			row[8] = display.Elsewhere(r.lock.RemoteHost, r.lock.RemoteField)
 		}
 		cells = append(cells, row)
 	}

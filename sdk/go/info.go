@@ -78,6 +78,7 @@ type Event struct {
 
 	Reason      Reason // of EventLost
 	RemoteField string // of EventLost with ReasonStolen: the owner field that Redis has
+	RemoteHost  string // of EventLost with ReasonStolen: the host of that owner; "": not known, or a foreign client
 	Count       int    // of EventTakeover: holds that were taken over
 	Message     string // of EventDeadlock and EventTakeover: one sentence for people
 }
@@ -240,7 +241,7 @@ func newEvent(row *protocol.EventRow, now clockReading) Event {
 		At: now.timeOf(row.AtNS), Kind: EventKind(row.Kind), Name: row.Name,
 		Hold: row.Hold, Token: row.Token, Session: row.Session, PID: int(row.PID), UID: int(row.UID), Cmd: row.Cmd,
 		Waited: durationOf(row.WaitedMS), Held: durationOf(row.HeldMS),
-		Reason: Reason(row.Reason), RemoteField: row.RemoteField, Count: int(row.Count), Message: row.Msg,
+		Reason: Reason(row.Reason), RemoteField: row.RemoteField, RemoteHost: row.RemoteHost, Count: int(row.Count), Message: row.Msg,
 	}
 }
 

@@ -438,7 +438,7 @@ func TestPageSaysThatARemoteLockHasNoExpiry(t *testing.T) {
 		_, text := s.get("/")
 		_, row, _ = strings.Cut(text, `<th scope="row">eternal</th>`)
 		row, _, _ = strings.Cut(row, "</tr>")
-		return strings.Contains(row, "elsewhere: foreign:1")
+		return strings.Contains(row, "held elsewhere: foreign:1")
 	})
 	if !strings.HasPrefix(row, "<td>remote</td>") || !strings.Contains(row, `<td class="number">no expiry</td>`) {
 		t.Errorf("the row of the lock has %s", row)
@@ -597,4 +597,37 @@ func (s *station) getAll() {
 		}
 	}
 	s.ready()
+}
+
+// The page has the names of hosts: that of the settings, and those of the sidecars elsewhere.
+func TestPageNamesHosts(t *testing.T) {
+	const uuid = "1f0c9d5e-0000-8000-8000-000000000001"
+	s := start(t, func(c *sidecar.Config) { c.HostName = "web-1" })
+	options, err := redis.ParseURL(s.redis.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := redis.NewClient(options)
+	t.Cleanup(func() { other.Close() })
+	if err := other.HSet(t.Context(), "a", uuid+":1", 1).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.HSet(t.Context(), "locksidecar_host:{"+uuid+"}", "about", `{"host":"db-7"}`).Err(); err != nil {
+		t.Fatal(err)
+	}
+	c := s.client()
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := c.Lock(ctx, "a")
+		waiting <- err
+	}()
+	s.await(func() bool {
+		_, text := s.get("/")
+		return strings.Contains(text, "web-1 (this host)") && strings.Contains(text, "held on host db-7: "+uuid+":1") && strings.Contains(text, "db-7 ("+uuid+")")
+	})
+	cancel()
+	if err := <-waiting; !errors.Is(err, context.Canceled) {
+		t.Errorf("the wait ended with %v", err)
+	}
 }

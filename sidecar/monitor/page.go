@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -136,7 +135,7 @@ func (m *Monitor) page(ctx context.Context) (*page, error) {
 	}
 	samples := m.history.until(sampleOf(s))
 	p := &page{Version: m.build.Version, At: time.Now().Format("2006-01-02 15:04:05 MST"), IsWell: true, Verdict: "Clients can lock."}
-	p.Host, _ = os.Hostname()
+	p.Host = display.Printable(m.sidecar.Config().HostName)
 	if why, _ := m.sidecar.Trouble(); why != "" {
 		p.IsWell, p.Verdict = false, why
 	} else if s.Redis != "ok" {
@@ -202,7 +201,7 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 				l.Left += " fixed"
 			}
 		case protocol.StateRemote:
-			l.Left, l.Cmd = display.Expiry(time.Duration(r.RemoteTTLMS)*time.Millisecond), "elsewhere: "+display.Printable(r.RemoteField)
+			l.Left, l.Cmd = display.Expiry(time.Duration(r.RemoteTTLMS)*time.Millisecond), display.Printable(display.Elsewhere(r.RemoteHost, r.RemoteField))
 		}
 		for _, w := range r.Waiters {
 			waited := time.Duration(w.WaitedMS) * time.Millisecond
@@ -224,6 +223,9 @@ func hostRows(self string, holds int, rows []protocol.LockRow) []hostRow {
 	for i := range rows {
 		if rows[i].State == protocol.StateRemote {
 			owner, _, _ := strings.Cut(rows[i].RemoteField, ":")
+			if host := rows[i].RemoteHost; host != "" {
+				owner = host + " (" + owner + ")"
+			}
 			elsewhere[owner]++
 		}
 	}

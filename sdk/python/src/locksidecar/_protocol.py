@@ -310,7 +310,7 @@ class Event:
     - "takeover": the sidecar was restarted, and continues with the holds of its predecessor, as many as count.
 
     A later sidecar may have other kinds. session, pid, uid and cmd are those of the holder, of the client that forced
-    the release, or of the one that was refused. at_ns is a time of CLOCK_BOOTTIME.
+    the release, or of the one that was refused. remote_host: the host of remote_field, if it is known. at_ns is a time of CLOCK_BOOTTIME.
     """
 
     at_ns: int
@@ -328,6 +328,7 @@ class Event:
     remote_field: str = ""
     count: int = 0
     msg: str = ""
+    remote_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -706,6 +707,7 @@ def _event(f: Fields) -> Event:
         remote_field=f.text("remote_field", ""),
         count=f.integer("count", 0, most=_MAX_COUNT),
         msg=f.text("msg", ""),
+        remote_host=f.text("remote_host", ""),
     )
 
 
