@@ -100,7 +100,7 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		d.list = List{ID: id, After: o.uint(fieldAfter)}
 		m = &d.list
 	case "force_release":
-		d.forceRelease = ForceRelease{ID: id, Name: o.name()}
+		d.forceRelease = ForceRelease{ID: id, Name: o.name(), By: o.requester()}
 		m = &d.forceRelease
 	case "metrics":
 		d.metrics = Metrics{ID: id, After: o.uint(fieldAfter)}
@@ -150,6 +150,17 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		return nil, &RequestError{ID: id, Op: string(op), Code: BadRequest, Msg: d.parser.fieldError}
 	}
 	return m, nil
+}
+
+// requester returns the client for which a sidecar asks; nil: the request names none.
+func (o *object) requester() *Requester {
+	if !o.has(fieldRemoteHost) {
+		return nil
+	}
+	return &Requester{
+		Host: o.text(fieldRemoteHost, MaxClient), PID: o.int(fieldPID, 0, 0, math.MaxInt64), UID: o.int(fieldUID, 0, 0, math.MaxInt64),
+		Cmd: o.text(fieldCmd, MaxCmd),
+	}
 }
 
 // claimedHolds appends the holds of a claim to holds.

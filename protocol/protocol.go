@@ -83,11 +83,12 @@ const (
 
 // Kind of an event as an EventRow shows it.
 const (
-	EventGranted  = "granted"  // after a wait
-	EventLost     = "lost"     // a hold ended without a release
-	EventForced   = "forced"   // a client ended a hold by force
-	EventDeadlock = "deadlock" // a request was refused, because it would have closed a wait cycle
-	EventTakeover = "takeover" // the sidecar was restarted, and continues with the holds of its predecessor
+	EventGranted  = "granted"       // after a wait
+	EventLost     = "lost"          // a hold ended without a release
+	EventForced   = "forced"        // a client ended a hold by force
+	EventRefused  = "force_refused" // a client was not permitted to end a hold by force
+	EventDeadlock = "deadlock"      // a request was refused, because it would have closed a wait cycle
+	EventTakeover = "takeover"      // the sidecar was restarted, and continues with the holds of its predecessor
 )
 
 // ConnError is an error after which the connection must be closed: the other side broke a rule

@@ -30,6 +30,7 @@ var everyRequest = []Request{
 	&Info{ID: 8, Name: "n"},
 	&List{ID: 9, After: 10},
 	&ForceRelease{ID: 11, Name: "n"},
+	&ForceRelease{ID: 11, Name: "n", By: &Requester{Host: "db-7", PID: 2, UID: 3, Cmd: "c"}},
 	&Metrics{ID: 11, After: 3},
 	&Hosts{ID: 1},
 	&Hosts{ID: 1, After: "uuid"},

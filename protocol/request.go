@@ -69,6 +69,14 @@ type List struct {
 type ForceRelease struct {
 	ID   uint64
 	Name string
+	By   *Requester // only between sidecars; nil: the sender did not say
+}
+
+// Requester is the client for which a sidecar asks another one.
+type Requester struct {
+	Host     string // of the client
+	PID, UID int64
+	Cmd      string // truncated to MaxCmd bytes
 }
 
 // Metrics requests a page of the sidecar's metrics.
@@ -260,6 +268,12 @@ func (m List) Append(dst []byte) []byte {
 func (m ForceRelease) Append(dst []byte) []byte {
 	w := begin(dst, "force_release", m.ID)
 	w.str("name", m.Name)
+	if by := m.By; by != nil {
+		w.text("remote_host", by.Host, MaxClient)
+		w.intIf("pid", by.PID)
+		w.intIf("uid", by.UID)
+		w.textIf("cmd", by.Cmd, MaxCmd)
+	}
 	return w.finish()
 }
 

@@ -381,6 +381,10 @@ type fieldsOf struct {
 	Lost         []LossRow
 	Restart      *RestartRow
 
+	RemoteHost string `json:"remote_host"`
+	PID, UID   int64
+	Cmd        string
+
 	Key    string
 	Msg    string
 	TTLMS  int64 `json:"ttl_ms"`
@@ -503,7 +507,11 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 	case "list":
 		return &List{m.ID, m.After}
 	case "force_release":
-		return &ForceRelease{m.ID, m.Name}
+		r := &ForceRelease{ID: m.ID, Name: m.Name}
+		if m.RemoteHost != "" {
+			r.By = &Requester{m.RemoteHost, m.PID, m.UID, m.Cmd}
+		}
+		return r
 	case "metrics":
 		return &Metrics{m.ID, m.After}
 	case "events":

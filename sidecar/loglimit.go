@@ -30,15 +30,18 @@ type lineKind struct {
 	about string // an error code, or the reason why a hold ended
 }
 
-// logAbout logs a line about a client of this user, unless there were many of its kind.
-func (l *loop) logAbout(kind lineKind, args ...any) {
+// logAbout logs a line about a client of this user, unless there were many of its kind. It reports
+// whether it did.
+func (l *loop) logAbout(kind lineKind, args ...any) (isLogged bool) {
 	limit := &l.logLimit
 	if limit.end == 0 {
 		limit.end, limit.count = protocol.Now()+int64(window), make(map[lineKind]int)
 	}
-	if limit.count[kind]++; limit.count[kind] <= maxLines {
-		l.log.Log(context.Background(), kind.level, kind.line, append(args, "uid", kind.uid)...)
+	if limit.count[kind]++; limit.count[kind] > maxLines {
+		return false
 	}
+	l.log.Log(context.Background(), kind.level, kind.line, append(args, "uid", kind.uid)...)
+	return true
 }
 
 // flushSuppressed ends the window and logs how many lines were left out.

@@ -74,6 +74,8 @@ type loop struct {
 	closing []closing
 	ops     []locktable.Op
 
+	afterEffects []protocol.EventRow // events that come after those of the effects
+
 	// Scratch for frames, so that an answer costs no allocation.
 	granted  protocol.AcquireOK
 	released protocol.ReleaseOK
@@ -405,6 +407,7 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.forceRelease(now, cl, r)
 	case *answered:
 		l.say(c, r.reply)
+		l.auditAnswered(now, cl, r)
 	case *protocol.Claim:
 		l.onClaim(now, cl, r)
 	case *protocol.Bye:
@@ -579,6 +582,10 @@ func (l *loop) applyEffects() {
 			}
 		}
 	}
+	for _, row := range l.afterEffects {
+		l.record(row)
+	}
+	l.afterEffects = l.afterEffects[:0]
 	for i, c := range l.dirty {
 		c.dirty = false
 		c.flush()

@@ -219,7 +219,7 @@ func TestRequestThatEndsAStepIsCharged(t *testing.T) {
 	defer c.end()
 	s.inbox.addConn(c)
 	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
-	s.inbox.addRequests(c.sender, []request{{kind: clientOther, conn: c, other: &answered{2, slowReply{&protocol.PingOK{ID: 2}}}}})
+	s.inbox.addRequests(c.sender, []request{{kind: clientOther, conn: c, other: &answered{id: 2, reply: slowReply{&protocol.PingOK{ID: 2}}}}})
 	s.takeRequests(now)
 	if left := c.sender.flow.deficit; left > processQuantum-int64(requestTime) {
 		t.Errorf("after a request of %v, its process has %d ns left of its turn", requestTime, left)

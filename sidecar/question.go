@@ -120,6 +120,7 @@ func (a *asker) onAnswer(body []byte) {
 type answered struct {
 	id    uint64
 	reply protocol.Reply
+	force *protocol.HostForceRelease // the request, if it was to end a hold by force; nil: another one
 }
 
 func (a *answered) RequestID() uint64 { return a.id }
@@ -136,13 +137,17 @@ func isAboutHosts(req protocol.Request) bool {
 // askHosts answers a request about other hosts. It runs on the reader of the connection, because
 // the answer takes time: until then no further requests of this client are read.
 func (s *Server) askHosts(c *conn, req protocol.Request) *answered {
-	id := req.RequestID()
-	reply, refusal := s.tryHosts(c, req)
-	if refusal != nil {
-		refusal.ID = id
-		return &answered{id, refusal}
+	a := &answered{id: req.RequestID()}
+	if r, ok := req.(*protocol.HostForceRelease); ok {
+		force := *r
+		a.force = &force
 	}
-	return &answered{id, reply}
+	reply, refusal := s.tryHosts(c, req)
+	if a.reply = reply; refusal != nil {
+		refusal.ID = a.id
+		a.reply = refusal
+	}
+	return a
 }
 
 func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *protocol.Err) {
@@ -187,7 +192,9 @@ func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *proto
 		return ok, refusal
 	case *protocol.HostForceRelease:
 		ok := new(protocol.HostForceReleaseOK)
-		refusal := s.askHost(ctx, r.Host, func(n uint64) protocol.Request { return protocol.ForceRelease{ID: n, Name: r.Name} }, ok)
+		refusal := s.askHost(ctx, r.Host, func(n uint64) protocol.Request {
+			return protocol.ForceRelease{ID: n, Name: r.Name, By: &protocol.Requester{Host: s.cfg.HostName, PID: c.peer.PID, UID: uid, Cmd: c.peer.Cmd}}
+		}, ok)
 		ok.ID = r.ID
 		return ok, refusal
 	}
@@ -442,12 +449,14 @@ func (l *loop) answerHost(now int64, from string, body []byte) {
 // forceForHost ends a hold for another sidecar, if that is permitted here.
 func (l *loop) forceForHost(now int64, from string, r *protocol.ForceRelease) protocol.Reply {
 	if l.cfg.OtherHosts != OtherHostsForceRelease {
-		return &protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: fmt.Sprintf("host %s does not permit it: its setting other_hosts is not %s; force it there", l.cfg.HostName, OtherHostsForceRelease)}
+		refusal := &protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: fmt.Sprintf("host %s does not permit it: its setting other_hosts is not %s; force it there", l.cfg.HostName, OtherHostsForceRelease)}
+		l.auditForceByHost(now, from, r, 0, refusal)
+		return refusal
 	}
 	hold, ok := l.table.EndHold(now, r.Name)
 	if !ok {
 		return &protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: fmt.Sprintf("no client on host %s holds %q", l.cfg.HostName, r.Name)}
 	}
-	l.log.Info("another host forced the release of a lock", "lock", r.Name, "hold", hold, "host", l.names.of(from+":"), "sidecar", from)
+	l.auditForceByHost(now, from, r, hold, nil)
 	return &protocol.ForceReleaseOK{ID: r.ID, Hold: hold}
 }

@@ -38,7 +38,7 @@ Fields of --json; those in brackets are absent where they do not apply:
 
     time, kind: granted, lost, forced, deadlock, takeover, missed
     [name, hold, token, session, pid, uid, user, cmd]  of the holder; of forced: who forced it; of deadlock: who was refused
-    [waited_ms] of granted, [held_ms, reason, remote_field, remote_host] of lost, [msg] of deadlock and takeover
+    [waited_ms] of granted, [held_ms, reason, remote_field, remote_host] of lost, [msg] of deadlock, takeover, forced and force_refused
     [count] of takeover: the holds; of missed: the events that came faster than they were read
 
 ` + exitTable
@@ -148,6 +148,8 @@ func viewEvent(e *locksidecar.Event, users display.UserNames) eventView {
 	}
 	if e.Session != 0 {
 		v.UID, v.User = &e.UID, users.Name(e.UID)
+	} else if isForce(e.Kind) && e.RemoteHost != "" { // of another host, whose users are not those of this one
+		v.UID, v.User = &e.UID, display.UserNames(nil).Name(e.UID)
 	}
 	switch e.Kind {
 	case locksidecar.EventGranted:
@@ -195,7 +197,9 @@ func (v *eventView) describe() string {
 		}
 		return text
 	case locksidecar.EventForced:
-		return fmt.Sprintf("%s  by %s", v.Name, v.client())
+		return fmt.Sprintf("%s  by %s%s", v.Name, v.requester(), suffixIf(" ", v.Msg))
+	case locksidecar.EventRefused:
+		return fmt.Sprintf("%s  refused to %s: %s", v.Name, v.requester(), v.Msg)
 	case locksidecar.EventDeadlock:
 		return fmt.Sprintf("%s  refused to %s: %s", v.Name, v.client(), v.Msg)
 	case locksidecar.EventTakeover:
@@ -218,4 +222,25 @@ func describeClient(pid int, cmd, user string) string {
 		text += " of " + user
 	}
 	return text
+}
+
+// requester describes the client that asked to end a hold, with its host if it is another one.
+func (v *eventView) requester() string {
+	if v.RemoteHost == "" {
+		return v.client()
+	}
+	return v.client() + " on host " + v.RemoteHost
+}
+
+// isForce reports whether a kind is that of a release that was forced, or should have been.
+func isForce(kind locksidecar.EventKind) bool {
+	return kind == locksidecar.EventForced || kind == locksidecar.EventRefused
+}
+
+// suffixIf returns a text after a separator; "" if there is none.
+func suffixIf(separator, text string) string {
+	if text == "" {
+		return ""
+	}
+	return separator + text
 }

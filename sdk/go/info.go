@@ -69,7 +69,7 @@ type Event struct {
 
 	Hold    uint64        // number of the hold
 	Token   uint64        // fencing token of the hold
-	Session uint64        // session of the holder; of EventForced and EventDeadlock: of the client that asked
+	Session uint64        // session of the holder; of EventForced, EventRefused and EventDeadlock: of the client that asked
 	PID     int           // process of that session; 0: it is not visible to the sidecar
 	UID     int           // user of that session
 	Cmd     string        // command line of that process, up to 256 bytes
@@ -78,20 +78,21 @@ type Event struct {
 
 	Reason      Reason // of EventLost
 	RemoteField string // of EventLost with ReasonStolen: the owner field that Redis has
-	RemoteHost  string // of EventLost with ReasonStolen: the host of that owner; "": not known, or a foreign client
+	RemoteHost  string // of EventLost with ReasonStolen: the host of that owner; of EventForced and EventRefused: of the client; "": this one, or not known
 	Count       int    // of EventTakeover: holds that were taken over
-	Message     string // of EventDeadlock and EventTakeover: one sentence for people
+	Message     string // of EventDeadlock, EventTakeover, EventForced and EventRefused: for people
 }
 
 // EventKind is the kind of an Event. A newer sidecar may send other kinds.
 type EventKind string
 
 const (
-	EventGranted  EventKind = "granted"  // a request that had waited for at least 10 ms was granted
-	EventLost     EventKind = "lost"     // a hold ended without a release
-	EventForced   EventKind = "forced"   // a client ended a hold by force
-	EventDeadlock EventKind = "deadlock" // a request was refused, because it would have closed a wait cycle
-	EventTakeover EventKind = "takeover" // the sidecar was restarted, and continues with the holds of its predecessor
+	EventGranted  EventKind = "granted"       // a request that had waited for at least 10 ms was granted
+	EventLost     EventKind = "lost"          // a hold ended without a release
+	EventForced   EventKind = "forced"        // a client ended a hold by force
+	EventRefused  EventKind = "force_refused" // a client was not permitted to end a hold by force
+	EventDeadlock EventKind = "deadlock"      // a request was refused, because it would have closed a wait cycle
+	EventTakeover EventKind = "takeover"      // the sidecar was restarted, and continues with the holds of its predecessor
 )
 
 // Status is how a sidecar and its locks are.

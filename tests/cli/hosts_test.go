@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -111,7 +112,17 @@ func TestForceReleaseOnAnotherHost(t *testing.T) {
 	if a := w.Try(harness.Command{Do: "lost", As: "stuck"}); a.Err != "lost" || a.Reason != "forced" {
 		t.Errorf("the SDK of the holder reports %+v", a)
 	}
-	d7.Log.AwaitWords(t, "another host forced the release", "lock=stuck")
+	me := strconv.Itoa(os.Getuid())
+	d7.Log.AwaitWords(t, "another host forced the release", "lock=stuck", "by_uid="+me, "by_cmd=\"locksidecar force-release", "host=web-1")
+	d1.Log.AwaitWords(t, "client forced the release of a lock on another host", "lock=stuck", "on_host=db-7", "uid="+me)
+	harness.Eventually(t, "the events of db-7 name who asked", func() bool {
+		text := d7.Run("events", "stuck").Stdout
+		return strings.Contains(text, "forced    stuck  by pid ") && strings.Contains(text, "(locksidecar force-release --host db-7 stuck) of "+me+" on host web-1")
+	})
+	harness.Eventually(t, "the events of web-1 have it too", func() bool {
+		text := d1.Run("events", "stuck").Stdout
+		return strings.Contains(text, "(locksidecar force-release --host db-7 stuck) of ") && strings.Contains(text, "on host db-7")
+	})
 	if got := d1.Run("force-release", "--host", "db-7", "stuck"); got.Code == 0 {
 		t.Error("force-release of a lock that db-7 does not hold ends with exit code 0")
 	}
@@ -122,6 +133,11 @@ func TestForceReleaseOnAnotherHost(t *testing.T) {
 		t.Error("web-1 ended a hold for another host, which its settings do not permit")
 	} else {
 		harness.CheckContains(t, got.Stderr, "web-1", "other_hosts")
+	}
+	d1.Log.AwaitWords(t, "another host was not permitted to force the release", "lock=stuck", "by_uid="+me, "host=db-7")
+	d7.Log.AwaitWords(t, "a client was not permitted to force the release", "lock=stuck", "on_host=web-1")
+	for _, d := range []*harness.Daemon{d7, d1} {
+		harness.CheckContains(t, d.Run("events", "stuck").Stdout, "refused to pid", "(locksidecar force-release --host web-1 stuck)")
 	}
 	if got := d1.Run("ls", "--json"); findRow(t, got.Stdout, "stuck").State != "held" {
 		t.Errorf("the lock that was not forced: %s", got.Stdout)

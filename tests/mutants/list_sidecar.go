@@ -12,6 +12,27 @@ var sidecarMutants = []mutant{
 	},
 
 	{
+		rule: "who was not permitted to force a release is in the events",
+		file: "sidecar/force.go",
+		old:  "		l.record(row) // as many as",
+		new:  "		// as many as",
+		by:   test("sidecar", "TestForcedReleaseThatIsRefusedIsAnEvent"),
+	},
+	{
+		rule: "attempts to force a release do not fill the events",
+		file: "sidecar/loglimit.go",
+		old:  "		return false\n",
+		new:  "		return true\n",
+		by:   test("sidecar", "TestForcedReleaseThatIsRefusedIsAnEvent"),
+	},
+	{
+		rule: "a host that asks to end a hold says for which client",
+		file: "sidecar/question.go",
+		old:  "UID: uid, Cmd: c.peer.Cmd}}",
+		new:  "}}",
+		by:   test("tests/cli", "TestForceReleaseOnAnotherHost"),
+	},
+	{
 		rule: "who shows nothing of other hosts to a process that the policy is about",
 		file: "sidecar/who.go",
 		old:  "	if refusal := s.refuseHostsByPolicy(c); refusal != nil {",
@@ -275,8 +296,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the log has only a few lines of a kind about one user",
 		file: "sidecar/loglimit.go",
-		old:  `limit.count[kind] <= maxLines {`,
-		new:  `true {`,
+		old:  `limit.count[kind] > maxLines {`,
+		new:  `false {`,
 		by:   test("sidecar", "TestLogHasAFewLinesOfAKind"),
 	},
 	{

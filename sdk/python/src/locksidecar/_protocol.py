@@ -305,7 +305,8 @@ class Event:
 
     - "granted": a request that had waited for at least 10 ms was granted;
     - "lost": a hold ended without a release; reason says why;
-    - "forced": a client ended a hold by force;
+    - "forced": a client ended a hold by force; remote_host: the host of the client, if it is another one;
+    - "force_refused": a client was not permitted to do that; msg says why;
     - "deadlock": a request was refused, because it would have closed a wait cycle;
     - "takeover": the sidecar was restarted, and continues with the holds of its predecessor, as many as count.
 

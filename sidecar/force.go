@@ -1,0 +1,80 @@
+package sidecar
+
+import (
+	"log/slog"
+
+	"github.com/locksidecar/locksidecar/protocol"
+)
+
+// Who ended a hold by force, or was not permitted to, is in the log and in the events of the host of
+// the hold, and of the host of the client that asked.
+
+// auditForce notes that a client of this host asked to end a hold by force: where is the other host
+// whose hold it is, and empty if it is this one. Without a refusal, the hold has ended.
+func (l *loop) auditForce(now int64, cl *session, name, where string, hold uint64, refusal *protocol.Err) {
+	row := protocol.EventRow{
+		AtNS: now, Kind: protocol.EventForced, Name: name, Hold: hold,
+		Session: uint64(cl.id), PID: cl.peer.PID, UID: cl.peer.UID, Cmd: cl.peer.Cmd,
+	}
+	args := []any{"lock", name, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd}
+	if where != "" {
+		row.Msg = "on host " + where
+		args = append(args, "on_host", where)
+	}
+	if refusal == nil {
+		l.log.Info("client forced the release of a lock on another host", append(args, "hold", hold, "uid", cl.peer.UID)...)
+		l.record(row)
+		return
+	}
+	if row.Kind = protocol.EventRefused; where != "" {
+		row.Msg += ": "
+	}
+	row.Msg += refusal.Msg
+	line := "a client was not permitted to force the release of a lock"
+	if refusal.Code == protocol.Unavailable {
+		line = "a client asked another host to force the release of a lock, and it is not known whether the hold ended"
+	}
+	if l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, line, string(refusal.Code)}, append(args, "reason", refusal.Msg)...) {
+		l.record(row) // as many as the log has: others would push what happened out of the events
+	}
+}
+
+// auditForceByHost notes that another host asked to end a hold of this one by force. What it says of
+// its client is not proved: any program that may publish in Redis can say it.
+func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease, hold uint64, refusal *protocol.Err) {
+	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: hold, RemoteHost: l.hostOf(from + ":")}
+	args := []any{"lock", r.Name, "sidecar", from}
+	if by := r.By; by != nil {
+		row.PID, row.UID, row.Cmd = by.PID, by.UID, printable([]byte(by.Cmd), false)
+		if row.RemoteHost == "" {
+			row.RemoteHost = printable([]byte(by.Host), false)
+		}
+		args = append(args, "by_pid", row.PID, "by_uid", row.UID, "by_cmd", row.Cmd)
+	}
+	args = append(args, "host", row.RemoteHost)
+	if refusal == nil {
+		l.log.Info("another host forced the release of a lock", append(args, "hold", hold)...)
+		l.afterEffects = append(l.afterEffects, row)
+		return
+	}
+	row.Kind, row.Msg = protocol.EventRefused, refusal.Msg
+	if l.logAbout(lineKind{slog.LevelWarn, 0, "another host was not permitted to force the release of a lock", string(refusal.Code)}, append(args, "reason", refusal.Msg)...) {
+		l.record(row)
+	}
+}
+
+// auditAnswered notes the outcome of a request to end a hold of another host.
+func (l *loop) auditAnswered(now int64, cl *session, r *answered) {
+	if r.force == nil {
+		return
+	}
+	switch m := r.reply.(type) {
+	case *protocol.HostForceReleaseOK:
+		l.auditForce(now, cl, r.force.Name, r.force.Host, m.Hold, nil)
+	case *protocol.Err:
+		// After unavailable, the hold may have ended.
+		if m.Code == protocol.Denied || m.Code == protocol.Unavailable {
+			l.auditForce(now, cl, r.force.Name, r.force.Host, 0, m)
+		}
+	}
+}
