@@ -449,6 +449,10 @@ def test_hosts_are_listed_and_asked(daemon: Daemon) -> None:
         assert row is not None
         assert (row.state, row.pid, row.token) == ("held", os.getpid(), held.token)
         assert [r.name for r in client.list(host=hosts[0].host)] == ["job"]
+        found = client.who("job")
+        assert (found.redis, found.key, [owner.host for owner in found.owners]) == ("ok", "lock", [hosts[0].host])
+        assert found.holder is not None
+        assert (found.holder.pid, found.holder.token) == (os.getpid(), held.token)
         with pytest.raises(locksidecar.LocksidecarError, match="no sidecar has published"):
             client.info("job", host="no-such-host")
         with pytest.raises(locksidecar.Denied, match="other_hosts"):

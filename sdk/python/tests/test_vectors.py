@@ -46,6 +46,7 @@ PARSERS: dict[str, Callable[[Fields], Any]] = {
     "host_info": protocol.info_ok,
     "host_list": protocol.list_ok,
     "host_force_release": protocol.force_release_ok,
+    "who": protocol.who_ok,
     "ping": protocol.ping_ok,
     "claim": lambda _: _NoFields(),
     "confirm": lambda _: _NoFields(),
@@ -61,8 +62,8 @@ def whole(vector: Vector) -> bytes:
     return bytes.fromhex(vector["hex"]) + bytes(vector.get("pad", 0))
 
 
-# This client sends release and cancel without an id, so they are not answered, and it does not send who.
-OURS = [v for v in VECTORS if v.get("answers") not in ("release", "cancel", "who")]
+# This client sends release and cancel without an id, so they are not answered.
+OURS = [v for v in VECTORS if v.get("answers") not in ("release", "cancel")]
 REPLIES = [v for v in OURS if v["kind"] == "reply"]
 BAD = [v for v in OURS if v["kind"] == "bad" and v["to"] == "client"]
 # A bad length is the same in both directions.
@@ -95,6 +96,14 @@ def expected(vector: Vector) -> Any:
             return message["id"], protocol.InfoOK(lock(message["lock"]) if "lock" in message else None)
         case "list" | "host_list":
             return message["id"], protocol.ListOK(tuple(map(lock, message["locks"])), message.get("next", 0))
+        case "who":
+            for key in ("lock", "holder"):
+                if key in message:
+                    message[key] = lock(message[key])
+            for key in ("owners", "queue"):
+                if key in message:
+                    message[key] = tuple(protocol.LockOwner(**row) for row in message[key])
+            return message.pop("id"), protocol.Ownership(**message)
         case "events":
             events = tuple(protocol.Event(**e) for e in message["events"])
             return message["id"], protocol.EventPage(events, message["next"], message.get("missed", 0))
@@ -126,7 +135,12 @@ def normalized(got: Any) -> Any:
         case (
             id,
             (
-                protocol.InfoOK() | protocol.ListOK() | protocol.HostsOK() | protocol.EventPage() | protocol.Status()
+                protocol.InfoOK()
+                | protocol.ListOK()
+                | protocol.HostsOK()
+                | protocol.EventPage()
+                | protocol.Status()
+                | protocol.Ownership()
             ) as answer,
         ):
             return id, answer
@@ -319,6 +333,8 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
             assert protocol.host_list(id, host, message.get("after", 0)) == whole(vector)
         case {"op": "host_force_release", "id": id, "host": host, "name": name}:
             assert protocol.host_force_release(id, host, name) == whole(vector)
+        case {"op": "who", "id": id, "name": name}:
+            assert protocol.who(id, name) == whole(vector)
         case {"op": "ping", "id": id}:
             assert protocol.ping(id) == whole(vector)
 

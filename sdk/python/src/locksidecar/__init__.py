@@ -27,7 +27,7 @@ from ._errors import (
     Unconfirmed,
     Unsupported,
 )
-from ._protocol import Event, EventPage, HostInfo, LockInfo, Oldest, Restart, Status, WaiterInfo
+from ._protocol import Event, EventPage, HostInfo, LockInfo, LockOwner, Oldest, Ownership, Restart, Status, WaiterInfo
 from ._sync import Client, Held, Lock, RLock, connect
 from ._version import __version__
 from .aio import connect as aconnect
@@ -46,10 +46,12 @@ __all__ = [
     "Lock",
     "LockInfo",
     "LockLost",
+    "LockOwner",
     "LockTimeout",
     "LocksidecarError",
     "NotHeld",
     "Oldest",
+    "Ownership",
     "ProtocolError",
     "RLock",
     "Restart",

@@ -294,6 +294,10 @@ def events_call(after: int, wait: bool) -> Call[protocol.EventPage]:
     return Call("events", "", protocol.events_ok, lambda id, _: protocol.events(id, after, wait))
 
 
+def who_call(name: str) -> Call[protocol.Ownership]:
+    return Call("who", name, protocol.who_ok, lambda id, _: protocol.who(id, name))
+
+
 def status_call() -> Call[protocol.Status]:
     return Call("status", "", protocol.status_ok, lambda id, _: protocol.status(id))
 

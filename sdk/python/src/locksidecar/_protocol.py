@@ -200,6 +200,10 @@ def host_force_release(id: int, host: str, name: str) -> bytes:
     return frame({"op": "host_force_release", "id": id, "host": check_host(host), "name": name})
 
 
+def who(id: int, name: str) -> bytes:
+    return frame({"op": "who", "id": id, "name": name})
+
+
 def ping(id: int) -> bytes:
     return frame({"op": "ping", "id": id})
 
@@ -311,7 +315,8 @@ class Event:
     - "takeover": the sidecar was restarted, and continues with the holds of its predecessor, as many as count.
 
     A later sidecar may have other kinds. session, pid, uid and cmd are those of the holder, of the client that forced
-    the release, or of the one that was refused. remote_host: the host of remote_field, if it is known. at_ns is a time of CLOCK_BOOTTIME.
+    the release, or of the one that was refused. remote_host: the host of remote_field, if it is known. at_ns is a time
+    of CLOCK_BOOTTIME.
     """
 
     at_ns: int
@@ -411,6 +416,45 @@ class HostInfo:
     version: str = ""
     pid: int = 0
     started_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LockOwner:
+    """An owner of a lock in Redis, or a host in its queue.
+
+    field: the owner field in Redis. sidecar: the uuid of the sidecar; "" for a foreign client. host: the name of its
+    host; "" if it is not known. entries is of an owner, waited_ms of a host in the queue.
+    """
+
+    field: str
+    sidecar: str = ""
+    host: str = ""
+    entries: int = 0
+    waited_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who has a lock and who waits for it, on all hosts.
+
+    redis is "ok", or a sentence about why Redis was not read. key is what Redis has: "free", "lock", "read_write" (msg
+    is its mode) or "other" (msg describes it); "" if Redis was not read. ttl_ms is -1 if the key does not expire. queue
+    has the first 32 hosts that wait, in the order in which they get the lock, and queued how many there are.
+
+    holder is the lock as the sidecar of the owner knows it, and lock as the sidecar of this host does. trouble says why
+    there is no holder, although a sidecar owns the key.
+    """
+
+    redis: str
+    lock: LockInfo | None = None
+    key: str = ""
+    msg: str = ""
+    ttl_ms: int = 0
+    owners: tuple[LockOwner, ...] = ()
+    queue: tuple[LockOwner, ...] = ()
+    queued: int = 0
+    holder: LockInfo | None = None
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,6 +687,38 @@ def _host(f: Fields) -> HostInfo:
     )
 
 
+def who_ok(f: Fields) -> Ownership:
+    return Ownership(
+        redis=f.text("redis"),
+        lock=_lock(f.map("lock")) if "lock" in f else None,
+        key=f.text("key", ""),
+        msg=f.text("msg", ""),
+        ttl_ms=f.integer("ttl_ms", 0, least=-1),
+        owners=_lock_owners(f, "owners"),
+        queue=_lock_owners(f, "queue"),
+        queued=f.integer("queued", 0),
+        holder=_lock(f.map("holder")) if "holder" in f else None,
+        trouble=f.text("trouble", ""),
+    )
+
+
+def _lock_owners(f: Fields, key: str) -> tuple[LockOwner, ...]:
+    if key not in f:
+        return ()
+    return tuple(
+        [
+            LockOwner(
+                field=row.text("field"),
+                sidecar=row.text("sidecar", ""),
+                host=row.text("host", ""),
+                entries=row.integer("entries", 0),
+                waited_ms=row.integer("waited_ms", 0),
+            )
+            for row in f.maps(key)
+        ]
+    )
+
+
 def ping_ok(f: Fields) -> PingOK:
     return PingOK(
         f.integer("now_ns"),
@@ -754,6 +830,14 @@ _GRANT: Final = re.compile(
 # The names of all fields of all replies, at any depth.
 _KNOWN: Final = frozenset(
     {
+        "key",
+        "ttl_ms",
+        "owners",
+        "queue",
+        "queued",
+        "holder",
+        "field",
+        "entries",
         "id",
         "ev",
         "err",

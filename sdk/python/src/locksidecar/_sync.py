@@ -29,6 +29,7 @@ from ._calls import (
     metrics_call,
     ping_call,
     status_call,
+    who_call,
 )
 from ._core import Entry, Session, clock_of
 from ._decorator import require_function
@@ -43,7 +44,7 @@ from ._errors import (
     add_note_about,
 )
 from ._handles import Block, Handles, block_of
-from ._protocol import EventPage, HostInfo, LockInfo, Status
+from ._protocol import EventPage, HostInfo, LockInfo, Ownership, Status
 from ._shared_session import SharedSession
 from ._transport import Timeouts, Transport, socket_path
 
@@ -511,6 +512,14 @@ class Client:
         returns when there is an event.
         """
         return self._call(events_call(after, wait), Timeouts(math.inf if wait else 0.0))
+
+    def who(self, name: str) -> Ownership:
+        """Returns who has the lock and who waits for it, on all hosts.
+
+        The sidecar reads Redis once and asks the sidecar of the owner. That takes a second at most; other calls of this
+        client wait for it.
+        """
+        return self._call(who_call(self._whole(name)))
 
     def status(self) -> Status:
         """Returns how the sidecar and its locks are."""

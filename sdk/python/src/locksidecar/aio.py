@@ -38,12 +38,13 @@ from ._calls import (
     metrics_call,
     ping_call,
     status_call,
+    who_call,
 )
 from ._core import Entry, Session, Stage, clock_of
 from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
-from ._protocol import EventPage, HostInfo, LockInfo, Status
+from ._protocol import EventPage, HostInfo, LockInfo, Ownership, Status
 from ._shared_session import INTERRUPT_RETRIES, SharedSession
 from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
 
@@ -878,6 +879,14 @@ class Client:
         returns when there is an event.
         """
         return await self._call(events_call(after, wait), Timeouts(math.inf if wait else 0.0))
+
+    async def who(self, name: str) -> Ownership:
+        """Returns who has the lock and who waits for it, on all hosts.
+
+        The sidecar reads Redis once and asks the sidecar of the owner. That takes a second at most; other calls of this
+        client wait for it.
+        """
+        return await self._call(who_call(self._whole(name)))
 
     async def status(self) -> Status:
         """Returns how the sidecar and its locks are."""
