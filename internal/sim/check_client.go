@@ -600,6 +600,9 @@ func (w *world) onKeepLost(h *host, e *locktable.Effect) {
 		w.violation(n, "the keep of hold %d is lost for the wrong reason: %s", e.Hold, e.Reason)
 	}
 	w.check.meet(KeepLost)
+	if c := &l.hold; c.num == e.Hold && c.state == orphaned { // max_hold ended it with the same result
+		w.endHold(h, n)
+	}
 }
 
 // checkNotRenewed checks that something kept the host from renewing a watchdog hold that
