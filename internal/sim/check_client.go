@@ -547,10 +547,11 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 	if c.isBelieved() && !s.detached {
 		w.noteLost(h, s, n, e, received)
 	}
+	until := c.end()
 	w.loseHold(h, n, e.Reason)
 	switch {
 	case early:
-		c.orphanUntil(max(c.deadline, c.keptUntil))
+		c.orphanUntil(max(until, c.keptUntil))
 	case h.life > 0:
 		w.noteGivenUp(h, n)
 	}
