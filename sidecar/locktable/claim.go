@@ -82,7 +82,7 @@ type content struct {
 	grants      uint16 // in this turn, up to maxGrants
 	tokensLeft  uint16 // fencing tokens that were drawn from the counter and not granted
 	state       claimState
-	unassigned  bool // it was acquired for the queue, and no hold has had holdID yet
+	use         claimUse
 
 	// granted counts the grants since the lock is known, modulo 2^16: see Table.countGrant. It is
 	// not about the key, and stands here because nothing else has room for it.
@@ -90,6 +90,15 @@ type content struct {
 }
 
 const maxGrants = 1 << 15
+
+// claimUse says whether a hold has had the claim, and when the expiry of an unused one was set.
+type claimUse uint8
+
+const (
+	claimUsed         claimUse = iota // a hold has, or had, holdID
+	claimUnused                       // it was acquired for the queue, and its expiry was set for it
+	claimUnusedOfPast                 // it was acquired for the queue, and the key kept the expiry that it had before: see Op.KeepsExpiry
+)
 
 // isTired reports whether the key has had no free moment for QuietTime, or for PollerTime if a
 // program may be polling it.
@@ -190,6 +199,17 @@ type inFlight struct {
 	mayBeFree       bool // a release was published, or Redis is reached again: a result "another host's" may be out of date
 	checkAgain      bool // another program may have changed the key since it was sent
 	mayHaveLostData bool // Redis may have lost its data since it was sent
+}
+
+// use is what a claim is for that has come with this operation.
+func (op *inFlight) use() claimUse {
+	switch {
+	case !op.unassigned:
+		return claimUsed
+	case op.keptUntil != 0:
+		return claimUnusedOfPast
+	}
+	return claimUnused
 }
 
 // want is what Redis should have under a name.
@@ -405,7 +425,7 @@ func (c *remoteClaim) confirmed(now, until int64, op *inFlight, lastToken uint64
 	if c.busySince == 0 {
 		c.busySince = now - ms(op.passedMS)
 	}
-	c.state, c.unassigned = claimConfirmed, op.unassigned
+	c.state, c.use = claimConfirmed, op.use()
 	c.holdID, c.count, c.leaseMS = op.holdID, op.count, op.leaseMS
 	c.confirmedAt, c.validUntil = now, until
 	if op.kind == Take && op.reserve > 0 {
@@ -418,7 +438,7 @@ func (c *remoteClaim) confirmed(now, until int64, op *inFlight, lastToken uint64
 func (c *remoteClaim) transferred(now, until int64, m *Message) {
 	c.content = content{
 		granted: c.granted,
-		state:   claimConfirmed, unassigned: true, holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
+		state:   claimConfirmed, use: claimUnused, holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
 		confirmedAt: now, validUntil: until, cameAt: now, busySince: now - ms(m.PassedMS),
 		nextToken: m.LastToken - uint64(m.Tokens) + 1, tokensLeft: m.Tokens,
 	}

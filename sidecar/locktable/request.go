@@ -400,15 +400,15 @@ func (t *Table) deferReconcile(l *lock) {
 // isCovered reports whether the claim covers a request: with a token for it, and with
 // validity that is long enough to be worth having. A lease that was acquired for it may have
 // spent up to two thirds on the way; one that it inherits has to be as long as its own. A keep
-// begins when the lease does, which may be a moment before the grant; an inherited claim has to
-// be valid for all of it.
+// begins when the lease does, which may be a moment before the grant; an inherited claim, and one
+// whose key kept an older expiry, has to be valid for all of it.
 func (t *Table) isCovered(now int64, l *lock, r *request) bool {
 	c := &l.claim
 	if !c.hasTokens() {
 		return false
 	}
 	lease, left := t.leaseOf(r.lease, r.leaseMS), c.validUntil-now
-	isOwn := c.unassigned && c.leaseMS == t.leaseToTake(r)
+	isOwn := c.use == claimUnused && c.leaseMS == t.leaseToTake(r)
 	switch {
 	case !isOwn && left < ms(r.keepMS):
 		return false
@@ -430,7 +430,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	c, s := &l.claim, r.session
 	t.endRequest(r)
 	id := c.holdID
-	if !c.unassigned || id != c.maxHoldID {
+	if c.use == claimUsed || id != c.maxHoldID {
 		t.lastNum++
 		id = t.lastNum
 		c.maxHoldID = id
@@ -439,13 +439,13 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	g.Acquires[AcquireGranted]++
 	g.Wait.Observe(ShortTimes, time.Duration(now-r.since))
 	switch {
-	case c.unassigned:
+	case c.use != claimUsed:
 	case c.lingerUntil != 0:
 		t.stats.Handoffs[HandoffLingering]++
 	default:
 		t.stats.Handoffs[HandoffLocal]++
 	}
-	c.unassigned = false
+	c.use = claimUsed
 	h := t.holds.get()
 	*h = hold{
 		id: id, token: c.takeToken(), owner: r.owner, lock: l, session: s, granted: now, entries: 1,

@@ -266,7 +266,7 @@ func describeAge(d Description, now, at int64, limit time.Duration) {
 const longestPass = 100 * time.Millisecond
 
 func (c *remoteClaim) describe(d Description, now int64, cfg *Config) {
-	d.Value(uint64(c.state)<<8 | uint64(c.phase)<<2 | bit(c.unassigned)<<1 | bit(c.retryAt != 0))
+	d.Value(uint64(c.state)<<8 | uint64(c.phase)<<3 | uint64(c.use)<<1 | bit(c.retryAt != 0))
 	d.Number(c.maxHoldID)
 	d.Time(max(c.retryAt, now))
 	if c.state != claimAbsent {

@@ -11,6 +11,13 @@ func tableTest(name string) check { return test("sidecar/locktable", name) }
 var locktableMutants = []mutant{
 	// Exclusion.
 	{
+		rule: "a keep does not begin with an expiry that the key had before",
+		file: "sidecar/locktable/claim.go",
+		old:  "	case op.keptUntil != 0:\n",
+		new:  "	case false:\n",
+		by:   tableTest("TestKeptExpiryIsNotThatOfALaterRequest"),
+	},
+	{
 		rule: "a lock has one local holder",
 		file: "sidecar/locktable/hold.go",
 		old:  `func compatible(l *lock, _ *waiter) bool { return l.holds == nil }`,
@@ -387,7 +394,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a hold does not use the number of an earlier operation again",
 		file: "sidecar/locktable/request.go",
-		old:  `if !c.unassigned || id != c.maxHoldID {`,
+		old:  `if c.use == claimUsed || id != c.maxHoldID {`,
 		new:  `if false {`,
 		by:   simulation,
 	},

@@ -164,8 +164,8 @@ var sdkGoMutants = []mutant{
 	{
 		rule: "no field of a row is forgotten",
 		file: sdkInfo,
-		old:  "Orphan: row.Orphan,\n",
-		new:  "\n",
+		old:  ", Orphan: row.Orphan,",
+		new:  ",",
 		by:   test("sdk/go", "TestEveryFieldOfARowIsConverted"),
 	},
 	{
