@@ -260,7 +260,8 @@ func (w *world) endHold(h *host, n int) {
 func (w *world) leaveHold(h *host, n int) {
 	c := &h.locks[n].hold
 	until := c.keptUntil
-	if w.endHold(h, n); h.clock(w.now) < until {
+	const known = ms // how exactly until is known: see noteKeep
+	if w.endHold(h, n); until != 0 && h.clock(w.now) < until+known {
 		c.orphanUntil(until)
 		c.keptUntil = until
 		w.check.meet(KeptAfterItsEnd)
