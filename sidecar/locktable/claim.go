@@ -183,6 +183,18 @@ func (w *window) isBusy() bool { return w.phase != windowIdle }
 // isIdle reports whether no operation is in flight.
 func (w *window) isIdle() bool { return w.phase == windowIdle && !w.isAsking }
 
+// awaited is when the operation was sent for whose result a Take waits: an Arrive, too, because a
+// Drop and a Take say when requests arrived. false: there is none.
+func (w *window) awaited() (sent int64, is bool) {
+	switch {
+	case w.isAsking && (w.op.kind == NoOp || w.askedAt < w.op.sentAt):
+		return w.askedAt, true
+	case w.op.kind != NoOp:
+		return w.op.sentAt, true
+	}
+	return 0, false
+}
+
 // inFlight is an operation in flight.
 type inFlight struct {
 	holdID          uint64

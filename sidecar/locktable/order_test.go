@@ -497,3 +497,31 @@ func TestTicketOfAWaiterThatIsGoneServesNoShortWait(t *testing.T) {
 		t.Errorf("the next operations: %+v, %+v", drop, take)
 	}
 }
+
+// A Take waits for the result of an Arrive. If that does not come, Redis is what the request waited
+// for, and not another host.
+func TestArriveWithoutAResultIsTheReasonOfATimeout(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
+	r.acquire(1, "a", fair)
+	r.redis(locktable.Take, locktable.Done)
+	waiter := r.acquire(2, "a", fair)
+	r.redis(locktable.Take, locktable.Done) // tokens for it
+	r.cancel(2, waiter)
+	r.release(1, 1)
+	r.log = nil
+	r.acquire(3, "a", wait(10*time.Millisecond), fixed(time.Hour)) // it needs a Take
+	r.collect()
+	if n := len(r.ops); n != 1 || r.ops[0].Kind != locktable.Arrive {
+		t.Fatalf("in flight: %+v", r.ops)
+	}
+	arrive := r.ops[0]
+	r.ops = nil
+	r.pass(490 * time.Millisecond)
+	r.acquire(1, "b") // Redis is not silent
+	r.redis(locktable.Take, locktable.Done)
+	r.collect()
+	r.log = nil
+	r.pass(20 * time.Millisecond)
+	r.refused(3, protocol.Unavailable, "Redis has not answered for 501ms")
+	r.tb.Result(r.now, locktable.Result{Kind: arrive.Kind, Name: "a", Sent: r.now})
+}

@@ -269,8 +269,9 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 	a := &q.arbiter
 	isKnown := a.remote.isKnownSince(since)
 	asked := int64(0)
-	if l.claim.op.kind != NoOp {
-		asked = now - max(l.claim.op.sentAt, t.redis.paused)
+	sent, isAwaited := l.claim.awaited()
+	if isAwaited {
+		asked = now - max(sent, t.redis.paused)
 	}
 	first := q.waiters.head
 	switch {
@@ -285,7 +286,7 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 		return protocol.Timeout, "others on this host wait for it"
 	case !wasAlone:
 		return protocol.Timeout, "others on this host had it until now"
-	case l.claim.op.kind == NoOp:
+	case !isAwaited:
 		return protocol.Timeout, anothersTurn
 	}
 	return protocol.Unavailable, "Redis has not answered within " + milliseconds(now-since) + " whether the lock is free"
