@@ -183,12 +183,16 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 		line("SINCE", "%s, for %s", clock(*v.Since), display.Duration(ms(*h.HeldMS)))
 		line("TOKEN", "%d", h.Token)
 		until := clock(now.Add(ms(*h.LeftMS)))
-		if h.LeaseMS > 0 {
+		switch {
+		case h.Orphan && h.KeepLeftMS > 0:
+			line("KEPT", "for another %s, until %s: the hold has ended, and asked for it (--keep)", display.Duration(ms(h.KeepLeftMS)), clock(now.Add(ms(h.KeepLeftMS))))
+		case h.LeaseMS > 0:
 			line("LEASE", "%s left, until %s; fixed: it is not renewed", display.Duration(ms(*h.LeftMS)), until)
-		} else {
+		default:
 			line("LEASE", "%s left, until %s; the daemon renews it", display.Duration(ms(*h.LeftMS)), until)
 		}
 		switch {
+		case h.Orphan && h.KeepLeftMS > 0:
 		case h.Orphan:
 			line("", "its process is gone, and the lock is kept a little longer")
 		case h.Absent:

@@ -34,6 +34,9 @@ func someOwnerships(now time.Time) (names []string, all []locksidecar.Ownership)
 	fixed := hold
 	fixed.Lease, fixed.Held, fixed.Waiters, fixed.Orphan = time.Hour, 30*time.Hour, waits.Waiters[:1], true
 	add("held here", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &fixed, Lock: &fixed})
+	kept := hold
+	kept.Orphan, kept.KeepLeft, kept.Waiting = true, 24*time.Second, 0
+	add("kept", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &kept})
 	add("silent", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Trouble: "the daemon of host db-7 did not answer within 800ms: it hangs"})
 	lingering := locksidecar.LockInfo{State: locksidecar.LockLingering}
 	add("lingering", locksidecar.Ownership{Key: locksidecar.KeyLock, TTL: 24 * time.Second, Owners: db7, Holder: &lingering})
