@@ -10,12 +10,12 @@ import (
 // hosts. An acquire arrives when Redis executes the first operation for its lock that was sent
 // after the acquire came.
 //
-// A lease that ends in Redis before the release arrives there, because it is not longer than some
+// A fixed lease or a keep that ends in Redis before the release arrives there, because it is not longer than some
 // ways to Redis, frees a lock for which its host has no place in the queue.
 
 // isOrdered reports whether the world is such a one.
 func (p *plan) isOrdered() bool {
-	return p.isLossless() && p.fair == 1 && p.redissonClients == 0 && !p.fixedLease && p.oneScriptPerBatch && !p.batchedInputs
+	return p.isLossless() && p.fair == 1 && p.redissonClients == 0 && !p.fixedLease && p.keep == 0 && p.oneScriptPerBatch && !p.batchedInputs
 }
 
 // checkNewTicket checks that a new ticket stands behind all others, whatever Redis's clock says. A
