@@ -425,6 +425,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 		if l.inFlight != noOp {
 			silent = silent || now >= q.latest() || now-h.clock(w.ops[l.inFlight].issuedAt) >= tryWithin
 		}
+		silent = silent || l.arriving != noOp && now-h.clock(w.ops[l.arriving].issuedAt) >= tryWithin
 		if h.up && !h.conn.dead && l.lastOutcome < locktable.NotSent && w.now-h.troubleAt > sec && !silent {
 			w.violation(n, "request %d of session %d was unavailable, though Redis replies", q.id, s.id)
 		}
