@@ -97,7 +97,7 @@ type claimUse uint8
 const (
 	claimUsed         claimUse = iota // a hold has, or had, holdID
 	claimUnused                       // it was acquired for the queue, and its expiry was set for it
-	claimUnusedOfPast                 // it was acquired for the queue, and the key kept the expiry that it had before: see Op.KeepsExpiry
+	claimUnusedOfPast                 // it was acquired for the queue, and its expiry is an older one (see Op.KeepsExpiry), or is being changed
 )
 
 // isTired reports whether the key has had no free moment for QuietTime, or for PollerTime if a
@@ -396,6 +396,9 @@ func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 	if op.Kind == Take || op.Kind == Renew {
 		// It may shorten the key's life as soon as it is sent.
 		c.validUntil = min(c.validUntil, now+validity(op.LeaseMS))
+		if c.use == claimUnused {
+			c.use = claimUnusedOfPast
+		}
 	}
 }
 

@@ -452,3 +452,32 @@ func TestKeptExpiryIsNotThatOfALaterRequest(t *testing.T) {
 		})
 	}
 }
+
+// A claim covers a keep only while its key is as it was made for the keep. Others may be granted with
+// the claim from before while the Take is in flight, and change the key's expiry.
+func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {
+	keeps := keep(10 * time.Second)
+	r := newListeningRig(t, locktable.Config{Lease: time.Second, Linger: locktable.NoLinger})
+	r.acquire(1, "a", owner(1))
+	r.redis(locktable.Take, locktable.Done)
+	waiter := r.acquire(2, "a", keeps)
+	r.redis(locktable.Take, locktable.Done) // tokens
+	r.release(1, 1)
+	r.collect()
+	if len(r.ops) != 1 || r.ops[0].Kind != locktable.Take || r.ops[0].LeaseMS < 10_000 {
+		t.Fatalf("in flight: %+v", r.ops)
+	}
+	take := r.ops[0]
+	r.ops = nil
+	r.tb.Cancel(r.now, 2, protocol.Cancel{ID: 99, Target: waiter})
+	r.acquire(3, "a")
+	r.log = nil
+	r.tb.Result(r.now, locktable.Result{Kind: take.Kind, Name: "a", Sent: r.now, Token: 1000, Listeners: locktable.Uncounted})
+	r.acquire(2, "a", keeps)
+	r.log = nil
+	r.release(3, 3)
+	r.want("s3 released count=0")
+	r.redis(locktable.Renew, locktable.Done) // of the hold that has ended
+	r.keepsFor(r.redis(locktable.Take, locktable.Done), 10*time.Second)
+	r.want("s2 granted hold=4 token=66 count=1")
+}

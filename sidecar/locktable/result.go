@@ -178,6 +178,7 @@ func (l *lock) noteListeners(r *Result) {
 // onConfirmed notes that the key is this host's as a Take or a Renew wanted it.
 func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 	c, h := &l.claim, l.holds
+	op.unassigned = op.unassigned && h == nil // a request may have been granted with what there was before
 	if q := l.queue; q != nil {
 		q.arbiter.onAcquired(c.state)
 		if op.kind == Take && !c.state.isOurs() {
