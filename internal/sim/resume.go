@@ -320,7 +320,7 @@ func (w *world) releaseSurplus(h *host, s *session, now int64) {
 	}
 	for n := range w.plan.names {
 		if c := &h.locks[n].hold; len(s.surplus) > 0 && c.session == s.id && c.state == unbelieved {
-			c.state = none
+			w.leaveHold(h, n)
 		}
 	}
 	s.surplus = nil
