@@ -414,7 +414,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 			w.violation(n, "request %d of session %d timed out, and no other request was in its way", q.id, s.id)
 		case !inTheWay && now < q.arrived+tryWithin && l.otherIssuedAt < q.arrived:
 			w.violation(n, "request %d of session %d timed out before Redis was asked for it", q.id, s.id)
-		case silent && l.hold.state == none && l.otherIssuedAt < q.arrived:
+		case silent && l.hold.state == none && l.endedAt < w.now && l.otherIssuedAt < q.arrived: // the holds of a session end in parts
 			w.violation(n, "request %d of session %d timed out, and Redis has been silent for %s", q.id, s.id, time.Duration(h.silence(now)))
 		}
 	case protocol.Unavailable:
