@@ -269,8 +269,7 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 	a := &q.arbiter
 	isKnown := a.remote.isKnownSince(since)
 	asked := int64(0)
-	sent, isAwaited := l.claim.awaited()
-	if isAwaited {
+	if sent, is := l.claim.awaited(); is {
 		asked = now - max(sent, t.redis.paused)
 	}
 	first := q.waiters.head
@@ -286,7 +285,7 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 		return protocol.Timeout, "others on this host wait for it"
 	case !wasAlone:
 		return protocol.Timeout, "others on this host had it until now"
-	case !isAwaited:
+	case l.claim.op.kind == NoOp:
 		return protocol.Timeout, anothersTurn
 	}
 	return protocol.Unavailable, "Redis has not answered within " + milliseconds(now-since) + " whether the lock is free"
