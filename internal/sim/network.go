@@ -42,7 +42,7 @@ type connection struct {
 	lastReply int64 // when what was replied last reaches the host
 	floor     int64
 	clock     tokenFloor // Redis's, when the connection was made
-	batch     uint32     // steps of the loop
+	batch     uint32     // steps of the loop; a restart of the daemon does not begin again
 	written   uint32     // the last batch of which something was written
 	replied   uint32     // the last batch of which something was replied
 	run       int        // run id seen last
