@@ -16,13 +16,13 @@ func (l *loop) auditForce(now int64, cl *session, name, where string, hold uint6
 		AtNS: now, Kind: protocol.EventForced, Name: name, Hold: hold,
 		Session: uint64(cl.id), PID: cl.peer.PID, UID: cl.peer.UID, Cmd: cl.peer.Cmd,
 	}
-	args := []any{"lock", name, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd}
+	args := []any{"session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd}
 	if where != "" {
 		row.Msg = "on host " + where
 		args = append(args, "on_host", where)
 	}
 	if refusal == nil {
-		l.log.Info("client forced the release of a lock on another host", append(args, "hold", hold, "uid", cl.peer.UID)...)
+		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock on another host", "", audit}, name, append(args, "hold", hold)...)
 		l.record(row)
 		return
 	}
@@ -34,8 +34,8 @@ func (l *loop) auditForce(now int64, cl *session, name, where string, hold uint6
 	if refusal.Code == protocol.Unavailable {
 		line = "a client asked another host to force the release of a lock, and it is not known whether the hold ended"
 	}
-	if l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, line, string(refusal.Code)}, append(args, "reason", refusal.Msg)...) {
-		l.record(row) // as many as the log has: others would push what happened out of the events
+	if l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, line, string(refusal.Code), audit}, name, append(args, "reason", refusal.Msg)...) {
+		l.record(row) // the others would push what happened out of the events
 	}
 }
 
@@ -43,7 +43,7 @@ func (l *loop) auditForce(now int64, cl *session, name, where string, hold uint6
 // its client is not proved: any program that may publish in Redis can say it.
 func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease, hold uint64, refusal *protocol.Err) {
 	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: hold, RemoteHost: l.hostOf(from + ":")}
-	args := []any{"lock", r.Name, "sidecar", from}
+	args := []any{"sidecar", from}
 	if by := r.By; by != nil {
 		row.PID, row.UID, row.Cmd = by.PID, by.UID, printable([]byte(by.Cmd), false)
 		if row.RemoteHost == "" {
@@ -53,12 +53,12 @@ func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease
 	}
 	args = append(args, "host", row.RemoteHost)
 	if refusal == nil {
-		l.log.Info("another host forced the release of a lock", append(args, "hold", hold)...)
+		l.log.Info("another host forced the release of a lock", append([]any{"lock", r.Name, "hold", hold}, args...)...)
 		l.afterEffects = append(l.afterEffects, row)
 		return
 	}
 	row.Kind, row.Msg = protocol.EventRefused, refusal.Msg
-	if l.logAbout(lineKind{slog.LevelWarn, 0, "another host was not permitted to force the release of a lock", string(refusal.Code)}, append(args, "reason", refusal.Msg)...) {
+	if l.logAbout(lineKind{slog.LevelWarn, 0, "another host was not permitted to force the release of a lock", string(refusal.Code), diagnosis}, r.Name, append(args, "reason", refusal.Msg)...) {
 		l.record(row)
 	}
 }

@@ -1,7 +1,9 @@
 package sidecar
 
 import (
+	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,7 +13,9 @@ import (
 func TestLogHasAFewLinesOfAKind(t *testing.T) {
 	var log strings.Builder
 	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
-	of := func(uid int64) lineKind { return lineKind{slog.LevelWarn, uid, "client refused", "bad_frame"} }
+	of := func(uid int64) lineKind {
+		return lineKind{slog.LevelWarn, uid, "client refused", "bad_frame", diagnosis}
+	}
 	want := func(when, part string, n int) {
 		t.Helper()
 		if got := strings.Count(log.String(), part); got != n {
@@ -19,9 +23,9 @@ func TestLogHasAFewLinesOfAKind(t *testing.T) {
 		}
 	}
 	for range maxLines + 3 {
-		l.logAbout(of(1000), "pid", 1)
+		l.logAbout(of(1000), "", "pid", 1)
 	}
-	l.logAbout(of(1001), "pid", 2)
+	l.logAbout(of(1001), "", "pid", 2)
 	want("many lines about one user", "pid=1", maxLines)
 	want("one line about another user", "pid=2", 1)
 
@@ -29,8 +33,67 @@ func TestLogHasAFewLinesOfAKind(t *testing.T) {
 	want("the window has ended", "lines=", 1)
 	want("the window has ended", "about=bad_frame uid=1000 lines=3", 1)
 
-	l.logAbout(of(1000), "pid", 1)
+	l.logAbout(of(1000), "", "pid", 1)
 	want("a new window", "pid=1", maxLines+1)
+}
+
+func TestLinesThatAreLeftOutAreSummedUpWithTheirLocks(t *testing.T) {
+	var log strings.Builder
+	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
+	lost := lineKind{slog.LevelWarn, 1000, "lock lost", "expired", diagnosis}
+	for i := range maxLines + 45 {
+		l.logAbout(lost, fmt.Sprintf("invoice:%02d", i), "hold", i)
+	}
+	l.logAbout(lost, "invoice:49", "hold", 50) // the same lock again
+	l.logAbout(lost, "a b\n", "hold", 51)
+	l.flushSuppressed()
+	for i := range maxLines + 45 {
+		if n := strings.Count(log.String(), fmt.Sprintf("invoice:%02d", i)); n != 1 {
+			t.Errorf("invoice:%02d is in the log %d times", i, n)
+		}
+	}
+	if text := log.String(); !strings.Contains(text, "lines=47 ") || !strings.Contains(text, `invoice:49, \"a b\\n\""`) {
+		t.Errorf("logged:\n%s", text)
+	}
+
+	// The names have a bound, and are shown to be incomplete.
+	log.Reset()
+	for i := range 10_000 {
+		l.logAbout(lost, fmt.Sprintf("%d:%0200d", i, i))
+	}
+	l.flushSuppressed()
+	if text := log.String(); len(text) > 2*maxSummary || !strings.Contains(text, `, and others"`) || !strings.Contains(text, "lines=9995 ") {
+		t.Errorf("logged %d bytes:\n%s", len(text), text)
+	}
+}
+
+// A forced release is in the log, however many there are. A user who ends his own holds by force all
+// the time gets a line with the names instead.
+func TestLogHasEveryForcedReleaseOfThePrivileged(t *testing.T) {
+	var log strings.Builder
+	l := &loop{log: slog.New(slog.NewTextHandler(&log, nil))}
+	early := 0
+	for i := range 10 * maxAuditLines {
+		for _, uid := range []int64{0, int64(os.Geteuid()), 1 << 20} {
+			if l.logAbout(lineKind{slog.LevelInfo, uid, "forced", "", audit}, fmt.Sprint("x", i)) {
+				early++
+			}
+		}
+	}
+	users := 2
+	if os.Geteuid() == 0 {
+		users = 1
+	}
+	if n := strings.Count(log.String(), "msg=forced"); n != 20*maxAuditLines+maxAuditLines {
+		t.Errorf("%d lines", n)
+	}
+	if early != (users+1)*maxLines {
+		t.Errorf("%d lines count as early", early)
+	}
+	l.flushSuppressed()
+	if text := log.String(); !strings.Contains(text, "uid=1048576 lines=900 ") || !strings.Contains(text, "x100, x101, ") {
+		t.Error("the lines of a user are not summed up")
+	}
 }
 
 func TestErrorThatLastsIsLoggedWhenItBegins(t *testing.T) {

@@ -556,7 +556,7 @@ func (l *loop) applyEffects() {
 		case locktable.Refusal:
 			l.refuse(c, e.ID, e.Code, e.Msg)
 			if e.Code == protocol.Limit {
-				l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client met a limit", string(e.Code)}, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
+				l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client met a limit", string(e.Code), diagnosis}, e.Name, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", e.Msg)
 			}
 		case locktable.Canceled:
 			l.say(c, &protocol.CancelOK{ID: e.ID, Canceled: e.WasWaiting})
@@ -569,7 +569,7 @@ func (l *loop) applyEffects() {
 			}
 		case locktable.Forced:
 			l.say(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
-			l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", ""}, "lock", e.Name, "hold", e.Hold, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd)
+			l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", "", audit}, e.Name, "hold", e.Hold, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd)
 		case locktable.Lost:
 			l.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}
 			l.say(c, &l.lost)
@@ -620,18 +620,18 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 	if e.Kind == locktable.KeepLost {
 		what = "kept lock"
 	}
-	kind := lineKind{slog.LevelWarn, peer.UID, what + " lost", string(e.Reason)}
+	kind := lineKind{slog.LevelWarn, peer.UID, what + " lost", string(e.Reason), diagnosis}
 	if e.Reason == protocol.MaxHold || e.Reason == protocol.ByForce {
 		kind.level, kind.line = slog.LevelInfo, what+" ended"
 	}
-	args := []any{"lock", e.Name, "hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
+	args := []any{"hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
 	if e.Msg != "" {
 		args = append(args, "found", e.Msg)
 		if host := l.hostOf(e.Msg); host != "" {
 			args = append(args, "host", host)
 		}
 	}
-	l.logAbout(kind, args...)
+	l.logAbout(kind, e.Name, args...)
 }
 
 var stopping = protocol.Err{Code: protocol.Unavailable, Msg: "the sidecar is stopping; locks stay held; come back with the ticket when there is a sidecar again"}

@@ -175,8 +175,8 @@ func (l *loop) refuseByPolicy(cl *session, id uint64, why *policy.Refusal) {
 	if id != 0 {
 		l.refuse(cl.conn, id, why.Code, why.Msg)
 	}
-	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "the policy refused a request", why.Rule},
-		"rule", why.Rule, "code", why.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", why.Msg)
+	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "the policy refused a request", why.Rule, diagnosis},
+		"", "rule", why.Rule, "code", why.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", why.Msg)
 }
 
 // info answers a request for one lock.

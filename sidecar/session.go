@@ -267,7 +267,7 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 		var why *protocol.Err
 		if policed, why = l.openPolicy(now, c, cl); why != nil {
 			err = *why
-			l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "the policy refused a client", string(err.Code)}, "code", err.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", err.Msg)
+			l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "the policy refused a client", string(err.Code), diagnosis}, "", "code", err.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", err.Msg)
 		}
 	}
 	if err.Code != "" {
@@ -375,11 +375,11 @@ func (l *loop) onProtocolError(now int64, c *conn, fault *protocol.Err) {
 	l.closeAfterFlush(c, fault)
 	if cl == nil {
 		closePidfd(&c.pidfd)
-		l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(fault.Code)}, "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
+		l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "client refused", string(fault.Code), diagnosis}, "", "code", fault.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", fault.Msg)
 		return
 	}
-	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client broke the protocol", string(fault.Code)},
-		"code", fault.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", fault.Msg, "holds", l.table.Holds(cl.id))
+	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "client broke the protocol", string(fault.Code), diagnosis},
+		"", "code", fault.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", fault.Msg, "holds", l.table.Holds(cl.id))
 	switch cl.phase {
 	case locktable.SessionDraining:
 		l.close(now, cl, "its process ended")
@@ -427,7 +427,7 @@ func (l *loop) onProcessExit(now int64, id locktable.SessionID) {
 
 func (l *loop) close(now int64, cl *session, why string) {
 	if n := l.table.Holds(cl.id); n > 0 {
-		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client ended with locks held; released", why}, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "reason", why)
+		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client ended with locks held; released", why, diagnosis}, "", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "reason", why)
 	}
 	l.end(now, cl)
 }

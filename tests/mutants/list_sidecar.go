@@ -14,16 +14,44 @@ var sidecarMutants = []mutant{
 	{
 		rule: "who was not permitted to force a release is in the events",
 		file: "sidecar/force.go",
-		old:  "		l.record(row) // as many as",
-		new:  "		// as many as",
+		old:  "		l.record(row) // the others",
+		new:  "		// the others",
 		by:   test("sidecar", "TestForcedReleaseThatIsRefusedIsAnEvent"),
 	},
 	{
 		rule: "attempts to force a release do not fill the events",
 		file: "sidecar/loglimit.go",
-		old:  "		return false\n",
-		new:  "		return true\n",
+		old:  "return count.lines <= maxLines",
+		new:  "return true",
 		by:   test("sidecar", "TestForcedReleaseThatIsRefusedIsAnEvent"),
+	},
+	{
+		rule: "the log has every forced release of root and of the sidecar's user",
+		file: "sidecar/loglimit.go",
+		old:  "isPrivileged(k.uid) || n <= maxAuditLines",
+		new:  "n <= maxAuditLines",
+		by:   test("sidecar", "TestLogHasEveryForcedReleaseOfThePrivileged"),
+	},
+	{
+		rule: "a user who forces the release of his own locks does not fill the log",
+		file: "sidecar/loglimit.go",
+		old:  "isPrivileged(k.uid) || n <= maxAuditLines",
+		new:  "true",
+		by:   test("sidecar", "TestLogHasEveryForcedReleaseOfThePrivileged"),
+	},
+	{
+		rule: "lines that are left out are summed up with the names of their locks",
+		file: "sidecar/loglimit.go",
+		old:  "		count.names.add(lock)\n",
+		new:  "",
+		by:   test("sidecar", "TestLinesThatAreLeftOutAreSummedUpWithTheirLocks"),
+	},
+	{
+		rule: "the names in a line of the log have a bound",
+		file: "sidecar/loglimit.go",
+		old:  "n.text.Len()+len(shown) > maxSummary",
+		new:  "false",
+		by:   test("sidecar", "TestLinesThatAreLeftOutAreSummedUpWithTheirLocks"),
 	},
 	{
 		rule: "a host that asks to end a hold says for which client",
@@ -296,15 +324,17 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the log has only a few lines of a kind about one user",
 		file: "sidecar/loglimit.go",
-		old:  `limit.count[kind] > maxLines {`,
-		new:  `false {`,
-		by:   test("sidecar", "TestLogHasAFewLinesOfAKind"),
+		old: `return n <= maxLines
+`,
+		new: `return true
+`,
+		by: test("sidecar", "TestLogHasAFewLinesOfAKind"),
 	},
 	{
 		rule: "the log says how many lines were left out",
 		file: "sidecar/loglimit.go",
-		old:  `		if n > maxLines {`,
-		new:  `		if false {`,
+		old:  `		if count.leftOut == 0 {`,
+		new:  `		if true {`,
 		by:   test("sidecar", "TestLogHasAFewLinesOfAKind"),
 	},
 	{
