@@ -38,10 +38,11 @@ type Server struct {
 	asker    asker
 	paces    paces
 	policyMu sync.Mutex // of readers that ask the policy; no other lock is taken under it
-	// redisIsUp has an element when a connection to Redis was made.
-	redisIsUp chan struct{}
-	ended     chan struct{} // closed when the loop is not run any more
-	metrics   net.Listener  // nil: there is none, or not yet
+	// redisIsUp has an element when a connection to Redis was made, healthChanged when Redis
+	// returns another text.
+	redisIsUp, healthChanged chan struct{}
+	ended                    chan struct{} // closed when the loop is not run any more
+	metrics                  net.Listener  // nil: there is none, or not yet
 	// misplaced is why a successor would not find the state; "": it would.
 	misplaced atomic.Pointer[string]
 	readers   sync.WaitGroup // accept loop and one reader for each connection
@@ -71,7 +72,8 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	s.inbox.init()
 	s.commands.init()
-	s.redisIsUp, s.ended = make(chan struct{}, 1), make(chan struct{})
+	s.redisIsUp, s.healthChanged = make(chan struct{}, 1), make(chan struct{}, 1)
+	s.ended = make(chan struct{})
 	s.running.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*session)
 	s.misplaced.Store(new(string))
@@ -234,6 +236,23 @@ type redisHealth struct {
 // Redis is "ok", or says in one sentence what is wrong.
 func (s *Server) Redis() string { return s.redis.Load().status }
 
+// RedisChanged has an element when Redis may return another text than before. One goroutine
+// receives from it.
+func (s *Server) RedisChanged() <-chan struct{} { return s.healthChanged }
+
+func (s *Server) setHealth(h *redisHealth) {
+	s.redis.Store(h)
+	signal(s.healthChanged)
+}
+
+// signal puts an element into a channel that has room for one.
+func signal(to chan struct{}) {
+	select {
+	case to <- struct{}{}:
+	default:
+	}
+}
+
 // RedisServer names what hosts that share locks have in common: the address of Redis with
 // the number of the database, the run id of the server if it is known, and the key prefix
 // if there is one.
@@ -257,17 +276,14 @@ func (s *Server) redisResults(results []locktable.Result, raised *store.Identity
 }
 
 func (s *Server) redisUp(dataLost, listening bool, id store.Identity) {
-	s.redis.Store(&redisHealth{"ok", id.RunID})
-	select {
-	case s.redisIsUp <- struct{}{}:
-	default:
-	}
+	s.setHealth(&redisHealth{"ok", id.RunID})
+	signal(s.redisIsUp)
 	s.submitEvent(event{kind: redisUp, flag: dataLost, listening: listening, redis: id})
 }
 
 func (s *Server) redisDown(err error) {
 	why := err.Error()
-	s.redis.Store(&redisHealth{status: why})
+	s.setHealth(&redisHealth{status: why})
 	s.submitEvent(event{kind: redisDown, text: why})
 }
 

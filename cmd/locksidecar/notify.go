@@ -8,14 +8,15 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// statusInterval is how often the notifier looks for a new status if the service manager has
-// set no watchdog.
+// statusInterval is how often the notifier looks for trouble if the service manager has
+// set no watchdog. A change of Redis is reported at once.
 const statusInterval = 5 * time.Second
 
 // serverStatus is what the notifier reads from a running server.
 type serverStatus interface {
 	Ping(context.Context) error
 	Redis() string
+	RedisChanged() <-chan struct{}
 	RedisServer() string
 	Trouble() (why string, restart bool)
 }
@@ -62,6 +63,8 @@ func (n *notifier) run(ctx context.Context, s serverStatus) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.RedisChanged():
+			continue
 		case <-tick.C:
 		}
 		if n.watchdog > 0 && n.isAlive(ctx, s, interval) {

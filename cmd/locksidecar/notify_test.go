@@ -17,6 +17,8 @@ type fakeServer struct {
 	isHung bool
 	redis  string
 
+	changed chan struct{}
+
 	trouble string
 	restart bool
 }
@@ -26,6 +28,8 @@ func (f *fakeServer) set(hangs bool, redis string) {
 	defer f.mu.Unlock()
 	f.isHung, f.redis = hangs, redis
 }
+
+func (f *fakeServer) RedisChanged() <-chan struct{} { return f.changed }
 
 func (f *fakeServer) Ping(ctx context.Context) error {
 	f.mu.Lock()
@@ -73,7 +77,7 @@ func TestNotifierSendsReadyStatusWatchdogAndStopping(t *testing.T) {
 			},
 		}
 		ctx, stop := context.WithCancel(t.Context())
-		s := &fakeServer{redis: "connection refused"}
+		s := &fakeServer{redis: "connection refused", changed: make(chan struct{})}
 		done := make(chan struct{})
 		go func() { n.run(ctx, s); close(done) }()
 		expect := func(want ...string) {
@@ -88,6 +92,12 @@ func TestNotifierSendsReadyStatusWatchdogAndStopping(t *testing.T) {
 		}
 
 		expect("READY=1", "STATUS=Serving. Redis: connection refused")
+		// Another reason is reported at once, and each text once.
+		s.set(false, "wrong password")
+		s.changed <- struct{}{}
+		expect("STATUS=Serving. Redis: wrong password")
+		s.changed <- struct{}{}
+		expect()
 		time.Sleep(10 * time.Second)
 		expect("WATCHDOG=1")
 		s.set(false, "ok")

@@ -16,9 +16,9 @@ type reachability struct {
 
 // redisPhase is whether Redis can be asked.
 //
-//	never reached ──Up──▶ up ◀──Up── down
-//	      │                │          ▲
-//	      └──────Down──────┴──────────┘
+//	never reached ──Up──▶ up ◀──Up── down ──┐ Down: another reason
+//	      │                │          ▲ ▲   │
+//	      └──────Down──────┴──────────┘ └───┘
 type redisPhase uint8
 
 const (
@@ -108,9 +108,14 @@ func (t *Table) Up(now int64, dataLost, isListening bool) {
 	}
 }
 
-// Down says that Redis cannot be asked until Up; why is for people.
+// Down says that Redis cannot be asked until Up; why is for people. During an outage it changes
+// the reason only: waiters whose time ends are refused with the last one.
 func (t *Table) Down(now int64, why string) {
+	wasDown := t.redis.phase == redisDown
 	t.redis.phase, t.redis.cause = redisDown, why
+	if wasDown {
+		return // no lock depends on the reason
+	}
 	for i := len(t.locks) - 1; i >= 0; i-- {
 		t.reconcile(now, t.locks[i])
 	}

@@ -170,6 +170,13 @@ func TestRefusalNamesWhatKeptTheLock(t *testing.T) {
 	r.acquire(3, "b")
 	r.acquire(2, "b", wait(0))
 	r.refused(2, protocol.Unavailable, "Redis is away")
+
+	r.acquire(2, "b", wait(time.Millisecond))
+	r.tb.Down(r.now, "Redis does not accept the password")
+	r.pass(4 * time.Millisecond)
+	r.refused(2, protocol.Unavailable, "Redis does not accept the password")
+	r.acquire(2, "b", wait(0))
+	r.refused(2, protocol.Unavailable, "Redis does not accept the password")
 }
 
 // Before Redis was reached for the first time, an acquire that does not wait waits for that,

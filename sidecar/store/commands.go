@@ -72,8 +72,7 @@ type commands struct {
 	last     Identity // of the last session that was up, perhaps in another process
 	upAt     time.Time
 	delay    time.Duration // before the next attempt to connect
-	down     bool          // OnDown was called for this outage
-	why      string        // Redis cannot be asked
+	why      string        // Redis cannot be asked: the last reason; "": it can
 	killTold bool          // that CLIENT KILL is not permitted was logged
 	ownTold  bool          // that the sidecar's channel is not permitted was logged
 	noQueue  bool          // that the queues of locks are not permitted was logged
@@ -355,7 +354,7 @@ func (c *commands) onConnected(s *readyConn) {
 	}
 	c.cfg.Log.Info("redis is up", "version", s.version, "database", c.dial.options.DB, "run_id", s.id.RunID, "data_lost", c.dataLost(s), "own_channel", listening)
 	c.last, c.upAt = s.id, time.Now()
-	c.down, c.why = false, ""
+	c.why = ""
 	if c.cfg.OnUp != nil {
 		c.cfg.OnUp(lost, listening, s.id)
 	}
@@ -382,18 +381,16 @@ func (c *commands) dataLost(s *readyConn) string {
 	return "possibly"
 }
 
-// onDown notes that Redis cannot be used, once per outage for the table, and in
-// the log whenever the reason is another one.
+// onDown notes that Redis cannot be used. It logs and reports each change of the reason: the
+// attempt to connect again knows more than the end of the connection did.
 func (c *commands) onDown(err error) {
-	if c.why != err.Error() {
-		c.why = err.Error()
-		c.cfg.Log.Warn("redis is down", "reason", c.why)
+	if c.why == err.Error() {
+		return
 	}
-	if !c.down {
-		c.down = true
-		if c.cfg.OnDown != nil {
-			c.cfg.OnDown(err)
-		}
+	c.why = err.Error()
+	c.cfg.Log.Warn("redis is down", "reason", c.why)
+	if c.cfg.OnDown != nil {
+		c.cfg.OnDown(err)
 	}
 }
 

@@ -380,8 +380,13 @@ func TestRestartOfRedisIsLossOfData(t *testing.T) {
 		t.Error("a restarted Redis is said to have kept its data")
 	}
 	recv(t, r.subscribed, "subscription")
-	if len(r.downs) != 0 {
-		t.Errorf("OnDown again: %v", <-r.downs)
+	last := ""
+	for len(r.downs) > 0 {
+		why := r.down()
+		if why == last {
+			t.Errorf("OnDown again for the same reason: %v", why)
+		}
+		last = why
 	}
 	if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.KeyMissing {
 		t.Errorf("got %+v", res)
@@ -389,6 +394,46 @@ func TestRestartOfRedisIsLossOfData(t *testing.T) {
 	if res := r.one(takeOp("lock", 1)); res.Token <= first {
 		t.Errorf("token %d after %d", res.Token, first)
 	}
+}
+
+// After a disconnect each attempt to connect shows more. The last reason is reported, also to
+// operations, and a reason that stays is reported once.
+func TestLastReasonOfAnOutageIsReported(t *testing.T) {
+	s := startRedis(t)
+	a := s.admin()
+	setPassword := func(password string) {
+		must(a.ACLSetUser(ctx, "app", "reset", "on", ">"+password, "~*", "&*", "+@all").Result())
+	}
+	setPassword("first")
+	r := connected(t, "redis://app:first@"+s.tcp())
+	await := func(want string) {
+		t.Helper()
+		last := ""
+		for !strings.Contains(last, want) {
+			why := r.down()
+			if why == last {
+				t.Errorf("OnDown again for the same reason: %v", why)
+			}
+			last = why
+		}
+		if res := r.one(takeOp("lock", 1)); !strings.Contains(res.Msg, want) {
+			t.Errorf("a Take returns %q, want %q", res.Msg, want)
+		}
+	}
+	setPassword("second")
+	must(a.ClientKillByFilter(ctx, "user", "app").Result())
+	await("does not accept the password")
+	s.stop()
+	await("refuses connections")
+	s.start()
+	a = s.admin()
+	setPassword("first")
+	r.up()
+	if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+		t.Errorf("got %+v", res)
+	}
+	s.stop()
+	await("refuses connections")
 }
 
 // The address leads to a replica after a failover: that is Busy, and a reason to

@@ -65,7 +65,8 @@ type Config struct {
 	// before (another run, another replication history, or it does not tell). listening:
 	// messages to this sidecar are received; false: Redis does not permit it. id is
 	// what a successor of this process needs as its Last.
-	// OnDown, once per outage: err is the sentence that an operator reads.
+	// OnDown, at the start of an outage and when its reason changes: err is the sentence that
+	// an operator reads.
 	OnResults func(results []locktable.Result, raised *Identity)
 	OnUp      func(dataLost, listening bool, id Identity)
 	OnDown    func(err error)

@@ -2,9 +2,13 @@ package messages
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"html"
 	"io"
 	"net"
+	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -47,6 +51,57 @@ func TestWrongPasswordIsReported(t *testing.T) {
 	if d.Log.Contains("right@") || d.Log.Contains(":right") {
 		t.Error("the password is in the log")
 	}
+}
+
+// The connection ends, and the attempts to connect again fail for another reason. Everything
+// that people read shows the last reason.
+func TestLastReasonOfAnOutageIsReported(t *testing.T) {
+	r := harness.StartRedis(t)
+	r.AddUser("app", ">right", "~*", "&*", "+@all")
+	metrics := filepath.Join(harness.ShortDir(t), "metrics.sock")
+	d := harness.StartDaemon(t, r.URLOf("app", "right"), "--metrics", metrics)
+	c := harness.Dial(t, d)
+	check := func(words ...string) {
+		t.Helper()
+		d.AwaitRedis(strings.ToLower(words[0]))
+		_, err := c.TryLock(t.Context(), "x")
+		harness.CheckError(t, err, locksidecar.ErrUnavailable, words...)
+		w := harness.DialRaw(t, d)
+		harness.CheckContains(t, w.ExpectRefusal(protocol.Unavailable, harness.Message{"op": "acquire", "name": "x", "wait_ms": 50}), words...)
+		for _, command := range []string{"ping", "status"} {
+			answer := d.Run(command)
+			harness.CheckContains(t, answer.Stderr+answer.Stdout, words...)
+		}
+		for _, path := range []string{"/ready", "/"} {
+			harness.CheckContains(t, html.UnescapeString(httpGet(t, metrics, path)), words...)
+		}
+	}
+	r.MustDo("ACL", "SETUSER", "app", "resetpass", ">changed")
+	r.MustDo("CLIENT", "KILL", "USER", "app")
+	check("does not accept the password", "app")
+	r.Stop()
+	check("refuses connections")
+}
+
+// httpGet returns the body of a page that is served on a Unix socket.
+func httpGet(t *testing.T, socket, path string) string {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+		DisableKeepAlives: true,
+	}}
+	answer, err := client.Get("http://localhost" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
 }
 
 func TestMissingPermissionForScriptsIsReported(t *testing.T) {

@@ -703,9 +703,16 @@ var locktableMutants = []mutant{
 	{
 		rule: "an acquire that does not wait is answered when Redis cannot be reached any more",
 		file: "sidecar/locktable/reach.go",
-		old:  "redisDown, why\n	for i := len(t.locks) - 1; i >= 0; i-- {\n		t.reconcile(now, t.locks[i])\n	}\n",
-		new:  "redisDown, why\n",
+		old:  "reason\n	}\n	for i := len(t.locks) - 1; i >= 0; i-- {\n		t.reconcile(now, t.locks[i])\n	}\n",
+		new:  "reason\n	}\n",
 		by:   simulation,
+	},
+	{
+		rule: "a waiter is refused with the last reason of an outage",
+		file: "sidecar/locktable/reach.go",
+		old:  "	wasDown := t.redis.phase == redisDown\n	t.redis.phase, t.redis.cause = redisDown, why\n",
+		new:  "	wasDown := t.redis.phase == redisDown\n	if !wasDown {\n		t.redis.cause = why\n	}\n	t.redis.phase = redisDown\n",
+		by:   tableTest("TestRefusalNamesWhatKeptTheLock"),
 	},
 	{
 		rule: "a waiter tries again when Redis is up again",

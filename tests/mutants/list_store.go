@@ -465,4 +465,18 @@ var storeMutants = []mutant{
 		new:  `return last > 0 && at(0)`,
 		by:   test("sidecar/store", "TestNameInBracesThatSharesNoChannelIsSubscribed"),
 	},
+	{
+		rule: "a reason of an outage that stays is reported once",
+		file: "sidecar/store/commands.go",
+		old:  "	if c.why == err.Error() {\n		return\n	}\n	c.why = err.Error()\n",
+		new:  "	c.why = err.Error()\n",
+		by:   test("sidecar/store", "TestLastReasonOfAnOutageIsReported"),
+	},
+	{
+		rule: "each change of the reason of an outage is reported",
+		file: "sidecar/store/commands.go",
+		old:  "	if c.why == err.Error() {\n		return\n	}\n	c.why = err.Error()\n	c.cfg.Log.Warn(\"redis is down\", \"reason\", c.why)\n	if c.cfg.OnDown != nil {",
+		new:  "	if c.why == err.Error() {\n		return\n	}\n	isFirst := c.why == \"\"\n	c.why = err.Error()\n	c.cfg.Log.Warn(\"redis is down\", \"reason\", c.why)\n	if c.cfg.OnDown != nil && isFirst {",
+		by:   test("sidecar/store", "TestLastReasonOfAnOutageIsReported"),
+	},
 }
