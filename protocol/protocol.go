@@ -84,11 +84,17 @@ const (
 // Kind of an event as an EventRow shows it.
 const (
 	EventGranted  = "granted"       // after a wait
+	EventReleased = "released"      // a hold ended that was long, or for which requests waited
+	EventCrashed  = "crashed"       // a session ended with a hold
 	EventLost     = "lost"          // a hold ended without a release
 	EventForced   = "forced"        // a client ended a hold by force
 	EventRefused  = "force_refused" // a client was not permitted to end a hold by force
 	EventDeadlock = "deadlock"      // a request was refused, because it would have closed a wait cycle
 	EventTakeover = "takeover"      // the sidecar was restarted, and continues with the holds of its predecessor
+
+	EventRedisDown = "redis_down" // the connection to Redis ended, or cannot be made for another reason than before
+	EventRedisUp   = "redis_up"   // it was made
+	EventDataLost  = "data_lost"  // Redis may have lost data
 )
 
 // ConnError is an error after which the connection must be closed: the other side broke a rule

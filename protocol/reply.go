@@ -88,7 +88,7 @@ type EventsOK struct {
 // zero.
 type EventRow struct {
 	AtNS int64  // CLOCK_BOOTTIME
-	Kind string // EventGranted, EventLost, EventForced, EventDeadlock or EventTakeover; of a later sidecar perhaps another one
+	Kind string // EventGranted, for instance; of a later sidecar perhaps another one
 	Name string
 
 	Hold, Token uint64
@@ -96,13 +96,13 @@ type EventRow struct {
 	PID, UID    int64
 	Cmd         string // truncated to MaxCmd bytes
 	WaitedMS    int64  // of EventGranted
-	HeldMS      int64  // of EventLost
+	HeldMS      int64  // of EventLost, EventReleased and EventCrashed
 
 	Reason      Reason // of EventLost
-	RemoteField string // of EventLost, if it is Stolen: what Redis has; truncated to MaxField bytes
+	RemoteField string // of EventLost, if it is Stolen: what Redis has; of EventGranted: what it had; truncated to MaxField bytes
 	RemoteHost  string // name of the host of the sidecar that has it; "": not known, or no sidecar has it
-	Count       uint32 // of EventTakeover: the holds that were taken over
-	Msg         string // of EventDeadlock and EventTakeover: one sentence, truncated to MaxMessage bytes
+	Count       uint32 // of EventTakeover: the holds that were taken over; of EventReleased and EventCrashed: the waiters
+	Msg         string // of most kinds: one sentence, truncated to MaxMessage bytes
 }
 
 // StatusOK answers Status.

@@ -4,16 +4,44 @@ import (
 	"sort"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 // eventLog has the newest events, in memory that is bounded. Each event has the number after that
-// of the event before. Grants do not displace other events: one contended lock has thousands of
-// them in a second, and an operator looks for the loss among them.
+// of the event before. Events of one class do not displace those of another: one contended lock has
+// thousands of grants in a second, and an operator looks for the loss among them.
 type eventLog struct {
-	first  uint64 // the number before that of the first event
-	last   uint64 // the number of the newest event
-	grants eventRing
-	others eventRing
+	first uint64 // the number before that of the first event
+	last  uint64 // the number of the newest event
+	rings [eventClasses]eventRing
+}
+
+// eventClass says which events displace each other.
+type eventClass uint8
+
+const (
+	contention   eventClass = iota // grants, and releases of short holds: a contended lock has very many of them
+	endsOfHolds                    // which client had a lock, and how long
+	redisChanges                   // a Redis that fails again and again has many of them
+	incidents                      // losses, forced releases, deadlocks, restarts
+	eventClasses
+)
+
+func classOf(row *protocol.EventRow) eventClass {
+	switch row.Kind {
+	case protocol.EventGranted:
+		return contention
+	case protocol.EventReleased:
+		if row.HeldMS < locktable.NotableHold.Milliseconds() {
+			return contention
+		}
+		return endsOfHolds
+	case protocol.EventCrashed:
+		return endsOfHolds
+	case protocol.EventRedisDown, protocol.EventRedisUp, protocol.EventDataLost:
+		return redisChanges
+	}
+	return incidents
 }
 
 // maxEvents is how many events each ring of an eventLog keeps.
@@ -28,11 +56,7 @@ func (g *eventLog) begin(now int64) {
 
 func (g *eventLog) add(row protocol.EventRow) {
 	g.last++
-	ring := &g.others
-	if row.Kind == protocol.EventGranted {
-		ring = &g.grants
-	}
-	ring.add(numberedEvent{g.last, row})
+	g.rings[classOf(&row)].add(numberedEvent{g.last, row})
 }
 
 // position returns the number from which a client continues that has read the events up to after.
@@ -53,21 +77,25 @@ func (g *eventLog) page(after uint64, room int, rows []protocol.EventRow) (_ []p
 	from := g.position(after)
 	next = from
 	begin := len(rows)
-	i, j := g.grants.after(from), g.others.after(from)
-	for i < len(g.grants.events) || j < len(g.others.events) {
-		e := g.others.at(j)
-		isGrant := e == nil || i < len(g.grants.events) && g.grants.at(i).number < e.number
-		if isGrant {
-			e = g.grants.at(i)
+	var at [eventClasses]int // in the ring of each class
+	for class := range at {
+		at[class] = g.rings[class].after(from)
+	}
+	for {
+		var e *numberedEvent
+		of := 0
+		for class := range at {
+			if c := g.rings[class].at(at[class]); c != nil && (e == nil || c.number < e.number) {
+				e, of = c, class
+			}
+		}
+		if e == nil {
+			break
 		}
 		if room -= e.row.Size(); room < 0 && len(rows) > begin {
 			break
 		}
-		if isGrant {
-			i++
-		} else {
-			j++
-		}
+		at[of]++
 		rows = append(rows, e.row)
 		next = e.number
 	}

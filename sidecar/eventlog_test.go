@@ -34,7 +34,7 @@ func TestEventsAreReadInTheirOrderOverPages(t *testing.T) {
 	for _, row := range []protocol.EventRow{grantEvent("a"), lostEvent("b"), lostEvent("c"), grantEvent("d")} {
 		g.add(row)
 	}
-	room := g.others.at(0).row.Size() + g.grants.at(0).row.Size()
+	room := g.rings[incidents].at(0).row.Size() + g.rings[contention].at(0).row.Size()
 	first, next, missed := g.page(0, room, nil)
 	if names(first) != "ab" || next != 5_002 || missed != 0 || !g.hasAfter(next) {
 		t.Errorf("%q, next %d, missed %d", names(first), next, missed)
@@ -49,6 +49,42 @@ func TestEventsAreReadInTheirOrderOverPages(t *testing.T) {
 	}
 	if rows, again, _ := g.page(next, room, nil); len(rows) != 0 || again != next {
 		t.Errorf("after the newest: %d events, next %d", len(rows), again)
+	}
+}
+
+// What one class has very many of does not displace the events of another.
+func TestEventsDisplaceThoseOfTheirClassOnly(t *testing.T) {
+	kinds := []protocol.EventRow{
+		{Kind: protocol.EventGranted}, {Kind: protocol.EventReleased, HeldMS: 999},
+		{Kind: protocol.EventReleased, HeldMS: 1000}, {Kind: protocol.EventCrashed, HeldMS: 1},
+		{Kind: protocol.EventRedisDown}, {Kind: protocol.EventLost},
+	}
+	classes := []eventClass{contention, contention, endsOfHolds, endsOfHolds, redisChanges, incidents}
+	for i := range kinds {
+		var g eventLog
+		g.begin(5_000_000)
+		for _, row := range kinds {
+			g.add(row)
+		}
+		for range maxEvents {
+			g.add(kinds[i])
+		}
+		left := 0
+		for class := range eventClasses {
+			if class != classes[i] {
+				left += len(g.rings[class].events)
+			}
+		}
+		same := 0
+		for _, class := range classes {
+			if class == classes[i] {
+				same++
+			}
+		}
+		rows, _, missed := g.page(0, 1<<30, nil)
+		if len(rows) != maxEvents+left || left != len(kinds)-same || missed != uint64(same) {
+			t.Errorf("%s: %d events, %d of other classes, missed %d", kinds[i].Kind, len(rows), left, missed)
+		}
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 const (
 	// A grant is an event if its request had waited for so long: longer than a round trip to a
 	// Redis nearby, so that an uncontended lock has no events.
-	longWait = 10 * time.Millisecond
+	longWait = locktable.BlockingHold
 
 	// What happens in so long is gathered before the requests that wait for events are answered.
 	eventDelay = 50 * time.Millisecond
@@ -50,7 +50,17 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		if e.Since == 0 || l.stepAt-e.Since < int64(longWait) {
 			return
 		}
-		row = protocol.EventRow{Kind: protocol.EventGranted, Token: e.Token, WaitedMS: (l.stepAt - e.Since) / 1e6}
+		row = protocol.EventRow{Kind: protocol.EventGranted, Token: e.Token, WaitedMS: (l.stepAt - e.Since) / 1e6, RemoteField: e.Msg, RemoteHost: l.hostOf(e.Msg)}
+		if p := e.Peer; p != nil {
+			row.Msg = fmt.Sprintf("pid %d (%s) of uid %d", p.PID, p.Cmd, p.UID)
+		}
+	case locktable.LongHold:
+		row = protocol.EventRow{Kind: protocol.EventReleased, HeldMS: (l.stepAt - e.Since) / 1e6, Count: e.Count}
+	case locktable.Crashed:
+		if !l.crash.admit(e.Session) {
+			return
+		}
+		row = protocol.EventRow{Kind: protocol.EventCrashed, HeldMS: max(0, l.stepAt-e.Since) / 1e6, Count: e.Count, PID: e.Peer.PID, UID: e.Peer.UID, Cmd: e.Peer.Cmd}
 	case locktable.Lost:
 		if e.Reason == protocol.Forgotten { // its name is not known
 			return
@@ -72,6 +82,49 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		row.PID, row.UID, row.Cmd = cl.peer.PID, cl.peer.UID, cl.peer.Cmd
 	}
 	l.record(row)
+}
+
+// recordDown records that there is no connection to Redis. It is an event again if the reason is
+// another one.
+func (l *loop) recordDown(now int64, why string) {
+	if l.downFor == "" {
+		l.counters.redisDowns++
+	}
+	if l.downFor != why {
+		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventRedisDown, Msg: why})
+	}
+	l.downFor = why
+}
+
+// recordUp records that there is a connection to Redis again. The first one of a daemon is no event.
+func (l *loop) recordUp(now int64, isDataLost bool) {
+	if l.downFor != "" {
+		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventRedisUp})
+		l.downFor = ""
+	}
+	if isDataLost {
+		l.counters.dataLosses++
+		l.record(protocol.EventRow{AtNS: now, Kind: protocol.EventDataLost})
+	}
+}
+
+// maxCrashed is how many holds of one session that ended are events: one that had thousands must not
+// push all others out of the log.
+const maxCrashed = 100
+
+// crash counts the holds of the session that ended last with holds.
+type crash struct {
+	session locktable.SessionID
+	holds   int
+}
+
+// admit counts one more hold, and reports whether it is an event.
+func (c *crash) admit(of locktable.SessionID) bool {
+	if c.session != of {
+		*c = crash{session: of}
+	}
+	c.holds++
+	return c.holds <= maxCrashed
 }
 
 // hostOf returns the name of the host whose sidecar has an owner field; "": it is not known, or no

@@ -1,6 +1,9 @@
 package sidecar_test
 
 import (
+	"bytes"
+	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
@@ -89,6 +92,58 @@ func TestEventsHaveWhatHappenedToLocks(t *testing.T) {
 	}
 	if len(rows) != 4 {
 		t.Errorf("also: %+v", rows[4:])
+	}
+}
+
+// A hold that was long, or for which another client waited, is an event at its end; and the next
+// holder's names the process that it waited for.
+func TestEndOfALongHoldIsAnEvent(t *testing.T) {
+	socket := start(t, nil)
+	a, b, reader := greeted(t, socket), greeted(t, socket), greeted(t, socket)
+	first := a.hold("x")
+	begin := reader.events(0, false) // on a slow machine it had to wait
+	// A timer of the sidecar measures how long the hold is at least.
+	b.refused(b.acquire("x", 20), protocol.Timeout, "")
+	waiter := b.acquire("x", protocol.Forever)
+	b.refused(b.acquire("x", 20), protocol.Timeout, "")
+	a.send(protocol.Release{Hold: first.Hold})
+	var second protocol.AcquireOK
+	b.answer(waiter, &second)
+	rows := reader.follow(begin.Next, 2)
+	if r := rows[0]; r.Kind != protocol.EventReleased || r.Name != "x" || r.Hold != first.Hold || r.HeldMS < 40 || r.Count != 1 || r.PID != int64(os.Getpid()) || r.Cmd == "" {
+		t.Errorf("released: %+v", r)
+	}
+	if g := rows[1]; g.Kind != protocol.EventGranted || g.Hold != second.Hold || !strings.Contains(g.Msg, fmt.Sprintf("pid %d (", os.Getpid())) {
+		t.Errorf("granted: %+v", g)
+	}
+}
+
+// A client that ends with locks is an event for each of them, up to a bound.
+func TestCrashNamesTheLocks(t *testing.T) {
+	var log bytes.Buffer
+	h := newHouse(t, func(c *sidecar.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	socket := h.cfg.Socket
+	a, reader := greeted(t, socket), greeted(t, socket)
+	const locks = 120
+	for i := range locks {
+		a.hold(fmt.Sprint("x", i))
+	}
+	begin := reader.events(0, false) // on a slow machine some had to wait
+	a.nc.Close()
+	rows := reader.follow(begin.Next, 100)
+	names := make(map[string]bool)
+	for _, r := range rows {
+		names[r.Name] = true
+		if r.Kind != protocol.EventCrashed || r.PID != int64(os.Getpid()) || r.UID != int64(os.Geteuid()) || r.Session == 0 || r.Hold == 0 {
+			t.Errorf("%+v", r)
+		}
+	}
+	h.stop()
+	if text := log.String(); !strings.Contains(text, "client ended with locks held; released") || !strings.Contains(text, "x119, x118, ") || !strings.Contains(text, ", x0\"") {
+		t.Errorf("logged:\n%s", text)
+	}
+	if len(rows) != 100 || len(names) != 100 {
+		t.Errorf("%d events of %d locks", len(rows), len(names))
 	}
 }
 

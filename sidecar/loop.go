@@ -60,6 +60,8 @@ type loop struct {
 	stepAt       int64      // when the step began
 	losses       lossWindow
 	takeover     takeover
+	crash        crash
+	downFor      string // why there is no connection to Redis, as the newest event says; "": there is one
 
 	absentUntil int64 // when the next absent client has been waited for long enough; 0: nobody is absent
 	logLimit    logLimit
@@ -316,8 +318,10 @@ func (l *loop) onEvent(now int64, e *event) {
 		redis := e.redis // e is emptied before applyEffects
 		l.newRedis = &redis
 		l.table.Up(now, e.flag, e.listening)
+		l.recordUp(now, e.flag)
 	case redisDown:
 		l.table.Down(now, e.text)
+		l.recordDown(now, e.text)
 	case redisSubscribed:
 		for _, name := range e.names {
 			l.table.Subscribed(now, name)

@@ -427,7 +427,12 @@ func (l *loop) onProcessExit(now int64, id locktable.SessionID) {
 
 func (l *loop) close(now int64, cl *session, why string) {
 	if n := l.table.Holds(cl.id); n > 0 {
-		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client ended with locks held; released", why, diagnosis}, "", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "reason", why)
+		var names nameList
+		l.table.HeldNames(cl.id, func(name string) bool {
+			names.add(name)
+			return !names.noRoom
+		})
+		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client ended with locks held; released", why, diagnosis}, "", "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "holds", n, "locks", names.String(), "reason", why)
 	}
 	l.end(now, cl)
 }

@@ -18,18 +18,22 @@ type Stats struct {
 	StartedAt  int64 // the same, of Listen
 	SurveyedAt int64 // the same; a little before Now if there are very many locks: see surveyShare
 
-	Redis     string              // "ok", or one sentence that says what is wrong
-	Resumed   uint64              // sessions that clients resumed
-	Ignored   uint64              // messages on the channel of this sidecar that say nothing to it
-	Steps     locktable.Histogram // how long a step of the loop took, on locktable.ShortTimes
-	LoopDelay time.Duration       // how long the loop took to answer this query
+	Redis      string              // "ok", or one sentence that says what is wrong
+	Resumed    uint64              // sessions that clients resumed
+	RedisDowns uint64              // outages of Redis
+	DataLosses uint64              // connections to a Redis that may have lost data
+	Ignored    uint64              // messages on the channel of this sidecar that say nothing to it
+	Steps      locktable.Histogram // how long a step of the loop took, on locktable.ShortTimes
+	LoopDelay  time.Duration       // how long the loop took to answer this query
 }
 
 // counters is what the loop counts beside the table.
 type counters struct {
-	resumed   uint64
-	forgotten uint64 // holds that clients claimed and no sidecar knew
-	steps     locktable.Histogram
+	resumed    uint64
+	redisDowns uint64 // outages of Redis
+	dataLosses uint64 // connections to a Redis that may have lost data
+	forgotten  uint64 // holds that clients claimed and no sidecar knew
+	steps      locktable.Histogram
 }
 
 const (
@@ -66,7 +70,7 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 	begin := time.Now()
 	answered := make(chan Stats, 1)
 	err = s.query(ctx, func(now int64) {
-		st := Stats{Stats: s.table.Stats(), Now: now, LoopDelay: time.Since(begin), Resumed: s.counters.resumed, Steps: s.counters.steps}
+		st := Stats{Stats: s.table.Stats(), Now: now, LoopDelay: time.Since(begin), Resumed: s.counters.resumed, RedisDowns: s.counters.redisDowns, DataLosses: s.counters.dataLosses, Steps: s.counters.steps}
 		st.Groups[0].Losses[locktable.LossForgotten] += s.counters.forgotten
 		answered <- st
 	})

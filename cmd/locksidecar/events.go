@@ -23,9 +23,10 @@ type eventsCmd struct {
 }
 
 func (eventsCmd) Help() string {
-	return `Prints what happened to the locks of this host: grants after a wait of 10 ms or more, losses, forced releases,
-deadlocks, and restarts of the daemon that took over holds. The daemon keeps the newest 1,024 grants, and the newest 1,024
-other events, since its start.
+	return `Prints what happened to the locks of this host: grants after a wait of 10 ms or more, releases after 1 s (or after 10 ms,
+if requests waited), crashes of holders, losses, forced releases, deadlocks, restarts of the daemon that took over holds,
+and outages of Redis. The daemon keeps the newest 1,024 grants and short holds, 1,024 ends of longer holds, 1,024 changes
+of Redis, and 1,024 other events.
 
 Examples:
 
@@ -36,10 +37,11 @@ Examples:
 
 Fields of --json; those in brackets are absent where they do not apply:
 
-    time, kind: granted, lost, forced, deadlock, takeover, missed
+    time, kind: granted, released, crashed, lost, forced, force_refused, deadlock, takeover, redis_down, redis_up, data_lost, missed
     [name, hold, token, session, pid, uid, user, cmd]  of the holder; of forced: who forced it; of deadlock: who was refused
-    [waited_ms] of granted, [held_ms, reason, remote_field, remote_host] of lost, [msg] of deadlock, takeover, forced and force_refused
-    [count] of takeover: the holds; of missed: the events that came faster than they were read
+    [waited_ms, msg, remote_field, remote_host: for which hold it waited] of granted, [held_ms] of released and crashed
+    [held_ms, reason, remote_field, remote_host] of lost, [msg] of deadlock, takeover, forced, force_refused and redis_down
+    [count] of takeover: the holds; of released and crashed: the requests that waited; of missed: the events that came faster than they were read
 
 ` + exitTable
 }
@@ -155,7 +157,7 @@ func viewEvent(e *locksidecar.Event, users display.UserNames) eventView {
 	case locksidecar.EventGranted:
 		waited := e.Waited.Milliseconds()
 		v.WaitedMS = &waited
-	case locksidecar.EventLost:
+	case locksidecar.EventLost, locksidecar.EventReleased, locksidecar.EventCrashed:
 		held := e.Held.Milliseconds()
 		v.HeldMS = &held
 	}
@@ -168,7 +170,8 @@ func (p *eventPrinter) print(v *eventView) error {
 		v.Time = v.Time.UTC()
 		return json.NewEncoder(p.out).Encode(v)
 	}
-	_, err := fmt.Fprintf(p.out, "%s  %-8s  %s\n", v.Time.In(p.zone).Format("Jan _2 15:04:05.000"), v.Kind, display.Printable(v.describe()))
+	v.Time = v.Time.In(p.zone)
+	_, err := fmt.Fprintf(p.out, "%s  %-10s  %s\n", v.Time.Format("Jan _2 15:04:05.000"), v.Kind, display.Printable(v.describe()))
 	return err
 }
 
@@ -189,7 +192,24 @@ func (p *eventPrinter) end() error {
 func (v *eventView) describe() string {
 	switch v.Kind {
 	case locksidecar.EventGranted:
-		return fmt.Sprintf("%s  to %s, after %s; token %d", v.Name, v.client(), display.Duration(ms(*v.WaitedMS)), v.Token)
+		text := fmt.Sprintf("%s  to %s, after %s; token %d", v.Name, v.client(), display.Duration(ms(*v.WaitedMS)), v.Token)
+		switch {
+		case v.Msg != "":
+			text += "; waited for " + v.Msg
+		case v.RemoteField != "":
+			text += "; waited while " + display.Elsewhere(v.RemoteHost, v.RemoteField)
+		}
+		return text
+	case locksidecar.EventReleased:
+		return fmt.Sprintf("%s  by %s, %s%s", v.Name, v.client(), v.heldSince(), v.waiters())
+	case locksidecar.EventCrashed:
+		return fmt.Sprintf("%s  ended without a release: %s, %s%s", v.Name, v.client(), v.heldSince(), v.waiters())
+	case locksidecar.EventRedisDown:
+		return "Redis cannot be used: " + v.Msg
+	case locksidecar.EventRedisUp:
+		return "Redis can be used again"
+	case locksidecar.EventDataLost:
+		return "Redis may have lost data: the locks of this host are written again"
 	case locksidecar.EventLost:
 		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", v.Name, v.Reason, display.Reason(protocol.Reason(v.Reason)), display.Duration(ms(*v.HeldMS)), v.client())
 		if v.RemoteField != "" {
@@ -208,6 +228,23 @@ func (v *eventView) describe() string {
 		return fmt.Sprintf("%d events came faster than they were read", v.Count)
 	}
 	return strings.TrimSpace(v.Name + "  " + v.Msg) // of a later sidecar
+}
+
+// heldSince describes how long the hold was that ended, and when it began.
+func (v *eventView) heldSince() string {
+	held := ms(*v.HeldMS)
+	return fmt.Sprintf("held for %s since %s", display.Duration(held), v.Time.Add(-held).Format("Jan _2 15:04:05"))
+}
+
+// waiters describes how many requests waited when the hold ended.
+func (v *eventView) waiters() string {
+	switch v.Count {
+	case 0:
+		return ""
+	case 1:
+		return "; 1 request waited"
+	}
+	return fmt.Sprintf("; %d requests waited", v.Count)
 }
 
 // client describes the client of an event for people.

@@ -26,6 +26,13 @@ func someEvents() *locksidecar.EventPage {
 		worker(locksidecar.Event{At: at(5_000), Kind: locksidecar.EventGranted, Name: "invoice:42", Hold: 78, Token: 1763695812000018, Waited: ms(1_150)}),
 		worker(locksidecar.Event{At: at(4_000), Kind: locksidecar.EventGranted, Name: "stock", Hold: 79, Token: 17, Waited: ms(10)}),
 		worker(locksidecar.Event{At: at(3_000), Kind: locksidecar.EventDeadlock, Name: "b", Message: `waiting would never end: you ask for "b", which you hold`}),
+		worker(locksidecar.Event{At: at(2_900), Kind: locksidecar.EventReleased, Name: "invoice:42", Hold: 80, Held: 40 * time.Minute, Count: 3}),
+		worker(locksidecar.Event{At: at(2_899), Kind: locksidecar.EventGranted, Name: "invoice:42", Hold: 81, Token: 19, Waited: 38 * time.Minute, Message: "pid 4711 (go\x1b[2J) of uid 1000"}),
+		worker(locksidecar.Event{At: at(2_898), Kind: locksidecar.EventGranted, Name: "till", Hold: 82, Token: 20, Waited: ms(2_000), RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52", RemoteHost: "db-7"}),
+		worker(locksidecar.Event{At: at(2_800), Kind: locksidecar.EventCrashed, Name: "invoice:42", Hold: 81, Held: ms(99), Count: 1}),
+		{At: at(2_700), Kind: locksidecar.EventRedisDown, Message: "10.0.0.7:6379 closed the connection"},
+		{At: at(2_600), Kind: locksidecar.EventRedisUp},
+		{At: at(2_600), Kind: locksidecar.EventDataLost},
 		{At: at(1_001), Kind: "renamed", Name: "later", Message: "of a later sidecar"},
 	}
 	for _, why := range []locksidecar.Reason{locksidecar.ReasonExpired, locksidecar.ReasonDeleted, locksidecar.ReasonStolen, locksidecar.ReasonForced, locksidecar.ReasonMaxHold} {

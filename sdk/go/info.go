@@ -79,8 +79,8 @@ type Event struct {
 	Reason      Reason // of EventLost
 	RemoteField string // of EventLost with ReasonStolen: the owner field that Redis has
 	RemoteHost  string // of EventLost with ReasonStolen: the host of that owner; of EventForced and EventRefused: of the client; "": this one, or not known
-	Count       int    // of EventTakeover: holds that were taken over
-	Message     string // of EventDeadlock, EventTakeover, EventForced and EventRefused: for people
+	Count       int    // of EventTakeover: holds that were taken over; of EventReleased and EventCrashed: requests that waited
+	Message     string // for people
 }
 
 // EventKind is the kind of an Event. A newer sidecar may send other kinds.
@@ -88,11 +88,17 @@ type EventKind string
 
 const (
 	EventGranted  EventKind = "granted"       // a request that had waited for at least 10 ms was granted
+	EventReleased EventKind = "released"      // a hold of at least 1 s ended, or one of at least 10 ms while requests waited
+	EventCrashed  EventKind = "crashed"       // a client ended, or left, with a hold
 	EventLost     EventKind = "lost"          // a hold ended without a release
 	EventForced   EventKind = "forced"        // a client ended a hold by force
 	EventRefused  EventKind = "force_refused" // a client was not permitted to end a hold by force
 	EventDeadlock EventKind = "deadlock"      // a request was refused, because it would have closed a wait cycle
 	EventTakeover EventKind = "takeover"      // the sidecar was restarted, and continues with the holds of its predecessor
+
+	EventRedisDown EventKind = "redis_down" // the connection to Redis ended, or cannot be made for another reason than before
+	EventRedisUp   EventKind = "redis_up"   // the connection to Redis was made
+	EventDataLost  EventKind = "data_lost"  // Redis may have lost data
 )
 
 // Status is how a sidecar and its locks are.

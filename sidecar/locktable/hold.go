@@ -201,9 +201,21 @@ func (t *Table) expire(a *alarm, l *lock) {
 	}
 }
 
+// HeldNames calls yield with the name of each hold of a session, the newest hold first, until it
+// returns false.
+func (t *Table) HeldNames(id SessionID, yield func(name string) bool) {
+	s := t.sessions[id]
+	if s == nil {
+		return
+	}
+	for h := s.holds.head; h != nil && yield(h.lock.name); h = h.inSession.next {
+	}
+}
+
 // orphan ends a hold whose session has ended, or lets it last for its crash delay.
 func (t *Table) orphan(now int64, h *hold) {
 	t.stats.CrashReleases++
+	t.emit(Effect{Kind: Crashed, Session: h.session.id, Name: h.lock.name, Hold: h.id, Since: h.granted, Count: uint32(h.lock.waiting()), Peer: &h.session.peer})
 	t.unlinkHold(h)
 	c := &h.lock.claim
 	c.validUntil = max(c.validUntil, t.deadline(h)) // it may be from before a restart
@@ -282,8 +294,25 @@ func (t *Table) observeEnd(now int64, h *hold) {
 	t.groupStats(h.lock).Held.Observe(LongTimes, time.Duration(now-h.granted))
 }
 
+// Operators want to know of a hold that was so long. BlockingHold: clients wait for the lock, and it is
+// longer than a round trip to a Redis nearby.
+const (
+	NotableHold  = time.Second
+	BlockingHold = 10 * time.Millisecond
+)
+
+// isLong reports whether operators want to know of the end of this hold. Most holds are short: their
+// releases yield no effect for it.
+func (h *hold) isLong(now int64) bool {
+	held := time.Duration(now - h.granted)
+	return held >= BlockingHold && (held >= NotableHold || h.lock.waiting() > 0)
+}
+
 // endHold makes the lock free for the next local waiter, or to be dropped.
 func (t *Table) endHold(now int64, h *hold) {
+	if q := h.lock.queue; q != nil && now-h.granted >= int64(BlockingHold) {
+		q.blocker = blocker{&h.session.peer, now}
+	}
 	t.unlinkHold(h)
 	h.uncountHold()
 	delete(t.byHold, h.id)
@@ -369,6 +398,9 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: h.entries})
 		}
 		if h.entries == 0 {
+			if h.isLong(now) {
+				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
+			}
 			if t.leave(now, h); l.holds == nil {
 				t.linger(now, l)
 			}

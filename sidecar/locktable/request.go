@@ -72,8 +72,33 @@ type queue struct {
 	lastError string // of Redis, if its last result was one
 	denial    string // why Redis denies the lock: all waiters are refused; "": it does not
 
+	blocker  blocker
 	confirms []confirm
 	refusal  string // why Redis refuses the release that confirms wait for; "": it does not
+}
+
+// blocker is the client that had the lock last for at least BlockingHold while it was contended.
+// Nothing that the table decides depends on it.
+type blocker struct {
+	peer    *Peer // nil: there was none
+	endedAt int64 // of its hold
+}
+
+// blockerSince returns for which hold a request waited that came at this time: of a client of this
+// host, or of another owner, by its field in Redis; nil and "": it is not known.
+func (l *lock) blockerSince(since int64) (local *Peer, field string) {
+	q := l.queue
+	if q == nil {
+		return nil, ""
+	}
+	remote := &q.arbiter.remote
+	switch {
+	case q.blocker.peer != nil && q.blocker.endedAt >= since && q.blocker.endedAt >= remote.seenAt:
+		return q.blocker.peer, ""
+	case remote.field != "" && remote.seenAt >= since:
+		return nil, remote.field
+	}
+	return nil, ""
 }
 
 // needQueue returns the queue of a lock, made if need be.
@@ -428,6 +453,11 @@ func (t *Table) leaseToTake(r *request) uint32 {
 // an operation is sent to Redis after the answer.
 func (t *Table) grant(now int64, l *lock, r *request) {
 	c, s := &l.claim, r.session
+	var blockedBy *Peer
+	blockingField := ""
+	if now-r.since >= int64(BlockingHold) {
+		blockedBy, blockingField = l.blockerSince(r.since)
+	}
 	t.endRequest(r)
 	id := c.holdID
 	if c.use == claimUsed || id != c.maxHoldID {
@@ -477,7 +507,7 @@ func (t *Table) grant(now int64, l *lock, r *request) {
 	h.countHold()
 	t.trackDeadline(h)
 	t.assertGranted(now, h)
-	t.emit(Effect{Kind: Granted, Session: s.id, ID: r.id, Token: h.token, Hold: id, Count: 1, Deadline: until, End: h.endAt, Since: r.since, Name: l.name})
+	t.emit(Effect{Kind: Granted, Session: s.id, ID: r.id, Token: h.token, Hold: id, Count: 1, Deadline: until, End: h.endAt, Since: r.since, Name: l.name, Peer: blockedBy, Msg: blockingField})
 	t.reenterOthers(h)
 }
 

@@ -26,7 +26,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 		{reflect.TypeFor[window](), 5},
 		{reflect.TypeFor[inFlight](), 14},
 		{reflect.TypeFor[hold](), 24},
-		{reflect.TypeFor[queue](), 10},
+		{reflect.TypeFor[queue](), 11},
 		{reflect.TypeFor[waiter](), 3},
 		{reflect.TypeFor[request](), 18},
 		{reflect.TypeFor[confirm](), 3},

@@ -58,6 +58,8 @@ var (
 	holdSeconds        = describe("hold_seconds", "How long holds lasted, from the grant to the end.")
 	handoffs           = describe("handoffs_total", "Grants that needed no operation of their own, by kind.", "kind")
 	losses             = describe("losses_total", "Holds that ended without a release by their owner, of which the owner was notified, by reason.", "reason")
+	redisDowns         = describe("redis_outages_total", "How often the connection to Redis ended, or could not be made at the start.")
+	redisDataLosses    = describe("redis_data_losses_total", "Connections to a Redis that may have lost data.")
 	crashReleases      = describe("crash_releases_total", "Holds whose session ended before they were released.")
 	renewals           = describe("renewals_total", "Renewals of a hold in Redis, by result.", "result")
 	renewalMargin      = describe("renewal_margin_seconds", "How much of the lease was left when a renewal was done.")
@@ -77,7 +79,7 @@ var (
 )
 
 var descriptions = []*prometheus.Desc{
-	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit,
+	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
 	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
 	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, stateUnstoredLocks,
 	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
@@ -159,6 +161,8 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 	histogram(renewalMargin, &s.RenewalMargin, locktable.LeaseTimes)
 	gauge(renewalsLate, float64(s.Survey.RenewalsLate))
 	counter(sessionsResumed, s.Resumed)
+	counter(redisDowns, s.RedisDowns)
+	counter(redisDataLosses, s.DataLosses)
 	gauge(restartTakenOver, float64(s.TakenOver))
 	gauge(stateUnstoredLocks, float64(s.Unstored))
 

@@ -193,7 +193,7 @@ var sidecarMutants = []mutant{
 	{
 		rule: "grants do not displace the events of losses",
 		file: "sidecar/eventlog.go",
-		old:  "		ring = &g.grants\n",
+		old:  "	case protocol.EventGranted:\n		return contention\n",
 		new:  "",
 		by:   test("sidecar", "TestGrantsDoNotDisplaceLosses"),
 	},
@@ -727,5 +727,33 @@ var sidecarMutants = []mutant{
 		old:  `	go f.keepGuard(guard)`,
 		new:  `	_ = guard; close(f.ended)`,
 		by:   test("cmd/locksidecar", "TestRunStartsAnotherGuardWhenItsGuardDies"),
+	},
+	{
+		rule: "the end of a long hold is an event",
+		file: "sidecar/locktable/hold.go",
+		old:  "			if h.isLong(now) {",
+		new:  "			if false {",
+		by:   test("sidecar", "TestEndOfALongHoldIsAnEvent"),
+	},
+	{
+		rule: "a grant names the process that it waited for",
+		file: "sidecar/events.go",
+		old:  "		if p := e.Peer; p != nil {",
+		new:  "		if p := e.Peer; p != nil && false {",
+		by:   test("sidecar", "TestEndOfALongHoldIsAnEvent"),
+	},
+	{
+		rule: "a session that ends with many locks does not fill the events",
+		file: "sidecar/events.go",
+		old:  "return c.holds <= maxCrashed",
+		new:  "return true",
+		by:   test("sidecar", "TestCrashNamesTheLocks"),
+	},
+	{
+		rule: "short holds of a contended lock do not displace the ends of long ones",
+		file: "sidecar/eventlog.go",
+		old:  "if row.HeldMS < locktable.NotableHold.Milliseconds() {",
+		new:  "if false {",
+		by:   test("sidecar", "TestEventsDisplaceThoseOfTheirClassOnly"),
 	},
 }

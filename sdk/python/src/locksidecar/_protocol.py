@@ -308,11 +308,15 @@ class Event:
     kind is one of
 
     - "granted": a request that had waited for at least 10 ms was granted;
+    - "released": a hold of at least 1 s ended, or one of at least 10 ms while requests waited, as many as count;
+    - "crashed": a client ended, or left, with a hold;
     - "lost": a hold ended without a release; reason says why;
     - "forced": a client ended a hold by force; remote_host: the host of the client, if it is another one;
     - "force_refused": a client was not permitted to do that; msg says why;
     - "deadlock": a request was refused, because it would have closed a wait cycle;
-    - "takeover": the sidecar was restarted, and continues with the holds of its predecessor, as many as count.
+    - "takeover": the sidecar was restarted, and continues with the holds of its predecessor, as many as count;
+    - "redis_down", "redis_up": the connection to Redis ended, or was made; msg says why it ended;
+    - "data_lost": Redis may have lost data.
 
     A later sidecar may have other kinds. session, pid, uid and cmd are those of the holder, of the client that forced
     the release, or of the one that was refused. remote_host: the host of remote_field, if it is known. at_ns is a time
