@@ -418,6 +418,7 @@ func (m *StatusOK) unpack(id uint64, o *object) {
 		StartedNS:    o.int(fieldStartedNS, 0, 0, math.MaxInt64),
 		Version:      o.text(fieldVersion, 0),
 		Redis:        o.text(fieldRedis, 0),
+		Degraded:     o.bool(fieldDegraded, false),
 		RedisAddress: o.text(fieldRedisAddress, 0),
 		RedisRunID:   o.text(fieldRedisRunID, 0),
 		KeyPrefix:    o.text(fieldKeyPrefix, 0),
@@ -546,7 +547,7 @@ func (m *PingOK) unpack(id uint64, o *object) {
 	o.require(fieldRedis)
 	*m = PingOK{
 		ID: id, NowNS: o.int(fieldNowNS, 0, 0, math.MaxInt64), Redis: o.text(fieldRedis, 0),
-		RedisAddress: o.text(fieldRedisAddress, 0), RedisRunID: o.text(fieldRedisRunID, 0),
+		Degraded: o.bool(fieldDegraded, false), RedisAddress: o.text(fieldRedisAddress, 0), RedisRunID: o.text(fieldRedisRunID, 0),
 		KeyPrefix: o.text(fieldKeyPrefix, 0),
 	}
 }

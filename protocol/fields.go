@@ -49,6 +49,7 @@ const (
 	fieldLocks
 	fieldNext
 	fieldRedis
+	fieldDegraded
 	fieldRedisAddress
 	fieldRedisRunID
 	fieldKeyPrefix
@@ -119,7 +120,7 @@ var fieldNames = [fields]string{
 	fieldToken: "token", fieldCount: "count",
 	fieldDeadlineNS: "deadline_ns", fieldEndNS: "end_ns", fieldCanceled: "canceled", fieldLock: "lock",
 	fieldLocks: "locks", fieldNext: "next", fieldRedis: "redis", fieldReason: "reason", fieldText: "text",
-	fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldKeyPrefix: "key_prefix",
+	fieldDegraded: "degraded", fieldRedisAddress: "redis_address", fieldRedisRunID: "redis_run_id", fieldKeyPrefix: "key_prefix",
 	fieldState: "state", fieldPID: "pid", fieldUID: "uid", fieldCmd: "cmd",
 	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldKeepLeftMS: "keep_left_ms", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
@@ -219,6 +220,8 @@ func fieldOf(key []byte) field {
 		return fieldRedis
 	case "redis_address":
 		return fieldRedisAddress
+	case "degraded":
+		return fieldDegraded
 	case "redis_run_id":
 		return fieldRedisRunID
 	case "key_prefix":

@@ -118,6 +118,7 @@ type StatusRow struct {
 	Version   string
 
 	Redis        string // as in PingOK
+	Degraded     bool   // as in PingOK
 	RedisAddress string
 	RedisRunID   string
 	KeyPrefix    string
@@ -181,7 +182,8 @@ type (
 	HostForceReleaseOK ForceReleaseOK
 )
 
-// PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. RedisAddress is the
+// PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. Degraded: Redis is
+// connected, but refuses acquires. RedisAddress is the
 // address of Redis with the number of the database. RedisRunID is the run id of the Redis
 // server; "" while there is no connection, or if it is not known.
 // KeyPrefix stands before the names of locks in Redis.
@@ -190,6 +192,7 @@ type PingOK struct {
 	NowNS int64
 	Redis string
 
+	Degraded     bool
 	RedisAddress string
 	RedisRunID   string
 	KeyPrefix    string
@@ -400,6 +403,7 @@ func (m StatusOK) Append(dst []byte) []byte {
 	w.int("started_ns", m.StartedNS)
 	w.text("version", m.Version, MaxClient)
 	w.text("redis", m.Redis, MaxMessage)
+	w.boolIf("degraded", m.Degraded)
 	w.textIf("redis_address", m.RedisAddress, MaxField)
 	w.textIf("redis_run_id", m.RedisRunID, MaxField)
 	w.textIf("key_prefix", m.KeyPrefix, MaxField)
@@ -514,6 +518,7 @@ func (m PingOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
 	w.int("now_ns", m.NowNS)
 	w.text("redis", m.Redis, MaxMessage)
+	w.boolIf("degraded", m.Degraded)
 	w.textIf("redis_address", m.RedisAddress, MaxField)
 	w.textIf("redis_run_id", m.RedisRunID, MaxField)
 	w.textIf("key_prefix", m.KeyPrefix, MaxField)

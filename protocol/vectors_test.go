@@ -346,6 +346,7 @@ type fieldsOf struct {
 	More, Wait   bool
 
 	Sidecar, Version, Redis string
+	Degraded                bool
 	RedisAddress            string `json:"redis_address"`
 	RedisRunID              string `json:"redis_run_id"`
 	KeyPrefix               string `json:"key_prefix"`
@@ -605,7 +606,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		return ok
 	case "status":
 		return &StatusOK{m.ID, StatusRow{
-			m.NowNS, m.StartedNS, m.Version, m.Redis, m.RedisAddress, m.RedisRunID, m.KeyPrefix, m.RoundTripNS, m.Trouble,
+			m.NowNS, m.StartedNS, m.Version, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.KeyPrefix, m.RoundTripNS, m.Trouble,
 			m.Sessions, m.Held, m.Waiting, (*AgeRow)(m.OldestWaiter), (*AgeRow)(m.OldestHold), m.RenewalsLate, m.Lost, m.Restart,
 		}}
 	case "who":
@@ -626,7 +627,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		}
 		return ok
 	case "ping":
-		return &PingOK{m.ID, m.NowNS, m.Redis, m.RedisAddress, m.RedisRunID, m.KeyPrefix}
+		return &PingOK{m.ID, m.NowNS, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.KeyPrefix}
 	case "bye":
 		return &ByeOK{m.ID}
 	case "claim":

@@ -422,7 +422,7 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.onMetrics(c, cl, r)
 	case *protocol.Ping:
 		redis := l.redis.Load()
-		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix})
+		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix})
 	case *refused:
 		if r.Op == "acquire" {
 			l.table.CountRefusal("", r.Code)

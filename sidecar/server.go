@@ -23,6 +23,9 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
+// probeInterval is how often Redis is asked to execute what an acquire needs.
+const probeInterval = time.Minute
+
 // stopWithin bounds an orderly stop, in which clients get their answers and Redis executes
 // the releases.
 const stopWithin = 2 * time.Second
@@ -109,6 +112,8 @@ func Listen(cfg Config) (_ *Server, err error) {
 		OnResults:      s.redisResults,
 		OnUp:           s.redisUp,
 		OnDown:         s.redisDown,
+		OnDegraded:     s.redisDegraded,
+		ProbeInterval:  probeInterval,
 		OnSubscribed:   func(n []string) { s.submitEvent(event{kind: redisSubscribed, names: n}) },
 		OnUnsubscribed: func(n []string) { s.submitEvent(event{kind: redisUnsubscribed, names: n}) },
 		OnMessages:     func(m []locktable.Message) { s.inbox.addMessages(m); s.runIfIdle() },
@@ -229,9 +234,13 @@ func (s *Server) lookAround(stop <-chan struct{}, accept func(*net.UnixListener)
 
 // redisHealth is what is known of the connection to Redis.
 type redisHealth struct {
-	status string // "ok", or one sentence that says what is wrong
-	runID  string // of the server; "": there is no connection, or the server does not tell
+	status     string // "ok", or one sentence that says what is wrong
+	runID      string // of the server; "": there is no connection, or the server does not tell
+	isDegraded bool   // Redis is connected, but refuses acquires: status says why
 }
+
+// isUp reports whether there is a connection.
+func (h *redisHealth) isUp() bool { return h.isDegraded || h.status == "ok" }
 
 // Redis is "ok", or says in one sentence what is wrong.
 func (s *Server) Redis() string { return s.redis.Load().status }
@@ -276,9 +285,18 @@ func (s *Server) redisResults(results []locktable.Result, raised *store.Identity
 }
 
 func (s *Server) redisUp(dataLost, listening bool, id store.Identity) {
-	s.setHealth(&redisHealth{"ok", id.RunID})
+	s.setHealth(&redisHealth{status: "ok", runID: id.RunID})
 	signal(s.redisIsUp)
 	s.submitEvent(event{kind: redisUp, flag: dataLost, listening: listening, redis: id})
+}
+
+// redisDegraded has why Redis refuses acquires; "": it does not.
+func (s *Server) redisDegraded(why string) {
+	h := &redisHealth{status: "ok", runID: s.redis.Load().runID}
+	if why != "" {
+		h.status, h.isDegraded = why, true
+	}
+	s.setHealth(h)
 }
 
 func (s *Server) redisDown(err error) {

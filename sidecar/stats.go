@@ -19,6 +19,8 @@ type Stats struct {
 	SurveyedAt int64 // the same; a little before Now if there are very many locks: see surveyShare
 
 	Redis      string              // "ok", or one sentence that says what is wrong
+	RedisUp    bool                // there is a connection
+	Degraded   bool                // there is one, but Redis refuses acquires
 	Resumed    uint64              // sessions that clients resumed
 	RedisDowns uint64              // outages of Redis
 	DataLosses uint64              // connections to a Redis that may have lost data
@@ -78,7 +80,9 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 		return nil, err
 	}
 	st := <-answered
-	st.Survey, st.SurveyedAt, st.StartedAt, st.Redis = survey, at, s.startedAt, s.Redis()
+	redis := s.redis.Load()
+	st.Survey, st.SurveyedAt, st.StartedAt = survey, at, s.startedAt
+	st.Redis, st.RedisUp, st.Degraded = redis.status, redis.isUp(), redis.isDegraded
 	st.Ignored = s.store.IgnoredMessages()
 	return &st, nil
 }

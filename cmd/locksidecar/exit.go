@@ -12,6 +12,7 @@ const (
 	exitFailure     = 1
 	exitUsage       = 64
 	exitUnavailable = 69
+	exitDegraded    = 74
 	exitNotAcquired = 75
 	exitDenied      = 77
 	exitLost        = 79 // sysexits ends at 78, kong's own codes start at 80

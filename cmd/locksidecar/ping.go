@@ -23,13 +23,16 @@ const (
 func (pingCmd) Help() string {
 	return `Asks the sidecar to answer and to say how its Redis is. Fit for a health check: it ends at once if Redis serves;
 otherwise it asks again for 2 s, because a sidecar that has just started is not connected yet.
+A Redis is degraded if it is connected but refuses what an acquire needs: it is out of memory, cannot save, or its
+ACL denies commands or keys. The sidecar tries that when it connects and each minute, on a lock that no client has.
 The last line names the Redis: hosts share locks only if address, run id and key prefix are the same on all of them.
 
 Example:
 
     locksidecar ping || systemctl status locksidecar
 
-` + exitTable
+` + exitTable + `
+    74   Redis is connected, but degraded`
 }
 
 func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
@@ -52,6 +55,9 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	if err != nil {
 		return err
+	}
+	if health.Degraded {
+		return coded{exitDegraded, fmt.Errorf("the sidecar answers, but its Redis is degraded, and refuses acquires: %s", health.Redis)}
 	}
 	if health.Redis != "ok" {
 		return coded{exitUnavailable, fmt.Errorf("the sidecar answers, but its Redis does not serve: %s", health.Redis)}

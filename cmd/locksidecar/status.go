@@ -29,7 +29,7 @@ Example:
 
 Fields of --json; those in brackets are absent where they do not apply:
 
-    version, started, redis ("ok", or a sentence), redis_address, [redis_run_id, key_prefix, roundtrip_us, trouble]
+    version, started, redis ("ok", or a sentence), [degraded,] redis_address, [redis_run_id, key_prefix, roundtrip_us, trouble]
     sessions, held, waiting, renewals_late, lost_last_hour: an object with the reasons and their counts
     [oldest_hold, oldest_waiter: name, session, pid, uid, user, cmd, age_ms; of a waiter also held_by: state, pid, …]
     [restart: reason, held, sessions, ended, back, away]
@@ -76,6 +76,7 @@ type statusView struct {
 	Version      string         `json:"version"`
 	Started      time.Time      `json:"started"`
 	Redis        string         `json:"redis"`
+	Degraded     bool           `json:"degraded,omitempty"`
 	RedisAddress string         `json:"redis_address"`
 	RedisRunID   string         `json:"redis_run_id,omitempty"`
 	KeyPrefix    string         `json:"key_prefix,omitempty"`
@@ -127,7 +128,7 @@ type restartView struct {
 // viewStatus views a status of the time now.
 func viewStatus(s *locksidecar.Status, now time.Time, users display.UserNames) *statusView {
 	v := &statusView{
-		Version: s.Version, Redis: s.Redis, RedisAddress: s.RedisAddress, RedisRunID: s.RedisRunID, KeyPrefix: s.KeyPrefix, Trouble: s.Trouble,
+		Version: s.Version, Redis: s.Redis, Degraded: s.Degraded, RedisAddress: s.RedisAddress, RedisRunID: s.RedisRunID, KeyPrefix: s.KeyPrefix, Trouble: s.Trouble,
 		Sessions: s.Sessions, Held: s.Held, Waiting: s.Waiting, RenewalsLate: s.RenewalsLate,
 		OldestHold: viewOldest(s.OldestHold, users), OldestWaiter: viewOldest(s.OldestWaiter, users), Restart: (*restartView)(s.Restart),
 		LostLastHour: make(map[string]int), lost: s.Lost, Started: s.Started, runsFor: now.Sub(s.Started),
@@ -172,6 +173,8 @@ func (v *statusView) text() string {
 		place += fmt.Sprintf(", key prefix %q", v.KeyPrefix)
 	}
 	switch {
+	case v.Degraded:
+		line("REDIS", "degraded, it refuses acquires: %s (%s)", v.Redis, place)
 	case v.Redis != "ok":
 		line("REDIS", "does not serve: %s (%s)", v.Redis, place)
 	case v.RoundTripUS == nil:

@@ -326,6 +326,8 @@ func (m *topModel) summary() string {
 	s := &m.cur.status
 	redis := "redis"
 	switch {
+	case s.Degraded:
+		redis = "REDIS degraded: " + s.Redis
 	case s.Redis != "ok":
 		redis = "REDIS does not serve: " + s.Redis
 	case s.RoundTrip != 0:

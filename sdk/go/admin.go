@@ -243,6 +243,7 @@ func (c *Client) Ping(ctx context.Context) (string, error) {
 // Health is the state of a sidecar's connection to Redis.
 type Health struct {
 	Redis        string // "ok", or one sentence about what is wrong
+	Degraded     bool   // the sidecar is connected to Redis, but Redis refuses acquires; Redis says why
 	RedisAddress string // where the sidecar connects to Redis, and the number of the database
 	RedisRunID   string // of the Redis server; "": the sidecar is not connected, or Redis does not report it
 	KeyPrefix    string // what the sidecar puts before the names of locks in Redis; "": nothing
@@ -255,7 +256,7 @@ func (c *Client) Health(ctx context.Context) (Health, error) {
 	err := c.ask(ctx, newCall(queryCall, task{"ping the sidecar", ""}, &ok, func(id uint64) protocol.Request {
 		return protocol.Ping{ID: id}
 	}))
-	return Health{ok.Redis, ok.RedisAddress, ok.RedisRunID, ok.KeyPrefix}, err
+	return Health{ok.Redis, ok.Degraded, ok.RedisAddress, ok.RedisRunID, ok.KeyPrefix}, err
 }
 
 func (c *Client) ask(ctx context.Context, ask *call) error {

@@ -107,6 +107,7 @@ type Status struct {
 	Version string    // of the sidecar
 
 	Redis        string        // "ok", or one sentence about what is wrong
+	Degraded     bool          // Redis is connected, but refuses acquires; Redis says why
 	RedisAddress string        // where the sidecar connects to Redis, and the number of the database
 	RedisRunID   string        // of the Redis server; "": not connected, or Redis does not report it
 	KeyPrefix    string        // what stands before the names of locks in Redis
@@ -257,7 +258,7 @@ func newStatus(row *protocol.StatusRow, now clockReading) Status {
 	now.boot = row.NowNS
 	return Status{
 		Started: now.timeOf(row.StartedNS), Version: row.Version,
-		Redis: row.Redis, RedisAddress: row.RedisAddress, RedisRunID: row.RedisRunID, KeyPrefix: row.KeyPrefix,
+		Redis: row.Redis, Degraded: row.Degraded, RedisAddress: row.RedisAddress, RedisRunID: row.RedisRunID, KeyPrefix: row.KeyPrefix,
 		RoundTrip: time.Duration(row.RoundTripNS), Trouble: row.Trouble,
 		Sessions: row.Sessions, Held: row.Held, Waiting: row.Waiting,
 		OldestWaiter: newOldest(row.OldestWaiter), OldestHold: newOldest(row.OldestHold),

@@ -42,6 +42,7 @@ var (
 	loopLatency    = describe("loop_latency_seconds", "How long the steps of the loop took: an input that arrives meanwhile waits for so long at most.")
 
 	redisUp        = describe("redis_up", "Whether the daemon is connected to Redis, and Redis executes its scripts.")
+	redisDegraded  = describe("redis_degraded", "Whether Redis is connected, but refuses what an acquire needs.")
 	redisRoundtrip = describe("redis_roundtrip_seconds", "Round trips of operations to Redis, from their sending to their results.")
 
 	messagesIgnored = describe("messages_ignored_total", "Messages on the daemon's own channel in Redis that say nothing to it. Another program publishes there.")
@@ -79,7 +80,7 @@ var (
 )
 
 var descriptions = []*prometheus.Desc{
-	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
+	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
 	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
 	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, stateUnstoredLocks,
 	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
@@ -129,7 +130,8 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 
 	gauge(loopAnswer, s.LoopDelay.Seconds())
 	histogram(loopLatency, &s.Steps, locktable.ShortTimes)
-	gauge(redisUp, truth(s.Redis == "ok"))
+	gauge(redisUp, truth(s.RedisUp))
+	gauge(redisDegraded, truth(s.Degraded))
 	histogram(redisRoundtrip, &s.Scripts, locktable.ShortTimes)
 	counter(messagesIgnored, s.Ignored)
 	gauge(leaseSeconds, cfg.Lease.Seconds())

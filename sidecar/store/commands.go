@@ -281,7 +281,7 @@ func (c *commands) checkPipeline() (next time.Duration, over bool) {
 		return time.Hour, false // there is nothing to look at
 	}
 	now := protocol.Now()
-	at := p.checkLiveness(now)
+	at := min(p.checkLiveness(now), p.checkProbe(now))
 	c.listener.check()
 	c.pump(p)
 	return time.Duration(min(at, p.nextCheck) - now), false

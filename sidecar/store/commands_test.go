@@ -436,6 +436,23 @@ func TestLastReasonOfAnOutageIsReported(t *testing.T) {
 	await("refuses connections")
 }
 
+// Attempts to connect that fail for the same reason are one report.
+func TestReasonThatStaysIsReportedOnce(t *testing.T) {
+	attempts := make(chan struct{}, 1000)
+	l := listen(t)
+	speak(t, l, func([]string) string {
+		attempts <- struct{}{}
+		return ""
+	})
+	r := open(t, "redis://"+l.Addr().String())
+	for range 4 {
+		recv(t, attempts, "attempt to connect")
+	}
+	if n := len(r.downs); n != 1 {
+		t.Errorf("OnDown was called %d times: %q", n, r.down())
+	}
+}
+
 // The address leads to a replica after a failover: that is Busy, and a reason to
 // look again; when it is a master again, its history is another one.
 func TestDemotedMasterIsLeft(t *testing.T) {

@@ -206,6 +206,7 @@ type recorder struct {
 	results      chan []locktable.Result
 	ups          chan upped
 	downs        chan error
+	degraded     chan string
 	subscribed   chan string
 	unsubscribed chan string
 	messages     chan string
@@ -252,7 +253,7 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 	r := &recorder{
 		t:       t,
 		results: make(chan []locktable.Result, 1<<16),
-		ups:     make(chan upped, 100), downs: make(chan error, 100),
+		ups:     make(chan upped, 100), downs: make(chan error, 100), degraded: make(chan string, 100),
 		subscribed: make(chan string, 10000), unsubscribed: make(chan string, 10000), messages: make(chan string, 10000),
 	}
 	each := func(to chan string) func([]string) {
@@ -268,6 +269,7 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 		OnResults:      func(rs []locktable.Result, _ *Identity) { r.results <- rs },
 		OnUp:           func(lost, listening bool, id Identity) { r.ups <- upped{lost, listening, id} },
 		OnDown:         func(err error) { r.downs <- err },
+		OnDegraded:     func(why string) { r.degraded <- why },
 		OnSubscribed:   each(r.subscribed),
 		OnUnsubscribed: each(r.unsubscribed),
 		OnMessages: func(messages []locktable.Message) {

@@ -41,6 +41,9 @@ func Reserved(keyPrefix, name string) (why string) {
 			return "the key of this lock in Redis would begin with " + reserved + ", and such keys are reserved for the token counters and queues of other locks"
 		}
 	}
+	if name == probeLock {
+		return "sidecars use this lock to probe Redis"
+	}
 	if isChannelOfSidecars(keyPrefix, name) {
 		return "the channel of this lock in Redis would begin with " + ownChannel("") + ", and such channels are reserved for sidecars"
 	}

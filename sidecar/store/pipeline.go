@@ -55,6 +55,7 @@ type pipeline struct {
 	raised        bool             // a token has raised session.id's floor since the last OnResults
 	scriptLoading map[*script]bool // that it is being taught a script is among the calls
 	queryCalls    int              // how many of the calls are commands of queries
+	probe         probe
 
 	lastInput atomic.Int64 // when Redis last sent anything: replies and messages show that it is alive
 
@@ -103,6 +104,7 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 		lastReply:     protocol.Now(),
 		scriptLoading: make(map[*script]bool),
 	}
+	p.beginProbes()
 	if s.origin.isKnown {
 		p.conn = locktable.NewConn(c.number)
 	}
@@ -495,6 +497,14 @@ func (p *pipeline) onReply(answer reply) error {
 		}
 		return nil
 	}
+	if p.calls.front().form == probing {
+		changed, why := p.onProbeReply(answer), p.probe.why
+		mu.Unlock()
+		if changed {
+			p.commands.reportDegraded(why)
+		}
+		return nil
+	}
 	defer mu.Unlock()
 	return p.onResults(answer)
 }
@@ -531,6 +541,9 @@ func (p *pipeline) onResults(answer reply) error {
 	for i := range p.results[at:] {
 		if token := p.results[at+i].Token; token != 0 {
 			p.raiseFloor(p.now, token)
+		}
+		if p.results[at+i].Kind == locktable.Take {
+			p.onTake(&p.results[at+i])
 		}
 	}
 	p.calls.drop(1)

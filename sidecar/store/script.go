@@ -52,7 +52,7 @@ const runMax = locktable.RenewalGroupSize
 // shape.
 type call struct {
 	form     form
-	script   *script          // nil: a ping, subscribing or querying
+	script   *script          // nil: a ping, subscribing, querying or probing
 	ops      int              // how many operations it carries out
 	sent     int64            // CLOCK_BOOTTIME in ns, read before it was written
 	from     int64            // where in the stream of the connection it begins, bytes
@@ -70,6 +70,7 @@ const (
 	alive                   // PING
 	subscribing             // SUBSCRIBE or UNSUBSCRIBE
 	querying                // a command of a query
+	probing                 // EVALSHA: a probe
 )
 
 // encoder turns operations into commands.

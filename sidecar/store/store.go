@@ -51,6 +51,10 @@ type Config struct {
 	// 0 or less: 2 s.
 	Timeout time.Duration
 
+	// ProbeInterval is how often Redis is asked to execute what an acquire needs, on a lock that
+	// no client can have. 0: never.
+	ProbeInterval time.Duration
+
 	// The callbacks come from the store's goroutines, one after the other. They must not
 	// block, and may call Do, Subscribe and Unsubscribe. nil: not called. What they are given
 	// is theirs; results may be given back with Recycle.
@@ -70,6 +74,10 @@ type Config struct {
 	OnResults func(results []locktable.Result, raised *Identity)
 	OnUp      func(dataLost, listening bool, id Identity)
 	OnDown    func(err error)
+
+	// OnDegraded: Redis is connected, but refuses acquires, with the sentence that an operator
+	// reads; "": it does not any more. After OnUp it does not.
+	OnDegraded func(why string)
 
 	// OnSubscribed: Redis confirmed these subscriptions (again); what was published
 	// before may be lost. OnUnsubscribed: they are gone, or not permitted. If the

@@ -83,6 +83,32 @@ func TestLastReasonOfAnOutageIsReported(t *testing.T) {
 	check("refuses connections")
 }
 
+// A Redis that is connected, and refuses acquires, is degraded, in everything that people and
+// their programs read.
+func TestDegradedRedisIsReported(t *testing.T) {
+	r := harness.StartRedis(t)
+	r.AddUser("app", ">pw", "~*", "&*", "+@all", "-hset")
+	metrics := filepath.Join(harness.ShortDir(t), "metrics.sock")
+	d := harness.LaunchDaemon(t, r.URLOf("app", "pw"), "--metrics", metrics)
+	d.AwaitRedis("does not permit")
+	words := []string{"does not permit this user a command"}
+	d.Log.AwaitWords(t, append(words, "redis is degraded")...)
+	ping := d.Run("ping")
+	harness.CheckContains(t, ping.Stderr, append(words, "degraded")...)
+	if ping.Code != 74 {
+		t.Errorf("`locksidecar ping` ends with status %d, want 74", ping.Code)
+	}
+	harness.CheckContains(t, d.Run("status").Stdout, append(words, "degraded")...)
+	for _, path := range []string{"/ready", "/"} {
+		harness.CheckContains(t, html.UnescapeString(httpGet(t, metrics, path)), words...)
+	}
+	harness.CheckContains(t, httpGet(t, metrics, "/metrics"), "locksidecar_redis_up 1\n", "locksidecar_redis_degraded 1\n")
+
+	r.MustDo("ACL", "SETUSER", "app", "+hset")
+	harness.Eventually(t, "Redis is not degraded any more", func() bool { return d.Run("ping").Code == 0 })
+	harness.CheckContains(t, httpGet(t, metrics, "/metrics"), "locksidecar_redis_up 1\n", "locksidecar_redis_degraded 0\n")
+}
+
 // httpGet returns the body of a page that is served on a Unix socket.
 func httpGet(t *testing.T, socket, path string) string {
 	t.Helper()

@@ -153,6 +153,7 @@ def normalized(got: Any) -> Any:
                 "redis_address": "",
                 "redis_run_id": "",
                 "key_prefix": "",
+                "degraded": False,
             }
             return id, {k: v for k, v in asdict(answer).items() if may_be_absent.get(k) != v}
         case (id, answer):

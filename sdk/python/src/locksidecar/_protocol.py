@@ -387,7 +387,7 @@ class Restart:
 class Status:
     """How the sidecar and its locks are.
 
-    redis is "ok", or a sentence that says what is wrong. trouble says why clients cannot connect, or why a restart
+    redis is "ok", or a sentence that says what is wrong. degraded: Redis is connected, but refuses acquires. trouble says why clients cannot connect, or why a restart
     would end their locks. renewals_late counts the holds that have less than half of their lease left. lost has the
     losses of the last hour by reason. restart is None if no sidecar before this one left its state.
     """
@@ -409,6 +409,7 @@ class Status:
     renewals_late: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     restart: Restart | None = None
+    degraded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,6 +599,7 @@ class PingOK:
     redis_address: str
     redis_run_id: str
     key_prefix: str
+    degraded: bool
 
 
 def hello_ok(f: Fields) -> HelloOK:
@@ -674,6 +676,7 @@ def status_ok(f: Fields) -> Status:
         renewals_late=f.integer("renewals_late", 0),
         lost=dict(map(_loss, f.maps("lost"))) if "lost" in f else {},
         restart=_restart(f.map("restart")) if "restart" in f else None,
+        degraded=f.flag("degraded", False),
     )
 
 
@@ -730,6 +733,7 @@ def ping_ok(f: Fields) -> PingOK:
         f.text("redis_address", ""),
         f.text("redis_run_id", ""),
         f.text("key_prefix", ""),
+        f.flag("degraded", False),
     )
 
 
@@ -867,6 +871,7 @@ _KNOWN: Final = frozenset(
         "next",
         "text",
         "redis",
+        "degraded",
         "redis_address",
         "redis_run_id",
         "key_prefix",

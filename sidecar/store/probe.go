@@ -1,0 +1,193 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+)
+
+// A probe takes and drops a lock of the sidecars' own by the script that acquires and releases
+// execute: so it needs every command, key and byte of memory that they need. Script and lock are
+// the same on all hosts. The lock is free again when the script ends; what stays is its token
+// counter, which expires.
+//
+// A Redis that executes the probe may refuse an acquire for a reason of its lock only. A Redis
+// that refuses the probe is degraded:
+//
+//	         refused for good, or twice
+//	serving ───────────────────────────► degraded
+//	   ▲                                     │
+//	   └─────────────────────────────────────┘
+//	                 executed
+//
+// A probe without a reply decides nothing: the liveness of the connection does.
+type probe struct {
+	encoder  encoder
+	interval int64 // ns; 0: no probes
+
+	inFlight bool
+	sentAt   int64  // of the last one
+	next     int64  // when the next one is sent, while none is in flight
+	refusals int    // in a row
+	why      string // Redis is degraded; "": it serves
+
+	// Without a key prefix, an ACL may permit the locks of clients and not that of the probe.
+	// These decide then; see isConclusive.
+	passed      bool // a probe was executed on this connection
+	takeServed  bool // a Take was, since the last probe that was
+	takeRefused bool // the same
+}
+
+const (
+	// probeLock is the name of the probe's lock. Reserved keeps clients from it.
+	probeLock = "locksidecar_probe"
+
+	// probeLease is how long the lock stays if Redis permits the Take and not the Drop.
+	probeLease = time.Second
+
+	// probeConfirm is the time between a refusal that may pass and the next probe, and the least
+	// time between two probes.
+	probeConfirm = time.Second
+
+	// probeDegraded is the time between two probes of a degraded Redis.
+	probeDegraded = 5 * time.Second
+)
+
+// beginProbes prepares the probes of a connection. The first one is sent at once.
+func (p *pipeline) beginProbes() {
+	b := &p.probe
+	b.interval = int64(p.commands.cfg.ProbeInterval)
+	b.encoder = p.encoder
+	b.encoder.expiry = 2 * time.Duration(b.interval).Milliseconds()
+}
+
+// checkProbe queues a probe if one is due, and returns when to check again, at the latest. The
+// caller holds mu, and flushes.
+func (p *pipeline) checkProbe(now int64) (next int64) {
+	b := &p.probe
+	switch {
+	case b.interval == 0, b.inFlight, !p.canSubscribe(): // a reply, or the end of the connection, changes that
+		return now + int64(time.Hour)
+	case now < b.next:
+		return b.next
+	}
+	b.inFlight, b.sentAt = true, now
+	p.register(now, call{form: probing})
+	lease := uint32(probeLease.Milliseconds())
+	p.out.Queued = b.encoder.run(p.out.Queued, byDigest, acquireRelease, now, p.id.floor(now), []locktable.Op{
+		{Kind: locktable.Take, Name: probeLock, HoldID: 1, Count: 1, Reserve: 1, LeaseMS: lease},
+		{Kind: locktable.Drop, Name: probeLock, HoldID: 1},
+	})
+	return now + int64(time.Hour)
+}
+
+// onProbeReply takes in the reply to a probe, which is the oldest call. It reports whether Redis
+// began, or ceased, to be degraded, or is so for another reason. The caller holds mu.
+func (p *pipeline) onProbeReply(answer reply) (changed bool) {
+	p.onAnswered()
+	b := &p.probe
+	b.inFlight = false
+	defer p.commands.nudge() // for the next one
+	text := refusedProbe(answer)
+	word := code(text)
+	was := b.why
+	switch {
+	case text == "":
+		b.passed, b.takeServed, b.takeRefused = true, false, false
+		b.refusals, b.why = 0, ""
+	case endsSession(word):
+		if p.drainReason == "" {
+			p.drainReason = p.commands.dial.answered(probeLock, text)
+		}
+	case word == "NOSCRIPT": // the next operation loads it
+	case deniesKey(text) && !b.isConclusive(p.commands.dial.keys.prefix):
+		b.refusals, b.why = 0, ""
+	default:
+		b.refusals++
+		if b.why != "" || b.refusals > 1 || outcomeOf(word) == locktable.Refused {
+			b.why = p.commands.dial.degraded(text)
+		}
+	}
+	switch {
+	case b.why != "":
+		b.next = p.now + min(int64(probeDegraded), b.interval)
+	case b.refusals > 0:
+		b.next = p.now + min(int64(probeConfirm), b.interval)
+	default:
+		b.next = p.now + b.interval
+	}
+	return b.why != was
+}
+
+// isConclusive reports whether a refusal of the probe's keys shows that the keys of other locks
+// are refused. All keys have the prefix, if there is one.
+func (b *probe) isConclusive(prefix string) bool {
+	return prefix != "" || !b.takeServed && (b.passed || b.takeRefused)
+}
+
+// onTake notes the result of a Take. A result that the last probe does not explain brings the
+// next one forward. The caller holds mu.
+func (p *pipeline) onTake(r *locktable.Result) {
+	b := &p.probe
+	isServed := r.Outcome == locktable.Done || r.Outcome == locktable.HeldByOther
+	switch {
+	case isServed:
+		b.takeServed = true
+	case r.Outcome == locktable.Refused:
+		b.takeRefused = true
+	case r.Outcome != locktable.Retryable:
+		return
+	}
+	if soon := b.sentAt + int64(probeConfirm); b.interval != 0 && isServed == (b.why != "") && soon < b.next {
+		b.next = soon
+		p.commands.nudge()
+	}
+}
+
+// refusedProbe returns the error of Redis in the reply to a probe; "": it was executed, or the
+// lock is a foreign client's.
+func refusedProbe(answer reply) string {
+	if answer.kind == '-' {
+		return reason(answer.text)
+	}
+	for _, status := range answer.list {
+		if status.kind == '$' {
+			return reason(status.text)
+		}
+	}
+	return ""
+}
+
+// deniesKey reports whether an error says that the ACL denies a key.
+func deniesKey(text string) bool {
+	return strings.Contains(text, "access") && strings.Contains(text, "key")
+}
+
+// degraded is the sentence for a Redis that refused a probe with text.
+func (d *dialer) degraded(text string) string {
+	text = clip(text)
+	switch {
+	case deniesKey(text):
+		prefix := d.keys.literalPrefix()
+		return fmt.Sprintf("Redis at %s does not permit this user the keys of locks; let its ACL have the keys ~%s* and ~%s* (%s)",
+			d.address, prefix, counterPrefix, text)
+	case code(text) == "NOPERM", deniedInScript(text):
+		return fmt.Sprintf("Redis at %s does not permit this user a command that acquires need; let its ACL have the commands of the scripts (%s)", d.address, text)
+	}
+	return d.answered(probeLock, text)
+}
+
+// reportDegraded logs and reports that Redis began, or ceased, to be degraded; why: "" if it
+// ceased.
+func (c *commands) reportDegraded(why string) {
+	if why == "" {
+		c.cfg.Log.Info("redis is not degraded any more")
+	} else {
+		c.cfg.Log.Warn("redis is degraded: it refuses acquires", "reason", why)
+	}
+	if c.cfg.OnDegraded != nil {
+		c.cfg.OnDegraded(why)
+	}
+}
