@@ -36,6 +36,9 @@ type Config struct {
 
 	// Redis is a redis://, rediss:// or unix:// URL. Default redis://127.0.0.1:6379/0.
 	Redis string
+	// ReadRedis returns Redis again, at each connection: its user and password may have changed.
+	// nil: they do not change.
+	ReadRedis func() (string, error)
 	// KeyPrefix stands before the name of each lock in Redis: a lock's key, token counter and
 	// channel are those of the name with the prefix, as with a NameMapper of Redisson. Only
 	// sidecars with the same prefix exclude each other. A state file of another prefix is not

@@ -103,6 +103,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}()
 	s.store, err = store.Open(store.Config{
 		URL:            cfg.Redis,
+		ReadURL:        cfg.ReadRedis,
 		KeyPrefix:      cfg.KeyPrefix,
 		TLS:            cfg.tls(),
 		UUID:           s.uuid,

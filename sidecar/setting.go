@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -68,6 +69,14 @@ func (c Config) Check() error {
 		errs = append(errs, checkMetrics(&c))
 	}
 	return asSettingError(errors.Join(errs...))
+}
+
+// TryRedis connects to Redis with these settings, and again until ctx ends if that fails. It
+// returns the address of Redis with the number of the database, and the run id of the server; "":
+// it is not known.
+func (c Config) TryRedis(ctx context.Context) (address, runID string, err error) {
+	or(&c.Redis, DefaultRedis)
+	return store.Try(ctx, store.Config{URL: c.Redis, KeyPrefix: c.KeyPrefix, TLS: c.tls()})
 }
 
 // CheckInherited is Check for a sidecar whose Listener will be a socket with this address, which

@@ -16,6 +16,7 @@ import (
 type redisTarget struct {
 	url      string // secret: may contain a password
 	shown    string // the same for people
+	file     string // from which url was read; "": from none
 	embedded bool
 }
 
@@ -93,7 +94,9 @@ func readRedis(path, where string) (redisTarget, error) {
 		errors.As(err, &pathErr)
 		return redisTarget{}, fmt.Errorf("the Redis URL of %s cannot be read from %s: %w", where, path, pathErr.Err)
 	}
-	return parseRedis(strings.TrimSpace(string(text)), where+" ("+path+")")
+	t, err := parseRedis(strings.TrimSpace(string(text)), where+" ("+path+")")
+	t.file = path
+	return t, err
 }
 
 // parseRedis returns an error for a text that is not a Redis URL. The error never quotes the

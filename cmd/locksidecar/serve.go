@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"time"
 
@@ -23,9 +24,10 @@ import (
 )
 
 type serveCmd struct {
-	Config   string `help:"Read settings from this TOML file; its keys are the flags below, with underscores. [$$LOCKSIDECAR_CONFIG]" placeholder:"FILE"`
-	Check    bool   `help:"Check the settings and end, with exit code 64 if the daemon would refuse them. A daemon that runs is not disturbed."`
-	settings `embed:""`
+	Config    string `help:"Read settings from this TOML file; its keys are the flags below, with underscores. [$$LOCKSIDECAR_CONFIG]" placeholder:"FILE"`
+	Check     bool   `help:"Check the settings and end, with exit code 64 if the daemon would refuse them. A daemon that runs is not disturbed."`
+	SkipRedis bool   `help:"With --check: do not connect to Redis."`
+	settings  `embed:""`
 
 	resolver *settingsResolver
 }
@@ -42,8 +44,11 @@ GOMAXPROCS and GOGC are Go's own; without them, serve runs on two processors, co
 free memory to the system after ten seconds in which it did little.
 
 --check looks at settings, Redis URL, group, directories and files, as the user that runs it and with the
-environment that it has. It does not connect to Redis. systemctl reload locksidecar runs it as the daemon would,
-with the socket of the socket unit if there is one, and restarts the daemon if nothing is wrong.
+environment that it has. If a daemon runs that can use its Redis, --check connects to Redis with these settings, for 4 s
+at most: it refuses settings with which the next daemon would lose the locks, because it could not connect, or would
+find other data (another server, database or key prefix). --skip-redis leaves that out.
+systemctl reload locksidecar runs --check as the daemon would, with the socket of the socket unit if there is one, and
+restarts the daemon if nothing is wrong.
 
 Examples:
 
@@ -121,6 +126,12 @@ func (c *serveCmd) read(parsed *kong.Context) (cfg sidecar.Config, target redisT
 	}
 	cfg = c.config()
 	cfg.Redis = target.url
+	if target.file != "" {
+		cfg.ReadRedis = func() (string, error) {
+			again, err := readRedis(target.file, "the file")
+			return again.url, err
+		}
+	}
 	cfg.Policy = c.resolver.policy
 	if err = c.resolver.placeFaults(sidecar.CheckPolicy(cfg.Policy)); err != nil {
 		return cfg, target, err
@@ -151,7 +162,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 		if c.KeyPrefix != "" {
 			redis += fmt.Sprintf(", key prefix %q", c.KeyPrefix)
 		}
-		return check(cfg, redis, out)
+		return check(ctx, cfg, redis, target.embedded || c.SkipRedis, out)
 	}
 	defer runtime.KeepAlive(tuneRuntime())
 	direct := c.logger(os.Stderr, isJournal(os.Stderr))
@@ -210,8 +221,46 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	return nil
 }
 
+// redisCheckTimeout bounds how long --check tries to connect to Redis.
+const redisCheckTimeout = 4 * time.Second
+
+// checkRedis returns why the daemon that runs at a socket should not be replaced by one with cfg:
+// it can use its Redis, and the next one could not, or would find other data.
+func checkRedis(ctx context.Context, cfg sidecar.Config, socket string) error {
+	asking, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	running, err := locksidecar.Dial(asking, socket)
+	if err != nil {
+		return nil // no daemon runs
+	}
+	defer running.Close()
+	health, err := running.Health(asking)
+	if err != nil || health.Redis != "ok" && !health.Degraded {
+		return nil // it is not worse afterwards
+	}
+	const skip = "; the daemon that runs is connected, and would lose its locks; --skip-redis leaves this check out"
+	trying, cancel := context.WithTimeout(ctx, redisCheckTimeout)
+	defer cancel()
+	address, runID, err := cfg.TryRedis(trying)
+	if err != nil {
+		return coded{exitUnavailable, fmt.Errorf("these settings do not lead to Redis: %w%s", err, skip)}
+	}
+	database := func(address string) string { return address[strings.LastIndexByte(address, '/')+1:] }
+	switch {
+	case runID != "" && health.RedisRunID != "" && runID != health.RedisRunID:
+		err = fmt.Errorf("Redis at %s is another server (run id %s) than that of the daemon, at %s (run id %s)", address, runID, health.RedisAddress, health.RedisRunID)
+	case database(address) != database(health.RedisAddress):
+		err = fmt.Errorf("Redis at %s is another database than that of the daemon, at %s", address, health.RedisAddress)
+	case cfg.KeyPrefix != health.KeyPrefix:
+		err = fmt.Errorf("the key prefix %q is another one than %q of the daemon", cfg.KeyPrefix, health.KeyPrefix)
+	default:
+		return nil
+	}
+	return coded{exitUsage, fmt.Errorf("%w%s", err, skip)}
+}
+
 // check is serve --check.
-func check(cfg sidecar.Config, redis string, out io.Writer) error {
+func check(ctx context.Context, cfg sidecar.Config, redis string, skipRedis bool, out io.Writer) error {
 	socket, inherited := socketOfMainProcess()
 	var err error
 	if cfg.Listener == nil && inherited {
@@ -224,6 +273,11 @@ func check(cfg sidecar.Config, redis string, out io.Writer) error {
 	}
 	if err != nil {
 		return coded{exitUsage, err}
+	}
+	if !skipRedis {
+		if err := checkRedis(ctx, cfg, socket); err != nil {
+			return err
+		}
 	}
 	_, err = fmt.Fprintf(out, "the settings can work: socket %s, Redis %s\n", socket, redis)
 	return err

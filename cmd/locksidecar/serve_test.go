@@ -190,7 +190,7 @@ func TestCheckOnReloadUsesTheSocketThatSystemdMade(t *testing.T) {
 			t.Errorf("the check printed %q", out)
 		}
 	}
-	check(0, "", append(settings, "--state", state)...)
+	check(0, "", append(settings, "--state", state, "--skip-redis")...)
 	check(exitUsage, "name a state file", settings...)
 	d.stopped(unix.SIGTERM)
 }
@@ -273,7 +273,7 @@ func TestCheckChangesNoFileOfARunningDaemon(t *testing.T) {
 		t.Fatalf("the first message is %q, want READY=1", got)
 	}
 	before := listing(t, dir)
-	expectExit(t, start(t, f, "serve", "--check"), 0, "")
+	expectExit(t, start(t, f, "serve", "--check", "--skip-redis"), 0, "")
 	if after := listing(t, dir); after != before {
 		t.Errorf("the files were\n%s, and are\n%s", before, after)
 	}

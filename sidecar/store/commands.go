@@ -67,6 +67,10 @@ type commands struct {
 
 	announceTold atomic.Bool // that the name of the host is not permitted was logged
 
+	// Owned by the dialing goroutine, of which there is one at a time.
+	login     *dialer // with the user and the password that were read last
+	loginTold string  // why they could not be read, as logged last
+
 	// Owned by run.
 	number   uint32   // of the connection, the first one is 1
 	last     Identity // of the last session that was up, perhaps in another process
@@ -87,6 +91,7 @@ func newCommands(cfg Config, d *dialer) *commands {
 	c := &commands{
 		cfg:      cfg,
 		dial:     d,
+		login:    d,
 		wake:     make(chan struct{}, 1),
 		dialed:   make(chan dialed),
 		done:     make(chan struct{}),
@@ -294,7 +299,8 @@ func (c *commands) connect(delay time.Duration, last Identity) {
 		if !pause(c.ctx, delay) {
 			return
 		}
-		s, err := c.dial.connect(c.ctx, last)
+		c.readLogin()
+		s, err := c.login.connect(c.ctx, last)
 		select {
 		case c.dialed <- dialed{s, err}:
 		case <-c.ctx.Done():
@@ -307,6 +313,28 @@ func (c *commands) connect(delay time.Duration, last Identity) {
 			return
 		}
 		delay = nextDelay(delay)
+	}
+}
+
+// readLogin reads the user and the password of the Redis URL again.
+func (c *commands) readLogin() {
+	if c.cfg.ReadURL == nil {
+		return
+	}
+	cfg := c.cfg
+	var d *dialer
+	var err error
+	if cfg.URL, err = cfg.ReadURL(); err == nil {
+		d, err = parse(cfg)
+	}
+	if err == nil && (d.options.Network != c.dial.options.Network || d.place() != c.dial.place() || (d.options.TLSConfig == nil) != (c.dial.options.TLSConfig == nil)) {
+		err = unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
+	}
+	if err == nil {
+		c.login, c.loginTold = d, ""
+	} else if why := err.Error(); why != c.loginTold {
+		c.loginTold = why
+		c.cfg.Log.Warn("the Redis URL that was read again is not used; the user and the password of before are", "reason", why)
 	}
 }
 

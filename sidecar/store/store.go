@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
@@ -20,6 +22,10 @@ type Config struct {
 	// URL of Redis: redis://, rediss:// or unix://, with user, password and
 	// database. Required.
 	URL string
+
+	// ReadURL returns URL again, at each connection: its user and password may have changed. If it
+	// fails, or names another Redis, the last ones count. nil: they do not change.
+	ReadURL func() (string, error)
 
 	// KeyPrefix is put before the name of each lock: its keys and its channel in Redis are
 	// those of the name with the prefix. What is given to and comes from a Store are names
@@ -140,6 +146,32 @@ type Store struct {
 func Check(cfg Config) error {
 	_, err := parse(cfg)
 	return err
+}
+
+// Try connects to Redis as a Store would, and ends the connection. It tries again until ctx ends,
+// and returns where Redis is, the run id of the server ("": it is not known) and the last error.
+func Try(ctx context.Context, cfg Config) (address, runID string, err error) {
+	cfg.UUID = uuid.NewString() // the channel of no sidecar
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = 2 * time.Second
+	}
+	d, err := parse(cfg)
+	if err != nil {
+		return "", "", err
+	}
+	for {
+		s, failed := d.connect(ctx, Identity{})
+		if failed == nil {
+			s.close()
+			return d.place(), s.id.RunID, nil
+		}
+		if err == nil || ctx.Err() == nil { // the end of ctx explains nothing
+			err = failed
+		}
+		if !pause(ctx, 4*backoffMin) {
+			return d.place(), "", err
+		}
+	}
 }
 
 // Open checks cfg and begins to connect. It never needs Redis to be there: an

@@ -87,4 +87,11 @@ var commandMutants = []mutant{
 		new:  `	// frames before`,
 		by:   test("cmd/locksidecar", "TestEndOfInputEndsTheSessionOfAPipe"),
 	},
+	{
+		rule: "a reload to a Redis with other data is refused",
+		file: "cmd/locksidecar/serve.go",
+		old:  `case runID != "" && health.RedisRunID != "" && runID != health.RedisRunID:`,
+		new:  `case false:`,
+		by:   test("tests/messages", "TestCheckBeforeAReloadConnectsToRedis"),
+	},
 }

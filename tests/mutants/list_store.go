@@ -514,4 +514,18 @@ var storeMutants = []mutant{
 		new:  "",
 		by:   test("sidecar/store", "TestProbeLeavesACounterThatExpires"),
 	},
+	{
+		rule: "the password of Redis is read again at each connection",
+		file: "sidecar/store/commands.go",
+		old:  "		c.login, c.loginTold = d, \"\"\n",
+		new:  "		c.loginTold = \"\"\n",
+		by:   test("sidecar/store", "TestPasswordIsReadAgainAtEachConnection"),
+	},
+	{
+		rule: "a file that names another Redis changes nothing without a reload",
+		file: "sidecar/store/commands.go",
+		old:  "d.place() != c.dial.place() ||",
+		new:  "false ||",
+		by:   test("sidecar/store", "TestPasswordIsReadAgainAtEachConnection"),
+	},
 }

@@ -1,0 +1,61 @@
+package messages
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+// A reload ends a daemon that can use its Redis. `serve --check`, which comes before, refuses
+// settings with which the next daemon would lose the locks.
+func TestCheckBeforeAReloadConnectsToRedis(t *testing.T) {
+	r, other := harness.StartRedis(t, "--requirepass", "right"), harness.StartRedis(t)
+	address := fmt.Sprintf("127.0.0.1:%d", r.Port)
+	url := "redis://:right@" + address
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { silent.Close() })
+	d := harness.StartDaemon(t, url)
+	file := filepath.Join(t.TempDir(), "redis-url")
+	check := func(code int, url string, rest ...string) harness.Result {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(url+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got := d.Run(append([]string{"serve", "--check", "--redis-file", file}, rest...)...)
+		if got.Code != code {
+			t.Errorf("status %d for %s, want %d: %s", got.Code, url, code, got.Stderr+got.Stdout)
+		}
+		return got
+	}
+	check(0, url)
+	for _, tt := range []struct {
+		code  int
+		url   string
+		flags []string
+		words string
+	}{
+		{69, "redis://:wrong@" + address, nil, "does not accept the password"},
+		{69, "rediss://:right@" + address, nil, "does not answer in TLS"},
+		{69, "redis://no-such-host.invalid:6379", nil, "cannot be found"},
+		{69, url + "/99", nil, "no database 99"},
+		{69, "redis://" + silent.Addr().String(), nil, "did not answer"},
+		{64, other.UnixURL(), nil, "is another server"},
+		{64, url + "/1", nil, "is another database"},
+		{64, url, []string{"--key-prefix", "app1:"}, "is another one"},
+	} {
+		got := check(tt.code, tt.url, tt.flags...)
+		harness.CheckContains(t, got.Stderr, tt.words, "--skip-redis")
+		check(0, tt.url, append(tt.flags, "--skip-redis")...)
+	}
+	// A daemon without Redis loses nothing.
+	r.Stop()
+	d.AwaitRedis("refuses connections")
+	check(0, "redis://:wrong@"+address)
+}
