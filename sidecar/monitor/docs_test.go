@@ -129,8 +129,8 @@ func TestAlertRulesNameMetricsThatExist(t *testing.T) {
 			}
 		}
 	}
-	if rules != 6 {
-		t.Errorf("there are %d rules, want 6", rules)
+	if rules != 8 {
+		t.Errorf("there are %d rules, want 8", rules)
 	}
 }
 

@@ -36,6 +36,7 @@ var incidents = map[string]incident{
 		firing:    map[string]float64{"LocksidecarRedisUnreachable": 25, "LocksidecarRenewalsLate": -1},
 		meanwhile: []string{"LocksidecarLocksLost"},
 	},
+	"redis-full":    {firing: map[string]float64{"LocksidecarRedisDegraded": 45, "LocksidecarAcquiresFail": 90}},
 	"data-lost":     {firing: map[string]float64{"LocksidecarLocksLost": 20}},
 	"daemon-killed": {firing: map[string]float64{"LocksidecarDown": 20}},
 	"daemon-hangs":  {firing: map[string]float64{"LocksidecarDown": 20}, meanwhile: []string{"LocksidecarLocksLost", "LocksidecarRenewalsLate"}},

@@ -79,6 +79,11 @@ var outages = map[string]struct {
 		s.at(85 * time.Second)
 		s.redis.Signal(syscall.SIGCONT)
 	}},
+	"redis-full": {"Redis has no memory left, and refuses every acquire.", 150 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		s.redis.MustDo("CONFIG", "SET", "maxmemory", "1")
+	}},
 	"data-lost": {"FLUSHALL deletes the keys of all locks.", 70 * time.Second, func(s *stage) {
 		s.at(30 * time.Second)
 		s.note("outage")

@@ -29,3 +29,35 @@ func TestPingShowsWhichRedisAHostUses(t *testing.T) {
 		t.Errorf("the hosts have the Redis %q; want the first two the same, and the last another", id)
 	}
 }
+
+// A Redis that answers and refuses every acquire does not look healthy.
+func TestRedisThatRefusesAcquiresIsShown(t *testing.T) {
+	r := harness.StartRedis(t)
+	d := harness.StartDaemon(t, r.TCPURL())
+	holder := harness.Dial(t, d)
+	if _, err := holder.Lock(t.Context(), "held"); err != nil {
+		t.Fatal(err)
+	}
+	r.MustDo("CONFIG", "SET", "maxmemory", "1")
+	if _, err := holder.TryLock(t.Context(), "free"); err == nil {
+		t.Error("a full Redis granted a lock")
+	}
+	d.AwaitRedis("out of memory")
+	const why = "is out of memory; raise maxmemory"
+	if out := d.Run("ping"); out.Code != 74 || !strings.Contains(out.Stderr, "refuses acquires") || !strings.Contains(out.Stderr, why) {
+		t.Errorf("ping exits with %d: %s", out.Code, out.Stderr)
+	}
+	if out := d.Run("status"); !strings.Contains(out.Stdout, "degraded, it refuses acquires: Redis at") || !strings.Contains(out.Stdout, why) {
+		t.Errorf("status prints %s", out.Stdout)
+	}
+	if out := d.Run("metrics"); !strings.Contains(out.Stdout, "locksidecar_redis_degraded 1\n") || !strings.Contains(out.Stdout, "locksidecar_redis_up 1\n") {
+		t.Errorf("metrics prints %s", out.Stdout)
+	}
+	d.Log.AwaitWords(t, "redis is degraded", why)
+	r.MustDo("CONFIG", "SET", "maxmemory", "0")
+	d.AwaitRedis("ok")
+	d.Log.AwaitWords(t, "redis is not degraded any more")
+	if out := d.Run("ping"); out.Code != 0 {
+		t.Errorf("ping exits with %d: %s", out.Code, out.Stderr)
+	}
+}
