@@ -27,7 +27,7 @@ const exitTable = `Exit codes:
     0    done
     1    failed, see the message
     64   wrong usage, or a setting that is refused
-    69   the sidecar or its Redis cannot be reached
+    69   the sidecar or its Redis cannot be reached, or a limit refuses the request
     77   not permitted`
 
 // exitStatus ends the program with a code and without a message.

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
@@ -18,6 +19,8 @@ func TestExitCodesAreThoseOfTheHelp(t *testing.T) {
 		{coded{exitUsage, errors.New("x")}, 64},
 		{locksidecar.ErrUnavailable, 69},
 		{locksidecar.ErrClosed, 69},
+		{locksidecar.ErrLimit, 69},
+		{coded{exitDegraded, errors.New("x")}, 74},
 		{locksidecar.ErrHeld, 75},
 		{locksidecar.ErrTimeout, 75},
 		{locksidecar.ErrDeadlock, 75},
@@ -32,6 +35,29 @@ func TestExitCodesAreThoseOfTheHelp(t *testing.T) {
 		}
 		if got := exitCode(fmt.Errorf("more words: %w", tt.err)); got != tt.want {
 			t.Errorf("exitCode of wrapped %v = %d, want %d", tt.err, got, tt.want)
+		}
+	}
+}
+
+// The errors of the SDK begin with the name of the program, which a message has once. A path that
+// ends with the name stays as it is.
+func TestMessageBeginsWithTheNameOnce(t *testing.T) {
+	const path = "/var/lib/locksidecar"
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("its directory %s: no such file", path), "locksidecar: its directory /var/lib/locksidecar: no such file\n"},
+		{locksidecar.ErrClosed, locksidecar.ErrClosed.Error() + "\n"},
+		{fmt.Errorf("cannot open %s: %w", path, locksidecar.ErrClosed),
+			"locksidecar: cannot open /var/lib/locksidecar: " + strings.TrimPrefix(locksidecar.ErrClosed.Error(), "locksidecar: ") + "\n"},
+		{errors.Join(errors.New("a"), coded{exitFailure, locksidecar.ErrHeld}),
+			"locksidecar: a\n" + strings.TrimPrefix(locksidecar.ErrHeld.Error(), "locksidecar: ") + "\n"},
+	} {
+		var out strings.Builder
+		printMessage(&out, "%v", tt.err)
+		if out.String() != tt.want {
+			t.Errorf("printed %q, want %q", out.String(), tt.want)
 		}
 	}
 }

@@ -34,7 +34,7 @@ Exit codes:
 
     0        released
     64       wrong usage
-    69       the sidecar cannot be reached, or Redis could not before --wait passed
+    69       the sidecar cannot be reached, a limit refuses the lock, or Redis could not be reached before --wait passed
     75       not acquired: --wait passed, or standard input ended first
     77       not permitted
     79       the lock was lost

@@ -84,12 +84,39 @@ func dispatch(args []string, stdout, stderr io.Writer) int {
 // printMessage prints one line for people, which begins with the program's name. The errors of
 // the SDK begin with it, too, so it is removed from them.
 func printMessage(w io.Writer, format string, args ...any) {
-	const name = "locksidecar: "
-	text := name + strings.ReplaceAll(fmt.Sprintf(format, args...), name, "")
+	text := fmt.Sprintf(format, args...)
+	for _, arg := range args {
+		if err, ok := arg.(error); ok {
+			text = removeName(text, err)
+		}
+	}
+	text = programName + text
 	if f, ok := w.(*os.File); ok && isJournal(f) {
 		text = withErrorPriority(text)
 	}
 	fmt.Fprintln(w, text)
+}
+
+// programName begins each message.
+const programName = "locksidecar: "
+
+// removeName removes the program's name from a text where err, or an error that it wraps, begins
+// with it. The same characters in a path or a name stay.
+func removeName(text string, err error) string {
+	if message := err.Error(); strings.HasPrefix(message, programName) {
+		text = strings.Replace(text, message, message[len(programName):], 1)
+	}
+	switch err := err.(type) {
+	case interface{ Unwrap() error }:
+		if inner := err.Unwrap(); inner != nil {
+			text = removeName(text, inner)
+		}
+	case interface{ Unwrap() []error }:
+		for _, inner := range err.Unwrap() {
+			text = removeName(text, inner)
+		}
+	}
+	return text
 }
 
 func printErr(format string, args ...any) { printMessage(os.Stderr, format, args...) }

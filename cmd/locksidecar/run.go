@@ -56,7 +56,7 @@ Exit codes:
 
     the command's own, or 128 + n if signal n ended it
     64        wrong usage
-    69        the sidecar cannot be reached, or Redis could not before --wait passed
+    69        the sidecar cannot be reached, a limit refuses the lock, or Redis could not be reached before --wait passed
     75        not acquired: --wait passed
     77        not permitted
     79        the lock was lost, or about to be, and the command was told to end

@@ -94,4 +94,11 @@ var commandMutants = []mutant{
 		new:  `case false:`,
 		by:   test("tests/messages", "TestCheckBeforeAReloadConnectsToRedis"),
 	},
+	{
+		rule: "the name of the program is removed from errors of the SDK only",
+		file: "cmd/locksidecar/main.go",
+		old:  `text = strings.Replace(text, message, message[len(programName):], 1)`,
+		new:  `text = strings.ReplaceAll(text, programName, "")`,
+		by:   test("cmd/locksidecar", "TestMessageBeginsWithTheNameOnce"),
+	},
 }
