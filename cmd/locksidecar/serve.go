@@ -248,9 +248,9 @@ func checkRedis(ctx context.Context, cfg sidecar.Config, socket string) error {
 	database := func(address string) string { return address[strings.LastIndexByte(address, '/')+1:] }
 	switch {
 	case runID != "" && health.RedisRunID != "" && runID != health.RedisRunID:
-		err = fmt.Errorf("Redis at %s is another server (run id %s) than that of the daemon, at %s (run id %s)", address, runID, health.RedisAddress, health.RedisRunID)
+		err = fmt.Errorf("the settings lead to another server, at %s (run id %s), than that of the daemon, at %s (run id %s)", address, runID, health.RedisAddress, health.RedisRunID)
 	case database(address) != database(health.RedisAddress):
-		err = fmt.Errorf("Redis at %s is another database than that of the daemon, at %s", address, health.RedisAddress)
+		err = fmt.Errorf("the settings lead to another database, %s, than that of the daemon, at %s", address, health.RedisAddress)
 	case cfg.KeyPrefix != health.KeyPrefix:
 		err = fmt.Errorf("the key prefix %q is another one than %q of the daemon", cfg.KeyPrefix, health.KeyPrefix)
 	default:

@@ -46,8 +46,8 @@ func TestCheckBeforeAReloadConnectsToRedis(t *testing.T) {
 		{69, "redis://no-such-host.invalid:6379", nil, "cannot be found"},
 		{69, url + "/99", nil, "no database 99"},
 		{69, "redis://" + silent.Addr().String(), nil, "did not answer"},
-		{64, other.UnixURL(), nil, "is another server"},
-		{64, url + "/1", nil, "is another database"},
+		{64, other.UnixURL(), nil, "lead to another server"},
+		{64, url + "/1", nil, "lead to another database"},
 		{64, url, []string{"--key-prefix", "app1:"}, "is another one"},
 	} {
 		got := check(tt.code, tt.url, tt.flags...)
