@@ -11,9 +11,15 @@ import (
 // of the event before. Events of one class do not displace those of another: one contended lock has
 // thousands of grants in a second, and an operator looks for the loss among them.
 type eventLog struct {
-	first uint64 // the number before that of the first event
-	last  uint64 // the number of the newest event
-	rings [eventClasses]eventRing
+	begun uint64 // the number before that of the first event of this daemon
+	last  uint64 // the number of the newest event, or begun
+
+	// Of the events of predecessors, whose numbers have gaps. restoredTo is at most begun.
+	restoredFrom uint64 // the number before that of the first of them, or begun
+	restoredTo   uint64 // the number of the last of them; 0: there are none
+	rings        [eventClasses]eventRing
+
+	file *eventFile // where a successor finds them; nil: there is none
 }
 
 // eventClass says which events displace each other.
@@ -47,36 +53,53 @@ func classOf(row *protocol.EventRow) eventClass {
 // maxEvents is how many events each ring of an eventLog keeps.
 const maxEvents = 1024
 
-// begin sets the first number. It is the time in µs, so that the numbers of a successor are larger:
+// begin sets the number before the first one. It is the time in µs, so that the numbers of a successor are larger:
 // no sidecar has a million events a second all the time.
 func (g *eventLog) begin(now int64) {
-	g.first = uint64(now / 1000)
-	g.last = g.first
+	g.begun = uint64(now / 1000)
+	g.last, g.restoredFrom = g.begun, g.begun
+}
+
+// restore adds the events of predecessors. Precondition: this daemon has added none. Their numbers
+// grow, and are at most begun.
+func (g *eventLog) restore(events []numberedEvent) {
+	for _, e := range events {
+		g.rings[classOf(&e.row)].add(e)
+		g.restoredFrom, g.restoredTo = min(g.restoredFrom, e.number-1), e.number
+	}
 }
 
 func (g *eventLog) add(row protocol.EventRow) {
 	g.last++
-	g.rings[classOf(&row)].add(numberedEvent{g.last, row})
+	e, class := numberedEvent{g.last, row}, classOf(&row)
+	g.rings[class].add(e)
+	if g.file != nil && class != contention {
+		g.file.add(e)
+	}
 }
 
 // position returns the number from which a client continues that has read the events up to after.
-// Numbers that are not of this log are of a predecessor, or of a sidecar before the host started.
+// Numbers that are not of this log are of a predecessor, or of a sidecar before the host started. A
+// client that has read events of the predecessor continues after them.
 func (g *eventLog) position(after uint64) uint64 {
 	if after > g.last {
-		return g.first
+		return g.restoredFrom
 	}
-	return max(after, g.first)
+	return max(after, g.restoredFrom)
 }
 
-func (g *eventLog) hasAfter(after uint64) bool { return g.position(after) < g.last }
+func (g *eventLog) hasAfter(after uint64) bool {
+	from := g.position(after)
+	return from < g.restoredTo || max(from, g.begun) < g.last
+}
 
 // page appends events after a number to rows, as many as have room bytes in a frame, and at least
 // one. next is the number of the last of them, and missed how many of those before next the log
-// does not have any more.
+// does not have any more. Of the events of predecessors that is not known.
 func (g *eventLog) page(after uint64, room int, rows []protocol.EventRow) (_ []protocol.EventRow, next, missed uint64) {
 	from := g.position(after)
 	next = from
-	begin := len(rows)
+	begin, own := len(rows), uint64(0)
 	var at [eventClasses]int // in the ring of each class
 	for class := range at {
 		at[class] = g.rings[class].after(from)
@@ -90,6 +113,7 @@ func (g *eventLog) page(after uint64, room int, rows []protocol.EventRow) (_ []p
 			}
 		}
 		if e == nil {
+			next = max(next, g.begun)
 			break
 		}
 		if room -= e.row.Size(); room < 0 && len(rows) > begin {
@@ -98,8 +122,11 @@ func (g *eventLog) page(after uint64, room int, rows []protocol.EventRow) (_ []p
 		at[of]++
 		rows = append(rows, e.row)
 		next = e.number
+		if next > g.begun {
+			own++
+		}
 	}
-	return rows, next, next - from - uint64(len(rows)-begin)
+	return rows, next, max(next, g.begun) - max(from, g.begun) - own
 }
 
 type numberedEvent struct {

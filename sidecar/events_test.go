@@ -221,6 +221,37 @@ func TestRequestsThatWaitForEventsAreLimited(t *testing.T) {
 	}
 }
 
+// Which process had a lock, and until when, is known after a restart. Clients that follow the events
+// get none of them twice.
+func TestEventsSurviveARestart(t *testing.T) {
+	h := newHouse(t, func(c *sidecar.Config) { c.State = t.TempDir() + "/state" })
+	a, b, reader := greeted(t, h.cfg.Socket), greeted(t, h.cfg.Socket), greeted(t, h.cfg.Socket)
+	a.hold("invoice:42")
+	b.hold("x")
+	before := reader.events(0, false)
+	a.nc.Close()
+	crashed := reader.follow(before.Next, 1)[0]
+	before = reader.events(0, false)
+	b.send(protocol.ForceRelease{ID: 90, Name: "x"}) // a client ends its own hold
+	for _, isEvent := b.next().(*protocol.LostEvent); !isEvent; _, isEvent = b.next().(*protocol.LostEvent) {
+	}
+	h.restart()
+	reader = greeted(t, h.cfg.Socket)
+	all := reader.events(0, false)
+	found := false
+	for _, e := range all.Events {
+		found = found || e == crashed
+	}
+	if !found || all.Missed != 0 {
+		t.Errorf("after the restart: %+v, without %+v", all, crashed)
+	}
+	for _, e := range reader.events(before.Next, false).Events {
+		if e == crashed {
+			t.Errorf("a client that follows gets %+v twice", e)
+		}
+	}
+}
+
 func TestRestartIsAnEventAfterWhichTheNumbersContinue(t *testing.T) {
 	h := newHouse(t, func(c *sidecar.Config) { c.State = t.TempDir() + "/state" })
 	c, hello := h.hello(true, "")

@@ -306,10 +306,22 @@ func (s *Server) redisDown(err error) {
 	s.submitEvent(event{kind: redisDown, text: why})
 }
 
+// restoreEvents continues the events of the predecessor. The state file keeps other sidecars from the
+// file of the events.
+func (s *Server) restoreEvents() {
+	if s.state == nil {
+		return
+	}
+	file, events := openEventFile(s.cfg.State, s.eventLog.begun, s.log)
+	s.eventLog.file = file
+	s.eventLog.restore(events)
+}
+
 // Serve restores what the predecessor left and serves until ctx ends. Then it stops in order: it
 // accepts no more requests, waits up to two seconds for answers and releases that are in
 // flight, and leaves every hold to its successor. Serve is called once.
 func (s *Server) Serve(ctx context.Context) error {
+	s.restoreEvents()
 	s.restore(protocol.Now(), &s.recovered)
 	s.recovered = state.Recovered{}
 	cannotAccept := make(chan error, 1)
@@ -354,6 +366,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	s.flushSuppressed()
 	for _, cl := range s.sessions {
 		cl.unwatch()
+	}
+	if s.eventLog.file != nil {
+		s.eventLog.file.close()
 	}
 	if s.state != nil {
 		if err := s.state.Close(); err != nil {

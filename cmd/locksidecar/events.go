@@ -180,7 +180,7 @@ func (p *eventPrinter) end() error {
 	if p.printed || p.json {
 		return nil
 	}
-	what := "no events since the sidecar was started"
+	what := "no events"
 	if p.pattern != "" {
 		what += fmt.Sprintf(" of locks that match %q", string(p.pattern))
 	}

@@ -86,7 +86,7 @@ func TestEventsAreReadToTheNewest(t *testing.T) {
 	if n := strings.Count(out, "\n"); n != 2 || !strings.Contains(out, "a  by pid 1 (first) of root") || !strings.Contains(out, "b  by pid 1 (second) of root") {
 		t.Errorf("printed\n%s", out)
 	}
-	if out := expectExit(t, start(t, f, "events", "nothing"), 0, ""); out != "no events since the sidecar was started of locks that match \"nothing\"\n" {
+	if out := expectExit(t, start(t, f, "events", "nothing"), 0, ""); out != "no events of locks that match \"nothing\"\n" {
 		t.Errorf("of no lock: %q", out)
 	}
 	if out := expectExit(t, start(t, f, "events", "--json", "nothing"), 0, ""); out != "" {

@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 
@@ -96,11 +97,29 @@ func namespace(kind string) uint64 {
 	return st.Ino
 }
 
-func allocate(fd int, off, n int64) error {
-	// Beyond the limit the kernel sends a signal that would end the process.
+// Boot identifies what the times of CLOCK_BOOTTIME are relative to, as text without spaces; "": it is
+// not known.
+func Boot() string {
+	boot := bootID()
+	if boot == ([16]byte{}) {
+		return ""
+	}
+	return fmt.Sprintf("%x-%d", boot, namespace("time"))
+}
+
+// CheckFileSize returns an error if this process may not write so long a file. Beyond that limit the
+// kernel sends a signal that would end the process.
+func CheckFileSize(n int64) error {
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && uint64(off+n) > limit.Cur {
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && uint64(n) > limit.Cur {
 		return unix.EFBIG
+	}
+	return nil
+}
+
+func allocate(fd int, off, n int64) error {
+	if err := CheckFileSize(off + n); err != nil {
+		return err
 	}
 	for {
 		if err := unix.Fallocate(fd, 0, off, n); !errors.Is(err, unix.EINTR) {

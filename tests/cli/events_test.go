@@ -9,7 +9,7 @@ import (
 // events --follow prints what happens, and continues with the next daemon.
 func TestEventsFollowsOverARestart(t *testing.T) {
 	d := harness.StartDaemon(t, harness.StartRedis(t).UnixURL())
-	if got := d.Run("events"); got.Stdout != "no events since the sidecar was started\n" || got.Code != 0 {
+	if got := d.Run("events"); got.Stdout != "no events\n" || got.Code != 0 {
 		t.Errorf("events: exit code %d, %q %q", got.Code, got.Stdout, got.Stderr)
 	}
 	follow := harness.StartProcess(t, d, harness.Program(t), "events", "--follow")

@@ -200,8 +200,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "a slow reader of events receives how many it missed",
 		file: "sidecar/eventlog.go",
-		old:  "return rows, next, next - from - uint64(len(rows)-begin)",
-		new:  "return rows, next, 0",
+		old:  "max(next, g.begun) - max(from, g.begun) - own",
+		new:  "0",
 		by:   test("sidecar", "TestGrantsDoNotDisplaceLosses"),
 	},
 	{
@@ -755,5 +755,19 @@ var sidecarMutants = []mutant{
 		old:  "if row.HeldMS < locktable.NotableHold.Milliseconds() {",
 		new:  "if false {",
 		by:   test("sidecar", "TestEventsDisplaceThoseOfTheirClassOnly"),
+	},
+	{
+		rule: "a file of events that is another program's is not changed",
+		file: "sidecar/eventfile.go",
+		old:  "string(text[:n]) != eventFileMagic[:n]",
+		new:  "n < 0",
+		by:   test("sidecar", "TestForeignFileOfEventsIsNotChanged"),
+	},
+	{
+		rule: "a client that follows the events gets none twice after a restart",
+		file: "sidecar/eventlog.go",
+		old:  "			next = max(next, g.begun)\n",
+		new:  "",
+		by:   test("sidecar", "TestRestoredEventsKeepTheirNumbers"),
 	},
 }

@@ -1,0 +1,279 @@
+package sidecar
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/state"
+)
+
+// Events survive a restart of the daemon in a file beside the state, its path and ".events". The file
+// has a line that names the format and the boot, and then a frame of the protocol for each event: an
+// EventsOK with one row, whose Next is the number of the event. When the file is full it is renamed to
+// ".events.old", in place of the one before, and a new one begins.
+//
+// The file is history and nothing more: one that is torn, full, removed or foreign never stops the
+// daemon. A torn file ends before the event that is not whole. The times of events are those of one
+// boot, so events of another boot are not read. A file of another program is not changed.
+//
+// Events of contention are not in the file: there may be a hundred thousand of them in a second.
+
+const (
+	eventFileMagic = "locksidecar events "
+
+	// maxEventFile bounds the file, in bytes. With the old one there is room for each event that is
+	// not of contention, unless they are unusually long.
+	maxEventFile = 512 << 10
+
+	// maxUnwritten is how many events wait for the writer. Others are not written.
+	maxUnwritten = maxEvents
+
+	// lengthPrefix is what a frame has before its body, in bytes.
+	lengthPrefix = 4
+
+	// closeEventsWithin bounds how long a stop of the daemon waits for a file system that hangs.
+	closeEventsWithin = time.Second
+)
+
+// eventFile writes events to the file. Its goroutine writes, so that the loop never waits for the
+// file system.
+type eventFile struct {
+	path   string
+	header string
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	waiting []numberedEvent
+	wake    chan struct{} // has room for one
+	stop    chan struct{}
+	stopped chan struct{}
+
+	// Of the goroutine.
+	file     *os.File // nil: it cannot be written any more
+	size     int64
+	buf      []byte
+	episodes errorEpisodes
+}
+
+// openEventFile reads the events that the predecessor left, in their order, and begins to write. The
+// numbers of the events are at most last. nil: events are kept in memory only.
+func openEventFile(statePath string, last uint64, log *slog.Logger) (*eventFile, []numberedEvent) {
+	f := &eventFile{
+		path: statePath + ".events", header: eventFileMagic + "1 " + state.Boot() + "\n", log: log,
+		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}), episodes: make(errorEpisodes),
+	}
+	older, _, err := f.read(f.oldPath(), os.O_RDONLY, 0, last)
+	var events []numberedEvent
+	var file *os.File
+	if err == nil || errors.Is(err, os.ErrNotExist) {
+		after := uint64(0)
+		if len(older) > 0 {
+			after = older[len(older)-1].number
+		}
+		events, file, err = f.read(f.path, os.O_RDWR|os.O_CREATE, after, last)
+	}
+	if err == nil {
+		f.file = file
+		err = f.begin()
+	}
+	if err != nil {
+		f.end()
+		log.Warn("a restart of the sidecar will forget its events; locks are not affected", "file", f.path, "error", err)
+		return nil, nil
+	}
+	go f.run()
+	return f, append(older, events...)
+}
+
+func (f *eventFile) oldPath() string { return f.path + ".old" }
+
+// read returns the events of a file whose numbers are after one and not after another. It opens the
+// file with the flags, and returns it if they permit to write: at the end of the last whole event.
+func (f *eventFile) read(path string, flags int, after, last uint64) ([]numberedEvent, *os.File, error) {
+	file, err := os.OpenFile(path, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	keep := false
+	defer func() {
+		if !keep {
+			file.Close()
+		}
+	}()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return nil, nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || int(st.Uid) != unix.Geteuid() || st.Mode&0o077 != 0 {
+		return nil, nil, fmt.Errorf("%s is not a file that only this user may read and write; remove it", path)
+	}
+	text, err := io.ReadAll(io.LimitReader(file, maxEventFile))
+	if err != nil {
+		return nil, nil, err
+	}
+	if n := min(len(text), len(eventFileMagic)); string(text[:n]) != eventFileMagic[:n] {
+		return nil, nil, fmt.Errorf("%s has something else than events, and was not changed; remove it", path)
+	}
+	var events []numberedEvent
+	size := 0
+	if rest, isOurs := bytes.CutPrefix(text, []byte(f.header)); isOurs && state.Boot() != "" {
+		var whole int
+		events, whole = decodeEvents(rest, after, last)
+		size = len(f.header) + whole
+	}
+	if flags&os.O_RDWR == 0 {
+		return events, nil, nil
+	}
+	if err := file.Truncate(int64(size)); err != nil {
+		return nil, nil, err
+	}
+	keep = true
+	f.size = int64(size)
+	return events, file, nil
+}
+
+// decodeEvents returns the events of a file, and how many bytes they have. What comes after the first
+// event that is not whole, or that has no larger number than the one before, is not read.
+func decodeEvents(text []byte, after, last uint64) (events []numberedEvent, whole int) {
+	frames := protocol.NewReader(bytes.NewReader(text))
+	var d protocol.ReplyDecoder
+	for {
+		body, err := frames.Next()
+		if err != nil {
+			return events, whole
+		}
+		m, err := d.Decode(body)
+		if err != nil {
+			return events, whole
+		}
+		var page protocol.EventsOK
+		answer, isAnswer := m.(*protocol.Answer)
+		if !isAnswer || answer.Unpack(&page) != nil || len(page.Events) != 1 || page.Next <= after || page.Next > last {
+			return events, whole
+		}
+		after = page.Next
+		whole += lengthPrefix + len(body)
+		events = append(events, numberedEvent{after, page.Events[0]})
+	}
+}
+
+// begin writes the header of an empty file.
+func (f *eventFile) begin() error {
+	if f.size > 0 {
+		return nil
+	}
+	return f.write([]byte(f.header))
+}
+
+// write appends to the file, all or nothing.
+func (f *eventFile) write(text []byte) error {
+	if err := state.CheckFileSize(f.size + int64(len(text))); err != nil {
+		return err
+	}
+	n, err := f.file.WriteAt(text, f.size)
+	if err == nil {
+		f.size += int64(n)
+		return nil
+	}
+	if n > 0 && f.file.Truncate(f.size) != nil { // what follows would not be read
+		f.end()
+	}
+	return err
+}
+
+// end ends the writing.
+func (f *eventFile) end() {
+	if f.file != nil {
+		f.file.Close()
+		f.file = nil
+	}
+}
+
+// add has an event written, soon.
+func (f *eventFile) add(e numberedEvent) {
+	f.mu.Lock()
+	if len(f.waiting) < maxUnwritten {
+		f.waiting = append(f.waiting, e)
+	}
+	isFirst := len(f.waiting) == 1
+	f.mu.Unlock()
+	if isFirst {
+		select {
+		case f.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run writes what was added until close.
+func (f *eventFile) run() {
+	defer close(f.stopped)
+	for {
+		select {
+		case <-f.wake:
+			f.writeWaiting()
+		case <-f.stop:
+			f.writeWaiting()
+			f.end()
+			return
+		}
+	}
+}
+
+func (f *eventFile) writeWaiting() {
+	f.mu.Lock()
+	events := f.waiting
+	f.waiting = nil
+	f.mu.Unlock()
+	for len(events) > 0 && f.file != nil {
+		f.buf = f.buf[:0]
+		n := 0
+		for ; n < len(events) && len(f.buf) < pageSize; n++ {
+			f.buf = protocol.EventsOK{ID: 1, Events: []protocol.EventRow{events[n].row}, Next: events[n].number}.Append(f.buf)
+		}
+		events = events[n:]
+		err := f.rotate(len(f.buf))
+		if err == nil {
+			err = f.write(f.buf)
+		}
+		if err != nil && f.episodes.begins(err.Error()) {
+			f.log.Warn("events are not written, and a restart of the sidecar will forget them; locks are not affected", "file", f.path, "error", err)
+		}
+	}
+}
+
+// rotate begins a new file if the present one has no room.
+func (f *eventFile) rotate(room int) error {
+	if f.size+int64(room) <= maxEventFile {
+		return nil
+	}
+	if err := os.Rename(f.path, f.oldPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	file, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		f.end()
+		return err
+	}
+	f.end()
+	f.file, f.size = file, 0
+	return f.begin()
+}
+
+// close writes what was added, unless the file system hangs.
+func (f *eventFile) close() {
+	close(f.stop)
+	select {
+	case <-f.stopped:
+	case <-time.After(closeEventsWithin):
+	}
+}

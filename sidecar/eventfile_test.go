@@ -1,0 +1,226 @@
+package sidecar
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// keptEvents opens the file of the events as a successor does, and returns their names and the log.
+func keptEvents(t *testing.T, path string) (f *eventFile, names, log string) {
+	t.Helper()
+	var text strings.Builder
+	f, events := openEventFile(path, 1<<40, slog.New(slog.NewTextHandler(&text, nil)))
+	for i, e := range events {
+		if i > 0 && e.number <= events[i-1].number {
+			t.Errorf("event %d comes after %d", e.number, events[i-1].number)
+		}
+		names += e.row.Name
+	}
+	return f, names, text.String()
+}
+
+// writeEvents leaves a file with the lost locks a, b and c.
+func writeEvents(t *testing.T) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "state")
+	f, _, _ := keptEvents(t, path)
+	for i, name := range []string{"a", "b", "c"} {
+		f.add(numberedEvent{uint64(10 + i), lostEvent(name)})
+	}
+	f.close()
+	return path
+}
+
+func TestEventsAreInAFileThatOnlyThisUserReads(t *testing.T) {
+	path := writeEvents(t)
+	st, err := os.Stat(path + ".events")
+	if err != nil || st.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+	f, names, log := keptEvents(t, path)
+	f.close()
+	if names != "abc" || log != "" {
+		t.Errorf("%q; logged %s", names, log)
+	}
+}
+
+// A file that a sudden end, a full disk or another program tore ends before the torn event, and is
+// continued there.
+func TestTornFileOfEventsIsContinuedAfterTheLastWholeEvent(t *testing.T) {
+	path := writeEvents(t)
+	whole, err := os.ReadFile(path + ".events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cut := range len(whole) {
+		for _, tail := range []string{"", "\xff\xff\xff\xff", "\x00\x00\x00\x03\x81\xa1"} {
+			if err := os.WriteFile(path+".events", append(whole[:cut:cut], tail...), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			f, names, _ := keptEvents(t, path)
+			if !strings.HasPrefix("abc", names) {
+				t.Fatalf("cut at %d: %q", cut, names)
+			}
+			if f == nil { // less than the magic, and then something else
+				continue
+			}
+			f.add(numberedEvent{100, lostEvent("d")})
+			f.close()
+			f, again, _ := keptEvents(t, path)
+			f.close()
+			if again != names+"d" {
+				t.Fatalf("cut at %d: %q, and then %q", cut, names, again)
+			}
+		}
+	}
+}
+
+// A file with other numbers, of another boot, or of a later version, gives no events.
+func TestEventsOfAnotherBootAreNotRead(t *testing.T) {
+	path := writeEvents(t)
+	whole, _ := os.ReadFile(path + ".events")
+	header, events, _ := bytes.Cut(whole, []byte("\n"))
+	for name, text := range map[string]string{
+		"another boot":    eventFileMagic + "1 00-1\n" + string(events),
+		"a later version": strings.Replace(string(header), "events 1", "events 2", 1) + "\n" + string(events),
+	} {
+		if err := os.WriteFile(path+".events", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, names, _ := keptEvents(t, path)
+		f.close()
+		if names != "" {
+			t.Errorf("%s: %q", name, names)
+		}
+	}
+	if rows, n := decodeEvents(append(events, events...), 0, 1<<40); len(rows) != 3 || n != len(events) {
+		t.Errorf("numbers that fall: %d events", len(rows))
+	}
+	if rows, _ := decodeEvents(events, 0, 11); len(rows) != 2 {
+		t.Errorf("numbers of the future: %d events", len(rows))
+	}
+}
+
+// What another program or user may have put there is neither read nor changed, and the daemon runs.
+func TestForeignFileOfEventsIsNotChanged(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"another program's": func(p string) error { return os.WriteFile(p, []byte("TRUNCATE ME NOT, PLEASE"), 0o600) },
+		"others may write":  func(p string) error { return os.WriteFile(p, nil, 0o620) },
+		"a directory":       func(p string) error { return os.Mkdir(p, 0o700) },
+		"a pipe":            func(p string) error { return unix.Mkfifo(p, 0o600) },
+		"a symbolic link":   func(p string) error { return os.Symlink("/dev/null", p) },
+	} {
+		for _, suffix := range []string{".events", ".events.old"} {
+			path := filepath.Join(t.TempDir(), "state")
+			old := unix.Umask(0)
+			err := put(path + suffix)
+			unix.Umask(old)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, names, log := keptEvents(t, path)
+			if f != nil || names != "" || !strings.Contains(log, "will forget its events") {
+				t.Errorf("%s at %s: %v, %q; logged %s", name, suffix, f, names, log)
+			}
+			if name != "another program's" {
+				continue
+			}
+			if text, err := os.ReadFile(path + suffix); string(text) != "TRUNCATE ME NOT, PLEASE" {
+				t.Errorf("it was changed: %q, %v", text, err)
+			}
+		}
+	}
+}
+
+// However many events there are, the two files have a bound, and the newest events.
+func TestFilesOfEventsAreBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	f, _, _ := keptEvents(t, path)
+	const all = 6 * maxEvents
+	for i := range all {
+		row := lostEvent(fmt.Sprintf("%d,", i))
+		row.Msg = strings.Repeat("m", 300)
+		f.add(numberedEvent{uint64(i + 1), row})
+		if i%500 == 0 { // the writer must not fall behind
+			f.close()
+			if f, _, _ = keptEvents(t, path); f == nil {
+				t.Fatal("the file cannot be opened again")
+			}
+		}
+	}
+	f.close()
+	for _, suffix := range []string{".events", ".events.old"} {
+		if st, err := os.Stat(path + suffix); err != nil || st.Size() > maxEventFile || st.Mode() != 0o600 {
+			t.Errorf("%s: %v, %v", suffix, st, err)
+		}
+	}
+	f, names, _ := keptEvents(t, path)
+	f.close()
+	if n := strings.Count(names, ","); n < maxEvents || n == all || !strings.HasSuffix(names, fmt.Sprintf(",%d,", all-1)) {
+		t.Errorf("%d events", n)
+	}
+}
+
+// A full disk loses events, and does not tear those before and after.
+func TestFullDiskLosesEventsOnly(t *testing.T) {
+	path := writeEvents(t)
+	f, _, _ := keptEvents(t, path)
+	f.close() // its goroutine has ended
+	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	var log strings.Builder
+	f.log, f.file = slog.New(slog.NewTextHandler(&log, nil)), full
+	f.waiting = []numberedEvent{{20, lostEvent("d")}, {21, lostEvent("e")}}
+	f.writeWaiting()
+	f.end()
+	if n := strings.Count(log.String(), "events are not written"); n != 1 || !strings.Contains(log.String(), "no space left") {
+		t.Errorf("logged %s", log.String())
+	}
+	f, names, _ := keptEvents(t, path)
+	f.close()
+	if names != "abc" {
+		t.Errorf("%q", names)
+	}
+}
+
+// A client that read the predecessor's events continues after them, and one that asks for all gets
+// theirs, too.
+func TestRestoredEventsKeepTheirNumbers(t *testing.T) {
+	var g eventLog
+	g.begin(5_000_000)
+	g.restore([]numberedEvent{{100, lostEvent("a")}, {200, lostEvent("b")}})
+	if rows, next, missed := g.page(0, 1<<20, nil); names(rows) != "ab" || next != 5_000 || missed != 0 || g.hasAfter(next) {
+		t.Errorf("%q, next %d, missed %d", names(rows), next, missed)
+	}
+	if g.hasAfter(200) || !g.hasAfter(199) || !g.hasAfter(1<<60) {
+		t.Error("events after the last one, or none after the first")
+	}
+	g.add(lostEvent("c"))
+	for _, tt := range []struct {
+		after uint64
+		want  string
+	}{{0, "abc"}, {99, "abc"}, {100, "bc"}, {150, "bc"}, {200, "c"}, {4_999, "c"}, {5_000, "c"}, {5_001, ""}, {5_002, "abc"}} {
+		if rows, next, missed := g.page(tt.after, 1<<20, nil); names(rows) != tt.want || next != 5_001 || missed != 0 || g.hasAfter(tt.after) != (tt.want != "") {
+			t.Errorf("after %d: %q, next %d, missed %d", tt.after, names(rows), next, missed)
+		}
+	}
+	rows, next, _ := g.page(0, 1, nil) // one page, one event
+	if names(rows) != "a" || next != 100 {
+		t.Errorf("%q, next %d", names(rows), next)
+	}
+	for range maxEvents + 7 {
+		g.add(grantEvent("g"))
+	}
+	if rows, _, missed := g.page(0, 1<<30, nil); missed != 7 || len(rows) != maxEvents+3 {
+		t.Errorf("%d events, missed %d", len(rows), missed)
+	}
+}
