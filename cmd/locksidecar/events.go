@@ -18,6 +18,7 @@ type eventsCmd struct {
 	socketFlag
 	Name    namePattern   `arg:"" optional:"" help:"Only the lock with this name; with * at the end, the locks whose names start so."`
 	Follow  bool          `short:"f" help:"Continue with events as they happen, also over restarts of the daemon."`
+	Since   time.Duration `help:"Only events of the last TIME, such as 8h." placeholder:"TIME"`
 	MinWait time.Duration `help:"Leave out grants after a shorter wait." placeholder:"TIME"`
 	JSON    bool          `help:"Print a JSON object on each line."`
 }
@@ -30,9 +31,9 @@ of Redis, and 1,024 other events.
 
 Examples:
 
-    locksidecar events
+    locksidecar events --since 8h invoice:42      # who had it, and until when
     locksidecar events --follow --min-wait 1s
-    locksidecar events --follow invoice:
+    locksidecar events --follow 'invoice:*'
     locksidecar events --json | jq 'select(.kind == "lost")'
 
 Fields of --json; those in brackets are absent where they do not apply:
@@ -58,6 +59,9 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	defer sidecar.Close()
 	p := eventPrinter{out: out, json: c.JSON, pattern: c.Name, minWait: c.MinWait, users: make(display.UserNames), zone: time.Local}
+	if c.Since != 0 {
+		p.from = time.Now().Add(-c.Since)
+	}
 	after := uint64(0)
 	isAway := false
 	for {
@@ -116,6 +120,7 @@ type eventPrinter struct {
 	out     io.Writer
 	json    bool
 	pattern namePattern
+	from    time.Time
 	minWait time.Duration
 	users   display.UserNames
 	zone    *time.Location
@@ -132,7 +137,7 @@ func (p *eventPrinter) page(page *locksidecar.EventPage, now time.Time) error {
 	for i := range page.Events {
 		e := &page.Events[i]
 		isShort := e.Kind == locksidecar.EventGranted && e.Waited < p.minWait
-		if isShort || !p.pattern.matches(e.Name) {
+		if isShort || e.At.Before(p.from) || !p.pattern.matches(e.Name) {
 			continue
 		}
 		v := viewEvent(e, p.users)
@@ -183,6 +188,9 @@ func (p *eventPrinter) end() error {
 	what := "no events"
 	if p.pattern != "" {
 		what += fmt.Sprintf(" of locks that match %q", string(p.pattern))
+	}
+	if !p.from.IsZero() {
+		what += " since " + p.from.In(p.zone).Format("Jan _2 15:04:05")
 	}
 	_, err := fmt.Fprintln(p.out, what)
 	return err

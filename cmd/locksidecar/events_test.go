@@ -110,3 +110,24 @@ func TestFollowPrintsEventsAsTheyHappen(t *testing.T) {
 		}
 	}
 }
+
+// An operator asks for the events of the last hours.
+func TestEventsSinceATime(t *testing.T) {
+	now := time.Date(2026, 3, 7, 3, 0, 0, 0, time.UTC)
+	at := func(ago time.Duration) locksidecar.Event {
+		return locksidecar.Event{At: now.Add(-ago), Kind: locksidecar.EventReleased, Name: "invoice:42", PID: 1, Held: time.Minute}
+	}
+	var out strings.Builder
+	p := eventPrinter{out: &out, from: now.Add(-time.Hour), zone: time.UTC}
+	if err := p.page(&locksidecar.EventPage{Events: []locksidecar.Event{at(2 * time.Hour), at(59 * time.Minute)}}, now); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.HasPrefix(got, "Mar  7 02:01:00.000  released") {
+		t.Errorf("got %q", got)
+	}
+	out.Reset()
+	p.printed = false
+	if err := p.end(); err != nil || out.String() != "no events since Mar  7 02:00:00\n" {
+		t.Errorf("got %q, %v", out.String(), err)
+	}
+}
