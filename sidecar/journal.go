@@ -1,6 +1,10 @@
 package sidecar
 
-import "github.com/locksidecar/locksidecar/sidecar/state"
+import (
+	"fmt"
+
+	"github.com/locksidecar/locksidecar/sidecar/state"
+)
 
 // What the loop does with the state file, apart from restore. In each round the table
 // and the loop store what changed; commitState ends the round, before any effect of it
@@ -16,9 +20,12 @@ func (l *loop) commitState() {
 	switch m, hasChanged := l.state.Missing(); {
 	case !hasChanged:
 	case m != (state.Missing{}):
+		why := fmt.Sprintf("the state file %s lacks locks or clients, and a restart of the sidecar would end all locks of this host: %s", l.cfg.State, m.Reason)
+		l.incomplete.Store(&why)
 		l.log.Error("the state file does not have every lock and client; until it does, a restart of the sidecar ends all locks of this host at their deadlines",
 			"file", l.cfg.State, "locks", m.Locks, "clients", m.Sessions, "reason", m.Reason)
 	default:
+		l.incomplete.Store(new(string))
 		l.log.Info("the state file has every lock and client again; a restart loses none", "file", l.cfg.State)
 	}
 }

@@ -35,6 +35,9 @@ type loop struct {
 	inbox inbox
 	redis atomic.Pointer[redisHealth]
 
+	// incomplete is what the state file does not have, and what to do; "": it has every lock and client.
+	incomplete atomic.Pointer[string]
+
 	running         sync.Mutex  // the first in the order of locks: it is locked with none held
 	finishing       atomic.Bool // finish has locked running, and sleeps with it
 	table           *locktable.Table

@@ -80,6 +80,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	s.running.Lock() // until run
 	s.sessions = make(map[locktable.SessionID]*session)
 	s.misplaced.Store(new(string))
+	s.incomplete.Store(new(string))
 	s.redis.Store(&redisHealth{status: "Redis has not been reached yet"})
 
 	// The socket appears last: a sidecar that cannot start leaves no trace, and
@@ -208,7 +209,10 @@ func (s *Server) Trouble() (why string, restart bool) {
 	if why, restart = s.endpoint.unreachable(); why != "" {
 		return why, restart
 	}
-	return *s.misplaced.Load(), false
+	if why := *s.misplaced.Load(); why != "" {
+		return why, false
+	}
+	return *s.incomplete.Load(), false
 }
 
 // lookAround checks now and then that clients find the socket, and a successor the state.

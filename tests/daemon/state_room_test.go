@@ -95,8 +95,14 @@ func TestRestartLosesNoLockAfterAFullFileSystem(t *testing.T) {
 				fields[l.Name()] = r.HGetAll(t.Context(), l.Name()).Val()
 			}
 			harness.Eventually(t, "the log reports that something is missing", func() bool { return d.Log.Contains("does not have every lock") })
+			if out := d.Run("status"); !strings.Contains(out.Stdout, "a restart of the sidecar would end all locks of this host") {
+				t.Errorf("status says nothing of the state file: %s", out.Stdout)
+			}
 			locks = c.after(t, filler, locks)
 			harness.Eventually(t, "the log reports that everything is stored", func() bool { return d.Log.Contains("has every lock and client again") })
+			if out := d.Run("status"); strings.Contains(out.Stdout, "TROUBLE") {
+				t.Errorf("status still says: %s", out.Stdout)
+			}
 
 			d.Kill()
 			d.Start(harness.LongLease)
