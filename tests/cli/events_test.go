@@ -20,13 +20,13 @@ func TestEventsFollowsOverARestart(t *testing.T) {
 	if got := d.Run("force-release", "job"); got.Code != 0 {
 		t.Fatalf("force-release: %s", got.Stderr)
 	}
-	follow.AwaitOutput("lost      job  forced: a client ended it by force; held for ")
-	follow.AwaitOutput("forced    job  by pid ")
+	follow.AwaitOutput("lost        job  forced: a client ended it by force; held for ")
+	follow.AwaitOutput("forced      job  by pid ")
 	waiter.AwaitOutput("ran")
 
 	d.Kill()
 	d.Start()
-	follow.AwaitOutput("takeover  the daemon was restarted: it took over 1 hold; 1 client with locks may come back")
+	follow.AwaitOutput("takeover    the daemon was restarted: it took over 1 hold; 1 client with locks may come back")
 	if got := d.Run("events", "--json"); got.Code != 0 {
 		t.Errorf("events --json: %s", got.Stderr)
 	} else {

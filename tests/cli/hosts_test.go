@@ -117,7 +117,7 @@ func TestForceReleaseOnAnotherHost(t *testing.T) {
 	d1.Log.AwaitWords(t, "client forced the release of a lock on another host", "lock=stuck", "on_host=db-7", "uid="+me)
 	harness.Eventually(t, "the events of db-7 name who asked", func() bool {
 		text := d7.Run("events", "stuck").Stdout
-		return strings.Contains(text, "forced    stuck  by pid ") && strings.Contains(text, "(locksidecar force-release --host db-7 stuck) of "+me+" on host web-1")
+		return strings.Contains(text, "forced      stuck  by pid ") && strings.Contains(text, "(locksidecar force-release --host db-7 stuck) of "+me+" on host web-1")
 	})
 	harness.Eventually(t, "the events of web-1 have it too", func() bool {
 		text := d1.Run("events", "stuck").Stdout

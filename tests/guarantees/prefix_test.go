@@ -130,12 +130,13 @@ func TestRestartWithAnotherKeyPrefixLosesTheHolds(t *testing.T) {
 	}
 }
 
-// keysOfLocks returns the keys of Redis, sorted, without those in which daemons publish their
-// host. A daemon writes these within some milliseconds of its start, and then each minute.
+// keysOfLocks returns the keys of Redis, sorted, without those in which daemons publish their host,
+// and the token counters of their probes. A daemon writes these within some milliseconds of its start,
+// and then each minute.
 func keysOfLocks(t *testing.T, r *harness.Redis) []string {
 	t.Helper()
 	keys := slices.DeleteFunc(r.Keys(t.Context(), "*").Val(), func(key string) bool {
-		return strings.HasPrefix(key, "locksidecar_host")
+		return strings.HasPrefix(key, "locksidecar_host") || strings.Contains(key, "locksidecar_probe")
 	})
 	slices.Sort(keys)
 	return keys
