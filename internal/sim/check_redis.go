@@ -68,7 +68,8 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 		l.localGrants = 0
 		l.ownMessageUntil = w.now + sec + eps
 		isLeftFree := l.yielding && h.clock(w.now) < l.droppedAt+yieldBackoff // since an earlier Drop
-		l.yielding = l.listeners != 0 || l.waiting > 0 || isLeftFree
+		isTired := int64(op.PassedMS)*ms >= l.quietRun(now) && h.someoneWaits(n, now) // it has had no free moment for too long
+		l.yielding = l.listeners != 0 || l.waiting > 0 || isLeftFree || isTired
 		if l.yieldedAt == 0 || !h.someoneWaits(n, l.yieldedAt) {
 			l.yieldedAt = 0
 			first := h.first(n)
