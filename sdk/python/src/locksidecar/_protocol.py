@@ -387,9 +387,10 @@ class Restart:
 class Status:
     """How the sidecar and its locks are.
 
-    redis is "ok", or a sentence that says what is wrong. degraded: Redis is connected, but refuses acquires. trouble says why clients cannot connect, or why a restart
-    would end their locks. renewals_late counts the holds that have less than half of their lease left. lost has the
-    losses of the last hour by reason. restart is None if no sidecar before this one left its state.
+    redis is "ok", or a sentence that says what is wrong. degraded: Redis is connected, but refuses acquires. trouble
+    says why clients cannot connect, or why a restart would end their locks. renewals_late counts the holds that have
+    less than half of their lease left. lost has the losses of the last hour by reason. restart is None if no sidecar
+    before this one left its state.
     """
 
     now_ns: int
