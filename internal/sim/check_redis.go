@@ -67,7 +67,7 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
 		l.ownMessageUntil = w.now + sec + eps
-		isLeftFree := l.yielding && h.clock(w.now) < l.droppedAt+yieldBackoff // since an earlier Drop
+		isLeftFree := l.yielding && h.clock(w.now) < l.droppedAt+yieldBackoff         // since an earlier Drop
 		isTired := int64(op.PassedMS)*ms >= l.quietRun(now) && h.someoneWaits(n, now) // it has had no free moment for too long
 		l.yielding = l.listeners != 0 || l.waiting > 0 || isLeftFree || isTired
 		if l.yieldedAt == 0 || !h.someoneWaits(n, l.yieldedAt) {
