@@ -278,6 +278,7 @@ func (w *world) checkRecord(h *host, n int) {
 	if r.KeepUntil < c.keptUntil {
 		w.violation(n, "the journal of host %d has a keep of hold %d until %d; it lasts until %d", h.index, c.num, r.KeepUntil, c.keptUntil)
 	}
+	c.keptUntil = r.KeepUntil // what ended it may have been lost with the process
 	if r.Phase == locktable.HoldKept {
 		c.count = r.Entries
 		c.orphanUntil(r.Deadline)
