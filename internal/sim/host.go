@@ -154,7 +154,7 @@ func (w *world) drain(h *host) {
 	effects := h.table.Effects()
 	h.journal.checkRoom(h.table)
 	h.journal.run, h.journal.floor = h.conn.run, h.floor
-	h.conn.batch++
+	h.conn.script.isOpen = false
 	for i := range effects {
 		w.apply(h, &effects[i])
 	}

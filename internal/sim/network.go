@@ -17,14 +17,13 @@ type operation struct {
 	server   int    // run id of that which its connection leads to
 	floor    int64  // of its connection
 	birth    int64  // a new counter begins above it
-	batch    uint32 // of the connection: one script with others of the same
+	script   uint64 // the number of the one that executes it
 	at       int64  // it reaches Redis no earlier; or, if executed, when it did
 	issuedAt int64  // when the table issued it
 	sentAt   int64  // the same, by the clock of the host
 	queued   bool   // an event refers to it
 	executed bool
-	resend   bool // its reply is that Redis does not know the script
-	loaded   bool // the script was loaded for it
+	unknown  bool // its reply is that Redis does not know the script
 	settled  bool // the table has its result
 	lost     bool // will not reach Redis
 }
@@ -42,15 +41,22 @@ type connection struct {
 	lastReply int64 // when what was replied last reaches the host
 	floor     int64
 	clock     tokenFloor // Redis's, when the connection was made
-	batch     uint32     // steps of the loop; a restart of the daemon does not begin again
-	written   uint32     // the last batch of which something was written
-	replied   uint32     // the last batch of which something was replied
+	script    script     // that was begun last
+	replied   uint64     // the number of the last script of which something was replied
+	repeated  uint64     // the number of the last script that was sent again
 	run       int        // run id seen last
 	nextRun   int        // run id of the server that the connection leads to
 	inFlight  []int32
 	queue     []int32 // half duplex: waits for the reply to the batch before
 
 	isListening bool // Redis has its subscription of the host's own channel
+}
+
+// script is one run of a script, for operations that a store sends at one time.
+type script struct {
+	number  uint64 // unique in the world: a host has several connections and processes
+	unknown bool   // Redis does not know its text
+	isOpen  bool   // what is sent next is executed in it, too. Ended by the next step of the loop.
 }
 
 // tokenFloor is what a host knows of tokens: the largest one that Redis gave it, and when
@@ -123,43 +129,49 @@ func (w *world) issue(h *host, op locktable.Op) {
 		w.after(w.random.below(ms), event{kind: evNotSent, host: o.host, arg: i})
 		return
 	}
-	isOfBatch := w.plan.oneScriptPerBatch && c.written == c.batch && len(c.inFlight) > 0 && len(c.queue) == 0
-	if w.plan.halfDuplex && len(c.inFlight)+len(c.queue) > 0 && !isOfBatch {
+	joins := c.script.isOpen && len(c.inFlight) > 0 && len(c.queue) == 0
+	if w.plan.halfDuplex && len(c.inFlight)+len(c.queue) > 0 && !joins {
 		c.queue = append(c.queue, i)
 		return
 	}
 	w.send(h, i)
 }
 
+// beginScript begins a script: what is sent next is executed in it.
+func (w *world) beginScript(h *host, unknown bool) {
+	c := &h.conn
+	w.scripts++
+	c.script = script{number: w.scripts, unknown: unknown, isOpen: true}
+	c.lastExec = max(c.lastExec, w.now+w.lag())
+}
+
 // send sends an operation to Redis. What one host sends arrives in order.
 func (w *world) send(h *host, i int32) {
 	c := &h.conn
+	if !c.script.isOpen {
+		w.beginScript(h, w.random.oneIn(w.plan.unknownScript))
+	}
+	c.script.isOpen = w.plan.oneScriptPerBatch
 	o := &w.ops[i]
 	c.inFlight = append(c.inFlight, i)
-	o.gen, o.server, o.floor, o.batch = c.gen, c.nextRun, c.floor, c.batch
+	o.gen, o.server, o.floor = c.gen, c.nextRun, c.floor
+	o.script, o.unknown = c.script.number, c.script.unknown
 	o.res.Conn = w.connOf(h)
 	o.birth = h.floor.now(h.clock(w.now))
 	if w.withoutTokenFloor {
 		o.floor, o.birth = 1, 0 // only a counter that is not there is below it
 	}
 	o.res.Sent = h.clock(w.now)
-	at := c.lastExec
-	if !w.plan.oneScriptPerBatch || c.written != c.batch {
-		at = max(at, w.now+w.lag())
-	}
-	c.written = c.batch
-	c.lastExec = at
 	if c.dead {
 		if !c.late {
 			o.lost = true
 			return
 		}
-		at = max(at, c.lateAt)
-		c.lastExec = at
+		c.lastExec = max(c.lastExec, c.lateAt)
 	}
-	o.at = at
+	o.at = c.lastExec
 	o.queued = true
-	w.after(at-w.now, event{kind: evExec, arg: i})
+	w.after(o.at-w.now, event{kind: evExec, arg: i})
 }
 
 // arrive handles an operation that reaches Redis.
@@ -175,9 +187,7 @@ func (w *world) arrive(i int32) {
 		return
 	}
 	h := w.hosts[o.host]
-	if !o.loaded && w.random.oneIn(w.plan.unknownScript) {
-		o.loaded, o.resend = true, true
-	} else {
+	if !o.unknown {
 		o.executed, o.at = true, w.now
 		w.check.meetIf(ExecutedLate, o.settled)
 		w.execute(h, o)
@@ -187,16 +197,16 @@ func (w *world) arrive(i int32) {
 		w.freeOp(i)
 		return
 	}
-	if !w.plan.oneScriptPerBatch || c.replied != o.batch {
+	if c.replied != o.script {
 		c.lastReply = max(c.lastReply, w.now+w.lag())
 	}
-	c.replied = o.batch
+	c.replied = o.script
 	o.queued = true
 	w.after(c.lastReply-w.now, event{kind: evReply, host: o.host, arg: i, gen: c.gen})
 }
 
-// onReply handles a reply of Redis that reaches the host. With one script for a batch, it has
-// the results of all operations of the batch.
+// onReply handles a reply of Redis that reaches the host. It has the results of all operations of
+// a script.
 func (w *world) onReply(h *host, e event) {
 	o := &w.ops[e.arg]
 	o.queued = false
@@ -206,17 +216,16 @@ func (w *world) onReply(h *host, e event) {
 		return
 	}
 	c.popInFlight()
-	if o.resend {
-		o.resend = false
-		w.send(h, e.arg)
+	if o.unknown {
+		w.sendAgain(h, e.arg)
 		return
 	}
-	batch := o.batch
+	script := o.script
 	isRefused := o.res.Msg == "READONLY"
 	w.deliver(h, e.arg)
-	for w.plan.oneScriptPerBatch && len(c.inFlight) > 0 {
+	for len(c.inFlight) > 0 {
 		i := c.inFlight[0]
-		if o := &w.ops[i]; o.batch != batch || !o.queued || !o.executed {
+		if o := &w.ops[i]; o.script != script || !o.queued || !o.executed {
 			break
 		}
 		c.popInFlight()
@@ -224,6 +233,7 @@ func (w *world) onReply(h *host, e event) {
 	}
 	w.afterInput(h)
 	if len(c.inFlight) == 0 && len(c.queue) > 0 && c.ok {
+		c.script.isOpen = false
 		for _, i := range c.queue {
 			w.send(h, i)
 		}
@@ -232,6 +242,16 @@ func (w *world) onReply(h *host, e event) {
 	if isRefused { // the store ends the session
 		w.breakConnection(h, false)
 	}
+}
+
+// sendAgain sends an operation whose script Redis did not know. Those of one script are one script
+// again.
+func (w *world) sendAgain(h *host, i int32) {
+	if o, c := &w.ops[i], &h.conn; c.repeated != o.script {
+		c.repeated = o.script
+		w.beginScript(h, false)
+	}
+	w.send(h, i)
 }
 
 // connOf returns the connection of a host as its table knows it.

@@ -34,7 +34,7 @@ type plan struct {
 
 	// Faults: once in so many opportunities; 0: never.
 	slowOps, busy, denied, unsent                                int64 // of operations
-	unknownScript                                                int64 // of operations: Redis does not know their script, so they run after later ones
+	unknownScript                                                int64 // of scripts: Redis does not know them, so they run after later ones
 	commandBreaks, redisRestarts                                 int64 // of the times at which faults are drawn
 	roleChanges                                                  int64 // of the times at which faults are drawn: another server becomes the master, and connections stay
 	flushes, deletions, stateLosses                              int64

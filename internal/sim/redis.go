@@ -38,11 +38,7 @@ type redisName struct {
 	overwritten   bool // the key is of another type, and no owner's
 	brokenCounter bool // the counter is of another type
 
-	passedBy    int16  // the host that passed the lock on last,
-	passedBatch uint32 // and in which batch
-	freedBy     int16  // the host that left the lock free for a moment last,
-	freeBatch   uint32 // and in which batch
-	moved       movedKey
+	dropped dropped // by the last Drop
 
 	// For the checker.
 	drawn       uint64       // largest token ever drawn, whatever Redis remembers of it
@@ -353,13 +349,14 @@ func (w *world) execute(h *host, o *operation) {
 	w.expire(n)
 	name := &w.redis.names[n]
 	before := name.key
+	left := name.dropped.to(o)
 	c := redis.Command{
 		Op: &o.op, Owner: redis.Owner(o.host), Now: w.now,
 		Floor: o.floor, Fresh: max(w.time(), o.birth), Expiry: w.counterExpiry, KeepsCounterExpiry: o.op.AfterPendingDrop,
 		Denied: redis.Denied{Key: name.denied, Channel: name.deniedChannel, Queue: w.plan.deniedQueues},
-		Queue:  name.queue, Clock: w.time(), ArrivesByClock: w.arrivesByClock, PassedOn: o.op.AfterPendingDrop && w.passedInBatch(o),
-		LeftFree: o.op.AfterPendingDrop && o.op.Enqueue && o.op.Arrived != 0 && name.freeBatch == o.batch && name.freedBy == o.host && w.plan.oneScriptPerBatch,
-		Moves:    name.moved.untilFor(o),
+		Queue:  name.queue, Clock: w.time(), ArrivesByClock: w.arrivesByClock, PassedOn: left.passedOn,
+		LeftFree: left.free && o.op.Enqueue && o.op.Arrived != 0,
+		Moves:    left.expireAt,
 		Receivers: func(sidecar redis.Owner) int32 {
 			return int32(btoi(int(sidecar) < len(w.hosts) && w.reaches(w.hosts[sidecar])))
 		},
@@ -373,7 +370,7 @@ func (w *world) execute(h *host, o *operation) {
 		w.check.meet(CounterExpired)
 	}
 	draws := redis.Judge(&o.op, c.Standing(&name.key)).Draws
-	moved := movedKey{host: o.host, batch: o.batch, unjumpedExpiry: name.unjumpedExpiry}
+	unjumpedExpiry := name.unjumpedExpiry
 	var reply redis.Reply
 	switch {
 	case name.overwritten:
@@ -395,7 +392,6 @@ func (w *world) execute(h *host, o *operation) {
 	case redis.Remove:
 		w.freeKey(n)
 	case redis.Pass:
-		name.passedBy, name.passedBatch = o.host, o.batch
 		if before.Owner == redis.NoOwner {
 			w.checkWakeUp(n)
 		}
@@ -403,7 +399,7 @@ func (w *world) execute(h *host, o *operation) {
 	case redis.Write:
 		name.unjumpedExpiry = 0
 		if o.op.KeepsExpiry && c.Moves != 0 {
-			name.unjumpedExpiry = name.moved.unjumpedExpiry
+			name.unjumpedExpiry = left.unjumpedExpiry
 			w.check.meet(ExpiryKept)
 		}
 		if before.Owner == redis.NoOwner {
@@ -436,11 +432,11 @@ func (w *world) execute(h *host, o *operation) {
 	if reply.Counted && w.plan.numsubFails && w.random.oneIn(3) {
 		reply.Listeners = -1
 	}
-	if reply.Paused {
-		name.freedBy, name.freeBatch = o.host, o.batch
-	}
-	if moved.until = reply.Moves; w.plan.oneScriptPerBatch {
-		name.moved = moved
+	if o.op.Kind == locktable.Drop {
+		name.dropped = dropped{
+			script: o.script, passedOn: reply.Passed, free: reply.Paused,
+			expireAt: reply.Moves, unjumpedExpiry: unjumpedExpiry,
+		}
 	}
 	o.setResult(&reply, name)
 	w.checkNewTicket(h, n, o, &reply)
@@ -508,34 +504,29 @@ func (o *operation) setResult(reply *redis.Reply, name *redisName) {
 	}
 }
 
-// takeAfter returns the Take that was pipelined after a Drop in the same batch, or nil.
+// takeAfter returns the Take that follows a Drop in the same script, or nil.
 func (w *world) takeAfter(h *host, o *operation) *operation {
-	if l := &h.locks[o.name]; w.plan.oneScriptPerBatch && o.op.Kind == locktable.Drop && !o.settled && l.inFlight != noOp {
-		if take := &w.ops[l.inFlight]; take.op.AfterPendingDrop && take.batch == o.batch && !take.lost {
+	if l := &h.locks[o.name]; o.op.Kind == locktable.Drop && !o.settled && l.inFlight != noOp {
+		if take := &w.ops[l.inFlight]; take.op.AfterPendingDrop && take.script == o.script && !take.lost {
 			return take
 		}
 	}
 	return nil
 }
 
-// movedKey is the key before the Drop that was executed last, if the Take after it in the same
-// script only changes its field.
-type movedKey struct {
-	host           int16
-	batch          uint32
-	until          int64 // when it expires; 0: the Take sets the key
-	unjumpedExpiry int64 // as redisName has it
+// dropped is what a Drop leaves to the Take after it in the same script.
+type dropped struct {
+	script         uint64 // of the Drop
+	passedOn       bool   // the lock passed on
+	free           bool   // the lock is left free for a moment
+	expireAt       int64  // of the key, of which the Take only changes the field; 0: the Take sets the key
+	unjumpedExpiry int64  // of the key, as redisName has it
 }
 
-// untilFor returns when the key expires that an operation only moves; 0: it sets the key.
-func (m *movedKey) untilFor(o *operation) int64 {
-	if o.op.AfterPendingDrop && m.host == o.host && m.batch == o.batch {
-		return m.until
+// to returns what the Drop leaves to an operation.
+func (d *dropped) to(o *operation) dropped {
+	if o.op.AfterPendingDrop && o.script == d.script {
+		return *d
 	}
-	return 0
-}
-
-// passedInBatch reports whether the Drop before a Take of the same batch passed the lock on.
-func (w *world) passedInBatch(o *operation) bool {
-	return w.plan.oneScriptPerBatch && w.redis.names[o.name].passedBatch == o.batch && w.redis.names[o.name].passedBy == o.host
+	return dropped{}
 }

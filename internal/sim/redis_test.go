@@ -49,3 +49,78 @@ func TestFaultyRedisChangesNothing(t *testing.T) {
 		}
 	}
 }
+
+// What a Drop leaves to the Take after it holds in their script only: not for a Take that a later
+// process of the host sends alone, because the store did not send its Drop.
+func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
+	const lease, expiry = 30_000, 20 * sec
+	inOrder := locktable.Op{Kind: locktable.Take, AfterPendingDrop: true, Enqueue: true, InOrder: true, Arrived: 1, Reserve: 7}
+	again := locktable.Op{Kind: locktable.Take, AfterPendingDrop: true, KeepsExpiry: true, Reserve: 1}
+	waiting := locktable.Op{Kind: locktable.Take, AfterPendingDrop: true, Enqueue: true, Reserve: 7}
+	for _, left := range []struct {
+		what   string
+		passed uint32 // by the Drop, ms
+		take   locktable.Op
+		rival  bool // another host waits, and has the lock later
+		isLeft func(r *locktable.Result, k *redis.Key) bool
+	}{
+		{"the lock is left free", 150, inOrder, false, func(r *locktable.Result, k *redis.Key) bool {
+			return r.Outcome == locktable.HeldByOther
+		}},
+		{"the expiry is kept", 0, again, false, func(r *locktable.Result, k *redis.Key) bool {
+			return k.ExpireAt == expiry
+		}},
+		{"the lock has passed on", 0, waiting, true, func(r *locktable.Result, k *redis.Key) bool {
+			return r.Outcome == locktable.HeldByOther && r.HolderReached == locktable.HolderNotTold
+		}},
+	} {
+		w := &world{
+			engine: engine{now: sec}, counterExpiry: counterExpiry,
+			plan: plan{names: 1, oneScriptPerBatch: true, latency: ms, table: locktable.Config{Lease: 30e9}},
+		}
+		w.redis.init()
+		h, rival := w.addHost(), w.addHost()
+		name := &w.redis.names[0]
+		name.counter = redis.Counter{Exists: true, Value: 100, ExpireAt: redis.NoExpiry}
+
+		// send sends operations in one step of the loop, and returns the last one as executed.
+		send := func(ops ...locktable.Op) *operation {
+			h.conn.ok, h.conn.nextRun, h.conn.lastExec = true, w.redis.run, w.now
+			rival.conn.inRedis, rival.conn.isListening, rival.conn.nextRun = true, true, w.redis.run
+			var sent []int32
+			for _, op := range ops {
+				op.Name, op.Count, op.LeaseMS = lockNames[0], 1, lease
+				w.issue(h, op)
+				sent = append(sent, h.locks[0].inFlight)
+			}
+			w.now = h.conn.lastExec
+			for _, i := range sent {
+				w.arrive(i)
+			}
+			return &w.ops[sent[len(sent)-1]]
+		}
+
+		name.key = redis.Key{Owner: redis.Owner(h.index), Num: 1, Count: 1, ExpireAt: expiry}
+		if left.rival {
+			name.queue.ExpireAt = redis.NoExpiry
+			name.queue.Add(redis.Ticket{Owner: redis.Owner(rival.index), Num: 5, Time: w.time()})
+		}
+		left.take.HoldID = 2
+		o := send(locktable.Op{Kind: locktable.Drop, HoldID: 1, PassedMS: left.passed}, left.take)
+		if !left.isLeft(&o.res, &name.key) {
+			t.Errorf("%s: not after a Drop in the same script: %s; the key is %s", left.what, resultString(o.res), keyString(name.key))
+		}
+
+		w.end(h)
+		w.loseQueue(0)
+		name.key = redis.Key{Owner: redis.Owner(h.index), Num: 3, Count: 1, ExpireAt: 40 * sec}
+		if left.rival {
+			name.key.Owner = redis.Owner(rival.index)
+		}
+		left.take.HoldID = 4
+		o = send(left.take)
+		if left.isLeft(&o.res, &name.key) {
+			t.Errorf("%s: by a Drop of an earlier script: %s; the key is %s", left.what, resultString(o.res), keyString(name.key))
+		}
+	}
+}

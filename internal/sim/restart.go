@@ -198,7 +198,7 @@ func (w *world) end(h *host) {
 			w.freeOps = append(w.freeOps, int32(i))
 		}
 	}
-	h.conn = connection{gen: h.conn.gen + 1, batch: h.conn.batch, run: h.journal.run}
+	h.conn = connection{gen: h.conn.gen + 1, run: h.journal.run}
 	h.floor = h.journal.floor
 	h.closing, h.detaching = 0, false
 	h.process = down

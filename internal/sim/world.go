@@ -51,6 +51,7 @@ type world struct {
 
 	ops     []operation
 	freeOps []int32
+	scripts uint64 // begun so far
 
 	messages     []message
 	freeMessages []int32
