@@ -118,6 +118,7 @@ type lockOnHost struct {
 	// Whether the table knows that other hosts wait, and what it does then.
 	listeners   int32  // as the table was told last
 	forgotten   bool   // the table may have forgotten that, while it had no use for the lock
+	uncounted   bool   // the table restored the lock, and no result has had listeners since
 	waiting     uint32 // sidecars that wait, as the table was told last, while this host has the lock
 	cameAt      int64  // host clock: when the lock came to this host
 	turnGrants  int    // since then

@@ -406,7 +406,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 	w.check.refused[e.Code]++
 	switch e.Code {
 	case protocol.Timeout:
-		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.waiting > 0 || l.mayYield || now < l.freedUntil
+		inTheWay := q.obstructed || h.isObstructed(n, q.arrival) || l.yielding || l.listeners != 0 || l.uncounted || l.waiting > 0 || l.mayYield || now < l.freedUntil
 		silent := h.up && h.silence(now) >= tryWithin
 		switch {
 		case q.waits(now):

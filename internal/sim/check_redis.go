@@ -204,7 +204,7 @@ func (w *world) checkResult(h *host, o *operation) {
 		h.troubleAt = w.now
 	}
 	if (r.Outcome == locktable.Done || r.Outcome == locktable.HeldByOther) && r.Listeners != locktable.Uncounted {
-		l.listeners, l.forgotten = r.Listeners, false
+		l.listeners, l.forgotten, l.uncounted = r.Listeners, false, false
 	}
 	switch r.Outcome {
 	case locktable.Done:

@@ -365,6 +365,7 @@ func (w *world) start(h *host) {
 		w.check.meetIf(RestoredHold, c.state == away)
 		believed += btoi(c.state == away && !c.isOver(now))
 		if r := h.journal.find(n); r != nil {
+			h.locks[n].uncounted = true
 			w.check.meetIf(RestoredDrop, r.hold.ID == 0)
 			w.check.meetIf(RestoredUnderOtherLease, r.hold.ID != 0 && h.lease != before)
 		}
