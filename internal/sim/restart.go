@@ -275,6 +275,9 @@ func (w *world) checkRecord(h *host, n int) {
 		}
 		was = none
 	}
+	if was == orphaned && !r.Phase.IsOrphan() { // the journal has not recorded its end, nor that it was kept
+		c.fixed, c.maxHoldEnd = r.LeaseMS > 0, r.End
+	}
 	if r.KeepUntil < c.keptUntil {
 		w.violation(n, "the journal of host %d has a keep of hold %d until %d; it lasts until %d", h.index, c.num, r.KeepUntil, c.keptUntil)
 	}
