@@ -91,7 +91,8 @@ func TestWhoAnswersFromEachHost(t *testing.T) {
 	}
 }
 
-// What no sidecar has is reported as what it is, and nobody is asked in vain for long.
+// A key of a foreign client is reported as what it is. A sidecar that does not answer costs the answer
+// little time.
 func TestWhoReportsTheLocksOfOtherPrograms(t *testing.T) {
 	h := newHouse(t, nil)
 	c := greeted(t, h.cfg.Socket)

@@ -44,8 +44,13 @@ func (s *stage) note(what string) {
 	}
 }
 
-// at waits until so long after the first scrape.
-func (s *stage) at(d time.Duration) { time.Sleep(time.Until(s.start.Add(d))) }
+// at waits until so long after the first scrape: a recording is of real time.
+func (s *stage) at(d time.Duration) {
+	select {
+	case <-time.After(time.Until(s.start.Add(d))):
+	case <-s.t.Context().Done():
+	}
+}
 
 // outages are what is recorded: for how long, and what happens meanwhile.
 var outages = map[string]struct {
@@ -60,7 +65,7 @@ var outages = map[string]struct {
 		s.d.Start()
 		s.at(50 * time.Second)
 		s.redis.Signal(syscall.SIGSTOP)
-		time.Sleep(3 * time.Second)
+		s.at(53 * time.Second)
 		s.redis.Signal(syscall.SIGCONT)
 		s.at(75 * time.Second)
 		w := harness.StartGoWorker(s.t, s.d)
@@ -177,13 +182,15 @@ func (s *stage) use() {
 	for range 2 {
 		c := harness.Dial(s.t, s.d)
 		go func() {
+			pause := time.NewTicker(50 * time.Millisecond)
+			defer pause.Stop()
 			for s.t.Context().Err() == nil {
 				ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
 				if l, err := c.Lock(ctx, "in turn"); err == nil {
 					l.Unlock()
 				}
 				cancel()
-				time.Sleep(50 * time.Millisecond)
+				<-pause.C
 			}
 		}()
 	}

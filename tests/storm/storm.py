@@ -270,10 +270,12 @@ def use_workers(kind: ServerKind, port: int, environment: dict[str, str]) -> Non
 
 
 def show_threads(pid: int) -> None:
-    """Makes the HangDetector of a process write. Not every process has one: the signal ends those."""
+    """Makes the HangDetector of a process write. Not every process has one: the signal ends those.
+
+    The kernel delivers this signal before a later SIGTERM, whose number is larger, and the handler writes at once.
+    """
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGUSR2)
-        time.sleep(0.2)
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:

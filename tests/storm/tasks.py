@@ -37,6 +37,8 @@ def operate(until: float) -> None:
 
 @app.task
 def use() -> None:
-    """The next use of a client completes a release that a daemon had not read when it was killed."""
+    """The next use of a client completes a release that a daemon had not read when it was killed.
+
+    Which worker gets a task is chance. The storm sends tasks until no lock is held.
+    """
     _locker.client.ping()
-    time.sleep(0.05)  # so that the other workers get tasks, too
