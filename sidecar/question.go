@@ -224,7 +224,7 @@ func acceptRows(host string, rows ...*protocol.LockRow) *protocol.Err {
 	for _, row := range rows {
 		toOwnClock(row)
 		if size += row.Size(); size > protocol.ListRoom || protocol.CheckName(row.Name) != nil {
-			return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s gave an answer that no sidecar makes; find out which program publishes on the channel of its sidecar", host)}
+			return &protocol.Err{Code: protocol.Unavailable, Msg: fmt.Sprintf("host %s returned an answer that is not valid; find out which program publishes on the channel of its sidecar", host)}
 		}
 	}
 	return nil
@@ -262,7 +262,7 @@ func (s *Server) askHost(ctx context.Context, host string, question func(number 
 }
 
 var (
-	errNotReached = errors.New("no sidecar is subscribed to the channel")
+	errNotReached = errors.New("the channel of the sidecar has no subscriber")
 	errNoAnswer   = errors.New("the sidecar did not answer in time")
 )
 

@@ -149,7 +149,7 @@ func (s *Server) findHolder(ctx context.Context, r *whoRequest, key *store.Key) 
 	case ok.Lock == nil:
 		r.found.Trouble = fmt.Sprintf("the daemon of %s does not know the lock: the lock passed on a moment ago, or the daemon was restarted without its state", host)
 	case acceptRows(host, ok.Lock) != nil || ok.Lock.Size() > maxHolderRow:
-		r.found.Trouble = fmt.Sprintf("the daemon of %s gave an answer that no sidecar makes; find out which program publishes on its channel", host)
+		r.found.Trouble = fmt.Sprintf("the daemon of %s returned an answer that is not valid; find out which program publishes on its channel", host)
 	default:
 		r.found.Holder = ok.Lock
 	}

@@ -24,7 +24,7 @@ type whoCmd struct {
 func (whoCmd) Help() string {
 	return `Says who has a lock and who waits for it, on all hosts: the process that holds it, with its host, since when,
 its fencing token and its lease; the processes of this host that wait; and the hosts that wait, in the order in
-which they get the lock. It also says what Redis has if no sidecar has the lock: the owner field of a foreign client,
+which they get the lock. It also says what Redis has of other programs: the owner field of a foreign client,
 such as a Redisson program, a read-write lock, or another structure.
 
 The daemon of this host reads the key of the lock in Redis once, and asks the daemon of the holder's host. That takes

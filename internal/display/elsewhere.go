@@ -1,7 +1,7 @@
 package display
 
 // Elsewhere describes the holder of a lock that this host does not have, by the name of its host and
-// its owner field in Redis. host is empty if it is not known, or if no sidecar has the lock.
+// its owner field in Redis. host is empty if it is not known, or if a foreign client has the lock.
 func Elsewhere(host, field string) string {
 	if host == "" {
 		return "held elsewhere: " + field

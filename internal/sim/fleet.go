@@ -23,15 +23,15 @@ import (
 // few batches at a time.
 
 const (
-	storeKeys   = 128            // locks of one run of a script
-	storeKeeps  = 8 * storeKeys  // renewals in a batch
-	storeOthers = 512            // other operations in a batch
-	storeFlight = 4 * storeKeeps // operations in flight, if Redis is far
-	storeNear   = 200 * µs       // a round trip that is no longer is near,
-	storeCalls  = 2              // and then this many batches are in flight
-	storeDelay  = 1250 * ms      // longest pause between two attempts to connect
-	localHop    = 30 * µs        // between a client and its sidecar
-	never       = int64(1<<63 - 1)
+	storeKeys     = 128               // locks of one run of a script
+	storeRenewals = 8 * storeKeys     // renewals in a batch
+	storeOthers   = 512               // other operations in a batch
+	storeFlight   = 4 * storeRenewals // operations in flight, if Redis is far
+	storeNear     = 200 * µs          // a round trip that is no longer is near,
+	storeCalls    = 2                 // and then this many batches are in flight
+	storeDelay    = 1250 * ms         // longest pause between two attempts to connect
+	localHop      = 30 * µs           // between a client and its sidecar
+	never         = int64(1<<63 - 1)
 )
 
 // FleetPlan is what a fleet does. Its hosts either contend for one lock or hold locks of
@@ -139,21 +139,21 @@ type fleetClient struct {
 
 // fleetCount is what is counted since the last Reset.
 type fleetCount struct {
-	since    int64
-	came     int // times that the lock came to a host: a transfer, or a take of a free lock
-	passed   int // of these: transfers
-	asked    int // takes of a host that waits already, which did not get the lock
-	ran      int // scripts
-	keeps    int // scripts
-	renewed  int // locks
-	messages int // that reached a host
-	served   int64
-	bytes    int64
-	grants   int
-	lost     int
-	waits    []int64
-	load     []int // operations, by fleetBucket
-	scripts  []int // by fleetBucket
+	since          int64
+	came           int // times that the lock came to a host: a transfer, or a take of a free lock
+	passed         int // of these: transfers
+	asked          int // takes of a host that waits already, which did not get the lock
+	ran            int // scripts
+	renewalScripts int // scripts
+	renewed        int // locks
+	messages       int // that reached a host
+	served         int64
+	bytes          int64
+	grants         int
+	lost           int
+	waits          []int64
+	load           []int // operations, by fleetBucket
+	scripts        []int // by fleetBucket
 }
 
 const fleetBucket = 10 * ms
@@ -397,7 +397,7 @@ func (f *Fleet) send(host int16) {
 			return
 		}
 		b := &batch{sent: h.clock(f.now)}
-		b.move(&h.renewals, storeKeeps)
+		b.move(&h.renewals, storeRenewals)
 		b.move(&h.others, storeOthers)
 		f.write(host, b)
 	}

@@ -26,7 +26,7 @@ const (
 	costDrop      = 1500   // of a lock that becomes free, without the subscribers
 	costPass      = 17000  // drop that passes the lock on, without the message
 	costSkip      = 6000   // and each ticket whose sidecar cannot receive that
-	costKeep      = 2200   // a run of renewals
+	costRenew     = 2200   // a run of renewals
 	costKey       = 1600   // and each lock
 	costListener  = 5000   // of each connection that a message goes to
 	costSubscribe = 1500   // a SUBSCRIBE or UNSUBSCRIBE
@@ -145,7 +145,7 @@ func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 	first := &b.ops[len(b.results)]
 	f.ran++
 	if first.Kind == locktable.Renew {
-		*at += costKeep
+		*at += costRenew
 		n := 0
 		for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind == locktable.Renew {
 			*at += costKey
@@ -288,14 +288,14 @@ func (f *Fleet) count(b *batch) {
 		f.load, f.scripts = append(f.load, 0), append(f.scripts, 0)
 	}
 	f.load[at] += len(b.ops)
-	keeps := 0
+	renewals := 0
 	for i := range b.ops {
 		if b.ops[i].Kind == locktable.Renew {
-			keeps++
+			renewals++
 		}
 	}
 	runs := func(n int) int { return (n + storeKeys - 1) / storeKeys }
-	f.keeps += runs(keeps)
-	f.renewed += keeps
-	f.scripts[at] += runs(keeps) + runs(len(b.ops)-keeps)
+	f.renewalScripts += runs(renewals)
+	f.renewed += renewals
+	f.scripts[at] += runs(renewals) + runs(len(b.ops)-renewals)
 }

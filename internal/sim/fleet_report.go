@@ -145,13 +145,13 @@ func (f *Fleet) Holding() Holding {
 	h.Unevenness = float64(h.Peak100) / (h.Ops / h.Span / 10)
 	h.Ops /= h.Span
 	h.Scripts /= h.Span
-	h.Keys = float64(f.renewed) / float64(max(1, f.keeps))
+	h.Keys = float64(f.renewed) / float64(max(1, f.renewalScripts))
 	h.Bytes, h.Core = float64(f.bytes)/h.Span, seconds(f.served)/h.Span
 	return h
 }
 
 func (h Holding) String() string {
-	return fmt.Sprintf("%.1fs: locks/s=%.0f scripts/s=%.0f keys per keep=%.1f MB/s=%.1f core=%.1f%% most in 10ms=%d in 100ms=%d (%.1f × mean) lost=%d",
+	return fmt.Sprintf("%.1fs: locks/s=%.0f scripts/s=%.0f keys per renewal script=%.1f MB/s=%.1f core=%.1f%% most in 10ms=%d in 100ms=%d (%.1f × mean) lost=%d",
 		h.Span, h.Ops, h.Scripts, h.Keys, h.Bytes/1e6, 100*h.Core, h.Peak10, h.Peak100, h.Unevenness, h.Lost)
 }
 

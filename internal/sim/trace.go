@@ -116,7 +116,7 @@ func opString(op locktable.Op) string {
 		}
 		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.HoldID, op.Count, op.LeaseMS, op.Reserve)
 	case locktable.Renew:
-		return fmt.Sprintf("keep num=%d count=%d lease=%dms", op.HoldID, op.Count, op.LeaseMS)
+		return fmt.Sprintf("renew num=%d count=%d lease=%dms", op.HoldID, op.Count, op.LeaseMS)
 	case locktable.Check:
 		return fmt.Sprintf("check num=%d", op.HoldID)
 	case locktable.Arrive:

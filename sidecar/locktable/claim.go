@@ -95,9 +95,9 @@ const maxGrants = 1 << 15
 type claimUse uint8
 
 const (
-	claimUsed         claimUse = iota // a hold has, or had, holdID
-	claimUnused                       // it was acquired for the queue, and its expiry was set for it
-	claimUnusedOfPast                 // it was acquired for the queue, and its expiry is an older one (see Op.KeepsExpiry), or is being changed
+	claimUsed            claimUse = iota // a hold has, or had, holdID
+	claimUnused                          // it was acquired for the queue, which set its expiry
+	claimUnusedOldExpiry                 // it was acquired for the queue; its expiry is older (see Op.KeepsExpiry), or an operation in flight may set another
 )
 
 // isTired reports whether the key has had no free moment for QuietTime, or for PollerTime if a
@@ -219,7 +219,7 @@ func (op *inFlight) use() claimUse {
 	case !op.unassigned:
 		return claimUsed
 	case op.keptUntil != 0:
-		return claimUnusedOfPast
+		return claimUnusedOldExpiry
 	}
 	return claimUnused
 }
@@ -397,7 +397,7 @@ func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 		// It may shorten the key's life as soon as it is sent.
 		c.validUntil = min(c.validUntil, now+validity(op.LeaseMS))
 		if c.use == claimUnused {
-			c.use = claimUnusedOfPast
+			c.use = claimUnusedOldExpiry
 		}
 	}
 }

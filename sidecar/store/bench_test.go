@@ -75,7 +75,7 @@ func BenchmarkRenew(b *testing.B) {
 	}
 	r.ask(ops...)
 	for i := range ops {
-		ops[i] = keepOp(ops[i].Name, 1)
+		ops[i] = renewOp(ops[i].Name, 1)
 	}
 	s.admin().ConfigResetStat(ctx)
 	b.ReportAllocs()

@@ -15,9 +15,9 @@ import (
 const (
 	// A batch is as large as Redis answers in a few milliseconds, so that what
 	// comes in meanwhile does not wait long.
-	batchKeeps   = 8 * runMax
-	batchDeletes = 2 * runMax
-	batchOthers  = 512
+	batchRenewals = 8 * runMax
+	batchDeletes  = 2 * runMax
+	batchOthers   = 512
 
 	// The end of a connection is noticed at once, because other hosts may reconnect to a
 	// Redis that lost the locks before this one does. A connection that ends without a packet
@@ -46,7 +46,7 @@ type commands struct {
 	spareResults resultPool
 
 	mu       sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
-	keeps    lanes      // Renew and Check
+	renewals lanes      // Renew and Check
 	deletes  lanes      // Drops that can wait
 	others   fifo[locktable.Op]
 	listener listener
@@ -68,8 +68,8 @@ type commands struct {
 	announceTold atomic.Bool // that the name of the host is not permitted was logged
 
 	// Owned by the dialing goroutine, of which there is one at a time.
-	login     *dialer // with the user and the password that were read last
-	loginTold string  // why they could not be read, as logged last
+	login        *dialer // with the user and the password that were read last
+	loginFailure string  // why they could not be read, as the log has it; "": they were
 
 	// Owned by run.
 	number   uint32   // of the connection, the first one is 1
@@ -117,7 +117,7 @@ func (c *commands) do(ops []locktable.Op) {
 	for i := range ops {
 		switch k := ops[i].Kind; {
 		case k == locktable.Renew || k == locktable.Check:
-			c.keeps.push(ops[i])
+			c.renewals.push(ops[i])
 		case ops[i].CanWait:
 			c.deletes.push(ops[i])
 		default:
@@ -165,7 +165,7 @@ func (c *commands) pump(p *pipeline) {
 		p.queueChannels(protocol.Now(), r)
 	}
 	for c.hasQueued() && p.canSend() {
-		c.batch = c.keeps.pop(c.batch[:0], batchKeeps)
+		c.batch = c.renewals.pop(c.batch[:0], batchRenewals)
 		c.batch = c.deletes.pop(c.batch, batchDeletes)
 		c.batch = c.others.pop(c.batch, batchOthers)
 		if n := len(c.batch); n > 0 && c.others.len() > 0 && isPair(&c.batch[n-1], c.others.front()) {
@@ -184,7 +184,7 @@ func (c *commands) pump(p *pipeline) {
 }
 
 // hasQueued reports whether operations wait to be sent. The caller holds mu.
-func (c *commands) hasQueued() bool { return c.keeps.len()+c.deletes.len()+c.others.len() > 0 }
+func (c *commands) hasQueued() bool { return c.renewals.len()+c.deletes.len()+c.others.len() > 0 }
 
 // sendQueued sends the operations that waited for replies, which have come. The error ends
 // the pipeline.
@@ -261,7 +261,7 @@ func (c *commands) run() {
 func (c *commands) drainQueued() []locktable.Op {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ops := c.keeps.pop(nil, c.keeps.len())
+	ops := c.renewals.pop(nil, c.renewals.len())
 	ops = c.deletes.pop(ops, c.deletes.len())
 	c.unsentOps.Store(0)
 	return c.others.pop(ops, c.others.len())
@@ -331,9 +331,9 @@ func (c *commands) readLogin() {
 		err = unavailablef("it names another Redis, at %s; reload the daemon to use it", d.place())
 	}
 	if err == nil {
-		c.login, c.loginTold = d, ""
-	} else if why := err.Error(); why != c.loginTold {
-		c.loginTold = why
+		c.login, c.loginFailure = d, ""
+	} else if why := err.Error(); why != c.loginFailure {
+		c.loginFailure = why
 		c.cfg.Log.Warn("the Redis URL that was read again is not used; the user and the password of before are", "reason", why)
 	}
 }

@@ -366,12 +366,12 @@ func TestRestartOfRedisIsLossOfData(t *testing.T) {
 
 	s.stop()
 	recv(t, r.unsubscribed, "end of the subscription")
-	if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.Unknown && res.Outcome != locktable.NotSent {
+	if res := r.one(renewOp("lock", 1)); res.Outcome != locktable.Unknown && res.Outcome != locktable.NotSent {
 		t.Errorf("got %+v", res)
 	}
 	r.down()
 	for range 10 {
-		if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.NotSent {
+		if res := r.one(renewOp("lock", 1)); res.Outcome != locktable.NotSent {
 			t.Errorf("got %+v", res)
 		}
 	}
@@ -388,7 +388,7 @@ func TestRestartOfRedisIsLossOfData(t *testing.T) {
 		}
 		last = why
 	}
-	if res := r.one(keepOp("lock", 1)); res.Outcome != locktable.KeyMissing {
+	if res := r.one(renewOp("lock", 1)); res.Outcome != locktable.KeyMissing {
 		t.Errorf("got %+v", res)
 	}
 	if res := r.one(takeOp("lock", 1)); res.Token <= first {
@@ -578,7 +578,7 @@ func TestBusyAndRefused(t *testing.T) {
 	t.Run("out of memory is Busy, and renewals still work", func(t *testing.T) {
 		a.ConfigSet(ctx, "maxmemory", "1")
 		defer a.ConfigSet(ctx, "maxmemory", "0")
-		got := r.ask(takeOp("free", 1), keepOp("held", 1), dropOp("nothing", 1))
+		got := r.ask(takeOp("free", 1), renewOp("held", 1), dropOp("nothing", 1))
 		if got[0].Outcome != locktable.Retryable || !strings.Contains(got[0].Msg, "out of memory") {
 			t.Errorf("take: %+v", got[0])
 		}
@@ -586,7 +586,7 @@ func TestBusyAndRefused(t *testing.T) {
 			t.Errorf("keep: %+v, drop: %+v", got[1], got[2])
 		}
 		// Nor do other changes of a lock that is held: entered again, passed on.
-		twice := keepOp("held", 1)
+		twice := renewOp("held", 1)
 		twice.Count = 2
 		if res := r.one(twice); res.Outcome != locktable.Done || a.HGet(ctx, "held", field(ourUUID, 1)).Val() != "2" {
 			t.Errorf("entered again: %+v", res)
@@ -596,7 +596,7 @@ func TestBusyAndRefused(t *testing.T) {
 		if res := r.one(next); res.Outcome != locktable.Done || res.Token == 0 || !a.HExists(ctx, "held", field(ourUUID, 2)).Val() {
 			t.Errorf("passed on: %+v", res)
 		}
-		if res := r.one(keepOp("held", 3)); res.Outcome != locktable.Done || !a.HExists(ctx, "held", field(ourUUID, 3)).Val() {
+		if res := r.one(renewOp("held", 3)); res.Outcome != locktable.Done || !a.HExists(ctx, "held", field(ourUUID, 3)).Val() {
 			t.Errorf("passed on and renewed: %+v", res)
 		}
 		if n := a.HLen(ctx, "held").Val(); n != 1 {
@@ -606,7 +606,7 @@ func TestBusyAndRefused(t *testing.T) {
 	t.Run("too few replicas is Busy", func(t *testing.T) {
 		a.ConfigSet(ctx, "min-replicas-to-write", "1")
 		defer a.ConfigSet(ctx, "min-replicas-to-write", "0")
-		for _, res := range r.ask(takeOp("free", 1), keepOp("held", 3), dropOp("held", 3)) {
+		for _, res := range r.ask(takeOp("free", 1), renewOp("held", 3), dropOp("held", 3)) {
 			if res.Outcome != locktable.Retryable || !strings.Contains(res.Msg, "too few replicas") {
 				t.Errorf("got %+v", res)
 			}
@@ -671,7 +671,7 @@ func TestLeastPermissions(t *testing.T) {
 	r := connected(t, s.userURL("least", leastRules...))
 	var ops []locktable.Op
 	for i := range 10 {
-		ops = append(ops, takeOp(fmt.Sprint(i), 1), keepOp(fmt.Sprint(i), 1), dropOp(fmt.Sprint(i), 1))
+		ops = append(ops, takeOp(fmt.Sprint(i), 1), renewOp(fmt.Sprint(i), 1), dropOp(fmt.Sprint(i), 1))
 	}
 	for _, op := range ops {
 		if res := r.one(op); res.Outcome != locktable.Done {
@@ -703,7 +703,7 @@ func TestPermissions(t *testing.T) {
 				name = fmt.Sprint("no:", i)
 			}
 			a.HSet(ctx, name, field(ourUUID, 1), "1")
-			ops = append(ops, keepOp(name, 1))
+			ops = append(ops, renewOp(name, 1))
 		}
 		ops = append(ops, takeOp("ok:x", 1), takeOp("no:x", 1), dropOp("no:y", 1))
 		for i, res := range r.ask(ops...) {
@@ -762,10 +762,10 @@ func TestPermissions(t *testing.T) {
 			hash   map[string]string
 			ops    []locktable.Op
 		}{
-			{"hlen", theirs, []locktable.Op{takeOp("a", 1), dropOp("a", 1), keepOp("a", 1)}},
+			{"hlen", theirs, []locktable.Op{takeOp("a", 1), dropOp("a", 1), renewOp("a", 1)}},
 			{"hdel", theirs, []locktable.Op{dropOp("a", 1)}},
-			{"hkeys", theirs, []locktable.Op{takeOp("a", 1), dropOp("a", 1), keepOp("a", 1)}},
-			{"hget", theirs, []locktable.Op{keepOp("a", 1)}},
+			{"hkeys", theirs, []locktable.Op{takeOp("a", 1), dropOp("a", 1), renewOp("a", 1)}},
+			{"hget", theirs, []locktable.Op{renewOp("a", 1)}},
 		} {
 			a.FlushAll(ctx)
 			if tt.hash != nil {
@@ -786,7 +786,7 @@ func TestPermissions(t *testing.T) {
 		r := connected(t, s.userURL("noload", "~*", "&*", "+@all", "-script"))
 		for range 2 {
 			a.ScriptFlush(ctx)
-			for _, res := range r.ask(takeOp("b", 1), takeOp("c", 1), keepOp("d", 1), dropOp("e", 1), dropOp("f", 1)) {
+			for _, res := range r.ask(takeOp("b", 1), takeOp("c", 1), renewOp("d", 1), dropOp("e", 1), dropOp("f", 1)) {
 				if res.Outcome != locktable.Done && res.Kind != locktable.Renew {
 					t.Errorf("%+v", res)
 				}
@@ -884,7 +884,7 @@ func TestSuccessorGoesOn(t *testing.T) {
 	if len(ids) != 1 || ids[0] == fmt.Sprint(before.id.ClientID) {
 		t.Errorf("connections %v; that of the predecessor was %d", ids, before.id.ClientID)
 	}
-	if res := after.one(keepOp("lock", 7)); res.Outcome != locktable.Done {
+	if res := after.one(renewOp("lock", 7)); res.Outcome != locktable.Done {
 		t.Errorf("its lock: %+v", res)
 	}
 	next := takeOp("lock", 8)
@@ -1085,20 +1085,20 @@ func TestRenewalsAreNotStarved(t *testing.T) {
 	for i := range 20 * batchOthers {
 		takes = append(takes, takeOp(fmt.Sprint(i), 1))
 	}
-	r.overtakes(t, batchOthers, takes, keepOp("held", 1))
+	r.overtakes(t, batchOthers, takes, renewOp("held", 1))
 }
 
 func TestRenewalsOfOneUserDoNotDelayThoseOfAnother(t *testing.T) {
 	r := connected(t, startRedis(t).url())
-	var keeps []locktable.Op
-	for i := range 20 * batchKeeps {
-		op := ofUser(1001, keepOp(fmt.Sprint(i), 1))
+	var renewals []locktable.Op
+	for i := range 20 * batchRenewals {
+		op := ofUser(1001, renewOp(fmt.Sprint(i), 1))
 		if i%2 == 0 {
 			op.Kind, op.LeaseMS = locktable.Check, 0
 		}
-		keeps = append(keeps, op)
+		renewals = append(renewals, op)
 	}
-	r.overtakes(t, batchKeeps, keeps, ofUser(1002, keepOp("held", 1)))
+	r.overtakes(t, batchRenewals, renewals, ofUser(1002, renewOp("held", 1)))
 }
 
 // dropsThatCanWait are those of many locks of one user that end at once.
@@ -1313,7 +1313,7 @@ func TestLane(t *testing.T) {
 
 // A server that answers with what no script of ours makes is not believed.
 func TestStrangeRepliesAreUnknown(t *testing.T) {
-	take, keep, drop := takeOp("t", 1), keepOp("k", 1), dropOp("d", 1)
+	take, keep, drop := takeOp("t", 1), renewOp("k", 1), dropOp("d", 1)
 	for _, tt := range []struct {
 		reply string
 		ops   []locktable.Op
@@ -1322,7 +1322,7 @@ func TestStrangeRepliesAreUnknown(t *testing.T) {
 		{":5\r\n", []locktable.Op{take}},
 		{"+OK\r\n", []locktable.Op{take}},
 		{"$-1\r\n", []locktable.Op{keep}},
-		{"*1\r\n:1\r\n", []locktable.Op{keep, keepOp("k2", 1)}},
+		{"*1\r\n:1\r\n", []locktable.Op{keep, renewOp("k2", 1)}},
 		{"*2\r\n:1\r\n:1\r\n", []locktable.Op{take}},
 		{"*1\r\n*2\r\n:-1\r\n:1\r\n", []locktable.Op{take}},
 		{"*1\r\n$0\r\n\r\n", []locktable.Op{take}},

@@ -121,14 +121,14 @@ func BenchmarkRedisCost(b *testing.B) {
 		setup func(h int) []locktable.Op
 	}
 	others := func(int) []locktable.Op { return []locktable.Op{takeOp("contended", 1)} }
-	keeps := func(n int) shape {
+	renewals := func(n int) shape {
 		return shape{
-			name: fmt.Sprintf("keep-%d-keys", n), units: n,
+			name: fmt.Sprintf("renew-%d-keys", n), units: n,
 			setup: func(h int) []locktable.Op {
 				return many(n, func(i int) locktable.Op { return takeOp(lock(h, i), 1) })
 			},
 			ops: func(h int) []locktable.Op {
-				return many(n, func(i int) locktable.Op { return keepOp(lock(h, i), 1) })
+				return many(n, func(i int) locktable.Op { return renewOp(lock(h, i), 1) })
 			},
 		}
 	}
@@ -160,8 +160,8 @@ func BenchmarkRedisCost(b *testing.B) {
 		}},
 		{name: "drop-of-nothing", units: 1, ops: func(h int) []locktable.Op { return []locktable.Op{dropOp(lock(h, 0), 1)} }},
 		takes(1, 1), takes(pipeline, 1), assert,
-		keeps(1), keeps(2), keeps(4), keeps(16), keeps(64), keeps(128),
-		func() shape { s := keeps(1024); s.name += "-pipelined"; return s }(),
+		renewals(1), renewals(2), renewals(4), renewals(16), renewals(64), renewals(128),
+		func() shape { s := renewals(1024); s.name += "-pipelined"; return s }(),
 	} {
 		b.Run(sh.name, func(b *testing.B) {
 			s := startRedis(b)

@@ -356,7 +356,7 @@ func takeOp(name string, num uint64) locktable.Op {
 	return locktable.Op{Kind: locktable.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
 }
 
-func keepOp(name string, num uint64) locktable.Op {
+func renewOp(name string, num uint64) locktable.Op {
 	return locktable.Op{Kind: locktable.Renew, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000}
 }
 

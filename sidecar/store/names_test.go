@@ -251,7 +251,7 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			}
 			channels, err := b.admin.PubSubChannels(ctx, "*").Result()
 			expect("channels", channels, err, channel, ownChannel(ourUUID), ownChannel(otherUUID))
-			for _, op := range []locktable.Op{takeOp(name, 1), more, keepOp(name, 2), checkOp(name, 2)} {
+			for _, op := range []locktable.Op{takeOp(name, 1), more, renewOp(name, 2), checkOp(name, 2)} {
 				res := r.one(op) // finds the result by its name
 				if res.Outcome != locktable.Done || op.Reserve == 2 && res.Listeners != 1 {
 					t.Errorf("%+v is answered %+v", op, res)
@@ -316,7 +316,7 @@ func TestPermissionsOfAPrefix(t *testing.T) {
 		for _, name := range []string{"lock", "{a}b"} {
 			r.Subscribe(name)
 			recv(t, r.subscribed, "subscription")
-			for _, op := range []locktable.Op{takeOp(name, 1), keepOp(name, 1), dropOp(name, 1)} {
+			for _, op := range []locktable.Op{takeOp(name, 1), renewOp(name, 1), dropOp(name, 1)} {
 				if res := r.one(op); res.Outcome != locktable.Done {
 					t.Errorf("prefix %q: %+v: %+v", prefix, op, res)
 				}
@@ -416,7 +416,7 @@ func TestMessagesNameTheKeysInRedis(t *testing.T) {
 // Neither names with a prefix nor those without cost an allocation.
 func TestNamesOfOperationsAreNotCopied(t *testing.T) {
 	ops := []locktable.Op{takeOp("a", 1), takeOp("{b}", 1), dropOp(strings.Repeat("c", 500), 1)}
-	renewals := []locktable.Op{keepOp("a", 1), keepOp(strings.Repeat("b", 500), 1)}
+	renewals := []locktable.Op{renewOp("a", 1), renewOp(strings.Repeat("b", 500), 1)}
 	for _, prefix := range []string{"", "app1:", "{app1}:"} {
 		e := encoder{prefix: ourUUID + ":", keys: newKeyspace(prefix)}
 		out := make([]byte, 0, 1<<14)

@@ -19,7 +19,7 @@ import (
 const (
 	// maxFlight bounds the operations without an answer, and with them what is in
 	// doubt when a connection ends.
-	maxFlight = 4 * batchKeeps
+	maxFlight = 4 * batchRenewals
 
 	// When the best round trip seen is below localRTT, at most localInFlight commands are in
 	// flight: Redis executes one while the next waits. Operations that arrive meanwhile join

@@ -205,16 +205,16 @@ func TestCommandsAreEncoded(t *testing.T) {
 			[]string{"evalsha", arrive.sha, "2", "a", "b{c}"}},
 		{e.run(nil, byText, acquireRelease, 0, 7, []locktable.Op{dropOp("a", 7)}), []string{"eval", acquireRelease.text, "1", "a",
 			ourUUID + ":", "\x00\x00\x01\x00", "0", "0", "1700000000000001", "7", "0", "", "0123abcd", "7", "redisson_lock__channel:{a}"}},
-		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{keepOp("a", 200), keepOp("b", 300)}), []string{"evalsha", renew.sha, "2", "a", "b",
+		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{renewOp("a", 200), renewOp("b", 300)}), []string{"evalsha", renew.sha, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "0", "200", "300"}},
-		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{keepOp("a", 8), keepOp("b", 1040), keepOp("c", 200)}), []string{"evalsha", renew.sha, "3", "a", "b", "c",
+		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{renewOp("a", 8), renewOp("b", 1040), renewOp("c", 200)}), []string{"evalsha", renew.sha, "3", "a", "b", "c",
 			ourUUID + ":", "30000", "1", "2", "8", "1040", "200"}},
 		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{checkOp("a", 1)}), []string{"evalsha", renew.sha, "1", "a",
 			ourUUID + ":", "0", "1", "1", "1"}},
 		{prefixed.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", acquireRelease.sha, "3",
 			"app1:größe", "app1:a{b}", "redisson_lock_token:{app1:größe}",
 			ourUUID + ":", "\x01\x00\x01\x01", "30000", "0", "0", "7", "0", "", "-", "1", "2", "redisson_lock__channel:app1:a{b}"}},
-		{prefixed.run(nil, byDigest, renew, 0, 7, []locktable.Op{keepOp("a", 200)}), []string{"evalsha", renew.sha, "1", "app1:a",
+		{prefixed.run(nil, byDigest, renew, 0, 7, []locktable.Op{renewOp("a", 200)}), []string{"evalsha", renew.sha, "1", "app1:a",
 			ourUUID + ":", "30000", "1", "0", "200"}},
 		{appendLoad(nil, acquireRelease), []string{"script", "load", acquireRelease.text}},
 		{appendPing(nil), []string{"ping"}},
@@ -234,9 +234,9 @@ func TestCommandsAreEncoded(t *testing.T) {
 func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
 	var ops []locktable.Op
 	for i := range 20 {
-		short, twice := takeOp(fmt.Sprint("short:", i), 1), keepOp(fmt.Sprint("twice:", i), 1)
+		short, twice := takeOp(fmt.Sprint("short:", i), 1), renewOp(fmt.Sprint("twice:", i), 1)
 		short.LeaseMS, twice.Count = 5000, 2
-		ops = append(ops, short, twice, dropOp(fmt.Sprint("drop:", i), 1), keepOp(fmt.Sprint("keep:", i), 1), takeOp(fmt.Sprint("take:", i), 1))
+		ops = append(ops, short, twice, dropOp(fmt.Sprint("drop:", i), 1), renewOp(fmt.Sprint("keep:", i), 1), takeOp(fmt.Sprint("take:", i), 1))
 	}
 	sortForBatching(0, ops)
 	var e encoder
@@ -287,7 +287,7 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 	longer := takeOp("a", 1)
 	longer.LeaseMS++
 	ops := func(n int, op locktable.Op) []locktable.Op { return slices.Repeat([]locktable.Op{op}, n) }
-	drop, take, keep, twice := dropOp("a", 1), takeOp("a", 1), keepOp("a", 1), keepOp("a", 1)
+	drop, take, keep, twice := dropOp("a", 1), takeOp("a", 1), renewOp("a", 1), renewOp("a", 1)
 	twice.Count = 2
 	for _, tt := range []struct {
 		says   string
@@ -304,7 +304,7 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 		{"renewals", []locktable.Op{keep, keep, take}, scriptOf(locktable.Renew), 2},
 		{"no more than so many", ops(runMax+1, drop), acquireRelease, runMax},
 		{"renewals with more entries", []locktable.Op{keep, twice}, scriptOf(locktable.Renew), 1},
-		{"renewals of another lease", append(ops(3, keep), keepOp("a", 1), func() locktable.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(locktable.Renew), 4},
+		{"renewals of another lease", append(ops(3, keep), renewOp("a", 1), func() locktable.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(locktable.Renew), 4},
 	} {
 		if s, n := batchPrefix(tt.ops); s != tt.script || n != tt.want {
 			t.Errorf("%s: %d of them, want %d; the right script: %v", tt.says, n, tt.want, s == tt.script)

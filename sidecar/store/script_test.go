@@ -37,7 +37,7 @@ func TestScripts(t *testing.T) {
 	held.RequireExisting = true
 	noToken := take(7)
 	noToken.Reserve = 0
-	keep := func(num uint64) locktable.Op { return keepOp(name, num) }
+	keep := func(num uint64) locktable.Op { return renewOp(name, num) }
 	twice := keep(7)
 	twice.Count = 2
 	check := func(num uint64) locktable.Op { return checkOp(name, num) }
@@ -201,7 +201,7 @@ func TestKeepOfALockWithoutAnExpiryGivesItOne(t *testing.T) {
 		r := connected(t, b.url)
 		b.admin.HSet(ctx, "a", field(ourUUID, 1), "1")
 		b.admin.HSet(ctx, "b", field(otherUUID, 1), "1")
-		res := r.ask(keepOp("a", 1), takeOp("b", 2))
+		res := r.ask(renewOp("a", 1), takeOp("b", 2))
 		if res[0].Outcome != locktable.Done || must(b.admin.PTTL(ctx, "a").Result()) <= 0 {
 			t.Errorf("got %+v, ttl %v", res[0], b.admin.PTTL(ctx, "a").Val())
 		}
@@ -232,7 +232,7 @@ func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
 			default:
 				b.admin.HSet(ctx, name, field(ourUUID, uint64(i)), "1")
 			}
-			op := keepOp(name, uint64(i))
+			op := renewOp(name, uint64(i))
 			if i%3 == 0 {
 				op.LeaseMS = 60_000
 			}
@@ -313,7 +313,7 @@ func TestRenewalsOfManyLocksGiveTheLease(t *testing.T) {
 			name := fmt.Sprint("lock:", i)
 			a.HSet(ctx, name, field(ourUUID, 1), "1")
 			a.PExpire(ctx, name, time.Hour)
-			ops = append(ops, keepOp(name, 1))
+			ops = append(ops, renewOp(name, 1))
 		}
 		a.HSet(ctx, "lock:1", field(otherUUID, 1), "1", field(ourUUID, 1), "2") // not as this sidecar left it
 		before := must(a.Time(ctx).Result())
@@ -368,7 +368,7 @@ func TestRenewalsOfManyLocksGiveTheLease(t *testing.T) {
 // and of many renewal groups, one in eight is looked at.
 func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 	for _, lease := range []uint32{100, 30_000, 4_000_000_000} {
-		op := keepOp("lock", 1_000_003)
+		op := renewOp("lock", 1_000_003)
 		op.LeaseMS = lease
 		leaseNS := int64(lease) * 1e6
 		// A third of the lease, up to a twentieth later, and half a sixtieth if very many are due.
@@ -406,7 +406,7 @@ func TestRenewalsThatLookComeFirst(t *testing.T) {
 	ids := []uint64{3, 9 * group, 8*group + 7, 1, 8*group + 5, 2}
 	var ops []locktable.Op
 	for _, id := range ids {
-		ops = append(ops, keepOp(fmt.Sprint("lock:", id), id))
+		ops = append(ops, renewOp(fmt.Sprint("lock:", id), id))
 	}
 	window := int64(ops[0].LeaseMS) * 1e6 / 5 * 2
 	sortForBatching(7*window, ops)
@@ -940,7 +940,7 @@ func TestScriptIsTaughtAgainAfterScriptFlush(t *testing.T) {
 			// Both scripts unknown, several operations of one, in one batch.
 			b.admin.HSet(ctx, "k1", field(ourUUID, 1), "1")
 			b.admin.HSet(ctx, "d1", field(ourUUID, 1), "1")
-			for _, res := range r.ask(takeOp("a", 1), takeOp("b", 1), keepOp("k1", 1), dropOp("d1", 1), dropOp("d2", 1)) {
+			for _, res := range r.ask(takeOp("a", 1), takeOp("b", 1), renewOp("k1", 1), dropOp("d1", 1), dropOp("d2", 1)) {
 				if res.Outcome != locktable.Done {
 					t.Errorf("got %+v", res)
 				}

@@ -151,7 +151,7 @@ func Check(cfg Config) error {
 // Try connects to Redis as a Store would, and ends the connection. It tries again until ctx ends,
 // and returns where Redis is, the run id of the server ("": it is not known) and the last error.
 func Try(ctx context.Context, cfg Config) (address, runID string, err error) {
-	cfg.UUID = uuid.NewString() // the channel of no sidecar
+	cfg.UUID = uuid.NewString() // a channel of its own
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = 2 * time.Second
 	}

@@ -517,8 +517,8 @@ var storeMutants = []mutant{
 	{
 		rule: "the password of Redis is read again at each connection",
 		file: "sidecar/store/commands.go",
-		old:  "		c.login, c.loginTold = d, \"\"\n",
-		new:  "		c.loginTold = \"\"\n",
+		old:  "		c.login, c.loginFailure = d, \"\"\n",
+		new:  "		c.loginFailure = \"\"\n",
 		by:   test("sidecar/store", "TestPasswordIsReadAgainAtEachConnection"),
 	},
 	{
