@@ -36,13 +36,11 @@ Examples:
 func (c *forceReleaseCmd) Validate() error { return protocol.CheckName(c.Name) }
 
 func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	ctx, sidecar, end, err := c.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer sidecar.Close()
+	defer end()
 	if c.Host != "" {
 		hold, err := sidecar.ForceReleaseOn(ctx, c.Host, c.Name)
 		if err != nil {

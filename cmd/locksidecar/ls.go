@@ -63,13 +63,11 @@ With --all, the array is of hosts, sorted by name. user is then a number:
 }
 
 func (c *lsCmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	ctx, sidecar, end, err := c.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer sidecar.Close()
+	defer end()
 	if c.All {
 		return c.listHosts(ctx, sidecar, out)
 	}

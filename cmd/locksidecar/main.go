@@ -14,6 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 	"github.com/locksidecar/locksidecar/sidecar"
 )
 
@@ -48,6 +49,17 @@ type socketFlag struct {
 // requestTimeout bounds who, ls, metrics, status, ping and force-release. A sidecar that works answers their
 // requests at once.
 const requestTimeout = 10 * time.Second
+
+// connect connects to the sidecar for requests within requestTimeout: the context that it returns
+// ends then. end closes the connection.
+func (f *socketFlag) connect(ctx context.Context) (_ context.Context, sidecar *locksidecar.Client, end func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	if sidecar, err = locksidecar.Dial(ctx, f.Socket); err != nil {
+		cancel()
+		return nil, nil, nil, err
+	}
+	return ctx, sidecar, func() { sidecar.Close(); cancel() }, nil
+}
 
 func main() {
 	switch os.Args[0] {

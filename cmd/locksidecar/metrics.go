@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"io"
-
-	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 type metricsCmd struct {
@@ -23,13 +21,11 @@ Example, for the textfile collector of the node exporter:
 }
 
 func (c *metricsCmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	ctx, sidecar, end, err := c.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer sidecar.Close()
+	defer end()
 	text, err := sidecar.Metrics(ctx)
 	if err != nil {
 		return err

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"time"
-
-	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 type pingCmd struct {
@@ -36,13 +34,11 @@ Example:
 }
 
 func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	ctx, sidecar, end, err := c.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer sidecar.Close()
+	defer end()
 	start := time.Now()
 	sent := start
 	health, err := sidecar.Health(ctx)

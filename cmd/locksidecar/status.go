@@ -38,13 +38,11 @@ Fields of --json; those in brackets are absent where they do not apply:
 }
 
 func (c *statusCmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	ctx, sidecar, end, err := c.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer sidecar.Close()
+	defer end()
 	status, err := sidecar.Status(ctx)
 	if err != nil {
 		return err

@@ -56,13 +56,11 @@ Exit codes:
 func (c *whoCmd) Validate() error { return protocol.CheckName(c.Name) }
 
 func (c *whoCmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	sidecar, err := locksidecar.Dial(ctx, c.Socket)
+	ctx, sidecar, end, err := c.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer sidecar.Close()
+	defer end()
 	found, err := sidecar.Who(ctx, c.Name)
 	if err != nil {
 		return err
