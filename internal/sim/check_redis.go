@@ -411,6 +411,7 @@ func (w *world) noteMessage(h *host, n int, m *locktable.Message, sentAt int64) 
 		l.pipelinedSince = 0
 	case locktable.Freed:
 		l.yielding = true // the lock is left to others, until the next Take
+		l.yieldedAt = 0   // and for this moment, not for that after a Drop in flight
 		l.freedUntil = h.clock(w.now) + int64(m.PauseMS)*ms
 	case locktable.Recalled:
 		w.check.meet(Recalled)
