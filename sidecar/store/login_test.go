@@ -82,3 +82,21 @@ func TestTryReturnsTheServerOrTheReason(t *testing.T) {
 		t.Errorf("down: %s", r.down())
 	}
 }
+
+// A lateContext is one whose deadline the network notices before it ends.
+type lateContext struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
+
+func TestTryDoesNotTakeItsDeadlineForAReason(t *testing.T) {
+	s := startRedis(t, "--requirepass", "right")
+	ends, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	late := lateContext{ends, time.Now().Add(500 * time.Millisecond)}
+	if _, _, err := Try(late, Config{URL: "redis://:wrong@" + s.tcp()}); err == nil || !strings.Contains(err.Error(), "does not accept the password") {
+		t.Errorf("got %v", err)
+	}
+}

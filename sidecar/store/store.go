@@ -165,7 +165,10 @@ func Try(ctx context.Context, cfg Config) (address, runID string, err error) {
 			s.close()
 			return d.place(), s.id.RunID, nil
 		}
-		if err == nil || ctx.Err() == nil { // the end of ctx explains nothing
+		// An attempt that the end of ctx cut explains nothing. The network notices a deadline
+		// before ctx does.
+		deadline, bounded := ctx.Deadline()
+		if cut := ctx.Err() != nil || bounded && !time.Now().Before(deadline); !cut || err == nil {
 			err = failed
 		}
 		if !pause(ctx, 4*backoffMin) {
