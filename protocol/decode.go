@@ -84,7 +84,7 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 		m = &d.acquire
 	case "release":
 		o.require(fieldHold)
-		d.release = Release{ID: id, Hold: o.uint(fieldHold)}
+		d.release = Release{ID: id, Hold: o.uint(fieldHold), CutShort: o.bool(fieldCutShort, false)}
 		m, needsID = &d.release, false
 	case "confirm":
 		d.confirm = Confirm{ID: id, Name: o.name()}

@@ -26,6 +26,7 @@ const (
 	fieldCrashDelayMS
 	fieldKeepMS
 	fieldHold
+	fieldCutShort
 	fieldTarget
 	fieldAfter
 	fieldHolds
@@ -114,7 +115,7 @@ var fieldNames = [fields]string{
 	fieldName: "name", fieldOwner: "owner",
 	fieldReentrant: "reentrant", fieldFair: "fair", fieldWaitMS: "wait_ms", fieldLeaseMS: "lease_ms",
 	fieldMaxHoldMS: "max_hold_ms", fieldCrashDelayMS: "crash_delay_ms", fieldKeepMS: "keep_ms",
-	fieldHold: "hold", fieldTarget: "target", fieldAfter: "after", fieldHolds: "holds", fieldMore: "more", fieldWait: "wait",
+	fieldHold: "hold", fieldCutShort: "cut_short", fieldTarget: "target", fieldAfter: "after", fieldHolds: "holds", fieldMore: "more", fieldWait: "wait",
 	fieldCode: "code", fieldMsg: "msg", fieldSidecar: "sidecar", fieldVersion: "version",
 	fieldSession: "session", fieldNowNS: "now_ns", fieldTicket: "ticket", fieldResumed: "resumed",
 	fieldToken: "token", fieldCount: "count",
@@ -174,6 +175,8 @@ func fieldOf(key []byte) field {
 		return fieldKeepMS
 	case "hold":
 		return fieldHold
+	case "cut_short":
+		return fieldCutShort
 	case "target":
 		return fieldTarget
 	case "after":

@@ -70,6 +70,7 @@ const (
 	ByForce   Reason = "forced"
 	MaxHold   Reason = "max_hold"
 	Forgotten Reason = "forgotten"
+	CutShort  Reason = "cut_short" // in events, status and metrics only: see Release.CutShort
 )
 
 // State of a lock as a LockRow shows it.

@@ -36,8 +36,9 @@ type Acquire struct {
 
 // Release ends one entry of a hold.
 type Release struct {
-	ID   uint64 // 0: unanswered
-	Hold uint64
+	ID       uint64 // 0: unanswered
+	Hold     uint64
+	CutShort bool // the work under the lock was ended, because the lock was about to be lost
 }
 
 // Confirm is answered when Redis has executed every release of a lock that the sidecar has
@@ -238,6 +239,9 @@ func (m Acquire) Append(dst []byte) []byte {
 func (m Release) Append(dst []byte) []byte {
 	w := begin(dst, "release", m.ID)
 	w.uint("hold", m.Hold)
+	if m.CutShort {
+		w.bool("cut_short", true)
+	}
 	return w.finish()
 }
 

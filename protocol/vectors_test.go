@@ -341,6 +341,7 @@ type fieldsOf struct {
 	CrashDelayMS int64  `json:"crash_delay_ms"`
 	KeepMS       int64  `json:"keep_ms"`
 	Hold, Target uint64
+	CutShort     bool `json:"cut_short"`
 	After        uint64
 	Holds        []uint64 // hold, entries, hold, entries, …
 	More, Wait   bool
@@ -498,7 +499,7 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		}
 		return a
 	case "release":
-		return &Release{m.ID, m.Hold}
+		return &Release{m.ID, m.Hold, m.CutShort}
 	case "confirm":
 		return &Confirm{m.ID, m.Name}
 	case "cancel":

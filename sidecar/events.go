@@ -61,7 +61,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 			return
 		}
 		row = protocol.EventRow{Kind: protocol.EventCrashed, HeldMS: max(0, l.stepAt-e.Since) / 1e6, Count: e.Count, PID: e.Peer.PID, UID: e.Peer.UID, Cmd: e.Peer.Cmd}
-	case locktable.Lost:
+	case locktable.Lost, locktable.CutShort:
 		if e.Reason == protocol.Forgotten { // its name is not known
 			return
 		}

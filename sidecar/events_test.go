@@ -118,6 +118,29 @@ func TestEndOfALongHoldIsAnEvent(t *testing.T) {
 	}
 }
 
+// A client that ended its work because the lock was about to be lost makes its release an event,
+// one of the losses of the last hour, and a line of the log.
+func TestReleaseThatWasCutShortIsALossForOperators(t *testing.T) {
+	var log bytes.Buffer
+	h := newHouse(t, func(c *sidecar.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	a := greeted(t, h.cfg.Socket)
+	held := a.hold("x")
+	begin := a.events(0, false)
+	a.send(protocol.Release{Hold: held.Hold, CutShort: true})
+	e := a.follow(begin.Next, 1)[0]
+	if e.Kind != protocol.EventLost || e.Reason != protocol.CutShort || e.Name != "x" || e.Hold != held.Hold || e.PID != int64(os.Getpid()) {
+		t.Errorf("%+v", e)
+	}
+	if s := a.status(); len(s.Lost) != 1 || s.Lost[0] != (protocol.LossRow{Reason: protocol.CutShort, Count: 1}) {
+		t.Errorf("lost in the last hour: %+v", s.Lost)
+	}
+	a.hold("x") // the release was one
+	h.stop()
+	if !strings.Contains(log.String(), `level=WARN msg="work ended before its lock was lost"`) {
+		t.Errorf("the log: %s", log.String())
+	}
+}
+
 // A client that ends with locks is an event for each of them, up to a bound.
 func TestCrashNamesTheLocks(t *testing.T) {
 	var log bytes.Buffer

@@ -537,7 +537,7 @@ func (l *loop) applyEffects() {
 		e := &effects[i]
 		cl := l.sessions[e.Session]
 		l.recordEffect(e, cl)
-		if e.Kind == locktable.Lost && e.Reason != protocol.Forgotten || e.Kind == locktable.KeepLost {
+		if e.Kind == locktable.Lost && e.Reason != protocol.Forgotten || e.Kind == locktable.KeepLost || e.Kind == locktable.CutShort {
 			l.logLost(e, cl)
 		}
 		if cl == nil {
@@ -628,8 +628,11 @@ func (l *loop) logLost(e *locktable.Effect, c *session) {
 		what = "kept lock"
 	}
 	kind := lineKind{slog.LevelWarn, peer.UID, what + " lost", string(e.Reason), diagnosis}
-	if e.Reason == protocol.MaxHold || e.Reason == protocol.ByForce {
+	switch e.Reason {
+	case protocol.MaxHold, protocol.ByForce:
 		kind.level, kind.line = slog.LevelInfo, what+" ended"
+	case protocol.CutShort:
+		kind.line = "work ended before its lock was lost"
 	}
 	args := []any{"hold", e.Hold, "session", e.Session, "pid", peer.PID, "cmd", peer.Cmd, "reason", e.Reason}
 	if e.Msg != "" {

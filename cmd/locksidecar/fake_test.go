@@ -22,7 +22,7 @@ type fakeSidecar struct {
 	onConfirm protocol.Code // the error of a confirm; "": it is confirmed; noAnswer: none
 
 	acquired chan protocol.Acquire // every acquire, after it was answered or left waiting
-	released chan struct{}         // every release, before it is answered
+	released chan protocol.Release // every release, before it is answered
 	confirms chan protocol.Confirm // every confirm, before it is answered
 	followed chan protocol.Events  // every events request that waits; it is not answered
 	closed   chan struct{}         // every end of a connection
@@ -51,7 +51,7 @@ func startFake(t *testing.T, change ...func(*fakeSidecar)) *fakeSidecar {
 		path:     filepath.Join(t.TempDir(), "s.sock"),
 		lease:    time.Hour,
 		acquired: make(chan protocol.Acquire, 16),
-		released: make(chan struct{}, 16),
+		released: make(chan protocol.Release, 16),
 		confirms: make(chan protocol.Confirm, 16),
 		followed: make(chan protocol.Events, 16),
 		closed:   make(chan struct{}, 16),
@@ -133,7 +133,7 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		if f.onRelease != nil {
 			f.onRelease()
 		}
-		f.released <- struct{}{}
+		f.released <- *r
 		if r.ID == 0 {
 			return nil
 		}

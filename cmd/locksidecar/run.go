@@ -114,7 +114,12 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if s.lost == nil {
 		err = unlockConfirmed(ctx, lock, signals)
 	} else {
-		err = lock.Unlock() // not confirmed: exit code 79 promises nothing about the lock
+		// Not confirmed: exit code 79 promises nothing about the lock.
+		var options []locksidecar.UnlockOption
+		if s.isCutShort {
+			options = append(options, locksidecar.CutShort())
+		}
+		err = lock.Unlock(options...)
 	}
 	if s.lost == nil && errors.Is(err, locksidecar.ErrLost) {
 		s.lost = err

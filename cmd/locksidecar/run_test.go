@@ -442,10 +442,22 @@ func TestLockThatIsNotRenewedEndsTheCommandBeforeItsDeadline(t *testing.T) {
 	}
 }
 
+func TestCommandThatWasEndedBeforeTheLossIsReported(t *testing.T) {
+	f := startFake(t, func(f *fakeSidecar) { f.lease = 4 * time.Second })
+	p := start(t, f, "run", "job", "--", "sleep", "600")
+	expectExit(t, p, 79, "is not renewed; ending the command")
+	if r := <-f.released; r.Hold != fakeHold || !r.CutShort {
+		t.Errorf("released: %+v", r)
+	}
+}
+
 func TestMaxHoldEndsTheCommandInTime(t *testing.T) {
 	f := startFake(t)
 	p := start(t, f, "run", "--max-hold", "200ms", "job", "--", "sh", "-c", ignoresSIGTERM)
 	expectExit(t, p, 79, "ending the command")
+	if r := <-f.released; r.CutShort {
+		t.Error("the end of max_hold was reported as a loss")
+	}
 }
 
 func TestKillOfRunKillsTheWholeGroup(t *testing.T) {

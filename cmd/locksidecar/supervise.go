@@ -20,13 +20,14 @@ type supervisor struct {
 	killAfter time.Duration
 	maxEnd    time.Time // end of --max-hold; zero: none
 
-	phase   endPhase
-	kill    <-chan time.Time // the next SIGKILL is due; nil: none is planned
-	exited  bool             // the command has ended; processes of its group may still run
-	status  unix.WaitStatus  // of the command, once exited
-	lost    error            // the lock ended before the command did; nil: it did not
-	stopped bool             // a signal stopped the command
-	wantTTY bool             // the command had the terminal, or asked for it
+	phase      endPhase
+	kill       <-chan time.Time // the next SIGKILL is due; nil: none is planned
+	exited     bool             // the command has ended; processes of its group may still run
+	status     unix.WaitStatus  // of the command, once exited
+	lost       error            // the lock ended before the command did; nil: it did not
+	isCutShort bool             // SIGTERM was sent because the lease was about to end
+	stopped    bool             // a signal stopped the command
+	wantTTY    bool             // the command had the terminal, or asked for it
 }
 
 // endPhase is how far the supervisor has gone to end the group. In each phase, run returns
@@ -83,6 +84,7 @@ func (s *supervisor) run() {
 				warn.Reset(left - grace)
 			} else if s.phase == notEnding && !s.exited && s.lost == nil {
 				s.lost = locksidecar.ErrLost
+				s.isCutShort = time.Until(s.lock.Deadline()) <= grace
 				printErr("the lock %q ends in %v and is not renewed; ending the command", s.lock.Name(), max(0, left.Round(time.Millisecond)))
 				s.terminate(left)
 			}

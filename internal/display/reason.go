@@ -18,6 +18,8 @@ func Reason(why protocol.Reason) string {
 		return "its max_hold passed"
 	case protocol.Forgotten:
 		return "a client came back with a hold that no state file had"
+	case protocol.CutShort:
+		return "its client ended the work, because the lock was about to be lost"
 	}
 	return "see the log of the sidecar"
 }

@@ -68,7 +68,7 @@ func (w *world) apply(h *host, e *locktable.Effect) {
 		if l := &h.locks[n]; l.pollerUntil == h.clock(w.now)+rivalMemory {
 			l.pollerUntil = 0 // it may have unsubscribed before it read that only it is subscribed
 		}
-	case locktable.LongHold, locktable.Crashed: // no client gets them
+	case locktable.LongHold, locktable.CutShort, locktable.Crashed: // no client gets them
 	default:
 		w.violation(-1, "effect of kind %d", e.Kind)
 	}

@@ -272,7 +272,7 @@ func (w *world) sendAcquire(h *host, s *session, n int, req protocol.Acquire) {
 
 func (w *world) release(h *host, s *session, n int) {
 	c := &h.locks[n].hold
-	req := protocol.Release{Hold: c.num}
+	req := protocol.Release{Hold: c.num, CutShort: c.num%8 == 0}
 	now := h.clock(w.now)
 	q := request{kind: reqRelease, name: int8(n), target: c.num, left: c.count - 1}
 	q.either = now >= c.deadline || c.maxHoldEnd > 0 && now >= c.maxHoldEnd

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -11,7 +12,20 @@ import (
 
 // UnlockOption changes how one lock is unlocked.
 type UnlockOption struct {
-	confirm context.Context // bounds the wait for the confirmation; nil: none is requested
+	confirm  context.Context // bounds the wait for the confirmation; nil: none is requested
+	cutShort bool
+}
+
+// CutShort reports that the work under the lock was ended before it was done, because the lock
+// was about to be lost: its deadline came near, and nothing renewed it. The sidecar then counts
+// the hold among the losses, with reason [ReasonCutShort], in its events, its log and its
+// metrics. Without this option operators see a release like any other.
+//
+// The lock is released as without this option. A sidecar that is older ignores the report.
+func CutShort() UnlockOption { return UnlockOption{cutShort: true} }
+
+func isCutShort(options []UnlockOption) bool {
+	return slices.ContainsFunc(options, func(o UnlockOption) bool { return o.cutShort })
 }
 
 // Confirmed makes Unlock wait until the sidecar has confirmed that Redis has executed the

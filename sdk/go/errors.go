@@ -66,6 +66,9 @@ const (
 	ReasonForced    Reason = "forced"    // an operator ended it, as with [Client.ForceRelease]
 	ReasonMaxHold   Reason = "max_hold"  // it was held for as long as WithMaxHold allows
 	ReasonForgotten Reason = "forgotten" // a sidecar that was restarted does not know it
+
+	// In events and counts only; no LostError has it. See [CutShort].
+	ReasonCutShort Reason = "cut_short"
 )
 
 // String describes the reason in a clause for people. string(r) is the reason in one word, as
@@ -84,6 +87,8 @@ func (r Reason) String() string {
 		return "it was held for as long as WithMaxHold allows"
 	case ReasonForgotten:
 		return "the sidecar was restarted, and what it remembers does not have it"
+	case ReasonCutShort:
+		return "its client ended the work, because the lock was about to be lost"
 	}
 	return string(r)
 }

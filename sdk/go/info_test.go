@@ -162,7 +162,7 @@ func TestEveryValueOfTheProtocolHasAConstant(t *testing.T) {
 	for _, k := range []EventKind{EventGranted, EventReleased, EventCrashed, EventLost, EventForced, EventRefused, EventDeadlock, EventTakeover, EventRedisDown, EventRedisUp, EventDataLost} {
 		known["Event "+string(k)] = true
 	}
-	for _, r := range []Reason{ReasonExpired, ReasonDeleted, ReasonStolen, ReasonForced, ReasonMaxHold, ReasonForgotten} {
+	for _, r := range []Reason{ReasonExpired, ReasonDeleted, ReasonStolen, ReasonForced, ReasonMaxHold, ReasonForgotten, ReasonCutShort} {
 		known["Reason "+string(r)] = true
 	}
 	file, err := parser.ParseFile(token.NewFileSet(), "../../protocol/protocol.go", nil, 0)

@@ -71,7 +71,7 @@ func (l *Lock) unlock(how expiryCheck, options ...UnlockOption) error {
 	if wasOrphaned {
 		conn, refusal = nil, nil // the sidecar knows nothing of the hold
 	}
-	s.release = protocol.Release{Hold: h.id}
+	s.release = protocol.Release{Hold: h.id, CutShort: isCutShort(options)}
 	switch {
 	case h.entries > 0:
 	case h.isOwned && conn != nil:

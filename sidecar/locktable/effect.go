@@ -21,6 +21,7 @@ const (
 	Subscribe                         // listen on the channel of Name
 	Unsubscribe                       // stop listening
 	LongHold                          // for operators: a hold that isLong was released: Name, Hold, Since, Count: waiters, Peer
+	CutShort                          // for operators: a hold was released that was about to be lost: Name, Hold, Since
 	Crashed                           // for operators: Session ended with a hold: Name, Hold, Since, Count: waiters, Peer
 )
 
@@ -38,11 +39,11 @@ type Effect struct {
 	Token      uint64
 	Deadline   int64 // CLOCK_BOOTTIME, ns
 	End        int64 // the same, when max_hold will have passed; 0: never
-	Since      int64 // Granted: when the request came, unless it is a re-entry; Lost, LongHold, Crashed: when the hold was granted; 0: not known
+	Since      int64 // Granted: when the request came, unless it is a re-entry; Lost, LongHold, CutShort, Crashed: when the hold was granted; 0: not known
 	Code       protocol.Code
 	Reason     protocol.Reason
 	Msg        string
-	Name       string // of the lock: Granted, Lost, KeepLost, Forced, LongHold, Crashed, Subscribe, Unsubscribe, and the Refusal of an acquire that reached its lock
+	Name       string // of the lock: Granted, Lost, KeepLost, Forced, LongHold, CutShort, Crashed, Subscribe, Unsubscribe, and the Refusal of an acquire that reached its lock
 	Peer       *Peer  // LongHold, Crashed: the holder; Granted: the one for whose hold the request waited; nil: not known
 	Op         Op
 }

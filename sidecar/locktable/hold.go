@@ -398,7 +398,11 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 			t.emit(Effect{Kind: Released, Session: id, ID: req.ID, Count: h.entries})
 		}
 		if h.entries == 0 {
-			if h.isLong(now) {
+			switch {
+			case req.CutShort:
+				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, Reason: protocol.CutShort, Since: h.granted})
+				t.groupStats(l).Losses[lossIndex(protocol.CutShort)]++
+			case h.isLong(now):
 				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
 			if t.leave(now, h); l.holds == nil {

@@ -118,7 +118,7 @@ func (o Outcome) String() string {
 
 const (
 	// LossReasons is how many reasons a loss can have.
-	LossReasons = 6
+	LossReasons = 7
 
 	// LossForgotten is the index of protocol.Forgotten. Only the caller can tell it from a loss
 	// of which the client was not notified yet, so the table does not count it.
@@ -128,7 +128,7 @@ const (
 // LossReason is the reason with an index of GroupStats.Losses.
 func LossReason(i int) protocol.Reason {
 	return [LossReasons]protocol.Reason{
-		protocol.Expired, protocol.Deleted, protocol.Stolen, protocol.ByForce, protocol.MaxHold, protocol.Forgotten,
+		protocol.Expired, protocol.Deleted, protocol.Stolen, protocol.ByForce, protocol.MaxHold, protocol.Forgotten, protocol.CutShort,
 	}[i]
 }
 

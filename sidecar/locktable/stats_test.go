@@ -134,6 +134,30 @@ func TestLossesAreCountedByReason(t *testing.T) {
 	}
 }
 
+// A client that ended its work because the lock was about to be lost says so with the release of
+// the last entry. A hold that is lost by then is not lost twice.
+func TestReleaseThatWasCutShortIsCountedOnceAsALoss(t *testing.T) {
+	r := newRig(t)
+	r.acquire(1, "a", owner(7))
+	r.answerAll()
+	r.acquire(1, "a", owner(7))
+	r.acquire(1, "expired", fixed(time.Second))
+	r.answerAll()
+	r.collect()
+	r.log = nil
+	r.tb.Release(r.now, 1, protocol.Release{Hold: 1, CutShort: true}) // it has another entry
+	r.want()
+	r.tb.Release(r.now, 1, protocol.Release{Hold: 1, CutShort: true})
+	r.want("s1 cut short hold=1 a cut_short")
+	r.tb.Release(r.now, 1, protocol.Release{Hold: 1, CutShort: true})
+	r.pass(2 * time.Second)
+	r.tb.Release(r.now, 1, protocol.Release{Hold: 2, CutShort: true})
+	r.want("s1 lost hold=2 expired")
+	if got, want := losses(r.tb.Stats().Groups[0]), "expired 1, cut_short 1, "; got != want {
+		t.Errorf("losses: %s want: %s", got, want)
+	}
+}
+
 func TestRenewalsAreCountedWithTheirMargin(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")

@@ -77,6 +77,8 @@ func (r *rig) collect() {
 			r.log = append(r.log, fmt.Sprintf("s%d released count=%d", e.Session, e.Count))
 		case locktable.Lost:
 			r.log = append(r.log, fmt.Sprintf("s%d lost hold=%d %s", e.Session, e.Hold, e.Reason))
+		case locktable.CutShort:
+			r.log = append(r.log, fmt.Sprintf("s%d cut short hold=%d %s %s", e.Session, e.Hold, e.Name, e.Reason))
 		case locktable.KeepLost:
 			r.log = append(r.log, fmt.Sprintf("keep of hold=%d lost: %s", e.Hold, e.Reason))
 		case locktable.Lease:

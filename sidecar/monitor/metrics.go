@@ -58,7 +58,7 @@ var (
 	acquireWait        = describe("acquire_wait_seconds", "How long acquires that were granted had waited.")
 	holdSeconds        = describe("hold_seconds", "How long holds lasted, from the grant to the end.")
 	handoffs           = describe("handoffs_total", "Grants that needed no operation of their own, by kind.", "kind")
-	losses             = describe("losses_total", "Holds that ended without a release by their owner, of which the owner was notified, by reason.", "reason")
+	losses             = describe("losses_total", "Holds that ended without a release by their owner, of which the owner was notified, by reason; and releases with cut_short.", "reason")
 	redisDowns         = describe("redis_outages_total", "How often the connection to Redis ended, or could not be made at the start.")
 	redisDataLosses    = describe("redis_data_losses_total", "Connections to a Redis that may have lost data.")
 	crashReleases      = describe("crash_releases_total", "Holds whose session ended before they were released.")

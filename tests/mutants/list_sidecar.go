@@ -731,9 +731,16 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the end of a long hold is an event",
 		file: "sidecar/locktable/hold.go",
-		old:  "			if h.isLong(now) {",
-		new:  "			if false {",
+		old:  "			case h.isLong(now):",
+		new:  "			case false:",
 		by:   test("sidecar", "TestEndOfALongHoldIsAnEvent"),
+	},
+	{
+		rule: "a release that was cut short is a loss for operators",
+		file: "sidecar/locktable/hold.go",
+		old:  "			case req.CutShort:",
+		new:  "			case false:",
+		by:   test("sidecar/locktable", "TestReleaseThatWasCutShortIsCountedOnceAsALoss"),
 	},
 	{
 		rule: "a grant names the process that it waited for",
