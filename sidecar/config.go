@@ -63,8 +63,9 @@ type Config struct {
 	// 1 h to 10 years.
 	TokenExpiry time.Duration
 
-	// Linger is how long a lock that clients of this host acquire again and again stays this
-	// host's in Redis after a release, so that the next acquire needs no round trip. That ends
+	// Linger is how long, at most, a lock that clients of this host acquire again and again stays
+	// this host's in Redis after a release, so that the next acquire needs no round trip. It is
+	// less if two answers of Redis take less, and the lock was held for less. That ends
 	// at once if another sidecar waits for the lock. A program that is no sidecar may find the
 	// lock taken for so long, although no client holds it. Up to 20 ms; NoLinger: no lock
 	// lingers. Default 5 ms.

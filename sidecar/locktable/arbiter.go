@@ -105,6 +105,7 @@ type policy struct {
 	rng     *rand.Rand
 	polling int   // locks that are polled because their subscription does not work
 	trip    int64 // a short round trip to Redis, ns; see noteTrip
+	latency int64 // how long Redis takes to answer now, ns; 0: it is not known
 }
 
 // maxUnneededMessages is how many messages a subscription is kept for that no waiter needs:
@@ -130,6 +131,18 @@ func (p *policy) noteTrip(d int64) {
 		p.trip = max(d, 0)
 	} else {
 		p.trip += (min(d, 2*p.trip+int64(time.Millisecond)) - p.trip) / 1024
+	}
+}
+
+// noteLatency notes how long Redis took to answer, as noteTrip does; but here it counts how slow
+// it is now. More than Config.Linger makes no difference.
+func (p *policy) noteLatency(d int64) {
+	switch d = min(d, int64(p.cfg.Linger)); {
+	case d <= 0:
+	case p.latency == 0:
+		p.latency = d
+	default:
+		p.latency += (min(d, 2*p.latency) - p.latency) / 8 // a moment in which Redis or the host stood still counts little
 	}
 }
 

@@ -405,8 +405,9 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 			case h.isLong(now):
 				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})
 			}
+			granted := h.granted
 			if t.leave(now, h); l.holds == nil {
-				t.linger(now, l)
+				t.linger(now, l, granted)
 			}
 		}
 	}

@@ -21,7 +21,7 @@ func warmUp(r *rig) (hold uint64) {
 	r.redis(locktable.Take, locktable.Done)
 	r.release(1, r.lastHold())
 	r.redis(locktable.Drop, locktable.Done)
-	r.pass(20 * time.Millisecond)
+	r.pass(4 * time.Millisecond)
 	r.acquire(1, "a")
 	if op := r.redis(locktable.Take, locktable.Done); op.Reserve != 256 {
 		r.Fatalf("the take of a lock that is used again: %+v", op)
@@ -68,7 +68,7 @@ func TestOnlyALockThatIsAcquiredSoonAfterItsReleaseLingers(t *testing.T) {
 	for _, tt := range []struct {
 		pause   time.Duration
 		lingers bool
-	}{{48 * time.Millisecond, true}, {51 * time.Millisecond, false}} {
+	}{{5 * time.Millisecond, true}, {5100 * time.Microsecond, false}} {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
 		r.redis(locktable.Take, locktable.Done)
@@ -95,6 +95,69 @@ func TestLingeringEndsAfterItsTime(t *testing.T) {
 			t.Errorf("the drop: %+v", op)
 		}
 		r.forgotten()
+	}
+}
+
+// useTwice has session 1 acquire the lock "a" twice, hold it for so long each time, and release it
+// the second time. Redis takes so long for each answer.
+func useTwice(r *rig, latency, held time.Duration) {
+	r.Helper()
+	answer := func(kind locktable.OpKind) {
+		r.Helper()
+		r.collect()
+		if len(r.ops) != 1 || r.ops[0].Kind != kind {
+			r.Fatalf("operations in flight: %+v, want one of kind %d", r.ops, kind)
+		}
+		r.ops = nil
+		sent := r.now
+		r.now += int64(latency)
+		r.tokens += 256
+		r.tb.Result(r.now, locktable.Result{Kind: kind, Name: "a", Sent: sent, Token: r.tokens})
+	}
+	r.acquire(1, "a")
+	answer(locktable.Take)
+	r.now += int64(held)
+	r.release(1, r.lastHold())
+	answer(locktable.Drop)
+	r.acquire(1, "a")
+	answer(locktable.Take)
+	r.now += int64(held)
+	r.release(1, r.lastHold())
+	r.collect()
+}
+
+// To keep a lock costs others its time; to drop it costs the next client here two operations.
+func TestLockLingersForTwoAnswersOfRedisOrAsLongAsItWasHeld(t *testing.T) {
+	const ms = time.Millisecond
+	for _, tt := range []struct{ configured, latency, held, want time.Duration }{
+		{20 * ms, 4 * ms, 0, 8 * ms},
+		{20 * ms, 4 * ms, 14 * ms, 14 * ms},
+		{20 * ms, 4 * ms, 60 * ms, 20 * ms},
+		{5 * ms, 4 * ms, 0, 5 * ms},
+		{5 * ms, 200 * time.Microsecond, 0, 0},
+	} {
+		r := newListeningRig(t, locktable.Config{Linger: tt.configured})
+		useTwice(r, tt.latency, tt.held)
+		r.lingers()
+		if d := r.untilAsked(time.Second); d < tt.want || d > tt.want+3*ms {
+			t.Errorf("answers after %v, held for %v: it lingers for %v, want %v", tt.latency, tt.held, d, tt.want)
+		}
+	}
+}
+
+// A Redis, or a host, that stood still for a moment is not a slow one.
+func TestOneSlowAnswerOfRedisDoesNotMakeLocksLinger(t *testing.T) {
+	r := newListeningRig(t, locktable.Config{Linger: 20 * time.Millisecond})
+	useTwice(r, 200*time.Microsecond, 0)
+	r.acquire(1, "a")
+	hold := r.lastHold()
+	r.acquire(1, "b")
+	r.collect()
+	r.ops = nil
+	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "b", Sent: r.now - int64(400*time.Millisecond), Token: 1})
+	r.release(1, hold)
+	if d := r.untilAsked(time.Second); d > 3*time.Millisecond {
+		t.Errorf("it lingers for %v", d)
 	}
 }
 
@@ -634,7 +697,7 @@ func TestForgottenLockThatAnotherHostHadIsNotHot(t *testing.T) {
 	r.forgotten()
 	r.acquire(1, "a", wait(0))
 	r.refusedTake(locktable.NotQueued, 1, 20_000)
-	r.pass(10 * time.Millisecond)
+	r.pass(3 * time.Millisecond)
 	r.acquire(1, "a", wait(0))
 	if op := r.redis(locktable.Take, locktable.Done); op.Reserve == 256 {
 		t.Errorf("the take: %+v", op)

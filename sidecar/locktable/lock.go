@@ -19,7 +19,7 @@ type lock struct {
 	user       *user              // as whose it counts; nil: it counts for no user
 	index      uint32             // in Table.locks
 	slot       uint32             // of the journal; 0: none
-	releasedAt uint32             // when a client here released it last, see shortMillis; 0: not known
+	hotUntil   uint32             // it is hot if it is acquired by then, see shortMoment; 0: it is not
 	rivals     rivals
 	isHot      bool  // it was acquired here soon after that: it lingers when it is released
 	isDirty    bool  // in dirtySet.locks
@@ -37,7 +37,7 @@ func (t *Table) lockFor(name string) *lock {
 	if l == nil {
 		l = &lock{name: name, index: uint32(len(t.locks))}
 		l.timer.Value, l.claim.window = l, &atRest
-		l.releasedAt, l.rivals.pollerAt = t.releases.at(name), t.pollers.at(name)
+		l.hotUntil, l.rivals.pollerAt = t.hotUntil.at(name), t.pollers.at(name)
 		l.group = t.groupOf(name)
 		t.byName[name] = l
 		t.locks = append(t.locks, l)

@@ -20,6 +20,7 @@ func (t *Table) Result(now int64, r Result) {
 	}
 	if r.Outcome < NotSent {
 		t.policy.noteTrip(now - r.Sent)
+		t.policy.noteLatency(now - r.Sent)
 		t.stats.Scripts.Observe(ShortTimes, time.Duration(now-r.Sent))
 	}
 	if r.Kind == Renew {

@@ -40,7 +40,7 @@ func (t *Table) Clone(j Journal) *Table {
 		users:    make(map[int64]*user, len(t.users)),
 		byName:   make(map[string]*lock, len(t.byName)),
 		byHold:   make(map[uint64]*hold, len(t.byHold)),
-		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), releases: t.releases, pollers: t.pollers, isStopping: t.isStopping,
+		cells:    t.cells, waiting: t.waiting, grantCarries: maps.Clone(t.grantCarries), keeps: maps.Clone(t.keeps), hotUntil: t.hotUntil, pollers: t.pollers, isStopping: t.isStopping,
 		searches: t.searches, lastNum: t.lastNum, renewalSeed: t.renewalSeed, renewals: t.renewals, redis: t.redis, now: t.now, stats: t.stats,
 	}
 	n.stats.Groups = slices.Clone(t.stats.Groups)
@@ -81,7 +81,7 @@ func (s *session) clone(n *Table) *session {
 // addClone adds a copy of another table's lock.
 func (t *Table) addClone(l *lock) {
 	c := &lock{
-		name: l.name, index: l.index, slot: l.slot, releasedAt: l.releasedAt, isHot: l.isHot, group: l.group, claim: l.claim, rivals: l.rivals,
+		name: l.name, index: l.index, slot: l.slot, hotUntil: l.hotUntil, isHot: l.isHot, group: l.group, claim: l.claim, rivals: l.rivals,
 	}
 	c.timer.Value = c
 	if l.claim.window != &atRest {
@@ -182,17 +182,18 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 	if t.cfg.Turn == 0 {
 		d.Value(uint64(t.policy.trip))
 	}
+	d.Value(uint64(t.lingerTime(0)))
 	l := t.byName[name]
 	if len(t.locks) != int(bit(l != nil)) {
 		panic("locktable: the table knows another lock")
 	}
 	d.Value(bit(l != nil))
 	if l == nil {
-		describeRelease(d, now, t.releases.at(name))
+		t.describeHeat(d, now, t.hotUntil.at(name))
 		t.describePoller(d, now, t.pollers.at(name))
 		return
 	}
-	describeRelease(d, now, l.releasedAt)
+	t.describeHeat(d, now, l.hotUntil)
 	t.describePoller(d, now, l.rivals.pollerAt)
 	d.Value(bit(l.isHot)<<1 | bit(l.timer.Pending()))
 	if l.timer.Pending() {
@@ -234,13 +235,13 @@ func (t *Table) Describe(d Description, now int64, name string, mayBeInOrder boo
 	q.arbiter.describe(d, now, &t.cfg)
 }
 
-// describeRelease describes when a lock was released last; at is as lock.releasedAt.
-func describeRelease(d Description, now int64, at uint32) {
-	age := shortMillis(int64(hotWithin))
-	if at != 0 {
-		age = min(age, shortMillis(now)-at)
+// describeHeat describes until when a lock is hot; until is as lock.hotUntil.
+func (t *Table) describeHeat(d Description, now int64, until uint32) {
+	left := uint32(0)
+	if t.isHotAt(now, until) {
+		left = 1 + until - shortMoment(now)
 	}
-	d.Value(uint64(age))
+	d.Value(uint64(left))
 }
 
 // describePoller describes for how long a program is remembered; at is as rivals.pollerAt. It

@@ -14,7 +14,7 @@ func TestCloneAndDescribeKnowEveryField(t *testing.T) {
 	}{
 		{reflect.TypeFor[Table](), 33},
 		{reflect.TypeFor[Config](), 30},
-		{reflect.TypeFor[policy](), 4},
+		{reflect.TypeFor[policy](), 5},
 		{reflect.TypeFor[reachability](), 6},
 		{reflect.TypeFor[session](), 14},
 		{reflect.TypeFor[leaseEvents](), 7},

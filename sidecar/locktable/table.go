@@ -101,8 +101,8 @@ type Config struct {
 	WatchAfter time.Duration
 
 	// A lock that was acquired here soon after its last release here stays this host's in
-	// Redis for so long after a release that no other host waits for: the next acquire needs
-	// no round trip. NoLinger: never. Default 5 ms.
+	// Redis for so long, at most, after a release that no other host waits for: the next acquire
+	// needs no round trip. See lingerTime. NoLinger: never. Default 5 ms.
 	Linger time.Duration
 
 	// How long a subscription outlives its last use, but no longer than until a few releases
@@ -202,7 +202,7 @@ type Table struct {
 	holds    pool[hold]
 	windows  pool[window]
 
-	releases   recentTimes // of locks that were released here
+	hotUntil   recentTimes // until when locks that were released here are hot
 	pollers    recentTimes // of locks that a program had which is no sidecar, and is not subscribed
 	isStopping bool        // no lock lingers any more
 
