@@ -713,6 +713,25 @@ func TestCrashDelayAfterRestartBeginsWithTheDeadlineSentBefore(t *testing.T) {
 	}
 }
 
+// The Renew in flight gave the key the lease that covers the old deadline. Its result comes when no
+// client is left that could believe in that deadline, and the crash delay is not over.
+func TestCrashDelayUnderAShorterLeaseOutlivesTheRenewalInFlight(t *testing.T) {
+	l := newRestartHarness(t)
+	l.takes(1, "a", crash(time.Minute))
+	l.cfg.Lease = time.Second
+	l.killed(time.Second)
+	l.tb.Up(l.now, false, false)
+	l.collect()
+	sent := l.now
+	l.tb.Close(l.now, 1)
+	l.now += int64(2 * time.Second)
+	op := l.ops[0]
+	l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: sent})
+	if row := l.row("a"); !row.Orphan || row.State != protocol.StateHeld {
+		t.Fatalf("a: %+v", row)
+	}
+}
+
 // Redis lost its data, and the daemon died before it had asserted its holds. The successor
 // finds the same run of Redis, and cannot know.
 func TestHoldInDoubtIsAssertedAfterRestore(t *testing.T) {

@@ -193,8 +193,8 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 		t.stats.RenewalMargin.Observe(LeaseTimes, time.Duration(c.validUntil-now))
 	}
 	lease := op.leaseMS
-	if h != nil && h.isRenewed() {
-		lease = min(lease, t.leaseMS) // what is above it covers what was sent before
+	if h != nil && h.isRenewed() && !h.isOrphan() {
+		lease = min(lease, t.leaseMS) // what is above it covers what its client was sent before
 	}
 	set := r.Sent // when the lease began, at the latest
 	if op.keptUntil != 0 {

@@ -320,6 +320,13 @@ var locktableMutants = []mutant{
 		by:   tableTest("TestAShorterLeaseBreaksNoOlderPromise"),
 	},
 	{
+		rule: "a renewal in flight does not end a crash delay early",
+		file: "sidecar/locktable/result.go",
+		old:  `h.isRenewed() && !h.isOrphan() {`,
+		new:  `h.isRenewed() {`,
+		by:   tableTest("TestCrashDelayUnderAShorterLeaseOutlivesTheRenewalInFlight"),
+	},
+	{
 		rule: "a lease event never names a deadline that a newer hold does not have",
 		file: "sidecar/locktable/lease.go",
 		old:  `		s.minUncovered = min(s.minUncovered, until)` + "\n",
