@@ -1,7 +1,6 @@
 package store
 
 import (
-	"math"
 	"strconv"
 	"strings"
 
@@ -29,6 +28,8 @@ func ownChannel(uuid string) string { return channelPrefix + ownTag + uuid }
 const (
 	maxScriptNumber = 1<<53 - 1 // of a hold, and of a token
 	maxPauseMS      = 10        // see acquire_release.lua
+	maxPassedMS     = 99        // a lock that has passed for longer is left free, and no transfer says so
+	maxWaiting      = 1<<20 - 1 // a sidecar has one ticket in a queue, so these are more hosts than there are
 	maxTokens       = 32        // that a transfer has
 	maxLeaseMS      = protocol.MaxDurationMS
 )
@@ -52,8 +53,8 @@ func parseMessage(text string) (m locktable.Message, from origin, ok bool) {
 		m.LastToken = fields.number(1, maxScriptNumber)
 		m.Tokens = uint16(fields.number(1, min(maxTokens, m.LastToken)))
 		m.LeaseMS = uint32(fields.number(1, maxLeaseMS))
-		m.Waiting = uint32(fields.number(0, math.MaxUint32))
-		m.PassedMS = uint32(fields.number(0, math.MaxUint32))
+		m.Waiting = uint32(fields.number(0, maxWaiting))
+		m.PassedMS = uint32(fields.number(0, maxPassedMS))
 	case "recall":
 		m.Kind = locktable.Recalled
 	case "free":

@@ -18,8 +18,8 @@ var messageCases = []struct {
 		Ticket: 7, LastToken: 1700000000000032, Tokens: 32, LeaseMS: 30000, Waiting: 5, PassedMS: 49}, "0123abcd"},
 	{"transfer 7 1700000000000032 32 30000 5 49 invoice:42", locktable.Message{Kind: locktable.Transferred, Name: "invoice:42",
 		Ticket: 7, LastToken: 1700000000000032, Tokens: 32, LeaseMS: 30000, Waiting: 5, PassedMS: 49}, ""},
-	{"transfer:- 9007199254740991 9007199254740991 32 2592000000 4294967295 4294967295 a", locktable.Message{Kind: locktable.Transferred, Name: "a",
-		Ticket: 1<<53 - 1, LastToken: 1<<53 - 1, Tokens: 32, LeaseMS: 2592000000, Waiting: 1<<32 - 1, PassedMS: 1<<32 - 1}, "-"},
+	{"transfer:- 9007199254740991 9007199254740991 32 2592000000 1048575 99 a", locktable.Message{Kind: locktable.Transferred, Name: "a",
+		Ticket: 1<<53 - 1, LastToken: 1<<53 - 1, Tokens: 32, LeaseMS: 2592000000, Waiting: 1<<20 - 1, PassedMS: 99}, "-"},
 	{"transfer 1 1 1 1 0 0  with  spaces ", locktable.Message{Kind: locktable.Transferred, Name: " with  spaces ", Ticket: 1, LastToken: 1, Tokens: 1, LeaseMS: 1}, ""},
 	{"recall recall a", locktable.Message{Kind: locktable.Recalled, Name: "recall a"}, ""},
 	{"recall:ffffffff recall:- a", locktable.Message{Kind: locktable.Recalled, Name: "recall:- a"}, "ffffffff"},
@@ -45,7 +45,9 @@ var messageCases = []struct {
 	{text: "free  10 a"},
 	{text: "free -1 a"},
 	{text: "free 1.5 a"},
-	{text: "free 11 a"}, // longer than a script has a lock left free
+	{text: "transfer:- 7 7 1 30000 1048576 0 a"}, // more hosts than there are
+	{text: "transfer:- 7 7 1 30000 0 100 a"},     // a script leaves such a lock free
+	{text: "free 11 a"},                          // longer than a script has a lock left free
 	{text: "free 4294967295 a"},
 	{text: "free:0123abcd 4294967295 a"},
 	{text: "recall: a"},
