@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -15,8 +16,8 @@ type event struct {
 	flag      bool
 	listening bool
 	session   locktable.SessionID
-	results   []locktable.Result
-	messages  []locktable.Message
+	results   []redisop.Result
+	messages  []redisop.Message
 	redis     store.Identity
 	names     []string
 	text      string
@@ -112,7 +113,7 @@ func (b *inbox) addEvent(e event) {
 
 // addMessages adds messages, without those that have no further effect: to the last event, if
 // that has messages, or as an event.
-func (b *inbox) addMessages(messages []locktable.Message) {
+func (b *inbox) addMessages(messages []redisop.Message) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n := len(b.events); n == 0 || b.events[n-1].kind != redisMessages {
@@ -121,9 +122,9 @@ func (b *inbox) addMessages(messages []locktable.Message) {
 	e := &b.events[len(b.events)-1]
 	for _, m := range messages {
 		switch {
-		case m.Kind == locktable.Unlocked && b.unlocked[m.Name] < maxUnlocked:
+		case m.Kind == redisop.Unlocked && b.unlocked[m.Name] < maxUnlocked:
 			b.unlocked[m.Name]++
-		case m.Kind != locktable.Unlocked && b.ownMessages < maxOwnMessages:
+		case m.Kind != redisop.Unlocked && b.ownMessages < maxOwnMessages:
 			b.ownMessages++
 		default:
 			continue

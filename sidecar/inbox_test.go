@@ -5,12 +5,12 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
-func published(kind locktable.MessageKind, names ...string) (messages []locktable.Message) {
+func published(kind redisop.MessageKind, names ...string) (messages []redisop.Message) {
 	for _, name := range names {
-		messages = append(messages, locktable.Message{Kind: kind, Name: name})
+		messages = append(messages, redisop.Message{Kind: kind, Name: name})
 	}
 	return messages
 }
@@ -20,13 +20,13 @@ func TestMessagesAndResultsStayInOrder(t *testing.T) {
 	var b inbox
 	b.init()
 	result := func(name string) event {
-		return event{kind: redisResults, results: []locktable.Result{{Name: name}}}
+		return event{kind: redisResults, results: []redisop.Result{{Name: name}}}
 	}
-	b.addMessages(published(locktable.Unlocked, "a", "b"))
-	b.addMessages(published(locktable.Recalled, "a"))
+	b.addMessages(published(redisop.Unlocked, "a", "b"))
+	b.addMessages(published(redisop.Recalled, "a"))
 	b.addEvent(result("c"))
 	b.addEvent(result("d"))
-	b.addMessages(published(locktable.Unlocked, "a"))
+	b.addMessages(published(redisop.Unlocked, "a"))
 	b.addEvent(result("e"))
 	var got []string
 	for _, e := range b.swapEvents(nil) {
@@ -53,10 +53,10 @@ func TestMessagesThatWaitAreBounded(t *testing.T) {
 	b.init()
 	flood := func() {
 		for range 10 * maxUnlocked {
-			b.addMessages(published(locktable.Unlocked, "a", "b"))
+			b.addMessages(published(redisop.Unlocked, "a", "b"))
 		}
 		for range maxOwnMessages/1000 + 1 {
-			b.addMessages(slices.Repeat(published(locktable.Recalled, "c"), 1000))
+			b.addMessages(slices.Repeat(published(redisop.Recalled, "c"), 1000))
 		}
 	}
 	count := func() (events int, byName map[string]int) {
@@ -75,7 +75,7 @@ func TestMessagesThatWaitAreBounded(t *testing.T) {
 	}
 	flood()
 	b.addEvent(event{kind: redisResults})
-	b.addMessages(published(locktable.Unlocked, "a", "d"))
+	b.addMessages(published(redisop.Unlocked, "a", "d"))
 	if events, got := count(); events != 3 || got["a"] != maxUnlocked+1 || got["d"] != 1 || got["c"] != maxOwnMessages {
 		t.Errorf("%d events with %v messages: a lock that was released after a result needs its message", events, got)
 	}

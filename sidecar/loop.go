@@ -11,6 +11,7 @@ import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -77,7 +78,7 @@ type loop struct {
 	dirty   []*conn
 	byes    []bye
 	closing []closing
-	ops     []locktable.Op
+	ops     []redisop.Op
 
 	afterEffects []protocol.EventRow // events that come after those of the effects
 

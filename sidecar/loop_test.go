@@ -13,6 +13,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // unserved returns a sidecar whose loop the test runs itself, and whose Redis the test plays.
@@ -67,7 +68,7 @@ func TestStepThatBeginsLateIsAPause(t *testing.T) {
 			if waits := s.table.InUse(1, 7); waits != tt.paused {
 				t.Errorf("the acquire waits for the result: %v, want %v", waits, tt.paused)
 			}
-			s.table.Result(now, locktable.Result{Kind: locktable.Take, Name: "a", Outcome: locktable.NotSent})
+			s.table.Result(now, redisop.Result{Kind: redisop.Take, Name: "a", Outcome: redisop.NotSent})
 		})
 	}
 }
@@ -85,7 +86,7 @@ func TestReleaseBeforeTheEndOfItsProcessIsRead(t *testing.T) {
 	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
 	s.onRequest(now, &request{kind: clientAcquire, conn: c, acquire: protocol.Acquire{ID: 2, Name: "a", WaitMS: protocol.Forever, CrashDelayMS: 60_000}})
 	s.table.Effects()
-	s.table.Result(now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: now, Token: 1})
+	s.table.Result(now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: now, Token: 1})
 	s.table.Effects()
 	row, _ := s.table.Info(now, "a")
 	if row.State != protocol.StateHeld {
@@ -103,7 +104,7 @@ func TestReleaseBeforeTheEndOfItsProcessIsRead(t *testing.T) {
 		t.Errorf("the lock: %+v", row)
 	}
 	s.table.Effects()
-	s.table.Result(now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: now})
+	s.table.Result(now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: now})
 }
 
 func TestLoopThatDoesNotAnswerIsAnError(t *testing.T) {
@@ -133,7 +134,7 @@ func TestAnswersComeBeforeTheFaultThatEndsTheConnection(t *testing.T) {
 	s.onHello(now, c, &protocol.Hello{ID: 1, V: protocol.Version})
 	s.onRequest(now, &request{kind: clientAcquire, conn: c, acquire: protocol.Acquire{ID: 2, Name: "a", WaitMS: protocol.Forever}})
 	s.table.Effects()
-	s.table.Result(now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: now, Token: 1})
+	s.table.Result(now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: now, Token: 1})
 	s.applyEffects()
 	row, _ := s.table.Info(now, "a")
 
@@ -173,7 +174,7 @@ func TestWorkThatIsLeftWaitsForRedis(t *testing.T) {
 	answer := func() (answered int) {
 		for _, e := range slices.Clone(s.table.Effects()) {
 			if e.Kind == locktable.Redis {
-				s.table.Result(now, locktable.Result{Kind: e.Op.Kind, Name: e.Op.Name, Sent: now, Token: 1})
+				s.table.Result(now, redisop.Result{Kind: e.Op.Kind, Name: e.Op.Name, Sent: now, Token: 1})
 				answered++
 			}
 		}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -118,7 +119,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		ProbeInterval:  probeInterval,
 		OnSubscribed:   func(n []string) { s.submitEvent(event{kind: redisSubscribed, names: n}) },
 		OnUnsubscribed: func(n []string) { s.submitEvent(event{kind: redisUnsubscribed, names: n}) },
-		OnMessages:     func(m []locktable.Message) { s.inbox.addMessages(m); s.runIfIdle() },
+		OnMessages:     func(m []redisop.Message) { s.inbox.addMessages(m); s.runIfIdle() },
 		OnQuestion:     s.onQuestion,
 		OnAnswer:       s.asker.onAnswer,
 	})
@@ -281,7 +282,7 @@ func (s *Server) RedisServer() string {
 	return text
 }
 
-func (s *Server) redisResults(results []locktable.Result, raised *store.Identity) {
+func (s *Server) redisResults(results []redisop.Result, raised *store.Identity) {
 	e := event{kind: redisResults, results: results}
 	if raised != nil {
 		e.redis, e.flag = *raised, true

@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The checker knows what every client was sent and what Redis really has, and compares the
@@ -104,15 +105,15 @@ type lockOnHost struct {
 	arriving       int32 // index of the Arrive in flight; or noOp
 	pipelinedSince int64 // host clock: when the first of the Takes in a row was sent that were sent after such a Drop; 0: the last one was not
 
-	unconfirmed   bool              // Redis has executed nothing since the table was made
-	lastOutcome   locktable.Outcome // of an operation
-	lastRepliedAt int64             // host clock
-	lateReplyAt   int64             // host clock: when the last reply came that took tryWithin or longer
-	refusedAt     int64             // world time: when Redis last refused an operation on it
-	deniedAt      int64             // world time: the same, or it was not a lock
-	otherIssuedAt int64             // host clock: when the operation was issued that last found another owner
-	excusedUntil  int64             // world time
-	endedAt       int64             // world time: when the hold ended
+	unconfirmed   bool            // Redis has executed nothing since the table was made
+	lastOutcome   redisop.Outcome // of an operation
+	lastRepliedAt int64           // host clock
+	lateReplyAt   int64           // host clock: when the last reply came that took tryWithin or longer
+	refusedAt     int64           // world time: when Redis last refused an operation on it
+	deniedAt      int64           // world time: the same, or it was not a lock
+	otherIssuedAt int64           // host clock: when the operation was issued that last found another owner
+	excusedUntil  int64           // world time
+	endedAt       int64           // world time: when the hold ended
 	tokens        tokenRanges
 
 	// Whether the table knows that other hosts wait, and what it does then.

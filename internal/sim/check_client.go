@@ -6,6 +6,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // What tables answer their clients, and which events they send.
@@ -411,7 +412,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 		switch {
 		case q.waits(now):
 			w.violation(n, "request %d of session %d timed out %s early", q.id, s.id, time.Duration(q.arrived+q.acquire.WaitMS*ms-now))
-		case !inTheWay && l.lastOutcome != locktable.HeldByOther:
+		case !inTheWay && l.lastOutcome != redisop.HeldByOther:
 			w.violation(n, "request %d of session %d timed out, and no other request was in its way", q.id, s.id)
 		case !inTheWay && now < q.arrived+tryWithin && l.otherIssuedAt < q.arrived:
 			w.violation(n, "request %d of session %d timed out before Redis was asked for it", q.id, s.id)
@@ -427,7 +428,7 @@ func (w *world) onAcquireRefused(h *host, s *session, e *locktable.Effect, q *re
 			silent = silent || now >= q.latest() || now-h.clock(w.ops[l.inFlight].issuedAt) >= tryWithin
 		}
 		silent = silent || l.arriving != noOp && now-h.clock(w.ops[l.arriving].issuedAt) >= tryWithin
-		if h.up && !h.conn.dead && l.lastOutcome < locktable.NotSent && w.now-h.troubleAt > sec && !silent {
+		if h.up && !h.conn.dead && l.lastOutcome < redisop.NotSent && w.now-h.troubleAt > sec && !silent {
 			w.violation(n, "request %d of session %d was unavailable, though Redis replies", q.id, s.id)
 		}
 		w.check.meetIf(UnavailableInSilence, silent && h.up && !h.conn.dead)
@@ -530,12 +531,12 @@ func (w *world) onLost(h *host, s *session, e *locktable.Effect, received bool) 
 	case protocol.MaxHold:
 		right = c.maxHoldEnd > 0 && now >= c.maxHoldEnd
 	case protocol.Deleted:
-		right = l.lastOutcome == locktable.KeyMissing
+		right = l.lastOutcome == redisop.KeyMissing
 		if w.redis.names[n].lostAt <= h.dataLostAt && c.granted < h.clock(h.dataLostAt) {
 			w.violation(n, "hold %d of session %d was deleted with Redis's data, and not asserted again", c.num, s.id)
 		}
 	case protocol.Stolen:
-		right = l.lastOutcome == locktable.HeldByOther || l.lastOutcome == locktable.NotALock
+		right = l.lastOutcome == redisop.HeldByOther || l.lastOutcome == redisop.NotALock
 		w.check.meetIf(FoundWrongType, w.redis.names[n].overwritten)
 		if e.Msg == "" {
 			w.violation(n, "hold %d is stolen, and the event does not say what was found", c.num)
@@ -593,9 +594,9 @@ func (w *world) onKeepLost(h *host, e *locktable.Effect) {
 	right := false
 	switch e.Reason {
 	case protocol.Deleted:
-		right = l.lastOutcome == locktable.KeyMissing
+		right = l.lastOutcome == redisop.KeyMissing
 	case protocol.Stolen:
-		right = l.lastOutcome == locktable.HeldByOther || l.lastOutcome == locktable.NotALock
+		right = l.lastOutcome == redisop.HeldByOther || l.lastOutcome == redisop.NotALock
 	case protocol.ByForce:
 		right = w.check.forcing == e.Hold
 	}

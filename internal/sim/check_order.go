@@ -2,7 +2,7 @@ package sim
 
 import (
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Strict order: in a world without faults and without other programs, in which all acquires
@@ -22,8 +22,8 @@ func (p *plan) isOrdered() bool {
 // host could starve behind those that come later otherwise. In strict order, the ticket is as old as
 // its request.
 func (w *world) checkNewTicket(h *host, n int, o *operation, reply *redis.Reply) {
-	isNew := reply.Outcome == locktable.HeldByOther && reply.Ticket != 0 && reply.Ticket == o.op.HoldID
-	if o.op.Kind != locktable.Take || !isNew || o.op.Arrived != 0 {
+	isNew := reply.Outcome == redisop.HeldByOther && reply.Ticket != 0 && reply.Ticket == o.op.HoldID
+	if o.op.Kind != redisop.Take || !isNew || o.op.Arrived != 0 {
 		return
 	}
 	tickets := w.redis.names[n].queue.Tickets
@@ -38,11 +38,11 @@ func (w *world) checkNewTicket(h *host, n int, o *operation, reply *redis.Reply)
 // that is done is the arrival of those that came before it as long as the lock stays there: the
 // table does not know its time, so that they arrive again with a later operation.
 func (w *world) noteArrival(h *host, n int, o *operation, reply *redis.Reply) {
-	if w.ordered && o.op.Kind == locktable.Drop {
+	if w.ordered && o.op.Kind == redisop.Drop {
 		w.forgetArrivals(h, n)
 	}
 	isKnown := reply.Arrived != 0
-	if isTaken := o.op.Kind == locktable.Take && reply.Outcome == locktable.Done && (!o.op.RequireExisting || o.op.Enqueue); !w.ordered || !isKnown && !isTaken {
+	if isTaken := o.op.Kind == redisop.Take && reply.Outcome == redisop.Done && (!o.op.RequireExisting || o.op.Enqueue); !w.ordered || !isKnown && !isTaken {
 		return
 	}
 	for i := range h.sessions {

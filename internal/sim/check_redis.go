@@ -5,13 +5,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // What tables issue to Redis, and what Redis does.
 
 // onOperation judges an operation before the store gets it.
-func (w *world) onOperation(h *host, op locktable.Op) {
+func (w *world) onOperation(h *host, op redisop.Op) {
 	n := nameIndex(op.Name)
 	l := &h.locks[n]
 	c := &l.hold
@@ -19,51 +19,51 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 	if !h.up {
 		w.violation(n, "host %d issues an operation while Redis is down", h.index)
 	}
-	if op.Kind == locktable.Arrive {
+	if op.Kind == redisop.Arrive {
 		if l.arriving != noOp {
 			w.violation(n, "host %d has two Arrives in flight", h.index)
 		}
 	} else if l.inFlight != noOp || l.dropPending != noOp {
 		w.checkPipelined(h, n, op)
-	} else if op.Kind == locktable.Take {
+	} else if op.Kind == redisop.Take {
 		l.pipelinedSince = 0
 	}
-	w.check.meetIf(TicketMoved, op.Ticket != 0 && op.Kind == locktable.Take && op.Arrived > w.arrivalOf(h, n, op.Ticket))
-	w.check.meetIf(KeptForOrphan, c.state == orphaned && op.Kind == locktable.Renew)
-	w.check.meetIf(RenewedWhileDisconnected, c.state == away && op.Kind == locktable.Renew)
-	w.check.meetIf(AssertedAfterDataLoss, c.state == live && op.Kind == locktable.Take && !op.RequireExisting && op.HoldID == c.num)
+	w.check.meetIf(TicketMoved, op.Ticket != 0 && op.Kind == redisop.Take && op.Arrived > w.arrivalOf(h, n, op.Ticket))
+	w.check.meetIf(KeptForOrphan, c.state == orphaned && op.Kind == redisop.Renew)
+	w.check.meetIf(RenewedWhileDisconnected, c.state == away && op.Kind == redisop.Renew)
+	w.check.meetIf(AssertedAfterDataLoss, c.state == live && op.Kind == redisop.Take && !op.RequireExisting && op.HoldID == c.num)
 	h.journal.checkOperation(n, op)
-	if c.state == orphaned && op.Kind != locktable.Drop && op.Kind != locktable.Arrive {
+	if c.state == orphaned && op.Kind != redisop.Drop && op.Kind != redisop.Arrive {
 		// No client believes in it, and the lease may be shorter than it was.
 		until := now + int64(op.LeaseMS)*ms*99/100 - 2*ms
 		c.deadline, c.confirmed = min(c.deadline, until), min(c.confirmed, until)
 	}
-	if isLeased := op.Kind == locktable.Take || op.Kind == locktable.Renew; isLeased && op.HoldID == c.num && c.state != none && now < c.keptUntil {
+	if isLeased := op.Kind == redisop.Take || op.Kind == redisop.Renew; isLeased && op.HoldID == c.num && c.state != none && now < c.keptUntil {
 		if until := now + int64(op.LeaseMS)*ms*99/100 - 2*ms; until+ms < c.keptUntil {
 			w.violation(n, "the key of hold %d is given less than its keep, which lasts for %s: %s", c.num, time.Duration(c.keptUntil-now), opString(op))
 		}
 		w.check.meetIf(KeepRenewed, int64(op.LeaseMS)*ms > h.longest)
 	}
-	if op.Kind == locktable.Arrive {
+	if op.Kind == redisop.Arrive {
 		if op.Name == "" || op.HoldID != 0 || op.LeaseMS != 0 {
 			w.violation(n, "an Arrive that says more than a lock: %s", opString(op))
 		}
-	} else if op.Count == 0 || op.Kind != locktable.Drop && (op.LeaseMS == 0) != (op.Kind == locktable.Check) {
+	} else if op.Count == 0 || op.Kind != redisop.Drop && (op.LeaseMS == 0) != (op.Kind == redisop.Check) {
 		w.violation(n, "an operation without a count or a lease: %s", opString(op))
 	}
 	if l.isProtected(now) {
 		switch {
-		case op.Kind == locktable.Drop:
+		case op.Kind == redisop.Drop:
 			w.violation(n, "hold %d is given up early: %s", c.num, opString(op))
 		case op.HoldID > c.num:
 			w.violation(n, "hold %d is replaced while it lasts: %s", c.num, opString(op))
-		case c.state == unserved && op.Kind == locktable.Renew && op.Count == c.count && now-c.detachedAt > h.longest && !l.unconfirmed &&
+		case c.state == unserved && op.Kind == redisop.Renew && op.Count == c.count && now-c.detachedAt > h.longest && !l.unconfirmed &&
 			!c.endsWithKeyOf(now, op.LeaseMS):
 			w.violation(n, "hold %d of a detached session is renewed: %s", c.num, opString(op))
 		}
 	}
 	switch {
-	case op.Kind == locktable.Drop:
+	case op.Kind == redisop.Drop:
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
 		l.ownMessageUntil = w.now + sec + eps
@@ -78,7 +78,7 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 				l.yieldedAt = now
 			}
 		}
-	case op.Kind == locktable.Take && !op.RequireExisting:
+	case op.Kind == redisop.Take && !op.RequireExisting:
 		w.checkQuietPause(h, n, op, now)
 		l.localGrants = 0
 		if !w.queuesBehind(h, n, op) && now < l.droppedAt+yieldBackoff && l.yieldedAt != 0 && h.someoneWaits(n, l.yieldedAt) {
@@ -92,16 +92,16 @@ func (w *world) onOperation(h *host, op locktable.Op) {
 // queuesBehind reports whether a Take was pipelined after the Drop of the lock because a sidecar
 // recalled it, or because order is wanted: it puts the host into the queue. If the recall and the result of
 // the Drop came in one batch of inputs, the checker has noted the result before this Take.
-func (w *world) queuesBehind(h *host, n int, op locktable.Op) bool {
+func (w *world) queuesBehind(h *host, n int, op redisop.Op) bool {
 	l := &h.locks[n]
 	return op.AfterPendingDrop && (l.waiting > 0 || w.wantsOrder(h, n) || op.Enqueue && l.dropPending == noOp)
 }
 
 // checkPipelined judges an operation that is issued while another one is in flight: only a
 // Take may be, after one Drop, while no other host is known to wait, and not forever.
-func (w *world) checkPipelined(h *host, n int, op locktable.Op) {
+func (w *world) checkPipelined(h *host, n int, op redisop.Op) {
 	l := &h.locks[n]
-	if l.dropPending != noOp || w.ops[l.inFlight].op.Kind != locktable.Drop || op.Kind != locktable.Take || op.RequireExisting {
+	if l.dropPending != noOp || w.ops[l.inFlight].op.Kind != redisop.Drop || op.Kind != redisop.Take || op.RequireExisting {
 		w.violation(n, "host %d has two operations in flight", h.index)
 	}
 	if op.HoldID <= w.ops[l.inFlight].op.HoldID {
@@ -127,9 +127,9 @@ func (w *world) checkPipelined(h *host, n int, op locktable.Op) {
 
 // checkQuietPause checks that a lock which is released although local clients wait stays
 // free for a moment.
-func (w *world) checkQuietPause(h *host, n int, op locktable.Op, now int64) {
+func (w *world) checkQuietPause(h *host, n int, op redisop.Op, now int64) {
 	l := &h.locks[n]
-	if op.Kind == locktable.Drop {
+	if op.Kind == redisop.Drop {
 		isForOrder := int64(op.PassedMS)*ms <= quietRun && w.wantsOrder(h, n) // it is released to ask who is first
 		// Of the inputs that a table takes in before it is killed, an acquire may come after the release.
 		l.pausing = l.localGrants > 1 && l.waiting == 0 && !l.othersListen() && h.someoneWaits(n, now) && !isForOrder && !h.dying
@@ -181,8 +181,8 @@ func (w *world) checkResult(h *host, o *operation) {
 	if w.now-o.issuedAt >= tryWithin {
 		l.lateReplyAt = now
 	}
-	if r.Kind == locktable.Arrive {
-		if r.Outcome != locktable.Done {
+	if r.Kind == redisop.Arrive {
+		if r.Outcome != redisop.Done {
 			h.troubleAt = w.now
 		} else if r.FirstArrived != 0 {
 			l.mayYield = true // to that host, if the key was this host's until its lease ended
@@ -193,24 +193,24 @@ func (w *world) checkResult(h *host, o *operation) {
 		return
 	}
 	l.lastOutcome = r.Outcome
-	if r.Outcome == locktable.Refused || r.Outcome == locktable.NotALock {
+	if r.Outcome == redisop.Refused || r.Outcome == redisop.NotALock {
 		l.deniedAt = w.now
 	}
-	if r.Outcome == locktable.Refused {
+	if r.Outcome == redisop.Refused {
 		if r.Msg != "WRONGTYPE" { // a counter that cannot be drawn from is no reason not to renew
 			l.refusedAt = w.now
 		}
-	} else if r.Outcome >= locktable.NotSent || w.now-o.issuedAt > h.lease/10 {
+	} else if r.Outcome >= redisop.NotSent || w.now-o.issuedAt > h.lease/10 {
 		h.troubleAt = w.now
 	}
-	if (r.Outcome == locktable.Done || r.Outcome == locktable.HeldByOther) && r.Listeners != locktable.Uncounted {
+	if (r.Outcome == redisop.Done || r.Outcome == redisop.HeldByOther) && r.Listeners != redisop.Uncounted {
 		l.listeners, l.forgotten, l.uncounted = r.Listeners, false, false
 	}
 	switch r.Outcome {
-	case locktable.Done:
+	case redisop.Done:
 		w.onDone(h, o)
-	case locktable.KeyMissing, locktable.HeldByOther, locktable.NotALock:
-		if r.Outcome == locktable.HeldByOther {
+	case redisop.KeyMissing, redisop.HeldByOther, redisop.NotALock:
+		if r.Outcome == redisop.HeldByOther {
 			l.otherIssuedAt = h.clock(o.issuedAt)
 			l.isTold = r.Ticket != 0 && r.HolderReached != 0
 			if (l.listeners == 0 || l.forgotten || l.listeners == 1 && l.subscribed) && (r.Ticket == 0 || r.HolderReached == 0) {
@@ -220,10 +220,10 @@ func (w *world) checkResult(h *host, o *operation) {
 				}
 			}
 		}
-		if r.Kind == locktable.Take && r.Outcome == locktable.HeldByOther && r.Field != "" {
+		if r.Kind == redisop.Take && r.Outcome == redisop.HeldByOther && r.Field != "" {
 			l.pausing, l.yieldedAt = false, 0 // another program or host has had the moment
 		}
-		if r.Kind == locktable.Drop {
+		if r.Kind == redisop.Drop {
 			break // the Take after it says what became of the key
 		}
 		if o.at >= w.redis.names[n].lostAt {
@@ -234,9 +234,9 @@ func (w *world) checkResult(h *host, o *operation) {
 			w.endHold(h, n)
 		}
 		l.waiting, l.turnGrants, l.localGrants = 0, 0, 0
-	case locktable.Refused:
+	case redisop.Refused:
 		w.check.meetIf(DrawRefused, r.Msg == "WRONGTYPE" && l.hold.state == live)
-		if r.Kind == locktable.Drop {
+		if r.Kind == redisop.Drop {
 			l.yieldedAt = 0 // it has released nothing
 			w.redis.names[n].ghost = true
 		}
@@ -249,7 +249,7 @@ func (w *world) onDone(h *host, o *operation) {
 	l := &h.locks[n]
 	r := &o.res
 	now := h.clock(w.now)
-	if r.Kind == locktable.Drop {
+	if r.Kind == redisop.Drop {
 		isPipelined := l.dropPending != noOp && o == &w.ops[l.dropPending]
 		if isPipelined && l.inFlight == noOp {
 			return // the result of the Take after it said more
@@ -268,7 +268,7 @@ func (w *world) onDone(h *host, o *operation) {
 		}
 		return
 	}
-	if c := &l.hold; c.num == o.op.HoldID && r.Kind != locktable.Check && l.isProtected(now) {
+	if c := &l.hold; c.num == o.op.HoldID && r.Kind != redisop.Check && l.isProtected(now) {
 		lease := int64(o.op.LeaseMS) * ms
 		if !c.fixed {
 			lease = min(lease, h.lease) // a longer one covers a deadline that was sent before
@@ -276,7 +276,7 @@ func (w *world) onDone(h *host, o *operation) {
 		c.confirmedBefore, c.confirmedAt = c.confirmed, now
 		c.confirmed = r.Sent + lease - lease/100 - 2*ms
 	}
-	if r.Kind != locktable.Take {
+	if r.Kind != redisop.Take {
 		return
 	}
 	w.check.meetIf(GrantedToNone, !h.isObstructed(n, math.MaxUint64))
@@ -386,14 +386,14 @@ func (w *world) checkBack(h *host) {
 }
 
 // noteMessage is called when a message from another sidecar reaches a host.
-func (w *world) noteMessage(h *host, n int, m *locktable.Message, sentAt int64) {
+func (w *world) noteMessage(h *host, n int, m *redisop.Message, sentAt int64) {
 	l := &h.locks[n]
 	name := &w.redis.names[n]
 	w.expire(n)
 	has := int(name.key.Owner) == h.index
 	switch m.Kind {
-	case locktable.Transferred:
-		if m.Conn == (locktable.Conn{}) {
+	case redisop.Transferred:
+		if m.Conn == (redisop.Conn{}) {
 			m.Tokens = 0 // the store takes them out
 			w.check.meet(TransferNotProved)
 		} else {
@@ -409,11 +409,11 @@ func (w *world) noteMessage(h *host, n int, m *locktable.Message, sentAt int64) 
 		l.waiting, l.cameAt, l.turnGrants, l.localGrants = m.Waiting, h.clock(w.now), 0, 0
 		l.mayYield = l.othersListen() || h.clock(w.now) < l.rivalUntil
 		l.pipelinedSince = 0
-	case locktable.Freed:
+	case redisop.Freed:
 		l.yielding = true // the lock is left to others, until the next Take
 		l.yieldedAt = 0   // and for this moment, not for that after a Drop in flight
 		l.freedUntil = h.clock(w.now) + int64(m.PauseMS)*ms
-	case locktable.Recalled:
+	case redisop.Recalled:
 		w.check.meet(Recalled)
 		w.check.meetIf(RecalledGhost, has && name.ghost && l.inFlight == noOp)
 		l.waiting = max(1, l.waiting)

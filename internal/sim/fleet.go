@@ -9,6 +9,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The fleet is a second plan of the same engine: very many hosts with a real table each,
@@ -84,8 +85,8 @@ type fleetHost struct {
 	dead       bool
 	gen        uint32 // of its connections
 	timerAt    int64  // of the earliest fleetTimer that is scheduled; or never
-	renewals   []locktable.Op
-	others     []locktable.Op
+	renewals   []redisop.Op
+	others     []redisop.Op
 	inFlight   []*batch   // oldest first
 	incoming   []received // what Redis has written and the host has not read, oldest first
 	queued     bool       // Redis will read its connection
@@ -103,12 +104,12 @@ type fleetHost struct {
 }
 
 // conn is the connection of a host as its table knows it: Redis never changes roles here.
-func (h *fleetHost) conn() locktable.Conn { return locktable.NewConn(h.gen) }
+func (h *fleetHost) conn() redisop.Conn { return redisop.NewConn(h.gen) }
 
 // batch is what a host has sent at one time: operations, or a subscription.
 type batch struct {
-	ops     []locktable.Op
-	results []locktable.Result // so far
+	ops     []redisop.Op
+	results []redisop.Result // so far
 	sent    int64
 	arrived bool
 
@@ -128,7 +129,7 @@ func (b *batch) isExecuted() bool {
 // received is what Redis writes to a host: the reply to its oldest batch, or a message.
 type received struct {
 	isMessage bool
-	message   locktable.Message
+	message   redisop.Message
 }
 
 type fleetClient struct {
@@ -350,7 +351,7 @@ func (f *Fleet) drain(host int16) {
 				f.sendSubscription(host, e.Kind, lock)
 			}
 		case locktable.Redis:
-			if e.Op.Kind == locktable.Renew {
+			if e.Op.Kind == redisop.Renew {
 				h.renewals = append(h.renewals, e.Op)
 			} else {
 				h.others = append(h.others, e.Op)
@@ -417,7 +418,7 @@ func (f *Fleet) write(host int16, b *batch) {
 }
 
 // move moves the first operations to the batch.
-func (b *batch) move(from *[]locktable.Op, most int) {
+func (b *batch) move(from *[]redisop.Op, most int) {
 	n := min(most, len(*from))
 	b.ops = append(b.ops, (*from)[:n]...)
 	*from = append((*from)[:0], (*from)[n:]...)
@@ -446,11 +447,11 @@ func (f *Fleet) Outage(d time.Duration, lost bool) {
 		h.table.Down(now, "Redis cannot be reached")
 		for _, b := range inFlight {
 			for _, op := range b.ops {
-				h.table.Result(now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Unknown, Sent: b.sent})
+				h.table.Result(now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Unknown, Sent: b.sent})
 			}
 		}
 		for _, op := range unsent {
-			h.table.Result(now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.NotSent})
+			h.table.Result(now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.NotSent})
 		}
 		for _, lock := range h.subscribes {
 			h.table.Unsubscribed(now, f.names[lock])

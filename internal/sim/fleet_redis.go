@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The Redis of a fleet: one core, which reads its connections in turn, and is busy for as
@@ -144,10 +145,10 @@ func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 	}
 	first := &b.ops[len(b.results)]
 	f.ran++
-	if first.Kind == locktable.Renew {
+	if first.Kind == redisop.Renew {
 		*at += costRenew
 		n := 0
-		for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind == locktable.Renew {
+		for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind == redisop.Renew {
 			*at += costKey
 			op := &b.ops[len(b.results)]
 			reply := f.run(host, op, nil, &redis.Reply{}, *at)
@@ -160,9 +161,9 @@ func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 	*at += costRun
 	n := 0
 	var previous redis.Reply
-	for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind != locktable.Renew {
+	for n < storeKeys && len(b.results) < len(b.ops) && b.ops[len(b.results)].Kind != redisop.Renew {
 		op := &b.ops[len(b.results)]
-		var next *locktable.Op // the Take that follows this Drop in the same script
+		var next *redisop.Op // the Take that follows this Drop in the same script
 		if i := len(b.results) + 1; n+1 < storeKeys && i < len(b.ops) && b.ops[i].AfterPendingDrop && b.ops[i].Name == op.Name {
 			next = &b.ops[i]
 		}
@@ -182,25 +183,25 @@ func (f *Fleet) execute(host int16, b *batch, at *int64) int {
 }
 
 // cost is what a Take or a Drop costs, without what it publishes.
-func (f *Fleet) cost(op *locktable.Op, reply *redis.Reply) int64 {
+func (f *Fleet) cost(op *redisop.Op, reply *redis.Reply) int64 {
 	skipped := int64(0)
 	for i := range reply.Sent {
 		skipped += int64(btoi(reply.Sent[i].Reached == 0)) * costSkip
 	}
 	switch {
-	case op.Kind == locktable.Drop && reply.Passed:
+	case op.Kind == redisop.Drop && reply.Passed:
 		return costPass + skipped
-	case op.Kind == locktable.Take && reply.Change == redis.Pass:
+	case op.Kind == redisop.Take && reply.Change == redis.Pass:
 		return costEnqueue + costPass + skipped
-	case op.Kind == locktable.Drop:
+	case op.Kind == redisop.Drop:
 		return costDrop + skipped
-	case reply.Outcome == locktable.HeldByOther && reply.Ticket == 0:
+	case reply.Outcome == redisop.HeldByOther && reply.Ticket == 0:
 		f.bytes += 53
 		return costOther
-	case reply.Outcome == locktable.HeldByOther && reply.Ticket == op.Ticket:
+	case reply.Outcome == redisop.HeldByOther && reply.Ticket == op.Ticket:
 		f.bytes += 53
 		return costAsk
-	case reply.Outcome == locktable.HeldByOther:
+	case reply.Outcome == redisop.HeldByOther:
 		f.bytes += 53
 		return costEnqueue
 	case op.Reserve == 0:
@@ -209,14 +210,14 @@ func (f *Fleet) cost(op *locktable.Op, reply *redis.Reply) int64 {
 	return costTake
 }
 
-func (b *batch) addResult(op *locktable.Op, reply *redis.Reply) {
-	res := locktable.Result{
+func (b *batch) addResult(op *redisop.Op, reply *redis.Reply) {
+	res := redisop.Result{
 		Kind: op.Kind, Name: op.Name, Outcome: reply.Outcome, Sent: b.sent,
 		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
 		Rank: reply.Rank, Ticket: reply.Ticket, HolderReached: reply.HolderReached,
 		Waiting: reply.Waiting, Passed: reply.Passed, Paused: reply.Paused,
 	}
-	if res.Outcome == locktable.HeldByOther {
+	if res.Outcome == redisop.HeldByOther {
 		res.Field = "another host"
 	}
 	b.results = append(b.results, res)
@@ -224,7 +225,7 @@ func (b *batch) addResult(op *locktable.Op, reply *redis.Reply) {
 
 // run is what the script does to one lock. next is the Take that follows a Drop in the same
 // script; dropped is the reply to the Drop before a Take in it.
-func (f *Fleet) run(host int16, op, next *locktable.Op, dropped *redis.Reply, at int64) redis.Reply {
+func (f *Fleet) run(host int16, op, next *redisop.Op, dropped *redis.Reply, at int64) redis.Reply {
 	l := &f.locks[fleetIndex(op.Name)]
 	l.key.Expire(at)
 	wasFree := !l.key.Exists()
@@ -239,9 +240,9 @@ func (f *Fleet) run(host int16, op, next *locktable.Op, dropped *redis.Reply, at
 	case reply.Change == redis.Pass:
 		f.passed++
 		f.onCame(f.hosts[l.key.Owner])
-	case op.Kind == locktable.Take && reply.Outcome == locktable.Done && wasFree:
+	case op.Kind == redisop.Take && reply.Outcome == redisop.Done && wasFree:
 		f.onCame(f.hosts[host])
-	case op.Kind == locktable.Take && reply.Outcome != locktable.Done:
+	case op.Kind == redisop.Take && reply.Outcome != redisop.Done:
 		f.asked += btoi(op.Ticket != 0)
 		if h := f.hosts[host]; reply.Ticket != 0 && !h.stands {
 			h.stands, h.standsAt = true, f.came
@@ -264,9 +265,9 @@ func (f *Fleet) receivers(host redis.Owner) int32 { return int32(btoi(f.hosts[ho
 
 // publish writes what an operation publishes to one connection after the other. Of the
 // subscribers of a lock the host that subscribed last comes first, as in Redis 7.
-func (f *Fleet) publish(op *locktable.Op, reply *redis.Reply, at *int64) {
+func (f *Fleet) publish(op *redisop.Op, reply *redis.Reply, at *int64) {
 	if reply.Publication == redis.Published && reply.Listeners != 0 {
-		m := locktable.Message{Kind: locktable.Unlocked, Name: op.Name}
+		m := redisop.Message{Kind: redisop.Unlocked, Name: op.Name}
 		for _, host := range slices.Backward(f.locks[fleetIndex(op.Name)].channel.Subscribers) {
 			*at += costListener
 			f.reply(int16(host), *at, received{true, m})
@@ -290,7 +291,7 @@ func (f *Fleet) count(b *batch) {
 	f.load[at] += len(b.ops)
 	renewals := 0
 	for i := range b.ops {
-		if b.ops[i].Kind == locktable.Renew {
+		if b.ops[i].Kind == redisop.Renew {
 			renewals++
 		}
 	}

@@ -1,6 +1,9 @@
 package sim
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable"
+import (
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // journal is what survives the process of a sidecar: a state file in memory. It checks what
 // the table records.
@@ -303,7 +306,7 @@ func (j *journal) checkHold(n int, c *hold) {
 }
 
 // checkOperation checks that a lock is recorded before Redis is asked for it.
-func (j *journal) checkOperation(n int, op locktable.Op) {
+func (j *journal) checkOperation(n int, op redisop.Op) {
 	if !j.whole {
 		return
 	}

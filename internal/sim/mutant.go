@@ -3,6 +3,7 @@ package sim
 import (
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Mutant is a faulty table, which breaks one rule: it changes the inputs or the effects of
@@ -41,13 +42,13 @@ type mutantTable struct {
 	onInput       func(now int64) // before Cancel, Close and Suspend
 	onDetach      func(now int64, s locktable.SessionID)
 	onClose       func(now int64, s locktable.SessionID)
-	onResult      func(now int64, r *locktable.Result)
+	onResult      func(now int64, r *redisop.Result)
 	onList        func(now int64)
 	onRestore     func(m *locktable.Snapshot)
 	onResume      func(s locktable.SessionID)
 	onClaim       func(s locktable.SessionID, req *protocol.Claim)
 	onDropWaiters func(now int64)
-	onMessage     func(now int64, m *locktable.Message) (forward bool)
+	onMessage     func(now int64, m *redisop.Message) (forward bool)
 	ignoresDown   bool
 	lateBy        int64 // timers
 
@@ -90,7 +91,7 @@ func (t *mutantTable) Effects() []locktable.Effect {
 	return t.effects
 }
 
-func (t *mutantTable) Result(now int64, r locktable.Result) {
+func (t *mutantTable) Result(now int64, r redisop.Result) {
 	if t.onResult != nil {
 		t.onResult(now, &r)
 	}
@@ -140,7 +141,7 @@ func (t *mutantTable) List(now int64, after uint64, yield func(protocol.LockRow)
 	return next
 }
 
-func (t *mutantTable) Message(now int64, m locktable.Message) {
+func (t *mutantTable) Message(now int64, m redisop.Message) {
 	if t.onMessage == nil || t.onMessage(now, &m) {
 		t.Table.Message(now, m)
 	}
@@ -252,8 +253,8 @@ func changeRequest(change func(req *protocol.Acquire)) func(int64, locktable.Ses
 }
 
 // ignore returns an onMessage that leaves messages of one kind out.
-func ignore(kind locktable.MessageKind) func(int64, *locktable.Message) bool {
-	return func(_ int64, m *locktable.Message) bool { return m.Kind != kind }
+func ignore(kind redisop.MessageKind) func(int64, *redisop.Message) bool {
+	return func(_ int64, m *redisop.Message) bool { return m.Kind != kind }
 }
 
 // change returns an onEffect that changes effects, and leaves none out.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Mutants are all mutants.
@@ -16,7 +17,7 @@ var Mutants = []Mutant{
 		Rule:     "a deadline counts from when the operation was sent, not from when its reply came",
 		Detected: `is believed in until`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(now int64, r *locktable.Result) { r.Sent = now }
+			t.onResult = func(now int64, r *redisop.Result) { r.Sent = now }
 		},
 	},
 	{
@@ -24,7 +25,7 @@ var Mutants = []Mutant{
 		Rule:     "a deadline allows for clocks that run differently",
 		Detected: `is believed in until`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(_ int64, r *locktable.Result) { r.Sent += t.lease()/100 + 2*ms }
+			t.onResult = func(_ int64, r *redisop.Result) { r.Sent += t.lease()/100 + 2*ms }
 		},
 	},
 	{
@@ -32,9 +33,9 @@ var Mutants = []Mutant{
 		Rule:     "no owner is granted a lock before Redis has it",
 		Detected: `is believed in until|two owners|was used before or never drawn`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(now int64, r *locktable.Result) {
-				if r.Kind == locktable.Take && r.Outcome == locktable.HeldByOther {
-					*r = locktable.Result{Kind: r.Kind, Name: r.Name, Sent: r.Sent, Token: uint64(now)}
+			t.onResult = func(now int64, r *redisop.Result) {
+				if r.Kind == redisop.Take && r.Outcome == redisop.HeldByOther {
+					*r = redisop.Result{Kind: r.Kind, Name: r.Name, Sent: r.Sent, Token: uint64(now)}
 				}
 			}
 		},
@@ -44,9 +45,9 @@ var Mutants = []Mutant{
 		Rule:     "a renewal that failed extends no deadline",
 		Detected: `is believed in until|a lease event comes`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(_ int64, r *locktable.Result) {
-				if r.Kind == locktable.Renew && r.Outcome != locktable.Done {
-					*r = locktable.Result{Kind: r.Kind, Name: r.Name, Sent: r.Sent}
+			t.onResult = func(_ int64, r *redisop.Result) {
+				if r.Kind == redisop.Renew && r.Outcome != redisop.Done {
+					*r = redisop.Result{Kind: r.Kind, Name: r.Name, Sent: r.Sent}
 				}
 			}
 		},
@@ -121,15 +122,15 @@ var Mutants = []Mutant{
 		mutate: func(t *mutantTable) {
 			dropped := make(map[string]bool)
 			t.onEffect = change(func(e *locktable.Effect) {
-				if e.Kind == locktable.Redis && e.Op.Kind == locktable.Renew {
-					e.Op.Kind = locktable.Drop
+				if e.Kind == locktable.Redis && e.Op.Kind == redisop.Renew {
+					e.Op.Kind = redisop.Drop
 					dropped[e.Op.Name] = true
 				}
 			})
-			t.onResult = func(_ int64, r *locktable.Result) {
+			t.onResult = func(_ int64, r *redisop.Result) {
 				if dropped[r.Name] {
 					delete(dropped, r.Name)
-					r.Kind = locktable.Renew
+					r.Kind = redisop.Renew
 				}
 			}
 		},
@@ -156,7 +157,7 @@ var Mutants = []Mutant{
 		Detected: `is given less than its keep`,
 		mutate: func(t *mutantTable) {
 			t.onEffect = change(func(e *locktable.Effect) {
-				if e.Kind == locktable.Redis && e.Op.Kind == locktable.Renew {
+				if e.Kind == locktable.Redis && e.Op.Kind == redisop.Renew {
 					e.Op.LeaseMS = min(e.Op.LeaseMS, uint32(t.lease()/ms))
 				}
 			})
@@ -253,14 +254,14 @@ var Mutants = []Mutant{
 					return
 				}
 				switch num, ok := pending[e.Op.Name]; {
-				case e.Op.Kind == locktable.Drop:
+				case e.Op.Kind == redisop.Drop:
 					pending[e.Op.Name] = e.Op.HoldID
-				case e.Op.Kind == locktable.Take && ok:
+				case e.Op.Kind == redisop.Take && ok:
 					e.Op.HoldID = num
 				}
 			})
-			t.onResult = func(_ int64, r *locktable.Result) {
-				if r.Kind == locktable.Drop {
+			t.onResult = func(_ int64, r *redisop.Result) {
+				if r.Kind == redisop.Drop {
 					delete(pending, r.Name)
 				}
 			}
@@ -273,9 +274,9 @@ var Mutants = []Mutant{
 		Rule:     "a host finds that a lock is free",
 		Detected: `lost wake-up`,
 		mutate: func(t *mutantTable) {
-			t.onMessage = func(int64, *locktable.Message) bool { return false }
-			t.onResult = func(_ int64, r *locktable.Result) {
-				if r.Outcome == locktable.HeldByOther {
+			t.onMessage = func(int64, *redisop.Message) bool { return false }
+			t.onResult = func(_ int64, r *redisop.Result) {
+				if r.Outcome == redisop.HeldByOther {
 					r.TTLMS = 1 << 40
 				}
 			}
@@ -380,7 +381,7 @@ var Mutants = []Mutant{
 		Rule:     "a lock is not taken again at once while other hosts are known to wait",
 		Detected: `takes the lock that it releases`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(_ int64, r *locktable.Result) { r.Listeners = min(r.Listeners, 0) }
+			t.onResult = func(_ int64, r *redisop.Result) { r.Listeners = min(r.Listeners, 0) }
 		},
 	},
 	{
@@ -388,7 +389,7 @@ var Mutants = []Mutant{
 		Rule:     "a lock does not stay on one host while others wait",
 		Detected: `handed the lock over \d+ times`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(_ int64, r *locktable.Result) { r.Listeners = 0 }
+			t.onResult = func(_ int64, r *redisop.Result) { r.Listeners = 0 }
 		},
 	},
 	{
@@ -396,9 +397,9 @@ var Mutants = []Mutant{
 		Rule:     "an operation with an unknown outcome may have been executed",
 		Detected: `has forgotten that Redis has|does nothing about|is believed in until`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(_ int64, r *locktable.Result) {
-				if r.Outcome == locktable.Unknown {
-					r.Outcome = locktable.NotSent
+			t.onResult = func(_ int64, r *redisop.Result) {
+				if r.Outcome == redisop.Unknown {
+					r.Outcome = redisop.NotSent
 				}
 			}
 		},
@@ -433,13 +434,13 @@ var Mutants = []Mutant{
 		Detected: `is believed in until`,
 		mutate: func(t *mutantTable) {
 			asked := make(map[string]int64)
-			t.onResult = func(_ int64, r *locktable.Result) {
+			t.onResult = func(_ int64, r *redisop.Result) {
 				if r.Ticket != 0 {
 					asked[r.Name] = r.Sent
 				}
 			}
-			t.onMessage = func(now int64, m *locktable.Message) bool {
-				if at := asked[m.Name]; m.Kind == locktable.Transferred && at != 0 {
+			t.onMessage = func(now int64, m *redisop.Message) bool {
+				if at := asked[m.Name]; m.Kind == redisop.Transferred && at != 0 {
 					m.LeaseMS += uint32((now - at) / ms)
 				}
 				return true
@@ -451,7 +452,7 @@ var Mutants = []Mutant{
 		Rule:     "a transfer has the tokens that were drawn for it",
 		Detected: `was used before or never drawn`,
 		mutate: func(t *mutantTable) {
-			t.onMessage = func(_ int64, m *locktable.Message) bool {
+			t.onMessage = func(_ int64, m *redisop.Message) bool {
 				m.Tokens++
 				return true
 			}
@@ -461,26 +462,26 @@ var Mutants = []Mutant{
 		Name:     "transfer-ignored",
 		Rule:     "a host that is told of a transfer which it does not accept asks Redis",
 		Detected: `has forgotten that Redis has|does nothing about`,
-		mutate:   func(t *mutantTable) { t.onMessage = ignore(locktable.Transferred) },
+		mutate:   func(t *mutantTable) { t.onMessage = ignore(redisop.Transferred) },
 	},
 	{
 		Name:     "recall-ignored",
 		Rule:     "a recall limits the turn of the host that has the lock",
 		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,
-		mutate:   func(t *mutantTable) { t.onMessage = ignore(locktable.Recalled) },
+		mutate:   func(t *mutantTable) { t.onMessage = ignore(redisop.Recalled) },
 	},
 	{
 		Name:     "freed-ignored",
 		Rule:     "the first of the queue asks for a lock that was left free",
 		Detected: `lost wake-up`,
-		mutate:   func(t *mutantTable) { t.onMessage = ignore(locktable.Freed) },
+		mutate:   func(t *mutantTable) { t.onMessage = ignore(redisop.Freed) },
 	},
 	{
 		Name:     "first-of-the-queue-forgotten",
 		Rule:     "a host that has the lock keeps it only for acquires that arrived before the first ticket",
 		Detected: `out of order`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(_ int64, r *locktable.Result) { r.FirstArrived = 0 }
+			t.onResult = func(_ int64, r *redisop.Result) { r.FirstArrived = 0 }
 		},
 	},
 	{
@@ -500,7 +501,7 @@ var Mutants = []Mutant{
 		Rule:     "a host asks again when its ticket is the first of a lock that a program has",
 		Detected: `is the first since .* and the host is not subscribed`,
 		mutate: func(t *mutantTable) {
-			t.onMessage = func(_ int64, m *locktable.Message) bool { return m.Kind != locktable.Freed || m.PauseMS > 0 }
+			t.onMessage = func(_ int64, m *redisop.Message) bool { return m.Kind != redisop.Freed || m.PauseMS > 0 }
 		},
 	},
 	{
@@ -508,7 +509,7 @@ var Mutants = []Mutant{
 		Rule:     "a turn is over when a Take returned that another sidecar waits",
 		Detected: `handed the lock over \d+ times in .*, and \d+ sidecars wait`,
 		mutate: func(t *mutantTable) {
-			t.onResult = func(_ int64, r *locktable.Result) { r.Waiting = 0 }
+			t.onResult = func(_ int64, r *redisop.Result) { r.Waiting = 0 }
 		},
 	},
 	{
@@ -541,7 +542,7 @@ var Mutants = []Mutant{
 		Detected: `lost wake-up`,
 		mutate: func(t *mutantTable) {
 			t.onEffect = change(func(e *locktable.Effect) {
-				if e.Op.Kind == locktable.Take {
+				if e.Op.Kind == redisop.Take {
 					e.Op.Ticket = 0
 				}
 			})

@@ -1,16 +1,14 @@
 package sim
 
-import (
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
-)
+import "github.com/locksidecar/locksidecar/sidecar/redisop"
 
 // The connection of a host: what is in flight on it, and what becomes of that when it
 // breaks.
 
 // operation is one Op on its way to Redis and back.
 type operation struct {
-	op       locktable.Op
-	res      locktable.Result
+	op       redisop.Op
+	res      redisop.Result
 	host     int16
 	name     int8
 	gen      uint32
@@ -107,14 +105,14 @@ func (w *world) freeOp(i int32) {
 }
 
 // issue gives an operation to the store.
-func (w *world) issue(h *host, op locktable.Op) {
+func (w *world) issue(h *host, op redisop.Op) {
 	n := nameIndex(op.Name)
 	i := w.newOp()
 	o := &w.ops[i]
 	o.op, o.host, o.name, o.issuedAt = op, int16(h.index), int8(n), w.now
 	o.sentAt = h.clock(w.now)
-	o.res = locktable.Result{Kind: op.Kind, Name: op.Name}
-	if op.Kind == locktable.Arrive {
+	o.res = redisop.Result{Kind: op.Kind, Name: op.Name}
+	if op.Kind == redisop.Arrive {
 		h.locks[n].arriving = i
 	} else {
 		h.locks[n].inFlight = i
@@ -255,11 +253,11 @@ func (w *world) sendAgain(h *host, i int32) {
 }
 
 // connOf returns the connection of a host as its table knows it.
-func (w *world) connOf(h *host) locktable.Conn {
+func (w *world) connOf(h *host) redisop.Conn {
 	if w.plan.namelessServers {
-		return locktable.Conn{}
+		return redisop.Conn{}
 	}
-	return locktable.NewConn(h.conn.gen)
+	return redisop.NewConn(h.conn.gen)
 }
 
 // popInFlight returns the oldest operation in flight, which is in flight no more.
@@ -272,7 +270,7 @@ func (c *connection) popInFlight() int32 {
 // deliver gives the table the one result of an operation.
 func (w *world) deliver(h *host, i int32) {
 	o := &w.ops[i]
-	if o.op.Kind == locktable.Drop {
+	if o.op.Kind == redisop.Drop {
 		w.drainDeferred(h) // a Take may have been pipelined after it
 		o = &w.ops[i]
 	}
@@ -293,7 +291,7 @@ func (w *world) deliver(h *host, i int32) {
 	} else {
 		l.inFlight = noOp
 	}
-	if res.Outcome == locktable.Done {
+	if res.Outcome == redisop.Done {
 		l.unconfirmed = false
 	}
 	w.freeOp(i)
@@ -304,7 +302,7 @@ func (w *world) deliver(h *host, i int32) {
 		c.floor = token
 	}
 	h.table.Result(now, res)
-	if res.Kind == locktable.Arrive && l.inFlight != noOp {
+	if res.Kind == redisop.Arrive && l.inFlight != noOp {
 		w.drain(h) // the other result of the lock may be in the same batch
 	}
 }
@@ -317,7 +315,7 @@ func (w *world) onNotSent(h *host, e event) {
 		w.freeOp(e.arg)
 		return
 	}
-	o.res.Outcome, o.res.Msg = locktable.NotSent, "not sent"
+	o.res.Outcome, o.res.Msg = redisop.NotSent, "not sent"
 	o.res.Sent = h.clock(w.now)
 	w.deliver(h, e.arg)
 	w.afterInput(h)
@@ -410,7 +408,7 @@ func (w *world) failInFlight(h *host) {
 		o := &w.ops[i]
 		sent := o.res.Sent
 		w.check.meetIf(ExecutedUnknown, o.executed)
-		o.res = locktable.Result{Kind: o.op.Kind, Name: o.op.Name, Outcome: locktable.Unknown, Sent: sent, Msg: "connection lost"}
+		o.res = redisop.Result{Kind: o.op.Kind, Name: o.op.Name, Outcome: redisop.Unknown, Sent: sent, Msg: "connection lost"}
 		w.deliver(h, i)
 		w.afterInput(h)
 	}
@@ -418,7 +416,7 @@ func (w *world) failInFlight(h *host) {
 		i := c.queue[0]
 		c.queue = append(c.queue[:0], c.queue[1:]...)
 		o := &w.ops[i]
-		o.res.Outcome, o.res.Msg = locktable.NotSent, "connection lost"
+		o.res.Outcome, o.res.Msg = redisop.NotSent, "connection lost"
 		w.deliver(h, i)
 		w.afterInput(h)
 	}

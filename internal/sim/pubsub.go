@@ -1,13 +1,13 @@
 package sim
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable"
+import "github.com/locksidecar/locksidecar/sidecar/redisop"
 
 // Subscriptions and messages. They use the connection of the host, on which operations and
 // results are, too: what Redis sends comes in the order in which Redis made it.
 
 // message is a message on its way to a host.
 type message struct {
-	locktable.Message
+	redisop.Message
 	sentAt int64
 	server int // run id of the one whose script sent it
 }
@@ -92,7 +92,7 @@ func (w *world) publish(name int) {
 	for _, h := range w.hosts {
 		w.sharers(name, func(n int) {
 			if h.locks[n].inRedis {
-				w.sendMessage(h, locktable.Message{Kind: locktable.Unlocked, Name: lockNames[n]})
+				w.sendMessage(h, redisop.Message{Kind: redisop.Unlocked, Name: lockNames[n]})
 			}
 		})
 	}
@@ -106,19 +106,19 @@ func (w *world) reaches(h *host) bool {
 
 // replicateMessage has a replica, which was the master before, send to a host what the master
 // publishes. The master counts no receiver there.
-func (w *world) replicateMessage(h *host, m locktable.Message) {
+func (w *world) replicateMessage(h *host, m redisop.Message) {
 	if !w.isAtReplica(h) || !h.conn.isListening {
 		return
 	}
-	w.check.meetIf(TransferReplicated, m.Kind == locktable.Transferred)
+	w.check.meetIf(TransferReplicated, m.Kind == redisop.Transferred)
 	w.push(h, m, w.now+w.lag())
 }
 
 // sendMessage has Redis send a message to a host. It is lost if the connection is.
-func (w *world) sendMessage(h *host, m locktable.Message) {
+func (w *world) sendMessage(h *host, m redisop.Message) {
 	c := &h.conn
 	if c.dead || !c.inRedis || !w.isAtMaster(h) || w.random.oneIn(w.plan.lostMessages) {
-		w.check.meetIf(TransferLost, m.Kind == locktable.Transferred)
+		w.check.meetIf(TransferLost, m.Kind == redisop.Transferred)
 		return
 	}
 	w.push(h, m, w.now)
@@ -126,7 +126,7 @@ func (w *world) sendMessage(h *host, m locktable.Message) {
 
 // push sends a message over the connection of a host, after what was sent there before and not before
 // a time.
-func (w *world) push(h *host, m locktable.Message, from int64) {
+func (w *world) push(h *host, m redisop.Message, from int64) {
 	c := &h.conn
 	i := w.newMessage()
 	w.messages[i] = message{Message: m, sentAt: w.now, server: w.redis.run}
@@ -155,11 +155,11 @@ func (w *world) onMessage(h *host, e event) {
 	}
 	w.freeMessages = append(w.freeMessages, e.arg)
 	if e.gen != h.conn.gen || !h.conn.ok || h.conn.dead || h.isDown() {
-		w.check.meetIf(TransferLost, m.Kind == locktable.Transferred)
+		w.check.meetIf(TransferLost, m.Kind == redisop.Transferred)
 		return
 	}
 	n := nameIndex(m.Name)
-	if m.Kind == locktable.Unlocked {
+	if m.Kind == redisop.Unlocked {
 		if !h.locks[n].wantsMessages && w.random.oneIn(2) {
 			return
 		}

@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The Redis of the world. What operations do to keys, token counters and channels is the
@@ -384,7 +384,7 @@ func (w *world) execute(h *host, o *operation) {
 		counter := brokenCounter
 		reply = c.Run(&name.key, &counter, w.channel(n))
 	case !name.denied && w.random.oneIn(w.plan.busy) && c.Moves == 0: // not if the Drop of the same script was executed
-		reply = redis.Reply{Outcome: locktable.Retryable, Code: "BUSY", Listeners: locktable.Uncounted}
+		reply = redis.Reply{Outcome: redisop.Retryable, Code: "BUSY", Listeners: redisop.Uncounted}
 	default:
 		reply = c.Run(&name.key, &shared.counter, w.channel(n))
 	}
@@ -409,7 +409,7 @@ func (w *world) execute(h *host, o *operation) {
 		name.ghost = o.settled && (!h.isDown() || h.journal.find(n) == nil)
 	}
 	w.noteFirst(n)
-	w.check.meetIf(FirstNotified, o.op.Kind == locktable.Drop && reply.Publication == redis.NotPublished && !reply.Passed && len(reply.Sent) > 0)
+	w.check.meetIf(FirstNotified, o.op.Kind == redisop.Drop && reply.Publication == redis.NotPublished && !reply.Passed && len(reply.Sent) > 0)
 	if reply.Publication != redis.NotPublished {
 		w.publish(n)
 	}
@@ -432,7 +432,7 @@ func (w *world) execute(h *host, o *operation) {
 	if reply.Counted && w.plan.numsubFails && w.random.oneIn(3) {
 		reply.Listeners = -1
 	}
-	if o.op.Kind == locktable.Drop {
+	if o.op.Kind == redisop.Drop {
 		name.dropped = dropped{
 			script: o.script, passedOn: reply.Passed, free: reply.Paused,
 			expireAt: reply.Moves, unjumpedExpiry: unjumpedExpiry,
@@ -441,7 +441,7 @@ func (w *world) execute(h *host, o *operation) {
 	o.setResult(&reply, name)
 	w.checkNewTicket(h, n, o, &reply)
 	w.noteArrival(h, n, o, &reply)
-	w.check.meetIf(PassedToItself, reply.Change == redis.Pass && int16(name.key.Owner) == o.host && o.op.Kind == locktable.Drop)
+	w.check.meetIf(PassedToItself, reply.Change == redis.Pass && int16(name.key.Owner) == o.host && o.op.Kind == redisop.Drop)
 	if w.trace.on {
 		late := ""
 		if o.settled {
@@ -462,13 +462,13 @@ func (w *world) onPass(n int, reply *redis.Reply, floor int64) {
 	w.check.meet(LockTransferred)
 	for i := range reply.Sent {
 		m := &reply.Sent[i]
-		if m.Kind == locktable.Transferred {
+		if m.Kind == redisop.Transferred {
 			w.check.meetIf(DeadTicketSkipped, m.Reached == 0)
 			if m.Reached == 0 {
 				continue // the tokens are for the next one
 			}
 			w.checkDraw(n, m.LastToken-uint64(m.Tokens)+1, m.LastToken, uint64(floor))
-		} else if m.Kind == locktable.Requeue {
+		} else if m.Kind == redisop.Requeue {
 			w.check.meet(OldTicketSkipped)
 		}
 	}
@@ -495,18 +495,18 @@ func (o *operation) setResult(reply *redis.Reply, name *redisName) {
 	res.Waiting, res.Passed, res.Paused = reply.Waiting, reply.Passed, reply.Paused
 	res.Arrived, res.FirstArrived = reply.Arrived, reply.FirstArrived
 	switch {
-	case reply.Outcome == locktable.NotALock:
+	case reply.Outcome == redisop.NotALock:
 		res.Field, res.Msg = "a string", "it is a string"
-	case reply.Outcome == locktable.HeldByOther && name.overwritten:
+	case reply.Outcome == redisop.HeldByOther && name.overwritten:
 		res.Field = "a string"
-	case reply.Outcome == locktable.HeldByOther && name.key.Owner != redis.NoOwner:
+	case reply.Outcome == redisop.HeldByOther && name.key.Owner != redis.NoOwner:
 		res.Field = ownerField(name.key.Owner)
 	}
 }
 
 // takeAfter returns the Take that follows a Drop in the same script, or nil.
 func (w *world) takeAfter(h *host, o *operation) *operation {
-	if l := &h.locks[o.name]; o.op.Kind == locktable.Drop && !o.settled && l.inFlight != noOp {
+	if l := &h.locks[o.name]; o.op.Kind == redisop.Drop && !o.settled && l.inFlight != noOp {
 		if take := &w.ops[l.inFlight]; take.op.AfterPendingDrop && take.script == o.script && !take.lost {
 			return take
 		}

@@ -5,26 +5,27 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // What Redis refuses changes nothing, whichever fault makes Redis refuse it.
 func TestFaultyRedisChangesNothing(t *testing.T) {
-	draw := locktable.Op{Kind: locktable.Take, Reserve: 1}
-	take, keep := locktable.Op{Kind: locktable.Take}, locktable.Op{Kind: locktable.Renew}
-	check, drop := locktable.Op{Kind: locktable.Check}, locktable.Op{Kind: locktable.Drop}
+	draw := redisop.Op{Kind: redisop.Take, Reserve: 1}
+	take, keep := redisop.Op{Kind: redisop.Take}, redisop.Op{Kind: redisop.Renew}
+	check, drop := redisop.Op{Kind: redisop.Check}, redisop.Op{Kind: redisop.Drop}
 	for _, fault := range []struct {
 		name     string
 		begin    func(n *redisName)
-		outcomes map[*locktable.Op]locktable.Outcome
+		outcomes map[*redisop.Op]redisop.Outcome
 	}{
-		{"denied", func(n *redisName) { n.denied = true }, map[*locktable.Op]locktable.Outcome{
-			&draw: locktable.Refused, &take: locktable.Refused, &keep: locktable.Refused, &check: locktable.Refused, &drop: locktable.Refused,
+		{"denied", func(n *redisName) { n.denied = true }, map[*redisop.Op]redisop.Outcome{
+			&draw: redisop.Refused, &take: redisop.Refused, &keep: redisop.Refused, &check: redisop.Refused, &drop: redisop.Refused,
 		}},
-		{"overwritten", func(n *redisName) { n.overwritten = true }, map[*locktable.Op]locktable.Outcome{
-			&draw: locktable.NotALock, &take: locktable.NotALock, &keep: locktable.HeldByOther, &check: locktable.HeldByOther, &drop: locktable.NotALock,
+		{"overwritten", func(n *redisName) { n.overwritten = true }, map[*redisop.Op]redisop.Outcome{
+			&draw: redisop.NotALock, &take: redisop.NotALock, &keep: redisop.HeldByOther, &check: redisop.HeldByOther, &drop: redisop.NotALock,
 		}},
-		{"broken counter", func(n *redisName) { n.brokenCounter = true }, map[*locktable.Op]locktable.Outcome{
-			&draw: locktable.Refused,
+		{"broken counter", func(n *redisName) { n.brokenCounter = true }, map[*redisop.Op]redisop.Outcome{
+			&draw: redisop.Refused,
 		}},
 	} {
 		for op, want := range fault.outcomes {
@@ -54,24 +55,24 @@ func TestFaultyRedisChangesNothing(t *testing.T) {
 // process of the host sends alone, because the store did not send its Drop.
 func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
 	const lease, expiry = 30_000, 20 * sec
-	inOrder := locktable.Op{Kind: locktable.Take, AfterPendingDrop: true, Enqueue: true, InOrder: true, Arrived: 1, Reserve: 7}
-	again := locktable.Op{Kind: locktable.Take, AfterPendingDrop: true, KeepsExpiry: true, Reserve: 1}
-	waiting := locktable.Op{Kind: locktable.Take, AfterPendingDrop: true, Enqueue: true, Reserve: 7}
+	inOrder := redisop.Op{Kind: redisop.Take, AfterPendingDrop: true, Enqueue: true, InOrder: true, Arrived: 1, Reserve: 7}
+	again := redisop.Op{Kind: redisop.Take, AfterPendingDrop: true, KeepsExpiry: true, Reserve: 1}
+	waiting := redisop.Op{Kind: redisop.Take, AfterPendingDrop: true, Enqueue: true, Reserve: 7}
 	for _, left := range []struct {
 		what   string
 		passed uint32 // by the Drop, ms
-		take   locktable.Op
+		take   redisop.Op
 		rival  bool // another host waits, and has the lock later
-		isLeft func(r *locktable.Result, k *redis.Key) bool
+		isLeft func(r *redisop.Result, k *redis.Key) bool
 	}{
-		{"the lock is left free", 150, inOrder, false, func(r *locktable.Result, k *redis.Key) bool {
-			return r.Outcome == locktable.HeldByOther
+		{"the lock is left free", 150, inOrder, false, func(r *redisop.Result, k *redis.Key) bool {
+			return r.Outcome == redisop.HeldByOther
 		}},
-		{"the expiry is kept", 0, again, false, func(r *locktable.Result, k *redis.Key) bool {
+		{"the expiry is kept", 0, again, false, func(r *redisop.Result, k *redis.Key) bool {
 			return k.ExpireAt == expiry
 		}},
-		{"the lock has passed on", 0, waiting, true, func(r *locktable.Result, k *redis.Key) bool {
-			return r.Outcome == locktable.HeldByOther && r.HolderReached == locktable.HolderNotTold
+		{"the lock has passed on", 0, waiting, true, func(r *redisop.Result, k *redis.Key) bool {
+			return r.Outcome == redisop.HeldByOther && r.HolderReached == redisop.HolderNotTold
 		}},
 	} {
 		w := &world{
@@ -84,7 +85,7 @@ func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
 		name.counter = redis.Counter{Exists: true, Value: 100, ExpireAt: redis.NoExpiry}
 
 		// send sends operations in one step of the loop, and returns the last one as executed.
-		send := func(ops ...locktable.Op) *operation {
+		send := func(ops ...redisop.Op) *operation {
 			h.conn.ok, h.conn.nextRun, h.conn.lastExec = true, w.redis.run, w.now
 			rival.conn.inRedis, rival.conn.isListening, rival.conn.nextRun = true, true, w.redis.run
 			var sent []int32
@@ -106,7 +107,7 @@ func TestDropMattersToTheTakeOfItsOwnScriptOnly(t *testing.T) {
 			name.queue.Add(redis.Ticket{Owner: redis.Owner(rival.index), Num: 5, Time: w.time()})
 		}
 		left.take.HoldID = 2
-		o := send(locktable.Op{Kind: locktable.Drop, HoldID: 1, PassedMS: left.passed}, left.take)
+		o := send(redisop.Op{Kind: redisop.Drop, HoldID: 1, PassedMS: left.passed}, left.take)
 		if !left.isLeft(&o.res, &name.key) {
 			t.Errorf("%s: not after a Drop in the same script: %s; the key is %s", left.what, resultString(o.res), keyString(name.key))
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // tracer collects what happens in a world, for people.
@@ -101,9 +102,9 @@ func ownerField(owner redis.Owner) string {
 	return ownerFields[owner]
 }
 
-func opString(op locktable.Op) string {
+func opString(op redisop.Op) string {
 	switch op.Kind {
-	case locktable.Take:
+	case redisop.Take:
 		held := ""
 		if op.RequireExisting {
 			held = " held"
@@ -115,29 +116,29 @@ func opString(op locktable.Op) string {
 			held += fmt.Sprintf(" in order arrived=%d", op.Arrived)
 		}
 		return fmt.Sprintf("take%s num=%d count=%d lease=%dms reserve=%d", held, op.HoldID, op.Count, op.LeaseMS, op.Reserve)
-	case locktable.Renew:
+	case redisop.Renew:
 		return fmt.Sprintf("renew num=%d count=%d lease=%dms", op.HoldID, op.Count, op.LeaseMS)
-	case locktable.Check:
+	case redisop.Check:
 		return fmt.Sprintf("check num=%d", op.HoldID)
-	case locktable.Arrive:
+	case redisop.Arrive:
 		return "arrive"
-	case locktable.Drop:
+	case redisop.Drop:
 		return fmt.Sprintf("drop num=%d ticket=%d passed=%dms", op.HoldID, op.Ticket, op.PassedMS)
 	}
 	return fmt.Sprintf("op %d", op.Kind)
 }
 
-func resultString(r locktable.Result) string {
+func resultString(r redisop.Result) string {
 	what := [...]string{"done", "other", "missing", "differs", "not a lock", "unsent", "unknown", "refused", "busy"}[r.Outcome]
-	if r.Outcome <= locktable.HeldByOther && r.Listeners != locktable.Uncounted {
+	if r.Outcome <= redisop.HeldByOther && r.Listeners != redisop.Uncounted {
 		what += fmt.Sprintf(", %d listeners", r.Listeners)
 	}
 	switch {
-	case r.Outcome == locktable.Done && r.Kind == locktable.Take:
+	case r.Outcome == redisop.Done && r.Kind == redisop.Take:
 		return fmt.Sprintf("%s, token %d, ticket %d, %d wait", what, r.Token, r.Ticket, r.Waiting)
-	case r.Kind == locktable.Arrive:
+	case r.Kind == redisop.Arrive:
 		return fmt.Sprintf("%s, arrived %d, first %d", what, r.Arrived, r.FirstArrived)
-	case r.Outcome == locktable.HeldByOther:
+	case r.Outcome == redisop.HeldByOther:
 		return fmt.Sprintf("%s, %s, ttl %d ms, ticket %d rank %d reached %d arrived %d", what, r.Field, r.TTLMS, r.Ticket, r.Rank, r.HolderReached, r.Arrived)
 	case r.Passed:
 		return fmt.Sprintf("%s, passed, %d wait", what, r.Waiting)
@@ -147,15 +148,15 @@ func resultString(r locktable.Result) string {
 	return what
 }
 
-func messageString(m *locktable.Message) string {
+func messageString(m *redisop.Message) string {
 	switch m.Kind {
-	case locktable.Transferred:
+	case redisop.Transferred:
 		return fmt.Sprintf("transferred ticket=%d tokens=%d last=%d lease=%dms waiting=%d passed=%dms", m.Ticket, m.Tokens, m.LastToken, m.LeaseMS, m.Waiting, m.PassedMS)
-	case locktable.Recalled:
+	case redisop.Recalled:
 		return "recalled"
-	case locktable.Freed:
+	case redisop.Freed:
 		return fmt.Sprintf("freed for %d ms", m.PauseMS)
-	case locktable.Requeue:
+	case redisop.Requeue:
 		return "requeue"
 	}
 	return "unlocked"

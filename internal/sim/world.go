@@ -7,6 +7,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The world: hosts with one table each, their clients, one Redis, and everything that
@@ -124,10 +125,10 @@ type lockTable interface {
 	ForceRelease(now int64, s locktable.SessionID, req protocol.ForceRelease)
 	Up(now int64, dataLost, isListening bool)
 	Down(now int64, why string)
-	Result(now int64, r locktable.Result)
+	Result(now int64, r redisop.Result)
 	Subscribed(now int64, name string)
 	Unsubscribed(now int64, name string)
-	Message(now int64, m locktable.Message)
+	Message(now int64, m redisop.Message)
 	Confirm(now int64, s locktable.SessionID, req protocol.Confirm)
 	Advance(now int64)
 	Work(now int64)

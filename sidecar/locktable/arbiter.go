@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // An arbiter decides, for one lock, between this host and others: when this host asks
@@ -176,7 +178,7 @@ func (a *arbiter) isYielding(now int64) bool { return a.phase == yielding || a.i
 // another host. While the release that ends this host's turn is in flight, that takes another host
 // or a program that is known to want the lock: otherwise the result says whether any does.
 func (a *arbiter) refusesTries(now int64, c *remoteClaim) bool {
-	if a.phase == yielding && c.op.kind == Drop {
+	if a.phase == yielding && c.op.kind == redisop.Drop {
 		return a.rivals.areWaiting || a.others() > 0 || now < a.rivalUntil
 	}
 	return a.isYielding(now)
@@ -356,7 +358,7 @@ func (a *arbiter) mayPipeline(p *policy, now int64, c *remoteClaim, yields, mayQ
 const pauseAfterMS = 100
 
 // onDropDone notes that Redis has executed this host's release.
-func (a *arbiter) onDropDone(p *policy, now int64, r *Result, noWait bool) {
+func (a *arbiter) onDropDone(p *policy, now int64, r *redisop.Result, noWait bool) {
 	a.remote.isKnown = false // of before
 	isQuiet := !a.areRivalsKnown(now)
 	switch {
@@ -386,7 +388,7 @@ func (p *policy) freePause(arePrograms bool) int64 {
 // onHeldByOther notes the result that another host has the lock, and until when there is
 // no use in asking again. noWait: the first waiter is a try that came after the operation was
 // sent.
-func (a *arbiter) onHeldByOther(p *policy, now int64, r *Result, op *inFlight, pl *place, noWait bool) {
+func (a *arbiter) onHeldByOther(p *policy, now int64, r *redisop.Result, op *inFlight, pl *place, noWait bool) {
 	isQueued := r.Ticket != 0
 	if p.cfg.HostName != nil && r.Field != "" && r.Field != a.remote.field {
 		p.cfg.HostName(r.Field) // so that it is known when a message needs it
@@ -471,12 +473,12 @@ func (a *arbiter) onDropSent(now int64) {
 
 // onDropResult corrects how many messages of its own this host expects, after a Drop that
 // published none: the next message is another program's.
-func (a *arbiter) onDropResult(r *Result) {
+func (a *arbiter) onDropResult(r *redisop.Result) {
 	switch {
 	case a.ownPublishesPending == 0:
-	case r.Outcome == Unknown:
+	case r.Outcome == redisop.Unknown:
 		a.ownPublishesPending = 0 // if it was published, the key is checked once without need
-	case r.Outcome != Done || r.Passed || r.Listeners == Uncounted:
+	case r.Outcome != redisop.Done || r.Passed || r.Listeners == redisop.Uncounted:
 		a.ownPublishesPending--
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // answer plays a Redis that does everything at once.
@@ -17,7 +18,7 @@ func answer(tb *locktable.Table, now int64, token *uint64) {
 		for _, e := range append([]locktable.Effect(nil), tb.Effects()...) {
 			if e.Kind == locktable.Redis {
 				*token += uint64(e.Op.Reserve)
-				tb.Result(now, locktable.Result{Kind: e.Op.Kind, Name: e.Op.Name, Outcome: locktable.Done, Sent: now, Token: *token})
+				tb.Result(now, redisop.Result{Kind: e.Op.Kind, Name: e.Op.Name, Outcome: redisop.Done, Sent: now, Token: *token})
 				again = true
 			}
 		}
@@ -87,7 +88,7 @@ func BenchmarkRenewal(b *testing.B) {
 		tb.Work(now)
 		for _, e := range append([]locktable.Effect(nil), tb.Effects()...) {
 			if e.Kind == locktable.Redis {
-				tb.Result(now, locktable.Result{Kind: e.Op.Kind, Name: e.Op.Name, Outcome: locktable.Done, Sent: now})
+				tb.Result(now, redisop.Result{Kind: e.Op.Kind, Name: e.Op.Name, Outcome: redisop.Done, Sent: now})
 				done++
 			}
 		}

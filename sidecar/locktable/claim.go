@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/bits"
 	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // remoteClaim is what Redis has for this host under one name, as far as this host knows,
@@ -187,9 +189,9 @@ func (w *window) isIdle() bool { return w.phase == windowIdle && !w.isAsking }
 // Drop and a Take say when requests arrived. false: there is none.
 func (w *window) awaited() (sent int64, is bool) {
 	switch {
-	case w.isAsking && (w.op.kind == NoOp || w.askedAt < w.op.sentAt):
+	case w.isAsking && (w.op.kind == redisop.NoOp || w.askedAt < w.op.sentAt):
 		return w.askedAt, true
-	case w.op.kind != NoOp:
+	case w.op.kind != redisop.NoOp:
 		return w.op.sentAt, true
 	}
 	return 0, false
@@ -204,7 +206,7 @@ type inFlight struct {
 	leaseMS         uint32
 	reserve         uint16
 	passedMS        uint32 // of a Drop; of a Take: of the transfer that was received since it was sent
-	kind            OpKind
+	kind            redisop.OpKind
 	unassigned      bool // for the queue, not for a hold
 	enqueue         bool // see Op.Enqueue
 	isDoubted       bool // a transfer was received since it was sent, which it may have made
@@ -282,48 +284,48 @@ const hotSyncDelay = int64(50 * time.Millisecond)
 
 // isReleasing reports whether a Drop is the one operation in flight.
 func (c *remoteClaim) isReleasing() bool {
-	return c.phase == windowOne && c.op.kind == Drop && c.state.isOurs()
+	return c.phase == windowOne && c.op.kind == redisop.Drop && c.state.isOurs()
 }
 
 // step returns the operation that brings Redis nearer to what it should have, or NoOp; then
 // the alarm has the time from which there will be one. At most one operation is in flight,
 // or a Take after a Drop.
-func (c *remoteClaim) step(a *alarm, w *want) Op {
+func (c *remoteClaim) step(a *alarm, w *want) redisop.Op {
 	before := a.next
 	op := c.choose(a, w)
-	if op.Kind != NoOp {
+	if op.Kind != redisop.NoOp {
 		a.next = before // its result comes first
 	}
 	return op
 }
 
-func (c *remoteClaim) choose(a *alarm, w *want) Op {
+func (c *remoteClaim) choose(a *alarm, w *want) redisop.Op {
 	if c.isBusy() && !w.mayPipeline || !a.due(c.retryAt) {
-		return Op{}
+		return redisop.Op{}
 	}
 	if c.isAsking && w.kind != wantHold {
-		return Op{} // a Drop, and the Take after it, say when the requests arrived that are asked about
+		return redisop.Op{} // a Drop, and the Take after it, say when the requests arrived that are asked about
 	}
 	c.endPause()
 	switch {
 	case w.kind == wantHold:
 		op := c.chooseForHold(a, w)
-		if op.Kind == NoOp && c.mayAsk(a, w) {
-			op = Op{Kind: Arrive}
+		if op.Kind == redisop.NoOp && c.mayAsk(a, w) {
+			op = redisop.Op{Kind: redisop.Arrive}
 		}
 		return op
 	case w.kind == wantForQueue && (c.state.isOurs() || a.due(w.notBefore)):
-		return Op{
-			Kind: Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve,
+		return redisop.Op{
+			Kind: redisop.Take, HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS, Reserve: w.reserve,
 			AfterPendingDrop: w.mayPipeline, Enqueue: w.enqueue, Ticket: w.ticket, RequireExisting: w.onlyAsk, InOrder: w.inOrder,
 			Arrived: w.arrived, KeepsExpiry: w.mayPipeline && w.reserve == 1 && w.isRenewable && c.isFresh(a.now, w.leaseMS),
 		}
 	case w.kind == wantForQueue && c.mayAsk(a, w):
-		return Op{Kind: Arrive} // a Take that is due is an arrival, too
+		return redisop.Op{Kind: redisop.Arrive} // a Take that is due is an arrival, too
 	case w.kind == wantNothing && (c.state != claimAbsent || w.ticket != 0):
-		return Op{Kind: Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.leaseMS, Ticket: w.ticket, PassedMS: max(c.passedMS(a.now), w.passedMS)}
+		return redisop.Op{Kind: redisop.Drop, HoldID: c.maxHoldID, Count: 1, LeaseMS: w.leaseMS, Ticket: w.ticket, PassedMS: max(c.passedMS(a.now), w.passedMS)}
 	}
-	return Op{}
+	return redisop.Op{}
 }
 
 // mayAsk reports whether Redis is to be asked now when requests arrived.
@@ -331,7 +333,7 @@ func (c *remoteClaim) mayAsk(a *alarm, w *want) bool {
 	return w.arrives && !c.isAsking && a.due(w.arriveAt)
 }
 
-func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
+func (c *remoteClaim) chooseForHold(a *alarm, w *want) redisop.Op {
 	handedOver := c.holdID != w.holdID && c.state != claimRestored
 	// Tokens are reserved early if the operation is needed anyway. The counter may be no
 	// counter, or memory short: that must not keep the renewal back; see reserveFailed.
@@ -339,26 +341,26 @@ func (c *remoteClaim) chooseForHold(a *alarm, w *want) Op {
 	if a.now >= w.reserveAt && int(c.tokensLeft) < max(1, w.tokens/4) {
 		reserve = uint16(w.tokens)
 	}
-	op := Op{HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS}
+	op := redisop.Op{HoldID: w.holdID, Count: w.count, LeaseMS: w.leaseMS}
 	syncDelay := handoffSyncDelay
 	if w.isHot {
 		syncDelay = hotSyncDelay
 	}
 	switch {
 	case c.state.isUnsure():
-		op.Kind, op.Reserve = Take, reserve // assert it
+		op.Kind, op.Reserve = redisop.Take, reserve // assert it
 	case handedOver && a.due(c.confirmedAt+syncDelay), (!c.hasTokens() || w.isHot && reserve > 0) && a.due(w.reserveAt):
-		op.Kind, op.Reserve, op.RequireExisting = Take, reserve, true
+		op.Kind, op.Reserve, op.RequireExisting = redisop.Take, reserve, true
 	case (c.state == claimStale || c.count != w.count) && !handedOver, w.isRenewed && a.due(c.renewAt),
 		c.state == claimRestored, // like a renewal: there may be very many
 		// It was acquired for a waiter with a longer lease that is gone: its renewal is not
 		// due in time, and the key would outlive a dead sidecar for longer.
 		c.leaseMS > w.fullLeaseMS && w.leaseMS <= w.fullLeaseMS:
-		op.Kind = Renew
+		op.Kind = redisop.Renew
 	case w.isChecked && !handedOver && a.due(c.renewAt):
-		op.Kind, op.LeaseMS = Check, 0
+		op.Kind, op.LeaseMS = redisop.Check, 0
 	default:
-		return Op{}
+		return redisop.Op{}
 	}
 	return op
 }
@@ -372,8 +374,8 @@ func (c *remoteClaim) isFresh(now int64, leaseMS uint32) bool {
 }
 
 // sent notes an operation that is being sent.
-func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
-	if op.Kind == Arrive {
+func (c *remoteClaim) sent(now int64, op *redisop.Op, unassigned bool) {
+	if op.Kind == redisop.Arrive {
 		c.isAsking, c.askedAt = true, now
 		return
 	}
@@ -393,7 +395,7 @@ func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 	}
 	c.lingerUntil = 0
 	c.maxHoldID = max(c.maxHoldID, op.HoldID)
-	if op.Kind == Take || op.Kind == Renew {
+	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
 		// It may shorten the key's life as soon as it is sent.
 		c.validUntil = min(c.validUntil, now+validity(op.LeaseMS))
 		if c.use == claimUnused {
@@ -404,19 +406,19 @@ func (c *remoteClaim) sent(now int64, op *Op, unassigned bool) {
 
 // answered takes the result of an operation out of the window, and returns the operation.
 // pipelined: it was the Drop before a Take, whose result will say more.
-func (c *remoteClaim) answered(kind OpKind) (op inFlight, pipelined bool) {
+func (c *remoteClaim) answered(kind redisop.OpKind) (op inFlight, pipelined bool) {
 	switch {
-	case kind == Arrive && c.isAsking:
-		op = inFlight{kind: Arrive, sentAt: c.askedAt}
+	case kind == redisop.Arrive && c.isAsking:
+		op = inFlight{kind: redisop.Arrive, sentAt: c.askedAt}
 		c.isAsking, c.askedAt = false, 0
 		return op, false
-	case kind == Drop && c.phase == windowDropAndTake:
+	case kind == redisop.Drop && c.phase == windowDropAndTake:
 		c.phase = windowOne
 		return op, true
-	case kind == Drop && c.phase == windowLateDrop:
+	case kind == redisop.Drop && c.phase == windowLateDrop:
 		c.phase = windowIdle
 		return op, true
-	case kind == NoOp || c.op.kind != kind:
+	case kind == redisop.NoOp || c.op.kind != kind:
 		panic("locktable: a result that no operation asked for")
 	case c.phase == windowDropAndTake:
 		c.phase = windowLateDrop
@@ -443,14 +445,14 @@ func (c *remoteClaim) confirmed(now, until int64, op *inFlight, lastToken uint64
 	c.state, c.use = claimConfirmed, op.use()
 	c.holdID, c.count, c.leaseMS = op.holdID, op.count, op.leaseMS
 	c.confirmedAt, c.validUntil = now, until
-	if op.kind == Take && op.reserve > 0 {
+	if op.kind == redisop.Take && op.reserve > 0 {
 		c.nextToken, c.tokensLeft = lastToken-uint64(op.reserve)+1, op.reserve
 	}
 }
 
 // transferred notes that another sidecar passed the key on to the ticket of this host. until is
 // the end of its validity.
-func (c *remoteClaim) transferred(now, until int64, m *Message) {
+func (c *remoteClaim) transferred(now, until int64, m *redisop.Message) {
 	c.content = content{
 		granted: c.granted,
 		state:   claimConfirmed, use: claimUnused, holdID: m.Ticket, count: 1, leaseMS: m.LeaseMS,
@@ -474,9 +476,9 @@ func (c *content) passedMS(now int64) uint32 {
 // no harm in either case.
 func (c *remoteClaim) unknown(now int64, op *inFlight) {
 	switch {
-	case op.kind == Drop:
+	case op.kind == redisop.Drop:
 		c.forget(claimUncertain)
-	case op.kind == Check:
+	case op.kind == redisop.Check:
 		c.renewAt = now
 	case c.state == claimAbsent:
 		c.state = claimUncertain

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Very many hosts in the queue of one lock: none of them may do anything at each release but
@@ -24,11 +25,11 @@ func TestHostInQueueSubscribesForLongHoldsOnly(t *testing.T) {
 	r.want("subscribe a")
 	r.tb.Subscribed(r.now, "a")
 	for r.collect(); len(r.ops) > 0; r.collect() { // the renewal that looks whether the key is there still
-		r.redis(r.ops[0].Kind, locktable.Done)
+		r.redis(r.ops[0].Kind, redisop.Done)
 	}
 	r.recall("a")
 	r.release(1, 1)
-	r.answer(locktable.Drop, locktable.Result{Outcome: locktable.Done, Paused: true, Listeners: 1})
+	r.answer(redisop.Drop, redisop.Result{Outcome: redisop.Done, Paused: true, Listeners: 1})
 	r.pass(20 * time.Millisecond)
 	r.queued(9)
 	r.want("s1 lease +29s", "s1 released count=0", "unsubscribe a") // it would count as a program for which the lock is left free
@@ -42,7 +43,7 @@ func TestRefreshLeavesFreeLockToHostsBeforeIt(t *testing.T) {
 		t.Errorf("the first take of a lock is %+v, want one in the order of the queue", first)
 	}
 	r.pass(7 * time.Second) // the longest refresh
-	refresh := r.answer(locktable.Take, locktable.Result{Outcome: locktable.KeyMissing})
+	refresh := r.answer(redisop.Take, redisop.Result{Outcome: redisop.KeyMissing})
 	if !refresh.RequireExisting || refresh.Ticket != first.HoldID {
 		t.Errorf("the refresh is %+v, want one that takes no free lock", refresh)
 	}
@@ -59,11 +60,11 @@ func TestFirstOfQueueTakesLockThatWasLeftFree(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
 	ticket := r.queued(5).HoldID // others before it leave
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 4})
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 4})
 	r.pass(3 * time.Millisecond)
 	r.quiet()
 	r.pass(3 * time.Millisecond)
-	if op := r.redis(locktable.Take, locktable.Done); op.RequireExisting || op.Ticket != ticket {
+	if op := r.redis(redisop.Take, redisop.Done); op.RequireExisting || op.Ticket != ticket {
 		t.Errorf("it sends %+v, want a take", op)
 	}
 	r.want("s1 granted hold=2 token=1 count=1")
@@ -72,11 +73,11 @@ func TestFirstOfQueueTakesLockThatWasLeftFree(t *testing.T) {
 func TestTakeAfterExpiryOfLeaseTakesFreeLock(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	r.refusedTake(3, locktable.HolderNotTold, 1000)
+	r.refusedTake(3, redisop.HolderNotTold, 1000)
 	r.pass(1010 * time.Millisecond)
 	r.quiet() // the hosts before it ask first
 	r.pass(10 * time.Millisecond)
-	if op := r.redis(locktable.Take, locktable.Done); op.RequireExisting {
+	if op := r.redis(redisop.Take, redisop.Done); op.RequireExisting {
 		t.Errorf("it sends %+v, want a take", op)
 	}
 }
@@ -84,16 +85,16 @@ func TestTakeAfterExpiryOfLeaseTakesFreeLock(t *testing.T) {
 func TestHostThatLeftLockFreeDoesNotTakeItAtOnce(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.recall("a")
 	r.pass(200 * time.Millisecond)
 	r.release(1, 1)
-	r.answer(locktable.Drop, locktable.Result{Outcome: locktable.Done, Paused: true, Listeners: 0})
+	r.answer(redisop.Drop, redisop.Result{Outcome: redisop.Done, Paused: true, Listeners: 0})
 	r.pass(time.Millisecond) // no client wants it, so the table may forget the lock
 	r.acquire(1, "a")
 	r.quiet()
 	r.pass(12 * time.Millisecond)
-	if op := r.redis(locktable.Take, locktable.Done); !op.InOrder {
+	if op := r.redis(redisop.Take, redisop.Done); !op.InOrder {
 		t.Errorf("it sends %+v, want a take in the order of the queue", op)
 	}
 }
@@ -108,8 +109,8 @@ func TestOnlyTheFirstOfTheQueueAsksAfterAFreeMoment(t *testing.T) {
 	}{{0, 0, 12 * time.Millisecond}, {1, 4 * time.Second, 7 * time.Second}, {999, 4 * time.Second, 7 * time.Second}} {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
-		r.answer(locktable.Take, locktable.Result{
-			Outcome: locktable.HeldByOther, Rank: tt.rank, Ticket: 1, HolderReached: locktable.HolderNotTold, Listeners: locktable.Uncounted,
+		r.answer(redisop.Take, redisop.Result{
+			Outcome: redisop.HeldByOther, Rank: tt.rank, Ticket: 1, HolderReached: redisop.HolderNotTold, Listeners: redisop.Uncounted,
 		})
 		if d := r.untilAsked(10 * time.Second); d < tt.least || d > tt.most {
 			t.Errorf("with %d tickets before it, it asks after %v, want %v to %v", tt.rank, d, tt.least, tt.most)
@@ -124,11 +125,11 @@ func TestFreeMomentIsOverWhenTheLockIsFoundTaken(t *testing.T) {
 	r.acquire(1, "a")
 	r.queued(0)
 	r.untilAsked(7 * time.Second)
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10})
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 10})
 	r.refusedTake(0, 0, 20_000)
 	r.quiet()
 	r.log = nil
 	r.message("a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=3 token=1 count=1")
 }

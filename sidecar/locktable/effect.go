@@ -1,6 +1,9 @@
 package locktable
 
-import "github.com/locksidecar/locksidecar/protocol"
+import (
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // EffectKind says what the caller of the table has to do.
 type EffectKind uint8
@@ -45,5 +48,5 @@ type Effect struct {
 	Msg        string
 	Name       string // of the lock: Granted, Lost, KeepLost, Forced, LongHold, CutShort, Crashed, Subscribe, Unsubscribe, and the Refusal of an acquire that reached its lock
 	Peer       *Peer  // LongHold, Crashed: the holder; Granted: the one for whose hold the request waited; nil: not known
-	Op         Op
+	Op         redisop.Op
 }

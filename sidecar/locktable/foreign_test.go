@@ -6,13 +6,14 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Other programs on the same Redis: those that poll and do not subscribe, those that
 // delete or overwrite a key, those that break a token counter.
 
 // answer answers the only operation in flight with r, whose kind and name it fills in.
-func (r *rig) answer(kind locktable.OpKind, res locktable.Result) locktable.Op {
+func (r *rig) answer(kind redisop.OpKind, res redisop.Result) redisop.Op {
 	r.Helper()
 	r.collect()
 	if len(r.ops) != 1 || r.ops[0].Kind != kind {
@@ -28,7 +29,7 @@ func (r *rig) answer(kind locktable.OpKind, res locktable.Result) locktable.Op {
 
 // message is a release by another program.
 func (r *rig) message(name string) {
-	r.tb.Message(r.now, locktable.Message{Name: name})
+	r.tb.Message(r.now, redisop.Message{Name: name})
 	r.collect()
 }
 
@@ -43,13 +44,13 @@ func (r *rig) handoffs(first uint64) time.Duration {
 		r.collect()
 		for _, op := range r.ops { // a mirror, or tokens that are drawn
 			r.tokens += uint64(op.Reserve)
-			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: r.others})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: r.others})
 		}
 		r.ops = nil
 		r.acquire(s, "a")
 		r.release(s, hold)
 		r.collect()
-		if len(r.ops) > 0 && r.ops[len(r.ops)-1].Kind == locktable.Drop {
+		if len(r.ops) > 0 && r.ops[len(r.ops)-1].Kind == redisop.Drop {
 			return time.Duration(r.now - begin)
 		}
 		hold++
@@ -62,29 +63,29 @@ func TestRunOfHandoffsLeavesTheKeyFreeNowAndThen(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	if d := r.handoffs(1); d < 100*time.Millisecond || d > 110*time.Millisecond {
 		t.Fatalf("the lock is given back after %v", d)
 	}
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.log = nil
 	r.pass(3 * time.Millisecond)
 	r.quiet() // a client that polls each millisecond takes it
 
 	r.pass(30 * time.Millisecond)
-	take := r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 3})
+	take := r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 3})
 	r.want("subscribe a")
 
 	// From now on the table behaves as if it knew that the other one waits.
 	r.pass(60 * time.Millisecond)
-	again := r.redis(locktable.Take, locktable.Done)
+	again := r.redis(redisop.Take, redisop.Done)
 	if again.HoldID <= take.HoldID {
 		t.Fatalf("%+v after %+v", again, take)
 	}
 	if d := r.handoffs(again.HoldID); d > 51*time.Millisecond {
 		t.Errorf("the lock is given back after %v, although another program had it", d)
 	}
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.pass(9 * time.Millisecond)
 	r.quiet()
 }
@@ -94,9 +95,9 @@ func TestRunOfHandoffsLeavesTheKeyFreeNowAndThen(t *testing.T) {
 func TestFirstHandoffAfterALongHoldIsImmediate(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(5 * time.Second)
 	r.log = nil
 	r.tb.Close(r.now, 1)
@@ -107,11 +108,11 @@ func TestTryEndsAQuietPause(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	waiter := r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(150 * time.Millisecond) // the host subscribes, so that it remembers the pause
 	r.tb.Subscribed(r.now, "a")
 	r.handoffs(1)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	for s := locktable.SessionID(1); s <= 2; s++ { // those who waited give up
 		for id := waiter; id <= r.ids; id++ {
 			r.tb.Cancel(r.now, s, protocol.Cancel{Target: id})
@@ -120,7 +121,7 @@ func TestTryEndsAQuietPause(t *testing.T) {
 	r.collect()
 	r.log = nil
 	r.acquire(3, "a", wait(0))
-	take := r.redis(locktable.Take, locktable.Done)
+	take := r.redis(redisop.Take, redisop.Done)
 	r.collect()
 	if len(r.log) != 1 || r.log[0] != "s3 granted hold="+itoa(take.HoldID)+" token="+itoa(r.tokens)+" count=1" {
 		t.Errorf("a try during the pause: %q", r.log)
@@ -138,7 +139,7 @@ func TestLocksAreNotPolledTooOften(t *testing.T) {
 			r.collect()
 			for _, op := range r.ops {
 				n++
-				r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.HeldByOther, Sent: r.now, Field: "another:1", TTLMS: 60_000})
+				r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.HeldByOther, Sent: r.now, Field: "another:1", TTLMS: 60_000})
 			}
 			r.ops = nil
 		}
@@ -161,35 +162,35 @@ func TestReleaseByAnotherProgramUnderAHoldIsLookedInto(t *testing.T) {
 	for _, tt := range []struct {
 		says  string
 		lease opt
-		look  locktable.OpKind
+		look  redisop.OpKind
 	}{
-		{"a watchdog hold", fixed(0), locktable.Renew},
-		{"a fixed lease", fixed(10 * time.Minute), locktable.Check},
+		{"a watchdog hold", fixed(0), redisop.Renew},
+		{"a fixed lease", fixed(10 * time.Minute), redisop.Check},
 	} {
 		t.Run(tt.says, func(t *testing.T) {
 			r := newRig(t)
 			r.acquire(1, "a", tt.lease)
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			r.acquire(2, "a")
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			r.want("s1 granted hold=1 token=1 count=1")
 			r.pass(150 * time.Millisecond)
 			r.want("subscribe a")
 			r.tb.Subscribed(r.now, "a") // what was published before may be lost
-			r.redis(tt.look, locktable.Done)
+			r.redis(tt.look, redisop.Done)
 			r.quiet()
 
 			r.pass(20 * time.Millisecond)
 			r.message("a")
 			r.message("a")
-			r.redis(tt.look, locktable.Done)
+			r.redis(tt.look, redisop.Done)
 			r.pass(9 * time.Millisecond)
 			r.message("a")
 			r.quiet() // too soon after the last look
 			r.pass(11 * time.Millisecond)
-			r.redis(tt.look, locktable.KeyMissing)
+			r.redis(tt.look, redisop.KeyMissing)
 			r.want("s1 lost hold=1 deleted")
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			r.want("s2 granted hold=2 token=66 count=1")
 		})
 	}
@@ -198,19 +199,19 @@ func TestReleaseByAnotherProgramUnderAHoldIsLookedInto(t *testing.T) {
 func TestFixedLeaseIsCheckedAThirdOfTheWatchdogLeaseApart(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", fixed(time.Hour))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 	for range 3 {
 		r.pass(lease/3 - 100*time.Millisecond)
 		r.quiet()
 		r.pass(renewed - lease/3 + 100*time.Millisecond)
-		if op := r.redis(locktable.Check, locktable.Done); op.LeaseMS != 0 || op.HoldID != 1 {
+		if op := r.redis(redisop.Check, redisop.Done); op.LeaseMS != 0 || op.HoldID != 1 {
 			t.Fatalf("%+v", op)
 		}
 		r.want()
 	}
 	r.pass(renewed)
-	r.answer(locktable.Check, locktable.Result{Outcome: locktable.HeldByOther, Field: "thief:1"})
+	r.answer(redisop.Check, redisop.Result{Outcome: redisop.HeldByOther, Field: "thief:1"})
 	r.want("s1 lost hold=1 stolen")
 }
 
@@ -218,10 +219,10 @@ func TestFixedLeaseIsCheckedAThirdOfTheWatchdogLeaseApart(t *testing.T) {
 func TestCheckThatFindsAnEarlierHoldSetsTheKeyAgain(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", fixed(time.Hour))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(11 * time.Second)
-	r.redis(locktable.Check, locktable.Differs)
-	if op := r.redis(locktable.Renew, locktable.Done); op.HoldID != 1 || op.Count != 1 || op.LeaseMS < 3_588_000 {
+	r.redis(redisop.Check, redisop.Differs)
+	if op := r.redis(redisop.Renew, redisop.Done); op.HoldID != 1 || op.Count != 1 || op.LeaseMS < 3_588_000 {
 		t.Fatalf("%+v", op)
 	}
 	r.quiet()
@@ -233,10 +234,10 @@ func TestCheckThatFindsAnEarlierHoldSetsTheKeyAgain(t *testing.T) {
 func TestCheckWithUnknownEndIsAskedAgain(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", fixed(time.Hour))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(11 * time.Second)
-	r.redis(locktable.Check, locktable.Unknown)
-	r.redis(locktable.Check, locktable.Done)
+	r.redis(redisop.Check, redisop.Unknown)
+	r.redis(redisop.Check, redisop.Done)
 	r.quiet()
 }
 
@@ -259,7 +260,7 @@ func TestFixedLeaseIsCheckedByItsOwnLease(t *testing.T) {
 		t.Run(tt.lease.String(), func(t *testing.T) {
 			r := newRig(t)
 			r.acquire(1, "a", fixed(tt.lease))
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			r.want("s1 granted hold=1 token=1 count=1")
 			granted := r.now
 			for i := range tt.checks {
@@ -267,7 +268,7 @@ func TestFixedLeaseIsCheckedByItsOwnLease(t *testing.T) {
 				r.pass(max(tt.lease/3, 100*time.Millisecond) - time.Millisecond)
 				r.quiet()
 				r.pass(tt.lease/60 + 5*time.Millisecond)
-				r.redis(locktable.Check, locktable.Done)
+				r.redis(redisop.Check, redisop.Done)
 				r.quiet()
 				if i == 0 && time.Duration(r.now-asked) < tt.first {
 					t.Errorf("the first check is %v after the grant", time.Duration(r.now-asked))
@@ -280,10 +281,10 @@ func TestFixedLeaseIsCheckedByItsOwnLease(t *testing.T) {
 	t.Run("the key is deleted", func(t *testing.T) {
 		r := newRig(t)
 		r.acquire(1, "a", fixed(8*time.Second))
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.want("s1 granted hold=1 token=1 count=1")
 		r.pass(3 * time.Second)
-		r.redis(locktable.Check, locktable.KeyMissing)
+		r.redis(redisop.Check, redisop.KeyMissing)
 		r.want("s1 lost hold=1 deleted")
 	})
 }
@@ -304,22 +305,22 @@ func TestKeyOfAnotherTypeIsATheft(t *testing.T) {
 	}
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(renewed)
 	r.collect()
 	r.ops = nil
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Renew, Name: "a", Outcome: locktable.HeldByOther, Sent: r.now, Field: what})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Renew, Name: "a", Outcome: redisop.HeldByOther, Sent: r.now, Field: what})
 	if got := found(r); got != what {
 		t.Errorf("at a renewal %q was found", got)
 	}
 
 	r = newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
 	r.collect()
 	r.ops = nil // it draws tokens
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Outcome: locktable.NotALock, Sent: r.now, Field: what, Msg: "it is " + what})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Outcome: redisop.NotALock, Sent: r.now, Field: what, Msg: "it is " + what})
 	if got := found(r); got != what {
 		t.Errorf("at a draw %q was found", got)
 	}
@@ -330,20 +331,20 @@ func TestKeyOfAnotherTypeIsATheft(t *testing.T) {
 
 // The counter of a lock is not one: tokens cannot be drawn. Renewals go on.
 func TestRefusedDrawKeepsNoRenewalBack(t *testing.T) {
-	for _, outcome := range []locktable.Outcome{locktable.Refused, locktable.Retryable} {
+	for _, outcome := range []redisop.Outcome{redisop.Refused, redisop.Retryable} {
 		r := newRig(t)
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.acquire(2, "a")
 		renewals := 0
 		for range 60_000 {
 			r.collect()
 			for _, op := range r.ops {
-				res := locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Msg: "Redis is unwell"}
+				res := redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Msg: "Redis is unwell"}
 				if op.Reserve > 0 {
 					res.Outcome = outcome
 				}
-				if op.Kind == locktable.Renew {
+				if op.Kind == redisop.Renew {
 					renewals++
 				}
 				r.tb.Result(r.now, res)
@@ -371,7 +372,7 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 	held := func(t *testing.T) *rig {
 		r := newRig(t)
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.want("s1 granted hold=1 token=1 count=1")
 		return r
 	}
@@ -385,7 +386,7 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		r.release(1, 1)
 		confirm(r, 1, 7)
 		r.want("s1 released count=0")
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.want("s1 confirmed 7")
 		if _, ok := r.tb.Info(r.now, "a"); ok {
 			t.Error("the table still knows the lock")
@@ -396,17 +397,17 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		r.release(1, 1)
 		confirm(r, 1, 7)
 		r.tb.Down(r.now, "gone")
-		r.redis(locktable.Drop, locktable.Unknown)
+		r.redis(redisop.Drop, redisop.Unknown)
 		r.pass(time.Minute)
 		r.want("s1 released count=0")
 		r.tb.Up(r.now, false, false)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.want("s1 confirmed 7")
 	})
 	t.Run("a local waiter has the lock", func(t *testing.T) {
 		r := held(t)
 		r.acquire(2, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 1)
 		confirm(r, 1, 7)
 		r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1", "s1 confirmed 7")
@@ -417,9 +418,9 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		r.acquire(2, "a")
 		confirm(r, 1, 7)
 		r.two()
-		r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
+		r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
 		r.want("s1 released count=0")
-		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2})
+		r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: r.now, Token: 2})
 		r.want("s2 granted hold=2 token=2 count=1", "s1 confirmed 7")
 	})
 	t.Run("the client is gone", func(t *testing.T) {
@@ -428,14 +429,14 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		confirm(r, 1, 7)
 		confirm(r, 2, 8)
 		r.tb.Close(r.now, 1)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.want("s1 released count=0", "s2 confirmed 8")
 	})
 	t.Run("Redis refuses the release", func(t *testing.T) {
 		r := held(t)
 		r.release(1, 1)
 		confirm(r, 1, 7)
-		r.redis(locktable.Drop, locktable.Refused)
+		r.redis(redisop.Drop, redisop.Refused)
 		r.want("s1 released count=0", "s1 refused denied")
 	})
 	t.Run("the sidecar stops", func(t *testing.T) {
@@ -443,7 +444,7 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		r.release(1, 1)
 		confirm(r, 1, 7)
 		r.tb.DropWaiters(r.now)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.want("s1 released count=0")
 	})
 	t.Run("too many", func(t *testing.T) {
@@ -452,19 +453,19 @@ func TestConfirmIsAnsweredWhenRedisHasExecutedTheRelease(t *testing.T) {
 		r.tb.Up(r.now, false, false)
 		r.tb.Open(r.now, 1, locktable.Peer{})
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 1)
 		confirm(r, 1, 7)
 		confirm(r, 1, 8)
 		confirm(r, 1, 9)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0", "s1 refused limit")
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.want("s1 confirmed 7", "s1 confirmed 8")
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 2)
 		confirm(r, 1, 10)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.want("s1 granted hold=2 token=2 count=1", "s1 released count=0", "s1 confirmed 10")
 	})
 }
@@ -480,11 +481,11 @@ func TestMessageNamesTheHost(t *testing.T) {
 		t.Errorf("before any message, the table asked for the host of %q", asked)
 	}
 	r.acquire(1, "a", wait(0))
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.refused(1, protocol.Timeout, "held by another:1, not on this host")
 	name = "db-7"
 	r.acquire(1, "a", wait(0))
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.refused(1, protocol.Timeout, "held on host db-7 (another:1), not on this host")
 }
 
@@ -492,9 +493,9 @@ func TestMessageNamesTheHost(t *testing.T) {
 func TestFixedLeaseIsCheckedAfterAnOperationThatSetsItsKey(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", fixed(time.Hour))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done) // which draws tokens
+	r.redis(redisop.Take, redisop.Done) // which draws tokens
 	r.untilAsked(renewed)
-	r.redis(locktable.Check, locktable.Done)
+	r.redis(redisop.Check, redisop.Done)
 }

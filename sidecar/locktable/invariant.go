@@ -1,6 +1,10 @@
 package locktable
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // Exclusion between two hosts rests on Redis: a script sets a key only if it is free or this
 // host's (scripts/ownership.lua in package store), and a holder believes only until the
@@ -18,7 +22,7 @@ func (t *Table) assertGranted(now int64, h *hold) {
 	switch {
 	case h.next != nil && h.mode == Exclusive:
 		violated("Exclusion", l, "hold %d is granted beside hold %d", h.id, h.next.id)
-	case !c.state.isOurs() || c.op.kind == Drop:
+	case !c.state.isOurs() || c.op.kind == redisop.Drop:
 		violated("Exclusion", l, "hold %d is granted without a claim", h.id)
 	case h.deadline > c.validUntil || h.deadline <= now:
 		violated("Validity is conservative", l, "hold %d is granted until %d at %d; the claim is valid until %d", h.id, h.deadline, now, c.validUntil)
@@ -28,10 +32,10 @@ func (t *Table) assertGranted(now int64, h *hold) {
 }
 
 // assertSent panics if an operation that is about to be sent breaks an invariant.
-func (c *remoteClaim) assertSent(l *lock, op *Op) {
+func (c *remoteClaim) assertSent(l *lock, op *redisop.Op) {
 	switch {
-	case op.Kind == Arrive && !c.isAsking:
-	case op.Kind == Arrive, c.isBusy() && !(op.Kind == Take && op.AfterPendingDrop && c.phase == windowOne && c.op.kind == Drop):
+	case op.Kind == redisop.Arrive && !c.isAsking:
+	case op.Kind == redisop.Arrive, c.isBusy() && !(op.Kind == redisop.Take && op.AfterPendingDrop && c.phase == windowOne && c.op.kind == redisop.Drop):
 		violated("One operation in flight", l, "operation %d is sent during operation %d", op.Kind, c.op.kind)
 	case op.HoldID < c.holdID:
 		violated("A lower hold number never replaces a higher one", l, "operation %d has %d, and Redis has %d", op.Kind, op.HoldID, c.holdID)

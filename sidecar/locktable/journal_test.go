@@ -9,6 +9,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // memJournal is a Journal in memory that also writes down its calls in their order. A
@@ -163,7 +164,7 @@ func newRestartHarness(t *testing.T) *restartHarness {
 func (l *restartHarness) takes(s locktable.SessionID, name string, opts ...opt) {
 	l.Helper()
 	l.acquire(s, name, opts...)
-	l.redis(locktable.Take, locktable.Done)
+	l.redis(redisop.Take, redisop.Done)
 	l.collect()
 	l.log = nil
 }
@@ -201,7 +202,7 @@ func TestHoldIsRestored(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a", owner(7))
 	l.acquire(1, "a", owner(7))
-	l.redis(locktable.Renew, locktable.Done)
+	l.redis(redisop.Renew, redisop.Done)
 	before := l.row("a")
 	l.killed(5 * time.Second)
 	after := l.row("a")
@@ -211,7 +212,7 @@ func TestHoldIsRestored(t *testing.T) {
 	}
 	l.quiet()
 	l.tb.Up(l.now, false, false)
-	if op := l.redis(locktable.Renew, locktable.Done); op.HoldID != 1 || op.Count != 2 {
+	if op := l.redis(redisop.Renew, redisop.Done); op.HoldID != 1 || op.Count != 2 {
 		t.Fatalf("confirming: %+v", op)
 	}
 	l.want()
@@ -237,19 +238,19 @@ func TestWaitersAreNotRestored(t *testing.T) {
 		t.Fatalf("%d wait", n)
 	}
 	l.tb.Up(l.now, false, false)
-	l.redis(locktable.Renew, locktable.Done)
+	l.redis(redisop.Renew, redisop.Done)
 	for s := locktable.SessionID(1); s <= 3; s++ {
 		l.tb.Resume(s, locktable.Peer{})
 		l.claims(s, false)
 		if s == 1 {
 			l.want("s1 claimed last=true") // what it does not claim it has released
-			l.redis(locktable.Drop, locktable.Done)
+			l.redis(redisop.Drop, redisop.Done)
 		}
 	}
 	l.want("s2 claimed last=true", "s3 claimed last=true")
 	l.acquire(3, "a")
 	l.acquire(2, "a")
-	if op := l.redis(locktable.Take, locktable.Done); op.HoldID <= 1 {
+	if op := l.redis(redisop.Take, redisop.Done); op.HoldID <= 1 {
 		t.Fatalf("a number is used again: %+v", op)
 	}
 	l.want("s3 granted hold=2 token=2 count=1")
@@ -268,14 +269,14 @@ func TestPendingDropsAreSentAfterRestore(t *testing.T) {
 	}
 	l.tb.Up(l.now, false, false)
 	l.collect()
-	if len(l.ops) != 2 || l.ops[0].Kind != locktable.Drop || l.ops[1].Kind != locktable.Drop {
+	if len(l.ops) != 2 || l.ops[0].Kind != redisop.Drop || l.ops[1].Kind != redisop.Drop {
 		t.Fatalf("operations: %+v", l.ops)
 	}
 	for _, op := range l.ops {
 		if want := map[string]uint64{"released": 1, "asked for": 2}[op.Name]; op.HoldID != want {
 			t.Errorf("drop of %s is for %d, want %d", op.Name, op.HoldID, want)
 		}
-		l.tb.Result(l.now, locktable.Result{Kind: locktable.Drop, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
+		l.tb.Result(l.now, redisop.Result{Kind: redisop.Drop, Name: op.Name, Outcome: redisop.Done, Sent: l.now})
 	}
 	l.ops = nil
 	l.want()
@@ -292,7 +293,7 @@ func TestLockIsStoredBeforeItsFirstOperation(t *testing.T) {
 	if got := strings.Join(l.journal.calls, ", "); got != "last 1, lock a" {
 		t.Fatalf("stored before the first take: %s", got)
 	}
-	l.redis(locktable.Take, locktable.HeldByOther)
+	l.redis(redisop.Take, redisop.HeldByOther)
 	l.collect()
 	if got := l.journal.calls[len(l.journal.calls)-1]; got != "delete lock a" {
 		t.Fatalf("of another host's lock this is stored: %s", got)
@@ -419,7 +420,7 @@ func TestUnservedSessionIsRestoredAsGivenUp(t *testing.T) {
 	l.collect()
 	l.killed(time.Second)
 	l.tb.Up(l.now, false, false)
-	l.redis(locktable.Renew, locktable.Done)
+	l.redis(redisop.Renew, redisop.Done)
 	l.pass(28600 * time.Millisecond)
 	l.quiet() // not renewed
 	l.want()
@@ -437,17 +438,17 @@ func TestTheDeadAreReleasedAndTheOthersRunOut(t *testing.T) {
 	l.tb.Suspend(l.now, 2)
 	l.tb.Up(l.now, false, false)
 	l.collect()
-	kinds := map[string]locktable.OpKind{}
+	kinds := map[string]redisop.OpKind{}
 	for _, op := range l.ops {
 		kinds[op.Name] = op.Kind
-		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
+		l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Done, Sent: l.now})
 	}
-	if kinds["dead"] != locktable.Drop || kinds["cannot come back"] != locktable.Renew || kinds["comes back"] != locktable.Renew {
+	if kinds["dead"] != redisop.Drop || kinds["cannot come back"] != redisop.Renew || kinds["comes back"] != redisop.Renew {
 		t.Fatalf("operations: %+v", l.ops)
 	}
 	l.ops = nil
 	l.pass(11 * time.Second)
-	if op := l.redis(locktable.Renew, locktable.Done); op.Name != "comes back" {
+	if op := l.redis(redisop.Renew, redisop.Done); op.Name != "comes back" {
 		t.Fatalf("renewed: %+v", op)
 	}
 }
@@ -468,15 +469,15 @@ func TestDropWaitersEndsAllRequests(t *testing.T) {
 	l.tb.Release(l.now, 1, protocol.Release{Hold: 1}) // was read before
 	l.want()
 	for _, op := range l.ops {
-		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now, Token: 100})
+		l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Done, Sent: l.now, Token: 100})
 	}
 	l.ops = nil
 	l.collect()
-	if len(l.ops) != 2 || l.ops[0].Kind != locktable.Drop || l.ops[1].Kind != locktable.Drop {
+	if len(l.ops) != 2 || l.ops[0].Kind != redisop.Drop || l.ops[1].Kind != redisop.Drop {
 		t.Fatalf("operations: %+v", l.ops)
 	}
 	for _, op := range l.ops {
-		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
+		l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Done, Sent: l.now})
 	}
 	l.want()
 	if l.tb.PendingReleases() != 0 || len(l.journal.snapshot().Locks) != 0 {
@@ -581,11 +582,11 @@ func TestLockWithoutRoomCountsUntilItEnds(t *testing.T) {
 	l.release(2, 2)
 	l.collect()
 	l.unstored(2, "a") // Redis still has it
-	l.redis(locktable.Drop, locktable.Done)
+	l.redis(redisop.Drop, redisop.Done)
 	l.collect()
 	l.unstored(1, "a")
 	l.tb.Close(l.now, 3)
-	l.redis(locktable.Drop, locktable.Done)
+	l.redis(redisop.Drop, redisop.Done)
 	l.collect()
 	l.unstored(0, "a")
 
@@ -593,7 +594,7 @@ func TestLockWithoutRoomCountsUntilItEnds(t *testing.T) {
 	l.takes(2, "b") // hold 4
 	l.unstored(1, "a")
 	l.release(1, 1)
-	l.redis(locktable.Drop, locktable.Done)
+	l.redis(redisop.Drop, redisop.Done)
 	l.tb.RetryJournal()
 	l.collect()
 	l.unstored(0, "b")
@@ -611,7 +612,7 @@ func TestLostPrecedesLeaseAfterRestore(t *testing.T) {
 	l.tb.Up(l.now, false, false)
 	l.collect()
 	for _, op := range l.ops {
-		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
+		l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Done, Sent: l.now})
 	}
 	l.ops = nil
 	l.want("s1 lost hold=1 forced", "s2 forced hold=1")
@@ -633,12 +634,12 @@ func TestAShorterLeaseBreaksNoOlderPromise(t *testing.T) {
 		if op.LeaseMS < 24_900 {
 			t.Errorf("confirming: %+v", op)
 		}
-		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
+		l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Done, Sent: l.now})
 	}
 	l.ops = nil
 	l.quiet() // and is content with that
 	l.pass(400 * time.Millisecond)
-	if op := l.redis(locktable.Renew, locktable.Done); op.Name != "a" || op.LeaseMS < 24_500 {
+	if op := l.redis(redisop.Renew, redisop.Done); op.Name != "a" || op.LeaseMS < 24_500 {
 		t.Fatalf("renewing: %+v", op)
 	}
 }
@@ -650,7 +651,7 @@ func TestStaleLongDeadlineDoesNotSuppressLeaseEvents(t *testing.T) {
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
 	l.tb.Up(l.now, false, false)
-	l.redis(locktable.Renew, locktable.Done)
+	l.redis(redisop.Renew, redisop.Done)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
 	l.want("s1 lease +29s", "s1 claimed last=true")
@@ -659,7 +660,7 @@ func TestStaleLongDeadlineDoesNotSuppressLeaseEvents(t *testing.T) {
 		l.pass(100 * time.Millisecond)
 		l.collect()
 		for _, op := range l.ops {
-			l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: l.now})
+			l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Done, Sent: l.now})
 		}
 		l.ops = nil
 	}
@@ -675,7 +676,7 @@ func TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown(t *testing.T) {
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
 	l.tb.Up(l.now, false, false)
-	l.redis(locktable.Renew, locktable.Done)
+	l.redis(redisop.Renew, redisop.Done)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
 	l.takes(1, "b")
@@ -683,11 +684,11 @@ func TestAHoldThatCannotBeRenewedDoesNotKeepTheOthersDown(t *testing.T) {
 		l.pass(100 * time.Millisecond)
 		l.collect()
 		for _, op := range l.ops {
-			outcome := locktable.Done
+			outcome := redisop.Done
 			if op.Name == "a" {
-				outcome = locktable.Refused
+				outcome = redisop.Refused
 			}
-			l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: l.now, Msg: "NOPERM"})
+			l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: l.now, Msg: "NOPERM"})
 		}
 		l.ops = nil
 	}
@@ -726,7 +727,7 @@ func TestCrashDelayUnderAShorterLeaseOutlivesTheRenewalInFlight(t *testing.T) {
 	l.tb.Close(l.now, 1)
 	l.now += int64(2 * time.Second)
 	op := l.ops[0]
-	l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.Done, Sent: sent})
+	l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.Done, Sent: sent})
 	if row := l.row("a"); !row.Orphan || row.State != protocol.StateHeld {
 		t.Fatalf("a: %+v", row)
 	}
@@ -742,13 +743,13 @@ func TestHoldInDoubtIsAssertedAfterRestore(t *testing.T) {
 	l.collect()
 	l.killed(time.Second)
 	l.tb.Up(l.now, false, false)
-	if op := l.redis(locktable.Take, locktable.Done); op.RequireExisting || op.HoldID != 1 {
+	if op := l.redis(redisop.Take, redisop.Done); op.RequireExisting || op.HoldID != 1 {
 		t.Fatalf("asserting: %+v", op)
 	}
 	l.collect()
 	l.killed(time.Second)
 	l.tb.Up(l.now, false, false)
-	l.redis(locktable.Renew, locktable.KeyMissing)
+	l.redis(redisop.Renew, redisop.KeyMissing)
 	l.want("s1 lost hold=1 deleted")
 }
 
@@ -758,7 +759,7 @@ func TestSessionsAndHoldsAreStoredInAnOrderThatIsTrue(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.pass(renewed)
-	l.redis(locktable.Renew, locktable.Done)
+	l.redis(redisop.Renew, redisop.Done)
 	l.collect() // with a lease event
 	l.killedUnread(time.Second)
 	l.collect()
@@ -786,7 +787,7 @@ func TestHandoffDeletesTheEndedHoldBeforeItStoresTheNext(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.acquire(2, "a")
-	l.redis(locktable.Take, locktable.Done) // for a token
+	l.redis(redisop.Take, redisop.Done) // for a token
 	l.collect()
 	l.journal.calls = nil
 	l.release(1, 1)
@@ -801,7 +802,7 @@ func TestHandoffDeletesTheEndedHoldBeforeItStoresTheNext(t *testing.T) {
 		t.Errorf("stored: %s", got)
 	}
 	l.journal.calls = nil
-	l.redis(locktable.Drop, locktable.Done)
+	l.redis(redisop.Drop, redisop.Done)
 	l.collect()
 	if got := strings.Join(l.journal.calls, ", "); got != "delete lock a" {
 		t.Errorf("stored: %s", got)
@@ -814,7 +815,7 @@ func TestHoldIsDeletedBeforeItsLock(t *testing.T) {
 	l.takes(1, "a")
 	l.pass(renewed)
 	l.journal.calls = nil
-	l.redis(locktable.Renew, locktable.KeyMissing)
+	l.redis(redisop.Renew, redisop.KeyMissing)
 	l.want("s1 lost hold=1 deleted")
 	if got := strings.Join(l.journal.calls, ", "); got != "delete hold 1, delete lock a" {
 		t.Errorf("stored: %s", got)
@@ -827,20 +828,20 @@ func TestHoldIsDeletedBeforeItsLock(t *testing.T) {
 func TestHandoffSurvivesDeathAfterEveryCall(t *testing.T) {
 	for calls, want := range []struct {
 		hold uint64
-		kind locktable.OpKind
+		kind redisop.OpKind
 		num  uint64
 	}{
-		{1, locktable.Renew, 1}, // none
-		{1, locktable.Renew, 1}, // last 2
-		{0, locktable.Drop, 1},  // delete hold 1
-		{0, locktable.Drop, 2},  // lock a
-		{2, locktable.Renew, 2}, // hold 2
-		{2, locktable.Renew, 2}, // session 2
+		{1, redisop.Renew, 1}, // none
+		{1, redisop.Renew, 1}, // last 2
+		{0, redisop.Drop, 1},  // delete hold 1
+		{0, redisop.Drop, 2},  // lock a
+		{2, redisop.Renew, 2}, // hold 2
+		{2, redisop.Renew, 2}, // session 2
 	} {
 		l := newRestartHarness(t)
 		l.takes(1, "a")
 		l.acquire(2, "a")
-		l.redis(locktable.Take, locktable.Done)
+		l.redis(redisop.Take, redisop.Done)
 		l.collect()
 		l.journal.killAfter = calls
 		l.release(1, 1)
@@ -867,7 +868,7 @@ func TestTwoHandoffsSurviveDeathAfterEveryCall(t *testing.T) {
 		l.takes(1, "b")
 		for _, name := range []string{"a", "b"} {
 			l.acquire(2, name)
-			l.redis(locktable.Take, locktable.Done)
+			l.redis(redisop.Take, redisop.Done)
 			l.collect()
 		}
 		old := map[string]uint64{"a": l.row("a").Hold, "b": l.row("b").Hold}
@@ -887,9 +888,9 @@ func TestTwoHandoffsSurviveDeathAfterEveryCall(t *testing.T) {
 			switch row := l.row(op.Name); {
 			case op.HoldID < old[op.Name]:
 				t.Errorf("after %d calls: %+v is for an earlier hold than %d", calls, op, old[op.Name])
-			case row.Hold != 0 && (op.Kind != locktable.Renew || op.HoldID != row.Hold):
+			case row.Hold != 0 && (op.Kind != redisop.Renew || op.HoldID != row.Hold):
 				t.Errorf("after %d calls: %+v, and %s has hold %d", calls, op, op.Name, row.Hold)
-			case row.Hold == 0 && op.Kind != locktable.Drop:
+			case row.Hold == 0 && op.Kind != redisop.Drop:
 				t.Errorf("after %d calls: %+v, and %s has no hold", calls, op, op.Name)
 			}
 		}
@@ -916,7 +917,7 @@ func TestHoldWithoutRoomIsStoredWhenThereIsRoom(t *testing.T) {
 	if got := strings.Join(l.journal.calls, ", "); got != "delete hold 2, lock b" {
 		t.Errorf("stored: %s", got)
 	}
-	l.redis(locktable.Drop, locktable.Done)
+	l.redis(redisop.Drop, redisop.Done)
 
 	l.takes(3, "c") // in the place of hold 2
 	l.takes(4, "d")
@@ -939,11 +940,11 @@ func TestPhaseOfAHoldIsRestored(t *testing.T) {
 	l.pass(11 * time.Second)
 	l.collect()
 	for _, op := range l.ops {
-		outcome := locktable.Done
+		outcome := redisop.Done
 		if op.Name == "unrenewable" {
-			outcome = locktable.Refused
+			outcome = redisop.Refused
 		}
-		l.tb.Result(l.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: l.now, Msg: "NOPERM"})
+		l.tb.Result(l.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: l.now, Msg: "NOPERM"})
 	}
 	l.collect()
 	for name, want := range map[string]locktable.HoldPhase{
@@ -993,7 +994,7 @@ func TestHoldWithoutASessionEnds(t *testing.T) {
 	l.tb.Up(l.now, false, false)
 	for end := l.now + int64(lease+time.Second); l.now < end; {
 		if l.collect(); len(l.ops) > 0 {
-			l.redis(l.ops[0].Kind, locktable.Done)
+			l.redis(l.ops[0].Kind, redisop.Done)
 		}
 		l.pass(100 * time.Millisecond)
 	}

@@ -7,13 +7,14 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 func keep(d time.Duration) opt { return func(a *protocol.Acquire) { a.KeepMS = d.Milliseconds() } }
 
 // keepsFor expects that Redis has the key of an operation for d, by any clock, and not for much
 // longer.
-func (r *rig) keepsFor(op locktable.Op, d time.Duration) {
+func (r *rig) keepsFor(op redisop.Op, d time.Duration) {
 	r.Helper()
 	lease := time.Duration(op.LeaseMS) * time.Millisecond
 	if valid := lease - lease/100 - 2*time.Millisecond; valid < d || lease > d+d/50+10*time.Millisecond {
@@ -34,7 +35,7 @@ func (r *rig) isKept(left time.Duration) {
 // isDropped expects the lock "a" to be released in Redis.
 func (r *rig) isDropped() {
 	r.Helper()
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.collect()
 	r.log = nil
 	if row, ok := r.tb.Info(r.now, "a"); ok {
@@ -55,7 +56,7 @@ func TestReleasedLockIsKept(t *testing.T) {
 	const whole = 50 * time.Second
 	r := newRig(t)
 	r.acquire(1, "a", keep(whole))
-	r.keepsFor(r.redis(locktable.Take, locktable.Done), whole)
+	r.keepsFor(r.redis(redisop.Take, redisop.Done), whole)
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.pass(time.Second)
 	r.release(1, 1)
@@ -103,7 +104,7 @@ func TestLockIsKeptHoweverItsHoldEnds(t *testing.T) {
 		t.Run(tt.says, func(t *testing.T) {
 			r := newRig(t)
 			r.acquire(1, "a", append(tt.opts, keep(20*time.Second))...)
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			r.collect()
 			granted := r.now
 			r.log = nil
@@ -128,7 +129,7 @@ func TestLockIsKeptHoweverItsHoldEnds(t *testing.T) {
 func TestCrashDelayAfterTheEndOfTheKeepCounts(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", crash(10*time.Second), keep(2*time.Second))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(time.Second)
 	r.tb.Close(r.now, 1)
 	r.passAnswered(9900 * time.Millisecond)
@@ -142,7 +143,7 @@ func TestCrashDelayAfterTheEndOfTheKeepCounts(t *testing.T) {
 func TestHoldThatOutlivesItsKeepEndsWithItsRelease(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", keep(time.Second))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(time.Second)
 	r.release(1, 1)
 	r.isDropped()
@@ -154,7 +155,7 @@ func TestEachOperationLeavesTheKeyForTheWholeKeep(t *testing.T) {
 	const whole = 10 * time.Minute
 	r := newRig(t)
 	r.acquire(1, "a", owner(1), keep(whole))
-	r.keepsFor(r.redis(locktable.Take, locktable.Done), whole)
+	r.keepsFor(r.redis(redisop.Take, redisop.Done), whole)
 	granted := r.now
 	left := func() time.Duration { return whole - time.Duration(r.now-granted) }
 	r.collect()
@@ -168,17 +169,17 @@ func TestEachOperationLeavesTheKeyForTheWholeKeep(t *testing.T) {
 			t.Fatalf("it is renewed after %v, want a third of the lease", at)
 		}
 		given = r.now
-		r.keepsFor(r.redis(locktable.Renew, locktable.Done), left())
+		r.keepsFor(r.redis(redisop.Renew, redisop.Done), left())
 	}
 	r.acquire(1, "a", owner(1)) // another entry
-	r.keepsFor(r.redis(locktable.Renew, locktable.Done), left())
+	r.keepsFor(r.redis(redisop.Renew, redisop.Done), left())
 	r.tb.Up(r.now, true, false) // Redis may have lost its data: the hold is asserted
-	r.keepsFor(r.redis(locktable.Take, locktable.Done), left())
+	r.keepsFor(r.redis(redisop.Take, redisop.Done), left())
 	r.log = nil
 	r.tb.Close(r.now, 1)
 	r.isKept(left())
 	r.tb.Up(r.now, true, false)
-	r.keepsFor(r.redis(locktable.Take, locktable.Done), left())
+	r.keepsFor(r.redis(redisop.Take, redisop.Done), left())
 	r.isKept(left())
 }
 
@@ -186,7 +187,7 @@ func TestEachOperationLeavesTheKeyForTheWholeKeep(t *testing.T) {
 func TestKeepDoesNotMakeADeadlineLater(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", owner(1), keep(time.Hour))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	for range 3 {
 		if d := r.deadline() - time.Duration(r.now); d > lease {
 			t.Fatalf("the client may rely on the hold for %v, and the lease is %v", d, lease)
@@ -207,13 +208,13 @@ func TestKeepIsInRedisBeforeTheGrant(t *testing.T) {
 	t.Run("from a local client", func(t *testing.T) {
 		r := newRig(t)
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.acquire(2, "a", keep(time.Minute))
 		r.answerAll() // tokens are reserved
 		r.log = nil
 		r.release(1, 1)
 		r.want("s1 released count=0")
-		r.keepsFor(r.redis(locktable.Take, locktable.Done), time.Minute)
+		r.keepsFor(r.redis(redisop.Take, redisop.Done), time.Minute)
 		r.want("s2 granted hold=2 token=66 count=1")
 	})
 	t.Run("from another host", func(t *testing.T) {
@@ -223,7 +224,7 @@ func TestKeepIsInRedisBeforeTheGrant(t *testing.T) {
 		r.log = nil
 		r.transfer(ticket, 40)
 		r.want()
-		r.keepsFor(r.redis(locktable.Take, locktable.Done), time.Minute)
+		r.keepsFor(r.redis(redisop.Take, redisop.Done), time.Minute)
 		r.collect()
 		if len(r.log) != 1 || !strings.Contains(r.log[0], "granted") {
 			t.Fatalf("%q", r.log)
@@ -234,9 +235,9 @@ func TestKeepIsInRedisBeforeTheGrant(t *testing.T) {
 		id := r.acquire(1, "a")
 		r.acquire(2, "a", keep(time.Minute))
 		r.tb.Cancel(r.now, 1, protocol.Cancel{Target: id})
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.want("s1 refused canceled")
-		r.keepsFor(r.redis(locktable.Take, locktable.Done), time.Minute)
+		r.keepsFor(r.redis(redisop.Take, redisop.Done), time.Minute)
 		r.want("s2 granted hold=2 token=2 count=1")
 	})
 }
@@ -249,7 +250,7 @@ func TestKeepEndsNoLaterThanTheKey(t *testing.T) {
 	r.ops = nil
 	sent := r.now
 	r.pass(5 * time.Second)
-	r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: sent, Token: 1})
+	r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: sent, Token: 1})
 	row, _ := r.tb.Info(r.now, "a")
 	if left := row.KeepLeftMS; left < 34_999 || left > 35_500 {
 		t.Fatalf("granted 5 s after the key was given 40 s: kept for another %d ms", left)
@@ -260,7 +261,7 @@ func TestKeepEndsNoLaterThanTheKey(t *testing.T) {
 func TestForceReleaseEndsAKeep(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", keep(time.Hour))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
 	r.log = nil
 	r.tb.ForceRelease(r.now, 2, protocol.ForceRelease{ID: 9, Name: "a"})
@@ -268,7 +269,7 @@ func TestForceReleaseEndsAKeep(t *testing.T) {
 	r.isDropped()
 
 	r.acquire(1, "a", keep(time.Hour))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	hold := r.lastHold()
 	r.acquire(2, "a", fixed(time.Minute))
 	r.answerAll()
@@ -279,19 +280,19 @@ func TestForceReleaseEndsAKeep(t *testing.T) {
 		r.pass(time.Millisecond)
 		r.collect()
 	}
-	if op := r.redis(locktable.Renew, locktable.Done); op.LeaseMS > 61_000 {
+	if op := r.redis(redisop.Renew, redisop.Done); op.LeaseMS > 61_000 {
 		t.Fatalf("the next hold has a fixed lease of a minute, and its key lives for %d ms", op.LeaseMS)
 	}
 }
 
 // Another program takes a kept lock: only operators are interested.
 func TestKeepThatRedisLostIsLogged(t *testing.T) {
-	for outcome, line := range map[locktable.Outcome]string{
-		locktable.HeldByOther: "keep of hold=1 lost: stolen", locktable.KeyMissing: "keep of hold=1 lost: deleted",
+	for outcome, line := range map[redisop.Outcome]string{
+		redisop.HeldByOther: "keep of hold=1 lost: stolen", redisop.KeyMissing: "keep of hold=1 lost: deleted",
 	} {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a", keep(time.Hour))
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 1)
 		r.acquire(2, "a")
 		r.log = nil
@@ -299,7 +300,7 @@ func TestKeepThatRedisLostIsLogged(t *testing.T) {
 			r.pass(time.Millisecond)
 			r.collect()
 		}
-		r.redis(locktable.Check, outcome)
+		r.redis(redisop.Check, outcome)
 		r.collect()
 		if len(r.log) < 2 || r.log[1] != line {
 			t.Errorf("%q, want %q", r.log, line)
@@ -311,7 +312,7 @@ func TestKeepThatRedisLostIsLogged(t *testing.T) {
 func TestReleaseOfAKeptLockIsConfirmedAtOnce(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", keep(time.Hour))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
 	r.log = nil
 	r.tb.Confirm(r.now, 1, protocol.Confirm{ID: 8, Name: "a"})
@@ -400,7 +401,7 @@ func TestKeepIsRestored(t *testing.T) {
 			l.want()
 			l.isKept(45 * time.Second)
 			l.tb.Up(l.now, false, false)
-			l.keepsFor(l.redis(locktable.Renew, locktable.Done), 45*time.Second)
+			l.keepsFor(l.redis(redisop.Renew, redisop.Done), 45*time.Second)
 			l.isKept(45 * time.Second)
 			l.pass(45*time.Second - time.Millisecond)
 			l.isKept(time.Millisecond)
@@ -429,7 +430,7 @@ func TestKeptExpiryIsNotThatOfALaterRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{Lease: time.Second, Linger: locktable.NoLinger})
 			r.acquire(1, "a")
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			r.pass(20 * time.Millisecond)
 			r.release(1, 1)
 			id := r.acquire(2, "a")
@@ -440,10 +441,10 @@ func TestKeptExpiryIsNotThatOfALaterRequest(t *testing.T) {
 			r.tb.Cancel(r.now, 2, protocol.Cancel{ID: 99, Target: id})
 			r.acquire(3, "a", o)
 			r.log = nil
-			r.tb.Result(r.now, locktable.Result{Kind: drop.Kind, Name: "a", Sent: r.now, Listeners: locktable.Uncounted})
-			r.tb.Result(r.now, locktable.Result{Kind: take.Kind, Name: "a", Sent: r.now, Token: 2, Listeners: locktable.Uncounted})
+			r.tb.Result(r.now, redisop.Result{Kind: drop.Kind, Name: "a", Sent: r.now, Listeners: redisop.Uncounted})
+			r.tb.Result(r.now, redisop.Result{Kind: take.Kind, Name: "a", Sent: r.now, Token: 2, Listeners: redisop.Uncounted})
 			r.want()
-			if take := r.redis(locktable.Take, locktable.Done); take.KeepsExpiry || take.LeaseMS < 1000 {
+			if take := r.redis(redisop.Take, redisop.Done); take.KeepsExpiry || take.LeaseMS < 1000 {
 				t.Errorf("the take after it: %+v", take)
 			}
 			if r.collect(); len(r.log) != 1 || !strings.HasPrefix(r.log[0], "s3 granted") {
@@ -459,12 +460,12 @@ func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {
 	keeps := keep(10 * time.Second)
 	r := newListeningRig(t, locktable.Config{Lease: time.Second, Linger: locktable.NoLinger})
 	r.acquire(1, "a", owner(1))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	waiter := r.acquire(2, "a", keeps)
-	r.redis(locktable.Take, locktable.Done) // tokens
+	r.redis(redisop.Take, redisop.Done) // tokens
 	r.release(1, 1)
 	r.collect()
-	if len(r.ops) != 1 || r.ops[0].Kind != locktable.Take || r.ops[0].LeaseMS < 10_000 {
+	if len(r.ops) != 1 || r.ops[0].Kind != redisop.Take || r.ops[0].LeaseMS < 10_000 {
 		t.Fatalf("in flight: %+v", r.ops)
 	}
 	take := r.ops[0]
@@ -472,12 +473,12 @@ func TestClaimOfAnotherLeaseIsNotThatOfAKeep(t *testing.T) {
 	r.tb.Cancel(r.now, 2, protocol.Cancel{ID: 99, Target: waiter})
 	r.acquire(3, "a")
 	r.log = nil
-	r.tb.Result(r.now, locktable.Result{Kind: take.Kind, Name: "a", Sent: r.now, Token: 1000, Listeners: locktable.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: take.Kind, Name: "a", Sent: r.now, Token: 1000, Listeners: redisop.Uncounted})
 	r.acquire(2, "a", keeps)
 	r.log = nil
 	r.release(3, 3)
 	r.want("s3 released count=0")
-	r.redis(locktable.Renew, locktable.Done) // of the hold that has ended
-	r.keepsFor(r.redis(locktable.Take, locktable.Done), 10*time.Second)
+	r.redis(redisop.Renew, redisop.Done) // of the hold that has ended
+	r.keepsFor(r.redis(redisop.Take, redisop.Done), 10*time.Second)
 	r.want("s2 granted hold=4 token=66 count=1")
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Lingering: a lock that one host uses again and again stays its own in Redis for a moment
@@ -18,12 +19,12 @@ import (
 func warmUp(r *rig) (hold uint64) {
 	r.Helper()
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, r.lastHold())
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.pass(4 * time.Millisecond)
 	r.acquire(1, "a")
-	if op := r.redis(locktable.Take, locktable.Done); op.Reserve != 256 {
+	if op := r.redis(redisop.Take, redisop.Done); op.Reserve != 256 {
 		r.Fatalf("the take of a lock that is used again: %+v", op)
 	}
 	r.collect()
@@ -71,12 +72,12 @@ func TestOnlyALockThatIsAcquiredSoonAfterItsReleaseLingers(t *testing.T) {
 	}{{5 * time.Millisecond, true}, {5100 * time.Microsecond, false}} {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 1)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.pass(tt.pause)
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 2)
 		r.collect()
 		if lingers := len(r.ops) == 0; lingers != tt.lingers {
@@ -91,7 +92,7 @@ func TestLingeringEndsAfterItsTime(t *testing.T) {
 		if d := r.untilAsked(time.Second); d < tt.want || d > tt.want+3*time.Millisecond {
 			t.Errorf("it lingers for %v, want %v", d, tt.want)
 		}
-		if op := r.redis(locktable.Drop, locktable.Done); op.HoldID < 2 || op.PassedMS < uint32(tt.want/time.Millisecond) {
+		if op := r.redis(redisop.Drop, redisop.Done); op.HoldID < 2 || op.PassedMS < uint32(tt.want/time.Millisecond) {
 			t.Errorf("the drop: %+v", op)
 		}
 		r.forgotten()
@@ -102,7 +103,7 @@ func TestLingeringEndsAfterItsTime(t *testing.T) {
 // the second time. Redis takes so long for each answer.
 func useTwice(r *rig, latency, held time.Duration) {
 	r.Helper()
-	answer := func(kind locktable.OpKind) {
+	answer := func(kind redisop.OpKind) {
 		r.Helper()
 		r.collect()
 		if len(r.ops) != 1 || r.ops[0].Kind != kind {
@@ -112,15 +113,15 @@ func useTwice(r *rig, latency, held time.Duration) {
 		sent := r.now
 		r.now += int64(latency)
 		r.tokens += 256
-		r.tb.Result(r.now, locktable.Result{Kind: kind, Name: "a", Sent: sent, Token: r.tokens})
+		r.tb.Result(r.now, redisop.Result{Kind: kind, Name: "a", Sent: sent, Token: r.tokens})
 	}
 	r.acquire(1, "a")
-	answer(locktable.Take)
+	answer(redisop.Take)
 	r.now += int64(held)
 	r.release(1, r.lastHold())
-	answer(locktable.Drop)
+	answer(redisop.Drop)
 	r.acquire(1, "a")
-	answer(locktable.Take)
+	answer(redisop.Take)
 	r.now += int64(held)
 	r.release(1, r.lastHold())
 	r.collect()
@@ -154,7 +155,7 @@ func TestOneSlowAnswerOfRedisDoesNotMakeLocksLinger(t *testing.T) {
 	r.acquire(1, "b")
 	r.collect()
 	r.ops = nil
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "b", Sent: r.now - int64(400*time.Millisecond), Token: 1})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "b", Sent: r.now - int64(400*time.Millisecond), Token: 1})
 	r.release(1, hold)
 	if d := r.untilAsked(time.Second); d > 3*time.Millisecond {
 		t.Errorf("it lingers for %v", d)
@@ -165,11 +166,11 @@ func TestNoLingerIsNever(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
 	for hold := uint64(1); hold < 4; hold++ {
 		r.acquire(1, "a")
-		if op := r.redis(locktable.Take, locktable.Done); op.Reserve != 1 {
+		if op := r.redis(redisop.Take, redisop.Done); op.Reserve != 1 {
 			t.Errorf("the take: %+v", op)
 		}
 		r.release(1, hold)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 	}
 }
 
@@ -201,7 +202,7 @@ func TestLingeringEnds(t *testing.T) {
 		t.Run(says, func(t *testing.T) {
 			r := newLingeringRig(t, locktable.Config{})
 			end(r)
-			if op := r.redis(locktable.Drop, locktable.Done); op.LeaseMS != 30_000 {
+			if op := r.redis(redisop.Drop, redisop.Done); op.LeaseMS != 30_000 {
 				t.Errorf("the drop: %+v", op)
 			}
 			r.collect()
@@ -217,7 +218,7 @@ func TestLingeringEnds(t *testing.T) {
 			}
 			r.acquire(1, "a")
 			r.tokens = 5000
-			op := r.redis(locktable.Take, locktable.Done)
+			op := r.redis(redisop.Take, redisop.Done)
 			r.want(fmt.Sprintf("s1 granted hold=%d token=5001 count=1", op.HoldID))
 		})
 	}
@@ -229,7 +230,7 @@ func TestRecalledLockDoesNotLinger(t *testing.T) {
 	hold := warmUp(r)
 	r.recall("a")
 	r.release(1, hold)
-	r.answer(locktable.Drop, locktable.Result{Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
+	r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
 	r.forgotten()
 }
 
@@ -237,29 +238,29 @@ func TestRecalledLockDoesNotLinger(t *testing.T) {
 func TestLockThatSidecarsWaitForDoesNotLinger(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.acquire(1, "a")
-	r.answer(locktable.Take, locktable.Result{Token: 300, Waiting: 1})
+	r.answer(redisop.Take, redisop.Result{Token: 300, Waiting: 1})
 	r.release(1, 2)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 }
 
 // Another host that took the lock in between is found by the take.
 func TestLockThatAnotherHostHadInBetweenIsNotHot(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.acquire(1, "a")
 	if op := r.queued(1); op.Reserve != 256 {
 		t.Fatalf("the take: %+v", op)
 	}
 	r.transfer(2, 32)
 	r.release(1, 2)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 }
 
 // A program that is subscribed waits for the message of a release.
@@ -268,13 +269,13 @@ func TestLockWithSubscribersDoesNotLinger(t *testing.T) {
 		r := newListeningRig(t, locktable.Config{})
 		r.others = listeners
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 1)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 2)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 	}
 }
 
@@ -297,7 +298,7 @@ func TestHotLockIsSyncedEach50MS(t *testing.T) {
 		if d := time.Duration(r.now - synced); d < 50*time.Millisecond || d > 54*time.Millisecond {
 			t.Errorf("Redis gets the number of the hold after %v", d)
 		}
-		if op := r.redis(locktable.Take, locktable.Done); op.HoldID > hold || op.HoldID < hold-1 || !op.RequireExisting {
+		if op := r.redis(redisop.Take, redisop.Done); op.HoldID > hold || op.HoldID < hold-1 || !op.RequireExisting {
 			t.Errorf("%+v for hold %d", op, hold)
 		}
 		synced = r.now
@@ -309,9 +310,9 @@ func TestHotLockIsSyncedEach50MS(t *testing.T) {
 		r.pass(2 * time.Millisecond)
 	}
 	r.others = 1
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, hold)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 }
 
 func lastToken(r *rig) uint64 {
@@ -344,11 +345,11 @@ func TestKeyOfALingeringLockThatIsDeletedIsNoticedWithin50MS(t *testing.T) {
 	}
 	r.log = nil
 	hold := r.lastHold()
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "thief:1", TTLMS: 20_000})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "thief:1", TTLMS: 20_000})
 	r.want("s1 lost hold=" + itoa(hold) + " stolen")
 	r.quiet()
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	if r.collect(); lastToken(r) <= taken {
 		t.Errorf("the token after the loss is %d, and another owner had %d", lastToken(r), taken)
 	}
@@ -381,7 +382,7 @@ func TestTokensOfAHotLockAreReservedBeforeTheLast(t *testing.T) {
 	}
 	r.log = nil
 	r.tokens = 10_000
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, hold)
 	r.acquire(1, "a")
 	r.want("s1 released count=0", fmt.Sprintf("s1 granted hold=%d token=10001 count=1", r.lastHold()))
@@ -389,7 +390,7 @@ func TestTokensOfAHotLockAreReservedBeforeTheLast(t *testing.T) {
 
 // Redis may be short of memory. The lock is then used like any other.
 func TestHotLockWhoseTokensCannotBeReservedIsDropped(t *testing.T) {
-	for _, outcome := range []locktable.Outcome{locktable.Refused, locktable.Retryable} {
+	for _, outcome := range []redisop.Outcome{redisop.Refused, redisop.Retryable} {
 		r := newListeningRig(t, locktable.Config{})
 		hold := warmUp(r)
 		for r.collect(); len(r.ops) == 0; r.collect() {
@@ -397,10 +398,10 @@ func TestHotLockWhoseTokensCannotBeReservedIsDropped(t *testing.T) {
 			r.acquire(1, "a")
 			hold = r.lastHold()
 		}
-		r.redis(locktable.Take, outcome)
+		r.redis(redisop.Take, outcome)
 		r.quiet()
 		r.release(1, hold)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 	}
 }
 
@@ -412,7 +413,7 @@ func (r *rig) useUntilDropped(hold uint64) time.Duration {
 	for {
 		r.pass(5 * time.Millisecond)
 		r.answerAll()
-		if r.release(1, hold); len(r.ops) > 0 && r.ops[0].Kind == locktable.Drop {
+		if r.release(1, hold); len(r.ops) > 0 && r.ops[0].Kind == redisop.Drop {
 			return time.Duration(r.now - begin)
 		}
 		r.answerAll()
@@ -440,7 +441,7 @@ func TestLockThatAProgramMayPollIsLeftFreeMoreOften(t *testing.T) {
 		if took := r.useUntilDropped(warmUp(r)); took < want || took > want+5*time.Millisecond {
 			t.Errorf("the lock is dropped after %v, want %v", took, want)
 		}
-		if op := r.redis(locktable.Drop, locktable.Done); op.PassedMS < 100 {
+		if op := r.redis(redisop.Drop, redisop.Done); op.PassedMS < 100 {
 			t.Errorf("Redis may pass it on: %+v", op)
 		}
 		r.pass(time.Minute) // and the program is forgotten
@@ -456,11 +457,11 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	freed := func() (after time.Duration) {
 		r.Helper()
-		r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 4})
+		r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 4})
 		return r.untilAsked(time.Second)
 	}
 	// Redis answers after a while: it is near, but not so near that the round trip is not known.
-	answer := func(res locktable.Result) (op locktable.Op) {
+	answer := func(res redisop.Result) (op redisop.Op) {
 		r.Helper()
 		if r.collect(); len(r.ops) != 1 {
 			r.Fatalf("operations in flight: %+v", r.ops)
@@ -471,8 +472,8 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 		r.tb.Result(r.now, res)
 		return op
 	}
-	held := func(reached int32) locktable.Result {
-		return locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 1, HolderReached: reached}
+	held := func(reached int32) redisop.Result {
+		return redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 1, HolderReached: reached}
 	}
 	r.acquire(1, "a")
 	answer(held(1))
@@ -485,7 +486,7 @@ func TestLockThatIsLeftFreeIsLookedAt(t *testing.T) {
 			}
 			break
 		}
-		if op := answer(locktable.Result{Outcome: locktable.KeyMissing}); !op.RequireExisting || op.Ticket != 1 {
+		if op := answer(redisop.Result{Outcome: redisop.KeyMissing}); !op.RequireExisting || op.Ticket != 1 {
 			t.Errorf("in the pause: %+v", op)
 		}
 		r.untilAsked(time.Second)
@@ -510,7 +511,7 @@ func TestLockThatLingersIsLeftFreeNowAndThen(t *testing.T) {
 			r.acquire(1, "a") // before Redis has executed the drop
 			r.quietBut(1)
 		}
-		if op := r.redis(locktable.Drop, locktable.Done); op.PassedMS < 100 {
+		if op := r.redis(redisop.Drop, redisop.Done); op.PassedMS < 100 {
 			t.Errorf("the drop: %+v", op)
 		}
 		r.pass(time.Millisecond)
@@ -520,7 +521,7 @@ func TestLockThatLingersIsLeftFreeNowAndThen(t *testing.T) {
 		r.pass(2 * time.Millisecond)
 		r.quiet() // a client that polls each millisecond gets it
 		r.pass(3 * time.Millisecond)
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 	}
 }
 
@@ -534,7 +535,7 @@ func TestPauseOfALockThatNoClientWantsEnds(t *testing.T) {
 	r.pass(110 * time.Millisecond)
 	r.answerAll()
 	r.release(1, r.lastHold())
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.pass(10 * time.Millisecond)
 	r.forgotten()
 	if at, ok := r.tb.Next(); ok {
@@ -553,7 +554,7 @@ func TestLockDoesNotLingerUntilItsLeaseEnds(t *testing.T) {
 	r.release(1, hold)
 	r.lingers()
 	r.untilAsked(time.Second)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	// valid for 592 ms from the last operation, less a third of the lease
 	if d := time.Duration(r.now - sent); d < 390*time.Millisecond || d > 396*time.Millisecond {
 		t.Errorf("it lingers until %v after its lease began", d)
@@ -565,7 +566,7 @@ func TestLockThatLingersIsTakenForALongerLease(t *testing.T) {
 	r := newLingeringRig(t, locktable.Config{})
 	r.acquire(1, "a", fixed(10*time.Minute))
 	r.want()
-	if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 600_000 {
+	if op := r.redis(redisop.Take, redisop.Done); op.LeaseMS != 600_000 {
 		t.Errorf("the take: %+v", op)
 	}
 	r.want(fmt.Sprintf("s1 granted hold=%d token=%d count=1", r.lastHold(), r.tokens-255))
@@ -582,7 +583,7 @@ func TestOnlyAReleasedLockLingers(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{})
 			warmUp(r)
 			end(r)
-			r.redis(locktable.Drop, locktable.Done)
+			r.redis(redisop.Drop, redisop.Done)
 		})
 	}
 }
@@ -599,7 +600,7 @@ func TestLockThatLingersIsInTheJournal(t *testing.T) {
 	}
 	l.killed(time.Second)
 	l.tb.Up(l.now, false, true)
-	if op := l.redis(locktable.Drop, locktable.Done); op.HoldID != hold {
+	if op := l.redis(redisop.Drop, redisop.Done); op.HoldID != hold {
 		t.Errorf("the successor drops %+v", op)
 	}
 	l.forgotten()
@@ -615,7 +616,7 @@ func TestLockThatLingersIsInTheJournal(t *testing.T) {
 	l.quiet()
 	l.killed(time.Second)
 	l.tb.Up(l.now, false, true)
-	if op := l.redis(locktable.Renew, locktable.Done); op.HoldID != l.lastHold() {
+	if op := l.redis(redisop.Renew, redisop.Done); op.HoldID != l.lastHold() {
 		t.Errorf("the successor renews %+v", op)
 	}
 }
@@ -648,7 +649,7 @@ func TestManyLocksLinger(t *testing.T) {
 	r.collect()
 	dropped := 0
 	for _, op := range r.ops {
-		dropped += btoi(op.Kind == locktable.Drop && slices.Contains(names, op.Name))
+		dropped += btoi(op.Kind == redisop.Drop && slices.Contains(names, op.Name))
 	}
 	if dropped != len(names) {
 		t.Errorf("%d locks of %d are dropped", dropped, len(names))
@@ -666,8 +667,8 @@ func TestLockDoesNotLingerWhileAnOperationIsInFlight(t *testing.T) {
 		hold = r.lastHold()
 	}
 	r.release(1, hold)
-	r.redis(locktable.Take, locktable.Done) // which reserves tokens
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Take, redisop.Done) // which reserves tokens
+	r.redis(redisop.Drop, redisop.Done)
 	r.forgotten()
 }
 
@@ -680,7 +681,7 @@ func TestLockWithoutATokenDoesNotLinger(t *testing.T) {
 		r.acquire(1, "a")
 		hold = r.lastHold()
 	}
-	r.redis(locktable.Take, locktable.NotSent)
+	r.redis(redisop.Take, redisop.NotSent)
 	r.release(1, hold)
 	if row, ok := r.tb.Info(r.now, "a"); !ok || row.State == protocol.StateLingering {
 		t.Errorf("the lock lingers: %+v", row)
@@ -691,15 +692,15 @@ func TestLockWithoutATokenDoesNotLinger(t *testing.T) {
 func TestForgottenLockThatAnotherHostHadIsNotHot(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.forgotten()
 	r.acquire(1, "a", wait(0))
-	r.refusedTake(locktable.NotQueued, 1, 20_000)
+	r.refusedTake(redisop.NotQueued, 1, 20_000)
 	r.pass(3 * time.Millisecond)
 	r.acquire(1, "a", wait(0))
-	if op := r.redis(locktable.Take, locktable.Done); op.Reserve == 256 {
+	if op := r.redis(redisop.Take, redisop.Done); op.Reserve == 256 {
 		t.Errorf("the take: %+v", op)
 	}
 }

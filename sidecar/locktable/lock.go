@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/wheel"
 )
 
@@ -130,7 +131,7 @@ func (t *Table) syncRemote(a *alarm, l *lock) {
 	for t.redis.isUp() { // a Take may be pipelined after a Drop
 		w := t.want(a, l)
 		op := l.claim.step(a, &w)
-		if op.Kind == NoOp {
+		if op.Kind == redisop.NoOp {
 			return
 		}
 		t.send(a.now, l, &op)
@@ -242,21 +243,21 @@ func (t *Table) leaseToSet(now int64, h *hold) uint32 {
 	return lease
 }
 
-func (t *Table) send(now int64, l *lock, op *Op) {
-	op.Name, op.User = l.name, NoUser
+func (t *Table) send(now int64, l *lock, op *redisop.Op) {
+	op.Name, op.User = l.name, redisop.NoUser
 	if l.user != nil {
 		op.User = l.user.uid
 	}
-	op.CanWait = op.Kind == Drop && !l.isAwaited(op)
+	op.CanWait = op.Kind == redisop.Drop && !l.isAwaited(op)
 	l.claim.assertSent(l, op)
-	if op.Kind == Take && l.holds == nil {
+	if op.Kind == redisop.Take && l.holds == nil {
 		t.lastNum = op.HoldID
 		if op.Enqueue {
 			l.queue.order.onTakeSent(now, op, &l.queue.place)
 			l.queue.place.onTakeSent(now, op)
 		}
 	}
-	if op.Kind == Drop && l.queue != nil {
+	if op.Kind == redisop.Drop && l.queue != nil {
 		l.queue.arbiter.onDropSent(now)
 		l.queue.place.onDropSent()
 		l.queue.order.served = served{}
@@ -266,7 +267,7 @@ func (t *Table) send(now int64, l *lock, op *Op) {
 	}
 	t.openWindow(l)
 	l.claim.sent(now, op, l.holds == nil)
-	if op.Kind == Take || op.Kind == Renew {
+	if op.Kind == redisop.Take || op.Kind == redisop.Renew {
 		t.trackDeadline(l.holds)
 	}
 	t.redis.onSent(now)
@@ -282,7 +283,7 @@ func (l *lock) mustLeaveFree(cfg *Config, now int64) bool {
 
 // isAwaited reports whether a request of this host, another host, or a program that is subscribed
 // waits for the lock that a Drop frees, as far as this host knows.
-func (l *lock) isAwaited(op *Op) bool {
+func (l *lock) isAwaited(op *redisop.Op) bool {
 	q := l.queue
 	return op.Ticket != 0 || l.rivals.areWaiting || l.rivals.listeners > 0 || q != nil && (q.waiters.head != nil || len(q.confirms) > 0)
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Strict order between hosts. A lock is in order while a request waits for it here that wants it:
@@ -87,7 +88,7 @@ func (q *queue) standsForAnother() bool {
 }
 
 // onTakeSent notes a Take for the queue. p is the place before it.
-func (o *order) onTakeSent(now int64, op *Op, p *place) {
+func (o *order) onTakeSent(now int64, op *redisop.Op, p *place) {
 	o.asked = op.Arrived
 	switch {
 	case p.mayHaveLock || op.Arrived == 0 && op.Ticket != 0:
@@ -101,7 +102,7 @@ func (o *order) onTakeSent(now int64, op *Op, p *place) {
 
 // onAcquired notes that a Take got the lock for this host. Its ticket, or none, was the first. If no
 // other waits, all requests that came here before it was sent are before any that arrives later.
-func (o *order) onAcquired(op *inFlight, r *Result) {
+func (o *order) onAcquired(op *inFlight, r *redisop.Result) {
 	o.served = served{until: op.sentAt}
 	if op.enqueue {
 		o.served = o.toServe
@@ -115,15 +116,15 @@ func (o *order) onAcquired(op *inFlight, r *Result) {
 func (o *order) endPause() { o.retryAt, o.isDenied = 0, false }
 
 // onArrived takes the result of an Arrive.
-func (t *Table) onArrived(now int64, l *lock, op *inFlight, r *Result) {
+func (t *Table) onArrived(now int64, l *lock, op *inFlight, r *redisop.Result) {
 	q := l.queue
-	if r.Outcome != Done {
+	if r.Outcome != redisop.Done {
 		if q != nil { // it says nothing of the lock
-			q.order.retryAt, q.order.isDenied = now+int64(t.cfg.RetryAfter), r.Outcome == Refused
+			q.order.retryAt, q.order.isDenied = now+int64(t.cfg.RetryAfter), r.Outcome == redisop.Refused
 		}
 		return
 	}
-	isOurs := l.claim.state.isOurs() && l.claim.op.kind != Drop // which may have passed it on since
+	isOurs := l.claim.state.isOurs() && l.claim.op.kind != redisop.Drop // which may have passed it on since
 	if isOurs && r.FirstArrived != 0 {
 		l.rivals.areWaiting = true
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Strict order between hosts.
@@ -16,35 +17,35 @@ func fair(a *protocol.Acquire) { a.Fair = true }
 
 // waitsInOrder answers the Take in flight: another sidecar has the lock, the ticket of the Take
 // stands at this rank, and Redis's clock is arrived.
-func (r *rig) waitsInOrder(rank int32, arrived uint64) (take locktable.Op) {
+func (r *rig) waitsInOrder(rank int32, arrived uint64) (take redisop.Op) {
 	r.Helper()
 	r.collect()
-	if len(r.ops) != 1 || r.ops[0].Kind != locktable.Take || !r.ops[0].Enqueue {
+	if len(r.ops) != 1 || r.ops[0].Kind != redisop.Take || !r.ops[0].Enqueue {
 		r.Fatalf("operations in flight: %+v, want a Take that enqueues", r.ops)
 	}
 	ticket := r.ops[0].Ticket
 	if ticket == 0 {
 		ticket = r.ops[0].HoldID
 	}
-	return r.answer(locktable.Take, locktable.Result{
-		Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000, Rank: rank, Ticket: ticket, HolderReached: 1, Arrived: arrived,
+	return r.answer(redisop.Take, redisop.Result{
+		Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, Rank: rank, Ticket: ticket, HolderReached: 1, Arrived: arrived,
 	})
 }
 
 // arrive answers the Arrive in flight. first is the arrival of the first of the queue.
 func (r *rig) arrive(arrived, first uint64) {
 	r.Helper()
-	r.answer(locktable.Arrive, locktable.Result{Arrived: arrived, FirstArrived: first, Listeners: locktable.Uncounted})
+	r.answer(redisop.Arrive, redisop.Result{Arrived: arrived, FirstArrived: first, Listeners: redisop.Uncounted})
 }
 
 // holdsInOrder has session 1 hold the lock, and sessions 2 and 3 wait for it in order.
 func holdsInOrder(t *testing.T, cfg locktable.Config) *rig {
 	r := newListeningRig(t, cfg)
 	r.acquire(1, "a", fair)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.acquire(2, "a", fair)
-	r.redis(locktable.Take, locktable.Done) // which draws tokens for them
+	r.redis(redisop.Take, redisop.Done) // which draws tokens for them
 	r.pass(time.Millisecond)
 	r.acquire(3, "a", fair)
 	return r
@@ -66,11 +67,11 @@ func TestLockPassesOnHereIfNoOtherHostWaitsBefore(t *testing.T) {
 	r.release(2, 2)
 	r.want("s2 released count=0") // not session 3, which arrived after another host
 	drop, take := r.two()
-	if drop.Kind != locktable.Drop || take.Arrived != 2000 || !take.InOrder || !take.Enqueue || take.Ticket != 0 {
+	if drop.Kind != redisop.Drop || take.Arrived != 2000 || !take.InOrder || !take.Enqueue || take.Ticket != 0 {
 		t.Errorf("%+v, %+v", drop, take)
 	}
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Listeners: locktable.Uncounted})
-	r.ops = []locktable.Op{take}
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Listeners: redisop.Uncounted})
+	r.ops = []redisop.Op{take}
 	r.waitsInOrder(0, 3000)
 	r.transfer(take.HoldID, 64)
 	r.want("s3 granted hold=3 token=33 count=1")
@@ -86,9 +87,9 @@ func TestLockThatComesBackAtOnceIsGranted(t *testing.T) {
 	if take.Arrived != 1000 {
 		t.Fatalf("%+v, %+v", drop, take)
 	}
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
-	r.ops = []locktable.Op{take}
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 40, Listeners: locktable.Uncounted, Waiting: 1})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
+	r.ops = []redisop.Op{take}
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 40, Listeners: redisop.Uncounted, Waiting: 1})
 	r.want("s2 granted hold=2 token=" + itoa(40-uint64(take.Reserve)+1) + " count=1")
 }
 
@@ -126,7 +127,7 @@ func TestTransferForAWaiterThatIsGoneIsNotForTheNext(t *testing.T) {
 	r.want("s1 refused canceled")
 	r.transfer(1, 64, waitingAfter(1)) // while the Take that moves the ticket is under way
 	r.want()
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 66, Listeners: locktable.Uncounted, Waiting: 1})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 66, Listeners: redisop.Uncounted, Waiting: 1})
 	r.want()
 	if _, take := r.two(); take.Arrived != 2000 {
 		t.Errorf("the ticket of the next: %+v", take)
@@ -138,10 +139,10 @@ func lingering(t *testing.T) *rig {
 	r := newListeningRig(t, locktable.Config{Linger: 5 * time.Millisecond})
 	for hold := uint64(1); hold <= 2; hold++ {
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, hold)
 		if hold == 1 {
-			r.redis(locktable.Drop, locktable.Done)
+			r.redis(redisop.Drop, redisop.Done)
 		}
 	}
 	r.quiet()
@@ -153,15 +154,15 @@ func TestFairAcquireDoesNotUseALingeringLock(t *testing.T) {
 	r := lingering(t)
 	r.acquire(2, "a", fair)
 	r.want()
-	r.redis(locktable.Drop, locktable.Done)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.collect()
 	if len(r.log) != 1 {
 		t.Fatalf("%q", r.log)
 	}
 	r.log = nil
 	r.release(2, 3)
-	r.redis(locktable.Drop, locktable.Done) // it does not linger either
+	r.redis(redisop.Drop, redisop.Done) // it does not linger either
 }
 
 func TestLockInOrderHasNoTurns(t *testing.T) {
@@ -171,8 +172,8 @@ func TestLockInOrderHasNoTurns(t *testing.T) {
 	r.recall("a")
 	r.release(1, 1)
 	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
-	if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == locktable.Take && r.ops[0].RequireExisting {
-		r.redis(locktable.Take, locktable.Done)
+	if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == redisop.Take && r.ops[0].RequireExisting {
+		r.redis(redisop.Take, redisop.Done)
 	}
 	r.release(2, 2)
 	r.want("s2 released count=0", "s3 granted hold=3 token=3 count=1")
@@ -187,8 +188,8 @@ func TestLockInOrderIsLeftFreeForAMoment(t *testing.T) {
 	r.pass(50 * time.Millisecond)
 	r.release(1, 1)
 	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
-	if r.pass(60 * time.Millisecond); len(r.ops) == 1 && r.ops[0].Kind == locktable.Take {
-		r.redis(locktable.Take, locktable.Done)
+	if r.pass(60 * time.Millisecond); len(r.ops) == 1 && r.ops[0].Kind == redisop.Take {
+		r.redis(redisop.Take, redisop.Done)
 	}
 	r.release(2, 2)
 	r.want("s2 released count=0")
@@ -196,15 +197,15 @@ func TestLockInOrderIsLeftFreeForAMoment(t *testing.T) {
 	if drop.PassedMS < 100 || take.Arrived != 2000 {
 		t.Fatalf("%+v, %+v", drop, take)
 	}
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Paused: true})
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 4})
-	r.ops = []locktable.Op{take}
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, TTLMS: -1, Ticket: take.HoldID, HolderReached: locktable.HolderNotTold, Arrived: 3000})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Paused: true})
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 4})
+	r.ops = []redisop.Op{take}
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, TTLMS: -1, Ticket: take.HoldID, HolderReached: redisop.HolderNotTold, Arrived: 3000})
 	r.quiet()
 	if d := r.untilAsked(time.Second); d < 4*time.Millisecond || d > 8*time.Millisecond {
 		t.Errorf("it is taken after %v", d)
 	}
-	again := r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 99, Ticket: take.HoldID, Listeners: locktable.Uncounted})
+	again := r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 99, Ticket: take.HoldID, Listeners: redisop.Uncounted})
 	if again.Ticket != take.HoldID || again.Arrived != 2000 {
 		t.Errorf("%+v", again)
 	}
@@ -214,18 +215,18 @@ func TestLockInOrderIsLeftFreeForAMoment(t *testing.T) {
 }
 
 func TestFailedArriveIsAskedAgain(t *testing.T) {
-	for _, outcome := range []locktable.Outcome{locktable.NotSent, locktable.Unknown, locktable.Retryable, locktable.Refused} {
+	for _, outcome := range []redisop.Outcome{redisop.NotSent, redisop.Unknown, redisop.Retryable, redisop.Refused} {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a", fair)
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.acquire(2, "a", fair)
-		r.redis(locktable.Take, locktable.Done) // which draws tokens
-		r.redis(locktable.Arrive, outcome)
+		r.redis(redisop.Take, redisop.Done) // which draws tokens
+		r.redis(redisop.Arrive, outcome)
 		r.quiet()
 		if d := r.untilAsked(time.Minute); d < 10*time.Millisecond {
 			t.Errorf("outcome %d: asked again after %v", outcome, d)
 		}
-		r.redis(locktable.Arrive, locktable.Done)
+		r.redis(redisop.Arrive, redisop.Done)
 	}
 }
 
@@ -233,9 +234,9 @@ func TestFailedArriveIsAskedAgain(t *testing.T) {
 func TestFairAcquireWithoutAPlaceInTheQueue(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", fair)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a", fair)
-	r.redis(locktable.Take, locktable.Done) // which draws tokens
+	r.redis(redisop.Take, redisop.Done) // which draws tokens
 	r.quiet()
 	r.log = nil
 	r.release(1, 1)
@@ -245,7 +246,7 @@ func TestFairAcquireWithoutAPlaceInTheQueue(t *testing.T) {
 func TestFairAcquireThatDoesNotWaitIsATry(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a", fair, wait(0))
-	if op := r.redis(locktable.Take, locktable.HeldByOther); op.Enqueue {
+	if op := r.redis(redisop.Take, redisop.HeldByOther); op.Enqueue {
 		t.Errorf("it queues: %+v", op)
 	}
 	r.want("s1 refused timeout")
@@ -268,7 +269,7 @@ func TestArrivalsDoNotKeepTheTicketFromBeingRefreshed(t *testing.T) {
 		if r.collect(); len(r.ops) != 1 {
 			t.Fatalf("operations in flight: %+v", r.ops)
 		}
-		if r.ops[0].Kind == locktable.Take {
+		if r.ops[0].Kind == redisop.Take {
 			return
 		}
 		r.acquire(3, "a", fair) // before the result: there is always one more
@@ -280,14 +281,14 @@ func TestArrivalsDoNotKeepTheTicketFromBeingRefreshed(t *testing.T) {
 // The connection ends, and meanwhile the waiter of the ticket is gone. The next one came later: the
 // ticket must not get the lock for it in the place of the first.
 func TestTicketOfAWaiterThatIsGoneIsNotUsedForTheNext(t *testing.T) {
-	for _, outcome := range []locktable.Outcome{locktable.Unknown, locktable.NotSent} {
+	for _, outcome := range []redisop.Outcome{redisop.Unknown, redisop.NotSent} {
 		r := newListeningRig(t, locktable.Config{})
 		first := r.acquire(1, "a", fair)
 		take := r.waitsInOrder(1, 1000)
 		r.pass(time.Millisecond)
 		r.acquire(2, "a", fair)
 		r.tb.Down(r.now, "connection lost")
-		r.redis(locktable.Arrive, outcome)
+		r.redis(redisop.Arrive, outcome)
 		r.cancel(1, first)
 		r.want("s1 refused canceled")
 		r.tb.Up(r.now, false, true)
@@ -307,15 +308,15 @@ func TestTicketIsUsedIfArrivalsAreDenied(t *testing.T) {
 	r.waitsInOrder(1, 1000)
 	r.pass(time.Millisecond)
 	r.acquire(2, "a", fair)
-	r.redis(locktable.Arrive, locktable.Refused)
+	r.redis(redisop.Arrive, redisop.Refused)
 	r.cancel(1, first)
 	r.want("s1 refused canceled")
 	for range 100 {
 		r.pass(100 * time.Millisecond)
-		if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == locktable.Take {
+		if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == redisop.Take {
 			return
 		} else if len(r.ops) == 1 {
-			r.redis(locktable.Arrive, locktable.Refused)
+			r.redis(redisop.Arrive, redisop.Refused)
 		}
 	}
 	t.Error("the Take that keeps the place was not sent within 10 s")
@@ -337,9 +338,9 @@ func TestLockIsKeptForRequestsThatCameBeforeTheTake(t *testing.T) {
 	for _, s := range []locktable.SessionID{2, 3} {
 		r.tb.Close(r.now, s)
 	}
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Listeners: locktable.Uncounted})
-	r.ops = []locktable.Op{take}
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 99, Listeners: locktable.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Listeners: redisop.Uncounted})
+	r.ops = []redisop.Op{take}
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 99, Listeners: redisop.Uncounted})
 	if r.collect(); len(r.log) != 1 || !strings.HasPrefix(r.log[0], "s4 granted") {
 		t.Errorf("%q", r.log)
 	}
@@ -364,12 +365,12 @@ func TestRenewalDoesNotWaitForAnArrive(t *testing.T) {
 	r := holdsInOrder(t, locktable.Config{})
 	r.pass(renewed)
 	r.collect()
-	if len(r.ops) != 2 || r.ops[0].Kind != locktable.Arrive || r.ops[1].Kind != locktable.Renew {
+	if len(r.ops) != 2 || r.ops[0].Kind != redisop.Arrive || r.ops[1].Kind != redisop.Renew {
 		t.Fatalf("operations in flight: %+v, want an Arrive and a Renew", r.ops)
 	}
 	arrive, renew := r.ops[0], r.ops[1]
-	r.ops = []locktable.Op{renew}
-	r.redis(locktable.Renew, locktable.Done)
+	r.ops = []redisop.Op{renew}
+	r.redis(redisop.Renew, redisop.Done)
 	r.ops = append(r.ops, arrive)
 	r.pass(lease - renewed + time.Second) // the lease of the Take is over
 	if r.collect(); slices.ContainsFunc(r.log, func(line string) bool { return strings.Contains(line, "lost") }) {
@@ -395,7 +396,7 @@ func TestHostThatLostItsTicketDoesNotAskAtEachAnswer(t *testing.T) {
 	r.acquire(1, "a", fair)
 	r.waitsInOrder(0, 1000)
 	r.untilAsked(7 * time.Second)
-	r.refusedTake(locktable.NotQueued, 1, 20_000)
+	r.refusedTake(redisop.NotQueued, 1, 20_000)
 	r.quiet()
 }
 
@@ -409,7 +410,7 @@ func TestReleaseIsForTheQueueThatAnArriveFound(t *testing.T) {
 		r.cancel(2, 2)
 		r.cancel(3, 3)
 		r.release(1, 1)
-		if drop := r.redis(locktable.Drop, locktable.Done); drop.CanWait != (first == 0) {
+		if drop := r.redis(redisop.Drop, redisop.Done); drop.CanWait != (first == 0) {
 			t.Errorf("with a first arrival of %d: %+v", first, drop)
 		}
 	}
@@ -440,12 +441,12 @@ func TestTicketIsNotUsedIfAnArriveMayPassLater(t *testing.T) {
 	r.waitsInOrder(1, 1000)
 	r.pass(time.Millisecond)
 	r.acquire(2, "a", fair)
-	r.redis(locktable.Arrive, locktable.Retryable)
+	r.redis(redisop.Arrive, redisop.Retryable)
 	r.cancel(1, first)
 	for range 100 {
 		r.pass(100 * time.Millisecond)
 		if r.collect(); len(r.ops) > 0 {
-			r.redis(locktable.Arrive, locktable.Retryable)
+			r.redis(redisop.Arrive, redisop.Retryable)
 		}
 	}
 }
@@ -455,7 +456,7 @@ func TestLockInOrderPassesOnHereWhileRedisIsAway(t *testing.T) {
 	r := holdsInOrder(t, locktable.Config{})
 	r.arrive(1000, 900)
 	r.tb.Down(r.now, "connection lost")
-	r.redis(locktable.Arrive, locktable.Unknown)
+	r.redis(redisop.Arrive, redisop.Unknown)
 	r.release(1, 1)
 	r.want("s1 released count=0", "s2 granted hold=2 token=2 count=1")
 }
@@ -489,11 +490,11 @@ func TestTicketOfAWaiterThatIsGoneServesNoShortWait(t *testing.T) {
 		t.Fatalf("operations in flight: %+v, want a Take with the ticket, and no arrival", r.ops)
 	}
 	r.log = nil
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 99, Ticket: r.ops[0].Ticket, Waiting: 1, Listeners: locktable.Uncounted})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 99, Ticket: r.ops[0].Ticket, Waiting: 1, Listeners: redisop.Uncounted})
 	if r.collect(); slices.ContainsFunc(r.log, func(s string) bool { return strings.Contains(s, "granted") }) {
 		t.Errorf("%q", r.log)
 	}
-	if drop, take := r.two(); drop.Kind != locktable.Drop || take.Ticket != 0 || !take.InOrder {
+	if drop, take := r.two(); drop.Kind != redisop.Drop || take.Ticket != 0 || !take.InOrder {
 		t.Errorf("the next operations: %+v, %+v", drop, take)
 	}
 }
@@ -503,25 +504,25 @@ func TestTicketOfAWaiterThatIsGoneServesNoShortWait(t *testing.T) {
 func TestArriveWithoutAResultIsTheReasonOfATimeout(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
 	r.acquire(1, "a", fair)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	waiter := r.acquire(2, "a", fair)
-	r.redis(locktable.Take, locktable.Done) // tokens for it
+	r.redis(redisop.Take, redisop.Done) // tokens for it
 	r.cancel(2, waiter)
 	r.release(1, 1)
 	r.log = nil
 	r.acquire(3, "a", wait(10*time.Millisecond), fixed(time.Hour)) // it needs a Take
 	r.collect()
-	if n := len(r.ops); n != 1 || r.ops[0].Kind != locktable.Arrive {
+	if n := len(r.ops); n != 1 || r.ops[0].Kind != redisop.Arrive {
 		t.Fatalf("in flight: %+v", r.ops)
 	}
 	arrive := r.ops[0]
 	r.ops = nil
 	r.pass(490 * time.Millisecond)
 	r.acquire(1, "b") // Redis is not silent
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.collect()
 	r.log = nil
 	r.pass(20 * time.Millisecond)
 	r.refused(3, protocol.Unavailable, "Redis has not answered for 501ms")
-	r.tb.Result(r.now, locktable.Result{Kind: arrive.Kind, Name: "a", Sent: r.now})
+	r.tb.Result(r.now, redisop.Result{Kind: arrive.Kind, Name: "a", Sent: r.now})
 }

@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // transferOver is the message that the lock "a" passed to a ticket, over a connection.
-func (r *rig) transferOver(conn locktable.Conn, ticket, last uint64) {
-	r.tb.Table.Message(r.now, locktable.Message{
-		Kind: locktable.Transferred, Name: "a", Conn: conn, Ticket: ticket, LastToken: last, Tokens: 32, LeaseMS: 30_000,
+func (r *rig) transferOver(conn redisop.Conn, ticket, last uint64) {
+	r.tb.Table.Message(r.now, redisop.Message{
+		Kind: redisop.Transferred, Name: "a", Conn: conn, Ticket: ticket, LastToken: last, Tokens: 32, LeaseMS: 30_000,
 	})
 	r.collect()
 }
@@ -20,14 +21,14 @@ func (r *rig) transferOver(conn locktable.Conn, ticket, last uint64) {
 func TestTransferThatIsNotProvedIsAskedFor(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		conn func(r *rig) locktable.Conn
+		conn func(r *rig) redisop.Conn
 	}{
-		{"of a server that is not known", func(*rig) locktable.Conn { return locktable.Conn{} }},
-		{"over another connection than the answer", func(r *rig) locktable.Conn {
-			r.tb.conn = locktable.NewConn(2)
+		{"of a server that is not known", func(*rig) redisop.Conn { return redisop.Conn{} }},
+		{"over another connection than the answer", func(r *rig) redisop.Conn {
+			r.tb.conn = redisop.NewConn(2)
 			return r.tb.conn
 		}},
-		{"over the connection before", func(*rig) locktable.Conn { return locktable.NewConn(0) }},
+		{"over the connection before", func(*rig) redisop.Conn { return redisop.NewConn(0) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{})
@@ -35,7 +36,7 @@ func TestTransferThatIsNotProvedIsAskedFor(t *testing.T) {
 			r.queued(0)
 			r.transferOver(tt.conn(r), 1, 32)
 			r.want()
-			if op := r.redis(locktable.Take, locktable.Done); op.Ticket != 1 || op.HoldID != 2 || !op.Enqueue || op.Reserve != 1 {
+			if op := r.redis(redisop.Take, redisop.Done); op.Ticket != 1 || op.HoldID != 2 || !op.Enqueue || op.Reserve != 1 {
 				t.Errorf("it is asked for by %+v", op)
 			}
 			r.want("s1 granted hold=2 token=1 count=1")
@@ -57,12 +58,12 @@ func TestTransferThatIsNotProvedIsAskedFor(t *testing.T) {
 // The answer of a server that is not known proves nothing, and so does a message.
 func TestTransferOfAServerThatIsNotKnownIsAskedFor(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
-	r.tb.conn = locktable.Conn{}
+	r.tb.conn = redisop.Conn{}
 	r.acquire(1, "a")
 	r.queued(0)
-	r.transferOver(locktable.Conn{}, 1, 32)
+	r.transferOver(redisop.Conn{}, 1, 32)
 	r.want()
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=2 token=1 count=1")
 }
 
@@ -71,35 +72,35 @@ func TestTransferOfAServerThatIsNotKnownIsAskedFor(t *testing.T) {
 func TestTransferThatIsNotProvedIsOfTheWaiterOfTheTicket(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Fair: []locktable.NamePattern{"*"}})
 	first := r.acquire(1, "a")
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 1, Rank: 0, Arrived: 100, HolderReached: 1})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 1, Rank: 0, Arrived: 100, HolderReached: 1})
 	r.acquire(2, "a")
 	r.collect()
-	r.answer(locktable.Arrive, locktable.Result{Outcome: locktable.Done, Arrived: 300, FirstArrived: 100})
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10})
-	r.transferOver(locktable.Conn{}, 1, 32)
+	r.answer(redisop.Arrive, redisop.Result{Outcome: redisop.Done, Arrived: 300, FirstArrived: 100})
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 10})
+	r.transferOver(redisop.Conn{}, 1, 32)
 	r.cancel(1, first)
 	r.pass(12 * time.Millisecond) // the Take after the pause is for session 2
 	r.collect()
 	r.log = nil
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Token: 40, Waiting: 1, Listeners: locktable.Uncounted})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Token: 40, Waiting: 1, Listeners: redisop.Uncounted})
 	r.want() // another host may have asked between the two
 }
 
 func TestRequeueOfAnotherTicketChangesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
-		message locktable.Message
+		message redisop.Message
 		asks    bool
 	}{
-		{"of the live ticket", locktable.Message{Ticket: 1, NamesTicket: true}, true},
-		{"of another ticket", locktable.Message{Ticket: 7, NamesTicket: true}, false},
-		{"of an older sidecar, which names none", locktable.Message{}, true},
+		{"of the live ticket", redisop.Message{Ticket: 1, NamesTicket: true}, true},
+		{"of another ticket", redisop.Message{Ticket: 7, NamesTicket: true}, false},
+		{"of an older sidecar, which names none", redisop.Message{}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{})
 			r.acquire(1, "a")
 			r.queued(0)
-			tt.message.Kind, tt.message.Name = locktable.Requeue, "a"
+			tt.message.Kind, tt.message.Name = redisop.Requeue, "a"
 			r.tb.Message(r.now, tt.message)
 			if !tt.asks {
 				r.quiet()

@@ -1,5 +1,7 @@
 package locktable
 
+import "github.com/locksidecar/locksidecar/sidecar/redisop"
+
 // place is what this host has in the queue of a lock in Redis, as far as it knows: a ticket,
 // with which it waits for a transfer.
 //
@@ -32,12 +34,12 @@ package locktable
 //	     the Drop is done
 type place struct {
 	phase      placePhase
-	ticket     uint64 // it may stand in the queue; 0: of placeNone
-	since      int64  // when the Take was sent that made it
-	validSince int64  // a transfer of the ticket happens after this
-	rank       int32  // tickets before it, at the last result
-	conn       Conn   // that this result came over; not known: there was none, or its server is not known
-	arrived    uint64 // it stands in the queue as of a request that arrived then, by Redis's clock, µs
+	ticket     uint64       // it may stand in the queue; 0: of placeNone
+	since      int64        // when the Take was sent that made it
+	validSince int64        // a transfer of the ticket happens after this
+	rank       int32        // tickets before it, at the last result
+	conn       redisop.Conn // that this result came over; not known: there was none, or its server is not known
+	arrived    uint64       // it stands in the queue as of a request that arrived then, by Redis's clock, µs
 
 	// mayHaveLock: a message says that the lock passed to the ticket, and does not prove it. The
 	// next Take finds out.
@@ -66,11 +68,11 @@ func (p *place) live() uint64 {
 
 // isProof reports whether a message, which says that the lock passed to the live ticket, proves
 // that: the server that answered last that the ticket stands has executed the transfer.
-func (p *place) isProof(m *Message) bool { return p.isQueued() && p.conn.isSame(m.Conn) }
+func (p *place) isProof(m *redisop.Message) bool { return p.isQueued() && p.conn.IsSame(m.Conn) }
 
 // isRemovedBy reports whether a message says that the ticket left the queue. Older sidecars do not
 // name the ticket.
-func (p *place) isRemovedBy(m *Message) bool {
+func (p *place) isRemovedBy(m *redisop.Message) bool {
 	return p.isQueued() && (!m.NamesTicket || m.Ticket == p.ticket)
 }
 
@@ -84,7 +86,7 @@ func (p *place) served() served {
 }
 
 // onTakeSent notes a Take with Enqueue.
-func (p *place) onTakeSent(now int64, op *Op) {
+func (p *place) onTakeSent(now int64, op *redisop.Op) {
 	if p.live() == 0 {
 		*p = place{phase: placeAsked, ticket: op.HoldID, since: now, validSince: now, arrived: op.Arrived}
 	}
@@ -92,9 +94,9 @@ func (p *place) onTakeSent(now int64, op *Op) {
 
 // onTakeResult notes the result of a Take with Enqueue. id is its hold number, and arrived its
 // Arrived.
-func (p *place) onTakeResult(id, arrived uint64, r *Result) {
+func (p *place) onTakeResult(id, arrived uint64, r *redisop.Result) {
 	switch {
-	case r.Outcome == HeldByOther && r.Ticket != 0:
+	case r.Outcome == redisop.HeldByOther && r.Ticket != 0:
 		since := p.since
 		if r.Ticket != p.ticket {
 			since = r.Sent
@@ -107,8 +109,8 @@ func (p *place) onTakeResult(id, arrived uint64, r *Result) {
 			arrived = p.arrived
 		}
 		*p = place{phase: placeQueued, ticket: r.Ticket, since: since, validSince: r.Sent, rank: r.Rank, conn: r.Conn, arrived: arrived}
-	case r.Outcome == Unknown:
-	case r.Outcome == Done, r.Outcome == HeldByOther, p.ticket == id:
+	case r.Outcome == redisop.Unknown:
+	case r.Outcome == redisop.Done, r.Outcome == redisop.HeldByOther, p.ticket == id:
 		*p = place{}
 	}
 }
@@ -121,33 +123,33 @@ func (p *place) onDropSent() {
 }
 
 // onDropResult notes the result of that Drop.
-func (p *place) onDropResult(r *Result) {
-	if p.phase == placeLeaving && (r.Outcome == Done || r.Outcome == NotALock || r.Outcome == Refused) {
+func (p *place) onDropResult(r *redisop.Result) {
+	if p.phase == placeLeaving && (r.Outcome == redisop.Done || r.Outcome == redisop.NotALock || r.Outcome == redisop.Refused) {
 		*p = place{}
 	}
 }
 
 // Message notes what was published to this host.
-func (t *Table) Message(now int64, m Message) {
+func (t *Table) Message(now int64, m redisop.Message) {
 	l := t.byName[m.Name]
 	switch m.Kind {
-	case Unlocked:
+	case redisop.Unlocked:
 		if l != nil && l.queue != nil {
 			t.onUnlocked(now, l)
 		}
-	case Transferred:
+	case redisop.Transferred:
 		if l = t.lockOfMessage(l, &m); l != nil {
 			t.onTransferred(now, l, &m)
 		}
-	case Recalled:
+	case redisop.Recalled:
 		if l = t.lockOfMessage(l, &m); l != nil {
 			t.onRecalled(l)
 		}
-	case Freed:
+	case redisop.Freed:
 		if l != nil && l.queue != nil && l.waiting() > 0 {
 			l.queue.arbiter.onFreed(&t.policy, now, ms(m.PauseMS), l.queue.firstTries())
 		}
-	case Requeue:
+	case redisop.Requeue:
 		if l != nil && l.queue != nil && l.queue.place.isRemovedBy(&m) && !l.claim.isBusy() {
 			l.queue.place = place{}
 			l.queue.arbiter.tryBy(now)
@@ -165,7 +167,7 @@ const strayCells = 4096
 // lockOfMessage returns the lock of a message that says that Redis has, or had, a field of
 // this host; nil: the table does not know it and has no room. An operation of a connection that
 // is gone, or of a predecessor, may have made the field.
-func (t *Table) lockOfMessage(l *lock, m *Message) *lock {
+func (t *Table) lockOfMessage(l *lock, m *redisop.Message) *lock {
 	if l == nil && t.cells+Cells(m.Name) <= t.cfg.MaxLocks+strayCells {
 		l = t.lockFor(m.Name)
 	}
@@ -173,7 +175,7 @@ func (t *Table) lockOfMessage(l *lock, m *Message) *lock {
 }
 
 // onTransferred takes a lock that another sidecar passed on to a ticket of this host.
-func (t *Table) onTransferred(now int64, l *lock, m *Message) {
+func (t *Table) onTransferred(now int64, l *lock, m *redisop.Message) {
 	c, q := &l.claim, l.queue
 	isLive := q != nil && q.place.live() == m.Ticket
 	switch {
@@ -196,7 +198,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 		if isLive {
 			q.order.toServe = q.place.served() // a Take finds the lock as this ticket's
 		}
-		c.op.isDoubted = c.op.kind == Drop // it may have made the transfer
+		c.op.isDoubted = c.op.kind == redisop.Drop // it may have made the transfer
 		t.doubt(l)
 	case isLive && l.holds == nil && q.place.isProof(m):
 		q.arbiter.onAcquired(c.state)
@@ -218,7 +220,7 @@ func (t *Table) onTransferred(now int64, l *lock, m *Message) {
 func (c *remoteClaim) isDropping(id uint64) bool {
 	switch c.phase {
 	case windowOne:
-		return c.op.kind == Drop && id <= c.op.holdID
+		return c.op.kind == redisop.Drop && id <= c.op.holdID
 	case windowDropAndTake:
 		return id < c.op.holdID // what the Take made is live
 	}
@@ -233,7 +235,7 @@ func (t *Table) onRecalled(l *lock) {
 		l.rivals.areWaiting = true
 		t.cool(l)
 	case c.isBusy():
-		if c.op.kind == Take {
+		if c.op.kind == redisop.Take {
 			l.rivals.areWaiting = true
 		}
 	default:

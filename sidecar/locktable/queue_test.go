@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The queue of the sidecars in Redis: tickets, transfers, turns, and what Redis publishes to
@@ -26,20 +27,20 @@ func newListeningRig(t *testing.T, cfg locktable.Config) *rig {
 
 // queued answers the Take in flight: another sidecar has the lock, and the ticket stands at
 // this rank.
-func (r *rig) queued(rank int32) locktable.Op {
+func (r *rig) queued(rank int32) redisop.Op {
 	r.Helper()
 	return r.refusedTake(rank, 1, 20_000)
 }
 
 // refusedTake answers the Take in flight: another host has the lock, and the ticket stands at
 // this rank. reached is how many connections received the recall.
-func (r *rig) refusedTake(rank, reached int32, ttlMS int64) locktable.Op {
+func (r *rig) refusedTake(rank, reached int32, ttlMS int64) redisop.Op {
 	r.Helper()
-	res := locktable.Result{
-		Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: ttlMS, Listeners: r.others,
+	res := redisop.Result{
+		Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: ttlMS, Listeners: r.others,
 		Rank: rank, HolderReached: reached,
 	}
-	if rank != locktable.NotQueued {
+	if rank != redisop.NotQueued {
 		r.collect()
 		if len(r.ops) != 1 || !r.ops[0].Enqueue {
 			r.Fatalf("operations in flight: %+v, want one Take that enqueues", r.ops)
@@ -48,12 +49,12 @@ func (r *rig) refusedTake(rank, reached int32, ttlMS int64) locktable.Op {
 			res.Ticket = r.ops[0].HoldID
 		}
 	}
-	return r.answer(locktable.Take, res)
+	return r.answer(redisop.Take, res)
 }
 
 // transfer is the message that the lock "a" passed to a ticket, with the tokens up to last.
-func (r *rig) transfer(ticket, last uint64, more ...func(*locktable.Message)) {
-	m := locktable.Message{Kind: locktable.Transferred, Name: "a", Ticket: ticket, LastToken: last, Tokens: 32, LeaseMS: 30_000}
+func (r *rig) transfer(ticket, last uint64, more ...func(*redisop.Message)) {
+	m := redisop.Message{Kind: redisop.Transferred, Name: "a", Ticket: ticket, LastToken: last, Tokens: 32, LeaseMS: 30_000}
 	for _, change := range more {
 		change(&m)
 	}
@@ -61,16 +62,16 @@ func (r *rig) transfer(ticket, last uint64, more ...func(*locktable.Message)) {
 	r.collect()
 }
 
-func waitingAfter(n uint32) func(*locktable.Message) {
-	return func(m *locktable.Message) { m.Waiting = n }
+func waitingAfter(n uint32) func(*redisop.Message) {
+	return func(m *redisop.Message) { m.Waiting = n }
 }
 
-func passedFor(ms uint32) func(*locktable.Message) {
-	return func(m *locktable.Message) { m.PassedMS = ms }
+func passedFor(ms uint32) func(*redisop.Message) {
+	return func(m *redisop.Message) { m.PassedMS = ms }
 }
 
 func (r *rig) recall(name string) {
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Recalled, Name: name})
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Recalled, Name: name})
 	r.collect()
 }
 
@@ -131,7 +132,7 @@ func TestWaiterForAnotherHostHasATicketAndWaitsForItsMessage(t *testing.T) {
 	r.quiet()
 	r.release(1, 3)
 	r.want("s1 released count=0")
-	if op := r.redis(locktable.Drop, locktable.Done); op.HoldID != 3 || op.Ticket != 0 {
+	if op := r.redis(redisop.Drop, redisop.Done); op.HoldID != 3 || op.Ticket != 0 {
 		t.Errorf("the drop: %+v", op)
 	}
 	r.forgotten()
@@ -154,7 +155,7 @@ func TestTicketIsRefreshed(t *testing.T) {
 			if d := r.untilAsked(7 * time.Second); d < tt.least || d > tt.least*5/4+5*time.Millisecond {
 				t.Errorf("with a lease of %v the ticket is refreshed after %v", tt.lease, d)
 			}
-			if op := r.queued(3); op.Ticket != 1 || op.Kind != locktable.Take {
+			if op := r.queued(3); op.Ticket != 1 || op.Kind != redisop.Take {
 				t.Errorf("refreshed by %+v", op)
 			}
 		}
@@ -174,7 +175,7 @@ func TestTransferredLockIsHandedOverHere(t *testing.T) {
 	r.want("s1 granted hold=1 token=101 count=1", "s1 released count=0", "s2 granted hold=2 token=102 count=1")
 	r.quiet()
 	r.pass(10 * time.Millisecond)
-	if op := r.redis(locktable.Take, locktable.Done); op.HoldID != 2 || !op.RequireExisting {
+	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 2 || !op.RequireExisting {
 		t.Errorf("Redis gets the number of the new hold by %+v", op)
 	}
 }
@@ -189,8 +190,8 @@ func TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion(t *testing.T) {
 		r.collect()
 		r.ops = nil
 		r.now += int64(2 * time.Second) // a slow answer
-		r.tb.Result(r.now, locktable.Result{
-			Kind: locktable.Take, Name: "a", Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000,
+		r.tb.Result(r.now, redisop.Result{
+			Kind: redisop.Take, Name: "a", Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000,
 			Ticket: 1, HolderReached: 1, Sent: int64(asked),
 		})
 		return r, asked
@@ -214,14 +215,14 @@ func TestDeadlineOfATransferCountsFromTheLastAnsweredQuestion(t *testing.T) {
 			t.Errorf("the deadline is %v after the question, want %v", d-asked, believed)
 		}
 	})
-	for _, outcome := range []locktable.Outcome{locktable.NotSent, locktable.Retryable, locktable.Unknown} {
+	for _, outcome := range []redisop.Outcome{redisop.NotSent, redisop.Retryable, redisop.Unknown} {
 		t.Run(fmt.Sprintf("a later one has the outcome %d", outcome), func(t *testing.T) {
 			r, asked := setUp(t)
 			r.untilAsked(7 * time.Second)
-			if outcome == locktable.Unknown {
+			if outcome == redisop.Unknown {
 				r.tb.Down(r.now, "gone")
 			}
-			r.redis(locktable.Take, outcome)
+			r.redis(redisop.Take, outcome)
 			r.transfer(1, 32)
 			if d := r.deadline(); d != asked+believed {
 				t.Errorf("the deadline is %v after the answered question, want %v", d-asked, believed)
@@ -237,12 +238,12 @@ func TestTransferWithLittleLeftOfItsLeaseIsAskedFor(t *testing.T) {
 	r.queued(1)
 	for end := r.now + int64(22*time.Second); r.now < end; {
 		r.untilAsked(7 * time.Second)
-		r.redis(locktable.Take, locktable.Retryable)
+		r.redis(redisop.Take, redisop.Retryable)
 	}
 	r.transfer(1, 32)
 	r.want()
 	r.untilAsked(200 * time.Millisecond)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	sent := time.Duration(r.now)
 	if d := r.deadline(); d != sent+believed {
 		t.Errorf("the deadline is %v after the take, want %v", d-sent, believed)
@@ -255,9 +256,9 @@ func TestTransferWithAnotherLease(t *testing.T) {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
 		r.queued(0)
-		r.transfer(1, 32, func(m *locktable.Message) { m.LeaseMS = 1000 })
+		r.transfer(1, 32, func(m *redisop.Message) { m.LeaseMS = 1000 })
 		r.want() // it is not worth having
-		if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 30_000 {
+		if op := r.redis(redisop.Take, redisop.Done); op.LeaseMS != 30_000 {
 			t.Errorf("the take: %+v", op)
 		}
 		r.want("s1 granted hold=2 token=1 count=1")
@@ -272,7 +273,7 @@ func TestTransferWithAnotherLease(t *testing.T) {
 		if d := r.deadline(); d > asked+3*time.Second {
 			t.Errorf("the hold is believed in for %v, with a lease of 3 s", d-asked)
 		}
-		if op := r.redis(locktable.Renew, locktable.Done); op.LeaseMS > 3000 {
+		if op := r.redis(redisop.Renew, redisop.Done); op.LeaseMS > 3000 {
 			t.Errorf("the key would outlive this sidecar: %+v", op)
 		}
 	})
@@ -282,7 +283,7 @@ func TestTransferWithAnotherLease(t *testing.T) {
 		r.queued(0)
 		r.transfer(1, 32)
 		r.want()
-		if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 600_000 {
+		if op := r.redis(redisop.Take, redisop.Done); op.LeaseMS != 600_000 {
 			t.Errorf("the take: %+v", op)
 		}
 		r.want("s1 granted hold=2 token=1 count=1")
@@ -302,9 +303,9 @@ func TestTransferOfATicketThatWasGivenUpIsGivenBack(t *testing.T) {
 		r.want("s1 refused canceled")
 		return r
 	}
-	dropOfTicket := func(r *rig, outcome locktable.Outcome) {
+	dropOfTicket := func(r *rig, outcome redisop.Outcome) {
 		r.Helper()
-		if op := r.redis(locktable.Drop, outcome); op.HoldID < 1 || op.Ticket != 1 || op.LeaseMS != 30_000 {
+		if op := r.redis(redisop.Drop, outcome); op.HoldID < 1 || op.Ticket != 1 || op.LeaseMS != 30_000 {
 			r.Fatalf("the drop of the ticket: %+v", op)
 		}
 	}
@@ -313,7 +314,7 @@ func TestTransferOfATicketThatWasGivenUpIsGivenBack(t *testing.T) {
 		r.acquire(2, "a")
 		r.transfer(1, 32)
 		r.want()
-		dropOfTicket(r, locktable.Done)
+		dropOfTicket(r, redisop.Done)
 		r.want()
 		if op := r.queued(0); op.HoldID != 2 || op.Ticket != 0 {
 			t.Fatalf("the take for the second client: %+v", op)
@@ -324,11 +325,11 @@ func TestTransferOfATicketThatWasGivenUpIsGivenBack(t *testing.T) {
 	t.Run("no other client asks", func(t *testing.T) {
 		r := setUp(t)
 		r.transfer(1, 32)
-		dropOfTicket(r, locktable.Done)
+		dropOfTicket(r, redisop.Done)
 		r.want()
 		r.forgotten()
 	})
-	for _, outcome := range []locktable.Outcome{locktable.NotSent, locktable.Retryable} {
+	for _, outcome := range []redisop.Outcome{redisop.NotSent, redisop.Retryable} {
 		t.Run(fmt.Sprintf("its Drop has the outcome %d", outcome), func(t *testing.T) {
 			r := setUp(t)
 			dropOfTicket(r, outcome)
@@ -336,7 +337,7 @@ func TestTransferOfATicketThatWasGivenUpIsGivenBack(t *testing.T) {
 			r.transfer(1, 32)
 			r.want()
 			r.untilAsked(200 * time.Millisecond)
-			dropOfTicket(r, locktable.Done)
+			dropOfTicket(r, redisop.Done)
 			r.want()
 			if op := r.queued(0); op.HoldID != 2 || op.Ticket != 0 {
 				t.Fatalf("the take for the second client: %+v", op)
@@ -346,10 +347,10 @@ func TestTransferOfATicketThatWasGivenUpIsGivenBack(t *testing.T) {
 	t.Run("its Drop is lost with the connection", func(t *testing.T) {
 		r := setUp(t)
 		r.tb.Down(r.now, "gone")
-		r.redis(locktable.Drop, locktable.Unknown)
+		r.redis(redisop.Drop, redisop.Unknown)
 		r.acquire(2, "a")
 		r.tb.Up(r.now, false, true)
-		dropOfTicket(r, locktable.Done)
+		dropOfTicket(r, redisop.Done)
 		r.want()
 		if op := r.queued(0); op.HoldID != 2 || op.Ticket != 0 {
 			t.Fatalf("the take for the second client: %+v", op)
@@ -364,12 +365,12 @@ func TestTransferThatNoClientWaitsForIsDropped(t *testing.T) {
 	id := r.acquire(1, "a")
 	r.queued(1)
 	r.untilAsked(7 * time.Second)
-	r.redis(locktable.Take, locktable.Retryable)
+	r.redis(redisop.Take, redisop.Retryable)
 	r.cancel(1, id)
 	r.transfer(1, 32)
 	r.want("s1 refused canceled")
 	r.untilAsked(200 * time.Millisecond)
-	if op := r.redis(locktable.Drop, locktable.Done); op.HoldID < 1 {
+	if op := r.redis(redisop.Drop, redisop.Done); op.HoldID < 1 {
 		t.Errorf("the drop: %+v", op)
 	}
 	r.forgotten()
@@ -388,16 +389,16 @@ func TestTransferDuringATakeIsConfirmedByItsResult(t *testing.T) {
 	t.Run("it has the lock", func(t *testing.T) {
 		r := setUp(t)
 		r.tokens = 100
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.want("s1 granted hold=2 token=101 count=1")
 		r.release(1, 2)
-		if op := r.redis(locktable.Drop, locktable.Done); op.PassedMS != 40 {
+		if op := r.redis(redisop.Drop, redisop.Done); op.PassedMS != 40 {
 			t.Errorf("the drop says that the lock was passed on for %d ms, want 40", op.PassedMS)
 		}
 	})
 	t.Run("it finds another host", func(t *testing.T) {
 		r := setUp(t)
-		r.refusedTake(2, locktable.HolderNotTold, 20_000)
+		r.refusedTake(2, redisop.HolderNotTold, 20_000)
 		r.want()
 		r.quiet()
 		r.transfer(1, 64)
@@ -406,17 +407,17 @@ func TestTransferDuringATakeIsConfirmedByItsResult(t *testing.T) {
 	t.Run("its result is lost", func(t *testing.T) {
 		r := setUp(t)
 		r.tb.Down(r.now, "gone")
-		r.redis(locktable.Take, locktable.Unknown)
+		r.redis(redisop.Take, redisop.Unknown)
 		r.tb.Up(r.now, false, true)
 		r.tokens = 200
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.want("s1 granted hold=3 token=201 count=1")
 	})
 	t.Run("the client has gone", func(t *testing.T) {
 		r := setUp(t)
 		r.cancel(1, 1)
-		r.refusedTake(2, locktable.HolderNotTold, 20_000)
-		if op := r.redis(locktable.Drop, locktable.Done); op.Ticket != 1 {
+		r.refusedTake(2, redisop.HolderNotTold, 20_000)
+		if op := r.redis(redisop.Drop, redisop.Done); op.Ticket != 1 {
 			t.Errorf("the drop: %+v", op)
 		}
 		r.want("s1 refused canceled")
@@ -429,12 +430,12 @@ func TestTransferDuringATakeIsConfirmedByItsResult(t *testing.T) {
 func TestTransferOfALockThatIsNotKnownIsGivenBack(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "b")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.log = nil
 	r.transfer(1, 32)
-	if op := r.redis(locktable.Drop, locktable.Done); op.Name != "a" || op.HoldID < 1 || op.LeaseMS != 30_000 {
+	if op := r.redis(redisop.Drop, redisop.Done); op.Name != "a" || op.HoldID < 1 || op.LeaseMS != 30_000 {
 		t.Errorf("the drop: %+v", op)
 	}
 	r.want()
@@ -447,7 +448,7 @@ func TestTransferOfALockThatIsNotKnownIsTakenByAClientThatAsks(t *testing.T) {
 	r.transfer(1, 32)
 	r.acquire(1, "a")
 	r.tb.Up(r.now, false, true)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 }
 
@@ -456,12 +457,12 @@ func TestTransferUnderAHoldHasTheKeySetAgain(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
 	r.queued(0)
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Requeue, Name: "a"})
-	r.redis(locktable.Take, locktable.Done)
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Requeue, Name: "a"})
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=2 token=1 count=1")
 	r.transfer(1, 32)
 	r.want()
-	if op := r.redis(locktable.Renew, locktable.Done); op.HoldID != 2 || op.Count != 1 {
+	if op := r.redis(redisop.Renew, redisop.Done); op.HoldID != 2 || op.Count != 1 {
 		t.Errorf("the key is set by %+v", op)
 	}
 	r.quiet()
@@ -474,19 +475,19 @@ func TestTicketThatLeftTheQueueIsNotUsedAgain(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
 	r.queued(0)
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Requeue, Name: "a"})
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Requeue, Name: "a"})
 	if op := r.queued(3); op.HoldID != 2 || op.Ticket != 0 {
 		t.Fatalf("asking again: %+v", op)
 	}
 	r.transfer(1, 32) // it was stuck on its way
 	r.want()
-	if op := r.redis(locktable.Take, locktable.HeldByOther); op.HoldID != 3 || op.Ticket != 2 {
+	if op := r.redis(redisop.Take, redisop.HeldByOther); op.HoldID != 3 || op.Ticket != 2 {
 		t.Fatalf("is it this host's? %+v", op)
 	}
 	r.want("subscribe a")
 
 	// Its answer was that no ticket stands: the next one is new, too.
-	r.tb.Message(r.now, locktable.Message{Name: "a"})
+	r.tb.Message(r.now, redisop.Message{Name: "a"})
 	r.untilAsked(7 * time.Second)
 	if op := r.queued(3); op.HoldID != 4 || op.Ticket != 0 {
 		t.Fatalf("asking again: %+v", op)
@@ -498,9 +499,9 @@ func TestRequeueDuringATakeChangesNothing(t *testing.T) {
 	r.acquire(1, "a")
 	r.queued(1)
 	r.untilAsked(7 * time.Second)
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Requeue, Name: "a"})
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Requeue, Name: "a"})
 	r.quietBut(1)
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 2, Rank: 2, HolderReached: locktable.HolderNotTold})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000, Ticket: 2, Rank: 2, HolderReached: redisop.HolderNotTold})
 	r.transfer(2, 32)
 	r.want("s1 granted hold=2 token=1 count=1")
 }
@@ -519,10 +520,10 @@ func (r *rig) quietBut(n int) {
 func TestRecallOfALockThatIsNotKnownHasItDropped(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "b")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.recall("a")
-	if op := r.redis(locktable.Drop, locktable.Done); op.Name != "a" || op.HoldID != 1 || op.LeaseMS != 30_000 {
+	if op := r.redis(redisop.Drop, redisop.Done); op.Name != "a" || op.HoldID != 1 || op.LeaseMS != 30_000 {
 		t.Errorf("the drop: %+v", op)
 	}
 	r.want()
@@ -534,7 +535,7 @@ func TestRecallOfALockThatAClientWaitsForHasItAskedFor(t *testing.T) {
 	r.acquire(1, "a")
 	r.queued(1)
 	r.recall("a")
-	if op := r.redis(locktable.Take, locktable.Done); op.Ticket != 1 {
+	if op := r.redis(redisop.Take, redisop.Done); op.Ticket != 1 {
 		t.Errorf("the take: %+v", op)
 	}
 	r.want("s1 granted hold=2 token=1 count=1")
@@ -543,10 +544,10 @@ func TestRecallOfALockThatAClientWaitsForHasItAskedFor(t *testing.T) {
 func TestRecallDuringAReleaseAsksForNothingMore(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
 	r.recall("a")
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
 	r.forgotten()
 }
@@ -557,7 +558,7 @@ func TestRecallDuringATakeChangesNothing(t *testing.T) {
 	r.acquire(1, "a")
 	r.recall("a")
 	r.quietBut(1)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.quiet()
 }
@@ -598,9 +599,9 @@ func TestTurnEndsByItsBudget(t *testing.T) {
 	if take.HoldID != 4 || !take.AfterPendingDrop || !take.Enqueue || take.Ticket != 0 {
 		t.Errorf("the take behind it: %+v", take)
 	}
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 2, Listeners: locktable.Uncounted})
-	r.ops = []locktable.Op{take}
-	r.refusedTake(1, locktable.HolderNotTold, 30_000)
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 2, Listeners: redisop.Uncounted})
+	r.ops = []redisop.Op{take}
+	r.refusedTake(1, redisop.HolderNotTold, 30_000)
 	r.want()
 	r.quiet()
 	r.transfer(4, 64, waitingAfter(1))
@@ -615,9 +616,9 @@ func TestTurnEndsByItsTime(t *testing.T) {
 		for hold := uint64(1); len(r.ops) == 0; hold++ {
 			r.pass(time.Millisecond)
 			r.handOver(hold)
-			if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == locktable.Take && r.ops[0].RequireExisting {
-				r.redis(locktable.Take, locktable.Done) // Redis gets the number of the new hold
-				r.recall("a")                           // and says that the other one waits
+			if r.collect(); len(r.ops) == 1 && r.ops[0].Kind == redisop.Take && r.ops[0].RequireExisting {
+				r.redis(redisop.Take, redisop.Done) // Redis gets the number of the new hold
+				r.recall("a")                       // and says that the other one waits
 			}
 			if hold > 100 {
 				t.Fatal("the turn does not end")
@@ -647,8 +648,8 @@ func TestTurnIsAsLongAsRedisIsFar(t *testing.T) {
 		r.collect()
 		r.ops = nil
 		r.now += int64(tt.trip)
-		r.tb.Result(r.now, locktable.Result{
-			Kind: locktable.Take, Name: "a", Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 20_000,
+		r.tb.Result(r.now, redisop.Result{
+			Kind: redisop.Take, Name: "a", Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 20_000,
 			Ticket: 1, HolderReached: 1, Sent: asked,
 		})
 		r.transfer(1, 32, waitingAfter(1))
@@ -670,9 +671,9 @@ func TestRecallLimitsTheTurnOfTheHostThatHasTheLock(t *testing.T) {
 	r.answerAll()
 	r.recall("a")
 	r.acquire(1, "a", owner(1))
-	r.redis(locktable.Renew, locktable.Done) // two entries
+	r.redis(redisop.Renew, redisop.Done) // two entries
 	r.release(1, 1)
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 	r.log = nil
 	hold := uint64(1)
 	for ; len(r.ops) == 0; hold++ {
@@ -697,10 +698,10 @@ func TestTurnDoesNotEndWhileNoOtherHostWaits(t *testing.T) {
 	for hold := uint64(1); hold < 10; hold++ {
 		r.handOver(hold)
 		for r.collect(); len(r.ops) > 0; r.collect() {
-			if op := r.ops[0]; op.Kind != locktable.Take || !op.RequireExisting {
+			if op := r.ops[0]; op.Kind != redisop.Take || !op.RequireExisting {
 				t.Fatalf("%+v", op)
 			}
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 		}
 	}
 }
@@ -715,7 +716,7 @@ func TestNumberOfWaitingSidecarsIsThatOfTheLastTake(t *testing.T) {
 	r.answerAll()
 	for hold := uint64(1); hold < 5; hold++ {
 		r.handOver(hold)
-		if r.collect(); slices.ContainsFunc(r.ops, func(op locktable.Op) bool { return op.Kind == locktable.Drop }) {
+		if r.collect(); slices.ContainsFunc(r.ops, func(op redisop.Op) bool { return op.Kind == redisop.Drop }) {
 			t.Fatalf("the turn ends after %d holds: %+v", hold, r.ops)
 		}
 		r.answerAll()
@@ -750,7 +751,7 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 			r := setUp(t, 91)
 			r.release(1, 1)
 			r.log = nil
-			drop := r.answer(locktable.Drop, locktable.Result{Paused: true, Listeners: listeners})
+			drop := r.answer(redisop.Drop, redisop.Result{Paused: true, Listeners: listeners})
 			if drop.PassedMS != 100 {
 				t.Errorf("passed on for %d ms, want 100", drop.PassedMS)
 			}
@@ -765,23 +766,23 @@ func TestTimeWithoutAFreeMomentAddsUpOverHosts(t *testing.T) {
 	t.Run("long enough, and passed on all the same", func(t *testing.T) {
 		r := setUp(t, 110)
 		r.release(1, 1)
-		r.answer(locktable.Drop, locktable.Result{Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
+		r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
 		r.queued(1) // at once
 	})
 	t.Run("no client here waits any more", func(t *testing.T) {
 		r := setUp(t, 40)
 		r.cancel(2, 2)
 		r.release(1, 1)
-		if op := r.redis(locktable.Drop, locktable.Done); op.PassedMS != 49 {
+		if op := r.redis(redisop.Drop, redisop.Done); op.PassedMS != 49 {
 			t.Errorf("passed on for %d ms, want 49", op.PassedMS)
 		}
 		r.forgotten()
 		// It was free, and comes by a Take: the time begins again.
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.pass(5 * time.Millisecond)
 		r.release(1, 2)
-		if op := r.redis(locktable.Drop, locktable.Done); op.PassedMS != 5 {
+		if op := r.redis(redisop.Drop, redisop.Done); op.PassedMS != 5 {
 			t.Errorf("passed on for %d ms, want 5", op.PassedMS)
 		}
 	})
@@ -798,7 +799,7 @@ func TestTurnsOfLessThanAMillisecondAddUp(t *testing.T) {
 		r.transfer(r.queued(0).HoldID, 32, passedFor(30))
 		r.pass(turn)
 		r.release(1, r.lastHold())
-		drop := r.answer(locktable.Drop, locktable.Result{Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
+		drop := r.answer(redisop.Drop, redisop.Result{Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
 		sum += time.Duration(drop.PassedMS-30) * time.Millisecond
 	}
 	if sum < turns*turn*9/10 || sum > turns*turn*11/10 {
@@ -812,12 +813,12 @@ func TestEveryDropHasALease(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	drops := func(says string) {
 		t.Helper()
-		if op := r.redis(locktable.Drop, locktable.Done); op.LeaseMS != 30_000 || op.Count != 1 {
+		if op := r.redis(redisop.Drop, redisop.Done); op.LeaseMS != 30_000 || op.Count != 1 {
 			t.Errorf("%s: %+v", says, op)
 		}
 	}
 	r.acquire(1, "a", fixed(time.Second))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
 	drops("a fixed lease")
 	r.acquire(1, "a")
@@ -833,7 +834,7 @@ func TestEveryDropHasALease(t *testing.T) {
 // The danger: a lock is left free so that a program gets it that is no sidecar, and the sidecars
 // that are subscribed to its channel take it first.
 func TestReleaseThatIsPublishedLeavesAPauseToPrograms(t *testing.T) {
-	published := locktable.Message{Kind: locktable.Unlocked, Name: "a"}
+	published := redisop.Message{Kind: redisop.Unlocked, Name: "a"}
 	const sidecar, program = 1, 0 // connections that the recall reached
 	for _, c := range []struct {
 		what    string
@@ -846,7 +847,7 @@ func TestReleaseThatIsPublishedLeavesAPauseToPrograms(t *testing.T) {
 		{"the second, and a sidecar had the lock", 1, sidecar, 12 * time.Millisecond, 10 * time.Millisecond},
 		{"the first, and a program had the lock", 0, program, 0, 0},
 		{"the second, and a program had the lock", 1, program, 0, 0},
-		{"the third", 2, locktable.HolderNotTold, 7 * time.Second, 4 * time.Second},
+		{"the third", 2, redisop.HolderNotTold, 7 * time.Second, 4 * time.Second},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{})
@@ -861,7 +862,7 @@ func TestReleaseThatIsPublishedLeavesAPauseToPrograms(t *testing.T) {
 	t.Run("a host without a place", func(t *testing.T) {
 		r := newRig(t)
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.HeldByOther)
+		r.redis(redisop.Take, redisop.HeldByOther)
 		r.tb.Message(r.now, published)
 		if took := r.untilAsked(7 * time.Second); took != 0 {
 			t.Errorf("it asks after %v", took)
@@ -870,7 +871,7 @@ func TestReleaseThatIsPublishedLeavesAPauseToPrograms(t *testing.T) {
 }
 
 func TestFreedLockIsAskedForAfterItsPause(t *testing.T) {
-	freed := locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10}
+	freed := redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 10}
 	t.Run("a client waits", func(t *testing.T) {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
@@ -881,7 +882,7 @@ func TestFreedLockIsAskedForAfterItsPause(t *testing.T) {
 		r.acquire(2, "a")
 		r.quiet()
 		r.pass(3 * time.Millisecond)
-		if op := r.redis(locktable.Take, locktable.Done); op.Ticket != 1 {
+		if op := r.redis(redisop.Take, redisop.Done); op.Ticket != 1 {
 			t.Errorf("after the pause: %+v", op)
 		}
 		r.want("s1 granted hold=2 token=1 count=1")
@@ -890,8 +891,8 @@ func TestFreedLockIsAskedForAfterItsPause(t *testing.T) {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
 		r.queued(0)
-		r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a"})
-		r.redis(locktable.Take, locktable.Done)
+		r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a"})
+		r.redis(redisop.Take, redisop.Done)
 		r.want("s1 granted hold=2 token=1 count=1")
 	})
 	t.Run("no client waits any more", func(t *testing.T) {
@@ -900,11 +901,11 @@ func TestFreedLockIsAskedForAfterItsPause(t *testing.T) {
 		r.queued(0)
 		r.cancel(1, id)
 		r.tb.Message(r.now, freed)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.forgotten()
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done) // at once
-		r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "not known"})
+		r.redis(redisop.Take, redisop.Done) // at once
+		r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "not known"})
 	})
 }
 
@@ -929,9 +930,9 @@ func TestTicketLeavesTheQueueWithTheLastWaiter(t *testing.T) {
 			leave(r, id)
 			r.tb.Work(r.now)
 			if says == "Redis denies it now" {
-				r.redis(locktable.Take, locktable.Refused)
+				r.redis(redisop.Take, redisop.Refused)
 			}
-			if op := r.redis(locktable.Drop, locktable.Done); op.Ticket != 1 || op.HoldID < 1 {
+			if op := r.redis(redisop.Drop, redisop.Done); op.Ticket != 1 || op.HoldID < 1 {
 				t.Errorf("the drop: %+v", op)
 			}
 			r.forgotten()
@@ -974,11 +975,11 @@ func TestHostSubscribesOnlyIfTheHolderIsNoSidecar(t *testing.T) {
 	}{
 		{0, 0, 0},
 		{1, 0, 0},
-		{2, locktable.HolderNotTold, -1},
-		{locktable.NotQueued, locktable.HolderNotTold, 0},
+		{2, redisop.HolderNotTold, -1},
+		{redisop.NotQueued, redisop.HolderNotTold, 0},
 		{0, 1, 100 * time.Millisecond}, // so that it notices if a program deletes the key
 		{1, 1, -1},
-		{1, locktable.HolderNotTold, -1}, // the lock had just passed to it
+		{1, redisop.HolderNotTold, -1}, // the lock had just passed to it
 	} {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
@@ -1008,9 +1009,9 @@ func TestHostDoesNotSubscribeWhileItsTicketIsOnItsWay(t *testing.T) {
 	r.cancel(1, id)
 	r.acquire(1, "a")
 	r.want("s1 refused canceled") // its Drop is in flight
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.queued(1)
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Requeue, Name: "a"})
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Requeue, Name: "a"})
 	r.want() // and now a Take
 	r.queued(1)
 	r.want()
@@ -1021,15 +1022,15 @@ func TestHostDoesNotSubscribeWhileItsTicketIsOnItsWay(t *testing.T) {
 func TestHostWithoutAPlaceStaysSubscribed(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{SubscriptionLinger: time.Millisecond})
 	r.acquire(1, "a")
-	r.refusedTake(locktable.NotQueued, locktable.HolderNotTold, 20_000)
+	r.refusedTake(redisop.NotQueued, redisop.HolderNotTold, 20_000)
 	r.want("subscribe a")
 	r.tb.Subscribed(r.now, "a")
 	r.pass(10 * time.Millisecond)
-	r.refusedTake(locktable.NotQueued, locktable.HolderNotTold, 20_000)
+	r.refusedTake(redisop.NotQueued, redisop.HolderNotTold, 20_000)
 	for range 3 {
 		r.untilAsked(6 * time.Second)
 		r.pass(10 * time.Millisecond)
-		r.refusedTake(locktable.NotQueued, locktable.HolderNotTold, 20_000)
+		r.refusedTake(redisop.NotQueued, redisop.HolderNotTold, 20_000)
 	}
 	r.want()
 }
@@ -1055,7 +1056,7 @@ func TestHostThatMayNotSubscribePollsAHolderThatIsNoSidecar(t *testing.T) {
 	}
 	r.refusedTake(0, 0, 20_000)
 	r.message("a")
-	r.redis(locktable.Take, locktable.Done) // at once
+	r.redis(redisop.Take, redisop.Done) // at once
 	r.want("subscribe a", "s1 granted hold="+itoa(r.lastHold())+" token=1 count=1")
 }
 
@@ -1068,7 +1069,7 @@ func (r *rig) lastHold() uint64 {
 func TestAcquireThatDoesNotWaitDoesNotEnqueue(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{})
 	r.acquire(1, "a", wait(0))
-	if op := r.redis(locktable.Take, locktable.HeldByOther); op.Enqueue || op.Ticket != 0 {
+	if op := r.redis(redisop.Take, redisop.HeldByOther); op.Enqueue || op.Ticket != 0 {
 		t.Errorf("a try: %+v", op)
 	}
 	r.want("s1 refused timeout")
@@ -1079,7 +1080,7 @@ func TestAcquireThatDoesNotWaitDoesNotEnqueue(t *testing.T) {
 func TestSidecarWithoutItsChannelDoesNotEnqueue(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	if op := r.redis(locktable.Take, locktable.HeldByOther); op.Enqueue {
+	if op := r.redis(redisop.Take, redisop.HeldByOther); op.Enqueue {
 		t.Errorf("the take: %+v", op)
 	}
 	r.want("subscribe a")
@@ -1095,7 +1096,7 @@ func TestTicketsAskAgainAfterAnOutage(t *testing.T) {
 		r.pass(time.Minute)
 		r.quiet()
 		r.tb.Up(r.now, false, isListening)
-		op := r.redis(locktable.Take, locktable.HeldByOther)
+		op := r.redis(redisop.Take, redisop.HeldByOther)
 		if want := uint64(btoi(isListening)); op.Ticket != want || op.Enqueue != isListening {
 			t.Errorf("listening %v: %+v", isListening, op)
 		}
@@ -1117,9 +1118,9 @@ func TestTakeThatEnqueuedMayEndAfterTheChannelIsGone(t *testing.T) {
 	r.tb.Down(r.now, "gone")
 	r.tb.Up(r.now, false, false)
 	r.cancel(1, id)
-	r.redis(locktable.Take, locktable.Unknown)
+	r.redis(redisop.Take, redisop.Unknown)
 	r.want("s1 refused canceled")
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.forgotten()
 }
 
@@ -1138,7 +1139,7 @@ func TestTicketIsInTheJournal(t *testing.T) {
 	l.collect()
 	l.transfer(1, 32) // the predecessor's
 	l.want()
-	if op := l.redis(locktable.Drop, locktable.Done); op.Name != "a" || op.HoldID < 1 {
+	if op := l.redis(redisop.Drop, redisop.Done); op.Name != "a" || op.HoldID < 1 {
 		t.Errorf("the drop: %+v", op)
 	}
 	l.forgotten()
@@ -1157,14 +1158,14 @@ func TestTicketThatWasGivenUpIsDroppedBeforeTheNextOne(t *testing.T) {
 	l.queued(1)
 	l.cancel(1, id)
 	l.tb.Down(l.now, "gone")
-	l.redis(locktable.Drop, locktable.Unknown)
+	l.redis(redisop.Drop, redisop.Unknown)
 	l.acquire(2, "a")
 	l.tb.Up(l.now, false, true)
 	l.collect()
 	if m := l.journal.snapshot(); len(m.Locks) != 1 {
 		t.Fatalf("stored while the drop is in flight: %+v", m.Locks)
 	}
-	if op := l.redis(locktable.Drop, locktable.Done); op.Ticket != 1 {
+	if op := l.redis(redisop.Drop, redisop.Done); op.Ticket != 1 {
 		t.Errorf("the drop: %+v", op)
 	}
 	if op := l.queued(1); op.HoldID != 2 || op.Ticket != 0 {
@@ -1187,7 +1188,7 @@ func TestLocksThatMessagesAreAboutAreBounded(t *testing.T) {
 	r.acquire(1, "new")
 	r.want("s1 refused limit")
 	for _, op := range r.ops {
-		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
 	}
 	r.ops = nil
 	r.collect()
@@ -1195,7 +1196,7 @@ func TestLocksThatMessagesAreAboutAreBounded(t *testing.T) {
 		t.Error(err)
 	}
 	r.acquire(1, "new")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 }
 
@@ -1205,7 +1206,7 @@ func TestTicketOfATakeWithoutAResultMayStand(t *testing.T) {
 		r = newListeningRig(t, locktable.Config{})
 		id = r.acquire(1, "a")
 		r.tb.Down(r.now, "gone")
-		r.redis(locktable.Take, locktable.Unknown)
+		r.redis(redisop.Take, redisop.Unknown)
 		return r, id
 	}
 	t.Run("its client still waits", func(t *testing.T) {
@@ -1221,7 +1222,7 @@ func TestTicketOfATakeWithoutAResultMayStand(t *testing.T) {
 		r, id := setUp(t)
 		r.cancel(1, id)
 		r.tb.Up(r.now, false, true)
-		if op := r.redis(locktable.Drop, locktable.Done); op.Ticket != 1 || op.HoldID != 1 {
+		if op := r.redis(redisop.Drop, redisop.Done); op.Ticket != 1 || op.HoldID != 1 {
 			t.Errorf("the drop: %+v", op)
 		}
 		r.want("s1 refused canceled")
@@ -1230,7 +1231,7 @@ func TestTicketOfATakeWithoutAResultMayStand(t *testing.T) {
 }
 
 // yieldTo has this host end its turn with a Drop and a Take behind it, which are in flight.
-func yieldTo(r *rig) (drop, take locktable.Op) {
+func yieldTo(r *rig) (drop, take redisop.Op) {
 	r.Helper()
 	takeTurn(r)
 	r.release(1, 1)
@@ -1242,10 +1243,10 @@ func yieldTo(r *rig) (drop, take locktable.Op) {
 func TestHostThatYieldsToNoOneGoesOn(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Turn: 1, HandoffBudget: 1})
 	_, take := yieldTo(r)
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
 	r.want()
-	r.ops = []locktable.Op{take}
-	r.redis(locktable.Take, locktable.Done)
+	r.ops = []redisop.Op{take}
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s2 granted hold=2 token=1 count=1")
 	r.quiet()
 }
@@ -1256,10 +1257,10 @@ func TestTransferOfADeadTicketAtTheEndOfATurn(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Turn: 1, HandoffBudget: 1})
 	_, take := yieldTo(r)
 	r.transfer(1, 64)
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1, Listeners: locktable.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Passed: true, Waiting: 1, Listeners: redisop.Uncounted})
 	r.want()
-	r.ops = []locktable.Op{take}
-	r.refusedTake(0, locktable.HolderNotTold, 30_000)
+	r.ops = []redisop.Op{take}
+	r.refusedTake(0, redisop.HolderNotTold, 30_000)
 	r.want()
 	r.quiet()
 }
@@ -1270,7 +1271,7 @@ func TestLockThatRedisLeavesFreeIsNotTakenAtOnce(t *testing.T) {
 	setUp := func(t *testing.T) *rig {
 		r := newListeningRig(t, locktable.Config{})
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.pass(150 * time.Millisecond)
 		r.release(1, 1)
 		r.log = nil
@@ -1278,7 +1279,7 @@ func TestLockThatRedisLeavesFreeIsNotTakenAtOnce(t *testing.T) {
 	}
 	paused := func(r *rig, listeners int32) {
 		r.Helper()
-		if op := r.answer(locktable.Drop, locktable.Result{Paused: true, Listeners: listeners}); op.PassedMS != 150 {
+		if op := r.answer(redisop.Drop, redisop.Result{Paused: true, Listeners: listeners}); op.PassedMS != 150 {
 			r.Errorf("the drop: %+v", op)
 		}
 	}
@@ -1294,7 +1295,7 @@ func TestLockThatRedisLeavesFreeIsNotTakenAtOnce(t *testing.T) {
 		r := setUp(t)
 		r.acquire(2, "a", wait(0))
 		paused(r, 0)
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.want("s2 granted hold=2 token=2 count=1")
 	})
 }
@@ -1307,9 +1308,9 @@ func TestFreedLockIsNotKeptFromAnAcquireThatDoesNotWait(t *testing.T) {
 	r.queued(0)
 	r.cancel(1, id)
 	r.acquire(2, "a", wait(0))
-	r.tb.Message(r.now, locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10})
-	r.redis(locktable.Drop, locktable.Done)
-	r.redis(locktable.Take, locktable.Done)
+	r.tb.Message(r.now, redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 10})
+	r.redis(redisop.Drop, redisop.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 refused canceled", "s2 granted hold=2 token=1 count=1")
 }
 
@@ -1335,18 +1336,18 @@ func TestOwnMessageDoesNotHaveTheKeyChecked(t *testing.T) {
 	r := newRig(t)
 	r.others = 1
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 2)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(20 * time.Millisecond)
 	r.message("a")
 	r.quiet()
 	r.message("a") // of another program
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 }
 
 // A round trip is as long as Redis is far, by the shortest answers. One slow answer is of a busy
@@ -1354,20 +1355,20 @@ func TestOwnMessageDoesNotHaveTheKeyChecked(t *testing.T) {
 func TestRoundTripIsThatOfTheShortAnswers(t *testing.T) {
 	const near, far = time.Millisecond, 15 * time.Millisecond
 	r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
-	answer := func(kind locktable.OpKind, trip time.Duration) time.Duration {
+	answer := func(kind redisop.OpKind, trip time.Duration) time.Duration {
 		sent := r.now
 		r.now += int64(trip)
 		r.collect()
 		r.tokens++
-		r.tb.Result(r.now, locktable.Result{Kind: kind, Name: "a", Sent: sent, Token: r.tokens, Listeners: locktable.Uncounted})
+		r.tb.Result(r.now, redisop.Result{Kind: kind, Name: "a", Sent: sent, Token: r.tokens, Listeners: redisop.Uncounted})
 		r.ops = nil
 		return r.tb.Stats().RoundTrip
 	}
 	use := func(trip time.Duration) time.Duration {
 		r.acquire(1, "a")
-		answer(locktable.Take, trip)
+		answer(redisop.Take, trip)
 		r.release(1, r.lastHold())
-		return answer(locktable.Drop, trip)
+		return answer(redisop.Drop, trip)
 	}
 	if d := use(near); d != near {
 		t.Errorf("it is %v, and every answer took %v", d, near)
@@ -1386,12 +1387,12 @@ func TestRoundTripIsThatOfTheShortAnswers(t *testing.T) {
 // Redis refuses the Drop that gives a ticket up, or finds no lock. It would do so again: nothing of
 // the lock stays here.
 func TestTicketIsForgottenIfItsDropIsRefused(t *testing.T) {
-	for _, outcome := range []locktable.Outcome{locktable.Refused, locktable.NotALock} {
+	for _, outcome := range []redisop.Outcome{redisop.Refused, redisop.NotALock} {
 		r := newListeningRig(t, locktable.Config{})
 		id := r.acquire(1, "a")
 		r.queued(0)
 		r.cancel(1, id)
-		r.redis(locktable.Drop, outcome)
+		r.redis(redisop.Drop, outcome)
 		r.forgotten()
 	}
 }
@@ -1405,8 +1406,8 @@ func TestTransferThatADropDoesNotMeetIsGivenBack(t *testing.T) {
 	r.acquire(2, "b") // a larger number
 	r.ops = r.ops[:1]
 	r.transfer(2, 900)
-	r.redis(locktable.Drop, locktable.Done)
-	if drop := r.redis(locktable.Drop, locktable.Done); drop.HoldID < 2 {
+	r.redis(redisop.Drop, redisop.Done)
+	if drop := r.redis(redisop.Drop, redisop.Done); drop.HoldID < 2 {
 		t.Errorf("the second drop: %+v", drop)
 	}
 	r.forgotten()
@@ -1419,9 +1420,9 @@ func TestTurnHasAGrant(t *testing.T) {
 	r.acquire(1, "a")
 	r.acquire(2, "a")
 	r.queued(0)
-	r.transfer(1, 900, waitingAfter(1), func(m *locktable.Message) { m.Tokens = 0 })
+	r.transfer(1, 900, waitingAfter(1), func(m *redisop.Message) { m.Tokens = 0 })
 	r.pass(100 * time.Millisecond)
-	r.answer(locktable.Take, locktable.Result{Token: 1000, Waiting: 1, Listeners: locktable.Uncounted})
+	r.answer(redisop.Take, redisop.Result{Token: 1000, Waiting: 1, Listeners: redisop.Uncounted})
 	if r.collect(); len(r.log) != 1 {
 		t.Errorf("%q", r.log)
 	}
@@ -1435,10 +1436,10 @@ func TestOwnSubscriptionIsOfNoOtherProgram(t *testing.T) {
 	r.acquire(1, "a")
 	r.refusedTake(0, 0, 20_000)
 	r.tb.Subscribed(r.now, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done) // which draws tokens
-	r.pass(60 * time.Millisecond)           // more than HandoffTime
+	r.redis(redisop.Take, redisop.Done) // which draws tokens
+	r.pass(60 * time.Millisecond)       // more than HandoffTime
 	r.collect()
 	r.log = nil
 	r.release(1, r.lastHold())

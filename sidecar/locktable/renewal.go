@@ -3,15 +3,9 @@ package locktable
 import (
 	"math/rand/v2"
 	"time"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
-
-// RenewalGroup returns the renewal group of a hold's lock. Locks with neighbouring hold numbers
-// are a group: Redis made their keys one after the other and has them side by side in memory, so
-// a script that renews a group has fewer cache misses than a script for as many other locks.
-func RenewalGroup(holdID uint64) uint64 { return holdID / RenewalGroupSize }
-
-// RenewalGroupSize is how many hold numbers a renewal group has: as many as one script renews.
-const RenewalGroupSize = 128
 
 // renewalAfter returns when the watchdog renews a key that got a lease, ns, at a time: after a
 // third of the lease, and less than a twentieth of the daemon's lease later (three cells, which
@@ -32,7 +26,7 @@ func (t *Table) renewalAfter(set, lease int64, holdID uint64) int64 {
 	// next renewal is due after a third of the lease and a cell. One more cell makes a period:
 	// a lock that is at its offset has a delay of 1, and others move by a cell or not at all.
 	period := (lease/3+cell/2)/cell + 2
-	group := RenewalGroup(holdID)
+	group := redisop.RenewalGroup(holdID)
 	delay := (t.renewalDraw(group, 0, period) - due%period + period) % period // until the next moment with the offset
 	if delay > 2 {
 		later := t.renewalDraw(group, due/period, 2)
@@ -100,7 +94,7 @@ type renewalPace struct {
 // renewalsPerTick is how many renewals are begun in a tick of the wheel: 256,000 a second, which
 // is about half of what Redis can execute. So they do not pile up in memory, and Redis has time
 // for what else this host asks.
-const renewalsPerTick = 4 * RenewalGroupSize
+const renewalsPerTick = 4 * redisop.RenewalGroupSize
 
 // paceRenewal postpones a renewal or check that is due, if renewalsPerTick others were begun in this
 // tick: to a later tick, and by half a cell at most. Nothing else of the lock waits for that.

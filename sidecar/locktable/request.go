@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/wheel"
 )
 
@@ -310,7 +311,7 @@ func (t *Table) explain(now int64, l *lock, s *session, since int64, wasAlone bo
 		return protocol.Timeout, "others on this host wait for it"
 	case !wasAlone:
 		return protocol.Timeout, "others on this host had it until now"
-	case l.claim.op.kind == NoOp:
+	case l.claim.op.kind == redisop.NoOp:
 		return protocol.Timeout, anothersTurn
 	}
 	return protocol.Unavailable, "Redis has not answered within " + milliseconds(now-since) + " whether the lock is free"
@@ -379,7 +380,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 			t.refuseAcquire(l, r.session, r.id, protocol.Denied, q.denial)
 			continue
 		}
-		if l.claim.state.isOurs() && l.claim.op.kind != Drop &&
+		if l.claim.state.isOurs() && l.claim.op.kind != redisop.Drop &&
 			q.arbiter.mayGrant(&t.policy, now, &l.claim, w.isTrying(), t.redis.isUp(), t.isInOrder(l)) && t.isServed(l, w) && t.isCovered(now, l, r) {
 			if why := t.fullOfHolds(r.session, l.name); why != "" { // since it began to wait
 				t.endRequest(r)
@@ -392,7 +393,7 @@ func (t *Table) grantNext(now int64, l *lock) bool {
 		if !w.isTrying() {
 			return false
 		}
-		cannotAsk := l.claim.op.kind == NoOp && (t.redis.phase == redisDown || now < l.claim.retryAt)
+		cannotAsk := l.claim.op.kind == redisop.NoOp && (t.redis.phase == redisDown || now < l.claim.retryAt)
 		if !cannotAsk && !q.arbiter.refusesTries(now, &l.claim) && !t.IsSilent(now) {
 			return false // until Redis returns a result
 		}

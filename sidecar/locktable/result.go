@@ -6,27 +6,28 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Result takes Redis's answer to the lock's operation in flight.
-func (t *Table) Result(now int64, r Result) {
+func (t *Table) Result(now int64, r redisop.Result) {
 	t.redis.onResult(now)
 	l := t.byName[r.Name]
-	if l != nil && l.queue != nil && r.Kind == Drop {
+	if l != nil && l.queue != nil && r.Kind == redisop.Drop {
 		l.queue.arbiter.onDropResult(&r)
 	}
 	if l == nil {
 		panic("locktable: a result for a lock that is not known: " + r.Name)
 	}
-	if r.Outcome < NotSent {
+	if r.Outcome < redisop.NotSent {
 		t.policy.noteTrip(now - r.Sent)
 		t.policy.noteLatency(now - r.Sent)
 		t.stats.Scripts.Observe(ShortTimes, time.Duration(now-r.Sent))
 	}
-	if r.Kind == Renew {
+	if r.Kind == redisop.Renew {
 		t.stats.Renewals[r.Outcome]++
 	}
-	if r.Kind == Drop && l.queue != nil {
+	if r.Kind == redisop.Drop && l.queue != nil {
 		l.queue.place.onDropResult(&r)
 	}
 	op, pipelined := l.claim.answered(r.Kind)
@@ -37,14 +38,14 @@ func (t *Table) Result(now int64, r Result) {
 		t.reconcile(now, l)
 		return
 	}
-	if op.kind == Arrive {
+	if op.kind == redisop.Arrive {
 		t.onArrived(now, l, &op, &r)
 		t.reconcile(now, l)
 		return
 	}
 	if op.enqueue && l.queue != nil { // Up may have forgotten the ticket, and with it the queue
 		l.queue.place.onTakeResult(op.holdID, l.queue.order.asked, &r)
-		if r.Outcome == HeldByOther && r.Arrived != 0 {
+		if r.Outcome == redisop.HeldByOther && r.Arrived != 0 {
 			l.queue.arrive(op.sentAt, r.Arrived)
 		}
 	}
@@ -58,11 +59,11 @@ func (t *Table) Result(now int64, r Result) {
 		q.lastError = ""
 	}
 	switch r.Outcome {
-	case Done:
+	case redisop.Done:
 		switch op.kind {
-		case Drop:
+		case redisop.Drop:
 			t.onDropDone(now, l, &op, &r)
-		case Check:
+		case redisop.Check:
 			c.confirmedAt = now
 			if h := l.holds; h != nil && h.isChecked() {
 				c.renewAt = t.nextCheck(now, h)
@@ -74,7 +75,7 @@ func (t *Table) Result(now int64, r Result) {
 			l.checkSoon(now)
 		}
 
-	case HeldByOther:
+	case redisop.HeldByOther:
 		l.forgetClaim(claimAbsent)
 		t.cool(l)
 		if l.holds != nil {
@@ -84,7 +85,7 @@ func (t *Table) Result(now int64, r Result) {
 			t.onHeldByOther(now, l, &op, &r)
 		}
 
-	case KeyMissing:
+	case redisop.KeyMissing:
 		if l.holds != nil && op.mayHaveLostData {
 			c.state = claimInDoubt // no program deleted it: assert it
 			c.dropTokens()
@@ -97,27 +98,27 @@ func (t *Table) Result(now int64, r Result) {
 			q.arbiter.onFoundFree(&t.policy, now, q.firstTries())
 		}
 
-	case Differs:
+	case redisop.Differs:
 		if c.state == claimConfirmed {
 			c.state = claimStale // so that it is set again
 		}
 
-	case NotALock:
+	case redisop.NotALock:
 		l.forgetClaim(claimAbsent)
 		if l.holds != nil {
 			t.loseHold(now, l.holds, protocol.Stolen, r.Field)
 		}
 		t.denyWaiters(l, r.Msg)
 
-	case NotSent:
+	case redisop.NotSent:
 		c.retryAt = now + int64(t.cfg.RetryAfter)
 		t.onRedisError(l, r.Msg)
 
-	case Unknown:
+	case redisop.Unknown:
 		c.unknown(now, &op)
 		t.onRedisError(l, r.Msg)
 
-	case Retryable:
+	case redisop.Retryable:
 		if op.reserve > 0 && l.holds != nil {
 			t.reserveFailed(now, l)
 		} else {
@@ -125,12 +126,12 @@ func (t *Table) Result(now int64, r Result) {
 		}
 		t.onRedisError(l, r.Msg)
 
-	case Refused:
+	case redisop.Refused:
 		if q != nil && l.holds == nil {
 			q.arbiter.onRefused()
 		}
 		switch {
-		case op.kind == Drop:
+		case op.kind == redisop.Drop:
 			// This sidecar may not touch the key any more; it ends with its lease.
 			l.forgetClaim(claimAbsent)
 			if l.queue != nil && len(l.queue.confirms) > 0 {
@@ -170,26 +171,26 @@ func (t *Table) denyWaiters(l *lock, msg string) {
 }
 
 // noteListeners notes how many are subscribed, if Redis counted them.
-func (l *lock) noteListeners(r *Result) {
-	if (r.Outcome == Done || r.Outcome == HeldByOther) && r.Kind != Renew && r.Listeners != Uncounted {
+func (l *lock) noteListeners(r *redisop.Result) {
+	if (r.Outcome == redisop.Done || r.Outcome == redisop.HeldByOther) && r.Kind != redisop.Renew && r.Listeners != redisop.Uncounted {
 		l.rivals.listeners = int16(min(r.Listeners, math.MaxInt16))
 	}
 }
 
 // onConfirmed notes that the key is this host's as a Take or a Renew wanted it.
-func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
+func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *redisop.Result) {
 	c, h := &l.claim, l.holds
 	op.unassigned = op.unassigned && h == nil // a request may have been granted with what there was before
 	if q := l.queue; q != nil {
 		q.arbiter.onAcquired(c.state)
-		if op.kind == Take && !c.state.isOurs() {
+		if op.kind == redisop.Take && !c.state.isOurs() {
 			q.order.onAcquired(op, r)
 		}
 	}
 	if r.Ticket != 0 { // it stood in the queue
 		op.holdID = r.Ticket
 	}
-	if op.kind == Renew {
+	if op.kind == redisop.Renew {
 		t.stats.RenewalMargin.Observe(LeaseTimes, time.Duration(c.validUntil-now))
 	}
 	lease := op.leaseMS
@@ -205,7 +206,7 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 	if h != nil && h.isChecked() {
 		c.renewAt = t.nextCheck(now, h)
 	}
-	if op.kind == Take {
+	if op.kind == redisop.Take {
 		if r.Made && l.user != nil {
 			t.countNewName(now, l.user)
 		}
@@ -218,7 +219,7 @@ func (t *Table) onConfirmed(now int64, l *lock, op *inFlight, r *Result) {
 }
 
 // onDropDone notes that the key has no field of this host.
-func (t *Table) onDropDone(now int64, l *lock, op *inFlight, r *Result) {
+func (t *Table) onDropDone(now int64, l *lock, op *inFlight, r *redisop.Result) {
 	q := l.queue
 	if r.Paused {
 		q = t.needQueue(l) // it remembers for how long the lock is left free
@@ -233,7 +234,7 @@ func (t *Table) onDropDone(now int64, l *lock, op *inFlight, r *Result) {
 }
 
 // onHeldByOther notes who has the lock, and refuses the first waiters that do not wait.
-func (t *Table) onHeldByOther(now int64, l *lock, op *inFlight, r *Result) {
+func (t *Table) onHeldByOther(now int64, l *lock, op *inFlight, r *redisop.Result) {
 	q := l.queue
 	a := &q.arbiter
 	a.onHeldByOther(&t.policy, now, r, op, &q.place, q.firstTries() && q.waiters.head.request.since > op.sentAt)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Rules that the simulation does not notice if they are broken, or not soon.
@@ -20,7 +21,7 @@ func (r *rig) answerAll() {
 		op := r.ops[0]
 		r.ops = r.ops[1:]
 		r.tokens += uint64(op.Reserve)
-		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: r.others})
+		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: r.others})
 		r.collect()
 	}
 }
@@ -31,16 +32,16 @@ func TestHoldEndsAtItsDeadlineBeforeItsTimerFires(t *testing.T) {
 	t.Run("then a result comes", func(t *testing.T) {
 		r := newRig(t)
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.pass(renewed)
 		r.now += int64(20 * time.Second)
-		r.redis(locktable.Renew, locktable.KeyMissing)
+		r.redis(redisop.Renew, redisop.KeyMissing)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 expired")
 	})
 	t.Run("then its client releases it", func(t *testing.T) {
 		r := newRig(t)
 		r.acquire(1, "a", fixed(time.Second))
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.now += int64(time.Second)
 		r.release(1, 1)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 expired", "s1 refused not_held")
@@ -52,13 +53,13 @@ func TestHoldEndsAtItsDeadlineBeforeItsTimerFires(t *testing.T) {
 func TestEntriesAreSetAgainAfterAnUnknownResult(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", owner(7))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "a", owner(7))
 	r.release(1, 1)
-	if op := r.redis(locktable.Renew, locktable.Unknown); op.Count != 2 {
+	if op := r.redis(redisop.Renew, redisop.Unknown); op.Count != 2 {
 		t.Fatalf("%+v", op)
 	}
-	if op := r.redis(locktable.Renew, locktable.Done); op.Count != 1 {
+	if op := r.redis(redisop.Renew, redisop.Done); op.Count != 1 {
 		t.Fatalf("%+v", op)
 	}
 	r.quiet()
@@ -69,13 +70,13 @@ func TestEntriesAreSetAgainAfterAnUnknownResult(t *testing.T) {
 func TestTakeDoesNotFollowADropWhileAPollingHostIsKnown(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.pass(40 * time.Millisecond)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("subscribe a", "s1 granted hold=2 token=1 count=1")
 	r.release(1, 2)
 	r.acquire(2, "a")
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 }
 
 func TestRenewalsGoBeforeOtherTimers(t *testing.T) {
@@ -90,7 +91,7 @@ func TestRenewalsGoBeforeOtherTimers(t *testing.T) {
 	r.now += int64(11 * time.Second)
 	r.tb.Advance(r.now)
 	r.collect()
-	if !slices.ContainsFunc(r.ops, func(op locktable.Op) bool { return op.Kind == locktable.Renew && op.Name == "renewed" }) {
+	if !slices.ContainsFunc(r.ops, func(op redisop.Op) bool { return op.Kind == redisop.Renew && op.Name == "renewed" }) {
 		t.Errorf("the renewal waits behind other timers: %+v", r.ops)
 	}
 }
@@ -109,10 +110,10 @@ func TestDropSaysWhetherItCanWait(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{Linger: locktable.NoLinger})
 			r.acquire(1, "a")
-			r.answer(locktable.Take, locktable.Result{Outcome: locktable.Done, Listeners: c.programs, Token: 1})
+			r.answer(redisop.Take, redisop.Result{Outcome: redisop.Done, Listeners: c.programs, Token: 1})
 			c.wait(r)
 			r.release(1, 1)
-			if len(r.ops) != 1 || r.ops[0].Kind != locktable.Drop || r.ops[0].CanWait != c.want {
+			if len(r.ops) != 1 || r.ops[0].Kind != redisop.Drop || r.ops[0].CanWait != c.want {
 				t.Errorf("operations in flight: %+v, want a Drop that can wait: %v", r.ops, c.want)
 			}
 			r.redisDoesAll()
@@ -124,7 +125,7 @@ func TestDropSaysWhetherItCanWait(t *testing.T) {
 	id := r.acquire(1, "a")
 	r.queued(0)
 	r.cancel(1, id)
-	if len(r.ops) != 1 || r.ops[0].Kind != locktable.Drop || r.ops[0].CanWait {
+	if len(r.ops) != 1 || r.ops[0].Kind != redisop.Drop || r.ops[0].CanWait {
 		t.Errorf("operations in flight: %+v, want a Drop that cannot wait", r.ops)
 	}
 	r.redisDoesAll()
@@ -162,9 +163,9 @@ func TestTryAfterACanceledTryGetsATakeOfItsOwn(t *testing.T) {
 	r.now += int64(time.Millisecond)
 	r.tb.Cancel(r.now, 1, protocol.Cancel{Target: first})
 	r.acquire(2, "a", wait(0))
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.want("s1 refused canceled", "subscribe a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s2 granted hold=2 token=1 count=1")
 }
 
@@ -172,13 +173,13 @@ func TestTryAfterACanceledTryGetsATakeOfItsOwn(t *testing.T) {
 func TestWaiterTriesAgainWhenTheLeaseOfAnotherHostEnds(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.answer(locktable.Take, locktable.Result{Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: 300, Listeners: 1})
+	r.answer(redisop.Take, redisop.Result{Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: 300, Listeners: 1})
 	r.pass(290 * time.Millisecond)
 	r.quiet()
 	r.pass(20 * time.Millisecond)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("subscribe a", "s1 granted hold=3 token=1 count=1")
 }
 
@@ -186,15 +187,15 @@ func TestWaiterTriesAgainWhenTheLeaseOfAnotherHostEnds(t *testing.T) {
 func TestMessageDuringACheckHasTheKeyCheckedAgain(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", fixed(10*time.Minute))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(150 * time.Millisecond)
 	r.tb.Subscribed(r.now, "a")
 	r.message("a")
-	r.redis(locktable.Check, locktable.Done)
+	r.redis(redisop.Check, redisop.Done)
 	r.pass(20 * time.Millisecond)
-	r.redis(locktable.Check, locktable.KeyMissing)
+	r.redis(redisop.Check, redisop.KeyMissing)
 	r.want("s1 granted hold=1 token=1 count=1", "subscribe a", "s1 lost hold=1 deleted")
 }
 
@@ -202,16 +203,16 @@ func TestMessageThatWasLostIsNotExpectedForLong(t *testing.T) {
 	r := newRig(t)
 	r.others = 1
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 2)
-	r.redis(locktable.Drop, locktable.Done) // its message is lost
+	r.redis(redisop.Drop, redisop.Done) // its message is lost
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(1100 * time.Millisecond)
 	r.message("a") // of another program
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 }
 
 // A Drop that Redis refused has published no message, so the next one is another program's.
@@ -219,16 +220,16 @@ func TestMessageAfterADropThatFailedIsNotOwn(t *testing.T) {
 	r := newRig(t)
 	r.others = 1
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 2)
-	r.redis(locktable.Drop, locktable.Refused)
+	r.redis(redisop.Drop, redisop.Refused)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(20 * time.Millisecond)
 	r.message("a")
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 }
 
 // The search for a deadlock is given up after a number of steps: a client with many
@@ -295,7 +296,7 @@ func TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease(t *testing.T) {
 	l.cfg.Lease = time.Second
 	l.killed(time.Second)
 	l.tb.Up(l.now, false, false)
-	l.redis(locktable.Renew, locktable.Refused)
+	l.redis(redisop.Renew, redisop.Refused)
 	l.tb.Resume(1, locktable.Peer{})
 	l.claims(1, false, 1, 1)
 	l.pass(600 * time.Millisecond)
@@ -308,7 +309,7 @@ func TestRestoredHoldThatIsNotConfirmedIsLostWithinTheNewLease(t *testing.T) {
 func TestNoUserWaitsForAllOfMaxLocks(t *testing.T) {
 	r := newUsersRig(t, locktable.Config{MaxLocks: 32, UID: 99}, 1000, 1000, 1001)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	waits := func(s locktable.SessionID) (n int) {
 		for r.log = nil; len(r.log) == 0; n++ {
 			r.acquire(s, "a")
@@ -331,9 +332,9 @@ func TestTimeToLiveOfAnotherProgramsKeyIsBounded(t *testing.T) {
 		r.acquire(1, "a")
 		r.collect()
 		r.ops = nil
-		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Outcome: locktable.HeldByOther, Field: "another:1", TTLMS: ttl, Sent: r.now})
+		r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Outcome: redisop.HeldByOther, Field: "another:1", TTLMS: ttl, Sent: r.now})
 		r.pass(6 * time.Second)
-		r.redis(locktable.Take, locktable.Done) // it is asked for again
+		r.redis(redisop.Take, redisop.Done) // it is asked for again
 		r.want("subscribe a", "s1 granted hold=2 token=1 count=1")
 	}
 }
@@ -352,9 +353,9 @@ func TestTimerThatCanWaitDoesNotPutOffTheRenewal(t *testing.T) {
 		for r.collect(); len(r.ops) > 0; r.collect() {
 			op := r.ops[0]
 			r.ops = r.ops[1:]
-			renewed = renewed || op.Kind == locktable.Renew && op.Name == "victim"
+			renewed = renewed || op.Kind == redisop.Renew && op.Name == "victim"
 			r.tokens += uint64(op.Reserve)
-			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens})
 		}
 	}
 	for i := range others {
@@ -396,10 +397,10 @@ func (r *rig) drained(most int) (effects int) {
 // However many clients ask for a confirmation, no step is long.
 func TestConfirmsAreAnsweredInParts(t *testing.T) {
 	const clients, each, most = 10, 100, 64
-	for _, outcome := range []locktable.Outcome{locktable.Done, locktable.Refused} {
+	for _, outcome := range []redisop.Outcome{redisop.Done, redisop.Refused} {
 		r := newRig(t)
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.release(1, 1)
 		for c := range locktable.SessionID(clients) {
 			r.tb.Open(r.now, 10+c, locktable.Peer{})
@@ -407,7 +408,7 @@ func TestConfirmsAreAnsweredInParts(t *testing.T) {
 				r.tb.Confirm(r.now, 10+c, protocol.Confirm{ID: i + 1, Name: "a"})
 			}
 		}
-		r.redis(locktable.Drop, outcome)
+		r.redis(redisop.Drop, outcome)
 		if n := r.drained(most); n < (clients*each)-most {
 			t.Errorf("%d answers, of %d", n, clients*each)
 		}
@@ -422,7 +423,7 @@ func TestConfirmsAreAnsweredInParts(t *testing.T) {
 func TestConfirmsOfEndedSessionsCount(t *testing.T) {
 	r := newUsersRig(t, locktable.Config{MaxLocks: 16, MaxWaiters: 5}, 1000)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
 	r.collect()
 	r.ops, r.log = nil, nil
@@ -441,7 +442,7 @@ func TestConfirmsOfEndedSessionsCount(t *testing.T) {
 	if accepted != 12 {
 		t.Errorf("%d confirmations of one user wait, want its share of 12", accepted)
 	}
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
 	r.collect()
 }
 
@@ -452,17 +453,17 @@ func TestWaitersAreRefusedInParts(t *testing.T) {
 	for range waiters {
 		r.acquire(1, "a")
 	}
-	r.redis(locktable.Take, locktable.Refused)
+	r.redis(redisop.Take, redisop.Refused)
 	if n := r.drained(most); n > waiters || n < waiters-most {
 		t.Errorf("%d answers in later steps, of %d", n, waiters)
 	}
 	r.acquire(2, "a") // is asked for again
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 
 	for range waiters {
 		r.acquire(3, "a")
 	}
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	id := r.acquire(4, "a")
 	r.tb.Close(r.now, 3)
 	r.collect()
@@ -481,7 +482,7 @@ func TestWaitersAreRefusedInParts(t *testing.T) {
 func TestLocalPollersLeaveTheKeyFreeNowAndThen(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", wait(0))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	hold, s := uint64(1), locktable.SessionID(2)
 	for n := range 5 {
 		r.now += int64(300 * time.Millisecond)
@@ -495,14 +496,14 @@ func TestLocalPollersLeaveTheKeyFreeNowAndThen(t *testing.T) {
 		r.ops = nil
 		for _, op := range ops {
 			r.tokens++
-			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
-			if r.collect(); op.Kind == locktable.Take {
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: redisop.Uncounted})
+			if r.collect(); op.Kind == redisop.Take {
 				hold = op.HoldID
 			}
 		}
 		for _, op := range r.ops {
 			r.tokens++
-			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Listeners: redisop.Uncounted})
 			hold = op.HoldID
 		}
 		r.ops = nil
@@ -522,9 +523,9 @@ func TestTimerIsForTheNextChangeOnly(t *testing.T) {
 			r.tb.Open(r.now, s+1, locktable.Peer{})
 		}
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.acquire(2, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.acquire(3, "a")
 		r.release(1, 1)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0", "s2 granted hold=2 token=2 count=1")
@@ -538,13 +539,13 @@ func TestTimerIsForTheNextChangeOnly(t *testing.T) {
 	t.Run("a hold has ended", func(t *testing.T) {
 		r := newRig(t)
 		r.acquire(1, "a", maxHold(time.Second))
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.pass(1010 * time.Millisecond)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 max_hold")
 		if at, ok := r.tb.Next(); ok {
 			t.Errorf("while the lock is being dropped, a timer is due in %v", time.Duration(at-r.now))
 		}
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 	})
 }
 
@@ -553,11 +554,11 @@ func TestTimerIsForTheNextChangeOnly(t *testing.T) {
 func TestHoldThatIsRenewedAfterARefusalLastsUntilItsDeadline(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(renewed)
-	r.redis(locktable.Renew, locktable.Refused)
+	r.redis(redisop.Renew, redisop.Refused)
 	r.pass(110 * time.Millisecond)
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 	r.tb.Down(r.now, "gone")
 	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +30s")
 	r.pass(25 * time.Second)
@@ -572,22 +573,22 @@ func TestHoldThatIsRenewedAfterARefusalLastsUntilItsDeadline(t *testing.T) {
 func TestHoldThatIsGivenUpExcludesOthersUntilItsDeadline(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	for end := r.now + int64(23*time.Second); r.now < end; {
 		r.pass(10 * time.Millisecond)
 		if r.collect(); len(r.ops) > 0 {
-			r.redis(locktable.Renew, locktable.Refused)
+			r.redis(redisop.Renew, redisop.Refused)
 		}
 	}
 	r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 expired")
 	r.pass(6 * time.Second)
 	r.quiet()
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done) // for tokens
+	r.redis(redisop.Take, redisop.Done) // for tokens
 	r.want()
 	r.pass(time.Second)
 	r.want("subscribe a")
-	if op := r.redis(locktable.Take, locktable.Done); op.HoldID != 2 {
+	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 2 {
 		t.Fatalf("when the hold has ended: %+v", op)
 	}
 	r.want("s2 granted hold=2 token=66 count=1")
@@ -599,7 +600,7 @@ func TestHoldThatCouldNotBeRenewedLastsAfterARestart(t *testing.T) {
 	l := newRestartHarness(t)
 	l.takes(1, "a")
 	l.pass(renewed)
-	l.redis(locktable.Renew, locktable.Refused)
+	l.redis(redisop.Renew, redisop.Refused)
 	l.collect()
 	l.killed(time.Second)
 	l.pass(13 * time.Second)
@@ -615,13 +616,13 @@ func TestCrashDelayEndsNoLaterThanMaxHold(t *testing.T) {
 	} {
 		r := newRig(t)
 		r.acquire(1, "a", maxHold(tt.maxHold), crash(tt.crashDelay))
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.pass(time.Second)
 		r.tb.Close(r.now, 1)
 		r.pass(tt.want - time.Second - 10*time.Millisecond)
 		r.quiet()
 		r.pass(20 * time.Millisecond)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 	}
 }
 
@@ -639,9 +640,9 @@ func TestHostThatCannotReachRedisDoesNotYield(t *testing.T) {
 			r := newRig(t)
 			r.others = 1
 			r.acquire(1, "a")
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			r.acquire(2, "a")
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			r.pass(60 * time.Millisecond) // longer than HandoffTime
 			if tt.down {
 				r.tb.Down(r.now, "gone")
@@ -659,20 +660,20 @@ func TestHostThatYieldsDropsTheLockAfterAnOutage(t *testing.T) {
 	r := newRig(t)
 	r.others = 40 // so many that a host seldom retries at once
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	hold := r.redis(locktable.Take, locktable.Done).HoldID
+	hold := r.redis(redisop.Take, redisop.Done).HoldID
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(60 * time.Millisecond) // longer than HandoffTime
 	r.release(1, hold)
 	r.tb.Down(r.now, "gone")
-	r.redis(locktable.Drop, locktable.Unknown)
+	r.redis(redisop.Drop, redisop.Unknown)
 	r.message("a")
 	r.pass(time.Second)
 	r.quiet()
 	r.tb.Up(r.now, false, false)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.pass(9 * time.Millisecond)
 	r.quiet() // it backs off
 }

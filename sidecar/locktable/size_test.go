@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // There may be a hundred thousand locks and holds. These are size classes of the allocator:
@@ -18,10 +19,10 @@ func TestSizesOfLocksAndHolds(t *testing.T) {
 	if size := unsafe.Sizeof(hold{}); size > 128 {
 		t.Errorf("a hold has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(Op{}); size > 72 {
+	if size := unsafe.Sizeof(redisop.Op{}); size > 72 {
 		t.Errorf("an operation has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(Result{}); size > 128 {
+	if size := unsafe.Sizeof(redisop.Result{}); size > 128 {
 		t.Errorf("a result has %d bytes", size)
 	}
 }
@@ -33,7 +34,7 @@ func TestLocksAtRestShareAWindow(t *testing.T) {
 	tb := New(Config{}, now)
 	tb.Up(now, false, false)
 	tb.Open(now, 1, Peer{})
-	answer := func(outcome Outcome) {
+	answer := func(outcome redisop.Outcome) {
 		t.Helper()
 		for _, e := range append([]Effect(nil), tb.Effects()...) {
 			if e.Kind != Redis {
@@ -42,7 +43,7 @@ func TestLocksAtRestShareAWindow(t *testing.T) {
 			if tb.byName[e.Op.Name].claim.window == &atRest {
 				t.Errorf("operation %d of %q is in flight, and the lock has no window of its own", e.Op.Kind, e.Op.Name)
 			}
-			tb.Result(now, Result{Kind: e.Op.Kind, Name: e.Op.Name, Outcome: outcome, Sent: now, Token: e.Op.HoldID})
+			tb.Result(now, redisop.Result{Kind: e.Op.Kind, Name: e.Op.Name, Outcome: outcome, Sent: now, Token: e.Op.HoldID})
 		}
 		if atRest != (window{}) {
 			t.Errorf("the window that locks share was written: %+v", atRest)
@@ -59,16 +60,16 @@ func TestLocksAtRestShareAWindow(t *testing.T) {
 	for id := range uint64(4) {
 		tb.Acquire(now, 1, protocol.Acquire{ID: id + 1, Name: fmt.Sprint("lock ", id), WaitMS: protocol.Forever})
 	}
-	answer(Done)
+	answer(redisop.Done)
 	areAtRest(true)
 	tb.Up(now, true, false) // it has no operation in flight that could meet the new data
-	answer(Done)
+	answer(redisop.Done)
 	areAtRest(true)
 	now += int64(15 * time.Second)
 	tb.Advance(now)
-	answer(Retryable)
+	answer(redisop.Retryable)
 	areAtRest(false)
 	tb.Up(now, false, false)
-	answer(Done)
+	answer(redisop.Done)
 	areAtRest(true)
 }

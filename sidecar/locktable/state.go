@@ -343,7 +343,8 @@ func (p *place) describe(d Description, now int64, cfg *Config) {
 		d.Value(uint64(uint32(p.rank)))
 		describeAge(d, now, p.since, cfg.WatchAfter)
 		describeAge(d, now, p.validSince, cfg.Lease)
-		d.Value(uint64(p.conn.number)<<2 | bit(p.conn.isKnown)<<1 | bit(p.mayHaveLock))
+		conn, isKnown := p.conn.Number()
+		d.Value(uint64(conn)<<2 | bit(isKnown)<<1 | bit(p.mayHaveLock))
 	}
 }
 

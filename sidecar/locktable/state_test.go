@@ -3,6 +3,8 @@ package locktable
 import (
 	"reflect"
 	"testing"
+
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Clone and Describe name every field. The compiler does not notice one that they lack; this
@@ -51,7 +53,7 @@ func TestGrantsAreCountedBeyondTheFieldOfTheLock(t *testing.T) {
 		tb.countGrant(l)
 	}
 	l.claim.forget(claimAbsent)
-	l.claim.transferred(0, 0, &Message{})
+	l.claim.transferred(0, 0, &redisop.Message{})
 	if n := tb.grantsOf(l); n != grants {
 		t.Errorf("%d grants, want %d", n, grants)
 	}

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Stats is what the table has counted since it was made, and what it has at one moment. The
@@ -22,7 +23,7 @@ type Stats struct {
 	Groups []GroupStats
 
 	Handoffs [HandoffKinds]uint64
-	Renewals [Outcomes]uint64 // Renews, by their Outcome
+	Renewals [redisop.Outcomes]uint64 // Renews, by their Outcome
 
 	CrashReleases uint64 // holds whose session ended without a release of them
 	TakenOver     uint64 // holds that were restored from the journal
@@ -105,16 +106,6 @@ const (
 )
 
 func (k HandoffKind) String() string { return [...]string{"local", "lingering", "transfer"}[k] }
-
-// Outcomes is how many values Outcome has.
-const Outcomes = int(Retryable) + 1
-
-// String is the outcome as operators read it.
-func (o Outcome) String() string {
-	return [...]string{
-		"done", "held_by_other", "key_missing", "differs", "not_a_lock", "not_sent", "unknown", "refused", "retryable",
-	}[o]
-}
 
 const (
 	// LossReasons is how many reasons a loss can have.

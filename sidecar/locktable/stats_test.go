@@ -7,6 +7,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // acquires are the results that were counted, without those that are 0.
@@ -83,10 +84,10 @@ func TestRefusedAcquiresAreCounted(t *testing.T) {
 	r.acquire(1, "a", wait(0)) // unavailable
 	r.tb.Up(r.now, false, false)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "b") // limit
 	r.acquire(2, "c") // denied
-	r.redis(locktable.Take, locktable.Refused)
+	r.redis(redisop.Take, redisop.Refused)
 	r.tb.CountRefusal("", protocol.BadRequest)
 	r.wantAcquires("granted 1, unavailable 1, limit 1, denied 1, bad_request 1, ")
 }
@@ -102,7 +103,7 @@ func TestLossesAreCountedByReason(t *testing.T) {
 			opts = append(opts, maxHold(time.Second))
 		}
 		r.acquire(locktable.SessionID(1+i/5), name, opts...)
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 	}
 	r.tb.ForceRelease(r.now, 1, protocol.ForceRelease{ID: 99, Name: "forced"})
 	r.tb.Close(r.now, 2) // with "crashed"
@@ -110,14 +111,14 @@ func TestLossesAreCountedByReason(t *testing.T) {
 	r.answerAll() // the drops of those that have ended
 	r.pass(10 * time.Second)
 	for _, op := range r.ops {
-		outcome := locktable.Done
+		outcome := redisop.Done
 		switch op.Name {
 		case "deleted":
-			outcome = locktable.KeyMissing
+			outcome = redisop.KeyMissing
 		case "stolen":
-			outcome = locktable.HeldByOther
+			outcome = redisop.HeldByOther
 		}
-		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now - int64(3*time.Millisecond), Field: "another:1"})
+		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now - int64(3*time.Millisecond), Field: "another:1"})
 	}
 	s := r.tb.Stats()
 	if got, want := losses(s.Groups[0]), "expired 1, deleted 1, stolen 1, forced 1, max_hold 1, "; got != want {
@@ -126,7 +127,7 @@ func TestLossesAreCountedByReason(t *testing.T) {
 	if s.CrashReleases != 1 {
 		t.Errorf("%d crash releases", s.CrashReleases)
 	}
-	if s.Renewals[locktable.KeyMissing] != 1 || s.Renewals[locktable.HeldByOther] != 1 {
+	if s.Renewals[redisop.KeyMissing] != 1 || s.Renewals[redisop.HeldByOther] != 1 {
 		t.Errorf("renewals: %v", s.Renewals)
 	}
 	if s.Groups[0].Held.Count() != 6 {
@@ -161,11 +162,11 @@ func TestReleaseThatWasCutShortIsCountedOnceAsALoss(t *testing.T) {
 func TestRenewalsAreCountedWithTheirMargin(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(12 * time.Second)
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 	s := r.tb.Stats()
-	if s.Renewals[locktable.Done] != 1 || s.RenewalMargin.Count() != 1 {
+	if s.Renewals[redisop.Done] != 1 || s.RenewalMargin.Count() != 1 {
 		t.Fatalf("renewals: %v, %d margins", s.Renewals, s.RenewalMargin.Count())
 	}
 	// 30 s less a hundredth and 2 ms, less 12 s.
@@ -188,12 +189,12 @@ func TestTransferAndLingeringLockAreCountedAsHandoffs(t *testing.T) {
 	for hold := range uint64(3) {
 		r.acquire(1, "b")
 		if hold < 2 {
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 		}
 		r.release(1, hold+1)
 		r.collect()
 		if hold == 0 {
-			r.redis(locktable.Drop, locktable.Done)
+			r.redis(redisop.Drop, redisop.Done)
 		}
 	}
 	if got := r.tb.Stats().Handoffs; got != [locktable.HandoffKinds]uint64{locktable.HandoffLingering: 1} {
@@ -221,7 +222,7 @@ func TestNamesAreCountedByTheFirstPatternThatMatches(t *testing.T) {
 	r.tb.Open(r.now, 1, locktable.Peer{})
 	for _, name := range []string{"invoice:1", "invoice:2", "other"} {
 		r.acquire(1, name)
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 	}
 	s := r.tb.Stats()
 	for i, want := range []string{"", "granted 2, ", "granted 1, "} {
@@ -336,8 +337,8 @@ func TestEveryCounterHasAName(t *testing.T) {
 	for i := range locktable.HandoffKinds {
 		note("kind " + locktable.HandoffKind(i).String())
 	}
-	for i := range locktable.Outcomes {
-		note("outcome " + locktable.Outcome(i).String())
+	for i := range redisop.Outcomes {
+		note("outcome " + redisop.Outcome(i).String())
 	}
 	for i := range locktable.LossReasons {
 		note("reason " + string(locktable.LossReason(i)))

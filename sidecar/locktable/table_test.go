@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // rig is one table whose Redis the test plays: it answers each operation when
@@ -18,7 +19,7 @@ type rig struct {
 	*testing.T
 	tb     *connectedTable
 	now    int64
-	ops    []locktable.Op // in flight
+	ops    []redisop.Op // in flight
 	log    []string
 	msg    string // of the last refusal
 	tokens uint64
@@ -45,19 +46,19 @@ func newRig(t *testing.T) *rig {
 // that makes them.
 type connectedTable struct {
 	*locktable.Table
-	conn locktable.Conn
+	conn redisop.Conn
 }
 
 func connect(tb *locktable.Table) *connectedTable {
-	return &connectedTable{tb, locktable.NewConn(1)}
+	return &connectedTable{tb, redisop.NewConn(1)}
 }
 
-func (t *connectedTable) Result(now int64, r locktable.Result) {
+func (t *connectedTable) Result(now int64, r redisop.Result) {
 	r.Conn = t.conn
 	t.Table.Result(now, r)
 }
 
-func (t *connectedTable) Message(now int64, m locktable.Message) {
+func (t *connectedTable) Message(now int64, m redisop.Message) {
 	m.Conn = t.conn
 	t.Table.Message(now, m)
 }
@@ -110,7 +111,7 @@ func (r *rig) want(lines ...string) {
 }
 
 // redis checks the only operation in flight and answers it.
-func (r *rig) redis(kind locktable.OpKind, outcome locktable.Outcome) locktable.Op {
+func (r *rig) redis(kind redisop.OpKind, outcome redisop.Outcome) redisop.Op {
 	r.Helper()
 	r.collect()
 	if len(r.ops) != 1 || r.ops[0].Kind != kind {
@@ -118,12 +119,12 @@ func (r *rig) redis(kind locktable.OpKind, outcome locktable.Outcome) locktable.
 	}
 	op := r.ops[0]
 	r.ops = nil
-	res := locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now, Listeners: r.others, Msg: "Redis is unwell"}
+	res := redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now, Listeners: r.others, Msg: "Redis is unwell"}
 	switch {
-	case outcome == locktable.Done && op.Kind == locktable.Take:
+	case outcome == redisop.Done && op.Kind == redisop.Take:
 		r.tokens += uint64(op.Reserve)
 		res.Token = r.tokens
-	case outcome == locktable.HeldByOther:
+	case outcome == redisop.HeldByOther:
 		res.Field, res.TTLMS = "another:1", 20_000
 	}
 	r.tb.Result(r.now, res)
@@ -197,13 +198,13 @@ func (r *rig) release(s locktable.SessionID, hold uint64) {
 func TestAFreeLockIsTakenAndDropped(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	if op := r.redis(locktable.Take, locktable.Done); op.HoldID != 1 || op.Count != 1 || op.LeaseMS != 30_000 || op.Reserve != 1 || op.RequireExisting {
+	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 1 || op.Count != 1 || op.LeaseMS != 30_000 || op.Reserve != 1 || op.RequireExisting {
 		t.Fatalf("take: %+v", op)
 	}
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.release(1, 1)
 	r.want("s1 released count=0")
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.quiet()
 	if _, ok := r.tb.Info(r.now, "a"); ok {
 		t.Fatal("the table still knows the lock")
@@ -217,7 +218,7 @@ func TestAFreeLockIsTakenAndDropped(t *testing.T) {
 func TestAnAcquireDoesNotWaitForTheReleaseBeforeIt(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
 	r.acquire(2, "a")
 	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
@@ -225,14 +226,14 @@ func TestAnAcquireDoesNotWaitForTheReleaseBeforeIt(t *testing.T) {
 	if drop.HoldID != 1 || take.HoldID != 2 || take.Reserve != 1 || !take.AfterPendingDrop {
 		t.Fatalf("%+v, %+v", drop, take)
 	}
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
 	r.want()
 	r.tokens++
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: r.now, Token: 2})
 	r.want("s2 granted hold=2 token=2 count=1")
 	r.quiet()
 	r.release(2, 2)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	if _, ok := r.tb.Info(r.now, "a"); ok {
 		t.Error("the table still knows the lock")
 	}
@@ -257,7 +258,7 @@ func TestLockThatIsTakenAgainKeepsItsExpiry(t *testing.T) {
 		t.Run(tt.says, func(t *testing.T) {
 			r := newListeningRig(t, locktable.Config{Lease: lease, Linger: locktable.NoLinger})
 			r.acquire(1, "a")
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			given := r.deadline()
 			r.pass(tt.after)
 			r.release(1, 1)
@@ -266,8 +267,8 @@ func TestLockThatIsTakenAgainKeepsItsExpiry(t *testing.T) {
 			if take.KeepsExpiry != tt.keeps {
 				t.Fatalf("the take: %+v", take)
 			}
-			r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Listeners: locktable.Uncounted})
-			r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2, Listeners: locktable.Uncounted})
+			r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Listeners: redisop.Uncounted})
+			r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: r.now, Token: 2, Listeners: redisop.Uncounted})
 			if !tt.keeps {
 				if d := r.deadline(); d <= given {
 					t.Errorf("the hold is valid until %v, and the one before it was until %v", d, given)
@@ -285,10 +286,10 @@ func TestLockThatIsTakenAgainKeepsItsExpiry(t *testing.T) {
 }
 
 // two takes a Drop and the Take behind it.
-func (r *rig) two() (drop, take locktable.Op) {
+func (r *rig) two() (drop, take redisop.Op) {
 	r.Helper()
 	r.collect()
-	if len(r.ops) != 2 || r.ops[0].Kind != locktable.Drop || r.ops[1].Kind != locktable.Take {
+	if len(r.ops) != 2 || r.ops[0].Kind != redisop.Drop || r.ops[1].Kind != redisop.Take {
 		r.Fatalf("operations in flight: %+v, want a drop and a take behind it", r.ops)
 	}
 	drop, take = r.ops[0], r.ops[1]
@@ -299,22 +300,22 @@ func (r *rig) two() (drop, take locktable.Op) {
 // The answers may come in any order, and the release may have failed: the take says
 // how things are. Nothing else is asked before both are answered.
 func TestTakePipelinedAfterADropHasItsOwnResult(t *testing.T) {
-	for _, first := range []locktable.Outcome{locktable.Done, locktable.NotSent, locktable.Unknown, locktable.Retryable, locktable.Refused} {
+	for _, first := range []redisop.Outcome{redisop.Done, redisop.NotSent, redisop.Unknown, redisop.Retryable, redisop.Refused} {
 		for _, late := range []bool{false, true} {
 			r := newRig(t)
 			r.acquire(1, "a")
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Take, redisop.Done)
 			r.release(1, 1)
 			r.acquire(2, "a")
 			r.two()
 			r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
 			dropped := func() {
-				r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Outcome: first, Sent: r.now, Msg: "unwell"})
+				r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Outcome: first, Sent: r.now, Msg: "unwell"})
 			}
 			if !late {
 				dropped()
 			}
-			r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2})
+			r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: r.now, Token: 2})
 			r.want("s2 granted hold=2 token=2 count=1")
 			r.release(2, 2)
 			r.want("s2 released count=0")
@@ -322,7 +323,7 @@ func TestTakePipelinedAfterADropHasItsOwnResult(t *testing.T) {
 				r.quiet()
 				dropped()
 			}
-			if op := r.redis(locktable.Drop, locktable.Done); op.HoldID != 2 {
+			if op := r.redis(redisop.Drop, redisop.Done); op.HoldID != 2 {
 				t.Errorf("%+v", op)
 			}
 			r.want()
@@ -340,24 +341,24 @@ func TestALockIsNotTakenBackFromUnderOthers(t *testing.T) {
 	r := newRig(t)
 	r.others = 1
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
 	r.acquire(2, "a")
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.pass(30 * time.Millisecond)
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 
 	r = newRig(t)
 	hold := uint64(1)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	for begin := r.now; ; r.pass(time.Millisecond) {
 		r.release(1, hold)
 		r.acquire(1, "a")
 		r.collect()
 		if len(r.ops) == 1 {
-			r.redis(locktable.Drop, locktable.Done)
-			r.redis(locktable.Take, locktable.Done)
+			r.redis(redisop.Drop, redisop.Done)
+			r.redis(redisop.Take, redisop.Done)
 			if d := time.Duration(r.now - begin); d != 100*time.Millisecond {
 				t.Errorf("taken back for %v in a row, want 100 ms", d)
 			}
@@ -365,24 +366,24 @@ func TestALockIsNotTakenBackFromUnderOthers(t *testing.T) {
 		}
 		_, take := r.two()
 		hold = take.HoldID
-		r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now})
+		r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now})
 		r.tokens++
-		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: r.tokens})
+		r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: r.now, Token: r.tokens})
 	}
 }
 
 func TestReentryIsAnsweredAtOnceAndMirrored(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", owner(7))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "a", owner(7))
 	r.want("s1 granted hold=1 token=1 count=1", "s1 granted hold=1 token=1 count=2")
 	r.acquire(1, "a", owner(7))
 	r.want("s1 granted hold=1 token=1 count=3")
-	if op := r.redis(locktable.Renew, locktable.Done); op.Count != 2 {
+	if op := r.redis(redisop.Renew, redisop.Done); op.Count != 2 {
 		t.Fatalf("first mirror: %+v", op)
 	}
-	if op := r.redis(locktable.Renew, locktable.Done); op.Count != 3 {
+	if op := r.redis(redisop.Renew, redisop.Done); op.Count != 3 {
 		t.Fatalf("second mirror: %+v", op)
 	}
 	r.quiet()
@@ -391,21 +392,21 @@ func TestReentryIsAnsweredAtOnceAndMirrored(t *testing.T) {
 	r.release(1, 1)
 	r.release(1, 1)
 	r.want("s1 released count=2", "s1 released count=1")
-	if op := r.redis(locktable.Renew, locktable.Done); op.Count != 2 {
+	if op := r.redis(redisop.Renew, redisop.Done); op.Count != 2 {
 		t.Fatalf("mirror: %+v", op)
 	}
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 	r.release(1, 1)
 	r.want("s1 released count=0")
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 }
 
 func TestAnAnonymousOwnerWaitsForItself(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "a", wait(time.Second))
-	r.redis(locktable.Take, locktable.Done) // draws tokens for the handoff to come
+	r.redis(redisop.Take, redisop.Done) // draws tokens for the handoff to come
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.pass(2 * time.Second)
 	r.want("subscribe a", "s1 refused timeout")
@@ -414,10 +415,10 @@ func TestAnAnonymousOwnerWaitsForItself(t *testing.T) {
 func TestHandoffIsAnsweredBeforeTheOperationIsSent(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
 	r.acquire(3, "a")
-	if op := r.redis(locktable.Take, locktable.Done); !op.RequireExisting || op.HoldID != 1 || op.Reserve != 64 {
+	if op := r.redis(redisop.Take, redisop.Done); !op.RequireExisting || op.HoldID != 1 || op.Reserve != 64 {
 		t.Fatalf("drawing tokens for a queue: %+v", op)
 	}
 	r.want("s1 granted hold=1 token=1 count=1")
@@ -427,13 +428,13 @@ func TestHandoffIsAnsweredBeforeTheOperationIsSent(t *testing.T) {
 	r.want("s2 released count=0", "s3 granted hold=3 token=3 count=1")
 	r.quiet() // Redis is told of the last of them, a moment later
 	r.pass(20 * time.Millisecond)
-	if op := r.redis(locktable.Take, locktable.Done); op.HoldID != 3 || !op.RequireExisting || op.Reserve != 0 {
+	if op := r.redis(redisop.Take, redisop.Done); op.HoldID != 3 || !op.RequireExisting || op.Reserve != 0 {
 		t.Fatalf("mirror: %+v", op)
 	}
 	r.quiet()
 	r.release(3, 3)
 	r.want("s3 released count=0")
-	if op := r.redis(locktable.Drop, locktable.Done); op.HoldID != 3 {
+	if op := r.redis(redisop.Drop, redisop.Done); op.HoldID != 3 {
 		t.Fatalf("drop: %+v", op)
 	}
 }
@@ -443,56 +444,56 @@ func TestOnlyTheHeadOfTheQueueAsksRedis(t *testing.T) {
 	for s := range locktable.SessionID(4) {
 		r.acquire(s+1, "a")
 	}
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.want("subscribe a")
 	r.quiet()
 	r.tb.Subscribed(r.now, "a") // something may have been published before
-	r.redis(locktable.Take, locktable.HeldByOther)
-	r.tb.Message(r.now, locktable.Message{Name: "a"})
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.HeldByOther)
+	r.tb.Message(r.now, redisop.Message{Name: "a"})
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=3 token=1 count=1")
 }
 
 func TestAMessageDuringATakeIsNotForgotten(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.tb.Message(r.now, locktable.Message{Name: "a"}) // the take that is in flight may have run before
-	r.redis(locktable.Take, locktable.HeldByOther)
-	r.redis(locktable.Take, locktable.Done)
+	r.tb.Message(r.now, redisop.Message{Name: "a"}) // the take that is in flight may have run before
+	r.redis(redisop.Take, redisop.HeldByOther)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("subscribe a", "s1 granted hold=3 token=1 count=1")
 }
 
 func TestARemoteLockIsAskedForAgainWhenItsTTLEnds(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.redis(locktable.Take, locktable.HeldByOther) // 20 s to live
+	r.redis(redisop.Take, redisop.HeldByOther) // 20 s to live
 	r.pass(4900 * time.Millisecond)
 	r.quiet()
 	r.pass(200 * time.Millisecond) // but never silent for more than Poll
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.want("subscribe a")
 	r.pass(5100 * time.Millisecond)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=4 token=1 count=1")
 	r.pass(9 * time.Second)
 	r.want()
 	r.pass(2 * time.Second)
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 	r.want("unsubscribe a", "s1 lease +29s")
 }
 
 func TestATryAsksOnceAndDoesNotWait(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", wait(0))
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.want("s1 refused timeout")
 	r.quiet()
 	r.acquire(1, "a", wait(0))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=2 token=1 count=1")
 	r.acquire(2, "a", wait(0))
 	r.want("s2 refused timeout")
@@ -501,11 +502,11 @@ func TestATryAsksOnceAndDoesNotWait(t *testing.T) {
 func TestTheWatchdogRenewsAtAThirdOfTheLease(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(lease/3 - time.Millisecond)
 	r.quiet()
 	r.pass(renewed - lease/3 + 10*time.Millisecond) // and a tick
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 	r.collect()
 	r.want("s1 granted hold=1 token=1 count=1", "s1 lease +28s")
 }
@@ -513,18 +514,18 @@ func TestTheWatchdogRenewsAtAThirdOfTheLease(t *testing.T) {
 func TestAFixedLeaseIsNotRenewedAndEnds(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", fixed(2*time.Second))
-	if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 2000 {
+	if op := r.redis(redisop.Take, redisop.Done); op.LeaseMS != 2000 {
 		t.Fatalf("take: %+v", op)
 	}
 	for range 2 {
 		r.pass(720 * time.Millisecond)
-		r.redis(locktable.Check, locktable.Done)
+		r.redis(redisop.Check, redisop.Done)
 	}
 	r.pass(530 * time.Millisecond)
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.pass(20 * time.Millisecond) // the deadline is 22 ms before the lease's end
 	r.want("s1 lost hold=1 expired")
-	r.redis(locktable.Drop, locktable.Done) // wakes who waits elsewhere
+	r.redis(redisop.Drop, redisop.Done) // wakes who waits elsewhere
 	r.release(1, 1)
 	r.want("s1 refused not_held")
 }
@@ -532,9 +533,9 @@ func TestAFixedLeaseIsNotRenewedAndEnds(t *testing.T) {
 func TestALockThatCannotBeRenewedIsLostAtItsDeadline(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(renewed)
-	r.redis(locktable.Renew, locktable.Unknown)
+	r.redis(redisop.Renew, redisop.Unknown)
 	r.tb.Down(r.now, "gone")
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.redisIsAskedAgain()
@@ -545,24 +546,24 @@ func TestALockThatCannotBeRenewedIsLostAtItsDeadline(t *testing.T) {
 	r.pass(17100*time.Millisecond - time.Millisecond)
 	r.want("s1 lost hold=1 expired")
 	r.tb.Up(r.now, false, false)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 }
 
 func (r *rig) redisIsAskedAgain() {
 	r.Helper()
-	if len(r.ops) == 1 && r.ops[0].Kind == locktable.Renew {
-		r.redis(locktable.Renew, locktable.NotSent)
+	if len(r.ops) == 1 && r.ops[0].Kind == redisop.Renew {
+		r.redis(redisop.Renew, redisop.NotSent)
 	}
 	r.quiet()
 }
 
 func TestADeletedKeyAndAStolenOneAreLost(t *testing.T) {
-	for outcome, reason := range map[locktable.Outcome]string{locktable.KeyMissing: "deleted", locktable.HeldByOther: "stolen"} {
+	for outcome, reason := range map[redisop.Outcome]string{redisop.KeyMissing: "deleted", redisop.HeldByOther: "stolen"} {
 		r := newRig(t)
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.pass(renewed)
-		r.redis(locktable.Renew, outcome)
+		r.redis(redisop.Renew, outcome)
 		r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 "+reason)
 		r.quiet() // nothing of ours is there to be dropped
 	}
@@ -571,21 +572,21 @@ func TestADeletedKeyAndAStolenOneAreLost(t *testing.T) {
 func TestAfterDataLossHoldsAreAssertedAgain(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "b")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.tb.Down(r.now, "gone")
 	r.tb.Up(r.now, true, false)
 	r.collect()
 	if len(r.ops) != 2 {
 		t.Fatalf("asserting: %+v", r.ops)
 	}
-	for i, outcome := range []locktable.Outcome{locktable.Done, locktable.HeldByOther} {
+	for i, outcome := range []redisop.Outcome{redisop.Done, redisop.HeldByOther} {
 		op := r.ops[i]
-		if op.Kind != locktable.Take || op.RequireExisting || op.Reserve != 0 {
+		if op.Kind != redisop.Take || op.RequireExisting || op.Reserve != 0 {
 			t.Fatalf("asserting: %+v", op)
 		}
-		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now})
+		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: outcome, Sent: r.now})
 		r.collect()
 	}
 	r.log = r.log[2:]
@@ -598,14 +599,14 @@ func TestHandoffBudgetIsBoundedWhileAnotherHostWaits(t *testing.T) {
 	r := newRig(t)
 	r.others = 1
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	hold := uint64(1)
 	r.want("s1 granted hold=1 token=1 count=1")
 	handoffs := 0
 	for s := locktable.SessionID(2); ; s = s%4 + 1 {
 		r.acquire(s, "a")
-		for len(r.ops) > 0 && r.ops[0].Kind == locktable.Take {
-			r.redis(locktable.Take, locktable.Done)
+		for len(r.ops) > 0 && r.ops[0].Kind == redisop.Take {
+			r.redis(redisop.Take, redisop.Done)
 			r.collect()
 		}
 		r.log = nil
@@ -621,38 +622,38 @@ func TestHandoffBudgetIsBoundedWhileAnotherHostWaits(t *testing.T) {
 		if handoffs > 1000 {
 			t.Fatal("the budget never ends")
 		}
-		for len(r.ops) > 0 && r.ops[0].Kind == locktable.Take {
-			r.redis(locktable.Take, locktable.Done)
+		for len(r.ops) > 0 && r.ops[0].Kind == redisop.Take {
+			r.redis(redisop.Take, redisop.Done)
 			r.collect()
 		}
 	}
 	if handoffs != 63 {
 		t.Errorf("%d handoffs after the first grant, want 63", handoffs)
 	}
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.quiet() // stands back
 	r.pass(5 * time.Millisecond)
 	r.quiet()
 	r.pass(40 * time.Millisecond)
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 }
 
 func TestUnneededSubscriptionEndsAfterAFewMessages(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.tb.Subscribed(r.now, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
-	r.tb.Message(r.now, locktable.Message{Name: "a"})
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.HeldByOther)
+	r.tb.Message(r.now, redisop.Message{Name: "a"})
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 3)
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.want("subscribe a", "s1 granted hold=3 token=1 count=1", "s1 released count=0")
 	for range 3 {
-		r.tb.Message(r.now, locktable.Message{Name: "a"})
+		r.tb.Message(r.now, redisop.Message{Name: "a"})
 	}
 	r.want()
-	r.tb.Message(r.now, locktable.Message{Name: "a"})
+	r.tb.Message(r.now, redisop.Message{Name: "a"})
 	r.want("unsubscribe a")
 }
 
@@ -664,7 +665,7 @@ func TestRenewalsMeet(t *testing.T) {
 		name := fmt.Sprint("lock:", i)
 		r.pass(3 * time.Millisecond)
 		r.acquire(1, name)
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		taken[name] = r.now
 	}
 	for renewed := 0; renewed < len(taken); {
@@ -674,11 +675,11 @@ func TestRenewalsMeet(t *testing.T) {
 			if r.now%int64(lease/60) != 0 {
 				t.Errorf("%s is renewed alone", op.Name)
 			}
-			if age := time.Duration(r.now - taken[op.Name]); op.Kind != locktable.Renew || age < lease/3 || age > lease/3+lease/20 {
+			if age := time.Duration(r.now - taken[op.Name]); op.Kind != redisop.Renew || age < lease/3 || age > lease/3+lease/20 {
 				t.Errorf("%s: operation %d after %v", op.Name, op.Kind, age)
 			}
 			renewed++
-			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
 		}
 		r.ops = nil
 	}
@@ -688,23 +689,23 @@ func TestRenewalsMeet(t *testing.T) {
 func TestRenewalGroupsStayTogether(t *testing.T) {
 	r := newRig(t)
 	const groups = 8
-	for i := range groups*locktable.RenewalGroupSize - 1 { // hold numbers begin with 1
+	for i := range groups*redisop.RenewalGroupSize - 1 { // hold numbers begin with 1
 		r.acquire(1, fmt.Sprint("lock:", i))
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 	}
 	renewedAt := make(map[uint64]int64) // by the group
 	r.pass(20 * time.Millisecond)       // the renewals of a cell take some ticks
-	for n := 0; n < 4*(groups*locktable.RenewalGroupSize-1); {
+	for n := 0; n < 4*(groups*redisop.RenewalGroupSize-1); {
 		r.pass(lease / 60)
 		r.collect()
 		due := make(map[uint64]int)
 		for _, op := range r.ops {
-			due[locktable.RenewalGroup(op.HoldID)]++
-			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+			due[redisop.RenewalGroup(op.HoldID)]++
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
 			n++
 		}
 		for group, locks := range due {
-			if want := locktable.RenewalGroupSize; locks != want && (group != 0 || locks != want-1) {
+			if want := redisop.RenewalGroupSize; locks != want && (group != 0 || locks != want-1) {
 				t.Fatalf("%d locks of group %d are renewed together", locks, group)
 			}
 			renewedAt[group] = r.now
@@ -736,7 +737,7 @@ func TestManyRenewalsTakeSomeTicks(t *testing.T) {
 		}
 		r.collect()
 		for _, op := range r.ops {
-			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: 1})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: 1})
 		}
 		fullTicks, atOnce := 0, 0
 		end := r.now + int64(lease/2)
@@ -748,7 +749,7 @@ func TestManyRenewalsTakeSomeTicks(t *testing.T) {
 			r.pass(tick)
 			r.collect()
 			for _, op := range r.ops {
-				r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+				r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
 			}
 			late := time.Duration(r.now) % (lease / 60)
 			switch begun := len(r.ops); {
@@ -778,7 +779,7 @@ func TestPostponedRenewalDoesNotPostponeTheEndOfAHold(t *testing.T) {
 	answerAll := func() {
 		r.collect()
 		for _, op := range r.ops {
-			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: 1})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: 1})
 		}
 		r.ops = nil
 	}
@@ -809,7 +810,7 @@ func TestRenewalGroupsMeet(t *testing.T) {
 	for i := range locks {
 		name := fmt.Sprint("lock:", i)
 		r.acquire(1, name)
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		renewals[name] = 0
 		r.pass(30 * time.Millisecond)
 	}
@@ -820,7 +821,7 @@ func TestRenewalGroupsMeet(t *testing.T) {
 		r.pass(10 * time.Millisecond)
 		r.collect()
 		for _, op := range r.ops {
-			r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+			r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
 			if renewals[op.Name]++; renewals[op.Name] == periods {
 				last[op.Name] = r.now
 				done++
@@ -842,9 +843,9 @@ func TestRenewalGroupsMeet(t *testing.T) {
 func TestMaxHoldEndsAHold(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a", maxHold(time.Second))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.pass(1010 * time.Millisecond)
 	r.want("subscribe a", "s1 lost hold=1 max_hold", "s2 granted hold=2 token=2 count=1")
@@ -853,16 +854,16 @@ func TestMaxHoldEndsAHold(t *testing.T) {
 func TestADeadSessionFreesItsLocksAtOnceOrAfterItsCrashDelay(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "b", crash(time.Second))
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "c") // a waiter that vanishes
 	r.acquire(2, "a")
 	r.collect()
 	r.ops = nil
 	r.tb.Close(r.now, 1)
 	r.want("s1 granted hold=1 token=1 count=1", "s1 granted hold=2 token=2 count=1")
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Outcome: locktable.Done, Sent: r.now, Token: 70})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Outcome: redisop.Done, Sent: r.now, Token: 70})
 	r.want("s2 granted hold=4 token=7 count=1")
 	row, ok := r.tb.Info(r.now, "b")
 	if !ok || !row.Orphan || row.State != protocol.StateHeld {
@@ -879,7 +880,7 @@ func TestADeadSessionFreesItsLocksAtOnceOrAfterItsCrashDelay(t *testing.T) {
 func TestADetachedSessionKeepsItsHoldsUnrenewed(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.tb.Suspend(r.now, 1)
 	r.pass(29600 * time.Millisecond)
 	r.want("s1 granted hold=1 token=1 count=1")
@@ -895,7 +896,7 @@ func TestWaitCycleIsRefusedWithItsOwners(t *testing.T) {
 	r := newRig(t)
 	for s, name := range []string{"a", "b", "c"} {
 		r.acquire(locktable.SessionID(s+1), name, owner(5))
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 	}
 	r.acquire(1, "b", owner(5))
 	r.acquire(2, "c", owner(5))
@@ -920,9 +921,9 @@ func TestWaitCycleIsRefusedWithItsOwners(t *testing.T) {
 func TestACancelEndsAWaitOrComesTooLate(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	id := r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.tb.Cancel(r.now, 2, protocol.Cancel{ID: 900, Target: id})
 	r.want("s1 granted hold=1 token=1 count=1", "s2 refused canceled", "s2 canceled=true")
 	r.tb.Cancel(r.now, 2, protocol.Cancel{ID: 901, Target: id})
@@ -932,10 +933,10 @@ func TestACancelEndsAWaitOrComesTooLate(t *testing.T) {
 func TestAnOperatorEndsAHold(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.tb.ForceRelease(r.now, 4, protocol.ForceRelease{ID: 1, Name: "a"})
 	r.want("s1 granted hold=1 token=1 count=1", "s1 lost hold=1 forced", "s4 forced hold=1")
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.tb.ForceRelease(r.now, 4, protocol.ForceRelease{ID: 2, Name: "a"})
 	r.want("s4 refused not_held")
 }
@@ -947,23 +948,23 @@ func TestAnAmbiguousTakeIsAskedAgainOrDropped(t *testing.T) {
 	r.collect()
 	r.ops = nil
 	for _, name := range []string{"a", "b"} {
-		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: name, Outcome: locktable.Unknown, Msg: "connection lost"})
+		r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: name, Outcome: redisop.Unknown, Msg: "connection lost"})
 		r.collect()
 	}
 	r.ops = nil // asked again at once; these get no answer either
 	for _, name := range []string{"a", "b"} {
-		r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: name, Outcome: locktable.NotSent, Msg: "no connection"})
+		r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: name, Outcome: redisop.NotSent, Msg: "no connection"})
 	}
 	r.tb.Down(r.now, "gone")
 	r.tb.Cancel(r.now, 1, protocol.Cancel{Target: id})
 	r.want("s1 refused canceled")
 	r.tb.Up(r.now, false, false)
 	r.collect()
-	kinds := map[string]locktable.OpKind{}
+	kinds := map[string]redisop.OpKind{}
 	for _, op := range r.ops {
 		kinds[op.Name] = op.Kind
 	}
-	if kinds["a"] != locktable.Take || kinds["b"] != locktable.Drop {
+	if kinds["a"] != redisop.Take || kinds["b"] != redisop.Drop {
 		t.Fatalf("after the outage: %+v", r.ops)
 	}
 }
@@ -972,7 +973,7 @@ func TestRefusalOfRedisRefusesAllWaiters(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Refused)
+	r.redis(redisop.Take, redisop.Refused)
 	r.want("s1 refused denied", "s2 refused denied")
 	r.quiet()
 }
@@ -986,15 +987,15 @@ func TestEachLimitIsNamedInItsRefusal(t *testing.T) {
 	r.acquire(1, "a")
 	r.acquire(1, "b")
 	r.want("s1 refused limit") // one waiter
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "b")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.collect()
 	r.log = nil
 	r.acquire(1, "c")
 	r.want("s1 refused limit") // two holds
 	r.acquire(2, "c")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.collect()
 	r.log = nil
 	r.acquire(2, "d")
@@ -1012,7 +1013,7 @@ func TestMaxHoldsCountsHolds(t *testing.T) {
 	}
 	take := func(s locktable.SessionID, name string) {
 		r.acquire(s, name)
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 	}
 	take(2, "x")
 	r.acquire(1, "x")
@@ -1025,7 +1026,7 @@ func TestMaxHoldsCountsHolds(t *testing.T) {
 	r.want("s2 granted hold=1 token=1 count=1", "s1 granted hold=2 token=2 count=1", "s1 granted hold=3 token=3 count=1")
 	r.acquire(1, "c")
 	r.refused(1, protocol.Limit, "holds 2 locks")
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "x", Sent: r.now, Token: 100})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "x", Sent: r.now, Token: 100})
 	r.release(2, 1)
 	r.want("s2 released count=0", "s1 refused limit", "s3 granted hold=4 token=37 count=1")
 }
@@ -1034,7 +1035,7 @@ func TestListingMeetsEveryLockThatStays(t *testing.T) {
 	r := newRig(t)
 	for i := range 100 {
 		r.acquire(1, fmt.Sprintf("lock-%03d", i))
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 	}
 	seen := map[string]bool{}
 	gone := uint64(0)
@@ -1053,9 +1054,9 @@ func TestListingMeetsEveryLockThatStays(t *testing.T) {
 		// One goes and one comes between any two pages.
 		gone += 3
 		r.release(1, gone)
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		r.acquire(1, fmt.Sprintf("new-%d", gone))
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 	}
 	for i := range 100 {
 		if name := fmt.Sprintf("lock-%03d", i); !seen[name] {
@@ -1071,29 +1072,29 @@ func TestAWatchdogHoldThatInheritsALongLeaseIsRenewedInTime(t *testing.T) {
 	gone := r.acquire(1, "a", fixed(10*time.Minute))
 	r.acquire(2, "a")
 	r.tb.Cancel(r.now, 1, protocol.Cancel{Target: gone})
-	if op := r.redis(locktable.Take, locktable.Done); op.LeaseMS != 600_000 {
+	if op := r.redis(redisop.Take, redisop.Done); op.LeaseMS != 600_000 {
 		t.Fatalf("take: %+v", op)
 	}
 	r.want("s1 refused canceled", "s2 granted hold=1 token=1 count=1")
-	if op := r.redis(locktable.Renew, locktable.Done); op.LeaseMS != 30_000 {
+	if op := r.redis(redisop.Renew, redisop.Done); op.LeaseMS != 30_000 {
 		t.Fatalf("bringing the lease down: %+v", op)
 	}
 	r.pass(renewed)
-	r.redis(locktable.Renew, locktable.Done)
+	r.redis(redisop.Renew, redisop.Done)
 }
 
 // answerFor answers the operation on one lock with Done.
 func (r *rig) answerFor(name string) {
 	r.Helper()
 	r.collect()
-	i := slices.IndexFunc(r.ops, func(op locktable.Op) bool { return op.Name == name })
+	i := slices.IndexFunc(r.ops, func(op redisop.Op) bool { return op.Name == name })
 	if i < 0 {
 		r.Fatalf("nothing is asked of %q: %+v", name, r.ops)
 	}
 	op := r.ops[i]
 	r.ops = slices.Delete(r.ops, i, i+1)
 	r.tokens += uint64(op.Reserve)
-	r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: name, Sent: r.now, Token: r.tokens, Listeners: locktable.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: name, Sent: r.now, Token: r.tokens, Listeners: redisop.Uncounted})
 	r.collect()
 }
 
@@ -1133,13 +1134,13 @@ func TestLeaseEventMayLowerDeadline(t *testing.T) {
 func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.pass(renewed)
 	r.tb.Down(r.now, "gone")
 	r.tb.Up(r.now, true, false) // the renewal that is in flight runs on what came up
-	r.redis(locktable.Renew, locktable.KeyMissing)
+	r.redis(redisop.Renew, redisop.KeyMissing)
 	r.want("s1 granted hold=1 token=1 count=1")
-	if op := r.redis(locktable.Take, locktable.Done); op.RequireExisting || op.HoldID != 1 {
+	if op := r.redis(redisop.Take, redisop.Done); op.RequireExisting || op.HoldID != 1 {
 		t.Fatalf("asserting: %+v", op)
 	}
 	r.quiet()
@@ -1150,7 +1151,7 @@ func TestARenewalThatMeetsAnEmptyRedisIsNoDeletion(t *testing.T) {
 func TestExpiryThatWasKeptIsNotBelievedInAfterADataLoss(t *testing.T) {
 	r := newListeningRig(t, locktable.Config{Lease: time.Second, Linger: locktable.NoLinger})
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
 	r.acquire(2, "a")
 	_, take := r.two()
@@ -1160,10 +1161,10 @@ func TestExpiryThatWasKeptIsNotBelievedInAfterADataLoss(t *testing.T) {
 	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0")
 	r.pass(5 * time.Millisecond)
 	r.tb.Up(r.now, true, true)
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Drop, Name: "a", Sent: r.now, Listeners: locktable.Uncounted})
-	r.tb.Result(r.now, locktable.Result{Kind: locktable.Take, Name: "a", Sent: r.now, Token: 2, Listeners: locktable.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Drop, Name: "a", Sent: r.now, Listeners: redisop.Uncounted})
+	r.tb.Result(r.now, redisop.Result{Kind: redisop.Take, Name: "a", Sent: r.now, Token: 2, Listeners: redisop.Uncounted})
 	r.want()
-	if take := r.redis(locktable.Take, locktable.Done); take.KeepsExpiry || take.LeaseMS != 1000 {
+	if take := r.redis(redisop.Take, redisop.Done); take.KeepsExpiry || take.LeaseMS != 1000 {
 		t.Errorf("the take after it: %+v", take)
 	}
 	if r.collect(); len(r.log) != 1 || !strings.HasPrefix(r.log[0], "s2 granted") {
@@ -1177,7 +1178,7 @@ func TestLockThatIsTakenAgainKeepsNoOtherExpiry(t *testing.T) {
 	setUp := func(t *testing.T, opts ...opt) *rig {
 		r := newListeningRig(t, locktable.Config{Lease: time.Second, Linger: locktable.NoLinger})
 		r.acquire(1, "a", opts...)
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		return r
 	}
 	takesAgain := func(r *rig) {
@@ -1196,7 +1197,7 @@ func TestLockThatIsTakenAgainKeepsNoOtherExpiry(t *testing.T) {
 		r := setUp(t)
 		r.transfer(1, 900)
 		r.release(1, 1)
-		r.redis(locktable.Renew, locktable.Unknown)
+		r.redis(redisop.Renew, redisop.Unknown)
 		takesAgain(r)
 	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 func quota(what string, most int) *locktable.Quota {
@@ -33,7 +34,7 @@ func TestQuotaBoundsTheHoldsOfAllSessionsThatShareIt(t *testing.T) {
 	for _, name := range []string{"b0"} { // not of the quota
 		r.acquire(1, name)
 		r.collect()
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.collect()
 	}
 	r.tb.Close(r.now, 1)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 const tryWithinDefault = 500 * time.Millisecond
@@ -40,9 +41,9 @@ func TestTryIsAnsweredAlthoughRedisIsSilent(t *testing.T) {
 	r.tb.Cancel(r.now, 2, protocol.Cancel{Target: r.ids - 1})
 	r.want("s2 refused canceled")
 
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want()
-	r.redis(locktable.Drop, locktable.Done)
+	r.redis(redisop.Drop, redisop.Done)
 	r.want()
 	r.quiet()
 	if _, ok := r.tb.Info(r.now, "a"); ok {
@@ -74,7 +75,7 @@ func TestPauseOfTheSidecarIsNoSilenceOfRedis(t *testing.T) {
 	r.pass(0)
 	r.acquire(3, "a", wait(0))
 	r.want()
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s3 granted hold=1 token=1 count=1")
 }
 
@@ -98,7 +99,7 @@ func TestGrantAfterATryWasAnsweredServesTheNextOne(t *testing.T) {
 	r.pass(tryWithinDefault)
 	r.refused(1, protocol.Unavailable, "")
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s2 granted hold=1 token=1 count=1")
 }
 
@@ -108,13 +109,13 @@ func TestWaitShorterThanARoundTripGetsWhatNoWaitGets(t *testing.T) {
 	r.acquire(1, "free", wait(time.Millisecond))
 	r.pass(50 * time.Millisecond)
 	r.want()
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 
 	r.acquire(2, "remote", wait(time.Millisecond))
 	r.pass(50 * time.Millisecond)
 	r.want()
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.refused(2, protocol.Timeout, "held by another:1, not on this host")
 	r.quiet()
 
@@ -129,7 +130,7 @@ func TestWaitShorterThanARoundTripGetsWhatNoWaitGets(t *testing.T) {
 func TestSilenceCountsMoreThanAnOldAnswer(t *testing.T) {
 	r := newRig(t)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.HeldByOther)
+	r.redis(redisop.Take, redisop.HeldByOther)
 	r.pass(time.Millisecond)
 	r.tb.Subscribed(r.now, "a") // it asks again, and gets no answer
 	r.acquire(2, "a", wait(time.Second))
@@ -160,7 +161,7 @@ func TestRefusalNamesWhatKeptTheLock(t *testing.T) {
 	r.acquire(2, "a", wait(time.Millisecond))
 	r.pass(4 * time.Millisecond)
 	r.refused(2, protocol.Timeout, "others on this host wait for it")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.want("s1 granted hold=1 token=1 count=1")
 	r.acquire(2, "a", wait(time.Millisecond))
 	r.pass(4 * time.Millisecond)
@@ -198,7 +199,7 @@ func TestTryIsNotRefusedForRivalsThatAreNotKnown(t *testing.T) {
 		r := newRig(t)
 		r.others = -1
 		r.acquire(1, "a")
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		waiter := r.acquire(2, "a")
 		r.answerAll()
 		r.pass(200 * time.Millisecond)
@@ -210,12 +211,12 @@ func TestTryIsNotRefusedForRivalsThatAreNotKnown(t *testing.T) {
 		r.acquire(3, "a", wait(0))
 		r.want()
 		r.others = listeners
-		r.redis(locktable.Drop, locktable.Done)
+		r.redis(redisop.Drop, redisop.Done)
 		if listeners < 0 {
 			r.refused(3, protocol.Timeout, "another host's turn") // they are not counted at all
 			continue
 		}
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		if r.collect(); len(r.log) != 1 || !strings.HasPrefix(r.log[0], "s3 granted") {
 			t.Errorf("%q", r.log)
 		}
@@ -231,9 +232,9 @@ func TestHostThatGivesUpOnlyATicketDoesNotBackOff(t *testing.T) {
 	second := r.acquire(2, "a")
 	r.acquire(3, "a")
 	r.cancel(2, second)
-	r.redis(locktable.Drop, locktable.Unknown) // it is sent again, with a waiter that others were before
-	r.redis(locktable.Drop, locktable.Done)
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Drop, redisop.Unknown) // it is sent again, with a waiter that others were before
+	r.redis(redisop.Drop, redisop.Done)
+	r.redis(redisop.Take, redisop.Done)
 }
 
 // A host may have had the lock, and passed it on, before Redis refused the last operations.
@@ -242,11 +243,11 @@ func TestRefusedOperationsSayNothingOfTheHolderBefore(t *testing.T) {
 	r.acquire(1, "a")
 	r.queued(1)
 	r.pass(6300 * time.Millisecond)
-	r.redis(locktable.Take, locktable.Refused)
+	r.redis(redisop.Take, redisop.Refused)
 	r.refused(1, protocol.Denied, "")
 	r.acquire(2, "a", wait(3*time.Millisecond))
 	r.pass(100 * time.Millisecond)
-	r.redis(locktable.Drop, locktable.Refused)
+	r.redis(redisop.Drop, redisop.Refused)
 	r.pass(410 * time.Millisecond)
 	r.refused(2, protocol.Unavailable, "Redis has not answered within 501ms whether the lock is free")
 }

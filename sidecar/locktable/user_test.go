@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // newUsersRig has sessions of these users, numbered from 1.
@@ -35,7 +36,7 @@ func (r *rig) takes(s locktable.SessionID, name string) (n int) {
 			r.want(fmt.Sprintf("s%d refused limit", s))
 			return n
 		}
-		r.redis(locktable.Take, locktable.Done)
+		r.redis(redisop.Take, redisop.Done)
 		r.collect()
 		r.log = nil
 	}
@@ -46,7 +47,7 @@ func (r *rig) redisDoesAll() {
 	for r.collect(); len(r.ops) > 0; r.collect() {
 		op := r.ops[0]
 		r.ops = r.ops[1:]
-		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
+		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now})
 	}
 	r.log = nil
 }
@@ -97,9 +98,9 @@ func TestALongNameCountsAsSeveral(t *testing.T) {
 func TestALockCountsAsItsHolders(t *testing.T) {
 	r := newUsersRig(t, locktable.Config{MaxLocks: 16}, 1000, 2000)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.release(1, 1)
 	r.want("s1 granted hold=1 token=1 count=1", "s1 released count=0", "s2 granted hold=2 token=2 count=1")
 	if n := r.takes(1, "b"); n != 12 {
@@ -110,7 +111,7 @@ func TestALockCountsAsItsHolders(t *testing.T) {
 func TestUsersAreForgotten(t *testing.T) {
 	r := newUsersRig(t, locktable.Config{}, 1000, 1000, 2000)
 	r.acquire(1, "a")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(2, "a")
 	r.acquire(3, "a")
 	for s := range locktable.SessionID(3) {
@@ -143,7 +144,7 @@ func (r *rig) names(s locktable.SessionID, most int) (n int) {
 			r.tb.Cancel(r.now, s, protocol.Cancel{Target: r.ids})
 		}
 		r.tokens++
-		r.tb.Result(r.now, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Made: true})
+		r.tb.Result(r.now, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: r.now, Token: r.tokens, Made: true})
 		if n%2 == 1 {
 			r.tb.Release(r.now, s, protocol.Release{Hold: op.HoldID})
 		}
@@ -166,7 +167,7 @@ func TestNewNamesOfAUserAreBounded(t *testing.T) {
 		t.Error("another user, or root, got none")
 	}
 	r.acquire(3, "known")
-	r.redis(locktable.Take, locktable.Done)
+	r.redis(redisop.Take, redisop.Done)
 	r.acquire(1, "known")
 	r.redisDoesAll()
 	r.acquire(1, "no longer known")

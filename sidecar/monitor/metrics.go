@@ -10,6 +10,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // collector turns a copy of the sidecar's counters into metrics, at each scrape.
@@ -156,7 +157,7 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 	}
 	counter(crashReleases, s.CrashReleases)
 	for i, n := range s.Renewals {
-		if o := locktable.Outcome(i); o != locktable.Differs && o != locktable.NotALock { // which a Renew does not have
+		if o := redisop.Outcome(i); o != redisop.Differs && o != redisop.NotALock { // which a Renew does not have
 			counter(renewals, n, o.String())
 		}
 	}

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // BenchmarkPairs takes and drops locks, so many of them at a time, each through
@@ -19,14 +19,14 @@ func BenchmarkPairs(b *testing.B) {
 			names := make(map[string]uint64, width)
 			ready := make(chan struct{})
 			finished := 0
-			onResults := func(results []locktable.Result, _ *Identity) {
-				var next []locktable.Op
+			onResults := func(results []redisop.Result, _ *Identity) {
+				var next []redisop.Op
 				for i := range results {
 					res := &results[i]
-					if res.Outcome != locktable.Done {
+					if res.Outcome != redisop.Done {
 						b.Errorf("%+v", *res)
 					}
-					if res.Kind == locktable.Take {
+					if res.Kind == redisop.Take {
 						next = append(next, dropOp(res.Name, names[res.Name]))
 						continue
 					}
@@ -47,7 +47,7 @@ func BenchmarkPairs(b *testing.B) {
 			})
 			store = r.Store
 			<-ready
-			var first []locktable.Op
+			var first []redisop.Op
 			for i := 0; i < width && left > 0; i++ {
 				left--
 				name := fmt.Sprint("lock:", i)
@@ -69,7 +69,7 @@ func BenchmarkPairs(b *testing.B) {
 func BenchmarkRenew(b *testing.B) {
 	s := startRedis(b)
 	r := connected(b, s.url())
-	ops := make([]locktable.Op, 10_000)
+	ops := make([]redisop.Op, 10_000)
 	for i := range ops {
 		ops[i] = takeOp(fmt.Sprint("lock:", i), 1)
 	}

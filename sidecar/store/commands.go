@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 const (
@@ -48,13 +48,13 @@ type commands struct {
 	mu       sync.Mutex // guards what follows, and the pipeline's state; never held during I/O or a callback
 	renewals lanes      // Renew and Check
 	deletes  lanes      // Drops that can wait
-	others   fifo[locktable.Op]
+	others   fifo[redisop.Op]
 	listener listener
 	queries  fifo[*query]
 	pipe     *pipeline // nil while down
 	closing  bool
 	closed   bool
-	batch    []locktable.Op // emptied, for pump
+	batch    []redisop.Op // emptied, for pump
 
 	unsentOps atomic.Int64 // the length of others
 	roundTrip atomic.Int64 // of the last command that Redis answered, ns; 0: there was none
@@ -105,7 +105,7 @@ func newCommands(cfg Config, d *dialer) *commands {
 	return c
 }
 
-func (c *commands) do(ops []locktable.Op) {
+func (c *commands) do(ops []redisop.Op) {
 	if len(ops) == 0 {
 		return
 	}
@@ -116,7 +116,7 @@ func (c *commands) do(ops []locktable.Op) {
 	}
 	for i := range ops {
 		switch k := ops[i].Kind; {
-		case k == locktable.Renew || k == locktable.Check:
+		case k == redisop.Renew || k == redisop.Check:
 			c.renewals.push(ops[i])
 		case ops[i].CanWait:
 			c.deletes.push(ops[i])
@@ -258,7 +258,7 @@ func (c *commands) run() {
 }
 
 // drainQueued takes all operations that wait to be sent.
-func (c *commands) drainQueued() []locktable.Op {
+func (c *commands) drainQueued() []redisop.Op {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ops := c.renewals.pop(nil, c.renewals.len())
@@ -457,13 +457,13 @@ func (c *commands) onDisconnect() {
 }
 
 // A resultPool has slices for results that were given back.
-type resultPool chan []locktable.Result
+type resultPool chan []redisop.Result
 
 // maxSpareResults bounds a slice that is kept: 480 KiB.
 const maxSpareResults = 1 << 12
 
 // get returns an empty slice.
-func (p resultPool) get() []locktable.Result {
+func (p resultPool) get() []redisop.Result {
 	select {
 	case results := <-p:
 		return results
@@ -472,7 +472,7 @@ func (p resultPool) get() []locktable.Result {
 	}
 }
 
-func (p resultPool) put(results []locktable.Result) {
+func (p resultPool) put(results []redisop.Result) {
 	if cap(results) == 0 || cap(results) > maxSpareResults {
 		return
 	}
@@ -483,17 +483,17 @@ func (p resultPool) put(results []locktable.Result) {
 	}
 }
 
-func (c *commands) deliver(results []locktable.Result, raised *Identity) {
+func (c *commands) deliver(results []redisop.Result, raised *Identity) {
 	if c.cfg.OnResults != nil {
 		c.cfg.OnResults(results, raised)
 	}
 }
 
 // unsent answers ops without sending them.
-func (c *commands) unsent(ops []locktable.Op) []locktable.Result {
-	results := make([]locktable.Result, len(ops))
+func (c *commands) unsent(ops []redisop.Op) []redisop.Result {
+	results := make([]redisop.Result, len(ops))
 	for i, op := range ops {
-		results[i] = locktable.Result{Kind: op.Kind, Name: op.Name, Outcome: locktable.NotSent, Msg: c.why}
+		results[i] = redisop.Result{Kind: op.Kind, Name: op.Name, Outcome: redisop.NotSent, Msg: c.why}
 	}
 	return results
 }

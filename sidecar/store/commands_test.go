@@ -22,7 +22,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 func TestOpenRefusesWhatIsNoRedisURL(t *testing.T) {
@@ -215,7 +215,7 @@ func TestDownSaysWhatIsWrong(t *testing.T) {
 			if !strings.Contains(why, "Redis") || strings.Contains(why, secret) {
 				t.Errorf("got %q, want a sentence about Redis without the password", why)
 			}
-			if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.NotSent || res.Msg == "" {
+			if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.NotSent || res.Msg == "" {
 				t.Errorf("got %+v, want Unsent and the reason", res)
 			}
 			if strings.Contains(r.logged(), secret) {
@@ -256,7 +256,7 @@ func TestOneConnectionAndNoMore(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
 	r := connected(t, s.url())
-	var ops []locktable.Op
+	var ops []redisop.Op
 	for i := range 3000 {
 		ops = append(ops, takeOp(fmt.Sprint("lock:", i), 1))
 	}
@@ -288,10 +288,10 @@ func TestKilledConnectionsUnderLoad(t *testing.T) {
 	r := connected(t, s.url())
 	const rounds, width, start = 30, 400, int64(1) << 52
 	random := rand.New(rand.NewPCG(1, 2))
-	counts := map[locktable.Outcome]int{}
+	counts := map[redisop.Outcome]int{}
 	for round := range rounds {
 		pipe := a.Pipeline()
-		ops := make([]locktable.Op, width)
+		ops := make([]redisop.Op, width)
 		for i := range ops {
 			ops[i] = takeOp(fmt.Sprintf("lock:%d:%d", round, i), 1)
 			pipe.Set(ctx, counterOf(ops[i].Name), start, 0)
@@ -316,7 +316,7 @@ func TestKilledConnectionsUnderLoad(t *testing.T) {
 		if err := <-killed; err != nil {
 			t.Fatal(err)
 		}
-		results := map[string]locktable.Result{}
+		results := map[string]redisop.Result{}
 		for len(results) < width {
 			for _, res := range recv(t, r.results, "result") {
 				if _, twice := results[res.Name]; twice {
@@ -329,10 +329,10 @@ func TestKilledConnectionsUnderLoad(t *testing.T) {
 			counts[res.Outcome]++
 			drawn := must(a.Get(ctx, counterOf(name)).Int64()) - start
 			switch {
-			case res.Outcome == locktable.Done && drawn == 1 && res.Token == uint64(start+1):
-			case res.Outcome == locktable.NotSent && drawn == 0:
-			case res.Outcome == locktable.Retryable && drawn == 0 && strings.Contains(res.Msg, "NOSCRIPT"): // cut off before it could be taught
-			case res.Outcome == locktable.Unknown && (drawn == 0 || drawn == 1):
+			case res.Outcome == redisop.Done && drawn == 1 && res.Token == uint64(start+1):
+			case res.Outcome == redisop.NotSent && drawn == 0:
+			case res.Outcome == redisop.Retryable && drawn == 0 && strings.Contains(res.Msg, "NOSCRIPT"): // cut off before it could be taught
+			case res.Outcome == redisop.Unknown && (drawn == 0 || drawn == 1):
 			default:
 				t.Errorf("%+v, but the script ran %d times", res, drawn)
 			}
@@ -366,12 +366,12 @@ func TestRestartOfRedisIsLossOfData(t *testing.T) {
 
 	s.stop()
 	recv(t, r.unsubscribed, "end of the subscription")
-	if res := r.one(renewOp("lock", 1)); res.Outcome != locktable.Unknown && res.Outcome != locktable.NotSent {
+	if res := r.one(renewOp("lock", 1)); res.Outcome != redisop.Unknown && res.Outcome != redisop.NotSent {
 		t.Errorf("got %+v", res)
 	}
 	r.down()
 	for range 10 {
-		if res := r.one(renewOp("lock", 1)); res.Outcome != locktable.NotSent {
+		if res := r.one(renewOp("lock", 1)); res.Outcome != redisop.NotSent {
 			t.Errorf("got %+v", res)
 		}
 	}
@@ -388,7 +388,7 @@ func TestRestartOfRedisIsLossOfData(t *testing.T) {
 		}
 		last = why
 	}
-	if res := r.one(renewOp("lock", 1)); res.Outcome != locktable.KeyMissing {
+	if res := r.one(renewOp("lock", 1)); res.Outcome != redisop.KeyMissing {
 		t.Errorf("got %+v", res)
 	}
 	if res := r.one(takeOp("lock", 1)); res.Token <= first {
@@ -429,7 +429,7 @@ func TestLastReasonOfAnOutageIsReported(t *testing.T) {
 	a = s.admin()
 	setPassword("first")
 	r.up()
-	if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
 		t.Errorf("got %+v", res)
 	}
 	s.stop()
@@ -463,7 +463,7 @@ func TestDemotedMasterIsLeft(t *testing.T) {
 	recv(t, r.subscribed, "subscription")
 	must(a.ReplicaOf(ctx, "127.0.0.1", other.port).Result())
 	res := r.one(takeOp("lock", 1))
-	if res.Outcome != locktable.Retryable || !strings.Contains(res.Msg, "read-only replica") {
+	if res.Outcome != redisop.Retryable || !strings.Contains(res.Msg, "read-only replica") {
 		t.Errorf("got %+v, want Busy", res)
 	}
 	if why := r.down(); !strings.Contains(why, "read-only replica") {
@@ -475,7 +475,7 @@ func TestDemotedMasterIsLeft(t *testing.T) {
 	}
 	recv(t, r.unsubscribed, "end of the subscription: it may have led elsewhere")
 	recv(t, r.subscribed, "subscription")
-	if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
 		t.Errorf("got %+v", res)
 	}
 }
@@ -490,7 +490,7 @@ func TestStalledRedis(t *testing.T) {
 	s.signal(syscall.SIGSTOP)
 	start := time.Now()
 	res := r.one(takeOp("lock", 1))
-	if res.Outcome != locktable.Unknown || !strings.Contains(res.Msg, "did not answer within 300ms") {
+	if res.Outcome != redisop.Unknown || !strings.Contains(res.Msg, "did not answer within 300ms") {
 		t.Errorf("got %+v, want Unknown", res)
 	}
 	if took := time.Since(start); took < 300*time.Millisecond {
@@ -579,24 +579,24 @@ func TestBusyAndRefused(t *testing.T) {
 		a.ConfigSet(ctx, "maxmemory", "1")
 		defer a.ConfigSet(ctx, "maxmemory", "0")
 		got := r.ask(takeOp("free", 1), renewOp("held", 1), dropOp("nothing", 1))
-		if got[0].Outcome != locktable.Retryable || !strings.Contains(got[0].Msg, "out of memory") {
+		if got[0].Outcome != redisop.Retryable || !strings.Contains(got[0].Msg, "out of memory") {
 			t.Errorf("take: %+v", got[0])
 		}
-		if got[1].Outcome != locktable.Done || got[2].Outcome != locktable.Done {
+		if got[1].Outcome != redisop.Done || got[2].Outcome != redisop.Done {
 			t.Errorf("keep: %+v, drop: %+v", got[1], got[2])
 		}
 		// Nor do other changes of a lock that is held: entered again, passed on.
 		twice := renewOp("held", 1)
 		twice.Count = 2
-		if res := r.one(twice); res.Outcome != locktable.Done || a.HGet(ctx, "held", field(ourUUID, 1)).Val() != "2" {
+		if res := r.one(twice); res.Outcome != redisop.Done || a.HGet(ctx, "held", field(ourUUID, 1)).Val() != "2" {
 			t.Errorf("entered again: %+v", res)
 		}
 		next := takeOp("held", 2)
 		next.RequireExisting, next.Reserve = true, 64
-		if res := r.one(next); res.Outcome != locktable.Done || res.Token == 0 || !a.HExists(ctx, "held", field(ourUUID, 2)).Val() {
+		if res := r.one(next); res.Outcome != redisop.Done || res.Token == 0 || !a.HExists(ctx, "held", field(ourUUID, 2)).Val() {
 			t.Errorf("passed on: %+v", res)
 		}
-		if res := r.one(renewOp("held", 3)); res.Outcome != locktable.Done || !a.HExists(ctx, "held", field(ourUUID, 3)).Val() {
+		if res := r.one(renewOp("held", 3)); res.Outcome != redisop.Done || !a.HExists(ctx, "held", field(ourUUID, 3)).Val() {
 			t.Errorf("passed on and renewed: %+v", res)
 		}
 		if n := a.HLen(ctx, "held").Val(); n != 1 {
@@ -607,7 +607,7 @@ func TestBusyAndRefused(t *testing.T) {
 		a.ConfigSet(ctx, "min-replicas-to-write", "1")
 		defer a.ConfigSet(ctx, "min-replicas-to-write", "0")
 		for _, res := range r.ask(takeOp("free", 1), renewOp("held", 3), dropOp("held", 3)) {
-			if res.Outcome != locktable.Retryable || !strings.Contains(res.Msg, "too few replicas") {
+			if res.Outcome != redisop.Retryable || !strings.Contains(res.Msg, "too few replicas") {
 				t.Errorf("got %+v", res)
 			}
 		}
@@ -623,29 +623,29 @@ func TestBusyAndRefused(t *testing.T) {
 }
 
 func TestOutcomes(t *testing.T) {
-	for text, want := range map[string]locktable.Outcome{
-		"LOADING Redis is loading the dataset in memory":                    locktable.Retryable,
-		"READONLY You can't write against a read only replica.":             locktable.Retryable,
-		"OOM command not allowed when used memory > 'maxmemory'.":           locktable.Retryable,
-		"BUSY Redis is busy running a script.":                              locktable.Retryable,
-		"MISCONF Redis is configured to save RDB snapshots":                 locktable.Retryable,
-		"CLUSTERDOWN The cluster is down":                                   locktable.Retryable,
-		"MASTERDOWN Link with MASTER is down":                               locktable.Retryable,
-		"NOREPLICAS Not enough good replicas to write.":                     locktable.Retryable,
-		"TRYAGAIN Multiple keys request during rehashing of slot":           locktable.Retryable,
-		"NOSCRIPT No matching script. Please use EVAL.":                     locktable.Retryable,
-		"NOAUTH Authentication required.":                                   locktable.Retryable,
-		"NOPERM this user has no permissions to access one of the keys":     locktable.Refused,
-		"WRONGTYPE Operation against a key holding the wrong kind of value": locktable.Refused,
-		"ERR value is not an integer or out of range":                       locktable.Refused,
-		"MOVED 866 127.0.0.1:7001":                                          locktable.Refused,
-		"CROSSSLOT Keys in request don't hash to the same slot":             locktable.Refused,
-		"SOMETHING new that we have never heard of":                         locktable.Refused,
+	for text, want := range map[string]redisop.Outcome{
+		"LOADING Redis is loading the dataset in memory":                    redisop.Retryable,
+		"READONLY You can't write against a read only replica.":             redisop.Retryable,
+		"OOM command not allowed when used memory > 'maxmemory'.":           redisop.Retryable,
+		"BUSY Redis is busy running a script.":                              redisop.Retryable,
+		"MISCONF Redis is configured to save RDB snapshots":                 redisop.Retryable,
+		"CLUSTERDOWN The cluster is down":                                   redisop.Retryable,
+		"MASTERDOWN Link with MASTER is down":                               redisop.Retryable,
+		"NOREPLICAS Not enough good replicas to write.":                     redisop.Retryable,
+		"TRYAGAIN Multiple keys request during rehashing of slot":           redisop.Retryable,
+		"NOSCRIPT No matching script. Please use EVAL.":                     redisop.Retryable,
+		"NOAUTH Authentication required.":                                   redisop.Retryable,
+		"NOPERM this user has no permissions to access one of the keys":     redisop.Refused,
+		"WRONGTYPE Operation against a key holding the wrong kind of value": redisop.Refused,
+		"ERR value is not an integer or out of range":                       redisop.Refused,
+		"MOVED 866 127.0.0.1:7001":                                          redisop.Refused,
+		"CROSSSLOT Keys in request don't hash to the same slot":             redisop.Refused,
+		"SOMETHING new that we have never heard of":                         redisop.Refused,
 
 		// As 6.2 tells what happened inside of a script.
-		"@user_script: 64: -OOM command not allowed when used memory > 'maxmemory'.\r\n": locktable.Retryable,
-		"@user_script: 64: -READONLY You can't write against a read only replica.":       locktable.Retryable,
-		"@user_script: 64: The user executing the script can't run this command":         locktable.Refused,
+		"@user_script: 64: -OOM command not allowed when used memory > 'maxmemory'.\r\n": redisop.Retryable,
+		"@user_script: 64: -READONLY You can't write against a read only replica.":       redisop.Retryable,
+		"@user_script: 64: The user executing the script can't run this command":         redisop.Refused,
 	} {
 		if got := outcomeOf(code(text)); got != want {
 			t.Errorf("%q: outcome %d, want %d", text, got, want)
@@ -669,12 +669,12 @@ var leastRules = []string{"~*", "&*", "+evalsha", "+script|load", "+time",
 func TestLeastPermissions(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.userURL("least", leastRules...))
-	var ops []locktable.Op
+	var ops []redisop.Op
 	for i := range 10 {
 		ops = append(ops, takeOp(fmt.Sprint(i), 1), renewOp(fmt.Sprint(i), 1), dropOp(fmt.Sprint(i), 1))
 	}
 	for _, op := range ops {
-		if res := r.one(op); res.Outcome != locktable.Done {
+		if res := r.one(op); res.Outcome != redisop.Done {
 			t.Errorf("%+v: %+v", op, res)
 		}
 	}
@@ -696,7 +696,7 @@ func TestPermissions(t *testing.T) {
 	a := s.admin()
 	t.Run("a key that is denied is Refused, and its batch mates are not", func(t *testing.T) {
 		r := connected(t, s.userURL("keys", "~ok:*", "~redisson_lock_token:{ok:*", "&*", "+@all"))
-		var ops []locktable.Op
+		var ops []redisop.Op
 		for i := range 300 {
 			name := fmt.Sprint("ok:", i)
 			if i%100 == 50 {
@@ -708,10 +708,10 @@ func TestPermissions(t *testing.T) {
 		ops = append(ops, takeOp("ok:x", 1), takeOp("no:x", 1), dropOp("no:y", 1))
 		for i, res := range r.ask(ops...) {
 			if strings.HasPrefix(ops[i].Name, "ok:") {
-				if res.Outcome != locktable.Done {
+				if res.Outcome != redisop.Done {
 					t.Errorf("%+v", res)
 				}
-			} else if res.Outcome != locktable.Refused || !strings.Contains(res.Msg, "ACL") {
+			} else if res.Outcome != redisop.Refused || !strings.Contains(res.Msg, "ACL") {
 				t.Errorf("%+v", res)
 			}
 		}
@@ -720,15 +720,15 @@ func TestPermissions(t *testing.T) {
 		r := connected(t, s.userURL("nonumsub", "~*", "&*", "+@all", "-pubsub"))
 		op := takeOp("a", 1)
 		op.Reserve = 2
-		if res := r.one(op); res.Outcome != locktable.Done || res.Listeners != -1 {
+		if res := r.one(op); res.Outcome != redisop.Done || res.Listeners != -1 {
 			t.Errorf("%+v", res)
 		}
-		if res := r.one(dropOp("a", 1)); res.Outcome != locktable.Done || res.Listeners != 0 {
+		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != 0 {
 			t.Errorf("nobody has heard it: %+v", res)
 		}
 		r.Subscribe("a")
 		recv(t, r.subscribed, "subscription")
-		if res := r.one(dropOp("a", 1)); res.Outcome != locktable.Done || res.Listeners != -1 {
+		if res := r.one(dropOp("a", 1)); res.Outcome != redisop.Done || res.Listeners != -1 {
 			t.Errorf("somebody has heard it: %+v", res)
 		}
 	})
@@ -737,7 +737,7 @@ func TestPermissions(t *testing.T) {
 		for i := range 3 {
 			name := fmt.Sprint("quiet:", i)
 			r.one(takeOp(name, 1))
-			if res := r.one(dropOp(name, 1)); res.Outcome != locktable.Done || a.Exists(ctx, name).Val() != 0 {
+			if res := r.one(dropOp(name, 1)); res.Outcome != redisop.Done || a.Exists(ctx, name).Val() != 0 {
 				t.Errorf("%+v", res)
 			}
 		}
@@ -748,7 +748,7 @@ func TestPermissions(t *testing.T) {
 	t.Run("without PEXPIRE no lock stays for ever", func(t *testing.T) {
 		r := connected(t, s.userURL("nopexpire", "~*", "&*", "+@all", "-pexpire"))
 		res := r.one(takeOp("forever", 1))
-		if res.Outcome != locktable.Refused || a.Exists(ctx, "forever").Val() != 0 {
+		if res.Outcome != redisop.Refused || a.Exists(ctx, "forever").Val() != 0 {
 			t.Errorf("%+v, key exists: %d", res, a.Exists(ctx, "forever").Val())
 		}
 		if !strings.Contains(res.Msg, `does not permit this user a command that the lock "forever" needs`) {
@@ -760,12 +760,12 @@ func TestPermissions(t *testing.T) {
 		for _, tt := range []struct {
 			denied string
 			hash   map[string]string
-			ops    []locktable.Op
+			ops    []redisop.Op
 		}{
-			{"hlen", theirs, []locktable.Op{takeOp("a", 1), dropOp("a", 1), renewOp("a", 1)}},
-			{"hdel", theirs, []locktable.Op{dropOp("a", 1)}},
-			{"hkeys", theirs, []locktable.Op{takeOp("a", 1), dropOp("a", 1), renewOp("a", 1)}},
-			{"hget", theirs, []locktable.Op{renewOp("a", 1)}},
+			{"hlen", theirs, []redisop.Op{takeOp("a", 1), dropOp("a", 1), renewOp("a", 1)}},
+			{"hdel", theirs, []redisop.Op{dropOp("a", 1)}},
+			{"hkeys", theirs, []redisop.Op{takeOp("a", 1), dropOp("a", 1), renewOp("a", 1)}},
+			{"hget", theirs, []redisop.Op{renewOp("a", 1)}},
 		} {
 			a.FlushAll(ctx)
 			if tt.hash != nil {
@@ -773,7 +773,7 @@ func TestPermissions(t *testing.T) {
 			}
 			r := connected(t, s.userURL("no"+tt.denied, "~*", "&*", "+@all", "-"+tt.denied))
 			for _, op := range tt.ops {
-				if res := r.one(op); res.Outcome != locktable.Refused || !strings.Contains(res.Msg, "does not permit this user a command") {
+				if res := r.one(op); res.Outcome != redisop.Refused || !strings.Contains(res.Msg, "does not permit this user a command") {
 					t.Errorf("without %s: %+v", tt.denied, res)
 				}
 			}
@@ -787,7 +787,7 @@ func TestPermissions(t *testing.T) {
 		for range 2 {
 			a.ScriptFlush(ctx)
 			for _, res := range r.ask(takeOp("b", 1), takeOp("c", 1), renewOp("d", 1), dropOp("e", 1), dropOp("f", 1)) {
-				if res.Outcome != locktable.Done && res.Kind != locktable.Renew {
+				if res.Outcome != redisop.Done && res.Kind != redisop.Renew {
 					t.Errorf("%+v", res)
 				}
 			}
@@ -796,7 +796,7 @@ func TestPermissions(t *testing.T) {
 	t.Run("a right that is taken away is Refused", func(t *testing.T) {
 		r := connected(t, s.userURL("fallen", "~*", "&*", "+@all"))
 		must(a.ACLSetUser(ctx, "fallen", "-evalsha").Result())
-		if res := r.one(takeOp("b", 1)); res.Outcome != locktable.Refused {
+		if res := r.one(takeOp("b", 1)); res.Outcome != redisop.Refused {
 			t.Errorf("%+v", res)
 		}
 	})
@@ -816,7 +816,7 @@ func TestTLSUserPasswordAndDatabase(t *testing.T) {
 	recv(t, r.subscribed, "subscription")
 	op := takeOp("lock", 1)
 	op.Reserve = 2
-	if res := r.one(op); res.Outcome != locktable.Done || res.Listeners != 1 {
+	if res := r.one(op); res.Outcome != redisop.Done || res.Listeners != 1 {
 		t.Errorf("%+v", res)
 	}
 	c := redis.NewClient(&redis.Options{Network: "unix", Addr: s.socket(), DB: 3, ClientName: "admin"})
@@ -884,12 +884,12 @@ func TestSuccessorGoesOn(t *testing.T) {
 	if len(ids) != 1 || ids[0] == fmt.Sprint(before.id.ClientID) {
 		t.Errorf("connections %v; that of the predecessor was %d", ids, before.id.ClientID)
 	}
-	if res := after.one(renewOp("lock", 7)); res.Outcome != locktable.Done {
+	if res := after.one(renewOp("lock", 7)); res.Outcome != redisop.Done {
 		t.Errorf("its lock: %+v", res)
 	}
 	next := takeOp("lock", 8)
 	next.RequireExisting = true
-	if res := after.one(next); res.Outcome != locktable.Done || res.Token <= first {
+	if res := after.one(next); res.Outcome != redisop.Done || res.Token <= first {
 		t.Errorf("its lock, passed on: %+v after token %d", res, first)
 	}
 }
@@ -972,7 +972,7 @@ func TestCloseSendsWhatIsQueued(t *testing.T) {
 	s := startRedis(t)
 	a := s.admin()
 	r := connected(t, s.url())
-	var takes, drops []locktable.Op
+	var takes, drops []redisop.Op
 	for i := range 5000 {
 		takes = append(takes, takeOp(fmt.Sprint(i), 1))
 		drops = append(drops, dropOp(fmt.Sprint(i), 1))
@@ -988,7 +988,7 @@ func TestCloseSendsWhatIsQueued(t *testing.T) {
 		select {
 		case results := <-r.results:
 			for _, res := range results {
-				if res.Outcome != locktable.Done {
+				if res.Outcome != redisop.Done {
 					t.Errorf("%+v", res)
 				}
 			}
@@ -1015,7 +1015,7 @@ func TestCloseDoesNotWaitForAStalledRedis(t *testing.T) {
 	r.Subscribe("lock")
 	recv(t, r.subscribed, "subscription")
 	s.signal(syscall.SIGSTOP)
-	var ops []locktable.Op
+	var ops []redisop.Op
 	for i := range 2000 {
 		ops = append(ops, takeOp(fmt.Sprint(i), 1))
 	}
@@ -1029,7 +1029,7 @@ func TestCloseDoesNotWaitForAStalledRedis(t *testing.T) {
 	for len(r.results) > 0 {
 		for _, res := range <-r.results {
 			n++
-			if res.Outcome != locktable.Unknown && res.Outcome != locktable.NotSent {
+			if res.Outcome != redisop.Unknown && res.Outcome != redisop.NotSent {
 				t.Errorf("%+v", res)
 			}
 		}
@@ -1043,17 +1043,17 @@ func TestCloseWhileRedisIsAway(t *testing.T) {
 	r := open(t, "redis://127.0.0.1:"+freePort(t))
 	r.Subscribe("lock")
 	r.down()
-	r.Do([]locktable.Op{dropOp("a", 1)})
+	r.Do([]redisop.Op{dropOp("a", 1)})
 	if err := r.Close(ctx); err != nil {
 		t.Error(err)
 	}
-	if res := recv(t, r.results, "result")[0]; res.Outcome != locktable.NotSent {
+	if res := recv(t, r.results, "result")[0]; res.Outcome != redisop.NotSent {
 		t.Errorf("%+v", res)
 	}
 }
 
 // next returns the next n results, in their order.
-func (r *recorder) next(n int) (all []locktable.Result) {
+func (r *recorder) next(n int) (all []redisop.Result) {
 	r.t.Helper()
 	for len(all) < n {
 		all = append(all, recv(r.t, r.results, "results")...)
@@ -1063,25 +1063,25 @@ func (r *recorder) next(n int) (all []locktable.Result) {
 
 // overtakes checks that some operations get their results among the first, which are so many,
 // although a crowd was queued before them.
-func (r *recorder) overtakes(t *testing.T, first int, crowd []locktable.Op, late ...locktable.Op) {
+func (r *recorder) overtakes(t *testing.T, first int, crowd []redisop.Op, late ...redisop.Op) {
 	t.Helper()
 	r.Do(append(crowd, late...))
 	all := r.next(len(crowd) + len(late))
 	for _, op := range late {
-		i := slices.IndexFunc(all, func(res locktable.Result) bool { return res.Name == op.Name })
+		i := slices.IndexFunc(all, func(res redisop.Result) bool { return res.Name == op.Name })
 		if i >= first {
 			t.Errorf("of %d results, %d came before that of %q", len(all), i, op.Name)
 		}
 	}
 }
 
-func ofUser(uid int64, op locktable.Op) locktable.Op { op.User = uid; return op }
+func ofUser(uid int64, op redisop.Op) redisop.Op { op.User = uid; return op }
 
-func thatCanWait(op locktable.Op) locktable.Op { op.CanWait = true; return op }
+func thatCanWait(op redisop.Op) redisop.Op { op.CanWait = true; return op }
 
 func TestRenewalsAreNotStarved(t *testing.T) {
 	r := connected(t, startRedis(t).url())
-	var takes []locktable.Op
+	var takes []redisop.Op
 	for i := range 20 * batchOthers {
 		takes = append(takes, takeOp(fmt.Sprint(i), 1))
 	}
@@ -1090,11 +1090,11 @@ func TestRenewalsAreNotStarved(t *testing.T) {
 
 func TestRenewalsOfOneUserDoNotDelayThoseOfAnother(t *testing.T) {
 	r := connected(t, startRedis(t).url())
-	var renewals []locktable.Op
+	var renewals []redisop.Op
 	for i := range 20 * batchRenewals {
 		op := ofUser(1001, renewOp(fmt.Sprint(i), 1))
 		if i%2 == 0 {
-			op.Kind, op.LeaseMS = locktable.Check, 0
+			op.Kind, op.LeaseMS = redisop.Check, 0
 		}
 		renewals = append(renewals, op)
 	}
@@ -1102,7 +1102,7 @@ func TestRenewalsOfOneUserDoNotDelayThoseOfAnother(t *testing.T) {
 }
 
 // dropsThatCanWait are those of many locks of one user that end at once.
-func dropsThatCanWait() (drops []locktable.Op) {
+func dropsThatCanWait() (drops []redisop.Op) {
 	for i := range 40 * batchDeletes {
 		drops = append(drops, thatCanWait(ofUser(1001, dropOp(fmt.Sprint(i), 1))))
 	}
@@ -1134,19 +1134,19 @@ func TestTakeTakesTheDropOfItsLockAlong(t *testing.T) {
 		if inBacklog {
 			ops = slices.Insert(ops, len(crowd)/2, drop)
 		} else {
-			r.Do([]locktable.Op{drop})
+			r.Do([]redisop.Op{drop})
 		}
 		r.Do(ops)
-		var kinds []locktable.OpKind
+		var kinds []redisop.OpKind
 		for i, res := range r.next(len(crowd) + 2) {
 			if res.Name != "held" {
 				continue
 			}
-			if kinds = append(kinds, res.Kind); res.Outcome != locktable.Done || i > len(crowd)/4 {
+			if kinds = append(kinds, res.Kind); res.Outcome != redisop.Done || i > len(crowd)/4 {
 				t.Errorf("%+v came after %d results", res, i)
 			}
 		}
-		if want := []locktable.OpKind{locktable.Drop, locktable.Take}; !slices.Equal(kinds, want) {
+		if want := []redisop.OpKind{redisop.Drop, redisop.Take}; !slices.Equal(kinds, want) {
 			t.Errorf("results of kinds %v, want %v", kinds, want)
 		}
 	}
@@ -1157,7 +1157,7 @@ func TestTakeTakesTheDropOfItsLockAlong(t *testing.T) {
 func TestLanesLoseNothing(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var s lanes
-	left := make(map[string]locktable.Op)
+	left := make(map[string]redisop.Op)
 	var next uint64
 	popped := make(map[int64]uint64) // the last hold of each user
 	for step := range 200_000 {
@@ -1192,7 +1192,7 @@ func TestLanesLoseNothing(t *testing.T) {
 			t.Fatalf("step %d: %d operations and %d places, want %d", step, s.len(), len(s.drops), len(left))
 		}
 		for _, l := range s.byUser {
-			if n := l.ops.len(); n > 0 && l.ops.newest().Kind == locktable.NoOp {
+			if n := l.ops.len(); n > 0 && l.ops.newest().Kind == redisop.NoOp {
 				t.Fatalf("step %d: a lane ends with one that was removed", step)
 			}
 		}
@@ -1209,7 +1209,7 @@ func TestLanes(t *testing.T) {
 	for range 2000 {
 		for range random.IntN(300) {
 			user := random.Int64N(5) - 1
-			l.push(locktable.Op{Kind: locktable.Renew, User: user, HoldID: in[user]})
+			l.push(redisop.Op{Kind: redisop.Renew, User: user, HoldID: in[user]})
 			in[user]++
 			total++
 		}
@@ -1285,12 +1285,12 @@ func TestFloorNeverFalls(t *testing.T) {
 }
 
 func TestLane(t *testing.T) {
-	var l fifo[locktable.Op]
+	var l fifo[redisop.Op]
 	random := rand.New(rand.NewPCG(3, 4))
 	var in, out uint64
 	for range 2000 {
 		for range random.IntN(300) {
-			l.push(locktable.Op{HoldID: in})
+			l.push(redisop.Op{HoldID: in})
 			in++
 		}
 		for _, op := range l.pop(nil, random.IntN(300)) {
@@ -1316,35 +1316,35 @@ func TestStrangeRepliesAreUnknown(t *testing.T) {
 	take, keep, drop := takeOp("t", 1), renewOp("k", 1), dropOp("d", 1)
 	for _, tt := range []struct {
 		reply string
-		ops   []locktable.Op
+		ops   []redisop.Op
 	}{
-		{"*0\r\n", []locktable.Op{take}},
-		{":5\r\n", []locktable.Op{take}},
-		{"+OK\r\n", []locktable.Op{take}},
-		{"$-1\r\n", []locktable.Op{keep}},
-		{"*1\r\n:1\r\n", []locktable.Op{keep, renewOp("k2", 1)}},
-		{"*2\r\n:1\r\n:1\r\n", []locktable.Op{take}},
-		{"*1\r\n*2\r\n:-1\r\n:1\r\n", []locktable.Op{take}},
-		{"*1\r\n$0\r\n\r\n", []locktable.Op{take}},
-		{"*1\r\n$0\r\n\r\n", []locktable.Op{drop}},
-		{"*1\r\n*2\r\n:1\r\n$1\r\nx\r\n", []locktable.Op{take}},
-		{"*1\r\n*3\r\n:1\r\n:1\r\n:1\r\n", []locktable.Op{take}},
-		{"*1\r\n:9\r\n", []locktable.Op{keep}},
-		{"*1\r\n*1\r\n:1\r\n", []locktable.Op{keep}},
-		{"*1\r\n*2\r\n$1\r\nx\r\n:1\r\n", []locktable.Op{keep}},
-		{"*1\r\n:-4\r\n", []locktable.Op{drop}},
-		{"*1\r\n*1\r\n:-1\r\n", []locktable.Op{drop}},
-		{"*1\r\n*2\r\n:-3\r\n:4\r\n", []locktable.Op{drop}},
-		{"*1\r\n*2\r\n:0\r\n:0\r\n", []locktable.Op{drop}},
-		{"*1\r\n*4\r\n:1\r\n:1\r\n:-1\r\n:0\r\n", []locktable.Op{take}},
-		{"*1\r\n*6\r\n:1\r\n$1\r\nx\r\n:1\r\n:-1\r\n:7\r\n:0\r\n", []locktable.Op{take}},
-		{"*1\r\n*6\r\n:1\r\n$1\r\nx\r\n:1\r\n:0\r\n:0\r\n:0\r\n", []locktable.Op{take}},
-		{"*2\r\n:1\r\n$-1\r\n", []locktable.Op{take, drop}},
-		{"~1\r\n:5\r\n", []locktable.Op{take}},
-		{"%1\r\n:5\r\n:5\r\n", []locktable.Op{take, drop}},
-		{"*1\r\n~2\r\n:5\r\n:1\r\n", []locktable.Op{take}},
-		{"*1\r\n#t\r\n", []locktable.Op{keep}},
-		{"*1\r\n,1\r\n", []locktable.Op{keep}},
+		{"*0\r\n", []redisop.Op{take}},
+		{":5\r\n", []redisop.Op{take}},
+		{"+OK\r\n", []redisop.Op{take}},
+		{"$-1\r\n", []redisop.Op{keep}},
+		{"*1\r\n:1\r\n", []redisop.Op{keep, renewOp("k2", 1)}},
+		{"*2\r\n:1\r\n:1\r\n", []redisop.Op{take}},
+		{"*1\r\n*2\r\n:-1\r\n:1\r\n", []redisop.Op{take}},
+		{"*1\r\n$0\r\n\r\n", []redisop.Op{take}},
+		{"*1\r\n$0\r\n\r\n", []redisop.Op{drop}},
+		{"*1\r\n*2\r\n:1\r\n$1\r\nx\r\n", []redisop.Op{take}},
+		{"*1\r\n*3\r\n:1\r\n:1\r\n:1\r\n", []redisop.Op{take}},
+		{"*1\r\n:9\r\n", []redisop.Op{keep}},
+		{"*1\r\n*1\r\n:1\r\n", []redisop.Op{keep}},
+		{"*1\r\n*2\r\n$1\r\nx\r\n:1\r\n", []redisop.Op{keep}},
+		{"*1\r\n:-4\r\n", []redisop.Op{drop}},
+		{"*1\r\n*1\r\n:-1\r\n", []redisop.Op{drop}},
+		{"*1\r\n*2\r\n:-3\r\n:4\r\n", []redisop.Op{drop}},
+		{"*1\r\n*2\r\n:0\r\n:0\r\n", []redisop.Op{drop}},
+		{"*1\r\n*4\r\n:1\r\n:1\r\n:-1\r\n:0\r\n", []redisop.Op{take}},
+		{"*1\r\n*6\r\n:1\r\n$1\r\nx\r\n:1\r\n:-1\r\n:7\r\n:0\r\n", []redisop.Op{take}},
+		{"*1\r\n*6\r\n:1\r\n$1\r\nx\r\n:1\r\n:0\r\n:0\r\n:0\r\n", []redisop.Op{take}},
+		{"*2\r\n:1\r\n$-1\r\n", []redisop.Op{take, drop}},
+		{"~1\r\n:5\r\n", []redisop.Op{take}},
+		{"%1\r\n:5\r\n:5\r\n", []redisop.Op{take, drop}},
+		{"*1\r\n~2\r\n:5\r\n:1\r\n", []redisop.Op{take}},
+		{"*1\r\n#t\r\n", []redisop.Op{keep}},
+		{"*1\r\n,1\r\n", []redisop.Op{keep}},
 	} {
 		l := listen(t)
 		speak(t, l, func(args []string) string {
@@ -1355,7 +1355,7 @@ func TestStrangeRepliesAreUnknown(t *testing.T) {
 		})
 		r := connected(t, "redis://"+l.Addr().String())
 		for _, res := range r.ask(tt.ops...) {
-			if res.Outcome != locktable.Unknown || !strings.Contains(res.Msg, "cannot be understood") {
+			if res.Outcome != redisop.Unknown || !strings.Contains(res.Msg, "cannot be understood") {
 				t.Errorf("%q: got %+v", tt.reply, res)
 			}
 		}

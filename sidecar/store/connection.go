@@ -18,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // dialer knows the way to one Redis, and which keys are ours there. Immutable.
@@ -294,7 +294,7 @@ func (d *dialer) subscribe(s *readyConn) error {
 	switch {
 	case err != nil:
 		return unavailableError(d.broken(err))
-	case answer.kind == '-' && outcomeOf(code(answer.text)) == locktable.Retryable:
+	case answer.kind == '-' && outcomeOf(code(answer.text)) == redisop.Retryable:
 		return unavailablef("Redis at %s does not accept the subscription of this sidecar: %s", d.address, clip(answer.text))
 	case answer.kind == '-':
 		s.refused = reason(answer.text)

@@ -8,9 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/redis/go-redis/v9"
-
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 // What each command of a sidecar costs Redis: CPU time of the whole process, system calls
@@ -42,7 +41,7 @@ func dialHost(t testing.TB, s *server, uuid string) *host {
 }
 
 // bytes is what the store writes for ops, and how many replies that has.
-func (h *host) bytes(ops ...locktable.Op) (text []byte, replies int) {
+func (h *host) bytes(ops ...redisop.Op) (text []byte, replies int) {
 	sortForBatching(h.now, ops)
 	for len(ops) > 0 {
 		script, n := batchPrefix(ops)
@@ -85,7 +84,7 @@ func (h *host) reply() (n int) {
 	return n
 }
 
-func (h *host) ask(ops ...locktable.Op) {
+func (h *host) ask(ops ...redisop.Op) {
 	text, replies := h.bytes(ops...)
 	h.write(text)
 	for range replies {
@@ -107,7 +106,7 @@ func BenchmarkRedisCost(b *testing.B) {
 		pipeline = 64
 	)
 	lock := func(h, i int) string { return fmt.Sprintf("lock:%02d:%04d", h, i) }
-	many := func(n int, op func(i int) locktable.Op) (ops []locktable.Op) {
+	many := func(n int, op func(i int) redisop.Op) (ops []redisop.Op) {
 		for i := range n {
 			ops = append(ops, op(i))
 		}
@@ -116,34 +115,34 @@ func BenchmarkRedisCost(b *testing.B) {
 	type shape struct {
 		name  string
 		units int // of work in ops, for the figure per unit
-		ops   func(h int) []locktable.Op
-		after func(h int) []locktable.Op // follows in the same measurement
-		setup func(h int) []locktable.Op
+		ops   func(h int) []redisop.Op
+		after func(h int) []redisop.Op // follows in the same measurement
+		setup func(h int) []redisop.Op
 	}
-	others := func(int) []locktable.Op { return []locktable.Op{takeOp("contended", 1)} }
+	others := func(int) []redisop.Op { return []redisop.Op{takeOp("contended", 1)} }
 	renewals := func(n int) shape {
 		return shape{
 			name: fmt.Sprintf("renew-%d-keys", n), units: n,
-			setup: func(h int) []locktable.Op {
-				return many(n, func(i int) locktable.Op { return takeOp(lock(h, i), 1) })
+			setup: func(h int) []redisop.Op {
+				return many(n, func(i int) redisop.Op { return takeOp(lock(h, i), 1) })
 			},
-			ops: func(h int) []locktable.Op {
-				return many(n, func(i int) locktable.Op { return renewOp(lock(h, i), 1) })
+			ops: func(h int) []redisop.Op {
+				return many(n, func(i int) redisop.Op { return renewOp(lock(h, i), 1) })
 			},
 		}
 	}
 	takes := func(n int, reserve uint16) shape {
 		s := shape{
 			name: "take-and-drop", units: n,
-			ops: func(h int) []locktable.Op {
-				return many(n, func(i int) locktable.Op {
+			ops: func(h int) []redisop.Op {
+				return many(n, func(i int) redisop.Op {
 					op := takeOp(lock(h, i), 1)
 					op.Reserve = reserve
 					return op
 				})
 			},
-			after: func(h int) []locktable.Op {
-				return many(n, func(i int) locktable.Op { return dropOp(lock(h, i), 1) })
+			after: func(h int) []redisop.Op {
+				return many(n, func(i int) redisop.Op { return dropOp(lock(h, i), 1) })
 			},
 		}
 		if n > 1 {
@@ -155,10 +154,10 @@ func BenchmarkRedisCost(b *testing.B) {
 	assert.name = "assert-and-drop-pipelined" // takes that draw no token, as after a loss of data
 	for _, sh := range []shape{
 		{name: "failing-take", units: 1, ops: others, setup: others},
-		{name: "failing-take-pipelined", units: pipeline, setup: others, ops: func(int) []locktable.Op {
-			return many(pipeline, func(int) locktable.Op { return takeOp("contended", 1) })
+		{name: "failing-take-pipelined", units: pipeline, setup: others, ops: func(int) []redisop.Op {
+			return many(pipeline, func(int) redisop.Op { return takeOp("contended", 1) })
 		}},
-		{name: "drop-of-nothing", units: 1, ops: func(h int) []locktable.Op { return []locktable.Op{dropOp(lock(h, 0), 1)} }},
+		{name: "drop-of-nothing", units: 1, ops: func(h int) []redisop.Op { return []redisop.Op{dropOp(lock(h, 0), 1)} }},
 		takes(1, 1), takes(pipeline, 1), assert,
 		renewals(1), renewals(2), renewals(4), renewals(16), renewals(64), renewals(128),
 		func() shape { s := renewals(1024); s.name += "-pipelined"; return s }(),
@@ -346,8 +345,8 @@ func BenchmarkRedisMemory(b *testing.B) {
 		n, _ := strconv.ParseFloat(infoFields(s.admin().Info(ctx, "memory").Val())["used_memory"], 64)
 		return n
 	}
-	ops := make([]locktable.Op, locks)
-	all := func(op func(name string, num uint64) locktable.Op) {
+	ops := make([]redisop.Op, locks)
+	all := func(op func(name string, num uint64) redisop.Op) {
 		for i := range ops {
 			ops[i] = op(fmt.Sprintf("invoice:%06d", i), uint64(i+1))
 		}

@@ -21,7 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -203,14 +203,14 @@ type recorder struct {
 	t testing.TB
 	*Store
 	id           Identity // of the first connection, from connected
-	results      chan []locktable.Result
+	results      chan []redisop.Result
 	ups          chan upped
 	downs        chan error
 	degraded     chan string
 	subscribed   chan string
 	unsubscribed chan string
 	messages     chan string
-	awaited      locktable.Message // of this sidecar's own channel
+	awaited      redisop.Message // of this sidecar's own channel
 
 	mu  sync.Mutex // guards log
 	log strings.Builder
@@ -223,13 +223,13 @@ func (r *recorder) Write(p []byte) (int, error) {
 }
 
 // isAwaited reports whether a message of this sidecar's own channel is that which is awaited.
-func (r *recorder) isAwaited(m locktable.Message) bool {
+func (r *recorder) isAwaited(m redisop.Message) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return m == r.awaited
 }
 
-func (r *recorder) await(m locktable.Message) {
+func (r *recorder) await(m redisop.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.awaited = m
@@ -252,7 +252,7 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 	t.Helper()
 	r := &recorder{
 		t:       t,
-		results: make(chan []locktable.Result, 1<<16),
+		results: make(chan []redisop.Result, 1<<16),
 		ups:     make(chan upped, 100), downs: make(chan error, 100), degraded: make(chan string, 100),
 		subscribed: make(chan string, 10000), unsubscribed: make(chan string, 10000), messages: make(chan string, 10000),
 	}
@@ -266,16 +266,16 @@ func open(t testing.TB, url string, change ...func(*Config)) *recorder {
 	cfg := Config{
 		URL: url, UUID: ourUUID,
 		Log:            slog.New(slog.NewTextHandler(r, nil)),
-		OnResults:      func(rs []locktable.Result, _ *Identity) { r.results <- rs },
+		OnResults:      func(rs []redisop.Result, _ *Identity) { r.results <- rs },
 		OnUp:           func(lost, listening bool, id Identity) { r.ups <- upped{lost, listening, id} },
 		OnDown:         func(err error) { r.downs <- err },
 		OnDegraded:     func(why string) { r.degraded <- why },
 		OnSubscribed:   each(r.subscribed),
 		OnUnsubscribed: each(r.unsubscribed),
-		OnMessages: func(messages []locktable.Message) {
+		OnMessages: func(messages []redisop.Message) {
 			for _, m := range messages {
-				m.Conn = locktable.Conn{}
-				if m != (locktable.Message{Kind: locktable.Unlocked, Name: m.Name}) && !r.isAwaited(m) {
+				m.Conn = redisop.Conn{}
+				if m != (redisop.Message{Kind: redisop.Unlocked, Name: m.Name}) && !r.isAwaited(m) {
 					t.Errorf("message %+v", m)
 				}
 				r.messages <- m.Name
@@ -329,19 +329,19 @@ func (r *recorder) up() upped { r.t.Helper(); return recv(r.t, r.ups, "OnUp") }
 func (r *recorder) down() string { r.t.Helper(); return recv(r.t, r.downs, "OnDown").Error() }
 
 // ask carries out ops and returns their results in the order of ops.
-func (r *recorder) ask(ops ...locktable.Op) []locktable.Result {
+func (r *recorder) ask(ops ...redisop.Op) []redisop.Result {
 	r.t.Helper()
 	r.Do(ops)
-	var got []locktable.Result
+	var got []redisop.Result
 	for len(got) < len(ops) {
 		got = append(got, recv(r.t, r.results, "result")...)
 	}
 	if len(got) > len(ops) {
 		r.t.Fatalf("%d operations got %d results: %+v", len(ops), len(got), got)
 	}
-	sorted := make([]locktable.Result, len(ops))
+	sorted := make([]redisop.Result, len(ops))
 	for i, op := range ops {
-		j := slices.IndexFunc(got, func(res locktable.Result) bool { return res.Name == op.Name && res.Kind == op.Kind })
+		j := slices.IndexFunc(got, func(res redisop.Result) bool { return res.Name == op.Name && res.Kind == op.Kind })
 		if j < 0 {
 			r.t.Fatalf("no result for %+v in %+v", op, got)
 		}
@@ -350,22 +350,22 @@ func (r *recorder) ask(ops ...locktable.Op) []locktable.Result {
 	return sorted
 }
 
-func (r *recorder) one(op locktable.Op) locktable.Result { r.t.Helper(); return r.ask(op)[0] }
+func (r *recorder) one(op redisop.Op) redisop.Result { r.t.Helper(); return r.ask(op)[0] }
 
-func takeOp(name string, num uint64) locktable.Op {
-	return locktable.Op{Kind: locktable.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
+func takeOp(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000, Reserve: 1}
 }
 
-func renewOp(name string, num uint64) locktable.Op {
-	return locktable.Op{Kind: locktable.Renew, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000}
+func renewOp(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Renew, Name: name, HoldID: num, Count: 1, LeaseMS: 30_000}
 }
 
-func checkOp(name string, num uint64) locktable.Op {
-	return locktable.Op{Kind: locktable.Check, Name: name, HoldID: num, Count: 1}
+func checkOp(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Check, Name: name, HoldID: num, Count: 1}
 }
 
-func dropOp(name string, num uint64) locktable.Op {
-	return locktable.Op{Kind: locktable.Drop, Name: name, HoldID: num}
+func dropOp(name string, num uint64) redisop.Op {
+	return redisop.Op{Kind: redisop.Drop, Name: name, HoldID: num}
 }
 
 func field(uuid string, num uint64) string { return fmt.Sprintf("%s:%d", uuid, num) }

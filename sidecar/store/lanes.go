@@ -1,6 +1,6 @@
 package store
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable"
+import "github.com/locksidecar/locksidecar/sidecar/redisop"
 
 // laneTurn is how many operations of one user are sent before those of the next.
 const laneTurn = 32
@@ -20,8 +20,8 @@ type lanes struct {
 
 type lane struct {
 	user   int64
-	ops    fifo[locktable.Op] // NoOp: it was removed
-	popped uint64             // operations that it had before these
+	ops    fifo[redisop.Op] // NoOp: it was removed
+	popped uint64           // operations that it had before these
 }
 
 // lanePlace is the place of an operation.
@@ -32,7 +32,7 @@ type lanePlace struct {
 
 func (s *lanes) len() int { return s.size }
 
-func (s *lanes) push(op locktable.Op) {
+func (s *lanes) push(op redisop.Op) {
 	l := s.byUser[op.User]
 	if l == nil {
 		if l = s.spare; l == nil {
@@ -45,7 +45,7 @@ func (s *lanes) push(op locktable.Op) {
 		s.byUser[op.User] = l
 		s.turns.push(l)
 	}
-	if op.Kind == locktable.Drop {
+	if op.Kind == redisop.Drop {
 		if s.drops == nil {
 			s.drops = make(map[string]lanePlace)
 		}
@@ -57,7 +57,7 @@ func (s *lanes) push(op locktable.Op) {
 }
 
 // pop moves up to n operations to the end of dst.
-func (s *lanes) pop(dst []locktable.Op, n int) []locktable.Op {
+func (s *lanes) pop(dst []redisop.Op, n int) []redisop.Op {
 	for n > 0 && s.size > 0 {
 		l := *s.turns.front()
 		first := len(dst)
@@ -66,9 +66,9 @@ func (s *lanes) pop(dst []locktable.Op, n int) []locktable.Op {
 		kept := dst[:first]
 		for _, op := range dst[first:] {
 			switch op.Kind {
-			case locktable.NoOp:
+			case redisop.NoOp:
 				continue
-			case locktable.Drop:
+			case redisop.Drop:
 				delete(s.drops, op.Name)
 			}
 			kept = append(kept, op)
@@ -94,7 +94,7 @@ func (s *lanes) pop(dst []locktable.Op, n int) []locktable.Op {
 }
 
 // removeDrop removes the Drop of a lock, if there is one.
-func (s *lanes) removeDrop(name string) (drop locktable.Op, ok bool) {
+func (s *lanes) removeDrop(name string) (drop redisop.Op, ok bool) {
 	p, ok := s.drops[name]
 	if !ok {
 		return drop, false
@@ -102,9 +102,9 @@ func (s *lanes) removeDrop(name string) (drop locktable.Op, ok bool) {
 	delete(s.drops, name)
 	l, i := p.lane, int(p.at-p.lane.popped)
 	slot := &l.ops.head(l.ops.len())[i]
-	drop, *slot = *slot, locktable.Op{}
+	drop, *slot = *slot, redisop.Op{}
 	s.size--
-	for l.ops.len() > 0 && l.ops.newest().Kind == locktable.NoOp {
+	for l.ops.len() > 0 && l.ops.newest().Kind == redisop.NoOp {
 		l.ops.dropNewest()
 	}
 	return drop, true

@@ -10,9 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/redis/go-redis/v9"
-
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 // listeners waits until the channel of name has n subscribers.
@@ -275,7 +274,7 @@ func TestDeniedSubscriptionsAreReported(t *testing.T) {
 		r.Subscribe(fmt.Sprint(i))
 	}
 	names(t, r.unsubscribed, 10, "denial")
-	if res := r.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+	if res := r.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
 		t.Errorf("%+v", res)
 	}
 }
@@ -289,7 +288,7 @@ func TestOwnChannelThatIsDenied(t *testing.T) {
 	}
 	r.Subscribe("a")
 	recv(t, r.subscribed, "subscription")
-	if res := r.one(takeOp("a", 1)); res.Outcome != locktable.Done {
+	if res := r.one(takeOp("a", 1)); res.Outcome != redisop.Done {
 		t.Errorf("%+v", res)
 	}
 	s.admin().ClientKillByFilter(ctx, "TYPE", "pubsub")
@@ -311,10 +310,10 @@ func TestOwnChannelThatIsDenied(t *testing.T) {
 // Subscribe, on each connection.
 func TestMessagesToThisSidecar(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
-		got := make(chan locktable.Message, 100)
+		got := make(chan redisop.Message, 100)
 		r := open(t, b.url, func(c *Config) {
 			c.KeyPrefix = "app1:"
-			c.OnMessages = func(messages []locktable.Message) {
+			c.OnMessages = func(messages []redisop.Message) {
 				for _, m := range messages {
 					got <- m
 				}
@@ -329,7 +328,7 @@ func TestMessagesToThisSidecar(t *testing.T) {
 					t.Fatalf("%d receivers", n)
 				}
 			}
-			if m, want := recv(t, got, "message"), (locktable.Message{Kind: locktable.Freed, Name: "a b", PauseMS: 10}); m != want {
+			if m, want := recv(t, got, "message"), (redisop.Message{Kind: redisop.Freed, Name: "a b", PauseMS: 10}); m != want {
 				t.Errorf("%+v, want %+v", m, want)
 			}
 			if b.server == nil {

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // ownChannel returns the channel on which sidecars reach the one with this uuid. It does not
@@ -37,7 +37,7 @@ const (
 // parseMessage reads a message, and the origin that it names. Its Name is the key of the lock,
 // with the key prefix. False: the text is none of these messages. Any program that may publish
 // can have sent it.
-func parseMessage(text string) (m locktable.Message, from origin, ok bool) {
+func parseMessage(text string) (m redisop.Message, from origin, ok bool) {
 	fields := messageFields{rest: text}
 	word, name, hasOrigin := strings.Cut(fields.next(), ":")
 	if hasOrigin {
@@ -47,7 +47,7 @@ func parseMessage(text string) (m locktable.Message, from origin, ok bool) {
 	}
 	switch ok = true; word {
 	case "transfer":
-		m.Kind = locktable.Transferred
+		m.Kind = redisop.Transferred
 		// 0 is no ticket, no lease, and no token. Tokens begin at 1.
 		m.Ticket = fields.number(1, maxScriptNumber)
 		m.LastToken = fields.number(1, maxScriptNumber)
@@ -56,12 +56,12 @@ func parseMessage(text string) (m locktable.Message, from origin, ok bool) {
 		m.Waiting = uint32(fields.number(0, maxWaiting))
 		m.PassedMS = uint32(fields.number(0, maxPassedMS))
 	case "recall":
-		m.Kind = locktable.Recalled
+		m.Kind = redisop.Recalled
 	case "free":
-		m.Kind = locktable.Freed
+		m.Kind = redisop.Freed
 		m.PauseMS = uint32(fields.number(0, maxPauseMS))
 	case "requeue":
-		m.Kind = locktable.Requeue
+		m.Kind = redisop.Requeue
 		if m.NamesTicket = hasOrigin; hasOrigin {
 			m.Ticket = fields.number(1, maxScriptNumber)
 		}
@@ -70,7 +70,7 @@ func parseMessage(text string) (m locktable.Message, from origin, ok bool) {
 	}
 	m.Name = fields.rest
 	if !ok || fields.broken || m.Name == "" {
-		return locktable.Message{}, origin{}, false
+		return redisop.Message{}, origin{}, false
 	}
 	return m, from, true
 }
@@ -102,14 +102,14 @@ func (f *messageFields) number(least, most uint64) uint64 {
 
 // message reads a message that was published to this sidecar, and the origin that it names. False:
 // it is none, or not of a lock under the key prefix.
-func (k *keyspace) message(text string) (locktable.Message, origin, bool) {
+func (k *keyspace) message(text string) (redisop.Message, origin, bool) {
 	m, from, ok := parseMessage(text)
 	if !ok {
 		return m, from, false
 	}
 	name, ok := strings.CutPrefix(m.Name, k.prefix)
 	if !ok || protocol.CheckName(name) != nil || Reserved(k.prefix, name) != "" {
-		return locktable.Message{}, origin{}, false
+		return redisop.Message{}, origin{}, false
 	}
 	m.Name = name
 	return m, from, true

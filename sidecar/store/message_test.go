@@ -6,28 +6,28 @@ import (
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 var messageCases = []struct {
 	text string
-	want locktable.Message // of kind Unlocked: the text is no message
-	from string            // origin; "": the message names none
+	want redisop.Message // of kind Unlocked: the text is no message
+	from string          // origin; "": the message names none
 }{
-	{"transfer:0123abcd 7 1700000000000032 32 30000 5 49 invoice:42", locktable.Message{Kind: locktable.Transferred, Name: "invoice:42",
+	{"transfer:0123abcd 7 1700000000000032 32 30000 5 49 invoice:42", redisop.Message{Kind: redisop.Transferred, Name: "invoice:42",
 		Ticket: 7, LastToken: 1700000000000032, Tokens: 32, LeaseMS: 30000, Waiting: 5, PassedMS: 49}, "0123abcd"},
-	{"transfer 7 1700000000000032 32 30000 5 49 invoice:42", locktable.Message{Kind: locktable.Transferred, Name: "invoice:42",
+	{"transfer 7 1700000000000032 32 30000 5 49 invoice:42", redisop.Message{Kind: redisop.Transferred, Name: "invoice:42",
 		Ticket: 7, LastToken: 1700000000000032, Tokens: 32, LeaseMS: 30000, Waiting: 5, PassedMS: 49}, ""},
-	{"transfer:- 9007199254740991 9007199254740991 32 2592000000 1048575 99 a", locktable.Message{Kind: locktable.Transferred, Name: "a",
+	{"transfer:- 9007199254740991 9007199254740991 32 2592000000 1048575 99 a", redisop.Message{Kind: redisop.Transferred, Name: "a",
 		Ticket: 1<<53 - 1, LastToken: 1<<53 - 1, Tokens: 32, LeaseMS: 2592000000, Waiting: 1<<20 - 1, PassedMS: 99}, "-"},
-	{"transfer 1 1 1 1 0 0  with  spaces ", locktable.Message{Kind: locktable.Transferred, Name: " with  spaces ", Ticket: 1, LastToken: 1, Tokens: 1, LeaseMS: 1}, ""},
-	{"recall recall a", locktable.Message{Kind: locktable.Recalled, Name: "recall a"}, ""},
-	{"recall:ffffffff recall:- a", locktable.Message{Kind: locktable.Recalled, Name: "recall:- a"}, "ffffffff"},
-	{"free 10 a", locktable.Message{Kind: locktable.Freed, Name: "a", PauseMS: 10}, ""},
-	{"free:00000000 0 10", locktable.Message{Kind: locktable.Freed, Name: "10"}, "00000000"},
-	{"requeue ключ{1}", locktable.Message{Kind: locktable.Requeue, Name: "ключ{1}"}, ""},
-	{"requeue 7 a", locktable.Message{Kind: locktable.Requeue, Name: "7 a"}, ""},
-	{"requeue:- 7 a", locktable.Message{Kind: locktable.Requeue, Name: "a", Ticket: 7, NamesTicket: true}, "-"},
+	{"transfer 1 1 1 1 0 0  with  spaces ", redisop.Message{Kind: redisop.Transferred, Name: " with  spaces ", Ticket: 1, LastToken: 1, Tokens: 1, LeaseMS: 1}, ""},
+	{"recall recall a", redisop.Message{Kind: redisop.Recalled, Name: "recall a"}, ""},
+	{"recall:ffffffff recall:- a", redisop.Message{Kind: redisop.Recalled, Name: "recall:- a"}, "ffffffff"},
+	{"free 10 a", redisop.Message{Kind: redisop.Freed, Name: "a", PauseMS: 10}, ""},
+	{"free:00000000 0 10", redisop.Message{Kind: redisop.Freed, Name: "10"}, "00000000"},
+	{"requeue ключ{1}", redisop.Message{Kind: redisop.Requeue, Name: "ключ{1}"}, ""},
+	{"requeue 7 a", redisop.Message{Kind: redisop.Requeue, Name: "7 a"}, ""},
+	{"requeue:- 7 a", redisop.Message{Kind: redisop.Requeue, Name: "a", Ticket: 7, NamesTicket: true}, "-"},
 
 	{text: ""},
 	{text: " "},
@@ -125,23 +125,23 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		m, from, ok := parseMessage(text)
 		if !ok {
-			if m != (locktable.Message{}) || from != (origin{}) {
+			if m != (redisop.Message{}) || from != (origin{}) {
 				t.Fatalf("refused, but %+v from %v", m, from)
 			}
 			return
 		}
 		// No message has what no script sends.
 		if m.PauseMS > 10 || m.LeaseMS > protocol.MaxDurationMS || m.Tokens > 32 || max(m.Ticket, m.LastToken) >= 1<<53 ||
-			uint64(m.Tokens) > m.LastToken || m.Conn != (locktable.Conn{}) {
+			uint64(m.Tokens) > m.LastToken || m.Conn != (redisop.Conn{}) {
 			t.Fatalf("%q is %+v", text, m)
 		}
 		word, numbers := "recall", ""
 		switch m.Kind {
-		case locktable.Transferred:
+		case redisop.Transferred:
 			word, numbers = "transfer", fmt.Sprintf(" %d %d %d %d %d %d", m.Ticket, m.LastToken, m.Tokens, m.LeaseMS, m.Waiting, m.PassedMS)
-		case locktable.Freed:
+		case redisop.Freed:
 			word, numbers = "free", fmt.Sprintf(" %d", m.PauseMS)
-		case locktable.Requeue:
+		case redisop.Requeue:
 			word = "requeue"
 			if m.NamesTicket {
 				numbers = fmt.Sprintf(" %d", m.Ticket)

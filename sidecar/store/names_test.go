@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Redisson's layout, as its programs read and write it, with and without a NameMapper.
@@ -251,9 +251,9 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			}
 			channels, err := b.admin.PubSubChannels(ctx, "*").Result()
 			expect("channels", channels, err, channel, ownChannel(ourUUID), ownChannel(otherUUID))
-			for _, op := range []locktable.Op{takeOp(name, 1), more, renewOp(name, 2), checkOp(name, 2)} {
+			for _, op := range []redisop.Op{takeOp(name, 1), more, renewOp(name, 2), checkOp(name, 2)} {
 				res := r.one(op) // finds the result by its name
-				if res.Outcome != locktable.Done || op.Reserve == 2 && res.Listeners != 1 {
+				if res.Outcome != redisop.Done || op.Reserve == 2 && res.Listeners != 1 {
 					t.Errorf("%+v is answered %+v", op, res)
 				}
 				keys, err := b.admin.Keys(ctx, "*").Result()
@@ -262,10 +262,10 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 
 			// A store without a prefix has another lock under the name, and the same one under
 			// the key.
-			if res := plain.one(takeOp(name, 1)); res.Outcome != locktable.Done {
+			if res := plain.one(takeOp(name, 1)); res.Outcome != redisop.Done {
 				t.Errorf("without a prefix, %q is answered %+v", name, res)
 			}
-			if res := plain.one(takeOp(key, 2)); res.Outcome != locktable.HeldByOther || res.Field != field(ourUUID, 2) {
+			if res := plain.one(takeOp(key, 2)); res.Outcome != redisop.HeldByOther || res.Field != field(ourUUID, 2) {
 				t.Errorf("without a prefix, %q is answered %+v", key, res)
 			}
 			plain.one(dropOp(name, 1))
@@ -273,16 +273,16 @@ func TestRedisHasOnlyKeysAndChannelsWithThePrefix(t *testing.T) {
 			// Four releases after which the lock is taken again, and one after which it is free.
 			published := 0
 			for hold := uint64(2); hold <= 6; hold++ {
-				ops := []locktable.Op{dropOp(name, hold)}
+				ops := []redisop.Op{dropOp(name, hold)}
 				if hold < 6 {
 					again := takeOp(name, hold+1)
 					again.AfterPendingDrop = true
 					ops = append(ops, again)
 				}
 				switch res := r.ask(ops...)[0]; {
-				case res.Outcome == locktable.Done && res.Listeners == 1:
+				case res.Outcome == redisop.Done && res.Listeners == 1:
 					published++
-				case res.Outcome != locktable.Done || res.Listeners != locktable.Uncounted || hold == 6:
+				case res.Outcome != redisop.Done || res.Listeners != redisop.Uncounted || hold == 6:
 					t.Errorf("the drop of hold %d is answered %+v", hold, res)
 				}
 			}
@@ -316,8 +316,8 @@ func TestPermissionsOfAPrefix(t *testing.T) {
 		for _, name := range []string{"lock", "{a}b"} {
 			r.Subscribe(name)
 			recv(t, r.subscribed, "subscription")
-			for _, op := range []locktable.Op{takeOp(name, 1), renewOp(name, 1), dropOp(name, 1)} {
-				if res := r.one(op); res.Outcome != locktable.Done {
+			for _, op := range []redisop.Op{takeOp(name, 1), renewOp(name, 1), dropOp(name, 1)} {
+				if res := r.one(op); res.Outcome != redisop.Done {
 					t.Errorf("prefix %q: %+v: %+v", prefix, op, res)
 				}
 			}
@@ -328,7 +328,7 @@ func TestPermissionsOfAPrefix(t *testing.T) {
 		}
 
 		other := connected(t, url, func(c *Config) { c.KeyPrefix = "app2:" })
-		if res := other.one(takeOp("lock", 1)); res.Outcome != locktable.Refused ||
+		if res := other.one(takeOp("lock", 1)); res.Outcome != redisop.Refused ||
 			!strings.Contains(res.Msg, `the lock "lock"`) || !strings.Contains(res.Msg, `the keys "app2:lock" and "redisson_lock_token:{app2:lock}"`) {
 			t.Errorf("a prefix that is not permitted: %+v", res)
 		}
@@ -370,15 +370,15 @@ func TestQueuesThatAreNotPermitted(t *testing.T) {
 			waiting := takeOp("a", 1)
 			waiting.Enqueue = true
 			r.one(takeOp("a", 1))
-			if res := other.one(waiting); res.Outcome != locktable.HeldByOther || res.Ticket != 1 {
+			if res := other.one(waiting); res.Outcome != redisop.HeldByOther || res.Ticket != 1 {
 				t.Errorf("a user who may use the queues gets %+v", res)
 			}
 			r.one(dropOp("a", 1)) // to this user, there is no queue
-			if res := other.one(waiting); res.Outcome != locktable.Done {
+			if res := other.one(waiting); res.Outcome != redisop.Done {
 				t.Errorf("after the drop: %+v", res)
 			}
 			waiting.HoldID = 2
-			if res := r.one(waiting); res.Outcome != locktable.HeldByOther || res.Rank != locktable.NotQueued {
+			if res := r.one(waiting); res.Outcome != redisop.HeldByOther || res.Rank != redisop.NotQueued {
 				t.Errorf("a user who may not use the queues gets %+v", res)
 			}
 			s.admin().ClientKillByFilter(ctx, "TYPE", "pubsub")
@@ -415,8 +415,8 @@ func TestMessagesNameTheKeysInRedis(t *testing.T) {
 
 // Neither names with a prefix nor those without cost an allocation.
 func TestNamesOfOperationsAreNotCopied(t *testing.T) {
-	ops := []locktable.Op{takeOp("a", 1), takeOp("{b}", 1), dropOp(strings.Repeat("c", 500), 1)}
-	renewals := []locktable.Op{renewOp("a", 1), renewOp(strings.Repeat("b", 500), 1)}
+	ops := []redisop.Op{takeOp("a", 1), takeOp("{b}", 1), dropOp(strings.Repeat("c", 500), 1)}
+	renewals := []redisop.Op{renewOp("a", 1), renewOp(strings.Repeat("b", 500), 1)}
 	for _, prefix := range []string{"", "app1:", "{app1}:"} {
 		e := encoder{prefix: ourUUID + ":", keys: newKeyspace(prefix)}
 		out := make([]byte, 0, 1<<14)

@@ -10,15 +10,15 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // receiver connects a sidecar, and returns what it receives on its channel.
-func receiver(t *testing.T, url, uuid string) (*recorder, chan locktable.Message) {
-	received := make(chan locktable.Message, 100)
+func receiver(t *testing.T, url, uuid string) (*recorder, chan redisop.Message) {
+	received := make(chan redisop.Message, 100)
 	r := connected(t, url, func(c *Config) {
 		c.UUID = uuid
-		c.OnMessages = func(messages []locktable.Message) {
+		c.OnMessages = func(messages []redisop.Message) {
 			for _, m := range messages {
 				received <- m
 			}
@@ -30,7 +30,7 @@ func receiver(t *testing.T, url, uuid string) (*recorder, chan locktable.Message
 // passTo has a sidecar queue for a lock, which another one passes on to it.
 func passTo(t *testing.T, holder, next *recorder, lock string) {
 	t.Helper()
-	if res := holder.one(takeOp(lock, 1)); res.Outcome != locktable.Done {
+	if res := holder.one(takeOp(lock, 1)); res.Outcome != redisop.Done {
 		t.Fatalf("%+v", res)
 	}
 	wait := takeOp(lock, 1)
@@ -67,11 +67,11 @@ func TestMessageNamesItsServer(t *testing.T) {
 					must(b.admin.ACLSetUser(ctx, "sender", "on", ">secret", "~*", "&*", "+@all", tt.denied).Result())
 					url = "redis://sender:secret@" + b.server.tcp()
 				}
-				holder := connected(t, url, func(c *Config) { c.OnMessages = func([]locktable.Message) {} })
+				holder := connected(t, url, func(c *Config) { c.OnMessages = func([]redisop.Message) {} })
 				next, received := receiver(t, b.url, tt.uuid)
 				passTo(t, holder, next, "lock")
 				m := recv(t, received, "message")
-				if m.Kind != locktable.Transferred || m.Ticket != 1 || (m.Conn == locktable.NewConn(1)) != tt.isKnown || (m.Tokens == 32) != tt.isKnown {
+				if m.Kind != redisop.Transferred || m.Ticket != 1 || (m.Conn == redisop.NewConn(1)) != tt.isKnown || (m.Tokens == 32) != tt.isKnown {
 					t.Errorf("%+v", m)
 				}
 			})
@@ -84,8 +84,8 @@ func TestMessageOverReplicationProvesNothing(t *testing.T) {
 	master, replica := startRedis(t, "--repl-diskless-sync-delay", "0"), startRedis(t)
 	_, received := receiver(t, replica.url(), secondUUID) // greeted as a master
 	replica.follow(master)
-	holder := connected(t, master.url(), func(c *Config) { c.OnMessages = func([]locktable.Message) {} })
-	if res := holder.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+	holder := connected(t, master.url(), func(c *Config) { c.OnMessages = func([]redisop.Message) {} })
+	if res := holder.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
 		t.Fatalf("%+v", res)
 	}
 	drop := dropOp("lock", 1)
@@ -95,7 +95,7 @@ func TestMessageOverReplicationProvesNothing(t *testing.T) {
 	if res := holder.one(drop); res.Passed {
 		t.Fatalf("%+v", res)
 	}
-	if m := recv(t, received, "message"); m.Kind != locktable.Transferred || m.Ticket != 1 || m.Conn != (locktable.Conn{}) || m.Tokens != 0 {
+	if m := recv(t, received, "message"); m.Kind != redisop.Transferred || m.Ticket != 1 || m.Conn != (redisop.Conn{}) || m.Tokens != 0 {
 		t.Errorf("%+v", m)
 	}
 }
@@ -104,27 +104,27 @@ func TestMessageOverReplicationProvesNothing(t *testing.T) {
 func TestReplicaEndsTheSessionOfAWaiter(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		op   func(queued *locktable.Result) locktable.Op
+		op   func(queued *redisop.Result) redisop.Op
 	}{
-		{"a new ticket", func(*locktable.Result) locktable.Op { return waitOp("free of tickets", 9, 0) }},
-		{"a ticket that stands", func(queued *locktable.Result) locktable.Op { return waitOp("lock", 9, queued.Ticket) }},
-		{"a ticket that is given up", func(queued *locktable.Result) locktable.Op {
+		{"a new ticket", func(*redisop.Result) redisop.Op { return waitOp("free of tickets", 9, 0) }},
+		{"a ticket that stands", func(queued *redisop.Result) redisop.Op { return waitOp("lock", 9, queued.Ticket) }},
+		{"a ticket that is given up", func(queued *redisop.Result) redisop.Op {
 			op := dropOp("lock", 9)
 			op.Ticket = queued.Ticket
 			return op
 		}},
-		{"a free lock", func(*locktable.Result) locktable.Op { return takeOp("free", 9) }},
-		{"a free lock in order", func(*locktable.Result) locktable.Op {
+		{"a free lock", func(*redisop.Result) redisop.Op { return takeOp("free", 9) }},
+		{"a free lock in order", func(*redisop.Result) redisop.Op {
 			op := waitOp("free", 9, 0)
 			op.InOrder = true
 			return op
 		}},
-		{"a lock of its own", func(*locktable.Result) locktable.Op {
+		{"a lock of its own", func(*redisop.Result) redisop.Op {
 			op := takeOp("own", 1)
-			op.Kind, op.Reserve = locktable.Renew, 0
+			op.Kind, op.Reserve = redisop.Renew, 0
 			return op
 		}},
-		{"a release", func(*locktable.Result) locktable.Op { return dropOp("own", 1) }},
+		{"a release", func(*redisop.Result) redisop.Op { return dropOp("own", 1) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startRedis(t)
@@ -135,11 +135,11 @@ func TestReplicaEndsTheSessionOfAWaiter(t *testing.T) {
 			}
 			r := connected(t, s.url())
 			queued := r.one(waitOp("lock", 1, 0))
-			if queued.Ticket != 1 || r.one(takeOp("own", 1)).Outcome != locktable.Done {
+			if queued.Ticket != 1 || r.one(takeOp("own", 1)).Outcome != redisop.Done {
 				t.Fatalf("%+v", queued)
 			}
 			s.becomeReplica()
-			if res := r.one(tt.op(&queued)); res.Outcome != locktable.Retryable || !strings.Contains(res.Msg, "read-only replica") {
+			if res := r.one(tt.op(&queued)); res.Outcome != redisop.Retryable || !strings.Contains(res.Msg, "read-only replica") {
 				t.Errorf("%+v", res)
 			}
 			if err := r.down(); !strings.Contains(err, "read-only replica") {
@@ -170,11 +170,11 @@ func TestForgedTransferRaisesNoFloor(t *testing.T) {
 	} {
 		text := fmt.Sprintf("transfer:%v 1 %d 32 30000 0 0 lock", from, tt.last)
 		admin.Publish(ctx, sidecarChannel(secondUUID), text)
-		if m := recv(t, received, "message"); m.Tokens != tt.tokens || m.Conn != locktable.NewConn(1) {
+		if m := recv(t, received, "message"); m.Tokens != tt.tokens || m.Conn != redisop.NewConn(1) {
 			t.Errorf("%q: %+v", text, m)
 		}
 	}
-	if res := r.one(takeOp("another", 1)); res.Outcome != locktable.Done || int64(res.Token) > time.Now().UnixMicro()+1_000_000 {
+	if res := r.one(takeOp("another", 1)); res.Outcome != redisop.Done || int64(res.Token) > time.Now().UnixMicro()+1_000_000 {
 		t.Errorf("the next token of a new counter is %d s ahead: %+v", (int64(res.Token)-now)/1_000_000, res)
 	}
 }
@@ -200,15 +200,15 @@ func TestTokensOfATransferRaiseTheFloor(t *testing.T) {
 	p := &pipeline{readyConn: &readyConn{clockAt: protocol.Now(), clock: 1 << 50}, commands: &commands{}}
 	p.id = Identity{Floor: p.clock, FloorAt: p.clockAt}
 	p.now = p.clockAt
-	m := locktable.Message{Kind: locktable.Transferred, Conn: locktable.NewConn(1), LastToken: 1<<50 + 900_000, Tokens: 32}
+	m := redisop.Message{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: 1<<50 + 900_000, Tokens: 32}
 	if p.checkTokens(&m); m.Tokens != 32 || p.id.floor(p.now) != int64(m.LastToken) || p.encoder.floor != 0 {
 		t.Errorf("%+v, floor %d of %d", m, p.id.floor(p.now), p.encoder.floor)
 	}
 	last := uint64(1<<50 + 1_100_000)
-	for _, m := range []locktable.Message{
-		{Kind: locktable.Transferred, Conn: locktable.NewConn(1), LastToken: last, Tokens: 32},
-		{Kind: locktable.Transferred, Conn: locktable.NewConn(1), LastToken: math.MaxInt64, Tokens: 32},
-		{Kind: locktable.Transferred, LastToken: 1<<50 + 950_000, Tokens: 32},
+	for _, m := range []redisop.Message{
+		{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: last, Tokens: 32},
+		{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: math.MaxInt64, Tokens: 32},
+		{Kind: redisop.Transferred, LastToken: 1<<50 + 950_000, Tokens: 32},
 	} {
 		if p.checkTokens(&m); m.Tokens != 0 || p.id.floor(p.now) != 1<<50+900_000 || p.encoder.floor != 0 {
 			t.Errorf("%+v, floor %d of %d", m, p.id.floor(p.now), p.encoder.floor)
@@ -224,7 +224,7 @@ func TestTokensOfATransferAreAboveTheFloor(t *testing.T) {
 		p := &pipeline{readyConn: &readyConn{clockAt: protocol.Now(), clock: 1 << 50}, commands: &commands{}}
 		p.id = Identity{Floor: p.clock, FloorAt: p.clockAt}
 		p.now, p.encoder.floor = p.clockAt, floor
-		m := locktable.Message{Kind: locktable.Transferred, Conn: locktable.NewConn(1), LastToken: last, Tokens: tokens}
+		m := redisop.Message{Kind: redisop.Transferred, Conn: redisop.NewConn(1), LastToken: last, Tokens: tokens}
 		if p.checkTokens(&m); m.Tokens != want {
 			t.Errorf("with a floor of %d below the last token: %d tokens, want %d", last-floor, m.Tokens, want)
 		}

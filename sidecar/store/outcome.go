@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Errors become two things here: an Outcome, for the table, and a sentence that
@@ -46,13 +46,13 @@ func code(text string) string {
 
 // outcomeOf sorts what Redis answered: what may pass from what asking again will
 // not mend. Either way nothing was done.
-func outcomeOf(code string) locktable.Outcome {
+func outcomeOf(code string) redisop.Outcome {
 	switch code {
 	case "LOADING", "READONLY", "OOM", "BUSY", "MISCONF", "NOREPLICAS",
 		"CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOSCRIPT", "NOAUTH":
-		return locktable.Retryable
+		return redisop.Retryable
 	}
-	return locktable.Refused
+	return redisop.Refused
 }
 
 // endsSession reports whether a connection that replies with code must be made again: the server

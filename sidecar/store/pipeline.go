@@ -13,7 +13,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 const (
@@ -40,14 +40,14 @@ type pipeline struct {
 	encoder  encoder
 	ended    chan struct{} // closed when the reader has ended; out.Err says why
 	patience int64         // ns
-	conn     locktable.Conn
+	conn     redisop.Conn
 
 	// Guarded by commands.mu.
-	calls         fifo[call]         // without an answer, oldest first
-	flight        fifo[locktable.Op] // those that the calls carry out
-	out           *rawio.Writer      // of commands
-	drainReason   string             // why no further command is to be sent here, although it can be; "": it may
-	minRTT        int64              // the shortest time that an answer took
+	calls         fifo[call]       // without an answer, oldest first
+	flight        fifo[redisop.Op] // those that the calls carry out
+	out           *rawio.Writer    // of commands
+	drainReason   string           // why no further command is to be sent here, although it can be; "": it may
+	minRTT        int64            // the shortest time that an answer took
 	liveness      liveness
 	lastReply     int64            // when Redis last sent anything, as of the last check or, if later, when liveness became waiting
 	nextCheck     int64            // when run checks liveness next, at the latest
@@ -60,10 +60,10 @@ type pipeline struct {
 	lastInput atomic.Int64 // when Redis last sent anything: replies and messages show that it is alive
 
 	// Of the reader, with the replies of readyConn.
-	now      int64               // when it last read something
-	results  []locktable.Result  // of what was answered, not delivered yet
-	messages []locktable.Message // not delivered yet; all came after the results
-	silent   string              // a lock whose release could not be published
+	now      int64             // when it last read something
+	results  []redisop.Result  // of what was answered, not delivered yet
+	messages []redisop.Message // not delivered yet; all came after the results
+	silent   string            // a lock whose release could not be published
 }
 
 // liveness is whether Redis replies to what it is sent.
@@ -106,7 +106,7 @@ func newPipe(c *commands, s *readyConn) *pipeline {
 	}
 	p.beginProbes()
 	if s.origin.isKnown {
-		p.conn = locktable.NewConn(c.number)
+		p.conn = redisop.NewConn(c.number)
 	}
 	s.wire.release()
 	if s.wire.secure {
@@ -143,7 +143,7 @@ func (p *pipeline) queueChannels(now int64, r *channelsRequest) {
 func (p *pipeline) isIdle() bool { return p.calls.len() == 0 }
 
 // queueBatch queues ops, which are one batch, in an order of its own. The caller holds mu.
-func (p *pipeline) queueBatch(now int64, ops []locktable.Op) {
+func (p *pipeline) queueBatch(now int64, ops []redisop.Op) {
 	sortForBatching(now, ops)
 	for len(ops) > 0 {
 		s, n := batchPrefix(ops)
@@ -153,7 +153,7 @@ func (p *pipeline) queueBatch(now int64, ops []locktable.Op) {
 }
 
 // queueCommand queues a queueCommand of a script for ops, and arranges them. The caller holds mu.
-func (p *pipeline) queueCommand(now int64, cl call, ops []locktable.Op) {
+func (p *pipeline) queueCommand(now int64, cl call, ops []redisop.Op) {
 	cl.ops = len(ops)
 	p.register(now, cl)
 	p.out.Queued = p.encoder.run(p.out.Queued, cl.form, cl.script, now, p.id.floor(now), ops)
@@ -337,7 +337,7 @@ func (p *pipeline) onMessage(channel string, text reply) {
 	name, wanted := p.commands.listener.want[channel]
 	mu.Unlock()
 	if wanted {
-		p.messages = append(p.messages, locktable.Message{Kind: locktable.Unlocked, Name: name})
+		p.messages = append(p.messages, redisop.Message{Kind: redisop.Unlocked, Name: name})
 	}
 }
 
@@ -345,14 +345,14 @@ func (p *pipeline) onMessage(channel string, text reply) {
 // draws its own then. These are tokens that are not above the floor of this connection: another
 // sidecar drew them, whose floor may be lower. And those that are ahead of Redis's clock: a
 // message can be forged, and must not raise the floors of other locks. The result of a draw may.
-func (p *pipeline) checkTokens(m *locktable.Message) {
-	if m.Kind != locktable.Transferred {
+func (p *pipeline) checkTokens(m *redisop.Message) {
+	if m.Kind != redisop.Transferred {
 		return
 	}
 	mu := &p.commands.mu
 	mu.Lock()
 	defer mu.Unlock()
-	if int64(m.LastToken)-int64(m.Tokens) < p.encoder.floor || p.isAhead(p.now, int64(m.LastToken)) || m.Conn == (locktable.Conn{}) {
+	if int64(m.LastToken)-int64(m.Tokens) < p.encoder.floor || p.isAhead(p.now, int64(m.LastToken)) || m.Conn == (redisop.Conn{}) {
 		m.Tokens = 0
 	} else {
 		p.raiseFloor(p.now, m.LastToken)
@@ -406,7 +406,7 @@ func (p *pipeline) onRefusal(r *channelsRequest, answer reply) (denied []string,
 	if endsSession(word) && p.drainReason == "" {
 		p.drainReason = fmt.Sprintf("Redis at %s does not accept subscriptions any more (%s)", p.commands.dial.address, clip(answer.text))
 	}
-	halves, denied := p.commands.listener.onRefusal(r, outcomeOf(word) == locktable.Retryable)
+	halves, denied := p.commands.listener.onRefusal(r, outcomeOf(word) == redisop.Retryable)
 	p.onAnswered()
 	for _, half := range halves {
 		p.queueChannels(p.now, half)
@@ -525,14 +525,14 @@ func (p *pipeline) onResults(answer reply) error {
 		case word == "NOSCRIPT" && !cl.again && p.drainReason == "":
 			p.loadScript(p.now, cl)
 			return nil
-		case cl.ops > 1 && outcomeOf(word) == locktable.Refused && p.drainReason == "":
+		case cl.ops > 1 && outcomeOf(word) == redisop.Refused && p.drainReason == "":
 			p.split(p.now, cl)
 			return nil
 		}
 	}
 	at := len(p.results)
 	for _, op := range p.flight.head(cl.ops) {
-		p.results = append(p.results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Conn: p.conn})
+		p.results = append(p.results, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Conn: p.conn})
 	}
 	if err := p.decode(&cl, answer, p.results[at:]); err != nil {
 		p.results = p.results[:at] // they are still under way
@@ -542,7 +542,7 @@ func (p *pipeline) onResults(answer reply) error {
 		if token := p.results[at+i].Token; token != 0 {
 			p.raiseFloor(p.now, token)
 		}
-		if p.results[at+i].Kind == locktable.Take {
+		if p.results[at+i].Kind == redisop.Take {
 			p.onTake(&p.results[at+i])
 		}
 	}
@@ -582,21 +582,21 @@ func (p *pipeline) split(now int64, cl call) {
 
 // takeBack takes the oldest call and its operations from those under way. The caller
 // holds mu.
-func (p *pipeline) takeBack(cl call) []locktable.Op {
+func (p *pipeline) takeBack(cl call) []redisop.Op {
 	p.calls.drop(1)
 	return p.flight.pop(nil, cl.ops)
 }
 
 // decode takes the reply of a call apart, one result for each of its operations. The
 // caller holds mu.
-func (p *pipeline) decode(cl *call, answer reply, results []locktable.Result) error {
+func (p *pipeline) decode(cl *call, answer reply, results []redisop.Result) error {
 	c := p.commands
-	refuse := func(r *locktable.Result, text string) {
+	refuse := func(r *redisop.Result, text string) {
 		text = reason(text)
 		word, _, _ := strings.Cut(text, " ")
 		r.Outcome = outcomeOf(word)
-		if r.Outcome == locktable.Refused && len(results) > 1 && answer.kind == '-' {
-			r.Outcome = locktable.Retryable // it may be one of the others that was refused
+		if r.Outcome == redisop.Refused && len(results) > 1 && answer.kind == '-' {
+			r.Outcome = redisop.Retryable // it may be one of the others that was refused
 		}
 		r.Msg = c.dial.answered(r.Name, text)
 		if endsSession(word) && p.drainReason == "" {
@@ -611,7 +611,7 @@ func (p *pipeline) decode(cl *call, answer reply, results []locktable.Result) er
 		}
 	case cl.script == renew && answer.kind == ':' && answer.num == int64(len(results)):
 		for i := range results {
-			results[i].Outcome, results[i].Listeners = locktable.Done, locktable.Uncounted
+			results[i].Outcome, results[i].Listeners = redisop.Done, redisop.Uncounted
 		}
 	case answer.kind != '*', len(answer.list) != len(results):
 		return &unexpectedReply{cl.script, answer}
@@ -627,7 +627,7 @@ func (p *pipeline) decode(cl *call, answer reply, results []locktable.Result) er
 			if refusal != "" {
 				refuse(&results[i], refusal)
 			}
-			if results[i].Outcome == locktable.NotALock {
+			if results[i].Outcome == redisop.NotALock {
 				results[i].Msg = c.dial.notALock(results[i].Name, results[i].Field)
 			}
 			if silent {
@@ -641,7 +641,7 @@ func (p *pipeline) decode(cl *call, answer reply, results []locktable.Result) er
 // close ends the connection, and returns the results of what was under way: where
 // nothing of a command was written, it certainly was not carried out; and the queries. The reader has
 // ended, or will by itself.
-func (p *pipeline) close(why string) ([]locktable.Result, []*query) {
+func (p *pipeline) close(why string) ([]redisop.Result, []*query) {
 	mu := &p.commands.mu
 	mu.Lock()
 	p.cut(net.ErrClosed)
@@ -650,14 +650,14 @@ func (p *pipeline) close(why string) ([]locktable.Result, []*query) {
 	p.readyConn.close()
 	mu.Lock()
 	defer mu.Unlock()
-	results := make([]locktable.Result, 0, p.flight.len())
+	results := make([]redisop.Result, 0, p.flight.len())
 	for _, cl := range p.calls.head(p.calls.len()) {
-		outcome := locktable.Unknown
+		outcome := redisop.Unknown
 		if cl.from >= p.out.Sent() {
-			outcome = locktable.NotSent
+			outcome = redisop.NotSent
 		}
 		for _, op := range p.flight.head(cl.ops) {
-			results = append(results, locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Outcome: outcome, Msg: why})
+			results = append(results, redisop.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Outcome: outcome, Msg: why})
 		}
 		p.flight.drop(cl.ops)
 	}

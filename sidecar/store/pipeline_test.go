@@ -16,7 +16,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // greet is a server that takes part in the greeting of one connection. Then the
@@ -99,7 +99,7 @@ func TestNothingWaitsForAnswers(t *testing.T) {
 	defer conn.Close()
 	pipeOf(r.Store)
 	for i := range asked {
-		r.Do([]locktable.Op{takeOp(fmt.Sprint(i), 1)})
+		r.Do([]redisop.Op{takeOp(fmt.Sprint(i), 1)})
 	}
 	in := bufio.NewReader(conn)
 	for i := range asked {
@@ -110,7 +110,7 @@ func TestNothingWaitsForAnswers(t *testing.T) {
 	io.WriteString(conn, strings.Repeat("*1\r\n:1700000000000001\r\n", asked))
 	for got := 0; got < asked; {
 		for _, res := range recv(t, r.results, "result") {
-			if res.Outcome != locktable.Done || res.Name != fmt.Sprint(got) {
+			if res.Outcome != redisop.Done || res.Name != fmt.Sprint(got) {
 				t.Fatalf("answer %d: %+v", got, res)
 			}
 			got++
@@ -130,7 +130,7 @@ func TestNearbyOneRunFollowsAnother(t *testing.T) {
 	p.minRTT = localRTT
 	r.Store.commands.mu.Unlock()
 	for i := range localInFlight + 10 {
-		r.Do([]locktable.Op{takeOp(fmt.Sprint(i), 1)})
+		r.Do([]redisop.Op{takeOp(fmt.Sprint(i), 1)})
 	}
 	in := bufio.NewReader(conn)
 	for i := range localInFlight {
@@ -151,26 +151,26 @@ func TestWhatIsUnderWayWhenAConnectionEnds(t *testing.T) {
 	r := connected(t, url, func(c *Config) { c.Timeout = patience })
 	conn := recv(t, greeted, "connection") // of which nobody reads any more: what is asked piles up
 	big := strings.Repeat("x", 2000)
-	var ops []locktable.Op
+	var ops []redisop.Op
 	for i := range maxFlight {
 		ops = append(ops, takeOp(fmt.Sprintf("%s%d", big, i), 1))
 	}
 	r.Do(ops)
 	conn.Close()
-	counts := map[locktable.Outcome]int{}
+	counts := map[redisop.Outcome]int{}
 	for got := 0; got < len(ops); {
 		for _, res := range recv(t, r.results, "result") {
 			if want := ops[got].Name; res.Name != want {
 				t.Fatalf("result %d is of %q", got, res.Name)
 			}
-			if counts[locktable.NotSent] > 0 && res.Outcome == locktable.Unknown {
+			if counts[redisop.NotSent] > 0 && res.Outcome == redisop.Unknown {
 				t.Errorf("result %d: sent behind what was not", got)
 			}
 			counts[res.Outcome]++
 			got++
 		}
 	}
-	if counts[locktable.Unknown] == 0 || counts[locktable.NotSent] == 0 || len(counts) != 2 {
+	if counts[redisop.Unknown] == 0 || counts[redisop.NotSent] == 0 || len(counts) != 2 {
 		t.Errorf("outcomes %v; want some of Unknown, some of Unsent", counts)
 	}
 }
@@ -183,13 +183,13 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNext(t *testing.T) {
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
 	pipeOf(r.Store)
-	r.Do([]locktable.Op{takeOp("a", 1)})
-	r.Do([]locktable.Op{takeOp("b", 1)})
+	r.Do([]redisop.Op{takeOp("a", 1)})
+	r.Do([]redisop.Op{takeOp("b", 1)})
 	const answer = "*1\r\n:1700000000000001\r\n"
 	for _, part := range []struct{ text, of string }{{answer + answer[:10], "a"}, {answer[10:], "b"}} {
 		io.WriteString(conn, part.text)
 		results := recv(t, r.results, "result of "+part.of)
-		if len(results) != 1 || results[0].Name != part.of || results[0].Outcome != locktable.Done {
+		if len(results) != 1 || results[0].Name != part.of || results[0].Outcome != redisop.Done {
 			t.Fatalf("%+v; want that %q is done", results, part.of)
 		}
 	}
@@ -218,12 +218,12 @@ func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 		}
 		r := connected(t, url, func(c *Config) {
 			c.Timeout = patience
-			c.OnResults = func(results []locktable.Result, _ *Identity) {
+			c.OnResults = func(results []redisop.Result, _ *Identity) {
 				for _, res := range results {
 					got <- "result " + res.Name
 				}
 			}
-			c.OnMessages = func(messages []locktable.Message) {
+			c.OnMessages = func(messages []redisop.Message) {
 				for _, m := range messages {
 					got <- fmt.Sprintf("message %d %s", m.Kind, m.Name)
 				}
@@ -240,16 +240,16 @@ func TestWhatRedisSendsIsReportedInItsOrder(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"a", "b", "c"} {
-			r.Do([]locktable.Op{takeOp(name, 1)})
+			r.Do([]redisop.Op{takeOp(name, 1)})
 			expect("evalsha")
 		}
 		r.Subscribe("x")
 		expect("subscribe")
-		r.Do([]locktable.Op{takeOp("d", 1)})
+		r.Do([]redisop.Op{takeOp("d", 1)})
 		expect("evalsha")
 		r.Subscribe("y")
 		expect("subscribe")
-		r.Do([]locktable.Op{takeOp("e", 1)})
+		r.Do([]redisop.Op{takeOp("e", 1)})
 		expect("evalsha")
 		for rest := stream; rest != ""; {
 			n := min(size, len(rest))
@@ -272,12 +272,12 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 	got := make(chan string, 100)
 	r := connected(t, url, func(c *Config) {
 		c.Timeout = patience
-		c.OnResults = func(results []locktable.Result, _ *Identity) {
+		c.OnResults = func(results []redisop.Result, _ *Identity) {
 			for _, res := range results {
 				got <- fmt.Sprintf("result %s %v", res.Name, res.Outcome)
 			}
 		}
-		c.OnMessages = func(messages []locktable.Message) { got <- "message " + messages[0].Name }
+		c.OnMessages = func(messages []redisop.Message) { got <- "message " + messages[0].Name }
 		c.OnSubscribed = func(names []string) { got <- "subscribed " + names[0] }
 		c.OnUnsubscribed = func(names []string) { got <- "unsubscribed " + strings.Join(names, " ") }
 		c.OnDown = func(error) {
@@ -294,11 +294,11 @@ func TestEndOfAConnectionIsReportedInOrder(t *testing.T) {
 	must(readCommand(in))
 	r.Subscribe("y")
 	must(readCommand(in))
-	r.Do([]locktable.Op{takeOp("a", 1)})
+	r.Do([]redisop.Op{takeOp("a", 1)})
 	must(readCommand(in))
 	io.WriteString(conn, confirmation("subscribe", channelOf("x"))+">3\r\n"+bulk("message")+bulk(channelOf("x"))+bulk("0"))
 	conn.Close()
-	for _, want := range []string{"subscribed x", "message x", "down", fmt.Sprint("result a ", locktable.Unknown), "unsubscribed x"} {
+	for _, want := range []string{"subscribed x", "message x", "down", fmt.Sprint("result a ", redisop.Unknown), "unsubscribed x"} {
 		if g := recv(t, got, "report"); g != want {
 			t.Fatalf("%q, want %q", g, want)
 		}
@@ -318,7 +318,7 @@ func TestMessagesAreASignOfLife(t *testing.T) {
 	must(readCommand(in))
 	io.WriteString(conn, confirmation("subscribe", channelOf("x")))
 	recv(t, r.subscribed, "subscription")
-	r.Do([]locktable.Op{takeOp("a", 1)})
+	r.Do([]redisop.Op{takeOp("a", 1)})
 	must(readCommand(in))
 	mu.Lock()
 	late := protocol.Now() + p.patience
@@ -400,7 +400,7 @@ func TestSendTimeIsFromBeforeTheOperationIsWritten(t *testing.T) {
 	in := bufio.NewReader(conn)
 	for i := range 3 {
 		before := protocol.Now()
-		r.Do([]locktable.Op{takeOp("a", uint64(1+i))})
+		r.Do([]redisop.Op{takeOp("a", uint64(1+i))})
 		must(readCommand(in))
 		written := protocol.Now()
 		for protocol.Now() == written {
@@ -427,7 +427,7 @@ func TestCommandOnIdleConnectionIsCheckedInTime(t *testing.T) {
 		t.Errorf("liveness %d, next check %d ns after the last reply; want idle, and the time of a PING", p.liveness, next-p.lastReply)
 	}
 	mu.Unlock()
-	r.Do([]locktable.Op{takeOp("a", 1)})
+	r.Do([]redisop.Op{takeOp("a", 1)})
 	mu.Lock()
 	defer mu.Unlock()
 	if p.liveness == waiting && p.nextCheck > p.lastReply+p.patience {
@@ -443,7 +443,7 @@ func TestConnectionWithUnreadReplyIsNotCut(t *testing.T) {
 	defer close(read)
 	r := connected(t, url, func(c *Config) {
 		c.Timeout = patience
-		c.OnResults = func(rs []locktable.Result, _ *Identity) {
+		c.OnResults = func(rs []redisop.Result, _ *Identity) {
 			results <- rs[0].Name
 			<-read
 		}
@@ -451,8 +451,8 @@ func TestConnectionWithUnreadReplyIsNotCut(t *testing.T) {
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
 	p := pipeOf(r.Store)
-	r.Do([]locktable.Op{takeOp("a", 1)})
-	r.Do([]locktable.Op{takeOp("b", 1)})
+	r.Do([]redisop.Op{takeOp("a", 1)})
+	r.Do([]redisop.Op{takeOp("b", 1)})
 	io.WriteString(conn, "*1\r\n:0\r\n")
 	recv(t, results, "result") // the reader waits in OnResults
 	io.WriteString(conn, "*1\r\n:0\r\n")
@@ -483,7 +483,7 @@ func TestOverdueConnectionIsCutAtSecondCheck(t *testing.T) {
 	conn := recv(t, greeted, "connection")
 	defer conn.Close()
 	p := pipeOf(r.Store)
-	r.Do([]locktable.Op{takeOp("a", 1)})
+	r.Do([]redisop.Op{takeOp("a", 1)})
 	mu := &r.Store.commands.mu
 	mu.Lock()
 	again := p.checkLiveness(protocol.Now() + int64(patience))
@@ -495,7 +495,7 @@ func TestOverdueConnectionIsCutAtSecondCheck(t *testing.T) {
 		t.Errorf("%v, liveness %d; want that it is cut at the second check", err, p.liveness)
 	}
 	mu.Unlock()
-	if res := recv(t, r.results, "result")[0]; res.Outcome != locktable.Unknown {
+	if res := recv(t, r.results, "result")[0]; res.Outcome != redisop.Unknown {
 		t.Errorf("%+v", res)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // A probe takes and drops a lock of the sidecars' own by the script that acquires and releases
@@ -76,9 +76,9 @@ func (p *pipeline) checkProbe(now int64) (next int64) {
 	b.inFlight, b.sentAt = true, now
 	p.register(now, call{form: probing})
 	lease := uint32(probeLease.Milliseconds())
-	p.out.Queued = b.encoder.run(p.out.Queued, byDigest, acquireRelease, now, p.id.floor(now), []locktable.Op{
-		{Kind: locktable.Take, Name: probeLock, HoldID: 1, Count: 1, Reserve: 1, LeaseMS: lease},
-		{Kind: locktable.Drop, Name: probeLock, HoldID: 1},
+	p.out.Queued = b.encoder.run(p.out.Queued, byDigest, acquireRelease, now, p.id.floor(now), []redisop.Op{
+		{Kind: redisop.Take, Name: probeLock, HoldID: 1, Count: 1, Reserve: 1, LeaseMS: lease},
+		{Kind: redisop.Drop, Name: probeLock, HoldID: 1},
 	})
 	return now + int64(time.Hour)
 }
@@ -106,7 +106,7 @@ func (p *pipeline) onProbeReply(answer reply) (changed bool) {
 		b.refusals, b.why = 0, ""
 	default:
 		b.refusals++
-		if b.why != "" || b.refusals > 1 || outcomeOf(word) == locktable.Refused {
+		if b.why != "" || b.refusals > 1 || outcomeOf(word) == redisop.Refused {
 			b.why = p.commands.dial.degraded(text)
 		}
 	}
@@ -129,15 +129,15 @@ func (b *probe) isConclusive(prefix string) bool {
 
 // onTake notes the result of a Take. A result that the last probe does not explain brings the
 // next one forward. The caller holds mu.
-func (p *pipeline) onTake(r *locktable.Result) {
+func (p *pipeline) onTake(r *redisop.Result) {
 	b := &p.probe
-	isServed := r.Outcome == locktable.Done || r.Outcome == locktable.HeldByOther
+	isServed := r.Outcome == redisop.Done || r.Outcome == redisop.HeldByOther
 	switch {
 	case isServed:
 		b.takeServed = true
-	case r.Outcome == locktable.Refused:
+	case r.Outcome == redisop.Refused:
 		b.takeRefused = true
-	case r.Outcome != locktable.Retryable:
+	case r.Outcome != redisop.Retryable:
 		return
 	}
 	if soon := b.sentAt + int64(probeConfirm); b.interval != 0 && isServed == (b.why != "") && soon < b.next {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // often makes probes so frequent that tests need not wait for them.
@@ -49,7 +49,7 @@ func TestRedisThatRefusesAcquiresIsDegraded(t *testing.T) {
 			s := startRedis(t)
 			a := s.admin()
 			r := connected(t, s.userURL("app", leastRules...), often)
-			if res := r.one(takeOp("before", 1)); res.Outcome != locktable.Done {
+			if res := r.one(takeOp("before", 1)); res.Outcome != redisop.Done {
 				t.Fatalf("%+v", res)
 			}
 			awaitProbes(t, s, 2) // so that one was executed after the Take
@@ -76,10 +76,10 @@ func TestRedisThatRefusesAcquiresIsDegraded(t *testing.T) {
 func TestACLForSomeLocksIsNotDegraded(t *testing.T) {
 	s := startRedis(t)
 	r := connected(t, s.userURL("app", "~ok:*", "~redisson_lock_token:{ok:*", "&*", "+@all"), often)
-	if res := r.one(takeOp("ok:1", 1)); res.Outcome != locktable.Done {
+	if res := r.one(takeOp("ok:1", 1)); res.Outcome != redisop.Done {
 		t.Fatalf("%+v", res)
 	}
-	if res := r.one(takeOp("no:1", 1)); res.Outcome != locktable.Refused {
+	if res := r.one(takeOp("no:1", 1)); res.Outcome != redisop.Refused {
 		t.Fatalf("%+v", res)
 	}
 	awaitProbes(t, s, 5)

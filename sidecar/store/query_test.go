@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/locksidecar/locksidecar/internal/rawio"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // While Redis is away, questions of people do not fill the memory.
@@ -36,7 +36,7 @@ func TestQueriesWaitForOperations(t *testing.T) {
 		p := &pipeline{readyConn: &readyConn{}, commands: c, out: rawio.NewWriter(&c.mu, io.Discard, nil)}
 		c.queries.push(&query{commands: [][]string{{"ping"}}})
 		if waits {
-			c.others.push(locktable.Op{})
+			c.others.push(redisop.Op{})
 		}
 		if c.pumpQueries(p); (c.queries.len() > 0) != waits {
 			t.Errorf("an operation waits: %v; %d queries wait", waits, c.queries.len())

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // queueRules are the commands for the queue of a lock between sidecars, among leastRules.
@@ -41,10 +41,10 @@ func TestPermissionsOfQueues(t *testing.T) {
 		t.Run(tt.user, func(t *testing.T) {
 			s.admin().FlushAll(ctx)
 			url := s.userURL(tt.user, tt.rules...)
-			received := make(chan locktable.Message, 100)
-			receive := func(messages []locktable.Message) {
+			received := make(chan redisop.Message, 100)
+			receive := func(messages []redisop.Message) {
 				for _, m := range messages {
-					if m.Kind != locktable.Recalled {
+					if m.Kind != redisop.Recalled {
 						received <- m
 					}
 				}
@@ -52,7 +52,7 @@ func TestPermissionsOfQueues(t *testing.T) {
 			a := connected(t, url, func(c *Config) { c.KeyPrefix, c.OnMessages = tt.prefix, receive })
 			b := connected(t, url, func(c *Config) { c.KeyPrefix, c.UUID, c.OnMessages = tt.prefix, otherUUID, receive })
 			for _, name := range []string{"lock", "{a}b"} {
-				if res := a.one(takeOp(name, 1)); res.Outcome != locktable.Done {
+				if res := a.one(takeOp(name, 1)); res.Outcome != redisop.Done {
 					t.Fatalf("%+v", res)
 				}
 				wait := takeOp(name, 1)
@@ -61,24 +61,24 @@ func TestPermissionsOfQueues(t *testing.T) {
 				again := wait
 				again.HoldID, again.Ticket = 2, first.Ticket
 				second := b.one(again)
-				for _, res := range []locktable.Result{first, second} {
-					if res.Outcome != locktable.HeldByOther || (res.Rank == 0 && res.Ticket == 1 && res.HolderReached == 1) != tt.isQueued ||
-						(res.Rank == locktable.NotQueued) == tt.isQueued {
+				for _, res := range []redisop.Result{first, second} {
+					if res.Outcome != redisop.HeldByOther || (res.Rank == 0 && res.Ticket == 1 && res.HolderReached == 1) != tt.isQueued ||
+						(res.Rank == redisop.NotQueued) == tt.isQueued {
 						t.Errorf("%q: a Take of the other sidecar: %+v", name, res)
 					}
 				}
 				drop := dropOp(name, 1)
 				drop.LeaseMS = 30_000
-				if res := a.one(drop); res.Outcome != locktable.Done || res.Passed != tt.isQueued {
+				if res := a.one(drop); res.Outcome != redisop.Done || res.Passed != tt.isQueued {
 					t.Errorf("%q: the Drop: %+v", name, res)
 				}
 				if !tt.isQueued {
-					if res := b.one(again); res.Outcome != locktable.Done {
+					if res := b.one(again); res.Outcome != redisop.Done {
 						t.Errorf("%q: a Take after the Drop: %+v", name, res)
 					}
 					continue
 				}
-				if m := recv(t, received, "message"); m.Kind != locktable.Transferred || m.Name != name || m.Ticket != 1 {
+				if m := recv(t, received, "message"); m.Kind != redisop.Transferred || m.Name != name || m.Ticket != 1 {
 					t.Errorf("%q: the message %+v", name, m)
 				}
 
@@ -87,14 +87,14 @@ func TestPermissionsOfQueues(t *testing.T) {
 					t.Errorf("%q: a Take of the first sidecar: %+v", name, res)
 				}
 				drop.PassedMS = 100
-				if res := b.one(drop); res.Outcome != locktable.Done || !res.Paused {
+				if res := b.one(drop); res.Outcome != redisop.Done || !res.Paused {
 					t.Errorf("%q: a Drop after 100 ms: %+v", name, res)
 				}
-				if m := recv(t, received, "message"); m.Kind != locktable.Freed || m.Name != name {
+				if m := recv(t, received, "message"); m.Kind != redisop.Freed || m.Name != name {
 					t.Errorf("%q: the message %+v", name, m)
 				}
 				wait.HoldID, wait.Ticket = 3, 2
-				if res := a.one(wait); res.Outcome != locktable.Done || res.Waiting != 0 {
+				if res := a.one(wait); res.Outcome != redisop.Done || res.Waiting != 0 {
 					t.Errorf("%q: a Take with a ticket: %+v", name, res)
 				}
 			}
@@ -112,11 +112,11 @@ func TestTokensOfATransferAreAboveTheFloorOfItsReceiver(t *testing.T) {
 	}{{"a receiver from before", true, 32}, {"a receiver that knows later tokens", false, 0}} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startRedis(t)
-			received := make(chan locktable.Message, 100)
+			received := make(chan redisop.Message, 100)
 			connectReceiver := func() *recorder {
 				return connected(t, s.url(), func(c *Config) {
 					c.UUID = secondUUID
-					c.OnMessages = func(messages []locktable.Message) {
+					c.OnMessages = func(messages []redisop.Message) {
 						for _, m := range messages {
 							received <- m
 						}
@@ -127,8 +127,8 @@ func TestTokensOfATransferAreAboveTheFloorOfItsReceiver(t *testing.T) {
 			if tt.connectsBefore {
 				receiver = connectReceiver()
 			}
-			holder := connected(t, s.url(), func(c *Config) { c.OnMessages = func([]locktable.Message) {} }) // the recall
-			if res := holder.one(takeOp("lock", 1)); res.Outcome != locktable.Done {
+			holder := connected(t, s.url(), func(c *Config) { c.OnMessages = func([]redisop.Message) {} }) // the recall
+			if res := holder.one(takeOp("lock", 1)); res.Outcome != redisop.Done {
 				t.Fatalf("%+v", res)
 			}
 			if !tt.connectsBefore {
@@ -142,7 +142,7 @@ func TestTokensOfATransferAreAboveTheFloorOfItsReceiver(t *testing.T) {
 			if res := holder.one(drop); !res.Passed {
 				t.Fatalf("%+v", res)
 			}
-			if m := recv(t, received, "message"); m.Kind != locktable.Transferred || m.Tokens != tt.tokens {
+			if m := recv(t, received, "message"); m.Kind != redisop.Transferred || m.Tokens != tt.tokens {
 				t.Errorf("the receiver got %+v, want %d tokens", m, tt.tokens)
 			}
 		})

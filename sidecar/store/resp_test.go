@@ -12,7 +12,7 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 var replyCases = []struct {
@@ -150,18 +150,18 @@ func FuzzReplies(f *testing.F) {
 func TestCommandsAreEncoded(t *testing.T) {
 	e := encoder{prefix: ourUUID + ":", floor: 1700000000000001, origin: "0123abcd"}
 	prefixed := encoder{prefix: ourUUID + ":", keys: newKeyspace("app1:"), origin: noOrigin}
-	moved := locktable.Op{Kind: locktable.Take, Name: "größe 1", HoldID: 12, Count: 3, LeaseMS: 30000, Reserve: 64, RequireExisting: true}
+	moved := redisop.Op{Kind: redisop.Take, Name: "größe 1", HoldID: 12, Count: 3, LeaseMS: 30000, Reserve: 64, RequireExisting: true}
 	again := takeOp("a{b}c", 1<<53-1)
 	again.AfterPendingDrop = true
 	lone := takeOp("lone", 5)
 	lone.AfterPendingDrop = true // a drop that was said before
-	mixed := []locktable.Op{moved, lone, dropOp("a{b}c", 1<<53-2), takeOp("b", 4), again, dropOp("c", 6)}
-	wait := func(op locktable.Op, ticket uint64) locktable.Op {
+	mixed := []redisop.Op{moved, lone, dropOp("a{b}c", 1<<53-2), takeOp("b", 4), again, dropOp("c", 6)}
+	wait := func(op redisop.Op, ticket uint64) redisop.Op {
 		op.Enqueue, op.Ticket = true, ticket
 		return op
 	}
-	drop := func(name string, num, ticket uint64, passedMS uint32) locktable.Op {
-		return locktable.Op{Kind: locktable.Drop, Name: name, HoldID: num, LeaseMS: 40_000, Ticket: ticket, PassedMS: passedMS}
+	drop := func(name string, num, ticket uint64, passedMS uint32) redisop.Op {
+		return redisop.Op{Kind: redisop.Drop, Name: name, HoldID: num, LeaseMS: 40_000, Ticket: ticket, PassedMS: passedMS}
 	}
 	reserves := wait(takeOp("d", 8), 0)
 	reserves.Reserve, reserves.AfterPendingDrop = 64, true
@@ -173,7 +173,7 @@ func TestCommandsAreEncoded(t *testing.T) {
 	arrived.InOrder, arrived.Arrived = true, 1700000000000123
 	arrivedAgain := arrived
 	arrivedAgain.AfterPendingDrop = true
-	queued := []locktable.Op{
+	queued := []redisop.Op{
 		drop("d", 7, 0, 60), reserves, drop("f", 10, 2, 20), asks, wait(takeOp("g", 12), 13), inOrder, wait(takeOp("h", 14), 0), takeOp("i", 15),
 		drop("j", 16, 0, 70), drop("k", 17, 18, 80),
 	}
@@ -194,27 +194,27 @@ func TestCommandsAreEncoded(t *testing.T) {
 				"9", "14", "15", "12", "1", "1", "0",
 				"16", "redisson_lock__channel:{j}", "17", "redisson_lock__channel:{k}",
 				"7", "8", "64", "10", "11", "-1"}},
-		{e.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{arrived}),
+		{e.run(nil, byDigest, acquireRelease, 0, 7, []redisop.Op{arrived}),
 			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
 				ourUUID + ":", "\x01\x00\x00\x00", "30000", "0", "1700000000000001", "7", "0", "1700000000000123 0 ", "0123abcd", "21"}},
-		{e.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{drop("b", 20, 0, 120), arrivedAgain}),
+		{e.run(nil, byDigest, acquireRelease, 0, 7, []redisop.Op{drop("b", 20, 0, 120), arrivedAgain}),
 			[]string{"evalsha", acquireRelease.sha, "2", "b", "redisson_lock_token:{b}",
 				ourUUID + ":", "\x00\x00\x00\x02", "30000", "40000", "1700000000000001", "7", "0", "120 0 1700000000000123 0 ", "0123abcd",
 				"20", "21", "1"}},
-		{e.run(nil, byDigest, arrive, 0, 7, []locktable.Op{{Kind: locktable.Arrive, Name: "a"}, {Kind: locktable.Arrive, Name: "b{c}"}}),
+		{e.run(nil, byDigest, arrive, 0, 7, []redisop.Op{{Kind: redisop.Arrive, Name: "a"}, {Kind: redisop.Arrive, Name: "b{c}"}}),
 			[]string{"evalsha", arrive.sha, "2", "a", "b{c}"}},
-		{e.run(nil, byText, acquireRelease, 0, 7, []locktable.Op{dropOp("a", 7)}), []string{"eval", acquireRelease.text, "1", "a",
+		{e.run(nil, byText, acquireRelease, 0, 7, []redisop.Op{dropOp("a", 7)}), []string{"eval", acquireRelease.text, "1", "a",
 			ourUUID + ":", "\x00\x00\x01\x00", "0", "0", "1700000000000001", "7", "0", "", "0123abcd", "7", "redisson_lock__channel:{a}"}},
-		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{renewOp("a", 200), renewOp("b", 300)}), []string{"evalsha", renew.sha, "2", "a", "b",
+		{e.run(nil, byDigest, renew, 0, 7, []redisop.Op{renewOp("a", 200), renewOp("b", 300)}), []string{"evalsha", renew.sha, "2", "a", "b",
 			ourUUID + ":", "30000", "1", "0", "200", "300"}},
-		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{renewOp("a", 8), renewOp("b", 1040), renewOp("c", 200)}), []string{"evalsha", renew.sha, "3", "a", "b", "c",
+		{e.run(nil, byDigest, renew, 0, 7, []redisop.Op{renewOp("a", 8), renewOp("b", 1040), renewOp("c", 200)}), []string{"evalsha", renew.sha, "3", "a", "b", "c",
 			ourUUID + ":", "30000", "1", "2", "8", "1040", "200"}},
-		{e.run(nil, byDigest, renew, 0, 7, []locktable.Op{checkOp("a", 1)}), []string{"evalsha", renew.sha, "1", "a",
+		{e.run(nil, byDigest, renew, 0, 7, []redisop.Op{checkOp("a", 1)}), []string{"evalsha", renew.sha, "1", "a",
 			ourUUID + ":", "0", "1", "1", "1"}},
-		{prefixed.run(nil, byDigest, acquireRelease, 0, 7, []locktable.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", acquireRelease.sha, "3",
+		{prefixed.run(nil, byDigest, acquireRelease, 0, 7, []redisop.Op{takeOp("größe", 1), dropOp("a{b}", 2)}), []string{"evalsha", acquireRelease.sha, "3",
 			"app1:größe", "app1:a{b}", "redisson_lock_token:{app1:größe}",
 			ourUUID + ":", "\x01\x00\x01\x01", "30000", "0", "0", "7", "0", "", "-", "1", "2", "redisson_lock__channel:app1:a{b}"}},
-		{prefixed.run(nil, byDigest, renew, 0, 7, []locktable.Op{renewOp("a", 200)}), []string{"evalsha", renew.sha, "1", "app1:a",
+		{prefixed.run(nil, byDigest, renew, 0, 7, []redisop.Op{renewOp("a", 200)}), []string{"evalsha", renew.sha, "1", "app1:a",
 			ourUUID + ":", "30000", "1", "0", "200"}},
 		{appendLoad(nil, acquireRelease), []string{"script", "load", acquireRelease.text}},
 		{appendPing(nil), []string{"ping"}},
@@ -232,7 +232,7 @@ func TestCommandsAreEncoded(t *testing.T) {
 
 // What is asked at one time in whatever order takes few runs.
 func TestWhatIsAskedAtOneTimeIsGathered(t *testing.T) {
-	var ops []locktable.Op
+	var ops []redisop.Op
 	for i := range 20 {
 		short, twice := takeOp(fmt.Sprint("short:", i), 1), renewOp(fmt.Sprint("twice:", i), 1)
 		short.LeaseMS, twice.Count = 5000, 2
@@ -265,7 +265,7 @@ func TestDropComesBeforeItsTake(t *testing.T) {
 	take.AfterPendingDrop, take.LeaseMS = true, 5000
 	short := takeOp("short", 1)
 	short.LeaseMS = 10_000
-	ops := []locktable.Op{short, passOp("lock", 1, 0), take}
+	ops := []redisop.Op{short, passOp("lock", 1, 0), take}
 	sortForBatching(0, ops)
 	var e encoder
 	var order []string
@@ -286,25 +286,25 @@ func TestDropComesBeforeItsTake(t *testing.T) {
 func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 	longer := takeOp("a", 1)
 	longer.LeaseMS++
-	ops := func(n int, op locktable.Op) []locktable.Op { return slices.Repeat([]locktable.Op{op}, n) }
+	ops := func(n int, op redisop.Op) []redisop.Op { return slices.Repeat([]redisop.Op{op}, n) }
 	drop, take, keep, twice := dropOp("a", 1), takeOp("a", 1), renewOp("a", 1), renewOp("a", 1)
 	twice.Count = 2
 	for _, tt := range []struct {
 		says   string
-		ops    []locktable.Op
+		ops    []redisop.Op
 		script *script
 		want   int
 	}{
-		{"one", []locktable.Op{take}, acquireRelease, 1},
-		{"takes and drops", []locktable.Op{drop, take, drop, take}, acquireRelease, 4},
-		{"another lease", []locktable.Op{take, drop, longer, take}, acquireRelease, 2},
-		{"drops go with any", []locktable.Op{drop, longer, drop, longer}, acquireRelease, 4},
-		{"drops that pass locks on with another lease", []locktable.Op{drop, passOp("a", 1, 0), longer}, acquireRelease, 1},
-		{"drops that pass locks on, and takes", []locktable.Op{passOp("a", 1, 0), longer, passOp("b", 1, 0)}, acquireRelease, 3},
-		{"renewals", []locktable.Op{keep, keep, take}, scriptOf(locktable.Renew), 2},
+		{"one", []redisop.Op{take}, acquireRelease, 1},
+		{"takes and drops", []redisop.Op{drop, take, drop, take}, acquireRelease, 4},
+		{"another lease", []redisop.Op{take, drop, longer, take}, acquireRelease, 2},
+		{"drops go with any", []redisop.Op{drop, longer, drop, longer}, acquireRelease, 4},
+		{"drops that pass locks on with another lease", []redisop.Op{drop, passOp("a", 1, 0), longer}, acquireRelease, 1},
+		{"drops that pass locks on, and takes", []redisop.Op{passOp("a", 1, 0), longer, passOp("b", 1, 0)}, acquireRelease, 3},
+		{"renewals", []redisop.Op{keep, keep, take}, scriptOf(redisop.Renew), 2},
 		{"no more than so many", ops(runMax+1, drop), acquireRelease, runMax},
-		{"renewals with more entries", []locktable.Op{keep, twice}, scriptOf(locktable.Renew), 1},
-		{"renewals of another lease", append(ops(3, keep), renewOp("a", 1), func() locktable.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(locktable.Renew), 4},
+		{"renewals with more entries", []redisop.Op{keep, twice}, scriptOf(redisop.Renew), 1},
+		{"renewals of another lease", append(ops(3, keep), renewOp("a", 1), func() redisop.Op { op := keep; op.LeaseMS = 1; return op }()), scriptOf(redisop.Renew), 4},
 	} {
 		if s, n := batchPrefix(tt.ops); s != tt.script || n != tt.want {
 			t.Errorf("%s: %d of them, want %d; the right script: %v", tt.says, n, tt.want, s == tt.script)
@@ -314,7 +314,7 @@ func TestOneScriptCarriesOutManyOperations(t *testing.T) {
 
 // A Drop and the Take that is pipelined after it are in one script, whatever else is sent with them.
 func TestPairsAreInOneScript(t *testing.T) {
-	var ops []locktable.Op
+	var ops []redisop.Op
 	for i := range uint64(300) {
 		short := takeOp(fmt.Sprint("short", i), 1)
 		short.LeaseMS = 100 + uint32(i%3)
@@ -327,7 +327,7 @@ func TestPairsAreInOneScript(t *testing.T) {
 		_, n := batchPrefix(ops[begin:])
 		run := ops[begin : begin+n]
 		for i := range run {
-			if run[i].AfterPendingDrop && !slices.ContainsFunc(run, func(op locktable.Op) bool { return op.Kind == locktable.Drop && op.Name == run[i].Name }) {
+			if run[i].AfterPendingDrop && !slices.ContainsFunc(run, func(op redisop.Op) bool { return op.Kind == redisop.Drop && op.Name == run[i].Name }) {
 				t.Fatalf("the Take of %s is in another script than its Drop", run[i].Name)
 			}
 		}

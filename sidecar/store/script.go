@@ -11,7 +11,7 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // A script carries out many operations: its text and the digest by which Redis knows it.
@@ -46,7 +46,7 @@ func newScript(text string) *script {
 
 // runMax is how many operations one run of a script carries out. Redis runs a script
 // to its end before anybody else is served: at 1 to 3 µs each, this is well below 1 ms.
-const runMax = locktable.RenewalGroupSize
+const runMax = redisop.RenewalGroupSize
 
 // A call is one command under way: a run of a script, or what keeps the connection in
 // shape.
@@ -81,18 +81,18 @@ type encoder struct {
 	expiry int64  // of token counters after their last use, ms; 0: none
 	origin string // what messages name as theirs
 
-	turns [turns][]locktable.Op // of the operations that are being arranged
-	words []byte                // to be used again
+	turns [turns][]redisop.Op // of the operations that are being arranged
+	words []byte              // to be used again
 }
 
 // scriptOf is the script for operations of a kind.
-func scriptOf(k locktable.OpKind) *script {
+func scriptOf(k redisop.OpKind) *script {
 	switch k {
-	case locktable.Take, locktable.Drop:
+	case redisop.Take, redisop.Drop:
 		return acquireRelease
-	case locktable.Renew, locktable.Check:
+	case redisop.Renew, redisop.Check:
 		return renew
-	case locktable.Arrive:
+	case redisop.Arrive:
 		return arrive
 	}
 	panic(fmt.Sprintf("store: operation of unknown kind %d", k))
@@ -104,14 +104,14 @@ func scriptOf(k locktable.OpKind) *script {
 // script executes, those that look for the fields of others come first, and then the locks of a
 // renewal group stay together. A Drop stays with the Take that is pipelined after it: in one
 // script, no other host gets the lock in between.
-func sortForBatching(now int64, ops []locktable.Op) {
-	class := func(op *locktable.Op) int {
+func sortForBatching(now int64, ops []redisop.Op) {
+	class := func(op *redisop.Op) int {
 		switch op.Kind {
-		case locktable.Renew:
+		case redisop.Renew:
 			return 0
-		case locktable.Check:
+		case redisop.Check:
 			return 1
-		case locktable.Arrive:
+		case redisop.Arrive:
 			return 2
 		}
 		return 3
@@ -125,13 +125,13 @@ func sortForBatching(now int64, ops []locktable.Op) {
 			ofTake[op.Name] = op.LeaseMS
 		}
 	}
-	lease := func(op *locktable.Op) uint32 {
-		if op.Kind == locktable.Drop {
+	lease := func(op *redisop.Op) uint32 {
+		if op.Kind == redisop.Drop {
 			return ofTake[op.Name] // 0: with any other
 		}
 		return op.LeaseMS
 	}
-	slices.SortStableFunc(ops, func(a, b locktable.Op) int {
+	slices.SortStableFunc(ops, func(a, b redisop.Op) int {
 		if c := cmp.Or(cmp.Compare(class(&a), class(&b)), cmp.Compare(lease(&a), lease(&b))); c != 0 || scriptOf(a.Kind) != renew {
 			return c
 		}
@@ -152,16 +152,16 @@ func sortForBatching(now int64, ops []locktable.Op) {
 // script: neighbours with the same script and one lease; and if they are renewed or checked,
 // with the same number of entries. Drops, which have a lease for what they pass on, go with
 // any lease of the others.
-func batchPrefix(ops []locktable.Op) (*script, int) {
+func batchPrefix(ops []redisop.Op) (*script, int) {
 	s := scriptOf(ops[0].Kind)
-	var first, drop *locktable.Op // of those with a lease
-	belongs := func(op *locktable.Op) bool {
+	var first, drop *redisop.Op // of those with a lease
+	belongs := func(op *redisop.Op) bool {
 		switch {
 		case scriptOf(op.Kind) != s:
 			return false
-		case op.Kind == locktable.Drop && drop != nil:
+		case op.Kind == redisop.Drop && drop != nil:
 			return op.LeaseMS == drop.LeaseMS
-		case op.Kind == locktable.Drop:
+		case op.Kind == redisop.Drop:
 			drop = op
 		case first == nil:
 			first = op
@@ -181,8 +181,8 @@ func batchPrefix(ops []locktable.Op) (*script, int) {
 }
 
 // isPair reports whether the second operation is a Take that is pipelined after the first, a Drop.
-func isPair(drop, take *locktable.Op) bool {
-	return drop.Kind == locktable.Drop && take.AfterPendingDrop && take.Name == drop.Name
+func isPair(drop, take *redisop.Op) bool {
+	return drop.Kind == redisop.Drop && take.AfterPendingDrop && take.Name == drop.Name
 }
 
 // argSection is the section of the script's arguments that an operation goes into. A script
@@ -206,11 +206,11 @@ const (
 // has passed from owner to owner for longer is left free for a moment.
 const maxPairPassedMS = 99
 
-func argSectionOf(op *locktable.Op) argSection {
+func argSectionOf(op *redisop.Op) argSection {
 	switch {
-	case op.Kind == locktable.Renew, op.Kind == locktable.Check, op.Kind == locktable.Arrive:
+	case op.Kind == redisop.Renew, op.Kind == redisop.Check, op.Kind == redisop.Arrive:
 		return taken
-	case op.Kind == locktable.Drop:
+	case op.Kind == redisop.Drop:
 		return dropped
 	case op.RequireExisting, op.Ticket != 0:
 		return setLate
@@ -221,8 +221,8 @@ func argSectionOf(op *locktable.Op) argSection {
 }
 
 // retakes reports whether the first two of ops are a lock that is dropped and taken again.
-func retakes(ops []locktable.Op) bool {
-	if len(ops) < 2 || ops[0].Kind != locktable.Drop || !ops[1].AfterPendingDrop || ops[0].Name != ops[1].Name {
+func retakes(ops []redisop.Op) bool {
+	if len(ops) < 2 || ops[0].Kind != redisop.Drop || !ops[1].AfterPendingDrop || ops[0].Name != ops[1].Name {
 		return false
 	}
 	take := &ops[1]
@@ -230,11 +230,11 @@ func retakes(ops []locktable.Op) bool {
 }
 
 // orderArgs puts ops, which one run executes, into the order of its script.
-func (e *encoder) orderArgs(ops []locktable.Op) {
-	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return op.AfterPendingDrop }) {
+func (e *encoder) orderArgs(ops []redisop.Op) {
+	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return op.AfterPendingDrop }) {
 		// Each of those follows its drop, if that is among ops, and makes one turn with it,
 		// unless it is set: then it goes first, and the drop finds a later hold.
-		slices.SortStableFunc(ops, func(a, b locktable.Op) int {
+		slices.SortStableFunc(ops, func(a, b redisop.Op) int {
 			return cmp.Or(strings.Compare(a.Name, b.Name), -cmp.Compare(argSectionOf(&a), argSectionOf(&b)))
 		})
 	}
@@ -259,7 +259,7 @@ func (e *encoder) orderArgs(ops []locktable.Op) {
 // run appends the command that runs a script for ops, and arranges them: EVALSHA, or
 // EVAL, which also teaches Redis the script. It is sent at now, ns. The first token of a new
 // counter is above birth, µs.
-func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []locktable.Op) []byte {
+func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []redisop.Op) []byte {
 	e.orderArgs(ops)
 	counts := [turns]int{}
 	for i := range e.turns {
@@ -280,7 +280,7 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 	again := len(ops) - counts[retaken] // there they begin
 	var lease, passLease uint32
 	for i := range ops {
-		if ops[i].Kind == locktable.Drop {
+		if ops[i].Kind == redisop.Drop {
 			passLease = ops[i].LeaseMS
 		} else {
 			lease = ops[i].LeaseMS
@@ -291,21 +291,21 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 	args := 9 + len(ops) + 3*counts[set] + counts[dropped] + pairs
 	dst = appendCommand(dst, f, s, keys, args)
 	for i := range ops {
-		if i < again || ops[i].Kind == locktable.Drop {
+		if i < again || ops[i].Kind == redisop.Drop {
 			dst = e.keys.appendKey(dst, ops[i].Name)
 		}
 	}
 	for i := range ops {
-		if ops[i].Kind == locktable.Take {
+		if ops[i].Kind == redisop.Take {
 			dst = e.keys.appendDerived(dst, counterPrefix, ops[i].Name)
 		}
 	}
 	dst = appendString(dst, e.prefix)
 	flags := byte(0)
-	if slices.ContainsFunc(ops[again:], func(op locktable.Op) bool { return op.Enqueue && op.Arrived != 0 }) {
+	if slices.ContainsFunc(ops[again:], func(op redisop.Op) bool { return op.Enqueue && op.Arrived != 0 }) {
 		flags = 2
 	}
-	if slices.ContainsFunc(ops, func(op locktable.Op) bool { return e.keys.isTagged(op.Name) }) {
+	if slices.ContainsFunc(ops, func(op redisop.Op) bool { return e.keys.isTagged(op.Name) }) {
 		flags++
 	}
 	dst = append(appendHead(dst, '$', 4), byte(counts[taken]), byte(counts[set]), byte(counts[dropped]), flags, '\r', '\n')
@@ -320,9 +320,9 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 		op := &ops[i]
 		dst = appendNumber(dst, int64(op.HoldID))
 		switch section := argSectionOf(op); {
-		case i >= again && op.Kind == locktable.Take && op.KeepsExpiry:
+		case i >= again && op.Kind == redisop.Take && op.KeepsExpiry:
 			dst = appendNumber(dst, -1)
-		case i >= again && op.Kind == locktable.Take:
+		case i >= again && op.Kind == redisop.Take:
 			dst = appendNumber(dst, int64(op.Reserve))
 		case section == set, section == setLate:
 			dst = appendNumber(dst, int64(op.Count))
@@ -341,13 +341,13 @@ func (e *encoder) run(dst []byte, f form, s *script, now, birth int64, ops []loc
 
 // appendQueueWords appends, as one argument, what the operations say of queues. Most locks
 // have none, and then Redis does not take it apart.
-func (e *encoder) appendQueueWords(dst []byte, ops []locktable.Op, again int) []byte {
+func (e *encoder) appendQueueWords(dst []byte, ops []redisop.Op, again int) []byte {
 	words, end := e.words[:0], 0 // of those that are not 0
 	for i := range ops {
 		op := &ops[i]
 		first := uint64(op.PassedMS)
 		switch {
-		case op.Kind == locktable.Drop && i >= again && ops[i+1].Arrived == 0:
+		case op.Kind == redisop.Drop && i >= again && ops[i+1].Arrived == 0:
 			first = min(first, maxPairPassedMS)
 		case op.Enqueue && op.Arrived != 0:
 			first = max(op.Arrived, 3)
@@ -367,7 +367,7 @@ func (e *encoder) appendQueueWords(dst []byte, ops []locktable.Op, again int) []
 }
 
 // renewals appends the command that renews or checks the locks of ops.
-func (e *encoder) renewals(dst []byte, f form, now int64, ops []locktable.Op) []byte {
+func (e *encoder) renewals(dst []byte, f form, now int64, ops []redisop.Op) []byte {
 	dst = appendCommand(dst, f, renew, len(ops), 4+len(ops))
 	for i := range ops {
 		dst = e.keys.appendKey(dst, ops[i].Name)
@@ -398,12 +398,12 @@ const lookEvery = 8
 // A window is two fifths of the lease. That is longer than any time between two renewals of a
 // lock that Redis executes in time (see locktable.Table.renewalAfter), so no lock skips a window:
 // each is looked at again after eight windows and a renewal at the latest.
-func looksForOthers(now int64, op *locktable.Op) bool {
-	if op.Kind == locktable.Check {
+func looksForOthers(now int64, op *redisop.Op) bool {
+	if op.Kind == redisop.Check {
 		return true
 	}
 	window := max(int64(op.LeaseMS)*1e6/5*2, 1)
-	return (uint64(now/window)+locktable.RenewalGroup(op.HoldID))%lookEvery == 0
+	return (uint64(now/window)+redisop.RenewalGroup(op.HoldID))%lookEvery == 0
 }
 
 // appendCommand appends the beginning of a command that runs a script, up to the keys.
@@ -440,60 +440,60 @@ func (e *unexpectedReply) Error() string {
 // decode reads what a script answers to one operation into r. A refusal is the text
 // of an error of Redis for this operation alone. silent: what was given back could not
 // be published.
-func decode(status reply, r *locktable.Result) (refusal string, silent bool, err error) {
+func decode(status reply, r *redisop.Result) (refusal string, silent bool, err error) {
 	parts := status.list
 	number := status.kind == ':'
-	r.Listeners = locktable.Uncounted
+	r.Listeners = redisop.Uncounted
 	switch {
 	case status.kind == '$' && status.text != "":
 		return status.text, false, nil
 
 	case scriptOf(r.Kind) == renew && number && status.num == 1:
-		r.Outcome = locktable.Done
-	case r.Kind == locktable.Check && number && status.num == 2:
-		r.Outcome = locktable.Differs
+		r.Outcome = redisop.Done
+	case r.Kind == redisop.Check && number && status.num == 2:
+		r.Outcome = redisop.Differs
 	case scriptOf(r.Kind) == renew && number && status.num == 0:
-		r.Outcome = locktable.KeyMissing
+		r.Outcome = redisop.KeyMissing
 	case scriptOf(r.Kind) == renew && hasKinds(parts, ":$"):
 		decodeOther(parts[0].num, parts[1].text, r)
 
-	case r.Kind == locktable.Take && number && status.num != -1:
+	case r.Kind == redisop.Take && number && status.num != -1:
 		decodeTaken(status.num, r)
-	case r.Kind == locktable.Take && number && status.num == -1:
-		r.Outcome = locktable.KeyMissing
-	case r.Kind == locktable.Take && hasKinds(parts, "::") && parts[0].num != -1:
+	case r.Kind == redisop.Take && number && status.num == -1:
+		r.Outcome = redisop.KeyMissing
+	case r.Kind == redisop.Take && hasKinds(parts, "::") && parts[0].num != -1:
 		decodeTaken(parts[0].num, r)
 		r.Listeners = int32(parts[1].num)
-	case r.Kind == locktable.Take && hasKinds(parts, "::::") && parts[0].num != -1 && parts[2].num >= 0 && parts[3].num >= 0:
+	case r.Kind == redisop.Take && hasKinds(parts, "::::") && parts[0].num != -1 && parts[2].num >= 0 && parts[3].num >= 0:
 		decodeTaken(parts[0].num, r)
 		r.Listeners = int32(parts[1].num)
 		r.Waiting, r.Ticket = uint32(parts[2].num), uint64(parts[3].num)
-	case r.Kind == locktable.Take && hasKinds(parts, ":$:"):
+	case r.Kind == redisop.Take && hasKinds(parts, ":$:"):
 		decodeOther(parts[0].num, parts[1].text, r)
 		r.Listeners = int32(parts[2].num)
-	case r.Kind == locktable.Take && hasKinds(parts, ":$:::::") && parts[3].num >= 0 && parts[4].num > 0:
+	case r.Kind == redisop.Take && hasKinds(parts, ":$:::::") && parts[3].num >= 0 && parts[4].num > 0:
 		decodeOther(parts[0].num, parts[1].text, r)
 		r.Listeners = int32(parts[2].num)
 		r.Rank, r.Ticket, r.HolderReached = int32(parts[3].num), uint64(parts[4].num), int32(parts[5].num)
 		r.Arrived = uint64(parts[6].num)
 
-	case r.Kind == locktable.Arrive && hasKinds(parts, "::"):
-		r.Outcome, r.Arrived, r.FirstArrived = locktable.Done, uint64(parts[0].num), uint64(parts[1].num)
+	case r.Kind == redisop.Arrive && hasKinds(parts, "::"):
+		r.Outcome, r.Arrived, r.FirstArrived = redisop.Done, uint64(parts[0].num), uint64(parts[1].num)
 
 	case scriptOf(r.Kind) == acquireRelease && hasKinds(parts, "$"):
-		r.Outcome, r.Field = locktable.NotALock, readable(parts[0].text)
+		r.Outcome, r.Field = redisop.NotALock, readable(parts[0].text)
 
-	case r.Kind == locktable.Drop && number && status.num >= -1:
-		r.Outcome, r.Listeners = locktable.Done, int32(status.num)
-	case r.Kind == locktable.Drop && number && status.num == -2:
-		r.Outcome, r.Listeners = locktable.Done, -1
+	case r.Kind == redisop.Drop && number && status.num >= -1:
+		r.Outcome, r.Listeners = redisop.Done, int32(status.num)
+	case r.Kind == redisop.Drop && number && status.num == -2:
+		r.Outcome, r.Listeners = redisop.Done, -1
 		return "", true, nil
-	case r.Kind == locktable.Drop && number && status.num == -3:
-		r.Outcome = locktable.Done
-	case r.Kind == locktable.Drop && hasKinds(parts, ":") && parts[0].num >= 0:
-		r.Outcome, r.Passed, r.Waiting = locktable.Done, true, uint32(parts[0].num)
-	case r.Kind == locktable.Drop && hasKinds(parts, "::") && parts[0].num >= -2 && parts[1].num > 0:
-		r.Outcome, r.Paused, r.Listeners = locktable.Done, true, int32(max(parts[0].num, -1))
+	case r.Kind == redisop.Drop && number && status.num == -3:
+		r.Outcome = redisop.Done
+	case r.Kind == redisop.Drop && hasKinds(parts, ":") && parts[0].num >= 0:
+		r.Outcome, r.Passed, r.Waiting = redisop.Done, true, uint32(parts[0].num)
+	case r.Kind == redisop.Drop && hasKinds(parts, "::") && parts[0].num >= -2 && parts[1].num > 0:
+		r.Outcome, r.Paused, r.Listeners = redisop.Done, true, int32(max(parts[0].num, -1))
 		return "", parts[0].num == -2, nil
 
 	default:
@@ -515,13 +515,13 @@ func hasKinds(list []reply, kinds string) bool {
 	return true
 }
 
-func decodeTaken(last int64, r *locktable.Result) {
-	r.Outcome, r.Made = locktable.Done, last < 0
+func decodeTaken(last int64, r *redisop.Result) {
+	r.Outcome, r.Made = redisop.Done, last < 0
 	r.Token = uint64(max(last, -last))
 }
 
-func decodeOther(ttl int64, field string, r *locktable.Result) {
-	r.Outcome, r.Rank, r.HolderReached = locktable.HeldByOther, locktable.NotQueued, locktable.HolderNotTold
+func decodeOther(ttl int64, field string, r *redisop.Result) {
+	r.Outcome, r.Rank, r.HolderReached = redisop.HeldByOther, redisop.NotQueued, redisop.HolderNotTold
 	r.TTLMS = max(ttl, -1)
 	r.Field = readable(field)
 }

@@ -9,9 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/redis/go-redis/v9"
-
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 const thirdUUID = "aaaaaaaa-8888-7777-6666-555555555555"
@@ -19,14 +18,14 @@ const thirdUUID = "aaaaaaaa-8888-7777-6666-555555555555"
 func sidecarChannel(uuid string) string { return "redisson_lock__channel:{locksidecar}:" + uuid }
 
 // waitOp is a Take that waits in the queue.
-func waitOp(name string, num, ticket uint64) locktable.Op {
+func waitOp(name string, num, ticket uint64) redisop.Op {
 	op := takeOp(name, num)
 	op.Enqueue, op.Ticket = true, ticket
 	return op
 }
 
 // passOp is a Drop that may pass the lock on.
-func passOp(name string, num uint64, passedMS uint32) locktable.Op {
+func passOp(name string, num uint64, passedMS uint32) redisop.Op {
 	op := dropOp(name, num)
 	op.LeaseMS, op.PassedMS = 20_000, passedMS
 	return op
@@ -42,7 +41,7 @@ type queueCase struct {
 	counter   string         // before: the value of the token counter; "": there is none
 	listens   []string       // sidecars that receive messages
 	listeners bool           // a program subscribes to the channel of the lock
-	ops       []locktable.Op // one batch; Arrived is how many seconds ago
+	ops       []redisop.Op   // one batch; Arrived is how many seconds ago
 	want      []string       // outcome of each
 	after     string         // owner field of the key
 	queue     []string       // members, in order
@@ -52,19 +51,19 @@ type queueCase struct {
 
 func TestQueueInScripts(t *testing.T) {
 	const lock, queue = "lock", "locksidecar_queue:{lock}"
-	again := func(op locktable.Op) locktable.Op {
+	again := func(op redisop.Op) redisop.Op {
 		op.AfterPendingDrop = true
 		return op
 	}
-	inOrder := func(op locktable.Op) locktable.Op {
+	inOrder := func(op redisop.Op) redisop.Op {
 		op.InOrder = true
 		return op
 	}
-	arrived := func(op locktable.Op, age uint64) locktable.Op {
+	arrived := func(op redisop.Op, age uint64) redisop.Op {
 		op.InOrder, op.Arrived = true, age
 		return op
 	}
-	leaves := func(op locktable.Op, ticket uint64) locktable.Op {
+	leaves := func(op redisop.Op, ticket uint64) redisop.Op {
 		op.Ticket = ticket
 		return op
 	}
@@ -80,170 +79,170 @@ func TestQueueInScripts(t *testing.T) {
 
 	for _, tt := range []queueCase{
 		{says: "a Take that finds another owner gets a ticket, and recalls the lock",
-			holder: other(7), listens: both, ops: []locktable.Op{waitOp(lock, 3, 0)},
+			holder: other(7), listens: both, ops: []redisop.Op{waitOp(lock, 3, 0)},
 			want: []string{"held, rank 0, ticket 3, reached 1, 0 listeners"}, after: other(7), queue: []string{ours(3)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "the second one of a queue recalls, too",
-			holder: other(7), tickets: map[string]int{third(1): 5}, listens: both, ops: []locktable.Op{waitOp(lock, 3, 0)},
+			holder: other(7), tickets: map[string]int{third(1): 5}, listens: both, ops: []redisop.Op{waitOp(lock, 3, 0)},
 			want: []string{"held, rank 1, ticket 3, reached 1, 0 listeners"}, after: other(7), queue: []string{third(1), ours(3)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "the third one does not, and does not count the subscribers",
-			holder: other(7), tickets: map[string]int{third(1): 5, third(2): 4}, listens: both, ops: []locktable.Op{waitOp(lock, 3, 0)},
+			holder: other(7), tickets: map[string]int{third(1): 5, third(2): 4}, listens: both, ops: []redisop.Op{waitOp(lock, 3, 0)},
 			want: []string{"held, rank 2, ticket 3, reached -1, -2 listeners"}, after: other(7), queue: []string{third(1), third(2), ours(3)}},
 		{says: "Redis's clock was set back: a newcomer does not stand before the others",
-			holder: other(7), tickets: map[string]int{third(1): -3600}, listens: both, ops: []locktable.Op{waitOp(lock, 3, 0)},
+			holder: other(7), tickets: map[string]int{third(1): -3600}, listens: both, ops: []redisop.Op{waitOp(lock, 3, 0)},
 			want: []string{"held, rank 1, ticket 3, reached 1, 0 listeners"}, after: other(7), queue: []string{third(1), ours(3)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "Redis's clock was set back: requests arrive after the tickets",
-			holder: ours(3), tickets: map[string]int{third(1): -3600}, ops: []locktable.Op{{Kind: locktable.Arrive, Name: lock}},
+			holder: ours(3), tickets: map[string]int{third(1): -3600}, ops: []redisop.Op{{Kind: redisop.Arrive, Name: lock}},
 			want: []string{"arrived, the first 0 s ago"}, after: ours(3), queue: []string{third(1)}},
 		{says: "a Take that asks again keeps its ticket",
-			holder: other(7), tickets: map[string]int{ours(2): 9, third(1): 5}, ops: []locktable.Op{waitOp(lock, 3, 2)},
+			holder: other(7), tickets: map[string]int{ours(2): 9, third(1): 5}, ops: []redisop.Op{waitOp(lock, 3, 2)},
 			want: []string{"held, rank 0, ticket 2, reached 0, 0 listeners"}, after: other(7), queue: []string{ours(2), third(1)}},
 		{says: "a ticket that is gone is replaced",
-			holder: other(7), tickets: map[string]int{third(1): 5}, ops: []locktable.Op{waitOp(lock, 3, 2)},
+			holder: other(7), tickets: map[string]int{third(1): 5}, ops: []redisop.Op{waitOp(lock, 3, 2)},
 			want: []string{"held, rank 1, ticket 3, reached 0, 0 listeners"}, after: other(7), queue: []string{third(1), ours(3)}},
 		{says: "a try has no ticket, and recalls nothing",
-			holder: other(7), listens: both, ops: []locktable.Op{takeOp(lock, 3)},
+			holder: other(7), listens: both, ops: []redisop.Op{takeOp(lock, 3)},
 			want: []string{"held, rank -1, ticket 0, reached -1, 0 listeners"}, after: other(7)},
 		{says: "a holder that is no sidecar is not reached",
-			holder: "redisson:1", ops: []locktable.Op{waitOp(lock, 3, 0)},
+			holder: "redisson:1", ops: []redisop.Op{waitOp(lock, 3, 0)},
 			want: []string{"held, rank 0, ticket 3, reached 0, 0 listeners"}, after: "redisson:1", queue: []string{ours(3)}},
 		{says: "a Take that succeeds removes its ticket, and says how many wait",
-			tickets: map[string]int{ours(2): 9, third(1): 5}, ops: []locktable.Op{waitOp(lock, 3, 2)},
+			tickets: map[string]int{ours(2): 9, third(1): 5}, ops: []redisop.Op{waitOp(lock, 3, 2)},
 			want: []string{"done, 1 wait, ticket 0"}, after: ours(3), queue: []string{third(1)}},
 
 		{says: "a Drop passes the lock to the first of the queue",
-			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 12)},
+			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 12)},
 			want: []string{"passed, 1 wait"}, after: other(7), queue: []string{third(1)},
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 1 12 lock"}},
 		{says: "so does one of a lock that has expired",
-			tickets: map[string]int{other(7): 9}, listens: both, ops: []locktable.Op{passOp(lock, 3, 0)},
+			tickets: map[string]int{other(7): 9}, listens: both, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"passed, 0 wait"}, after: other(7),
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 0 0 lock"}},
 		{says: "a Drop of another owner's lock only removes the ticket",
-			holder: third(1), tickets: map[string]int{ours(2): 9, other(7): 5}, listens: both, ops: []locktable.Op{leaves(passOp(lock, 3, 0), 2)},
+			holder: third(1), tickets: map[string]int{ours(2): 9, other(7): 5}, listens: both, ops: []redisop.Op{leaves(passOp(lock, 3, 0), 2)},
 			want: []string{"done"}, after: third(1), queue: []string{other(7)}},
 		{says: "if a program has the lock and the first ticket is given up, the next one has to ask",
-			holder: "redisson:1", tickets: map[string]int{ours(2): 9, other(7): 5, third(1): 4}, listens: both, ops: []locktable.Op{leaves(passOp(lock, 3, 0), 2)},
+			holder: "redisson:1", tickets: map[string]int{ours(2): 9, other(7): 5, third(1): 4}, listens: both, ops: []redisop.Op{leaves(passOp(lock, 3, 0), 2)},
 			want: []string{"done"}, after: "redisson:1", queue: []string{other(7), third(1)},
 			messages: []string{otherUUID + ": free 0 lock"}},
 		{says: "so it has if the field is like a sidecar's that does not listen",
-			holder: third(1), tickets: map[string]int{ours(2): 9, other(7): 5}, listens: []string{otherUUID}, ops: []locktable.Op{leaves(passOp(lock, 3, 0), 2)},
+			holder: third(1), tickets: map[string]int{ours(2): 9, other(7): 5}, listens: []string{otherUUID}, ops: []redisop.Op{leaves(passOp(lock, 3, 0), 2)},
 			want: []string{"done"}, after: third(1), queue: []string{other(7)},
 			messages: []string{otherUUID + ": free 0 lock"}},
 		{says: "so it has if a program took a lock that has expired",
-			holder: "redisson:1", tickets: map[string]int{other(7): 9, third(1): 4}, listens: both, ops: []locktable.Op{passOp(lock, 3, 0)},
+			holder: "redisson:1", tickets: map[string]int{other(7): 9, third(1): 4}, listens: both, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"done"}, after: "redisson:1", queue: []string{other(7), third(1)},
 			messages: []string{otherUUID + ": free 0 lock"}},
 		{says: "a ticket after the first does not change who has to ask",
-			holder: "redisson:1", tickets: map[string]int{other(7): 9, ours(2): 5, third(1): 4}, listens: both, ops: []locktable.Op{leaves(passOp(lock, 3, 0), 2)},
+			holder: "redisson:1", tickets: map[string]int{other(7): 9, ours(2): 5, third(1): 4}, listens: both, ops: []redisop.Op{leaves(passOp(lock, 3, 0), 2)},
 			want: []string{"done"}, after: "redisson:1", queue: []string{other(7), third(1)}},
 		{says: "a sidecar that does not listen is passed over",
-			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, listens: []string{thirdUUID}, ops: []locktable.Op{passOp(lock, 3, 0)},
+			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, listens: []string{thirdUUID}, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"passed, 0 wait"}, after: third(1),
 			messages: []string{thirdUUID + ": transfer 1 # 32 20000 0 0 lock"}},
 		{says: "a lock for which only such sidecars wait is free",
-			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, ops: []locktable.Op{passOp(lock, 3, 0)},
+			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"done"}},
 		{says: "an operation looks at 128 tickets",
-			holder: ours(3), tickets: many, listens: []string{otherUUID}, ops: []locktable.Op{passOp(lock, 3, 0)},
+			holder: ours(3), tickets: many, listens: []string{otherUUID}, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"done"}, queue: []string{other(1)}},
 		{says: "a member that is no ticket is removed",
-			holder: ours(3), tickets: map[string]int{"x": 9, otherUUID + ":x": 9, "y" + other(7): 9, third(1): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 0)},
+			holder: ours(3), tickets: map[string]int{"x": 9, otherUUID + ":x": 9, "y" + other(7): 9, third(1): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"passed, 0 wait"}, after: third(1),
 			messages: []string{thirdUUID + ": transfer 1 # 32 20000 0 0 lock"}},
 		{says: "a sidecar that has not asked for 15 s has to queue again",
-			holder: ours(3), tickets: map[string]int{other(7): 60, third(1): 5}, signs: map[string]int{otherUUID: 30}, listens: both, ops: []locktable.Op{passOp(lock, 3, 0)},
+			holder: ours(3), tickets: map[string]int{other(7): 60, third(1): 5}, signs: map[string]int{otherUUID: 30}, listens: both, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"passed, 0 wait"}, after: third(1),
 			messages: []string{otherUUID + ": requeue lock", thirdUUID + ": transfer 1 # 32 20000 0 0 lock"}},
 		{says: "a sidecar that has asked since keeps its turn",
-			holder: ours(3), tickets: map[string]int{other(7): 60}, signs: map[string]int{otherUUID: 0}, listens: both, ops: []locktable.Op{passOp(lock, 3, 0)},
+			holder: ours(3), tickets: map[string]int{other(7): 60}, signs: map[string]int{otherUUID: 0}, listens: both, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"passed, 0 wait"}, after: other(7),
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 0 0 lock"}},
 		{says: "a ticket of this sidecar that was given up is not passed the lock",
-			holder: ours(3), tickets: map[string]int{ours(2): 9, other(7): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 0)},
+			holder: ours(3), tickets: map[string]int{ours(2): 9, other(7): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"passed, 0 wait"}, after: other(7),
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 0 0 lock"}},
 		{says: "a lock that was dropped and is wanted again passes to the next host, and the ticket stands behind",
-			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 30), again(waitOp(lock, 4, 0))},
+			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 30), again(waitOp(lock, 4, 0))},
 			want: []string{"passed, 1 wait", "held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 1 30 lock"}},
 		{says: "a lock that was dropped and is wanted again is not left free for others",
-			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 1000), again(waitOp(lock, 4, 0))},
+			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 1000), again(waitOp(lock, 4, 0))},
 			want: []string{"passed, 1 wait", "held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 1 99 lock"}},
 
 		{says: "after 50 ms a lock that programs wait for is free for a moment",
-			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, listeners: true, ops: []locktable.Op{passOp(lock, 3, 50)},
+			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, listeners: true, ops: []redisop.Op{passOp(lock, 3, 50)},
 			want: []string{"paused, 1 listeners"}, queue: []string{other(7)},
 			messages: []string{otherUUID + ": free 10 lock"}},
 		{says: "one that only sidecars wait for passes on",
-			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 99)},
+			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 99)},
 			want: []string{"passed, 0 wait"}, after: other(7),
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 0 99 lock"}},
 		{says: "after 100 ms it is free for a shorter moment",
-			holder: ours(3), tickets: map[string]int{third(1): 9, other(7): 5}, listens: []string{otherUUID}, ops: []locktable.Op{passOp(lock, 3, 100)},
+			holder: ours(3), tickets: map[string]int{third(1): 9, other(7): 5}, listens: []string{otherUUID}, ops: []redisop.Op{passOp(lock, 3, 100)},
 			want: []string{"paused, 0 listeners"}, queue: []string{other(7)},
 			messages: []string{otherUUID + ": free 4 lock"}},
 		{says: "a lock whose counter is broken is free, and the first of the queue receives that",
-			holder: ours(3), counter: "seventeen", tickets: map[string]int{other(7): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 0)},
+			holder: ours(3), counter: "seventeen", tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 0)},
 			want: []string{"done"}, queue: []string{other(7)},
 			messages: []string{otherUUID + ": free 0 lock"}},
 		{says: "so is a lock that is dropped without a lease to pass on",
-			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []locktable.Op{dropOp(lock, 3)},
+			holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{dropOp(lock, 3)},
 			want: []string{"done"}, queue: []string{other(7)},
 			messages: []string{otherUUID + ": free 0 lock"}},
 
 		{says: "a Take in order lets the first of the queue have a free lock",
-			tickets: map[string]int{other(7): 5}, listens: both, ops: []locktable.Op{inOrder(waitOp(lock, 4, 0))},
+			tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{inOrder(waitOp(lock, 4, 0))},
 			want: []string{"held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
 			messages: []string{otherUUID + ": transfer 7 # 32 30000 1 0 lock"}},
 		{says: "which may be its own ticket",
-			tickets: map[string]int{third(1): 9, ours(2): 7, other(7): 5}, listens: []string{otherUUID}, ops: []locktable.Op{inOrder(waitOp(lock, 4, 2))},
+			tickets: map[string]int{third(1): 9, ours(2): 7, other(7): 5}, listens: []string{otherUUID}, ops: []redisop.Op{inOrder(waitOp(lock, 4, 2))},
 			want: []string{"done, 1 wait, ticket 2"}, after: ours(2), queue: []string{other(7)}},
 		{says: "a Take in order of a lock without a queue takes it",
-			ops:  []locktable.Op{inOrder(waitOp(lock, 4, 0))},
+			ops:  []redisop.Op{inOrder(waitOp(lock, 4, 0))},
 			want: []string{"done, 0 wait, ticket 0"}, after: ours(4)},
 
 		{says: "a ticket stands in the queue as of when its request arrived",
-			holder: other(7), tickets: map[string]int{third(1): 9, third(2): 5}, listens: both, ops: []locktable.Op{arrived(waitOp(lock, 4, 0), 7)},
+			holder: other(7), tickets: map[string]int{third(1): 9, third(2): 5}, listens: both, ops: []redisop.Op{arrived(waitOp(lock, 4, 0), 7)},
 			want: []string{"held, rank 1, ticket 4, reached 1, 0 listeners"}, after: other(7), queue: []string{third(1), ours(4), third(2)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "and moves to when another one did",
-			holder: other(7), tickets: map[string]int{ours(3): 20, third(1): 9, third(2): 5}, listens: both, ops: []locktable.Op{arrived(waitOp(lock, 4, 3), 7)},
+			holder: other(7), tickets: map[string]int{ours(3): 20, third(1): 9, third(2): 5}, listens: both, ops: []redisop.Op{arrived(waitOp(lock, 4, 3), 7)},
 			want: []string{"held, rank 1, ticket 3, reached 1, 0 listeners"}, after: other(7), queue: []string{third(1), ours(3), third(2)},
 			messages: []string{otherUUID + ": recall lock"}},
 		{says: "and if it was the first and a program has the lock, the next one has to ask",
-			holder: "redisson:1", tickets: map[string]int{ours(3): 20, third(1): 9, other(7): 5}, listens: both, ops: []locktable.Op{arrived(waitOp(lock, 4, 3), 7)},
+			holder: "redisson:1", tickets: map[string]int{ours(3): 20, third(1): 9, other(7): 5}, listens: both, ops: []redisop.Op{arrived(waitOp(lock, 4, 3), 7)},
 			want: []string{"held, rank 1, ticket 3, reached 0, 0 listeners"}, after: "redisson:1", queue: []string{third(1), ours(3), other(7)},
 			messages: []string{thirdUUID + ": free 0 lock"}},
 		{says: "a ticket of a request that arrived long ago is not old",
-			tickets: map[string]int{other(7): 60}, signs: map[string]int{otherUUID: 0}, listens: both, ops: []locktable.Op{arrived(waitOp(lock, 4, 0), 40)},
+			tickets: map[string]int{other(7): 60}, signs: map[string]int{otherUUID: 0}, listens: both, ops: []redisop.Op{arrived(waitOp(lock, 4, 0), 40)},
 			want: []string{"held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4)},
 			messages: []string{otherUUID + ": transfer 7 # 32 30000 1 0 lock"}},
 		{says: "a lock that is dropped and wanted again passes to the first that arrived",
-			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 30), again(arrived(waitOp(lock, 4, 0), 7))},
+			holder: ours(3), tickets: map[string]int{other(7): 9, third(1): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 30), again(arrived(waitOp(lock, 4, 0), 7))},
 			want: []string{"passed, 2 wait", "held, rank 0, ticket 4, reached -1, 0 listeners"}, after: other(7), queue: []string{ours(4), third(1)},
 			messages: []string{otherUUID + ": transfer 7 # 32 20000 2 30 lock"}},
 		{says: "which may be the next one of this sidecar",
-			holder: ours(3), tickets: map[string]int{third(1): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 30), again(arrived(waitOp(lock, 4, 0), 7))},
+			holder: ours(3), tickets: map[string]int{third(1): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 30), again(arrived(waitOp(lock, 4, 0), 7))},
 			want: []string{"passed, 1 wait", "done, 1 wait, ticket 0"}, after: ours(4), queue: []string{third(1)}},
 		{says: "it is left free for a moment with its place in the queue",
-			holder: ours(3), tickets: map[string]int{third(1): 5}, listens: both, ops: []locktable.Op{passOp(lock, 3, 100), again(arrived(waitOp(lock, 4, 0), 7))}, freedFor: 4,
+			holder: ours(3), tickets: map[string]int{third(1): 5}, listens: both, ops: []redisop.Op{passOp(lock, 3, 100), again(arrived(waitOp(lock, 4, 0), 7))}, freedFor: 4,
 			want: []string{"paused, 0 listeners", "held, rank 0, ticket 4, reached -1, 0 listeners"}, queue: []string{ours(4), third(1)}},
 		{says: "also if no other sidecar waits",
-			holder: ours(3), listeners: true, ops: []locktable.Op{passOp(lock, 3, 50), again(arrived(waitOp(lock, 4, 0), 7))}, freedFor: 10,
+			holder: ours(3), listeners: true, ops: []redisop.Op{passOp(lock, 3, 50), again(arrived(waitOp(lock, 4, 0), 7))}, freedFor: 10,
 			want: []string{"paused, 1 listeners", "held, rank 0, ticket 4, reached -1, 1 listeners"}, queue: []string{ours(4)}},
 		{says: "an Arrive says when the first of the queue arrived",
-			tickets: map[string]int{third(1): 9, other(7): 5}, ops: []locktable.Op{{Kind: locktable.Arrive, Name: lock}},
+			tickets: map[string]int{third(1): 9, other(7): 5}, ops: []redisop.Op{{Kind: redisop.Arrive, Name: lock}},
 			want: []string{"arrived, the first 9 s ago"}, queue: []string{third(1), other(7)}},
 		{says: "or that there is none",
-			ops:  []locktable.Op{{Kind: locktable.Arrive, Name: lock}},
+			ops:  []redisop.Op{{Kind: redisop.Arrive, Name: lock}},
 			want: []string{"arrived, none before"}},
 
 		{says: "names with and without braces have different queues",
-			name: "{lock}", holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []locktable.Op{passOp("{lock}", 3, 0)},
+			name: "{lock}", holder: ours(3), tickets: map[string]int{other(7): 5}, listens: both, ops: []redisop.Op{passOp("{lock}", 3, 0)},
 			want: []string{"done"}, queue: []string{other(7)}},
 	} {
 		t.Run(tt.says, func(t *testing.T) {
@@ -261,7 +260,7 @@ func (tt *queueCase) run(t *testing.T, b backend, queue string) {
 	if name == "" {
 		name = "lock"
 	}
-	r.await(locktable.Message{Kind: locktable.Freed, Name: name, PauseMS: tt.freedFor})
+	r.await(redisop.Message{Kind: redisop.Freed, Name: name, PauseMS: tt.freedFor})
 	if tt.holder != "" {
 		b.admin.HSet(ctx, name, tt.holder, "1")
 		b.admin.PExpire(ctx, name, time.Minute)
@@ -343,21 +342,21 @@ func (tt *queueCase) run(t *testing.T, b backend, queue string) {
 	}
 }
 
-func showQueueResult(res *locktable.Result) string {
+func showQueueResult(res *redisop.Result) string {
 	switch {
-	case res.Outcome == locktable.HeldByOther:
+	case res.Outcome == redisop.HeldByOther:
 		return fmt.Sprintf("held, rank %d, ticket %d, reached %d, %d listeners", res.Rank, res.Ticket, res.HolderReached, res.Listeners)
-	case res.Outcome == locktable.Done && res.Kind == locktable.Arrive && res.FirstArrived == 0:
+	case res.Outcome == redisop.Done && res.Kind == redisop.Arrive && res.FirstArrived == 0:
 		return "arrived, none before"
-	case res.Outcome == locktable.Done && res.Kind == locktable.Arrive:
+	case res.Outcome == redisop.Done && res.Kind == redisop.Arrive:
 		return fmt.Sprintf("arrived, the first %d s ago", (res.Arrived-res.FirstArrived)/1_000_000)
-	case res.Outcome == locktable.Done && res.Kind == locktable.Take:
+	case res.Outcome == redisop.Done && res.Kind == redisop.Take:
 		return fmt.Sprintf("done, %d wait, ticket %d", res.Waiting, res.Ticket)
-	case res.Outcome == locktable.Done && res.Passed:
+	case res.Outcome == redisop.Done && res.Passed:
 		return fmt.Sprintf("passed, %d wait", res.Waiting)
-	case res.Outcome == locktable.Done && res.Paused:
+	case res.Outcome == redisop.Done && res.Paused:
 		return fmt.Sprintf("paused, %d listeners", res.Listeners)
-	case res.Outcome == locktable.Done:
+	case res.Outcome == redisop.Done:
 		return "done"
 	}
 	return fmt.Sprintf("%+v", *res)
@@ -426,16 +425,16 @@ func TestQueueOfAFullRedis(t *testing.T) {
 	results := r.ask(waitOp("asked", 4, 2), free, waitOp("held", 4, 0), passOp("ours", 3, 0))
 
 	must(a.ConfigSet(ctx, "maxmemory", "0").Result())
-	if res := results[0]; res.Outcome != locktable.HeldByOther || res.Rank != 0 || res.Ticket != 2 {
+	if res := results[0]; res.Outcome != redisop.HeldByOther || res.Rank != 0 || res.Ticket != 2 {
 		t.Errorf("a Take that asks again: %+v", res)
 	}
 	if a.HLen(ctx, "locksidecar_signs:{asked}").Val() != 1 {
 		t.Error("it leaves no sign")
 	}
-	if res := results[1]; res.Outcome != locktable.Retryable {
+	if res := results[1]; res.Outcome != redisop.Retryable {
 		t.Errorf("a Take of a free lock: %+v", res)
 	}
-	if res := results[2]; res.Outcome != locktable.HeldByOther || res.Rank != locktable.NotQueued || res.HolderReached != locktable.HolderNotTold {
+	if res := results[2]; res.Outcome != redisop.HeldByOther || res.Rank != redisop.NotQueued || res.HolderReached != redisop.HolderNotTold {
 		t.Errorf("a Take that would have to queue: %+v", res)
 	}
 	if res := results[3]; !res.Passed || a.HGet(ctx, "ours", field(otherUUID, 5)).Val() != "1" {
@@ -453,10 +452,10 @@ func TestQueueKeyOfAnotherType(t *testing.T) {
 			b.admin.Set(ctx, "locksidecar_queue:{"+name+"}", "x", 0)
 		}
 		results := r.ask(waitOp("held", 2, 1), passOp("ours", 1, 0))
-		if res := results[0]; res.Outcome != locktable.HeldByOther || res.Rank != locktable.NotQueued || res.Ticket != 0 {
+		if res := results[0]; res.Outcome != redisop.HeldByOther || res.Rank != redisop.NotQueued || res.Ticket != 0 {
 			t.Errorf("a Take: %+v", res)
 		}
-		if res := results[1]; res.Outcome != locktable.Done || res.Passed || b.admin.Exists(ctx, "ours").Val() != 0 {
+		if res := results[1]; res.Outcome != redisop.Done || res.Passed || b.admin.Exists(ctx, "ours").Val() != 0 {
 			t.Errorf("a Drop: %+v", res)
 		}
 		if got := b.admin.Get(ctx, "locksidecar_queue:{held}").Val(); got != "x" {

@@ -10,9 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/redis/go-redis/v9"
-
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
 var ctx = context.Background()
@@ -21,7 +20,7 @@ var ctx = context.Background()
 // afterwards.
 func TestScripts(t *testing.T) {
 	const (
-		done, other, missing, notALock = locktable.Done, locktable.HeldByOther, locktable.KeyMissing, locktable.NotALock
+		done, other, missing, notALock = redisop.Done, redisop.HeldByOther, redisop.KeyMissing, redisop.NotALock
 
 		name    = "invoice:42"
 		aString = "a key of type string, which is not a lock"
@@ -30,26 +29,26 @@ func TestScripts(t *testing.T) {
 	redisson := map[string]string{otherUUID + ":77": "2"}
 	readers := map[string]string{"mode": "read", otherUUID + ":5": "1"}
 	crowd := map[string]string{"a": "1", "b": "2", "c": "3"}
-	take := func(num uint64) locktable.Op { return takeOp(name, num) }
+	take := func(num uint64) redisop.Op { return takeOp(name, num) }
 	again := take(7)
 	again.Count = 3
 	held := take(7)
 	held.RequireExisting = true
 	noToken := take(7)
 	noToken.Reserve = 0
-	keep := func(num uint64) locktable.Op { return renewOp(name, num) }
+	keep := func(num uint64) redisop.Op { return renewOp(name, num) }
 	twice := keep(7)
 	twice.Count = 2
-	check := func(num uint64) locktable.Op { return checkOp(name, num) }
-	drop := func(num uint64) locktable.Op { return dropOp(name, num) }
+	check := func(num uint64) redisop.Op { return checkOp(name, num) }
+	drop := func(num uint64) redisop.Op { return dropOp(name, num) }
 	big := uint64(1)<<53 - 1
 
 	tests := []struct {
 		says    string
 		hash    map[string]string // before; nil: no key
 		value   string            // before: a string instead of a hash
-		op      locktable.Op
-		want    locktable.Outcome
+		op      redisop.Op
+		want    redisop.Outcome
 		field   string            // of Other
 		after   map[string]string // nil: as before
 		gone    bool
@@ -92,8 +91,8 @@ func TestScripts(t *testing.T) {
 		{says: "keep leaves a string alone", value: "x", op: keep(7), want: other, field: aString},
 
 		{says: "check of our own hold changes nothing", hash: ours(7), op: check(7), want: done},
-		{says: "check finds an earlier hold of ours, and changes nothing", hash: ours(6), op: check(7), want: locktable.Differs},
-		{says: "check finds other entries, and changes nothing", hash: map[string]string{field(ourUUID, 7): "3"}, op: check(7), want: locktable.Differs},
+		{says: "check finds an earlier hold of ours, and changes nothing", hash: ours(6), op: check(7), want: redisop.Differs},
+		{says: "check finds other entries, and changes nothing", hash: map[string]string{field(ourUUID, 7): "3"}, op: check(7), want: redisop.Differs},
 		{says: "check finds a later hold of ours", hash: ours(8), op: check(7), want: other, field: field(ourUUID, 8)},
 		{says: "check finds a lock that is gone", op: check(7), want: missing},
 		{says: "check finds a thief", hash: redisson, op: check(7), want: other, field: otherUUID + ":77"},
@@ -165,19 +164,19 @@ func TestScripts(t *testing.T) {
 					if res.TTLMS < 30_001 || res.TTLMS > 60_000 || ttl < 30*time.Second {
 						t.Errorf("TTL %d in the result and %v in Redis, want the minute of the other", res.TTLMS, ttl)
 					}
-				case (res.Outcome == done || res.Outcome == locktable.Differs) && tt.op.Kind == locktable.Check:
+				case (res.Outcome == done || res.Outcome == redisop.Differs) && tt.op.Kind == redisop.Check:
 					if ttl <= 30*time.Second {
 						t.Errorf("TTL in Redis %v, want the minute it had", ttl)
 					}
-				case res.Outcome == done && tt.op.Kind != locktable.Drop:
+				case res.Outcome == done && tt.op.Kind != redisop.Drop:
 					if ttl <= 0 || ttl > 30*time.Second {
 						t.Errorf("TTL in Redis %v, want the lease", ttl)
 					}
 				}
-				if counted := tt.counted || tt.heard; res.Outcome <= other && res.Listeners != map[bool]int32{true: 1, false: locktable.Uncounted}[counted] {
+				if counted := tt.counted || tt.heard; res.Outcome <= other && res.Listeners != map[bool]int32{true: 1, false: redisop.Uncounted}[counted] {
 					t.Errorf("%d listeners; one does, counted: %v", res.Listeners, counted)
 				}
-				if tt.op.Kind == locktable.Take && res.Outcome == done {
+				if tt.op.Kind == redisop.Take && res.Outcome == done {
 					if (res.Token != 0) != (tt.op.Reserve != 0) {
 						t.Errorf("token %d for %d reserved", res.Token, tt.op.Reserve)
 					}
@@ -202,10 +201,10 @@ func TestKeepOfALockWithoutAnExpiryGivesItOne(t *testing.T) {
 		b.admin.HSet(ctx, "a", field(ourUUID, 1), "1")
 		b.admin.HSet(ctx, "b", field(otherUUID, 1), "1")
 		res := r.ask(renewOp("a", 1), takeOp("b", 2))
-		if res[0].Outcome != locktable.Done || must(b.admin.PTTL(ctx, "a").Result()) <= 0 {
+		if res[0].Outcome != redisop.Done || must(b.admin.PTTL(ctx, "a").Result()) <= 0 {
 			t.Errorf("got %+v, ttl %v", res[0], b.admin.PTTL(ctx, "a").Val())
 		}
-		if res[1].Outcome != locktable.HeldByOther || res[1].TTLMS != -1 {
+		if res[1].Outcome != redisop.HeldByOther || res[1].TTLMS != -1 {
 			t.Errorf("a lock of somebody else that never expires: got %+v, want TTL -1", res[1])
 		}
 	})
@@ -215,19 +214,19 @@ func TestKeepOfALockWithoutAnExpiryGivesItOne(t *testing.T) {
 func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
 	backends(t, func(t *testing.T, b backend) {
 		r := connected(t, b.url)
-		var ops []locktable.Op
-		var want []locktable.Outcome
+		var ops []redisop.Op
+		var want []redisop.Outcome
 		for i := range 1000 {
 			name := fmt.Sprint("lock:", i)
-			outcome := locktable.Done
+			outcome := redisop.Done
 			switch i % 10 {
 			case 3:
-				outcome = locktable.KeyMissing
+				outcome = redisop.KeyMissing
 			case 5:
-				outcome = locktable.HeldByOther
+				outcome = redisop.HeldByOther
 				b.admin.HSet(ctx, name, field(otherUUID, 1), "1")
 			case 7:
-				outcome = locktable.HeldByOther
+				outcome = redisop.HeldByOther
 				b.admin.Set(ctx, name, "x", 0)
 			default:
 				b.admin.HSet(ctx, name, field(ourUUID, uint64(i)), "1")
@@ -242,7 +241,7 @@ func TestKeepOfManyLocksJudgesEachAlone(t *testing.T) {
 			if res.Outcome != want[i] {
 				t.Errorf("%s: got %+v, want outcome %d", ops[i].Name, res, want[i])
 			}
-			if want[i] != locktable.Done {
+			if want[i] != redisop.Done {
 				continue
 			}
 			lease := time.Duration(ops[i].LeaseMS) * time.Millisecond
@@ -308,7 +307,7 @@ func TestRenewalsOfManyLocksGiveTheLease(t *testing.T) {
 	renewAll := func(t *testing.T, r *recorder, a *redis.Client, locks int) {
 		t.Helper()
 		a.FlushAll(ctx)
-		var ops []locktable.Op
+		var ops []redisop.Op
 		for i := range locks {
 			name := fmt.Sprint("lock:", i)
 			a.HSet(ctx, name, field(ourUUID, 1), "1")
@@ -318,7 +317,7 @@ func TestRenewalsOfManyLocksGiveTheLease(t *testing.T) {
 		a.HSet(ctx, "lock:1", field(otherUUID, 1), "1", field(ourUUID, 1), "2") // not as this sidecar left it
 		before := must(a.Time(ctx).Result())
 		for _, res := range r.ask(ops...) {
-			if ok := res.Outcome == locktable.Done; ok == (res.Name == "lock:1") {
+			if ok := res.Outcome == redisop.Done; ok == (res.Name == "lock:1") {
 				t.Errorf("%d locks: %+v", locks, res)
 			}
 		}
@@ -385,14 +384,14 @@ func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 			}
 		}
 		looks := 0
-		for id := range uint64(80 * locktable.RenewalGroupSize) {
+		for id := range uint64(80 * redisop.RenewalGroupSize) {
 			op.HoldID = id
 			if looksForOthers(int64(lease)*7e6, &op) {
 				looks++
 			}
 		}
-		if looks != 80/lookEvery*locktable.RenewalGroupSize {
-			t.Errorf("lease %d: the locks of %.1f groups of 80 are looked at", lease, float64(looks)/locktable.RenewalGroupSize)
+		if looks != 80/lookEvery*redisop.RenewalGroupSize {
+			t.Errorf("lease %d: the locks of %.1f groups of 80 are looked at", lease, float64(looks)/redisop.RenewalGroupSize)
 		}
 	}
 	if check := checkOp("lock", 1); !looksForOthers(0, &check) || !looksForOthers(1e18, &check) {
@@ -402,9 +401,9 @@ func TestEachLockIsLookedAtWithinEightWindows(t *testing.T) {
 
 // The script looks at the first of its keys only.
 func TestRenewalsThatLookComeFirst(t *testing.T) {
-	const group = locktable.RenewalGroupSize
+	const group = redisop.RenewalGroupSize
 	ids := []uint64{3, 9 * group, 8*group + 7, 1, 8*group + 5, 2}
-	var ops []locktable.Op
+	var ops []redisop.Op
 	for _, id := range ids {
 		ops = append(ops, renewOp(fmt.Sprint("lock:", id), id))
 	}
@@ -431,9 +430,9 @@ func TestChecksOfDifferentEntriesRunApart(t *testing.T) {
 		b.admin.HSet(ctx, "twice", field(ourUUID, 2), "2")
 		once, twice := checkOp("once", 1), checkOp("twice", 2)
 		twice.Count = 2
-		for _, ops := range [][]locktable.Op{{once, twice}, {twice, once}} {
+		for _, ops := range [][]redisop.Op{{once, twice}, {twice, once}} {
 			for _, res := range r.ask(ops...) {
-				if res.Outcome != locktable.Done {
+				if res.Outcome != redisop.Done {
 					t.Errorf("got %+v; nothing differs", res)
 				}
 			}
@@ -453,37 +452,37 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 		b.admin.HSet(ctx, "stolen", field(otherUUID, 1), "1")
 		b.admin.HSet(ctx, "later", field(ourUUID, 9), "1")
 		b.admin.HSet(ctx, "passed", field(ourUUID, 3), "1")
-		move := func(name string) locktable.Op {
+		move := func(name string) redisop.Op {
 			op := takeOp(name, 5)
 			op.RequireExisting, op.Reserve = true, 64
 			return op
 		}
-		behind := func(op locktable.Op) locktable.Op {
+		behind := func(op redisop.Op) redisop.Op {
 			op.AfterPendingDrop = true
 			return op
 		}
 		want := []struct {
-			op      locktable.Op
-			outcome locktable.Outcome
+			op      redisop.Op
+			outcome redisop.Outcome
 			left    string // the field in Redis afterwards
 		}{
-			{takeOp("free", 1), locktable.Done, field(ourUUID, 1)},
-			{takeOp("theirs", 1), locktable.HeldByOther, field(otherUUID, 1)},
-			{takeOp("string", 1), locktable.NotALock, ""},
-			{dropOp("back", 3), locktable.Done, ""},
-			{behind(takeOp("back", 4)), locktable.Done, field(ourUUID, 4)},
-			{takeOp("countless", 1), locktable.Refused, ""},
-			{dropOp("stolen", 3), locktable.Done, field(otherUUID, 1)},
-			{behind(takeOp("stolen", 4)), locktable.HeldByOther, field(otherUUID, 1)},
-			{dropOp("expired", 3), locktable.Done, ""},
-			{behind(takeOp("expired", 4)), locktable.Done, field(ourUUID, 4)},
-			{dropOp("later", 8), locktable.Done, field(ourUUID, 9)},
-			{move("passed"), locktable.Done, field(ourUUID, 5)},
-			{move("gone"), locktable.KeyMissing, ""},
-			{dropOp("never", 1), locktable.Done, ""},
-			{takeOp("last", 1), locktable.Done, field(ourUUID, 1)},
+			{takeOp("free", 1), redisop.Done, field(ourUUID, 1)},
+			{takeOp("theirs", 1), redisop.HeldByOther, field(otherUUID, 1)},
+			{takeOp("string", 1), redisop.NotALock, ""},
+			{dropOp("back", 3), redisop.Done, ""},
+			{behind(takeOp("back", 4)), redisop.Done, field(ourUUID, 4)},
+			{takeOp("countless", 1), redisop.Refused, ""},
+			{dropOp("stolen", 3), redisop.Done, field(otherUUID, 1)},
+			{behind(takeOp("stolen", 4)), redisop.HeldByOther, field(otherUUID, 1)},
+			{dropOp("expired", 3), redisop.Done, ""},
+			{behind(takeOp("expired", 4)), redisop.Done, field(ourUUID, 4)},
+			{dropOp("later", 8), redisop.Done, field(ourUUID, 9)},
+			{move("passed"), redisop.Done, field(ourUUID, 5)},
+			{move("gone"), redisop.KeyMissing, ""},
+			{dropOp("never", 1), redisop.Done, ""},
+			{takeOp("last", 1), redisop.Done, field(ourUUID, 1)},
 		}
-		var ops []locktable.Op
+		var ops []redisop.Op
 		for _, w := range want {
 			ops = append(ops, w.op)
 		}
@@ -496,7 +495,7 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 			if res.Outcome != w.outcome {
 				t.Errorf("%s, kind %d: got %+v, want outcome %d", w.op.Name, w.op.Kind, res, w.outcome)
 			}
-			if taken := w.op.Kind == locktable.Take && w.outcome == locktable.Done; taken == (res.Token == 0) {
+			if taken := w.op.Kind == redisop.Take && w.outcome == redisop.Done; taken == (res.Token == 0) {
 				t.Errorf("%s, kind %d: token %d", w.op.Name, w.op.Kind, res.Token)
 			} else if taken {
 				if got := must(b.admin.Get(ctx, counterOf(w.op.Name)).Uint64()); got != res.Token {
@@ -506,14 +505,14 @@ func TestTradeJudgesEachAlone(t *testing.T) {
 					t.Errorf("%s: the counter expires in %v", w.op.Name, left)
 				}
 			}
-			if w.op.Name == "string" || w.op.Kind == locktable.Drop && w.op.Name != "later" && w.op.Name != "never" {
+			if w.op.Name == "string" || w.op.Kind == redisop.Drop && w.op.Name != "later" && w.op.Name != "never" {
 				continue
 			}
 			left := must(b.admin.HGetAll(ctx, w.op.Name).Result())
 			if _, ok := left[w.left]; ok == (w.left == "") || len(left) > 1 {
 				t.Errorf("%s: Redis has %v, want the field %q", w.op.Name, left, w.left)
 			}
-			if ttl := must(b.admin.PTTL(ctx, w.op.Name).Result()); w.op.Kind == locktable.Take && w.outcome == locktable.Done && (ttl <= 0 || ttl > 30*time.Second) {
+			if ttl := must(b.admin.PTTL(ctx, w.op.Name).Result()); w.op.Kind == redisop.Take && w.outcome == redisop.Done && (ttl <= 0 || ttl > 30*time.Second) {
 				t.Errorf("%s lives for %v", w.op.Name, ttl)
 			}
 		}
@@ -551,7 +550,7 @@ func TestTokens(t *testing.T) {
 			op := takeOp(name, num)
 			op.Reserve = n
 			res := r.one(op)
-			if res.Outcome != locktable.Done {
+			if res.Outcome != redisop.Done {
 				t.Fatalf("got %+v", res)
 			}
 			if first := res.Token - uint64(n) + 1; first <= last {
@@ -642,7 +641,7 @@ func TestTokens(t *testing.T) {
 			b.admin.Set(ctx, counter, int64(1)<<53, 0)
 			r.t = t
 			res := r.one(takeOp(name, 1000))
-			if res.Outcome != locktable.Refused || !strings.Contains(res.Msg, counter) {
+			if res.Outcome != redisop.Refused || !strings.Contains(res.Msg, counter) {
 				t.Errorf("got %+v", res)
 			}
 			if b.admin.Exists(ctx, name).Val() != 0 {
@@ -651,7 +650,7 @@ func TestTokens(t *testing.T) {
 		})
 		t.Run("a counter that is no number is an error and takes nothing", func(t *testing.T) {
 			b.admin.Set(ctx, counter, "seventeen", 0)
-			if res := r.one(takeOp(name, 1000)); res.Outcome != locktable.Refused {
+			if res := r.one(takeOp(name, 1000)); res.Outcome != redisop.Refused {
 				t.Errorf("got %+v", res)
 			}
 			if b.admin.Exists(ctx, name).Val() != 0 {
@@ -711,7 +710,7 @@ func TestTokensGrowAfterTheClockWasSetBackAndTheCounterLost(t *testing.T) {
 		ids := make(chan Identity, 100)
 		var r *recorder
 		r = connected(t, b.url, func(c *Config) {
-			c.OnResults = func(rs []locktable.Result, raised *Identity) {
+			c.OnResults = func(rs []redisop.Result, raised *Identity) {
 				if raised != nil {
 					ids <- *raised
 				}
@@ -808,14 +807,14 @@ func TestRetakeLeavesOtherStructuresAlone(t *testing.T) {
 		for _, tt := range []struct {
 			says    string
 			hash    map[string]string
-			want    locktable.Outcome // of the take
+			want    redisop.Outcome // of the take
 			after   map[string]string
 			noToken bool
 		}{
-			{"as it was left", map[string]string{field(ourUUID, 1): "1"}, locktable.Done, map[string]string{field(ourUUID, 2): "1"}, false},
-			{"another field beside ours", map[string]string{field(ourUUID, 1): "1", "mode": "read"}, locktable.HeldByOther, map[string]string{"mode": "read"}, true},
-			{"a program's lock", map[string]string{otherUUID + ":77": "1"}, locktable.HeldByOther, map[string]string{otherUUID + ":77": "1"}, true},
-			{"gone", nil, locktable.Done, map[string]string{field(ourUUID, 2): "1"}, false},
+			{"as it was left", map[string]string{field(ourUUID, 1): "1"}, redisop.Done, map[string]string{field(ourUUID, 2): "1"}, false},
+			{"another field beside ours", map[string]string{field(ourUUID, 1): "1", "mode": "read"}, redisop.HeldByOther, map[string]string{"mode": "read"}, true},
+			{"a program's lock", map[string]string{otherUUID + ":77": "1"}, redisop.HeldByOther, map[string]string{otherUUID + ":77": "1"}, true},
+			{"gone", nil, redisop.Done, map[string]string{field(ourUUID, 2): "1"}, false},
 		} {
 			t.Run(tt.says, func(t *testing.T) {
 				b.admin.FlushAll(ctx)
@@ -829,13 +828,13 @@ func TestRetakeLeavesOtherStructuresAlone(t *testing.T) {
 				again := takeOp("lock", 2)
 				again.AfterPendingDrop = true
 				res := r.ask(dropOp("lock", 1), again)
-				if res[0].Outcome != locktable.Done || res[1].Outcome != tt.want || (res[1].Token == 0) != tt.noToken {
+				if res[0].Outcome != redisop.Done || res[1].Outcome != tt.want || (res[1].Token == 0) != tt.noToken {
 					t.Errorf("got %+v", res)
 				}
 				if got := must(b.admin.HGetAll(ctx, "lock").Result()); !maps.Equal(got, tt.after) {
 					t.Errorf("Redis has %v, want %v", got, tt.after)
 				}
-				if tt.want == locktable.Done {
+				if tt.want == redisop.Done {
 					if ttl := must(b.admin.PTTL(ctx, "lock").Result()); ttl <= 0 || ttl > 30*time.Second {
 						t.Errorf("the key lives for %v", ttl)
 					}
@@ -860,7 +859,7 @@ func TestRetakeLiftsACounterThatIsOneBelowTheFloor(t *testing.T) {
 		before := uint64(must(b.admin.Time(ctx).Result()).UnixMicro())
 		again := takeOp("lock", 2)
 		again.AfterPendingDrop = true
-		if res := r.ask(dropOp("lock", 1), again)[1]; res.Outcome != locktable.Done || res.Token <= before {
+		if res := r.ask(dropOp("lock", 1), again)[1]; res.Outcome != redisop.Done || res.Token <= before {
 			t.Errorf("got %+v, the time was %d", res, before)
 		}
 	})
@@ -879,7 +878,7 @@ func TestRetakeWithoutPermissionToPexpireDropsTheLock(t *testing.T) {
 	again := takeOp("lock", 2)
 	again.AfterPendingDrop = true
 	res := r.ask(dropOp("lock", 1), again)
-	if res[0].Outcome != locktable.Done || res[0].Listeners != 1 || res[1].Outcome != locktable.Refused {
+	if res[0].Outcome != redisop.Done || res[0].Listeners != 1 || res[1].Outcome != redisop.Refused {
 		t.Errorf("got %+v", res)
 	}
 	if left := must(a.HGetAll(ctx, "lock").Result()); len(left) > 0 {
@@ -913,7 +912,7 @@ func TestFieldsOfOthersAreMadeReadable(t *testing.T) {
 		r := connected(t, b.url)
 		b.admin.HSet(ctx, "lock", "\x1b[2Jevil\r\n\u0085\u2028\xff:1", "1")
 		res := r.one(takeOp("lock", 1))
-		if want := "\uFFFD[2Jevil\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD:1"; res.Outcome != locktable.HeldByOther || res.Field != want {
+		if want := "\uFFFD[2Jevil\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD:1"; res.Outcome != redisop.HeldByOther || res.Field != want {
 			t.Errorf("got %+q, want %+q", res.Field, want)
 		}
 	})
@@ -941,7 +940,7 @@ func TestScriptIsTaughtAgainAfterScriptFlush(t *testing.T) {
 			b.admin.HSet(ctx, "k1", field(ourUUID, 1), "1")
 			b.admin.HSet(ctx, "d1", field(ourUUID, 1), "1")
 			for _, res := range r.ask(takeOp("a", 1), takeOp("b", 1), renewOp("k1", 1), dropOp("d1", 1), dropOp("d2", 1)) {
-				if res.Outcome != locktable.Done {
+				if res.Outcome != redisop.Done {
 					t.Errorf("got %+v", res)
 				}
 			}

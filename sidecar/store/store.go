@@ -13,8 +13,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Config is which Redis is used, for which sidecar, and where results go.
@@ -77,7 +76,7 @@ type Config struct {
 	// what a successor of this process needs as its Last.
 	// OnDown, at the start of an outage and when its reason changes: err is the sentence that
 	// an operator reads.
-	OnResults func(results []locktable.Result, raised *Identity)
+	OnResults func(results []redisop.Result, raised *Identity)
 	OnUp      func(dataLost, listening bool, id Identity)
 	OnDown    func(err error)
 
@@ -91,7 +90,7 @@ type Config struct {
 	// OnMessages: something was published on the channels of locks, or to this sidecar.
 	OnSubscribed   func(names []string)
 	OnUnsubscribed func(names []string)
-	OnMessages     func(messages []locktable.Message)
+	OnMessages     func(messages []redisop.Message)
 
 	// OnQuestion: the sidecar with the uuid from asked this one. OnAnswer: a sidecar answered,
 	// as any program that may publish can pretend to. See Ask.
@@ -215,10 +214,10 @@ func (s *Store) Address() string { return s.commands.dial.place() }
 // and the Take that is pipelined after it: that pair commutes.
 //
 // After Close nothing is sent, and nothing gets a Result.
-func (s *Store) Do(ops []locktable.Op) { s.commands.do(ops) }
+func (s *Store) Do(ops []redisop.Op) { s.commands.do(ops) }
 
 // Recycle takes back results that OnResults brought. The caller does not use them again.
-func (s *Store) Recycle(results []locktable.Result) { s.commands.spareResults.put(results) }
+func (s *Store) Recycle(results []redisop.Result) { s.commands.spareResults.put(results) }
 
 // Unsent is how many operations wait to be sent, because Redis has not answered those
 // before them. Renewals, checks and what can wait do not count: they are sent beside all

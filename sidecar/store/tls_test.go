@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // authority signs certificates, and writes them to files.
@@ -80,7 +80,7 @@ func TestRedisIsReachedOverTLSOnlyIfBothSidesTrustEachOther(t *testing.T) {
 
 	t.Run("both do", func(t *testing.T) {
 		r := connected(t, url, func(c *Config) { c.TLS = good })
-		if got := r.one(takeOp("x", 1)); got.Outcome != locktable.Done || got.Token == 0 {
+		if got := r.one(takeOp("x", 1)); got.Outcome != redisop.Done || got.Token == 0 {
 			t.Errorf("a lock over TLS: %+v", got)
 		}
 		r.Subscribe("x")

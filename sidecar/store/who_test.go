@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 type readKeyResult struct {
@@ -71,7 +71,7 @@ func TestKeyHasTheQueueInItsOrder(t *testing.T) {
 		s := startRedis(t)
 		holder, _ := receiver(t, s.url(), ourUUID)
 		waiter := connected(t, s.url(), func(c *Config) { c.UUID = secondUUID })
-		if res := holder.one(takeOp(name, 1)); res.Outcome != locktable.Done {
+		if res := holder.one(takeOp(name, 1)); res.Outcome != redisop.Done {
 			t.Fatalf("%+v", res)
 		}
 		wait := takeOp(name, 7)

@@ -89,8 +89,8 @@ var explorationMutants = []mutant{
 	{
 		rule: "a Drop without a result may have left the field",
 		file: "sidecar/locktable/claim.go",
-		old:  "\tcase op.kind == Drop:\n\t\tc.forget(claimUncertain)",
-		new:  "\tcase op.kind == Drop:\n\t\tc.forget(claimAbsent)",
+		old:  "\tcase op.kind == redisop.Drop:\n\t\tc.forget(claimUncertain)",
+		new:  "\tcase op.kind == redisop.Drop:\n\t\tc.forget(claimAbsent)",
 		by:   exploration,
 	},
 	{

@@ -27,7 +27,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a lock that is being dropped is not granted",
 		file: "sidecar/locktable/request.go",
-		old:  `if l.claim.state.isOurs() && l.claim.op.kind != Drop &&`,
+		old:  `if l.claim.state.isOurs() && l.claim.op.kind != redisop.Drop &&`,
 		new:  `if l.claim.state.isOurs() &&`,
 		by:   simulation,
 	},
@@ -150,14 +150,14 @@ var locktableMutants = []mutant{
 	{
 		rule: "a Drop whose result is unknown is sent again",
 		file: "sidecar/locktable/claim.go",
-		old:  "	case op.kind == Drop:\n		c.forget(claimUncertain)\n",
-		new:  "	case op.kind == Drop:\n		c.forget(claimAbsent)\n",
+		old:  "	case op.kind == redisop.Drop:\n		c.forget(claimUncertain)\n",
+		new:  "	case op.kind == redisop.Drop:\n		c.forget(claimAbsent)\n",
 		by:   simulation,
 	},
 	{
 		rule: "a Check whose result is unknown has changed nothing",
 		file: "sidecar/locktable/claim.go",
-		old:  "	case op.kind == Check:\n		c.renewAt = now\n",
+		old:  "	case op.kind == redisop.Check:\n		c.renewAt = now\n",
 		new:  ``,
 		by:   tableTest("TestCheckWithUnknownEndIsAskedAgain"),
 	},
@@ -192,8 +192,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a key of another type under a hold ends the hold",
 		file: "sidecar/locktable/result.go",
-		old:  "	case NotALock:\n		l.forgetClaim(claimAbsent)\n		if l.holds != nil {",
-		new:  "	case NotALock:\n		l.forgetClaim(claimAbsent)\n		if false {",
+		old:  "	case redisop.NotALock:\n		l.forgetClaim(claimAbsent)\n		if l.holds != nil {",
+		new:  "	case redisop.NotALock:\n		l.forgetClaim(claimAbsent)\n		if false {",
 		by:   simulation,
 	},
 	{
@@ -915,7 +915,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a Drop that failed has published no message",
 		file: "sidecar/locktable/arbiter.go",
-		old:  "	case r.Outcome != Done || r.Passed || r.Listeners == Uncounted:\n		a.ownPublishesPending--\n",
+		old:  "	case r.Outcome != redisop.Done || r.Passed || r.Listeners == redisop.Uncounted:\n		a.ownPublishesPending--\n",
 		new:  ``,
 		by:   tableTest("TestMessageAfterADropThatFailedIsNotOwn"),
 	},
@@ -1001,8 +1001,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a ticket that Redis does not find is not used again",
 		file: "sidecar/locktable/place.go",
-		old:  `	case r.Outcome == Done, r.Outcome == HeldByOther, p.ticket == id:`,
-		new:  `	case r.Outcome == Done, p.ticket == id:`,
+		old:  `	case r.Outcome == redisop.Done, r.Outcome == redisop.HeldByOther, p.ticket == id:`,
+		new:  `	case r.Outcome == redisop.Done, p.ticket == id:`,
 		by:   tableTest("TestTicketThatLeftTheQueueIsNotUsedAgain"),
 	},
 	{
@@ -1022,7 +1022,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "the ticket of a Take without a result may stand",
 		file: "sidecar/locktable/place.go",
-		old:  "	case r.Outcome == Unknown:\n",
+		old:  "	case r.Outcome == redisop.Unknown:\n",
 		new:  ``,
 		by:   tableTest("TestTicketOfATakeWithoutAResultMayStand"),
 	},
@@ -1036,7 +1036,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a transfer that a Drop in flight gives back needs no further one",
 		file: "sidecar/locktable/place.go",
-		old:  `		return c.op.kind == Drop && id <= c.op.holdID`,
+		old:  `		return c.op.kind == redisop.Drop && id <= c.op.holdID`,
 		new:  `		return false`,
 		by:   tableTest("TestTransferOfATicketThatWasGivenUpIsGivenBack"),
 	},
@@ -1367,7 +1367,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a try is not refused for hosts that are not known to want the lock",
 		file: "sidecar/locktable/arbiter.go",
-		old:  `	if a.phase == yielding && c.op.kind == Drop {`,
+		old:  `	if a.phase == yielding && c.op.kind == redisop.Drop {`,
 		new:  `	if false {`,
 		by:   tableTest("TestTryIsNotRefusedForRivalsThatAreNotKnown"),
 	},
@@ -1418,7 +1418,7 @@ var locktableMutants = []mutant{
 	{
 		rule: "a failed Arrive is not sent again at once",
 		file: "sidecar/locktable/order.go",
-		old:  `q.order.retryAt, q.order.isDenied = now+int64(t.cfg.RetryAfter), r.Outcome == Refused`,
+		old:  `q.order.retryAt, q.order.isDenied = now+int64(t.cfg.RetryAfter), r.Outcome == redisop.Refused`,
 		new:  `q.order.retryAt = now`,
 		by:   tableTest("TestFailedArriveIsAskedAgain"),
 	},
@@ -1864,14 +1864,14 @@ var locktableMutants = []mutant{
 	},
 	{
 		rule: "a transfer is accepted only if the server that executed it is known",
-		file: "sidecar/locktable/message.go",
+		file: "sidecar/redisop/message.go",
 		old:  `return c.isKnown && c == other`,
 		new:  `return c == other`,
 		by:   tableTest("TestTransferOfAServerThatIsNotKnownIsAskedFor"),
 	},
 	{
 		rule: "a transfer is accepted only over the connection over which its ticket was answered",
-		file: "sidecar/locktable/message.go",
+		file: "sidecar/redisop/message.go",
 		old:  `return c.isKnown && c == other`,
 		new:  `return c.isKnown && other.isKnown`,
 		by:   tableTest("TestTransferThatIsNotProvedIsAskedFor"),
@@ -1984,14 +1984,14 @@ var locktableMutants = []mutant{
 	{
 		rule: "a ticket is forgotten if Redis refuses the Drop that gives it up",
 		file: "sidecar/locktable/place.go",
-		old:  `(r.Outcome == Done || r.Outcome == NotALock || r.Outcome == Refused)`,
-		new:  `(r.Outcome == Done)`,
+		old:  `(r.Outcome == redisop.Done || r.Outcome == redisop.NotALock || r.Outcome == redisop.Refused)`,
+		new:  `(r.Outcome == redisop.Done)`,
 		by:   tableTest("TestTicketIsForgottenIfItsDropIsRefused"),
 	},
 	{
 		rule: "a transfer that a Drop in flight does not meet is given back",
 		file: "sidecar/locktable/place.go",
-		old:  `c.op.isDoubted = c.op.kind == Drop`,
+		old:  `c.op.isDoubted = c.op.kind == redisop.Drop`,
 		new:  `c.op.isDoubted = false`,
 		by:   tableTest("TestTransferThatADropDoesNotMeetIsGivenBack"),
 	},
@@ -2033,8 +2033,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "a ticket is not used for a later waiter if an Arrive failed with an error that may pass",
 		file: "sidecar/locktable/order.go",
-		old:  "r.Outcome == Refused\n",
-		new:  "r.Outcome != Done\n",
+		old:  "r.Outcome == redisop.Refused\n",
+		new:  "r.Outcome != redisop.Done\n",
 		by:   tableTest("TestTicketIsNotUsedIfAnArriveMayPassLater"),
 	},
 	{
@@ -2054,8 +2054,8 @@ var locktableMutants = []mutant{
 	{
 		rule: "an operation that sets the key of a fixed lease puts its check off no further",
 		file: "sidecar/locktable/result.go",
-		old:  "		c.renewAt = t.nextCheck(now, h)\n	}\n	if op.kind == Take {",
-		new:  "		_ = 0\n	}\n	if op.kind == Take {",
+		old:  "		c.renewAt = t.nextCheck(now, h)\n	}\n	if op.kind == redisop.Take {",
+		new:  "		_ = 0\n	}\n	if op.kind == redisop.Take {",
 		by:   tableTest("TestFixedLeaseIsCheckedAfterAnOperationThatSetsItsKey"),
 	},
 	{

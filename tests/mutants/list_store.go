@@ -7,8 +7,8 @@ var storeMutants = []mutant{
 	{
 		rule: "the send time of an operation is from before it was written",
 		file: "sidecar/store/pipeline.go",
-		old:  `locktable.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",
-		new:  `locktable.Result{Kind: op.Kind, Name: op.Name, Sent: p.now, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",
+		old:  `redisop.Result{Kind: op.Kind, Name: op.Name, Sent: cl.sent, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",
+		new:  `redisop.Result{Kind: op.Kind, Name: op.Name, Sent: p.now, Conn: p.conn})` + "\n\t}\n\tif err := p.decode",
 		by:   test("sidecar/store", "TestSendTimeIsFromBeforeTheOperationIsWritten"),
 	},
 	{
@@ -28,7 +28,7 @@ var storeMutants = []mutant{
 	{
 		rule: "a run of a script that Redis refuses as a whole is split",
 		file: "sidecar/store/pipeline.go",
-		old:  `case cl.ops > 1 && outcomeOf(word) == locktable.Refused && p.drainReason == "":`,
+		old:  `case cl.ops > 1 && outcomeOf(word) == redisop.Refused && p.drainReason == "":`,
 		new:  `case false:`,
 		by:   test("sidecar/store", "TestPermissions"),
 	},
@@ -91,12 +91,12 @@ var storeMutants = []mutant{
 	{
 		rule: "renewals run before everything else of a batch",
 		file: "sidecar/store/script.go",
-		old: `		case locktable.Renew:
+		old: `		case redisop.Renew:
 			return 0
-		case locktable.Check:`,
-		new: `		case locktable.Renew:
+		case redisop.Check:`,
+		new: `		case redisop.Renew:
 			return 3
-		case locktable.Check:`,
+		case redisop.Check:`,
 		by: differential,
 	},
 	{
@@ -232,8 +232,8 @@ var storeMutants = []mutant{
 	{
 		rule: "renewals do not wait in one queue with takes",
 		file: "sidecar/store/commands.go",
-		old:  `case k == locktable.Renew || k == locktable.Check:`,
-		new:  `case k == locktable.NoOp:`,
+		old:  `case k == redisop.Renew || k == redisop.Check:`,
+		new:  `case k == redisop.NoOp:`,
 		by:   test("sidecar/store", "TestRenewalsAreNotStarved"),
 	},
 	{
@@ -412,7 +412,7 @@ var storeMutants = []mutant{
 	{
 		rule: "a transfer that is not proved raises no floor",
 		file: "sidecar/store/pipeline.go",
-		old:  ` || m.Conn == (locktable.Conn{}) {`,
+		old:  ` || m.Conn == (redisop.Conn{}) {`,
 		new:  ` {`,
 		by:   test("sidecar/store", "TestTokensOfATransferRaiseTheFloor"),
 	},

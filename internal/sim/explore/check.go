@@ -6,6 +6,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // onGranted notes that a client is granted the lock.
@@ -32,7 +33,7 @@ func (w *world) isOrdered() bool { return w.plan.Fair == allFair && w.faults == 
 // its time, so that they arrive again with a later operation.
 func (w *world) noteArrival(h *host, r *request, reply *redis.Reply) {
 	isKnown := reply.Arrived != 0
-	if isTaken := r.op.Kind == locktable.Take && reply.Outcome == locktable.Done && !r.op.RequireExisting; !isKnown && !isTaken || !w.isOrdered() {
+	if isTaken := r.op.Kind == redisop.Take && reply.Outcome == redisop.Done && !r.op.RequireExisting; !isKnown && !isTaken || !w.isOrdered() {
 		return
 	}
 	for c := range h.clients {

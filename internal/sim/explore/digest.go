@@ -6,6 +6,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // digester makes a number of a world, which is the same for worlds that behave in the same
@@ -297,14 +298,14 @@ func (w *world) describeFrame(d *description, f *frame) {
 		if r.Token != 0 {
 			d.Token(r.Token)
 		}
-		if r.Outcome == locktable.HeldByOther {
+		if r.Outcome == redisop.HeldByOther {
 			d.Value(uint64(r.TTLMS))
 		}
 		w.describeArrivals(d, r.Arrived, r.FirstArrived)
 	case messageFrame:
 		m := &f.message
 		d.Value(uint64(m.Kind)<<32 | uint64(m.PauseMS))
-		if m.Kind == locktable.Transferred {
+		if m.Kind == redisop.Transferred {
 			d.Number(m.Ticket)
 			d.Token(m.LastToken)
 			d.Value(uint64(m.LeaseMS)<<16 | uint64(m.Tokens))

@@ -1,6 +1,9 @@
 package explore
 
-import "github.com/locksidecar/locksidecar/sidecar/locktable"
+import (
+	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
 
 // Mutant is a faulty sidecar, which breaks one rule: it changes the inputs or the effects of a
 // correct table. An exploration that never finds a violation proves nothing; it must detect
@@ -15,24 +18,24 @@ type Mutant struct {
 	Budget   Budget
 	Fair     fairness
 
-	onResult  func(w *world, h *host, r *locktable.Result)
-	onMessage func(h *host, m *locktable.Message) (forward bool)
-	onOp      func(op *locktable.Op)
+	onResult  func(w *world, h *host, r *redisop.Result)
+	onMessage func(h *host, m *redisop.Message) (forward bool)
+	onOp      func(op *redisop.Op)
 	onRestore func(s *locktable.Snapshot)
 	late      int64 // by how much timers fire too late
 }
 
-func (m *Mutant) result(w *world, h *host, r *locktable.Result) {
+func (m *Mutant) result(w *world, h *host, r *redisop.Result) {
 	if m != nil && m.onResult != nil {
 		m.onResult(w, h, r)
 	}
 }
 
-func (m *Mutant) message(h *host, msg *locktable.Message) (forward bool) {
+func (m *Mutant) message(h *host, msg *redisop.Message) (forward bool) {
 	return m == nil || m.onMessage == nil || m.onMessage(h, msg)
 }
 
-func (m *Mutant) operation(op *locktable.Op) {
+func (m *Mutant) operation(op *redisop.Op) {
 	if m != nil && m.onOp != nil {
 		m.onOp(op)
 	}
@@ -73,8 +76,8 @@ func (h *host) isHeld() bool {
 
 // ignores returns an onMessage that leaves out messages of one kind, unless the host expects
 // them.
-func ignores(kind locktable.MessageKind, isExpected func(h *host) bool) func(*host, *locktable.Message) bool {
-	return func(h *host, m *locktable.Message) bool { return m.Kind != kind || isExpected(h) }
+func ignores(kind redisop.MessageKind, isExpected func(h *host) bool) func(*host, *redisop.Message) bool {
+	return func(h *host, m *redisop.Message) bool { return m.Kind != kind || isExpected(h) }
 }
 
 func never(*host) bool { return false }
@@ -86,7 +89,7 @@ var Mutants = []Mutant{
 		Rule:     "the validity of a transfer counts from when the Take was sent after which the ticket stood",
 		Detected: "the key (is not of its host|expires in)",
 		Root:     "transfer", Budget: Budget{Clients: 2, Ticks: 1},
-		onResult: func(w *world, _ *host, r *locktable.Result) {
+		onResult: func(w *world, _ *host, r *redisop.Result) {
 			if r.Ticket != 0 {
 				r.Sent = w.now
 			}
@@ -97,8 +100,8 @@ var Mutants = []Mutant{
 		Rule:     "a deadline counts from when the operation was sent",
 		Detected: "and the key (expires in|is not of its host)",
 		Root:     "nothing", Budget: Budget{Clients: 1, Ticks: 1},
-		onResult: func(w *world, _ *host, r *locktable.Result) {
-			if r.Outcome == locktable.Done {
+		onResult: func(w *world, _ *host, r *redisop.Result) {
+			if r.Outcome == redisop.Done {
 				r.Sent = w.now
 			}
 		},
@@ -108,9 +111,9 @@ var Mutants = []Mutant{
 		Rule:     "an operation without a result may have been executed",
 		Detected: "which no client has or waits for",
 		Root:     "nothing", Budget: Budget{Clients: 2, Faults: 1},
-		onResult: func(_ *world, _ *host, r *locktable.Result) {
-			if r.Outcome == locktable.Unknown {
-				r.Outcome = locktable.NotSent
+		onResult: func(_ *world, _ *host, r *redisop.Result) {
+			if r.Outcome == redisop.Unknown {
+				r.Outcome = redisop.NotSent
 			}
 		},
 	},
@@ -119,35 +122,35 @@ var Mutants = []Mutant{
 		Rule:     "a transfer that is not accepted makes the claim uncertain",
 		Detected: "which no client has or waits for",
 		Root:     "nothing", Budget: Budget{Clients: 2, Faults: 1},
-		onMessage: ignores(locktable.Transferred, (*host).isWanted),
+		onMessage: ignores(redisop.Transferred, (*host).isWanted),
 	},
 	{
 		Name:     "transfers-ignored",
 		Rule:     "a host that waits gets the lock by a transfer",
 		Detected: "does not come to rest",
 		Root:     "queued", Budget: Budget{Clients: 1},
-		onMessage: ignores(locktable.Transferred, never),
+		onMessage: ignores(redisop.Transferred, never),
 	},
 	{
 		Name:     "recalls-ignored",
 		Rule:     "a recall ends the lingering of a lock",
 		Detected: "does not come to rest",
 		Root:     "lingering", Budget: Budget{Clients: 1},
-		onMessage: ignores(locktable.Recalled, never),
+		onMessage: ignores(redisop.Recalled, never),
 	},
 	{
 		Name:     "recall-of-ghost-ignored",
 		Rule:     "a recall of a lock that the host does not know to have makes the claim uncertain",
 		Detected: "does not come to rest",
 		Root:     "nothing", Budget: Budget{Clients: 2, Faults: 1},
-		onMessage: ignores(locktable.Recalled, (*host).isHeld),
+		onMessage: ignores(redisop.Recalled, (*host).isHeld),
 	},
 	{
 		Name:     "freed-ignored",
 		Rule:     "the first of the queue asks again when the lock was left free",
 		Detected: "does not come to rest",
 		Root:     "queued", Budget: Budget{Clients: 2, Ticks: 1},
-		onMessage: ignores(locktable.Freed, never),
+		onMessage: ignores(redisop.Freed, never),
 	},
 	{
 		Name:     "timers-late",
@@ -161,8 +164,8 @@ var Mutants = []Mutant{
 		Rule:     "a ticket that is given up is removed from the queue",
 		Detected: "tickets are left in the queue",
 		Root:     "queued", Budget: Budget{Clients: 2, Ticks: 1},
-		onOp: func(op *locktable.Op) {
-			if op.Kind == locktable.Drop {
+		onOp: func(op *redisop.Op) {
+			if op.Kind == redisop.Drop {
 				op.Ticket = 0
 			}
 		},
@@ -172,8 +175,8 @@ var Mutants = []Mutant{
 		Rule:     "a host that asks again keeps its ticket",
 		Detected: "tickets are left in the queue|which no client has or waits for|does not come to rest|token",
 		Root:     "queued", Budget: Budget{Clients: 1, Ticks: 2},
-		onOp: func(op *locktable.Op) {
-			if op.Kind == locktable.Take {
+		onOp: func(op *redisop.Op) {
+			if op.Kind == redisop.Take {
 				op.Ticket = 0
 			}
 		},
@@ -183,8 +186,8 @@ var Mutants = []Mutant{
 		Rule:     "a renewal leaves the key no shorter than the holder believes",
 		Detected: "the key expires in",
 		Root:     "queued", Budget: Budget{Clients: 1, Ticks: 1},
-		onOp: func(op *locktable.Op) {
-			if op.Kind == locktable.Renew {
+		onOp: func(op *redisop.Op) {
+			if op.Kind == redisop.Renew {
 				op.LeaseMS = 1
 			}
 		},
@@ -224,22 +227,22 @@ var Mutants = []Mutant{
 		Rule:     "a host that has the lock keeps it only for acquires that arrived before the first ticket",
 		Detected: "out of order",
 		Root:     "nothing", Budget: Budget{Clients: 3}, Fair: allFair,
-		onResult: func(_ *world, _ *host, r *locktable.Result) { r.FirstArrived = 0 },
+		onResult: func(_ *world, _ *host, r *redisop.Result) { r.FirstArrived = 0 },
 	},
 	{
 		Name:     "arrival-not-kept",
 		Rule:     "the ticket of a host stands where its first acquire arrived",
 		Detected: "out of order|does not come to rest",
 		Root:     "crowd", Budget: Budget{Clients: 2}, Fair: allFair,
-		onOp: func(op *locktable.Op) { op.Arrived = 0 },
+		onOp: func(op *redisop.Op) { op.Arrived = 0 },
 	},
 	{
 		Name:     "takes-do-not-arrive",
 		Rule:     "a Take that queues is the arrival of the acquires that came before it was sent",
 		Detected: "out of order",
 		Root:     "nothing", Budget: Budget{Clients: 3}, Fair: allFair,
-		onResult: func(_ *world, _ *host, r *locktable.Result) {
-			if r.Kind == locktable.Take {
+		onResult: func(_ *world, _ *host, r *redisop.Result) {
+			if r.Kind == redisop.Take {
 				r.Arrived = 0
 			}
 		},

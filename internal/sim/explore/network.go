@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // ---- connections -------------------------------------------------------------
@@ -43,7 +44,7 @@ func (w *world) giveUp(i int) {
 		if h.process == nil {
 			return
 		}
-		w.result(h, locktable.Result{Kind: r.op.Kind, Name: lockName, Outcome: locktable.Unknown, Sent: r.sent, Msg: "connection lost"})
+		w.result(h, redisop.Result{Kind: r.op.Kind, Name: lockName, Outcome: redisop.Unknown, Sent: r.sent, Msg: "connection lost"})
 	}
 	if h.process != nil && subscribed {
 		t.Unsubscribed(w.now, lockName)
@@ -219,9 +220,9 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 	}
 	reply := cmd.Run(&w.key, &w.counter, &w.subscribers)
 	w.noteArrival(h, r, &reply)
-	if c == h.old && r.op.Kind == locktable.Take {
+	if c == h.old && r.op.Kind == redisop.Take {
 		id := r.op.HoldID
-		if reply.Outcome == locktable.Done && reply.Ticket != 0 {
+		if reply.Outcome == redisop.Done && reply.Ticket != 0 {
 			id = reply.Ticket // which has got the lock
 		}
 		h.late = push(h.late, id)
@@ -233,7 +234,7 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 	}
 	for i := range reply.Sent {
 		m := &reply.Sent[i]
-		w.hasLapsed = w.hasLapsed || m.Kind == locktable.Requeue
+		w.hasLapsed = w.hasLapsed || m.Kind == redisop.Requeue
 		if m.Reached > 0 {
 			w.publish(h, c, int(m.To), m.Message)
 		}
@@ -241,7 +242,7 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 	if reply.Publication == redis.Published {
 		for _, s := range w.subscribers.Subscribers {
 			if s < hostCount {
-				w.publish(h, c, int(s), locktable.Message{Kind: locktable.Unlocked, Name: lockName})
+				w.publish(h, c, int(s), redisop.Message{Kind: redisop.Unlocked, Name: lockName})
 			}
 		}
 	}
@@ -253,7 +254,7 @@ func (w *world) run(h *host, c *connection, r, next *request, dropped *redis.Rep
 }
 
 // publish sends a message to a host, if Redis has a connection on which it arrives.
-func (w *world) publish(h *host, c *connection, to int, m locktable.Message) {
+func (w *world) publish(h *host, c *connection, to int, m redisop.Message) {
 	f := frame{kind: messageFrame, message: m}
 	switch {
 	case to != h.index:
@@ -272,14 +273,14 @@ func (w *world) tickNow() int64 { return w.now / tick * tick }
 // clock is what Redis's TIME returns, in µs. Each script takes some.
 func (w *world) clock() int64 { return w.now/tick*clockPerTick + w.scripts }
 
-func (w *world) resultOf(r *request, reply *redis.Reply) locktable.Result {
-	res := locktable.Result{
+func (w *world) resultOf(r *request, reply *redis.Reply) redisop.Result {
+	res := redisop.Result{
 		Kind: r.op.Kind, Name: lockName, Outcome: reply.Outcome, Sent: r.sent, Msg: reply.Code,
 		Token: reply.Token, Made: reply.Made, Listeners: reply.Listeners, TTLMS: reply.TTLMS,
 		Rank: reply.Rank, Ticket: reply.Ticket, HolderReached: reply.HolderReached, Waiting: reply.Waiting,
 		Passed: reply.Passed, Paused: reply.Paused, Arrived: reply.Arrived, FirstArrived: reply.FirstArrived,
 	}
-	if reply.Outcome == locktable.HeldByOther && w.key.Exists() {
+	if reply.Outcome == redisop.HeldByOther && w.key.Exists() {
 		res.Field = "another host"
 	}
 	return res
@@ -295,12 +296,12 @@ func (w *world) deliver(i int) {
 	switch f.kind {
 	case resultFrame:
 		h.conn.unanswered = h.conn.unanswered[1:]
-		f.result.Conn = locktable.NewConn(h.connects)
+		f.result.Conn = redisop.NewConn(h.connects)
 		w.result(h, f.result)
 		return
 	case messageFrame:
-		f.message.Conn = locktable.NewConn(h.connects)
-		if m := &f.message; m.Kind == locktable.Transferred && slices.Contains(h.late, m.Ticket) {
+		f.message.Conn = redisop.NewConn(h.connects)
+		if m := &f.message; m.Kind == redisop.Transferred && slices.Contains(h.late, m.Ticket) {
 			h.late = slices.DeleteFunc(slices.Clone(h.late), func(id uint64) bool { return id == m.Ticket })
 		}
 		if w.plan.mutant.message(h, &f.message) {
@@ -316,7 +317,7 @@ func (w *world) deliver(i int) {
 	w.drain(h)
 }
 
-func (w *world) result(h *host, r locktable.Result) {
+func (w *world) result(h *host, r redisop.Result) {
 	r.Sent = w.now - (w.now-r.Sent)/tick*tick // a round trip takes whole ticks
 	w.plan.mutant.result(w, h, &r)
 	h.process.table.Result(w.now, r)

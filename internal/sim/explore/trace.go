@@ -6,6 +6,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Trace describes the way to a violation, and after each step what has changed.
@@ -82,7 +83,7 @@ func (r *request) text() string {
 		return [...]string{locktable.Subscribe: "subscribe", locktable.Unsubscribe: "unsubscribe"}[r.kind]
 	}
 	op := &r.op
-	name := [...]string{locktable.Take: "take", locktable.Renew: "renew", locktable.Check: "check", locktable.Arrive: "arrive", locktable.Drop: "drop"}[op.Kind]
+	name := [...]string{redisop.Take: "take", redisop.Renew: "renew", redisop.Check: "check", redisop.Arrive: "arrive", redisop.Drop: "drop"}[op.Kind]
 	return fmt.Sprintf("%s(%d) ticket=%d enqueue=%v reserve=%d lease=%d afterDrop=%v existing=%v passed=%d", name, op.HoldID, op.Ticket, op.Enqueue, op.Reserve, op.LeaseMS, op.AfterPendingDrop, op.RequireExisting, op.PassedMS) +
 		arrivedText(" ", op.Arrived)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 const (
@@ -148,7 +149,7 @@ type connection struct {
 // request is what a host sends to Redis.
 type request struct {
 	kind  locktable.EffectKind // Redis, Subscribe or Unsubscribe
-	op    locktable.Op
+	op    redisop.Op
 	sent  int64
 	batch uint32 // requests of one batch are executed together
 }
@@ -156,8 +157,8 @@ type request struct {
 // frame is what Redis sends to a host.
 type frame struct {
 	kind    frameKind
-	result  locktable.Result
-	message locktable.Message
+	result  redisop.Result
+	message redisop.Message
 }
 
 type frameKind uint8

@@ -30,7 +30,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
 	"github.com/locksidecar/locksidecar/protocol"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -134,7 +134,7 @@ type lapRun struct {
 
 // delivery is one call of OnResults.
 type delivery struct {
-	results []locktable.Result
+	results []redisop.Result
 	raised  *store.Identity
 }
 
@@ -181,7 +181,7 @@ func (d *differential) runOnce(l lap, log *strings.Builder) (err error) {
 	up := make(chan store.Identity, 1)
 	r.store, err = store.Open(store.Config{
 		URL: d.url(&l), KeyPrefix: l.prefix, UUID: ourUUID, TokenExpiry: l.expiry, Timeout: patience,
-		OnResults: func(rs []locktable.Result, raised *store.Identity) { r.results <- delivery{rs, raised} },
+		OnResults: func(rs []redisop.Result, raised *store.Identity) { r.results <- delivery{rs, raised} },
 		OnUp:      func(_, _ bool, id store.Identity) { up <- id },
 	})
 	if err != nil {
@@ -304,7 +304,7 @@ func (r *lapRun) round(rd *round) error {
 }
 
 // collect waits for the results of a batch.
-func (r *lapRun) collect(n int) (results []locktable.Result, raised *store.Identity, err error) {
+func (r *lapRun) collect(n int) (results []redisop.Result, raised *store.Identity, err error) {
 	timeout := time.NewTimer(patience)
 	defer timeout.Stop()
 	for len(results) < n {
@@ -587,8 +587,8 @@ func (s *contents) mayHaveCountOne(lock string) {
 // and compares what they return. The store's connection had one of these floors, and new
 // counters begin above fresh, or up to slack later. It returns how often a release was
 // published on each channel, and what was sent to sidecars.
-func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []int64, fresh, slack int64) (published map[string]int, sent []expectation, err error) {
-	ops := make([]*locktable.Op, len(results))
+func (r *lapRun) compareResults(rd *round, results []redisop.Result, floors []int64, fresh, slack int64) (published map[string]int, sent []expectation, err error) {
+	ops := make([]*redisop.Op, len(results))
 	for i := range results {
 		for j := range rd.ops {
 			if rd.ops[j].Kind == results[i].Kind && rd.ops[j].Name == results[i].Name {
@@ -601,7 +601,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 		r.note("  %s\n    %s", showOp(ops[i]), showResult(&results[i]))
 	}
 	// To the model, the prefix is a part of the name.
-	keyed := make([]*locktable.Op, len(ops))
+	keyed := make([]*redisop.Op, len(ops))
 	for i, op := range ops {
 		keyed[i] = new(*op)
 		keyed[i].Name = r.prefix + op.Name
@@ -613,7 +613,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 		}
 	}
 	for i := range results {
-		if isRenewal(results[i].Kind) && results[i].Outcome != locktable.Refused {
+		if isRenewal(results[i].Kind) && results[i].Outcome != redisop.Refused {
 			r.unloaded = false
 		}
 	}
@@ -629,7 +629,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 		// again after a Drop.
 		again := takenAgain(ops, i)
 		circumstances := r.circumstances(rd, ops, i)
-		c.NoMemory = rd.full && (results[i].Outcome == locktable.Retryable || !writes && !again)
+		c.NoMemory = rd.full && (results[i].Outcome == redisop.Retryable || !writes && !again)
 		if again {
 			c.PassedOn = previous.Passed
 			c.LeftFree = previous.Paused && op.Enqueue && op.Arrived != 0
@@ -648,7 +648,7 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 		moves = replyMoves
 		sent = append(sent, messages...)
 		previous = reply
-		if reply.Outcome == locktable.Refused && again {
+		if reply.Outcome == redisop.Refused && again {
 			r.contents.mayHaveCountOne(op.Name)
 		}
 		if reply.Publication == redis.Published {
@@ -659,19 +659,19 @@ func (r *lapRun) compareResults(rd *round, results []locktable.Result, floors []
 }
 
 // circumstances returns what the test cannot see of how an operation was carried out.
-func (r *lapRun) circumstances(rd *round, ops []*locktable.Op, i int) []func(*redis.Command) {
+func (r *lapRun) circumstances(rd *round, ops []*redisop.Op, i int) []func(*redis.Command) {
 	as := []func(*redis.Command){func(*redis.Command) {}}
 	if ops[i].AfterPendingDrop {
 		as = append(as, func(c *redis.Command) { c.KeepsCounterExpiry = true })
 	}
-	if ops[i].Kind == locktable.Renew {
+	if ops[i].Kind == redisop.Renew {
 		as = append(as, func(c *redis.Command) { c.SkipsLook = true })
 	}
 	// A Drop and the Take that follows it are in one run, unless the batch may have had to be
 	// divided between them.
 	leases := make(map[uint32]bool)
 	for _, op := range ops {
-		if op.Kind == locktable.Take {
+		if op.Kind == redisop.Take {
 			leases[op.LeaseMS] = true
 		}
 	}
@@ -685,7 +685,7 @@ func (r *lapRun) circumstances(rd *round, ops []*locktable.Op, i int) []func(*re
 }
 
 // command is an operation as the lap's sidecar issues it. The name is that of the key.
-func (r *lapRun) command(op *locktable.Op) redis.Command {
+func (r *lapRun) command(op *redisop.Op) redis.Command {
 	return redis.Command{
 		Op: op, Prefixes: prefixes, Expiry: int64(r.expiry), Denied: deniedOf(r.user, r.prefix, op.Name),
 		Clock: r.clock, Receivers: r.receivers, Patterns: r.patterns, ReadOnly: r.demoted,
@@ -694,11 +694,11 @@ func (r *lapRun) command(op *locktable.Op) redis.Command {
 
 // writesWithoutMemory reports whether an operation is a Take that may write although Redis is
 // out of memory.
-func (r *lapRun) writesWithoutMemory(op *locktable.Op) bool {
+func (r *lapRun) writesWithoutMemory(op *redisop.Op) bool {
 	keys, _, _ := r.contents.find(op.Name)
 	c := r.command(op)
 	q := r.contents.queue(op.Name)
-	return op.Kind == locktable.Take &&
+	return op.Kind == redisop.Take &&
 		(c.Standing(&keys[0]).Ours() || op.Enqueue && q.Rank(0, op.Ticket) >= 0 || op.InOrder && len(q.Tickets) > 0)
 }
 
@@ -706,7 +706,7 @@ func (r *lapRun) writesWithoutMemory(op *locktable.Op) bool {
 // all contents that are, and keeps what the contents are afterwards if it returns what
 // Redis did. There must be at least one such case. It returns the reply of one of them, and what
 // the replies of all have as Moves.
-func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command), got *locktable.Result, floors []int64, fresh, slack int64) (reply redis.Reply, moves []int64, sent []expectation, err error) {
+func (r *lapRun) explain(c *redis.Command, circumstances []func(*redis.Command), got *redisop.Result, floors []int64, fresh, slack int64) (reply redis.Reply, moves []int64, sent []expectation, err error) {
 	keys, counters, channel := r.contents.find(c.Op.Name)
 	r.contents.queue(c.Op.Name)
 	var keysAfter []redis.Key
@@ -787,19 +787,19 @@ func add[T comparable](list []T, v T) []T {
 
 // checkOrder checks that renewals were carried out first, and checks before the rest. What
 // Redis refused as a whole was issued again later.
-func checkOrder(results []locktable.Result) error {
-	if slices.ContainsFunc(results, func(res locktable.Result) bool { return res.Outcome == locktable.Refused }) {
+func checkOrder(results []redisop.Result) error {
+	if slices.ContainsFunc(results, func(res redisop.Result) bool { return res.Outcome == redisop.Refused }) {
 		return nil
 	}
 	last := 0
 	for i := range results {
 		rank := 2
 		switch results[i].Kind {
-		case locktable.Renew:
+		case redisop.Renew:
 			rank = 0
-		case locktable.Check:
+		case redisop.Check:
 			rank = 1
-		case locktable.Arrive: // whenever Redis knows its script
+		case redisop.Arrive: // whenever Redis knows its script
 			continue
 		}
 		if rank < last {
@@ -823,19 +823,19 @@ func (rd *round) at(start int64) *round {
 }
 
 // isRenewal reports whether operations of a kind are carried out by the script of renewals.
-func isRenewal(k locktable.OpKind) bool { return k == locktable.Renew || k == locktable.Check }
+func isRenewal(k redisop.OpKind) bool { return k == redisop.Renew || k == redisop.Check }
 
 // takenAgain reports whether an operation is a Take that was carried out right after the
 // Drop of the same lock.
-func takenAgain(ops []*locktable.Op, i int) bool {
-	return i > 0 && ops[i].AfterPendingDrop && ops[i-1].Kind == locktable.Drop && ops[i-1].Name == ops[i].Name
+func takenAgain(ops []*redisop.Op, i int) bool {
+	return i > 0 && ops[i].AfterPendingDrop && ops[i-1].Kind == redisop.Drop && ops[i-1].Name == ops[i].Name
 }
 
 // compareResult compares what one operation returned with what the model returns, which has
 // left this key.
-func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *locktable.Result) error {
+func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *redisop.Result) error {
 	field := ""
-	if (want.Outcome == locktable.HeldByOther || want.Outcome == locktable.NotALock) && key.Exists() {
+	if (want.Outcome == redisop.HeldByOther || want.Outcome == redisop.NotALock) && key.Exists() {
 		field = redis.Describe(key, prefixes, c.Denied)
 	}
 	wrong := func(what string, args ...any) error {
@@ -845,7 +845,7 @@ func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *loc
 	switch {
 	case got.Outcome != want.Outcome:
 		return wrong("outcome %d, want %d", got.Outcome, want.Outcome)
-	case (want.Outcome == locktable.Done || want.Outcome == locktable.HeldByOther) && got.Listeners != want.Listeners:
+	case (want.Outcome == redisop.Done || want.Outcome == redisop.HeldByOther) && got.Listeners != want.Listeners:
 		return wrong("%d listeners, want %d", got.Listeners, want.Listeners)
 	case got.Token != want.Token:
 		return wrong("token %d", got.Token)
@@ -865,7 +865,7 @@ func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *loc
 		return wrong("passed on: %v, paused: %v", got.Passed, got.Paused)
 	case got.Field != readable(field):
 		return wrong("field %q", got.Field)
-	case want.Outcome == locktable.HeldByOther && got.TTLMS != ttl &&
+	case want.Outcome == redisop.HeldByOther && got.TTLMS != ttl &&
 		(ttl < 0 || got.TTLMS < 0 || got.TTLMS > ttl || ttl-got.TTLMS > patience.Milliseconds()):
 		return wrong("TTL %d", got.TTLMS)
 	}
@@ -873,11 +873,11 @@ func compareResult(c *redis.Command, key *redis.Key, want *redis.Reply, got *loc
 }
 
 // compareMessage looks for what the sentence for an operator must say.
-func compareMessage(key string, got *locktable.Result, field string, want *redis.Reply, wrong func(string, ...any) error) error {
+func compareMessage(key string, got *redisop.Result, field string, want *redis.Reply, wrong func(string, ...any) error) error {
 	name := strconv.Quote(got.Name)
 	var texts []string
 	switch {
-	case want.Outcome == locktable.NotALock:
+	case want.Outcome == redisop.NotALock:
 		texts = []string{"Redis at ", strconv.Quote(key), name, field, "choose another name"}
 	case want.Code == "NOPERM":
 		texts = []string{"Redis at ", name, "ACL"}

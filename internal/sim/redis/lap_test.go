@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // What a seed of the differential test draws.
@@ -32,7 +32,7 @@ type round struct {
 	forget  bool // SCRIPT FLUSH
 	full    bool // maxmemory is exhausted
 	demoted bool // Redis is a replica. The session ends with this round
-	ops     []locktable.Op
+	ops     []redisop.Op
 }
 
 // change is what stands under a key from now on.
@@ -284,7 +284,7 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 	ticket := func() uint64 { return pick(r, 0, num(), num()) }
 	dropLease := pick(r, 0, leases[0], leases[0], leases[0], 5_400_000)
 	// of a Drop
-	drop := func(op *locktable.Op) {
+	drop := func(op *redisop.Op) {
 		op.LeaseMS = dropLease
 		if r.oneIn(2) {
 			op.Ticket = ticket()
@@ -292,7 +292,7 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 		op.PassedMS = pick[uint32](r, 0, 0, 0, 49, 50, 99, 100, 1<<31)
 	}
 	// of a Take
-	wait := func(op *locktable.Op) {
+	wait := func(op *redisop.Op) {
 		if op.Enqueue = !r.oneIn(3); op.Enqueue {
 			op.InOrder = r.oneIn(3)
 			op.Ticket = pick(r, 0, ticket())
@@ -302,13 +302,13 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 		}
 	}
 	for _, name := range names {
-		op := locktable.Op{Name: name, HoldID: num(), Count: 1, LeaseMS: pick(r, leases...)}
+		op := redisop.Op{Name: name, HoldID: num(), Count: 1, LeaseMS: pick(r, leases...)}
 		if r.oneIn(4) {
 			op.Count = pick[uint32](r, 2, 3, 1<<31)
 		}
 		switch x := r.IntN(100); {
 		case x < 40:
-			op.Kind, op.Reserve = locktable.Take, 1
+			op.Kind, op.Reserve = redisop.Take, 1
 			if r.oneIn(3) {
 				op.Reserve = pick[uint16](r, 0, 2, 64)
 			}
@@ -316,18 +316,18 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 			op.AfterPendingDrop = r.oneIn(16) // its Drop was asked for in an earlier batch
 			wait(&op)
 		case x < 60:
-			op.Kind = locktable.Renew
+			op.Kind = redisop.Renew
 		case x < 68:
-			op.Kind, op.LeaseMS = locktable.Check, 0
+			op.Kind, op.LeaseMS = redisop.Check, 0
 		case x < 72:
-			op = locktable.Op{Kind: locktable.Arrive, Name: name}
+			op = redisop.Op{Kind: redisop.Arrive, Name: name}
 		case x < 84:
-			op.Kind, op.Count = locktable.Drop, 1
+			op.Kind, op.Count = redisop.Drop, 1
 			drop(&op)
 		default:
-			first := locktable.Op{Kind: locktable.Drop, Name: name, HoldID: op.HoldID, Count: 1}
+			first := redisop.Op{Kind: redisop.Drop, Name: name, HoldID: op.HoldID, Count: 1}
 			drop(&first)
-			op.Kind, op.HoldID, op.Count, op.Reserve, op.AfterPendingDrop = locktable.Take, op.HoldID+1+r.Uint64N(2), 1, 1, true
+			op.Kind, op.HoldID, op.Count, op.Reserve, op.AfterPendingDrop = redisop.Take, op.HoldID+1+r.Uint64N(2), 1, 1, true
 			if r.oneIn(4) {
 				op.Reserve = pick[uint16](r, 2, 64)
 			}
@@ -344,7 +344,7 @@ func drawRound(r dice, user, prefix string, base uint64, inProcess bool) round {
 	// Operations on different locks come in any order.
 	for range r.IntN(2) * len(rd.ops) {
 		i, j := r.IntN(len(rd.ops)), r.IntN(len(rd.ops))
-		if rd.ops[i].Kind != locktable.Drop && rd.ops[j].Kind != locktable.Drop && !rd.ops[i].AfterPendingDrop && !rd.ops[j].AfterPendingDrop {
+		if rd.ops[i].Kind != redisop.Drop && rd.ops[j].Kind != redisop.Drop && !rd.ops[i].AfterPendingDrop && !rd.ops[j].AfterPendingDrop {
 			rd.ops[i], rd.ops[j] = rd.ops[j], rd.ops[i]
 		}
 	}

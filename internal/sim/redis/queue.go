@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The queue of a lock between sidecars.
@@ -99,7 +99,7 @@ func (q *Queue) isOld(t Ticket, clock int64, denied bool) bool {
 // Sent is a message that was published to a sidecar, whether anything received it or not.
 type Sent struct {
 	To Owner
-	locktable.Message
+	redisop.Message
 	Reached int32 // connections that received it
 }
 
@@ -125,14 +125,14 @@ func (c *Command) arrivalAt() int64 {
 		return c.Clock
 	}
 	last := c.Queue.Tickets[len(c.Queue.Tickets)-1]
-	if last.Owner == c.Owner && c.Op.Kind != locktable.Arrive {
+	if last.Owner == c.Owner && c.Op.Kind != redisop.Arrive {
 		return max(c.Clock, last.Time)
 	}
 	return max(c.Clock, last.Time+1)
 }
 
 // send publishes a message to a sidecar, and reports how many connections received it.
-func (c *Command) send(to Owner, m locktable.Message, reply *Reply) int32 {
+func (c *Command) send(to Owner, m redisop.Message, reply *Reply) int32 {
 	if to == NoOwner || c.Denied.Publish || c.Denied.Sidecars {
 		return 0
 	}
@@ -146,10 +146,10 @@ func (c *Command) send(to Owner, m locktable.Message, reply *Reply) int32 {
 }
 
 // enqueue puts the ticket num of a Take into the queue, unless the given one is there.
-func (c *Command) enqueue(take *locktable.Op, given uint64) (rank int32, ticket uint64) {
+func (c *Command) enqueue(take *redisop.Op, given uint64) (rank int32, ticket uint64) {
 	q := c.queue()
 	if q == nil {
-		return locktable.NotQueued, 0
+		return redisop.NotQueued, 0
 	}
 	lives := func(at *int64, existed bool) {
 		if !c.Denied.PExpire {
@@ -185,7 +185,7 @@ func (c *Command) enqueue(take *locktable.Op, given uint64) (rank int32, ticket 
 		return q.Rank(c.Owner, given), given
 	}
 	if c.NoMemory || c.Denied.ZAdd {
-		return locktable.NotQueued, 0
+		return redisop.NotQueued, 0
 	}
 	lives(&q.ExpireAt, len(q.Tickets) > 0)
 	q.Add(Ticket{Owner: c.Owner, Num: take.HoldID, Time: arrived})
@@ -225,7 +225,7 @@ func (c *Command) offer(reply *Reply, mine, upTo uint64, stays bool, accept func
 			if !q.SignsBroken && !c.Denied.Signs {
 				delete(q.Signs, t.Owner)
 			}
-			c.send(t.Owner, locktable.Message{Kind: locktable.Requeue, Ticket: t.Num, NamesTicket: true}, reply)
+			c.send(t.Owner, redisop.Message{Kind: redisop.Requeue, Ticket: t.Num, NamesTicket: true}, reply)
 		case accept(t):
 			return t, true
 		}
@@ -254,7 +254,7 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 	reply.Token, reply.Made = uint64(last), made
 	passedMS := uint32(0)
 	more := uint32(0)
-	if op.Kind == locktable.Drop {
+	if op.Kind == redisop.Drop {
 		passedMS = op.PassedMS
 		if c.Next != nil {
 			if !c.hasNextArrived() {
@@ -269,8 +269,8 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 		if t.Owner == c.Owner && t.Num == mine {
 			return true
 		}
-		return c.send(t.Owner, locktable.Message{
-			Kind: locktable.Transferred, Ticket: t.Num, LastToken: uint64(last), Tokens: passedTokens,
+		return c.send(t.Owner, redisop.Message{
+			Kind: redisop.Transferred, Ticket: t.Num, LastToken: uint64(last), Tokens: passedTokens,
 			LeaseMS: op.LeaseMS, Waiting: reply.Waiting, PassedMS: passedMS,
 		}, reply) > 0
 	})
@@ -287,7 +287,7 @@ func (c *Command) pass(key *Key, counter *Counter, reply *Reply, tokens int64, m
 // no sidecar received it.
 func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (reply Reply, done bool) {
 	op := c.Op
-	reply = Reply{Listeners: locktable.Uncounted}
+	reply = Reply{Listeners: redisop.Uncounted}
 	_, ticket := c.enqueue(op, op.Ticket)
 	to, ok, code := c.pass(key, counter, &reply, max(int64(op.Reserve), passedTokens), ticket)
 	if !ok && ticket == op.HoldID {
@@ -302,7 +302,7 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 	case !ok:
 		return reply, false
 	case to.Owner == c.Owner && to.Num == ticket:
-		reply.Outcome, reply.Ticket, reply.Change = locktable.Done, to.Num, Write
+		reply.Outcome, reply.Ticket, reply.Change = redisop.Done, to.Num, Write
 		if op.Reserve == 0 {
 			reply.Token, reply.Made = 0, false
 		}
@@ -311,7 +311,7 @@ func (c *Command) takeInOrder(key *Key, counter *Counter, channel *Channel) (rep
 		}
 		return reply, true
 	}
-	reply.Outcome, reply.Waiting, reply.Token, reply.Made = locktable.HeldByOther, 0, 0, false
+	reply.Outcome, reply.Waiting, reply.Token, reply.Made = redisop.HeldByOther, 0, 0, false
 	reply.TTLMS = key.TTL(c.Now)
 	c.PassedOn = true
 	if ticket == 0 {
@@ -330,11 +330,11 @@ func (c *Command) refuse(key *Key, channel *Channel, ticket uint64, reply *Reply
 			reply.Arrived = uint64(arrives)
 		}
 	} else {
-		reply.Rank = locktable.NotQueued
+		reply.Rank = redisop.NotQueued
 	}
-	reply.HolderReached = locktable.HolderNotTold
+	reply.HolderReached = redisop.HolderNotTold
 	if !c.PassedOn && !c.LeftFree && (reply.Rank == 0 || reply.Rank == 1) {
-		reply.HolderReached = c.send(c.holder(key), locktable.Message{Kind: locktable.Recalled}, reply)
+		reply.HolderReached = c.send(c.holder(key), redisop.Message{Kind: redisop.Recalled}, reply)
 	}
 	if !c.PassedOn && !c.LeftFree && wasFirst && reply.Rank > 0 {
 		c.notifyFirst(key, 0, reply)
@@ -421,7 +421,7 @@ func (c *Command) notifyFirst(key *Key, upTo uint64, reply *Reply) {
 // freed has the first ticket ask after a pause, ms. upTo: see offer.
 func (c *Command) freed(pause uint32, upTo uint64, reply *Reply) {
 	c.offer(reply, 0, upTo, true, func(t Ticket) bool {
-		return c.send(t.Owner, locktable.Message{Kind: locktable.Freed, PauseMS: pause}, reply) > 0
+		return c.send(t.Owner, redisop.Message{Kind: redisop.Freed, PauseMS: pause}, reply) > 0
 	})
 }
 
@@ -432,7 +432,7 @@ func (c *Command) dropToQueue(key *Key, counter *Counter, channel *Channel, exis
 	if !c.hasTickets() && !c.hasNextArrived() {
 		return reply, false
 	}
-	reply = Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted}
+	reply = Reply{Outcome: redisop.Done, Listeners: redisop.Uncounted}
 	pauses := false
 	if (c.Next == nil || c.hasNextArrived()) && op.PassedMS >= maxPassedMS {
 		listeners, _ := c.count(channel)

@@ -10,7 +10,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // The queues of the differential test, and the messages to sidecars.
@@ -202,15 +202,15 @@ func newExpectation(sent *redis.Sent, slack int64, origin string) expectation {
 		return word + ":" + origin + " "
 	}
 	switch m := &sent.Message; m.Kind {
-	case locktable.Transferred:
+	case redisop.Transferred:
 		p.before = fmt.Sprintf("%s%d ", word("transfer"), m.Ticket)
 		p.after = fmt.Sprintf(" %d %d %d %d %s", m.Tokens, m.LeaseMS, m.Waiting, m.PassedMS, m.Name)
 		p.least, p.most = m.LastToken, m.LastToken+uint64(slack)
-	case locktable.Recalled:
+	case redisop.Recalled:
 		p.before = word("recall") + m.Name
-	case locktable.Freed:
+	case redisop.Freed:
 		p.before = fmt.Sprintf("%s%d %s", word("free"), m.PauseMS, m.Name)
-	case locktable.Requeue:
+	case redisop.Requeue:
 		p.before = word("requeue")
 		if !isOlder {
 			p.before += fmt.Sprintf("%d ", m.Ticket)

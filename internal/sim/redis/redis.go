@@ -1,6 +1,6 @@
 // Package redis is a model of what the scripts of the store do in Redis, in plain Go:
 // which operation changes which key, what it returns, and what it publishes. It is
-// written from the comments of the scripts and of [locktable.Op], not from the Lua code.
+// written from the comments of the scripts and of [redisop.Op], not from the Lua code.
 //
 // There is one model. The simulation runs its tables against it, the scale study counts
 // with it, and the differential test of this package compares it with the scripts in a

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Standing is how the key of a lock stands to one operation of one sidecar.
@@ -105,7 +105,7 @@ const (
 
 // Verdict is what one operation must do and return, as long as Redis refuses nothing.
 type Verdict struct {
-	Outcome   locktable.Outcome
+	Outcome   redisop.Outcome
 	Change    Change
 	Draws     bool // Reserve tokens, before the key changes
 	Publishes bool // the release, and returns the number of subscribers
@@ -113,59 +113,59 @@ type Verdict struct {
 }
 
 // Judge is the table of all operations.
-func Judge(op *locktable.Op, s Standing) Verdict {
+func Judge(op *redisop.Op, s Standing) Verdict {
 	switch op.Kind {
-	case locktable.Take:
+	case redisop.Take:
 		return judgeTake(op, s)
-	case locktable.Renew:
+	case redisop.Renew:
 		switch s {
 		case Free:
-			return Verdict{Outcome: locktable.KeyMissing}
+			return Verdict{Outcome: redisop.KeyMissing}
 		case Same, OtherCount, Earlier:
-			return Verdict{Outcome: locktable.Done, Change: Write}
+			return Verdict{Outcome: redisop.Done, Change: Write}
 		}
-		return Verdict{Outcome: locktable.HeldByOther}
-	case locktable.Check:
+		return Verdict{Outcome: redisop.HeldByOther}
+	case redisop.Check:
 		switch s {
 		case Free:
-			return Verdict{Outcome: locktable.KeyMissing}
+			return Verdict{Outcome: redisop.KeyMissing}
 		case Same:
-			return Verdict{Outcome: locktable.Done}
+			return Verdict{Outcome: redisop.Done}
 		case OtherCount, Earlier:
-			return Verdict{Outcome: locktable.Differs}
+			return Verdict{Outcome: redisop.Differs}
 		}
-		return Verdict{Outcome: locktable.HeldByOther}
-	case locktable.Arrive:
-		return Verdict{Outcome: locktable.Done}
-	case locktable.Drop:
+		return Verdict{Outcome: redisop.HeldByOther}
+	case redisop.Arrive:
+		return Verdict{Outcome: redisop.Done}
+	case redisop.Drop:
 		switch s {
 		case Free: // no host was notified of the expiry
-			return Verdict{Outcome: locktable.Done, Publishes: true}
+			return Verdict{Outcome: redisop.Done, Publishes: true}
 		case Same, OtherCount, Earlier, Shared, SharedStructure:
-			return Verdict{Outcome: locktable.Done, Change: Remove, Publishes: true}
+			return Verdict{Outcome: redisop.Done, Change: Remove, Publishes: true}
 		case WrongType:
-			return Verdict{Outcome: locktable.NotALock}
+			return Verdict{Outcome: redisop.NotALock}
 		}
-		return Verdict{Outcome: locktable.Done} // another owner's, or a later hold of ours
+		return Verdict{Outcome: redisop.Done} // another owner's, or a later hold of ours
 	}
 	panic("redis: an operation of unknown kind")
 }
 
-func judgeTake(op *locktable.Op, s Standing) Verdict {
+func judgeTake(op *redisop.Op, s Standing) Verdict {
 	// A take counts the subscribers if it draws more tokens than its waiter needs, moves a
 	// hold, or finds another owner and is one of the first to wait for it.
 	v := Verdict{Counts: s != Free || op.Reserve != 1}
 	switch s {
 	case Free:
 		if op.RequireExisting {
-			return Verdict{Outcome: locktable.KeyMissing}
+			return Verdict{Outcome: redisop.KeyMissing}
 		}
 	case Foreign, Shared:
-		return Verdict{Outcome: locktable.HeldByOther}
+		return Verdict{Outcome: redisop.HeldByOther}
 	case Structure, SharedStructure, WrongType:
-		return Verdict{Outcome: locktable.NotALock}
+		return Verdict{Outcome: redisop.NotALock}
 	}
-	v.Outcome, v.Change, v.Draws = locktable.Done, Write, op.Reserve > 0
+	v.Outcome, v.Change, v.Draws = redisop.Done, Write, op.Reserve > 0
 	return v
 }
 

@@ -5,12 +5,12 @@ import (
 	"maps"
 	"strconv"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // Command is one operation as one run of a script carries it out.
 type Command struct {
-	Op       *locktable.Op
+	Op       *redisop.Op
 	Owner    Owner    // the sidecar
 	Prefixes []string // of owner fields, by owner. Only used where there is a Content.
 	Now      int64    // ns: when it runs
@@ -36,12 +36,12 @@ type Command struct {
 
 	// What the rest of the run decides.
 
-	NoMemory           bool          // Redis grants no more memory, and the run has written nothing
-	KeepsCounterExpiry bool          // a Take that follows its Drop in one run does not look at the expiry of the counter
-	PassedOn           bool          // the Drop before this Take in the same run passed the lock on
-	LeftFree           bool          // the same Drop left it free for a moment, and the Take must
-	Moves              int64         // what the reply to the same Drop has
-	Next               *locktable.Op // the Take that follows this Drop in the same run; nil: none does
+	NoMemory           bool        // Redis grants no more memory, and the run has written nothing
+	KeepsCounterExpiry bool        // a Take that follows its Drop in one run does not look at the expiry of the counter
+	PassedOn           bool        // the Drop before this Take in the same run passed the lock on
+	LeftFree           bool        // the same Drop left it free for a moment, and the Take must
+	Moves              int64       // what the reply to the same Drop has
+	Next               *redisop.Op // the Take that follows this Drop in the same run; nil: none does
 
 	// HidesMoves: a release after which the lock is taken again in the same run is never
 	// published. It is for a world that does not tell one token from another.
@@ -67,7 +67,7 @@ const (
 
 // Reply is what a command returns.
 type Reply struct {
-	Outcome     locktable.Outcome
+	Outcome     redisop.Outcome
 	Code        string // of the error, if Outcome is Refused or Busy
 	Token       uint64 // the last one drawn; 0: none
 	Made        bool   // there was no token counter before
@@ -77,7 +77,7 @@ type Reply struct {
 	Change      Change // of the key
 	Publication Publication
 
-	// The queue: as in [locktable.Result].
+	// The queue: as in [redisop.Result].
 	Rank          int32
 	Ticket        uint64
 	Arrived       uint64
@@ -101,15 +101,15 @@ func (c *Command) Run(key *Key, counter *Counter, channel *Channel) Reply {
 
 func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	op := c.Op
-	if c.Denied.Key || op.Kind == locktable.Take && c.Denied.Counter {
+	if c.Denied.Key || op.Kind == redisop.Take && c.Denied.Counter {
 		return refusal("NOPERM")
 	}
 	key.Expire(c.Now)
 	if c.Queue != nil {
 		c.Queue.expire(c.Now)
 	}
-	if op.Kind == locktable.Arrive {
-		reply := Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted, Arrived: uint64(c.arrivalAt())}
+	if op.Kind == redisop.Arrive {
+		reply := Reply{Outcome: redisop.Done, Listeners: redisop.Uncounted, Arrived: uint64(c.arrivalAt())}
 		if c.hasTickets() {
 			reply.FirstArrived = uint64(c.queue().Tickets[0].Time)
 		}
@@ -119,21 +119,21 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	standing := c.Standing(key)
 	if c.ReadOnly && c.writes(standing) {
 		reply := refusal("READONLY")
-		if op.Kind == locktable.Drop && op.Ticket == 0 && c.hasTickets() && standing != Free && !standing.Ours() {
+		if op.Kind == redisop.Drop && op.Ticket == 0 && c.hasTickets() && standing != Free && !standing.Ours() {
 			c.notifyFirst(key, op.HoldID, &reply)
 		}
 		return reply
 	}
 	moves, isHidden := int64(0), false
-	if op.Kind == locktable.Drop && !c.hasTickets() && c.movesField(key, counter) {
+	if op.Kind == redisop.Drop && !c.hasTickets() && c.movesField(key, counter) {
 		moves, isHidden = key.ExpireAt, !c.publishesMove(counter)
 	}
 	switch {
-	case op.Kind == locktable.Take && c.LeftFree:
-		reply := Reply{Outcome: locktable.HeldByOther, TTLMS: -1, Listeners: locktable.Uncounted}
+	case op.Kind == redisop.Take && c.LeftFree:
+		reply := Reply{Outcome: redisop.HeldByOther, TTLMS: -1, Listeners: redisop.Uncounted}
 		c.refuse(key, channel, op.Ticket, &reply)
 		return reply
-	case op.Kind == locktable.Drop && (c.hasTickets() || c.hasNextArrived()):
+	case op.Kind == redisop.Drop && (c.hasTickets() || c.hasNextArrived()):
 		notifies, hadTickets := op.Ticket == 0, c.hasTickets()
 		if hadTickets {
 			notifies = notifies || c.Queue.Rank(c.Owner, op.Ticket) == 0
@@ -151,26 +151,26 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 			c.notifyFirst(key, op.HoldID, &reply)
 			sent = reply.Sent
 		}
-	case op.Kind == locktable.Take && op.InOrder && !op.RequireExisting && standing == Free && c.hasTickets():
+	case op.Kind == redisop.Take && op.InOrder && !op.RequireExisting && standing == Free && c.hasTickets():
 		reply, done := c.takeInOrder(key, counter, channel)
 		if done {
 			return reply
 		}
 		sent = reply.Sent
 	}
-	if op.Kind == locktable.Renew && (standing == Shared || standing == SharedStructure) && c.SkipsLook && c.hasCount(key.Other) && !c.Denied.PExpire {
+	if op.Kind == redisop.Renew && (standing == Shared || standing == SharedStructure) && c.SkipsLook && c.hasCount(key.Other) && !c.Denied.PExpire {
 		key.ExpireAt = c.Now + int64(op.LeaseMS)*1e6
-		return Reply{Outcome: locktable.Done, Listeners: locktable.Uncounted}
+		return Reply{Outcome: redisop.Done, Listeners: redisop.Uncounted}
 	}
 	verdict := Judge(op, standing)
-	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: locktable.Uncounted, Sent: sent, Moves: moves}
+	reply := Reply{Outcome: verdict.Outcome, Change: verdict.Change, Listeners: redisop.Uncounted, Sent: sent, Moves: moves}
 	if verdict.Counts {
 		reply.Listeners, reply.Counted = c.count(channel)
 	}
-	if verdict.Outcome == locktable.HeldByOther {
+	if verdict.Outcome == redisop.HeldByOther {
 		reply.TTLMS = key.TTL(c.Now)
-		reply.Rank, reply.HolderReached = locktable.NotQueued, locktable.HolderNotTold
-		if op.Kind == locktable.Take {
+		reply.Rank, reply.HolderReached = redisop.NotQueued, redisop.HolderNotTold
+		if op.Kind == redisop.Take {
 			c.refuse(key, channel, op.Ticket, &reply)
 		}
 	}
@@ -212,7 +212,7 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 	if verdict.Publishes && !isHidden {
 		c.publish(channel, &reply)
 	}
-	if op.Kind == locktable.Take && reply.Outcome == locktable.Done && c.hasTickets() {
+	if op.Kind == redisop.Take && reply.Outcome == redisop.Done && c.hasTickets() {
 		c.Queue.remove(c.Owner, op.Ticket)
 		reply.Waiting = uint32(len(c.Queue.Tickets))
 	}
@@ -222,11 +222,11 @@ func (c *Command) execute(key *Key, counter *Counter, channel *Channel) Reply {
 // writes reports whether an operation runs a command that writes.
 func (c *Command) writes(s Standing) bool {
 	switch op := c.Op; op.Kind {
-	case locktable.Drop:
+	case redisop.Drop:
 		return true
-	case locktable.Renew:
+	case redisop.Renew:
 		return s.Ours()
-	case locktable.Take:
+	case redisop.Take:
 		if s == Free {
 			return !op.RequireExisting
 		}
@@ -241,9 +241,9 @@ func (c *Command) hasCount(content *Content) bool {
 }
 
 func refusal(code string) Reply {
-	reply := Reply{Outcome: locktable.Refused, Code: code, Listeners: locktable.Uncounted}
+	reply := Reply{Outcome: redisop.Refused, Code: code, Listeners: redisop.Uncounted}
 	if code == "OOM" || code == "READONLY" {
-		reply.Outcome = locktable.Retryable
+		reply.Outcome = redisop.Retryable
 	}
 	return reply
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/locksidecar/locksidecar/internal/sim/redis"
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 )
 
 // report runs a failing lap with less and less, as long as it still fails, and returns a
@@ -44,7 +44,7 @@ func smaller(l lap, fails func(lap) bool) lap {
 			return fails(less)
 		}
 		rd := l.rounds[i]
-		rd.ops = fewer(rd.ops, func(ops []locktable.Op) bool { less := rd; less.ops = ops; return with(less) })
+		rd.ops = fewer(rd.ops, func(ops []redisop.Op) bool { less := rd; less.ops = ops; return with(less) })
 		rd.changes = fewer(rd.changes, func(changes []change) bool { less := rd; less.changes = changes; return with(less) })
 		rd.subs = fewer(rd.subs, func(subs []subscription) bool { less := rd; less.subs = subs; return with(less) })
 		for _, flag := range []*bool{&rd.forget, &rd.full, &rd.demoted} {
@@ -74,10 +74,10 @@ func fewer[T any](list []T, fails func([]T) bool) []T {
 	return list
 }
 
-func showOp(op *locktable.Op) string {
+func showOp(op *redisop.Op) string {
 	kind := [...]string{"NoOp", "Take", "Renew", "Check", "Arrive", "Drop"}[op.Kind]
 	text := fmt.Sprintf("%s %.40q num %d count %d lease %d", kind, op.Name, op.HoldID, op.Count, op.LeaseMS)
-	if op.Kind == locktable.Take {
+	if op.Kind == redisop.Take {
 		text += fmt.Sprintf(" reserve %d held %v behind %v keeps expiry %v enqueue %v in order %v arrived %d", op.Reserve, op.RequireExisting, op.AfterPendingDrop, op.KeepsExpiry, op.Enqueue, op.InOrder, op.Arrived)
 	}
 	if op.Ticket != 0 || op.PassedMS != 0 {
@@ -86,7 +86,7 @@ func showOp(op *locktable.Op) string {
 	return text
 }
 
-func showResult(res *locktable.Result) string {
+func showResult(res *redisop.Result) string {
 	outcome := [...]string{"Done", "Other", "Missing", "Differs", "NotALock", "Unsent", "Unknown", "Refused", "Busy"}[res.Outcome]
 	return fmt.Sprintf("%s token %d listeners %d TTL %d field %q rank %d ticket %d reached %d waiting %d arrived %d first %d passed %v paused %v msg %q", outcome, res.Token, res.Listeners, res.TTLMS, res.Field,
 		res.Rank, res.Ticket, res.HolderReached, res.Waiting, res.Arrived, res.FirstArrived, res.Passed, res.Paused, res.Msg)

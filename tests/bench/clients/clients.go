@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -37,16 +37,16 @@ const maxCallers = 1024
 // storeLocks gives each operation to the store, which makes the batches.
 type storeLocks struct {
 	store   *store.Store
-	results [maxCallers]chan locktable.Result
+	results [maxCallers]chan redisop.Result
 	callers map[string]int // by name of the lock
-	ops     [maxCallers][]locktable.Op
+	ops     [maxCallers][]redisop.Op
 }
 
 func openStore(ctx context.Context, s *server, _ string) (locks, error) {
 	l := &storeLocks{callers: make(map[string]int)}
 	for i := range l.results {
-		l.results[i] = make(chan locktable.Result, 1)
-		l.ops[i] = make([]locktable.Op, 1)
+		l.results[i] = make(chan redisop.Result, 1)
+		l.ops[i] = make([]redisop.Op, 1)
 		l.callers[lockName(i)] = i
 	}
 	up := make(chan struct{})
@@ -54,7 +54,7 @@ func openStore(ctx context.Context, s *server, _ string) (locks, error) {
 	l.store, err = store.Open(store.Config{
 		URL: "redis://" + s.addr, UUID: state.NewUUID().String(),
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		OnResults: func(rs []locktable.Result, _ *store.Identity) {
+		OnResults: func(rs []redisop.Result, _ *store.Identity) {
 			for i := range rs {
 				l.results[l.callers[rs[i].Name]] <- rs[i]
 			}
@@ -76,12 +76,12 @@ func openStore(ctx context.Context, s *server, _ string) (locks, error) {
 
 func (l *storeLocks) do(caller int, o op) error {
 	ops := l.ops[caller]
-	ops[0] = locktable.Op{Kind: locktable.Take, Name: o.name, HoldID: o.num, Count: 1, LeaseMS: leaseMS, Reserve: 1}
+	ops[0] = redisop.Op{Kind: redisop.Take, Name: o.name, HoldID: o.num, Count: 1, LeaseMS: leaseMS, Reserve: 1}
 	if o.drop {
-		ops[0] = locktable.Op{Kind: locktable.Drop, Name: o.name, HoldID: o.num}
+		ops[0] = redisop.Op{Kind: redisop.Drop, Name: o.name, HoldID: o.num}
 	}
 	l.store.Do(ops)
-	if r := <-l.results[caller]; r.Outcome != locktable.Done {
+	if r := <-l.results[caller]; r.Outcome != redisop.Done {
 		return fmt.Errorf("outcome %v: %s", r.Outcome, r.Msg)
 	}
 	return nil

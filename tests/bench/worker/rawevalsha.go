@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
 	"github.com/locksidecar/locksidecar/sidecar/state"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
@@ -52,7 +52,7 @@ func (e *rawEvalsha) prepare() error {
 	s, err := store.Open(store.Config{
 		URL: e.Redis, UUID: state.NewUUID().String(),
 		Log:       slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		OnResults: func(rs []locktable.Result, _ *store.Identity) { e.results(rs) },
+		OnResults: func(rs []redisop.Result, _ *store.Identity) { e.results(rs) },
 		OnUp: func(bool, bool, store.Identity) {
 			select {
 			case e.up <- struct{}{}:
@@ -73,14 +73,14 @@ func (e *rawEvalsha) prepare() error {
 func (e *rawEvalsha) start() { e.takeAll() }
 
 func (e *rawEvalsha) takeAll() {
-	ops := make([]locktable.Op, 0, len(e.Names))
+	ops := make([]redisop.Op, 0, len(e.Names))
 	for _, name := range e.Names {
 		ops = append(ops, e.take(name, e.lanes[name]))
 	}
 	e.store.Do(ops)
 }
 
-func (e *rawEvalsha) take(name string, l *lane) locktable.Op {
+func (e *rawEvalsha) take(name string, l *lane) redisop.Op {
 	l.num++
 	if l.num <= warmups {
 		l.rec = new(record)
@@ -88,22 +88,22 @@ func (e *rawEvalsha) take(name string, l *lane) locktable.Op {
 		l.rec = l.tape.next()
 	}
 	l.rec[asked].Store(e.now())
-	return locktable.Op{Kind: locktable.Take, Name: name, HoldID: l.num, Count: 1, LeaseMS: uint32(e.LeaseMS), Reserve: 1}
+	return redisop.Op{Kind: redisop.Take, Name: name, HoldID: l.num, Count: 1, LeaseMS: uint32(e.LeaseMS), Reserve: 1}
 }
 
 // results goes on with each name that was answered.
-func (e *rawEvalsha) results(results []locktable.Result) {
-	ops := make([]locktable.Op, 0, len(results))
+func (e *rawEvalsha) results(results []redisop.Result) {
+	ops := make([]redisop.Op, 0, len(results))
 	for i := range results {
 		res := &results[i]
 		l := e.lanes[res.Name]
-		if res.Outcome != locktable.Done {
+		if res.Outcome != redisop.Done {
 			e.add(fmt.Errorf("%v of %s: outcome %v: %s", res.Kind, res.Name, res.Outcome, res.Msg))
 		}
-		if res.Kind == locktable.Take {
+		if res.Kind == redisop.Take {
 			l.rec[granted].Store(e.now())
 			l.rec[leaving].Store(e.now())
-			ops = append(ops, locktable.Op{Kind: locktable.Drop, Name: res.Name, HoldID: l.num})
+			ops = append(ops, redisop.Op{Kind: redisop.Drop, Name: res.Name, HoldID: l.num})
 			continue
 		}
 		l.rec[done].Store(e.now())

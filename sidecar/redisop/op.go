@@ -1,7 +1,6 @@
-package locktable
-
-// Operations on Redis and their results, as values. The store executes operations; the
-// table never waits for one.
+// Package redisop has what a sidecar and Redis say to each other about locks, as values:
+// operations, their results, and messages of other sidecars. The lock table makes operations and
+// takes results and messages. The store executes operations. The table never waits for one.
 //
 // An operation is declarative: it says what Redis shall have for one lock afterwards, and on
 // what condition. Executed twice it changes nothing more, apart from drawing further tokens.
@@ -11,6 +10,7 @@ package locktable
 // All of them have one rule of ownership: a key is this sidecar's if it has one field, of
 // this sidecar's uuid, with a hold number that is not above HoldID. A lower number never
 // replaces a higher one, so an operation that is executed late does no harm either.
+package redisop
 
 // OpKind says what Redis shall have for a lock.
 type OpKind uint8
@@ -108,6 +108,16 @@ const (
 	Retryable
 )
 
+// Outcomes is how many values Outcome has.
+const Outcomes = int(Retryable) + 1
+
+// String is the outcome as operators read it.
+func (o Outcome) String() string {
+	return [...]string{
+		"done", "held_by_other", "key_missing", "differs", "not_a_lock", "not_sent", "unknown", "refused", "retryable",
+	}[o]
+}
+
 // NotQueued is the Rank of a Take that has no ticket in the queue.
 const NotQueued = int32(-1)
 
@@ -145,3 +155,11 @@ type Result struct {
 	Field string // HeldByOther, NotALock: the owner field that was found, or a description of what is there; "": the key is left free for a moment
 	Msg   string // NotALock, NotSent, Unknown, Refused, Retryable: one sentence for people, says what to do
 }
+
+// RenewalGroup returns the renewal group of a hold's lock. Locks with neighbouring hold numbers
+// are a group: Redis made their keys one after the other and has them side by side in memory, so
+// a script that renews a group has fewer cache misses than a script for as many other locks.
+func RenewalGroup(holdID uint64) uint64 { return holdID / RenewalGroupSize }
+
+// RenewalGroupSize is how many hold numbers a renewal group has: as many as one script renews.
+const RenewalGroupSize = 128

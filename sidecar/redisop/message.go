@@ -1,4 +1,4 @@
-package locktable
+package redisop
 
 // Message is what was published to this sidecar: on its own channel, or on the channel of a
 // lock that it is subscribed to. Messages and results come in the order in which Redis made
@@ -37,8 +37,8 @@ type Conn struct {
 // NewConn returns the connection with a number, to a server that is known.
 func NewConn(number uint32) Conn { return Conn{number, true} }
 
-// isSame reports whether both are known, and are one connection.
-func (c Conn) isSame(other Conn) bool { return c.isKnown && c == other }
+// IsSame reports whether both are known, and are one connection.
+func (c Conn) IsSame(other Conn) bool { return c.isKnown && c == other }
 
 // MessageKind says what was published.
 type MessageKind uint8
@@ -60,3 +60,6 @@ const (
 	// asked for too long. It asks again.
 	Requeue
 )
+
+// Number returns the number of the connection; false: it is not known.
+func (c Conn) Number() (number uint32, isKnown bool) { return c.number, c.isKnown }
