@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/locksidecar/locksidecar/internal/display"
@@ -29,12 +28,16 @@ if requests waited), crashes of holders, losses, forced releases, deadlocks, res
 and outages of Redis. The daemon keeps the newest 1,024 grants and short holds, 1,024 ends of longer holds, 1,024 changes
 of Redis, and 1,024 other events.
 
+It asks the daemon of this host only: each daemon keeps the events of its own host. Ask another host there, as the last
+example does. locksidecar who NAME says which host has a lock, and locksidecar ls --all names all hosts.
+
 Examples:
 
     locksidecar events --since 8h invoice:42      # who had it, and until when
     locksidecar events --follow --min-wait 1s
     locksidecar events --follow 'invoice:*'
     locksidecar events --json | jq 'select(.kind == "lost")'
+    ssh db-7 locksidecar events --since 8h invoice:42
 
 Fields of --json; those in brackets are absent where they do not apply:
 
@@ -198,94 +201,29 @@ func (p *eventPrinter) end() error {
 
 // describe describes an event for people.
 func (v *eventView) describe() string {
-	switch v.Kind {
-	case locksidecar.EventGranted:
-		text := fmt.Sprintf("%s  to %s, after %s; token %d", v.Name, v.client(), display.Duration(ms(*v.WaitedMS)), v.Token)
-		switch {
-		case v.Msg != "":
-			text += "; waited for " + v.Msg
-		case v.RemoteField != "":
-			text += "; waited while " + display.Elsewhere(v.RemoteHost, v.RemoteField)
-		}
-		return text
-	case locksidecar.EventReleased:
-		return fmt.Sprintf("%s  by %s, %s%s", v.Name, v.client(), v.heldSince(), v.waiters())
-	case locksidecar.EventCrashed:
-		return fmt.Sprintf("%s  ended without a release: %s, %s%s", v.Name, v.client(), v.heldSince(), v.waiters())
-	case locksidecar.EventRedisDown:
-		return "Redis cannot be used: " + v.Msg
-	case locksidecar.EventRedisUp:
-		return "Redis can be used again"
-	case locksidecar.EventDataLost:
-		return "Redis may have lost data: the locks of this host are written again"
-	case locksidecar.EventLost:
-		text := fmt.Sprintf("%s  %s: %s; held for %s by %s", v.Name, v.Reason, display.Reason(protocol.Reason(v.Reason)), display.Duration(ms(*v.HeldMS)), v.client())
-		if v.RemoteField != "" {
-			text += "; now " + display.Elsewhere(v.RemoteHost, v.RemoteField)
-		}
-		return text
-	case locksidecar.EventForced:
-		return fmt.Sprintf("%s  by %s%s", v.Name, v.requester(), suffixIf(" ", v.Msg))
-	case locksidecar.EventRefused:
-		return fmt.Sprintf("%s  refused to %s: %s", v.Name, v.requester(), v.Msg)
-	case locksidecar.EventDeadlock:
-		return fmt.Sprintf("%s  refused to %s: %s", v.Name, v.client(), v.Msg)
-	case locksidecar.EventTakeover:
-		return "the daemon was restarted: it " + v.Msg
-	case kindMissed:
+	if v.Kind == kindMissed {
 		return fmt.Sprintf("%d events came faster than they were read", v.Count)
 	}
-	return strings.TrimSpace(v.Name + "  " + v.Msg) // of a later sidecar
+	e := v.text()
+	return e.Text()
 }
 
-// heldSince describes how long the hold was that ended, and when it began.
-func (v *eventView) heldSince() string {
-	held := ms(*v.HeldMS)
-	return fmt.Sprintf("held for %s since %s", display.Duration(held), v.Time.Add(-held).Format("Jan _2 15:04:05"))
-}
-
-// waiters describes how many requests waited when the hold ended.
-func (v *eventView) waiters() string {
-	switch v.Count {
-	case 0:
-		return ""
-	case 1:
-		return "; 1 request waited"
+// text is what v is described by.
+func (v *eventView) text() display.Event {
+	e := display.Event{
+		At: v.Time, Kind: string(v.Kind), Name: v.Name, Token: v.Token, PID: int64(v.PID), User: v.User, Cmd: v.Cmd,
+		Reason: protocol.Reason(v.Reason), RemoteField: v.RemoteField, RemoteHost: v.RemoteHost, Count: v.Count, Msg: v.Msg,
 	}
-	return fmt.Sprintf("; %d requests waited", v.Count)
-}
-
-// client describes the client of an event for people.
-func (v *eventView) client() string { return describeClient(v.PID, v.Cmd, v.User) }
-
-func describeClient(pid int, cmd, user string) string {
-	text := "a process that is not visible from here"
-	if pid != 0 {
-		text = fmt.Sprintf("pid %d (%s)", pid, cmd)
+	if v.WaitedMS != nil {
+		e.Waited = ms(*v.WaitedMS)
 	}
-	if user != "" {
-		text += " of " + user
+	if v.HeldMS != nil {
+		e.Held = ms(*v.HeldMS)
 	}
-	return text
-}
-
-// requester describes the client that asked to end a hold, with its host if it is another one.
-func (v *eventView) requester() string {
-	if v.RemoteHost == "" {
-		return v.client()
-	}
-	return v.client() + " on host " + v.RemoteHost
+	return e
 }
 
 // isForce reports whether a kind is that of a release that was forced, or should have been.
 func isForce(kind locksidecar.EventKind) bool {
 	return kind == locksidecar.EventForced || kind == locksidecar.EventRefused
-}
-
-// suffixIf returns a text after a separator; "" if there is none.
-func suffixIf(separator, text string) string {
-	if text == "" {
-		return ""
-	}
-	return separator + text
 }

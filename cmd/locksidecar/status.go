@@ -184,12 +184,12 @@ func (v *statusView) text() string {
 	if o := v.OldestHold; o == nil {
 		line("held", "%d", v.Held)
 	} else {
-		line("held", "%d; the oldest, %s, has been held for %s by %s", v.Held, quoted(o.Name), display.Duration(ms(o.AgeMS)), describeClient(o.PID, o.Cmd, o.User))
+		line("held", "%d; the oldest, %s, has been held for %s by %s", v.Held, quoted(o.Name), display.Duration(ms(o.AgeMS)), display.Client(o.PID, o.Cmd, o.User))
 	}
 	if o := v.OldestWaiter; o == nil {
 		line("waiting", "%d", v.Waiting)
 	} else {
-		line("waiting", "%d; the oldest, %s, has waited %s for %s", v.Waiting, describeClient(o.PID, o.Cmd, o.User), display.Duration(ms(o.AgeMS)), quoted(o.Name))
+		line("waiting", "%d; the oldest, %s, has waited %s for %s", v.Waiting, display.Client(o.PID, o.Cmd, o.User), display.Duration(ms(o.AgeMS)), quoted(o.Name))
 		if h := o.HeldBy; h != nil {
 			line("", "%s is %s", quoted(o.Name), h.describe())
 		}
@@ -220,7 +220,7 @@ func (v *statusView) text() string {
 func (h *holderView) describe() string {
 	switch h.State {
 	case locksidecar.LockHeld:
-		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), describeClient(h.PID, h.Cmd, h.User))
+		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), display.Client(h.PID, h.Cmd, h.User))
 	case locksidecar.LockRemote:
 		return display.Elsewhere(h.RemoteHost, h.RemoteField)
 	}
