@@ -178,9 +178,14 @@ func (p *eventPrinter) print(v *eventView) error {
 		v.Time = v.Time.UTC()
 		return json.NewEncoder(p.out).Encode(v)
 	}
-	v.Time = v.Time.In(p.zone)
-	_, err := fmt.Fprintf(p.out, "%s  %-10s  %s\n", v.Time.Format("Jan _2 15:04:05.000"), v.Kind, display.Printable(v.describe()))
+	_, err := fmt.Fprintln(p.out, v.line(p.zone))
 	return err
+}
+
+// line describes an event in a line for people, with times of a zone.
+func (v *eventView) line(zone *time.Location) string {
+	v.Time = v.Time.In(zone)
+	return fmt.Sprintf("%s  %-10s  %s", v.Time.Format("Jan _2 15:04:05.000"), display.Printable(string(v.Kind)), display.Printable(v.describe()))
 }
 
 // end is called after the last page.

@@ -58,27 +58,49 @@ type hostView struct {
 	Locks   []lockView `json:"locks"`
 }
 
-// listHosts prints every host with its locks.
-func (c *lsCmd) listHosts(ctx context.Context, sidecar *locksidecar.Client, out io.Writer) error {
+// hostLocks is what a host answered.
+type hostLocks struct {
+	locksidecar.HostInfo
+	locks []locksidecar.LockInfo
+	at    time.Time // when it was asked
+	err   error     // nothing is known of its locks
+}
+
+// askHosts asks every host for its locks, one after the other, within the time that ctx has.
+func askHosts(ctx context.Context, sidecar *locksidecar.Client) ([]hostLocks, error) {
 	rows, err := sidecar.Hosts(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	slices.SortFunc(rows, func(a, b locksidecar.HostInfo) int {
 		return cmp.Or(strings.Compare(a.Host, b.Host), strings.Compare(a.Sidecar, b.Sidecar))
 	})
-	hosts := make([]hostView, 0, len(rows))
+	hosts := make([]hostLocks, 0, len(rows))
 	for i := range rows {
-		r := &rows[i]
-		v := hostView{Host: r.Host, Sidecar: r.Sidecar, Version: r.Version, PID: r.PID, Started: r.Started.UTC(), Locks: []lockView{}}
-		locks, err := sidecar.ListOn(ctx, r.Sidecar)
-		switch {
-		case ctx.Err() != nil:
-			v.Error = fmt.Sprintf("not asked: all hosts together took longer than %v", requestTimeout)
-		case err != nil:
-			v.Error = err.Error()
-		default:
-			v.Locks = viewLocks(locks, c.Name, nil)
+		h := hostLocks{HostInfo: rows[i], at: time.Now()}
+		h.locks, h.err = sidecar.ListOn(ctx, h.Sidecar)
+		if ctx.Err() != nil {
+			h.err = fmt.Errorf("not asked: all hosts together took longer than %v", requestTimeout)
+		}
+		hosts = append(hosts, h)
+	}
+	return hosts, nil
+}
+
+// listHosts prints every host with its locks.
+func (c *lsCmd) listHosts(ctx context.Context, sidecar *locksidecar.Client, out io.Writer) error {
+	asked, err := askHosts(ctx, sidecar)
+	if err != nil {
+		return err
+	}
+	hosts := make([]hostView, 0, len(asked))
+	for i := range asked {
+		h := &asked[i]
+		v := hostView{Host: h.Host, Sidecar: h.Sidecar, Version: h.Version, PID: h.PID, Started: h.Started.UTC(), Locks: []lockView{}}
+		if h.err != nil {
+			v.Error = h.err.Error()
+		} else {
+			v.Locks = viewLocks(h.locks, c.Name, nil)
 		}
 		hosts = append(hosts, v)
 	}

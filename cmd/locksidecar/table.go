@@ -5,7 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
 
 	"github.com/locksidecar/locksidecar/internal/display"
 )
@@ -77,7 +78,7 @@ func alignRows(rows [][]string, width int) string {
 	for _, row := range rows {
 		for i, cell := range row {
 			row[i] = display.Printable(cell)
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+			widths[i] = max(widths[i], ansi.StringWidth(row[i]))
 		}
 	}
 	if width > 0 {
@@ -94,7 +95,7 @@ func alignRows(rows [][]string, width int) string {
 		for i, cell := range row[:last] {
 			cell = cut(cell, widths[i])
 			line.WriteString(cell)
-			line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
+			line.WriteString(strings.Repeat(" ", widths[i]-ansi.StringWidth(cell)+2))
 		}
 		line.WriteString(row[last])
 		text := line.String()
@@ -107,12 +108,8 @@ func alignRows(rows [][]string, width int) string {
 	return out.String()
 }
 
-func cut(s string, width int) string {
-	if utf8.RuneCountInString(s) <= width {
-		return s
-	}
-	return string([]rune(s)[:width-1]) + "…"
-}
+// cut shortens a printable text to so many columns of a terminal. A wide character has two.
+func cut(s string, width int) string { return ansi.Truncate(s, max(0, width), "…") }
 
 func pid(n int) string {
 	if n == 0 {

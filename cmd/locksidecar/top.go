@@ -12,6 +12,7 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
 
 	"github.com/locksidecar/locksidecar/internal/display"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
@@ -19,20 +20,26 @@ import (
 
 type topCmd struct {
 	socketFlag
-	Filter   string        `arg:"" optional:"" help:"Only locks whose name contains this."`
-	Sort     string        `enum:"waiters,wait,hold,changes,name" default:"waiters" help:"First the locks with the most of this: ${enum}."`
-	Interval time.Duration `default:"1s" help:"Time between two looks." placeholder:"TIME"`
-	Count    int           `help:"Print so many tables and end. Without a terminal, the default is 1." placeholder:"N"`
-	Plain    bool          `help:"Print tables, as without a terminal."`
+	Filter   string         `arg:"" optional:"" help:"Only locks whose name contains this."`
+	All      bool           `help:"The locks of every host that uses the same Redis."`
+	Sort     string         `enum:"waiters,wait,hold,changes,name" default:"waiters" help:"First the locks with the most of this: ${enum}."`
+	Interval *time.Duration `help:"Time between two looks (default: 1s, with --all 5s)." placeholder:"TIME"`
+	Count    int            `help:"Print so many tables and end. Without a terminal, the default is 1." placeholder:"N"`
+	Plain    bool           `help:"Print tables, as without a terminal."`
 }
 
 func (topCmd) Help() string {
 	return `Shows the locks of this host, again each second: first those for which the most processes wait. CHANGES/S is how often
-a second a process of this host got the lock; WAIT is how long the first waiter has waited; HELD is how long the
+a second a process of that host got the lock; WAIT is how long the first waiter has waited; HELD is how long the
 holder has held.
 
-Keys: w, t, h, c, n sort by waiters, wait time, hold time, changes and name; r reverses the order; / filters by a part of
-the name, Escape ends that; arrows and page keys scroll; p pauses; q quits.
+Keys: arrows and page keys select a lock, and Enter opens it; Escape leads back. An open lock has its holder on any
+host, since when, token and lease, the waiters in order, and what happened to it on this host, newest first.
+w, t, h, c, n sort by waiters, wait time, hold time, changes and name; r reverses the order; / filters by a part of
+the name, Escape ends that; p pauses; q quits.
+
+--all asks the daemons of all hosts, through Redis, for at most ten seconds in all, as ls --all does. A lock has a row
+for each host where a process holds it or waits for it. The first line is about this host.
 
 If the output or the input is no terminal, it prints tables without keys, one each interval.
 
@@ -40,18 +47,39 @@ Examples:
 
     locksidecar top
     locksidecar top --sort wait invoice:
+    locksidecar top --all
     locksidecar top --plain --count 10 --sort changes
 
 ` + exitTable
 }
 
-// minInterval keeps top from being a load.
-const minInterval = 100 * time.Millisecond
+// The defaults of --interval and its least values, which keep top from being a load. With --all,
+// each look asks every host.
+const (
+	topInterval    = time.Second
+	minInterval    = 100 * time.Millisecond
+	topIntervalAll = 5 * time.Second
+	minIntervalAll = time.Second
+)
+
+// interval returns the time between two looks, and the least one that is allowed.
+func (c *topCmd) interval() (interval, least time.Duration) {
+	interval, least = topInterval, minInterval
+	if c.All {
+		interval, least = topIntervalAll, minIntervalAll
+	}
+	if c.Interval != nil {
+		interval = *c.Interval
+	}
+	return interval, least
+}
 
 func (c *topCmd) Validate() error {
-	switch {
-	case c.Interval < minInterval:
-		return fmt.Errorf("--interval is %v; at least %v is allowed", c.Interval, minInterval)
+	switch interval, least := c.interval(); {
+	case interval < least && c.All:
+		return fmt.Errorf("--interval is %v; with --all at least %v is allowed", interval, least)
+	case interval < least:
+		return fmt.Errorf("--interval is %v; at least %v is allowed", interval, least)
 	case c.Count < 0:
 		return fmt.Errorf("--count is %d; give 1 or more", c.Count)
 	}
@@ -66,9 +94,11 @@ func (c *topCmd) Run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer sidecar.Close()
-	look := func() topSample { return lookAt(ctx, sidecar) }
-	m := newTopModel(look, c.Interval)
-	m.order, m.filter = topOrders[c.Sort], c.Filter
+	interval, _ := c.interval()
+	m := newTopModel(interval)
+	m.look = func() topSample { return lookAt(ctx, sidecar, c.All) }
+	m.lookAtLock = func(name string, after uint64) lockSample { return lookAtLock(ctx, sidecar, name, after) }
+	m.all, m.order, m.filter = c.All, topOrders[c.Sort], c.Filter
 	if !c.Plain && c.Count == 0 && isTerminal(0) && isTerminal(1) && os.Getenv("TERM") != "dumb" {
 		_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithOutput(out)).Run()
 		return err
@@ -76,59 +106,83 @@ func (c *topCmd) Run(ctx context.Context, out io.Writer) error {
 	return m.printTables(out, max(c.Count, 1))
 }
 
-// topSample is one look at a sidecar.
+// topSample is one look at a sidecar, or at all of them.
 type topSample struct {
-	at     time.Time
-	status locksidecar.Status
-	locks  []locksidecar.LockInfo
-	err    error // nothing else is known
+	status locksidecar.Status // of this host
+	hosts  []hostLocks        // without --all one, of which only the locks are known
+	err    error              // nothing else is known
 }
 
-func lookAt(ctx context.Context, sidecar *locksidecar.Client) topSample {
+func lookAt(ctx context.Context, sidecar *locksidecar.Client, all bool) topSample {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	s := topSample{}
 	if s.status, s.err = sidecar.Status(ctx); s.err != nil {
 		return s
 	}
-	s.at = time.Now()
-	s.locks, s.err = sidecar.List(ctx)
+	if all {
+		s.hosts, s.err = askHosts(ctx, sidecar)
+		return s
+	}
+	here := hostLocks{at: time.Now()}
+	here.locks, s.err = sidecar.List(ctx)
+	s.hosts = []hostLocks{here}
 	return s
+}
+
+// topKey names a row: a lock has one for each sidecar.
+type topKey struct {
+	sidecar string // its uuid; "" without --all
+	name    string
 }
 
 // topRow is a lock as top shows it.
 type topRow struct {
+	key     topKey
+	host    string // its name; "" without --all
 	lock    locksidecar.LockInfo
 	wait    int64   // of the first waiter, ms; −1: there is none
-	held    int64   // ms; −1: no local process holds it
+	held    int64   // ms; −1: no process of the host holds it
 	changes float64 // of the owner, a second; −1: not known
 }
 
 // topRows returns the rows of the locks in cur; before is the sample before; nil: there is none.
 func topRows(before, cur *topSample) []topRow {
-	grants := make(map[string]uint64)
+	grants := make(map[topKey]uint64)
+	asked := make(map[string]time.Time) // when a sidecar was asked before, by its uuid
 	if before != nil {
-		for i := range before.locks {
-			grants[before.locks[i].Name] = before.locks[i].Grants
+		for i := range before.hosts {
+			h := &before.hosts[i]
+			if h.err != nil {
+				continue
+			}
+			asked[h.Sidecar] = h.at
+			for k := range h.locks {
+				grants[topKey{h.Sidecar, h.locks[k].Name}] = h.locks[k].Grants
+			}
 		}
 	}
-	rows := make([]topRow, 0, len(cur.locks))
-	for _, l := range cur.locks {
-		r := topRow{lock: l, wait: -1, held: -1, changes: -1}
-		if len(l.Waiters) > 0 {
-			r.wait = l.Waiters[0].Waited.Milliseconds()
-		}
-		if l.State == locksidecar.LockHeld {
-			r.held = l.Held.Milliseconds()
-		}
-		if before != nil {
-			was := grants[l.Name]
-			if was > l.Grants { // it was forgotten meanwhile
-				was = 0
+	var rows []topRow
+	for i := range cur.hosts {
+		h := &cur.hosts[i]
+		at, isKnown := asked[h.Sidecar]
+		for _, l := range h.locks {
+			r := topRow{key: topKey{h.Sidecar, l.Name}, host: h.Host, lock: l, wait: -1, held: -1, changes: -1}
+			if len(l.Waiters) > 0 {
+				r.wait = l.Waiters[0].Waited.Milliseconds()
 			}
-			r.changes = float64(l.Grants-was) / cur.at.Sub(before.at).Seconds()
+			if l.State == locksidecar.LockHeld {
+				r.held = l.Held.Milliseconds()
+			}
+			if isKnown {
+				was := grants[r.key]
+				if was > l.Grants { // it was forgotten meanwhile
+					was = 0
+				}
+				r.changes = float64(l.Grants-was) / h.at.Sub(at).Seconds()
+			}
+			rows = append(rows, r)
 		}
-		rows = append(rows, r)
 	}
 	return rows
 }
@@ -152,54 +206,103 @@ var (
 
 // topModel is what top shows, and how. It changes by Update only.
 type topModel struct {
-	look     func() topSample
-	interval time.Duration
-	users    display.UserNames
+	look       func() topSample
+	lookAtLock func(name string, after uint64) lockSample
+	interval   time.Duration
+	users      display.UserNames
+	zone       *time.Location
+	all        bool // the locks of all hosts
 
 	order      *topOrder
 	isReversed bool
 	filter     string // of names
 	isTyping   bool   // the filter
 	isPaused   bool
-	offset     int // of the first row that is shown
 	width      int
 	height     int
 
-	cur  *topSample // nil: none yet
-	rows []topRow   // of cur
-	err  error      // of the newest look; nil: it is cur
+	selected *topKey // nil: the first row, whichever that is
+	cursor   int     // the row of selected among shown
+	offset   int     // of the first row that is on the screen
+	opened   *topLock
+	openings int // how many locks have been opened
+
+	cur     *topSample // nil: none yet
+	rows    []topRow   // of cur
+	shown   []topRow   // those of rows that the filter leaves, in their order
+	err     error      // of the newest look; nil: it is cur
+	looks   int        // how many were begun
+	overdue time.Duration
 }
 
-func newTopModel(look func() topSample, interval time.Duration) *topModel {
-	return &topModel{look: look, interval: interval, users: make(display.UserNames), order: byWaiters}
+func newTopModel(interval time.Duration) *topModel {
+	return &topModel{interval: interval, users: make(display.UserNames), zone: time.Local, order: byWaiters}
 }
 
 // lookAgain is the message that it is time for the next look.
 type lookAgain struct{}
 
-func (m *topModel) lookNow() tea.Msg { return m.look() }
+// lookOverdue is the message that a look should have had an answer.
+type lookOverdue struct{ look int }
 
-func (m *topModel) Init() tea.Cmd { return m.lookNow }
+// overdueAfter is how long a look may take before the screen says that it is not up to date.
+const overdueAfter = 2 * time.Second
+
+func (m *topModel) Init() tea.Cmd { return m.lookNow() }
+
+func (m *topModel) lookNow() tea.Cmd {
+	m.looks++
+	return tea.Batch(func() tea.Msg { return m.look() }, m.watchLook())
+}
+
+// watchLook returns what reports that the look of now has no answer yet.
+func (m *topModel) watchLook() tea.Cmd {
+	look := m.looks
+	return tea.Tick(overdueAfter, func(time.Time) tea.Msg { return lookOverdue{look} })
+}
+
+func (m *topModel) lookLater() tea.Cmd {
+	return tea.Tick(m.interval, func(time.Time) tea.Msg { return lookAgain{} })
+}
 
 func (m *topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	var next tea.Cmd
 	switch msg := msg.(type) {
 	case topSample:
 		m.onSample(&msg)
-		return m, tea.Tick(m.interval, func(time.Time) tea.Msg { return lookAgain{} })
+		next = m.lookLater()
 	case lookAgain:
-		if m.isPaused {
-			return m, tea.Tick(m.interval, func(time.Time) tea.Msg { return lookAgain{} })
+		if next = m.lookLater(); !m.isPaused {
+			next = m.lookNow()
 		}
-		return m, m.lookNow
+	case lookOverdue:
+		if msg.look == m.looks {
+			m.overdue += overdueAfter
+			next = m.watchLook()
+		}
+	case lockSample:
+		if o := m.opened; o != nil && o.opening == msg.opening {
+			o.add(&msg)
+			next = m.lookAtLockLater(o)
+		}
+	case lookAtLockAgain:
+		if o := m.opened; o != nil && o.opening == msg.opening {
+			if next = m.lookAtLockLater(o); !m.isPaused {
+				next = m.lookAtLockNow(o)
+			}
+		}
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
 	case tea.KeyPressMsg:
-		return m, m.onKey(msg)
+		next = m.onKey(msg)
 	}
-	return m, nil
+	m.arrange()
+	return m, next
 }
 
 func (m *topModel) onSample(s *topSample) {
+	m.overdue = 0
+	m.looks++ // so that watchLook reports nothing about this look
 	if m.err = s.err; m.err == nil {
 		m.rows, m.cur = topRows(m.cur, s), s
 	}
@@ -213,18 +316,22 @@ func (m *topModel) onKey(key tea.KeyPressMsg) tea.Cmd {
 		m.onFilterKey(k, key.Text)
 	case k == "q":
 		return tea.Quit
-	case topKeys[k] != nil:
-		m.order, m.offset = topKeys[k], 0
-	case k == "r":
-		m.isReversed = !m.isReversed
 	case k == "p":
 		m.isPaused = !m.isPaused
+	case m.opened != nil:
+		return m.onLockKey(k)
+	case topKeys[k] != nil:
+		m.order, m.selected = topKeys[k], nil
+	case k == "r":
+		m.isReversed, m.selected = !m.isReversed, nil
 	case k == "/":
 		m.isTyping = true
 	case k == "esc":
 		m.filter = ""
+	case k == "enter" && len(m.shown) > 0:
+		return m.open(&m.shown[m.cursor])
 	default:
-		m.scroll(k)
+		m.move(k)
 	}
 	return nil
 }
@@ -242,44 +349,66 @@ func (m *topModel) onFilterKey(k, text string) {
 	default:
 		m.filter += text
 	}
-	m.offset = 0
+	m.selected = nil
 }
 
-func (m *topModel) scroll(k string) {
-	page := max(1, m.room())
+// scrolled returns where a key of the keyboard leads to from a line of n; page is how many the
+// screen has room for.
+func scrolled(k string, from, n, page int) int {
 	switch k {
 	case "down":
-		m.offset++
+		from++
 	case "up":
-		m.offset--
+		from--
 	case "pgdown":
-		m.offset += page
+		from += page
 	case "pgup":
-		m.offset -= page
+		from -= page
 	case "home":
-		m.offset = 0
+		from = 0
 	case "end":
-		m.offset = len(m.rows)
+		from = n - 1
 	}
-	m.offset = max(0, min(m.offset, len(m.shown())-page))
+	return max(0, min(from, n-1))
 }
 
-// shown returns the rows that the filter leaves, in their order.
-func (m *topModel) shown() []topRow {
-	rows := make([]topRow, 0, len(m.rows))
+// move selects another row.
+func (m *topModel) move(k string) {
+	if len(m.shown) == 0 {
+		return
+	}
+	m.cursor = scrolled(k, m.cursor, len(m.shown), max(1, m.room()))
+	m.selected = &m.shown[m.cursor].key
+}
+
+// arrange finds the rows that are shown, and the selected one among them. A lock that moves to
+// another row stays selected; that of the row where it was follows one that has gone.
+func (m *topModel) arrange() {
+	m.shown = m.shown[:0:0]
 	for i := range m.rows {
 		if strings.Contains(m.rows[i].lock.Name, m.filter) {
-			rows = append(rows, m.rows[i])
+			m.shown = append(m.shown, m.rows[i])
 		}
 	}
-	slices.SortFunc(rows, func(a, b topRow) int {
+	slices.SortFunc(m.shown, func(a, b topRow) int {
 		c := m.order.compare(&a, &b)
 		if m.isReversed {
 			c = -c
 		}
-		return cmp.Or(c, strings.Compare(a.lock.Name, b.lock.Name))
+		return cmp.Or(c, strings.Compare(a.lock.Name, b.lock.Name), strings.Compare(a.host, b.host), strings.Compare(a.key.sidecar, b.key.sidecar))
 	})
-	return rows
+	n := len(m.shown)
+	if m.selected == nil || n == 0 {
+		m.cursor = 0
+	} else if i := slices.IndexFunc(m.shown, func(r topRow) bool { return r.key == *m.selected }); i >= 0 {
+		m.cursor = i
+	} else {
+		m.cursor = min(m.cursor, n-1)
+		m.selected = &m.shown[m.cursor].key
+	}
+	room := max(1, m.room())
+	m.offset = max(m.offset, m.cursor-room+1)
+	m.offset = max(0, min(m.offset, m.cursor, n-room))
 }
 
 // Lines above and below the rows on a terminal.
@@ -300,31 +429,51 @@ func (m *topModel) View() tea.View {
 
 // screen renders the terminal's content.
 func (m *topModel) screen() string {
-	if m.cur == nil && m.err == nil || m.width == 0 {
+	if m.cur == nil && m.err == nil && m.overdue == 0 || m.width == 0 {
 		return "waiting for the sidecar"
 	}
-	rows := m.shown()
-	all := len(rows)
-	begin := min(m.offset, all)
-	rows = rows[begin:min(begin+max(0, m.room()), all)]
-	var b strings.Builder
-	b.WriteString(cut(m.summary(), m.width) + "\n")
-	b.WriteString(cut(m.caption(all), m.width) + "\n")
-	b.WriteString(m.table(rows, m.width))
-	for range m.room() - len(rows) {
-		b.WriteByte('\n')
+	lines := []string{cut(m.summary(), m.width), cut(m.caption(), m.width)}
+	prompt := ""
+	if m.opened != nil {
+		var part []string
+		part, prompt = m.lockScreen()
+		lines = append(lines, part...)
+	} else {
+		lines = append(lines, m.tableLines()...)
+		prompt = m.prompt()
 	}
-	b.WriteString(cut(m.prompt(), m.width))
-	return b.String()
+	for len(lines) < m.height-bottomLines {
+		lines = append(lines, "")
+	}
+	lines = append(lines[:max(0, m.height-bottomLines)], cut(prompt, m.width))
+	return strings.Join(lines, "\n")
 }
 
-// summary describes the sidecar in one line.
+// tableLines renders the header and the rows that have room, and marks the selected one.
+func (m *topModel) tableLines() []string {
+	const marked, unmarked = "> ", "  "
+	rows := m.shown[min(m.offset, len(m.shown)):min(m.offset+max(0, m.room()), len(m.shown))]
+	lines := strings.Split(strings.TrimSuffix(m.table(rows, max(1, m.width-len(marked))), "\n"), "\n")
+	for i := range lines {
+		if i > 0 && m.offset+i-1 == m.cursor {
+			line := cut(marked+lines[i], m.width)
+			lines[i] = "\x1b[7m" + line + strings.Repeat(" ", max(0, m.width-ansi.StringWidth(line))) + "\x1b[m"
+		} else {
+			lines[i] = cut(unmarked+lines[i], m.width)
+		}
+	}
+	return lines
+}
+
+// summary describes the sidecar in one line. On a terminal, which may cut the line, it begins with
+// what is wrong.
 func (m *topModel) summary() string {
 	if m.cur == nil {
 		return "no answer from the sidecar"
 	}
 	s := &m.cur.status
 	redis := "redis"
+	isWell := false
 	switch {
 	case s.Degraded:
 		redis = "REDIS degraded: " + s.Redis
@@ -332,32 +481,73 @@ func (m *topModel) summary() string {
 		redis = "REDIS does not serve: " + s.Redis
 	case s.RoundTrip != 0:
 		redis += " " + describeMicros(s.RoundTrip.Microseconds())
+		isWell = true
 	default:
 		redis += " serves"
+		isWell = true
 	}
-	text := fmt.Sprintf("%s; %d sessions, %d held, %d waiting", redis, s.Sessions, s.Held, s.Waiting)
+	texts := []string{fmt.Sprintf("%s; %d sessions, %d held, %d waiting", redis, s.Sessions, s.Held, s.Waiting)}
+	var alarms []string
 	if s.RenewalsLate > 0 {
-		text += fmt.Sprintf("; %d RENEWALS LATE", s.RenewalsLate)
+		alarms = append(alarms, fmt.Sprintf("%d RENEWALS LATE", s.RenewalsLate))
 	}
 	lost := 0
 	for _, l := range s.Lost {
 		lost += l.Count
 	}
 	if lost > 0 {
-		text += fmt.Sprintf("; %d LOST in the last hour", lost)
+		alarms = append(alarms, fmt.Sprintf("%d LOST in the last hour", lost))
+	}
+	if m.width > 0 && isWell {
+		texts = append(alarms, texts...)
+	} else {
+		texts = append(texts, alarms...)
 	}
 	if s.Trouble != "" {
-		text = "TROUBLE: " + s.Trouble + "; " + text
+		texts = append([]string{"TROUBLE: " + s.Trouble}, texts...)
 	}
-	return display.Printable(text)
+	return display.Printable(strings.Join(texts, "; "))
 }
 
 // caption describes the rows in one line.
-func (m *topModel) caption(shown int) string {
-	if m.err != nil {
-		return display.Printable("NOT UP TO DATE: " + strings.TrimPrefix(m.err.Error(), "locksidecar: "))
+func (m *topModel) caption() string {
+	err := m.err
+	if err == nil && m.opened != nil {
+		err = m.opened.whoErr
 	}
-	text := fmt.Sprintf("%d locks by %s", shown, m.order.name)
+	if err != nil {
+		return display.Printable("NOT UP TO DATE: " + strings.TrimPrefix(err.Error(), programName))
+	}
+	if m.overdue > 0 {
+		return fmt.Sprintf("NOT UP TO DATE: no answer from the daemon for %s", display.Duration(m.overdue))
+	}
+	if m.opened != nil {
+		text := "asking"
+		if m.opened.who != nil {
+			text = "as of " + m.opened.at.In(m.zone).Format(time.TimeOnly)
+		}
+		if m.isPaused {
+			text += "; PAUSED"
+		}
+		return text
+	}
+	what, silence := "locks", ""
+	if m.all {
+		var silent []string
+		for i := range m.cur.hosts {
+			if m.cur.hosts[i].err != nil {
+				silent = append(silent, m.cur.hosts[i].Host)
+			}
+		}
+		what = "locks of 1 host"
+		if n := len(m.cur.hosts) - len(silent); n != 1 {
+			what = fmt.Sprintf("locks of %d hosts", n)
+		}
+		if len(silent) > 0 {
+			silence = "NO ANSWER from " + strings.Join(silent, ", ") + "; "
+		}
+	}
+	text := fmt.Sprintf("%s%d %s by %s", silence, len(m.shown), what, m.order.name)
 	if m.isReversed {
 		text += ", reversed"
 	}
@@ -370,19 +560,31 @@ func (m *topModel) caption(shown int) string {
 	return display.Printable(text)
 }
 
-// prompt is the last line on a terminal.
+// prompt is the last line on a terminal: the longest one that fits. The shorter one has room in 80 columns.
 func (m *topModel) prompt() string {
 	if m.isTyping {
 		return "names that contain: " + display.Printable(m.filter) + "_"
 	}
-	return "sort: w waiters, t wait, h hold, c changes, n name, r reverse   / filter   p pause   q quit"
+	const keys = "q quit   Enter open   / filter   p pause   sort: "
+	const long = keys + "w waiters, t wait, h hold, c changes, n name, r reverse"
+	if len(long) <= m.width {
+		return long
+	}
+	return keys + "w t h c n, r reverse"
 }
 
 var topHeader = []string{"LOCK", "WAITERS", "WAIT", "HELD", "CHANGES/S", "STATE", "PID", "USER", "COMMAND"}
 
+// maxHostColumn is how much of a host's name a terminal shows.
+const maxHostColumn = 20
+
 // table renders rows for a terminal of the given width; 0: nothing is cut.
 func (m *topModel) table(rows []topRow, width int) string {
-	cells := [][]string{topHeader}
+	cells := [][]string{slices.Clone(topHeader)}
+	users := m.users
+	if m.all {
+		users = nil // another host has other users
+	}
 	for i := range rows {
 		r := &rows[i]
 		row := []string{r.lock.Name, strconv.Itoa(r.lock.Waiting), "", "", "", string(r.lock.State), "", "", ""}
@@ -394,11 +596,23 @@ func (m *topModel) table(rows []topRow, width int) string {
 		}
 		switch r.lock.State {
 		case locksidecar.LockHeld:
-			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), m.users.Name(r.lock.UID), r.lock.Cmd
+			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), users.Name(r.lock.UID), r.lock.Cmd
 		case locksidecar.LockRemote:
 			row[8] = display.Elsewhere(r.lock.RemoteHost, r.lock.RemoteField)
 		}
 		cells = append(cells, row)
+	}
+	if m.all {
+		for i := range cells {
+			host := "HOST"
+			if i > 0 {
+				host = display.Printable(rows[i-1].host)
+			}
+			if width > 0 {
+				host = cut(host, maxHostColumn)
+			}
+			cells[i] = slices.Insert(cells[i], 1, host)
+		}
 	}
 	return alignRows(cells, width)
 }
@@ -413,7 +627,7 @@ func (m *topModel) printTables(out io.Writer, count int) error {
 		if s.err != nil {
 			return s.err
 		}
-		m.onSample(&s)
+		m.Update(s)
 		if i == 0 {
 			continue
 		}
@@ -422,8 +636,7 @@ func (m *topModel) printTables(out io.Writer, count int) error {
 				return err
 			}
 		}
-		rows := m.shown()
-		if _, err := fmt.Fprintf(out, "%s\n%s\n%s", m.summary(), m.caption(len(rows)), m.table(rows, 0)); err != nil {
+		if _, err := fmt.Fprintf(out, "%s\n%s\n%s", m.summary(), m.caption(), m.table(m.shown, 0)); err != nil {
 			return err
 		}
 	}

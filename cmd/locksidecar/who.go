@@ -176,6 +176,11 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 	switch h := v.Holder; {
 	case !v.isRead():
 		line("", "Redis was not read, so this may be out of date: %s", v.Redis)
+		if h := v.Here; h != nil && h.HeldMS != nil {
+			line("SINCE", "%s, for %s", clock(now.Add(-ms(*h.HeldMS))), display.Duration(ms(*h.HeldMS)))
+			line("TOKEN", "%d", h.Token)
+			line("LEASE", "%s left, until %s, unless it is renewed", display.Duration(ms(*h.LeftMS)), clock(now.Add(ms(*h.LeftMS))))
+		}
 	case h != nil && h.HeldMS != nil:
 		line("HOLDER", "pid %s, user %s: %s", pid(h.PID), h.User, cmp.Or(h.Cmd, "?"))
 		line("SINCE", "%s, for %s", clock(*v.Since), display.Duration(ms(*h.HeldMS)))
@@ -289,7 +294,10 @@ func (v *whoView) waits(line func(label, format string, args ...any)) {
 			}
 			line(label, "here: pid %s, user %s, for %s: %s", pid(w.PID), w.User, display.Duration(ms(w.WaitedMS)), w.Cmd)
 		}
-		if more := v.Here.Waiting - len(v.Here.Waiters); more > 0 {
+		switch more := v.Here.Waiting - len(v.Here.Waiters); {
+		case more > 0 && len(v.Here.Waiters) == 0:
+			line("WAITING", "here: %d", more)
+		case more > 0:
 			line("", "here: %d more", more)
 		}
 	}
