@@ -129,6 +129,35 @@ func (g *eventLog) page(after uint64, room int, rows []protocol.EventRow) (_ []p
 	return rows, next, max(next, g.begun) - max(from, g.begun) - own
 }
 
+// newest returns at most n of the events that are wanted, newest first.
+func (g *eventLog) newest(n int, isWanted func(*protocol.EventRow) bool) []protocol.EventRow {
+	var rows []protocol.EventRow
+	var left [eventClasses]int // in the ring of each class
+	for class := range left {
+		left[class] = len(g.rings[class].events)
+	}
+	for len(rows) < n {
+		var e *numberedEvent
+		of := 0
+		for class := range left {
+			if left[class] == 0 {
+				continue
+			}
+			if c := g.rings[class].at(left[class] - 1); e == nil || c.number > e.number {
+				e, of = c, class
+			}
+		}
+		if e == nil {
+			break
+		}
+		left[of]--
+		if isWanted(&e.row) {
+			rows = append(rows, e.row)
+		}
+	}
+	return rows
+}
+
 type numberedEvent struct {
 	number uint64
 	row    protocol.EventRow

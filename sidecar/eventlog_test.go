@@ -88,6 +88,29 @@ func TestEventsDisplaceThoseOfTheirClassOnly(t *testing.T) {
 	}
 }
 
+// The newest events of all classes are found in their order, over a ring that has begun again.
+func TestNewestEventsAreFoundInTheirOrder(t *testing.T) {
+	var g eventLog
+	g.begin(5_000_000)
+	all := func(*protocol.EventRow) bool { return true }
+	if rows := g.newest(3, all); len(rows) != 0 {
+		t.Errorf("of an empty log: %q", names(rows))
+	}
+	for i := range maxEvents + 5 {
+		g.add(grantEvent(fmt.Sprint(i % 10)))
+	}
+	for _, row := range []protocol.EventRow{lostEvent("a"), grantEvent("b"), lostEvent("c")} {
+		g.add(row)
+	}
+	isLoss := func(e *protocol.EventRow) bool { return e.Kind == protocol.EventLost }
+	if got := names(g.newest(4, all)) + " " + names(g.newest(9, isLoss)) + " " + names(g.newest(1, isLoss)); got != "cba8 ca c" {
+		t.Errorf("got %q", got)
+	}
+	if n := len(g.newest(1<<20, all)); n != maxEvents+2 {
+		t.Errorf("there are %d events", n)
+	}
+}
+
 func TestGrantsDoNotDisplaceLosses(t *testing.T) {
 	var g eventLog
 	g.begin(5_000_000)

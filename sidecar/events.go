@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -206,17 +207,41 @@ func (l *loop) answerFollowers(now int64) {
 	l.followersDue = 0
 }
 
-func (l *loop) sayEvents(c *conn, id, after uint64) {
-	m := &l.eventPage
-	m.ID = id
-	// A name that was not known when the event happened may be known now. The rows of the page have
-	// room for names: a page is a quarter of a frame.
-	m.Events, m.Next, m.Missed = l.eventLog.page(after, pageSize, m.Events[:0])
-	for i := range m.Events {
-		if e := &m.Events[i]; e.RemoteField != "" && e.RemoteHost == "" {
+// Events returns at most n of the events that are wanted, newest first, and the time of the answer
+// (CLOCK_BOOTTIME, ns). isWanted must be short: the loop waits for it.
+func (s *Server) Events(ctx context.Context, n int, isWanted func(*protocol.EventRow) bool) ([]protocol.EventRow, int64, error) {
+	type newest struct {
+		rows []protocol.EventRow
+		at   int64
+	}
+	answered := make(chan newest, 1)
+	err := s.query(ctx, func(now int64) {
+		rows := s.eventLog.newest(n, isWanted)
+		s.nameHosts(rows)
+		answered <- newest{rows, now}
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	a := <-answered
+	return a.rows, a.at, nil
+}
+
+// nameHosts adds the names of hosts that were not known when the events happened, and may be now.
+func (l *loop) nameHosts(rows []protocol.EventRow) {
+	for i := range rows {
+		if e := &rows[i]; e.RemoteField != "" && e.RemoteHost == "" {
 			e.RemoteHost = l.hostOf(e.RemoteField)
 		}
 	}
+}
+
+func (l *loop) sayEvents(c *conn, id, after uint64) {
+	m := &l.eventPage
+	m.ID = id
+	// The rows of the page have room for names: a page is a quarter of a frame.
+	m.Events, m.Next, m.Missed = l.eventLog.page(after, pageSize, m.Events[:0])
+	l.nameHosts(m.Events)
 	l.say(c, m)
 	clear(m.Events)
 }

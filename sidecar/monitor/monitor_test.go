@@ -6,12 +6,15 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"log/slog"
 	"maps"
 	"net"
 	"net/http"
+	"net/url"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -353,48 +356,193 @@ func TestPageIsSelfContainedAndEscapesNames(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, err := s.http.Get("http://localhost/")
-	if err != nil {
-		t.Fatal(err)
+	text := s.checkPage("/")
+	if !strings.Contains(text, "&lt;script&gt;alert") || !strings.Contains(text, "?gnp") {
+		t.Error(text)
 	}
-	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := string(body)
-	_, style, _ := strings.Cut(text, "<style>")
-	style, _, _ = strings.Cut(style, "</style>")
-	sum := sha256.Sum256([]byte(style))
-	policy := r.Header.Get("Content-Security-Policy")
-	if !strings.Contains(policy, "default-src 'none'; style-src 'sha256-"+base64.StdEncoding.EncodeToString(sum[:])+"'") {
-		t.Errorf("the policy %q is not that of the style", policy)
-	}
-	if r.StatusCode != http.StatusOK || !strings.Contains(text, "&lt;script&gt;alert") || !strings.Contains(text, "?gnp") {
-		t.Errorf("status %d: %s", r.StatusCode, text)
-	}
-	for _, resource := range []string{"<script", "<img", "<form", " src=", "url(", "@import", "style=", "http:", "https:"} {
-		if strings.Contains(text, resource) {
-			t.Errorf("the page has %q", resource)
-		}
-	}
-	for path, refreshes := range map[string]bool{"/": true, "/?refresh=no": false} {
+	for path, refreshes := range map[string]bool{"/": true, "/?refresh=no": false, "/lock?name=a": true, "/lock?name=a&refresh=no": false} {
 		if _, text := s.get(path); strings.Contains(text, `http-equiv="refresh"`) != refreshes {
 			t.Errorf("%s loads itself again: %v", path, !refreshes)
 		}
 	}
 	c.Close() // it would wait for a successor
 	s.stop()
-	if status, _ := s.get("/"); status != http.StatusServiceUnavailable {
-		t.Errorf("without a loop: %d", status)
+	for _, path := range []string{"/", "/lock?name=a"} {
+		if status, _ := s.get(path); status != http.StatusServiceUnavailable {
+			t.Errorf("%s without a loop: %d", path, status)
+		}
+	}
+}
+
+// checkPage returns a page after it has checked that the page loads nothing else, and runs nothing.
+func (s *station) checkPage(path string) string {
+	s.Helper()
+	r, err := s.http.Get("http://localhost" + path)
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		s.Fatal(err)
+	}
+	text := string(body)
+	_, style, _ := strings.Cut(text, "<style>")
+	style, _, _ = strings.Cut(style, "</style>")
+	sum := sha256.Sum256([]byte(style))
+	policy := r.Header.Get("Content-Security-Policy")
+	if want := "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"; policy != want {
+		s.Errorf("%s: the policy %q is not that of the style", path, policy)
+	}
+	if r.StatusCode != http.StatusOK || r.Header.Get("Cache-Control") != "no-store" || r.Header.Get("Referrer-Policy") != "no-referrer" {
+		s.Errorf("%s: status %d, headers %v", path, r.StatusCode, r.Header)
+	}
+	for _, resource := range []string{"url(", "@import", "http:", "https:"} {
+		if strings.Contains(text, resource) {
+			s.Errorf("%s has %q", path, resource)
+		}
+	}
+	for _, tag := range anyTag.FindAllString(strings.Replace(text, style, "", 1), -1) {
+		if !ownTag.MatchString(tag) {
+			s.Errorf("%s has the tag %s", path, tag)
+		}
+	}
+	return text
+}
+
+var (
+	anyTag = regexp.MustCompile(`<[^>]*>?`)
+	// ownTag matches the tags of the pages. None of them runs or loads anything; links lead to pages of this listener.
+	ownTag = regexp.MustCompile(`^<(!DOCTYPE html|/?(html|head|meta|title|link|style|body|header|main|footer|section|div|h1|h2|p|a|time|dl|dt|dd|figure|figcaption|strong|span|svg|line|polygon|polyline|table|caption|thead|tbody|tr|th|td|code)` +
+		`( (lang|charset|name|content|http-equiv|rel|class|role|aria-[a-z]+|id|tabindex|scope|colspan|viewBox|preserveAspectRatio|points|x1|x2|y1|y2)="[^"<>]*"| href="(lock\?name=[^"<> ]*|\./|\?(refresh=no)?|metrics|live|ready|data:,)")*/?)>$`)
+)
+
+// A process chooses the names of its locks. In the page of such a lock, a name is a text in each
+// place: in the title, in texts and in links.
+func TestPageOfALockEscapesItsName(t *testing.T) {
+	s := start(t, nil)
+	c := s.client()
+	for _, name := range []string{
+		`</title><script>alert(1)</script>`, `"><img src=x>`, `' onclick='alert(1)`, `javascript:alert(1)`, `{{.Host}}<b>`, "a&refresh=no&name=b",
+		"a b+c%20d#e?f/../g", `</style><script>`, "大小 ünï", "\u202egnp",
+	} {
+		l, err := c.Lock(s.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := "/lock?name=" + url.QueryEscape(name)
+		text := s.checkPage(path)
+		printable := strings.ReplaceAll(name, "\u202e", "?")
+		if want := "<h1>Lock " + printable + "</h1>"; !strings.Contains(html.UnescapeString(text), want) || !strings.Contains(text, "A process of this host holds it.") || !strings.Contains(text, fmt.Sprint(l.Token())) {
+			t.Errorf("%q: the page has no %q:\n%s", name, want, text)
+		}
+		// The link of the status page leads to this page, and to no other one.
+		_, all := s.get("/")
+		found := false
+		for _, part := range strings.Split(all, `<a href="lock?`)[1:] {
+			query, _, _ := strings.Cut(part, `"`)
+			v, err := url.ParseQuery(html.UnescapeString(query))
+			if err != nil || len(v) != 1 {
+				t.Errorf("%q: the link %q has %v, %v", name, query, v, err)
+			}
+			found = found || v.Get("name") == name
+		}
+		if !found {
+			t.Errorf("no link of the status page has the name %q", name)
+		}
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, want := range map[string]int{"/lock": http.StatusBadRequest, "/lock?name=": http.StatusBadRequest, "/lock?name=%1b%5b2J": http.StatusBadRequest, "/lock?name=%ff": http.StatusBadRequest, "/lock?name=" + strings.Repeat("x", 2000): http.StatusBadRequest, "/lock/": http.StatusNotFound} {
+		if status, text := s.get(path); status != want {
+			t.Errorf("%s: %d %s", path, status, text)
+		}
+	}
+}
+
+// The page of a lock has its holder, its waiters in order, and what happened to it, but not to others.
+func TestPageOfALockShowsHolderWaitersAndHistory(t *testing.T) {
+	s := start(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if _, err := s.client().Lock(ctx, "other"); err != nil {
+		t.Fatal(err)
+	}
+	if text := s.checkPage("/lock?name=invoice"); !strings.Contains(text, "No process of this host holds it or waits for it.") || !strings.Contains(text, "None. Grants after") {
+		t.Errorf("of a free lock: %s", text)
+	}
+	holder := s.client()
+	held, err := holder.Lock(ctx, "invoice")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	for range 20 {
+		c := s.client()
+		waiting.Go(func() {
+			if l, err := c.Lock(ctx, "invoice"); err == nil {
+				<-ctx.Done()
+				_ = l.Unlock()
+			}
+		})
+	}
+	s.await(func() bool {
+		_, text := s.get("/lock?name=invoice")
+		return strings.Contains(text, "4 more wait after them.")
+	})
+	if text := s.checkPage("/lock?name=invoice"); strings.Count(text, `<tr><td class="number">`) != 16 || !strings.Contains(text, "<dt>Waiters</dt><dd>20</dd>") {
+		t.Errorf("while 20 wait: %s", text)
+	}
+	if _, err := holder.ForceRelease(ctx, "invoice"); err != nil {
+		t.Fatal(err)
+	}
+	<-held.Done()
+	for _, path := range []string{"/lock?name=invoice", "/"} {
+		text := s.checkPage(path)
+		if !strings.Contains(text, "forced: a client ended it by force; held for ") || strings.Contains(text, `name=other">other</a></td>`) {
+			t.Errorf("%s: %s", path, text)
+		}
+	}
+	if _, text := s.get("/lock?name=other"); strings.Contains(text, "by force") {
+		t.Errorf("the page of another lock has the loss: %s", text)
+	}
+}
+
+// What needs attention is above the table of locks, which can be long.
+func TestLossesAndEventsAreAboveTheTable(t *testing.T) {
+	s := start(t, nil)
+	s.ready()
+	c := s.client()
+	if _, text := s.get("/"); !strings.Contains(text, "None since the start of the daemon.") || strings.Contains(text, `class="verdict bad"`) {
+		t.Errorf("without a loss: %s", text)
+	}
+	l, err := c.Lock(t.Context(), "invoice")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ForceRelease(t.Context(), "invoice"); err != nil {
+		t.Fatal(err)
+	}
+	<-l.Done()
+	_, text := s.get("/")
+	table := strings.Index(text, `id="lock-table"`)
+	for _, part := range []string{`<p class="verdict bad" role="status">Locks lost in the last 10 minutes: 1 forced.</p>`, `id="loss-table"`, `id="event-table"`, `<a href="lock?name=invoice">invoice</a></td>`} {
+		if at := strings.Index(text, part); at < 0 || at > table {
+			t.Errorf("%s is at %d, the table of locks at %d: %s", part, at, table, text)
+		}
 	}
 }
 
 // Names of locks, and commands, are for this host.
 func TestPageIsNotServedToOtherHosts(t *testing.T) {
 	s := start(t, func(c *sidecar.Config) { c.Metrics = "0.0.0.0:0" })
-	if status, _ := s.get("/"); status != http.StatusNotFound {
-		t.Errorf("the page: %d", status)
+	for _, path := range []string{"/", "/lock?name=a"} {
+		if status, _ := s.get(path); status != http.StatusNotFound {
+			t.Errorf("%s: %d", path, status)
+		}
 	}
 	if status, _ := s.get("/metrics"); status != http.StatusOK {
 		t.Errorf("the metrics: %d", status)
@@ -436,7 +584,7 @@ func TestPageSaysThatARemoteLockHasNoExpiry(t *testing.T) {
 	var row string
 	s.await(func() bool {
 		_, text := s.get("/")
-		_, row, _ = strings.Cut(text, `<th scope="row">eternal</th>`)
+		_, row, _ = strings.Cut(text, `<a href="lock?name=eternal">eternal</a></th>`)
 		row, _, _ = strings.Cut(row, "</tr>")
 		return strings.Contains(row, "held elsewhere: foreign:1")
 	})
@@ -452,7 +600,7 @@ func TestPageSaysThatARemoteLockHasNoExpiry(t *testing.T) {
 func TestMonitorIsReadOnly(t *testing.T) {
 	s := start(t, nil)
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
-		for _, path := range []string{"/", "/metrics", "/ready"} {
+		for _, path := range []string{"/", "/lock?name=a", "/metrics", "/ready"} {
 			r, err := http.NewRequest(method, "http://localhost"+path, strings.NewReader("x"))
 			if err != nil {
 				t.Fatal(err)

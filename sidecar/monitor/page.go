@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	_ "embed"
+	"embed"
 	"encoding/base64"
 	"fmt"
 	"html/template"
@@ -20,14 +20,18 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 )
 
-//go:embed page.html
-var pageText string
+//go:embed page.html lock.html parts.html
+var pageFiles embed.FS
 
-var pageTemplate = template.Must(template.New("page").Parse(pageText))
+var pageTemplates = template.Must(template.ParseFS(pageFiles, "*.html"))
 
-// pagePolicy permits the page's own style, and nothing else: no script, no other resource.
+// pagePolicy permits the own style of the pages, and nothing else: no script, no other resource.
 var pagePolicy = func() string {
-	_, style, _ := strings.Cut(pageText, "<style>")
+	text, err := pageFiles.ReadFile("parts.html")
+	if err != nil {
+		panic(err)
+	}
+	_, style, _ := strings.Cut(string(text), "<style>")
 	style, _, _ = strings.Cut(style, "</style>")
 	sum := sha256.Sum256([]byte(style))
 	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -46,17 +50,20 @@ type page struct {
 
 	IsWell   bool
 	Verdict  string
+	Alarms   []string // what needs attention although clients can lock
 	Facts    []fact
+	Events   events
 	Charts   []chart
 	Locks    []lockRow
-	MoreText string // that the table of locks does not have all; "": it has
-	Losses   []lossRow
+	MoreText string    // that the table of locks does not have all; "": it has
+	Losses   []lossRow // of the reasons that there were
 	Hosts    []hostRow
 }
 
 type fact struct{ Name, Value string }
 
 type lockRow struct {
+	Key                  string // its name, with characters that are not printable
 	Name, State          string
 	PID, User, For, Left string
 	Token, Cmd           string
@@ -80,11 +87,20 @@ type hostRow struct {
 
 // status serves the page.
 func (m *Monitor) status(w http.ResponseWriter, r *http.Request) {
-	refresh := noRefresh
-	if r.URL.Query().Get("refresh") != "no" {
-		refresh = refreshSeconds
+	refresh := refreshOf(r)
+	serve(w, m.pages[refresh].get())
+}
+
+// refreshOf returns after how many seconds the browser is to load the page again.
+func refreshOf(r *http.Request) int {
+	if r.URL.Query().Get("refresh") == "no" {
+		return noRefresh
 	}
-	a := m.pages[refresh].get()
+	return refreshSeconds
+}
+
+// serve serves a page that was made.
+func serve(w http.ResponseWriter, a answer) {
 	if a.why != "" {
 		http.Error(w, a.why, http.StatusServiceUnavailable)
 		return
@@ -108,8 +124,13 @@ func (m *Monitor) writePage(refresh int) answer {
 		return answer{why: "the daemon does not answer: " + err.Error()}
 	}
 	p.Refresh = refresh
+	return m.render("page.html", p)
+}
+
+// render makes the text of a page.
+func (m *Monitor) render(file string, page any) answer {
 	var text strings.Builder
-	if err := pageTemplate.Execute(&text, p); err != nil {
+	if err := pageTemplates.ExecuteTemplate(&text, file, page); err != nil {
 		m.log.Error("the status page cannot be made", "error", err)
 		return answer{why: "the page cannot be made; the log of the daemon says why"}
 	}
@@ -133,6 +154,10 @@ func (m *Monitor) page(ctx context.Context) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
+	recent, eventsAt, err := m.sidecar.Events(ctx, maxRecent, isNotable)
+	if err != nil {
+		return nil, err
+	}
 	samples := m.history.until(sampleOf(s))
 	p := &page{Version: m.build.Version, At: time.Now().Format("2006-01-02 15:04:05 MST"), IsWell: true, Verdict: "Clients can lock."}
 	p.Host = display.Printable(m.sidecar.Config().HostName)
@@ -144,10 +169,13 @@ func (m *Monitor) page(ctx context.Context) (*page, error) {
 	p.Facts = facts(s, m.sidecar)
 	p.Charts = charts(samples)
 	p.Locks, p.Hosts = lockRows(s.Now, rows), hostRows(p.Host, s.Holds, rows)
-	if more := s.Locks - len(p.Locks); more > 0 {
+	if more := s.Locks - len(p.Locks); more > 0 && len(p.Locks) > 0 {
 		p.MoreText = fmt.Sprintf("%d more, with fewer waiters and younger holds; \"locksidecar ls\" has them all", more)
 	}
-	p.Losses = lossRows(samples)
+	p.Losses = lossRows(samples, s.StartedAt)
+	p.Alarms = alarms(s, p.Losses)
+	p.Events = newEvents(recent, eventsAt, true)
+	p.Events.Caption = "Losses, crashes, forced releases, deadlocks, restarts and outages of Redis, newest first. The page of a lock has its grants and releases, too."
 	return p, nil
 }
 
@@ -183,7 +211,7 @@ func lockRows(now int64, rows []protocol.LockRow) []lockRow {
 	locks := make([]lockRow, 0, len(rows))
 	for i := range rows {
 		r := &rows[i]
-		l := lockRow{Name: display.Printable(r.Name), State: r.State, Waiting: r.Waiting, MoreWaiters: r.Waiting - len(r.Waiters)}
+		l := lockRow{Key: r.Name, Name: display.Printable(r.Name), State: r.State, Waiting: r.Waiting, MoreWaiters: r.Waiting - len(r.Waiters)}
 		switch r.State {
 		case protocol.StateHeld:
 			l.held = time.Duration(r.HeldMS) * time.Millisecond
@@ -236,12 +264,37 @@ func hostRows(self string, holds int, rows []protocol.LockRow) []hostRow {
 	return hosts
 }
 
-func lossRows(samples []sample) []lossRow {
-	first, last := &samples[0], &samples[len(samples)-1]
-	rows := make([]lossRow, 0, locktable.LossReasons)
+// lossRows returns the losses of a daemon that has served since startedAt. The first sample is no
+// older than a window, and has the losses before it.
+func lossRows(samples []sample, startedAt int64) []lossRow {
+	first, last := samples[0], &samples[len(samples)-1]
+	if last.at-startedAt <= int64((maxSamples-1)*sampleInterval) {
+		first.losses = [locktable.LossReasons]uint64{} // all losses are of the window
+	}
+	var rows []lossRow
 	for i := range locktable.LossReasons {
+		if last.losses[i] == 0 {
+			continue
+		}
 		reason := locktable.LossReason(i)
 		rows = append(rows, lossRow{string(reason), display.Reason(reason), last.losses[i] - first.losses[i], last.losses[i]})
 	}
 	return rows
+}
+
+// alarms returns what an operator must see first.
+func alarms(s *sidecar.Stats, losses []lossRow) []string {
+	var texts, lost []string
+	for _, l := range losses {
+		if l.Recent > 0 {
+			lost = append(lost, fmt.Sprintf("%d %s", l.Recent, l.Reason))
+		}
+	}
+	if len(lost) > 0 {
+		texts = append(texts, "Locks lost in the last 10 minutes: "+strings.Join(lost, ", ")+".")
+	}
+	if n := s.Survey.RenewalsLate; n > 0 {
+		texts = append(texts, fmt.Sprintf("Renewals that are late: %d. Their locks are lost at their deadlines if no renewal comes.", n))
+	}
+	return texts
 }

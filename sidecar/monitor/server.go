@@ -44,18 +44,20 @@ type Monitor struct {
 	log      *slog.Logger
 
 	// What asks the loop.
-	metrics *shared
-	pages   map[int]*shared // by the seconds until a browser loads the page again
+	pacer     *pacer
+	metrics   *shared
+	pages     map[int]*shared // by the seconds until a browser loads the page again
+	lockPages sharedByKey
 }
 
 // New returns what a sidecar shows.
 func New(s *sidecar.Server, build Build) *Monitor {
 	m := &Monitor{sidecar: s, build: build, log: s.Config().Log, pages: make(map[int]*shared)}
 	m.registry = newRegistry(&collector{sidecar: s, build: build})
-	pacer := newPacer()
-	m.metrics = &shared{pacer: pacer, work: m.gather}
+	m.pacer = newPacer()
+	m.metrics = &shared{pacer: m.pacer, work: m.gather}
 	for _, refresh := range []int{noRefresh, refreshSeconds} {
-		m.pages[refresh] = &shared{pacer: pacer, work: func() answer { return m.writePage(refresh) }}
+		m.pages[refresh] = &shared{pacer: m.pacer, work: func() answer { return m.writePage(refresh) }}
 	}
 	return m
 }
@@ -104,6 +106,7 @@ func (m *Monitor) handler(at net.Addr) http.Handler {
 	mux.HandleFunc("GET /metrics", m.serveMetrics)
 	if isLocal(at) {
 		mux.HandleFunc("GET /{$}", m.status)
+		mux.HandleFunc("GET /lock", m.lock)
 	}
 	mux.HandleFunc("GET /live", m.live)
 	mux.HandleFunc("GET /ready", m.ready)

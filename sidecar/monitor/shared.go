@@ -12,6 +12,41 @@ type shared struct {
 	next *pending // an answer that is not begun; nil: there is none
 }
 
+// sharedByKey makes one answer for all requests that wait for the one with the same key. It keeps
+// nothing of a key that no request waits for: a reader chooses the keys.
+type sharedByKey struct {
+	mu sync.Mutex
+	of map[string]*awaited
+}
+
+// awaited is the answer with one key, and how many requests wait for it.
+type awaited struct {
+	shared
+	requests int
+}
+
+// get returns an answer that was begun after the call, by the work of this call or of one with the same key.
+func (s *sharedByKey) get(key string, p *pacer, work func() answer) answer {
+	s.mu.Lock()
+	a := s.of[key]
+	if a == nil {
+		if a = (&awaited{shared: shared{pacer: p, work: work}}); s.of == nil {
+			s.of = make(map[string]*awaited)
+		}
+		s.of[key] = a
+	}
+	a.requests++
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if a.requests--; a.requests == 0 {
+			delete(s.of, key)
+		}
+	}()
+	return a.shared.get()
+}
+
 type pending struct {
 	answer answer
 	done   chan struct{} // closed when there is the answer

@@ -253,6 +253,13 @@ func TestPageShowsWhatLsPrints(t *testing.T) {
 	if hosts := b.rows("host-table"); len(hosts) != 1 || hosts[0].cells[1] != "3" {
 		t.Errorf("hosts: %+v", hosts)
 	}
+	// What needs attention needs no scrolling on a usual screen.
+	b.do(chromedp.EmulateViewport(1280, 800))
+	for _, part := range []string{".verdict.bad", "#loss-table", "#event-table tbody tr"} {
+		if bottom := eval[float64](b, `document.querySelector("`+part+`").getBoundingClientRect().bottom`); bottom > 800 {
+			t.Errorf("%s ends %v pixels below the top", part, bottom)
+		}
+	}
 	verdict := eval[string](b, `document.querySelector(".verdict").innerText`)
 	picture := eval[string](b, `document.querySelector("svg").getAttribute("aria-label")`)
 	if verdict != "Clients can lock." || !strings.Contains(picture, "now 3, at most 3") {
@@ -303,6 +310,60 @@ func saveScreenshot(t *testing.T, name string, shot []byte) {
 	}
 }
 
+// A link leads from a lock to its page, whatever its name is, and back.
+func TestPageOfALockIsFoundByALink(t *testing.T) {
+	b := startBrowser(t)
+	d, url := startDaemon(t)
+	const name = `a&b=c"'<img src=x>#?%20+é/..`
+	holder := harness.Dial(t, d)
+	for round := range 2 {
+		l, err := holder.Lock(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if round == 0 {
+			if _, err := holder.ForceRelease(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+			<-l.Done()
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	client := harness.Dial(t, d)
+	waiting.Go(func() { _, _ = client.Lock(ctx, name) })
+	harness.Eventually(t, "the client waits", func() bool { return harness.Waiters(t, d, name) == 1 })
+
+	b.do(chromedp.Navigate(url + "?refresh=no"))
+	b.do(chromedp.Navigate(eval[string](b, `document.querySelector("#lock-table a").href`) + "&refresh=no"))
+	saveScreenshot(t, "lock.png", get(b, chromedp.FullScreenshot(100)))
+	if title := eval[string](b, `document.querySelector("h1").innerText`); title != "Lock "+name {
+		t.Errorf("the page is of %q", title)
+	}
+	text := eval[string](b, `document.querySelector("main").innerText`)
+	harness.CheckContains(t, text, "A process of this host holds it.", "the daemon renews it", "In the order in which they get the lock.", "forced: a client ended it by force")
+	if n := len(b.rows("waiter-table")); n != 1 {
+		t.Errorf("%d waiters", n)
+	}
+	if n := eval[int](b, `document.scripts.length + document.images.length`); n != 0 {
+		t.Errorf("the page has %d scripts and images", n)
+	}
+	if back := eval[string](b, `document.querySelector("header a").href`); back != url {
+		t.Errorf("the page leads back to %q", back)
+	}
+	b.do(chromedp.EmulateViewport(360, 800))
+	if width := eval[int](b, `document.documentElement.scrollWidth`); width > 360 {
+		t.Errorf("the page is %d pixels wide on a screen of 360", width)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.requests) != 2 || len(b.reports) > 0 {
+		t.Errorf("the browser requested %q and reported %q", b.requests, b.reports)
+	}
+}
+
 // Everything that can be activated or scrolled is reached with the Tab key, and shows that it is.
 func TestPageCanBeReadWithoutAMouse(t *testing.T) {
 	b := startBrowser(t)
@@ -312,7 +373,7 @@ func TestPageCanBeReadWithoutAMouse(t *testing.T) {
 	}
 	b.do(chromedp.Navigate(url + "?refresh=no"))
 	var reached []string
-	for range 7 {
+	for range 8 {
 		b.do(chromedp.KeyEvent(kb.Tab))
 		name := eval[string](b, `document.activeElement.getAttribute("aria-labelledby") || document.activeElement.textContent`)
 		if width := eval[float64](b, `parseFloat(getComputedStyle(document.activeElement).outlineWidth)`); width < 2 {
@@ -320,7 +381,7 @@ func TestPageCanBeReadWithoutAMouse(t *testing.T) {
 		}
 		reached = append(reached, name)
 	}
-	if want := []string{"Load again each 5 s", "locks", "losses", "hosts", "Metrics", "live", "ready"}; !slices.Equal(reached, want) {
+	if want := []string{"Load again each 5 s", "events", "locks", "invoice:42", "hosts", "Metrics", "live", "ready"}; !slices.Equal(reached, want) {
 		t.Errorf("the Tab key reaches %q, want %q", reached, want)
 	}
 	// Enter follows a link: the page then loads itself again, and can be told to stop that.
