@@ -1,81 +1,534 @@
 package cli
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-// Each command of a runbook runs as it is written there, on a host where a lock is held and
-// another one waits for it. Those of systemd are what `make test-systemd` runs.
-func TestRunbooksHaveCommandsThatRun(t *testing.T) {
-	redisCLI, err := exec.LookPath("redis-cli")
-	if err != nil {
-		t.Skip("redis-cli is needed")
+// incident is two hosts with what a page of the runbooks is about.
+type incident struct {
+	*testing.T
+	redis *harness.Redis
+	proxy *harness.Proxy // between the daemons and Redis
+	here  *harness.Daemon
+	there *harness.Daemon
+	jobs  []*harness.RunProcess
+}
+
+// job starts a run of invoice:42 on a host, and waits until it has the lock.
+func (i *incident) job(d *harness.Daemon, flags ...string) *harness.RunProcess {
+	i.Helper()
+	job := i.waiter(d, flags...)
+	job.AwaitOutput("running")
+	return job
+}
+
+// waiter starts a run of invoice:42 on a host.
+func (i *incident) waiter(d *harness.Daemon, flags ...string) *harness.RunProcess {
+	i.Helper()
+	job := harness.StartRun(i.T, d, "invoice:42", "echo running; read line", flags...)
+	i.jobs = append(i.jobs, job)
+	return job
+}
+
+// end ends all jobs, and waits until no host has a lock.
+func (i *incident) end() {
+	i.Helper()
+	for _, job := range i.jobs {
+		job.CloseStdin()
 	}
-	pages, err := filepath.Glob(filepath.Join(harness.Root(), "docs/runbooks/*.md"))
-	if err != nil || len(pages) < 10 {
-		t.Fatalf("there are %d pages: %v", len(pages), err)
+	for _, job := range i.jobs {
+		job.Wait()
 	}
-	index, err := os.ReadFile(filepath.Join(harness.Root(), "docs/runbooks/README.md"))
-	if err != nil {
-		t.Fatal(err)
+	i.jobs = nil
+	harness.Eventually(i.T, "no host has the lock", func() bool { return len(i.redis.Fields("invoice:42")) == 0 })
+}
+
+// shown is what a command of a page shows in the incident.
+type shown struct {
+	command string
+	before  func(*incident) // nil: the incident stays as it is
+	code    int
+	words   []string // of its output, or "[" and "]" around a regular expression
+	isThere bool     // it runs on the other host
+}
+
+// book is the incident of a page, and what each command of the page shows, in their order.
+type book struct {
+	page   string
+	args   []string        // of the daemon here
+	socket func(*incident) // nil: a daemon that has its socket as usual
+	begin  func(*incident) // has the incident happen
+	shows  []shown
+	over   func(*incident) // ends the incident; nil: nothing has to
+	after  []shown         // what the page says of its end
+}
+
+var runbooks = []book{
+	{
+		page:  "redis-down.md",
+		begin: func(i *incident) { i.job(i.here); i.redis.Stop(); i.here.Log.AwaitWords(i.T, "redis is down") },
+		shows: []shown{
+			{command: "locksidecar ping", code: 69, words: []string{"Redis"}},
+			{command: "locksidecar status", words: []string{"REDIS", "held"}},
+			{command: "locksidecar events --since 1h", words: []string{"redis_down", "Redis cannot be used: "}},
+		},
+		over: func(i *incident) { i.redis.Start(); i.here.AwaitRedis("ok") },
+		after: []shown{
+			{command: "locksidecar ping", words: []string{"its Redis serves"}},
+			{command: "locksidecar events --since 1h", words: []string{"redis_up"}},
+		},
+	},
+	{
+		page: "redis-degraded.md",
+		begin: func(i *incident) {
+			i.job(i.here)
+			i.redis.MustDo("CONFIG", "SET", "maxmemory", "1")
+			if got := i.here.Run("run", "--wait", "0", "other", "--", "true"); got.Code == 0 {
+				i.Error("Redis without memory has granted a lock")
+			}
+			harness.Eventually(i.T, "Redis is degraded", func() bool { return i.here.Run("ping").Code == 74 })
+		},
+		shows: []shown{
+			{command: "locksidecar ping", code: 74, words: []string{"OOM"}},
+			{command: `redis-cli -u "$REDIS" info memory`, words: []string{"maxmemory:1", "maxmemory_policy:noeviction"}},
+			{command: `redis-cli -u "$REDIS" info persistence`, words: []string{"rdb_last_bgsave_status:"}},
+			{command: `redis-cli -u "$REDIS" acl log`},
+		},
+		over: func(i *incident) {
+			i.redis.MustDo("CONFIG", "SET", "maxmemory", "0")
+			harness.Eventually(i.T, "Redis is not degraded", func() bool { return i.here.Run("ping").Code == 0 })
+		},
+		after: []shown{{command: "locksidecar ping", words: []string{"its Redis serves"}}},
+	},
+	{
+		page: "data-lost.md",
+		args: []string{"--lease=3s"}, // the holder is notified at its next renewal
+		begin: func(i *incident) {
+			i.job(i.here)
+			i.redis.MustDo("FLUSHALL")
+			i.here.Log.AwaitWords(i.T, "lock lost", "lock=invoice:42", "reason=deleted")
+		},
+		shows: []shown{
+			{command: "locksidecar events --since 1h", words: []string{"lost        invoice:42  deleted: its key was deleted in Redis; held for ", "by pid "}},
+			{command: "locksidecar who invoice:42", words: []string{"STATE   free"}},
+			{command: `redis-cli -u "$REDIS" info persistence`, words: []string{"aof_enabled:0"}},
+			{command: `redis-cli -u "$REDIS" config get maxmemory-policy`, words: []string{"noeviction"}},
+		},
+	},
+	{
+		page: "failing-over.md",
+		begin: func(i *incident) {
+			i.job(i.here)
+			next := harness.StartRedis(i.T)
+			i.redis = next
+			i.proxy.ForwardTo(next)
+			i.here.Log.AwaitWords(i.T, "redis is up", "data_lost=possibly")
+			for _, d := range []*harness.Daemon{i.here, i.there} {
+				harness.Eventually(i.T, "the daemon uses the next Redis", func() bool { return strings.Contains(d.Run("ping").Stdout, runID(i)) })
+			}
+			awaitHosts(i.T, i.here, 2)
+		},
+		shows: []shown{
+			{command: "locksidecar ping", words: []string{"its Redis serves", "127.0.0.1:", "run id "}},
+			{command: "locksidecar ls --all", words: []string{"HOST db-7: ", "HOST db-8: ", "invoice:42"}},
+			{command: "locksidecar events --since 15m", words: []string{"redis_down", "redis_up", "data_lost"}},
+			{command: `redis-cli -u "$REDIS" role`, words: []string{"master"}},
+		},
+	},
+	{
+		page: "lock-stuck.md",
+		args: []string{"--other-hosts=force-release"},
+		begin: func(i *incident) {
+			first := i.job(i.here)
+			holder := i.waiter(i.here)
+			harness.Eventually(i.T, "the second job waits", func() bool { return harness.Waiters(i.T, i.here, "invoice:42") == 1 })
+			// The second job has waited for long enough that its grant is an event.
+			harness.Eventually(i.T, "it has waited for 20 ms", func() bool {
+				w := harness.Info(i.T, i.here, "invoice:42").Waiters
+				return len(w) == 1 && w[0].Waited > 20*time.Millisecond
+			})
+			first.CloseStdin()
+			holder.AwaitOutput("running")
+			i.waiter(i.there)
+			harness.Eventually(i.T, "a job of the other host waits", func() bool { return harness.Waiters(i.T, i.there, "invoice:42") == 1 })
+			holder.Signal(syscall.SIGSTOP)
+		},
+		shows: []shown{
+			{command: "locksidecar who invoice:42", words: []string{"STATE   held on this host, db-7", "HOLDER  pid ", "locksidecar run -- sh", "SINCE   ", "QUEUE   1. host db-8"}},
+			{command: "locksidecar events --since 8h invoice:42", words: []string{"granted     invoice:42  to pid ", "waited for pid "}},
+			{command: `locksidecar ls "invoice:*"`, words: []string{"invoice:42  held", "locksidecar run -- sh"}},
+			{command: "locksidecar force-release invoice:42", words: []string{`of "invoice:42"`}},
+			{command: "locksidecar force-release --host db-7 invoice:42", isThere: true, words: []string{"ended hold", "on host db-7"}, before: func(i *incident) {
+				i.jobs[1].Signal(syscall.SIGCONT) // the holder
+				i.end()
+				i.job(i.here)
+			}},
+		},
+	},
+	{
+		page: "host-dead.md",
+		begin: func(i *incident) {
+			awaitHosts(i.T, i.there, 2)
+			i.job(i.here)
+			i.waiter(i.there)
+			harness.Eventually(i.T, "a job of the other host waits", func() bool { return harness.Waiters(i.T, i.there, "invoice:42") == 1 })
+			i.here.Kill()
+		},
+		shows: []shown{
+			{command: "locksidecar ls --all", isThere: true, words: []string{"HOST db-7: ", "no answer: ", "HOST db-8: "}},
+			{command: "locksidecar who invoice:42", isThere: true, words: []string{"STATE   held by host db-7", "by which process is not known", "the daemon of host db-7 is not connected to Redis", "EXPIRES in ", "WAITING here: pid "}},
+			{command: `redis-cli -u "$REDIS" hgetall invoice:42`, words: []string{`[^[0-9a-f-]{36}:\d+\n1\n$]`}},
+			{command: `redis-cli -u "$REDIS" pttl invoice:42`, words: []string{`[^\d{4,5}\n$]`}},
+		},
+	},
+	{
+		page:  "daemon-hung.md",
+		begin: func(i *incident) { i.job(i.here); i.here.Suspend() },
+		shows: []shown{
+			{command: "systemctl status locksidecar"},
+			{command: "journalctl -u locksidecar --since -15min"},
+			{command: "locksidecar ping", code: 69, words: []string{"locksidecar: "}},
+			{command: "locksidecar status", words: []string{"restart   took over 1 held locks of 1 clients"}, before: func(i *incident) {
+				i.here.Kill()
+				i.here.Start("--host-name=db-7")
+				i.here.AwaitSocket()
+				i.here.AwaitRedis("ok")
+				harness.Eventually(i.T, "the client is back", func() bool { return strings.Contains(i.here.Run("status").Stdout, ": 1 back") })
+			}},
+		},
+		after: []shown{{command: "locksidecar ping", words: []string{"its Redis serves"}}},
+	},
+	{
+		page:   "state-incomplete.md",
+		socket: onAFullFileSystem,
+		begin: func(i *incident) {
+			client := harness.Dial(i.T, i.here)
+			i.Cleanup(func() { client.Close() }) // before the daemon ends, for which it would wait
+			for n := 0; !i.here.Log.Contains("does not have every lock"); n++ {
+				if n == 5000 {
+					i.Fatal("the state file has room for 5000 locks")
+				}
+				if _, err := client.Lock(i.Context(), fmt.Sprintf("lock-%d", n)); err != nil {
+					i.Fatal(err)
+				}
+			}
+		},
+		shows: []shown{
+			{command: "locksidecar status", words: []string{"TROUBLE", "a restart of the sidecar would end all locks of this host"}},
+			{command: "df /run"},
+		},
+	},
+	{
+		page:  "upgrade.md",
+		begin: func(i *incident) { awaitHosts(i.T, i.here, 2); i.job(i.here) },
+		shows: []shown{
+			{command: "locksidecar ping", words: []string{"its Redis serves"}},
+			{command: "locksidecar status", words: []string{"redis     serves", "held"}},
+			{command: `locksidecar serve --check --redis "$REDIS"`, words: []string{"the settings can work"}},
+			{command: "locksidecar ls --all", words: []string{"HOST db-7: locksidecar 0.", "HOST db-8: locksidecar 0."}},
+		},
+	},
+	{
+		page:  "draining.md",
+		begin: func(i *incident) { i.job(i.here) },
+		shows: []shown{
+			{command: "locksidecar ls", words: []string{"invoice:42  held", "locksidecar run -- sh"}},
+			{command: "locksidecar status", words: []string{"held      1"}},
+			{command: "locksidecar force-release invoice:42", words: []string{"ended hold"}},
+			{command: "systemctl stop locksidecar"},
+		},
+		over:  func(i *incident) { i.end() },
+		after: []shown{{command: "locksidecar ls", words: []string{"no process of this host holds a lock or waits for one"}}},
+	},
+}
+
+// runID returns the run id of the Redis of an incident.
+func runID(i *incident) string {
+	info := i.redis.Info(i.Context(), "server").Val()
+	_, id, _ := strings.Cut(info, "run_id:")
+	id, _, _ = strings.Cut(id, "\r")
+	return id
+}
+
+// onAFullFileSystem gives the daemon here a socket on a file system whose room is used up.
+func onAFullFileSystem(i *incident) {
+	dir := harness.ShortDir(i.T)
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=524288"); err != nil {
+		i.Skipf("no tmpfs can be mounted here: %v", err)
 	}
-	ran := 0
-	for _, page := range pages {
-		text, err := os.ReadFile(page)
+	i.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			i.Error(err)
+		}
+	})
+	i.here.Socket = filepath.Join(dir, "s.sock")
+	i.here.Start("--host-name=db-7")
+	i.here.AwaitSocket()
+	i.here.AwaitRedis("ok")
+	if err := os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 1<<20), 0o600); err == nil {
+		i.Fatal("the file system has more room than it should have")
+	}
+}
+
+// readRunbooks returns the text of each page, by its name.
+func readRunbooks(t *testing.T) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(harness.Root(), "docs/runbooks/*.md"))
+	if err != nil || len(paths) < 10 {
+		t.Fatalf("there are %d pages: %v", len(paths), err)
+	}
+	pages := make(map[string]string)
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		name := filepath.Base(page)
-		if name == "README.md" {
-			continue
+		pages[filepath.Base(path)] = string(text)
+	}
+	return pages
+}
+
+// Each command of a page runs as it is written there, in the incident of the page, and shows what
+// the page says. Those of systemd are run by make test-systemd.
+func TestRunbooksShowTheirIncidents(t *testing.T) {
+	redisCLI, err := exec.LookPath("redis-cli")
+	if err != nil {
+		if os.Getenv("LOCKSIDECAR_REQUIRE_REDIS") != "" {
+			t.Fatal("redis-cli is not installed: apt-get install redis-tools")
 		}
-		if !strings.Contains(string(index), "("+name+")") {
-			t.Errorf("README.md does not name %s", name)
-		}
-		r := harness.StartRedis(t)
-		here, there := harness.NewDaemon(t, r.TCPURL()), harness.NewDaemon(t, r.TCPURL())
-		here.Start("--host-name=db-7", "--other-hosts=force-release")
-		there.Start("--host-name=db-8")
-		for _, d := range []*harness.Daemon{here, there} {
-			d.AwaitSocket()
-			d.AwaitRedis("ok")
-		}
-		for _, command := range commandsOf(string(text)) {
-			program, _, _ := strings.Cut(command, " ")
-			switch program {
-			case "systemctl", "journalctl", "df":
-				continue
-			case "locksidecar", "redis-cli":
-			default:
-				t.Errorf("%s: which test runs %q?", name, command)
-				continue
+		t.Skip("redis-cli is not installed: apt-get install redis-tools")
+	}
+	pages := readRunbooks(t)
+	for _, b := range runbooks {
+		t.Run(b.page, func(t *testing.T) {
+			var known []string
+			for _, s := range b.shows {
+				known = append(known, s.command)
 			}
-			holder := harness.Dial(t, here)
-			if _, err := holder.Lock(t.Context(), "invoice:42"); err != nil {
-				t.Fatal(err)
+			if commands := commandsOf(pages[b.page]); !slices.Equal(commands, known) {
+				t.Fatalf("the page has the commands\n%s\nand this test knows what these show\n%s", strings.Join(commands, "\n"), strings.Join(known, "\n"))
 			}
-			on := here
-			if strings.Contains(command, "--host db-7") {
-				on = there
+			i := &incident{T: t, redis: harness.StartRedis(t)}
+			i.proxy = harness.StartProxy(t, i.redis)
+			i.here, i.there = harness.NewDaemon(t, i.proxy.URL()), harness.NewDaemon(t, i.proxy.URL())
+			i.there.Start("--host-name=db-8")
+			i.there.AwaitSocket()
+			i.there.AwaitRedis("ok")
+			if b.socket != nil {
+				b.socket(i)
+			} else {
+				i.here.Start(append([]string{"--host-name=db-7"}, b.args...)...)
+				i.here.AwaitSocket()
+				i.here.AwaitRedis("ok")
 			}
-			cmd := exec.CommandContext(t.Context(), "sh", "-c", command)
-			cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+on.Socket, "REDIS="+r.TCPURL(),
-				"PATH="+filepath.Dir(harness.Program(t))+":"+filepath.Dir(redisCLI)+":/usr/bin:/bin")
-			if out, err := cmd.CombinedOutput(); err != nil || len(out) == 0 {
-				t.Errorf("%s: %s: %v\n%s", name, command, err, out)
+			b.begin(i)
+			for _, s := range b.shows {
+				i.check(&s, redisCLI)
 			}
-			holder.Close()
-			ran++
+			if b.over != nil {
+				b.over(i)
+			}
+			for _, s := range b.after {
+				i.check(&s, redisCLI)
+			}
+		})
+	}
+	for page := range pages {
+		if page != "README.md" && !slices.ContainsFunc(runbooks, func(b book) bool { return b.page == page }) {
+			t.Errorf("%s has no incident in this test", page)
 		}
 	}
-	if ran < 20 {
-		t.Errorf("only %d commands were run", ran)
+}
+
+// check runs a command, and checks that it shows what it should.
+func (i *incident) check(s *shown, redisCLI string) {
+	i.Helper()
+	if s.before != nil {
+		s.before(i)
+	}
+	if isOfSystem(s.command) {
+		return // TestRunbooksNameWhatThereIs, and make test-systemd
+	}
+	d := i.here
+	if s.isThere {
+		d = i.there
+	}
+	ctx, cancel := context.WithTimeout(i.Context(), harness.Patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", "-c", s.command)
+	cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket, "REDIS="+i.redis.TCPURL(),
+		"PATH="+filepath.Dir(harness.Program(i.T))+":"+filepath.Dir(redisCLI)+":/usr/bin:/bin")
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		i.Fatal(err)
+	}
+	if code := cmd.ProcessState.ExitCode(); code != s.code {
+		i.Errorf("%s: exit code %d, want %d\n%s", s.command, code, s.code, out)
+	}
+	for _, word := range s.words {
+		pattern, isPattern := strings.CutPrefix(word, "[")
+		if isPattern && !regexp.MustCompile(strings.TrimSuffix(pattern, "]")).Match(out) || !isPattern && !strings.Contains(string(out), word) {
+			i.Errorf("%s does not show %q:\n%s", s.command, word, out)
+		}
+	}
+}
+
+// isOfSystem reports whether a command needs the systemd of the host, or its file systems.
+func isOfSystem(command string) bool {
+	program, _, _ := strings.Cut(command, " ")
+	return slices.Contains([]string{"systemctl", "journalctl", "df"}, program)
+}
+
+var (
+	codeSpan   = regexp.MustCompile("`([^`]+)`")
+	sinceAgo   = regexp.MustCompile(`^-\d+(s|min|h|days)$`)
+	alertName  = regexp.MustCompile(`^Locksidecar[A-Z]\w+$`)
+	metricName = regexp.MustCompile(`^locksidecar_\w+$`)
+)
+
+// What a page names in a sentence exists: commands with their flags, units, alerts and metrics.
+func TestRunbooksNameWhatThereIs(t *testing.T) {
+	read := func(path string) string {
+		text, err := os.ReadFile(filepath.Join(harness.Root(), path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	alerts, metrics := read("deploy/locksidecar-alerts.yml"), read("docs/metrics.md")
+	help := harness.RunProgram(t, nil, "--help").Stdout
+	pages := readRunbooks(t)
+	checked := 0
+	for page, text := range pages {
+		if page != "README.md" && !strings.Contains(pages["README.md"], "("+page+")") {
+			t.Errorf("README.md does not name %s", page)
+		}
+		named := commandsOf(text)
+		for _, m := range codeSpan.FindAllStringSubmatch(withoutBlocks(text), -1) {
+			named = append(named, m[1])
+		}
+		for _, name := range named {
+			why := ""
+			words := strings.Fields(name)
+			subcommand, isOwn := words[0], false
+			if subcommand == "locksidecar" && len(words) > 1 {
+				words, isOwn = words[1:], true
+				subcommand = words[0]
+			}
+			switch {
+			case isOfSystem(name) && len(words) == 1: // the program is named, not a command of it
+				continue
+			case words[0] == "systemctl":
+				why = checkSystemctl(words[1:])
+			case words[0] == "journalctl":
+				why = checkJournalctl(words[1:])
+			case words[0] == "df":
+				if len(words) != 2 || !filepath.IsAbs(words[1]) {
+					why = "df takes the path of a file system"
+				}
+			case alertName.MatchString(name):
+				if !strings.Contains(alerts, "- alert: "+name+"\n") {
+					why = "there is no such alert"
+				}
+			case metricName.MatchString(name):
+				if !strings.Contains(metrics, "`"+name) {
+					why = "there is no such metric"
+				}
+			case isOwn, strings.Contains(help, "\n  "+subcommand+" "):
+				if !strings.Contains(help, "\n  "+subcommand+" ") {
+					why = "there is no such command"
+					break
+				}
+				flags := harness.RunProgram(t, nil, subcommand, "--help").Stdout
+				for _, w := range words[1:] {
+					if flag, _, _ := strings.Cut(w, "="); strings.HasPrefix(flag, "--") && !strings.Contains(flags, flag) {
+						why = "there is no flag " + flag
+					}
+				}
+			default:
+				continue
+			}
+			checked++
+			if why != "" {
+				t.Errorf("%s: `%s`: %s", page, name, why)
+			}
+		}
+	}
+	if checked < 60 {
+		t.Errorf("only %d names were checked", checked)
+	}
+}
+
+// checkSystemctl returns why a command of systemctl is wrong; "": it is not.
+func checkSystemctl(args []string) string {
+	if len(args) == 0 || !slices.Contains([]string{"status", "start", "stop", "restart", "reload", "enable", "disable"}, args[0]) {
+		return "systemctl has no such command"
+	}
+	switch {
+	case len(args) == 1 && args[0] == "status": // "in `systemctl status`"
+	case len(args) != 2:
+		return "it needs one unit"
+	default:
+		return checkUnit(args[1])
+	}
+	return ""
+}
+
+// checkUnit returns why there is no unit with this name; "": there is one.
+func checkUnit(name string) string {
+	if filepath.Ext(name) == "" {
+		name += ".service"
+	}
+	if _, err := os.Stat(filepath.Join(harness.Root(), "deploy", name)); err != nil {
+		return "deploy/ has no unit " + name
+	}
+	return ""
+}
+
+// checkJournalctl returns why a command of journalctl is wrong; "": it is not.
+func checkJournalctl(args []string) string {
+	for len(args) > 0 {
+		switch {
+		case args[0] == "-u" && len(args) > 1:
+			if why := checkUnit(args[1]); why != "" {
+				return why
+			}
+		case args[0] == "--since" && len(args) > 1:
+			if !sinceAgo.MatchString(args[1]) {
+				return "--since takes a time such as -15min"
+			}
+		default:
+			return "which option is " + args[0] + "?"
+		}
+		args = args[2:]
+	}
+	return ""
+}
+
+func TestCommandsOfSystemdAreChecked(t *testing.T) {
+	for _, wrong := range []string{"restrt locksidecar", "restart locksidecard", "restart", "stop a b", ""} {
+		if checkSystemctl(strings.Fields(wrong)) == "" {
+			t.Errorf("systemctl %s is not refused", wrong)
+		}
+	}
+	for _, wrong := range []string{"-u locksidecard", "--since 15", "--unit", "-f", "-u"} {
+		if checkJournalctl(strings.Fields(wrong)) == "" {
+			t.Errorf("journalctl %s is not refused", wrong)
+		}
 	}
 }
 
@@ -92,4 +545,15 @@ func commandsOf(page string) (commands []string) {
 		}
 	}
 	return commands
+}
+
+// withoutBlocks returns a page without its blocks of code.
+func withoutBlocks(page string) string {
+	var text strings.Builder
+	for i, part := range strings.Split(page, "```") {
+		if i%2 == 0 {
+			text.WriteString(part)
+		}
+	}
+	return text.String()
 }

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -33,6 +34,7 @@ func main() {
 	var (
 		isTraffic = flag.Bool("traffic", false, "be the clients")
 		deb       = flag.String("deb", "", "the package")
+		runbooks  = flag.String("runbooks", "docs/runbooks", "the directory of the runbooks")
 		next      = flag.String("next", "", "a package of a later version, which has another default in its settings file")
 		restarts  = flag.Int("restarts", 50, "restarts under traffic")
 		kills     = flag.Int("kills", 20, "kills under traffic")
@@ -50,7 +52,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "error: tests/systemd/boot runs this program")
 		os.Exit(1)
 	}
-	t := &test{deb: *deb, next: *next, restarts: *restarts, kills: *kills, start: time.Now()}
+	t := &test{deb: *deb, next: *next, runbooks: *runbooks, restarts: *restarts, kills: *kills, start: time.Now()}
 	if err := t.run(); err != nil {
 		fmt.Printf("FAILED after %v: %v\n", time.Since(t.start).Round(time.Millisecond), err)
 		log, _ := exec.Command("journalctl", "--no-pager", "--quiet", "--lines=100", "--unit="+service, "--unit="+socket).CombinedOutput()
@@ -62,6 +64,7 @@ func main() {
 
 type test struct {
 	deb, next       string
+	runbooks        string
 	restarts, kills int
 	start           time.Time
 
@@ -82,6 +85,7 @@ func (t *test) run() error {
 		{"users", t.users},
 		{"restart", t.restart},
 		{"kill", t.kill},
+		{"runbooks", t.runRunbooks},
 		{"WatchdogSec", t.watchdog},
 		{"reload", t.reload},
 		{"reload with a setting that is refused", t.reloadRefused},
@@ -383,6 +387,56 @@ func (t *test) kill() (string, error) {
 	}
 	line, err := t.noErrors(false)
 	return fmt.Sprintf("%d times: %s", t.kills, line), err
+}
+
+// systemCommand matches what a page of the runbooks has that needs the systemd of the host, or its
+// file systems: as a line of its own, or in a sentence.
+var systemCommand = regexp.MustCompile("(?m)(?:^|`)((?:systemctl|journalctl|df) [^`\n]+)")
+
+// runRunbooks runs the commands of the runbooks that tests/cli cannot run. None of them costs a
+// client its lock.
+func (t *test) runRunbooks() (string, error) {
+	pages, err := filepath.Glob(filepath.Join(t.runbooks, "*.md"))
+	if err != nil {
+		return "", err
+	}
+	ran := make(map[string]bool)
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			return "", err
+		}
+		for _, m := range systemCommand.FindAllStringSubmatch(string(text), -1) {
+			command := m[1]
+			if command == "systemctl status" || ran[command] { // the former names what shows something
+				continue
+			}
+			ran[command] = true
+			out, err := run("sh", "-c", command)
+			if err != nil {
+				return "", fmt.Errorf("%s: %w", page, err)
+			}
+			shows := map[string]string{"systemctl status": "Active: active (running)", "journalctl": "msg=serving", "df": "Mounted on"}
+			for begin, words := range shows {
+				if strings.HasPrefix(command, begin) && !strings.Contains(out, words) {
+					return "", fmt.Errorf("%s: %s does not show %q: %s", page, command, words, out)
+				}
+			}
+			if strings.HasPrefix(command, "systemctl stop") {
+				if err := runAll("systemctl start " + service); err != nil {
+					return "", err
+				}
+			}
+			if err := properties(map[string]string{"ActiveState": "active"}); err != nil {
+				return "", fmt.Errorf("after %s: %w", command, err)
+			}
+		}
+	}
+	if len(ran) < 5 {
+		return "", fmt.Errorf("%d pages have only the commands %v", len(pages), ran)
+	}
+	line, err := t.noErrors(false)
+	return fmt.Sprintf("%d commands: %s", len(ran), line), err
 }
 
 // watchdog stops the daemon, as a hung loop does.
