@@ -101,4 +101,32 @@ var commandMutants = []mutant{
 		new:  `text = strings.ReplaceAll(text, programName, "")`,
 		by:   test("cmd/locksidecar", "TestMessageBeginsWithTheNameOnce"),
 	},
+	{
+		rule: "the name of a lock does not control the terminal of top",
+		file: "cmd/locksidecar/table.go",
+		old:  `row[i] = display.Printable(cell)`,
+		new:  `row[i] = cell`,
+		by:   test("cmd/locksidecar", "TestTopShowsNamesThatAreHostile"),
+	},
+	{
+		rule: "Enter in top opens the lock that was selected, wherever it has moved",
+		file: "cmd/locksidecar/top.go",
+		old:  `	} else if i := slices.IndexFunc(`,
+		new:  `	} else if i := -1 + 0*slices.IndexFunc(`,
+		by:   test("cmd/locksidecar", "TestTopKeepsALockSelected"),
+	},
+	{
+		rule: "top does not show the answer about one lock as that about another",
+		file: "cmd/locksidecar/top.go",
+		old:  "o.opening == msg.opening {\n			o.add(&msg)",
+		new:  "true {\n			o.add(&msg)",
+		by:   test("cmd/locksidecar", "TestTopOpensALock"),
+	},
+	{
+		rule: "top says that it is not up to date while a look has no answer",
+		file: "cmd/locksidecar/top.go",
+		old:  `			m.overdue += overdueAfter`,
+		new:  `			m.overdue += 0`,
+		by:   test("cmd/locksidecar", "TestTopThatGetsNoAnswerSaysSo"),
+	},
 }

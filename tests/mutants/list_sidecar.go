@@ -135,6 +135,34 @@ var sidecarMutants = []mutant{
 
 	// What operators see.
 	{
+		rule: "the pages with the names of locks are served on addresses of this host only",
+		file: "sidecar/monitor/server.go",
+		old:  "	if isLocal(at) {\n		mux.HandleFunc(",
+		new:  "	if true {\n		mux.HandleFunc(",
+		by:   test("sidecar/monitor", "TestPageIsNotServedToOtherHosts"),
+	},
+	{
+		rule: "the page of a lock has the events of that lock only",
+		file: "sidecar/monitor/lockpage.go",
+		old:  "return e.Name == name })",
+		new:  "return e.Name != \"\" })",
+		by:   test("sidecar/monitor", "TestPageOfALockShowsHolderWaitersAndHistory"),
+	},
+	{
+		rule: "nothing is kept of a lock whose page was asked for",
+		file: "sidecar/monitor/shared.go",
+		old:  "			delete(s.of, key)\n",
+		new:  "",
+		by:   test("sidecar/monitor", "TestAnswersByKeyAreKeptForNoLongerThanReadersWait"),
+	},
+	{
+		rule: "losses before the first sample are recent if the daemon is new",
+		file: "sidecar/monitor/page.go",
+		old:  "	if last.at-startedAt <= int64(",
+		new:  "	if last.at < int64(",
+		by:   test("sidecar/monitor", "TestRecentLossesAreThoseOfTheWindow"),
+	},
+	{
 		rule: "the listener of the metrics has a limit of connections",
 		file: "sidecar/monitor/connections.go",
 		old:  "	if len(l.open) >= maxConns {\n",
