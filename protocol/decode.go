@@ -26,6 +26,7 @@ type RequestDecoder struct {
 	hostInfo     HostInfo
 	hostList     HostList
 	hostForce    HostForceRelease
+	orphaned     ForceReleaseOrphaned
 	who          Who
 	bye          Bye
 	claim        Claim
@@ -123,6 +124,9 @@ func (d *RequestDecoder) Decode(body []byte) (Request, error) {
 	case "host_force_release":
 		d.hostForce = HostForceRelease{ID: id, Host: o.host(), Name: o.name()}
 		m = &d.hostForce
+	case "force_release_orphaned":
+		d.orphaned = ForceReleaseOrphaned{ID: id, Name: o.name()}
+		m = &d.orphaned
 	case "who":
 		d.who = Who{ID: id, Name: o.name()}
 		m = &d.who
@@ -494,6 +498,14 @@ func (m *HostsOK) unpack(id uint64, o *object) {
 func (m *HostInfoOK) unpack(id uint64, o *object)         { (*InfoOK)(m).unpack(id, o) }
 func (m *HostListOK) unpack(id uint64, o *object)         { (*ListOK)(m).unpack(id, o) }
 func (m *HostForceReleaseOK) unpack(id uint64, o *object) { (*ForceReleaseOK)(m).unpack(id, o) }
+
+func (m *ForceReleaseOrphanedOK) unpack(id uint64, o *object) {
+	o.require(fieldSidecar)
+	o.require(fieldHold)
+	*m = ForceReleaseOrphanedOK{
+		ID: id, Sidecar: o.text(fieldSidecar, 0), Hold: o.uint(fieldHold), TTLMS: o.int(fieldTTLMS, 0, -1, math.MaxInt64), Passed: o.bool(fieldPassed, false),
+	}
+}
 
 func (m *WhoOK) unpack(id uint64, o *object) {
 	o.require(fieldRedis)

@@ -105,6 +105,7 @@ const (
 	fieldHolder
 	fieldField
 	fieldEntries
+	fieldPassed
 
 	fields // the number of fields
 )
@@ -129,7 +130,7 @@ var fieldNames = [fields]string{
 	fieldEvents:   "events", fieldMissed: "missed", fieldAtNS: "at_ns", fieldKind: "kind",
 	fieldStartedNS: "started_ns", fieldRoundTripNS: "roundtrip_ns", fieldTrouble: "trouble", fieldSessions: "sessions", fieldHeld: "held", fieldOldestWaiter: "oldest_waiter", fieldOldestHold: "oldest_hold",
 	fieldAgeMS: "age_ms", fieldRenewalsLate: "renewals_late", fieldLost: "lost", fieldRestart: "restart", fieldEnded: "ended", fieldBack: "back", fieldAway: "away", fieldGrants: "grants",
-	fieldKey: "key", fieldTTLMS: "ttl_ms", fieldOwners: "owners", fieldQueue: "queue", fieldQueued: "queued", fieldHolder: "holder", fieldField: "field", fieldEntries: "entries",
+	fieldKey: "key", fieldTTLMS: "ttl_ms", fieldOwners: "owners", fieldQueue: "queue", fieldQueued: "queued", fieldHolder: "holder", fieldField: "field", fieldEntries: "entries", fieldPassed: "passed",
 	fieldRemoteHost: "remote_host", fieldHost: "host", fieldHosts: "hosts", fieldAfterHost: "after_host", fieldStartedMS: "started_ms",
 }
 
@@ -323,6 +324,8 @@ func fieldOf(key []byte) field {
 		return fieldField
 	case "entries":
 		return fieldEntries
+	case "passed":
+		return fieldPassed
 	}
 	return 0
 }

@@ -37,6 +37,7 @@ var everyRequest = []Request{
 	&HostInfo{ID: 1, Host: "db-7", Name: "n"},
 	&HostList{ID: 1, Host: "db-7", After: 2},
 	&HostForceRelease{ID: 1, Host: "db-7", Name: "n"},
+	&ForceReleaseOrphaned{ID: 1, Name: "n"},
 	&Who{ID: 1, Name: "n"},
 	&Ping{ID: 12},
 	&Bye{ID: 14},
@@ -70,6 +71,7 @@ var everyReply = []Reply{
 	&HostInfoOK{ID: 1, Lock: &fullRow},
 	&HostListOK{ID: 1, Locks: []LockRow{fullRow}, Next: 2},
 	&HostForceReleaseOK{ID: 1, Hold: 2},
+	&ForceReleaseOrphanedOK{ID: 1, Sidecar: "uuid", Hold: 2, TTLMS: -1, Passed: true},
 	&WhoOK{ID: 1, WhoRow: WhoRow{Redis: "ok", Key: KeyFree}},
 	&WhoOK{ID: 1, WhoRow: WhoRow{
 		Lock: &fullRow, Redis: "ok", Key: KeyReadWrite, Msg: "read", TTLMS: -1, Owners: []OwnerRow{{Field: "f", Sidecar: "uuid", Host: "db-7", Entries: 2}, {Field: "g"}},

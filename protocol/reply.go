@@ -182,6 +182,16 @@ type (
 	HostForceReleaseOK ForceReleaseOK
 )
 
+// ForceReleaseOrphanedOK answers ForceReleaseOrphaned. Sidecar and Hold are what the owner field
+// was that Redis had.
+type ForceReleaseOrphanedOK struct {
+	ID      uint64
+	Sidecar string // uuid
+	Hold    uint64
+	TTLMS   int64 // how much longer Redis would have had the lock; -1: for good
+	Passed  bool  // the lock passed to a sidecar that waited for it
+}
+
 // PingOK answers Ping. Redis is "ok", or a sentence that says what is wrong. Degraded: Redis is
 // connected, but refuses acquires. RedisAddress is the
 // address of Redis with the number of the database. RedisRunID is the run id of the Redis
@@ -299,28 +309,29 @@ type WaiterRow struct {
 	WaitedMS int64
 }
 
-func (HelloOK) reply()            {}
-func (AcquireOK) reply()          {}
-func (ReleaseOK) reply()          {}
-func (CancelOK) reply()           {}
-func (InfoOK) reply()             {}
-func (ListOK) reply()             {}
-func (ForceReleaseOK) reply()     {}
-func (MetricsOK) reply()          {}
-func (PingOK) reply()             {}
-func (ByeOK) reply()              {}
-func (ClaimOK) reply()            {}
-func (ConfirmOK) reply()          {}
-func (Err) reply()                {}
-func (LostEvent) reply()          {}
-func (LeaseEvent) reply()         {}
-func (HostsOK) reply()            {}
-func (HostInfoOK) reply()         {}
-func (HostListOK) reply()         {}
-func (HostForceReleaseOK) reply() {}
-func (WhoOK) reply()              {}
-func (EventsOK) reply()           {}
-func (StatusOK) reply()           {}
+func (HelloOK) reply()                {}
+func (AcquireOK) reply()              {}
+func (ReleaseOK) reply()              {}
+func (CancelOK) reply()               {}
+func (InfoOK) reply()                 {}
+func (ListOK) reply()                 {}
+func (ForceReleaseOK) reply()         {}
+func (MetricsOK) reply()              {}
+func (PingOK) reply()                 {}
+func (ByeOK) reply()                  {}
+func (ClaimOK) reply()                {}
+func (ConfirmOK) reply()              {}
+func (Err) reply()                    {}
+func (LostEvent) reply()              {}
+func (LeaseEvent) reply()             {}
+func (HostsOK) reply()                {}
+func (HostInfoOK) reply()             {}
+func (HostListOK) reply()             {}
+func (HostForceReleaseOK) reply()     {}
+func (ForceReleaseOrphanedOK) reply() {}
+func (WhoOK) reply()                  {}
+func (EventsOK) reply()               {}
+func (StatusOK) reply()               {}
 
 func (m HelloOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)
@@ -473,6 +484,15 @@ func (m HostsOK) Append(dst []byte) []byte {
 func (m HostInfoOK) Append(dst []byte) []byte         { return InfoOK(m).Append(dst) }
 func (m HostListOK) Append(dst []byte) []byte         { return ListOK(m).Append(dst) }
 func (m HostForceReleaseOK) Append(dst []byte) []byte { return ForceReleaseOK(m).Append(dst) }
+
+func (m ForceReleaseOrphanedOK) Append(dst []byte) []byte {
+	w := begin(dst, "", m.ID)
+	w.text("sidecar", m.Sidecar, MaxClient)
+	w.uint("hold", m.Hold)
+	w.intIf("ttl_ms", m.TTLMS)
+	w.boolIf("passed", m.Passed)
+	return w.finish()
+}
 
 func (m WhoOK) Append(dst []byte) []byte {
 	w := begin(dst, "", m.ID)

@@ -123,6 +123,12 @@ type HostForceRelease struct {
 	Name string
 }
 
+// ForceReleaseOrphaned frees a lock whose sidecar is gone for good, on whatever host that was.
+type ForceReleaseOrphaned struct {
+	ID   uint64
+	Name string
+}
+
 // Who requests who has a lock and who waits for it, on all hosts.
 type Who struct {
 	ID   uint64
@@ -172,32 +178,34 @@ func (m Bye) RequestID() uint64          { return m.ID }
 func (m Claim) RequestID() uint64        { return m.ID }
 func (m Unknown) RequestID() uint64      { return m.ID }
 
-func (Hello) request()                       {}
-func (Acquire) request()                     {}
-func (Release) request()                     {}
-func (Confirm) request()                     {}
-func (Cancel) request()                      {}
-func (Info) request()                        {}
-func (List) request()                        {}
-func (ForceRelease) request()                {}
-func (Metrics) request()                     {}
-func (Events) request()                      {}
-func (Status) request()                      {}
-func (Ping) request()                        {}
-func (Bye) request()                         {}
-func (Claim) request()                       {}
-func (Unknown) request()                     {}
-func (m Hosts) RequestID() uint64            { return m.ID }
-func (m HostInfo) RequestID() uint64         { return m.ID }
-func (m HostList) RequestID() uint64         { return m.ID }
-func (m HostForceRelease) RequestID() uint64 { return m.ID }
-func (m Who) RequestID() uint64              { return m.ID }
+func (Hello) request()                           {}
+func (Acquire) request()                         {}
+func (Release) request()                         {}
+func (Confirm) request()                         {}
+func (Cancel) request()                          {}
+func (Info) request()                            {}
+func (List) request()                            {}
+func (ForceRelease) request()                    {}
+func (Metrics) request()                         {}
+func (Events) request()                          {}
+func (Status) request()                          {}
+func (Ping) request()                            {}
+func (Bye) request()                             {}
+func (Claim) request()                           {}
+func (Unknown) request()                         {}
+func (m Hosts) RequestID() uint64                { return m.ID }
+func (m HostInfo) RequestID() uint64             { return m.ID }
+func (m HostList) RequestID() uint64             { return m.ID }
+func (m HostForceRelease) RequestID() uint64     { return m.ID }
+func (m ForceReleaseOrphaned) RequestID() uint64 { return m.ID }
+func (m Who) RequestID() uint64                  { return m.ID }
 
-func (Hosts) request()            {}
-func (HostInfo) request()         {}
-func (HostList) request()         {}
-func (HostForceRelease) request() {}
-func (Who) request()              {}
+func (Hosts) request()                {}
+func (HostInfo) request()             {}
+func (HostList) request()             {}
+func (HostForceRelease) request()     {}
+func (ForceReleaseOrphaned) request() {}
+func (Who) request()                  {}
 
 func (m Hello) Append(dst []byte) []byte {
 	w := begin(dst, "hello", m.ID)
@@ -321,6 +329,12 @@ func (m HostList) Append(dst []byte) []byte {
 func (m HostForceRelease) Append(dst []byte) []byte {
 	w := begin(dst, "host_force_release", m.ID)
 	w.str("host", m.Host)
+	w.str("name", m.Name)
+	return w.finish()
+}
+
+func (m ForceReleaseOrphaned) Append(dst []byte) []byte {
+	w := begin(dst, "force_release_orphaned", m.ID)
 	w.str("name", m.Name)
 	return w.finish()
 }

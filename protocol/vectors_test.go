@@ -258,7 +258,7 @@ func checkCut(t *testing.T, whole []byte) {
 }
 
 // ops are the ops of all requests of this version.
-var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_force_release", "who", "ping", "bye", "claim"}
+var ops = []string{"hello", "acquire", "release", "confirm", "cancel", "info", "list", "force_release", "metrics", "events", "status", "hosts", "host_info", "host_list", "host_force_release", "force_release_orphaned", "who", "ping", "bye", "claim"}
 
 func answerTo(op string) OK {
 	switch op {
@@ -292,6 +292,8 @@ func answerTo(op string) OK {
 		return new(HostListOK)
 	case "host_force_release":
 		return new(HostForceReleaseOK)
+	case "force_release_orphaned":
+		return new(ForceReleaseOrphanedOK)
 	case "who":
 		return new(WhoOK)
 	case "ping":
@@ -390,6 +392,7 @@ type fieldsOf struct {
 	Key    string
 	Msg    string
 	TTLMS  int64 `json:"ttl_ms"`
+	Passed bool  `json:"passed"`
 	Owners []ownerFields
 	Queue  []ownerFields
 	Queued int
@@ -528,6 +531,8 @@ func requestOf(t *testing.T, text json.RawMessage) Request {
 		return &HostList{m.ID, m.Host, m.After}
 	case "host_force_release":
 		return &HostForceRelease{m.ID, m.Host, m.Name}
+	case "force_release_orphaned":
+		return &ForceReleaseOrphaned{m.ID, m.Name}
 	case "who":
 		return &Who{m.ID, m.Name}
 	case "ping":
@@ -595,6 +600,8 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		return ok
 	case "host_force_release":
 		return &HostForceReleaseOK{m.ID, m.Hold}
+	case "force_release_orphaned":
+		return &ForceReleaseOrphanedOK{m.ID, m.Sidecar, m.Hold, m.TTLMS, m.Passed}
 	case "force_release":
 		return &ForceReleaseOK{m.ID, m.Hold}
 	case "metrics":

@@ -9,32 +9,52 @@ import (
 // Who ended a hold by force, or was not permitted to, is in the log and in the events of the host of
 // the hold, and of the host of the client that asked.
 
-// auditForce notes that a client of this host asked to end a hold by force: where is the other host
-// whose hold it is, and empty if it is this one. Without a refusal, the hold has ended.
-func (l *loop) auditForce(now int64, cl *session, name, where string, hold uint64, refusal *protocol.Err) {
+// forceTarget is a hold that a client of this host asked to end by force.
+type forceTarget struct {
+	name       string
+	host       string // the other host whose hold it is; "": this one, or an orphaned lock
+	sidecar    string // uuid of the sidecar that had an orphaned lock; "": none, or not known
+	isOrphaned bool
+}
+
+// auditForce notes that a client of this host asked to end a hold by force. Without a refusal, the
+// hold has ended.
+func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint64, refusal *protocol.Err) {
 	row := protocol.EventRow{
-		AtNS: now, Kind: protocol.EventForced, Name: name, Hold: hold,
+		AtNS: now, Kind: protocol.EventForced, Name: target.name, Hold: hold,
 		Session: uint64(cl.id), PID: cl.peer.PID, UID: cl.peer.UID, Cmd: cl.peer.Cmd,
 	}
 	args := []any{"session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd}
-	if where != "" {
-		row.Msg = "on host " + where
-		args = append(args, "on_host", where)
+	line := "client forced the release of a lock on another host"
+	unknown := "a client asked another host to force the release of a lock, and it is not known whether the hold ended"
+	switch {
+	case target.isOrphaned:
+		row.Msg = "as an orphaned lock"
+		args = append(args, "orphaned", true)
+		line = "client freed an orphaned lock"
+		unknown = "a client asked to free an orphaned lock, and Redis did not confirm it"
+	case target.host != "":
+		row.Msg = "on host " + target.host
+		args = append(args, "on_host", target.host)
 	}
 	if refusal == nil {
-		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock on another host", "", audit}, name, append(args, "hold", hold)...)
+		if target.sidecar != "" {
+			row.Msg += " of sidecar " + target.sidecar
+			args = append(args, "sidecar", target.sidecar)
+		}
+		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, line, "", audit}, target.name, append(args, "hold", hold)...)
 		l.record(row)
 		return
 	}
-	if row.Kind = protocol.EventRefused; where != "" {
+	if row.Kind = protocol.EventRefused; row.Msg != "" {
 		row.Msg += ": "
 	}
 	row.Msg += refusal.Msg
-	line := "a client was not permitted to force the release of a lock"
+	line = "a client was not permitted to force the release of a lock"
 	if refusal.Code == protocol.Unavailable {
-		line = "a client asked another host to force the release of a lock, and it is not known whether the hold ended"
+		line = unknown
 	}
-	if l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, line, string(refusal.Code), audit}, name, append(args, "reason", refusal.Msg)...) {
+	if l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, line, string(refusal.Code), audit}, target.name, append(args, "reason", refusal.Msg)...) {
 		l.record(row) // the others would push what happened out of the events
 	}
 }
@@ -63,18 +83,22 @@ func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease
 	}
 }
 
-// auditAnswered notes the outcome of a request to end a hold of another host.
+// auditAnswered notes the outcome of a request to end a hold of another host, or an orphaned one.
 func (l *loop) auditAnswered(now int64, cl *session, r *answered) {
 	if r.force == nil {
 		return
 	}
 	switch m := r.reply.(type) {
 	case *protocol.HostForceReleaseOK:
-		l.auditForce(now, cl, r.force.Name, r.force.Host, m.Hold, nil)
+		l.auditForce(now, cl, *r.force, m.Hold, nil)
+	case *protocol.ForceReleaseOrphanedOK:
+		target := *r.force
+		target.sidecar = m.Sidecar
+		l.auditForce(now, cl, target, m.Hold, nil)
 	case *protocol.Err:
 		// After unavailable, the hold may have ended.
 		if m.Code == protocol.Denied || m.Code == protocol.Unavailable {
-			l.auditForce(now, cl, r.force.Name, r.force.Host, 0, m)
+			l.auditForce(now, cl, *r.force, 0, m)
 		}
 	}
 }

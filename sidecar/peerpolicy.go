@@ -197,7 +197,7 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 	isHeld := ok && row.State == protocol.StateHeld
 	if cl.policy != nil {
 		if why, decides := cl.policy.ForceRelease(r.Name, isHeld, row.UID); why != nil {
-			l.auditForce(now, cl, r.Name, "", 0, &protocol.Err{Code: why.Code, Msg: why.Msg})
+			l.auditForce(now, cl, forceTarget{name: r.Name}, 0, &protocol.Err{Code: why.Code, Msg: why.Msg})
 			l.refuseByPolicy(cl, r.ID, why)
 			return
 		} else if decides {
@@ -207,7 +207,7 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 	}
 	if isHeld && !l.mayForceRelease(cl.peer.UID, row.UID) {
 		const why = "the lock is held by a process of another user; ask as that user, as the sidecar's user, or as root"
-		l.auditForce(now, cl, r.Name, "", 0, &protocol.Err{Code: protocol.Denied, Msg: why})
+		l.auditForce(now, cl, forceTarget{name: r.Name}, 0, &protocol.Err{Code: protocol.Denied, Msg: why})
 		l.refuse(cl.conn, r.ID, protocol.Denied, why)
 		return
 	}

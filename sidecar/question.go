@@ -120,7 +120,7 @@ func (a *asker) onAnswer(body []byte) {
 type answered struct {
 	id    uint64
 	reply protocol.Reply
-	force *protocol.HostForceRelease // the request, if it was to end a hold by force; nil: another one
+	force *forceTarget // what was to end by force; nil: nothing
 }
 
 func (a *answered) RequestID() uint64 { return a.id }
@@ -128,7 +128,7 @@ func (a *answered) RequestID() uint64 { return a.id }
 // isAboutHosts reports whether a request is answered by other hosts, or by what they published.
 func isAboutHosts(req protocol.Request) bool {
 	switch req.(type) {
-	case *protocol.Hosts, *protocol.HostInfo, *protocol.HostList, *protocol.HostForceRelease:
+	case *protocol.Hosts, *protocol.HostInfo, *protocol.HostList, *protocol.HostForceRelease, *protocol.ForceReleaseOrphaned:
 		return true
 	}
 	return false
@@ -138,9 +138,11 @@ func isAboutHosts(req protocol.Request) bool {
 // the answer takes time: until then no further requests of this client are read.
 func (s *Server) askHosts(c *conn, req protocol.Request) *answered {
 	a := &answered{id: req.RequestID()}
-	if r, ok := req.(*protocol.HostForceRelease); ok {
-		force := *r
-		a.force = &force
+	switch r := req.(type) {
+	case *protocol.HostForceRelease:
+		a.force = &forceTarget{name: r.Name, host: r.Host}
+	case *protocol.ForceReleaseOrphaned:
+		a.force = &forceTarget{name: r.Name, isOrphaned: true}
 	}
 	reply, refusal := s.tryHosts(c, req)
 	if a.reply = reply; refusal != nil {
@@ -158,13 +160,27 @@ func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *proto
 	if s.cfg.OtherHosts == OtherHostsNone {
 		return nil, &protocol.Err{Code: protocol.Denied, Msg: "this sidecar has nothing to do with other hosts: its setting other_hosts is none"}
 	}
-	if _, ok := req.(*protocol.HostForceRelease); ok && !isPrivileged(uid) {
-		return nil, &protocol.Err{Code: protocol.Denied, Msg: "only root and the sidecar's user may force locks of other hosts free; ask as one of them, or on that host"}
+	if !isPrivileged(uid) {
+		switch req.(type) {
+		case *protocol.HostForceRelease:
+			return nil, &protocol.Err{Code: protocol.Denied, Msg: "only root and the sidecar's user may force locks of other hosts free; ask as one of them, or on that host"}
+		case *protocol.ForceReleaseOrphaned:
+			return nil, &protocol.Err{Code: protocol.Denied, Msg: "only root and the sidecar's user may free orphaned locks; ask as one of them"}
+		}
 	}
 	if refusal := s.asker.begin(uid); refusal != nil {
 		return nil, refusal
 	}
 	defer s.asker.end(uid)
+	if r, ok := req.(*protocol.ForceReleaseOrphaned); ok {
+		id := r.ID
+		reply, refusal := s.releaseOrphaned(r.Name)
+		if refusal != nil {
+			return nil, refusal
+		}
+		reply.ID = id
+		return reply, nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), hostTimeout)
 	defer cancel()
 	switch r := req.(type) {

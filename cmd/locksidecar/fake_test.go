@@ -157,6 +157,14 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 			return protocol.ForceReleaseOK{ID: r.ID, Hold: fakeHold}
 		}
 		return protocol.Err{ID: r.ID, Code: protocol.NotHeld, Msg: "it is not held"}
+	case *protocol.ForceReleaseOrphaned:
+		switch r.Name {
+		case nameHeld:
+			return protocol.ForceReleaseOrphanedOK{ID: r.ID, Sidecar: "1f0c9d5e", Hold: fakeHold, TTLMS: 7_200_000, Passed: true}
+		case nameDenied:
+			return protocol.Err{ID: r.ID, Code: protocol.Denied, Msg: "it may be alive"}
+		}
+		return protocol.Err{ID: r.ID, Code: protocol.Unsupported, Msg: "this sidecar does not know this op"}
 	case *protocol.List:
 		return protocol.ListOK{ID: r.ID, Locks: []protocol.LockRow{
 			{Name: "b", State: protocol.StateHeld, Hold: fakeHold, Token: fakeToken, Count: 1, PID: 1, Cmd: "init", DeadlineNS: protocol.Now() + int64(f.lease)},

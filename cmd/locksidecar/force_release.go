@@ -5,19 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
+	"github.com/locksidecar/locksidecar/internal/display"
 	"github.com/locksidecar/locksidecar/protocol"
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
 
 type forceReleaseCmd struct {
 	socketFlag
-	Host string `placeholder:"HOST" help:"End the hold of a process of this other host: its name, or the uuid of its daemon."`
-	Name string `arg:"" help:"The lock."`
+	Host     string `placeholder:"HOST" help:"End the hold of a process of this other host: its name, or the uuid of its daemon."`
+	Orphaned bool   `help:"Free a lock whose daemon is gone for good, on whatever host it was."`
+	Name     string `arg:"" help:"The lock."`
 }
 
 func (forceReleaseCmd) Help() string {
-	return `Ends the hold that a process of this host has on the lock. The process is told that it lost the lock,
+	return `Ends the hold that a process of this host has on the lock. The process is notified that it lost the lock,
 but nothing stops it: make sure that it no longer works. The next waiter gets the lock at once.
 Allowed for root, the sidecar's user and the holder's user.
 
@@ -25,15 +28,29 @@ With --host, the daemon of this host asks that of the other one, through Redis. 
 user, where the setting other_hosts of the other daemon is "force-release". locksidecar who NAME shows which host
 holds a lock, and ls --all the hosts.
 
+With --orphaned, the daemon of this host frees a lock in Redis whose own daemon is gone for good: its host died, and
+the lock has a long lease or a keep. Allowed for root and the sidecar's user. It is refused while there is a sign of
+life: while a daemon is connected to Redis for that lock, even one that does not answer, and for 3 minutes after it
+was. The next waiter gets the lock at once. A daemon that comes back notifies its processes that they lost it.
+
+RISK: a host that is only cut off from Redis looks like a dead one. Its processes use the lock until its lease ends,
+together with the next holder. Make sure that the host is down, or that nothing on it still works.
+
 Examples:
 
     locksidecar force-release invoice:42
     locksidecar force-release --host db-7 invoice:42
+    locksidecar force-release --orphaned invoice:42
 
 ` + exitTable
 }
 
-func (c *forceReleaseCmd) Validate() error { return protocol.CheckName(c.Name) }
+func (c *forceReleaseCmd) Validate() error {
+	if c.Orphaned && c.Host != "" {
+		return errors.New("--orphaned and --host exclude each other: a lock is orphaned if no daemon can end its hold")
+	}
+	return protocol.CheckName(c.Name)
+}
 
 func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
 	ctx, sidecar, end, err := c.connect(ctx)
@@ -49,6 +66,17 @@ func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
 		_, err = fmt.Fprintf(out, "ended hold %d of %q on host %s\n", hold, c.Name, c.Host)
 		return err
 	}
+	if c.Orphaned {
+		freed, err := sidecar.ForceReleaseOrphaned(ctx, c.Name)
+		if errors.Is(err, locksidecar.ErrUnsupported) {
+			return fmt.Errorf("the daemon of this host is older than this command: upgrade it and restart it, or ask on another host: %w", err)
+		}
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprint(out, describeFreed(c.Name, &freed, time.Now()))
+		return err
+	}
 	hold, err := sidecar.ForceRelease(ctx, c.Name)
 	if errors.Is(err, locksidecar.ErrNotHeld) {
 		return fmt.Errorf("no process of this host holds the lock %q; %s shows who holds it", c.Name, whoCommand(c.Name))
@@ -58,4 +86,18 @@ func (c *forceReleaseCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	_, err = fmt.Fprintf(out, "ended hold %d of %q\n", hold, c.Name)
 	return err
+}
+
+// describeFreed confirms that an orphaned lock was freed, and names the risk that is left.
+func describeFreed(name string, freed *locksidecar.OrphanedLock, now time.Time) string {
+	next := "the lock is free"
+	if freed.Passed {
+		next = "the first host that waited has the lock"
+	}
+	text := fmt.Sprintf("freed the orphaned lock %q: deleted hold %d of sidecar %s; %s\n", name, freed.Hold, freed.Sidecar, next)
+	until := "and their lease had no end"
+	if !freed.Persistent {
+		until = fmt.Sprintf("at most until %s (%s from now)", now.Add(freed.TTL).Format("2006-01-02 15:04:05"), display.Duration(freed.TTL))
+	}
+	return text + "if its host is only cut off from Redis, processes there may still use the lock, " + until + "\n"
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	locksidecar "github.com/locksidecar/locksidecar/sdk/go"
 )
@@ -45,6 +46,25 @@ func TestPingAndForceReleasePrintTheAnswer(t *testing.T) {
 		t.Errorf("force-release printed %q", out)
 	}
 	expectExit(t, start(t, f, "force-release", "free"), 1, `locksidecar: no process of this host holds the lock "free"`)
+}
+
+func TestForceReleaseOfAnOrphanedLockNamesTheRisk(t *testing.T) {
+	f := startFake(t)
+	out := expectExit(t, start(t, f, "force-release", "--orphaned", nameHeld), 0, "")
+	for _, part := range []string{
+		`freed the orphaned lock "held by another host": deleted hold 7 of sidecar 1f0c9d5e; the first host that waited has the lock`,
+		"only cut off from Redis, processes there may still use the lock, at most until ", " (2h00m from now)\n",
+	} {
+		if !strings.Contains(out, part) {
+			t.Errorf("printed %q, without %q", out, part)
+		}
+	}
+	expectExit(t, start(t, f, "force-release", "--orphaned", nameDenied), exitDenied, "it may be alive")
+	expectExit(t, start(t, f, "force-release", "--orphaned", "old"), 1, "upgrade it and restart it")
+	expectExit(t, start(t, f, "force-release", "--orphaned", "--host", "db-7", nameHeld), exitUsage, "exclude each other")
+	if got := describeFreed("a", &locksidecar.OrphanedLock{Persistent: true}, time.Now()); !strings.Contains(got, "the lock is free\n") || !strings.Contains(got, "their lease had no end") {
+		t.Errorf("printed %q", got)
+	}
 }
 
 func TestVersionNamesTheProtocol(t *testing.T) {

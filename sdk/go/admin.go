@@ -216,6 +216,29 @@ func (c *Client) ForceReleaseOn(ctx context.Context, host, name string) (uint64,
 	return ok.Hold, err
 }
 
+// ForceReleaseOrphaned frees a lock whose sidecar is gone for good, because its host died. Otherwise
+// Redis has the lock until its lease or its keep ends. Root and the user of this sidecar may do this.
+// The error is ErrNotHeld if no client has the lock, and ErrDenied if the lock is not orphaned: its
+// sidecar may be alive, or is this one, or it is the lock of a foreign client.
+//
+// A sidecar that is only cut off from Redis cannot be told from one that is gone. Its processes then
+// rely on the lock until their deadline, which is within the TTL of the OrphanedLock. After
+// ErrUnavailable the lock may be free. Requests of this client that are sent in the meantime wait for
+// the answer, for a second and a half at most.
+func (c *Client) ForceReleaseOrphaned(ctx context.Context, name string) (OrphanedLock, error) {
+	if err := protocol.CheckName(name); err != nil {
+		return OrphanedLock{}, &clientError{text: err.Error()}
+	}
+	var ok protocol.ForceReleaseOrphanedOK
+	err := c.ask(ctx, newCall(forceCall, task{"free the orphaned lock", name}, &ok, func(id uint64) protocol.Request {
+		return protocol.ForceReleaseOrphaned{ID: id, Name: name}
+	}))
+	if err != nil {
+		return OrphanedLock{}, err
+	}
+	return newOrphanedLock(&ok), nil
+}
+
 // Who returns who has a lock and who waits for it, on all hosts. The sidecar reads Redis once and
 // asks the sidecar of the owner, so the answer takes a second at most, however many hosts there are.
 // Requests of this client that are sent in the meantime wait for it. A program may see as much as

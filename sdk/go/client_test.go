@@ -460,6 +460,21 @@ func TestOperatorRequests(t *testing.T) {
 		wantKind(t, errOf(forced()), kind)
 	}
 
+	freed := async(func() (OrphanedLock, error) { return c.ForceReleaseOrphaned(ctx, "a") })
+	orphaned := expect[protocol.ForceReleaseOrphaned](p)
+	p.send(protocol.ForceReleaseOrphanedOK{ID: orphaned.ID, Sidecar: "uuid", Hold: 7, TTLMS: 2000, Passed: true})
+	if got, err := freed(); err != nil || orphaned.Name != "a" || got != (OrphanedLock{Sidecar: "uuid", Hold: 7, TTL: 2 * time.Second, Passed: true}) {
+		t.Errorf("force_release_orphaned: %+v, %v", got, err)
+	}
+	freed = async(func() (OrphanedLock, error) { return c.ForceReleaseOrphaned(ctx, "a") })
+	p.send(protocol.ForceReleaseOrphanedOK{ID: expect[protocol.ForceReleaseOrphaned](p).ID, Sidecar: "uuid", Hold: 7, TTLMS: -1})
+	if got, err := freed(); err != nil || !got.Persistent || got.TTL != 0 {
+		t.Errorf("force_release_orphaned: %+v, %v", got, err)
+	}
+	freed = async(func() (OrphanedLock, error) { return c.ForceReleaseOrphaned(ctx, "a") })
+	p.send(protocol.Err{ID: expect[protocol.ForceReleaseOrphaned](p).ID, Code: protocol.Denied, Msg: "no"})
+	wantKind(t, errOf(freed()), ErrDenied)
+
 	pinged := async(func() (string, error) { return c.Ping(ctx) })
 	p.send(protocol.PingOK{ID: expect[protocol.Ping](p).ID, NowNS: 1, Redis: "it is away"})
 	if redis, err := pinged(); redis != "it is away" || err != nil {
@@ -471,6 +486,9 @@ func TestOperatorRequests(t *testing.T) {
 	}
 	if _, err := c.ForceRelease(ctx, "\n"); err == nil {
 		t.Error("force_release of a bad name")
+	}
+	if _, err := c.ForceReleaseOrphaned(ctx, "\n"); err == nil {
+		t.Error("force_release_orphaned of a bad name")
 	}
 }
 

@@ -177,6 +177,15 @@ type Ownership struct {
 	Trouble string    // one sentence about why Holder is nil, although a sidecar owns the key
 }
 
+// OrphanedLock is a lock that ForceReleaseOrphaned has freed.
+type OrphanedLock struct {
+	Sidecar    string        // uuid of the sidecar that had it
+	Hold       uint64        // number of that sidecar's hold
+	TTL        time.Duration // after which Redis would have freed it
+	Persistent bool          // the key had no time to live
+	Passed     bool          // it passed to a host that waited; false: it became free
+}
+
 // KeyState is what Redis has for a lock. A newer sidecar may send other states.
 type KeyState string
 
@@ -306,6 +315,12 @@ func newOwnership(row *protocol.WhoRow, now clockReading) Ownership {
 		o.TTL = durationOf(row.TTLMS)
 	}
 	return o
+}
+
+func newOrphanedLock(ok *protocol.ForceReleaseOrphanedOK) OrphanedLock {
+	return OrphanedLock{
+		Sidecar: ok.Sidecar, Hold: ok.Hold, TTL: durationOf(max(ok.TTLMS, 0)), Persistent: ok.TTLMS < 0, Passed: ok.Passed,
+	}
 }
 
 func newLockInfoOrNil(row *protocol.LockRow, now clockReading) *LockInfo {

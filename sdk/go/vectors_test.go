@@ -75,6 +75,9 @@ var requests = map[string]func(ctx context.Context, c *Client) error{
 	"host_force_release": func(ctx context.Context, c *Client) error {
 		return errOf(c.ForceReleaseOn(ctx, "db-7", "invoice:42"))
 	},
+	"force_release_orphaned": func(ctx context.Context, c *Client) error {
+		return errOf(c.ForceReleaseOrphaned(ctx, "invoice:42"))
+	},
 }
 
 // A sidecar sends each vector of the client's side.

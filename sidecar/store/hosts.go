@@ -24,8 +24,8 @@ const (
 	// HostInterval is how often a sidecar publishes its Host.
 	HostInterval = time.Minute
 
-	// hostExpiry is how long a Host outlives the connection of its sidecar.
-	hostExpiry = 3 * HostInterval
+	// HostExpiry is how long a Host outlives the connection of its sidecar, at most.
+	HostExpiry = 3 * HostInterval
 
 	// HostPage is how many sidecars Hosts returns at most.
 	HostPage = 100
@@ -75,7 +75,7 @@ func (s *Store) Announce(h Host) {
 		panic(err) // it has only strings and numbers
 	}
 	keys := &c.dial.keys
-	own, index, expiry := keys.host(c.cfg.UUID), keys.hosts(), strconv.FormatInt(hostExpiry.Milliseconds(), 10)
+	own, index, expiry := keys.host(c.cfg.UUID), keys.hosts(), strconv.FormatInt(HostExpiry.Milliseconds(), 10)
 	c.ask(&query{
 		commands: [][]string{
 			{"hset", own, hostField, string(text)}, {"pexpire", own, expiry},
@@ -204,17 +204,23 @@ func (c *commands) hosts(ids []string, done func([]Host, error)) {
 		}
 		var hosts []Host
 		for i, r := range replies {
-			h := Host{}
-			if r.kind != '$' || json.Unmarshal([]byte(r.text), &h) != nil || h.Name == "" {
-				continue
+			if h, ok := readHost(ids[i], r); ok {
+				hosts = append(hosts, h)
 			}
-			h.UUID, h.Name, h.Version = ids[i], readableName(h.Name), readableName(h.Version)
-			h.PID, h.Started = max(h.PID, 0), max(h.Started, 0)
-			hosts = append(hosts, h)
 		}
 		done(hosts, err)
 	}
 	c.ask(q)
+}
+
+// readHost reads what the sidecar with a uuid published.
+func readHost(id string, r reply) (h Host, ok bool) {
+	if r.kind != '$' || json.Unmarshal([]byte(r.text), &h) != nil || h.Name == "" {
+		return Host{}, false
+	}
+	h.UUID, h.Name, h.Version = id, readableName(h.Name), readableName(h.Version)
+	h.PID, h.Started = max(h.PID, 0), max(h.Started, 0)
+	return h, true
 }
 
 // Ask sends a question to the sidecar with this uuid. done: reached says whether that sidecar is

@@ -66,7 +66,7 @@ func TestHostsAreFoundByUUID(t *testing.T) {
 			}
 			k := newKeyspace(prefix)
 			for _, key := range []string{k.host(ourUUID), k.hosts()} {
-				if ttl := s.admin().PTTL(ctx, key).Val(); ttl <= 0 || ttl > hostExpiry {
+				if ttl := s.admin().PTTL(ctx, key).Val(); ttl <= 0 || ttl > HostExpiry {
 					t.Errorf("%s expires in %v", key, ttl)
 				}
 			}

@@ -10,7 +10,8 @@ import (
 // to them. Its commands are sent on the connection of the scripts when nothing waits there.
 type query struct {
 	commands [][]string
-	replies  []reply // so far
+	encode   func(p *pipeline) [][]string // makes commands when they are sent; nil: they are made
+	replies  []reply                      // so far
 	done     func(replies []reply, err error)
 }
 
@@ -51,6 +52,9 @@ func (c *commands) pumpQueries(p *pipeline) {
 	for c.queries.len() > 0 && p.canSubscribe() && p.queryCalls < maxQueryCalls && !c.hasQueued() {
 		q := *c.queries.front()
 		c.queries.drop(1)
+		if q.encode != nil {
+			q.commands = q.encode(p)
+		}
 		for _, command := range q.commands {
 			p.register(protocol.Now(), call{form: querying, query: q})
 			p.queryCalls++
@@ -60,6 +64,34 @@ func (c *commands) pumpQueries(p *pipeline) {
 			}
 		}
 	}
+}
+
+// runScript runs a script as a query. Redis is sent one command, or a second time with the text of
+// the script, if it does not know that: it has executed nothing then. args makes the arguments after
+// the script's name; mu is held. done gets the reply, which may be an error of Redis.
+func (c *commands) runScript(s *script, args func(p *pipeline) []string, done func(answer reply, err error)) {
+	run := func(p *pipeline) []string { return append([]string{"evalsha", s.sha}, args(p)...) }
+	last := func(replies []reply, err error) {
+		if err != nil {
+			done(reply{}, err)
+			return
+		}
+		done(replies[len(replies)-1], nil)
+	}
+	c.ask(&query{encode: func(p *pipeline) [][]string { return [][]string{run(p)} }, done: func(replies []reply, err error) {
+		if err != nil || replies[0].kind != '-' || code(replies[0].text) != "NOSCRIPT" {
+			last(replies, err)
+			return
+		}
+		c.ask(&query{encode: func(p *pipeline) [][]string { return [][]string{{"script", "load", s.text}, run(p)} }, done: func(replies []reply, err error) {
+			if err != nil || replies[0].kind != '-' {
+				last(replies, err)
+				return
+			}
+			// A user may have the permission to run a text, and none to load it.
+			c.ask(&query{encode: func(p *pipeline) [][]string { return [][]string{append([]string{"eval", s.text}, args(p)...)} }, done: last})
+		}})
+	}})
 }
 
 // drainQueries removes the queries that wait to be sent.

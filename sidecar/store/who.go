@@ -45,42 +45,20 @@ var who = newScript(whoText)
 func (s *Store) Key(name string, done func(Key, error)) {
 	c := s.commands
 	args := []string{"1", c.dial.keys.key(name), c.dial.keys.queue(name), strconv.Itoa(protocol.MaxOwners)}
-	run := append([]string{"evalsha", who.sha}, args...)
-	c.ask(&query{commands: [][]string{run}, done: func(replies []reply, err error) {
-		if err != nil || replies[0].kind != '-' || code(replies[0].text) != "NOSCRIPT" {
-			readKey(replies, err, done)
+	c.runScript(who, func(*pipeline) []string { return args }, func(answer reply, err error) {
+		if err == nil {
+			err = refusal([]reply{answer})
+		}
+		if err != nil {
+			done(Key{}, err)
 			return
 		}
-		c.ask(&query{commands: [][]string{{"script", "load", who.text}, run}, done: func(replies []reply, err error) {
-			if err != nil || replies[0].kind != '-' {
-				if err == nil {
-					replies = replies[1:]
-				}
-				readKey(replies, err, done)
-				return
-			}
-			// A user may have the permission to run a text, and none to load it.
-			c.ask(&query{commands: [][]string{append([]string{"eval", who.text}, args...)}, done: func(replies []reply, err error) {
-				readKey(replies, err, done)
-			}})
-		}})
-	}})
-}
-
-// readKey hands over what the script returned.
-func readKey(replies []reply, err error, done func(Key, error)) {
-	if err == nil {
-		err = refusal(replies)
-	}
-	if err != nil {
-		done(Key{}, err)
-		return
-	}
-	k, ok := keyOf(replies[0].list)
-	if !ok {
-		err = unavailableError("Redis gave a reply that the script for this question does not make")
-	}
-	done(k, err)
+		k, ok := keyOf(answer.list)
+		if !ok {
+			err = unavailableError("Redis gave a reply that the script for this question does not make")
+		}
+		done(k, err)
+	})
 }
 
 // keyOf reads the list that the script returns.

@@ -6,12 +6,41 @@ const (
 	ownership      = "sidecar/store/scripts/ownership.lua"
 	acquireRelease = "sidecar/store/scripts/acquire_release.lua"
 	renew          = "sidecar/store/scripts/renew.lua"
+	orphaned       = "sidecar/store/scripts/orphaned.lua"
 )
 
 // differential compares the scripts with their model.
 var differential = check{"internal/sim/redis", "^TestScriptsBehaveAsTheirModel$/^redis$"}
 
 var scriptMutants = []mutant{
+	{
+		rule: "an orphaned lock is released only if it is exactly the one that was examined",
+		file: orphaned,
+		old:  `redis.call('HKEYS', KEYS[1])[1] ~= ARGV[12]`,
+		new:  `false`,
+		by:   test("sidecar/store", "TestOrphanedLockIsLeftAloneInDoubt"),
+	},
+	{
+		rule: "a key with other fields is no orphaned lock",
+		file: orphaned,
+		old:  `if fields ~= 1 or`,
+		new:  `if type(fields) == 'table' or`,
+		by:   test("sidecar/store", "TestOrphanedLockIsLeftAloneInDoubt"),
+	},
+	{
+		rule: "a lock is not orphaned while its sidecar was connected a few minutes ago",
+		file: orphaned,
+		old:  `if published ~= 0 then`,
+		new:  `if published == nil then`,
+		by:   test("sidecar/store", "TestOrphanedLockIsLeftAloneInDoubt"),
+	},
+	{
+		rule: "a lock is not orphaned while its sidecar receives messages",
+		file: orphaned,
+		old:  `if reached ~= 0 then`,
+		new:  `if reached == nil then`,
+		by:   test("sidecar/store", "TestOrphanedLockIsLeftAloneInDoubt"),
+	},
 	{
 		rule: "a later hold is not this one's",
 		file: ownership,

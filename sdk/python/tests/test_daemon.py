@@ -457,6 +457,10 @@ def test_hosts_are_listed_and_asked(daemon: Daemon) -> None:
             client.info("job", host="no-such-host")
         with pytest.raises(locksidecar.Denied, match="other_hosts"):
             client.force_release("job", host=hosts[0].sidecar)
+        with pytest.raises(locksidecar.Denied, match="not orphaned"):
+            client.force_release_orphaned("job")
+        with pytest.raises(locksidecar.NotHeld, match="free in Redis"):
+            client.force_release_orphaned("another")
         row = client.info("job")
         assert row is not None
         assert row.token == held.token

@@ -20,6 +20,7 @@ from locksidecar._calls import (
     acquire_call,
     confirm_call,
     force_release_call,
+    force_release_orphaned_call,
     info_call,
     list_call,
     ping_call,
@@ -137,9 +138,16 @@ def test_queries_are_sent_again_but_no_force_release(harness: SessionHarness) ->
         harness.submit(list_call(5)),
         harness.submit(ping_call()),
     ]
-    forced = [harness.submit(force_release_call("n")), harness.submit(force_release_call("n", "db-7"))]
+    def force() -> list[Call[Any]]:
+        return [
+            harness.submit(force_release_call("n")),
+            harness.submit(force_release_call("n", "db-7")),
+            harness.submit(force_release_orphaned_call("n")),
+        ]
+
+    forced = force()
     harness.sent()
-    unsent = [harness.submit(force_release_call("n")), harness.submit(force_release_call("n", "db-7"))]
+    unsent = force()
     harness.session.on_disconnected(0)
     for call in forced:
         with pytest.raises(Unavailable, match="may have been carried out") as e:
@@ -147,7 +155,7 @@ def test_queries_are_sent_again_but_no_force_release(harness: SessionHarness) ->
         assert e.value.may_have_happened
     assert not any(call.done for call in [*queries, *unsent])
     resume(harness)
-    ops = ["info", "host_info", "list", "ping", "force_release", "host_force_release"]
+    ops = ["info", "host_info", "list", "ping", "force_release", "host_force_release", "force_release_orphaned"]
     assert [m["op"] for m in harness.sent()] == ops
 
 

@@ -46,6 +46,7 @@ PARSERS: dict[str, Callable[[Fields], Any]] = {
     "host_info": protocol.info_ok,
     "host_list": protocol.list_ok,
     "host_force_release": protocol.force_release_ok,
+    "force_release_orphaned": protocol.force_release_orphaned_ok,
     "who": protocol.who_ok,
     "ping": protocol.ping_ok,
     "claim": lambda _: _NoFields(),
@@ -96,6 +97,8 @@ def expected(vector: Vector) -> Any:
             return message["id"], protocol.InfoOK(lock(message["lock"]) if "lock" in message else None)
         case "list" | "host_list":
             return message["id"], protocol.ListOK(tuple(map(lock, message["locks"])), message.get("next", 0))
+        case "force_release_orphaned":
+            return message.pop("id"), protocol.OrphanedLock(**message)
         case "who":
             for key in ("lock", "holder"):
                 if key in message:
@@ -141,6 +144,7 @@ def normalized(got: Any) -> Any:
                 | protocol.EventPage()
                 | protocol.Status()
                 | protocol.Ownership()
+                | protocol.OrphanedLock()
             ) as answer,
         ):
             return id, answer
@@ -334,6 +338,8 @@ def test_request_is_encoded_canonically(vector: Vector) -> None:
             assert protocol.host_list(id, host, message.get("after", 0)) == whole(vector)
         case {"op": "host_force_release", "id": id, "host": host, "name": name}:
             assert protocol.host_force_release(id, host, name) == whole(vector)
+        case {"op": "force_release_orphaned", "id": id, "name": name}:
+            assert protocol.force_release_orphaned(id, name) == whole(vector)
         case {"op": "who", "id": id, "name": name}:
             assert protocol.who(id, name) == whole(vector)
         case {"op": "ping", "id": id}:

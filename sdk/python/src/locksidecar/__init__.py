@@ -27,7 +27,19 @@ from ._errors import (
     Unconfirmed,
     Unsupported,
 )
-from ._protocol import Event, EventPage, HostInfo, LockInfo, LockOwner, Oldest, Ownership, Restart, Status, WaiterInfo
+from ._protocol import (
+    Event,
+    EventPage,
+    HostInfo,
+    LockInfo,
+    LockOwner,
+    Oldest,
+    OrphanedLock,
+    Ownership,
+    Restart,
+    Status,
+    WaiterInfo,
+)
 from ._sync import Client, Held, Lock, RLock, connect
 from ._version import __version__
 from .aio import connect as aconnect
@@ -51,6 +63,7 @@ __all__ = [
     "LocksidecarError",
     "NotHeld",
     "Oldest",
+    "OrphanedLock",
     "Ownership",
     "ProtocolError",
     "RLock",

@@ -15,6 +15,9 @@ from ._strict import Fields
 # The epoch of a hold that the sidecar no longer has. The epochs of a session start at 1.
 NO_EPOCH: Final = 0
 
+# The ops that are not sent again after the end of a connection: they may have been carried out.
+UNREPEATABLE: Final = ("force_release", "host_force_release", "force_release_orphaned")
+
 T = TypeVar("T")
 
 
@@ -315,6 +318,15 @@ def force_release_call(name: str, host: str | None = None) -> Call[protocol.Forc
         name,
         protocol.force_release_ok,
         lambda id, _: protocol.host_force_release(id, host, name),
+    )
+
+
+def force_release_orphaned_call(name: str) -> Call[protocol.OrphanedLock]:
+    return Call(
+        "force_release_orphaned",
+        name,
+        protocol.force_release_orphaned_ok,
+        lambda id, _: protocol.force_release_orphaned(id, name),
     )
 
 

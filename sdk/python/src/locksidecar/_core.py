@@ -25,7 +25,19 @@ from typing import Any, Final
 
 from . import _log
 from . import _protocol as protocol
-from ._calls import DONE, NO_EPOCH, QUEUED, AwaitedAnswer, Call, CallState, Confirm, Hold, bye_call, confirm_call
+from ._calls import (
+    DONE,
+    NO_EPOCH,
+    QUEUED,
+    UNREPEATABLE,
+    AwaitedAnswer,
+    Call,
+    CallState,
+    Confirm,
+    Hold,
+    bye_call,
+    confirm_call,
+)
 from ._errors import (
     BadRequest,
     ClientClosed,
@@ -219,7 +231,7 @@ class Session:
                 call.state = CallState.WAITING
             if call.abandoned:
                 self._drop_abandoned(call, now)
-            elif call.sent_before and call.op in ("force_release", "host_force_release"):
+            elif call.sent_before and call.op in UNREPEATABLE:
                 call.error = Unavailable(
                     f"the connection to the sidecar at {self.path} ended; has it been restarted? "
                     f"This {call.op} may have been carried out",

@@ -200,6 +200,10 @@ def host_force_release(id: int, host: str, name: str) -> bytes:
     return frame({"op": "host_force_release", "id": id, "host": check_host(host), "name": name})
 
 
+def force_release_orphaned(id: int, name: str) -> bytes:
+    return frame({"op": "force_release_orphaned", "id": id, "name": name})
+
+
 def who(id: int, name: str) -> bytes:
     return frame({"op": "who", "id": id, "name": name})
 
@@ -464,6 +468,20 @@ class Ownership:
 
 
 @dataclass(frozen=True, slots=True)
+class OrphanedLock:
+    """A lock that force_release_orphaned() has freed.
+
+    sidecar is the uuid of the sidecar that had it, hold the number of its hold. Redis would have freed the lock after
+    ttl_ms; -1: never. passed: it passed to a host that waited.
+    """
+
+    sidecar: str
+    hold: int
+    ttl_ms: int = 0
+    passed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a request that was carried out. The parser of its Call reads the fields."""
 
@@ -648,6 +666,15 @@ def list_ok(f: Fields) -> ListOK:
 
 def force_release_ok(f: Fields) -> ForceReleaseOK:
     return ForceReleaseOK(f.integer("hold"))
+
+
+def force_release_orphaned_ok(f: Fields) -> OrphanedLock:
+    return OrphanedLock(
+        sidecar=f.text("sidecar"),
+        hold=f.integer("hold"),
+        ttl_ms=f.integer("ttl_ms", 0, least=-1),
+        passed=f.flag("passed", False),
+    )
 
 
 def metrics_ok(f: Fields) -> MetricsOK:
@@ -847,6 +874,7 @@ _KNOWN: Final = frozenset(
         "holder",
         "field",
         "entries",
+        "passed",
         "id",
         "ev",
         "err",

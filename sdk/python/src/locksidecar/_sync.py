@@ -22,6 +22,7 @@ from ._calls import (
     connect_call,
     events_call,
     force_release_call,
+    force_release_orphaned_call,
     hosts_call,
     info_call,
     list_call,
@@ -44,7 +45,7 @@ from ._errors import (
     add_note_about,
 )
 from ._handles import Block, Handles, block_of
-from ._protocol import EventPage, HostInfo, LockInfo, Ownership, Status
+from ._protocol import EventPage, HostInfo, LockInfo, OrphanedLock, Ownership, Status
 from ._shared_session import SharedSession
 from ._transport import Timeouts, Transport, socket_path
 
@@ -543,6 +544,16 @@ class Client:
         one permits it.
         """
         self._call(force_release_call(self._whole(name), host))
+
+    def force_release_orphaned(self, name: str) -> OrphanedLock:
+        """Frees a lock whose sidecar is gone for good, because its host died. Root and the user of this sidecar may do it.
+
+        Raises NotHeld if no client has the lock, and Denied if it is not orphaned: its sidecar may be alive, or is this
+        one, or the lock is that of a foreign client. A sidecar that is only cut off from Redis cannot be told from one
+        that is gone: its processes then rely on the lock until their deadline, within ttl_ms of the result. Other calls
+        of this client wait for the answer, for a second and a half at most.
+        """
+        return self._call(force_release_orphaned_call(self._whole(name)))
 
     def metrics(self) -> str:
         """Returns what the sidecar counts, in the text format of Prometheus."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, Protocol, TypeVar
 
-from ._calls import Call, Confirm, check_number
+from ._calls import UNREPEATABLE, Call, Confirm, check_number
 from ._core import DISCONNECTED, SERVING, Session, Stage
 from ._errors import BadRequest, ConfirmTimeout, Denied, LocksidecarError, Unavailable, Unsupported, sentence
 
@@ -393,7 +393,7 @@ class Transport:
             other = ", or another program than locksidecar" if self._availability is Availability.UNKNOWN else ""
             error = Unavailable(
                 f"the sidecar at {self.session.path} does not answer; is it stopped or overloaded{other}?",
-                may_have_happened=call.op in ("force_release", "host_force_release") and call.may_have_been_read,
+                may_have_happened=call.op in UNREPEATABLE and call.may_have_been_read,
             )
         if isinstance(call, Confirm):
             return error

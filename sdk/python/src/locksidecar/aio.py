@@ -31,6 +31,7 @@ from ._calls import (
     connect_call,
     events_call,
     force_release_call,
+    force_release_orphaned_call,
     hosts_call,
     info_call,
     list_call,
@@ -44,7 +45,7 @@ from ._core import Entry, Session, Stage, clock_of
 from ._decorator import require_function
 from ._errors import ClientClosed, LockLost, LocksidecarError, LockTimeout, NotHeld, Unconfirmed, add_note_about
 from ._handles import Handles
-from ._protocol import EventPage, HostInfo, LockInfo, Ownership, Status
+from ._protocol import EventPage, HostInfo, LockInfo, OrphanedLock, Ownership, Status
 from ._shared_session import INTERRUPT_RETRIES, SharedSession
 from ._transport import BYE_WAIT, Socket, Timeouts, Transport, socket_path
 
@@ -910,6 +911,16 @@ class Client:
         one permits it.
         """
         await self._call(force_release_call(self._whole(name), host))
+
+    async def force_release_orphaned(self, name: str) -> OrphanedLock:
+        """Frees a lock whose sidecar is gone for good, because its host died. Root and the user of this sidecar may do it.
+
+        Raises NotHeld if no client has the lock, and Denied if it is not orphaned: its sidecar may be alive, or is this
+        one, or the lock is that of a foreign client. A sidecar that is only cut off from Redis cannot be told from one
+        that is gone: its processes then rely on the lock until their deadline, within ttl_ms of the result. Other calls
+        of this client wait for the answer, for a second and a half at most.
+        """
+        return await self._call(force_release_orphaned_call(self._whole(name)))
 
     async def metrics(self) -> str:
         """Returns what the sidecar counts, in the text format of Prometheus."""

@@ -1,0 +1,133 @@
+package store
+
+import (
+	_ "embed"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/locksidecar/locksidecar/protocol"
+	"github.com/locksidecar/locksidecar/sidecar/redisop"
+)
+
+//go:embed scripts/orphaned.lua
+var orphanedText string
+
+// dropOrphaned is acquireRelease with a Drop of another sidecar, which is gone for good.
+var dropOrphaned = newScript(ownershipText + orphanedText + acquireReleaseText)
+
+// OrphanOutcome is what DropOrphaned did.
+type OrphanOutcome uint8
+
+const (
+	// OrphanDropped: the lock was released. It has passed to the first of its queue, or is free.
+	OrphanDropped OrphanOutcome = iota
+
+	// OrphanChanged: Redis does not have the lock of this hold any more. Nothing was changed.
+	OrphanChanged
+
+	// OrphanPublished: the sidecar of the hold published its host within HostExpiry, so its daemon
+	// was connected then. Nothing was changed.
+	OrphanPublished
+
+	// OrphanAlive: a connection receives the messages to the sidecar of the hold. Nothing was changed.
+	OrphanAlive
+)
+
+// ParseOwner returns the uuid and the hold number of an owner field, if it is one that a sidecar
+// writes.
+func ParseOwner(field string) (id string, hold uint64, ok bool) {
+	id = UUIDOf(field)
+	hold, err := strconv.ParseUint(strings.TrimPrefix(field, id+":"), 10, 64)
+	isOurs := IsSidecar(id) && err == nil && hold > 0 && hold <= maxScriptNumber
+	return id, hold, isOurs && field == id+":"+strconv.FormatUint(hold, 10)
+}
+
+// DropOrphaned releases a lock of another sidecar, whose daemon is gone for good, if Redis has
+// exactly the owner field that was examined, and no sign of that daemon. A waiter gets the lock as it
+// does after a Drop of that sidecar; lease is what the lock has then. passed: it has passed to the
+// first of its queue. The error is a sentence for people.
+//
+// done is called once, from a goroutine of the store, and must not block. Precondition: ParseOwner
+// accepts the field.
+func (s *Store) DropOrphaned(name, field string, lease time.Duration, done func(outcome OrphanOutcome, passed bool, err error)) {
+	c := s.commands
+	id, hold, _ := ParseOwner(field)
+	args := func(p *pipeline) []string {
+		keys := &c.dial.keys
+		flags := byte(0)
+		if keys.isTagged(name) {
+			flags = 1
+		}
+		number := func(n int64) string { return strconv.FormatInt(n, 10) }
+		return []string{
+			"1", keys.key(name),
+			id + ":", string([]byte{0, 0, 1, flags}), "0", number(lease.Milliseconds()),
+			number(p.encoder.floor), number(p.id.floor(protocol.Now())), number(p.encoder.expiry), "", p.encoder.origin,
+			strconv.FormatUint(hold, 10), keys.channel(name),
+			field, keys.host(id), ownChannel(id), "recall:" + p.encoder.origin + " " + keys.key(name),
+		}
+	}
+	c.runScript(dropOrphaned, args, func(answer reply, err error) {
+		if err == nil && answer.kind == '-' {
+			err = unavailableError(c.dial.refusedOrphaned(name, reason(answer.text)))
+		}
+		if err != nil {
+			done(OrphanChanged, false, err)
+			return
+		}
+		switch answer.text {
+		case "changed":
+			done(OrphanChanged, false, nil)
+			return
+		case "published":
+			done(OrphanPublished, false, nil)
+			return
+		case "alive":
+			done(OrphanAlive, false, nil)
+			return
+		}
+		if len(answer.list) != 1 {
+			done(OrphanChanged, false, &unexpectedReply{dropOrphaned, answer})
+			return
+		}
+		r := redisop.Result{Kind: redisop.Drop, Name: name}
+		refused, _, err := decode(answer.list[0], &r)
+		if err == nil && refused != "" {
+			err = unavailableError(c.dial.answered(name, reason(refused)))
+		}
+		done(OrphanDropped, r.Passed, err)
+	})
+}
+
+// refusedOrphaned is the sentence for a script that Redis refused with text before it changed anything.
+func (d *dialer) refusedOrphaned(name, text string) string {
+	if deniesKey(text) || deniedInScript(text) {
+		return fmt.Sprintf("Redis at %s does not permit this user to look for signs of life of another sidecar; let its ACL have +hkeys +exists +publish and the keys %s (%s)",
+			d.address, d.keys.queuePatterns(), clip(text))
+	}
+	return d.answered(name, text)
+}
+
+// Published finds out whether a sidecar published its host within HostExpiry, and for how much
+// longer that is known; 0: it did not. If it did, h is what it published, as far as that can be read.
+func (s *Store) Published(id string, done func(h Host, left time.Duration, err error)) {
+	c := s.commands
+	key := c.dial.keys.host(id)
+	c.ask(&query{commands: [][]string{{"pttl", key}, {"hget", key, hostField}}, done: func(replies []reply, err error) {
+		if err == nil {
+			err = refusal(replies[:1])
+		}
+		if err != nil || replies[0].num == -2 {
+			done(Host{}, 0, err)
+			return
+		}
+		h, _ := readHost(id, replies[1])
+		left := time.Duration(replies[0].num) * time.Millisecond
+		if left <= 0 {
+			left = HostExpiry // any program may have written the key
+		}
+		done(h, left, nil)
+	}})
+}

@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/locksidecar/locksidecar/tests/harness"
+)
+
+// force-release --orphaned frees a lock of a host that died, and no other: not while its daemon runs,
+// is stopped, or has just ended. The next waiter gets the lock at once, and the daemon that comes back
+// notifies the process that had it.
+func TestForceReleaseOfAnOrphanedLock(t *testing.T) {
+	r := harness.StartRedis(t)
+	d7 := harness.StartDaemon(t, r.UnixURL(), "--host-name=db-7", "--lease=10m")
+	d1 := harness.StartDaemon(t, r.UnixURL(), "--host-name=web-1")
+	w := harness.StartGoWorker(t, d7)
+	w.Lock("job")
+	awaitHosts(t, d1, 2)
+	sidecar, hold := r.Owner("job"), ""
+	for field := range r.Fields("job") {
+		hold = strings.TrimPrefix(field, sidecar+":")
+	}
+	waiter := harness.StartRun(t, d1, "job", "echo running; read line")
+	harness.Eventually(t, "the run on web-1 waits", func() bool { return harness.Waiters(t, d1, "job") == 1 && r.Tickets("job") == 1 })
+
+	refused := func(when string, parts ...string) {
+		t.Helper()
+		got := d1.Run("force-release", "--orphaned", "job")
+		if got.Code != 77 {
+			t.Errorf("%s: exit code %d: %s%s", when, got.Code, got.Stdout, got.Stderr)
+		}
+		harness.CheckContains(t, got.Stderr, parts...)
+		if r.Owner("job") != sidecar {
+			t.Fatalf("%s: the lock was freed", when)
+		}
+	}
+	refused("while its daemon runs", "on host db-7 runs", "force-release --host db-7")
+	d7.Suspend()
+	refused("while its daemon is stopped", "on host db-7 is connected to Redis and does not answer, so it may be alive")
+	d7.Kill()
+	harness.Eventually(t, "Redis has noticed the end", func() bool { return !r.IsReached(sidecar) })
+	refused("when its daemon has just ended", "on host db-7 was connected to Redis less than 3m0s ago", "try again in ")
+	d1.Log.AwaitWords(t, "a client was not permitted to force the release", "lock=job", "orphaned=true", "reason=", "db-7")
+	r.MustDo("del", "locksidecar_host:{"+sidecar+"}") // as after three minutes
+
+	got := d1.Run("force-release", "--orphaned", "job")
+	if got.Code != 0 {
+		t.Fatalf("exit code %d: %s", got.Code, got.Stderr)
+	}
+	harness.CheckContains(t, got.Stdout, `freed the orphaned lock "job": deleted hold `+hold+" of sidecar "+sidecar, "the first host that waited has the lock", "only cut off from Redis", "from now)")
+	waiter.AwaitOutput("running")
+	d1.Log.AwaitWords(t, "client freed an orphaned lock", "lock=job", "hold="+hold, "sidecar="+sidecar, "cmd=\"locksidecar force-release --orphaned job\"")
+	harness.CheckContains(t, d1.Run("events", "job").Stdout, "forced      job  by pid ", "as an orphaned lock of sidecar "+sidecar, "refused to pid ")
+
+	d7.Start("--host-name=db-7", "--lease=10m")
+	if a := w.Try(harness.Command{Do: "lost", As: "job"}); a.Err != "lost" || a.Reason != "stolen" {
+		t.Errorf("the SDK of the former holder reports %+v", a)
+	}
+	if got := d1.Run("force-release", "--orphaned", "nothing"); got.Code != 1 {
+		t.Errorf("of a free lock: exit code %d: %s", got.Code, got.Stderr)
+	}
+}
+
+// Another user of the host frees no orphaned lock, and the attempt is in the log.
+func TestOrphanedLockIsForAdministrators(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("root can become another user")
+	}
+	r := harness.StartRedis(t)
+	d := harness.StartDaemonForAllUsers(t, r)
+	const sidecar = "285475da-9152-8c83-822a-67ee2f116a79"
+	r.MustDo("hset", "job", sidecar+":7", 1)
+	cmd := exec.Command(harness.Program(t), "force-release", "--orphaned", "job")
+	cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	cmd.Dir = "/"
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 77 {
+		t.Errorf("another user: %v, not exit code 77", err)
+	}
+	harness.CheckContains(t, string(out), "only root and the sidecar's user may free orphaned locks")
+	if r.Owner("job") != sidecar {
+		t.Error("the lock was freed")
+	}
+	d.Log.AwaitWords(t, "a client was not permitted to force the release", "lock=job", "orphaned=true", "uid=65534")
+}
