@@ -49,6 +49,7 @@ func TestOrphanedLockIsFreedForTheNextWaiter(t *testing.T) {
 	contended, alone := holder.holdFor("contended", time.Hour), holder.holdFor("alone", time.Hour)
 	renewed := holder.hold("renewed")
 	waiter, asker := greeted(t, here.cfg.Socket), greeted(t, here.cfg.Socket)
+	asker.hold("c") // Redis serves
 	asker.awaitHosts(2)
 	waiting := waiter.acquire("contended", protocol.Forever)
 	tick := time.NewTicker(5 * time.Millisecond)

@@ -130,15 +130,53 @@ func hasEnded(pidfd int) bool {
 	return n == 1 && err == nil
 }
 
-// startTime returns when a process started, in clock ticks since boot; 0: not known.
-func startTime(pid int64) uint64 {
+// isEnding reports whether a process that is watched has ended, or is about to: the kernel closes the
+// connections of a process before its pidfd reports the end. A process that is not watched, pidfd −1,
+// is not known to end.
+func isEnding(pidfd int, pid int64) bool {
+	if pidfd < 0 {
+		return false
+	}
+	// The pid is that of this process as long as the pidfd does not report the end. So its flags are
+	// read before the second look: if they are another process's, that one finds the end.
+	return hasEnded(pidfd) || isExiting(statFields(pid)) || hasEnded(pidfd)
+}
+
+// isExiting reports whether the kernel has begun to end the process with these fields.
+func isExiting(fields []string) bool {
+	const (
+		flags     = 9 - statSkipped
+		pfExiting = 0x4 // PF_EXITING of linux/sched.h, set before files are closed
+	)
+	if len(fields) <= flags {
+		return false
+	}
+	n, _ := strconv.ParseUint(fields[flags], 10, 64)
+	return n&pfExiting != 0
+}
+
+// statSkipped is how much less the index of a field in statFields is than its number in proc(5),
+// which counts from 1.
+const statSkipped = 3
+
+// statFields returns what /proc/PID/stat has after the name of the process; nil: it cannot be read.
+func statFields(pid int64) []string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0
+		return nil
 	}
-	// The second field, the name, stands in parentheses and may contain anything.
-	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	const starttime = 22 - 3 // proc(5) counts from 1, and the first two fields are removed
+	return statFieldsIn(b)
+}
+
+// statFieldsIn returns the fields after the name, which stands in parentheses and may contain anything.
+func statFieldsIn(text []byte) []string {
+	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+}
+
+// startTime returns when a process started, in clock ticks since boot; 0: not known.
+func startTime(pid int64) uint64 {
+	fields := statFields(pid)
+	const starttime = 22 - statSkipped
 	if len(fields) <= starttime {
 		return 0
 	}

@@ -170,3 +170,49 @@ func lookAtHiddenProcess() {
 	_, bare := findProcess(pid, state.Process{Start: before.Start}, anyDescriptor)
 	fmt.Println(before.Pidfd, before.Start, hidden.Pidfd, hidden.Start, same, bare)
 }
+
+// The kernel closes the connections of a process before its pidfd reports the end. The end is found
+// nevertheless, and a process that lives is not taken for one that ends.
+func TestEndOfAProcessIsFoundBeforeItIsReported(t *testing.T) {
+	cmd := startProcess(t)
+	pid := int64(cmd.Process.Pid)
+	pidfd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	if isEnding(pidfd, pid) {
+		t.Error("a process that lives is taken for one that ends")
+	}
+	if fields := statFields(pid); len(fields) < 20 || isExiting(fields) {
+		t.Errorf("the fields of a process that lives are %q", fields)
+	}
+	cmd.Process.Kill()
+	for n := 0; n == 0 || err == unix.EINTR; { // until it is a zombie: its parent has not waited for it
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, -1)
+	}
+	if !isExiting(statFields(pid)) {
+		t.Errorf("the kernel does not show that a process ends: %q", statFields(pid))
+	}
+	if !isEnding(pidfd, pid) {
+		t.Error("the end of a zombie is not found")
+	}
+	cmd.Wait()
+	if !isEnding(pidfd, pid) {
+		t.Error("the end of a process that is gone is not found")
+	}
+	if isEnding(-1, int64(os.Getpid())) || isEnding(-1, pid) {
+		t.Error("a process that is not watched is known to end")
+	}
+	for text, want := range map[string]bool{
+		"7 (a) S 1 7 7 0 -1 4194304 1 2":        false, // of a process that lives
+		"7 (a) S 1 7 7 0 -1 4194308 1 2":        true,
+		"7 (a) 4 4 4 4 4 4) S 1 7 7 0 -1 0 1 2": false, // the name of a program is its own choice
+		"7 (a) S 1 7 7 0 -1":                    false,
+		"":                                      false,
+	} {
+		if got := isExiting(statFieldsIn([]byte(text))); got != want {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+}

@@ -356,7 +356,11 @@ func (l *loop) onDisconnect(now int64, c *conn) {
 	case cl.phase == locktable.SessionClaiming:
 		l.awaitResume(cl)
 	default:
-		l.close(now, cl, "its connection ended")
+		why := "its connection ended"
+		if l.table.Holds(cl.id) > 0 && isEnding(cl.pidfd, cl.peer.PID) {
+			why = "its process ended" // the pidfd reports it after this
+		}
+		l.close(now, cl, why)
 	}
 }
 

@@ -594,9 +594,16 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the end of a connection frees its locks",
 		file: "sidecar/session.go",
-		old:  "	default:\n		l.close(now, cl, \"its connection ended\")\n",
-		new:  "	default:\n",
+		old:  "		l.close(now, cl, why)\n	}\n}\n\n// badFrame",
+		new:  "		_ = why\n	}\n}\n\n// badFrame",
 		by:   test("sidecar", "TestTheEndOfAConnectionFreesItsLocks"),
+	},
+	{
+		rule: "a process that is about to end is the reason of a crash, although its connection ended first",
+		file: "sidecar/peer.go",
+		old:  "hasEnded(pidfd) || isExiting(statFields(pid)) || hasEnded(pidfd)",
+		new:  "false",
+		by:   test("sidecar", "TestEndOfAProcessIsFoundBeforeItIsReported"),
 	},
 	{
 		rule: "what a process sent is read before its end ends its session",

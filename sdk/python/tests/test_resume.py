@@ -138,6 +138,7 @@ def test_queries_are_sent_again_but_no_force_release(harness: SessionHarness) ->
         harness.submit(list_call(5)),
         harness.submit(ping_call()),
     ]
+
     def force() -> list[Call[Any]]:
         return [
             harness.submit(force_release_call("n")),

@@ -913,7 +913,9 @@ class Client:
         await self._call(force_release_call(self._whole(name), host))
 
     async def force_release_orphaned(self, name: str) -> OrphanedLock:
-        """Frees a lock whose sidecar is gone for good, because its host died. Root and the user of this sidecar may do it.
+        """Frees a lock whose sidecar is gone for good, because its host died.
+
+        Root and the user of this sidecar may do it.
 
         Raises NotHeld if no client has the lock, and Denied if it is not orphaned: its sidecar may be alive, or is this
         one, or the lock is that of a foreign client. A sidecar that is only cut off from Redis cannot be told from one
