@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"log/slog"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -24,7 +25,8 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 		AtNS: now, Kind: protocol.EventForced, Name: target.name, Hold: hold,
 		Session: uint64(cl.id), PID: cl.peer.PID, UID: cl.peer.UID, Cmd: cl.peer.Cmd,
 	}
-	args := []any{"session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd}
+	args := []any{"session", cl.id}
+	by := requester{pid: cl.peer.PID, cmd: cl.peer.Cmd}
 	line := "client forced the release of a lock on another host"
 	unknown := "a client asked another host to force the release of a lock, and it is not known whether the hold ended"
 	switch {
@@ -42,7 +44,7 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 			row.Msg += " of sidecar " + target.sidecar
 			args = append(args, "sidecar", target.sidecar)
 		}
-		l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, line, "", audit}, target.name, append(args, "hold", hold)...)
+		l.logAudit(lineKind{slog.LevelInfo, cl.peer.UID, line, "", audit}, by, target.name, append(args, "hold", hold)...)
 		l.record(row)
 		return
 	}
@@ -54,7 +56,7 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 	if refusal.Code == protocol.Unavailable {
 		line = unknown
 	}
-	if l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, line, string(refusal.Code), audit}, target.name, append(args, "reason", refusal.Msg)...) {
+	if l.logAudit(lineKind{slog.LevelWarn, cl.peer.UID, line, string(refusal.Code), audit}, by, target.name, append(args, "reason", refusal.Msg)...) {
 		l.record(row) // the others would push what happened out of the events
 	}
 }
@@ -63,22 +65,22 @@ func (l *loop) auditForce(now int64, cl *session, target forceTarget, hold uint6
 // its client is not proved: any program that may publish in Redis can say it.
 func (l *loop) auditForceByHost(now int64, from string, r *protocol.ForceRelease, hold uint64, refusal *protocol.Err) {
 	row := protocol.EventRow{AtNS: now, Kind: protocol.EventForced, Name: r.Name, Hold: hold, RemoteHost: l.hostOf(from + ":")}
-	args := []any{"sidecar", from}
 	if by := r.By; by != nil {
 		row.PID, row.UID, row.Cmd = by.PID, by.UID, printable([]byte(by.Cmd), false)
 		if row.RemoteHost == "" {
 			row.RemoteHost = printable([]byte(by.Host), false)
 		}
-		args = append(args, "by_pid", row.PID, "by_uid", row.UID, "by_cmd", row.Cmd)
 	}
-	args = append(args, "host", row.RemoteHost)
+	client := requester{row.PID, row.UID, row.Cmd, row.RemoteHost, from}
 	if refusal == nil {
-		l.log.Info("another host forced the release of a lock", append([]any{"lock", r.Name, "hold", hold}, args...)...)
+		// Each ends a hold, so their number is bounded by that of the grants.
+		args := append([]any{"lock", r.Name, "hold", hold}, client.args()...)
+		l.log.Log(AuditContext(context.Background(), false), slog.LevelInfo, "another host forced the release of a lock", args...)
 		l.afterEffects = append(l.afterEffects, row)
 		return
 	}
 	row.Kind, row.Msg = protocol.EventRefused, refusal.Msg
-	if l.logAbout(lineKind{slog.LevelWarn, 0, "another host was not permitted to force the release of a lock", string(refusal.Code), diagnosis}, r.Name, append(args, "reason", refusal.Msg)...) {
+	if l.logAudit(lineKind{slog.LevelWarn, 0, "another host was not permitted to force the release of a lock", string(refusal.Code), auditByHost}, client, r.Name, "reason", refusal.Msg) {
 		l.record(row)
 	}
 }

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strconv"
 	"strings"
@@ -20,6 +21,10 @@ const (
 
 	// maxSummary bounds the names in the line about those that were left out, in bytes.
 	maxSummary = 4 << 10
+
+	// maxRequesters is how many clients have a line of their own about what was left out of them. One
+	// more line has the rest.
+	maxRequesters = 20
 )
 
 // lineUse says what a line is for, and so how many of its kind the log has in a window.
@@ -31,9 +36,48 @@ const (
 
 	// audit: it says which client ended the hold of another one by force, or tried to. The log has
 	// all of root and of the sidecar's user, and maxAuditLines of any other user, who could force
-	// the release of his own locks to push the lines of others out of the log.
+	// the release of his own locks to push the lines of others out of the log. The lines that are left
+	// out are summed up by client.
 	audit
+
+	// auditByHost: the same, if another host asked. Any program that may publish in Redis can pretend
+	// to be one, so the log has maxAuditLines of all of them.
+	auditByHost
 )
+
+// isAudit reports whether a line says which client ended a hold by force, or tried to.
+func (u lineUse) isAudit() bool { return u != diagnosis }
+
+// requester is the client of an audit line, as far as it tells one client from another.
+type requester struct {
+	pid, uid int64 // uid of a client of another host; that of this host is the line's
+	cmd      string
+	host     string // of the client, if it is another host
+	sidecar  string // the same
+}
+
+// args returns what a line says of the client.
+func (r *requester) args() []any {
+	if r.sidecar == "" {
+		return []any{"pid", r.pid, "cmd", r.cmd}
+	}
+	return []any{"sidecar", r.sidecar, "by_pid", r.pid, "by_uid", r.uid, "by_cmd", r.cmd, "host", r.host}
+}
+
+type auditKey struct{}
+
+// IsAudit reports whether a line of Config.Log says which client ended a hold by force, or tried to. A
+// program that cannot write all lines leaves out others before these. privileged: that client is
+// root or the sidecar's user; no other user can cause such a line.
+func IsAudit(ctx context.Context) (is, privileged bool) {
+	privileged, is = ctx.Value(auditKey{}).(bool)
+	return is, privileged
+}
+
+// AuditContext marks a line for IsAudit.
+func AuditContext(ctx context.Context, privileged bool) context.Context {
+	return context.WithValue(ctx, auditKey{}, privileged)
+}
 
 // logLimit counts the lines about clients in the present window.
 type logLimit struct {
@@ -52,22 +96,75 @@ type lineKind struct {
 
 // hasRoom reports whether the log has the n-th line of this kind in a window.
 func (k *lineKind) hasRoom(n int) bool {
-	if k.use == audit {
+	switch k.use {
+	case audit:
 		return isPrivileged(k.uid) || n <= maxAuditLines
+	case auditByHost:
+		return n <= maxAuditLines
 	}
 	return n <= maxLines
 }
 
+// context returns that of a line of this kind.
+func (k *lineKind) context() context.Context {
+	if !k.use.isAudit() {
+		return context.Background()
+	}
+	return AuditContext(context.Background(), k.use == audit && isPrivileged(k.uid))
+}
+
 // lineCount counts the lines of one kind.
 type lineCount struct {
-	lines, leftOut int
-	names          nameList // of the locks of those that were left out
+	lines   int
+	leftOut map[requester]*leftOut // by client; of other lines than those of an audit, all together
+	others  *leftOut               // of the clients for which leftOut has no room; nil: there are none
+	clients nameList               // what these are
+}
+
+// leftOut sums up lines that were left out.
+type leftOut struct {
+	lines int
+	names nameList // of their locks
+}
+
+// add counts a line that is left out.
+func (c *lineCount) add(by requester, lock string) {
+	sum := c.leftOut[by]
+	if sum == nil && len(c.leftOut) < maxRequesters {
+		sum = new(leftOut)
+		if c.leftOut == nil {
+			c.leftOut = make(map[requester]*leftOut)
+		}
+		c.leftOut[by] = sum
+	}
+	if sum == nil {
+		if c.others == nil {
+			c.others = new(leftOut)
+		}
+		sum = c.others
+		if by.sidecar == "" {
+			c.clients.add(fmt.Sprintf("pid %d (%s)", by.pid, by.cmd))
+		} else {
+			c.clients.add(fmt.Sprintf("pid %d (%s) of uid %d on host %s, sidecar %s", by.pid, by.cmd, by.uid, by.host, by.sidecar))
+		}
+	}
+	sum.lines++
+	sum.names.add(lock)
 }
 
 // logAbout logs a line about a client of this user, and about a lock, unless lock is "", or there
 // were many lines of its kind: those are summed up when the window ends. It reports whether the
 // line is one of the first maxLines.
 func (l *loop) logAbout(kind lineKind, lock string, args ...any) (isEarly bool) {
+	return l.logLine(kind, requester{}, lock, args)
+}
+
+// logAudit is logAbout for an audit line, with the client that asked.
+func (l *loop) logAudit(kind lineKind, by requester, lock string, args ...any) (isEarly bool) {
+	return l.logLine(kind, by, lock, append(by.args(), args...))
+}
+
+func (l *loop) logLine(kind lineKind, by requester, lock string, args []any) (isEarly bool) {
 	limit := &l.logLimit
 	if limit.end == 0 {
 		limit.end, limit.kinds = protocol.Now()+int64(window), make(map[lineKind]*lineCount)
@@ -79,30 +176,47 @@ func (l *loop) logAbout(kind lineKind, lock string, args ...any) (isEarly bool) 
 	}
 	count.lines++
 	if !kind.hasRoom(count.lines) {
-		count.leftOut++
-		count.names.add(lock)
+		count.add(by, lock)
 		return false
 	}
 	if lock != "" {
 		args = append([]any{"lock", lock}, args...)
 	}
-	l.log.Log(context.Background(), kind.level, kind.line, append(args, "uid", kind.uid)...)
+	if kind.use != auditByHost {
+		args = append(args, "uid", kind.uid)
+	}
+	l.log.Log(kind.context(), kind.level, kind.line, args...)
 	return count.lines <= maxLines
 }
 
 // flushSuppressed ends the window and sums up the lines that were left out.
 func (l *loop) flushSuppressed() {
 	for kind, count := range l.logLimit.kinds {
-		if count.leftOut == 0 {
-			continue
+		for by, sum := range count.leftOut {
+			if kind.use.isAudit() {
+				l.logSum(&kind, sum, by.args()...)
+			} else {
+				l.logSum(&kind, sum)
+			}
 		}
-		args := []any{"line", kind.line, "about", kind.about, "uid", kind.uid, "lines", count.leftOut}
-		if text := count.names.String(); text != "" {
-			args = append(args, "locks", text)
+		if count.others != nil {
+			l.logSum(&kind, count.others, "clients", count.clients.String())
 		}
-		l.log.Log(context.Background(), kind.level, "more lines like the last ones are left out", args...)
 	}
 	l.logLimit = logLimit{}
+}
+
+// logSum logs the sum of lines that were left out.
+func (l *loop) logSum(kind *lineKind, sum *leftOut, by ...any) {
+	args := []any{"line", kind.line, "about", kind.about}
+	if kind.use != auditByHost {
+		args = append(args, "uid", kind.uid)
+	}
+	args = append(append(args, by...), "lines", sum.lines)
+	if text := sum.names.String(); text != "" {
+		args = append(args, "locks", text)
+	}
+	l.log.Log(kind.context(), kind.level, "more lines like the last ones are left out", args...)
 }
 
 // nameList has the names of locks, each once, as long as they have room in a line.

@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -75,7 +76,7 @@ func TestLogHasEveryForcedReleaseOfThePrivileged(t *testing.T) {
 	early := 0
 	for i := range 10 * maxAuditLines {
 		for _, uid := range []int64{0, int64(os.Geteuid()), 1 << 20} {
-			if l.logAbout(lineKind{slog.LevelInfo, uid, "forced", "", audit}, fmt.Sprint("x", i)) {
+			if l.logAudit(lineKind{slog.LevelInfo, uid, "forced", "", audit}, requester{pid: 7, cmd: "job"}, fmt.Sprint("x", i)) {
 				early++
 			}
 		}
@@ -91,9 +92,67 @@ func TestLogHasEveryForcedReleaseOfThePrivileged(t *testing.T) {
 		t.Errorf("%d lines count as early", early)
 	}
 	l.flushSuppressed()
-	if text := log.String(); !strings.Contains(text, "uid=1048576 lines=900 ") || !strings.Contains(text, "x100, x101, ") {
+	if text := log.String(); !strings.Contains(text, "uid=1048576 pid=7 cmd=job lines=900 ") || !strings.Contains(text, "x100, x101, ") {
 		t.Error("the lines of a user are not summed up")
 	}
+}
+
+// Audit lines that are left out are summed up by client. However many clients there are, and whatever
+// other hosts pretend, the lines are few, and are marked as those of an audit.
+func TestAuditLinesAreSummedUpByClient(t *testing.T) {
+	for _, use := range []lineUse{audit, auditByHost} {
+		var log strings.Builder
+		var marks markedHandler
+		marks.Handler = slog.NewTextHandler(&log, nil)
+		l := &loop{log: slog.New(&marks)}
+		kind := lineKind{slog.LevelWarn, 1 << 20, "refused", "denied", use}
+		client := func(i int) requester {
+			r := requester{pid: int64(1000 + i), cmd: "job"}
+			if use == auditByHost {
+				r.host, r.sidecar, r.uid = "db-7", "uuid", 33
+			}
+			return r
+		}
+		for i := range 3000 {
+			n := i
+			if i >= maxAuditLines {
+				n = i % (maxRequesters + 30)
+			}
+			l.logAudit(kind, client(n), fmt.Sprint("lock ", n), "reason", "no")
+		}
+		l.flushSuppressed()
+		text := log.String()
+		if n := strings.Count(text, "\n"); n != maxAuditLines+maxRequesters+1 {
+			t.Errorf("use %d: %d lines", use, n)
+		}
+		if marks.audit != maxAuditLines+maxRequesters+1 || marks.privileged != 0 {
+			t.Errorf("use %d: %d lines are marked, %d as those of the privileged", use, marks.audit, marks.privileged)
+		}
+		own, rest := "uid=1048576 pid=1003 cmd=job lines=58 locks=\"\\\"lock 3\\\"\"", "pid 1049 (job)"
+		if use == auditByHost {
+			own = "sidecar=uuid by_pid=1003 by_uid=33 by_cmd=job host=db-7 lines=58 locks=\"\\\"lock 3\\\"\""
+			rest = "pid 1049 (job) of uid 33 on host db-7, sidecar uuid"
+		}
+		if !strings.Contains(text, own) || !strings.Contains(text, "lines=1740 ") || !strings.Contains(text, rest) {
+			t.Errorf("use %d: logged:\n%s", use, text[strings.Index(text, "more lines"):])
+		}
+	}
+}
+
+// markedHandler counts the lines of an audit.
+type markedHandler struct {
+	slog.Handler
+	audit, privileged int
+}
+
+func (h *markedHandler) Handle(ctx context.Context, r slog.Record) error {
+	if is, privileged := IsAudit(ctx); is {
+		h.audit++
+		if privileged {
+			h.privileged++
+		}
+	}
+	return h.Handler.Handle(ctx, r)
 }
 
 func TestErrorThatLastsIsLoggedWhenItBegins(t *testing.T) {

@@ -577,7 +577,7 @@ func (l *loop) applyEffects() {
 			}
 		case locktable.Forced:
 			l.say(c, &protocol.ForceReleaseOK{ID: e.ID, Hold: e.Hold})
-			l.logAbout(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", "", audit}, e.Name, "hold", e.Hold, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd)
+			l.logAudit(lineKind{slog.LevelInfo, cl.peer.UID, "client forced the release of a lock", "", audit}, requester{pid: cl.peer.PID, cmd: cl.peer.Cmd}, e.Name, "hold", e.Hold, "session", cl.id)
 		case locktable.Lost:
 			l.lost = protocol.LostEvent{Hold: e.Hold, Reason: e.Reason}
 			l.say(c, &l.lost)

@@ -168,7 +168,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	direct := c.logger(os.Stderr, isJournal(os.Stderr))
 	stderr := newAsyncWriter(os.Stderr, direct)
 	defer stderr.close()
-	log := c.logger(stderr, isJournal(os.Stderr))
+	log := slog.New(newAuditHandler(stderr, func(w io.Writer) slog.Handler { return c.logger(w, isJournal(os.Stderr)).Handler() }))
 	cfg.Log = log
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

@@ -42,9 +42,44 @@ var sidecarMutants = []mutant{
 	{
 		rule: "lines that are left out are summed up with the names of their locks",
 		file: "sidecar/loglimit.go",
-		old:  "		count.names.add(lock)\n",
+		old:  "	sum.names.add(lock)\n",
 		new:  "",
 		by:   test("sidecar", "TestLinesThatAreLeftOutAreSummedUpWithTheirLocks"),
+	},
+	{
+		rule: "audit lines that are left out are summed up by client",
+		file: "sidecar/loglimit.go",
+		old:  "	sum := c.leftOut[by]\n",
+		new:  "	by = requester{}\n	sum := c.leftOut[by]\n",
+		by:   test("sidecar", "TestAuditLinesAreSummedUpByClient"),
+	},
+	{
+		rule: "the lines about clients whose audit lines are left out have a bound",
+		file: "sidecar/loglimit.go",
+		old:  "len(c.leftOut) < maxRequesters",
+		new:  "true",
+		by:   test("sidecar", "TestAuditLinesAreSummedUpByClient"),
+	},
+	{
+		rule: "other hosts do not fill the log",
+		file: "sidecar/loglimit.go",
+		old:  "	case auditByHost:\n		return n <= maxAuditLines",
+		new:  "	case auditByHost:\n		return true",
+		by:   test("sidecar", "TestAuditLinesAreSummedUpByClient"),
+	},
+	{
+		rule: "a flood of lines drops no audit line",
+		file: "cmd/locksidecar/asyncwriter.go",
+		old:  "	case audited:\n		return ",
+		new:  "	case audited:\n		return l.ordinary < maxBacklog && ",
+		by:   test("cmd/locksidecar", "TestAsyncWriterDropsNoAuditLineForAnOrdinaryOne"),
+	},
+	{
+		rule: "the audit lines of users leave room for those of root",
+		file: "cmd/locksidecar/asyncwriter.go",
+		old:  "l.auditBytes+size <= maxAuditOfOthers",
+		new:  "l.auditBytes+size <= maxAudit",
+		by:   test("cmd/locksidecar", "TestAsyncWriterDropsNoAuditLineForAnOrdinaryOne"),
 	},
 	{
 		rule: "the names in a line of the log have a bound",
@@ -403,8 +438,8 @@ var sidecarMutants = []mutant{
 	{
 		rule: "the log says how many lines were left out",
 		file: "sidecar/loglimit.go",
-		old:  `		if count.leftOut == 0 {`,
-		new:  `		if true {`,
+		old:  `		for by, sum := range count.leftOut {`,
+		new:  `		for by, sum := range map[requester]*leftOut{} {`,
 		by:   test("sidecar", "TestLogHasAFewLinesOfAKind"),
 	},
 	{
