@@ -560,7 +560,7 @@ func (m *PingOK) unpack(id uint64, o *object) {
 	*m = PingOK{
 		ID: id, NowNS: o.int(fieldNowNS, 0, 0, math.MaxInt64), Redis: o.text(fieldRedis, 0),
 		Degraded: o.bool(fieldDegraded, false), RedisAddress: o.text(fieldRedisAddress, 0), RedisRunID: o.text(fieldRedisRunID, 0),
-		KeyPrefix: o.text(fieldKeyPrefix, 0),
+		KeyPrefix: o.text(fieldKeyPrefix, 0), Trouble: o.text(fieldTrouble, 0),
 	}
 }
 

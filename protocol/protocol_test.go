@@ -77,7 +77,7 @@ var everyReply = []Reply{
 		Lock: &fullRow, Redis: "ok", Key: KeyReadWrite, Msg: "read", TTLMS: -1, Owners: []OwnerRow{{Field: "f", Sidecar: "uuid", Host: "db-7", Entries: 2}, {Field: "g"}},
 		Queue: []OwnerRow{{Field: "h", WaitedMS: 3}}, Queued: 4, Holder: &fullRow, Trouble: "t",
 	}},
-	&PingOK{ID: 1, NowNS: 2, Redis: "ok", Degraded: true, RedisAddress: "redis.example:6379/0", RedisRunID: "5f3c", KeyPrefix: "app1:"},
+	&PingOK{ID: 1, NowNS: 2, Redis: "ok", Degraded: true, RedisAddress: "redis.example:6379/0", RedisRunID: "5f3c", KeyPrefix: "app1:", Trouble: "t"},
 	&ConfirmOK{ID: 1},
 	&ByeOK{ID: 1},
 	&ClaimOK{ID: 1},

@@ -196,7 +196,7 @@ type ForceReleaseOrphanedOK struct {
 // connected, but refuses acquires. RedisAddress is the
 // address of Redis with the number of the database. RedisRunID is the run id of the Redis
 // server; "" while there is no connection, or if it is not known.
-// KeyPrefix stands before the names of locks in Redis.
+// KeyPrefix stands before the names of locks in Redis. Trouble is that of StatusRow.
 type PingOK struct {
 	ID    uint64
 	NowNS int64
@@ -206,6 +206,7 @@ type PingOK struct {
 	RedisAddress string
 	RedisRunID   string
 	KeyPrefix    string
+	Trouble      string
 }
 
 // ByeOK answers Bye, as the last frame of the connection.
@@ -542,6 +543,7 @@ func (m PingOK) Append(dst []byte) []byte {
 	w.textIf("redis_address", m.RedisAddress, MaxField)
 	w.textIf("redis_run_id", m.RedisRunID, MaxField)
 	w.textIf("key_prefix", m.KeyPrefix, MaxField)
+	w.textIf("trouble", m.Trouble, MaxMessage)
 	return w.finish()
 }
 

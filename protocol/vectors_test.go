@@ -635,7 +635,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 		}
 		return ok
 	case "ping":
-		return &PingOK{m.ID, m.NowNS, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.KeyPrefix}
+		return &PingOK{m.ID, m.NowNS, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.KeyPrefix, m.Trouble}
 	case "bye":
 		return &ByeOK{m.ID}
 	case "claim":

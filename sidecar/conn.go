@@ -223,6 +223,10 @@ func (s *Server) read(c *conn) (fault *protocol.Err) {
 					return nil
 				}
 				batch = append(batch, request{kind: clientOther, conn: c, other: s.prepareStatus(r)})
+			case *protocol.Ping:
+				// Here and not in the loop, because it may wait for a look at the socket.
+				why, _ := s.Trouble()
+				batch = append(batch, request{kind: clientOther, conn: c, other: &pingRequest{*r, why}})
 			case *protocol.Who:
 				// What the client requested before does not wait for Redis.
 				if !s.submitBatch(c, &batch) {
@@ -393,14 +397,17 @@ func handOver(c *conn, req protocol.Request) request {
 	case *protocol.Metrics:
 		v := *r
 		in.other = &v
-	case *protocol.Ping:
-		v := *r
-		in.other = &v
 	case *protocol.Unknown:
 		v := *r
 		in.other = &v
 	}
 	return in
+}
+
+// pingRequest is a ping with what is not the loop's.
+type pingRequest struct {
+	protocol.Ping
+	trouble string
 }
 
 // refused is a request in which the decoder found an error.

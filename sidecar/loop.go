@@ -424,9 +424,9 @@ func (l *loop) onRequest(now int64, in *request) {
 		l.byes = append(l.byes, bye{cl, id})
 	case *protocol.Metrics:
 		l.onMetrics(c, cl, r)
-	case *protocol.Ping:
+	case *pingRequest:
 		redis := l.redis.Load()
-		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix})
+		l.say(c, &protocol.PingOK{ID: id, NowNS: now, Redis: redis.status, Degraded: redis.isDegraded, RedisAddress: l.store.Address(), RedisRunID: redis.runID, KeyPrefix: l.cfg.KeyPrefix, Trouble: r.trouble})
 	case *refused:
 		if r.Op == "acquire" {
 			l.table.CountRefusal("", r.Code)

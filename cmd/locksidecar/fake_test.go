@@ -18,6 +18,7 @@ type fakeSidecar struct {
 	// Fixed when it starts.
 	lease     time.Duration // of every grant; it is never renewed
 	redis     func() string // returns the status of Redis; nil: "ok"
+	trouble   string        // what ping reports
 	onRelease func()        // called before a release is answered; nil: nothing
 	onConfirm protocol.Code // the error of a confirm; "": it is confirmed; noAnswer: none
 
@@ -194,7 +195,7 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		if f.redis != nil {
 			redis = f.redis()
 		}
-		return protocol.PingOK{ID: r.ID, NowNS: protocol.Now(), Redis: redis}
+		return protocol.PingOK{ID: r.ID, NowNS: protocol.Now(), Redis: redis, Trouble: f.trouble}
 	case *protocol.Who:
 		if f.redis != nil {
 			return protocol.WhoOK{ID: r.ID, WhoRow: protocol.WhoRow{Redis: f.redis()}}

@@ -23,6 +23,8 @@ func (pingCmd) Help() string {
 otherwise it asks again for 2 s, because a sidecar that has just started is not connected yet.
 A Redis is degraded if it is connected but refuses what an acquire needs: it is out of memory, cannot save, or its
 ACL denies commands or keys. The sidecar tries that when it connects and each minute, on a lock that no client has.
+A sidecar is in trouble if it serves, but new clients cannot connect, or a restart would end the locks: the file
+system of its state is full, for instance. Do not restart it for that: the message says what to do.
 The last line names the Redis: hosts share locks only if address, run id and key prefix are the same on all of them.
 
 Example:
@@ -30,7 +32,7 @@ Example:
     locksidecar ping || systemctl status locksidecar
 
 ` + exitTable + `
-    74   Redis is connected, but degraded`
+    74   Redis is connected, but degraded; or Redis serves, and the sidecar is in trouble`
 }
 
 func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
@@ -54,6 +56,9 @@ func (c *pingCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	if health.Degraded {
 		return coded{exitDegraded, fmt.Errorf("the sidecar answers, but its Redis is degraded, and refuses acquires: %s", health.Redis)}
+	}
+	if health.Redis == "ok" && health.Trouble != "" {
+		return coded{exitDegraded, fmt.Errorf("the sidecar answers, and its Redis serves, but the sidecar is in trouble: %s", health.Trouble)}
 	}
 	if health.Redis != "ok" {
 		return coded{exitUnavailable, fmt.Errorf("the sidecar answers, but its Redis does not serve: %s", health.Redis)}

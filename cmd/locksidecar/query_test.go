@@ -48,6 +48,15 @@ func TestPingAndForceReleasePrintTheAnswer(t *testing.T) {
 	expectExit(t, start(t, f, "force-release", "free"), 1, `locksidecar: no process of this host holds the lock "free"`)
 }
 
+func TestPingReportsTrouble(t *testing.T) {
+	f := startFake(t, func(f *fakeSidecar) { f.trouble = "the file system of the state is full" })
+	if out := expectExit(t, start(t, f, "ping"), exitDegraded, "its Redis serves, but the sidecar is in trouble: the file system of the state is full"); out != "" {
+		t.Errorf("printed %q", out)
+	}
+	away := startFake(t, func(f *fakeSidecar) { f.trouble, f.redis = "full", func() string { return "it is away" } })
+	expectExit(t, start(t, away, "ping"), exitUnavailable, "its Redis does not serve: it is away")
+}
+
 func TestForceReleaseOfAnOrphanedLockNamesTheRisk(t *testing.T) {
 	f := startFake(t)
 	out := expectExit(t, start(t, f, "force-release", "--orphaned", nameHeld), 0, "")

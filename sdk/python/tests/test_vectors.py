@@ -158,6 +158,7 @@ def normalized(got: Any) -> Any:
                 "redis_run_id": "",
                 "key_prefix": "",
                 "degraded": False,
+                "trouble": "",
             }
             return id, {k: v for k, v in asdict(answer).items() if may_be_absent.get(k) != v}
         case (id, answer):

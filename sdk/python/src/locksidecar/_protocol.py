@@ -619,6 +619,7 @@ class PingOK:
     redis_run_id: str
     key_prefix: str
     degraded: bool
+    trouble: str
 
 
 def hello_ok(f: Fields) -> HelloOK:
@@ -762,6 +763,7 @@ def ping_ok(f: Fields) -> PingOK:
         f.text("redis_run_id", ""),
         f.text("key_prefix", ""),
         f.flag("degraded", False),
+        f.text("trouble", ""),
     )
 
 
