@@ -98,10 +98,16 @@ func TestRestartLosesNoLockAfterAFullFileSystem(t *testing.T) {
 			if out := d.Run("status"); !strings.Contains(out.Stdout, "a restart of the sidecar would end all locks of this host") {
 				t.Errorf("status says nothing of the state file: %s", out.Stdout)
 			}
+			if out := d.Run("ping"); out.Code != 74 || !strings.Contains(out.Stderr, "a restart of the sidecar would end all locks of this host") {
+				t.Errorf("ping ends with %d: %s", out.Code, out.Stderr)
+			}
 			locks = c.after(t, filler, locks)
 			harness.Eventually(t, "the log reports that everything is stored", func() bool { return d.Log.Contains("has every lock and client again") })
 			if out := d.Run("status"); strings.Contains(out.Stdout, "TROUBLE") {
 				t.Errorf("status still says: %s", out.Stdout)
+			}
+			if out := d.Run("ping"); out.Code != 0 {
+				t.Errorf("ping still ends with %d: %s", out.Code, out.Stderr)
 			}
 
 			d.Kill()
