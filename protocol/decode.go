@@ -406,7 +406,7 @@ func (m *MetricsOK) unpack(id uint64, o *object) {
 func (m *EventsOK) unpack(id uint64, o *object) {
 	o.require(fieldEvents)
 	o.require(fieldNext)
-	*m = EventsOK{ID: id, Next: o.uint(fieldNext), Missed: o.uint(fieldMissed)}
+	*m = EventsOK{ID: id, Next: o.uint(fieldNext), Missed: o.uint(fieldMissed), Hidden: o.text(fieldHidden, 0)}
 	o.each(fieldEvents, func(at int) int {
 		m.Events = append(m.Events, EventRow{})
 		return m.Events[len(m.Events)-1].unpack(o.p, at)
@@ -434,6 +434,7 @@ func (m *StatusOK) unpack(id uint64, o *object) {
 		OldestWaiter: o.age(fieldOldestWaiter),
 		OldestHold:   o.age(fieldOldestHold),
 		RenewalsLate: o.number(fieldRenewalsLate),
+		Hidden:       o.text(fieldHidden, 0),
 	}}
 	o.each(fieldLost, func(at int) int {
 		var l object

@@ -78,6 +78,7 @@ const (
 
 	fieldEvents
 	fieldMissed
+	fieldHidden
 	fieldAtNS
 	fieldKind
 
@@ -127,7 +128,7 @@ var fieldNames = [fields]string{
 	fieldHeldMS: "held_ms", fieldAbsent: "absent", fieldOrphan: "orphan", fieldKeepLeftMS: "keep_left_ms", fieldRemoteField: "remote_field",
 	fieldRemoteTTLMS: "remote_ttl_ms", fieldWaiting: "waiting", fieldWaiters: "waiters",
 	fieldWaitedMS: "waited_ms",
-	fieldEvents:   "events", fieldMissed: "missed", fieldAtNS: "at_ns", fieldKind: "kind",
+	fieldEvents:   "events", fieldMissed: "missed", fieldHidden: "hidden", fieldAtNS: "at_ns", fieldKind: "kind",
 	fieldStartedNS: "started_ns", fieldRoundTripNS: "roundtrip_ns", fieldTrouble: "trouble", fieldSessions: "sessions", fieldHeld: "held", fieldOldestWaiter: "oldest_waiter", fieldOldestHold: "oldest_hold",
 	fieldAgeMS: "age_ms", fieldRenewalsLate: "renewals_late", fieldLost: "lost", fieldRestart: "restart", fieldEnded: "ended", fieldBack: "back", fieldAway: "away", fieldGrants: "grants",
 	fieldKey: "key", fieldTTLMS: "ttl_ms", fieldOwners: "owners", fieldQueue: "queue", fieldQueued: "queued", fieldHolder: "holder", fieldField: "field", fieldEntries: "entries", fieldPassed: "passed",
@@ -274,6 +275,8 @@ func fieldOf(key []byte) field {
 		return fieldEvents
 	case "missed":
 		return fieldMissed
+	case "hidden":
+		return fieldHidden
 	case "at_ns":
 		return fieldAtNS
 	case "kind":

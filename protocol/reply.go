@@ -82,6 +82,7 @@ type EventsOK struct {
 	Events []EventRow // in the order in which they happened
 	Next   uint64     // the number of the last of them, for the next request
 	Missed uint64     // events before Next that the sidecar does not have any more
+	Hidden string     // which events the policy hides from the client, in one sentence; "": none
 }
 
 // EventRow shows operators what happened to one lock. Fields that do not apply to its Kind are
@@ -131,6 +132,7 @@ type StatusRow struct {
 	RenewalsLate            int     // holds of the watchdog with less than half of their lease left
 	Lost                    []LossRow
 	Restart                 *RestartRow // nil: no sidecar before this one left its state
+	Hidden                  string      // what the policy hides from the client, in one sentence; "": nothing
 }
 
 // AgeRow is the oldest waiter or hold of a StatusRow.
@@ -406,6 +408,7 @@ func (m EventsOK) Append(dst []byte) []byte {
 	}
 	w.uint("next", m.Next)
 	w.uintIf("missed", m.Missed)
+	w.textIf("hidden", m.Hidden, MaxMessage)
 	return w.finish()
 }
 
@@ -447,6 +450,7 @@ func (m StatusOK) Append(dst []byte) []byte {
 		w.intIf("away", int64(r.Away))
 		w.endMap(outer)
 	}
+	w.textIf("hidden", m.Hidden, MaxMessage)
 	return w.finish()
 }
 

@@ -372,6 +372,7 @@ type fieldsOf struct {
 	Hosts                   []hostFields
 	Events                  []eventFields
 	Missed                  uint64
+	Hidden                  string
 
 	StartedNS    int64 `json:"started_ns"`
 	RoundTripNS  int64 `json:"roundtrip_ns"`
@@ -607,7 +608,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	case "metrics":
 		return &MetricsOK{m.ID, m.Text, m.Next}
 	case "events":
-		ok := &EventsOK{ID: m.ID, Next: m.Next, Missed: m.Missed}
+		ok := &EventsOK{ID: m.ID, Next: m.Next, Missed: m.Missed, Hidden: m.Hidden}
 		for _, e := range m.Events {
 			ok.Events = append(ok.Events, EventRow(e))
 		}
@@ -615,7 +616,7 @@ func replyOf(t *testing.T, text json.RawMessage, answers string) any {
 	case "status":
 		return &StatusOK{m.ID, StatusRow{
 			m.NowNS, m.StartedNS, m.Version, m.Redis, m.Degraded, m.RedisAddress, m.RedisRunID, m.KeyPrefix, m.RoundTripNS, m.Trouble,
-			m.Sessions, m.Held, m.Waiting, (*AgeRow)(m.OldestWaiter), (*AgeRow)(m.OldestHold), m.RenewalsLate, m.Lost, m.Restart,
+			m.Sessions, m.Held, m.Waiting, (*AgeRow)(m.OldestWaiter), (*AgeRow)(m.OldestHold), m.RenewalsLate, m.Lost, m.Restart, m.Hidden,
 		}}
 	case "who":
 		ok := &WhoOK{m.ID, WhoRow{Redis: m.Redis, Key: m.Key, Msg: m.Msg, TTLMS: m.TTLMS, Queued: m.Queued, Trouble: m.Trouble}}

@@ -59,10 +59,10 @@ type conn struct {
 	gid     int64
 	pidfd   int // −1: not watched, or the client's by now
 
-	policyPeer *policy.Peer  // the peer, as the policy needs it; nil: there is no policy
-	denial     *protocol.Err // why that is not known; nil: it is
-	rules      *policy.Rules // what the policy says about it; nil: nothing
-	refusal    *protocol.Err // why that is not known; nil: it is
+	policyPeer *policy.Peer    // the peer, as the policy needs it; nil: there is no policy
+	denial     *protocol.Err   // why that is not known; nil: it is
+	rules      *policy.Rules   // what the policy says about it; nil: nothing
+	refusal    *policy.Refusal // why that is not known; nil: it is
 
 	// Owned by the reader.
 	pace     *pace // nil: the policy does not limit its requests

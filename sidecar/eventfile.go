@@ -162,7 +162,7 @@ func decodeEvents(text []byte, after, last uint64) (events []numberedEvent, whol
 		}
 		after = page.Next
 		whole += lengthPrefix + len(body)
-		events = append(events, numberedEvent{after, page.Events[0]})
+		events = append(events, numberedEvent{number: after, row: page.Events[0]})
 	}
 }
 

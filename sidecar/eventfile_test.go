@@ -32,7 +32,7 @@ func writeEvents(t *testing.T) (path string) {
 	path = filepath.Join(t.TempDir(), "state")
 	f, _, _ := keptEvents(t, path)
 	for i, name := range []string{"a", "b", "c"} {
-		f.add(numberedEvent{uint64(10 + i), lostEvent(name)})
+		f.add(numberedEvent{number: uint64(10 + i), row: lostEvent(name)})
 	}
 	f.close()
 	return path
@@ -71,7 +71,7 @@ func TestTornFileOfEventsIsContinuedAfterTheLastWholeEvent(t *testing.T) {
 			if f == nil { // less than the magic, and then something else
 				continue
 			}
-			f.add(numberedEvent{100, lostEvent("d")})
+			f.add(numberedEvent{number: 100, row: lostEvent("d")})
 			f.close()
 			f, again, _ := keptEvents(t, path)
 			f.close()
@@ -147,7 +147,7 @@ func TestFilesOfEventsAreBounded(t *testing.T) {
 	for i := range all {
 		row := lostEvent(fmt.Sprintf("%d,", i))
 		row.Msg = strings.Repeat("m", 300)
-		f.add(numberedEvent{uint64(i + 1), row})
+		f.add(numberedEvent{number: uint64(i + 1), row: row})
 		if i%500 == 0 { // the writer must not fall behind
 			f.close()
 			if f, _, _ = keptEvents(t, path); f == nil {
@@ -179,7 +179,7 @@ func TestFullDiskLosesEventsOnly(t *testing.T) {
 	}
 	var log strings.Builder
 	f.log, f.file = slog.New(slog.NewTextHandler(&log, nil)), full
-	f.waiting = []numberedEvent{{20, lostEvent("d")}, {21, lostEvent("e")}}
+	f.waiting = []numberedEvent{{number: 20, row: lostEvent("d")}, {number: 21, row: lostEvent("e")}}
 	f.writeWaiting()
 	f.end()
 	if n := strings.Count(log.String(), "events are not written"); n != 1 || !strings.Contains(log.String(), "no space left") {
@@ -197,30 +197,30 @@ func TestFullDiskLosesEventsOnly(t *testing.T) {
 func TestRestoredEventsKeepTheirNumbers(t *testing.T) {
 	var g eventLog
 	g.begin(5_000_000)
-	g.restore([]numberedEvent{{100, lostEvent("a")}, {200, lostEvent("b")}})
-	if rows, next, missed := g.page(0, 1<<20, nil); names(rows) != "ab" || next != 5_000 || missed != 0 || g.hasAfter(next) {
+	g.restore([]numberedEvent{{number: 100, row: lostEvent("a")}, {number: 200, row: lostEvent("b")}})
+	if rows, next, missed := g.page(0, 1<<20, nil, nil); names(rows) != "ab" || next != 5_000 || missed != 0 || g.hasAfter(next) {
 		t.Errorf("%q, next %d, missed %d", names(rows), next, missed)
 	}
 	if g.hasAfter(200) || !g.hasAfter(199) || !g.hasAfter(1<<60) {
 		t.Error("events after the last one, or none after the first")
 	}
-	g.add(lostEvent("c"))
+	g.add(lostEvent("c"), eventAbout{})
 	for _, tt := range []struct {
 		after uint64
 		want  string
 	}{{0, "abc"}, {99, "abc"}, {100, "bc"}, {150, "bc"}, {200, "c"}, {4_999, "c"}, {5_000, "c"}, {5_001, ""}, {5_002, "abc"}} {
-		if rows, next, missed := g.page(tt.after, 1<<20, nil); names(rows) != tt.want || next != 5_001 || missed != 0 || g.hasAfter(tt.after) != (tt.want != "") {
+		if rows, next, missed := g.page(tt.after, 1<<20, nil, nil); names(rows) != tt.want || next != 5_001 || missed != 0 || g.hasAfter(tt.after) != (tt.want != "") {
 			t.Errorf("after %d: %q, next %d, missed %d", tt.after, names(rows), next, missed)
 		}
 	}
-	rows, next, _ := g.page(0, 1, nil) // one page, one event
+	rows, next, _ := g.page(0, 1, nil, nil) // one page, one event
 	if names(rows) != "a" || next != 100 {
 		t.Errorf("%q, next %d", names(rows), next)
 	}
 	for range maxEvents + 7 {
-		g.add(grantEvent("g"))
+		g.add(grantEvent("g"), eventAbout{})
 	}
-	if rows, _, missed := g.page(0, 1<<30, nil); missed != 7 || len(rows) != maxEvents+3 {
+	if rows, _, missed := g.page(0, 1<<30, nil, nil); missed != 7 || len(rows) != maxEvents+3 {
 		t.Errorf("%d events, missed %d", len(rows), missed)
 	}
 }

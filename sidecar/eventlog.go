@@ -5,6 +5,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
 // eventLog has the newest events, in memory that is bounded. Each event has the number after that
@@ -69,9 +70,9 @@ func (g *eventLog) restore(events []numberedEvent) {
 	}
 }
 
-func (g *eventLog) add(row protocol.EventRow) {
+func (g *eventLog) add(row protocol.EventRow, about eventAbout) {
 	g.last++
-	e, class := numberedEvent{g.last, row}, classOf(&row)
+	e, class := numberedEvent{g.last, row, about}, classOf(&row)
 	g.rings[class].add(e)
 	if g.file != nil && class != contention {
 		g.file.add(e)
@@ -94,9 +95,10 @@ func (g *eventLog) hasAfter(after uint64) bool {
 }
 
 // page appends events after a number to rows, as many as have room bytes in a frame, and at least
-// one. next is the number of the last of them, and missed how many of those before next the log
+// one. redact takes out of a row what the reader may not know, and reports whether it may see the
+// event at all; nil: it may see all of all events. next is the number of the last of them, and missed how many of those before next the log
 // does not have any more. Of the events of predecessors that is not known.
-func (g *eventLog) page(after uint64, room int, rows []protocol.EventRow) (_ []protocol.EventRow, next, missed uint64) {
+func (g *eventLog) page(after uint64, room int, redact func(*numberedEvent, *protocol.EventRow) bool, rows []protocol.EventRow) (_ []protocol.EventRow, next, missed uint64) {
 	from := g.position(after)
 	next = from
 	begin, own := len(rows), uint64(0)
@@ -116,11 +118,15 @@ func (g *eventLog) page(after uint64, room int, rows []protocol.EventRow) (_ []p
 			next = max(next, g.begun)
 			break
 		}
-		if room -= e.row.Size(); room < 0 && len(rows) > begin {
+		rows = append(rows, e.row)
+		shown := len(rows)
+		if row := &rows[shown-1]; redact != nil && !redact(e, row) {
+			rows = rows[:shown-1]
+		} else if room -= row.Size(); room < 0 && shown > begin+1 {
+			rows = rows[:shown-1]
 			break
 		}
 		at[of]++
-		rows = append(rows, e.row)
 		next = e.number
 		if next > g.begun {
 			own++
@@ -161,6 +167,14 @@ func (g *eventLog) newest(n int, isWanted func(*protocol.EventRow) bool) []proto
 type numberedEvent struct {
 	number uint64
 	row    protocol.EventRow
+	about  eventAbout
+}
+
+// eventAbout is what decides how much of the message of an event a client may read that the policy
+// hides something from. Events of a predecessor have none of it.
+type eventAbout struct {
+	waitedFor *locktable.Peer // of a grant: for whose hold the new holder had waited; nil: not known
+	rules     *policy.Rules   // of the client of the event; nil: the policy says nothing about it
 }
 
 // eventRing has the newest maxEvents events that were added.

@@ -32,22 +32,22 @@ func TestEventsAreReadInTheirOrderOverPages(t *testing.T) {
 		t.Error("an empty log has events")
 	}
 	for _, row := range []protocol.EventRow{grantEvent("a"), lostEvent("b"), lostEvent("c"), grantEvent("d")} {
-		g.add(row)
+		g.add(row, eventAbout{})
 	}
 	room := g.rings[incidents].at(0).row.Size() + g.rings[contention].at(0).row.Size()
-	first, next, missed := g.page(0, room, nil)
+	first, next, missed := g.page(0, room, nil, nil)
 	if names(first) != "ab" || next != 5_002 || missed != 0 || !g.hasAfter(next) {
 		t.Errorf("%q, next %d, missed %d", names(first), next, missed)
 	}
-	second, next, missed := g.page(next, 1, nil) // at least one
+	second, next, missed := g.page(next, 1, nil, nil) // at least one
 	if names(second) != "c" || missed != 0 {
 		t.Errorf("%q, missed %d", names(second), missed)
 	}
-	third, next, missed := g.page(next, room, nil)
+	third, next, missed := g.page(next, room, nil, nil)
 	if names(third) != "d" || next != 5_004 || missed != 0 || g.hasAfter(next) {
 		t.Errorf("%q, next %d, missed %d", names(third), next, missed)
 	}
-	if rows, again, _ := g.page(next, room, nil); len(rows) != 0 || again != next {
+	if rows, again, _ := g.page(next, room, nil, nil); len(rows) != 0 || again != next {
 		t.Errorf("after the newest: %d events, next %d", len(rows), again)
 	}
 }
@@ -64,10 +64,10 @@ func TestEventsDisplaceThoseOfTheirClassOnly(t *testing.T) {
 		var g eventLog
 		g.begin(5_000_000)
 		for _, row := range kinds {
-			g.add(row)
+			g.add(row, eventAbout{})
 		}
 		for range maxEvents {
-			g.add(kinds[i])
+			g.add(kinds[i], eventAbout{})
 		}
 		left := 0
 		for class := range eventClasses {
@@ -81,7 +81,7 @@ func TestEventsDisplaceThoseOfTheirClassOnly(t *testing.T) {
 				same++
 			}
 		}
-		rows, _, missed := g.page(0, 1<<30, nil)
+		rows, _, missed := g.page(0, 1<<30, nil, nil)
 		if len(rows) != maxEvents+left || left != len(kinds)-same || missed != uint64(same) {
 			t.Errorf("%s: %d events, %d of other classes, missed %d", kinds[i].Kind, len(rows), left, missed)
 		}
@@ -97,10 +97,10 @@ func TestNewestEventsAreFoundInTheirOrder(t *testing.T) {
 		t.Errorf("of an empty log: %q", names(rows))
 	}
 	for i := range maxEvents + 5 {
-		g.add(grantEvent(fmt.Sprint(i % 10)))
+		g.add(grantEvent(fmt.Sprint(i%10)), eventAbout{})
 	}
 	for _, row := range []protocol.EventRow{lostEvent("a"), grantEvent("b"), lostEvent("c")} {
-		g.add(row)
+		g.add(row, eventAbout{})
 	}
 	isLoss := func(e *protocol.EventRow) bool { return e.Kind == protocol.EventLost }
 	if got := names(g.newest(4, all)) + " " + names(g.newest(9, isLoss)) + " " + names(g.newest(1, isLoss)); got != "cba8 ca c" {
@@ -114,16 +114,16 @@ func TestNewestEventsAreFoundInTheirOrder(t *testing.T) {
 func TestGrantsDoNotDisplaceLosses(t *testing.T) {
 	var g eventLog
 	g.begin(5_000_000)
-	g.add(lostEvent("lost"))
+	g.add(lostEvent("lost"), eventAbout{})
 	for i := range 10 * maxEvents {
-		g.add(grantEvent(fmt.Sprint(i)))
+		g.add(grantEvent(fmt.Sprint(i)), eventAbout{})
 	}
-	rows, next, missed := g.page(0, 1<<30, nil)
+	rows, next, missed := g.page(0, 1<<30, nil, nil)
 	if len(rows) != maxEvents+1 || rows[0].Name != "lost" || rows[1].Name != fmt.Sprint(9*maxEvents) || next != g.last || missed != 9*maxEvents {
 		t.Errorf("%d events, the first %q and %q, missed %d", len(rows), rows[0].Name, rows[1].Name, missed)
 	}
 	// A client that reads slowly receives the number of events that it missed.
-	rows, _, missed = g.page(g.last-maxEvents-7, 1<<30, nil)
+	rows, _, missed = g.page(g.last-maxEvents-7, 1<<30, nil, nil)
 	if len(rows) != maxEvents || missed != 7 {
 		t.Errorf("%d events, missed %d", len(rows), missed)
 	}
@@ -133,9 +133,9 @@ func TestGrantsDoNotDisplaceLosses(t *testing.T) {
 func TestNumbersOfAnotherDaemonMeanTheOldestEvent(t *testing.T) {
 	var g eventLog
 	g.begin(5_000_000)
-	g.add(lostEvent("a"))
+	g.add(lostEvent("a"), eventAbout{})
 	for _, after := range []uint64{0, 7, 4_999, 5_002, 1<<63 - 1} {
-		if rows, _, missed := g.page(after, 1<<20, nil); names(rows) != "a" || missed != 0 || !g.hasAfter(after) {
+		if rows, _, missed := g.page(after, 1<<20, nil, nil); names(rows) != "a" || missed != 0 || !g.hasAfter(after) {
 			t.Errorf("after %d: %q, missed %d", after, names(rows), missed)
 		}
 	}

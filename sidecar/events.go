@@ -8,6 +8,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
 const (
@@ -35,8 +36,10 @@ func (f *follower) isOver() bool { return f.conn.session != f.session || f.sessi
 
 // record adds an event to the log. The requests that wait for it are answered a little later:
 // see answerFollowers.
-func (l *loop) record(row protocol.EventRow) {
-	l.eventLog.add(row)
+func (l *loop) record(row protocol.EventRow) { l.recordAbout(row, eventAbout{}) }
+
+func (l *loop) recordAbout(row protocol.EventRow, about eventAbout) {
+	l.eventLog.add(row, about)
 	if len(l.followers) > 0 && l.followersDue == 0 {
 		l.followersDue = row.AtNS + int64(eventDelay)
 	}
@@ -46,6 +49,12 @@ func (l *loop) record(row protocol.EventRow) {
 // session of the effect; nil: it is over.
 func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 	var row protocol.EventRow
+	var about eventAbout
+	var client *locktable.Peer // of the event; nil: it is not known any more
+	switch e.Kind {
+	case locktable.Lost, locktable.LongHold, locktable.CutShort, locktable.Crashed:
+		client = e.Peer
+	}
 	switch e.Kind {
 	case locktable.Granted:
 		if e.Since == 0 || l.stepAt-e.Since < int64(longWait) {
@@ -53,7 +62,9 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		}
 		row = protocol.EventRow{Kind: protocol.EventGranted, Token: e.Token, WaitedMS: (l.stepAt - e.Since) / 1e6, RemoteField: e.Msg, RemoteHost: l.hostOf(e.Msg)}
 		if p := e.Peer; p != nil {
-			row.Msg = fmt.Sprintf("pid %d (%s) of uid %d", p.PID, p.Cmd, p.UID)
+			row.Msg = p.OfUser()
+			waitedFor := *p
+			about.waitedFor = &waitedFor
 		}
 	case locktable.LongHold:
 		row = protocol.EventRow{Kind: protocol.EventReleased, HeldMS: (l.stepAt - e.Since) / 1e6, Count: e.Count}
@@ -61,7 +72,7 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 		if !l.crash.admit(e.Session) {
 			return
 		}
-		row = protocol.EventRow{Kind: protocol.EventCrashed, HeldMS: max(0, l.stepAt-e.Since) / 1e6, Count: e.Count, PID: e.Peer.PID, UID: e.Peer.UID, Cmd: e.Peer.Cmd}
+		row = protocol.EventRow{Kind: protocol.EventCrashed, HeldMS: max(0, l.stepAt-e.Since) / 1e6, Count: e.Count}
 	case locktable.Lost, locktable.CutShort:
 		if e.Reason == protocol.Forgotten { // its name is not known
 			return
@@ -78,11 +89,46 @@ func (l *loop) recordEffect(e *locktable.Effect, cl *session) {
 	default:
 		return
 	}
-	row.AtNS, row.Name, row.Hold, row.Session = l.stepAt, e.Name, e.Hold, uint64(e.Session)
 	if cl != nil {
-		row.PID, row.UID, row.Cmd = cl.peer.PID, cl.peer.UID, cl.peer.Cmd
+		if client = &cl.peer; cl.policy != nil {
+			about.rules = cl.policy.Rules()
+		}
 	}
-	l.record(row)
+	row.AtNS, row.Name, row.Hold = l.stepAt, e.Name, e.Hold
+	if client != nil { // or else the event would be root's, with a uid of 0
+		row.Session, row.PID, row.UID, row.Cmd = uint64(e.Session), client.PID, client.UID, client.Cmd
+	}
+	l.recordAbout(row, about)
+}
+
+// redactEvent takes out of an event what the policy hides from a client, and reports whether the client
+// may see the event. Precondition: the policy hides something from it.
+func redactEvent(viewer *policy.Session, e *numberedEvent, row *protocol.EventRow) (isShown bool) {
+	terms := viewer.Terms()
+	if !terms.RedactEvent(row) {
+		return false
+	}
+	switch row.Kind {
+	case protocol.EventGranted:
+		if row.Msg = ""; e.about.waitedFor != nil {
+			row.Msg = terms.DescribePeer(row.Name, *e.about.waitedFor)
+		}
+	case protocol.EventDeadlock:
+		// The steps name other locks and processes, as far as the refused client may know them.
+		if isOwn := row.Session != 0 && row.UID == terms.UID; !isOwn || e.about.rules != viewer.Rules() {
+			row.Msg = "the policy hides the steps from you"
+		}
+	}
+	return true
+}
+
+// redactFor returns what takes out of events what the policy hides from a client; nil: it hides
+// nothing.
+func redactFor(cl *session) func(*numberedEvent, *protocol.EventRow) bool {
+	if cl.policy == nil || !cl.policy.HidesAny() {
+		return nil
+	}
+	return func(e *numberedEvent, row *protocol.EventRow) bool { return redactEvent(cl.policy, e, row) }
 }
 
 // recordDown records that there is no connection to Redis. It is an event again if the reason is
@@ -141,18 +187,22 @@ func (l *loop) hostOf(field string) string {
 func (l *loop) onEvents(cl *session, m *protocol.Events) {
 	c := cl.conn
 	if i := l.followerOf(cl); i >= 0 {
-		l.answerFollower(i)
+		f := l.followers[i]
+		l.followers = slices.Delete(l.followers, i, i+1)
+		l.sayEvents(&f, false)
 	}
+	f := follower{cl, c, m.ID, m.After}
 	if !m.Wait || l.eventLog.hasAfter(m.After) {
-		l.sayEvents(c, m.ID, m.After)
-		return
+		if l.sayEvents(&f, m.Wait) {
+			return
+		}
 	}
 	l.followers = slices.DeleteFunc(l.followers, func(f follower) bool { return f.isOver() })
 	if why := l.checkFollowers(cl.peer.UID); why != "" {
 		l.refuse(c, m.ID, protocol.Limit, why)
 		return
 	}
-	l.followers = append(l.followers, follower{cl, c, m.ID, m.After})
+	l.followers = append(l.followers, f)
 }
 
 // checkFollowers returns why a user may not have one more request that waits for events; "": it
@@ -184,12 +234,6 @@ func (l *loop) isFollowing(cl *session, id uint64) bool {
 	return i >= 0 && l.followers[i].id == id
 }
 
-func (l *loop) answerFollower(i int) {
-	f := l.followers[i]
-	l.followers = slices.Delete(l.followers, i, i+1)
-	l.sayEvents(f.conn, f.id, f.after)
-}
-
 // answerFollowers answers one request that waits for events, if it is time. Another step answers
 // the next one: an answer can be long.
 func (l *loop) answerFollowers(now int64) {
@@ -199,7 +243,9 @@ func (l *loop) answerFollowers(now int64) {
 	l.followers = slices.DeleteFunc(l.followers, func(f follower) bool { return f.isOver() })
 	for i := range l.followers {
 		if l.eventLog.hasAfter(l.followers[i].after) {
-			l.answerFollower(i)
+			if l.sayEvents(&l.followers[i], true) {
+				l.followers = slices.Delete(l.followers, i, i+1)
+			}
 			l.followersDue = now
 			return
 		}
@@ -236,12 +282,22 @@ func (l *loop) nameHosts(rows []protocol.EventRow) {
 	}
 }
 
-func (l *loop) sayEvents(c *conn, id, after uint64) {
+// sayEvents answers a request for events. If the request waits for events that the client may see, and
+// there are none, it is not answered, and goes on after those that are hidden.
+func (l *loop) sayEvents(f *follower, waits bool) (isAnswered bool) {
 	m := &l.eventPage
-	m.ID = id
-	// The rows of the page have room for names: a page is a quarter of a frame.
-	m.Events, m.Next, m.Missed = l.eventLog.page(after, pageSize, m.Events[:0])
+	m.ID, m.Hidden = f.id, ""
+	if p := f.session.policy; p != nil {
+		m.Hidden = p.Hidden()
+	}
+	// The rows of the page have room for names of hosts: a page is a quarter of a frame.
+	m.Events, m.Next, m.Missed = l.eventLog.page(f.after, pageSize, redactFor(f.session), m.Events[:0])
+	if waits && len(m.Events) == 0 && m.Missed == 0 {
+		f.after = m.Next
+		return false
+	}
 	l.nameHosts(m.Events)
-	l.say(c, m)
+	l.say(f.conn, m)
 	clear(m.Events)
+	return true
 }

@@ -408,13 +408,16 @@ func (l *loop) onRequest(now int64, in *request) {
 	case *protocol.Events:
 		l.onEvents(cl, r)
 	case *statusRequest:
-		l.onStatus(now, c, r)
+		l.onStatus(now, cl, r)
 	case *whoRequest:
 		l.who(now, cl, r)
 	case *protocol.ForceRelease:
 		l.forceRelease(now, cl, r)
 	case *answered:
 		l.say(c, r.reply)
+		if r.refused != nil {
+			l.noteRefusal(cl, r.refused)
+		}
 		l.auditAnswered(now, cl, r)
 	case *protocol.Claim:
 		l.onClaim(now, cl, r)
@@ -620,9 +623,12 @@ func (l *loop) forgetClosed(effects []locktable.Effect) {
 }
 
 func (l *loop) logLost(e *locktable.Effect, c *session) {
-	var peer locktable.Peer // of a session that is over, it is not known any more
-	if c != nil {
+	var peer locktable.Peer // of a kept lock whose session is over, it is not known any more
+	switch {
+	case c != nil:
 		peer = c.peer
+	case e.Peer != nil:
+		peer = *e.Peer
 	}
 	what := "lock"
 	if e.Kind == locktable.KeepLost {

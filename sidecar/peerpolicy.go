@@ -56,8 +56,8 @@ func (s *Server) readPolicyPeer(c *conn) (*policy.Peer, *protocol.Err) {
 	return &peer, nil
 }
 
-// rulesFor returns what the policy says about a peer; nil: nothing. refusal: it cannot be known.
-func (s *Server) rulesFor(peer *policy.Peer) (rules *policy.Rules, refusal *protocol.Err) {
+// rulesFor returns what the policy says about a peer; nil: nothing. refused: it cannot be known.
+func (s *Server) rulesFor(peer *policy.Peer) (rules *policy.Rules, refused *policy.Refusal) {
 	s.policyMu.Lock()
 	defer s.policyMu.Unlock()
 	return s.policy.For(peer)
@@ -123,7 +123,7 @@ func cgroupIn(text string) (path string) {
 // openPolicy finds out what the policy says about a session, and counts it; nil: it says nothing.
 // A session that is resumed has its holds from before; one that is resumed again keeps what was
 // found out first.
-func (l *loop) openPolicy(now int64, c *conn, resumed *session) (s *policy.Session, refusal *protocol.Err) {
+func (l *loop) openPolicy(now int64, c *conn, resumed *session) (s *policy.Session, refused *policy.Refusal) {
 	if resumed != nil && resumed.policy != nil {
 		return resumed.policy, nil
 	}
@@ -131,7 +131,7 @@ func (l *loop) openPolicy(now int64, c *conn, resumed *session) (s *policy.Sessi
 		return nil, nil
 	}
 	if c.rules == nil {
-		return nil, c.refusal
+		return nil, c.refusal // nil: no entry is about the process
 	}
 	return l.ledger.Open(now, c.rules, c.peer.UID, resumed != nil)
 }
@@ -157,8 +157,6 @@ func (l *loop) isRefusedByPolicy(now int64, cl *session, in *request, id uint64)
 			why = cl.policy.Info(r.Name)
 		case *whoRequest:
 			why = cl.policy.Info(r.Name)
-		case *protocol.Events, *statusRequest:
-			why = cl.policy.Overview()
 		}
 	}
 	if why == nil {
@@ -175,6 +173,12 @@ func (l *loop) refuseByPolicy(cl *session, id uint64, why *policy.Refusal) {
 	if id != 0 {
 		l.refuse(cl.conn, id, why.Code, why.Msg)
 	}
+	l.noteRefusal(cl, why)
+}
+
+// noteRefusal counts and logs what the policy refused to a client.
+func (l *loop) noteRefusal(cl *session, why *policy.Refusal) {
+	l.ledger.Count(why)
 	l.logAbout(lineKind{slog.LevelWarn, cl.peer.UID, "the policy refused a request", why.Rule, diagnosis},
 		"", "rule", why.Rule, "code", why.Code, "session", cl.id, "pid", cl.peer.PID, "cmd", cl.peer.Cmd, "reason", why.Msg)
 }
@@ -197,12 +201,20 @@ func (l *loop) forceRelease(now int64, cl *session, r *protocol.ForceRelease) {
 	isHeld := ok && row.State == protocol.StateHeld
 	if cl.policy != nil {
 		if why, decides := cl.policy.ForceRelease(r.Name, isHeld, row.UID); why != nil {
-			l.auditForce(now, cl, forceTarget{name: r.Name}, 0, &protocol.Err{Code: why.Code, Msg: why.Msg})
+			l.auditForce(now, cl, forceTarget{name: r.Name}, 0, why.Err())
 			l.refuseByPolicy(cl, r.ID, why)
 			return
 		} else if decides {
 			l.table.ForceRelease(now, cl.id, *r)
 			return
+		}
+		// The answer would say whether the lock is held.
+		if !(isHeld && l.mayForceRelease(cl.peer.UID, row.UID)) && !isPrivileged(cl.peer.UID) {
+			if why := cl.policy.Info(r.Name); why != nil {
+				l.auditForce(now, cl, forceTarget{name: r.Name}, 0, why.Err())
+				l.refuseByPolicy(cl, r.ID, why)
+				return
+			}
 		}
 	}
 	if isHeld && !l.mayForceRelease(cl.peer.UID, row.UID) {

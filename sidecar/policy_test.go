@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,12 +25,13 @@ func withPolicy(entries ...policy.Entry) func(*sidecar.Config) {
 
 func TestRequestsThatThePolicyRefusesNameTheRule(t *testing.T) {
 	no := false
-	socket := start(t, withPolicy(
+	h := newHouse(t, withPolicy(
 		policy.Entry{Name: "open", Users: me(), Names: []string{"a:*", "b:*"}, Acquire: "allow"},
 		policy.Entry{Name: "closed", Users: me(), Acquire: "deny", List: "none", ForceRelease: "none", Commands: &no},
 		policy.Entry{Name: "short", Users: me(), LongestLease: "1s", LongestHold: "1h"},
 		policy.Entry{Name: "few", Users: me(), Holds: 2, Sessions: 2},
 	))
+	socket := h.cfg.Socket
 	c := greeted(t, socket)
 	if m := c.hold("a:1"); m.EndNS == 0 {
 		t.Errorf("%+v: longest_hold ends no hold of a client that set no max_hold", m)
@@ -48,10 +50,16 @@ func TestRequestsThatThePolicyRefusesNameTheRule(t *testing.T) {
 	c.refused(c.id, protocol.Denied, `rule "closed"`)
 	c.id++
 	c.send(protocol.Events{ID: c.id})
-	c.refused(c.id, protocol.Denied, `rule "closed"`)
+	var events protocol.EventsOK
+	if c.answer(c.id, &events); len(events.Events) != 0 || !strings.Contains(events.Hidden, `rule "closed"`) {
+		t.Errorf("events: %+v", events)
+	}
 	c.id++
 	c.send(protocol.Status{ID: c.id})
-	c.refused(c.id, protocol.Denied, `rule "closed"`)
+	var status protocol.StatusOK
+	if c.answer(c.id, &status); status.OldestHold != nil || status.Held != 2 || !strings.Contains(status.Hidden, `rule "closed"`) {
+		t.Errorf("status: %+v", status)
+	}
 	for _, about := range []func(id uint64) protocol.Request{
 		func(id uint64) protocol.Request { return protocol.Hosts{ID: id} },
 		func(id uint64) protocol.Request { return protocol.HostForceRelease{ID: id, Host: "db-7", Name: "a:1"} },
@@ -59,6 +67,10 @@ func TestRequestsThatThePolicyRefusesNameTheRule(t *testing.T) {
 		c.id++
 		c.send(about(c.id))
 		c.refused(c.id, protocol.Denied, `rule "open" of the policy is about your process`)
+	}
+	stats, err := h.srv.Stats(t.Context())
+	if want := []policy.Refused{{Denied: 2}, {Denied: 3}, {Limit: 1}, {Limit: 1}}; err != nil || !slices.Equal(stats.Policy, want) {
+		t.Errorf("counted %+v, %v, want %+v", stats.Policy, err, want)
 	}
 
 	var info protocol.InfoOK

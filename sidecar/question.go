@@ -14,6 +14,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 	"github.com/locksidecar/locksidecar/sidecar/store"
 )
 
@@ -118,9 +119,10 @@ func (a *asker) onAnswer(body []byte) {
 
 // answered is a request that was answered before it reached the loop.
 type answered struct {
-	id    uint64
-	reply protocol.Reply
-	force *forceTarget // what was to end by force; nil: nothing
+	id      uint64
+	reply   protocol.Reply
+	force   *forceTarget    // what was to end by force; nil: nothing
+	refused *policy.Refusal // by the policy; nil: it was not
 }
 
 func (a *answered) RequestID() uint64 { return a.id }
@@ -144,8 +146,13 @@ func (s *Server) askHosts(c *conn, req protocol.Request) *answered {
 	case *protocol.ForceReleaseOrphaned:
 		a.force = &forceTarget{name: r.Name, isOrphaned: true}
 	}
-	reply, refusal := s.tryHosts(c, req)
-	if a.reply = reply; refusal != nil {
+	var refusal *protocol.Err
+	if a.refused = refuseHostsByPolicy(c, req); a.refused != nil {
+		refusal = a.refused.Err()
+	} else {
+		a.reply, refusal = s.tryHosts(c, req)
+	}
+	if refusal != nil {
 		refusal.ID = a.id
 		a.reply = refusal
 	}
@@ -154,8 +161,9 @@ func (s *Server) askHosts(c *conn, req protocol.Request) *answered {
 
 func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *protocol.Err) {
 	uid := c.peer.UID
-	if refusal := s.refuseHostsByPolicy(c); refusal != nil {
-		return nil, refusal
+	if c.denial != nil {
+		refusal := *c.denial
+		return nil, &refusal
 	}
 	if s.cfg.OtherHosts == OtherHostsNone {
 		return nil, &protocol.Err{Code: protocol.Denied, Msg: "this sidecar has nothing to do with other hosts: its setting other_hosts is none"}
@@ -191,7 +199,9 @@ func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *proto
 		refusal := s.askHost(ctx, r.Host, func(n uint64) protocol.Request { return protocol.Info{ID: n, Name: r.Name} }, ok)
 		ok.ID = r.ID
 		if refusal == nil && ok.Lock != nil {
-			refusal = acceptRows(r.Host, ok.Lock)
+			if refusal = acceptRows(r.Host, ok.Lock); refusal == nil && c.rules != nil {
+				c.rules.HostTerms().Redact(ok.Lock)
+			}
 		}
 		return ok, refusal
 	case *protocol.HostList:
@@ -205,6 +215,15 @@ func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *proto
 			}
 			refusal = acceptRows(r.Host, rows...)
 		}
+		if refusal == nil && c.rules != nil {
+			terms, kept := c.rules.HostTerms(), ok.Locks[:0]
+			for i := range ok.Locks {
+				if terms.Redact(&ok.Locks[i]) {
+					kept = append(kept, ok.Locks[i])
+				}
+			}
+			ok.Locks = kept
+		}
 		return ok, refusal
 	case *protocol.HostForceRelease:
 		ok := new(protocol.HostForceReleaseOK)
@@ -217,20 +236,30 @@ func (s *Server) tryHosts(c *conn, req protocol.Request) (protocol.Reply, *proto
 	panic(fmt.Sprintf("%T is not about hosts", req))
 }
 
-// refuseHostsByPolicy says why the policy does not let a client ask other hosts; nil: it does. What
-// it hides or forbids here would be open there, so only those may ask that no entry is about.
-func (s *Server) refuseHostsByPolicy(c *conn) *protocol.Err {
-	if c.denial != nil {
-		refusal := *c.denial
-		return &refusal
-	}
-	if c.policyPeer == nil {
+// refuseHostsByPolicy says why the policy does not let a client ask other hosts; nil: it does, and
+// what they answer is to be redacted with Rules.HostTerms. What entries hide or forbid here would be
+// open there: the policy of this host is not known to other ones. A process of which it is not
+// known which entries are about it is refused.
+func refuseHostsByPolicy(c *conn, req protocol.Request) *policy.Refusal {
+	switch {
+	case c.refusal != nil:
+		return c.refusal
+	case c.rules == nil:
 		return nil
 	}
-	if rule := s.policy.About(c.policyPeer); rule != "" {
-		return &protocol.Err{Code: protocol.Denied, Msg: fmt.Sprintf("rule %q of the policy is about your process, and requests about other hosts are for those that no rule is about; ask as root or as the sidecar's user", rule)}
+	name := ""
+	switch r := req.(type) {
+	case *protocol.HostForceRelease, *protocol.ForceReleaseOrphaned:
+		return c.rules.ForceHost()
+	case *protocol.HostInfo:
+		name = r.Name
+	case *protocol.Who:
+		name = r.Name
 	}
-	return nil
+	if why := c.rules.Hosts(); why != nil || name == "" {
+		return why
+	}
+	return c.rules.HostLock(name)
 }
 
 // acceptRows makes the deadlines in the rows of another host times of this one. Whatever can

@@ -264,9 +264,10 @@ func (l *loop) onHello(now int64, c *conn, m *protocol.Hello) {
 	}
 	var policed *policy.Session
 	if err.Code == "" {
-		var why *protocol.Err
+		var why *policy.Refusal
 		if policed, why = l.openPolicy(now, c, cl); why != nil {
-			err = *why
+			err = *why.Err()
+			l.ledger.Count(why)
 			l.logAbout(lineKind{slog.LevelWarn, c.peer.UID, "the policy refused a client", string(err.Code), diagnosis}, "", "code", err.Code, "pid", c.peer.PID, "cmd", c.peer.Cmd, "reason", err.Msg)
 		}
 	}

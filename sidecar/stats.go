@@ -7,6 +7,7 @@ import (
 
 	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
 // Stats is what a sidecar has counted since it started, and what there is at one moment.
@@ -27,6 +28,8 @@ type Stats struct {
 	Ignored    uint64              // messages on the channel of this sidecar that say nothing to it
 	Steps      locktable.Histogram // how long a step of the loop took, on locktable.ShortTimes
 	LoopDelay  time.Duration       // how long the loop took to answer this query
+	Policy     []policy.Refused    // what each entry of the policy has refused, as Config.Policy
+	RedisRunID string              // of the server; "": there is no connection, or the server does not report it
 }
 
 // counters is what the loop counts beside the table.
@@ -74,6 +77,7 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 	err = s.query(ctx, func(now int64) {
 		st := Stats{Stats: s.table.Stats(), Now: now, LoopDelay: time.Since(begin), Resumed: s.counters.resumed, RedisDowns: s.counters.redisDowns, DataLosses: s.counters.dataLosses, Steps: s.counters.steps}
 		st.Groups[0].Losses[locktable.LossForgotten] += s.counters.forgotten
+		st.Policy = s.ledger.Refused(len(s.cfg.Policy))
 		answered <- st
 	})
 	if err != nil {
@@ -82,7 +86,7 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 	st := <-answered
 	redis := s.redis.Load()
 	st.Survey, st.SurveyedAt, st.StartedAt = survey, at, s.startedAt
-	st.Redis, st.RedisUp, st.Degraded = redis.status, redis.isUp(), redis.isDegraded
+	st.Redis, st.RedisUp, st.Degraded, st.RedisRunID = redis.status, redis.isUp(), redis.isDegraded, redis.runID
 	st.Ignored = s.store.IgnoredMessages()
 	return &st, nil
 }

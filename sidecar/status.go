@@ -83,9 +83,9 @@ func (s *Server) prepareStatus(m *protocol.Status) *statusRequest {
 }
 
 // onStatus answers a status request.
-func (l *loop) onStatus(now int64, c *conn, r *statusRequest) {
+func (l *loop) onStatus(now int64, cl *session, r *statusRequest) {
 	if r.survey == nil {
-		l.refuse(c, r.ID, protocol.Unavailable, fmt.Sprintf("the sidecar is overloaded: it did not look at all its locks within %v", surveyTimeout))
+		l.refuse(cl.conn, r.ID, protocol.Unavailable, fmt.Sprintf("the sidecar is overloaded: it did not look at all its locks within %v", surveyTimeout))
 		return
 	}
 	stats := l.table.Stats()
@@ -105,6 +105,15 @@ func (l *loop) onStatus(now int64, c *conn, r *statusRequest) {
 		m.OldestWaiter = older(now, m.OldestWaiter, &g.OldestWaiter)
 		m.OldestHold = older(now, m.OldestHold, &g.OldestHold)
 	}
+	if p := cl.policy; p != nil {
+		// The numbers are of all users: the metrics have them, which each client may read.
+		if m.Hidden = p.Hidden(); m.OldestWaiter != nil && !p.Terms().RedactAge(m.OldestWaiter) {
+			m.OldestWaiter = nil
+		}
+		if m.OldestHold != nil && !p.Terms().RedactAge(m.OldestHold) {
+			m.OldestHold = nil
+		}
+	}
 	if t := &l.takeover; t.holds > 0 || t.ended > 0 || t.reset != "" {
 		m.Restart = &protocol.RestartRow{Reason: t.reset, Held: t.holds, Sessions: t.opened, Ended: t.ended, Back: t.back}
 		for _, cl := range l.sessions {
@@ -113,7 +122,7 @@ func (l *loop) onStatus(now int64, c *conn, r *statusRequest) {
 			}
 		}
 	}
-	l.say(c, m)
+	l.say(cl.conn, m)
 }
 
 // older returns the row of the older one of the two.

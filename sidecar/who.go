@@ -43,8 +43,8 @@ func (s *Server) prepareWho(c *conn, m *protocol.Who) *whoRequest {
 		r.refusal = &refusal
 		return r
 	}
-	if refusal := s.refuseHostsByPolicy(c); refusal != nil {
-		r.found.Redis = "not read: " + refusal.Msg
+	if refused := refuseHostsByPolicy(c, m); refused != nil {
+		r.found.Redis = "not read: " + refused.Msg
 		return r
 	}
 	if r.refusal = s.asker.begin(c.peer.UID); r.refusal != nil {
@@ -62,6 +62,9 @@ func (s *Server) prepareWho(c *conn, m *protocol.Who) *whoRequest {
 		if s.findHolder(ctx, r, &key); !hasPassedOn(r) {
 			break
 		}
+	}
+	if h := r.found.Holder; h != nil && c.rules != nil {
+		c.rules.HostTerms().Redact(h)
 	}
 	return r
 }

@@ -3,6 +3,7 @@ package sidecar_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -188,6 +189,40 @@ func TestWhoShowsOtherHostsToThoseWhoMayListThem(t *testing.T) {
 	if got := c.who("b"); got.Lock == nil || got.Lock.State != protocol.StateHeld {
 		t.Errorf("bound by the policy, of its own lock: %+v", got)
 	}
+	yes, no := true, false
+	looks := newHouse(t, func(c *sidecar.Config) {
+		c.Redis, c.Policy = there.cfg.Redis, []policy.Entry{
+			{Name: "ops", Users: me(), Hosts: &yes},
+			{Name: "payroll", Users: me(), Names: []string{"payroll:*"}, List: "own"},
+			{Name: "rest", Users: me(), Commands: &no},
+		}
+	})
+	greeted(t, there.cfg.Socket).hold("payroll:1")
+	c = greeted(t, looks.cfg.Socket)
+	if got := c.who("a"); got.Holder == nil || got.Holder.PID != int64(os.Getpid()) || got.Holder.Cmd != "" || got.Owners[0].Host != "db-7" {
+		t.Errorf("may ask other hosts, and sees no commands: %+v, holder %+v", got, got.Holder)
+	}
+	if got := c.who("payroll:1"); !strings.Contains(got.Redis, `rule "payroll"`) || got.Key != "" || got.Holder != nil || got.Owners != nil {
+		t.Errorf("may ask other hosts, but not about this name: %+v", got)
+	}
+	var listed protocol.HostListOK
+	c.id++
+	c.send(protocol.HostList{ID: c.id, Host: "db-7"})
+	if c.answer(c.id, &listed); len(listed.Locks) != 1 || listed.Locks[0].Name != "a" || listed.Locks[0].Cmd != "" {
+		t.Errorf("listed of the other host: %+v", listed.Locks)
+	}
+	var info protocol.HostInfoOK
+	c.id++
+	c.send(protocol.HostInfo{ID: c.id, Host: "db-7", Name: "a"})
+	if c.answer(c.id, &info); info.Lock == nil || info.Lock.PID == 0 || info.Lock.Cmd != "" {
+		t.Errorf("of the other host: %+v", info.Lock)
+	}
+	c.id++
+	c.send(protocol.HostInfo{ID: c.id, Host: "db-7", Name: "payroll:1"})
+	c.refused(c.id, protocol.Denied, `rule "payroll"`)
+	c.id++
+	c.send(protocol.HostForceRelease{ID: c.id, Host: "db-7", Name: "a"})
+	c.refused(c.id, protocol.Denied, `rule "ops" of the policy is about your process`)
 	alone := newHouse(t, func(c *sidecar.Config) { c.Redis, c.OtherHosts = there.cfg.Redis, sidecar.OtherHostsNone })
 	c = greeted(t, alone.cfg.Socket)
 	c.hold("c")

@@ -26,7 +26,8 @@ func (eventsCmd) Help() string {
 	return `Prints what happened to the locks of this host: grants after a wait of 10 ms or more, releases after 1 s (or after 10 ms,
 if requests waited), crashes of holders, losses, forced releases, deadlocks, restarts of the daemon that took over holds,
 and outages of Redis. The daemon keeps the newest 1,024 grants and short holds, 1,024 ends of longer holds, 1,024 changes
-of Redis, and 1,024 other events.
+of Redis, and 1,024 other events. If a policy hides locks from you, it prints the events of those that you may see, and
+says so on standard error.
 
 It asks the daemon of this host only: each daemon keeps the events of its own host. Ask another host there, as the last
 example does. locksidecar who NAME says which host has a lock, and locksidecar ls --all names all hosts.
@@ -67,6 +68,7 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	after := uint64(0)
 	isAway := false
+	hidden := ""
 	for {
 		page, err := sidecar.Events(ctx, after, c.Follow && after != 0)
 		switch {
@@ -84,6 +86,10 @@ func (c *eventsCmd) Run(ctx context.Context, out io.Writer) error {
 		if after == 0 {
 			page.Missed = 0 // they are older than what is asked for
 		}
+		if page.Hidden != "" && page.Hidden != hidden {
+			printErr("%s", page.Hidden)
+		}
+		hidden = page.Hidden
 		if err := p.page(&page, time.Now()); err != nil {
 			return err
 		}

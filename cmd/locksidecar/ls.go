@@ -149,6 +149,8 @@ type lockView struct {
 	RemoteCmd   string                `json:"remote_cmd,omitempty"`
 	Waiting     int                   `json:"waiting"`
 	Waiters     []waiterView          `json:"waiters"`
+
+	isHidden bool // the holder, by the policy
 }
 
 type waiterView struct {
@@ -167,7 +169,9 @@ func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames)
 	case locksidecar.LockHeld:
 		held, left := row.Held.Milliseconds(), max(0, row.Deadline.Sub(now).Milliseconds())
 		v.Hold, v.Token, v.Count, v.Owner, v.Session = row.Hold, row.Token, row.Count, row.Owner, row.Session
-		v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.Name(row.UID), row.Cmd
+		if v.isHidden = isHolderHidden(row); !v.isHidden {
+			v.PID, v.UID, v.User, v.Cmd = row.PID, &row.UID, users.Name(row.UID), row.Cmd
+		}
 		v.HeldMS, v.LeftMS, v.LeaseMS, v.Absent, v.Orphan = &held, &left, row.Lease.Milliseconds(), row.Absent, row.Orphan
 		v.KeepLeftMS = row.KeepLeft.Milliseconds()
 	case locksidecar.LockRemote:
@@ -181,6 +185,23 @@ func viewLock(row *locksidecar.LockInfo, now time.Time, users display.UserNames)
 		v.Waiters = append(v.Waiters, waiterView{w.Session, w.PID, w.UID, users.Name(w.UID), w.Cmd, w.Owner, w.Waited.Milliseconds()})
 	}
 	return v
+}
+
+// hiddenHolder stands for the command of a holder that the policy hides.
+const hiddenHolder = "a process of another user, which the policy hides"
+
+// isHolderHidden reports whether the policy hides the holder of a lock from this process: or else the
+// holder would be shown as a process of root, whose uid is 0.
+func isHolderHidden(row *locksidecar.LockInfo) bool {
+	return row.State == locksidecar.LockHeld && row.Session == 0 && row.PID == 0 && row.UID == 0
+}
+
+// holderOf returns the user and the command of the process that holds the lock, for people.
+func (v *lockView) holderOf() (user, cmd string) {
+	if v.isHidden {
+		return "?", hiddenHolder
+	}
+	return v.User, v.Cmd
 }
 
 // width returns the width of the terminal out; 0: out is not a terminal.

@@ -139,6 +139,7 @@ func TestExamplesOfPoliciesAreValid(t *testing.T) {
 			t.Errorf("%v in\n%s", err, text)
 		}
 	}
+	checkExamples(t, examples)
 	for _, key := range policyKeys() {
 		if !strings.Contains(string(document), "`"+key+"`") && key != "name" {
 			t.Errorf("the document does not have the key %s", key)

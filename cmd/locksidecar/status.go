@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -21,7 +22,7 @@ type statusCmd struct {
 func (statusCmd) Help() string {
 	return `Prints how the sidecar and its locks are: since when it runs, how Redis is and how long its last round trip took,
 the oldest waiter and the oldest hold with their processes, renewals that are late, the losses of the last hour, and what
-the last restart took over. Exit code 0 means that the sidecar answered; locksidecar ping is a health check.
+the last restart took over. If a policy hides locks from you, the oldest are those that you may see. Exit code 0 means that the sidecar answered; locksidecar ping is a health check.
 
 Example:
 
@@ -29,7 +30,7 @@ Example:
 
 Fields of --json; those in brackets are absent where they do not apply:
 
-    version, started, redis ("ok", or a sentence), [degraded,] redis_address, [redis_run_id, key_prefix, roundtrip_us, trouble]
+    version, started, redis ("ok", or a sentence), [degraded,] redis_address, [redis_run_id, key_prefix, roundtrip_us, trouble, hidden]
     sessions, held, waiting, renewals_late, lost_last_hour: an object with the reasons and their counts
     [oldest_hold, oldest_waiter: name, session, pid, uid, user, cmd, age_ms; of a waiter also held_by: state, pid, …]
     [restart: reason, held, sessions, ended, back, away]
@@ -49,6 +50,11 @@ func (c *statusCmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	users := make(display.UserNames)
 	v := viewStatus(&status, time.Now(), users)
+	if v.Hidden != "" {
+		if err := v.findOldest(ctx, sidecar, users); err != nil {
+			return err
+		}
+	}
 	if w := v.OldestWaiter; w != nil {
 		row, ok, err := sidecar.Info(ctx, w.Name)
 		if err != nil {
@@ -80,6 +86,7 @@ type statusView struct {
 	KeyPrefix    string         `json:"key_prefix,omitempty"`
 	RoundTripUS  *int64         `json:"roundtrip_us,omitempty"`
 	Trouble      string         `json:"trouble,omitempty"`
+	Hidden       string         `json:"hidden,omitempty"`
 	Sessions     int            `json:"sessions"`
 	Held         int            `json:"held"`
 	Waiting      int            `json:"waiting"`
@@ -112,6 +119,7 @@ type holderView struct {
 	HeldMS      int64                 `json:"held_ms,omitempty"`
 	RemoteField string                `json:"remote_field,omitempty"`
 	RemoteHost  string                `json:"remote_host,omitempty"`
+	isHidden    bool
 }
 
 type restartView struct {
@@ -126,7 +134,7 @@ type restartView struct {
 // viewStatus views a status of the time now.
 func viewStatus(s *locksidecar.Status, now time.Time, users display.UserNames) *statusView {
 	v := &statusView{
-		Version: s.Version, Redis: s.Redis, Degraded: s.Degraded, RedisAddress: s.RedisAddress, RedisRunID: s.RedisRunID, KeyPrefix: s.KeyPrefix, Trouble: s.Trouble,
+		Version: s.Version, Redis: s.Redis, Degraded: s.Degraded, RedisAddress: s.RedisAddress, RedisRunID: s.RedisRunID, KeyPrefix: s.KeyPrefix, Trouble: s.Trouble, Hidden: s.Hidden,
 		Sessions: s.Sessions, Held: s.Held, Waiting: s.Waiting, RenewalsLate: s.RenewalsLate,
 		OldestHold: viewOldest(s.OldestHold, users), OldestWaiter: viewOldest(s.OldestWaiter, users), Restart: (*restartView)(s.Restart),
 		LostLastHour: make(map[string]int), lost: s.Lost, Started: s.Started, runsFor: now.Sub(s.Started),
@@ -150,7 +158,10 @@ func viewOldest(r *locksidecar.Oldest, users display.UserNames) *oldestView {
 
 func viewHolder(row *locksidecar.LockInfo, users display.UserNames) *holderView {
 	v := &holderView{State: row.State, RemoteField: row.RemoteField, RemoteHost: row.RemoteHost}
-	if row.State == locksidecar.LockHeld {
+	switch {
+	case isHolderHidden(row):
+		v.HeldMS, v.isHidden = row.Held.Milliseconds(), true
+	case row.State == locksidecar.LockHeld:
 		v.PID, v.User, v.Cmd, v.HeldMS = row.PID, users.Name(row.UID), row.Cmd, row.Held.Milliseconds()
 	}
 	return v
@@ -180,16 +191,21 @@ func (v *statusView) text() string {
 	default:
 		line("redis", "serves; the last round trip took %s (%s)", describeMicros(*v.RoundTripUS), place)
 	}
+	which := ""
+	if v.Hidden != "" {
+		line("HIDDEN", "%s; the numbers count those of all users", v.Hidden)
+		which = " that you may see"
+	}
 	line("sessions", "%d", v.Sessions)
 	if o := v.OldestHold; o == nil {
-		line("held", "%d", v.Held)
+		line("held", "%d%s", v.Held, v.noneSeen(v.Held))
 	} else {
-		line("held", "%d; the oldest, %s, has been held for %s by %s", v.Held, quoted(o.Name), display.Duration(ms(o.AgeMS)), display.Client(o.PID, o.Cmd, o.User))
+		line("held", "%d; the oldest"+which+", %s, has been held for %s by %s", v.Held, quoted(o.Name), display.Duration(ms(o.AgeMS)), display.Client(o.PID, o.Cmd, o.User))
 	}
 	if o := v.OldestWaiter; o == nil {
-		line("waiting", "%d", v.Waiting)
+		line("waiting", "%d%s", v.Waiting, v.noneSeen(v.Waiting))
 	} else {
-		line("waiting", "%d; the oldest, %s, has waited %s for %s", v.Waiting, display.Client(o.PID, o.Cmd, o.User), display.Duration(ms(o.AgeMS)), quoted(o.Name))
+		line("waiting", "%d; the oldest"+which+", %s, has waited %s for %s", v.Waiting, display.Client(o.PID, o.Cmd, o.User), display.Duration(ms(o.AgeMS)), quoted(o.Name))
 		if h := o.HeldBy; h != nil {
 			line("", "%s is %s", quoted(o.Name), h.describe())
 		}
@@ -217,7 +233,52 @@ func (v *statusView) text() string {
 	return b.String()
 }
 
+// noneSeen says that this process may see none of so many holds or waiters, if the policy hides some.
+func (v *statusView) noneSeen(n int) string {
+	if v.Hidden == "" || n == 0 {
+		return ""
+	}
+	return "; you may see none of them"
+}
+
+// findOldest finds the oldest hold and the oldest waiter that this process may see, if the oldest of all
+// are hidden from it: the sidecar does not look for them, because each process may see others.
+func (v *statusView) findOldest(ctx context.Context, sidecar *locksidecar.Client, users display.UserNames) error {
+	if v.OldestHold != nil && v.OldestWaiter != nil {
+		return nil
+	}
+	rows, err := sidecar.List(ctx)
+	if errors.Is(err, locksidecar.ErrDenied) {
+		return nil // it may see none
+	} else if err != nil {
+		return err
+	}
+	var hold, waiter *locksidecar.Oldest
+	for i := range rows {
+		r := &rows[i]
+		if r.State == locksidecar.LockHeld && !isHolderHidden(r) && (hold == nil || r.Held > hold.Age) {
+			hold = &locksidecar.Oldest{Name: r.Name, Session: r.Session, PID: r.PID, UID: r.UID, Cmd: r.Cmd, Age: r.Held}
+		}
+		if len(r.Waiters) == 0 {
+			continue
+		}
+		if w := &r.Waiters[0]; waiter == nil || w.Waited > waiter.Age {
+			waiter = &locksidecar.Oldest{Name: r.Name, Session: w.Session, PID: w.PID, UID: w.UID, Cmd: w.Cmd, Age: w.Waited}
+		}
+	}
+	if v.OldestHold == nil {
+		v.OldestHold = viewOldest(hold, users)
+	}
+	if v.OldestWaiter == nil {
+		v.OldestWaiter = viewOldest(waiter, users)
+	}
+	return nil
+}
+
 func (h *holderView) describe() string {
+	if h.isHidden {
+		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), hiddenHolder)
+	}
 	switch h.State {
 	case locksidecar.LockHeld:
 		return fmt.Sprintf("held for %s by %s", display.Duration(ms(h.HeldMS)), display.Client(h.PID, h.Cmd, h.User))

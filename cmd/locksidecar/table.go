@@ -52,12 +52,13 @@ func lockRow(l lockView) []string {
 		if l.Count > 1 {
 			row[1] += fmt.Sprintf(" ×%d", l.Count)
 		}
-		row[2], row[3], row[4] = pid(l.PID), l.User, display.Duration(ms(*l.HeldMS))
+		user, cmd := l.holderOf()
+		row[2], row[3], row[4] = pid(l.PID), user, display.Duration(ms(*l.HeldMS))
 		row[5] = display.Duration(ms(*l.LeftMS))
 		if l.LeaseMS > 0 {
 			row[5] += " fixed"
 		}
-		row[6], row[7] = strconv.FormatUint(l.Token, 10), l.Cmd
+		row[6], row[7] = strconv.FormatUint(l.Token, 10), cmd
 	case l.RemoteTTLMS != nil:
 		row[5], row[7] = display.Expiry(ms(*l.RemoteTTLMS)), elsewhere(&l)
 	}

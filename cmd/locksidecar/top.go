@@ -503,6 +503,9 @@ func (m *topModel) summary() string {
 	} else {
 		texts = append(texts, alarms...)
 	}
+	if s.Hidden != "" {
+		texts = append(texts, s.Hidden)
+	}
 	if s.Trouble != "" {
 		texts = append([]string{"TROUBLE: " + s.Trouble}, texts...)
 	}
@@ -597,6 +600,9 @@ func (m *topModel) table(rows []topRow, width int) string {
 		switch r.lock.State {
 		case locksidecar.LockHeld:
 			row[3], row[6], row[7], row[8] = display.Duration(ms(r.held)), pid(r.lock.PID), users.Name(r.lock.UID), r.lock.Cmd
+			if isHolderHidden(&r.lock) {
+				row[7], row[8] = "?", hiddenHolder
+			}
 		case locksidecar.LockRemote:
 			row[8] = display.Elsewhere(r.lock.RemoteHost, r.lock.RemoteField)
 		}

@@ -182,7 +182,8 @@ func (v *whoView) text(now time.Time, zone *time.Location) string {
 			line("LEASE", "%s left, until %s, unless it is renewed", display.Duration(ms(*h.LeftMS)), clock(now.Add(ms(*h.LeftMS))))
 		}
 	case h != nil && h.HeldMS != nil:
-		line("HOLDER", "pid %s, user %s: %s", pid(h.PID), h.User, cmp.Or(h.Cmd, "?"))
+		user, cmd := h.holderOf()
+		line("HOLDER", "pid %s, user %s: %s", pid(h.PID), user, cmp.Or(cmd, "?"))
 		line("SINCE", "%s, for %s", clock(*v.Since), display.Duration(ms(*h.HeldMS)))
 		line("TOKEN", "%d", h.Token)
 		until := clock(now.Add(ms(*h.LeftMS)))
@@ -277,7 +278,8 @@ func (v *whoView) stateHere() string {
 	case h == nil:
 		return "not known: no process of this host holds it or waits for it"
 	case h.HeldMS != nil:
-		return fmt.Sprintf("held on this host by pid %s, user %s: %s", pid(h.PID), h.User, h.Cmd)
+		user, cmd := h.holderOf()
+		return fmt.Sprintf("held on this host by pid %s, user %s: %s", pid(h.PID), user, cmd)
 	case h.RemoteTTLMS != nil:
 		return "when Redis last answered: " + elsewhere(h)
 	}

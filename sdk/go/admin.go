@@ -78,6 +78,7 @@ type EventPage struct {
 	Events []Event // in the order in which they happened
 	Next   uint64  // argument after of the next call
 	Missed uint64  // how many events between after and Next the sidecar does not have any more
+	Hidden string  // which events the policy hides from this process, in one sentence; "": none
 }
 
 // Events returns what happened to locks of this host. after is 0 for the oldest event that the
@@ -89,7 +90,7 @@ func (c *Client) Events(ctx context.Context, after uint64, wait bool) (EventPage
 	err := c.ask(ctx, newCall(queryCall, task{"read the events", ""}, &ok, func(id uint64) protocol.Request {
 		return protocol.Events{ID: id, After: after, Wait: wait}
 	}))
-	return EventPage{convertRows(ok.Events, c.readClocks(), newEvent), ok.Next, ok.Missed}, err
+	return EventPage{convertRows(ok.Events, c.readClocks(), newEvent), ok.Next, ok.Missed, ok.Hidden}, err
 }
 
 // Status returns how the sidecar of this host and its locks are.

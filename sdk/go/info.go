@@ -122,6 +122,7 @@ type Status struct {
 	RenewalsLate int          // renewed holds with less than half of their lease left
 	Lost         []LossCount  // losses of the last hour
 	Restart      *RestartInfo // what the sidecar took over; nil: it found no state of a predecessor
+	Hidden       string       // what the policy hides from this process, in one sentence; "": nothing
 }
 
 // Oldest is the oldest request or hold of a Status.
@@ -272,6 +273,7 @@ func newStatus(row *protocol.StatusRow, now clockReading) Status {
 		Sessions: row.Sessions, Held: row.Held, Waiting: row.Waiting,
 		OldestWaiter: newOldest(row.OldestWaiter), OldestHold: newOldest(row.OldestHold),
 		RenewalsLate: row.RenewalsLate, Lost: convertRows(row.Lost, now, newLossCount), Restart: newRestartInfo(row.Restart),
+		Hidden: row.Hidden,
 	}
 }
 

@@ -22,6 +22,17 @@ func (p Peer) String() string {
 	return fmt.Sprintf("pid %d (%s)", p.PID, commandInSentence(p.Cmd))
 }
 
+// OfUser describes the process and its user.
+func (p Peer) OfUser() string {
+	switch {
+	case p.PID == 0:
+		return fmt.Sprintf("a process of uid %d that is not visible from here", p.UID)
+	case p.Cmd == "":
+		return fmt.Sprintf("pid %d of uid %d", p.PID, p.UID)
+	}
+	return fmt.Sprintf("pid %d (%s) of uid %d", p.PID, p.Cmd, p.UID)
+}
+
 // commandInSentence cuts a command line to 64 bytes, with an ellipsis: the sentence about a wait
 // cycle names several processes, and an error has room for 1,024 bytes.
 func commandInSentence(cmd string) string {
@@ -93,7 +104,7 @@ func (s *session) describeCycle(locks []*lock) string {
 	fmt.Fprintf(&b, "waiting would never end: you ask for %q", locks[last].name)
 	for i := last; i > 0; i-- {
 		h := locks[i].holds
-		fmt.Fprintf(&b, ", held by owner %d of %s, who waits for %q", h.owner, s.describe(locks[i].name, h.session.peer), locks[i-1].name)
+		fmt.Fprintf(&b, ", held by %s, who waits for %s", s.describeOwner(locks[i].name, h), s.nameInCycle(locks, i-1))
 	}
 	b.WriteString(", which you hold; release it first, or take the two in one order everywhere")
 	if b.Len() <= protocol.MaxMessage {
@@ -101,4 +112,14 @@ func (s *session) describeCycle(locks []*lock) string {
 	}
 	return fmt.Sprintf("waiting would never end: you ask for %.200q, whose holder waits for somebody else in a circle of %d owners that ends with %.200q, which you hold",
 		locks[last].name, len(locks), locks[0].name)
+}
+
+// nameInCycle returns the name of locks[i] of a wait cycle, if the session may know it: the locks at
+// both ends are its own, and the policy decides about those between them. Otherwise a deadlock,
+// which two processes of one user can make on purpose, would be a list of names.
+func (s *session) nameInCycle(locks []*lock, i int) string {
+	if i > 0 && i < len(locks)-1 && !s.mayName(locks[i].name, locks[i].holds.session.peer.UID, locks[i+1].holds.session.peer.UID) {
+		return "a lock that the policy hides from you"
+	}
+	return fmt.Sprintf("%q", locks[i].name)
 }

@@ -47,6 +47,6 @@ type Effect struct {
 	Reason     protocol.Reason
 	Msg        string
 	Name       string // of the lock: Granted, Lost, KeepLost, Forced, LongHold, CutShort, Crashed, Subscribe, Unsubscribe, and the Refusal of an acquire that reached its lock
-	Peer       *Peer  // LongHold, Crashed: the holder; Granted: the one for whose hold the request waited; nil: not known
+	Peer       *Peer  // Lost, LongHold, CutShort, Crashed: the holder; Granted: the one for whose hold the request waited; nil: not known
 	Op         redisop.Op
 }

@@ -241,7 +241,7 @@ func (t *Table) giveUpAt(h *hold) int64 {
 
 // giveUpUnrenewable notifies the client of a hold that Redis refuses to renew.
 func (t *Table) giveUpUnrenewable(h *hold) {
-	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0, Since: h.granted})
+	t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: protocol.Expired, WasClaimed: h.claimedEntries != 0, Since: h.granted, Peer: &h.session.peer})
 	t.groupStats(h.lock).Losses[lossIndex(protocol.Expired)]++
 	h.deadline = t.deadline(h)
 	t.unlinkHold(h)
@@ -260,7 +260,7 @@ func (t *Table) loseHold(now int64, h *hold, why protocol.Reason, found string) 
 func (t *Table) notifyLoss(h *hold, why protocol.Reason, found string) {
 	switch {
 	case !h.isOrphan():
-		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found, Since: h.granted})
+		t.emit(Effect{Kind: Lost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, WasClaimed: h.claimedEntries != 0, Msg: found, Since: h.granted, Peer: &h.session.peer})
 		t.groupStats(h.lock).Losses[lossIndex(why)]++
 	case h.phase == HoldKept && why != protocol.Expired:
 		t.emit(Effect{Kind: KeepLost, Session: h.session.id, Name: h.lock.name, Hold: h.id, Reason: why, Msg: found})
@@ -400,7 +400,7 @@ func (t *Table) Release(now int64, id SessionID, req protocol.Release) {
 		if h.entries == 0 {
 			switch {
 			case req.CutShort:
-				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, Reason: protocol.CutShort, Since: h.granted})
+				t.emit(Effect{Kind: CutShort, Session: id, Name: l.name, Hold: h.id, Reason: protocol.CutShort, Since: h.granted, Peer: &s.peer})
 				t.groupStats(l).Losses[lossIndex(protocol.CutShort)]++
 			case h.isLong(now):
 				t.emit(Effect{Kind: LongHold, Session: id, Name: l.name, Hold: h.id, Since: h.granted, Count: uint32(l.waiting()), Peer: &s.peer})

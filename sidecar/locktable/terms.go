@@ -2,6 +2,7 @@ package locktable
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/locksidecar/locksidecar/protocol"
 )
@@ -66,16 +67,20 @@ type Quota struct {
 	Rule    string // the name of the entry of the policy
 	Sharers string // who shares it: "user 1001", for instance
 	Most    int
+	Refused *uint64 // where refusals are counted; nil: nowhere
 	used    int
 }
 
 // Used is how much of the quota is used.
 func (q *Quota) Used() int { return q.used }
 
-// Refusal says why there is no room for one more; "": there is.
-func (q *Quota) Refusal() string {
+// Refuse says why there is no room for one more, and counts the refusal; "": there is.
+func (q *Quota) Refuse() string {
 	if q.used < q.Most {
 		return ""
+	}
+	if q.Refused != nil {
+		*q.Refused++
 	}
 	return fmt.Sprintf("rule %q of the policy limits %s of %s to %d; end some, or raise %s of that rule", q.Rule, q.What, q.Sharers, q.Most, q.What)
 }
@@ -101,7 +106,7 @@ func (s *session) overHolds(name string) string {
 		return ""
 	}
 	if q, ok := s.terms.Holds.Of(name); ok {
-		return q.Refusal()
+		return q.Refuse()
 	}
 	return ""
 }
@@ -112,7 +117,7 @@ func (s *session) overWaiters(name string) string {
 		return ""
 	}
 	if q, ok := s.terms.Waiters.Of(name); ok {
-		return q.Refusal()
+		return q.Refuse()
 	}
 	return ""
 }
@@ -147,18 +152,88 @@ func (h *hold) uncountHold() {
 	}
 }
 
-// describe returns a process for the client of a session, as far as the session may know of it.
+// describe returns a process that has a lock for the client of a session, as far as the session may
+// know of it.
 func (s *session) describe(name string, p Peer) string {
-	if s.terms == nil || p.UID == s.terms.UID {
-		return p.String()
-	}
-	if scope, ok := s.terms.Scope.Of(name); ok && scope != ScopeAll {
-		return "a process of another user"
-	}
-	if commands, ok := s.terms.Commands.Of(name); ok && !commands {
-		p.Cmd = ""
+	if s.terms != nil {
+		if shown := s.terms.redactPeer(name, &p); !shown {
+			return "a process of another user"
+		}
 	}
 	return p.String()
+}
+
+// describeOwner is describe for the owner of a hold.
+func (s *session) describeOwner(name string, h *hold) string {
+	p := h.session.peer
+	if s.terms != nil && !s.terms.redactPeer(name, &p) {
+		return "a process of another user"
+	}
+	return fmt.Sprintf("owner %d of %s", h.owner, p)
+}
+
+// mayName reports whether the session may know of a lock that processes of these users hold or want.
+func (s *session) mayName(name string, users ...int64) bool {
+	if s.terms == nil {
+		return true
+	}
+	scope, _ := s.terms.Scope.Of(name)
+	return scope == ScopeAll || scope == ScopeOwn && slices.Contains(users, s.terms.UID)
+}
+
+// redactPeer takes out of a process that has a lock what the session may not know, and reports whether
+// the session may know of the process at all.
+func (terms *Terms) redactPeer(name string, p *Peer) (isShown bool) {
+	if p.UID == terms.UID {
+		return true
+	}
+	if scope, _ := terms.Scope.Of(name); scope != ScopeAll {
+		return false
+	}
+	if commands, limited := terms.Commands.Of(name); limited && !commands {
+		p.Cmd = ""
+	}
+	return true
+}
+
+// RedactEvent takes out of an event what the session may not know, apart from its message, and
+// reports whether the session may see it: events of its own processes, or of locks of which it may
+// list those of all users. Events about no lock are for all sessions.
+func (terms *Terms) RedactEvent(r *protocol.EventRow) (isShown bool) {
+	switch r.Kind {
+	case protocol.EventTakeover, protocol.EventRedisDown, protocol.EventRedisUp, protocol.EventDataLost:
+		return true
+	}
+	return terms.redactClient(r.Name, r.Session, r.UID, &r.Cmd)
+}
+
+// RedactAge is RedactEvent for the oldest hold or waiter.
+func (terms *Terms) RedactAge(r *protocol.AgeRow) (isShown bool) {
+	return terms.redactClient(r.Name, r.Session, r.UID, &r.Cmd)
+}
+
+// redactClient takes out the command of a client that did something with a lock, if the session may
+// not know it, and reports whether the session may know that the client did it. A client without a
+// session is one of another host, whose users are not those of this one.
+func (terms *Terms) redactClient(name string, session uint64, uid int64, cmd *string) (isShown bool) {
+	isOwn := session != 0 && uid == terms.UID
+	scope, _ := terms.Scope.Of(name)
+	if scope == ScopeNone || scope == ScopeOwn && !isOwn {
+		return false
+	}
+	if commands, limited := terms.Commands.Of(name); limited && !commands && !isOwn {
+		*cmd = ""
+	}
+	return true
+}
+
+// DescribePeer describes the process for whose hold of a lock another client waited, as far as the
+// session may know of it.
+func (terms *Terms) DescribePeer(name string, p Peer) string {
+	if !terms.redactPeer(name, &p) {
+		return "a process of another user"
+	}
+	return p.OfUser()
 }
 
 // Redact takes out of a row what the session may not know, and reports whether the row is in

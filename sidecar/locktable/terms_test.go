@@ -199,3 +199,86 @@ func BenchmarkTerms(b *testing.B) {
 		})
 	}
 }
+
+// Two processes of one user can close a wait cycle through locks of another team. Its description must
+// not be a list of the names of that team.
+func TestWaitCycleHasNoNamesThatThePolicyHides(t *testing.T) {
+	own := locktable.ByName[locktable.Scope]{{Value: locktable.ScopeOwn}}
+	for _, tt := range []struct {
+		name   string
+		holder int64 // of the lock in the middle
+		terms  locktable.Terms
+		want   string
+	}{
+		{
+			"everything is hidden", 2000, locktable.Terms{UID: 1000, Scope: own},
+			`you ask for "open", held by a process of another user, who waits for a lock that the policy hides from you, held by a process of another user, who waits for "mine", which you hold;`,
+		},
+		{
+			"the lock in the middle is the user's own", 1000, locktable.Terms{UID: 1000, Scope: own},
+			`you ask for "open", held by a process of another user, who waits for "secret", held by owner 5 of pid 102 (payroll), who waits for "mine", which you hold;`,
+		},
+		{
+			"no name may be listed", 1000, locktable.Terms{UID: 1000, Scope: locktable.ByName[locktable.Scope]{{Value: locktable.ScopeNone}}},
+			`you ask for "open", held by a process of another user, who waits for a lock that the policy hides from you, held by owner 5 of pid 102 (payroll), who waits for "mine", which you hold;`,
+		},
+		{
+			"only commands are hidden", 2000, locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}},
+			`you ask for "open", held by owner 5 of pid 101, who waits for "secret", held by owner 5 of pid 102, who waits for "mine", which you hold;`,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			r.tb = connect(locktable.New(locktable.Config{}, r.now))
+			r.tb.Up(r.now, false, false)
+			r.tb.Open(r.now, 1, locktable.Peer{PID: 101, UID: 2000, Cmd: "payroll"})
+			r.tb.Open(r.now, 2, locktable.Peer{PID: 102, UID: tt.holder, Cmd: "payroll"})
+			r.tb.Open(r.now, 3, locktable.Peer{PID: 103, UID: 1000})
+			r.tb.Bind(3, &tt.terms)
+			for s, name := range []string{"open", "secret", "mine"} {
+				r.acquire(locktable.SessionID(s+1), name, owner(5))
+				r.redisDoesAll()
+			}
+			r.acquire(1, "secret", owner(5))
+			r.acquire(2, "mine", owner(5))
+			r.tb.Effects()
+			r.tb.Acquire(r.now, 3, protocol.Acquire{ID: 99, Name: "open", Owner: 5, WaitMS: protocol.Forever})
+			if effects := r.tb.Effects(); len(effects) != 1 || effects[0].Code != protocol.Deadlock || !strings.Contains(effects[0].Msg, tt.want) {
+				t.Errorf("%+v, want a deadlock with %q", effects, tt.want)
+			}
+		})
+	}
+}
+
+func TestRedactEventShowsAClientWhatItMayKnow(t *testing.T) {
+	scope := func(s locktable.Scope) locktable.ByName[locktable.Scope] {
+		return locktable.ByName[locktable.Scope]{{Value: s}}
+	}
+	mine := protocol.EventRow{Kind: protocol.EventLost, Name: "a", Session: 3, UID: 1000, Cmd: "mine"}
+	theirs := protocol.EventRow{Kind: protocol.EventLost, Name: "a", Session: 4, UID: 2000, Cmd: "theirs"}
+	elsewhere := protocol.EventRow{Kind: protocol.EventForced, Name: "a", UID: 1000, Cmd: "of another host", RemoteHost: "db-7"}
+	unknown := protocol.EventRow{Kind: "of a later daemon", Name: "a"}
+	for _, tt := range []struct {
+		name  string
+		terms locktable.Terms
+		row   protocol.EventRow
+		shown bool
+		cmd   string
+	}{
+		{"own", locktable.Terms{UID: 1000, Scope: scope(locktable.ScopeOwn)}, mine, true, "mine"},
+		{"of another user", locktable.Terms{UID: 1000, Scope: scope(locktable.ScopeOwn)}, theirs, false, ""},
+		{"of a process of another host with the same uid", locktable.Terms{UID: 1000, Scope: scope(locktable.ScopeOwn)}, elsewhere, false, ""},
+		{"of root, whose uid is what an unknown process has", locktable.Terms{UID: 0, Scope: scope(locktable.ScopeOwn)}, unknown, false, ""},
+		{"of a uid that stands for many users", locktable.Terms{UID: -1, Scope: scope(locktable.ScopeOwn)}, mine, false, ""},
+		{"none", locktable.Terms{UID: 1000, Scope: scope(locktable.ScopeNone)}, mine, false, ""},
+		{"all, without commands", locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}}, theirs, true, ""},
+		{"all, without commands, of another host", locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}}, elsewhere, true, ""},
+		{"own, without the commands of others", locktable.Terms{UID: 1000, Commands: locktable.ByName[bool]{{Value: false}}}, mine, true, "mine"},
+		{"of Redis", locktable.Terms{UID: 1000, Scope: scope(locktable.ScopeNone)}, protocol.EventRow{Kind: protocol.EventRedisDown}, true, ""},
+	} {
+		row := tt.row
+		if shown := tt.terms.RedactEvent(&row); shown != tt.shown || shown && row.Cmd != tt.cmd {
+			t.Errorf("%s: shown %v, %+v", tt.name, shown, row)
+		}
+	}
+}

@@ -38,6 +38,7 @@ type Entry struct {
 	ForceRelease string `toml:"force_release"` // "all", "own" or "none"
 	List         string `toml:"list"`          // the same
 	Commands     *bool  `toml:"commands"`      // whether command lines of other users are shown
+	Hosts        *bool  `toml:"hosts"`         // whether locks of other hosts are shown
 
 	Per               string `toml:"per"` // who shares a limit: "user", the default, or "entry"
 	Holds             int    `toml:"holds"`
@@ -226,9 +227,12 @@ func (c *compiler) compileDecisions() {
 	if len(c.Names) > 0 && c.RequestsPerSecond != 0 {
 		c.fault("requests_per_second", "it counts requests of all names; put it in an entry without names")
 	}
-	if c.Acquire == "" && c.ForceRelease == "" && c.List == "" && c.Commands == nil && c.LongestLease == "" && c.LongestHold == "" &&
+	if len(c.Names) > 0 && c.Hosts != nil {
+		c.fault("hosts", "it is about the locks of all names; put it in an entry without names")
+	}
+	if c.Acquire == "" && c.ForceRelease == "" && c.List == "" && c.Commands == nil && c.Hosts == nil && c.LongestLease == "" && c.LongestHold == "" &&
 		c.Holds == 0 && c.Waiters == 0 && c.Sessions == 0 && c.RequestsPerSecond == 0 {
-		c.fault("", "it decides nothing; give it acquire, force_release, list, commands or a limit")
+		c.fault("", "it decides nothing; give it acquire, force_release, list, commands, hosts or a limit")
 	}
 }
 
@@ -299,17 +303,6 @@ func (r *rule) matches(p *Peer) (matches, needsCgroup bool) {
 		}
 	}
 	return len(r.Cgroups) == 0 || slices.ContainsFunc(r.Cgroups, func(g string) bool { return isWithin(p.Cgroup, g) }), false
-}
-
-// About returns the name of the first entry that is about a peer, or that would be if more were
-// known of the peer; "": none is. It is safe for concurrent use.
-func (p *Policy) About(peer *Peer) string {
-	for _, r := range p.rules {
-		if matches, needsCgroup := r.matches(peer); matches || needsCgroup {
-			return r.Name
-		}
-	}
-	return ""
 }
 
 // Unit returns the unit of the host's systemd that a cgroup belongs to: the first part of its

@@ -361,12 +361,12 @@ func BenchmarkDecisions(b *testing.B) {
 			b.Fatal("refused")
 		}
 		for range 2 { // before it waits, and at the grant
-			if q, _ := t.Holds.Of(req.Name); q.Refusal() != "" {
+			if q, _ := t.Holds.Of(req.Name); q.Refuse() != "" {
 				b.Fatal("refused")
 			}
 		}
 		q, _ := t.Waiters.Of(req.Name)
-		_ = q.Refusal()
+		_ = q.Refuse()
 		for _, n := range []int{1, -1} {
 			q, _ := t.Waiters.Of(req.Name)
 			q.Add(n)

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/locksidecar/locksidecar/protocol"
@@ -20,15 +21,19 @@ type Rules struct {
 	waiters  locktable.ByName[*rule]
 	sessions *rule // nil: no entry limits them
 	requests *rule // nil: no entry limits them
-	overview *rule // the first that hides anything; nil: none does
+	hosts    *rule // nil: no entry decides about other hosts
+
+	about         []*rule // all that match the peer, in their order
+	hides         *rule   // the first that hides locks or commands from the peer; nil: none does
+	hidesCommands bool    // that hides commands only
 
 	scope    locktable.ByName[locktable.Scope]
 	commands locktable.ByName[bool]
 }
 
-// For returns what the policy says about a peer; nil: nothing. refusal: the peer is refused,
+// For returns what the policy says about a peer; nil: nothing. refused: the peer is refused,
 // because an entry depends on what cannot be known of it.
-func (p *Policy) For(peer *Peer) (rules *Rules, refusal *protocol.Err) {
+func (p *Policy) For(peer *Peer) (rules *Rules, refused *Refusal) {
 	if p == nil {
 		return nil, nil
 	}
@@ -36,7 +41,7 @@ func (p *Policy) For(peer *Peer) (rules *Rules, refusal *protocol.Err) {
 	for _, r := range p.rules {
 		matches, needsCgroup := r.matches(peer)
 		if needsCgroup {
-			return nil, &protocol.Err{Code: protocol.Denied, Msg: fmt.Sprintf("rule %q of the policy depends on the cgroup of your process, which the sidecar cannot find out; connect from the pid namespace of the sidecar, and do not end the process that connects", r.Name)}
+			return nil, refusal(protocol.Denied, r, "depends on the cgroup of your process, which the sidecar cannot find out; connect from the pid namespace of the sidecar, and do not end the process that connects")
 		}
 		if matches {
 			set |= 1 << r.index
@@ -80,9 +85,10 @@ func (p *Policy) collect(set uint64) *Rules {
 		if r.Commands != nil {
 			rs.commands = append(rs.commands, locktable.ForNames[bool]{Names: r.patterns, Value: *r.Commands})
 		}
-		if hides := r.List != "" && r.list != locktable.ScopeAll || r.Commands != nil && !*r.Commands; hides && rs.overview == nil {
-			rs.overview = r
+		if rs.hosts == nil && r.Hosts != nil {
+			rs.hosts = r
 		}
+		rs.about = append(rs.about, r)
 		if r.Sessions != 0 && rs.sessions == nil {
 			rs.sessions = r
 		}
@@ -90,7 +96,92 @@ func (p *Policy) collect(set uint64) *Rules {
 			rs.requests = r
 		}
 	}
+	rs.findHidden()
 	return rs
+}
+
+// findHidden finds the first entry that hides locks, or else command lines. An entry after one
+// that decides for all names hides nothing.
+func (rs *Rules) findHidden() {
+	for _, f := range rs.list {
+		if r := f.Value; r.list != locktable.ScopeAll {
+			rs.hides = r
+			return
+		} else if len(f.Names) == 0 {
+			break
+		}
+	}
+	for _, r := range rs.about {
+		if r.Commands == nil {
+			continue
+		}
+		if !*r.Commands {
+			rs.hides, rs.hidesCommands = r, true
+			return
+		} else if len(r.Names) == 0 {
+			return
+		}
+	}
+}
+
+// remedy says how to permit what a rule forbids to the peer: which key to add to which entry. The
+// entry that is found is about the peer, comes before that rule and does not have the key. An entry
+// about everyone is not named: it would permit it to everyone.
+func (rs *Rules) remedy(forbids *rule, key string, isSet func(*rule) bool) string {
+	for _, r := range rs.about {
+		if r == forbids {
+			break
+		}
+		if !r.isForEveryone && len(r.Names) == 0 && !isSet(r) {
+			return fmt.Sprintf("add %s to the entry %q, which comes before it", key, r.Name)
+		}
+	}
+	return fmt.Sprintf("add an entry about the process, with %s, before it", key)
+}
+
+func setsList(r *rule) bool         { return r.List != "" }
+func setsForceRelease(r *rule) bool { return r.ForceRelease != "" }
+func setsCommands(r *rule) bool     { return r.Commands != nil }
+func setsHosts(r *rule) bool        { return r.Hosts != nil }
+
+// Hosts decides whether a process may ask what other hosts know. Without a key that permits it, what
+// entries hide here would be open there.
+func (rs *Rules) Hosts() *Refusal {
+	switch {
+	case rs.hosts == nil:
+		r := rs.about[0]
+		remedy := "add an entry about the process, with hosts = true"
+		for _, of := range rs.about {
+			if !of.isForEveryone && len(of.Names) == 0 {
+				remedy = fmt.Sprintf("add hosts = true to the entry %q", of.Name)
+				break
+			}
+		}
+		return refusal(protocol.Denied, r, "is about your process, and no entry lets it ask other hosts; %s, or ask as root or as the sidecar's user", remedy)
+	case !*rs.hosts.Hosts:
+		return refusal(protocol.Denied, rs.hosts, "denies requests about other hosts; %s, or ask as root or as the sidecar's user", rs.remedy(rs.hosts, "hosts = true", setsHosts))
+	}
+	return nil
+}
+
+// ForceHost decides whether a process may end holds of other hosts: no process may that an entry is
+// about, because the policy of this host is not known there.
+func (rs *Rules) ForceHost() *Refusal {
+	return refusal(protocol.Denied, rs.about[0], "is about your process, and holds of other hosts are ended by those that no rule is about; ask as root or as the sidecar's user, or on that host")
+}
+
+// HostLock decides whether a process that may ask other hosts may ask them about one name: if it may
+// see that lock for all users, because the users of another host are not those of this one.
+func (rs *Rules) HostLock(name string) *Refusal {
+	if r, ok := rs.list.Of(name); ok && r.list != locktable.ScopeAll {
+		return refusal(protocol.Denied, r, "hides other users' processes that lock this name (list = %q), and so those of other hosts; %s", r.List, rs.remedy(r, `list = "all"`, setsList))
+	}
+	return nil
+}
+
+// HostTerms are the terms for rows of other hosts: their processes are of other users.
+func (rs *Rules) HostTerms() *locktable.Terms {
+	return &locktable.Terms{UID: -1, Scope: rs.scope, Commands: rs.commands}
 }
 
 // Requests returns how many requests a second the processes of a user may send, and the account
@@ -107,9 +198,27 @@ type Ledger struct {
 	// SharedUID is the uid that stands for many users; −1: there is none.
 	SharedUID int64
 
+	refused  [MaxEntries]Refused
 	accounts map[Account]*account
 	swept    int // accounts after the last sweep
 }
+
+// Refused is how often an entry has refused, by the code of the error.
+type Refused struct{ Denied, Limit uint64 }
+
+// Count counts a refusal, unless a locktable.Quota has counted it.
+func (l *Ledger) Count(why *Refusal) {
+	switch {
+	case why.isCounted:
+	case why.Code == protocol.Denied:
+		l.refused[why.index].Denied++
+	default:
+		l.refused[why.index].Limit++
+	}
+}
+
+// Refused returns what the first n entries have refused.
+func (l *Ledger) Refused(n int) []Refused { return slices.Clone(l.refused[:n]) }
 
 // Account identifies the processes that share the limits of an entry: by the entry, and by the user
 // if the limits of the entry are for each user.
@@ -162,7 +271,7 @@ func (l *Ledger) account(now int64, r *rule, uid int64) *account {
 		l.swept = len(l.accounts)
 	}
 	quota := func(what string, most int) locktable.Quota {
-		return locktable.Quota{What: what, Rule: r.Name, Sharers: sharers, Most: most}
+		return locktable.Quota{What: what, Rule: r.Name, Sharers: sharers, Most: most, Refused: &l.refused[r.index].Limit}
 	}
 	a = &account{holds: quota("holds", r.Holds), waiters: quota("waiters", r.Waiters), sessions: quota("sessions", r.Sessions)}
 	l.accounts[key] = a
@@ -179,12 +288,12 @@ type Session struct {
 	requests *account // nil: their rate is not limited
 }
 
-// Open returns the session of a peer of this user, and counts it. refusal: there may be no further
+// Open returns the session of a peer of this user, and counts it. refused: there may be no further
 // session. A session that is resumed is not refused: it has locks.
-func (l *Ledger) Open(now int64, rules *Rules, uid int64, isResumed bool) (s *Session, refusal *protocol.Err) {
+func (l *Ledger) Open(now int64, rules *Rules, uid int64, isResumed bool) (s *Session, refused *Refusal) {
 	if r := rules.sessions; r != nil && !isResumed {
-		if why := l.account(now, r, uid).sessions.Refusal(); why != "" {
-			return nil, &protocol.Err{Code: protocol.Limit, Msg: why}
+		if why := l.account(now, r, uid).sessions.Refuse(); why != "" {
+			return nil, &Refusal{Code: protocol.Limit, Rule: r.Name, Msg: why, isCounted: true}
 		}
 	}
 	s = &Session{rules: rules, uid: uid}
@@ -233,10 +342,16 @@ type Refusal struct {
 	Code protocol.Code
 	Rule string
 	Msg  string
+
+	index     int // of the entry
+	isCounted bool
 }
 
+// Err is the refusal as an answer.
+func (r *Refusal) Err() *protocol.Err { return &protocol.Err{Code: r.Code, Msg: r.Msg} }
+
 func refusal(code protocol.Code, r *rule, format string, args ...any) *Refusal {
-	return &Refusal{Code: code, Rule: r.Name, Msg: fmt.Sprintf("rule %q of the policy ", r.Name) + fmt.Sprintf(format, args...)}
+	return &Refusal{Code: code, Rule: r.Name, index: r.index, Msg: fmt.Sprintf("rule %q of the policy ", r.Name) + fmt.Sprintf(format, args...)}
 }
 
 // CountRequest counts a request, unless too many were counted within the last second.
@@ -284,9 +399,11 @@ func (s *Session) ForceRelease(name string, isHeld bool, holder int64) (refused 
 	}
 	switch {
 	case r.force == locktable.ScopeNone:
-		return refusal(protocol.Denied, r, "denies force_release of this name to user %d", s.uid), true
+		return refusal(protocol.Denied, r, "denies force_release of this name to user %d; %s", s.uid, s.rules.remedy(r, `force_release = "own" or "all"`, setsForceRelease)), true
+	case r.force == locktable.ScopeOwn && !(isHeld && holder == s.terms.UID) && s.Info(name) != nil:
+		return s.Info(name), true // another answer would say whether the lock is held
 	case r.force == locktable.ScopeOwn && isHeld && holder != s.terms.UID:
-		return refusal(protocol.Denied, r, "lets user %d force only locks of its own processes free, and this one is held by a process of another user", s.uid), true
+		return refusal(protocol.Denied, r, "lets user %d force only locks of its own processes free, and this one is held by a process of another user; %s", s.uid, s.rules.remedy(r, `force_release = "all"`, setsForceRelease)), true
 	}
 	return nil, true
 }
@@ -294,18 +411,37 @@ func (s *Session) ForceRelease(name string, isHeld bool, holder int64) (refused 
 // List decides whether the session may list locks at all. Which of them, Terms says.
 func (s *Session) List() *Refusal {
 	if len(s.rules.list) > 0 && len(s.rules.list[0].Names) == 0 && s.rules.list[0].Value.list == locktable.ScopeNone {
-		return refusal(protocol.Denied, s.rules.list[0].Value, "denies list to user %d", s.uid)
+		r := s.rules.list[0].Value
+		return refusal(protocol.Denied, r, "denies list to user %d; %s", s.uid, s.rules.remedy(r, `list = "own" or "all"`, setsList))
 	}
 	return nil
 }
 
-// Overview decides whether the session may ask for what is about all locks at once, and leaves
-// nothing out: the status and the events.
-func (s *Session) Overview() *Refusal {
-	if r := s.rules.overview; r != nil {
-		return refusal(protocol.Denied, r, "hides other users' processes, their command lines or all locks from user %d, and status and events show them; ask as root or as the sidecar's user", s.uid)
+// Rules are what the policy says about the peer of the session. Sessions with the same rules and user
+// may know the same.
+func (s *Session) Rules() *Rules { return s.rules }
+
+// HidesAny reports whether the policy hides locks or command lines from the session.
+func (s *Session) HidesAny() bool { return s.rules.hides != nil }
+
+// Hidden says what status and events do not show to the session, and how to show it; "": they show
+// all. It is the same whether there is anything to hide or not.
+func (s *Session) Hidden() string {
+	r := s.rules.hides
+	if r == nil {
+		return ""
 	}
-	return nil
+	what, why, key, isSet := "other users' locks", `list = "own"`, `list = "all"`, setsList
+	switch {
+	case s.rules.hidesCommands:
+		what, why, key, isSet = "the commands of other users' processes", "commands = false", "commands = true", setsCommands
+	case r.list == locktable.ScopeNone:
+		what, why = "all locks", `list = "none"`
+	}
+	if len(r.Names) > 0 {
+		why += ", for some names"
+	}
+	return fmt.Sprintf("rule %q of the policy hides %s from user %d (%s); to show them, %s", r.Name, what, s.uid, why, s.rules.remedy(r, key, isSet))
 }
 
 // Info decides whether the session may ask for one lock. A client that may acquire it learns from
@@ -315,7 +451,7 @@ func (s *Session) Info(name string) *Refusal {
 		return nil
 	}
 	if r, ok := s.rules.acquire.Of(name); ok && r.isDeny {
-		return refusal(protocol.Denied, r, "denies acquire of this name to user %d, and list is \"none\" for it", s.uid)
+		return refusal(protocol.Denied, r, "denies acquire of this name to user %d, and list is \"none\" for it; %s", s.uid, s.rules.remedy(r, `list = "own" or "all"`, setsList))
 	}
 	return nil
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -20,6 +22,25 @@ type Result struct {
 func (d *Daemon) Run(args ...string) Result {
 	d.t.Helper()
 	return RunProgram(d.t, []string{"LOCKSIDECAR_SOCKET=" + d.Socket}, args...)
+}
+
+// AsNobody returns a command of locksidecar as a client of the daemon, by a user who is neither root nor
+// that of the daemon. Precondition: the test runs as root.
+func (d *Daemon) AsNobody(args ...string) *exec.Cmd {
+	d.t.Helper()
+	// Other users cannot enter the directory of the program.
+	dir := ShortDir(d.t)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		d.t.Fatal(err)
+	}
+	program := filepath.Join(dir, "locksidecar")
+	if err := copyFile(Program(d.t), program); err != nil {
+		d.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(d.t.Context(), program, args...)
+	cmd.Env = append(PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobodyUID, Gid: nobodyUID}, Pdeathsig: syscall.SIGKILL}
+	return cmd
 }
 
 // RunProgram runs a command of locksidecar with variables added to the environment, and

@@ -350,12 +350,13 @@ class EventPage:
     """A part of the events that the sidecar has in memory, in the order in which they happened.
 
     next is the value of after for the next request. missed is the number of events that the sidecar does not have any
-    more.
+    more. hidden says in one sentence which events the policy hides from this process; "" if it hides none.
     """
 
     events: tuple[Event, ...]
     next: int
     missed: int = 0
+    hidden: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +395,8 @@ class Status:
     redis is "ok", or a sentence that says what is wrong. degraded: Redis is connected, but refuses acquires. trouble
     says why clients cannot connect, or why a restart would end their locks. renewals_late counts the holds that have
     less than half of their lease left. lost has the losses of the last hour by reason. restart is None if no sidecar
-    before this one left its state.
+    before this one left its state. hidden says in one sentence what the policy hides from this process; "" if it hides
+    nothing: without oldest_waiter or oldest_hold there may be one then.
     """
 
     now_ns: int
@@ -415,6 +417,7 @@ class Status:
     lost: dict[str, int] = field(default_factory=dict)
     restart: Restart | None = None
     degraded: bool = False
+    hidden: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -683,7 +686,7 @@ def metrics_ok(f: Fields) -> MetricsOK:
 
 
 def events_ok(f: Fields) -> EventPage:
-    return EventPage(tuple([_event(e) for e in f.maps("events")]), f.integer("next"), f.integer("missed", 0))
+    return EventPage(tuple([_event(e) for e in f.maps("events")]), f.integer("next"), f.integer("missed", 0), f.text("hidden", ""))
 
 
 def status_ok(f: Fields) -> Status:
@@ -706,6 +709,7 @@ def status_ok(f: Fields) -> Status:
         lost=dict(map(_loss, f.maps("lost"))) if "lost" in f else {},
         restart=_restart(f.map("restart")) if "restart" in f else None,
         degraded=f.flag("degraded", False),
+        hidden=f.text("hidden", ""),
     )
 
 
@@ -908,6 +912,7 @@ _KNOWN: Final = frozenset(
         "key_prefix",
         "events",
         "missed",
+        "hidden",
         "at_ns",
         "kind",
         "started_ns",
