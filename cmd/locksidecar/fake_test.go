@@ -20,6 +20,7 @@ type fakeSidecar struct {
 	redis     func() string // returns the status of Redis; nil: "ok"
 	trouble   string        // what ping reports
 	onRelease func()        // called before a release is answered; nil: nothing
+	hidden    string        // what a policy hides: the oldest hold and waiter, among others; "": nothing
 	onConfirm protocol.Code // the error of a confirm; "": it is confirmed; noAnswer: none
 
 	acquired chan protocol.Acquire // every acquire, after it was answered or left waiting
@@ -167,6 +168,13 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		}
 		return protocol.Err{ID: r.ID, Code: protocol.Unsupported, Msg: "this sidecar does not know this op"}
 	case *protocol.List:
+		if f.hidden != "" {
+			return protocol.ListOK{ID: r.ID, Locks: []protocol.LockRow{
+				{Name: "theirs", State: protocol.StateHeld, HeldMS: 90_000, Waiting: 2, Waiters: []protocol.WaiterRow{{Session: 1, PID: 1, UID: 0, Cmd: "mine", WaitedMS: 9_000}}},
+				{Name: "young", State: protocol.StateHeld, Session: 1, PID: 1, Cmd: "mine", HeldMS: 5_000},
+				{Name: "old", State: protocol.StateHeld, Session: 1, PID: 1, Cmd: "mine", HeldMS: 7_000},
+			}}
+		}
 		return protocol.ListOK{ID: r.ID, Locks: []protocol.LockRow{
 			{Name: "b", State: protocol.StateHeld, Hold: fakeHold, Token: fakeToken, Count: 1, PID: 1, Cmd: "init", DeadlineNS: protocol.Now() + int64(f.lease)},
 			{Name: "a", State: protocol.StateBusy},
@@ -183,9 +191,12 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 			f.followed <- *r
 			return nil
 		}
-		return protocol.EventsOK{ID: r.ID, Next: r.After}
+		return protocol.EventsOK{ID: r.ID, Next: r.After, Hidden: f.hidden}
 	case *protocol.Status:
 		now := protocol.Now()
+		if f.hidden != "" {
+			return protocol.StatusOK{ID: r.ID, StatusRow: protocol.StatusRow{NowNS: now, StartedNS: now - int64(2*time.Second), Version: "0", Redis: "ok", Held: 3, Waiting: 2, Hidden: f.hidden}}
+		}
 		return protocol.StatusOK{ID: r.ID, StatusRow: protocol.StatusRow{
 			NowNS: now, StartedNS: now - int64(2*time.Second), Version: "0.0.0-fake", Redis: "ok", Sessions: 1, Held: 1, Waiting: 1,
 			OldestWaiter: &protocol.AgeRow{Name: nameWait, Session: 1, AgeMS: 10},
@@ -202,6 +213,9 @@ func (f *fakeSidecar) answer(request protocol.Request) protocol.Reply {
 		}
 		return protocol.WhoOK{ID: r.ID, WhoRow: protocol.WhoRow{Redis: "ok", Key: protocol.KeyFree}}
 	case *protocol.Info:
+		if f.hidden != "" {
+			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, HeldMS: 90_000}}
+		}
 		if r.Name == nameWait {
 			return protocol.InfoOK{ID: r.ID, Lock: &protocol.LockRow{Name: r.Name, State: protocol.StateHeld, PID: int64(os.Getpid()), Cmd: "the test"}}
 		}

@@ -33,8 +33,15 @@ func statuses() map[string]*statusView {
 	illView := viewStatus(&ill, now, users)
 	illView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", State: locksidecar.LockRemote, RemoteField: "285475da-9152-4c83-822a-67ee2f116a79:52"}, users)
 
+	// A process from which a policy hides the locks of other users.
+	member := busy
+	member.OldestHold = nil
+	member.Hidden = `rule "rest" of the policy hides other users' locks from user 1003 (list = "own"); to show them, add list = "all" to the entry "operators", which comes before it`
+	memberView := viewStatus(&member, now, users)
+	memberView.OldestWaiter.HeldBy = viewHolder(&locksidecar.LockInfo{Name: "invoice:42", State: locksidecar.LockHeld, Held: ms(61_200)}, users)
+
 	idle := locksidecar.Status{Started: now.Add(-2 * time.Second), Version: "0.1.0", Redis: "ok", RedisAddress: "127.0.0.1:6379/0", Sessions: 1}
-	return map[string]*statusView{"busy": busyView, "ill": illView, "idle": viewStatus(&idle, now, users)}
+	return map[string]*statusView{"busy": busyView, "ill": illView, "member": memberView, "idle": viewStatus(&idle, now, users)}
 }
 
 func TestStatusPrintsALineForEachThing(t *testing.T) {
@@ -64,4 +71,34 @@ func TestStatusNamesTheHolderThatTheOldestWaiterWaitsFor(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &v); err != nil || v.OldestWaiter == nil || v.OldestWaiter.HeldBy == nil || v.OldestWaiter.HeldBy.Cmd != "the test" {
 		t.Errorf("printed\n%s", out)
 	}
+}
+
+// A policy hides the oldest hold and waiter from this process. The oldest of those that it may see are
+// shown, and that they are not those of all.
+func TestStatusShowsTheOldestThatThisProcessMaySee(t *testing.T) {
+	f := startFake(t, func(f *fakeSidecar) { f.hidden = `rule "rest" of the policy hides much` })
+	out := expectExit(t, start(t, f, "status"), 0, "")
+	for _, want := range []string{
+		`HIDDEN    rule "rest" of the policy hides much; the numbers count those of all users`,
+		`held      3; the oldest that you may see, "old", has been held for 7.0s by pid 1 (mine) of root`,
+		`waiting   2; the oldest that you may see, pid 1 (mine) of root, has waited 9.0s for "theirs"`,
+		`"theirs" is held for 1m30s by a process of another user, which the policy hides`,
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("printed\n%s, want %q", out, want)
+		}
+	}
+	var v statusView
+	out = expectExit(t, start(t, f, "status", "--json"), 0, "")
+	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Hidden == "" || v.OldestHold == nil || v.OldestHold.Name != "old" || v.OldestWaiter.HeldBy.User != "" {
+		t.Errorf("printed\n%s", out)
+	}
+	for _, args := range [][]string{{"ls"}, {"top", "--plain", "--interval=100ms"}} {
+		out := expectExit(t, start(t, f, args...), 0, "")
+		if !strings.Contains(out, "?") || strings.Count(out, hiddenHolder) != 1 || args[0] == "top" && !strings.Contains(out, "hides much") {
+			t.Errorf("%v printed\n%s", args, out)
+		}
+	}
+	p := start(t, f, "events")
+	expectExit(t, p, 0, "hides much")
 }

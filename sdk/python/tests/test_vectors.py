@@ -109,7 +109,9 @@ def expected(vector: Vector) -> Any:
             return message.pop("id"), protocol.Ownership(**message)
         case "events":
             events = tuple(protocol.Event(**e) for e in message["events"])
-            return message["id"], protocol.EventPage(events, message["next"], message.get("missed", 0), message.get("hidden", ""))
+            return message["id"], protocol.EventPage(
+                events, message["next"], message.get("missed", 0), message.get("hidden", "")
+            )
         case "status":
             id = message.pop("id")
             for key, kind in (

@@ -686,7 +686,9 @@ def metrics_ok(f: Fields) -> MetricsOK:
 
 
 def events_ok(f: Fields) -> EventPage:
-    return EventPage(tuple([_event(e) for e in f.maps("events")]), f.integer("next"), f.integer("missed", 0), f.text("hidden", ""))
+    return EventPage(
+        tuple([_event(e) for e in f.maps("events")]), f.integer("next"), f.integer("missed", 0), f.text("hidden", "")
+    )
 
 
 def status_ok(f: Fields) -> Status:
