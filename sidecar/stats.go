@@ -30,6 +30,7 @@ type Stats struct {
 	LoopDelay  time.Duration       // how long the loop took to answer this query
 	Policy     []policy.Refused    // what each entry of the policy has refused, as Config.Policy
 	RedisRunID string              // of the server; "": there is no connection, or the server does not report it
+	Database   int                 // the number of the database in Redis
 }
 
 // counters is what the loop counts beside the table.
@@ -87,7 +88,7 @@ func (s *Server) Stats(ctx context.Context) (*Stats, error) {
 	redis := s.redis.Load()
 	st.Survey, st.SurveyedAt, st.StartedAt = survey, at, s.startedAt
 	st.Redis, st.RedisUp, st.Degraded, st.RedisRunID = redis.status, redis.isUp(), redis.isDegraded, redis.runID
-	st.Ignored = s.store.IgnoredMessages()
+	st.Ignored, st.Database = s.store.IgnoredMessages(), s.store.Database()
 	return &st, nil
 }
 

@@ -199,6 +199,8 @@ func TestWhoShowsOtherHostsToThoseWhoMayListThem(t *testing.T) {
 	})
 	greeted(t, there.cfg.Socket).hold("payroll:1")
 	c = greeted(t, looks.cfg.Socket)
+	c.hold("d") // Redis serves
+	c.awaitHosts(3)
 	if got := c.who("a"); got.Holder == nil || got.Holder.PID != int64(os.Getpid()) || got.Holder.Cmd != "" || got.Owners[0].Host != "db-7" {
 		t.Errorf("may ask other hosts, and sees no commands: %+v, holder %+v", got, got.Holder)
 	}

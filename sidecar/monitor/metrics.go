@@ -3,11 +3,13 @@ package monitor
 import (
 	"context"
 	"runtime"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/locktable"
 	"github.com/locksidecar/locksidecar/sidecar/redisop"
@@ -44,6 +46,7 @@ var (
 
 	redisUp        = describe("redis_up", "Whether the daemon is connected to Redis, and Redis executes its scripts.")
 	redisDegraded  = describe("redis_degraded", "Whether Redis is connected, but refuses what an acquire needs.")
+	redisInfo      = describe("redis_info", "Is 1 while the daemon is connected to Redis. The labels name what all hosts that share locks must have in common.", "run_id", "database", "key_prefix")
 	redisRoundtrip = describe("redis_roundtrip_seconds", "Round trips of operations to Redis, from their sending to their results.")
 
 	messagesIgnored = describe("messages_ignored_total", "Messages on the daemon's own channel in Redis that say nothing to it. Another program publishes there.")
@@ -68,6 +71,7 @@ var (
 	renewalsLate       = describe("renewals_late", "Holds under the watchdog that have less than half of their lease left.")
 	sessionsResumed    = describe("sessions_resumed_total", "Sessions that clients resumed after a restart of the daemon.")
 	restartTakenOver   = describe("restart_holds_taken_over", "Holds that this daemon took over from its predecessor when it started.")
+	policyRefusals     = describe("policy_refusals_total", "Requests, clients and acquires that the policy refused, by its entry and the code of the error.", "rule", "code")
 	stateUnstoredLocks = describe("state_unstored_locks", "Locks that the state file has no room for. While it is not 0, a restart of the daemon loses all holds.")
 
 	namedHolds        = describe("named_holds", "As holds, for names that match a pattern of metrics_names.", "names")
@@ -81,9 +85,9 @@ var (
 )
 
 var descriptions = []*prometheus.Desc{
-	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
+	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
 	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
-	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, stateUnstoredLocks,
+	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, stateUnstoredLocks, policyRefusals,
 	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
 }
 
@@ -133,6 +137,9 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 	histogram(loopLatency, &s.Steps, locktable.ShortTimes)
 	gauge(redisUp, truth(s.RedisUp))
 	gauge(redisDegraded, truth(s.Degraded))
+	if s.RedisUp {
+		gauge(redisInfo, 1, s.RedisRunID, strconv.Itoa(s.Database), cfg.KeyPrefix)
+	}
 	histogram(redisRoundtrip, &s.Scripts, locktable.ShortTimes)
 	counter(messagesIgnored, s.Ignored)
 	gauge(leaseSeconds, cfg.Lease.Seconds())
@@ -168,6 +175,10 @@ func collect(ch chan<- prometheus.Metric, s *sidecar.Stats, cfg sidecar.Config) 
 	counter(redisDataLosses, s.DataLosses)
 	gauge(restartTakenOver, float64(s.TakenOver))
 	gauge(stateUnstoredLocks, float64(s.Unstored))
+	for i, n := range s.Policy {
+		counter(policyRefusals, n.Denied, cfg.Policy[i].Name, string(protocol.Denied))
+		counter(policyRefusals, n.Limit, cfg.Policy[i].Name, string(protocol.Limit))
+	}
 
 	for i, pattern := range cfg.MetricsNames {
 		g, v := &s.Groups[i+1], &s.Survey.Groups[i+1]

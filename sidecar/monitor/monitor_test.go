@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -31,6 +32,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/embedded"
 	"github.com/locksidecar/locksidecar/sidecar/monitor"
+	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -310,6 +312,57 @@ func TestReadinessIsThatOfRedisAndLivenessIsThatOfTheLoop(t *testing.T) {
 	f := s.scrape()
 	if value(s, f, "loop_responding") != 0 || f["process_open_fds"] == nil || f["locksidecar_holds"] != nil {
 		t.Error("metrics without a loop")
+	}
+}
+
+// Hosts that share locks have the same labels in redis_info. A host that is not connected has none: what
+// it knows of Redis may be old.
+func TestRedisInfoNamesWhatHostsHaveInCommon(t *testing.T) {
+	s := start(t, func(c *sidecar.Config) { c.KeyPrefix = "app1:" })
+	if _, err := s.client().Lock(s.Context(), "a"); err != nil { // Redis serves
+		t.Fatal(err)
+	}
+	status, err := s.client().Status(s.Context())
+	if err != nil || status.RedisRunID == "" {
+		t.Fatalf("run id %q, %v", status.RedisRunID, err)
+	}
+	if value(s, s.scrape(), "redis_info", "database=0", "key_prefix=app1:", "run_id="+status.RedisRunID) != 1 {
+		t.Error("redis_info is not 1")
+	}
+	s.redis.Close()
+	s.await(func() bool { return s.server.Redis() != "ok" })
+	if f := s.scrape(); f["locksidecar_redis_info"] != nil {
+		t.Errorf("without Redis: %v", f["locksidecar_redis_info"])
+	}
+}
+
+func TestRefusalsOfThePolicyAreCountedByRule(t *testing.T) {
+	s := start(t, func(c *sidecar.Config) {
+		c.Policy = []policy.Entry{
+			{Name: "closed", Users: []string{fmt.Sprint(os.Geteuid())}, Names: []string{"closed"}, Acquire: "deny"},
+			{Name: "few", Users: []string{fmt.Sprint(os.Geteuid())}, Holds: 1},
+		}
+	})
+	c := s.client()
+	if _, err := c.Lock(s.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"closed", "b", "c"} {
+		if _, err := c.TryLock(s.Context(), name); err == nil {
+			t.Errorf("%s was granted", name)
+		}
+	}
+	f := s.scrape()
+	for labels, want := range map[[2]string]float64{{"denied", "closed"}: 1, {"limit", "closed"}: 0, {"denied", "few"}: 0, {"limit", "few"}: 2} {
+		if got := value(s, f, "policy_refusals_total", "code="+labels[0], "rule="+labels[1]); got != want {
+			t.Errorf("%v: %v, want %v", labels, got, want)
+		}
+	}
+	if n := len(f["locksidecar_policy_refusals_total"].Metric); n != 4 {
+		t.Errorf("there are %d series, want two for each rule", n)
+	}
+	if f := start(t, nil).scrape(); f["locksidecar_policy_refusals_total"] != nil {
+		t.Error("there are refusals without a policy")
 	}
 }
 

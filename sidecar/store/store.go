@@ -205,6 +205,9 @@ func Open(cfg Config) (*Store, error) {
 // the database after a slash.
 func (s *Store) Address() string { return s.commands.dial.place() }
 
+// Database is the number of the database.
+func (s *Store) Database() int { return s.commands.dial.options.DB }
+
 // Do sends ops, or does so as soon as the connection is free for them. Each gets exactly one
 // Result; while Redis is down it is NotSent, at once.
 //

@@ -21,7 +21,7 @@ import (
 	"github.com/locksidecar/locksidecar/tests/harness"
 )
 
-var record = flag.Bool("record", false, "record the outages again, in real time: 7 minutes; as root, for a file system that is full")
+var record = flag.Bool("record", false, "record the outages again, in real time: 7 minutes with -parallel 16; as root, for a file system that is full")
 
 // stage is where an outage is recorded: a daemon, its Redis, and three programs that hold a lock
 // each, while two others take a fourth one in turn.
@@ -29,6 +29,7 @@ type stage struct {
 	t     *testing.T
 	redis *harness.Redis
 	d     *harness.Daemon
+	other *harness.Daemon // of another host; nil: there is one host
 	start time.Time
 
 	mu     sync.Mutex
@@ -89,6 +90,33 @@ var outages = map[string]struct {
 		s.note("outage")
 		s.redis.MustDo("CONFIG", "SET", "maxmemory", "1")
 	}},
+	"acl-refuses": {"The ACL of Redis no longer permits the daemon to write a field, and so every acquire is refused.", 150 * time.Second, func(s *stage) {
+		s.at(30 * time.Second)
+		s.note("outage")
+		s.redis.MustDo("ACL", "SETUSER", "default", "-hset")
+	}},
+	"redis-stalls": {"Redis does not answer for 5 s, twice.", 80 * time.Second, func(s *stage) {
+		for _, at := range []time.Duration{20 * time.Second, 45 * time.Second} {
+			s.at(at)
+			s.redis.Signal(syscall.SIGSTOP)
+			s.at(at + 5*time.Second)
+			s.redis.Signal(syscall.SIGCONT)
+		}
+	}},
+	"forced": {"A person ends the hold of a program with force-release.", 60 * time.Second, func(s *stage) {
+		s.at(22 * time.Second)
+		s.note("outage")
+		if got := s.d.Run("force-release", "held:0"); got.Code != 0 {
+			s.t.Error(got.Stderr)
+		}
+	}},
+	"two-redis": {"The daemon of a second host is started again, with another Redis.", 130 * time.Second, func(s *stage) {
+		redis := harness.StartRedis(s.t)
+		s.at(22 * time.Second)
+		s.note("outage")
+		s.other.Terminate()
+		s.other.Start("--redis", redis.TCPURL())
+	}},
 	"data-lost": {"FLUSHALL deletes the keys of all locks.", 70 * time.Second, func(s *stage) {
 		s.at(30 * time.Second)
 		s.note("outage")
@@ -130,7 +158,7 @@ var outages = map[string]struct {
 
 func TestRecordOutages(t *testing.T) {
 	if !*record {
-		t.Skip("go test ./tests/alerts -run Record -record")
+		t.Skip("go test ./tests/alerts -run Record -record -parallel 16")
 	}
 	for name, o := range outages {
 		t.Run(name, func(t *testing.T) {
@@ -143,6 +171,12 @@ func TestRecordOutages(t *testing.T) {
 			s.d.Start()
 			s.d.AwaitSocket()
 			s.d.AwaitRedis("ok")
+			if name == "two-redis" {
+				s.other = harness.NewDaemon(t, s.redis.TCPURL())
+				s.other.Start()
+				s.other.AwaitSocket()
+				s.other.AwaitRedis("ok")
+			}
 			s.use()
 			r := recording{Outage: o.says, Events: s.events, Series: make(map[string]string)}
 			s.start = time.Now()
@@ -202,22 +236,10 @@ func (s *stage) scrape(r *recording, names []string, times int) {
 	values := make(map[string][]string)
 	for n := range times {
 		s.at(time.Duration(n) * interval)
-		ctx, cancel := context.WithTimeout(s.t.Context(), interval-time.Second)
-		cmd := exec.CommandContext(ctx, harness.Program(s.t), "metrics")
-		cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+s.d.Socket)
-		var out bytes.Buffer
-		cmd.Stdout = &out
-		err := cmd.Run()
-		cancel()
-		got := map[string]string{"up": "1"}
-		if err != nil {
-			got["up"] = "0"
-		}
-		for line := range strings.Lines(out.String()) {
-			series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-			if slices.Contains(names, strings.SplitN(series, "{", 2)[0]) {
-				got[series] = value
-			}
+		got := make(map[string]string)
+		s.read(s.d, "db-7", names, got)
+		if s.other != nil {
+			s.read(s.other, "db-8", names, got)
 		}
 		for series := range got {
 			if values[series] == nil {
@@ -236,13 +258,34 @@ func (s *stage) scrape(r *recording, names []string, times int) {
 		}
 	}
 	for _, series := range slices.Sorted(maps.Keys(values)) {
-		r.Series[withJob(series)] = strings.Join(values[series], " ")
+		r.Series[series] = strings.Join(values[series], " ")
+	}
+}
+
+// read reads the metrics of one daemon.
+func (s *stage) read(d *harness.Daemon, instance string, names []string, got map[string]string) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), interval-time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, harness.Program(s.t), "metrics")
+	cmd.Env = append(harness.PlainEnv(), "LOCKSIDECAR_SOCKET="+d.Socket)
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	up := "1"
+	if err := cmd.Run(); err != nil {
+		up = "0"
+	}
+	got[withJob("up", instance)] = up
+	for line := range strings.Lines(out.String()) {
+		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if slices.Contains(names, strings.SplitN(series, "{", 2)[0]) {
+			got[withJob(series, instance)] = value
+		}
 	}
 }
 
 // withJob adds the labels that Prometheus adds.
-func withJob(series string) string {
-	const labels = `instance="db-7",job="locksidecar"`
+func withJob(series, instance string) string {
+	labels := fmt.Sprintf(`instance=%q,job="locksidecar"`, instance)
 	if name, own, has := strings.Cut(strings.TrimSuffix(series, "}"), "{"); has {
 		return name + "{" + labels + "," + own + "}"
 	}

@@ -180,6 +180,27 @@ var sidecarMutants = []mutant{
 		by:   test("sidecar", "TestOneUserLeavesRoomForQuestions"),
 	},
 	{
+		rule: "a daemon without a connection does not say which Redis it uses",
+		file: "sidecar/monitor/metrics.go",
+		old:  "	if s.RedisUp {\n		gauge(redisInfo",
+		new:  "	if true {\n		gauge(redisInfo",
+		by:   test("sidecar/monitor", "TestRedisInfoNamesWhatHostsHaveInCommon"),
+	},
+	{
+		rule: "each refusal of a quota is counted for its rule",
+		file: "sidecar/locktable/terms.go",
+		old:  "		*q.Refused++\n",
+		new:  "",
+		by:   test("sidecar/monitor", "TestRefusalsOfThePolicyAreCountedByRule"),
+	},
+	{
+		rule: "the policy decides which processes ask other hosts",
+		file: "sidecar/question.go",
+		old:  "	if why := c.rules.Hosts(); why != nil || name ==",
+		new:  "	if why := c.rules.Hosts(); name ==",
+		by:   test("sidecar", "TestWhoShowsOtherHostsToThoseWhoMayListThem"),
+	},
+	{
 		rule: "an event of a lock that the policy hides is not shown",
 		file: "sidecar/locktable/terms.go",
 		old:  "	if scope == ScopeNone || scope == ScopeOwn && !isOwn {",
