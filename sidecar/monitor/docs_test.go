@@ -152,9 +152,12 @@ func TestDashboardNamesMetricsThatExist(t *testing.T) {
 			GridPos struct{ X, Y, W, H int }
 		}
 	}
-	if err := json.Unmarshal([]byte(readFile(t, "../../deploy/locksidecar-dashboard.json")), &dashboard); err != nil {
+	text := readFile(t, "../../deploy/locksidecar-dashboard.json")
+	if err := json.Unmarshal([]byte(text), &dashboard); err != nil {
 		t.Fatal(err)
 	}
+	type place struct{ x, y int }
+	places := make(map[place]string) // the titles of their panels
 	ids := make(map[int]bool)
 	queries := 0
 	for _, p := range dashboard.Panels {
@@ -162,6 +165,14 @@ func TestDashboardNamesMetricsThatExist(t *testing.T) {
 			t.Errorf("panel %d %q: the id is used twice, or it has no title or no place", p.ID, p.Title)
 		}
 		ids[p.ID] = true
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other := places[place{x, y}]; other != "" {
+					t.Fatalf("the panels %q and %q overlap", other, p.Title)
+				}
+				places[place{x, y}] = p.Title
+			}
+		}
 		for _, target := range p.Targets {
 			queries++
 			names := named(target.Expr)
@@ -173,6 +184,12 @@ func TestDashboardNamesMetricsThatExist(t *testing.T) {
 					t.Errorf("%s names %s, which does not exist", p.Title, name)
 				}
 			}
+		}
+	}
+	// Losses that are an alert are shown as losses.
+	for _, reason := range []string{"expired", "deleted", "stolen", "cut_short", "forced"} {
+		if !regexp.MustCompile(`"expr": "sum\(increase\(locksidecar_losses_total[^\n]*` + reason).MatchString(text) {
+			t.Errorf("the number of lost locks has none with the reason %s", reason)
 		}
 	}
 	if queries < 10 {
