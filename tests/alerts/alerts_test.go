@@ -88,7 +88,7 @@ func TestEachRuleHasAnOutage(t *testing.T) {
 	}
 	for _, m := range metricsOfRules(t) {
 		if !recorded[m] {
-			t.Errorf("no recording has %s: go test ./tests/alerts -run Record -record", m)
+			t.Errorf("no recording has %s: go test ./tests/alerts -run Record -record -parallel 16", m)
 		}
 	}
 }
