@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -251,45 +252,49 @@ func (c *Config) setDefaults() error {
 	or(&c.Log, slog.Default())
 
 	var errs []error
+	refuse := func(setting, format string, args ...any) {
+		errs = append(errs, refuseValue(setting, fmt.Errorf(format, args...)))
+	}
 	// Before the state is opened: with a prefix that is wrong it would not be taken over.
 	if err := store.CheckKeyPrefix(c.KeyPrefix); err != nil {
-		errs = append(errs, err)
+		errs = append(errs, refuseValue("key_prefix", err))
 	}
 	if c.Lease < minLease || c.Lease > maxLease {
-		errs = append(errs, fmt.Errorf("lease %v: choose %v to %v", c.Lease, minLease, maxLease))
+		refuse("lease", "lease %v: choose %v to %v", c.Lease, minLease, maxLease)
 	}
 	if c.Lease%time.Millisecond != 0 {
-		errs = append(errs, fmt.Errorf("lease %v: choose whole milliseconds", c.Lease))
+		refuse("lease", "lease %v: choose whole milliseconds", c.Lease)
 	}
 	if c.TokenExpiry != 0 && (c.TokenExpiry < minTokenExpiry || c.TokenExpiry > maxTokenExpiry) {
-		errs = append(errs, fmt.Errorf("token-expiry %v: choose %v to %v, or 0 for none", c.TokenExpiry, minTokenExpiry, maxTokenExpiry))
+		refuse("token_expiry", "token-expiry %v: choose %v to %v, or 0 for none", c.TokenExpiry, minTokenExpiry, maxTokenExpiry)
 	}
 	if c.Linger < 0 || c.Linger > maxLinger {
-		errs = append(errs, fmt.Errorf("linger %v: choose up to %v, or 0 to have no lock linger", c.Linger, maxLinger))
+		refuse("linger", "linger %v: choose up to %v, or 0 to have no lock linger", c.Linger, maxLinger)
 	}
 	if c.Turn < 0 || c.Turn > maxTurn {
-		errs = append(errs, fmt.Errorf("turn %v: choose auto, up to %v, or 0 for one grant a turn", c.Turn, maxTurn))
+		refuse("turn", "turn %v: choose auto, up to %v, or 0 for one grant a turn", c.Turn, maxTurn)
 	}
 	if c.ResumeWithin < 0 || c.ResumeWithin > maxResumeWithin {
-		errs = append(errs, fmt.Errorf("resume-within %v: choose up to %v, or 0 for the default", c.ResumeWithin, maxResumeWithin))
+		refuse("resume_within", "resume-within %v: choose up to %v, or 0 for the default", c.ResumeWithin, maxResumeWithin)
 	}
 	if c.ResumeUnseen < 0 || c.ResumeUnseen > maxResumeWithin {
-		errs = append(errs, fmt.Errorf("resume-unseen %v: choose up to %v, or 0 for the lease", c.ResumeUnseen, maxResumeWithin))
+		refuse("resume_unseen", "resume-unseen %v: choose up to %v, or 0 for the lease", c.ResumeUnseen, maxResumeWithin)
 	}
 	if c.Metrics != "" {
 		network, path, err := metricsAddress(c.Metrics)
 		if err == nil && network == "unix" && isSameSocket(path, c.socketPath()) {
 			err = fmt.Errorf("metrics %q: clients of locks connect to this socket; choose another path", c.Metrics)
 		}
-		errs = append(errs, err)
+		errs = append(errs, refuseValue("metrics", err))
 	}
-	errs = append(errs, CheckPolicy(c.Policy), c.setHostDefaults(), checkPatterns("fair", c.Fair), checkMetricsNames(c.MetricsNames))
+	errs = append(errs, CheckPolicy(c.Policy), c.setHostDefaults(), refuseValue("fair", checkPatterns("fair", c.Fair)),
+		refuseValue("metrics_names", checkMetricsNames(c.MetricsNames)))
 	for _, m := range []struct {
 		what string
 		n    int
 	}{{"max-sessions", c.MaxSessions}, {"max-locks", c.MaxLocks}, {"max-holds", c.MaxHolds}, {"max-waiters", c.MaxWaiters}, {"max-new-names", c.MaxNewNames}} {
 		if m.n < 0 {
-			errs = append(errs, fmt.Errorf("%s %d: choose 1 or more, or 0 for the default", m.what, m.n))
+			refuse(strings.ReplaceAll(m.what, "-", "_"), "%s %d: choose 1 or more, or 0 for the default", m.what, m.n)
 		}
 	}
 	return errors.Join(errs...)

@@ -31,7 +31,7 @@ func (c *Config) setHostDefaults() error {
 	switch c.OtherHosts {
 	case OtherHostsNone, OtherHostsShow, OtherHostsForceRelease:
 	default:
-		return fmt.Errorf("other-hosts %q: choose %s, %s or %s", c.OtherHosts, OtherHostsNone, OtherHostsShow, OtherHostsForceRelease)
+		return refuseValue("other_hosts", fmt.Errorf("other-hosts %q: choose %s, %s or %s", c.OtherHosts, OtherHostsNone, OtherHostsShow, OtherHostsForceRelease))
 	}
 	if c.HostName == "" {
 		c.HostName, _ = os.Hostname()
@@ -40,7 +40,7 @@ func (c *Config) setHostDefaults() error {
 		}
 	}
 	if why := store.CheckHostName(c.HostName); why != "" {
-		return fmt.Errorf("host-name %q: %s", c.HostName, why)
+		return refuseValue("host_name", fmt.Errorf("host-name %q: %s", c.HostName, why))
 	}
 	return nil
 }

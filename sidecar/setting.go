@@ -22,6 +22,23 @@ type SettingError struct{ err error }
 func (e *SettingError) Error() string { return e.err.Error() }
 func (e *SettingError) Unwrap() error { return e.err }
 
+// A ValueError says that the value of a setting is refused. It is, or is part of, a SettingError.
+type ValueError struct {
+	Setting string // its key, such as "max_locks"
+	err     error
+}
+
+func (e *ValueError) Error() string { return e.err.Error() }
+func (e *ValueError) Unwrap() error { return e.err }
+
+// refuseValue makes a ValueError of an error; nil: there is none.
+func refuseValue(setting string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &ValueError{setting, err}
+}
+
 // inUseError is the error that another process uses a file or socket of which a sidecar needs to
 // be the only user.
 type inUseError struct{ error }

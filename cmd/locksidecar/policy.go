@@ -11,7 +11,7 @@ import (
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
 
-// readPolicy returns the [[policy]] entries of the settings file. What their values mean is
+// readPolicy returns the [[policy]] entries of the settings files. What their values mean is
 // checked later: see placeFaults.
 func (r *settingsResolver) readPolicy(tables []map[string]any) (entries []policy.Entry, err error) {
 	fields := policyFields()
@@ -107,18 +107,11 @@ func (r *settingsResolver) placeFaults(err error) error {
 			placed = append(placed, e)
 			continue
 		}
-		line := 0
-		if fault.Index < len(r.policyLines) {
-			at := r.policyLines[fault.Index]
-			if line = at.keys[fault.Key]; line == 0 {
-				line = at.header
-			}
+		at := r.policyPlaces[fault.Index]
+		if line := at.keys[fault.Key]; line != 0 {
+			at.line = line
 		}
-		if line == 0 {
-			placed = append(placed, fmt.Errorf("the settings file %s: %w", r.path, fault))
-			continue
-		}
-		placed = append(placed, fmt.Errorf("the settings file %s, line %d: %w", r.path, line, fault))
+		placed = append(placed, fmt.Errorf("the settings file %s: %w", at.place, fault))
 	}
 	return errors.Join(placed...)
 }
@@ -133,45 +126,6 @@ func joined(err error) []error {
 	}
 	return []error{err}
 }
-
-// entryLines is where a [[policy]] entry is in the settings file, by lines from 1.
-type entryLines struct {
-	header int
-	keys   map[string]int
-}
-
-// policyLines finds the [[policy]] entries of a valid TOML file. The library does not say where
-// the tables of an array are.
-func policyLines(text string) (entries []entryLines) {
-	var current *entryLines // the entry in which a line is
-	var open tomlNesting
-	for i, line := range strings.Split(text, "\n") {
-		if open.isInValue() {
-			open.scan(line)
-			continue
-		}
-		line = strings.TrimSpace(line)
-		switch {
-		case strings.HasPrefix(line, "[["):
-			name, _, _ := strings.Cut(line[2:], "]]")
-			if current = nil; unquoted(name) == "policy" {
-				entries = append(entries, entryLines{header: i + 1, keys: make(map[string]int)})
-				current = &entries[len(entries)-1]
-			}
-		case strings.HasPrefix(line, "["):
-			current = nil
-		case line != "" && line[0] != '#':
-			key, value, _ := strings.Cut(line, "=")
-			if current != nil {
-				current.keys[unquoted(key)] = i + 1
-			}
-			open.scan(value)
-		}
-	}
-	return entries
-}
-
-func unquoted(key string) string { return strings.Trim(key, " \t\"'") }
 
 // tomlNesting is what a value has begun and not ended at the end of a line.
 type tomlNesting struct {

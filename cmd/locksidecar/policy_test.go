@@ -102,7 +102,7 @@ func TestPolicyIsNoFlag(t *testing.T) {
 	}
 }
 
-// The examples of the document and of the settings file are policies, and the document has every
+// The examples of the document and of the example of settings are policies, and the document has every
 // key.
 func TestExamplesOfPoliciesAreValid(t *testing.T) {
 	cleanEnv(t)
@@ -110,7 +110,7 @@ func TestExamplesOfPoliciesAreValid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := os.ReadFile("../../deploy/locksidecar.toml")
+	file, err := os.ReadFile("../../deploy/locksidecar.example.toml")
 	if err != nil {
 		t.Fatal(err)
 	}

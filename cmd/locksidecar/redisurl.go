@@ -17,8 +17,12 @@ type redisTarget struct {
 	url      string // secret: may contain a password
 	shown    string // the same for people
 	file     string // from which url was read; "": from none
+	key      string // the setting that names it, or redisCredential; "": none, and it is the default
 	embedded bool
 }
+
+// redisCredential is the redisTarget.key of the systemd credential, which is no setting.
+const redisCredential = "credential"
 
 // chooseRedis returns the Redis that the settings name. Several settings can name one: the
 // setting with the highest origin counts. Two settings of the same origin are an error.
@@ -54,7 +58,7 @@ func chooseRedis(s *settings, r *settingsResolver) (redisTarget, error) {
 	}
 	if secret != "" {
 		// The operator writes the unit, like the settings file.
-		consider("credential", fromFile)
+		consider(redisCredential, fromFile)
 	}
 	if len(named) == 0 {
 		return parseRedis(sidecar.DefaultRedis, "the default")
@@ -64,24 +68,27 @@ func chooseRedis(s *settings, r *settingsResolver) (redisTarget, error) {
 			whereRedis(named[0], r), whereRedis(named[1], r))
 	}
 	where := whereRedis(named[0], r)
+	var t redisTarget
 	switch named[0] {
 	case "embedded":
-		return redisTarget{embedded: true}, nil
+		t.embedded = true
 	case "redis_file":
-		return readRedis(s.RedisFile, where)
-	case "credential":
-		return readRedis(secret, where)
+		t, err = readRedis(s.RedisFile, where)
+	case redisCredential:
+		t, err = readRedis(secret, where)
+	default:
+		t, err = parseRedis(s.Redis, where)
+		if err == nil && best == fromFlag && hasPassword(t.url) {
+			return redisTarget{}, errors.New("--redis must not contain a password, because every user of this host can read command lines; " +
+				"put the URL into a file and name it with --redis-file, or into $LOCKSIDECAR_REDIS")
+		}
 	}
-	t, err := parseRedis(s.Redis, where)
-	if err == nil && best == fromFlag && hasPassword(t.url) {
-		return redisTarget{}, errors.New("--redis must not contain a password, because every user of this host can read command lines; " +
-			"put the URL into a file and name it with --redis-file, or into $LOCKSIDECAR_REDIS")
-	}
+	t.key = named[0]
 	return t, err
 }
 
 func whereRedis(key string, r *settingsResolver) string {
-	if key == "credential" {
+	if key == redisCredential {
 		return "the credential " + credentialName
 	}
 	return r.where(key)

@@ -24,7 +24,7 @@ import (
 )
 
 type serveCmd struct {
-	Config    string `help:"Read settings from this TOML file; its keys are the flags below, with underscores. [$$LOCKSIDECAR_CONFIG]" placeholder:"FILE"`
+	Config    string `help:"Read settings from this TOML file, and then from the files *.toml in the directory conf.d beside it; the keys are the flags below, with underscores. [$$LOCKSIDECAR_CONFIG]" placeholder:"FILE"`
 	Check     bool   `help:"Check the settings and end, with exit code 64 if the daemon would refuse them. A daemon that runs is not disturbed."`
 	SkipRedis bool   `help:"With --check: do not connect to Redis."`
 	settings  `embed:""`
@@ -36,8 +36,11 @@ func (serveCmd) Help() string {
 	return `Serves until SIGTERM or SIGINT. Redis need not be there at the start.
 A stop, or a kill, frees no lock: the next daemon finds in the state file who holds what, and goes on.
 
-Each setting is taken from its flag, its variable, the settings file or its default: the first that has it.
-Only the settings file can have a policy: [[policy]] entries say which processes may lock what, and how much of it.
+Each setting is taken from its flag, its variable, the settings files or its default: the first that has it.
+Of the settings files, those in conf.d override the file of --config, each of them those before it by name. Hidden files
+and names that do not end in .toml are not read.
+Only settings files can have a policy: [[policy]] entries say which processes may lock what, and how much of it. Those of
+all files count, in the order of the files.
 The Redis URL may also come as the systemd credential "redis-url", and the files for TLS as "redis-ca", "redis-cert"
 and "redis-key".
 GOMAXPROCS and GOGC are Go's own; without them, serve runs on two processors, collects garbage at 40 %, and returns
@@ -158,11 +161,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 		return coded{exitUsage, err}
 	}
 	if c.Check {
-		redis := cmp.Or(target.shown, "embedded")
-		if c.KeyPrefix != "" {
-			redis += fmt.Sprintf(", key prefix %q", c.KeyPrefix)
-		}
-		return check(ctx, cfg, redis, target.embedded || c.SkipRedis, out)
+		return c.check(ctx, cfg, target, out)
 	}
 	defer runtime.KeepAlive(tuneRuntime())
 	direct := c.logger(os.Stderr, isJournal(os.Stderr))
@@ -188,7 +187,7 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	server, err := sidecar.Listen(cfg)
 	var refused *sidecar.SettingError
 	if errors.As(err, &refused) {
-		return coded{exitUsage, err}
+		return coded{exitUsage, c.resolver.placeValues(err)}
 	}
 	if err != nil {
 		return err
@@ -260,7 +259,7 @@ func checkRedis(ctx context.Context, cfg sidecar.Config, socket string) error {
 }
 
 // check is serve --check.
-func check(ctx context.Context, cfg sidecar.Config, redis string, skipRedis bool, out io.Writer) error {
+func (c *serveCmd) check(ctx context.Context, cfg sidecar.Config, target redisTarget, out io.Writer) error {
 	socket, inherited := socketOfMainProcess()
 	var err error
 	if cfg.Listener == nil && inherited {
@@ -272,12 +271,16 @@ func check(ctx context.Context, cfg sidecar.Config, redis string, skipRedis bool
 		err = cfg.Check()
 	}
 	if err != nil {
-		return coded{exitUsage, err}
+		return coded{exitUsage, c.resolver.placeValues(err)}
 	}
-	if !skipRedis {
+	if !target.embedded && !c.SkipRedis {
 		if err := checkRedis(ctx, cfg, socket); err != nil {
 			return err
 		}
+	}
+	redis := cmp.Or(target.shown, "embedded")
+	if c.KeyPrefix != "" {
+		redis += fmt.Sprintf(", key prefix %q", c.KeyPrefix)
 	}
 	_, err = fmt.Fprintf(out, "the settings can work: socket %s, Redis %s\n", socket, redis)
 	return err

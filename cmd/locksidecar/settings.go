@@ -6,11 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/BurntSushi/toml"
 	"github.com/alecthomas/kong"
 
 	"github.com/locksidecar/locksidecar/sidecar"
@@ -66,51 +66,43 @@ const (
 // settingsResolver gives kong the settings that are not on the command line, and records the
 // origin of each.
 type settingsResolver struct {
-	path    string // of the file; "": none
-	file    map[string]string
+	file    map[string]string // what the settings files set, by key
+	places  map[string]place  // where
 	origins map[string]origin // by key
 
-	policy      []policy.Entry // which only the file can have
-	policyLines []entryLines   // where each of them is
+	policy       []policy.Entry // which only files can have
+	policyPlaces []entryPlace   // where each of them is
+
+	read, unread []string // the files that were read, in this order, and those beside them that were not
 }
 
+// newSettingsResolver reads the settings file at a path, and those in conf.d beside it; "": none.
+// A key counts as the last file has it that has it. The entries of the policy are those of all
+// files, one file after the other.
 func newSettingsResolver(path string) (*settingsResolver, error) {
-	r := &settingsResolver{path: path, origins: make(map[string]origin)}
+	r := &settingsResolver{file: make(map[string]string), places: make(map[string]place), origins: make(map[string]origin)}
 	if path == "" {
 		return r, nil
 	}
-	var s struct {
-		settings
-		Policy []map[string]any `toml:"policy"`
-	}
-	text, err := os.ReadFile(path)
-	var meta toml.MetaData
-	if err == nil {
-		meta, err = toml.Decode(string(text), &s)
-	}
+	files, unread, err := readSettingsFiles(path)
 	if err != nil {
-		var pathErr *fs.PathError
-		if errors.As(err, &pathErr) {
-			return nil, fmt.Errorf("the settings file cannot be read: %w", err)
-		}
-		return nil, fmt.Errorf("the settings file %s is not valid: %w", path, err)
-	}
-	if unknown := meta.Undecoded(); len(unknown) > 0 {
-		return nil, fmt.Errorf("the settings file %s has the unknown key %q; the keys are %s",
-			path, unknown[0], strings.Join(append(settingKeys(), "policy"), ", "))
-	}
-	r.policyLines = policyLines(string(text))
-	if r.policy, err = r.readPolicy(s.Policy); err != nil {
 		return nil, err
 	}
-	r.file = make(map[string]string)
-	v := reflect.ValueOf(s.settings)
-	for i, key := range settingKeys() {
-		if meta.IsDefined(key) {
-			r.file[key] = settingText(v.Field(i).Interface())
+	r.unread = unread
+	var tables []map[string]any
+	for _, f := range files {
+		r.read = append(r.read, f.path)
+		v := reflect.ValueOf(f.values)
+		for i, key := range settingKeys() {
+			if slices.Contains(f.keys, key) {
+				r.file[key], r.places[key] = settingText(v.Field(i).Interface()), f.at(key)
+			}
 		}
+		tables = append(tables, f.policy...)
+		r.policyPlaces = append(r.policyPlaces, f.entryPlaces()...)
 	}
-	return r, nil
+	r.policy, err = r.readPolicy(tables)
+	return r, err
 }
 
 // settingText returns the value of a setting as a flag has it.
@@ -152,13 +144,19 @@ func (r *settingsResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Fla
 	}
 	if v, ok := r.file[key]; ok {
 		r.origins[key] = fromFile
+		if err := checkValue(flag, v); err != nil {
+			return nil, fmt.Errorf("%s: %w", r.where(key), err)
+		}
 		return v, nil
 	}
 	return nil, nil
 }
 
-// checkValue parses a value and discards it, so that the error can name the variable.
+// checkValue parses a value and discards it, so that the error can name the variable or the file.
 func checkValue(flag *kong.Flag, text string) error {
+	if flag.Enum != "" && !slices.Contains(flag.EnumSlice(), text) {
+		return fmt.Errorf("must be one of \"%s\" but got %q", strings.Join(flag.EnumSlice(), `","`), text)
+	}
 	discarded := reflect.New(flag.Target.Type()).Elem()
 	scan := kong.ScanFromTokens(kong.Token{Type: kong.FlagValueToken, Value: text})
 	return flag.Mapper.Decode(&kong.DecodeContext{Value: flag.Value, Scan: scan}, discarded)
@@ -181,10 +179,28 @@ func (r *settingsResolver) where(key string) string {
 	case fromEnv:
 		return "$" + settingEnv(key)
 	case fromFile:
-		return key + " in " + r.path
+		return key + " in " + r.places[key].String()
 	default:
 		return key
 	}
+}
+
+// placeValues adds to each refused value where it is written, unless it is a flag: a flag is named
+// by the error.
+func (r *settingsResolver) placeValues(err error) error {
+	var refused *sidecar.SettingError
+	if !errors.As(err, &refused) {
+		return err
+	}
+	var placed []error
+	for _, e := range joined(refused.Unwrap()) {
+		var value *sidecar.ValueError
+		if errors.As(e, &value) && (r.origins[value.Setting] == fromFile || r.origins[value.Setting] == fromEnv) {
+			e = fmt.Errorf("%w (%s)", e, r.where(value.Setting))
+		}
+		placed = append(placed, e)
+	}
+	return errors.Join(placed...)
 }
 
 func isSetting(v *kong.Value) bool { return v.Tag != nil && v.Tag.Has("toml") }

@@ -95,6 +95,27 @@ var commandMutants = []mutant{
 		by:   test("tests/messages", "TestCheckBeforeAReloadConnectsToRedis"),
 	},
 	{
+		rule: "another user's file in conf.d sets nothing",
+		file: "cmd/locksidecar/settingsfiles.go",
+		old:  `!slices.Contains(trusted, uid) {`,
+		new:  `slices.Contains([]uint32{}, uid) {`,
+		by:   test("cmd/locksidecar", "TestConfDOfAnotherUserIsRefused"),
+	},
+	{
+		rule: "a file in conf.d is judged by its own owner, not by that of the directory",
+		file: "cmd/locksidecar/settingsfiles.go",
+		old:  `_, f, err := readSettingsFile(path, trusted...)`,
+		new:  `_, f, err := readSettingsFile(path)`,
+		by:   test("cmd/locksidecar", "TestConfDOfAnotherUserIsRefused"),
+	},
+	{
+		rule: "files in conf.d are read after the settings file, in the order of their names",
+		file: "cmd/locksidecar/settingsfiles.go",
+		old:  `files = append(files, f)`,
+		new:  `files = slices.Insert(files, 0, f)`,
+		by:   test("cmd/locksidecar", "TestFilesInConfDAreReadInOrderAfterTheSettingsFile"),
+	},
+	{
 		rule: "the name of the program is removed from errors of the SDK only",
 		file: "cmd/locksidecar/main.go",
 		old:  `text = strings.Replace(text, message, message[len(programName):], 1)`,

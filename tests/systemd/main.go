@@ -14,6 +14,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -24,6 +25,8 @@ const (
 	service  = "locksidecar.service"
 	socket   = "locksidecar.socket"
 	settings = "/etc/locksidecar/locksidecar.toml"
+	confD    = "/etc/locksidecar/conf.d"
+	dropIn   = confD + "/50-host.toml" // of the administrator
 	binary   = "/usr/bin/locksidecar"
 
 	// commandLimit bounds each command. None takes more than a few seconds unless it hangs.
@@ -35,7 +38,7 @@ func main() {
 		isTraffic = flag.Bool("traffic", false, "be the clients")
 		deb       = flag.String("deb", "", "the package")
 		runbooks  = flag.String("runbooks", "docs/runbooks", "the directory of the runbooks")
-		next      = flag.String("next", "", "a package of a later version, which has another default in its settings file")
+		next      = flag.String("next", "", "a package of a later version")
 		restarts  = flag.Int("restarts", 50, "restarts under traffic")
 		kills     = flag.Int("kills", 20, "kills under traffic")
 	)
@@ -229,12 +232,14 @@ func (t *test) install() (string, error) {
 	if _, err := user.Lookup("locksidecar"); err != nil {
 		return "", err
 	}
-	info, err := os.Stat(settings)
-	if err != nil {
-		return "", err
-	}
-	if stat := info.Sys().(*syscall.Stat_t); info.Mode() != 0o640 || stat.Uid != 0 || strconv.Itoa(int(stat.Gid)) != group.Gid {
-		return "", fmt.Errorf("%s has the mode %v and belongs to %d:%d", settings, info.Mode(), stat.Uid, stat.Gid)
+	for path, mode := range map[string]os.FileMode{settings: 0o640, confD: 0o750 | os.ModeDir} {
+		info, err := os.Stat(path)
+		if err != nil {
+			return "", err
+		}
+		if stat := info.Sys().(*syscall.Stat_t); info.Mode() != mode || stat.Uid != 0 || strconv.Itoa(int(stat.Gid)) != group.Gid {
+			return "", fmt.Errorf("%s has the mode %v and belongs to %d:%d", path, info.Mode(), stat.Uid, stat.Gid)
+		}
 	}
 	for _, unit := range []string{service, socket} {
 		// is-enabled exits with 1 for "disabled".
@@ -490,12 +495,24 @@ func setSettings(lines string) error {
 	return os.WriteFile(settings, []byte(shipped+"\n# of this host\n"+lines), 0)
 }
 
+// setDropIn replaces the administrator's file in conf.d.
+func setDropIn(text string) error {
+	if err := os.WriteFile(dropIn, []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Chmod(dropIn, 0o644)
+}
+
 func (t *test) reload() (string, error) {
 	before, err := mainPID()
 	if err != nil {
 		return "", err
 	}
-	if err := setSettings("lease = \"29s\"\n"); err != nil {
+	if err := setSettings("lease = \"31s\"\n"); err != nil {
+		return "", err
+	}
+	// A file in conf.d overrides it.
+	if err := setDropIn("lease = \"29s\"\n"); err != nil {
 		return "", err
 	}
 	if err := runAll("systemctl reload " + service); err != nil {
@@ -533,25 +550,41 @@ func (t *test) reloadRefused() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := setSettings("leese = \"29s\"\n"); err != nil {
+	if err := setDropIn("leese = \"29s\"\n"); err != nil {
 		return "", err
 	}
 	if err := runAll("systemctl reload " + service); err == nil {
 		return "", errors.New("the reload succeeded")
 	}
+	log, err := run("journalctl", "--no-pager", "--output=cat", "--lines=50", "--unit="+service)
+	if err != nil {
+		return "", err
+	}
+	if !strings.Contains(log, dropIn+", line 1 has the unknown key") {
+		return "", fmt.Errorf("the journal does not name the place of the fault: %s", log)
+	}
 	line, err := t.refused(before)
 	if err != nil {
 		return "", err
 	}
-	return line, setSettings("lease = \"28s\"\n")
+	return line, setDropIn("lease = \"28s\"\n")
 }
 
+// upgrade is unattended: the administrator has edited the settings, standard input is /dev/null, and
+// no option says what to do with settings. dpkg would fail if it had to ask.
 func (t *test) upgrade() (string, error) {
 	before, err := mainPID()
 	if err != nil {
 		return "", err
 	}
-	if err := runAll("dpkg --force-confold --install " + t.next); err != nil {
+	edited, err := os.ReadFile(settings)
+	if err != nil {
+		return "", err
+	}
+	if !strings.Contains(string(edited), "lease = \"31s\"\n") {
+		return "", errors.New("the settings are not edited")
+	}
+	if err := runAll("dpkg --install " + t.next); err != nil {
 		return "", err
 	}
 	after, err := awaitSuccessor(before)
@@ -569,8 +602,18 @@ func (t *test) upgrade() (string, error) {
 	if running != installed || !strings.Contains(running, "upgraded") {
 		return "", fmt.Errorf("the daemon that runs is %s; installed is %s", running, installed)
 	}
-	if text, err := os.ReadFile(settings); err != nil || !strings.Contains(string(text), "lease = \"28s\"\n") {
-		return "", fmt.Errorf("the upgrade has replaced the settings (%w)", err)
+	if text, err := os.ReadFile(settings); err != nil || string(text) != string(edited) {
+		return "", fmt.Errorf("the upgrade has changed the settings (%w): %s", err, text)
+	}
+	if text, err := os.ReadFile(dropIn); err != nil || string(text) != "lease = \"28s\"\n" {
+		return "", fmt.Errorf("the upgrade has changed %s (%w): %s", dropIn, err, text)
+	}
+	log, err := run("journalctl", "--no-pager", "--output=cat", fmt.Sprintf("_PID=%d", after))
+	if err != nil {
+		return "", err
+	}
+	if !strings.Contains(log, "lease=28s") {
+		return "", fmt.Errorf("the new version does not use %s: %s", dropIn, log)
 	}
 	line, err := t.noErrors(false)
 	return fmt.Sprintf("pid %d, then %d of the new version; settings kept: %s", before, after, line), err
@@ -585,7 +628,7 @@ func (t *test) upgradeRefused() (string, error) {
 	if err := setSettings("leese = \"28s\"\n"); err != nil {
 		return "", err
 	}
-	out, err := run("dpkg", "--force-confold", "--install", t.next)
+	out, err := run("dpkg", "--install", t.next)
 	if err != nil {
 		return "", err
 	}
@@ -596,7 +639,7 @@ func (t *test) upgradeRefused() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := setSettings("lease = \"30s\"\n"); err != nil {
+	if err := setSettings("lease = \"31s\"\n"); err != nil {
 		return "", err
 	}
 	if err := runAll("systemctl reload " + service); err != nil {
@@ -697,8 +740,11 @@ func (t *test) purge() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if len(left) != 1 || left[0] != "/etc/locksidecar/redis-url" {
-		return "", fmt.Errorf("/etc/locksidecar has %v; want the administrator's credential only", left)
+	if want := []string{confD, "/etc/locksidecar/redis-url"}; !slices.Equal(left, want) {
+		return "", fmt.Errorf("/etc/locksidecar has %v; want the administrator's files only, %v", left, want)
+	}
+	if _, err := os.Stat(dropIn); err != nil {
+		return "", err
 	}
 	if _, err := os.Stat("/run/locksidecar"); !errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("the state is still there (%v)", err)
@@ -706,5 +752,5 @@ func (t *test) purge() (string, error) {
 	if _, err := user.Lookup("locksidecar"); err != nil {
 		return "", err
 	}
-	return "settings and state are gone; the administrator's credential and the user stay", nil
+	return "settings and state are gone; the administrator's files and the user stay", nil
 }
