@@ -141,21 +141,26 @@ func newParser(c *cli, stdout, stderr io.Writer, extra ...kong.Option) *kong.Kon
 		kong.Writers(stdout, stderr),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
 		kong.ValueFormatter(showEnv),
-		kong.Vars{
-			"socket":        sidecar.DefaultSocket(),
-			"socket_mode":   fileMode(sidecar.DefaultSocketMode).String(),
-			"redis":         sidecar.DefaultRedis,
-			"lease":         sidecar.DefaultLease.String(),
-			"linger":        sidecar.DefaultLinger.String(),
-			"resume_within": sidecar.DefaultResumeWithin.String(),
-			"max_sessions":  fmt.Sprint(sidecar.DefaultMaxSessions),
-			"max_locks":     fmt.Sprint(sidecar.DefaultMaxLocks),
-			"max_holds":     fmt.Sprint(sidecar.DefaultMaxHolds),
-			"max_new_names": fmt.Sprint(sidecar.DefaultMaxNewNames),
-			"max_waiters":   fmt.Sprint(sidecar.DefaultMaxWaiters),
-		},
+		settingVars(),
 		kong.BindTo(context.Background(), (*context.Context)(nil)),
 		kong.BindTo(stdout, (*io.Writer)(nil)),
 	}
 	return kong.Must(c, append(options, extra...)...)
+}
+
+// settingVars are the defaults that are not constants in the tags of settings.
+func settingVars() kong.Vars {
+	return kong.Vars{
+		"socket":        sidecar.DefaultSocket(),
+		"socket_mode":   fileMode(sidecar.DefaultSocketMode).String(),
+		"redis":         sidecar.DefaultRedis,
+		"lease":         sidecar.DefaultLease.String(),
+		"linger":        sidecar.DefaultLinger.String(),
+		"resume_within": sidecar.DefaultResumeWithin.String(),
+		"max_sessions":  fmt.Sprint(sidecar.DefaultMaxSessions),
+		"max_locks":     fmt.Sprint(sidecar.DefaultMaxLocks),
+		"max_holds":     fmt.Sprint(sidecar.DefaultMaxHolds),
+		"max_new_names": fmt.Sprint(sidecar.DefaultMaxNewNames),
+		"max_waiters":   fmt.Sprint(sidecar.DefaultMaxWaiters),
+	}
 }

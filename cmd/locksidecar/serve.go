@@ -25,8 +25,10 @@ import (
 
 type serveCmd struct {
 	Config    string `help:"Read settings from this TOML file, and then from the files *.toml in the directory conf.d beside it; the keys are the flags below, with underscores. [$$LOCKSIDECAR_CONFIG]" placeholder:"FILE"`
-	Check     bool   `help:"Check the settings and end, with exit code 64 if the daemon would refuse them. A daemon that runs is not disturbed."`
+	Check     bool   `xor:"mode" help:"Check the settings and end, with exit code 64 if the daemon would refuse them. A daemon that runs is not disturbed."`
 	SkipRedis bool   `help:"With --check: do not connect to Redis."`
+	Print     bool   `xor:"mode" help:"Print the settings, each with its place, and end. Passwords are left out."`
+	JSON      bool   `help:"With --print: print a JSON object."`
 	settings  `embed:""`
 
 	resolver *settingsResolver
@@ -50,6 +52,16 @@ free memory to the system after ten seconds in which it did little.
 environment that it has. If a daemon runs that can use its Redis, --check connects to Redis with these settings, for 4 s
 at most: it refuses settings with which the next daemon would lose the locks, because it could not connect, or would
 find other data (another server, database or key prefix). --skip-redis leaves that out.
+--print prints a settings file with the same effect, and behind each value the place that it comes from. Run it as the
+daemon runs: with its user, command line and environment. Its hash is the same on two hosts if they have the same
+settings; it leaves out host_name, metrics, users and passwords. locksidecar metrics | grep settings_info shows that of
+the daemon: if it differs, the settings were changed after the start of the daemon.
+Fields of --json:
+
+    version, hash, read, not_read (lists of files)
+    settings: a list of key, value, origin ("default", "file", "variable" or "flag"), [where, note]
+    policy: a list of entry (an object with the keys that it has), where
+
 systemctl reload locksidecar runs --check as the daemon would, with the socket of the socket unit if there is one, and
 restarts the daemon if nothing is wrong.
 
@@ -58,6 +70,7 @@ Examples:
     locksidecar serve --embedded --socket /tmp/locks.sock
     locksidecar serve --config /etc/locksidecar/locksidecar.toml
     locksidecar serve --check --config /etc/locksidecar/locksidecar.toml
+    locksidecar serve --print --config /etc/locksidecar/locksidecar.toml
     LOCKSIDECAR_REDIS=redis://app:secret@redis.example:6379/0 locksidecar serve
 
 ` + exitTable
@@ -160,9 +173,21 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	if err != nil {
 		return coded{exitUsage, err}
 	}
+	if c.JSON && !c.Print {
+		return coded{exitUsage, errors.New("--json is for --print only")}
+	}
+	if c.Print {
+		if v := c.view(&cfg, &target); c.JSON {
+			return v.printJSON(out)
+		} else {
+			_, err = io.WriteString(out, v.text())
+			return err
+		}
+	}
 	if c.Check {
 		return c.check(ctx, cfg, target, out)
 	}
+	hash := c.hash(&target)
 	defer runtime.KeepAlive(tuneRuntime())
 	direct := c.logger(os.Stderr, isJournal(os.Stderr))
 	stderr := newAsyncWriter(os.Stderr, direct)
@@ -192,14 +217,14 @@ func (c *serveCmd) Run(ctx context.Context, parsed *kong.Context, out io.Writer)
 	if err != nil {
 		return err
 	}
-	log.Info("serving", "socket", server.Addr(), "redis", target.shown, "lease", c.Lease, "version", locksidecar.Version, "build", build(), "pid", os.Getpid())
+	log.Info("serving", "socket", server.Addr(), "redis", target.shown, "lease", c.Lease, "version", locksidecar.Version, "build", build(), "settings", hash, "pid", os.Getpid())
 
 	notified := make(chan struct{})
 	go func() {
 		defer close(notified)
 		newNotifier(log).run(ctx, server)
 	}()
-	shown := monitor.New(server, monitor.Build{Version: locksidecar.Version, Commit: build()})
+	shown := monitor.New(server, monitor.Build{Version: locksidecar.Version, Commit: build(), Settings: hash})
 	server.SetMetrics(shown.Metrics)
 	monitored := make(chan struct{})
 	go func() {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/locksidecar/locksidecar/protocol"
 	"github.com/locksidecar/locksidecar/sidecar"
 	"github.com/locksidecar/locksidecar/sidecar/policy"
 )
@@ -120,6 +121,26 @@ func settingKeys() []string {
 		keys[i] = t.Field(i).Tag.Get("toml")
 	}
 	return keys
+}
+
+// defaultSettings returns the default of each setting as settingText would return it.
+func defaultSettings() map[string]string {
+	vars := settingVars()
+	defaults := make(map[string]string)
+	t := reflect.TypeFor[settings]()
+	for i, key := range settingKeys() {
+		text, has := t.Field(i).Tag.Lookup("default")
+		switch name, isVar := strings.CutPrefix(text, "${"); {
+		case !has:
+			text = settingText(reflect.Zero(t.Field(i).Type).Interface())
+		case isVar:
+			text = vars[strings.TrimSuffix(name, "}")]
+		}
+		defaults[key] = text
+	}
+	// $LOCKSIDECAR_SOCKET is the variable of the setting, and also changes what vars have.
+	defaults["socket"] = protocol.Socket
+	return defaults
 }
 
 func settingKey(flag string) string { return strings.ReplaceAll(flag, "-", "_") }

@@ -22,7 +22,10 @@ type collector struct {
 }
 
 // Build is what is known of this program.
-type Build struct{ Version, Commit string }
+type Build struct {
+	Version, Commit string
+	Settings        string // a hash of the settings in force; "": not known, and there is no such metric
+}
 
 // statsTimeout bounds how long a scrape, and a check of the loop, wait for the loop.
 const statsTimeout = 2 * time.Second
@@ -40,6 +43,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 // The metrics. docs/metrics.md has the same, and what to alert on; a test compares the two.
 var (
 	buildInfo      = describe("build_info", "Is 1. The labels have the version, the commit and the version of Go.", "version", "commit", "goversion")
+	settingsInfo   = describe("settings_info", "Is 1. The label has a hash of the settings in force, which hosts with the same settings share.", "hash")
 	loopResponding = describe("loop_responding", "Whether the loop of the daemon answered this scrape within 2 s. Without an answer, most other metrics are missing.")
 	loopAnswer     = describe("loop_answer_seconds", "How long the loop took to answer this scrape.")
 	loopLatency    = describe("loop_latency_seconds", "How long the steps of the loop took: an input that arrives meanwhile waits for so long at most.")
@@ -85,7 +89,7 @@ var (
 )
 
 var descriptions = []*prometheus.Desc{
-	buildInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
+	buildInfo, settingsInfo, loopResponding, loopAnswer, loopLatency, redisUp, redisDegraded, redisInfo, redisRoundtrip, messagesIgnored, leaseSeconds, sessions, sessionsLimit, redisDowns, redisDataLosses,
 	holds, waiters, waiterOldest, holdOldest, acquires, acquireWait, holdSeconds, handoffs, losses, crashReleases,
 	renewals, renewalMargin, renewalsLate, sessionsResumed, restartTakenOver, stateUnstoredLocks, policyRefusals,
 	namedHolds, namedWaiters, namedWaiterOldest, namedHoldOldest, namedAcquires, namedAcquireWait, namedHoldSeconds, namedLosses,
@@ -104,6 +108,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(buildInfo, 1, c.build.Version, c.build.Commit, runtime.Version())
+	if c.build.Settings != "" {
+		gauge(settingsInfo, 1, c.build.Settings)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
 	defer cancel()
 	s, err := c.sidecar.Stats(ctx)

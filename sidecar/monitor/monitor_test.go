@@ -72,7 +72,7 @@ func start(t *testing.T, change func(*sidecar.Config)) *station {
 		Timeout:   20 * time.Second,
 	}
 	t.Cleanup(s.http.CloseIdleConnections)
-	shown := monitor.New(s.server, monitor.Build{Version: "1.2.3", Commit: "abc"})
+	shown := monitor.New(s.server, monitor.Build{Version: "1.2.3", Commit: "abc", Settings: "0a1b2c3d4e5f"})
 	s.server.SetMetrics(shown.Metrics)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan struct{})
@@ -190,6 +190,7 @@ func TestMetricsShowWhatClientsDo(t *testing.T) {
 		value  float64
 	}{
 		{"build_info", []string{"commit=abc", "goversion=" + goVersion, "version=1.2.3"}, 1},
+		{"settings_info", []string{"hash=0a1b2c3d4e5f"}, 1},
 		{"loop_responding", nil, 1}, {"redis_up", nil, 1}, {"sessions", nil, 2}, {"sessions_limit", nil, 4096}, {"holds", nil, 2},
 		{"waiters", nil, 0}, {"waiter_oldest_seconds", nil, 0}, {"lease_seconds", nil, 30},
 		{"acquires_total", []string{"result=granted"}, 2}, {"acquires_total", []string{"result=timeout"}, 1},

@@ -116,6 +116,20 @@ var commandMutants = []mutant{
 		by:   test("cmd/locksidecar", "TestFilesInConfDAreReadInOrderAfterTheSettingsFile"),
 	},
 	{
+		rule: "serve --print shows no password",
+		file: "cmd/locksidecar/print.go",
+		old:  `s.Value = withoutPassword(target.url, false)`,
+		new:  `s.Value = target.url`,
+		by:   test("cmd/locksidecar", "TestPrintedSettingsCanBeReadBack"),
+	},
+	{
+		rule: "the hash of the settings depends on no password",
+		file: "cmd/locksidecar/print.go",
+		old:  `redis = withoutPassword(target.url, true)`,
+		new:  `redis = target.url`,
+		by:   test("cmd/locksidecar", "TestHashIsThatOfTheSettingsInForce"),
+	},
+	{
 		rule: "the name of the program is removed from errors of the SDK only",
 		file: "cmd/locksidecar/main.go",
 		old:  `text = strings.Replace(text, message, message[len(programName):], 1)`,

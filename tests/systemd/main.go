@@ -522,6 +522,9 @@ func (t *test) reload() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := checkHash(); err != nil {
+		return "", err
+	}
 	log, err := run("journalctl", "--no-pager", "--output=cat", fmt.Sprintf("_PID=%d", after))
 	if err != nil {
 		return "", err
@@ -531,6 +534,24 @@ func (t *test) reload() (string, error) {
 	}
 	line, err := t.noErrors(false)
 	return fmt.Sprintf("a reload is a restart (pid %d, then %d, with the new setting): %s", before, after, line), err
+}
+
+// checkHash checks that root finds the settings of the daemon by the command of docs/metrics.md.
+func checkHash() error {
+	printed, err := run("env", "CREDENTIALS_DIRECTORY=/run/credentials/"+service, binary, "serve", "--print", "--config", settings)
+	if err != nil {
+		return err
+	}
+	metrics, err := run(binary, "metrics")
+	if err != nil {
+		return err
+	}
+	_, hash, _ := strings.Cut(printed, "locksidecar_settings_info: ")
+	hash, _, _ = strings.Cut(hash, "\n")
+	if hash == "" || !strings.Contains(metrics, `locksidecar_settings_info{hash="`+hash+`"} 1`) {
+		return fmt.Errorf("the metrics of the daemon do not have the hash of its settings:\n%s", printed)
+	}
+	return nil
 }
 
 // refused checks that a daemon continues after a reload that was refused.
