@@ -2,27 +2,134 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// The manifest has only fields that Kubernetes has, and the image, its user and its directory
-// are those of the image that is built here.
-func TestDaemonSetRunsTheImage(t *testing.T) {
+// manifest returns the objects of the manifest, which has only fields that Kubernetes has.
+func manifest(t *testing.T) (settings corev1.ConfigMap, network networkingv1.NetworkPolicy, set appsv1.DaemonSet) {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "deploy", "daemonset.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var set appsv1.DaemonSet
-	if err := yaml.UnmarshalStrict(text, &set); err != nil {
+	documents := strings.Split(string(text), "\n---\n")
+	objects := []any{&settings, &network, &set}
+	if len(documents) != len(objects) {
+		t.Fatalf("%d objects", len(documents))
+	}
+	for i, object := range objects {
+		if err := yaml.UnmarshalStrict([]byte(documents[i]), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kinds := []string{settings.Kind, network.Kind, set.Kind}; !slices.Equal(kinds, []string{"ConfigMap", "NetworkPolicy", "DaemonSet"}) {
+		t.Fatalf("the objects are %q", kinds)
+	}
+	return settings, network, set
+}
+
+// setting returns the text of a setting in the ConfigMap.
+func setting(t *testing.T, settings *corev1.ConfigMap, key string) string {
+	t.Helper()
+	found := regexp.MustCompile(`(?m)^` + key + ` = "(.*)"$`).FindStringSubmatch(settings.Data["locksidecar.toml"])
+	if found == nil {
+		t.Fatalf("the ConfigMap does not set %s", key)
+	}
+	return found[1]
+}
+
+// A lock has two thirds of its lease left at least when a daemon hangs, because it is renewed each
+// third. The rest of the second half is for the start of the next daemon.
+func TestHangingDaemonIsKilledWithinHalfOfTheLease(t *testing.T) {
+	settings, _, set := manifest(t)
+	lease, err := time.ParseDuration(setting(t, &settings, "lease"))
+	if err != nil {
 		t.Fatal(err)
 	}
+	probe := set.Spec.Template.Spec.Containers[0].LivenessProbe
+	if probe == nil || probe.TerminationGracePeriodSeconds == nil || probe.TimeoutSeconds == 0 || probe.PeriodSeconds == 0 || probe.FailureThreshold == 0 {
+		t.Fatalf("the liveness probe leaves times to defaults: %+v", probe)
+	}
+	// The daemon hangs as a probe has succeeded. The next one begins a period later, and fails
+	// after its timeout. One that takes longer than a period delays the next one.
+	worst := probe.PeriodSeconds + (probe.FailureThreshold-1)*max(probe.PeriodSeconds, probe.TimeoutSeconds) + probe.TimeoutSeconds
+	killed := time.Duration(int64(worst)+*probe.TerminationGracePeriodSeconds) * time.Second
+	if killed >= lease/2 {
+		t.Errorf("a daemon that hangs is killed %v later at worst; choose less than half of the lease of %v", killed, lease)
+	}
+	// The documents have the number.
+	for _, name := range []string{"daemonset.yaml", "containers.md"} {
+		text, err := os.ReadFile(filepath.Join("..", "deploy", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("%.0f s later at most", killed.Seconds()); !strings.Contains(string(text), want) {
+			t.Errorf("%s does not say %q", name, want)
+		}
+	}
+}
+
+// What the settings name is mounted, and Prometheus reaches the metrics.
+func TestDaemonSetMountsWhatTheSettingsName(t *testing.T) {
+	settings, network, set := manifest(t)
+	pod := set.Spec.Template.Spec
+	daemon := pod.Containers[0]
+	mounted := make(map[string]string) // the volumes, by path
+	for _, m := range daemon.VolumeMounts {
+		if m.SubPath != "" {
+			t.Errorf("%s is mounted by a subPath, which Kubernetes does not update", m.MountPath)
+		}
+		mounted[m.MountPath] = m.Name
+	}
+	volumes := make(map[string]corev1.VolumeSource)
+	for _, v := range pod.Volumes {
+		volumes[v.Name] = v.VolumeSource
+	}
+	path := daemon.Args[len(daemon.Args)-1]
+	if want := []string{"serve", "--config", path}; !slices.Equal(daemon.Args, want) || settings.Data[filepath.Base(path)] == "" {
+		t.Errorf("the arguments are %q", daemon.Args)
+	}
+	if v := volumes[mounted[filepath.Dir(path)]].ConfigMap; v == nil || v.Name != settings.Name {
+		t.Errorf("the settings %s are not mounted", path)
+	}
+	secret := setting(t, &settings, "redis_file")
+	if v := volumes[mounted[filepath.Dir(secret)]].Secret; v == nil || *v.DefaultMode&0o007 != 0 || filepath.Base(secret) != "url" {
+		t.Errorf("the secret %s is not mounted, or all can read it", secret)
+	}
+	_, port, err := net.SplitHostPort(setting(t, &settings, "metrics"))
+	if err != nil || len(daemon.Ports) != 1 || strconv.Itoa(int(daemon.Ports[0].ContainerPort)) != port || daemon.Ports[0].Name != "metrics" {
+		t.Errorf("the port of the metrics is %s (%v), and the container has %+v", port, err, daemon.Ports)
+	}
+	if rule := network.Spec.Ingress; len(rule) != 1 || len(rule[0].From) != 1 || len(rule[0].Ports) != 1 || rule[0].Ports[0].Port.String() != "metrics" {
+		t.Errorf("the NetworkPolicy admits %+v", rule)
+	}
+	labels := set.Spec.Template.Labels
+	for key, value := range network.Spec.PodSelector.MatchLabels {
+		if labels[key] != value {
+			t.Errorf("the NetworkPolicy is for %s=%s, and the pods have %v", key, value, labels)
+		}
+	}
+	if len(network.Spec.PodSelector.MatchLabels) == 0 {
+		t.Error("the NetworkPolicy is for all pods of the namespace")
+	}
+}
+
+// The image, its user and its directory are those of the image that is built here.
+func TestDaemonSetRunsTheImage(t *testing.T) {
+	_, _, set := manifest(t)
 	version, err := os.ReadFile(filepath.Join("..", "sdk", "go", "version.go"))
 	if err != nil {
 		t.Fatal(err)

@@ -86,18 +86,29 @@ func TestVariableOverridesConfD(t *testing.T) {
 	}
 }
 
-// A ConfigMap of Kubernetes is a directory of links, and hidden directories.
+// A ConfigMap of Kubernetes is a directory of links, and hidden directories. conf.d is one of the
+// links if the files of the ConfigMap have paths.
 func TestConfDMayBeAMountedConfigMap(t *testing.T) {
-	cleanEnv(t)
-	dir := writeTree(t, map[string]string{"s.toml": "", "conf.d/..2026_11_24/a.toml": "max_locks = 7"})
-	for link, target := range map[string]string{"..data": "..2026_11_24", "a.toml": "..data/a.toml"} {
-		if err := os.Symlink(target, filepath.Join(dir, "conf.d", link)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c, err := parseServe(t, "--config", filepath.Join(dir, "s.toml"))
-	if err != nil || c.MaxLocks != 7 || len(c.resolver.unread) != 0 {
-		t.Fatalf("%v; %+v", err, c)
+	for _, tt := range []struct {
+		name, file string
+		links      map[string]string
+	}{
+		{"files", "conf.d/..2026_11_24/a.toml", map[string]string{"conf.d/..data": "..2026_11_24", "conf.d/a.toml": "..data/a.toml"}},
+		{"a directory", "..2026_11_24/conf.d/a.toml", map[string]string{"..data": "..2026_11_24", "conf.d": "..data/conf.d"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cleanEnv(t)
+			dir := writeTree(t, map[string]string{"s.toml": "", tt.file: "max_locks = 7"})
+			for link, target := range tt.links {
+				if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c, err := parseServe(t, "--config", filepath.Join(dir, "s.toml"))
+			if err != nil || c.MaxLocks != 7 || len(c.resolver.unread) != 0 {
+				t.Fatalf("%v; %+v", err, c)
+			}
+		})
 	}
 }
 

@@ -199,7 +199,7 @@ func (r *Redis) Tickets(lock string) int64 {
 }
 
 // A Connection is a line of CLIENT LIST.
-type Connection struct{ ID, Name, Cmd string }
+type Connection struct{ ID, Name, Cmd, User string }
 
 // LockConnections returns the connections of clients that lock: all but those of the test
 // and of Hammer's counters, which have names.
@@ -217,7 +217,7 @@ func (r *Redis) LockConnections() []Connection {
 			field[k] = v
 		}
 		if field["name"] != "test" && field["name"] != "counter" {
-			rows = append(rows, Connection{ID: field["id"], Name: field["name"], Cmd: field["cmd"]})
+			rows = append(rows, Connection{ID: field["id"], Name: field["name"], Cmd: field["cmd"], User: field["user"]})
 		}
 	}
 	return rows
