@@ -59,7 +59,7 @@ clean: ## remove what was built
 	rm -rf bin dist .promtool .venv .venv-storm .mypy_cache .pytest_cache .ruff_cache tests/redisson/target tests/bench/redisson/target examples/typescript/dist examples/typescript/node_modules
 
 .PHONY: release
-release: venv ## the artefacts of a release, in dist/: archives, packages, image, sdist, wheel, checksums
+release: venv ## the artefacts of a release, in dist/: archives, packages, image, sdist, wheel, bills of materials, checksums
 	.ci/release $(VERSION) $(COMMIT)
 
 .PHONY: packages
@@ -114,7 +114,7 @@ promtool:
 
 .PHONY: package-readers
 package-readers: readers .venv/.twine
-	@{ command -v rpm && command -v lintian; } >/dev/null || { $(call apt,rpm lintian); }
+	@{ command -v rpm && command -v lintian && command -v ssh-keygen; } >/dev/null || { $(call apt,rpm lintian openssh-client); }
 
 .PHONY: venv
 venv: .venv/.ready ## make .venv with the pinned Python packages and sdk/python in place
