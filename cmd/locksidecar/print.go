@@ -39,7 +39,6 @@ type settingView struct {
 }
 
 type entryView struct {
-	Entry policy.Entry   `json:"-"`
 	Keys  map[string]any `json:"entry"`
 	Where string         `json:"where"`
 }
@@ -87,7 +86,7 @@ func (c *serveCmd) view(cfg *sidecar.Config, target *redisTarget) *settingsView 
 		v.Settings = append(v.Settings, s)
 	}
 	for i, entry := range r.policy {
-		v.Policy = append(v.Policy, entryView{Entry: entry, Keys: entryKeys(&entry), Where: r.policyPlaces[i].short()})
+		v.Policy = append(v.Policy, entryView{Keys: entryKeys(&entry), Where: r.policyPlaces[i].short()})
 	}
 	return v
 }
@@ -133,13 +132,15 @@ func withoutPassword(raw string, isAnyUser bool) string {
 	} else {
 		u.User = url.User(name)
 	}
-	if q := u.Query(); len(q) > 0 {
-		q.Del("password")
-		if isAnyUser {
-			q.Del("username")
+	// What cannot be parsed is not in q. A misspelled option is refused by the daemon, and could still
+	// have the password.
+	q := u.Query()
+	for key := range q {
+		if strings.Contains(strings.ToLower(key), "pass") || isAnyUser && key == "username" {
+			q.Del(key)
 		}
-		u.RawQuery = q.Encode()
 	}
+	u.RawQuery = q.Encode()
 	return u.String()
 }
 

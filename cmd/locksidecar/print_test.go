@@ -215,6 +215,24 @@ func TestPrintHasTheRedisThatIsUsed(t *testing.T) {
 	}
 }
 
+func TestURLIsShownWithoutItsPassword(t *testing.T) {
+	for _, tt := range []struct{ url, want, anyUser string }{
+		{"redis://app:hunter2@h:1/2", "redis://app@h:1/2", "redis://h:1/2"},
+		{"redis://:hunter2@h", "redis://h", "redis://h"},
+		{"unix://app:hunter2@/r.sock?db=1&password=hunter2", "unix://app@/r.sock?db=1", "unix:///r.sock?db=1"},
+		{"redis://h?Passwd=hunter2&db=1", "redis://h?db=1", "redis://h?db=1"},
+		{"redis://h?password=hunter2;db=1", "redis://h", "redis://h"},
+		{"redis://h?username=app&db=1", "redis://h?db=1&username=app", "redis://h?db=1"},
+	} {
+		if got := withoutPassword(tt.url, false); got != tt.want {
+			t.Errorf("%s is shown as %s, want %s", tt.url, got, tt.want)
+		}
+		if got := withoutPassword(tt.url, true); got != tt.anyUser {
+			t.Errorf("%s counts as %s, want %s", tt.url, got, tt.anyUser)
+		}
+	}
+}
+
 // A fleet is compared by the hash: hosts that are set up alike have the same.
 func TestHashIsThatOfTheSettingsInForce(t *testing.T) {
 	cleanEnv(t)
